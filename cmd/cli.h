@@ -1,0 +1,116 @@
+/* Command-line manners that the four tools share: one option table per command from which
+ * parsing and help come, numbers and sizes with units, exit codes, signals, the run context.
+ *
+ *     static const char *model;
+ *     const vptq_cli_option options[] = {
+ *         {'m', "model", CLI_STRING, &o.model, "PATH", "model to read", CLI_REQUIRED},
+ *         CLI_END};
+ * Options of every tool (-t, --backend, --seed, --mem, -f, --dry-run, -q, -v, --[no-]progress,
+ * --format, -h, --version) are in vptq_cli_common and are added by vptq_cli_parse itself. */
+#ifndef CMD_CLI_H
+#define CMD_CLI_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "lib/vptq.h"
+
+enum { CLI_OK = 0, CLI_FAILED = 1, CLI_USAGE = 2, CLI_CHECK_FAILED = 3, CLI_INTERRUPTED = 130 };
+
+typedef enum {
+    CLI_FLAG,    /* bool * -> true */
+    CLI_UNFLAG,  /* bool * -> false (spelled --no-x in its name) */
+    CLI_STRING,  /* const char ** */
+    CLI_STRINGS, /* vptq_cli_strings *: the option may be given several times */
+    CLI_U32,     /* uint32_t * */
+    CLI_U64,     /* uint64_t * */
+    CLI_SIZE,    /* uint64_t *: bytes, with K, M, G, T (powers of 1024) */
+    CLI_DOUBLE,  /* double * */
+    CLI_RANGE,   /* vptq_cli_range *: A-B or A */
+    CLI_CHOICE   /* int *: index into `choices`, a "|"-separated list */
+} vptq_cli_type;
+
+typedef struct vptq_cli_strings {
+    const char **items; /* freed by vptq_cli_release */
+    size_t count;
+} vptq_cli_strings;
+
+typedef struct vptq_cli_range {
+    uint32_t first, last;
+} vptq_cli_range;
+
+typedef struct vptq_cli_option {
+    char letter;      /* 0 = none */
+    const char *name; /* long name without dashes; NULL with a help text = a section heading */
+    vptq_cli_type type;
+    void *target;     /* holds the default before parsing */
+    const char *arg;  /* argument's name in help, or the choices of CLI_CHOICE */
+    const char *help; /* one line; "%s"-free; the default is appended by the printer */
+    bool required;
+} vptq_cli_option;
+#define CLI_END                                                                                \
+    {                                                                                          \
+        0, NULL, CLI_FLAG, NULL, NULL, NULL, false                                             \
+    }
+
+typedef enum { CLI_TEXT, CLI_JSON, CLI_CSV, CLI_MD } vptq_cli_format;
+
+typedef struct vptq_cli_common {
+    uint32_t threads; /* 0 = all processors */
+    const char *backend;
+    uint64_t seed;
+    uint64_t mem; /* bytes, 0 = no cap */
+    bool force, dry_run, help, version;
+    int quiet, verbose;
+    int progress; /* -1 auto (terminal), 0 off, 1 on */
+    int format;   /* vptq_cli_format */
+} vptq_cli_common;
+
+typedef struct vptq_cli {
+    const char *tool;     /* "vptq-eval" */
+    const char *command;  /* "ppl" or NULL */
+    const char *summary;  /* one line for help */
+    const char *usage;    /* lines of the synopsis */
+    const char *examples; /* closing text of help, or NULL */
+    const vptq_cli_option *options;
+    const char *formats; /* accepted --format values, "text|json" or "text|json|csv|md" */
+    vptq_cli_common common;
+    const char **args; /* operands */
+    size_t arg_count;
+    vptq_mem mem;
+    vptq_ctx ctx;
+    struct vptq_cli_state *state; /* progress line; owned */
+} vptq_cli;
+
+/* Parses argv[first..]; prints help (stdout) or version and returns false with *exit_code 0, or
+ * a usage error (stderr: "TOOL: ...", "try TOOL --help") with 2.  On true the context is ready:
+ * signals set the cancel flag (a second SIGINT ends at once), log and progress go to stderr. */
+bool vptq_cli_parse(vptq_cli *cli, int argc, char **argv, int first, int *exit_code);
+/* Also gives back CLI_INTERRUPTED for VPTQ_E_CANCELLED, CLI_USAGE for VPTQ_E_ARG, CLI_FAILED
+ * otherwise, after printing "TOOL: text" to stderr; CLI_OK for VPTQ_OK.  Ends the progress
+ * line, and reports a failed write to stdout. */
+int vptq_cli_finish(vptq_cli *cli, vptq_status st, const vptq_err *err);
+void vptq_cli_release(vptq_cli *cli);
+/* Usage error found after parsing: prints it and returns CLI_USAGE. */
+int vptq_cli_usage_error(const vptq_cli *cli, const char *fmt, ...) VPTQ_PRINTF(2, 3);
+
+/* "12.3 MiB", "3 min 20 s" for humans. */
+void vptq_cli_human_bytes(char text[32], uint64_t bytes);
+void vptq_cli_human_seconds(char text[32], double seconds);
+
+/* One JSON object per call on stdout, written member by member so that key order is ours.
+ *     vptq_cli_json_begin(); vptq_cli_json_str("model", path); vptq_cli_json_f64("ppl", x);
+ * ..._end(); NaN and infinity become null. */
+typedef struct vptq_cli_json {
+    bool first;
+} vptq_cli_json;
+void vptq_cli_json_begin(vptq_cli_json *j);
+void vptq_cli_json_str(vptq_cli_json *j, const char *key, const char *value); /* NULL -> null */
+void vptq_cli_json_u64(vptq_cli_json *j, const char *key, uint64_t value);
+void vptq_cli_json_f64(vptq_cli_json *j, const char *key,
+                       double value); /* shortest that reads back */
+void vptq_cli_json_bool(vptq_cli_json *j, const char *key, bool value);
+void vptq_cli_json_end(vptq_cli_json *j); /* closes and ends the line */
+
+#endif

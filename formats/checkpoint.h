@@ -1,0 +1,73 @@
+/* MODEL, whatever it is: a Hugging Face directory, a GGUF file, a llama2.c .bin, a packed VPTQ
+ * directory, a .vptq archive or a quantize work directory; opened into one picture:
+ * description, tensors under Hugging Face names, quantized matrices by module path. */
+#ifndef VPTQ_FORMATS_CHECKPOINT_H
+#define VPTQ_FORMATS_CHECKPOINT_H
+
+#include "formats/model_desc.h"
+#include "formats/packed.h"
+#include "formats/tensor.h"
+#include "formats/vocab.h"
+#include "lib/base/ctx.h"
+
+typedef enum {
+    VPTQ_CKPT_HF,
+    VPTQ_CKPT_GGUF,
+    VPTQ_CKPT_LLAMA2C,
+    VPTQ_CKPT_PACKED, /* Hugging Face directory with quant_method vptq */
+    VPTQ_CKPT_ARCHIVE,
+    VPTQ_CKPT_WORK /* quantize work directory: finished matrices over the base model */
+} vptq_checkpoint_kind;
+
+typedef struct vptq_checkpoint {
+    vptq_checkpoint_kind kind;
+    const char *path; /* as given */
+    vptq_arena arena;
+    vptq_model_desc desc;
+    vptq_tensor_set set; /* plain tensors (for the packed kinds: everything in the files) */
+    vptq_packed_matrix *quantized; /* sorted by name */
+    size_t quantized_count;
+    vptq_strmap quantized_by_name;
+    json_t *config;     /* config.json of HF, PACKED, ARCHIVE kinds; NULL otherwise */
+    vptq_dtype storage; /* WORK: the type of its settings, which also rounds all plain tensors;
+                           otherwise the type most plain weights are stored in */
+    const char *base_path;        /* WORK: the model it was made from; NULL otherwise */
+    struct vptq_checkpoint *base; /* WORK: that model, opened; owned */
+    vptq_gguf *gguf;              /* GGUF kind; owned */
+    const char *tokenizer;        /* where the tokenizer is read from, NULL = none found */
+    void *extra;                  /* archive handle and layer files that hold bytes; owned */
+} vptq_checkpoint;
+
+typedef struct vptq_checkpoint_options {
+    const char *tokenizer; /* --tokenizer FILE, or NULL to look beside the model */
+    const char *base; /* WORK: another place of the base model, or NULL for the recorded one */
+} vptq_checkpoint_options;
+
+/* Errors name the path and what was expected there.  A WORK directory checks the base model's
+ * fingerprint (VPTQ_E_MISMATCH). */
+vptq_status vptq_checkpoint_open(const vptq_ctx *ctx, const char *path,
+                                 const vptq_checkpoint_options *opt, vptq_checkpoint *c,
+                                 vptq_err *err) VPTQ_MUST_CHECK;
+void vptq_checkpoint_release(vptq_checkpoint *c);
+const char *vptq_checkpoint_kind_name(vptq_checkpoint_kind kind);
+
+/* NULL when the module is not quantized. */
+const vptq_packed_matrix *vptq_checkpoint_quantized(const vptq_checkpoint *c,
+                                                    const char *module);
+
+/* The tokenizer's description; VPTQ_E_FORMAT when the model has none ("give --tokenizer FILE").
+ */
+vptq_status vptq_checkpoint_vocab(const vptq_checkpoint *c, const vptq_ctx *ctx, vptq_vocab *v,
+                                  vptq_err *err) VPTQ_MUST_CHECK;
+
+/* 16 hex digits over names, types, shapes and bytes of all tensors and the description: two
+ * models with the same fingerprint give the same results. */
+vptq_status vptq_checkpoint_fingerprint(const vptq_checkpoint *c, const vptq_ctx *ctx,
+                                        char hex[17], vptq_err *err) VPTQ_MUST_CHECK;
+
+/* quantize.json of a work directory, as far as a reader of the result needs it. */
+#define VPTQ_WORK_FILE "quantize.json"
+/* Keys in it: "base_model" (path), "base_fingerprint", "dtype" ("f16"|"bf16"), "tokenizer"
+ * (path or null); the matrices are the layer_*.safetensors files beside it. */
+
+#endif

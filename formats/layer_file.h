@@ -1,0 +1,33 @@
+/* One finished matrix of a work directory: a safetensors file with the tensors of the published
+ * layout (formats/packed.h), the float codebooks before rounding (`centroids_f32`,
+ * `res_centroids_f32`), and metadata: the matrix name, its config entry as JSON, the
+ * fingerprint of its settings, and the XXH3 checksum of the data, which reading verifies. */
+#ifndef VPTQ_FORMATS_LAYER_FILE_H
+#define VPTQ_FORMATS_LAYER_FILE_H
+
+#include "formats/packed.h"
+#include "formats/safetensors.h"
+
+typedef struct vptq_layer_file {
+    vptq_tensor_set set; /* owns everything below */
+    vptq_packed_matrix matrix;
+    const float *centroids_f32;     /* [groups][k][v] */
+    const float *res_centroids_f32; /* or NULL */
+    const char *fingerprint;
+    const char *report; /* the matrix's report row as JSON text */
+} vptq_layer_file;
+
+/* "layer_003_gate_proj.safetensors" */
+void vptq_layer_file_name(char name[VPTQ_MAX_DIMS * 12], uint32_t layer, const char *linear);
+
+/* Atomic; replaces an old file. */
+vptq_status vptq_layer_file_write(const char *path, const vptq_packed_matrix *m,
+                                  const float *centroids_f32, const float *res_centroids_f32,
+                                  const char *fingerprint, const char *report, vptq_mem *mem,
+                                  vptq_err *err) VPTQ_MUST_CHECK;
+/* VPTQ_E_CHECKSUM when the data is damaged. */
+vptq_status vptq_layer_file_read(const char *path, vptq_mem *mem, vptq_layer_file *f,
+                                 vptq_err *err) VPTQ_MUST_CHECK;
+void vptq_layer_file_release(vptq_layer_file *f);
+
+#endif

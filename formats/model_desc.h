@@ -1,0 +1,95 @@
+/* One description of a model, whatever file it came from, and the table of model families. */
+#ifndef VPTQ_FORMATS_MODEL_DESC_H
+#define VPTQ_FORMATS_MODEL_DESC_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "lib/base/status.h"
+
+/* The seven linears of a block and the four inputs they read.  q, k, v share one input; gate,
+ * up share one. */
+typedef enum {
+    VPTQ_LINEAR_Q,
+    VPTQ_LINEAR_K,
+    VPTQ_LINEAR_V,
+    VPTQ_LINEAR_O,
+    VPTQ_LINEAR_GATE,
+    VPTQ_LINEAR_UP,
+    VPTQ_LINEAR_DOWN,
+    VPTQ_LINEAR_COUNT
+} vptq_linear;
+
+typedef enum {
+    VPTQ_INPUT_QKV,
+    VPTQ_INPUT_O,
+    VPTQ_INPUT_UP, /* of gate and up */
+    VPTQ_INPUT_DOWN,
+    VPTQ_INPUT_COUNT
+} vptq_input;
+
+/* A family is a row: what its config.json implies beyond the common keys. */
+typedef struct vptq_family {
+    const char *model_type;   /* "llama" */
+    const char *architecture; /* "LlamaForCausalLM" */
+    const char *gguf_arch;    /* general.architecture */
+    bool qkv_bias;            /* default of attention_bias for q, k, v (no config key needed) */
+    bool qk_norm;             /* RMS norm on every head of q and k before RoPE */
+    bool gguf_permuted;       /* GGUF stores q and k rows for interleaved pairs */
+    bool sliding_by_default;  /* `sliding_window` counts without `use_sliding_window` */
+} vptq_family;
+
+/* NULL when the name is unknown; _names fills a comma-separated list for messages. */
+const vptq_family *vptq_family_by_model_type(const char *model_type);
+const vptq_family *vptq_family_by_gguf_arch(const char *arch);
+void vptq_family_names(char *text, size_t size);
+
+typedef enum {
+    VPTQ_ROPE_NONE,
+    VPTQ_ROPE_LINEAR,
+    VPTQ_ROPE_LLAMA3,
+    VPTQ_ROPE_YARN
+} vptq_rope_scaling;
+
+typedef struct vptq_model_desc {
+    const vptq_family *family;
+    uint32_t hidden, intermediate, layers, heads, kv_heads, head_dim, vocab;
+    uint32_t context;     /* max_position_embeddings */
+    uint32_t window;      /* sliding attention window in tokens, 0 = none */
+    uint32_t window_from; /* first layer that slides (Qwen2's max_window_layers), else 0 */
+    float norm_eps;
+    bool tied; /* the output head is the embedding */
+    bool qkv_bias, o_bias, mlp_bias;
+    double rope_theta;
+    vptq_rope_scaling rope_scaling;
+    double rope_factor, rope_low,
+        rope_high;                  /* llama3: low/high_freq_factor; yarn: beta_slow/fast */
+    double rope_attention_factor;   /* multiplies cos and sin (yarn); 1 otherwise */
+    uint32_t rope_original_context; /* original_max_position_embeddings */
+    int32_t bos, eos;               /* -1 = none; eos: the first of a list */
+} vptq_model_desc;
+
+/* "q_proj", "mlp.gate_proj": last name component, and path inside a block. */
+const char *vptq_linear_name(vptq_linear l);
+const char *vptq_linear_path(vptq_linear l);
+const char *vptq_input_name(vptq_input i); /* "qkv", "o", "up", "down" */
+vptq_input vptq_linear_input(vptq_linear l);
+/* Rows and columns of a linear's weight. */
+void vptq_linear_shape(const vptq_model_desc *d, vptq_linear l, uint32_t *out, uint32_t *in);
+uint32_t vptq_input_size(const vptq_model_desc *d, vptq_input i);
+/* "model.layers.3.mlp.gate_proj" into name; the buffer has at least 96 bytes. */
+enum { VPTQ_NAME_MAX = 96 };
+void vptq_linear_full_name(char name[VPTQ_NAME_MAX], uint32_t layer, vptq_linear l);
+
+/* Everything that no model can be: zero sizes, heads not divisible, head_dim odd, sizes whose
+ * product overflows, absurd values (over 2^20 per dimension but the vocabulary). */
+vptq_status vptq_model_desc_check(const vptq_model_desc *d, const char *file,
+                                  vptq_err *err) VPTQ_MUST_CHECK;
+
+/* cos, sin [positions, head_dim / 2] of the description's RoPE (float, computed as transformers
+ * does: inverse frequencies in float, scaled per rope_scaling). */
+void vptq_rope_tables(const vptq_model_desc *d, size_t positions, float *cos_table,
+                      float *sin_table);
+
+#endif

@@ -1,0 +1,50 @@
+/* The published VPTQ layout: tensors P.centroids.weight, P.res_centroids.weight, P.indices,
+ * P.outlier_centroids.weight, P.outlier_indices, P.perm, P.weight_scale, P.weight_bias, P.bias
+ * of a linear at module path P, and the `quantization_config` of config.json.  Byte layout and
+ * quirks: docs/formats.md.  Reads everything upstream or its forks wrote (shared_layer_config,
+ * text_config, the two extra keys, null indices_as_float, unpacked I16 indices, k_res > k);
+ * writes only the portable form. */
+#ifndef VPTQ_FORMATS_PACKED_H
+#define VPTQ_FORMATS_PACKED_H
+
+#include "formats/json.h"
+#include "formats/tensor.h"
+#include "lib/base/vq.h"
+
+typedef struct vptq_packed_matrix {
+    const char *name; /* "model.layers.0.mlp.down_proj" */
+    vptq_vq vq;
+    vptq_dtype storage; /* F16 or BF16: type of every stored number */
+} vptq_packed_matrix;
+
+/* Looks up the entry of a module: config_for_layers by full name, else shared_layer_config by
+ * last component; NULL when the module is not quantized.  `config` is the whole config.json. */
+const json_t *vptq_packed_entry(const json_t *config, const char *module);
+/* Whether config.json says quant_method vptq (also inside text_config). */
+bool vptq_packed_is_config(const json_t *config);
+
+/* One matrix out of a set; codebooks are widened to float in `arena`, indices stay views where
+ * the file allows it.  Everything is checked: shapes against the entry and the file, indices
+ * below k, perm a permutation, finite numbers.  `file` is for messages. */
+vptq_status vptq_packed_read(const vptq_tensor_set *set, const json_t *entry, const char *name,
+                             const char *file, vptq_arena *arena, vptq_packed_matrix *out,
+                             vptq_err *err) VPTQ_MUST_CHECK;
+
+/* The tensors of a matrix as they are to be stored (data in `arena`), appended to list[*count];
+ * the list has room for 8 more.  G = 1 without outliers is written with its permutation
+ * absorbed; a matrix without normalization gets scale 1 and bias 0 (upstream kernels want
+ * them). */
+enum { VPTQ_PACKED_MAX_TENSORS = 8 };
+vptq_status vptq_packed_tensors(const vptq_packed_matrix *m, vptq_arena *arena,
+                                vptq_tensor *list, size_t *count,
+                                vptq_err *err) VPTQ_MUST_CHECK;
+/* Its config_for_layers entry (portable keys); has_bias: the linear has a bias of its own.  The
+ * caller owns *entry.  Describes the matrix as vptq_packed_tensors stores it. */
+vptq_status vptq_packed_make_entry(const vptq_packed_matrix *m, bool has_bias, json_t **entry,
+                                   vptq_err *err) VPTQ_MUST_CHECK;
+
+/* The permutation folded into the indices (G = 1, no outliers), new indices in `arena`. */
+vptq_status vptq_packed_absorb_perm(vptq_vq *q, vptq_arena *arena,
+                                    vptq_err *err) VPTQ_MUST_CHECK;
+
+#endif

@@ -1,0 +1,60 @@
+/* Second moments of a linear's inputs: H = E[x x^T] (raw, not centred), mean and token count;
+ * exact pooling, statistics, and the factor that the column pass uses. */
+#ifndef HESSIAN_HESSIAN_H
+#define HESSIAN_HESSIAN_H
+
+#include "formats/hessian_file.h"
+#include "lib/backend/backend.h"
+
+/* Collecting sums: sum x x^T (lower triangle of [n, n]) and sum x, in double, device memory. */
+typedef struct vptq_hessian_sum {
+    uint32_t n;
+    uint64_t tokens;
+    double *h, *x;
+} vptq_hessian_sum;
+
+vptq_status vptq_hessian_sum_init(vptq_device *dev, uint32_t n, vptq_hessian_sum *s,
+                                  vptq_err *err) VPTQ_MUST_CHECK;
+void vptq_hessian_sum_clear(vptq_device *dev, vptq_hessian_sum *s); /* to zero tokens */
+void vptq_hessian_sum_release(vptq_device *dev, vptq_hessian_sum *s);
+/* Adds x [t, n] (device memory).  VPTQ_E_NUMERIC when a sum is no longer finite is left to
+ * _finish. */
+vptq_status vptq_hessian_sum_add(vptq_device *dev, vptq_hessian_sum *s, size_t t,
+                                 const float *x, size_t ldx, vptq_err *err) VPTQ_MUST_CHECK;
+/* lower [n (n + 1) / 2] and mean [n] in host memory: the sums over tokens, rounded to float. */
+vptq_status vptq_hessian_sum_finish(vptq_device *dev, const vptq_hessian_sum *s, float *lower,
+                                    float *mean, vptq_err *err) VPTQ_MUST_CHECK;
+
+/* Exact pooling of `count` Hessians of one size: sum_g t_g H_g / sum_g t_g, the same for the
+ * means, in double. */
+vptq_status vptq_hessian_pool(const vptq_hessian_file *parts, size_t count, float *lower,
+                              float *mean, uint64_t *tokens, vptq_err *err) VPTQ_MUST_CHECK;
+
+/* What --show prints of one Hessian. */
+typedef struct vptq_hessian_stats {
+    uint32_t n;
+    uint64_t tokens;
+    double trace, mean_diag, max_diag;
+    double mean_share; /* |mean|^2 / trace: how much of H is the mean */
+    uint32_t dead;     /* columns with H_jj = 0 */
+    uint32_t constant; /* columns with variance below 1e-6 of H_jj (and not dead) */
+    uint32_t nan;      /* entries that are not finite */
+    double condition;  /* estimate of the 2-norm condition of H + 1e-6 mean_diag I, by power and
+                          inverse iteration; INFINITY when it does not factor */
+    double samples_per_dim; /* tokens / n */
+    const char *verdict; /* "good", "few samples", "rank deficient", "dead columns", "broken":
+                            the first that applies, worst first; constant text */
+} vptq_hessian_stats;
+vptq_status vptq_hessian_describe(vptq_device *dev, const vptq_hessian_file *h,
+                                  vptq_hessian_stats *s, vptq_err *err) VPTQ_MUST_CHECK;
+
+/* Factor for the column pass.  Given A = P S (H + ridge) S P^T (symmetric positive definite,
+ * [n, n] double, lower triangle), U is the upper triangular matrix with A^-1 = U^T U, without
+ * forming the inverse: J A J = L L^T with J the reversal, so U = J L^-1 J.  Damping: when the
+ * factorization fails, `damping` times the mean diagonal is added and multiplied by 10 until it
+ * holds (at most 8 times); *added tells how much of the mean diagonal was added in the end (0 =
+ * none). a is destroyed; u [n, n] float, zeros below the diagonal. */
+vptq_status vptq_hessian_factor(vptq_device *dev, size_t n, double *a, double damping, float *u,
+                                double *added, vptq_err *err) VPTQ_MUST_CHECK;
+
+#endif

@@ -1,0 +1,51 @@
+/* Weighted k-means, deterministic: k-means++ on a fixed subsample, Lloyd with sums of fixed
+ * order, empty clusters moved to the worst-served vectors, stop on relative gain. Same bytes
+ * for any thread count; random numbers come from opt->rng alone. */
+#ifndef KMEANS_KMEANS_H
+#define KMEANS_KMEANS_H
+
+#include "lib/backend/backend.h"
+#include "lib/base/rng.h"
+
+typedef enum {
+    VPTQ_KMEANS_PLUSPLUS, /* greedy weighted k-means++ on a subsample */
+    VPTQ_KMEANS_RANDOM    /* k distinct vectors drawn uniformly (the published recipe) */
+} vptq_kmeans_seeding;
+
+typedef struct vptq_kmeans_options {
+    uint32_t k;
+    uint32_t v;
+    int iterations;   /* at most; 25 */
+    double tolerance; /* stop when the objective falls by less than this fraction; 1e-4 */
+    vptq_kmeans_seeding seeding;
+    size_t seed_sample; /* vectors that seeding looks at, drawn by rng; 0 = 64 * k */
+    vptq_rng rng; /* see lib/base/rng.h; purposes SEEDING and REPAIR are derived from it */
+} vptq_kmeans_options;
+
+vptq_kmeans_options vptq_kmeans_default(uint32_t v, uint32_t k); /* values above, rng zero */
+
+typedef struct vptq_kmeans_iteration {
+    double objective; /* sum w |x - c|^2 after the assignment of this iteration */
+    uint32_t empty;   /* clusters that were empty and repaired */
+} vptq_kmeans_iteration;
+
+enum { VPTQ_KMEANS_MAX_ITERATIONS = 1000 };
+typedef struct vptq_kmeans_stats {
+    int iterations;
+    double first,
+        last;          /* objective after the first assignment, and of the returned centroids */
+    uint32_t repaired; /* empty clusters repaired in all */
+    bool converged;    /* the tolerance stopped it, not the limit */
+} vptq_kmeans_stats;
+
+/* x [n, v], w [n] (>= 0; NULL = ones) in host memory; centroids [k, v] out; labels [n] out (may
+ * be NULL) are the nearest centroids of the returned book.  n < k gives the vectors themselves
+ * plus copies of the last (never NaN).  VPTQ_E_NUMERIC naming the first vector with a NaN or
+ * infinity, or a negative or NaN weight; VPTQ_E_ARG for options out of range.  `trace` (may be
+ * NULL) gets up to opt->iterations entries. */
+vptq_status vptq_kmeans_run(vptq_device *dev, const vptq_kmeans_options *opt, size_t n,
+                            const float *x, const float *w, float *centroids, uint32_t *labels,
+                            vptq_kmeans_stats *stats, vptq_kmeans_iteration *trace,
+                            vptq_err *err) VPTQ_MUST_CHECK;
+
+#endif

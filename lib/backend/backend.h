@@ -1,0 +1,173 @@
+/* The backend seam: a const table of function pointers per kind of device.
+ *
+ * `ref` is plain C, complete and the oracle (double where that makes it exacter); `cpu` starts
+ * as a copy of it and overrides rows (BLIS's habit), so no row is ever NULL.  Algorithms are
+ * written once against the table.  All arrays that rows take are in the device's memory (for
+ * ref and cpu: any host memory), row-major, and do not overlap unless said.  Shapes are given
+ * as [rows, columns]; `ld` is the distance between rows in elements.  Rows validate nothing:
+ * callers have checked shapes. Results of a row do not depend on the number of threads.  A
+ * vptq_device is used by one thread at a time.
+ *
+ *     vptq_device dev;
+ *     VPTQ_TRY(vptq_device_open(&ctx, "auto", &dev, err));
+ *     VPTQ_TRY(dev.ops->gemm(dev.state, &g, err));
+ *     vptq_device_close(&dev);
+ */
+#ifndef VPTQ_BACKEND_BACKEND_H
+#define VPTQ_BACKEND_BACKEND_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "lib/base/ctx.h"
+#include "lib/base/dtype.h"
+#include "lib/base/vq.h"
+
+typedef struct vptq_dev vptq_dev; /* a backend's own state */
+
+/* C [m, n] = A [m, k] * op(B) + beta * C (+ bias[n] on every row), float.
+ * trans_b: B is [n, k] (a weight as stored, out x in), else [k, n].
+ * trans_a: A is [k, m], else [m, k].  beta is 0 or 1 (C is not read when 0). */
+typedef struct vptq_gemm_args {
+    size_t m, n, k;
+    const float *a, *b;
+    float *c;
+    size_t lda, ldb, ldc;
+    bool trans_a, trans_b;
+    float alpha, beta;
+    const float *bias; /* [n] or NULL */
+} vptq_gemm_args;
+
+/* Causal attention of one sequence with grouped query heads.
+ * q, out: [n, heads * head_dim]; keys, values: [pos0 + n, kv_heads * head_dim], head h reads kv
+ * head h / (heads / kv_heads).  Query i stands at position pos0 + i and sees positions 0..pos0
+ * + i, or the last `window` of them when window > 0.  Scores are scaled by `scale` before the
+ * softmax. */
+typedef struct vptq_attention_args {
+    size_t n, pos0, heads, kv_heads, head_dim, window;
+    float scale;
+    const float *q, *keys, *values;
+    float *out;
+    size_t ldq, ldk, ldv, ldo;
+} vptq_attention_args;
+
+/* Running cross entropy of one token over column tiles of the logits. */
+typedef struct vptq_nll_state {
+    double max, sum; /* sum = sum of exp(logit - max) over what was seen */
+    float target;    /* logit of the target */
+    float best;      /* largest logit ... */
+    int32_t best_id; /* ... and its id (lowest on ties) */
+} vptq_nll_state;
+
+/* One block of the column pass (paper Algorithm 1), all in transposed layout: column j of the
+ * (normalized, ordered) matrix is a contiguous run of `rows` floats, rows a multiple of v.
+ * For t = 0..cols-1: quantize column t of z to the nearest centroid (plus nearest residual
+ * centroid of what is left when k_res > 0), err[t] = (z[t] - q[t]) / u[t][t], z[s] -= err[t] *
+ * u[t][s] for t < s < cols.  Strips (v rows) are independent of each other. */
+typedef struct vptq_pass_args {
+    size_t cols, rows;
+    uint32_t v, k, k_res;
+    float *z; /* [cols, rows] in: compensated so far; out: at the moment of quantization */
+    const float *u;             /* [cols, cols], upper triangle used */
+    const float *centroids;     /* [k, v] */
+    const float *res_centroids; /* [k_res, v] or NULL */
+    uint32_t *idx, *idx_res;    /* [cols, rows / v]; idx_res NULL when k_res == 0 */
+    float *q;                   /* [cols, rows] */
+    float *err;                 /* [cols, rows] */
+    size_t ldz, ldu, ldi, ldq, lde;
+} vptq_pass_args;
+
+typedef struct vptq_backend {
+    const char *name; /* "ref", "cpu", "cuda" */
+
+    /* life */
+    vptq_status (*open)(const vptq_ctx *ctx, vptq_dev **dev, vptq_err *err);
+    void (*close)(vptq_dev *dev); /* accepts NULL */
+    /* One line: kernels, libraries and versions, threads. */
+    void (*describe)(const vptq_dev *dev, char *text, size_t size);
+
+    /* memory of the device; for ref and cpu host memory of ctx->mem, and copies */
+    vptq_status (*alloc)(vptq_dev *dev, size_t count, size_t size, void **ptr, vptq_err *err);
+    void (*release)(vptq_dev *dev, void *ptr); /* accepts NULL */
+    vptq_status (*upload)(vptq_dev *dev, void *dst, const void *src, size_t bytes,
+                          vptq_err *err);
+    vptq_status (*download)(vptq_dev *dev, void *dst, const void *src, size_t bytes,
+                            vptq_err *err);
+    vptq_status (*sync)(vptq_dev *dev, vptq_err *err);
+
+    /* linear algebra */
+    vptq_status (*gemm)(vptq_dev *dev, const vptq_gemm_args *g, vptq_err *err);
+    /* H[i][j] += sum_t w_t x_t[i] x_t[j] for j <= i (lower triangle of [n, n] double, the rest
+     * is untouched), sum[i] += sum_t w_t x_t[i].  x: [t, n]; w: [t] or NULL for ones.  Products
+     * are taken in float over at most 256 tokens and added in double, blocks in order. */
+    vptq_status (*syrk_add)(vptq_dev *dev, size_t t, size_t n, const float *x, size_t ldx,
+                            const float *w, double *h, double *sum, vptq_err *err);
+    /* Lower Cholesky factor in place, a: [n, n] double, only the lower triangle is read and
+     * written. VPTQ_E_NUMERIC when a pivot is not positive; *bad_pivot is its index then (may
+     * be NULL). */
+    vptq_status (*potrf)(vptq_dev *dev, size_t n, double *a, size_t lda, size_t *bad_pivot,
+                         vptq_err *err);
+    /* Inverse of a lower triangular matrix in place. */
+    vptq_status (*trtri)(vptq_dev *dev, size_t n, double *a, size_t lda, vptq_err *err);
+
+    /* clustering: x [n, v], c [k, v], all contiguous */
+    /* idx[i] = argmin_j |x_i - c_j|^2, the lowest j on ties of the computed score; dist[i] (may
+     * be NULL) = |x_i - c_idx|^2 computed from the differences.  Never stores n * k anything.
+     */
+    vptq_status (*assign)(vptq_dev *dev, size_t n, uint32_t v, uint32_t k, const float *x,
+                          const float *c, uint32_t *idx, float *dist, vptq_err *err);
+    /* sums[j] = sum of w_i x_i [k, v], weights[j] = sum of w_i [k] over idx[i] == j
+     * (overwritten), *objective = sum_i w_i |x_i - c_idx(i)|^2.  w: [n] or NULL for ones. */
+    vptq_status (*accumulate)(vptq_dev *dev, size_t n, uint32_t v, uint32_t k, const float *x,
+                              const float *w, const uint32_t *idx, const float *c, double *sums,
+                              double *weights, double *objective, vptq_err *err);
+
+    /* vector quantization */
+    /* Rows [r0, r0 + n) of the matrix into w [n, ldw]; bit-exact order of operations as in
+     * vq.h. */
+    vptq_status (*vq_dequant)(vptq_dev *dev, const vptq_vq *q, size_t r0, size_t n, float *w,
+                              size_t ldw, vptq_err *err);
+    vptq_status (*vq_pass)(vptq_dev *dev, const vptq_pass_args *p, vptq_err *err);
+
+    /* transformer */
+    /* out [n, dim] = rows ids[i] of table [vocab, dim] of type F32, F16 or BF16. */
+    vptq_status (*embed)(vptq_dev *dev, size_t n, size_t dim, const void *table,
+                         vptq_dtype type, const int32_t *ids, float *out, vptq_err *err);
+    /* y[i] = x[i] / sqrt(mean(x[i]^2) + eps) * weight; rows ldx, ldy apart; y may be x. */
+    vptq_status (*rmsnorm)(vptq_dev *dev, size_t n, size_t dim, const float *x, size_t ldx,
+                           const float *weight, float eps, float *y, size_t ldy, vptq_err *err);
+    /* In place on x [n, heads * head_dim] (rows ldx apart), "rotate half" pairing (i, i +
+     * head_dim/2); row i uses table row pos0 + i of cos, sin [*, head_dim / 2]. */
+    vptq_status (*rope)(vptq_dev *dev, size_t n, size_t heads, size_t head_dim, float *x,
+                        size_t ldx, const float *cos_table, const float *sin_table, size_t pos0,
+                        vptq_err *err);
+    vptq_status (*attention)(vptq_dev *dev, const vptq_attention_args *a, vptq_err *err);
+    /* y = silu(gate) * up, all [n, dim]; y may be gate or up. */
+    vptq_status (*swiglu)(vptq_dev *dev, size_t n, size_t dim, const float *gate,
+                          const float *up, float *y, vptq_err *err);
+    /* Folds columns [first, first + width) of the logits (given as [n, width], rows ld apart)
+     * into state[n]; targets[i] is the id of row i's target, < 0 = none. `start` clears the
+     * states first. The loss of a token is log(sum) + max - target once all columns went in. */
+    vptq_status (*nll)(vptq_dev *dev, size_t n, size_t width, const float *logits, size_t ld,
+                       int32_t first, const int32_t *targets, bool start, vptq_nll_state *state,
+                       vptq_err *err);
+} vptq_backend;
+
+extern const vptq_backend vptq_backend_ref;
+const vptq_backend *vptq_backend_cpu(void);
+
+typedef struct vptq_device {
+    const vptq_backend *ops;
+    vptq_dev *state;
+    const vptq_ctx *ctx; /* kept alive by the caller */
+} vptq_device;
+
+/* "auto" = the fastest that opens here (cuda, then cpu); "cpu", "ref", "cuda" = that one or
+ * VPTQ_E_UNSUPPORTED naming what this build has.  Nothing falls back silently: auto logs its
+ * choice. */
+vptq_status vptq_device_open(const vptq_ctx *ctx, const char *name, vptq_device *dev,
+                             vptq_err *err) VPTQ_MUST_CHECK;
+void vptq_device_close(vptq_device *dev);
+
+#endif

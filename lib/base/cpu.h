@@ -1,0 +1,18 @@
+/* What this CPU can do, asked once per call site that dispatches; no hidden state. */
+#ifndef VPTQ_BASE_CPU_H
+#define VPTQ_BASE_CPU_H
+
+#include <stdbool.h>
+
+typedef enum {
+    VPTQ_SIMD_NONE = 0,
+    VPTQ_SIMD_AVX2 = 1,  /* AVX2 + FMA + F16C */
+    VPTQ_SIMD_AVX512 = 2 /* AVX-512 F, BW, DQ, VL on top */
+} vptq_simd;
+
+/* The best level of this machine; the environment variable VPTQ_SIMD=none|avx2|avx512 can lower
+ * it (for tests of the narrower kernels). */
+vptq_simd vptq_cpu_simd(void);
+const char *vptq_simd_name(vptq_simd s);
+
+#endif

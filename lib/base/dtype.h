@@ -1,0 +1,63 @@
+/* Element types of every file that is read or written. */
+#ifndef VPTQ_BASE_DTYPE_H
+#define VPTQ_BASE_DTYPE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "lib/base/status.h"
+
+typedef enum {
+    VPTQ_F32,
+    VPTQ_F16,
+    VPTQ_BF16,
+    VPTQ_F64,
+    VPTQ_I8,
+    VPTQ_U8,
+    VPTQ_I16,
+    VPTQ_U16,
+    VPTQ_I32,
+    VPTQ_U32,
+    VPTQ_I64,
+    VPTQ_U64,
+    VPTQ_BOOL,
+    /* GGUF block types: `block` elements in `bytes` bytes */
+    VPTQ_Q4_0,
+    VPTQ_Q4_1,
+    VPTQ_Q5_0,
+    VPTQ_Q5_1,
+    VPTQ_Q8_0,
+    VPTQ_Q2_K,
+    VPTQ_Q3_K,
+    VPTQ_Q4_K,
+    VPTQ_Q5_K,
+    VPTQ_Q6_K,
+    VPTQ_DTYPE_COUNT
+} vptq_dtype;
+
+typedef struct vptq_dtype_info {
+    const char *name; /* "F16", "Q4_1": the name in messages; = safetensors' for plain types */
+    const char *safetensors; /* name in a safetensors header, NULL for block types */
+    size_t block;            /* elements per block (1 for plain types) */
+    size_t bytes;            /* bytes per block */
+    bool is_float;           /* can be read as real numbers (block types included) */
+} vptq_dtype_info;
+
+const vptq_dtype_info *vptq_dtype_get(vptq_dtype t); /* never NULL for a valid enum */
+
+/* By safetensors name; VPTQ_E_UNSUPPORTED when unknown. */
+vptq_status vptq_dtype_from_safetensors(const char *name, vptq_dtype *out, vptq_err *err);
+
+/* Storage types of a packed file: "f16" or "bf16" (also "f32" where a plain directory is
+ * written). */
+vptq_status vptq_dtype_from_option(const char *name, vptq_dtype *out, vptq_err *err);
+
+/* Bytes of `elements` elements (a multiple of the block); false on overflow or a partial block.
+ */
+bool vptq_dtype_bytes(vptq_dtype t, size_t elements, size_t *out);
+
+/* x as a reader of a file with storage type t sees it: F32 = unchanged, F16, BF16 = rounded. */
+float vptq_round_to(vptq_dtype t, float x);
+void vptq_round_to_n(vptq_dtype t, float *x, size_t n); /* in place */
+
+#endif

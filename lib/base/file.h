@@ -1,0 +1,87 @@
+/* Files: read by mapping, written whole or not at all, directories with a lock.
+ *
+ * A vptq_file_writer collects its bytes in "PATH.tmp.PID" beside the target; commit does fsync,
+ * rename and fsync of the folder, so a reader sees the old file or the new one and a killed run
+ * leaves nothing but a temporary name, which the next writer of that path removes. */
+#ifndef VPTQ_BASE_FILE_H
+#define VPTQ_BASE_FILE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "lib/base/mem.h"
+#include "lib/base/status.h"
+
+typedef struct vptq_map {
+    const uint8_t *data; /* read-only; valid until release; NULL for an empty file */
+    size_t size;
+} vptq_map;
+
+/* Errors name the path: VPTQ_E_IO, also for a directory or a device. */
+vptq_status vptq_map_open(const char *path, vptq_map *map, vptq_err *err) VPTQ_MUST_CHECK;
+void vptq_map_release(vptq_map *map);
+
+/* A whole small file into a fresh buffer of `mem` (a 0 stands behind `*size` bytes); refuses
+ * more than `limit` bytes.  Free with vptq_mem_free. */
+vptq_status vptq_file_read(const char *path, size_t limit, vptq_mem *mem, char **data,
+                           size_t *size, vptq_err *err) VPTQ_MUST_CHECK;
+
+typedef struct vptq_file_writer {
+    int fd; /* -1: not open */
+    uint64_t written;
+    char path[4096], tmp[4096];
+} vptq_file_writer;
+
+/* Opens the temporary file.  With `force` false an existing target is VPTQ_E_EXISTS. */
+vptq_status vptq_file_writer_open(const char *path, bool force, vptq_file_writer *w,
+                                  vptq_err *err) VPTQ_MUST_CHECK;
+vptq_status vptq_file_write(vptq_file_writer *w, const void *data, size_t n,
+                            vptq_err *err) VPTQ_MUST_CHECK;
+vptq_status vptq_file_writer_commit(vptq_file_writer *w, vptq_err *err) VPTQ_MUST_CHECK;
+void vptq_file_writer_abort(
+    vptq_file_writer *w); /* removes the temporary; harmless after commit */
+
+/* Atomic whole-file write of n bytes. */
+vptq_status vptq_file_replace(const char *path, const void *data, size_t n,
+                              vptq_err *err) VPTQ_MUST_CHECK;
+
+bool vptq_path_exists(const char *path);
+bool vptq_path_is_dir(const char *path);
+/* dir + "/" + name into out; VPTQ_E_ARG when it does not fit. */
+vptq_status vptq_path_join(char *out, size_t size, const char *dir, const char *name,
+                           vptq_err *err) VPTQ_MUST_CHECK;
+const char *vptq_path_base(const char *path); /* the part behind the last '/' */
+
+/* mkdir -p; an existing directory is fine. */
+vptq_status vptq_dir_make(const char *path, vptq_err *err) VPTQ_MUST_CHECK;
+
+/* A directory that appears whole: fill `tmp`, then commit renames it to the target.  With
+ * `force` an existing target is moved aside first and removed after the rename (only a
+ * directory whose every entry is a plain file is ever removed). */
+typedef struct vptq_dir_writer {
+    char path[4096], tmp[4096];
+    bool force;
+} vptq_dir_writer;
+vptq_status vptq_dir_writer_open(const char *path, bool force, vptq_dir_writer *w,
+                                 vptq_err *err) VPTQ_MUST_CHECK;
+vptq_status vptq_dir_writer_commit(vptq_dir_writer *w, vptq_err *err) VPTQ_MUST_CHECK;
+void vptq_dir_writer_abort(vptq_dir_writer *w);
+
+/* An exclusive lock on DIR/lock (flock): VPTQ_E_LOCKED with the other process's id in the text
+ * when somebody holds it.  Released by vptq_lock_release or by the end of the process. */
+typedef struct vptq_lock {
+    int fd; /* -1: not held */
+} vptq_lock;
+vptq_status vptq_lock_take(const char *dir, vptq_lock *lock, vptq_err *err) VPTQ_MUST_CHECK;
+void vptq_lock_release(vptq_lock *lock);
+
+/* Sorted names (strcmp order) of the entries of a directory, without "." and "..", in `arena`.
+ */
+vptq_status vptq_dir_list(const char *path, vptq_arena *arena, char ***names, size_t *count,
+                          vptq_err *err) VPTQ_MUST_CHECK;
+
+/* XXH3 64-bit of a byte range; `seed` chains ranges. */
+uint64_t vptq_hash(const void *data, size_t n, uint64_t seed);
+
+#endif

@@ -1,0 +1,43 @@
+/* Texts and token files -> ids -> windows. */
+#ifndef VPTQ_MODEL_CORPUS_H
+#define VPTQ_MODEL_CORPUS_H
+
+#include "lib/model/tokenizer.h"
+
+typedef struct vptq_corpus_options {
+    const char *const *texts; /* UTF-8 files, each tokenized on its own, ids joined in order */
+    size_t text_count;
+    const char *const *tokens; /* raw int32 little-endian id files, appended after the texts */
+    size_t token_count;
+    bool rows; /* form a text as Hugging Face rows joined by two newlines: a line that is not
+                  blank keeps its newline, a blank line is an empty row */
+} vptq_corpus_options;
+
+typedef struct vptq_corpus {
+    vptq_ids ids;
+    char fingerprint[17]; /* hex of XXH3 over the ids */
+} vptq_corpus;
+
+/* `t` may be NULL when only token files are given.  Ids are checked against `vocab`. */
+vptq_status vptq_corpus_load(const vptq_ctx *ctx, const vptq_corpus_options *opt,
+                             const vptq_tokenizer *t, uint32_t vocab, vptq_corpus *c,
+                             vptq_err *err) VPTQ_MUST_CHECK;
+void vptq_corpus_release(vptq_corpus *c);
+
+/* One document per part of a text split on `separator` (white space at both ends stripped,
+ * empty parts dropped), each encoded with BOS if the tokenizer adds one.  offsets [*count + 1]
+ * into ids. */
+vptq_status vptq_corpus_documents(const vptq_ctx *ctx, const char *path, const char *separator,
+                                  const vptq_tokenizer *t, vptq_arena *arena, vptq_ids *ids,
+                                  size_t **offsets, size_t *count,
+                                  vptq_err *err) VPTQ_MUST_CHECK;
+
+/* Start positions of `want` windows of `length` ids: all floor(ids / length) non-overlapping
+ * windows when there are no more than want, else `want` of them drawn without replacement by
+ * seed, in ascending order.  A corpus shorter than one window is VPTQ_E_ARG with both numbers.
+ */
+vptq_status vptq_corpus_sample(const vptq_corpus *c, size_t length, size_t want, uint64_t seed,
+                               vptq_arena *arena, size_t **starts, size_t *count,
+                               vptq_err *err) VPTQ_MUST_CHECK;
+
+#endif

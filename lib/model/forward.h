@@ -1,0 +1,57 @@
+/* The forward pass, block by block over packed windows, so that only one block's weights are
+ * touched at a time, with taps at the four inputs of a block; and single steps with a KV cache.
+ *
+ *     vptq_forward *f;
+ *     vptq_forward_open(&model, &dev, 2048, &f, err);
+ *     vptq_forward_embed(f, ids, n, hidden, err);                  -- hidden [n, d], caller's
+ * memory for (l = 0; l < layers; l++) vptq_forward_block(f, l, starts, count, hidden, tap, arg,
+ * err); vptq_forward_loss(f, n, hidden, targets, states, err); vptq_forward_close(f);
+ *
+ * `hidden` is host memory (float [tokens, hidden]): a collection keeps all windows' states
+ * there. */
+#ifndef VPTQ_MODEL_FORWARD_H
+#define VPTQ_MODEL_FORWARD_H
+
+#include "lib/model/model.h"
+
+typedef struct vptq_forward vptq_forward;
+
+/* `max_length`: the longest sequence that will be given (RoPE tables, scratch).  A length over
+ * the model's context is allowed and logged once as a warning. */
+vptq_status vptq_forward_open(const vptq_model *m, vptq_device *dev, size_t max_length,
+                              vptq_forward **f, vptq_err *err) VPTQ_MUST_CHECK;
+void vptq_forward_close(vptq_forward *f); /* accepts NULL */
+
+vptq_status vptq_forward_embed(vptq_forward *f, const int32_t *ids, size_t n, float *hidden,
+                               vptq_err *err) VPTQ_MUST_CHECK;
+
+/* Called with the rows that enter the linears of an input, x [tokens, dim] in device memory,
+ * one sequence at a time, in order. `sequence` counts from 0. */
+typedef vptq_status (*vptq_tap_fn)(void *arg, vptq_input input, size_t sequence, size_t tokens,
+                                   size_t dim, const float *x, vptq_err *err);
+
+/* Runs block `layer` in place over `count` sequences; sequence s is rows [starts[s],
+ * starts[s+1]) of hidden and attends to itself alone.  tap may be NULL.  Cancellation is
+ * checked per sequence. */
+vptq_status vptq_forward_block(vptq_forward *f, uint32_t layer, const size_t *starts,
+                               size_t count, float *hidden, vptq_tap_fn tap, void *arg,
+                               vptq_err *err) VPTQ_MUST_CHECK;
+
+/* Final norm and output head over n rows: targets[i] < 0 = no target; state [n] host memory. */
+vptq_status vptq_forward_loss(vptq_forward *f, size_t n, const float *hidden,
+                              const int32_t *targets, vptq_nll_state *state,
+                              vptq_err *err) VPTQ_MUST_CHECK;
+/* Logits [n, vocab] of n rows into host memory. */
+vptq_status vptq_forward_logits(vptq_forward *f, size_t n, const float *hidden, float *logits,
+                                vptq_err *err) VPTQ_MUST_CHECK;
+/* The normalized final hidden states [n, hidden] (tests). */
+vptq_status vptq_forward_final_norm(vptq_forward *f, size_t n, const float *hidden, float *out,
+                                    vptq_err *err) VPTQ_MUST_CHECK;
+
+/* Continues one sequence: feeds n ids at the cache's position through all blocks and gives the
+ * logits [vocab] after the last one.  The cache grows up to `max_length` of open. */
+vptq_status vptq_forward_step(vptq_forward *f, const int32_t *ids, size_t n, float *logits,
+                              vptq_err *err) VPTQ_MUST_CHECK;
+void vptq_forward_reset(vptq_forward *f); /* empties the cache */
+
+#endif

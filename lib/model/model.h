@@ -1,0 +1,48 @@
+/* A model ready to run: a checkpoint with its weights found and checked once.  Weights stay
+ * views into the files and are converted tile by tile. */
+#ifndef VPTQ_MODEL_MODEL_H
+#define VPTQ_MODEL_MODEL_H
+
+#include "formats/checkpoint.h"
+#include "lib/backend/backend.h"
+#include "lib/model/tokenizer.h"
+
+/* A matrix [rows, cols] that gives out rows: exactly one of the two is set. */
+typedef struct vptq_weight {
+    size_t rows, cols;
+    const vptq_tensor *tensor;
+    const vptq_packed_matrix *packed;
+} vptq_weight;
+
+/* Rows [r0, r0 + n) as float into w [n, cols] in device memory. */
+vptq_status vptq_weight_read(const vptq_weight *w, vptq_device *dev, size_t r0, size_t n,
+                             float *dst, vptq_err *err) VPTQ_MUST_CHECK;
+
+typedef struct vptq_block {
+    vptq_weight linear[VPTQ_LINEAR_COUNT];
+    const vptq_tensor *linear_bias[VPTQ_LINEAR_COUNT]; /* NULL where there is none */
+    const vptq_tensor *input_norm, *post_norm;
+    const vptq_tensor *q_norm, *k_norm; /* [head_dim], Qwen3; else NULL */
+} vptq_block;
+
+typedef struct vptq_model {
+    vptq_checkpoint ckpt;
+    const vptq_model_desc *desc;
+    vptq_block *blocks;                               /* [layers] */
+    const vptq_tensor *embedding, *final_norm, *head; /* head == embedding when tied */
+    vptq_vocab vocab;                                 /* only when tokenizer != NULL */
+    vptq_tokenizer *tokenizer;
+} vptq_model;
+
+/* Opens and checks every tensor's presence and shape (names what is missing).  With
+ * `need_tokenizer` a model without one is an error; otherwise tokenizer stays NULL then. */
+vptq_status vptq_model_open(const vptq_ctx *ctx, const char *path,
+                            const vptq_checkpoint_options *opt, bool need_tokenizer,
+                            vptq_model *m, vptq_err *err) VPTQ_MUST_CHECK;
+void vptq_model_release(vptq_model *m);
+
+/* Bits that are stored for the linears of the blocks, over their weights (16 or 32 for plain
+ * ones, everything for quantized ones). */
+double vptq_model_bits_per_weight(const vptq_model *m);
+
+#endif

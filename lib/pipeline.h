@@ -1,0 +1,99 @@
+/* Whole-model operations: the only place that knows models, files and matrices at once. */
+#ifndef VPTQ_PIPELINE_H
+#define VPTQ_PIPELINE_H
+
+#include "hessian/hessian_collect.h"
+#include "lib/eval/eval.h"
+#include "lib/quant/quant.h"
+
+#define VPTQ_VERSION "0.1.0"
+
+/* ---- quantize: model + Hessians -> work directory (pipeline_quantize.c) ---- */
+
+typedef struct vptq_quantize_options {
+    const char *model, *hessians, *work;
+    const char *tokenizer;
+    vptq_quant_settings settings;
+    uint32_t first_layer, last_layer; /* inclusive; last UINT32_MAX = the model's last */
+    bool force;                       /* start again over a work directory of other settings */
+    bool dry_run;                     /* rows with shapes and bits, nothing else */
+} vptq_quantize_options;
+
+typedef struct vptq_quantize_row {
+    uint32_t layer;
+    const char *name; /* "q_proj" */
+    uint32_t rows, columns;
+    vptq_vq_shape shape;
+    vptq_vq_bits bits;
+    bool reused;              /* found finished */
+    vptq_quant_report report; /* zeros in a dry run; seconds zero when reused */
+} vptq_quantize_row;
+typedef vptq_status (*vptq_quantize_fn)(void *arg, const vptq_quantize_row *row, vptq_err *err);
+
+typedef struct vptq_quantize_result {
+    uint32_t matrices, reused;
+    double bits_per_weight; /* all stored bits of the quantized matrices over their weights */
+    double mean_loss;
+    uint64_t packed_bytes; /* predicted size of the packed weights file */
+    double seconds;
+} vptq_quantize_result;
+
+/* Locked, resumable matrix by matrix; the same bytes for any interruption and thread count. */
+vptq_status vptq_quantize_model(vptq_device *dev, const vptq_quantize_options *opt,
+                                vptq_quantize_fn fn, void *arg, vptq_quantize_result *result,
+                                vptq_err *err) VPTQ_MUST_CHECK;
+
+/* ---- pack (pipeline_pack.c) ---- */
+
+typedef enum { VPTQ_PACK_HF, VPTQ_PACK_ARCHIVE } vptq_pack_form;
+
+typedef struct vptq_pack_options {
+    const char *input, *output;
+    const char *base; /* another place of the base model; NULL = the recorded one */
+    const char *tokenizer;
+    vptq_pack_form form;
+    vptq_dtype dtype; /* pack: VPTQ_DTYPE_COUNT = as quantized; another one is re-rounded from
+                         the float books with a warning.  unpack: F16, BF16 or F32 */
+    uint64_t shard_bytes; /* 0 = 4 GiB */
+    bool force, dry_run;
+} vptq_pack_options;
+
+typedef struct vptq_pack_result {
+    uint64_t bytes;            /* written */
+    uint32_t quantized, plain; /* tensors or matrices of each kind */
+    double bits_per_weight;
+    double seconds;
+} vptq_pack_result;
+
+/* A work directory (or any quantized MODEL) -> published layout or archive. */
+vptq_status vptq_pack_model(const vptq_ctx *ctx, const vptq_pack_options *opt,
+                            vptq_pack_result *r, vptq_err *err) VPTQ_MUST_CHECK;
+/* Any MODEL -> a plain Hugging Face directory with config and tokenizer. */
+vptq_status vptq_unpack_model(vptq_device *dev, const vptq_pack_options *opt,
+                              vptq_pack_result *r, vptq_err *err) VPTQ_MUST_CHECK;
+
+typedef struct vptq_list_row {
+    const char *name;
+    bool quantized;
+    uint32_t rows, columns;
+    vptq_vq_shape shape; /* quantized only */
+    vptq_vq_bits bits;
+    const char *dtype;
+    uint64_t bytes; /* in the file */
+} vptq_list_row;
+typedef vptq_status (*vptq_list_fn)(void *arg, const vptq_list_row *row, vptq_err *err);
+/* All matrices and tensors of any MODEL; total_bytes = size of the files. */
+vptq_status vptq_list_model(const vptq_ctx *ctx, const char *path, vptq_list_fn fn, void *arg,
+                            uint64_t *total_bytes, double *bits_per_weight,
+                            vptq_err *err) VPTQ_MUST_CHECK;
+
+/* Reads everything and checks what opening does not: every index and number, checksums, that
+ * all tensors the architecture needs are there, that config entries are portable.  Findings go
+ * to fn with a severity; the status is VPTQ_OK when the file could be checked, *errors counts
+ * the bad ones. */
+typedef void (*vptq_finding_fn)(void *arg, bool is_error, const char *text);
+vptq_status vptq_check_model(vptq_device *dev, const char *path, vptq_finding_fn fn, void *arg,
+                             uint32_t *errors, uint32_t *warnings,
+                             vptq_err *err) VPTQ_MUST_CHECK;
+
+#endif

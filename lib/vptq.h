@@ -1,0 +1,27 @@
+/* The public face of libvptq: everything a program (our four tools included) may use.
+ *
+ * A program makes a vptq_ctx (threads, memory cap, log and progress callbacks, cancel flag),
+ * opens a vptq_device on it, and calls one of the operations below with an options struct; each
+ * returns a vptq_status and writes one sentence into vptq_err when it fails.  The library never
+ * prints and never exits.
+ *
+ *     vptq_mem mem;
+ *     vptq_mem_init(&mem, 0);
+ *     vptq_ctx ctx = {.mem = &mem, .threads = vptq_cpu_count()};
+ *     vptq_device dev;
+ *     vptq_err err = {0};
+ *     if (vptq_device_open(&ctx, "auto", &dev, &err))
+ *         fprintf(stderr, "%s\n", err.text);
+ */
+#ifndef VPTQ_VPTQ_H
+#define VPTQ_VPTQ_H
+
+#include "hessian/hessian_collect.h" /* collect, merge, show */
+#include "lib/backend/backend.h"     /* devices */
+#include "lib/base/ctx.h"
+#include "lib/base/file.h"
+#include "lib/base/parallel.h"
+#include "lib/eval/eval.h" /* perplexity, error, generate */
+#include "lib/pipeline.h"  /* quantize, pack, unpack, list, check */
+
+#endif
