@@ -111,6 +111,11 @@ typedef struct vptq_backend {
     /* Inverse of a lower triangular matrix in place. */
     vptq_status (*trtri)(vptq_dev *dev, size_t n, double *a, size_t lda, vptq_err *err);
 
+    /* *trace = sum_r e_r H e_r^T in double for e [m, n] float and symmetric H [n, n] double of
+     * which only the lower triangle is read: tr(E H E^T), the proxy loss. */
+    vptq_status (*quad_trace)(vptq_dev *dev, size_t m, size_t n, const float *e, size_t lde,
+                              const double *h, size_t ldh, double *trace, vptq_err *err);
+
     /* clustering: x [n, v], c [k, v], all contiguous */
     /* idx[i] = argmin_j |x_i - c_j|^2, the lowest j on ties of the computed score; dist[i] (may
      * be NULL) = |x_i - c_idx|^2 computed from the differences.  Never stores n * k anything.

@@ -12,21 +12,17 @@
 #include "lib/base/vq.h"
 
 typedef struct vptq_quant_settings {
-    uint32_t v, k;          /* vector length; centroids */
-    uint32_t k_res;         /* residual centroids, 0 = none */
-    uint32_t groups;        /* column groups with own books, 1 */
-    double outlier_percent; /* of the columns, 0 */
-    uint32_t v0, k0;        /* outlier book */
-    bool norm;              /* per-column scale (standard deviation) and bias (mean) */
-    bool perm;              /* order columns by the metric's diagonal, largest first */
-    int kmeans_iterations;  /* 25 */
-    double ridge;           /* times mean diag H, added to H before scaling; 0.0201 */
-    double damping;         /* first damping step when the factor fails; 0.01 */
-    vptq_dtype storage;     /* F16 or BF16: type of books, scale and bias */
+    uint32_t v, k;              /* vector length; centroids */
+    bool norm;                  /* per-column scale (standard deviation) and bias (mean) */
+    bool perm;                  /* order columns by the metric's diagonal, largest first */
+    uint32_t kmeans_iterations; /* 25 */
+    double ridge;               /* times mean diag H, added to H before scaling; 0.0201 */
+    double damping;             /* first damping step when the factor fails; 0.01 */
+    vptq_dtype storage;         /* F16 or BF16: type of books, scale and bias */
     uint64_t seed;
 } vptq_quant_settings;
 
-vptq_quant_settings vptq_quant_default(void); /* v 8, k 4096, norm and perm on, F16 */
+vptq_quant_settings vptq_quant_default(void); /* v 4, k 256, norm and perm on, F16 */
 
 /* What cannot be, before any work: VPTQ_E_ARG naming the option.  `in`, `out` of one matrix. */
 vptq_status vptq_quant_check(const vptq_quant_settings *s, uint32_t out, uint32_t in,
