@@ -1,0 +1,111 @@
+#include "lib/base/status.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+vptq_status vptq_fail(vptq_err *err, vptq_status code, const char *fmt, ...)
+{
+    if (err) {
+        va_list ap;
+        va_start(ap, fmt);
+        int n = vsnprintf(err->text, sizeof err->text, fmt, ap);
+        va_end(ap);
+        if (n < 0)
+            err->text[0] = 0;
+        err->code = code;
+    }
+    return code;
+}
+
+/* The text of a system error number.  strerror is not safe between threads and strerror_r has
+ * two incompatible forms; the POSIX one is what _POSIX_C_SOURCE selects. */
+static void system_text(int errnum, char *text, size_t size)
+{
+    if (strerror_r(errnum, text, size))
+        snprintf(text, size, "system error %d", errnum);
+}
+
+vptq_status vptq_fail_errno(vptq_err *err, vptq_status code, int errnum, const char *fmt, ...)
+{
+    if (err) {
+        char reason[128];
+        va_list ap;
+        va_start(ap, fmt);
+        int n = vsnprintf(err->text, sizeof err->text, fmt, ap);
+        va_end(ap);
+        size_t len = n < 0 ? 0 : (size_t)n;
+        system_text(errnum, reason, sizeof reason);
+        size_t tail = strlen(reason) + 2;
+        /* A long path loses its end rather than the reason. */
+        if (len > sizeof err->text - 1 - tail)
+            len = sizeof err->text - 1 - tail;
+        snprintf(err->text + len, sizeof err->text - len, ": %s", reason);
+        err->code = code;
+    }
+    return code;
+}
+
+vptq_status vptq_err_context(vptq_err *err, const char *fmt, ...)
+{
+    if (!err)
+        return VPTQ_E_ARG;
+    char old[sizeof err->text];
+    memcpy(old, err->text, sizeof old);
+    va_list ap;
+    va_start(ap, fmt);
+    int n = vsnprintf(err->text, sizeof err->text, fmt, ap);
+    va_end(ap);
+    size_t len = n < 0 ? 0 : (size_t)n;
+    if (len + 3 < sizeof err->text) {
+        size_t room = sizeof err->text - len - 3, keep = strlen(old);
+        if (keep > room)
+            keep = room;
+        memcpy(err->text + len, ": ", 2);
+        memcpy(err->text + len + 2, old, keep);
+        err->text[len + 2 + keep] = 0;
+    }
+    return err->code;
+}
+
+const char *vptq_status_name(vptq_status st)
+{
+    switch (st) {
+    case VPTQ_OK:
+        return "VPTQ_OK";
+    case VPTQ_E_ARG:
+        return "VPTQ_E_ARG";
+    case VPTQ_E_SHAPE:
+        return "VPTQ_E_SHAPE";
+    case VPTQ_E_IO:
+        return "VPTQ_E_IO";
+    case VPTQ_E_EXISTS:
+        return "VPTQ_E_EXISTS";
+    case VPTQ_E_FORMAT:
+        return "VPTQ_E_FORMAT";
+    case VPTQ_E_CHECKSUM:
+        return "VPTQ_E_CHECKSUM";
+    case VPTQ_E_LOCKED:
+        return "VPTQ_E_LOCKED";
+    case VPTQ_E_MISMATCH:
+        return "VPTQ_E_MISMATCH";
+    case VPTQ_E_NOMEM:
+        return "VPTQ_E_NOMEM";
+    case VPTQ_E_NUMERIC:
+        return "VPTQ_E_NUMERIC";
+    case VPTQ_E_DEVICE:
+        return "VPTQ_E_DEVICE";
+    case VPTQ_E_UNSUPPORTED:
+        return "VPTQ_E_UNSUPPORTED";
+    case VPTQ_E_CANCELLED:
+        return "VPTQ_E_CANCELLED";
+    }
+    return "VPTQ_E_UNKNOWN";
+}
+
+void vptq_bug(const char *file, int line, const char *cond)
+{
+    fprintf(stderr, "internal error: %s:%d: %s\n", file, line, cond);
+    abort();
+}
