@@ -1,0 +1,143 @@
+#include "lib/backend/ref_vq.h"
+
+#include <math.h>
+#include <string.h>
+
+static double square_distance(const float *x, const float *c, uint32_t v)
+{
+    double sum = 0;
+    for (uint32_t d = 0; d < v; d++) {
+        double diff = (double)x[d] - (double)c[d];
+        sum += diff * diff;
+    }
+    return sum;
+}
+
+/* The lowest index on ties; 0 when every distance is NaN. */
+static uint32_t nearest(const float *x, const float *c, uint32_t v, uint32_t k)
+{
+    uint32_t best = 0;
+    double best_distance = INFINITY;
+    for (uint32_t j = 0; j < k; j++) {
+        double distance = square_distance(x, c + (size_t)j * v, v);
+        if (distance < best_distance) {
+            best_distance = distance;
+            best = j;
+        }
+    }
+    return best;
+}
+
+vptq_status vptq_ref_assign(vptq_dev *dev, size_t n, uint32_t v, uint32_t k, const float *x,
+                            const float *c, uint32_t *idx, float *dist, vptq_err *err)
+{
+    (void)dev;
+    (void)err;
+    for (size_t i = 0; i < n; i++) {
+        idx[i] = nearest(x + i * v, c, v, k);
+        if (dist)
+            dist[i] = (float)square_distance(x + i * v, c + (size_t)idx[i] * v, v);
+    }
+    return VPTQ_OK;
+}
+
+vptq_status vptq_ref_accumulate(vptq_dev *dev, size_t n, uint32_t v, uint32_t k, const float *x,
+                                const float *w, const uint32_t *idx, const float *c,
+                                double *sums, double *weights, double *objective, vptq_err *err)
+{
+    (void)dev;
+    (void)err;
+    memset(sums, 0, (size_t)k * v * sizeof *sums);
+    memset(weights, 0, k * sizeof *weights);
+    *objective = 0;
+    for (size_t i = 0; i < n; i++) {
+        const float *xi = x + i * v;
+        size_t j = idx[i];
+        double wi = w ? (double)w[i] : 1;
+        for (uint32_t d = 0; d < v; d++)
+            sums[j * v + d] += wi * (double)xi[d];
+        weights[j] += wi;
+        *objective += wi * square_distance(xi, c + j * v, v);
+    }
+    return VPTQ_OK;
+}
+
+/* q[r][p] of vq.h: the stored value before scale and bias. */
+static float decode_one(const vptq_vq *q, size_t r, size_t p)
+{
+    const vptq_vq_shape *s = &q->shape;
+    if (p < s->outliers) {
+        size_t o = q->outlier_indices[r / s->v0 * s->outliers + p];
+        return q->outlier_centroids[o * s->v0 + r % s->v0];
+    }
+    size_t g = (p - s->outliers) / s->group_size;
+    size_t column = (p - s->outliers) % s->group_size;
+    const uint32_t *row =
+        q->indices + (g * vptq_vq_strips(s) + r / s->v) * vptq_vq_row_words(s);
+    uint32_t entry = vptq_bits_get(row, column, vptq_vq_index_bits(s));
+    size_t i = entry & (s->k - 1);
+    float value = q->centroids[(g * s->k + i) * s->v + r % s->v];
+    if (s->k_res) {
+        size_t l = entry >> vptq_log2u(s->k);
+        value += q->res_centroids[(g * s->k_res + l) * s->v + r % s->v];
+    }
+    return value;
+}
+
+vptq_status vptq_ref_vq_dequant(vptq_dev *dev, const vptq_vq *q, size_t r0, size_t n, float *w,
+                                size_t ldw, vptq_err *err)
+{
+    (void)dev;
+    (void)err;
+    for (size_t r = 0; r < n; r++) {
+        for (size_t p = 0; p < q->shape.in; p++) {
+            size_t column = q->perm ? q->perm[p] : p;
+            float value = decode_one(q, r0 + r, p);
+            if (q->scale) {
+                value *= q->scale[column];
+                value += q->bias[column];
+            }
+            w[r * ldw + column] = value;
+        }
+    }
+    return VPTQ_OK;
+}
+
+/* One vector of column t: indices, q and err. */
+static void pass_vector(const vptq_pass_args *p, size_t t, size_t strip)
+{
+    uint32_t v = p->v;
+    const float *z = p->z + t * p->ldz + strip * v;
+    float *q = p->q + t * p->ldq + strip * v;
+    float *e = p->err + t * p->lde + strip * v;
+    uint32_t i = nearest(z, p->centroids, v, p->k);
+    p->idx[t * p->ldi + strip] = i;
+    for (uint32_t d = 0; d < v; d++)
+        q[d] = p->centroids[(size_t)i * v + d];
+    if (p->k_res) {
+        float rest[VPTQ_VQ_MAX_V];
+        for (uint32_t d = 0; d < v; d++)
+            rest[d] = z[d] - q[d];
+        uint32_t l = nearest(rest, p->res_centroids, v, p->k_res);
+        p->idx_res[t * p->ldi + strip] = l;
+        for (uint32_t d = 0; d < v; d++)
+            q[d] += p->res_centroids[(size_t)l * v + d];
+    }
+    for (uint32_t d = 0; d < v; d++)
+        e[d] = (z[d] - q[d]) / p->u[t * p->ldu + t];
+}
+
+vptq_status vptq_ref_vq_pass(vptq_dev *dev, const vptq_pass_args *p, vptq_err *err)
+{
+    (void)dev;
+    (void)err;
+    for (size_t t = 0; t < p->cols; t++) {
+        for (size_t strip = 0; strip < p->rows / p->v; strip++)
+            pass_vector(p, t, strip);
+        for (size_t s = t + 1; s < p->cols; s++) {
+            for (size_t r = 0; r < p->rows; r++)
+                p->z[s * p->ldz + r] -= p->err[t * p->lde + r] * p->u[t * p->ldu + s];
+        }
+    }
+    return VPTQ_OK;
+}
