@@ -80,6 +80,7 @@ typedef struct vptq_pass_args {
 
 typedef struct vptq_backend {
     const char *name; /* "ref", "cpu", "cuda" */
+    bool host_memory; /* rows take any host memory: callers need not upload and download */
 
     /* life */
     vptq_status (*open)(const vptq_ctx *ctx, vptq_dev **dev, vptq_err *err);
