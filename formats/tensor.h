@@ -67,7 +67,7 @@ vptq_status vptq_tensor_need(const vptq_tensor_set *s, const char *name, uint64_
 vptq_status vptq_tensor_set_add(vptq_tensor_set *s, const vptq_tensor *t,
                                 vptq_err *err) VPTQ_MUST_CHECK;
 vptq_status vptq_tensor_set_finish(vptq_tensor_set *s, vptq_err *err) VPTQ_MUST_CHECK;
-/* The set takes the mapping over. */
+/* The set takes the mapping over, also when it fails. */
 vptq_status vptq_tensor_set_own_map(vptq_tensor_set *s, vptq_map *map,
                                     vptq_err *err) VPTQ_MUST_CHECK;
 

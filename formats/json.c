@@ -1,0 +1,180 @@
+#include "formats/json.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "lib/base/file.h"
+
+/* What the values of a text may weigh together.  A container costs jansson a few hundred bytes
+ * and any other value a few dozen, so this bounds the memory of a parse to about half a
+ * gigabyte, whatever 100 MB of brackets a file holds; tokenizers of 256,000 tokens and indexes
+ * of 100,000 tensors stay below a third of it. */
+enum { CONTAINER_WEIGHT = 4, MAX_WEIGHT = 1 << 23 };
+
+static size_t text_weight(const char *text, size_t len)
+{
+    size_t weight = 0;
+    bool in_string = false;
+    for (size_t i = 0; i < len; i++) {
+        char c = text[i];
+        if (in_string) {
+            if (c == '\\')
+                i++;
+            else if (c == '"')
+                in_string = false;
+        } else if (c == '"') {
+            in_string = true;
+        } else if (c == '{' || c == '[') {
+            weight += CONTAINER_WEIGHT;
+        } else if (c == ',') {
+            weight++;
+        }
+    }
+    return weight;
+}
+
+vptq_status vptq_json_parse(const char *text, size_t len, const char *name, json_t **out,
+                            vptq_err *err)
+{
+    size_t weight = text_weight(text, len);
+    if (weight > MAX_WEIGHT)
+        return vptq_fail(err, VPTQ_E_FORMAT,
+                         "%s: JSON of about %zu values, more than the %d that are read", name,
+                         weight, (int)MAX_WEIGHT);
+    json_error_t je;
+    json_t *value = json_loadb(text, len, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &je);
+    if (!value && json_error_code(&je) == json_error_out_of_memory)
+        return vptq_fail(err, VPTQ_E_NOMEM, "%s: out of memory while reading JSON", name);
+    if (!value)
+        return vptq_fail(err, VPTQ_E_FORMAT, "%s: line %d, column %d: not valid JSON: %s", name,
+                         je.line, je.column, je.text);
+    *out = value;
+    return VPTQ_OK;
+}
+
+vptq_status vptq_json_load(const char *path, size_t limit, json_t **out, vptq_err *err)
+{
+    char *text = NULL;
+    size_t len = 0;
+    vptq_status st = vptq_file_read(path, limit, NULL, &text, &len, err);
+    if (st)
+        return st;
+    st = vptq_json_parse(text, len, path, out, err);
+    vptq_mem_free(NULL, text);
+    return st;
+}
+
+vptq_status vptq_json_save(const char *path, const json_t *value, vptq_err *err)
+{
+    char *text = json_dumps(value, JSON_INDENT(2) | JSON_ENCODE_ANY);
+    if (!text)
+        return vptq_fail(err, VPTQ_E_NOMEM, "%s: out of memory while writing JSON", path);
+    size_t len = strlen(text);
+    text[len] = '\n'; /* in place of the 0, which the writer does not need */
+    vptq_status st = vptq_file_replace(path, text, len + 1, err);
+    free(text);
+    return st;
+}
+
+static const char *type_name(const json_t *value)
+{
+    switch (json_typeof(value)) {
+    case JSON_OBJECT:
+        return "an object";
+    case JSON_ARRAY:
+        return "an array";
+    case JSON_STRING:
+        return "a string";
+    case JSON_INTEGER:
+        return "a whole number";
+    case JSON_REAL:
+        return "a fraction";
+    case JSON_TRUE:
+    case JSON_FALSE:
+        return "true or false";
+    case JSON_NULL:
+        break;
+    }
+    return "null";
+}
+
+static vptq_status wrong_type(const json_t *value, const char *name, const char *key,
+                              const char *expected, vptq_err *err)
+{
+    return vptq_fail(err, VPTQ_E_FORMAT, "%s: key '%s' is %s, expected %s", name, key,
+                     type_name(value), expected);
+}
+
+static vptq_status missing(const char *name, const char *key, vptq_err *err)
+{
+    return vptq_fail(err, VPTQ_E_FORMAT, "%s: key '%s' is missing", name, key);
+}
+
+/* The value of a key, NULL when it is missing or null. */
+static const json_t *present(const json_t *obj, const char *key)
+{
+    const json_t *value = json_object_get(obj, key);
+    return json_is_null(value) ? NULL : value;
+}
+
+static vptq_status to_u64(const json_t *value, const char *name, const char *key, uint64_t max,
+                          uint64_t *out, vptq_err *err)
+{
+    if (!json_is_integer(value))
+        return wrong_type(value, name, key, "a whole number", err);
+    json_int_t n = json_integer_value(value);
+    if (n < 0 || (uint64_t)n > max)
+        return vptq_fail(err, VPTQ_E_FORMAT, "%s: key '%s' is %lld, expected 0 to %llu", name,
+                         key, (long long)n, (unsigned long long)max);
+    *out = (uint64_t)n;
+    return VPTQ_OK;
+}
+
+vptq_status vptq_json_u64(const json_t *obj, const char *name, const char *key, uint64_t max,
+                          uint64_t *out, vptq_err *err)
+{
+    const json_t *value = present(obj, key);
+    return value ? to_u64(value, name, key, max, out, err) : missing(name, key, err);
+}
+
+vptq_status vptq_json_u64_or(const json_t *obj, const char *name, const char *key, uint64_t max,
+                             uint64_t fallback, uint64_t *out, vptq_err *err)
+{
+    const json_t *value = present(obj, key);
+    if (value)
+        return to_u64(value, name, key, max, out, err);
+    *out = fallback;
+    return VPTQ_OK;
+}
+
+vptq_status vptq_json_f64_or(const json_t *obj, const char *name, const char *key,
+                             double fallback, double *out, vptq_err *err)
+{
+    const json_t *value = present(obj, key);
+    if (value && !json_is_number(value))
+        return wrong_type(value, name, key, "a number", err);
+    *out = value ? json_number_value(value) : fallback;
+    return VPTQ_OK;
+}
+
+vptq_status vptq_json_bool_or(const json_t *obj, const char *name, const char *key,
+                              bool fallback, bool *out, vptq_err *err)
+{
+    const json_t *value = present(obj, key);
+    if (value && !json_is_boolean(value))
+        return wrong_type(value, name, key, "true or false", err);
+    *out = value ? json_is_true(value) : fallback;
+    return VPTQ_OK;
+}
+
+vptq_status vptq_json_str_or(const json_t *obj, const char *name, const char *key,
+                             const char *fallback, const char **out, vptq_err *err)
+{
+    const json_t *value = present(obj, key);
+    if (!value && !fallback)
+        return missing(name, key, err);
+    if (value && !json_is_string(value))
+        return wrong_type(value, name, key, "a string", err);
+    *out = value ? json_string_value(value) : fallback;
+    return VPTQ_OK;
+}

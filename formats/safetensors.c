@@ -1,0 +1,375 @@
+/* Reading safetensors files and directories of them.  Writing: safetensors_write.c. */
+#include "formats/safetensors.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "formats/json.h"
+
+/* The format's own bound on the header, also used for the index of a sharded directory. */
+enum { LENGTH_BYTES = 8, MAX_HEADER = 100000000 };
+
+#define INDEX_FILE  "model.safetensors.index.json"
+#define SINGLE_FILE "model.safetensors"
+
+/* A tensor and where the header says its bytes are, from the end of the header. */
+typedef struct entry {
+    vptq_tensor tensor;
+    uint64_t begin, end;
+} entry;
+
+typedef struct entry_list {
+    entry *items;
+    size_t count;
+} entry_list;
+
+static vptq_status bad_entry(const char *path, const char *name, const char *what,
+                             vptq_err *err)
+{
+    return vptq_fail(err, VPTQ_E_FORMAT, "%s: tensor '%.200s': %s", path, name, what);
+}
+
+/* Length and text of the header: checks the length against the file. */
+static vptq_status find_header(const char *path, const vptq_map *map, size_t *len,
+                               vptq_err *err)
+{
+    if (map->size < LENGTH_BYTES)
+        return vptq_fail(err, VPTQ_E_FORMAT, "%s: %zu bytes are too few for a safetensors file",
+                         path, map->size);
+    uint64_t n = 0;
+    for (int i = LENGTH_BYTES - 1; i >= 0; i--)
+        n = n << 8 | map->data[i];
+    if (n > MAX_HEADER)
+        return vptq_fail(err, VPTQ_E_FORMAT,
+                         "%s: safetensors header of %llu bytes, expected at most %d", path,
+                         (unsigned long long)n, (int)MAX_HEADER);
+    if (n > map->size - LENGTH_BYTES)
+        return vptq_fail(err, VPTQ_E_FORMAT,
+                         "%s: safetensors header of %llu bytes in a file of %zu bytes", path,
+                         (unsigned long long)n, map->size);
+    *len = (size_t)n;
+    return VPTQ_OK;
+}
+
+static vptq_status parse_header(const char *path, const char *text, size_t len, json_t **out,
+                                vptq_err *err)
+{
+    if (len == 0 || text[0] != '{')
+        return vptq_fail(err, VPTQ_E_FORMAT,
+                         "%s: the safetensors header does not begin with '{'", path);
+    char name[4096 + 16];
+    snprintf(name, sizeof name, "%s: header", path);
+    return vptq_json_parse(text, len, name, out, err);
+}
+
+/* A whole number that is not negative. */
+static bool get_size(const json_t *value, uint64_t *out)
+{
+    if (!json_is_integer(value) || json_integer_value(value) < 0)
+        return false;
+    *out = (uint64_t)json_integer_value(value);
+    return true;
+}
+
+static vptq_status parse_shape(const char *path, const char *name, const json_t *shape,
+                               vptq_tensor *t, vptq_err *err)
+{
+    if (!json_is_array(shape))
+        return bad_entry(path, name, "'shape' is not a list", err);
+    size_t dims = json_array_size(shape);
+    if (dims > VPTQ_MAX_DIMS)
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                         "%s: tensor '%.200s' has %zu dimensions, expected at most %d", path,
+                         name, dims, (int)VPTQ_MAX_DIMS);
+    size_t elements = 1;
+    bool empty = false;
+    for (size_t i = 0; i < dims; i++) {
+        if (!get_size(json_array_get(shape, i), &t->shape[i]))
+            return bad_entry(path, name, "'shape' holds something that is no size", err);
+        if (t->shape[i] == 0)
+            empty = true;
+        else if (!vptq_size_mul(elements, (size_t)t->shape[i], &elements))
+            return bad_entry(path, name, "the product of 'shape' overflows", err);
+    }
+    t->dims = (uint32_t)dims;
+    if (!vptq_dtype_bytes(t->type, empty ? 0 : elements, &t->bytes))
+        return bad_entry(path, name, "the size in bytes overflows", err);
+    return VPTQ_OK;
+}
+
+static vptq_status parse_entry(const char *path, const char *name, const json_t *info,
+                               size_t data_bytes, entry *e, vptq_err *err)
+{
+    *e = (entry){.tensor = {.name = name, .file = path, .round_to = VPTQ_F32}};
+    if (!json_is_object(info))
+        return bad_entry(path, name, "its header entry is not an object", err);
+    const json_t *dtype = json_object_get(info, "dtype");
+    if (!json_is_string(dtype))
+        return bad_entry(path, name, "'dtype' is not a string", err);
+    if (vptq_dtype_from_safetensors(json_string_value(dtype), &e->tensor.type, err))
+        return vptq_err_context(err, "%s: tensor '%.200s'", path, name);
+    vptq_status st = parse_shape(path, name, json_object_get(info, "shape"), &e->tensor, err);
+    if (st)
+        return st;
+    const json_t *offsets = json_object_get(info, "data_offsets");
+    if (json_array_size(offsets) != 2 || !get_size(json_array_get(offsets, 0), &e->begin) ||
+        !get_size(json_array_get(offsets, 1), &e->end))
+        return bad_entry(path, name, "'data_offsets' is not a pair of sizes", err);
+    if (e->begin > e->end || e->end > data_bytes)
+        return vptq_fail(err, VPTQ_E_FORMAT,
+                         "%s: tensor '%.200s' has bytes %llu to %llu of the %zu that the file "
+                         "holds behind its header",
+                         path, name, (unsigned long long)e->begin, (unsigned long long)e->end,
+                         data_bytes);
+    if (e->end - e->begin != e->tensor.bytes)
+        return vptq_fail(err, VPTQ_E_FORMAT,
+                         "%s: tensor '%.200s' has %llu bytes, expected %zu for its type and "
+                         "shape",
+                         path, name, (unsigned long long)(e->end - e->begin), e->tensor.bytes);
+    return VPTQ_OK;
+}
+
+static vptq_status parse_metadata(const char *path, json_t *object, vptq_arena *arena,
+                                  vptq_metadata **meta, size_t *count, vptq_err *err)
+{
+    if (!json_is_object(object))
+        return vptq_fail(err, VPTQ_E_FORMAT, "%s: '__metadata__' is not an object", path);
+    vptq_metadata *list = vptq_arena_alloc(arena, json_object_size(object), sizeof *list, err);
+    if (!list)
+        return VPTQ_E_NOMEM;
+    size_t n = 0;
+    const char *key;
+    json_t *value;
+    json_object_foreach(object, key, value)
+    {
+        if (!json_is_string(value))
+            return vptq_fail(err, VPTQ_E_FORMAT,
+                             "%s: '__metadata__' key '%.200s' is not a string", path, key);
+        list[n].key = vptq_arena_strdup(arena, key, err);
+        list[n].value =
+            list[n].key ? vptq_arena_strdup(arena, json_string_value(value), err) : NULL;
+        if (!list[n++].value)
+            return VPTQ_E_NOMEM;
+    }
+    *meta = list;
+    *count = n;
+    return VPTQ_OK;
+}
+
+/* By place; an empty tensor stands before the one that begins where it is. */
+static int by_place(const void *a, const void *b)
+{
+    const entry *x = a, *y = b;
+    if (x->begin != y->begin)
+        return x->begin < y->begin ? -1 : 1;
+    if (x->end != y->end)
+        return x->end < y->end ? -1 : 1;
+    return strcmp(x->tensor.name, y->tensor.name);
+}
+
+/* Every data byte belongs to exactly one tensor. */
+static vptq_status check_places(const char *path, entry_list *list, size_t data_bytes,
+                                vptq_err *err)
+{
+    if (list->count)
+        qsort(list->items, list->count, sizeof *list->items, by_place);
+    uint64_t at = 0;
+    for (size_t i = 0; i < list->count; i++) {
+        const entry *e = &list->items[i];
+        if (e->begin < at)
+            return vptq_fail(err, VPTQ_E_FORMAT,
+                             "%s: tensor '%.200s' begins at data byte %llu, inside tensor "
+                             "'%.200s', which ends at %llu",
+                             path, e->tensor.name, (unsigned long long)e->begin,
+                             list->items[i - 1].tensor.name, (unsigned long long)at);
+        if (e->begin > at)
+            return vptq_fail(err, VPTQ_E_FORMAT,
+                             "%s: data bytes %llu to %llu before tensor '%.200s' belong to no "
+                             "tensor",
+                             path, (unsigned long long)at, (unsigned long long)e->begin,
+                             e->tensor.name);
+        at = e->end;
+    }
+    if (at != data_bytes)
+        return vptq_fail(err, VPTQ_E_FORMAT,
+                         "%s: the tensors end at data byte %llu, but the file holds %zu data "
+                         "bytes",
+                         path, (unsigned long long)at, data_bytes);
+    return VPTQ_OK;
+}
+
+/* Fills the list from the header's members; `meta` may be NULL. */
+static vptq_status parse_members(const char *path, json_t *header, size_t data_bytes,
+                                 vptq_arena *keep, entry_list *list, vptq_metadata **meta,
+                                 size_t *meta_count, vptq_err *err)
+{
+    vptq_metadata *found = NULL;
+    size_t found_count = 0;
+    const char *name;
+    json_t *value;
+    json_object_foreach(header, name, value)
+    {
+        vptq_status st =
+            strcmp(name, "__metadata__") == 0
+                ? parse_metadata(path, value, keep, &found, &found_count, err)
+                : parse_entry(path, name, value, data_bytes, &list->items[list->count++], err);
+        if (st)
+            return st;
+    }
+    if (meta) {
+        *meta = found;
+        *meta_count = found_count;
+    }
+    return check_places(path, list, data_bytes, err);
+}
+
+vptq_status vptq_safetensors_read(const char *path, vptq_tensor_set *set, vptq_metadata **meta,
+                                  size_t *meta_count, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    json_t *header = NULL;
+    vptq_map map = {0};
+    entry_list list = {0};
+    size_t len = 0;
+    vptq_mem *mem = set->arena.mem;
+    VPTQ_TRY(vptq_map_open(path, &map, err));
+    VPTQ_TRY(find_header(path, &map, &len, err));
+    VPTQ_TRY(parse_header(path, (const char *)map.data + LENGTH_BYTES, len, &header, err));
+    list.items = vptq_mem_alloc(mem, json_object_size(header), sizeof *list.items, err);
+    if (!list.items)
+        VPTQ_TRY(VPTQ_E_NOMEM);
+    const uint8_t *data = map.data + LENGTH_BYTES + len;
+    size_t data_bytes = map.size - LENGTH_BYTES - len;
+    VPTQ_TRY(
+        parse_members(path, header, data_bytes, &set->arena, &list, meta, meta_count, err));
+    VPTQ_TRY(vptq_tensor_set_own_map(set, &map, err));
+    for (size_t i = 0; i < list.count; i++) {
+        entry *e = &list.items[i];
+        e->tensor.data = data + e->begin;
+        VPTQ_TRY(vptq_tensor_set_add(set, &e->tensor, err));
+    }
+out:
+    vptq_mem_free(mem, list.items);
+    json_decref(header);
+    vptq_map_release(&map);
+    return st;
+}
+
+/* Reads DIR/NAME after checking that the name cannot leave the directory. */
+static vptq_status read_shard(const char *dir, const char *name, vptq_tensor_set *set,
+                              vptq_err *err)
+{
+    char path[4096];
+    if (!*name || strchr(name, '/') || strcmp(name, ".") == 0 || strcmp(name, "..") == 0)
+        return vptq_fail(err, VPTQ_E_FORMAT,
+                         "%s/" INDEX_FILE ": '%.200s' is not the name of a file beside it", dir,
+                         name);
+    vptq_status st = vptq_path_join(path, sizeof path, dir, name, err);
+    return st ? st : vptq_safetensors_read(path, set, NULL, NULL, err);
+}
+
+/* Each tensor of the index must be in the shard that it names. */
+static vptq_status check_index(const char *index_path, json_t *weights,
+                               const vptq_tensor_set *set, vptq_err *err)
+{
+    const char *name;
+    json_t *file;
+    json_object_foreach(weights, name, file)
+    {
+        const vptq_tensor *t = vptq_tensor_find(set, name);
+        const char *shard = json_string_value(file);
+        if (!t || strcmp(vptq_path_base(t->file), shard) != 0)
+            return vptq_fail(err, VPTQ_E_FORMAT,
+                             "%s: tensor '%.200s' should be in %.200s, but is not", index_path,
+                             name, shard);
+    }
+    return VPTQ_OK;
+}
+
+/* Reads every shard once, in the order in which the index first names it. */
+static vptq_status read_shards(const char *dir, const char *index_path, json_t *weights,
+                               vptq_tensor_set *set, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_strmap seen = {0};
+    const char *name;
+    json_t *file;
+    VPTQ_TRY(vptq_strmap_init(&seen, set->arena.mem, 0, err));
+    json_object_foreach(weights, name, file)
+    {
+        bool fresh = false;
+        const char *shard = json_string_value(file);
+        if (!shard)
+            VPTQ_TRY(vptq_fail(err, VPTQ_E_FORMAT,
+                               "%s: the file of tensor '%.200s' is not a string", index_path,
+                               name));
+        VPTQ_TRY(vptq_strmap_add(&seen, shard, strlen(shard), 0, &fresh, err));
+        if (fresh)
+            VPTQ_TRY(read_shard(dir, shard, set, err));
+    }
+    VPTQ_TRY(vptq_tensor_set_finish(set, err));
+    VPTQ_TRY(check_index(index_path, weights, set, err));
+out:
+    if (seen.slots)
+        vptq_strmap_release(&seen);
+    return st;
+}
+
+static vptq_status read_by_index(const char *dir, const char *index_path, vptq_tensor_set *set,
+                                 vptq_err *err)
+{
+    json_t *index = NULL;
+    vptq_status st = vptq_json_load(index_path, MAX_HEADER, &index, err);
+    if (st)
+        return st;
+    json_t *weights = json_object_get(index, "weight_map");
+    if (!json_is_object(weights))
+        st = vptq_fail(err, VPTQ_E_FORMAT, "%s: 'weight_map' is not an object", index_path);
+    else
+        st = read_shards(dir, index_path, weights, set, err);
+    json_decref(index);
+    return st;
+}
+
+static bool has_suffix(const char *name, const char *suffix)
+{
+    size_t n = strlen(name), m = strlen(suffix);
+    return n > m && strcmp(name + n - m, suffix) == 0;
+}
+
+static vptq_status read_all_files(const char *dir, vptq_tensor_set *set, vptq_err *err)
+{
+    char **names = NULL;
+    size_t count = 0, found = 0;
+    vptq_status st = VPTQ_OK;
+    VPTQ_TRY(vptq_dir_list(dir, &set->arena, &names, &count, err));
+    for (size_t i = 0; i < count; i++)
+        if (has_suffix(names[i], ".safetensors")) {
+            VPTQ_TRY(read_shard(dir, names[i], set, err));
+            found++;
+        }
+    if (!found)
+        VPTQ_TRY(
+            vptq_fail(err, VPTQ_E_FORMAT, "%s: there is no *.safetensors file in it", dir));
+    VPTQ_TRY(vptq_tensor_set_finish(set, err));
+out:
+    return st;
+}
+
+vptq_status vptq_safetensors_read_dir(const char *dir, vptq_tensor_set *set, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    char index_path[4096], single_path[4096];
+    VPTQ_TRY(vptq_path_join(index_path, sizeof index_path, dir, INDEX_FILE, err));
+    VPTQ_TRY(vptq_path_join(single_path, sizeof single_path, dir, SINGLE_FILE, err));
+    if (vptq_path_exists(index_path)) {
+        st = read_by_index(dir, index_path, set, err);
+    } else if (vptq_path_exists(single_path)) {
+        VPTQ_TRY(vptq_safetensors_read(single_path, set, NULL, NULL, err));
+        st = vptq_tensor_set_finish(set, err);
+    } else {
+        st = read_all_files(dir, set, err);
+    }
+out:
+    return st;
+}

@@ -1,0 +1,356 @@
+#include "formats/tensor.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "formats/ggml_quants.h"
+#include "lib/base/half.h"
+
+size_t vptq_tensor_rows(const vptq_tensor *t)
+{
+    return t->dims >= 2 ? (size_t)t->shape[0] : 1;
+}
+
+size_t vptq_tensor_cols(const vptq_tensor *t)
+{
+    size_t cols = 1;
+    for (uint32_t i = t->dims >= 2 ? 1 : 0; i < t->dims; i++)
+        cols *= (size_t)t->shape[i];
+    return cols;
+}
+
+/* n consecutive elements of any float type, from unaligned bytes. */
+static void convert(vptq_dtype type, const uint8_t *src, size_t n, float *dst)
+{
+    switch (type) {
+    case VPTQ_F32:
+        memcpy(dst, src, n * sizeof *dst);
+        break;
+    case VPTQ_F16:
+        vptq_f16_to_f32_n((const uint16_t *)(const void *)src, dst, n);
+        break;
+    case VPTQ_BF16:
+        vptq_bf16_to_f32_n((const uint16_t *)(const void *)src, dst, n);
+        break;
+    case VPTQ_F64:
+        for (size_t i = 0; i < n; i++) {
+            double x;
+            memcpy(&x, src + i * sizeof x, sizeof x);
+            dst[i] = (float)x;
+        }
+        break;
+    default:
+        vptq_ggml_dequantize(type, src, n, dst);
+        break;
+    }
+}
+
+static bool is_readable(const vptq_tensor *t, const vptq_dtype_info *info)
+{
+    return info->is_float && vptq_tensor_cols(t) % info->block == 0;
+}
+
+static vptq_status not_numbers(const vptq_tensor *t, const vptq_dtype_info *info, vptq_err *err)
+{
+    if (!info->is_float)
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                         "%s: tensor '%s' holds %s values, expected real numbers", t->file,
+                         t->name, info->name);
+    return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                     "%s: tensor '%s' has rows of %zu elements, expected a multiple of the %zu "
+                     "of a %s block",
+                     t->file, t->name, vptq_tensor_cols(t), info->block, info->name);
+}
+
+/* Where row r of the matrix stands in the file. */
+static size_t stored_row(const vptq_tensor *t, size_t rows, size_t r)
+{
+    if (!t->rope_heads)
+        return r;
+    size_t d = rows / t->rope_heads;
+    size_t head = r / d, in_head = r % d;
+    size_t half = in_head / (d / 2), i = in_head % (d / 2);
+    return head * d + 2 * i + half;
+}
+
+vptq_status vptq_tensor_read(const vptq_tensor *t, size_t r0, size_t n, float *dst,
+                             vptq_err *err)
+{
+    const vptq_dtype_info *info = vptq_dtype_get(t->type);
+    if (!is_readable(t, info))
+        return not_numbers(t, info, err);
+    size_t rows = vptq_tensor_rows(t), cols = vptq_tensor_cols(t);
+    VPTQ_BUG_IF(r0 > rows || n > rows - r0);
+    VPTQ_BUG_IF(t->rope_heads && rows % (2 * (size_t)t->rope_heads) != 0);
+    if (n == 0 || cols == 0)
+        return VPTQ_OK;
+    size_t row_bytes = cols / info->block * info->bytes;
+    if (t->rope_heads)
+        for (size_t r = 0; r < n; r++)
+            convert(t->type, t->data + stored_row(t, rows, r0 + r) * row_bytes, cols,
+                    dst + r * cols);
+    else
+        convert(t->type, t->data + r0 * row_bytes, n * cols, dst);
+    if (t->round_to != VPTQ_F32)
+        vptq_round_to_n(t->round_to, dst, n * cols);
+    return VPTQ_OK;
+}
+
+/* A float is not finite when all bits of its exponent are set; adding one to the exponent field
+ * then carries into the sign's place.  `one` and `exponent` hold the masks of all lanes of a
+ * 64-bit word, so that a word is tested at once; lanes cannot disturb each other. */
+typedef struct finite_masks {
+    uint64_t exponent, one, carry;
+    size_t width; /* bytes of an element */
+} finite_masks;
+
+static bool masks_of(vptq_dtype type, finite_masks *m)
+{
+    switch (type) {
+    case VPTQ_F32:
+        *m = (finite_masks){UINT64_C(0x7f8000007f800000), UINT64_C(0x0080000000800000),
+                            UINT64_C(0x8000000080000000), 4};
+        return true;
+    case VPTQ_F16:
+        *m = (finite_masks){UINT64_C(0x7c007c007c007c00), UINT64_C(0x0400040004000400),
+                            UINT64_C(0x8000800080008000), 2};
+        return true;
+    case VPTQ_BF16:
+        *m = (finite_masks){UINT64_C(0x7f807f807f807f80), UINT64_C(0x0080008000800080),
+                            UINT64_C(0x8000800080008000), 2};
+        return true;
+    case VPTQ_F64:
+        *m = (finite_masks){UINT64_C(0x7ff0000000000000), UINT64_C(0x0010000000000000),
+                            UINT64_C(0x8000000000000000), 8};
+        return true;
+    default:
+        return false;
+    }
+}
+
+static uint64_t bad_lanes(const finite_masks *m, const uint8_t *p, size_t bytes)
+{
+    uint64_t word = 0;
+    memcpy(&word, p, bytes);
+    return ((word & m->exponent) + m->one) & m->carry;
+}
+
+/* Index of the first element that is not finite, or n. */
+static size_t first_bad(const finite_masks *m, const uint8_t *p, size_t n)
+{
+    enum { WORDS = 512 };
+    size_t bytes = n * m->width, at = 0;
+    for (; bytes - at >= WORDS * 8; at += WORDS * 8) {
+        uint64_t any = 0;
+        for (size_t w = 0; w < WORDS; w++)
+            any |= bad_lanes(m, p + at + w * 8, 8);
+        if (any)
+            break;
+    }
+    for (; at < bytes; at += m->width)
+        if (bad_lanes(m, p + at, m->width))
+            return at / m->width;
+    return n;
+}
+
+/* The same for block types: their scales can be NaN or infinite. */
+static size_t first_bad_block(const vptq_tensor *t, const vptq_dtype_info *info, size_t n)
+{
+    enum { PIECE = 1024 }; /* a multiple of every block size */
+    float x[PIECE];
+    finite_masks m;
+    if (!masks_of(VPTQ_F32, &m))
+        return n;
+    for (size_t at = 0; at < n; at += PIECE) {
+        size_t len = n - at < PIECE ? n - at : PIECE;
+        vptq_ggml_dequantize(t->type, t->data + at / info->block * info->bytes, len, x);
+        size_t bad = first_bad(&m, (const uint8_t *)x, len);
+        if (bad < len)
+            return at + bad;
+    }
+    return n;
+}
+
+vptq_status vptq_tensor_check_finite(const vptq_tensor *t, vptq_err *err)
+{
+    const vptq_dtype_info *info = vptq_dtype_get(t->type);
+    if (!info->is_float)
+        return VPTQ_OK;
+    if (!is_readable(t, info))
+        return not_numbers(t, info, err);
+    size_t cols = vptq_tensor_cols(t), n = vptq_tensor_rows(t) * cols;
+    finite_masks m;
+    size_t bad =
+        masks_of(t->type, &m) ? first_bad(&m, t->data, n) : first_bad_block(t, info, n);
+    if (bad < n)
+        return vptq_fail(err, VPTQ_E_NUMERIC,
+                         "%s: tensor '%s' has a value that is not finite in row %zu, column "
+                         "%zu",
+                         t->file, t->name, bad / cols, bad % cols);
+    return VPTQ_OK;
+}
+
+void vptq_tensor_set_init(vptq_tensor_set *s, vptq_mem *mem)
+{
+    *s = (vptq_tensor_set){0};
+    vptq_arena_init(&s->arena, mem);
+}
+
+void vptq_tensor_set_release(vptq_tensor_set *s)
+{
+    for (size_t i = 0; i < s->map_count; i++)
+        vptq_map_release(&s->maps[i]);
+    if (s->by_name.slots)
+        vptq_strmap_release(&s->by_name);
+    vptq_mem *mem = s->arena.mem;
+    vptq_arena_release(&s->arena);
+    vptq_tensor_set_init(s, mem);
+}
+
+const vptq_tensor *vptq_tensor_find(const vptq_tensor_set *s, const char *name)
+{
+    uint32_t i;
+    if (!s->by_name.slots || !vptq_strmap_get(&s->by_name, name, strlen(name), &i))
+        return NULL;
+    return &s->tensors[i];
+}
+
+static vptq_status missing(const vptq_tensor_set *s, const char *name, vptq_err *err)
+{
+    if (s->count == 0)
+        return vptq_fail(err, VPTQ_E_FORMAT, "tensor '%s' is missing: there are no tensors",
+                         name);
+    if (s->map_count > 1)
+        return vptq_fail(err, VPTQ_E_FORMAT,
+                         "%s and the files beside it: tensor '%s' is missing among %zu",
+                         s->tensors[0].file, name, s->count);
+    return vptq_fail(err, VPTQ_E_FORMAT, "%s: tensor '%s' is missing among %zu",
+                     s->tensors[0].file, name, s->count);
+}
+
+/* "[3, 4]" */
+static void shape_text(const vptq_tensor *t, char *text, size_t size)
+{
+    size_t at = 0;
+    for (uint32_t i = 0; i < t->dims && at < size; i++)
+        at += (size_t)snprintf(text + at, size - at, "%s%llu", i ? ", " : "",
+                               (unsigned long long)t->shape[i]);
+    text[at < size ? at : size - 1] = 0;
+}
+
+vptq_status vptq_tensor_need(const vptq_tensor_set *s, const char *name, uint64_t rows,
+                             uint64_t cols, const vptq_tensor **out, vptq_err *err)
+{
+    const vptq_tensor *t = vptq_tensor_find(s, name);
+    if (!t)
+        return missing(s, name, err);
+    bool fits = rows ? t->dims == 2 && t->shape[0] == rows && t->shape[1] == cols
+                     : t->dims == 1 && t->shape[0] == cols;
+    if (fits) {
+        *out = t;
+        return VPTQ_OK;
+    }
+    char found[VPTQ_MAX_DIMS * 22 + 1];
+    shape_text(t, found, sizeof found);
+    if (rows)
+        return vptq_fail(err, VPTQ_E_SHAPE,
+                         "%s: tensor '%s' has shape [%s], expected [%llu, %llu]", t->file, name,
+                         found, (unsigned long long)rows, (unsigned long long)cols);
+    return vptq_fail(err, VPTQ_E_SHAPE, "%s: tensor '%s' has shape [%s], expected [%llu]",
+                     t->file, name, found, (unsigned long long)cols);
+}
+
+/* Room for one more tensor; the arena keeps the smaller arrays until the end. */
+static vptq_status make_room(vptq_tensor_set *s, vptq_err *err)
+{
+    if (s->count < s->cap)
+        return VPTQ_OK;
+    size_t cap = s->cap ? s->cap * 2 : 16;
+    vptq_tensor *grown = vptq_arena_alloc(&s->arena, cap, sizeof *grown, err);
+    if (!grown)
+        return VPTQ_E_NOMEM;
+    if (s->count)
+        memcpy(grown, s->tensors, s->count * sizeof *grown);
+    s->tensors = grown;
+    s->cap = cap;
+    return VPTQ_OK;
+}
+
+/* Neighbours mostly come from one file: its path is kept once. */
+static const char *keep_path(vptq_tensor_set *s, const char *path, vptq_err *err)
+{
+    if (s->count && strcmp(s->tensors[s->count - 1].file, path) == 0)
+        return s->tensors[s->count - 1].file;
+    return vptq_arena_strdup(&s->arena, path, err);
+}
+
+vptq_status vptq_tensor_set_add(vptq_tensor_set *s, const vptq_tensor *t, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    for (const char *c = t->name; *c; c++)
+        if ((unsigned char)*c < 0x20)
+            return vptq_fail(err, VPTQ_E_FORMAT,
+                             "%s: the name of tensor %zu holds a control character", t->file,
+                             s->count);
+    if (!s->by_name.slots)
+        VPTQ_TRY(vptq_strmap_init(&s->by_name, s->arena.mem, 0, err));
+    VPTQ_TRY(make_room(s, err));
+    vptq_tensor copy = *t;
+    copy.name = vptq_arena_strdup(&s->arena, t->name, err);
+    copy.file = copy.name ? keep_path(s, t->file, err) : NULL;
+    if (!copy.file)
+        return VPTQ_E_NOMEM;
+    bool fresh = true;
+    VPTQ_TRY(vptq_strmap_add(&s->by_name, copy.name, strlen(copy.name), (uint32_t)s->count,
+                             &fresh, err));
+    if (!fresh)
+        return vptq_fail(err, VPTQ_E_FORMAT, "%s: tensor '%s' is there twice", t->file,
+                         t->name);
+    s->tensors[s->count++] = copy;
+out:
+    return st;
+}
+
+static int by_name(const void *a, const void *b)
+{
+    const vptq_tensor *x = a, *y = b;
+    return strcmp(x->name, y->name);
+}
+
+vptq_status vptq_tensor_set_finish(vptq_tensor_set *s, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    if (s->count == 0)
+        return VPTQ_OK;
+    qsort(s->tensors, s->count, sizeof *s->tensors, by_name);
+    vptq_strmap_release(&s->by_name);
+    s->by_name = (vptq_strmap){0};
+    VPTQ_TRY(vptq_strmap_init(&s->by_name, s->arena.mem, s->count, err));
+    for (size_t i = 0; i < s->count; i++) {
+        const char *name = s->tensors[i].name;
+        bool fresh;
+        VPTQ_TRY(vptq_strmap_add(&s->by_name, name, strlen(name), (uint32_t)i, &fresh, err));
+    }
+out:
+    return st;
+}
+
+vptq_status vptq_tensor_set_own_map(vptq_tensor_set *s, vptq_map *map, vptq_err *err)
+{
+    /* The array is full when its length is a power of two. */
+    if ((s->map_count & (s->map_count - 1)) == 0) {
+        size_t cap = s->map_count ? s->map_count * 2 : 1;
+        vptq_map *grown = vptq_arena_alloc(&s->arena, cap, sizeof *grown, err);
+        if (!grown) {
+            vptq_map_release(map);
+            return VPTQ_E_NOMEM;
+        }
+        if (s->map_count)
+            memcpy(grown, s->maps, s->map_count * sizeof *grown);
+        s->maps = grown;
+    }
+    s->maps[s->map_count++] = *map;
+    *map = (vptq_map){0};
+    return VPTQ_OK;
+}
