@@ -63,7 +63,7 @@ static vptq_status not_numbers(const vptq_tensor *t, const vptq_dtype_info *info
                      t->file, t->name, vptq_tensor_cols(t), info->block, info->name);
 }
 
-/* Where row r of the matrix stands in the file. */
+/* Where row r of the matrix (element r of a vector) stands in the file. */
 static size_t stored_row(const vptq_tensor *t, size_t rows, size_t r)
 {
     if (!t->rope_heads)
@@ -81,12 +81,17 @@ vptq_status vptq_tensor_read(const vptq_tensor *t, size_t r0, size_t n, float *d
     if (!is_readable(t, info))
         return not_numbers(t, info, err);
     size_t rows = vptq_tensor_rows(t), cols = vptq_tensor_cols(t);
+    bool vector = t->dims < 2;
     VPTQ_BUG_IF(r0 > rows || n > rows - r0);
-    VPTQ_BUG_IF(t->rope_heads && rows % (2 * (size_t)t->rope_heads) != 0);
+    VPTQ_BUG_IF(t->rope_heads && (vector ? cols : rows) % (2 * (size_t)t->rope_heads) != 0);
+    VPTQ_BUG_IF(t->rope_heads && vector && info->block > 1);
     if (n == 0 || cols == 0)
         return VPTQ_OK;
     size_t row_bytes = cols / info->block * info->bytes;
-    if (t->rope_heads)
+    if (t->rope_heads && vector)
+        for (size_t c = 0; c < cols; c++)
+            convert(t->type, t->data + stored_row(t, cols, c) * info->bytes, 1, dst + c);
+    else if (t->rope_heads)
         for (size_t r = 0; r < n; r++)
             convert(t->type, t->data + stored_row(t, rows, r0 + r) * row_bytes, cols,
                     dst + r * cols);

@@ -24,7 +24,8 @@ typedef struct vptq_tensor {
     size_t bytes;
     /* Rows of q_proj and k_proj of Llama GGUF and llama2.c files are stored for interleaved
      * rotary pairs; with rope_heads > 0 reading row h*d + half*d/2 + i takes stored row h*d +
-     * 2*i + half (d = rows / rope_heads). */
+     * 2*i + half (d = rows / rope_heads).  Of a vector (a bias, of a plain type) the elements
+     * are taken in that order. */
     uint32_t rope_heads;
     vptq_dtype round_to; /* F32 = as it is; F16/BF16 = every value is rounded to it when read */
     const char *file;    /* path, for messages */

@@ -1,0 +1,576 @@
+/* The GGUF container: header, key-value pairs, tensor list.  Everything is read through a
+ * cursor that knows what is left of the file, and every count is held against that rest before
+ * anything of its size is allocated. */
+#include "formats/gguf.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    MAX_KEYS = 1 << 16,    /* real files have below a hundred */
+    MAX_TENSORS = 1 << 20, /* and some thousand tensors */
+    MAX_NAME = 255,        /* bytes of a key or tensor name; ggml's own limit is 64 */
+    MAX_GGUF_DIMS = 4,
+    DEFAULT_ALIGNMENT = 32,
+    MIN_ALIGNMENT = 8 /* the format's rule; our readers rely on it for aligned floats */
+};
+
+typedef struct cursor {
+    const char *path;
+    const uint8_t *data;
+    size_t at, size;
+} cursor;
+
+static uint64_t le(const uint8_t *p, size_t bytes)
+{
+    uint64_t x = 0;
+    for (size_t i = 0; i < bytes; i++)
+        x |= (uint64_t)p[i] << 8 * i;
+    return x;
+}
+
+static vptq_status take(cursor *c, uint64_t n, const char *what, const uint8_t **p,
+                        vptq_err *err)
+{
+    size_t left = c->size - c->at;
+    if (n > left)
+        return vptq_fail(err, VPTQ_E_FORMAT,
+                         "%s: %s at byte %zu needs %" PRIu64 " bytes, the file has %zu left",
+                         c->path, what, c->at, n, left);
+    *p = c->data + c->at;
+    c->at += (size_t)n;
+    return VPTQ_OK;
+}
+
+static vptq_status take_u32(cursor *c, const char *what, uint32_t *out, vptq_err *err)
+{
+    const uint8_t *p = NULL;
+    vptq_status st = take(c, 4, what, &p, err);
+    if (!st)
+        *out = (uint32_t)le(p, 4);
+    return st;
+}
+
+static vptq_status take_u64(cursor *c, const char *what, uint64_t *out, vptq_err *err)
+{
+    const uint8_t *p = NULL;
+    vptq_status st = take(c, 8, what, &p, err);
+    if (!st)
+        *out = le(p, 8);
+    return st;
+}
+
+static vptq_status take_str(cursor *c, const char *what, vptq_gguf_str *s, vptq_err *err)
+{
+    uint64_t len = 0;
+    const uint8_t *p = NULL;
+    vptq_status st = VPTQ_OK;
+    VPTQ_TRY(take_u64(c, what, &len, err));
+    VPTQ_TRY(take(c, len, what, &p, err));
+    s->data = (const char *)p;
+    s->len = (size_t)len;
+out:
+    return st;
+}
+
+/* Names go into messages and are compared as C strings. */
+static vptq_status take_name(cursor *c, const char *what, vptq_gguf_str *s, vptq_err *err)
+{
+    vptq_status st = take_str(c, what, s, err);
+    if (st)
+        return st;
+    if (s->len == 0 || s->len > MAX_NAME)
+        return vptq_fail(err, VPTQ_E_FORMAT,
+                         "%s: %s of %zu bytes before byte %zu, expected 1 to %d", c->path, what,
+                         s->len, c->at, MAX_NAME);
+    for (size_t i = 0; i < s->len; i++)
+        if ((unsigned char)s->data[i] < 0x20 || s->data[i] == 0x7f)
+            return vptq_fail(err, VPTQ_E_FORMAT,
+                             "%s: %s before byte %zu has a control character in it", c->path,
+                             what, c->at);
+    return VPTQ_OK;
+}
+
+/* ---- key-value pairs ---- */
+
+/* Bytes of a value; 0 for those without a fixed size. */
+static size_t value_size(vptq_gguf_type type)
+{
+    switch (type) {
+    case VPTQ_GGUF_U8:
+    case VPTQ_GGUF_I8:
+    case VPTQ_GGUF_BOOL:
+        return 1;
+    case VPTQ_GGUF_U16:
+    case VPTQ_GGUF_I16:
+        return 2;
+    case VPTQ_GGUF_U32:
+    case VPTQ_GGUF_I32:
+    case VPTQ_GGUF_F32:
+        return 4;
+    case VPTQ_GGUF_U64:
+    case VPTQ_GGUF_I64:
+    case VPTQ_GGUF_F64:
+        return 8;
+    default:
+        return 0;
+    }
+}
+
+static vptq_status take_type(cursor *c, const vptq_gguf_str *key, vptq_gguf_type *type,
+                             vptq_err *err)
+{
+    uint32_t raw = 0;
+    vptq_status st = take_u32(c, "the type of a value", &raw, err);
+    if (st)
+        return st;
+    if (raw > VPTQ_GGUF_F64)
+        return vptq_fail(err, VPTQ_E_FORMAT,
+                         "%s: key '%.*s' has value type %" PRIu32 ", expected 0 to %d", c->path,
+                         (int)key->len, key->data, raw, VPTQ_GGUF_F64);
+    *type = (vptq_gguf_type)raw;
+    return VPTQ_OK;
+}
+
+static vptq_status take_value(cursor *c, vptq_arena *arena, vptq_gguf_kv *kv, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    kv->count = 1;
+    VPTQ_TRY(take_type(c, &kv->key, &kv->type, err));
+    kv->is_array = kv->type == VPTQ_GGUF_ARRAY;
+    if (kv->is_array) {
+        VPTQ_TRY(take_type(c, &kv->key, &kv->type, err));
+        VPTQ_TRY(take_u64(c, "the length of an array", &kv->count, err));
+        if (kv->type == VPTQ_GGUF_ARRAY)
+            return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                             "%s: key '%.*s' is an array of arrays, which is not supported",
+                             c->path, (int)kv->key.len, kv->key.data);
+    }
+    /* the least that the elements take; a string is at least its length field */
+    size_t each = kv->type == VPTQ_GGUF_STRING ? 8 : value_size(kv->type);
+    if (kv->count > (c->size - c->at) / each)
+        return vptq_fail(err, VPTQ_E_FORMAT,
+                         "%s: key '%.*s' has %" PRIu64
+                         " elements, more than the rest of the file can hold",
+                         c->path, (int)kv->key.len, kv->key.data, kv->count);
+    kv->data = c->data + c->at;
+    if (kv->type != VPTQ_GGUF_STRING) {
+        c->at += (size_t)kv->count * each;
+        return VPTQ_OK;
+    }
+    vptq_gguf_str *str = vptq_arena_alloc(arena, (size_t)kv->count, sizeof *str, err);
+    if (!str)
+        return VPTQ_E_NOMEM;
+    for (size_t i = 0; i < kv->count; i++)
+        VPTQ_TRY(take_str(c, "a string value", &str[i], err));
+    kv->str = str;
+out:
+    return st;
+}
+
+static vptq_status take_keys(cursor *c, vptq_gguf *g, uint64_t count, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    /* a key takes at least its length field, one byte, its type and one byte of value */
+    if (count > MAX_KEYS || count > (c->size - c->at) / 14)
+        return vptq_fail(err, VPTQ_E_FORMAT,
+                         "%s: header says %" PRIu64 " keys, more than the file can hold",
+                         c->path, count);
+    VPTQ_TRY(vptq_strmap_init(&g->keys, g->set.arena.mem, (size_t)count, err));
+    g->kv = vptq_arena_zalloc(&g->set.arena, (size_t)count, sizeof *g->kv, err);
+    if (!g->kv)
+        return VPTQ_E_NOMEM;
+    for (; g->kv_count < count; g->kv_count++) {
+        vptq_gguf_kv *kv = &g->kv[g->kv_count];
+        bool fresh = true;
+        VPTQ_TRY(take_name(c, "a key", &kv->key, err));
+        VPTQ_TRY(take_value(c, &g->set.arena, kv, err));
+        VPTQ_TRY(vptq_strmap_add(&g->keys, kv->key.data, kv->key.len, (uint32_t)g->kv_count,
+                                 &fresh, err));
+        if (!fresh)
+            return vptq_fail(err, VPTQ_E_FORMAT, "%s: key '%.*s' is there twice", c->path,
+                             (int)kv->key.len, kv->key.data);
+    }
+out:
+    return st;
+}
+
+/* ---- tensors ---- */
+
+/* ggml's type numbers. */
+typedef struct ggml_type {
+    const char *name; /* NULL: a number that was never used or has been withdrawn */
+    vptq_dtype type;  /* VPTQ_DTYPE_COUNT: not read here */
+} ggml_type;
+
+static ggml_type ggml_type_of(uint32_t number)
+{
+    static const ggml_type types[] = {
+        [0] = {"F32", VPTQ_F32},
+        [1] = {"F16", VPTQ_F16},
+        [2] = {"Q4_0", VPTQ_Q4_0},
+        [3] = {"Q4_1", VPTQ_Q4_1},
+        [6] = {"Q5_0", VPTQ_Q5_0},
+        [7] = {"Q5_1", VPTQ_Q5_1},
+        [8] = {"Q8_0", VPTQ_Q8_0},
+        [9] = {"Q8_1", VPTQ_DTYPE_COUNT},
+        [10] = {"Q2_K", VPTQ_Q2_K},
+        [11] = {"Q3_K", VPTQ_Q3_K},
+        [12] = {"Q4_K", VPTQ_Q4_K},
+        [13] = {"Q5_K", VPTQ_Q5_K},
+        [14] = {"Q6_K", VPTQ_Q6_K},
+        [15] = {"Q8_K", VPTQ_DTYPE_COUNT},
+        [16] = {"IQ2_XXS", VPTQ_DTYPE_COUNT},
+        [17] = {"IQ2_XS", VPTQ_DTYPE_COUNT},
+        [18] = {"IQ3_XXS", VPTQ_DTYPE_COUNT},
+        [19] = {"IQ1_S", VPTQ_DTYPE_COUNT},
+        [20] = {"IQ4_NL", VPTQ_DTYPE_COUNT},
+        [21] = {"IQ3_S", VPTQ_DTYPE_COUNT},
+        [22] = {"IQ2_S", VPTQ_DTYPE_COUNT},
+        [23] = {"IQ4_XS", VPTQ_DTYPE_COUNT},
+        [24] = {"I8", VPTQ_DTYPE_COUNT},
+        [25] = {"I16", VPTQ_DTYPE_COUNT},
+        [26] = {"I32", VPTQ_DTYPE_COUNT},
+        [27] = {"I64", VPTQ_DTYPE_COUNT},
+        [28] = {"F64", VPTQ_DTYPE_COUNT},
+        [29] = {"IQ1_M", VPTQ_DTYPE_COUNT},
+        [30] = {"BF16", VPTQ_BF16},
+        [34] = {"TQ1_0", VPTQ_DTYPE_COUNT},
+        [35] = {"TQ2_0", VPTQ_DTYPE_COUNT},
+        [39] = {"MXFP4", VPTQ_DTYPE_COUNT},
+    };
+    ggml_type unknown = {NULL, VPTQ_DTYPE_COUNT};
+    return number < sizeof types / sizeof types[0] && types[number].name ? types[number]
+                                                                         : unknown;
+}
+
+static vptq_status tensor_type(const vptq_tensor *t, uint32_t number, vptq_dtype *type,
+                               vptq_err *err)
+{
+    ggml_type k = ggml_type_of(number);
+    if (k.type == VPTQ_DTYPE_COUNT)
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                         "%s: tensor '%s' has type %s (%" PRIu32
+                         "); F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 and Q2_K to Q6_K "
+                         "are supported",
+                         t->file, t->name, k.name ? k.name : "unknown", number);
+    *type = k.type;
+    return VPTQ_OK;
+}
+
+/* Dimensions stand innermost first in the file. */
+static vptq_status tensor_shape(cursor *c, vptq_tensor *t, uint64_t *elements, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    size_t total = 1;
+    VPTQ_TRY(take_u32(c, "the rank of a tensor", &t->dims, err));
+    if (t->dims > MAX_GGUF_DIMS)
+        return vptq_fail(err, VPTQ_E_FORMAT,
+                         "%s: tensor '%s' has %" PRIu32 " dimensions, expected at most %d",
+                         c->path, t->name, t->dims, MAX_GGUF_DIMS);
+    for (uint32_t i = t->dims; i-- > 0;) {
+        uint64_t n = 0;
+        VPTQ_TRY(take_u64(c, "a dimension of a tensor", &n, err));
+        if (n == 0 || n > SIZE_MAX || !vptq_size_mul(total, (size_t)n, &total))
+            return vptq_fail(err, VPTQ_E_FORMAT,
+                             "%s: tensor '%s' has a dimension of %" PRIu64
+                             ", its size is zero or overflows",
+                             c->path, t->name, n);
+        t->shape[i] = n;
+    }
+    *elements = total;
+out:
+    return st;
+}
+
+/* One entry of the tensor list; t->data stays NULL, the offset is in the data section. */
+static vptq_status take_tensor(cursor *c, char name[MAX_NAME + 1], vptq_tensor *t,
+                               uint64_t *offset, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_gguf_str s = {NULL, 0};
+    uint32_t number = 0;
+    uint64_t elements = 0;
+    VPTQ_TRY(take_name(c, "a tensor's name", &s, err));
+    memcpy(name, s.data, s.len);
+    name[s.len] = '\0';
+    *t = (vptq_tensor){.name = name, .file = c->path, .round_to = VPTQ_F32};
+    VPTQ_TRY(tensor_shape(c, t, &elements, err));
+    VPTQ_TRY(take_u32(c, "the type of a tensor", &number, err));
+    VPTQ_TRY(take_u64(c, "the offset of a tensor", offset, err));
+    VPTQ_TRY(tensor_type(t, number, &t->type, err));
+    uint64_t row = t->dims ? t->shape[t->dims - 1] : 1;
+    if (row % vptq_dtype_get(t->type)->block != 0)
+        return vptq_fail(err, VPTQ_E_FORMAT,
+                         "%s: rows of tensor '%s' have %" PRIu64
+                         " elements, no multiple of the %zu of a %s block",
+                         c->path, name, row, vptq_dtype_get(t->type)->block,
+                         vptq_dtype_get(t->type)->name);
+    if (!vptq_dtype_bytes(t->type, (size_t)elements, &t->bytes))
+        return vptq_fail(err, VPTQ_E_FORMAT, "%s: the size of tensor '%s' overflows", c->path,
+                         name);
+out:
+    return st;
+}
+
+static vptq_status alignment_of(const vptq_gguf *g, uint64_t *alignment, vptq_err *err)
+{
+    vptq_status st =
+        vptq_gguf_u64_or(g, "general.alignment", DEFAULT_ALIGNMENT, alignment, err);
+    uint64_t a = *alignment;
+    if (!st && (a < MIN_ALIGNMENT || a > UINT32_MAX || (a & (a - 1)) != 0))
+        return vptq_fail(err, VPTQ_E_FORMAT,
+                         "%s: general.alignment is %" PRIu64
+                         ", expected a power of two from %d on",
+                         g->path, a, MIN_ALIGNMENT);
+    return st;
+}
+
+static int by_address(const void *a, const void *b)
+{
+    const vptq_tensor *x = *(const vptq_tensor *const *)a, *y = *(const vptq_tensor *const *)b;
+    return x->data < y->data ? -1 : x->data > y->data;
+}
+
+static vptq_status check_overlap(const vptq_gguf *g, vptq_err *err)
+{
+    size_t n = g->set.count;
+    vptq_status st = VPTQ_OK;
+    vptq_mem *mem = g->set.arena.mem;
+    const vptq_tensor **order = vptq_mem_alloc(mem, n, sizeof(vptq_tensor *), err);
+    if (!order)
+        return VPTQ_E_NOMEM;
+    for (size_t i = 0; i < n; i++)
+        order[i] = &g->set.tensors[i];
+    qsort(order, n, sizeof(vptq_tensor *), by_address);
+    for (size_t i = 1; i < n && !st; i++)
+        if ((size_t)(order[i]->data - order[i - 1]->data) < order[i - 1]->bytes)
+            st = vptq_fail(err, VPTQ_E_FORMAT, "%s: tensors '%s' and '%s' overlap", g->path,
+                           order[i - 1]->name, order[i]->name);
+    vptq_mem_free(mem, order);
+    return st;
+}
+
+/* Offsets become pointers: the data section begins at the next aligned byte. */
+static vptq_status place_tensors(cursor *c, vptq_gguf *g, const uint64_t *offsets,
+                                 vptq_err *err)
+{
+    uint64_t alignment = 0;
+    vptq_status st = VPTQ_OK;
+    VPTQ_TRY(alignment_of(g, &alignment, err));
+    uint64_t start = (c->at + alignment - 1) / alignment * alignment;
+    uint64_t room = c->size > start ? c->size - start : 0;
+    for (size_t i = 0; i < g->set.count; i++) {
+        vptq_tensor *t = &g->set.tensors[i];
+        if (offsets[i] % alignment != 0)
+            return vptq_fail(err, VPTQ_E_FORMAT,
+                             "%s: tensor '%s' has offset %" PRIu64
+                             ", no multiple of the alignment %" PRIu64,
+                             c->path, t->name, offsets[i], alignment);
+        if (offsets[i] > room || t->bytes > room - offsets[i])
+            return vptq_fail(err, VPTQ_E_FORMAT,
+                             "%s: tensor '%s' (%zu bytes at offset %" PRIu64
+                             ") runs past the end of the file, whose data has %" PRIu64
+                             " bytes",
+                             c->path, t->name, t->bytes, offsets[i], room);
+        t->data = c->data + start + offsets[i];
+    }
+    VPTQ_TRY(check_overlap(g, err));
+    st = vptq_tensor_set_finish(&g->set, err);
+out:
+    return st;
+}
+
+static vptq_status take_tensors(cursor *c, vptq_gguf *g, uint64_t count, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    /* name, rank, type and offset take at least 8 + 1 + 4 + 4 + 8 bytes */
+    if (count > MAX_TENSORS || count > (c->size - c->at) / 25)
+        return vptq_fail(err, VPTQ_E_FORMAT,
+                         "%s: header says %" PRIu64 " tensors, more than the file can hold",
+                         c->path, count);
+    uint64_t *offsets = vptq_mem_alloc(g->set.arena.mem, (size_t)count, sizeof *offsets, err);
+    if (!offsets)
+        return VPTQ_E_NOMEM;
+    for (size_t i = 0; i < count; i++) {
+        char name[MAX_NAME + 1];
+        vptq_tensor t;
+        VPTQ_TRY(take_tensor(c, name, &t, &offsets[i], err));
+        VPTQ_TRY(vptq_tensor_set_add(&g->set, &t, err));
+    }
+    st = place_tensors(c, g, offsets, err);
+out:
+    vptq_mem_free(g->set.arena.mem, offsets);
+    return st;
+}
+
+/* ---- the file ---- */
+
+static vptq_status take_header(cursor *c, uint32_t *version, uint64_t *tensors, uint64_t *keys,
+                               vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    const uint8_t *magic = NULL;
+    VPTQ_TRY(take(c, 4, "the magic", &magic, err));
+    if (memcmp(magic, "GGUF", 4) != 0)
+        return vptq_fail(err, VPTQ_E_FORMAT, "%s: does not begin with \"GGUF\"", c->path);
+    VPTQ_TRY(take_u32(c, "the version", version, err));
+    if (*version == 0x02000000 || *version == 0x03000000)
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                         "%s: is a big-endian GGUF file, only little-endian ones are supported",
+                         c->path);
+    if (*version != 2 && *version != 3)
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                         "%s: has GGUF version %" PRIu32 ", supported are 2 and 3", c->path,
+                         *version);
+    VPTQ_TRY(take_u64(c, "the tensor count", tensors, err));
+    VPTQ_TRY(take_u64(c, "the key count", keys, err));
+out:
+    return st;
+}
+
+vptq_status vptq_gguf_open(const char *path, vptq_mem *mem, vptq_gguf *g, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_map map = {NULL, 0};
+    uint64_t tensors = 0, keys = 0;
+    *g = (vptq_gguf){0};
+    vptq_tensor_set_init(&g->set, mem);
+    VPTQ_TRY(vptq_map_open(path, &map, err));
+    cursor c = {path, map.data, 0, map.size};
+    VPTQ_TRY(vptq_tensor_set_own_map(&g->set, &map, err));
+    g->path = vptq_arena_strdup(&g->set.arena, path, err);
+    if (!g->path) {
+        st = VPTQ_E_NOMEM;
+        goto out;
+    }
+    VPTQ_TRY(take_header(&c, &g->version, &tensors, &keys, err));
+    VPTQ_TRY(take_keys(&c, g, keys, err));
+    VPTQ_TRY(take_tensors(&c, g, tensors, err));
+out:
+    if (st)
+        vptq_gguf_release(g);
+    return st;
+}
+
+void vptq_gguf_release(vptq_gguf *g)
+{
+    if (g->keys.slots)
+        vptq_strmap_release(&g->keys);
+    vptq_tensor_set_release(&g->set);
+    *g = (vptq_gguf){0};
+}
+
+bool vptq_gguf_is(const char *path)
+{
+    char magic[4];
+    if (vptq_path_is_dir(path))
+        return false;
+    FILE *f = fopen(path, "rb");
+    if (!f)
+        return false;
+    size_t n = fread(magic, 1, sizeof magic, f);
+    fclose(f);
+    return n == sizeof magic && memcmp(magic, "GGUF", sizeof magic) == 0;
+}
+
+/* ---- look-ups ---- */
+
+const vptq_gguf_kv *vptq_gguf_find(const vptq_gguf *g, const char *key)
+{
+    uint32_t i = 0;
+    return vptq_strmap_get(&g->keys, key, strlen(key), &i) ? &g->kv[i] : NULL;
+}
+
+double vptq_gguf_num_at(const vptq_gguf_kv *kv, uint64_t i)
+{
+    size_t size = value_size(kv->type);
+    VPTQ_BUG_IF(size == 0 || i >= kv->count);
+    uint64_t raw = le(kv->data + i * size, size);
+    uint32_t raw32 = (uint32_t)raw;
+    float f;
+    double d;
+    switch (kv->type) {
+    case VPTQ_GGUF_I8:
+        return (int8_t)raw;
+    case VPTQ_GGUF_I16:
+        return (int16_t)raw;
+    case VPTQ_GGUF_I32:
+        return (int32_t)raw;
+    case VPTQ_GGUF_I64:
+        return (double)(int64_t)raw;
+    case VPTQ_GGUF_F32:
+        memcpy(&f, &raw32, sizeof f);
+        return (double)f;
+    case VPTQ_GGUF_F64:
+        memcpy(&d, &raw, sizeof d);
+        return d;
+    default:
+        return (double)raw;
+    }
+}
+
+static vptq_status wrong_type(const vptq_gguf *g, const char *key, const char *expected,
+                              vptq_err *err)
+{
+    return vptq_fail(err, VPTQ_E_FORMAT, "%s: the value of key '%s' is not %s", g->path, key,
+                     expected);
+}
+
+vptq_status vptq_gguf_u64_or(const vptq_gguf *g, const char *key, uint64_t fallback,
+                             uint64_t *out, vptq_err *err)
+{
+    const vptq_gguf_kv *kv = vptq_gguf_find(g, key);
+    *out = fallback;
+    if (!kv)
+        return VPTQ_OK;
+    size_t size = value_size(kv->type);
+    if (kv->is_array || size == 0 || kv->type == VPTQ_GGUF_F32 || kv->type == VPTQ_GGUF_F64 ||
+        kv->type == VPTQ_GGUF_BOOL)
+        return wrong_type(g, key, "one integer", err);
+    if (vptq_gguf_num_at(kv, 0) < 0)
+        return wrong_type(g, key, "zero or more", err);
+    *out = le(kv->data, size);
+    return VPTQ_OK;
+}
+
+vptq_status vptq_gguf_f64_or(const vptq_gguf *g, const char *key, double fallback, double *out,
+                             vptq_err *err)
+{
+    const vptq_gguf_kv *kv = vptq_gguf_find(g, key);
+    *out = fallback;
+    if (!kv)
+        return VPTQ_OK;
+    if (kv->is_array || value_size(kv->type) == 0 || kv->type == VPTQ_GGUF_BOOL)
+        return wrong_type(g, key, "one number", err);
+    *out = vptq_gguf_num_at(kv, 0);
+    return VPTQ_OK;
+}
+
+vptq_status vptq_gguf_bool_or(const vptq_gguf *g, const char *key, bool fallback, bool *out,
+                              vptq_err *err)
+{
+    const vptq_gguf_kv *kv = vptq_gguf_find(g, key);
+    *out = fallback;
+    if (!kv)
+        return VPTQ_OK;
+    if (kv->is_array || kv->type != VPTQ_GGUF_BOOL || kv->data[0] > 1)
+        return wrong_type(g, key, "a truth value", err);
+    *out = kv->data[0] != 0;
+    return VPTQ_OK;
+}
+
+vptq_status vptq_gguf_str_or(const vptq_gguf *g, const char *key, vptq_gguf_str *out,
+                             vptq_err *err)
+{
+    const vptq_gguf_kv *kv = vptq_gguf_find(g, key);
+    *out = (vptq_gguf_str){NULL, 0};
+    if (!kv)
+        return VPTQ_OK;
+    if (kv->is_array || kv->type != VPTQ_GGUF_STRING)
+        return wrong_type(g, key, "a string", err);
+    *out = kv->str[0];
+    return VPTQ_OK;
+}
