@@ -1,0 +1,82 @@
+/* The `cpu` table and its life. */
+#include "lib/backend/backend_cpu.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "lib/backend/backend_ref.h"
+#include "lib/backend/cpu_blas.h"
+#include "lib/backend/dev.h"
+#include "lib/backend/ref_vq.h"
+
+static void cpu_close(vptq_dev *dev)
+{
+    if (!dev)
+        return;
+    vptq_blas_close(dev->blas);
+    vptq_mem_free(dev->ctx->mem, dev->blas);
+    vptq_ref_close(dev);
+}
+
+static vptq_status cpu_open(const vptq_ctx *ctx, vptq_dev **dev, vptq_err *err)
+{
+    vptq_dev *d = NULL;
+    vptq_status st = vptq_ref_open(ctx, &d, err);
+    if (st)
+        return st;
+    d->threads = ctx->threads;
+    d->simd = vptq_cpu_simd();
+    d->blas = vptq_mem_alloc(ctx->mem, 1, sizeof *d->blas, err);
+    st = d->blas ? vptq_blas_open(d->blas, d->simd, err) : VPTQ_E_NOMEM;
+    if (st) {
+        vptq_mem_free(ctx->mem, d->blas);
+        vptq_ref_close(d);
+        return st;
+    }
+    *dev = d;
+    return VPTQ_OK;
+}
+
+static void cpu_describe(const vptq_dev *dev, char *text, size_t size)
+{
+    const char *config = dev->blas->config(); /* "OpenBLAS 0.3.21 option option ..." */
+    int version = (int)strcspn(config, " ");
+    if (config[version] == ' ')
+        version += 1 + (int)strcspn(config + version + 1, " ");
+    snprintf(text, size, "%s kernels, %.*s (%s), %d thread%s", vptq_simd_name(dev->simd),
+             version, config, dev->blas->corename(), dev->threads,
+             dev->threads == 1 ? "" : "s");
+}
+
+static const vptq_backend cpu_table = {
+    .name = "cpu",
+    .host_memory = true,
+    .open = cpu_open,
+    .close = cpu_close,
+    .describe = cpu_describe,
+    .alloc = vptq_ref_alloc,
+    .release = vptq_ref_release,
+    .upload = vptq_ref_copy,
+    .download = vptq_ref_copy,
+    .sync = vptq_ref_sync,
+    .gemm = vptq_ref_gemm,
+    .syrk_add = vptq_ref_syrk_add,
+    .potrf = vptq_ref_potrf,
+    .trtri = vptq_ref_trtri,
+    .quad_trace = vptq_ref_quad_trace,
+    .assign = vptq_ref_assign,
+    .accumulate = vptq_ref_accumulate,
+    .vq_dequant = vptq_ref_vq_dequant,
+    .vq_pass = vptq_ref_vq_pass,
+    .embed = vptq_ref_embed,
+    .rmsnorm = vptq_ref_rmsnorm,
+    .rope = vptq_ref_rope,
+    .attention = vptq_ref_attention,
+    .swiglu = vptq_ref_swiglu,
+    .nll = vptq_ref_nll,
+};
+
+const vptq_backend *vptq_backend_cpu(void)
+{
+    return &cpu_table;
+}

@@ -1,0 +1,43 @@
+/* Rows of the `ref` table: plain C, one thread, the oracle.  Sums are taken in double and
+ * rounded once.  Other host backends may use a row as it is; contracts are in backend.h. */
+#ifndef VPTQ_BACKEND_BACKEND_REF_H
+#define VPTQ_BACKEND_BACKEND_REF_H
+
+#include "lib/backend/backend.h"
+
+/* life and memory: backend_ref.c */
+vptq_status vptq_ref_open(const vptq_ctx *ctx, vptq_dev **dev, vptq_err *err);
+void vptq_ref_close(vptq_dev *dev);
+vptq_status vptq_ref_alloc(vptq_dev *dev, size_t count, size_t size, void **ptr, vptq_err *err);
+void vptq_ref_release(vptq_dev *dev, void *ptr);
+vptq_status vptq_ref_copy(vptq_dev *dev, void *dst, const void *src, size_t bytes,
+                          vptq_err *err);
+vptq_status vptq_ref_sync(vptq_dev *dev, vptq_err *err);
+
+/* linear algebra: backend_ref_linalg.c */
+vptq_status vptq_ref_gemm(vptq_dev *dev, const vptq_gemm_args *g, vptq_err *err);
+vptq_status vptq_ref_syrk_add(vptq_dev *dev, size_t t, size_t n, const float *x, size_t ldx,
+                              const float *w, double *h, double *sum, vptq_err *err);
+vptq_status vptq_ref_potrf(vptq_dev *dev, size_t n, double *a, size_t lda, size_t *bad_pivot,
+                           vptq_err *err);
+vptq_status vptq_ref_trtri(vptq_dev *dev, size_t n, double *a, size_t lda, vptq_err *err);
+vptq_status vptq_ref_quad_trace(vptq_dev *dev, size_t m, size_t n, const float *e, size_t lde,
+                                const double *h, size_t ldh, double *trace, vptq_err *err);
+
+/* transformer: backend_ref_model.c */
+vptq_status vptq_ref_embed(vptq_dev *dev, size_t n, size_t dim, const void *table,
+                           vptq_dtype type, const int32_t *ids, float *out, vptq_err *err);
+vptq_status vptq_ref_rmsnorm(vptq_dev *dev, size_t n, size_t dim, const float *x, size_t ldx,
+                             const float *weight, float eps, float *y, size_t ldy,
+                             vptq_err *err);
+vptq_status vptq_ref_rope(vptq_dev *dev, size_t n, size_t heads, size_t head_dim, float *x,
+                          size_t ldx, const float *cos_table, const float *sin_table,
+                          size_t pos0, vptq_err *err);
+vptq_status vptq_ref_attention(vptq_dev *dev, const vptq_attention_args *a, vptq_err *err);
+vptq_status vptq_ref_swiglu(vptq_dev *dev, size_t n, size_t dim, const float *gate,
+                            const float *up, float *y, vptq_err *err);
+vptq_status vptq_ref_nll(vptq_dev *dev, size_t n, size_t width, const float *logits, size_t ld,
+                         int32_t first, const int32_t *targets, bool start,
+                         vptq_nll_state *state, vptq_err *err);
+
+#endif

@@ -1,0 +1,53 @@
+/* OpenBLAS as the cpu backend uses it: loaded at run time, always one thread per call.
+ *
+ * Loaded rather than linked because OpenBLAS chooses its kernels in a constructor, and the
+ * Debian 12 version (0.3.21) takes AVX2 kernels on AVX-512 processors younger than itself, at
+ * half the speed.  OPENBLAS_CORETYPE corrects that but must be set before the library is in
+ * the process; linking it would leave only a re-execution of every program that uses the
+ * backend.
+ *
+ * One thread per call because OpenBLAS splits its work by the number of threads, which changes
+ * last bits.  The rows cut their work into tiles that depend on the shape alone and let
+ * vptq_blas_parallel_for hand them out. */
+#ifndef VPTQ_BACKEND_CPU_BLAS_H
+#define VPTQ_BACKEND_CPU_BLAS_H
+
+#include "lib/base/cpu.h"
+#include "lib/base/ctx.h"
+#include "lib/base/parallel.h"
+
+/* Values of the C interface of BLAS. */
+enum { VPTQ_BLAS_ROW_MAJOR = 101 };
+typedef enum { VPTQ_BLAS_NO_TRANS = 111, VPTQ_BLAS_TRANS = 112 } vptq_blas_trans;
+enum { VPTQ_BLAS_UPPER = 121, VPTQ_BLAS_LOWER = 122 };
+enum { VPTQ_BLAS_NON_UNIT = 131 };
+enum { VPTQ_BLAS_LEFT = 141, VPTQ_BLAS_RIGHT = 142 };
+
+typedef struct vptq_blas {
+    void *library;
+    void (*sgemm)(int order, int trans_a, int trans_b, int m, int n, int k, float alpha,
+                  const float *a, int lda, const float *b, int ldb, float beta, float *c,
+                  int ldc);
+    void (*dgemm)(int order, int trans_a, int trans_b, int m, int n, int k, double alpha,
+                  const double *a, int lda, const double *b, int ldb, double beta, double *c,
+                  int ldc);
+    void (*dtrsm)(int order, int side, int uplo, int trans, int diag, int m, int n,
+                  double alpha, const double *a, int lda, double *b, int ldb);
+    void (*dtrmm)(int order, int side, int uplo, int trans, int diag, int m, int n,
+                  double alpha, const double *a, int lda, double *b, int ldb);
+    /* Fortran LAPACK, column-major: a row-major lower triangle is its 'U'. */
+    void (*dpotrf)(const char *uplo, const int *n, double *a, const int *lda, int *info);
+    void (*dtrtri)(const char *uplo, const char *diag, const int *n, double *a, const int *lda,
+                   int *info);
+    char *(*config)(void);   /* "OpenBLAS 0.3.21 ..." */
+    char *(*corename)(void); /* "SkylakeX" */
+} vptq_blas;
+
+/* VPTQ_E_UNSUPPORTED when the library or one of its functions is not there. */
+vptq_status vptq_blas_open(vptq_blas *blas, vptq_simd simd, vptq_err *err);
+void vptq_blas_close(vptq_blas *blas);
+
+/* vptq_parallel_for for functions that call BLAS. */
+void vptq_blas_parallel_for(int threads, size_t n, size_t chunk, vptq_range_fn fn, void *arg);
+
+#endif
