@@ -64,21 +64,18 @@ B   := build/$(CONFIG)
 OBJ := $(B)/obj
 BIN := $(B)/bin
 
-# Debian keeps the OpenMP variant of OpenBLAS in a folder of its own.  It is the one to use: the
-# pthread variant's pool and our OpenMP loops fight for the processors.
-BLAS_DIR  := $(firstword $(wildcard /usr/lib/*/openblas-openmp))
-BLAS_ENV  := $(if $(BLAS_DIR),PKG_CONFIG_PATH=$(BLAS_DIR)/pkgconfig:$(PKG_CONFIG_PATH))
-PACKAGES  := openblas lapacke jansson libpcre2-8 libzstd libxxhash libutf8proc
-PKG       := $(BLAS_ENV) pkg-config
+# OpenBLAS is not among them: the cpu backend loads it when it is opened (lib/backend/cpu_blas.h).
+PACKAGES  := jansson libpcre2-8 libzstd libxxhash libutf8proc
+PKG       := pkg-config
 MISSING   := $(shell for p in $(PACKAGES); do $(PKG) --exists $$p 2>/dev/null || echo $$p; done)
 ifeq ($(MISSING),)
 PKG_CFLAGS := $(patsubst -I%,-isystem %,$(shell $(PKG) --cflags $(PACKAGES)))
-PKG_LIBS   := $(shell $(PKG) --libs $(PACKAGES)) $(if $(BLAS_DIR),-Wl$(comma)-rpath$(comma)$(BLAS_DIR))
+PKG_LIBS   := $(shell $(PKG) --libs $(PACKAGES))
 endif
 
 ALL_CFLAGS = $(STANDARD) $(OPTIMIZE) -fopenmp $(NUMERICS) $(WARNINGS) $(SAN) -I. $(PKG_CFLAGS) \
              $(EXTRA_CFLAGS)
-LDLIBS     = $(PKG_LIBS) -lm
+LDLIBS     = $(PKG_LIBS) -lm -ldl
 
 # --- sources -------------------------------------------------------------------------------
 
