@@ -3,12 +3,16 @@
  *
  *     vptq_forward *f;
  *     vptq_forward_open(&model, &dev, 2048, &f, err);
- *     vptq_forward_embed(f, ids, n, hidden, err);                  -- hidden [n, d], caller's
- * memory for (l = 0; l < layers; l++) vptq_forward_block(f, l, starts, count, hidden, tap, arg,
- * err); vptq_forward_loss(f, n, hidden, targets, states, err); vptq_forward_close(f);
+ *     vptq_forward_embed(f, ids, n, hidden, err);
+ *     for (l = 0; l < layers; l++)
+ *         vptq_forward_block(f, l, starts, count, hidden, tap, arg, err);
+ *     vptq_forward_loss(f, n, hidden, targets, states, err);
+ *     vptq_forward_close(f);
  *
- * `hidden` is host memory (float [tokens, hidden]): a collection keeps all windows' states
- * there. */
+ * `hidden` is host memory of the caller (float [tokens, hidden]): a collection keeps all
+ * windows' states there.  Sequences run in groups of up to VPTQ_FORWARD_ROWS rows: the linears
+ * see the rows of a whole group at once, attention each sequence alone.  Memory: the
+ * activations of one group and one tile of float weights, whatever the model's size. */
 #ifndef VPTQ_MODEL_FORWARD_H
 #define VPTQ_MODEL_FORWARD_H
 
@@ -16,12 +20,22 @@
 
 typedef struct vptq_forward vptq_forward;
 
-/* `max_length`: the longest sequence that will be given (RoPE tables, scratch).  A length over
- * the model's context is allowed and logged once as a warning. */
+/* Rows of a group: enough to make the conversion of the weights cheap beside the products. */
+enum { VPTQ_FORWARD_ROWS = 2048 };
+
+/* The group that begins at sequence `first`: as many whole sequences as fit in
+ * VPTQ_FORWARD_ROWS, at least one.  Returns the sequence behind its last.  Callers that cut
+ * their work into batches of whole groups get the same bits for any size of batch. */
+size_t vptq_forward_group(const size_t *starts, size_t count, size_t first);
+
+/* `max_length`: the longest sequence that will be given (RoPE tables, KV cache).  A length over
+ * the model's context is allowed and logged once as a warning.  Model and device must outlive
+ * it. */
 vptq_status vptq_forward_open(const vptq_model *m, vptq_device *dev, size_t max_length,
                               vptq_forward **f, vptq_err *err) VPTQ_MUST_CHECK;
 void vptq_forward_close(vptq_forward *f); /* accepts NULL */
 
+/* hidden [n, hidden] = the embeddings of ids; an id outside the vocabulary is VPTQ_E_ARG. */
 vptq_status vptq_forward_embed(vptq_forward *f, const int32_t *ids, size_t n, float *hidden,
                                vptq_err *err) VPTQ_MUST_CHECK;
 
@@ -49,7 +63,8 @@ vptq_status vptq_forward_final_norm(vptq_forward *f, size_t n, const float *hidd
                                     vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Continues one sequence: feeds n ids at the cache's position through all blocks and gives the
- * logits [vocab] after the last one.  The cache grows up to `max_length` of open. */
+ * logits [vocab] (host memory) after the last one.  The first call allocates the cache for
+ * `max_length` tokens; more than that is VPTQ_E_ARG. */
 vptq_status vptq_forward_step(vptq_forward *f, const int32_t *ids, size_t n, float *logits,
                               vptq_err *err) VPTQ_MUST_CHECK;
 void vptq_forward_reset(vptq_forward *f); /* empties the cache */

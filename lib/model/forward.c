@@ -1,0 +1,423 @@
+/* Opening, memory, embedding and the walk over groups of sequences and over cached steps. */
+#include <math.h>
+#include <string.h>
+
+#include "lib/model/forward_internal.h"
+
+/* Floats of a weight tile: 4 MiB stay in the caches of the processors that convert and use
+ * them, and make the product large enough. */
+enum { TILE_FLOATS = 1 << 20, TILE_MAX_ROWS = 1024, TILE_MIN_ROWS = 64 };
+
+size_t vptq_forward_tile_rows(size_t cols)
+{
+    size_t rows = TILE_FLOATS / cols / TILE_MIN_ROWS * TILE_MIN_ROWS;
+    if (rows < TILE_MIN_ROWS)
+        return TILE_MIN_ROWS;
+    return rows < TILE_MAX_ROWS ? rows : TILE_MAX_ROWS;
+}
+
+/* ---- device memory ---- */
+
+static vptq_status floats_alloc(vptq_forward *f, size_t rows, size_t cols, float **out,
+                                vptq_err *err)
+{
+    size_t bytes;
+    if (!vptq_size_mul(cols, sizeof(float), &bytes))
+        return vptq_fail(err, VPTQ_E_NOMEM, "a row of %zu numbers is too long", cols);
+    void *p = NULL;
+    vptq_status st = f->dev->ops->alloc(f->dev->state, rows, bytes, &p, err);
+    *out = p;
+    return st;
+}
+
+static void floats_free(vptq_forward *f, float **p)
+{
+    f->dev->ops->release(f->dev->state, *p);
+    *p = NULL;
+}
+
+static void activations_free(vptq_forward *f)
+{
+    floats_free(f, &f->x);
+    floats_free(f, &f->q);
+    floats_free(f, &f->k);
+    floats_free(f, &f->v);
+    floats_free(f, &f->gate);
+    floats_free(f, &f->up);
+    f->rows = 0;
+}
+
+vptq_status vptq_forward_reserve(vptq_forward *f, size_t rows, vptq_err *err)
+{
+    if (rows <= f->rows)
+        return VPTQ_OK;
+    vptq_status st = VPTQ_OK;
+    size_t inter = f->d->intermediate;
+    activations_free(f);
+    VPTQ_TRY(floats_alloc(f, rows, f->d->hidden, &f->x, err));
+    VPTQ_TRY(floats_alloc(f, rows, f->q_dim, &f->q, err));
+    VPTQ_TRY(floats_alloc(f, rows, f->kv_dim, &f->k, err));
+    VPTQ_TRY(floats_alloc(f, rows, f->kv_dim, &f->v, err));
+    VPTQ_TRY(floats_alloc(f, rows, inter > f->q_dim ? inter : f->q_dim, &f->gate, err));
+    VPTQ_TRY(floats_alloc(f, rows, inter, &f->up, err));
+    f->rows = rows;
+out:
+    if (st) {
+        activations_free(f);
+        vptq_err_context(err, "activations of %zu tokens", rows);
+    }
+    return st;
+}
+
+static void hidden_free(vptq_forward *f)
+{
+    floats_free(f, &f->hidden);
+    vptq_mem_free(f->dev->ctx->mem, f->stage);
+    f->stage = NULL;
+    f->hidden_rows = 0;
+}
+
+vptq_status vptq_forward_reserve_hidden(vptq_forward *f, size_t rows, vptq_err *err)
+{
+    if (rows <= f->hidden_rows)
+        return VPTQ_OK;
+    vptq_status st = VPTQ_OK;
+    hidden_free(f);
+    VPTQ_TRY(floats_alloc(f, rows, f->d->hidden, &f->hidden, err));
+    if (!f->dev->ops->host_memory) {
+        f->stage = vptq_mem_alloc(f->dev->ctx->mem, rows, f->d->hidden * sizeof(float), err);
+        if (!f->stage)
+            VPTQ_TRY(VPTQ_E_NOMEM);
+    }
+    f->hidden_rows = rows;
+out:
+    if (st)
+        hidden_free(f);
+    return st;
+}
+
+/* ---- open ---- */
+
+/* Lengths of a block's vectors, in the order in which `vectors` holds them. */
+enum { NORM_COUNT = 4, VECTOR_COUNT = NORM_COUNT + VPTQ_LINEAR_COUNT };
+
+static void block_vectors(const vptq_block *b, const vptq_tensor *v[VECTOR_COUNT])
+{
+    v[0] = b->input_norm;
+    v[1] = b->post_norm;
+    v[2] = b->q_norm;
+    v[3] = b->k_norm;
+    for (int i = 0; i < VPTQ_LINEAR_COUNT; i++)
+        v[NORM_COUNT + i] = b->linear_bias[i];
+}
+
+/* Reads a vector behind *used floats of the device buffer; a NULL tensor gives NULL. */
+static vptq_status load_vector(vptq_forward *f, const vptq_tensor *t, float *stage,
+                               size_t *used, const float **out, vptq_err *err)
+{
+    *out = NULL;
+    if (!t)
+        return VPTQ_OK;
+    vptq_status st = VPTQ_OK;
+    size_t n = vptq_tensor_cols(t);
+    float *dst = f->vectors + *used;
+    VPTQ_TRY(vptq_tensor_read(t, 0, 1, stage, err));
+    VPTQ_TRY(f->dev->ops->upload(f->dev->state, dst, stage, n * sizeof *dst, err));
+    *out = dst;
+    *used += n;
+out:
+    return st;
+}
+
+static vptq_status load_block_vectors(vptq_forward *f, uint32_t layer, float *stage,
+                                      size_t *used, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_forward_block_params *p = &f->params[layer];
+    const vptq_tensor *v[VECTOR_COUNT];
+    const float *at[VECTOR_COUNT];
+    block_vectors(&f->m->blocks[layer], v);
+    for (int i = 0; i < VECTOR_COUNT; i++)
+        VPTQ_TRY(load_vector(f, v[i], stage, used, &at[i], err));
+    p->input_norm = at[0];
+    p->post_norm = at[1];
+    p->q_norm = at[2];
+    p->k_norm = at[3];
+    for (int i = 0; i < VPTQ_LINEAR_COUNT; i++)
+        p->bias[i] = at[NORM_COUNT + i];
+out:
+    return st;
+}
+
+static vptq_status load_vectors(vptq_forward *f, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_mem *mem = f->dev->ctx->mem;
+    size_t total = vptq_tensor_cols(f->m->final_norm), longest = total, used = 0;
+    for (uint32_t l = 0; l < f->d->layers; l++) {
+        const vptq_tensor *v[VECTOR_COUNT];
+        block_vectors(&f->m->blocks[l], v);
+        for (int i = 0; i < VECTOR_COUNT; i++) {
+            size_t n = v[i] ? vptq_tensor_cols(v[i]) : 0;
+            total += n;
+            longest = n > longest ? n : longest;
+        }
+    }
+    float *stage = vptq_mem_alloc(mem, longest, sizeof *stage, err);
+    if (!stage)
+        return VPTQ_E_NOMEM;
+    f->params = vptq_mem_alloc(mem, f->d->layers, sizeof *f->params, err);
+    if (!f->params)
+        VPTQ_TRY(VPTQ_E_NOMEM);
+    VPTQ_TRY(floats_alloc(f, 1, total, &f->vectors, err));
+    for (uint32_t l = 0; l < f->d->layers; l++)
+        VPTQ_TRY(load_block_vectors(f, l, stage, &used, err));
+    VPTQ_TRY(load_vector(f, f->m->final_norm, stage, &used, &f->final_norm, err));
+out:
+    vptq_mem_free(mem, stage);
+    return st;
+}
+
+static vptq_status load_rope(vptq_forward *f, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    const vptq_backend *ops = f->dev->ops;
+    vptq_mem *mem = f->dev->ctx->mem;
+    size_t half = f->d->head_dim / 2, bytes;
+    float *c = vptq_mem_alloc(mem, f->max_length, half * sizeof *c, err);
+    float *s = c ? vptq_mem_alloc(mem, f->max_length, half * sizeof *s, err) : NULL;
+    if (!s)
+        VPTQ_TRY(VPTQ_E_NOMEM);
+    bytes = f->max_length * half * sizeof *c;
+    vptq_rope_tables(f->d, f->max_length, c, s);
+    VPTQ_TRY(floats_alloc(f, f->max_length, half, &f->cos_table, err));
+    VPTQ_TRY(floats_alloc(f, f->max_length, half, &f->sin_table, err));
+    VPTQ_TRY(ops->upload(f->dev->state, f->cos_table, c, bytes, err));
+    VPTQ_TRY(ops->upload(f->dev->state, f->sin_table, s, bytes, err));
+out:
+    vptq_mem_free(mem, s);
+    vptq_mem_free(mem, c);
+    return st;
+}
+
+/* The largest tile of any matrix of the model. */
+static size_t tile_floats(const vptq_model_desc *d)
+{
+    size_t most = (size_t)VPTQ_FORWARD_HEAD_TILE * d->hidden;
+    for (int i = 0; i < VPTQ_LINEAR_COUNT; i++) {
+        uint32_t out, in;
+        vptq_linear_shape(d, (vptq_linear)i, &out, &in);
+        size_t rows = vptq_forward_tile_rows(in);
+        size_t n = (rows < out ? rows : out) * (size_t)in;
+        most = n > most ? n : most;
+    }
+    return most;
+}
+
+vptq_status vptq_forward_open(const vptq_model *m, vptq_device *dev, size_t max_length,
+                              vptq_forward **out, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    *out = NULL;
+    if (max_length == 0)
+        return vptq_fail(err, VPTQ_E_ARG, "a sequence length of 0 was asked for");
+    vptq_forward *f = vptq_mem_alloc(dev->ctx->mem, 1, sizeof *f, err);
+    if (!f)
+        return VPTQ_E_NOMEM;
+    *f = (vptq_forward){.m = m, .d = m->desc, .dev = dev, .max_length = max_length};
+    f->q_dim = (size_t)f->d->heads * f->d->head_dim;
+    f->kv_dim = (size_t)f->d->kv_heads * f->d->head_dim;
+    f->tile_floats = tile_floats(f->d);
+    VPTQ_TRY(load_vectors(f, err));
+    VPTQ_TRY(load_rope(f, err));
+    VPTQ_TRY(floats_alloc(f, 1, f->tile_floats, &f->tile, err));
+    if (max_length > f->d->context)
+        vptq_log(dev->ctx, VPTQ_LOG_WARN,
+                 "%s: sequences of %zu tokens are longer than the model's context of %u",
+                 m->ckpt.path, max_length, f->d->context);
+out:
+    if (st)
+        vptq_forward_close(f);
+    else
+        *out = f;
+    return st;
+}
+
+void vptq_forward_close(vptq_forward *f)
+{
+    if (!f)
+        return;
+    vptq_mem *mem = f->dev->ctx->mem;
+    activations_free(f);
+    hidden_free(f);
+    floats_free(f, &f->logits);
+    f->dev->ops->release(f->dev->state, f->states);
+    f->dev->ops->release(f->dev->state, f->targets);
+    floats_free(f, &f->cache_k);
+    floats_free(f, &f->cache_v);
+    floats_free(f, &f->tile);
+    floats_free(f, &f->cos_table);
+    floats_free(f, &f->sin_table);
+    floats_free(f, &f->vectors);
+    vptq_mem_free(mem, f->params);
+    vptq_mem_free(mem, f);
+}
+
+/* ---- embedding ---- */
+
+vptq_status vptq_forward_embed(vptq_forward *f, const int32_t *ids, size_t n, float *hidden,
+                               vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    for (size_t i = 0; i < n; i++) {
+        if (ids[i] < 0 || (uint32_t)ids[i] >= f->d->vocab)
+            return vptq_fail(err, VPTQ_E_ARG,
+                             "token %zu is %d, outside the model's vocabulary of %u", i, ids[i],
+                             f->d->vocab);
+        VPTQ_TRY(vptq_tensor_read(f->m->embedding, (size_t)ids[i], 1, hidden + i * f->d->hidden,
+                                  err));
+    }
+out:
+    return st;
+}
+
+/* ---- sequences ---- */
+
+size_t vptq_forward_group(const size_t *starts, size_t count, size_t first)
+{
+    size_t end = first + 1;
+    while (end < count && starts[end + 1] - starts[first] <= VPTQ_FORWARD_ROWS)
+        end++;
+    return end;
+}
+
+static vptq_status check_sequences(const vptq_forward *f, const size_t *starts, size_t count,
+                                   size_t *most, vptq_err *err)
+{
+    *most = 0;
+    for (size_t s = 0; s < count; s++) {
+        if (starts[s + 1] <= starts[s] || starts[s + 1] - starts[s] > f->max_length)
+            return vptq_fail(err, VPTQ_E_ARG,
+                             "sequence %zu has %zu tokens, 1 to %zu were announced", s,
+                             starts[s + 1] - starts[s], f->max_length);
+    }
+    for (size_t s = 0, e; s < count; s = e) {
+        e = vptq_forward_group(starts, count, s);
+        *most = starts[e] - starts[s] > *most ? starts[e] - starts[s] : *most;
+    }
+    return VPTQ_OK;
+}
+
+static vptq_status run_group(vptq_forward *f, vptq_forward_pass *p, float *hidden,
+                             vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    const vptq_backend *ops = f->dev->ops;
+    size_t bytes = p->rows * f->d->hidden * sizeof *hidden;
+    if (ops->host_memory) {
+        p->h = hidden;
+        return vptq_forward_run_block(f, p, err);
+    }
+    VPTQ_TRY(vptq_forward_reserve_hidden(f, p->rows, err));
+    p->h = f->hidden;
+    VPTQ_TRY(ops->upload(f->dev->state, p->h, hidden, bytes, err));
+    VPTQ_TRY(vptq_forward_run_block(f, p, err));
+    VPTQ_TRY(ops->download(f->dev->state, hidden, p->h, bytes, err));
+out:
+    return st;
+}
+
+vptq_status vptq_forward_block(vptq_forward *f, uint32_t layer, const size_t *starts,
+                               size_t count, float *hidden, vptq_tap_fn tap, void *arg,
+                               vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    size_t most;
+    VPTQ_BUG_IF(layer >= f->d->layers);
+    VPTQ_TRY(check_sequences(f, starts, count, &most, err));
+    VPTQ_TRY(vptq_forward_reserve(f, most, err));
+    for (size_t s = 0, e; s < count; s = e) {
+        e = vptq_forward_group(starts, count, s);
+        vptq_forward_pass p = {.layer = layer,
+                               .rows = starts[e] - starts[s],
+                               .starts = starts + s,
+                               .count = e - s,
+                               .tap = tap,
+                               .arg = arg,
+                               .first_sequence = s};
+        VPTQ_TRY(run_group(f, &p, hidden + starts[s] * f->d->hidden, err));
+    }
+out:
+    return st;
+}
+
+/* ---- single steps ---- */
+
+void vptq_forward_reset(vptq_forward *f)
+{
+    f->position = 0;
+}
+
+static vptq_status open_cache(vptq_forward *f, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    if (f->cache_v)
+        return VPTQ_OK;
+    size_t rows;
+    if (!vptq_size_mul(f->max_length, f->d->layers, &rows))
+        return vptq_fail(err, VPTQ_E_NOMEM, "a cache of %zu tokens is too large",
+                         f->max_length);
+    VPTQ_TRY(floats_alloc(f, rows, f->kv_dim, &f->cache_k, err));
+    VPTQ_TRY(floats_alloc(f, rows, f->kv_dim, &f->cache_v, err));
+out:
+    if (st) {
+        floats_free(f, &f->cache_k);
+        vptq_err_context(err, "cache of %zu tokens", f->max_length);
+    }
+    return st;
+}
+
+/* n <= VPTQ_FORWARD_ROWS ids through all blocks; their states end in f->hidden. */
+static vptq_status step_rows(vptq_forward *f, const int32_t *ids, size_t n, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    const vptq_backend *ops = f->dev->ops;
+    VPTQ_TRY(vptq_forward_reserve(f, n, err));
+    VPTQ_TRY(vptq_forward_reserve_hidden(f, n, err));
+    VPTQ_TRY(vptq_forward_embed(f, ids, n, f->stage ? f->stage : f->hidden, err));
+    if (f->stage)
+        VPTQ_TRY(ops->upload(f->dev->state, f->hidden, f->stage,
+                             n * f->d->hidden * sizeof(float), err));
+    for (uint32_t l = 0; l < f->d->layers; l++) {
+        size_t at = (size_t)l * f->max_length * f->kv_dim;
+        vptq_forward_pass p = {.layer = l,
+                               .rows = n,
+                               .h = f->hidden,
+                               .cache_k = f->cache_k + at,
+                               .cache_v = f->cache_v + at,
+                               .position = f->position};
+        VPTQ_TRY(vptq_forward_run_block(f, &p, err));
+    }
+    f->position += n;
+out:
+    return st;
+}
+
+vptq_status vptq_forward_step(vptq_forward *f, const int32_t *ids, size_t n, float *logits,
+                              vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    size_t last = 0;
+    if (n == 0 || n > f->max_length - f->position)
+        return vptq_fail(err, VPTQ_E_ARG,
+                         "%zu tokens behind %zu do not fit in a cache of %zu tokens", n,
+                         f->position, f->max_length);
+    VPTQ_TRY(open_cache(f, err));
+    for (size_t i = 0; i < n; i += last) {
+        last = n - i < VPTQ_FORWARD_ROWS ? n - i : VPTQ_FORWARD_ROWS;
+        VPTQ_TRY(step_rows(f, ids + i, last, err));
+    }
+    VPTQ_TRY(vptq_forward_device_logits(f, f->hidden + (last - 1) * f->d->hidden, logits, err));
+out:
+    return st;
+}

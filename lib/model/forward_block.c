@@ -1,0 +1,176 @@
+/* One transformer block over the rows of a group:
+ *
+ *     x = norm(h);  q, k, v = x W^T + b;  q, k = rope(norm?(q, k));  h += attention W_o^T
+ *     x = norm(h);  h += (silu(x W_gate^T) * (x W_up^T)) W_down^T
+ */
+#include <math.h>
+
+#include "lib/model/forward_internal.h"
+
+/* ---- linears ---- */
+
+vptq_status vptq_forward_linear(vptq_forward *f, const vptq_weight *w, const float *bias,
+                                size_t rows, const float *x, float beta, float *out,
+                                vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    size_t step = vptq_forward_tile_rows(w->cols);
+    for (size_t r = 0; r < w->rows; r += step) {
+        size_t n = w->rows - r < step ? w->rows - r : step;
+        VPTQ_TRY(vptq_check_cancel(f->dev->ctx, err));
+        VPTQ_TRY(vptq_weight_read(w, f->dev, r, n, f->tile, err));
+        vptq_gemm_args g = {.m = rows,
+                            .n = n,
+                            .k = w->cols,
+                            .a = x,
+                            .b = f->tile,
+                            .c = out + r,
+                            .lda = w->cols,
+                            .ldb = w->cols,
+                            .ldc = w->rows,
+                            .trans_b = true,
+                            .alpha = 1,
+                            .beta = beta,
+                            .bias = bias ? bias + r : NULL};
+        VPTQ_TRY(f->dev->ops->gemm(f->dev->state, &g, err));
+    }
+out:
+    return st;
+}
+
+static vptq_status block_linear(vptq_forward *f, const vptq_forward_pass *p, vptq_linear l,
+                                const float *x, float beta, float *out, vptq_err *err)
+{
+    return vptq_forward_linear(f, &f->m->blocks[p->layer].linear[l],
+                               f->params[p->layer].bias[l], p->rows, x, beta, out, err);
+}
+
+/* The sequences of the pass, as rows from `begin` on. */
+static size_t sequence_rows(const vptq_forward_pass *p, size_t s, size_t *begin)
+{
+    *begin = p->starts[s] - p->starts[0];
+    return p->starts[s + 1] - p->starts[s];
+}
+
+static vptq_status tap_rows(vptq_forward *f, const vptq_forward_pass *p, vptq_input input,
+                            const float *x, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    if (!p->tap)
+        return VPTQ_OK;
+    size_t dim = vptq_input_size(f->d, input), begin;
+    for (size_t s = 0; s < p->count; s++) {
+        size_t n = sequence_rows(p, s, &begin);
+        VPTQ_TRY(p->tap(p->arg, input, p->first_sequence + s, n, dim, x + begin * dim, err));
+    }
+out:
+    return st;
+}
+
+static vptq_status norm_rows(vptq_forward *f, size_t rows, const float *h, const float *weight,
+                             float *x, vptq_err *err)
+{
+    size_t dim = f->d->hidden;
+    return f->dev->ops->rmsnorm(f->dev->state, rows, dim, h, dim, weight, f->d->norm_eps, x,
+                                dim, err);
+}
+
+/* ---- attention ---- */
+
+/* Norm of every head (where the family has one) and rotation, in place. */
+static vptq_status rotate_heads(vptq_forward *f, const float *norm, size_t rows, size_t heads,
+                                size_t position, float *x, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    const vptq_backend *ops = f->dev->ops;
+    size_t dim = f->d->head_dim;
+    if (norm)
+        VPTQ_TRY(ops->rmsnorm(f->dev->state, rows * heads, dim, x, dim, norm, f->d->norm_eps, x,
+                              dim, err));
+    VPTQ_TRY(ops->rope(f->dev->state, rows, heads, dim, x, heads * dim, f->cos_table,
+                       f->sin_table, position, err));
+out:
+    return st;
+}
+
+/* n rows that stand at `position`, with their keys and values behind those of the cache. */
+static vptq_status attend(vptq_forward *f, const vptq_forward_pass *p, size_t n,
+                          size_t position, float *q, float *keys, float *values, float *out,
+                          vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    const vptq_model_desc *d = f->d;
+    const vptq_forward_block_params *b = &f->params[p->layer];
+    VPTQ_TRY(vptq_check_cancel(f->dev->ctx, err));
+    VPTQ_TRY(rotate_heads(f, b->q_norm, n, d->heads, position, q, err));
+    VPTQ_TRY(
+        rotate_heads(f, b->k_norm, n, d->kv_heads, position, keys + position * f->kv_dim, err));
+    vptq_attention_args a = {.n = n,
+                             .pos0 = position,
+                             .heads = d->heads,
+                             .kv_heads = d->kv_heads,
+                             .head_dim = d->head_dim,
+                             .window = p->layer >= d->window_from ? d->window : 0,
+                             .scale = (float)(1 / sqrt((double)d->head_dim)),
+                             .q = q,
+                             .keys = keys,
+                             .values = values,
+                             .out = out,
+                             .ldq = f->q_dim,
+                             .ldk = f->kv_dim,
+                             .ldv = f->kv_dim,
+                             .ldo = f->q_dim};
+    VPTQ_TRY(f->dev->ops->attention(f->dev->state, &a, err));
+out:
+    return st;
+}
+
+static vptq_status attention_part(vptq_forward *f, const vptq_forward_pass *p, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    float *k = p->cache_k ? p->cache_k : f->k, *v = p->cache_v ? p->cache_v : f->v;
+    size_t behind = p->position * f->kv_dim; /* 0 without a cache */
+    VPTQ_TRY(norm_rows(f, p->rows, p->h, f->params[p->layer].input_norm, f->x, err));
+    VPTQ_TRY(tap_rows(f, p, VPTQ_INPUT_QKV, f->x, err));
+    VPTQ_TRY(block_linear(f, p, VPTQ_LINEAR_Q, f->x, 0, f->q, err));
+    VPTQ_TRY(block_linear(f, p, VPTQ_LINEAR_K, f->x, 0, k + behind, err));
+    VPTQ_TRY(block_linear(f, p, VPTQ_LINEAR_V, f->x, 0, v + behind, err));
+    if (p->cache_k)
+        VPTQ_TRY(attend(f, p, p->rows, p->position, f->q, k, v, f->gate, err));
+    for (size_t s = 0; s < p->count; s++) {
+        size_t begin, n = sequence_rows(p, s, &begin);
+        VPTQ_TRY(attend(f, p, n, 0, f->q + begin * f->q_dim, k + begin * f->kv_dim,
+                        v + begin * f->kv_dim, f->gate + begin * f->q_dim, err));
+    }
+    VPTQ_TRY(tap_rows(f, p, VPTQ_INPUT_O, f->gate, err));
+    VPTQ_TRY(block_linear(f, p, VPTQ_LINEAR_O, f->gate, 1, p->h, err));
+out:
+    return st;
+}
+
+/* ---- feed forward ---- */
+
+static vptq_status mlp_part(vptq_forward *f, const vptq_forward_pass *p, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    VPTQ_TRY(norm_rows(f, p->rows, p->h, f->params[p->layer].post_norm, f->x, err));
+    VPTQ_TRY(tap_rows(f, p, VPTQ_INPUT_UP, f->x, err));
+    VPTQ_TRY(block_linear(f, p, VPTQ_LINEAR_GATE, f->x, 0, f->gate, err));
+    VPTQ_TRY(block_linear(f, p, VPTQ_LINEAR_UP, f->x, 0, f->up, err));
+    VPTQ_TRY(f->dev->ops->swiglu(f->dev->state, p->rows, f->d->intermediate, f->gate, f->up,
+                                 f->gate, err));
+    VPTQ_TRY(tap_rows(f, p, VPTQ_INPUT_DOWN, f->gate, err));
+    VPTQ_TRY(block_linear(f, p, VPTQ_LINEAR_DOWN, f->gate, 1, p->h, err));
+out:
+    return st;
+}
+
+vptq_status vptq_forward_run_block(vptq_forward *f, const vptq_forward_pass *p, vptq_err *err)
+{
+    vptq_status st = attention_part(f, p, err);
+    if (!st)
+        st = mlp_part(f, p, err);
+    if (st && st != VPTQ_E_CANCELLED)
+        vptq_err_context(err, "layer %u", p->layer);
+    return st;
+}

@@ -1,0 +1,187 @@
+/* Final norm and output head: the vocabulary goes through in tiles, so that logits of a whole
+ * window never exist at once. */
+#include <string.h>
+
+#include "lib/model/forward_internal.h"
+
+static void head_free(vptq_forward *f)
+{
+    const vptq_backend *ops = f->dev->ops;
+    ops->release(f->dev->state, f->logits);
+    ops->release(f->dev->state, f->states);
+    ops->release(f->dev->state, f->targets);
+    f->logits = NULL;
+    f->states = NULL;
+    f->targets = NULL;
+    f->head_rows = 0;
+}
+
+/* Room for the head over `rows` rows. */
+static vptq_status head_reserve(vptq_forward *f, size_t rows, vptq_err *err)
+{
+    if (rows <= f->head_rows)
+        return VPTQ_OK;
+    vptq_status st = VPTQ_OK;
+    const vptq_backend *ops = f->dev->ops;
+    void *p[3] = {NULL, NULL, NULL};
+    head_free(f);
+    VPTQ_TRY(
+        ops->alloc(f->dev->state, rows, VPTQ_FORWARD_HEAD_TILE * sizeof(float), &p[0], err));
+    f->logits = p[0];
+    if (!ops->host_memory) {
+        VPTQ_TRY(ops->alloc(f->dev->state, rows, sizeof *f->states, &p[1], err));
+        f->states = p[1];
+        VPTQ_TRY(ops->alloc(f->dev->state, rows, sizeof *f->targets, &p[2], err));
+        f->targets = p[2];
+    }
+    f->head_rows = rows;
+out:
+    if (st)
+        head_free(f);
+    return st;
+}
+
+static vptq_weight head_weight(const vptq_forward *f)
+{
+    return (vptq_weight){.rows = f->d->vocab, .cols = f->d->hidden, .tensor = f->m->head};
+}
+
+/* f->x [rows, hidden] = the normalized states of `rows` <= VPTQ_FORWARD_ROWS rows in host
+ * memory. */
+static vptq_status normalize(vptq_forward *f, size_t rows, const float *hidden, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    const vptq_backend *ops = f->dev->ops;
+    size_t dim = f->d->hidden;
+    VPTQ_TRY(vptq_forward_reserve(f, rows, err));
+    if (!ops->host_memory) {
+        VPTQ_TRY(vptq_forward_reserve_hidden(f, rows, err));
+        VPTQ_TRY(
+            ops->upload(f->dev->state, f->hidden, hidden, rows * dim * sizeof *hidden, err));
+        hidden = f->hidden;
+    }
+    VPTQ_TRY(ops->rmsnorm(f->dev->state, rows, dim, hidden, dim, f->final_norm, f->d->norm_eps,
+                          f->x, dim, err));
+out:
+    return st;
+}
+
+/* The next tile of the head, rows [first, first + *width): f->logits [rows, *width]. */
+static vptq_status head_tile(vptq_forward *f, size_t rows, size_t first, size_t *width,
+                             vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_weight w = head_weight(f);
+    *width = w.rows - first < VPTQ_FORWARD_HEAD_TILE ? w.rows - first : VPTQ_FORWARD_HEAD_TILE;
+    VPTQ_TRY(vptq_check_cancel(f->dev->ctx, err));
+    VPTQ_TRY(vptq_weight_read(&w, f->dev, first, *width, f->tile, err));
+    vptq_gemm_args g = {.m = rows,
+                        .n = *width,
+                        .k = w.cols,
+                        .a = f->x,
+                        .b = f->tile,
+                        .c = f->logits,
+                        .lda = w.cols,
+                        .ldb = w.cols,
+                        .ldc = *width,
+                        .trans_b = true,
+                        .alpha = 1};
+    VPTQ_TRY(f->dev->ops->gemm(f->dev->state, &g, err));
+out:
+    return st;
+}
+
+static vptq_status loss_rows(vptq_forward *f, size_t rows, const int32_t *targets,
+                             vptq_nll_state *state, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    const vptq_backend *ops = f->dev->ops;
+    const int32_t *t = targets;
+    vptq_nll_state *s = state;
+    if (!ops->host_memory) {
+        VPTQ_TRY(ops->upload(f->dev->state, f->targets, targets, rows * sizeof *targets, err));
+        t = f->targets;
+        s = f->states;
+    }
+    for (size_t first = 0, width; first < f->d->vocab; first += width) {
+        VPTQ_TRY(head_tile(f, rows, first, &width, err));
+        VPTQ_TRY(ops->nll(f->dev->state, rows, width, f->logits, width, (int32_t)first, t,
+                          first == 0, s, err));
+    }
+    if (!ops->host_memory)
+        VPTQ_TRY(ops->download(f->dev->state, state, s, rows * sizeof *s, err));
+out:
+    return st;
+}
+
+vptq_status vptq_forward_loss(vptq_forward *f, size_t n, const float *hidden,
+                              const int32_t *targets, vptq_nll_state *state, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    for (size_t i = 0, rows; i < n; i += rows) {
+        rows = n - i < VPTQ_FORWARD_ROWS ? n - i : VPTQ_FORWARD_ROWS;
+        VPTQ_TRY(head_reserve(f, rows, err));
+        VPTQ_TRY(normalize(f, rows, hidden + i * f->d->hidden, err));
+        VPTQ_TRY(loss_rows(f, rows, targets + i, state + i, err));
+    }
+out:
+    return st;
+}
+
+/* logits [rows, vocab] in host memory of the rows in f->x, tile by tile. */
+static vptq_status logits_rows(vptq_forward *f, size_t rows, float *logits, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    const vptq_backend *ops = f->dev->ops;
+    size_t vocab = f->d->vocab;
+    for (size_t first = 0, width; first < vocab; first += width) {
+        VPTQ_TRY(head_tile(f, rows, first, &width, err));
+        for (size_t r = 0; r < rows; r++)
+            VPTQ_TRY(ops->download(f->dev->state, logits + r * vocab + first,
+                                   f->logits + r * width, width * sizeof *logits, err));
+    }
+out:
+    return st;
+}
+
+vptq_status vptq_forward_logits(vptq_forward *f, size_t n, const float *hidden, float *logits,
+                                vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    for (size_t i = 0, rows; i < n; i += rows) {
+        rows = n - i < VPTQ_FORWARD_ROWS ? n - i : VPTQ_FORWARD_ROWS;
+        VPTQ_TRY(head_reserve(f, rows, err));
+        VPTQ_TRY(normalize(f, rows, hidden + i * f->d->hidden, err));
+        VPTQ_TRY(logits_rows(f, rows, logits + i * f->d->vocab, err));
+    }
+out:
+    return st;
+}
+
+vptq_status vptq_forward_device_logits(vptq_forward *f, const float *hidden, float *logits,
+                                       vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    size_t dim = f->d->hidden;
+    VPTQ_TRY(head_reserve(f, 1, err));
+    VPTQ_TRY(f->dev->ops->rmsnorm(f->dev->state, 1, dim, hidden, dim, f->final_norm,
+                                  f->d->norm_eps, f->x, dim, err));
+    VPTQ_TRY(logits_rows(f, 1, logits, err));
+out:
+    return st;
+}
+
+vptq_status vptq_forward_final_norm(vptq_forward *f, size_t n, const float *hidden, float *out,
+                                    vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    size_t dim = f->d->hidden;
+    for (size_t i = 0, rows; i < n; i += rows) {
+        rows = n - i < VPTQ_FORWARD_ROWS ? n - i : VPTQ_FORWARD_ROWS;
+        VPTQ_TRY(normalize(f, rows, hidden + i * dim, err));
+        VPTQ_TRY(f->dev->ops->download(f->dev->state, out + i * dim, f->x,
+                                       rows * dim * sizeof *out, err));
+    }
+out:
+    return st;
+}

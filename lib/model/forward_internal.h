@@ -1,0 +1,92 @@
+/* What the parts of the forward pass share; see forward.h for the whole. */
+#ifndef VPTQ_MODEL_FORWARD_INTERNAL_H
+#define VPTQ_MODEL_FORWARD_INTERNAL_H
+
+#include "lib/model/forward.h"
+
+/* Norm weights and biases of a block in device memory; NULL where there is none. */
+typedef struct vptq_forward_block_params {
+    const float *input_norm, *post_norm; /* [hidden] */
+    const float *q_norm, *k_norm;        /* [head_dim] */
+    const float *bias[VPTQ_LINEAR_COUNT];
+} vptq_forward_block_params;
+
+struct vptq_forward {
+    const vptq_model *m;
+    const vptq_model_desc *d;
+    vptq_device *dev;
+    size_t max_length;
+    size_t q_dim, kv_dim; /* heads * head_dim, kv_heads * head_dim */
+
+    vptq_forward_block_params *params; /* [layers], host memory */
+    float *vectors;                    /* device memory behind params and final_norm */
+    const float *final_norm;           /* [hidden] */
+    float *cos_table, *sin_table;      /* [max_length, head_dim / 2] */
+
+    /* One tile of rows of a weight as float: matrices are converted into it piece by piece. */
+    float *tile;
+    size_t tile_floats;
+
+    /* Activations of `rows` rows in device memory, grown when a longer group comes. */
+    size_t rows;
+    float *x;    /* [rows, hidden] normalized input */
+    float *q;    /* [rows, q_dim] */
+    float *k;    /* [rows, kv_dim] */
+    float *v;    /* [rows, kv_dim] */
+    float *gate; /* [rows, max(intermediate, q_dim)]: attention output, then the gate */
+    float *up;   /* [rows, intermediate] */
+
+    float *hidden; /* [hidden_rows, hidden] device copy of the states; host devices only need it
+                      for single steps */
+    float *stage;  /* [hidden_rows, hidden] host memory; NULL for host devices */
+    size_t hidden_rows;
+
+    float *logits;          /* [head_rows, VPTQ_FORWARD_HEAD_TILE] */
+    vptq_nll_state *states; /* [head_rows]; this and the next NULL for host devices */
+    int32_t *targets;
+    size_t head_rows;
+
+    float *cache_k, *cache_v; /* [layers, max_length, kv_dim]; NULL until the first step */
+    size_t position;          /* tokens in the cache */
+};
+
+/* Rows of the head per tile: [rows, tile] logits of a full group are 4 MiB. */
+enum { VPTQ_FORWARD_HEAD_TILE = 512 };
+
+/* Rows of a weight with `cols` columns that are converted at once. */
+size_t vptq_forward_tile_rows(size_t cols);
+
+/* Room for the activations of `rows` rows. */
+vptq_status vptq_forward_reserve(vptq_forward *f, size_t rows, vptq_err *err) VPTQ_MUST_CHECK;
+vptq_status vptq_forward_reserve_hidden(vptq_forward *f, size_t rows,
+                                        vptq_err *err) VPTQ_MUST_CHECK;
+
+/* out [rows, w->rows] = x [rows, w->cols] W^T + beta * out (+ bias on every row); the weight
+ * goes through the tile. */
+vptq_status vptq_forward_linear(vptq_forward *f, const vptq_weight *w, const float *bias,
+                                size_t rows, const float *x, float beta, float *out,
+                                vptq_err *err) VPTQ_MUST_CHECK;
+
+/* Logits [vocab] in host memory of one row of states in device memory. */
+vptq_status vptq_forward_device_logits(vptq_forward *f, const float *hidden, float *logits,
+                                       vptq_err *err) VPTQ_MUST_CHECK;
+
+/* One block over `rows` rows h [rows, hidden] in device memory.  Without a cache (NULL)
+ * sequence s is rows [starts[s] - starts[0], starts[s + 1] - starts[0]); with one, all rows
+ * continue the sequence that holds `position` tokens. */
+typedef struct vptq_forward_pass {
+    uint32_t layer;
+    size_t rows;
+    float *h;
+    const size_t *starts;
+    size_t count;
+    float *cache_k, *cache_v; /* of this layer */
+    size_t position;
+    vptq_tap_fn tap;
+    void *arg;
+    size_t first_sequence; /* number of sequence 0 for the tap */
+} vptq_forward_pass;
+vptq_status vptq_forward_run_block(vptq_forward *f, const vptq_forward_pass *p,
+                                   vptq_err *err) VPTQ_MUST_CHECK;
+
+#endif
