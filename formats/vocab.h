@@ -30,7 +30,7 @@ typedef struct vptq_piece {
     const char
         *text; /* BYTE_BPE: in GPT-2's printable alphabet; SPM: with U+2581 for a space */
     uint32_t len;
-    float score; /* SPM: higher merges first; 0 otherwise */
+    float score; /* without merges: higher merges first; 0 otherwise */
     uint8_t type;
 } vptq_piece; /* an id without a piece has len 0 and type UNUSED */
 
@@ -46,41 +46,64 @@ typedef struct vptq_added_token {
     bool special, lstrip, rstrip, single_word, normalized;
 } vptq_added_token;
 
-/* One step of the pre-tokenizer. */
+/* One step of the normalizer, applied in order to every section between added tokens. */
 typedef enum {
-    VPTQ_SPLIT_ISOLATED, /* pieces between matches and matches are words (pattern: a regex) */
-    VPTQ_SPLIT_REMOVED,
-    VPTQ_SPLIT_DIGITS /* every digit alone (individual) or runs of digits */
+    VPTQ_NORM_NFC,
+    VPTQ_NORM_NFD,
+    VPTQ_NORM_NFKC,
+    VPTQ_NORM_NFKD,
+    VPTQ_NORM_PREPEND, /* `content` in front of a section that is not empty */
+    VPTQ_NORM_REPLACE, /* every `pattern` (a plain string, not empty) by `content` */
+    VPTQ_NORM_SQUEEZE  /* spaces at both ends go, runs of spaces become one */
+} vptq_norm_kind;
+
+typedef struct vptq_norm {
+    vptq_norm_kind kind;
+    const char *pattern, *content; /* UTF-8, terminated; NULL where the kind has none */
+} vptq_norm;
+
+/* One step of the pre-tokenizer: cuts every word of the step before it. */
+typedef enum {
+    VPTQ_SPLIT_ISOLATED,  /* matches of `pattern` and what lies between them are words */
+    VPTQ_SPLIT_REMOVED,   /* matches go, what lies between them are words */
+    VPTQ_SPLIT_DIGITS,    /* numeric characters alone (`individual`) or in runs */
+    VPTQ_SPLIT_METASPACE, /* spaces become U+2581; one in front unless there is one; a word
+                             begins at each when `individual` */
+    VPTQ_SPLIT_PREFIX     /* a space in front of a word that does not begin with one */
 } vptq_split_kind;
+
+typedef enum { VPTQ_PREPEND_NEVER, VPTQ_PREPEND_FIRST, VPTQ_PREPEND_ALWAYS } vptq_prepend;
 
 typedef struct vptq_split {
     vptq_split_kind kind;
-    const char *pattern; /* PCRE syntax, UTF-8; NULL for DIGITS */
-    bool individual, invert;
+    const char *pattern; /* PCRE syntax, UTF-8; NULL where the kind has none */
+    bool individual;
+    bool invert;          /* matches and the rest change places */
+    vptq_prepend prepend; /* METASPACE: before no, the text's first, or every word */
 } vptq_split;
 
 typedef struct vptq_vocab {
     vptq_arena arena;
+    const char *source; /* path, for messages */
     vptq_vocab_kind kind;
     vptq_piece *pieces;
     uint32_t count;
     vptq_merge *merges;
-    uint32_t merge_count; /* 0 = merge by score */
+    uint32_t merge_count; /* 0: any two neighbours whose joined text is a NORMAL piece merge,
+                             the highest score first, of equal ones the leftmost */
     vptq_added_token *added;
     uint32_t added_count;
+    vptq_norm *norms;
+    uint32_t norm_count;
     vptq_split *splits;
     uint32_t split_count;
-    bool nfc;              /* normalize to NFC first */
-    bool add_prefix_space; /* SPM: U+2581 in front of the text (HF: of every section, see
-                              prepend_first) */
-    bool prepend_first;    /* ... only of the first section of the text */
-    bool ignore_merges;    /* a word that is a piece is taken whole */
-    bool byte_fallback;
-    bool fuse_unk;
-    bool remove_extra_spaces; /* SPM normalizer option */
-    bool add_bos, add_eos;    /* what encoding with special tokens adds */
-    int32_t bos, eos, unk;    /* -1 = none */
-    const char *source;       /* path, for messages */
+    bool ignore_merges;        /* a word that is a NORMAL piece is taken whole */
+    bool byte_fallback;        /* SPM: what no piece covers becomes BYTE pieces */
+    bool fuse_unk;             /* neighbouring unknowns become one */
+    bool strip_start;          /* decoding drops the space that encoding puts in front */
+    bool add_bos, add_eos;     /* what encoding with special tokens adds */
+    int32_t bos, eos, unk;     /* -1 = none */
+    const char *chat_template; /* carried along for tokenizer_config.json; NULL = none */
 } vptq_vocab;
 
 void vptq_vocab_release(vptq_vocab *v);
@@ -101,11 +124,12 @@ vptq_status vptq_vocab_read_llama2c(const char *path, uint32_t expect, vptq_mem 
 vptq_status vptq_vocab_read_gguf(const vptq_gguf *g, vptq_mem *mem, vptq_vocab *v,
                                  vptq_err *err) VPTQ_MUST_CHECK;
 /* By content and name: a directory with tokenizer.json or tokenizer.model, or one of these
- * files. */
+ * files, a GGUF included. */
 vptq_status vptq_vocab_read(const char *path, uint32_t expect, vptq_mem *mem, vptq_vocab *v,
                             vptq_err *err) VPTQ_MUST_CHECK;
 
-/* tokenizer.json + tokenizer_config.json that transformers reads with the same ids, into `dir`.
+/* tokenizer.json + tokenizer_config.json that transformers reads with the same ids, into `dir`
+ * (existing files are replaced).  Merges by score are written as the ranked merges they imply.
  */
 vptq_status vptq_vocab_write_hf(const vptq_vocab *v, const char *dir,
                                 vptq_err *err) VPTQ_MUST_CHECK;

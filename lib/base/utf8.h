@@ -1,0 +1,76 @@
+/* UTF-8 by hand: strict decoding (no surrogates, no overlong forms, nothing over U+10FFFF). */
+#ifndef VPTQ_BASE_UTF8_H
+#define VPTQ_BASE_UTF8_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* Bytes of the character at s (1..4) with its code point in *cp; 0 when the n bytes do not
+ * begin with a valid character. */
+static inline size_t vptq_utf8_decode(const char *s, size_t n, uint32_t *cp)
+{
+    static const uint32_t least[5] = {0, 0, 0x80, 0x800, 0x10000};
+    if (n == 0)
+        return 0;
+    uint32_t c = (unsigned char)s[0];
+    if (c < 0x80) {
+        *cp = c;
+        return 1;
+    }
+    size_t len = c >= 0xF0 ? 4 : c >= 0xE0 ? 3 : 2;
+    if (c < 0xC2 || c > 0xF4 || len > n)
+        return 0;
+    uint32_t v = c & (0xFFU >> (len + 1));
+    for (size_t i = 1; i < len; i++) {
+        uint32_t b = (unsigned char)s[i];
+        if ((b & 0xC0) != 0x80)
+            return 0;
+        v = v << 6 | (b & 0x3F);
+    }
+    if (v < least[len] || v > 0x10FFFF || (v >= 0xD800 && v < 0xE000))
+        return 0;
+    *cp = v;
+    return len;
+}
+
+/* The code point in 1..4 bytes at out (not terminated); returns their number. */
+static inline size_t vptq_utf8_encode(uint32_t cp, char out[4])
+{
+    if (cp < 0x80) {
+        out[0] = (char)cp;
+        return 1;
+    }
+    size_t len = cp < 0x800 ? 2 : cp < 0x10000 ? 3 : 4;
+    for (size_t i = len - 1; i > 0; i--) {
+        out[i] = (char)(0x80 | (cp & 0x3F));
+        cp >>= 6;
+    }
+    out[0] = (char)((0xF00U >> len & 0xF0) | cp);
+    return len;
+}
+
+/* The length of the longest valid prefix. */
+static inline size_t vptq_utf8_valid_prefix(const char *s, size_t n)
+{
+    size_t i = 0;
+    while (i < n) {
+        uint32_t cp = 0;
+        size_t k = vptq_utf8_decode(s + i, n - i, &cp);
+        if (k == 0)
+            break;
+        i += k;
+    }
+    return i;
+}
+
+/* Unicode's White_Space. */
+static inline bool vptq_utf8_space(uint32_t cp)
+{
+    if (cp < 0x80)
+        return cp == ' ' || (cp >= 9 && cp <= 13);
+    return cp == 0x85 || cp == 0xA0 || cp == 0x1680 || (cp >= 0x2000 && cp <= 0x200A) ||
+           cp == 0x2028 || cp == 0x2029 || cp == 0x202F || cp == 0x205F || cp == 0x3000;
+}
+
+#endif
