@@ -29,18 +29,21 @@ vptq_status vptq_file_read(const char *path, size_t limit, vptq_mem *mem, char *
 
 typedef struct vptq_file_writer {
     int fd; /* -1: not open */
+    bool force;
     uint64_t written;
     char path[4096], tmp[4096];
 } vptq_file_writer;
 
-/* Opens the temporary file.  With `force` false an existing target is VPTQ_E_EXISTS. */
+/* Opens the temporary file.  With `force` false an existing target is VPTQ_E_EXISTS, here or,
+ * if it appears meanwhile, at commit.  Writes and commit that fail (no space left ...) name the
+ * path and remove the temporary at once. */
 vptq_status vptq_file_writer_open(const char *path, bool force, vptq_file_writer *w,
                                   vptq_err *err) VPTQ_MUST_CHECK;
 vptq_status vptq_file_write(vptq_file_writer *w, const void *data, size_t n,
                             vptq_err *err) VPTQ_MUST_CHECK;
 vptq_status vptq_file_writer_commit(vptq_file_writer *w, vptq_err *err) VPTQ_MUST_CHECK;
 void vptq_file_writer_abort(
-    vptq_file_writer *w); /* removes the temporary; harmless after commit */
+    vptq_file_writer *w); /* removes the temporary; harmless after commit or a failure */
 
 /* Atomic whole-file write of n bytes. */
 vptq_status vptq_file_replace(const char *path, const void *data, size_t n,
@@ -56,9 +59,10 @@ const char *vptq_path_base(const char *path); /* the part behind the last '/' */
 /* mkdir -p; an existing directory is fine. */
 vptq_status vptq_dir_make(const char *path, vptq_err *err) VPTQ_MUST_CHECK;
 
-/* A directory that appears whole: fill `tmp`, then commit renames it to the target.  With
- * `force` an existing target is moved aside first and removed after the rename (only a
- * directory whose every entry is a plain file is ever removed). */
+/* A directory that appears whole: fill `tmp`, then commit renames it to the target.  An empty
+ * target is taken; another one is VPTQ_E_EXISTS, or with `force` moved aside first and removed
+ * after the rename (only a directory whose every entry is a plain file is ever removed).  A
+ * commit that fails removes `tmp`. */
 typedef struct vptq_dir_writer {
     char path[4096], tmp[4096];
     bool force;

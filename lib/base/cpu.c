@@ -1,0 +1,51 @@
+#include "lib/base/cpu.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+
+static vptq_simd detect(void)
+{
+    unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+    /* Not every compiler knows "f16c" by name; bit 29 of leaf 1 is it. */
+    bool f16c = __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & 1u << 29);
+    if (!f16c || !__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma"))
+        return VPTQ_SIMD_NONE;
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+        return VPTQ_SIMD_AVX512;
+    return VPTQ_SIMD_AVX2;
+}
+#else
+static vptq_simd detect(void)
+{
+    return VPTQ_SIMD_NONE;
+}
+#endif
+
+const char *vptq_simd_name(vptq_simd s)
+{
+    switch (s) {
+    case VPTQ_SIMD_NONE:
+        return "none";
+    case VPTQ_SIMD_AVX2:
+        return "avx2";
+    case VPTQ_SIMD_AVX512:
+        return "avx512";
+    }
+    return "none";
+}
+
+vptq_simd vptq_cpu_simd(void)
+{
+    vptq_simd best = detect();
+    const char *wish = getenv("VPTQ_SIMD");
+    if (!wish)
+        return best;
+    for (int s = VPTQ_SIMD_NONE; s < (int)best; s++)
+        if (!strcmp(wish, vptq_simd_name((vptq_simd)s)))
+            return (vptq_simd)s;
+    return best;
+}

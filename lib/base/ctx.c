@@ -1,0 +1,40 @@
+#include "lib/base/ctx.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <time.h>
+
+void vptq_log(const vptq_ctx *ctx, vptq_log_level level, const char *fmt, ...)
+{
+    if (!ctx || !ctx->log)
+        return;
+    char text[1024];
+    va_list ap;
+    va_start(ap, fmt);
+    int n = vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    if (n >= 0)
+        ctx->log(ctx->user, level, text);
+}
+
+void vptq_progress(const vptq_ctx *ctx, const char *stage, uint64_t done, uint64_t total,
+                   const char *detail)
+{
+    if (ctx && ctx->progress)
+        ctx->progress(ctx->user, stage, done, total, detail);
+}
+
+vptq_status vptq_check_cancel(const vptq_ctx *ctx, vptq_err *err)
+{
+    if (ctx && ctx->cancel && *ctx->cancel)
+        return vptq_fail(err, VPTQ_E_CANCELLED, "interrupted");
+    return VPTQ_OK;
+}
+
+double vptq_seconds(void)
+{
+    struct timespec t;
+    if (clock_gettime(CLOCK_MONOTONIC, &t))
+        return 0;
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}

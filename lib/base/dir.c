@@ -1,0 +1,257 @@
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "lib/base/file.h"
+#include "lib/base/file_path.h"
+
+/* --- making and listing ------------------------------------------------------------------ */
+
+static vptq_status make_one(const char *path, vptq_err *err)
+{
+    if (mkdir(path, 0777) == 0)
+        return VPTQ_OK;
+    int errnum = errno;
+    if (vptq_path_is_dir(path))
+        return VPTQ_OK;
+    return vptq_fail_errno(err, VPTQ_E_IO, errnum, "cannot create directory '%s'", path);
+}
+
+vptq_status vptq_dir_make(const char *path, vptq_err *err)
+{
+    char part[VPTQ_PATH_MAX];
+    size_t n = strlen(path);
+    if (n == 0 || n >= sizeof part)
+        return vptq_fail(err, VPTQ_E_ARG, "directory name '%.80s' is %s", path,
+                         n ? "too long" : "empty");
+    memcpy(part, path, n + 1);
+    for (size_t i = 1; i < n; i++) {
+        if (part[i] != '/' || part[i - 1] == '/')
+            continue;
+        part[i] = 0;
+        vptq_status st = make_one(part, err);
+        if (st)
+            return st;
+        part[i] = '/';
+    }
+    return make_one(path, err);
+}
+
+typedef struct name_node {
+    struct name_node *next;
+    char *name;
+} name_node;
+
+static int by_name(const void *a, const void *b)
+{
+    const char *const *x = a;
+    const char *const *y = b;
+    return strcmp(*x, *y);
+}
+
+static vptq_status read_names(DIR *d, const char *path, vptq_arena *arena, name_node **head,
+                              size_t *count, vptq_err *err)
+{
+    for (;;) {
+        errno = 0;
+        struct dirent *e = readdir(d);
+        if (!e && errno)
+            return vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot read directory '%s'", path);
+        if (!e)
+            return VPTQ_OK;
+        if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, ".."))
+            continue;
+        name_node *node = vptq_arena_alloc(arena, 1, sizeof *node, err);
+        char *name = node ? vptq_arena_strdup(arena, e->d_name, err) : NULL;
+        if (!name)
+            return VPTQ_E_NOMEM;
+        *node = (name_node){.next = *head, .name = name};
+        *head = node;
+        ++*count;
+    }
+}
+
+vptq_status vptq_dir_list(const char *path, vptq_arena *arena, char ***names, size_t *count,
+                          vptq_err *err)
+{
+    *names = NULL;
+    *count = 0;
+    DIR *d = opendir(path);
+    if (!d)
+        return vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot open directory '%s'", path);
+    name_node *head = NULL;
+    size_t n = 0;
+    vptq_status st = read_names(d, path, arena, &head, &n, err);
+    closedir(d);
+    if (st)
+        return st;
+    char **list = vptq_arena_alloc(arena, n, sizeof *list, err);
+    if (!list)
+        return VPTQ_E_NOMEM;
+    size_t i = 0;
+    for (; head; head = head->next)
+        list[i++] = head->name;
+    if (n)
+        qsort(list, n, sizeof *list, by_name);
+    *names = list;
+    *count = n;
+    return VPTQ_OK;
+}
+
+/* --- a directory that appears whole ------------------------------------------------------ */
+
+/* Whether the target may be taken: it is not there, or is an empty directory, or with force a
+ * directory of plain files. */
+static vptq_status check_target(const char *path, bool force, vptq_err *err)
+{
+    struct stat sb;
+    size_t entries;
+    if (lstat(path, &sb))
+        return VPTQ_OK;
+    if (!S_ISDIR(sb.st_mode))
+        return vptq_fail(err, VPTQ_E_EXISTS, "'%s' exists and is not a directory", path);
+    bool flat = vptq_dir_is_flat(path, &entries);
+    if (entries && !force)
+        return vptq_fail(err, VPTQ_E_EXISTS, "directory '%s' already exists", path);
+    if (!flat)
+        return vptq_fail(err, VPTQ_E_IO,
+                         "cannot replace directory '%s': it holds more than plain files", path);
+    return VPTQ_OK;
+}
+
+vptq_status vptq_dir_writer_open(const char *path, bool force, vptq_dir_writer *w,
+                                 vptq_err *err)
+{
+    *w = (vptq_dir_writer){.force = force};
+    size_t n = strlen(path);
+    while (n > 1 && path[n - 1] == '/')
+        n--;
+    if (n == 0 || n >= sizeof w->path)
+        return vptq_fail(err, VPTQ_E_ARG, "directory name '%.80s' is %s", path,
+                         n ? "too long" : "empty");
+    memcpy(w->path, path, n);
+    w->path[n] = 0;
+    char tmp[VPTQ_PATH_MAX];
+    vptq_status st = check_target(w->path, force, err);
+    if (!st)
+        st = vptq_path_temporary(tmp, w->path, "tmp", err);
+    if (st)
+        return st;
+    vptq_path_sweep(w->path, "tmp");
+    if (mkdir(tmp, 0777))
+        return vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot create directory '%s'", w->path);
+    memcpy(w->tmp, tmp, sizeof tmp); /* set only now: abort removes what it names */
+    return VPTQ_OK;
+}
+
+void vptq_dir_writer_abort(vptq_dir_writer *w)
+{
+    if (w->tmp[0])
+        vptq_dir_remove_flat(w->tmp);
+    w->tmp[0] = 0;
+}
+
+/* rename replaces an empty directory by itself; a full one goes aside until the new one is in
+ * place, and comes back when that fails. */
+static vptq_status swap_in(const vptq_dir_writer *w, vptq_err *err)
+{
+    char aside[VPTQ_PATH_MAX];
+    if (rename(w->tmp, w->path) == 0)
+        return VPTQ_OK;
+    if (errno != ENOTEMPTY && errno != EEXIST)
+        return vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot create directory '%s'", w->path);
+    vptq_status st = check_target(w->path, w->force, err);
+    if (!st)
+        st = vptq_path_temporary(aside, w->path, "old", err);
+    if (st)
+        return st;
+    vptq_path_sweep(w->path, "old");
+    if (rename(w->path, aside))
+        return vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot replace directory '%s'", w->path);
+    if (rename(w->tmp, w->path)) {
+        int errnum = errno;
+        if (rename(aside, w->path))
+            return vptq_fail_errno(err, VPTQ_E_IO, errnum,
+                                   "cannot replace directory '%s' (its content is in '%s')",
+                                   w->path, aside);
+        return vptq_fail_errno(err, VPTQ_E_IO, errnum, "cannot replace directory '%s'",
+                               w->path);
+    }
+    vptq_dir_remove_flat(aside);
+    return VPTQ_OK;
+}
+
+vptq_status vptq_dir_writer_commit(vptq_dir_writer *w, vptq_err *err)
+{
+    char inside[VPTQ_PATH_MAX];
+    vptq_status st = VPTQ_OK;
+    VPTQ_BUG_IF(!w->tmp[0]);
+    VPTQ_TRY(vptq_path_join(inside, sizeof inside, w->tmp, ".", err));
+    VPTQ_TRY(vptq_path_sync_parent(inside, err)); /* the names inside */
+    VPTQ_TRY(swap_in(w, err));
+    w->tmp[0] = 0;
+    VPTQ_TRY(vptq_path_sync_parent(w->path, err));
+out:
+    vptq_dir_writer_abort(w);
+    return st;
+}
+
+/* --- lock -------------------------------------------------------------------------------- */
+
+static vptq_status report_holder(int fd, const char *dir, vptq_err *err)
+{
+    char text[32];
+    ssize_t n = pread(fd, text, sizeof text - 1, 0);
+    text[n > 0 ? n : 0] = 0;
+    text[strspn(text, "0123456789")] = 0;
+    if (!text[0])
+        return vptq_fail(err, VPTQ_E_LOCKED, "'%s' is in use by another process", dir);
+    return vptq_fail(err, VPTQ_E_LOCKED, "'%s' is in use by process %s", dir, text);
+}
+
+/* The file stays, empty, after release: removing it would let two processes lock two files of
+ * the same name, and an empty file leaves equal directories equal. */
+vptq_status vptq_lock_take(const char *dir, vptq_lock *lock, vptq_err *err)
+{
+    char path[VPTQ_PATH_MAX], text[32];
+    lock->fd = -1;
+    vptq_status st = vptq_path_join(path, sizeof path, dir, "lock", err);
+    if (st)
+        return st;
+    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (fd < 0)
+        return vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot open '%s'", path);
+    if (flock(fd, LOCK_EX | LOCK_NB)) {
+        if (errno == EWOULDBLOCK)
+            st = report_holder(fd, dir, err);
+        else
+            st = vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot lock '%s'", path);
+        close(fd);
+        return st;
+    }
+    int n = snprintf(text, sizeof text, "%ld\n", (long)getpid());
+    if (ftruncate(fd, 0) || pwrite(fd, text, (size_t)n, 0) != n) {
+        st = vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot write '%s'", path);
+        close(fd);
+        return st;
+    }
+    lock->fd = fd;
+    return VPTQ_OK;
+}
+
+void vptq_lock_release(vptq_lock *lock)
+{
+    if (lock->fd < 0)
+        return;
+    /* A failure leaves a process number in the file, which the next holder overwrites. */
+    int ignored = ftruncate(lock->fd, 0);
+    (void)ignored;
+    close(lock->fd);
+    lock->fd = -1;
+}

@@ -1,0 +1,120 @@
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "lib/base/file.h"
+#include "lib/base/file_path.h"
+
+vptq_status vptq_file_writer_open(const char *path, bool force, vptq_file_writer *w,
+                                  vptq_err *err)
+{
+    *w = (vptq_file_writer){.fd = -1, .force = force};
+    struct stat sb;
+    if (stat(path, &sb) == 0) {
+        if (!force)
+            return vptq_fail(err, VPTQ_E_EXISTS, "'%s' already exists", path);
+        if (!S_ISREG(sb.st_mode))
+            return vptq_fail(err, VPTQ_E_IO, "cannot replace '%s': %s", path,
+                             S_ISDIR(sb.st_mode) ? "is a directory" : "is not a plain file");
+    }
+    size_t n = strlen(path);
+    if (n >= sizeof w->path)
+        return vptq_fail(err, VPTQ_E_ARG, "path '%.80s...' is too long", path);
+    memcpy(w->path, path, n + 1);
+    vptq_status st = vptq_path_temporary(w->tmp, path, "tmp", err);
+    if (st)
+        return st;
+    vptq_path_sweep(path, "tmp");
+    w->fd = open(w->tmp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (w->fd < 0)
+        return vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot create '%s'", path);
+    return VPTQ_OK;
+}
+
+void vptq_file_writer_abort(vptq_file_writer *w)
+{
+    if (w->fd < 0)
+        return;
+    close(w->fd);
+    w->fd = -1;
+    unlink(w->tmp);
+}
+
+/* A failed write ends the whole file: nothing of it may be seen later. */
+static vptq_status give_up(vptq_file_writer *w, int errnum, vptq_err *err)
+{
+    vptq_file_writer_abort(w);
+    return vptq_fail_errno(err, VPTQ_E_IO, errnum, "cannot write '%s'", w->path);
+}
+
+vptq_status vptq_file_write(vptq_file_writer *w, const void *data, size_t n, vptq_err *err)
+{
+    /* One call never writes more than 2^31 bytes on Linux; asking for less keeps ssize_t safe
+     * everywhere. */
+    const size_t most = (size_t)1 << 30;
+    const char *p = data;
+    if (w->fd < 0)
+        return vptq_fail(err, VPTQ_E_IO, "cannot write '%s': not open", w->path);
+    while (n) {
+        ssize_t m = write(w->fd, p, n < most ? n : most);
+        if (m < 0 && errno == EINTR)
+            continue;
+        if (m <= 0)
+            return give_up(w, m < 0 ? errno : ENOSPC, err);
+        p += m;
+        n -= (size_t)m;
+        w->written += (uint64_t)m;
+    }
+    return VPTQ_OK;
+}
+
+/* Puts the finished temporary in place.  Without force a target that has appeared meanwhile is
+ * kept: link, unlike rename, refuses to replace.  File systems without links get a rename. */
+static int move_into_place(const vptq_file_writer *w)
+{
+    if (!w->force) {
+        if (link(w->tmp, w->path) == 0)
+            return unlink(w->tmp);
+        if (errno == EEXIST)
+            return -1;
+    }
+    return rename(w->tmp, w->path);
+}
+
+vptq_status vptq_file_writer_commit(vptq_file_writer *w, vptq_err *err)
+{
+    if (w->fd < 0)
+        return vptq_fail(err, VPTQ_E_IO, "cannot write '%s': not open", w->path);
+    if (fsync(w->fd))
+        return give_up(w, errno, err);
+    int fd = w->fd;
+    w->fd = -1;
+    if (close(fd)) {
+        int errnum = errno;
+        unlink(w->tmp);
+        return vptq_fail_errno(err, VPTQ_E_IO, errnum, "cannot write '%s'", w->path);
+    }
+    if (move_into_place(w)) {
+        int errnum = errno;
+        unlink(w->tmp);
+        if (errnum == EEXIST)
+            return vptq_fail(err, VPTQ_E_EXISTS, "'%s' already exists", w->path);
+        return vptq_fail_errno(err, VPTQ_E_IO, errnum, "cannot write '%s'", w->path);
+    }
+    return vptq_path_sync_parent(w->path, err);
+}
+
+vptq_status vptq_file_replace(const char *path, const void *data, size_t n, vptq_err *err)
+{
+    vptq_file_writer w;
+    vptq_status st = VPTQ_OK;
+    VPTQ_TRY(vptq_file_writer_open(path, true, &w, err));
+    VPTQ_TRY(vptq_file_write(&w, data, n, err));
+    VPTQ_TRY(vptq_file_writer_commit(&w, err));
+out:
+    vptq_file_writer_abort(&w);
+    return st;
+}
