@@ -38,10 +38,12 @@ typedef struct vptq_family {
     bool qk_norm;             /* RMS norm on every head of q and k before RoPE */
     bool gguf_permuted;       /* GGUF stores q and k rows for interleaved pairs */
     bool sliding_by_default;  /* `sliding_window` counts without `use_sliding_window` */
+    uint32_t head_dim;        /* default of head_dim; 0 = hidden size / heads */
 } vptq_family;
 
 /* NULL when the name is unknown; _names fills a comma-separated list for messages. */
 const vptq_family *vptq_family_by_model_type(const char *model_type);
+const vptq_family *vptq_family_by_architecture(const char *architecture);
 const vptq_family *vptq_family_by_gguf_arch(const char *arch);
 void vptq_family_names(char *text, size_t size);
 
@@ -63,8 +65,8 @@ typedef struct vptq_model_desc {
     bool qkv_bias, o_bias, mlp_bias;
     double rope_theta;
     vptq_rope_scaling rope_scaling;
-    double rope_factor, rope_low,
-        rope_high;                  /* llama3: low/high_freq_factor; yarn: beta_slow/fast */
+    double rope_factor;             /* unused without scaling */
+    double rope_low, rope_high;     /* llama3: low/high_freq_factor; yarn: beta_slow/fast */
     double rope_attention_factor;   /* multiplies cos and sin (yarn); 1 otherwise */
     uint32_t rope_original_context; /* original_max_position_embeddings */
     int32_t bos, eos;               /* -1 = none; eos: the first of a list */
@@ -86,6 +88,10 @@ void vptq_linear_full_name(char name[VPTQ_NAME_MAX], uint32_t layer, vptq_linear
  * product overflows, absurd values (over 2^20 per dimension but the vocabulary). */
 vptq_status vptq_model_desc_check(const vptq_model_desc *d, const char *file,
                                   vptq_err *err) VPTQ_MUST_CHECK;
+
+/* The factor that YaRN multiplies cos and sin with unless a configuration gives its own:
+ * 0.1 weight ln(factor) + 1, and 1 for factors up to 1. */
+double vptq_rope_yarn_attention(double factor, double weight);
 
 /* cos, sin [positions, head_dim / 2] of the description's RoPE (float, computed as transformers
  * does: inverse frequencies in float, scaled per rope_scaling). */

@@ -1,0 +1,305 @@
+#include "formats/model_desc.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+/* A new family of this shape is a row here: docs/formats.md.  Where several rows share a GGUF
+ * architecture, the first one is what a GGUF file of it is read as. */
+static const vptq_family families[] = {
+    {.model_type = "llama",
+     .architecture = "LlamaForCausalLM",
+     .gguf_arch = "llama",
+     .gguf_permuted = true},
+    {.model_type = "mistral",
+     .architecture = "MistralForCausalLM",
+     .gguf_arch = "llama",
+     .gguf_permuted = true,
+     .sliding_by_default = true},
+    {.model_type = "qwen2",
+     .architecture = "Qwen2ForCausalLM",
+     .gguf_arch = "qwen2",
+     .qkv_bias = true},
+    {.model_type = "qwen3",
+     .architecture = "Qwen3ForCausalLM",
+     .gguf_arch = "qwen3",
+     .qk_norm = true,
+     .head_dim = 128},
+};
+enum { FAMILIES = sizeof families / sizeof families[0] };
+
+const vptq_family *vptq_family_by_model_type(const char *model_type)
+{
+    for (size_t i = 0; i < FAMILIES; i++)
+        if (strcmp(families[i].model_type, model_type) == 0)
+            return &families[i];
+    return NULL;
+}
+
+const vptq_family *vptq_family_by_architecture(const char *architecture)
+{
+    for (size_t i = 0; i < FAMILIES; i++)
+        if (strcmp(families[i].architecture, architecture) == 0)
+            return &families[i];
+    return NULL;
+}
+
+const vptq_family *vptq_family_by_gguf_arch(const char *arch)
+{
+    for (size_t i = 0; i < FAMILIES; i++)
+        if (strcmp(families[i].gguf_arch, arch) == 0)
+            return &families[i];
+    return NULL;
+}
+
+void vptq_family_names(char *text, size_t size)
+{
+    size_t at = 0;
+    for (size_t i = 0; i < FAMILIES && at < size; i++)
+        at += (size_t)snprintf(text + at, size - at, "%s%s", i ? ", " : "",
+                               families[i].model_type);
+}
+
+typedef struct linear_info {
+    const char *path;
+    vptq_input input;
+} linear_info;
+
+static const linear_info linears[VPTQ_LINEAR_COUNT] = {
+    [VPTQ_LINEAR_Q] = {"self_attn.q_proj", VPTQ_INPUT_QKV},
+    [VPTQ_LINEAR_K] = {"self_attn.k_proj", VPTQ_INPUT_QKV},
+    [VPTQ_LINEAR_V] = {"self_attn.v_proj", VPTQ_INPUT_QKV},
+    [VPTQ_LINEAR_O] = {"self_attn.o_proj", VPTQ_INPUT_O},
+    [VPTQ_LINEAR_GATE] = {"mlp.gate_proj", VPTQ_INPUT_UP},
+    [VPTQ_LINEAR_UP] = {"mlp.up_proj", VPTQ_INPUT_UP},
+    [VPTQ_LINEAR_DOWN] = {"mlp.down_proj", VPTQ_INPUT_DOWN},
+};
+
+const char *vptq_linear_path(vptq_linear l)
+{
+    return linears[l].path;
+}
+
+const char *vptq_linear_name(vptq_linear l)
+{
+    return strchr(linears[l].path, '.') + 1;
+}
+
+const char *vptq_input_name(vptq_input i)
+{
+    static const char *const names[VPTQ_INPUT_COUNT] = {"qkv", "o", "up", "down"};
+    return names[i];
+}
+
+vptq_input vptq_linear_input(vptq_linear l)
+{
+    return linears[l].input;
+}
+
+uint32_t vptq_input_size(const vptq_model_desc *d, vptq_input i)
+{
+    switch (i) {
+    case VPTQ_INPUT_O:
+        return d->heads * d->head_dim;
+    case VPTQ_INPUT_DOWN:
+        return d->intermediate;
+    default:
+        return d->hidden;
+    }
+}
+
+void vptq_linear_shape(const vptq_model_desc *d, vptq_linear l, uint32_t *out, uint32_t *in)
+{
+    *in = vptq_input_size(d, linears[l].input);
+    switch (l) {
+    case VPTQ_LINEAR_Q:
+        *out = d->heads * d->head_dim;
+        break;
+    case VPTQ_LINEAR_K:
+    case VPTQ_LINEAR_V:
+        *out = d->kv_heads * d->head_dim;
+        break;
+    case VPTQ_LINEAR_GATE:
+    case VPTQ_LINEAR_UP:
+        *out = d->intermediate;
+        break;
+    default:
+        *out = d->hidden;
+        break;
+    }
+}
+
+void vptq_linear_full_name(char name[VPTQ_NAME_MAX], uint32_t layer, vptq_linear l)
+{
+    snprintf(name, VPTQ_NAME_MAX, "model.layers.%u.%s", layer, linears[l].path);
+}
+
+static vptq_status check_size(const char *file, const char *what, uint64_t n, uint64_t max,
+                              vptq_err *err)
+{
+    if (n >= 1 && n <= max)
+        return VPTQ_OK;
+    return vptq_fail(err, VPTQ_E_FORMAT, "%s: the model's %s is %llu, expected 1 to %llu", file,
+                     what, (unsigned long long)n, (unsigned long long)max);
+}
+
+static vptq_status check_sizes(const vptq_model_desc *d, const char *file, vptq_err *err)
+{
+    const uint64_t dim = UINT64_C(1) << 20;
+    const struct {
+        const char *what;
+        uint64_t n, max;
+    } sizes[] = {
+        {"hidden size", d->hidden, dim},
+        {"intermediate size", d->intermediate, dim},
+        {"number of layers", d->layers, 1 << 16},
+        {"number of heads", d->heads, dim},
+        {"number of key-value heads", d->kv_heads, d->heads},
+        {"head dimension", d->head_dim, 1 << 16},
+        {"number of heads times head dimension", (uint64_t)d->heads * d->head_dim, dim},
+        {"vocabulary size", d->vocab, 1 << 28},
+        {"context length", d->context, INT32_MAX},
+    };
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        vptq_status st = check_size(file, sizes[i].what, sizes[i].n, sizes[i].max, err);
+        if (st)
+            return st;
+    }
+    return VPTQ_OK;
+}
+
+static vptq_status check_positive(const char *file, const char *what, double x, vptq_err *err)
+{
+    if (x > 0 && isfinite(x))
+        return VPTQ_OK;
+    return vptq_fail(err, VPTQ_E_FORMAT, "%s: the model's %s is %g, expected more than 0", file,
+                     what, x);
+}
+
+static vptq_status check_rope(const vptq_model_desc *d, const char *file, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    VPTQ_TRY(check_positive(file, "RoPE theta", d->rope_theta, err));
+    if (d->rope_scaling == VPTQ_ROPE_NONE)
+        return VPTQ_OK;
+    VPTQ_TRY(check_positive(file, "RoPE factor", d->rope_factor, err));
+    if (d->rope_scaling == VPTQ_ROPE_LINEAR)
+        return VPTQ_OK;
+    VPTQ_TRY(check_positive(file, "lower RoPE frequency bound", d->rope_low, err));
+    VPTQ_TRY(check_positive(file, "upper RoPE frequency bound", d->rope_high, err));
+    VPTQ_TRY(check_positive(file, "RoPE attention factor", d->rope_attention_factor, err));
+    VPTQ_TRY(check_positive(file, "original context of RoPE scaling", d->rope_original_context,
+                            err));
+    if (!(d->rope_low < d->rope_high))
+        return vptq_fail(err, VPTQ_E_FORMAT,
+                         "%s: the RoPE frequency bounds are %g and %g, expected the first to "
+                         "be smaller",
+                         file, d->rope_low, d->rope_high);
+    if (d->rope_scaling == VPTQ_ROPE_YARN && d->rope_theta <= 1)
+        return vptq_fail(err, VPTQ_E_FORMAT,
+                         "%s: RoPE theta is %g, YaRN scaling expects more than 1", file,
+                         d->rope_theta);
+out:
+    return st;
+}
+
+vptq_status vptq_model_desc_check(const vptq_model_desc *d, const char *file, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    VPTQ_TRY(check_sizes(d, file, err));
+    if (d->heads % d->kv_heads != 0)
+        return vptq_fail(err, VPTQ_E_FORMAT,
+                         "%s: %u heads cannot share %u key-value heads evenly", file, d->heads,
+                         d->kv_heads);
+    if (d->head_dim % 2 != 0)
+        return vptq_fail(err, VPTQ_E_FORMAT,
+                         "%s: the head dimension %u is odd, RoPE needs pairs", file,
+                         d->head_dim);
+    VPTQ_TRY(check_positive(file, "RMS norm epsilon", (double)d->norm_eps, err));
+    VPTQ_TRY(check_rope(d, file, err));
+out:
+    return st;
+}
+
+double vptq_rope_yarn_attention(double factor, double weight)
+{
+    return factor <= 1 ? 1.0 : 0.1 * weight * log(factor) + 1.0;
+}
+
+/* pow correctly rounded to float where the platform's double pow allows it: the same on every
+ * machine, unlike powf. */
+static float theta_power(const vptq_model_desc *d, uint32_t i)
+{
+    float exponent = (float)(2 * i) / (float)d->head_dim;
+    return (float)pow((double)(float)d->rope_theta, (double)exponent);
+}
+
+/* PyTorch divides a number by a tensor as reciprocal times number; the two roundings are kept
+ * here, so that frequencies come out as transformers has them. */
+static float torch_quotient(float number, float x)
+{
+    return 1.0f / x * number;
+}
+
+static float llama3_frequency(const vptq_model_desc *d, float inv)
+{
+    double context = d->rope_original_context;
+    float wavelength = torch_quotient(6.283185307179586f, inv);
+    if (wavelength > (float)(context / d->rope_low))
+        return inv / (float)d->rope_factor;
+    if (wavelength < (float)(context / d->rope_high))
+        return inv;
+    float smooth = (torch_quotient((float)context, wavelength) - (float)d->rope_low) /
+                   (float)(d->rope_high - d->rope_low);
+    return (1.0f - smooth) * inv / (float)d->rope_factor + smooth * inv;
+}
+
+/* The dimension whose frequency turns `rotations` times in the original context. */
+static double yarn_dimension(const vptq_model_desc *d, double rotations)
+{
+    const double pi2 = 6.283185307179586;
+    return (d->head_dim * log(d->rope_original_context / (rotations * pi2))) /
+           (2 * log(d->rope_theta));
+}
+
+static float yarn_frequency(const vptq_model_desc *d, uint32_t i, float power)
+{
+    double low = fmax(floor(yarn_dimension(d, d->rope_high)), 0);
+    double high = fmin(ceil(yarn_dimension(d, d->rope_low)), d->head_dim - 1.0);
+    if (low == high)
+        high += 0.001; /* a step instead of a ramp */
+    float ramp = ((float)i - (float)low) / (float)(high - low);
+    float kept = 1.0f - fminf(fmaxf(ramp, 0.0f), 1.0f);
+    float stretched = 1.0f / ((float)d->rope_factor * power);
+    return stretched * (1.0f - kept) + 1.0f / power * kept;
+}
+
+static float inverse_frequency(const vptq_model_desc *d, uint32_t i)
+{
+    float power = theta_power(d, i);
+    switch (d->rope_scaling) {
+    case VPTQ_ROPE_LINEAR:
+        return 1.0f / power / (float)d->rope_factor;
+    case VPTQ_ROPE_LLAMA3:
+        return llama3_frequency(d, 1.0f / power);
+    case VPTQ_ROPE_YARN:
+        return yarn_frequency(d, i, power);
+    default:
+        return 1.0f / power;
+    }
+}
+
+void vptq_rope_tables(const vptq_model_desc *d, size_t positions, float *cos_table,
+                      float *sin_table)
+{
+    size_t half = d->head_dim / 2;
+    float scale = d->rope_scaling == VPTQ_ROPE_YARN ? (float)d->rope_attention_factor : 1.0f;
+    for (uint32_t i = 0; i < half; i++) {
+        float inv = inverse_frequency(d, i);
+        for (size_t p = 0; p < positions; p++) {
+            float angle = (float)p * inv;
+            cos_table[p * half + i] = (float)cos((double)angle) * scale;
+            sin_table[p * half + i] = (float)sin((double)angle) * scale;
+        }
+    }
+}
