@@ -1,0 +1,428 @@
+/* What a GGUF file says about its model: the description out of ARCH.* keys, and the tensors
+ * under their Hugging Face names.  Key names:
+ * https://github.com/ggml-org/ggml/blob/master/docs/gguf.md */
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "formats/gguf.h"
+
+enum { KEY_MAX = 128 };
+
+/* The keys of one architecture. */
+typedef struct reader {
+    const vptq_gguf *g;
+    const char *arch; /* terminated, from the family's row */
+} reader;
+
+static void full_key(const reader *r, const char *key, char text[KEY_MAX])
+{
+    snprintf(text, KEY_MAX, "%s.%s", r->arch, key);
+}
+
+static vptq_status u32_or(const reader *r, const char *key, uint32_t fallback, uint32_t *out,
+                          vptq_err *err)
+{
+    char name[KEY_MAX];
+    uint64_t x = 0;
+    full_key(r, key, name);
+    vptq_status st = vptq_gguf_u64_or(r->g, name, fallback, &x, err);
+    if (st)
+        return st;
+    if (x > UINT32_MAX)
+        return vptq_fail(err, VPTQ_E_FORMAT, "%s: key '%s' is %" PRIu64 ", too large",
+                         r->g->path, name, x);
+    *out = (uint32_t)x;
+    return VPTQ_OK;
+}
+
+static vptq_status u32_need(const reader *r, const char *key, uint32_t *out, vptq_err *err)
+{
+    char name[KEY_MAX];
+    full_key(r, key, name);
+    if (!vptq_gguf_find(r->g, name))
+        return vptq_fail(err, VPTQ_E_FORMAT, "%s: key '%s' is missing", r->g->path, name);
+    return u32_or(r, key, 0, out, err);
+}
+
+static vptq_status f64_or(const reader *r, const char *key, double fallback, double *out,
+                          vptq_err *err)
+{
+    char name[KEY_MAX];
+    full_key(r, key, name);
+    return vptq_gguf_f64_or(r->g, name, fallback, out, err);
+}
+
+static vptq_status find_family(const vptq_gguf *g, const vptq_family **family, vptq_err *err)
+{
+    vptq_gguf_str arch;
+    char name[64], names[256];
+    vptq_status st = vptq_gguf_str_or(g, "general.architecture", &arch, err);
+    if (st)
+        return st;
+    if (!arch.data)
+        return vptq_fail(err, VPTQ_E_FORMAT, "%s: key 'general.architecture' is missing",
+                         g->path);
+    snprintf(name, sizeof name, "%.*s", (int)(arch.len < sizeof name ? arch.len : 63),
+             arch.data);
+    *family = vptq_family_by_gguf_arch(name);
+    if (*family)
+        return VPTQ_OK;
+    vptq_family_names(names, sizeof names);
+    return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                     "%s: architecture '%s' is not supported, only %s are", g->path, name,
+                     names);
+}
+
+/* Keys whose presence means arithmetic that the forward pass does not have. */
+static vptq_status refuse_others(const reader *r, vptq_err *err)
+{
+    static const char *const keys[] = {
+        "expert_count",           "attention.scale", "logit_scale",
+        "residual_scale",         "embedding_scale", "attn_logit_softcapping",
+        "final_logit_softcapping"};
+    vptq_status st = VPTQ_OK;
+    uint64_t parts = 0;
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+        double x = 0;
+        VPTQ_TRY(f64_or(r, keys[i], 0, &x, err));
+        if (x != 0)
+            return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                             "%s: key '%s.%s' is %g, a model of that kind is not supported",
+                             r->g->path, r->arch, keys[i], x);
+    }
+    VPTQ_TRY(vptq_gguf_u64_or(r->g, "split.count", 0, &parts, err));
+    if (parts > 1)
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                         "%s: is one of %" PRIu64 " parts of a split model, which are not "
+                         "supported; join them into one file first",
+                         r->g->path, parts);
+out:
+    return st;
+}
+
+/* The embedding knows; a file without tensors has the key or the token list. */
+static vptq_status read_vocab_size(const reader *r, vptq_model_desc *d, vptq_err *err)
+{
+    const vptq_tensor *t = vptq_tensor_find(&r->g->set, "token_embd.weight");
+    const vptq_gguf_kv *tokens = vptq_gguf_find(r->g, "tokenizer.ggml.tokens");
+    uint64_t n = t && t->dims == 2 ? t->shape[0] : tokens ? tokens->count : 0;
+    if (n > INT32_MAX)
+        return vptq_fail(err, VPTQ_E_FORMAT, "%s: a vocabulary of %" PRIu64 " is too large",
+                         r->g->path, n);
+    if (t)
+        d->vocab = (uint32_t)n;
+    return t ? VPTQ_OK : u32_or(r, "vocab_size", (uint32_t)n, &d->vocab, err);
+}
+
+static vptq_status read_sizes(const reader *r, vptq_model_desc *d, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    double eps = 0;
+    uint32_t value_dim = 0;
+    VPTQ_TRY(u32_need(r, "block_count", &d->layers, err));
+    VPTQ_TRY(u32_need(r, "embedding_length", &d->hidden, err));
+    VPTQ_TRY(u32_need(r, "feed_forward_length", &d->intermediate, err));
+    VPTQ_TRY(u32_need(r, "attention.head_count", &d->heads, err));
+    VPTQ_TRY(u32_need(r, "context_length", &d->context, err));
+    VPTQ_TRY(u32_or(r, "attention.head_count_kv", d->heads, &d->kv_heads, err));
+    uint32_t head_dim = d->heads ? d->hidden / d->heads : 0;
+    VPTQ_TRY(u32_or(r, "attention.key_length", head_dim, &d->head_dim, err));
+    VPTQ_TRY(u32_or(r, "attention.value_length", d->head_dim, &value_dim, err));
+    if (value_dim != d->head_dim)
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                         "%s: heads have %" PRIu32 " values for keys and %" PRIu32
+                         " for values, only equal sizes are supported",
+                         r->g->path, d->head_dim, value_dim);
+    VPTQ_TRY(u32_or(r, "attention.sliding_window", 0, &d->window, err));
+    VPTQ_TRY(f64_or(r, "attention.layer_norm_rms_epsilon", 0, &eps, err));
+    if (!(eps > 0 && eps < 1))
+        return vptq_fail(err, VPTQ_E_FORMAT,
+                         "%s: key '%s.attention.layer_norm_rms_epsilon' is missing or not "
+                         "between 0 and 1",
+                         r->g->path, r->arch);
+    d->norm_eps = (float)eps;
+    st = read_vocab_size(r, d, err);
+out:
+    return st;
+}
+
+/* ---- rotary positions ---- */
+
+static const double two_pi = 6.283185307179586;
+
+/* The divisor of frequency i that Llama 3.1's rule gives (transformers' "llama3"). */
+static double llama3_divisor(const vptq_model_desc *d, uint32_t i)
+{
+    double freq = pow(d->rope_theta, -2.0 * i / d->head_dim);
+    double turns = d->rope_original_context * freq / two_pi; /* over the original context */
+    if (turns > d->rope_high)
+        return 1;
+    if (turns < d->rope_low)
+        return d->rope_factor;
+    double smooth = (turns - d->rope_low) / (d->rope_high - d->rope_low);
+    return 1 / ((1 - smooth) / d->rope_factor + smooth);
+}
+
+/* rope_freqs.weight holds the divisors themselves.  The rule's four numbers are found back from
+ * them (the factor is the largest; the others are the same in every model of this kind) and
+ * have to reproduce all divisors, so that nothing is taken for what it is not. */
+static vptq_status match_llama3(const vptq_gguf *g, const vptq_tensor *t, const float *divisor,
+                                vptq_model_desc *d, vptq_err *err)
+{
+    uint32_t half = d->head_dim / 2;
+    double most = 1, off = 0;
+    for (uint32_t i = 0; i < half; i++)
+        most = (double)divisor[i] > most ? (double)divisor[i] : most;
+    d->rope_factor = most;
+    d->rope_low = 1;
+    d->rope_high = 4;
+    if (!d->rope_original_context)
+        d->rope_original_context = 8192;
+    for (uint32_t i = 0; i < half; i++) {
+        double relative = fabs((double)divisor[i] / llama3_divisor(d, i) - 1);
+        off = relative <= off ? off : relative; /* a NaN counts as off */
+    }
+    if (!(off < 1e-4))
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                         "%s: the frequency factors of tensor '%s' follow no rule that is "
+                         "supported (llama3 with factor %g misses them by %g)",
+                         g->path, t->name, most, off);
+    d->rope_scaling = most > 1 ? VPTQ_ROPE_LLAMA3 : VPTQ_ROPE_NONE;
+    return VPTQ_OK;
+}
+
+static vptq_status read_rope_freqs(const reader *r, vptq_model_desc *d, vptq_err *err)
+{
+    const vptq_tensor *t = NULL;
+    float *divisor = NULL;
+    vptq_mem *mem = r->g->set.arena.mem;
+    vptq_status st = VPTQ_OK;
+    if (!vptq_tensor_find(&r->g->set, "rope_freqs.weight"))
+        return VPTQ_OK;
+    if (d->rope_scaling != VPTQ_ROPE_NONE)
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                         "%s: has both %s.rope.scaling.type and tensor 'rope_freqs.weight'",
+                         r->g->path, r->arch);
+    VPTQ_TRY(vptq_tensor_need(&r->g->set, "rope_freqs.weight", 0, d->head_dim / 2, &t, err));
+    divisor = vptq_mem_alloc(mem, d->head_dim / 2, sizeof *divisor, err);
+    if (!divisor)
+        return VPTQ_E_NOMEM;
+    VPTQ_TRY(vptq_tensor_read(t, 0, 1, divisor, err));
+    st = match_llama3(r->g, t, divisor, d, err);
+out:
+    vptq_mem_free(mem, divisor);
+    return st;
+}
+
+static bool is_text(const vptq_gguf_str *s, const char *text)
+{
+    return s->len == strlen(text) && memcmp(s->data, text, s->len) == 0;
+}
+
+static vptq_status read_scaling(const reader *r, vptq_model_desc *d, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    char key[KEY_MAX];
+    vptq_gguf_str type;
+    double factor = 0, legacy = 0, attention = 1;
+    full_key(r, "rope.scaling.type", key);
+    VPTQ_TRY(vptq_gguf_str_or(r->g, key, &type, err));
+    VPTQ_TRY(f64_or(r, "rope.scale_linear", 0, &legacy, err));
+    VPTQ_TRY(f64_or(r, "rope.scaling.factor", legacy, &factor, err));
+    bool linear = type.data ? is_text(&type, "linear") : factor != 0;
+    bool yarn = type.data && is_text(&type, "yarn");
+    if (type.data && !linear && !yarn && !is_text(&type, "none"))
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                         "%s: key '%s' is '%.*s', supported are none, linear and yarn",
+                         r->g->path, key, (int)(type.len < 64 ? type.len : 64), type.data);
+    if ((!linear && !yarn) || factor == 1)
+        return VPTQ_OK;
+    if (!(factor > 0))
+        return vptq_fail(err, VPTQ_E_FORMAT, "%s: key '%s.rope.scaling.factor' is %g",
+                         r->g->path, r->arch, factor);
+    d->rope_scaling = yarn ? VPTQ_ROPE_YARN : VPTQ_ROPE_LINEAR;
+    d->rope_factor = factor;
+    if (!yarn)
+        return VPTQ_OK;
+    VPTQ_TRY(f64_or(r, "rope.scaling.yarn_beta_slow", 1, &d->rope_low, err));
+    VPTQ_TRY(f64_or(r, "rope.scaling.yarn_beta_fast", 32, &d->rope_high, err));
+    VPTQ_TRY(f64_or(r, "rope.scaling.yarn_attn_factor", 1, &attention, err));
+    d->rope_attention_factor = attention * (1 + 0.1 * log(factor));
+    if (!d->rope_original_context)
+        d->rope_original_context = d->context;
+out:
+    return st;
+}
+
+static vptq_status read_rope(const reader *r, vptq_model_desc *d, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    uint32_t rotated = 0;
+    d->rope_attention_factor = 1;
+    VPTQ_TRY(u32_or(r, "rope.dimension_count", d->head_dim, &rotated, err));
+    if (rotated != d->head_dim)
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                         "%s: rotary positions turn %" PRIu32 " of the %" PRIu32
+                         " values of a head, only all are supported",
+                         r->g->path, rotated, d->head_dim);
+    VPTQ_TRY(f64_or(r, "rope.freq_base", 10000, &d->rope_theta, err));
+    if (!(d->rope_theta > 0) || isinf(d->rope_theta))
+        return vptq_fail(err, VPTQ_E_FORMAT, "%s: key '%s.rope.freq_base' is %g", r->g->path,
+                         r->arch, d->rope_theta);
+    VPTQ_TRY(
+        u32_or(r, "rope.scaling.original_context_length", 0, &d->rope_original_context, err));
+    VPTQ_TRY(read_scaling(r, d, err));
+    st = read_rope_freqs(r, d, err);
+out:
+    return st;
+}
+
+/* ---- the description ---- */
+
+static vptq_status read_token(const vptq_gguf *g, const char *key, const vptq_model_desc *d,
+                              int32_t *out, vptq_err *err)
+{
+    uint64_t id = 0;
+    vptq_status st = vptq_gguf_u64_or(g, key, UINT32_MAX, &id, err);
+    /* absent ids are also written as all ones */
+    *out = st || id >= UINT32_MAX ? -1 : id < d->vocab ? (int32_t)id : -2;
+    if (*out == -2)
+        return vptq_fail(err, VPTQ_E_FORMAT,
+                         "%s: key '%s' is %" PRIu64 ", the vocabulary has %" PRIu32 " tokens",
+                         g->path, key, id, d->vocab);
+    return st;
+}
+
+static bool has(const vptq_gguf *g, const char *name)
+{
+    return vptq_tensor_find(&g->set, name) != NULL;
+}
+
+vptq_status vptq_gguf_desc(const vptq_gguf *g, vptq_model_desc *desc, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    reader r = {g, NULL};
+    *desc = (vptq_model_desc){0};
+    VPTQ_TRY(find_family(g, &desc->family, err));
+    r.arch = desc->family->gguf_arch;
+    VPTQ_TRY(refuse_others(&r, err));
+    VPTQ_TRY(read_sizes(&r, desc, err));
+    VPTQ_TRY(read_rope(&r, desc, err));
+    desc->tied = !has(g, "output.weight");
+    desc->qkv_bias = has(g, "blk.0.attn_q.bias");
+    desc->o_bias = has(g, "blk.0.attn_output.bias");
+    desc->mlp_bias = has(g, "blk.0.ffn_up.bias");
+    VPTQ_TRY(vptq_model_desc_check(desc, g->path, err));
+    VPTQ_TRY(read_token(g, "tokenizer.ggml.bos_token_id", desc, &desc->bos, err));
+    VPTQ_TRY(read_token(g, "tokenizer.ggml.eos_token_id", desc, &desc->eos, err));
+out:
+    return st;
+}
+
+/* ---- names ---- */
+
+typedef struct name_pair {
+    const char *gguf, *hf;
+} name_pair;
+
+static const name_pair outer_names[] = {
+    {"token_embd", "model.embed_tokens"}, {"output_norm", "model.norm"}, {"output", "lm_head"}};
+static const name_pair block_names[] = {
+    {"attn_norm", "input_layernorm"},    {"attn_q", "self_attn.q_proj"},
+    {"attn_k", "self_attn.k_proj"},      {"attn_v", "self_attn.v_proj"},
+    {"attn_output", "self_attn.o_proj"}, {"attn_q_norm", "self_attn.q_norm"},
+    {"attn_k_norm", "self_attn.k_norm"}, {"ffn_norm", "post_attention_layernorm"},
+    {"ffn_gate", "mlp.gate_proj"},       {"ffn_up", "mlp.up_proj"},
+    {"ffn_down", "mlp.down_proj"},
+};
+
+static const char *look_up(const name_pair *pairs, size_t n, const char *name, size_t len)
+{
+    for (size_t i = 0; i < n; i++)
+        if (strlen(pairs[i].gguf) == len && memcmp(pairs[i].gguf, name, len) == 0)
+            return pairs[i].hf;
+    return NULL;
+}
+
+/* The digits of "blk.N." without sign, leading zero or overflow; the rest behind the dot, or
+ * NULL when it is another name. */
+static const char *block_rest(const char *name, uint32_t *layer)
+{
+    if (strncmp(name, "blk.", 4) != 0)
+        return NULL;
+    const char *p = name + 4;
+    uint64_t n = 0;
+    size_t digits = strspn(p, "0123456789");
+    if (digits == 0 || digits > 7 || (digits > 1 && *p == '0') || p[digits] != '.')
+        return NULL;
+    for (size_t i = 0; i < digits; i++)
+        n = n * 10 + (uint64_t)(p[i] - '0');
+    *layer = (uint32_t)n;
+    return p + digits + 1;
+}
+
+/* "blk.3.attn_q.weight" -> "model.layers.3.self_attn.q_proj.weight"; false when there is no
+ * place for it. */
+static bool hf_name(const char *name, uint32_t layers, char out[VPTQ_NAME_MAX])
+{
+    uint32_t layer = 0;
+    const char *rest = block_rest(name, &layer);
+    const char *part = rest ? rest : name, *dot = strrchr(part, '.');
+    if (!dot || (strcmp(dot, ".weight") != 0 && strcmp(dot, ".bias") != 0))
+        return false;
+    size_t len = (size_t)(dot - part);
+    const char *hf =
+        rest ? look_up(block_names, sizeof block_names / sizeof block_names[0], part, len)
+             : look_up(outer_names, sizeof outer_names / sizeof outer_names[0], part, len);
+    if (!hf || (rest && layer >= layers))
+        return false;
+    if (rest)
+        snprintf(out, VPTQ_NAME_MAX, "model.layers.%" PRIu32 ".%s%s", layer, hf, dot);
+    else
+        snprintf(out, VPTQ_NAME_MAX, "%s%s", hf, dot);
+    return true;
+}
+
+/* Heads by whose rows the writer interleaved the tensor, 0 for the others. */
+static uint32_t permuted_heads(const vptq_model_desc *d, const char *name)
+{
+    uint32_t layer = 0;
+    const char *rest = d->family->gguf_permuted ? block_rest(name, &layer) : NULL;
+    if (rest && strncmp(rest, "attn_q.", 7) == 0)
+        return d->heads;
+    if (rest && strncmp(rest, "attn_k.", 7) == 0)
+        return d->kv_heads;
+    return 0;
+}
+
+vptq_status vptq_gguf_hf_tensors(const vptq_gguf *g, const vptq_model_desc *desc,
+                                 vptq_tensor_set *set, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    for (size_t i = 0; i < g->set.count; i++) {
+        vptq_tensor t = g->set.tensors[i];
+        char name[VPTQ_NAME_MAX];
+        if (strcmp(t.name, "rope_freqs.weight") == 0)
+            continue; /* in the description */
+        if (!hf_name(t.name, desc->layers, name))
+            return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                             "%s: tensor '%s' has no place in a %s model of %" PRIu32 " blocks",
+                             g->path, t.name, desc->family->model_type, desc->layers);
+        t.rope_heads = permuted_heads(desc, t.name);
+        uint64_t permuted = t.dims ? t.shape[0] : 0;
+        bool blocks = vptq_dtype_get(t.type)->block > 1;
+        if (t.rope_heads &&
+            (permuted != (uint64_t)t.rope_heads * desc->head_dim || (t.dims == 1 && blocks)))
+            return vptq_fail(err, VPTQ_E_SHAPE,
+                             "%s: tensor '%s' of %" PRIu64 " rows does not fit %" PRIu32
+                             " heads of %" PRIu32,
+                             g->path, t.name, permuted, t.rope_heads, desc->head_dim);
+        t.name = name;
+        VPTQ_TRY(vptq_tensor_set_add(set, &t, err));
+    }
+    st = vptq_tensor_set_finish(set, err);
+out:
+    return st;
+}
