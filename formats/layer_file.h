@@ -18,9 +18,11 @@ typedef struct vptq_layer_file {
 } vptq_layer_file;
 
 /* "layer_003_gate_proj.safetensors" */
-void vptq_layer_file_name(char name[VPTQ_MAX_DIMS * 12], uint32_t layer, const char *linear);
+enum { VPTQ_LAYER_FILE_NAME_MAX = 96 };
+void vptq_layer_file_name(char name[VPTQ_LAYER_FILE_NAME_MAX], uint32_t layer,
+                          const char *linear);
 
-/* Atomic; replaces an old file. */
+/* Atomic; replaces an old file.  The books before rounding belong to the books of m->vq. */
 vptq_status vptq_layer_file_write(const char *path, const vptq_packed_matrix *m,
                                   const float *centroids_f32, const float *res_centroids_f32,
                                   const char *fingerprint, const char *report, vptq_mem *mem,

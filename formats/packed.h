@@ -17,11 +17,30 @@ typedef struct vptq_packed_matrix {
     vptq_dtype storage; /* F16 or BF16: type of every stored number */
 } vptq_packed_matrix;
 
+/* The shape of a matrix as vptq_packed_tensors stores it. */
+vptq_vq_shape vptq_packed_stored_shape(const vptq_vq_shape *s);
+
+/* What a config entry says, before any tensor is seen. */
+typedef struct vptq_packed_layout {
+    vptq_vq_shape shape; /* has_perm, has_norm as flagged */
+    bool bit_packed;     /* false: the training form, I16 `indices` and `res_indices` */
+    bool has_bias;
+} vptq_packed_layout;
+
 /* Looks up the entry of a module: config_for_layers by full name, else shared_layer_config by
  * last component; NULL when the module is not quantized.  `config` is the whole config.json. */
 const json_t *vptq_packed_entry(const json_t *config, const char *module);
 /* Whether config.json says quant_method vptq (also inside text_config). */
 bool vptq_packed_is_config(const json_t *config);
+
+/* Missing keys, wrong types, impossible shapes: VPTQ_E_FORMAT or VPTQ_E_SHAPE naming file,
+ * module and key.  Keys that no reader needs are ignored. */
+vptq_status vptq_packed_parse_entry(const json_t *entry, const char *name, const char *file,
+                                    vptq_packed_layout *out, vptq_err *err) VPTQ_MUST_CHECK;
+
+/* The module that a tensor of the layout belongs to: length of P when the name is P and one of
+ * the parts above (P.bias, which is a plain tensor, not counted), else 0. */
+size_t vptq_packed_module_length(const char *tensor_name);
 
 /* One matrix out of a set; codebooks are widened to float in `arena`, indices stay views where
  * the file allows it.  Everything is checked: shapes against the entry and the file, indices
@@ -30,10 +49,11 @@ vptq_status vptq_packed_read(const vptq_tensor_set *set, const json_t *entry, co
                              const char *file, vptq_arena *arena, vptq_packed_matrix *out,
                              vptq_err *err) VPTQ_MUST_CHECK;
 
-/* The tensors of a matrix as they are to be stored (data in `arena`), appended to list[*count];
- * the list has room for 8 more.  G = 1 without outliers is written with its permutation
- * absorbed; a matrix without normalization gets scale 1 and bias 0 (upstream kernels want
- * them). */
+/* The tensors of a matrix as they are to be stored (names and data in `arena`), appended to
+ * list[*count]; the list has room for 8 more.  G = 1 without outliers is written with its
+ * permutation absorbed; a matrix without normalization gets scale 1 and bias 0 (upstream's
+ * kernels want them; x * 1 + 0 is x).  VPTQ_E_UNSUPPORTED for k_res > k, whose indices
+ * upstream's readers cut. */
 enum { VPTQ_PACKED_MAX_TENSORS = 8 };
 vptq_status vptq_packed_tensors(const vptq_packed_matrix *m, vptq_arena *arena,
                                 vptq_tensor *list, size_t *count,

@@ -1,0 +1,199 @@
+#include "formats/layer_file.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Version of what the checksum covers and the metadata mean. */
+#define LAYER_FORMAT "1"
+
+enum { META_COUNT = 6, HEX_SIZE = 17 };
+
+void vptq_layer_file_name(char name[VPTQ_LAYER_FILE_NAME_MAX], uint32_t layer,
+                          const char *linear)
+{
+    snprintf(name, VPTQ_LAYER_FILE_NAME_MAX, "layer_%03u_%.60s.safetensors", (unsigned)layer,
+             linear);
+}
+
+static uint64_t hash_text(const char *text, uint64_t seed)
+{
+    return vptq_hash(text, strlen(text) + 1, seed);
+}
+
+/* Over the texts that describe the matrix and over name and bytes of each tensor in name order;
+ * every range is hashed with the sum so far as its seed. */
+static void checksum(const vptq_tensor *sorted, size_t count, const vptq_metadata *meta,
+                     size_t meta_count, char hex[HEX_SIZE])
+{
+    uint64_t h = 0;
+    for (size_t i = 0; i < meta_count; i++)
+        h = hash_text(meta[i].value, hash_text(meta[i].key, h));
+    for (size_t i = 0; i < count; i++)
+        h = vptq_hash(sorted[i].data, sorted[i].bytes, hash_text(sorted[i].name, h));
+    snprintf(hex, HEX_SIZE, "%016" PRIx64, h);
+}
+
+static int by_name(const void *a, const void *b)
+{
+    return strcmp(((const vptq_tensor *)a)->name, ((const vptq_tensor *)b)->name);
+}
+
+static void add_float_book(vptq_tensor *list, size_t *count, const char *name,
+                           const vptq_vq_shape *s, uint32_t k, const float *book)
+{
+    list[(*count)++] = (vptq_tensor){.name = name,
+                                     .type = VPTQ_F32,
+                                     .dims = 3,
+                                     .shape = {s->groups, k, s->v},
+                                     .data = (const uint8_t *)(const void *)book,
+                                     .bytes = (size_t)s->groups * k * s->v * sizeof *book,
+                                     .round_to = VPTQ_F32,
+                                     .file = ""};
+}
+
+static vptq_status entry_text(const vptq_packed_matrix *m, char **text, vptq_err *err)
+{
+    json_t *entry = NULL;
+    vptq_status st = vptq_packed_make_entry(m, false, &entry, err);
+    if (st)
+        return st;
+    *text = json_dumps(entry, JSON_COMPACT);
+    json_decref(entry);
+    if (!*text)
+        return vptq_fail(err, VPTQ_E_NOMEM, "out of memory for the config entry of '%s'",
+                         m->name);
+    return VPTQ_OK;
+}
+
+vptq_status vptq_layer_file_write(const char *path, const vptq_packed_matrix *m,
+                                  const float *centroids_f32, const float *res_centroids_f32,
+                                  const char *fingerprint, const char *report, vptq_mem *mem,
+                                  vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_arena arena;
+    vptq_arena_init(&arena, mem);
+    char *entry = NULL, hex[HEX_SIZE];
+    vptq_tensor list[VPTQ_PACKED_MAX_TENSORS + 2];
+    size_t count = 0;
+    VPTQ_TRY(entry_text(m, &entry, err));
+    VPTQ_TRY(vptq_packed_tensors(m, &arena, list, &count, err));
+    add_float_book(list, &count, "centroids_f32", &m->vq.shape, m->vq.shape.k, centroids_f32);
+    if (m->vq.shape.k_res)
+        add_float_book(list, &count, "res_centroids_f32", &m->vq.shape, m->vq.shape.k_res,
+                       res_centroids_f32);
+    qsort(list, count, sizeof *list, by_name);
+    vptq_metadata meta[META_COUNT] = {{"format", LAYER_FORMAT}, {"name", m->name},
+                                      {"entry", entry},         {"fingerprint", fingerprint},
+                                      {"report", report},       {"xxh3", hex}};
+    checksum(list, count, meta, META_COUNT - 1, hex);
+    VPTQ_TRY(vptq_safetensors_save(path, true, list, count, meta, META_COUNT, err));
+out:
+    free(entry);
+    vptq_arena_release(&arena);
+    return st;
+}
+
+/* The metadata in the order of writing. */
+static vptq_status take_metadata(const char *path, const vptq_metadata *found, size_t count,
+                                 vptq_metadata meta[META_COUNT], vptq_err *err)
+{
+    static const char *const keys[META_COUNT] = {"format",      "name",   "entry",
+                                                 "fingerprint", "report", "xxh3"};
+    for (size_t i = 0; i < META_COUNT; i++) {
+        meta[i] = (vptq_metadata){keys[i], NULL};
+        for (size_t j = 0; j < count; j++)
+            if (strcmp(found[j].key, keys[i]) == 0)
+                meta[i].value = found[j].value;
+        if (!meta[i].value)
+            return vptq_fail(err, VPTQ_E_FORMAT,
+                             "%s: no finished matrix: '%s' is missing in its metadata", path,
+                             keys[i]);
+    }
+    if (strcmp(meta[0].value, LAYER_FORMAT) != 0)
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                         "%s: version '%.20s' of the work format, expected %s", path,
+                         meta[0].value, LAYER_FORMAT);
+    return VPTQ_OK;
+}
+
+static vptq_status read_float_book(vptq_layer_file *f, const char *path, const char *name,
+                                   uint32_t k, const float **out, vptq_err *err)
+{
+    const vptq_vq_shape *s = &f->matrix.vq.shape;
+    const vptq_tensor *t = vptq_tensor_find(&f->set, name);
+    if (!t || t->type != VPTQ_F32 || t->dims != 3 || t->shape[0] != s->groups ||
+        t->shape[1] != k || t->shape[2] != s->v)
+        return vptq_fail(err, VPTQ_E_FORMAT,
+                         "%s: tensor '%s' is missing or not F32 [%u, %u, %u]", path, name,
+                         (unsigned)s->groups, (unsigned)k, (unsigned)s->v);
+    const float *book = (const float *)(const void *)t->data;
+    if ((uintptr_t)t->data % sizeof *book) {
+        float *copy = vptq_arena_alloc(&f->set.arena, t->bytes, 1, err);
+        if (!copy)
+            return VPTQ_E_NOMEM;
+        memcpy(copy, t->data, t->bytes);
+        book = copy;
+    }
+    for (size_t i = 0; i < t->bytes / sizeof *book; i++)
+        if (!isfinite(book[i]))
+            return vptq_fail(err, VPTQ_E_NUMERIC, "%s: tensor '%s': element %zu is %g", path,
+                             name, i, (double)book[i]);
+    *out = book;
+    return VPTQ_OK;
+}
+
+static vptq_status read_matrix(const char *path, const vptq_metadata meta[META_COUNT],
+                               vptq_layer_file *f, vptq_err *err)
+{
+    json_t *entry = NULL;
+    vptq_status st = vptq_json_parse(meta[2].value, strlen(meta[2].value), path, &entry, err);
+    if (st)
+        return st;
+    VPTQ_TRY(
+        vptq_packed_read(&f->set, entry, meta[1].value, path, &f->set.arena, &f->matrix, err));
+    const vptq_vq_shape *s = &f->matrix.vq.shape;
+    VPTQ_TRY(read_float_book(f, path, "centroids_f32", s->k, &f->centroids_f32, err));
+    if (s->k_res)
+        VPTQ_TRY(read_float_book(f, path, "res_centroids_f32", s->k_res, &f->res_centroids_f32,
+                                 err));
+    f->fingerprint = meta[3].value;
+    f->report = meta[4].value;
+out:
+    json_decref(entry);
+    return st;
+}
+
+vptq_status vptq_layer_file_read(const char *path, vptq_mem *mem, vptq_layer_file *f,
+                                 vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    *f = (vptq_layer_file){0};
+    vptq_tensor_set_init(&f->set, mem);
+    vptq_metadata *found = NULL, meta[META_COUNT];
+    size_t count = 0;
+    char hex[HEX_SIZE];
+    VPTQ_TRY(vptq_safetensors_read(path, &f->set, &found, &count, err));
+    VPTQ_TRY(vptq_tensor_set_finish(&f->set, err));
+    VPTQ_TRY(take_metadata(path, found, count, meta, err));
+    checksum(f->set.tensors, f->set.count, meta, META_COUNT - 1, hex);
+    if (strcmp(hex, meta[META_COUNT - 1].value) != 0) {
+        st = vptq_fail(err, VPTQ_E_CHECKSUM,
+                       "%s: the file is damaged: its bytes have checksum %s, it says %.40s",
+                       path, hex, meta[META_COUNT - 1].value);
+        goto out;
+    }
+    VPTQ_TRY(read_matrix(path, meta, f, err));
+out:
+    if (st)
+        vptq_layer_file_release(f);
+    return st;
+}
+
+void vptq_layer_file_release(vptq_layer_file *f)
+{
+    vptq_tensor_set_release(&f->set);
+    *f = (vptq_layer_file){0};
+}

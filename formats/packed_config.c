@@ -1,0 +1,143 @@
+/* The `quantization_config` of config.json: finding, reading and making entries. */
+#include <string.h>
+
+#include "formats/packed.h"
+
+/* Upstream keeps it at the top, or inside text_config for models with other towers. */
+static const json_t *quantization_config(const json_t *config)
+{
+    const json_t *q = json_object_get(config, "quantization_config");
+    if (!q)
+        q = json_object_get(json_object_get(config, "text_config"), "quantization_config");
+    return q;
+}
+
+bool vptq_packed_is_config(const json_t *config)
+{
+    const char *method =
+        json_string_value(json_object_get(quantization_config(config), "quant_method"));
+    return method && strcmp(method, "vptq") == 0;
+}
+
+const json_t *vptq_packed_entry(const json_t *config, const char *module)
+{
+    const json_t *q = quantization_config(config);
+    const json_t *entry = json_object_get(json_object_get(q, "config_for_layers"), module);
+    if (entry)
+        return entry;
+    const char *dot = strrchr(module, '.');
+    return json_object_get(json_object_get(q, "shared_layer_config"), dot ? dot + 1 : module);
+}
+
+/* "FILE: layer MODULE", which messages about an entry begin with. */
+typedef struct entry_reader {
+    const json_t *entry;
+    char where[768];
+    vptq_err *err;
+} entry_reader;
+
+static vptq_status read_size(const entry_reader *r, const char *key, uint32_t *out)
+{
+    uint64_t value = 0;
+    vptq_status st = vptq_json_u64(r->entry, r->where, key, UINT32_C(1) << 24, &value, r->err);
+    *out = (uint32_t)value;
+    return st;
+}
+
+/* [outlier, main]; -1 and 0 both mean none. */
+static vptq_status read_pair(const entry_reader *r, const char *key, uint32_t pair[2])
+{
+    const json_t *list = json_object_get(r->entry, key);
+    if (!list || json_is_null(list))
+        return vptq_fail(r->err, VPTQ_E_FORMAT, "%s: key '%s' is missing", r->where, key);
+    if (json_array_size(list) != 2)
+        return vptq_fail(r->err, VPTQ_E_FORMAT,
+                         "%s: key '%s' is not a list of two numbers, [outlier, main]", r->where,
+                         key);
+    for (size_t i = 0; i < 2; i++) {
+        const json_t *item = json_array_get(list, i);
+        json_int_t value = json_integer_value(item);
+        if (!json_is_integer(item) || value < -1 || value > VPTQ_VQ_MAX_K)
+            return vptq_fail(r->err, VPTQ_E_FORMAT,
+                             "%s: key '%s' holds something that is no number from -1 to %d",
+                             r->where, key, (int)VPTQ_VQ_MAX_K);
+        pair[i] = value < 0 ? 0 : (uint32_t)value;
+    }
+    return VPTQ_OK;
+}
+
+static vptq_status read_books(const entry_reader *r, vptq_vq_shape *s)
+{
+    vptq_status st = VPTQ_OK;
+    uint32_t v[2], k[2], k_res[2];
+    VPTQ_TRY(read_pair(r, "vector_lens", v));
+    VPTQ_TRY(read_pair(r, "num_centroids", k));
+    VPTQ_TRY(read_pair(r, "num_res_centroids", k_res));
+    s->v = v[1];
+    s->k = k[1];
+    s->k_res = k_res[1];
+    if (s->outliers) {
+        s->v0 = v[0];
+        s->k0 = k[0];
+        if (k_res[0])
+            return vptq_fail(
+                r->err, VPTQ_E_UNSUPPORTED,
+                "%s: the outlier columns have a residual codebook of %u centroids, "
+                "which the layout has no tensor for",
+                r->where, (unsigned)k_res[0]);
+    }
+out:
+    return st;
+}
+
+vptq_status vptq_packed_parse_entry(const json_t *entry, const char *name, const char *file,
+                                    vptq_packed_layout *out, vptq_err *err)
+{
+    entry_reader r = {.entry = entry, .err = err};
+    snprintf(r.where, sizeof r.where, "%.400s: layer '%.200s'", file, name);
+    if (!json_is_object(entry))
+        return vptq_fail(err, VPTQ_E_FORMAT,
+                         "%s: its entry in quantization_config is no object", r.where);
+    vptq_status st = VPTQ_OK;
+    vptq_packed_layout layout = {.bit_packed = true};
+    vptq_vq_shape *s = &layout.shape;
+    bool as_float = false;
+    VPTQ_TRY(read_size(&r, "in_features", &s->in));
+    VPTQ_TRY(read_size(&r, "out_features", &s->out));
+    VPTQ_TRY(read_size(&r, "group_num", &s->groups));
+    VPTQ_TRY(read_size(&r, "group_size", &s->group_size));
+    VPTQ_TRY(read_size(&r, "outlier_size", &s->outliers));
+    VPTQ_TRY(read_books(&r, s));
+    VPTQ_TRY(vptq_json_bool_or(entry, r.where, "enable_norm", false, &s->has_norm, err));
+    VPTQ_TRY(vptq_json_bool_or(entry, r.where, "enable_perm", false, &s->has_perm, err));
+    VPTQ_TRY(
+        vptq_json_bool_or(entry, r.where, "is_indice_packed", true, &layout.bit_packed, err));
+    VPTQ_TRY(vptq_json_bool_or(entry, r.where, "bias", false, &layout.has_bias, err));
+    VPTQ_TRY(vptq_json_bool_or(entry, r.where, "indices_as_float", false, &as_float, err));
+    if (as_float)
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                         "%s: indices stored as floating-point numbers are not read", r.where);
+    if (vptq_vq_shape_check(s, err))
+        return vptq_err_context(err, "%s", r.where);
+    *out = layout;
+out:
+    return st;
+}
+
+vptq_status vptq_packed_make_entry(const vptq_packed_matrix *m, bool has_bias, json_t **entry,
+                                   vptq_err *err)
+{
+    vptq_vq_shape s = vptq_packed_stored_shape(&m->vq.shape);
+    int v0 = s.outliers ? (int)s.v0 : -1, k0 = s.outliers ? (int)s.k0 : -1;
+    *entry = json_pack(
+        "{s:i, s:i, s:[i,i], s:[i,i], s:[i,i], s:i, s:i, s:i, s:b, s:b, s:b, s:b, s:b}",
+        "in_features", (int)s.in, "out_features", (int)s.out, "vector_lens", v0, (int)s.v,
+        "num_centroids", k0, (int)s.k, "num_res_centroids", -1, s.k_res ? (int)s.k_res : -1,
+        "group_num", (int)s.groups, "group_size", (int)s.group_size, "outlier_size",
+        (int)s.outliers, "indices_as_float", 0, "enable_norm", (int)s.has_norm, "enable_perm",
+        (int)s.has_perm, "is_indice_packed", 1, "bias", (int)has_bias);
+    if (!*entry)
+        return vptq_fail(err, VPTQ_E_NOMEM, "out of memory for the config entry of '%s'",
+                         m->name);
+    return VPTQ_OK;
+}

@@ -1,0 +1,155 @@
+/* A matrix as it is to be stored: the tensors of the portable form. */
+#include <math.h>
+#include <string.h>
+
+#include "formats/packed.h"
+#include "lib/base/half.h"
+
+static bool can_absorb(const vptq_vq_shape *s)
+{
+    return s->has_perm && s->groups == 1 && s->outliers == 0;
+}
+
+vptq_vq_shape vptq_packed_stored_shape(const vptq_vq_shape *s)
+{
+    vptq_vq_shape stored = *s;
+    stored.has_norm = true;
+    stored.has_perm = s->has_perm && !can_absorb(s);
+    return stored;
+}
+
+vptq_status vptq_packed_absorb_perm(vptq_vq *q, vptq_arena *arena, vptq_err *err)
+{
+    vptq_vq_shape *s = &q->shape;
+    VPTQ_BUG_IF(!can_absorb(s) || !q->perm);
+    size_t strips = vptq_vq_strips(s), row_words = vptq_vq_row_words(s);
+    unsigned bits = vptq_vq_index_bits(s);
+    uint32_t *words = vptq_arena_zalloc(arena, strips * row_words, sizeof *words, err);
+    if (!words)
+        return VPTQ_E_NOMEM;
+    for (size_t r = 0; r < strips; r++)
+        for (size_t p = 0; p < s->in; p++)
+            vptq_bits_put(words + r * row_words, q->perm[p], bits,
+                          vptq_bits_get(q->indices + r * row_words, p, bits));
+    q->indices = words;
+    q->perm = NULL;
+    s->has_perm = false;
+    return VPTQ_OK;
+}
+
+typedef struct matrix_writer {
+    const vptq_packed_matrix *m;
+    vptq_arena *arena;
+    vptq_tensor *list;
+    size_t *count;
+    vptq_err *err;
+} matrix_writer;
+
+static vptq_status add_part(const matrix_writer *w, const char *part, vptq_tensor t,
+                            const void *data)
+{
+    t.name = vptq_arena_printf(w->arena, w->err, "%s.%s", w->m->name, part);
+    if (!t.name)
+        return VPTQ_E_NOMEM;
+    size_t elements = 1;
+    for (uint32_t i = 0; i < t.dims; i++)
+        elements *= (size_t)t.shape[i];
+    t.bytes = elements * vptq_dtype_get(t.type)->bytes;
+    t.data = data;
+    t.round_to = VPTQ_F32;
+    t.file = "";
+    w->list[(*w->count)++] = t;
+    return VPTQ_OK;
+}
+
+/* `x` has shape[0] * shape[1] numbers for dims 2, shape[0] for dims 1. */
+static vptq_status add_numbers(const matrix_writer *w, const char *part, uint32_t dims,
+                               uint64_t rows, uint64_t cols, const float *x)
+{
+    size_t n = (size_t)(dims == 2 ? rows * cols : cols);
+    uint16_t *stored = vptq_arena_alloc(w->arena, n, sizeof *stored, w->err);
+    if (!stored)
+        return VPTQ_E_NOMEM;
+    float limit = w->m->storage == VPTQ_F16 ? 65520.0F : 3.3961775e38F;
+    for (size_t i = 0; i < n; i++)
+        if (!(fabsf(x[i]) < limit))
+            return vptq_fail(w->err, VPTQ_E_NUMERIC,
+                             "layer '%s': element %zu of %s is %g, which %s cannot hold",
+                             w->m->name, i, part, (double)x[i],
+                             vptq_dtype_get(w->m->storage)->name);
+    if (w->m->storage == VPTQ_F16)
+        vptq_f32_to_f16_n(x, stored, n);
+    else
+        vptq_f32_to_bf16_n(x, stored, n);
+    vptq_tensor t = {.type = w->m->storage, .dims = dims, .shape = {rows, cols}};
+    if (dims == 1)
+        t.shape[0] = cols;
+    return add_part(w, part, t, stored);
+}
+
+static vptq_status add_norm(const matrix_writer *w, const vptq_vq *q)
+{
+    vptq_status st = VPTQ_OK;
+    const float *scale = q->scale, *bias = q->bias;
+    if (!q->shape.has_norm) {
+        float *ones = vptq_arena_alloc(w->arena, q->shape.in, sizeof *ones, w->err);
+        float *zeros = vptq_arena_zalloc(w->arena, q->shape.in, sizeof *zeros, w->err);
+        if (!ones || !zeros)
+            return VPTQ_E_NOMEM;
+        for (size_t i = 0; i < q->shape.in; i++)
+            ones[i] = 1.0F;
+        scale = ones;
+        bias = zeros;
+    }
+    VPTQ_TRY(add_numbers(w, "weight_scale", 1, 1, q->shape.in, scale));
+    VPTQ_TRY(add_numbers(w, "weight_bias", 1, 1, q->shape.in, bias));
+out:
+    return st;
+}
+
+static vptq_status add_outliers(const matrix_writer *w, const vptq_vq *q)
+{
+    const vptq_vq_shape *s = &q->shape;
+    vptq_status st = VPTQ_OK;
+    vptq_tensor indices = {
+        .type = VPTQ_I16, .dims = 3, .shape = {1, (s->out + s->v0 - 1) / s->v0, s->outliers}};
+    VPTQ_TRY(add_part(w, "outlier_indices", indices, q->outlier_indices));
+    VPTQ_TRY(add_numbers(w, "outlier_centroids.weight", 2, 1, (uint64_t)s->k0 * s->v0,
+                         q->outlier_centroids));
+out:
+    return st;
+}
+
+vptq_status vptq_packed_tensors(const vptq_packed_matrix *m, vptq_arena *arena,
+                                vptq_tensor *list, size_t *count, vptq_err *err)
+{
+    vptq_vq q = m->vq;
+    vptq_status st = VPTQ_OK;
+    matrix_writer w = {.m = m, .arena = arena, .list = list, .count = count, .err = err};
+    if (q.shape.k_res > q.shape.k)
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                         "layer '%s': %u residual centroids over %u main ones cannot be "
+                         "written: other readers of the layout would cut the indices",
+                         m->name, (unsigned)q.shape.k_res, (unsigned)q.shape.k);
+    if (can_absorb(&q.shape))
+        VPTQ_TRY(vptq_packed_absorb_perm(&q, arena, err));
+    const vptq_vq_shape *s = &q.shape;
+    vptq_tensor indices = {.type = VPTQ_I32,
+                           .dims = 3,
+                           .shape = {s->groups, vptq_vq_strips(s), vptq_vq_row_words(s)}};
+    VPTQ_TRY(add_part(&w, "indices", indices, q.indices));
+    if (s->outliers)
+        VPTQ_TRY(add_outliers(&w, &q));
+    VPTQ_TRY(
+        add_numbers(&w, "centroids.weight", 2, s->groups, (uint64_t)s->k * s->v, q.centroids));
+    if (s->k_res)
+        VPTQ_TRY(add_numbers(&w, "res_centroids.weight", 2, s->groups,
+                             (uint64_t)s->k_res * s->v, q.res_centroids));
+    VPTQ_TRY(add_norm(&w, &q));
+    if (s->has_perm) {
+        vptq_tensor perm = {.type = VPTQ_I16, .dims = 1, .shape = {s->in}};
+        VPTQ_TRY(add_part(&w, "perm", perm, q.perm));
+    }
+out:
+    return st;
+}
