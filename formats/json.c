@@ -1,6 +1,6 @@
 #include "formats/json.h"
 
-#include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "lib/base/file.h"
@@ -64,9 +64,26 @@ vptq_status vptq_json_load(const char *path, size_t limit, json_t **out, vptq_er
     return st;
 }
 
+/* The text with the fewest digits (0.1 and not 0.10000000000000001) that gives the same value
+ * when it is read again; NULL when memory is out. */
+static char *exact_text(const json_t *value)
+{
+    for (unsigned digits = 15; digits <= 17; digits++) {
+        char *text =
+            json_dumps(value, JSON_INDENT(2) | JSON_ENCODE_ANY | JSON_REAL_PRECISION(digits));
+        json_t *again = text ? json_loads(text, JSON_DECODE_ANY, NULL) : NULL;
+        bool same = again && json_equal(value, again);
+        json_decref(again);
+        if (!text || same || digits == 17)
+            return text;
+        free(text);
+    }
+    return NULL;
+}
+
 vptq_status vptq_json_save(const char *path, const json_t *value, vptq_err *err)
 {
-    char *text = json_dumps(value, JSON_INDENT(2) | JSON_ENCODE_ANY);
+    char *text = exact_text(value);
     if (!text)
         return vptq_fail(err, VPTQ_E_NOMEM, "%s: out of memory while writing JSON", path);
     size_t len = strlen(text);

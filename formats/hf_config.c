@@ -1,0 +1,398 @@
+#include "formats/hf_config.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Where config.json says nothing: transformers' defaults. */
+enum { DEFAULT_CONTEXT = 2048, DEFAULT_WINDOW = 4096 };
+#define DEFAULT_EPS   1e-6
+#define DEFAULT_THETA 10000.0
+
+/* The configuration being read, and what messages call it. */
+typedef struct source {
+    const json_t *obj;
+    const char *name;
+} source;
+
+static vptq_status get_u32(source s, const char *key, uint32_t *out, vptq_err *err)
+{
+    uint64_t n = 0;
+    vptq_status st = vptq_json_u64(s.obj, s.name, key, UINT32_MAX, &n, err);
+    *out = (uint32_t)n;
+    return st;
+}
+
+static vptq_status get_u32_or(source s, const char *key, uint32_t fallback, uint32_t *out,
+                              vptq_err *err)
+{
+    uint64_t n = 0;
+    vptq_status st = vptq_json_u64_or(s.obj, s.name, key, UINT32_MAX, fallback, &n, err);
+    *out = (uint32_t)n;
+    return st;
+}
+
+/* The first entry of `architectures`, or "". */
+static const char *first_architecture(const json_t *obj)
+{
+    const json_t *list = json_object_get(obj, "architectures");
+    const char *name = json_string_value(json_array_get(list, 0));
+    return name ? name : "";
+}
+
+static vptq_status find_family(source s, const vptq_family **out, vptq_err *err)
+{
+    const char *type, *architecture = first_architecture(s.obj);
+    vptq_status st = vptq_json_str_or(s.obj, s.name, "model_type", "", &type, err);
+    if (st)
+        return st;
+    const vptq_family *f =
+        *type ? vptq_family_by_model_type(type) : vptq_family_by_architecture(architecture);
+    if (f && (!*architecture || strcmp(f->architecture, architecture) == 0)) {
+        *out = f;
+        return VPTQ_OK;
+    }
+    char names[256];
+    vptq_family_names(names, sizeof names);
+    return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                     "%s: architecture '%.100s' of model type '%.100s' is not supported, "
+                     "expected a causal language model of one of: %s",
+                     s.name, architecture, type, names);
+}
+
+static vptq_status parse_sizes(source s, vptq_model_desc *d, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    double eps;
+    VPTQ_TRY(get_u32(s, "hidden_size", &d->hidden, err));
+    VPTQ_TRY(get_u32(s, "intermediate_size", &d->intermediate, err));
+    VPTQ_TRY(get_u32(s, "num_hidden_layers", &d->layers, err));
+    VPTQ_TRY(get_u32(s, "num_attention_heads", &d->heads, err));
+    VPTQ_TRY(get_u32(s, "vocab_size", &d->vocab, err));
+    VPTQ_TRY(get_u32_or(s, "num_key_value_heads", d->heads, &d->kv_heads, err));
+    VPTQ_TRY(get_u32_or(s, "max_position_embeddings", DEFAULT_CONTEXT, &d->context, err));
+    uint32_t head_dim = d->family->head_dim;
+    if (!head_dim && d->heads)
+        head_dim = d->hidden / d->heads;
+    VPTQ_TRY(get_u32_or(s, "head_dim", head_dim, &d->head_dim, err));
+    VPTQ_TRY(vptq_json_f64_or(s.obj, s.name, "rms_norm_eps", DEFAULT_EPS, &eps, err));
+    d->norm_eps = (float)eps;
+out:
+    return st;
+}
+
+static vptq_status parse_switches(source s, vptq_model_desc *d, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    const char *activation;
+    bool attention_bias;
+    VPTQ_TRY(vptq_json_str_or(s.obj, s.name, "hidden_act", "silu", &activation, err));
+    if (strcmp(activation, "silu") != 0)
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                         "%s: 'hidden_act' is '%.100s', only 'silu' is supported", s.name,
+                         activation);
+    VPTQ_TRY(vptq_json_bool_or(s.obj, s.name, "tie_word_embeddings", false, &d->tied, err));
+    VPTQ_TRY(vptq_json_bool_or(s.obj, s.name, "attention_bias", false, &attention_bias, err));
+    /* Families with biases of their own on q, k, v have none on o and do not look at the key.
+     */
+    d->qkv_bias = d->family->qkv_bias || attention_bias;
+    d->o_bias = !d->family->qkv_bias && attention_bias;
+    VPTQ_TRY(vptq_json_bool_or(s.obj, s.name, "mlp_bias", false, &d->mlp_bias, err));
+out:
+    return st;
+}
+
+/* `layer_types` must say what window and window_from can: full attention in the first layers,
+ * sliding attention in all others. */
+static vptq_status check_layer_types(source s, vptq_model_desc *d, vptq_err *err)
+{
+    const json_t *types = json_object_get(s.obj, "layer_types");
+    if (!types || json_is_null(types))
+        return VPTQ_OK;
+    if (json_array_size(types) != d->layers)
+        return vptq_fail(err, VPTQ_E_FORMAT,
+                         "%s: 'layer_types' is not a list of one name for each of %u layers",
+                         s.name, d->layers);
+    d->window_from = d->layers;
+    for (uint32_t i = 0; i < d->layers; i++) {
+        const char *type = json_string_value(json_array_get(types, i));
+        bool slides = type && strcmp(type, "sliding_attention") == 0;
+        if (!slides && (!type || strcmp(type, "full_attention") != 0))
+            return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                             "%s: 'layer_types' of layer %u is '%.100s', expected "
+                             "full_attention or sliding_attention",
+                             s.name, i, type ? type : "(not a string)");
+        if (slides && d->window_from == d->layers)
+            d->window_from = i;
+        if (!slides && d->window_from < d->layers)
+            return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                             "%s: 'layer_types' has full attention in layer %u behind sliding "
+                             "attention in layer %u, only one change is supported",
+                             s.name, i, d->window_from);
+    }
+    return VPTQ_OK;
+}
+
+/* Mistral slides in all layers wherever `sliding_window` is not null; the Qwen families only
+ * with use_sliding_window, from layer max_window_layers. */
+static vptq_status parse_window(source s, vptq_model_desc *d, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    bool slides = d->family->sliding_by_default;
+    uint32_t fallback =
+        slides && !json_object_get(s.obj, "sliding_window") ? DEFAULT_WINDOW : 0;
+    if (!slides)
+        VPTQ_TRY(vptq_json_bool_or(s.obj, s.name, "use_sliding_window", false, &slides, err));
+    if (!slides)
+        return VPTQ_OK;
+    VPTQ_TRY(get_u32_or(s, "sliding_window", fallback, &d->window, err));
+    if (!d->family->sliding_by_default && d->window) {
+        VPTQ_TRY(get_u32_or(s, "max_window_layers", 28, &d->window_from, err));
+        VPTQ_TRY(check_layer_types(s, d, err));
+    }
+    if (d->window_from >= d->layers)
+        d->window = 0;
+    if (!d->window)
+        d->window_from = 0;
+out:
+    return st;
+}
+
+/* A number of a rope_scaling object; `needed` = an error when it is missing. */
+static vptq_status rope_number(source s, const char *key, bool needed, double fallback,
+                               double *out, vptq_err *err)
+{
+    const json_t *value = json_object_get(s.obj, key);
+    if (needed && (!value || json_is_null(value)))
+        return vptq_fail(err, VPTQ_E_FORMAT, "%s: RoPE scaling without '%s'", s.name, key);
+    return vptq_json_f64_or(s.obj, s.name, key, fallback, out, err);
+}
+
+static vptq_status parse_llama3(source s, vptq_model_desc *d, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    d->rope_scaling = VPTQ_ROPE_LLAMA3;
+    VPTQ_TRY(rope_number(s, "low_freq_factor", true, 0, &d->rope_low, err));
+    VPTQ_TRY(rope_number(s, "high_freq_factor", true, 0, &d->rope_high, err));
+    VPTQ_TRY(get_u32(s, "original_max_position_embeddings", &d->rope_original_context, err));
+out:
+    return st;
+}
+
+static vptq_status parse_yarn(source s, vptq_model_desc *d, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    double mscale, all;
+    bool truncate;
+    d->rope_scaling = VPTQ_ROPE_YARN;
+    VPTQ_TRY(rope_number(s, "beta_slow", false, 1, &d->rope_low, err));
+    VPTQ_TRY(rope_number(s, "beta_fast", false, 32, &d->rope_high, err));
+    VPTQ_TRY(get_u32_or(s, "original_max_position_embeddings", d->context,
+                        &d->rope_original_context, err));
+    VPTQ_TRY(vptq_json_bool_or(s.obj, s.name, "truncate", true, &truncate, err));
+    if (!truncate)
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                         "%s: YaRN scaling with 'truncate' false is not supported", s.name);
+    VPTQ_TRY(rope_number(s, "mscale", false, 0, &mscale, err));
+    VPTQ_TRY(rope_number(s, "mscale_all_dim", false, 0, &all, err));
+    double attention = vptq_rope_yarn_attention(d->rope_factor, 1);
+    if (mscale != 0 && all != 0)
+        attention = vptq_rope_yarn_attention(d->rope_factor, mscale) /
+                    vptq_rope_yarn_attention(d->rope_factor, all);
+    VPTQ_TRY(
+        rope_number(s, "attention_factor", false, attention, &d->rope_attention_factor, err));
+out:
+    return st;
+}
+
+static vptq_status parse_scaling(source s, vptq_model_desc *d, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    const char *type;
+    VPTQ_TRY(vptq_json_str_or(s.obj, s.name, "type", "default", &type, err));
+    VPTQ_TRY(vptq_json_str_or(s.obj, s.name, "rope_type", type, &type, err));
+    if (strcmp(type, "default") == 0)
+        return VPTQ_OK;
+    VPTQ_TRY(rope_number(s, "factor", true, 1, &d->rope_factor, err));
+    if (strcmp(type, "linear") == 0)
+        d->rope_scaling = VPTQ_ROPE_LINEAR;
+    else if (strcmp(type, "llama3") == 0)
+        st = parse_llama3(s, d, err);
+    else if (strcmp(type, "yarn") == 0)
+        st = parse_yarn(s, d, err);
+    else if (strcmp(type, "dynamic") != 0 || d->rope_factor != 1)
+        st = vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                       "%s: RoPE scaling '%.100s' with factor %g is not supported, expected "
+                       "default, linear, llama3 or yarn",
+                       s.name, type, d->rope_factor);
+out:
+    return st;
+}
+
+/* The object of a key, NULL when it is missing or null. */
+static vptq_status get_object(source s, const char *key, const json_t **out, vptq_err *err)
+{
+    const json_t *value = json_object_get(s.obj, key);
+    *out = json_is_object(value) ? value : NULL;
+    if (!value || json_is_null(value) || *out)
+        return VPTQ_OK;
+    return vptq_fail(err, VPTQ_E_FORMAT, "%s: key '%s' is not an object", s.name, key);
+}
+
+static vptq_status check_whole_rotation(source s, vptq_err *err)
+{
+    double part;
+    vptq_status st = vptq_json_f64_or(s.obj, s.name, "partial_rotary_factor", 1, &part, err);
+    if (!st && part != 1)
+        st = vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                       "%s: 'partial_rotary_factor' is %g, only 1 is supported", s.name, part);
+    return st;
+}
+
+/* `rope_parameters` (theta and scaling in one object) or `rope_theta` with `rope_scaling`. */
+static vptq_status parse_rope(source s, vptq_model_desc *d, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    const json_t *parameters, *scaling;
+    d->rope_factor = d->rope_attention_factor = 1;
+    VPTQ_TRY(vptq_json_f64_or(s.obj, s.name, "rope_theta", DEFAULT_THETA, &d->rope_theta, err));
+    VPTQ_TRY(check_whole_rotation(s, err));
+    VPTQ_TRY(get_object(s, "rope_parameters", &parameters, err));
+    VPTQ_TRY(get_object(s, "rope_scaling", &scaling, err));
+    if (parameters) {
+        source p = {parameters, s.name};
+        VPTQ_TRY(
+            vptq_json_f64_or(p.obj, p.name, "rope_theta", d->rope_theta, &d->rope_theta, err));
+        VPTQ_TRY(check_whole_rotation(p, err));
+        scaling = parameters;
+    }
+    if (scaling)
+        VPTQ_TRY(parse_scaling((source){scaling, s.name}, d, err));
+out:
+    return st;
+}
+
+/* A token id, the first of a list of ids, or -1. */
+static vptq_status parse_token(source s, const char *key, int32_t *out, vptq_err *err)
+{
+    const json_t *value = json_object_get(s.obj, key);
+    if (json_is_array(value))
+        value = json_array_get(value, 0);
+    *out = -1;
+    if (!value || json_is_null(value))
+        return VPTQ_OK;
+    json_int_t id = json_is_integer(value) ? json_integer_value(value) : -1;
+    if (id < 0 || id > INT32_MAX)
+        return vptq_fail(err, VPTQ_E_FORMAT, "%s: key '%s' is not a token id", s.name, key);
+    *out = (int32_t)id;
+    return VPTQ_OK;
+}
+
+vptq_status vptq_hf_config_parse(const json_t *config, const char *name, vptq_model_desc *desc,
+                                 vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    source s = {config, name};
+    const json_t *nested;
+    vptq_model_desc d = {0};
+    if (!json_is_object(config))
+        return vptq_fail(err, VPTQ_E_FORMAT, "%s: the configuration is not a JSON object",
+                         name);
+    VPTQ_TRY(get_object(s, "text_config", &nested, err));
+    if (nested)
+        s.obj = nested;
+    VPTQ_TRY(find_family(s, &d.family, err));
+    VPTQ_TRY(parse_sizes(s, &d, err));
+    VPTQ_TRY(parse_switches(s, &d, err));
+    VPTQ_TRY(parse_window(s, &d, err));
+    VPTQ_TRY(parse_rope(s, &d, err));
+    VPTQ_TRY(parse_token(s, "bos_token_id", &d.bos, err));
+    VPTQ_TRY(parse_token(s, "eos_token_id", &d.eos, err));
+    VPTQ_TRY(vptq_model_desc_check(&d, name, err));
+    *desc = d;
+out:
+    return st;
+}
+
+/* json_pack takes over what it is given with "o", also when it fails. */
+static json_t *make_scaling(const vptq_model_desc *d)
+{
+    switch (d->rope_scaling) {
+    case VPTQ_ROPE_LINEAR:
+        return json_pack("{s:s, s:f}", "rope_type", "linear", "factor", d->rope_factor);
+    case VPTQ_ROPE_LLAMA3:
+        return json_pack("{s:s, s:f, s:f, s:f, s:I}", "rope_type", "llama3", "factor",
+                         d->rope_factor, "low_freq_factor", d->rope_low, "high_freq_factor",
+                         d->rope_high, "original_max_position_embeddings",
+                         (json_int_t)d->rope_original_context);
+    case VPTQ_ROPE_YARN:
+        return json_pack("{s:s, s:f, s:f, s:f, s:f, s:I}", "rope_type", "yarn", "factor",
+                         d->rope_factor, "beta_slow", d->rope_low, "beta_fast", d->rope_high,
+                         "attention_factor", d->rope_attention_factor,
+                         "original_max_position_embeddings",
+                         (json_int_t)d->rope_original_context);
+    default:
+        return json_null();
+    }
+}
+
+static json_t *token_or_null(int32_t id)
+{
+    return id < 0 ? json_null() : json_integer(id);
+}
+
+/* The shortest decimal number that is x again when read as a float: 1e-5f is written 1e-05 and
+ * not 9.9999997473787516e-06. */
+static double shortest_decimal(float x)
+{
+    for (int digits = 1; digits < 9; digits++) {
+        char text[32];
+        snprintf(text, sizeof text, "%.*g", digits, (double)x);
+        double y = strtod(text, NULL);
+        if ((float)y == x)
+            return y;
+    }
+    return (double)x;
+}
+
+/* Keys that only some families know. */
+static int set_family_keys(json_t *config, const vptq_model_desc *d)
+{
+    const vptq_family *f = d->family;
+    int bad = 0;
+    if (!f->qkv_bias && !f->sliding_by_default)
+        bad |= json_object_set_new(config, "attention_bias", json_boolean(d->qkv_bias));
+    if (d->mlp_bias)
+        bad |= json_object_set_new(config, "mlp_bias", json_true());
+    if (f->sliding_by_default)
+        return bad | json_object_set_new(config, "sliding_window",
+                                         d->window ? json_integer(d->window) : json_null());
+    if (!d->window)
+        return bad;
+    bad |= json_object_set_new(config, "use_sliding_window", json_true());
+    bad |= json_object_set_new(config, "sliding_window", json_integer(d->window));
+    return bad | json_object_set_new(config, "max_window_layers", json_integer(d->window_from));
+}
+
+vptq_status vptq_hf_config_make(const vptq_model_desc *d, const char *dtype, json_t **out,
+                                vptq_err *err)
+{
+    json_t *config = json_pack(
+        "{s:[s], s:s, s:s, s:o, s:o, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, "
+        "s:o, s:b, s:b}",
+        "architectures", d->family->architecture, "model_type", d->family->model_type,
+        "torch_dtype", dtype, "bos_token_id", token_or_null(d->bos), "eos_token_id",
+        token_or_null(d->eos), "hidden_act", "silu", "vocab_size", (json_int_t)d->vocab,
+        "hidden_size", (json_int_t)d->hidden, "intermediate_size", (json_int_t)d->intermediate,
+        "num_hidden_layers", (json_int_t)d->layers, "num_attention_heads", (json_int_t)d->heads,
+        "num_key_value_heads", (json_int_t)d->kv_heads, "head_dim", (json_int_t)d->head_dim,
+        "max_position_embeddings", (json_int_t)d->context, "rms_norm_eps",
+        shortest_decimal(d->norm_eps), "rope_theta", d->rope_theta, "rope_scaling",
+        make_scaling(d), "tie_word_embeddings", (int)d->tied, "use_cache", 1);
+    if (!config || set_family_keys(config, d)) {
+        json_decref(config);
+        return vptq_fail(err, VPTQ_E_NOMEM, "out of memory while making a configuration");
+    }
+    *out = config;
+    return VPTQ_OK;
+}
