@@ -8,7 +8,7 @@
 #include "lib/model/model.h"
 
 typedef enum {
-    VPTQ_PPL_GPTQ,     /* non-overlapping windows, mean over the predicted tokens of each */
+    VPTQ_PPL_GPTQ,     /* every token of a window behind its first is scored */
     VPTQ_PPL_LLAMA_CPP /* BOS in place of each window's first token if the tokenizer adds one,
                           and only the second half of each window is scored */
 } vptq_ppl_protocol;
@@ -20,7 +20,8 @@ typedef struct vptq_ppl_options {
     size_t context;        /* window length; 2048 */
     size_t windows;        /* at most; 0 = all */
     size_t stride; /* tokens between window starts; 0 = context (no overlap).  With overlap
-                      only the last `stride` tokens of a window are scored */
+                      every token is scored once, with as much in front of it as there is: the
+                      first window whole, of the others only the last `stride` tokens */
     vptq_ppl_protocol protocol;
 } vptq_ppl_options;
 
@@ -35,9 +36,13 @@ typedef struct vptq_ppl_result {
     double bits_per_weight;
 } vptq_ppl_result;
 
-/* Called after each window with its mean NLL (progress of -v, tests); may be NULL. */
+/* Called after each window with its mean NLL and its scored tokens; may be NULL. */
 typedef void (*vptq_window_fn)(void *arg, uint64_t window, double nll, uint64_t tokens);
-/* token_nll (may be NULL): NLL of every scored token in order, in `arena`. */
+/* Windows run in batches through one block after the other; the result does not depend on the
+ * size of a batch, which follows from the memory that is left.  token_nll (may be NULL): NLL of
+ * every scored token in order, in `arena`.  Errors: VPTQ_E_ARG for settings that exclude each
+ * other and for a text shorter than one window, VPTQ_E_NUMERIC naming the window whose loss is
+ * not finite. */
 vptq_status vptq_eval_ppl(vptq_device *dev, const vptq_model *m, const vptq_ppl_options *opt,
                           vptq_window_fn fn, void *arg, vptq_arena *arena, double **token_nll,
                           vptq_ppl_result *r, vptq_err *err) VPTQ_MUST_CHECK;
@@ -51,8 +56,9 @@ typedef struct vptq_error_row {
     vptq_vq_shape shape;
 } vptq_error_row;
 typedef vptq_status (*vptq_error_fn)(void *arg, const vptq_error_row *row, vptq_err *err);
-/* The quantized model against the original with the Hessians of `hdir` (NULL: proxy_loss is
- * NaN). */
+/* The quantized model against the original, both as float, with the Hessians of `hdir` (NULL:
+ * proxy_loss is NaN).  VPTQ_E_ARG when nothing is quantized, VPTQ_E_MISMATCH when the two
+ * models do not have the same shape or the Hessians are of another model than `base`. */
 vptq_status vptq_eval_error(vptq_device *dev, const vptq_model *quantized,
                             const vptq_model *base, const char *hdir, uint32_t first_layer,
                             uint32_t last_layer, vptq_error_fn fn, void *arg,
@@ -69,7 +75,8 @@ typedef struct vptq_generate_options {
 } vptq_generate_options;
 
 /* `ids` gets prompt and continuation (the end token included); `emit` (may be NULL) gets the
- * text of each new token as it comes. */
+ * text of the new tokens as it comes, cut between characters.  tokens_per_second: of the
+ * continuation alone; may be NULL. */
 typedef void (*vptq_emit_fn)(void *arg, const char *text, size_t len);
 vptq_status vptq_eval_generate(vptq_device *dev, const vptq_model *m,
                                const vptq_generate_options *opt, vptq_emit_fn emit, void *arg,

@@ -1,0 +1,202 @@
+/* How far the quantized matrices are from their originals, in the metric of the Hessians. */
+#include <math.h>
+#include <string.h>
+
+#include "hessian/hessian_collect.h"
+#include "lib/eval/eval.h"
+#include "lib/quant/quant.h"
+
+typedef struct compare {
+    vptq_device *dev;
+    const vptq_model *quantized, *base;
+    const char *hdir; /* or NULL */
+    float *w, *what;  /* [largest matrix] host memory */
+    float *stage;     /* the same in device memory; NULL for host devices */
+    vptq_error_fn fn;
+    void *arg;
+} compare;
+
+/* The two models must be of one shape. */
+static vptq_status check_models(const vptq_model *q, const vptq_model *base, vptq_err *err)
+{
+    const vptq_model_desc *a = q->desc, *b = base->desc;
+    if (a->layers == b->layers && a->hidden == b->hidden &&
+        a->intermediate == b->intermediate && a->heads == b->heads &&
+        a->kv_heads == b->kv_heads && a->head_dim == b->head_dim)
+        return VPTQ_OK;
+    return vptq_fail(err, VPTQ_E_MISMATCH,
+                     "%s (%u layers of %u, %u) is not a version of %s (%u layers of %u, %u)",
+                     q->ckpt.path, a->layers, a->hidden, a->intermediate, base->ckpt.path,
+                     b->layers, b->hidden, b->intermediate);
+}
+
+static vptq_status check_hessians(const compare *c, uint32_t first, uint32_t last,
+                                  vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_hessian_dir h;
+    char fingerprint[17];
+    if (!c->hdir)
+        return VPTQ_OK;
+    VPTQ_TRY(vptq_hessian_dir_open(c->hdir, &h, err));
+    VPTQ_TRY(vptq_checkpoint_fingerprint(&c->base->ckpt, c->dev->ctx, fingerprint, err));
+    if (strcmp(h.model_fingerprint, fingerprint))
+        return vptq_fail(err, VPTQ_E_MISMATCH,
+                         "%s: the Hessians are of a model with fingerprint %s, %s has %s",
+                         c->hdir, h.model_fingerprint, c->base->ckpt.path, fingerprint);
+    if (h.first_layer > first || h.last_layer < last)
+        return vptq_fail(err, VPTQ_E_MISMATCH,
+                         "%s holds layers %u to %u, layers %u to %u are asked for", c->hdir,
+                         h.first_layer, h.last_layer, first, last);
+out:
+    return st;
+}
+
+/* A whole matrix as float in host memory. */
+static vptq_status read_matrix(const compare *c, const vptq_weight *w, float *dst,
+                               vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    float *at = c->stage ? c->stage : dst;
+    VPTQ_TRY(vptq_weight_read(w, c->dev, 0, w->rows, at, err));
+    if (c->stage)
+        VPTQ_TRY(c->dev->ops->download(c->dev->state, dst, at, w->rows * w->cols * sizeof *dst,
+                                       err));
+out:
+    return st;
+}
+
+/* Without a Hessian only the plain error: sums in double, row by row. */
+static double plain_error(size_t n, const float *w, const float *what)
+{
+    double error = 0, norm = 0;
+    for (size_t i = 0; i < n; i++) {
+        double e = (double)what[i] - (double)w[i];
+        error += e * e;
+        norm += (double)w[i] * (double)w[i];
+    }
+    return norm > 0 ? error / norm : 0;
+}
+
+static vptq_status compare_matrix(const compare *c, uint32_t layer, vptq_linear l,
+                                  const vptq_hessian_file *h, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    const vptq_weight *q = &c->quantized->blocks[layer].linear[l];
+    vptq_error_row row = {.layer = layer,
+                          .name = vptq_linear_name(l),
+                          .rows = (uint32_t)q->rows,
+                          .columns = (uint32_t)q->cols,
+                          .proxy_loss = (double)NAN,
+                          .shape = q->packed->vq.shape};
+    VPTQ_TRY(vptq_check_cancel(c->dev->ctx, err));
+    VPTQ_TRY(read_matrix(c, &c->base->blocks[layer].linear[l], c->w, err));
+    VPTQ_TRY(read_matrix(c, q, c->what, err));
+    row.bits_per_weight = vptq_vq_count_bits(&row.shape).per_weight;
+    if (h->lower) {
+        vptq_quant_loss loss;
+        VPTQ_TRY(vptq_quant_measure(c->dev, row.rows, row.columns, c->w, c->what, h->lower,
+                                    &loss, err));
+        row.proxy_loss = loss.relative;
+        row.relative_mse = loss.norm_sq > 0 ? loss.error_sq / loss.norm_sq : 0;
+    } else {
+        row.relative_mse = plain_error(q->rows * q->cols, c->w, c->what);
+    }
+    VPTQ_TRY(c->fn(c->arg, &row, err));
+out:
+    if (st && st != VPTQ_E_CANCELLED)
+        vptq_err_context(err, "layer %u, %s", layer, row.name);
+    return st;
+}
+
+static vptq_status read_hessian(const compare *c, uint32_t layer, vptq_input input,
+                                vptq_hessian_file *h, vptq_err *err)
+{
+    char name[64], path[4096];
+    vptq_hessian_file_name(name, layer, vptq_input_name(input));
+    vptq_status st = vptq_path_join(path, sizeof path, c->hdir, name, err);
+    if (!st)
+        st = vptq_hessian_file_read(path, vptq_input_size(c->base->desc, input),
+                                    c->dev->ctx->mem, h, err);
+    return st;
+}
+
+/* The quantized matrices of a layer that read one input, with its Hessian. */
+static vptq_status compare_input(const compare *c, uint32_t layer, vptq_input input,
+                                 uint64_t *found, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_hessian_file h = {.lower = NULL};
+    bool open = false;
+    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+        if (vptq_linear_input((vptq_linear)l) != input ||
+            !c->quantized->blocks[layer].linear[l].packed)
+            continue;
+        if (c->hdir && !open) {
+            VPTQ_TRY(read_hessian(c, layer, input, &h, err));
+            open = true;
+        }
+        VPTQ_TRY(compare_matrix(c, layer, (vptq_linear)l, &h, err));
+        ++*found;
+    }
+out:
+    if (open)
+        vptq_hessian_file_release(&h);
+    return st;
+}
+
+static vptq_status alloc_matrices(compare *c, vptq_arena *arena, vptq_err *err)
+{
+    size_t most = 0;
+    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+        uint32_t out, in;
+        vptq_linear_shape(c->base->desc, (vptq_linear)l, &out, &in);
+        size_t n = (size_t)out * in;
+        most = n > most ? n : most;
+    }
+    c->w = vptq_arena_alloc(arena, most, sizeof *c->w, err);
+    c->what = vptq_arena_alloc(arena, most, sizeof *c->what, err);
+    if (!c->w || !c->what)
+        return VPTQ_E_NOMEM;
+    void *p = NULL;
+    if (!c->dev->ops->host_memory &&
+        c->dev->ops->alloc(c->dev->state, most, sizeof *c->stage, &p, err))
+        return VPTQ_E_NOMEM;
+    c->stage = p;
+    return VPTQ_OK;
+}
+
+vptq_status vptq_eval_error(vptq_device *dev, const vptq_model *quantized,
+                            const vptq_model *base, const char *hdir, uint32_t first_layer,
+                            uint32_t last_layer, vptq_error_fn fn, void *arg, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    compare c = {
+        .dev = dev, .quantized = quantized, .base = base, .hdir = hdir, .fn = fn, .arg = arg};
+    uint64_t found = 0;
+    uint32_t layers = base->desc->layers;
+    vptq_arena arena;
+    vptq_arena_init(&arena, dev->ctx->mem);
+    VPTQ_TRY(check_models(quantized, base, err));
+    if (last_layer == UINT32_MAX)
+        last_layer = layers - 1;
+    if (first_layer > last_layer || last_layer >= layers) {
+        st = vptq_fail(err, VPTQ_E_ARG, "layers %u to %u are asked for, %s has 0 to %u",
+                       first_layer, last_layer, base->ckpt.path, layers - 1);
+        goto out;
+    }
+    VPTQ_TRY(check_hessians(&c, first_layer, last_layer, err));
+    VPTQ_TRY(alloc_matrices(&c, &arena, err));
+    for (uint32_t l = first_layer; l <= last_layer; l++) {
+        vptq_progress(dev->ctx, "error", l - first_layer, last_layer - first_layer + 1, NULL);
+        for (int i = 0; i < VPTQ_INPUT_COUNT; i++)
+            VPTQ_TRY(compare_input(&c, l, (vptq_input)i, &found, err));
+    }
+    if (found == 0)
+        st = vptq_fail(err, VPTQ_E_ARG, "%s has no quantized matrix in layers %u to %u",
+                       quantized->ckpt.path, first_layer, last_layer);
+out:
+    dev->ops->release(dev->state, c.stage);
+    vptq_arena_release(&arena);
+    return st;
+}
