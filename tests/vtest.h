@@ -1,0 +1,106 @@
+/* What the unit and op tests share on top of cmocka: array comparisons, expected failures, the
+ * data directory, scratch directories, .npy files, the walk through every out-of-memory path.
+ * Include this instead of <cmocka.h>.
+ *
+ *     static void test_something(void **state)
+ *     {
+ *         char path[4096];
+ *         if (!vtest_data(path, sizeof path, "golden/x.npy"))
+ *             skip();
+ *         ...
+ *     }
+ *     int main(int argc, char **argv)
+ *     {
+ *         const struct CMUnitTest tests[] = {cmocka_unit_test(test_something)};
+ *         return vtest_main(argc, argv, tests);
+ *     }
+ *
+ * A test program takes `-t PATTERN` (shell wildcards over test names). */
+#ifndef TESTS_VTEST_H
+#define TESTS_VTEST_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "lib/base/mem.h"
+#include "lib/base/status.h"
+
+#define vtest_main(argc, argv, tests)                                                          \
+    (vtest_args(argc, argv), cmocka_run_group_tests(tests, NULL, NULL))
+void vtest_args(int argc, char **argv);
+
+/* Every |a - b| <= atol + rtol * |b|; prints the first pair that is not, and how many are not.
+ * NaN is close to nothing.  `b` is the expected side. */
+#define assert_close(a, b, n, atol, rtol)                                                      \
+    vtest_assert_close_f32(a, b, n, atol, rtol, __FILE__, __LINE__)
+#define assert_close_f64(a, b, n, atol, rtol)                                                  \
+    vtest_assert_close_f64(a, b, n, atol, rtol, __FILE__, __LINE__)
+/* sum (a - b)^2 <= limit * sum b^2 */
+#define assert_nmse(a, b, n, limit) vtest_assert_nmse(a, b, n, limit, __FILE__, __LINE__)
+/* The same bits in all n floats. */
+#define assert_same_f32(a, b, n) vtest_assert_same_f32(a, b, n, __FILE__, __LINE__)
+/* A call that must succeed: prints the sentence otherwise. */
+#define assert_ok(call, err) vtest_assert_ok(call, err, #call, __FILE__, __LINE__)
+/* A call that must fail with `code`, in `err` too, and a sentence that contains `part`. */
+#define assert_fails(call, code, err, part)                                                    \
+    vtest_assert_fails(call, code, err, part, #call, __FILE__, __LINE__)
+
+void vtest_assert_close_f32(const float *a, const float *b, size_t n, double atol, double rtol,
+                            const char *file, int line);
+void vtest_assert_close_f64(const double *a, const double *b, size_t n, double atol,
+                            double rtol, const char *file, int line);
+void vtest_assert_nmse(const float *a, const float *b, size_t n, double limit, const char *file,
+                       int line);
+void vtest_assert_same_f32(const float *a, const float *b, size_t n, const char *file,
+                           int line);
+void vtest_assert_ok(vptq_status st, const vptq_err *err, const char *call, const char *file,
+                     int line);
+void vtest_assert_fails(vptq_status st, vptq_status code, const vptq_err *err, const char *part,
+                        const char *call, const char *file, int line);
+
+/* Path of NAME in the data directory ($VPTQ_DATA, default ../shared/data).  Where it is not
+ * there: says what is missing and gives false, upon which the test calls skip(). */
+bool vtest_data(char *path, size_t size, const char *name);
+
+/* A fresh directory under $TMPDIR (default /tmp), removed with all its content at teardown:
+ *     cmocka_unit_test_setup_teardown(test, vtest_scratch_setup, vtest_scratch_teardown)
+ * The test's *state is then its path (const char *). */
+int vtest_scratch_setup(void **state);
+int vtest_scratch_teardown(void **state);
+/* DIR/NAME into path; the test fails when it does not fit. */
+void vtest_path(char *path, size_t size, const char *dir, const char *name);
+void vtest_write_file(const char *path, const void *data, size_t size);
+/* The whole file, a 0 behind it; freed by the caller with free(). */
+char *vtest_read_file(const char *path, size_t *size);
+
+/* A .npy file in C order; the test fails when it is anything else. */
+typedef struct vtest_npy {
+    char type[4]; /* "f2" "f4" "f8" "u1" "i1" "u2" "i2" "i4" "u4" "i8" "u8" "b1" */
+    int dims;
+    size_t shape[8];
+    size_t count; /* product of shape */
+    void *data;
+    void *file; /* what `data` points into */
+} vtest_npy;
+void vtest_npy_load(const char *path, vtest_npy *a);
+void vtest_npy_free(vtest_npy *a);
+/* The elements; the test fails when the type is another one. */
+const void *vtest_npy_as(const vtest_npy *a, const char *type);
+double vtest_npy_at(const vtest_npy *a, size_t i); /* any type as double */
+
+/* n numbers of a normal distribution that depends on the seed only. */
+void vtest_normal(float *x, size_t n, uint64_t seed);
+
+/* Calls fn with an allocator that fails from the n-th allocation on, n = 0, 1, 2, ... (every
+ * one up to 256, then steps of 1/64) until it succeeds.  Each failure must be VPTQ_E_NOMEM with
+ * a sentence, and each call must leave nothing allocated.  Returns the number of failures, and
+ * fails when there was none. */
+typedef vptq_status (*vtest_oom_fn)(void *arg, vptq_mem *mem, vptq_err *err);
+size_t vtest_oom_walk(vtest_oom_fn fn, void *arg);
+
+#endif
