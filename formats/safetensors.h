@@ -53,8 +53,11 @@ vptq_status vptq_safetensors_save(const char *path, bool force, const vptq_tenso
                                   vptq_err *err) VPTQ_MUST_CHECK;
 
 /* A Hugging Face directory's weights: model.safetensors, or shards of at most `shard_bytes`
- * with an index, in `dir` (which exists).  `fill` is called for each tensor in order and gives
- * its bytes in pieces through `write`. */
+ * (more where one tensor is larger) with an index, in `dir` (which exists).  `fill` is called
+ * for each tensor in file order with a copy of its description whose `bytes` is set, and gives
+ * them in pieces through vptq_safetensors_write.  File order is the order given, but tensors
+ * whose size is not a multiple of 8 bytes stand at the end of their shard, wide types first, so
+ * that all are aligned to their element.  Sharding depends on nothing but the list. */
 typedef vptq_status (*vptq_tensor_fill)(void *arg, const vptq_tensor *t,
                                         vptq_safetensors_writer *w, vptq_err *err);
 vptq_status vptq_safetensors_write_dir(const char *dir, const vptq_tensor *tensors,

@@ -1,0 +1,150 @@
+#include "formats/hessian_file.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define TOKENS_KEY "tokens"
+
+void vptq_hessian_file_name(char name[64], uint32_t layer, const char *input)
+{
+    snprintf(name, 64, "layer_%03u_%s.safetensors", layer, input);
+}
+
+/* Entries of the lower triangle. */
+static size_t triangle(size_t n)
+{
+    return n % 2 ? n * ((n + 1) / 2) : n / 2 * (n + 1);
+}
+
+vptq_status vptq_hessian_file_write(const char *path, uint32_t n, uint64_t tokens,
+                                    const float *lower, const float *mean, vptq_err *err)
+{
+    char count[24];
+    snprintf(count, sizeof count, "%llu", (unsigned long long)tokens);
+    const vptq_metadata meta = {TOKENS_KEY, count};
+    const vptq_tensor tensors[] = {
+        {.name = "hessian",
+         .type = VPTQ_F32,
+         .dims = 1,
+         .shape = {triangle(n)},
+         .data = (const uint8_t *)lower},
+        {.name = "mean",
+         .type = VPTQ_F32,
+         .dims = 1,
+         .shape = {n},
+         .data = (const uint8_t *)mean},
+    };
+    return vptq_safetensors_save(path, true, tensors, 2, &meta, 1, err);
+}
+
+static vptq_status parse_tokens(const char *path, const vptq_metadata *meta, size_t count,
+                                uint64_t *tokens, vptq_err *err)
+{
+    const char *text = NULL;
+    for (size_t i = 0; i < count; i++)
+        if (strcmp(meta[i].key, TOKENS_KEY) == 0)
+            text = meta[i].value;
+    if (!text)
+        return vptq_fail(err, VPTQ_E_FORMAT, "%s: metadata '" TOKENS_KEY "' is missing", path);
+    char *end = NULL;
+    errno = 0;
+    unsigned long long n = strtoull(text, &end, 10);
+    if (text[0] < '1' || text[0] > '9' || *end || errno)
+        return vptq_fail(err, VPTQ_E_FORMAT,
+                         "%s: metadata '" TOKENS_KEY "' is '%.100s', expected a whole number "
+                         "above 0",
+                         path, text);
+    *tokens = n;
+    return VPTQ_OK;
+}
+
+static vptq_status need_vector(const vptq_tensor_set *set, const char *name, size_t n,
+                               const vptq_tensor **out, vptq_err *err)
+{
+    vptq_status st = vptq_tensor_need(set, name, 0, n, out, err);
+    if (!st && (*out)->type != VPTQ_F32)
+        st = vptq_fail(err, VPTQ_E_FORMAT, "%s: tensor '%s' is %s, expected F32", (*out)->file,
+                       name, vptq_dtype_get((*out)->type)->name);
+    return st;
+}
+
+/* The size follows from the mean; `expect` 0 = any. */
+static vptq_status find_size(const char *path, const vptq_tensor_set *set, uint32_t expect,
+                             uint32_t *n, vptq_err *err)
+{
+    const vptq_tensor *mean = vptq_tensor_find(set, "mean");
+    uint64_t found = mean && mean->dims == 1 ? mean->shape[0] : 0;
+    if (!mean)
+        return vptq_fail(err, VPTQ_E_FORMAT, "%s: tensor 'mean' is missing", path);
+    if (found == 0 || found > UINT32_MAX)
+        return vptq_fail(err, VPTQ_E_SHAPE,
+                         "%s: tensor 'mean' is not a vector of a usable size", path);
+    if (expect && found != expect)
+        return vptq_fail(err, VPTQ_E_SHAPE, "%s: the Hessian is of %llu inputs, expected %u",
+                         path, (unsigned long long)found, expect);
+    *n = (uint32_t)found;
+    return VPTQ_OK;
+}
+
+/* The tensor's numbers as an array; a copy where the file does not align them. */
+static const float *as_floats(vptq_tensor_set *set, const vptq_tensor *t, vptq_err *err)
+{
+    const void *data = t->data;
+    if ((uintptr_t)data % _Alignof(float) == 0)
+        return data;
+    float *copy = vptq_arena_alloc(&set->arena, t->bytes, 1, err);
+    if (copy)
+        memcpy(copy, data, t->bytes);
+    return copy;
+}
+
+static vptq_status check_lower(const char *path, const vptq_hessian_file *h,
+                               const vptq_tensor *t, vptq_err *err)
+{
+    if (vptq_tensor_check_finite(t, NULL) == VPTQ_OK)
+        return VPTQ_OK;
+    for (size_t row = 0, at = 0; row < h->n; row++)
+        for (size_t column = 0; column <= row; column++, at++)
+            if (!isfinite(h->lower[at]))
+                return vptq_fail(err, VPTQ_E_NUMERIC,
+                                 "%s: the Hessian has a value that is not finite in row %zu, "
+                                 "column %zu",
+                                 path, row, column);
+    return VPTQ_OK;
+}
+
+vptq_status vptq_hessian_file_read(const char *path, uint32_t expect_n, vptq_mem *mem,
+                                   vptq_hessian_file *h, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_metadata *meta = NULL;
+    size_t meta_count = 0;
+    const vptq_tensor *lower, *mean;
+    *h = (vptq_hessian_file){0};
+    vptq_tensor_set_init(&h->set, mem);
+    VPTQ_TRY(vptq_safetensors_read(path, &h->set, &meta, &meta_count, err));
+    VPTQ_TRY(vptq_tensor_set_finish(&h->set, err));
+    VPTQ_TRY(find_size(path, &h->set, expect_n, &h->n, err));
+    VPTQ_TRY(parse_tokens(path, meta, meta_count, &h->tokens, err));
+    VPTQ_TRY(need_vector(&h->set, "mean", h->n, &mean, err));
+    VPTQ_TRY(need_vector(&h->set, "hessian", triangle(h->n), &lower, err));
+    h->mean = as_floats(&h->set, mean, err);
+    h->lower = h->mean ? as_floats(&h->set, lower, err) : NULL;
+    if (!h->lower)
+        VPTQ_TRY(VPTQ_E_NOMEM);
+    VPTQ_TRY(vptq_tensor_check_finite(mean, err));
+    VPTQ_TRY(check_lower(path, h, lower, err));
+out:
+    if (st)
+        vptq_hessian_file_release(h);
+    return st;
+}
+
+void vptq_hessian_file_release(vptq_hessian_file *h)
+{
+    vptq_tensor_set_release(&h->set);
+    *h = (vptq_hessian_file){0};
+}
