@@ -1,0 +1,78 @@
+#!/usr/bin/env python3
+"""Tiny random models of every family with the logits that `transformers` computes.
+
+    python3 tests/golden/make_tiny_models.py [family ...]      writes tests/golden/tiny_FAMILY/
+
+Weights are drawn so that attention is far from uniform and every bias, norm, window and RoPE
+scaling changes the logits visibly: a reader that drops one of them fails.  The logits are
+float32 (eager attention) over the stored values."""
+import json
+import os
+import shutil
+import sys
+
+import numpy as np
+import torch
+import transformers
+from transformers import (LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM,
+                          Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM)
+
+COMMON = dict(vocab_size=48, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+              num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
+              bos_token_id=1, eos_token_id=2, attn_implementation="eager")
+LLAMA3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+              original_max_position_embeddings=16, rope_theta=10000.0)
+FAMILIES = {
+    "llama3": (LlamaConfig, LlamaForCausalLM, torch.float32,
+               dict(tie_word_embeddings=False, rope_scaling=LLAMA3, rope_theta=10000.0)),
+    "mistral": (MistralConfig, MistralForCausalLM, torch.bfloat16,
+                dict(tie_word_embeddings=False, sliding_window=8, head_dim=8)),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM, torch.float16,
+              dict(tie_word_embeddings=True, use_sliding_window=True, sliding_window=6,
+                   max_window_layers=1)),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM, torch.float16,
+              dict(tie_word_embeddings=True, head_dim=16)),
+}
+TOKENS = 40
+
+
+def randomize(model, generator):
+    for name, p in model.named_parameters():
+        x = torch.randn(p.shape, generator=generator, dtype=torch.float32)
+        if p.ndim == 2 and "embed" not in name:
+            x *= (2.0 if "q_proj" in name or "k_proj" in name else 1.2) / p.shape[1] ** 0.5
+        elif name.endswith("bias"):
+            x *= 0.5
+        elif p.ndim == 1:
+            x = 1 + 0.3 * x
+        p.data = x
+
+
+def make(family):
+    config_class, model_class, dtype, extra = FAMILIES[family]
+    out = os.path.join(os.path.dirname(os.path.abspath(__file__)), "tiny_" + family)
+    shutil.rmtree(out, ignore_errors=True)
+    generator = torch.Generator().manual_seed(sorted(FAMILIES).index(family) + 1)
+    model = model_class(config_class(**COMMON, **extra))
+    randomize(model, generator)
+    model.to(dtype).save_pretrained(out)
+    # Read back: a cast of the model would also have rounded its RoPE frequencies.
+    model = model_class.from_pretrained(out, dtype=torch.float32, attn_implementation="eager")
+    model.eval()
+    ids = torch.randint(3, COMMON["vocab_size"], (1, TOKENS), generator=generator)
+    with torch.no_grad():
+        logits = model(ids).logits[0]
+    ids[0].numpy().astype("<i4").tofile(os.path.join(out, "ids.i32"))
+    np.save(os.path.join(out, "logits.npy"), logits.numpy().astype("<f4"))
+    generation = os.path.join(out, "generation_config.json")
+    if os.path.exists(generation):
+        os.remove(generation)
+    for entry in os.listdir(out):
+        os.chmod(os.path.join(out, entry), 0o644)
+    print(family, json.dumps({"transformers": transformers.__version__,
+                              "torch": torch.__version__,
+                              "largest": float(logits.abs().max())}))
+
+
+for name in sys.argv[1:] or sorted(FAMILIES):
+    make(name)
