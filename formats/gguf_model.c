@@ -116,6 +116,17 @@ static vptq_status read_vocab_size(const reader *r, vptq_model_desc *d, vptq_err
     return t ? VPTQ_OK : u32_or(r, "vocab_size", (uint32_t)n, &d->vocab, err);
 }
 
+/* Mistral models are written as llama; one whose attention slides has to be called by its own
+ * name, because a config.json of type llama cannot say so. */
+static vptq_status read_window(const reader *r, vptq_model_desc *d, vptq_err *err)
+{
+    vptq_status st = u32_or(r, "attention.sliding_window", 0, &d->window, err);
+    const vptq_family *sliding = vptq_family_by_model_type("mistral");
+    if (!st && d->window && strcmp(sliding->gguf_arch, r->arch) == 0)
+        d->family = sliding;
+    return st;
+}
+
 static vptq_status read_sizes(const reader *r, vptq_model_desc *d, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
@@ -135,7 +146,7 @@ static vptq_status read_sizes(const reader *r, vptq_model_desc *d, vptq_err *err
                          "%s: heads have %" PRIu32 " values for keys and %" PRIu32
                          " for values, only equal sizes are supported",
                          r->g->path, d->head_dim, value_dim);
-    VPTQ_TRY(u32_or(r, "attention.sliding_window", 0, &d->window, err));
+    VPTQ_TRY(read_window(r, d, err));
     VPTQ_TRY(f64_or(r, "attention.layer_norm_rms_epsilon", 0, &eps, err));
     if (!(eps > 0 && eps < 1))
         return vptq_fail(err, VPTQ_E_FORMAT,
@@ -249,7 +260,7 @@ static vptq_status read_scaling(const reader *r, vptq_model_desc *d, vptq_err *e
     VPTQ_TRY(f64_or(r, "rope.scaling.yarn_beta_slow", 1, &d->rope_low, err));
     VPTQ_TRY(f64_or(r, "rope.scaling.yarn_beta_fast", 32, &d->rope_high, err));
     VPTQ_TRY(f64_or(r, "rope.scaling.yarn_attn_factor", 1, &attention, err));
-    d->rope_attention_factor = attention * (1 + 0.1 * log(factor));
+    d->rope_attention_factor = attention * vptq_rope_yarn_attention(factor, 1);
     if (!d->rope_original_context)
         d->rope_original_context = d->context;
 out:
@@ -260,7 +271,7 @@ static vptq_status read_rope(const reader *r, vptq_model_desc *d, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     uint32_t rotated = 0;
-    d->rope_attention_factor = 1;
+    d->rope_factor = d->rope_attention_factor = 1;
     VPTQ_TRY(u32_or(r, "rope.dimension_count", d->head_dim, &rotated, err));
     if (rotated != d->head_dim)
         return vptq_fail(err, VPTQ_E_UNSUPPORTED,

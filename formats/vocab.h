@@ -112,6 +112,11 @@ void vptq_vocab_release(vptq_vocab *v);
  * eos). */
 vptq_status vptq_vocab_read_json(const char *path, vptq_mem *mem, vptq_vocab *v,
                                  vptq_err *err) VPTQ_MUST_CHECK;
+/* The same from memory: the text of tokenizer.json, that of tokenizer_config.json (NULL where
+ * there is none), and what messages call them. */
+vptq_status vptq_vocab_parse_json(const char *text, size_t len, const char *config,
+                                  size_t config_len, const char *name, vptq_mem *mem,
+                                  vptq_vocab *v, vptq_err *err) VPTQ_MUST_CHECK;
 /* SentencePiece protobuf (tokenizer.model), or tiktoken ranks ("base64 rank" lines, Llama 3).
  */
 vptq_status vptq_vocab_read_spm(const char *path, vptq_mem *mem, vptq_vocab *v,

@@ -1,0 +1,148 @@
+/* The fingerprint of a model: XXH3 over everything that its results depend on.  Bytes are
+ * hashed in pieces of a fixed size, in parallel, and the pieces' sums are chained in order, so
+ * that the result depends neither on threads nor on the layout of the file. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "formats/checkpoint.h"
+#include "lib/base/buf.h"
+#include "lib/base/parallel.h"
+
+enum { PIECE = 4 << 20 };
+
+typedef struct piece {
+    const uint8_t *data;
+    size_t bytes;
+    uint64_t hash;
+} piece;
+
+typedef struct piece_list {
+    piece *items; /* NULL while pieces are only counted */
+    size_t count;
+} piece_list;
+
+static void add_bytes(piece_list *list, const void *data, size_t bytes)
+{
+    const uint8_t *p = data;
+    for (size_t at = 0; at < bytes; at += PIECE) {
+        size_t n = bytes - at < PIECE ? bytes - at : PIECE;
+        if (list->items)
+            list->items[list->count] = (piece){p + at, n, 0};
+        list->count++;
+    }
+}
+
+/* Arrays of a matrix; NULL ones have no bytes. */
+static void add_matrix(piece_list *list, const vptq_vq *q)
+{
+    const vptq_vq_shape *s = &q->shape;
+    size_t words = (size_t)s->groups * vptq_vq_strips(s) * vptq_vq_row_words(s);
+    size_t book = (size_t)s->groups * s->v * sizeof(float);
+    size_t strips0 = s->v0 ? (s->out + s->v0 - 1) / s->v0 : 0;
+    add_bytes(list, q->indices, words * sizeof *q->indices);
+    add_bytes(list, q->centroids, book * s->k);
+    if (q->res_centroids)
+        add_bytes(list, q->res_centroids, book * s->k_res);
+    if (q->outlier_indices) {
+        add_bytes(list, q->outlier_indices, strips0 * s->outliers * sizeof *q->outlier_indices);
+        add_bytes(list, q->outlier_centroids, (size_t)s->k0 * s->v0 * sizeof(float));
+    }
+    if (q->perm)
+        add_bytes(list, q->perm, s->in * sizeof *q->perm);
+    if (q->scale) {
+        add_bytes(list, q->scale, s->in * sizeof *q->scale);
+        add_bytes(list, q->bias, s->in * sizeof *q->bias);
+    }
+}
+
+/* A packed file's matrices are tensors of its set, a work directory's are not. */
+static void add_all(piece_list *list, const vptq_checkpoint *c)
+{
+    for (size_t i = 0; i < c->set.count; i++)
+        add_bytes(list, c->set.tensors[i].data, c->set.tensors[i].bytes);
+    if (c->kind == VPTQ_CKPT_WORK)
+        for (size_t i = 0; i < c->quantized_count; i++)
+            add_matrix(list, &c->quantized[i].vq);
+}
+
+static void hash_pieces(void *arg, size_t begin, size_t end, int thread)
+{
+    piece *items = arg;
+    (void)thread;
+    for (size_t i = begin; i < end; i++)
+        items[i].hash = vptq_hash(items[i].data, items[i].bytes, 0);
+}
+
+static vptq_status describe_model(const vptq_model_desc *d, vptq_buf *b, vptq_err *err)
+{
+    vptq_status st = vptq_buf_printf(
+        b, err,
+        "vptq model 1\n%s %u %u %u %u %u %u %u\ncontext %u window %u from %u eps %a tied %d "
+        "bias %d %d %d\n",
+        d->family->model_type, d->hidden, d->intermediate, d->layers, d->heads, d->kv_heads,
+        d->head_dim, d->vocab, d->context, d->window, d->window_from, (double)d->norm_eps,
+        d->tied, d->qkv_bias, d->o_bias, d->mlp_bias);
+    if (st)
+        return st;
+    return vptq_buf_printf(b, err, "rope %a %d %a %a %a %a %u\ntokens %d %d\n", d->rope_theta,
+                           d->rope_scaling, d->rope_factor, d->rope_low, d->rope_high,
+                           d->rope_attention_factor, d->rope_original_context, d->bos, d->eos);
+}
+
+static vptq_status describe_tensor(const vptq_tensor *t, vptq_buf *b, vptq_err *err)
+{
+    vptq_status st =
+        vptq_buf_printf(b, err, "%s %s %s %u", t->name, vptq_dtype_get(t->type)->name,
+                        vptq_dtype_get(t->round_to)->name, t->rope_heads);
+    for (uint32_t i = 0; i < t->dims && !st; i++)
+        st = vptq_buf_printf(b, err, " %" PRIu64, t->shape[i]);
+    return st ? st : vptq_buf_add(b, "\n", 1, err);
+}
+
+static vptq_status describe_matrix(const vptq_packed_matrix *m, vptq_buf *b, vptq_err *err)
+{
+    const vptq_vq_shape *s = &m->vq.shape;
+    return vptq_buf_printf(b, err, "%s %s %u %u %u %u %u %u %u %u %u %u %d %d\n", m->name,
+                           vptq_dtype_get(m->storage)->name, s->out, s->in, s->v, s->k,
+                           s->k_res, s->groups, s->group_size, s->outliers, s->v0, s->k0,
+                           s->has_perm, s->has_norm);
+}
+
+/* One text about everything but the bytes. */
+static vptq_status describe(const vptq_checkpoint *c, vptq_buf *b, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    VPTQ_TRY(describe_model(&c->desc, b, err));
+    for (size_t i = 0; i < c->set.count; i++)
+        VPTQ_TRY(describe_tensor(&c->set.tensors[i], b, err));
+    for (size_t i = 0; i < c->quantized_count; i++)
+        VPTQ_TRY(describe_matrix(&c->quantized[i], b, err));
+out:
+    return st;
+}
+
+vptq_status vptq_checkpoint_fingerprint(const vptq_checkpoint *c, const vptq_ctx *ctx,
+                                        char hex[17], vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_buf text;
+    piece_list list = {NULL, 0};
+    vptq_buf_init(&text, ctx->mem);
+    VPTQ_TRY(describe(c, &text, err));
+    add_all(&list, c);
+    list.items = vptq_mem_alloc(ctx->mem, list.count, sizeof *list.items, err);
+    if (!list.items)
+        VPTQ_TRY(VPTQ_E_NOMEM);
+    list.count = 0;
+    add_all(&list, c);
+    vptq_parallel_for(ctx->threads, list.count, 1, hash_pieces, list.items);
+    uint64_t h = vptq_hash(text.data, text.len, 0);
+    for (size_t i = 0; i < list.count; i++)
+        h = vptq_hash(&list.items[i].hash, sizeof list.items[i].hash, h);
+    snprintf(hex, 17, "%016" PRIx64, h);
+out:
+    vptq_mem_free(ctx->mem, list.items);
+    vptq_buf_release(&text);
+    return st;
+}

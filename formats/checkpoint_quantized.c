@@ -1,0 +1,335 @@
+/* The kinds with quantized matrices: packed directories, archives, work directories. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "formats/archive.h"
+#include "formats/checkpoint_internal.h"
+#include "formats/hf_config.h"
+#include "formats/layer_file.h"
+#include "formats/safetensors.h"
+
+#define CONFIG_FILE "config.json"
+
+typedef struct extra {
+    vptq_archive *archive;
+    vptq_layer_file *layers;
+    size_t layer_count;
+} extra;
+
+static vptq_status make_extra(vptq_checkpoint *c, vptq_err *err)
+{
+    c->extra = vptq_arena_zalloc(&c->arena, 1, sizeof(extra), err);
+    return c->extra ? VPTQ_OK : VPTQ_E_NOMEM;
+}
+
+void vptq_checkpoint_release_extra(vptq_checkpoint *c)
+{
+    extra *x = c->extra;
+    if (!x)
+        return;
+    for (size_t i = 0; i < x->layer_count; i++)
+        vptq_layer_file_release(&x->layers[i]);
+    vptq_archive_close(x->archive);
+    c->extra = NULL;
+}
+
+static int by_name(const void *a, const void *b)
+{
+    return strcmp(((const vptq_packed_matrix *)a)->name, ((const vptq_packed_matrix *)b)->name);
+}
+
+static const vptq_packed_matrix *find_matrix(const vptq_checkpoint *c, const char *name)
+{
+    vptq_packed_matrix key = {.name = name};
+    return bsearch(&key, c->quantized, c->quantized_count, sizeof key, by_name);
+}
+
+/* ---- what config.json calls quantized ---- */
+
+/* A part of a quantized matrix that no entry claims would be lost without a word. */
+static vptq_status check_claimed(const vptq_checkpoint *c, vptq_err *err)
+{
+    for (size_t i = 0; i < c->set.count; i++) {
+        const vptq_tensor *t = &c->set.tensors[i];
+        char module[VPTQ_NAME_MAX];
+        size_t len = vptq_packed_module_length(t->name);
+        if (len == 0)
+            continue;
+        snprintf(module, sizeof module, "%.*s", (int)(len < sizeof module ? len : 0), t->name);
+        if (!find_matrix(c, module))
+            return vptq_fail(err, VPTQ_E_FORMAT,
+                             "%s: tensor '%s' is part of a quantized matrix, but " CONFIG_FILE
+                             " lists no linear of a block by that name",
+                             t->file, t->name);
+    }
+    return VPTQ_OK;
+}
+
+static vptq_status read_matrices(vptq_checkpoint *c, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    size_t most = (size_t)c->desc.layers * VPTQ_LINEAR_COUNT;
+    c->quantized = vptq_arena_alloc(&c->arena, most, sizeof *c->quantized, err);
+    if (!c->quantized)
+        return VPTQ_E_NOMEM;
+    for (uint32_t layer = 0; layer < c->desc.layers; layer++)
+        for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+            char name[VPTQ_NAME_MAX];
+            vptq_linear_full_name(name, layer, (vptq_linear)l);
+            const json_t *entry = vptq_packed_entry(c->config, name);
+            if (!entry)
+                continue;
+            VPTQ_TRY(vptq_packed_read(&c->set, entry, name, c->path, &c->arena,
+                                      &c->quantized[c->quantized_count], err));
+            c->quantized_count++;
+        }
+    if (c->quantized_count == 0)
+        return vptq_fail(err, VPTQ_E_FORMAT,
+                         "%s: " CONFIG_FILE " says quant_method vptq, but lists no linear of "
+                         "a block",
+                         c->path);
+    c->storage = c->quantized[0].storage;
+    qsort(c->quantized, c->quantized_count, sizeof *c->quantized, by_name);
+    st = check_claimed(c, err);
+out:
+    return st;
+}
+
+vptq_status vptq_checkpoint_open_packed(vptq_checkpoint *c, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    char name[4096];
+    VPTQ_TRY(vptq_path_join(name, sizeof name, c->path, CONFIG_FILE, err));
+    VPTQ_TRY(vptq_json_load(name, VPTQ_CONFIG_LIMIT, &c->config, err));
+    VPTQ_TRY(vptq_hf_config_parse(c->config, name, &c->desc, err));
+    VPTQ_TRY(vptq_safetensors_read_dir(c->path, &c->set, err));
+    st = read_matrices(c, err);
+out:
+    return st;
+}
+
+/* ---- archive ---- */
+
+/* A small file of the archive as text in the arena, NULL when it is not there. */
+static vptq_status archive_text(const vptq_archive *a, const char *name, int threads,
+                                vptq_arena *arena, char **text, size_t *len, vptq_err *err)
+{
+    const vptq_archive_entry *e = vptq_archive_find(a, name, false);
+    *text = NULL;
+    *len = 0;
+    if (!e)
+        return VPTQ_OK;
+    char *buf = vptq_arena_alloc(arena, (size_t)e->size + 1, 1, err);
+    if (!buf)
+        return VPTQ_E_NOMEM;
+    vptq_status st = vptq_archive_load(a, e, threads, buf, err);
+    if (st)
+        return st;
+    buf[e->size] = '\0';
+    *text = buf;
+    *len = (size_t)e->size;
+    return VPTQ_OK;
+}
+
+static vptq_status archive_tensors(const vptq_archive *a, const vptq_ctx *ctx,
+                                   vptq_checkpoint *c, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    for (size_t i = 0; i < vptq_archive_count(a); i++) {
+        const vptq_archive_entry *e = vptq_archive_at(a, i);
+        if (!e->is_tensor)
+            continue;
+        vptq_tensor t = e->tensor;
+        uint8_t *data = vptq_arena_alloc(&c->arena, (size_t)e->size, 1, err);
+        if (!data)
+            return VPTQ_E_NOMEM;
+        VPTQ_TRY(vptq_archive_load(a, e, ctx->threads, data, err));
+        t.data = data;
+        t.bytes = (size_t)e->size;
+        t.file = c->path;
+        VPTQ_TRY(vptq_tensor_set_add(&c->set, &t, err));
+    }
+    st = vptq_tensor_set_finish(&c->set, err);
+out:
+    return st;
+}
+
+vptq_status vptq_checkpoint_open_archive(const vptq_ctx *ctx, vptq_checkpoint *c, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    char *text = NULL;
+    size_t len = 0;
+    VPTQ_TRY(make_extra(c, err));
+    extra *x = c->extra;
+    VPTQ_TRY(vptq_archive_open(c->path, ctx->mem, &x->archive, err));
+    VPTQ_TRY(archive_text(x->archive, CONFIG_FILE, ctx->threads, &c->arena, &text, &len, err));
+    if (!text)
+        return vptq_fail(err, VPTQ_E_FORMAT, "%s: the archive holds no " CONFIG_FILE, c->path);
+    VPTQ_TRY(vptq_json_parse(text, len, c->path, &c->config, err));
+    VPTQ_TRY(vptq_hf_config_parse(c->config, c->path, &c->desc, err));
+    VPTQ_TRY(archive_tensors(x->archive, ctx, c, err));
+    if (vptq_archive_find(x->archive, "tokenizer.json", false))
+        c->tokenizer = c->path;
+    st = read_matrices(c, err);
+out:
+    return st;
+}
+
+vptq_status vptq_checkpoint_archive_vocab(const vptq_checkpoint *c, const vptq_ctx *ctx,
+                                          vptq_vocab *v, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    const extra *x = c->extra;
+    vptq_arena scratch;
+    char *text = NULL, *config = NULL;
+    size_t len = 0, config_len = 0;
+    vptq_arena_init(&scratch, ctx->mem);
+    VPTQ_TRY(
+        archive_text(x->archive, "tokenizer.json", ctx->threads, &scratch, &text, &len, err));
+    VPTQ_TRY(archive_text(x->archive, "tokenizer_config.json", ctx->threads, &scratch, &config,
+                          &config_len, err));
+    st = vptq_vocab_parse_json(text, len, config, config_len, c->path, ctx->mem, v, err);
+out:
+    vptq_arena_release(&scratch);
+    return st;
+}
+
+/* ---- work directory ---- */
+
+typedef struct work_header {
+    json_t *json;
+    const char *base, *fingerprint, *tokenizer; /* in json; tokenizer may be NULL */
+} work_header;
+
+static vptq_status read_work_header(vptq_checkpoint *c, work_header *h, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    char path[4096];
+    const char *dtype = NULL;
+    VPTQ_TRY(vptq_path_join(path, sizeof path, c->path, VPTQ_WORK_FILE, err));
+    VPTQ_TRY(vptq_json_load(path, VPTQ_CONFIG_LIMIT, &h->json, err));
+    VPTQ_TRY(vptq_json_str_or(h->json, path, "base_model", NULL, &h->base, err));
+    VPTQ_TRY(vptq_json_str_or(h->json, path, "base_fingerprint", NULL, &h->fingerprint, err));
+    VPTQ_TRY(vptq_json_str_or(h->json, path, "dtype", NULL, &dtype, err));
+    VPTQ_TRY(vptq_json_str_or(h->json, path, "tokenizer", "", &h->tokenizer, err));
+    VPTQ_TRY(vptq_dtype_from_option(dtype, &c->storage, err));
+    if (c->storage == VPTQ_F32)
+        return vptq_fail(err, VPTQ_E_FORMAT, "%s: key 'dtype' is 'f32', expected f16 or bf16",
+                         path);
+out:
+    return st;
+}
+
+static vptq_status open_base(const vptq_ctx *ctx, const char *path, const char *fingerprint,
+                             vptq_checkpoint *c, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_checkpoint_kind kind;
+    char found[17];
+    VPTQ_TRY(vptq_checkpoint_detect(path, &kind, err));
+    if (kind != VPTQ_CKPT_HF && kind != VPTQ_CKPT_GGUF && kind != VPTQ_CKPT_LLAMA2C)
+        VPTQ_TRY(vptq_fail(err, VPTQ_E_FORMAT, "'%s' is a %s, expected a plain model", path,
+                           vptq_checkpoint_kind_name(kind)));
+    vptq_checkpoint *base = vptq_arena_zalloc(&c->arena, 1, sizeof *base, err);
+    if (!base)
+        return VPTQ_E_NOMEM;
+    VPTQ_TRY(vptq_checkpoint_open(ctx, path, NULL, base, err));
+    c->base = base; /* from here on released with c */
+    c->base_path = base->path;
+    VPTQ_TRY(vptq_checkpoint_fingerprint(base, ctx, found, err));
+    if (strcmp(found, fingerprint) != 0)
+        VPTQ_TRY(vptq_fail(err, VPTQ_E_MISMATCH,
+                           "'%s' has fingerprint %s, but %.40s is what the matrices were made "
+                           "from",
+                           path, found, fingerprint));
+out:
+    return st ? vptq_err_context(err, "%s: its base model", c->path) : VPTQ_OK;
+}
+
+/* The base model's tensors as a packed file will hold them. */
+static vptq_status take_base_tensors(vptq_checkpoint *c, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    for (size_t i = 0; i < c->base->set.count; i++) {
+        vptq_tensor t = c->base->set.tensors[i];
+        t.round_to = c->storage;
+        VPTQ_TRY(vptq_tensor_set_add(&c->set, &t, err));
+    }
+    st = vptq_tensor_set_finish(&c->set, err);
+out:
+    return st;
+}
+
+static bool is_layer_file(const char *name)
+{
+    static const char prefix[] = "layer_", suffix[] = ".safetensors";
+    size_t n = strlen(name);
+    return n > sizeof suffix && strncmp(name, prefix, sizeof prefix - 1) == 0 &&
+           strcmp(name + n - (sizeof suffix - 1), suffix) == 0;
+}
+
+static vptq_status check_layer(const vptq_checkpoint *c, const char *path,
+                               const vptq_packed_matrix *m, vptq_err *err)
+{
+    char weight[VPTQ_NAME_MAX + 8];
+    snprintf(weight, sizeof weight, "%.*s.weight", VPTQ_NAME_MAX, m->name);
+    const vptq_tensor *t = vptq_tensor_find(&c->set, weight);
+    if (!t)
+        return vptq_fail(err, VPTQ_E_MISMATCH, "%s: matrix '%.200s' is not in the base model",
+                         path, m->name);
+    if (m->storage != c->storage)
+        return vptq_fail(err, VPTQ_E_MISMATCH,
+                         "%s: is stored as %s, " VPTQ_WORK_FILE " says %s", path,
+                         vptq_dtype_get(m->storage)->name, vptq_dtype_get(c->storage)->name);
+    return VPTQ_OK;
+}
+
+static vptq_status read_layers(const vptq_ctx *ctx, vptq_checkpoint *c, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    extra *x = c->extra;
+    char **names = NULL;
+    size_t count = 0;
+    VPTQ_TRY(vptq_dir_list(c->path, &c->arena, &names, &count, err));
+    x->layers = vptq_arena_zalloc(&c->arena, count, sizeof *x->layers, err);
+    c->quantized = vptq_arena_alloc(&c->arena, count, sizeof *c->quantized, err);
+    if (!x->layers || !c->quantized)
+        return VPTQ_E_NOMEM;
+    for (size_t i = 0; i < count; i++) {
+        char path[4096];
+        vptq_layer_file *f = &x->layers[x->layer_count];
+        if (!is_layer_file(names[i]))
+            continue;
+        VPTQ_TRY(vptq_path_join(path, sizeof path, c->path, names[i], err));
+        VPTQ_TRY(vptq_layer_file_read(path, ctx->mem, f, err));
+        x->layer_count++;
+        VPTQ_TRY(check_layer(c, path, &f->matrix, err));
+        c->quantized[c->quantized_count++] = f->matrix;
+    }
+    qsort(c->quantized, c->quantized_count, sizeof *c->quantized, by_name);
+out:
+    return st;
+}
+
+vptq_status vptq_checkpoint_open_work(const vptq_ctx *ctx, const char *base, vptq_checkpoint *c,
+                                      vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    work_header h = {0};
+    VPTQ_TRY(make_extra(c, err));
+    VPTQ_TRY(read_work_header(c, &h, err));
+    VPTQ_TRY(open_base(ctx, base ? base : h.base, h.fingerprint, c, err));
+    c->desc = c->base->desc;
+    c->tokenizer = c->base->tokenizer;
+    if (*h.tokenizer) {
+        c->tokenizer = vptq_arena_strdup(&c->arena, h.tokenizer, err);
+        if (!c->tokenizer)
+            VPTQ_TRY(VPTQ_E_NOMEM);
+    }
+    VPTQ_TRY(take_base_tensors(c, err));
+    st = read_layers(ctx, c, err);
+out:
+    json_decref(h.json);
+    return st;
+}
