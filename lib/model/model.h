@@ -35,14 +35,15 @@ typedef struct vptq_model {
 } vptq_model;
 
 /* Opens and checks every tensor's presence and shape (names what is missing).  With
- * `need_tokenizer` a model without one is an error; otherwise tokenizer stays NULL then. */
+ * `need_tokenizer` a model without one is an error; without, the tokenizer is not looked at and
+ * stays NULL.  The model must stay where it is (desc points into it). */
 vptq_status vptq_model_open(const vptq_ctx *ctx, const char *path,
                             const vptq_checkpoint_options *opt, bool need_tokenizer,
                             vptq_model *m, vptq_err *err) VPTQ_MUST_CHECK;
 void vptq_model_release(vptq_model *m);
 
-/* Bits that are stored for the linears of the blocks, over their weights (16 or 32 for plain
- * ones, everything for quantized ones). */
+/* Bits that are stored for the linears of the blocks, over their weights: of plain ones what
+ * the file holds (16 for F16, 5 for a GGUF's Q4_1), everything for quantized ones. */
 double vptq_model_bits_per_weight(const vptq_model *m);
 
 #endif
