@@ -1,12 +1,15 @@
 /* Command-line manners that the four tools share: one option table per command from which
  * parsing and help come, numbers and sizes with units, exit codes, signals, the run context.
  *
- *     static const char *model;
  *     const vptq_cli_option options[] = {
- *         {'m', "model", CLI_STRING, &o.model, "PATH", "model to read", CLI_REQUIRED},
+ *         {'m', "model", CLI_STRING, &o.model, "PATH", "model to read", true},
  *         CLI_END};
  * Options of every tool (-t, --backend, --seed, --mem, -f, --dry-run, -q, -v, --[no-]progress,
- * --format, -h, --version) are in vptq_cli_common and are added by vptq_cli_parse itself. */
+ * --format, -h, -V) are in vptq_cli_common and are added by vptq_cli_parse itself.  A command's
+ * own option wins: where it uses -v, the common one is --verbose only.
+ *
+ * Results are printed to stdout, which is fully buffered while a progress line is shown: the
+ * line is taken away before they appear. */
 #ifndef CMD_CLI_H
 #define CMD_CLI_H
 
@@ -28,7 +31,8 @@ typedef enum {
     CLI_SIZE,    /* uint64_t *: bytes, with K, M, G, T (powers of 1024) */
     CLI_DOUBLE,  /* double * */
     CLI_RANGE,   /* vptq_cli_range *: A-B or A */
-    CLI_CHOICE   /* int *: index into `choices`, a "|"-separated list */
+    CLI_CHOICE,  /* int *: index into `arg`, a "|"-separated list */
+    CLI_COUNT    /* int *: one more each time */
 } vptq_cli_type;
 
 typedef struct vptq_cli_strings {
@@ -74,7 +78,9 @@ typedef struct vptq_cli {
     const char *usage;    /* lines of the synopsis */
     const char *examples; /* closing text of help, or NULL */
     const vptq_cli_option *options;
-    const char *formats; /* accepted --format values, "text|json" or "text|json|csv|md" */
+    const char *formats; /* accepted --format values, "text|json" or "text|json|csv|md"; NULL =
+                            the command has no --format */
+    const char *omit; /* common options that mean nothing here: "force|dry-run"; NULL = none */
     vptq_cli_common common;
     const char **args; /* operands */
     size_t arg_count;
@@ -84,10 +90,11 @@ typedef struct vptq_cli {
 } vptq_cli;
 
 /* Parses argv[first..]; prints help (stdout) or version and returns false with *exit_code 0, or
- * a usage error (stderr: "TOOL: ...", "try TOOL --help") with 2.  On true the context is ready:
- * signals set the cancel flag (a second SIGINT ends at once), log and progress go to stderr. */
+ * a usage error (stderr: "TOOL: ...", "try 'TOOL COMMAND --help'") with 2.  On true the context
+ * is ready: SIGINT and SIGTERM set the cancel flag (the second one ends the process with 130),
+ * log and progress go to stderr.  `cli` must stay where it is: the context points into it. */
 bool vptq_cli_parse(vptq_cli *cli, int argc, char **argv, int first, int *exit_code);
-/* Also gives back CLI_INTERRUPTED for VPTQ_E_CANCELLED, CLI_USAGE for VPTQ_E_ARG, CLI_FAILED
+/* The exit code: CLI_INTERRUPTED for VPTQ_E_CANCELLED, CLI_USAGE for VPTQ_E_ARG, CLI_FAILED
  * otherwise, after printing "TOOL: text" to stderr; CLI_OK for VPTQ_OK.  Ends the progress
  * line, and reports a failed write to stdout. */
 int vptq_cli_finish(vptq_cli *cli, vptq_status st, const vptq_err *err);
@@ -99,9 +106,12 @@ int vptq_cli_usage_error(const vptq_cli *cli, const char *fmt, ...) VPTQ_PRINTF(
 void vptq_cli_human_bytes(char text[32], uint64_t bytes);
 void vptq_cli_human_seconds(char text[32], double seconds);
 
-/* One JSON object per call on stdout, written member by member so that key order is ours.
- *     vptq_cli_json_begin(); vptq_cli_json_str("model", path); vptq_cli_json_f64("ppl", x);
- * ..._end(); NaN and infinity become null. */
+/* One JSON object on one line of stdout, written member by member so that key order is ours:
+ *     vptq_cli_json_begin(&j);
+ *     vptq_cli_json_str(&j, "model", path);
+ *     vptq_cli_json_f64(&j, "ppl", x);
+ *     vptq_cli_json_end(&j);
+ * NaN and infinity become null, bytes that are not UTF-8 the replacement character. */
 typedef struct vptq_cli_json {
     bool first;
 } vptq_cli_json;

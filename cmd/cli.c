@@ -1,0 +1,442 @@
+#include "cmd/cli.h"
+
+#include <errno.h>
+#include <getopt.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cmd/cli_internal.h"
+#include "cmd/cli_value.h"
+
+enum {
+    LONG_ONLY = 256,    /* getopt's value of entry i is LONG_ONLY + i, letter or not */
+    MAX_THREADS = 4096, /* what is more is a slip of the pen */
+    STDOUT_BUFFER = 64 * 1024
+};
+
+/* --- signals ----------------------------------------------------------------------------- */
+
+/* A handler can reach nothing but a variable of static storage; nothing else is one here. */
+static volatile sig_atomic_t cancelled;
+
+static void on_signal(int sig)
+{
+    (void)sig;
+    if (cancelled)
+        _exit(CLI_INTERRUPTED);
+    cancelled = 1;
+}
+
+static void catch_signals(void)
+{
+    struct sigaction sa = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
+    sigemptyset(&sa.sa_mask);
+    sigaction(SIGINT, &sa, NULL);
+    sigaction(SIGTERM, &sa, NULL);
+}
+
+/* --- messages ---------------------------------------------------------------------------- */
+
+static const char *command_of(const vptq_cli *cli)
+{
+    return cli->command ? cli->command : "";
+}
+
+static int try_help(const vptq_cli *cli)
+{
+    fprintf(stderr, "try '%s%s%s --help'\n", cli->tool, cli->command ? " " : "",
+            command_of(cli));
+    return CLI_USAGE;
+}
+
+int vptq_cli_usage_error(const vptq_cli *cli, const char *fmt, ...)
+{
+    char text[1024];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    fprintf(stderr, "%s: %s\n", cli->tool, text);
+    return try_help(cli);
+}
+
+static void on_log(void *user, vptq_log_level level, const char *text)
+{
+    vptq_cli *cli = user;
+    int most = VPTQ_LOG_INFO + cli->common.verbose - cli->common.quiet;
+    if (cli->common.quiet > 1 || (int)level > most)
+        return;
+    vptq_cli_progress_clear(&cli->state->progress);
+    fprintf(stderr, "%s: %s%s\n", cli->tool, level == VPTQ_LOG_WARN ? "warning: " : "", text);
+}
+
+static void on_progress(void *user, const char *stage, uint64_t done, uint64_t total,
+                        const char *detail)
+{
+    vptq_cli *cli = user;
+    vptq_cli_progress_update(&cli->state->progress, stage, done, total, detail);
+}
+
+/* --- the table of options ---------------------------------------------------------------- */
+
+static bool is_omitted(const vptq_cli *cli, const char *name)
+{
+    int n;
+    if (!strcmp(name, "format"))
+        return !cli->formats;
+    return cli->omit && vptq_cli_parse_choice(name, cli->omit, &n);
+}
+
+static bool is_taken(const struct vptq_cli_state *s, const vptq_cli_option *o, bool by_letter)
+{
+    for (size_t i = 0; i < s->own; i++) {
+        const vptq_cli_option *mine = s->entries[i].option;
+        if (mine->name &&
+            (by_letter ? mine->letter == o->letter : !strcmp(mine->name, o->name)))
+            return true;
+    }
+    return false;
+}
+
+static void fill_common(vptq_cli *cli)
+{
+    vptq_cli_common *c = &cli->common;
+    const vptq_cli_option table[CLI_COMMON_COUNT] = {
+        {'t', "threads", CLI_U32, &c->threads, "N", "threads, 0 = all processors", false},
+        {0, "backend", CLI_STRING, &c->backend, "NAME", "auto, cpu, cuda or ref", false},
+        {0, "seed", CLI_U64, &c->seed, "N", "seed of all random choices", false},
+        {0, "mem", CLI_SIZE, &c->mem, "SIZE",
+         "cap on working memory (K, M, G, T: powers of 1024), 0 = none", false},
+        {'f', "force", CLI_FLAG, &c->force, NULL, "replace an existing output", false},
+        {0, "dry-run", CLI_FLAG, &c->dry_run, NULL, "show what would be done, write nothing",
+         false},
+        {0, "format", CLI_CHOICE, &c->format, cli->formats, "form of the results", false},
+        {'q', "quiet", CLI_COUNT, &c->quiet, NULL, "say less (-qq: errors only)", false},
+        {'v', "verbose", CLI_COUNT, &c->verbose, NULL, "say more (-vv: most)", false},
+        {0, "progress", CLI_FLAG, NULL, NULL, "show progress even where it is no terminal",
+         false},
+        {0, "no-progress", CLI_FLAG, NULL, NULL, "show no progress", false},
+        {'h', "help", CLI_FLAG, &c->help, NULL, "show this help", false},
+        {'V', "version", CLI_FLAG, &c->version, NULL,
+         "show the version (with --verbose: compiler and libraries)", false},
+    };
+    memcpy(cli->state->common, table, sizeof table);
+}
+
+static bool make_table(vptq_cli *cli)
+{
+    size_t own = 0;
+    while (cli->options && (cli->options[own].name || cli->options[own].help))
+        own++;
+    struct vptq_cli_state *s = calloc(1, sizeof *s);
+    cli->state = s;
+    if (!s)
+        return false;
+    s->entries = calloc(own + CLI_COMMON_COUNT, sizeof *s->entries);
+    if (!s->entries)
+        return false;
+    s->own = s->count = own;
+    for (size_t i = 0; i < own; i++)
+        s->entries[i] =
+            (vptq_cli_entry){.option = &cli->options[i], .letter = cli->options[i].letter};
+    fill_common(cli);
+    for (size_t i = 0; i < CLI_COMMON_COUNT; i++) {
+        const vptq_cli_option *o = &s->common[i];
+        if (is_omitted(cli, o->name) || is_taken(s, o, false))
+            continue;
+        s->entries[s->count++] = (vptq_cli_entry){
+            .option = o, .letter = o->letter && is_taken(s, o, true) ? 0 : o->letter};
+    }
+    return true;
+}
+
+static bool takes_value(const vptq_cli_option *o)
+{
+    return o->type != CLI_FLAG && o->type != CLI_UNFLAG && o->type != CLI_COUNT;
+}
+
+/* getopt's two descriptions of the table; both end with an empty element. */
+typedef struct spelling {
+    char letters[3 + 2 * 64];
+    struct option *names;
+} spelling;
+
+static bool spell(const struct vptq_cli_state *s, spelling *sp)
+{
+    size_t n = 0, at = 0;
+    sp->names = calloc(s->count + 1, sizeof *sp->names);
+    if (!sp->names)
+        return false;
+    sp->letters[at++] = ':'; /* tell a missing value from an unknown option */
+    for (size_t i = 0; i < s->count; i++) {
+        const vptq_cli_option *o = s->entries[i].option;
+        if (!o->name)
+            continue;
+        sp->names[n++] = (struct option){
+            .name = o->name, .has_arg = takes_value(o), .val = LONG_ONLY + (int)i};
+        if (s->entries[i].letter && at + 3 < sizeof sp->letters) {
+            sp->letters[at++] = s->entries[i].letter;
+            if (takes_value(o))
+                sp->letters[at++] = ':';
+        }
+    }
+    sp->letters[at] = 0;
+    return true;
+}
+
+static vptq_cli_entry *entry_of(const struct vptq_cli_state *s, int value)
+{
+    if (value >= LONG_ONLY)
+        return &s->entries[value - LONG_ONLY];
+    for (size_t i = 0; i < s->count; i++)
+        if (s->entries[i].letter && s->entries[i].letter == (char)value)
+            return &s->entries[i];
+    return NULL;
+}
+
+/* --- values ------------------------------------------------------------------------------ */
+
+static const char *expected(const vptq_cli_option *o)
+{
+    switch (o->type) {
+    case CLI_U32:
+        return "a whole number up to 4294967295";
+    case CLI_U64:
+        return "a whole number";
+    case CLI_SIZE:
+        return "a number of bytes like 512M or 2G";
+    case CLI_DOUBLE:
+        return "a number";
+    case CLI_RANGE:
+        return "A-B or A, counted from 0";
+    default:
+        return o->arg;
+    }
+}
+
+static bool add_string(vptq_cli_strings *list, const char *text)
+{
+    const char **items = malloc((list->count + 1) * sizeof *items);
+    if (!items)
+        return false;
+    for (size_t i = 0; i < list->count; i++)
+        items[i] = list->items[i];
+    items[list->count++] = text;
+    free(list->items);
+    list->items = items;
+    return true;
+}
+
+static bool store(vptq_cli *cli, const vptq_cli_option *o, const char *text)
+{
+    uint64_t x;
+    switch (o->type) {
+    case CLI_FLAG:
+        if (o->target)
+            *(bool *)o->target = true;
+        else /* the one pair with three states */
+            cli->common.progress = !strcmp(o->name, "progress");
+        return true;
+    case CLI_UNFLAG:
+        *(bool *)o->target = false;
+        return true;
+    case CLI_COUNT:
+        ++*(int *)o->target;
+        return true;
+    case CLI_STRING:
+        *(const char **)o->target = text;
+        return true;
+    case CLI_STRINGS:
+        return add_string(o->target, text);
+    case CLI_U32:
+        if (!vptq_cli_parse_u64(text, UINT32_MAX, &x))
+            return false;
+        *(uint32_t *)o->target = (uint32_t)x;
+        return true;
+    case CLI_U64:
+        return vptq_cli_parse_u64(text, UINT64_MAX, o->target);
+    case CLI_SIZE:
+        return vptq_cli_parse_size(text, o->target);
+    case CLI_DOUBLE:
+        return vptq_cli_parse_double(text, o->target);
+    case CLI_RANGE:
+        return vptq_cli_parse_range(text, o->target);
+    case CLI_CHOICE:
+        return vptq_cli_parse_choice(text, o->arg, o->target);
+    }
+    return false;
+}
+
+/* --- parsing ----------------------------------------------------------------------------- */
+
+/* Whether help or version is asked for anywhere: they win over errors, and help shows defaults,
+ * so it comes before any value is stored. */
+static void look_for_help(vptq_cli *cli, int argc, char **argv, const spelling *sp)
+{
+    opterr = 0;
+    optind = 0; /* glibc: start afresh */
+    for (int c = getopt_long(argc, argv, sp->letters, sp->names, NULL); c != -1;
+         c = getopt_long(argc, argv, sp->letters, sp->names, NULL)) {
+        const vptq_cli_entry *e = c == '?' || c == ':' ? NULL : entry_of(cli->state, c);
+        if (!e)
+            continue;
+        if (e->option->target == &cli->common.help)
+            cli->common.help = true;
+        else if (e->option->target == &cli->common.version)
+            cli->common.version = true;
+        else if (e->option->target == &cli->common.verbose)
+            cli->common.verbose = 1;
+    }
+}
+
+static int bad_option(const vptq_cli *cli, int c, char **argv)
+{
+    const char *word = argv[optind - 1];
+    if (c == ':')
+        return vptq_cli_usage_error(cli, "option '%s' needs a value", word);
+    if (optopt > 0 && optopt < LONG_ONLY)
+        return vptq_cli_usage_error(cli, "unknown option '-%c'", optopt);
+    if (optopt >= LONG_ONLY)
+        return vptq_cli_usage_error(cli, "option '%s' takes no value", word);
+    return vptq_cli_usage_error(cli, "unknown or ambiguous option '%s'", word);
+}
+
+static int take_options(vptq_cli *cli, int argc, char **argv, const spelling *sp)
+{
+    optind = 0;
+    for (int c = getopt_long(argc, argv, sp->letters, sp->names, NULL); c != -1;
+         c = getopt_long(argc, argv, sp->letters, sp->names, NULL)) {
+        vptq_cli_entry *e = c == '?' || c == ':' ? NULL : entry_of(cli->state, c);
+        if (!e)
+            return bad_option(cli, c, argv);
+        e->seen = true;
+        if (!store(cli, e->option, optarg))
+            return vptq_cli_usage_error(cli, "invalid value for --%s: '%s' (expected %s)",
+                                        e->option->name, optarg, expected(e->option));
+    }
+    for (size_t i = 0; i < cli->state->own; i++) {
+        const vptq_cli_option *o = cli->state->entries[i].option;
+        if (o->name && o->required && !cli->state->entries[i].seen)
+            return vptq_cli_usage_error(cli, "missing option --%s %s", o->name,
+                                        o->arg ? o->arg : "");
+    }
+    if (cli->common.threads > MAX_THREADS)
+        return vptq_cli_usage_error(
+            cli, "invalid value for --threads: '%u' (expected a whole number up to %d)",
+            cli->common.threads, MAX_THREADS);
+    return CLI_OK;
+}
+
+static int take_operands(vptq_cli *cli, int argc, char **argv)
+{
+    size_t n = (size_t)(argc - optind);
+    cli->args = calloc(n + 1, sizeof *cli->args);
+    if (!cli->args)
+        return CLI_FAILED;
+    for (size_t i = 0; i < n; i++)
+        cli->args[i] = argv[optind + (int)i];
+    cli->arg_count = n;
+    return CLI_OK;
+}
+
+static void make_context(vptq_cli *cli)
+{
+    vptq_cli_progress *p = &cli->state->progress;
+    vptq_cli_progress_init(p, cli->common.progress, cli->common.quiet, cli->common.verbose);
+    if (p->mode == CLI_PROGRESS_LINE)
+        setvbuf(stdout, NULL, _IOFBF, STDOUT_BUFFER);
+    vptq_mem_init(&cli->mem, cli->common.mem > SIZE_MAX ? SIZE_MAX : (size_t)cli->common.mem);
+    cli->ctx =
+        (vptq_ctx){.mem = &cli->mem,
+                   .threads = cli->common.threads ? (int)cli->common.threads : vptq_cpu_count(),
+                   .log = on_log,
+                   .progress = on_progress,
+                   .user = cli,
+                   .cancel = &cancelled};
+    catch_signals();
+}
+
+static int finish_stdout(const vptq_cli *cli)
+{
+    errno = 0;
+    if (fflush(stdout) == 0 && !ferror(stdout))
+        return CLI_OK;
+    fprintf(stderr, "%s: cannot write to standard output: %s\n", cli->tool,
+            errno ? strerror(errno) : "write error");
+    return CLI_FAILED;
+}
+
+static bool out_of_memory(const vptq_cli *cli, int *exit_code)
+{
+    fprintf(stderr, "%s: out of memory\n", cli->tool);
+    *exit_code = CLI_FAILED;
+    return false;
+}
+
+bool vptq_cli_parse(vptq_cli *cli, int argc, char **argv, int first, int *exit_code)
+{
+    spelling sp;
+    if (!cli->common.backend)
+        cli->common.backend = "auto";
+    cli->common.progress = -1;
+    if (!make_table(cli) || !spell(cli->state, &sp))
+        return out_of_memory(cli, exit_code);
+    /* getopt skips the word before the first option: the tool's or the command's name. */
+    argc -= first - 1;
+    argv += first - 1;
+    look_for_help(cli, argc, argv, &sp);
+    if (cli->common.help || cli->common.version) {
+        cli->common.help ? vptq_cli_print_help(cli) : vptq_cli_print_version(cli);
+        free(sp.names);
+        *exit_code = finish_stdout(cli);
+        return false;
+    }
+    cli->common.verbose = 0;
+    *exit_code = take_options(cli, argc, argv, &sp);
+    free(sp.names);
+    if (*exit_code)
+        return false;
+    if (take_operands(cli, argc, argv))
+        return out_of_memory(cli, exit_code);
+    make_context(cli);
+    return true;
+}
+
+/* --- the end ----------------------------------------------------------------------------- */
+
+int vptq_cli_finish(vptq_cli *cli, vptq_status st, const vptq_err *err)
+{
+    bool can_force = !is_omitted(cli, "force");
+    vptq_cli_progress_end(&cli->state->progress);
+    int code = finish_stdout(cli);
+    if (st == VPTQ_OK)
+        return code;
+    fprintf(stderr, "%s: %s%s\n", cli->tool, err && err->text[0] ? err->text : "failed",
+            st == VPTQ_E_EXISTS && can_force ? " (--force replaces it)" : "");
+    if (st == VPTQ_E_CANCELLED)
+        return CLI_INTERRUPTED;
+    return st == VPTQ_E_ARG ? CLI_USAGE : CLI_FAILED;
+}
+
+void vptq_cli_release(vptq_cli *cli)
+{
+    for (size_t i = 0; cli->state && i < cli->state->own; i++) {
+        const vptq_cli_option *o = cli->state->entries[i].option;
+        if (o->type != CLI_STRINGS || !o->target)
+            continue;
+        vptq_cli_strings *list = o->target;
+        free(list->items);
+        *list = (vptq_cli_strings){0};
+    }
+    if (cli->state)
+        free(cli->state->entries);
+    free(cli->state);
+    free(cli->args);
+    cli->state = NULL;
+    cli->args = NULL;
+    cli->arg_count = 0;
+}

@@ -1,0 +1,162 @@
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "cmd/cli_internal.h"
+#include "cmd/cli_value.h"
+
+enum { HELP_COLUMN = 30, HELP_WIDTH = 96 };
+
+static void range_text(char text[CLI_DEFAULT_SIZE], const vptq_cli_range *r)
+{
+    if (r->first == 0 && r->last == UINT32_MAX)
+        return; /* everything: the help text says so */
+    snprintf(text, CLI_DEFAULT_SIZE, "%" PRIu32 "-%" PRIu32, r->first, r->last);
+}
+
+void vptq_cli_default_text(char text[CLI_DEFAULT_SIZE], const vptq_cli_option *o)
+{
+    text[0] = 0;
+    if (!o->target || o->required)
+        return;
+    switch (o->type) {
+    case CLI_STRING: {
+        const char *s = *(const char *const *)o->target;
+        snprintf(text, CLI_DEFAULT_SIZE, "%s", s ? s : "");
+        break;
+    }
+    case CLI_U32: {
+        uint32_t x = *(const uint32_t *)o->target;
+        if (x != UINT32_MAX)
+            snprintf(text, CLI_DEFAULT_SIZE, "%" PRIu32, x);
+        break;
+    }
+    case CLI_U64:
+    case CLI_SIZE: {
+        uint64_t x = *(const uint64_t *)o->target;
+        if (x != UINT64_MAX)
+            snprintf(text, CLI_DEFAULT_SIZE, "%" PRIu64, x);
+        break;
+    }
+    case CLI_DOUBLE: {
+        double x = *(const double *)o->target;
+        if (isfinite(x))
+            snprintf(text, CLI_DEFAULT_SIZE, "%g", x);
+        break;
+    }
+    case CLI_RANGE:
+        range_text(text, o->target);
+        break;
+    case CLI_CHOICE:
+        vptq_cli_choice_name(text, CLI_DEFAULT_SIZE, o->arg, *(const int *)o->target);
+        break;
+    case CLI_FLAG:
+    case CLI_UNFLAG:
+    case CLI_STRINGS:
+    case CLI_COUNT:
+        break;
+    }
+}
+
+/* `text` from column HELP_COLUMN on, broken between words. */
+static void print_wrapped(const char *text)
+{
+    size_t column = HELP_COLUMN;
+    while (*text) {
+        size_t word = strcspn(text, " ");
+        if (column > HELP_COLUMN && column + 1 + word > HELP_WIDTH) {
+            printf("\n%*s", HELP_COLUMN, "");
+            column = HELP_COLUMN;
+        } else if (column > HELP_COLUMN) {
+            putchar(' ');
+            column++;
+        }
+        printf("%.*s", (int)word, text);
+        column += word;
+        text += word;
+        text += strspn(text, " ");
+    }
+    putchar('\n');
+}
+
+static void print_option(const vptq_cli_entry *e)
+{
+    const vptq_cli_option *o = e->option;
+    char left[128], right[512], value[CLI_DEFAULT_SIZE];
+    int n =
+        snprintf(left, sizeof left, e->letter ? "  -%c, --%s%s%s" : "  %c   --%s%s%s",
+                 e->letter ? e->letter : ' ', o->name, o->arg ? " " : "", o->arg ? o->arg : "");
+    vptq_cli_default_text(value, o);
+    snprintf(right, sizeof right, "%s%s%s%s%s", o->help, o->required ? " (required)" : "",
+             value[0] ? " (default: " : "", value, value[0] ? ")" : "");
+    if (n + 1 < HELP_COLUMN)
+        printf("%-*s", HELP_COLUMN, left);
+    else
+        printf("%s\n%*s", left, HELP_COLUMN, "");
+    print_wrapped(right);
+}
+
+/* Lines behind "usage: ", the later ones below the first. */
+static void print_usage(const char *lines)
+{
+    const char *head = "usage: ";
+    while (*lines) {
+        size_t len = strcspn(lines, "\n");
+        printf("%s%.*s\n", head, (int)len, lines);
+        lines += len + (lines[len] == '\n');
+        head = "       ";
+    }
+}
+
+void vptq_cli_print_help(const vptq_cli *cli)
+{
+    const struct vptq_cli_state *s = cli->state;
+    if (cli->usage)
+        print_usage(cli->usage);
+    if (cli->summary)
+        printf("\n%s\n", cli->summary);
+    bool headed = false;
+    for (size_t i = 0; i < s->count; i++) {
+        const vptq_cli_option *o = s->entries[i].option;
+        if (i == s->own)
+            printf("\nCommon options:\n");
+        else if (i == 0 && o->name)
+            printf("\nOptions:\n");
+        headed = !o->name;
+        if (headed)
+            printf("\n%s:\n", o->help);
+        else
+            print_option(&s->entries[i]);
+    }
+    if (cli->examples)
+        printf("\n%s\n", cli->examples);
+}
+
+static void print_device(const vptq_cli *cli)
+{
+    vptq_device dev;
+    vptq_err err = {0};
+    char text[512];
+    vptq_ctx ctx = {.threads = 1};
+    if (vptq_device_open(&ctx, cli->common.backend, &dev, &err)) {
+        printf("backend: %s\n", err.text);
+        return;
+    }
+    dev.ops->describe(dev.state, text, sizeof text);
+    printf("backend: %s\n", text);
+    vptq_device_close(&dev);
+}
+
+void vptq_cli_print_version(const vptq_cli *cli)
+{
+    printf("%s %s\n", cli->tool, VPTQ_VERSION);
+    if (!cli->common.verbose)
+        return;
+#if defined(__clang__)
+    printf("compiler: clang %s\n", __clang_version__);
+#elif defined(__GNUC__)
+    printf("compiler: gcc %s\n", __VERSION__);
+#endif
+    print_device(cli);
+}

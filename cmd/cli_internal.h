@@ -1,0 +1,29 @@
+/* What the pieces of cmd/cli*.c share. */
+#ifndef CMD_CLI_INTERNAL_H
+#define CMD_CLI_INTERNAL_H
+
+#include "cmd/cli.h"
+#include "cmd/cli_progress.h"
+
+enum { CLI_COMMON_COUNT = 13, CLI_DEFAULT_SIZE = 64 };
+
+/* One option as it is on offer: the letter is 0 where another option has taken it. */
+typedef struct vptq_cli_entry {
+    const vptq_cli_option *option;
+    char letter;
+    bool seen;
+} vptq_cli_entry;
+
+struct vptq_cli_state {
+    vptq_cli_progress progress;
+    vptq_cli_option common[CLI_COMMON_COUNT];
+    vptq_cli_entry *entries; /* the command's options and headings, then the common ones */
+    size_t own, count;
+};
+
+void vptq_cli_print_help(const vptq_cli *cli);
+void vptq_cli_print_version(const vptq_cli *cli);
+/* What a value is before parsing, empty where there is nothing to say. */
+void vptq_cli_default_text(char text[CLI_DEFAULT_SIZE], const vptq_cli_option *o);
+
+#endif

@@ -1,0 +1,122 @@
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cmd/cli.h"
+#include "lib/base/utf8.h"
+
+void vptq_cli_human_bytes(char text[32], uint64_t bytes)
+{
+    static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+    double x = (double)bytes;
+    size_t u = 0;
+    while (x >= 1024 && u + 1 < sizeof units / sizeof *units) {
+        x /= 1024;
+        u++;
+    }
+    snprintf(text, 32, u ? "%.1f %s" : "%.0f %s", x, units[u]);
+}
+
+void vptq_cli_human_seconds(char text[32], double seconds)
+{
+    if (!(seconds >= 0) || seconds > 1e9) {
+        snprintf(text, 32, "?");
+        return;
+    }
+    if (seconds < 59.95) {
+        snprintf(text, 32, "%.1f s", seconds);
+        return;
+    }
+    uint64_t s = (uint64_t)(seconds + 0.5);
+    if (s < 3600)
+        snprintf(text, 32, "%" PRIu64 " min %" PRIu64 " s", s / 60, s % 60);
+    else
+        snprintf(text, 32, "%" PRIu64 " h %" PRIu64 " min", s / 3600, s % 3600 / 60);
+}
+
+/* --- JSON -------------------------------------------------------------------------------- */
+
+static void put_string(const char *s)
+{
+    size_t n = strlen(s);
+    putchar('"');
+    while (n) {
+        uint32_t cp;
+        size_t len = vptq_utf8_decode(s, n, &cp);
+        if (!len) {
+            fputs("\xef\xbf\xbd", stdout); /* U+FFFD */
+            len = 1;
+        } else if (cp == '"' || cp == '\\') {
+            printf("\\%c", (int)cp);
+        } else if (cp == '\n') {
+            fputs("\\n", stdout);
+        } else if (cp < 0x20 || cp == 0x7f) {
+            printf("\\u%04x", (unsigned)cp);
+        } else {
+            fwrite(s, 1, len, stdout);
+        }
+        s += len;
+        n -= len;
+    }
+    putchar('"');
+}
+
+static void put_key(vptq_cli_json *j, const char *key)
+{
+    if (!j->first)
+        fputs(", ", stdout);
+    j->first = false;
+    put_string(key);
+    fputs(": ", stdout);
+}
+
+void vptq_cli_json_begin(vptq_cli_json *j)
+{
+    j->first = true;
+    putchar('{');
+}
+
+void vptq_cli_json_str(vptq_cli_json *j, const char *key, const char *value)
+{
+    put_key(j, key);
+    if (value)
+        put_string(value);
+    else
+        fputs("null", stdout);
+}
+
+void vptq_cli_json_u64(vptq_cli_json *j, const char *key, uint64_t value)
+{
+    put_key(j, key);
+    printf("%" PRIu64, value);
+}
+
+void vptq_cli_json_f64(vptq_cli_json *j, const char *key, double value)
+{
+    char text[40];
+    put_key(j, key);
+    if (!isfinite(value)) {
+        fputs("null", stdout);
+        return;
+    }
+    for (int digits = 1; digits <= 17; digits++) {
+        snprintf(text, sizeof text, "%.*g", digits, value);
+        if (strtod(text, NULL) == value)
+            break;
+    }
+    fputs(text, stdout);
+}
+
+void vptq_cli_json_bool(vptq_cli_json *j, const char *key, bool value)
+{
+    put_key(j, key);
+    fputs(value ? "true" : "false", stdout);
+}
+
+void vptq_cli_json_end(vptq_cli_json *j)
+{
+    j->first = true;
+    puts("}");
+}

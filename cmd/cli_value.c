@@ -1,0 +1,110 @@
+#include "cmd/cli_value.h"
+
+#include <ctype.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Digits at *text, which moves behind them. */
+static bool take_digits(const char **text, uint64_t max, uint64_t *out)
+{
+    const char *p = *text;
+    uint64_t x = 0;
+    if (*p < '0' || *p > '9')
+        return false;
+    for (; *p >= '0' && *p <= '9'; p++) {
+        uint64_t digit = (uint64_t)(*p - '0');
+        if (x > (max - digit) / 10 || digit > max)
+            return false;
+        x = x * 10 + digit;
+    }
+    *text = p;
+    *out = x;
+    return true;
+}
+
+bool vptq_cli_parse_u64(const char *text, uint64_t max, uint64_t *out)
+{
+    uint64_t x;
+    if (!take_digits(&text, max, &x) || *text)
+        return false;
+    *out = x;
+    return true;
+}
+
+bool vptq_cli_parse_size(const char *text, uint64_t *out)
+{
+    static const char units[] = "KMGT";
+    uint64_t x;
+    if (!take_digits(&text, UINT64_MAX, &x))
+        return false;
+    const char *unit = *text ? strchr(units, toupper((unsigned char)*text)) : NULL;
+    unsigned shift = unit ? 10 * (unsigned)(unit - units + 1) : 0;
+    if (unit) {
+        text++;
+        if (!strcmp(text, "iB") || !strcmp(text, "B"))
+            text += strlen(text);
+    }
+    if (*text || x > UINT64_MAX >> shift)
+        return false;
+    *out = x << shift;
+    return true;
+}
+
+bool vptq_cli_parse_double(const char *text, double *out)
+{
+    char *end;
+    /* strtod alone would take leading space and hexadecimal digits. */
+    if (!*text || strspn(text, "0123456789+-.eE") != strlen(text))
+        return false;
+    double x = strtod(text, &end);
+    if (end == text || *end || !isfinite(x))
+        return false;
+    *out = x;
+    return true;
+}
+
+bool vptq_cli_parse_range(const char *text, vptq_cli_range *out)
+{
+    uint64_t first, last;
+    if (!take_digits(&text, UINT32_MAX, &first))
+        return false;
+    last = first;
+    if (*text == '-') {
+        text++;
+        if (!take_digits(&text, UINT32_MAX, &last))
+            return false;
+    }
+    if (*text || last < first)
+        return false;
+    *out = (vptq_cli_range){.first = (uint32_t)first, .last = (uint32_t)last};
+    return true;
+}
+
+bool vptq_cli_parse_choice(const char *text, const char *choices, int *out)
+{
+    size_t len = strlen(text);
+    int n = 0;
+    for (const char *p = choices;; n++) {
+        size_t item = strcspn(p, "|");
+        if (item == len && !memcmp(p, text, len)) {
+            *out = n;
+            return true;
+        }
+        if (!p[item])
+            return false;
+        p += item + 1;
+    }
+}
+
+void vptq_cli_choice_name(char *text, size_t size, const char *choices, int n)
+{
+    const char *p = choices;
+    for (; n > 0; n--) {
+        p += strcspn(p, "|");
+        if (*p)
+            p++;
+    }
+    snprintf(text, size, "%.*s", (int)strcspn(p, "|"), p);
+}
