@@ -1,0 +1,155 @@
+#include <stdlib.h>
+#include <string.h>
+
+#include "formats/json.h"
+#include "tests/vtest.h"
+
+static json_t *parse(const char *text)
+{
+    vptq_err err = {0};
+    json_t *value = NULL;
+    assert_ok(vptq_json_parse(text, strlen(text), "x.json", &value, &err), &err);
+    return value;
+}
+
+static void refuse(const char *text, const char *part)
+{
+    vptq_err err = {0};
+    json_t *value = NULL;
+    assert_fails(vptq_json_parse(text, strlen(text), "x.json", &value, &err), VPTQ_E_FORMAT,
+                 &err, part);
+    assert_null(value);
+    assert_non_null(strstr(err.text, "x.json: "));
+}
+
+static void test_bad_text(void **state)
+{
+    (void)state;
+    refuse("", "line 1");
+    refuse("{\"a\":1", "not valid JSON");
+    refuse("{\"a\":1} x", "end of file expected");
+    refuse("{\"a\":1,\"b\":2,\"a\":3}", "duplicate object key");
+    refuse("{\"a\":\n  nul}", "line 2");
+    refuse("[1e999]", "real number overflow");
+    refuse("[99999999999999999999]", "too big integer");
+    refuse("[\"\xff\"]", "unable to decode byte");
+}
+
+static void test_depth(void **state)
+{
+    (void)state;
+    enum { DEEP = 10000 };
+    char *text = malloc(2 * DEEP + 1);
+    assert_non_null(text);
+    memset(text, '[', DEEP);
+    memset(text + DEEP, ']', DEEP);
+    text[2 * DEEP] = 0;
+    refuse(text, "maximum parsing depth reached");
+    free(text);
+}
+
+/* A text whose values would take gigabytes is refused before it is parsed. */
+static void test_weight(void **state)
+{
+    (void)state;
+    const size_t len = 9000000;
+    char *text = malloc(len);
+    assert_non_null(text);
+    for (size_t i = 0; i < len; i++)
+        text[i] = i == 0 ? '[' : i == len - 1 ? ']' : i % 2 ? '0' : ',';
+    text[len - 2] = '0';
+    vptq_err err = {0};
+    json_t *value = NULL;
+    for (size_t i = 1; i + 2 < len; i += 3)
+        memcpy(text + i, "{},", 3);
+    assert_fails(vptq_json_parse(text, len, "big.json", &value, &err), VPTQ_E_FORMAT, &err,
+                 "big.json: JSON of about");
+    /* Brackets and commas inside strings weigh nothing. */
+    memset(text, ',', len);
+    memcpy(text, "[\"\\\"", 4);
+    memcpy(text + len - 2, "\"]", 2);
+    assert_ok(vptq_json_parse(text, len, "big.json", &value, &err), &err);
+    assert_int_equal(json_string_length(json_array_get(value, 0)), len - 5);
+    json_decref(value);
+    free(text);
+}
+
+static void test_getters(void **state)
+{
+    (void)state;
+    json_t *o = parse("{\"n\":7,\"neg\":-1,\"x\":0.5,\"t\":true,\"s\":\"word\",\"null\":null,"
+                      "\"l\":[1],\"o\":{}}");
+    vptq_err err = {0};
+    uint64_t n = 0;
+    double x = 0;
+    bool b = false;
+    const char *s = NULL;
+    assert_ok(vptq_json_u64(o, "f", "n", 7, &n, &err), &err);
+    assert_int_equal(n, 7);
+    assert_fails(vptq_json_u64(o, "f", "n", 6, &n, &err), VPTQ_E_FORMAT, &err,
+                 "f: key 'n' is 7, expected 0 to 6");
+    assert_fails(vptq_json_u64(o, "f", "neg", 6, &n, &err), VPTQ_E_FORMAT, &err, "is -1");
+    assert_fails(vptq_json_u64(o, "f", "x", 6, &n, &err), VPTQ_E_FORMAT, &err,
+                 "key 'x' is a fraction, expected a whole number");
+    assert_fails(vptq_json_u64(o, "f", "gone", 6, &n, &err), VPTQ_E_FORMAT, &err,
+                 "f: key 'gone' is missing");
+    assert_fails(vptq_json_u64(o, "f", "null", 6, &n, &err), VPTQ_E_FORMAT, &err,
+                 "key 'null' is missing");
+    assert_ok(vptq_json_u64_or(o, "f", "null", 6, 5, &n, &err), &err);
+    assert_int_equal(n, 5);
+    assert_fails(vptq_json_u64_or(o, "f", "s", 6, 5, &n, &err), VPTQ_E_FORMAT, &err,
+                 "is a string");
+    assert_ok(vptq_json_f64_or(o, "f", "x", 2, &x, &err), &err);
+    assert_true(x == 0.5);
+    assert_ok(vptq_json_f64_or(o, "f", "n", 2, &x, &err), &err);
+    assert_true(x == 7);
+    assert_ok(vptq_json_f64_or(o, "f", "gone", 2, &x, &err), &err);
+    assert_true(x == 2);
+    assert_fails(vptq_json_f64_or(o, "f", "l", 2, &x, &err), VPTQ_E_FORMAT, &err, "an array");
+    assert_ok(vptq_json_bool_or(o, "f", "t", false, &b, &err), &err);
+    assert_true(b);
+    assert_fails(vptq_json_bool_or(o, "f", "n", false, &b, &err), VPTQ_E_FORMAT, &err,
+                 "expected true or false");
+    assert_ok(vptq_json_str_or(o, "f", "s", NULL, &s, &err), &err);
+    assert_string_equal(s, "word");
+    assert_ok(vptq_json_str_or(o, "f", "gone", "else", &s, &err), &err);
+    assert_string_equal(s, "else");
+    assert_fails(vptq_json_str_or(o, "f", "gone", NULL, &s, &err), VPTQ_E_FORMAT, &err,
+                 "missing");
+    assert_fails(vptq_json_str_or(o, "f", "o", "", &s, &err), VPTQ_E_FORMAT, &err, "an object");
+    json_decref(o);
+}
+
+/* Keys keep their order, numbers their value with as few digits as that takes. */
+static void test_save(void **state)
+{
+    char path[4096];
+    vptq_err err = {0};
+    vtest_path(path, sizeof path, *state, "out.json");
+    json_t *o = parse("{\"z\":1,\"a\":[0.1,1e-05],\"third\":0.33333333333333331}");
+    assert_ok(vptq_json_save(path, o, &err), &err);
+    size_t size;
+    char *text = vtest_read_file(path, &size);
+    assert_string_equal(text, "{\n  \"z\": 1,\n  \"a\": [\n    0.1,\n    1e-5\n  ],\n"
+                              "  \"third\": 0.3333333333333333\n}\n");
+    free(text);
+    json_t *again = NULL;
+    assert_ok(vptq_json_load(path, 1000, &again, &err), &err);
+    assert_true(json_equal(o, again));
+    json_decref(again);
+    assert_int_not_equal(vptq_json_load(path, 10, &again, &err), VPTQ_OK);
+    assert_non_null(strstr(err.text, "out.json"));
+    json_decref(o);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_bad_text),
+        cmocka_unit_test(test_depth),
+        cmocka_unit_test(test_weight),
+        cmocka_unit_test(test_getters),
+        cmocka_unit_test_setup_teardown(test_save, vtest_scratch_setup, vtest_scratch_teardown),
+    };
+    return vtest_main(argc, argv, tests);
+}
