@@ -6,4 +6,49 @@
 
 #include "lib/backend/backend.h"
 
+/* Helpers of the rows: cpu_gemm.c */
+
+/* A range cut into equal tiles of at most `most`, each a multiple of 16 but for the last. */
+typedef struct vptq_cpu_tiles {
+    size_t n, size, count;
+} vptq_cpu_tiles;
+vptq_cpu_tiles vptq_cpu_tiles_of(size_t n, size_t most);
+size_t vptq_cpu_tile_length(const vptq_cpu_tiles *t, size_t index);
+
+/* Tile (*row, *col), col <= row, of a lower triangle whose tiles are counted row by row. */
+void vptq_cpu_lower_tile(size_t index, size_t *row, size_t *col);
+
+/* The threads that `work` (elements or multiplications) is worth: all, or 1 below the cost of
+ * waking them. */
+int vptq_cpu_threads(const vptq_dev *dev, size_t work);
+
+/* gemm on the calling thread alone. */
+void vptq_cpu_gemm_tile(const vptq_dev *dev, const vptq_gemm_args *g);
+
+/* linear algebra: cpu_gemm.c, cpu_syrk.c, cpu_factor.c */
+vptq_status vptq_cpu_gemm(vptq_dev *dev, const vptq_gemm_args *g, vptq_err *err);
+vptq_status vptq_cpu_syrk_add(vptq_dev *dev, size_t t, size_t n, const float *x, size_t ldx,
+                              const float *w, double *h, double *sum, vptq_err *err);
+vptq_status vptq_cpu_quad_trace(vptq_dev *dev, size_t m, size_t n, const float *e, size_t lde,
+                                const double *h, size_t ldh, double *trace, vptq_err *err);
+vptq_status vptq_cpu_potrf(vptq_dev *dev, size_t n, double *a, size_t lda, size_t *bad_pivot,
+                           vptq_err *err);
+vptq_status vptq_cpu_trtri(vptq_dev *dev, size_t n, double *a, size_t lda, vptq_err *err);
+
+/* transformer: cpu_model.c, cpu_attention.c */
+vptq_status vptq_cpu_embed(vptq_dev *dev, size_t n, size_t dim, const void *table,
+                           vptq_dtype type, const int32_t *ids, float *out, vptq_err *err);
+vptq_status vptq_cpu_rmsnorm(vptq_dev *dev, size_t n, size_t dim, const float *x, size_t ldx,
+                             const float *weight, float eps, float *y, size_t ldy,
+                             vptq_err *err);
+vptq_status vptq_cpu_rope(vptq_dev *dev, size_t n, size_t heads, size_t head_dim, float *x,
+                          size_t ldx, const float *cos_table, const float *sin_table,
+                          size_t pos0, vptq_err *err);
+vptq_status vptq_cpu_swiglu(vptq_dev *dev, size_t n, size_t dim, const float *gate,
+                            const float *up, float *y, vptq_err *err);
+vptq_status vptq_cpu_nll(vptq_dev *dev, size_t n, size_t width, const float *logits, size_t ld,
+                         int32_t first, const int32_t *targets, bool start,
+                         vptq_nll_state *state, vptq_err *err);
+vptq_status vptq_cpu_attention(vptq_dev *dev, const vptq_attention_args *a, vptq_err *err);
+
 #endif

@@ -45,6 +45,7 @@ vptq_status vptq_blas_open(vptq_blas *blas, vptq_simd simd, vptq_err *err)
     } wanted[] = {
         {"cblas_sgemm", &blas->sgemm},
         {"cblas_dgemm", &blas->dgemm},
+        {"cblas_dsyrk", &blas->dsyrk},
         {"cblas_dtrsm", &blas->dtrsm},
         {"cblas_dtrmm", &blas->dtrmm},
         {"dpotrf_", &blas->dpotrf},

@@ -18,7 +18,7 @@
 
 /* Values of the C interface of BLAS. */
 enum { VPTQ_BLAS_ROW_MAJOR = 101 };
-typedef enum { VPTQ_BLAS_NO_TRANS = 111, VPTQ_BLAS_TRANS = 112 } vptq_blas_trans;
+enum { VPTQ_BLAS_NO_TRANS = 111, VPTQ_BLAS_TRANS = 112 };
 enum { VPTQ_BLAS_UPPER = 121, VPTQ_BLAS_LOWER = 122 };
 enum { VPTQ_BLAS_NON_UNIT = 131 };
 enum { VPTQ_BLAS_LEFT = 141, VPTQ_BLAS_RIGHT = 142 };
@@ -31,6 +31,8 @@ typedef struct vptq_blas {
     void (*dgemm)(int order, int trans_a, int trans_b, int m, int n, int k, double alpha,
                   const double *a, int lda, const double *b, int ldb, double beta, double *c,
                   int ldc);
+    void (*dsyrk)(int order, int uplo, int trans, int n, int k, double alpha, const double *a,
+                  int lda, double beta, double *c, int ldc);
     void (*dtrsm)(int order, int side, int uplo, int trans, int diag, int m, int n,
                   double alpha, const double *a, int lda, double *b, int ldb);
     void (*dtrmm)(int order, int side, int uplo, int trans, int diag, int m, int n,

@@ -1,0 +1,38 @@
+/* Inner loops of the cpu backend: one body (cpu_math_body.h), compiled once per SIMD level.
+ * Arrays have any alignment and length.  The order of every sum depends on the length and the
+ * level alone. */
+#ifndef VPTQ_BACKEND_CPU_MATH_H
+#define VPTQ_BACKEND_CPU_MATH_H
+
+#include <stddef.h>
+
+#include "lib/base/cpu.h"
+
+typedef struct vptq_cpu_math {
+    /* x[i] = exp(x[i] - shift), at most 2 ulp off (subnormal results: 2 units of the smallest);
+     * exp(-inf) = 0, overflow gives infinity, NaN stays.  Returns the sum of the results. */
+    float (*exp_shift)(float *x, size_t n, float shift);
+    /* Sum of exp(x[i] - shift), the terms as above, added in double. */
+    double (*exp_sum)(const float *x, size_t n, float shift);
+    float (*max)(const float *x, size_t n); /* -inf for n = 0; NaN are passed over */
+    void (*scale)(float *x, size_t n, float s);
+    double (*sum_squares)(const float *x, size_t n); /* added in double */
+    void (*norm)(const float *x, const float *w, float s, float *y, size_t n); /* x * s * w */
+    /* (lo, hi) = (lo * c - hi * s, hi * c + lo * s) */
+    void (*rotate)(float *lo, float *hi, const float *c, const float *s, size_t n);
+    void (*swiglu)(const float *gate, const float *up, float *y, size_t n);
+    void (*add_double)(const float *x, double *sum, size_t n); /* sum[i] += x[i] */
+    /* C [m, n] += alpha * A [m, k] * B^T, B [n, k]: for few rows of A, reading B once per two
+     * of them. */
+    void (*dots)(size_t m, size_t n, size_t k, float alpha, const float *a, size_t lda,
+                 const float *b, size_t ldb, float *c, size_t ldc);
+    /* C [m, n] += alpha * A [m, k] * B, B [k, n]. */
+    void (*axpys)(size_t m, size_t n, size_t k, float alpha, const float *a, size_t lda,
+                  const float *b, size_t ldb, float *c, size_t ldc);
+} vptq_cpu_math;
+
+extern const vptq_cpu_math vptq_cpu_math_none, vptq_cpu_math_avx2, vptq_cpu_math_avx512;
+
+const vptq_cpu_math *vptq_cpu_math_get(vptq_simd simd);
+
+#endif

@@ -1,0 +1,146 @@
+/* cpu_math.h for AVX2 with FMA: vectors of 8 lanes. */
+#include <immintrin.h>
+#include <stddef.h>
+
+enum { LANES = 8 };
+typedef __m256 vf;
+typedef struct {
+    __m256d lo, hi;
+} vd;
+
+static inline vf vf_set1(float x)
+{
+    return _mm256_set1_ps(x);
+}
+static inline vf vf_load(const float *p)
+{
+    return _mm256_loadu_ps(p);
+}
+static inline void vf_store(float *p, vf v)
+{
+    _mm256_storeu_ps(p, v);
+}
+static inline vf vf_add(vf a, vf b)
+{
+    return _mm256_add_ps(a, b);
+}
+static inline vf vf_sub(vf a, vf b)
+{
+    return _mm256_sub_ps(a, b);
+}
+static inline vf vf_mul(vf a, vf b)
+{
+    return _mm256_mul_ps(a, b);
+}
+static inline vf vf_div(vf a, vf b)
+{
+    return _mm256_div_ps(a, b);
+}
+static inline vf vf_max(vf a, vf b)
+{
+    return _mm256_max_ps(a, b);
+}
+static inline vf vf_min(vf a, vf b)
+{
+    return _mm256_min_ps(a, b);
+}
+static inline vf vf_fma(vf a, vf b, vf c)
+{
+    return _mm256_fmadd_ps(a, b, c);
+}
+
+static inline vf vf_round(vf a)
+{
+    return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+
+static inline __m256i tail_mask(size_t n) /* all ones in the first n lanes */
+{
+    const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32((int)n), lane);
+}
+
+static inline vf vf_load_part(const float *p, size_t n)
+{
+    return _mm256_maskload_ps(p, tail_mask(n));
+}
+
+static inline void vf_store_part(float *p, vf v, size_t n)
+{
+    _mm256_maskstore_ps(p, tail_mask(n), v);
+}
+
+static inline vf vf_mask_tail(vf v, size_t n, float fill)
+{
+    return _mm256_blendv_ps(_mm256_set1_ps(fill), v, _mm256_castsi256_ps(tail_mask(n)));
+}
+
+static inline vf exp2_of(__m256i n) /* 2^n for normal results */
+{
+    return _mm256_castsi256_ps(
+        _mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23));
+}
+
+static inline vf vf_ldexp(vf x, vf n)
+{
+    /* Two steps, because 2^n itself may be out of range; only the second one rounds. */
+    const __m256i whole = _mm256_cvtps_epi32(n), first = _mm256_srai_epi32(whole, 1);
+    x = _mm256_mul_ps(x, exp2_of(first));
+    return _mm256_mul_ps(x, exp2_of(_mm256_sub_epi32(whole, first)));
+}
+
+static inline float vf_sum(vf a)
+{
+    __m128 s = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+    return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+}
+
+static inline float vf_hmax(vf a)
+{
+    __m128 s = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    s = _mm_max_ps(s, _mm_movehl_ps(s, s));
+    return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
+}
+
+static inline __m256d low_double(vf v)
+{
+    return _mm256_cvtps_pd(_mm256_castps256_ps128(v));
+}
+static inline __m256d high_double(vf v)
+{
+    return _mm256_cvtps_pd(_mm256_extractf128_ps(v, 1));
+}
+
+static inline vd vd_zero(void)
+{
+    return (vd){_mm256_setzero_pd(), _mm256_setzero_pd()};
+}
+
+static inline vd vd_add(vd d, vf v)
+{
+    return (vd){_mm256_add_pd(d.lo, low_double(v)), _mm256_add_pd(d.hi, high_double(v))};
+}
+
+static inline vd vd_fma(vd d, vf v)
+{
+    const __m256d lo = low_double(v), hi = high_double(v);
+    return (vd){_mm256_fmadd_pd(lo, lo, d.lo), _mm256_fmadd_pd(hi, hi, d.hi)};
+}
+
+static inline double vd_sum(vd d)
+{
+    const __m256d s = _mm256_add_pd(d.lo, d.hi);
+    const __m128d t = _mm_add_pd(_mm256_castpd256_pd128(s), _mm256_extractf128_pd(s, 1));
+    return _mm_cvtsd_f64(_mm_add_sd(t, _mm_unpackhi_pd(t, t)));
+}
+
+static inline void vf_add_double(double *p, vf v)
+{
+    _mm256_storeu_pd(p, _mm256_add_pd(_mm256_loadu_pd(p), low_double(v)));
+    _mm256_storeu_pd(p + 4, _mm256_add_pd(_mm256_loadu_pd(p + 4), high_double(v)));
+}
+
+#include "lib/backend/cpu_math_body.h"
+
+const vptq_cpu_math vptq_cpu_math_avx2 = VPTQ_CPU_MATH_BODY;

@@ -1,0 +1,273 @@
+/* The body of vptq_cpu_math, included by cpu_math_{none,avx2,avx512}.c behind their vector
+ * type:
+ *
+ *     vf              a vector of LANES floats
+ *     vf_set1, vf_load, vf_store                  any alignment
+ *     vf_load_part(p, n), vf_store_part(p, v, n)  the first n < LANES; absent lanes read 0
+ *     vf_add, vf_sub, vf_mul, vf_div, vf_max, vf_min   b where a or b is NaN, in the last two
+ *     vf_fma(a, b, c)  a * b + c
+ *     vf_round         to the nearest integer, ties to even
+ *     vf_ldexp(x, n)   x * 2^n, n integral, one rounding
+ *     vf_sum           of the lanes, as a fixed tree
+ *     vf_hmax          of the lanes
+ *     vd               LANES doubles: vd_zero, vd_add(d, v), vd_fma(d, v): d + v * v, vd_sum
+ *     vf_add_double(p, v)  p[0..LANES) += v
+ *     vf_mask_tail(v, n, fill)  lanes from n on replaced by fill
+ */
+#ifndef VPTQ_BACKEND_CPU_MATH_BODY_H
+#define VPTQ_BACKEND_CPU_MATH_BODY_H
+
+#include <math.h>
+
+#include "lib/backend/cpu_math.h"
+
+/* exp by Cody and Waite: x = n ln 2 + r with ln 2 in two parts, the first so short that n times
+ * it is exact, and the polynomial of Cephes' expf for r in +-ln 2 / 2. */
+static inline vf vf_exp(vf x)
+{
+    /* Beyond these the result is 0 or infinity; the bounds keep n small. NaN passes through. */
+    x = vf_min(vf_set1(89.0f), vf_max(vf_set1(-104.0f), x));
+    const vf n = vf_round(vf_mul(x, vf_set1(1.44269504088896341f)));
+    vf r = vf_fma(n, vf_set1(-0.693359375f), x);
+    r = vf_fma(n, vf_set1(2.12194440e-4f), r);
+    vf p = vf_set1(1.9875691500e-4f);
+    p = vf_fma(p, r, vf_set1(1.3981999507e-3f));
+    p = vf_fma(p, r, vf_set1(8.3334519073e-3f));
+    p = vf_fma(p, r, vf_set1(4.1665795894e-2f));
+    p = vf_fma(p, r, vf_set1(1.6666665459e-1f));
+    p = vf_fma(p, r, vf_set1(5.0000001201e-1f));
+    p = vf_fma(p, vf_mul(r, r), r);
+    return vf_ldexp(vf_add(p, vf_set1(1)), n);
+}
+
+static float body_exp_shift(float *x, size_t n, float shift)
+{
+    const vf s = vf_set1(shift);
+    vf sum = vf_set1(0);
+    size_t i = 0;
+    for (; i + LANES <= n; i += LANES) {
+        const vf e = vf_exp(vf_sub(vf_load(x + i), s));
+        vf_store(x + i, e);
+        sum = vf_add(sum, e);
+    }
+    if (i < n) {
+        const vf e = vf_exp(vf_sub(vf_load_part(x + i, n - i), s));
+        vf_store_part(x + i, e, n - i);
+        sum = vf_add(sum, vf_mask_tail(e, n - i, 0));
+    }
+    return vf_sum(sum);
+}
+
+static double body_exp_sum(const float *x, size_t n, float shift)
+{
+    const vf s = vf_set1(shift);
+    vd sum = vd_zero();
+    size_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        sum = vd_add(sum, vf_exp(vf_sub(vf_load(x + i), s)));
+    if (i < n) {
+        const vf e = vf_exp(vf_sub(vf_load_part(x + i, n - i), s));
+        sum = vd_add(sum, vf_mask_tail(e, n - i, 0));
+    }
+    return vd_sum(sum);
+}
+
+static float body_max(const float *x, size_t n)
+{
+    vf m = vf_set1(-INFINITY);
+    size_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        m = vf_max(vf_load(x + i), m);
+    if (i < n)
+        m = vf_max(vf_mask_tail(vf_load_part(x + i, n - i), n - i, -INFINITY), m);
+    return vf_hmax(m);
+}
+
+static void body_scale(float *x, size_t n, float s)
+{
+    const vf v = vf_set1(s);
+    size_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        vf_store(x + i, vf_mul(vf_load(x + i), v));
+    if (i < n)
+        vf_store_part(x + i, vf_mul(vf_load_part(x + i, n - i), v), n - i);
+}
+
+static double body_sum_squares(const float *x, size_t n)
+{
+    vd sum = vd_zero();
+    size_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        sum = vd_fma(sum, vf_load(x + i));
+    if (i < n)
+        sum = vd_fma(sum, vf_load_part(x + i, n - i));
+    return vd_sum(sum);
+}
+
+static void body_norm(const float *x, const float *w, float s, float *y, size_t n)
+{
+    const vf v = vf_set1(s);
+    size_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        vf_store(y + i, vf_mul(vf_mul(vf_load(x + i), v), vf_load(w + i)));
+    if (i < n)
+        vf_store_part(y + i,
+                      vf_mul(vf_mul(vf_load_part(x + i, n - i), v), vf_load_part(w + i, n - i)),
+                      n - i);
+}
+
+static void body_rotate(float *lo, float *hi, const float *c, const float *s, size_t n)
+{
+    size_t i = 0;
+    for (; i + LANES <= n; i += LANES) {
+        const vf a = vf_load(lo + i), b = vf_load(hi + i);
+        const vf cosine = vf_load(c + i), sine = vf_load(s + i);
+        vf_store(lo + i, vf_sub(vf_mul(a, cosine), vf_mul(b, sine)));
+        vf_store(hi + i, vf_add(vf_mul(b, cosine), vf_mul(a, sine)));
+    }
+    if (i < n) {
+        const size_t t = n - i;
+        const vf a = vf_load_part(lo + i, t), b = vf_load_part(hi + i, t);
+        const vf cosine = vf_load_part(c + i, t), sine = vf_load_part(s + i, t);
+        vf_store_part(lo + i, vf_sub(vf_mul(a, cosine), vf_mul(b, sine)), t);
+        vf_store_part(hi + i, vf_add(vf_mul(b, cosine), vf_mul(a, sine)), t);
+    }
+}
+
+static inline vf vf_swiglu(vf gate, vf up)
+{
+    const vf e = vf_exp(vf_sub(vf_set1(0), gate));
+    return vf_mul(vf_div(gate, vf_add(vf_set1(1), e)), up);
+}
+
+static void body_swiglu(const float *gate, const float *up, float *y, size_t n)
+{
+    size_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        vf_store(y + i, vf_swiglu(vf_load(gate + i), vf_load(up + i)));
+    if (i < n) {
+        const vf g = vf_load_part(gate + i, n - i), u = vf_load_part(up + i, n - i);
+        vf_store_part(y + i, vf_swiglu(g, u), n - i);
+    }
+}
+
+static void body_add_double(const float *x, double *sum, size_t n)
+{
+    size_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        vf_add_double(sum + i, vf_load(x + i));
+    for (; i < n; i++)
+        sum[i] += (double)x[i];
+}
+
+/* Dot products of ROWS_A rows of A with ROWS_B rows of B; the counts are constants where this
+ * is called, so that the accumulators are registers. */
+enum { ROWS_A = 2, ROWS_B = 4 };
+
+static inline void dots_block(size_t rows_a, size_t rows_b, size_t k, float alpha,
+                              const float *a, size_t lda, const float *b, size_t ldb, float *c,
+                              size_t ldc)
+{
+    vf s[ROWS_A][ROWS_B];
+    for (size_t i = 0; i < rows_a; i++)
+        for (size_t j = 0; j < rows_b; j++)
+            s[i][j] = vf_set1(0);
+    size_t l = 0;
+    for (; l + LANES <= k; l += LANES)
+        for (size_t j = 0; j < rows_b; j++) {
+            const vf y = vf_load(b + j * ldb + l);
+            for (size_t i = 0; i < rows_a; i++)
+                s[i][j] = vf_fma(vf_load(a + i * lda + l), y, s[i][j]);
+        }
+    if (l < k)
+        for (size_t j = 0; j < rows_b; j++) {
+            const vf y = vf_load_part(b + j * ldb + l, k - l);
+            for (size_t i = 0; i < rows_a; i++)
+                s[i][j] = vf_fma(vf_load_part(a + i * lda + l, k - l), y, s[i][j]);
+        }
+    for (size_t i = 0; i < rows_a; i++)
+        for (size_t j = 0; j < rows_b; j++)
+            c[i * ldc + j] += alpha * vf_sum(s[i][j]);
+}
+
+static void body_dots(size_t m, size_t n, size_t k, float alpha, const float *a, size_t lda,
+                      const float *b, size_t ldb, float *c, size_t ldc)
+{
+    size_t j = 0;
+    for (; j + ROWS_B <= n; j += ROWS_B) {
+        size_t i = 0;
+        for (; i + ROWS_A <= m; i += ROWS_A)
+            dots_block(ROWS_A, ROWS_B, k, alpha, a + i * lda, lda, b + j * ldb, ldb,
+                       c + i * ldc + j, ldc);
+        if (i < m)
+            dots_block(1, ROWS_B, k, alpha, a + i * lda, lda, b + j * ldb, ldb, c + i * ldc + j,
+                       ldc);
+    }
+    for (; j < n; j++)
+        for (size_t i = 0; i < m; i++)
+            dots_block(1, 1, k, alpha, a + i * lda, lda, b + j * ldb, ldb, c + i * ldc + j,
+                       ldc);
+}
+
+/* COLS vectors of columns of C for ROWS_A rows of A. */
+enum { COLS = 4 };
+
+static inline void axpys_block(size_t rows_a, size_t cols, size_t k, float alpha,
+                               const float *a, size_t lda, const float *b, size_t ldb, float *c,
+                               size_t ldc)
+{
+    vf s[ROWS_A][COLS];
+    for (size_t i = 0; i < rows_a; i++)
+        for (size_t j = 0; j < cols; j++)
+            s[i][j] = vf_set1(0);
+    for (size_t l = 0; l < k; l++)
+        for (size_t j = 0; j < cols; j++) {
+            const vf y = vf_load(b + l * ldb + j * LANES);
+            for (size_t i = 0; i < rows_a; i++)
+                s[i][j] = vf_fma(vf_set1(a[i * lda + l]), y, s[i][j]);
+        }
+    for (size_t i = 0; i < rows_a; i++)
+        for (size_t j = 0; j < cols; j++) {
+            float *to = c + i * ldc + j * LANES;
+            vf_store(to, vf_fma(vf_set1(alpha), s[i][j], vf_load(to)));
+        }
+}
+
+static void axpys_tail(size_t n, size_t k, float alpha, const float *a, const float *b,
+                       size_t ldb, float *c)
+{
+    vf s = vf_set1(0);
+    for (size_t l = 0; l < k; l++)
+        s = vf_fma(vf_set1(a[l]), vf_load_part(b + l * ldb, n), s);
+    vf_store_part(c, vf_fma(vf_set1(alpha), s, vf_load_part(c, n)), n);
+}
+
+static void body_axpys(size_t m, size_t n, size_t k, float alpha, const float *a, size_t lda,
+                       const float *b, size_t ldb, float *c, size_t ldc)
+{
+    size_t j = 0;
+    for (; j + COLS * LANES <= n; j += COLS * LANES) {
+        size_t i = 0;
+        for (; i + ROWS_A <= m; i += ROWS_A)
+            axpys_block(ROWS_A, COLS, k, alpha, a + i * lda, lda, b + j, ldb, c + i * ldc + j,
+                        ldc);
+        if (i < m)
+            axpys_block(1, COLS, k, alpha, a + i * lda, lda, b + j, ldb, c + i * ldc + j, ldc);
+    }
+    for (; j + LANES <= n; j += LANES)
+        for (size_t i = 0; i < m; i++)
+            axpys_block(1, 1, k, alpha, a + i * lda, lda, b + j, ldb, c + i * ldc + j, ldc);
+    if (j < n)
+        for (size_t i = 0; i < m; i++)
+            axpys_tail(n - j, k, alpha, a + i * lda, b + j, ldb, c + i * ldc + j);
+}
+
+#define VPTQ_CPU_MATH_BODY                                                                     \
+    {                                                                                          \
+        .exp_shift = body_exp_shift, .exp_sum = body_exp_sum, .max = body_max,                 \
+        .scale = body_scale, .sum_squares = body_sum_squares, .norm = body_norm,               \
+        .rotate = body_rotate, .swiglu = body_swiglu, .add_double = body_add_double,           \
+        .dots = body_dots, .axpys = body_axpys,                                                \
+    }
+
+#endif

@@ -1,0 +1,124 @@
+/* cpu_math.h without SIMD: vectors of one lane. */
+#include <stdint.h>
+#include <string.h>
+
+#include <math.h>
+
+enum { LANES = 1 };
+typedef float vf;
+typedef double vd;
+
+static inline vf vf_set1(float x)
+{
+    return x;
+}
+static inline vf vf_load(const float *p)
+{
+    return *p;
+}
+static inline void vf_store(float *p, vf v)
+{
+    *p = v;
+}
+static inline vf vf_add(vf a, vf b)
+{
+    return a + b;
+}
+static inline vf vf_sub(vf a, vf b)
+{
+    return a - b;
+}
+static inline vf vf_mul(vf a, vf b)
+{
+    return a * b;
+}
+static inline vf vf_div(vf a, vf b)
+{
+    return a / b;
+}
+static inline vf vf_max(vf a, vf b)
+{
+    return a > b ? a : b;
+}
+static inline vf vf_min(vf a, vf b)
+{
+    return a < b ? a : b;
+}
+static inline vf vf_fma(vf a, vf b, vf c)
+{
+    return a * b + c;
+}
+static inline vf vf_round(vf a)
+{
+    return rintf(a);
+}
+static inline vf vf_sum(vf a)
+{
+    return a;
+}
+static inline vf vf_hmax(vf a)
+{
+    return a;
+}
+static inline vd vd_zero(void)
+{
+    return 0;
+}
+static inline vd vd_add(vd d, vf v)
+{
+    return d + (double)v;
+}
+static inline vd vd_fma(vd d, vf v)
+{
+    return d + (double)v * (double)v;
+}
+static inline double vd_sum(vd d)
+{
+    return d;
+}
+static inline void vf_add_double(double *p, vf v)
+{
+    *p += (double)v;
+}
+
+/* A part of one lane is empty. */
+static inline vf vf_load_part(const float *p, size_t n)
+{
+    (void)p;
+    (void)n;
+    return 0;
+}
+
+static inline void vf_store_part(float *p, vf v, size_t n)
+{
+    (void)p;
+    (void)v;
+    (void)n;
+}
+
+static inline vf vf_mask_tail(vf v, size_t n, float fill)
+{
+    (void)v;
+    (void)n;
+    return fill;
+}
+
+static inline float exp2_of(int n) /* 2^n for a normal result */
+{
+    const uint32_t bits = (uint32_t)(n + 127) << 23;
+    float f;
+    memcpy(&f, &bits, sizeof f);
+    return f;
+}
+
+static inline vf vf_ldexp(vf x, vf n)
+{
+    if (isnan(x))
+        return x;
+    const int whole = (int)n, first = whole / 2;
+    return x * exp2_of(first) * exp2_of(whole - first);
+}
+
+#include "lib/backend/cpu_math_body.h"
+
+const vptq_cpu_math vptq_cpu_math_none = VPTQ_CPU_MATH_BODY;

@@ -1,0 +1,221 @@
+/* Second moments and quadratic forms of the cpu backend: both walk the tiles of a lower
+ * triangle, each tile computed by one thread from beginning to end. */
+#include <string.h>
+
+#include "lib/backend/backend_cpu.h"
+#include "lib/backend/cpu_blas.h"
+#include "lib/backend/cpu_math.h"
+#include "lib/backend/dev.h"
+
+enum {
+    TILE = 256,
+    TOKENS = 256, /* at most so many float products are summed before they go into double */
+    ROWS = 128    /* rows of E at a time */
+};
+
+static size_t lower_count(size_t tiles)
+{
+    return tiles * (tiles + 1) / 2;
+}
+
+/* ---- syrk_add ---- */
+
+typedef struct syrk_job {
+    const vptq_dev *dev;
+    const vptq_cpu_math *math;
+    vptq_cpu_tiles tiles;
+    size_t t, n, ldx;
+    const float *x, *w;
+    double *h, *sum;
+    float *scratch;
+    size_t slice; /* floats of scratch per thread */
+} syrk_job;
+
+static void add_sums(const syrk_job *job, size_t i0, size_t width)
+{
+    for (size_t s = 0; s < job->t; s++) {
+        const float *x = job->x + s * job->ldx + i0;
+        double *sum = job->sum + i0;
+        if (!job->w) {
+            job->math->add_double(x, sum, width);
+            continue;
+        }
+        const double w = (double)job->w[s];
+        for (size_t i = 0; i < width; i++)
+            sum[i] += w * (double)x[i];
+    }
+}
+
+static void syrk_tile(void *arg, size_t begin, size_t end, int thread)
+{
+    const syrk_job *job = arg;
+    (void)end;
+    size_t tile_row = 0, tile_col = 0;
+    vptq_cpu_lower_tile(begin, &tile_row, &tile_col);
+    const size_t size = job->tiles.size, i0 = tile_row * size, j0 = tile_col * size;
+    const size_t height = vptq_cpu_tile_length(&job->tiles, tile_row);
+    const size_t width = vptq_cpu_tile_length(&job->tiles, tile_col);
+    float *product = job->scratch + (size_t)thread * job->slice;
+    float *weighted = product + size * size;
+
+    if (tile_row == tile_col)
+        add_sums(job, i0, height);
+    for (size_t s = 0; s < job->t; s += TOKENS) {
+        const size_t count = job->t - s < TOKENS ? job->t - s : TOKENS;
+        const float *left = job->x + s * job->ldx + i0;
+        size_t ld_left = job->ldx;
+        if (job->w) {
+            for (size_t l = 0; l < count; l++)
+                for (size_t i = 0; i < height; i++)
+                    weighted[l * size + i] = job->w[s + l] * left[l * job->ldx + i];
+            left = weighted;
+            ld_left = size;
+        }
+        const vptq_gemm_args g = {.m = height,
+                                  .n = width,
+                                  .k = count,
+                                  .a = left,
+                                  .lda = ld_left,
+                                  .trans_a = true,
+                                  .b = job->x + s * job->ldx + j0,
+                                  .ldb = job->ldx,
+                                  .c = product,
+                                  .ldc = size,
+                                  .alpha = 1};
+        vptq_cpu_gemm_tile(job->dev, &g);
+        for (size_t i = 0; i < height; i++)
+            job->math->add_double(product + i * size, job->h + (i0 + i) * job->n + j0,
+                                  tile_row == tile_col ? i + 1 : width);
+    }
+}
+
+vptq_status vptq_cpu_syrk_add(vptq_dev *dev, size_t t, size_t n, const float *x, size_t ldx,
+                              const float *w, double *h, double *sum, vptq_err *err)
+{
+    syrk_job job = {.dev = dev,
+                    .math = vptq_cpu_math_get(dev->simd),
+                    .tiles = vptq_cpu_tiles_of(n, TILE),
+                    .t = t,
+                    .n = n,
+                    .x = x,
+                    .ldx = ldx,
+                    .w = w,
+                    .h = h,
+                    .sum = sum};
+    const size_t size = job.tiles.size;
+    job.slice = size * (size + (w ? (size_t)TOKENS : 0));
+    job.scratch =
+        vptq_dev_scratch(dev, (size_t)dev->threads * job.slice, sizeof *job.scratch, err);
+    if (!job.scratch)
+        return VPTQ_E_NOMEM;
+    vptq_blas_parallel_for(vptq_cpu_threads(dev, t * n * n), lower_count(job.tiles.count), 1,
+                           syrk_tile, &job);
+    return VPTQ_OK;
+}
+
+/* ---- quad_trace ---- */
+
+typedef struct quad_job {
+    const vptq_blas *blas;
+    vptq_cpu_tiles tiles;
+    size_t m, lde, ldh;
+    const float *e;
+    const double *h;
+    double *partial; /* per tile */
+    double *scratch;
+    size_t slice; /* doubles of scratch per thread */
+} quad_job;
+
+static void to_double(const float *src, size_t ld_src, double *dst, size_t ld_dst, size_t rows,
+                      size_t cols)
+{
+    for (size_t r = 0; r < rows; r++)
+        for (size_t i = 0; i < cols; i++)
+            dst[r * ld_dst + i] = (double)src[r * ld_src + i];
+}
+
+/* Sum of the products of two [rows, cols] arrays, in eight interleaved sums. */
+static double dot_rows(const double *a, const double *b, size_t ld, size_t rows, size_t cols)
+{
+    enum { SUMS = 8 };
+    double s[SUMS] = {0};
+    for (size_t r = 0; r < rows; r++) {
+        const double *x = a + r * ld, *y = b + r * ld;
+        size_t i = 0;
+        for (; i + SUMS <= cols; i += SUMS)
+            for (size_t l = 0; l < SUMS; l++)
+                s[l] += x[i + l] * y[i + l];
+        for (; i < cols; i++)
+            s[0] += x[i] * y[i];
+    }
+    return ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
+}
+
+/* The tile of H as a full one: that of the diagonal has its upper half filled in. */
+static const double *full_tile(const quad_job *job, const double *h, bool diagonal, size_t n,
+                               double *copy, size_t *ld)
+{
+    *ld = job->ldh;
+    if (!diagonal)
+        return h;
+    *ld = job->tiles.size;
+    for (size_t i = 0; i < n; i++)
+        for (size_t j = 0; j <= i; j++)
+            copy[i * *ld + j] = copy[j * *ld + i] = h[i * job->ldh + j];
+    return copy;
+}
+
+static void quad_tile(void *arg, size_t begin, size_t end, int thread)
+{
+    const quad_job *job = arg;
+    (void)end;
+    size_t tile_row = 0, tile_col = 0;
+    vptq_cpu_lower_tile(begin, &tile_row, &tile_col);
+    const bool diagonal = tile_row == tile_col;
+    const size_t size = job->tiles.size, i0 = tile_row * size, j0 = tile_col * size;
+    const size_t height = vptq_cpu_tile_length(&job->tiles, tile_row);
+    const size_t width = vptq_cpu_tile_length(&job->tiles, tile_col);
+    double *left = job->scratch + (size_t)thread * job->slice;
+    double *right = left + ROWS * size, *product = right + ROWS * size;
+    double *copy = product + ROWS * size;
+    size_t ldh = 0;
+    const double *h = full_tile(job, job->h + i0 * job->ldh + j0, diagonal, height, copy, &ldh);
+
+    double total = 0;
+    for (size_t r = 0; r < job->m; r += ROWS) {
+        const size_t rows = job->m - r < ROWS ? job->m - r : ROWS;
+        to_double(job->e + r * job->lde + i0, job->lde, left, size, rows, height);
+        to_double(job->e + r * job->lde + j0, job->lde, right, size, rows, width);
+        job->blas->dgemm(VPTQ_BLAS_ROW_MAJOR, VPTQ_BLAS_NO_TRANS, VPTQ_BLAS_NO_TRANS, (int)rows,
+                         (int)width, (int)height, 1, left, (int)size, h, (int)ldh, 0, product,
+                         (int)size);
+        total += dot_rows(product, right, size, rows, width);
+    }
+    job->partial[begin] = diagonal ? total : 2 * total;
+}
+
+vptq_status vptq_cpu_quad_trace(vptq_dev *dev, size_t m, size_t n, const float *e, size_t lde,
+                                const double *h, size_t ldh, double *trace, vptq_err *err)
+{
+    quad_job job = {.blas = dev->blas,
+                    .tiles = vptq_cpu_tiles_of(n, TILE),
+                    .m = m,
+                    .e = e,
+                    .lde = lde,
+                    .h = h,
+                    .ldh = ldh};
+    const size_t count = lower_count(job.tiles.count), size = job.tiles.size;
+    job.slice = size * (3 * (size_t)ROWS + size);
+    job.scratch = vptq_dev_scratch(dev, (size_t)dev->threads * job.slice + count,
+                                   sizeof *job.scratch, err);
+    if (!job.scratch)
+        return VPTQ_E_NOMEM;
+    job.partial = job.scratch + (size_t)dev->threads * job.slice;
+    vptq_blas_parallel_for(vptq_cpu_threads(dev, m * n * n), count, 1, quad_tile, &job);
+
+    double total = 0;
+    for (size_t i = 0; i < count; i++)
+        total += job.partial[i];
+    *trace = total;
+    return VPTQ_OK;
+}
