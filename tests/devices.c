@@ -1,0 +1,70 @@
+#include "tests/devices.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+void devices_open(devices_one *d, const char *name, vptq_simd simd, int threads)
+{
+    vptq_err err;
+    d->ctx = (vptq_ctx){.threads = threads};
+    setenv("VPTQ_SIMD", vptq_simd_name(simd), 1);
+    assert_ok(vptq_device_open(&d->ctx, name, &d->dev, &err), &err);
+    unsetenv("VPTQ_SIMD");
+}
+
+void devices_close(devices_one *d)
+{
+    vptq_device_close(&d->dev);
+}
+
+static void *run_on(const devices_op *op, const char *name, vptq_simd simd, int threads)
+{
+    devices_one d;
+    void *out = malloc(op->count * op->size + 1);
+    assert_non_null(out);
+    memset(out, 0xff, op->count * op->size); /* NaN: every element must be written */
+    devices_open(&d, name, simd, threads);
+    op->run(&d.dev, op->arg, out);
+    devices_close(&d);
+    return out;
+}
+
+static void compare(const devices_op *op, const void *got, const void *want)
+{
+    if (op->size == 1) {
+        assert_memory_equal(got, want, op->count);
+        return;
+    }
+    double error = 0, norm = 0;
+    for (size_t i = 0; i < op->count; i++) {
+        const bool single = op->size == sizeof(float);
+        const double a = single ? (double)((const float *)got)[i] : ((const double *)got)[i];
+        const double b = single ? (double)((const float *)want)[i] : ((const double *)want)[i];
+        error += (a - b) * (a - b);
+        norm += b * b;
+    }
+    if (!(error <= op->limit * norm))
+        fail_msg("NMSE %g of %zu elements, limit %g", error / norm, op->count, op->limit);
+}
+
+void devices_check(const devices_op *op, void *out)
+{
+    static const int threads[] = {2, 3, 5};
+    void *want = run_on(op, "ref", VPTQ_SIMD_NONE, 1);
+
+    const vptq_simd best = vptq_cpu_simd();
+    for (int simd = VPTQ_SIMD_NONE; simd <= (int)best; simd++) {
+        void *one = run_on(op, "cpu", (vptq_simd)simd, 1);
+        compare(op, one, want);
+        for (size_t i = 0; i < sizeof threads / sizeof *threads; i++) {
+            void *many = run_on(op, "cpu", (vptq_simd)simd, threads[i]);
+            assert_memory_equal(many, one, op->count * op->size);
+            free(many);
+        }
+        free(one);
+    }
+    if (out)
+        memcpy(out, want, op->count * op->size);
+    free(want);
+}

@@ -1,0 +1,34 @@
+/* Running one operation on every host device there is: ref, and cpu with each SIMD level of
+ * this processor and 1, 2, 3 and 5 threads. */
+#ifndef TESTS_DEVICES_H
+#define TESTS_DEVICES_H
+
+#include "lib/backend/backend.h"
+#include "lib/base/cpu.h"
+#include "tests/vtest.h"
+
+/* A device and what keeps it alive.  VPTQ_SIMD is set while it opens; `simd` of ref is ignored.
+ */
+typedef struct devices_one {
+    vptq_ctx ctx;
+    vptq_device dev;
+} devices_one;
+void devices_open(devices_one *d, const char *name, vptq_simd simd, int threads);
+void devices_close(devices_one *d);
+
+/* What a row is given and where it writes; `out` holds `count` elements (the row's inputs with
+ * it where it works in place). */
+typedef struct devices_op {
+    void (*run)(const vptq_device *dev, const void *arg, void *out);
+    const void *arg;
+    size_t count;
+    size_t size;  /* of an element: sizeof(float), sizeof(double) or 1 for plain bytes */
+    double limit; /* of the NMSE between cpu and ref; not for plain bytes */
+} devices_op;
+
+/* ref and cpu agree within the limit at every SIMD level (plain bytes: exactly), and cpu gives
+ * the same bits for every number of threads. Leaves the result of ref in `out`, which may be
+ * NULL. */
+void devices_check(const devices_op *op, void *out);
+
+#endif
