@@ -1,0 +1,614 @@
+/* Transformer rows: ref against results worked out by hand or by naive loops, cpu against ref.
+ */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "lib/backend/cpu_math.h"
+#include "lib/base/half.h"
+#include "tests/devices.h"
+
+static float *normal(size_t n, uint64_t seed)
+{
+    float *x = malloc((n + 1) * sizeof *x);
+    assert_non_null(x);
+    vtest_normal(x, n, seed);
+    return x;
+}
+
+/* A handful of float operations per element: each is off by at most 2^-24 of its result, which
+ * is an NMSE of 2^-48 at worst; eight of them. */
+static const double few_operations = 0x1p-45;
+
+static const char *const names[] = {"ref", "cpu"};
+
+/* ---- the exponential ---- */
+
+static double ulp_of(double x)
+{
+    int e = 0;
+    frexp(x, &e);
+    return ldexp(1, e - 24 < -149 ? -149 : e - 24);
+}
+
+static void test_exp_error(void **state)
+{
+    (void)state;
+    enum { N = 1003 };
+    const vptq_simd best = vptq_cpu_simd();
+    for (int simd = VPTQ_SIMD_NONE; simd <= (int)best; simd++) {
+        const vptq_cpu_math *math = vptq_cpu_math_get((vptq_simd)simd);
+        float in[N], out[N];
+        double worst = 0;
+        for (int block = 0; block < 400; block++) {
+            for (int i = 0; i < N; i++)
+                out[i] = in[i] = -105.0f + 194.0f * (float)(block * N + i) / (400 * N);
+            math->exp_shift(out, N, 0);
+            for (int i = 0; i < N; i++) {
+                const double want = exp((double)in[i]);
+                if (want > 0x1.fffffep127) {
+                    assert_true(isinf(out[i]));
+                    continue;
+                }
+                const double error = fabs((double)out[i] - want) / ulp_of(want);
+                worst = error > worst ? error : worst;
+            }
+        }
+        if (worst > 2)
+            fail_msg("exp is %g ulp off with %s", worst, vptq_simd_name((vptq_simd)simd));
+    }
+}
+
+static void test_exp_special(void **state)
+{
+    (void)state;
+    const vptq_simd best = vptq_cpu_simd();
+    for (int simd = VPTQ_SIMD_NONE; simd <= (int)best; simd++) {
+        const vptq_cpu_math *math = vptq_cpu_math_get((vptq_simd)simd);
+        float x[] = {0, -INFINITY, INFINITY, NAN, -200, 200, -0.0f, -3e38f, 3e38f};
+        const float want[] = {1, 0, INFINITY, 0, 0, INFINITY, 1, 0, INFINITY};
+        math->exp_shift(x, sizeof x / sizeof *x, 0);
+        for (size_t i = 0; i < sizeof x / sizeof *x; i++)
+            assert_true(i == 3 ? isnan(x[i]) : x[i] == want[i]);
+    }
+}
+
+/* Every length up to three vectors, so that tails are as good as whole vectors. */
+static void test_reductions_of_any_length(void **state)
+{
+    (void)state;
+    enum { N = 49 };
+    float *x = normal(N, 5);
+    const vptq_simd best = vptq_cpu_simd();
+    for (int simd = VPTQ_SIMD_NONE; simd <= (int)best; simd++) {
+        const vptq_cpu_math *math = vptq_cpu_math_get((vptq_simd)simd);
+        double sum = 0, squares = 0;
+        float max = -INFINITY;
+        for (size_t n = 0; n <= N; n++) {
+            float y[N];
+            memcpy(y, x, sizeof y);
+            assert_true(math->max(x, n) == max);
+            assert_true(fabs(math->exp_sum(x, n, 1) - sum) <= 1e-6 * sum);
+            assert_true(fabs(math->sum_squares(x, n) - squares) <= 1e-14 * squares);
+            assert_true(fabs((double)math->exp_shift(y, n, 1) - sum) <= 1e-6 * sum);
+            assert_memory_equal(y + n, x + n, (N - n) * sizeof *y);
+            if (n < N) {
+                sum += exp((double)x[n] - 1);
+                squares += (double)x[n] * (double)x[n];
+                max = x[n] > max ? x[n] : max;
+            }
+        }
+    }
+    free(x);
+}
+
+/* ---- embed ---- */
+
+typedef struct embed_case {
+    size_t n, dim;
+    const void *table;
+    vptq_dtype type;
+    const int32_t *ids;
+} embed_case;
+
+static void run_embed(const vptq_device *dev, const void *arg, void *out)
+{
+    const embed_case *c = arg;
+    vptq_err err;
+    assert_ok(dev->ops->embed(dev->state, c->n, c->dim, c->table, c->type, c->ids, out, &err),
+              &err);
+}
+
+static void test_embed(void **state)
+{
+    (void)state;
+    enum { VOCAB = 300, N = 500 };
+    static const size_t dims[] = {1, 33, 576};
+    int32_t ids[N];
+    for (int i = 0; i < N; i++)
+        ids[i] = (i * 7 + 299) % VOCAB;
+    for (size_t s = 0; s < sizeof dims / sizeof *dims; s++) {
+        const size_t dim = dims[s];
+        float *table = normal(VOCAB * dim, 6), *out = normal(N * dim, 7);
+        uint16_t *half = malloc(VOCAB * dim * sizeof *half);
+        assert_non_null(half);
+        embed_case c = {N, dim, table, VPTQ_F32, ids};
+        const devices_op op = {run_embed, &c, N * dim * sizeof(float), 1, 0};
+        devices_check(&op, out);
+        for (size_t i = 0; i < N; i++)
+            assert_same_f32(out + i * dim, table + (size_t)ids[i] * dim, dim);
+
+        c.table = half;
+        for (int wide = 0; wide < 2; wide++) {
+            c.type = wide ? VPTQ_BF16 : VPTQ_F16;
+            for (size_t i = 0; i < VOCAB * dim; i++)
+                half[i] = wide ? vptq_f32_to_bf16(table[i]) : vptq_f32_to_f16(table[i]);
+            devices_check(&op, out);
+            for (size_t i = 0; i < N; i++)
+                for (size_t j = 0; j < dim; j++) {
+                    const float want = table[(size_t)ids[i] * dim + j];
+                    assert_true(out[i * dim + j] == vptq_round_to(c.type, want));
+                }
+        }
+        free(half);
+        free(table);
+        free(out);
+    }
+}
+
+static void test_embed_refuses_blocks(void **state)
+{
+    (void)state;
+    const int32_t id = 0;
+    for (size_t i = 0; i < 2; i++) {
+        devices_one d;
+        vptq_err err;
+        float out[32];
+        devices_open(&d, names[i], vptq_cpu_simd(), 1);
+        assert_fails(d.dev.ops->embed(d.dev.state, 1, 32, out, VPTQ_Q4_1, &id, out, &err),
+                     VPTQ_E_UNSUPPORTED, &err, "an embedding table of type Q4_1");
+        devices_close(&d);
+    }
+}
+
+/* ---- rmsnorm ---- */
+
+typedef struct norm_case {
+    size_t n, dim;
+    const float *x, *weight;
+} norm_case;
+
+static void run_norm(const vptq_device *dev, const void *arg, void *out)
+{
+    const norm_case *c = arg;
+    vptq_err err;
+    float *y = out;
+    assert_ok(dev->ops->rmsnorm(dev->state, c->n, c->dim, c->x, c->dim + 3, c->weight, 1e-5f, y,
+                                c->dim, &err),
+              &err);
+    /* in place gives the same */
+    const size_t size = c->n * (c->dim + 3);
+    float *same = malloc((size + 1) * sizeof *same);
+    assert_non_null(same);
+    memcpy(same, c->x, size * sizeof *same);
+    assert_ok(dev->ops->rmsnorm(dev->state, c->n, c->dim, same, c->dim + 3, c->weight, 1e-5f,
+                                same, c->dim + 3, &err),
+              &err);
+    for (size_t i = 0; i < c->n; i++)
+        assert_same_f32(same + i * (c->dim + 3), y + i * c->dim, c->dim);
+    free(same);
+}
+
+static void test_rmsnorm(void **state)
+{
+    (void)state;
+    static const size_t dims[] = {1, 15, 16, 17, 33, 64, 576}, rows[] = {1, 3, 130};
+    for (size_t s = 0; s < sizeof dims / sizeof *dims; s++)
+        for (size_t r = 0; r < sizeof rows / sizeof *rows; r++) {
+            const size_t dim = dims[s], n = rows[r];
+            float *x = normal(n * (dim + 3), 8), *w = normal(dim, 9);
+            const norm_case c = {n, dim, x, w};
+            const devices_op op = {run_norm, &c, n * dim, sizeof(float), few_operations};
+            devices_check(&op, NULL);
+            free(x);
+            free(w);
+        }
+}
+
+static void test_rmsnorm_by_hand(void **state)
+{
+    (void)state;
+    /* mean square of (3, 4) is 12.5; with eps 3.5 the root is 4 */
+    const float x[] = {3, 4}, w[] = {2, -1}, want[] = {1.5f, -1};
+    devices_one d;
+    vptq_err err;
+    float y[2];
+    devices_open(&d, "ref", VPTQ_SIMD_NONE, 1);
+    assert_ok(d.dev.ops->rmsnorm(d.dev.state, 1, 2, x, 2, w, 3.5f, y, 2, &err), &err);
+    assert_same_f32(y, want, 2);
+    devices_close(&d);
+}
+
+/* ---- rope ---- */
+
+typedef struct rope_case {
+    size_t n, heads, head_dim, pos0;
+    const float *x, *cosine, *sine;
+} rope_case;
+
+static void run_rope(const vptq_device *dev, const void *arg, void *out)
+{
+    const rope_case *c = arg;
+    vptq_err err;
+    const size_t ldx = c->heads * c->head_dim + 5;
+    memcpy(out, c->x, c->n * ldx * sizeof(float));
+    assert_ok(dev->ops->rope(dev->state, c->n, c->heads, c->head_dim, out, ldx, c->cosine,
+                             c->sine, c->pos0, &err),
+              &err);
+}
+
+static void test_rope(void **state)
+{
+    (void)state;
+    static const size_t shapes[][4] = {
+        {1, 1, 2, 0}, {3, 2, 6, 1}, {40, 9, 64, 7}, {5, 3, 128, 100}, {70, 4, 96, 0}};
+    for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
+        rope_case c = {shapes[s][0], shapes[s][1], shapes[s][2], shapes[s][3], 0, 0, 0};
+        const size_t half = c.head_dim / 2, table = (c.pos0 + c.n) * half;
+        const size_t size = c.n * (c.heads * c.head_dim + 5);
+        float *x = normal(size, 12), *cosine = normal(table, 13), *sine = normal(table, 14);
+        for (size_t i = 0; i < table; i++) {
+            const double angle = (double)sine[i];
+            cosine[i] = (float)cos(angle);
+            sine[i] = (float)sin(angle);
+        }
+        c.x = x;
+        c.cosine = cosine;
+        c.sine = sine;
+        const devices_op op = {run_rope, &c, size, sizeof(float), few_operations};
+        devices_check(&op, NULL);
+        free(x);
+        free(cosine);
+        free(sine);
+    }
+}
+
+static void test_rope_by_hand(void **state)
+{
+    (void)state;
+    /* Row 1 of the tables: quarter turn for pair (0, 2), half turn for pair (1, 3). */
+    const float cosine[] = {1, 1, 0, -1}, sine[] = {0, 0, 1, 0};
+    float x[] = {1, 2, 3, 4, 5, 6, 7, 8};
+    const float want[] = {-3, -2, 1, -4, -7, -6, 5, -8};
+    devices_one d;
+    vptq_err err;
+    devices_open(&d, "ref", VPTQ_SIMD_NONE, 1);
+    assert_ok(d.dev.ops->rope(d.dev.state, 1, 2, 4, x, 8, cosine, sine, 1, &err), &err);
+    assert_same_f32(x, want, 8);
+    devices_close(&d);
+}
+
+/* ---- attention ---- */
+
+typedef struct attention_case {
+    size_t n, pos0, heads, kv_heads, head_dim, window;
+    const float *q, *keys, *values;
+} attention_case;
+
+static void run_attention(const vptq_device *dev, const void *arg, void *out)
+{
+    const attention_case *c = arg;
+    vptq_err err;
+    const size_t wide = c->heads * c->head_dim, narrow = c->kv_heads * c->head_dim;
+    const vptq_attention_args a = {.n = c->n,
+                                   .pos0 = c->pos0,
+                                   .heads = c->heads,
+                                   .kv_heads = c->kv_heads,
+                                   .head_dim = c->head_dim,
+                                   .window = c->window,
+                                   .scale = (float)(1 / sqrt((double)c->head_dim)),
+                                   .q = c->q,
+                                   .keys = c->keys,
+                                   .values = c->values,
+                                   .out = out,
+                                   .ldq = wide + 1,
+                                   .ldk = narrow + 2,
+                                   .ldv = narrow,
+                                   .ldo = wide};
+    assert_ok(dev->ops->attention(dev->state, &a, &err), &err);
+}
+
+static void check_attention(const size_t shape[6])
+{
+    attention_case c = {shape[0], shape[1], shape[2], shape[3], shape[4], shape[5], 0, 0, 0};
+    const size_t wide = c.heads * c.head_dim, narrow = c.kv_heads * c.head_dim;
+    const size_t keys = c.pos0 + c.n;
+    float *q = normal(c.n * (wide + 1), 15), *k = normal(keys * (narrow + 2), 16);
+    float *v = normal(keys * narrow, 17);
+    for (size_t i = 0; i < c.n * (wide + 1); i++)
+        q[i] *= 3; /* scores of a trained model's spread */
+    c.q = q;
+    c.keys = k;
+    c.values = v;
+    /* A score is off by about 2^-24 of its terms' size, 10 here, and so is p relatively: NMSE
+     * (10 * 2^-24)^2 = 2^-41; float sums over keys add less.  A factor of 8 is left. */
+    const devices_op op = {run_attention, &c, c.n * wide, sizeof(float), 0x1p-38};
+    devices_check(&op, NULL);
+    free(q);
+    free(k);
+    free(v);
+}
+
+static void test_attention(void **state)
+{
+    (void)state;
+    /* n, pos0, heads, kv_heads, head_dim, window */
+    static const size_t shapes[][6] = {
+        {1, 0, 1, 1, 1, 0},      {2, 0, 4, 2, 6, 0},       {7, 3, 6, 6, 16, 0},
+        {63, 0, 3, 1, 64, 0},    {64, 0, 3, 1, 64, 0},     {65, 0, 9, 3, 64, 0},
+        {1, 300, 9, 3, 64, 0},   {2, 255, 4, 4, 32, 0},    {1, 256, 8, 1, 128, 0},
+        {300, 0, 9, 3, 64, 0},   {130, 517, 4, 2, 24, 0},  {300, 0, 4, 2, 16, 1},
+        {300, 0, 4, 2, 16, 7},   {70, 700, 2, 1, 16, 256}, {300, 20, 3, 1, 16, 257},
+        {1, 400, 2, 2, 16, 100}, {3, 5, 400, 1, 8, 0},     {9, 0, 2, 1, 8, 1000}};
+    for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
+        check_attention(shapes[s]);
+}
+
+/* Equal scores: the mean of the values in sight; a huge score: the value that has it. */
+static void test_attention_by_hand(void **state)
+{
+    (void)state;
+    enum { N = 5, D = 2, PEAK = 3 };
+    const float zero[N * D] = {0}, values[N * D] = {2, -2, 4, -4, 6, -6, 8, -8, 10, -10};
+    float keys[N * D] = {0}, ones[N * D];
+    for (int i = 0; i < N * D; i++)
+        ones[i] = 1;
+    keys[PEAK * D] = 1000;
+    for (size_t dev = 0; dev < 2; dev++) {
+        devices_one d;
+        vptq_err err;
+        float out[N * D];
+        vptq_attention_args a = {.n = N,
+                                 .heads = 1,
+                                 .kv_heads = 1,
+                                 .head_dim = D,
+                                 .scale = 1,
+                                 .q = zero,
+                                 .keys = keys,
+                                 .values = values,
+                                 .out = out,
+                                 .ldq = D,
+                                 .ldk = D,
+                                 .ldv = D,
+                                 .ldo = D};
+        devices_open(&d, names[dev], vptq_cpu_simd(), 1);
+        for (size_t window = 0; window < 4; window++) {
+            a.window = window;
+            assert_ok(d.dev.ops->attention(d.dev.state, &a, &err), &err);
+            for (size_t i = 0; i < N; i++) {
+                const size_t seen = window && i + 1 > window ? window : i + 1;
+                const float mean = (float)(2 * i + 2) - (float)(seen - 1);
+                assert_close(&out[i * D], &mean, 1, 1e-6, 0);
+            }
+        }
+        a.window = 0;
+        a.q = ones;
+        assert_ok(d.dev.ops->attention(d.dev.state, &a, &err), &err);
+        assert_same_f32(out + PEAK * D, values + PEAK * D, D);
+        assert_same_f32(out + (PEAK + 1) * D, values + PEAK * D, D);
+        devices_close(&d);
+    }
+}
+
+/* A window of n queries and n windows of one query are the same attention. */
+static void test_attention_step_by_step(void **state)
+{
+    (void)state;
+    enum { N = 70, HEADS = 4, KV = 2, D = 16 };
+    float *q = normal(N * HEADS * D, 18), *k = normal(N * KV * D, 19);
+    float *v = normal(N * KV * D, 20), *whole = normal(N * HEADS * D, 21);
+    devices_one d;
+    vptq_err err;
+    devices_open(&d, "cpu", vptq_cpu_simd(), 2);
+    vptq_attention_args a = {.n = N,
+                             .heads = HEADS,
+                             .kv_heads = KV,
+                             .head_dim = D,
+                             .scale = 0.25f,
+                             .q = q,
+                             .keys = k,
+                             .values = v,
+                             .out = whole,
+                             .ldq = HEADS * D,
+                             .ldk = KV * D,
+                             .ldv = KV * D,
+                             .ldo = HEADS * D};
+    assert_ok(d.dev.ops->attention(d.dev.state, &a, &err), &err);
+    a.n = 1;
+    for (a.pos0 = 0; a.pos0 < N; a.pos0++) {
+        float step[HEADS * D];
+        a.q = q + a.pos0 * HEADS * D;
+        a.out = step;
+        assert_ok(d.dev.ops->attention(d.dev.state, &a, &err), &err);
+        assert_close(step, whole + a.pos0 * HEADS * D, HEADS * D, 2e-6, 0);
+    }
+    devices_close(&d);
+    free(q);
+    free(k);
+    free(v);
+    free(whole);
+}
+
+/* ---- swiglu ---- */
+
+typedef struct swiglu_case {
+    size_t n, dim;
+    const float *gate, *up;
+} swiglu_case;
+
+static void run_swiglu(const vptq_device *dev, const void *arg, void *out)
+{
+    const swiglu_case *c = arg;
+    vptq_err err;
+    memcpy(out, c->gate, c->n * c->dim * sizeof(float)); /* y may be gate */
+    assert_ok(dev->ops->swiglu(dev->state, c->n, c->dim, out, c->up, out, &err), &err);
+}
+
+static void test_swiglu(void **state)
+{
+    (void)state;
+    static const size_t shapes[][2] = {{1, 1}, {3, 17}, {1, 16385}, {40, 1536}};
+    for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
+        const size_t n = shapes[s][0], dim = shapes[s][1];
+        float *gate = normal(n * dim, 22), *up = normal(n * dim, 23);
+        for (size_t i = 0; i < n * dim; i++)
+            gate[i] *= 10;
+        const swiglu_case c = {n, dim, gate, up};
+        const devices_op op = {run_swiglu, &c, n * dim, sizeof(float), few_operations};
+        devices_check(&op, NULL);
+        free(gate);
+        free(up);
+    }
+}
+
+static void test_swiglu_by_hand(void **state)
+{
+    (void)state;
+    const float gate[] = {0, 1, -1, 1000, -1000}, up[] = {5, 2, 2, 3, 3};
+    const float want[] = {0, 1.46211716f, -0.53788284f, 3000, 0};
+    for (size_t i = 0; i < 2; i++) {
+        devices_one d;
+        vptq_err err;
+        float y[5];
+        devices_open(&d, names[i], vptq_cpu_simd(), 1);
+        assert_ok(d.dev.ops->swiglu(d.dev.state, 1, 5, gate, up, y, &err), &err);
+        assert_close(y, want, 5, 0, 2e-7);
+        devices_close(&d);
+    }
+}
+
+/* ---- nll ---- */
+
+typedef struct nll_case {
+    size_t n, vocab, tile;
+    const float *logits;
+    const int32_t *targets;
+} nll_case;
+
+static void fold(const vptq_device *dev, const nll_case *c, vptq_nll_state *s)
+{
+    vptq_err err;
+    for (size_t j = 0; j < c->vocab; j += c->tile) {
+        const size_t width = c->vocab - j < c->tile ? c->vocab - j : c->tile;
+        assert_ok(dev->ops->nll(dev->state, c->n, width, c->logits + j, c->vocab, (int32_t)j,
+                                c->targets, j == 0, s, &err),
+                  &err);
+    }
+}
+
+/* out: the loss of every token (0 without a target) and the best id */
+static void run_nll(const vptq_device *dev, const void *arg, void *out)
+{
+    const nll_case *c = arg;
+    double *to = out;
+    vptq_nll_state *s = malloc(c->n * sizeof *s);
+    assert_non_null(s);
+    fold(dev, c, s);
+    for (size_t i = 0; i < c->n; i++) {
+        *to++ = c->targets[i] < 0 ? 0 : log(s[i].sum) + s[i].max - (double)s[i].target;
+        *to++ = (double)s[i].best_id;
+        assert_true(s[i].best == c->logits[i * c->vocab + (size_t)s[i].best_id]);
+    }
+    free(s);
+}
+
+static void test_nll(void **state)
+{
+    (void)state;
+    static const size_t shapes[][3] = {{1, 1, 1},     {3, 17, 5},      {5, 1000, 1000},
+                                       {9, 1000, 16}, {40, 3001, 512}, {130, 515, 64}};
+    for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
+        const size_t n = shapes[s][0], vocab = shapes[s][1];
+        float *logits = normal(n * vocab, 24);
+        int32_t *targets = malloc(n * sizeof *targets);
+        assert_non_null(targets);
+        for (size_t i = 0; i < n; i++)
+            targets[i] = i % 4 == 3 ? -1 : (int32_t)(i * 31 % vocab);
+        for (size_t i = 0; i < n * vocab; i++)
+            logits[i] = logits[i] * 5 - 2;
+        const nll_case c = {n, vocab, shapes[s][2], logits, targets};
+        /* The terms are floats, each 2^-24 off, added in double. */
+        const devices_op op = {run_nll, &c, 2 * n, sizeof(double), 0x1p-46};
+        double *out = malloc(2 * n * sizeof *out);
+        assert_non_null(out);
+        devices_check(&op, out);
+        for (size_t i = 0; i < n; i++) { /* ref against the definition */
+            const float *row = logits + i * vocab;
+            double sum = 0, want = 0;
+            size_t best = 0;
+            for (size_t j = 0; j < vocab; j++) {
+                sum += exp((double)row[j]);
+                best = row[j] > row[best] ? j : best;
+            }
+            if (targets[i] >= 0)
+                want = log(sum) - (double)row[targets[i]];
+            assert_close_f64(&out[2 * i], &want, 1, 1e-12, 1e-12);
+            assert_true(out[2 * i + 1] == (double)best);
+        }
+        free(out);
+        free(targets);
+        free(logits);
+    }
+}
+
+static void test_nll_special(void **state)
+{
+    (void)state;
+    /* Ties give the lowest id, in one tile and across tiles; tokens that cannot be (-inf) weigh
+     * nothing even when a whole tile is made of them; sizes far apart do not overflow. */
+    enum { VOCAB = 6 };
+    const float logits[4][VOCAB] = {{1, 3, 3, 0, 3, 2},
+                                    {-INFINITY, -INFINITY, 0, 0, 0, 0},
+                                    {-1000, -1000, 1000, -1000, -1000, -1000},
+                                    {0, NAN, 0, 0, 0, 0}};
+    const int32_t targets[] = {1, 2, 2, 0}, best[] = {1, 2, 2};
+    const double want[] = {log(3 + exp(-2) + exp(-3) + exp(-1)), log(4), 0};
+    for (size_t dev = 0; dev < 2; dev++)
+        for (size_t tile = 1; tile <= VOCAB; tile++) {
+            const nll_case c = {4, VOCAB, tile, &logits[0][0], targets};
+            vptq_nll_state s[4];
+            devices_one d;
+            devices_open(&d, names[dev], vptq_cpu_simd(), 1);
+            fold(&d.dev, &c, s);
+            for (size_t i = 0; i < 3; i++) {
+                const double loss = log(s[i].sum) + s[i].max - (double)s[i].target;
+                assert_close_f64(&loss, &want[i], 1, 1e-7, 0);
+                assert_int_equal(s[i].best_id, best[i]);
+            }
+            assert_true(isnan(s[3].sum)); /* never a number made of something that is none */
+            devices_close(&d);
+        }
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_exp_error),
+        cmocka_unit_test(test_exp_special),
+        cmocka_unit_test(test_reductions_of_any_length),
+        cmocka_unit_test(test_embed),
+        cmocka_unit_test(test_embed_refuses_blocks),
+        cmocka_unit_test(test_rmsnorm_by_hand),
+        cmocka_unit_test(test_rmsnorm),
+        cmocka_unit_test(test_rope_by_hand),
+        cmocka_unit_test(test_rope),
+        cmocka_unit_test(test_attention_by_hand),
+        cmocka_unit_test(test_attention),
+        cmocka_unit_test(test_attention_step_by_step),
+        cmocka_unit_test(test_swiglu_by_hand),
+        cmocka_unit_test(test_swiglu),
+        cmocka_unit_test(test_nll),
+        cmocka_unit_test(test_nll_special),
+    };
+    return vtest_main(argc, argv, tests);
+}
