@@ -54,7 +54,7 @@ typedef enum {
     VPTQ_NORM_NFKD,
     VPTQ_NORM_PREPEND, /* `content` in front of a section that is not empty */
     VPTQ_NORM_REPLACE, /* every `pattern` (a plain string, not empty) by `content` */
-    VPTQ_NORM_SQUEEZE  /* spaces at both ends go, runs of spaces become one */
+    VPTQ_NORM_REGEX    /* every match of `pattern` by `content` */
 } vptq_norm_kind;
 
 typedef struct vptq_norm {
@@ -105,6 +105,10 @@ typedef struct vptq_vocab {
     int32_t bos, eos, unk;     /* -1 = none */
     const char *chat_template; /* carried along for tokenizer_config.json; NULL = none */
 } vptq_vocab;
+
+/* GPT-2's printable alphabet: the code point that stands for a byte, and back (-1: none). */
+uint32_t vptq_byte_symbol(uint8_t byte);
+int vptq_symbol_byte(uint32_t cp);
 
 void vptq_vocab_release(vptq_vocab *v);
 

@@ -1,0 +1,236 @@
+/* The vocabulary inside a GGUF file: tokenizer.ggml.*.  Texts are copied, so the description
+ * outlives the mapping. */
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
+
+#include "formats/vocab_build.h"
+#include "lib/base/utf8.h"
+
+static bool is_string_array(const vptq_gguf_kv *kv)
+{
+    return kv && kv->is_array && kv->type == VPTQ_GGUF_STRING;
+}
+
+static vptq_status need_strings(const vptq_gguf *g, const char *key, const vptq_gguf_kv **out,
+                                vptq_err *err)
+{
+    *out = vptq_gguf_find(g, key);
+    if (!*out)
+        return vptq_fail(err, VPTQ_E_FORMAT, "%s: key '%s' is missing", g->path, key);
+    if (!is_string_array(*out))
+        return vptq_fail(err, VPTQ_E_FORMAT, "%s: key '%s' is not an array of strings", g->path,
+                         key);
+    return VPTQ_OK;
+}
+
+/* A numeric array with one number per piece, or NULL when the file has none. */
+static vptq_status find_numbers(const vptq_gguf *g, const char *key, uint64_t count,
+                                const vptq_gguf_kv **out, vptq_err *err)
+{
+    *out = vptq_gguf_find(g, key);
+    if (!*out)
+        return VPTQ_OK;
+    if (!(*out)->is_array || (*out)->type == VPTQ_GGUF_STRING ||
+        (*out)->type == VPTQ_GGUF_ARRAY || (*out)->count != count)
+        return vptq_fail(err, VPTQ_E_FORMAT,
+                         "%s: key '%s' is not one number for each of the %" PRIu64 " tokens",
+                         g->path, key, count);
+    return VPTQ_OK;
+}
+
+static vptq_status read_pieces(const vptq_gguf *g, vptq_vocab *v, vptq_err *err)
+{
+    const vptq_gguf_kv *tokens, *types, *scores;
+    vptq_pool pool;
+    vptq_status st = need_strings(g, "tokenizer.ggml.tokens", &tokens, err);
+    if (st)
+        return st;
+    VPTQ_TRY(find_numbers(g, "tokenizer.ggml.token_type", tokens->count, &types, err));
+    VPTQ_TRY(find_numbers(g, "tokenizer.ggml.scores", tokens->count, &scores, err));
+    VPTQ_TRY(vptq_vocab_pieces(v, tokens->count, err));
+    size_t bytes = 0;
+    for (uint32_t i = 0; i < v->count; i++)
+        bytes += tokens->str[i].len; /* all inside the file, so the sum cannot overflow */
+    VPTQ_TRY(vptq_pool_init(&pool, &v->arena, bytes, v->count, err));
+    for (uint32_t i = 0; i < v->count; i++) {
+        vptq_gguf_str s = tokens->str[i];
+        double type = types ? vptq_gguf_num_at(types, i) : VPTQ_PIECE_NORMAL;
+        double score = scores ? vptq_gguf_num_at(scores, i) : 0;
+        if (!(type >= VPTQ_PIECE_NORMAL && type <= VPTQ_PIECE_BYTE) || type != floor(type))
+            return vptq_fail(err, VPTQ_E_FORMAT, "%s: token %" PRIu32 " has the type %g",
+                             g->path, i, type);
+        if (isnan(score))
+            return vptq_fail(err, VPTQ_E_FORMAT, "%s: the score of token %" PRIu32 " is NaN",
+                             g->path, i);
+        v->pieces[i] = (vptq_piece){.text = vptq_pool_add(&pool, s.data, s.len),
+                                    .len = s.len <= UINT32_MAX ? (uint32_t)s.len : UINT32_MAX,
+                                    .score = (float)score,
+                                    .type = (uint8_t)type};
+        if (v->pieces[i].len == 0)
+            v->pieces[i].type = VPTQ_PIECE_UNUSED;
+    }
+out:
+    return st;
+}
+
+/* Files without types (old ones) still have their byte pieces and the unknown one. */
+static void mark_untyped(const vptq_gguf *g, vptq_vocab *v)
+{
+    if (vptq_gguf_find(g, "tokenizer.ggml.token_type"))
+        return;
+    const int32_t special[3] = {v->unk, v->bos, v->eos};
+    for (uint32_t i = 0; i < v->count; i++) {
+        uint8_t byte;
+        if (vptq_piece_is_byte(v->pieces[i].text, v->pieces[i].len, &byte))
+            v->pieces[i].type = VPTQ_PIECE_BYTE;
+    }
+    for (int i = 0; i < 3; i++) {
+        if (special[i] >= 0 && (uint32_t)special[i] < v->count)
+            v->pieces[special[i]].type = i == 0 ? VPTQ_PIECE_UNKNOWN : VPTQ_PIECE_CONTROL;
+    }
+}
+
+static vptq_status read_merges(const vptq_gguf *g, vptq_vocab *v, const vptq_strmap *map,
+                               vptq_err *err)
+{
+    const vptq_gguf_kv *merges;
+    vptq_status st = need_strings(g, "tokenizer.ggml.merges", &merges, err);
+    if (st)
+        return st;
+    if (merges->count >= UINT32_MAX)
+        return vptq_fail(err, VPTQ_E_FORMAT, "%s: %" PRIu64 " merges", g->path, merges->count);
+    v->merges = vptq_arena_alloc(&v->arena, merges->count, sizeof *v->merges, err);
+    if (!v->merges)
+        return VPTQ_E_NOMEM;
+    for (size_t i = 0; i < merges->count; i++) {
+        vptq_gguf_str s = merges->str[i];
+        const char *space = s.len > 1 ? memchr(s.data + 1, ' ', s.len - 1) : NULL;
+        size_t left = space ? (size_t)(space - s.data) : 0;
+        if (!space || left + 1 == s.len)
+            return vptq_fail(err, VPTQ_E_FORMAT, "%s: merge %zu is not two pieces with a space",
+                             g->path, i);
+        VPTQ_TRY(vptq_vocab_merge(v, map, i, s.data, left, space + 1, s.len - left - 1, err));
+    }
+    v->merge_count = (uint32_t)merges->count;
+out:
+    return st;
+}
+
+static vptq_status read_id(const vptq_gguf *g, const char *key, int32_t fallback, int32_t *out,
+                           vptq_err *err)
+{
+    uint64_t id = 0;
+    *out = fallback;
+    if (!vptq_gguf_find(g, key))
+        return VPTQ_OK;
+    vptq_status st = vptq_gguf_u64_or(g, key, 0, &id, err);
+    if (!st && id > INT32_MAX)
+        st = vptq_fail(err, VPTQ_E_FORMAT, "%s: key '%s' is %" PRIu64 ", which is no token id",
+                       g->path, key, id);
+    if (!st)
+        *out = (int32_t)id;
+    return st;
+}
+
+static vptq_status read_specials(const vptq_gguf *g, vptq_vocab *v, vptq_err *err)
+{
+    bool spm = v->kind == VPTQ_VOCAB_SPM_BPE;
+    vptq_gguf_str chat;
+    vptq_status st = VPTQ_OK;
+    VPTQ_TRY(read_id(g, "tokenizer.ggml.bos_token_id", spm ? 1 : -1, &v->bos, err));
+    VPTQ_TRY(read_id(g, "tokenizer.ggml.eos_token_id", spm ? 2 : -1, &v->eos, err));
+    VPTQ_TRY(read_id(g, "tokenizer.ggml.unknown_token_id", spm ? 0 : -1, &v->unk, err));
+    VPTQ_TRY(vptq_gguf_str_or(g, "tokenizer.chat_template", &chat, err));
+    if (chat.data && vptq_utf8_valid_prefix(chat.data, chat.len) == chat.len) {
+        v->chat_template = vptq_arena_strndup(&v->arena, chat.data, chat.len, err);
+        if (!v->chat_template)
+            return VPTQ_E_NOMEM;
+    }
+out:
+    return st;
+}
+
+static vptq_status read_spm(const vptq_gguf *g, vptq_vocab *v, vptq_err *err)
+{
+    bool prefix = true, squeeze = false;
+    vptq_strmap map = {0};
+    vptq_status st = VPTQ_OK;
+    VPTQ_TRY(vptq_gguf_bool_or(g, "tokenizer.ggml.add_space_prefix", true, &prefix, err));
+    VPTQ_TRY(
+        vptq_gguf_bool_or(g, "tokenizer.ggml.remove_extra_whitespaces", false, &squeeze, err));
+    VPTQ_TRY(vptq_vocab_spm_norms(v, prefix, squeeze, err));
+    if (!vptq_gguf_find(g, "tokenizer.ggml.scores")) {
+        st = vptq_fail(err, VPTQ_E_FORMAT, "%s: key 'tokenizer.ggml.scores' is missing",
+                       g->path);
+        goto out;
+    }
+    v->byte_fallback = true;
+    v->fuse_unk = true;
+    VPTQ_TRY(vptq_vocab_index(v, &map, err)); /* refuses doubles */
+out:
+    vptq_strmap_release(&map);
+    return st;
+}
+
+static vptq_status read_bpe(const vptq_gguf *g, vptq_vocab *v, bool *bos, vptq_err *err)
+{
+    bool prefix = false;
+    vptq_gguf_str pre;
+    vptq_strmap map = {0};
+    vptq_status st = vptq_gguf_str_or(g, "tokenizer.ggml.pre", &pre, err);
+    if (st)
+        return st;
+    VPTQ_TRY(vptq_gguf_bool_or(g, "tokenizer.ggml.add_space_prefix", false, &prefix, err));
+    if (prefix)
+        VPTQ_TRY(vptq_vocab_add_split(v, (vptq_split){.kind = VPTQ_SPLIT_PREFIX}, err));
+    if (!pre.data)
+        pre = (vptq_gguf_str){"default", 7};
+    VPTQ_TRY(vptq_vocab_pre(v, pre.data, pre.len, bos, err));
+    VPTQ_TRY(vptq_vocab_index(v, &map, err));
+    VPTQ_TRY(read_merges(g, v, &map, err));
+out:
+    vptq_strmap_release(&map);
+    return st;
+}
+
+vptq_status vptq_vocab_read_gguf(const vptq_gguf *g, vptq_mem *mem, vptq_vocab *v,
+                                 vptq_err *err)
+{
+    vptq_gguf_str model;
+    bool bos = true;
+    vptq_status st = vptq_vocab_begin(v, g->path, mem, err);
+    if (st)
+        goto out;
+    VPTQ_TRY(vptq_gguf_str_or(g, "tokenizer.ggml.model", &model, err));
+    if (model.data && model.len == 5 && memcmp(model.data, "llama", 5) == 0) {
+        v->kind = VPTQ_VOCAB_SPM_BPE;
+    } else if (model.data && model.len == 4 && memcmp(model.data, "gpt2", 4) == 0) {
+        v->kind = VPTQ_VOCAB_BYTE_BPE;
+    } else {
+        st = model.data ? vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                                    "%s: the tokenizer model '%.*s' is not handled; llama and "
+                                    "gpt2 are",
+                                    g->path, model.len < 100 ? (int)model.len : 100, model.data)
+                        : vptq_fail(err, VPTQ_E_FORMAT,
+                                    "%s: key 'tokenizer.ggml.model' is missing, the file has "
+                                    "no tokenizer",
+                                    g->path);
+        goto out;
+    }
+    VPTQ_TRY(read_specials(g, v, err));
+    VPTQ_TRY(read_pieces(g, v, err));
+    mark_untyped(g, v);
+    if (v->kind == VPTQ_VOCAB_SPM_BPE)
+        VPTQ_TRY(read_spm(g, v, err));
+    else
+        VPTQ_TRY(read_bpe(g, v, &bos, err));
+    VPTQ_TRY(vptq_gguf_bool_or(g, "tokenizer.ggml.add_bos_token", bos, &v->add_bos, err));
+    VPTQ_TRY(vptq_gguf_bool_or(g, "tokenizer.ggml.add_eos_token", false, &v->add_eos, err));
+    VPTQ_TRY(vptq_vocab_added_from_types(v, err));
+    VPTQ_TRY(vptq_vocab_finish(v, err));
+out:
+    if (st)
+        vptq_vocab_release(v);
+    return st;
+}

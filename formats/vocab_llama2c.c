@@ -1,0 +1,131 @@
+/* llama2.c's tokenizer.bin: int32 length of the longest piece, then per piece a float32 score,
+ * an int32 length and the bytes.  Ids 0, 1, 2 are unknown, BOS and EOS, 3..258 the bytes;
+ * spaces stand as spaces.  The number of pieces is nowhere: it is the model's vocabulary. */
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
+
+#include "formats/vocab_build.h"
+#include "lib/base/file.h"
+
+enum { HEAD = 8, FIRST_NORMAL = 259 };
+
+static uint32_t le32(const uint8_t *b)
+{
+    return (uint32_t)b[0] | (uint32_t)b[1] << 8 | (uint32_t)b[2] << 16 | (uint32_t)b[3] << 24;
+}
+
+/* Walks the records; counts pieces and what their texts weigh with U+2581 for every space. */
+static vptq_status measure(const vptq_vocab *v, const vptq_map *map, size_t *count,
+                           size_t *bytes, vptq_err *err)
+{
+    *count = *bytes = 0;
+    if (map->size < 4)
+        return vptq_fail(err, VPTQ_E_FORMAT, "%s: %zu bytes are too few for a tokenizer",
+                         v->source, map->size);
+    for (size_t at = 4; at < map->size; ++*count) {
+        size_t left = map->size - at;
+        uint32_t len = left >= HEAD ? le32(map->data + at + 4) : 0;
+        if (left < HEAD || len > left - HEAD)
+            return vptq_fail(err, VPTQ_E_FORMAT,
+                             "%s: piece %zu of %" PRIu32
+                             " bytes does not fit in the %zu bytes left",
+                             v->source, *count, len, left);
+        for (uint32_t i = 0; i < len; i++)
+            *bytes += map->data[at + HEAD + i] == ' ' ? 3 : 1;
+        at += HEAD + len;
+    }
+    return VPTQ_OK;
+}
+
+static vptq_piece read_piece(vptq_pool *pool, uint32_t id, const uint8_t *rec)
+{
+    vptq_piece p = {.text = pool->next, .type = VPTQ_PIECE_NORMAL};
+    const char *bytes = (const char *)rec + HEAD;
+    uint32_t bits = le32(rec), len = le32(rec + 4);
+    memcpy(&p.score, &bits, sizeof p.score);
+    uint8_t byte;
+    if (id == 1 || id == 2) { /* in the file they have newlines around them for printing */
+        p.type = VPTQ_PIECE_CONTROL;
+        p.text = vptq_pool_add(pool, id == 1 ? "<s>" : "</s>", id == 1 ? 3 : 4);
+        p.len = id == 1 ? 3 : 4;
+        return p;
+    }
+    if (id == 0)
+        p.type = VPTQ_PIECE_UNKNOWN;
+    else if (id < FIRST_NORMAL && vptq_piece_is_byte(bytes, len, &byte))
+        p.type = VPTQ_PIECE_BYTE;
+    char *out = pool->next;
+    for (uint32_t i = 0; i < len; i++) {
+        bool space = bytes[i] == ' ';
+        memcpy(out + p.len, space ? VPTQ_META : bytes + i, space ? 3 : 1);
+        p.len += space ? 3 : 1;
+    }
+    out[p.len] = 0;
+    pool->next += p.len + 1;
+    pool->left -= p.len + 1;
+    if (p.len == 0)
+        p.type = VPTQ_PIECE_UNUSED;
+    return p;
+}
+
+static vptq_status fill(vptq_vocab *v, const vptq_map *map, size_t bytes, vptq_err *err)
+{
+    vptq_pool pool;
+    vptq_strmap index = {0};
+    vptq_status st = vptq_pool_init(&pool, &v->arena, bytes + 7, v->count, err);
+    if (st)
+        return st;
+    const uint8_t *rec = map->data + 4;
+    for (uint32_t i = 0; i < v->count; i++) {
+        v->pieces[i] = read_piece(&pool, i, rec);
+        if (isnan(v->pieces[i].score))
+            return vptq_fail(err, VPTQ_E_FORMAT, "%s: the score of piece %" PRIu32 " is NaN",
+                             v->source, i);
+        rec += HEAD + le32(rec + 4);
+    }
+    VPTQ_TRY(vptq_vocab_index(v, &index, err));
+    vptq_strmap_release(&index);
+    VPTQ_TRY(vptq_vocab_spm_norms(v, true, false, err));
+out:
+    return st;
+}
+
+vptq_status vptq_vocab_read_llama2c(const char *path, uint32_t expect, vptq_mem *mem,
+                                    vptq_vocab *v, vptq_err *err)
+{
+    vptq_map map = {0};
+    size_t count = 0, bytes = 0;
+    vptq_status st = vptq_vocab_begin(v, path, mem, err);
+    if (st)
+        goto out;
+    VPTQ_TRY(vptq_map_open(path, &map, err));
+    VPTQ_TRY(measure(v, &map, &count, &bytes, err));
+    if (expect != 0 && count != expect) {
+        st = vptq_fail(err, VPTQ_E_MISMATCH,
+                       "%s: %zu pieces, the model's vocabulary has %" PRIu32 " entries", path,
+                       count, expect);
+        goto out;
+    }
+    if (count < 3) {
+        st =
+            vptq_fail(err, VPTQ_E_FORMAT, "%s: %zu pieces, at least 3 are needed", path, count);
+        goto out;
+    }
+    VPTQ_TRY(vptq_vocab_pieces(v, count, err));
+    v->kind = VPTQ_VOCAB_SPM_BPE;
+    v->byte_fallback = true;
+    v->fuse_unk = true;
+    v->add_bos = true;
+    v->unk = 0;
+    v->bos = 1;
+    v->eos = 2;
+    VPTQ_TRY(fill(v, &map, bytes, err));
+    VPTQ_TRY(vptq_vocab_added_from_types(v, err));
+    VPTQ_TRY(vptq_vocab_finish(v, err));
+out:
+    vptq_map_release(&map);
+    if (st)
+        vptq_vocab_release(v);
+    return st;
+}

@@ -1,0 +1,282 @@
+#include "lib/model/tokenizer.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "lib/base/utf8.h"
+#include "lib/model/tokenizer_impl.h"
+
+/* --- opening --- */
+
+/* The bytes that a piece in GPT-2's alphabet stands for, into out; false when a character is
+ * not of the alphabet. */
+static bool from_alphabet(const vptq_piece *p, char *out, size_t *len)
+{
+    *len = 0;
+    for (size_t i = 0; i < p->len;) {
+        uint32_t cp = 0;
+        size_t k = vptq_utf8_decode(p->text + i, p->len - i, &cp);
+        int byte = k > 0 ? vptq_symbol_byte(cp) : -1;
+        if (byte < 0)
+            return false;
+        out[(*len)++] = (char)byte;
+        i += k;
+    }
+    return true;
+}
+
+static void from_meta(const vptq_piece *p, char *out, size_t *len)
+{
+    *len = 0;
+    for (size_t i = 0; i < p->len;) {
+        bool meta = p->len - i >= 3 && memcmp(p->text + i, VPTQ_META, 3) == 0;
+        out[(*len)++] = meta ? ' ' : p->text[i];
+        i += meta ? 3 : 1;
+    }
+}
+
+/* The byte of a text <0x0A>. */
+static int byte_piece(const vptq_piece *p)
+{
+    static const char digits[] = "0123456789ABCDEF";
+    if (p->len != 6 || memcmp(p->text, "<0x", 3) != 0 || p->text[5] != '>')
+        return -1;
+    const char *high = memchr(digits, p->text[3], 16), *low = memchr(digits, p->text[4], 16);
+    return high && low ? (int)((high - digits) * 16 + (low - digits)) : -1;
+}
+
+/* What every piece decodes to: one piece of the arena for all texts. */
+static vptq_status decode_pieces(vptq_tokenizer *t, vptq_err *err)
+{
+    const vptq_vocab *v = t->v;
+    size_t total = 0;
+    for (uint32_t i = 0; i < v->count; i++)
+        total += v->pieces[i].len;
+    t->bytes = vptq_arena_zalloc(&t->arena, v->count, sizeof *t->bytes, err);
+    char *next = vptq_arena_alloc(&t->arena, total, 1, err);
+    if (!t->bytes || !next)
+        return VPTQ_E_NOMEM;
+    for (uint32_t i = 0; i < v->count; i++) {
+        const vptq_piece *p = &v->pieces[i];
+        vptq_span *b = &t->bytes[i];
+        *b = (vptq_span){next, 0};
+        if (v->kind == VPTQ_VOCAB_SPM_BPE && p->type == VPTQ_PIECE_BYTE) {
+            int byte = byte_piece(p);
+            if (byte < 0)
+                return vptq_fail(err, VPTQ_E_FORMAT,
+                                 "%s: byte piece %" PRIu32 " is '%s', expected <0xHH>",
+                                 v->source, i, p->text);
+            t->byte_id[byte] = (int32_t)i;
+            next[0] = (char)byte;
+            b->len = 1;
+        } else if (v->kind == VPTQ_VOCAB_SPM_BPE) {
+            from_meta(p, next, &b->len);
+        } else if (!from_alphabet(p, next, &b->len)) {
+            *b = (vptq_span){p->text, p->len};
+            continue;
+        }
+        next += b->len;
+    }
+    for (uint32_t i = 0; i < v->added_count; i++)
+        t->bytes[v->added[i].id] = (vptq_span){v->added[i].text, v->added[i].len};
+    return VPTQ_OK;
+}
+
+/* True when a character other than U+2581 has one behind it. */
+static bool meta_inside(const vptq_piece *p)
+{
+    for (size_t i = 3; i + 3 <= p->len; i++) {
+        if (memcmp(p->text + i, VPTQ_META, 3) == 0 &&
+            memcmp(p->text + i - 3, VPTQ_META, 3) != 0)
+            return true;
+    }
+    /* one or two bytes in front of the mark */
+    for (size_t i = 1; i < 3 && i + 3 <= p->len; i++) {
+        if (memcmp(p->text + i, VPTQ_META, 3) == 0)
+            return true;
+    }
+    return false;
+}
+
+/* The map from what a text holds to NORMAL pieces, and the symbols of single bytes. */
+static vptq_status index_pieces(vptq_tokenizer *t, vptq_err *err)
+{
+    const vptq_vocab *v = t->v;
+    bool bytes = v->kind == VPTQ_VOCAB_BYTE_BPE;
+    bool by_text = !bytes || v->merge_count == 0 || v->ignore_merges;
+    vptq_status st = vptq_strmap_init(&t->text, t->arena.mem, by_text ? v->count : 0, err);
+    if (st)
+        return st;
+    bool meta = false, inside = false;
+    for (uint32_t i = 0; i < v->count; i++) {
+        const vptq_piece *p = &v->pieces[i];
+        if (p->type != VPTQ_PIECE_NORMAL || p->len == 0)
+            continue;
+        vptq_span key = bytes ? t->bytes[i] : (vptq_span){p->text, p->len};
+        if (key.text == p->text && bytes)
+            continue; /* not of the alphabet: no text leads to it */
+        bool fresh = true;
+        if (by_text)
+            st = vptq_strmap_add(&t->text, key.text, key.len, i, &fresh, err);
+        if (st)
+            return st;
+        if (bytes && key.len == 1)
+            t->byte_id[(unsigned char)key.text[0]] = (int32_t)i;
+        if (key.len > t->longest)
+            t->longest = (uint32_t)key.len;
+        meta = meta || (p->len == 3 && memcmp(p->text, VPTQ_META, 3) == 0);
+        inside = inside || (!bytes && meta_inside(p));
+    }
+    t->cut_meta = !bytes && meta && !inside && !v->ignore_merges;
+    return VPTQ_OK;
+}
+
+vptq_status vptq_tokenizer_open(const vptq_vocab *vocab, vptq_mem *mem, vptq_tokenizer **out,
+                                vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    *out = NULL;
+    vptq_tokenizer *t = vptq_mem_alloc(mem, 1, sizeof *t, err);
+    if (!t)
+        return VPTQ_E_NOMEM;
+    *t = (vptq_tokenizer){.v = vocab};
+    vptq_arena_init(&t->arena, mem);
+    for (int i = 0; i < 256; i++)
+        t->byte_id[i] = -1;
+    VPTQ_TRY(decode_pieces(t, err));
+    VPTQ_TRY(index_pieces(t, err));
+    VPTQ_TRY(vptq_merge_prepare(t, err));
+    VPTQ_TRY(vptq_regex_prepare(t, err));
+    VPTQ_TRY(vptq_added_prepare(t, err));
+out:
+    if (st) {
+        vptq_tokenizer_close(t);
+        t = NULL;
+    }
+    *out = t;
+    return st;
+}
+
+void vptq_tokenizer_close(vptq_tokenizer *t)
+{
+    if (!t)
+        return;
+    vptq_mem *mem = t->arena.mem;
+    vptq_regex_release(t);
+    vptq_strmap_release(&t->text);
+    vptq_arena_release(&t->arena);
+    vptq_mem_free(mem, t);
+}
+
+/* --- encoding --- */
+
+static vptq_status encoder_open(vptq_encoder *e, const vptq_tokenizer *t, vptq_ids *out,
+                                vptq_err *err)
+{
+    *e = (vptq_encoder){.t = t, .mem = t->arena.mem, .out = out};
+    vptq_buf_init(&e->norm[0], e->mem);
+    vptq_buf_init(&e->norm[1], e->mem);
+    if (t->v->split_count > 0) {
+        e->step = vptq_mem_alloc(e->mem, t->v->split_count, sizeof *e->step, err);
+        if (!e->step)
+            return VPTQ_E_NOMEM;
+        for (uint32_t i = 0; i < t->v->split_count; i++)
+            vptq_buf_init(&e->step[i], e->mem);
+    }
+    return vptq_regex_open(t, &e->regex, err);
+}
+
+static void encoder_close(vptq_encoder *e)
+{
+    for (uint32_t i = 0; e->step && i < e->t->v->split_count; i++)
+        vptq_buf_release(&e->step[i]);
+    vptq_mem_free(e->mem, e->step);
+    vptq_buf_release(&e->norm[0]);
+    vptq_buf_release(&e->norm[1]);
+    vptq_mem_free(e->mem, e->symbols);
+    vptq_mem_free(e->mem, e->heap);
+    vptq_regex_close(&e->regex);
+}
+
+/* A section between added tokens: normalized, cut once more at the added tokens that are looked
+ * for in normalized text, then split and merged. */
+static vptq_status encode_section(vptq_encoder *e, const char *text, size_t len, bool first,
+                                  bool special, vptq_err *err)
+{
+    vptq_span s;
+    vptq_status st = VPTQ_OK;
+    if (len == 0)
+        return VPTQ_OK;
+    VPTQ_TRY(vptq_normalize(e->t, &e->regex, e->norm, text, len, &s, err));
+    for (size_t at = 0; at < s.len;) {
+        size_t begin = s.len, end = s.len;
+        int32_t id =
+            vptq_added_find(&e->t->normalized, s.text, s.len, at, special, &begin, &end);
+        if (id < 0)
+            begin = end = s.len;
+        VPTQ_TRY(vptq_split_words(e, s.text + at, begin - at, first && at == 0, err));
+        if (id >= 0)
+            VPTQ_TRY(vptq_ids_add(e->out, &id, 1, err));
+        at = end;
+    }
+out:
+    return st;
+}
+
+vptq_status vptq_tokenizer_encode(const vptq_tokenizer *t, const char *text, size_t len,
+                                  unsigned flags, vptq_ids *out, vptq_err *err)
+{
+    const vptq_vocab *v = t->v;
+    bool special = (flags & VPTQ_ENCODE_SPECIAL) != 0, ends = (flags & VPTQ_ENCODE_BOS) != 0;
+    vptq_encoder e;
+    vptq_status st = encoder_open(&e, t, out, err);
+    if (st)
+        goto out;
+    if (ends && v->add_bos)
+        VPTQ_TRY(vptq_ids_add(out, &v->bos, 1, err));
+    for (size_t at = 0; at < len;) {
+        size_t begin = len, end = len;
+        int32_t id = vptq_added_find(&t->raw, text, len, at, special, &begin, &end);
+        if (id < 0)
+            begin = end = len;
+        VPTQ_TRY(encode_section(&e, text + at, begin - at, at == 0, special, err));
+        if (id >= 0)
+            VPTQ_TRY(vptq_ids_add(out, &id, 1, err));
+        at = end;
+    }
+    if (ends && v->add_eos)
+        VPTQ_TRY(vptq_ids_add(out, &v->eos, 1, err));
+out:
+    encoder_close(&e);
+    return st;
+}
+
+/* --- decoding --- */
+
+vptq_status vptq_tokenizer_decode(const vptq_tokenizer *t, const int32_t *ids, size_t n,
+                                  bool start, bool special, vptq_buf *out, vptq_err *err)
+{
+    const vptq_vocab *v = t->v;
+    bool strip = start && v->strip_start;
+    vptq_status st = VPTQ_OK;
+    for (size_t i = 0; i < n; i++) {
+        if (ids[i] < 0 || (uint32_t)ids[i] >= v->count) {
+            st = vptq_fail(err, VPTQ_E_ARG,
+                           "token id %" PRId32 " is outside the vocabulary of %" PRIu32
+                           " entries of %s",
+                           ids[i], v->count, v->source);
+            goto out;
+        }
+        uint8_t type = v->pieces[ids[i]].type;
+        vptq_span b = t->bytes[ids[i]];
+        bool hidden = type == VPTQ_PIECE_CONTROL || type == VPTQ_PIECE_UNKNOWN;
+        if (hidden && !special)
+            continue;
+        if (strip && type == VPTQ_PIECE_NORMAL && b.len > 0 && b.text[0] == ' ')
+            b = (vptq_span){b.text + 1, b.len - 1};
+        strip = strip && hidden;
+        VPTQ_TRY(vptq_buf_add(out, b.text, b.len, err));
+    }
+out:
+    return st;
+}

@@ -1,0 +1,197 @@
+/* Added tokens: cut out of a text before anything else, longest match first. */
+#include <stdlib.h>
+#include <string.h>
+#include <utf8proc.h>
+
+#include "lib/base/utf8.h"
+#include "lib/model/tokenizer_impl.h"
+
+typedef struct vptq_added_entry {
+    vptq_span span;
+    const vptq_added_token *token;
+} entry;
+
+static int by_text(const void *a, const void *b)
+{
+    const entry *x = a, *y = b;
+    size_t n = x->span.len < y->span.len ? x->span.len : y->span.len;
+    int c = memcmp(x->span.text, y->span.text, n);
+    if (c != 0)
+        return c;
+    if (x->span.len != y->span.len)
+        return x->span.len < y->span.len ? -1 : 1;
+    return x->token < y->token ? -1 : x->token > y->token; /* of equal ones the first counts */
+}
+
+/* Adds an entry whose text is a copy of `text`. */
+static vptq_status add_entry(vptq_tokenizer *t, vptq_added_set *set, vptq_span text,
+                             const vptq_added_token *token, vptq_err *err)
+{
+    char *copy = vptq_arena_strndup(&t->arena, text.text, text.len, err);
+    if (!copy)
+        return VPTQ_E_NOMEM;
+    set->entries[set->count++] = (entry){{copy, text.len}, token};
+    return VPTQ_OK;
+}
+
+vptq_status vptq_added_prepare(vptq_tokenizer *t, vptq_err *err)
+{
+    const vptq_vocab *v = t->v;
+    vptq_added_set *sets[2] = {&t->raw, &t->normalized};
+    vptq_regex_run run = {0};
+    vptq_buf norm[2];
+    vptq_buf_init(&norm[0], t->arena.mem);
+    vptq_buf_init(&norm[1], t->arena.mem);
+    vptq_status st = vptq_regex_open(t, &run, err);
+    if (st)
+        goto out;
+    for (int k = 0; k < 2; k++) {
+        sets[k]->entries =
+            vptq_arena_alloc(&t->arena, v->added_count, sizeof *sets[k]->entries, err);
+        if (!sets[k]->entries) {
+            st = VPTQ_E_NOMEM;
+            goto out;
+        }
+    }
+    for (uint32_t i = 0; i < v->added_count; i++) {
+        const vptq_added_token *a = &v->added[i];
+        vptq_span text = {a->text, a->len};
+        if (a->normalized)
+            VPTQ_TRY(vptq_normalize(t, &run, norm, a->text, a->len, &text, err));
+        if (text.len > 0)
+            VPTQ_TRY(add_entry(t, sets[a->normalized], text, a, err));
+    }
+    for (int k = 0; k < 2; k++) {
+        if (sets[k]->count > 0)
+            qsort(sets[k]->entries, sets[k]->count, sizeof *sets[k]->entries, by_text);
+        for (uint32_t i = 0; i < sets[k]->count; i++)
+            sets[k]->first[(unsigned char)sets[k]->entries[i].span.text[0]] = true;
+    }
+out:
+    vptq_regex_close(&run);
+    vptq_buf_release(&norm[0]);
+    vptq_buf_release(&norm[1]);
+    return st;
+}
+
+/* The longest entry that text begins with, or NULL: the range of entries that agree with the
+ * first d bytes narrows as d grows. */
+static const entry *longest(const vptq_added_set *set, const char *text, size_t len)
+{
+    const entry *best = NULL;
+    uint32_t lo = 0, hi = set->count;
+    for (size_t d = 0; lo < hi; d++) {
+        /* entries that end here come first in the range */
+        if (set->entries[lo].span.len == d) {
+            best = &set->entries[lo];
+            while (lo < hi && set->entries[lo].span.len == d)
+                lo++;
+        }
+        if (d == len)
+            break;
+        unsigned char c = (unsigned char)text[d];
+        uint32_t a = lo, b = hi;
+        while (a < b) { /* first entry whose byte d is not below c */
+            uint32_t mid = a + (b - a) / 2;
+            if ((unsigned char)set->entries[mid].span.text[d] < c)
+                a = mid + 1;
+            else
+                b = mid;
+        }
+        lo = a;
+        b = hi;
+        while (a < b) { /* first entry whose byte d is above c */
+            uint32_t mid = a + (b - a) / 2;
+            if ((unsigned char)set->entries[mid].span.text[d] <= c)
+                a = mid + 1;
+            else
+                b = mid;
+        }
+        hi = a;
+    }
+    return best;
+}
+
+/* The character that ends at text[at] (at > 0), 0 for invalid bytes; its length in *size. */
+static uint32_t char_before(const char *text, size_t at, size_t *size)
+{
+    size_t begin = at - 1;
+    while (begin > 0 && at - begin < 4 && ((unsigned char)text[begin] & 0xC0) == 0x80)
+        begin--;
+    uint32_t cp = 0;
+    *size = at - begin;
+    if (vptq_utf8_decode(text + begin, at - begin, &cp) != *size)
+        return *size = 1, 0;
+    return cp;
+}
+
+/* \w of a regular expression: letters, marks, numbers, connecting punctuation. */
+static bool is_word(uint32_t cp)
+{
+    switch (utf8proc_category((utf8proc_int32_t)cp)) {
+    case UTF8PROC_CATEGORY_LU:
+    case UTF8PROC_CATEGORY_LL:
+    case UTF8PROC_CATEGORY_LT:
+    case UTF8PROC_CATEGORY_LM:
+    case UTF8PROC_CATEGORY_LO:
+    case UTF8PROC_CATEGORY_MN:
+    case UTF8PROC_CATEGORY_MC:
+    case UTF8PROC_CATEGORY_ME:
+    case UTF8PROC_CATEGORY_ND:
+    case UTF8PROC_CATEGORY_NL:
+    case UTF8PROC_CATEGORY_PC:
+        return true;
+    default:
+        return false;
+    }
+}
+
+static bool stands_alone(const char *text, size_t len, size_t begin, size_t end)
+{
+    size_t size;
+    uint32_t cp = 0;
+    if (begin > 0 && is_word(char_before(text, begin, &size)))
+        return false;
+    return vptq_utf8_decode(text + end, len - end, &cp) == 0 || !is_word(cp);
+}
+
+static void swallow_space(const vptq_added_token *a, const char *text, size_t len, size_t from,
+                          size_t *begin, size_t *end)
+{
+    size_t size = 0;
+    while (a->lstrip && *begin > from && vptq_utf8_space(char_before(text, *begin, &size)) &&
+           *begin - size >= from)
+        *begin -= size;
+    while (a->rstrip && *end < len) {
+        uint32_t cp = 0;
+        size = vptq_utf8_decode(text + *end, len - *end, &cp);
+        if (size == 0 || !vptq_utf8_space(cp))
+            break;
+        *end += size;
+    }
+}
+
+int32_t vptq_added_find(const vptq_added_set *set, const char *text, size_t len, size_t from,
+                        bool special, size_t *begin, size_t *end)
+{
+    if (set->count == 0)
+        return -1;
+    for (size_t i = from; i < len; i++) {
+        if (!set->first[(unsigned char)text[i]])
+            continue;
+        const entry *hit = longest(set, text + i, len - i);
+        if (!hit)
+            continue;
+        const vptq_added_token *a = hit->token;
+        *begin = i;
+        *end = i + hit->span.len;
+        if ((a->special && !special) ||
+            (a->single_word && !stands_alone(text, len, *begin, *end))) {
+            i = *end - 1; /* a match that does not count still hides what it covers */
+            continue;
+        }
+        swallow_space(a, text, len, from, begin, end);
+        return (int32_t)a->id;
+    }
+    return -1;
+}

@@ -1,0 +1,173 @@
+/* The pre-tokenizer: each step cuts the words of the step before it and hands its own on. */
+#include <string.h>
+#include <utf8proc.h>
+
+#include "lib/base/utf8.h"
+#include "lib/model/tokenizer_impl.h"
+
+/* A word on its way: `first` when it begins where the text does. */
+typedef struct word {
+    const char *text;
+    size_t len;
+    bool first;
+} word;
+
+static vptq_status run_step(vptq_encoder *e, uint32_t step, word w, vptq_err *err);
+
+/* Part [begin, end) of a word goes to the next step. */
+static vptq_status hand_on(vptq_encoder *e, uint32_t step, word w, size_t begin, size_t end,
+                           vptq_err *err)
+{
+    if (begin == end)
+        return VPTQ_OK;
+    word part = {w.text + begin, end - begin, w.first && begin == 0};
+    return run_step(e, step + 1, part, err);
+}
+
+/* SentencePiece words end before a U+2581 that does not follow another one: when no merge
+ * reaches over such a place, cutting there changes nothing and keeps the heaps small. */
+static vptq_status merge_cut(vptq_encoder *e, word w, vptq_err *err)
+{
+    size_t begin = 0;
+    vptq_status st = VPTQ_OK;
+    for (size_t i = 3; i + 3 <= w.len; i++) {
+        if (w.text[i] == VPTQ_META[0] && memcmp(w.text + i, VPTQ_META, 3) == 0 &&
+            memcmp(w.text + i - 3, VPTQ_META, 3) != 0) {
+            VPTQ_TRY(vptq_merge_word(e, w.text + begin, i - begin, err));
+            begin = i;
+        }
+    }
+    VPTQ_TRY(vptq_merge_word(e, w.text + begin, w.len - begin, err));
+out:
+    return st;
+}
+
+static vptq_status split_regex(vptq_encoder *e, uint32_t step, word w, vptq_err *err)
+{
+    const vptq_split *s = &e->t->v->splits[step];
+    bool keep_match = s->kind == VPTQ_SPLIT_ISOLATED || s->invert;
+    bool keep_rest = s->kind == VPTQ_SPLIT_ISOLATED || !s->invert;
+    vptq_status st = VPTQ_OK;
+    for (size_t i = 0; i < w.len;) {
+        size_t run = vptq_utf8_valid_prefix(w.text + i, w.len - i);
+        for (size_t at = 0; at < run;) {
+            size_t begin = 0, end = 0;
+            VPTQ_TRY(vptq_regex_find(e->t, e->t->split_code[step], &e->regex, w.text + i, run,
+                                     at, &begin, &end, err));
+            if (keep_rest)
+                VPTQ_TRY(hand_on(e, step, w, i + at, i + begin, err));
+            if (keep_match)
+                VPTQ_TRY(hand_on(e, step, w, i + begin, i + end, err));
+            at = end;
+        }
+        i += run;
+        size_t bad = i; /* bytes that are not UTF-8 are a word of their own */
+        uint32_t cp = 0;
+        while (i < w.len && vptq_utf8_decode(w.text + i, w.len - i, &cp) == 0)
+            i++;
+        VPTQ_TRY(hand_on(e, step, w, bad, i, err));
+    }
+out:
+    return st;
+}
+
+static bool is_numeric(uint32_t cp)
+{
+    if (cp < 0x80)
+        return cp >= '0' && cp <= '9';
+    utf8proc_category_t c = utf8proc_category((utf8proc_int32_t)cp);
+    return c == UTF8PROC_CATEGORY_ND || c == UTF8PROC_CATEGORY_NL || c == UTF8PROC_CATEGORY_NO;
+}
+
+static vptq_status split_digits(vptq_encoder *e, uint32_t step, word w, vptq_err *err)
+{
+    bool individual = e->t->v->splits[step].individual, in_digits = false;
+    size_t begin = 0;
+    vptq_status st = VPTQ_OK;
+    for (size_t i = 0, k = 0; i < w.len; i += k) {
+        uint32_t cp = 0;
+        k = vptq_utf8_decode(w.text + i, w.len - i, &cp);
+        bool digit = k > 0 && is_numeric(cp);
+        if (k == 0)
+            k = 1;
+        if (i > begin && (digit != in_digits || (digit && individual))) {
+            VPTQ_TRY(hand_on(e, step, w, begin, i, err));
+            begin = i;
+        }
+        in_digits = digit;
+    }
+    VPTQ_TRY(hand_on(e, step, w, begin, w.len, err));
+out:
+    return st;
+}
+
+static vptq_status split_metaspace(vptq_encoder *e, uint32_t step, word w, vptq_err *err)
+{
+    const vptq_split *s = &e->t->v->splits[step];
+    vptq_buf *b = &e->step[step];
+    vptq_status st = VPTQ_OK;
+    bool has = w.text[0] == ' ' || (w.len >= 3 && memcmp(w.text, VPTQ_META, 3) == 0);
+    vptq_buf_clear(b);
+    if (!has &&
+        (s->prepend == VPTQ_PREPEND_ALWAYS || (s->prepend == VPTQ_PREPEND_FIRST && w.first)))
+        VPTQ_TRY(vptq_buf_add(b, VPTQ_META, 3, err));
+    for (size_t i = 0; i < w.len;) {
+        const char *space = memchr(w.text + i, ' ', w.len - i);
+        size_t n = space ? (size_t)(space - w.text) - i : w.len - i;
+        VPTQ_TRY(vptq_buf_add(b, w.text + i, n, err));
+        i += n;
+        if (i < w.len) {
+            VPTQ_TRY(vptq_buf_add(b, VPTQ_META, 3, err));
+            i++;
+        }
+    }
+    word all = {b->data, b->len, w.first};
+    size_t begin = 0;
+    for (size_t i = 1; s->individual && i + 3 <= all.len; i++) {
+        if (memcmp(all.text + i, VPTQ_META, 3) == 0) {
+            VPTQ_TRY(hand_on(e, step, all, begin, i, err));
+            begin = i;
+        }
+    }
+    VPTQ_TRY(hand_on(e, step, all, begin, all.len, err));
+out:
+    return st;
+}
+
+static vptq_status split_prefix(vptq_encoder *e, uint32_t step, word w, vptq_err *err)
+{
+    if (w.text[0] == ' ')
+        return run_step(e, step + 1, w, err);
+    vptq_buf *b = &e->step[step];
+    vptq_buf_clear(b);
+    vptq_status st = vptq_buf_add(b, " ", 1, err);
+    if (!st)
+        st = vptq_buf_add(b, w.text, w.len, err);
+    return st ? st : run_step(e, step + 1, (word){b->data, b->len, w.first}, err);
+}
+
+/* Steps nest, VPTQ_STEPS_MAX deep at most. */
+static vptq_status run_step(vptq_encoder *e, uint32_t step, word w, vptq_err *err)
+{
+    const vptq_vocab *v = e->t->v;
+    if (step == v->split_count)
+        return e->t->cut_meta ? merge_cut(e, w, err) : vptq_merge_word(e, w.text, w.len, err);
+    switch (v->splits[step].kind) {
+    case VPTQ_SPLIT_ISOLATED:
+    case VPTQ_SPLIT_REMOVED:
+        return split_regex(e, step, w, err);
+    case VPTQ_SPLIT_DIGITS:
+        return split_digits(e, step, w, err);
+    case VPTQ_SPLIT_METASPACE:
+        return split_metaspace(e, step, w, err);
+    case VPTQ_SPLIT_PREFIX:
+        return split_prefix(e, step, w, err);
+    }
+    return VPTQ_OK;
+}
+
+vptq_status vptq_split_words(vptq_encoder *e, const char *text, size_t len, bool first,
+                             vptq_err *err)
+{
+    return len > 0 ? run_step(e, 0, (word){text, len, first}, err) : VPTQ_OK;
+}
