@@ -1,0 +1,385 @@
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "formats/hf_config.h"
+#include "tests/vtest.h"
+
+/* A configuration of a family, with more keys behind the usual ones (", \"k\": v"). */
+static json_t *config_of(const char *type, const char *architecture, const char *more)
+{
+    char text[2048];
+    vptq_err err = {0};
+    json_t *config = NULL;
+    int n = snprintf(text, sizeof text,
+                     "{\"model_type\":\"%s\",\"architectures\":[\"%s\"],\"hidden_size\":64,"
+                     "\"intermediate_size\":172,\"num_hidden_layers\":4,"
+                     "\"num_attention_heads\":8,\"vocab_size\":512%s}",
+                     type, architecture, more);
+    assert_true(n > 0 && (size_t)n < sizeof text);
+    assert_ok(vptq_json_parse(text, (size_t)n, "config.json", &config, &err), &err);
+    return config;
+}
+
+static vptq_model_desc parse(const char *type, const char *architecture, const char *more)
+{
+    vptq_model_desc d;
+    vptq_err err = {0};
+    json_t *config = config_of(type, architecture, more);
+    assert_ok(vptq_hf_config_parse(config, "config.json", &d, &err), &err);
+    json_decref(config);
+    return d;
+}
+
+static vptq_model_desc llama(const char *more)
+{
+    return parse("llama", "LlamaForCausalLM", more);
+}
+
+static void refuse(const char *type, const char *architecture, const char *more,
+                   vptq_status code, const char *part)
+{
+    vptq_model_desc d;
+    vptq_err err = {0};
+    json_t *config = config_of(type, architecture, more);
+    assert_fails(vptq_hf_config_parse(config, "x/config.json", &d, &err), code, &err, part);
+    assert_memory_equal(err.text, "x/config.json: ", 15);
+    json_decref(config);
+}
+
+static void refuse_llama(const char *more, vptq_status code, const char *part)
+{
+    refuse("llama", "LlamaForCausalLM", more, code, part);
+}
+
+static void test_defaults(void **state)
+{
+    (void)state;
+    vptq_model_desc d = llama("");
+    assert_string_equal(d.family->model_type, "llama");
+    assert_int_equal(d.kv_heads, 8);
+    assert_int_equal(d.head_dim, 8);
+    assert_int_equal(d.context, 2048);
+    assert_int_equal(d.window, 0);
+    assert_true(d.norm_eps == 1e-6f);
+    assert_false(d.tied || d.qkv_bias || d.o_bias || d.mlp_bias);
+    assert_true(d.rope_theta == 10000);
+    assert_int_equal(d.rope_scaling, VPTQ_ROPE_NONE);
+    assert_true(d.rope_factor == 1 && d.rope_attention_factor == 1);
+    assert_int_equal(d.bos, -1);
+    assert_int_equal(d.eos, -1);
+}
+
+static void test_common_keys(void **state)
+{
+    (void)state;
+    vptq_model_desc d =
+        llama(",\"num_key_value_heads\":4,\"head_dim\":null,\"rms_norm_eps\":1e-05,"
+              "\"max_position_embeddings\":512,\"tie_word_embeddings\":true,"
+              "\"attention_bias\":true,\"mlp_bias\":true,\"rope_theta\":5e5,"
+              "\"rope_scaling\":null,\"bos_token_id\":1,\"eos_token_id\":[128001,128009],"
+              "\"torch_dtype\":\"bfloat16\",\"hidden_act\":\"silu\",\"sliding_window\":16");
+    assert_int_equal(d.hidden, 64);
+    assert_int_equal(d.intermediate, 172);
+    assert_int_equal(d.layers, 4);
+    assert_int_equal(d.heads, 8);
+    assert_int_equal(d.kv_heads, 4);
+    assert_int_equal(d.head_dim, 8);
+    assert_int_equal(d.vocab, 512);
+    assert_int_equal(d.context, 512);
+    assert_int_equal(d.window, 0);
+    assert_true(d.norm_eps == 1e-5f);
+    assert_true(d.tied && d.qkv_bias && d.o_bias && d.mlp_bias);
+    assert_true(d.rope_theta == 500000);
+    assert_int_equal(d.bos, 1);
+    assert_int_equal(d.eos, 128001);
+}
+
+static void test_families(void **state)
+{
+    (void)state;
+    vptq_model_desc d = parse("qwen2", "Qwen2ForCausalLM", "");
+    assert_true(d.qkv_bias && !d.o_bias && !d.mlp_bias);
+    d = parse("qwen3", "Qwen3ForCausalLM", "");
+    assert_int_equal(d.head_dim, 128);
+    assert_true(!d.qkv_bias && d.family->qk_norm);
+    d = parse("qwen3", "Qwen3ForCausalLM", ",\"head_dim\":16,\"attention_bias\":true");
+    assert_int_equal(d.head_dim, 16);
+    assert_true(d.qkv_bias && d.o_bias);
+    d = parse("mistral", "MistralForCausalLM", ",\"sliding_window\":32");
+    assert_int_equal(d.window, 32);
+    assert_int_equal(d.window_from, 0);
+}
+
+static void test_family_from_architecture(void **state)
+{
+    (void)state;
+    vptq_err err = {0};
+    vptq_model_desc d;
+    json_t *config = config_of("", "Qwen2ForCausalLM", "");
+    assert_int_equal(json_object_del(config, "model_type"), 0);
+    assert_ok(vptq_hf_config_parse(config, "c", &d, &err), &err);
+    assert_string_equal(d.family->model_type, "qwen2");
+    json_decref(config);
+    refuse("gpt_neox", "GPTNeoXForCausalLM", "", VPTQ_E_UNSUPPORTED,
+           "architecture 'GPTNeoXForCausalLM' of model type 'gpt_neox' is not supported, "
+           "expected a causal language model of one of: llama, mistral, qwen2, qwen3");
+    refuse("llama", "LlamaForSequenceClassification", "", VPTQ_E_UNSUPPORTED,
+           "'LlamaForSequenceClassification'");
+    refuse("qwen3", "LlamaForCausalLM", "", VPTQ_E_UNSUPPORTED, "model type 'qwen3'");
+    refuse("", "", "", VPTQ_E_UNSUPPORTED, "is not supported");
+}
+
+static void test_windows(void **state)
+{
+    (void)state;
+    const char *mistral = "mistral", *m = "MistralForCausalLM";
+    const char *qwen = "qwen2", *q = "Qwen2ForCausalLM";
+    assert_int_equal(parse(mistral, m, "").window, 4096);
+    assert_int_equal(parse(mistral, m, ",\"sliding_window\":null").window, 0);
+    assert_int_equal(parse(qwen, q, ",\"sliding_window\":9,\"max_window_layers\":2").window, 0);
+    vptq_model_desc d = parse(qwen, q,
+                              ",\"sliding_window\":9,\"max_window_layers\":2,"
+                              "\"use_sliding_window\":true");
+    assert_int_equal(d.window, 9);
+    assert_int_equal(d.window_from, 2);
+    /* As many full layers as there are layers: nothing slides. */
+    d = parse(qwen, q,
+              ",\"sliding_window\":9,\"max_window_layers\":4,\"use_sliding_window\":true");
+    assert_int_equal(d.window, 0);
+    assert_int_equal(d.window_from, 0);
+#define TYPES(list)                                                                            \
+    ",\"sliding_window\":9,\"use_sliding_window\":true,\"max_window_layers\":28,"              \
+    "\"layer_types\":[" list "]"
+#define FULL  "\"full_attention\""
+#define SLIDE "\"sliding_attention\""
+    d = parse(qwen, q, TYPES(FULL "," SLIDE "," SLIDE "," SLIDE));
+    assert_int_equal(d.window, 9);
+    assert_int_equal(d.window_from, 1);
+    d = parse(qwen, q, TYPES(FULL "," FULL "," FULL "," FULL));
+    assert_int_equal(d.window, 0);
+    refuse(qwen, q, TYPES(SLIDE "," FULL "," SLIDE "," FULL), VPTQ_E_UNSUPPORTED,
+           "'layer_types' has full attention in layer 1 behind sliding attention in layer 0");
+    refuse(qwen, q, TYPES(FULL "," FULL "," FULL ",\"linear_attention\""), VPTQ_E_UNSUPPORTED,
+           "'layer_types' of layer 3 is 'linear_attention'");
+    refuse(qwen, q, TYPES(FULL), VPTQ_E_FORMAT, "'layer_types' is not a list of one name");
+#undef TYPES
+#undef FULL
+#undef SLIDE
+}
+
+static void test_rope_spellings(void **state)
+{
+    (void)state;
+    static const char *const same[] = {
+        ",\"rope_theta\":500000.0,\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":32.0,"
+        "\"low_freq_factor\":1.0,\"high_freq_factor\":4.0,"
+        "\"original_max_position_embeddings\":8192}",
+        ",\"rope_theta\":500000,\"rope_scaling\":{\"type\":\"llama3\",\"factor\":32,"
+        "\"low_freq_factor\":1,\"high_freq_factor\":4,"
+        "\"original_max_position_embeddings\":8192}",
+        ",\"rope_parameters\":{\"rope_theta\":500000.0,\"rope_type\":\"llama3\","
+        "\"factor\":32.0,\"low_freq_factor\":1.0,\"high_freq_factor\":4.0,"
+        "\"original_max_position_embeddings\":8192}",
+    };
+    for (size_t i = 0; i < sizeof same / sizeof same[0]; i++) {
+        vptq_model_desc d = llama(same[i]);
+        assert_int_equal(d.rope_scaling, VPTQ_ROPE_LLAMA3);
+        assert_true(d.rope_theta == 500000 && d.rope_factor == 32);
+        assert_true(d.rope_low == 1 && d.rope_high == 4);
+        assert_int_equal(d.rope_original_context, 8192);
+    }
+    vptq_model_desc d = llama(",\"rope_scaling\":{\"type\":\"linear\",\"factor\":4.0}");
+    assert_int_equal(d.rope_scaling, VPTQ_ROPE_LINEAR);
+    assert_true(d.rope_factor == 4);
+    d = llama(",\"rope_parameters\":{\"rope_theta\":1e6,\"rope_type\":\"default\"}");
+    assert_int_equal(d.rope_scaling, VPTQ_ROPE_NONE);
+    assert_true(d.rope_theta == 1e6);
+    d = llama(",\"rope_scaling\":{\"type\":\"dynamic\",\"factor\":1.0}");
+    assert_int_equal(d.rope_scaling, VPTQ_ROPE_NONE);
+}
+
+static void test_yarn(void **state)
+{
+    (void)state;
+    vptq_model_desc d = llama(",\"rope_scaling\":{\"type\":\"yarn\",\"factor\":4.0,"
+                              "\"original_max_position_embeddings\":32768}");
+    assert_int_equal(d.rope_scaling, VPTQ_ROPE_YARN);
+    assert_true(d.rope_low == 1 && d.rope_high == 32);
+    assert_int_equal(d.rope_original_context, 32768);
+    assert_true(fabs(d.rope_attention_factor - 1.138629436111989) < 1e-15);
+    d = llama(",\"max_position_embeddings\":77,\"rope_scaling\":{\"rope_type\":\"yarn\","
+              "\"factor\":2,\"attention_factor\":0.5,\"beta_fast\":16,\"beta_slow\":2}");
+    assert_true(d.rope_low == 2 && d.rope_high == 16 && d.rope_attention_factor == 0.5);
+    assert_int_equal(d.rope_original_context, 77);
+    /* 0.1 * 2 ln 40 + 1 over 0.1 ln 40 + 1 */
+    d = llama(",\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":40,\"mscale\":2,"
+              "\"mscale_all_dim\":1}");
+    assert_true(fabs(d.rope_attention_factor - 1.7377758908227871 / 1.3688879454113936) <
+                1e-15);
+}
+
+static void test_bad_values(void **state)
+{
+    (void)state;
+    const vptq_status bad = VPTQ_E_FORMAT, no = VPTQ_E_UNSUPPORTED;
+    refuse_llama(",\"hidden_act\":\"gelu\"", no, "'hidden_act' is 'gelu', only 'silu'");
+    refuse_llama(",\"head_dim\":7", bad, "head dimension 7 is odd");
+    refuse_llama(",\"head_dim\":\"8\"", bad, "key 'head_dim' is a string");
+    refuse_llama(",\"num_key_value_heads\":0", bad, "key-value heads is 0");
+    refuse_llama(",\"num_key_value_heads\":3", bad, "8 heads cannot share 3");
+    refuse_llama(",\"max_position_embeddings\":4294967296", bad, "is 4294967296, expected");
+    refuse_llama(",\"rms_norm_eps\":0", bad, "RMS norm epsilon is 0");
+    refuse_llama(",\"eos_token_id\":\"</s>\"", bad, "key 'eos_token_id' is not a token id");
+    refuse_llama(",\"bos_token_id\":-1", bad, "key 'bos_token_id' is not a token id");
+    refuse_llama(",\"partial_rotary_factor\":0.5", no, "'partial_rotary_factor' is 0.5");
+    refuse_llama(",\"rope_scaling\":7", bad, "key 'rope_scaling' is not an object");
+    refuse_llama(",\"rope_scaling\":{\"type\":\"linear\"}", bad, "without 'factor'");
+    refuse_llama(",\"rope_scaling\":{\"type\":\"linear\",\"factor\":0}", bad, "factor is 0");
+    refuse_llama(",\"rope_scaling\":{\"type\":\"llama3\",\"factor\":8}", bad,
+                 "without 'low_freq_factor'");
+    refuse_llama(",\"rope_scaling\":{\"type\":\"dynamic\",\"factor\":2}", no,
+                 "RoPE scaling 'dynamic' with factor 2 is not supported");
+    refuse_llama(",\"rope_scaling\":{\"rope_type\":\"longrope\",\"factor\":2}", no,
+                 "'longrope'");
+    refuse_llama(",\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":2,\"truncate\":false}",
+                 no, "'truncate' false");
+}
+
+static void test_missing_and_nested(void **state)
+{
+    (void)state;
+    static const char *const needed[] = {"hidden_size", "intermediate_size",
+                                         "num_hidden_layers", "num_attention_heads",
+                                         "vocab_size"};
+    vptq_err err = {0};
+    vptq_model_desc d;
+    for (size_t i = 0; i < sizeof needed / sizeof needed[0]; i++) {
+        json_t *config = config_of("llama", "LlamaForCausalLM", "");
+        char part[64];
+        snprintf(part, sizeof part, "c: key '%s' is missing", needed[i]);
+        assert_int_equal(json_object_del(config, needed[i]), 0);
+        assert_fails(vptq_hf_config_parse(config, "c", &d, &err), VPTQ_E_FORMAT, &err, part);
+        json_decref(config);
+    }
+    json_t *outer = json_pack("{s:s, s:[s], s:o}", "model_type", "wrapper", "architectures",
+                              "WrapperForConditionalGeneration", "text_config",
+                              config_of("mistral", "MistralForCausalLM", ""));
+    assert_ok(vptq_hf_config_parse(outer, "c", &d, &err), &err);
+    assert_string_equal(d.family->model_type, "mistral");
+    json_decref(outer);
+    json_t *list = json_array();
+    assert_fails(vptq_hf_config_parse(list, "c", &d, &err), VPTQ_E_FORMAT, &err,
+                 "c: the configuration is not a JSON object");
+    json_decref(list);
+}
+
+/* What is made from a description is read as the same description. */
+static void round_trip(const char *type, const char *architecture, const char *more)
+{
+    vptq_model_desc d = parse(type, architecture, more), again;
+    vptq_err err = {0};
+    json_t *made = NULL;
+    assert_ok(vptq_hf_config_make(&d, "float16", &made, &err), &err);
+    assert_ok(vptq_hf_config_parse(made, "made", &again, &err), &err);
+    assert_ptr_equal(again.family, d.family);
+    assert_int_equal(again.hidden, d.hidden);
+    assert_int_equal(again.intermediate, d.intermediate);
+    assert_int_equal(again.layers, d.layers);
+    assert_int_equal(again.heads, d.heads);
+    assert_int_equal(again.kv_heads, d.kv_heads);
+    assert_int_equal(again.head_dim, d.head_dim);
+    assert_int_equal(again.vocab, d.vocab);
+    assert_int_equal(again.context, d.context);
+    assert_int_equal(again.window, d.window);
+    assert_int_equal(again.window_from, d.window_from);
+    assert_true(again.norm_eps == d.norm_eps);
+    assert_true(again.tied == d.tied && again.qkv_bias == d.qkv_bias &&
+                again.o_bias == d.o_bias && again.mlp_bias == d.mlp_bias);
+    assert_true(again.rope_theta == d.rope_theta && again.rope_factor == d.rope_factor);
+    assert_int_equal(again.rope_scaling, d.rope_scaling);
+    assert_true(again.rope_low == d.rope_low && again.rope_high == d.rope_high);
+    assert_true(again.rope_attention_factor == d.rope_attention_factor);
+    assert_int_equal(again.rope_original_context, d.rope_original_context);
+    assert_int_equal(again.bos, d.bos);
+    assert_int_equal(again.eos, d.eos);
+    json_decref(made);
+}
+
+static void test_make(void **state)
+{
+    (void)state;
+    round_trip("llama", "LlamaForCausalLM",
+               ",\"num_key_value_heads\":2,\"rms_norm_eps\":1e-5,\"bos_token_id\":1,"
+               "\"tie_word_embeddings\":true,\"attention_bias\":true,\"mlp_bias\":true,"
+               "\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8.0,"
+               "\"low_freq_factor\":1.0,\"high_freq_factor\":4.0,"
+               "\"original_max_position_embeddings\":8192}");
+    round_trip("llama", "LlamaForCausalLM",
+               ",\"rope_scaling\":{\"type\":\"linear\",\"factor\":2.5}");
+    round_trip("mistral", "MistralForCausalLM", "");
+    round_trip("mistral", "MistralForCausalLM", ",\"sliding_window\":null");
+    round_trip("qwen2", "Qwen2ForCausalLM",
+               ",\"sliding_window\":9,\"max_window_layers\":2,\"use_sliding_window\":true,"
+               "\"rope_scaling\":{\"type\":\"yarn\",\"factor\":4.0,"
+               "\"original_max_position_embeddings\":32768}");
+    round_trip("qwen3", "Qwen3ForCausalLM", ",\"head_dim\":16,\"eos_token_id\":[7,8]");
+}
+
+static void test_made_text(void **state)
+{
+    (void)state;
+    vptq_err err = {0};
+    vptq_model_desc d = llama(",\"rms_norm_eps\":1e-05,\"bos_token_id\":1");
+    json_t *made = NULL;
+    assert_ok(vptq_hf_config_make(&d, "bfloat16", &made, &err), &err);
+    assert_true(json_real_value(json_object_get(made, "rms_norm_eps")) == 1e-5);
+    assert_string_equal(json_string_value(json_object_get(made, "torch_dtype")), "bfloat16");
+    assert_string_equal(
+        json_string_value(json_array_get(json_object_get(made, "architectures"), 0)),
+        "LlamaForCausalLM");
+    assert_true(json_is_null(json_object_get(made, "rope_scaling")));
+    assert_true(json_is_null(json_object_get(made, "eos_token_id")));
+    json_decref(made);
+}
+
+static void test_real_files(void **state)
+{
+    (void)state;
+    char path[4096];
+    vptq_err err = {0};
+    json_t *config = NULL;
+    vptq_model_desc d;
+    if (!vtest_data(path, sizeof path, "models/stories260K-hf/config.json"))
+        skip();
+    assert_ok(vptq_json_load(path, 1 << 20, &config, &err), &err);
+    assert_ok(vptq_hf_config_parse(config, path, &d, &err), &err);
+    assert_int_equal(d.hidden, 64);
+    assert_int_equal(d.layers, 5);
+    assert_int_equal(d.kv_heads, 4);
+    assert_int_equal(d.context, 512);
+    assert_true(d.tied);
+    assert_true(d.norm_eps == 1e-5f);
+    assert_int_equal(d.bos, 1);
+    assert_int_equal(d.eos, 2);
+    json_decref(config);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_defaults),
+        cmocka_unit_test(test_common_keys),
+        cmocka_unit_test(test_families),
+        cmocka_unit_test(test_family_from_architecture),
+        cmocka_unit_test(test_windows),
+        cmocka_unit_test(test_rope_spellings),
+        cmocka_unit_test(test_yarn),
+        cmocka_unit_test(test_bad_values),
+        cmocka_unit_test(test_missing_and_nested),
+        cmocka_unit_test(test_make),
+        cmocka_unit_test(test_made_text),
+        cmocka_unit_test(test_real_files),
+    };
+    return vtest_main(argc, argv, tests);
+}

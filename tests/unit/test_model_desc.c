@@ -1,0 +1,193 @@
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "formats/json.h"
+#include "formats/model_desc.h"
+#include "tests/vtest.h"
+
+static void test_families(void **state)
+{
+    (void)state;
+    char names[256], little[8];
+    assert_string_equal(vptq_family_by_model_type("qwen2")->architecture, "Qwen2ForCausalLM");
+    assert_true(vptq_family_by_model_type("qwen2")->qkv_bias);
+    assert_true(vptq_family_by_model_type("qwen3")->qk_norm);
+    assert_string_equal(vptq_family_by_architecture("MistralForCausalLM")->model_type,
+                        "mistral");
+    assert_true(vptq_family_by_model_type("mistral")->sliding_by_default);
+    assert_string_equal(vptq_family_by_gguf_arch("llama")->model_type, "llama");
+    assert_true(vptq_family_by_gguf_arch("llama")->gguf_permuted);
+    assert_false(vptq_family_by_gguf_arch("qwen3")->gguf_permuted);
+    assert_null(vptq_family_by_model_type("gpt2"));
+    assert_null(vptq_family_by_architecture("LlamaForSequenceClassification"));
+    assert_null(vptq_family_by_gguf_arch(""));
+    vptq_family_names(names, sizeof names);
+    assert_string_equal(names, "llama, mistral, qwen2, qwen3");
+    vptq_family_names(little, sizeof little);
+    assert_string_equal(little, "llama, ");
+}
+
+static vptq_model_desc smollm2(void)
+{
+    return (vptq_model_desc){.family = vptq_family_by_model_type("llama"),
+                             .hidden = 576,
+                             .intermediate = 1536,
+                             .layers = 30,
+                             .heads = 9,
+                             .kv_heads = 3,
+                             .head_dim = 64,
+                             .vocab = 49152,
+                             .context = 8192,
+                             .norm_eps = 1e-5f,
+                             .tied = true,
+                             .rope_theta = 100000,
+                             .rope_factor = 1,
+                             .rope_attention_factor = 1,
+                             .bos = 1,
+                             .eos = 2};
+}
+
+static void test_linears(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name, *input;
+        uint32_t out, in;
+    } want[VPTQ_LINEAR_COUNT] = {
+        {"self_attn.q_proj", "qkv", 768, 512}, {"self_attn.k_proj", "qkv", 192, 512},
+        {"self_attn.v_proj", "qkv", 192, 512}, {"self_attn.o_proj", "o", 512, 768},
+        {"mlp.gate_proj", "up", 1536, 512},    {"mlp.up_proj", "up", 1536, 512},
+        {"mlp.down_proj", "down", 512, 1536},
+    };
+    vptq_model_desc d = smollm2();
+    d.hidden = 512;
+    d.heads = 12; /* heads * head_dim differs from hidden, as in Qwen3 */
+    for (vptq_linear l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+        char name[VPTQ_NAME_MAX], full[VPTQ_NAME_MAX];
+        uint32_t out, in;
+        vptq_linear_shape(&d, l, &out, &in);
+        assert_int_equal(out, want[l].out);
+        assert_int_equal(in, want[l].in);
+        assert_string_equal(vptq_linear_path(l), want[l].name);
+        assert_string_equal(vptq_linear_name(l), strchr(want[l].name, '.') + 1);
+        assert_string_equal(vptq_input_name(vptq_linear_input(l)), want[l].input);
+        assert_int_equal(vptq_input_size(&d, vptq_linear_input(l)), want[l].in);
+        snprintf(full, sizeof full, "model.layers.12.%s", want[l].name);
+        vptq_linear_full_name(name, 12, l);
+        assert_string_equal(name, full);
+    }
+}
+
+static void refuse(vptq_model_desc d, const char *part)
+{
+    vptq_err err = {0};
+    assert_fails(vptq_model_desc_check(&d, "c.json", &err), VPTQ_E_FORMAT, &err, part);
+    assert_memory_equal(err.text, "c.json: ", 8);
+}
+
+static void test_check(void **state)
+{
+    (void)state;
+    vptq_err err = {0};
+    vptq_model_desc d = smollm2();
+    assert_ok(vptq_model_desc_check(&d, "c.json", &err), &err);
+#define REFUSE(change, part)                                                                   \
+    do {                                                                                       \
+        d = smollm2();                                                                         \
+        change;                                                                                \
+        refuse(d, part);                                                                       \
+    } while (0)
+    REFUSE(d.hidden = 0, "hidden size is 0");
+    REFUSE(d.hidden = 1 << 21, "hidden size is 2097152, expected 1 to 1048576");
+    REFUSE(d.intermediate = UINT32_MAX, "intermediate size is 4294967295");
+    REFUSE(d.layers = 0, "number of layers is 0");
+    REFUSE(d.layers = 1 << 20, "number of layers is 1048576");
+    REFUSE(d.kv_heads = 18, "key-value heads is 18, expected 1 to 9");
+    REFUSE(d.kv_heads = 2, "9 heads cannot share 2 key-value heads");
+    REFUSE(d.head_dim = 0, "head dimension is 0");
+    REFUSE(d.head_dim = 63, "head dimension 63 is odd");
+    REFUSE((d.heads = 1 << 20, d.kv_heads = 1), "heads times head dimension is 67108864");
+    REFUSE(d.vocab = 0, "vocabulary size is 0");
+    REFUSE(d.context = 0, "context length is 0");
+    REFUSE(d.norm_eps = NAN, "RMS norm epsilon is nan");
+    REFUSE(d.rope_theta = 0, "RoPE theta is 0");
+    REFUSE(d.rope_theta = INFINITY, "RoPE theta is inf");
+    REFUSE((d.rope_scaling = VPTQ_ROPE_LINEAR, d.rope_factor = -1), "RoPE factor is -1");
+    REFUSE((d.rope_scaling = VPTQ_ROPE_LLAMA3, d.rope_low = 4, d.rope_high = 4,
+            d.rope_original_context = 8192),
+           "frequency bounds are 4 and 4");
+    REFUSE((d.rope_scaling = VPTQ_ROPE_YARN, d.rope_low = 1, d.rope_high = 32),
+           "original context of RoPE scaling is 0");
+    REFUSE((d.rope_scaling = VPTQ_ROPE_YARN, d.rope_low = 1, d.rope_high = 32,
+            d.rope_original_context = 8, d.rope_theta = 1),
+           "YaRN scaling expects more than 1");
+#undef REFUSE
+}
+
+static double number(const json_t *c, const char *key, double fallback)
+{
+    const json_t *value = json_object_get(c, key);
+    return value ? json_number_value(value) : fallback;
+}
+
+static vptq_model_desc desc_of(const json_t *c)
+{
+    const char *name = json_string_value(json_object_get(c, "name"));
+    vptq_model_desc d = {.head_dim = (uint32_t)number(c, "head_dim", 0),
+                         .rope_theta = number(c, "theta", 0),
+                         .rope_factor = number(c, "factor", 1),
+                         .rope_low = number(c, "low", 0),
+                         .rope_high = number(c, "high", 0),
+                         .rope_original_context = (uint32_t)number(c, "original", 0)};
+    d.rope_scaling = strcmp(name, "none") == 0     ? VPTQ_ROPE_NONE
+                     : strcmp(name, "linear") == 0 ? VPTQ_ROPE_LINEAR
+                     : strcmp(name, "llama3") == 0 ? VPTQ_ROPE_LLAMA3
+                                                   : VPTQ_ROPE_YARN;
+    d.rope_attention_factor =
+        number(c, "attention", vptq_rope_yarn_attention(d.rope_factor, 1));
+    return d;
+}
+
+/* tests/golden/rope.json: NumPy, see make_rope.py. */
+static void test_rope_tables(void **state)
+{
+    (void)state;
+    vptq_err err = {0};
+    json_t *cases = NULL, *c;
+    size_t index;
+    assert_ok(vptq_json_load("tests/golden/rope.json", 1 << 20, &cases, &err), &err);
+    assert_int_equal(json_array_size(cases), 5);
+    json_array_foreach(cases, index, c)
+    {
+        vptq_model_desc d = desc_of(c);
+        const json_t *positions = json_object_get(c, "positions");
+        size_t half = d.head_dim / 2, all = 8192 * half;
+        float *tables = malloc(2 * all * sizeof *tables);
+        assert_non_null(tables);
+        vptq_rope_tables(&d, 8192, tables, tables + all);
+        for (size_t p = 0; p < json_array_size(positions); p++) {
+            size_t at = (size_t)json_integer_value(json_array_get(positions, p)) * half;
+            for (size_t i = 0; i < half; i++) {
+                const json_t *cosine = json_array_get(json_object_get(c, "cos"), p * half + i);
+                const json_t *sine = json_array_get(json_object_get(c, "sin"), p * half + i);
+                assert_true(tables[at + i] == (float)json_real_value(cosine));
+                assert_true(tables[all + at + i] == (float)json_real_value(sine));
+            }
+        }
+        free(tables);
+    }
+    json_decref(cases);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_families),
+        cmocka_unit_test(test_linears),
+        cmocka_unit_test(test_check),
+        cmocka_unit_test(test_rope_tables),
+    };
+    return vtest_main(argc, argv, tests);
+}
