@@ -1,0 +1,190 @@
+#include <math.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "formats/hessian_file.h"
+#include "tests/vtest.h"
+
+enum { N = 5, TRIANGLE = 15 };
+
+static void test_names(void **state)
+{
+    (void)state;
+    char name[64];
+    vptq_hessian_file_name(name, 3, "qkv");
+    assert_string_equal(name, "layer_003_qkv.safetensors");
+    vptq_hessian_file_name(name, 1234, "down");
+    assert_string_equal(name, "layer_1234_down.safetensors");
+}
+
+static void put_hessian(const char *path, float *lower, float *mean)
+{
+    vptq_err err = {0};
+    for (int i = 0; i < TRIANGLE; i++)
+        lower[i] = 0.25f * (float)i;
+    for (int i = 0; i < N; i++)
+        mean[i] = -(float)i;
+    assert_ok(vptq_hessian_file_write(path, N, UINT64_C(1) << 40, lower, mean, &err), &err);
+}
+
+static void test_round_trip(void **state)
+{
+    char path[4096];
+    float lower[TRIANGLE], mean[N];
+    vptq_err err = {0};
+    vptq_hessian_file h;
+    vtest_path(path, sizeof path, *state, "h.safetensors");
+    put_hessian(path, lower, mean);
+    put_hessian(path, lower, mean); /* replaces */
+    for (uint32_t expect = 0; expect <= N; expect += N) {
+        assert_ok(vptq_hessian_file_read(path, expect, NULL, &h, &err), &err);
+        assert_int_equal(h.n, N);
+        assert_int_equal(h.tokens, UINT64_C(1) << 40);
+        assert_same_f32(h.lower, lower, TRIANGLE);
+        assert_same_f32(h.mean, mean, N);
+        vptq_hessian_file_release(&h);
+    }
+    assert_fails(vptq_hessian_file_read(path, 6, NULL, &h, &err), VPTQ_E_SHAPE, &err,
+                 "h.safetensors: the Hessian is of 5 inputs, expected 6");
+}
+
+static void test_not_finite(void **state)
+{
+    char path[4096];
+    float lower[TRIANGLE], mean[N];
+    vptq_err err = {0};
+    vptq_hessian_file h;
+    vtest_path(path, sizeof path, *state, "h.safetensors");
+    put_hessian(path, lower, mean);
+    lower[12] = NAN; /* rows begin at 0 1 3 6 10 */
+    assert_ok(vptq_hessian_file_write(path, N, 1, lower, mean, &err), &err);
+    assert_fails(
+        vptq_hessian_file_read(path, N, NULL, &h, &err), VPTQ_E_NUMERIC, &err,
+        "h.safetensors: the Hessian has a value that is not finite in row 4, column 2");
+    lower[12] = 0;
+    lower[0] = INFINITY;
+    assert_ok(vptq_hessian_file_write(path, N, 1, lower, mean, &err), &err);
+    assert_fails(vptq_hessian_file_read(path, N, NULL, &h, &err), VPTQ_E_NUMERIC, &err,
+                 "in row 0, column 0");
+    lower[0] = 0;
+    mean[3] = -INFINITY;
+    assert_ok(vptq_hessian_file_write(path, N, 1, lower, mean, &err), &err);
+    assert_fails(vptq_hessian_file_read(path, N, NULL, &h, &err), VPTQ_E_NUMERIC, &err,
+                 "tensor 'mean' has a value that is not finite in row 0, column 3");
+}
+
+/* A file of two tensors of our choice and one metadata entry. */
+static void refuse(const char *path, vptq_tensor first, vptq_tensor second, vptq_metadata meta,
+                   vptq_status code, const char *part)
+{
+    static const float zeros[64];
+    vptq_err err = {0};
+    vptq_hessian_file h;
+    vptq_tensor tensors[] = {first, second};
+    tensors[0].data = tensors[1].data = (const uint8_t *)zeros;
+    assert_ok(vptq_safetensors_save(path, true, tensors, 2, &meta, 1, &err), &err);
+    assert_fails(vptq_hessian_file_read(path, 0, NULL, &h, &err), code, &err, part);
+    assert_non_null(strstr(err.text, "h.safetensors: "));
+}
+
+static void test_bad_files(void **state)
+{
+    char path[4096];
+    vtest_path(path, sizeof path, *state, "h.safetensors");
+    const vptq_tensor lower = {.name = "hessian", .type = VPTQ_F32, .dims = 1, .shape = {10}};
+    const vptq_tensor mean = {.name = "mean", .type = VPTQ_F32, .dims = 1, .shape = {4}};
+    const vptq_metadata tokens = {"tokens", "7"};
+    vptq_tensor x = mean;
+    x.name = "average";
+    refuse(path, lower, x, tokens, VPTQ_E_FORMAT, "tensor 'mean' is missing");
+    x = lower;
+    x.name = "h";
+    refuse(path, x, mean, tokens, VPTQ_E_FORMAT, "tensor 'hessian' is missing");
+    x = lower;
+    x.shape[0] = 16;
+    refuse(path, x, mean, tokens, VPTQ_E_SHAPE,
+           "tensor 'hessian' has shape [16], expected [10]");
+    x = lower;
+    x.type = VPTQ_F16;
+    refuse(path, x, mean, tokens, VPTQ_E_FORMAT, "tensor 'hessian' is F16, expected F32");
+    x = mean;
+    x.type = VPTQ_I32;
+    refuse(path, lower, x, tokens, VPTQ_E_FORMAT, "tensor 'mean' is I32, expected F32");
+    x = mean;
+    x.shape[0] = 0;
+    refuse(path, lower, x, tokens, VPTQ_E_SHAPE, "tensor 'mean' is not a vector");
+    x = mean;
+    x.dims = 2;
+    x.shape[1] = 1;
+    refuse(path, lower, x, tokens, VPTQ_E_SHAPE, "tensor 'mean' is not a vector");
+    refuse(path, lower, mean, (vptq_metadata){"token", "7"}, VPTQ_E_FORMAT,
+           "metadata 'tokens' is missing");
+    static const char *const counts[] = {
+        "", "0", "-1", "+1", " 1", "1x", "1.5", "0x10", "99999999999999999999"};
+    for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++)
+        refuse(path, lower, mean, (vptq_metadata){"tokens", counts[i]}, VPTQ_E_FORMAT,
+               "expected a whole number above 0");
+    vptq_err err = {0};
+    vptq_hessian_file h;
+    assert_int_not_equal(truncate(path, 100), -1);
+    assert_fails(vptq_hessian_file_read(path, 0, NULL, &h, &err), VPTQ_E_FORMAT, &err,
+                 "h.safetensors: safetensors header of");
+}
+
+/* The data need not stand at a multiple of 4. */
+static void test_unaligned(void **state)
+{
+    static const char header[] =
+        "{\"__metadata__\":{\"tokens\":\"3\"},"
+        "\"hessian\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]},"
+        "\"mean\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[4,8]}}";
+    enum { LENGTH = sizeof header - 1 };
+    char path[4096];
+    for (size_t pad = 0; pad < 4; pad++) {
+        const float numbers[2] = {2.5f, -1.5f};
+        uint8_t bytes[8 + LENGTH + 4 + 8] = {(uint8_t)(LENGTH + pad)};
+        vptq_err err = {0};
+        vptq_hessian_file h;
+        assert_true(LENGTH + pad < 256);
+        memcpy(bytes + 8, header, LENGTH);
+        memset(bytes + 8 + LENGTH, ' ', pad);
+        memcpy(bytes + 8 + LENGTH + pad, numbers, 8);
+        vtest_path(path, sizeof path, *state, "h.safetensors");
+        vtest_write_file(path, bytes, 8 + LENGTH + pad + 8);
+        assert_ok(vptq_hessian_file_read(path, 1, NULL, &h, &err), &err);
+        assert_same_f32(h.lower, numbers, 1);
+        assert_same_f32(h.mean, numbers + 1, 1);
+        vptq_hessian_file_release(&h);
+    }
+}
+
+static vptq_status read_counted(void *arg, vptq_mem *mem, vptq_err *err)
+{
+    vptq_hessian_file h;
+    vptq_status st = vptq_hessian_file_read(arg, N, mem, &h, err);
+    if (!st)
+        vptq_hessian_file_release(&h);
+    return st;
+}
+
+static void test_out_of_memory(void **state)
+{
+    char path[4096];
+    float lower[TRIANGLE], mean[N];
+    vtest_path(path, sizeof path, *state, "h.safetensors");
+    put_hessian(path, lower, mean);
+    vtest_oom_walk(read_counted, path);
+}
+
+#define in_scratch(test)                                                                       \
+    cmocka_unit_test_setup_teardown(test, vtest_scratch_setup, vtest_scratch_teardown)
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_names), in_scratch(test_round_trip),
+        in_scratch(test_not_finite),  in_scratch(test_bad_files),
+        in_scratch(test_unaligned),   in_scratch(test_out_of_memory),
+    };
+    return vtest_main(argc, argv, tests);
+}
