@@ -101,6 +101,7 @@ LIBTEST := $(B)/libvtest.a
 
 UNIT_BIN  := $(UNIT:%=$(B)/tests/unit/test_%)
 OPS_BIN   := $(OPS:%=$(B)/tests/ops/test_%)
+FUZZ_BIN  := $(FUZZ:%=$(B)/tests/fuzz/fuzz_%)
 BENCH_BIN := $(BENCH:%=$(B)/tests/bench/bench_%)
 
 # --- products ------------------------------------------------------------------------------
@@ -150,6 +151,11 @@ $(B)/tests/unit/test_%: $(OBJ)/tests/unit/test_%.o $(LIBTEST) $(LIBCLI) $(LIBVPT
 	$(link)
 $(B)/tests/ops/test_%: $(OBJ)/tests/ops/test_%.o $(LIBTEST) $(LIBVPTQ)
 	$(link)
+# With a fuzzer's own main, or with the driver that runs a corpus.
+FUZZ_MAIN := $(if $(LIBFUZZER),,$(OBJ)/tests/fuzz/regression_driver.o)
+$(B)/tests/fuzz/fuzz_%: LDLIBS += $(if $(LIBFUZZER),-fsanitize=fuzzer)
+$(B)/tests/fuzz/fuzz_%: $(OBJ)/tests/fuzz/fuzz_%.o $(FUZZ_MAIN) $(LIBVPTQ)
+	$(link)
 $(B)/tests/bench/bench_%: $(OBJ)/tests/bench/bench_%.o $(LIBVPTQ)
 	$(link)
 
@@ -158,18 +164,144 @@ $(B)/tests/bench/bench_%: $(OBJ)/tests/bench/bench_%.o $(LIBVPTQ)
 
 # --- tests ---------------------------------------------------------------------------------
 
-.PHONY: $(UNIT:%=test-%) $(OPS:%=op-%) unit ops
+.PHONY: $(UNIT:%=test-%) $(OPS:%=op-%) unit ops check-cli fuzz-check fuzz check bench demo \
+        test-programs run-unit run-ops run-cli run-fuzz
+
+# One program; T='PATTERN' picks tests of it.
 $(UNIT:%=test-%): test-%: $(B)/tests/unit/test_%
 	$(Q)$< $(if $(T),-t '$(T)')
 $(OPS:%=op-%): op-%: $(B)/tests/ops/test_%
 	$(Q)$< $(if $(T),-t '$(T)')
-unit: $(UNIT_BIN)
-	$(Q)rc=0; for t in $(UNIT_BIN); do $$t || rc=1; done; exit $$rc
-ops: $(OPS_BIN)
-	$(Q)rc=0; for t in $(OPS_BIN); do $$t || rc=1; done; exit $$rc
 
-.PHONY: format clean
+test-programs: $(UNIT_BIN) $(OPS_BIN) $(if $(SANITIZE),$(FUZZ_BIN))
+
+# The run-* targets run what has been built: a program that does not compile is a failed test.
+unit: $(UNIT_BIN) run-unit
+ops: $(OPS_BIN) run-ops
+check-cli: tools run-cli
+fuzz-check: $(FUZZ_BIN) run-fuzz
+run-unit: | $(if $(filter unit,$(MAKECMDGOALS)),$(UNIT_BIN))
+	$(Q)scripts/run_tests.sh $(UNIT_BIN)
+run-ops: | $(if $(filter ops,$(MAKECMDGOALS)),$(OPS_BIN))
+	$(Q)scripts/run_tests.sh $(OPS_BIN)
+run-cli: | $(if $(filter check-cli,$(MAKECMDGOALS)),tools)
+	$(Q)scripts/run_cli_tests.sh --bin $(BIN) $(T)
+run-fuzz: | $(if $(filter fuzz-check,$(MAKECMDGOALS)),$(FUZZ_BIN))
+	$(Q)scripts/run_fuzz.sh $(FUZZ_BIN)
+
+# libFuzzer programs; run them by hand: build/*/tests/fuzz/fuzz_NAME tests/fuzz/corpus/NAME
+fuzz:
+	$(Q)$(MAKE) CC=clang SANITIZE=fuzzer-no-link,address,undefined LIBFUZZER=1 fuzz-programs
+.PHONY: fuzz-programs
+fuzz-programs: $(FUZZ_BIN)
+
+check:
+	+$(Q)MAKE='$(MAKE)' scripts/check.sh
+
+bench: tools $(BENCH_BIN)
+	$(Q)for b in $(BENCH_BIN); do echo "== $$(basename $$b)"; $$b || exit 1; done
+	$(Q)for b in $(sort $(wildcard tests/bench/*.sh)); do echo "== $$(basename $$b)"; \
+		BIN=$(abspath $(BIN)) $$b || exit 1; done
+
+demo: tools
+	$(Q)scripts/demo.sh
+
+# --- source checks -------------------------------------------------------------------------
+
+.PHONY: format format-check lint shellcheck layers symbols
+C_FILES  := $(sort $(shell find lib formats hessian kmeans cmd tests -name '*.[ch]' 2>/dev/null))
+SH_FILES := $(sort $(wildcard scripts/*.sh tests/cli/*.sh tests/cli/*/*.sh tests/bench/*.sh) .ci/run)
+
 format:
-	$(Q)git ls-files '*.c' '*.h' | xargs $(CLANG_FORMAT) -i
+	$(Q)$(CLANG_FORMAT) -i $(C_FILES)
+format-check:
+	$(Q)$(CLANG_FORMAT) --dry-run -Werror $(C_FILES)
+shellcheck:
+	$(Q)shellcheck -s bash $(SH_FILES)
+lint: shellcheck
+	$(Q)if command -v cppcheck >/dev/null; then cppcheck -q --std=c11 --inline-suppr -I. \
+		--enable=warning,portability --suppress=missingIncludeSystem --error-exitcode=1 \
+		lib formats hessian kmeans cmd; else echo "cppcheck is not installed"; fi
+layers:
+	$(Q)scripts/check_layers.sh --self-test
+	$(Q)scripts/check_layers.sh
+symbols: $(LIBVPTQ)
+	$(Q)scripts/check_symbols.sh $(LIBVPTQ)
+
+# --- installing ----------------------------------------------------------------------------
+
+.PHONY: install uninstall
+BINDIR := $(DESTDIR)$(PREFIX)/bin
+LIBDIR := $(DESTDIR)$(PREFIX)/lib
+INCDIR := $(DESTDIR)$(PREFIX)/include/vptq
+MANDIR := $(DESTDIR)$(PREFIX)/share/man/man1
+PAGES  := $(sort $(wildcard docs/man/*.1.scd))
+
+# What lib/vptq.h includes, itself first; programs compile with -I$(PREFIX)/include/vptq.
+HEADERS = $(shell $(CC) $(STANDARD) -I. $(PKG_CFLAGS) -MM lib/vptq.h | tr -d '\\' | tr ' ' '\n' \
+            | grep '\.h$$')
+
+install: tools lib
+	$(Q)mkdir -p $(BINDIR) $(LIBDIR) $(INCDIR)
+	$(Q)for t in $(TOOLS); do install -m 755 $(BIN)/$$t $(BINDIR)/ || exit 1; done
+	$(Q)install -m 644 $(LIBVPTQ) $(LIBDIR)/
+	$(Q)for h in $(HEADERS); do install -D -m 644 $$h $(INCDIR)/$$h || exit 1; done
+	$(Q)if command -v scdoc >/dev/null; then for p in $(PAGES); do \
+		mkdir -p $(MANDIR) && scdoc <$$p >$(MANDIR)/$$(basename $$p .scd) || exit 1; done; fi
+uninstall:
+	$(Q)for t in $(TOOLS); do rm -f $(BINDIR)/$$t; done
+	$(Q)for p in $(PAGES); do rm -f $(MANDIR)/$$(basename $$p .scd); done
+	$(Q)rm -f $(LIBDIR)/libvptq.a
+	$(Q)rm -rf $(INCDIR)
+
+# --- about ---------------------------------------------------------------------------------
+
+.PHONY: help info clean
+help:
+	@printf '%s\n' \
+	'make               the four tools, in build/bin' \
+	'make lib           build/CONFIG/libvptq.a' \
+	'make demo          convert a real model end to end (TEXT=, MODEL= override)' \
+	'make check         every test and check, plain and sanitized; ends with a count' \
+	'make unit          unit tests             make test-NAME   tests/unit/test_NAME.c' \
+	'make ops           backend op tests       make op-NAME     tests/ops/test_NAME.c' \
+	'make check-cli     command-line tests (with T=PATTERN: some)' \
+	'make fuzz-check    fuzz targets over their corpora    make fuzz   libFuzzer programs' \
+	'make bench         benchmarks' \
+	'make format        clang-format           make format-check' \
+	'make lint          shellcheck, cppcheck   make layers      make symbols' \
+	'make install       to $$(DESTDIR)$$(PREFIX) = $(DESTDIR)$(PREFIX)    make uninstall' \
+	'make info          compiler and libraries found here' \
+	'make clean         remove build/' \
+	'' \
+	'DEVELOPER=1 SANITIZE=address,undefined EXTRA_CFLAGS=... V=1 CC=clang'
+
+# found, or what to install
+define probe
+	@if $(1) >/dev/null 2>&1; then printf '  \342\234\223 %s\n' '$(2)'; \
+		else printf '  \342\234\227 %-12s install %s\n' '$(2)' '$(3)'; fi
+endef
+
+info:
+	@echo "configuration $(CONFIG), objects in $(OBJ)"
+	@echo "compiler      $$($(CC) --version 2>/dev/null | head -n 1 || echo 'none')"
+	@echo "flags         $(STANDARD) $(OPTIMIZE) -fopenmp $(NUMERICS) $(SAN) $(EXTRA_CFLAGS)"
+	@echo "required:"
+	$(call probe,command -v $(CC),$(CC),gcc)
+	$(call probe,$(PKG) --exists jansson,jansson,libjansson-dev)
+	$(call probe,$(PKG) --exists libpcre2-8,pcre2,libpcre2-dev)
+	$(call probe,$(PKG) --exists libzstd,zstd,libzstd-dev)
+	$(call probe,$(PKG) --exists libxxhash,xxhash,libxxhash-dev)
+	$(call probe,$(PKG) --exists libutf8proc,utf8proc,libutf8proc-dev)
+	$(call probe,PATH="$$PATH:/sbin" ldconfig -p | grep -q libopenblas.so.0,openblas,libopenblas0-openmp)
+	@echo "for the tests:"
+	$(call probe,$(PKG) --exists cmocka,cmocka,libcmocka-dev)
+	$(call probe,command -v $(CLANG_FORMAT),clang-format,clang-format)
+	$(call probe,command -v shellcheck,shellcheck,shellcheck)
+	@echo "optional:"
+	$(call probe,command -v cppcheck,cppcheck,cppcheck)
+	$(call probe,command -v clang,clang,clang)
+	$(call probe,command -v scdoc,scdoc,scdoc)
+
 clean:
 	$(Q)rm -rf build

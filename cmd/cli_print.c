@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "cmd/cli.h"
-#include "lib/base/utf8.h"
 
 void vptq_cli_human_bytes(char text[32], uint64_t bytes)
 {

@@ -21,6 +21,7 @@
 #include "lib/base/ctx.h"
 #include "lib/base/file.h"
 #include "lib/base/parallel.h"
+#include "lib/base/utf8.h"
 #include "lib/eval/eval.h" /* perplexity, error, generate */
 #include "lib/pipeline.h"  /* quantize, pack, unpack, list, check */
 

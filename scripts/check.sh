@@ -1,0 +1,86 @@
+#!/usr/bin/env bash
+# `make check`: everything that must hold, counted.  Every part runs even when an earlier one has
+# failed; the last line is "N passed, N failed" with ", N skipped" where there are any.
+#
+# Parts: the plain build with unit, op and command-line tests; the same under AddressSanitizer
+# and UndefinedBehaviorSanitizer with the fuzzers' corpora; layers, symbols, formatting, shell.
+# Each test program's tests count one by one, every other part counts as one.
+set -u
+
+cd "$(dirname "$0")/.." || exit 1
+: "${MAKE:=make}"
+TALLY=$(mktemp)
+export TALLY
+trap 'rm -f "$TALLY"' EXIT
+jobs=-j$(nproc)
+
+# part NAME COMMAND..: one check that passes or fails.
+part()
+{
+    local name=$1
+    shift
+    if "$@"; then
+        echo "ok $name"
+        echo "1 0 0" >>"$TALLY"
+    else
+        echo "not ok $name"
+        echo "0 1 0" >>"$TALLY"
+    fi
+}
+
+# tool_part TOOL NAME COMMAND..: as part, skipped where the tool is not installed.
+tool_part()
+{
+    local tool=$1
+    shift
+    if command -v "$tool" >/dev/null; then
+        part "$@"
+    else
+        echo "skip $1: $tool is not installed"
+        echo "0 0 1" >>"$TALLY"
+    fi
+}
+
+# title TEXT
+title()
+{
+    printf '\n== %s\n' "$1"
+}
+
+# suites SETTING..: build and run all test programs of one configuration.  The runners count
+# for themselves.
+suites()
+{
+    part "build $*" "$MAKE" -k "$jobs" "$@" tools test-programs
+    title "unit tests $*"
+    "$MAKE" -s "$@" run-unit
+    title "op tests $*"
+    "$MAKE" -s "$@" run-ops
+    title "command-line tests $*"
+    "$MAKE" -s "$@" run-cli
+}
+
+title "dependencies"
+part dependencies scripts/deps.sh check
+
+title "plain build"
+suites
+
+title "sanitized build"
+export ASAN_OPTIONS="${ASAN_OPTIONS:-detect_stack_use_after_return=1}"
+export UBSAN_OPTIONS="${UBSAN_OPTIONS:-print_stacktrace=1}"
+suites SANITIZE=address,undefined
+title "fuzz corpora"
+"$MAKE" -s SANITIZE=address,undefined run-fuzz
+
+title "source checks"
+part layers "$MAKE" -s layers
+part symbols "$MAKE" -s symbols
+tool_part clang-format format "$MAKE" -s format-check
+tool_part shellcheck shellcheck "$MAKE" -s shellcheck
+
+read -r passed failed skipped < <(awk '{ p += $1; f += $2; s += $3 } END { print p+0, f+0, s+0 }' "$TALLY")
+line="$passed passed, $failed failed"
+[ "$skipped" -eq 0 ] || line="$line, $skipped skipped"
+printf '\n%s\n' "$line"
+[ "$failed" -eq 0 ]

@@ -1,0 +1,132 @@
+#!/usr/bin/env bash
+# Who may include whom: docs/design.md, "Rooms and who may enter them".  Includes of our own
+# headers are written from the root; a module may include itself and what its row names.
+# usage: check_layers.sh [ROOT]      check the sources below ROOT (default: the project)
+#        check_layers.sh --self-test  plant violations and see that each is found
+set -u
+
+# module_of PATH: the module that a source or header belongs to, empty for none.
+module_of()
+{
+    case $1 in
+    lib/vptq.h) echo face ;;
+    lib/pipeline*) echo lib/pipeline ;;
+    lib/*/*) cut -d/ -f1,2 <<<"$1" ;;
+    formats/* | hessian/* | kmeans/* | cmd/* | tests/*) cut -d/ -f1 <<<"$1" ;;
+    esac
+}
+
+# allowed MODULE: the other modules whose headers it may include.
+allowed()
+{
+    local below="lib/base formats lib/backend kmeans lib/model hessian lib/quant lib/tune"
+    case $1 in
+    lib/base) ;;
+    formats | lib/backend) echo "lib/base" ;;
+    kmeans) echo "lib/base lib/backend" ;;
+    lib/model) echo "lib/base lib/backend formats" ;;
+    hessian) echo "lib/base lib/backend lib/model formats" ;;
+    lib/quant) echo "lib/base lib/backend kmeans hessian" ;;
+    lib/tune) echo "lib/base lib/backend kmeans hessian lib/model" ;;
+    lib/eval) echo "$below" ;;
+    lib/pipeline) echo "$below lib/eval" ;;
+    face) echo "$below lib/eval lib/pipeline" ;;
+    cmd) echo "face" ;;
+    tests) echo "$below lib/eval lib/pipeline face cmd" ;;
+    esac
+}
+
+# complain FILE LINE TEXT
+complain()
+{
+    echo "check_layers: $1:$2: $3" >&2
+    bad=1
+}
+
+# check_include FILE LINE HEADER
+check_include()
+{
+    local mine theirs
+    if [ ! -f "$root/$3" ]; then
+        complain "$1" "$2" "\"$3\" is not a path from the root"
+        return
+    fi
+    mine=$(module_of "$1")
+    theirs=$(module_of "$3")
+    [ "$mine" != "$theirs" ] || return 0
+    case " $(allowed "$mine") " in
+    *" $theirs "*) ;;
+    *) complain "$1" "$2" "$mine may not include $theirs (\"$3\")" ;;
+    esac
+}
+
+# check_system FILE LINE HEADER: third-party libraries stay in their rooms.
+check_system()
+{
+    local room
+    case $3 in
+    jansson.h | pcre2.h | zstd*.h | utf8proc.h) room="formats lib/model" ;;
+    cblas.h | lapacke.h | openblas*.h | dlfcn.h | cuda*.h) room="lib/backend" ;;
+    omp.h) room="lib/base lib/backend kmeans hessian" ;;
+    *) return 0 ;;
+    esac
+    case " $room tests " in
+    *" $(module_of "$1") "*) ;;
+    *) complain "$1" "$2" "<$3> belongs to $room" ;;
+    esac
+}
+
+check_tree()
+{
+    root=$1
+    bad=0
+    local file line header
+    while IFS=: read -r file line header; do
+        [ -z "$header" ] || check_include "${file#"$root/"}" "$line" "$header"
+    done < <(includes '"' '"')
+    while IFS=: read -r file line header; do
+        [ -z "$header" ] || check_system "${file#"$root/"}" "$line" "$header"
+    done < <(includes '<' '>')
+    return "$bad"
+}
+
+# includes OPEN CLOSE: "file:line:header" of every include with these quotes.
+includes()
+{
+    local dirs=() d
+    for d in lib formats hessian kmeans cmd tests; do
+        [ ! -d "$root/$d" ] || dirs+=("$root/$d")
+    done
+    grep -r -n -E --include='*.[ch]' --include='*.cu' "^[[:space:]]*#[[:space:]]*include[[:space:]]*$1" \
+        "${dirs[@]}" | sed -E "s/^([^:]*:[0-9]+):.*$1([^$2]*)$2.*/\1:\2/"
+}
+
+# Plants one violation of each kind in a small tree and looks for its report.
+self_test()
+{
+    local out want
+    tree=$(mktemp -d)
+    trap 'rm -rf "$tree"' EXIT
+    mkdir -p "$tree"/{formats,cmd,lib/base,lib/backend,lib/quant}
+    touch "$tree"/formats/json.h "$tree"/lib/backend/backend.h "$tree"/lib/base/mem.h "$tree"/lib/vptq.h
+    printf '#include "lib/base/mem.h"\n#include <stdio.h>\n' >"$tree/formats/good.c"
+    printf '#include "lib/vptq.h"\n' >"$tree/cmd/good.c"
+    (check_tree "$tree") || { echo "check_layers: a clean tree was refused" >&2; exit 1; }
+    printf '#include "lib/backend/backend.h"\n' >"$tree/formats/bad.c"
+    printf '#include "formats/json.h"\n' >"$tree/lib/base/bad.c"
+    printf '#include "formats/json.h"\n' >"$tree/lib/quant/bad.c"
+    printf '#include "lib/base/mem.h"\n' >"$tree/cmd/bad.c"
+    printf '#  include "mem.h"\n' >"$tree/lib/base/path.c"
+    printf '#include <jansson.h>\n' >"$tree/lib/backend/bad.c"
+    out=$( (check_tree "$tree") 2>&1) && { echo "check_layers: violations were not found" >&2; exit 1; }
+    for want in formats/bad.c lib/base/bad.c lib/quant/bad.c cmd/bad.c lib/base/path.c lib/backend/bad.c; do
+        grep -q "$want:1:" <<<"$out" || { echo "check_layers: $want was not found" >&2; exit 1; }
+    done
+    [ "$(wc -l <<<"$out")" -eq 6 ] || { echo "check_layers: too many reports: $out" >&2; exit 1; }
+}
+
+if [ "${1:-}" = --self-test ]; then
+    self_test
+    exit 0
+fi
+check_tree "${1:-$(cd "$(dirname "$0")/.." && pwd)}"

@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# What the project needs on Debian and Ubuntu, installed where it is missing.
+# usage: deps.sh [--check] [build|check|demo]..     (default: build)
+#   build   compiler and libraries        check   also what `make check` uses
+#   demo    also what `make demo` uses
+# As root, missing packages are installed; otherwise, and with --check, the one line that does it
+# is printed and the exit status is 1.
+set -eu
+
+# OpenBLAS is loaded when a backend opens, so its library is needed and its headers are not.  The
+# OpenMP variant is the one to have: the pthread variant's pool fights our own loops.
+packages=(gcc libc6-dev make pkg-config libopenblas0-openmp libjansson-dev libpcre2-dev
+    libzstd-dev libxxhash-dev libutf8proc-dev)
+check_packages=(libcmocka-dev clang-format shellcheck)
+demo_packages=(ca-certificates curl unzip xz-utils)
+
+only_check=0
+wanted=("${packages[@]}")
+for word in "$@"; do
+    case $word in
+    --check) only_check=1 ;;
+    build) ;;
+    check) wanted+=("${check_packages[@]}") ;;
+    demo) wanted+=("${demo_packages[@]}") ;;
+    *) echo "usage: deps.sh [--check] [build|check|demo].." >&2; exit 2 ;;
+    esac
+done
+
+if ! command -v dpkg-query >/dev/null; then
+    echo "deps: not a Debian system; the packages are called there: ${wanted[*]}" >&2
+    exit 0
+fi
+
+missing=()
+for package in "${wanted[@]}"; do
+    state=$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null || true)
+    [ "$state" = installed ] || missing+=("$package")
+done
+[ "${#missing[@]}" -gt 0 ] || exit 0
+
+if [ "$only_check" -eq 0 ] && [ "$(id -u)" -eq 0 ]; then
+    echo "deps: installing ${missing[*]}" >&2
+    export DEBIAN_FRONTEND=noninteractive
+    apt-get update -qq
+    apt-get install -y -qq --no-install-recommends "${missing[@]}" >&2
+    exit 0
+fi
+echo "sudo apt-get install -y ${missing[*]}"
+exit 1

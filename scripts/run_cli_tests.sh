@@ -1,0 +1,150 @@
+#!/usr/bin/env bash
+# Runs the command-line tests: tests/cli/TOOL/NAME.sh, each with bash -eu in a scratch directory
+# of its own, with the helpers of tests/cli/lib.sh and
+#     BIN   folder of the tools      DATA  data directory      SRC  root of the sources
+# A test passes when it exits with the status in NAME.exit (0 without one) and its output is
+# what NAME.stdout.exact / NAME.stderr.exact hold, or matches NAME.stdout.glob / .stderr.glob:
+# one shell pattern a line, where a line "..." stands for any number of lines.  Status 77 means
+# skipped (see skip in lib.sh).
+#
+# usage: run_cli_tests.sh [--bin DIR] [--update] [PATTERN..]
+#   --bin DIR   tools to test (default: build/bin)
+#   --update    write what came out to the .exit and .exact files that are there
+#   PATTERN     only tests whose TOOL/NAME matches one of these shell patterns
+#
+# Last line and TALLY as in run_tests.sh.
+set -u
+
+SRC=$(cd "$(dirname "$0")/.." && pwd)
+bin=$SRC/build/bin
+update=0
+while [ $# -gt 0 ]; do
+    case $1 in
+    --bin) bin=$(cd "$2" && pwd) || exit 2; shift ;;
+    --update) update=1 ;;
+    --*) echo "run_cli_tests.sh: unknown option '$1'" >&2; exit 2 ;;
+    *) break ;;
+    esac
+    shift
+done
+data=${VPTQ_DATA:-$SRC/../shared/data}
+[ ! -d "$data" ] || data=$(cd "$data" && pwd)
+work=$(mktemp -d)
+trap 'chmod -R u+rwx "$work"; rm -rf "$work"' EXIT
+
+passed=0
+failed=0
+skipped=0
+
+# matches TEXT PATTERNS: line by line, "..." takes any number of lines.
+matches()
+{
+    local -a text pattern
+    mapfile -t text <"$1"
+    mapfile -t pattern <"$2"
+    match_from 0 0
+}
+
+match_from()
+{
+    local t=$1 p=$2 i
+    while [ "$p" -lt "${#pattern[@]}" ]; do
+        if [ "${pattern[p]}" = "..." ]; then
+            for ((i = t; i <= ${#text[@]}; i++)); do
+                match_from "$i" "$((p + 1))" && return 0
+            done
+            return 1
+        fi
+        # The right side is a pattern on purpose.
+        # shellcheck disable=SC2053
+        [ "$t" -lt "${#text[@]}" ] && [[ ${text[t]} == ${pattern[p]} ]] || return 1
+        t=$((t + 1))
+        p=$((p + 1))
+    done
+    [ "$t" -eq "${#text[@]}" ]
+}
+
+# check_stream BASE STREAM: compares $work/STREAM with the expectations of the test.
+check_stream()
+{
+    local base=$1 stream=$2
+    if [ -f "$base.$stream.exact" ]; then
+        if [ "$update" -eq 1 ]; then
+            cp "$work/$stream" "$base.$stream.exact"
+        elif ! diff -u "$base.$stream.exact" "$work/$stream" >"$work/diff"; then
+            sed 's/^/    /' "$work/diff"
+            return 1
+        fi
+    fi
+    if [ -f "$base.$stream.glob" ] && ! matches "$work/$stream" "$base.$stream.glob"; then
+        echo "    $stream does not match $(basename "$base").$stream.glob:"
+        sed 's/^/    | /' "$work/$stream"
+        return 1
+    fi
+}
+
+run_one()
+{
+    local script=$1 base=${1%.sh} name status want=0 good=1 report
+    name=${base#"$SRC/tests/cli/"}
+    rm -rf "$work/dir"
+    mkdir "$work/dir"
+    [ ! -f "$base.exit" ] || want=$(cat "$base.exit")
+    (
+        cd "$work/dir" || exit 1
+        unset VPTQ_SIMD OMP_NUM_THREADS
+        export BIN=$bin DATA=$data SRC LC_ALL=C TERM=dumb TMPDIR=$work/dir
+        # The single quotes are right: the inner shell expands.
+        # shellcheck disable=SC2016
+        exec timeout "${TEST_TIMEOUT:-600}" bash -eu -c '. "$SRC/tests/cli/lib.sh"; . "$1"' \
+            "$name" "$script"
+    ) >"$work/stdout" 2>"$work/stderr" </dev/null
+    status=$?
+    if [ "$status" -eq 77 ]; then
+        echo "skip $name: $(grep -a '^SKIP: ' "$work/stderr" | tail -n1 | cut -c7-)"
+        skipped=$((skipped + 1))
+        return
+    fi
+    if [ "$status" -ne "$want" ]; then
+        if [ "$update" -eq 1 ] && [ -f "$base.exit" ]; then
+            echo "$status" >"$base.exit"
+        else
+            good=0
+        fi
+    fi
+    report=$(check_stream "$base" stdout && check_stream "$base" stderr) || good=0
+    if [ "$good" -eq 1 ]; then
+        echo "ok $name"
+        passed=$((passed + 1))
+        return
+    fi
+    failed=$((failed + 1))
+    echo "not ok $name"
+    [ "$status" -eq "$want" ] || echo "    exit status $status, expected $want"
+    [ -z "$report" ] || echo "$report"
+    tail -n 20 "$work/stderr" | sed 's/^/    stderr: /'
+}
+
+is_chosen()
+{
+    local name=$1 pattern
+    shift
+    [ $# -gt 0 ] || return 0
+    for pattern in "$@"; do
+        # shellcheck disable=SC2053
+        [[ $name == $pattern ]] && return 0
+    done
+    return 1
+}
+
+for script in "$SRC"/tests/cli/*/*.sh; do
+    [ -f "$script" ] || continue
+    name=${script#"$SRC/tests/cli/"}
+    ! is_chosen "${name%.sh}" "$@" || run_one "$script"
+done
+
+line="$passed passed, $failed failed"
+[ "$skipped" -eq 0 ] || line="$line, $skipped skipped"
+echo "$line"
+[ -z "${TALLY:-}" ] || echo "$passed $failed $skipped" >>"$TALLY"
+[ "$failed" -eq 0 ]

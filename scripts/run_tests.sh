@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# Runs cmocka test programs and counts their tests.
+# usage: run_tests.sh PROGRAM..
+#
+# Each program gets one line; the whole output of one that fails follows it.  Skipped tests are
+# named.  A program that is missing, dies, or runs too long (TEST_TIMEOUT seconds) counts as one
+# failed test more.  The last line is "N passed, N failed" with ", N skipped" where there are
+# any; with TALLY=FILE the three numbers are appended to FILE.  Exit 1 when something failed.
+set -u
+
+passed=0
+failed=0
+skipped=0
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+
+run_one()
+{
+    local program=$1 name status plan ok not_ok skip
+    name=$(basename "$program")
+    if [ ! -x "$program" ]; then
+        echo "not ok $name: not built"
+        failed=$((failed + 1))
+        return
+    fi
+    CMOCKA_MESSAGE_OUTPUT=TAP timeout "${TEST_TIMEOUT:-600}" "$program" >"$log" 2>&1
+    status=$?
+    plan=$(grep -a -m1 -E '^1\.\.[0-9]+' "$log" | sed 's/^1\.\.//')
+    ok=$(grep -a -c -E '^ok [0-9]+' "$log")
+    skip=$(grep -a -c -E '^not ok [0-9]+ # SKIP' "$log")
+    not_ok=$(($(grep -a -c -E '^not ok [0-9]+' "$log") - skip))
+    # A program that stopped half-way has a plan that is not fulfilled.
+    if [ "$((ok + not_ok + skip))" -ne "${plan:--1}" ] ||
+        { [ "$status" -ne 0 ] && [ "$not_ok" -eq 0 ]; }; then
+        echo "# $name: ended with status $status after $((ok + not_ok + skip)) of ${plan:-?} tests" >>"$log"
+        not_ok=$((not_ok + 1))
+    fi
+    passed=$((passed + ok))
+    failed=$((failed + not_ok))
+    skipped=$((skipped + skip))
+    if [ "$not_ok" -ne 0 ]; then
+        echo "not ok $name: $not_ok of ${plan:-?} failed"
+        sed 's/^/    /' "$log"
+    else
+        echo "ok $name: $ok"
+        grep -a -B1 -E '# SKIP' "$log" | grep -a -v -E '^(--|ok )' |
+            sed -E 's/^not ok [0-9]+ # SKIP/    skipped:/; /skipped:/!s/^/    /'
+    fi
+}
+
+for program in "$@"; do
+    run_one "$program"
+done
+
+line="$passed passed, $failed failed"
+[ "$skipped" -eq 0 ] || line="$line, $skipped skipped"
+echo "$line"
+[ -z "${TALLY:-}" ] || echo "$passed $failed $skipped" >>"$TALLY"
+[ "$failed" -eq 0 ]
