@@ -1,0 +1,19 @@
+/* Vector quantization rows of the `cpu` table; contracts are in backend.h.  Results depend on
+ * the instruction set in use (it decides whether scores are summed with fused operations),
+ * never on threads or on how a range is cut. */
+#ifndef VPTQ_BACKEND_CPU_VQ_H
+#define VPTQ_BACKEND_CPU_VQ_H
+
+#include "lib/backend/backend.h"
+
+vptq_status vptq_cpu_assign(vptq_dev *dev, size_t n, uint32_t v, uint32_t k, const float *x,
+                            const float *c, uint32_t *idx, float *dist, vptq_err *err);
+vptq_status vptq_cpu_accumulate(vptq_dev *dev, size_t n, uint32_t v, uint32_t k, const float *x,
+                                const float *w, const uint32_t *idx, const float *c,
+                                double *sums, double *weights, double *objective,
+                                vptq_err *err);
+vptq_status vptq_cpu_vq_dequant(vptq_dev *dev, const vptq_vq *q, size_t r0, size_t n, float *w,
+                                size_t ldw, vptq_err *err);
+vptq_status vptq_cpu_vq_pass(vptq_dev *dev, const vptq_pass_args *p, vptq_err *err);
+
+#endif

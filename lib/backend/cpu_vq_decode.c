@@ -1,0 +1,160 @@
+/* The row vq_dequant: a piece of 256 columns of one strip at a time, so that the centroids of
+ * the piece stay in L1 while the rows of the strip are written one after the other. */
+#include <string.h>
+
+#include "lib/backend/cpu_vq.h"
+#include "lib/backend/dev.h"
+#include "lib/base/parallel.h"
+
+enum { PIECE = 256 };
+
+/* Columns of one strip of one book, ready to be looked up. */
+typedef struct piece {
+    size_t count;
+    uint32_t main[PIECE], res[PIECE]; /* offsets of the centroids in their books, in floats */
+    uint32_t column[PIECE];           /* input channel */
+    float scale[PIECE], bias[PIECE];
+    const float *book, *res_book; /* res_book NULL = none */
+    bool norm;
+} piece;
+
+/* Fields first .. first + count - 1 of a row of the bit stream, split into both offsets. */
+static void unpack_fields(const vptq_vq_shape *s, const uint32_t *row, size_t first,
+                          size_t count, piece *p)
+{
+    const unsigned bits = vptq_vq_index_bits(s), main_bits = vptq_log2u(s->k);
+    const uint64_t mask = (UINT64_C(1) << bits) - 1;
+    size_t bit = first * bits;
+    const uint32_t *word = row + bit / 32;
+    uint64_t have = (uint64_t)*word++ >> (bit & 31);
+    unsigned left = 32 - (unsigned)(bit & 31);
+    for (size_t i = 0; i < count; i++) {
+        if (left < bits) {
+            have |= (uint64_t)*word++ << left;
+            left += 32;
+        }
+        uint32_t entry = (uint32_t)(have & mask);
+        have >>= bits;
+        left -= bits;
+        p->main[i] = (entry & (s->k - 1)) * s->v;
+        p->res[i] = (uint32_t)((uint64_t)entry >> main_bits) * s->v;
+    }
+}
+
+/* Input channels of positions first .., with their scale and bias. */
+static void look_up_columns(const vptq_vq *q, size_t first, piece *p)
+{
+    p->norm = q->scale != NULL;
+    for (size_t i = 0; i < p->count; i++)
+        p->column[i] = q->perm ? q->perm[first + i] : (uint32_t)(first + i);
+    if (!p->norm)
+        return;
+    for (size_t i = 0; i < p->count; i++) {
+        p->scale[i] = q->scale[p->column[i]];
+        p->bias[i] = q->bias[p->column[i]];
+    }
+}
+
+/* Element e of every vector of the piece, scattered into one row of W. */
+static void write_row(const piece *p, size_t e, bool in_order, float *w)
+{
+    float value[PIECE];
+    const size_t count = p->count;
+    for (size_t i = 0; i < count; i++)
+        value[i] = p->book[p->main[i] + e];
+    if (p->res_book) {
+        for (size_t i = 0; i < count; i++)
+            value[i] += p->res_book[p->res[i] + e];
+    }
+    if (p->norm) {
+        for (size_t i = 0; i < count; i++)
+            value[i] = value[i] * p->scale[i] + p->bias[i];
+    }
+    if (in_order) {
+        memcpy(w + p->column[0], value, count * sizeof *w);
+        return;
+    }
+    for (size_t i = 0; i < count; i++)
+        w[p->column[i]] = value[i];
+}
+
+typedef struct decode_job {
+    const vptq_vq *q;
+    size_t r0, n;
+    float *w;
+    size_t ldw;
+} decode_job;
+
+/* Rows of strip `strip` (of vectors of length v) that were asked for. */
+static void write_strip(const decode_job *job, const piece *p, size_t strip, size_t v)
+{
+    size_t first = strip * v, end = first + v;
+    if (first < job->r0)
+        first = job->r0;
+    if (end > job->r0 + job->n)
+        end = job->r0 + job->n;
+    for (size_t r = first; r < end; r++)
+        write_row(p, r - strip * v, job->q->perm == NULL, job->w + (r - job->r0) * job->ldw);
+}
+
+static void decode_strips(void *arg, size_t begin, size_t end, int thread)
+{
+    const decode_job *job = arg;
+    const vptq_vq *q = job->q;
+    const vptq_vq_shape *s = &q->shape;
+    const size_t words = vptq_vq_row_words(s), strips = vptq_vq_strips(s);
+    size_t first_strip = job->r0 / s->v;
+    piece p;
+    (void)thread;
+    for (size_t g = 0; g < s->groups; g++) {
+        p.book = q->centroids + g * s->k * s->v;
+        p.res_book = s->k_res ? q->res_centroids + g * s->k_res * s->v : NULL;
+        for (size_t c = 0; c < s->group_size; c += PIECE) {
+            p.count = s->group_size - c < PIECE ? s->group_size - c : PIECE;
+            look_up_columns(q, s->outliers + g * s->group_size + c, &p);
+            for (size_t strip = first_strip + begin; strip < first_strip + end; strip++) {
+                unpack_fields(s, q->indices + (g * strips + strip) * words, c, p.count, &p);
+                write_strip(job, &p, strip, s->v);
+            }
+        }
+    }
+}
+
+static void decode_outliers(void *arg, size_t begin, size_t end, int thread)
+{
+    const decode_job *job = arg;
+    const vptq_vq *q = job->q;
+    const vptq_vq_shape *s = &q->shape;
+    size_t first_strip = job->r0 / s->v0;
+    piece p;
+    (void)thread;
+    p.book = q->outlier_centroids;
+    p.res_book = NULL;
+    for (size_t c = 0; c < s->outliers; c += PIECE) {
+        p.count = s->outliers - c < PIECE ? s->outliers - c : PIECE;
+        look_up_columns(q, c, &p);
+        for (size_t strip = first_strip + begin; strip < first_strip + end; strip++) {
+            for (size_t i = 0; i < p.count; i++)
+                p.main[i] = q->outlier_indices[strip * s->outliers + c + i] * s->v0;
+            write_strip(job, &p, strip, s->v0);
+        }
+    }
+}
+
+/* Vectors of length v that rows r0 .. r0 + n - 1 touch. */
+static size_t touched(size_t r0, size_t n, size_t v)
+{
+    return n ? (r0 + n - 1) / v - r0 / v + 1 : 0;
+}
+
+vptq_status vptq_cpu_vq_dequant(vptq_dev *dev, const vptq_vq *q, size_t r0, size_t n, float *w,
+                                size_t ldw, vptq_err *err)
+{
+    const vptq_vq_shape *s = &q->shape;
+    decode_job job = {.q = q, .r0 = r0, .n = n, .w = w, .ldw = ldw};
+    (void)err;
+    vptq_parallel_for(dev->threads, touched(r0, n, s->v), 8, decode_strips, &job);
+    if (s->outliers)
+        vptq_parallel_for(dev->threads, touched(r0, n, s->v0), 8, decode_outliers, &job);
+    return VPTQ_OK;
+}

@@ -1,0 +1,41 @@
+/* Inner loops of vector quantization, one set per instruction set; for cpu_vq.c alone.
+ *
+ * The score of centroid c for vector x is x.c - |c|^2 / 2: the nearest centroid has the
+ * largest. It is summed in float from -|c|^2 / 2 over dimension 0, 1, ... in order, lane by
+ * lane, so it depends neither on the place of a vector in a call nor on that of a centroid in a
+ * block. Argmin has two levels: the inner loop keeps only the largest score of a vector (one
+ * max per score) and, after every block of 16 centroids, the number of the winner's block; that
+ * block is then scored again, to the same bits, to find the first centroid with that score.
+ *
+ * A book is laid out as [blocks][1 + v][16]: row 0 of a block holds -|c|^2 / 2 of 16 centroids
+ * (-infinity past the last), row 1 + d their dimension d. */
+#ifndef VPTQ_BACKEND_CPU_VQ_KERNELS_H
+#define VPTQ_BACKEND_CPU_VQ_KERNELS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum { VPTQ_BOOK_LANES = 16, VPTQ_PANEL = 64 };
+
+typedef struct vptq_book {
+    uint32_t v;
+    size_t blocks;
+    const float *data; /* 64-byte aligned */
+} vptq_book;
+
+typedef struct vptq_vq_kernels {
+    /* idx[i] = number of the best centroid of vector x[i * v ..], the lowest on ties, and 0
+     * where the scores are not numbers. */
+    void (*nearest)(const vptq_book *book, size_t n, const float *x, uint32_t *idx);
+    /* z[r] -= err[s][r] * u[s * ldu] for s = 0, 1, ... count - 1 in this order, each operation
+     * rounded; z [64], err [count, 64], both 64-byte aligned. */
+    void (*eliminate)(size_t count, const float *err, const float *u, size_t ldu, float *z);
+} vptq_vq_kernels;
+
+extern const vptq_vq_kernels vptq_vq_kernels_plain;
+#if defined(__x86_64__)
+extern const vptq_vq_kernels vptq_vq_kernels_avx2;
+extern const vptq_vq_kernels vptq_vq_kernels_avx512;
+#endif
+
+#endif
