@@ -6,8 +6,8 @@
 
 #include "lib/backend/backend_ref.h"
 #include "lib/backend/cpu_blas.h"
+#include "lib/backend/cpu_vq.h"
 #include "lib/backend/dev.h"
-#include "lib/backend/ref_vq.h"
 
 static void cpu_close(vptq_dev *dev)
 {
@@ -64,10 +64,10 @@ static const vptq_backend cpu_table = {
     .potrf = vptq_cpu_potrf,
     .trtri = vptq_cpu_trtri,
     .quad_trace = vptq_cpu_quad_trace,
-    .assign = vptq_ref_assign,
-    .accumulate = vptq_ref_accumulate,
-    .vq_dequant = vptq_ref_vq_dequant,
-    .vq_pass = vptq_ref_vq_pass,
+    .assign = vptq_cpu_assign,
+    .accumulate = vptq_cpu_accumulate,
+    .vq_dequant = vptq_cpu_vq_dequant,
+    .vq_pass = vptq_cpu_vq_pass,
     .embed = vptq_cpu_embed,
     .rmsnorm = vptq_cpu_rmsnorm,
     .rope = vptq_cpu_rope,

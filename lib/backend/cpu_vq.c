@@ -16,7 +16,7 @@ static const vptq_vq_kernels *kernels_of(const vptq_dev *dev)
         return &vptq_vq_kernels_avx2;
 #endif
     (void)dev;
-    return &vptq_vq_kernels_plain;
+    return &vptq_vq_kernels_none;
 }
 
 static size_t round_up(size_t n, size_t unit)

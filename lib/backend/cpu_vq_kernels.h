@@ -32,7 +32,7 @@ typedef struct vptq_vq_kernels {
     void (*eliminate)(size_t count, const float *err, const float *u, size_t ldu, float *z);
 } vptq_vq_kernels;
 
-extern const vptq_vq_kernels vptq_vq_kernels_plain;
+extern const vptq_vq_kernels vptq_vq_kernels_none;
 #if defined(__x86_64__)
 extern const vptq_vq_kernels vptq_vq_kernels_avx2;
 extern const vptq_vq_kernels vptq_vq_kernels_avx512;

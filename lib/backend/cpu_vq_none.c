@@ -54,14 +54,13 @@ static uint32_t nearest_one(const vptq_book *book, const float *x)
     return found < UINT32_MAX ? found : 0;
 }
 
-static void nearest_plain(const vptq_book *book, size_t n, const float *x, uint32_t *idx)
+static void nearest_none(const vptq_book *book, size_t n, const float *x, uint32_t *idx)
 {
     for (size_t i = 0; i < n; i++)
         idx[i] = nearest_one(book, x + i * book->v);
 }
 
-static void eliminate_plain(size_t count, const float *err, const float *u, size_t ldu,
-                            float *z)
+static void eliminate_none(size_t count, const float *err, const float *u, size_t ldu, float *z)
 {
     for (size_t s = 0; s < count; s++) {
         for (size_t l = 0; l < VPTQ_PANEL; l++)
@@ -69,4 +68,4 @@ static void eliminate_plain(size_t count, const float *err, const float *u, size
     }
 }
 
-const vptq_vq_kernels vptq_vq_kernels_plain = {nearest_plain, eliminate_plain};
+const vptq_vq_kernels vptq_vq_kernels_none = {nearest_none, eliminate_none};

@@ -1,0 +1,736 @@
+/* The vector quantization rows: ref against formulas written out here, cpu against ref at every
+ * SIMD level and for several numbers of threads. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "lib/base/rng.h"
+#include "tests/devices.h"
+
+enum { THREAD_COUNTS = 4 };
+static const int thread_counts[THREAD_COUNTS] = {1, 2, 3, 5};
+
+static void *need(size_t count, size_t size)
+{
+    void *p = calloc(count + 1, size);
+    assert_non_null(p);
+    return p;
+}
+
+static float *normal(size_t n, uint64_t seed)
+{
+    float *x = need(n, sizeof *x);
+    vtest_normal(x, n, seed);
+    return x;
+}
+
+static double distance(const float *x, const float *c, size_t v)
+{
+    double sum = 0;
+    for (size_t d = 0; d < v; d++)
+        sum += ((double)x[d] - (double)c[d]) * ((double)x[d] - (double)c[d]);
+    return sum;
+}
+
+/* Calls fn(arg, device) for ref, then for cpu at every level with one thread. */
+typedef void (*device_fn)(void *arg, const vptq_device *dev, bool is_ref);
+static void on_every_device(device_fn fn, void *arg)
+{
+    devices_one d;
+    devices_open(&d, "ref", VPTQ_SIMD_NONE, 1);
+    fn(arg, &d.dev, true);
+    devices_close(&d);
+    const int best = (int)vptq_cpu_simd();
+    for (int simd = VPTQ_SIMD_NONE; simd <= best; simd++) {
+        devices_open(&d, "cpu", (vptq_simd)simd, 2);
+        fn(arg, &d.dev, false);
+        devices_close(&d);
+    }
+}
+
+/* ---- assign ---- */
+
+typedef struct assign_case {
+    size_t n;
+    uint32_t v, k;
+    const float *x, *c;
+    const double *least; /* smallest distance of every vector */
+} assign_case;
+
+static void check_assign(void *arg, const vptq_device *dev, bool is_ref)
+{
+    const assign_case *a = arg;
+    uint32_t *idx = need(a->n, sizeof *idx);
+    float *dist = need(a->n, sizeof *dist);
+    vptq_err err;
+    assert_ok(dev->ops->assign(dev->state, a->n, a->v, a->k, a->x, a->c, idx, dist, &err),
+              &err);
+    for (size_t i = 0; i < a->n; i++) {
+        assert_true(idx[i] < a->k);
+        const float *x = a->x + i * a->v, *c = a->c + (size_t)idx[i] * a->v;
+        double found = distance(x, c, a->v);
+        double norm = distance(x, a->c, 0);
+        for (size_t d = 0; d < a->v; d++)
+            norm += (double)x[d] * (double)x[d] + (double)c[d] * (double)c[d];
+        double slack = is_ref ? 0 : 4e-7 * norm * (1 + 0.1 * a->v);
+        assert_true(found <= a->least[i] + slack);
+        assert_true(fabs((double)dist[i] - found) <= 1e-5 * found);
+    }
+    free(idx);
+    free(dist);
+}
+
+static void assign_one_shape(size_t n, uint32_t v, uint32_t k)
+{
+    float *x = normal(n * v, 1000 * v + k), *c = normal((size_t)k * v, 77 * v + k);
+    double *least = need(n, sizeof *least);
+    for (size_t i = 0; i < n; i++) {
+        least[i] = INFINITY;
+        for (size_t j = 0; j < k; j++)
+            least[i] = fmin(least[i], distance(x + i * v, c + j * v, v));
+    }
+    assign_case a = {n, v, k, x, c, least};
+    on_every_device(check_assign, &a);
+    free(x);
+    free(c);
+    free(least);
+}
+
+static void assign_finds_the_nearest(void **state)
+{
+    (void)state;
+    static const uint32_t lengths[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 32, 64};
+    static const uint32_t books[] = {1, 2, 15, 16, 17, 31, 33, 100, 256, 1000};
+    for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+        for (size_t j = 0; j < sizeof books / sizeof *books; j++)
+            assign_one_shape(1 + (i * 13 + j * 29) % 83, lengths[i], books[j]);
+    }
+    assign_one_shape(40, 8, 4096);
+    assign_one_shape(0, 8, 16);
+}
+
+/* A book that holds every centroid twice, the copies 37 further: the first must win. */
+static void check_ties(void *arg, const vptq_device *dev, bool is_ref)
+{
+    (void)arg;
+    (void)is_ref;
+    enum { N = 201, V = 6, HALF = 37 };
+    float *x = normal(N * V, 5), *c = normal(2 * HALF * V, 6);
+    memcpy(c + HALF * V, c, HALF * V * sizeof *c);
+    uint32_t idx[N];
+    vptq_err err;
+    assert_ok(dev->ops->assign(dev->state, N, V, 2 * HALF, x, c, idx, NULL, &err), &err);
+    for (size_t i = 0; i < N; i++)
+        assert_true(idx[i] < HALF);
+    memset(c, 0, 2 * HALF * V * sizeof *c); /* all the same */
+    assert_ok(dev->ops->assign(dev->state, N, V, 2 * HALF, x, c, idx, NULL, &err), &err);
+    for (size_t i = 0; i < N; i++)
+        assert_int_equal(idx[i], 0);
+    free(x);
+    free(c);
+}
+
+static void assign_takes_the_lowest_on_ties(void **state)
+{
+    (void)state;
+    on_every_device(check_ties, NULL);
+}
+
+/* What is not a number, or too large, still gives an index that exists. */
+static void check_garbage(void *arg, const vptq_device *dev, bool is_ref)
+{
+    (void)arg;
+    (void)is_ref;
+    enum { N = 40, V = 8, K = 21 };
+    float *x = normal(N * V, 5), *c = normal(K * V, 6);
+    for (size_t i = 0; i < N; i++)
+        x[i * V + i % V] = i % 4 == 0   ? NAN
+                           : i % 4 == 1 ? INFINITY
+                           : i % 4 == 2 ? 3e38F
+                                        : -3e38F;
+    uint32_t idx[N];
+    vptq_err err;
+    for (int bad_book = 0; bad_book < 2; bad_book++) {
+        assert_ok(dev->ops->assign(dev->state, N, V, K, x, c, idx, NULL, &err), &err);
+        for (size_t i = 0; i < N; i++)
+            assert_true(idx[i] < K);
+        for (size_t j = 0; j < K * V; j++)
+            c[j] = j % 3 ? 1e30F : NAN;
+    }
+    free(x);
+    free(c);
+}
+
+static void assign_stays_in_range_for_garbage(void **state)
+{
+    (void)state;
+    on_every_device(check_garbage, NULL);
+}
+
+/* The answer for a vector is the same wherever it stands and whoever computes it. */
+static void assign_does_not_depend_on_place_or_threads(void **state)
+{
+    (void)state;
+    enum { N = 3001, K = 300 };
+    static const uint32_t lengths[] = {4, 7, 8};
+    const int best = (int)vptq_cpu_simd();
+    for (size_t l = 0; l < 3; l++) {
+        const uint32_t v = lengths[l];
+        float *x = normal((size_t)N * v, v), *c = normal((size_t)K * v, v + 1);
+        uint32_t *whole = need(N, sizeof *whole), *part = need(N, sizeof *part);
+        for (int simd = VPTQ_SIMD_NONE; simd <= best; simd++) {
+            vptq_err err;
+            devices_one d;
+            for (int t = 0; t < THREAD_COUNTS; t++) {
+                devices_open(&d, "cpu", (vptq_simd)simd, thread_counts[t]);
+                uint32_t *to = t ? part : whole;
+                assert_ok(d.dev.ops->assign(d.dev.state, N, v, K, x, c, to, NULL, &err), &err);
+                assert_memory_equal(to, whole, N * sizeof *to);
+                if (t < 2 || simd == best)
+                    for (size_t i = 0, step = 1; i < N; i += step, step = step % 45 + 1) {
+                        size_t n = N - i < step ? N - i : step;
+                        assert_ok(d.dev.ops->assign(d.dev.state, n, v, K, x + i * v, c, part,
+                                                    NULL, &err),
+                                  &err);
+                        assert_memory_equal(part, whole + i, n * sizeof *part);
+                    }
+                devices_close(&d);
+            }
+        }
+        free(x);
+        free(c);
+        free(whole);
+        free(part);
+    }
+}
+
+/* ---- accumulate ---- */
+
+typedef struct sums_case {
+    size_t n;
+    uint32_t v, k;
+    const float *x, *w, *c;
+    const uint32_t *idx;
+    const double *sums, *weights;
+    double objective;
+} sums_case;
+
+static void check_sums(void *arg, const vptq_device *dev, bool is_ref)
+{
+    const sums_case *s = arg;
+    (void)is_ref;
+    size_t count = (size_t)s->k * s->v;
+    double *sums = need(count, sizeof *sums), *weights = need(s->k, sizeof *weights);
+    memset(sums, 0xff, count * sizeof *sums);
+    memset(weights, 0xff, s->k * sizeof *weights);
+    double objective = NAN;
+    vptq_err err;
+    assert_ok(dev->ops->accumulate(dev->state, s->n, s->v, s->k, s->x, s->w, s->idx, s->c, sums,
+                                   weights, &objective, &err),
+              &err);
+    assert_close_f64(sums, s->sums, count, 1e-12, 1e-12);
+    assert_close_f64(weights, s->weights, s->k, 1e-12, 1e-12);
+    assert_close_f64(&objective, &s->objective, 1, 0, 1e-12);
+    free(sums);
+    free(weights);
+}
+
+static void sums_one_shape(size_t n, uint32_t v, uint32_t k, bool weighted)
+{
+    float *x = normal(n * v, n + v), *c = normal((size_t)k * v, k), *w = normal(n, 3);
+    uint32_t *idx = need(n, sizeof *idx);
+    double *sums = need((size_t)k * v, sizeof *sums), *weights = need(k, sizeof *weights);
+    double objective = 0;
+    for (size_t i = 0; i < n; i++) {
+        w[i] = weighted ? fabsf(w[i]) : 1;
+        size_t j = idx[i] = (uint32_t)(i * i * 7 + i / 3) % k;
+        for (size_t d = 0; d < v; d++)
+            sums[j * v + d] += (double)w[i] * (double)x[i * v + d];
+        weights[j] += (double)w[i];
+        objective += (double)w[i] * distance(x + i * v, c + j * v, v);
+    }
+    sums_case s = {n, v, k, x, weighted ? w : NULL, c, idx, sums, weights, objective};
+    on_every_device(check_sums, &s);
+    free(x);
+    free(c);
+    free(w);
+    free(idx);
+    free(sums);
+    free(weights);
+}
+
+static void accumulate_sums_exactly(void **state)
+{
+    (void)state;
+    static const uint32_t lengths[] = {1, 4, 6, 7, 8, 12};
+    for (size_t i = 0; i < 6; i++) {
+        sums_one_shape(0, lengths[i], 5, true);
+        sums_one_shape(3, lengths[i], 16, true);
+        sums_one_shape(5000, lengths[i], 16, true);
+        sums_one_shape(4321, lengths[i], 300, false);
+    }
+}
+
+static void accumulate_same_bits_for_any_threads(void **state)
+{
+    (void)state;
+    enum { N = 7777, V = 8, K = 40, SUMS = K * V };
+    float *x = normal(N * V, 1), *c = normal(K * V, 2);
+    uint32_t *idx = need(N, sizeof *idx);
+    for (size_t i = 0; i < N; i++)
+        idx[i] = (uint32_t)(i * i) % K;
+    double first[SUMS + K + 1], other[SUMS + K + 1];
+    for (int t = 0; t < THREAD_COUNTS; t++) {
+        devices_one d;
+        vptq_err err;
+        double *to = t ? other : first;
+        devices_open(&d, "cpu", VPTQ_SIMD_AVX512, thread_counts[t]);
+        assert_ok(d.dev.ops->accumulate(d.dev.state, N, V, K, x, NULL, idx, c, to, to + SUMS,
+                                        to + SUMS + K, &err),
+                  &err);
+        assert_memory_equal(to, first, sizeof first);
+        devices_close(&d);
+    }
+    free(x);
+    free(c);
+    free(idx);
+}
+
+/* ---- dequantization ---- */
+
+/* A matrix of random content, with the plain arrays it was packed from. */
+typedef struct matrix {
+    vptq_vq q;
+    uint32_t *indices, *main, *res; /* main, res: [groups][strips][group_size] */
+    uint16_t *outlier_indices, *perm;
+    float *centroids, *res_centroids, *outlier_centroids, *scale, *bias;
+} matrix;
+
+static uint32_t draw(uint64_t seed, size_t i, uint32_t n)
+{
+    vptq_rng rng = vptq_rng_make(seed, 0, 0, VPTQ_RNG_TEST);
+    return (uint32_t)vptq_rng_below(&rng, i, n);
+}
+
+/* Bit by bit, as the layout is defined. */
+static void pack_row(const uint32_t *main, const uint32_t *res, const vptq_vq_shape *s,
+                     uint32_t *words)
+{
+    unsigned main_bits = vptq_log2u(s->k), bits = vptq_vq_index_bits(s);
+    for (size_t c = 0; c < s->group_size; c++) {
+        for (unsigned b = 0; b < bits; b++) {
+            uint32_t bit = b < main_bits ? main[c] >> b : res[c] >> (b - main_bits);
+            size_t at = c * bits + b;
+            words[at / 32] |= (bit & 1) << (at % 32);
+        }
+    }
+}
+
+static void matrix_codes(matrix *m, const vptq_vq_shape *s)
+{
+    size_t strips = vptq_vq_strips(s), rows = s->groups * strips;
+    m->main = need(rows * s->group_size, sizeof *m->main);
+    m->res = need(rows * s->group_size, sizeof *m->res);
+    m->indices = need(rows * vptq_vq_row_words(s), sizeof *m->indices);
+    for (size_t i = 0; i < rows * s->group_size; i++) {
+        m->main[i] = i % 7 == 0 ? s->k - 1 : draw(1, i, s->k);
+        m->res[i] = s->k_res ? (i % 5 == 0 ? s->k_res - 1 : draw(2, i, s->k_res)) : 0;
+    }
+    for (size_t r = 0; r < rows; r++)
+        pack_row(m->main + r * s->group_size, m->res + r * s->group_size, s,
+                 m->indices + r * vptq_vq_row_words(s));
+}
+
+static void matrix_make(matrix *m, const vptq_vq_shape *s)
+{
+    memset(m, 0, sizeof *m);
+    matrix_codes(m, s);
+    m->centroids = normal((size_t)s->groups * s->k * s->v, 11);
+    m->centroids[(size_t)s->v * (s->k - 1)] = -0.0F;
+    if (s->k_res)
+        m->res_centroids = normal((size_t)s->groups * s->k_res * s->v, 12);
+    if (s->outliers) {
+        size_t count = (size_t)((s->out + s->v0 - 1) / s->v0) * s->outliers;
+        m->outlier_indices = need(count, sizeof *m->outlier_indices);
+        for (size_t i = 0; i < count; i++)
+            m->outlier_indices[i] = (uint16_t)draw(3, i, s->k0);
+        m->outlier_centroids = normal((size_t)s->k0 * s->v0, 13);
+    }
+    if (s->has_perm) {
+        m->perm = need(s->in, sizeof *m->perm);
+        for (size_t p = 0; p < s->in; p++) { /* inside-out shuffle */
+            size_t other = draw(4, p, (uint32_t)p + 1);
+            m->perm[p] = m->perm[other];
+            m->perm[other] = (uint16_t)p;
+        }
+    }
+    if (s->has_norm) {
+        m->scale = normal(s->in, 14);
+        m->bias = normal(s->in, 15);
+    }
+    m->q = (vptq_vq){*s,
+                     m->indices,
+                     m->centroids,
+                     m->res_centroids,
+                     m->outlier_indices,
+                     m->outlier_centroids,
+                     m->perm,
+                     m->scale,
+                     m->bias};
+}
+
+static void matrix_free(matrix *m)
+{
+    free(m->indices);
+    free(m->main);
+    free(m->res);
+    free(m->outlier_indices);
+    free(m->perm);
+    free(m->centroids);
+    free(m->res_centroids);
+    free(m->outlier_centroids);
+    free(m->scale);
+    free(m->bias);
+}
+
+/* The formula of vq.h from the plain arrays, column by column. */
+static void expected_matrix(const matrix *m, float *w)
+{
+    const vptq_vq_shape *s = &m->q.shape;
+    size_t strips = vptq_vq_strips(s);
+    for (size_t p = 0; p < s->in; p++) {
+        size_t column = m->perm ? m->perm[p] : p;
+        for (size_t r = 0; r < s->out; r++) {
+            volatile float value; /* every operation is rounded on its own */
+            if (p < s->outliers) {
+                size_t o = m->outlier_indices[r / s->v0 * s->outliers + p];
+                value = m->outlier_centroids[o * s->v0 + r % s->v0];
+            } else {
+                size_t g = (p - s->outliers) / s->group_size;
+                size_t at =
+                    (g * strips + r / s->v) * s->group_size + (p - s->outliers) % s->group_size;
+                value = m->centroids[(g * s->k + m->main[at]) * s->v + r % s->v];
+                if (s->k_res)
+                    value =
+                        value + m->res_centroids[(g * s->k_res + m->res[at]) * s->v + r % s->v];
+            }
+            if (m->scale) {
+                value = value * m->scale[column];
+                value = value + m->bias[column];
+            }
+            w[r * s->in + column] = value;
+        }
+    }
+}
+
+typedef struct dequant_case {
+    const matrix *m;
+    const float *want;
+} dequant_case;
+
+static void check_dequant(void *arg, const vptq_device *dev, bool is_ref)
+{
+    const dequant_case *a = arg;
+    const vptq_vq_shape *s = &a->m->q.shape;
+    const size_t ldw = s->in + 3;
+    float *w = need(s->out * ldw, sizeof *w);
+    (void)is_ref;
+    for (size_t n = s->out; n; n = n / 2) { /* all rows at once, then in ever shorter runs */
+        memset(w, 0xff, s->out * ldw * sizeof *w);
+        for (size_t r0 = 0; r0 < s->out; r0 += n) {
+            vptq_err err;
+            size_t rows = s->out - r0 < n ? s->out - r0 : n;
+            assert_ok(
+                dev->ops->vq_dequant(dev->state, &a->m->q, r0, rows, w + r0 * ldw, ldw, &err),
+                &err);
+        }
+        for (size_t r = 0; r < s->out; r++) {
+            assert_same_f32(w + r * ldw, a->want + r * s->in, s->in);
+            assert_true(isnan(w[r * ldw + s->in])); /* nothing behind the row is touched */
+        }
+    }
+    free(w);
+}
+
+static void dequant_matches_the_formula(void **state)
+{
+    (void)state;
+    /* out, in, v, k, k_res, groups, group_size, outliers, v0, k0, perm, norm */
+    static const vptq_vq_shape shapes[] = {
+        {32, 24, 4, 256, 0, 1, 24, 0, 0, 0, false, false},
+        {30, 20, 4, 256, 16, 1, 20, 0, 0, 0, false, true},
+        {40, 36, 8, 256, 256, 1, 36, 0, 0, 0, true, false},
+        {64, 41, 6, 4096, 0, 1, 41, 0, 0, 0, false, true},
+        {100, 33, 12, 4096, 4096, 1, 33, 0, 0, 0, false, true},
+        {36, 52, 4, 256, 16, 4, 13, 0, 0, 0, true, true},
+        {48, 40, 8, 256, 16, 1, 36, 4, 4, 64, true, true},
+        {31, 45, 6, 256, 0, 4, 10, 5, 4, 256, true, true},
+        {31, 345, 6, 64, 2, 1, 45, 300, 9, 7, false, false},
+        {26, 19, 4, 65536, 65536, 1, 19, 0, 0, 0, false, true},
+        {22, 21, 2, 65536, 32768, 1, 21, 0, 0, 0, true, true},
+        {24, 20, 4, 16, 256, 1, 20, 0, 0, 0, false, false},
+        {5, 700, 1, 2, 0, 1, 700, 0, 0, 0, true, true},
+        {7, 600, 64, 1, 2, 2, 300, 0, 0, 0, false, true},
+        {1, 1, 3, 2, 0, 1, 1, 0, 0, 0, false, false},
+    };
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        matrix m;
+        vptq_err err;
+        assert_ok(vptq_vq_shape_check(&shapes[i], &err), &err);
+        matrix_make(&m, &shapes[i]);
+        float *want = need((size_t)shapes[i].out * shapes[i].in, sizeof *want);
+        expected_matrix(&m, want);
+        dequant_case a = {&m, want};
+        on_every_device(check_dequant, &a);
+        free(want);
+        matrix_free(&m);
+    }
+}
+
+/* ---- column pass ---- */
+
+typedef struct pass_case {
+    size_t cols, rows;
+    uint32_t v, k, k_res;
+    float *z, *u, *c, *res; /* inputs; z is copied before a run */
+} pass_case;
+
+typedef struct pass_result {
+    vptq_pass_args args;
+    float *z, *q, *err;
+    uint32_t *idx, *idx_res;
+} pass_result;
+
+static pass_case pass_case_make(size_t cols, size_t strips, uint32_t v, uint32_t k,
+                                uint32_t k_res)
+{
+    pass_case a = {cols, strips * v, v, k, k_res, NULL, NULL, NULL, NULL};
+    a.z = normal(cols * a.rows, 21);
+    a.u = normal(cols * cols, 22);
+    a.c = normal((size_t)k * v, 23);
+    a.res = normal((size_t)k_res * v, 24);
+    for (size_t i = 0; i < (size_t)k_res * v; i++)
+        a.res[i] *= 0.3F;
+    for (size_t t = 0; t < cols; t++) {
+        for (size_t s = 0; s < cols; s++)
+            a.u[t * cols + s] *= s < t ? NAN : 0.3F; /* below the diagonal: never read */
+        a.u[t * cols + t] = 1 + fabsf(a.u[t * cols + t]);
+    }
+    return a;
+}
+
+static void pass_case_free(pass_case *a)
+{
+    free(a->z);
+    free(a->u);
+    free(a->c);
+    free(a->res);
+}
+
+static pass_result pass_result_make(const pass_case *a)
+{
+    pass_result r;
+    size_t ld = a->rows + 5, ldi = a->rows / a->v + 2;
+    r.z = need(a->cols * ld, sizeof(float));
+    r.q = need(a->cols * ld, sizeof(float));
+    r.err = need(a->cols * ld, sizeof(float));
+    r.idx = need(a->cols * ldi, sizeof(uint32_t));
+    r.idx_res = need(a->cols * ldi, sizeof(uint32_t));
+    for (size_t t = 0; t < a->cols; t++)
+        memcpy(r.z + t * ld, a->z + t * a->rows, a->rows * sizeof(float));
+    r.args = (vptq_pass_args){.cols = a->cols,
+                              .rows = a->rows,
+                              .v = a->v,
+                              .k = a->k,
+                              .k_res = a->k_res,
+                              .z = r.z,
+                              .u = a->u,
+                              .centroids = a->c,
+                              .res_centroids = a->k_res ? a->res : NULL,
+                              .idx = r.idx,
+                              .idx_res = a->k_res ? r.idx_res : NULL,
+                              .q = r.q,
+                              .err = r.err,
+                              .ldz = ld,
+                              .ldu = a->cols,
+                              .ldi = ldi,
+                              .ldq = ld,
+                              .lde = ld};
+    return r;
+}
+
+static void pass_result_free(pass_result *r)
+{
+    free(r->z);
+    free(r->q);
+    free(r->err);
+    free(r->idx);
+    free(r->idx_res);
+}
+
+/* The pass column by column with nothing but the row `assign`. */
+static void expected_pass(const pass_case *a, const vptq_device *dev, pass_result *r)
+{
+    const vptq_pass_args *p = &r->args;
+    const size_t n = a->rows / a->v;
+    float *rest = need(a->rows, sizeof *rest);
+    vptq_err err;
+    for (size_t t = 0; t < a->cols; t++) {
+        float *z = r->z + t * p->ldz, *q = r->q + t * p->ldq, *e = r->err + t * p->lde;
+        uint32_t *idx = r->idx + t * p->ldi, *idx_res = r->idx_res + t * p->ldi;
+        assert_ok(dev->ops->assign(dev->state, n, a->v, a->k, z, a->c, idx, NULL, &err), &err);
+        for (size_t i = 0; i < a->rows; i++) {
+            q[i] = a->c[(size_t)idx[i / a->v] * a->v + i % a->v];
+            rest[i] = z[i] - q[i];
+        }
+        if (a->k_res) {
+            assert_ok(dev->ops->assign(dev->state, n, a->v, a->k_res, rest, a->res, idx_res,
+                                       NULL, &err),
+                      &err);
+            for (size_t i = 0; i < a->rows; i++)
+                q[i] += a->res[(size_t)idx_res[i / a->v] * a->v + i % a->v];
+        }
+        for (size_t i = 0; i < a->rows; i++) {
+            e[i] = (z[i] - q[i]) / a->u[t * a->cols + t];
+            for (size_t s = t + 1; s < a->cols; s++)
+                r->z[s * p->ldz + i] -= e[i] * a->u[t * a->cols + s];
+        }
+    }
+    free(rest);
+}
+
+/* What makes a pass right, whatever was chosen: z0 - q = err U. */
+static void check_identity(const pass_case *a, const pass_result *r)
+{
+    const vptq_pass_args *p = &r->args;
+    for (size_t t = 0; t < a->cols; t++) {
+        for (size_t i = 0; i < a->rows; i++) {
+            double sum = 0, size = 1;
+            for (size_t s = 0; s <= t; s++) {
+                double term = (double)r->err[s * p->lde + i] * (double)a->u[s * a->cols + t];
+                sum += term;
+                size += fabs(term);
+            }
+            double left = (double)a->z[t * a->rows + i] - (double)r->q[t * p->ldq + i];
+            assert_true(fabs(left - sum) <= 1e-6 * size * 4);
+        }
+    }
+}
+
+static void check_pass(void *arg, const vptq_device *dev, bool is_ref)
+{
+    const pass_case *a = arg;
+    pass_result want = pass_result_make(a), got = pass_result_make(a);
+    vptq_err err;
+    (void)is_ref;
+    expected_pass(a, dev, &want);
+    assert_ok(dev->ops->vq_pass(dev->state, &got.args, &err), &err);
+    const vptq_pass_args *p = &got.args;
+    for (size_t t = 0; t < a->cols; t++) {
+        size_t indices = a->rows / a->v * sizeof *p->idx;
+        assert_memory_equal(got.idx + t * p->ldi, want.idx + t * p->ldi, indices);
+        if (a->k_res)
+            assert_memory_equal(got.idx_res + t * p->ldi, want.idx_res + t * p->ldi, indices);
+        assert_same_f32(got.q + t * p->ldq, want.q + t * p->ldq, a->rows);
+        assert_same_f32(got.z + t * p->ldz, want.z + t * p->ldz, a->rows);
+        assert_same_f32(got.err + t * p->lde, want.err + t * p->lde, a->rows);
+        for (size_t i = a->rows; i < p->lde; i++) /* nothing behind a column is touched */
+            assert_true(got.err[t * p->lde + i] == 0 && got.q[t * p->ldq + i] == 0);
+    }
+    check_identity(a, &got);
+    pass_result_free(&want);
+    pass_result_free(&got);
+}
+
+static void pass_equals_assign_by_columns(void **state)
+{
+    (void)state;
+    static const struct {
+        size_t cols, strips;
+        uint32_t v, k, k_res;
+    } cases[] = {{1, 1, 8, 16, 0},    {20, 24, 8, 256, 0},  {33, 77, 4, 256, 16},
+                 {12, 300, 2, 64, 4}, {17, 70, 6, 100, 33}, {9, 50, 12, 300, 0},
+                 {5, 40, 16, 64, 8},  {7, 37, 5, 31, 2},    {4, 35, 64, 20, 20},
+                 {130, 33, 8, 64, 0}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        pass_case a = pass_case_make(cases[i].cols, cases[i].strips, cases[i].v, cases[i].k,
+                                     cases[i].k_res);
+        on_every_device(check_pass, &a);
+        pass_case_free(&a);
+    }
+}
+
+static void pass_same_bits_for_any_threads(void **state)
+{
+    (void)state;
+    pass_case a = pass_case_make(40, 350, 8, 64, 8);
+    pass_result first = pass_result_make(&a);
+    for (int t = 0; t < THREAD_COUNTS; t++) {
+        devices_one d;
+        vptq_err err;
+        devices_open(&d, "cpu", VPTQ_SIMD_AVX512, thread_counts[t]);
+        pass_result other = pass_result_make(&a);
+        pass_result *r = t ? &other : &first;
+        assert_ok(d.dev.ops->vq_pass(d.dev.state, &r->args, &err), &err);
+        size_t floats = a.cols * r->args.ldz * sizeof(float);
+        assert_memory_equal(r->z, first.z, floats);
+        assert_memory_equal(r->q, first.q, floats);
+        assert_memory_equal(r->err, first.err, floats);
+        assert_memory_equal(r->idx_res, first.idx_res, a.cols * r->args.ldi * sizeof(uint32_t));
+        pass_result_free(&other);
+        devices_close(&d);
+    }
+    pass_result_free(&first);
+    pass_case_free(&a);
+}
+
+/* ---- memory ---- */
+
+static vptq_status run_all(void *arg, vptq_mem *mem, vptq_err *err)
+{
+    pass_case *a = arg;
+    vptq_ctx ctx = {.mem = mem, .threads = 2};
+    vptq_device dev;
+    vptq_status st = vptq_device_open(&ctx, "cpu", &dev, err);
+    if (st)
+        return st;
+    const size_t n = a->rows / a->v;
+    uint32_t *idx = need(n, sizeof *idx);
+    double *sums = need((size_t)a->k * (a->v + 1), sizeof *sums), objective;
+    pass_result r = pass_result_make(a);
+    VPTQ_TRY(dev.ops->assign(dev.state, n, a->v, a->k, a->z, a->c, idx, NULL, err));
+    VPTQ_TRY(dev.ops->accumulate(dev.state, n, a->v, a->k, a->z, NULL, idx, a->c, sums,
+                                 sums + a->k * a->v, &objective, err));
+    VPTQ_TRY(dev.ops->vq_pass(dev.state, &r.args, err));
+out:
+    free(idx);
+    free(sums);
+    pass_result_free(&r);
+    vptq_device_close(&dev);
+    return st;
+}
+
+static void every_allocation_may_fail(void **state)
+{
+    (void)state;
+    pass_case a = pass_case_make(6, 40, 4, 20, 3);
+    assert_true(vtest_oom_walk(run_all, &a) >= 3);
+    pass_case_free(&a);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(assign_finds_the_nearest),
+        cmocka_unit_test(assign_takes_the_lowest_on_ties),
+        cmocka_unit_test(assign_stays_in_range_for_garbage),
+        cmocka_unit_test(assign_does_not_depend_on_place_or_threads),
+        cmocka_unit_test(accumulate_sums_exactly),
+        cmocka_unit_test(accumulate_same_bits_for_any_threads),
+        cmocka_unit_test(dequant_matches_the_formula),
+        cmocka_unit_test(pass_equals_assign_by_columns),
+        cmocka_unit_test(pass_same_bits_for_any_threads),
+        cmocka_unit_test(every_allocation_may_fail),
+    };
+    return vtest_main(argc, argv, tests);
+}
