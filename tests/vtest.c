@@ -203,6 +203,26 @@ static void npy_shape(vtest_npy *a, const char *header)
     }
 }
 
+/* Elements in Fortran order (first index fastest) into C order (last index fastest). */
+static void npy_to_c_order(vtest_npy *a)
+{
+    size_t width = (size_t)(a->type[1] - '0'), stride[8];
+    unsigned char *src = a->data, *dst = malloc(a->count * width + 1);
+    assert_non_null(dst);
+    for (int d = 0; d < a->dims; d++)
+        stride[d] = d ? stride[d - 1] * a->shape[d - 1] : 1;
+    for (size_t i = 0; i < a->count; i++) {
+        size_t rest = i, from = 0;
+        for (int d = a->dims - 1; d >= 0; d--) {
+            from += rest % a->shape[d] * stride[d];
+            rest /= a->shape[d];
+        }
+        memcpy(dst + i * width, src + from * width, width);
+    }
+    memcpy(src, dst, a->count * width);
+    free(dst);
+}
+
 /* Layout: "\x93NUMPY", version, header length (2 bytes, or 4 from version 2 on), a Python
  * dictionary, the elements. */
 void vtest_npy_load(const char *path, vtest_npy *a)
@@ -223,12 +243,16 @@ void vtest_npy_load(const char *path, vtest_npy *a)
     descr += strlen("'descr': '");
     assert_true(*descr == '<' || *descr == '|');
     memcpy(a->type, descr + 1, 2);
-    assert_non_null(strstr(header, "'fortran_order': False"));
+    const char *order = strstr(header, "'fortran_order': ");
+    assert_non_null(order);
+    bool fortran = order[strlen("'fortran_order': ")] == 'T';
     npy_shape(a, header);
     free(header);
     assert_int_equal(at + len + a->count * (size_t)(a->type[1] - '0'), size);
     a->file = file;
     a->data = file + at + len; /* a multiple of 64 by the format, so aligned */
+    if (fortran)
+        npy_to_c_order(a);
 }
 
 void vtest_npy_free(vtest_npy *a)

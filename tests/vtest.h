@@ -78,7 +78,7 @@ void vtest_write_file(const char *path, const void *data, size_t size);
 /* The whole file, a 0 behind it; freed by the caller with free(). */
 char *vtest_read_file(const char *path, size_t *size);
 
-/* A .npy file in C order; the test fails when it is anything else. */
+/* A .npy file; elements are given out in C order. */
 typedef struct vtest_npy {
     char type[4]; /* "f2" "f4" "f8" "u1" "i1" "u2" "i2" "i4" "u4" "i8" "u8" "b1" */
     int dims;
