@@ -1,0 +1,226 @@
+/* Files of a work directory: what is written comes back, and nothing else is accepted. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "formats/layer_file.h"
+#include "lib/base/half.h"
+#include "tests/vtest.h"
+
+enum { OUT = 10, IN = 12, V = 4, K = 16, KR = 8, STRIPS = 3, WORDS = 3 };
+
+typedef struct sample {
+    float books[K * V], res[KR * V]; /* before rounding */
+    float stored_books[K * V], stored_res[KR * V];
+    float scale[IN], bias[IN];
+    uint32_t indices[STRIPS * WORDS];
+    vptq_packed_matrix m;
+} sample;
+
+static void rounded(const float *x, float *y, size_t n)
+{
+    memcpy(y, x, n * sizeof *x);
+    vptq_round_to_n(VPTQ_F16, y, n);
+}
+
+static void make_sample(sample *s)
+{
+    vtest_normal(s->books, K * V, 1);
+    vtest_normal(s->res, KR * V, 2);
+    vtest_normal(s->scale, IN, 3);
+    vtest_normal(s->bias, IN, 4);
+    rounded(s->books, s->stored_books, K * V);
+    rounded(s->res, s->stored_res, KR * V);
+    rounded(s->scale, s->scale, IN);
+    rounded(s->bias, s->bias, IN);
+    memset(s->indices, 0, sizeof s->indices);
+    for (size_t i = 0; i < STRIPS * IN; i++)
+        vptq_bits_put(s->indices + i / IN * WORDS, i % IN, 7, (uint32_t)(i * 29 % 128));
+    s->m = (vptq_packed_matrix){.name = "model.layers.3.mlp.gate_proj", .storage = VPTQ_F16};
+    s->m.vq = (vptq_vq){.shape = {.out = OUT,
+                                  .in = IN,
+                                  .v = V,
+                                  .k = K,
+                                  .k_res = KR,
+                                  .groups = 1,
+                                  .group_size = IN,
+                                  .has_norm = true},
+                        .indices = s->indices,
+                        .centroids = s->stored_books,
+                        .res_centroids = s->stored_res,
+                        .scale = s->scale,
+                        .bias = s->bias};
+}
+
+static void write_sample(const sample *s, const char *path)
+{
+    vptq_err err = {0};
+    assert_ok(vptq_layer_file_write(path, &s->m, s->books, s->res, "0123456789abcdef",
+                                    "{\"loss\":0.5}", NULL, &err),
+              &err);
+}
+
+static void test_names(void **state)
+{
+    (void)state;
+    char name[VPTQ_LAYER_FILE_NAME_MAX];
+    vptq_layer_file_name(name, 3, "gate_proj");
+    assert_string_equal(name, "layer_003_gate_proj.safetensors");
+    vptq_layer_file_name(name, 1234, "q_proj");
+    assert_string_equal(name, "layer_1234_q_proj.safetensors");
+}
+
+static void test_round_trip(void **state)
+{
+    sample s;
+    vptq_layer_file f;
+    vptq_err err = {0};
+    char path[4096], again[4096];
+    make_sample(&s);
+    vtest_path(path, sizeof path, *state, "a.safetensors");
+    vtest_path(again, sizeof again, *state, "b.safetensors");
+    write_sample(&s, path);
+    assert_ok(vptq_layer_file_read(path, NULL, &f, &err), &err);
+    assert_string_equal(f.matrix.name, s.m.name);
+    assert_string_equal(f.fingerprint, "0123456789abcdef");
+    assert_string_equal(f.report, "{\"loss\":0.5}");
+    assert_memory_equal(&f.matrix.vq.shape, &s.m.vq.shape, sizeof s.m.vq.shape);
+    assert_memory_equal(f.matrix.vq.indices, s.indices, sizeof s.indices);
+    assert_same_f32(f.matrix.vq.centroids, s.stored_books, K * V);
+    assert_same_f32(f.matrix.vq.res_centroids, s.stored_res, KR * V);
+    assert_same_f32(f.matrix.vq.scale, s.scale, IN);
+    assert_same_f32(f.matrix.vq.bias, s.bias, IN);
+    assert_same_f32(f.centroids_f32, s.books, K * V);
+    assert_same_f32(f.res_centroids_f32, s.res, KR * V);
+    /* what was read gives the same bytes when it is written */
+    assert_ok(vptq_layer_file_write(again, &f.matrix, f.centroids_f32, f.res_centroids_f32,
+                                    f.fingerprint, f.report, NULL, &err),
+              &err);
+    size_t n, n2;
+    char *a = vtest_read_file(path, &n), *b = vtest_read_file(again, &n2);
+    assert_int_equal(n, n2);
+    assert_memory_equal(a, b, n);
+    free(a);
+    free(b);
+    vptq_layer_file_release(&f);
+}
+
+/* Any bit of the file may change: the reader either says so, or what it gives is unharmed (a
+ * space in the header of the file). */
+static void test_every_flipped_byte(void **state)
+{
+    sample s;
+    vptq_layer_file f;
+    vptq_err err = {0};
+    char path[4096];
+    size_t n, quiet = 0, checksums = 0;
+    make_sample(&s);
+    vtest_path(path, sizeof path, *state, "a.safetensors");
+    write_sample(&s, path);
+    char *bytes = vtest_read_file(path, &n);
+    for (size_t i = 0; i < n; i++) {
+        bytes[i] ^= 1;
+        vtest_write_file(path, bytes, n);
+        bytes[i] ^= 1;
+        vptq_status st = vptq_layer_file_read(path, NULL, &f, &err);
+        checksums += st == VPTQ_E_CHECKSUM;
+        if (st)
+            continue;
+        quiet++;
+        assert_same_f32(f.matrix.vq.centroids, s.stored_books, K * V);
+        assert_same_f32(f.centroids_f32, s.books, K * V);
+        assert_memory_equal(f.matrix.vq.indices, s.indices, sizeof s.indices);
+        vptq_layer_file_release(&f);
+    }
+    free(bytes);
+    assert_true(quiet < 8);
+    assert_true(checksums > sizeof s.books + sizeof s.res + sizeof s.indices);
+}
+
+static void test_truncated(void **state)
+{
+    sample s;
+    vptq_layer_file f;
+    vptq_err err = {0};
+    char path[4096];
+    size_t n;
+    make_sample(&s);
+    vtest_path(path, sizeof path, *state, "a.safetensors");
+    write_sample(&s, path);
+    char *bytes = vtest_read_file(path, &n);
+    for (size_t len = 0; len < n; len += 1 + len / 64) {
+        vtest_write_file(path, bytes, len);
+        assert_fails(vptq_layer_file_read(path, NULL, &f, &err), VPTQ_E_FORMAT, &err, path);
+    }
+    free(bytes);
+}
+
+static void test_other_files(void **state)
+{
+    vptq_layer_file f;
+    vptq_err err = {0};
+    char path[4096];
+    float x[4] = {0};
+    vtest_path(path, sizeof path, *state, "a.safetensors");
+    vptq_tensor t = {.name = "x",
+                     .type = VPTQ_F32,
+                     .dims = 1,
+                     .shape = {4},
+                     .data = (const uint8_t *)(const void *)x,
+                     .bytes = sizeof x};
+    assert_ok(vptq_safetensors_save(path, true, &t, 1, NULL, 0, &err), &err);
+    assert_fails(vptq_layer_file_read(path, NULL, &f, &err), VPTQ_E_FORMAT, &err,
+                 "no finished matrix");
+    vptq_metadata meta[] = {{"format", "2"},      {"name", "n"},   {"entry", "{}"},
+                            {"fingerprint", "f"}, {"report", "r"}, {"xxh3", "0"}};
+    assert_ok(vptq_safetensors_save(path, true, &t, 1, meta, 6, &err), &err);
+    assert_fails(vptq_layer_file_read(path, NULL, &f, &err), VPTQ_E_UNSUPPORTED, &err,
+                 "version '2' of the work format, expected 1");
+    meta[0].value = "1";
+    assert_ok(vptq_safetensors_save(path, true, &t, 1, meta, 6, &err), &err);
+    assert_fails(vptq_layer_file_read(path, NULL, &f, &err), VPTQ_E_CHECKSUM, &err, "damaged");
+    vtest_path(path, sizeof path, *state, "none");
+    assert_fails(vptq_layer_file_read(path, NULL, &f, &err), VPTQ_E_IO, &err, "none");
+}
+
+typedef struct walk {
+    const sample *s;
+    const char *path;
+} walk;
+
+static vptq_status write_and_read(void *arg, vptq_mem *mem, vptq_err *err)
+{
+    const walk *w = arg;
+    vptq_layer_file f;
+    vptq_status st =
+        vptq_layer_file_write(w->path, &w->s->m, w->s->books, w->s->res, "f", "{}", mem, err);
+    if (st)
+        return st;
+    st = vptq_layer_file_read(w->path, mem, &f, err);
+    if (!st)
+        vptq_layer_file_release(&f);
+    return st;
+}
+
+static void test_out_of_memory(void **state)
+{
+    sample s;
+    char path[4096];
+    make_sample(&s);
+    vtest_path(path, sizeof path, *state, "a.safetensors");
+    walk w = {&s, path};
+    vtest_oom_walk(write_and_read, &w);
+}
+
+#define IN_SCRATCH(test)                                                                       \
+    cmocka_unit_test_setup_teardown(test, vtest_scratch_setup, vtest_scratch_teardown)
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_names),        IN_SCRATCH(test_round_trip),
+        IN_SCRATCH(test_every_flipped_byte), IN_SCRATCH(test_truncated),
+        IN_SCRATCH(test_other_files),        IN_SCRATCH(test_out_of_memory),
+    };
+    return vtest_main(argc, argv, tests);
+}
