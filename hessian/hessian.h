@@ -6,7 +6,7 @@
 #include "formats/hessian_file.h"
 #include "lib/backend/backend.h"
 
-/* Collecting sums: sum x x^T (lower triangle of [n, n]) and sum x, in double, device memory. */
+/* Collecting sums: sum x x^T (lower triangle of [n, n]) and sum x, in double, host memory. */
 typedef struct vptq_hessian_sum {
     uint32_t n;
     uint64_t tokens;
@@ -15,20 +15,22 @@ typedef struct vptq_hessian_sum {
 
 vptq_status vptq_hessian_sum_init(vptq_device *dev, uint32_t n, vptq_hessian_sum *s,
                                   vptq_err *err) VPTQ_MUST_CHECK;
-void vptq_hessian_sum_clear(vptq_device *dev, vptq_hessian_sum *s); /* to zero tokens */
+void vptq_hessian_sum_clear(vptq_hessian_sum *s); /* to zero tokens */
 void vptq_hessian_sum_release(vptq_device *dev, vptq_hessian_sum *s);
 /* Adds x [t, n] (device memory).  VPTQ_E_NUMERIC when a sum is no longer finite is left to
  * _finish. */
 vptq_status vptq_hessian_sum_add(vptq_device *dev, vptq_hessian_sum *s, size_t t,
                                  const float *x, size_t ldx, vptq_err *err) VPTQ_MUST_CHECK;
-/* lower [n (n + 1) / 2] and mean [n] in host memory: the sums over tokens, rounded to float. */
-vptq_status vptq_hessian_sum_finish(vptq_device *dev, const vptq_hessian_sum *s, float *lower,
-                                    float *mean, vptq_err *err) VPTQ_MUST_CHECK;
+/* lower [n (n + 1) / 2] and mean [n]: the sums over tokens, rounded to float.  No tokens:
+ * VPTQ_E_ARG. */
+vptq_status vptq_hessian_sum_finish(const vptq_hessian_sum *s, float *lower, float *mean,
+                                    vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Exact pooling of `count` Hessians of one size: sum_g t_g H_g / sum_g t_g, the same for the
- * means, in double. */
-vptq_status vptq_hessian_pool(const vptq_hessian_file *parts, size_t count, float *lower,
-                              float *mean, uint64_t *tokens, vptq_err *err) VPTQ_MUST_CHECK;
+ * means, in double, groups in the order given. */
+vptq_status vptq_hessian_pool(vptq_mem *mem, const vptq_hessian_file *parts, size_t count,
+                              float *lower, float *mean, uint64_t *tokens,
+                              vptq_err *err) VPTQ_MUST_CHECK;
 
 /* What --show prints of one Hessian. */
 typedef struct vptq_hessian_stats {

@@ -1,0 +1,150 @@
+/* What a Hessian looks like: the numbers behind vptq-hessian --show. */
+#include <math.h>
+#include <string.h>
+
+#include "hessian/hessian.h"
+
+enum {
+    POWER_STEPS = 30,   /* of the two eigenvalue iterations; an estimate, not a bound */
+    ENOUGH_SAMPLES = 10 /* tokens per column under which the verdict is "few samples" */
+};
+static const double CONSTANT_SHARE =
+    1e-6; /* variance over second moment of a constant column */
+static const double CONDITION_RIDGE =
+    1e-6; /* of the mean diagonal, so that rank loss is finite */
+
+static double normalize(size_t n, double *x)
+{
+    double s = 0;
+    for (size_t i = 0; i < n; i++)
+        s += x[i] * x[i];
+    s = sqrt(s);
+    for (size_t i = 0; i < n && s > 0; i++)
+        x[i] /= s;
+    return s;
+}
+
+/* y = A x for a symmetric A given by its packed lower triangle, plus ridge * x. */
+static void symv(size_t n, const float *lower, double ridge, const double *x, double *y)
+{
+    for (size_t i = 0; i < n; i++)
+        y[i] = ridge * x[i];
+    for (size_t i = 0; i < n; i++) {
+        const float *row = lower + i * (i + 1) / 2;
+        double s = 0;
+        for (size_t j = 0; j < i; j++) {
+            s += (double)row[j] * x[j];
+            y[j] += (double)row[j] * x[i];
+        }
+        y[i] += s + (double)row[i] * x[i];
+    }
+}
+
+/* x = (L L^T)^-1 x */
+static void cholesky_solve(size_t n, const double *l, double *x)
+{
+    for (size_t i = 0; i < n; i++) {
+        double s = x[i];
+        for (size_t j = 0; j < i; j++)
+            s -= l[i * n + j] * x[j];
+        x[i] = s / l[i * n + i];
+    }
+    for (size_t i = n; i-- > 0;) {
+        x[i] /= l[i * n + i];
+        for (size_t j = 0; j < i; j++)
+            x[j] -= l[i * n + j] * x[i];
+    }
+}
+
+/* Largest over smallest eigenvalue of H + ridge: power iteration and inverse iteration from a
+ * fixed start. `work` has n * n + 2 n doubles. */
+static vptq_status condition(vptq_device *dev, const vptq_hessian_file *h, double mean_diag,
+                             double *work, double *out, vptq_err *err)
+{
+    size_t n = h->n;
+    double ridge = CONDITION_RIDGE * mean_diag;
+    double *l = work, *x = work + n * n, *y = x + n;
+
+    for (size_t i = 0; i < n; i++) {
+        const float *row = h->lower + i * (i + 1) / 2;
+        for (size_t j = 0; j <= i; j++)
+            l[i * n + j] = (double)row[j] + (i == j ? ridge : 0);
+        x[i] = 1;
+    }
+    double largest = 0;
+    normalize(n, x);
+    for (int step = 0; step < POWER_STEPS; step++) {
+        symv(n, h->lower, ridge, x, y);
+        largest = normalize(n, y);
+        memcpy(x, y, n * sizeof *x);
+    }
+    vptq_status st = dev->ops->potrf(dev->state, n, l, n, NULL, NULL);
+    if (st == VPTQ_E_NUMERIC) {
+        *out = INFINITY;
+        return VPTQ_OK;
+    }
+    if (st)
+        return vptq_fail(err, st, "the hessian could not be factored");
+    for (size_t i = 0; i < n; i++)
+        x[i] = i & 1 ? -1 : 1; /* not orthogonal to small directions as a constant might be */
+    double inverse = 0;
+    normalize(n, x);
+    for (int step = 0; step < POWER_STEPS; step++) {
+        cholesky_solve(n, l, x);
+        inverse = normalize(n, x);
+    }
+    *out = largest * inverse;
+    return VPTQ_OK;
+}
+
+static void count_columns(const vptq_hessian_file *h, vptq_hessian_stats *s)
+{
+    double mean_sq = 0;
+    for (size_t i = 0; i < h->n; i++) {
+        double d = (double)h->lower[i * (i + 1) / 2 + i];
+        double m = (double)h->mean[i];
+        s->trace += d;
+        mean_sq += m * m;
+        if (d > s->max_diag)
+            s->max_diag = d;
+        if (d == 0)
+            s->dead++;
+        else if (d - m * m <= CONSTANT_SHARE * d)
+            s->constant++;
+    }
+    s->mean_diag = s->trace / h->n;
+    s->mean_share = s->trace > 0 ? mean_sq / s->trace : 0;
+}
+
+vptq_status vptq_hessian_describe(vptq_device *dev, const vptq_hessian_file *h,
+                                  vptq_hessian_stats *s, vptq_err *err)
+{
+    size_t n = h->n;
+
+    *s = (vptq_hessian_stats){.n = h->n, .tokens = h->tokens};
+    s->samples_per_dim = (double)h->tokens / (double)n;
+    for (size_t i = 0; i < n * (n + 1) / 2; i++)
+        s->nan += isfinite(h->lower[i]) ? 0 : 1;
+    for (size_t i = 0; i < n; i++)
+        s->nan += isfinite(h->mean[i]) ? 0 : 1;
+    if (s->nan) {
+        s->trace = s->mean_diag = s->max_diag = s->mean_share = s->condition = NAN;
+        s->verdict = "broken";
+        return VPTQ_OK;
+    }
+    count_columns(h, s);
+    double *work = vptq_mem_alloc(dev->ctx->mem, n * n + 2 * n, sizeof *work, err);
+    if (!work)
+        return VPTQ_E_NOMEM;
+    vptq_status st = condition(dev, h, s->mean_diag, work, &s->condition, err);
+    vptq_mem_free(dev->ctx->mem, work);
+    if (isinf(s->condition) || h->tokens < n)
+        s->verdict = "rank deficient";
+    else if (s->dead)
+        s->verdict = "dead columns";
+    else if (s->samples_per_dim < ENOUGH_SAMPLES)
+        s->verdict = "few samples";
+    else
+        s->verdict = "good";
+    return st;
+}
