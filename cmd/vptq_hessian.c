@@ -1,0 +1,238 @@
+/* vptq-hessian: collect second moments of a model's linear inputs, pool them, look at them. */
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "cmd/cli.h"
+#include "lib/vptq.h"
+
+typedef struct hessian_args {
+    const char *model, *output, *tokenizer, *show;
+    vptq_cli_strings texts, tokens;
+    uint64_t windows, length;
+    vptq_cli_range layers;
+    bool merge, rows;
+} hessian_args;
+
+static int fail(vptq_cli *cli, vptq_status st, const vptq_err *err)
+{
+    return vptq_cli_finish(cli, st, err);
+}
+
+/* ---- collect ---- */
+
+static void print_collected(const vptq_cli *cli, const hessian_args *a,
+                            const vptq_collect_result *r)
+{
+    if (cli->common.format == CLI_JSON) {
+        vptq_cli_json j;
+        vptq_cli_json_begin(&j);
+        vptq_cli_json_str(&j, "model", a->model);
+        vptq_cli_json_str(&j, "output", a->output);
+        vptq_cli_json_u64(&j, "windows", r->windows);
+        vptq_cli_json_u64(&j, "window_length", r->length);
+        vptq_cli_json_u64(&j, "tokens", r->tokens);
+        vptq_cli_json_u64(&j, "layers_done", r->layers_done);
+        vptq_cli_json_u64(&j, "layers_reused", r->layers_reused);
+        vptq_cli_json_u64(&j, "bytes", r->bytes);
+        vptq_cli_json_f64(&j, "seconds", r->seconds);
+        vptq_cli_json_end(&j);
+        return;
+    }
+    char bytes[32], seconds[32];
+    vptq_cli_human_bytes(bytes, r->bytes);
+    vptq_cli_human_seconds(seconds, r->seconds);
+    printf("%s: %zu windows of %zu tokens, %u layers%s, %s", a->output ? a->output : "plan",
+           r->windows, r->length, r->layers_done, cli->common.dry_run ? " to do" : "", bytes);
+    if (r->layers_reused)
+        printf(", %u layers were there", r->layers_reused);
+    printf(", %s\n", seconds);
+}
+
+static int collect(vptq_cli *cli, const hessian_args *a)
+{
+    vptq_err err = {0};
+    vptq_device dev = {0};
+    vptq_model model = {0};
+    vptq_collect_result r = {0};
+    vptq_checkpoint_options copt = {.tokenizer = a->tokenizer};
+    vptq_collect_options opt = {.corpus = {.texts = a->texts.items,
+                                           .text_count = a->texts.count,
+                                           .tokens = a->tokens.items,
+                                           .token_count = a->tokens.count,
+                                           .rows = a->rows},
+                                .windows = a->windows,
+                                .length = a->length,
+                                .seed = cli->common.seed,
+                                .first_layer = a->layers.first,
+                                .last_layer = a->layers.last,
+                                .force = cli->common.force,
+                                .dry_run = cli->common.dry_run,
+                                .tool_version = "vptq-hessian " VPTQ_VERSION};
+
+    vptq_status st = vptq_device_open(&cli->ctx, cli->common.backend, &dev, &err);
+    if (st)
+        return fail(cli, st, &err);
+    st = vptq_model_open(&cli->ctx, a->model, &copt, a->texts.count > 0, &model, &err);
+    if (!st) {
+        st = vptq_hessian_collect(&dev, &model, &opt, a->output, &r, &err);
+        vptq_model_release(&model);
+    }
+    if (!st)
+        print_collected(cli, a, &r);
+    vptq_device_close(&dev);
+    return vptq_cli_finish(cli, st, &err);
+}
+
+/* ---- show ---- */
+
+typedef struct show_state {
+    int format;
+    uint64_t rows, bad;
+    double worst_condition;
+} show_state;
+
+static vptq_status print_stats(void *arg, uint32_t layer, const char *input,
+                               const vptq_hessian_stats *s, vptq_err *err)
+{
+    show_state *show = arg;
+
+    (void)err;
+    show->rows++;
+    show->bad += strcmp(s->verdict, "good") != 0;
+    if (s->condition > show->worst_condition)
+        show->worst_condition = s->condition;
+    if (show->format == CLI_JSON) {
+        vptq_cli_json j;
+        vptq_cli_json_begin(&j);
+        vptq_cli_json_u64(&j, "layer", layer);
+        vptq_cli_json_str(&j, "input", input);
+        vptq_cli_json_u64(&j, "columns", s->n);
+        vptq_cli_json_u64(&j, "tokens", s->tokens);
+        vptq_cli_json_f64(&j, "samples_per_dim", s->samples_per_dim);
+        vptq_cli_json_f64(&j, "trace", s->trace);
+        vptq_cli_json_f64(&j, "mean_diag", s->mean_diag);
+        vptq_cli_json_f64(&j, "max_diag", s->max_diag);
+        vptq_cli_json_f64(&j, "mean_share", s->mean_share);
+        vptq_cli_json_u64(&j, "dead", s->dead);
+        vptq_cli_json_u64(&j, "constant", s->constant);
+        vptq_cli_json_u64(&j, "nan", s->nan);
+        vptq_cli_json_f64(&j, "condition", s->condition);
+        vptq_cli_json_str(&j, "verdict", s->verdict);
+        vptq_cli_json_end(&j);
+        return VPTQ_OK;
+    }
+    if (show->rows == 1)
+        printf("%5s %-5s %7s %9s %8s %10s %9s %6s %5s %8s %4s %9s  %s\n", "layer", "input",
+               "columns", "tokens", "per dim", "trace", "max diag", "mean", "dead", "constant",
+               "nan", "condition", "verdict");
+    printf("%5u %-5s %7u %9" PRIu64 " %8.1f %10.4g %9.3g %5.0f%% %5u %8u %4u %9.2g  %s\n",
+           layer, input, s->n, s->tokens, s->samples_per_dim, s->trace, s->max_diag,
+           s->mean_share * 100, s->dead, s->constant, s->nan, s->condition, s->verdict);
+    return VPTQ_OK;
+}
+
+static int show(vptq_cli *cli, const char *dir)
+{
+    vptq_err err = {0};
+    vptq_device dev = {0};
+    show_state state = {.format = cli->common.format};
+
+    vptq_status st = vptq_device_open(&cli->ctx, cli->common.backend, &dev, &err);
+    if (st)
+        return fail(cli, st, &err);
+    st = vptq_hessian_show(&dev, dir, print_stats, &state, &err);
+    if (!st && state.format == CLI_TEXT)
+        printf("%s: %" PRIu64 " of %" PRIu64 " hessians are good, worst condition %.2g\n", dir,
+               state.rows - state.bad, state.rows, state.worst_condition);
+    vptq_device_close(&dev);
+    return vptq_cli_finish(cli, st, &err);
+}
+
+/* ---- main ---- */
+
+static int merge(vptq_cli *cli, const hessian_args *a)
+{
+    vptq_err err = {0};
+    vptq_status st = vptq_hessian_merge(&cli->ctx, cli->args, cli->arg_count, a->output,
+                                        cli->common.force, &err);
+    if (!st && cli->common.format == CLI_JSON) {
+        vptq_cli_json j;
+        vptq_cli_json_begin(&j);
+        vptq_cli_json_str(&j, "output", a->output);
+        vptq_cli_json_u64(&j, "merged", cli->arg_count);
+        vptq_cli_json_end(&j);
+    } else if (!st) {
+        printf("%s: pooled from %zu directories\n", a->output, cli->arg_count);
+    }
+    return vptq_cli_finish(cli, st, &err);
+}
+
+static int dispatch(vptq_cli *cli, const hessian_args *a)
+{
+    if (a->show)
+        return show(cli, a->show);
+    if (a->merge) {
+        if (!a->output)
+            return vptq_cli_usage_error(cli, "--merge needs -o HDIR");
+        if (cli->arg_count < 2)
+            return vptq_cli_usage_error(cli, "--merge needs at least two hessian directories");
+        return merge(cli, a);
+    }
+    if (cli->arg_count)
+        return vptq_cli_usage_error(cli, "unexpected argument '%s'", cli->args[0]);
+    if (!a->model)
+        return vptq_cli_usage_error(cli, "-m MODEL is missing");
+    if (!a->output && !cli->common.dry_run)
+        return vptq_cli_usage_error(cli, "-o HDIR is missing");
+    if (!a->texts.count && !a->tokens.count)
+        return vptq_cli_usage_error(cli,
+                                    "give a calibration text with -c TEXT (or --tokens FILE)");
+    if (a->windows < 1 || a->length < 2)
+        return vptq_cli_usage_error(cli,
+                                    "at least one window (-n) of two tokens (-l) is needed");
+    return collect(cli, a);
+}
+
+int main(int argc, char **argv)
+{
+    hessian_args a = {.windows = 128, .length = 2048, .layers = {0, UINT32_MAX}};
+    const vptq_cli_option options[] = {
+        {0, NULL, CLI_FLAG, NULL, NULL, "Collect", false},
+        {'m', "model", CLI_STRING, &a.model, "PATH", "model whose inputs are measured", false},
+        {'c', "calibration", CLI_STRINGS, &a.texts, "TEXT", "UTF-8 text; may be repeated",
+         false},
+        {0, "tokens", CLI_STRINGS, &a.tokens, "FILE",
+         "token ids (int32, little endian) instead of a text; may be repeated", false},
+        {'o', "output", CLI_STRING, &a.output, "HDIR", "directory of Hessians to write", false},
+        {'n', "windows", CLI_U64, &a.windows, "N",
+         "windows at most, drawn by --seed when the text has more", false},
+        {'l', "length", CLI_U64, &a.length, "N", "tokens per window", false},
+        {0, "rows", CLI_FLAG, &a.rows, NULL,
+         "form the text as Hugging Face rows joined by two newlines", false},
+        {0, "layers", CLI_RANGE, &a.layers, "A-B", "only these layers (default: all)", false},
+        {0, "tokenizer", CLI_STRING, &a.tokenizer, "FILE", "tokenizer to use with the model",
+         false},
+        {0, NULL, CLI_FLAG, NULL, NULL, "Pool and inspect", false},
+        {0, "merge", CLI_FLAG, &a.merge, NULL, "pool the HDIRs given as arguments into -o",
+         false},
+        {0, "show", CLI_STRING, &a.show, "HDIR", "statistics and a verdict per Hessian", false},
+        CLI_END};
+    vptq_cli cli = {
+        .tool = "vptq-hessian",
+        .summary = "Second moments of a model's linear inputs from calibration text.",
+        .usage = "vptq-hessian -m MODEL -c TEXT [-c TEXT..] -o HDIR [-n 128] [-l 2048]\n"
+                 "vptq-hessian --merge HDIR HDIR.. -o HDIR\n"
+                 "vptq-hessian --show HDIR",
+        .examples = "A collection that was interrupted goes on when the same command is "
+                    "run again.",
+        .options = options,
+        .formats = "text|json"};
+    int code;
+
+    if (vptq_cli_parse(&cli, argc, argv, 1, &code))
+        code = dispatch(&cli, &a);
+    vptq_cli_release(&cli);
+    return code;
+}

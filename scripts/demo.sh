@@ -1,0 +1,111 @@
+#!/usr/bin/env bash
+# make demo: a real model goes through the four tools, and a table compares it before and after.
+# Every stage is kept when it is finished, so a second run takes seconds.
+#   MODEL=PATH     another model (whatever the tools read)
+#   TEXT=FILE      another text: its first three quarters calibrate, the last quarter evaluates
+#   SETTINGS=".."  options of vptq-quantize, default "-v 2 -k 256" (about 4 bits per weight)
+set -euo pipefail
+
+src=$(cd "$(dirname "$0")/.." && pwd)
+bin=${BIN:-$src/build/bin}
+demo=${DEMO_DIR:-$src/build/demo}
+settings=${SETTINGS:--v 2 -k 256}
+windows=32 # of 2048 tokens for the Hessians
+eval_windows=8
+prompt="The capital of France is"
+
+mkdir -p "$demo"
+
+# ---- inputs ----
+
+if [ -n "${MODEL-}" ]; then
+    [ -e "$MODEL" ] || { echo "demo: MODEL=$MODEL is not there" >&2; exit 1; }
+    model=$MODEL
+else
+    "$src/scripts/fetch_demo.sh" --model-only "$demo"
+    model=$demo/model.gguf
+fi
+
+# One folder per combination of inputs and settings.
+key=$(printf '%s|%s|%s|%s|%s' "$model" "${TEXT-}" "$settings" "$windows" "$eval_windows" |
+    sha256sum | cut -c1-12)
+run=$demo/run-$key
+mkdir -p "$run"
+if [ -n "${TEXT-}" ]; then
+    [ -s "$TEXT" ] || { echo "demo: TEXT=$TEXT is not there" >&2; exit 1; }
+    lines=$(wc -l < "$TEXT")
+    head -n $((lines * 3 / 4)) "$TEXT" > "$run/calib.txt"
+    tail -n +$((lines * 3 / 4 + 1)) "$TEXT" > "$run/eval.txt"
+    calib=$run/calib.txt
+    evaltext=$run/eval.txt
+else
+    "$src/scripts/fetch_demo.sh" "$demo"
+    calib=$demo/calib.txt
+    evaltext=$demo/eval.txt
+fi
+
+# ---- stages ----
+
+# stage NAME COMMAND..: runs it once; its seconds and its stdout are kept.  The tools resume by
+# themselves, so an interrupted stage goes on where it was.
+stage() {
+    local name=$1 begin end
+    shift
+    if [ -f "$run/$name.seconds" ]; then
+        echo "demo: $name is done already" >&2
+        return
+    fi
+    echo "demo: $name: $(basename "$1") ${*:2}" >&2
+    begin=$(date +%s.%N)
+    "$@" > "$run/$name.out.tmp"
+    end=$(date +%s.%N)
+    mv "$run/$name.out.tmp" "$run/$name.out"
+    awk "BEGIN { printf \"%.1f\\n\", $end - $begin }" > "$run/$name.seconds.tmp"
+    mv "$run/$name.seconds.tmp" "$run/$name.seconds"
+}
+
+stage hessian "$bin/vptq-hessian" -m "$model" -c "$calib" -o "$run/hessians" -n "$windows"
+# shellcheck disable=SC2086 # the settings are several words
+stage quantize "$bin/vptq-quantize" -m "$model" -H "$run/hessians" -o "$run/work" $settings
+stage pack "$bin/vptq-pack" "$run/work" -o "$run/packed" -f
+stage ppl-original "$bin/vptq-eval" ppl -m "$model" --text "$evaltext" \
+    --windows "$eval_windows" --format json
+stage ppl-packed "$bin/vptq-eval" ppl -m "$run/packed" --text "$evaltext" \
+    --windows "$eval_windows" --format json
+stage text-original "$bin/vptq-eval" generate -m "$model" -p "$prompt" -n 32
+stage text-packed "$bin/vptq-eval" generate -m "$run/packed" -p "$prompt" -n 32
+
+# ---- the table ----
+
+field() { sed -n "s/.*\"$2\": *\\([-0-9.eE+]*\\).*/\\1/p" "$run/$1.out"; }
+seconds() { cat "$run/$1.seconds"; }
+size() {
+    local bytes
+    if [ -d "$1" ]; then
+        bytes=$(cat "$1"/*.safetensors | wc -c)
+    else
+        bytes=$(wc -c < "$1")
+    fi
+    awk "BEGIN { printf \"%.1f MB\", $bytes / 1e6 }"
+}
+row() {
+    printf '%-10s %10.3f ± %-7.3f %8.3f %12s %9.0f\n' "$1" "$(field "ppl-$2" ppl)" \
+        "$(field "ppl-$2" ppl_stderr)" "$(field "ppl-$2" bits_per_weight)" "$(size "$3")" \
+        "$(field "ppl-$2" tokens_per_second)"
+}
+
+echo
+echo "$(basename "$model"), vptq-quantize $settings, Hessians from $windows windows,"
+echo "perplexity over $(field ppl-original windows) windows of 2048 tokens of held-out text"
+echo
+printf '%-10s %20s %8s %12s %9s\n' "" perplexity "bits/w" "weights" "tokens/s"
+row original original "$model"
+row packed packed "$run/packed"
+echo
+echo "seconds: hessian $(seconds hessian), quantize $(seconds quantize), pack $(seconds pack)," \
+    "perplexity $(seconds ppl-original) and $(seconds ppl-packed)"
+echo
+echo "original: $(head -c 300 "$run/text-original.out" | tr '\n' ' ')"
+echo "packed:   $(head -c 300 "$run/text-packed.out" | tr '\n' ' ')"
+echo
+echo "The packed model is in $run/packed"
