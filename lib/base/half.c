@@ -81,7 +81,7 @@ void vptq_f16_to_f32_n(const uint16_t *src, float *dst, size_t n)
     }
 #endif
     for (size_t i = 0; i < n; i++)
-        dst[i] = vptq_f16_to_f32(src[i]);
+        dst[i] = vptq_f16_to_f32(vptq_half_load(src, i));
 }
 
 void vptq_f32_to_f16_n(const float *src, uint16_t *dst, size_t n)
@@ -105,7 +105,7 @@ void vptq_f32_to_f16_n(const float *src, uint16_t *dst, size_t n)
 void vptq_bf16_to_f32_n(const uint16_t *src, float *dst, size_t n)
 {
     for (size_t i = 0; i < n; i++)
-        dst[i] = vptq_bf16_to_f32(src[i]);
+        dst[i] = vptq_bf16_to_f32(vptq_half_load(src, i));
 }
 
 void vptq_f32_to_bf16_n(const float *src, uint16_t *dst, size_t n)
