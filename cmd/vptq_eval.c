@@ -1,0 +1,526 @@
+/* vptq-eval: measures a model. */
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cmd/cli.h"
+
+/* What the commands share: the device and the models it reads. */
+typedef struct session {
+    vptq_device dev;
+    vptq_model model, base;
+    bool has_dev, has_model, has_base;
+} session;
+
+static vptq_status session_open(session *s, const vptq_cli *cli, const char *path,
+                                const char *tokenizer, bool need_tokenizer, vptq_err *err)
+{
+    vptq_checkpoint_options opt = {.tokenizer = tokenizer};
+    vptq_status st = VPTQ_OK;
+    VPTQ_TRY(vptq_device_open(&cli->ctx, cli->common.backend, &s->dev, err));
+    s->has_dev = true;
+    VPTQ_TRY(vptq_model_open(&cli->ctx, path, &opt, need_tokenizer, &s->model, err));
+    s->has_model = true;
+out:
+    return st;
+}
+
+static void session_close(session *s)
+{
+    if (s->has_base)
+        vptq_model_release(&s->base);
+    if (s->has_model)
+        vptq_model_release(&s->model);
+    if (s->has_dev)
+        vptq_device_close(&s->dev);
+}
+
+/* ---- ppl ---- */
+
+typedef struct ppl_command {
+    const char *model, *tokenizer, *documents;
+    vptq_cli_strings texts, tokens;
+    uint64_t document_limit, context, windows, stride;
+    int protocol;
+    bool rows, tokens_only;
+    double max_ppl;
+} ppl_command;
+
+static void print_window(void *arg, uint64_t window, double nll, uint64_t tokens)
+{
+    const vptq_cli *cli = arg;
+    vptq_log(&cli->ctx, VPTQ_LOG_MORE,
+             "window %" PRIu64 ": nll %.6f, ppl %.4f over %" PRIu64 " tokens", window, nll,
+             exp(nll), tokens);
+}
+
+static void print_ids(const int32_t *ids, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        printf("%" PRId32 "\n", ids[i]);
+}
+
+/* One id per line; an empty line between documents. */
+static vptq_status print_token_ids(const vptq_cli *cli, const ppl_command *c,
+                                   const vptq_corpus_options *corpus, const vptq_model *m,
+                                   vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_corpus text = {.ids = {.data = NULL}};
+    vptq_ids ids;
+    vptq_arena arena;
+    vptq_ids_init(&ids, cli->ctx.mem);
+    vptq_arena_init(&arena, cli->ctx.mem);
+    if (c->documents) {
+        size_t *offsets, count;
+        VPTQ_TRY(vptq_corpus_documents(&cli->ctx, corpus->texts[0], c->documents, m->tokenizer,
+                                       &arena, &ids, &offsets, &count, err));
+        if (c->document_limit && count > c->document_limit)
+            count = c->document_limit;
+        for (size_t i = 0; i < count; i++) {
+            if (i > 0)
+                putchar('\n');
+            print_ids(ids.data + offsets[i], offsets[i + 1] - offsets[i]);
+        }
+    } else {
+        VPTQ_TRY(vptq_corpus_load(&cli->ctx, corpus, m->tokenizer, m->desc->vocab, &text, err));
+        print_ids(text.ids.data, text.ids.count);
+    }
+out:
+    vptq_corpus_release(&text);
+    vptq_ids_release(&ids);
+    vptq_arena_release(&arena);
+    return st;
+}
+
+static void print_ppl(const vptq_cli *cli, const ppl_command *c, const vptq_ppl_result *r)
+{
+    if (cli->common.format == CLI_JSON) {
+        vptq_cli_json j;
+        vptq_cli_json_begin(&j);
+        vptq_cli_json_f64(&j, "ppl", r->ppl);
+        vptq_cli_json_f64(&j, "ppl_stderr", r->ppl_stderr);
+        vptq_cli_json_f64(&j, "nll", r->nll);
+        vptq_cli_json_u64(&j, "tokens", r->tokens);
+        vptq_cli_json_u64(&j, "windows", r->windows);
+        vptq_cli_json_u64(&j, "context", r->context);
+        vptq_cli_json_f64(&j, "seconds", r->seconds);
+        vptq_cli_json_f64(&j, "tokens_per_second", r->tokens_per_second);
+        vptq_cli_json_f64(&j, "bits_per_weight", r->bits_per_weight);
+        vptq_cli_json_str(&j, "model", c->model);
+        vptq_cli_json_end(&j);
+        return;
+    }
+    printf("ppl %.4f ± %.4f\n", r->ppl, r->ppl_stderr);
+    printf("nll %.6f over %" PRIu64 " tokens in %" PRIu64 " %s of %s%zu\n", r->nll, r->tokens,
+           r->windows, c->documents ? "documents" : "windows", c->documents ? "at most " : "",
+           r->context);
+    if (r->skipped)
+        printf("%" PRIu64 " longer documents were skipped\n", r->skipped);
+    printf("%.3f bits per weight\n", r->bits_per_weight);
+    printf("%.1f s, %.0f tokens per second\n", r->seconds, r->tokens_per_second);
+}
+
+static int check_ppl_usage(const vptq_cli *cli, const ppl_command *c)
+{
+    if (cli->arg_count)
+        return vptq_cli_usage_error(cli, "unexpected argument '%s'", cli->args[0]);
+    if (c->texts.count + c->tokens.count == 0)
+        return vptq_cli_usage_error(cli, "give --text FILE or --tokens FILE");
+    if (c->documents && (c->texts.count != 1 || c->tokens.count))
+        return vptq_cli_usage_error(cli, "--documents takes exactly one --text");
+    if (c->documents && c->rows)
+        return vptq_cli_usage_error(cli, "--documents and --rows exclude each other");
+    if (c->document_limit && !c->documents)
+        return vptq_cli_usage_error(cli, "--document-limit needs --documents");
+    return CLI_OK;
+}
+
+static int run_ppl(vptq_cli *cli, const ppl_command *c)
+{
+    vptq_err err = {0};
+    vptq_status st = VPTQ_OK;
+    session s = {.has_dev = false};
+    vptq_ppl_result r;
+    vptq_ppl_options opt = {
+        .corpus = {.texts = c->texts.items,
+                   .text_count = c->texts.count,
+                   .tokens = c->tokens.items,
+                   .token_count = c->tokens.count,
+                   .rows = c->rows},
+        .documents = c->documents,
+        .document_limit = c->document_limit,
+        .context = c->context,
+        .windows = c->windows,
+        .stride = c->stride,
+        .protocol = c->protocol ? VPTQ_PPL_LLAMA_CPP : VPTQ_PPL_GPTQ,
+    };
+    bool passed = true;
+    VPTQ_TRY(session_open(&s, cli, c->model, c->tokenizer, c->texts.count > 0, &err));
+    if (c->tokens_only) {
+        VPTQ_TRY(print_token_ids(cli, c, &opt.corpus, &s.model, &err));
+    } else {
+        VPTQ_TRY(
+            vptq_eval_ppl(&s.dev, &s.model, &opt, print_window, cli, NULL, NULL, &r, &err));
+        print_ppl(cli, c, &r);
+        passed = r.ppl <= c->max_ppl;
+    }
+out:
+    session_close(&s);
+    int code = vptq_cli_finish(cli, st, &err);
+    if (code != CLI_OK || passed)
+        return code;
+    fprintf(stderr, "vptq-eval: perplexity %.4f is above --max-ppl %g\n", r.ppl, c->max_ppl);
+    return CLI_CHECK_FAILED;
+}
+
+static int command_ppl(int argc, char **argv)
+{
+    ppl_command c = {.context = 2048, .max_ppl = (double)INFINITY};
+    const vptq_cli_option options[] = {
+        {'m', "model", CLI_STRING, &c.model, "MODEL", "model to measure", true},
+        {0, "tokenizer", CLI_STRING, &c.tokenizer, "FILE", "tokenizer of another place", false},
+        {0, NULL, CLI_FLAG, NULL, NULL, "Text", false},
+        {0, "text", CLI_STRINGS, &c.texts, "FILE", "UTF-8 text; several are joined", false},
+        {0, "tokens", CLI_STRINGS, &c.tokens, "FILE", "token ids, int32 little endian", false},
+        {0, "rows", CLI_FLAG, &c.rows, NULL, "lines as dataset rows joined by two newlines",
+         false},
+        {0, "documents", CLI_STRING, &c.documents, "SEP",
+         "score each document between separators alone", false},
+        {0, "document-limit", CLI_U64, &c.document_limit, "N", "only the first N documents",
+         false},
+        {0, "tokens-only", CLI_FLAG, &c.tokens_only, NULL,
+         "print the token ids, one per line, and end", false},
+        {0, NULL, CLI_FLAG, NULL, NULL, "Protocol", false},
+        {0, "context", CLI_U64, &c.context, "N", "tokens per window", false},
+        {0, "windows", CLI_U64, &c.windows, "N", "at most N windows, 0 = all", false},
+        {0, "stride", CLI_U64, &c.stride, "N", "tokens between window starts, 0 = context",
+         false},
+        {0, "protocol", CLI_CHOICE, &c.protocol, "gptq|llama.cpp",
+         "score whole windows, or their second halves", false},
+        {0, "max-ppl", CLI_DOUBLE, &c.max_ppl, "X", "exit 3 when the perplexity is above X",
+         false},
+        CLI_END};
+    vptq_cli cli = {
+        .tool = "vptq-eval",
+        .command = "ppl",
+        .summary = "perplexity of a model on a text",
+        .usage = "vptq-eval ppl -m MODEL --text FILE [--rows] [--context N] [--windows N]\n"
+                 "vptq-eval ppl -m MODEL --text FILE --documents SEP",
+        .examples = "  vptq-eval ppl -m model.gguf --text wiki.test.raw --rows --windows 16\n"
+                    "  vptq-eval ppl -m packed --tokens ids.i32 --max-ppl 25 --format json\n",
+        .options = options,
+        .formats = "text|json"};
+    int code;
+    if (vptq_cli_parse(&cli, argc, argv, 2, &code)) {
+        code = check_ppl_usage(&cli, &c);
+        if (code == CLI_OK)
+            code = run_ppl(&cli, &c);
+    }
+    vptq_cli_release(&cli);
+    return code;
+}
+
+/* ---- error ---- */
+
+typedef struct error_command {
+    const char *model, *base, *hessians;
+    vptq_cli_range layers;
+} error_command;
+
+typedef struct error_table {
+    int format; /* vptq_cli_format */
+    bool began;
+} error_table;
+
+enum { ERROR_COLUMNS = 12, ERROR_CELL = 24 };
+static const char *const error_names[ERROR_COLUMNS] = {
+    "layer",           "name", "rows", "columns", "proxy_loss", "relative_mse",
+    "bits_per_weight", "v",    "k",    "k_res",   "groups",     "outliers"};
+
+/* One line of the table in any of its text forms. */
+static void print_cells(int format, char cell[ERROR_COLUMNS][ERROR_CELL])
+{
+    for (int i = 0; i < ERROR_COLUMNS; i++) {
+        if (format == CLI_CSV)
+            printf("%s%s", i ? "," : "", cell[i]);
+        else if (format == CLI_MD)
+            printf("%s %s |", i ? "" : "|", cell[i]);
+        else
+            printf(i == 1 ? "%s%-*s" : "%s%*s", i ? "  " : "",
+                   i == 1 ? 9 : (int)strlen(error_names[i]), cell[i]);
+    }
+    putchar('\n');
+}
+
+static void print_error_head(int format)
+{
+    char cell[ERROR_COLUMNS][ERROR_CELL];
+    for (int i = 0; i < ERROR_COLUMNS; i++)
+        snprintf(cell[i], ERROR_CELL, "%s", error_names[i]);
+    print_cells(format, cell);
+    if (format == CLI_MD)
+        puts("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |");
+}
+
+static void print_error_text(int format, const vptq_error_row *row)
+{
+    char cell[ERROR_COLUMNS][ERROR_CELL];
+    const uint32_t numbers[] = {row->shape.v, row->shape.k, row->shape.k_res, row->shape.groups,
+                                row->shape.outliers};
+    snprintf(cell[0], ERROR_CELL, "%u", row->layer);
+    snprintf(cell[1], ERROR_CELL, "%s", row->name);
+    snprintf(cell[2], ERROR_CELL, "%u", row->rows);
+    snprintf(cell[3], ERROR_CELL, "%u", row->columns);
+    snprintf(cell[4], ERROR_CELL, "%.6f", row->proxy_loss);
+    if (isnan(row->proxy_loss))
+        snprintf(cell[4], ERROR_CELL, "%s", format == CLI_CSV ? "" : "-");
+    snprintf(cell[5], ERROR_CELL, "%.6f", row->relative_mse);
+    snprintf(cell[6], ERROR_CELL, "%.4f", row->bits_per_weight);
+    for (int i = 0; i < 5; i++)
+        snprintf(cell[7 + i], ERROR_CELL, "%u", numbers[i]);
+    print_cells(format, cell);
+}
+
+static void print_error_json(const vptq_error_row *row)
+{
+    vptq_cli_json j;
+    vptq_cli_json_begin(&j);
+    vptq_cli_json_u64(&j, "layer", row->layer);
+    vptq_cli_json_str(&j, "name", row->name);
+    vptq_cli_json_u64(&j, "rows", row->rows);
+    vptq_cli_json_u64(&j, "columns", row->columns);
+    vptq_cli_json_f64(&j, "proxy_loss", row->proxy_loss);
+    vptq_cli_json_f64(&j, "relative_mse", row->relative_mse);
+    vptq_cli_json_f64(&j, "bits_per_weight", row->bits_per_weight);
+    vptq_cli_json_u64(&j, "v", row->shape.v);
+    vptq_cli_json_u64(&j, "k", row->shape.k);
+    vptq_cli_json_u64(&j, "k_res", row->shape.k_res);
+    vptq_cli_json_u64(&j, "groups", row->shape.groups);
+    vptq_cli_json_u64(&j, "outliers", row->shape.outliers);
+    vptq_cli_json_end(&j);
+}
+
+static vptq_status print_error_row(void *arg, const vptq_error_row *row, vptq_err *err)
+{
+    error_table *t = arg;
+    (void)err;
+    if (t->format == CLI_JSON) {
+        print_error_json(row);
+        return VPTQ_OK;
+    }
+    if (!t->began)
+        print_error_head(t->format);
+    t->began = true;
+    print_error_text(t->format, row);
+    return VPTQ_OK;
+}
+
+static int run_error(vptq_cli *cli, const error_command *c)
+{
+    vptq_err err = {0};
+    vptq_status st = VPTQ_OK;
+    session s = {.has_dev = false};
+    vptq_checkpoint_options opt = {.tokenizer = NULL};
+    error_table t = {.format = cli->common.format};
+    VPTQ_TRY(session_open(&s, cli, c->model, NULL, false, &err));
+    VPTQ_TRY(vptq_model_open(&cli->ctx, c->base, &opt, false, &s.base, &err));
+    s.has_base = true;
+    VPTQ_TRY(vptq_eval_error(&s.dev, &s.model, &s.base, c->hessians, c->layers.first,
+                             c->layers.last, print_error_row, &t, &err));
+out:
+    session_close(&s);
+    return vptq_cli_finish(cli, st, &err);
+}
+
+static int command_error(int argc, char **argv)
+{
+    error_command c = {.layers = {.first = 0, .last = UINT32_MAX}};
+    const vptq_cli_option options[] = {
+        {'m', "model", CLI_STRING, &c.model, "MODEL", "quantized model", true},
+        {0, "base", CLI_STRING, &c.base, "MODEL", "the model it was made from", true},
+        {'H', "hessians", CLI_STRING, &c.hessians, "HDIR",
+         "Hessians; without them no proxy loss", false},
+        {0, "layers", CLI_RANGE, &c.layers, "A-B", "only these layers", false},
+        CLI_END};
+    vptq_cli cli = {.tool = "vptq-eval",
+                    .command = "error",
+                    .summary = "error of every quantized matrix against its original",
+                    .usage = "vptq-eval error -m MODEL --base MODEL [-H HDIR] [--layers A-B]",
+                    .examples = "  vptq-eval error -m packed --base model.gguf -H hessians\n",
+                    .options = options,
+                    .formats = "text|json|csv|md"};
+    int code;
+    if (vptq_cli_parse(&cli, argc, argv, 2, &code)) {
+        if (cli.arg_count)
+            code = vptq_cli_usage_error(&cli, "unexpected argument '%s'", cli.args[0]);
+        else
+            code = run_error(&cli, &c);
+    }
+    vptq_cli_release(&cli);
+    return code;
+}
+
+/* ---- generate ---- */
+
+typedef struct generate_command {
+    const char *model, *tokenizer, *prompt;
+    uint64_t tokens;
+    double temperature, top_p;
+    bool special, ignore_eos;
+} generate_command;
+
+/* Text that comes: to stdout at once, and kept for JSON. */
+typedef struct generated {
+    bool stream;
+    vptq_buf text;
+    vptq_status status;
+    vptq_err *err;
+} generated;
+
+static void take_text(void *arg, const char *text, size_t len)
+{
+    generated *g = arg;
+    if (g->stream) {
+        fwrite(text, 1, len, stdout);
+        fflush(stdout);
+    } else if (!g->status) {
+        g->status = vptq_buf_add(&g->text, text, len, g->err);
+    }
+}
+
+static void print_generated(const generate_command *c, const generated *g, size_t tokens,
+                            double rate)
+{
+    if (g->stream) {
+        putchar('\n');
+        return;
+    }
+    vptq_cli_json j;
+    vptq_cli_json_begin(&j);
+    vptq_cli_json_str(&j, "prompt", c->prompt);
+    vptq_cli_json_str(&j, "text", g->text.len ? g->text.data : "");
+    vptq_cli_json_u64(&j, "tokens", tokens);
+    vptq_cli_json_f64(&j, "tokens_per_second", rate);
+    vptq_cli_json_str(&j, "model", c->model);
+    vptq_cli_json_end(&j);
+}
+
+static int run_generate(vptq_cli *cli, const generate_command *c)
+{
+    vptq_err err = {0};
+    vptq_status st = VPTQ_OK;
+    session s = {.has_dev = false};
+    generated g = {.stream = cli->common.format != CLI_JSON, .err = &err};
+    vptq_generate_options opt = {.prompt = c->prompt,
+                                 .tokens = c->tokens,
+                                 .temperature = c->temperature,
+                                 .top_p = c->top_p,
+                                 .seed = cli->common.seed,
+                                 .special = c->special,
+                                 .ignore_eos = c->ignore_eos};
+    vptq_ids ids;
+    double rate = 0;
+    vptq_ids_init(&ids, cli->ctx.mem);
+    vptq_buf_init(&g.text, cli->ctx.mem);
+    VPTQ_TRY(session_open(&s, cli, c->model, c->tokenizer, true, &err));
+    if (g.stream) {
+        fputs(c->prompt, stdout);
+        fflush(stdout);
+    }
+    VPTQ_TRY(vptq_eval_generate(&s.dev, &s.model, &opt, take_text, &g, &ids, &rate, &err));
+    VPTQ_TRY(g.status);
+    print_generated(c, &g, ids.count, rate);
+    vptq_log(&cli->ctx, VPTQ_LOG_MORE, "%zu tokens with the prompt, %.1f new ones per second",
+             ids.count, rate);
+out:
+    session_close(&s);
+    vptq_buf_release(&g.text);
+    vptq_ids_release(&ids);
+    return vptq_cli_finish(cli, st, &err);
+}
+
+static int command_generate(int argc, char **argv)
+{
+    generate_command c = {.prompt = "", .tokens = 64, .top_p = 1};
+    const vptq_cli_option options[] = {
+        {'m', "model", CLI_STRING, &c.model, "MODEL", "model to run", true},
+        {0, "tokenizer", CLI_STRING, &c.tokenizer, "FILE", "tokenizer of another place", false},
+        {'p', "prompt", CLI_STRING, &c.prompt, "TEXT", "text to continue", false},
+        {'n', "max-tokens", CLI_U64, &c.tokens, "N", "new tokens at most", false},
+        {0, "temperature", CLI_DOUBLE, &c.temperature, "X", "0 takes the likeliest token",
+         false},
+        {0, "top-p", CLI_DOUBLE, &c.top_p, "X", "draw from the likeliest tokens that sum to X",
+         false},
+        {0, "special", CLI_FLAG, &c.special, NULL,
+         "special tokens of the prompt count as such, and are shown", false},
+        {0, "ignore-eos", CLI_FLAG, &c.ignore_eos, NULL, "go on behind an end token", false},
+        CLI_END};
+    vptq_cli cli = {
+        .tool = "vptq-eval",
+        .command = "generate",
+        .summary = "continue a prompt",
+        .usage = "vptq-eval generate -m MODEL -p PROMPT [-n N] [--temperature X] [--top-p X]",
+        .examples = "  vptq-eval generate -m packed -p 'Once upon a time' -n 100\n"
+                    "  vptq-eval generate -m packed -p Hello --temperature 0.8 --seed 7\n",
+        .options = options,
+        .formats = "text|json"};
+    int code;
+    if (vptq_cli_parse(&cli, argc, argv, 2, &code)) {
+        if (cli.arg_count)
+            code = vptq_cli_usage_error(&cli, "unexpected argument '%s'", cli.args[0]);
+        else
+            code = run_generate(&cli, &c);
+    }
+    vptq_cli_release(&cli);
+    return code;
+}
+
+/* ---- commands ---- */
+
+typedef struct command {
+    const char *name, *summary;
+    int (*run)(int argc, char **argv);
+} command;
+
+static const command commands[] = {
+    {"ppl", "perplexity of a model on a text", command_ppl},
+    {"error", "error of every quantized matrix against its original", command_error},
+    {"generate", "continue a prompt", command_generate},
+};
+enum { COMMANDS = sizeof commands / sizeof *commands };
+
+static void print_commands(FILE *f)
+{
+    fputs("usage: vptq-eval COMMAND [OPTION..]\n\nMeasures a model.\n\nCommands:\n", f);
+    for (size_t i = 0; i < COMMANDS; i++)
+        fprintf(f, "  %-9s %s\n", commands[i].name, commands[i].summary);
+    fputs("\n`vptq-eval COMMAND --help` lists the options of a command.\n", f);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc < 2) {
+        print_commands(stderr);
+        return CLI_USAGE;
+    }
+    if (!strcmp(argv[1], "-h") || !strcmp(argv[1], "--help")) {
+        print_commands(stdout);
+        return CLI_OK;
+    }
+    if (!strcmp(argv[1], "--version")) {
+        printf("vptq-eval %s\n", VPTQ_VERSION);
+        return CLI_OK;
+    }
+    for (size_t i = 0; i < COMMANDS; i++) {
+        if (!strcmp(argv[1], commands[i].name))
+            return commands[i].run(argc, argv);
+    }
+    fprintf(stderr, "vptq-eval: unknown command '%s', there are", argv[1]);
+    for (size_t i = 0; i < COMMANDS; i++)
+        fprintf(stderr, "%s %s", i ? "," : "", commands[i].name);
+    fputs("\ntry vptq-eval --help\n", stderr);
+    return CLI_USAGE;
+}
