@@ -1,0 +1,52 @@
+# Every wrong input is one sentence, the right status, and no output.
+model=$(data models/stories260K/stories260K.bin)
+tok=$(data models/stories260K/tok512.bin)
+text=$(data text/tinystories/tiny.utf8)
+run() { "$BIN/vptq-hessian" -m "$model" --tokenizer "$tok" -q "$@"; }
+
+# bad STATUS PATTERN COMMAND..
+bad()
+{
+    local status=$1 pattern=$2
+    shift 2
+    expect_exit "$status" "$@" > out.txt 2> err.txt
+    expect_line err.txt "$pattern"
+    [ ! -s out.txt ] || fail "something on stdout: $*"
+}
+
+bad 2 "MODEL is missing" "$BIN/vptq-hessian" -c "$text" -o x
+bad 2 "calibration text" run -o x
+bad 2 "HDIR is missing" run -c "$text"
+bad 2 "'-l'\|--length\|window" run -c "$text" -o x -l 1
+bad 1 "no-such-text" run -c no-such-text -o x
+echo "One day" > short.txt
+bad 2 "256" run -c short.txt -o x -l 256
+printf 'abc' > odd.i32
+bad 1 "odd.i32" run --tokens odd.i32 -o x -l 16
+printf '\377\377\377\177%.0s' $(seq 64) > outside.i32
+bad 1 "2147483647" run --tokens outside.i32 -o x -l 16
+bad 1 "no-such-model" "$BIN/vptq-hessian" -m no-such-model -c "$text" -o x
+bad 2 "layers 3-9" run -c "$text" -o x -l 64 --layers 3-9
+[ ! -e x ] || [ -z "$(find x -name '*.safetensors')" ] || fail "an output was made"
+
+# A directory of another run: refused by name, replaced with --force.
+run -c "$text" -o h -n 2 -l 64
+bad 1 "key 'fingerprint'" run -c "$text" -o h -n 4 -l 64
+run -c "$text" -o h -n 4 -l 64 -f
+bad 1 "layers 0-4" run -c "$text" -o h -n 4 -l 64 --layers 0-1
+
+# Somebody else works there.
+flock h/lock sleep 20 &
+pid=$!
+sleep 0.5
+bad 1 "'h'\|h/lock" run -c "$text" -o h -n 4 -l 64
+kill "$pid"
+
+# Damaged Hessians.
+head -c 2000 h/layer_002_up.safetensors > cut.bin
+cp cut.bin h/layer_002_up.safetensors
+expect_exit 1 "$BIN/vptq-hessian" --show h > out.txt 2> err.txt
+expect_line err.txt "layer_002_up"
+rm h/layer_002_up.safetensors
+expect_exit 1 "$BIN/vptq-hessian" --show h > out.txt 2> err.txt
+expect_line err.txt "layer_002_up.safetensors is missing"

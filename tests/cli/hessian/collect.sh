@@ -1,0 +1,41 @@
+# Collecting: the plan, the same bytes for any thread count and after a kill, and what --show says.
+model=$(data models/stories260K/stories260K.bin)
+tok=$(data models/stories260K/tok512.bin)
+text=$(data text/tinystories/tiny.utf8)
+collect() { "$BIN/vptq-hessian" -m "$model" --tokenizer "$tok" -c "$text" -n 24 -l 256 "$@"; }
+
+collect --dry-run --format json > plan.json
+[ "$(json_get tokens plan.json)" = 6144 ] || fail "tokens of the plan"
+[ -z "$(find . -name '*.safetensors')" ] || fail "a dry run wrote Hessians"
+
+collect -o one -t 1 -q
+collect -o two -t 2 -q
+expect_same one two
+no_leftovers one
+
+# Sampling follows the seed.
+collect -o seeded --seed 7 -q
+if cmp -s one/layer_000_qkv.safetensors seeded/layer_000_qkv.safetensors; then
+    fail "another seed drew the same windows"
+fi
+
+# Killed in the middle, it goes on and ends with the same bytes.
+collect -o killed -t 1 -q &
+pid=$!
+wait_for 60 test -e killed/layer_001_down.safetensors
+kill -9 "$pid" 2>/dev/null || true
+wait "$pid" || true
+collect -o killed -q --format json > rest.json
+[ "$(json_get layers_reused rest.json)" -ge 1 ] || fail "finished layers were collected again"
+expect_same one killed
+
+# A finished directory is left as it is.
+collect -o one -q --format json > again.json
+[ "$(json_get layers_done again.json)" = 0 ] || fail "a finished collection was run again"
+
+"$BIN/vptq-hessian" --show one --format json > show.json
+[ "$(wc -l < show.json)" = 20 ] || fail "expected 20 rows"
+[ "$(json_get tokens show.json | sort -u)" = 6144 ] || fail "tokens of the Hessians"
+[ "$(json_get nan show.json | sort -u)" = 0 ] || fail "NaN"
+"$BIN/vptq-hessian" --show one > show.txt
+expect_line show.txt '20 of 20 hessians are good'

@@ -1,0 +1,26 @@
+# Two halves pooled are the whole.
+model=$(data models/stories260K/stories260K.bin)
+data models/stories260K-hf/ppl_tokens.npy > /dev/null
+# 40 windows of 256 uint16 ids behind the .npy header, as int32.
+to_i32() { od -An -v -t u2 -w2 | perl -ne 'print pack("l<", $_)'; }
+tail -c 20480 "$DATA/models/stories260K-hf/ppl_tokens.npy" | to_i32 > all.i32
+head -c 10240 all.i32 > a.i32
+tail -c +10241 all.i32 > b.i32
+collect() { "$BIN/vptq-hessian" -m "$model" -l 256 -q "$@"; }
+collect --tokens a.i32 -o a
+collect --tokens b.i32 -o b
+collect --tokens a.i32 --tokens b.i32 -o all
+"$BIN/vptq-hessian" --merge a b -o pooled
+for dir in all pooled; do "$BIN/vptq-hessian" --show "$dir" --format json > "$dir.json"; done
+for key in trace max_diag mean_share; do
+    json_get "$key" all.json > all.txt
+    json_get "$key" pooled.json > pooled.txt
+    paste all.txt pooled.txt | while read -r x y; do expect_near "$y" "$x" 1e-6; done
+done
+[ "$(json_get tokens pooled.json | sort -u)" = 10240 ] || fail "tokens of the pool"
+
+expect_exit 1 "$BIN/vptq-hessian" --merge a b -o pooled 2> err.txt
+expect_line err.txt "pooled"
+expect_exit 2 "$BIN/vptq-hessian" --merge a -o x 2> err.txt
+expect_exit 1 "$BIN/vptq-hessian" --merge a nothing -o x 2> err.txt
+expect_line err.txt "'nothing' is not a hessian directory"

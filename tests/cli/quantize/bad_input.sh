@@ -1,0 +1,62 @@
+# Settings and inputs that cannot be: one sentence, the right status, nothing lost.
+model=$(data models/stories260K/stories260K.bin)
+hf=$(data models/stories260K-hf)
+tok=$(data models/stories260K/tok512.bin)
+text=$(data text/tinystories/tiny.utf8)
+"$BIN/vptq-hessian" -m "$model" --tokenizer "$tok" -c "$text" -n 4 -l 256 -o h -q
+run() { "$BIN/vptq-quantize" -m "$model" -H h -q "$@"; }
+
+# bad STATUS PATTERN COMMAND..
+bad()
+{
+    local status=$1 pattern=$2
+    shift 2
+    expect_exit "$status" "$@" > out.txt 2> err.txt
+    expect_line err.txt "$pattern"
+    [ ! -s out.txt ] || fail "something on stdout: $*"
+}
+
+bad 2 "power of two" run -o w -k 100
+bad 2 "vector length is 65" run -o w -v 65
+bad 2 "vector length is 0" run -o w -v 0
+bad 2 "centroids is 131072" run -o w -k 131072
+bad 2 "ridge" run -o w --ridge -1
+bad 2 "kmeans-iterations\|k-means iterations" run -o w --kmeans-iterations 0
+bad 2 "layers 4-5" run -o w --layers 4-5
+bad 2 "f16|bf16\|f16, bf16\|'f32'" run -o w --dtype f32
+bad 2 "HDIR is missing" "$BIN/vptq-quantize" -m "$model" -o w
+bad 2 "WORK is missing" run
+bad 1 "'nothing' is not a hessian directory" "$BIN/vptq-quantize" -m "$model" -H nothing -o w
+bad 1 "another model" "$BIN/vptq-quantize" -m "$hf" -H h -o w
+[ ! -e w ] || fail "a work directory was made"
+
+# A work directory of another run: refused naming the key, started again with --force.
+run -o w -k 16 --layers 0-0 > /dev/null
+bad 1 "'centroids' is 16" run -o w -k 32 --layers 0-0
+bad 1 "'seed' is 0" run -o w -k 16 --seed 5 --layers 0-0
+bad 1 "'norm' is true" run -o w -k 16 --no-norm --layers 0-0
+run -o w -k 32 --layers 0-0 -f > /dev/null
+[ "$(sed -n 's/.*"k": \?\([0-9]*\).*/\1/p' w/report.jsonl | sort -u)" = 32 ] || fail "not redone"
+
+# Somebody else works there.
+flock w/lock sleep 20 &
+pid=$!
+sleep 0.5
+bad 1 "'w'\|w/lock" run -o w -k 32 --layers 0-0
+kill "$pid"
+
+# A Hessian that is missing or damaged is named; finished matrices stay.
+mv h/layer_002_o.safetensors o
+expect_exit 1 run -o v -k 16 > out.txt 2> err.txt
+expect_line err.txt "layer_002_o.safetensors is missing"
+[ -e v/layer_002_v_proj.safetensors ] || fail "what was finished is gone"
+mv o h/layer_002_o.safetensors
+run -o v -k 16 > /dev/null
+
+# The plan.
+run --dry-run -v 8 -k 4096 --format json > plan.json
+[ "$(wc -l < plan.json)" = 35 ] || fail "rows of the plan"
+# q_proj 64 x 64: (4096 * 8 * 16 + 8 rows * 24 words * 32 + 64 * 32 bits) / 4096
+expect_near "$(json_get bits_per_weight plan.json | head -n 1)" 130 1e-9
+"$BIN/vptq-quantize" -m "$model" --dry-run -v 8 -k 4096 > out.txt 2> err.txt
+expect_line err.txt "vectors for 4096 centroids"

@@ -1,0 +1,55 @@
+# The work directory: same bytes for any thread count, after kills at three moments, and finished
+# matrices are not made again.
+model=$(data models/stories260K/stories260K.bin)
+tok=$(data models/stories260K/tok512.bin)
+text=$(data text/tinystories/tiny.utf8)
+"$BIN/vptq-hessian" -m "$model" --tokenizer "$tok" -c "$text" -n 16 -l 256 -o h -q
+quantize() { "$BIN/vptq-quantize" -m "$model" --tokenizer "$tok" -H h -k 64 -q "$@"; }
+
+quantize -o one -t 1 --format json > one.json
+quantize -o two -t 2 > /dev/null
+expect_same one two
+[ "$(wc -l < one.json)" = 35 ] || fail "expected 35 matrices"
+[ "$(wc -l < one/report.jsonl)" = 35 ] || fail "expected 35 rows in report.jsonl"
+json_get proxy_loss one.json > loss.txt
+json_get loss_kmeans one.json > kmeans.txt
+paste loss.txt kmeans.txt | while read -r loss kmeans; do
+    expect_number "$loss" '>' 0
+    expect_number "$loss" '<' "$kmeans"
+done
+
+# Killed at three moments; each rerun goes on.
+for matrix in layer_000_k_proj layer_002_gate_proj layer_004_q_proj; do
+    quantize -o killed -t 1 > /dev/null &
+    pid=$!
+    wait_for 60 test -e "killed/$matrix.safetensors"
+    kill -9 "$pid" 2>/dev/null || true
+    wait "$pid" || true
+done
+quantize -o killed --format json > rest.json
+[ "$(json_get reused rest.json | grep -c true)" -ge 29 ] || fail "finished matrices were made again"
+expect_same one killed
+no_leftovers killed
+
+# Interrupted: status 130, what is finished stays.
+quantize -o stopped -t 1 > /dev/null &
+pid=$!
+wait_for 60 test -e stopped/layer_000_q_proj.safetensors
+kill -INT "$pid" 2>/dev/null || true
+status=0
+wait "$pid" || status=$?
+[ "$status" = 130 ] || [ "$status" = 0 ] || fail "status $status after SIGINT"
+quantize -o stopped > /dev/null
+expect_same one stopped
+
+# A damaged matrix is noticed and made again.
+printf x | dd of=stopped/layer_001_up_proj.safetensors bs=1 seek=900 conv=notrunc 2> /dev/null
+"$BIN/vptq-quantize" -m "$model" --tokenizer "$tok" -H h -k 64 -o stopped > /dev/null 2> err.txt
+expect_line err.txt "layer_001_up_proj.*quantized again"
+expect_same one stopped
+
+# Layers in two runs are the whole.
+quantize -o parts --layers 0-1 > /dev/null
+[ "$(wc -l < parts/report.jsonl)" = 14 ] || fail "report of a part"
+quantize -o parts --layers 2-4 > /dev/null
+expect_same one parts
