@@ -1,0 +1,31 @@
+/* What the fuzz targets share: an input as a file, for readers that take a path. */
+#ifndef TESTS_FUZZ_INPUT_H
+#define TESTS_FUZZ_INPUT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+/* The entry point that fuzzing engines call. */
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+enum { FUZZ_PATH_MAX = 64 };
+
+/* A fresh file with these bytes; the caller unlinks it.  False when the system refuses. */
+static inline bool fuzz_input_file(char path[FUZZ_PATH_MAX], const uint8_t *data, size_t size)
+{
+    snprintf(path, FUZZ_PATH_MAX, "/tmp/vptq-fuzz-XXXXXX");
+    int fd = mkstemp(path);
+    if (fd < 0)
+        return false;
+    bool written = write(fd, data, size) == (ssize_t)size;
+    close(fd);
+    if (!written)
+        unlink(path);
+    return written;
+}
+
+#endif

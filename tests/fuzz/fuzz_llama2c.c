@@ -1,0 +1,33 @@
+/* Any bytes as a llama2.c checkpoint: every tensor that is accepted is read to its end. */
+#include "formats/llama2c.h"
+#include "tests/fuzz/fuzz_input.h"
+
+static void read_all(const vptq_tensor *t)
+{
+    size_t rows = vptq_tensor_rows(t), cols = vptq_tensor_cols(t);
+    float *row = malloc(cols * sizeof *row);
+    for (size_t r = 0; row && r < rows; r++)
+        if (vptq_tensor_read(t, r, 1, row, NULL))
+            abort();
+    free(row);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    char path[FUZZ_PATH_MAX];
+    if (!fuzz_input_file(path, data, size))
+        return 0;
+    vptq_err err;
+    vptq_tensor_set set;
+    vptq_model_desc d;
+    vptq_tensor_set_init(&set, NULL);
+    bool is = vptq_llama2c_is(path);
+    bool read = vptq_llama2c_read(path, &set, &d, &err) == VPTQ_OK;
+    if (is != read)
+        abort();
+    for (size_t i = 0; read && i < set.count; i++)
+        read_all(&set.tensors[i]);
+    vptq_tensor_set_release(&set);
+    unlink(path);
+    return 0;
+}
