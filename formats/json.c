@@ -33,8 +33,8 @@ static size_t text_weight(const char *text, size_t len)
     return weight;
 }
 
-vptq_status vptq_json_parse(const char *text, size_t len, const char *name, json_t **out,
-                            vptq_err *err)
+static vptq_status parse(const char *text, size_t len, const char *name, size_t flags,
+                         json_t **out, vptq_err *err)
 {
     size_t weight = text_weight(text, len);
     if (weight > MAX_WEIGHT)
@@ -42,7 +42,8 @@ vptq_status vptq_json_parse(const char *text, size_t len, const char *name, json
                          "%s: JSON of about %zu values, more than the %d that are read", name,
                          weight, (int)MAX_WEIGHT);
     json_error_t je;
-    json_t *value = json_loadb(text, len, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &je);
+    json_t *value =
+        json_loadb(text, len, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY | flags, &je);
     if (!value && json_error_code(&je) == json_error_out_of_memory)
         return vptq_fail(err, VPTQ_E_NOMEM, "%s: out of memory while reading JSON", name);
     if (!value)
@@ -52,16 +53,33 @@ vptq_status vptq_json_parse(const char *text, size_t len, const char *name, json
     return VPTQ_OK;
 }
 
-vptq_status vptq_json_load(const char *path, size_t limit, json_t **out, vptq_err *err)
+vptq_status vptq_json_parse(const char *text, size_t len, const char *name, json_t **out,
+                            vptq_err *err)
+{
+    return parse(text, len, name, 0, out, err);
+}
+
+static vptq_status load(const char *path, size_t limit, size_t flags, json_t **out,
+                        vptq_err *err)
 {
     char *text = NULL;
     size_t len = 0;
     vptq_status st = vptq_file_read(path, limit, NULL, &text, &len, err);
     if (st)
         return st;
-    st = vptq_json_parse(text, len, path, out, err);
+    st = parse(text, len, path, flags, out, err);
     vptq_mem_free(NULL, text);
     return st;
+}
+
+vptq_status vptq_json_load(const char *path, size_t limit, json_t **out, vptq_err *err)
+{
+    return load(path, limit, 0, out, err);
+}
+
+vptq_status vptq_json_load_reals(const char *path, size_t limit, json_t **out, vptq_err *err)
+{
+    return load(path, limit, JSON_DECODE_INT_AS_REAL, out, err);
 }
 
 /* The text with the fewest digits (0.1 and not 0.10000000000000001) that gives the same value

@@ -17,6 +17,10 @@ vptq_status vptq_json_parse(const char *text, size_t len, const char *name, json
                             vptq_err *err) VPTQ_MUST_CHECK;
 vptq_status vptq_json_load(const char *path, size_t limit, json_t **out,
                            vptq_err *err) VPTQ_MUST_CHECK;
+/* As load, for files that hold integers beyond 64 bits (tokenizer_config.json's
+ * model_max_length): every number comes as a real. */
+vptq_status vptq_json_load_reals(const char *path, size_t limit, json_t **out,
+                                 vptq_err *err) VPTQ_MUST_CHECK;
 /* Indented, keys in the order they were set, a newline at the end; atomic. */
 vptq_status vptq_json_save(const char *path, const json_t *value,
                            vptq_err *err) VPTQ_MUST_CHECK;

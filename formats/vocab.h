@@ -30,7 +30,7 @@ typedef struct vptq_piece {
     const char
         *text; /* BYTE_BPE: in GPT-2's printable alphabet; SPM: with U+2581 for a space */
     uint32_t len;
-    float score; /* without merges: higher merges first; 0 otherwise */
+    float score; /* by_score: higher merges first; 0 otherwise */
     uint8_t type;
 } vptq_piece; /* an id without a piece has len 0 and type UNUSED */
 
@@ -89,8 +89,9 @@ typedef struct vptq_vocab {
     vptq_piece *pieces;
     uint32_t count;
     vptq_merge *merges;
-    uint32_t merge_count; /* 0: any two neighbours whose joined text is a NORMAL piece merge,
-                             the highest score first, of equal ones the leftmost */
+    uint32_t merge_count;
+    bool by_score; /* there are no merges: any two neighbours whose joined text is a NORMAL
+                      piece merge, the highest score first, of equal ones the leftmost */
     vptq_added_token *added;
     uint32_t added_count;
     vptq_norm *norms;

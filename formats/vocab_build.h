@@ -65,8 +65,13 @@ vptq_status vptq_vocab_spm_norms(vptq_vocab *v, bool prefix, bool squeeze,
 /* Checks that hold for every vocabulary: it is not empty, special ids are in it. */
 vptq_status vptq_vocab_finish(const vptq_vocab *v, vptq_err *err) VPTQ_MUST_CHECK;
 
-/* normalizer, pre_tokenizer, decoder and post_processor of a tokenizer.json (vocab_steps.c). */
+/* normalizer, pre_tokenizer, decoder and post_processor of a tokenizer.json
+ * (vocab_json_steps.c). */
 vptq_status vptq_vocab_json_steps(vptq_vocab *v, const json_t *root,
                                   vptq_err *err) VPTQ_MUST_CHECK;
+
+/* tiktoken ranks into a vocabulary that was begun (vocab_tiktoken.c). */
+vptq_status vptq_vocab_tiktoken(vptq_vocab *v, const char *text, size_t len,
+                                vptq_err *err) VPTQ_MUST_CHECK;
 
 #endif

@@ -165,6 +165,7 @@ static vptq_status read_spm(const vptq_gguf *g, vptq_vocab *v, vptq_err *err)
                        g->path);
         goto out;
     }
+    v->by_score = true;
     v->byte_fallback = true;
     v->fuse_unk = true;
     VPTQ_TRY(vptq_vocab_index(v, &map, err)); /* refuses doubles */

@@ -114,6 +114,7 @@ vptq_status vptq_vocab_read_llama2c(const char *path, uint32_t expect, vptq_mem 
     }
     VPTQ_TRY(vptq_vocab_pieces(v, count, err));
     v->kind = VPTQ_VOCAB_SPM_BPE;
+    v->by_score = true;
     v->byte_fallback = true;
     v->fuse_unk = true;
     v->add_bos = true;

@@ -103,7 +103,7 @@ static vptq_status index_pieces(vptq_tokenizer *t, vptq_err *err)
 {
     const vptq_vocab *v = t->v;
     bool bytes = v->kind == VPTQ_VOCAB_BYTE_BPE;
-    bool by_text = !bytes || v->merge_count == 0 || v->ignore_merges;
+    bool by_text = !bytes || v->by_score || v->ignore_merges;
     vptq_status st = vptq_strmap_init(&t->text, t->arena.mem, by_text ? v->count : 0, err);
     if (st)
         return st;

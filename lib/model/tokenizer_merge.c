@@ -89,7 +89,7 @@ static vptq_status build_ranks(vptq_tokenizer *t, vptq_err *err)
 
 vptq_status vptq_merge_prepare(vptq_tokenizer *t, vptq_err *err)
 {
-    return t->v->merge_count > 0 ? build_pairs(t, err) : build_ranks(t, err);
+    return t->v->by_score ? build_ranks(t, err) : build_pairs(t, err);
 }
 
 /* --- the heap --- */
@@ -155,7 +155,7 @@ static vptq_status consider(vptq_encoder *e, const char *word, uint32_t left, ui
         return VPTQ_OK;
     const vptq_symbol *a = &e->symbols[left], *b = &e->symbols[right];
     vptq_candidate c = {.left = left, .right = right, .len = a->len + b->len};
-    if (t->v->merge_count > 0) {
+    if (!t->v->by_score) {
         if (a->id < 0 || b->id < 0)
             return VPTQ_OK;
         c.rank = find_pair(&t->pairs, (uint32_t)a->id, (uint32_t)b->id);

@@ -1,0 +1,344 @@
+/* The parts of a tokenizer.json around its model: normalizer, pre_tokenizer, decoder and
+ * post_processor.  What is not handled is named, never left out. */
+#include <string.h>
+
+#include "formats/vocab_build.h"
+
+enum { DEPTH_MAX = 8 }; /* of Sequences in Sequences */
+
+static vptq_status unsupported(const vptq_vocab *v, const char *what, const char *which,
+                               vptq_err *err)
+{
+    return vptq_fail(err, VPTQ_E_UNSUPPORTED, "%s: the %s '%.100s' is not handled", v->source,
+                     what, which);
+}
+
+typedef vptq_status (*step_fn)(vptq_vocab *v, const json_t *step, const char *type,
+                               vptq_err *err);
+
+/* Calls fn for a step, or for every member of a Sequence, in order. */
+static vptq_status walk(vptq_vocab *v, const json_t *step, const char *what, const char *list,
+                        int depth, step_fn fn, vptq_err *err)
+{
+    const char *type = NULL;
+    if (!step || json_is_null(step))
+        return VPTQ_OK;
+    if (!json_is_object(step))
+        return vptq_fail(err, VPTQ_E_FORMAT, "%s: the %s is not an object", v->source, what);
+    vptq_status st = vptq_json_str_or(step, v->source, "type", NULL, &type, err);
+    if (st)
+        return st;
+    if (strcmp(type, "Sequence") != 0)
+        return fn(v, step, type, err);
+    const json_t *members = json_object_get(step, list);
+    if (!json_is_array(members))
+        return vptq_fail(err, VPTQ_E_FORMAT, "%s: the %s Sequence has no array '%s'", v->source,
+                         what, list);
+    if (depth == DEPTH_MAX)
+        return unsupported(v, what, "Sequence nested deeply", err);
+    for (size_t i = 0; i < json_array_size(members) && !st; i++)
+        st = walk(v, json_array_get(members, i), what, list, depth + 1, fn, err);
+    return st;
+}
+
+/* A copy in the arena of the string under key. */
+static vptq_status copy_string(vptq_vocab *v, const json_t *obj, const char *key,
+                               const char **out, vptq_err *err)
+{
+    const json_t *s = json_object_get(obj, key);
+    if (!json_is_string(s) || strlen(json_string_value(s)) != json_string_length(s))
+        return vptq_fail(err, VPTQ_E_FORMAT, "%s: '%s' is missing or no plain string",
+                         v->source, key);
+    *out = vptq_arena_strdup(&v->arena, json_string_value(s), err);
+    return *out ? VPTQ_OK : VPTQ_E_NOMEM;
+}
+
+/* {"String": ..} or {"Regex": ..}; *regex says which. */
+static vptq_status copy_pattern(vptq_vocab *v, const json_t *step, const char **out,
+                                bool *regex, vptq_err *err)
+{
+    const json_t *pattern = json_object_get(step, "pattern");
+    *regex = json_object_get(pattern, "Regex") != NULL;
+    vptq_status st = copy_string(v, pattern, *regex ? "Regex" : "String", out, err);
+    if (st)
+        return st;
+    if ((*out)[0] == 0)
+        return vptq_fail(err, VPTQ_E_FORMAT, "%s: a pattern is empty", v->source);
+    /* Oniguruma's intersection of classes and its \h mean something else in PCRE */
+    if (*regex && (strstr(*out, "&&") || strstr(*out, "\\h")))
+        return unsupported(v, "pattern", *out, err);
+    return VPTQ_OK;
+}
+
+/* --- normalizer --- */
+
+static vptq_status normalizer(vptq_vocab *v, const json_t *step, const char *type,
+                              vptq_err *err)
+{
+    static const char *const forms[4] = {
+        [VPTQ_NORM_NFC] = "NFC",
+        [VPTQ_NORM_NFD] = "NFD",
+        [VPTQ_NORM_NFKC] = "NFKC",
+        [VPTQ_NORM_NFKD] = "NFKD",
+    };
+    vptq_status st = VPTQ_OK;
+    vptq_norm n = {0};
+    for (int k = 0; k < 4; k++) {
+        if (strcmp(type, forms[k]) == 0) {
+            n.kind = (vptq_norm_kind)k;
+            return vptq_vocab_add_norm(v, n, err);
+        }
+    }
+    if (strcmp(type, "Prepend") == 0) {
+        n.kind = VPTQ_NORM_PREPEND;
+        VPTQ_TRY(copy_string(v, step, "prepend", &n.content, err));
+    } else if (strcmp(type, "Replace") == 0) {
+        bool regex = false;
+        VPTQ_TRY(copy_pattern(v, step, &n.pattern, &regex, err));
+        VPTQ_TRY(copy_string(v, step, "content", &n.content, err));
+        n.kind = regex ? VPTQ_NORM_REGEX : VPTQ_NORM_REPLACE;
+    } else {
+        return unsupported(v, "normalizer", type, err);
+    }
+    VPTQ_TRY(vptq_vocab_add_norm(v, n, err));
+out:
+    return st;
+}
+
+/* --- pre_tokenizer --- */
+
+/* A plain string as a pattern: everything that could mean something is escaped. */
+static const char *quoted(vptq_vocab *v, const char *text, vptq_err *err)
+{
+    char *out = vptq_arena_alloc(&v->arena, 2 * strlen(text) + 1, 1, err);
+    size_t n = 0;
+    for (; out && *text; text++) {
+        unsigned char c = (unsigned char)*text;
+        bool plain = c >= 0x80 || (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') ||
+                     (c >= 'a' && c <= 'z');
+        if (!plain)
+            out[n++] = '\\';
+        out[n++] = *text;
+    }
+    if (out)
+        out[n] = 0;
+    return out;
+}
+
+static vptq_status split_step(vptq_vocab *v, const json_t *step, vptq_err *err)
+{
+    vptq_split s = {.kind = VPTQ_SPLIT_ISOLATED};
+    const char *behavior = NULL;
+    bool regex = false;
+    vptq_status st = copy_pattern(v, step, &s.pattern, &regex, err);
+    if (st)
+        return st;
+    if (!regex) {
+        s.pattern = quoted(v, s.pattern, err);
+        if (!s.pattern)
+            return VPTQ_E_NOMEM;
+    }
+    VPTQ_TRY(vptq_json_str_or(step, v->source, "behavior", NULL, &behavior, err));
+    VPTQ_TRY(vptq_json_bool_or(step, v->source, "invert", false, &s.invert, err));
+    if (strcmp(behavior, "Removed") == 0)
+        s.kind = VPTQ_SPLIT_REMOVED;
+    else if (strcmp(behavior, "Isolated") != 0)
+        return unsupported(v, "Split behavior", behavior, err);
+    VPTQ_TRY(vptq_vocab_add_split(v, s, err));
+out:
+    return st;
+}
+
+static vptq_status byte_level(vptq_vocab *v, const json_t *step, vptq_err *err)
+{
+    bool prefix = true, regex = true;
+    vptq_status st = VPTQ_OK;
+    VPTQ_TRY(vptq_json_bool_or(step, v->source, "add_prefix_space", true, &prefix, err));
+    VPTQ_TRY(vptq_json_bool_or(step, v->source, "use_regex", true, &regex, err));
+    if (prefix)
+        VPTQ_TRY(vptq_vocab_add_split(v, (vptq_split){.kind = VPTQ_SPLIT_PREFIX}, err));
+    if (regex)
+        VPTQ_TRY(vptq_vocab_add_split(
+            v, (vptq_split){.kind = VPTQ_SPLIT_ISOLATED, .pattern = vptq_pattern_gpt2()}, err));
+    v->kind = VPTQ_VOCAB_BYTE_BPE;
+out:
+    return st;
+}
+
+static vptq_status need_meta(const vptq_vocab *v, const json_t *step, vptq_err *err)
+{
+    const char *replacement = NULL;
+    vptq_status st =
+        vptq_json_str_or(step, v->source, "replacement", VPTQ_META, &replacement, err);
+    if (!st && strcmp(replacement, VPTQ_META) != 0)
+        st = unsupported(v, "Metaspace replacement", replacement, err);
+    return st;
+}
+
+static vptq_status prepend_scheme(const vptq_vocab *v, const json_t *step, vptq_prepend *out,
+                                  vptq_err *err)
+{
+    static const char *const names[3] = {"never", "first", "always"};
+    bool prefix = true;
+    const char *scheme = NULL;
+    vptq_status st = vptq_json_bool_or(step, v->source, "add_prefix_space", true, &prefix, err);
+    if (!st)
+        st = vptq_json_str_or(step, v->source, "prepend_scheme", prefix ? "always" : "never",
+                              &scheme, err);
+    if (st)
+        return st;
+    for (int i = 0; i < 3; i++) {
+        if (strcmp(scheme, names[i]) == 0) {
+            *out = (vptq_prepend)i;
+            return VPTQ_OK;
+        }
+    }
+    return unsupported(v, "prepend_scheme", scheme, err);
+}
+
+static vptq_status metaspace(vptq_vocab *v, const json_t *step, vptq_err *err)
+{
+    vptq_split s = {.kind = VPTQ_SPLIT_METASPACE};
+    vptq_status st = VPTQ_OK;
+    VPTQ_TRY(need_meta(v, step, err));
+    VPTQ_TRY(prepend_scheme(v, step, &s.prepend, err));
+    VPTQ_TRY(vptq_json_bool_or(step, v->source, "split", true, &s.individual, err));
+    VPTQ_TRY(vptq_vocab_add_split(v, s, err));
+out:
+    return st;
+}
+
+static vptq_status pre_tokenizer(vptq_vocab *v, const json_t *step, const char *type,
+                                 vptq_err *err)
+{
+    /* ByteLevel turns text into its alphabet: a step behind it would see that */
+    if (v->kind == VPTQ_VOCAB_BYTE_BPE)
+        return unsupported(v, "pre-tokenizer behind ByteLevel,", type, err);
+    if (strcmp(type, "Split") == 0)
+        return split_step(v, step, err);
+    if (strcmp(type, "ByteLevel") == 0)
+        return byte_level(v, step, err);
+    if (strcmp(type, "Metaspace") == 0)
+        return metaspace(v, step, err);
+    if (strcmp(type, "Digits") != 0)
+        return unsupported(v, "pre-tokenizer", type, err);
+    vptq_split s = {.kind = VPTQ_SPLIT_DIGITS};
+    vptq_status st =
+        vptq_json_bool_or(step, v->source, "individual_digits", false, &s.individual, err);
+    return st ? st : vptq_vocab_add_split(v, s, err);
+}
+
+/* --- decoder --- */
+
+/* Decoding is the inverse of the model's kind; a decoder that says something else is refused.
+ */
+static vptq_status decoder(vptq_vocab *v, const json_t *step, const char *type, vptq_err *err)
+{
+    bool bytes = v->kind == VPTQ_VOCAB_BYTE_BPE;
+    vptq_status st = VPTQ_OK;
+    if (strcmp(type, "ByteLevel") == 0)
+        return bytes ? VPTQ_OK
+                     : unsupported(v, "decoder", "ByteLevel without pre-tokenizer", err);
+    if (strcmp(type, "Fuse") == 0)
+        return VPTQ_OK;
+    if (!bytes && strcmp(type, "ByteFallback") == 0)
+        return VPTQ_OK;
+    if (!bytes && strcmp(type, "Metaspace") == 0) {
+        vptq_prepend scheme = VPTQ_PREPEND_NEVER;
+        VPTQ_TRY(need_meta(v, step, err));
+        VPTQ_TRY(prepend_scheme(v, step, &scheme, err));
+        v->strip_start = scheme != VPTQ_PREPEND_NEVER;
+        return VPTQ_OK;
+    }
+    if (!bytes && strcmp(type, "Replace") == 0) {
+        const char *from = NULL, *to = NULL;
+        VPTQ_TRY(vptq_json_str_or(json_object_get(step, "pattern"), v->source, "String", NULL,
+                                  &from, err));
+        VPTQ_TRY(vptq_json_str_or(step, v->source, "content", NULL, &to, err));
+        if (strcmp(from, VPTQ_META) != 0 || strcmp(to, " ") != 0)
+            return unsupported(v, "decoder Replace of", from, err);
+        return VPTQ_OK;
+    }
+    if (!bytes && strcmp(type, "Strip") == 0) {
+        const char *content = NULL;
+        uint64_t start = 0, stop = 0;
+        VPTQ_TRY(vptq_json_str_or(step, v->source, "content", NULL, &content, err));
+        VPTQ_TRY(vptq_json_u64_or(step, v->source, "start", UINT32_MAX, 0, &start, err));
+        VPTQ_TRY(vptq_json_u64_or(step, v->source, "stop", UINT32_MAX, 0, &stop, err));
+        if (strcmp(content, " ") != 0 || start > 1 || stop > 0)
+            return unsupported(v, "decoder Strip of", content, err);
+        v->strip_start = start == 1;
+        return VPTQ_OK;
+    }
+    return unsupported(v, "decoder", type, err);
+out:
+    return st;
+}
+
+/* --- post_processor --- */
+
+/* The id that a template's special token stands for. */
+static vptq_status template_id(const vptq_vocab *v, const json_t *step, const json_t *token,
+                               int32_t *id, vptq_err *err)
+{
+    const char *name = NULL;
+    vptq_status st = vptq_json_str_or(token, v->source, "id", NULL, &name, err);
+    if (st)
+        return st;
+    const json_t *special = json_object_get(json_object_get(step, "special_tokens"), name);
+    const json_t *ids = json_object_get(special, "ids");
+    const json_t *first = json_array_get(ids, 0);
+    if (json_array_size(ids) != 1 || !json_is_integer(first) || json_integer_value(first) < 0 ||
+        json_integer_value(first) >= (json_int_t)v->count)
+        return vptq_fail(err, VPTQ_E_FORMAT,
+                         "%s: the template's token '%.100s' is not one id of the vocabulary",
+                         v->source, name);
+    *id = (int32_t)json_integer_value(first);
+    return VPTQ_OK;
+}
+
+static vptq_status post_processor(vptq_vocab *v, const json_t *step, const char *type,
+                                  vptq_err *err)
+{
+    if (strcmp(type, "ByteLevel") == 0)
+        return VPTQ_OK; /* only about offsets */
+    if (strcmp(type, "TemplateProcessing") != 0)
+        return unsupported(v, "post-processor", type, err);
+    const json_t *single = json_object_get(step, "single");
+    if (!json_is_array(single))
+        return vptq_fail(err, VPTQ_E_FORMAT, "%s: the template has no array 'single'",
+                         v->source);
+    bool behind = false;
+    for (size_t i = 0; i < json_array_size(single); i++) {
+        const json_t *part = json_array_get(single, i);
+        const json_t *token = json_object_get(part, "SpecialToken");
+        bool *adds = behind ? &v->add_eos : &v->add_bos;
+        if (json_object_get(part, "Sequence") && !behind) {
+            behind = true;
+            continue;
+        }
+        if (!token || *adds)
+            return unsupported(v, "template with",
+                               token ? "two tokens at one end" : "two texts", err);
+        *adds = true;
+        vptq_status st = template_id(v, step, token, behind ? &v->eos : &v->bos, err);
+        if (st)
+            return st;
+    }
+    return behind ? VPTQ_OK : unsupported(v, "template without", "a text", err);
+}
+
+vptq_status vptq_vocab_json_steps(vptq_vocab *v, const json_t *root, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    v->kind = VPTQ_VOCAB_SPM_BPE; /* until a ByteLevel step says otherwise */
+    VPTQ_TRY(walk(v, json_object_get(root, "normalizer"), "normalizer", "normalizers", 0,
+                  normalizer, err));
+    VPTQ_TRY(walk(v, json_object_get(root, "pre_tokenizer"), "pre-tokenizer", "pretokenizers",
+                  0, pre_tokenizer, err));
+    VPTQ_TRY(walk(v, json_object_get(root, "decoder"), "decoder", "decoders", 0, decoder, err));
+    VPTQ_TRY(walk(v, json_object_get(root, "post_processor"), "post-processor", "processors", 0,
+                  post_processor, err));
+out:
+    return st;
+}
