@@ -70,7 +70,8 @@ static vptq_status add_numbers(const matrix_writer *w, const char *part, uint32_
     uint16_t *stored = vptq_arena_alloc(w->arena, n, sizeof *stored, w->err);
     if (!stored)
         return VPTQ_E_NOMEM;
-    float limit = w->m->storage == VPTQ_F16 ? 65520.0F : 3.3961775e38F;
+    /* the smallest magnitude that rounds to infinity */
+    float limit = w->m->storage == VPTQ_F16 ? 65520.0F : 0x1.FFp127F;
     for (size_t i = 0; i < n; i++)
         if (!(fabsf(x[i]) < limit))
             return vptq_fail(w->err, VPTQ_E_NUMERIC,

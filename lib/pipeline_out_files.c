@@ -1,0 +1,262 @@
+/* config.json, tokenizer files, and where an output may be. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "formats/archive.h"
+#include "formats/hf_config.h"
+#include "lib/pipeline_out.h"
+
+enum { MAX_SMALL_FILE = 256 << 20 };
+
+/* What of a Hugging Face directory goes along besides config.json and weights. */
+static const char *const companions[] = {
+    "tokenizer.json",    "tokenizer_config.json", "special_tokens_map.json",
+    "added_tokens.json", "tokenizer.model",       "vocab.json",
+    "merges.txt",        "chat_template.jinja",   "generation_config.json"};
+
+enum { COMPANION_COUNT = sizeof companions / sizeof companions[0] };
+
+/* ---- config.json ---- */
+
+static const char *torch_name(vptq_dtype type)
+{
+    return type == VPTQ_F16 ? "float16" : type == VPTQ_BF16 ? "bfloat16" : "float32";
+}
+
+json_t *vptq_out_config_holder(json_t *config)
+{
+    json_t *text = json_object_get(config, "text_config");
+    return json_is_object(text) ? text : config;
+}
+
+/* transformers knows the key by two names; the one that every release reads is always set. */
+static int set_type(json_t *config, vptq_dtype type, bool always)
+{
+    int bad = 0;
+    if (always || json_object_get(config, "torch_dtype"))
+        bad |= json_object_set_new(config, "torch_dtype", json_string(torch_name(type)));
+    if (json_object_get(config, "dtype"))
+        bad |= json_object_set_new(config, "dtype", json_string(torch_name(type)));
+    return bad;
+}
+
+vptq_status vptq_out_config(const vptq_checkpoint *c, vptq_dtype type, json_t **out,
+                            vptq_err *err)
+{
+    const vptq_checkpoint *origin = c->kind == VPTQ_CKPT_WORK ? c->base : c;
+    if (!origin->config)
+        return vptq_hf_config_make(
+            &c->desc, torch_name(type == VPTQ_DTYPE_COUNT ? c->storage : type), out, err);
+    json_t *config = json_deep_copy(origin->config);
+    if (!config)
+        return vptq_fail(err, VPTQ_E_NOMEM, "out of memory for config.json");
+    json_t *holder = vptq_out_config_holder(config);
+    json_object_del(config, "quantization_config");
+    json_object_del(holder, "quantization_config");
+    int bad = 0;
+    if (type != VPTQ_DTYPE_COUNT) {
+        bad = set_type(config, type, true);
+        if (holder != config)
+            bad |= set_type(holder, type, false);
+    }
+    if (bad) {
+        json_decref(config);
+        return vptq_fail(err, VPTQ_E_NOMEM, "out of memory for config.json");
+    }
+    *out = config;
+    return VPTQ_OK;
+}
+
+/* ---- small files ---- */
+
+static bool has_file(const vptq_out *o, const char *name)
+{
+    for (size_t i = 0; i < o->file_count; i++)
+        if (strcmp(o->files[i].name, name) == 0)
+            return true;
+    return false;
+}
+
+static vptq_status add_file(vptq_out *o, const char *name, const char *data, size_t size,
+                            vptq_err *err)
+{
+    if (o->file_count == VPTQ_OUT_MAX_FILES)
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                         "the model has more than %d files beside its weights",
+                         (int)VPTQ_OUT_MAX_FILES);
+    char *own = vptq_arena_strdup(&o->arena, name, err);
+    if (!own)
+        return VPTQ_E_NOMEM;
+    o->files[o->file_count++] = (vptq_out_file){own, data, size};
+    o->bytes += size;
+    return VPTQ_OK;
+}
+
+vptq_status vptq_out_add_config(vptq_out *o, const json_t *config, vptq_err *err)
+{
+    char *text = json_dumps(config, JSON_INDENT(2));
+    if (!text)
+        return vptq_fail(err, VPTQ_E_NOMEM, "out of memory for config.json");
+    size_t len = strlen(text);
+    char *own = vptq_arena_strndup(&o->arena, text, len, err);
+    free(text);
+    if (!own)
+        return VPTQ_E_NOMEM;
+    own[len] = '\n'; /* in place of the 0, which nothing needs */
+    return add_file(o, "config.json", own, len + 1, err);
+}
+
+/* DIR/NAME where it is there and not yet on the list. */
+static vptq_status add_from_dir(vptq_out *o, const char *dir, const char *name, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    char path[4096], *data = NULL;
+    size_t size = 0;
+    VPTQ_TRY(vptq_path_join(path, sizeof path, dir, name, err));
+    if (has_file(o, name) || !vptq_path_exists(path))
+        return VPTQ_OK;
+    VPTQ_TRY(vptq_file_read(path, MAX_SMALL_FILE, o->ctx->mem, &data, &size, err));
+    char *own = vptq_arena_strndup(&o->arena, data, size, err);
+    vptq_mem_free(o->ctx->mem, data);
+    if (!own)
+        return VPTQ_E_NOMEM;
+    st = add_file(o, name, own, size, err);
+out:
+    return st;
+}
+
+static vptq_status add_from_archive(vptq_out *o, const char *path, vptq_err *err)
+{
+    vptq_archive *a = NULL;
+    vptq_status st = vptq_archive_open(path, o->ctx->mem, &a, err);
+    if (st)
+        return st;
+    for (size_t i = 0; i < vptq_archive_count(a); i++) {
+        const vptq_archive_entry *e = vptq_archive_at(a, i);
+        if (e->is_tensor || has_file(o, e->name))
+            continue;
+        char *data = vptq_arena_alloc(&o->arena, (size_t)e->size, 1, err);
+        if (!data)
+            VPTQ_TRY(VPTQ_E_NOMEM);
+        VPTQ_TRY(vptq_archive_load(a, e, o->ctx->threads, data, err));
+        VPTQ_TRY(add_file(o, e->name, data, (size_t)e->size, err));
+    }
+out:
+    vptq_archive_close(a);
+    return st;
+}
+
+/* Writes what the model's tokenizer is as tokenizer.json, by way of a directory that goes away
+ * again, and takes the files that are not on the list yet. */
+static vptq_status add_made_tokenizer(vptq_out *o, const vptq_checkpoint *c, const char *beside,
+                                      vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_vocab vocab;
+    vptq_dir_writer dir;
+    char path[4096];
+    size_t len = strlen(beside);
+    while (len > 1 && beside[len - 1] == '/')
+        len--;
+    int n = snprintf(path, sizeof path, "%.*s.tokenizer", (int)len, beside);
+    if (n < 0 || (size_t)n >= sizeof path)
+        return vptq_fail(err, VPTQ_E_ARG, "'%.80s' is too long for a path", beside);
+    st = vptq_checkpoint_vocab(c, o->ctx, &vocab, err);
+    if (st)
+        return st;
+    st = vptq_dir_writer_open(path, true, &dir, err);
+    if (st) {
+        vptq_vocab_release(&vocab);
+        return st;
+    }
+    VPTQ_TRY(vptq_vocab_write_hf(&vocab, dir.tmp, err));
+    VPTQ_TRY(add_from_dir(o, dir.tmp, "tokenizer.json", err));
+    VPTQ_TRY(add_from_dir(o, dir.tmp, "tokenizer_config.json", err));
+out:
+    vptq_dir_writer_abort(&dir);
+    vptq_vocab_release(&vocab);
+    return st;
+}
+
+static bool same_file(const char *a, const char *b)
+{
+    struct stat x, y;
+    return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
+/* Whether a file lies in the directory, however the two are spelled. */
+static bool lies_in(const char *dir, const char *file)
+{
+    char parent[4096];
+    size_t n = (size_t)(vptq_path_base(file) - file);
+    if (n >= sizeof parent - 1)
+        return false;
+    memcpy(parent, file, n);
+    memcpy(parent + n, ".", 2);
+    return same_file(dir, parent);
+}
+
+vptq_status vptq_out_add_tokenizer(vptq_out *o, const vptq_checkpoint *c,
+                                   const char *given_tokenizer, const char *beside,
+                                   vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    const vptq_checkpoint *origin = c->kind == VPTQ_CKPT_WORK ? c->base : c;
+    bool is_dir = origin->kind == VPTQ_CKPT_HF || origin->kind == VPTQ_CKPT_PACKED;
+    /* a tokenizer from somewhere else replaces all files of the old one */
+    bool foreign =
+        given_tokenizer || (is_dir && c->tokenizer && !lies_in(origin->path, c->tokenizer));
+    if (is_dir)
+        for (size_t i = foreign ? COMPANION_COUNT - 1 : 0; i < COMPANION_COUNT; i++)
+            VPTQ_TRY(add_from_dir(o, origin->path, companions[i], err));
+    if (origin->kind == VPTQ_CKPT_ARCHIVE && !foreign)
+        VPTQ_TRY(add_from_archive(o, origin->path, err));
+    if (has_file(o, "tokenizer.json") || !beside)
+        return VPTQ_OK;
+    if (c->tokenizer)
+        return add_made_tokenizer(o, c, beside, err);
+    vptq_log(o->ctx, VPTQ_LOG_WARN, "%s has no tokenizer, so the output has none either",
+             c->path);
+out:
+    return st;
+}
+
+/* ---- places ---- */
+
+vptq_status vptq_out_check_place(const vptq_checkpoint *c, const char *output, vptq_err *err)
+{
+    const char *what = same_file(output, c->path)                    ? "the input"
+                       : c->base && same_file(output, c->base->path) ? "the base model"
+                                                                     : NULL;
+    if (!what)
+        return VPTQ_OK;
+    return vptq_fail(err, VPTQ_E_ARG, "the output '%s' is %s itself", output, what);
+}
+
+vptq_status vptq_out_path_bytes(const vptq_ctx *ctx, const char *path, uint64_t *bytes,
+                                vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_arena arena;
+    struct stat sb;
+    char **names = NULL, file[4096];
+    size_t count = 0;
+    *bytes = 0;
+    if (!vptq_path_is_dir(path)) {
+        if (stat(path, &sb) == 0)
+            *bytes = (uint64_t)sb.st_size;
+        return VPTQ_OK;
+    }
+    vptq_arena_init(&arena, ctx->mem);
+    VPTQ_TRY(vptq_dir_list(path, &arena, &names, &count, err));
+    for (size_t i = 0; i < count; i++) {
+        VPTQ_TRY(vptq_path_join(file, sizeof file, path, names[i], err));
+        if (stat(file, &sb) == 0 && S_ISREG(sb.st_mode))
+            *bytes += (uint64_t)sb.st_size;
+    }
+out:
+    vptq_arena_release(&arena);
+    return st;
+}

@@ -1,0 +1,242 @@
+/* Quantized models -> the published layout or an archive. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "formats/layer_file.h"
+#include "lib/pipeline_out.h"
+
+typedef struct packing {
+    const vptq_ctx *ctx;
+    const vptq_checkpoint *c;
+    vptq_out *out;
+    vptq_packed_matrix *matrices; /* as they are stored: the type of the output */
+    bool round_again;             /* from the books before rounding, where they are kept */
+    /* the tensors of the matrix whose tensors were asked for last */
+    const vptq_packed_matrix *current;
+    vptq_arena arena;
+    vptq_layer_file layer;
+    vptq_tensor parts[VPTQ_PACKED_MAX_TENSORS];
+    size_t part_count;
+} packing;
+
+/* ---- the matrices ---- */
+
+static vptq_status copy_matrices(packing *p, vptq_dtype type, vptq_err *err)
+{
+    const vptq_checkpoint *c = p->c;
+    p->matrices =
+        vptq_arena_alloc(&p->out->arena, c->quantized_count, sizeof *p->matrices, err);
+    if (!p->matrices)
+        return VPTQ_E_NOMEM;
+    for (size_t i = 0; i < c->quantized_count; i++) {
+        p->matrices[i] = c->quantized[i];
+        if (type == VPTQ_DTYPE_COUNT || type == c->quantized[i].storage)
+            continue;
+        p->matrices[i].storage = type;
+        p->round_again = true;
+    }
+    if (p->round_again)
+        vptq_log(p->ctx, VPTQ_LOG_WARN,
+                 "the matrices were quantized for %s; as %s their codebooks are rounded again, "
+                 "which the choice of indices did not foresee",
+                 vptq_dtype_get(c->storage)->name, vptq_dtype_get(type)->name);
+    return VPTQ_OK;
+}
+
+/* The books before rounding, out of the matrix's file in the work directory. */
+static vptq_status take_float_books(packing *p, vptq_packed_matrix *m, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    char file[VPTQ_LAYER_FILE_NAME_MAX], path[4096];
+    const char *dot = strrchr(m->name, '.'), *number = strpbrk(m->name, "0123456789");
+    VPTQ_BUG_IF(!dot || !number);
+    vptq_layer_file_name(file, (uint32_t)strtoul(number, NULL, 10), dot + 1);
+    VPTQ_TRY(vptq_path_join(path, sizeof path, p->c->path, file, err));
+    VPTQ_TRY(vptq_layer_file_read(path, p->ctx->mem, &p->layer, err));
+    m->vq.centroids = p->layer.centroids_f32;
+    m->vq.res_centroids = p->layer.res_centroids_f32;
+out:
+    return st;
+}
+
+static void forget_matrix(packing *p)
+{
+    vptq_arena_release(&p->arena);
+    if (p->layer.set.tensors)
+        vptq_layer_file_release(&p->layer);
+    p->current = NULL;
+    p->part_count = 0;
+}
+
+static vptq_status make_parts(packing *p, const vptq_packed_matrix *m, vptq_err *err)
+{
+    vptq_packed_matrix stored = *m;
+    forget_matrix(p);
+    if (p->round_again && p->c->kind == VPTQ_CKPT_WORK) {
+        vptq_status st = take_float_books(p, &stored, err);
+        if (st)
+            return st;
+    }
+    p->current = m;
+    return vptq_packed_tensors(&stored, &p->arena, p->parts, &p->part_count, err);
+}
+
+/* ---- the list ---- */
+
+static bool has_bias(const vptq_checkpoint *c, const char *module)
+{
+    char name[VPTQ_NAME_MAX + 8];
+    snprintf(name, sizeof name, "%.*s.bias", VPTQ_NAME_MAX, module);
+    return vptq_tensor_find(&c->set, name) != NULL;
+}
+
+static vptq_status add_matrices(packing *p, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    for (size_t i = 0; i < p->c->quantized_count; i++) {
+        const vptq_packed_matrix *m = &p->matrices[i];
+        VPTQ_TRY(vptq_check_cancel(p->ctx, err));
+        VPTQ_TRY(make_parts(p, m, err));
+        for (size_t k = 0; k < p->part_count; k++)
+            VPTQ_TRY(vptq_out_add(p->out, &p->parts[k], (vptq_out_source){.matrix = m}, err));
+    }
+out:
+    forget_matrix(p);
+    return st;
+}
+
+/* Plain tensors keep the type that evaluating the input sees: a work directory's are rounded to
+ * its storage type. */
+static vptq_status add_plain(packing *p, vptq_dtype type, uint32_t *count, vptq_err *err)
+{
+    const vptq_tensor_set *set = &p->c->set;
+    for (size_t i = 0; i < set->count; i++) {
+        const vptq_tensor *t = &set->tensors[i];
+        if (vptq_out_is_quantized(p->c, t->name))
+            continue;
+        vptq_dtype own = t->round_to != VPTQ_F32 ? t->round_to : VPTQ_DTYPE_COUNT;
+        vptq_status st =
+            vptq_out_add_plain(p->out, t, type == VPTQ_DTYPE_COUNT ? own : type, err);
+        if (st)
+            return st;
+        ++*count;
+    }
+    return VPTQ_OK;
+}
+
+static vptq_status quantization_config(const packing *p, json_t *config, vptq_err *err)
+{
+    json_t *layers = json_object();
+    for (size_t i = 0; layers && i < p->c->quantized_count; i++) {
+        json_t *entry = NULL;
+        vptq_status st = vptq_packed_make_entry(
+            &p->matrices[i], has_bias(p->c, p->matrices[i].name), &entry, err);
+        if (st || json_object_set_new(layers, p->matrices[i].name, entry)) {
+            json_decref(layers);
+            return st ? st : vptq_fail(err, VPTQ_E_NOMEM, "out of memory for config.json");
+        }
+    }
+    json_t *q = json_pack("{s:s, s:o}", "quant_method", "vptq", "config_for_layers", layers);
+    if (!q || json_object_set_new(vptq_out_config_holder(config), "quantization_config", q))
+        return vptq_fail(err, VPTQ_E_NOMEM, "out of memory for config.json");
+    return VPTQ_OK;
+}
+
+static vptq_status add_config(packing *p, vptq_dtype type, vptq_err *err)
+{
+    json_t *config = NULL;
+    if (type == VPTQ_DTYPE_COUNT && p->c->kind == VPTQ_CKPT_WORK)
+        type = p->c->storage;
+    vptq_status st = vptq_out_config(p->c, type, &config, err);
+    if (!st)
+        st = quantization_config(p, config, err);
+    if (!st)
+        st = vptq_out_add_config(p->out, config, err);
+    json_decref(config);
+    return st;
+}
+
+/* ---- writing ---- */
+
+static vptq_status fill(void *arg, const vptq_out_tensor *t, vptq_out_sink *s, vptq_err *err)
+{
+    packing *p = arg;
+    if (t->source.plain)
+        return vptq_out_fill_plain(p->ctx, t, s, err);
+    if (p->current != t->source.matrix) {
+        vptq_status st = make_parts(p, t->source.matrix, err);
+        if (st)
+            return st;
+    }
+    size_t k = 0;
+    while (k < p->part_count && strcmp(p->parts[k].name, t->tensor.name) != 0)
+        k++;
+    VPTQ_BUG_IF(k == p->part_count || p->parts[k].bytes != t->tensor.bytes);
+    return vptq_out_put(s, p->parts[k].data, p->parts[k].bytes, err);
+}
+
+static double bits_per_weight(const packing *p)
+{
+    double bits = 0, weights = 0;
+    for (size_t i = 0; i < p->c->quantized_count; i++) {
+        vptq_vq_shape s = vptq_packed_stored_shape(&p->matrices[i].vq.shape);
+        bits += (double)vptq_vq_count_bits(&s).total;
+        weights += (double)s.out * s.in;
+    }
+    return weights > 0 ? bits / weights : 0;
+}
+
+static vptq_status pack(packing *p, const vptq_pack_options *opt, vptq_pack_result *r,
+                        vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_out *o = p->out;
+    VPTQ_TRY(copy_matrices(p, opt->dtype, err));
+    VPTQ_TRY(add_matrices(p, err));
+    VPTQ_TRY(add_plain(p, opt->dtype, &r->plain, err));
+    VPTQ_TRY(vptq_out_finish(o, err));
+    VPTQ_TRY(add_config(p, opt->dtype, err));
+    VPTQ_TRY(vptq_out_add_tokenizer(o, p->c, opt->tokenizer, opt->dry_run ? NULL : opt->output,
+                                    err));
+    r->quantized = (uint32_t)p->c->quantized_count;
+    r->bits_per_weight = bits_per_weight(p);
+    r->bytes = o->bytes;
+    if (opt->dry_run)
+        return VPTQ_OK;
+    if (opt->form == VPTQ_PACK_ARCHIVE)
+        st = vptq_out_write_archive(o, opt->output, opt->force, fill, p, &r->bytes, err);
+    else
+        st = vptq_out_write_dir(o, opt->output, opt->force,
+                                opt->shard_bytes ? opt->shard_bytes : VPTQ_OUT_SHARD_BYTES,
+                                fill, p, &r->bytes, err);
+out:
+    forget_matrix(p);
+    return st;
+}
+
+vptq_status vptq_pack_model(const vptq_ctx *ctx, const vptq_pack_options *opt,
+                            vptq_pack_result *r, vptq_err *err)
+{
+    double start = vptq_seconds();
+    vptq_checkpoint c;
+    vptq_out out;
+    vptq_checkpoint_options open = {.tokenizer = opt->tokenizer, .base = opt->base};
+    *r = (vptq_pack_result){0};
+    vptq_status st = vptq_checkpoint_open(ctx, opt->input, &open, &c, err);
+    if (st)
+        return st;
+    vptq_out_init(&out, ctx, "pack");
+    packing p = {.ctx = ctx, .c = &c, .out = &out};
+    vptq_arena_init(&p.arena, ctx->mem);
+    if (c.quantized_count == 0)
+        st = vptq_fail(err, VPTQ_E_UNSUPPORTED, "%s: the %s has no quantized matrices to pack",
+                       c.path, vptq_checkpoint_kind_name(c.kind));
+    if (!st && !opt->dry_run)
+        st = vptq_out_check_place(&c, opt->output, err);
+    if (!st)
+        st = pack(&p, opt, r, err);
+    vptq_out_release(&out);
+    vptq_checkpoint_release(&c);
+    r->seconds = vptq_seconds() - start;
+    return st;
+}
