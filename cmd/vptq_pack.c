@@ -1,0 +1,317 @@
+/* vptq-pack: quantized matrices to and from packed checkpoints, and looking at what is there.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "cmd/cli.h"
+#include "lib/vptq.h"
+
+typedef struct pack_args {
+    const char *model, *output, *base, *tokenizer, *dtype;
+    uint64_t shard_bytes;
+    int form; /* index into "auto|hf|archive" */
+    bool unpack, list, check;
+} pack_args;
+
+enum { FORM_AUTO, FORM_HF, FORM_ARCHIVE };
+
+/* ---- list ---- */
+
+typedef struct list_state {
+    int format;
+    uint64_t matrices, tensors;
+} list_state;
+
+static double per_weight(uint64_t bits, const vptq_list_row *r)
+{
+    return (double)bits / ((double)r->rows * r->columns);
+}
+
+static void print_row_json(const vptq_list_row *r)
+{
+    const vptq_vq_bits *b = &r->bits;
+    vptq_cli_json j;
+    vptq_cli_json_begin(&j);
+    vptq_cli_json_str(&j, "name", r->name);
+    vptq_cli_json_bool(&j, "quantized", r->quantized);
+    vptq_cli_json_u64(&j, "rows", r->rows);
+    vptq_cli_json_u64(&j, "columns", r->columns);
+    vptq_cli_json_str(&j, "dtype", r->dtype);
+    vptq_cli_json_u64(&j, "bytes", r->bytes);
+    if (r->quantized) {
+        vptq_cli_json_u64(&j, "v", r->shape.v);
+        vptq_cli_json_u64(&j, "k", r->shape.k);
+        vptq_cli_json_u64(&j, "k_res", r->shape.k_res);
+        vptq_cli_json_u64(&j, "groups", r->shape.groups);
+        vptq_cli_json_u64(&j, "outliers", r->shape.outliers);
+        vptq_cli_json_f64(&j, "bits_per_weight", b->per_weight);
+        vptq_cli_json_f64(&j, "index_bits_per_weight", per_weight(b->indices, r));
+        vptq_cli_json_f64(&j, "codebook_bits_per_weight", per_weight(b->codebooks, r));
+        vptq_cli_json_f64(&j, "norm_bits_per_weight", per_weight(b->norm, r));
+        vptq_cli_json_f64(&j, "perm_bits_per_weight", per_weight(b->perm, r));
+        vptq_cli_json_f64(&j, "outlier_bits_per_weight",
+                          per_weight(b->outlier_indices + b->outlier_codebook, r));
+    }
+    vptq_cli_json_end(&j);
+}
+
+static void print_row_text(const vptq_list_row *r)
+{
+    const vptq_vq_bits *b = &r->bits;
+    printf("%-44s %7" PRIu32 " %7" PRIu32 " %-5s %11" PRIu64, r->name, r->rows, r->columns,
+           r->dtype, r->bytes);
+    if (r->quantized)
+        printf(" %3" PRIu32 " %6" PRIu32 " %6" PRIu32 " %6" PRIu32 " %8" PRIu32
+               " %7.4f %7.4f %7.4f %7.4f",
+               r->shape.v, r->shape.k, r->shape.k_res, r->shape.groups, r->shape.outliers,
+               b->per_weight, per_weight(b->indices, r), per_weight(b->codebooks, r),
+               per_weight(b->total - b->indices - b->codebooks, r));
+    putchar('\n');
+}
+
+static vptq_status print_row(void *arg, const vptq_list_row *r, vptq_err *err)
+{
+    list_state *s = arg;
+    (void)err;
+    if (s->matrices + s->tensors == 0 && s->format != CLI_JSON)
+        printf("%-44s %7s %7s %-5s %11s %3s %6s %6s %6s %8s %7s %7s %7s %7s\n", "name", "rows",
+               "columns", "type", "bytes", "v", "k", "k_res", "groups", "outliers", "bits/w",
+               "index", "books", "other");
+    if (r->quantized)
+        s->matrices++;
+    else
+        s->tensors++;
+    if (s->format == CLI_JSON)
+        print_row_json(r);
+    else
+        print_row_text(r);
+    return VPTQ_OK;
+}
+
+static vptq_status list_model(vptq_cli *cli, const char *path, vptq_err *err)
+{
+    list_state s = {.format = cli->common.format};
+    uint64_t bytes = 0;
+    double bits = 0;
+    vptq_status st = vptq_list_model(&cli->ctx, path, print_row, &s, &bytes, &bits, err);
+    if (st)
+        return st;
+    if (s.format == CLI_JSON) {
+        vptq_cli_json j;
+        vptq_cli_json_begin(&j);
+        vptq_cli_json_str(&j, "model", path);
+        vptq_cli_json_u64(&j, "matrices", s.matrices);
+        vptq_cli_json_u64(&j, "tensors", s.tensors);
+        vptq_cli_json_f64(&j, "bits_per_weight", bits);
+        vptq_cli_json_u64(&j, "total_bytes", bytes);
+        vptq_cli_json_end(&j);
+        return VPTQ_OK;
+    }
+    char size[32];
+    vptq_cli_human_bytes(size, bytes);
+    printf("%s: %" PRIu64 " quantized matrices", path, s.matrices);
+    if (s.matrices)
+        printf(" at %.4f bits per weight", bits);
+    printf(", %" PRIu64 " plain tensors, %s in all\n", s.tensors, size);
+    return VPTQ_OK;
+}
+
+/* ---- check ---- */
+
+static void print_finding(void *arg, bool is_error, const char *text)
+{
+    const vptq_cli *cli = arg;
+    const char *severity = is_error ? "error" : "warning";
+    if (cli->common.format == CLI_JSON) {
+        vptq_cli_json j;
+        vptq_cli_json_begin(&j);
+        vptq_cli_json_str(&j, "severity", severity);
+        vptq_cli_json_str(&j, "text", text);
+        vptq_cli_json_end(&j);
+    } else {
+        printf("%s: %s\n", severity, text);
+    }
+}
+
+static int check(vptq_cli *cli, const char *path)
+{
+    vptq_err err = {0};
+    vptq_device dev = {0};
+    uint32_t errors = 0, warnings = 0;
+    vptq_status st = vptq_device_open(&cli->ctx, cli->common.backend, &dev, &err);
+    if (!st)
+        st = vptq_check_model(&dev, path, print_finding, cli, &errors, &warnings, &err);
+    if (!st && cli->common.format == CLI_JSON) {
+        vptq_cli_json j;
+        vptq_cli_json_begin(&j);
+        vptq_cli_json_str(&j, "model", path);
+        vptq_cli_json_u64(&j, "errors", errors);
+        vptq_cli_json_u64(&j, "warnings", warnings);
+        vptq_cli_json_end(&j);
+    } else if (!st) {
+        printf("%s: %" PRIu32 " error%s, %" PRIu32 " warning%s\n", path, errors,
+               errors == 1 ? "" : "s", warnings, warnings == 1 ? "" : "s");
+    }
+    vptq_device_close(&dev);
+    int code = vptq_cli_finish(cli, st, &err);
+    return code == CLI_OK && errors ? CLI_CHECK_FAILED : code;
+}
+
+/* ---- pack and unpack ---- */
+
+static void print_written(const vptq_cli *cli, const pack_args *a, const char *form,
+                          const vptq_pack_result *r)
+{
+    bool dry = cli->common.dry_run;
+    if (cli->common.format == CLI_JSON) {
+        vptq_cli_json j;
+        vptq_cli_json_begin(&j);
+        vptq_cli_json_str(&j, "input", a->model);
+        vptq_cli_json_str(&j, "output", a->output);
+        vptq_cli_json_str(&j, "form", form);
+        vptq_cli_json_bool(&j, "dry_run", dry);
+        vptq_cli_json_u64(&j, "matrices", r->quantized);
+        vptq_cli_json_u64(&j, "tensors", r->plain);
+        vptq_cli_json_f64(&j, "bits_per_weight", r->bits_per_weight);
+        vptq_cli_json_u64(&j, "total_bytes", r->bytes);
+        vptq_cli_json_f64(&j, "seconds", r->seconds);
+        vptq_cli_json_end(&j);
+        return;
+    }
+    char size[32], seconds[32];
+    vptq_cli_human_bytes(size, r->bytes);
+    vptq_cli_human_seconds(seconds, r->seconds);
+    printf("%s%s: %s, ", dry ? "plan: " : "", a->output ? a->output : "(no output)", form);
+    if (r->quantized)
+        printf("%" PRIu32 " matrices at %.4f bits per weight, ", r->quantized,
+               r->bits_per_weight);
+    printf("%" PRIu32 " plain tensors, %s%s", r->plain, size,
+           dry && strcmp(form, "archive") == 0 ? " before compression" : "");
+    printf(dry ? "\n" : ", %s\n", seconds);
+}
+
+static vptq_status run_unpack(vptq_cli *cli, const vptq_pack_options *opt, vptq_pack_result *r,
+                              vptq_err *err)
+{
+    vptq_device dev = {0};
+    vptq_status st = vptq_device_open(&cli->ctx, cli->common.backend, &dev, err);
+    if (st)
+        return st;
+    st = vptq_unpack_model(&dev, opt, r, err);
+    vptq_device_close(&dev);
+    return st;
+}
+
+static bool ends_with(const char *text, const char *end)
+{
+    size_t n = strlen(text), m = strlen(end);
+    return n >= m && strcmp(text + n - m, end) == 0;
+}
+
+static vptq_status choose_dtype(const pack_args *a, vptq_dtype *type, vptq_err *err)
+{
+    *type = a->unpack ? VPTQ_F16 : VPTQ_DTYPE_COUNT;
+    if (!a->dtype)
+        return VPTQ_OK;
+    vptq_status st = vptq_dtype_from_option(a->dtype, type, err);
+    if (!st && !a->unpack && *type == VPTQ_F32)
+        st = vptq_fail(err, VPTQ_E_ARG,
+                       "--dtype f32 cannot be packed: the layout stores f16 or bf16");
+    return st;
+}
+
+static int write_model(vptq_cli *cli, const pack_args *a)
+{
+    vptq_err err = {0};
+    vptq_pack_result r = {0};
+    bool archive = a->form == FORM_ARCHIVE ||
+                   (a->form == FORM_AUTO && a->output && ends_with(a->output, ".vptq"));
+    vptq_pack_options opt = {.input = a->model,
+                             .output = a->output,
+                             .base = a->base,
+                             .tokenizer = a->tokenizer,
+                             .form = archive ? VPTQ_PACK_ARCHIVE : VPTQ_PACK_HF,
+                             .shard_bytes = a->shard_bytes,
+                             .force = cli->common.force,
+                             .dry_run = cli->common.dry_run};
+    vptq_status st = choose_dtype(a, &opt.dtype, &err);
+    if (!st && opt.dry_run)
+        st = list_model(cli, a->model, &err);
+    if (!st && a->unpack)
+        st = run_unpack(cli, &opt, &r, &err);
+    else if (!st)
+        st = vptq_pack_model(&cli->ctx, &opt, &r, &err);
+    if (!st)
+        print_written(cli, a, a->unpack ? "plain" : archive ? "archive" : "hf", &r);
+    return vptq_cli_finish(cli, st, &err);
+}
+
+static int dispatch(vptq_cli *cli, pack_args *a)
+{
+    if (cli->arg_count + (a->model != NULL) != 1)
+        return vptq_cli_usage_error(cli, cli->arg_count + (a->model != NULL)
+                                             ? "more than one model is given"
+                                             : "no model is given");
+    if (cli->arg_count)
+        a->model = cli->args[0];
+    if (a->unpack + a->list + a->check > 1)
+        return vptq_cli_usage_error(cli, "--unpack, --list and --check exclude each other");
+    if (a->check)
+        return check(cli, a->model);
+    if (a->list) {
+        vptq_err err = {0};
+        return vptq_cli_finish(cli, list_model(cli, a->model, &err), &err);
+    }
+    if (!a->output && !cli->common.dry_run)
+        return vptq_cli_usage_error(cli, "-o is missing: where should the output go?");
+    if (a->unpack && a->form != FORM_AUTO)
+        return vptq_cli_usage_error(cli, "--to does not go with --unpack");
+    return write_model(cli, a);
+}
+
+int main(int argc, char **argv)
+{
+    pack_args a = {0};
+    const vptq_cli_option options[] = {
+        {0, NULL, CLI_FLAG, NULL, NULL, "What to do (default: pack)", false},
+        {0, "unpack", CLI_FLAG, &a.unpack, NULL,
+         "write any model as a plain Hugging Face directory", false},
+        {0, "list", CLI_FLAG, &a.list, NULL, "show all matrices and tensors with their bits",
+         false},
+        {0, "check", CLI_FLAG, &a.check, NULL,
+         "read everything and report what is wrong; exit 3 if something is", false},
+        {0, NULL, CLI_FLAG, NULL, NULL, "Input and output", false},
+        {'m', "model", CLI_STRING, &a.model, "PATH", "the model, in place of the argument",
+         false},
+        {'o', "output", CLI_STRING, &a.output, "OUT", "directory or archive to write", false},
+        {0, "to", CLI_CHOICE, &a.form, "auto|hf|archive",
+         "published layout or one file; auto: by the ending .vptq of OUT", false},
+        {0, "dtype", CLI_STRING, &a.dtype, "f16|bf16|f32",
+         "type of numbers (default: as quantized; f16 with --unpack)", false},
+        {0, "shard-size", CLI_SIZE, &a.shard_bytes, "SIZE",
+         "largest weights file of a directory; 0 is 4 GiB", false},
+        {0, "base", CLI_STRING, &a.base, "PATH",
+         "the model that WORK was made from, if it was moved", false},
+        {0, "tokenizer", CLI_STRING, &a.tokenizer, "FILE", "tokenizer to put into the output",
+         false},
+        CLI_END};
+    vptq_cli cli = {
+        .tool = "vptq-pack",
+        .summary = "Quantized matrices to packed checkpoints, and back to plain ones.",
+        .usage = "vptq-pack WORK -o OUT [--to hf|archive] [--dtype f16|bf16]\n"
+                 "vptq-pack --unpack MODEL -o DIR [--dtype f16|bf16|f32]\n"
+                 "vptq-pack --list MODEL\n"
+                 "vptq-pack --check MODEL",
+        .examples = "vptq-pack work -o model-vptq          loads with transformers and vptq\n"
+                    "vptq-pack work -o model.vptq          one compressed file\n"
+                    "vptq-pack model.vptq -o model-vptq    the one as the other\n"
+                    "vptq-pack --unpack model.gguf -o model-f16",
+        .options = options,
+        .formats = "text|json"};
+    int code;
+    if (vptq_cli_parse(&cli, argc, argv, 1, &code))
+        code = dispatch(&cli, &a);
+    vptq_cli_release(&cli);
+    return code;
+}

@@ -1,0 +1,144 @@
+/* What is in a model: one row per matrix and tensor. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "formats/archive.h"
+#include "lib/pipeline_out.h"
+
+typedef struct listing {
+    const vptq_checkpoint *c;
+    vptq_archive *archive; /* NULL for other kinds */
+    vptq_list_row *rows;
+    size_t count;
+} listing;
+
+/* Numbers inside names compare as numbers, so that layer 10 comes behind layer 9. */
+static int compare_names(const char *a, const char *b)
+{
+    while (*a && *b) {
+        size_t na = strspn(a, "0123456789"), nb = strspn(b, "0123456789");
+        if (na && nb) {
+            unsigned long long x = strtoull(a, NULL, 10), y = strtoull(b, NULL, 10);
+            if (x != y)
+                return x < y ? -1 : 1;
+            a += na;
+            b += nb;
+            continue;
+        }
+        if (*a != *b)
+            break;
+        a++;
+        b++;
+    }
+    return (unsigned char)*a - (unsigned char)*b;
+}
+
+static int by_name(const void *a, const void *b)
+{
+    const vptq_list_row *x = a, *y = b;
+    int order = compare_names(x->name, y->name);
+    return order ? order : strcmp(x->name, y->name);
+}
+
+/* Bytes that an entry of the archive takes. */
+static uint64_t archived(const listing *l, const char *tensor)
+{
+    const vptq_archive_entry *e = vptq_archive_find(l->archive, tensor, true);
+    return e ? e->packed_size : 0;
+}
+
+/* What each matrix takes: in an archive the sum of its parts' frames. */
+static void measure_matrices(const listing *l, uint64_t *bytes)
+{
+    const vptq_checkpoint *c = l->c;
+    for (size_t i = 0; i < c->quantized_count; i++)
+        bytes[i] = l->archive ? 0 : vptq_vq_count_bits(&c->quantized[i].vq.shape).total / 8;
+    for (size_t i = 0; l->archive && i < c->set.count; i++) {
+        char module[VPTQ_NAME_MAX];
+        size_t len = vptq_packed_module_length(c->set.tensors[i].name);
+        if (len == 0 || len >= sizeof module)
+            continue;
+        memcpy(module, c->set.tensors[i].name, len);
+        module[len] = '\0';
+        const vptq_packed_matrix *m = vptq_checkpoint_quantized(c, module);
+        if (m)
+            bytes[m - c->quantized] += archived(l, c->set.tensors[i].name);
+    }
+}
+
+static void add_matrix(listing *l, const vptq_packed_matrix *m, uint64_t bytes)
+{
+    l->rows[l->count++] = (vptq_list_row){.name = m->name,
+                                          .quantized = true,
+                                          .rows = m->vq.shape.out,
+                                          .columns = m->vq.shape.in,
+                                          .shape = m->vq.shape,
+                                          .bits = vptq_vq_count_bits(&m->vq.shape),
+                                          .dtype = vptq_dtype_get(m->storage)->name,
+                                          .bytes = bytes};
+}
+
+static void add_plain(listing *l, const vptq_tensor *t)
+{
+    l->rows[l->count++] =
+        (vptq_list_row){.name = t->name,
+                        .rows = (uint32_t)vptq_tensor_rows(t),
+                        .columns = (uint32_t)vptq_tensor_cols(t),
+                        .dtype = vptq_dtype_get(t->type)->name,
+                        .bytes = l->archive ? archived(l, t->name) : t->bytes};
+}
+
+static double total_bits(const vptq_checkpoint *c)
+{
+    double bits = 0, weights = 0;
+    for (size_t i = 0; i < c->quantized_count; i++) {
+        const vptq_vq_shape *s = &c->quantized[i].vq.shape;
+        bits += (double)vptq_vq_count_bits(s).total;
+        weights += (double)s->out * s->in;
+    }
+    return weights > 0 ? bits / weights : 0;
+}
+
+static vptq_status list_rows(const vptq_ctx *ctx, listing *l, vptq_list_fn fn, void *arg,
+                             vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    const vptq_checkpoint *c = l->c;
+    l->rows = vptq_mem_alloc(ctx->mem, c->set.count + c->quantized_count, sizeof *l->rows, err);
+    uint64_t *bytes = vptq_mem_alloc(ctx->mem, c->quantized_count, sizeof *bytes, err);
+    if (!l->rows || !bytes)
+        VPTQ_TRY(VPTQ_E_NOMEM);
+    measure_matrices(l, bytes);
+    for (size_t i = 0; i < c->quantized_count; i++)
+        add_matrix(l, &c->quantized[i], bytes[i]);
+    for (size_t i = 0; i < c->set.count; i++)
+        if (!vptq_out_is_quantized(c, c->set.tensors[i].name))
+            add_plain(l, &c->set.tensors[i]);
+    if (l->count)
+        qsort(l->rows, l->count, sizeof *l->rows, by_name);
+    for (size_t i = 0; i < l->count && !st; i++)
+        st = fn(arg, &l->rows[i], err);
+out:
+    vptq_mem_free(ctx->mem, bytes);
+    vptq_mem_free(ctx->mem, l->rows);
+    return st;
+}
+
+vptq_status vptq_list_model(const vptq_ctx *ctx, const char *path, vptq_list_fn fn, void *arg,
+                            uint64_t *total_bytes, double *bits_per_weight, vptq_err *err)
+{
+    vptq_checkpoint c;
+    vptq_status st = vptq_checkpoint_open(ctx, path, NULL, &c, err);
+    if (st)
+        return st;
+    listing l = {.c = &c};
+    if (c.kind == VPTQ_CKPT_ARCHIVE)
+        VPTQ_TRY(vptq_archive_open(path, ctx->mem, &l.archive, err));
+    VPTQ_TRY(list_rows(ctx, &l, fn, arg, err));
+    VPTQ_TRY(vptq_out_path_bytes(ctx, path, total_bytes, err));
+    *bits_per_weight = total_bits(&c);
+out:
+    vptq_archive_close(l.archive);
+    vptq_checkpoint_release(&c);
+    return st;
+}
