@@ -20,7 +20,7 @@ bin=$SRC/build/bin
 update=0
 while [ $# -gt 0 ]; do
     case $1 in
-    --bin) bin=$(cd "$2" && pwd) || exit 2; shift ;;
+    --bin) bin=$(realpath -m "$2"); shift ;;
     --update) update=1 ;;
     --*) echo "run_cli_tests.sh: unknown option '$1'" >&2; exit 2 ;;
     *) break ;;

@@ -81,7 +81,7 @@ void vptq_f16_to_f32_n(const uint16_t *src, float *dst, size_t n)
     }
 #endif
     for (size_t i = 0; i < n; i++)
-        dst[i] = vptq_f16_to_f32(vptq_half_load(src, i));
+        vptq_store_f32(dst, i, vptq_f16_to_f32(vptq_load_u16(src, i)));
 }
 
 void vptq_f32_to_f16_n(const float *src, uint16_t *dst, size_t n)
@@ -98,18 +98,18 @@ void vptq_f32_to_f16_n(const float *src, uint16_t *dst, size_t n)
     }
 #endif
     for (size_t i = 0; i < n; i++)
-        dst[i] = vptq_f32_to_f16(src[i]);
+        vptq_store_u16(dst, i, vptq_f32_to_f16(vptq_load_f32(src, i)));
 }
 
 /* bfloat16 is shifts and adds on integers, which every compiler vectorizes. */
 void vptq_bf16_to_f32_n(const uint16_t *src, float *dst, size_t n)
 {
     for (size_t i = 0; i < n; i++)
-        dst[i] = vptq_bf16_to_f32(vptq_half_load(src, i));
+        vptq_store_f32(dst, i, vptq_bf16_to_f32(vptq_load_u16(src, i)));
 }
 
 void vptq_f32_to_bf16_n(const float *src, uint16_t *dst, size_t n)
 {
     for (size_t i = 0; i < n; i++)
-        dst[i] = vptq_f32_to_bf16(src[i]);
+        vptq_store_u16(dst, i, vptq_f32_to_bf16(vptq_load_f32(src, i)));
 }

@@ -7,12 +7,29 @@
 #include <stdint.h>
 #include <string.h>
 
-/* Element i of an array that files may place at an odd address. */
-static inline uint16_t vptq_half_load(const uint16_t *src, size_t i)
+/* Element i of arrays of any alignment (tensors of a file lie where they lie). */
+static inline uint16_t vptq_load_u16(const uint16_t *p, size_t i)
 {
-    uint16_t h;
-    memcpy(&h, (const char *)src + i * sizeof h, sizeof h);
-    return h;
+    uint16_t x;
+    memcpy(&x, (const char *)p + i * sizeof x, sizeof x);
+    return x;
+}
+
+static inline float vptq_load_f32(const float *p, size_t i)
+{
+    float x;
+    memcpy(&x, (const char *)p + i * sizeof x, sizeof x);
+    return x;
+}
+
+static inline void vptq_store_u16(uint16_t *p, size_t i, uint16_t x)
+{
+    memcpy((char *)p + i * sizeof x, &x, sizeof x);
+}
+
+static inline void vptq_store_f32(float *p, size_t i, float x)
+{
+    memcpy((char *)p + i * sizeof x, &x, sizeof x);
 }
 
 void vptq_f16_to_f32_avx2(const uint16_t *src, float *dst, size_t n);

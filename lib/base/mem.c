@@ -197,7 +197,7 @@ static vptq_status push_chunk(vptq_arena *a, size_t need, vptq_err *err)
         return VPTQ_E_NOMEM;
     *c = (vptq_arena_chunk){.older = a->last, .size = size, .used = ALIGN};
     c->total = total + size;
-    poison((char *)c + ALIGN, size - ALIGN);
+    poison((char *)c + sizeof *c, size - sizeof *c);
     a->last = c;
     return VPTQ_OK;
 }
