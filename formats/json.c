@@ -59,27 +59,22 @@ vptq_status vptq_json_parse(const char *text, size_t len, const char *name, json
     return parse(text, len, name, 0, out, err);
 }
 
-static vptq_status load(const char *path, size_t limit, size_t flags, json_t **out,
-                        vptq_err *err)
+vptq_status vptq_json_parse_reals(const char *text, size_t len, const char *name, json_t **out,
+                                  vptq_err *err)
+{
+    return parse(text, len, name, JSON_DECODE_INT_AS_REAL, out, err);
+}
+
+vptq_status vptq_json_load(const char *path, size_t limit, json_t **out, vptq_err *err)
 {
     char *text = NULL;
     size_t len = 0;
     vptq_status st = vptq_file_read(path, limit, NULL, &text, &len, err);
     if (st)
         return st;
-    st = parse(text, len, path, flags, out, err);
+    st = parse(text, len, path, 0, out, err);
     vptq_mem_free(NULL, text);
     return st;
-}
-
-vptq_status vptq_json_load(const char *path, size_t limit, json_t **out, vptq_err *err)
-{
-    return load(path, limit, 0, out, err);
-}
-
-vptq_status vptq_json_load_reals(const char *path, size_t limit, json_t **out, vptq_err *err)
-{
-    return load(path, limit, JSON_DECODE_INT_AS_REAL, out, err);
 }
 
 /* The text with the fewest digits (0.1 and not 0.10000000000000001) that gives the same value
@@ -99,14 +94,23 @@ static char *exact_text(const json_t *value)
     return NULL;
 }
 
+vptq_status vptq_json_text(const json_t *value, const char *name, char **text, vptq_err *err)
+{
+    *text = exact_text(value);
+    if (!*text)
+        return vptq_fail(err, VPTQ_E_NOMEM, "%s: out of memory while writing JSON", name);
+    return VPTQ_OK;
+}
+
 vptq_status vptq_json_save(const char *path, const json_t *value, vptq_err *err)
 {
-    char *text = exact_text(value);
-    if (!text)
-        return vptq_fail(err, VPTQ_E_NOMEM, "%s: out of memory while writing JSON", path);
+    char *text = NULL;
+    vptq_status st = vptq_json_text(value, path, &text, err);
+    if (st)
+        return st;
     size_t len = strlen(text);
     text[len] = '\n'; /* in place of the 0, which the writer does not need */
-    vptq_status st = vptq_file_replace(path, text, len + 1, err);
+    st = vptq_file_replace(path, text, len + 1, err);
     free(text);
     return st;
 }

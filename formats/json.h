@@ -17,10 +17,14 @@ vptq_status vptq_json_parse(const char *text, size_t len, const char *name, json
                             vptq_err *err) VPTQ_MUST_CHECK;
 vptq_status vptq_json_load(const char *path, size_t limit, json_t **out,
                            vptq_err *err) VPTQ_MUST_CHECK;
-/* As load, for files that hold integers beyond 64 bits (tokenizer_config.json's
+/* As parse, for files that hold integers beyond 64 bits (tokenizer_config.json's
  * model_max_length): every number comes as a real. */
-vptq_status vptq_json_load_reals(const char *path, size_t limit, json_t **out,
-                                 vptq_err *err) VPTQ_MUST_CHECK;
+vptq_status vptq_json_parse_reals(const char *text, size_t len, const char *name, json_t **out,
+                                  vptq_err *err) VPTQ_MUST_CHECK;
+/* Indented, keys in the order they were set, numbers with the fewest digits that read back the
+ * same; no newline at the end.  The caller frees *text with free(). */
+vptq_status vptq_json_text(const json_t *value, const char *name, char **text,
+                           vptq_err *err) VPTQ_MUST_CHECK;
 /* Indented, keys in the order they were set, a newline at the end; atomic. */
 vptq_status vptq_json_save(const char *path, const json_t *value,
                            vptq_err *err) VPTQ_MUST_CHECK;

@@ -286,53 +286,94 @@ out:
     return st;
 }
 
-static vptq_status read_config(vptq_vocab *v, const vptq_strmap *map, vptq_err *err)
+/* One of the two texts that make a tokenizer, and what messages call it. */
+typedef struct json_source {
+    const char *text; /* NULL: there is none */
+    size_t len;
+    const char *name;
+} json_source;
+
+static vptq_status read_config(vptq_vocab *v, const vptq_strmap *map, const json_source *src,
+                               vptq_err *err)
 {
-    static const char name[] = "tokenizer_config.json";
-    size_t dir = (size_t)(vptq_path_base(v->source) - v->source);
-    char path[4096];
     json_t *config = NULL;
-    if (dir + sizeof name > sizeof path)
-        return vptq_fail(err, VPTQ_E_ARG, "%s: the path is too long", v->source);
-    memcpy(path, v->source, dir);
-    memcpy(path + dir, name, sizeof name);
-    if (!vptq_path_exists(path))
+    if (!src->text)
         return VPTQ_OK;
-    vptq_status st = vptq_json_load_reals(path, JSON_LIMIT, &config, err);
+    vptq_status st = vptq_json_parse_reals(src->text, src->len, src->name, &config, err);
     if (st)
         return st;
     if (!json_is_object(config)) {
-        st = vptq_fail(err, VPTQ_E_FORMAT, "%s: not an object", path);
+        st = vptq_fail(err, VPTQ_E_FORMAT, "%s: not an object", src->name);
         goto out;
     }
     st = apply_config(v, map, config, err);
     if (st)
-        st = vptq_err_context(err, "%s", path);
+        st = vptq_err_context(err, "%s", src->name);
 out:
     json_decref(config);
     return st;
 }
 
-vptq_status vptq_vocab_read_json(const char *path, vptq_mem *mem, vptq_vocab *v, vptq_err *err)
+static vptq_status read_texts(const json_source *tokenizer, const json_source *config,
+                              vptq_mem *mem, vptq_vocab *v, vptq_err *err)
 {
     json_t *root = NULL;
     vptq_strmap map = {0};
-    vptq_status st = vptq_vocab_begin(v, path, mem, err);
+    vptq_status st = vptq_vocab_begin(v, tokenizer->name, mem, err);
     if (st)
         goto out;
-    VPTQ_TRY(vptq_json_load(path, JSON_LIMIT, &root, err));
+    VPTQ_TRY(vptq_json_parse(tokenizer->text, tokenizer->len, tokenizer->name, &root, err));
     if (!json_is_object(root)) {
         st = wrong(v, "the file", "an object", err);
         goto out;
     }
     VPTQ_TRY(read_model(v, root, &map, err));
     VPTQ_TRY(vptq_vocab_json_steps(v, root, err));
-    VPTQ_TRY(read_config(v, &map, err));
+    VPTQ_TRY(read_config(v, &map, config, err));
     VPTQ_TRY(vptq_vocab_finish(v, err));
 out:
     vptq_strmap_release(&map);
     json_decref(root);
     if (st)
         vptq_vocab_release(v);
+    return st;
+}
+
+vptq_status vptq_vocab_parse_json(const char *text, size_t len, const char *config,
+                                  size_t config_len, const char *name, vptq_mem *mem,
+                                  vptq_vocab *v, vptq_err *err)
+{
+    json_source tokenizer = {text, len, name}, beside = {config, config_len, name};
+    return read_texts(&tokenizer, &beside, mem, v, err);
+}
+
+/* tokenizer_config.json in the folder of `path`: *found is false where there is none. */
+static vptq_status config_beside(const char *path, char name[4096], bool *found, vptq_err *err)
+{
+    static const char file[] = "tokenizer_config.json";
+    size_t dir = (size_t)(vptq_path_base(path) - path);
+    if (dir + sizeof file > 4096)
+        return vptq_fail(err, VPTQ_E_ARG, "%s: the path is too long", path);
+    memcpy(name, path, dir);
+    memcpy(name + dir, file, sizeof file);
+    *found = vptq_path_exists(name);
+    return VPTQ_OK;
+}
+
+vptq_status vptq_vocab_read_json(const char *path, vptq_mem *mem, vptq_vocab *v, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    char *text = NULL, *config = NULL, name[4096];
+    size_t len = 0, config_len = 0;
+    bool found = false;
+    VPTQ_TRY(vptq_file_read(path, JSON_LIMIT, mem, &text, &len, err));
+    VPTQ_TRY(config_beside(path, name, &found, err));
+    if (found)
+        VPTQ_TRY(vptq_file_read(name, JSON_LIMIT, mem, &config, &config_len, err));
+    json_source tokenizer = {text, len, path}, beside = {config, config_len, name};
+    VPTQ_TRY(read_texts(&tokenizer, &beside, mem, v, err));
+out:
+    vptq_mem_free(mem, config);
+    vptq_mem_free(mem, text);
     return st;
 }

@@ -121,6 +121,7 @@ static vptq_status check_matrices(checking *k, vptq_err *err)
         if (st)
             return st;
     }
+    vptq_progress(k->dev->ctx, "check", c->quantized_count, c->quantized_count, NULL);
     return VPTQ_OK;
 }
 

@@ -96,9 +96,10 @@ static vptq_status add_file(vptq_out *o, const char *name, const char *data, siz
 
 vptq_status vptq_out_add_config(vptq_out *o, const json_t *config, vptq_err *err)
 {
-    char *text = json_dumps(config, JSON_INDENT(2));
-    if (!text)
-        return vptq_fail(err, VPTQ_E_NOMEM, "out of memory for config.json");
+    char *text = NULL;
+    vptq_status st = vptq_json_text(config, "config.json", &text, err);
+    if (st)
+        return st;
     size_t len = strlen(text);
     char *own = vptq_arena_strndup(&o->arena, text, len, err);
     free(text);
