@@ -1,0 +1,407 @@
+/* Reading, atomic writing, directories and locks, in a scratch directory. */
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "lib/base/file.h"
+#include "tests/vtest.h"
+
+static size_t entries_of(const char *dir)
+{
+    vptq_arena arena;
+    char **names;
+    size_t count;
+    vptq_err err;
+    vptq_arena_init(&arena, NULL);
+    assert_ok(vptq_dir_list(dir, &arena, &names, &count, &err), &err);
+    vptq_arena_release(&arena);
+    return count;
+}
+
+static void expect_content(const char *path, const char *text)
+{
+    size_t size;
+    char *data = vtest_read_file(path, &size);
+    assert_string_equal(data, text);
+    free(data);
+}
+
+/* The number of a process that has ended. */
+static long dead_process(void)
+{
+    pid_t pid = fork();
+    if (pid == 0)
+        _exit(0);
+    assert_true(pid > 0);
+    assert_int_equal(waitpid(pid, NULL, 0), pid);
+    return (long)pid;
+}
+
+static void test_reading(void **state)
+{
+    const char *dir = *state;
+    char path[4096], *data;
+    size_t size;
+    vptq_map map;
+    vptq_err err;
+    vtest_path(path, sizeof path, dir, "file");
+    vtest_write_file(path, "hello", 5);
+    assert_ok(vptq_map_open(path, &map, &err), &err);
+    assert_int_equal(map.size, 5);
+    assert_memory_equal(map.data, "hello", 5);
+    vptq_map_release(&map);
+    assert_null(map.data);
+    vptq_map_release(&map);
+    assert_ok(vptq_file_read(path, 5, NULL, &data, &size, &err), &err);
+    assert_int_equal(size, 5);
+    assert_string_equal(data, "hello");
+    vptq_mem_free(NULL, data);
+    assert_fails(vptq_file_read(path, 4, NULL, &data, &size, &err), VPTQ_E_FORMAT, &err,
+                 "has 5 bytes, more than the 4");
+    assert_null(data);
+    vtest_write_file(path, "", 0);
+    assert_ok(vptq_map_open(path, &map, &err), &err);
+    assert_true(!map.data && !map.size);
+    vptq_map_release(&map);
+}
+
+static void test_reading_refusals(void **state)
+{
+    const char *dir = *state;
+    char path[4096];
+    vptq_map map;
+    vptq_err err;
+    vtest_path(path, sizeof path, dir, "none");
+    assert_fails(vptq_map_open(path, &map, &err), VPTQ_E_IO, &err, "none': No such file");
+    assert_fails(vptq_map_open(dir, &map, &err), VPTQ_E_IO, &err, "is a directory");
+    assert_fails(vptq_map_open("/dev/null", &map, &err), VPTQ_E_IO, &err, "not a plain file");
+    vtest_path(path, sizeof path, dir, "pipe");
+    assert_int_equal(mkfifo(path, 0600), 0);
+    assert_fails(vptq_map_open(path, &map, &err), VPTQ_E_IO, &err, "not a plain file");
+}
+
+static vptq_status read_scratch(void *arg, vptq_mem *mem, vptq_err *err)
+{
+    char *data;
+    size_t size;
+    vptq_status st = vptq_file_read(arg, 100, mem, &data, &size, err);
+    vptq_mem_free(mem, data);
+    return st;
+}
+
+static vptq_status list_scratch(void *arg, vptq_mem *mem, vptq_err *err)
+{
+    vptq_arena arena;
+    char **names;
+    size_t count;
+    vptq_arena_init(&arena, mem);
+    vptq_status st = vptq_dir_list(arg, &arena, &names, &count, err);
+    vptq_arena_release(&arena);
+    return st;
+}
+
+static void test_memory_walks(void **state)
+{
+    const char *dir = *state;
+    char path[4096];
+    vtest_path(path, sizeof path, dir, "file");
+    vtest_write_file(path, "hello", 5);
+    assert_int_equal(vtest_oom_walk(read_scratch, path), 1);
+    assert_int_equal(vtest_oom_walk(list_scratch, *state), 3);
+}
+
+static void test_writer(void **state)
+{
+    const char *dir = *state;
+    char path[4096];
+    vptq_file_writer w;
+    vptq_err err;
+    vtest_path(path, sizeof path, dir, "out");
+    assert_ok(vptq_file_writer_open(path, false, &w, &err), &err);
+    assert_ok(vptq_file_write(&w, "one ", 4, &err), &err);
+    assert_ok(vptq_file_write(&w, "two", 3, &err), &err);
+    assert_int_equal(w.written, 7);
+    assert_false(vptq_path_exists(path)); /* not before it is whole */
+    assert_ok(vptq_file_writer_commit(&w, &err), &err);
+    vptq_file_writer_abort(&w);
+    expect_content(path, "one two");
+    assert_fails(vptq_file_writer_open(path, false, &w, &err), VPTQ_E_EXISTS, &err,
+                 "out' already exists");
+    vptq_file_writer_abort(&w);
+    assert_ok(vptq_file_writer_open(path, true, &w, &err), &err);
+    assert_ok(vptq_file_write(&w, "half", 4, &err), &err);
+    expect_content(path, "one two"); /* the old file, until commit */
+    vptq_file_writer_abort(&w);
+    expect_content(path, "one two");
+    assert_ok(vptq_file_replace(path, "new", 3, &err), &err);
+    expect_content(path, "new");
+    assert_int_equal(entries_of(dir), 1);
+    assert_fails(vptq_file_write(&w, "x", 1, &err), VPTQ_E_IO, &err, "not open");
+    assert_fails(vptq_file_writer_commit(&w, &err), VPTQ_E_IO, &err, "not open");
+}
+
+static void test_writer_refusals(void **state)
+{
+    const char *dir = *state;
+    char path[4096], longer[5000];
+    vptq_file_writer w;
+    vptq_err err;
+    vtest_path(path, sizeof path, dir, "none/out");
+    assert_fails(vptq_file_writer_open(path, true, &w, &err), VPTQ_E_IO, &err,
+                 "none/out': No such file");
+    assert_fails(vptq_file_writer_open(dir, true, &w, &err), VPTQ_E_IO, &err, "is a directory");
+    assert_fails(vptq_file_writer_open("/dev/null", true, &w, &err), VPTQ_E_IO, &err,
+                 "not a plain file");
+    memset(longer, 'a', sizeof longer);
+    longer[sizeof longer - 1] = 0;
+    assert_fails(vptq_file_writer_open(longer, true, &w, &err), VPTQ_E_ARG, &err, "too long");
+}
+
+/* Somebody else's file that appears while ours is written is kept. */
+static void test_writer_races(void **state)
+{
+    const char *dir = *state;
+    char path[4096];
+    vptq_file_writer w;
+    vptq_err err;
+    vtest_path(path, sizeof path, dir, "out");
+    assert_ok(vptq_file_writer_open(path, false, &w, &err), &err);
+    assert_ok(vptq_file_write(&w, "ours", 4, &err), &err);
+    vtest_write_file(path, "theirs", 6);
+    assert_fails(vptq_file_writer_commit(&w, &err), VPTQ_E_EXISTS, &err, "already exists");
+    expect_content(path, "theirs");
+    assert_int_equal(entries_of(dir), 1);
+}
+
+static void test_stale_temporaries(void **state)
+{
+    const char *dir = *state;
+    char path[4096], dead[4200], alive[4200], other[4096];
+    vptq_err err;
+    vtest_path(path, sizeof path, dir, "out");
+    vtest_path(other, sizeof other, dir, "out.tmp.x1");
+    snprintf(dead, sizeof dead, "%s.tmp.%ld", path, dead_process());
+    snprintf(alive, sizeof alive, "%s.tmp.%ld", path, (long)getppid());
+    vtest_write_file(dead, "d", 1);
+    vtest_write_file(alive, "a", 1);
+    vtest_write_file(other, "o", 1);
+    assert_ok(vptq_file_replace(path, "x", 1, &err), &err);
+    assert_false(vptq_path_exists(dead));
+    assert_true(vptq_path_exists(alive));
+    assert_true(vptq_path_exists(other));
+    assert_int_equal(entries_of(dir), 3);
+}
+
+/* A limit on file sizes stands for a full disk: the write stops half-way. */
+static void test_no_room(void **state)
+{
+    const char *dir = *state;
+    char path[4096];
+    static const char block[3000] = "x";
+    vptq_file_writer w;
+    vptq_err err;
+    struct rlimit old, small;
+    vtest_path(path, sizeof path, dir, "out");
+    vtest_write_file(path, "old", 3);
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &old), 0);
+    small = old;
+    small.rlim_cur = 4096;
+    signal(SIGXFSZ, SIG_IGN);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
+    assert_ok(vptq_file_writer_open(path, true, &w, &err), &err);
+    assert_ok(vptq_file_write(&w, block, sizeof block, &err), &err);
+    vptq_status st = vptq_file_write(&w, block, sizeof block, &err);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &old), 0);
+    signal(SIGXFSZ, SIG_DFL);
+    assert_fails(st, VPTQ_E_IO, &err, "out': File too large");
+    assert_int_equal(entries_of(dir), 1); /* the temporary is gone already */
+    expect_content(path, "old");
+    vptq_file_writer_abort(&w);
+}
+
+static void test_paths(void **state)
+{
+    (void)state;
+    char out[8];
+    vptq_err err;
+    assert_ok(vptq_path_join(out, sizeof out, "abc", "def", &err), &err);
+    assert_string_equal(out, "abc/def");
+    assert_ok(vptq_path_join(out, sizeof out, "abc/", "def", &err), &err);
+    assert_string_equal(out, "abc/def");
+    assert_ok(vptq_path_join(out, sizeof out, "", "def", &err), &err);
+    assert_string_equal(out, "def");
+    assert_fails(vptq_path_join(out, sizeof out, "abcd", "def", &err), VPTQ_E_ARG, &err,
+                 "too long");
+    assert_string_equal(vptq_path_base("a/b/c"), "c");
+    assert_string_equal(vptq_path_base("c"), "c");
+    assert_string_equal(vptq_path_base("a/"), "");
+}
+
+static void test_directories(void **state)
+{
+    const char *dir = *state;
+    char path[4096];
+    vptq_arena arena;
+    char **names;
+    size_t count;
+    vptq_err err;
+    vtest_path(path, sizeof path, dir, "a//b/c/");
+    assert_ok(vptq_dir_make(path, &err), &err);
+    assert_ok(vptq_dir_make(path, &err), &err);
+    assert_true(vptq_path_is_dir(path));
+    vtest_path(path, sizeof path, dir, "a/file");
+    vtest_write_file(path, "", 0);
+    assert_false(vptq_path_is_dir(path));
+    assert_fails(vptq_dir_make(path, &err), VPTQ_E_IO, &err, "a/file': File exists");
+    vtest_path(path, sizeof path, dir, "a/file/sub");
+    assert_fails(vptq_dir_make(path, &err), VPTQ_E_IO, &err, "cannot create directory");
+    assert_fails(vptq_dir_make("", &err), VPTQ_E_ARG, &err, "empty");
+    vtest_path(path, sizeof path, dir, "a/Z");
+    vtest_write_file(path, "", 0);
+    vtest_path(path, sizeof path, dir, "a");
+    vptq_arena_init(&arena, NULL);
+    assert_ok(vptq_dir_list(path, &arena, &names, &count, &err), &err);
+    assert_int_equal(count, 3);
+    assert_string_equal(names[0], "Z");
+    assert_string_equal(names[1], "b");
+    assert_string_equal(names[2], "file");
+    vtest_path(path, sizeof path, dir, "none");
+    assert_fails(vptq_dir_list(path, &arena, &names, &count, &err), VPTQ_E_IO, &err,
+                 "none': No such file");
+    vptq_arena_release(&arena);
+}
+
+/* Opens a writer for `path`, puts one file into it. */
+static void fill(vptq_dir_writer *w, const char *path, bool force, const char *text)
+{
+    char file[4200];
+    vptq_err err;
+    assert_ok(vptq_dir_writer_open(path, force, w, &err), &err);
+    vtest_path(file, sizeof file, w->tmp, "file");
+    vtest_write_file(file, text, strlen(text));
+}
+
+static void test_dir_writer(void **state)
+{
+    const char *dir = *state;
+    char path[4096], slashed[4100], file[4200];
+    vptq_dir_writer w;
+    vptq_err err;
+    vtest_path(path, sizeof path, dir, "out");
+    vtest_path(file, sizeof file, path, "file");
+    snprintf(slashed, sizeof slashed, "%s/", path);
+    fill(&w, slashed, false, "one");
+    assert_false(vptq_path_exists(path));
+    assert_ok(vptq_dir_writer_commit(&w, &err), &err);
+    vptq_dir_writer_abort(&w);
+    expect_content(file, "one");
+    assert_fails(vptq_dir_writer_open(path, false, &w, &err), VPTQ_E_EXISTS, &err,
+                 "out' already exists");
+    vptq_dir_writer_abort(&w);
+    fill(&w, path, true, "two");
+    expect_content(file, "one");
+    vptq_dir_writer_abort(&w);
+    expect_content(file, "one");
+    fill(&w, path, true, "two");
+    assert_ok(vptq_dir_writer_commit(&w, &err), &err);
+    expect_content(file, "two");
+    assert_int_equal(entries_of(dir), 1);
+    assert_int_equal(entries_of(path), 1);
+}
+
+static void test_dir_writer_refusals(void **state)
+{
+    const char *dir = *state;
+    char path[4096], inner[4200];
+    vptq_dir_writer w;
+    vptq_err err;
+    vtest_path(path, sizeof path, dir, "out");
+    vtest_path(inner, sizeof inner, path, "sub");
+    assert_ok(vptq_dir_make(path, &err), &err);
+    fill(&w, path, false, "one"); /* an empty directory is as good as none */
+    assert_ok(vptq_dir_make(inner, &err), &err);
+    assert_fails(vptq_dir_writer_commit(&w, &err), VPTQ_E_EXISTS, &err, "already exists");
+    assert_int_equal(entries_of(dir), 1);
+    assert_true(vptq_path_is_dir(inner));
+    assert_fails(vptq_dir_writer_open(path, true, &w, &err), VPTQ_E_IO, &err,
+                 "more than plain files");
+    vtest_path(path, sizeof path, dir, "file");
+    vtest_write_file(path, "x", 1);
+    assert_fails(vptq_dir_writer_open(path, true, &w, &err), VPTQ_E_EXISTS, &err,
+                 "not a directory");
+    assert_fails(vptq_dir_writer_open("", true, &w, &err), VPTQ_E_ARG, &err, "empty");
+}
+
+static void test_dir_writer_stale(void **state)
+{
+    const char *dir = *state;
+    char path[4096], dead[4200], file[4300];
+    vptq_dir_writer w;
+    vptq_err err;
+    vtest_path(path, sizeof path, dir, "out");
+    snprintf(dead, sizeof dead, "%s.tmp.%ld", path, dead_process());
+    vtest_path(file, sizeof file, dead, "half");
+    assert_ok(vptq_dir_make(dead, &err), &err);
+    vtest_write_file(file, "x", 1);
+    fill(&w, path, false, "one");
+    assert_false(vptq_path_exists(dead));
+    assert_ok(vptq_dir_writer_commit(&w, &err), &err);
+    assert_int_equal(entries_of(dir), 1);
+}
+
+static void test_lock(void **state)
+{
+    const char *dir = *state;
+    char path[4096], text[32];
+    size_t size;
+    vptq_lock a, b;
+    vptq_err err;
+    snprintf(text, sizeof text, "process %ld", (long)getpid());
+    vtest_path(path, sizeof path, dir, "lock");
+    assert_ok(vptq_lock_take(dir, &a, &err), &err);
+    assert_fails(vptq_lock_take(dir, &b, &err), VPTQ_E_LOCKED, &err, text);
+    assert_int_equal(b.fd, -1);
+    vptq_lock_release(&b);
+    vptq_lock_release(&a);
+    vptq_lock_release(&a);
+    free(vtest_read_file(path, &size));
+    assert_int_equal(size, 0); /* equal directories stay equal */
+    assert_ok(vptq_lock_take(dir, &b, &err), &err);
+    vptq_lock_release(&b);
+    vtest_path(path, sizeof path, dir, "none");
+    assert_fails(vptq_lock_take(path, &a, &err), VPTQ_E_IO, &err, "none/lock': No such file");
+}
+
+/* XXH3 of nothing and of "abc" (published test values), and chained seeds. */
+static void test_hash(void **state)
+{
+    (void)state;
+    assert_true(vptq_hash("", 0, 0) == UINT64_C(0x2d06800538d394c2));
+    assert_true(vptq_hash("abc", 3, 0) == UINT64_C(0x78af5f94892f3950));
+    assert_true(vptq_hash("abc", 3, 1) != vptq_hash("abc", 3, 0));
+}
+
+#define SCRATCH_TEST(fn)                                                                       \
+    cmocka_unit_test_setup_teardown(fn, vtest_scratch_setup, vtest_scratch_teardown)
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        SCRATCH_TEST(test_reading),           SCRATCH_TEST(test_reading_refusals),
+        SCRATCH_TEST(test_memory_walks),      SCRATCH_TEST(test_writer),
+        SCRATCH_TEST(test_writer_refusals),   SCRATCH_TEST(test_writer_races),
+        SCRATCH_TEST(test_stale_temporaries), SCRATCH_TEST(test_no_room),
+        cmocka_unit_test(test_paths),         SCRATCH_TEST(test_directories),
+        SCRATCH_TEST(test_dir_writer),        SCRATCH_TEST(test_dir_writer_refusals),
+        SCRATCH_TEST(test_dir_writer_stale),  SCRATCH_TEST(test_lock),
+        cmocka_unit_test(test_hash),
+    };
+    return vtest_main(argc, argv, tests);
+}
