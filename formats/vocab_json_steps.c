@@ -53,6 +53,36 @@ static vptq_status copy_string(vptq_vocab *v, const json_t *obj, const char *key
     return *out ? VPTQ_OK : VPTQ_E_NOMEM;
 }
 
+/* Patterns are written for Oniguruma.  True for one with a part that means something else in
+ * PCRE: \h, classes in classes, intersections of classes, the option m. */
+static bool means_else(const char *p)
+{
+    bool in_class = false;
+    for (; *p; p++) {
+        if (*p == '\\' && p[1] != 0) {
+            p++;
+            if (*p == 'h' || *p == 'H')
+                return true;
+        } else if (in_class) {
+            if ((*p == '[' && p[1] != ':') || (*p == '&' && p[1] == '&'))
+                return true;
+            if (*p == '[' && strstr(p, ":]"))
+                p = strstr(p, ":]") + 1;
+            else if (*p == ']')
+                in_class = false;
+        } else if (*p == '[') {
+            in_class = true;
+            p += p[1] == '^';
+            p += p[1] == ']'; /* the first one is a member */
+        } else if (*p == '(' && p[1] == '?') {
+            size_t n = strspn(p + 2, "imsx-");
+            if (memchr(p + 2, 'm', n))
+                return true;
+        }
+    }
+    return false;
+}
+
 /* {"String": ..} or {"Regex": ..}; *regex says which. */
 static vptq_status copy_pattern(vptq_vocab *v, const json_t *step, const char **out,
                                 bool *regex, vptq_err *err)
@@ -64,8 +94,7 @@ static vptq_status copy_pattern(vptq_vocab *v, const json_t *step, const char **
         return st;
     if ((*out)[0] == 0)
         return vptq_fail(err, VPTQ_E_FORMAT, "%s: a pattern is empty", v->source);
-    /* Oniguruma's intersection of classes and its \h mean something else in PCRE */
-    if (*regex && (strstr(*out, "&&") || strstr(*out, "\\h")))
+    if (*regex && means_else(*out))
         return unsupported(v, "pattern", *out, err);
     return VPTQ_OK;
 }

@@ -29,15 +29,54 @@ static vptq_status out_of_memory(const vptq_tokenizer *t, vptq_err *err)
     return vptq_fail(err, VPTQ_E_NOMEM, "%s: out of memory for the patterns", t->v->source);
 }
 
+/* PCRE counts U+180E as white space, Unicode since 6.3 does not: \s and \S are spelled out. */
+static char *spelled_out(vptq_tokenizer *t, const char *pattern, vptq_err *err)
+{
+#define SPACES "\\t-\\r\\x{85}\\p{Z}"
+    static const char *const sets[2] = {"[" SPACES "]", "[^" SPACES "]"};
+    size_t longest = strlen(sets[1]);
+    char *out = vptq_arena_alloc(&t->arena, strlen(pattern) + 1, longest, err);
+    size_t n = 0;
+    bool in_class = false;
+    for (const char *p = pattern; out && *p; p++) {
+        const char *put = NULL;
+        if (*p == '\\' && p[1] == 's')
+            put = in_class ? SPACES : sets[0];
+        else if (*p == '\\' && p[1] == 'S' && !in_class)
+            put = sets[1];
+        if (put) {
+            memcpy(out + n, put, strlen(put));
+            n += strlen(put);
+            p++;
+            continue;
+        }
+        out[n++] = *p;
+        if ((*p == '\\' && p[1] != 0) || (in_class && *p == '[' && p[1] == ':') ||
+            (in_class && *p == ':' && p[1] == ']'))
+            out[n++] = *++p; /* an escape, or an end of a name like [:alpha:] */
+        else if (*p == '[' && !in_class)
+            in_class = true;
+        else if (*p == ']')
+            in_class = false;
+    }
+    if (out)
+        out[n] = 0;
+    return out;
+#undef SPACES
+}
+
 static vptq_status compile(vptq_tokenizer *t, const char *pattern, pcre2_code **out,
                            vptq_err *err)
 {
     int code = 0;
     PCRE2_SIZE at = 0;
+    const char *text = spelled_out(t, pattern, err);
+    if (!text)
+        return VPTQ_E_NOMEM;
     pcre2_compile_context *ctx = pcre2_compile_context_create(t->pcre);
     if (!ctx)
         return out_of_memory(t, err);
-    *out = pcre2_compile((PCRE2_SPTR)pattern, PCRE2_ZERO_TERMINATED,
+    *out = pcre2_compile((PCRE2_SPTR)text, PCRE2_ZERO_TERMINATED,
                          PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C,
                          &code, &at, ctx);
     pcre2_compile_context_free(ctx);
@@ -46,8 +85,8 @@ static vptq_status compile(vptq_tokenizer *t, const char *pattern, pcre2_code **
     if (!*out) {
         PCRE2_UCHAR why[160];
         (void)pcre2_get_error_message(code, why, sizeof why);
-        return vptq_fail(err, VPTQ_E_FORMAT, "%s: the pattern '%.200s' is not valid at %zu: %s",
-                         t->v->source, pattern, (size_t)at, (const char *)why);
+        return vptq_fail(err, VPTQ_E_FORMAT, "%s: the pattern '%.200s' is not valid: %s",
+                         t->v->source, pattern, (const char *)why);
     }
     /* without a JIT compiler the interpreter serves */
     (void)pcre2_jit_compile(*out, PCRE2_JIT_COMPLETE);
