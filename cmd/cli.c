@@ -293,6 +293,17 @@ static void look_for_help(vptq_cli *cli, int argc, char **argv, const spelling *
     }
 }
 
+/* getopt takes any unambiguous beginning of a name, and calls both failures unknown. */
+static bool begins_some_name(const struct vptq_cli_state *s, const char *word)
+{
+    for (size_t i = 0; i < s->count; i++) {
+        const vptq_cli_option *o = s->entries[i].option;
+        if (o->name && !strncmp(o->name, word, strcspn(word, "=")))
+            return true;
+    }
+    return false;
+}
+
 static int bad_option(const vptq_cli *cli, int c, char **argv)
 {
     const char *word = argv[optind - 1];
@@ -302,7 +313,9 @@ static int bad_option(const vptq_cli *cli, int c, char **argv)
         return vptq_cli_usage_error(cli, "unknown option '-%c'", optopt);
     if (optopt >= LONG_ONLY)
         return vptq_cli_usage_error(cli, "option '%s' takes no value", word);
-    return vptq_cli_usage_error(cli, "unknown or ambiguous option '%s'", word);
+    return vptq_cli_usage_error(
+        cli, "%s option '%s'", begins_some_name(cli->state, word + 2) ? "ambiguous" : "unknown",
+        word);
 }
 
 static int take_options(vptq_cli *cli, int argc, char **argv, const spelling *sp)

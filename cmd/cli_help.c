@@ -116,18 +116,16 @@ void vptq_cli_print_help(const vptq_cli *cli)
         print_usage(cli->usage);
     if (cli->summary)
         printf("\n%s\n", cli->summary);
-    bool headed = false;
     for (size_t i = 0; i < s->count; i++) {
         const vptq_cli_option *o = s->entries[i].option;
         if (i == s->own)
             printf("\nCommon options:\n");
         else if (i == 0 && o->name)
             printf("\nOptions:\n");
-        headed = !o->name;
-        if (headed)
-            printf("\n%s:\n", o->help);
-        else
+        if (o->name)
             print_option(&s->entries[i]);
+        else
+            printf("\n%s:\n", o->help);
     }
     if (cli->examples)
         printf("\n%s\n", cli->examples);

@@ -1,0 +1,140 @@
+/* Values of the command line, and what is printed from numbers. */
+#include <math.h>
+#include <string.h>
+
+#include "cmd/cli.h"
+#include "cmd/cli_progress.h"
+#include "cmd/cli_value.h"
+#include "tests/vtest.h"
+
+static void test_whole_numbers(void **state)
+{
+    (void)state;
+    static const char *const bad[] = {"",   "x",  "1x",  "-1",  "+1",
+                                      " 1", "1 ", "0x1", "1.0", "18446744073709551616"};
+    uint64_t x = 77;
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        assert_false(vptq_cli_parse_u64(bad[i], UINT64_MAX, &x));
+    assert_int_equal(x, 77);
+    assert_true(vptq_cli_parse_u64("18446744073709551615", UINT64_MAX, &x) && x == UINT64_MAX);
+    assert_true(vptq_cli_parse_u64("007", UINT64_MAX, &x) && x == 7);
+    assert_true(vptq_cli_parse_u64("4294967295", UINT32_MAX, &x));
+    assert_false(vptq_cli_parse_u64("4294967296", UINT32_MAX, &x));
+    assert_true(vptq_cli_parse_u64("5", 5, &x) && x == 5);
+    assert_false(vptq_cli_parse_u64("6", 5, &x));
+    assert_false(vptq_cli_parse_u64("10", 5, &x));
+}
+
+static void test_sizes(void **state)
+{
+    (void)state;
+    static const char *const bad[] = {"",    "K",         "1X",  "1KK", "1.5G",
+                                      "-1K", "16777216T", "1 K", "1Ki"};
+    uint64_t x = 77;
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        assert_false(vptq_cli_parse_size(bad[i], &x));
+    assert_int_equal(x, 77);
+    assert_true(vptq_cli_parse_size("0", &x) && x == 0);
+    assert_true(vptq_cli_parse_size("512", &x) && x == 512);
+    assert_true(vptq_cli_parse_size("3k", &x) && x == 3072);
+    assert_true(vptq_cli_parse_size("3KiB", &x) && x == 3072);
+    assert_true(vptq_cli_parse_size("2MB", &x) && x == 2u << 20);
+    assert_true(vptq_cli_parse_size("2G", &x) && x == UINT64_C(2) << 30);
+    assert_true(vptq_cli_parse_size("16777215T", &x) && x == UINT64_C(16777215) << 40);
+}
+
+static void test_real_numbers(void **state)
+{
+    (void)state;
+    static const char *const bad[] = {"",      "x",    "1x", "nan", "inf",
+                                      "1e999", "0x10", " 1", "e",   "."};
+    double x = 77;
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        assert_false(vptq_cli_parse_double(bad[i], &x));
+    assert_true(x == 77);
+    assert_true(vptq_cli_parse_double("-1.5e-3", &x) && x == -1.5e-3);
+    assert_true(vptq_cli_parse_double(".5", &x) && x == 0.5);
+}
+
+static void test_ranges(void **state)
+{
+    (void)state;
+    static const char *const bad[] = {"", "-", "1-", "-1", "2-1", "1-2-3", "1,2", "4294967296"};
+    vptq_cli_range r = {7, 7};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        assert_false(vptq_cli_parse_range(bad[i], &r));
+    assert_true(r.first == 7 && r.last == 7);
+    assert_true(vptq_cli_parse_range("3", &r) && r.first == 3 && r.last == 3);
+    assert_true(vptq_cli_parse_range("0-29", &r) && r.first == 0 && r.last == 29);
+}
+
+static void test_choices(void **state)
+{
+    (void)state;
+    int n = 7;
+    char text[16];
+    assert_false(vptq_cli_parse_choice("", "text|json", &n));
+    assert_false(vptq_cli_parse_choice("tex", "text|json", &n));
+    assert_false(vptq_cli_parse_choice("text|json", "text|json", &n));
+    assert_int_equal(n, 7);
+    assert_true(vptq_cli_parse_choice("json", "text|json", &n) && n == 1);
+    assert_true(vptq_cli_parse_choice("text", "text|json", &n) && n == 0);
+    vptq_cli_choice_name(text, sizeof text, "text|json|csv", 2);
+    assert_string_equal(text, "csv");
+    vptq_cli_choice_name(text, sizeof text, "text|json|csv", 3);
+    assert_string_equal(text, "");
+}
+
+static void test_human_texts(void **state)
+{
+    (void)state;
+    char t[32];
+    vptq_cli_human_bytes(t, 1023);
+    assert_string_equal(t, "1023 B");
+    vptq_cli_human_bytes(t, 1536);
+    assert_string_equal(t, "1.5 KiB");
+    vptq_cli_human_bytes(t, UINT64_C(5) << 40);
+    assert_string_equal(t, "5.0 TiB");
+    vptq_cli_human_seconds(t, 0.44);
+    assert_string_equal(t, "0.4 s");
+    vptq_cli_human_seconds(t, 59.96);
+    assert_string_equal(t, "1 min 0 s");
+    vptq_cli_human_seconds(t, 200);
+    assert_string_equal(t, "3 min 20 s");
+    vptq_cli_human_seconds(t, 3600 * 26 + 300);
+    assert_string_equal(t, "26 h 5 min");
+    vptq_cli_human_seconds(t, -1);
+    assert_string_equal(t, "?");
+}
+
+static void test_progress_line(void **state)
+{
+    (void)state;
+    char t[128];
+    vptq_cli_progress p = {
+        .stage = "quantize", .start = 100, .first = 10, .done = 30, .total = 50};
+    vptq_cli_progress_text(t, sizeof t, &p, 110, "layer 3", 0);
+    assert_string_equal(t, "quantize  60% 30/50  2.0/s  10.0 s left  layer 3");
+    p.first = 29; /* one in ten seconds */
+    vptq_cli_progress_text(t, sizeof t, &p, 110, NULL, 0);
+    assert_string_equal(t, "quantize  60% 30/50  10.0 s each  3 min 20 s left");
+    vptq_cli_progress_text(t, sizeof t, &p, 110, NULL, 12);
+    assert_string_equal(t, "quantize  60");
+    p.first = p.done; /* nothing yet: no rate to speak of */
+    vptq_cli_progress_text(t, sizeof t, &p, 110, NULL, 0);
+    assert_string_equal(t, "quantize  60% 30/50");
+    p.total = 0;
+    vptq_cli_progress_text(t, sizeof t, &p, 110, NULL, 0);
+    assert_string_equal(t, "quantize 30");
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_whole_numbers), cmocka_unit_test(test_sizes),
+        cmocka_unit_test(test_real_numbers),  cmocka_unit_test(test_ranges),
+        cmocka_unit_test(test_choices),       cmocka_unit_test(test_human_texts),
+        cmocka_unit_test(test_progress_line),
+    };
+    return vtest_main(argc, argv, tests);
+}
