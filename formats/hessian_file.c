@@ -101,21 +101,6 @@ static const float *as_floats(vptq_tensor_set *set, const vptq_tensor *t, vptq_e
     return copy;
 }
 
-static vptq_status check_lower(const char *path, const vptq_hessian_file *h,
-                               const vptq_tensor *t, vptq_err *err)
-{
-    if (vptq_tensor_check_finite(t, NULL) == VPTQ_OK)
-        return VPTQ_OK;
-    for (size_t row = 0, at = 0; row < h->n; row++)
-        for (size_t column = 0; column <= row; column++, at++)
-            if (!isfinite(h->lower[at]))
-                return vptq_fail(err, VPTQ_E_NUMERIC,
-                                 "%s: the Hessian has a value that is not finite in row %zu, "
-                                 "column %zu",
-                                 path, row, column);
-    return VPTQ_OK;
-}
-
 vptq_status vptq_hessian_file_read(const char *path, uint32_t expect_n, vptq_mem *mem,
                                    vptq_hessian_file *h, vptq_err *err)
 {
@@ -135,8 +120,6 @@ vptq_status vptq_hessian_file_read(const char *path, uint32_t expect_n, vptq_mem
     h->lower = h->mean ? as_floats(&h->set, lower, err) : NULL;
     if (!h->lower)
         VPTQ_TRY(VPTQ_E_NOMEM);
-    VPTQ_TRY(vptq_tensor_check_finite(mean, err));
-    VPTQ_TRY(check_lower(path, h, lower, err));
 out:
     if (st)
         vptq_hessian_file_release(h);
@@ -147,4 +130,22 @@ void vptq_hessian_file_release(vptq_hessian_file *h)
 {
     vptq_tensor_set_release(&h->set);
     *h = (vptq_hessian_file){0};
+}
+
+vptq_status vptq_hessian_file_check_finite(const vptq_hessian_file *h, const char *path,
+                                           vptq_err *err)
+{
+    for (size_t row = 0, at = 0; row < h->n; row++) {
+        for (size_t column = 0; column <= row; column++, at++)
+            if (!isfinite(h->lower[at]))
+                return vptq_fail(err, VPTQ_E_NUMERIC,
+                                 "%s: the Hessian has a value that is not finite in row %zu, "
+                                 "column %zu",
+                                 path, row, column);
+        if (!isfinite(h->mean[row]))
+            return vptq_fail(err, VPTQ_E_NUMERIC,
+                             "%s: the mean has a value that is not finite in column %zu", path,
+                             row);
+    }
+    return VPTQ_OK;
 }

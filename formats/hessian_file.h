@@ -21,10 +21,13 @@ void vptq_hessian_file_name(char name[64], uint32_t layer, const char *input);
 vptq_status vptq_hessian_file_write(const char *path, uint32_t n, uint64_t tokens,
                                     const float *lower, const float *mean,
                                     vptq_err *err) VPTQ_MUST_CHECK;
-/* Checks shapes (n against `expect_n` unless 0), tokens > 0 and finite values; the message of a
- * NaN names row and column. */
+/* Checks shapes (n against `expect_n` unless 0) and tokens > 0. */
 vptq_status vptq_hessian_file_read(const char *path, uint32_t expect_n, vptq_mem *mem,
                                    vptq_hessian_file *h, vptq_err *err) VPTQ_MUST_CHECK;
+/* VPTQ_E_NUMERIC naming row and column of the first NaN or infinity.  Apart from reading, so
+ * that a broken file can still be looked at. */
+vptq_status vptq_hessian_file_check_finite(const vptq_hessian_file *h, const char *path,
+                                           vptq_err *err) VPTQ_MUST_CHECK;
 void vptq_hessian_file_release(vptq_hessian_file *h);
 
 #endif

@@ -72,8 +72,9 @@ vptq_status vptq_hessian_dir_path(char *path, size_t size, const char *dir, uint
     return vptq_path_join(path, size, dir, name, err);
 }
 
-vptq_status vptq_hessian_dir_load(const char *dir, uint32_t layer, vptq_input input, uint32_t n,
-                                  vptq_mem *mem, vptq_hessian_file *h, vptq_err *err)
+/* As vptq_hessian_dir_load, but with whatever numbers the file holds. */
+static vptq_status load_raw(const char *dir, uint32_t layer, vptq_input input, uint32_t n,
+                            vptq_mem *mem, vptq_hessian_file *h, vptq_err *err)
 {
     char path[4096];
     vptq_status st = vptq_hessian_dir_path(path, sizeof path, dir, layer, input, err);
@@ -85,6 +86,21 @@ vptq_status vptq_hessian_dir_load(const char *dir, uint32_t layer, vptq_input in
                          "collection was interrupted, run vptq-hessian again)",
                          dir, layer, vptq_input_name(input), vptq_path_base(path));
     return vptq_hessian_file_read(path, n, mem, h, err);
+}
+
+vptq_status vptq_hessian_dir_load(const char *dir, uint32_t layer, vptq_input input, uint32_t n,
+                                  vptq_mem *mem, vptq_hessian_file *h, vptq_err *err)
+{
+    char path[4096];
+    vptq_status st = load_raw(dir, layer, input, n, mem, h, err);
+    if (st)
+        return st;
+    st = vptq_hessian_dir_path(path, sizeof path, dir, layer, input, err);
+    if (!st)
+        st = vptq_hessian_file_check_finite(h, path, err);
+    if (st)
+        vptq_hessian_file_release(h);
+    return st;
 }
 
 vptq_status vptq_hessian_show(vptq_device *dev, const char *dir, vptq_hessian_row_fn fn,

@@ -4,14 +4,26 @@
 #include <string.h>
 
 #if defined(__x86_64__)
+#if defined(__clang__)
 #include <cpuid.h>
+#endif
+
+/* The builtins read what the compiler's start-up code found out once; the cpuid instruction
+ * itself traps in virtual machines and costs microseconds there, so it is the way out only
+ * where the compiler does not know "f16c" by name (bit 29 of leaf 1). */
+static bool has_f16c(void)
+{
+#if defined(__clang__)
+    unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+    return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & 1u << 29);
+#else
+    return __builtin_cpu_supports("f16c");
+#endif
+}
 
 static vptq_simd detect(void)
 {
-    unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
-    /* Not every compiler knows "f16c" by name; bit 29 of leaf 1 is it. */
-    bool f16c = __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & 1u << 29);
-    if (!f16c || !__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma"))
+    if (!has_f16c() || !__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma"))
         return VPTQ_SIMD_NONE;
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))

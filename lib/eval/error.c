@@ -109,18 +109,6 @@ out:
     return st;
 }
 
-static vptq_status read_hessian(const compare *c, uint32_t layer, vptq_input input,
-                                vptq_hessian_file *h, vptq_err *err)
-{
-    char name[64], path[4096];
-    vptq_hessian_file_name(name, layer, vptq_input_name(input));
-    vptq_status st = vptq_path_join(path, sizeof path, c->hdir, name, err);
-    if (!st)
-        st = vptq_hessian_file_read(path, vptq_input_size(c->base->desc, input),
-                                    c->dev->ctx->mem, h, err);
-    return st;
-}
-
 /* The quantized matrices of a layer that read one input, with its Hessian. */
 static vptq_status compare_input(const compare *c, uint32_t layer, vptq_input input,
                                  uint64_t *found, vptq_err *err)
@@ -133,7 +121,9 @@ static vptq_status compare_input(const compare *c, uint32_t layer, vptq_input in
             !c->quantized->blocks[layer].linear[l].packed)
             continue;
         if (c->hdir && !open) {
-            VPTQ_TRY(read_hessian(c, layer, input, &h, err));
+            VPTQ_TRY(vptq_hessian_dir_load(c->hdir, layer, input,
+                                           vptq_input_size(c->base->desc, input),
+                                           c->dev->ctx->mem, &h, err));
             open = true;
         }
         VPTQ_TRY(compare_matrix(c, layer, (vptq_linear)l, &h, err));
