@@ -1,0 +1,578 @@
+/* Opening every kind of MODEL, and what is said where there is none. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "formats/archive.h"
+#include "formats/checkpoint.h"
+#include "formats/safetensors.h"
+#include "lib/base/file.h"
+#include "tests/vgguf.h"
+#include "tests/vtest.h"
+#include "tests/vwork.h"
+
+enum { PATH = 4096 };
+
+static const vptq_ctx ctx = {.threads = 2};
+
+#define LLAMA3 "tests/golden/tiny_llama3"
+
+/* ---- helpers ---- */
+
+static void in(char path[PATH], void **state, const char *name)
+{
+    vtest_path(path, PATH, *state, name);
+}
+
+static void write_text(void **state, const char *name, const char *text)
+{
+    char path[PATH];
+    in(path, state, name);
+    vtest_write_file(path, text, strlen(text));
+}
+
+static void copy_in(void **state, const char *from, const char *name)
+{
+    char path[PATH];
+    in(path, state, name);
+    vwork_copy(from, path);
+}
+
+static void make_dir(void **state, const char *name)
+{
+    char path[PATH];
+    vptq_err err = {0};
+    in(path, state, name);
+    assert_ok(vptq_dir_make(path, &err), &err);
+}
+
+/* Changes one byte of a file. */
+static void damage(void **state, const char *name, size_t at)
+{
+    char path[PATH];
+    size_t n;
+    in(path, state, name);
+    char *data = vtest_read_file(path, &n);
+    assert_true(at < n);
+    data[at] = (char)(data[at] ^ 1);
+    vtest_write_file(path, data, n);
+    free(data);
+}
+
+/* The text of a file with every `old` replaced by `new`, which may be longer. */
+static void replace_text(void **state, const char *name, const char *old, const char *new)
+{
+    char path[PATH], out[16384];
+    size_t n, at = 0;
+    in(path, state, name);
+    char *data = vtest_read_file(path, &n);
+    for (const char *p = data; *p;) {
+        bool hit = strncmp(p, old, strlen(old)) == 0;
+        assert_true(at + strlen(new) + 1 < sizeof out);
+        if (hit) {
+            memcpy(out + at, new, strlen(new));
+            at += strlen(new);
+            p += strlen(old);
+        } else {
+            out[at++] = *p++;
+        }
+    }
+    assert_true(at != n || memcmp(out, data, n) != 0);
+    vtest_write_file(path, out, at);
+    free(data);
+}
+
+static void refuse(void **state, const char *name, vptq_status code, const char *part)
+{
+    char path[PATH];
+    vptq_checkpoint c;
+    vptq_err err = {0};
+    in(path, state, name);
+    assert_fails(vptq_checkpoint_open(&ctx, path, NULL, &c, &err), code, &err, part);
+}
+
+static void open_in(void **state, const char *name, vptq_checkpoint *c)
+{
+    char path[PATH];
+    vptq_err err = {0};
+    in(path, state, name);
+    assert_ok(vptq_checkpoint_open(&ctx, path, NULL, c, &err), &err);
+}
+
+static void fingerprint(const char *path, int threads, char hex[17])
+{
+    vptq_ctx own = {.threads = threads};
+    vptq_checkpoint c;
+    vptq_err err = {0};
+    assert_ok(vptq_checkpoint_open(&own, path, NULL, &c, &err), &err);
+    assert_ok(vptq_checkpoint_fingerprint(&c, &own, hex, &err), &err);
+    assert_int_equal(strlen(hex), 16);
+    vptq_checkpoint_release(&c);
+}
+
+static void fingerprint_in(void **state, const char *name, char hex[17])
+{
+    char path[PATH];
+    in(path, state, name);
+    fingerprint(path, 1, hex);
+}
+
+/* ---- the plain kinds ---- */
+
+static void test_hugging_face_directory(void **state)
+{
+    (void)state;
+    vptq_checkpoint c;
+    vptq_vocab v;
+    vptq_err err = {0};
+    assert_ok(vptq_checkpoint_open(&ctx, LLAMA3, NULL, &c, &err), &err);
+    assert_int_equal(c.kind, VPTQ_CKPT_HF);
+    assert_string_equal(c.path, LLAMA3);
+    assert_int_equal(c.desc.hidden, 32);
+    assert_int_equal(c.desc.rope_scaling, VPTQ_ROPE_LLAMA3);
+    assert_int_equal(c.storage, VPTQ_F32);
+    assert_non_null(c.config);
+    assert_non_null(vptq_tensor_find(&c.set, "lm_head.weight"));
+    assert_int_equal(c.quantized_count, 0);
+    assert_null(vptq_checkpoint_quantized(&c, VWORK_PLAIN));
+    assert_null(c.tokenizer);
+    assert_fails(vptq_checkpoint_vocab(&c, &ctx, &v, &err), VPTQ_E_FORMAT, &err,
+                 "--tokenizer FILE");
+    vptq_checkpoint_release(&c);
+    assert_ok(vptq_checkpoint_open(&ctx, "tests/golden/tiny_mistral", NULL, &c, &err), &err);
+    assert_int_equal(c.storage, VPTQ_BF16);
+    vptq_checkpoint_release(&c);
+}
+
+static void test_tokenizer_is_looked_for_beside(void **state)
+{
+    vptq_checkpoint c;
+    vptq_checkpoint_options opt = {.tokenizer = "elsewhere/t.json"};
+    char path[PATH];
+    vptq_err err = {0};
+    vwork_make(*state);
+    write_text(state, "base/tokenizer.model", "");
+    open_in(state, "base", &c);
+    assert_string_equal(vptq_path_base(c.tokenizer), "tokenizer.model");
+    vptq_checkpoint_release(&c);
+    write_text(state, "base/tokenizer.json", "");
+    open_in(state, "base", &c);
+    assert_string_equal(vptq_path_base(c.tokenizer), "tokenizer.json");
+    vptq_checkpoint_release(&c);
+    open_in(state, "work", &c); /* its base model's */
+    assert_string_equal(vptq_path_base(c.tokenizer), "tokenizer.json");
+    vptq_checkpoint_release(&c);
+    in(path, state, "base");
+    assert_ok(vptq_checkpoint_open(&ctx, path, &opt, &c, &err), &err);
+    assert_string_equal(c.tokenizer, "elsewhere/t.json");
+    vptq_checkpoint_release(&c);
+}
+
+static void test_gguf_file(void **state)
+{
+    vgguf w;
+    char path[PATH];
+    vptq_checkpoint c;
+    vptq_vocab v;
+    vptq_err err = {0};
+    in(path, state, "x.gguf");
+    vgguf_init(&w);
+    vgguf_model(&w, "llama", 0);
+    vgguf_write(&w, path);
+    open_in(state, "x.gguf", &c);
+    assert_int_equal(c.kind, VPTQ_CKPT_GGUF);
+    assert_non_null(c.gguf);
+    assert_non_null(vptq_tensor_find(&c.set, "model.layers.1.mlp.up_proj.weight"));
+    assert_int_equal(c.storage, VPTQ_F32);
+    assert_null(c.tokenizer);
+    vptq_checkpoint_release(&c);
+    write_text(state, "tokenizer.json", "");
+    open_in(state, "x.gguf", &c);
+    assert_string_equal(vptq_path_base(c.tokenizer), "tokenizer.json");
+    vptq_checkpoint_release(&c);
+    /* its own goes before one beside it */
+    vgguf_str(&w, "tokenizer.ggml.model", "nonesuch");
+    vgguf_write(&w, path);
+    open_in(state, "x.gguf", &c);
+    assert_ptr_equal(c.tokenizer, c.path);
+    vptq_status st = vptq_checkpoint_vocab(&c, &ctx, &v, &err);
+    assert_true(st == VPTQ_E_UNSUPPORTED || st == VPTQ_E_FORMAT);
+    vptq_checkpoint_release(&c);
+    vgguf_free(&w);
+}
+
+static void test_llama2c_file(void **state)
+{
+    (void)state;
+    char path[PATH], tokens[PATH];
+    vptq_checkpoint c;
+    vptq_vocab v;
+    vptq_err err = {0};
+    if (!vtest_data(path, sizeof path, "models/stories260K/stories260K.bin") ||
+        !vtest_data(tokens, sizeof tokens, "models/stories260K/tok512.bin"))
+        skip();
+    assert_ok(vptq_checkpoint_open(&ctx, path, NULL, &c, &err), &err);
+    assert_int_equal(c.kind, VPTQ_CKPT_LLAMA2C);
+    assert_int_equal(c.desc.vocab, 512);
+    assert_null(c.tokenizer);
+    vptq_checkpoint_release(&c);
+    vptq_checkpoint_options opt = {.tokenizer = tokens};
+    assert_ok(vptq_checkpoint_open(&ctx, path, &opt, &c, &err), &err);
+    assert_ok(vptq_checkpoint_vocab(&c, &ctx, &v, &err), &err);
+    assert_int_equal(v.count, 512);
+    vptq_vocab_release(&v);
+    vptq_checkpoint_release(&c);
+}
+
+/* ---- the quantized kinds ---- */
+
+static void check_quantized(const vptq_checkpoint *c)
+{
+    assert_int_equal(c->quantized_count, 2);
+    const vptq_packed_matrix *m = vptq_checkpoint_quantized(c, VWORK_PLAIN);
+    assert_non_null(m);
+    assert_true(m->vq.shape.v == 4 && m->vq.shape.k == 16 && m->vq.shape.k_res == 0);
+    m = vptq_checkpoint_quantized(c, VWORK_NORMED);
+    assert_non_null(m);
+    assert_true(m->vq.shape.v == 8 && m->vq.shape.in == 48 && m->vq.shape.k_res == 4);
+    assert_null(vptq_checkpoint_quantized(c, "model.layers.0.mlp.down_proj"));
+    assert_int_equal(c->storage, VPTQ_F16);
+    assert_int_equal(c->desc.hidden, 32);
+}
+
+static void test_quantized_kinds(void **state)
+{
+    vptq_checkpoint c;
+    vwork_make(*state);
+    open_in(state, "work", &c);
+    assert_int_equal(c.kind, VPTQ_CKPT_WORK);
+    check_quantized(&c);
+    assert_string_equal(vptq_path_base(c.base_path), "base");
+    assert_null(c.config);
+    assert_non_null(c.base->config);
+    for (size_t i = 0; i < c.set.count; i++)
+        assert_int_equal(c.set.tensors[i].round_to, VPTQ_F16);
+    vptq_checkpoint_release(&c);
+    open_in(state, "packed", &c);
+    assert_int_equal(c.kind, VPTQ_CKPT_PACKED);
+    check_quantized(&c);
+    assert_non_null(c.config);
+    assert_null(c.base);
+    vptq_checkpoint_release(&c);
+    open_in(state, "x.vptq", &c);
+    assert_int_equal(c.kind, VPTQ_CKPT_ARCHIVE);
+    check_quantized(&c);
+    assert_non_null(c.config);
+    assert_null(c.tokenizer);
+    vptq_checkpoint_release(&c);
+}
+
+/* Values of all plain tensors: as rounded on reading in work/, as stored in the others. */
+static void test_quantized_kinds_hold_the_same_values(void **state)
+{
+    vptq_checkpoint c[3];
+    vwork_make(*state);
+    open_in(state, "work", &c[0]);
+    open_in(state, "packed", &c[1]);
+    open_in(state, "x.vptq", &c[2]);
+    size_t compared = 0;
+    for (size_t i = 0; i < c[0].set.count; i++) {
+        const vptq_tensor *t = &c[0].set.tensors[i];
+        float x[2][48 * 32];
+        size_t rows = vptq_tensor_rows(t), n = rows * vptq_tensor_cols(t);
+        vptq_err err = {0};
+        assert_true(n <= 48 * 32);
+        assert_ok(vptq_tensor_read(t, 0, rows, x[0], &err), &err);
+        for (int k = 1; k < 3; k++) {
+            const vptq_tensor *other = vptq_tensor_find(&c[k].set, t->name);
+            if (!other)
+                continue;
+            assert_ok(vptq_tensor_read(other, 0, rows, x[1], &err), &err);
+            assert_same_f32(x[1], x[0], n);
+            compared++;
+        }
+    }
+    assert_int_equal(compared, 2 * (c[0].set.count - 2));
+    for (int k = 0; k < 3; k++)
+        vptq_checkpoint_release(&c[k]);
+}
+
+static void add_to_archive(vptq_archive_writer *w, const char *name, const char *path)
+{
+    vptq_err err = {0};
+    size_t n;
+    char *data = vtest_read_file(path, &n);
+    assert_ok(vptq_archive_add_file(w, name, data, n, &err), &err);
+    free(data);
+}
+
+static void test_tokenizer_inside_an_archive(void **state)
+{
+    char path[PATH], tokenizer[PATH], config[PATH];
+    vptq_archive_writer *w = NULL;
+    vptq_tensor_set set;
+    vptq_checkpoint c;
+    vptq_vocab v, expected;
+    vptq_err err = {0};
+    if (!vtest_data(tokenizer, sizeof tokenizer, "models/stories260K-hf/tokenizer.json") ||
+        !vtest_data(config, sizeof config, "models/stories260K-hf/tokenizer_config.json"))
+        skip();
+    vwork_make(*state);
+    in(path, state, "t.vptq");
+    assert_ok(vptq_archive_writer_open(path, false, NULL, &w, &err), &err);
+    in(path, state, "packed/config.json");
+    add_to_archive(w, "config.json", path);
+    add_to_archive(w, "tokenizer.json", tokenizer);
+    add_to_archive(w, "tokenizer_config.json", config);
+    vptq_tensor_set_init(&set, NULL);
+    in(path, state, "packed");
+    assert_ok(vptq_safetensors_read_dir(path, &set, &err), &err);
+    for (size_t i = 0; i < set.count; i++)
+        assert_ok(vptq_archive_add_tensor(w, &set.tensors[i], 1, &err), &err);
+    assert_ok(vptq_archive_writer_commit(w, &err), &err);
+    vptq_archive_writer_abort(w);
+    vptq_tensor_set_release(&set);
+    open_in(state, "t.vptq", &c);
+    assert_ptr_equal(c.tokenizer, c.path);
+    assert_ok(vptq_checkpoint_vocab(&c, &ctx, &v, &err), &err);
+    assert_ok(vptq_vocab_read_json(tokenizer, NULL, &expected, &err), &err);
+    assert_int_equal(v.count, expected.count);
+    assert_int_equal(v.merge_count, expected.merge_count);
+    assert_int_equal(v.add_bos, expected.add_bos);
+    assert_int_equal(v.bos, expected.bos);
+    vptq_vocab_release(&expected);
+    vptq_vocab_release(&v);
+    vptq_checkpoint_release(&c);
+}
+
+static void test_golden_packed_model(void **state)
+{
+    char path[PATH];
+    static const char *const configs[] = {"config.json", "config_shared.json",
+                                          "config_algorithm_raw.json"};
+    char name[PATH];
+    make_dir(state, "m");
+    for (int i = 0; i < 3; i++) {
+        vptq_checkpoint c;
+        snprintf(name, sizeof name, "golden/vptq_model_stories260K/%s", configs[i]);
+        if (!vtest_data(path, sizeof path, name))
+            skip();
+        copy_in(state, path, "m/config.json");
+        if (!vtest_data(path, sizeof path, "golden/vptq_model_stories260K/model.safetensors"))
+            skip();
+        copy_in(state, path, "m/model.safetensors");
+        open_in(state, "m", &c);
+        assert_int_equal(c.kind, VPTQ_CKPT_PACKED);
+        assert_int_equal(c.quantized_count, 35);
+        vptq_checkpoint_release(&c);
+    }
+}
+
+/* ---- fingerprints ---- */
+
+static void test_fingerprint_covers_what_counts(void **state)
+{
+    char a[17], b[17], path[PATH];
+    vwork_make(*state);
+    fingerprint(LLAMA3, 1, a);
+    fingerprint(LLAMA3, 3, b);
+    assert_string_equal(a, b);
+    fingerprint_in(state, "base", b); /* another place */
+    assert_string_equal(a, b);
+    replace_text(state, "base/config.json", "\"use_cache\": true", "\"use_cache\": false");
+    fingerprint_in(state, "base", b); /* nothing that a result depends on */
+    assert_string_equal(a, b);
+    replace_text(state, "base/config.json", "\"rms_norm_eps\": 1e-06",
+                 "\"rms_norm_eps\": 1e-05");
+    fingerprint_in(state, "base", b);
+    assert_string_not_equal(a, b);
+    copy_in(state, LLAMA3 "/config.json", "base/config.json");
+    in(path, state, "base/model.safetensors");
+    size_t n;
+    free(vtest_read_file(path, &n));
+    damage(state, "base/model.safetensors", n - 4);
+    fingerprint_in(state, "base", b);
+    assert_string_not_equal(a, b);
+}
+
+static void test_fingerprint_of_quantized_kinds(void **state)
+{
+    char work[17], packed[17], archive[17], other[17];
+    vwork_make(*state);
+    fingerprint_in(state, "work", work);
+    fingerprint_in(state, "packed", packed);
+    fingerprint_in(state, "x.vptq", archive);
+    assert_string_equal(packed, archive); /* the same tensors */
+    assert_string_not_equal(work, packed);
+    char path[PATH];
+    in(path, state, "work/layer_001_down_proj.safetensors");
+    assert_int_equal(remove(path), 0);
+    fingerprint_in(state, "work", other);
+    assert_string_not_equal(work, other);
+}
+
+/* ---- refusals ---- */
+
+static void test_refuses_what_is_no_model(void **state)
+{
+    refuse(state, "absent", VPTQ_E_IO, "absent");
+    make_dir(state, "empty");
+    refuse(state, "empty", VPTQ_E_FORMAT, "neither config.json");
+    write_text(state, "text", "no model at all");
+    refuse(state, "text", VPTQ_E_FORMAT, "neither a GGUF file");
+    write_text(state, "nothing", "");
+    refuse(state, "nothing", VPTQ_E_FORMAT, "neither a GGUF file");
+    write_text(state, "short.gguf", "GGUF\3");
+    refuse(state, "short.gguf", VPTQ_E_FORMAT, "short.gguf");
+    copy_in(state, LLAMA3 "/model.safetensors", "model.safetensors");
+    refuse(state, "model.safetensors", VPTQ_E_FORMAT, "named by its directory");
+}
+
+static void test_refuses_broken_directories(void **state)
+{
+    make_dir(state, "m");
+    write_text(state, "m/config.json", "{]");
+    refuse(state, "m", VPTQ_E_FORMAT, "m/config.json");
+    copy_in(state, LLAMA3 "/config.json", "m/config.json");
+    refuse(state, "m", VPTQ_E_FORMAT, "safetensors");
+    write_text(state, "m/model.safetensors", "12345");
+    refuse(state, "m", VPTQ_E_FORMAT, "m/model.safetensors");
+    replace_text(state, "m/config.json", "LlamaForCausalLM", "MambaForCausalLM");
+    refuse(state, "m", VPTQ_E_UNSUPPORTED, "MambaForCausalLM");
+    copy_in(state, LLAMA3 "/config.json", "m/config.json");
+    replace_text(state, "m/config.json", "\"use_cache\": true",
+                 "\"quantization_config\": {\"quant_method\": \"gptq\"}");
+    refuse(state, "m", VPTQ_E_UNSUPPORTED, "'gptq'");
+}
+
+static void test_refuses_unclaimed_matrices(void **state)
+{
+    vwork_make(*state);
+    replace_text(state, "packed/config.json", "layers.0.self_attn.q_proj",
+                 "layers.0.self_attn.x_proj");
+    refuse(state, "packed", VPTQ_E_FORMAT, "lists no linear");
+    replace_text(state, "packed/config.json", "layers.1.mlp.down_proj", "layers.1.x");
+    refuse(state, "packed", VPTQ_E_FORMAT, "lists no linear of a block");
+}
+
+static void test_refuses_work_of_another_model(void **state)
+{
+    char path[PATH], base[PATH];
+    vptq_checkpoint c;
+    vptq_err err = {0};
+    vwork_make(*state);
+    make_dir(state, "moved");
+    copy_in(state, LLAMA3 "/config.json", "moved/config.json");
+    copy_in(state, LLAMA3 "/model.safetensors", "moved/model.safetensors");
+    replace_text(state, "base/config.json", "\"rms_norm_eps\": 1e-06",
+                 "\"rms_norm_eps\": 1e-05");
+    refuse(state, "work", VPTQ_E_MISMATCH, "fingerprint");
+    in(path, state, "base/config.json");
+    assert_int_equal(remove(path), 0);
+    refuse(state, "work", VPTQ_E_FORMAT, "work: its base model");
+    in(path, state, "work");
+    in(base, state, "moved");
+    vptq_checkpoint_options opt = {.base = base};
+    assert_ok(vptq_checkpoint_open(&ctx, path, &opt, &c, &err), &err);
+    check_quantized(&c);
+    vptq_checkpoint_release(&c);
+    opt.base = path; /* a work directory as its own base */
+    assert_fails(vptq_checkpoint_open(&ctx, path, &opt, &c, &err), VPTQ_E_FORMAT, &err,
+                 "expected a plain model");
+}
+
+static void test_refuses_broken_work(void **state)
+{
+    vwork_make(*state);
+    copy_in(state, "tests/golden/ggml_quants.bin", "work/layer_009_x.safetensors");
+    refuse(state, "work", VPTQ_E_FORMAT, "layer_009_x.safetensors");
+    char path[PATH];
+    in(path, state, "work/layer_009_x.safetensors");
+    assert_int_equal(remove(path), 0);
+    in(path, state, "work/layer_000_q_proj.safetensors");
+    copy_in(state, path, "work/layer_000_again.safetensors");
+    refuse(state, "work", VPTQ_E_FORMAT, "is there twice");
+    in(path, state, "work/layer_000_again.safetensors");
+    assert_int_equal(remove(path), 0);
+    size_t n;
+    in(path, state, "work/layer_000_q_proj.safetensors");
+    free(vtest_read_file(path, &n));
+    damage(state, "work/layer_000_q_proj.safetensors", n - 1);
+    refuse(state, "work", VPTQ_E_CHECKSUM, "layer_000_q_proj.safetensors");
+    damage(state, "work/layer_000_q_proj.safetensors", n - 1);
+    replace_text(state, "work/quantize.json", "\"f16\"", "\"bf16\"");
+    refuse(state, "work", VPTQ_E_MISMATCH, "quantize.json says BF16");
+    replace_text(state, "work/quantize.json", "\"bf16\"", "\"f32\"");
+    refuse(state, "work", VPTQ_E_FORMAT, "expected f16 or bf16");
+    replace_text(state, "work/quantize.json", "base_model", "basemodel");
+    refuse(state, "work", VPTQ_E_FORMAT, "'base_model' is missing");
+}
+
+static void test_truncated_archive(void **state)
+{
+    char path[PATH];
+    size_t n;
+    vwork_make(*state);
+    in(path, state, "x.vptq");
+    char *data = vtest_read_file(path, &n);
+    vtest_write_file(path, data, n / 2);
+    vptq_checkpoint c;
+    vptq_err err = {0};
+    vptq_status st = vptq_checkpoint_open(&ctx, path, NULL, &c, &err);
+    assert_true(st == VPTQ_E_FORMAT || st == VPTQ_E_CHECKSUM);
+    assert_non_null(strstr(err.text, "x.vptq"));
+    free(data);
+}
+
+/* ---- memory ---- */
+
+static vptq_status open_all(void *arg, vptq_mem *mem, vptq_err *err)
+{
+    vptq_ctx own = {.mem = mem, .threads = 1};
+    vptq_checkpoint c;
+    char hex[17];
+    vptq_status st = vptq_checkpoint_open(&own, arg, NULL, &c, err);
+    if (st)
+        return st;
+    st = vptq_checkpoint_fingerprint(&c, &own, hex, err);
+    vptq_checkpoint_release(&c);
+    return st;
+}
+
+static void test_out_of_memory(void **state)
+{
+    static const char *const names[] = {"base", "work", "packed", "x.vptq"};
+    vwork_make(*state);
+    for (int i = 0; i < 4; i++) {
+        char path[PATH];
+        in(path, state, names[i]);
+        assert_true(vtest_oom_walk(open_all, path) > 3);
+    }
+}
+
+#define scratch_test(f)                                                                        \
+    cmocka_unit_test_setup_teardown(f, vtest_scratch_setup, vtest_scratch_teardown)
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_hugging_face_directory),
+        scratch_test(test_tokenizer_is_looked_for_beside),
+        scratch_test(test_gguf_file),
+        cmocka_unit_test(test_llama2c_file),
+        scratch_test(test_quantized_kinds),
+        scratch_test(test_quantized_kinds_hold_the_same_values),
+        scratch_test(test_tokenizer_inside_an_archive),
+        scratch_test(test_golden_packed_model),
+        scratch_test(test_fingerprint_covers_what_counts),
+        scratch_test(test_fingerprint_of_quantized_kinds),
+        scratch_test(test_refuses_what_is_no_model),
+        scratch_test(test_refuses_broken_directories),
+        scratch_test(test_refuses_unclaimed_matrices),
+        scratch_test(test_refuses_work_of_another_model),
+        scratch_test(test_refuses_broken_work),
+        scratch_test(test_truncated_archive),
+        scratch_test(test_out_of_memory),
+    };
+    return vtest_main(argc, argv, tests);
+}

@@ -1,0 +1,325 @@
+/* A model's weights: found by name and shape, read in rows, counted in bits. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "lib/model/model.h"
+#include "tests/vgguf.h"
+#include "tests/vtest.h"
+#include "tests/vwork.h"
+
+enum { PATH = 4096, MOST = 48 * 32 };
+
+static const vptq_ctx ctx = {.threads = 2};
+
+/* ---- helpers ---- */
+
+static void in(char path[PATH], void **state, const char *name)
+{
+    vtest_path(path, PATH, *state, name);
+}
+
+static void open_in(void **state, const char *name, vptq_model *m)
+{
+    char path[PATH];
+    vptq_err err = {0};
+    in(path, state, name);
+    assert_ok(vptq_model_open(&ctx, path, NULL, false, m, &err), &err);
+}
+
+static void copy_golden(void **state, const char *golden)
+{
+    static const char *const files[] = {"config.json", "model.safetensors"};
+    vptq_err err = {0};
+    char dir[PATH];
+    in(dir, state, "m");
+    assert_ok(vptq_dir_make(dir, &err), &err);
+    for (int i = 0; i < 2; i++) {
+        char from[PATH], to[PATH];
+        snprintf(from, sizeof from, "tests/golden/%s/%s", golden, files[i]);
+        vtest_path(to, sizeof to, dir, files[i]);
+        vwork_copy(from, to);
+    }
+}
+
+/* Overwrites the first `old` in a file by `new` of the same length. */
+static void patch(void **state, const char *name, const char *old, const char *new)
+{
+    char path[PATH];
+    size_t n, len = strlen(old), i = 0;
+    assert_int_equal(len, strlen(new));
+    in(path, state, name);
+    char *data = vtest_read_file(path, &n);
+    while (i + len <= n && memcmp(data + i, old, len) != 0)
+        i++;
+    assert_true(i + len <= n);
+    memcpy(data + i, new, len);
+    vtest_write_file(path, data, n);
+    free(data);
+}
+
+static void refuse(void **state, const char *name, vptq_status code, const char *part)
+{
+    char path[PATH];
+    vptq_model m;
+    vptq_err err = {0};
+    in(path, state, name);
+    assert_fails(vptq_model_open(&ctx, path, NULL, false, &m, &err), code, &err, part);
+}
+
+/* ---- what is found ---- */
+
+static void test_every_family(void **state)
+{
+    (void)state;
+    static const char *const golden[] = {"tests/golden/tiny_llama3",
+                                         "tests/golden/tiny_mistral", "tests/golden/tiny_qwen2",
+                                         "tests/golden/tiny_qwen3"};
+    for (int i = 0; i < 4; i++) {
+        vptq_model m;
+        vptq_err err = {0};
+        assert_ok(vptq_model_open(&ctx, golden[i], NULL, false, &m, &err), &err);
+        assert_ptr_equal(m.desc, &m.ckpt.desc);
+        assert_null(m.tokenizer);
+        assert_int_equal(m.head == m.embedding, m.desc->tied);
+        for (uint32_t l = 0; l < m.desc->layers; l++) {
+            const vptq_block *b = &m.blocks[l];
+            assert_int_equal(b->q_norm != NULL, i == 3);
+            assert_int_equal(b->k_norm != NULL, i == 3);
+            assert_int_equal(b->linear_bias[VPTQ_LINEAR_Q] != NULL, i == 2);
+            assert_null(b->linear_bias[VPTQ_LINEAR_DOWN]);
+            assert_int_equal(b->linear[VPTQ_LINEAR_DOWN].cols, m.desc->intermediate);
+            assert_non_null(b->linear[VPTQ_LINEAR_GATE].tensor);
+        }
+        vptq_model_release(&m);
+    }
+}
+
+/* A bias that the family does not ask for is used when the file has it. */
+static void test_bias_of_the_file(void **state)
+{
+    vgguf w;
+    char path[PATH];
+    vptq_model m;
+    const float bias[VGGUF_HIDDEN] = {1};
+    const uint64_t shape[1] = {VGGUF_HIDDEN};
+    vgguf_init(&w);
+    vgguf_model(&w, "llama", 0);
+    vgguf_tensor(&w, "blk.1.attn_output.bias", 0, 1, shape, bias, sizeof bias);
+    in(path, state, "x.gguf");
+    vgguf_write(&w, path);
+    open_in(state, "x.gguf", &m);
+    assert_null(m.blocks[0].linear_bias[VPTQ_LINEAR_O]);
+    assert_non_null(m.blocks[1].linear_bias[VPTQ_LINEAR_O]);
+    assert_ptr_equal(m.head, m.embedding);
+    vptq_model_release(&m);
+    vgguf_free(&w);
+}
+
+/* ---- what is missing or does not fit ---- */
+
+static void test_names_what_is_missing(void **state)
+{
+    static const struct {
+        const char *golden, *old, *new;
+    } cases[] = {
+        {"tiny_llama3", "model.layers.1.mlp.up_proj.weight",
+         "model.layers.1.mlp.xp_proj.weight"},
+        {"tiny_llama3", "model.embed_tokens.weight", "model.embed_tokenz.weight"},
+        {"tiny_llama3", "model.norm.weight", "model.norm.height"},
+        {"tiny_llama3", "lm_head.weight", "lm_hood.weight"},
+        {"tiny_llama3", "model.layers.0.input_layernorm.weight",
+         "model.layers.0.input_layernorm.height"},
+        {"tiny_qwen2", "model.layers.1.self_attn.v_proj.bias",
+         "model.layers.1.self_attn.v_proj.byas"},
+        {"tiny_qwen3", "model.layers.0.self_attn.k_norm.weight",
+         "model.layers.0.self_attn.k_norm.height"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        copy_golden(state, cases[i].golden);
+        patch(state, "m/model.safetensors", cases[i].old, cases[i].new);
+        refuse(state, "m", VPTQ_E_FORMAT, cases[i].old);
+    }
+}
+
+static void test_checks_shapes_and_types(void **state)
+{
+    copy_golden(state, "tiny_llama3");
+    patch(state, "m/config.json", "\"intermediate_size\": 48", "\"intermediate_size\": 40");
+    refuse(state, "m", VPTQ_E_SHAPE, "[48, 32], expected [40, 32]");
+    copy_golden(state, "tiny_llama3");
+    patch(state, "m/model.safetensors", "\"F32\"", "\"I32\"");
+    refuse(state, "m", VPTQ_E_UNSUPPORTED, "holds I32 values");
+    vwork_make(*state);
+    patch(state, "packed/config.json", "\"num_attention_heads\": 4",
+          "\"num_attention_heads\": 2");
+    refuse(state, "packed", VPTQ_E_SHAPE, "has shape [32, 32], expected [16, 32]");
+}
+
+static void test_missing_tokenizer(void **state)
+{
+    (void)state;
+    vptq_model m;
+    vptq_err err = {0};
+    assert_fails(vptq_model_open(&ctx, "tests/golden/tiny_llama3", NULL, true, &m, &err),
+                 VPTQ_E_FORMAT, &err, "--tokenizer FILE");
+}
+
+static void test_tokenizer_of_the_model(void **state)
+{
+    (void)state;
+    char path[PATH];
+    vptq_model m;
+    vptq_err err = {0};
+    if (!vtest_data(path, sizeof path, "models/stories260K-hf/config.json"))
+        skip();
+    *strrchr(path, '/') = '\0';
+    assert_ok(vptq_model_open(&ctx, path, NULL, true, &m, &err), &err);
+    assert_non_null(m.tokenizer);
+    assert_int_equal(m.vocab.count, 512);
+    vptq_model_release(&m);
+}
+
+/* ---- reading ---- */
+
+static void read_all(const vptq_weight *w, vptq_device *dev, size_t step, float x[MOST])
+{
+    vptq_err err = {0};
+    assert_true(w->rows * w->cols <= MOST);
+    for (size_t r = 0; r < w->rows; r += step) {
+        size_t n = w->rows - r < step ? w->rows - r : step;
+        assert_ok(vptq_weight_read(w, dev, r, n, x + r * w->cols, &err), &err);
+    }
+}
+
+/* The same bits for any device, thread count and tiling. */
+static void test_rows_in_any_tiling(void **state)
+{
+    static const char *const names[] = {"ref", "cpu"};
+    vptq_model m;
+    vwork_make(*state);
+    open_in(state, "work", &m);
+    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+        const vptq_weight *w = &m.blocks[l == VPTQ_LINEAR_DOWN].linear[l];
+        float expected[MOST], found[MOST];
+        for (int i = 0; i < 6; i++) {
+            vptq_ctx own = {.threads = 1 + i / 2};
+            vptq_device dev;
+            vptq_err err = {0};
+            assert_ok(vptq_device_open(&own, names[i % 2], &dev, &err), &err);
+            read_all(w, &dev, i == 0 ? w->rows : (size_t)i, i == 0 ? expected : found);
+            if (i > 0)
+                assert_same_f32(found, expected, w->rows * w->cols);
+            vptq_device_close(&dev);
+        }
+    }
+    vptq_model_release(&m);
+}
+
+/* A work directory, the packed directory and the archive give the same rows of every matrix. */
+static void test_quantized_kinds_read_the_same(void **state)
+{
+    static const char *const names[] = {"work", "packed", "x.vptq"};
+    vptq_model m[3];
+    vptq_device dev;
+    vptq_err err = {0};
+    vwork_make(*state);
+    assert_ok(vptq_device_open(&ctx, "ref", &dev, &err), &err);
+    for (int k = 0; k < 3; k++)
+        open_in(state, names[k], &m[k]);
+    for (uint32_t layer = 0; layer < m[0].desc->layers; layer++)
+        for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+            float expected[MOST], found[MOST];
+            const vptq_weight *w = &m[0].blocks[layer].linear[l];
+            read_all(w, &dev, w->rows, expected);
+            for (int k = 1; k < 3; k++) {
+                read_all(&m[k].blocks[layer].linear[l], &dev, w->rows, found);
+                assert_same_f32(found, expected, w->rows * w->cols);
+            }
+        }
+    assert_non_null(m[0].blocks[0].linear[VPTQ_LINEAR_Q].packed);
+    assert_null(m[0].blocks[0].linear[VPTQ_LINEAR_Q].tensor);
+    assert_non_null(m[1].blocks[1].linear[VPTQ_LINEAR_DOWN].packed);
+    for (int k = 0; k < 3; k++)
+        vptq_model_release(&m[k]);
+    vptq_device_close(&dev);
+}
+
+/* ---- bits ---- */
+
+/* 15,360 weights; q of block 0: 8 x 4 index words, a book of 16 x 4, norm of 32; down of block
+ * 1: 4 x 9 index words, books of (16 + 4) x 8, norm of 48; all others 16 bits. */
+static void test_bits_per_weight(void **state)
+{
+    static const char *const names[] = {"work", "packed", "x.vptq"};
+    const double q = 8 * 4 * 32 + 16 * 4 * 16 + 2 * 32 * 16;
+    const double down = 4 * 9 * 32 + (16 + 4) * 8 * 16 + 2 * 48 * 16;
+    const double expected = (q + down + 16.0 * (15360 - 32 * 32 - 32 * 48)) / 15360;
+    vptq_model m;
+    vwork_make(*state);
+    open_in(state, "base", &m);
+    assert_true(vptq_model_bits_per_weight(&m) == 32);
+    vptq_model_release(&m);
+    for (int k = 0; k < 3; k++) {
+        open_in(state, names[k], &m);
+        assert_true(vptq_model_bits_per_weight(&m) == expected);
+        vptq_model_release(&m);
+    }
+}
+
+static void test_demo_model(void **state)
+{
+    (void)state;
+    const char *path = getenv("VPTQ_DEMO_GGUF");
+    vptq_model m;
+    vptq_err err = {0};
+    if (!path) {
+        print_message("VPTQ_DEMO_GGUF is not set\n");
+        skip();
+    }
+    assert_ok(vptq_model_open(&ctx, path, NULL, true, &m, &err), &err);
+    assert_non_null(m.tokenizer);
+    assert_true(vptq_model_bits_per_weight(&m) == 5); /* Q4_1: 20 bytes for 32 weights */
+    vptq_model_release(&m);
+}
+
+/* ---- memory ---- */
+
+static vptq_status open_model(void *arg, vptq_mem *mem, vptq_err *err)
+{
+    vptq_ctx own = {.mem = mem, .threads = 1};
+    vptq_model m;
+    vptq_status st = vptq_model_open(&own, arg, NULL, false, &m, err);
+    if (!st)
+        vptq_model_release(&m);
+    return st;
+}
+
+static void test_out_of_memory(void **state)
+{
+    char path[PATH];
+    vwork_make(*state);
+    in(path, state, "work");
+    assert_true(vtest_oom_walk(open_model, path) > 3);
+}
+
+#define scratch_test(f)                                                                        \
+    cmocka_unit_test_setup_teardown(f, vtest_scratch_setup, vtest_scratch_teardown)
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_every_family),
+        scratch_test(test_bias_of_the_file),
+        scratch_test(test_names_what_is_missing),
+        scratch_test(test_checks_shapes_and_types),
+        cmocka_unit_test(test_missing_tokenizer),
+        cmocka_unit_test(test_tokenizer_of_the_model),
+        scratch_test(test_rows_in_any_tiling),
+        scratch_test(test_quantized_kinds_read_the_same),
+        scratch_test(test_bits_per_weight),
+        cmocka_unit_test(test_demo_model),
+        scratch_test(test_out_of_memory),
+    };
+    return vtest_main(argc, argv, tests);
+}
