@@ -373,12 +373,12 @@ static void make_context(vptq_cli *cli)
     catch_signals();
 }
 
-static int finish_stdout(const vptq_cli *cli)
+int vptq_cli_finish_stdout(const char *tool)
 {
     errno = 0;
     if (fflush(stdout) == 0 && !ferror(stdout))
         return CLI_OK;
-    fprintf(stderr, "%s: cannot write to standard output: %s\n", cli->tool,
+    fprintf(stderr, "%s: cannot write to standard output: %s\n", tool,
             errno ? strerror(errno) : "write error");
     return CLI_FAILED;
 }
@@ -405,7 +405,7 @@ bool vptq_cli_parse(vptq_cli *cli, int argc, char **argv, int first, int *exit_c
     if (cli->common.help || cli->common.version) {
         cli->common.help ? vptq_cli_print_help(cli) : vptq_cli_print_version(cli);
         free(sp.names);
-        *exit_code = finish_stdout(cli);
+        *exit_code = vptq_cli_finish_stdout(cli->tool);
         return false;
     }
     cli->common.verbose = 0;
@@ -425,7 +425,7 @@ int vptq_cli_finish(vptq_cli *cli, vptq_status st, const vptq_err *err)
 {
     bool can_force = !is_omitted(cli, "force");
     vptq_cli_progress_end(&cli->state->progress);
-    int code = finish_stdout(cli);
+    int code = vptq_cli_finish_stdout(cli->tool);
     if (st == VPTQ_OK)
         return code;
     fprintf(stderr, "%s: %s%s\n", cli->tool, err && err->text[0] ? err->text : "failed",

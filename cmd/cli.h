@@ -102,6 +102,15 @@ void vptq_cli_release(vptq_cli *cli);
 /* Usage error found after parsing: prints it and returns CLI_USAGE. */
 int vptq_cli_usage_error(const vptq_cli *cli, const char *fmt, ...) VPTQ_PRINTF(2, 3);
 
+/* A tool with commands: runs the one that argv[1] names, which gets the whole command line and
+ * parses it from word 2 on.  Help and version of the tool itself are handled here. */
+typedef struct vptq_cli_command {
+    const char *name, *summary; /* a NULL name ends the table */
+    int (*run)(int argc, char **argv);
+} vptq_cli_command;
+int vptq_cli_run_command(const char *tool, const char *summary,
+                         const vptq_cli_command *commands, int argc, char **argv);
+
 /* "12.3 MiB", "3 min 20 s" for humans. */
 void vptq_cli_human_bytes(char text[32], uint64_t bytes);
 void vptq_cli_human_seconds(char text[32], double seconds);

@@ -21,6 +21,8 @@ struct vptq_cli_state {
     size_t own, count;
 };
 
+/* Flushes stdout; CLI_FAILED with a message when what was written did not arrive. */
+int vptq_cli_finish_stdout(const char *tool);
 void vptq_cli_print_help(const vptq_cli *cli);
 void vptq_cli_print_version(const vptq_cli *cli);
 /* What a value is before parsing, empty where there is nothing to say. */

@@ -478,49 +478,12 @@ static int command_generate(int argc, char **argv)
     return code;
 }
 
-/* ---- commands ---- */
-
-typedef struct command {
-    const char *name, *summary;
-    int (*run)(int argc, char **argv);
-} command;
-
-static const command commands[] = {
-    {"ppl", "perplexity of a model on a text", command_ppl},
-    {"error", "error of every quantized matrix against its original", command_error},
-    {"generate", "continue a prompt", command_generate},
-};
-enum { COMMANDS = sizeof commands / sizeof *commands };
-
-static void print_commands(FILE *f)
-{
-    fputs("usage: vptq-eval COMMAND [OPTION..]\n\nMeasures a model.\n\nCommands:\n", f);
-    for (size_t i = 0; i < COMMANDS; i++)
-        fprintf(f, "  %-9s %s\n", commands[i].name, commands[i].summary);
-    fputs("\n`vptq-eval COMMAND --help` lists the options of a command.\n", f);
-}
-
 int main(int argc, char **argv)
 {
-    if (argc < 2) {
-        print_commands(stderr);
-        return CLI_USAGE;
-    }
-    if (!strcmp(argv[1], "-h") || !strcmp(argv[1], "--help")) {
-        print_commands(stdout);
-        return CLI_OK;
-    }
-    if (!strcmp(argv[1], "--version")) {
-        printf("vptq-eval %s\n", VPTQ_VERSION);
-        return CLI_OK;
-    }
-    for (size_t i = 0; i < COMMANDS; i++) {
-        if (!strcmp(argv[1], commands[i].name))
-            return commands[i].run(argc, argv);
-    }
-    fprintf(stderr, "vptq-eval: unknown command '%s', there are", argv[1]);
-    for (size_t i = 0; i < COMMANDS; i++)
-        fprintf(stderr, "%s %s", i ? "," : "", commands[i].name);
-    fputs("\ntry vptq-eval --help\n", stderr);
-    return CLI_USAGE;
+    static const vptq_cli_command commands[] = {
+        {"ppl", "perplexity of a model on a text", command_ppl},
+        {"error", "error of every quantized matrix against its original", command_error},
+        {"generate", "continue a prompt", command_generate},
+        {NULL, NULL, NULL}};
+    return vptq_cli_run_command("vptq-eval", "Measures a model.", commands, argc, argv);
 }

@@ -1,17 +1,20 @@
 # shellcheck shell=bash
 # Helpers of the command-line tests; sourced by scripts/run_cli_tests.sh before each test.
 
+# Messages of the helpers go to the test's own stderr even where a call's is redirected.
+exec 3>&2
+
 # fail MESSAGE: the test has failed.
 fail()
 {
-    echo "FAIL: $*" >&2
+    echo "FAIL: $*" >&3
     exit 1
 }
 
 # skip REASON: the test cannot run here.
 skip()
 {
-    echo "SKIP: $*" >&2
+    echo "SKIP: $*" >&3
     exit 77
 }
 
