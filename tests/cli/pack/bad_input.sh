@@ -1,0 +1,92 @@
+# Everything that can be wrong: one sentence, the right status, nothing half written.
+golden=$(data golden/vptq_model_stories260K)
+hf=$(data models/stories260K-hf)
+pack() { "$BIN/vptq-pack" -q "$@"; }
+
+# bad STATUS PATTERN COMMAND..
+bad()
+{
+    local status=$1 pattern=$2
+    shift 2
+    expect_exit "$status" "$@" > out.txt 2> err.txt
+    expect_line err.txt "$pattern"
+    no_leftovers .
+}
+# finds PATTERN MODEL: --check ends with 3 and prints the finding
+finds()
+{
+    expect_exit 3 "$BIN/vptq-pack" -q --check "$2" > out.txt 2> err.txt
+    expect_line out.txt "^error: .*$1"
+    expect_line out.txt "^$2: 1 error, "
+}
+
+# Usage.
+bad 2 "no model is given" pack
+bad 2 "no model is given" pack --list
+bad 2 "more than one model" pack a b -o out
+bad 2 "-o is missing" pack "$golden"
+bad 2 "exclude each other" pack --list --check "$golden"
+bad 2 "to does not go with --unpack" pack --unpack "$golden" -o out --to archive
+bad 2 "'zip'" pack "$golden" -o out --to zip
+bad 2 "f32 cannot be packed" pack "$golden" -o out --dtype f32
+bad 2 "q4" pack "$golden" -o out --dtype q4
+
+# Inputs that are not there or not what they should be.
+bad 1 "nothing" pack nothing -o out
+bad 1 "nothing" pack --list nothing
+bad 1 "nothing" pack --check nothing
+bad 1 "nothing" pack --unpack nothing -o out
+bad 1 "no quantized matrices" pack "$hf" -o out
+mkdir empty
+bad 1 "empty: is no model" pack empty -o out
+[ ! -e out ] || fail "an output was made"
+
+# Outputs that are there.
+cp -r "$golden" model
+chmod -R u+w model
+pack model -o dir > /dev/null
+pack model -o one.vptq > /dev/null
+bad 1 "'dir' already exists" pack model -o dir
+bad 1 "one.vptq.*exists" pack model -o one.vptq
+pack model -o dir -f > /dev/null
+pack model -o one.vptq -f > /dev/null
+bad 2 "is the input itself" pack model -o model -f
+bad 2 "is the input itself" pack --unpack model -o ./model/ -f
+[ -e model/model.safetensors ] || fail "the input is gone"
+mkdir -p deep/inside
+touch deep/inside/file
+bad 1 "more than plain files" pack model -o deep -f
+[ -e deep/inside/file ] || fail "somebody's files are gone"
+
+# Damaged archives: each is an error of every command, a finding of --check.
+size=$(wc -c < one.vptq)
+for at in 3 40 $((size / 2)) $((size - 60)) $((size - 10)); do
+    cp one.vptq bad.vptq
+    byte=$(od -An -tu1 -j "$at" -N 1 one.vptq | tr -d ' ')
+    printf '%b' "\\$(printf %03o $((byte ^ 8)))" |
+        dd of=bad.vptq bs=1 seek="$at" conv=notrunc 2> /dev/null
+    bad 1 "bad.vptq" pack bad.vptq -o out
+    [ ! -e out ] || fail "output from a damaged archive"
+done
+cp one.vptq bad.vptq
+printf XX | dd of=bad.vptq bs=1 seek=$((size / 2)) conv=notrunc 2> /dev/null
+finds "damaged" bad.vptq
+head -c $((size / 2)) one.vptq > bad.vptq
+bad 1 "its end is missing" pack --list bad.vptq
+
+# A truncated directory, a tensor that is missing, an entry that is missing.
+head -c 200000 model/model.safetensors > t && mv t model/model.safetensors
+bad 1 "model/model.safetensors.*bytes" pack model -o out
+finds "bytes" model
+cp "$golden/model.safetensors" model/model.safetensors
+chmod u+w model/model.safetensors
+sed -i 's/model.layers.3.mlp.up_proj.perm/model.layers.3.mlp.up_proj.prem/
+    s/model.layers.3.mlp.up_proj.indices/model.layers.3.mlp.up_proj.endices/' \
+    model/model.safetensors
+finds "'model.layers.3.mlp.up_proj.indices' is missing" model
+cp "$golden/model.safetensors" model/model.safetensors
+sed 's/"model.layers.2.mlp.up_proj"/"model.layers.9.mlp.up_proj"/' "$golden/config.json" \
+    > model/config.json
+finds "'model.layers.2.mlp.up_proj.*' is part of a quantized matrix" model
+sed 's/"group_size": 168/"group_size": 167/' "$golden/config.json" > model/config.json
+finds "layer 'model.layers.0.mlp.down_proj'" model

@@ -1,0 +1,49 @@
+# The same model in every form: directory, archive, shards; the same bytes for any number of
+# threads and any way there.
+golden=$(data golden/vptq_model_stories260K)
+text=$(data text/tinystories/tiny.utf8)
+pack() { "$BIN/vptq-pack" -q "$@"; }
+nll()
+{
+    "$BIN/vptq-eval" ppl -q -m "$1" --text "$text" --documents '<|endoftext|>' \
+        --document-limit 4 --context 512 --format json > nll.json
+    json_get nll nll.json
+}
+
+pack "$golden" -o dir -t 1 --format json > out.json
+[ "$(json_get matrices out.json)" = 35 ] || fail "35 matrices expected"
+[ "$(json_get tensors out.json)" = 12 ] || fail "12 plain tensors expected"
+[ "$(json_get total_bytes out.json)" = "$(cat dir/* | wc -c)" ] || fail "total_bytes"
+pack "$golden" -o one.vptq -t 1 > /dev/null
+pack "$golden" -o two.vptq -t 2 > /dev/null
+expect_same one.vptq two.vptq
+pack dir -o three --to archive > /dev/null
+pack one.vptq -o dir2 -t 2 > /dev/null
+expect_same dir dir2
+pack three -o dir3 > /dev/null
+expect_same dir dir3
+expect_same "$golden/tokenizer.json" dir/tokenizer.json
+expect_number "$(wc -c < one.vptq)" '<' "$(cat dir/* | wc -c)"
+
+# In shards, with an index; put together again it is the same.
+pack dir -o shards --shard-size 64K > /dev/null
+[ -e shards/model.safetensors.index.json ] || fail "no index"
+[ ! -e shards/model.safetensors ] || fail "a single file beside the shards"
+pack shards -o dir4 > /dev/null
+expect_same dir dir4
+
+# Every form is the same model to the last bit, and so is what is unpacked without rounding.
+pack --unpack one.vptq -o plain --dtype f32 > /dev/null
+want=$(nll "$golden")
+for model in dir one.vptq shards plain; do
+    [ "$(nll "$model")" = "$want" ] || fail "$model: nll $(nll "$model"), expected $want"
+done
+
+# What was wrong with the golden's config is gone, and nothing was lost.
+pack --check "$golden" > check.txt
+expect_line check.txt "5 more\|4 more"
+pack --check dir > check.txt
+expect_line check.txt "^dir: 0 errors, 0 warnings"
+pack --check one.vptq > check.txt
+expect_line check.txt "^one.vptq: 0 errors, 0 warnings"
+no_leftovers .

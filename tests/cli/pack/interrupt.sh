@@ -1,0 +1,42 @@
+# SIGINT and SIGKILL in the middle: no half output.  The model is one large tensor of zeros, in
+# a file with a hole.
+config=$(data models/stories260K-hf/config.json)
+mkdir big
+cp "$config" big/config.json
+chmod u+w big/config.json
+bytes=$((262144 * 1024 * 2))
+header='{"model.embed_tokens.weight":{"dtype":"F16","shape":[262144,1024],"data_offsets":[0,'$bytes']}}'
+while [ $((${#header} % 8)) -ne 0 ]; do header="$header "; done
+{ printf '%b' "\\$(printf %03o ${#header})\\0\\0\\0\\0\\0\\0\\0"; printf %s "$header"; } \
+    > big/model.safetensors
+truncate -s $((8 + ${#header} + bytes)) big/model.safetensors
+
+started() { compgen -G "$1.tmp.*/model.safetensors*" > /dev/null; }
+# begin OUT: a run in the background that has begun to write
+begin()
+{
+    "$BIN/vptq-pack" -q --unpack big -o "$1" --dtype f32 > out.txt 2> err.txt &
+    pid=$!
+    wait_for 60 started "$1"
+}
+
+begin stopped
+kill -INT "$pid"
+status=0
+wait "$pid" || status=$?
+[ "$status" = 130 ] || fail "status $status after SIGINT"
+expect_line err.txt "interrupted"
+[ ! -e stopped ] || fail "an output after SIGINT"
+no_leftovers .
+
+begin killed
+kill -9 "$pid"
+wait "$pid" || true
+[ ! -e killed ] || fail "an output after SIGKILL"
+# the next run on the same place cleans up
+expect_exit 1 "$BIN/vptq-pack" -q --unpack nothing -o killed 2> /dev/null
+begin killed
+[ "$(find . -maxdepth 1 -name 'killed.tmp.*' | wc -l)" = 1 ] || fail "the old temporary is there"
+kill -INT "$pid"
+wait "$pid" || true
+no_leftovers .

@@ -1,0 +1,24 @@
+# --list: one row per matrix and tensor, in a form for people and one for programs.
+golden=$(data golden/vptq_model_stories260K)
+"$BIN/vptq-pack" -q --list "$golden" > list.txt
+[ "$(wc -l < list.txt)" = 49 ] || fail "header, 47 rows and a summary expected"
+# 4 columns in an outlier book: 16 strips * 4 + 32 * 4 numbers of 16 bits over 64 x 172
+expect_line list.txt "layers.0.mlp.down_proj  *64  *172 F16  *7624  *4  *256  *16  *1  *4  5.5407"
+expect_line list.txt "35 quantized matrices at 7.*, 12 plain tensors"
+"$BIN/vptq-pack" -q --list "$golden" --format json > list.json
+[ "$(wc -l < list.json)" = 48 ] || fail "48 objects expected"
+grep '"quantized": true' list.json > quantized.json
+[ "$(json_get v quantized.json | wc -l)" = 35 ] || fail "35 matrices expected"
+# all parts of a matrix add up to what it takes in the file
+sum=$(json_get bytes list.json | awk '{ s += $1 } END { print s }')
+expect_number "$sum" '<' "$(wc -c < "$golden/model.safetensors")"
+expect_number "$sum" '>' "$(($(wc -c < "$golden/model.safetensors") - 40000))"
+paste <(json_get bits_per_weight quantized.json) <(json_get rows quantized.json) \
+    <(json_get columns quantized.json) <(json_get bytes quantized.json) |
+    awk '{ d = $1 * $2 * $3 / 8 - $4; if (d > 1e-6 || d < -1e-6) exit 1 }' ||
+    fail "bits per weight and bytes do not agree"
+# every kind of model can be listed
+"$BIN/vptq-pack" -q --list "$(data models/stories260K/stories260K.bin)" > list.txt
+expect_line list.txt "0 quantized matrices, 48 plain\|0 quantized matrices, 47 plain"
+"$BIN/vptq-pack" -q -m "$golden" --list --format json | tail -n 1 > last.json
+[ "$(json_get matrices last.json)" = 35 ] || fail "-m names the model, too"
