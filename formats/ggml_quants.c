@@ -39,29 +39,33 @@ static void q4_1(const uint8_t *b, float *y)
     }
 }
 
-/* Element j of the five-bit blocks: a nibble of qs[16] under bit j of the word qh. */
-static int five_bits(uint32_t qh, const uint8_t *qs, int j)
+/* The five-bit blocks: element j is a nibble of qs[16] under bit j of the word qh. */
+static void five_bits(uint32_t qh, const uint8_t *qs, int value[SMALL])
 {
-    int low = j < SMALL / 2 ? qs[j] & 15 : qs[j - SMALL / 2] >> 4;
-    return low | (int)((qh >> j & 1) << 4);
+    for (int j = 0; j < SMALL / 2; j++) {
+        value[j] = (qs[j] & 15) + (qh & UINT32_C(1) << j ? 16 : 0);
+        value[j + SMALL / 2] = (qs[j] >> 4) + (qh & UINT32_C(0x10000) << j ? 16 : 0);
+    }
 }
 
 /* d f16, qh u32, qs[16] */
 static void q5_0(const uint8_t *b, float *y)
 {
+    int value[SMALL];
     float d = half_at(b);
-    uint32_t qh = u32_at(b + 2);
+    five_bits(u32_at(b + 2), b + 6, value);
     for (int j = 0; j < SMALL; j++)
-        y[j] = (float)(five_bits(qh, b + 6, j) - 16) * d;
+        y[j] = (float)(value[j] - 16) * d;
 }
 
 /* d, m f16, qh u32, qs[16] */
 static void q5_1(const uint8_t *b, float *y)
 {
+    int value[SMALL];
     float d = half_at(b), m = half_at(b + 2);
-    uint32_t qh = u32_at(b + 4);
+    five_bits(u32_at(b + 4), b + 8, value);
     for (int j = 0; j < SMALL; j++)
-        y[j] = (float)five_bits(qh, b + 8, j) * d + m;
+        y[j] = (float)value[j] * d + m;
 }
 
 /* d f16, qs[32] signed */
@@ -154,13 +158,14 @@ static void q6_k(const uint8_t *b, float *y)
 {
     const uint8_t *scales = b + 192;
     float d = half_at(b + 208);
-    for (int run = 0; run < SUPER / 32; run++) {
-        int part = run / 4, r = run % 4;
-        const uint8_t *ql = b + part * 64 + r % 2 * 32, *qh = b + 128 + part * 32;
-        for (int l = 0; l < 32; l++) {
-            float scale = d * (float)(int8_t)scales[run * 2 + l / 16];
+    for (int run = 0; run < SUPER / 16; run++) {
+        int part = run / 8, r = run % 8 / 2, half = run % 2 * 16;
+        const uint8_t *ql = b + part * 64 + r % 2 * 32 + half;
+        const uint8_t *qh = b + 128 + part * 32 + half;
+        float scale = d * (float)(int8_t)scales[run];
+        for (int l = 0; l < 16; l++) {
             int value = (ql[l] >> r / 2 * 4 & 15) | (qh[l] >> r * 2 & 3) << 4;
-            y[run * 32 + l] = scale * (float)(value - 32);
+            y[run * 16 + l] = scale * (float)(value - 32);
         }
     }
 }
