@@ -156,6 +156,7 @@ static int run_ppl(vptq_cli *cli, const ppl_command *c)
         .windows = c->windows,
         .stride = c->stride,
         .protocol = c->protocol ? VPTQ_PPL_LLAMA_CPP : VPTQ_PPL_GPTQ,
+        .dry_run = cli->common.dry_run,
     };
     bool passed = true;
     VPTQ_TRY(session_open(&s, cli, c->model, c->tokenizer, c->texts.count > 0, &err));
@@ -164,7 +165,11 @@ static int run_ppl(vptq_cli *cli, const ppl_command *c)
     } else {
         VPTQ_TRY(
             vptq_eval_ppl(&s.dev, &s.model, &opt, print_window, cli, NULL, NULL, &r, &err));
-        print_ppl(cli, c, &r);
+        if (cli->common.dry_run)
+            printf("would score %" PRIu64 " tokens in %" PRIu64 " %s\n", r.tokens, r.windows,
+                   c->documents ? "documents" : "windows");
+        else
+            print_ppl(cli, c, &r);
         passed = r.ppl <= c->max_ppl;
     }
 out:
@@ -328,6 +333,8 @@ static int run_error(vptq_cli *cli, const error_command *c)
     VPTQ_TRY(session_open(&s, cli, c->model, NULL, false, &err));
     VPTQ_TRY(vptq_model_open(&cli->ctx, c->base, &opt, false, &s.base, &err));
     s.has_base = true;
+    if (cli->common.dry_run)
+        goto out;
     VPTQ_TRY(vptq_eval_error(&s.dev, &s.model, &s.base, c->hessians, c->layers.first,
                              c->layers.last, print_error_row, &t, &err));
 out:
@@ -426,6 +433,8 @@ static int run_generate(vptq_cli *cli, const generate_command *c)
     vptq_ids_init(&ids, cli->ctx.mem);
     vptq_buf_init(&g.text, cli->ctx.mem);
     VPTQ_TRY(session_open(&s, cli, c->model, c->tokenizer, true, &err));
+    if (cli->common.dry_run)
+        goto out;
     if (g.stream) {
         fputs(c->prompt, stdout);
         fflush(stdout);

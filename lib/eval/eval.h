@@ -23,6 +23,7 @@ typedef struct vptq_ppl_options {
                       every token is scored once, with as much in front of it as there is: the
                       first window whole, of the others only the last `stride` tokens */
     vptq_ppl_protocol protocol;
+    bool dry_run; /* plan only: fills windows, tokens, skipped and bits_per_weight */
 } vptq_ppl_options;
 
 typedef struct vptq_ppl_result {

@@ -46,7 +46,7 @@ enum { BATCH_BYTES = 256 << 20, BATCH_GROUPS = 16 };
 
 /* ---- what is scored ---- */
 
-static vptq_status check_options(const vptq_ppl_options *o, vptq_err *err)
+static vptq_status check_options(const vptq_model *m, const vptq_ppl_options *o, vptq_err *err)
 {
     if (o->context < 2)
         return vptq_fail(err, VPTQ_E_ARG, "context %zu is too short, at least 2 is needed",
@@ -57,6 +57,9 @@ static vptq_status check_options(const vptq_ppl_options *o, vptq_err *err)
                          "protocol goes with them");
     if (o->documents && (o->corpus.text_count != 1 || o->corpus.token_count || o->corpus.rows))
         return vptq_fail(err, VPTQ_E_ARG, "documents are taken from one text");
+    if (o->documents && !m->tokenizer)
+        return vptq_fail(err, VPTQ_E_ARG, "%s: a text needs a tokenizer, none is given",
+                         o->corpus.texts[0]);
     if (o->stride && o->protocol != VPTQ_PPL_GPTQ)
         return vptq_fail(err, VPTQ_E_ARG, "the llama.cpp protocol has no stride");
     return VPTQ_OK;
@@ -122,7 +125,7 @@ static vptq_status plan(run *r, vptq_corpus *corpus, vptq_ids *documents, uint64
     vptq_status st = VPTQ_OK;
     const vptq_ppl_options *o = r->opt;
     const vptq_ctx *ctx = r->dev->ctx;
-    VPTQ_TRY(check_options(o, err));
+    VPTQ_TRY(check_options(r->m, o, err));
     if (o->documents) {
         size_t *offsets, count;
         VPTQ_TRY(vptq_corpus_documents(ctx, o->corpus.texts[0], o->documents, r->m->tokenizer,
@@ -305,12 +308,8 @@ static void summarize(const run *r, double seconds, vptq_ppl_result *out)
     out->nll = mean;
     out->ppl = exp(mean);
     out->ppl_stderr = out->ppl * sqrt(variance > 0 ? variance / n : 0);
-    out->tokens = r->tokens;
-    out->windows = r->count;
-    out->context = r->opt->context;
     out->seconds = seconds;
     out->tokens_per_second = seconds > 0 ? rows / seconds : 0;
-    out->bits_per_weight = vptq_model_bits_per_weight(r->m);
 }
 
 vptq_status vptq_eval_ppl(vptq_device *dev, const vptq_model *m, const vptq_ppl_options *opt,
@@ -321,16 +320,19 @@ vptq_status vptq_eval_ppl(vptq_device *dev, const vptq_model *m, const vptq_ppl_
     vptq_corpus corpus = {.ids = {.data = NULL}};
     vptq_ids documents;
     vptq_arena work;
-    size_t scored = 0;
     run r = {.dev = dev, .m = m, .opt = opt, .bos = -1, .fn = fn, .arg = arg};
     vptq_ids_init(&documents, dev->ctx->mem);
     vptq_arena_init(&work, dev->ctx->mem);
     *result = (vptq_ppl_result){.context = opt->context};
     VPTQ_TRY(plan(&r, &corpus, &documents, &result->skipped, &work, err));
     for (size_t s = 0; s < r.count; s++)
-        scored += r.seq[s].length - 1 - r.seq[s].from;
+        result->tokens += r.seq[s].length - 1 - r.seq[s].from;
+    result->windows = r.count;
+    result->bits_per_weight = vptq_model_bits_per_weight(m);
+    if (opt->dry_run)
+        goto out;
     if (token_nll) {
-        r.token_nll = vptq_arena_alloc(arena, scored, sizeof *r.token_nll, err);
+        r.token_nll = vptq_arena_alloc(arena, result->tokens, sizeof *r.token_nll, err);
         if (!r.token_nll)
             VPTQ_TRY(VPTQ_E_NOMEM);
         *token_nll = r.token_nll;
