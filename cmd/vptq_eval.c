@@ -217,7 +217,8 @@ static int command_ppl(int argc, char **argv)
         .examples = "  vptq-eval ppl -m model.gguf --text wiki.test.raw --rows --windows 16\n"
                     "  vptq-eval ppl -m packed --tokens ids.i32 --max-ppl 25 --format json\n",
         .options = options,
-        .formats = "text|json"};
+        .formats = "text|json",
+        .omit = "force|seed"};
     int code;
     if (vptq_cli_parse(&cli, argc, argv, 2, &code)) {
         code = check_ppl_usage(&cli, &c);
@@ -333,8 +334,6 @@ static int run_error(vptq_cli *cli, const error_command *c)
     VPTQ_TRY(session_open(&s, cli, c->model, NULL, false, &err));
     VPTQ_TRY(vptq_model_open(&cli->ctx, c->base, &opt, false, &s.base, &err));
     s.has_base = true;
-    if (cli->common.dry_run)
-        goto out;
     VPTQ_TRY(vptq_eval_error(&s.dev, &s.model, &s.base, c->hessians, c->layers.first,
                              c->layers.last, print_error_row, &t, &err));
 out:
@@ -358,7 +357,8 @@ static int command_error(int argc, char **argv)
                     .usage = "vptq-eval error -m MODEL --base MODEL [-H HDIR] [--layers A-B]",
                     .examples = "  vptq-eval error -m packed --base model.gguf -H hessians\n",
                     .options = options,
-                    .formats = "text|json|csv|md"};
+                    .formats = "text|json|csv|md",
+                    .omit = "force|dry-run|seed"};
     int code;
     if (vptq_cli_parse(&cli, argc, argv, 2, &code)) {
         if (cli.arg_count)
@@ -379,18 +379,27 @@ typedef struct generate_command {
     bool special, ignore_eos;
 } generate_command;
 
-/* Text that comes: to stdout at once, and kept for JSON. */
+/* Text that comes: to stdout at once, behind the prompt, or kept for JSON. */
 typedef struct generated {
-    bool stream;
+    bool stream, began;
+    const char *prompt;
     vptq_buf text;
     vptq_status status;
     vptq_err *err;
 } generated;
 
+static void print_prompt(generated *g)
+{
+    if (!g->began)
+        fputs(g->prompt, stdout);
+    g->began = true;
+}
+
 static void take_text(void *arg, const char *text, size_t len)
 {
     generated *g = arg;
     if (g->stream) {
+        print_prompt(g);
         fwrite(text, 1, len, stdout);
         fflush(stdout);
     } else if (!g->status) {
@@ -398,10 +407,10 @@ static void take_text(void *arg, const char *text, size_t len)
     }
 }
 
-static void print_generated(const generate_command *c, const generated *g, size_t tokens,
-                            double rate)
+static void print_generated(const generate_command *c, generated *g, size_t tokens, double rate)
 {
     if (g->stream) {
+        print_prompt(g);
         putchar('\n');
         return;
     }
@@ -420,7 +429,7 @@ static int run_generate(vptq_cli *cli, const generate_command *c)
     vptq_err err = {0};
     vptq_status st = VPTQ_OK;
     session s = {.has_dev = false};
-    generated g = {.stream = cli->common.format != CLI_JSON, .err = &err};
+    generated g = {.stream = cli->common.format != CLI_JSON, .prompt = c->prompt, .err = &err};
     vptq_generate_options opt = {.prompt = c->prompt,
                                  .tokens = c->tokens,
                                  .temperature = c->temperature,
@@ -433,12 +442,6 @@ static int run_generate(vptq_cli *cli, const generate_command *c)
     vptq_ids_init(&ids, cli->ctx.mem);
     vptq_buf_init(&g.text, cli->ctx.mem);
     VPTQ_TRY(session_open(&s, cli, c->model, c->tokenizer, true, &err));
-    if (cli->common.dry_run)
-        goto out;
-    if (g.stream) {
-        fputs(c->prompt, stdout);
-        fflush(stdout);
-    }
     VPTQ_TRY(vptq_eval_generate(&s.dev, &s.model, &opt, take_text, &g, &ids, &rate, &err));
     VPTQ_TRY(g.status);
     print_generated(c, &g, ids.count, rate);
@@ -475,7 +478,8 @@ static int command_generate(int argc, char **argv)
         .examples = "  vptq-eval generate -m packed -p 'Once upon a time' -n 100\n"
                     "  vptq-eval generate -m packed -p Hello --temperature 0.8 --seed 7\n",
         .options = options,
-        .formats = "text|json"};
+        .formats = "text|json",
+        .omit = "force|dry-run"};
     int code;
     if (vptq_cli_parse(&cli, argc, argv, 2, &code)) {
         if (cli.arg_count)

@@ -1,0 +1,56 @@
+# Every wrong input is one sentence and the right status; nothing on stdout.
+model=$(data models/stories260K-hf)
+text=$(data text/tinystories/tiny.utf8)
+
+# bad STATUS PATTERN COMMAND..: vptq-eval COMMAND
+bad()
+{
+    local status=$1 pattern=$2
+    shift 2
+    expect_exit "$status" "$BIN/vptq-eval" "$@" >out.txt 2>err.txt
+    expect_line err.txt "$pattern"
+    [ ! -s out.txt ] || fail "something on stdout: $*"
+}
+
+bad 2 "unknown command 'pp'" pp
+bad 2 "give --text FILE or --tokens FILE" ppl -m "$model"
+bad 2 "exactly one --text" ppl -m "$model" --documents x --text "$text" --text "$text"
+bad 2 "exclude each other" ppl -m "$model" --documents x --text "$text" --rows
+bad 2 "needs --documents" ppl -m "$model" --text "$text" --document-limit 3
+bad 2 "unexpected argument 'x'" ppl -m "$model" --text "$text" x
+bad 1 "no-such-text': No such file" ppl -m "$model" --text no-such-text -q
+bad 1 "no-such-text': No such file" ppl -m "$model" --text no-such-text --documents x -q
+echo 'One day.' >short
+bad 2 "the text has [0-9]* tokens, one window of the context needs 2048" \
+    ppl -m "$model" --text short -q
+bad 2 "none of 1 documents has between 2 and 3 tokens" \
+    ppl -m "$model" --text short --documents x --context 3 -q
+bad 2 "empty" ppl -m "$model" --text short --documents '' -q
+bad 2 "context 1" ppl -m "$model" --text short --context 1 -q
+bad 2 "no stride" ppl -m "$model" --text "$text" --stride 8 --protocol llama.cpp -q
+bad 2 "windows" ppl -m "$model" --text "$text" --documents x --windows 8 -q
+printf 'abc' >odd.i32
+bad 1 "odd.i32: 3 bytes" ppl -m "$model" --tokens odd.i32 -q
+printf '\000\002\000\000' >outside.i32
+bad 1 "outside.i32: token 0 has the id 512" ppl -m "$model" --tokens outside.i32 -q
+bad 1 "memory cap" ppl -m "$model" --text "$text" --mem 200K -q
+bad 1 "tokenizer" generate -m "$SRC/tests/golden/tiny_qwen2" -p x -q
+bad 2 "temperature" generate -m "$model" -p x --temperature=-1 -q
+bad 2 "top-p" generate -m "$model" -p x --top-p 1.5 -q
+bad 1 "no-such-model" error -m "$model" --base no-such-model -q
+bad 1 "no-such-dir" error -m "$(data golden/vptq_model_stories260K)" --base "$model" \
+    -H no-such-dir -q
+
+# A weight that is not a number: the output is not either, and the window is named.
+mkdir nan
+cp "$model"/config.json "$model"/model.safetensors nan/
+chmod u+w nan/*
+size=$(od -An -tu8 -N8 nan/model.safetensors | tr -d ' ')
+offset=$(head -c $((8 + size)) nan/model.safetensors | tail -c "$size" |
+    sed -E 's/.*"model.norm.weight":\{[^}]*"data_offsets":\[([0-9]+),.*/\1/')
+printf '\000\176' | dd of=nan/model.safetensors bs=1 seek=$((8 + size + offset)) conv=notrunc \
+    2>dd.log
+seq 3 66 | while read -r id; do
+    printf '%b' "$(printf '\\x%02x\\x00\\x00\\x00' "$id")"
+done >ids.i32
+bad 1 "not finite in window 0" ppl -m nan --tokens ids.i32 --context 32 -q

@@ -1,0 +1,41 @@
+# Windows of a text, their limit, the check that exits 3, the ids alone.
+model=$(data models/stories260K-hf)
+text=$(data text/tinystories/tiny.utf8)
+run() { "$BIN/vptq-eval" ppl -m "$model" -q "$@"; }
+
+# What transformers gives (expected.json beside the model).
+run --text "$text" --context 256 --windows 40 --format json >out.json
+expect_near "$(json_get ppl out.json)" 6.960573688407105 1e-5
+[ "$(json_get tokens out.json)" = 10200 ] || fail "tokens: $(cat out.json)"
+
+# The ids, printed and given back, are the same text.
+run --text "$text" --tokens-only >ids.txt
+[ "$(wc -l <ids.txt)" -eq 134727 ] || fail "$(wc -l <ids.txt) ids"
+[ "$(head -n 1 ids.txt)" = 1 ] || fail "no BOS first"
+head -n 10240 ids.txt | while read -r id; do
+    printf '%b' "$(printf '\\x%02x\\x%02x\\x00\\x00' $((id % 256)) $((id / 256)))"
+done >ids.i32
+run --tokens ids.i32 --context 256 --format json >again.json
+[ "$(json_get ppl out.json)" = "$(json_get ppl again.json)" ] || fail "ids give another number"
+
+# One thread and two, and another backend.
+run --tokens ids.i32 --context 256 -t 1 --format json >one.json
+[ "$(json_get ppl out.json)" = "$(json_get ppl one.json)" ] || fail "-t changes the number"
+run --tokens ids.i32 --context 64 --windows 4 --format json >cpu.json
+run --tokens ids.i32 --context 64 --windows 4 --backend ref --format json >ref.json
+expect_near "$(json_get ppl cpu.json)" "$(json_get ppl ref.json)" 1e-5
+
+# A requested check.
+run --tokens ids.i32 --context 64 --windows 2 --max-ppl 1000 >out.txt
+expect_exit 3 "$BIN/vptq-eval" ppl -m "$model" --tokens ids.i32 --context 64 --windows 2 \
+    --max-ppl 1.5 -q >out.txt 2>err.txt
+expect_line out.txt '^ppl '
+expect_line err.txt '^vptq-eval: perplexity [0-9.]* is above --max-ppl 1.5$'
+
+# Per-window lines.
+run --tokens ids.i32 --context 64 --windows 2 --protocol llama.cpp >out.txt
+expect_line out.txt ' over 62 tokens in 2 windows of 64$'
+"$BIN/vptq-eval" ppl -m "$model" --tokens ids.i32 --context 64 --stride 32 --windows 2 -v \
+    --no-progress >out.txt 2>err.txt
+expect_line err.txt 'window 0: nll .* over 63 tokens$'
+expect_line err.txt 'window 1: nll .* over 32 tokens$'
