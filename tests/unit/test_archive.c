@@ -330,6 +330,38 @@ static void test_bomb(void **state)
     free(zeros);
 }
 
+/* An archive that was written by another implementation (tests/golden/make_pack_corpus.py). */
+static void test_other_writer(void **state)
+{
+    (void)state;
+    vptq_err err = {0};
+    vptq_archive *a = NULL;
+    char copy[32] = {0};
+    uint16_t norm[20];
+    uint32_t words[6];
+    float one = 0;
+    assert_ok(vptq_archive_open("tests/fuzz/corpus/archive/tensors", NULL, &a, &err), &err);
+    assert_int_equal(vptq_archive_count(a), 5);
+    const vptq_archive_entry *e = vptq_archive_find(a, "config.json", false);
+    assert_ok(vptq_archive_load(a, e, 1, copy, &err), &err);
+    assert_string_equal(copy, "{\"model_type\": \"llama\"}\n");
+    e = vptq_archive_find(a, "model.norm.weight", true);
+    assert_int_equal(e->tensor.type, VPTQ_F16);
+    assert_ok(vptq_archive_load(a, e, 1, norm, &err), &err);
+    for (size_t i = 0; i < 20; i++)
+        assert_int_equal(norm[i], 0x3000 + 37 * i);
+    e = vptq_archive_find(a, "P.indices", true);
+    assert_int_equal(e->tensor.dims, 3);
+    assert_ok(vptq_archive_load(a, e, 1, words, &err), &err);
+    assert_int_equal(words[1], 0x07060504);
+    assert_int_equal(vptq_archive_find(a, "none", true)->size, 0);
+    e = vptq_archive_find(a, "scalar", true);
+    assert_int_equal(e->tensor.dims, 0);
+    assert_ok(vptq_archive_load(a, e, 1, &one, &err), &err);
+    assert_true(one == 1.0F);
+    vptq_archive_close(a);
+}
+
 static void write_small(const char *path)
 {
     vptq_archive_writer *w = NULL;
@@ -425,7 +457,8 @@ int main(int argc, char **argv)
         IN_SCRATCH(test_round_trip),         IN_SCRATCH(test_same_bytes_for_any_threads),
         IN_SCRATCH(test_bad_names),          IN_SCRATCH(test_hand_made),
         IN_SCRATCH(test_bad_index),          IN_SCRATCH(test_bomb),
-        IN_SCRATCH(test_every_flipped_byte), IN_SCRATCH(test_out_of_memory),
+        cmocka_unit_test(test_other_writer), IN_SCRATCH(test_every_flipped_byte),
+        IN_SCRATCH(test_out_of_memory),
     };
     return vtest_main(argc, argv, tests);
 }
