@@ -6,25 +6,6 @@
 
 #include "lib/backend/backend.h"
 
-/* Helpers of the rows: cpu_gemm.c */
-
-/* A range cut into equal tiles of at most `most`, each a multiple of 16 but for the last. */
-typedef struct vptq_cpu_tiles {
-    size_t n, size, count;
-} vptq_cpu_tiles;
-vptq_cpu_tiles vptq_cpu_tiles_of(size_t n, size_t most);
-size_t vptq_cpu_tile_length(const vptq_cpu_tiles *t, size_t index);
-
-/* Tile (*row, *col), col <= row, of a lower triangle whose tiles are counted row by row. */
-void vptq_cpu_lower_tile(size_t index, size_t *row, size_t *col);
-
-/* The threads that `work` (elements or multiplications) is worth: all, or 1 below the cost of
- * waking them. */
-int vptq_cpu_threads(const vptq_dev *dev, size_t work);
-
-/* gemm on the calling thread alone. */
-void vptq_cpu_gemm_tile(const vptq_dev *dev, const vptq_gemm_args *g);
-
 /* linear algebra: cpu_gemm.c, cpu_syrk.c, cpu_factor.c */
 vptq_status vptq_cpu_gemm(vptq_dev *dev, const vptq_gemm_args *g, vptq_err *err);
 vptq_status vptq_cpu_syrk_add(vptq_dev *dev, size_t t, size_t n, const float *x, size_t ldx,

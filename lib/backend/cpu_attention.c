@@ -1,192 +1,288 @@
 /* Causal attention of the cpu backend, tile by tile with a running softmax, so that scores are
  * never kept beyond one tile (Dao et al., FlashAttention, 2022, section 3.1).
  *
- * A task is one kv head and one tile of queries.  The query heads of the group are stacked
- * below each other, row = query * group + head, because they share keys and values: one product
- * per tile of keys for all of them.  For row r with scores s over the tile:
+ * The query heads that share a kv head are stacked, row = query * group + head in group, and a
+ * panel of `width` rows goes over the keys tile by tile:
  *
- *     max' = max(max, s),  p = exp(s - max'),  f = exp(max - max')
- *     sum' = f sum + sum of p,  out' = f out + p V,  and out / sum at the end. */
+ *     S^T = K Q^T         [keys, width]     masked with -inf
+ *     max' = max(max, S), P = exp(S - max'), f = exp(max - max'), sum = f sum + sum of P
+ *     O^T = f O^T + V^T P [head_dim, width]
+ *
+ * and ends with O / sum.  Everything is transposed so that one column is one query: the softmax
+ * runs down columns, whole vectors at a time, and P is already packed as the right operand of
+ * the next product.  Keys and values are packed as left operands once for all queries. */
 #include <math.h>
 #include <string.h>
 
 #include "lib/backend/backend_cpu.h"
-#include "lib/backend/cpu_blas.h"
+#include "lib/backend/cpu_gemm.h"
 #include "lib/backend/cpu_math.h"
 #include "lib/backend/dev.h"
+#include "lib/base/parallel.h"
 
-/* Rows of a stack and keys of a tile: their scores and the tile's keys and values stay in a
- * second-level cache of half a megabyte. */
-enum { STACK = 192, KEYS = 256, LINE = 16 /* floats of a cache line */ };
+enum {
+    KEYS = 252,       /* of a tile: whole row blocks of 14, 6 and 4 */
+    PANELS = 6,       /* of a task: they meet a tile of keys and values while it is in cache */
+    PACKED = 1 << 23, /* floats of keys and values packed at a time, at least one kv head's */
+    FEW = 8,          /* stacked rows for which packing costs more than it saves */
+    LINE = 16         /* floats of a cache line */
+};
 
 typedef struct attention_job {
-    const vptq_dev *dev;
     const vptq_cpu_math *math;
     const vptq_attention_args *a;
-    size_t group;   /* query heads per kv head */
-    size_t queries; /* of a task */
-    size_t tiles;   /* of queries */
-    size_t rows;    /* queries * group */
+    size_t group;               /* query heads per kv head */
+    size_t rows, panels, tasks; /* stacked rows of one kv head, their panels and tasks */
+    size_t dim;                 /* head_dim, rounded up to whole row blocks */
+    size_t tile0, tiles;        /* tiles of keys that anyone sees: [tile0, tile0 + tiles) */
+    size_t kv0;                 /* first kv head of the batch */
+    size_t key_tile, tile_size; /* floats of a tile's keys; with its values */
+    float *packed;              /* [batch][tiles][tile_size] */
     float *scratch;
     size_t slice; /* floats of scratch per thread */
 } attention_job;
 
-/* What a thread works on. */
-typedef struct attention_stack {
-    double *sum;  /* [rows] */
-    float *max;   /* [rows] */
-    float *q;     /* [rows, head_dim], scaled */
-    float *out;   /* [rows, head_dim] */
-    float *score; /* [rows, KEYS] */
-} attention_stack;
-
-static size_t padded(size_t floats)
+static size_t round_up(size_t n, size_t step)
 {
-    return (floats + LINE - 1) / LINE * LINE;
+    return (n + step - 1) / step * step;
 }
 
-static attention_stack stack_of(const attention_job *job, int thread)
+static size_t first_key(const vptq_attention_args *a, size_t query) /* that it sees */
 {
-    const size_t rows = padded(job->rows), wide = padded(job->rows * job->a->head_dim);
-    float *at = job->scratch + (size_t)thread * job->slice;
-    attention_stack s;
-    s.sum = (double *)(void *)at; /* slices begin at a cache line */
-    s.max = at + 2 * rows;
-    s.q = s.max + rows;
-    s.out = s.q + wide;
-    s.score = s.out + wide;
-    return s;
+    const size_t end = a->pos0 + query + 1;
+    return a->window && end > a->window ? end - a->window : 0;
 }
 
-static size_t slice_of(size_t rows, size_t head_dim)
+/* ---- packing ---- */
+
+/* A tile of keys as [key blocks][head_dim, tile_rows], then its values as
+ * [dim blocks][keys, tile_rows]. */
+static void pack_tile(void *arg, size_t begin, size_t end, int thread)
 {
-    return 3 * padded(rows) + 2 * padded(rows * head_dim) + rows * KEYS;
+    const attention_job *job = arg;
+    const vptq_attention_args *a = job->a;
+    (void)end;
+    (void)thread;
+    const size_t step = job->math->tile_rows, d = a->head_dim, all = a->pos0 + a->n;
+    const size_t column = (job->kv0 + begin / job->tiles) * d;
+    const size_t k0 = (job->tile0 + begin % job->tiles) * KEYS;
+    const size_t count = all - k0 < KEYS ? all - k0 : KEYS;
+    float *keys = job->packed + begin * job->tile_size, *values = keys + job->key_tile;
+
+    for (size_t k = 0; k < count; k += step)
+        vptq_cpu_pack_left(job->math, count - k < step ? count - k : step, d,
+                           a->keys + (k0 + k) * a->ldk + column, a->ldk, false, 1,
+                           keys + k * d);
+    for (size_t i = 0; i < d; i += step)
+        vptq_cpu_pack_left(job->math, d - i < step ? d - i : step, count,
+                           a->values + k0 * a->ldv + column + i, a->ldv, true, 1,
+                           values + i * KEYS);
 }
 
-static void load_queries(const attention_job *job, const attention_stack *s, size_t kv,
-                         size_t first, size_t count)
+/* ---- one panel of stacked rows ---- */
+
+typedef struct attention_panel {
+    float *q;             /* [head_dim, width], scaled */
+    float *out;           /* [dim, width] */
+    float *max, *sum, *f; /* [width] */
+    float *score;         /* [KEYS, width], shared by the panels of a thread */
+    size_t row, count;    /* stacked rows [row, row + count) */
+} attention_panel;
+
+static size_t panel_size(const attention_job *job)
+{
+    return (job->a->head_dim + job->dim + 3) * job->math->tile_cols;
+}
+
+static attention_panel panel_of(const attention_job *job, int thread, size_t slot, size_t panel)
+{
+    const size_t width = job->math->tile_cols;
+    attention_panel p;
+    p.score = job->scratch + (size_t)thread * job->slice;
+    p.q = p.score + (size_t)KEYS * width + slot * panel_size(job);
+    p.out = p.q + job->a->head_dim * width;
+    p.max = p.out + job->dim * width;
+    p.sum = p.max + width;
+    p.f = p.sum + width;
+    p.row = panel * width;
+    p.count = job->rows - p.row < width ? job->rows - p.row : width;
+    return p;
+}
+
+static void start_panel(const attention_job *job, const attention_panel *p, size_t kv)
 {
     const vptq_attention_args *a = job->a;
-    const size_t width = job->group * a->head_dim; /* the group's heads are neighbours */
-    for (size_t i = 0; i < count; i++)
-        memcpy(s->q + i * width, a->q + (first + i) * a->ldq + kv * width,
-               width * sizeof *s->q);
-    job->math->scale(s->q, count * width, a->scale);
-    memset(s->out, 0, count * width * sizeof *s->out);
-    for (size_t r = 0; r < count * job->group; r++) {
-        s->max[r] = -INFINITY;
-        s->sum[r] = 0;
+    const size_t width = job->math->tile_cols, d = a->head_dim;
+    memset(p->q, 0, d * width * sizeof *p->q);
+    for (size_t r = 0; r < p->count; r++) {
+        const size_t query = (p->row + r) / job->group, head = (p->row + r) % job->group;
+        const float *q = a->q + query * a->ldq + (kv * job->group + head) * d;
+        for (size_t i = 0; i < d; i++)
+            p->q[i * width + r] = a->scale * q[i];
+    }
+    memset(p->out, 0, job->dim * width * sizeof *p->out);
+    for (size_t r = 0; r < width; r++) {
+        p->max[r] = -INFINITY;
+        p->sum[r] = 0;
     }
 }
 
-/* Scores of one row become p; the row sees keys [lo, hi) of the tile's `width`. */
-static void softmax_row(const attention_job *job, const attention_stack *s, size_t r, size_t lo,
-                        size_t hi, size_t width)
+/* Keys [k0, k0 + count) that a row must not see become -inf.  Rows beyond the panel's last see
+ * what it sees. */
+static void mask(const attention_job *job, const attention_panel *p, size_t k0, size_t count)
 {
-    float *score = s->score + r * KEYS;
-    if (lo >= hi) {
-        memset(score, 0, width * sizeof *score);
+    const size_t width = job->math->tile_cols;
+    const size_t first = p->row / job->group, last = (p->row + p->count - 1) / job->group;
+    if (k0 >= first_key(job->a, last) && k0 + count <= job->a->pos0 + first + 1)
         return;
+    for (size_t r = 0; r < p->count; r++) {
+        const size_t query = (p->row + r) / job->group;
+        const size_t from = first_key(job->a, query), to = job->a->pos0 + query + 1;
+        for (size_t k = 0; k < count; k++)
+            if (k0 + k < from || k0 + k >= to)
+                p->score[k * width + r] = -INFINITY;
     }
-    const float max = job->math->max(score + lo, hi - lo);
-    if (max > s->max[r]) {
-        if (s->sum[r] > 0) {
-            const double f = exp((double)s->max[r] - (double)max);
-            s->sum[r] *= f;
-            job->math->scale(s->out + r * job->a->head_dim, job->a->head_dim, (float)f);
-        }
-        s->max[r] = max;
-    }
-    s->sum[r] += (double)job->math->exp_shift(score + lo, hi - lo, s->max[r]);
-    memset(score, 0, lo * sizeof *score);
-    memset(score + hi, 0, (width - hi) * sizeof *score);
 }
 
-/* Keys [k0, k0 + width) for the stack of `count` queries from `first` on. */
-static void attend_tile(const attention_job *job, const attention_stack *s, size_t kv,
-                        size_t first, size_t count, size_t k0, size_t width)
+/* The panel meets one tile, as far as its last row sees. */
+static void attend(const attention_job *job, const attention_panel *p, const float *packed,
+                   size_t tile)
+{
+    const vptq_cpu_math *math = job->math;
+    const size_t width = math->tile_cols, step = math->tile_rows, d = job->a->head_dim;
+    const size_t k0 = tile * KEYS;
+    const size_t seen = job->a->pos0 + (p->row + p->count - 1) / job->group + 1;
+    if (k0 >= seen || k0 + KEYS <= first_key(job->a, p->row / job->group))
+        return;
+    const size_t count = seen - k0 < KEYS ? seen - k0 : KEYS;
+    const float *keys = packed + (tile - job->tile0) * job->tile_size;
+    const float *values = keys + job->key_tile;
+
+    for (size_t k = 0; k < count; k += step)
+        math->tile(d, keys + k * d, p->q, false, p->score + k * width, width,
+                   count - k < step ? count - k : step, width);
+    mask(job, p, k0, count);
+    math->softmax(p->score, count, p->max, p->sum, p->f);
+    math->scale_columns(p->out, d, p->f);
+    for (size_t i = 0; i < d; i += step)
+        math->tile(count, values + i * KEYS, p->score, true, p->out + i * width, width, step,
+                   width);
+}
+
+static void finish_panel(const attention_job *job, const attention_panel *p, size_t kv)
 {
     const vptq_attention_args *a = job->a;
-    const size_t d = a->head_dim, rows = count * job->group;
-    const vptq_gemm_args scores = {.m = rows,
-                                   .n = width,
-                                   .k = d,
-                                   .a = s->q,
-                                   .lda = d,
-                                   .b = a->keys + k0 * a->ldk + kv * d,
-                                   .ldb = a->ldk,
-                                   .trans_b = true,
-                                   .c = s->score,
-                                   .ldc = KEYS,
-                                   .alpha = 1};
-    vptq_cpu_gemm_tile(job->dev, &scores);
-
-    for (size_t r = 0; r < rows; r++) {
-        const size_t end = a->pos0 + first + r / job->group + 1; /* keys seen: [begin, end) */
-        const size_t begin = a->window && end > a->window ? end - a->window : 0;
-        const size_t lo = begin > k0 ? begin - k0 : 0;
-        const size_t hi = end > k0 ? end - k0 : 0;
-        softmax_row(job, s, r, lo < width ? lo : width, hi < width ? hi : width, width);
+    const size_t width = job->math->tile_cols, d = a->head_dim;
+    for (size_t r = 0; r < p->count; r++) {
+        const size_t query = (p->row + r) / job->group, head = (p->row + r) % job->group;
+        float *out = a->out + query * a->ldo + (kv * job->group + head) * d;
+        const float factor = 1 / p->sum[r];
+        for (size_t i = 0; i < d; i++)
+            out[i] = factor * p->out[i * width + r];
     }
-
-    const vptq_gemm_args mix = {.m = rows,
-                                .n = d,
-                                .k = width,
-                                .a = s->score,
-                                .lda = KEYS,
-                                .b = a->values + k0 * a->ldv + kv * d,
-                                .ldb = a->ldv,
-                                .c = s->out,
-                                .ldc = d,
-                                .alpha = 1,
-                                .beta = 1};
-    vptq_cpu_gemm_tile(job->dev, &mix);
 }
 
 static void attention_task(void *arg, size_t begin, size_t end, int thread)
 {
     const attention_job *job = arg;
-    const vptq_attention_args *a = job->a;
     (void)end;
-    /* The last queries see most keys: they go first, so that threads finish together. */
-    const size_t kv = begin % a->kv_heads, tile = job->tiles - 1 - begin / a->kv_heads;
-    const size_t first = tile * job->queries;
-    const size_t count = a->n - first < job->queries ? a->n - first : job->queries;
-    const size_t last_key = a->pos0 + first + count; /* one behind */
-    const size_t oldest = a->pos0 + first + 1;       /* keys that the first query has */
-    const attention_stack s = stack_of(job, thread);
+    /* The last rows see most keys: they go first, so that threads finish together. */
+    const size_t kv = begin / job->tasks, task = job->tasks - 1 - begin % job->tasks;
+    const size_t panel = task * PANELS;
+    const size_t panels = job->panels - panel < PANELS ? job->panels - panel : PANELS;
+    const float *packed = job->packed + kv * job->tiles * job->tile_size;
+    attention_panel p[PANELS];
 
-    load_queries(job, &s, kv, first, count);
-    for (size_t k = a->window && oldest > a->window ? oldest - a->window : 0; k < last_key;
-         k += KEYS)
-        attend_tile(job, &s, kv, first, count, k, last_key - k < KEYS ? last_key - k : KEYS);
-
-    const size_t d = a->head_dim;
-    for (size_t r = 0; r < count * job->group; r++) {
-        const size_t query = first + r / job->group, head = kv * job->group + r % job->group;
-        float *row = s.out + r * d;
-        job->math->scale(row, d, (float)(1 / s.sum[r]));
-        memcpy(a->out + query * a->ldo + head * d, row, d * sizeof *row);
+    for (size_t i = 0; i < panels; i++) {
+        p[i] = panel_of(job, thread, i, panel + i);
+        start_panel(job, &p[i], job->kv0 + kv);
     }
+    const size_t last = (p[panels - 1].row + p[panels - 1].count - 1) / job->group;
+    size_t tile = first_key(job->a, p[0].row / job->group) / KEYS;
+    for (; tile * KEYS <= job->a->pos0 + last; tile++)
+        for (size_t i = 0; i < panels; i++)
+            attend(job, &p[i], packed, tile);
+    for (size_t i = 0; i < panels; i++)
+        finish_panel(job, &p[i], job->kv0 + kv);
+}
+
+static vptq_status attend_many(vptq_dev *dev, attention_job *job, int threads, vptq_err *err)
+{
+    const vptq_attention_args *a = job->a;
+    const vptq_cpu_math *math = job->math;
+    job->panels = (job->rows + math->tile_cols - 1) / math->tile_cols;
+    job->tasks = (job->panels + PANELS - 1) / PANELS;
+    job->dim = round_up(a->head_dim, math->tile_rows);
+    job->tile0 = first_key(a, 0) / KEYS;
+    job->tiles = (a->pos0 + a->n + KEYS - 1) / KEYS - job->tile0;
+    job->key_tile = round_up(KEYS, math->tile_rows) * a->head_dim;
+    job->tile_size = job->key_tile + KEYS * job->dim;
+    job->slice = round_up(KEYS * math->tile_cols + PANELS * panel_size(job), LINE);
+
+    const size_t head_size = job->tiles * job->tile_size;
+    size_t batch = head_size < PACKED ? PACKED / head_size : 1;
+    batch = batch < a->kv_heads ? batch : a->kv_heads;
+    const size_t packed = round_up(batch * head_size, LINE);
+    job->packed = vptq_dev_scratch(dev, packed + (size_t)dev->threads * job->slice,
+                                   sizeof *job->packed, err);
+    if (!job->packed)
+        return VPTQ_E_NOMEM;
+    job->scratch = job->packed + packed;
+    for (job->kv0 = 0; job->kv0 < a->kv_heads; job->kv0 += batch) {
+        const size_t heads = a->kv_heads - job->kv0 < batch ? a->kv_heads - job->kv0 : batch;
+        vptq_parallel_for(threads, heads * job->tiles, 1, pack_tile, job);
+        vptq_parallel_for(threads, heads * job->tasks, 1, attention_task, job);
+    }
+    return VPTQ_OK;
+}
+
+/* ---- few rows: one softmax over all keys, everything read from where it is ---- */
+
+static void attention_few(void *arg, size_t begin, size_t end, int thread)
+{
+    const attention_job *job = arg;
+    const vptq_attention_args *a = job->a;
+    (void)thread;
+    for (size_t unit = begin; unit < end; unit++) {
+        const size_t kv = unit / a->n, query = unit % a->n, d = a->head_dim;
+        const size_t from = first_key(a, query), count = a->pos0 + query + 1 - from;
+        float *score = job->scratch + unit * job->slice;
+        float *out = a->out + query * a->ldo + kv * job->group * d;
+        memset(score, 0, job->group * count * sizeof *score);
+        job->math->dots(job->group, count, d, a->scale,
+                        a->q + query * a->ldq + kv * job->group * d, d,
+                        a->keys + from * a->ldk + kv * d, a->ldk, score, count);
+        memset(out, 0, job->group * d * sizeof *out);
+        for (size_t h = 0; h < job->group; h++) {
+            float *p = score + h * count;
+            const float sum = job->math->exp_shift(p, count, job->math->max(p, count));
+            job->math->scale(p, count, 1 / sum);
+        }
+        job->math->axpys(job->group, d, count, 1, score, count,
+                         a->values + from * a->ldv + kv * d, a->ldv, out, d);
+    }
+}
+
+static vptq_status attend_few(vptq_dev *dev, attention_job *job, int threads, vptq_err *err)
+{
+    const vptq_attention_args *a = job->a;
+    job->slice = round_up(job->group * (a->pos0 + a->n), LINE);
+    job->scratch =
+        vptq_dev_scratch(dev, a->kv_heads * a->n * job->slice, sizeof *job->scratch, err);
+    if (!job->scratch)
+        return VPTQ_E_NOMEM;
+    vptq_parallel_for(threads, a->kv_heads * a->n, 1, attention_few, job);
+    return VPTQ_OK;
 }
 
 vptq_status vptq_cpu_attention(vptq_dev *dev, const vptq_attention_args *a, vptq_err *err)
 {
-    attention_job job = {.dev = dev, .math = vptq_cpu_math_get(dev->simd), .a = a};
+    attention_job job = {.math = vptq_cpu_math_get(dev->simd), .a = a};
+    const int threads = vptq_cpu_threads(dev, a->n * a->heads * (a->pos0 + a->n) * a->head_dim);
     job.group = a->heads / a->kv_heads;
-    job.queries = job.group < STACK ? STACK / job.group : 1;
-    if (job.queries > a->n)
-        job.queries = a->n;
+    job.rows = a->n * job.group;
     if (a->n == 0)
         return VPTQ_OK;
-    job.tiles = (a->n + job.queries - 1) / job.queries;
-    job.rows = job.queries * job.group;
-    job.slice = padded(slice_of(job.rows, a->head_dim));
-    job.scratch =
-        vptq_dev_scratch(dev, (size_t)dev->threads * job.slice, sizeof *job.scratch, err);
-    if (!job.scratch)
-        return VPTQ_E_NOMEM;
-    vptq_blas_parallel_for(vptq_cpu_threads(dev, a->n * (a->pos0 + a->n) * a->head_dim),
-                           job.tiles * a->kv_heads, 1, attention_task, &job);
-    return VPTQ_OK;
+    return job.rows <= FEW ? attend_few(dev, &job, threads, err)
+                           : attend_many(dev, &job, threads, err);
 }

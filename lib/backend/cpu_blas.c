@@ -43,7 +43,6 @@ vptq_status vptq_blas_open(vptq_blas *blas, vptq_simd simd, vptq_err *err)
         const char *name;
         void *function;
     } wanted[] = {
-        {"cblas_sgemm", &blas->sgemm},
         {"cblas_dgemm", &blas->dgemm},
         {"cblas_dsyrk", &blas->dsyrk},
         {"cblas_dtrsm", &blas->dtrsm},

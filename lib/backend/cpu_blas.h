@@ -25,9 +25,6 @@ enum { VPTQ_BLAS_LEFT = 141, VPTQ_BLAS_RIGHT = 142 };
 
 typedef struct vptq_blas {
     void *library;
-    void (*sgemm)(int order, int trans_a, int trans_b, int m, int n, int k, float alpha,
-                  const float *a, int lda, const float *b, int ldb, float beta, float *c,
-                  int ldc);
     void (*dgemm)(int order, int trans_a, int trans_b, int m, int n, int k, double alpha,
                   const double *a, int lda, const double *b, int ldb, double beta, double *c,
                   int ldc);

@@ -4,6 +4,7 @@
 #ifndef VPTQ_BACKEND_CPU_MATH_H
 #define VPTQ_BACKEND_CPU_MATH_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "lib/base/cpu.h"
@@ -22,6 +23,9 @@ typedef struct vptq_cpu_math {
     void (*rotate)(float *lo, float *hi, const float *c, const float *s, size_t n);
     void (*swiglu)(const float *gate, const float *up, float *y, size_t n);
     void (*add_double)(const float *x, double *sum, size_t n); /* sum[i] += x[i] */
+    /* dst[j * ld_dst + i] = factor * src[i * ld_src + j] for i < rows, j < cols */
+    void (*transpose)(size_t rows, size_t cols, const float *src, size_t ld_src, float factor,
+                      float *dst, size_t ld_dst);
     /* C [m, n] += alpha * A [m, k] * B^T, B [n, k]: for few rows of A, reading B once per two
      * of them. */
     void (*dots)(size_t m, size_t n, size_t k, float alpha, const float *a, size_t lda,
@@ -29,6 +33,17 @@ typedef struct vptq_cpu_math {
     /* C [m, n] += alpha * A [m, k] * B, B [k, n]. */
     void (*axpys)(size_t m, size_t n, size_t k, float alpha, const float *a, size_t lda,
                   const float *b, size_t ldb, float *c, size_t ldc);
+    /* The block that matrix products are made of: C [rows, cols] = A B, with `add` C += A B,
+     * A packed as [k, tile_rows], B as [k, tile_cols], rows <= tile_rows, cols <= tile_cols.
+     * C's block stays in registers; each element is one sum over k in order. */
+    size_t tile_rows, tile_cols;
+    void (*tile)(size_t k, const float *a, const float *b, bool add, float *c, size_t ldc,
+                 size_t rows, size_t cols);
+    /* One step of a running softmax down the columns of scores s [n, tile_cols], for each
+     * column: max' = max(max, s), f = exp(max - max'), s = exp(s - max'), sum = sum * f + the
+     * new s.  Columns in which all is -inf yet keep sum 0. */
+    void (*softmax)(float *s, size_t n, float *max, float *sum, float *f);
+    void (*scale_columns)(float *x, size_t n, const float *f); /* x [n, tile_cols] *= f */
 } vptq_cpu_math;
 
 extern const vptq_cpu_math vptq_cpu_math_none, vptq_cpu_math_avx2, vptq_cpu_math_avx512;

@@ -2,7 +2,7 @@
 #include <immintrin.h>
 #include <stddef.h>
 
-enum { LANES = 16 };
+enum { LANES = 16, TILE_ROWS = 14, TILE_VECTORS = 2 };
 typedef __m512 vf;
 typedef struct {
     __m512d lo, hi;
@@ -135,6 +135,24 @@ static inline void vf_add_double(double *p, vf v)
     _mm512_storeu_pd(p + 8, _mm512_add_pd(_mm512_loadu_pd(p + 8), hi));
 }
 
-#include "lib/backend/cpu_math_body.h"
+static inline vf vf_select_equal(vf a, vf b, vf x, vf y)
+{
+    return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ), y, x);
+}
 
-const vptq_cpu_math vptq_cpu_math_avx512 = VPTQ_CPU_MATH_BODY;
+static inline void transpose_4x4(const float *src, size_t ld_src, float factor, float *dst,
+                                 size_t ld_dst)
+{
+    const __m128 f = _mm_set1_ps(factor);
+    __m128 a = _mm_mul_ps(_mm_loadu_ps(src), f), b = _mm_mul_ps(_mm_loadu_ps(src + ld_src), f);
+    __m128 c = _mm_mul_ps(_mm_loadu_ps(src + 2 * ld_src), f);
+    __m128 d = _mm_mul_ps(_mm_loadu_ps(src + 3 * ld_src), f);
+    _MM_TRANSPOSE4_PS(a, b, c, d);
+    _mm_storeu_ps(dst, a);
+    _mm_storeu_ps(dst + ld_dst, b);
+    _mm_storeu_ps(dst + 2 * ld_dst, c);
+    _mm_storeu_ps(dst + 3 * ld_dst, d);
+}
+
+#define VPTQ_CPU_MATH_NAME vptq_cpu_math_avx512
+#include "lib/backend/cpu_math_body.h"

@@ -6,12 +6,14 @@
  *     vf_load_part(p, n), vf_store_part(p, v, n)  the first n < LANES; absent lanes read 0
  *     vf_add, vf_sub, vf_mul, vf_div, vf_max, vf_min   b where a or b is NaN, in the last two
  *     vf_fma(a, b, c)  a * b + c
+ *     vf_select_equal(a, b, x, y)  x where a == b, else y
  *     vf_round         to the nearest integer, ties to even
  *     vf_ldexp(x, n)   x * 2^n, n integral, one rounding
  *     vf_sum           of the lanes, as a fixed tree
  *     vf_hmax          of the lanes
  *     vd               LANES doubles: vd_zero, vd_add(d, v), vd_fma(d, v): d + v * v, vd_sum
  *     vf_add_double(p, v)  p[0..LANES) += v
+ *     transpose_4x4(src, ld_src, factor, dst, ld_dst)
  *     vf_mask_tail(v, n, fill)  lanes from n on replaced by fill
  */
 #ifndef VPTQ_BACKEND_CPU_MATH_BODY_H
@@ -160,6 +162,18 @@ static void body_add_double(const float *x, double *sum, size_t n)
         sum[i] += (double)x[i];
 }
 
+static void body_transpose(size_t rows, size_t cols, const float *src, size_t ld_src,
+                           float factor, float *dst, size_t ld_dst)
+{
+    const size_t whole_rows = rows / 4 * 4, whole_cols = cols / 4 * 4;
+    for (size_t j = 0; j < whole_cols; j += 4)
+        for (size_t i = 0; i < whole_rows; i += 4)
+            transpose_4x4(src + i * ld_src + j, ld_src, factor, dst + j * ld_dst + i, ld_dst);
+    for (size_t i = 0; i < rows; i++)
+        for (size_t j = i < whole_rows ? whole_cols : 0; j < cols; j++)
+            dst[j * ld_dst + i] = factor * src[i * ld_src + j];
+}
+
 /* Dot products of ROWS_A rows of A with ROWS_B rows of B; the counts are constants where this
  * is called, so that the accumulators are registers. */
 enum { ROWS_A = 2, ROWS_B = 4 };
@@ -262,12 +276,100 @@ static void body_axpys(size_t m, size_t n, size_t k, float alpha, const float *a
             axpys_tail(n - j, k, alpha, a + i * lda, b + j, ldb, c + i * ldc + j);
 }
 
-#define VPTQ_CPU_MATH_BODY                                                                     \
-    {                                                                                          \
-        .exp_shift = body_exp_shift, .exp_sum = body_exp_sum, .max = body_max,                 \
-        .scale = body_scale, .sum_squares = body_sum_squares, .norm = body_norm,               \
-        .rotate = body_rotate, .swiglu = body_swiglu, .add_double = body_add_double,           \
-        .dots = body_dots, .axpys = body_axpys,                                                \
+/* TILE_ROWS and TILE_VECTORS, set by the including file, fill the registers: rows * vectors
+ * accumulators, the vectors of B and one element of A. */
+enum { TILE_COLS = TILE_VECTORS * LANES };
+
+static void body_tile(size_t k, const float *a, const float *b, bool add, float *c, size_t ldc,
+                      size_t rows, size_t cols)
+{
+    vf s[TILE_ROWS][TILE_VECTORS];
+#pragma GCC unroll 16
+    for (size_t i = 0; i < TILE_ROWS; i++)
+#pragma GCC unroll 4
+        for (size_t j = 0; j < TILE_VECTORS; j++)
+            s[i][j] = vf_set1(0);
+    for (size_t l = 0; l < k; l++, a += TILE_ROWS, b += TILE_COLS) {
+        vf y[TILE_VECTORS];
+#pragma GCC unroll 4
+        for (size_t j = 0; j < TILE_VECTORS; j++)
+            y[j] = vf_load(b + j * LANES);
+#pragma GCC unroll 16
+        for (size_t i = 0; i < TILE_ROWS; i++) {
+            const vf x = vf_set1(a[i]);
+#pragma GCC unroll 4
+            for (size_t j = 0; j < TILE_VECTORS; j++)
+                s[i][j] = vf_fma(x, y[j], s[i][j]);
+        }
     }
+    float whole[TILE_ROWS * TILE_COLS];
+    const bool part = rows < TILE_ROWS || cols < TILE_COLS;
+    float *to = part ? whole : c;
+    const size_t ld = part ? TILE_COLS : ldc;
+#pragma GCC unroll 16
+    for (size_t i = 0; i < TILE_ROWS; i++)
+#pragma GCC unroll 4
+        for (size_t j = 0; j < TILE_VECTORS; j++) {
+            float *at = to + i * ld + j * LANES;
+            vf_store(at, add && !part ? vf_add(vf_load(at), s[i][j]) : s[i][j]);
+        }
+    if (part)
+        for (size_t i = 0; i < rows; i++)
+            for (size_t j = 0; j < cols; j++)
+                c[i * ldc + j] = (add ? c[i * ldc + j] : 0) + whole[i * TILE_COLS + j];
+}
+
+static void softmax_vector(float *s, size_t n, float *max, float *sum, float *f)
+{
+    const vf none = vf_set1(-INFINITY), old = vf_load(max);
+    vf m = old;
+    for (size_t l = 0; l < n; l++)
+        m = vf_max(vf_load(s + l * TILE_COLS), m);
+    vf_store(max, m);
+    /* exp(-inf - shift) is 0 for any finite shift; -inf - -inf would be NaN. */
+    const vf shift = vf_select_equal(m, none, vf_set1(0), m);
+    const vf factor = vf_exp(vf_sub(old, shift));
+    vf total = vf_mul(vf_load(sum), factor);
+    for (size_t l = 0; l < n; l++) {
+        const vf p = vf_exp(vf_sub(vf_load(s + l * TILE_COLS), shift));
+        vf_store(s + l * TILE_COLS, p);
+        total = vf_add(total, p);
+    }
+    vf_store(sum, total);
+    vf_store(f, factor);
+}
+
+static void body_softmax(float *s, size_t n, float *max, float *sum, float *f)
+{
+    for (size_t j = 0; j < TILE_COLS; j += LANES)
+        softmax_vector(s + j, n, max + j, sum + j, f + j);
+}
+
+static void body_scale_columns(float *x, size_t n, const float *f)
+{
+    for (size_t l = 0; l < n; l++, x += TILE_COLS)
+        for (size_t j = 0; j < TILE_COLS; j += LANES)
+            vf_store(x + j, vf_mul(vf_load(x + j), vf_load(f + j)));
+}
+
+const vptq_cpu_math VPTQ_CPU_MATH_NAME = {
+    .exp_shift = body_exp_shift,
+    .exp_sum = body_exp_sum,
+    .max = body_max,
+    .scale = body_scale,
+    .sum_squares = body_sum_squares,
+    .norm = body_norm,
+    .rotate = body_rotate,
+    .swiglu = body_swiglu,
+    .add_double = body_add_double,
+    .transpose = body_transpose,
+    .dots = body_dots,
+    .axpys = body_axpys,
+    .tile_rows = TILE_ROWS,
+    .tile_cols = TILE_COLS,
+    .tile = body_tile,
+    .softmax = body_softmax,
+    .scale_columns = body_scale_columns,
+};
 
 #endif

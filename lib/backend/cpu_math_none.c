@@ -4,7 +4,7 @@
 
 #include <math.h>
 
-enum { LANES = 1 };
+enum { LANES = 1, TILE_ROWS = 4, TILE_VECTORS = 4 };
 typedef float vf;
 typedef double vd;
 
@@ -119,6 +119,18 @@ static inline vf vf_ldexp(vf x, vf n)
     return x * exp2_of(first) * exp2_of(whole - first);
 }
 
-#include "lib/backend/cpu_math_body.h"
+static inline vf vf_select_equal(vf a, vf b, vf x, vf y)
+{
+    return a == b ? x : y;
+}
 
-const vptq_cpu_math vptq_cpu_math_none = VPTQ_CPU_MATH_BODY;
+static inline void transpose_4x4(const float *src, size_t ld_src, float factor, float *dst,
+                                 size_t ld_dst)
+{
+    for (size_t i = 0; i < 4; i++)
+        for (size_t j = 0; j < 4; j++)
+            dst[j * ld_dst + i] = factor * src[i * ld_src + j];
+}
+
+#define VPTQ_CPU_MATH_NAME vptq_cpu_math_none
+#include "lib/backend/cpu_math_body.h"

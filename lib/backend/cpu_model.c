@@ -3,6 +3,7 @@
 
 #include "lib/backend/backend_cpu.h"
 #include "lib/backend/backend_ref.h"
+#include "lib/backend/cpu_gemm.h"
 #include "lib/backend/cpu_math.h"
 #include "lib/backend/dev.h"
 #include "lib/base/parallel.h"

@@ -4,11 +4,13 @@
 
 #include "lib/backend/backend_cpu.h"
 #include "lib/backend/cpu_blas.h"
+#include "lib/backend/cpu_gemm.h"
 #include "lib/backend/cpu_math.h"
 #include "lib/backend/dev.h"
 
 enum {
     TILE = 256,
+    STEP = 32,    /* whole panels */
     TOKENS = 256, /* at most so many float products are summed before they go into double */
     ROWS = 128    /* rows of E at a time */
 };
@@ -21,7 +23,6 @@ static size_t lower_count(size_t tiles)
 /* ---- syrk_add ---- */
 
 typedef struct syrk_job {
-    const vptq_dev *dev;
     const vptq_cpu_math *math;
     vptq_cpu_tiles tiles;
     size_t t, n, ldx;
@@ -56,7 +57,8 @@ static void syrk_tile(void *arg, size_t begin, size_t end, int thread)
     const size_t height = vptq_cpu_tile_length(&job->tiles, tile_row);
     const size_t width = vptq_cpu_tile_length(&job->tiles, tile_col);
     float *product = job->scratch + (size_t)thread * job->slice;
-    float *weighted = product + size * size;
+    float *work = product + size * size;
+    float *weighted = work + vptq_cpu_gemm_work(job->math, size, TOKENS);
 
     if (tile_row == tile_col)
         add_sums(job, i0, height);
@@ -82,7 +84,7 @@ static void syrk_tile(void *arg, size_t begin, size_t end, int thread)
                                   .c = product,
                                   .ldc = size,
                                   .alpha = 1};
-        vptq_cpu_gemm_tile(job->dev, &g);
+        vptq_cpu_gemm_serial(job->math, &g, work);
         for (size_t i = 0; i < height; i++)
             job->math->add_double(product + i * size, job->h + (i0 + i) * job->n + j0,
                                   tile_row == tile_col ? i + 1 : width);
@@ -92,9 +94,8 @@ static void syrk_tile(void *arg, size_t begin, size_t end, int thread)
 vptq_status vptq_cpu_syrk_add(vptq_dev *dev, size_t t, size_t n, const float *x, size_t ldx,
                               const float *w, double *h, double *sum, vptq_err *err)
 {
-    syrk_job job = {.dev = dev,
-                    .math = vptq_cpu_math_get(dev->simd),
-                    .tiles = vptq_cpu_tiles_of(n, TILE),
+    syrk_job job = {.math = vptq_cpu_math_get(dev->simd),
+                    .tiles = vptq_cpu_tiles_of(n, TILE, STEP),
                     .t = t,
                     .n = n,
                     .x = x,
@@ -103,7 +104,8 @@ vptq_status vptq_cpu_syrk_add(vptq_dev *dev, size_t t, size_t n, const float *x,
                     .h = h,
                     .sum = sum};
     const size_t size = job.tiles.size;
-    job.slice = size * (size + (w ? (size_t)TOKENS : 0));
+    job.slice =
+        size * (size + (w ? (size_t)TOKENS : 0)) + vptq_cpu_gemm_work(job.math, size, TOKENS);
     job.scratch =
         vptq_dev_scratch(dev, (size_t)dev->threads * job.slice, sizeof *job.scratch, err);
     if (!job.scratch)
@@ -198,7 +200,7 @@ vptq_status vptq_cpu_quad_trace(vptq_dev *dev, size_t m, size_t n, const float *
                                 const double *h, size_t ldh, double *trace, vptq_err *err)
 {
     quad_job job = {.blas = dev->blas,
-                    .tiles = vptq_cpu_tiles_of(n, TILE),
+                    .tiles = vptq_cpu_tiles_of(n, TILE, STEP),
                     .m = m,
                     .e = e,
                     .lde = lde,

@@ -1,0 +1,215 @@
+/* Speed of the cpu backend's rows on the shapes of a 135 M-parameter model (hidden 576, 9 heads
+ * over 3 kv heads of 64, inner 1536, vocabulary 49152, 2048 tokens).  Matrix products stand
+ * beside the same product by one call of OpenBLAS with as many threads; the two are timed in
+ * turns, best of several, and only their ratio means something on a shared machine. */
+#include <omp.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "lib/backend/backend.h"
+#include "lib/backend/cpu_blas.h"
+#include "lib/base/parallel.h"
+
+enum { ROUNDS = 9, TOKENS = 2048 };
+
+typedef struct bench {
+    vptq_ctx ctx;
+    vptq_device dev;
+    vptq_blas blas;
+    vptq_err err;
+    float *a, *b, *c;
+    double *h, *work;
+} bench;
+
+static void check(vptq_status st, const bench *b)
+{
+    if (st) {
+        fprintf(stderr, "bench_backend: %s\n", b->err.text);
+        exit(1);
+    }
+}
+
+static void *filled(size_t floats)
+{
+    float *x = malloc(floats * sizeof *x);
+    if (!x) {
+        fprintf(stderr, "bench_backend: out of memory\n");
+        exit(1);
+    }
+    for (size_t i = 0; i < floats; i++)
+        x[i] = (float)(i * 7 % 23) / 23 - 0.5f;
+    return x;
+}
+
+static double faster(double a, double b)
+{
+    return b < a ? b : a;
+}
+
+static void bench_gemm(bench *b, size_t m, size_t n, size_t k)
+{
+    const vptq_gemm_args g = {.m = m,
+                              .n = n,
+                              .k = k,
+                              .a = b->a,
+                              .b = b->b,
+                              .c = b->c,
+                              .lda = k,
+                              .ldb = k,
+                              .ldc = n,
+                              .trans_b = true,
+                              .alpha = 1};
+    double ours = 1e9, theirs = 1e9;
+    for (int r = 0; r < ROUNDS; r++) {
+        double t = vptq_seconds();
+        check(b->dev.ops->gemm(b->dev.state, &g, &b->err), b);
+        ours = faster(ours, vptq_seconds() - t);
+        t = vptq_seconds();
+        b->blas.sgemm(VPTQ_BLAS_ROW_MAJOR, VPTQ_BLAS_NO_TRANS, VPTQ_BLAS_TRANS, (int)m, (int)n,
+                      (int)k, 1, b->a, (int)k, b->b, (int)k, 0, b->c, (int)n);
+        theirs = faster(theirs, vptq_seconds() - t);
+    }
+    const double flops = 2 * (double)m * (double)n * (double)k;
+    printf("gemm %4zu x %5zu x %4zu  %8.3f ms %7.1f GFLOP/s  %5.2f x OpenBLAS\n", m, n, k,
+           ours * 1e3, flops / ours / 1e9, theirs / ours);
+}
+
+static void bench_attention(bench *b, size_t n, size_t pos0)
+{
+    enum { HEADS = 9, KV = 3, DIM = 64 };
+    const vptq_attention_args a = {.n = n,
+                                   .pos0 = pos0,
+                                   .heads = HEADS,
+                                   .kv_heads = KV,
+                                   .head_dim = DIM,
+                                   .scale = 0.125f,
+                                   .q = b->a,
+                                   .keys = b->b,
+                                   .values = b->b + (n + pos0) * KV * DIM,
+                                   .out = b->c,
+                                   .ldq = HEADS * DIM,
+                                   .ldk = KV * DIM,
+                                   .ldv = KV * DIM,
+                                   .ldo = HEADS * DIM};
+    double best = 1e9;
+    for (int r = 0; r < ROUNDS; r++) {
+        const double t = vptq_seconds();
+        check(b->dev.ops->attention(b->dev.state, &a, &b->err), b);
+        best = faster(best, vptq_seconds() - t);
+    }
+    const double seen = (double)n * ((double)pos0 + ((double)n + 1) / 2);
+    printf("attention %4zu after %4zu  %8.3f ms %7.1f GFLOP/s\n", n, pos0, best * 1e3,
+           seen * HEADS * DIM * 4 / best / 1e9);
+}
+
+/* Rows whose cost is elements, not products. */
+static void bench_rows(bench *b)
+{
+    enum { HIDDEN = 576, INNER = 1536, TILE = 512, HALF = 32 };
+    static vptq_nll_state state[TOKENS];
+    static int32_t targets[TOKENS];
+    const vptq_backend *ops = b->dev.ops;
+    double norm = 1e9, swiglu = 1e9, rope = 1e9, nll = 1e9;
+    for (int r = 0; r < ROUNDS; r++) {
+        double t = vptq_seconds();
+        check(ops->rmsnorm(b->dev.state, TOKENS, HIDDEN, b->a, HIDDEN, b->b, 1e-5f, b->c,
+                           HIDDEN, &b->err),
+              b);
+        norm = faster(norm, vptq_seconds() - t);
+        t = vptq_seconds();
+        check(ops->swiglu(b->dev.state, TOKENS, INNER, b->a, b->b, b->c, &b->err), b);
+        swiglu = faster(swiglu, vptq_seconds() - t);
+        t = vptq_seconds();
+        check(ops->rope(b->dev.state, TOKENS, HIDDEN / 2 / HALF, (size_t)2 * HALF, b->c, HIDDEN,
+                        b->a, b->b, 0, &b->err),
+              b);
+        rope = faster(rope, vptq_seconds() - t);
+        t = vptq_seconds();
+        check(
+            ops->nll(b->dev.state, TOKENS, TILE, b->a, TILE, 0, targets, true, state, &b->err),
+            b);
+        nll = faster(nll, vptq_seconds() - t);
+    }
+    printf("rmsnorm %d x %d   %8.3f ms %7.2f G elements/s\n", TOKENS, HIDDEN, norm * 1e3,
+           (double)TOKENS * HIDDEN / norm / 1e9);
+    printf("swiglu  %d x %d  %8.3f ms %7.2f G elements/s\n", TOKENS, INNER, swiglu * 1e3,
+           (double)TOKENS * INNER / swiglu / 1e9);
+    printf("rope    %d x %d   %8.3f ms %7.2f G elements/s\n", TOKENS, HIDDEN, rope * 1e3,
+           (double)TOKENS * HIDDEN / rope / 1e9);
+    printf("nll     %d x %d   %8.3f ms %7.2f G elements/s\n", TOKENS, TILE, nll * 1e3,
+           (double)TOKENS * TILE / nll / 1e9);
+}
+
+static void bench_hessian(bench *b, size_t n)
+{
+    const vptq_backend *ops = b->dev.ops;
+    double syrk = 1e9, potrf = 1e9, trtri = 1e9, quad = 1e9;
+    for (int r = 0; r < 3; r++) {
+        double trace = 0;
+        memset(b->h, 0, n * n * sizeof *b->h);
+        double t = vptq_seconds();
+        check(ops->syrk_add(b->dev.state, TOKENS, n, b->a, n, NULL, b->h, b->work, &b->err), b);
+        syrk = faster(syrk, vptq_seconds() - t);
+        for (size_t i = 0; i < n; i++)
+            b->h[i * n + i] += 1e4;
+        t = vptq_seconds();
+        check(ops->quad_trace(b->dev.state, n, n, b->a, n, b->h, n, &trace, &b->err), b);
+        quad = faster(quad, vptq_seconds() - t);
+        t = vptq_seconds();
+        check(ops->potrf(b->dev.state, n, b->h, n, NULL, &b->err), b);
+        potrf = faster(potrf, vptq_seconds() - t);
+        t = vptq_seconds();
+        check(ops->trtri(b->dev.state, n, b->h, n, &b->err), b);
+        trtri = faster(trtri, vptq_seconds() - t);
+    }
+    const double cube = (double)n * (double)n * (double)n;
+    printf("syrk_add %d x %zu   %8.2f ms %7.1f GFLOP/s (of the lower half)\n", TOKENS, n,
+           syrk * 1e3, (double)TOKENS * (double)n * (double)n / syrk / 1e9);
+    printf("quad_trace %zu x %zu %8.2f ms %7.1f GFLOP/s\n", n, n, quad * 1e3,
+           cube / quad / 1e9);
+    printf("potrf %zu            %8.2f ms %7.1f GFLOP/s\n", n, potrf * 1e3,
+           cube / 3 / potrf / 1e9);
+    printf("trtri %zu            %8.2f ms %7.1f GFLOP/s\n", n, trtri * 1e3,
+           cube / 3 / trtri / 1e9);
+}
+
+int main(void)
+{
+    static const size_t shapes[][3] = {{2048, 1536, 576}, {2048, 576, 1536}, {2048, 576, 576},
+                                       {2048, 192, 576},  {2048, 512, 576},  {1, 1536, 576},
+                                       {1, 49152, 576},   {4, 1536, 576}};
+    enum { LARGEST = 49152 * 576, SIDE = 1536 };
+    bench b = {.ctx = {.threads = vptq_cpu_count()}};
+    char text[256];
+    check(vptq_device_open(&b.ctx, "cpu", &b.dev, &b.err), &b);
+    check(vptq_blas_open(&b.blas, vptq_cpu_simd(), &b.err), &b);
+    omp_set_num_threads(b.ctx.threads);
+    b.dev.ops->describe(b.dev.state, text, sizeof text);
+    printf("%s\n", text);
+    b.a = filled(LARGEST);
+    b.b = filled(LARGEST);
+    b.c = filled(LARGEST);
+    b.h = calloc((size_t)SIDE * SIDE, sizeof *b.h);
+    b.work = calloc(SIDE, sizeof *b.work);
+    if (!b.h || !b.work)
+        return 1;
+
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        bench_gemm(&b, shapes[i][0], shapes[i][1], shapes[i][2]);
+    bench_attention(&b, TOKENS, 0);
+    bench_attention(&b, 1, TOKENS - 1);
+    bench_rows(&b);
+    bench_hessian(&b, 576);
+    bench_hessian(&b, SIDE);
+
+    free(b.a);
+    free(b.b);
+    free(b.c);
+    free(b.h);
+    free(b.work);
+    vptq_blas_close(&b.blas);
+    vptq_device_close(&b.dev);
+    return 0;
+}
