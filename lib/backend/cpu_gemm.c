@@ -59,13 +59,10 @@ void vptq_cpu_pack_left(const vptq_cpu_math *math, size_t rows, size_t k, const 
     const size_t height = math->tile_rows;
     if (rows < height)
         memset(out, 0, k * height * sizeof *out);
-    if (!transposed) {
+    if (transposed)
+        math->copy(k, rows, a, ld, alpha, out, height);
+    else
         math->transpose(rows, k, a, ld, alpha, out, height);
-        return;
-    }
-    for (size_t l = 0; l < k; l++)
-        for (size_t i = 0; i < rows; i++)
-            out[l * height + i] = alpha * a[l * ld + i];
 }
 
 static size_t panels_of(const vptq_cpu_math *math, size_t n)
@@ -92,8 +89,7 @@ static void pack_panel(const vptq_cpu_math *math, const vptq_gemm_args *g, size_
     if (g->trans_b)
         math->transpose(cols, depth, g->b + j0 * g->ldb + l, g->ldb, 1, out, width);
     else
-        for (size_t i = 0; i < depth; i++)
-            memcpy(out + i * width, g->b + (l + i) * g->ldb + j0, cols * sizeof *out);
+        math->copy(depth, cols, g->b + l * g->ldb + j0, g->ldb, 1, out, width);
 }
 
 static vptq_cpu_tiles depths_of(size_t k)

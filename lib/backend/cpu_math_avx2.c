@@ -12,38 +12,47 @@ static inline vf vf_set1(float x)
 {
     return _mm256_set1_ps(x);
 }
+
 static inline vf vf_load(const float *p)
 {
     return _mm256_loadu_ps(p);
 }
+
 static inline void vf_store(float *p, vf v)
 {
     _mm256_storeu_ps(p, v);
 }
+
 static inline vf vf_add(vf a, vf b)
 {
     return _mm256_add_ps(a, b);
 }
+
 static inline vf vf_sub(vf a, vf b)
 {
     return _mm256_sub_ps(a, b);
 }
+
 static inline vf vf_mul(vf a, vf b)
 {
     return _mm256_mul_ps(a, b);
 }
+
 static inline vf vf_div(vf a, vf b)
 {
     return _mm256_div_ps(a, b);
 }
+
 static inline vf vf_max(vf a, vf b)
 {
     return _mm256_max_ps(a, b);
 }
+
 static inline vf vf_min(vf a, vf b)
 {
     return _mm256_min_ps(a, b);
 }
+
 static inline vf vf_fma(vf a, vf b, vf c)
 {
     return _mm256_fmadd_ps(a, b, c);
@@ -107,6 +116,7 @@ static inline __m256d low_double(vf v)
 {
     return _mm256_cvtps_pd(_mm256_castps256_ps128(v));
 }
+
 static inline __m256d high_double(vf v)
 {
     return _mm256_cvtps_pd(_mm256_extractf128_ps(v, 1));
@@ -122,10 +132,25 @@ static inline vd vd_add(vd d, vf v)
     return (vd){_mm256_add_pd(d.lo, low_double(v)), _mm256_add_pd(d.hi, high_double(v))};
 }
 
-static inline vd vd_fma(vd d, vf v)
+static inline vd vd_from(vf v)
 {
-    const __m256d lo = low_double(v), hi = high_double(v);
-    return (vd){_mm256_fmadd_pd(lo, lo, d.lo), _mm256_fmadd_pd(hi, hi, d.hi)};
+    return (vd){low_double(v), high_double(v)};
+}
+
+static inline vd vd_load(const double *p)
+{
+    return (vd){_mm256_loadu_pd(p), _mm256_loadu_pd(p + 4)};
+}
+
+static inline void vd_store(double *p, vd d)
+{
+    _mm256_storeu_pd(p, d.lo);
+    _mm256_storeu_pd(p + 4, d.hi);
+}
+
+static inline vd vd_mul_add(vd a, vd b, vd d)
+{
+    return (vd){_mm256_fmadd_pd(a.lo, b.lo, d.lo), _mm256_fmadd_pd(a.hi, b.hi, d.hi)};
 }
 
 static inline double vd_sum(vd d)
@@ -133,12 +158,6 @@ static inline double vd_sum(vd d)
     const __m256d s = _mm256_add_pd(d.lo, d.hi);
     const __m128d t = _mm_add_pd(_mm256_castpd256_pd128(s), _mm256_extractf128_pd(s, 1));
     return _mm_cvtsd_f64(_mm_add_sd(t, _mm_unpackhi_pd(t, t)));
-}
-
-static inline void vf_add_double(double *p, vf v)
-{
-    _mm256_storeu_pd(p, _mm256_add_pd(_mm256_loadu_pd(p), low_double(v)));
-    _mm256_storeu_pd(p + 4, _mm256_add_pd(_mm256_loadu_pd(p + 4), high_double(v)));
 }
 
 static inline vf vf_select_equal(vf a, vf b, vf x, vf y)

@@ -12,42 +12,52 @@ static inline vf vf_set1(float x)
 {
     return _mm512_set1_ps(x);
 }
+
 static inline vf vf_load(const float *p)
 {
     return _mm512_loadu_ps(p);
 }
+
 static inline void vf_store(float *p, vf v)
 {
     _mm512_storeu_ps(p, v);
 }
+
 static inline vf vf_add(vf a, vf b)
 {
     return _mm512_add_ps(a, b);
 }
+
 static inline vf vf_sub(vf a, vf b)
 {
     return _mm512_sub_ps(a, b);
 }
+
 static inline vf vf_mul(vf a, vf b)
 {
     return _mm512_mul_ps(a, b);
 }
+
 static inline vf vf_div(vf a, vf b)
 {
     return _mm512_div_ps(a, b);
 }
+
 static inline vf vf_max(vf a, vf b)
 {
     return _mm512_max_ps(a, b);
 }
+
 static inline vf vf_min(vf a, vf b)
 {
     return _mm512_min_ps(a, b);
 }
+
 static inline vf vf_fma(vf a, vf b, vf c)
 {
     return _mm512_fmadd_ps(a, b, c);
 }
+
 static inline vf vf_ldexp(vf x, vf n)
 {
     return _mm512_scalef_ps(x, n);
@@ -82,6 +92,7 @@ static inline __m256 low_half(vf v)
 {
     return _mm512_castps512_ps256(v);
 }
+
 static inline __m256 high_half(vf v)
 {
     return _mm512_extractf32x8_ps(v, 1);
@@ -108,16 +119,31 @@ static inline vd vd_zero(void)
     return (vd){_mm512_setzero_pd(), _mm512_setzero_pd()};
 }
 
-static inline vd vd_add(vd d, vf v)
+static inline vd vd_from(vf v)
 {
-    return (vd){_mm512_add_pd(d.lo, _mm512_cvtps_pd(low_half(v))),
-                _mm512_add_pd(d.hi, _mm512_cvtps_pd(high_half(v)))};
+    return (vd){_mm512_cvtps_pd(low_half(v)), _mm512_cvtps_pd(high_half(v))};
 }
 
-static inline vd vd_fma(vd d, vf v)
+static inline vd vd_load(const double *p)
 {
-    const __m512d lo = _mm512_cvtps_pd(low_half(v)), hi = _mm512_cvtps_pd(high_half(v));
-    return (vd){_mm512_fmadd_pd(lo, lo, d.lo), _mm512_fmadd_pd(hi, hi, d.hi)};
+    return (vd){_mm512_loadu_pd(p), _mm512_loadu_pd(p + 8)};
+}
+
+static inline void vd_store(double *p, vd d)
+{
+    _mm512_storeu_pd(p, d.lo);
+    _mm512_storeu_pd(p + 8, d.hi);
+}
+
+static inline vd vd_add(vd d, vf v)
+{
+    const vd w = vd_from(v);
+    return (vd){_mm512_add_pd(d.lo, w.lo), _mm512_add_pd(d.hi, w.hi)};
+}
+
+static inline vd vd_mul_add(vd a, vd b, vd d)
+{
+    return (vd){_mm512_fmadd_pd(a.lo, b.lo, d.lo), _mm512_fmadd_pd(a.hi, b.hi, d.hi)};
 }
 
 static inline double vd_sum(vd d)
@@ -126,13 +152,6 @@ static inline double vd_sum(vd d)
     const __m256d h = _mm256_add_pd(_mm512_castpd512_pd256(s), _mm512_extractf64x4_pd(s, 1));
     const __m128d t = _mm_add_pd(_mm256_castpd256_pd128(h), _mm256_extractf128_pd(h, 1));
     return _mm_cvtsd_f64(_mm_add_sd(t, _mm_unpackhi_pd(t, t)));
-}
-
-static inline void vf_add_double(double *p, vf v)
-{
-    const __m512d lo = _mm512_cvtps_pd(low_half(v)), hi = _mm512_cvtps_pd(high_half(v));
-    _mm512_storeu_pd(p, _mm512_add_pd(_mm512_loadu_pd(p), lo));
-    _mm512_storeu_pd(p + 8, _mm512_add_pd(_mm512_loadu_pd(p + 8), hi));
 }
 
 static inline vf vf_select_equal(vf a, vf b, vf x, vf y)

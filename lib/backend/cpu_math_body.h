@@ -11,8 +11,8 @@
  *     vf_ldexp(x, n)   x * 2^n, n integral, one rounding
  *     vf_sum           of the lanes, as a fixed tree
  *     vf_hmax          of the lanes
- *     vd               LANES doubles: vd_zero, vd_add(d, v), vd_fma(d, v): d + v * v, vd_sum
- *     vf_add_double(p, v)  p[0..LANES) += v
+ *     vd               LANES doubles: vd_zero, vd_add(d, v): d + v, vd_sum
+ *     vd_load, vd_store, vd_from(v), vd_mul_add(a, b, d): d + a * b
  *     transpose_4x4(src, ld_src, factor, dst, ld_dst)
  *     vf_mask_tail(v, n, fill)  lanes from n on replaced by fill
  */
@@ -99,11 +99,36 @@ static double body_sum_squares(const float *x, size_t n)
 {
     vd sum = vd_zero();
     size_t i = 0;
-    for (; i + LANES <= n; i += LANES)
-        sum = vd_fma(sum, vf_load(x + i));
-    if (i < n)
-        sum = vd_fma(sum, vf_load_part(x + i, n - i));
+    for (; i + LANES <= n; i += LANES) {
+        const vd d = vd_from(vf_load(x + i));
+        sum = vd_mul_add(d, d, sum);
+    }
+    if (i < n) {
+        const vd d = vd_from(vf_load_part(x + i, n - i));
+        sum = vd_mul_add(d, d, sum);
+    }
     return vd_sum(sum);
+}
+
+static double body_dot_double(const double *a, const float *b, size_t n)
+{
+    vd sum = vd_zero();
+    size_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        sum = vd_mul_add(vd_load(a + i), vd_from(vf_load(b + i)), sum);
+    double total = vd_sum(sum);
+    for (; i < n; i++)
+        total += a[i] * (double)b[i];
+    return total;
+}
+
+static void body_widen(const float *x, double *y, size_t n)
+{
+    size_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        vd_store(y + i, vd_from(vf_load(x + i)));
+    for (; i < n; i++)
+        y[i] = (double)x[i];
 }
 
 static void body_norm(const float *x, const float *w, float s, float *y, size_t n)
@@ -157,9 +182,22 @@ static void body_add_double(const float *x, double *sum, size_t n)
 {
     size_t i = 0;
     for (; i + LANES <= n; i += LANES)
-        vf_add_double(sum + i, vf_load(x + i));
+        vd_store(sum + i, vd_add(vd_load(sum + i), vf_load(x + i)));
     for (; i < n; i++)
         sum[i] += (double)x[i];
+}
+
+static void body_copy(size_t rows, size_t cols, const float *src, size_t ld_src, float factor,
+                      float *dst, size_t ld_dst)
+{
+    const vf f = vf_set1(factor);
+    for (size_t i = 0; i < rows; i++, src += ld_src, dst += ld_dst) {
+        size_t j = 0;
+        for (; j + LANES <= cols; j += LANES)
+            vf_store(dst + j, vf_mul(vf_load(src + j), f));
+        if (j < cols)
+            vf_store_part(dst + j, vf_mul(vf_load_part(src + j, cols - j), f), cols - j);
+    }
 }
 
 static void body_transpose(size_t rows, size_t cols, const float *src, size_t ld_src,
@@ -362,6 +400,9 @@ const vptq_cpu_math VPTQ_CPU_MATH_NAME = {
     .rotate = body_rotate,
     .swiglu = body_swiglu,
     .add_double = body_add_double,
+    .widen = body_widen,
+    .dot_double = body_dot_double,
+    .copy = body_copy,
     .transpose = body_transpose,
     .dots = body_dots,
     .axpys = body_axpys,

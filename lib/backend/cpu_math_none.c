@@ -1,8 +1,7 @@
 /* cpu_math.h without SIMD: vectors of one lane. */
+#include <math.h>
 #include <stdint.h>
 #include <string.h>
-
-#include <math.h>
 
 enum { LANES = 1, TILE_ROWS = 4, TILE_VECTORS = 4 };
 typedef float vf;
@@ -12,73 +11,100 @@ static inline vf vf_set1(float x)
 {
     return x;
 }
+
 static inline vf vf_load(const float *p)
 {
     return *p;
 }
+
 static inline void vf_store(float *p, vf v)
 {
     *p = v;
 }
+
 static inline vf vf_add(vf a, vf b)
 {
     return a + b;
 }
+
 static inline vf vf_sub(vf a, vf b)
 {
     return a - b;
 }
+
 static inline vf vf_mul(vf a, vf b)
 {
     return a * b;
 }
+
 static inline vf vf_div(vf a, vf b)
 {
     return a / b;
 }
+
 static inline vf vf_max(vf a, vf b)
 {
     return a > b ? a : b;
 }
+
 static inline vf vf_min(vf a, vf b)
 {
     return a < b ? a : b;
 }
+
 static inline vf vf_fma(vf a, vf b, vf c)
 {
     return a * b + c;
 }
+
 static inline vf vf_round(vf a)
 {
     return rintf(a);
 }
+
 static inline vf vf_sum(vf a)
 {
     return a;
 }
+
 static inline vf vf_hmax(vf a)
 {
     return a;
 }
+
 static inline vd vd_zero(void)
 {
     return 0;
 }
+
 static inline vd vd_add(vd d, vf v)
 {
     return d + (double)v;
 }
-static inline vd vd_fma(vd d, vf v)
+
+static inline vd vd_from(vf v)
 {
-    return d + (double)v * (double)v;
+    return (double)v;
 }
+
+static inline vd vd_load(const double *p)
+{
+    return *p;
+}
+
+static inline void vd_store(double *p, vd d)
+{
+    *p = d;
+}
+
+static inline vd vd_mul_add(vd a, vd b, vd d)
+{
+    return d + a * b;
+}
+
 static inline double vd_sum(vd d)
 {
     return d;
-}
-static inline void vf_add_double(double *p, vf v)
-{
-    *p += (double)v;
 }
 
 /* A part of one lane is empty. */

@@ -119,6 +119,7 @@ vptq_status vptq_cpu_syrk_add(vptq_dev *dev, size_t t, size_t n, const float *x,
 
 typedef struct quad_job {
     const vptq_blas *blas;
+    const vptq_cpu_math *math;
     vptq_cpu_tiles tiles;
     size_t m, lde, ldh;
     const float *e;
@@ -127,31 +128,6 @@ typedef struct quad_job {
     double *scratch;
     size_t slice; /* doubles of scratch per thread */
 } quad_job;
-
-static void to_double(const float *src, size_t ld_src, double *dst, size_t ld_dst, size_t rows,
-                      size_t cols)
-{
-    for (size_t r = 0; r < rows; r++)
-        for (size_t i = 0; i < cols; i++)
-            dst[r * ld_dst + i] = (double)src[r * ld_src + i];
-}
-
-/* Sum of the products of two [rows, cols] arrays, in eight interleaved sums. */
-static double dot_rows(const double *a, const double *b, size_t ld, size_t rows, size_t cols)
-{
-    enum { SUMS = 8 };
-    double s[SUMS] = {0};
-    for (size_t r = 0; r < rows; r++) {
-        const double *x = a + r * ld, *y = b + r * ld;
-        size_t i = 0;
-        for (; i + SUMS <= cols; i += SUMS)
-            for (size_t l = 0; l < SUMS; l++)
-                s[l] += x[i + l] * y[i + l];
-        for (; i < cols; i++)
-            s[0] += x[i] * y[i];
-    }
-    return ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
-}
 
 /* The tile of H as a full one: that of the diagonal has its upper half filled in. */
 static const double *full_tile(const quad_job *job, const double *h, bool diagonal, size_t n,
@@ -178,7 +154,7 @@ static void quad_tile(void *arg, size_t begin, size_t end, int thread)
     const size_t height = vptq_cpu_tile_length(&job->tiles, tile_row);
     const size_t width = vptq_cpu_tile_length(&job->tiles, tile_col);
     double *left = job->scratch + (size_t)thread * job->slice;
-    double *right = left + ROWS * size, *product = right + ROWS * size;
+    double *product = left + ROWS * size;
     double *copy = product + ROWS * size;
     size_t ldh = 0;
     const double *h = full_tile(job, job->h + i0 * job->ldh + j0, diagonal, height, copy, &ldh);
@@ -186,12 +162,14 @@ static void quad_tile(void *arg, size_t begin, size_t end, int thread)
     double total = 0;
     for (size_t r = 0; r < job->m; r += ROWS) {
         const size_t rows = job->m - r < ROWS ? job->m - r : ROWS;
-        to_double(job->e + r * job->lde + i0, job->lde, left, size, rows, height);
-        to_double(job->e + r * job->lde + j0, job->lde, right, size, rows, width);
+        for (size_t l = 0; l < rows; l++)
+            job->math->widen(job->e + (r + l) * job->lde + i0, left + l * size, height);
         job->blas->dgemm(VPTQ_BLAS_ROW_MAJOR, VPTQ_BLAS_NO_TRANS, VPTQ_BLAS_NO_TRANS, (int)rows,
                          (int)width, (int)height, 1, left, (int)size, h, (int)ldh, 0, product,
                          (int)size);
-        total += dot_rows(product, right, size, rows, width);
+        for (size_t l = 0; l < rows; l++)
+            total += job->math->dot_double(product + l * size, job->e + (r + l) * job->lde + j0,
+                                           width);
     }
     job->partial[begin] = diagonal ? total : 2 * total;
 }
@@ -200,6 +178,7 @@ vptq_status vptq_cpu_quad_trace(vptq_dev *dev, size_t m, size_t n, const float *
                                 const double *h, size_t ldh, double *trace, vptq_err *err)
 {
     quad_job job = {.blas = dev->blas,
+                    .math = vptq_cpu_math_get(dev->simd),
                     .tiles = vptq_cpu_tiles_of(n, TILE, STEP),
                     .m = m,
                     .e = e,
@@ -207,7 +186,7 @@ vptq_status vptq_cpu_quad_trace(vptq_dev *dev, size_t m, size_t n, const float *
                     .h = h,
                     .ldh = ldh};
     const size_t count = lower_count(job.tiles.count), size = job.tiles.size;
-    job.slice = size * (3 * (size_t)ROWS + size);
+    job.slice = size * (2 * (size_t)ROWS + size);
     job.scratch = vptq_dev_scratch(dev, (size_t)dev->threads * job.slice + count,
                                    sizeof *job.scratch, err);
     if (!job.scratch)
