@@ -1,0 +1,588 @@
+/* Encoding and decoding: published vectors, files that must agree with each other, and one
+ * small tokenizer per feature with the ids of the Python package `tokenizers`
+ * (tests/golden/make_tokenizer_steps.py). */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "formats/json.h"
+#include "tests/vtok.h"
+
+/* ---- published vectors ---- */
+
+static void check_vectors(const vtok *k, const vtok_vectors *v, const char *path)
+{
+    for (size_t i = 0; i < v->count; i++) {
+        char what[4200];
+        (void)snprintf(what, sizeof what, "%s, text %zu", path, i);
+        vtok_expect(k, v->of[i].text, v->of[i].len, 0, v->of[i].ids, v->of[i].n, what);
+        vtok_expect_text(k, v->of[i].ids, v->of[i].n, false, v->of[i].text, v->of[i].len, what);
+    }
+}
+
+static void vectors_of(const char *name, const char *path)
+{
+    vtok k;
+    vtok_vectors v;
+    if (!vtok_vectors_load(&v, name))
+        skip();
+    assert_int_equal(v.count, 47);
+    vtok_open(&k, path);
+    check_vectors(&k, &v, path);
+    vtok_close(&k);
+    vtok_vectors_free(&v);
+}
+
+static void test_vectors_llama2(void **state)
+{
+    static const char *const files[3] = {"tokenizers/llama2/tokenizer.model",
+                                         "tokenizers/llama2/tokenizer.bin",
+                                         "golden/gguf/ggml-vocab-llama-spm.gguf"};
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        char path[4096];
+        if (!vtest_data(path, sizeof path, files[i]))
+            skip();
+        vectors_of("llama-spm", path);
+    }
+}
+
+static void test_vectors_llama3_json(void **state)
+{
+    if (!vtok_unpack(*state, "tokenizers/llama3/tokenizer.json.xz",
+                     "tokenizers/llama3/tokenizer_config.json.xz"))
+        skip();
+    vectors_of("llama-bpe", *state);
+}
+
+static void test_vectors_llama3_ranks(void **state)
+{
+    char path[4096];
+    (void)state;
+    if (!vtest_data(path, sizeof path, "tokenizers/llama3/tokenizer.model"))
+        skip();
+    vectors_of("llama-bpe", path);
+}
+
+static void test_vectors_qwen(void **state)
+{
+    if (!vtok_unpack(*state, "tokenizers/qwen3/tokenizer.json.xz",
+                     "tokenizers/qwen3/tokenizer_config.json"))
+        skip();
+    vectors_of("qwen2", *state);
+}
+
+static void test_llama2_prompts(void **state)
+{
+    char path[4096], model[4096];
+    vptq_err err = {0};
+    json_t *root = NULL;
+    vtok k;
+    (void)state;
+    if (!vtest_data(path, sizeof path, "golden/llama2_prompt_tokens.json") ||
+        !vtest_data(model, sizeof model, "tokenizers/llama2/tokenizer.model"))
+        skip();
+    assert_ok(vptq_json_load(path, 1 << 20, &root, &err), &err);
+    const json_t *list = json_object_get(root, "cases");
+    vtok_open(&k, model);
+    assert_int_equal(json_array_size(list), 5);
+    for (size_t i = 0; i < 5; i++) {
+        const json_t *ids = json_object_get(json_array_get(list, i), "ids");
+        const char *text = json_string_value(json_object_get(json_array_get(list, i), "text"));
+        int32_t want[256];
+        size_t n = json_array_size(ids);
+        for (size_t j = 0; j < n && j < 256; j++)
+            want[j] = (int32_t)json_integer_value(json_array_get(ids, j));
+        vtok_expect(&k, text, strlen(text), VPTQ_ENCODE_BOS, want, n, text);
+        vtok_expect_text(&k, want, n, false, text, strlen(text), text);
+    }
+    vtok_close(&k);
+    json_decref(root);
+}
+
+/* ---- files that say the same ---- */
+
+static void compare_on_text(const vtok *a, const vtok *b, const char *name, size_t most)
+{
+    char path[4096];
+    size_t size = 0;
+    if (!vtest_data(path, sizeof path, name))
+        skip();
+    char *text = vtest_read_file(path, &size);
+    if (size > most)
+        size = most;
+    vtok_expect_same(a, b, text, size, VPTQ_ENCODE_BOS, name);
+    free(text);
+}
+
+static void test_stories_tokenizers_agree(void **state)
+{
+    char bin[4096], hf[4096], path[4096];
+    vtok a, b;
+    vptq_err err = {0};
+    json_t *root = NULL;
+    (void)state;
+    if (!vtest_data(bin, sizeof bin, "models/stories260K/tok512.bin") ||
+        !vtest_data(hf, sizeof hf, "models/stories260K-hf") ||
+        !vtest_data(path, sizeof path, "text/tinystories/tiny.utf8"))
+        skip();
+    vtok_open(&a, bin);
+    vtok_open(&b, hf);
+    assert_int_equal(a.vocab.count, 512);
+    compare_on_text(&a, &b, "text/tinystories/tiny.utf8", SIZE_MAX);
+
+    /* the whole file has 134,727 ids and begins as expected.json's first window */
+    size_t size = 0;
+    char *text = vtest_read_file(path, &size);
+    vptq_ids ids;
+    vptq_ids_init(&ids, NULL);
+    vtok_encode(&a, text, size, VPTQ_ENCODE_BOS, &ids);
+    assert_int_equal(ids.count, 134727);
+    free(text);
+
+    if (vtest_data(path, sizeof path, "golden/baseline_f64.json")) {
+        assert_ok(vptq_json_load(path, 1 << 20, &root, &err), &err);
+        const json_t *first =
+            json_object_get(json_object_get(root, "stories260K"), "first_story_ids");
+        assert_true(json_array_size(first) > 50);
+        for (size_t i = 0; i < json_array_size(first); i++)
+            assert_int_equal(ids.data[i], json_integer_value(json_array_get(first, i)));
+        json_decref(root);
+    }
+    vptq_ids_release(&ids);
+    vtok_close(&a);
+    vtok_close(&b);
+}
+
+/* What vptq_vocab_write_hf writes encodes as its source does. */
+static void check_rewritten(const char *source, const char *dir, const char *vectors)
+{
+    vtok a, b;
+    vtok_vectors v;
+    vptq_err err = {0};
+    vtok_open(&a, source);
+    assert_ok(vptq_vocab_write_hf(&a.vocab, dir, &err), &err);
+    vtok_open(&b, dir);
+    assert_int_equal(a.vocab.bos, b.vocab.bos);
+    assert_int_equal(a.vocab.eos, b.vocab.eos);
+    assert_int_equal(a.vocab.add_bos, b.vocab.add_bos);
+    assert_int_equal(a.vocab.add_eos, b.vocab.add_eos);
+    if (!vtok_vectors_load(&v, vectors))
+        skip();
+    for (size_t i = 0; i < v.count; i++)
+        vtok_expect_same(&b, &a, v.of[i].text, v.of[i].len,
+                         VPTQ_ENCODE_BOS | VPTQ_ENCODE_SPECIAL, source);
+    compare_on_text(&b, &a, "text/wikitext2/wiki.test.raw", 100000);
+    compare_on_text(&b, &a, "text/calib/c4.utf8", 100000);
+    char run[130];
+    for (size_t n = 1; n < sizeof run; n++) { /* overlapping merges */
+        memset(run, ' ', n);
+        vtok_expect_same(&b, &a, run, n, 0, "spaces");
+        memset(run, '=', n);
+        vtok_expect_same(&b, &a, run, n, 0, "rules");
+    }
+    vtok_vectors_free(&v);
+    vtok_close(&a);
+    vtok_close(&b);
+}
+
+static void test_rewritten_spm(void **state)
+{
+    static const char *const files[5] = {
+        "tokenizers/llama2/tokenizer.model", "tokenizers/mistral/tokenizer.model.v1",
+        "tokenizers/mistral/tokenizer.model.v3", "golden/gguf/ggml-vocab-llama-spm.gguf",
+        "models/stories260K/tok512.bin"};
+    for (int i = 0; i < 5; i++) {
+        char path[4096];
+        if (!vtest_data(path, sizeof path, files[i]))
+            skip();
+        check_rewritten(path, *state, "llama-spm");
+    }
+}
+
+static void test_rewritten_ranks(void **state)
+{
+    char path[4096];
+    if (!vtest_data(path, sizeof path, "tokenizers/llama3/tokenizer.model"))
+        skip();
+    check_rewritten(path, *state, "llama-bpe");
+}
+
+static void test_rewritten_json(void **state)
+{
+    if (!vtok_unpack(*state, "tokenizers/qwen3/tokenizer.json.xz",
+                     "tokenizers/qwen3/tokenizer_config.json"))
+        skip();
+    check_rewritten(*state, *state, "qwen2"); /* read whole before it is replaced */
+}
+
+static void test_rewritten_demo(void **state)
+{
+    char path[4096];
+    if (!vtok_demo(path, sizeof path))
+        skip();
+    check_rewritten(path, *state, "qwen2");
+}
+
+/* ---- features one by one ---- */
+
+static void apply(json_t *tokenizer, json_t *change)
+{
+    const char *key;
+    json_t *value;
+    json_object_foreach(change, key, value)
+    {
+        if (strcmp(key, "model") == 0)
+            assert_int_equal(json_object_update(json_object_get(tokenizer, key), value), 0);
+        else
+            assert_int_equal(json_object_set(tokenizer, key, value), 0);
+    }
+}
+
+static void check_case(const char *dir, const json_t *bases, const json_t *texts,
+                       const json_t *c)
+{
+    char path[4096];
+    vptq_err err = {0};
+    vtok a, b;
+    const char *name = json_string_value(json_object_get(c, "name"));
+    json_t *tokenizer =
+        json_deep_copy(json_object_get(bases, json_string_value(json_object_get(c, "base"))));
+    apply(tokenizer, json_object_get(c, "change"));
+    vtest_path(path, sizeof path, dir, "tokenizer.json");
+    assert_ok(vptq_json_save(path, tokenizer, &err), &err);
+    json_decref(tokenizer);
+    vtok_open(&a, path);
+    assert_ok(vptq_vocab_write_hf(&a.vocab, dir, &err), &err);
+    vtok_open(&b, path);
+    for (size_t i = 0; i < json_array_size(texts); i++) {
+        const json_t *ids = json_array_get(json_object_get(c, "ids"), i);
+        const char *text = json_string_value(json_array_get(texts, i));
+        int32_t want[256];
+        char what[128];
+        size_t n = json_array_size(ids);
+        assert_true(n <= 256);
+        for (size_t j = 0; j < n; j++)
+            want[j] = (int32_t)json_integer_value(json_array_get(ids, j));
+        (void)snprintf(what, sizeof what, "%s, text %zu", name, i);
+        vtok_expect(&a, text, strlen(text), VPTQ_ENCODE_SPECIAL, want, n, what);
+        (void)snprintf(what, sizeof what, "%s rewritten, text %zu", name, i);
+        vtok_expect(&b, text, strlen(text), VPTQ_ENCODE_SPECIAL, want, n, what);
+    }
+    vtok_close(&a);
+    vtok_close(&b);
+}
+
+static void test_features(void **state)
+{
+    vptq_err err = {0};
+    json_t *root = NULL;
+    assert_ok(vptq_json_load("tests/golden/tokenizer_steps.json", 1 << 20, &root, &err), &err);
+    const json_t *cases = json_object_get(root, "cases");
+    assert_true(json_array_size(cases) > 30);
+    for (size_t i = 0; i < json_array_size(cases); i++) {
+        char path[4096]; /* of the case before */
+        vtest_path(path, sizeof path, *state, "tokenizer_config.json");
+        (void)remove(path);
+        check_case(*state, json_object_get(root, "bases"), json_object_get(root, "texts"),
+                   json_array_get(cases, i));
+    }
+    json_decref(root);
+}
+
+/* The shared bases with changes, from a JSON text; NULL = none. */
+static void open_base(void **state, vtok *k, const char *base, const char *change)
+{
+    char path[4096];
+    vptq_err err = {0};
+    json_t *root = NULL;
+    assert_ok(vptq_json_load("tests/golden/tokenizer_steps.json", 1 << 20, &root, &err), &err);
+    json_t *tokenizer = json_object_get(json_object_get(root, "bases"), base);
+    if (change) {
+        json_t *c = json_loads(change, 0, NULL);
+        assert_non_null(c);
+        apply(tokenizer, c);
+        json_decref(c);
+    }
+    vtest_path(path, sizeof path, *state, "tokenizer.json");
+    assert_ok(vptq_json_save(path, tokenizer, &err), &err);
+    json_decref(root);
+    vtok_open(k, path);
+}
+
+/* ---- any bytes ---- */
+
+static void test_bytes_that_are_no_text(void **state)
+{
+    static const char *const bases[2] = {"bytes", "pieces"};
+    static const char bad[] =
+        "the \xff\xfe then\xc3\xa9 \xe2\x82 a\xed\xa0\x80 \xf4\x90\x80\x80"
+        " \xc0\xaf\x00 in\xc3";
+    for (int i = 0; i < 2; i++) {
+        vtok k;
+        vptq_ids ids;
+        open_base(state, &k, bases[i], i == 0 ? "{\"normalizer\": {\"type\": \"NFC\"}}" : NULL);
+        vptq_ids_init(&ids, NULL);
+        vtok_encode(&k, bad, sizeof bad - 1, 0, &ids);
+        vtok_expect_text(&k, ids.data, ids.count, false, bad, sizeof bad - 1, bases[i]);
+        /* every byte alone, and pairs of bytes */
+        for (int b = 0; b < 256; b++) {
+            char two[2] = {(char)b, (char)(255 - b)};
+            vtok_encode(&k, two, 1, 0, &ids);
+            vtok_expect_text(&k, ids.data, ids.count, false, two, 1, bases[i]);
+            vtok_encode(&k, two, 2, 0, &ids);
+            vtok_expect_text(&k, ids.data, ids.count, false, two, 2, bases[i]);
+        }
+        vptq_ids_release(&ids);
+        vtok_close(&k);
+    }
+    /* 0xff is the symbol 255 of the byte alphabet, in front of and behind other words */
+    static const int32_t want[4] = {255, 256 + 1, 254, 'a'};
+    vtok k;
+    open_base(state, &k, "bytes", NULL);
+    vtok_expect(&k,
+                "\xffthe\xfe"
+                "a",
+                6, 0, want, 4, "invalid bytes");
+    vtok_close(&k);
+}
+
+/* ---- special tokens ---- */
+
+static void test_special_tokens_in_text(void **state)
+{
+    static const int32_t as_special[] = {1, 260, 0};
+    vtok k;
+    vptq_ids ids;
+    open_base(state, &k, "pieces", NULL);
+    vptq_ids_init(&ids, NULL);
+    int32_t a = 0;
+    vtok_encode(&k, "a", 1, 0, &ids);
+    assert_int_equal(ids.count, 1);
+    a = ids.data[0];
+    vtok_encode(&k, "<s>a<unk>", 9, VPTQ_ENCODE_SPECIAL, &ids);
+    assert_int_equal(ids.count, 3);
+    assert_int_equal(ids.data[0], as_special[0]);
+    assert_int_equal(ids.data[1], a);
+    assert_int_equal(ids.data[2], as_special[2]);
+    /* without the flag the same text is text, and comes back whole */
+    vtok_encode(&k, "<s>a<unk>", 9, 0, &ids);
+    assert_true(ids.count > 5);
+    for (size_t i = 0; i < ids.count; i++)
+        assert_true(ids.data[i] > 2);
+    vtok_expect_text(&k, ids.data, ids.count, false, "<s>a<unk>", 9, "plain");
+
+    const int32_t three[3] = {1, a, 2};
+    vtok_expect_text(&k, three, 3, true, "<s>a</s>", 8, "shown");
+    vtok_expect_text(&k, three, 3, false, "a", 1, "hidden");
+    vptq_ids_release(&ids);
+    vtok_close(&k);
+}
+
+static void test_mistral_control_pieces(void **state)
+{
+    char path[4096];
+    vtok k;
+    vptq_ids ids;
+    (void)state;
+    if (!vtest_data(path, sizeof path, "tokenizers/mistral/tokenizer.model.v3"))
+        skip();
+    vtok_open(&k, path);
+    assert_int_equal(k.vocab.count, 32768);
+    vptq_ids_init(&ids, NULL);
+    vtok_encode(&k, "[INST] Hi", 9, VPTQ_ENCODE_SPECIAL | VPTQ_ENCODE_BOS, &ids);
+    assert_int_equal(ids.data[0], 1);
+    assert_int_equal(ids.data[1], 3);
+    vtok_encode(&k, "[INST] Hi", 9, 0, &ids);
+    for (size_t i = 0; i < ids.count; i++)
+        assert_true(ids.data[i] > 770);
+    vtok_expect_text(&k, ids.data, ids.count, false, "[INST] Hi", 9, "as text");
+    vptq_ids_release(&ids);
+    vtok_close(&k);
+}
+
+static void test_demo_prompts(void **state)
+{
+    char path[4096], gguf[4096];
+    vptq_err err = {0};
+    json_t *root = NULL;
+    vtok k;
+    (void)state;
+    if (!vtest_data(path, sizeof path, "golden/smollm2/expected.json") ||
+        !vtok_demo(gguf, sizeof gguf))
+        skip();
+    static const char *const pairs[4][2] = {{"prompt", "prompt_ids"},
+                                            {"chat_text", "chat_ids"},
+                                            {"greedy_text", "greedy_ids"},
+                                            {"chat_greedy_text", "chat_greedy_ids"}};
+    assert_ok(vptq_json_load(path, 1 << 20, &root, &err), &err);
+    vtok_open(&k, gguf);
+    for (int p = 0; p < 4; p++) {
+        const char *text = json_string_value(json_object_get(root, pairs[p][0]));
+        const json_t *list = json_object_get(root, pairs[p][1]);
+        int32_t want[256];
+        size_t n = json_array_size(list);
+        assert_true(n > 0 && n <= 256);
+        for (size_t i = 0; i < n; i++)
+            want[i] = (int32_t)json_integer_value(json_array_get(list, i));
+        vtok_expect(&k, text, strlen(text), VPTQ_ENCODE_SPECIAL | VPTQ_ENCODE_BOS, want, n,
+                    pairs[p][0]);
+        vtok_expect_text(&k, want, n, true, text, strlen(text), pairs[p][0]);
+    }
+    json_decref(root);
+    vtok_close(&k);
+}
+
+/* ---- sizes ---- */
+
+/* A quarter of a million bytes of one word: quadratic work would not come to an end here. */
+static void test_long_words(void **state)
+{
+    enum { LONG = 1 << 18 };
+    static const char *const bases[2] = {"bytes", "pieces"};
+    static const char fill[4] = {'a', ' ', '\n', (char)0xff};
+    char *text = malloc(LONG);
+    assert_non_null(text);
+    for (int i = 0; i < 2; i++) {
+        vtok k;
+        vptq_ids ids;
+        open_base(state, &k, bases[i], NULL);
+        vptq_ids_init(&ids, NULL);
+        for (int f = 0; f < 4; f++) {
+            memset(text, fill[f], LONG);
+            vtok_encode(&k, text, LONG, 0, &ids);
+            vtok_expect_text(&k, ids.data, ids.count, false, text, LONG, "long");
+        }
+        vptq_ids_release(&ids);
+        vtok_close(&k);
+    }
+    free(text);
+}
+
+static void test_backtracking_is_bounded(void **state)
+{
+    vtok k;
+    vptq_ids ids;
+    vptq_err err = {0};
+    char text[64];
+    memset(text, 'a', sizeof text);
+    open_base(state, &k, "bytes",
+              "{\"pre_tokenizer\": {\"type\": \"Sequence\", \"pretokenizers\": ["
+              "{\"type\": \"Split\", \"pattern\": {\"Regex\": \"(a|a)+(a|aa)+[^a]\"}, "
+              "\"behavior\": \"Isolated\", \"invert\": false}, {\"type\": \"ByteLevel\", "
+              "\"add_prefix_space\": false, \"use_regex\": false}]}}");
+    vptq_ids_init(&ids, NULL);
+    assert_fails(vptq_tokenizer_encode(k.t, text, sizeof text, 0, &ids, &err), VPTQ_E_ARG, &err,
+                 "gives up");
+    vptq_ids_release(&ids);
+    vtok_close(&k);
+}
+
+/* ---- failures ---- */
+
+static void test_refusals(void **state)
+{
+    vtok k;
+    vptq_ids ids;
+    vptq_err err = {0};
+    vptq_buf b;
+    char path[4096];
+    vptq_vocab v;
+    vptq_tokenizer *t = NULL;
+    vptq_ids_init(&ids, NULL);
+    vptq_buf_init(&b, NULL);
+    open_base(state, &k, "pieces",
+              "{\"model\": {\"byte_fallback\": false, \"unk_token\": null}}");
+    assert_fails(vptq_tokenizer_encode(k.t, "a\xc3\xbc", 3, 0, &ids, &err), VPTQ_E_ARG, &err,
+                 "no piece for the byte 0xc3");
+    const int32_t beyond[1] = {(int32_t)k.vocab.count}, below[1] = {-1};
+    assert_fails(vptq_tokenizer_decode(k.t, beyond, 1, true, true, &b, &err), VPTQ_E_ARG, &err,
+                 "outside the vocabulary");
+    assert_fails(vptq_tokenizer_decode(k.t, below, 1, true, true, &b, &err), VPTQ_E_ARG, &err,
+                 "-1");
+    vtok_close(&k);
+
+    /* a pattern that is no pattern */
+    open_base(state, &k, "bytes", NULL);
+    vtok_close(&k);
+    vtest_path(path, sizeof path, *state, "tokenizer.json");
+    assert_ok(vptq_vocab_read(path, 0, NULL, &v, &err), &err);
+    v.splits[0].pattern = "(a";
+    assert_fails(vptq_tokenizer_open(&v, NULL, &t, &err), VPTQ_E_FORMAT, &err, "'(a'");
+    assert_null(t);
+    vptq_vocab_release(&v);
+    vptq_ids_release(&ids);
+    vptq_buf_release(&b);
+}
+
+static vptq_status whole_run(void *arg, vptq_mem *mem, vptq_err *err)
+{
+    static const char text[] = "the  then <u> 123 e\xcc\x81\xff <s>in\n\n the the the the the";
+    vptq_vocab v;
+    vptq_tokenizer *t = NULL;
+    vptq_ids ids;
+    vptq_buf b;
+    vptq_ids_init(&ids, mem);
+    vptq_buf_init(&b, mem);
+    vptq_status st = vptq_vocab_read(arg, 0, mem, &v, err);
+    if (st)
+        return st;
+    VPTQ_TRY(vptq_tokenizer_open(&v, mem, &t, err));
+    VPTQ_TRY(vptq_tokenizer_encode(t, text, sizeof text - 1,
+                                   VPTQ_ENCODE_SPECIAL | VPTQ_ENCODE_BOS, &ids, err));
+    VPTQ_TRY(vptq_tokenizer_decode(t, ids.data, ids.count, true, true, &b, err));
+out:
+    vptq_buf_release(&b);
+    vptq_ids_release(&ids);
+    vptq_tokenizer_close(t);
+    vptq_vocab_release(&v);
+    return st;
+}
+
+static void test_out_of_memory(void **state)
+{
+    static const char bytes[] =
+        "{\"normalizer\": {\"type\": \"NFC\"}, \"pre_tokenizer\": {\"type\": \"Sequence\", "
+        "\"pretokenizers\": [{\"type\": \"Digits\", \"individual_digits\": true}, "
+        "{\"type\": \"ByteLevel\", \"add_prefix_space\": true, \"use_regex\": true}]}}";
+    static const char pieces[] =
+        "{\"normalizer\": {\"type\": \"Replace\", \"pattern\": {\"Regex\": \" {2,}\"}, "
+        "\"content\": \" \"}, \"pre_tokenizer\": {\"type\": \"Metaspace\"}}";
+    char path[4096];
+    vtest_path(path, sizeof path, *state, "tokenizer.json");
+    for (int i = 0; i < 2; i++) {
+        vtok k;
+        open_base(state, &k, i == 0 ? "bytes" : "pieces", i == 0 ? bytes : pieces);
+        vtok_close(&k);
+        assert_true(vtest_oom_walk(whole_run, path) > 20);
+    }
+}
+
+#define SCRATCH(test)                                                                          \
+    cmocka_unit_test_setup_teardown(test, vtest_scratch_setup, vtest_scratch_teardown)
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        SCRATCH(test_vectors_llama2),
+        SCRATCH(test_vectors_llama3_json),
+        SCRATCH(test_vectors_llama3_ranks),
+        SCRATCH(test_vectors_qwen),
+        SCRATCH(test_llama2_prompts),
+        SCRATCH(test_stories_tokenizers_agree),
+        SCRATCH(test_rewritten_spm),
+        SCRATCH(test_rewritten_ranks),
+        SCRATCH(test_rewritten_json),
+        SCRATCH(test_rewritten_demo),
+        SCRATCH(test_features),
+        SCRATCH(test_bytes_that_are_no_text),
+        SCRATCH(test_special_tokens_in_text),
+        SCRATCH(test_mistral_control_pieces),
+        SCRATCH(test_demo_prompts),
+        SCRATCH(test_long_words),
+        SCRATCH(test_backtracking_is_bounded),
+        SCRATCH(test_refusals),
+        SCRATCH(test_out_of_memory),
+    };
+    return vtest_main(argc, argv, tests);
+}
