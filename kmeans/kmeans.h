@@ -1,6 +1,6 @@
-/* Weighted k-means, deterministic: k-means++ on a fixed subsample, Lloyd with sums of fixed
- * order, empty clusters moved to the worst-served vectors, stop on relative gain. Same bytes
- * for any thread count; random numbers come from opt->rng alone. */
+/* Weighted k-means, deterministic: greedy k-means++ on a fixed subsample, Lloyd with sums of
+ * fixed order, empty clusters moved to the worst-served vectors, stop on relative gain. Same
+ * bytes for any thread count; random numbers come from opt->rng alone. */
 #ifndef KMEANS_KMEANS_H
 #define KMEANS_KMEANS_H
 
@@ -18,15 +18,16 @@ typedef struct vptq_kmeans_options {
     int iterations;   /* at most; 25 */
     double tolerance; /* stop when the objective falls by less than this fraction; 1e-4 */
     vptq_kmeans_seeding seeding;
-    size_t seed_sample; /* vectors that seeding looks at, drawn by rng; 0 = 64 * k */
-    vptq_rng rng; /* see lib/base/rng.h; purposes SEEDING and REPAIR are derived from it */
+    size_t seed_sample; /* vectors that k-means++ looks at, drawn by rng; 0 = 32 * k, at least
+                         * 32768, fewer per centroid above k = 4096 */
+    vptq_rng rng;       /* draws the sample and the seeds; nothing else is random */
 } vptq_kmeans_options;
 
 vptq_kmeans_options vptq_kmeans_default(uint32_t v, uint32_t k); /* values above, rng zero */
 
 typedef struct vptq_kmeans_iteration {
     double objective; /* sum w |x - c|^2 after the assignment of this iteration */
-    uint32_t empty;   /* clusters that were empty and repaired */
+    uint32_t empty;   /* clusters that were empty then and got repaired */
 } vptq_kmeans_iteration;
 
 enum { VPTQ_KMEANS_MAX_ITERATIONS = 1000 };
@@ -38,11 +39,11 @@ typedef struct vptq_kmeans_stats {
     bool converged;    /* the tolerance stopped it, not the limit */
 } vptq_kmeans_stats;
 
-/* x [n, v], w [n] (>= 0; NULL = ones) in host memory; centroids [k, v] out; labels [n] out (may
- * be NULL) are the nearest centroids of the returned book.  n < k gives the vectors themselves
- * plus copies of the last (never NaN).  VPTQ_E_NUMERIC naming the first vector with a NaN or
- * infinity, or a negative or NaN weight; VPTQ_E_ARG for options out of range.  `trace` (may be
- * NULL) gets up to opt->iterations entries. */
+/* x [n, v], w [n] (>= 0; NULL or all 0 = ones) in host memory; centroids [k, v] out; labels [n]
+ * out (may be NULL) are the nearest centroids of the returned book.  n <= k gives the vectors
+ * themselves plus copies of the last (never NaN).  VPTQ_E_NUMERIC naming the first vector with
+ * a NaN or infinity, or a negative or NaN weight; VPTQ_E_ARG for options out of range or n = 0.
+ * `trace` (may be NULL) gets stats->iterations entries, at most opt->iterations. */
 vptq_status vptq_kmeans_run(vptq_device *dev, const vptq_kmeans_options *opt, size_t n,
                             const float *x, const float *w, float *centroids, uint32_t *labels,
                             vptq_kmeans_stats *stats, vptq_kmeans_iteration *trace,

@@ -1,0 +1,273 @@
+#include "kmeans/kmeans.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "kmeans/kmeans_parts.h"
+#include "lib/base/mem.h"
+
+vptq_kmeans_options vptq_kmeans_default(uint32_t v, uint32_t k)
+{
+    return (vptq_kmeans_options){.k = k,
+                                 .v = v,
+                                 .iterations = 25,
+                                 .tolerance = 1e-4,
+                                 .seeding = VPTQ_KMEANS_PLUSPLUS,
+                                 .seed_sample = 0};
+}
+
+static vptq_status check_options(const vptq_kmeans_options *opt, size_t n, vptq_err *err)
+{
+    if (opt->v < 1 || opt->v > VPTQ_VQ_MAX_V)
+        return vptq_fail(err, VPTQ_E_ARG, "vector length %u, expected 1 to %d", opt->v,
+                         VPTQ_VQ_MAX_V);
+    if (opt->k < 1 || opt->k > VPTQ_VQ_MAX_K)
+        return vptq_fail(err, VPTQ_E_ARG, "%u centroids, expected 1 to %d", opt->k,
+                         VPTQ_VQ_MAX_K);
+    if (opt->iterations < 1 || opt->iterations > VPTQ_KMEANS_MAX_ITERATIONS)
+        return vptq_fail(err, VPTQ_E_ARG, "%d iterations of k-means, expected 1 to %d",
+                         opt->iterations, VPTQ_KMEANS_MAX_ITERATIONS);
+    if (!(opt->tolerance >= 0 && opt->tolerance < 1))
+        return vptq_fail(err, VPTQ_E_ARG,
+                         "tolerance %g of k-means, expected at least 0 and "
+                         "below 1",
+                         opt->tolerance);
+    if (!n)
+        return vptq_fail(err, VPTQ_E_ARG, "no vectors to cluster");
+    return VPTQ_OK;
+}
+
+/* Also says whether any weight is positive. */
+static vptq_status check_points(const vptq_kmeans_points *points, bool *weighted, vptq_err *err)
+{
+    const size_t v = points->v;
+    *weighted = false;
+    for (size_t i = 0; i < points->n; i++) {
+        float zero = 0;
+        for (size_t e = 0; e < v; e++)
+            zero += points->x[i * v + e] * 0;
+        if (!(zero <= 0)) /* NaN and infinity times 0 are NaN */
+            return vptq_fail(err, VPTQ_E_NUMERIC,
+                             "vector %zu of %zu has an element that is not a finite number", i,
+                             points->n);
+        if (!points->w)
+            continue;
+        if (!(points->w[i] >= 0 && points->w[i] < INFINITY))
+            return vptq_fail(
+                err, VPTQ_E_NUMERIC,
+                "weight of vector %zu of %zu is %g, expected a finite number of at "
+                "least 0",
+                i, points->n, (double)points->w[i]);
+        *weighted |= points->w[i] > 0;
+    }
+    return VPTQ_OK;
+}
+
+/* ---- Lloyd ---- */
+
+/* What one run works with.  On devices with memory of their own, the first four are copies
+ * there; else they are the host's arrays themselves. */
+typedef struct lloyd {
+    vptq_device *dev;
+    const vptq_kmeans_points *points;
+    uint32_t k;
+    float *x, *w, *c;
+    uint32_t *labels;
+    double *sums, *weights; /* of the device: [k, v], [k] in one piece */
+    float *host_c;          /* [k, v] the caller's */
+    uint32_t *host_labels;  /* [n] */
+    double *host_sums, *host_weights;
+    float *before;        /* [k, v] the book that the labels refer to */
+    uint32_t *own_labels; /* NULL where the caller gave room */
+} lloyd;
+
+static size_t sums_bytes(const lloyd *l)
+{
+    return (size_t)l->k * (l->points->v + 1) * sizeof(double);
+}
+
+static vptq_status upload_new(vptq_device *dev, const void *host, size_t count, size_t size,
+                              void **out, vptq_err *err)
+{
+    vptq_status st = dev->ops->alloc(dev->state, count, size, out, err);
+    return st ? st : dev->ops->upload(dev->state, *out, host, count * size, err);
+}
+
+static vptq_status open_device_side(lloyd *l, vptq_err *err)
+{
+    const vptq_kmeans_points *p = l->points;
+    const vptq_backend *ops = l->dev->ops;
+    vptq_status st = VPTQ_OK;
+    void *x = NULL, *w = NULL, *c = NULL, *labels = NULL, *sums = NULL;
+    VPTQ_TRY(upload_new(l->dev, p->x, p->n * p->v, sizeof *l->x, &x, err));
+    if (p->w)
+        VPTQ_TRY(upload_new(l->dev, p->w, p->n, sizeof *l->w, &w, err));
+    VPTQ_TRY(ops->alloc(l->dev->state, (size_t)l->k * p->v, sizeof *l->c, &c, err));
+    VPTQ_TRY(ops->alloc(l->dev->state, p->n, sizeof *l->labels, &labels, err));
+    VPTQ_TRY(ops->alloc(l->dev->state, 1, sums_bytes(l), &sums, err));
+out:
+    l->x = x;
+    l->w = w;
+    l->c = c;
+    l->labels = labels;
+    l->sums = sums;
+    return st;
+}
+
+static void lloyd_close(lloyd *l)
+{
+    vptq_mem *mem = l->points->ctx->mem;
+    if (!l->dev->ops->host_memory) {
+        l->dev->ops->release(l->dev->state, l->x);
+        l->dev->ops->release(l->dev->state, l->w);
+        l->dev->ops->release(l->dev->state, l->c);
+        l->dev->ops->release(l->dev->state, l->labels);
+        l->dev->ops->release(l->dev->state, l->sums);
+    }
+    vptq_mem_free(mem, l->host_sums);
+    vptq_mem_free(mem, l->before);
+    vptq_mem_free(mem, l->own_labels);
+}
+
+static vptq_status lloyd_open(lloyd *l, vptq_device *dev, const vptq_kmeans_points *points,
+                              uint32_t k, float *centroids, uint32_t *labels, vptq_err *err)
+{
+    vptq_mem *mem = points->ctx->mem;
+    *l = (lloyd){.dev = dev, .points = points, .k = k, .host_c = centroids};
+    if (!labels) {
+        l->own_labels = vptq_mem_alloc(mem, points->n, sizeof *labels, err);
+        if (!l->own_labels)
+            return VPTQ_E_NOMEM;
+    }
+    l->host_labels = labels ? labels : l->own_labels;
+    l->host_sums = vptq_mem_alloc(mem, 1, sums_bytes(l), err);
+    if (!l->host_sums)
+        return VPTQ_E_NOMEM;
+    l->before = vptq_mem_alloc(mem, (size_t)k * points->v, sizeof *l->before, err);
+    if (!l->before)
+        return VPTQ_E_NOMEM;
+    if (dev->ops->host_memory) {
+        l->c = centroids;
+        l->labels = l->host_labels;
+        l->sums = l->host_sums;
+    } else {
+        vptq_status st = open_device_side(l, err);
+        if (st)
+            return st;
+    }
+    l->host_weights = l->host_sums + (size_t)k * points->v;
+    l->weights = l->sums + (size_t)k * points->v;
+    return VPTQ_OK;
+}
+
+/* Nearest centroids, their sums, and the objective of the book as it is. */
+static vptq_status evaluate(lloyd *l, double *objective, vptq_err *err)
+{
+    const vptq_kmeans_points *p = l->points;
+    const vptq_backend *ops = l->dev->ops;
+    const float *x = ops->host_memory ? p->x : l->x, *w = ops->host_memory ? p->w : l->w;
+    vptq_status st = VPTQ_OK;
+    if (!ops->host_memory)
+        VPTQ_TRY(ops->upload(l->dev->state, l->c, l->host_c, (size_t)l->k * p->v * sizeof *l->c,
+                             err));
+    VPTQ_TRY(ops->assign(l->dev->state, p->n, p->v, l->k, x, l->c, l->labels, NULL, err));
+    VPTQ_TRY(ops->accumulate(l->dev->state, p->n, p->v, l->k, x, w, l->labels, l->c, l->sums,
+                             l->weights, objective, err));
+    if (!ops->host_memory) {
+        VPTQ_TRY(ops->download(l->dev->state, l->host_sums, l->sums, sums_bytes(l), err));
+        VPTQ_TRY(ops->download(l->dev->state, l->host_labels, l->labels,
+                               p->n * sizeof *l->labels, err));
+    }
+out:
+    return st;
+}
+
+/* Every centroid to the weighted mean of its vectors; empty clusters get repaired. */
+static vptq_status update(lloyd *l, uint32_t *repaired, vptq_err *err)
+{
+    const size_t v = l->points->v;
+    memcpy(l->before, l->host_c, l->k * v * sizeof *l->before);
+    for (size_t j = 0; j < l->k; j++) {
+        if (!(l->host_weights[j] > 0))
+            continue;
+        for (size_t e = 0; e < v; e++)
+            l->host_c[j * v + e] = (float)(l->host_sums[j * v + e] / l->host_weights[j]);
+    }
+    return vptq_kmeans_repair(l->points, l->k, l->host_labels, l->before, l->host_weights,
+                              l->host_c, repaired, err);
+}
+
+static bool has_empty(const lloyd *l)
+{
+    for (size_t j = 0; j < l->k; j++) {
+        if (!(l->host_weights[j] > 0))
+            return true;
+    }
+    return false;
+}
+
+/* The last evaluation is of the book that is returned, so that the labels and stats fit it. */
+static vptq_status iterate(lloyd *l, int iterations, double tolerance, vptq_kmeans_stats *stats,
+                           vptq_kmeans_iteration *trace, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    for (int t = 0; t < iterations && !st; t++) {
+        double objective = 0;
+        uint32_t repaired = 0;
+        VPTQ_TRY(vptq_check_cancel(l->points->ctx, err));
+        VPTQ_TRY(evaluate(l, &objective, err));
+        bool settled = t > 0 && !(stats->last - objective > tolerance * stats->last);
+        stats->iterations = t + 1;
+        stats->last = objective;
+        if (t == 0)
+            stats->first = objective;
+        if (trace)
+            trace[t] = (vptq_kmeans_iteration){.objective = objective};
+        stats->converged = !(objective > 0) || (settled && !has_empty(l));
+        if (stats->converged || t + 1 == iterations)
+            break;
+        VPTQ_TRY(update(l, &repaired, err));
+        if (settled && !repaired) { /* what is empty has nowhere better to go */
+            memcpy(l->host_c, l->before, (size_t)l->k * l->points->v * sizeof *l->before);
+            stats->converged = true;
+            break;
+        }
+        stats->repaired += repaired;
+        if (trace)
+            trace[t].empty = repaired;
+    }
+out:
+    return st;
+}
+
+vptq_status vptq_kmeans_run(vptq_device *dev, const vptq_kmeans_options *opt, size_t n,
+                            const float *x, const float *w, float *centroids, uint32_t *labels,
+                            vptq_kmeans_stats *stats, vptq_kmeans_iteration *trace,
+                            vptq_err *err)
+{
+    const size_t v = opt->v, k = opt->k;
+    vptq_kmeans_points points = {.ctx = dev->ctx, .n = n, .v = opt->v, .x = x, .w = w};
+    bool weighted = false;
+    lloyd l;
+    vptq_status st = check_options(opt, n, err);
+    if (!st)
+        st = check_points(&points, &weighted, err);
+    if (st)
+        return st;
+    if (!weighted)
+        points.w = NULL;
+    *stats = (vptq_kmeans_stats){.iterations = 0};
+    VPTQ_TRY(lloyd_open(&l, dev, &points, opt->k, centroids, labels, err));
+    if (n <= k) {
+        memcpy(centroids, x, n * v * sizeof *x);
+        for (size_t j = n; j < k; j++)
+            memcpy(centroids + j * v, x + (n - 1) * v, v * sizeof *x);
+        VPTQ_TRY(iterate(&l, 1, opt->tolerance, stats, trace, err));
+    } else {
+        VPTQ_TRY(vptq_kmeans_seed(&points, opt, centroids, err));
+        VPTQ_TRY(iterate(&l, opt->iterations, opt->tolerance, stats, trace, err));
+    }
+out:
+    lloyd_close(&l);
+    return st;
+}

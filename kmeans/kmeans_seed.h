@@ -1,0 +1,30 @@
+/* The inner loops of seeding, built for every instruction set from kmeans_seed_body.h; all give
+ * the same bits. */
+#ifndef KMEANS_KMEANS_SEED_H
+#define KMEANS_KMEANS_SEED_H
+
+#include <stddef.h>
+
+enum { VPTQ_SEED_LANES = 16 };
+
+/* Dimension e of point i is xt[e * m + i]; m, begin and end are multiples of 16. */
+typedef struct vptq_seed_points {
+    size_t m, v;
+    float *xt; /* [v][m] */
+    float *w;  /* [m]; 0 for what fills the last 16 */
+    float *d;  /* [m] squared distance from the nearest centroid so far */
+} vptq_seed_points;
+
+typedef struct vptq_seed_loops {
+    /* d = min(d, |x - c|^2) over points begin .. end - 1; gives the sum of w d. */
+    double (*add)(const vptq_seed_points *s, const float *c, size_t begin, size_t end);
+    /* The sum of w d as it would be with centroid c, which is not added. */
+    double (*probe)(const vptq_seed_points *s, const float *c, size_t begin, size_t end);
+} vptq_seed_loops;
+
+extern const vptq_seed_loops vptq_seed_loops_none;
+#if defined(__x86_64__)
+extern const vptq_seed_loops vptq_seed_loops_avx2, vptq_seed_loops_avx512;
+#endif
+
+#endif

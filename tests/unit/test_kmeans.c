@@ -1,0 +1,477 @@
+/* Weighted k-means: what must hold for any data, on ref and on every SIMD level of cpu. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kmeans/kmeans.h"
+#include "kmeans/kmeans_parts.h"
+#include "kmeans/kmeans_seed.h"
+#include "tests/devices.h"
+
+enum { N = 1500, V = 4, MOST_K = 64, ITERATIONS = 12 };
+
+static vptq_kmeans_options options(uint32_t v, uint32_t k)
+{
+    vptq_kmeans_options opt = vptq_kmeans_default(v, k);
+    opt.iterations = ITERATIONS;
+    opt.tolerance = 0;
+    opt.rng = vptq_rng_make(7, 1, 0, VPTQ_RNG_SEEDING);
+    return opt;
+}
+
+typedef struct result {
+    float centroids[MOST_K * V];
+    uint32_t labels[N];
+    vptq_kmeans_stats stats;
+    vptq_kmeans_iteration trace[ITERATIONS];
+} result;
+
+static void run(const char *name, vptq_simd simd, int threads, const vptq_kmeans_options *opt,
+                size_t n, const float *x, const float *w, result *r)
+{
+    devices_one d;
+    vptq_err err;
+    memset(r, 0xff, sizeof *r);
+    devices_open(&d, name, simd, threads);
+    assert_ok(vptq_kmeans_run(&d.dev, opt, n, x, w, r->centroids, r->labels, &r->stats,
+                              r->trace, &err),
+              &err);
+    devices_close(&d);
+}
+
+static double objective_of(size_t n, uint32_t v, const float *x, const float *w,
+                           const float *centroids, const uint32_t *labels)
+{
+    double sum = 0;
+    for (size_t i = 0; i < n; i++) {
+        for (size_t e = 0; e < v; e++) {
+            double diff = (double)x[i * v + e] - (double)centroids[labels[i] * v + e];
+            sum += (w ? (double)w[i] : 1) * diff * diff;
+        }
+    }
+    return sum;
+}
+
+static void check_result(const vptq_kmeans_options *opt, size_t n, const float *x,
+                         const float *w, const result *r)
+{
+    const int count = r->stats.iterations;
+    assert_in_range(count, 1, opt->iterations);
+    assert_true(r->trace[0].objective <= r->stats.first &&
+                r->trace[0].objective >= r->stats.first);
+    double sum = objective_of(n, opt->v, x, w, r->centroids, r->labels);
+    assert_close_f64(&r->stats.last, &sum, 1, 1e-12, 1e-9);
+    uint32_t repaired = 0;
+    for (int t = 0; t < count; t++) {
+        repaired += r->trace[t].empty;
+        if (t > 0) /* the slack is rounding of centroids and scores */
+            assert_true(r->trace[t].objective <= r->trace[t - 1].objective * (1 + 1e-6));
+    }
+    assert_int_equal(repaired, r->stats.repaired);
+    for (size_t i = 0; i < n; i++)
+        assert_true(r->labels[i] < opt->k);
+    for (size_t e = 0; e < (size_t)opt->k * opt->v; e++)
+        assert_true(isfinite(r->centroids[e]));
+}
+
+/* Random points with weights over three decades. */
+static void make_points(float *x, float *w)
+{
+    vtest_normal(x, (size_t)N * V, 1);
+    vtest_normal(w, N, 2);
+    for (size_t i = 0; i < N; i++)
+        w[i] = expf(1.5F * w[i]);
+}
+
+static void objective_never_rises(void **state)
+{
+    (void)state;
+    static float x[N * V], w[N];
+    static result r;
+    make_points(x, w);
+    const int best = (int)vptq_cpu_simd();
+    for (int seeding = 0; seeding < 2; seeding++) {
+        for (int weighted = 0; weighted < 2; weighted++) {
+            vptq_kmeans_options opt = options(V, 32);
+            opt.seeding = seeding ? VPTQ_KMEANS_RANDOM : VPTQ_KMEANS_PLUSPLUS;
+            run("ref", VPTQ_SIMD_NONE, 1, &opt, N, x, weighted ? w : NULL, &r);
+            check_result(&opt, N, x, weighted ? w : NULL, &r);
+            assert_true(r.stats.last < 0.95 * r.stats.first);
+            for (int simd = VPTQ_SIMD_NONE; simd <= best; simd++) {
+                run("cpu", (vptq_simd)simd, 2, &opt, N, x, weighted ? w : NULL, &r);
+                check_result(&opt, N, x, weighted ? w : NULL, &r);
+            }
+        }
+    }
+}
+
+static void more_centroids_are_better(void **state)
+{
+    (void)state;
+    static float x[N * V], w[N];
+    static result few, many;
+    make_points(x, w);
+    vptq_kmeans_options a = options(V, 32), b = options(V, 64);
+    run("cpu", VPTQ_SIMD_AVX512, 2, &a, N, x, w, &few);
+    run("cpu", VPTQ_SIMD_AVX512, 2, &b, N, x, w, &many);
+    assert_true(many.stats.last < 0.8 * few.stats.last);
+}
+
+/* Greedy k-means++ starts well below k points drawn uniformly. */
+static void careful_seeding_pays(void **state)
+{
+    (void)state;
+    static float x[N * V], w[N];
+    static result plus, uniform;
+    make_points(x, w);
+    vptq_kmeans_options opt = options(V, 64);
+    opt.iterations = 1;
+    run("cpu", VPTQ_SIMD_AVX512, 2, &opt, N, x, w, &plus);
+    opt.seeding = VPTQ_KMEANS_RANDOM;
+    run("cpu", VPTQ_SIMD_AVX512, 2, &opt, N, x, w, &uniform);
+    assert_true(plus.stats.first < 0.75 * uniform.stats.first);
+    assert_int_equal(plus.stats.iterations, 1);
+    assert_false(plus.stats.converged);
+}
+
+/* One point of 10^6 times the weight of the others gets a centroid to itself. */
+static void weights_matter(void **state)
+{
+    (void)state;
+    static float x[N * V], w[N];
+    static result r;
+    make_points(x, w);
+    for (size_t i = 0; i < N; i++)
+        w[i] = i == 777 ? 1e6F : 1;
+    for (int seeding = 0; seeding < 2; seeding++) {
+        vptq_kmeans_options opt = options(V, 16);
+        opt.seeding = seeding ? VPTQ_KMEANS_RANDOM : VPTQ_KMEANS_PLUSPLUS;
+        run("cpu", VPTQ_SIMD_AVX512, 2, &opt, N, x, w, &r);
+        assert_close(r.centroids + r.labels[777] * V, x + 777 * V, V, 1e-3, 0);
+    }
+    /* Points of weight 0 draw nothing: two sites, one of them without weight. */
+    for (size_t i = 0; i < N; i++) {
+        w[i] = i % 3 == 0;
+        for (size_t e = 0; e < V; e++)
+            x[i * V + e] = i % 3 ? 100 : (float)e;
+    }
+    vptq_kmeans_options one = options(V, 1);
+    run("cpu", VPTQ_SIMD_AVX512, 1, &one, N, x, w, &r);
+    assert_same_f32(r.centroids, x, V);
+    assert_true(r.stats.last <= 0);
+}
+
+static void one_cluster_is_the_weighted_mean(void **state)
+{
+    (void)state;
+    static float x[N * V], w[N];
+    static result r;
+    double mean[V] = {0}, total = 0;
+    make_points(x, w);
+    for (size_t i = 0; i < N; i++) {
+        for (size_t e = 0; e < V; e++)
+            mean[e] += (double)w[i] * (double)x[i * V + e];
+        total += (double)w[i];
+    }
+    vptq_kmeans_options opt = options(V, 1);
+    run("cpu", VPTQ_SIMD_AVX512, 2, &opt, N, x, w, &r);
+    check_result(&opt, N, x, w, &r);
+    for (size_t e = 0; e < V; e++)
+        assert_true(fabs((double)r.centroids[e] - mean[e] / total) < 1e-6);
+    assert_true(r.stats.converged);
+}
+
+/* Weights that are all 0 count as ones. */
+static void zero_weights_count_as_ones(void **state)
+{
+    (void)state;
+    static float x[N * V], w[N];
+    static result with, without;
+    make_points(x, w);
+    memset(w, 0, sizeof w);
+    vptq_kmeans_options opt = options(V, 20);
+    run("cpu", VPTQ_SIMD_AVX512, 2, &opt, N, x, w, &with);
+    run("cpu", VPTQ_SIMD_AVX512, 2, &opt, N, x, NULL, &without);
+    assert_memory_equal(&with, &without, sizeof with);
+}
+
+static void fewer_distinct_points_than_centroids(void **state)
+{
+    (void)state;
+    static float x[N * V];
+    static result r;
+    for (size_t distinct = 1; distinct < 9; distinct += 7) {
+        for (size_t i = 0; i < N * V; i++)
+            x[i] = (float)((i / V) % distinct) * 1.25F + (float)(i % V);
+        for (int seeding = 0; seeding < 2; seeding++) {
+            vptq_kmeans_options opt = options(V, 40);
+            opt.seeding = seeding ? VPTQ_KMEANS_RANDOM : VPTQ_KMEANS_PLUSPLUS;
+            run("cpu", VPTQ_SIMD_AVX512, 2, &opt, N, x, NULL, &r);
+            check_result(&opt, N, x, NULL, &r);
+            assert_true(r.stats.converged);
+            for (size_t i = 0; i < N; i++)
+                assert_same_f32(r.centroids + r.labels[i] * V, x + i * V, V);
+        }
+    }
+}
+
+static void one_point_per_cluster(void **state)
+{
+    (void)state;
+    static float x[N * V], w[N];
+    static result r;
+    make_points(x, w);
+    for (uint32_t n = 1; n <= MOST_K; n += 21) { /* fewer points than centroids, and as many */
+        vptq_kmeans_options opt = options(V, MOST_K);
+        run("cpu", VPTQ_SIMD_AVX512, 2, &opt, n, x, w, &r);
+        check_result(&opt, n, x, w, &r);
+        assert_same_f32(r.centroids, x, (size_t)n * V);
+        for (size_t j = n; j < MOST_K; j++)
+            assert_same_f32(r.centroids + j * V, x + (n - 1) * V, V);
+        for (uint32_t i = 0; i < n; i++)
+            assert_int_equal(r.labels[i], i);
+    }
+    /* One point more than centroids: exactly the two nearest share one. */
+    vptq_kmeans_options opt = options(V, 20);
+    for (size_t i = 0; i < (size_t)21 * V; i++)
+        x[i] = (float)(i / V * i / V) + (i / V == 20 ? -2000 : 0);
+    run("cpu", VPTQ_SIMD_AVX512, 2, &opt, 21, x, NULL, &r);
+    check_result(&opt, 21, x, NULL, &r);
+}
+
+/* Empty clusters move to the points that lose most, each point once, ties by index. */
+static void repair_takes_the_worst_points(void **state)
+{
+    (void)state;
+    enum { POINTS = 9, K = 6 };
+    const float x[POINTS] = {0, 5, 1, -4, 5, 9, 9, 3, 0};
+    const float w[POINTS] = {1, 1, 1, 1, 1, 0, 0.25F, 1, 1};
+    const uint32_t labels[POINTS] = {0};
+    const double weights[K] = {9, 0, 0, 0, 0, 0};
+    const float before[K] = {0, 50, 51, 52, 53, 54};
+    float moved[K] = {2.5F, 50, 51, 52, 53, 54};
+    /* losses: 0 25 1 16 25 0 20.25 9 0; the second 5 equals the first and is left out */
+    const float expected[K] = {2.5F, 5, 9, -4, 3, 1};
+    vptq_ctx ctx = {.threads = 1};
+    vptq_kmeans_points points = {&ctx, POINTS, 1, x, w};
+    vptq_err err;
+    uint32_t repaired = 99;
+    assert_ok(vptq_kmeans_repair(&points, K, labels, before, weights, moved, &repaired, &err),
+              &err);
+    assert_int_equal(repaired, 5);
+    assert_same_f32(moved, expected, K);
+    /* Nothing loses anything: nothing moves. */
+    const float zeros[POINTS] = {0};
+    float still[K] = {0, 50, 51, 52, 53, 54};
+    points.x = zeros;
+    assert_ok(vptq_kmeans_repair(&points, K, labels, before, weights, still, &repaired, &err),
+              &err);
+    assert_int_equal(repaired, 0);
+    assert_same_f32(still, before, K);
+}
+
+static void same_bytes_for_any_threads(void **state)
+{
+    (void)state;
+    enum { MANY = 20000, K = 48 };
+    static float x[MANY * V], w[MANY], first[K * V], other[K * V];
+    static uint32_t first_labels[MANY], labels[MANY];
+    vtest_normal(x, (size_t)MANY * V, 1);
+    for (size_t i = 0; i < MANY; i++)
+        w[i] = 1 + (float)(i % 17);
+    const int best = (int)vptq_cpu_simd();
+    for (int simd = VPTQ_SIMD_NONE; simd <= best; simd++) {
+        for (int threads = 1; threads <= 3; threads++) {
+            devices_one d;
+            vptq_err err;
+            vptq_kmeans_stats stats;
+            vptq_kmeans_options opt = options(V, K);
+            opt.iterations = 4;
+            devices_open(&d, "cpu", (vptq_simd)simd, threads);
+            assert_ok(vptq_kmeans_run(&d.dev, &opt, MANY, x, w, threads > 1 ? other : first,
+                                      threads > 1 ? labels : first_labels, &stats, NULL, &err),
+                      &err);
+            devices_close(&d);
+            if (threads > 1) {
+                assert_memory_equal(other, first, sizeof first);
+                assert_memory_equal(labels, first_labels, sizeof labels);
+            }
+        }
+    }
+}
+
+/* Another seed gives another book, the same seed the same one. */
+static void seed_decides(void **state)
+{
+    (void)state;
+    static float x[N * V], w[N];
+    static result a, b, c;
+    make_points(x, w);
+    vptq_kmeans_options opt = options(V, 16);
+    run("cpu", VPTQ_SIMD_AVX512, 2, &opt, N, x, w, &a);
+    run("cpu", VPTQ_SIMD_AVX512, 2, &opt, N, x, w, &b);
+    opt.rng = vptq_rng_make(8, 1, 0, VPTQ_RNG_SEEDING);
+    run("cpu", VPTQ_SIMD_AVX512, 2, &opt, N, x, w, &c);
+    assert_memory_equal(&a, &b, sizeof a);
+    assert_memory_not_equal(a.centroids, c.centroids, 16 * V * sizeof(float));
+}
+
+static void tolerance_stops(void **state)
+{
+    (void)state;
+    static float x[N * V], w[N];
+    static result r;
+    make_points(x, w);
+    vptq_kmeans_options opt = options(V, 32);
+    opt.tolerance = 0.02;
+    run("cpu", VPTQ_SIMD_AVX512, 2, &opt, N, x, w, &r);
+    int count = r.stats.iterations;
+    assert_true(r.stats.converged);
+    assert_in_range(count, 2, ITERATIONS - 1);
+    for (int t = 1; t < count; t++) {
+        double gain = 1 - r.trace[t].objective / r.trace[t - 1].objective;
+        assert_true(t + 1 == count ? gain <= 0.02 : gain > 0.02);
+    }
+}
+
+/* The loops of seeding give the same bits at every level, and the right ones. */
+static void seeding_loops_agree(void **state)
+{
+    (void)state;
+    enum { M = 16 * 37, DIMS = 7 };
+    static float x[DIMS * M], w[M], c[DIMS], d[3][M];
+    const vptq_seed_loops *levels[3] = {&vptq_seed_loops_none};
+#if defined(__x86_64__)
+    levels[1] = &vptq_seed_loops_avx2;
+    levels[2] = &vptq_seed_loops_avx512;
+#endif
+    vtest_normal(x, DIMS * M, 1);
+    vtest_normal(w, M, 2);
+    vtest_normal(c, DIMS, 3);
+    double expected = 0, first = 0;
+    for (size_t i = 0; i < M; i++) {
+        double distance = 0;
+        w[i] = fabsf(w[i]);
+        for (size_t e = 0; e < DIMS; e++)
+            distance +=
+                ((double)x[e * M + i] - (double)c[e]) * ((double)x[e * M + i] - (double)c[e]);
+        expected += (double)w[i] * fmin(distance, 8);
+    }
+    for (int l = 0; l <= (int)vptq_cpu_simd() && levels[l]; l++) {
+        vptq_seed_points s = {.m = M, .v = DIMS, .xt = x, .w = w, .d = d[l]};
+        for (size_t i = 0; i < M; i++)
+            d[l][i] = 8;
+        double probed = levels[l]->probe(&s, c, 0, M);
+        double added = levels[l]->add(&s, c, 0, M);
+        first = l ? first : added;
+        assert_memory_equal(&probed, &first, sizeof first);
+        assert_memory_equal(&added, &first, sizeof first);
+        assert_memory_equal(d[l], d[0], sizeof d[l]);
+        assert_close_f64(&added, &expected, 1, 0, 1e-6);
+    }
+}
+
+static void bad_input_is_named(void **state)
+{
+    (void)state;
+    static float x[N * V], w[N], centroids[16 * V];
+    devices_one d;
+    vptq_err err;
+    vptq_kmeans_stats stats;
+    vptq_kmeans_options opt = options(V, 16);
+    devices_open(&d, "cpu", VPTQ_SIMD_AVX512, 2);
+#define RUN(n) vptq_kmeans_run(&d.dev, &opt, n, x, w, centroids, NULL, &stats, NULL, &err)
+    make_points(x, w);
+    x[123 * V + 2] = NAN;
+    assert_fails(RUN(N), VPTQ_E_NUMERIC, &err, "vector 123 of 1500");
+    x[123 * V + 2] = -INFINITY;
+    assert_fails(RUN(N), VPTQ_E_NUMERIC, &err, "vector 123 of 1500");
+    x[123 * V + 2] = 0;
+    w[45] = -0.5F;
+    assert_fails(RUN(N), VPTQ_E_NUMERIC, &err, "weight of vector 45 of 1500 is -0.5");
+    w[45] = NAN;
+    assert_fails(RUN(N), VPTQ_E_NUMERIC, &err, "weight of vector 45");
+    w[45] = INFINITY;
+    assert_fails(RUN(N), VPTQ_E_NUMERIC, &err, "weight of vector 45");
+    w[45] = 0;
+    assert_fails(RUN(0), VPTQ_E_ARG, &err, "no vectors");
+    opt.k = 0;
+    assert_fails(RUN(N), VPTQ_E_ARG, &err, "0 centroids");
+    opt.k = 65537;
+    assert_fails(RUN(N), VPTQ_E_ARG, &err, "65537 centroids");
+    opt = options(0, 16);
+    assert_fails(RUN(N), VPTQ_E_ARG, &err, "vector length 0");
+    opt = options(V, 16);
+    opt.iterations = 0;
+    assert_fails(RUN(N), VPTQ_E_ARG, &err, "0 iterations");
+    opt.iterations = 5;
+    opt.tolerance = NAN;
+    assert_fails(RUN(N), VPTQ_E_ARG, &err, "tolerance");
+#undef RUN
+    devices_close(&d);
+}
+
+static void cancel_stops(void **state)
+{
+    (void)state;
+    static float x[N * V], w[N], centroids[16 * V];
+    volatile sig_atomic_t stop = 1;
+    vptq_ctx ctx = {.threads = 1, .cancel = &stop};
+    vptq_device dev;
+    vptq_err err;
+    vptq_kmeans_stats stats;
+    vptq_kmeans_options opt = options(V, 16);
+    make_points(x, w);
+    assert_ok(vptq_device_open(&ctx, "ref", &dev, &err), &err);
+    assert_fails(vptq_kmeans_run(&dev, &opt, N, x, w, centroids, NULL, &stats, NULL, &err),
+                 VPTQ_E_CANCELLED, &err, "interrupted");
+    vptq_device_close(&dev);
+}
+
+static vptq_status run_once(void *arg, vptq_mem *mem, vptq_err *err)
+{
+    const float *x = arg;
+    float centroids[24 * V];
+    vptq_ctx ctx = {.mem = mem, .threads = 2};
+    vptq_kmeans_stats stats;
+    vptq_kmeans_options opt = options(V, 24);
+    vptq_device dev;
+    vptq_status st = vptq_device_open(&ctx, "cpu", &dev, err);
+    if (st)
+        return st;
+    st = vptq_kmeans_run(&dev, &opt, 200, x, NULL, centroids, NULL, &stats, NULL, err);
+    vptq_device_close(&dev);
+    return st;
+}
+
+static void every_allocation_may_fail(void **state)
+{
+    (void)state;
+    static float x[200 * V]; /* few distinct points, so that repair runs as well */
+    for (size_t i = 0; i < 200 * V; i++)
+        x[i] = (float)(i / V % 27 * (i % V + 1));
+    assert_true(vtest_oom_walk(run_once, x) >= 8);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(objective_never_rises),
+        cmocka_unit_test(more_centroids_are_better),
+        cmocka_unit_test(careful_seeding_pays),
+        cmocka_unit_test(weights_matter),
+        cmocka_unit_test(one_cluster_is_the_weighted_mean),
+        cmocka_unit_test(zero_weights_count_as_ones),
+        cmocka_unit_test(fewer_distinct_points_than_centroids),
+        cmocka_unit_test(one_point_per_cluster),
+        cmocka_unit_test(repair_takes_the_worst_points),
+        cmocka_unit_test(same_bytes_for_any_threads),
+        cmocka_unit_test(seed_decides),
+        cmocka_unit_test(tolerance_stops),
+        cmocka_unit_test(seeding_loops_agree),
+        cmocka_unit_test(bad_input_is_named),
+        cmocka_unit_test(cancel_stops),
+        cmocka_unit_test(every_allocation_may_fail),
+    };
+    return vtest_main(argc, argv, tests);
+}
