@@ -37,6 +37,9 @@ endif
 WARNINGS := -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion \
             -Wdouble-promotion -Wstrict-prototypes -Wmissing-prototypes -Wvla -Wcast-qual \
             -Wpointer-arith -Wwrite-strings -Wundef -Wformat=2 -Wnull-dereference -fno-common
+ifneq ($(findstring clang,$(CC)),)
+WARNINGS += -Wno-double-promotion # clang takes INFINITY and NAN, floats by C, for promotions
+endif
 STANDARD := -std=c11 -D_POSIX_C_SOURCE=200809L -D_DEFAULT_SOURCE
 # Contraction would let the compiler fuse a*b+c where it likes: other bits for other compilers.
 NUMERICS := -ffp-contract=off
