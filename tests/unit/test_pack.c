@@ -1,0 +1,316 @@
+/* Packing and unpacking of whole models: numbers that do not fit, memory that runs out, biases
+ * of quantized linears. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "formats/layer_file.h"
+#include "lib/pipeline.h"
+#include "tests/vtest.h"
+
+#define TINY "tests/golden/tiny_qwen2" /* has biases on q, k and v */
+
+static void copy_file(const char *dir, const char *name, const char *to)
+{
+    char from[4096], path[4096];
+    size_t n;
+    vtest_path(from, sizeof from, dir, name);
+    vtest_path(path, sizeof path, to, name);
+    char *bytes = vtest_read_file(from, &n);
+    vtest_write_file(path, bytes, n);
+    free(bytes);
+}
+
+/* A model directory with the tiny model's config and one tensor. */
+static void one_tensor_model(const char *dir, const float *x, uint64_t rows, uint64_t cols)
+{
+    vptq_err err = {0};
+    char path[4096];
+    vptq_tensor t = {.name = "model.embed_tokens.weight",
+                     .type = VPTQ_F32,
+                     .dims = 2,
+                     .shape = {rows, cols},
+                     .data = (const uint8_t *)(const void *)x,
+                     .bytes = (size_t)(rows * cols) * sizeof *x};
+    assert_ok(vptq_dir_make(dir, &err), &err);
+    copy_file(TINY, "config.json", dir);
+    vtest_path(path, sizeof path, dir, "model.safetensors");
+    assert_ok(vptq_safetensors_save(path, true, &t, 1, NULL, 0, &err), &err);
+}
+
+static vptq_status unpack(const char *in, const char *out, vptq_dtype type, vptq_mem *mem,
+                          vptq_err *err)
+{
+    vptq_ctx ctx = {.mem = mem, .threads = 1};
+    vptq_device dev;
+    vptq_pack_result r;
+    vptq_pack_options opt = {.input = in, .output = out, .dtype = type, .force = true};
+    vptq_status st = vptq_device_open(&ctx, "ref", &dev, err);
+    if (st)
+        return st;
+    st = vptq_unpack_model(&dev, &opt, &r, err);
+    vptq_device_close(&dev);
+    return st;
+}
+
+static vptq_status pack(const char *in, const char *out, vptq_pack_form form, vptq_mem *mem,
+                        vptq_err *err)
+{
+    vptq_ctx ctx = {.mem = mem, .threads = 1};
+    vptq_pack_result r;
+    vptq_pack_options opt = {
+        .input = in, .output = out, .form = form, .dtype = VPTQ_DTYPE_COUNT, .force = true};
+    return vptq_pack_model(&ctx, &opt, &r, err);
+}
+
+static void read_set(const char *dir, vptq_tensor_set *set)
+{
+    vptq_err err = {0};
+    vptq_tensor_set_init(set, NULL);
+    assert_ok(vptq_safetensors_read_dir(dir, set, &err), &err);
+}
+
+/* Largest half is 65504, and up to 65520 rounds to it; the same for bfloat16. */
+static void test_range_of_types(void **state)
+{
+    char in[4096], out[4096];
+    vptq_err err = {0};
+    float x[6] = {1, -65519.9F, 0x1p-24F, 0x1p-25F, -0.0F, 3e5F};
+    vtest_path(in, sizeof in, *state, "in");
+    vtest_path(out, sizeof out, *state, "out");
+    one_tensor_model(in, x, 2, 3);
+    assert_fails(
+        unpack(in, out, VPTQ_F16, NULL, &err), VPTQ_E_NUMERIC, &err,
+        "'model.embed_tokens.weight': row 1, column 2 is 300000, which F16 cannot hold");
+    assert_false(vptq_path_exists(out));
+    assert_ok(unpack(in, out, VPTQ_BF16, NULL, &err), &err);
+    x[5] = 0x1.FEFFFEp127F;
+    one_tensor_model(in, x, 2, 3);
+    assert_ok(unpack(in, out, VPTQ_BF16, NULL, &err), &err);
+    x[5] = -0x1.FFp127F;
+    one_tensor_model(in, x, 2, 3);
+    assert_fails(unpack(in, out, VPTQ_BF16, NULL, &err), VPTQ_E_NUMERIC, &err,
+                 "which BF16 cannot hold");
+    assert_ok(unpack(in, out, VPTQ_F32, NULL, &err), &err);
+    x[3] = NAN;
+    one_tensor_model(in, x, 2, 3);
+    assert_fails(unpack(in, out, VPTQ_F32, NULL, &err), VPTQ_E_NUMERIC, &err,
+                 "row 1, column 0");
+    x[3] = 0x1p-25F;
+    x[5] = 2;
+    one_tensor_model(in, x, 2, 3);
+    assert_ok(unpack(in, out, VPTQ_F16, NULL, &err), &err);
+    vptq_tensor_set set;
+    read_set(out, &set);
+    static const uint16_t want[6] = {0x3c00, 0xfbff, 0x0001, 0x0000, 0x8000, 0x4000};
+    assert_memory_equal(set.tensors[0].data, want, sizeof want);
+    vptq_tensor_set_release(&set);
+}
+
+/* ---- a work directory made by hand over the tiny model ---- */
+
+/* Every weight of a quantized matrix is the centroid of its own index: v = 2, k = 16, scale 1 +
+ * column / 16, bias column / 8. */
+static void write_layer(const char *work, uint32_t layer, vptq_linear linear,
+                        const vptq_model_desc *d)
+{
+    vptq_err err = {0};
+    uint32_t out, in;
+    char file[VPTQ_LAYER_FILE_NAME_MAX], path[4096], name[VPTQ_NAME_MAX];
+    float books[32], scale[256], bias[256];
+    vptq_linear_shape(d, linear, &out, &in);
+    assert_true(in <= 256);
+    vptq_packed_matrix m = {.name = name, .storage = VPTQ_F16};
+    m.vq.shape = (vptq_vq_shape){
+        .out = out, .in = in, .v = 2, .k = 16, .groups = 1, .group_size = in, .has_norm = true};
+    size_t strips = vptq_vq_strips(&m.vq.shape), words = vptq_vq_row_words(&m.vq.shape);
+    uint32_t *indices = calloc(strips * words, sizeof *indices);
+    assert_non_null(indices);
+    for (size_t i = 0; i < strips * in; i++)
+        vptq_bits_put(indices + i / in * words, i % in, 4, (uint32_t)(i * 7 % 16));
+    for (size_t i = 0; i < 32; i++)
+        books[i] = ((float)i - 16) / 64;
+    for (size_t i = 0; i < in; i++) {
+        scale[i] = 1 + (float)i / 16;
+        bias[i] = (float)i / 8;
+    }
+    vptq_linear_full_name(name, layer, linear);
+    m.vq.indices = indices;
+    m.vq.centroids = books;
+    m.vq.scale = scale;
+    m.vq.bias = bias;
+    vptq_layer_file_name(file, layer, vptq_linear_name(linear));
+    vtest_path(path, sizeof path, work, file);
+    assert_ok(
+        vptq_layer_file_write(path, &m, books, NULL, "0123456789abcdef", "{}", NULL, &err),
+        &err);
+    free(indices);
+}
+
+/* q, k and down of layer 0 are quantized. */
+static void make_work(const char *work)
+{
+    vptq_err err = {0};
+    vptq_ctx ctx = {.threads = 1};
+    vptq_checkpoint c;
+    char hex[17], path[4096];
+    assert_ok(vptq_dir_make(work, &err), &err);
+    assert_ok(vptq_checkpoint_open(&ctx, TINY, NULL, &c, &err), &err);
+    assert_ok(vptq_checkpoint_fingerprint(&c, &ctx, hex, &err), &err);
+    write_layer(work, 0, VPTQ_LINEAR_Q, &c.desc);
+    write_layer(work, 0, VPTQ_LINEAR_K, &c.desc);
+    write_layer(work, 0, VPTQ_LINEAR_DOWN, &c.desc);
+    vptq_checkpoint_release(&c);
+    json_t *manifest = json_pack("{s:s, s:s, s:s, s:n}", "base_model", TINY, "base_fingerprint",
+                                 hex, "dtype", "f16", "tokenizer");
+    vtest_path(path, sizeof path, work, VPTQ_WORK_FILE);
+    assert_ok(vptq_json_save(path, manifest, &err), &err);
+    json_decref(manifest);
+}
+
+static bool entry_bias(const char *dir, const char *module)
+{
+    vptq_err err = {0};
+    char path[4096];
+    json_t *config = NULL;
+    vtest_path(path, sizeof path, dir, "config.json");
+    assert_ok(vptq_json_load(path, 1 << 20, &config, &err), &err);
+    const json_t *entry = vptq_packed_entry(config, module);
+    assert_non_null(entry);
+    bool bias = json_is_true(json_object_get(entry, "bias"));
+    assert_string_equal(json_string_value(json_object_get(config, "torch_dtype")), "float16");
+    json_decref(config);
+    return bias;
+}
+
+static void test_work_with_biases(void **state)
+{
+    char work[4096], packed[4096], plain[4096], archive[4096];
+    vptq_err err = {0};
+    vtest_path(work, sizeof work, *state, "work");
+    vtest_path(packed, sizeof packed, *state, "packed");
+    vtest_path(plain, sizeof plain, *state, "plain");
+    vtest_path(archive, sizeof archive, *state, "a.vptq");
+    make_work(work);
+    assert_ok(pack(work, packed, VPTQ_PACK_HF, NULL, &err), &err);
+    assert_true(entry_bias(packed, "model.layers.0.self_attn.q_proj"));
+    assert_false(entry_bias(packed, "model.layers.0.mlp.down_proj"));
+    vptq_tensor_set set, base;
+    read_set(packed, &set);
+    read_set(TINY, &base);
+    assert_null(vptq_tensor_find(&set, "model.layers.0.self_attn.q_proj.weight"));
+    assert_non_null(vptq_tensor_find(&set, "model.layers.0.self_attn.v_proj.weight"));
+    const vptq_tensor *bias = vptq_tensor_find(&set, "model.layers.0.self_attn.q_proj.bias");
+    const vptq_tensor *old = vptq_tensor_find(&base, "model.layers.0.self_attn.q_proj.bias");
+    assert_non_null(bias);
+    assert_int_equal(bias->type, VPTQ_F16);
+    float x[256], y[256];
+    size_t n = vptq_tensor_cols(bias);
+    assert_true(n <= 256);
+    assert_ok(vptq_tensor_read(bias, 0, 1, x, &err), &err);
+    assert_ok(vptq_tensor_read(old, 0, 1, y, &err), &err);
+    vptq_round_to_n(VPTQ_F16, y, n);
+    assert_same_f32(x, y, n);
+    vptq_tensor_set_release(&set);
+
+    /* the weights come out as the layout's formula has them */
+    assert_ok(pack(packed, archive, VPTQ_PACK_ARCHIVE, NULL, &err), &err);
+    assert_ok(unpack(archive, plain, VPTQ_F32, NULL, &err), &err);
+    read_set(plain, &set);
+    const vptq_tensor *w = vptq_tensor_find(&set, "model.layers.0.self_attn.k_proj.weight");
+    size_t rows = vptq_tensor_rows(w), cols = vptq_tensor_cols(w);
+    for (size_t r = 0; r < rows; r++) {
+        assert_ok(vptq_tensor_read(w, r, 1, x, &err), &err);
+        for (size_t c = 0; c < cols; c++) {
+            size_t index = (r / 2 * cols + c) * 7 % 16;
+            float centroid = ((float)(2 * index + r % 2) - 16) / 64;
+            y[c] = centroid * (1 + (float)c / 16) + (float)c / 8;
+        }
+        assert_same_f32(x, y, cols);
+    }
+    vptq_tensor_set_release(&set);
+    vptq_tensor_set_release(&base);
+}
+
+/* ---- memory ---- */
+
+typedef struct walk {
+    const char *in, *out;
+    int what;
+} walk;
+
+static vptq_status ignore_row(void *arg, const vptq_list_row *row, vptq_err *err)
+{
+    (void)arg;
+    (void)row;
+    (void)err;
+    return VPTQ_OK;
+}
+
+static void ignore_finding(void *arg, bool is_error, const char *text)
+{
+    (void)arg;
+    (void)text;
+    assert_false(is_error);
+}
+
+static vptq_status step(void *arg, vptq_mem *mem, vptq_err *err)
+{
+    const walk *w = arg;
+    vptq_ctx ctx = {.mem = mem, .threads = 1};
+    vptq_device dev;
+    uint64_t bytes = 0;
+    double bits = 0;
+    uint32_t errors = 0, warnings = 0;
+    switch (w->what) {
+    case 0:
+        return pack(w->in, w->out, VPTQ_PACK_HF, mem, err);
+    case 1:
+        return pack(w->in, w->out, VPTQ_PACK_ARCHIVE, mem, err);
+    case 2:
+        return unpack(w->in, w->out, VPTQ_F16, mem, err);
+    case 3:
+        return vptq_list_model(&ctx, w->in, ignore_row, NULL, &bytes, &bits, err);
+    default:
+        break;
+    }
+    vptq_status st = vptq_device_open(&ctx, "ref", &dev, err);
+    if (st)
+        return st;
+    st = vptq_check_model(&dev, w->in, ignore_finding, NULL, &errors, &warnings, err);
+    vptq_device_close(&dev);
+    return st;
+}
+
+static void test_out_of_memory(void **state)
+{
+    char work[4096], dir[4096], archive[4096], plain[4096];
+    vptq_err err = {0};
+    vtest_path(work, sizeof work, *state, "work");
+    vtest_path(dir, sizeof dir, *state, "dir");
+    vtest_path(archive, sizeof archive, *state, "a.vptq");
+    vtest_path(plain, sizeof plain, *state, "plain");
+    make_work(work);
+    assert_ok(pack(work, archive, VPTQ_PACK_ARCHIVE, NULL, &err), &err);
+    walk walks[] = {{work, dir, 0},
+                    {work, archive, 1},
+                    {archive, plain, 2},
+                    {archive, NULL, 3},
+                    {archive, NULL, 4}};
+    for (size_t i = 0; i < sizeof walks / sizeof walks[0]; i++)
+        vtest_oom_walk(step, &walks[i]);
+}
+
+#define IN_SCRATCH(test)                                                                       \
+    cmocka_unit_test_setup_teardown(test, vtest_scratch_setup, vtest_scratch_teardown)
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        IN_SCRATCH(test_range_of_types),
+        IN_SCRATCH(test_work_with_biases),
+        IN_SCRATCH(test_out_of_memory),
+    };
+    return vtest_main(argc, argv, tests);
+}
