@@ -1,0 +1,44 @@
+# A work directory, its packed directory and its archive are one model to the last digit.
+model=$(data models/stories260K-hf)
+text=$(data text/tinystories/tiny.utf8)
+"$BIN/vptq-hessian" -m "$model" -c "$text" -n 8 -l 256 -o h -q > /dev/null
+"$BIN/vptq-quantize" -m "$model" -H h -k 64 -v 4 --layers 0-2 -o work -q > /dev/null
+"$BIN/vptq-pack" -q work -o dir -t 1 --format json > dir.json
+"$BIN/vptq-pack" -q work -o dir2 -t 2 > /dev/null
+expect_same dir dir2
+"$BIN/vptq-pack" -q work -o one.vptq > /dev/null
+"$BIN/vptq-pack" -q dir -o two.vptq > /dev/null
+expect_same one.vptq two.vptq
+[ "$(json_get matrices dir.json)" = 21 ] || fail "21 matrices expected"
+
+nll()
+{
+    "$BIN/vptq-eval" ppl -q -m "$1" --text "$text" --documents '<|endoftext|>' \
+        --document-limit 4 --context 512 --format json > nll.json
+    json_get nll nll.json
+}
+want=$(nll work)
+[ "$(nll dir)" = "$want" ] || fail "packed directory: $(nll dir), work directory: $want"
+[ "$(nll one.vptq)" = "$want" ] || fail "archive: $(nll one.vptq), work directory: $want"
+
+"$BIN/vptq-pack" -q --check work > check.txt
+expect_line check.txt "21 of 35 matrices are quantized"
+"$BIN/vptq-pack" -q --check dir > check.txt
+expect_line check.txt "^dir: 0 errors, 0 warnings"
+
+# The other storage type is rounded from the books before rounding, and says so.
+"$BIN/vptq-pack" work -o bf16 --dtype bf16 > /dev/null 2> err.txt
+expect_line err.txt "warning: .*rounded again"
+"$BIN/vptq-pack" -q --list bf16 --format json > list.json
+! grep -q '"dtype": "F16"' list.json || fail "F16 tensors in a bf16 directory"
+expect_near "$(nll bf16)" "$want" 0.02
+
+# The plan: rows and a size close to what comes out.
+"$BIN/vptq-pack" -q work -o nowhere --dry-run --format json > plan.json
+[ ! -e nowhere ] || fail "a dry run wrote something"
+expect_near "$(json_get total_bytes plan.json | tail -n 1)" "$(json_get total_bytes dir.json)" 0.1
+
+# The base model somewhere else.
+cp -r "$model" moved
+"$BIN/vptq-pack" -q work -o dir3 --base moved > /dev/null
+expect_same dir dir3
