@@ -2,7 +2,8 @@
 model=$(data models/stories260K/stories260K.bin)
 tok=$(data models/stories260K/tok512.bin)
 text=$(data text/tinystories/tiny.utf8)
-collect() { "$BIN/vptq-hessian" -m "$model" --tokenizer "$tok" -c "$text" -n 24 -l 256 "$@"; }
+args=(-m "$model" --tokenizer "$tok" -c "$text" -n 24 -l 256)
+collect() { "$BIN/vptq-hessian" "${args[@]}" "$@"; }
 
 collect --dry-run --format json > plan.json
 [ "$(json_get tokens plan.json)" = 6144 ] || fail "tokens of the plan"
@@ -20,7 +21,7 @@ if cmp -s one/layer_000_qkv.safetensors seeded/layer_000_qkv.safetensors; then
 fi
 
 # Killed in the middle, it goes on and ends with the same bytes.
-collect -o killed -t 1 -q &
+"$BIN/vptq-hessian" "${args[@]}" -o killed -t 1 -q &
 pid=$!
 wait_for 60 test -e killed/layer_001_down.safetensors
 kill -9 "$pid" 2>/dev/null || true

@@ -4,7 +4,8 @@ model=$(data models/stories260K/stories260K.bin)
 tok=$(data models/stories260K/tok512.bin)
 text=$(data text/tinystories/tiny.utf8)
 "$BIN/vptq-hessian" -m "$model" --tokenizer "$tok" -c "$text" -n 16 -l 256 -o h -q
-quantize() { "$BIN/vptq-quantize" -m "$model" --tokenizer "$tok" -H h -k 64 -q "$@"; }
+args=(-m "$model" --tokenizer "$tok" -H h -k 64 -q)
+quantize() { "$BIN/vptq-quantize" "${args[@]}" "$@"; }
 
 quantize -o one -t 1 --format json > one.json
 quantize -o two -t 2 > /dev/null
@@ -20,7 +21,7 @@ done
 
 # Killed at three moments; each rerun goes on.
 for matrix in layer_000_k_proj layer_002_gate_proj layer_004_q_proj; do
-    quantize -o killed -t 1 > /dev/null &
+    "$BIN/vptq-quantize" "${args[@]}" -o killed -t 1 > /dev/null &
     pid=$!
     wait_for 60 test -e "killed/$matrix.safetensors"
     kill -9 "$pid" 2>/dev/null || true
@@ -32,7 +33,7 @@ expect_same one killed
 no_leftovers killed
 
 # Interrupted: status 130, what is finished stays.
-quantize -o stopped -t 1 > /dev/null &
+"$BIN/vptq-quantize" "${args[@]}" -o stopped -t 1 > /dev/null &
 pid=$!
 wait_for 60 test -e stopped/layer_000_q_proj.safetensors
 kill -INT "$pid" 2>/dev/null || true
