@@ -390,9 +390,23 @@ static bool out_of_memory(const vptq_cli *cli, int *exit_code)
     return false;
 }
 
+/* The OpenMP runtime lets a thread that has nothing to do spin for milliseconds before it
+ * sleeps. Where other programs want the processors too, that keeps them from the very thread it
+ * waits for: two threads then take longer than one.  It reads its environment when it is
+ * loaded, before main, and has no other knob, so the tool starts itself once more with a short
+ * spin.  A user's own setting stands. */
+static void wait_quietly(char **argv)
+{
+    if (getenv("GOMP_SPINCOUNT") || getenv("OMP_WAIT_POLICY"))
+        return;
+    if (!setenv("GOMP_SPINCOUNT", "2000", 1))
+        (void)execv("/proc/self/exe", argv); /* without /proc: as it is */
+}
+
 bool vptq_cli_parse(vptq_cli *cli, int argc, char **argv, int first, int *exit_code)
 {
     spelling sp;
+    wait_quietly(argv);
     if (!cli->common.backend)
         cli->common.backend = "auto";
     cli->common.progress = -1;
