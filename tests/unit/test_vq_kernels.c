@@ -100,12 +100,12 @@ static void assign_finds_the_nearest(void **state)
 {
     (void)state;
     static const uint32_t lengths[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 32, 64};
-    static const uint32_t books[] = {1, 2, 15, 16, 17, 31, 33, 100, 256, 1000};
+    static const uint32_t books[] = {1, 2, 15, 16, 17, 33, 100, 260};
     for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
         for (size_t j = 0; j < sizeof books / sizeof *books; j++)
-            assign_one_shape(1 + (i * 13 + j * 29) % 83, lengths[i], books[j]);
+            assign_one_shape(1 + (i * 13 + j * 29) % 67, lengths[i], books[j]);
     }
-    assign_one_shape(40, 8, 4096);
+    assign_one_shape(33, 8, 4096);
     assign_one_shape(0, 8, 16);
 }
 
@@ -171,7 +171,7 @@ static void assign_stays_in_range_for_garbage(void **state)
 static void assign_does_not_depend_on_place_or_threads(void **state)
 {
     (void)state;
-    enum { N = 3001, K = 300 };
+    enum { N = 2001, K = 70 };
     static const uint32_t lengths[] = {4, 7, 8};
     const int best = (int)vptq_cpu_simd();
     for (size_t l = 0; l < 3; l++) {
@@ -461,13 +461,13 @@ static void dequant_matches_the_formula(void **state)
         {30, 20, 4, 256, 16, 1, 20, 0, 0, 0, false, true},
         {40, 36, 8, 256, 256, 1, 36, 0, 0, 0, true, false},
         {64, 41, 6, 4096, 0, 1, 41, 0, 0, 0, false, true},
-        {100, 33, 12, 4096, 4096, 1, 33, 0, 0, 0, false, true},
+        {30, 33, 12, 4096, 4096, 1, 33, 0, 0, 0, false, true},
         {36, 52, 4, 256, 16, 4, 13, 0, 0, 0, true, true},
         {48, 40, 8, 256, 16, 1, 36, 4, 4, 64, true, true},
         {31, 45, 6, 256, 0, 4, 10, 5, 4, 256, true, true},
         {31, 345, 6, 64, 2, 1, 45, 300, 9, 7, false, false},
-        {26, 19, 4, 65536, 65536, 1, 19, 0, 0, 0, false, true},
-        {22, 21, 2, 65536, 32768, 1, 21, 0, 0, 0, true, true},
+        {10, 19, 1, 65536, 65536, 1, 19, 0, 0, 0, false, true},
+        {7, 21, 1, 65536, 32768, 1, 21, 0, 0, 0, true, true},
         {24, 20, 4, 16, 256, 1, 20, 0, 0, 0, false, false},
         {5, 700, 1, 2, 0, 1, 700, 0, 0, 0, true, true},
         {7, 600, 64, 1, 2, 2, 300, 0, 0, 0, false, true},
