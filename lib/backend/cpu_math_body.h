@@ -203,10 +203,17 @@ static void body_copy(size_t rows, size_t cols, const float *src, size_t ld_src,
 static void body_transpose(size_t rows, size_t cols, const float *src, size_t ld_src,
                            float factor, float *dst, size_t ld_dst)
 {
+    /* A cache line of every row at a time: lines of rows that fall on the same few sets of the
+     * cache are then used up before they push each other out. */
+    enum { LINE = 16 };
     const size_t whole_rows = rows / 4 * 4, whole_cols = cols / 4 * 4;
-    for (size_t j = 0; j < whole_cols; j += 4)
+    for (size_t line = 0; line < whole_cols; line += LINE) {
+        const size_t end = line + LINE < whole_cols ? line + LINE : whole_cols;
         for (size_t i = 0; i < whole_rows; i += 4)
-            transpose_4x4(src + i * ld_src + j, ld_src, factor, dst + j * ld_dst + i, ld_dst);
+            for (size_t j = line; j < end; j += 4)
+                transpose_4x4(src + i * ld_src + j, ld_src, factor, dst + j * ld_dst + i,
+                              ld_dst);
+    }
     for (size_t i = 0; i < rows; i++)
         for (size_t j = i < whole_rows ? whole_cols : 0; j < cols; j++)
             dst[j * ld_dst + i] = factor * src[i * ld_src + j];
@@ -321,6 +328,10 @@ enum { TILE_COLS = TILE_VECTORS * LANES };
 static void body_tile(size_t k, const float *a, const float *b, bool add, float *c, size_t ldc,
                       size_t rows, size_t cols)
 {
+    /* C is wanted last; on its way while the products are taken. */
+    for (size_t i = 0; i < rows; i++)
+        for (size_t j = 0; j < cols; j += 64 / sizeof *c)
+            __builtin_prefetch(c + i * ldc + j, 1);
     vf s[TILE_ROWS][TILE_VECTORS];
 #pragma GCC unroll 16
     for (size_t i = 0; i < TILE_ROWS; i++)
