@@ -397,10 +397,14 @@ static bool out_of_memory(const vptq_cli *cli, int *exit_code)
  * spin.  A user's own setting stands. */
 static void wait_quietly(char **argv)
 {
+    char self[PATH_MAX]; /* by its own path, so that the process keeps its name */
     if (getenv("GOMP_SPINCOUNT") || getenv("OMP_WAIT_POLICY"))
         return;
-    if (!setenv("GOMP_SPINCOUNT", "2000", 1))
-        (void)execv("/proc/self/exe", argv); /* without /proc: as it is */
+    ssize_t len = readlink("/proc/self/exe", self, sizeof self - 1);
+    if (len <= 0 || setenv("GOMP_SPINCOUNT", "2000", 1))
+        return; /* without /proc: as it is */
+    self[len] = 0;
+    (void)execv(self, argv);
 }
 
 bool vptq_cli_parse(vptq_cli *cli, int argc, char **argv, int first, int *exit_code)
