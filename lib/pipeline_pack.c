@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "formats/layer_file.h"
+#include "lib/model/model.h"
 #include "lib/pipeline_out.h"
 
 typedef struct packing {
@@ -49,7 +50,9 @@ static vptq_status take_float_books(packing *p, vptq_packed_matrix *m, vptq_err 
     vptq_status st = VPTQ_OK;
     char file[VPTQ_LAYER_FILE_NAME_MAX], path[4096];
     const char *dot = strrchr(m->name, '.'), *number = strpbrk(m->name, "0123456789");
-    VPTQ_BUG_IF(!dot || !number);
+    if (!dot || !number)
+        return vptq_fail(err, VPTQ_E_FORMAT, "%s: matrix '%s' is no linear of a block",
+                         p->c->path, m->name);
     vptq_layer_file_name(file, (uint32_t)strtoul(number, NULL, 10), dot + 1);
     VPTQ_TRY(vptq_path_join(path, sizeof path, p->c->path, file, err));
     VPTQ_TRY(vptq_layer_file_read(path, p->ctx->mem, &p->layer, err));
@@ -218,25 +221,27 @@ vptq_status vptq_pack_model(const vptq_ctx *ctx, const vptq_pack_options *opt,
                             vptq_pack_result *r, vptq_err *err)
 {
     double start = vptq_seconds();
-    vptq_checkpoint c;
+    vptq_model model;
     vptq_out out;
     vptq_checkpoint_options open = {.tokenizer = opt->tokenizer, .base = opt->base};
     *r = (vptq_pack_result){0};
-    vptq_status st = vptq_checkpoint_open(ctx, opt->input, &open, &c, err);
+    /* opening as a model holds every matrix and tensor against the architecture */
+    vptq_status st = vptq_model_open(ctx, opt->input, &open, false, &model, err);
     if (st)
         return st;
+    const vptq_checkpoint *c = &model.ckpt;
     vptq_out_init(&out, ctx, "pack");
-    packing p = {.ctx = ctx, .c = &c, .out = &out};
+    packing p = {.ctx = ctx, .c = c, .out = &out};
     vptq_arena_init(&p.arena, ctx->mem);
-    if (c.quantized_count == 0)
+    if (c->quantized_count == 0)
         st = vptq_fail(err, VPTQ_E_UNSUPPORTED, "%s: the %s has no quantized matrices to pack",
-                       c.path, vptq_checkpoint_kind_name(c.kind));
+                       c->path, vptq_checkpoint_kind_name(c->kind));
     if (!st && !opt->dry_run)
-        st = vptq_out_check_place(&c, opt->output, err);
+        st = vptq_out_check_place(c, opt->output, err);
     if (!st)
         st = pack(&p, opt, r, err);
     vptq_out_release(&out);
-    vptq_checkpoint_release(&c);
+    vptq_model_release(&model);
     r->seconds = vptq_seconds() - start;
     return st;
 }

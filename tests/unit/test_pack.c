@@ -233,6 +233,27 @@ static void test_work_with_biases(void **state)
     vptq_tensor_set_release(&base);
 }
 
+/* Files of matrices that the base model has, but not as linears of blocks of that shape. */
+static void test_work_of_other_shapes(void **state)
+{
+    char work[4096], out[4096], path[4096];
+    vptq_err err = {0};
+    vptq_ctx ctx = {.threads = 1};
+    vptq_checkpoint c;
+    vtest_path(work, sizeof work, *state, "work");
+    vtest_path(out, sizeof out, *state, "out");
+    make_work(work);
+    assert_ok(vptq_checkpoint_open(&ctx, TINY, NULL, &c, &err), &err);
+    vptq_model_desc wrong = c.desc;
+    wrong.intermediate *= 2;
+    write_layer(work, 0, VPTQ_LINEAR_DOWN, &wrong);
+    vptq_checkpoint_release(&c);
+    assert_fails(pack(work, out, VPTQ_PACK_HF, NULL, &err), VPTQ_E_SHAPE, &err, "down_proj");
+    vtest_path(path, sizeof path, work, "layer_000_down_proj.safetensors");
+    assert_int_equal(remove(path), 0);
+    assert_ok(pack(work, out, VPTQ_PACK_HF, NULL, &err), &err);
+}
+
 /* ---- memory ---- */
 
 typedef struct walk {
@@ -310,6 +331,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         IN_SCRATCH(test_range_of_types),
         IN_SCRATCH(test_work_with_biases),
+        IN_SCRATCH(test_work_of_other_shapes),
         IN_SCRATCH(test_out_of_memory),
     };
     return vtest_main(argc, argv, tests);
