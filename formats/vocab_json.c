@@ -242,7 +242,8 @@ out:
 
 /* --- tokenizer_config.json --- */
 
-/* "bos_token" is a string, an object with "content", or null. */
+/* "bos_token" is a string, an object with "content", or null.  With `used` the post-processor
+ * has named the token that is added, and its word counts. */
 static vptq_status config_token(vptq_vocab *v, const vptq_strmap *map, const json_t *config,
                                 const char *key, bool used, int32_t *id, vptq_err *err)
 {
@@ -258,11 +259,8 @@ static vptq_status config_token(vptq_vocab *v, const vptq_strmap *map, const jso
         find_token(v, map, key, json_string_value(t), json_string_length(t), &named, err);
     if (st)
         return st;
-    if (used && *id != named)
-        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
-                         "%s: the post-processor adds token %" PRId32 ", %s is %" PRId32,
-                         v->source, *id, key, named);
-    *id = named;
+    if (!used)
+        *id = named;
     return VPTQ_OK;
 }
 
