@@ -1,5 +1,6 @@
 #include "tests/devices.h"
 
+#include <omp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,6 +26,8 @@ static void *run_on(const devices_op *op, const char *name, vptq_simd simd, int 
     assert_non_null(out);
     memset(out, 0xff, op->count * op->size); /* NaN: every element must be written */
     devices_open(&d, name, simd, threads);
+    /* A library call that escaped the backend's own loops would go by this. */
+    omp_set_num_threads(threads);
     op->run(&d.dev, op->arg, out);
     devices_close(&d);
     return out;

@@ -46,7 +46,8 @@ typedef struct vptq_blas {
 vptq_status vptq_blas_open(vptq_blas *blas, vptq_simd simd, vptq_err *err);
 void vptq_blas_close(vptq_blas *blas);
 
-/* vptq_parallel_for for functions that call BLAS. */
+/* vptq_parallel_for for functions that call BLAS, which must not be called outside of it: not
+ * even where there is only one task. */
 void vptq_blas_parallel_for(int threads, size_t n, size_t chunk, vptq_range_fn fn, void *arg);
 
 #endif

@@ -17,6 +17,7 @@ typedef struct factor_job {
     double *a;
     size_t n, lda;
     size_t at, width; /* the current block: rows and columns [at, at + width) */
+    size_t good;      /* potrf: pivots of the block that are positive numbers */
     double *panel;    /* trtri: [width, at], rows of `ld_panel` */
     size_t ld_panel;
 } factor_job;
@@ -67,21 +68,23 @@ static void potrf_solve(void *arg, size_t begin, size_t end, int thread)
                      (int)job->lda, rows, (int)job->lda);
 }
 
-/* Index in the block of the first pivot that is not a positive number, or the block's width.
- * LAPACK's own answer passes over NaN. */
-static size_t potrf_diagonal(const factor_job *job)
+/* The diagonal block; LAPACK's own answer passes over NaN. */
+static void potrf_diagonal(void *arg, size_t begin, size_t end, int thread)
 {
+    factor_job *job = arg;
+    (void)begin;
+    (void)end;
+    (void)thread;
     double *diagonal = job->a + job->at * job->lda + job->at;
     const int n = (int)job->width, ld = (int)job->lda;
     int info = 0;
     job->blas->dpotrf("U", &n, diagonal, &ld, &info); /* "U": column-major */
     const size_t factored = info > 0 ? (size_t)info - 1 : job->width;
-    for (size_t i = 0; i < factored; i++) {
-        const double pivot = diagonal[i * job->lda + i];
+    for (job->good = 0; job->good < factored; job->good++) {
+        const double pivot = diagonal[job->good * job->lda + job->good];
         if (!(pivot > 0) || isinf(pivot))
-            return i;
+            return;
     }
-    return factored;
 }
 
 vptq_status vptq_cpu_potrf(vptq_dev *dev, size_t n, double *a, size_t lda, size_t *bad_pivot,
@@ -96,14 +99,14 @@ vptq_status vptq_cpu_potrf(vptq_dev *dev, size_t n, double *a, size_t lda, size_
         if (job.at)
             vptq_blas_parallel_for(threads, 1 + (below + TILE - 1) / TILE, 1, potrf_explain,
                                    &job);
-        const size_t good = potrf_diagonal(&job);
-        if (good < job.width) {
+        vptq_blas_parallel_for(1, 1, 1, potrf_diagonal, &job);
+        if (job.good < job.width) {
             if (bad_pivot)
-                *bad_pivot = job.at + good;
+                *bad_pivot = job.at + job.good;
             return vptq_fail(err, VPTQ_E_NUMERIC,
                              "matrix is not positive definite: pivot %zu of %zu is not a "
                              "positive number",
-                             job.at + good, n);
+                             job.at + job.good, n);
         }
         vptq_blas_parallel_for(threads, below, TILE, potrf_solve, &job);
     }
