@@ -1,7 +1,5 @@
 /* The row vq_dequant: a piece of 256 columns of one strip at a time, so that the centroids of
  * the piece stay in L1 while the rows of the strip are written one after the other. */
-#include <string.h>
-
 #include "lib/backend/cpu_vq.h"
 #include "lib/backend/dev.h"
 #include "lib/base/parallel.h"
@@ -55,27 +53,42 @@ static void look_up_columns(const vptq_vq *q, size_t first, piece *p)
     }
 }
 
-/* Element e of every vector of the piece, scattered into one row of W. */
+/* Element e of every vector of the piece into one row of W; called with constants so that every
+ * kind of matrix gets a loop of its own. */
+static inline __attribute__((always_inline)) void
+write_kind(const piece *p, size_t e, bool residual, bool norm, bool in_order, float *restrict w)
+{
+    const float *book = p->book + e, *res_book = residual ? p->res_book + e : NULL;
+    for (size_t i = 0; i < p->count; i++) {
+        float value = book[p->main[i]];
+        if (residual)
+            value += res_book[p->res[i]];
+        if (norm)
+            value = value * p->scale[i] + p->bias[i];
+        w[in_order ? i : p->column[i]] = value;
+    }
+}
+
 static void write_row(const piece *p, size_t e, bool in_order, float *w)
 {
-    float value[PIECE];
-    const size_t count = p->count;
-    for (size_t i = 0; i < count; i++)
-        value[i] = p->book[p->main[i] + e];
-    if (p->res_book) {
-        for (size_t i = 0; i < count; i++)
-            value[i] += p->res_book[p->res[i] + e];
-    }
-    if (p->norm) {
-        for (size_t i = 0; i < count; i++)
-            value[i] = value[i] * p->scale[i] + p->bias[i];
-    }
     if (in_order) {
-        memcpy(w + p->column[0], value, count * sizeof *w);
-        return;
+        w += p->column[0];
+        if (p->res_book && p->norm)
+            write_kind(p, e, true, true, true, w);
+        else if (p->res_book)
+            write_kind(p, e, true, false, true, w);
+        else if (p->norm)
+            write_kind(p, e, false, true, true, w);
+        else
+            write_kind(p, e, false, false, true, w);
+    } else if (p->norm) {
+        if (p->res_book)
+            write_kind(p, e, true, true, false, w);
+        else
+            write_kind(p, e, false, true, false, w);
+    } else {
+        write_kind(p, e, p->res_book != NULL, false, false, w);
     }
-    for (size_t i = 0; i < count; i++)
-        w[p->column[i]] = value[i];
 }
 
 typedef struct decode_job {
