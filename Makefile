@@ -225,7 +225,7 @@ format-check:
 shellcheck:
 	$(Q)shellcheck -s bash $(SH_FILES)
 lint: shellcheck
-	$(Q)if command -v cppcheck >/dev/null; then cppcheck -q --std=c11 --inline-suppr -I. \
+	$(Q)if command -v cppcheck >/dev/null; then cppcheck -q --std=c11 --inline-suppr -I. -D__GNUC__ \
 		--enable=warning,portability --suppress=missingIncludeSystem --error-exitcode=1 \
 		lib formats hessian kmeans cmd; else echo "cppcheck is not installed"; fi
 layers:
