@@ -44,18 +44,30 @@ typedef struct book_job {
 
 static void lay_blocks(void *arg, size_t begin, size_t end, int thread)
 {
+    enum { LANES = VPTQ_BOOK_LANES };
     const book_job *job = arg;
-    const size_t v = job->v, stride = (1 + v) * VPTQ_BOOK_LANES;
+    const size_t v = job->v;
     (void)thread;
-    for (size_t j = begin * VPTQ_BOOK_LANES; j < end * VPTQ_BOOK_LANES; j++) {
-        float *to = job->data + j / VPTQ_BOOK_LANES * stride + j % VPTQ_BOOK_LANES;
-        double norm = 0;
+    for (size_t b = begin; b < end; b++) {
+        float *restrict to = job->data + b * (1 + v) * LANES;
+        const float *c = job->c + b * LANES * v;
+        const size_t count = job->k - b * LANES < LANES ? job->k - b * LANES : LANES;
+        double norm[LANES] = {0};
         for (size_t d = 0; d < v; d++) {
-            float value = j < job->k ? job->c[j * v + d] : 0;
-            norm += (double)value * (double)value;
-            to[(1 + d) * VPTQ_BOOK_LANES] = value;
+            float row[LANES] = {0};
+            if (count == LANES) {
+                for (size_t l = 0; l < LANES; l++)
+                    row[l] = c[l * v + d];
+            } else {
+                for (size_t l = 0; l < count; l++)
+                    row[l] = c[l * v + d];
+            }
+            for (size_t l = 0; l < LANES; l++)
+                norm[l] += (double)row[l] * (double)row[l];
+            memcpy(to + (1 + d) * LANES, row, sizeof row);
         }
-        to[0] = j < job->k ? (float)(-0.5 * norm) : -INFINITY;
+        for (size_t l = 0; l < LANES; l++)
+            to[l] = l < count ? (float)(-0.5 * norm[l]) : -INFINITY;
     }
 }
 
