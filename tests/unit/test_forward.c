@@ -485,21 +485,23 @@ static void test_stories_packed(void **state)
     check_stories("golden/vptq_model_stories260K");
 }
 
-/* The demo model in float16: unpacked ($VPTQ_DEMO_F16), or its GGUF ($VPTQ_DEMO_GGUF) with
- * every value rounded as it is read.  False where neither is there. */
+/* The demo model in float16: unpacked ($VPTQ_DEMO_F16), or its GGUF ($VPTQ_DEMO_GGUF, else what
+ * `make demo` fetched) with every value rounded as it is read.  False where none is there. */
 static bool demo_open(rig *r, size_t length)
 {
     const char *f16 = getenv("VPTQ_DEMO_F16"), *gguf = getenv("VPTQ_DEMO_GGUF");
+    if (!gguf && vptq_path_exists("build/demo/model.gguf"))
+        gguf = "build/demo/model.gguf";
     if (!f16 && !gguf) {
-        print_message("neither VPTQ_DEMO_F16 nor VPTQ_DEMO_GGUF names the demo model\n");
+        print_message("no demo model: VPTQ_DEMO_F16, VPTQ_DEMO_GGUF, build/demo/model.gguf\n");
         return false;
     }
     rig_open(r, f16 ? f16 : gguf, "cpu", length);
-    if (!f16) {
+    for (size_t i = 0; !f16 && i < r->m.ckpt.set.count; i++)
+        r->m.ckpt.set.tensors[i].round_to = VPTQ_F16;
+    if (!f16) { /* vectors were read when it was opened */
         vptq_err err = {0};
         vptq_forward_close(r->f);
-        for (size_t i = 0; i < r->m.ckpt.set.count; i++)
-            r->m.ckpt.set.tensors[i].round_to = VPTQ_F16;
         assert_ok(vptq_forward_open(&r->m, &r->dev, length, &r->f, &err), &err);
     }
     return true;
