@@ -6,7 +6,7 @@
 
 /* Floats of a weight tile: 4 MiB stay in the caches of the processors that convert and use
  * them, and make the product large enough. */
-enum { TILE_FLOATS = 1 << 20, TILE_MAX_ROWS = 1024, TILE_MIN_ROWS = 64 };
+enum { TILE_FLOATS = 1 << 20, TILE_MAX_ROWS = VPTQ_FORWARD_HEAD_TILE, TILE_MIN_ROWS = 64 };
 
 size_t vptq_forward_tile_rows(size_t cols)
 {

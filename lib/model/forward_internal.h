@@ -50,8 +50,8 @@ struct vptq_forward {
     size_t position;          /* tokens in the cache */
 };
 
-/* Rows of the head per tile: [rows, tile] logits of a full group are 4 MiB. */
-enum { VPTQ_FORWARD_HEAD_TILE = 512 };
+/* Rows of the head per tile: [rows, tile] logits of a full group are 6 MiB. */
+enum { VPTQ_FORWARD_HEAD_TILE = 768 };
 
 /* Rows of a weight with `cols` columns that are converted at once. */
 size_t vptq_forward_tile_rows(size_t cols);
