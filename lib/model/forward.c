@@ -4,16 +4,16 @@
 
 #include "lib/model/forward_internal.h"
 
-/* Floats of a weight tile: 4 MiB stay in the caches of the processors that convert and use
- * them, and make the product large enough. */
-enum { TILE_FLOATS = 1 << 20, TILE_MAX_ROWS = VPTQ_FORWARD_HEAD_TILE, TILE_MIN_ROWS = 64 };
+/* Floats of a weight tile.  Many rows: as large as makes the products efficient.  A few: each
+ * weight is used at once and only once, while it is still in a second-level cache. */
+enum { TILE_FLOATS = 1 << 20, FEW_TILE_FLOATS = 1 << 17, FEW_ROWS = 8, TILE_STEP = 64 };
 
-size_t vptq_forward_tile_rows(size_t cols)
+size_t vptq_forward_tile_rows(size_t rows, size_t cols)
 {
-    size_t rows = TILE_FLOATS / cols / TILE_MIN_ROWS * TILE_MIN_ROWS;
-    if (rows < TILE_MIN_ROWS)
-        return TILE_MIN_ROWS;
-    return rows < TILE_MAX_ROWS ? rows : TILE_MAX_ROWS;
+    size_t fit = (rows <= FEW_ROWS ? FEW_TILE_FLOATS : TILE_FLOATS) / cols;
+    if (fit < TILE_STEP)
+        return TILE_STEP;
+    return fit < VPTQ_FORWARD_TILE_ROWS ? fit / TILE_STEP * TILE_STEP : VPTQ_FORWARD_TILE_ROWS;
 }
 
 /* ---- device memory ---- */
@@ -200,14 +200,15 @@ out:
     return st;
 }
 
-/* The largest tile of any matrix of the model. */
+/* The largest tile of any matrix of the model, the head's with them. */
 static size_t tile_floats(const vptq_model_desc *d)
 {
-    size_t most = (size_t)VPTQ_FORWARD_HEAD_TILE * d->hidden;
+    size_t rows = vptq_forward_tile_rows(VPTQ_FORWARD_ROWS, d->hidden);
+    size_t most = (rows < d->vocab ? rows : d->vocab) * d->hidden;
     for (int i = 0; i < VPTQ_LINEAR_COUNT; i++) {
         uint32_t out, in;
         vptq_linear_shape(d, (vptq_linear)i, &out, &in);
-        size_t rows = vptq_forward_tile_rows(in);
+        rows = vptq_forward_tile_rows(VPTQ_FORWARD_ROWS, in);
         size_t n = (rows < out ? rows : out) * (size_t)in;
         most = n > most ? n : most;
     }

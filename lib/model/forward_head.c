@@ -26,7 +26,7 @@ static vptq_status head_reserve(vptq_forward *f, size_t rows, vptq_err *err)
     void *p[3] = {NULL, NULL, NULL};
     head_free(f);
     VPTQ_TRY(
-        ops->alloc(f->dev->state, rows, VPTQ_FORWARD_HEAD_TILE * sizeof(float), &p[0], err));
+        ops->alloc(f->dev->state, rows, VPTQ_FORWARD_TILE_ROWS * sizeof(float), &p[0], err));
     f->logits = p[0];
     if (!ops->host_memory) {
         VPTQ_TRY(ops->alloc(f->dev->state, rows, sizeof *f->states, &p[1], err));
@@ -72,7 +72,8 @@ static vptq_status head_tile(vptq_forward *f, size_t rows, size_t first, size_t 
 {
     vptq_status st = VPTQ_OK;
     vptq_weight w = head_weight(f);
-    *width = w.rows - first < VPTQ_FORWARD_HEAD_TILE ? w.rows - first : VPTQ_FORWARD_HEAD_TILE;
+    size_t step = vptq_forward_tile_rows(rows, w.cols);
+    *width = w.rows - first < step ? w.rows - first : step;
     VPTQ_TRY(vptq_check_cancel(f->dev->ctx, err));
     VPTQ_TRY(vptq_weight_read(&w, f->dev, first, *width, f->tile, err));
     vptq_gemm_args g = {.m = rows,

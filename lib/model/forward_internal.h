@@ -41,7 +41,7 @@ struct vptq_forward {
     float *stage;  /* [hidden_rows, hidden] host memory; NULL for host devices */
     size_t hidden_rows;
 
-    float *logits;          /* [head_rows, VPTQ_FORWARD_HEAD_TILE] */
+    float *logits;          /* [head_rows, VPTQ_FORWARD_TILE_ROWS] */
     vptq_nll_state *states; /* [head_rows]; this and the next NULL for host devices */
     int32_t *targets;
     size_t head_rows;
@@ -50,11 +50,12 @@ struct vptq_forward {
     size_t position;          /* tokens in the cache */
 };
 
-/* Rows of the head per tile: [rows, tile] logits of a full group are 6 MiB. */
-enum { VPTQ_FORWARD_HEAD_TILE = 768 };
+/* Rows of a weight tile at most; the logits [rows, tile] of a full group are 6 MiB. */
+enum { VPTQ_FORWARD_TILE_ROWS = 768 };
 
-/* Rows of a weight with `cols` columns that are converted at once. */
-size_t vptq_forward_tile_rows(size_t cols);
+/* Rows of a weight with `cols` columns that are converted at once for a product with `rows`
+ * rows of activations. */
+size_t vptq_forward_tile_rows(size_t rows, size_t cols);
 
 /* Room for the activations of `rows` rows. */
 vptq_status vptq_forward_reserve(vptq_forward *f, size_t rows, vptq_err *err) VPTQ_MUST_CHECK;
