@@ -213,10 +213,9 @@ static vptq_status read_work_header(vptq_checkpoint *c, work_header *h, vptq_err
     VPTQ_TRY(vptq_json_str_or(h->json, path, "base_fingerprint", NULL, &h->fingerprint, err));
     VPTQ_TRY(vptq_json_str_or(h->json, path, "dtype", NULL, &dtype, err));
     VPTQ_TRY(vptq_json_str_or(h->json, path, "tokenizer", "", &h->tokenizer, err));
-    VPTQ_TRY(vptq_dtype_from_option(dtype, &c->storage, err));
-    if (c->storage == VPTQ_F32)
-        return vptq_fail(err, VPTQ_E_FORMAT, "%s: key 'dtype' is 'f32', expected f16 or bf16",
-                         path);
+    if (vptq_dtype_from_option(dtype, &c->storage, NULL) || c->storage == VPTQ_F32)
+        return vptq_fail(err, VPTQ_E_FORMAT, "%s: key 'dtype' is '%.32s', expected f16 or bf16",
+                         path, dtype);
 out:
     return st;
 }
@@ -244,7 +243,9 @@ static vptq_status open_base(const vptq_ctx *ctx, const char *path, const char *
                            "from",
                            path, found, fingerprint));
 out:
-    return st ? vptq_err_context(err, "%s: its base model", c->path) : VPTQ_OK;
+    if (st && err)
+        vptq_err_context(err, "%s: its base model (--base names another)", c->path);
+    return st;
 }
 
 /* The base model's tensors as a packed file will hold them. */
@@ -259,14 +260,6 @@ static vptq_status take_base_tensors(vptq_checkpoint *c, vptq_err *err)
     st = vptq_tensor_set_finish(&c->set, err);
 out:
     return st;
-}
-
-static bool is_layer_file(const char *name)
-{
-    static const char prefix[] = "layer_", suffix[] = ".safetensors";
-    size_t n = strlen(name);
-    return n > sizeof suffix && strncmp(name, prefix, sizeof prefix - 1) == 0 &&
-           strcmp(name + n - (sizeof suffix - 1), suffix) == 0;
 }
 
 static vptq_status check_layer(const vptq_checkpoint *c, const char *path,
@@ -299,7 +292,7 @@ static vptq_status read_layers(const vptq_ctx *ctx, vptq_checkpoint *c, vptq_err
     for (size_t i = 0; i < count; i++) {
         char path[4096];
         vptq_layer_file *f = &x->layers[x->layer_count];
-        if (!is_layer_file(names[i]))
+        if (!vptq_layer_file_is(names[i]))
             continue;
         VPTQ_TRY(vptq_path_join(path, sizeof path, c->path, names[i], err));
         VPTQ_TRY(vptq_layer_file_read(path, ctx->mem, f, err));

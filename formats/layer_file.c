@@ -17,6 +17,14 @@ void vptq_layer_file_name(char name[VPTQ_LAYER_FILE_NAME_MAX], uint32_t layer,
              linear);
 }
 
+bool vptq_layer_file_is(const char *name)
+{
+    static const char prefix[] = "layer_", suffix[] = ".safetensors";
+    size_t n = strlen(name);
+    return n > sizeof suffix && strncmp(name, prefix, sizeof prefix - 1) == 0 &&
+           strcmp(name + n - (sizeof suffix - 1), suffix) == 0;
+}
+
 static uint64_t hash_text(const char *text, uint64_t seed)
 {
     return vptq_hash(text, strlen(text) + 1, seed);

@@ -21,6 +21,8 @@ typedef struct vptq_layer_file {
 enum { VPTQ_LAYER_FILE_NAME_MAX = 96 };
 void vptq_layer_file_name(char name[VPTQ_LAYER_FILE_NAME_MAX], uint32_t layer,
                           const char *linear);
+/* Whether a name has this form. */
+bool vptq_layer_file_is(const char *name);
 
 /* Atomic; replaces an old file.  The books before rounding belong to the books of m->vq. */
 vptq_status vptq_layer_file_write(const char *path, const vptq_packed_matrix *m,

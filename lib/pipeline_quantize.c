@@ -1,4 +1,5 @@
 /* model + Hessians -> work directory, matrix by matrix, resumable. */
+#include <errno.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
@@ -42,35 +43,52 @@ static json_t *settings_json(const vptq_quant_settings *s)
                      s->ridge, "damping", s->damping, "seed", (json_int_t)s->seed);
 }
 
+/* Over the keys that decide the bytes of a matrix. */
+static vptq_status hash_manifest(quantizer *q, vptq_err *err)
+{
+    static const char *const keys[] = {"tool", "base_fingerprint", "hessian_fingerprint",
+                                       "dtype", "settings"};
+    uint64_t h = 0;
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+        char *part =
+            json_dumps(json_object_get(q->manifest, keys[i]), JSON_COMPACT | JSON_ENCODE_ANY);
+        if (!part)
+            return vptq_fail(err, VPTQ_E_NOMEM, "out of memory");
+        h = vptq_hash(part, strlen(part), h);
+        free(part);
+    }
+    snprintf(q->fingerprint, sizeof q->fingerprint, "%016" PRIx64, h);
+    return VPTQ_OK;
+}
+
+static vptq_status resolve(const char *path, char full[PATH_MAX], vptq_err *err)
+{
+    if (realpath(path, full))
+        return VPTQ_OK;
+    return vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot resolve '%s'", path);
+}
+
+/* Paths are stored in full: the directory may be read from anywhere. */
 static vptq_status make_manifest(quantizer *q, vptq_err *err)
 {
+    vptq_status st = VPTQ_OK;
     const vptq_quant_settings *s = &q->opt->settings;
-    char path[PATH_MAX];
+    char path[PATH_MAX], tokenizer[PATH_MAX];
 
-    if (!realpath(q->opt->model, path))
-        return vptq_fail(err, VPTQ_E_IO, "cannot resolve '%s'", q->opt->model);
+    VPTQ_TRY(resolve(q->opt->model, path, err));
+    if (q->opt->tokenizer)
+        VPTQ_TRY(resolve(q->opt->tokenizer, tokenizer, err));
     q->manifest =
         json_pack("{s:i, s:s, s:s, s:s, s:s, s:s?, s:s, s:o}", "format", WORK_FORMAT, "tool",
                   "vptq-quantize " VPTQ_VERSION, "base_model", path, "base_fingerprint",
                   q->base_fingerprint, "hessian_fingerprint", q->hdir.fingerprint, "tokenizer",
-                  q->opt->tokenizer, "dtype", s->storage == VPTQ_BF16 ? "bf16" : "f16",
-                  "settings", settings_json(s));
-    char *text = q->manifest ? json_dumps(q->manifest, JSON_COMPACT) : NULL;
-    if (!text)
+                  q->opt->tokenizer ? tokenizer : NULL, "dtype",
+                  s->storage == VPTQ_BF16 ? "bf16" : "f16", "settings", settings_json(s));
+    if (!q->manifest)
         return vptq_fail(err, VPTQ_E_NOMEM, "out of memory");
-    uint64_t h = 0;
-    const char *keys[] = {"tool", "base_fingerprint", "hessian_fingerprint", "dtype",
-                          "settings"};
-    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
-        char *part =
-            json_dumps(json_object_get(q->manifest, keys[i]), JSON_COMPACT | JSON_ENCODE_ANY);
-        if (part)
-            h = vptq_hash(part, strlen(part), h);
-        free(part);
-    }
-    free(text);
-    snprintf(q->fingerprint, sizeof q->fingerprint, "%016" PRIx64, h);
-    return VPTQ_OK;
+    st = hash_manifest(q, err);
+out:
+    return st;
 }
 
 static vptq_status differ(const char *path, const char *key, const json_t *found,
@@ -116,22 +134,59 @@ static vptq_status compare_manifest(const quantizer *q, const char *path, const 
 static vptq_status matrix_path(const quantizer *q, uint32_t layer, vptq_linear l,
                                char path[PATH_MAX], vptq_err *err)
 {
-    char name[VPTQ_MAX_DIMS * 12];
+    char name[VPTQ_LAYER_FILE_NAME_MAX];
     vptq_layer_file_name(name, layer, vptq_linear_name(l));
     return vptq_path_join(path, PATH_MAX, q->opt->work, name, err);
 }
 
+/* All of them: the other run's model may have more layers than this one's. */
 static vptq_status remove_matrices(const quantizer *q, vptq_err *err)
 {
-    char path[PATH_MAX];
-    for (uint32_t layer = 0; layer < q->model.desc->layers; layer++)
-        for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
-            vptq_status st = matrix_path(q, layer, (vptq_linear)l, path, err);
-            if (st)
-                return st;
-            (void)unlink(path); /* most are not there */
+    vptq_status st = VPTQ_OK;
+    vptq_arena arena;
+    char path[PATH_MAX], **names = NULL;
+    size_t count = 0;
+
+    vptq_arena_init(&arena, q->dev->ctx->mem);
+    VPTQ_TRY(vptq_dir_list(q->opt->work, &arena, &names, &count, err));
+    for (size_t i = 0; i < count; i++) {
+        if (!vptq_layer_file_is(names[i]))
+            continue;
+        VPTQ_TRY(vptq_path_join(path, sizeof path, q->opt->work, names[i], err));
+        if (unlink(path)) {
+            st = vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot remove '%s'", path);
+            goto out;
         }
-    return VPTQ_OK;
+    }
+out:
+    vptq_arena_release(&arena);
+    return st;
+}
+
+/* A directory that holds files of something else is left alone: with a manifest in it, a
+ * model's directory would not be one any more.  What a run that was killed early leaves is our
+ * own. */
+static vptq_status check_work(const quantizer *q, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_arena arena;
+    char path[PATH_MAX], **names = NULL;
+    size_t count = 0;
+
+    vptq_arena_init(&arena, q->dev->ctx->mem);
+    VPTQ_TRY(vptq_path_join(path, sizeof path, q->opt->work, VPTQ_WORK_FILE, err));
+    if (!vptq_path_is_dir(q->opt->work) || vptq_path_exists(path))
+        goto out;
+    VPTQ_TRY(vptq_dir_list(q->opt->work, &arena, &names, &count, err));
+    for (size_t i = 0; i < count && !st; i++)
+        if (strcmp(names[i], "lock") &&
+            strncmp(names[i], VPTQ_WORK_FILE, strlen(VPTQ_WORK_FILE)))
+            st = vptq_fail(err, VPTQ_E_MISMATCH,
+                           "'%s' is no work directory: it holds '%s' and no " VPTQ_WORK_FILE,
+                           q->opt->work, names[i]);
+out:
+    vptq_arena_release(&arena);
+    return st;
 }
 
 static vptq_status open_work(const quantizer *q, vptq_err *err)
@@ -228,7 +283,6 @@ static vptq_status reuse(quantizer *q, const char *path, vptq_quantize_row *row,
     vptq_layer_file file;
     vptq_err why = {0};
 
-    (void)err;
     *done = false;
     if (!vptq_path_exists(path))
         return VPTQ_OK;
@@ -448,7 +502,7 @@ static vptq_status check_hessians(quantizer *q, vptq_err *err)
         goto out;
     }
     if (q->first < q->hdir.first_layer || q->last > q->hdir.last_layer)
-        st = vptq_fail(err, VPTQ_E_ARG, "'%s' holds layers %u-%u, expected layers %u-%u",
+        st = vptq_fail(err, VPTQ_E_MISMATCH, "'%s' holds layers %u-%u, expected layers %u-%u",
                        q->opt->hessians, q->hdir.first_layer, q->hdir.last_layer, q->first,
                        q->last);
 out:
@@ -509,6 +563,7 @@ vptq_status vptq_quantize_model(vptq_device *dev, const vptq_quantize_options *o
         VPTQ_TRY(dry_run(&q, err));
     } else {
         VPTQ_TRY(make_manifest(&q, err));
+        VPTQ_TRY(check_work(&q, err));
         VPTQ_TRY(vptq_dir_make(opt->work, err));
         VPTQ_TRY(vptq_lock_take(opt->work, &lock, err));
         VPTQ_TRY(open_work(&q, err));

@@ -30,12 +30,21 @@ bad 1 "'nothing' is not a hessian directory" "$BIN/vptq-quantize" -m "$model" -H
 bad 1 "another model" "$BIN/vptq-quantize" -m "$hf" -H h -o w
 [ ! -e w ] || fail "a work directory was made"
 
+# A directory of something else stays as it is.
+mkdir other
+touch other/config.json
+bad 1 "'other' is no work directory: it holds 'config.json'" run -o other -k 16
+bad 1 "'other' is no work directory: it holds 'config.json'" run -o other -k 16 --force
+[ "$(ls other)" = config.json ] || fail "something was written: $(ls other)"
+
 # A work directory of another run: refused naming the key, started again with --force.
 run -o w -k 16 --layers 0-0 > /dev/null
 bad 1 "'centroids' is 16" run -o w -k 32 --layers 0-0
 bad 1 "'seed' is 0" run -o w -k 16 --seed 5 --layers 0-0
 bad 1 "'norm' is true" run -o w -k 16 --no-norm --layers 0-0
+cp w/layer_000_q_proj.safetensors w/layer_009_q_proj.safetensors
 run -o w -k 32 --layers 0-0 -f > /dev/null
+[ ! -e w/layer_009_q_proj.safetensors ] || fail "a matrix of the other run is still there"
 [ "$(sed -n 's/.*"k": \?\([0-9]*\).*/\1/p' w/report.jsonl | sort -u)" = 32 ] || fail "not redone"
 
 # Somebody else works there.
@@ -52,6 +61,12 @@ expect_line err.txt "layer_002_o.safetensors is missing"
 [ -e v/layer_002_v_proj.safetensors ] || fail "what was finished is gone"
 mv o h/layer_002_o.safetensors
 run -o v -k 16 > /dev/null
+
+# Paths in the manifest hold wherever it is read from.
+cp "$tok" tokenizer.bin
+run -o named -k 16 --layers 0-0 --tokenizer tokenizer.bin > /dev/null
+expect_line named/quantize.json "\"tokenizer\": \"$PWD/tokenizer.bin\""
+bad 1 "'no-such-tokenizer'" run -o x --tokenizer no-such-tokenizer
 
 # The plan.
 run --dry-run -v 8 -k 4096 --format json > plan.json
