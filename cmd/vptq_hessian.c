@@ -15,11 +15,6 @@ typedef struct hessian_args {
     bool merge, rows;
 } hessian_args;
 
-static int fail(vptq_cli *cli, vptq_status st, const vptq_err *err)
-{
-    return vptq_cli_finish(cli, st, err);
-}
-
 /* ---- collect ---- */
 
 static void print_collected(const vptq_cli *cli, const hessian_args *a,
@@ -73,7 +68,7 @@ static int collect(vptq_cli *cli, const hessian_args *a)
 
     vptq_status st = vptq_device_open(&cli->ctx, cli->common.backend, &dev, &err);
     if (st)
-        return fail(cli, st, &err);
+        return vptq_cli_finish(cli, st, &err);
     st = vptq_model_open(&cli->ctx, a->model, &copt, a->texts.count > 0, &model, &err);
     if (!st) {
         st = vptq_hessian_collect(&dev, &model, &opt, a->output, &r, &err);
@@ -141,7 +136,7 @@ static int show(vptq_cli *cli, const char *dir)
 
     vptq_status st = vptq_device_open(&cli->ctx, cli->common.backend, &dev, &err);
     if (st)
-        return fail(cli, st, &err);
+        return vptq_cli_finish(cli, st, &err);
     st = vptq_hessian_show(&dev, dir, print_stats, &state, &err);
     if (!st && state.format == CLI_TEXT)
         printf("%s: %" PRIu64 " of %" PRIu64 " hessians are good, worst condition %.2g\n", dir,
@@ -171,9 +166,11 @@ static int merge(vptq_cli *cli, const hessian_args *a)
 
 static int dispatch(vptq_cli *cli, const hessian_args *a)
 {
-    if (a->show)
-        return show(cli, a->show);
+    if (a->show && a->merge)
+        return vptq_cli_usage_error(cli, "--show and --merge exclude each other");
     if (a->merge) {
+        if (cli->common.dry_run)
+            return vptq_cli_usage_error(cli, "--merge has no --dry-run");
         if (!a->output)
             return vptq_cli_usage_error(cli, "--merge needs -o HDIR");
         if (cli->arg_count < 2)
@@ -182,6 +179,8 @@ static int dispatch(vptq_cli *cli, const hessian_args *a)
     }
     if (cli->arg_count)
         return vptq_cli_usage_error(cli, "unexpected argument '%s'", cli->args[0]);
+    if (a->show)
+        return show(cli, a->show);
     if (!a->model)
         return vptq_cli_usage_error(cli, "-m MODEL is missing");
     if (!a->output && !cli->common.dry_run)

@@ -22,5 +22,10 @@ done
 expect_exit 1 "$BIN/vptq-hessian" --merge a b -o pooled 2> err.txt
 expect_line err.txt "pooled"
 expect_exit 2 "$BIN/vptq-hessian" --merge a -o x 2> err.txt
+expect_exit 2 "$BIN/vptq-hessian" --merge a b -o x --dry-run 2> err.txt
+expect_exit 2 "$BIN/vptq-hessian" --show a b 2> err.txt
+expect_line err.txt "unexpected argument 'b'"
+expect_exit 2 "$BIN/vptq-hessian" --show a --merge b 2> err.txt
+[ ! -e x ] || fail "an output was made"
 expect_exit 1 "$BIN/vptq-hessian" --merge a nothing -o x 2> err.txt
 expect_line err.txt "'nothing' is not a hessian directory"
