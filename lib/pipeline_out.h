@@ -106,7 +106,8 @@ vptq_status vptq_out_add_tokenizer(vptq_out *o, const vptq_checkpoint *c,
                                    const char *given_tokenizer, const char *beside,
                                    vptq_err *err) VPTQ_MUST_CHECK;
 
-/* VPTQ_E_ARG when the output is the input or its base model. */
+/* VPTQ_E_ARG when the output is the input or its base model, or the directory that one of them
+ * lies in, which would go away with what it holds. */
 vptq_status vptq_out_check_place(const vptq_checkpoint *c, const char *output,
                                  vptq_err *err) VPTQ_MUST_CHECK;
 /* Bytes of a file, or of the files of a directory. */

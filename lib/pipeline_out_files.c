@@ -226,14 +226,23 @@ out:
 
 /* ---- places ---- */
 
+static vptq_status check_place(const char *model, const char *what, const char *output,
+                               vptq_err *err)
+{
+    if (same_file(output, model))
+        return vptq_fail(err, VPTQ_E_ARG, "the output '%s' is %s itself", output, what);
+    if (lies_in(output, model))
+        return vptq_fail(err, VPTQ_E_ARG, "the output '%s' is the directory of %s", output,
+                         what);
+    return VPTQ_OK;
+}
+
 vptq_status vptq_out_check_place(const vptq_checkpoint *c, const char *output, vptq_err *err)
 {
-    const char *what = same_file(output, c->path)                    ? "the input"
-                       : c->base && same_file(output, c->base->path) ? "the base model"
-                                                                     : NULL;
-    if (!what)
-        return VPTQ_OK;
-    return vptq_fail(err, VPTQ_E_ARG, "the output '%s' is %s itself", output, what);
+    vptq_status st = check_place(c->path, "the input", output, err);
+    if (!st && c->base)
+        st = check_place(c->base->path, "the base model", output, err);
+    return st;
 }
 
 vptq_status vptq_out_path_bytes(const vptq_ctx *ctx, const char *path, uint64_t *bytes,

@@ -53,6 +53,10 @@ pack model -o one.vptq -f > /dev/null
 bad 2 "is the input itself" pack model -o model -f
 bad 2 "is the input itself" pack --unpack model -o ./model/ -f
 [ -e model/model.safetensors ] || fail "the input is gone"
+mkdir holder
+cp "$(data models/stories260K/stories260K.bin)" holder/model.bin
+bad 2 "'holder' is the directory of the input" pack --unpack holder/model.bin -o holder -f
+[ -e holder/model.bin ] || fail "the input is gone"
 mkdir -p deep/inside
 touch deep/inside/file
 bad 1 "more than plain files" pack model -o deep -f
