@@ -103,7 +103,7 @@ vptq_status vptq_hessian_pool(vptq_mem *mem, const vptq_hessian_file *parts, siz
         total += parts[g].tokens;
     }
     if (!total) {
-        st = vptq_fail(err, VPTQ_E_ARG, "no tokens in the hessians to pool");
+        st = vptq_fail(err, VPTQ_E_FORMAT, "no tokens in the hessians to pool");
         goto out;
     }
     size_t n = parts[0].n;

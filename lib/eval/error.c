@@ -183,7 +183,7 @@ vptq_status vptq_eval_error(vptq_device *dev, const vptq_model *quantized,
             VPTQ_TRY(compare_input(&c, l, (vptq_input)i, &found, err));
     }
     if (found == 0)
-        st = vptq_fail(err, VPTQ_E_ARG, "%s has no quantized matrix in layers %u to %u",
+        st = vptq_fail(err, VPTQ_E_UNSUPPORTED, "%s has no quantized matrix in layers %u to %u",
                        quantized->ckpt.path, first_layer, last_layer);
 out:
     dev->ops->release(dev->state, c.stage);

@@ -42,8 +42,8 @@ typedef void (*vptq_window_fn)(void *arg, uint64_t window, double nll, uint64_t 
 /* Windows run in batches through one block after the other; the result does not depend on the
  * size of a batch, which follows from the memory that is left.  token_nll (may be NULL): NLL of
  * every scored token in order, in `arena`.  Errors: VPTQ_E_ARG for settings that exclude each
- * other and for a text shorter than one window, VPTQ_E_NUMERIC naming the window whose loss is
- * not finite. */
+ * other, VPTQ_E_FORMAT for a text shorter than one window, VPTQ_E_NUMERIC naming the window
+ * whose loss is not finite. */
 vptq_status vptq_eval_ppl(vptq_device *dev, const vptq_model *m, const vptq_ppl_options *opt,
                           vptq_window_fn fn, void *arg, vptq_arena *arena, double **token_nll,
                           vptq_ppl_result *r, vptq_err *err) VPTQ_MUST_CHECK;
@@ -58,8 +58,8 @@ typedef struct vptq_error_row {
 } vptq_error_row;
 typedef vptq_status (*vptq_error_fn)(void *arg, const vptq_error_row *row, vptq_err *err);
 /* The quantized model against the original, both as float, with the Hessians of `hdir` (NULL:
- * proxy_loss is NaN).  VPTQ_E_ARG when nothing is quantized, VPTQ_E_MISMATCH when the two
- * models do not have the same shape or the Hessians are of another model than `base`. */
+ * proxy_loss is NaN).  VPTQ_E_UNSUPPORTED when nothing is quantized, VPTQ_E_MISMATCH when the
+ * two models do not have the same shape or the Hessians are of another model than `base`. */
 vptq_status vptq_eval_error(vptq_device *dev, const vptq_model *quantized,
                             const vptq_model *base, const char *hdir, uint32_t first_layer,
                             uint32_t last_layer, vptq_error_fn fn, void *arg,

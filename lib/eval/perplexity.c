@@ -65,15 +65,16 @@ static vptq_status check_options(const vptq_model *m, const vptq_ppl_options *o,
     return VPTQ_OK;
 }
 
-/* Windows of a text of `total` ids. */
-static vptq_status plan_windows(run *r, size_t total, vptq_arena *arena, vptq_err *err)
+/* Windows of a text of `total` ids; `name` is its file. */
+static vptq_status plan_windows(run *r, const char *name, size_t total, vptq_arena *arena,
+                                vptq_err *err)
 {
     const vptq_ppl_options *o = r->opt;
     size_t stride = o->stride ? o->stride : o->context;
     if (total < o->context)
-        return vptq_fail(err, VPTQ_E_ARG,
-                         "the text has %zu tokens, one window of the context needs %zu", total,
-                         o->context);
+        return vptq_fail(err, VPTQ_E_FORMAT,
+                         "%s: the text has %zu tokens, one window of the context needs %zu",
+                         name, total, o->context);
     r->count = 1 + (total - o->context) / stride;
     if (o->windows && r->count > o->windows)
         r->count = o->windows;
@@ -113,8 +114,9 @@ static vptq_status plan_documents(run *r, const size_t *offsets, size_t count,
         r->longest = n > r->longest ? n : r->longest;
     }
     if (r->count == 0)
-        return vptq_fail(err, VPTQ_E_ARG, "none of %zu documents has between 2 and %zu tokens",
-                         count, o->context);
+        return vptq_fail(err, VPTQ_E_FORMAT,
+                         "%s: none of %zu documents has between 2 and %zu tokens",
+                         o->corpus.texts[0], count, o->context);
     return VPTQ_OK;
 }
 
@@ -136,7 +138,7 @@ static vptq_status plan(run *r, vptq_corpus *corpus, vptq_ids *documents, uint64
         VPTQ_TRY(
             vptq_corpus_load(ctx, &o->corpus, r->m->tokenizer, r->m->desc->vocab, corpus, err));
         r->ids = corpus->ids.data;
-        VPTQ_TRY(plan_windows(r, corpus->ids.count, arena, err));
+        VPTQ_TRY(plan_windows(r, corpus->name, corpus->ids.count, arena, err));
         if (o->protocol == VPTQ_PPL_LLAMA_CPP && r->m->tokenizer && r->m->vocab.add_bos)
             r->bos = r->m->vocab.bos;
     }

@@ -137,6 +137,7 @@ vptq_status vptq_corpus_load(const vptq_ctx *ctx, const vptq_corpus_options *opt
     vptq_status st = VPTQ_OK;
     *c = (vptq_corpus){0};
     vptq_ids_init(&c->ids, ctx->mem);
+    c->name = opt->text_count ? opt->texts[0] : opt->token_count ? opt->tokens[0] : "no text";
     if (opt->text_count > 0 && !t) {
         st = vptq_fail(err, VPTQ_E_ARG, "%s: a text needs a tokenizer, none is given",
                        opt->texts[0]);
@@ -223,7 +224,8 @@ vptq_status vptq_corpus_sample(const vptq_corpus *c, size_t length, size_t want,
         return vptq_fail(err, VPTQ_E_ARG, "a window of 0 tokens");
     size_t windows = c->ids.count / length;
     if (windows == 0)
-        return vptq_fail(err, VPTQ_E_ARG, "the text has %zu tokens, one window needs %zu",
+        return vptq_fail(err, VPTQ_E_FORMAT,
+                         "%s: the text has %zu tokens, one window needs %zu", c->name,
                          c->ids.count, length);
     size_t n = windows < want ? windows : want;
     size_t *at = vptq_arena_alloc(arena, n, sizeof *at, err);

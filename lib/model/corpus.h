@@ -15,6 +15,7 @@ typedef struct vptq_corpus_options {
 
 typedef struct vptq_corpus {
     vptq_ids ids;
+    const char *name;     /* of the first file, for messages; the caller's */
     char fingerprint[17]; /* hex of XXH3 over the ids */
 } vptq_corpus;
 
@@ -34,7 +35,7 @@ vptq_status vptq_corpus_documents(const vptq_ctx *ctx, const char *path, const c
 
 /* Start positions of `want` windows of `length` ids: all floor(ids / length) non-overlapping
  * windows when there are no more than want, else `want` of them drawn without replacement by
- * seed, in ascending order.  A corpus shorter than one window is VPTQ_E_ARG with both numbers.
+ * seed, in ascending order.  A corpus shorter than one window is VPTQ_E_FORMAT with both numbers.
  */
 vptq_status vptq_corpus_sample(const vptq_corpus *c, size_t length, size_t want, uint64_t seed,
                                vptq_arena *arena, size_t **starts, size_t *count,

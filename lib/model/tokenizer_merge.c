@@ -229,7 +229,7 @@ static vptq_status emit_unknown(vptq_encoder *e, const char *bytes, uint32_t len
         return vptq_ids_add(e->out, ids, n, err);
     }
     if (t->v->unk < 0)
-        return vptq_fail(err, VPTQ_E_ARG,
+        return vptq_fail(err, VPTQ_E_FORMAT,
                          "%s: no piece for the byte 0x%02x of the text and no unknown token",
                          t->v->source, (unsigned)(unsigned char)bytes[0]);
     if (*unknown && t->v->fuse_unk)
@@ -262,8 +262,8 @@ vptq_status vptq_merge_word(vptq_encoder *e, const char *word, size_t len, vptq_
     if (len == 0)
         return VPTQ_OK;
     if (len >= NONE)
-        return vptq_fail(err, VPTQ_E_ARG, "a word of %zu bytes is too long for the tokenizer",
-                         len);
+        return vptq_fail(err, VPTQ_E_FORMAT,
+                         "a word of %zu bytes is too long for the tokenizer", len);
     if (e->t->v->ignore_merges && len <= e->t->longest &&
         vptq_strmap_get(&e->t->text, word, len, &whole)) {
         int32_t id = (int32_t)whole;

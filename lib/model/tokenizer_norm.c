@@ -21,7 +21,7 @@ static vptq_status compose_part(vptq_mem *mem, vptq_norm_kind kind, const char *
     utf8proc_ssize_t n =
         utf8proc_decompose(bytes, (utf8proc_ssize_t)len, NULL, 0, options[kind]);
     if (n < 0)
-        return vptq_fail(err, VPTQ_E_ARG, "normalizing %zu bytes of text: %s", len,
+        return vptq_fail(err, VPTQ_E_FORMAT, "normalizing %zu bytes of text: %s", len,
                          utf8proc_errmsg(n));
     /* one more: the result is written over the code points with a 0 behind it */
     utf8proc_int32_t *points = vptq_mem_alloc(mem, (size_t)n + 1, sizeof *points, err);
@@ -31,7 +31,7 @@ static vptq_status compose_part(vptq_mem *mem, vptq_norm_kind kind, const char *
     if (n >= 0)
         n = utf8proc_reencode(points, n, options[kind]);
     vptq_status st = n >= 0 ? vptq_buf_add(out, points, (size_t)n, err)
-                            : vptq_fail(err, VPTQ_E_ARG, "normalizing %zu bytes of text: %s",
+                            : vptq_fail(err, VPTQ_E_FORMAT, "normalizing %zu bytes of text: %s",
                                         len, utf8proc_errmsg(n));
     vptq_mem_free(mem, points);
     return st;

@@ -155,7 +155,7 @@ static vptq_status match_failed(const vptq_tokenizer *t, int code, size_t at, vp
         return out_of_memory(t, err);
     PCRE2_UCHAR why[160];
     (void)pcre2_get_error_message(code, why, sizeof why);
-    return vptq_fail(err, VPTQ_E_ARG,
+    return vptq_fail(err, VPTQ_E_FORMAT,
                      "%s: a pattern of the tokenizer gives up at byte %zu of a section: %s",
                      t->v->source, at, (const char *)why);
 }

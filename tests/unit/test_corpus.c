@@ -238,7 +238,7 @@ static void test_tinystories_documents(void **state)
 
 static void test_windows(void **state)
 {
-    vptq_corpus c = {.ids = {.count = 1005}};
+    vptq_corpus c = {.ids = {.count = 1005}, .name = "some.txt"};
     vptq_err err = {0};
     vptq_arena arena;
     size_t *at = NULL, *again = NULL, n = 0, m = 0;
@@ -262,8 +262,8 @@ static void test_windows(void **state)
 
     assert_ok(vptq_corpus_sample(&c, 1005, 1, 0, &arena, &at, &n, &err), &err);
     assert_int_equal(n, 1);
-    assert_fails(vptq_corpus_sample(&c, 1006, 1, 0, &arena, &at, &n, &err), VPTQ_E_ARG, &err,
-                 "1005 tokens, one window needs 1006");
+    assert_fails(vptq_corpus_sample(&c, 1006, 1, 0, &arena, &at, &n, &err), VPTQ_E_FORMAT, &err,
+                 "some.txt: the text has 1005 tokens, one window needs 1006");
     assert_fails(vptq_corpus_sample(&c, 0, 1, 0, &arena, &at, &n, &err), VPTQ_E_ARG, &err,
                  "0 tokens");
     vptq_arena_release(&arena);

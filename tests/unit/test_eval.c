@@ -232,7 +232,7 @@ static void test_refused(void **state)
     vptq_corpus_options text = {.texts = files, .text_count = 1};
     free(random_ids(*state, 100, path, sizeof path));
     rig_open(&r, TINY, NULL, false);
-    check_refused(&r, (vptq_ppl_options){.corpus = ids, .context = 101}, VPTQ_E_ARG,
+    check_refused(&r, (vptq_ppl_options){.corpus = ids, .context = 101}, VPTQ_E_FORMAT,
                   "100 tokens, one window of the context needs 101");
     check_refused(&r, (vptq_ppl_options){.corpus = ids, .context = 1}, VPTQ_E_ARG, "context 1");
     check_refused(
@@ -775,7 +775,7 @@ static void test_error_refused(void **state)
     assert_fails(vptq_eval_error(&q.dev, &q.m, &other.m, NULL, 0, 1, log_error, &rows, &err),
                  VPTQ_E_MISMATCH, &err, "is not a version of");
     assert_fails(vptq_eval_error(&q.dev, &base.m, &base.m, NULL, 0, 1, log_error, &rows, &err),
-                 VPTQ_E_ARG, &err, "no quantized matrix");
+                 VPTQ_E_UNSUPPORTED, &err, "no quantized matrix");
     assert_fails(vptq_eval_error(&q.dev, &q.m, &base.m, NULL, 3, 5, log_error, &rows, &err),
                  VPTQ_E_ARG, &err, "has 0 to 4");
     rig_close(&other);

@@ -46,7 +46,7 @@ refused()
 }
 refused 1 "Hessians are of a model with fingerprint" \
     "$BIN/vptq-eval" error -m "$packed" --base "$packed" -H h -q
-refused 2 "no quantized matrix" "$BIN/vptq-eval" error -m "$base" --base "$base" -q
+refused 1 "no quantized matrix" "$BIN/vptq-eval" error -m "$base" --base "$base" -q
 refused 1 "is not a version of" \
     "$BIN/vptq-eval" error -m "$packed" --base "$SRC/tests/golden/tiny_qwen2" -q
 refused 2 "layers 9 to 9" "$BIN/vptq-eval" error -m "$packed" --base "$base" --layers 9 -q

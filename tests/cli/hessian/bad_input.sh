@@ -20,7 +20,7 @@ bad 2 "HDIR is missing" run -c "$text"
 bad 2 "'-l'\|--length\|window" run -c "$text" -o x -l 1
 bad 1 "no-such-text" run -c no-such-text -o x
 echo "One day" > short.txt
-bad 2 "256" run -c short.txt -o x -l 256
+bad 1 "short.txt: the text has .* 256$" run -c short.txt -o x -l 256
 printf 'abc' > odd.i32
 bad 1 "odd.i32" run --tokens odd.i32 -o x -l 16
 printf '\377\377\377\177%.0s' $(seq 64) > outside.i32
