@@ -8,16 +8,17 @@
 #include "cmd/cli.h"
 
 /* What the commands share: the device and the models it reads. */
-typedef struct session {
+typedef struct opened {
     vptq_device dev;
     vptq_model model, base;
     bool has_dev, has_model, has_base;
-} session;
+} opened;
 
-static vptq_status session_open(session *s, const vptq_cli *cli, const char *path,
-                                const char *tokenizer, bool need_tokenizer, vptq_err *err)
+static vptq_status open_all(opened *s, const vptq_cli *cli, const char *path,
+                            const char *tokenizer, const char *base, bool need_tokenizer,
+                            vptq_err *err)
 {
-    vptq_checkpoint_options opt = {.tokenizer = tokenizer};
+    vptq_checkpoint_options opt = {.tokenizer = tokenizer, .base = base};
     vptq_status st = VPTQ_OK;
     VPTQ_TRY(vptq_device_open(&cli->ctx, cli->common.backend, &s->dev, err));
     s->has_dev = true;
@@ -27,7 +28,7 @@ out:
     return st;
 }
 
-static void session_close(session *s)
+static void close_all(opened *s)
 {
     if (s->has_base)
         vptq_model_release(&s->base);
@@ -40,7 +41,7 @@ static void session_close(session *s)
 /* ---- ppl ---- */
 
 typedef struct ppl_command {
-    const char *model, *tokenizer, *documents;
+    const char *model, *tokenizer, *base, *documents;
     vptq_cli_strings texts, tokens;
     uint64_t document_limit, context, windows, stride;
     int protocol;
@@ -142,7 +143,7 @@ static int run_ppl(vptq_cli *cli, const ppl_command *c)
 {
     vptq_err err = {0};
     vptq_status st = VPTQ_OK;
-    session s = {.has_dev = false};
+    opened s = {.has_dev = false};
     vptq_ppl_result r;
     vptq_ppl_options opt = {
         .corpus = {.texts = c->texts.items,
@@ -159,7 +160,7 @@ static int run_ppl(vptq_cli *cli, const ppl_command *c)
         .dry_run = cli->common.dry_run,
     };
     bool passed = true;
-    VPTQ_TRY(session_open(&s, cli, c->model, c->tokenizer, c->texts.count > 0, &err));
+    VPTQ_TRY(open_all(&s, cli, c->model, c->tokenizer, c->base, c->texts.count > 0, &err));
     if (c->tokens_only) {
         VPTQ_TRY(print_token_ids(cli, c, &opt.corpus, &s.model, &err));
     } else {
@@ -173,7 +174,7 @@ static int run_ppl(vptq_cli *cli, const ppl_command *c)
         passed = r.ppl <= c->max_ppl;
     }
 out:
-    session_close(&s);
+    close_all(&s);
     int code = vptq_cli_finish(cli, st, &err);
     if (code != CLI_OK || passed)
         return code;
@@ -187,6 +188,8 @@ static int command_ppl(int argc, char **argv)
     const vptq_cli_option options[] = {
         {'m', "model", CLI_STRING, &c.model, "MODEL", "model to measure", true},
         {0, "tokenizer", CLI_STRING, &c.tokenizer, "FILE", "tokenizer of another place", false},
+        {0, "base", CLI_STRING, &c.base, "MODEL",
+         "the model that a work directory was made from, if it was moved", false},
         {0, NULL, CLI_FLAG, NULL, NULL, "Text", false},
         {0, "text", CLI_STRINGS, &c.texts, "FILE", "UTF-8 text; several are joined", false},
         {0, "tokens", CLI_STRINGS, &c.tokens, "FILE", "token ids, int32 little endian", false},
@@ -328,16 +331,16 @@ static int run_error(vptq_cli *cli, const error_command *c)
 {
     vptq_err err = {0};
     vptq_status st = VPTQ_OK;
-    session s = {.has_dev = false};
+    opened s = {.has_dev = false};
     vptq_checkpoint_options opt = {.tokenizer = NULL};
     error_table t = {.format = cli->common.format};
-    VPTQ_TRY(session_open(&s, cli, c->model, NULL, false, &err));
+    VPTQ_TRY(open_all(&s, cli, c->model, NULL, c->base, false, &err));
     VPTQ_TRY(vptq_model_open(&cli->ctx, c->base, &opt, false, &s.base, &err));
     s.has_base = true;
     VPTQ_TRY(vptq_eval_error(&s.dev, &s.model, &s.base, c->hessians, c->layers.first,
                              c->layers.last, print_error_row, &t, &err));
 out:
-    session_close(&s);
+    close_all(&s);
     return vptq_cli_finish(cli, st, &err);
 }
 
@@ -373,7 +376,7 @@ static int command_error(int argc, char **argv)
 /* ---- generate ---- */
 
 typedef struct generate_command {
-    const char *model, *tokenizer, *prompt;
+    const char *model, *tokenizer, *base, *prompt;
     uint64_t tokens;
     double temperature, top_p;
     bool special, ignore_eos;
@@ -428,7 +431,7 @@ static int run_generate(vptq_cli *cli, const generate_command *c)
 {
     vptq_err err = {0};
     vptq_status st = VPTQ_OK;
-    session s = {.has_dev = false};
+    opened s = {.has_dev = false};
     generated g = {.stream = cli->common.format != CLI_JSON, .prompt = c->prompt, .err = &err};
     vptq_generate_options opt = {.prompt = c->prompt,
                                  .tokens = c->tokens,
@@ -441,14 +444,14 @@ static int run_generate(vptq_cli *cli, const generate_command *c)
     double rate = 0;
     vptq_ids_init(&ids, cli->ctx.mem);
     vptq_buf_init(&g.text, cli->ctx.mem);
-    VPTQ_TRY(session_open(&s, cli, c->model, c->tokenizer, true, &err));
+    VPTQ_TRY(open_all(&s, cli, c->model, c->tokenizer, c->base, true, &err));
     VPTQ_TRY(vptq_eval_generate(&s.dev, &s.model, &opt, take_text, &g, &ids, &rate, &err));
     VPTQ_TRY(g.status);
     print_generated(c, &g, ids.count, rate);
     vptq_log(&cli->ctx, VPTQ_LOG_MORE, "%zu tokens with the prompt, %.1f new ones per second",
              ids.count, rate);
 out:
-    session_close(&s);
+    close_all(&s);
     vptq_buf_release(&g.text);
     vptq_ids_release(&ids);
     return vptq_cli_finish(cli, st, &err);
@@ -460,6 +463,8 @@ static int command_generate(int argc, char **argv)
     const vptq_cli_option options[] = {
         {'m', "model", CLI_STRING, &c.model, "MODEL", "model to run", true},
         {0, "tokenizer", CLI_STRING, &c.tokenizer, "FILE", "tokenizer of another place", false},
+        {0, "base", CLI_STRING, &c.base, "MODEL",
+         "the model that a work directory was made from, if it was moved", false},
         {'p', "prompt", CLI_STRING, &c.prompt, "TEXT", "text to continue", false},
         {'n', "max-tokens", CLI_U64, &c.tokens, "N", "new tokens at most", false},
         {0, "temperature", CLI_DOUBLE, &c.temperature, "X", "0 takes the likeliest token",

@@ -89,18 +89,25 @@ static vptq_status print_row(void *arg, const vptq_list_row *r, vptq_err *err)
     return VPTQ_OK;
 }
 
-static vptq_status list_model(vptq_cli *cli, const char *path, vptq_err *err)
+static vptq_checkpoint_options open_options(const pack_args *a)
 {
+    return (vptq_checkpoint_options){.tokenizer = a->tokenizer, .base = a->base};
+}
+
+static vptq_status list_model(vptq_cli *cli, const pack_args *a, vptq_err *err)
+{
+    vptq_checkpoint_options open = open_options(a);
     list_state s = {.format = cli->common.format};
     uint64_t bytes = 0;
     double bits = 0;
-    vptq_status st = vptq_list_model(&cli->ctx, path, print_row, &s, &bytes, &bits, err);
+    vptq_status st =
+        vptq_list_model(&cli->ctx, a->model, &open, print_row, &s, &bytes, &bits, err);
     if (st)
         return st;
     if (s.format == CLI_JSON) {
         vptq_cli_json j;
         vptq_cli_json_begin(&j);
-        vptq_cli_json_str(&j, "model", path);
+        vptq_cli_json_str(&j, "model", a->model);
         vptq_cli_json_u64(&j, "matrices", s.matrices);
         vptq_cli_json_u64(&j, "tensors", s.tensors);
         vptq_cli_json_f64(&j, "bits_per_weight", bits);
@@ -110,7 +117,7 @@ static vptq_status list_model(vptq_cli *cli, const char *path, vptq_err *err)
     }
     char size[32];
     vptq_cli_human_bytes(size, bytes);
-    printf("%s: %" PRIu64 " quantized matrices", path, s.matrices);
+    printf("%s: %" PRIu64 " quantized matrices", a->model, s.matrices);
     if (s.matrices)
         printf(" at %.4f bits per weight", bits);
     printf(", %" PRIu64 " plain tensors, %s in all\n", s.tensors, size);
@@ -134,23 +141,25 @@ static void print_finding(void *arg, bool is_error, const char *text)
     }
 }
 
-static int check(vptq_cli *cli, const char *path)
+static int check(vptq_cli *cli, const pack_args *a)
 {
+    vptq_checkpoint_options open = open_options(a);
     vptq_err err = {0};
     vptq_device dev = {0};
     uint32_t errors = 0, warnings = 0;
     vptq_status st = vptq_device_open(&cli->ctx, cli->common.backend, &dev, &err);
     if (!st)
-        st = vptq_check_model(&dev, path, print_finding, cli, &errors, &warnings, &err);
+        st = vptq_check_model(&dev, a->model, &open, print_finding, cli, &errors, &warnings,
+                              &err);
     if (!st && cli->common.format == CLI_JSON) {
         vptq_cli_json j;
         vptq_cli_json_begin(&j);
-        vptq_cli_json_str(&j, "model", path);
+        vptq_cli_json_str(&j, "model", a->model);
         vptq_cli_json_u64(&j, "errors", errors);
         vptq_cli_json_u64(&j, "warnings", warnings);
         vptq_cli_json_end(&j);
     } else if (!st) {
-        printf("%s: %" PRIu32 " error%s, %" PRIu32 " warning%s\n", path, errors,
+        printf("%s: %" PRIu32 " error%s, %" PRIu32 " warning%s\n", a->model, errors,
                errors == 1 ? "" : "s", warnings, warnings == 1 ? "" : "s");
     }
     vptq_device_close(&dev);
@@ -237,7 +246,7 @@ static int write_model(vptq_cli *cli, const pack_args *a)
                              .dry_run = cli->common.dry_run};
     vptq_status st = choose_dtype(a, &opt.dtype, &err);
     if (!st && opt.dry_run)
-        st = list_model(cli, a->model, &err);
+        st = list_model(cli, a, &err);
     if (!st && a->unpack)
         st = run_unpack(cli, &opt, &r, &err);
     else if (!st)
@@ -258,10 +267,10 @@ static int dispatch(vptq_cli *cli, pack_args *a)
     if (a->unpack + a->list + a->check > 1)
         return vptq_cli_usage_error(cli, "--unpack, --list and --check exclude each other");
     if (a->check)
-        return check(cli, a->model);
+        return check(cli, a);
     if (a->list) {
         vptq_err err = {0};
-        return vptq_cli_finish(cli, list_model(cli, a->model, &err), &err);
+        return vptq_cli_finish(cli, list_model(cli, a, &err), &err);
     }
     if (!a->output && !cli->common.dry_run)
         return vptq_cli_usage_error(cli, "-o is missing: where should the output go?");
@@ -308,7 +317,8 @@ int main(int argc, char **argv)
                     "vptq-pack model.vptq -o model-vptq    the one as the other\n"
                     "vptq-pack --unpack model.gguf -o model-f16",
         .options = options,
-        .formats = "text|json"};
+        .formats = "text|json",
+        .omit = "seed"};
     int code;
     if (vptq_cli_parse(&cli, argc, argv, 1, &code))
         code = dispatch(&cli, &a);

@@ -82,17 +82,20 @@ typedef struct vptq_list_row {
     uint64_t bytes; /* in the file */
 } vptq_list_row;
 typedef vptq_status (*vptq_list_fn)(void *arg, const vptq_list_row *row, vptq_err *err);
-/* All matrices and tensors of any MODEL; total_bytes = size of the files. */
-vptq_status vptq_list_model(const vptq_ctx *ctx, const char *path, vptq_list_fn fn, void *arg,
+/* All matrices and tensors of any MODEL; total_bytes = size of the files.  `open` may be NULL.
+ */
+vptq_status vptq_list_model(const vptq_ctx *ctx, const char *path,
+                            const vptq_checkpoint_options *open, vptq_list_fn fn, void *arg,
                             uint64_t *total_bytes, double *bits_per_weight,
                             vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Reads everything and checks what opening does not: every index and number, checksums, that
  * all tensors the architecture needs are there, that config entries are portable.  Findings go
  * to fn with a severity; the status is VPTQ_OK when the file could be checked, *errors counts
- * the bad ones. */
+ * the bad ones.  `open` may be NULL. */
 typedef void (*vptq_finding_fn)(void *arg, bool is_error, const char *text);
-vptq_status vptq_check_model(vptq_device *dev, const char *path, vptq_finding_fn fn, void *arg,
+vptq_status vptq_check_model(vptq_device *dev, const char *path,
+                             const vptq_checkpoint_options *open, vptq_finding_fn fn, void *arg,
                              uint32_t *errors, uint32_t *warnings,
                              vptq_err *err) VPTQ_MUST_CHECK;
 

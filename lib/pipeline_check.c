@@ -214,12 +214,13 @@ static vptq_status check_surroundings(checking *k, vptq_err *err)
     return judge(k, st, err);
 }
 
-vptq_status vptq_check_model(vptq_device *dev, const char *path, vptq_finding_fn fn, void *arg,
+vptq_status vptq_check_model(vptq_device *dev, const char *path,
+                             const vptq_checkpoint_options *open, vptq_finding_fn fn, void *arg,
                              uint32_t *errors, uint32_t *warnings, vptq_err *err)
 {
     checking k = {.dev = dev, .fn = fn, .arg = arg};
     vptq_model m;
-    vptq_status st = vptq_model_open(dev->ctx, path, NULL, false, &m, err);
+    vptq_status st = vptq_model_open(dev->ctx, path, open, false, &m, err);
     if (st) {
         st = judge(&k, st, err);
         *errors = k.errors;

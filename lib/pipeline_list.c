@@ -124,11 +124,12 @@ out:
     return st;
 }
 
-vptq_status vptq_list_model(const vptq_ctx *ctx, const char *path, vptq_list_fn fn, void *arg,
+vptq_status vptq_list_model(const vptq_ctx *ctx, const char *path,
+                            const vptq_checkpoint_options *open, vptq_list_fn fn, void *arg,
                             uint64_t *total_bytes, double *bits_per_weight, vptq_err *err)
 {
     vptq_checkpoint c;
-    vptq_status st = vptq_checkpoint_open(ctx, path, NULL, &c, err);
+    vptq_status st = vptq_checkpoint_open(ctx, path, open, &c, err);
     if (st)
         return st;
     listing l = {.c = &c};

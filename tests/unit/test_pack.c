@@ -292,14 +292,14 @@ static vptq_status step(void *arg, vptq_mem *mem, vptq_err *err)
     case 2:
         return unpack(w->in, w->out, VPTQ_F16, mem, err);
     case 3:
-        return vptq_list_model(&ctx, w->in, ignore_row, NULL, &bytes, &bits, err);
+        return vptq_list_model(&ctx, w->in, NULL, ignore_row, NULL, &bytes, &bits, err);
     default:
         break;
     }
     vptq_status st = vptq_device_open(&ctx, "ref", &dev, err);
     if (st)
         return st;
-    st = vptq_check_model(&dev, w->in, ignore_finding, NULL, &errors, &warnings, err);
+    st = vptq_check_model(&dev, w->in, NULL, ignore_finding, NULL, &errors, &warnings, err);
     vptq_device_close(&dev);
     return st;
 }

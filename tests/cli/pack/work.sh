@@ -42,3 +42,22 @@ expect_near "$(json_get total_bytes plan.json | tail -n 1)" "$(json_get total_by
 cp -r "$model" moved
 "$BIN/vptq-pack" -q work -o dir3 --base moved > /dev/null
 expect_same dir dir3
+cp -r work lost
+sed -i 's|"base_model": "[^"]*"|"base_model": "/no-such-model"|' lost/quantize.json
+for command in "vptq-pack -o out" "vptq-pack --list" "vptq-pack --check" "vptq-pack --unpack -o out" \
+    "vptq-eval ppl --text $text"; do
+    read -r -a words <<< "$command"
+    expect_exit 1 "$BIN/${words[0]}" "${words[@]:1}" -q -m lost > out.txt 2> err.txt
+    expect_line err.txt "lost: its base model (--base names another): .*/no-such-model.*No such file"
+done
+"$BIN/vptq-pack" -q --list lost --base moved > /dev/null
+"$BIN/vptq-pack" -q --check lost --base moved > check.txt
+expect_line check.txt "^lost: 0 errors"
+"$BIN/vptq-eval" ppl -q -m lost --base moved --text "$text" --documents '<|endoftext|>' \
+    --document-limit 4 --context 512 --format json > nll.json
+[ "$(json_get nll nll.json)" = "$want" ] || fail "with --base: $(cat nll.json)"
+
+# A manifest that says what cannot be is a bad file, not a bad command.
+sed -i 's|"dtype": "f16"|"dtype": "q4"|' lost/quantize.json
+expect_exit 1 "$BIN/vptq-pack" -q lost -o out --base moved 2> err.txt
+expect_line err.txt "lost/quantize.json: key 'dtype' is 'q4', expected f16 or bf16"
