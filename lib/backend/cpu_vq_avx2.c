@@ -41,7 +41,8 @@ INLINE void best_of_block(const float *c, size_t v, size_t sets, const float *xt
     }
 }
 
-/* First centroid of the block with exactly this score; 0 when all scores are NaN. */
+/* First centroid of the block with exactly this score; 0 when no score was a number above
+ * -infinity, which is also the score of the lanes past the last centroid. */
 INLINE uint32_t find_in_block(const float *c, size_t v, const float *x, float wanted)
 {
     __m256 low = _mm256_load_ps(c), high = _mm256_load_ps(c + LANES);
@@ -56,7 +57,7 @@ INLINE uint32_t find_in_block(const float *c, size_t v, const float *x, float wa
     int first = _mm256_movemask_ps(_mm256_cmp_ps(low, w, _CMP_EQ_OQ));
     int second = _mm256_movemask_ps(_mm256_cmp_ps(high, w, _CMP_EQ_OQ));
     unsigned hit = (unsigned)first | (unsigned)second << LANES;
-    return hit ? (uint32_t)__builtin_ctz(hit) : 0;
+    return hit && wanted > -INFINITY ? (uint32_t)__builtin_ctz(hit) : 0;
 }
 
 /* xt[d] = dimension d of the tile's vectors; lanes past `count` repeat the last one. */

@@ -40,7 +40,8 @@ INLINE void best_of_block(const float *c, size_t v, size_t sets, const float *xt
     }
 }
 
-/* First centroid of the block with exactly this score; 0 when all scores are NaN. */
+/* First centroid of the block with exactly this score; 0 when no score was a number above
+ * -infinity, which is also the score of the lanes past the last centroid. */
 INLINE uint32_t find_in_block(const float *c, size_t v, const float *x, float wanted)
 {
     __m512 score = _mm512_load_ps(c);
@@ -49,7 +50,7 @@ INLINE uint32_t find_in_block(const float *c, size_t v, const float *x, float wa
         score = _mm512_fmadd_ps(_mm512_set1_ps(x[d]),
                                 _mm512_load_ps(c + (1 + d) * VPTQ_BOOK_LANES), score);
     unsigned hit = _mm512_cmp_ps_mask(score, _mm512_set1_ps(wanted), _CMP_EQ_OQ);
-    return hit ? (uint32_t)__builtin_ctz(hit) : 0;
+    return hit && wanted > -INFINITY ? (uint32_t)__builtin_ctz(hit) : 0;
 }
 
 /* xt[d] = dimension d of the tile's vectors; lanes past `count` repeat the last one. */

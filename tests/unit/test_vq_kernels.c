@@ -161,10 +161,30 @@ static void check_garbage(void *arg, const vptq_device *dev, bool is_ref)
     free(c);
 }
 
+/* A small book without one number in it: the empty places behind it must not win. */
+static void check_empty_places(void *arg, const vptq_device *dev, bool is_ref)
+{
+    (void)arg;
+    (void)is_ref;
+    enum { N = 37, V = 2, MOST = 17 };
+    float *x = normal(N * V, 5), c[MOST * V];
+    uint32_t idx[N];
+    vptq_err err;
+    for (size_t i = 0; i < MOST * V; i++)
+        c[i] = NAN;
+    for (uint32_t k = 1; k <= MOST; k++) {
+        assert_ok(dev->ops->assign(dev->state, N, V, k, x, c, idx, NULL, &err), &err);
+        for (size_t i = 0; i < N; i++)
+            assert_int_equal(idx[i], 0);
+    }
+    free(x);
+}
+
 static void assign_stays_in_range_for_garbage(void **state)
 {
     (void)state;
     on_every_device(check_garbage, NULL);
+    on_every_device(check_empty_places, NULL);
 }
 
 /* The answer for a vector is the same wherever it stands and whoever computes it. */
