@@ -56,13 +56,14 @@ vptq_status vptq_hessian_dir_save(const char *dir, const vptq_hessian_dir *h, js
                                   vptq_err *err) VPTQ_MUST_CHECK;
 vptq_status vptq_hessian_dir_path(char *path, size_t size, const char *dir, uint32_t layer,
                                   vptq_input input, vptq_err *err) VPTQ_MUST_CHECK;
-/* The Hessian of one input, `n` columns (0 = any); a missing file is VPTQ_E_FORMAT naming it.
- */
+/* The Hessian of one input, `n` columns (0 = any); a missing file is VPTQ_E_FORMAT naming it, a
+ * number that is not finite VPTQ_E_NUMERIC. */
 vptq_status vptq_hessian_dir_load(const char *dir, uint32_t layer, vptq_input input, uint32_t n,
                                   vptq_mem *mem, vptq_hessian_file *h,
                                   vptq_err *err) VPTQ_MUST_CHECK;
 
-/* Statistics row by row: fn is called for each file in layer and input order. */
+/* Statistics row by row: fn is called for each file in layer and input order, also for one that
+ * holds NaN (its verdict is "broken"). */
 typedef vptq_status (*vptq_hessian_row_fn)(void *arg, uint32_t layer, const char *input,
                                            const vptq_hessian_stats *s, vptq_err *err);
 vptq_status vptq_hessian_show(vptq_device *dev, const char *dir, vptq_hessian_row_fn fn,

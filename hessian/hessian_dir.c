@@ -72,7 +72,7 @@ vptq_status vptq_hessian_dir_path(char *path, size_t size, const char *dir, uint
     return vptq_path_join(path, size, dir, name, err);
 }
 
-/* As vptq_hessian_dir_load, but with whatever numbers the file holds. */
+/* As vptq_hessian_dir_load, but with whatever numbers the file holds: --show counts NaN. */
 static vptq_status load_raw(const char *dir, uint32_t layer, vptq_input input, uint32_t n,
                             vptq_mem *mem, vptq_hessian_file *h, vptq_err *err)
 {
@@ -115,8 +115,7 @@ vptq_status vptq_hessian_show(vptq_device *dev, const char *dir, vptq_hessian_ro
             vptq_hessian_stats stats;
             st = vptq_check_cancel(dev->ctx, err);
             if (!st)
-                st = vptq_hessian_dir_load(dir, layer, (vptq_input)i, 0, dev->ctx->mem, &file,
-                                           err);
+                st = load_raw(dir, layer, (vptq_input)i, 0, dev->ctx->mem, &file, err);
             if (st)
                 break;
             st = vptq_hessian_describe(dev, &file, &stats, err);

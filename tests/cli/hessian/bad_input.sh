@@ -42,6 +42,20 @@ sleep 0.5
 bad 1 "'h'\|h/lock" run -c "$text" -o h -n 4 -l 64
 kill "$pid"
 
+# NaN in a Hessian is what --show is there to find; whoever uses it is refused.
+cp h/layer_001_o.safetensors good.bin
+size=$(stat -c %s good.bin)
+printf '\377\377\377\377' |
+    dd of=h/layer_001_o.safetensors bs=1 seek=$((size - 4)) conv=notrunc 2> dd.txt
+"$BIN/vptq-hessian" --show h --format json > nan.json
+[ "$(json_get nan nan.json | paste -s -d +)" = "0+0+0+0+0+1+0+0+0+0+0+0+0+0+0+0+0+0+0+0" ] ||
+    fail "the NaN of layer 1, input o was not counted"
+[ "$(json_get verdict nan.json | grep -c broken)" = 1 ] || fail "expected one verdict 'broken'"
+expect_exit 1 "$BIN/vptq-quantize" -m "$model" --tokenizer "$tok" -H h -o w --layers 1-1 -k 16 -q \
+    > out.txt 2> err.txt
+expect_line err.txt "layer_001_o.*not finite"
+cp good.bin h/layer_001_o.safetensors
+
 # Damaged Hessians.
 head -c 2000 h/layer_002_up.safetensors > cut.bin
 cp cut.bin h/layer_002_up.safetensors
