@@ -77,7 +77,7 @@ typedef struct vptq_generate_options {
 
 /* `ids` gets prompt and continuation (the end token included); `emit` (may be NULL) gets the
  * text of the new tokens as it comes, cut between characters.  tokens_per_second: of the
- * continuation alone; may be NULL. */
+ * single steps, 0 where there was none; may be NULL. */
 typedef void (*vptq_emit_fn)(void *arg, const char *text, size_t len);
 vptq_status vptq_eval_generate(vptq_device *dev, const vptq_model *m,
                                const vptq_generate_options *opt, vptq_emit_fn emit, void *arg,

@@ -130,16 +130,18 @@ static bool is_end(const vptq_model *m, int32_t id)
     return id == m->desc->eos || id == m->vocab.eos;
 }
 
-/* Steps through the prompt, then token by token. */
+/* Steps through the prompt, then token by token; *since: when the prompt was through. */
 static vptq_status continue_prompt(vptq_forward *f, const vptq_model *m,
                                    const vptq_generate_options *o, sampler *s, writer *w,
-                                   float *logits, vptq_ids *ids, vptq_err *err)
+                                   float *logits, vptq_ids *ids, double *since, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     const int32_t *feed = ids->data;
     size_t n = ids->count;
     for (size_t i = 0; i < o->tokens; i++) {
         VPTQ_TRY(vptq_forward_step(f, feed, n, logits, err));
+        if (i == 0)
+            *since = vptq_seconds();
         int32_t next = argmax(logits, s->vocab);
         if (next < 0)
             return vptq_fail(err, VPTQ_E_NUMERIC, "%s: the model's output is not a number",
@@ -205,11 +207,12 @@ vptq_status vptq_eval_generate(vptq_device *dev, const vptq_model *m,
         goto out;
     }
     VPTQ_TRY(vptq_forward_open(m, dev, length, &f, err));
-    double begin = vptq_seconds();
-    VPTQ_TRY(continue_prompt(f, m, o, &s, &w, logits, ids, err));
-    double seconds = vptq_seconds() - begin;
+    double since = 0;
+    VPTQ_TRY(continue_prompt(f, m, o, &s, &w, logits, ids, &since, err));
+    double seconds = vptq_seconds() - since;
+    size_t steps = ids->count > prompt ? ids->count - prompt - 1 : 0;
     if (tokens_per_second)
-        *tokens_per_second = seconds > 0 ? (double)(ids->count - prompt) / seconds : 0;
+        *tokens_per_second = steps && seconds > 0 ? (double)steps / seconds : 0;
 out:
     vptq_forward_close(f);
     vptq_buf_release(&w.text);

@@ -3,11 +3,12 @@
 
     python3 tests/bench/bench_forward.py MODEL [--tokens IDS] [--threads N] [--rounds N]
 
-MODEL is a Hugging Face directory (vptq-pack --unpack makes one of anything).  Needs torch and
-transformers.  Each round runs one window of ours (vptq-eval ppl: forward, logits of every
-position and their loss) and one of PyTorch's (float32, SDPA attention: forward, logits, loss)
-one after the other, then the same with decoding; what is compared is the best of the rounds,
-which other load on the machine disturbs least.  CPU seconds stand beside, for busy machines."""
+MODEL is a Hugging Face directory (vptq-pack --unpack makes one of anything); the tools are in
+$BIN (default build/bin).  Needs torch and transformers.  Each round runs one window of ours
+(vptq-eval ppl: forward, logits of every position and their loss) and one of PyTorch's (float32,
+SDPA attention: forward, logits, loss) one after the other; then decoding the same way.  What is
+compared is the best of the rounds, which other load on the machine disturbs least.  CPU seconds
+stand beside, for busy machines."""
 import argparse
 import json
 import os
@@ -21,7 +22,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+BIN = os.environ.get("BIN", "build/bin")
 
 
 def cpu_of_children(run):
@@ -32,7 +33,7 @@ def cpu_of_children(run):
 
 
 def ours(arguments):
-    command = [os.path.join(ROOT, "build/bin/vptq-eval")] + arguments
+    command = [os.path.join(BIN, "vptq-eval")] + arguments
     command += ["--format", "json", "--quiet"]
     text, cpu = cpu_of_children(
         lambda: subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
@@ -99,7 +100,7 @@ def main():
                 "-n", str(a.decode), "--ignore-eos", "--threads", str(a.threads)]
     speed = [max(ours(generate)[0]["tokens_per_second"] for _ in range(a.rounds)),
              max(decode_theirs(model, x[:, :8], a.decode) for _ in range(a.rounds))]
-    print("decoding %d tokens (the prompt's pass is in ours)" % a.decode)
+    print("decoding %d tokens" % a.decode)
     print("  vptq   %8.1f tokens/s" % speed[0])
     print("  torch  %8.1f tokens/s" % speed[1])
     print("  ratio  %8.2f" % (speed[0] / speed[1]))

@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# Perplexity and decoding of the demo model beside PyTorch (bench_forward.py), in turns.
+# Environment: BIN (tools, default build/bin), PYTHON (one with torch and transformers, default
+# python3), VPTQ_DEMO_GGUF (default build/demo/model.gguf).  Says what is missing and does nothing
+# where it cannot run.
+set -euo pipefail
+
+src=$(cd "$(dirname "$0")/../.." && pwd)
+BIN=${BIN:-$src/build/bin}
+PYTHON=${PYTHON:-python3}
+model=${VPTQ_DEMO_GGUF:-$src/build/demo/model.gguf}
+
+if ! "$PYTHON" -c 'import torch, transformers' 2>/dev/null; then
+    echo "skipped: $PYTHON has no torch and transformers (PYTHON=...)"
+    exit 0
+fi
+if [ ! -e "$model" ]; then
+    echo "skipped: $model is not there (scripts/fetch_demo.sh --model-only build/demo)"
+    exit 0
+fi
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+"$BIN/vptq-pack" --unpack "$model" -o "$work/plain" --dtype f16 --quiet
+BIN=$BIN "$PYTHON" "$src/tests/bench/bench_forward.py" "$work/plain" "$@"
