@@ -34,12 +34,18 @@ expect_near "$(ppl bf16)" "$want" 0.02
 "$BIN/vptq-pack" -q --list bf16 --format json > list.json
 ! grep -q '"dtype": "F16"' list.json || fail "F16 tensors in a bf16 directory"
 
-# A GGUF with its own tokenizer.
-gguf=$(find "$(dirname "$(dirname "$hf")")/golden/gguf" -name '*stories*f16*.gguf' 2> /dev/null |
-    sort | head -n 1)
-if [ -n "$gguf" ]; then
-    unpack "$gguf" -o from_gguf > /dev/null
-    "$BIN/vptq-pack" -q --check from_gguf > check.txt
-    expect_line check.txt "0 errors"
-fi
+# GGUF files of every family: the same model, its q and k rows in their own order again.
+seq 0 15 | while read -r id; do
+    printf '%b' "$(printf '\\x%02x\\x00\\x00\\x00' "$id")"
+done > ids.i32
+for family in llama qwen2 qwen3; do
+    gguf=$SRC/tests/fuzz/corpus/gguf/$family
+    unpack "$gguf" -o "from_$family" --dtype f32 > /dev/null 2> err.txt
+    expect_line err.txt "warning: .*/$family has no tokenizer"
+    for model in "$gguf" "from_$family"; do
+        "$BIN/vptq-eval" ppl -q -m "$model" --tokens ids.i32 --context 16 --format json > ids.json
+        json_get ppl ids.json
+    done > both.txt
+    [ "$(sort -u both.txt | wc -l)" = 1 ] || fail "$family: unpacked, it is another model: $(cat both.txt)"
+done
 no_leftovers .
