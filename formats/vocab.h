@@ -110,6 +110,8 @@ typedef struct vptq_vocab {
 /* GPT-2's printable alphabet: the code point that stands for a byte, and back (-1: none). */
 uint32_t vptq_byte_symbol(uint8_t byte);
 int vptq_symbol_byte(uint32_t cp);
+/* Whether a text is that of a byte piece, <0x0A>, with the byte in *byte. */
+bool vptq_piece_is_byte(const char *text, size_t len, uint8_t *byte);
 
 void vptq_vocab_release(vptq_vocab *v);
 

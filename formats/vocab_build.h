@@ -49,9 +49,6 @@ vptq_status vptq_vocab_add_split(vptq_vocab *v, vptq_split split,
 /* Every CONTROL and USER piece as an added token (U+2581 as a space in SPM ones). */
 vptq_status vptq_vocab_added_from_types(vptq_vocab *v, vptq_err *err) VPTQ_MUST_CHECK;
 
-/* BYTE for a text of the form <0x0A>, with the byte in *byte. */
-bool vptq_piece_is_byte(const char *text, size_t len, uint8_t *byte);
-
 /* Steps and settings of a byte-level pre-tokenizer by its GGUF name; *bos: whether it adds one
  * unless the file says otherwise.  Unknown: VPTQ_E_UNSUPPORTED. */
 vptq_status vptq_vocab_pre(vptq_vocab *v, const char *name, size_t len, bool *bos,

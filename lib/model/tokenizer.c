@@ -35,16 +35,6 @@ static void from_meta(const vptq_piece *p, char *out, size_t *len)
     }
 }
 
-/* The byte of a text <0x0A>. */
-static int byte_piece(const vptq_piece *p)
-{
-    static const char digits[] = "0123456789ABCDEF";
-    if (p->len != 6 || memcmp(p->text, "<0x", 3) != 0 || p->text[5] != '>')
-        return -1;
-    const char *high = memchr(digits, p->text[3], 16), *low = memchr(digits, p->text[4], 16);
-    return high && low ? (int)((high - digits) * 16 + (low - digits)) : -1;
-}
-
 /* What every piece decodes to: one piece of the arena for all texts. */
 static vptq_status decode_pieces(vptq_tokenizer *t, vptq_err *err)
 {
@@ -61,8 +51,8 @@ static vptq_status decode_pieces(vptq_tokenizer *t, vptq_err *err)
         vptq_span *b = &t->bytes[i];
         *b = (vptq_span){next, 0};
         if (v->kind == VPTQ_VOCAB_SPM_BPE && p->type == VPTQ_PIECE_BYTE) {
-            int byte = byte_piece(p);
-            if (byte < 0)
+            uint8_t byte;
+            if (!vptq_piece_is_byte(p->text, p->len, &byte))
                 return vptq_fail(err, VPTQ_E_FORMAT,
                                  "%s: byte piece %" PRIu32 " is '%s', expected <0xHH>",
                                  v->source, i, p->text);
