@@ -208,7 +208,7 @@ bench: tools $(BENCH_BIN)
 
 # The packages come first, then a make that finds them.
 demo:
-	$(Q)scripts/deps.sh build demo
+	$(Q)scripts/deps.sh build $(if $(and $(MODEL),$(TEXT)),,demo)
 	+$(Q)$(MAKE) tools
 	$(Q)scripts/demo.sh
 

