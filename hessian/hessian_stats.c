@@ -78,13 +78,14 @@ static vptq_status condition(vptq_device *dev, const vptq_hessian_file *h, doubl
         largest = normalize(n, y);
         memcpy(x, y, n * sizeof *x);
     }
-    vptq_status st = dev->ops->potrf(dev->state, n, l, n, NULL, NULL);
+    vptq_err why = {0};
+    vptq_status st = dev->ops->potrf(dev->state, n, l, n, NULL, &why);
     if (st == VPTQ_E_NUMERIC) {
         *out = INFINITY;
         return VPTQ_OK;
     }
     if (st)
-        return vptq_fail(err, st, "the hessian could not be factored");
+        return vptq_fail(err, st, "%s", why.text);
     for (size_t i = 0; i < n; i++)
         x[i] = i & 1 ? -1 : 1; /* not orthogonal to small directions as a constant might be */
     double inverse = 0;

@@ -123,7 +123,8 @@ static void choose_next(seeding *g, uint32_t j)
     memmove(g->c, g->c + best * v, v * sizeof *g->c);
 }
 
-static void plus_plus(seeding *g, uint32_t k, float *centroids)
+static vptq_status plus_plus(const vptq_ctx *ctx, seeding *g, uint32_t k, float *centroids,
+                             vptq_err *err)
 {
     const size_t v = g->s.v;
     for (size_t i = 0; i < g->s.m; i++)
@@ -138,11 +139,15 @@ static void plus_plus(seeding *g, uint32_t k, float *centroids)
     for (size_t i = 0; i < g->s.m; i++)
         g->s.d[i] = FLT_MAX;
     for (uint32_t j = 0; j < k; j++) {
+        vptq_status st = vptq_check_cancel(ctx, err);
+        if (st)
+            return st;
         if (j > 0)
             choose_next(g, j);
         memcpy(centroids + j * v, g->c, v * sizeof *g->c);
         vptq_parallel_for(g->threads, g->s.m, CHUNK, add_chunk, g);
     }
+    return VPTQ_OK;
 }
 
 static const vptq_seed_loops *loops_of_this_cpu(void)
@@ -198,7 +203,7 @@ static vptq_status seed_plus_plus(const vptq_kmeans_points *points, const vptq_r
                      .c = c};
         g.s.d = g.s.w + m;
         fill_sample(points, chosen, count, &g.s);
-        plus_plus(&g, k, centroids);
+        st = plus_plus(points->ctx, &g, k, centroids, err);
     }
     vptq_mem_free(mem, floats);
     vptq_mem_free(mem, doubles);

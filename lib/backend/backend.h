@@ -5,8 +5,9 @@
  * written once against the table.  All arrays that rows take are in the device's memory (for
  * ref and cpu: any host memory), row-major, and do not overlap unless said.  Shapes are given
  * as [rows, columns]; `ld` is the distance between rows in elements.  Rows validate nothing:
- * callers have checked shapes. Results of a row do not depend on the number of threads.  A
- * vptq_device is used by one thread at a time.
+ * callers have checked shapes. Results of a row do not depend on the number of threads.  A row
+ * that takes seconds for a large matrix may answer VPTQ_E_CANCELLED between two of its blocks.
+ * A vptq_device is used by one thread at a time.
  *
  *     vptq_device dev;
  *     VPTQ_TRY(vptq_device_open(&ctx, "auto", &dev, err));

@@ -94,6 +94,9 @@ vptq_status vptq_cpu_potrf(vptq_dev *dev, size_t n, double *a, size_t lda, size_
     const int threads = vptq_cpu_threads(dev, n * n);
 
     for (; job.at < n; job.at += BLOCK) {
+        const vptq_status st = vptq_check_cancel(dev->ctx, err);
+        if (st)
+            return st;
         job.width = shorter(BLOCK, n - job.at);
         const size_t below = n - job.at - job.width;
         if (job.at)
@@ -174,6 +177,9 @@ vptq_status vptq_cpu_trtri(vptq_dev *dev, size_t n, double *a, size_t lda, vptq_
         return VPTQ_E_NOMEM;
     vptq_blas_parallel_for(threads, n, BLOCK, trtri_diagonal, &job);
     for (job.at = BLOCK; job.at < n; job.at += BLOCK) {
+        const vptq_status st = vptq_check_cancel(dev->ctx, err);
+        if (st)
+            return st;
         job.width = shorter(BLOCK, n - job.at);
         vptq_blas_parallel_for(threads, job.at, TILE, trtri_panel, &job);
         vptq_blas_parallel_for(threads, job.at, TILE, trtri_columns, &job);

@@ -38,7 +38,9 @@ vptq_status vptq_quant_measure(vptq_device *dev, uint32_t out, uint32_t in, cons
     unpack_lower(in, lower, h);
     for (size_t i = 0; i < n; i++)
         e[i] = what[i] - w[i];
+    VPTQ_TRY(vptq_check_cancel(dev->ctx, err));
     VPTQ_TRY(dev->ops->quad_trace(dev->state, out, in, e, in, h, in, &loss->error, err));
+    VPTQ_TRY(vptq_check_cancel(dev->ctx, err));
     VPTQ_TRY(dev->ops->quad_trace(dev->state, out, in, w, in, h, in, &loss->norm, err));
     loss->error_sq = squared_norm(n, e);
     loss->norm_sq = squared_norm(n, w);

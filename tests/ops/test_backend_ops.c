@@ -409,6 +409,25 @@ static void test_factor_refusals(void **state)
     free(a);
 }
 
+/* A large factor takes seconds: it stops between blocks. */
+static void test_factor_is_cancelled(void **state)
+{
+    (void)state;
+    enum { N = 130 };
+    volatile sig_atomic_t stop = 1;
+    vptq_ctx ctx = {.threads = 1, .cancel = &stop};
+    vptq_device dev;
+    vptq_err err;
+    double *a = positive(N, N, 5);
+    assert_ok(vptq_device_open(&ctx, "cpu", &dev, &err), &err);
+    assert_fails(dev.ops->potrf(dev.state, N, a, N, NULL, &err), VPTQ_E_CANCELLED, &err,
+                 "interrupted");
+    assert_fails(dev.ops->trtri(dev.state, N, a, N, &err), VPTQ_E_CANCELLED, &err,
+                 "interrupted");
+    vptq_device_close(&dev);
+    free(a);
+}
+
 /* ---- quad_trace ---- */
 
 typedef struct quad_case {
@@ -510,6 +529,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_factor_by_hand),
         cmocka_unit_test(test_factor),
         cmocka_unit_test(test_factor_refusals),
+        cmocka_unit_test(test_factor_is_cancelled),
         cmocka_unit_test(test_quad_trace),
         cmocka_unit_test(test_out_of_memory),
     };

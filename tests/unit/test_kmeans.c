@@ -425,6 +425,9 @@ static void cancel_stops(void **state)
     assert_ok(vptq_device_open(&ctx, "ref", &dev, &err), &err);
     assert_fails(vptq_kmeans_run(&dev, &opt, N, x, w, centroids, NULL, &stats, NULL, &err),
                  VPTQ_E_CANCELLED, &err, "interrupted");
+    vptq_kmeans_points points = {&ctx, N, V, x, w};
+    assert_fails(vptq_kmeans_seed(&points, &opt, centroids, &err), VPTQ_E_CANCELLED, &err,
+                 "interrupted");
     vptq_device_close(&dev);
 }
 

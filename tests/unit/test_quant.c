@@ -399,6 +399,22 @@ static void test_bad_numbers_are_refused(void **state)
     free_problem(&p);
 }
 
+static void test_cancelled(void **state)
+{
+    (void)state;
+    problem p = make_problem(16, 8, 91);
+    volatile sig_atomic_t stop = 1;
+    bench b;
+    vptq_err err = {0};
+    vptq_quant_loss loss;
+    bench_open(&b, "cpu", 1);
+    b.ctx.cancel = &stop;
+    assert_fails(vptq_quant_measure(&b.dev, p.out, p.in, p.w, p.w, p.lower, &loss, &err),
+                 VPTQ_E_CANCELLED, &err, "interrupted");
+    bench_close(&b);
+    free_problem(&p);
+}
+
 static vptq_status quantize_with(void *arg, vptq_mem *mem, vptq_err *err)
 {
     const problem *p = arg;
@@ -438,6 +454,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_more_centroids_than_vectors),
         cmocka_unit_test(test_same_bytes_for_any_thread_count),
         cmocka_unit_test(test_bad_numbers_are_refused),
+        cmocka_unit_test(test_cancelled),
         cmocka_unit_test(test_out_of_memory),
     };
     return vtest_main(argc, argv, tests);
