@@ -180,15 +180,15 @@ static vptq_status check_name(vptq_archive_writer *w, const char *name, int kind
     size_t len = strlen(name);
     bool fresh = false;
     if (!vptq_archive_name_ok(name, len, kind == VPTQ_ARCHIVE_TENSOR))
-        return vptq_fail(err, VPTQ_E_UNSUPPORTED, "%s: '%.100s' is no name for an entry", w->file.path,
-                         name);
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED, "%s: '%.100s' is no name for an entry",
+                         w->file.path, name);
     char *copy = vptq_arena_strndup(&w->arena, name, len, err);
     if (!copy)
         return VPTQ_E_NOMEM;
     vptq_status st = vptq_strmap_add(&w->names[kind], copy, len, 0, &fresh, err);
     if (!st && !fresh)
-        st = vptq_fail(err, VPTQ_E_UNSUPPORTED, "%s: two entries with the name '%.100s'", w->file.path,
-                       name);
+        st = vptq_fail(err, VPTQ_E_UNSUPPORTED, "%s: two entries with the name '%.100s'",
+                       w->file.path, name);
     return st;
 }
 

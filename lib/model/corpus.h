@@ -35,7 +35,8 @@ vptq_status vptq_corpus_documents(const vptq_ctx *ctx, const char *path, const c
 
 /* Start positions of `want` windows of `length` ids: all floor(ids / length) non-overlapping
  * windows when there are no more than want, else `want` of them drawn without replacement by
- * seed, in ascending order.  A corpus shorter than one window is VPTQ_E_FORMAT with both numbers.
+ * seed, in ascending order.  A corpus shorter than one window is VPTQ_E_FORMAT with both
+ * numbers.
  */
 vptq_status vptq_corpus_sample(const vptq_corpus *c, size_t length, size_t want, uint64_t seed,
                                vptq_arena *arena, size_t **starts, size_t *count,
