@@ -64,6 +64,7 @@ static int collect(vptq_cli *cli, const hessian_args *a)
                                 .last_layer = a->layers.last,
                                 .force = cli->common.force,
                                 .dry_run = cli->common.dry_run,
+                                .checkpoint_seconds = 60,
                                 .tool_version = "vptq-hessian " VPTQ_VERSION};
 
     vptq_status st = vptq_device_open(&cli->ctx, cli->common.backend, &dev, &err);

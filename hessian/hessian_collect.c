@@ -14,7 +14,6 @@
 #include "lib/model/forward.h"
 
 static const char STATE_FILE[] = "hidden.state";
-static const double STATE_EVERY_SECONDS = 60; /* between checkpoints; no result depends on it */
 
 typedef struct collector {
     vptq_device *dev;
@@ -196,7 +195,8 @@ static vptq_status state_save(collector *c, uint32_t next_layer, vptq_err *err)
     vptq_file_writer w = {.fd = -1};
     state_header h = {.magic = "VPTQHID", .next_layer = next_layer, .values = hidden_count(c)};
 
-    if (vptq_seconds() - c->state_time < STATE_EVERY_SECONDS)
+    /* no result depends on the time */
+    if (vptq_seconds() - c->state_time < c->opt->checkpoint_seconds)
         return VPTQ_OK;
     memcpy(h.fingerprint, c->meta.fingerprint, sizeof h.fingerprint);
     h.checksum = vptq_hash(c->hidden, hidden_count(c) * sizeof *c->hidden, 0);

@@ -15,6 +15,7 @@ typedef struct vptq_collect_options {
     uint32_t first_layer, last_layer; /* inclusive; last UINT32_MAX = the model's last */
     bool force;                       /* start again over a directory of other settings */
     bool dry_run;                     /* plan only: fills the result, writes nothing */
+    double checkpoint_seconds;        /* at least between checkpoints; 60 */
     const char *tool_version;
 } vptq_collect_options;
 
@@ -29,9 +30,9 @@ typedef struct vptq_collect_result {
 /* Collects into `dir` (made when missing, locked while running).  A directory that holds some
  * of the layers of the same run (fingerprints of model, ids and settings in hessian.json) is
  * continued; one of another run is VPTQ_E_MISMATCH naming the key, unless force.  The hidden
- * states are kept in a checkpoint file beside the Hessians at most once a minute, so that a
- * killed run goes on near where it was; same bytes in the end for any interruption and thread
- * count. */
+ * states go into a checkpoint file beside the Hessians now and then, so that a killed run goes
+ * on near where it was; one that is damaged or comes too late is only passed over.  Same bytes
+ * in the end for any interruption and thread count. */
 vptq_status vptq_hessian_collect(vptq_device *dev, const vptq_model *m,
                                  const vptq_collect_options *opt, const char *dir,
                                  vptq_collect_result *result, vptq_err *err) VPTQ_MUST_CHECK;
