@@ -77,7 +77,7 @@ static vptq_status print_token_ids(const vptq_cli *cli, const ppl_command *c,
     if (c->documents) {
         size_t *offsets, count;
         VPTQ_TRY(vptq_corpus_documents(&cli->ctx, corpus->texts[0], c->documents, m->tokenizer,
-                                       &arena, &ids, &offsets, &count, err));
+                                       m->desc->vocab, &arena, &ids, &offsets, &count, err));
         if (c->document_limit && count > c->document_limit)
             count = c->document_limit;
         for (size_t i = 0; i < count; i++) {

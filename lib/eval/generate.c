@@ -125,18 +125,6 @@ static vptq_status check_options(const vptq_model *m, const vptq_generate_option
     return VPTQ_OK;
 }
 
-/* A tokenizer of another model may know more tokens than this one. */
-static vptq_status check_ids(const vptq_model *m, const vptq_ids *ids, vptq_err *err)
-{
-    for (size_t i = 0; i < ids->count; i++)
-        if (ids->data[i] < 0 || (uint32_t)ids->data[i] >= m->desc->vocab)
-            return vptq_fail(err, VPTQ_E_MISMATCH,
-                             "%s: the prompt has the token %d, the vocabulary of '%s' has %u "
-                             "entries",
-                             m->vocab.source, ids->data[i], m->ckpt.path, m->desc->vocab);
-    return VPTQ_OK;
-}
-
 static bool is_end(const vptq_model *m, int32_t id)
 {
     return id == m->desc->eos || id == m->vocab.eos;
@@ -208,7 +196,7 @@ vptq_status vptq_eval_generate(vptq_device *dev, const vptq_model *m,
         st = vptq_fail(err, VPTQ_E_ARG, "an empty prompt: this tokenizer adds nothing to it");
         goto out;
     }
-    VPTQ_TRY(check_ids(m, ids, err));
+    VPTQ_TRY(vptq_ids_check(ids->data, prompt, m->desc->vocab, m->vocab.source, err));
     w.at_start = o->prompt[0] == 0;
     VPTQ_TRY(open_sampler(&s, m, o, &arena, err));
     float *logits = vptq_arena_alloc(&arena, s.vocab, sizeof *logits, err);

@@ -131,7 +131,8 @@ static vptq_status plan(run *r, vptq_corpus *corpus, vptq_ids *documents, uint64
     if (o->documents) {
         size_t *offsets, count;
         VPTQ_TRY(vptq_corpus_documents(ctx, o->corpus.texts[0], o->documents, r->m->tokenizer,
-                                       arena, documents, &offsets, &count, err));
+                                       r->m->desc->vocab, arena, documents, &offsets, &count,
+                                       err));
         r->ids = documents->data;
         VPTQ_TRY(plan_documents(r, offsets, count, skipped, arena, err));
     } else {

@@ -59,19 +59,6 @@ out:
     return st;
 }
 
-static vptq_status check_ids(const int32_t *ids, size_t n, uint32_t vocab, const char *path,
-                             vptq_err *err)
-{
-    for (size_t i = 0; i < n; i++) {
-        if (ids[i] < 0 || (uint32_t)ids[i] >= vocab)
-            return vptq_fail(err, VPTQ_E_FORMAT,
-                             "%s: token %zu has the id %" PRId32
-                             ", the model's vocabulary has %" PRIu32 " entries",
-                             path, i, ids[i], vocab);
-    }
-    return VPTQ_OK;
-}
-
 static vptq_status add_text(const char *path, bool rows, const vptq_tokenizer *t,
                             uint32_t vocab, vptq_mem *mem, vptq_ids *ids, vptq_err *err)
 {
@@ -94,7 +81,7 @@ static vptq_status add_text(const char *path, bool rows, const vptq_tokenizer *t
         st = vptq_err_context(err, "%s", path);
         goto out;
     }
-    VPTQ_TRY(check_ids(ids->data + before, ids->count - before, vocab, path, err));
+    VPTQ_TRY(vptq_ids_check(ids->data + before, ids->count - before, vocab, path, err));
 out:
     vptq_buf_release(&formed);
     vptq_map_release(&map);
@@ -124,7 +111,7 @@ static vptq_status add_tokens(const char *path, uint32_t vocab, vptq_ids *ids, v
         }
         VPTQ_TRY(vptq_ids_add(ids, part, n, err));
     }
-    VPTQ_TRY(check_ids(ids->data + before, ids->count - before, vocab, path, err));
+    VPTQ_TRY(vptq_ids_check(ids->data + before, ids->count - before, vocab, path, err));
 out:
     vptq_map_release(&map);
     return st;
@@ -172,8 +159,8 @@ static size_t find_part(const char *text, size_t len, const char *part, size_t p
 }
 
 vptq_status vptq_corpus_documents(const vptq_ctx *ctx, const char *path, const char *separator,
-                                  const vptq_tokenizer *t, vptq_arena *arena, vptq_ids *ids,
-                                  size_t **offsets, size_t *count, vptq_err *err)
+                                  const vptq_tokenizer *t, uint32_t vocab, vptq_arena *arena,
+                                  vptq_ids *ids, size_t **offsets, size_t *count, vptq_err *err)
 {
     size_t sep_len = strlen(separator);
     if (sep_len == 0)
@@ -210,6 +197,7 @@ vptq_status vptq_corpus_documents(const vptq_ctx *ctx, const char *path, const c
         }
         at[++n] = ids->count;
     }
+    VPTQ_TRY(vptq_ids_check(ids->data + at[0], ids->count - at[0], vocab, path, err));
     *offsets = at;
     *count = n;
 out:

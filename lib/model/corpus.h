@@ -29,8 +29,8 @@ void vptq_corpus_release(vptq_corpus *c);
  * empty parts dropped), each encoded with BOS if the tokenizer adds one.  offsets [*count + 1]
  * into ids. */
 vptq_status vptq_corpus_documents(const vptq_ctx *ctx, const char *path, const char *separator,
-                                  const vptq_tokenizer *t, vptq_arena *arena, vptq_ids *ids,
-                                  size_t **offsets, size_t *count,
+                                  const vptq_tokenizer *t, uint32_t vocab, vptq_arena *arena,
+                                  vptq_ids *ids, size_t **offsets, size_t *count,
                                   vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Start positions of `want` windows of `length` ids: all floor(ids / length) non-overlapping

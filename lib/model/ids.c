@@ -1,3 +1,4 @@
+#include <inttypes.h>
 #include <string.h>
 
 #include "lib/model/tokenizer.h"
@@ -37,5 +38,18 @@ vptq_status vptq_ids_add(vptq_ids *ids, const int32_t *more, size_t n, vptq_err 
     }
     memcpy(ids->data + ids->count, more, n * sizeof *more);
     ids->count += n;
+    return VPTQ_OK;
+}
+
+vptq_status vptq_ids_check(const int32_t *ids, size_t n, uint32_t vocab, const char *file,
+                           vptq_err *err)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (ids[i] < 0 || (uint32_t)ids[i] >= vocab)
+            return vptq_fail(err, VPTQ_E_FORMAT,
+                             "%s: token %zu has the id %" PRId32
+                             ", the model's vocabulary has %" PRIu32 " entries",
+                             file, i, ids[i], vocab);
+    }
     return VPTQ_OK;
 }

@@ -23,6 +23,10 @@ void vptq_ids_init(vptq_ids *ids, vptq_mem *mem);
 void vptq_ids_release(vptq_ids *ids);
 vptq_status vptq_ids_add(vptq_ids *ids, const int32_t *more, size_t n,
                          vptq_err *err) VPTQ_MUST_CHECK;
+/* Whether all are ids of a vocabulary of so many entries; VPTQ_E_FORMAT naming `file`, the
+ * place and the id: a tokenizer or a token file of another model. */
+vptq_status vptq_ids_check(const int32_t *ids, size_t n, uint32_t vocab, const char *file,
+                           vptq_err *err) VPTQ_MUST_CHECK;
 
 typedef enum {
     VPTQ_ENCODE_BOS = 1, /* BOS (and EOS) if the tokenizer adds them */

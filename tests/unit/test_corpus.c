@@ -167,8 +167,9 @@ static void test_documents(void **state)
     vptq_arena_init(&arena, NULL);
     vptq_ids_init(&ids, NULL);
     (void)scratch(state, path, "d.txt", text, sizeof text - 1);
-    assert_ok(vptq_corpus_documents(&ctx, path, "<sep>", k.t, &arena, &ids, &at, &count, &err),
-              &err);
+    assert_ok(
+        vptq_corpus_documents(&ctx, path, "<sep>", k.t, 1000, &arena, &ids, &at, &count, &err),
+        &err);
     assert_int_equal(count, 3);
     assert_int_equal(at[0], 0);
     assert_int_equal(at[3], ids.count);
@@ -176,11 +177,13 @@ static void test_documents(void **state)
         vptq_ids part = {.data = ids.data + at[d], .count = at[d + 1] - at[d]};
         expect_bytes(&part, want[d], strlen(want[d]));
     }
-    assert_fails(vptq_corpus_documents(&ctx, path, "", k.t, &arena, &ids, &at, &count, &err),
-                 VPTQ_E_ARG, &err, "separator is empty");
+    assert_fails(
+        vptq_corpus_documents(&ctx, path, "", k.t, 1000, &arena, &ids, &at, &count, &err),
+        VPTQ_E_ARG, &err, "separator is empty");
     (void)scratch(state, path, "d.txt", " \n", 2);
-    assert_ok(vptq_corpus_documents(&ctx, path, "<sep>", k.t, &arena, &ids, &at, &count, &err),
-              &err);
+    assert_ok(
+        vptq_corpus_documents(&ctx, path, "<sep>", k.t, 1000, &arena, &ids, &at, &count, &err),
+        &err);
     assert_int_equal(count, 0);
     vptq_ids_release(&ids);
     vptq_arena_release(&arena);
@@ -205,8 +208,8 @@ static void test_tinystories_documents(void **state)
     vtok_open(&k, model);
     vptq_arena_init(&arena, NULL);
     vptq_ids_init(&ids, NULL);
-    assert_ok(vptq_corpus_documents(&ctx, path, "<|endoftext|>", k.t, &arena, &ids, &at, &count,
-                                    &err),
+    assert_ok(vptq_corpus_documents(&ctx, path, "<|endoftext|>", k.t, 1000, &arena, &ids, &at,
+                                    &count, &err),
               &err);
     assert_int_equal(count, 317);
     assert_ok(vptq_json_load(golden, 1 << 20, &root, &err), &err);
@@ -392,7 +395,8 @@ static vptq_status load_all(void *arg, vptq_mem *mem, vptq_err *err)
         return st;
     vptq_arena_init(&arena, mem);
     vptq_ids_init(&ids, mem);
-    VPTQ_TRY(vptq_corpus_documents(&c, w->text, "b", w->k->t, &arena, &ids, &at, &n, err));
+    VPTQ_TRY(
+        vptq_corpus_documents(&c, w->text, "b", w->k->t, 1000, &arena, &ids, &at, &n, err));
     VPTQ_TRY(vptq_corpus_sample(&corpus, 1, 2, 0, &arena, &at, &n, err));
 out:
     vptq_ids_release(&ids);
