@@ -165,7 +165,7 @@ static void test_steps(void **state)
 
 /* ---- groups and threads ---- */
 
-/* Sequences of 1, 5, 12, 22 tokens in one call give the bits that each gives alone. */
+/* Sequences of 1, 5, 12, 22 tokens in one call give what each gives alone. */
 static void test_groups(void **state)
 {
     (void)state;
