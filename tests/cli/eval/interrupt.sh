@@ -1,0 +1,14 @@
+# SIGINT in the middle: status 130, a word, nothing on stdout.
+model=$(data models/stories260K-hf)
+text=$(data text/tinystories/tiny.utf8)
+"$BIN/vptq-eval" ppl -m "$model" --text "$text" --context 512 --backend ref --progress \
+    >out.txt 2>err.txt &
+pid=$!
+scoring() { grep -q 'windows 1 to' err.txt; }
+wait_for 60 scoring
+kill -INT "$pid"
+status=0
+wait "$pid" || status=$?
+[ "$status" = 130 ] || fail "status $status after SIGINT"
+expect_line err.txt 'interrupted'
+[ ! -s out.txt ] || fail "something on stdout"
