@@ -409,6 +409,26 @@ out:
     return st;
 }
 
+/* The row of a matrix file, where it is one of this run; the run over its layer will make a
+ * damaged one again. */
+static vptq_status report_file(quantizer *q, const char *path, vptq_err *err)
+{
+    vptq_layer_file file;
+    vptq_err why = {0};
+    vptq_status st = vptq_layer_file_read(path, q->dev->ctx->mem, &file, &why);
+
+    if (st == VPTQ_E_NOMEM)
+        return vptq_fail(err, st, "%s", why.text);
+    if (st) {
+        vptq_log(q->dev->ctx, VPTQ_LOG_WARN, "%s; report.jsonl leaves it out", why.text);
+        return VPTQ_OK;
+    }
+    if (!strcmp(file.fingerprint, q->fingerprint))
+        st = vptq_buf_printf(&q->report, err, "%s\n", file.report);
+    vptq_layer_file_release(&file);
+    return st;
+}
+
 /* The rows of every finished matrix in the directory, also of layers that another run has done.
  */
 static vptq_status report_everything(quantizer *q, vptq_err *err)
@@ -418,17 +438,9 @@ static vptq_status report_everything(quantizer *q, vptq_err *err)
     vptq_buf_clear(&q->report);
     for (uint32_t layer = 0; layer < q->model.desc->layers; layer++)
         for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
-            vptq_layer_file file;
             vptq_status st = matrix_path(q, layer, (vptq_linear)l, path, err);
-            if (!st && !vptq_path_exists(path))
-                continue;
-            if (!st)
-                st = vptq_layer_file_read(path, q->dev->ctx->mem, &file, err);
-            if (st)
-                return st;
-            if (!strcmp(file.fingerprint, q->fingerprint))
-                st = vptq_buf_printf(&q->report, err, "%s\n", file.report);
-            vptq_layer_file_release(&file);
+            if (!st && vptq_path_exists(path))
+                st = report_file(q, path, err);
             if (st)
                 return st;
         }

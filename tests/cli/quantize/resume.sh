@@ -52,5 +52,10 @@ expect_same one stopped
 # Layers in two runs are the whole.
 quantize -o parts --layers 0-1 > /dev/null
 [ "$(wc -l < parts/report.jsonl)" = 14 ] || fail "report of a part"
-quantize -o parts --layers 2-4 > /dev/null
+printf x | dd of=parts/layer_001_up_proj.safetensors bs=1 seek=900 conv=notrunc 2> /dev/null
+"$BIN/vptq-quantize" -m "$model" --tokenizer "$tok" -H h -k 64 -o parts --layers 2-4 \
+    > /dev/null 2> err.txt
+expect_line err.txt "layer_001_up_proj.*report.jsonl leaves it out"
+[ "$(wc -l < parts/report.jsonl)" = 34 ] || fail "report beside a damaged matrix"
+quantize -o parts --layers 1-1 > /dev/null
 expect_same one parts
