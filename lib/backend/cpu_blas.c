@@ -57,9 +57,11 @@ vptq_status vptq_blas_open(vptq_blas *blas, vptq_simd simd, vptq_err *err)
     blas->library = blas_load(simd);
     if (!blas->library) {
         const char *why = dlerror();
-        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
-                         "the cpu backend needs OpenBLAS (Debian: libopenblas0-openmp): %s",
-                         why ? why : "libopenblas.so.0 was not found");
+        return vptq_fail(
+            err, VPTQ_E_UNSUPPORTED,
+            "the cpu backend needs OpenBLAS (Debian: libopenblas0-openmp; --backend ref "
+            "does without): %s",
+            why ? why : "libopenblas.so.0 was not found");
     }
     for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++)
         if (!blas_symbol(blas->library, wanted[i].name, wanted[i].function,

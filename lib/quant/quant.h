@@ -33,9 +33,9 @@ vptq_vq_shape vptq_quant_shape(const vptq_quant_settings *s, uint32_t out, uint3
 /* Losses are tr(E H E^T) / tr(W H W^T) with the raw H (no ridge), in double. */
 typedef struct vptq_quant_report {
     double loss_kmeans; /* nearest centroids of the plain weights, no feedback */
-    double
-        loss_pass; /* after the column pass, before its parameters were rounded for storage */
-    double loss;   /* of the stored matrix, as a reader of the file sees it */
+    double loss_pass;   /* of what the column pass chose; books, scale and bias were rounded for
+                           storage before it, so nothing is lost between this and `loss` */
+    double loss;        /* of the stored matrix, as a reader of the file sees it */
     double relative_mse; /* |E|^2 / |W|^2 of the stored matrix */
     int kmeans_iterations;
     uint32_t kmeans_repaired;
