@@ -395,6 +395,8 @@ vptq_status vptq_hessian_collect(vptq_device *dev, const vptq_model *m,
     fill_result(&c, result);
     if (opt->dry_run)
         goto out;
+    /* files of layers in a work directory would be taken for its own */
+    VPTQ_TRY(vptq_dir_check_own(dir, "hessian.json", "hessian directory", dev->ctx->mem, err));
     VPTQ_TRY(vptq_dir_make(dir, err));
     VPTQ_TRY(vptq_lock_take(dir, &lock, err));
     VPTQ_TRY(collect_locked(&c, result, err));

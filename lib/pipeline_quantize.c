@@ -163,32 +163,6 @@ out:
     return st;
 }
 
-/* A directory that holds files of something else is left alone: with a manifest in it, a
- * model's directory would not be one any more.  What a run that was killed early leaves is our
- * own. */
-static vptq_status check_work(const quantizer *q, vptq_err *err)
-{
-    vptq_status st = VPTQ_OK;
-    vptq_arena arena;
-    char path[PATH_MAX], **names = NULL;
-    size_t count = 0;
-
-    vptq_arena_init(&arena, q->dev->ctx->mem);
-    VPTQ_TRY(vptq_path_join(path, sizeof path, q->opt->work, VPTQ_WORK_FILE, err));
-    if (!vptq_path_is_dir(q->opt->work) || vptq_path_exists(path))
-        goto out;
-    VPTQ_TRY(vptq_dir_list(q->opt->work, &arena, &names, &count, err));
-    for (size_t i = 0; i < count && !st; i++)
-        if (strcmp(names[i], "lock") &&
-            strncmp(names[i], VPTQ_WORK_FILE, strlen(VPTQ_WORK_FILE)))
-            st = vptq_fail(err, VPTQ_E_MISMATCH,
-                           "'%s' is no work directory: it holds '%s' and no " VPTQ_WORK_FILE,
-                           q->opt->work, names[i]);
-out:
-    vptq_arena_release(&arena);
-    return st;
-}
-
 static vptq_status open_work(const quantizer *q, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
@@ -575,7 +549,9 @@ vptq_status vptq_quantize_model(vptq_device *dev, const vptq_quantize_options *o
         VPTQ_TRY(dry_run(&q, err));
     } else {
         VPTQ_TRY(make_manifest(&q, err));
-        VPTQ_TRY(check_work(&q, err));
+        /* with a manifest in it, a model's directory would not be one any more */
+        VPTQ_TRY(vptq_dir_check_own(opt->work, VPTQ_WORK_FILE, "work directory", dev->ctx->mem,
+                                    err));
         VPTQ_TRY(vptq_dir_make(opt->work, err));
         VPTQ_TRY(vptq_lock_take(opt->work, &lock, err));
         VPTQ_TRY(open_work(&q, err));

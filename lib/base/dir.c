@@ -104,6 +104,28 @@ vptq_status vptq_dir_list(const char *path, vptq_arena *arena, char ***names, si
     return VPTQ_OK;
 }
 
+vptq_status vptq_dir_check_own(const char *path, const char *manifest, const char *what,
+                               vptq_mem *mem, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_arena arena;
+    char file[VPTQ_PATH_MAX], **names = NULL;
+    size_t count = 0;
+
+    vptq_arena_init(&arena, mem);
+    VPTQ_TRY(vptq_path_join(file, sizeof file, path, manifest, err));
+    if (!vptq_path_is_dir(path) || vptq_path_exists(file))
+        goto out;
+    VPTQ_TRY(vptq_dir_list(path, &arena, &names, &count, err));
+    for (size_t i = 0; i < count && !st; i++)
+        if (strcmp(names[i], "lock") && strncmp(names[i], manifest, strlen(manifest)))
+            st = vptq_fail(err, VPTQ_E_MISMATCH, "'%s' is no %s: it holds '%s' and no %s", path,
+                           what, names[i], manifest);
+out:
+    vptq_arena_release(&arena);
+    return st;
+}
+
 /* --- a directory that appears whole ------------------------------------------------------ */
 
 /* Whether the target may be taken: it is not there, or is an empty directory, or with force a

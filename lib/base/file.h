@@ -59,6 +59,13 @@ const char *vptq_path_base(const char *path); /* the part behind the last '/' */
 /* mkdir -p; an existing directory is fine. */
 vptq_status vptq_dir_make(const char *path, vptq_err *err) VPTQ_MUST_CHECK;
 
+/* Whether a directory that is filled file by file may be begun or continued at `path`: it is
+ * not there, or holds `manifest`, or nothing but what a run leaves that was killed before it
+ * wrote that (the lock, a temporary of the manifest).  Else VPTQ_E_MISMATCH: "'PATH' is no
+ * WHAT: it holds 'FILE' and no MANIFEST". */
+vptq_status vptq_dir_check_own(const char *path, const char *manifest, const char *what,
+                               vptq_mem *mem, vptq_err *err) VPTQ_MUST_CHECK;
+
 /* A directory that appears whole: fill `tmp`, then commit renames it to the target.  An empty
  * target is taken; another one is VPTQ_E_EXISTS, or with `force` moved aside first and removed
  * after the rename (only a directory whose every entry is a plain file is ever removed).  A

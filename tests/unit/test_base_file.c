@@ -278,6 +278,28 @@ static void test_directories(void **state)
     vptq_arena_release(&arena);
 }
 
+static void test_own_directory(void **state)
+{
+    char path[4096], file[4096];
+    vptq_err err;
+    vtest_path(path, sizeof path, *state, "none");
+    assert_ok(vptq_dir_check_own(path, "all.json", "list", NULL, &err), &err);
+    vtest_path(path, sizeof path, *state, "own");
+    assert_int_equal(mkdir(path, 0777), 0);
+    vtest_path(file, sizeof file, path, "lock");
+    vtest_write_file(file, "", 0);
+    vtest_path(file, sizeof file, path, "all.json.tmp.12");
+    vtest_write_file(file, "", 0);
+    assert_ok(vptq_dir_check_own(path, "all.json", "list", NULL, &err), &err);
+    vtest_path(file, sizeof file, path, "other");
+    vtest_write_file(file, "", 0);
+    assert_fails(vptq_dir_check_own(path, "all.json", "list", NULL, &err), VPTQ_E_MISMATCH,
+                 &err, "own' is no list: it holds 'other' and no all.json");
+    vtest_path(file, sizeof file, path, "all.json");
+    vtest_write_file(file, "", 0);
+    assert_ok(vptq_dir_check_own(path, "all.json", "list", NULL, &err), &err);
+}
+
 /* Opens a writer for `path`, puts one file into it. */
 static void fill(vptq_dir_writer *w, const char *path, bool force, const char *text)
 {
@@ -401,7 +423,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_paths),         SCRATCH_TEST(test_directories),
         SCRATCH_TEST(test_dir_writer),        SCRATCH_TEST(test_dir_writer_refusals),
         SCRATCH_TEST(test_dir_writer_stale),  SCRATCH_TEST(test_lock),
-        cmocka_unit_test(test_hash),
+        SCRATCH_TEST(test_own_directory),     cmocka_unit_test(test_hash),
     };
     return vtest_main(argc, argv, tests);
 }

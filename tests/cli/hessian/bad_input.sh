@@ -29,6 +29,12 @@ bad 1 "no-such-model" "$BIN/vptq-hessian" -m no-such-model -c "$text" -o x
 bad 2 "layers 3-9" run -c "$text" -o x -l 64 --layers 3-9
 [ ! -e x ] || [ -z "$(find x -name '*.safetensors')" ] || fail "an output was made"
 
+# A directory of something else stays as it is.
+mkdir other
+touch other/quantize.json
+bad 1 "'other' is no hessian directory: it holds 'quantize.json'" run -c "$text" -o other -n 2 -l 64 -f
+[ "$(ls other)" = quantize.json ] || fail "something was written: $(ls other)"
+
 # A directory of another run: refused by name, replaced with --force.
 run -c "$text" -o h -n 2 -l 64
 bad 1 "key 'fingerprint'" run -c "$text" -o h -n 4 -l 64
