@@ -229,6 +229,9 @@ static vptq_status attend_many(vptq_dev *dev, attention_job *job, int threads, v
         return VPTQ_E_NOMEM;
     job->scratch = job->packed + packed;
     for (job->kv0 = 0; job->kv0 < a->kv_heads; job->kv0 += batch) {
+        const vptq_status st = vptq_check_cancel(dev->ctx, err);
+        if (st)
+            return st;
         const size_t heads = a->kv_heads - job->kv0 < batch ? a->kv_heads - job->kv0 : batch;
         vptq_parallel_for(threads, heads * job->tiles, 1, pack_tile, job);
         vptq_parallel_for(threads, heads * job->tasks, 1, attention_task, job);

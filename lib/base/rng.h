@@ -9,7 +9,6 @@
 typedef enum {
     VPTQ_RNG_SAMPLE = 1,   /* subsampling of vectors or windows */
     VPTQ_RNG_SEEDING = 2,  /* k-means++ */
-    VPTQ_RNG_REPAIR = 3,   /* empty clusters */
     VPTQ_RNG_GENERATE = 4, /* sampled text */
     VPTQ_RNG_TEST = 5
 } vptq_rng_purpose;

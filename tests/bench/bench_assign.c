@@ -1,8 +1,8 @@
 /* Nearest centroids per second on one core, beside the same work by an OpenBLAS product and a
  * scan of it, and as a fraction of what fused multiply-adds in registers reach here.  All three
- * are timed in turns, best of many short runs in processor time, so that their ratios mean
- * something on a shared machine.  VPTQ_SIMD=avx2 measures the narrower kernel; --json prints
- * one object per row. */
+ * are timed in turns, best of many short runs in processor time, so that whatever else runs
+ * falls on all of them alike.  VPTQ_SIMD=avx2 measures the narrower kernel; --json prints one
+ * object per row. */
 #include <dlfcn.h>
 #include <math.h>
 #include <stdbool.h>

@@ -409,8 +409,8 @@ static void test_factor_refusals(void **state)
     free(a);
 }
 
-/* A large factor takes seconds: it stops between blocks. */
-static void test_factor_is_cancelled(void **state)
+/* What takes seconds for a large matrix or a long sequence stops between blocks. */
+static void test_long_rows_are_cancelled(void **state)
 {
     (void)state;
     enum { N = 130 };
@@ -423,6 +423,21 @@ static void test_factor_is_cancelled(void **state)
     assert_fails(dev.ops->potrf(dev.state, N, a, N, NULL, &err), VPTQ_E_CANCELLED, &err,
                  "interrupted");
     assert_fails(dev.ops->trtri(dev.state, N, a, N, &err), VPTQ_E_CANCELLED, &err,
+                 "interrupted");
+    float x[N] = {0};
+    const vptq_attention_args args = {.n = N,
+                                      .heads = 1,
+                                      .kv_heads = 1,
+                                      .head_dim = 1,
+                                      .q = x,
+                                      .keys = x,
+                                      .values = x,
+                                      .out = x,
+                                      .ldq = 1,
+                                      .ldk = 1,
+                                      .ldv = 1,
+                                      .ldo = 1};
+    assert_fails(dev.ops->attention(dev.state, &args, &err), VPTQ_E_CANCELLED, &err,
                  "interrupted");
     vptq_device_close(&dev);
     free(a);
@@ -529,7 +544,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_factor_by_hand),
         cmocka_unit_test(test_factor),
         cmocka_unit_test(test_factor_refusals),
-        cmocka_unit_test(test_factor_is_cancelled),
+        cmocka_unit_test(test_long_rows_are_cancelled),
         cmocka_unit_test(test_quad_trace),
         cmocka_unit_test(test_out_of_memory),
     };
