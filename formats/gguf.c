@@ -31,35 +31,46 @@ static uint64_t le(const uint8_t *p, size_t bytes)
     return x;
 }
 
-static vptq_status take(cursor *c, uint64_t n, const char *what, const uint8_t **p,
-                        vptq_err *err)
+/* That n bytes more are there. */
+static vptq_status need(const cursor *c, uint64_t n, const char *what, vptq_err *err)
 {
     size_t left = c->size - c->at;
     if (n > left)
         return vptq_fail(err, VPTQ_E_FORMAT,
                          "%s: %s at byte %zu needs %" PRIu64 " bytes, the file has %zu left",
                          c->path, what, c->at, n, left);
+    return VPTQ_OK;
+}
+
+static vptq_status take(cursor *c, uint64_t n, const char *what, const uint8_t **p,
+                        vptq_err *err)
+{
+    vptq_status st = need(c, n, what, err);
+    if (st)
+        return st;
     *p = c->data + c->at;
     c->at += (size_t)n;
     return VPTQ_OK;
 }
 
-static vptq_status take_u32(cursor *c, const char *what, uint32_t *out, vptq_err *err)
-{
-    const uint8_t *p = NULL;
-    vptq_status st = take(c, 4, what, &p, err);
-    if (!st)
-        *out = (uint32_t)le(p, 4);
-    return st;
-}
-
 static vptq_status take_u64(cursor *c, const char *what, uint64_t *out, vptq_err *err)
 {
-    const uint8_t *p = NULL;
-    vptq_status st = take(c, 8, what, &p, err);
-    if (!st)
-        *out = le(p, 8);
-    return st;
+    vptq_status st = need(c, 8, what, err);
+    if (st)
+        return st;
+    *out = le(c->data + c->at, 8);
+    c->at += 8;
+    return VPTQ_OK;
+}
+
+static vptq_status take_u32(cursor *c, const char *what, uint32_t *out, vptq_err *err)
+{
+    vptq_status st = need(c, 4, what, err);
+    if (st)
+        return st;
+    *out = (uint32_t)le(c->data + c->at, 4);
+    c->at += 4;
+    return VPTQ_OK;
 }
 
 static vptq_status take_str(cursor *c, const char *what, vptq_gguf_str *s, vptq_err *err)
