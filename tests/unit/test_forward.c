@@ -221,6 +221,141 @@ static void test_threads(void **state)
     free(ids);
 }
 
+/* ---- a device with memory of its own ---- */
+
+/* The reference rows behind a table that says its memory is not the host's: every array that a
+ * row gets must lie in what was allocated from it. */
+enum { MAX_PIECES = 64 };
+static struct {
+    char *at[MAX_PIECES];
+    size_t size[MAX_PIECES];
+} pieces;
+
+static bool on_device(const void *p)
+{
+    for (int i = 0; i < MAX_PIECES; i++)
+        if (pieces.at[i] && (const char *)p >= pieces.at[i] &&
+            (const char *)p < pieces.at[i] + pieces.size[i])
+            return true;
+    return false;
+}
+
+static vptq_status far_alloc(vptq_dev *dev, size_t count, size_t size, void **ptr,
+                             vptq_err *err)
+{
+    vptq_status st = vptq_backend_ref.alloc(dev, count, size, ptr, err);
+    int i = 0;
+    while (i < MAX_PIECES && pieces.at[i])
+        i++;
+    assert_true(i < MAX_PIECES);
+    pieces.at[i] = st ? NULL : *ptr;
+    pieces.size[i] = count * size;
+    return st;
+}
+
+static void far_release(vptq_dev *dev, void *ptr)
+{
+    for (int i = 0; i < MAX_PIECES; i++)
+        if (pieces.at[i] == ptr)
+            pieces.at[i] = NULL;
+    vptq_backend_ref.release(dev, ptr);
+}
+
+static vptq_status far_upload(vptq_dev *dev, void *dst, const void *src, size_t bytes,
+                              vptq_err *err)
+{
+    assert_true(on_device(dst) && !on_device(src));
+    return vptq_backend_ref.upload(dev, dst, src, bytes, err);
+}
+
+static vptq_status far_download(vptq_dev *dev, void *dst, const void *src, size_t bytes,
+                                vptq_err *err)
+{
+    assert_true(!on_device(dst) && on_device(src));
+    return vptq_backend_ref.download(dev, dst, src, bytes, err);
+}
+
+static vptq_status far_gemm(vptq_dev *dev, const vptq_gemm_args *g, vptq_err *err)
+{
+    assert_true(on_device(g->a) && on_device(g->b) && on_device(g->c));
+    assert_true(!g->bias || on_device(g->bias));
+    return vptq_backend_ref.gemm(dev, g, err);
+}
+
+static vptq_status far_rmsnorm(vptq_dev *dev, size_t n, size_t dim, const float *x, size_t ldx,
+                               const float *weight, float eps, float *y, size_t ldy,
+                               vptq_err *err)
+{
+    assert_true(on_device(x) && on_device(weight) && on_device(y));
+    return vptq_backend_ref.rmsnorm(dev, n, dim, x, ldx, weight, eps, y, ldy, err);
+}
+
+static vptq_status far_rope(vptq_dev *dev, size_t n, size_t heads, size_t head_dim, float *x,
+                            size_t ldx, const float *cos_table, const float *sin_table,
+                            size_t pos0, vptq_err *err)
+{
+    assert_true(on_device(x) && on_device(cos_table) && on_device(sin_table));
+    return vptq_backend_ref.rope(dev, n, heads, head_dim, x, ldx, cos_table, sin_table, pos0,
+                                 err);
+}
+
+static vptq_status far_nll(vptq_dev *dev, size_t n, size_t width, const float *logits,
+                           size_t ld, int32_t first, const int32_t *targets, bool start,
+                           vptq_nll_state *state, vptq_err *err)
+{
+    assert_true(on_device(logits) && on_device(targets) && on_device(state));
+    return vptq_backend_ref.nll(dev, n, width, logits, ld, first, targets, start, state, err);
+}
+
+static void test_device_memory(void **state)
+{
+    (void)state;
+    vptq_backend far = vptq_backend_ref;
+    far.host_memory = false;
+    far.alloc = far_alloc;
+    far.release = far_release;
+    far.upload = far_upload;
+    far.download = far_download;
+    far.gemm = far_gemm;
+    far.rmsnorm = far_rmsnorm;
+    far.rope = far_rope;
+    far.nll = far_nll;
+    const size_t starts[3] = {0, 13, TINY_TOKENS};
+    for (int i = 0; i < FAMILIES; i++) {
+        rig r;
+        vptq_err err = {0};
+        char path[128];
+        float hidden[2][TINY_TOKENS * TINY_HIDDEN], norm[2][TINY_TOKENS * TINY_HIDDEN];
+        float logits[2][TINY_TOKENS * TINY_VOCAB], last[2][TINY_VOCAB];
+        vptq_nll_state nll[2][TINY_TOKENS];
+        int32_t *ids = tiny_ids(families[i]);
+        tiny_path(path, families[i], NULL);
+        for (int k = 0; k < 2; k++) {
+            rig_open(&r, path, "ref", TINY_TOKENS);
+            if (k) {
+                vptq_forward_close(r.f);
+                r.dev.ops = &far;
+                assert_ok(vptq_forward_open(&r.m, &r.dev, TINY_TOKENS, &r.f, &err), &err);
+            }
+            run_blocks(&r, ids, starts, 2, hidden[k]);
+            assert_ok(vptq_forward_logits(r.f, TINY_TOKENS, hidden[k], logits[k], &err), &err);
+            assert_ok(vptq_forward_final_norm(r.f, TINY_TOKENS, hidden[k], norm[k], &err),
+                      &err);
+            assert_ok(vptq_forward_loss(r.f, TINY_TOKENS, hidden[k], ids, nll[k], &err), &err);
+            assert_ok(vptq_forward_step(r.f, ids, 9, last[k], &err), &err);
+            assert_ok(vptq_forward_step(r.f, ids + 9, 1, last[k], &err), &err);
+            rig_close(&r);
+        }
+        assert_same_f32(hidden[1], hidden[0], TINY_TOKENS * TINY_HIDDEN);
+        assert_same_f32(norm[1], norm[0], TINY_TOKENS * TINY_HIDDEN);
+        assert_same_f32(logits[1], logits[0], TINY_TOKENS * TINY_VOCAB);
+        assert_same_f32(last[1], last[0], TINY_VOCAB);
+        for (int t = 0; t < TINY_TOKENS; t++)
+            assert_true(nll[0][t].sum == nll[1][t].sum && nll[0][t].target == nll[1][t].target);
+        free(ids);
+    }
+}
+
 /* ---- taps ---- */
 
 enum { TAP_MAX = 64 };
@@ -578,13 +713,13 @@ static void test_demo_loss(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_families),       cmocka_unit_test(test_steps),
-        cmocka_unit_test(test_groups),         cmocka_unit_test(test_group_cut),
-        cmocka_unit_test(test_threads),        cmocka_unit_test(test_taps),
-        cmocka_unit_test(test_loss),           cmocka_unit_test(test_bad_input),
-        cmocka_unit_test(test_no_memory),      cmocka_unit_test(test_stories_hf),
-        cmocka_unit_test(test_stories_packed), cmocka_unit_test(test_demo_logits),
-        cmocka_unit_test(test_demo_loss),
+        cmocka_unit_test(test_families),    cmocka_unit_test(test_steps),
+        cmocka_unit_test(test_groups),      cmocka_unit_test(test_group_cut),
+        cmocka_unit_test(test_threads),     cmocka_unit_test(test_device_memory),
+        cmocka_unit_test(test_taps),        cmocka_unit_test(test_loss),
+        cmocka_unit_test(test_bad_input),   cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_stories_hf),  cmocka_unit_test(test_stories_packed),
+        cmocka_unit_test(test_demo_logits), cmocka_unit_test(test_demo_loss),
     };
     return vtest_main(argc, argv, tests);
 }
