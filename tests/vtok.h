@@ -17,8 +17,7 @@ void vtok_close(vtok *k);
  * beside it; false where the data is missing. */
 bool vtok_unpack(const char *dir, const char *name, const char *config);
 
-/* The model of the demo, $VPTQ_DEMO_GGUF or where `make demo` puts it; false where it is not.
- */
+/* The model of the demo, $VPTQ_DEMO_GGUF; false where that is not set. */
 bool vtok_demo(char *path, size_t size);
 
 /* The ids of a text, in `ids` (which is emptied first). */

@@ -620,15 +620,13 @@ static void test_stories_packed(void **state)
     check_stories("golden/vptq_model_stories260K");
 }
 
-/* The demo model in float16: unpacked ($VPTQ_DEMO_F16), or its GGUF ($VPTQ_DEMO_GGUF, else what
- * `make demo` fetched) with every value rounded as it is read.  False where none is there. */
+/* The demo model in float16: unpacked ($VPTQ_DEMO_F16), or its GGUF ($VPTQ_DEMO_GGUF) with
+ * every value rounded as it is read.  False where neither is named. */
 static bool demo_open(rig *r, size_t length)
 {
     const char *f16 = getenv("VPTQ_DEMO_F16"), *gguf = getenv("VPTQ_DEMO_GGUF");
-    if (!gguf && vptq_path_exists("build/demo/model.gguf"))
-        gguf = "build/demo/model.gguf";
     if (!f16 && !gguf) {
-        print_message("no demo model: VPTQ_DEMO_F16, VPTQ_DEMO_GGUF, build/demo/model.gguf\n");
+        print_message("neither VPTQ_DEMO_F16 nor VPTQ_DEMO_GGUF names the demo model\n");
         return false;
     }
     rig_open(r, f16 ? f16 : gguf, "cpu", length);
