@@ -211,6 +211,16 @@ out:
     return st;
 }
 
+/* A checkpoint only saves time after an interruption: a disk too full for it does not stop the
+ * run, whose Hessians may still fit. */
+static void state_keep(collector *c, uint32_t next_layer)
+{
+    vptq_err why = {0};
+    if (state_save(c, next_layer, &why))
+        vptq_log(c->dev->ctx, VPTQ_LOG_WARN, "no checkpoint of the hidden states: %s",
+                 why.text);
+}
+
 /* *next_layer = the first layer to run: the checkpoint's when there is a good one that is not
  * past `wanted`, else 0 with embedded tokens still to be made. */
 static vptq_status state_load(collector *c, uint32_t wanted, uint32_t *next_layer,
@@ -341,7 +351,7 @@ static vptq_status run_layers(collector *c, uint32_t wanted, vptq_collect_result
             r->layers_done++;
         }
         if (layer < c->last)
-            VPTQ_TRY(state_save(c, layer + 1, err));
+            state_keep(c, layer + 1);
     }
 out:
     return st;
