@@ -5,12 +5,15 @@
 #include "lib/model/forward_internal.h"
 
 /* Floats of a weight tile.  Many rows: as large as makes the products efficient.  A few: each
- * weight is used at once and only once, while it is still in a second-level cache. */
+ * weight is used at once and only once, while it is still in the caches of the threads. */
 enum { TILE_FLOATS = 1 << 20, FEW_TILE_FLOATS = 1 << 17, FEW_ROWS = 8, TILE_STEP = 64 };
 
-size_t vptq_forward_tile_rows(size_t rows, size_t cols)
+size_t vptq_forward_tile_rows(const vptq_forward *f, size_t rows, size_t cols)
 {
-    size_t fit = (rows <= FEW_ROWS ? FEW_TILE_FLOATS : TILE_FLOATS) / cols;
+    size_t floats = TILE_FLOATS;
+    if (rows <= FEW_ROWS && f->dev->ctx->threads < TILE_FLOATS / FEW_TILE_FLOATS)
+        floats = (size_t)FEW_TILE_FLOATS * (size_t)f->dev->ctx->threads;
+    size_t fit = floats / cols;
     if (fit < TILE_STEP)
         return TILE_STEP;
     return fit < VPTQ_FORWARD_TILE_ROWS ? fit / TILE_STEP * TILE_STEP : VPTQ_FORWARD_TILE_ROWS;
@@ -201,14 +204,15 @@ out:
 }
 
 /* The largest tile of any matrix of the model, the head's with them. */
-static size_t tile_floats(const vptq_model_desc *d)
+static size_t tile_floats(const vptq_forward *f)
 {
-    size_t rows = vptq_forward_tile_rows(VPTQ_FORWARD_ROWS, d->hidden);
+    const vptq_model_desc *d = f->d;
+    size_t rows = vptq_forward_tile_rows(f, VPTQ_FORWARD_ROWS, d->hidden);
     size_t most = (rows < d->vocab ? rows : d->vocab) * d->hidden;
     for (int i = 0; i < VPTQ_LINEAR_COUNT; i++) {
         uint32_t out, in;
         vptq_linear_shape(d, (vptq_linear)i, &out, &in);
-        rows = vptq_forward_tile_rows(VPTQ_FORWARD_ROWS, in);
+        rows = vptq_forward_tile_rows(f, VPTQ_FORWARD_ROWS, in);
         size_t n = (rows < out ? rows : out) * (size_t)in;
         most = n > most ? n : most;
     }
@@ -228,7 +232,7 @@ vptq_status vptq_forward_open(const vptq_model *m, vptq_device *dev, size_t max_
     *f = (vptq_forward){.m = m, .d = m->desc, .dev = dev, .max_length = max_length};
     f->q_dim = (size_t)f->d->heads * f->d->head_dim;
     f->kv_dim = (size_t)f->d->kv_heads * f->d->head_dim;
-    f->tile_floats = tile_floats(f->d);
+    f->tile_floats = tile_floats(f);
     VPTQ_TRY(load_vectors(f, err));
     VPTQ_TRY(load_rope(f, err));
     VPTQ_TRY(floats_alloc(f, 1, f->tile_floats, &f->tile, err));

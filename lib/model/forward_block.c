@@ -14,7 +14,7 @@ vptq_status vptq_forward_linear(vptq_forward *f, const vptq_weight *w, const flo
                                 vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    size_t step = vptq_forward_tile_rows(rows, w->cols);
+    size_t step = vptq_forward_tile_rows(f, rows, w->cols);
     for (size_t r = 0; r < w->rows; r += step) {
         size_t n = w->rows - r < step ? w->rows - r : step;
         VPTQ_TRY(vptq_check_cancel(f->dev->ctx, err));

@@ -66,13 +66,13 @@ out:
     return st;
 }
 
-/* The next tile of the head, rows [first, first + *width): f->logits [rows, *width]. */
-static vptq_status head_tile(vptq_forward *f, size_t rows, size_t first, size_t *width,
-                             vptq_err *err)
+/* The next tile of the head, rows [first, first + *width) with *width <= step: f->logits [rows,
+ * *width]. */
+static vptq_status head_tile(vptq_forward *f, size_t rows, size_t step, size_t first,
+                             size_t *width, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     vptq_weight w = head_weight(f);
-    size_t step = vptq_forward_tile_rows(rows, w.cols);
     *width = w.rows - first < step ? w.rows - first : step;
     VPTQ_TRY(vptq_check_cancel(f->dev->ctx, err));
     VPTQ_TRY(vptq_weight_read(&w, f->dev, first, *width, f->tile, err));
@@ -99,13 +99,15 @@ static vptq_status loss_rows(vptq_forward *f, size_t rows, const int32_t *target
     const vptq_backend *ops = f->dev->ops;
     const int32_t *t = targets;
     vptq_nll_state *s = state;
+    /* The sum goes from tile to tile: the tile of many rows does not depend on the threads. */
+    const size_t step = vptq_forward_tile_rows(f, VPTQ_FORWARD_ROWS, f->d->hidden);
     if (!ops->host_memory) {
         VPTQ_TRY(ops->upload(f->dev->state, f->targets, targets, rows * sizeof *targets, err));
         t = f->targets;
         s = f->states;
     }
     for (size_t first = 0, width; first < f->d->vocab; first += width) {
-        VPTQ_TRY(head_tile(f, rows, first, &width, err));
+        VPTQ_TRY(head_tile(f, rows, step, first, &width, err));
         VPTQ_TRY(ops->nll(f->dev->state, rows, width, f->logits, width, (int32_t)first, t,
                           first == 0, s, err));
     }
@@ -134,9 +136,9 @@ static vptq_status logits_rows(vptq_forward *f, size_t rows, float *logits, vptq
 {
     vptq_status st = VPTQ_OK;
     const vptq_backend *ops = f->dev->ops;
-    size_t vocab = f->d->vocab;
+    const size_t vocab = f->d->vocab, step = vptq_forward_tile_rows(f, rows, f->d->hidden);
     for (size_t first = 0, width; first < vocab; first += width) {
-        VPTQ_TRY(head_tile(f, rows, first, &width, err));
+        VPTQ_TRY(head_tile(f, rows, step, first, &width, err));
         for (size_t r = 0; r < rows; r++)
             VPTQ_TRY(ops->download(f->dev->state, logits + r * vocab + first,
                                    f->logits + r * width, width * sizeof *logits, err));

@@ -54,8 +54,8 @@ struct vptq_forward {
 enum { VPTQ_FORWARD_TILE_ROWS = 768 };
 
 /* Rows of a weight with `cols` columns that are converted at once for a product with `rows`
- * rows of activations. */
-size_t vptq_forward_tile_rows(size_t rows, size_t cols);
+ * rows of activations.  For a few rows it depends on the threads. */
+size_t vptq_forward_tile_rows(const vptq_forward *f, size_t rows, size_t cols);
 
 /* Room for the activations of `rows` rows. */
 vptq_status vptq_forward_reserve(vptq_forward *f, size_t rows, vptq_err *err) VPTQ_MUST_CHECK;
