@@ -41,8 +41,8 @@ static void print_json(const vptq_quantize_row *r, bool dry_run)
     vptq_cli_json_u64(&j, "outliers", r->shape.outliers);
     vptq_cli_json_u64(&j, "bytes", r->bits.total / 8);
     if (!dry_run) {
-        vptq_cli_json_f64(&j, "loss_kmeans", r->report.loss_kmeans);
-        vptq_cli_json_f64(&j, "loss_pass", r->report.loss_pass);
+        vptq_cli_json_f64(&j, "loss_kmeans", r->report.step[0].loss);
+        vptq_cli_json_f64(&j, "loss_pass", r->report.step[1].loss);
         vptq_cli_json_u64(&j, "kmeans_iterations", (uint64_t)r->report.kmeans_iterations);
         vptq_cli_json_f64(&j, "damping_added", r->report.damping_added);
         vptq_cli_json_bool(&j, "reused", r->reused);
@@ -74,10 +74,10 @@ static vptq_status print_row(void *arg, const vptq_quantize_row *r, vptq_err *er
         printf("%8.4f %8.4f %8.4f %10" PRIu64 "\n", (double)r->bits.indices / weights,
                (double)r->bits.codebooks / weights, r->bits.per_weight, r->bits.total / 8);
     else if (r->reused)
-        printf("%8.4f %10.6f %10.6f %8s\n", r->bits.per_weight, r->report.loss_kmeans,
+        printf("%8.4f %10.6f %10.6f %8s\n", r->bits.per_weight, r->report.step[0].loss,
                r->report.loss, "kept");
     else
-        printf("%8.4f %10.6f %10.6f %8.2f\n", r->bits.per_weight, r->report.loss_kmeans,
+        printf("%8.4f %10.6f %10.6f %8.2f\n", r->bits.per_weight, r->report.step[0].loss,
                r->report.loss, r->report.seconds);
     return VPTQ_OK;
 }

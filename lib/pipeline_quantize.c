@@ -210,12 +210,13 @@ static char *row_json(const vptq_quantize_row *r)
                             p->relative_mse, "bits_per_weight", r->bits.per_weight, "v",
                             (int)r->shape.v, "k", (int)r->shape.k, "k_res", (int)r->shape.k_res,
                             "groups", (int)r->shape.groups, "outliers", (int)r->shape.outliers);
-    json_t *more = json_pack(
-        "{s:f, s:f, s:i, s:i, s:f, s:i, s:I, s:I, s:I}", "loss_kmeans", p->loss_kmeans,
-        "loss_pass", p->loss_pass, "kmeans_iterations", p->kmeans_iterations, "kmeans_repaired",
-        (int)p->kmeans_repaired, "damping_added", p->damping_added, "dead_columns",
-        (int)p->dead_columns, "index_bits", (json_int_t)r->bits.indices, "codebook_bits",
-        (json_int_t)r->bits.codebooks, "total_bits", (json_int_t)r->bits.total);
+    json_t *more =
+        json_pack("{s:f, s:f, s:i, s:i, s:f, s:i, s:I, s:I, s:I}", "loss_kmeans",
+                  p->step[0].loss, "loss_pass", p->step[1].loss, "kmeans_iterations",
+                  p->kmeans_iterations, "kmeans_repaired", (int)p->kmeans_repaired,
+                  "damping_added", p->damping_added, "dead_columns", (int)p->dead_columns,
+                  "index_bits", (json_int_t)r->bits.indices, "codebook_bits",
+                  (json_int_t)r->bits.codebooks, "total_bits", (json_int_t)r->bits.total);
     char *text = NULL;
     if (doc && more && !json_object_update(doc, more))
         text = json_dumps(doc, JSON_COMPACT);
@@ -235,8 +236,8 @@ static vptq_status parse_row(const char *path, const char *text, vptq_quantize_r
     VPTQ_TRY(vptq_json_parse(text, strlen(text), path, &doc, err));
     VPTQ_TRY(vptq_json_f64_or(doc, path, "proxy_loss", 0, &p->loss, err));
     VPTQ_TRY(vptq_json_f64_or(doc, path, "relative_mse", 0, &p->relative_mse, err));
-    VPTQ_TRY(vptq_json_f64_or(doc, path, "loss_kmeans", 0, &p->loss_kmeans, err));
-    VPTQ_TRY(vptq_json_f64_or(doc, path, "loss_pass", 0, &p->loss_pass, err));
+    VPTQ_TRY(vptq_json_f64_or(doc, path, "loss_kmeans", 0, &p->step[0].loss, err));
+    VPTQ_TRY(vptq_json_f64_or(doc, path, "loss_pass", 0, &p->step[1].loss, err));
     VPTQ_TRY(vptq_json_f64_or(doc, path, "damping_added", 0, &p->damping_added, err));
     VPTQ_TRY(vptq_json_u64(doc, path, "kmeans_iterations", INT_MAX, &n, err));
     p->kmeans_iterations = (int)n;
@@ -278,8 +279,9 @@ static vptq_status reuse(quantizer *q, const char *path, vptq_quantize_row *row,
     return VPTQ_OK;
 }
 
-static void on_stage(void *arg, const char *stage)
+static void on_stage(void *arg, const char *stage, double loss)
 {
+    (void)loss;
     const quantizer *q = arg;
     char detail[96];
     uint64_t total = (uint64_t)(q->last - q->first + 1) * VPTQ_LINEAR_COUNT;
@@ -297,7 +299,10 @@ static vptq_status compute(quantizer *q, const char *path, const float *lower,
     char name[VPTQ_NAME_MAX];
     char *report = NULL;
     size_t count = (size_t)row->rows * row->columns;
-    uint32_t id = row->layer * VPTQ_LINEAR_COUNT + (uint32_t)q->linear;
+    vptq_quant_input input = {.matrix_id = row->layer * VPTQ_LINEAR_COUNT + (uint32_t)q->linear,
+                              .out = row->rows,
+                              .in = row->columns,
+                              .lower = lower};
 
     vptq_arena_init(&arena, q->dev->ctx->mem);
     float *w = vptq_arena_alloc(&arena, count, sizeof *w, err);
@@ -307,8 +312,9 @@ static vptq_status compute(quantizer *q, const char *path, const float *lower,
     }
     VPTQ_TRY(vptq_weight_read(&q->model.blocks[row->layer].linear[q->linear], q->dev, 0,
                               row->rows, w, err));
-    VPTQ_TRY(vptq_quant_matrix(q->dev, &q->opt->settings, id, row->rows, row->columns, w, lower,
-                               on_stage, q, &arena, &r, err));
+    input.w = w;
+    VPTQ_TRY(
+        vptq_quant_matrix(q->dev, &q->opt->settings, &input, on_stage, q, &arena, &r, err));
     row->report = r.report;
     report = row_json(row);
     if (!report) {

@@ -128,7 +128,7 @@ vptq_status vptq_metric_make(const vptq_quant_settings *s, uint32_t out, uint32_
         m->scale[c] = 1;
         m->bias[c] = 0;
     }
-    if (s->norm)
+    if (s->norm != VPTQ_NORM_NONE)
         VPTQ_TRY(column_norms(m, s->storage, out, w, arena, err));
     for (size_t c = 0; c < in; c++) {
         double h = (double)lower[c * (c + 1) / 2 + c] + s->ridge * m->mean_diag;

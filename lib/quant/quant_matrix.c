@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "hessian/hessian.h"
+#include "kmeans/kmeans.h"
 #include "lib/quant/column_pass.h"
 #include "lib/quant/metric.h"
 #include "lib/quant/quant.h"
@@ -99,7 +100,7 @@ static void denormalize(const job *j, const float *q, float *what)
     }
 }
 
-static vptq_status measure(job *j, const float *q, double *loss, vptq_err *err)
+static vptq_status measure(job *j, const char *name, const float *q, vptq_err *err)
 {
     vptq_quant_loss l;
     vptq_arena_mark mark = vptq_arena_get_mark(&j->arena);
@@ -109,7 +110,9 @@ static vptq_status measure(job *j, const float *q, double *loss, vptq_err *err)
     denormalize(j, q, what);
     vptq_status st = vptq_quant_measure(j->dev, j->out, j->in, j->w, what, j->lower, &l, err);
     vptq_arena_rewind(&j->arena, mark);
-    *loss = l.relative;
+    if (!st)
+        j->result->report.step[j->result->report.steps++] =
+            (vptq_quant_step){.name = name, .loss = l.relative, .weighted = l.relative};
     return st;
 }
 
@@ -122,7 +125,7 @@ static vptq_status measure_labels(job *j, vptq_err *err)
     for (size_t i = 0; i < n; i++)
         memcpy(j->q + i * v, j->result->centroids_f32 + (size_t)j->idx[i] * v,
                v * sizeof *j->q);
-    return measure(j, j->q, &j->result->report.loss_kmeans, err);
+    return measure(j, "k-means", j->q, err);
 }
 
 /* The stored form: packed indices in original column order, so that no permutation is needed.
@@ -194,61 +197,54 @@ static vptq_status prepare(job *j, vptq_err *err)
     return VPTQ_OK;
 }
 
-static vptq_status run(job *j, vptq_stage_fn on_stage, void *arg, vptq_err *err)
+static vptq_status run(job *j, vptq_step_fn on_step, void *arg, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     vptq_quant_report *report = &j->result->report;
-    double begin = vptq_seconds(), t0 = begin, t1;
+    double begin = vptq_seconds();
 
-    if (on_stage)
-        on_stage(arg, "factor");
+    if (on_step)
+        on_step(arg, "factor", NAN);
     VPTQ_TRY(prepare(j, err));
     VPTQ_TRY(factor(j, err));
-    t1 = vptq_seconds();
-    report->seconds_factor = t1 - t0;
 
-    if (on_stage)
-        on_stage(arg, "k-means");
+    if (on_step)
+        on_step(arg, "k-means", NAN);
     VPTQ_TRY(train(j, err));
     VPTQ_TRY(measure_labels(j, err));
-    t0 = vptq_seconds();
-    report->seconds_kmeans = t0 - t1;
 
-    if (on_stage)
-        on_stage(arg, "pass");
+    if (on_step)
+        on_step(arg, "pass", report->step[0].loss);
     VPTQ_TRY(vptq_column_pass(j->dev, j->in, j->rows, j->s->v, j->s->k, j->z, j->u, j->book,
                               j->idx, j->q, err));
-    VPTQ_TRY(measure(j, j->q, &report->loss_pass, err));
+    VPTQ_TRY(measure(j, "pass", j->q, err));
     VPTQ_TRY(store(j, err));
     VPTQ_TRY(measure_stored(j, err));
-    t1 = vptq_seconds();
-    report->seconds_pass = t1 - t0;
-    report->seconds = t1 - begin;
+    report->seconds = vptq_seconds() - begin;
 out:
     return st;
 }
 
 vptq_status vptq_quant_matrix(vptq_device *dev, const vptq_quant_settings *s,
-                              uint32_t matrix_id, uint32_t out, uint32_t in, const float *w,
-                              const float *lower, vptq_stage_fn on_stage, void *arg,
+                              const vptq_quant_input *input, vptq_step_fn on_step, void *arg,
                               vptq_arena *arena, vptq_quant_result *result, vptq_err *err)
 {
     job j = {.dev = dev,
              .s = s,
-             .matrix_id = matrix_id,
-             .out = out,
-             .in = in,
-             .w = w,
-             .lower = lower,
+             .matrix_id = input->matrix_id,
+             .out = input->out,
+             .in = input->in,
+             .w = input->w,
+             .lower = input->lower,
              .keep = arena,
              .result = result};
 
     *result = (vptq_quant_result){0};
-    vptq_status st = vptq_quant_check(s, out, in, err);
+    vptq_status st = vptq_quant_check(s, j.out, j.in, err);
     if (st)
         return st;
     vptq_arena_init(&j.arena, dev->ctx->mem);
-    st = run(&j, on_stage, arg, err);
+    st = run(&j, on_step, arg, err);
     vptq_arena_release(&j.arena);
     return st;
 }

@@ -1,55 +1,372 @@
-/* Settings of one matrix: defaults, what cannot be, and the stored shape that follows. */
-#include <math.h>
+/* Settings of one matrix: the table, encoders, what cannot be, and the stored shape. */
+#include "lib/quant/settings.h"
 
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kmeans/kmeans.h"
 #include "lib/quant/quant.h"
+
+#define AT(field) offsetof(vptq_quant_settings, field)
+
+static const vptq_setting table[] = {
+    {"vector_length", VPTQ_SETTING_U32, AT(v), 1, VPTQ_VQ_MAX_V, NULL, true,
+     "rows that share one index"},
+    {"centroids", VPTQ_SETTING_U32, AT(k), 2, VPTQ_VQ_MAX_K, NULL, true,
+     "centroids of the main codebook, a power of two"},
+    {"residual", VPTQ_SETTING_U32, AT(k_res), 0, VPTQ_VQ_MAX_K, NULL, true,
+     "centroids of the residual codebook, a power of two; 0 = none"},
+    {"groups", VPTQ_SETTING_U32, AT(groups), 1, 65536, NULL, true,
+     "groups of columns with codebooks of their own"},
+    {"group_size", VPTQ_SETTING_U32, AT(group_size), 0, 65536, NULL, true,
+     "columns per group, in place of groups; 0 = by groups"},
+    {"outliers", VPTQ_SETTING_DOUBLE, AT(outliers), 0, 100, NULL, true,
+     "percent of columns that get the outlier codebook"},
+    {"outlier_vector_length", VPTQ_SETTING_U32, AT(v0), 1, VPTQ_VQ_MAX_V, NULL, true,
+     "vector length of the outlier codebook"},
+    {"outlier_centroids", VPTQ_SETTING_U32, AT(k0), 2, VPTQ_VQ_MAX_K, NULL, true,
+     "centroids of the outlier codebook, a power of two"},
+    {"dtype", VPTQ_SETTING_DTYPE, AT(storage), 0, 0, "f16|bf16", true,
+     "type of codebooks, scale and bias"},
+    {"norm", VPTQ_SETTING_CHOICE, AT(norm), 0, 0, "none|std|minmax", false,
+     "scale and bias of columns"},
+    {"metric", VPTQ_SETTING_CHOICE, AT(metric), 0, 0, "scaled|raw", false,
+     "Hessian in normalized coordinates, or as it is"},
+    {"perm", VPTQ_SETTING_BOOL, AT(perm), 0, 0, NULL, false,
+     "order columns by importance, not as they stand"},
+    {"init", VPTQ_SETTING_CHOICE, AT(init), 0, 0, "plusplus|random", false,
+     "first centroids of k-means"},
+    {"kmeans_iterations", VPTQ_SETTING_U32, AT(kmeans_iterations), 1,
+     VPTQ_KMEANS_MAX_ITERATIONS, NULL, false, "k-means iterations at most"},
+    {"kmeans_tolerance", VPTQ_SETTING_DOUBLE, AT(kmeans_tolerance), 0, 0.5, NULL, false,
+     "k-means stops at a smaller relative gain"},
+    {"kmeans_shift", VPTQ_SETTING_DOUBLE, AT(kmeans_shift), 0, 1e30, NULL, false,
+     "k-means stops when all centroids together move less (squared); 0 = off"},
+    {"residual_from", VPTQ_SETTING_CHOICE, AT(residual_from), 0, 0, "plain|pass", false,
+     "what the residual codebook is trained on"},
+    {"joint", VPTQ_SETTING_U32, AT(joint), 0, 1000, NULL, false,
+     "rounds of training both codebooks together"},
+    {"beam", VPTQ_SETTING_U32, AT(beam), 1, VPTQ_VQ_MAX_K, NULL, false,
+     "main centroids tried per vector, 1 = greedy"},
+    {"sweeps", VPTQ_SETTING_U32, AT(sweeps), 0, 1000, NULL, false,
+     "sweeps of coordinate descent after the pass"},
+    {"refits", VPTQ_SETTING_U32, AT(refits), 0, VPTQ_QUANT_MAX_REFITS, NULL, false,
+     "rounds of least squares over the codebooks and two sweeps"},
+    {"rounding", VPTQ_SETTING_CHOICE, AT(rounding), 0, 0, "loop|end", false,
+     "round to the stored type before or after the last decisions"},
+    {"ridge", VPTQ_SETTING_DOUBLE, AT(ridge), 0, 1, NULL, false,
+     "share of the mean diagonal added to the Hessian"},
+    {"damping", VPTQ_SETTING_DOUBLE, AT(damping), 1e-12, 1, NULL, false,
+     "first share added when the factorization fails"},
+    {"seed", VPTQ_SETTING_U64, AT(seed), 0, 0, NULL, false, "of all random numbers"},
+};
+
+const vptq_setting *vptq_setting_table(size_t *count)
+{
+    *count = sizeof table / sizeof table[0];
+    return table;
+}
+
+const vptq_setting *vptq_setting_find(const char *key)
+{
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++)
+        if (!strcmp(table[i].key, key))
+            return &table[i];
+    return NULL;
+}
+
+/* ---- text ---- */
+
+/* Place of `text` in "a|b|c", or -1. */
+static int choice_index(const char *choices, const char *text)
+{
+    size_t len = strlen(text);
+    for (int i = 0; *choices; i++) {
+        size_t n = strcspn(choices, "|");
+        if (n == len && !memcmp(choices, text, n))
+            return i;
+        choices += n + (choices[n] == '|');
+    }
+    return -1;
+}
+
+static void choice_name(const char *choices, uint32_t index, char *text, size_t size)
+{
+    while (index-- && *choices) {
+        size_t n = strcspn(choices, "|");
+        choices += n + (choices[n] == '|');
+    }
+    snprintf(text, size, "%.*s", (int)strcspn(choices, "|"), choices);
+}
+
+static vptq_status expected(const vptq_setting *t, const char *text, const char *what,
+                            vptq_err *err)
+{
+    return vptq_fail(err, VPTQ_E_ARG, "%s is '%.60s', expected %s", t->key, text, what);
+}
+
+static vptq_status parse_number(const vptq_setting *t, const char *text, double *x,
+                                vptq_err *err)
+{
+    char what[80];
+    char *end;
+
+    *x = strtod(text, &end);
+    if (end == text || *end || !(*x >= t->min && *x <= t->max) ||
+        (t->kind == VPTQ_SETTING_U32 && *x != floor(*x))) {
+        snprintf(what, sizeof what, "%s from %.15g to %.15g",
+                 t->kind == VPTQ_SETTING_U32 ? "a whole number" : "a number", t->min, t->max);
+        return expected(t, text, what, err);
+    }
+    return VPTQ_OK;
+}
+
+vptq_status vptq_setting_parse(const vptq_setting *t, const char *text, vptq_quant_settings *s,
+                               vptq_err *err)
+{
+    unsigned char *at = (unsigned char *)s + t->offset;
+    vptq_status st = VPTQ_OK;
+    double x;
+
+    switch (t->kind) {
+    case VPTQ_SETTING_U32:
+        st = parse_number(t, text, &x, err);
+        if (!st)
+            memcpy(at, &(uint32_t){(uint32_t)x}, sizeof(uint32_t));
+        return st;
+    case VPTQ_SETTING_DOUBLE:
+        st = parse_number(t, text, &x, err);
+        if (!st)
+            memcpy(at, &x, sizeof x);
+        return st;
+    case VPTQ_SETTING_U64: {
+        char *end;
+        errno = 0;
+        uint64_t n = strtoull(text, &end, 10);
+        if (end == text || *end || errno || *text == '-')
+            return expected(t, text, "a whole number below 2^64", err);
+        memcpy(at, &n, sizeof n);
+        return VPTQ_OK;
+    }
+    case VPTQ_SETTING_BOOL: {
+        bool yes = !strcmp(text, "true");
+        if (!yes && strcmp(text, "false"))
+            return expected(t, text, "true or false", err);
+        memcpy(at, &yes, sizeof yes);
+        return VPTQ_OK;
+    }
+    case VPTQ_SETTING_CHOICE:
+    case VPTQ_SETTING_DTYPE:
+        break;
+    }
+    int i = choice_index(t->choices, text);
+    if (i < 0)
+        return expected(t, text, t->choices, err);
+    if (t->kind == VPTQ_SETTING_DTYPE)
+        memcpy(at, &(vptq_dtype){i ? VPTQ_BF16 : VPTQ_F16}, sizeof(vptq_dtype));
+    else
+        memcpy(at, &(uint32_t){(uint32_t)i}, sizeof(uint32_t));
+    return VPTQ_OK;
+}
+
+void vptq_setting_print(const vptq_setting *t, const vptq_quant_settings *s, char *text,
+                        size_t size)
+{
+    const unsigned char *at = (const unsigned char *)s + t->offset;
+    uint32_t u = 0;
+    uint64_t n = 0;
+    double x = 0;
+    bool yes = false;
+    vptq_dtype dtype = VPTQ_F16;
+
+    switch (t->kind) {
+    case VPTQ_SETTING_U32:
+        memcpy(&u, at, sizeof u);
+        snprintf(text, size, "%" PRIu32, u);
+        break;
+    case VPTQ_SETTING_U64:
+        memcpy(&n, at, sizeof n);
+        snprintf(text, size, "%" PRIu64, n);
+        break;
+    case VPTQ_SETTING_BOOL:
+        memcpy(&yes, at, sizeof yes);
+        snprintf(text, size, "%s", yes ? "true" : "false");
+        break;
+    case VPTQ_SETTING_DOUBLE:
+        memcpy(&x, at, sizeof x);
+        for (int digits = 1; digits <= 17; digits++) {
+            snprintf(text, size, "%.*g", digits, x);
+            if (!(strtod(text, NULL) < x) && !(strtod(text, NULL) > x))
+                break;
+        }
+        break;
+    case VPTQ_SETTING_CHOICE:
+        memcpy(&u, at, sizeof u);
+        choice_name(t->choices, u, text, size);
+        break;
+    case VPTQ_SETTING_DTYPE:
+        memcpy(&dtype, at, sizeof dtype);
+        choice_name(t->choices, dtype == VPTQ_BF16, text, size);
+        break;
+    }
+}
+
+/* ---- encoders ---- */
+
+static void copy_how(vptq_quant_settings *to, const vptq_quant_settings *from)
+{
+    vptq_quant_settings kept = *to;
+    *to = *from;
+    to->seed = kept.seed;
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
+        const vptq_setting *t = &table[i];
+        size_t size = t->kind == VPTQ_SETTING_DOUBLE  ? sizeof(double)
+                      : t->kind == VPTQ_SETTING_DTYPE ? sizeof(vptq_dtype)
+                                                      : sizeof(uint32_t);
+        if (t->stored)
+            memcpy((unsigned char *)to + t->offset, (unsigned char *)&kept + t->offset, size);
+    }
+}
 
 vptq_quant_settings vptq_quant_default(void)
 {
     return (vptq_quant_settings){.v = 4,
                                  .k = 256,
-                                 .norm = true,
+                                 .groups = 1,
+                                 .v0 = 4,
+                                 .k0 = 4096,
+                                 .storage = VPTQ_F16,
+                                 .norm = VPTQ_NORM_STD,
                                  .perm = true,
                                  .kmeans_iterations = 25,
+                                 .kmeans_tolerance = 1e-4,
+                                 .joint = 8,
+                                 .beam = 16,
+                                 .sweeps = 3,
+                                 .refits = 2,
                                  .ridge = 0.0201, /* the published recipe's two ridges in one */
-                                 .damping = 0.01,
-                                 .storage = VPTQ_F16,
-                                 .seed = 0};
+                                 .damping = 0.01};
+}
+
+vptq_status vptq_quant_set_encoder(vptq_quant_settings *s, const char *encoder, vptq_err *err)
+{
+    const vptq_quant_settings best = vptq_quant_default();
+    const vptq_quant_settings upstream = {.norm = VPTQ_NORM_MINMAX,
+                                          .metric = VPTQ_METRIC_RAW,
+                                          .init = VPTQ_INIT_RANDOM,
+                                          .residual_from = VPTQ_RESIDUAL_PASS,
+                                          .rounding = VPTQ_ROUND_END,
+                                          .perm = true,
+                                          .kmeans_iterations = 100,
+                                          .kmeans_shift = 1e-5,
+                                          .beam = 1,
+                                          .ridge = best.ridge,
+                                          .damping = best.damping};
+    if (strcmp(encoder, "best") && strcmp(encoder, "upstream"))
+        return vptq_fail(err, VPTQ_E_ARG, "encoder is '%.60s', expected best|upstream",
+                         encoder);
+    copy_how(s, strcmp(encoder, "best") ? &upstream : &best);
+    return VPTQ_OK;
+}
+
+/* ---- shape and checks ---- */
+
+static uint32_t outlier_columns(const vptq_quant_settings *s, uint32_t in)
+{
+    double columns = ceil(s->outliers / 100 * in);
+    return columns < in ? (uint32_t)columns : in;
 }
 
 vptq_vq_shape vptq_quant_shape(const vptq_quant_settings *s, uint32_t out, uint32_t in)
 {
+    uint32_t outliers = outlier_columns(s, in);
+    uint32_t unit = s->group_size ? s->group_size : s->groups ? s->groups : 1;
+    if (outliers)
+        outliers += (in - outliers) % unit;
+    uint32_t rest = in - outliers;
+    uint32_t groups = s->group_size ? rest / s->group_size : unit;
     /* Scale and bias are stored even without normalization (as 1 and 0), because the published
      * GPU kernels take them as mandatory arguments; so they count. */
     return (vptq_vq_shape){.out = out,
                            .in = in,
                            .v = s->v,
                            .k = s->k,
-                           .groups = 1,
-                           .group_size = in,
+                           .k_res = s->k_res,
+                           .groups = groups,
+                           .group_size = groups ? rest / groups : 0,
+                           .outliers = outliers,
+                           .v0 = outliers ? s->v0 : 0,
+                           .k0 = outliers ? s->k0 : 0,
+                           .has_perm = outliers || (groups > 1 && s->perm),
                            .has_norm = true};
+}
+
+static vptq_status check_power(const char *key, uint32_t k, vptq_err *err)
+{
+    if (k < 2 || k > VPTQ_VQ_MAX_K || (k & (k - 1)))
+        return vptq_fail(err, VPTQ_E_ARG, "%s is %u, expected a power of two from 2 to %d", key,
+                         k, VPTQ_VQ_MAX_K);
+    return VPTQ_OK;
+}
+
+static vptq_status check_ranges(const vptq_quant_settings *s, vptq_err *err)
+{
+    char text[64];
+    vptq_quant_settings copy = *s;
+
+    if (s->storage != VPTQ_F16 && s->storage != VPTQ_BF16)
+        return vptq_fail(err, VPTQ_E_ARG, "storage type is %s, expected F16 or BF16",
+                         vptq_dtype_get(s->storage)->name);
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
+        vptq_setting_print(&table[i], s, text, sizeof text);
+        vptq_status st = vptq_setting_parse(&table[i], text, &copy, err);
+        if (st)
+            return st;
+    }
+    return VPTQ_OK;
+}
+
+static vptq_status check_columns(const vptq_quant_settings *s, uint32_t in, vptq_err *err)
+{
+    uint32_t outliers = outlier_columns(s, in);
+    uint32_t unit = s->group_size ? s->group_size : s->groups;
+
+    if (s->group_size && s->groups > 1)
+        return vptq_fail(err, VPTQ_E_ARG,
+                         "groups is %u and group_size is %u, expected only one of them",
+                         s->groups, s->group_size);
+    if (outliers >= in)
+        return vptq_fail(err, VPTQ_E_ARG,
+                         "outliers is %g percent, which leaves none of %u columns", s->outliers,
+                         in);
+    if (unit > in - outliers)
+        return vptq_fail(err, VPTQ_E_ARG, "%s is %u, which leaves an empty group of %u columns",
+                         s->group_size ? "group_size" : "groups", unit, in - outliers);
+    if (!outliers && in % unit)
+        return vptq_fail(err, VPTQ_E_ARG,
+                         "%s is %u, which does not divide %u columns (with outliers the "
+                         "remainder would join them)",
+                         s->group_size ? "group_size" : "groups", unit, in);
+    return VPTQ_OK;
 }
 
 vptq_status vptq_quant_check(const vptq_quant_settings *s, uint32_t out, uint32_t in,
                              vptq_err *err)
 {
-    if (s->v < 1 || s->v > VPTQ_VQ_MAX_V)
-        return vptq_fail(err, VPTQ_E_ARG, "vector length is %u, expected 1 to %d", s->v,
-                         VPTQ_VQ_MAX_V);
-    if (s->k < 2 || s->k > VPTQ_VQ_MAX_K || (s->k & (s->k - 1)))
-        return vptq_fail(err, VPTQ_E_ARG,
-                         "number of centroids is %u, expected a power of two from 2 to %d",
-                         s->k, VPTQ_VQ_MAX_K);
-    if (s->kmeans_iterations < 1 || s->kmeans_iterations > VPTQ_KMEANS_MAX_ITERATIONS)
-        return vptq_fail(err, VPTQ_E_ARG, "k-means iterations are %u, expected 1 to %d",
-                         s->kmeans_iterations, VPTQ_KMEANS_MAX_ITERATIONS);
-    if (!(s->ridge >= 0 && s->ridge <= 1))
-        return vptq_fail(err, VPTQ_E_ARG, "ridge is %g, expected 0 to 1", s->ridge);
-    if (!(s->damping > 0 && s->damping <= 1))
-        return vptq_fail(err, VPTQ_E_ARG, "damping is %g, expected above 0 and up to 1",
-                         s->damping);
-    if (s->storage != VPTQ_F16 && s->storage != VPTQ_BF16)
-        return vptq_fail(err, VPTQ_E_ARG, "storage type is %s, expected F16 or BF16",
-                         vptq_dtype_get(s->storage)->name);
+    vptq_status st = VPTQ_OK;
+
+    VPTQ_TRY(check_ranges(s, err));
+    VPTQ_TRY(check_power("centroids", s->k, err));
+    if (s->k_res)
+        VPTQ_TRY(check_power("residual", s->k_res, err));
+    VPTQ_TRY(check_power("outlier_centroids", s->k0, err));
+    VPTQ_TRY(check_columns(s, in, err));
     vptq_vq_shape shape = vptq_quant_shape(s, out, in);
-    return vptq_vq_shape_check(&shape, err);
+    st = vptq_vq_shape_check(&shape, err);
+out:
+    return st;
 }

@@ -1,0 +1,108 @@
+/* Settings of one matrix, as plain data: what is stored, and how it is looked for.  One table
+ * describes every setting (key, kind, range, help); the command line, recipes, presets and the
+ * manifest of a work directory all go through it, so that a setting has the same name and the
+ * same limits everywhere.
+ *
+ * An encoder is a set of values: `best` is this project's ladder, `upstream` the published
+ * recipe (microsoft/VPTQ, algorithm branch) as it is, with its known faults; every step can be
+ * switched by itself in both. */
+#ifndef VPTQ_QUANT_SETTINGS_H
+#define VPTQ_QUANT_SETTINGS_H
+
+#include <stdbool.h>
+
+#include "lib/base/dtype.h"
+#include "lib/base/vq.h"
+
+enum {
+    VPTQ_NORM_NONE,  /* scale 1, bias 0 */
+    VPTQ_NORM_STD,   /* standard deviation and mean of the column */
+    VPTQ_NORM_MINMAX /* range and minimum of the column (published recipe) */
+};
+enum {
+    VPTQ_METRIC_SCALED, /* S (H + ridge) S: the loss of W in coordinates of Z */
+    VPTQ_METRIC_RAW     /* H + ridge whatever the scale (published recipe) */
+};
+enum {
+    VPTQ_INIT_PLUSPLUS, /* greedy k-means++; empty clusters are repaired */
+    VPTQ_INIT_RANDOM /* distinct vectors, uniformly; empty clusters stay (published recipe) */
+};
+enum {
+    VPTQ_RESIDUAL_PLAIN, /* trained on what the main book leaves of the plain weights */
+    VPTQ_RESIDUAL_PASS   /* trained on the errors of a first pass with the main book alone, with
+                            vector t weighted as vector t / v (published recipe) */
+};
+enum {
+    VPTQ_ROUND_LOOP, /* scale and bias before anything, books before the last sweeps */
+    VPTQ_ROUND_END   /* everything after the last decision (published recipe) */
+};
+
+typedef struct vptq_quant_settings {
+    /* what is stored */
+    uint32_t v, k, k_res; /* vector length; centroids; residual centroids, 0 = none */
+    uint32_t groups;      /* of columns with books of their own; 1 */
+    uint32_t group_size;  /* columns per group instead of groups; 0 = by groups */
+    double outliers;      /* percent of columns with the outlier book; 0 */
+    uint32_t v0, k0;      /* vector length and centroids of that book; 4, 4096 */
+    vptq_dtype storage;   /* F16 or BF16: type of books, scale and bias */
+    /* how it is looked for */
+    uint32_t norm, metric, init, residual_from, rounding; /* the constants above */
+    bool perm; /* order columns by the metric's diagonal, largest first */
+    uint32_t kmeans_iterations;
+    double kmeans_tolerance; /* stop at a smaller relative gain */
+    double kmeans_shift; /* stop when the squared moves of all centroids sum to less; 0 = off */
+    uint32_t joint;      /* rounds of training main and residual book together, 0 = off */
+    uint32_t beam;       /* main centroids tried per vector with a residual book, 1 = greedy */
+    uint32_t sweeps;     /* of coordinate descent after the pass, 0 = off */
+    uint32_t refits;     /* rounds of least squares over the books and two sweeps, 0 = off */
+    double ridge;        /* times mean diag H, added to H before scaling */
+    double damping;      /* first damping step when the factor fails */
+    uint64_t seed;
+} vptq_quant_settings;
+
+vptq_quant_settings vptq_quant_default(void); /* encoder best, v 4, k 256, F16 */
+
+/* Sets the "how" part to that of an encoder ("best", "upstream"; another name is VPTQ_E_ARG);
+ * what is stored, and the seed, stay. */
+vptq_status vptq_quant_set_encoder(vptq_quant_settings *s, const char *encoder,
+                                   vptq_err *err) VPTQ_MUST_CHECK;
+
+/* What cannot be, before any work: VPTQ_E_ARG naming the setting.  `in`, `out` of one matrix.
+ */
+vptq_status vptq_quant_check(const vptq_quant_settings *s, uint32_t out, uint32_t in,
+                             vptq_err *err) VPTQ_MUST_CHECK;
+/* The stored shape that the settings give for a matrix (bits via vptq_vq_count_bits).  Outlier
+ * columns are ceil(percent * in), plus what makes the rest divisible by the groups. */
+vptq_vq_shape vptq_quant_shape(const vptq_quant_settings *s, uint32_t out, uint32_t in);
+
+/* ---- the table ---- */
+
+typedef enum {
+    VPTQ_SETTING_U32,
+    VPTQ_SETTING_U64,
+    VPTQ_SETTING_BOOL,
+    VPTQ_SETTING_DOUBLE,
+    VPTQ_SETTING_CHOICE, /* a uint32_t: place in `choices` */
+    VPTQ_SETTING_DTYPE
+} vptq_setting_kind;
+
+typedef struct vptq_setting {
+    const char *key; /* "vector_length": JSON and messages; the option has - for _ */
+    vptq_setting_kind kind;
+    size_t offset;       /* in vptq_quant_settings */
+    double min, max;     /* numbers */
+    const char *choices; /* "none|std|minmax" */
+    bool stored;         /* decides what is stored (not only how it is looked for) */
+    const char *help;
+} vptq_setting;
+
+const vptq_setting *vptq_setting_table(size_t *count);
+const vptq_setting *vptq_setting_find(const char *key); /* NULL when there is none */
+/* From text ("8", "true", "std"): VPTQ_E_ARG naming key, value and what is expected. */
+vptq_status vptq_setting_parse(const vptq_setting *t, const char *text, vptq_quant_settings *s,
+                               vptq_err *err) VPTQ_MUST_CHECK;
+/* To text; doubles as the shortest decimal that reads back to the same value. */
+void vptq_setting_print(const vptq_setting *t, const vptq_quant_settings *s, char *text,
+                        size_t size);
+
+#endif
