@@ -150,6 +150,10 @@ typedef struct vptq_backend {
                         size_t ldx, const float *cos_table, const float *sin_table, size_t pos0,
                         vptq_err *err);
     vptq_status (*attention)(vptq_dev *dev, const vptq_attention_args *a, vptq_err *err);
+    /* mass[j] += sum over heads and queries of p^2 for every position j < pos0 + n, p the
+     * probability with which a query of that head attends to j (values and out are not read). */
+    vptq_status (*attention_mass)(vptq_dev *dev, const vptq_attention_args *a, double *mass,
+                                  vptq_err *err);
     /* y = silu(gate) * up, all [n, dim]; y may be gate or up. */
     vptq_status (*swiglu)(vptq_dev *dev, size_t n, size_t dim, const float *gate,
                           const float *up, float *y, vptq_err *err);

@@ -72,6 +72,7 @@ static const vptq_backend cpu_table = {
     .rmsnorm = vptq_cpu_rmsnorm,
     .rope = vptq_cpu_rope,
     .attention = vptq_cpu_attention,
+    .attention_mass = vptq_cpu_attention_mass,
     .swiglu = vptq_cpu_swiglu,
     .nll = vptq_cpu_nll,
 };

@@ -16,7 +16,7 @@ vptq_status vptq_cpu_potrf(vptq_dev *dev, size_t n, double *a, size_t lda, size_
                            vptq_err *err);
 vptq_status vptq_cpu_trtri(vptq_dev *dev, size_t n, double *a, size_t lda, vptq_err *err);
 
-/* transformer: cpu_model.c, cpu_attention.c */
+/* transformer: cpu_model.c, cpu_attention.c, cpu_attention_mass.c */
 vptq_status vptq_cpu_embed(vptq_dev *dev, size_t n, size_t dim, const void *table,
                            vptq_dtype type, const int32_t *ids, float *out, vptq_err *err);
 vptq_status vptq_cpu_rmsnorm(vptq_dev *dev, size_t n, size_t dim, const float *x, size_t ldx,
@@ -31,5 +31,7 @@ vptq_status vptq_cpu_nll(vptq_dev *dev, size_t n, size_t width, const float *log
                          int32_t first, const int32_t *targets, bool start,
                          vptq_nll_state *state, vptq_err *err);
 vptq_status vptq_cpu_attention(vptq_dev *dev, const vptq_attention_args *a, vptq_err *err);
+vptq_status vptq_cpu_attention_mass(vptq_dev *dev, const vptq_attention_args *a, double *mass,
+                                    vptq_err *err);
 
 #endif

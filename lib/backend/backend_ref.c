@@ -84,6 +84,7 @@ const vptq_backend vptq_backend_ref = {
     .rmsnorm = vptq_ref_rmsnorm,
     .rope = vptq_ref_rope,
     .attention = vptq_ref_attention,
+    .attention_mass = vptq_ref_attention_mass,
     .swiglu = vptq_ref_swiglu,
     .nll = vptq_ref_nll,
 };

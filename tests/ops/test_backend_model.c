@@ -354,6 +354,101 @@ static void test_attention(void **state)
         check_attention(shapes[s]);
 }
 
+static void run_mass(const vptq_device *dev, const void *arg, void *out)
+{
+    const attention_case *c = arg;
+    vptq_err err;
+    double *mass = out;
+    const vptq_attention_args a = {.n = c->n,
+                                   .pos0 = c->pos0,
+                                   .heads = c->heads,
+                                   .kv_heads = c->kv_heads,
+                                   .head_dim = c->head_dim,
+                                   .window = c->window,
+                                   .scale = (float)(1 / sqrt((double)c->head_dim)),
+                                   .q = c->q,
+                                   .keys = c->keys,
+                                   .ldq = c->heads * c->head_dim + 1,
+                                   .ldk = c->kv_heads * c->head_dim + 2};
+    for (size_t i = 0; i < c->pos0 + c->n; i++)
+        mass[i] = 0.5; /* added to */
+    assert_ok(dev->ops->attention_mass(dev->state, &a, mass, &err), &err);
+}
+
+/* One pass of scores as in attention, its errors doubled by the square: a factor of 4 more. */
+static void check_mass(const size_t shape[6])
+{
+    attention_case c = {shape[0], shape[1], shape[2], shape[3], shape[4], shape[5], 0, 0, 0};
+    const size_t wide = c.heads * c.head_dim, narrow = c.kv_heads * c.head_dim;
+    float *q = normal(c.n * (wide + 1), 15), *k = normal((c.pos0 + c.n) * (narrow + 2), 16);
+    for (size_t i = 0; i < c.n * (wide + 1); i++)
+        q[i] *= 3;
+    c.q = q;
+    c.keys = k;
+    const devices_op op = {run_mass, &c, c.pos0 + c.n, sizeof(double), 0x1p-36};
+    devices_check(&op, NULL);
+    free(q);
+    free(k);
+}
+
+static void test_attention_mass(void **state)
+{
+    (void)state;
+    /* n, pos0, heads, kv_heads, head_dim, window */
+    static const size_t shapes[][6] = {
+        {1, 0, 1, 1, 1, 0},    {2, 0, 4, 2, 6, 0},       {7, 3, 6, 6, 16, 0},
+        {84, 0, 9, 3, 64, 0},  {85, 0, 3, 1, 64, 0},     {1, 300, 9, 3, 64, 0},
+        {300, 0, 9, 3, 64, 0}, {130, 517, 4, 2, 24, 0},  {300, 0, 4, 2, 16, 1},
+        {300, 0, 4, 2, 16, 7}, {70, 700, 2, 1, 16, 256}, {9, 0, 2, 1, 8, 1000}};
+    for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
+        check_mass(shapes[s]);
+}
+
+/* Equal scores: query i gives each of its i + 1 positions 1 / (i + 1)^2; a key far above the
+ * others gets 1 from every query that sees it. */
+static void test_attention_mass_by_hand(void **state)
+{
+    (void)state;
+    enum { N = 5, HEADS = 2, PEAK = 3 };
+    const float zero[N * HEADS] = {0};
+    float keys[N] = {0}, ones[N * HEADS];
+    for (int i = 0; i < N * HEADS; i++)
+        ones[i] = 1;
+    keys[PEAK] = 1000;
+    for (size_t dev = 0; dev < 2; dev++) {
+        devices_one d;
+        vptq_err err;
+        double mass[N] = {0}, want[N] = {0};
+        vptq_attention_args a = {.n = N,
+                                 .heads = HEADS,
+                                 .kv_heads = 1,
+                                 .head_dim = 1,
+                                 .scale = 1,
+                                 .q = zero,
+                                 .keys = keys,
+                                 .ldq = HEADS,
+                                 .ldk = 1};
+        devices_open(&d, names[dev], vptq_cpu_simd(), 1);
+        for (int j = 0; j < N; j++)
+            for (int i = j; i < N; i++)
+                want[j] += (double)HEADS / ((i + 1) * (i + 1));
+        assert_ok(d.dev.ops->attention_mass(d.dev.state, &a, mass, &err), &err);
+        assert_close_f64(mass, want, N, 0, 1e-6);
+        a.q = ones;
+        memset(mass, 0, sizeof mass);
+        assert_ok(d.dev.ops->attention_mass(d.dev.state, &a, mass, &err), &err);
+        want[PEAK] = HEADS * (N - PEAK);
+        want[PEAK + 1] = 0;
+        for (int j = 0; j < PEAK; j++) {
+            want[j] = 0;
+            for (int i = j; i < PEAK; i++)
+                want[j] += (double)HEADS / ((i + 1) * (i + 1));
+        }
+        assert_close_f64(mass, want, N, 1e-12, 1e-6);
+        devices_close(&d);
+    }
+}
+
 /* Equal scores: the mean of the values in sight; a huge score: the value that has it. */
 static void test_attention_by_hand(void **state)
 {
@@ -602,6 +697,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_rmsnorm),
         cmocka_unit_test(test_rope_by_hand),
         cmocka_unit_test(test_rope),
+        cmocka_unit_test(test_attention_mass_by_hand),
+        cmocka_unit_test(test_attention_mass),
         cmocka_unit_test(test_attention_by_hand),
         cmocka_unit_test(test_attention),
         cmocka_unit_test(test_attention_step_by_step),

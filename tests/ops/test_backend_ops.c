@@ -439,6 +439,8 @@ static void test_long_rows_are_cancelled(void **state)
                                       .ldo = 1};
     assert_fails(dev.ops->attention(dev.state, &args, &err), VPTQ_E_CANCELLED, &err,
                  "interrupted");
+    assert_fails(dev.ops->attention_mass(dev.state, &args, a, &err), VPTQ_E_CANCELLED, &err,
+                 "interrupted");
     vptq_device_close(&dev);
     free(a);
 }
@@ -516,6 +518,7 @@ static vptq_status all_scratch_rows(void *arg, vptq_mem *mem, vptq_err *err)
     VPTQ_TRY(dev.ops->trtri(dev.state, N, h, N, err));
     VPTQ_TRY(dev.ops->syrk_add(dev.state, N, N, x, N, NULL, h, sum, err));
     VPTQ_TRY(dev.ops->attention(dev.state, &a, err));
+    VPTQ_TRY(dev.ops->attention_mass(dev.state, &a, sum, err));
 out:
     vptq_device_close(&dev);
     return st;

@@ -1,0 +1,208 @@
+/* Squared attention that positions receive, of the cpu backend.  As in cpu_attention.c the
+ * query heads of a kv head are stacked, row = query * group + head in group, in panels of
+ * tile_cols rows, and scores exist for one tile of keys and one panel at a time.  Every kv head
+ * takes two sweeps over them:
+ *
+ *     by panels   max and sum of each row's softmax, tile after tile
+ *     by tiles    S^T again, P = exp(S - max) / sum, mass[key] += sum over the panel of P^2
+ *
+ * A tile's keys belong to one thread, which adds panels in order: no result depends on threads,
+ * and memory stays at one kv head's queries and keys. */
+#include <math.h>
+#include <string.h>
+
+#include "lib/backend/backend_cpu.h"
+#include "lib/backend/cpu_gemm.h"
+#include "lib/backend/cpu_math.h"
+#include "lib/backend/dev.h"
+#include "lib/base/parallel.h"
+
+enum {
+    KEYS = 84, /* of a tile: whole row blocks of 14, 6 and 4; small, so that every thread of a
+                  short window has some */
+    LINE = 16  /* floats of a cache line */
+};
+
+typedef struct mass_job {
+    const vptq_cpu_math *math;
+    const vptq_attention_args *a;
+    size_t group, rows, panels, tiles, kv;
+    float *queries;   /* [panels][head_dim, width], scaled */
+    float *keys;      /* [tiles][key blocks][head_dim, tile_rows] */
+    float *max, *sum; /* [panels][width]; sum becomes 1 / sum, 0 beyond the last row */
+    float *scratch;   /* [threads][slice] */
+    size_t key_tile, slice;
+    double *mass;
+} mass_job;
+
+static size_t round_up(size_t n, size_t step)
+{
+    return (n + step - 1) / step * step;
+}
+
+static size_t first_key(const vptq_attention_args *a, size_t query) /* that it sees */
+{
+    const size_t end = a->pos0 + query + 1;
+    return a->window && end > a->window ? end - a->window : 0;
+}
+
+static size_t panel_rows(const mass_job *job, size_t panel)
+{
+    const size_t left = job->rows - panel * job->math->tile_cols;
+    return left < job->math->tile_cols ? left : job->math->tile_cols;
+}
+
+static void pack_panel(const mass_job *job, size_t panel)
+{
+    const vptq_attention_args *a = job->a;
+    const size_t width = job->math->tile_cols, d = a->head_dim, count = panel_rows(job, panel);
+    float *out = job->queries + panel * d * width;
+    memset(out, 0, d * width * sizeof *out);
+    for (size_t r = 0; r < count; r++) {
+        const size_t row = panel * width + r;
+        const float *q =
+            a->q + row / job->group * a->ldq + (job->kv * job->group + row % job->group) * d;
+        for (size_t i = 0; i < d; i++)
+            out[i * width + r] = a->scale * q[i];
+    }
+}
+
+static void pack_tile(const mass_job *job, size_t tile)
+{
+    const vptq_attention_args *a = job->a;
+    const size_t step = job->math->tile_rows, d = a->head_dim, all = a->pos0 + a->n;
+    const size_t k0 = tile * KEYS, count = all - k0 < KEYS ? all - k0 : KEYS;
+    for (size_t k = 0; k < count; k += step)
+        vptq_cpu_pack_left(job->math, count - k < step ? count - k : step, d,
+                           a->keys + (k0 + k) * a->ldk + job->kv * d, a->ldk, false, 1,
+                           job->keys + tile * job->key_tile + k * d);
+}
+
+static void pack_one(void *arg, size_t begin, size_t end, int thread)
+{
+    const mass_job *job = arg;
+    (void)end;
+    (void)thread;
+    if (begin < job->panels)
+        pack_panel(job, begin);
+    else
+        pack_tile(job, begin - job->panels);
+}
+
+/* Keys [k0, k0 + count) that a row must not see become -inf. */
+static void mask(const mass_job *job, size_t panel, size_t k0, size_t count, float *score)
+{
+    const vptq_attention_args *a = job->a;
+    const size_t width = job->math->tile_cols, rows = panel_rows(job, panel);
+    const size_t first = panel * width / job->group;
+    const size_t last = (panel * width + rows - 1) / job->group;
+    if (k0 >= first_key(a, last) && k0 + count <= a->pos0 + first + 1)
+        return;
+    for (size_t r = 0; r < rows; r++) {
+        const size_t query = (panel * width + r) / job->group;
+        const size_t from = first_key(a, query), to = a->pos0 + query + 1;
+        for (size_t k = 0; k < count; k++)
+            if (k0 + k < from || k0 + k >= to)
+                score[k * width + r] = -INFINITY;
+    }
+}
+
+/* Scores of a tile's keys against a panel, masked; their number, 0 when no row sees any. */
+static size_t score_tile(const mass_job *job, size_t panel, size_t tile, float *score)
+{
+    const vptq_cpu_math *math = job->math;
+    const size_t width = math->tile_cols, step = math->tile_rows, d = job->a->head_dim;
+    const size_t k0 = tile * KEYS;
+    const size_t last = (panel * width + panel_rows(job, panel) - 1) / job->group;
+    const size_t seen = job->a->pos0 + last + 1;
+    if (k0 >= seen || k0 + KEYS <= first_key(job->a, panel * width / job->group))
+        return 0;
+    const size_t count = seen - k0 < KEYS ? seen - k0 : KEYS;
+    const float *keys = job->keys + tile * job->key_tile;
+    const float *queries = job->queries + panel * d * width;
+    for (size_t k = 0; k < count; k += step)
+        math->tile(d, keys + k * d, queries, false, score + k * width, width,
+                   count - k < step ? count - k : step, width);
+    mask(job, panel, k0, count, score);
+    return count;
+}
+
+static void sum_panel(void *arg, size_t begin, size_t end, int thread)
+{
+    const mass_job *job = arg;
+    const size_t width = job->math->tile_cols, rows = panel_rows(job, begin);
+    float *score = job->scratch + (size_t)thread * job->slice, *factor = score + KEYS * width;
+    float *max = job->max + begin * width, *sum = job->sum + begin * width;
+    (void)end;
+    for (size_t r = 0; r < width; r++) {
+        max[r] = -INFINITY;
+        sum[r] = 0;
+    }
+    for (size_t tile = 0; tile < job->tiles; tile++) {
+        const size_t count = score_tile(job, begin, tile, score);
+        if (count > 0)
+            job->math->softmax(score, count, max, sum, factor);
+    }
+    for (size_t r = 0; r < width; r++)
+        sum[r] = r < rows ? 1 / sum[r] : 0;
+}
+
+static void receive_tile(void *arg, size_t begin, size_t end, int thread)
+{
+    const mass_job *job = arg;
+    const vptq_cpu_math *math = job->math;
+    const size_t width = math->tile_cols;
+    float *score = job->scratch + (size_t)thread * job->slice;
+    float *max = score + KEYS * width, *sum = max + width, *factor = sum + width;
+    (void)end;
+    for (size_t panel = 0; panel < job->panels; panel++) {
+        const size_t count = score_tile(job, panel, begin, score);
+        if (count == 0)
+            continue;
+        /* with the maximum known, the running softmax is the exponential of the difference */
+        memcpy(max, job->max + panel * width, width * sizeof *max);
+        memset(sum, 0, width * sizeof *sum);
+        math->softmax(score, count, max, sum, factor);
+        math->scale_columns(score, count, job->sum + panel * width);
+        for (size_t k = 0; k < count; k++)
+            job->mass[begin * KEYS + k] += math->sum_squares(score + k * width, width);
+    }
+}
+
+vptq_status vptq_cpu_attention_mass(vptq_dev *dev, const vptq_attention_args *a, double *mass,
+                                    vptq_err *err)
+{
+    mass_job job = {.math = vptq_cpu_math_get(dev->simd), .a = a, .mass = mass};
+    if (a->n == 0)
+        return VPTQ_OK;
+    const size_t width = job.math->tile_cols, d = a->head_dim;
+    const int threads = vptq_cpu_threads(dev, a->n * a->heads * (a->pos0 + a->n) * d);
+    job.group = a->heads / a->kv_heads;
+    job.rows = a->n * job.group;
+    job.panels = (job.rows + width - 1) / width;
+    job.tiles = (a->pos0 + a->n + KEYS - 1) / KEYS;
+    job.key_tile = round_up(KEYS, job.math->tile_rows) * d;
+    job.slice = round_up((KEYS + 3) * width, LINE);
+
+    const size_t queries = round_up(job.panels * d * width, LINE);
+    const size_t keys = round_up(job.tiles * job.key_tile, LINE);
+    const size_t row = round_up(job.panels * width, LINE);
+    job.queries =
+        vptq_dev_scratch(dev, queries + keys + 2 * row + (size_t)dev->threads * job.slice,
+                         sizeof *job.queries, err);
+    if (!job.queries)
+        return VPTQ_E_NOMEM;
+    job.keys = job.queries + queries;
+    job.max = job.keys + keys;
+    job.sum = job.max + row;
+    job.scratch = job.sum + row;
+    for (job.kv = 0; job.kv < a->kv_heads; job.kv++) {
+        const vptq_status st = vptq_check_cancel(dev->ctx, err);
+        if (st)
+            return st;
+        vptq_parallel_for(threads, job.panels + job.tiles, 1, pack_one, &job);
+        vptq_parallel_for(threads, job.panels, 1, sum_panel, &job);
+        vptq_parallel_for(threads, job.tiles, 1, receive_tile, &job);
+    }
+    return VPTQ_OK;
+}
