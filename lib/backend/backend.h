@@ -61,23 +61,91 @@ typedef struct vptq_nll_state {
     int32_t best_id; /* ... and its id (lowest on ties) */
 } vptq_nll_state;
 
-/* One block of the column pass (paper Algorithm 1), all in transposed layout: column j of the
- * (normalized, ordered) matrix is a contiguous run of `rows` floats, rows a multiple of v.
- * For t = 0..cols-1: quantize column t of z to the nearest centroid (plus nearest residual
- * centroid of what is left when k_res > 0), err[t] = (z[t] - q[t]) / u[t][t], z[s] -= err[t] *
- * u[t][s] for t < s < cols.  Strips (v rows) are independent of each other. */
-typedef struct vptq_pass_args {
-    size_t cols, rows;
-    uint32_t v, k, k_res;
-    float *z; /* [cols, rows] in: compensated so far; out: at the moment of quantization */
-    const float *u;             /* [cols, cols], upper triangle used */
+/* The books of one group of columns, and how pairs of them are searched.  A vector x stands for
+ * the pair (c, r) that minimizes |x - c - r|^2 among: the `beam` main centroids nearest to x
+ * (or more of them), each with its best residual centroid.  beam 1 is the greedy choice
+ * (nearest c, then nearest r to what is left), beam >= k the exact one; without residual book
+ * beam means nothing.  The lowest index wins on ties of the computed score.  `local` allows
+ * searches that keep choices to look only among the main centroids around the present one. */
+typedef struct vptq_books {
+    uint32_t v, k, k_res; /* k_res 0 = no residual book */
+    uint32_t beam;        /* at least 1 */
+    bool local;
     const float *centroids;     /* [k, v] */
     const float *res_centroids; /* [k_res, v] or NULL */
-    uint32_t *idx, *idx_res;    /* [cols, rows / v]; idx_res NULL when k_res == 0 */
-    float *q;                   /* [cols, rows] */
-    float *err;                 /* [cols, rows] */
+} vptq_books;
+
+/* Books made ready for searching by a backend (packed, norms and products of pairs taken): what
+ * is inside is the backend's own.  Belongs to the device that made it; the arrays of the books
+ * must live and stay as they are as long as it does. */
+typedef struct vptq_finder vptq_finder;
+
+/* Choices for n vectors x [n, v].  With `keep`, idx (and idx_res) come in as choices that stay
+ * unless another one is strictly nearer (distances compared in the same arithmetic); else they
+ * are only written.  dist (may be NULL): |x - (c + r)|^2 of the choice, from the differences.
+ */
+typedef struct vptq_find_args {
+    size_t n;
+    const vptq_finder *finder;
+    const float *x;
+    bool keep;
+    uint32_t *idx, *idx_res; /* [n]; idx_res NULL without residual book */
+    float *dist;
+} vptq_find_args;
+
+/* One block of the column pass (paper Algorithm 1), all in transposed layout: column j of the
+ * (normalized, ordered) matrix is a contiguous run of `rows` floats, rows a multiple of v.
+ * For t = 0..cols-1: quantize column t of z as the finder does, err[t] = (z[t] - q[t]) /
+ * u[t][t], z[s] -= err[t] * u[t][s] for t < s < cols.  Strips (v rows) are independent of each
+ * other. */
+typedef struct vptq_pass_args {
+    size_t cols, rows;
+    const vptq_finder *finder;
+    float *z; /* [cols, rows] in: compensated so far; out: at the moment of quantization */
+    const float *u;          /* [cols, cols], upper triangle used */
+    uint32_t *idx, *idx_res; /* [cols, rows / v]; idx_res NULL without residual book */
+    float *q;                /* [cols, rows] */
+    float *err;              /* [cols, rows] */
     size_t ldz, ldu, ldi, ldq, lde;
 } vptq_pass_args;
+
+/* One block of a sweep of coordinate descent over indices, same layout.  With E = q - w and
+ * G = E H, the loss tr(E H E^T) as a function of column t alone is H_tt |q_t - (q_t - g_t /
+ * H_tt)|^2 + const.  For t = 0..cols-1: the choice nearest to q[t] - g[t] / h[t][t] is taken,
+ * the old one kept unless another is strictly nearer (vptq_find_args.keep); delta[t] = new q[t]
+ * - old q[t]; g[s] += delta[t] * h[t][s] for t < s < cols.  g itself is only read: the caller
+ * brings it up to date with delta.  A column with h[t][t] <= 0 is left alone. */
+typedef struct vptq_descend_args {
+    size_t cols, rows;
+    const vptq_finder *finder;
+    const float *g;          /* [cols, rows] */
+    const float *h;          /* [cols, cols], upper triangle used */
+    uint32_t *idx, *idx_res; /* [cols, rows / v] in and out */
+    float *q;                /* [cols, rows] in and out: what idx stands for */
+    float *delta;            /* [cols, rows] out */
+    size_t ldg, ldh, ldi, ldq, ldd;
+} vptq_descend_args;
+
+/* Between books and what they stand for; idx [cols, rows / v], a column's vectors in a run. */
+typedef struct vptq_gather_args {
+    size_t cols, rows;
+    uint32_t v, k, k_res;
+    const float *centroids, *res_centroids;
+    const uint32_t *idx, *idx_res;
+    float *q; /* [cols, rows] = centroids[idx] + res_centroids[idx_res] */
+    size_t ldi, ldq;
+} vptq_gather_args;
+
+typedef struct vptq_scatter_args {
+    size_t cols, rows;
+    uint32_t v, k;
+    const float *y;      /* [cols, rows] */
+    const float *weight; /* [cols] or NULL for ones */
+    const uint32_t *idx; /* [cols, rows / v] */
+    double *sums;        /* [k, v] = sum of weight[t] * y over the uses of each centroid */
+    double *weights;     /* [k] = sum of weight[t] over the uses, or NULL */
+    size_t ldy, ldi;
+} vptq_scatter_args;
 
 typedef struct vptq_backend {
     const char *name; /* "ref", "cpu", "cuda" */
@@ -135,7 +203,14 @@ typedef struct vptq_backend {
      * vq.h. */
     vptq_status (*vq_dequant)(vptq_dev *dev, const vptq_vq *q, size_t r0, size_t n, float *w,
                               size_t ldw, vptq_err *err);
+    vptq_status (*finder_open)(vptq_dev *dev, const vptq_books *books, vptq_finder **finder,
+                               vptq_err *err);
+    void (*finder_close)(vptq_dev *dev, vptq_finder *finder); /* accepts NULL */
+    vptq_status (*find)(vptq_dev *dev, const vptq_find_args *f, vptq_err *err);
     vptq_status (*vq_pass)(vptq_dev *dev, const vptq_pass_args *p, vptq_err *err);
+    vptq_status (*vq_descend)(vptq_dev *dev, const vptq_descend_args *d, vptq_err *err);
+    vptq_status (*vq_gather)(vptq_dev *dev, const vptq_gather_args *g, vptq_err *err);
+    vptq_status (*vq_scatter)(vptq_dev *dev, const vptq_scatter_args *s, vptq_err *err);
 
     /* transformer */
     /* out [n, dim] = rows ids[i] of table [vocab, dim] of type F32, F16 or BF16. */

@@ -13,6 +13,15 @@ vptq_status vptq_ref_accumulate(vptq_dev *dev, size_t n, uint32_t v, uint32_t k,
                                 vptq_err *err);
 vptq_status vptq_ref_vq_dequant(vptq_dev *dev, const vptq_vq *q, size_t r0, size_t n, float *w,
                                 size_t ldw, vptq_err *err);
+
+/* ref_search.c */
+vptq_status vptq_ref_finder_open(vptq_dev *dev, const vptq_books *books, vptq_finder **finder,
+                                 vptq_err *err);
+void vptq_ref_finder_close(vptq_dev *dev, vptq_finder *finder);
+vptq_status vptq_ref_find(vptq_dev *dev, const vptq_find_args *f, vptq_err *err);
 vptq_status vptq_ref_vq_pass(vptq_dev *dev, const vptq_pass_args *p, vptq_err *err);
+vptq_status vptq_ref_vq_descend(vptq_dev *dev, const vptq_descend_args *d, vptq_err *err);
+vptq_status vptq_ref_vq_gather(vptq_dev *dev, const vptq_gather_args *g, vptq_err *err);
+vptq_status vptq_ref_vq_scatter(vptq_dev *dev, const vptq_scatter_args *s, vptq_err *err);
 
 #endif

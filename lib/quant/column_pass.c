@@ -14,16 +14,17 @@ vptq_status vptq_column_pass(vptq_device *dev, size_t in, size_t rows, uint32_t 
     if (!e)
         return VPTQ_E_NOMEM;
 
+    const vptq_books books = {.v = v, .k = k, .beam = 1, .centroids = centroids};
+    vptq_finder *finder = NULL;
+    VPTQ_TRY(dev->ops->finder_open(dev->state, &books, &finder, err));
     for (size_t i = 0; i < in; i += VPTQ_PASS_BLOCK) {
         size_t cols = in - i < VPTQ_PASS_BLOCK ? in - i : VPTQ_PASS_BLOCK;
         size_t rest = in - i - cols;
         vptq_pass_args p = {.cols = cols,
                             .rows = rows,
-                            .v = v,
-                            .k = k,
+                            .finder = finder,
                             .z = z + i * rows,
                             .u = u + i * in + i,
-                            .centroids = centroids,
                             .idx = idx + i * (rows / v),
                             .q = q + i * rows,
                             .err = e,
@@ -50,6 +51,7 @@ vptq_status vptq_column_pass(vptq_device *dev, size_t in, size_t rows, uint32_t 
             VPTQ_TRY(dev->ops->gemm(dev->state, &g, err));
     }
 out:
+    dev->ops->finder_close(dev->state, finder);
     vptq_mem_free(dev->ctx->mem, e);
     return st;
 }

@@ -560,13 +560,8 @@ static pass_result pass_result_make(const pass_case *a)
         memcpy(r.z + t * ld, a->z + t * a->rows, a->rows * sizeof(float));
     r.args = (vptq_pass_args){.cols = a->cols,
                               .rows = a->rows,
-                              .v = a->v,
-                              .k = a->k,
-                              .k_res = a->k_res,
                               .z = r.z,
                               .u = a->u,
-                              .centroids = a->c,
-                              .res_centroids = a->k_res ? a->res : NULL,
                               .idx = r.idx,
                               .idx_res = a->k_res ? r.idx_res : NULL,
                               .q = r.q,
@@ -577,6 +572,20 @@ static pass_result pass_result_make(const pass_case *a)
                               .ldq = ld,
                               .lde = ld};
     return r;
+}
+
+static vptq_finder *pass_finder(const pass_case *a, const vptq_device *dev)
+{
+    const vptq_books books = {.v = a->v,
+                              .k = a->k,
+                              .k_res = a->k_res,
+                              .beam = 1,
+                              .centroids = a->c,
+                              .res_centroids = a->k_res ? a->res : NULL};
+    vptq_finder *finder = NULL;
+    vptq_err err;
+    assert_ok(dev->ops->finder_open(dev->state, &books, &finder, &err), &err);
+    return finder;
 }
 
 static void pass_result_free(pass_result *r)
@@ -643,8 +652,11 @@ static void check_pass(void *arg, const vptq_device *dev, bool is_ref)
     pass_result want = pass_result_make(a), got = pass_result_make(a);
     vptq_err err;
     (void)is_ref;
+    vptq_finder *finder = pass_finder(a, dev);
+    got.args.finder = finder;
     expected_pass(a, dev, &want);
     assert_ok(dev->ops->vq_pass(dev->state, &got.args, &err), &err);
+    dev->ops->finder_close(dev->state, finder);
     const vptq_pass_args *p = &got.args;
     for (size_t t = 0; t < a->cols; t++) {
         size_t indices = a->rows / a->v * sizeof *p->idx;
@@ -691,7 +703,10 @@ static void pass_same_bits_for_any_threads(void **state)
         devices_open(&d, "cpu", VPTQ_SIMD_AVX512, thread_counts[t]);
         pass_result other = pass_result_make(&a);
         pass_result *r = t ? &other : &first;
+        vptq_finder *finder = pass_finder(&a, &d.dev);
+        r->args.finder = finder;
         assert_ok(d.dev.ops->vq_pass(d.dev.state, &r->args, &err), &err);
+        d.dev.ops->finder_close(d.dev.state, finder);
         size_t floats = a.cols * r->args.ldz * sizeof(float);
         assert_memory_equal(r->z, first.z, floats);
         assert_memory_equal(r->q, first.q, floats);
@@ -718,11 +733,16 @@ static vptq_status run_all(void *arg, vptq_mem *mem, vptq_err *err)
     uint32_t *idx = need(n, sizeof *idx);
     double *sums = need((size_t)a->k * (a->v + 1), sizeof *sums), objective;
     pass_result r = pass_result_make(a);
+    const vptq_books books = {a->v, a->k, a->k_res, 2, false, a->c, a->res};
+    vptq_finder *finder = NULL;
     VPTQ_TRY(dev.ops->assign(dev.state, n, a->v, a->k, a->z, a->c, idx, NULL, err));
     VPTQ_TRY(dev.ops->accumulate(dev.state, n, a->v, a->k, a->z, NULL, idx, a->c, sums,
                                  sums + a->k * a->v, &objective, err));
+    VPTQ_TRY(dev.ops->finder_open(dev.state, &books, &finder, err));
+    r.args.finder = finder;
     VPTQ_TRY(dev.ops->vq_pass(dev.state, &r.args, err));
 out:
+    dev.ops->finder_close(dev.state, finder);
     free(idx);
     free(sums);
     pass_result_free(&r);

@@ -1,0 +1,22 @@
+/* Books laid out for the kernels (cpu_vq_kernels.h), and the kernels of a device. */
+#ifndef VPTQ_BACKEND_CPU_BOOK_H
+#define VPTQ_BACKEND_CPU_BOOK_H
+
+#include "lib/backend/backend.h"
+#include "lib/backend/cpu_vq_kernels.h"
+
+static inline size_t vptq_round_up(size_t n, size_t unit)
+{
+    return (n + unit - 1) / unit * unit;
+}
+
+const vptq_vq_kernels *vptq_vq_kernels_of(const vptq_dev *dev);
+
+/* Floats of a laid-out book of k centroids. */
+size_t vptq_book_floats(uint32_t v, uint32_t k);
+
+/* Lays centroids c [k, v] into `data`, vptq_book_floats of them, 64-byte aligned. */
+vptq_book vptq_book_lay(const vptq_dev *dev, uint32_t v, uint32_t k, const float *c,
+                        float *data);
+
+#endif

@@ -1,0 +1,249 @@
+/* Searching books, one vector at a time, and what uses it.  Distances are those of the float
+ * that a choice decodes to, c + r, taken in double. */
+#include <math.h>
+#include <string.h>
+
+#include "lib/backend/dev.h"
+#include "lib/backend/ref_vq.h"
+
+typedef struct candidate {
+    double distance;
+    uint32_t index;
+} candidate;
+
+struct vptq_finder {
+    vptq_books books;
+    uint32_t beam;         /* at most k */
+    candidate *candidates; /* [beam] */
+};
+
+typedef struct choice {
+    uint32_t main, res;
+    double distance;
+} choice;
+
+vptq_status vptq_ref_finder_open(vptq_dev *dev, const vptq_books *books, vptq_finder **finder,
+                                 vptq_err *err)
+{
+    vptq_mem *mem = dev->ctx->mem;
+    vptq_finder *f = vptq_mem_alloc(mem, 1, sizeof *f, err);
+    if (!f)
+        return VPTQ_E_NOMEM;
+    *f = (vptq_finder){.books = *books};
+    f->beam = !books->k_res ? 1 : books->beam < books->k ? books->beam : books->k;
+    f->candidates = vptq_mem_alloc(mem, f->beam, sizeof *f->candidates, err);
+    if (!f->candidates) {
+        vptq_mem_free(mem, f);
+        return VPTQ_E_NOMEM;
+    }
+    *finder = f;
+    return VPTQ_OK;
+}
+
+void vptq_ref_finder_close(vptq_dev *dev, vptq_finder *finder)
+{
+    if (!finder)
+        return;
+    vptq_mem_free(dev->ctx->mem, finder->candidates);
+    vptq_mem_free(dev->ctx->mem, finder);
+}
+
+static void decode(const vptq_books *b, uint32_t main, uint32_t res, float *q)
+{
+    for (size_t d = 0; d < b->v; d++) {
+        q[d] = b->centroids[(size_t)main * b->v + d];
+        if (b->k_res)
+            q[d] += b->res_centroids[(size_t)res * b->v + d];
+    }
+}
+
+static double square_distance(const float *x, const float *q, uint32_t v)
+{
+    double sum = 0;
+    for (uint32_t d = 0; d < v; d++) {
+        double diff = (double)x[d] - (double)q[d];
+        sum += diff * diff;
+    }
+    return sum;
+}
+
+/* The nearest main centroids, nearest first, the lower index first on ties; their number.
+ * What has no finite distance is not among them. */
+static uint32_t nearest_mains(const vptq_finder *f, const float *x)
+{
+    const vptq_books *b = &f->books;
+    uint32_t count = 0;
+    for (uint32_t j = 0; j < b->k; j++) {
+        double distance = square_distance(x, b->centroids + (size_t)j * b->v, b->v);
+        if (!(distance <
+              (count < f->beam ? (double)INFINITY : f->candidates[count - 1].distance)))
+            continue;
+        uint32_t at = count < f->beam ? count++ : count - 1;
+        for (; at > 0 && f->candidates[at - 1].distance > distance; at--)
+            f->candidates[at] = f->candidates[at - 1];
+        f->candidates[at] = (candidate){distance, j};
+    }
+    return count;
+}
+
+static bool comes_first(const choice *a, const choice *b)
+{
+    if (a->distance < b->distance)
+        return true;
+    return a->distance <= b->distance &&
+           (a->main < b->main || (a->main == b->main && a->res < b->res));
+}
+
+static choice search(const vptq_finder *f, const float *x)
+{
+    const vptq_books *b = &f->books;
+    const uint32_t count = nearest_mains(f, x), k_res = b->k_res ? b->k_res : 1;
+    float q[VPTQ_VQ_MAX_V];
+    choice best = {0, 0, INFINITY};
+    for (uint32_t i = 0; i < count; i++) {
+        choice now = {f->candidates[i].index, 0, 0};
+        for (now.res = 0; now.res < k_res; now.res++) {
+            decode(b, now.main, now.res, q);
+            now.distance = square_distance(x, q, b->v);
+            if (comes_first(&now, &best))
+                best = now;
+        }
+    }
+    return best;
+}
+
+/* The choice for x, and in q what it stands for. */
+static choice choose(const vptq_finder *f, const float *x, bool keep, uint32_t *idx,
+                     uint32_t *idx_res, float *q)
+{
+    const vptq_books *b = &f->books;
+    choice best = search(f, x);
+    if (keep) {
+        choice old = {*idx, b->k_res ? *idx_res : 0, 0};
+        decode(b, old.main, old.res, q);
+        old.distance = square_distance(x, q, b->v);
+        if (!(best.distance < old.distance))
+            best = old;
+    }
+    decode(b, best.main, best.res, q);
+    *idx = best.main;
+    if (b->k_res)
+        *idx_res = best.res;
+    return best;
+}
+
+vptq_status vptq_ref_find(vptq_dev *dev, const vptq_find_args *f, vptq_err *err)
+{
+    const uint32_t v = f->finder->books.v;
+    float q[VPTQ_VQ_MAX_V];
+    (void)dev;
+    (void)err;
+    for (size_t i = 0; i < f->n; i++) {
+        uint32_t *res = f->idx_res ? f->idx_res + i : NULL;
+        choose(f->finder, f->x + i * v, f->keep, f->idx + i, res, q);
+        if (f->dist)
+            f->dist[i] = (float)square_distance(f->x + i * v, q, v);
+    }
+    return VPTQ_OK;
+}
+
+vptq_status vptq_ref_vq_pass(vptq_dev *dev, const vptq_pass_args *p, vptq_err *err)
+{
+    const uint32_t v = p->finder->books.v;
+    (void)dev;
+    (void)err;
+    for (size_t t = 0; t < p->cols; t++) {
+        float *z = p->z + t * p->ldz, *q = p->q + t * p->ldq, *e = p->err + t * p->lde;
+        for (size_t i = 0; i < p->rows / v; i++) {
+            uint32_t *res = p->idx_res ? p->idx_res + t * p->ldi + i : NULL;
+            choose(p->finder, z + i * v, false, p->idx + t * p->ldi + i, res, q + i * v);
+        }
+        for (size_t r = 0; r < p->rows; r++)
+            e[r] = (z[r] - q[r]) / p->u[t * p->ldu + t];
+        for (size_t s = t + 1; s < p->cols; s++) {
+            for (size_t r = 0; r < p->rows; r++)
+                p->z[s * p->ldz + r] -= e[r] * p->u[t * p->ldu + s];
+        }
+    }
+    return VPTQ_OK;
+}
+
+/* g of one vector of column t, the changes of the columns before it among it. */
+static void gradient(const vptq_descend_args *d, size_t t, size_t row, uint32_t v, float *g)
+{
+    memcpy(g, d->g + t * d->ldg + row, v * sizeof *g);
+    for (size_t s = 0; s < t; s++) {
+        for (size_t e = 0; e < v; e++)
+            g[e] += d->delta[s * d->ldd + row + e] * d->h[s * d->ldh + t];
+    }
+}
+
+static void descend_vector(const vptq_descend_args *d, size_t t, size_t strip)
+{
+    const uint32_t v = d->finder->books.v;
+    const size_t row = strip * v;
+    const float h = d->h[t * d->ldh + t];
+    uint32_t *res = d->idx_res ? d->idx_res + t * d->ldi + strip : NULL;
+    float *q = d->q + t * d->ldq + row, *delta = d->delta + t * d->ldd + row;
+    float target[VPTQ_VQ_MAX_V], now[VPTQ_VQ_MAX_V];
+    if (!(h > 0)) {
+        memset(delta, 0, v * sizeof *delta);
+        return;
+    }
+    gradient(d, t, row, v, target);
+    for (size_t e = 0; e < v; e++)
+        target[e] = q[e] - target[e] / h;
+    choose(d->finder, target, true, d->idx + t * d->ldi + strip, res, now);
+    for (size_t e = 0; e < v; e++) {
+        delta[e] = now[e] - q[e];
+        q[e] = now[e];
+    }
+}
+
+vptq_status vptq_ref_vq_descend(vptq_dev *dev, const vptq_descend_args *d, vptq_err *err)
+{
+    (void)dev;
+    (void)err;
+    for (size_t t = 0; t < d->cols; t++) {
+        for (size_t strip = 0; strip < d->rows / d->finder->books.v; strip++)
+            descend_vector(d, t, strip);
+    }
+    return VPTQ_OK;
+}
+
+vptq_status vptq_ref_vq_gather(vptq_dev *dev, const vptq_gather_args *g, vptq_err *err)
+{
+    const vptq_books books = {.v = g->v,
+                              .k = g->k,
+                              .k_res = g->k_res,
+                              .centroids = g->centroids,
+                              .res_centroids = g->res_centroids};
+    (void)dev;
+    (void)err;
+    for (size_t t = 0; t < g->cols; t++) {
+        for (size_t i = 0; i < g->rows / g->v; i++)
+            decode(&books, g->idx[t * g->ldi + i], g->k_res ? g->idx_res[t * g->ldi + i] : 0,
+                   g->q + t * g->ldq + i * g->v);
+    }
+    return VPTQ_OK;
+}
+
+vptq_status vptq_ref_vq_scatter(vptq_dev *dev, const vptq_scatter_args *s, vptq_err *err)
+{
+    (void)dev;
+    (void)err;
+    memset(s->sums, 0, (size_t)s->k * s->v * sizeof *s->sums);
+    if (s->weights)
+        memset(s->weights, 0, s->k * sizeof *s->weights);
+    for (size_t t = 0; t < s->cols; t++) {
+        const double w = s->weight ? (double)s->weight[t] : 1;
+        for (size_t i = 0; i < s->rows / s->v; i++) {
+            const size_t j = s->idx[t * s->ldi + i];
+            for (size_t d = 0; d < s->v; d++)
+                s->sums[j * s->v + d] += w * (double)s->y[t * s->ldy + i * s->v + d];
+            if (s->weights)
+                s->weights[j] += w;
+        }
+    }
+    return VPTQ_OK;
+}
