@@ -114,9 +114,11 @@ static vptq_status parse_number(const vptq_setting *t, const char *text, double 
 {
     char what[80];
     char *end;
+    /* strtod alone would take leading space, hexadecimal digits and names of infinities */
+    bool plain = *text && strspn(text, "0123456789+-.eE") == strlen(text);
 
     *x = strtod(text, &end);
-    if (end == text || *end || !(*x >= t->min && *x <= t->max) ||
+    if (!plain || *end || !(*x >= t->min && *x <= t->max) ||
         (t->kind == VPTQ_SETTING_U32 && *x != floor(*x))) {
         snprintf(what, sizeof what, "%s from %.15g to %.15g",
                  t->kind == VPTQ_SETTING_U32 ? "a whole number" : "a number", t->min, t->max);
@@ -144,10 +146,9 @@ vptq_status vptq_setting_parse(const vptq_setting *t, const char *text, vptq_qua
             memcpy(at, &x, sizeof x);
         return st;
     case VPTQ_SETTING_U64: {
-        char *end;
         errno = 0;
-        uint64_t n = strtoull(text, &end, 10);
-        if (end == text || *end || errno || *text == '-')
+        uint64_t n = strtoull(text, NULL, 10);
+        if (!*text || strspn(text, "0123456789") != strlen(text) || errno)
             return expected(t, text, "a whole number below 2^64", err);
         memcpy(at, &n, sizeof n);
         return VPTQ_OK;
@@ -215,21 +216,54 @@ void vptq_setting_print(const vptq_setting *t, const vptq_quant_settings *s, cha
     }
 }
 
+/* ---- one setting of two ---- */
+
+static size_t setting_size(const vptq_setting *t)
+{
+    switch (t->kind) {
+    case VPTQ_SETTING_U64:
+        return sizeof(uint64_t);
+    case VPTQ_SETTING_BOOL:
+        return sizeof(bool);
+    case VPTQ_SETTING_DOUBLE:
+        return sizeof(double);
+    case VPTQ_SETTING_DTYPE:
+        return sizeof(vptq_dtype);
+    case VPTQ_SETTING_U32:
+    case VPTQ_SETTING_CHOICE:
+        break;
+    }
+    return sizeof(uint32_t);
+}
+
+bool vptq_setting_equal(const vptq_setting *t, const vptq_quant_settings *a,
+                        const vptq_quant_settings *b)
+{
+    return !memcmp((const unsigned char *)a + t->offset, (const unsigned char *)b + t->offset,
+                   setting_size(t));
+}
+
+void vptq_setting_copy(const vptq_setting *t, vptq_quant_settings *to,
+                       const vptq_quant_settings *from)
+{
+    memcpy((unsigned char *)to + t->offset, (const unsigned char *)from + t->offset,
+           setting_size(t));
+}
+
+void vptq_quant_copy_stored(vptq_quant_settings *to, const vptq_quant_settings *from)
+{
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++)
+        if (table[i].stored)
+            vptq_setting_copy(&table[i], to, from);
+}
+
 /* ---- encoders ---- */
 
 static void copy_how(vptq_quant_settings *to, const vptq_quant_settings *from)
 {
-    vptq_quant_settings kept = *to;
-    *to = *from;
-    to->seed = kept.seed;
-    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
-        const vptq_setting *t = &table[i];
-        size_t size = t->kind == VPTQ_SETTING_DOUBLE  ? sizeof(double)
-                      : t->kind == VPTQ_SETTING_DTYPE ? sizeof(vptq_dtype)
-                                                      : sizeof(uint32_t);
-        if (t->stored)
-            memcpy((unsigned char *)to + t->offset, (unsigned char *)&kept + t->offset, size);
-    }
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++)
+        if (!table[i].stored && table[i].offset != AT(seed))
+            vptq_setting_copy(&table[i], to, from);
 }
 
 vptq_quant_settings vptq_quant_default(void)

@@ -104,5 +104,11 @@ vptq_status vptq_setting_parse(const vptq_setting *t, const char *text, vptq_qua
 /* To text; doubles as the shortest decimal that reads back to the same value. */
 void vptq_setting_print(const vptq_setting *t, const vptq_quant_settings *s, char *text,
                         size_t size);
+bool vptq_setting_equal(const vptq_setting *t, const vptq_quant_settings *a,
+                        const vptq_quant_settings *b);
+void vptq_setting_copy(const vptq_setting *t, vptq_quant_settings *to,
+                       const vptq_quant_settings *from);
+/* What is stored becomes that of `from`; how it is looked for stays. */
+void vptq_quant_copy_stored(vptq_quant_settings *to, const vptq_quant_settings *from);
 
 #endif

@@ -1,0 +1,266 @@
+/* Recipes: rules that give matrices settings of their own (docs/formats.md, "Recipe"). */
+#include <stdio.h>
+#include <string.h>
+
+#include "lib/pipeline_settings.h"
+
+/* MAX_RULES and MAX_PATTERN bound the matching of a hostile file; no model needs as many. */
+enum { FILE_LIMIT = 1 << 20, MAX_RULES = 1024, MAX_PATTERN = 256, TEXT = 64 };
+
+typedef struct rule {
+    const char *path; /* of the recipe */
+    size_t number;    /* from 1 */
+    const char *pattern;
+    const char *encoder; /* or NULL */
+    const json_t *settings;
+    uint32_t first, last;
+} rule;
+
+/* ---- matching ---- */
+
+static bool glob(const char *pattern, const char *text)
+{
+    const char *star = NULL, *retry = NULL;
+
+    while (*text) {
+        if (*pattern == '*') {
+            star = ++pattern;
+            retry = text;
+        } else if (*pattern == '?' || *pattern == *text) {
+            pattern++;
+            text++;
+        } else if (star) { /* the last star takes one more */
+            pattern = star;
+            text = ++retry;
+        } else {
+            return false;
+        }
+    }
+    while (*pattern == '*')
+        pattern++;
+    return !*pattern;
+}
+
+bool vptq_recipe_match(const char *pattern, const char *name)
+{
+    for (; name; name = strchr(name, '.')) {
+        name += *name == '.';
+        if (glob(pattern, name))
+            return true;
+    }
+    return false;
+}
+
+/* ---- one rule ---- */
+
+static vptq_status bad_rule(const rule *r, const char *key, const char *what, vptq_err *err)
+{
+    return vptq_fail(err, VPTQ_E_FORMAT, "%s: rule %zu: %s%.60s%s%s", r->path, r->number,
+                     key ? "key '" : "", key ? key : "", key ? "' " : "", what);
+}
+
+static vptq_status unknown_keys(const rule *r, const json_t *doc, vptq_err *err)
+{
+    const char *key;
+    json_t *value;
+
+    json_object_foreach((json_t *)(uintptr_t)doc, key, value)
+    {
+        if (strcmp(key, "match") && strcmp(key, "layers") && strcmp(key, "settings"))
+            return bad_rule(r, key, "is unknown, expected match, layers or settings", err);
+    }
+    return VPTQ_OK;
+}
+
+/* Digits at *text, which moves behind them; what does not fit is UINT32_MAX. */
+static bool take_number(const char **text, uint32_t *n)
+{
+    const char *begin = *text;
+    uint64_t x = 0;
+
+    for (; **text >= '0' && **text <= '9'; ++*text)
+        x = x < UINT32_MAX ? x * 10 + (uint64_t)(**text - '0') : x;
+    *n = x < UINT32_MAX ? (uint32_t)x : UINT32_MAX;
+    return *text > begin;
+}
+
+/* "3" or "0-3" */
+static vptq_status take_layers(rule *r, const json_t *value, uint32_t layers, vptq_err *err)
+{
+    char what[96];
+    const char *text = json_string_value(value);
+    const char *p = text;
+
+    r->first = 0;
+    r->last = layers - 1;
+    if (!value)
+        return VPTQ_OK;
+    bool good = p && take_number(&p, &r->first);
+    r->last = r->first;
+    if (good && *p == '-') {
+        p++;
+        good = take_number(&p, &r->last);
+    }
+    if (!good || *p)
+        return bad_rule(r, "layers", "is no text of the form \"0-3\" or \"3\"", err);
+    if (r->first <= r->last && r->last < layers)
+        return VPTQ_OK;
+    snprintf(what, sizeof what, "is '%.40s', expected layers from 0 to %u", text, layers - 1);
+    return bad_rule(r, "layers", what, err);
+}
+
+static vptq_status take_rule(rule *r, const json_t *doc, uint32_t layers, vptq_err *err)
+{
+    const json_t *encoder;
+
+    if (!json_is_object(doc))
+        return bad_rule(r, NULL, "is no object", err);
+    vptq_status st = unknown_keys(r, doc, err);
+    if (st)
+        return st;
+    r->pattern = json_string_value(json_object_get(doc, "match"));
+    if (!r->pattern || !*r->pattern || strlen(r->pattern) > MAX_PATTERN)
+        return bad_rule(r, "match", "is missing or no pattern of 1 to 256 characters", err);
+    r->settings = json_object_get(doc, "settings");
+    if (!json_is_object(r->settings) || !json_object_size(r->settings))
+        return bad_rule(r, "settings", "is missing or no object with settings", err);
+    encoder = json_object_get(r->settings, "encoder");
+    r->encoder = json_string_value(encoder);
+    if (encoder && !r->encoder)
+        return bad_rule(r, "encoder", "is no text", err);
+    return take_layers(r, json_object_get(doc, "layers"), layers, err);
+}
+
+/* A JSON value in the form in which settings are given anywhere else; NULL for one that no
+ * setting has. */
+static const char *value_text(const json_t *value, char text[TEXT])
+{
+    switch (json_typeof(value)) {
+    case JSON_STRING:
+        return json_string_value(value);
+    case JSON_INTEGER:
+        snprintf(text, TEXT, "%" JSON_INTEGER_FORMAT, json_integer_value(value));
+        return text;
+    case JSON_REAL:
+        snprintf(text, TEXT, "%.17g", json_real_value(value));
+        return text;
+    case JSON_TRUE:
+        return "true";
+    case JSON_FALSE:
+        return "false";
+    case JSON_OBJECT:
+    case JSON_ARRAY:
+    case JSON_NULL:
+        break;
+    }
+    return NULL;
+}
+
+static vptq_status set_one(const rule *r, const char *key, const json_t *value,
+                           vptq_matrix_settings *m, vptq_err *err)
+{
+    char buffer[TEXT];
+    vptq_err why = {0};
+    const vptq_setting *t = vptq_setting_find(key);
+    const char *text = value_text(value, buffer);
+
+    if (!t)
+        return bad_rule(r, key, "is no setting", err);
+    if (t->kind == VPTQ_SETTING_DTYPE)
+        return bad_rule(r, key, "is one for the whole model and cannot differ by matrix", err);
+    if (!text)
+        return bad_rule(r, key, "is neither a number nor true, false or a text", err);
+    if (vptq_setting_parse(t, text, &m->settings, &why))
+        return bad_rule(r, NULL, why.text, err);
+    m->pinned |= t->stored;
+    return VPTQ_OK;
+}
+
+static vptq_status set_all(const rule *r, vptq_matrix_settings *m, vptq_err *err)
+{
+    vptq_err why = {0};
+    const char *key;
+    json_t *value;
+
+    if (r->encoder && vptq_quant_set_encoder(&m->settings, r->encoder, &why))
+        return bad_rule(r, NULL, why.text, err);
+    json_object_foreach((json_t *)(uintptr_t)r->settings, key, value)
+    {
+        vptq_status st = VPTQ_OK;
+        if (strcmp(key, "encoder"))
+            st = set_one(r, key, value, m, err);
+        if (st)
+            return st;
+    }
+    return VPTQ_OK;
+}
+
+static vptq_status apply_rule(const rule *r, vptq_matrix_settings *rows, vptq_err *err)
+{
+    char name[VPTQ_NAME_MAX], what[MAX_PATTERN + 64];
+    size_t matched = 0;
+
+    for (uint32_t layer = r->first; layer <= r->last; layer++)
+        for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+            vptq_linear_full_name(name, layer, (vptq_linear)l);
+            if (!vptq_recipe_match(r->pattern, name))
+                continue;
+            vptq_status st =
+                set_all(r, &rows[(size_t)layer * VPTQ_LINEAR_COUNT + (size_t)l], err);
+            if (st)
+                return st;
+            matched++;
+        }
+    if (matched)
+        return VPTQ_OK;
+    snprintf(what, sizeof what, "is '%s', which matches no matrix of layers %u-%u", r->pattern,
+             r->first, r->last);
+    return bad_rule(r, "match", what, err);
+}
+
+/* ---- the file ---- */
+
+static vptq_status apply_all(const char *path, const json_t *list, uint32_t layers,
+                             vptq_matrix_settings *rows, vptq_err *err)
+{
+    if (json_array_size(list) > MAX_RULES)
+        return vptq_fail(err, VPTQ_E_FORMAT, "%s: %zu rules, expected at most %d", path,
+                         json_array_size(list), (int)MAX_RULES);
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        rule r = {.path = path, .number = i + 1};
+        vptq_status st = take_rule(&r, json_array_get(list, i), layers, err);
+        if (!st)
+            st = apply_rule(&r, rows, err);
+        if (st)
+            return st;
+    }
+    return VPTQ_OK;
+}
+
+vptq_status vptq_recipe_apply(const char *path, const vptq_model_desc *d,
+                              vptq_matrix_settings *rows, json_t **rules, vptq_err *err)
+{
+    json_t *doc = NULL;
+    const char *key;
+    json_t *value;
+    vptq_status st = vptq_json_load(path, FILE_LIMIT, &doc, err);
+
+    *rules = NULL;
+    if (st)
+        return st;
+    json_t *list = json_object_get(doc, "rules");
+    json_object_foreach(doc, key, value)
+    {
+        if (strcmp(key, "rules"))
+            st = vptq_fail(err, VPTQ_E_FORMAT, "%s: key '%.60s' is unknown, expected rules",
+                           path, key);
+    }
+    if (!st && !json_is_array(list))
+        st = vptq_fail(err, VPTQ_E_FORMAT, "%s: key 'rules' is missing or no list", path);
+    if (!st)
+        st = apply_all(path, list, d->layers, rows, err);
+    if (!st)
+        *rules = json_incref(list);
+    json_decref(doc);
+    return st;
+}

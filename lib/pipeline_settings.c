@@ -1,0 +1,106 @@
+#include "lib/pipeline_settings.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "lib/quant/presets.h"
+
+enum { TEXT = 64 }; /* of a setting's value */
+
+vptq_status vptq_settings_defaults(const char *encoder, const char *preset,
+                                   const vptq_setting_text *given, size_t count,
+                                   vptq_quant_settings *s, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+
+    *s = vptq_quant_default();
+    if (encoder)
+        VPTQ_TRY(vptq_quant_set_encoder(s, encoder, err));
+    if (preset)
+        VPTQ_TRY(vptq_preset_apply(preset, s, err));
+    for (size_t i = 0; i < count; i++) {
+        const vptq_setting *t = vptq_setting_find(given[i].key);
+        if (!t)
+            return vptq_fail(err, VPTQ_E_ARG, "there is no setting '%.60s'", given[i].key);
+        VPTQ_TRY(vptq_setting_parse(t, given[i].value, s, err));
+    }
+out:
+    return st;
+}
+
+vptq_status vptq_settings_resolve(const vptq_model_desc *d, const vptq_quant_settings *defaults,
+                                  const char *recipe, vptq_arena *arena,
+                                  vptq_matrix_settings **rows, json_t **rules, vptq_err *err)
+{
+    size_t count = (size_t)d->layers * VPTQ_LINEAR_COUNT;
+    vptq_matrix_settings *made = vptq_arena_alloc(arena, count, sizeof *made, err);
+
+    *rules = NULL;
+    if (!made)
+        return VPTQ_E_NOMEM;
+    for (size_t i = 0; i < count; i++)
+        made[i] = (vptq_matrix_settings){.layer = (uint32_t)(i / VPTQ_LINEAR_COUNT),
+                                         .linear = (vptq_linear)(i % VPTQ_LINEAR_COUNT),
+                                         .settings = *defaults};
+    *rows = made;
+    return recipe ? vptq_recipe_apply(recipe, d, made, rules, err) : VPTQ_OK;
+}
+
+vptq_status vptq_settings_check(const vptq_model_desc *d, const vptq_matrix_settings *rows,
+                                vptq_err *err)
+{
+    char name[VPTQ_NAME_MAX];
+
+    for (size_t i = 0; i < (size_t)d->layers * VPTQ_LINEAR_COUNT; i++) {
+        uint32_t out, in;
+        vptq_linear_shape(d, rows[i].linear, &out, &in);
+        if (vptq_quant_check(&rows[i].settings, out, in, err)) {
+            vptq_linear_full_name(name, rows[i].layer, rows[i].linear);
+            return vptq_err_context(err, "%s", name);
+        }
+    }
+    return VPTQ_OK;
+}
+
+/* ---- JSON ---- */
+
+/* Numbers as numbers; what JSON's integers cannot hold as text. */
+static json_t *setting_json(const vptq_setting *t, const vptq_quant_settings *s)
+{
+    char text[TEXT];
+
+    vptq_setting_print(t, s, text, sizeof text);
+    switch (t->kind) {
+    case VPTQ_SETTING_U32:
+    case VPTQ_SETTING_U64: {
+        uint64_t n = strtoull(text, NULL, 10);
+        return n > INT64_MAX ? json_string(text) : json_integer((json_int_t)n);
+    }
+    case VPTQ_SETTING_BOOL:
+        return json_boolean(!strcmp(text, "true"));
+    case VPTQ_SETTING_DOUBLE:
+        return json_real(strtod(text, NULL));
+    case VPTQ_SETTING_CHOICE:
+    case VPTQ_SETTING_DTYPE:
+        break;
+    }
+    return json_string(text);
+}
+
+json_t *vptq_settings_json(const vptq_quant_settings *s, const vptq_quant_settings *unlike)
+{
+    size_t count;
+    const vptq_setting *table = vptq_setting_table(&count);
+    json_t *doc = json_object();
+
+    for (size_t i = 0; doc && i < count; i++) {
+        if (unlike && vptq_setting_equal(&table[i], s, unlike))
+            continue;
+        if (json_object_set_new(doc, table[i].key, setting_json(&table[i], s))) {
+            json_decref(doc);
+            doc = NULL;
+        }
+    }
+    return doc;
+}

@@ -1,0 +1,92 @@
+#include "lib/quant/presets.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static const vptq_preset_model llama2_7b = {"Llama-2-7B", 4096, 4096, 11008};
+static const vptq_preset_model llama2_13b = {"Llama-2-13B", 5120, 5120, 13824};
+static const vptq_preset_model llama2_70b = {"Llama-2-70B", 8192, 1024, 28672};
+static const vptq_preset_model llama3_8b = {"Llama-3-8B", 4096, 1024, 14336};
+static const vptq_preset_model llama3_70b = {"Llama-3-70B", 8192, 1024, 28672};
+
+/* Rows of Table 10 that differ in finetuning only are one preset; its row #5, without channel
+ * independence, is no matter of what is stored. */
+static const vptq_preset presets[] = {
+    {"llama2-7b-v6", "Table 8", &llama2_7b, 6, 4096, 0, 1, 0, 0, 0},
+    {"llama2-7b-v12", "Table 8", &llama2_7b, 12, 4096, 4096, 4, 1, 4, 8192},
+    {"llama2-13b-v6", "Table 8", &llama2_13b, 6, 4096, 0, 1, 0, 0, 0},
+    {"llama2-13b-v12", "Table 8", &llama2_13b, 12, 4096, 4096, 4, 2, 4, 8192},
+    {"llama2-70b-v12-g4", "Table 8", &llama2_70b, 12, 4096, 4096, 4, 1, 4, 8192},
+    {"llama2-70b-v12-g8", "Table 8", &llama2_70b, 12, 4096, 4096, 8, 1, 4, 8192},
+    {"llama3-8b-v12", "Table 8", &llama3_8b, 12, 4096, 4096, 1, 1, 4, 4096},
+    {"llama3-8b-v6", "Table 8", &llama3_8b, 6, 4096, 0, 16, 1, 4, 8192},
+    {"llama3-70b-v12", "Table 8", &llama3_70b, 12, 4096, 4096, 1, 0, 0, 0},
+    {"llama3-70b-v6", "Table 8", &llama3_70b, 6, 4096, 0, 16, 1, 4, 4096},
+    {"ablation-v2", "Table 10 #2", &llama2_13b, 2, 16, 0, 1, 0, 0, 0},
+    {"ablation-v4", "Table 10 #3", &llama2_13b, 4, 256, 0, 1, 0, 0, 0},
+    {"ablation-v6", "Table 10 #4, #11, #12", &llama2_13b, 6, 4096, 0, 1, 0, 0, 0},
+    {"ablation-v8", "Table 10 #6", &llama2_13b, 8, 65536, 0, 1, 0, 0, 0},
+    {"ablation-v12", "Table 10 #7, #13", &llama2_13b, 12, 4096, 4096, 1, 0, 0, 0},
+    {"ablation-outliers-1", "Table 10 #8", &llama2_13b, 6, 4096, 0, 1, 1, 4, 4096},
+    {"ablation-outliers-2", "Table 10 #9", &llama2_13b, 6, 4096, 0, 1, 2, 4, 4096},
+    {"ablation-outliers-5", "Table 10 #10", &llama2_13b, 6, 4096, 0, 1, 5, 4, 4096},
+    {"ablation-groups-1", "Table 10 #14", &llama2_13b, 12, 4096, 4096, 1, 1, 4, 4096},
+    {"ablation-groups-2", "Table 10 #15", &llama2_13b, 12, 4096, 4096, 2, 1, 4, 4096},
+    {"ablation-groups-4", "Table 10 #16", &llama2_13b, 12, 4096, 4096, 4, 1, 4, 4096},
+    {"ablation-groups-8", "Table 10 #17", &llama2_13b, 12, 4096, 4096, 8, 1, 4, 4096},
+    {"ablation-3-bit", "Table 10 #18", &llama2_13b, 4, 4096, 0, 1, 0, 0, 0},
+    {"ablation-4-bit", "Table 10 #19", &llama2_13b, 6, 4096, 4096, 1, 0, 0, 0},
+};
+
+const vptq_preset *vptq_preset_table(size_t *count)
+{
+    *count = sizeof presets / sizeof presets[0];
+    return presets;
+}
+
+static void apply(const vptq_preset *p, vptq_quant_settings *s)
+{
+    vptq_quant_settings stored = vptq_quant_default();
+
+    stored.v = p->v;
+    stored.k = p->k;
+    stored.k_res = p->k_res;
+    stored.groups = p->groups;
+    stored.outliers = p->outliers;
+    stored.v0 = p->v0 ? p->v0 : stored.v0;
+    stored.k0 = p->k0 ? p->k0 : stored.k0;
+    stored.storage = s->storage;
+    vptq_quant_copy_stored(s, &stored);
+}
+
+vptq_status vptq_preset_apply(const char *name, vptq_quant_settings *s, vptq_err *err)
+{
+    for (size_t i = 0; i < sizeof presets / sizeof presets[0]; i++)
+        if (!strcmp(presets[i].name, name)) {
+            apply(&presets[i], s);
+            return VPTQ_OK;
+        }
+    return vptq_fail(err, VPTQ_E_ARG, "preset is '%.60s', expected a name of --preset list",
+                     name);
+}
+
+double vptq_preset_bits(const vptq_preset *p)
+{
+    const vptq_preset_model *m = p->model;
+    const uint32_t linear[7][2] = {
+        {m->hidden, m->hidden},       {m->key_value, m->hidden},
+        {m->key_value, m->hidden},    {m->hidden, m->hidden},
+        {m->intermediate, m->hidden}, {m->intermediate, m->hidden},
+        {m->hidden, m->intermediate},
+    };
+    vptq_quant_settings s = vptq_quant_default();
+    double bits = 0, weights = 0;
+
+    apply(p, &s);
+    for (size_t i = 0; i < sizeof linear / sizeof linear[0]; i++) {
+        vptq_vq_shape shape = vptq_quant_shape(&s, linear[i][0], linear[i][1]);
+        bits += (double)vptq_vq_count_bits(&shape).total;
+        weights += (double)linear[i][0] * linear[i][1];
+    }
+    return bits / weights;
+}
