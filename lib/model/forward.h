@@ -58,6 +58,15 @@ vptq_status vptq_forward_loss(vptq_forward *f, size_t n, const float *hidden,
 /* Logits [n, vocab] of n rows into host memory. */
 vptq_status vptq_forward_logits(vptq_forward *f, size_t n, const float *hidden, float *logits,
                                 vptq_err *err) VPTQ_MUST_CHECK;
+/* The head tile by tile, for what folds the logits of a row without keeping them: `begin` takes
+ * n <= VPTQ_FORWARD_ROWS rows; then, for first = 0, *width, ... up to the vocabulary, `tile`
+ * gives logits [n, *width] of the ids from `first` on in host memory, *width at most `step`.
+ * Nothing else of `f` may run in between.  The cut depends on the model's shape only. */
+size_t vptq_forward_head_step(const vptq_forward *f);
+vptq_status vptq_forward_head_begin(vptq_forward *f, size_t n, const float *hidden,
+                                    vptq_err *err) VPTQ_MUST_CHECK;
+vptq_status vptq_forward_head_tile(vptq_forward *f, size_t n, size_t first, float *logits,
+                                   size_t *width, vptq_err *err) VPTQ_MUST_CHECK;
 /* The normalized final hidden states [n, hidden] (tests). */
 vptq_status vptq_forward_final_norm(vptq_forward *f, size_t n, const float *hidden, float *out,
                                     vptq_err *err) VPTQ_MUST_CHECK;

@@ -92,6 +92,13 @@ out:
     return st;
 }
 
+/* A sum that goes from tile to tile needs tiles that do not depend on the threads, as those
+ * of many rows. */
+size_t vptq_forward_head_step(const vptq_forward *f)
+{
+    return vptq_forward_tile_rows(f, VPTQ_FORWARD_ROWS, f->d->hidden);
+}
+
 static vptq_status loss_rows(vptq_forward *f, size_t rows, const int32_t *targets,
                              vptq_nll_state *state, vptq_err *err)
 {
@@ -99,8 +106,7 @@ static vptq_status loss_rows(vptq_forward *f, size_t rows, const int32_t *target
     const vptq_backend *ops = f->dev->ops;
     const int32_t *t = targets;
     vptq_nll_state *s = state;
-    /* The sum goes from tile to tile: the tile of many rows does not depend on the threads. */
-    const size_t step = vptq_forward_tile_rows(f, VPTQ_FORWARD_ROWS, f->d->hidden);
+    const size_t step = vptq_forward_head_step(f);
     if (!ops->host_memory) {
         VPTQ_TRY(ops->upload(f->dev->state, f->targets, targets, rows * sizeof *targets, err));
         t = f->targets;
@@ -127,6 +133,27 @@ vptq_status vptq_forward_loss(vptq_forward *f, size_t n, const float *hidden,
         VPTQ_TRY(normalize(f, rows, hidden + i * f->d->hidden, err));
         VPTQ_TRY(loss_rows(f, rows, targets + i, state + i, err));
     }
+out:
+    return st;
+}
+
+vptq_status vptq_forward_head_begin(vptq_forward *f, size_t n, const float *hidden,
+                                    vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    VPTQ_TRY(head_reserve(f, n, err));
+    VPTQ_TRY(normalize(f, n, hidden, err));
+out:
+    return st;
+}
+
+vptq_status vptq_forward_head_tile(vptq_forward *f, size_t n, size_t first, float *logits,
+                                   size_t *width, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    VPTQ_TRY(head_tile(f, n, vptq_forward_head_step(f), first, width, err));
+    VPTQ_TRY(f->dev->ops->download(f->dev->state, logits, f->logits,
+                                   n * *width * sizeof *logits, err));
 out:
     return st;
 }

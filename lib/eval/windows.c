@@ -1,0 +1,103 @@
+#include "lib/eval/windows.h"
+
+#include <string.h>
+
+#include "lib/model/forward.h"
+
+/* Hidden states of a batch. */
+enum { BATCH_BYTES = 256 << 20, BATCH_GROUPS = 16 };
+
+vptq_status vptq_windows_cut(vptq_windows *w, const char *name, size_t total, size_t context,
+                             size_t stride, size_t want, size_t from, vptq_arena *arena,
+                             vptq_err *err)
+{
+    if (!stride)
+        stride = context;
+    if (total < context)
+        return vptq_fail(err, VPTQ_E_FORMAT,
+                         "%s: the text has %zu tokens, one window of the context needs %zu",
+                         name, total, context);
+    w->count = 1 + (total - context) / stride;
+    if (want && w->count > want)
+        w->count = want;
+    w->seq = vptq_arena_alloc(arena, w->count, sizeof *w->seq, err);
+    if (!w->seq)
+        return VPTQ_E_NOMEM;
+    for (size_t s = 0; s < w->count; s++)
+        w->seq[s] =
+            (vptq_sequence){.at = s * stride,
+                            .length = context,
+                            .from = s > 0 && stride < context ? context - stride - 1 : from};
+    w->longest = context;
+    return VPTQ_OK;
+}
+
+size_t vptq_windows_scored(const vptq_windows *w, size_t s)
+{
+    return w->seq[s].length - 1 - w->seq[s].from;
+}
+
+/* ---- batches ---- */
+
+size_t vptq_windows_batch_end(const vptq_windows *w, size_t first)
+{
+    size_t end = vptq_forward_group(w->offsets, w->count, first);
+    for (size_t groups = 1; end < w->count && groups < BATCH_GROUPS; groups++) {
+        size_t e = vptq_forward_group(w->offsets, w->count, end);
+        if (w->offsets[e] - w->offsets[first] > w->limit)
+            break;
+        end = e;
+    }
+    return end;
+}
+
+vptq_status vptq_windows_plan(vptq_windows *w, size_t row_bytes, size_t mem_left,
+                              vptq_arena *arena, vptq_err *err)
+{
+    size_t bytes = mem_left / 4 < BATCH_BYTES ? mem_left / 4 : BATCH_BYTES;
+    w->limit = bytes / row_bytes;
+    w->offsets = vptq_arena_alloc(arena, w->count + 1, sizeof *w->offsets, err);
+    if (!w->offsets)
+        return VPTQ_E_NOMEM;
+    w->offsets[0] = 0;
+    for (size_t s = 0; s < w->count; s++)
+        w->offsets[s + 1] = w->offsets[s] + w->seq[s].length;
+    for (size_t s = 0, e; s < w->count; s = e) {
+        e = vptq_windows_batch_end(w, s);
+        size_t rows = w->offsets[e] - w->offsets[s];
+        w->batch_rows = rows > w->batch_rows ? rows : w->batch_rows;
+        w->batch_count = e - s > w->batch_count ? e - s : w->batch_count;
+    }
+    w->starts = vptq_arena_alloc(arena, w->batch_count + 1, sizeof *w->starts, err);
+    w->inputs = vptq_arena_alloc(arena, w->batch_rows, sizeof *w->inputs, err);
+    w->targets = vptq_arena_alloc(arena, w->batch_rows, sizeof *w->targets, err);
+    return w->starts && w->inputs && w->targets ? VPTQ_OK : VPTQ_E_NOMEM;
+}
+
+void vptq_windows_fill(vptq_windows *w, size_t first, size_t end)
+{
+    for (size_t s = first; s <= end; s++)
+        w->starts[s - first] = w->offsets[s] - w->offsets[first];
+    for (size_t s = first; s < end; s++) {
+        int32_t *in = w->inputs + w->starts[s - first];
+        memcpy(in, w->ids + w->seq[s].at, w->seq[s].length * sizeof *in);
+        if (w->bos >= 0)
+            in[0] = w->bos;
+    }
+}
+
+size_t vptq_windows_gather(vptq_windows *w, size_t first, size_t g0, size_t g1, size_t dim,
+                           float *hidden)
+{
+    size_t rows = 0;
+    float *to = hidden + w->starts[g0] * dim;
+    for (size_t i = g0; i < g1; i++) {
+        const vptq_sequence *q = &w->seq[first + i];
+        size_t n = q->length - 1 - q->from;
+        memmove(to + rows * dim, hidden + (w->starts[i] + q->from) * dim,
+                n * dim * sizeof *hidden);
+        memcpy(w->targets + rows, w->ids + q->at + q->from + 1, n * sizeof *w->targets);
+        rows += n;
+    }
+    return rows;
+}
