@@ -4,6 +4,7 @@
 
 #include "hessian/hessian_collect.h"
 #include "lib/eval/eval.h"
+#include "lib/eval/pair.h"
 #include "lib/quant/quant.h"
 
 typedef struct compare {
@@ -15,20 +16,6 @@ typedef struct compare {
     vptq_error_fn fn;
     void *arg;
 } compare;
-
-/* The two models must be of one shape. */
-static vptq_status check_models(const vptq_model *q, const vptq_model *base, vptq_err *err)
-{
-    const vptq_model_desc *a = q->desc, *b = base->desc;
-    if (a->layers == b->layers && a->hidden == b->hidden &&
-        a->intermediate == b->intermediate && a->heads == b->heads &&
-        a->kv_heads == b->kv_heads && a->head_dim == b->head_dim)
-        return VPTQ_OK;
-    return vptq_fail(err, VPTQ_E_MISMATCH,
-                     "%s (%u layers of %u, %u) is not a version of %s (%u layers of %u, %u)",
-                     q->ckpt.path, a->layers, a->hidden, a->intermediate, base->ckpt.path,
-                     b->layers, b->hidden, b->intermediate);
-}
 
 static vptq_status check_hessians(const compare *c, uint32_t first, uint32_t last,
                                   vptq_err *err)
@@ -167,7 +154,7 @@ vptq_status vptq_eval_error(vptq_device *dev, const vptq_model *quantized,
     uint32_t layers = base->desc->layers;
     vptq_arena arena;
     vptq_arena_init(&arena, dev->ctx->mem);
-    VPTQ_TRY(check_models(quantized, base, err));
+    VPTQ_TRY(vptq_eval_check_shapes(quantized, base, err));
     if (last_layer == UINT32_MAX)
         last_layer = layers - 1;
     if (first_layer > last_layer || last_layer >= layers) {

@@ -1,6 +1,6 @@
 # Help and version of every tool and command go to stdout and exit 0.
-for words in vptq-hessian vptq-quantize vptq-pack "vptq-eval ppl" "vptq-eval error" \
-    "vptq-eval generate"; do
+for words in vptq-hessian vptq-quantize vptq-pack "vptq-eval ppl" "vptq-eval kld" \
+    "vptq-eval error" "vptq-eval generate"; do
     read -r tool command <<<"$words"
     expect_exit 0 "$BIN/$tool" ${command:+"$command"} --help >out 2>err
     [ ! -s err ] || fail "$words --help writes to stderr"

@@ -1,7 +1,7 @@
 # Every option of --help is in the manual page, and the page names no other.
 for tool in vptq-hessian vptq-quantize vptq-pack vptq-eval; do
     if [ "$tool" = vptq-eval ]; then
-        for command in ppl error generate; do "$BIN/$tool" "$command" --help; done >help
+        for command in ppl kld error generate; do "$BIN/$tool" "$command" --help; done >help
     else
         "$BIN/$tool" --help >help
     fi

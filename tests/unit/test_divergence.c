@@ -1,0 +1,387 @@
+/* Divergence of a model from its original: against float64 NumPy (tests/golden/make_kld.py),
+ * against whole logits in double, of a model from itself. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "formats/json.h"
+#include "lib/base/rng.h"
+#include "lib/eval/eval.h"
+#include "tests/vtest.h"
+#include "tests/vwork.h"
+
+#define TINY "tests/golden/tiny_mistral"
+enum { VOCAB = 48, HIDDEN = 32 };
+
+typedef struct rig {
+    vptq_mem mem;
+    vptq_ctx ctx;
+    vptq_device dev;
+    vptq_model m, base;
+} rig;
+
+static void rig_open(rig *r, const char *model, const char *base)
+{
+    vptq_err err = {0};
+    vptq_checkpoint_options opt = {.tokenizer = NULL};
+    memset(r, 0, sizeof *r);
+    vptq_mem_init(&r->mem, 0);
+    r->ctx = (vptq_ctx){.mem = &r->mem, .threads = 2};
+    assert_ok(vptq_device_open(&r->ctx, "cpu", &r->dev, &err), &err);
+    assert_ok(vptq_model_open(&r->ctx, model, &opt, false, &r->m, &err), &err);
+    assert_ok(vptq_model_open(&r->ctx, base, &opt, false, &r->base, &err), &err);
+}
+
+static void rig_close(rig *r)
+{
+    vptq_model_release(&r->m);
+    vptq_model_release(&r->base);
+    vptq_device_close(&r->dev);
+    assert_int_equal(r->mem.used, 0);
+}
+
+static void *xmalloc(size_t n)
+{
+    void *p = malloc(n ? n : 1);
+    assert_non_null(p);
+    return p;
+}
+
+/* n random ids of a tiny vocabulary, also written to DIR/ids. */
+static int32_t *random_ids(const char *dir, size_t n, char *path, size_t size)
+{
+    vptq_rng rng = vptq_rng_make(9, 0, 0, VPTQ_RNG_TEST);
+    int32_t *ids = xmalloc(n * sizeof *ids);
+    for (size_t i = 0; i < n; i++)
+        ids[i] = (int32_t)vptq_rng_below(&rng, i, VOCAB);
+    vtest_path(path, size, dir, "ids");
+    vtest_write_file(path, ids, n * sizeof *ids);
+    return ids;
+}
+
+/* ---- the golden ---- */
+
+enum { GOLDEN_WINDOWS = 4, GOLDEN_CONTEXT = 256, LLAMA2C_HEAD = 7 };
+
+/* The plain model, the perturbed one and the ids in DIR. */
+static bool golden_files(const char *dir, char base[4096], char model[4096], char ids[4096])
+{
+    char tokens[4096];
+    if (!vtest_data(base, 4096, "models/stories260K/stories260K.bin") ||
+        !vtest_data(tokens, sizeof tokens, "models/stories260K-hf/ppl_tokens.npy"))
+        return false;
+    size_t size;
+    char *data = vtest_read_file(base, &size);
+    float *w = (float *)data + LLAMA2C_HEAD;
+    for (size_t i = 0; i < size / sizeof *w - LLAMA2C_HEAD; i++) {
+        double u = (double)(uint32_t)(i * 2654435761u) / 2147483648.0 - 1;
+        w[i] = (float)((double)w[i] * (1 + u / 8));
+    }
+    vtest_path(model, 4096, dir, "perturbed.bin");
+    vtest_write_file(model, data, size);
+    free(data);
+
+    vtest_npy a;
+    int32_t all[GOLDEN_WINDOWS * GOLDEN_CONTEXT];
+    vtest_npy_load(tokens, &a);
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        all[i] = (int32_t)vtest_npy_at(&a, i);
+    vtest_npy_free(&a);
+    vtest_path(ids, 4096, dir, "ids");
+    vtest_write_file(ids, all, sizeof all);
+    return true;
+}
+
+static void expect(const json_t *want, const char *key, double got, double relative)
+{
+    double value = json_number_value(json_object_get(want, key));
+    if (!(fabs(got - value) <= relative * fabs(value)))
+        fail_msg("%s: %.12g, expected %.12g", key, got, value);
+}
+
+static void test_golden(void **state)
+{
+    rig r;
+    vptq_err err = {0};
+    char base[4096], model[4096], ids[4096];
+    if (!golden_files(*state, base, model, ids))
+        skip();
+    json_t *want;
+    const char *files[] = {ids};
+    vptq_kld_options opt = {.corpus = {.tokens = files, .token_count = 1},
+                            .context = GOLDEN_CONTEXT};
+    vptq_kld_result got;
+    assert_ok(vptq_json_load("tests/golden/kld.json", 1 << 20, &want, &err), &err);
+    rig_open(&r, model, base);
+    assert_ok(vptq_eval_kld(&r.dev, &r.m, &r.base, &opt, NULL, NULL, &got, &err), &err);
+    /* Logits in float differ by some 1e-6 of their size (up to 20) from those in double, and a
+     * divergence by about that times the differences of logits. */
+    expect(want, "mean_kld", got.mean_kld, 1e-5);
+    expect(want, "kld_stderr", got.kld_stderr, 1e-5);
+    expect(want, "max_kld", got.max_kld, 1e-4);
+    expect(want, "p99_kld", got.p99_kld, 1e-4);
+    expect(want, "p50_kld", got.p50_kld, 1e-4);
+    expect(want, "same_top1", got.same_top1, 1e-12);
+    expect(want, "ppl", got.ppl, 1e-5);
+    expect(want, "ppl_base", got.ppl_base, 1e-5);
+    expect(want, "ppl_ratio", got.ppl_ratio, 1e-5);
+    expect(want, "ppl_ratio_stderr", got.ppl_ratio_stderr, 1e-5);
+    expect(want, "tokens", (double)got.tokens, 0);
+    assert_int_equal(got.windows, GOLDEN_WINDOWS);
+
+    /* The perplexities are those of the other measurement. */
+    vptq_ppl_options plain = {.corpus = opt.corpus, .context = GOLDEN_CONTEXT};
+    vptq_ppl_result ppl;
+    assert_ok(vptq_eval_ppl(&r.dev, &r.m, &plain, NULL, NULL, NULL, NULL, &ppl, &err), &err);
+    assert_close_f64(&got.ppl, &ppl.ppl, 1, 0, 1e-6);
+    json_decref(want);
+    rig_close(&r);
+}
+
+/* ---- hidden states ---- */
+
+/* The divergence of one row from whole logits. */
+static double by_hand(const float *z, const float *y, size_t n)
+{
+    double a = 0, b = 0, sum = 0;
+    for (size_t j = 0; j < n; j++) {
+        a += exp((double)z[j]);
+        b += exp((double)y[j]);
+    }
+    for (size_t j = 0; j < n; j++)
+        sum += exp((double)z[j]) / a * ((double)z[j] - log(a) - (double)y[j] + log(b));
+    return sum;
+}
+
+static size_t likeliest(const float *z, size_t n)
+{
+    size_t best = 0;
+    for (size_t j = 1; j < n; j++)
+        best = z[j] > z[best] ? j : best;
+    return best;
+}
+
+/* More rows than go through the head at once, of one model and of three. */
+static void check_states(rig *r, size_t n, size_t variants)
+{
+    vptq_err err = {0};
+    vptq_forward *f, *g;
+    float *h = xmalloc(n * HIDDEN * sizeof *h);
+    float *x = xmalloc(variants * n * HIDDEN * sizeof *x);
+    float *z = xmalloc(n * VOCAB * sizeof *z), *y = xmalloc(n * VOCAB * sizeof *y);
+    int32_t *targets = xmalloc(n * sizeof *targets);
+    vptq_kld_token *out = xmalloc(variants * n * sizeof *out);
+    vtest_normal(h, n * HIDDEN, 1);
+    vtest_normal(x, variants * n * HIDDEN, 2);
+    for (size_t i = 0; i < n; i++)
+        targets[i] = i % 7 ? (int32_t)(i % VOCAB) : -1;
+    memcpy(x, h, n / 2 * HIDDEN * sizeof *x); /* equal states of the first model */
+    assert_ok(vptq_forward_open(&r->base, &r->dev, 16, &f, &err), &err);
+    assert_ok(vptq_forward_open(&r->m, &r->dev, 16, &g, &err), &err);
+    assert_ok(
+        vptq_eval_kld_states(&r->ctx, r->m.desc, f, g, n, variants, h, x, targets, out, &err),
+        &err);
+    assert_ok(vptq_forward_logits(f, n, h, z, &err), &err);
+    for (size_t c = 0; c < variants; c++) {
+        assert_ok(vptq_forward_logits(g, n, x + c * n * HIDDEN, y, &err), &err);
+        for (size_t i = 0; i < n; i++) {
+            const vptq_kld_token *t = &out[c * n + i];
+            const float *a = z + i * VOCAB, *b = y + i * VOCAB;
+            double want = by_hand(a, b, VOCAB), sum = 0;
+            assert_close_f64(&t->kld, &want, 1, 1e-6, 1e-5);
+            assert_int_equal(t->same_top1, likeliest(a, VOCAB) == likeliest(b, VOCAB));
+            if (c == 0 && i < n / 2)
+                assert_true(t->kld == 0);
+            for (size_t j = 0; j < VOCAB; j++)
+                sum += exp((double)b[j]);
+            double nll = targets[i] < 0 ? 0 : log(sum) - (double)b[targets[i]];
+            if (targets[i] < 0)
+                assert_true(isnan(t->nll) && isnan(t->nll_base));
+            else
+                assert_close_f64(&t->nll, &nll, 1, 1e-5, 0);
+        }
+    }
+    vptq_forward_close(f);
+    vptq_forward_close(g);
+    free(h), free(x), free(z), free(y), free(targets), free(out);
+}
+
+/* What is not finite stays visible. */
+static void check_not_finite(rig *r)
+{
+    vptq_err err = {0};
+    vptq_forward *f, *g;
+    float h[2 * HIDDEN], x[2 * HIDDEN];
+    vptq_kld_token out[2];
+    vtest_normal(h, 2 * HIDDEN, 3);
+    memcpy(x, h, sizeof x);
+    x[HIDDEN] = (float)NAN;
+    assert_ok(vptq_forward_open(&r->base, &r->dev, 16, &f, &err), &err);
+    assert_ok(vptq_forward_open(&r->m, &r->dev, 16, &g, &err), &err);
+    assert_ok(vptq_eval_kld_states(&r->ctx, r->m.desc, f, g, 2, 1, h, x, NULL, out, &err),
+              &err);
+    assert_true(out[0].kld == 0 && isnan(out[1].kld));
+    vptq_forward_close(f);
+    vptq_forward_close(g);
+}
+
+static void test_states(void **state)
+{
+    (void)state;
+    rig r;
+    vptq_err err = {0};
+    rig_open(&r, TINY, TINY);
+    check_states(&r, 33, 1);
+    check_states(&r, 2100, 3);
+    check_not_finite(&r);
+    assert_fails(
+        vptq_eval_kld_states(&r.ctx, r.m.desc, NULL, NULL, 1, 0, NULL, NULL, NULL, NULL, &err),
+        VPTQ_E_ARG, &err, "0 models");
+    rig_close(&r);
+}
+
+/* ---- texts ---- */
+
+typedef struct window_log {
+    uint64_t count, tokens;
+    double sum;
+} window_log;
+
+static void log_window(void *arg, uint64_t window, double mean, uint64_t tokens)
+{
+    window_log *w = arg;
+    assert_int_equal(window, w->count++);
+    w->tokens += tokens;
+    w->sum += mean * (double)tokens;
+}
+
+static void test_itself(void **state)
+{
+    rig r;
+    vptq_err err = {0};
+    char path[4096];
+    free(random_ids(*state, 200, path, sizeof path));
+    const char *files[] = {path};
+    vptq_kld_options opt = {
+        .corpus = {.tokens = files, .token_count = 1}, .context = 16, .windows = 5};
+    vptq_kld_result got;
+    rig_open(&r, TINY, TINY);
+    assert_ok(vptq_eval_kld(&r.dev, &r.m, &r.base, &opt, NULL, NULL, &got, &err), &err);
+    assert_true(got.mean_kld == 0 && got.max_kld == 0 && got.kld_stderr == 0);
+    assert_true(got.same_top1 == 1 && got.ppl_ratio == 1 && got.ppl_ratio_stderr == 0);
+    assert_true(got.ppl == got.ppl_base);
+    assert_int_equal(got.tokens, 75);
+    assert_int_equal(got.windows, 5);
+    opt.dry_run = true;
+    opt.windows = 0;
+    assert_ok(vptq_eval_kld(&r.dev, &r.m, &r.base, &opt, NULL, NULL, &got, &err), &err);
+    assert_int_equal(got.windows, 12);
+    assert_int_equal(got.tokens, 180);
+    rig_close(&r);
+}
+
+/* A quantized model against its original: the same numbers for any thread count and memory. */
+static void test_quantized(void **state)
+{
+    rig r;
+    vptq_err err = {0};
+    char path[4096], base[4096], packed[4096];
+    char *dir = realpath(*state, NULL);
+    vwork_make(dir);
+    vtest_path(base, sizeof base, dir, "base");
+    vtest_path(packed, sizeof packed, dir, "packed");
+    free(random_ids(dir, 6000, path, sizeof path));
+    const char *files[] = {path};
+    vptq_kld_options opt = {.corpus = {.tokens = files, .token_count = 1}, .context = 64};
+    vptq_kld_result want, got;
+    window_log windows = {0};
+    rig_open(&r, packed, base);
+    assert_ok(vptq_eval_kld(&r.dev, &r.m, &r.base, &opt, log_window, &windows, &want, &err),
+              &err);
+    assert_true(want.mean_kld > 0 && want.max_kld >= want.p99_kld &&
+                want.p99_kld >= want.p50_kld && want.p50_kld > 0);
+    double mean = windows.sum / (double)windows.tokens;
+    assert_int_equal(windows.tokens, want.tokens);
+    assert_close_f64(&mean, &want.mean_kld, 1, 0, 1e-9);
+    r.ctx.threads = 1;
+    r.mem.cap = r.mem.peak + (1 << 20);
+    assert_ok(vptq_eval_kld(&r.dev, &r.m, &r.base, &opt, NULL, NULL, &got, &err), &err);
+    got.seconds = want.seconds;
+    assert_memory_equal(&got, &want, sizeof got);
+    rig_close(&r);
+    free(dir);
+}
+
+static void test_refused(void **state)
+{
+    rig r;
+    vptq_err err = {0};
+    char path[4096];
+    free(random_ids(*state, 20, path, sizeof path));
+    const char *files[] = {path};
+    vptq_kld_options opt = {.corpus = {.tokens = files, .token_count = 1}, .context = 64};
+    vptq_kld_result got;
+    rig_open(&r, TINY, TINY);
+    assert_fails(vptq_eval_kld(&r.dev, &r.m, &r.base, &opt, NULL, NULL, &got, &err),
+                 VPTQ_E_FORMAT, &err, "20 tokens");
+    opt.context = 1;
+    assert_fails(vptq_eval_kld(&r.dev, &r.m, &r.base, &opt, NULL, NULL, &got, &err), VPTQ_E_ARG,
+                 &err, "context 1");
+    opt.context = 16;
+    vptq_model_desc other = *r.base.desc;
+    r.base.desc = &other;
+    other.vocab++;
+    assert_fails(vptq_eval_kld(&r.dev, &r.m, &r.base, &opt, NULL, NULL, &got, &err),
+                 VPTQ_E_MISMATCH, &err, "vocabulary");
+    other.vocab--;
+    other.layers--;
+    assert_fails(vptq_eval_kld(&r.dev, &r.m, &r.base, &opt, NULL, NULL, &got, &err),
+                 VPTQ_E_MISMATCH, &err, "not a version of");
+    r.base.desc = r.m.desc;
+    rig_close(&r);
+}
+
+static vptq_status divergence(void *arg, vptq_mem *mem, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    rig *r = arg;
+    vptq_kld_result got;
+    vptq_ctx ctx = {.mem = mem, .threads = 1};
+    vptq_device dev;
+    const char *files[] = {r->ctx.user};
+    vptq_kld_options opt = {.corpus = {.tokens = files, .token_count = 1}, .context = 16};
+    VPTQ_TRY(vptq_device_open(&ctx, "cpu", &dev, err));
+    st = vptq_eval_kld(&dev, &r->m, &r->base, &opt, NULL, NULL, &got, err);
+    vptq_device_close(&dev);
+out:
+    return st;
+}
+
+static void test_out_of_memory(void **state)
+{
+    rig r;
+    char path[4096];
+    free(random_ids(*state, 200, path, sizeof path));
+    rig_open(&r, TINY, TINY);
+    r.ctx.user = path;
+    assert_true(vtest_oom_walk(divergence, &r) > 10);
+    rig_close(&r);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_golden, vtest_scratch_setup,
+                                        vtest_scratch_teardown),
+        cmocka_unit_test(test_states),
+        cmocka_unit_test_setup_teardown(test_itself, vtest_scratch_setup,
+                                        vtest_scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_quantized, vtest_scratch_setup,
+                                        vtest_scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_refused, vtest_scratch_setup,
+                                        vtest_scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_out_of_memory, vtest_scratch_setup,
+                                        vtest_scratch_teardown),
+    };
+    return vtest_main(argc, argv, tests);
+}
