@@ -8,9 +8,10 @@
 #include "lib/vptq.h"
 
 typedef struct hessian_args {
-    const char *model, *output, *tokenizer, *show;
+    const char *model, *output, *tokenizer, *show, *weights;
     vptq_cli_strings texts, tokens;
     uint64_t windows, length;
+    double holdout;
     vptq_cli_range layers;
     bool merge, rows;
 } hessian_args;
@@ -26,6 +27,7 @@ static void print_collected(const vptq_cli *cli, const hessian_args *a,
         vptq_cli_json_str(&j, "model", a->model);
         vptq_cli_json_str(&j, "output", a->output);
         vptq_cli_json_u64(&j, "windows", r->windows);
+        vptq_cli_json_u64(&j, "windows_held_out", r->held_out);
         vptq_cli_json_u64(&j, "window_length", r->length);
         vptq_cli_json_u64(&j, "tokens", r->tokens);
         vptq_cli_json_u64(&j, "layers_done", r->layers_done);
@@ -40,6 +42,8 @@ static void print_collected(const vptq_cli *cli, const hessian_args *a,
     vptq_cli_human_seconds(seconds, r->seconds);
     printf("%s: %zu windows of %zu tokens, %u layers%s, %s", a->output ? a->output : "plan",
            r->windows, r->length, r->layers_done, cli->common.dry_run ? " to do" : "", bytes);
+    if (r->held_out)
+        printf(", %zu windows held out", r->held_out);
     if (r->layers_reused)
         printf(", %u layers were there", r->layers_reused);
     printf(", %s\n", seconds);
@@ -52,22 +56,27 @@ static int collect(vptq_cli *cli, const hessian_args *a)
     vptq_model model = {0};
     vptq_collect_result r = {0};
     vptq_checkpoint_options copt = {.tokenizer = a->tokenizer};
-    vptq_collect_options opt = {.corpus = {.texts = a->texts.items,
-                                           .text_count = a->texts.count,
-                                           .tokens = a->tokens.items,
-                                           .token_count = a->tokens.count,
-                                           .rows = a->rows},
-                                .windows = a->windows,
-                                .length = a->length,
-                                .seed = cli->common.seed,
+    vptq_collect_options opt = {.calibrate = {.corpus = {.texts = a->texts.items,
+                                                         .text_count = a->texts.count,
+                                                         .tokens = a->tokens.items,
+                                                         .token_count = a->tokens.count,
+                                                         .rows = a->rows},
+                                              .windows = a->windows,
+                                              .length = a->length,
+                                              .seed = cli->common.seed,
+                                              .holdout = a->holdout,
+                                              .checkpoint_seconds = 60},
                                 .first_layer = a->layers.first,
                                 .last_layer = a->layers.last,
                                 .force = cli->common.force,
                                 .dry_run = cli->common.dry_run,
-                                .checkpoint_seconds = 60,
                                 .tool_version = "vptq-hessian " VPTQ_VERSION};
 
-    vptq_status st = vptq_device_open(&cli->ctx, cli->common.backend, &dev, &err);
+    vptq_status st =
+        vptq_token_weights_parse(a->weights, &opt.calibrate.weights, &opt.factor, &err);
+    if (st)
+        return vptq_cli_finish(cli, st, &err);
+    st = vptq_device_open(&cli->ctx, cli->common.backend, &dev, &err);
     if (st)
         return vptq_cli_finish(cli, st, &err);
     st = vptq_model_open(&cli->ctx, a->model, &copt, a->texts.count > 0, &model, &err);
@@ -197,7 +206,8 @@ static int dispatch(vptq_cli *cli, const hessian_args *a)
 
 int main(int argc, char **argv)
 {
-    hessian_args a = {.windows = 128, .length = 2048, .layers = {0, UINT32_MAX}};
+    hessian_args a = {
+        .windows = 128, .length = 2048, .layers = {0, UINT32_MAX}, .weights = "plain"};
     const vptq_cli_option options[] = {
         {0, NULL, CLI_FLAG, NULL, NULL, "Collect", false},
         {'m', "model", CLI_STRING, &a.model, "PATH", "model whose inputs are measured", false},
@@ -209,6 +219,11 @@ int main(int argc, char **argv)
         {'n', "windows", CLI_U64, &a.windows, "N",
          "windows at most, drawn by --seed when the text has more", false},
         {'l', "length", CLI_U64, &a.length, "N", "tokens per window", false},
+        {0, "weights", CLI_STRING, &a.weights, "KIND",
+         "tokens that count more for k and v: plain, sink[:factor] or attention[:factor]",
+         false},
+        {0, "holdout", CLI_DOUBLE, &a.holdout, "SHARE",
+         "part of the windows that goes into HDIR/holdout instead", false},
         {0, "rows", CLI_FLAG, &a.rows, NULL,
          "form the text as Hugging Face rows joined by two newlines", false},
         {0, "layers", CLI_RANGE, &a.layers, "A-B", "only these layers (default: all)", false},

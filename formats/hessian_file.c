@@ -6,7 +6,23 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define TOKENS_KEY "tokens"
+static const char tokens_key[] = "tokens", kind_key[] = "kind", windows_key[] = "windows";
+
+static const char *const weights_names[] = {"plain", "sink", "attention"};
+
+const char *vptq_token_weights_name(vptq_token_weights w)
+{
+    return weights_names[w];
+}
+
+vptq_token_weights vptq_token_weights_find(const char *name, size_t len)
+{
+    int w = 0;
+    while (w < VPTQ_WEIGHTS_COUNT &&
+           (strlen(weights_names[w]) != len || memcmp(weights_names[w], name, len) != 0))
+        w++;
+    return (vptq_token_weights)w;
+}
 
 void vptq_hessian_file_name(char name[64], uint32_t layer, const char *input)
 {
@@ -19,12 +35,9 @@ static size_t triangle(size_t n)
     return n % 2 ? n * ((n + 1) / 2) : n / 2 * (n + 1);
 }
 
-vptq_status vptq_hessian_file_write(const char *path, uint32_t n, uint64_t tokens,
-                                    const float *lower, const float *mean, vptq_err *err)
+static vptq_status save(const char *path, uint32_t n, const float *lower, const float *mean,
+                        const vptq_metadata *meta, size_t meta_count, vptq_err *err)
 {
-    char count[24];
-    snprintf(count, sizeof count, "%llu", (unsigned long long)tokens);
-    const vptq_metadata meta = {TOKENS_KEY, count};
     const vptq_tensor tensors[] = {
         {.name = "hessian",
          .type = VPTQ_F32,
@@ -37,28 +50,69 @@ vptq_status vptq_hessian_file_write(const char *path, uint32_t n, uint64_t token
          .shape = {n},
          .data = (const uint8_t *)mean},
     };
-    return vptq_safetensors_save(path, true, tensors, 2, &meta, 1, err);
+    return vptq_safetensors_save(path, true, tensors, 2, meta, meta_count, err);
 }
 
-static vptq_status parse_tokens(const char *path, const vptq_metadata *meta, size_t count,
-                                uint64_t *tokens, vptq_err *err)
+vptq_status vptq_hessian_file_write(const char *path, uint32_t n, uint64_t tokens,
+                                    const float *lower, const float *mean, vptq_err *err)
+{
+    char count[24];
+    snprintf(count, sizeof count, "%llu", (unsigned long long)tokens);
+    const vptq_metadata meta = {tokens_key, count};
+    return save(path, n, lower, mean, &meta, 1, err);
+}
+
+vptq_status vptq_hessian_term_write(const char *path, vptq_token_weights kind, uint64_t windows,
+                                    uint32_t n, uint64_t tokens, const float *lower,
+                                    const float *mean, vptq_err *err)
+{
+    char count[24], mean_of[24];
+    snprintf(count, sizeof count, "%llu", (unsigned long long)tokens);
+    snprintf(mean_of, sizeof mean_of, "%llu", (unsigned long long)windows);
+    const vptq_metadata meta[] = {
+        {kind_key, vptq_token_weights_name(kind)}, {tokens_key, count}, {windows_key, mean_of}};
+    return save(path, n, lower, mean, meta, 3, err);
+}
+
+static const char *find_text(const vptq_metadata *meta, size_t count, const char *key)
 {
     const char *text = NULL;
     for (size_t i = 0; i < count; i++)
-        if (strcmp(meta[i].key, TOKENS_KEY) == 0)
+        if (strcmp(meta[i].key, key) == 0)
             text = meta[i].value;
+    return text;
+}
+
+static vptq_status parse_count(const char *path, const vptq_metadata *meta, size_t count,
+                               const char *key, uint64_t *out, vptq_err *err)
+{
+    const char *text = find_text(meta, count, key);
     if (!text)
-        return vptq_fail(err, VPTQ_E_FORMAT, "%s: metadata '" TOKENS_KEY "' is missing", path);
+        return vptq_fail(err, VPTQ_E_FORMAT, "%s: metadata '%s' is missing", path, key);
     char *end = NULL;
     errno = 0;
     unsigned long long n = strtoull(text, &end, 10);
     if (text[0] < '1' || text[0] > '9' || *end || errno)
         return vptq_fail(err, VPTQ_E_FORMAT,
-                         "%s: metadata '" TOKENS_KEY "' is '%.100s', expected a whole number "
-                         "above 0",
-                         path, text);
-    *tokens = n;
+                         "%s: metadata '%s' is '%.100s', expected a whole number above 0", path,
+                         key, text);
+    *out = n;
     return VPTQ_OK;
+}
+
+/* A term says what kind it is; a Hessian says nothing. */
+static vptq_status parse_kind(const char *path, const vptq_metadata *meta, size_t count,
+                              vptq_hessian_file *h, vptq_err *err)
+{
+    const char *text = find_text(meta, count, kind_key);
+    if (!text)
+        return VPTQ_OK;
+    h->kind = vptq_token_weights_find(text, strlen(text));
+    if (h->kind == VPTQ_WEIGHTS_PLAIN || h->kind == VPTQ_WEIGHTS_COUNT)
+        return vptq_fail(err, VPTQ_E_FORMAT,
+                         "%s: metadata '%s' is '%.100s', expected sink or attention", path,
+                         kind_key, text);
+    return parse_count(path, meta, count, windows_key, &h->windows, err);
 }
 
 static vptq_status need_vector(const vptq_tensor_set *set, const char *name, size_t n,
@@ -113,7 +167,8 @@ vptq_status vptq_hessian_file_read(const char *path, uint32_t expect_n, vptq_mem
     VPTQ_TRY(vptq_safetensors_read(path, &h->set, &meta, &meta_count, err));
     VPTQ_TRY(vptq_tensor_set_finish(&h->set, err));
     VPTQ_TRY(find_size(path, &h->set, expect_n, &h->n, err));
-    VPTQ_TRY(parse_tokens(path, meta, meta_count, &h->tokens, err));
+    VPTQ_TRY(parse_count(path, meta, meta_count, tokens_key, &h->tokens, err));
+    VPTQ_TRY(parse_kind(path, meta, meta_count, h, err));
     VPTQ_TRY(need_vector(&h->set, "mean", h->n, &mean, err));
     VPTQ_TRY(need_vector(&h->set, "hessian", triangle(h->n), &lower, err));
     h->mean = as_floats(&h->set, mean, err);

@@ -1,19 +1,38 @@
 /* A Hessian directory: hessian.json (fingerprints of model and texts, windows, settings) and
  * one safetensors file per block input, "layer_003_qkv.safetensors", with `hessian` (lower
  * triangle of H = E[x x^T] row by row, (0,0) (1,0) (1,1) ..., F32), `mean` (E[x], F32) and
- * metadata `tokens`. */
+ * metadata `tokens`.
+ *
+ * Where tokens were weighted there is "layer_003_kv.safetensors", too: the term T that k and v
+ * add to the Hessian of qkv, in the same layout, with metadata `kind` and `windows` besides. */
 #ifndef VPTQ_FORMATS_HESSIAN_FILE_H
 #define VPTQ_FORMATS_HESSIAN_FILE_H
 
 #include "formats/json.h"
 #include "formats/safetensors.h"
 
+/* The term T of k and v, a mean over windows.  Nearly every query reads the key and the value
+ * of a few tokens that E[x x^T] counts as one in thousands.  sink: x0 x0^T of the window's
+ * first token.  attention: sum_t a_t x_t x_t^T, a_t the mean over query heads and queries of
+ * the squared attention probability that t receives. */
+typedef enum {
+    VPTQ_WEIGHTS_PLAIN, /* no term */
+    VPTQ_WEIGHTS_SINK,
+    VPTQ_WEIGHTS_ATTENTION,
+    VPTQ_WEIGHTS_COUNT
+} vptq_token_weights;
+const char *vptq_token_weights_name(vptq_token_weights w); /* "plain", "sink", "attention" */
+/* Of the `len` bytes at `name`; VPTQ_WEIGHTS_COUNT when there is none of that name. */
+vptq_token_weights vptq_token_weights_find(const char *name, size_t len);
+
 typedef struct vptq_hessian_file {
     vptq_tensor_set set; /* owns the data */
     uint32_t n;
     uint64_t tokens;
-    const float *lower; /* [n (n + 1) / 2] */
-    const float *mean;  /* [n] */
+    vptq_token_weights kind; /* of a term; VPTQ_WEIGHTS_PLAIN in a Hessian */
+    uint64_t windows;        /* that a term is the mean of; 0 in a Hessian */
+    const float *lower;      /* [n (n + 1) / 2] */
+    const float *mean;       /* [n] */
 } vptq_hessian_file;
 
 void vptq_hessian_file_name(char name[64], uint32_t layer, const char *input);
@@ -21,6 +40,10 @@ void vptq_hessian_file_name(char name[64], uint32_t layer, const char *input);
 vptq_status vptq_hessian_file_write(const char *path, uint32_t n, uint64_t tokens,
                                     const float *lower, const float *mean,
                                     vptq_err *err) VPTQ_MUST_CHECK;
+/* The same for a term. */
+vptq_status vptq_hessian_term_write(const char *path, vptq_token_weights kind, uint64_t windows,
+                                    uint32_t n, uint64_t tokens, const float *lower,
+                                    const float *mean, vptq_err *err) VPTQ_MUST_CHECK;
 /* Checks shapes (n against `expect_n` unless 0) and tokens > 0. */
 vptq_status vptq_hessian_file_read(const char *path, uint32_t expect_n, vptq_mem *mem,
                                    vptq_hessian_file *h, vptq_err *err) VPTQ_MUST_CHECK;

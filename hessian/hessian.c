@@ -48,6 +48,16 @@ vptq_status vptq_hessian_sum_add(vptq_device *dev, vptq_hessian_sum *s, size_t t
     return st;
 }
 
+vptq_status vptq_hessian_sum_add_window(vptq_device *dev, vptq_hessian_sum *s, size_t t,
+                                        const float *x, size_t ldx, const float *w,
+                                        vptq_err *err)
+{
+    vptq_status st = dev->ops->syrk_add(dev->state, t, s->n, x, ldx, w, s->h, s->x, err);
+    if (!st)
+        s->tokens++;
+    return st;
+}
+
 vptq_status vptq_hessian_sum_finish(const vptq_hessian_sum *s, float *lower, float *mean,
                                     vptq_err *err)
 {
@@ -62,6 +72,13 @@ vptq_status vptq_hessian_sum_finish(const vptq_hessian_sum *s, float *lower, flo
         mean[i] = (float)(s->x[i] / t);
     }
     return VPTQ_OK;
+}
+
+void vptq_hessian_mix(size_t n, const float *plain, const float *term, double factor,
+                      float *mixed)
+{
+    for (size_t i = 0; i < n * (n + 1) / 2; i++)
+        mixed[i] = (float)((double)plain[i] + factor * (double)term[i]);
 }
 
 /* sum_g t_g part_g[i] / sum_g t_g, groups in the order given. */
@@ -91,6 +108,7 @@ vptq_status vptq_hessian_pool(vptq_mem *mem, const vptq_hessian_file *parts, siz
         goto out;
     }
     uint64_t total = 0;
+    *tokens = 0;
     for (size_t g = 0; g < count; g++) {
         if (parts[g].n != parts[0].n) {
             st = vptq_fail(err, VPTQ_E_SHAPE, "hessians of %u and %u columns cannot be pooled",
@@ -99,8 +117,9 @@ vptq_status vptq_hessian_pool(vptq_mem *mem, const vptq_hessian_file *parts, siz
         }
         lowers[g] = parts[g].lower;
         means[g] = parts[g].mean;
-        counts[g] = parts[g].tokens;
-        total += parts[g].tokens;
+        counts[g] = parts[g].kind ? parts[g].windows : parts[g].tokens;
+        total += counts[g];
+        *tokens += parts[g].tokens;
     }
     if (!total) {
         st = vptq_fail(err, VPTQ_E_FORMAT, "no tokens in the hessians to pool");
@@ -109,7 +128,6 @@ vptq_status vptq_hessian_pool(vptq_mem *mem, const vptq_hessian_file *parts, siz
     size_t n = parts[0].n;
     pool(count, n * (n + 1) / 2, lowers, counts, (double)total, lower);
     pool(count, n, means, counts, (double)total, mean);
-    *tokens = total;
 out:
     vptq_arena_release(&arena);
     return st;

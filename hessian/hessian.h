@@ -21,13 +21,22 @@ void vptq_hessian_sum_release(vptq_device *dev, vptq_hessian_sum *s);
  * _finish. */
 vptq_status vptq_hessian_sum_add(vptq_device *dev, vptq_hessian_sum *s, size_t t,
                                  const float *x, size_t ldx, vptq_err *err) VPTQ_MUST_CHECK;
+/* Adds sum_t w_t x_t x_t^T, w [t] (device memory) or NULL for ones, which counts as one token:
+ * a window's part of a term. */
+vptq_status vptq_hessian_sum_add_window(vptq_device *dev, vptq_hessian_sum *s, size_t t,
+                                        const float *x, size_t ldx, const float *w,
+                                        vptq_err *err) VPTQ_MUST_CHECK;
 /* lower [n (n + 1) / 2] and mean [n]: the sums over tokens, rounded to float.  No tokens:
  * VPTQ_E_ARG. */
 vptq_status vptq_hessian_sum_finish(const vptq_hessian_sum *s, float *lower, float *mean,
                                     vptq_err *err) VPTQ_MUST_CHECK;
 
+/* mixed = plain + factor * term, lower triangles of n columns; mixed may be plain. */
+void vptq_hessian_mix(size_t n, const float *plain, const float *term, double factor,
+                      float *mixed);
+
 /* Exact pooling of `count` Hessians of one size: sum_g t_g H_g / sum_g t_g, the same for the
- * means, in double, groups in the order given. */
+ * means, in double, groups in the order given.  Terms count by windows in place of tokens. */
 vptq_status vptq_hessian_pool(vptq_mem *mem, const vptq_hessian_file *parts, size_t count,
                               float *lower, float *mean, uint64_t *tokens,
                               vptq_err *err) VPTQ_MUST_CHECK;

@@ -1,10 +1,11 @@
-/* A Hessian directory as a whole: its hessian.json, exact merging, and --show. */
+/* A Hessian directory as a whole: its hessian.json, what is read from it, and --show. */
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "formats/json.h"
-#include "hessian/hessian_collect.h"
+#include "hessian/hessian_dir_names.h"
 #include "lib/base/file.h"
 
 enum { DIR_FORMAT = 1, JSON_LIMIT = 1 << 20, MAX_LAYERS = 4096 };
@@ -21,6 +22,29 @@ static vptq_status get_hex(const json_t *doc, const char *path, const char *key,
                          path, key, s);
     memcpy(out, s, 17);
     return VPTQ_OK;
+}
+
+/* Keys that are there only when they say something. */
+static vptq_status get_weights(const json_t *doc, const char *path, vptq_hessian_dir *h,
+                               vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    const char *name;
+    VPTQ_TRY(vptq_json_str_or(doc, path, "weights", "plain", &name, err));
+    VPTQ_TRY(vptq_json_f64_or(doc, path, "weights_factor", 0, &h->factor, err));
+    VPTQ_TRY(vptq_json_u64_or(doc, path, "held_out_tokens", UINT64_MAX >> 1, 0,
+                              &h->held_out_tokens, err));
+    h->weights = vptq_token_weights_find(name, strlen(name));
+    if (h->weights == VPTQ_WEIGHTS_COUNT)
+        st = vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                       "%s: key 'weights' is '%.40s', expected plain, sink or attention", path,
+                       name);
+    else if (!(h->factor >= 0) || isinf(h->factor))
+        st = vptq_fail(err, VPTQ_E_FORMAT,
+                       "%s: key 'weights_factor' is %g, expected a number from 0 on", path,
+                       h->factor);
+out:
+    return st;
 }
 
 vptq_status vptq_hessian_dir_open(const char *dir, vptq_hessian_dir *h, vptq_err *err)
@@ -50,6 +74,7 @@ vptq_status vptq_hessian_dir_open(const char *dir, vptq_hessian_dir *h, vptq_err
     VPTQ_TRY(vptq_json_u64(doc, path, "first_layer", MAX_LAYERS, &first, err));
     VPTQ_TRY(vptq_json_u64(doc, path, "last_layer", MAX_LAYERS, &last, err));
     VPTQ_TRY(vptq_json_u64(doc, path, "tokens", UINT64_MAX >> 1, &h->tokens, err));
+    VPTQ_TRY(get_weights(doc, path, h, err));
     if (first > last || last >= layers) {
         st = vptq_fail(err, VPTQ_E_FORMAT,
                        "%s: layers %" PRIu64 "-%" PRIu64 " of a model of %" PRIu64 " layers",
@@ -64,140 +89,6 @@ out:
     return st;
 }
 
-vptq_status vptq_hessian_dir_path(char *path, size_t size, const char *dir, uint32_t layer,
-                                  vptq_input input, vptq_err *err)
-{
-    char name[64];
-    vptq_hessian_file_name(name, layer, vptq_input_name(input));
-    return vptq_path_join(path, size, dir, name, err);
-}
-
-/* As vptq_hessian_dir_load, but with whatever numbers the file holds: --show counts NaN. */
-static vptq_status load_raw(const char *dir, uint32_t layer, vptq_input input, uint32_t n,
-                            vptq_mem *mem, vptq_hessian_file *h, vptq_err *err)
-{
-    char path[4096];
-    vptq_status st = vptq_hessian_dir_path(path, sizeof path, dir, layer, input, err);
-    if (st)
-        return st;
-    if (!vptq_path_exists(path))
-        return vptq_fail(err, VPTQ_E_FORMAT,
-                         "'%s' has no hessian of layer %u input %s (%s is missing; if its "
-                         "collection was interrupted, run vptq-hessian again)",
-                         dir, layer, vptq_input_name(input), vptq_path_base(path));
-    return vptq_hessian_file_read(path, n, mem, h, err);
-}
-
-vptq_status vptq_hessian_dir_load(const char *dir, uint32_t layer, vptq_input input, uint32_t n,
-                                  vptq_mem *mem, vptq_hessian_file *h, vptq_err *err)
-{
-    char path[4096];
-    vptq_status st = load_raw(dir, layer, input, n, mem, h, err);
-    if (st)
-        return st;
-    st = vptq_hessian_dir_path(path, sizeof path, dir, layer, input, err);
-    if (!st)
-        st = vptq_hessian_file_check_finite(h, path, err);
-    if (st)
-        vptq_hessian_file_release(h);
-    return st;
-}
-
-vptq_status vptq_hessian_show(vptq_device *dev, const char *dir, vptq_hessian_row_fn fn,
-                              void *arg, vptq_err *err)
-{
-    vptq_hessian_dir h;
-    vptq_status st = vptq_hessian_dir_open(dir, &h, err);
-
-    for (uint32_t layer = h.first_layer; !st && layer <= h.last_layer; layer++)
-        for (int i = 0; !st && i < VPTQ_INPUT_COUNT; i++) {
-            vptq_hessian_file file;
-            vptq_hessian_stats stats;
-            st = vptq_check_cancel(dev->ctx, err);
-            if (!st)
-                st = load_raw(dir, layer, (vptq_input)i, 0, dev->ctx->mem, &file, err);
-            if (st)
-                break;
-            st = vptq_hessian_describe(dev, &file, &stats, err);
-            vptq_hessian_file_release(&file);
-            if (!st)
-                st = fn(arg, layer, vptq_input_name((vptq_input)i), &stats, err);
-        }
-    return st;
-}
-
-/* ---- merge ---- */
-
-static vptq_status merge_one(const vptq_ctx *ctx, const char *const *dirs, size_t count,
-                             uint32_t layer, vptq_input input, const char *out_dir,
-                             vptq_err *err)
-{
-    vptq_status st = VPTQ_OK;
-    vptq_arena arena;
-    char path[4096];
-    size_t loaded = 0;
-
-    vptq_arena_init(&arena, ctx->mem);
-    vptq_hessian_file *parts = vptq_arena_zalloc(&arena, count, sizeof *parts, err);
-    if (!parts)
-        return VPTQ_E_NOMEM;
-    for (; loaded < count; loaded++) {
-        uint32_t n = loaded ? parts[0].n : 0;
-        VPTQ_TRY(vptq_hessian_dir_load(dirs[loaded], layer, input, n, ctx->mem, &parts[loaded],
-                                       err));
-    }
-    size_t n = parts[0].n;
-    float *lower = vptq_arena_alloc(&arena, n * (n + 1) / 2, sizeof *lower, err);
-    float *mean = lower ? vptq_arena_alloc(&arena, n, sizeof *mean, err) : NULL;
-    if (!mean) {
-        st = VPTQ_E_NOMEM;
-        goto out;
-    }
-    uint64_t tokens;
-    VPTQ_TRY(vptq_hessian_pool(ctx->mem, parts, count, lower, mean, &tokens, err));
-    VPTQ_TRY(vptq_hessian_dir_path(path, sizeof path, out_dir, layer, input, err));
-    VPTQ_TRY(vptq_hessian_file_write(path, (uint32_t)n, tokens, lower, mean, err));
-out:
-    while (loaded-- > 0)
-        vptq_hessian_file_release(&parts[loaded]);
-    vptq_arena_release(&arena);
-    return st;
-}
-
-/* The first directory describes the model; the others must be of the same one and the same
- * layers. */
-static vptq_status merge_check(const char *const *dirs, size_t count, vptq_hessian_dir *pooled,
-                               vptq_err *err)
-{
-    uint64_t chain = 0;
-
-    for (size_t g = 0; g < count; g++) {
-        vptq_hessian_dir h;
-        vptq_status st = vptq_hessian_dir_open(dirs[g], &h, err);
-        if (st)
-            return st;
-        chain = vptq_hash(h.fingerprint, 16, chain);
-        if (!g) {
-            *pooled = h;
-            continue;
-        }
-        if (strcmp(h.model_fingerprint, pooled->model_fingerprint))
-            return vptq_fail(
-                err, VPTQ_E_MISMATCH,
-                "'%s' and '%s' are hessians of different models (model_fingerprint "
-                "%s and %s)",
-                dirs[0], dirs[g], pooled->model_fingerprint, h.model_fingerprint);
-        if (h.first_layer != pooled->first_layer || h.last_layer != pooled->last_layer)
-            return vptq_fail(err, VPTQ_E_MISMATCH,
-                             "'%s' holds layers %u-%u and '%s' layers %u-%u, expected the same",
-                             dirs[0], pooled->first_layer, pooled->last_layer, dirs[g],
-                             h.first_layer, h.last_layer);
-        pooled->tokens += h.tokens;
-    }
-    snprintf(pooled->fingerprint, sizeof pooled->fingerprint, "%016" PRIx64, chain);
-    return VPTQ_OK;
-}
-
 vptq_status vptq_hessian_dir_save(const char *dir, const vptq_hessian_dir *h, json_t *details,
                                   vptq_err *err)
 {
@@ -210,52 +101,162 @@ vptq_status vptq_hessian_dir_save(const char *dir, const vptq_hessian_dir *h, js
                             h->model_fingerprint, "model_layers", (int)h->layers, "first_layer",
                             (int)h->first_layer, "last_layer", (int)h->last_layer, "tokens",
                             (json_int_t)h->tokens, "settings", details);
-    if (!doc)
-        return vptq_fail(err, VPTQ_E_NOMEM, "%s: out of memory", path);
-    st = vptq_json_save(path, doc, err);
+    bool whole = doc != NULL;
+    if (whole && h->weights)
+        whole = !json_object_set_new(doc, "weights",
+                                     json_string(vptq_token_weights_name(h->weights))) &&
+                !json_object_set_new(doc, "weights_factor", json_real(h->factor));
+    if (whole && h->held_out_tokens)
+        whole = !json_object_set_new(doc, "held_out_tokens",
+                                     json_integer((json_int_t)h->held_out_tokens));
+    st = whole ? vptq_json_save(path, doc, err)
+               : vptq_fail(err, VPTQ_E_NOMEM, "%s: out of memory", path);
     json_decref(doc);
     return st;
 }
 
-vptq_status vptq_hessian_merge(const vptq_ctx *ctx, const char *const *dirs, size_t count,
-                               const char *out_dir, bool force, vptq_err *err)
+/* ---- its files ---- */
+
+vptq_status vptq_hessian_dir_file(char path[4096], const char *dir, uint32_t layer,
+                                  const char *input, vptq_err *err)
+{
+    char name[64];
+    vptq_hessian_file_name(name, layer, input);
+    return vptq_path_join(path, 4096, dir, name, err);
+}
+
+vptq_status vptq_hessian_dir_path(char *path, size_t size, const char *dir, uint32_t layer,
+                                  vptq_input input, vptq_err *err)
+{
+    char name[64];
+    vptq_hessian_file_name(name, layer, vptq_input_name(input));
+    return vptq_path_join(path, size, dir, name, err);
+}
+
+vptq_status vptq_hessian_dir_read(const char *dir, uint32_t layer, const char *input,
+                                  uint32_t n, vptq_token_weights kind, vptq_mem *mem,
+                                  vptq_hessian_file *h, vptq_err *err)
+{
+    char path[4096];
+    vptq_status st = vptq_hessian_dir_file(path, dir, layer, input, err);
+    if (st)
+        return st;
+    if (!vptq_path_exists(path))
+        return vptq_fail(err, VPTQ_E_FORMAT,
+                         "'%s' has no hessian of layer %u input %s (%s is missing; if its "
+                         "collection was interrupted, run vptq-hessian again)",
+                         dir, layer, input, vptq_path_base(path));
+    st = vptq_hessian_file_read(path, n, mem, h, err);
+    if (!st && h->kind != kind) {
+        st = vptq_fail(err, VPTQ_E_MISMATCH, "%s holds token weights of kind %s, expected %s",
+                       path, vptq_token_weights_name(h->kind), vptq_token_weights_name(kind));
+        vptq_hessian_file_release(h);
+    }
+    return st;
+}
+
+vptq_status vptq_hessian_dir_read_finite(const char *dir, uint32_t layer, const char *input,
+                                         uint32_t n, vptq_token_weights kind, vptq_mem *mem,
+                                         vptq_hessian_file *h, vptq_err *err)
+{
+    char path[4096];
+    vptq_status st = vptq_hessian_dir_read(dir, layer, input, n, kind, mem, h, err);
+    if (st)
+        return st;
+    st = vptq_hessian_dir_file(path, dir, layer, input, err);
+    if (!st)
+        st = vptq_hessian_file_check_finite(h, path, err);
+    if (st)
+        vptq_hessian_file_release(h);
+    return st;
+}
+
+vptq_status vptq_hessian_dir_load(const char *dir, uint32_t layer, vptq_input input, uint32_t n,
+                                  vptq_mem *mem, vptq_hessian_file *h, vptq_err *err)
+{
+    return vptq_hessian_dir_read_finite(dir, layer, vptq_input_name(input), n,
+                                        VPTQ_WEIGHTS_PLAIN, mem, h, err);
+}
+
+vptq_status vptq_hessian_dir_load_kv(const char *dir, uint32_t layer, uint32_t n, double factor,
+                                     vptq_mem *mem, const float *plain, float *mixed,
+                                     vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    vptq_dir_writer writer = {0};
-    vptq_hessian_dir pooled;
-    json_t *parts = NULL, *details = NULL;
+    vptq_hessian_dir h;
+    vptq_hessian_file term = {.n = 0};
 
-    if (count < 2)
-        return vptq_fail(err, VPTQ_E_ARG, "merging needs at least two hessian directories");
-    VPTQ_TRY(merge_check(dirs, count, &pooled, err));
-    VPTQ_TRY(vptq_dir_writer_open(out_dir, force, &writer, err));
-    for (uint32_t layer = pooled.first_layer; layer <= pooled.last_layer; layer++)
-        for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
-            VPTQ_TRY(vptq_check_cancel(ctx, err));
-            VPTQ_TRY(merge_one(ctx, dirs, count, layer, (vptq_input)i, writer.tmp, err));
-            vptq_progress(
-                ctx, "merge",
-                (uint64_t)(layer - pooled.first_layer) * VPTQ_INPUT_COUNT + (unsigned)i + 1,
-                (uint64_t)(pooled.last_layer - pooled.first_layer + 1) * VPTQ_INPUT_COUNT,
-                NULL);
-        }
-    parts = json_array();
-    for (size_t g = 0; parts && g < count; g++) {
-        vptq_hessian_dir h;
-        VPTQ_TRY(vptq_hessian_dir_open(dirs[g], &h, err));
-        json_array_append_new(parts, json_string(h.fingerprint));
-    }
-    details = json_pack("{s:O?}", "merged_from", parts);
-    if (!details) {
-        st = vptq_fail(err, VPTQ_E_NOMEM, "%s: out of memory", out_dir);
+    VPTQ_TRY(vptq_hessian_dir_open(dir, &h, err));
+    if (!h.weights) {
+        st = vptq_fail(err, VPTQ_E_MISMATCH,
+                       "'%s' holds plain hessians, without token weights of k and v (collect "
+                       "with --weights)",
+                       dir);
         goto out;
     }
-    VPTQ_TRY(vptq_hessian_dir_save(writer.tmp, &pooled, details, err));
-    VPTQ_TRY(vptq_dir_writer_commit(&writer, err));
+    VPTQ_TRY(vptq_hessian_dir_read_finite(dir, layer, VPTQ_HESSIAN_KV, n, h.weights, mem, &term,
+                                          err));
+    vptq_hessian_mix(n, plain, term.lower, isnan(factor) ? h.factor : factor, mixed);
 out:
-    if (st)
-        vptq_dir_writer_abort(&writer);
-    json_decref(details);
-    json_decref(parts);
+    vptq_hessian_file_release(&term);
+    return st;
+}
+
+/* ---- show ---- */
+
+static vptq_status show_file(vptq_device *dev, const vptq_hessian_file *file, uint32_t layer,
+                             const char *input, vptq_hessian_row_fn fn, void *arg,
+                             vptq_err *err)
+{
+    vptq_hessian_stats stats;
+    vptq_status st = vptq_hessian_describe(dev, file, &stats, err);
+    return st ? st : fn(arg, layer, input, &stats, err);
+}
+
+/* What k and v are quantized with: the Hessian of qkv with the term. */
+static vptq_status show_kv(vptq_device *dev, const char *dir, const vptq_hessian_dir *h,
+                           uint32_t layer, const vptq_hessian_file *plain,
+                           vptq_hessian_row_fn fn, void *arg, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_mem *mem = dev->ctx->mem;
+    vptq_hessian_file term = {.n = 0}, mixed = *plain;
+    const size_t n = plain->n;
+    float *lower = vptq_mem_alloc(mem, n * (n + 1) / 2, sizeof *lower, err);
+
+    if (!lower)
+        return VPTQ_E_NOMEM;
+    VPTQ_TRY(vptq_hessian_dir_read(dir, layer, VPTQ_HESSIAN_KV, plain->n, h->weights, mem,
+                                   &term, err));
+    vptq_hessian_mix(n, plain->lower, term.lower, h->factor, lower);
+    mixed.lower = lower;
+    VPTQ_TRY(show_file(dev, &mixed, layer, VPTQ_HESSIAN_KV, fn, arg, err));
+out:
+    vptq_hessian_file_release(&term);
+    vptq_mem_free(mem, lower);
+    return st;
+}
+
+vptq_status vptq_hessian_show(vptq_device *dev, const char *dir, vptq_hessian_row_fn fn,
+                              void *arg, vptq_err *err)
+{
+    vptq_hessian_dir h;
+    vptq_status st = vptq_hessian_dir_open(dir, &h, err);
+
+    for (uint32_t layer = h.first_layer; !st && layer <= h.last_layer; layer++)
+        for (int i = 0; !st && i < VPTQ_INPUT_COUNT; i++) {
+            vptq_hessian_file file;
+            const char *input = vptq_input_name((vptq_input)i);
+            st = vptq_check_cancel(dev->ctx, err);
+            if (!st)
+                st = vptq_hessian_dir_read(dir, layer, input, 0, VPTQ_WEIGHTS_PLAIN,
+                                           dev->ctx->mem, &file, err);
+            if (st)
+                break;
+            st = show_file(dev, &file, layer, input, fn, arg, err);
+            if (!st && i == VPTQ_INPUT_QKV && h.weights)
+                st = show_kv(dev, dir, &h, layer, &file, fn, arg, err);
+            vptq_hessian_file_release(&file);
+        }
     return st;
 }

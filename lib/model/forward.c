@@ -332,9 +332,9 @@ out:
     return st;
 }
 
-vptq_status vptq_forward_block(vptq_forward *f, uint32_t layer, const size_t *starts,
-                               size_t count, float *hidden, vptq_tap_fn tap, void *arg,
-                               vptq_err *err)
+vptq_status vptq_forward_block_with(vptq_forward *f, uint32_t layer, const size_t *starts,
+                                    size_t count, float *hidden, const vptq_block_hooks *hooks,
+                                    vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     size_t most;
@@ -347,13 +347,20 @@ vptq_status vptq_forward_block(vptq_forward *f, uint32_t layer, const size_t *st
                                .rows = starts[e] - starts[s],
                                .starts = starts + s,
                                .count = e - s,
-                               .tap = tap,
-                               .arg = arg,
+                               .hooks = *hooks,
                                .first_sequence = s};
         VPTQ_TRY(run_group(f, &p, hidden + starts[s] * f->d->hidden, err));
     }
 out:
     return st;
+}
+
+vptq_status vptq_forward_block(vptq_forward *f, uint32_t layer, const size_t *starts,
+                               size_t count, float *hidden, vptq_tap_fn tap, void *arg,
+                               vptq_err *err)
+{
+    const vptq_block_hooks hooks = {.tap = tap, .arg = arg};
+    return vptq_forward_block_with(f, layer, starts, count, hidden, &hooks, err);
 }
 
 /* ---- single steps ---- */

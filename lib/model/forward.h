@@ -44,12 +44,33 @@ vptq_status vptq_forward_embed(vptq_forward *f, const int32_t *ids, size_t n, fl
 typedef vptq_status (*vptq_tap_fn)(void *arg, vptq_input input, size_t sequence, size_t tokens,
                                    size_t dim, const float *x, vptq_err *err);
 
+/* Called once per sequence with the same x as the tap of VPTQ_INPUT_QKV and what the sequence's
+ * attention is computed from: a->q and a->keys are rotated (device memory), a->n == tokens. */
+typedef vptq_status (*vptq_attention_tap_fn)(void *arg, size_t sequence, size_t tokens,
+                                             size_t dim, const float *x,
+                                             const vptq_attention_args *a, vptq_err *err);
+
+/* What is looked at, or is different, in a run of a block; all may be NULL. */
+typedef struct vptq_block_hooks {
+    vptq_tap_fn tap;
+    vptq_attention_tap_fn attention;
+    void *arg;                 /* of both */
+    const vptq_weight *linear; /* [VPTQ_LINEAR_COUNT] in place of the model's */
+} vptq_block_hooks;
+
 /* Runs block `layer` in place over `count` sequences; sequence s is rows [starts[s],
  * starts[s+1]) of hidden and attends to itself alone.  tap may be NULL.  Cancellation is
  * checked per sequence. */
 vptq_status vptq_forward_block(vptq_forward *f, uint32_t layer, const size_t *starts,
                                size_t count, float *hidden, vptq_tap_fn tap, void *arg,
                                vptq_err *err) VPTQ_MUST_CHECK;
+
+vptq_status vptq_forward_block_with(vptq_forward *f, uint32_t layer, const size_t *starts,
+                                    size_t count, float *hidden, const vptq_block_hooks *hooks,
+                                    vptq_err *err) VPTQ_MUST_CHECK;
+
+/* Room for groups of at most `rows` rows, which blocks otherwise make when they need it. */
+vptq_status vptq_forward_reserve(vptq_forward *f, size_t rows, vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Final norm and output head over n rows: targets[i] < 0 = no target; state [n] host memory. */
 vptq_status vptq_forward_loss(vptq_forward *f, size_t n, const float *hidden,

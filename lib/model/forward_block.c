@@ -41,8 +41,10 @@ out:
 static vptq_status block_linear(vptq_forward *f, const vptq_forward_pass *p, vptq_linear l,
                                 const float *x, float beta, float *out, vptq_err *err)
 {
-    return vptq_forward_linear(f, &f->m->blocks[p->layer].linear[l],
-                               f->params[p->layer].bias[l], p->rows, x, beta, out, err);
+    const vptq_weight *linear =
+        p->hooks.linear ? p->hooks.linear : f->m->blocks[p->layer].linear;
+    return vptq_forward_linear(f, &linear[l], f->params[p->layer].bias[l], p->rows, x, beta,
+                               out, err);
 }
 
 /* The sequences of the pass, as rows from `begin` on. */
@@ -56,12 +58,13 @@ static vptq_status tap_rows(vptq_forward *f, const vptq_forward_pass *p, vptq_in
                             const float *x, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    if (!p->tap)
+    if (!p->hooks.tap)
         return VPTQ_OK;
     size_t dim = vptq_input_size(f->d, input), begin;
     for (size_t s = 0; s < p->count; s++) {
         size_t n = sequence_rows(p, s, &begin);
-        VPTQ_TRY(p->tap(p->arg, input, p->first_sequence + s, n, dim, x + begin * dim, err));
+        VPTQ_TRY(p->hooks.tap(p->hooks.arg, input, p->first_sequence + s, n, dim,
+                              x + begin * dim, err));
     }
 out:
     return st;
@@ -93,10 +96,11 @@ out:
     return st;
 }
 
-/* n rows that stand at `position`, with their keys and values behind those of the cache. */
+/* n rows that stand at `position`, with their keys and values behind those of the cache; *done:
+ * what was computed from. */
 static vptq_status attend(vptq_forward *f, const vptq_forward_pass *p, size_t n,
                           size_t position, float *q, float *keys, float *values, float *out,
-                          vptq_err *err)
+                          vptq_attention_args *done, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     const vptq_model_desc *d = f->d;
@@ -105,22 +109,37 @@ static vptq_status attend(vptq_forward *f, const vptq_forward_pass *p, size_t n,
     VPTQ_TRY(rotate_heads(f, b->q_norm, n, d->heads, position, q, err));
     VPTQ_TRY(
         rotate_heads(f, b->k_norm, n, d->kv_heads, position, keys + position * f->kv_dim, err));
-    vptq_attention_args a = {.n = n,
-                             .pos0 = position,
-                             .heads = d->heads,
-                             .kv_heads = d->kv_heads,
-                             .head_dim = d->head_dim,
-                             .window = p->layer >= d->window_from ? d->window : 0,
-                             .scale = (float)(1 / sqrt((double)d->head_dim)),
-                             .q = q,
-                             .keys = keys,
-                             .values = values,
-                             .out = out,
-                             .ldq = f->q_dim,
-                             .ldk = f->kv_dim,
-                             .ldv = f->kv_dim,
-                             .ldo = f->q_dim};
-    VPTQ_TRY(f->dev->ops->attention(f->dev->state, &a, err));
+    *done = (vptq_attention_args){.n = n,
+                                  .pos0 = position,
+                                  .heads = d->heads,
+                                  .kv_heads = d->kv_heads,
+                                  .head_dim = d->head_dim,
+                                  .window = p->layer >= d->window_from ? d->window : 0,
+                                  .scale = (float)(1 / sqrt((double)d->head_dim)),
+                                  .q = q,
+                                  .keys = keys,
+                                  .values = values,
+                                  .out = out,
+                                  .ldq = f->q_dim,
+                                  .ldk = f->kv_dim,
+                                  .ldv = f->kv_dim,
+                                  .ldo = f->q_dim};
+    VPTQ_TRY(f->dev->ops->attention(f->dev->state, done, err));
+out:
+    return st;
+}
+
+static vptq_status attend_sequence(vptq_forward *f, const vptq_forward_pass *p, size_t s,
+                                   vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_attention_args a;
+    size_t begin, n = sequence_rows(p, s, &begin), dim = f->d->hidden;
+    VPTQ_TRY(attend(f, p, n, 0, f->q + begin * f->q_dim, f->k + begin * f->kv_dim,
+                    f->v + begin * f->kv_dim, f->gate + begin * f->q_dim, &a, err));
+    if (p->hooks.attention)
+        VPTQ_TRY(p->hooks.attention(p->hooks.arg, p->first_sequence + s, n, dim,
+                                    f->x + begin * dim, &a, err));
 out:
     return st;
 }
@@ -129,6 +148,7 @@ static vptq_status attention_part(vptq_forward *f, const vptq_forward_pass *p, v
 {
     vptq_status st = VPTQ_OK;
     float *k = p->cache_k ? p->cache_k : f->k, *v = p->cache_v ? p->cache_v : f->v;
+    vptq_attention_args a;
     size_t behind = p->position * f->kv_dim; /* 0 without a cache */
     VPTQ_TRY(norm_rows(f, p->rows, p->h, f->params[p->layer].input_norm, f->x, err));
     VPTQ_TRY(tap_rows(f, p, VPTQ_INPUT_QKV, f->x, err));
@@ -136,12 +156,9 @@ static vptq_status attention_part(vptq_forward *f, const vptq_forward_pass *p, v
     VPTQ_TRY(block_linear(f, p, VPTQ_LINEAR_K, f->x, 0, k + behind, err));
     VPTQ_TRY(block_linear(f, p, VPTQ_LINEAR_V, f->x, 0, v + behind, err));
     if (p->cache_k)
-        VPTQ_TRY(attend(f, p, p->rows, p->position, f->q, k, v, f->gate, err));
-    for (size_t s = 0; s < p->count; s++) {
-        size_t begin, n = sequence_rows(p, s, &begin);
-        VPTQ_TRY(attend(f, p, n, 0, f->q + begin * f->q_dim, k + begin * f->kv_dim,
-                        v + begin * f->kv_dim, f->gate + begin * f->q_dim, err));
-    }
+        VPTQ_TRY(attend(f, p, p->rows, p->position, f->q, k, v, f->gate, &a, err));
+    for (size_t s = 0; s < p->count; s++)
+        VPTQ_TRY(attend_sequence(f, p, s, err));
     VPTQ_TRY(tap_rows(f, p, VPTQ_INPUT_O, f->gate, err));
     VPTQ_TRY(block_linear(f, p, VPTQ_LINEAR_O, f->gate, 1, p->h, err));
 out:

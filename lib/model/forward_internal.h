@@ -57,8 +57,6 @@ enum { VPTQ_FORWARD_TILE_ROWS = 768 };
  * rows of activations.  For a few rows it depends on the threads. */
 size_t vptq_forward_tile_rows(const vptq_forward *f, size_t rows, size_t cols);
 
-/* Room for the activations of `rows` rows. */
-vptq_status vptq_forward_reserve(vptq_forward *f, size_t rows, vptq_err *err) VPTQ_MUST_CHECK;
 vptq_status vptq_forward_reserve_hidden(vptq_forward *f, size_t rows,
                                         vptq_err *err) VPTQ_MUST_CHECK;
 
@@ -83,9 +81,8 @@ typedef struct vptq_forward_pass {
     size_t count;
     float *cache_k, *cache_v; /* of this layer */
     size_t position;
-    vptq_tap_fn tap;
-    void *arg;
-    size_t first_sequence; /* number of sequence 0 for the tap */
+    vptq_block_hooks hooks;
+    size_t first_sequence; /* number of sequence 0 for the taps */
 } vptq_forward_pass;
 vptq_status vptq_forward_run_block(vptq_forward *f, const vptq_forward_pass *p,
                                    vptq_err *err) VPTQ_MUST_CHECK;

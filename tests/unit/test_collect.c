@@ -79,24 +79,31 @@ typedef struct request {
     uint32_t first, last;
     uint64_t seed, stop_at;
     bool force;
+    vptq_token_weights weights;
+    double factor, holdout;
 } request;
-static const request whole = {0, LAYERS - 1, 0, 0, false};
+static const request whole = {0, LAYERS - 1, 0, 0, false, VPTQ_WEIGHTS_PLAIN, 0, 0};
 /* In the first window of layer 1, with the checkpoint behind layer 0 written. */
-static const request broken_off = {0, LAYERS - 1, 0, WINDOWS + 1, false};
+static const request broken_off = {0,     LAYERS - 1,         0, WINDOWS + 1,
+                                   false, VPTQ_WEIGHTS_PLAIN, 0, 0};
 
 static vptq_status collect(rig *r, const char *dir, request q, vptq_collect_result *result,
                            vptq_err *err)
 {
     const char *files[] = {r->ids};
-    const vptq_collect_options opt = {.corpus = {.tokens = files, .token_count = 1},
-                                      .windows = q.seed ? (size_t)WINDOWS / 2 : (size_t)WINDOWS,
-                                      .length = LENGTH,
-                                      .seed = q.seed,
-                                      .first_layer = q.first,
-                                      .last_layer = q.last,
-                                      .force = q.force,
-                                      .checkpoint_seconds = 0,
-                                      .tool_version = "test"};
+    const vptq_collect_options opt = {
+        .calibrate = {.corpus = {.tokens = files, .token_count = 1},
+                      .windows = q.seed ? (size_t)WINDOWS / 2 : (size_t)WINDOWS,
+                      .length = LENGTH,
+                      .seed = q.seed,
+                      .holdout = q.holdout,
+                      .weights = q.weights,
+                      .checkpoint_seconds = 0},
+        .factor = q.factor,
+        .first_layer = q.first,
+        .last_layer = q.last,
+        .force = q.force,
+        .tool_version = "test"};
     r->first = 0;
     r->stop = 0;
     r->stop_at = q.stop_at;
@@ -243,7 +250,8 @@ static void test_a_useless_checkpoint_is_passed_over(void **state)
 
 static void test_another_run_is_refused(void **state)
 {
-    static const request second = {1, 1, 0, 0, false}, seeded = {0, LAYERS - 1, 9, 0, false};
+    static const request second = {.first = 1, .last = 1},
+                         seeded = {.last = LAYERS - 1, .seed = 9};
     rig r;
     vptq_err err = {0};
     vptq_collect_result result;
@@ -266,7 +274,8 @@ static void test_another_run_is_refused(void **state)
 /* Starting again leaves nothing of the other run, and a part is a part of the whole. */
 static void test_force_starts_again(void **state)
 {
-    static const request second = {1, 1, 0, 0, true}, seeded = {0, LAYERS - 1, 9, 0, true};
+    static const request second = {.first = 1, .last = 1, .force = true},
+                         seeded = {.last = LAYERS - 1, .seed = 9, .force = true};
     rig r;
     vptq_collect_result result;
     char one[PATH], two[PATH], path[PATH];

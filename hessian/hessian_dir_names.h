@@ -1,0 +1,22 @@
+/* Names inside a Hessian directory, for the files of this room. */
+#ifndef HESSIAN_HESSIAN_DIR_NAMES_H
+#define HESSIAN_HESSIAN_DIR_NAMES_H
+
+#include "hessian/hessian_collect.h"
+
+#define VPTQ_HESSIAN_KV      "kv"
+#define VPTQ_HESSIAN_HOLDOUT "holdout"
+
+/* "DIR/layer_003_INPUT.safetensors" */
+vptq_status vptq_hessian_dir_file(char path[4096], const char *dir, uint32_t layer,
+                                  const char *input, vptq_err *err) VPTQ_MUST_CHECK;
+/* A Hessian or term with whatever numbers it holds; `kind` is what it must be. */
+vptq_status vptq_hessian_dir_read(const char *dir, uint32_t layer, const char *input,
+                                  uint32_t n, vptq_token_weights kind, vptq_mem *mem,
+                                  vptq_hessian_file *h, vptq_err *err) VPTQ_MUST_CHECK;
+/* The same, finite. */
+vptq_status vptq_hessian_dir_read_finite(const char *dir, uint32_t layer, const char *input,
+                                         uint32_t n, vptq_token_weights kind, vptq_mem *mem,
+                                         vptq_hessian_file *h, vptq_err *err) VPTQ_MUST_CHECK;
+
+#endif

@@ -1,0 +1,191 @@
+/* Exact pooling of Hessian directories. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "formats/json.h"
+#include "hessian/hessian_dir_names.h"
+#include "lib/base/file.h"
+
+static vptq_status merge_one(const vptq_ctx *ctx, const char *const *dirs, size_t count,
+                             uint32_t layer, const char *input, vptq_token_weights kind,
+                             const char *out_dir, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_arena arena;
+    char path[4096];
+    size_t loaded = 0;
+
+    vptq_arena_init(&arena, ctx->mem);
+    vptq_hessian_file *parts = vptq_arena_zalloc(&arena, count, sizeof *parts, err);
+    if (!parts)
+        return VPTQ_E_NOMEM;
+    for (; loaded < count; loaded++) {
+        uint32_t n = loaded ? parts[0].n : 0;
+        VPTQ_TRY(vptq_hessian_dir_read_finite(dirs[loaded], layer, input, n, kind, ctx->mem,
+                                              &parts[loaded], err));
+    }
+    size_t n = parts[0].n;
+    float *lower = vptq_arena_alloc(&arena, n * (n + 1) / 2, sizeof *lower, err);
+    float *mean = lower ? vptq_arena_alloc(&arena, n, sizeof *mean, err) : NULL;
+    if (!mean) {
+        st = VPTQ_E_NOMEM;
+        goto out;
+    }
+    uint64_t tokens, windows = 0;
+    for (size_t g = 0; g < count; g++)
+        windows += parts[g].windows;
+    VPTQ_TRY(vptq_hessian_pool(ctx->mem, parts, count, lower, mean, &tokens, err));
+    VPTQ_TRY(vptq_hessian_dir_file(path, out_dir, layer, input, err));
+    if (kind)
+        VPTQ_TRY(vptq_hessian_term_write(path, kind, windows, (uint32_t)n, tokens, lower, mean,
+                                         err));
+    else
+        VPTQ_TRY(vptq_hessian_file_write(path, (uint32_t)n, tokens, lower, mean, err));
+out:
+    while (loaded-- > 0)
+        vptq_hessian_file_release(&parts[loaded]);
+    vptq_arena_release(&arena);
+    return st;
+}
+
+/* The first directory describes the model; the others must be of the same one, the same layers
+ * and token weights.  The factor of the weights is the first one's. */
+static vptq_status merge_check(const char *const *dirs, size_t count, vptq_hessian_dir *pooled,
+                               vptq_err *err)
+{
+    uint64_t chain = 0;
+
+    for (size_t g = 0; g < count; g++) {
+        vptq_hessian_dir h;
+        vptq_status st = vptq_hessian_dir_open(dirs[g], &h, err);
+        if (st)
+            return st;
+        chain = vptq_hash(h.fingerprint, 16, chain);
+        if (!g) {
+            *pooled = h;
+            continue;
+        }
+        if (strcmp(h.model_fingerprint, pooled->model_fingerprint))
+            return vptq_fail(
+                err, VPTQ_E_MISMATCH,
+                "'%s' and '%s' are hessians of different models (model_fingerprint "
+                "%s and %s)",
+                dirs[0], dirs[g], pooled->model_fingerprint, h.model_fingerprint);
+        if (h.first_layer != pooled->first_layer || h.last_layer != pooled->last_layer)
+            return vptq_fail(err, VPTQ_E_MISMATCH,
+                             "'%s' holds layers %u-%u and '%s' layers %u-%u, expected the same",
+                             dirs[0], pooled->first_layer, pooled->last_layer, dirs[g],
+                             h.first_layer, h.last_layer);
+        if (h.weights != pooled->weights)
+            return vptq_fail(err, VPTQ_E_MISMATCH,
+                             "'%s' and '%s' have different token weights (%s and %s)", dirs[0],
+                             dirs[g], vptq_token_weights_name(pooled->weights),
+                             vptq_token_weights_name(h.weights));
+        pooled->tokens += h.tokens;
+        pooled->held_out_tokens = pooled->held_out_tokens && h.held_out_tokens
+                                      ? pooled->held_out_tokens + h.held_out_tokens
+                                      : 0;
+    }
+    snprintf(pooled->fingerprint, sizeof pooled->fingerprint, "%016" PRIx64, chain);
+    return VPTQ_OK;
+}
+
+static vptq_status save_meta(const char *const *dirs, size_t count,
+                             const vptq_hessian_dir *pooled, const char *out_dir, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    json_t *parts = json_array(), *details = NULL;
+
+    for (size_t g = 0; parts && g < count; g++) {
+        vptq_hessian_dir h;
+        VPTQ_TRY(vptq_hessian_dir_open(dirs[g], &h, err));
+        json_array_append_new(parts, json_string(h.fingerprint));
+    }
+    details = json_pack("{s:O?}", "merged_from", parts);
+    if (details)
+        st = vptq_hessian_dir_save(out_dir, pooled, details, err);
+    else
+        st = vptq_fail(err, VPTQ_E_NOMEM, "%s: out of memory", out_dir);
+out:
+    json_decref(details);
+    json_decref(parts);
+    return st;
+}
+
+/* Pools one part of the directories into the directory `tmp`. */
+static vptq_status merge_part(const vptq_ctx *ctx, const char *const *dirs, size_t count,
+                              const vptq_hessian_dir *pooled, const char *tmp, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    const uint32_t first = pooled->first_layer, last = pooled->last_layer;
+
+    for (uint32_t layer = first; layer <= last; layer++) {
+        for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
+            VPTQ_TRY(vptq_check_cancel(ctx, err));
+            VPTQ_TRY(merge_one(ctx, dirs, count, layer, vptq_input_name((vptq_input)i),
+                               VPTQ_WEIGHTS_PLAIN, tmp, err));
+            vptq_progress(ctx, "merge",
+                          (uint64_t)(layer - first) * VPTQ_INPUT_COUNT + (unsigned)i + 1,
+                          (uint64_t)(last - first + 1) * VPTQ_INPUT_COUNT, NULL);
+        }
+        if (pooled->weights)
+            VPTQ_TRY(
+                merge_one(ctx, dirs, count, layer, VPTQ_HESSIAN_KV, pooled->weights, tmp, err));
+    }
+    VPTQ_TRY(save_meta(dirs, count, pooled, tmp, err));
+out:
+    return st;
+}
+
+/* The held-out parts, into "holdout" in the directory that is being filled.  It appears there
+ * whole, so that a failure leaves only plain files in that. */
+static vptq_status merge_holdouts(const vptq_ctx *ctx, const char *const *dirs, size_t count,
+                                  const char *tmp, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_dir_writer writer = {0};
+    vptq_hessian_dir pooled;
+    vptq_arena arena;
+    char path[4096];
+
+    vptq_arena_init(&arena, ctx->mem);
+    const char **inner = vptq_arena_alloc(&arena, count, sizeof *inner, err);
+    if (!inner)
+        return VPTQ_E_NOMEM;
+    for (size_t g = 0; g < count; g++) {
+        inner[g] = vptq_arena_printf(&arena, err, "%s/" VPTQ_HESSIAN_HOLDOUT, dirs[g]);
+        if (!inner[g])
+            VPTQ_TRY(VPTQ_E_NOMEM);
+    }
+    VPTQ_TRY(merge_check(inner, count, &pooled, err));
+    VPTQ_TRY(vptq_path_join(path, sizeof path, tmp, VPTQ_HESSIAN_HOLDOUT, err));
+    VPTQ_TRY(vptq_dir_writer_open(path, false, &writer, err));
+    VPTQ_TRY(merge_part(ctx, inner, count, &pooled, writer.tmp, err));
+    VPTQ_TRY(vptq_dir_writer_commit(&writer, err));
+out:
+    vptq_dir_writer_abort(&writer);
+    vptq_arena_release(&arena);
+    return st;
+}
+
+vptq_status vptq_hessian_merge(const vptq_ctx *ctx, const char *const *dirs, size_t count,
+                               const char *out_dir, bool force, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_dir_writer writer = {0};
+    vptq_hessian_dir pooled;
+
+    if (count < 2)
+        return vptq_fail(err, VPTQ_E_ARG, "merging needs at least two hessian directories");
+    VPTQ_TRY(merge_check(dirs, count, &pooled, err));
+    VPTQ_TRY(vptq_dir_writer_open(out_dir, force, &writer, err));
+    VPTQ_TRY(merge_part(ctx, dirs, count, &pooled, writer.tmp, err));
+    if (pooled.held_out_tokens)
+        VPTQ_TRY(merge_holdouts(ctx, dirs, count, writer.tmp, err));
+    VPTQ_TRY(vptq_dir_writer_commit(&writer, err));
+out:
+    if (st)
+        vptq_dir_writer_abort(&writer);
+    return st;
+}

@@ -1,0 +1,223 @@
+/* Streams of hidden states and their checkpoint. */
+#include "hessian/states.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "lib/base/file.h"
+
+/* ---- the file without a name ---- */
+
+static vptq_status open_spill(vptq_states *s, const char *dir, vptq_err *err)
+{
+    vptq_status st = vptq_path_join(s->dir, sizeof s->dir, dir, "hidden.spill.XXXXXX", err);
+    if (st)
+        return st;
+    s->fd = mkstemp(s->dir);
+    if (s->fd < 0 || fcntl(s->fd, F_SETFD, FD_CLOEXEC) < 0)
+        return vptq_fail_errno(err, VPTQ_E_IO, errno,
+                               "cannot create a file for the hidden states in '%s'", dir);
+    if (unlink(s->dir))
+        st = vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot unlink '%s'", s->dir);
+    snprintf(s->dir, sizeof s->dir, "%s", dir);
+    return st;
+}
+
+/* All `bytes` at `offset`; false with errno, 0 for a file that ends too early. */
+static bool read_all(int fd, void *data, size_t bytes, uint64_t offset)
+{
+    char *at = data;
+    while (bytes > 0) {
+        const ssize_t n = pread(fd, at, bytes, (off_t)offset);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0) {
+            errno = n < 0 ? errno : 0;
+            return false;
+        }
+        at += n;
+        offset += (uint64_t)n;
+        bytes -= (size_t)n;
+    }
+    return true;
+}
+
+static bool write_all(int fd, const void *data, size_t bytes, uint64_t offset)
+{
+    const char *at = data;
+    while (bytes > 0) {
+        const ssize_t n = pwrite(fd, at, bytes, (off_t)offset);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return false;
+        at += n;
+        offset += (uint64_t)n;
+        bytes -= (size_t)n;
+    }
+    return true;
+}
+
+vptq_status vptq_states_open(const vptq_ctx *ctx, const char *dir, size_t rows, size_t dim,
+                             size_t most, vptq_states *s, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    size_t bytes;
+
+    *s = (vptq_states){.ctx = ctx, .rows = rows, .dim = dim, .most = most, .fd = -1};
+    if (!vptq_size_mul(rows, dim, &bytes) || !vptq_size_mul(bytes, sizeof *s->data, &bytes))
+        return vptq_fail(err, VPTQ_E_NOMEM, "hidden states of %zu tokens are too large", rows);
+    if (most < rows && bytes > vptq_mem_left(ctx->mem) / 2) {
+        VPTQ_TRY(open_spill(s, dir, err));
+        vptq_log(ctx, VPTQ_LOG_MORE, "hidden states (%zu MiB) go to a file in '%s'",
+                 bytes >> 20, dir);
+        rows = most;
+    }
+    s->data = vptq_mem_alloc(ctx->mem, rows, dim * sizeof *s->data, err);
+    if (!s->data) {
+        vptq_err_context(err, "hidden states of %zu tokens", rows);
+        st = VPTQ_E_NOMEM;
+    }
+out:
+    if (st)
+        vptq_states_close(s);
+    return st;
+}
+
+void vptq_states_close(vptq_states *s)
+{
+    if (!s->ctx)
+        return;
+    if (s->fd >= 0)
+        close(s->fd);
+    vptq_mem_free(s->ctx->mem, s->data);
+    *s = (vptq_states){.fd = -1};
+}
+
+vptq_status vptq_states_get(vptq_states *s, size_t first, size_t n, bool fresh, float **rows,
+                            vptq_err *err)
+{
+    const size_t row = s->dim * sizeof *s->data;
+    VPTQ_BUG_IF(n > s->rows || first > s->rows - n || (s->fd >= 0 && n > s->most));
+    *rows = s->fd < 0 ? s->data + first * s->dim : s->data;
+    if (s->fd < 0 || fresh || read_all(s->fd, s->data, n * row, (uint64_t)first * row))
+        return VPTQ_OK;
+    if (errno)
+        return vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot read hidden states back in '%s'",
+                               s->dir);
+    return vptq_fail(err, VPTQ_E_IO, "cannot read hidden states back in '%s': too few bytes",
+                     s->dir);
+}
+
+vptq_status vptq_states_keep(vptq_states *s, size_t first, size_t n, vptq_err *err)
+{
+    const size_t row = s->dim * sizeof *s->data;
+    if (s->fd < 0 || write_all(s->fd, s->data, n * row, (uint64_t)first * row))
+        return VPTQ_OK;
+    return vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot write hidden states in '%s'", s->dir);
+}
+
+/* ---- checkpoint: header, rows of every stream, checksum ---- */
+
+enum { CHUNK = 256 }; /* rows that are written, read and hashed at a time */
+
+typedef struct state_header {
+    char magic[8];
+    char fingerprint[16];
+    uint64_t position, streams, rows, dim;
+} state_header;
+
+static const char state_magic[8] = "VPTQHS2";
+
+static size_t chunk_rows(const vptq_states *s, size_t row)
+{
+    size_t n = s->most < CHUNK ? s->most : CHUNK;
+    return s->rows - row < n ? s->rows - row : n;
+}
+
+static state_header header_of(vptq_states *const *s, size_t count, const char fingerprint[16],
+                              uint64_t position)
+{
+    state_header h = {
+        .position = position, .streams = count, .rows = s[0]->rows, .dim = s[0]->dim};
+    memcpy(h.magic, state_magic, sizeof h.magic);
+    memcpy(h.fingerprint, fingerprint, sizeof h.fingerprint);
+    return h;
+}
+
+vptq_status vptq_states_save(vptq_states *const *s, size_t count, const char *path,
+                             const char fingerprint[16], uint64_t position, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_file_writer w = {.fd = -1};
+    const state_header h = header_of(s, count, fingerprint, position);
+    uint64_t sum = vptq_hash(&h, sizeof h, 0);
+    float *rows;
+
+    VPTQ_TRY(vptq_file_writer_open(path, true, &w, err));
+    VPTQ_TRY(vptq_file_write(&w, &h, sizeof h, err));
+    for (size_t i = 0; i < count; i++)
+        for (size_t row = 0, n; row < s[i]->rows; row += n) {
+            n = chunk_rows(s[i], row);
+            const size_t bytes = n * s[i]->dim * sizeof *rows;
+            VPTQ_TRY(vptq_states_get(s[i], row, n, false, &rows, err));
+            sum = vptq_hash(rows, bytes, sum);
+            VPTQ_TRY(vptq_file_write(&w, rows, bytes, err));
+        }
+    VPTQ_TRY(vptq_file_write(&w, &sum, sizeof sum, err));
+    VPTQ_TRY(vptq_file_writer_commit(&w, err));
+out:
+    vptq_file_writer_abort(&w);
+    return st;
+}
+
+/* The bytes behind the header into the streams. */
+static vptq_status load_rows(vptq_states *const *s, size_t count, int fd, uint64_t sum,
+                             bool *found, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    uint64_t offset = sizeof(state_header), end;
+    float *rows;
+
+    for (size_t i = 0; i < count; i++)
+        for (size_t row = 0, n; row < s[i]->rows; row += n) {
+            n = chunk_rows(s[i], row);
+            const size_t bytes = n * s[i]->dim * sizeof *rows;
+            VPTQ_TRY(vptq_states_get(s[i], row, n, true, &rows, err));
+            if (!read_all(fd, rows, bytes, offset))
+                return VPTQ_OK;
+            sum = vptq_hash(rows, bytes, sum);
+            offset += bytes;
+            VPTQ_TRY(vptq_states_keep(s[i], row, n, err));
+        }
+    *found = read_all(fd, &end, sizeof end, offset) && end == sum;
+out:
+    return st;
+}
+
+vptq_status vptq_states_load(vptq_states *const *s, size_t count, const char *path,
+                             const char fingerprint[16], uint64_t last, bool *found,
+                             uint64_t *position, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    state_header h;
+
+    *found = false;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0 && errno == ENOENT)
+        return VPTQ_OK;
+    if (fd < 0)
+        return vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot open '%s'", path);
+    if (read_all(fd, &h, sizeof h, 0) && h.position <= last) {
+        const state_header want = header_of(s, count, fingerprint, h.position);
+        *position = h.position;
+        if (!memcmp(&h, &want, sizeof h))
+            st = load_rows(s, count, fd, vptq_hash(&h, sizeof h, 0), found, err);
+    }
+    close(fd);
+    return st;
+}
