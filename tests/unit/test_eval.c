@@ -724,9 +724,9 @@ static void test_error(void **state)
     vptq_err err = {0};
     char hdir[4096], file[4096], name[64], ids[4096];
     const char *files[] = {ids};
-    vptq_collect_options collect = {.corpus = {.tokens = files, .token_count = 1},
-                                    .windows = 2,
-                                    .length = 64,
+    vptq_collect_options collect = {.calibrate = {.corpus = {.tokens = files, .token_count = 1},
+                                                  .windows = 2,
+                                                  .length = 64},
                                     .last_layer = UINT32_MAX,
                                     .tool_version = "test"};
     vptq_collect_result done;
