@@ -1,0 +1,175 @@
+/* Allocation against every possible choice of small problems, and what must hold for large
+ * ones. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "lib/base/rng.h"
+#include "lib/quant/allocate.h"
+#include "tests/vtest.h"
+
+enum { MOST = 400, OPTIONS = 12 };
+
+typedef struct problem {
+    vptq_allocate_problem p;
+    size_t first[MOST + 1];
+    vptq_allocate_option options[MOST * OPTIONS];
+} problem;
+
+/* `count` matrices of up to `most` options; bits in units of `unit`. */
+static problem *make(size_t count, size_t most, uint64_t unit, uint64_t seed)
+{
+    problem *q = calloc(1, sizeof *q);
+    vptq_rng rng = vptq_rng_make(seed, 0, 0, VPTQ_RNG_TEST);
+    uint64_t at = 0;
+    assert_non_null(q);
+    for (size_t i = 0; i < count; i++) {
+        size_t n = 1 + vptq_rng_below(&rng, at++, most);
+        q->first[i + 1] = q->first[i] + n;
+        for (size_t o = q->first[i]; o < q->first[i + 1]; o++) {
+            uint64_t bits = 1 + vptq_rng_below(&rng, at++, 40);
+            q->options[o] = (vptq_allocate_option){
+                .bits = bits * unit,
+                .cost = exp2(-(double)bits / 8) * (0.5 + vptq_rng_uniform(&rng, at++))};
+        }
+    }
+    q->p = (vptq_allocate_problem){.count = count, .first = q->first, .options = q->options};
+    return q;
+}
+
+static double total(const problem *q, const size_t *choice, uint64_t *bits)
+{
+    double cost = 0;
+    *bits = 0;
+    for (size_t i = 0; i < q->p.count; i++) {
+        assert_true(choice[i] < q->first[i + 1] - q->first[i]);
+        const vptq_allocate_option *o = &q->options[q->first[i] + choice[i]];
+        cost += o->cost;
+        *bits += o->bits;
+    }
+    return cost;
+}
+
+/* The least cost within the budget of matrices i, i + 1, ...; infinity when none fits. */
+static double brute_force(const problem *q, size_t i, uint64_t budget)
+{
+    if (i == q->p.count)
+        return 0;
+    double best = (double)INFINITY;
+    for (size_t o = q->first[i]; o < q->first[i + 1]; o++) {
+        if (q->options[o].bits > budget)
+            continue;
+        double cost = q->options[o].cost + brute_force(q, i + 1, budget - q->options[o].bits);
+        best = cost < best ? cost : best;
+    }
+    return best;
+}
+
+static void test_brute_force(void **state)
+{
+    (void)state;
+    vptq_err err = {0};
+    for (uint64_t seed = 0; seed < 60; seed++) {
+        problem *q = make(1 + seed % 6, 6, 1, seed);
+        size_t choice[6];
+        uint64_t bits, least = vptq_allocate_least(&q->p);
+        for (uint64_t budget = least; budget < least + 60; budget += 7) {
+            assert_ok(vptq_allocate(&q->p, budget, NULL, choice, &err), &err);
+            double cost = total(q, choice, &bits), want = brute_force(q, 0, budget);
+            assert_true(bits <= budget);
+            assert_close_f64(&cost, &want, 1, 0, 1e-12);
+        }
+        assert_fails(vptq_allocate(&q->p, least - 1, NULL, choice, &err), VPTQ_E_ARG, &err,
+                     "below the smallest possible");
+        free(q);
+    }
+}
+
+/* As large as a model, with bits that do not fit into cells: never over the budget, never more
+ * cost for more bits, and nearly all of the budget used. */
+static void test_budgets(void **state)
+{
+    (void)state;
+    vptq_err err = {0};
+    problem *q = make(210, OPTIONS, 31337 * 64 + 5, 3);
+    static size_t choice[MOST];
+    uint64_t bits, least = vptq_allocate_least(&q->p);
+    double last = (double)INFINITY;
+    for (int i = 0; i < 12; i++) {
+        uint64_t budget = least + least * (uint64_t)(i * i) / 30;
+        assert_ok(vptq_allocate(&q->p, budget, NULL, choice, &err), &err);
+        double cost = total(q, choice, &bits);
+        assert_true(bits <= budget);
+        assert_true(cost <= last);
+        assert_true(i == 0 || i > 6 || (double)bits > 0.99 * (double)budget);
+        last = cost;
+    }
+    /* Everything affordable: the cheapest option of every matrix. */
+    double want = 0;
+    for (size_t i = 0; i < q->p.count; i++) {
+        double best = (double)INFINITY;
+        for (size_t o = q->first[i]; o < q->first[i + 1]; o++)
+            best = q->options[o].cost < best ? q->options[o].cost : best;
+        want += best;
+    }
+    assert_ok(vptq_allocate(&q->p, UINT64_MAX, NULL, choice, &err), &err);
+    double cost = total(q, choice, &bits);
+    assert_close_f64(&cost, &want, 1, 0, 1e-12);
+    free(q);
+}
+
+/* Of options that cost the same the one with fewer bits, of those the first. */
+static void test_ties(void **state)
+{
+    (void)state;
+    vptq_err err = {0};
+    const vptq_allocate_option options[] = {{9, 1}, {4, 1}, {4, 1}, {7, 2}, {5, 3}};
+    const size_t first[] = {0, 3, 5};
+    const vptq_allocate_problem p = {.count = 2, .first = first, .options = options};
+    size_t choice[2];
+    assert_int_equal(vptq_allocate_least(&p), 9);
+    assert_ok(vptq_allocate(&p, 100, NULL, choice, &err), &err);
+    assert_int_equal(choice[0], 1);
+    assert_int_equal(choice[1], 0);
+    assert_ok(vptq_allocate(&p, 10, NULL, choice, &err), &err);
+    assert_int_equal(choice[1], 1);
+}
+
+static void test_refused(void **state)
+{
+    (void)state;
+    vptq_err err = {0};
+    vptq_allocate_option options[] = {{1, 1}, {2, (double)NAN}};
+    const size_t first[] = {0, 2}, none[] = {0, 0};
+    vptq_allocate_problem p = {.count = 1, .first = first, .options = options};
+    size_t choice[1];
+    assert_fails(vptq_allocate(&p, 9, NULL, choice, &err), VPTQ_E_NUMERIC, &err,
+                 "option 1 of matrix 0");
+    p.first = none;
+    assert_fails(vptq_allocate(&p, 9, NULL, choice, &err), VPTQ_E_ARG, &err, "0 options");
+}
+
+static vptq_status allocate(void *arg, vptq_mem *mem, vptq_err *err)
+{
+    problem *q = arg;
+    size_t choice[MOST];
+    return vptq_allocate(&q->p, vptq_allocate_least(&q->p) * 2, mem, choice, err);
+}
+
+static void test_out_of_memory(void **state)
+{
+    (void)state;
+    problem *q = make(40, OPTIONS, 1000, 8);
+    assert_true(vtest_oom_walk(allocate, q) > 1);
+    free(q);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_brute_force),   cmocka_unit_test(test_budgets),
+        cmocka_unit_test(test_ties),          cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_out_of_memory),
+    };
+    return vtest_main(argc, argv, tests);
+}
