@@ -32,6 +32,9 @@ static vptq_status check_options(const vptq_kmeans_options *opt, size_t n, vptq_
                          "tolerance %g of k-means, expected at least 0 and "
                          "below 1",
                          opt->tolerance);
+    if (!(opt->shift >= 0 && opt->shift < INFINITY))
+        return vptq_fail(err, VPTQ_E_ARG, "shift %g of k-means, expected at least 0",
+                         opt->shift);
     if (!n)
         return vptq_fail(err, VPTQ_E_ARG, "no vectors to cluster");
     return VPTQ_OK;
@@ -182,19 +185,22 @@ out:
     return st;
 }
 
-/* Every centroid to the weighted mean of its vectors; empty clusters get repaired. */
-static vptq_status update(lloyd *l, uint32_t *repaired, vptq_err *err)
+/* Every centroid to the weighted mean of its vectors; *moved = the sum of their squared moves. */
+static void move(lloyd *l, double *moved)
 {
     const size_t v = l->points->v;
+    *moved = 0;
     memcpy(l->before, l->host_c, l->k * v * sizeof *l->before);
     for (size_t j = 0; j < l->k; j++) {
         if (!(l->host_weights[j] > 0))
             continue;
-        for (size_t e = 0; e < v; e++)
-            l->host_c[j * v + e] = (float)(l->host_sums[j * v + e] / l->host_weights[j]);
+        for (size_t e = 0; e < v; e++) {
+            double from = (double)l->host_c[j * v + e];
+            double to = l->host_sums[j * v + e] / l->host_weights[j];
+            l->host_c[j * v + e] = (float)to;
+            *moved += (to - from) * (to - from);
+        }
     }
-    return vptq_kmeans_repair(l->points, l->k, l->host_labels, l->before, l->host_weights,
-                              l->host_c, repaired, err);
 }
 
 static bool has_empty(const lloyd *l)
@@ -207,26 +213,34 @@ static bool has_empty(const lloyd *l)
 }
 
 /* The last evaluation is of the book that is returned, so that the labels and stats fit it. */
-static vptq_status iterate(lloyd *l, int iterations, double tolerance, vptq_kmeans_stats *stats,
-                           vptq_kmeans_iteration *trace, vptq_err *err)
+static vptq_status iterate(lloyd *l, const vptq_kmeans_options *opt, int iterations,
+                           vptq_kmeans_stats *stats, vptq_kmeans_iteration *trace,
+                           vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    for (int t = 0; t < iterations && !st; t++) {
+    double moved = INFINITY;
+    for (int t = 0; t < iterations; t++) {
         double objective = 0;
         uint32_t repaired = 0;
         VPTQ_TRY(vptq_check_cancel(l->points->ctx, err));
         VPTQ_TRY(evaluate(l, &objective, err));
-        bool settled = t > 0 && !(stats->last - objective > tolerance * stats->last);
+        bool settled =
+            t > 0 && (!(stats->last - objective > opt->tolerance * stats->last) ||
+                      moved < opt->shift);
         stats->iterations = t + 1;
         stats->last = objective;
         if (t == 0)
             stats->first = objective;
         if (trace)
             trace[t] = (vptq_kmeans_iteration){.objective = objective};
-        stats->converged = !(objective > 0) || (settled && !has_empty(l));
+        stats->converged =
+            !(objective > 0) || (settled && (opt->keep_empty || !has_empty(l)));
         if (stats->converged || t + 1 == iterations)
             break;
-        VPTQ_TRY(update(l, &repaired, err));
+        move(l, &moved);
+        if (!opt->keep_empty)
+            VPTQ_TRY(vptq_kmeans_repair(l->points, l->k, l->host_labels, l->before,
+                                        l->host_weights, l->host_c, &repaired, err));
         if (settled && !repaired) { /* what is empty has nowhere better to go */
             memcpy(l->host_c, l->before, (size_t)l->k * l->points->v * sizeof *l->before);
             stats->converged = true;
@@ -262,10 +276,10 @@ vptq_status vptq_kmeans_run(vptq_device *dev, const vptq_kmeans_options *opt, si
         memcpy(centroids, x, n * v * sizeof *x);
         for (size_t j = n; j < k; j++)
             memcpy(centroids + j * v, x + (n - 1) * v, v * sizeof *x);
-        VPTQ_TRY(iterate(&l, 1, opt->tolerance, stats, trace, err));
+        VPTQ_TRY(iterate(&l, opt, 1, stats, trace, err));
     } else {
         VPTQ_TRY(vptq_kmeans_seed(&points, opt, centroids, err));
-        VPTQ_TRY(iterate(&l, opt->iterations, opt->tolerance, stats, trace, err));
+        VPTQ_TRY(iterate(&l, opt, opt->iterations, stats, trace, err));
     }
 out:
     lloyd_close(&l);

@@ -17,6 +17,8 @@ typedef struct vptq_kmeans_options {
     uint32_t v;
     int iterations;   /* at most; 25 */
     double tolerance; /* stop when the objective falls by less than this fraction; 1e-4 */
+    double shift;     /* stop when the squared moves of all centroids sum to less; 0 = off */
+    bool keep_empty;  /* an empty cluster keeps its centroid instead of being repaired */
     vptq_kmeans_seeding seeding;
     size_t seed_sample; /* vectors that k-means++ looks at, drawn by rng; 0 = 32 * k, at least
                          * 32768, fewer per centroid above k = 4096 */

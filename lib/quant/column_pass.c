@@ -1,57 +1,101 @@
-/* Columns are quantized one after another; the error of a column, divided by the factor's
- * diagonal, is pushed into the columns not yet done: z_s -= (z_t - q_t) / U_tt * U_ts for s >
- * t.  Inside a block the device does it column by column; what lies behind the block gets one
- * matrix product Z_rest -= U[block, rest]^T Err per block.  In the transposed layout a column
- * is one run of floats and its vectors are consecutive. */
-#include "lib/quant/column_pass.h"
+/* The column pass (paper Algorithm 1).  Columns are quantized one after another; the error of a
+ * column, divided by the factor's diagonal, is pushed into the columns not yet done: z_s -= (z_t
+ * - q_t) / U_tt * U_ts for s > t.  Inside a block the device does it column by column; what lies
+ * behind the block gets one matrix product Z_rest -= U[block, rest]^T Err per block.  A block
+ * ends where the next part begins: its columns share their books. */
+#include <string.h>
 
-vptq_status vptq_column_pass(vptq_device *dev, size_t in, size_t rows, uint32_t v, uint32_t k,
-                             float *z, const float *u, const float *centroids, uint32_t *idx,
-                             float *q, vptq_err *err)
+#include "lib/quant/encoder.h"
+
+typedef struct pass {
+    vptq_encoder *c;
+    const vptq_part *part;
+    vptq_finder *finder;
+    bool main_only;
+    float *z;   /* [in][rows] compensated */
+    float *err; /* [VPTQ_PASS_BLOCK][rows] */
+} pass;
+
+static vptq_status do_block(pass *a, size_t at, size_t cols, vptq_err *err)
+{
+    vptq_encoder *c = a->c;
+    const vptq_backend *ops = c->dev->ops;
+    const vptq_part *part = a->part;
+    size_t rows = c->rows, in = c->in, rest = in - at - cols;
+    size_t first = (at - part->first) * part->strips;
+    bool pairs = part->k_res && !a->main_only;
+    vptq_pass_args p = {.cols = cols,
+                        .rows = part->rows,
+                        .finder = a->finder,
+                        .z = a->z + at * rows,
+                        .u = c->u + at * in + at,
+                        .idx = part->idx + first,
+                        .idx_res = pairs ? part->idx_res + first : NULL,
+                        .q = c->q + at * rows,
+                        .err = a->err,
+                        .ldz = rows,
+                        .ldu = in,
+                        .ldi = part->strips,
+                        .ldq = rows,
+                        .lde = rows};
+    vptq_gemm_args g = {.m = rest,
+                        .n = part->rows,
+                        .k = cols,
+                        .a = c->u + at * in + at + cols,
+                        .b = a->err,
+                        .c = a->z + (at + cols) * rows,
+                        .lda = in,
+                        .ldb = rows,
+                        .ldc = rows,
+                        .trans_a = true,
+                        .alpha = -1,
+                        .beta = 1};
+    vptq_status st = vptq_check_cancel(c->dev->ctx, err);
+    if (!st)
+        st = ops->vq_pass(c->dev->state, &p, err);
+    if (!st && rest)
+        st = ops->gemm(c->dev->state, &g, err);
+    return st;
+}
+
+static vptq_status do_part(pass *a, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    float *e = vptq_mem_alloc(dev->ctx->mem, VPTQ_PASS_BLOCK * rows, sizeof *e, err);
-    if (!e)
-        return VPTQ_E_NOMEM;
+    const vptq_part *part = a->part;
+    const vptq_backend *ops = a->c->dev->ops;
+    vptq_books books = vptq_part_books(a->c, part);
 
-    const vptq_books books = {.v = v, .k = k, .beam = 1, .centroids = centroids};
-    vptq_finder *finder = NULL;
-    VPTQ_TRY(dev->ops->finder_open(dev->state, &books, &finder, err));
-    for (size_t i = 0; i < in; i += VPTQ_PASS_BLOCK) {
-        size_t cols = in - i < VPTQ_PASS_BLOCK ? in - i : VPTQ_PASS_BLOCK;
-        size_t rest = in - i - cols;
-        vptq_pass_args p = {.cols = cols,
-                            .rows = rows,
-                            .finder = finder,
-                            .z = z + i * rows,
-                            .u = u + i * in + i,
-                            .idx = idx + i * (rows / v),
-                            .q = q + i * rows,
-                            .err = e,
-                            .ldz = rows,
-                            .ldu = in,
-                            .ldi = rows / v,
-                            .ldq = rows,
-                            .lde = rows};
-        vptq_gemm_args g = {.m = rest,
-                            .n = rows,
-                            .k = cols,
-                            .a = u + i * in + i + cols,
-                            .b = e,
-                            .c = z + (i + cols) * rows,
-                            .lda = in,
-                            .ldb = rows,
-                            .ldc = rows,
-                            .trans_a = true,
-                            .alpha = -1,
-                            .beta = 1};
-        VPTQ_TRY(vptq_check_cancel(dev->ctx, err));
-        VPTQ_TRY(dev->ops->vq_pass(dev->state, &p, err));
-        if (rest)
-            VPTQ_TRY(dev->ops->gemm(dev->state, &g, err));
+    if (a->main_only) {
+        books.k_res = 0;
+        books.res_centroids = NULL;
+    }
+    VPTQ_TRY(ops->finder_open(a->c->dev->state, &books, &a->finder, err));
+    for (size_t i = 0; i < part->cols; i += VPTQ_PASS_BLOCK) {
+        size_t left = part->cols - i;
+        VPTQ_TRY(do_block(a, part->first + i, left < VPTQ_PASS_BLOCK ? left : VPTQ_PASS_BLOCK,
+                          err));
     }
 out:
-    dev->ops->finder_close(dev->state, finder);
-    vptq_mem_free(dev->ctx->mem, e);
+    ops->finder_close(a->c->dev->state, a->finder);
+    a->finder = NULL;
+    return st;
+}
+
+vptq_status vptq_column_pass(vptq_encoder *c, bool main_only, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_arena_mark mark = vptq_arena_get_mark(&c->work);
+    pass a = {.c = c, .main_only = main_only, .z = c->g};
+
+    a.err = vptq_arena_alloc(&c->work, VPTQ_PASS_BLOCK * c->rows, sizeof *a.err, err);
+    if (!a.err)
+        return VPTQ_E_NOMEM;
+    memcpy(a.z, c->z, (size_t)c->in * c->rows * sizeof *a.z);
+    for (uint32_t i = 0; i < c->parts; i++) {
+        a.part = &c->part[i];
+        VPTQ_TRY(do_part(&a, err));
+    }
+out:
+    vptq_arena_rewind(&c->work, mark);
     return st;
 }

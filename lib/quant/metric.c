@@ -45,39 +45,82 @@ static vptq_status check_hessian(vptq_metric *m, const float *lower, vptq_err *e
     return VPTQ_OK;
 }
 
-/* Mean and standard deviation of every column over the rows, rounded to the storage type. */
-static vptq_status column_norms(vptq_metric *m, vptq_dtype storage, uint32_t out,
+/* Per column: bias and scale before rounding. */
+typedef struct column_stats {
+    double *bias, *scale;
+} column_stats;
+
+static void mean_and_deviation(size_t out, size_t in, const float *w, column_stats *k)
+{
+    for (size_t r = 0; r < out; r++)
+        for (size_t c = 0; c < in; c++)
+            k->bias[c] += (double)w[r * in + c];
+    for (size_t c = 0; c < in; c++)
+        k->bias[c] /= (double)out;
+    for (size_t r = 0; r < out; r++)
+        for (size_t c = 0; c < in; c++) {
+            double d = (double)w[r * in + c] - k->bias[c];
+            k->scale[c] += d * d;
+        }
+    for (size_t c = 0; c < in; c++)
+        k->scale[c] = sqrt(k->scale[c] / (double)out);
+}
+
+static void minimum_and_range(size_t out, size_t in, const float *w, column_stats *k)
+{
+    for (size_t c = 0; c < in; c++) {
+        double least = (double)w[c], most = least;
+        for (size_t r = 1; r < out; r++) {
+            double x = (double)w[r * in + c];
+            least = x < least ? x : least;
+            most = x > most ? x : most;
+        }
+        k->bias[c] = least;
+        k->scale[c] = most - least;
+    }
+}
+
+/* Rounded to the storage type, but for the published recipe, which rounds at the end. */
+static vptq_status column_norms(vptq_metric *m, const vptq_quant_settings *s, uint32_t out,
                                 const float *w, vptq_arena *arena, vptq_err *err)
 {
     size_t in = m->in;
     vptq_arena_mark mark = vptq_arena_get_mark(arena);
-    double *sum = vptq_arena_zalloc(arena, in, 2 * sizeof *sum, err);
-    double *sq = sum ? sum + in : NULL;
-    if (!sum)
+    column_stats k = {.bias = vptq_arena_zalloc(arena, in, 2 * sizeof(double), err)};
+    if (!k.bias)
         return VPTQ_E_NOMEM;
+    k.scale = k.bias + in;
+    if (s->norm == VPTQ_NORM_STD)
+        mean_and_deviation(out, in, w, &k);
+    else
+        minimum_and_range(out, in, w, &k);
 
-    for (size_t r = 0; r < out; r++)
-        for (size_t c = 0; c < in; c++)
-            sum[c] += (double)w[r * in + c];
-    for (size_t r = 0; r < out; r++)
-        for (size_t c = 0; c < in; c++) {
-            double d = (double)w[r * in + c] - sum[c] / out;
-            sq[c] += d * d;
-        }
     vptq_status st = VPTQ_OK;
     for (size_t c = 0; c < in && !st; c++) {
-        double deviation = sqrt(sq[c] / out);
-        if (deviation < SMALLEST_SCALE)
-            deviation = deviation > 0 ? SMALLEST_SCALE : 1;
-        m->bias[c] = vptq_round_to(storage, (float)(sum[c] / out));
-        m->scale[c] = vptq_round_to(storage, (float)deviation);
-        if (!isfinite(m->bias[c]) || !isfinite(m->scale[c]))
+        double scale = k.scale[c];
+        if (scale < SMALLEST_SCALE)
+            scale = scale > 0 ? SMALLEST_SCALE : 1;
+        m->bias[c] = (float)k.bias[c];
+        m->scale[c] = (float)scale;
+        float bias = vptq_round_to(s->storage, m->bias[c]);
+        scale = (double)vptq_round_to(s->storage, m->scale[c]);
+        if (!isfinite(bias) || !isfinite(scale))
             st = vptq_fail(err, VPTQ_E_NUMERIC,
-                           "column %zu has mean %g and deviation %g, which %s cannot hold", c,
-                           sum[c] / out, deviation, vptq_dtype_get(storage)->name);
+                           "column %zu has bias %g and scale %g, which %s cannot hold", c,
+                           k.bias[c], k.scale[c], vptq_dtype_get(s->storage)->name);
+        if (s->rounding == VPTQ_ROUND_LOOP) {
+            m->bias[c] = bias;
+            m->scale[c] = (float)scale;
+        }
     }
     vptq_arena_rewind(arena, mark);
     return st;
+}
+
+/* The scale that the metric sees. */
+static double metric_scale(const vptq_metric *m, size_t column)
+{
+    return m->scaled ? (double)m->scale[column] : 1;
 }
 
 typedef struct ranked {
@@ -93,7 +136,15 @@ static int by_diag_descending(const void *a, const void *b)
     return x->column < y->column ? -1 : 1;
 }
 
-static vptq_status make_order(vptq_metric *m, bool perm, vptq_arena *arena, vptq_err *err)
+static int by_column(const void *a, const void *b)
+{
+    const ranked *x = a, *y = b;
+    return x->column < y->column ? -1 : x->column > y->column;
+}
+
+/* The outlier columns, which come first, are the most important ones in any case. */
+static vptq_status make_order(vptq_metric *m, bool perm, uint32_t outliers, vptq_arena *arena,
+                              vptq_err *err)
 {
     vptq_arena_mark mark = vptq_arena_get_mark(arena);
     ranked *rank = vptq_arena_alloc(arena, m->in, sizeof *rank, err);
@@ -101,8 +152,10 @@ static vptq_status make_order(vptq_metric *m, bool perm, vptq_arena *arena, vptq
         return VPTQ_E_NOMEM;
     for (uint32_t c = 0; c < m->in; c++)
         rank[c] = (ranked){m->diag[c], c};
-    if (perm)
+    if (perm || outliers)
         qsort(rank, m->in, sizeof *rank, by_diag_descending);
+    if (!perm)
+        qsort(rank + outliers, m->in - outliers, sizeof *rank, by_column);
     for (uint32_t p = 0; p < m->in; p++)
         m->order[p] = rank[p].column;
     vptq_arena_rewind(arena, mark);
@@ -110,12 +163,12 @@ static vptq_status make_order(vptq_metric *m, bool perm, vptq_arena *arena, vptq
 }
 
 vptq_status vptq_metric_make(const vptq_quant_settings *s, uint32_t out, uint32_t in,
-                             const float *w, const float *lower, vptq_arena *arena,
-                             vptq_metric *m, vptq_err *err)
+                             uint32_t outliers, const float *w, const float *lower,
+                             vptq_arena *arena, vptq_metric *m, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
 
-    *m = (vptq_metric){.in = in};
+    *m = (vptq_metric){.in = in, .scaled = s->metric == VPTQ_METRIC_SCALED};
     m->scale = vptq_arena_alloc(arena, in, sizeof *m->scale, err);
     m->bias = m->scale ? vptq_arena_alloc(arena, in, sizeof *m->bias, err) : NULL;
     m->diag = m->bias ? vptq_arena_alloc(arena, in, sizeof *m->diag, err) : NULL;
@@ -129,12 +182,12 @@ vptq_status vptq_metric_make(const vptq_quant_settings *s, uint32_t out, uint32_
         m->bias[c] = 0;
     }
     if (s->norm != VPTQ_NORM_NONE)
-        VPTQ_TRY(column_norms(m, s->storage, out, w, arena, err));
+        VPTQ_TRY(column_norms(m, s, out, w, arena, err));
     for (size_t c = 0; c < in; c++) {
         double h = (double)lower[c * (c + 1) / 2 + c] + s->ridge * m->mean_diag;
-        m->diag[c] = (double)m->scale[c] * h * (double)m->scale[c];
+        m->diag[c] = metric_scale(m, c) * h * metric_scale(m, c);
     }
-    VPTQ_TRY(make_order(m, s->perm, arena, err));
+    VPTQ_TRY(make_order(m, s->perm, outliers, arena, err));
 out:
     return st;
 }
@@ -165,7 +218,28 @@ void vptq_metric_matrix(const vptq_metric *m, double ridge, const float *lower, 
             double h = (double)lower[hi * (hi + 1) / 2 + lo];
             if (p == q)
                 h += ridge * m->mean_diag;
-            a[p * n + q] = (double)m->scale[cp] * h * (double)m->scale[cq];
+            a[p * n + q] = metric_scale(m, cp) * h * metric_scale(m, cq);
+        }
+    }
+}
+
+void vptq_metric_full(const vptq_metric *m, bool raw, double ridge, const float *lower, float *h)
+{
+    size_t n = m->in;
+
+    for (size_t p = 0; p < n; p++) {
+        size_t cp = m->order[p];
+        for (size_t q = 0; q <= p; q++) {
+            size_t cq = m->order[q];
+            size_t hi = cp > cq ? cp : cq;
+            size_t lo = cp > cq ? cq : cp;
+            double x = (double)lower[hi * (hi + 1) / 2 + lo];
+            if (!raw) {
+                if (p == q)
+                    x += ridge * m->mean_diag;
+                x = metric_scale(m, cp) * x * metric_scale(m, cq);
+            }
+            h[p * n + q] = h[q * n + p] = (float)x;
         }
     }
 }

@@ -13,15 +13,17 @@ typedef struct vptq_metric {
     uint32_t in;
     double mean_diag;    /* of the raw H */
     uint32_t dead;       /* columns with H_jj = 0 */
-    float *scale, *bias; /* [in] by column, exact in the storage type */
-    double *diag;        /* [in] S (H + ridge) S by column */
+    bool scaled;         /* the metric is S (H + ridge) S, not H + ridge */
+    float *scale, *bias; /* [in] by column, exact in the storage type where rounding is `loop` */
+    double *diag;        /* [in] of the metric, by column */
     uint32_t *order;     /* [in] column at each position of the processing order */
 } vptq_metric;
 
 /* Checks W and H for NaN and infinity; fills everything from W, H and the settings.  `lower` is
- * the packed lower triangle of the raw H.  Memory comes from `arena`. */
+ * the packed lower triangle of the raw H.  The `outliers` most important columns come first.
+ * Memory comes from `arena`. */
 vptq_status vptq_metric_make(const vptq_quant_settings *s, uint32_t out, uint32_t in,
-                             const float *w, const float *lower, vptq_arena *arena,
+                             uint32_t outliers, const float *w, const float *lower, vptq_arena *arena,
                              vptq_metric *m, vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Z transposed, in processing order: z [in][rows], rows = out rounded up to v, zero padded. */
@@ -30,5 +32,8 @@ void vptq_metric_normalize(const vptq_metric *m, uint32_t out, size_t rows, cons
 
 /* The metric in processing order, lower triangle of a [in, in]. */
 void vptq_metric_matrix(const vptq_metric *m, double ridge, const float *lower, double *a);
+/* The same in float, both triangles; with `raw` the Hessian alone, neither ridge nor scale. */
+void vptq_metric_full(const vptq_metric *m, bool raw, double ridge, const float *lower,
+                      float *h);
 
 #endif

@@ -1,227 +1,431 @@
-/* One matrix from weights to codes: metric, factor, k-means, storage rounding, column pass,
- * stored form, losses. */
+/* One matrix from weights to codes: metric, factor, the ladder of steps, stored form, losses. */
 #include <math.h>
 #include <string.h>
 
 #include "hessian/hessian.h"
-#include "kmeans/kmeans.h"
-#include "lib/quant/column_pass.h"
-#include "lib/quant/metric.h"
-#include "lib/quant/quant.h"
+#include "lib/quant/encoder.h"
+#include "lib/quant/store.h"
 
-typedef struct job {
-    vptq_device *dev;
-    const vptq_quant_settings *s;
-    uint32_t matrix_id, out, in;
-    const float *w, *lower;
-    vptq_arena *keep; /* the caller's: what the result points to */
-    vptq_arena arena; /* work */
-    vptq_metric metric;
-    size_t rows, strips; /* out rounded up to v, and its vectors */
-    float *z;            /* [in][rows] */
-    float *u;            /* [in][in] */
-    float *q;            /* [in][rows] chosen centroids */
-    uint32_t *idx;       /* [in][strips] */
-    float *book;         /* [k][v] exact in the storage type */
-    vptq_quant_result *result;
-} job;
+enum {
+    FINAL_SWEEPS = 2,      /* after each refit and after rounding */
+    REFIT_ITERATIONS = 16, /* of conjugate gradients; more gain nothing that sweeps keep */
+};
 
-static vptq_status factor(job *j, vptq_err *err)
+/* ---- preparation ---- */
+
+static vptq_status factor(vptq_encoder *c, size_t square, vptq_err *err)
 {
-    size_t square;
-    vptq_arena_mark mark;
-
-    if (!vptq_size_mul(j->in, j->in, &square))
-        return vptq_fail(err, VPTQ_E_SHAPE, "a hessian of %u columns does not fit in memory",
-                         j->in);
-    j->u = vptq_arena_alloc(&j->arena, square, sizeof *j->u, err);
-    if (!j->u)
-        return VPTQ_E_NOMEM;
-    mark = vptq_arena_get_mark(&j->arena);
-    double *a = vptq_arena_alloc(&j->arena, square, sizeof *a, err);
+    vptq_arena_mark mark = vptq_arena_get_mark(&c->work);
+    const float *lower = c->input->metric ? c->input->metric : c->input->lower;
+    double *a = vptq_arena_alloc(&c->work, square, sizeof *a, err);
     if (!a)
         return VPTQ_E_NOMEM;
-    vptq_metric_matrix(&j->metric, j->s->ridge, j->lower, a);
-    vptq_status st = vptq_hessian_factor(j->dev, j->in, a, j->s->damping, j->u,
-                                         &j->result->report.damping_added, err);
-    vptq_arena_rewind(&j->arena, mark);
+    vptq_metric_matrix(&c->metric, c->s->ridge, lower, a);
+    vptq_status st = vptq_hessian_factor(c->dev, c->in, a, c->s->damping, c->u,
+                                         &c->report->damping_added, err);
+    vptq_arena_rewind(&c->work, mark);
     return st;
 }
 
-/* k-means over all vectors of the matrix, each weighted by the metric's diagonal at its column.
- */
-static vptq_status train(job *j, vptq_err *err)
+static void make_part(vptq_part *p, uint32_t first, uint32_t cols, uint32_t out, uint32_t v,
+                      uint32_t k, uint32_t k_res)
 {
-    const vptq_quant_settings *s = j->s;
-    vptq_quant_report *report = &j->result->report;
-    vptq_kmeans_options opt = vptq_kmeans_default(s->v, s->k);
-    vptq_kmeans_stats stats;
-    size_t n = j->strips * j->in;
-    size_t values = (size_t)s->k * s->v;
-    vptq_arena_mark mark;
+    *p = (vptq_part){.first = first, .cols = cols, .v = v, .k = k, .k_res = k_res};
+    p->strips = (out + v - 1) / v;
+    p->rows = p->strips * v;
+}
 
-    float *book_f32 = vptq_arena_alloc(j->keep, values, sizeof *book_f32, err);
-    j->book = book_f32 ? vptq_arena_alloc(j->keep, values, sizeof *j->book, err) : NULL;
-    if (!j->book)
+/* Books of a kind are one piece, as they are stored. */
+static vptq_status make_parts(vptq_encoder *c, vptq_err *err)
+{
+    const vptq_vq_shape *s = &c->shape;
+    size_t main_size = (size_t)s->k * s->v, res_size = (size_t)s->k_res * s->v;
+
+    c->parts = s->groups + (s->outliers ? 1 : 0);
+    c->part = vptq_arena_zalloc(&c->work, c->parts, sizeof *c->part, err);
+    float *main =
+        c->part ? vptq_arena_zalloc(c->keep, s->groups * main_size, sizeof *main, err) : NULL;
+    float *res = main && s->k_res
+                     ? vptq_arena_zalloc(c->keep, s->groups * res_size, sizeof *res, err)
+                     : NULL;
+    if (!main || (s->k_res && !res))
         return VPTQ_E_NOMEM;
-    mark = vptq_arena_get_mark(&j->arena);
-    float *weight = vptq_arena_alloc(&j->arena, n, sizeof *weight, err);
-    if (!weight)
-        return VPTQ_E_NOMEM;
-    for (size_t p = 0; p < j->in; p++)
-        for (size_t i = 0; i < j->strips; i++)
-            weight[p * j->strips + i] = (float)j->metric.diag[j->metric.order[p]];
-    opt.iterations = (int)s->kmeans_iterations;
-    opt.rng = vptq_rng_make(s->seed, j->matrix_id, 0, VPTQ_RNG_SEEDING);
-    vptq_status st =
-        vptq_kmeans_run(j->dev, &opt, n, j->z, weight, book_f32, j->idx, &stats, NULL, err);
-    vptq_arena_rewind(&j->arena, mark);
-    if (st)
-        return st;
-    memcpy(j->book, book_f32, values * sizeof *book_f32);
-    vptq_round_to_n(s->storage, j->book, values);
-    for (size_t i = 0; i < values; i++)
-        if (!isfinite(j->book[i]))
-            return vptq_fail(err, VPTQ_E_NUMERIC, "a centroid of %g does not fit into %s",
-                             (double)book_f32[i], vptq_dtype_get(s->storage)->name);
-    j->result->centroids_f32 = book_f32;
-    report->kmeans_iterations = stats.iterations;
-    report->kmeans_repaired = stats.repaired;
+    for (uint32_t i = 0; i < c->parts; i++) {
+        vptq_part *p = &c->part[i];
+        uint32_t g = i - (s->outliers ? 1 : 0);
+        if (s->outliers && !i) {
+            make_part(p, 0, s->outliers, c->out, s->v0, s->k0, 0);
+            p->main = vptq_arena_zalloc(c->keep, (size_t)s->k0 * s->v0, sizeof *main, err);
+            if (!p->main)
+                return VPTQ_E_NOMEM;
+        } else {
+            make_part(p, s->outliers + g * s->group_size, s->group_size, c->out, s->v, s->k,
+                      s->k_res);
+            p->main = main + g * main_size;
+            p->res = res ? res + g * res_size : NULL;
+        }
+        c->rows = p->rows > c->rows ? p->rows : c->rows;
+        p->idx = vptq_arena_zalloc(&c->work, p->cols * p->strips, sizeof *p->idx, err);
+        p->idx_res = p->idx && p->k_res ? vptq_arena_zalloc(&c->work, p->cols * p->strips,
+                                                            sizeof *p->idx_res, err)
+                                        : NULL;
+        if (!p->idx || (p->k_res && !p->idx_res))
+            return VPTQ_E_NOMEM;
+    }
     return VPTQ_OK;
 }
 
-/* The weights that a choice of q [in][rows] (processing order, normalized) stands for. */
-static void denormalize(const job *j, const float *q, float *what)
+static vptq_status make_arrays(vptq_encoder *c, size_t square, vptq_err *err)
 {
-    for (size_t p = 0; p < j->in; p++) {
-        size_t c = j->metric.order[p];
-        for (size_t r = 0; r < j->out; r++)
-            what[r * j->in + c] = q[p * j->rows + r] * j->metric.scale[c] + j->metric.bias[c];
+    size_t n;
+    float **array[] = {&c->z, &c->q, &c->e, &c->g};
+
+    if (!vptq_size_mul(c->rows, c->in, &n))
+        return vptq_fail(err, VPTQ_E_SHAPE, "a matrix of %u x %u does not fit in memory",
+                         c->out, c->in);
+    for (size_t i = 0; i < sizeof array / sizeof array[0]; i++) {
+        *array[i] = vptq_arena_zalloc(&c->work, n, sizeof(float), err);
+        if (!*array[i])
+            return VPTQ_E_NOMEM;
+    }
+    c->diag = vptq_arena_alloc(&c->work, c->in, sizeof *c->diag, err);
+    c->h = c->diag ? vptq_arena_alloc(&c->work, square, sizeof *c->h, err) : NULL;
+    c->u = c->h ? vptq_arena_alloc(&c->work, square, sizeof *c->u, err) : NULL;
+    return c->u ? VPTQ_OK : VPTQ_E_NOMEM;
+}
+
+/* The plain Hessian needs a matrix of its own only where it is not what H' was made of. */
+static vptq_status make_probe(vptq_encoder *c, const float *lower, bool own, vptq_probe *probe,
+                              vptq_err *err)
+{
+    if (!lower)
+        return VPTQ_OK;
+    probe->lower = lower;
+    if (own) {
+        probe->h = vptq_arena_alloc(&c->work, (size_t)c->in * c->in, sizeof *probe->h, err);
+        if (!probe->h)
+            return VPTQ_E_NOMEM;
+        vptq_metric_full(&c->metric, true, 0, lower, probe->h);
+    }
+    return vptq_quant_trace(c->dev, c->out, c->in, c->input->w, lower, &probe->norm, err);
+}
+
+static vptq_status prepare(vptq_encoder *c, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    const vptq_quant_input *in = c->input;
+    const float *lower = in->metric ? in->metric : in->lower;
+    bool scaled = c->s->metric == VPTQ_METRIC_SCALED;
+    size_t square;
+
+    if (!vptq_size_mul(c->in, c->in, &square))
+        return vptq_fail(err, VPTQ_E_SHAPE, "a hessian of %u columns does not fit in memory",
+                         c->in);
+    VPTQ_TRY(vptq_metric_make(c->s, c->out, c->in, c->shape.outliers, in->w, lower, &c->work,
+                              &c->metric, err));
+    c->report->dead_columns = c->metric.dead;
+    VPTQ_TRY(make_parts(c, err));
+    VPTQ_TRY(make_arrays(c, square, err));
+    vptq_metric_normalize(&c->metric, c->out, c->rows, in->w, c->z);
+    vptq_metric_full(&c->metric, false, c->s->ridge, lower, c->h);
+    for (size_t p = 0; p < c->in; p++)
+        c->diag[p] = (float)c->metric.diag[c->metric.order[p]];
+    VPTQ_TRY(factor(c, square, err));
+    VPTQ_TRY(make_probe(c, in->lower, in->metric || !scaled, &c->plain, err));
+    VPTQ_TRY(make_probe(c, in->metric, !scaled, &c->weighted, err));
+    VPTQ_TRY(make_probe(c, in->held_out, true, &c->held_out, err));
+out:
+    return st;
+}
+
+/* ---- losses ---- */
+
+/* tr(E H E^T) of H' without its ridge, from the gradient: the ridge added s^2 ridge mean(diag H)
+ * |E_p|^2.  Padded rows do not count. */
+static double from_gradient(const vptq_encoder *c)
+{
+    double sum = 0, ridge = c->s->ridge * c->metric.mean_diag;
+    for (size_t p = 0; p < c->in; p++) {
+        const float *e = c->e + p * c->rows, *g = c->g + p * c->rows;
+        double s = (double)c->metric.scale[c->metric.order[p]], product = 0, square = 0;
+        for (size_t r = 0; r < c->out; r++) {
+            product += (double)e[r] * (double)g[r];
+            square += (double)e[r] * (double)e[r];
+        }
+        sum += product - ridge * s * s * square;
+    }
+    return sum > 0 ? sum : 0;
+}
+
+static vptq_status with_matrix(vptq_encoder *c, const float *h, double *sum, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    size_t n = (size_t)c->in * c->rows;
+    vptq_arena_mark mark = vptq_arena_get_mark(&c->work);
+    float *e = vptq_arena_alloc(&c->work, n, 2 * sizeof *e, err);
+    if (!e)
+        return VPTQ_E_NOMEM;
+    float *g = e + n;
+    vptq_gemm_args mm = {.m = c->in,
+                         .n = c->rows,
+                         .k = c->in,
+                         .a = h,
+                         .b = e,
+                         .c = g,
+                         .lda = c->in,
+                         .ldb = c->rows,
+                         .ldc = c->rows,
+                         .alpha = 1};
+    *sum = 0;
+    for (size_t p = 0; p < c->in; p++)
+        for (size_t r = 0; r < c->rows; r++)
+            e[p * c->rows + r] =
+                r < c->out ? c->e[p * c->rows + r] * c->metric.scale[c->metric.order[p]] : 0;
+    VPTQ_TRY(c->dev->ops->gemm(c->dev->state, &mm, err));
+    for (size_t p = 0; p < c->in; p++) {
+        double column = 0;
+        for (size_t r = p * c->rows; r < p * c->rows + c->out; r++)
+            column += (double)e[r] * (double)g[r];
+        *sum += column;
+    }
+out:
+    vptq_arena_rewind(&c->work, mark);
+    return st;
+}
+
+static vptq_status probe_loss(vptq_encoder *c, const vptq_probe *probe, double *loss,
+                              vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    double sum = 0;
+
+    *loss = 0;
+    if (!probe->lower)
+        return VPTQ_OK;
+    if (probe->h)
+        st = with_matrix(c, probe->h, &sum, err);
+    else
+        sum = from_gradient(c);
+    *loss = probe->norm > 0 ? sum / probe->norm : 0;
+    return st;
+}
+
+/* ---- steps ---- */
+
+static double last_loss(const vptq_encoder *c)
+{
+    return c->report->steps ? c->report->step[c->report->steps - 1].loss : NAN;
+}
+
+static void begin(vptq_encoder *c, const char *step)
+{
+    c->step_begin = vptq_seconds();
+    if (c->on_step)
+        c->on_step(c->arg, step, last_loss(c));
+}
+
+/* Leaves q and a fresh gradient of the present books and indices. */
+static vptq_status finish(vptq_encoder *c, const char *name, bool undone, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_quant_step *step = &c->report->step[c->report->steps];
+
+    VPTQ_TRY(vptq_encoder_gather(c, err));
+    VPTQ_TRY(vptq_encoder_gradient(c, err));
+    *step = (vptq_quant_step){.name = name, .undone = undone};
+    VPTQ_TRY(probe_loss(c, &c->plain, &step->loss, err));
+    VPTQ_TRY(probe_loss(c, &c->weighted, &step->weighted, err));
+    VPTQ_TRY(probe_loss(c, &c->held_out, &step->held_out, err));
+    if (!c->weighted.lower)
+        step->weighted = step->loss;
+    step->seconds = vptq_seconds() - c->step_begin;
+    c->report->steps++;
+out:
+    return st;
+}
+
+/* What a step may change: books and indices of all parts, in one piece. */
+static size_t state_bytes(const vptq_encoder *c)
+{
+    size_t n = 0;
+    for (uint32_t i = 0; i < c->parts; i++) {
+        const vptq_part *p = &c->part[i];
+        n += ((size_t)p->k + p->k_res) * p->v * sizeof(float);
+        n += p->cols * p->strips * (p->k_res ? 2 : 1) * sizeof(uint32_t);
+    }
+    return n;
+}
+
+static void copy_piece(char **at, void *piece, size_t bytes, bool save)
+{
+    if (!piece)
+        return;
+    memcpy(save ? (void *)*at : piece, save ? piece : (void *)*at, bytes);
+    *at += bytes;
+}
+
+static void copy_state(vptq_encoder *c, char *saved, bool save)
+{
+    for (uint32_t i = 0; i < c->parts; i++) {
+        vptq_part *p = &c->part[i];
+        copy_piece(&saved, p->main, (size_t)p->k * p->v * sizeof *p->main, save);
+        copy_piece(&saved, p->res, (size_t)p->k_res * p->v * sizeof *p->res, save);
+        copy_piece(&saved, p->idx, p->cols * p->strips * sizeof *p->idx, save);
+        copy_piece(&saved, p->idx_res, p->cols * p->strips * sizeof *p->idx_res, save);
     }
 }
 
-static vptq_status measure(job *j, const char *name, const float *q, vptq_err *err)
+typedef vptq_status (*step_fn)(vptq_encoder *c, vptq_err *err);
+
+/* Runs a step that should lower the objective; one that raised it is taken back. */
+static vptq_status descend(vptq_encoder *c, const char *name, step_fn run, vptq_err *err)
 {
-    vptq_quant_loss l;
-    vptq_arena_mark mark = vptq_arena_get_mark(&j->arena);
-    float *what = vptq_arena_alloc(&j->arena, (size_t)j->out * j->in, sizeof *what, err);
-    if (!what)
+    vptq_status st = VPTQ_OK;
+    vptq_arena_mark mark = vptq_arena_get_mark(&c->work);
+    double before = c->objective;
+    char *saved = vptq_arena_alloc(&c->work, state_bytes(c), 1, err);
+
+    if (!saved)
         return VPTQ_E_NOMEM;
-    denormalize(j, q, what);
-    vptq_status st = vptq_quant_measure(j->dev, j->out, j->in, j->w, what, j->lower, &l, err);
-    vptq_arena_rewind(&j->arena, mark);
-    if (!st)
-        j->result->report.step[j->result->report.steps++] =
-            (vptq_quant_step){.name = name, .loss = l.relative, .weighted = l.relative};
+    begin(c, name);
+    copy_state(c, saved, true);
+    VPTQ_TRY(run(c, err));
+    VPTQ_TRY(finish(c, name, false, err));
+    if (c->objective > before) {
+        copy_state(c, saved, false);
+        c->report->steps--;
+        VPTQ_TRY(finish(c, name, true, err));
+    }
+out:
+    vptq_arena_rewind(&c->work, mark);
     return st;
 }
 
-/* The loss of the k-means labels as they are, before any feedback. */
-static vptq_status measure_labels(job *j, vptq_err *err)
+static vptq_status step_pass(vptq_encoder *c, vptq_err *err)
 {
-    size_t n = j->strips * j->in;
-    uint32_t v = j->s->v;
-
-    for (size_t i = 0; i < n; i++)
-        memcpy(j->q + i * v, j->result->centroids_f32 + (size_t)j->idx[i] * v,
-               v * sizeof *j->q);
-    return measure(j, "k-means", j->q, err);
+    return vptq_column_pass(c, false, err);
 }
 
-/* The stored form: packed indices in original column order, so that no permutation is needed.
- */
-static vptq_status store(job *j, vptq_err *err)
+static vptq_status step_sweeps(vptq_encoder *c, vptq_err *err)
 {
-    vptq_vq *vq = &j->result->vq;
-    vptq_vq_shape shape = vptq_quant_shape(j->s, j->out, j->in);
-    size_t words = vptq_vq_row_words(&shape);
-    unsigned bits = vptq_vq_index_bits(&shape);
-
-    uint32_t *indices = vptq_arena_zalloc(j->keep, j->strips * words, sizeof *indices, err);
-    float *scale = indices ? vptq_arena_alloc(j->keep, j->in, sizeof *scale, err) : NULL;
-    float *bias = scale ? vptq_arena_alloc(j->keep, j->in, sizeof *bias, err) : NULL;
-    if (!bias)
-        return VPTQ_E_NOMEM;
-    for (size_t p = 0; p < j->in; p++)
-        for (size_t r = 0; r < j->strips; r++)
-            vptq_bits_put(indices + r * words, j->metric.order[p], bits,
-                          j->idx[p * j->strips + r]);
-    memcpy(scale, j->metric.scale, j->in * sizeof *scale);
-    memcpy(bias, j->metric.bias, j->in * sizeof *bias);
-    *vq = (vptq_vq){
-        .shape = shape, .indices = indices, .centroids = j->book, .scale = scale, .bias = bias};
-    return VPTQ_OK;
+    return vptq_sweeps(c, c->s->sweeps, err);
 }
 
-/* The final loss, of the matrix decoded from its stored form. */
-static vptq_status measure_stored(job *j, vptq_err *err)
-{
-    vptq_quant_loss l;
-    vptq_quant_report *report = &j->result->report;
-    vptq_arena_mark mark = vptq_arena_get_mark(&j->arena);
-    float *what = vptq_arena_alloc(&j->arena, (size_t)j->out * j->in, sizeof *what, err);
-    if (!what)
-        return VPTQ_E_NOMEM;
-    vptq_status st =
-        j->dev->ops->vq_dequant(j->dev->state, &j->result->vq, 0, j->out, what, j->in, err);
-    if (!st)
-        st = vptq_quant_measure(j->dev, j->out, j->in, j->w, what, j->lower, &l, err);
-    vptq_arena_rewind(&j->arena, mark);
-    if (st)
-        return st;
-    report->loss = l.relative;
-    report->relative_mse = l.norm_sq > 0 ? l.error_sq / l.norm_sq : 0;
-    return VPTQ_OK;
-}
-
-static vptq_status prepare(job *j, vptq_err *err)
-{
-    size_t n;
-
-    j->strips = (j->out + j->s->v - 1) / j->s->v;
-    j->rows = j->strips * j->s->v;
-    if (!vptq_size_mul(j->rows, j->in, &n))
-        return vptq_fail(err, VPTQ_E_SHAPE, "a matrix of %u x %u does not fit in memory",
-                         j->out, j->in);
-    j->z = vptq_arena_alloc(&j->arena, n, sizeof *j->z, err);
-    j->q = j->z ? vptq_arena_alloc(&j->arena, n, sizeof *j->q, err) : NULL;
-    j->idx = j->q ? vptq_arena_alloc(&j->arena, j->strips * j->in, sizeof *j->idx, err) : NULL;
-    if (!j->idx)
-        return VPTQ_E_NOMEM;
-    vptq_status st =
-        vptq_metric_make(j->s, j->out, j->in, j->w, j->lower, &j->arena, &j->metric, err);
-    if (st)
-        return st;
-    j->result->report.dead_columns = j->metric.dead;
-    vptq_metric_normalize(&j->metric, j->out, j->rows, j->w, j->z);
-    return VPTQ_OK;
-}
-
-static vptq_status run(job *j, vptq_step_fn on_step, void *arg, vptq_err *err)
+static vptq_status step_refit(vptq_encoder *c, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    vptq_quant_report *report = &j->result->report;
-    double begin = vptq_seconds();
 
-    if (on_step)
-        on_step(arg, "factor", NAN);
-    VPTQ_TRY(prepare(j, err));
-    VPTQ_TRY(factor(j, err));
-
-    if (on_step)
-        on_step(arg, "k-means", NAN);
-    VPTQ_TRY(train(j, err));
-    VPTQ_TRY(measure_labels(j, err));
-
-    if (on_step)
-        on_step(arg, "pass", report->step[0].loss);
-    VPTQ_TRY(vptq_column_pass(j->dev, j->in, j->rows, j->s->v, j->s->k, j->z, j->u, j->book,
-                              j->idx, j->q, err));
-    VPTQ_TRY(measure(j, "pass", j->q, err));
-    VPTQ_TRY(store(j, err));
-    VPTQ_TRY(measure_stored(j, err));
-    report->seconds = vptq_seconds() - begin;
+    VPTQ_TRY(vptq_refit(c, NULL, REFIT_ITERATIONS, err));
+    VPTQ_TRY(vptq_encoder_gather(c, err));
+    VPTQ_TRY(vptq_encoder_gradient(c, err));
+    VPTQ_TRY(vptq_sweeps(c, FINAL_SWEEPS, err));
 out:
+    return st;
+}
+
+/* The books change here whatever the loss says; the sweeps behind that only lower it. */
+static vptq_status step_storage(vptq_encoder *c, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+
+    begin(c, "storage");
+    VPTQ_TRY(vptq_encoder_round(c, err));
+    if (c->s->rounding == VPTQ_ROUND_LOOP) {
+        VPTQ_TRY(vptq_encoder_gather(c, err));
+        VPTQ_TRY(vptq_encoder_gradient(c, err));
+        VPTQ_TRY(vptq_sweeps(c, FINAL_SWEEPS, err));
+    }
+    VPTQ_TRY(finish(c, "storage", false, err));
+out:
+    return st;
+}
+
+static vptq_status train(vptq_encoder *c, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+
+    begin(c, "k-means");
+    VPTQ_TRY(vptq_train_main(c, err));
+    for (uint32_t i = 0; i < c->parts; i++) /* the residual books are still all zero */
+        if (c->part[i].k_res)
+            memset(c->part[i].idx_res, 0,
+                   c->part[i].cols * c->part[i].strips * sizeof(uint32_t));
+    VPTQ_TRY(finish(c, "k-means", false, err));
+    if (!c->s->k_res)
+        goto out;
+    begin(c, "residual");
+    VPTQ_TRY(vptq_train_residual(c, err));
+    VPTQ_TRY(finish(c, "residual", false, err));
+    if (!c->s->joint)
+        goto out;
+    begin(c, "joint");
+    VPTQ_TRY(vptq_train_joint(c, err));
+    VPTQ_TRY(finish(c, "joint", false, err));
+out:
+    return st;
+}
+
+/* Where nothing follows the pass, it is the last decision, and looks at rounded books. */
+static vptq_status refine(vptq_encoder *c, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    bool more = c->s->sweeps || c->s->refits;
+
+    if (!more && c->s->rounding == VPTQ_ROUND_LOOP) {
+        VPTQ_TRY(vptq_encoder_round(c, err));
+        VPTQ_TRY(vptq_encoder_gather(c, err));
+        VPTQ_TRY(vptq_encoder_gradient(c, err));
+    }
+    VPTQ_TRY(descend(c, "pass", step_pass, err));
+    if (c->s->sweeps)
+        VPTQ_TRY(descend(c, "sweeps", step_sweeps, err));
+    for (uint32_t i = 0; i < c->s->refits; i++)
+        VPTQ_TRY(descend(c, "refit", step_refit, err));
+    if (!c->rounded)
+        VPTQ_TRY(step_storage(c, err));
+out:
+    return st;
+}
+
+/* ---- the stored matrix ---- */
+
+static vptq_status stored_loss(vptq_encoder *c, const vptq_probe *probe, const float *e,
+                               double *loss, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    *loss = 0;
+    if (probe->lower)
+        st = vptq_quant_trace(c->dev, c->out, c->in, e, probe->lower, loss, err);
+    *loss = probe->norm > 0 ? *loss / probe->norm : 0;
+    return st;
+}
+
+/* Decoded as a reader of the file does it, in double. */
+static vptq_status measure_stored(vptq_encoder *c, const vptq_vq *vq, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    size_t n = (size_t)c->out * c->in;
+    double error = 0, norm = 0;
+    vptq_arena_mark mark = vptq_arena_get_mark(&c->work);
+    float *e = vptq_arena_alloc(&c->work, n, sizeof *e, err);
+
+    if (!e)
+        return VPTQ_E_NOMEM;
+    VPTQ_TRY(c->dev->ops->vq_dequant(c->dev->state, vq, 0, c->out, e, c->in, err));
+    for (size_t i = 0; i < n; i++) {
+        double w = (double)c->input->w[i];
+        e[i] -= c->input->w[i];
+        error += (double)e[i] * (double)e[i];
+        norm += w * w;
+    }
+    c->report->relative_mse = norm > 0 ? error / norm : 0;
+    VPTQ_TRY(stored_loss(c, &c->plain, e, &c->report->loss, err));
+    VPTQ_TRY(stored_loss(c, &c->weighted, e, &c->report->weighted, err));
+    VPTQ_TRY(stored_loss(c, &c->held_out, e, &c->report->held_out, err));
+    if (!c->weighted.lower)
+        c->report->weighted = c->report->loss;
+out:
+    vptq_arena_rewind(&c->work, mark);
     return st;
 }
 
@@ -229,22 +433,30 @@ vptq_status vptq_quant_matrix(vptq_device *dev, const vptq_quant_settings *s,
                               const vptq_quant_input *input, vptq_step_fn on_step, void *arg,
                               vptq_arena *arena, vptq_quant_result *result, vptq_err *err)
 {
-    job j = {.dev = dev,
-             .s = s,
-             .matrix_id = input->matrix_id,
-             .out = input->out,
-             .in = input->in,
-             .w = input->w,
-             .lower = input->lower,
-             .keep = arena,
-             .result = result};
+    vptq_status st = VPTQ_OK;
+    double start = vptq_seconds();
+    vptq_encoder c = {.dev = dev,
+                      .s = s,
+                      .input = input,
+                      .keep = arena,
+                      .in = input->in,
+                      .out = input->out,
+                      .on_step = on_step,
+                      .arg = arg,
+                      .report = &result->report};
 
     *result = (vptq_quant_result){0};
-    vptq_status st = vptq_quant_check(s, j.out, j.in, err);
-    if (st)
-        return st;
-    vptq_arena_init(&j.arena, dev->ctx->mem);
-    st = run(&j, on_step, arg, err);
-    vptq_arena_release(&j.arena);
+    vptq_arena_init(&c.work, dev->ctx->mem);
+    VPTQ_TRY(vptq_quant_check(s, c.out, c.in, err));
+    c.shape = vptq_quant_shape(s, c.out, c.in);
+    begin(&c, "factor");
+    VPTQ_TRY(prepare(&c, err));
+    VPTQ_TRY(train(&c, err));
+    VPTQ_TRY(refine(&c, err));
+    VPTQ_TRY(vptq_store(&c, result, err));
+    VPTQ_TRY(measure_stored(&c, &result->vq, err));
+    result->report.seconds = vptq_seconds() - start;
+out:
+    vptq_arena_release(&c.work);
     return st;
 }

@@ -1,0 +1,88 @@
+/* The state of a matrix while it is encoded (encoder.h): its present Q, gradient, objective. */
+#include "lib/quant/encoder.h"
+
+#include <math.h>
+#include <string.h>
+
+vptq_status vptq_encoder_gather(vptq_encoder *c, vptq_err *err)
+{
+    for (uint32_t i = 0; i < c->parts; i++) {
+        const vptq_part *p = &c->part[i];
+        vptq_gather_args g = {.cols = p->cols,
+                              .rows = p->rows,
+                              .v = p->v,
+                              .k = p->k,
+                              .k_res = p->k_res,
+                              .centroids = p->main,
+                              .res_centroids = p->res,
+                              .idx = p->idx,
+                              .idx_res = p->idx_res,
+                              .q = c->q + p->first * c->rows,
+                              .ldi = p->strips,
+                              .ldq = c->rows};
+        vptq_status st = c->dev->ops->vq_gather(c->dev->state, &g, err);
+        if (st)
+            return st;
+    }
+    return VPTQ_OK;
+}
+
+vptq_status vptq_encoder_gradient(vptq_encoder *c, vptq_err *err)
+{
+    size_t n = (size_t)c->in * c->rows;
+    vptq_gemm_args g = {.m = c->in,
+                        .n = c->rows,
+                        .k = c->in,
+                        .a = c->h,
+                        .b = c->e,
+                        .c = c->g,
+                        .lda = c->in,
+                        .ldb = c->rows,
+                        .ldc = c->rows,
+                        .alpha = 1};
+    vptq_status st = vptq_check_cancel(c->dev->ctx, err);
+    if (st)
+        return st;
+    for (size_t i = 0; i < n; i++)
+        c->e[i] = c->q[i] - c->z[i];
+    st = c->dev->ops->gemm(c->dev->state, &g, err);
+    if (st)
+        return st;
+    c->objective = 0;
+    for (size_t p = 0; p < c->in; p++) {
+        double column = 0;
+        for (size_t r = p * c->rows; r < (p + 1) * c->rows; r++)
+            column += (double)c->e[r] * (double)c->g[r];
+        c->objective += column;
+    }
+    return VPTQ_OK;
+}
+
+static vptq_status round_book(vptq_encoder *c, size_t n, float *book, float **before,
+                              vptq_err *err)
+{
+    *before = vptq_arena_alloc(c->keep, n, sizeof **before, err);
+    if (!*before)
+        return VPTQ_E_NOMEM;
+    memcpy(*before, book, n * sizeof *book);
+    vptq_round_to_n(c->s->storage, book, n);
+    for (size_t i = 0; i < n; i++)
+        if (!isfinite(book[i]))
+            return vptq_fail(err, VPTQ_E_NUMERIC, "a centroid of %g does not fit into %s",
+                             (double)(*before)[i], vptq_dtype_get(c->s->storage)->name);
+    return VPTQ_OK;
+}
+
+vptq_status vptq_encoder_round(vptq_encoder *c, vptq_err *err)
+{
+    for (uint32_t i = 0; i < c->parts; i++) {
+        vptq_part *p = &c->part[i];
+        vptq_status st = round_book(c, (size_t)p->k * p->v, p->main, &p->main_f32, err);
+        if (!st && p->k_res)
+            st = round_book(c, (size_t)p->k_res * p->v, p->res, &p->res_f32, err);
+        if (st)
+            return st;
+    }
+    c->rounded = true;
+    return VPTQ_OK;
+}

@@ -1,0 +1,102 @@
+/* Inside lib/quant: the state of one matrix while it is encoded, and the steps that change it.
+ *
+ * Everything is in processing order and transposed: position p holds input channel
+ * metric.order[p] as one run of `rows` floats (out, zero padded).  With Z the normalized target,
+ * Q what books and indices stand for, E = Q - Z and H' the metric, every step behind training
+ * lowers the objective tr(E H' E^T), padded rows included.
+ *
+ * A part is a run of positions with books of its own: the outlier columns, then the groups. */
+#ifndef VPTQ_QUANT_ENCODER_H
+#define VPTQ_QUANT_ENCODER_H
+
+#include "lib/quant/metric.h"
+#include "lib/quant/quant.h"
+
+typedef struct vptq_part {
+    uint32_t first, cols; /* positions */
+    uint32_t v, k, k_res;
+    size_t strips, rows;       /* vectors per column, strips * v */
+    float *main, *res;         /* [k][v], [k_res][v] or NULL: the books as they are now */
+    uint32_t *idx, *idx_res;   /* [cols][strips]; idx_res NULL without residual book */
+    float *main_f32, *res_f32; /* copies from before rounding; set by _round */
+} vptq_part;
+
+/* A Hessian that losses are reported with. */
+typedef struct vptq_probe {
+    const float *lower; /* packed, NULL = not used */
+    float *h;           /* [in][in] full, processing order, raw; NULL where H' serves instead */
+    double norm;        /* tr(W H W^T) */
+} vptq_probe;
+
+typedef struct vptq_encoder {
+    vptq_device *dev;
+    const vptq_quant_settings *s;
+    const vptq_quant_input *input;
+    vptq_vq_shape shape;
+    vptq_arena *keep; /* the caller's: what the result points to */
+    vptq_arena work;
+    vptq_metric metric;
+    vptq_probe plain, weighted, held_out;
+    uint32_t in, out;
+    size_t rows; /* of a column, padded: the longest of the parts */
+    vptq_part *part;
+    uint32_t parts;
+    float *z;         /* [in][rows] target */
+    float *q;         /* [in][rows] */
+    float *e, *g;     /* [in][rows] E and G = H' E as vptq_encoder_gradient left them; scratch */
+    float *h;         /* [in][in] H', full */
+    float *u;         /* [in][in] its factor (vptq_hessian_factor) */
+    float *diag;      /* [in] of H', by position */
+    double objective; /* of the present q, once vptq_encoder_gradient has run */
+    bool rounded;     /* books are exact in the storage type */
+    double step_begin;
+    vptq_step_fn on_step;
+    void *arg;
+    vptq_quant_report *report;
+} vptq_encoder;
+
+/* ---- encoder.c: state ---- */
+vptq_status vptq_encoder_gather(vptq_encoder *c, vptq_err *err); /* q from books and indices */
+/* e = q - z, g = H' e, objective. */
+vptq_status vptq_encoder_gradient(vptq_encoder *c, vptq_err *err);
+/* Books to the storage type; VPTQ_E_NUMERIC when one does not fit. */
+vptq_status vptq_encoder_round(vptq_encoder *c, vptq_err *err);
+/* The part's columns of a [in][rows] array as vectors in a run: in place where the part fills
+ * the rows, else a copy in c->work. */
+vptq_status vptq_part_vectors(vptq_encoder *c, const vptq_part *p, const float *from,
+                              const float **x, vptq_err *err);
+static inline vptq_books vptq_part_books(const vptq_encoder *c, const vptq_part *p)
+{
+    uint32_t beam = c->s->beam < p->k ? c->s->beam : p->k;
+    return (vptq_books){.v = p->v,
+                        .k = p->k,
+                        .k_res = p->k_res,
+                        .beam = beam,
+                        .centroids = p->main,
+                        .res_centroids = p->res};
+}
+
+/* ---- the steps; each leaves q unset unless it says otherwise ---- */
+vptq_status vptq_train_main(vptq_encoder *c, vptq_err *err);     /* train.c */
+vptq_status vptq_train_residual(vptq_encoder *c, vptq_err *err); /* train.c */
+vptq_status vptq_train_joint(vptq_encoder *c, vptq_err *err);    /* train.c */
+/* Algorithm 1 over all parts with the books as they are: idx, q; g = the compensated target at
+ * the moment of quantization.  `main_only` leaves the residual books out. */
+vptq_status vptq_column_pass(vptq_encoder *c, bool main_only, vptq_err *err); /* column_pass.c */
+/* Coordinate descent over indices: needs q and a fresh gradient; leaves q. */
+vptq_status vptq_sweeps(vptq_encoder *c, uint32_t count, vptq_err *err); /* sweeps.c */
+
+/* Least squares over the books with fixed indices, by conjugate gradients from the books as
+ * they are (refit.c).  With `only` NULL: all books together under the full H', needs q and a
+ * fresh gradient.  Else the books of that part alone under diag H'; needs idx alone. */
+vptq_status vptq_refit(vptq_encoder *c, vptq_part *only, int iterations, vptq_err *err);
+
+/* ---- column_pass.c ---- */
+enum { VPTQ_PASS_BLOCK = 128 }; /* columns between updates of the rest by one matrix product */
+
+/* ---- loss.c ---- */
+/* *trace = tr(X H X^T) in double; x [rows, in], lower packed. */
+vptq_status vptq_quant_trace(vptq_device *dev, size_t rows, uint32_t in, const float *x,
+                             const float *lower, double *trace, vptq_err *err);
+
+#endif

@@ -1,0 +1,170 @@
+/* Training the books of every part: k-means on the plain (normalized) weights, k-means on what
+ * that leaves, then both books together.  Vectors are weighted with the metric's diagonal at
+ * their column. */
+#include <math.h>
+#include <string.h>
+
+#include "kmeans/kmeans.h"
+#include "lib/quant/encoder.h"
+
+enum { JOINT_ITERATIONS = 8 }; /* of conjugate gradients per round; rounds go on from each other */
+
+vptq_status vptq_part_vectors(vptq_encoder *c, const vptq_part *p, const float *from,
+                              const float **x, vptq_err *err)
+{
+    const float *first = from + (size_t)p->first * c->rows;
+
+    *x = first;
+    if (p->rows == c->rows)
+        return VPTQ_OK;
+    float *copy = vptq_arena_alloc(&c->work, p->cols * p->rows, sizeof *copy, err);
+    if (!copy)
+        return VPTQ_E_NOMEM;
+    for (size_t t = 0; t < p->cols; t++)
+        memcpy(copy + t * p->rows, first + t * c->rows, p->rows * sizeof *copy);
+    *x = copy;
+    return VPTQ_OK;
+}
+
+/* The weight of vector t is that of its column, or of vector t / v where the published recipe is
+ * followed in how it reads the weights of a residual book. */
+static vptq_status vector_weights(vptq_encoder *c, const vptq_part *p, bool shifted, float **w,
+                                  vptq_err *err)
+{
+    size_t n = p->cols * p->strips;
+
+    *w = vptq_arena_alloc(&c->work, n, sizeof **w, err);
+    if (!*w)
+        return VPTQ_E_NOMEM;
+    for (size_t t = 0; t < n; t++)
+        (*w)[t] = c->diag[p->first + (shifted ? t / p->v : t) / p->strips];
+    return VPTQ_OK;
+}
+
+/* Random numbers: a stream for each book. */
+static vptq_status cluster(vptq_encoder *c, const vptq_part *p, bool residual, const float *x,
+                           const float *w, vptq_err *err)
+{
+    const vptq_quant_settings *s = c->s;
+    vptq_kmeans_options opt = vptq_kmeans_default(p->v, residual ? p->k_res : p->k);
+    vptq_kmeans_stats stats;
+    uint32_t book = 2 * (uint32_t)(p - c->part) + residual;
+
+    opt.iterations = (int)s->kmeans_iterations;
+    opt.tolerance = s->kmeans_tolerance;
+    opt.shift = s->kmeans_shift;
+    opt.keep_empty = s->init == VPTQ_INIT_RANDOM;
+    opt.seeding = s->init == VPTQ_INIT_RANDOM ? VPTQ_KMEANS_RANDOM : VPTQ_KMEANS_PLUSPLUS;
+    opt.rng = vptq_rng_make(s->seed, c->input->matrix_id, book, VPTQ_RNG_SEEDING);
+    vptq_status st = vptq_kmeans_run(c->dev, &opt, p->cols * p->strips, x, w,
+                                     residual ? p->res : p->main,
+                                     residual ? p->idx_res : p->idx, &stats, NULL, err);
+    if (st)
+        return st;
+    c->report->kmeans_iterations += stats.iterations;
+    c->report->kmeans_repaired += stats.repaired;
+    return VPTQ_OK;
+}
+
+vptq_status vptq_train_main(vptq_encoder *c, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_arena_mark mark = vptq_arena_get_mark(&c->work);
+
+    for (uint32_t i = 0; i < c->parts; i++) {
+        const vptq_part *p = &c->part[i];
+        const float *x;
+        float *w;
+        VPTQ_TRY(vptq_part_vectors(c, p, c->z, &x, err));
+        VPTQ_TRY(vector_weights(c, p, false, &w, err));
+        VPTQ_TRY(cluster(c, p, false, x, w, err));
+        vptq_arena_rewind(&c->work, mark);
+    }
+out:
+    vptq_arena_rewind(&c->work, mark);
+    return st;
+}
+
+/* What the residual book has to stand for: target - main centroid, where the target is the plain
+ * weight or, after a pass with the main book, the compensated one (left in g). */
+static vptq_status left_over(vptq_encoder *c, const vptq_part *p, const float *target, float **x,
+                             vptq_err *err)
+{
+    *x = vptq_arena_alloc(&c->work, p->cols * p->rows, sizeof **x, err);
+    if (!*x)
+        return VPTQ_E_NOMEM;
+    for (size_t t = 0; t < p->cols; t++)
+        for (size_t i = 0; i < p->strips; i++) {
+            const float *from = target + (p->first + t) * c->rows + i * p->v;
+            const float *centroid = p->main + (size_t)p->idx[t * p->strips + i] * p->v;
+            float *to = *x + (t * p->strips + i) * p->v;
+            for (uint32_t d = 0; d < p->v; d++)
+                to[d] = from[d] - centroid[d];
+        }
+    return VPTQ_OK;
+}
+
+vptq_status vptq_train_residual(vptq_encoder *c, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_arena_mark mark = vptq_arena_get_mark(&c->work);
+    bool after_pass = c->s->residual_from == VPTQ_RESIDUAL_PASS;
+
+    if (after_pass)
+        VPTQ_TRY(vptq_column_pass(c, true, err));
+    for (uint32_t i = 0; i < c->parts; i++) {
+        const vptq_part *p = &c->part[i];
+        float *x, *w;
+        if (!p->k_res)
+            continue;
+        VPTQ_TRY(left_over(c, p, after_pass ? c->g : c->z, &x, err));
+        VPTQ_TRY(vector_weights(c, p, after_pass, &w, err));
+        VPTQ_TRY(cluster(c, p, true, x, w, err));
+        vptq_arena_rewind(&c->work, mark);
+    }
+out:
+    vptq_arena_rewind(&c->work, mark);
+    return st;
+}
+
+/* Alternates the best pairs for the books and the best books for the pairs; either only lowers
+ * the sum of H'_jj |z - c - r|^2. */
+static vptq_status joint_part(vptq_encoder *c, vptq_part *p, vptq_err *err)
+{
+    const vptq_backend *ops = c->dev->ops;
+    vptq_status st = VPTQ_OK;
+    vptq_finder *finder = NULL;
+    const float *x;
+
+    VPTQ_TRY(vptq_part_vectors(c, p, c->z, &x, err));
+    for (uint32_t round = 0; round < c->s->joint; round++) {
+        vptq_books books = vptq_part_books(c, p);
+        VPTQ_TRY(vptq_check_cancel(c->dev->ctx, err));
+        VPTQ_TRY(ops->finder_open(c->dev->state, &books, &finder, err));
+        vptq_find_args f = {.n = p->cols * p->strips,
+                            .finder = finder,
+                            .x = x,
+                            .keep = true,
+                            .idx = p->idx,
+                            .idx_res = p->idx_res};
+        VPTQ_TRY(ops->find(c->dev->state, &f, err));
+        ops->finder_close(c->dev->state, finder);
+        finder = NULL;
+        VPTQ_TRY(vptq_refit(c, p, JOINT_ITERATIONS, err));
+    }
+out:
+    ops->finder_close(c->dev->state, finder);
+    return st;
+}
+
+vptq_status vptq_train_joint(vptq_encoder *c, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_arena_mark mark = vptq_arena_get_mark(&c->work);
+
+    for (uint32_t i = 0; i < c->parts && !st; i++)
+        if (c->part[i].k_res)
+            st = joint_part(c, &c->part[i], err);
+    vptq_arena_rewind(&c->work, mark);
+    return st;
+}
