@@ -1,5 +1,6 @@
 #include "kmeans/kmeans.h"
 
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -32,7 +33,7 @@ static vptq_status check_options(const vptq_kmeans_options *opt, size_t n, vptq_
                          "tolerance %g of k-means, expected at least 0 and "
                          "below 1",
                          opt->tolerance);
-    if (!(opt->shift >= 0 && opt->shift < INFINITY))
+    if (!(opt->shift >= 0 && opt->shift <= DBL_MAX))
         return vptq_fail(err, VPTQ_E_ARG, "shift %g of k-means, expected at least 0",
                          opt->shift);
     if (!n)
@@ -185,7 +186,8 @@ out:
     return st;
 }
 
-/* Every centroid to the weighted mean of its vectors; *moved = the sum of their squared moves. */
+/* Every centroid to the weighted mean of its vectors; *moved = the sum of their squared moves.
+ */
 static void move(lloyd *l, double *moved)
 {
     const size_t v = l->points->v;
@@ -224,17 +226,15 @@ static vptq_status iterate(lloyd *l, const vptq_kmeans_options *opt, int iterati
         uint32_t repaired = 0;
         VPTQ_TRY(vptq_check_cancel(l->points->ctx, err));
         VPTQ_TRY(evaluate(l, &objective, err));
-        bool settled =
-            t > 0 && (!(stats->last - objective > opt->tolerance * stats->last) ||
-                      moved < opt->shift);
+        bool settled = t > 0 && (!(stats->last - objective > opt->tolerance * stats->last) ||
+                                 moved < opt->shift);
         stats->iterations = t + 1;
         stats->last = objective;
         if (t == 0)
             stats->first = objective;
         if (trace)
             trace[t] = (vptq_kmeans_iteration){.objective = objective};
-        stats->converged =
-            !(objective > 0) || (settled && (opt->keep_empty || !has_empty(l)));
+        stats->converged = !(objective > 0) || (settled && (opt->keep_empty || !has_empty(l)));
         if (stats->converged || t + 1 == iterations)
             break;
         move(l, &moved);

@@ -1,8 +1,9 @@
 /* The column pass (paper Algorithm 1).  Columns are quantized one after another; the error of a
- * column, divided by the factor's diagonal, is pushed into the columns not yet done: z_s -= (z_t
- * - q_t) / U_tt * U_ts for s > t.  Inside a block the device does it column by column; what lies
- * behind the block gets one matrix product Z_rest -= U[block, rest]^T Err per block.  A block
- * ends where the next part begins: its columns share their books. */
+ * column, divided by the factor's diagonal, is pushed into the columns not yet done: z_s -=
+ * (z_t
+ * - q_t) / U_tt * U_ts for s > t.  Inside a block the device does it column by column; what
+ * lies behind the block gets one matrix product Z_rest -= U[block, rest]^T Err per block.  A
+ * block ends where the next part begins: its columns share their books. */
 #include <string.h>
 
 #include "lib/quant/encoder.h"
@@ -72,8 +73,8 @@ static vptq_status do_part(pass *a, vptq_err *err)
     VPTQ_TRY(ops->finder_open(a->c->dev->state, &books, &a->finder, err));
     for (size_t i = 0; i < part->cols; i += VPTQ_PASS_BLOCK) {
         size_t left = part->cols - i;
-        VPTQ_TRY(do_block(a, part->first + i, left < VPTQ_PASS_BLOCK ? left : VPTQ_PASS_BLOCK,
-                          err));
+        VPTQ_TRY(
+            do_block(a, part->first + i, left < VPTQ_PASS_BLOCK ? left : VPTQ_PASS_BLOCK, err));
     }
 out:
     ops->finder_close(a->c->dev->state, a->finder);

@@ -1,9 +1,9 @@
 /* Inside lib/quant: the state of one matrix while it is encoded, and the steps that change it.
  *
  * Everything is in processing order and transposed: position p holds input channel
- * metric.order[p] as one run of `rows` floats (out, zero padded).  With Z the normalized target,
- * Q what books and indices stand for, E = Q - Z and H' the metric, every step behind training
- * lowers the objective tr(E H' E^T), padded rows included.
+ * metric.order[p] as one run of `rows` floats (out, zero padded).  With Z the normalized
+ * target, Q what books and indices stand for, E = Q - Z and H' the metric, every step behind
+ * training lowers the objective tr(E H' E^T), padded rows included.
  *
  * A part is a run of positions with books of its own: the outlier columns, then the groups. */
 #ifndef VPTQ_QUANT_ENCODER_H
@@ -41,12 +41,12 @@ typedef struct vptq_encoder {
     size_t rows; /* of a column, padded: the longest of the parts */
     vptq_part *part;
     uint32_t parts;
-    float *z;         /* [in][rows] target */
-    float *q;         /* [in][rows] */
-    float *e, *g;     /* [in][rows] E and G = H' E as vptq_encoder_gradient left them; scratch */
-    float *h;         /* [in][in] H', full */
-    float *u;         /* [in][in] its factor (vptq_hessian_factor) */
-    float *diag;      /* [in] of H', by position */
+    float *z;     /* [in][rows] target */
+    float *q;     /* [in][rows] */
+    float *e, *g; /* [in][rows] E and G = H' E as vptq_encoder_gradient left them; scratch */
+    float *h;     /* [in][in] H', full */
+    float *u;     /* [in][in] its factor (vptq_hessian_factor) */
+    float *diag;  /* [in] of H', by position */
     double objective; /* of the present q, once vptq_encoder_gradient has run */
     bool rounded;     /* books are exact in the storage type */
     double step_begin;
@@ -82,7 +82,8 @@ vptq_status vptq_train_residual(vptq_encoder *c, vptq_err *err); /* train.c */
 vptq_status vptq_train_joint(vptq_encoder *c, vptq_err *err);    /* train.c */
 /* Algorithm 1 over all parts with the books as they are: idx, q; g = the compensated target at
  * the moment of quantization.  `main_only` leaves the residual books out. */
-vptq_status vptq_column_pass(vptq_encoder *c, bool main_only, vptq_err *err); /* column_pass.c */
+vptq_status vptq_column_pass(vptq_encoder *c, bool main_only,
+                             vptq_err *err); /* column_pass.c */
 /* Coordinate descent over indices: needs q and a fresh gradient; leaves q. */
 vptq_status vptq_sweeps(vptq_encoder *c, uint32_t count, vptq_err *err); /* sweeps.c */
 

@@ -223,7 +223,8 @@ void vptq_metric_matrix(const vptq_metric *m, double ridge, const float *lower, 
     }
 }
 
-void vptq_metric_full(const vptq_metric *m, bool raw, double ridge, const float *lower, float *h)
+void vptq_metric_full(const vptq_metric *m, bool raw, double ridge, const float *lower,
+                      float *h)
 {
     size_t n = m->in;
 

@@ -11,20 +11,21 @@
 
 typedef struct vptq_metric {
     uint32_t in;
-    double mean_diag;    /* of the raw H */
-    uint32_t dead;       /* columns with H_jj = 0 */
-    bool scaled;         /* the metric is S (H + ridge) S, not H + ridge */
-    float *scale, *bias; /* [in] by column, exact in the storage type where rounding is `loop` */
-    double *diag;        /* [in] of the metric, by column */
-    uint32_t *order;     /* [in] column at each position of the processing order */
+    double mean_diag; /* of the raw H */
+    uint32_t dead;    /* columns with H_jj = 0 */
+    bool scaled;      /* the metric is S (H + ridge) S, not H + ridge */
+    float *scale,
+        *bias;       /* [in] by column, exact in the storage type where rounding is `loop` */
+    double *diag;    /* [in] of the metric, by column */
+    uint32_t *order; /* [in] column at each position of the processing order */
 } vptq_metric;
 
 /* Checks W and H for NaN and infinity; fills everything from W, H and the settings.  `lower` is
  * the packed lower triangle of the raw H.  The `outliers` most important columns come first.
  * Memory comes from `arena`. */
 vptq_status vptq_metric_make(const vptq_quant_settings *s, uint32_t out, uint32_t in,
-                             uint32_t outliers, const float *w, const float *lower, vptq_arena *arena,
-                             vptq_metric *m, vptq_err *err) VPTQ_MUST_CHECK;
+                             uint32_t outliers, const float *w, const float *lower,
+                             vptq_arena *arena, vptq_metric *m, vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Z transposed, in processing order: z [in][rows], rows = out rounded up to v, zero padded. */
 void vptq_metric_normalize(const vptq_metric *m, uint32_t out, size_t rows, const float *w,

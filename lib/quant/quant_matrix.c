@@ -1,4 +1,5 @@
-/* One matrix from weights to codes: metric, factor, the ladder of steps, stored form, losses. */
+/* One matrix from weights to codes: metric, factor, the ladder of steps, stored form, losses.
+ */
 #include <math.h>
 #include <string.h>
 
@@ -140,8 +141,8 @@ out:
 
 /* ---- losses ---- */
 
-/* tr(E H E^T) of H' without its ridge, from the gradient: the ridge added s^2 ridge mean(diag H)
- * |E_p|^2.  Padded rows do not count. */
+/* tr(E H E^T) of H' without its ridge, from the gradient: the ridge added s^2 ridge mean(diag
+ * H) |E_p|^2.  Padded rows do not count. */
 static double from_gradient(const vptq_encoder *c)
 {
     double sum = 0, ridge = c->s->ridge * c->metric.mean_diag;
@@ -214,7 +215,7 @@ static vptq_status probe_loss(vptq_encoder *c, const vptq_probe *probe, double *
 
 static double last_loss(const vptq_encoder *c)
 {
-    return c->report->steps ? c->report->step[c->report->steps - 1].loss : NAN;
+    return c->report->steps ? c->report->step[c->report->steps - 1].loss : (double)NAN;
 }
 
 static void begin(vptq_encoder *c, const char *step)
@@ -277,7 +278,8 @@ static void copy_state(vptq_encoder *c, char *saved, bool save)
 
 typedef vptq_status (*step_fn)(vptq_encoder *c, vptq_err *err);
 
-/* Runs a step that should lower the objective; one that raised it is taken back. */
+/* Runs a step that should lower the objective; one that raised it is taken back.  Under the raw
+ * metric of the published recipe the objective is not the loss, and nothing is taken back. */
 static vptq_status descend(vptq_encoder *c, const char *name, step_fn run, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
@@ -291,7 +293,7 @@ static vptq_status descend(vptq_encoder *c, const char *name, step_fn run, vptq_
     copy_state(c, saved, true);
     VPTQ_TRY(run(c, err));
     VPTQ_TRY(finish(c, name, false, err));
-    if (c->objective > before) {
+    if (c->objective > before && c->s->metric == VPTQ_METRIC_SCALED) {
         copy_state(c, saved, false);
         c->report->steps--;
         VPTQ_TRY(finish(c, name, true, err));

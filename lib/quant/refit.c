@@ -15,9 +15,9 @@ typedef struct solver {
     vptq_encoder *c;
     vptq_part *part; /* the books being fitted ... */
     uint32_t parts;
-    bool diagonal; /* ... under diag H' alone */
-    size_t n;      /* unknowns */
-    double *x;     /* [n] step from the books as they are */
+    bool diagonal;              /* ... under diag H' alone */
+    size_t n;                   /* unknowns */
+    double *x;                  /* [n] step from the books as they are */
     double *r, *s, *d, *ad, *m; /* [n] residual, preconditioned, direction, A d, diagonal */
     double *weights;            /* [largest k] */
     float *books;               /* [n] a direction as books */
@@ -208,10 +208,8 @@ vptq_status vptq_refit(vptq_encoder *c, vptq_part *only, int iterations, vptq_er
 {
     vptq_status st = VPTQ_OK;
     vptq_arena_mark mark = vptq_arena_get_mark(&c->work);
-    solver a = {.c = c,
-                .part = only ? only : c->part,
-                .parts = only ? 1 : c->parts,
-                .diagonal = only};
+    solver a = {
+        .c = c, .part = only ? only : c->part, .parts = only ? 1 : c->parts, .diagonal = only};
     uint32_t largest = 0;
 
     for (uint32_t i = 0; i < a.parts; i++) {

@@ -1,5 +1,6 @@
 /* The stored form.  With one group and no outliers the indices go back to the original order of
- * the columns, so that no permutation is stored; else position and order stay, and perm tells. */
+ * the columns, so that no permutation is stored; else position and order stay, and perm tells.
+ */
 #include "lib/quant/store.h"
 
 #include <string.h>
@@ -38,8 +39,7 @@ static vptq_status pack_indices(const vptq_encoder *c, const uint32_t **out, vpt
 static vptq_status pack_outliers(const vptq_encoder *c, vptq_vq *vq, vptq_err *err)
 {
     const vptq_part *p = c->part;
-    uint16_t *indices =
-        vptq_arena_alloc(c->keep, p->strips * p->cols, sizeof *indices, err);
+    uint16_t *indices = vptq_arena_alloc(c->keep, p->strips * p->cols, sizeof *indices, err);
 
     if (!indices)
         return VPTQ_E_NOMEM;
@@ -83,8 +83,7 @@ vptq_status vptq_store(vptq_encoder *c, vptq_quant_result *result, vptq_err *err
     const vptq_part *group = first_group(c);
     vptq_vq *vq = &result->vq;
 
-    *vq = (vptq_vq){
-        .shape = c->shape, .centroids = group->main, .res_centroids = group->res};
+    *vq = (vptq_vq){.shape = c->shape, .centroids = group->main, .res_centroids = group->res};
     result->centroids_f32 = group->main_f32;
     result->res_centroids_f32 = group->res_f32;
     VPTQ_TRY(pack_indices(c, &vq->indices, err));

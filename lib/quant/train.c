@@ -7,7 +7,9 @@
 #include "kmeans/kmeans.h"
 #include "lib/quant/encoder.h"
 
-enum { JOINT_ITERATIONS = 8 }; /* of conjugate gradients per round; rounds go on from each other */
+enum {
+    JOINT_ITERATIONS = 8
+}; /* of conjugate gradients per round; rounds go on from each other */
 
 vptq_status vptq_part_vectors(vptq_encoder *c, const vptq_part *p, const float *from,
                               const float **x, vptq_err *err)
@@ -26,8 +28,8 @@ vptq_status vptq_part_vectors(vptq_encoder *c, const vptq_part *p, const float *
     return VPTQ_OK;
 }
 
-/* The weight of vector t is that of its column, or of vector t / v where the published recipe is
- * followed in how it reads the weights of a residual book. */
+/* The weight of vector t is that of its column, or of vector t / v where the published recipe
+ * is followed in how it reads the weights of a residual book. */
 static vptq_status vector_weights(vptq_encoder *c, const vptq_part *p, bool shifted, float **w,
                                   vptq_err *err)
 {
@@ -56,9 +58,9 @@ static vptq_status cluster(vptq_encoder *c, const vptq_part *p, bool residual, c
     opt.keep_empty = s->init == VPTQ_INIT_RANDOM;
     opt.seeding = s->init == VPTQ_INIT_RANDOM ? VPTQ_KMEANS_RANDOM : VPTQ_KMEANS_PLUSPLUS;
     opt.rng = vptq_rng_make(s->seed, c->input->matrix_id, book, VPTQ_RNG_SEEDING);
-    vptq_status st = vptq_kmeans_run(c->dev, &opt, p->cols * p->strips, x, w,
-                                     residual ? p->res : p->main,
-                                     residual ? p->idx_res : p->idx, &stats, NULL, err);
+    vptq_status st =
+        vptq_kmeans_run(c->dev, &opt, p->cols * p->strips, x, w, residual ? p->res : p->main,
+                        residual ? p->idx_res : p->idx, &stats, NULL, err);
     if (st)
         return st;
     c->report->kmeans_iterations += stats.iterations;
@@ -85,10 +87,10 @@ out:
     return st;
 }
 
-/* What the residual book has to stand for: target - main centroid, where the target is the plain
- * weight or, after a pass with the main book, the compensated one (left in g). */
-static vptq_status left_over(vptq_encoder *c, const vptq_part *p, const float *target, float **x,
-                             vptq_err *err)
+/* What the residual book has to stand for: target - main centroid, where the target is the
+ * plain weight or, after a pass with the main book, the compensated one (left in g). */
+static vptq_status left_over(vptq_encoder *c, const vptq_part *p, const float *target,
+                             float **x, vptq_err *err)
 {
     *x = vptq_arena_alloc(&c->work, p->cols * p->rows, sizeof **x, err);
     if (!*x)
