@@ -24,6 +24,7 @@ typedef struct rig {
     uint64_t first, stop_at; /* progress: the first report; the one that interrupts */
     sig_atomic_t stop;
     char warning[512];
+    bool spilled; /* hidden states went to a file */
 } rig;
 
 static void on_progress(void *user, const char *stage, uint64_t done, uint64_t total,
@@ -31,8 +32,10 @@ static void on_progress(void *user, const char *stage, uint64_t done, uint64_t t
 {
     rig *r = user;
     (void)detail;
-    assert_string_equal(stage, "hessian");
     assert_true(done <= total);
+    if (strcmp(stage, "merge") == 0)
+        return;
+    assert_string_equal(stage, "hessian");
     if (!r->first)
         r->first = done;
     if (done == r->stop_at)
@@ -42,6 +45,7 @@ static void on_progress(void *user, const char *stage, uint64_t done, uint64_t t
 static void on_log(void *user, vptq_log_level level, const char *text)
 {
     rig *r = user;
+    r->spilled = r->spilled || strstr(text, "go to a file");
     if (level == VPTQ_LOG_WARN)
         snprintf(r->warning, sizeof r->warning, "%s", text);
 }
@@ -81,19 +85,22 @@ typedef struct request {
     bool force;
     vptq_token_weights weights;
     double factor, holdout;
+    size_t windows; /* 0: WINDOWS, half of them with a seed */
 } request;
-static const request whole = {0, LAYERS - 1, 0, 0, false, VPTQ_WEIGHTS_PLAIN, 0, 0};
+static const request whole = {0, LAYERS - 1, 0, 0, false, VPTQ_WEIGHTS_PLAIN, 0, 0, 0};
 /* In the first window of layer 1, with the checkpoint behind layer 0 written. */
-static const request broken_off = {0,     LAYERS - 1,         0, WINDOWS + 1,
-                                   false, VPTQ_WEIGHTS_PLAIN, 0, 0};
+static const request broken_off = {0, LAYERS - 1, 0, WINDOWS + 1, false, VPTQ_WEIGHTS_PLAIN,
+                                   0, 0,          0};
 
 static vptq_status collect(rig *r, const char *dir, request q, vptq_collect_result *result,
                            vptq_err *err)
 {
     const char *files[] = {r->ids};
+    const size_t usual = q.seed ? (size_t)WINDOWS / 2 : (size_t)WINDOWS;
+    const size_t windows = q.windows ? q.windows : usual;
     const vptq_collect_options opt = {
         .calibrate = {.corpus = {.tokens = files, .token_count = 1},
-                      .windows = q.seed ? (size_t)WINDOWS / 2 : (size_t)WINDOWS,
+                      .windows = windows,
                       .length = LENGTH,
                       .seed = q.seed,
                       .holdout = q.holdout,
@@ -300,6 +307,285 @@ static void test_force_starts_again(void **state)
     rig_close(&r);
 }
 
+/* ---- parts, weights, memory ---- */
+
+static const request divided = {0,   LAYERS - 1, 0, 0, false, VPTQ_WEIGHTS_ATTENTION,
+                                0.5, 0.25,       0};
+
+/* hessian.json and the Hessians of both parts. */
+static void expect_same_parts(const char *one, const char *two)
+{
+    char a[PATH], b[PATH];
+    vtest_path(a, sizeof a, one, "holdout");
+    vtest_path(b, sizeof b, two, "holdout");
+    expect_same(a, b);
+    for (uint32_t layer = 0; layer < LAYERS; layer++)
+        for (int i = 0; i <= VPTQ_INPUT_COUNT; i++) {
+            char name[64];
+            vptq_hessian_file_name(
+                name, layer, i < VPTQ_INPUT_COUNT ? vptq_input_name((vptq_input)i) : "kv");
+            expect_same_file(one, two, name);
+        }
+    expect_same_file(one, two, "hessian.json");
+}
+
+/* The last quarter of the windows is held out: both parts are what collections over the two
+ * halves of the ids give. */
+static void test_held_out_windows(void **state)
+{
+    enum { MAIN = IDS * 3 / 4 };
+    rig r;
+    vptq_err err = {0};
+    vptq_collect_result result;
+    vptq_hessian_dir d;
+    char one[PATH], part[PATH], holdout[PATH];
+    size_t size;
+    rig_open(&r, *state);
+    char *ids = vtest_read_file(r.ids, &size);
+    vtest_path(one, sizeof one, *state, "one");
+    vtest_path(holdout, sizeof holdout, one, "holdout");
+    must_collect(&r, one, divided, &result);
+    assert_int_equal(result.windows, WINDOWS * 3 / 4);
+    assert_int_equal(result.held_out, WINDOWS / 4);
+    assert_ok(vptq_hessian_dir_open(one, &d, &err), &err);
+    assert_int_equal(d.tokens, MAIN);
+    assert_int_equal(d.held_out_tokens, IDS - MAIN);
+    request whole_part = divided;
+    whole_part.holdout = 0;
+    for (int p = 0; p < 2; p++) {
+        const size_t begin = p ? MAIN * sizeof(int32_t) : 0;
+        vtest_path(part, sizeof part, *state, p ? "second" : "first");
+        vtest_write_file(r.ids, ids + begin, p ? size - begin : MAIN * sizeof(int32_t));
+        must_collect(&r, part, whole_part, &result);
+        for (uint32_t layer = 0; layer < LAYERS; layer++) {
+            char name[64];
+            vptq_hessian_file_name(name, layer, "kv");
+            expect_same_file(part, p ? holdout : one, name);
+            vptq_hessian_file_name(name, layer, "down");
+            expect_same_file(part, p ? holdout : one, name);
+        }
+    }
+    free(ids);
+    rig_close(&r);
+}
+
+static void test_parts_go_on(void **state)
+{
+    rig r;
+    vptq_err err = {0};
+    vptq_collect_result result;
+    char one[PATH], two[PATH], path[PATH];
+    request stopped = divided;
+    rig_open(&r, *state);
+    vtest_path(one, sizeof one, *state, "one");
+    must_collect(&r, one, divided, &result);
+    /* in either part of layer 1 */
+    for (uint64_t at = WINDOWS + 1; at <= 2 * WINDOWS; at += WINDOWS - 1) {
+        char name[16];
+        snprintf(name, sizeof name, "two%d", (int)at);
+        vtest_path(two, sizeof two, *state, name);
+        stopped.stop_at = at;
+        vptq_status st = collect(&r, two, stopped, &result, &err);
+        if (at < 2 * WINDOWS) /* the last report comes when all is done */
+            assert_fails(st, VPTQ_E_CANCELLED, &err, "interrupted");
+        must_collect(&r, two, divided, &result);
+        expect_same_parts(one, two);
+    }
+    /* a file of the held-out part is as needed as another */
+    vtest_path(path, sizeof path, two, "holdout/layer_001_kv.safetensors");
+    assert_int_equal(unlink(path), 0);
+    must_collect(&r, two, divided, &result);
+    assert_int_equal(result.layers_done, 1);
+    expect_same_parts(one, two);
+    rig_close(&r);
+}
+
+/* Hidden states of three groups of windows in memory, or in a file, which leaves nothing. */
+static void test_any_memory_cap(void **state)
+{
+    enum { MANY = 3 * VPTQ_FORWARD_ROWS };
+    rig r;
+    vptq_err err = {0};
+    vptq_collect_result result;
+    char one[PATH], two[PATH];
+    int32_t *ids = malloc(MANY * sizeof *ids);
+    vptq_rng rng = vptq_rng_make(4, 0, 0, VPTQ_RNG_TEST);
+    rig_open(&r, *state);
+    for (size_t i = 0; i < MANY; i++)
+        ids[i] = (int32_t)vptq_rng_below(&rng, i, VOCAB);
+    vtest_write_file(r.ids, ids, MANY * sizeof *ids);
+    free(ids);
+    vtest_path(one, sizeof one, *state, "one");
+    request many = divided;
+    many.windows = MANY / LENGTH;
+    must_collect(&r, one, many, &result);
+    assert_int_equal(result.windows + result.held_out, MANY / LENGTH);
+    assert_false(r.spilled);
+    size_t fits = 0;
+    /* down to what is refused; broken off and continued at every cap */
+    for (r.mem.cap = r.mem.peak; r.mem.cap > r.mem.used; r.mem.cap -= r.mem.peak / 16) {
+        char name[32];
+        snprintf(name, sizeof name, "two%zu", r.mem.cap);
+        vtest_path(two, sizeof two, *state, name);
+        r.spilled = false;
+        many.stop_at = MANY / LENGTH + 1;
+        vptq_status st = collect(&r, two, many, &result, &err);
+        if (st == VPTQ_E_NOMEM) {
+            assert_fails(st, VPTQ_E_NOMEM, &err, "cap");
+            break;
+        }
+        assert_fails(st, VPTQ_E_CANCELLED, &err, "interrupted");
+        many.stop_at = 0;
+        must_collect(&r, two, many, &result);
+        assert_int_equal(result.layers_reused, 1);
+        expect_same_parts(one, two);
+        fits += r.spilled;
+    }
+    assert_true(fits > 0);
+    r.mem.cap = 0;
+    rig_close(&r);
+}
+
+static void test_what_a_directory_is_of(void **state)
+{
+    rig r;
+    vptq_err err = {0};
+    vptq_collect_result result;
+    vptq_hessian_dir d;
+    char one[PATH], two[PATH], path[PATH];
+    request other = divided;
+    rig_open(&r, *state);
+    vtest_path(one, sizeof one, *state, "one");
+    must_collect(&r, one, divided, &result);
+    other.weights = VPTQ_WEIGHTS_SINK;
+    assert_fails(collect(&r, one, other, &result, &err), VPTQ_E_MISMATCH, &err,
+                 "key 'weights' is attention, this run's is sink");
+    other = divided;
+    other.holdout = 0.5;
+    assert_fails(collect(&r, one, other, &result, &err), VPTQ_E_MISMATCH, &err,
+                 "32 tokens held out, this run holds out 64");
+    other.holdout = 1;
+    assert_fails(collect(&r, one, other, &result, &err), VPTQ_E_ARG, &err, "share of 1");
+    /* another factor is no other collection */
+    other = divided;
+    other.factor = 2;
+    must_collect(&r, one, other, &result);
+    assert_int_equal(result.layers_reused, LAYERS);
+    assert_ok(vptq_hessian_dir_open(one, &d, &err), &err);
+    assert_true(d.factor == 2);
+    /* started again as a plain one, nothing of terms and parts is left */
+    vtest_path(two, sizeof two, *state, "two");
+    must_collect(&r, two, whole, &result);
+    other = whole;
+    other.force = true;
+    must_collect(&r, one, other, &result);
+    vtest_path(path, sizeof path, one, "holdout");
+    assert_false(vptq_path_exists(path));
+    expect_same(one, two);
+    rig_close(&r);
+}
+
+static void test_merging_parts(void **state)
+{
+    rig r;
+    vptq_err err = {0};
+    vptq_collect_result result;
+    vptq_hessian_dir d;
+    vptq_hessian_file h, term;
+    char one[PATH], two[PATH], out[PATH], path[PATH];
+    request q = divided;
+    rig_open(&r, *state);
+    vtest_path(one, sizeof one, *state, "one");
+    vtest_path(two, sizeof two, *state, "two");
+    vtest_path(out, sizeof out, *state, "out");
+    must_collect(&r, one, divided, &result);
+    q.seed = 5; /* 4 windows, 1 of them held out */
+    must_collect(&r, two, q, &result);
+    const char *dirs[] = {one, two};
+    assert_ok(vptq_hessian_merge(&r.ctx, dirs, 2, out, false, &err), &err);
+    assert_ok(vptq_hessian_dir_open(out, &d, &err), &err);
+    assert_int_equal(d.weights, VPTQ_WEIGHTS_ATTENTION);
+    assert_int_equal(d.held_out_tokens, 3 * LENGTH);
+    vtest_path(path, sizeof path, out, "holdout");
+    assert_ok(vptq_hessian_dir_open(path, &d, &err), &err);
+    assert_int_equal(d.tokens, 3 * LENGTH);
+    /* terms are means over windows: 6 and 3 of them */
+    float *sum = NULL;
+    for (int i = 0; i < 3; i++) {
+        const char *const all[] = {one, two, out};
+        vtest_path(path, sizeof path, all[i], "layer_001_kv.safetensors");
+        assert_ok(vptq_hessian_file_read(path, 0, NULL, &term, &err), &err);
+        const size_t packed = (size_t)term.n * (term.n + 1) / 2;
+        if (!sum)
+            sum = calloc(packed, sizeof *sum);
+        for (size_t j = 0; j < packed && i < 2; j++)
+            sum[j] += term.lower[j] * (i ? 3 : 6) / 9;
+        if (i == 2) {
+            assert_int_equal(term.windows, 9);
+            assert_close(term.lower, sum, packed, 1e-6, 1e-6);
+        }
+        vptq_hessian_file_release(&term);
+    }
+    free(sum);
+    /* weights of one kind only; a held-out part only where all have one */
+    q = whole;
+    q.force = true;
+    must_collect(&r, two, q, &result);
+    vtest_path(out, sizeof out, *state, "out2");
+    assert_fails(vptq_hessian_merge(&r.ctx, dirs, 2, out, false, &err), VPTQ_E_MISMATCH, &err,
+                 "different token weights (attention and plain)");
+    q.weights = VPTQ_WEIGHTS_ATTENTION;
+    must_collect(&r, two, q, &result);
+    assert_ok(vptq_hessian_merge(&r.ctx, dirs, 2, out, false, &err), &err);
+    assert_ok(vptq_hessian_dir_open(out, &d, &err), &err);
+    assert_int_equal(d.held_out_tokens, 0);
+    assert_ok(vptq_hessian_dir_load(out, 0, VPTQ_INPUT_O, 0, NULL, &h, &err), &err);
+    assert_int_equal(h.tokens, 14 * LENGTH);
+    vptq_hessian_file_release(&h);
+    rig_close(&r);
+}
+
+typedef struct oom_run {
+    rig *r;
+    const char *dir;
+} oom_run;
+
+static vptq_status collect_in(void *arg, vptq_mem *mem, vptq_err *err)
+{
+    oom_run *run = arg;
+    vptq_ctx ctx = {.mem = mem, .threads = 2};
+    vptq_device dev;
+    vptq_collect_result result;
+    const char *files[] = {run->r->ids};
+    const vptq_collect_options opt = {
+        .calibrate = {.corpus = {.tokens = files, .token_count = 1},
+                      .windows = WINDOWS,
+                      .length = LENGTH,
+                      .holdout = 0.25,
+                      .weights = VPTQ_WEIGHTS_ATTENTION,
+                      .checkpoint_seconds = 60},
+        .last_layer = 0,
+        .force = true,
+        .tool_version = "test"};
+    vptq_status st = vptq_device_open(&ctx, "cpu", &dev, err);
+    if (st)
+        return st;
+    st = vptq_hessian_collect(&dev, &run->r->m, &opt, run->dir, &result, err);
+    vptq_device_close(&dev);
+    return st;
+}
+
+static void test_out_of_memory(void **state)
+{
+    rig r;
+    char one[PATH];
+    rig_open(&r, *state);
+    vtest_path(one, sizeof one, *state, "one");
+    oom_run run = {&r, one};
+    assert_true(vtest_oom_walk(collect_in, &run) > 20);
+    rig_close(&r);
+}
+
 #define SCRATCH(test)                                                                          \
     cmocka_unit_test_setup_teardown(test, vtest_scratch_setup, vtest_scratch_teardown)
 
@@ -310,6 +596,12 @@ int main(int argc, char **argv)
         SCRATCH(test_a_useless_checkpoint_is_passed_over),
         SCRATCH(test_another_run_is_refused),
         SCRATCH(test_force_starts_again),
+        SCRATCH(test_held_out_windows),
+        SCRATCH(test_parts_go_on),
+        SCRATCH(test_any_memory_cap),
+        SCRATCH(test_what_a_directory_is_of),
+        SCRATCH(test_merging_parts),
+        SCRATCH(test_out_of_memory),
     };
     return vtest_main(argc, argv, tests);
 }

@@ -48,6 +48,52 @@ static void test_round_trip(void **state)
                  "h.safetensors: the Hessian is of 5 inputs, expected 6");
 }
 
+static void test_terms(void **state)
+{
+    static const struct {
+        vptq_metadata meta[3];
+        const char *part;
+    } bad[] = {
+        {{{"kind", "plain"}, {"tokens", "5"}, {"windows", "1"}}, "'kind' is 'plain', expected"},
+        {{{"kind", "sinks"}, {"tokens", "5"}, {"windows", "1"}}, "'kind' is 'sinks', expected"},
+        {{{"kind", "sink"}, {"tokens", "5"}, {"windows", "0"}}, "'windows' is '0', expected"},
+        {{{"kind", "sink"}, {"tokens", "5"}, {"other", "1"}}, "'windows' is missing"},
+        {{{"kind", "sink"}, {"other", "5"}, {"windows", "1"}}, "'tokens' is missing"},
+    };
+    char path[4096];
+    float lower[TRIANGLE], mean[N];
+    vptq_err err = {0};
+    vptq_hessian_file h;
+    vtest_path(path, sizeof path, *state, "t.safetensors");
+    put_hessian(path, lower, mean);
+    for (int kind = VPTQ_WEIGHTS_SINK; kind < VPTQ_WEIGHTS_COUNT; kind++) {
+        assert_ok(vptq_hessian_term_write(path, (vptq_token_weights)kind, 7, N, 70, lower, mean,
+                                          &err),
+                  &err);
+        assert_ok(vptq_hessian_file_read(path, N, NULL, &h, &err), &err);
+        assert_int_equal(h.kind, kind);
+        assert_int_equal(h.windows, 7);
+        assert_int_equal(h.tokens, 70);
+        assert_same_f32(h.lower, lower, TRIANGLE);
+        vptq_hessian_file_release(&h);
+    }
+    const vptq_tensor tensors[] = {{.name = "hessian",
+                                    .type = VPTQ_F32,
+                                    .dims = 1,
+                                    .shape = {TRIANGLE},
+                                    .data = (const uint8_t *)lower},
+                                   {.name = "mean",
+                                    .type = VPTQ_F32,
+                                    .dims = 1,
+                                    .shape = {N},
+                                    .data = (const uint8_t *)mean}};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        assert_ok(vptq_safetensors_save(path, true, tensors, 2, bad[i].meta, 3, &err), &err);
+        assert_fails(vptq_hessian_file_read(path, N, NULL, &h, &err), VPTQ_E_FORMAT, &err,
+                     bad[i].part);
+    }
+}
+
 /* What the file says is read as it is; the check names the first bad number. */
 static vptq_status read_and_check(const char *path, vptq_err *err)
 {
@@ -190,9 +236,9 @@ static void test_out_of_memory(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_names), in_scratch(test_round_trip),
-        in_scratch(test_not_finite),  in_scratch(test_bad_files),
-        in_scratch(test_unaligned),   in_scratch(test_out_of_memory),
+        cmocka_unit_test(test_names),   in_scratch(test_round_trip), in_scratch(test_terms),
+        in_scratch(test_not_finite),    in_scratch(test_bad_files),  in_scratch(test_unaligned),
+        in_scratch(test_out_of_memory),
     };
     return vtest_main(argc, argv, tests);
 }
