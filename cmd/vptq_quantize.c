@@ -1,59 +1,66 @@
 /* vptq-quantize: model + Hessians + settings -> a work directory of quantized matrices. */
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "cmd/cli.h"
+#include "cmd/cli_settings.h"
 #include "lib/vptq.h"
 
 typedef struct quantize_args {
-    const char *model, *hessians, *output, *tokenizer;
-    uint32_t v, k, iterations;
-    bool norm, perm;
-    double ridge;
-    int dtype;
+    const char *model, *hessians, *held_out, *output, *tokenizer, *recipe;
+    double kv_factor;
     vptq_cli_range layers;
+    vptq_cli_settings settings;
 } quantize_args;
 
 typedef struct printer {
     int format;
     bool dry_run;
     uint64_t rows;
+    bool held_out; /* the table has a column for it */
 } printer;
 
+/* ---- rows ---- */
+
+/* The row as report.jsonl has it, and what belongs to this run alone. */
 static void print_json(const vptq_quantize_row *r, bool dry_run)
 {
-    vptq_cli_json j;
-    vptq_cli_json_begin(&j);
-    vptq_cli_json_u64(&j, "layer", r->layer);
-    vptq_cli_json_str(&j, "name", r->name);
-    vptq_cli_json_u64(&j, "rows", r->rows);
-    vptq_cli_json_u64(&j, "columns", r->columns);
-    if (!dry_run) {
-        vptq_cli_json_f64(&j, "proxy_loss", r->report.loss);
-        vptq_cli_json_f64(&j, "relative_mse", r->report.relative_mse);
-    }
-    vptq_cli_json_f64(&j, "bits_per_weight", r->bits.per_weight);
-    vptq_cli_json_u64(&j, "v", r->shape.v);
-    vptq_cli_json_u64(&j, "k", r->shape.k);
-    vptq_cli_json_u64(&j, "k_res", r->shape.k_res);
-    vptq_cli_json_u64(&j, "groups", r->shape.groups);
-    vptq_cli_json_u64(&j, "outliers", r->shape.outliers);
-    vptq_cli_json_u64(&j, "bytes", r->bits.total / 8);
-    if (!dry_run) {
-        vptq_cli_json_f64(&j, "loss_kmeans", r->report.step[0].loss);
-        vptq_cli_json_f64(&j, "loss_pass", r->report.step[1].loss);
-        vptq_cli_json_u64(&j, "kmeans_iterations", (uint64_t)r->report.kmeans_iterations);
-        vptq_cli_json_f64(&j, "damping_added", r->report.damping_added);
-        vptq_cli_json_bool(&j, "reused", r->reused);
-        vptq_cli_json_f64(&j, "seconds", r->report.seconds);
-    }
-    vptq_cli_json_end(&j);
+    printf("%.*s, \"bytes\": %" PRIu64, (int)strlen(r->json) - 1, r->json, r->bits.total / 8);
+    if (!dry_run)
+        printf(", \"reused\": %s, \"seconds\": %.3f", r->reused ? "true" : "false",
+               r->report.seconds);
+    puts("}");
+}
+
+static void print_head(const printer *p)
+{
+    printf("%5s %-9s %6s %7s %2s %5s %5s %3s %4s ", "layer", "name", "rows", "columns", "v",
+           "k", "k_res", "grp", "outl");
+    if (p->dry_run)
+        printf("%8s %8s %8s %10s\n", "index", "books", "total", "bytes");
+    else
+        printf("%7s %8s %8s%s %7s\n", "bits", "k-means", "loss", p->held_out ? " held-out" : "",
+               "seconds");
+}
+
+static void print_losses(const printer *p, const vptq_quantize_row *r)
+{
+    printf("%7.4f %8.6f %8.6f ", r->bits.per_weight, r->report.step[0].loss, r->report.loss);
+    if (p->held_out)
+        printf("%8.6f ", r->report.held_out);
+    if (r->reused)
+        printf("%7s\n", "kept");
+    else
+        printf("%7.2f\n", r->report.seconds);
 }
 
 static vptq_status print_row(void *arg, const vptq_quantize_row *r, vptq_err *err)
 {
     printer *p = arg;
+    double weights = (double)r->rows * r->columns;
+    const vptq_vq_shape *s = &r->shape;
 
     (void)err;
     p->rows++;
@@ -61,28 +68,23 @@ static vptq_status print_row(void *arg, const vptq_quantize_row *r, vptq_err *er
         print_json(r, p->dry_run);
         return VPTQ_OK;
     }
-    if (p->rows == 1 && p->dry_run)
-        printf("%5s %-9s %6s %7s %3s %6s %8s %8s %8s %10s\n", "layer", "name", "rows",
-               "columns", "v", "k", "index", "books", "total", "bytes");
-    else if (p->rows == 1)
-        printf("%5s %-9s %6s %7s %3s %6s %8s %10s %10s %8s\n", "layer", "name", "rows",
-               "columns", "v", "k", "bits", "k-means", "loss", "seconds");
-    double weights = (double)r->rows * r->columns;
-    printf("%5u %-9s %6u %7u %3u %6u ", r->layer, r->name, r->rows, r->columns, r->shape.v,
-           r->shape.k);
+    if (p->rows == 1) {
+        p->held_out = r->held_out;
+        print_head(p);
+    }
+    printf("%5u %-9s %6u %7u %2u %5u %5u %3u %4u ", r->layer, r->name, r->rows, r->columns,
+           s->v, s->k, s->k_res, s->groups, s->outliers);
     if (p->dry_run)
-        printf("%8.4f %8.4f %8.4f %10" PRIu64 "\n", (double)r->bits.indices / weights,
-               (double)r->bits.codebooks / weights, r->bits.per_weight, r->bits.total / 8);
-    else if (r->reused)
-        printf("%8.4f %10.6f %10.6f %8s\n", r->bits.per_weight, r->report.step[0].loss,
-               r->report.loss, "kept");
+        printf("%8.4f %8.4f %8.4f %10" PRIu64 "\n",
+               (double)(r->bits.indices + r->bits.outlier_indices) / weights,
+               (double)(r->bits.codebooks + r->bits.outlier_codebook) / weights,
+               r->bits.per_weight, r->bits.total / 8);
     else
-        printf("%8.4f %10.6f %10.6f %8.2f\n", r->bits.per_weight, r->report.step[0].loss,
-               r->report.loss, r->report.seconds);
+        print_losses(p, r);
     return VPTQ_OK;
 }
 
-static void print_summary(const vptq_cli *cli, const vptq_quantize_result *r)
+static void print_summary(const vptq_cli *cli, const printer *p, const vptq_quantize_result *r)
 {
     char bytes[32], seconds[32];
 
@@ -96,98 +98,152 @@ static void print_summary(const vptq_cli *cli, const vptq_quantize_result *r)
     printf(", %.4f bits per weight", r->bits_per_weight);
     if (!cli->common.dry_run)
         printf(", mean loss %.6f", r->mean_loss);
+    if (p->held_out)
+        printf(", held-out %.6f", r->mean_held_out);
     printf(", weights file about %s, %s\n", bytes, seconds);
 }
 
-static int quantize(vptq_cli *cli, const quantize_args *a)
+/* ---- presets ---- */
+
+static void print_preset_json(const vptq_preset *p)
+{
+    vptq_cli_json j;
+    vptq_cli_json_begin(&j);
+    vptq_cli_json_str(&j, "name", p->name);
+    vptq_cli_json_str(&j, "paper", p->paper);
+    vptq_cli_json_str(&j, "model", p->model->name);
+    vptq_cli_json_u64(&j, "v", p->v);
+    vptq_cli_json_u64(&j, "k", p->k);
+    vptq_cli_json_u64(&j, "k_res", p->k_res);
+    vptq_cli_json_u64(&j, "groups", p->groups);
+    vptq_cli_json_f64(&j, "outlier_percent", p->outliers);
+    vptq_cli_json_u64(&j, "v0", p->v0);
+    vptq_cli_json_u64(&j, "k0", p->k0);
+    vptq_cli_json_f64(&j, "bits_per_weight", vptq_preset_bits(p));
+    vptq_cli_json_end(&j);
+}
+
+static int list_presets(vptq_cli *cli)
+{
+    size_t count;
+    const vptq_preset *table = vptq_preset_table(&count);
+    bool text = cli->common.format != CLI_JSON;
+
+    if (text)
+        printf("%-20s %2s %5s %5s %3s %5s %2s %4s %7s  %-11s  %s\n", "name", "v", "k", "k_res",
+               "grp", "outl%", "v0", "k0", "bits", "of", "paper");
+    for (size_t i = 0; i < count; i++) {
+        const vptq_preset *p = &table[i];
+        if (text)
+            printf("%-20s %2u %5u %5u %3u %5g %2u %4u %7.4f  %-11s  %s\n", p->name, p->v, p->k,
+                   p->k_res, p->groups, p->outliers, p->v0, p->k0, vptq_preset_bits(p),
+                   p->model->name, p->paper);
+        else
+            print_preset_json(p);
+    }
+    if (text)
+        printf("\nbits: everything that is stored for the linears of that model, per weight; "
+               "a small model\npays more for its codebooks, --dry-run shows how much\n");
+    return vptq_cli_finish(cli, VPTQ_OK, NULL);
+}
+
+/* ---- running ---- */
+
+static int quantize(vptq_cli *cli, const quantize_args *a, const vptq_quant_settings *settings)
 {
     vptq_err err = {0};
     vptq_device dev = {0};
     vptq_quantize_result r = {0};
     vptq_quantize_options opt = {.model = a->model,
                                  .hessians = a->hessians,
+                                 .held_out = a->held_out,
+                                 .kv_factor = a->kv_factor,
                                  .work = a->output,
                                  .tokenizer = a->tokenizer,
-                                 .settings = vptq_quant_default(),
+                                 .settings = *settings,
+                                 .recipe = a->recipe,
                                  .first_layer = a->layers.first,
                                  .last_layer = a->layers.last,
                                  .force = cli->common.force,
                                  .dry_run = cli->common.dry_run};
     printer p = {.format = cli->common.format, .dry_run = cli->common.dry_run};
 
-    opt.settings.v = a->v;
-    opt.settings.k = a->k;
-    opt.settings.norm = a->norm;
-    opt.settings.perm = a->perm;
-    opt.settings.kmeans_iterations = a->iterations;
-    opt.settings.ridge = a->ridge;
-    opt.settings.storage = a->dtype ? VPTQ_BF16 : VPTQ_F16;
-    opt.settings.seed = cli->common.seed;
     vptq_status st = vptq_device_open(&cli->ctx, cli->common.backend, &dev, &err);
     if (!st) {
         st = vptq_quantize_model(&dev, &opt, print_row, &p, &r, &err);
         vptq_device_close(&dev);
     }
     if (!st)
-        print_summary(cli, &r);
+        print_summary(cli, &p, &r);
     return vptq_cli_finish(cli, st, &err);
 }
 
 static int dispatch(vptq_cli *cli, const quantize_args *a)
 {
+    vptq_quant_settings settings;
+    vptq_err err = {0};
+    bool dry = cli->common.dry_run;
+
     if (cli->arg_count)
         return vptq_cli_usage_error(cli, "unexpected argument '%s'", cli->args[0]);
-    if (!cli->common.dry_run && !a->hessians)
+    if (a->settings.preset && !strcmp(a->settings.preset, "list"))
+        return list_presets(cli);
+    if (!a->model)
+        return vptq_cli_usage_error(cli, "missing option --model PATH");
+    if (!dry && !a->hessians)
         return vptq_cli_usage_error(cli, "-H HDIR is missing (made by vptq-hessian)");
-    if (!cli->common.dry_run && !a->output)
+    if (!dry && !a->output)
         return vptq_cli_usage_error(cli, "-o WORK is missing");
-    return quantize(cli, a);
+    if (!a->hessians && a->held_out)
+        return vptq_cli_usage_error(cli, "--held-out needs -H HDIR");
+    if (!isnan(a->kv_factor) && !(a->kv_factor >= 0))
+        return vptq_cli_usage_error(
+            cli, "invalid value for --kv-factor: '%g' (expected 0 or more)", a->kv_factor);
+    if (vptq_cli_settings_take(&a->settings, cli->common.seed, &settings, &err))
+        return vptq_cli_usage_error(cli, "%s", err.text);
+    return quantize(cli, a, &settings);
 }
 
 int main(int argc, char **argv)
 {
-    vptq_quant_settings d = vptq_quant_default();
-    quantize_args a = {.v = d.v,
-                       .k = d.k,
-                       .iterations = d.kmeans_iterations,
-                       .norm = d.norm,
-                       .perm = d.perm,
-                       .ridge = d.ridge,
-                       .layers = {0, UINT32_MAX}};
-    const vptq_cli_option options[] = {
+    quantize_args a = {.kv_factor = NAN, .layers = {0, UINT32_MAX}};
+    const vptq_cli_option inputs[] = {
         {0, NULL, CLI_FLAG, NULL, NULL, "Input and output", false},
-        {'m', "model", CLI_STRING, &a.model, "PATH", "model to quantize", true},
+        {'m', "model", CLI_STRING, &a.model, "PATH", "model to quantize (required)", false},
         {'H', "hessians", CLI_STRING, &a.hessians, "HDIR", "its Hessians", false},
+        {0, "held-out", CLI_STRING, &a.held_out, "HDIR",
+         "Hessians of other tokens: losses are reported on them, too (default: those that HDIR "
+         "keeps)",
+         false},
+        {0, "kv-factor", CLI_DOUBLE, &a.kv_factor, "C",
+         "weight of the term that k_proj and v_proj add to their Hessian, 0 = none (default: "
+         "HDIR's)",
+         false},
         {'o', "output", CLI_STRING, &a.output, "WORK", "work directory to make or to continue",
          false},
         {0, "layers", CLI_RANGE, &a.layers, "A-B", "only these layers (default: all)", false},
         {0, "tokenizer", CLI_STRING, &a.tokenizer, "FILE", "tokenizer to use with the model",
          false},
-        {0, NULL, CLI_FLAG, NULL, NULL, "Settings", false},
-        {'v', "vector-length", CLI_U32, &a.v, "V", "rows that share one index, 1 to 64", false},
-        {'k', "centroids", CLI_U32, &a.k, "K", "centroids, a power of two up to 65536", false},
-        {0, "no-norm", CLI_UNFLAG, &a.norm, NULL, "do not scale columns by their deviation",
-         false},
-        {0, "no-perm", CLI_UNFLAG, &a.perm, NULL,
-         "do the columns in their own order, not by importance", false},
-        {0, "kmeans-iterations", CLI_U32, &a.iterations, "N", "k-means iterations at most",
-         false},
-        {0, "ridge", CLI_DOUBLE, &a.ridge, "X", "share of the mean diagonal added to a Hessian",
-         false},
-        {0, "dtype", CLI_CHOICE, &a.dtype, "f16|bf16", "type of codebooks, scale and bias",
-         false},
-        CLI_END};
+        {0, "recipe", CLI_STRING, &a.recipe, "FILE",
+         "JSON rules that give matrices settings of their own, over all options", false}};
+    enum { INPUTS = sizeof inputs / sizeof inputs[0], SETTINGS = 48 };
+    vptq_cli_option options[INPUTS + SETTINGS + 1] = {0};
     vptq_cli cli = {
         .tool = "vptq-quantize",
         .summary = "Vector-quantizes the linears of a model, matrix by matrix.",
-        .usage = "vptq-quantize -m MODEL -H HDIR -o WORK [-v 4] [-k 256]\n"
-                 "vptq-quantize -m MODEL --dry-run [-v 4] [-k 256]",
+        .usage = "vptq-quantize -m MODEL -H HDIR -o WORK [-v 4] [-k 256] [-r 0] [SETTINGS]\n"
+                 "vptq-quantize -m MODEL --dry-run [SETTINGS]\n"
+                 "vptq-quantize --preset list",
         .examples = "A run that was interrupted goes on when the same command is run again.\n"
-                    "Here -v is the vector length; --verbose has no short form.",
+                    "The order of options does not matter: encoder, then preset, then single\n"
+                    "settings, then the rules of a recipe. Here -v is the vector length; "
+                    "--verbose has no\nshort form.",
         .options = options,
         .formats = "text|json"};
     int code;
 
+    memcpy(options, inputs, sizeof inputs);
+    vptq_cli_settings_options(&a.settings, options + INPUTS, SETTINGS);
     if (vptq_cli_parse(&cli, argc, argv, 1, &code))
         code = dispatch(&cli, &a);
     vptq_cli_release(&cli);

@@ -79,11 +79,10 @@ vptq_status vptq_json_load(const char *path, size_t limit, json_t **out, vptq_er
 
 /* The text with the fewest digits (0.1 and not 0.10000000000000001) that gives the same value
  * when it is read again; NULL when memory is out. */
-static char *exact_text(const json_t *value)
+static char *exact_text(const json_t *value, size_t flags)
 {
     for (unsigned digits = 15; digits <= 17; digits++) {
-        char *text =
-            json_dumps(value, JSON_INDENT(2) | JSON_ENCODE_ANY | JSON_REAL_PRECISION(digits));
+        char *text = json_dumps(value, flags | JSON_ENCODE_ANY | JSON_REAL_PRECISION(digits));
         json_t *again = text ? json_loads(text, JSON_DECODE_ANY, NULL) : NULL;
         bool same = again && json_equal(value, again);
         json_decref(again);
@@ -94,12 +93,23 @@ static char *exact_text(const json_t *value)
     return NULL;
 }
 
-vptq_status vptq_json_text(const json_t *value, const char *name, char **text, vptq_err *err)
+static vptq_status dump(const json_t *value, const char *name, size_t flags, char **text,
+                        vptq_err *err)
 {
-    *text = exact_text(value);
+    *text = exact_text(value, flags);
     if (!*text)
         return vptq_fail(err, VPTQ_E_NOMEM, "%s: out of memory while writing JSON", name);
     return VPTQ_OK;
+}
+
+vptq_status vptq_json_text(const json_t *value, const char *name, char **text, vptq_err *err)
+{
+    return dump(value, name, JSON_INDENT(2), text, err);
+}
+
+vptq_status vptq_json_line(const json_t *value, const char *name, char **text, vptq_err *err)
+{
+    return dump(value, name, 0, text, err);
 }
 
 vptq_status vptq_json_save(const char *path, const json_t *value, vptq_err *err)

@@ -25,6 +25,9 @@ vptq_status vptq_json_parse_reals(const char *text, size_t len, const char *name
  * same; no newline at the end.  The caller frees *text with free(). */
 vptq_status vptq_json_text(const json_t *value, const char *name, char **text,
                            vptq_err *err) VPTQ_MUST_CHECK;
+/* The same on one line. */
+vptq_status vptq_json_line(const json_t *value, const char *name, char **text,
+                           vptq_err *err) VPTQ_MUST_CHECK;
 /* Indented, keys in the order they were set, a newline at the end; atomic. */
 vptq_status vptq_json_save(const char *path, const json_t *value,
                            vptq_err *err) VPTQ_MUST_CHECK;

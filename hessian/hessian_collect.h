@@ -39,6 +39,9 @@ vptq_status vptq_hessian_collect(vptq_device *dev, const vptq_model *m,
 vptq_status vptq_hessian_merge(const vptq_ctx *ctx, const char *const *dirs, size_t count,
                                const char *out, bool force, vptq_err *err) VPTQ_MUST_CHECK;
 
+/* The directory of held-out Hessians inside a directory. */
+#define VPTQ_HESSIAN_HOLDOUT "holdout"
+
 /* A directory's hessian.json, as a user of the Hessians needs it. */
 typedef struct vptq_hessian_dir {
     char model_fingerprint[17];

@@ -4,8 +4,7 @@
 
 #include "hessian/hessian_collect.h"
 
-#define VPTQ_HESSIAN_KV      "kv"
-#define VPTQ_HESSIAN_HOLDOUT "holdout"
+#define VPTQ_HESSIAN_KV "kv"
 
 /* "DIR/layer_003_INPUT.safetensors" */
 vptq_status vptq_hessian_dir_file(char path[4096], const char *dir, uint32_t layer,

@@ -4,6 +4,8 @@
 
 #include "hessian/hessian_collect.h"
 #include "lib/eval/eval.h"
+#include "lib/pipeline_settings.h"
+#include "lib/quant/presets.h"
 #include "lib/quant/quant.h"
 
 #define VPTQ_VERSION "0.1.0"
@@ -11,9 +13,15 @@
 /* ---- quantize: model + Hessians -> work directory (pipeline_quantize.c) ---- */
 
 typedef struct vptq_quantize_options {
-    const char *model, *hessians, *work;
+    const char *model, *work;
+    const char *hessians; /* directory */
+    const char *held_out; /* Hessians of other tokens that every loss is reported on, too; NULL
+                             = what the directory itself keeps, if anything */
+    double kv_factor;     /* of the term that k_proj and v_proj add to their Hessian; NAN = the
+                             directory's, 0 = none */
     const char *tokenizer;
-    vptq_quant_settings settings;
+    vptq_quant_settings settings;     /* of every matrix (vptq_settings_defaults) ... */
+    const char *recipe;               /* ... but for this file's rules; NULL = none */
     uint32_t first_layer, last_layer; /* inclusive; last UINT32_MAX = the model's last */
     bool force;                       /* start again over a work directory of other settings */
     bool dry_run;                     /* rows with shapes and bits, nothing else */
@@ -23,18 +31,22 @@ typedef struct vptq_quantize_row {
     uint32_t layer;
     const char *name; /* "q_proj" */
     uint32_t rows, columns;
+    const vptq_quant_settings *settings;
     vptq_vq_shape shape;
     vptq_vq_bits bits;
     bool reused;              /* found finished */
-    vptq_quant_report report; /* zeros in a dry run; seconds zero when reused */
+    bool weighted, held_out;  /* the report has these losses */
+    vptq_quant_report report; /* zeros in a dry run; when reused only the final losses and that
+                                 of the first step */
+    const char *json;         /* the row as report.jsonl has it; in a dry run without losses */
 } vptq_quantize_row;
 typedef vptq_status (*vptq_quantize_fn)(void *arg, const vptq_quantize_row *row, vptq_err *err);
 
 typedef struct vptq_quantize_result {
     uint32_t matrices, reused;
     double bits_per_weight; /* all stored bits of the quantized matrices over their weights */
-    double mean_loss;
-    uint64_t packed_bytes; /* predicted size of the packed weights file */
+    double mean_loss, mean_held_out; /* the latter 0 without held-out Hessians */
+    uint64_t packed_bytes;           /* predicted size of the packed weights file */
     double seconds;
 } vptq_quantize_result;
 

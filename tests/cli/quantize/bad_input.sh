@@ -17,13 +17,7 @@ bad()
 }
 
 bad 2 "power of two" run -o w -k 100
-bad 2 "vector length is 65" run -o w -v 65
-bad 2 "vector length is 0" run -o w -v 0
-bad 2 "centroids is 131072" run -o w -k 131072
-bad 2 "ridge" run -o w --ridge -1
-bad 2 "kmeans-iterations\|k-means iterations" run -o w --kmeans-iterations 0
 bad 2 "layers 4-5" run -o w --layers 4-5
-bad 2 "f16|bf16\|f16, bf16\|'f32'" run -o w --dtype f32
 bad 2 "HDIR is missing" "$BIN/vptq-quantize" -m "$model" -o w
 bad 2 "WORK is missing" run
 bad 1 "'nothing' is not a hessian directory" "$BIN/vptq-quantize" -m "$model" -H nothing -o w
@@ -39,9 +33,9 @@ bad 1 "'other' is no work directory: it holds 'config.json'" run -o other -k 16 
 
 # A work directory of another run: refused naming the key, started again with --force.
 run -o w -k 16 --layers 0-0 > /dev/null
-bad 1 "'centroids' is 16" run -o w -k 32 --layers 0-0
-bad 1 "'seed' is 0" run -o w -k 16 --seed 5 --layers 0-0
-bad 1 "'norm' is true" run -o w -k 16 --no-norm --layers 0-0
+bad 1 "'settings.centroids' is 16 there and 32 in this run" run -o w -k 32 --layers 0-0
+bad 1 "'settings.seed' is 0" run -o w -k 16 --seed 5 --layers 0-0
+bad 1 "'settings.norm' is .std. there and .none. in" run -o w -k 16 --no-norm --layers 0-0
 cp w/layer_000_q_proj.safetensors w/layer_009_q_proj.safetensors
 run -o w -k 32 --layers 0-0 -f > /dev/null
 [ ! -e w/layer_009_q_proj.safetensors ] || fail "a matrix of the other run is still there"

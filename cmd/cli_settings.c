@@ -1,0 +1,232 @@
+#include "cmd/cli_settings.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { VALUE = 64 };
+
+/* How a setting is spelled where it is not --KEY VALUE. */
+typedef struct spelling {
+    const char *key;
+    char letter;
+    const char *arg;
+    bool hidden; /* has an option of another kind */
+} spelling;
+
+static const spelling spellings[] = {
+    {"vector_length", 'v', "V", false},
+    {"centroids", 'k', "K", false},
+    {"residual", 'r', "K", false},
+    {"groups", 'g', "N", false},
+    {"outliers", 0, "PERCENT[:V:K]", false},
+    {"outlier_vector_length", 0, NULL, true}, /* --outliers */
+    {"outlier_centroids", 0, NULL, true},
+    {"perm", 0, NULL, true}, /* --no-perm */
+    {"beam", 0, NULL, true}, /* --search */
+    {"seed", 0, NULL, true}, /* common */
+};
+
+static spelling spelling_of(const vptq_setting *t)
+{
+    for (size_t i = 0; i < sizeof spellings / sizeof spellings[0]; i++)
+        if (!strcmp(spellings[i].key, t->key))
+            return spellings[i];
+    return (spelling){.key = t->key,
+                      .arg = t->choices                       ? t->choices
+                             : t->kind == VPTQ_SETTING_DOUBLE ? "X"
+                                                              : "N"};
+}
+
+/* "kmeans_iterations" -> "kmeans-iterations" */
+static void option_name(char name[CLI_SETTINGS_NAME], const char *key)
+{
+    size_t n = 0;
+    for (; key[n] && n + 1 < CLI_SETTINGS_NAME; n++)
+        name[n] = key[n] == '_' ? '-' : key[n];
+    name[n] = 0;
+}
+
+/* ---- the options ---- */
+
+static void write_help(char help[CLI_SETTINGS_HELP], const vptq_setting *t)
+{
+    char ours[VALUE], theirs[VALUE] = "";
+    vptq_quant_settings best = vptq_quant_default(), upstream = best;
+
+    vptq_setting_print(t, &best, ours, sizeof ours);
+    if (!vptq_quant_set_encoder(&upstream, "upstream", NULL))
+        vptq_setting_print(t, &upstream, theirs, sizeof theirs);
+    if (strcmp(ours, theirs))
+        snprintf(help, CLI_SETTINGS_HELP, "%s (best: %s, upstream: %s)", t->help, ours, theirs);
+    else
+        snprintf(help, CLI_SETTINGS_HELP, "%s (default: %s)", t->help, ours);
+}
+
+typedef struct option_list {
+    vptq_cli_option *items;
+    size_t count, max;
+} option_list;
+
+static void add(option_list *l, char letter, const char *name, vptq_cli_type type, void *target,
+                const char *arg, const char *help)
+{
+    VPTQ_BUG_IF(l->count == l->max);
+    l->items[l->count++] = (vptq_cli_option){letter, name, type, target, arg, help, false};
+}
+
+/* Options of the settings that decide what is stored, or of the others. */
+static void add_table(vptq_cli_settings *s, option_list *l, bool stored)
+{
+    size_t count;
+    const vptq_setting *table = vptq_setting_table(&count);
+
+    VPTQ_BUG_IF(count > CLI_SETTINGS);
+    for (size_t i = 0; i < count; i++) {
+        spelling sp = spelling_of(&table[i]);
+        if (table[i].stored != stored || sp.hidden)
+            continue;
+        option_name(s->name[i], table[i].key);
+        write_help(s->help[i], &table[i]);
+        add(l, sp.letter, s->name[i], CLI_STRING, &s->value[i], sp.arg, s->help[i]);
+    }
+}
+
+size_t vptq_cli_settings_options(vptq_cli_settings *s, vptq_cli_option *options, size_t max)
+{
+    option_list l = {options, 0, max};
+
+    *s = (vptq_cli_settings){.norm = true, .perm = true};
+    add(&l, 0, NULL, CLI_FLAG, NULL, NULL, "What is stored");
+    add(&l, 0, "preset", CLI_STRING, &s->preset, "NAME",
+        "settings of a row of the paper's tables; list shows them");
+    add_table(s, &l, true);
+    add(&l, 0, NULL, CLI_FLAG, NULL, NULL, "How it is looked for");
+    add(&l, 0, "encoder", CLI_STRING, &s->encoder, "best|upstream",
+        "where the settings below start from: this project's steps, or the published recipe "
+        "(default: best)");
+    add_table(s, &l, false);
+    add(&l, 0, "no-norm", CLI_UNFLAG, &s->norm, NULL, "the same as --norm none");
+    add(&l, 0, "no-perm", CLI_UNFLAG, &s->perm, NULL,
+        "do the columns in their own order, not by importance");
+    add(&l, 0, "search", CLI_STRING, &s->search, "greedy|beam[:N]",
+        "main centroids tried per vector with a residual codebook: the nearest, or the N "
+        "nearest "
+        "(best: beam:16, upstream: greedy)");
+    return l.count;
+}
+
+/* ---- what they amount to ---- */
+
+typedef struct given {
+    vptq_setting_text item[CLI_SETTINGS + 8];
+    size_t count;
+    char text[3][VALUE]; /* parts of composed values, the seed */
+    char seed[VALUE];
+} given;
+
+static void give(given *g, const char *key, const char *value)
+{
+    g->item[g->count++] = (vptq_setting_text){key, value};
+}
+
+static vptq_status bad_value(const char *option, const char *value, const char *expected,
+                             vptq_err *err)
+{
+    return vptq_fail(err, VPTQ_E_ARG, "invalid value for --%s: '%s' (expected %s)", option,
+                     value, expected);
+}
+
+/* PERCENT or PERCENT:V:K */
+static vptq_status take_outliers(given *g, const char *value, vptq_err *err)
+{
+    static const char *const keys[] = {"outliers", "outlier_vector_length",
+                                       "outlier_centroids"};
+    const char *p = value;
+    size_t parts = 0;
+
+    for (;; p++) {
+        size_t n = strcspn(p, ":");
+        if (parts == 3 || n >= VALUE)
+            return bad_value("outliers", value, "PERCENT[:V:K]", err);
+        snprintf(g->text[parts], VALUE, "%.*s", (int)n, p);
+        give(g, keys[parts], g->text[parts]);
+        parts++;
+        p += n;
+        if (!*p)
+            break;
+    }
+    return parts == 2 ? bad_value("outliers", value, "PERCENT[:V:K]", err) : VPTQ_OK;
+}
+
+static vptq_status take_search(given *g, const char *value, char beam[VALUE], vptq_err *err)
+{
+    vptq_quant_settings best = vptq_quant_default();
+
+    if (!strcmp(value, "greedy"))
+        give(g, "beam", "1");
+    else if (!strncmp(value, "beam:", 5))
+        give(g, "beam", value + 5);
+    else if (strcmp(value, "beam"))
+        return bad_value("search", value, "greedy|beam[:N]", err);
+    else {
+        vptq_setting_print(vptq_setting_find("beam"), &best, beam, VALUE);
+        give(g, "beam", beam);
+    }
+    return VPTQ_OK;
+}
+
+/* Each value by itself, so that the message names the option. */
+static vptq_status try_values(const vptq_cli_settings *s, const given *g, vptq_err *err)
+{
+    vptq_quant_settings scratch = vptq_quant_default();
+    char name[CLI_SETTINGS_NAME];
+
+    for (size_t i = 0; i < g->count; i++) {
+        const char *key = g->item[i].key;
+        const char *option = key;
+        if (!strncmp(key, "outlier", 7))
+            option = "outliers";
+        else if (!strcmp(key, "beam"))
+            option = "search";
+        else if (!strcmp(key, "norm") && !s->norm)
+            option = "no-norm";
+        option_name(name, option);
+        if (vptq_setting_parse(vptq_setting_find(key), g->item[i].value, &scratch, err))
+            return vptq_err_context(err, "invalid value for --%s", name);
+    }
+    return VPTQ_OK;
+}
+
+vptq_status vptq_cli_settings_take(const vptq_cli_settings *s, uint64_t seed,
+                                   vptq_quant_settings *settings, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    given g = {0};
+    char beam[VALUE];
+    size_t count;
+    const vptq_setting *table = vptq_setting_table(&count);
+
+    for (size_t i = 0; i < count; i++) {
+        if (!s->value[i])
+            continue;
+        if (!strcmp(table[i].key, "norm") && !s->norm)
+            return vptq_fail(err, VPTQ_E_ARG, "--norm and --no-norm exclude each other");
+        if (!strcmp(table[i].key, "outliers"))
+            VPTQ_TRY(take_outliers(&g, s->value[i], err));
+        else
+            give(&g, table[i].key, s->value[i]);
+    }
+    if (!s->norm)
+        give(&g, "norm", "none");
+    if (!s->perm)
+        give(&g, "perm", "false");
+    if (s->search)
+        VPTQ_TRY(take_search(&g, s->search, beam, err));
+    snprintf(g.seed, sizeof g.seed, "%" PRIu64, seed);
+    give(&g, "seed", g.seed);
+    VPTQ_TRY(try_values(s, &g, err));
+    st = vptq_settings_defaults(s->encoder, s->preset, g.item, g.count, settings, err);
+out:
+    return st;
+}

@@ -1,0 +1,29 @@
+/* Options for the settings of a matrix, made from the library's table of settings, so that
+ * names, ranges and messages are those of recipes and reports.  The order in which options are
+ * given does not matter: encoder, then preset, then what is given by itself. */
+#ifndef CMD_CLI_SETTINGS_H
+#define CMD_CLI_SETTINGS_H
+
+#include "cmd/cli.h"
+
+enum { CLI_SETTINGS = 32, CLI_SETTINGS_NAME = 40, CLI_SETTINGS_HELP = 160 };
+
+typedef struct vptq_cli_settings {
+    const char *encoder, *preset;
+    const char *value[CLI_SETTINGS]; /* as given, by place in the table; NULL = not given */
+    const char *search;              /* "greedy", "beam:16": the setting `beam` */
+    bool norm, perm;                 /* false: --no-norm, --no-perm */
+    char name[CLI_SETTINGS][CLI_SETTINGS_NAME]; /* of the options */
+    char help[CLI_SETTINGS][CLI_SETTINGS_HELP];
+} vptq_cli_settings;
+
+/* Writes the options, headings included, to `options`, at most `max`, and returns how many.
+ * They point into `s`, which starts as their default. */
+size_t vptq_cli_settings_options(vptq_cli_settings *s, vptq_cli_option *options, size_t max);
+
+/* What the options amount to; VPTQ_E_ARG naming the option. */
+vptq_status vptq_cli_settings_take(const vptq_cli_settings *s, uint64_t seed,
+                                   vptq_quant_settings *settings,
+                                   vptq_err *err) VPTQ_MUST_CHECK;
+
+#endif

@@ -1,0 +1,230 @@
+/* quantize.json of a work directory: what the run is, held against what another run left. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "formats/layer_file.h"
+#include "lib/base/file.h"
+#include "lib/pipeline_quantize.h"
+
+enum { WORK_FORMAT = 1, JSON_LIMIT = 8 << 20, KEY = 256 };
+
+/* What decides the bytes of a matrix, in the order in which differences are looked for. */
+static const char *const identity[] = {"tool",
+                                       "base_fingerprint",
+                                       "hessian_fingerprint",
+                                       "held_out_fingerprint",
+                                       "kv_factor",
+                                       "dtype",
+                                       "settings",
+                                       "recipe",
+                                       "matrices"};
+
+/* ---- making it ---- */
+
+static vptq_status hash_manifest(vptq_quantizer *q, vptq_err *err)
+{
+    uint64_t h = 0;
+    for (size_t i = 0; i < sizeof identity / sizeof identity[0]; i++) {
+        char *part = json_dumps(json_object_get(q->manifest, identity[i]),
+                                JSON_COMPACT | JSON_ENCODE_ANY);
+        if (!part)
+            return vptq_fail(err, VPTQ_E_NOMEM, "out of memory");
+        h = vptq_hash(part, strlen(part), h);
+        free(part);
+    }
+    snprintf(q->fingerprint, sizeof q->fingerprint, "%016" PRIx64, h);
+    return VPTQ_OK;
+}
+
+/* The settings of matrices that differ from those of the whole model, by name. */
+static json_t *matrices_json(const vptq_quantizer *q)
+{
+    char name[VPTQ_NAME_MAX];
+    json_t *doc = json_object();
+
+    for (size_t i = 0; doc && i < (size_t)q->model.desc->layers * VPTQ_LINEAR_COUNT; i++) {
+        const vptq_matrix_settings *m = &q->matrix[i];
+        json_t *own = vptq_settings_json(&m->settings, &q->opt->settings);
+        bool bad = !own;
+        vptq_linear_full_name(name, m->layer, m->linear);
+        if (!bad && json_object_size(own))
+            bad = json_object_set(doc, name, own);
+        json_decref(own);
+        if (bad) {
+            json_decref(doc);
+            doc = NULL;
+        }
+    }
+    return doc;
+}
+
+static vptq_status resolve(const char *path, char full[PATH_MAX], vptq_err *err)
+{
+    if (realpath(path, full))
+        return VPTQ_OK;
+    return vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot resolve '%s'", path);
+}
+
+/* Paths are stored in full: the directory may be read from anywhere. */
+vptq_status vptq_manifest_make(vptq_quantizer *q, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    const vptq_quant_settings *s = &q->opt->settings;
+    const vptq_hessian_source *h = &q->hessians;
+    char path[PATH_MAX], tokenizer[PATH_MAX];
+
+    VPTQ_TRY(resolve(q->opt->model, path, err));
+    if (q->opt->tokenizer)
+        VPTQ_TRY(resolve(q->opt->tokenizer, tokenizer, err));
+    q->manifest = json_pack(
+        "{s:i, s:s, s:s, s:s, s:s, s:s?, s:f, s:s?, s:s, s:o, s:O?, s:o}", "format",
+        WORK_FORMAT, "tool", "vptq-quantize " VPTQ_VERSION, "base_model", path,
+        "base_fingerprint", q->base_fingerprint, "hessian_fingerprint", h->fingerprint,
+        "held_out_fingerprint", h->held_out_fingerprint[0] ? h->held_out_fingerprint : NULL,
+        "kv_factor", h->kv_factor, "tokenizer", q->opt->tokenizer ? tokenizer : NULL, "dtype",
+        s->storage == VPTQ_BF16 ? "bf16" : "f16", "settings", vptq_settings_json(s, NULL),
+        "recipe", q->rules, "matrices", matrices_json(q));
+    if (!q->manifest)
+        return vptq_fail(err, VPTQ_E_NOMEM, "out of memory");
+    st = hash_manifest(q, err);
+out:
+    return st;
+}
+
+/* ---- comparing ---- */
+
+static const json_t *member(const json_t *doc, const char *key)
+{
+    const json_t *value = json_object_get(doc, key);
+    return json_is_null(value) ? NULL : value;
+}
+
+static bool same(const json_t *a, const json_t *b)
+{
+    return (!a && !b) || json_equal(a, b);
+}
+
+/* The first difference of two values: `key` grows to its path, *a and *b become what is there.
+ * Objects are gone into; both have passed the parser's bound on depth. */
+static void narrow(const json_t **a, const json_t **b, char key[KEY])
+{
+    while (json_is_object(*a) && json_is_object(*b)) {
+        const char *name, *found = NULL;
+        json_t *value;
+        json_object_foreach((json_t *)(uintptr_t)*a, name, value)
+        {
+            if (!found && !same(member(*a, name), member(*b, name)))
+                found = name;
+        }
+        json_object_foreach((json_t *)(uintptr_t)*b, name, value)
+        {
+            if (!found && !same(member(*a, name), member(*b, name)))
+                found = name;
+        }
+        if (!found)
+            return;
+        size_t len = strlen(key);
+        snprintf(key + len, KEY - len, ".%s", found);
+        *a = member(*a, found);
+        *b = member(*b, found);
+    }
+}
+
+static vptq_status differ(const char *path, const char *name, const json_t *then,
+                          const json_t *now, vptq_err *err)
+{
+    char key[KEY];
+
+    snprintf(key, sizeof key, "%s", name);
+    narrow(&then, &now, key);
+    char *t = json_dumps(then, JSON_COMPACT | JSON_ENCODE_ANY | JSON_REAL_PRECISION(15));
+    char *n = json_dumps(now, JSON_COMPACT | JSON_ENCODE_ANY | JSON_REAL_PRECISION(15));
+    vptq_status st = vptq_fail(err, VPTQ_E_MISMATCH,
+                               "%s is of another run: key '%s' is %.200s there and %.200s in "
+                               "this run (--force starts again)",
+                               path, key, t ? t : "missing", n ? n : "missing");
+    free(t);
+    free(n);
+    return st;
+}
+
+/* Names the first key in which an existing manifest differs from this run's. */
+static vptq_status compare_manifest(const vptq_quantizer *q, const char *path,
+                                    const json_t *old, vptq_err *err)
+{
+    const json_t *now = member(q->manifest, "format"), *then = member(old, "format");
+
+    if (!same(now, then))
+        return differ(path, "format", then, now, err);
+    for (size_t i = 0; i < sizeof identity / sizeof identity[0]; i++) {
+        now = member(q->manifest, identity[i]);
+        then = member(old, identity[i]);
+        if (!same(now, then))
+            return differ(path, identity[i], then, now, err);
+    }
+    return VPTQ_OK;
+}
+
+/* ---- the directory ---- */
+
+vptq_status vptq_matrix_path(const vptq_quantizer *q, uint32_t layer, vptq_linear l,
+                             char path[PATH_MAX], vptq_err *err)
+{
+    char name[VPTQ_LAYER_FILE_NAME_MAX];
+    vptq_layer_file_name(name, layer, vptq_linear_name(l));
+    return vptq_path_join(path, PATH_MAX, q->opt->work, name, err);
+}
+
+/* All of them: the other run's model may have more layers than this one's. */
+static vptq_status remove_matrices(const vptq_quantizer *q, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_arena arena;
+    char path[PATH_MAX], **names = NULL;
+    size_t count = 0;
+
+    vptq_arena_init(&arena, q->dev->ctx->mem);
+    VPTQ_TRY(vptq_dir_list(q->opt->work, &arena, &names, &count, err));
+    for (size_t i = 0; i < count; i++) {
+        if (!vptq_layer_file_is(names[i]))
+            continue;
+        VPTQ_TRY(vptq_path_join(path, sizeof path, q->opt->work, names[i], err));
+        if (unlink(path)) {
+            st = vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot remove '%s'", path);
+            goto out;
+        }
+    }
+out:
+    vptq_arena_release(&arena);
+    return st;
+}
+
+vptq_status vptq_manifest_open(const vptq_quantizer *q, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    char path[PATH_MAX];
+    json_t *old = NULL;
+
+    VPTQ_TRY(vptq_path_join(path, sizeof path, q->opt->work, VPTQ_WORK_FILE, err));
+    if (vptq_path_exists(path)) {
+        vptq_err why = {0};
+        st = vptq_json_load(path, JSON_LIMIT, &old, &why);
+        if (!st)
+            st = compare_manifest(q, path, old, &why);
+        if (st && !q->opt->force) {
+            if (err)
+                *err = why;
+            goto out;
+        }
+        if (st)
+            VPTQ_TRY(remove_matrices(q, err));
+    }
+    VPTQ_TRY(vptq_json_save(path, q->manifest, err));
+out:
+    json_decref(old);
+    return st;
+}

@@ -1,0 +1,191 @@
+/* What comes before any work: the model, settings of every matrix, Hessians, and what would
+ * stop the run hours later. */
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
+
+#include "lib/base/parallel.h"
+#include "lib/pipeline_quantize.h"
+
+/* Weights that a thread looks at together. */
+enum { SCAN_VALUES = 1 << 15 };
+
+vptq_status vptq_plan_settings(vptq_quantizer *q, vptq_err *err)
+{
+    const vptq_quantize_options *o = q->opt;
+    vptq_checkpoint_options copt = {.tokenizer = o->tokenizer};
+    vptq_status st = vptq_model_open(q->dev->ctx, o->model, &copt, false, &q->model, err);
+
+    if (st)
+        return st;
+    if (q->model.ckpt.quantized_count)
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED, "'%s' is quantized already (%zu matrices)",
+                         o->model, q->model.ckpt.quantized_count);
+    const vptq_model_desc *d = q->model.desc;
+    q->first = o->first_layer;
+    q->last = o->last_layer == UINT32_MAX ? d->layers - 1 : o->last_layer;
+    if (q->first > q->last || q->last >= d->layers)
+        return vptq_fail(err, VPTQ_E_ARG, "layers %u-%u of a model of %u layers (0-%u)",
+                         q->first, q->last, d->layers, d->layers - 1);
+    return vptq_settings_resolve(d, &o->settings, o->recipe, &q->arena, &q->matrix, &q->rules,
+                                 err);
+}
+
+vptq_status vptq_plan_hessians(vptq_quantizer *q, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    const vptq_quantize_options *o = q->opt;
+    uint32_t widest = 0;
+
+    VPTQ_TRY(
+        vptq_checkpoint_fingerprint(&q->model.ckpt, q->dev->ctx, q->base_fingerprint, err));
+    VPTQ_TRY(vptq_hessian_source_open(o->hessians, o->held_out, o->kv_factor,
+                                      q->base_fingerprint, q->first, q->last, q->dev->ctx->mem,
+                                      &q->hessians, err));
+    for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
+        uint32_t columns = vptq_input_size(q->model.desc, (vptq_input)i);
+        widest = columns > widest ? columns : widest;
+    }
+    if (q->hessians.tokens < widest)
+        vptq_log(q->dev->ctx, VPTQ_LOG_WARN,
+                 "'%s' was made from %" PRIu64
+                 " tokens, fewer than the %u columns of the widest matrix: what they do not "
+                 "reach does not count, expect errors there",
+                 o->hessians, q->hessians.tokens, widest);
+out:
+    return st;
+}
+
+/* ---- books ---- */
+
+/* The first book of a matrix that has more centroids than vectors to train them on. */
+static const char *large_book(const vptq_vq_shape *s, uint64_t *vectors, uint32_t *k)
+{
+    *vectors = (uint64_t)vptq_vq_strips(s) * s->group_size;
+    *k = s->k;
+    if (*vectors < s->k)
+        return "";
+    *k = s->k_res;
+    if (*vectors < s->k_res)
+        return "residual ";
+    *k = s->k0;
+    *vectors = s->outliers ? (uint64_t)((s->out + s->v0 - 1) / s->v0) * s->outliers : 0;
+    return s->outliers && *vectors < s->k0 ? "outlier " : NULL;
+}
+
+/* One warning for each kind of linear, for the first of its layers. */
+static void warn_large_books(const vptq_quantizer *q)
+{
+    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+        uint32_t more = 0, k, first_k = 0;
+        uint64_t vectors, first_vectors = 0;
+        const char *book, *first_book = NULL;
+        vptq_quantize_row first = {0};
+        for (uint32_t layer = q->first; layer <= q->last; layer++) {
+            vptq_quantize_row r = vptq_row_make(q, layer, (vptq_linear)l);
+            book = large_book(&r.shape, &vectors, &k);
+            more += book && first_book;
+            if (!book || first_book)
+                continue;
+            first = r;
+            first_book = book;
+            first_vectors = vectors;
+            first_k = k;
+        }
+        if (!first_book)
+            continue;
+        vptq_log(q->dev->ctx, VPTQ_LOG_WARN,
+                 "layer %u %s has %" PRIu64
+                 " vectors for %u %scentroids%s: %.2f bits per weight in all (%u more layers)",
+                 first.layer, first.name, first_vectors, first_k, first_book,
+                 first.shape.groups > 1 ? " in a group" : "", first.bits.per_weight, more);
+    }
+}
+
+/* ---- weights ---- */
+
+typedef struct scan {
+    const vptq_tensor *t;
+    size_t cols, chunk; /* rows that a thread reads at a time */
+    float *buffer;      /* [threads][chunk * cols] */
+    size_t *bad;        /* [threads] first element that is not finite; SIZE_MAX = none */
+} scan;
+
+static void scan_rows(void *arg, size_t begin, size_t end, int thread)
+{
+    const scan *s = arg;
+    float *x = s->buffer + (size_t)thread * s->chunk * s->cols;
+    size_t *bad = &s->bad[thread];
+
+    /* only the type can be refused, and the model was opened with it */
+    vptq_status st = vptq_tensor_read(s->t, begin, end - begin, x, NULL);
+    VPTQ_BUG_IF(st);
+    for (size_t i = 0; i < (end - begin) * s->cols; i++)
+        if (!isfinite(x[i])) {
+            size_t at = begin * s->cols + i;
+            *bad = at < *bad ? at : *bad;
+            return;
+        }
+}
+
+static vptq_status scan_matrix(const vptq_quantizer *q, uint32_t layer, vptq_linear l, scan *s,
+                               vptq_err *err)
+{
+    char name[VPTQ_NAME_MAX];
+    size_t bad = SIZE_MAX;
+    const vptq_weight *w = &q->model.blocks[layer].linear[l];
+    int threads = q->dev->ctx->threads;
+
+    s->t = w->tensor;
+    s->cols = w->cols;
+    s->chunk = SCAN_VALUES / w->cols ? SCAN_VALUES / w->cols : 1;
+    for (int t = 0; t < threads; t++)
+        s->bad[t] = SIZE_MAX;
+    vptq_parallel_for(threads, w->rows, s->chunk, scan_rows, s);
+    for (int t = 0; t < threads; t++)
+        bad = s->bad[t] < bad ? s->bad[t] : bad;
+    if (bad == SIZE_MAX)
+        return VPTQ_OK;
+    vptq_linear_full_name(name, layer, l);
+    return vptq_fail(err, VPTQ_E_NUMERIC,
+                     "'%s': tensor '%s.weight' holds a number that is not finite at row %zu, "
+                     "column %zu",
+                     q->opt->model, name, bad / s->cols, bad % s->cols);
+}
+
+static vptq_status scan_weights(const vptq_quantizer *q, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_arena arena;
+    scan s = {0};
+    size_t values = SCAN_VALUES, threads = (size_t)q->dev->ctx->threads;
+
+    vptq_arena_init(&arena, q->dev->ctx->mem);
+    for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
+        size_t columns = vptq_input_size(q->model.desc, (vptq_input)i);
+        values = columns > values ? columns : values;
+    }
+    s.buffer = vptq_arena_alloc(&arena, values * threads, sizeof *s.buffer, err);
+    s.bad = s.buffer ? vptq_arena_alloc(&arena, threads, sizeof *s.bad, err) : NULL;
+    if (!s.bad) {
+        st = VPTQ_E_NOMEM;
+        goto out;
+    }
+    for (uint32_t layer = q->first; layer <= q->last; layer++)
+        for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+            VPTQ_TRY(vptq_check_cancel(q->dev->ctx, err));
+            VPTQ_TRY(scan_matrix(q, layer, (vptq_linear)l, &s, err));
+        }
+out:
+    vptq_arena_release(&arena);
+    return st;
+}
+
+vptq_status vptq_plan_check(const vptq_quantizer *q, vptq_err *err)
+{
+    vptq_status st = vptq_settings_check(q->model.desc, q->matrix, err);
+    if (st)
+        return st;
+    warn_large_books(q);
+    return q->opt->dry_run ? VPTQ_OK : scan_weights(q, err);
+}

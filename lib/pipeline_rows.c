@@ -1,0 +1,291 @@
+/* Rows of report.jsonl: made, found again in finished matrices, added up. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "formats/layer_file.h"
+#include "lib/base/file.h"
+#include "lib/pipeline_quantize.h"
+
+enum { KEY = 64 };
+
+vptq_quantize_row vptq_row_make(const vptq_quantizer *q, uint32_t layer, vptq_linear l)
+{
+    vptq_quantize_row row = {.layer = layer,
+                             .name = vptq_linear_name(l),
+                             .settings = &vptq_quantizer_matrix(q, layer, l)->settings};
+    vptq_linear_shape(q->model.desc, l, &row.rows, &row.columns);
+    row.shape = vptq_quant_shape(row.settings, row.rows, row.columns);
+    row.bits = vptq_vq_count_bits(&row.shape);
+    return row;
+}
+
+/* ---- as JSON ---- */
+
+static bool put(json_t *doc, const char *key, json_t *value)
+{
+    return !json_object_set_new(doc, key, value);
+}
+
+static bool put_u64(json_t *doc, const char *key, uint64_t n)
+{
+    return put(doc, key, json_integer((json_int_t)n));
+}
+
+static bool put_f64(json_t *doc, const char *key, double x)
+{
+    return put(doc, key, json_real(x));
+}
+
+/* A step that may come several times is a list. */
+static bool put_loss(json_t *doc, const char *key, bool list, double x)
+{
+    json_t *old = json_object_get(doc, key);
+
+    if (!list)
+        return put_f64(doc, key, x);
+    if (!old && !put(doc, key, json_array()))
+        return false;
+    return !json_array_append_new(json_object_get(doc, key), json_real(x));
+}
+
+/* "loss_kmeans", "loss_sweeps_held_out" */
+static void loss_key(char key[KEY], const char *step, const char *suffix)
+{
+    char name[KEY / 2];
+    size_t n = 0;
+
+    for (; *step && n + 1 < sizeof name; step++)
+        if (*step != '-')
+            name[n++] = *step;
+    name[n] = 0;
+    snprintf(key, KEY, "loss_%s%s", name, suffix);
+}
+
+static uint32_t times(const vptq_quant_report *p, uint32_t steps, const char *name)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < steps; i++)
+        n += !strcmp(p->step[i].name, name);
+    return n;
+}
+
+/* loss_STEP, for all steps of one kind of Hessian. */
+static bool put_steps(json_t *doc, const vptq_quant_report *p, const char *suffix)
+{
+    char key[KEY];
+
+    for (uint32_t i = 0; i < p->steps; i++) {
+        const vptq_quant_step *s = &p->step[i];
+        bool list = !strcmp(s->name, "refit") || times(p, p->steps, s->name) > 1;
+        double loss = !*suffix                       ? s->loss
+                      : !strcmp(suffix, "_weighted") ? s->weighted
+                                                     : s->held_out;
+        loss_key(key, s->name, suffix);
+        if (!put_loss(doc, key, list, loss))
+            return false;
+    }
+    return true;
+}
+
+/* Names of the steps that were taken back, "refit 2" where a step comes several times. */
+static bool put_undone(json_t *doc, const vptq_quant_report *p)
+{
+    char name[KEY];
+    json_t *list = json_array();
+
+    for (uint32_t i = 0; list && i < p->steps; i++) {
+        const vptq_quant_step *s = &p->step[i];
+        if (!s->undone)
+            continue;
+        snprintf(name, sizeof name, "%s", s->name);
+        if (!strcmp(s->name, "refit") || times(p, p->steps, s->name) > 1)
+            snprintf(name, sizeof name, "%s %u", s->name, times(p, i, s->name) + 1);
+        if (json_array_append_new(list, json_string(name))) {
+            json_decref(list);
+            list = NULL;
+        }
+    }
+    return put(doc, "undone", list);
+}
+
+static bool put_losses(json_t *doc, const vptq_quantize_row *r)
+{
+    const vptq_quant_report *p = &r->report;
+
+    return put_f64(doc, "proxy_loss", p->loss) &&
+           (!r->weighted || put_f64(doc, "proxy_loss_weighted", p->weighted)) &&
+           (!r->held_out || put_f64(doc, "proxy_loss_held_out", p->held_out)) &&
+           put_f64(doc, "relative_mse", p->relative_mse);
+}
+
+static bool put_shape(json_t *doc, const vptq_quantize_row *r)
+{
+    return put_f64(doc, "bits_per_weight", r->bits.per_weight) &&
+           put_u64(doc, "v", r->shape.v) && put_u64(doc, "k", r->shape.k) &&
+           put_u64(doc, "k_res", r->shape.k_res) && put_u64(doc, "groups", r->shape.groups) &&
+           put_u64(doc, "outliers", r->shape.outliers) &&
+           (!r->shape.outliers ||
+            (put_u64(doc, "v0", r->shape.v0) && put_u64(doc, "k0", r->shape.k0)));
+}
+
+static bool put_work(json_t *doc, const vptq_quantize_row *r)
+{
+    const vptq_quant_report *p = &r->report;
+
+    return put_steps(doc, p, "") && (!r->weighted || put_steps(doc, p, "_weighted")) &&
+           (!r->held_out || put_steps(doc, p, "_held_out")) && put_undone(doc, p) &&
+           put_u64(doc, "kmeans_iterations", (uint64_t)p->kmeans_iterations) &&
+           put_u64(doc, "kmeans_repaired", p->kmeans_repaired) &&
+           put_f64(doc, "damping_added", p->damping_added) &&
+           put_u64(doc, "dead_columns", p->dead_columns);
+}
+
+static bool put_bits(json_t *doc, const vptq_vq_bits *b)
+{
+    return put_u64(doc, "index_bits", b->indices) &&
+           put_u64(doc, "codebook_bits", b->codebooks) && put_u64(doc, "norm_bits", b->norm) &&
+           put_u64(doc, "perm_bits", b->perm) &&
+           put_u64(doc, "outlier_index_bits", b->outlier_indices) &&
+           put_u64(doc, "outlier_codebook_bits", b->outlier_codebook) &&
+           put_u64(doc, "total_bits", b->total);
+}
+
+vptq_status vptq_row_json(const vptq_quantize_row *r, bool planned, char **text, vptq_err *err)
+{
+    const vptq_quant_settings usual = vptq_quant_default();
+    json_t *doc = json_object();
+    vptq_status st = VPTQ_E_NOMEM;
+
+    if (doc && put_u64(doc, "layer", r->layer) && put(doc, "name", json_string(r->name)) &&
+        put_u64(doc, "rows", r->rows) && put_u64(doc, "columns", r->columns) &&
+        (planned || put_losses(doc, r)) && put_shape(doc, r) && (planned || put_work(doc, r)) &&
+        put_bits(doc, &r->bits) &&
+        put(doc, "settings", vptq_settings_json(r->settings, &usual)))
+        st = vptq_json_line(doc, r->name, text, err);
+    else
+        vptq_fail(err, st, "out of memory");
+    json_decref(doc);
+    return st;
+}
+
+/* ---- found again ---- */
+
+/* What the caller is told of a row that was made before. */
+static vptq_status parse_row(const char *path, const char *text, vptq_quantize_row *r,
+                             vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    json_t *doc = NULL;
+    vptq_quant_report *p = &r->report;
+
+    VPTQ_TRY(vptq_json_parse(text, strlen(text), path, &doc, err));
+    r->weighted = json_object_get(doc, "proxy_loss_weighted");
+    r->held_out = json_object_get(doc, "proxy_loss_held_out");
+    VPTQ_TRY(vptq_json_f64_or(doc, path, "proxy_loss", 0, &p->loss, err));
+    VPTQ_TRY(vptq_json_f64_or(doc, path, "proxy_loss_weighted", 0, &p->weighted, err));
+    VPTQ_TRY(vptq_json_f64_or(doc, path, "proxy_loss_held_out", 0, &p->held_out, err));
+    VPTQ_TRY(vptq_json_f64_or(doc, path, "relative_mse", 0, &p->relative_mse, err));
+    VPTQ_TRY(vptq_json_f64_or(doc, path, "loss_kmeans", 0, &p->step[0].loss, err));
+out:
+    json_decref(doc);
+    return st;
+}
+
+vptq_status vptq_row_reuse(const vptq_quantizer *q, const char *path, vptq_quantize_row *row,
+                           char **text, vptq_err *err)
+{
+    vptq_layer_file file;
+    vptq_err why = {0};
+
+    *text = NULL;
+    if (!vptq_path_exists(path))
+        return VPTQ_OK;
+    vptq_status st = vptq_layer_file_read(path, q->dev->ctx->mem, &file, &why);
+    if (st == VPTQ_E_NOMEM)
+        return vptq_fail(err, st, "%s", why.text);
+    if (st) {
+        vptq_log(q->dev->ctx, VPTQ_LOG_WARN, "%s; the matrix is quantized again", why.text);
+        return VPTQ_OK;
+    }
+    if (strcmp(file.fingerprint, q->fingerprint)) {
+        vptq_log(q->dev->ctx, VPTQ_LOG_WARN,
+                 "%s is of a run with other settings; the matrix is quantized again", path);
+    } else if (parse_row(path, file.report, row, &why)) {
+        vptq_log(q->dev->ctx, VPTQ_LOG_WARN, "%s; the matrix is quantized again", why.text);
+    } else {
+        row->reused = true;
+        *text = strdup(file.report);
+        st = *text ? VPTQ_OK : vptq_fail(err, VPTQ_E_NOMEM, "out of memory");
+    }
+    vptq_layer_file_release(&file);
+    return st;
+}
+
+/* ---- report.jsonl ---- */
+
+vptq_status vptq_row_account(vptq_quantizer *q, vptq_quantize_row *row, const char *text,
+                             vptq_err *err)
+{
+    vptq_status st = vptq_buf_printf(&q->report, err, "%s\n", text);
+    if (st)
+        return st;
+    row->json = text;
+    q->bits += row->bits.total;
+    q->weights += (uint64_t)row->rows * row->columns;
+    q->loss += row->report.loss;
+    q->held_out += row->report.held_out;
+    q->result->matrices++;
+    q->result->reused += row->reused;
+    return q->fn ? q->fn(q->arg, row, err) : VPTQ_OK;
+}
+
+/* The row of a matrix file, where it is one of this run; the run over its layer will make a
+ * damaged one again. */
+static vptq_status report_file(vptq_quantizer *q, const char *path, vptq_err *err)
+{
+    vptq_layer_file file;
+    vptq_err why = {0};
+    vptq_status st = vptq_layer_file_read(path, q->dev->ctx->mem, &file, &why);
+
+    if (st == VPTQ_E_NOMEM)
+        return vptq_fail(err, st, "%s", why.text);
+    if (st) {
+        vptq_log(q->dev->ctx, VPTQ_LOG_WARN, "%s; report.jsonl leaves it out", why.text);
+        return VPTQ_OK;
+    }
+    if (!strcmp(file.fingerprint, q->fingerprint))
+        st = vptq_buf_printf(&q->report, err, "%s\n", file.report);
+    vptq_layer_file_release(&file);
+    return st;
+}
+
+/* The rows of every finished matrix in the directory. */
+static vptq_status report_everything(vptq_quantizer *q, vptq_err *err)
+{
+    char path[PATH_MAX];
+
+    vptq_buf_clear(&q->report);
+    for (uint32_t layer = 0; layer < q->model.desc->layers; layer++)
+        for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+            vptq_status st = vptq_matrix_path(q, layer, (vptq_linear)l, path, err);
+            if (!st && vptq_path_exists(path))
+                st = report_file(q, path, err);
+            if (st)
+                return st;
+        }
+    return VPTQ_OK;
+}
+
+vptq_status vptq_rows_write(vptq_quantizer *q, bool all, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    char path[PATH_MAX];
+
+    VPTQ_TRY(vptq_path_join(path, sizeof path, q->opt->work, "report.jsonl", err));
+    if (all)
+        VPTQ_TRY(report_everything(q, err));
+    VPTQ_TRY(vptq_file_replace(path, q->report.data, q->report.len, err));
+out:
+    return st;
+}
