@@ -95,12 +95,14 @@ static void print_summary(const vptq_cli *cli, const printer *p, const vptq_quan
     printf("%u matrices", r->matrices);
     if (r->reused)
         printf(" (%u kept)", r->reused);
-    printf(", %.4f bits per weight", r->bits_per_weight);
+    printf(", %.4f bits per weight, weights file about %s, %s\n", r->bits_per_weight, bytes,
+           seconds);
     if (!cli->common.dry_run)
-        printf(", mean loss %.6f", r->mean_loss);
+        printf("mean loss %.6f", r->mean_loss);
     if (p->held_out)
         printf(", held-out %.6f", r->mean_held_out);
-    printf(", weights file about %s, %s\n", bytes, seconds);
+    if (!cli->common.dry_run)
+        puts("");
 }
 
 /* ---- presets ---- */

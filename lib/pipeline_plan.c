@@ -2,6 +2,7 @@
  * stop the run hours later. */
 #include <inttypes.h>
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "lib/base/parallel.h"
@@ -73,32 +74,39 @@ static const char *large_book(const vptq_vq_shape *s, uint64_t *vectors, uint32_
     return s->outliers && *vectors < s->k0 ? "outlier " : NULL;
 }
 
+static void warn_large_book(const vptq_quantizer *q, const vptq_quantize_row *r,
+                            uint32_t more_layers)
+{
+    char more[48] = "";
+    uint64_t vectors;
+    uint32_t k;
+    const char *book = large_book(&r->shape, &vectors, &k);
+
+    if (more_layers)
+        snprintf(more, sizeof more, " (so have %u more layers)", more_layers);
+    vptq_log(q->dev->ctx, VPTQ_LOG_WARN,
+             "layer %u %s has %" PRIu64
+             " vectors%s for %u %scentroids: %.2f bits per weight in all%s",
+             r->layer, r->name, vectors,
+             r->shape.groups > 1 && strcmp(book, "outlier ") ? " in a group" : "", k, book,
+             r->bits.per_weight, more);
+}
+
 /* One warning for each kind of linear, for the first of its layers. */
 static void warn_large_books(const vptq_quantizer *q)
 {
     for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
-        uint32_t more = 0, k, first_k = 0;
-        uint64_t vectors, first_vectors = 0;
-        const char *book, *first_book = NULL;
         vptq_quantize_row first = {0};
+        uint32_t layers = 0;
         for (uint32_t layer = q->first; layer <= q->last; layer++) {
+            uint64_t vectors;
+            uint32_t k;
             vptq_quantize_row r = vptq_row_make(q, layer, (vptq_linear)l);
-            book = large_book(&r.shape, &vectors, &k);
-            more += book && first_book;
-            if (!book || first_book)
-                continue;
-            first = r;
-            first_book = book;
-            first_vectors = vectors;
-            first_k = k;
+            if (large_book(&r.shape, &vectors, &k) && !layers++)
+                first = r;
         }
-        if (!first_book)
-            continue;
-        vptq_log(q->dev->ctx, VPTQ_LOG_WARN,
-                 "layer %u %s has %" PRIu64
-                 " vectors for %u %scentroids%s: %.2f bits per weight in all (%u more layers)",
-                 first.layer, first.name, first_vectors, first_k, first_book,
-                 first.shape.groups > 1 ? " in a group" : "", first.bits.per_weight, more);
+        if (layers)
+            warn_large_book(q, &first, layers - 1);
     }
 }
 

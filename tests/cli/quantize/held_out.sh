@@ -1,0 +1,77 @@
+# Losses on held-out tokens, and the term that k and v add to their Hessian.
+model=$(data models/stories260K/stories260K.bin)
+hf=$(data models/stories260K-hf)
+tok=$(data models/stories260K/tok512.bin)
+text=$(data text/tinystories/tiny.utf8)
+collect() { "$BIN/vptq-hessian" -m "$model" --tokenizer "$tok" -c "$text" -l 256 -qq "$@" > /dev/null; }
+collect -n 8 --holdout 0.25 --weights sink:0.5 -o h
+collect -n 6 --seed 1 -o other
+run() { "$BIN/vptq-quantize" -m "$model" -k 16 --layers 0-0 -qq "$@"; }
+
+# What HDIR keeps is taken by itself; it decides no code.
+run -H h -o w --format json > w.json
+[ "$(grep -c '"proxy_loss_held_out": ' w.json)" = 7 ] || fail "no held-out losses"
+for key in loss_kmeans loss_pass; do
+    json_get "${key}_held_out" w.json > /dev/null
+done
+run -H h --held-out other -o o --format json > o.json
+[ "$(json_get proxy_loss w.json)" = "$(json_get proxy_loss o.json)" ] || fail "losses differ"
+[ "$(json_get proxy_loss_held_out w.json)" != "$(json_get proxy_loss_held_out o.json)" ] ||
+    fail "the same held-out losses"
+# ... and is the loss that vptq-eval measures with these Hessians.
+"$BIN/vptq-eval" error -m w --base "$model" -H h/holdout --format json > e.json
+paste <(json_get proxy_loss_held_out w.json) <(head -n 7 e.json | json_get proxy_loss) |
+    while read -r ours theirs; do expect_near "$ours" "$theirs" 1e-6; done
+fingerprint=$(sed -n 's/^ *"fingerprint": "\(.*\)",$/\1/p' h/holdout/hessian.json)
+expect_line w/quantize.json "\"held_out_fingerprint\": \"$fingerprint\""
+run -H other -o p --format json > p.json
+! grep -q held_out p.json || fail "held-out losses out of nothing"
+expect_line p/quantize.json '"held_out_fingerprint": null'
+
+# The table has a column for them, and a mean.
+run -H h -o w > rows.txt
+expect_line rows.txt ' held-out '
+expect_line rows.txt '^7 matrices (7 kept), '
+expect_line rows.txt '^mean loss 0\..*, held-out 0\.'
+! grep -q '.\{101\}' rows.txt || fail "lines over 100 columns"
+
+# k and v minimize H + c T: only theirs change, and they alone have a weighted loss.
+[ "$(grep -c proxy_loss_weighted w.json)" = 2 ] || fail "weighted losses"
+expect_line w/quantize.json '"kv_factor": 0.5'
+run -H h --kv-factor 0 -o zero --format json > zero.json
+! grep -q weighted zero.json || fail "weighted losses without a term"
+expect_line zero/quantize.json '"kv_factor": 0.0'
+paste -d'|' <(json_get name w.json) <(json_get proxy_loss w.json) \
+    <(json_get proxy_loss zero.json) | while IFS='|' read -r name a b; do
+    case $name in
+    k_proj | v_proj) [ "$a" != "$b" ] || fail "$name does not change" ;;
+    *) [ "$a" = "$b" ] || fail "$name changes" ;;
+    esac
+done
+run -H h --kv-factor 0.5 -o w --format json > again.json
+[ "$(grep -c '"reused": true' again.json)" = 7 ] || fail "made again"
+
+bad()
+{
+    local status=$1 pattern=$2
+    shift 2
+    expect_exit "$status" "$@" > out.txt 2> err.txt
+    expect_line err.txt "$pattern"
+}
+bad 1 "key 'kv_factor' is 0.5 there and 0.25 in this run" run -H h --kv-factor 0.25 -o w
+bad 1 "key 'held_out_fingerprint' is" run -H h --held-out other -o w
+bad 1 "'other' holds no term of k and v that a factor of 0.1 could multiply" \
+    run -H other --kv-factor 0.1 -o x
+bad 2 "invalid value for --kv-factor: '-1'" run -H h --kv-factor -1 -o x
+bad 2 "held-out needs -H" run --dry-run --held-out other
+bad 1 "'h' and 'h' hold the hessians of the same tokens" run -H h --held-out h -o x
+"$BIN/vptq-hessian" -m "$hf" -c "$text" -n 2 -l 64 -o alien -qq > /dev/null
+bad 1 "'alien' holds the hessians of another model" run -H h --held-out alien -o x
+collect -n 4 --layers 1-2 -o part
+bad 1 "'part' holds layers 1-2, expected layers 0-0" run -H h --held-out part -o x
+[ ! -e x ] || fail "a work directory was made"
+
+# Few tokens: a warning with the numbers, and a result.
+collect -n 1 -l 100 -o few
+"$BIN/vptq-quantize" -m "$model" -H few -k 16 --layers 0-0 -o f > /dev/null 2> err.txt
+expect_line err.txt "'few' was made from 100 tokens, fewer than the 172 columns"

@@ -1,0 +1,91 @@
+# Recipes: matrices with settings of their own; what cannot be is refused before any work with
+# file, rule and key; the work directory knows which recipe made it.
+model=$(data models/stories260K/stories260K.bin)
+tok=$(data models/stories260K/tok512.bin)
+text=$(data text/tinystories/tiny.utf8)
+"$BIN/vptq-hessian" -m "$model" --tokenizer "$tok" -c "$text" -n 4 -l 256 -o h -q
+run() { "$BIN/vptq-quantize" -m "$model" -H h -k 16 --layers 0-1 -qq "$@"; }
+
+cat > r.json <<'JSON'
+{"rules": [
+  {"match": "*.v_proj", "settings": {"centroids": 32, "sweeps": 0}},
+  {"match": "layers.*.mlp.*", "layers": "1-3", "settings": {"vector_length": 2}},
+  {"match": "model.layers.1.self_attn.v_proj", "settings": {"centroids": 64}},
+  {"match": "o_proj", "layers": "0", "settings": {"residual": 4}},
+  {"match": "k_proj", "settings": {"encoder": "upstream", "kmeans_iterations": 7}}]}
+JSON
+run -o w --recipe r.json --format json > rows.json
+# row NUMBER KEY: of layer NUMBER / 7
+row() { sed -n "$(($1 + 1))p" rows.json | json_get "$2"; }
+[ "$(json_get k rows.json | tr '\n' ' ')" = "16 16 32 16 16 16 16 16 16 64 16 16 16 16 " ] ||
+    fail "k: $(json_get k rows.json | tr '\n' ' ')"
+[ "$(json_get v rows.json | tr '\n' ' ')" = "4 4 4 4 4 4 4 4 4 4 4 2 2 2 " ] || fail "v"
+[ "$(json_get k_res rows.json | tr '\n' ' ')" = "0 0 0 4 0 0 0 0 0 0 0 0 0 0 " ] || fail "k_res"
+expect_line rows.json '"settings": {"centroids": 64, "sweeps": 0}'
+expect_line rows.json '"settings": {"centroids": 16, "norm": "minmax", .*"kmeans_iterations": 7'
+# Each object of the report is a row of stdout without what belongs to the run.
+sed 's/, "bytes": .*/}/' rows.json > report
+expect_same report w/report.jsonl
+expect_line w/quantize.json '"match": "\*.v_proj"'
+expect_line w/quantize.json '"model.layers.1.self_attn.v_proj": {'
+
+# The matrices without a rule are those of a run without a recipe.
+run -o plain > /dev/null
+for m in layer_000_q_proj layer_001_o_proj; do
+    cmp <(head -c 2000 w/$m.safetensors | strings -n 40 | grep -o '"proxy_loss[^v]*') \
+        <(head -c 2000 plain/$m.safetensors | strings -n 40 | grep -o '"proxy_loss[^v]*') ||
+        fail "$m differs"
+done
+
+# Continued with the same recipe, refused with another one, naming what differs.
+run -o w --recipe r.json --format json > again.json
+[ "$(grep -c '"reused": true' again.json)" = 14 ] || fail "made again"
+bad()
+{
+    local status=$1 pattern=$2
+    shift 2
+    expect_exit "$status" "$@" > out.txt 2> err.txt
+    expect_line err.txt "$pattern"
+    [ ! -s out.txt ] || fail "something on stdout: $*"
+}
+bad 1 "key 'recipe' is .* there and missing in this run (--force starts again)" run -o w
+sed 's/"centroids": 32/"centroids": 128/' r.json > s.json
+bad 1 "w/quantize.json is of another run: key 'recipe' is" run -o w --recipe s.json
+bad 1 "key 'settings.sweeps' is 3 there and 2 in this run" run -o w --recipe r.json --sweeps 2
+bad 1 "key 'settings.encoder' \|key 'settings.norm' is \"std\" there and \"minmax\" in" \
+    run -o w --recipe r.json --encoder upstream
+expect_same report w/report.jsonl
+run -o w --recipe s.json --force > /dev/null
+expect_line w/report.jsonl '"name": "v_proj", .*"k": 128,'
+
+# refused PATTERN JSON: exit 1 before anything is made.
+refused()
+{
+    echo "$2" > bad.json
+    bad 1 "$1" run -o x --recipe bad.json
+    [ ! -e x ] || fail "a work directory was made"
+}
+refused "^vptq-quantize: bad.json: line 1, column .: not valid JSON" 'rules'
+refused "bad.json: key 'rules' is missing or no list" '{}'
+refused "bad.json: key 'rule' is unknown" '{"rules": [], "rule": []}'
+refused "bad.json: rule 1: key 'pattern' is unknown, expected match, layers or settings" \
+    '{"rules": [{"pattern": "*", "settings": {"beam": 1}}]}'
+refused "bad.json: rule 2: key 'centroid' is no setting" \
+    '{"rules": [{"match": "*", "settings": {"beam": 1}},
+                {"match": "*", "settings": {"centroid": 16}}]}'
+refused "bad.json: rule 1: vector_length is '65', expected a whole number from 1 to 64" \
+    '{"rules": [{"match": "*", "settings": {"vector_length": 65}}]}'
+refused "bad.json: rule 1: key 'match' is '\*.w_proj', which matches no matrix of layers 0-4" \
+    '{"rules": [{"match": "*.w_proj", "settings": {"beam": 1}}]}'
+refused "bad.json: rule 1: key 'layers' is '3-9', expected layers from 0 to 4" \
+    '{"rules": [{"match": "*", "layers": "3-9", "settings": {"beam": 1}}]}'
+refused "duplicate object key near '\"beam\"'" \
+    '{"rules": [{"match": "*", "settings": {"beam": 1, "beam": 2}}]}'
+refused "bad.json: rule 1: key 'dtype' is one for the whole model" \
+    '{"rules": [{"match": "*", "settings": {"dtype": "bf16"}}]}'
+bad 1 "no-such-recipe" run -o x --recipe no-such-recipe
+# Values that are fine by themselves and not for this matrix.
+echo '{"rules": [{"match": "layers.4.*.down_proj", "settings": {"groups": 5}}]}' > bad.json
+bad 2 "model.layers.4.mlp.down_proj: groups is 5, which does not divide 172 columns" \
+    run -o x --recipe bad.json
+[ ! -e x ] || fail "a work directory was made"

@@ -1,0 +1,138 @@
+# Settings as options: every one arrives, whatever the order; what cannot be names the option.
+model=$(data models/stories260K/stories260K.bin)
+tok=$(data models/stories260K/tok512.bin)
+text=$(data text/tinystories/tiny.utf8)
+plan() { "$BIN/vptq-quantize" -m "$model" --dry-run --format json --layers 0-0 -qq "$@"; }
+
+# settings_of OPTIONS..: what differs from the defaults, as the row of the first matrix has it.
+settings_of() { plan "$@" | head -n 1 | sed -n 's/.*"settings": \({[^}]*}\).*/\1/p'; }
+
+# same_settings JSON OPTIONS..
+same_settings()
+{
+    local want=$1 got
+    shift
+    got=$(settings_of "$@")
+    [ "$got" = "$want" ] || fail "$*: settings are $got, expected $want"
+}
+
+same_settings '{}'
+same_settings '{"vector_length": 8}' -v 8
+same_settings '{"vector_length": 8}' --vector-length 8
+same_settings '{"centroids": 512}' -k 512
+same_settings '{"centroids": 512}' --centroids=512
+same_settings '{"residual": 16}' -r 16
+same_settings '{"residual": 16}' --residual 16
+same_settings '{"groups": 4}' -g 4
+same_settings '{"groups": 4}' --groups 4
+echo '{"rules": [{"match": "down_proj", "settings": {"group_size": 43}}]}' > r.json
+same_settings '{"group_size": 32}' --group-size 32 --recipe r.json
+same_settings '{"outliers": 2.5}' --outliers 2.5
+same_settings '{"outliers": 1.0, "outlier_vector_length": 2, "outlier_centroids": 64}' \
+    --outliers 1:2:64
+same_settings '{"dtype": "bf16"}' --dtype bf16
+same_settings '{"norm": "none"}' --norm none
+same_settings '{"norm": "none"}' --no-norm
+same_settings '{"norm": "minmax"}' --norm minmax
+same_settings '{"metric": "raw"}' --metric raw
+same_settings '{"perm": false}' --no-perm
+same_settings '{"init": "random"}' --init random
+same_settings '{"kmeans_iterations": 3}' --kmeans-iterations 3
+same_settings '{"kmeans_tolerance": 0.01}' --kmeans-tolerance 0.01
+same_settings '{"kmeans_shift": 1e-6}' --kmeans-shift 1e-6
+same_settings '{"residual_from": "pass"}' --residual-from pass
+same_settings '{"joint": 2}' --joint 2
+same_settings '{"beam": 1}' --search greedy
+same_settings '{}' --search beam
+same_settings '{"beam": 5}' --search beam:5
+same_settings '{"sweeps": 9}' --sweeps 9
+same_settings '{"refits": 0}' --refits 0
+same_settings '{"rounding": "end"}' --rounding end
+same_settings '{"ridge": 0.1}' --ridge 0.1
+same_settings '{"damping": 0.002}' --damping 0.002
+same_settings '{"seed": 7}' --seed 7
+same_settings '{"seed": "18446744073709551615"}' --seed 18446744073709551615
+
+# Encoder, then preset, then what is given, then rules, in any order of options.
+echo '{"rules": [{"match": "q_proj", "settings": {"sweeps": 4, "centroids": 32}}]}' > r.json
+settings_of --encoder upstream --preset ablation-v6 -k 16 --joint 1 --recipe r.json > one
+settings_of --recipe r.json --joint 1 -k 16 --preset ablation-v6 --encoder upstream > two
+expect_same one two
+want='{"vector_length": 6, "centroids": 32, "norm": "minmax", "metric": "raw", "init": "random",'
+want="$want"' "kmeans_iterations": 100, "kmeans_tolerance": 0.0, "kmeans_shift": 1e-5,'
+want="$want"' "residual_from": "pass", "joint": 1, "beam": 1, "sweeps": 4, "refits": 0,'
+want="$want"' "rounding": "end"}'
+[ "$(cat one)" = "$want" ] || fail "settings are $(cat one), expected $want"
+same_settings '{}' --encoder best
+
+# bad PATTERN OPTIONS..: a usage error.
+bad()
+{
+    local pattern=$1
+    shift
+    expect_exit 2 plan "$@" > out.txt 2> err.txt
+    [ ! -s out.txt ] || fail "something on stdout: $*"
+    expect_line err.txt "$pattern"
+}
+
+bad "invalid value for --vector-length: vector_length is '65', expected a whole number from 1 to 64" -v 65
+bad "invalid value for --vector-length: vector_length is '0'" -v 0
+bad "invalid value for --vector-length: vector_length is '4.5'" -v 4.5
+bad "invalid value for --centroids: centroids is '131072'" -k 131072
+bad "layers.0.self_attn.q_proj: centroids is 100, expected a power of two" -k 100
+bad "invalid value for --residual: residual is '-1'" -r -1
+bad "layers.0.self_attn.q_proj: residual is 3, expected a power of two" -r 3
+bad "invalid value for --groups: groups is '0'" -g 0
+bad "layers.0.self_attn.q_proj: groups is 3, which does not divide 64 columns" -g 3
+bad "layers.0.self_attn.q_proj: groups is 65, which leaves an empty group" -g 65
+bad "groups is 2 and group_size is 32, expected only one" -g 2 --group-size 32
+bad "invalid value for --outliers: outliers is '101', expected a number from 0 to 100" --outliers 101
+bad "outliers is 100 percent, which leaves none of 64 columns" --outliers 100
+bad "invalid value for --outliers: '1:4' (expected PERCENT\[:V:K\])" --outliers 1:4
+bad "invalid value for --outliers: '1:4:8:2'" --outliers 1:4:8:2
+bad "invalid value for --outliers: outlier_vector_length is '65'" --outliers 1:65:8
+bad "invalid value for --outliers: outlier_centroids is ''" --outliers 1:4:
+bad "outlier_centroids is 9, expected a power of two" --outliers 1:4:9
+bad "invalid value for --norm: norm is 'max', expected none|std|minmax" --norm max
+bad "norm and --no-norm exclude each other" --norm std --no-norm
+bad "invalid value for --metric: metric is ''" --metric ''
+bad "invalid value for --init: init is 'best'" --init best
+bad "invalid value for --residual-from: residual_from is 'all'" --residual-from all
+bad "invalid value for --rounding: rounding is 'up'" --rounding up
+bad "invalid value for --joint: joint is 'x'" --joint x
+bad "invalid value for --search: 'wide' (expected greedy|beam\[:N\])" --search wide
+bad "invalid value for --search: beam is '0'" --search beam:0
+bad "invalid value for --sweeps: sweeps is '1e9'" --sweeps 1e9
+bad "invalid value for --refits: refits is '17', expected a whole number from 0 to 16" --refits 17
+bad "invalid value for --kmeans-iterations: kmeans_iterations is '0'" --kmeans-iterations 0
+bad "invalid value for --kmeans-tolerance: kmeans_tolerance is 'nan'" --kmeans-tolerance nan
+bad "invalid value for --kmeans-shift: kmeans_shift is 'inf'" --kmeans-shift inf
+bad "invalid value for --ridge: ridge is '-1', expected a number from 0 to 1" --ridge -1
+bad "invalid value for --damping: damping is '0'" --damping 0
+bad "invalid value for --dtype: dtype is 'f32', expected f16|bf16" --dtype f32
+bad "encoder is 'fast', expected best|upstream" --encoder fast
+bad "preset is 'llama9', expected a name of --preset list" --preset llama9
+
+# Presets: the table needs no model; each of its names is one.
+"$BIN/vptq-quantize" --preset list > list.txt
+"$BIN/vptq-quantize" --preset list --format json > list.json
+[ "$(wc -l < list.json)" = 24 ] || fail "presets"
+! grep -q '.\{101\}' list.txt || fail "lines over 100 columns"
+expect_line list.txt '^llama2-7b-v12  *12  4096  4096   4     1  4 8192 '
+json_get name list.json | while read -r name; do
+    grep -q "^$name " list.txt || fail "$name is not in both tables"
+done
+# 4096 x 4096: 6 rows a vector, 12 bits an index, by hand for Llama-2-7B (test_pipeline_settings)
+expect_near "$(head -n 1 list.json | json_get bits_per_weight)" 2.0199 1e-4
+same_settings '{"vector_length": 12, "centroids": 4096, "residual": 4096, "groups": 4, "outliers": 1.0}' \
+    --preset ablation-groups-4
+
+# The same bytes for the same settings, however they are given.
+"$BIN/vptq-hessian" -m "$model" --tokenizer "$tok" -c "$text" -n 4 -l 256 -o h -q
+quantize() { "$BIN/vptq-quantize" -m "$model" -H h --layers 0-0 -q "$@" > /dev/null; }
+quantize -o a -v 4 -k 16 --sweeps 1 --encoder best
+quantize --sweeps 1 -k 16 -v 4 -o b
+expect_same a b
+"$BIN/vptq-quantize" -m "$model" -H h -o a --layers 0-0 -k 16 --sweeps 1 > rows.txt 2> err.txt
+! grep -q '.\{101\}' rows.txt || fail "lines over 100 columns"
+expect_line rows.txt ' k_res grp outl '
