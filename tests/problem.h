@@ -1,0 +1,32 @@
+/* Random matrices with Hessians, for tests of what quantizes them; and what the library
+ * computes from them, written out term by term in double. */
+#ifndef TESTS_PROBLEM_H
+#define TESTS_PROBLEM_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct problem {
+    uint32_t out, in;
+    float *w;     /* [out][in] columns of different spread and mean */
+    float *lower; /* packed second moments of inputs that are correlated */
+    double *h;    /* [in][in] the same in full */
+} problem;
+
+problem problem_make(uint32_t out, uint32_t in, uint64_t seed);
+void problem_free(problem *p);
+
+/* Second moments of other inputs of the same kind, packed; freed by the caller with free(). */
+float *problem_hessian(uint32_t in, uint64_t seed);
+
+/* h := the lower triangle of p, after that one was changed. */
+void problem_unpack(problem *p);
+
+/* tr(E H E^T) / tr(W H W^T) for E = what - w. */
+double problem_loss(const problem *p, const float *what);
+double problem_loss_under(const problem *p, const float *lower, const float *what);
+
+/* In place, by Gauss-Jordan elimination without pivots: a [n][n] positive definite. */
+void problem_invert(size_t n, double *a);
+
+#endif
