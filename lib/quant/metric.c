@@ -22,22 +22,30 @@ static vptq_status check_weights(uint32_t out, uint32_t in, const float *w, vptq
     return VPTQ_OK;
 }
 
-static vptq_status check_hessian(vptq_metric *m, const float *lower, vptq_err *err)
+vptq_status vptq_metric_check(const char *name, uint32_t in, const float *lower, vptq_err *err)
 {
     const float *row = lower;
 
-    for (size_t i = 0; i < m->in; i++, row += i) {
+    for (size_t i = 0; i < in; i++, row += i) {
         for (size_t j = 0; j <= i; j++)
             if (!isfinite(row[j]))
                 return vptq_fail(err, VPTQ_E_NUMERIC,
-                                 "hessian entry (%zu, %zu) is %g, expected a finite number", i,
+                                 "%s entry (%zu, %zu) is %g, expected a finite number", name, i,
                                  j, (double)row[j]);
         if (row[i] < 0)
             return vptq_fail(err, VPTQ_E_NUMERIC,
-                             "hessian diagonal %zu is %g, expected no negative second moment",
+                             "%s diagonal %zu is %g, expected no negative second moment", name,
                              i, (double)row[i]);
-        m->mean_diag += (double)row[i];
-        m->dead += row[i] > 0 ? 0 : 1;
+    }
+    return VPTQ_OK;
+}
+
+static vptq_status mean_of_diagonal(vptq_metric *m, const float *lower, vptq_err *err)
+{
+    for (size_t i = 0; i < m->in; i++) {
+        double h = (double)lower[i * (i + 1) / 2 + i];
+        m->mean_diag += h;
+        m->dead += h > 0 ? 0 : 1;
     }
     m->mean_diag /= m->in;
     if (!(m->mean_diag > 0))
@@ -176,7 +184,7 @@ vptq_status vptq_metric_make(const vptq_quant_settings *s, uint32_t out, uint32_
     if (!m->order)
         return VPTQ_E_NOMEM;
     VPTQ_TRY(check_weights(out, in, w, err));
-    VPTQ_TRY(check_hessian(m, lower, err));
+    VPTQ_TRY(mean_of_diagonal(m, lower, err));
     for (uint32_t c = 0; c < in; c++) {
         m->scale[c] = 1;
         m->bias[c] = 0;

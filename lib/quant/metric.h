@@ -20,9 +20,14 @@ typedef struct vptq_metric {
     uint32_t *order; /* [in] column at each position of the processing order */
 } vptq_metric;
 
-/* Checks W and H for NaN and infinity; fills everything from W, H and the settings.  `lower` is
- * the packed lower triangle of the raw H.  The `outliers` most important columns come first.
- * Memory comes from `arena`. */
+/* VPTQ_E_NUMERIC where an entry of a packed Hessian is NaN or infinite, or a diagonal negative;
+ * `name` begins the sentence. */
+vptq_status vptq_metric_check(const char *name, uint32_t in, const float *lower,
+                              vptq_err *err) VPTQ_MUST_CHECK;
+
+/* Checks W for NaN and infinity; fills everything from W, H and the settings.  `lower` is the
+ * packed lower triangle of the raw H, checked before.  The `outliers` most important columns
+ * come first. Memory comes from `arena`. */
 vptq_status vptq_metric_make(const vptq_quant_settings *s, uint32_t out, uint32_t in,
                              uint32_t outliers, const float *w, const float *lower,
                              vptq_arena *arena, vptq_metric *m, vptq_err *err) VPTQ_MUST_CHECK;

@@ -111,6 +111,16 @@ static vptq_status make_probe(vptq_encoder *c, const float *lower, bool own, vpt
     return vptq_quant_trace(c->dev, c->out, c->in, c->input->w, lower, &probe->norm, err);
 }
 
+static vptq_status check_hessians(const vptq_quant_input *in, vptq_err *err)
+{
+    vptq_status st = vptq_metric_check("hessian", in->in, in->lower, err);
+    if (!st && in->metric)
+        st = vptq_metric_check("weighted hessian", in->in, in->metric, err);
+    if (!st && in->held_out)
+        st = vptq_metric_check("held-out hessian", in->in, in->held_out, err);
+    return st;
+}
+
 static vptq_status prepare(vptq_encoder *c, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
@@ -122,6 +132,7 @@ static vptq_status prepare(vptq_encoder *c, vptq_err *err)
     if (!vptq_size_mul(c->in, c->in, &square))
         return vptq_fail(err, VPTQ_E_SHAPE, "a hessian of %u columns does not fit in memory",
                          c->in);
+    VPTQ_TRY(check_hessians(in, err));
     VPTQ_TRY(vptq_metric_make(c->s, c->out, c->in, c->shape.outliers, in->w, lower, &c->work,
                               &c->metric, err));
     c->report->dead_columns = c->metric.dead;

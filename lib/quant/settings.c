@@ -309,9 +309,11 @@ vptq_status vptq_quant_set_encoder(vptq_quant_settings *s, const char *encoder, 
 
 /* ---- shape and checks ---- */
 
+/* The slack is for products such as 1.1 * 3000 that come out above the whole number they are.
+ */
 static uint32_t outlier_columns(const vptq_quant_settings *s, uint32_t in)
 {
-    double columns = ceil(s->outliers / 100 * in);
+    double columns = ceil(s->outliers * in / 100 - 1e-9);
     return columns < in ? (uint32_t)columns : in;
 }
 
