@@ -226,7 +226,8 @@ typedef struct vptq_backend {
                         vptq_err *err);
     vptq_status (*attention)(vptq_dev *dev, const vptq_attention_args *a, vptq_err *err);
     /* mass[j] += sum over heads and queries of p^2 for every position j < pos0 + n, p the
-     * probability with which a query of that head attends to j (values and out are not read). */
+     * probability with which a query of that head attends to j (values and out are not read).
+     */
     vptq_status (*attention_mass)(vptq_dev *dev, const vptq_attention_args *a, double *mass,
                                   vptq_err *err);
     /* y = silu(gate) * up, all [n, dim]; y may be gate or up. */

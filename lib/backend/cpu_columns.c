@@ -19,6 +19,7 @@ typedef struct chunk_room {
 typedef struct chunk {
     size_t row, count, panels;
     float *z, *q;  /* [room] what fills the last panel counts as 0 */
+    float *search; /* room for searching */
     float *change; /* [panels][cols][VPTQ_PANEL] */
 } chunk;
 
@@ -32,23 +33,26 @@ static size_t chunk_strips(const vptq_dev *dev, size_t strips, size_t v)
     return share < most ? share : most;
 }
 
-static vptq_status make_room(vptq_dev *dev, size_t strips, size_t v, size_t cols,
+static vptq_status make_room(vptq_dev *dev, const vptq_finder *f, size_t strips, size_t cols,
                              chunk_room *room, vptq_err *err)
 {
-    room->floats = vptq_round_up(strips * v, VPTQ_PANEL);
-    room->slice = room->floats * (2 + cols);
+    room->floats = vptq_round_up(strips * f->books.v, VPTQ_PANEL);
+    room->slice = room->floats * (2 + cols) + vptq_finder_room(f);
     room->scratch =
         vptq_dev_scratch(dev, (size_t)dev->threads * room->slice, sizeof *room->scratch, err);
     return room->scratch ? VPTQ_OK : VPTQ_E_NOMEM;
 }
 
-static chunk take_chunk(const chunk_room *room, int thread, size_t v, size_t begin, size_t end)
+static chunk take_chunk(const chunk_room *room, const vptq_finder *f, int thread, size_t begin,
+                        size_t end)
 {
+    const size_t v = f->books.v;
     chunk c = {.row = begin * v, .count = (end - begin) * v};
     c.panels = vptq_round_up(c.count, VPTQ_PANEL) / VPTQ_PANEL;
     c.z = room->scratch + (size_t)thread * room->slice;
     c.q = c.z + room->floats;
-    c.change = c.q + room->floats;
+    c.search = c.q + room->floats;
+    c.change = c.search + vptq_finder_room(f);
     memset(c.z, 0, 2 * room->floats * sizeof *c.z);
     return c;
 }
@@ -69,7 +73,7 @@ typedef struct pass_job {
     chunk_room room;
 } pass_job;
 
-static void pass_column(const vptq_pass_args *p, const chunk *c, size_t t, int thread)
+static void pass_column(const vptq_pass_args *p, const chunk *c, size_t t)
 {
     const vptq_finder *f = p->finder;
     const size_t v = f->books.v, at = t * p->ldi + c->row / v;
@@ -78,7 +82,7 @@ static void pass_column(const vptq_pass_args *p, const chunk *c, size_t t, int t
     memcpy(c->z, z_out, c->count * sizeof *c->z);
     propagate(f->kernels, c, p->cols, t, p->u, p->ldu);
     memcpy(z_out, c->z, c->count * sizeof *c->z);
-    vptq_search(f, thread, c->count / v, c->z, false, p->idx + at, idx_res);
+    vptq_search(f, c->count / v, c->z, false, c->search, p->idx + at, idx_res);
     vptq_decode(f, c->count / v, p->idx + at, idx_res, c->q);
     memcpy(p->q + t * p->ldq + c->row, c->q, c->count * sizeof *c->q);
     const float pivot = p->u[t * p->ldu + t];
@@ -96,9 +100,9 @@ static void pass_column(const vptq_pass_args *p, const chunk *c, size_t t, int t
 static void pass_chunk(void *arg, size_t begin, size_t end, int thread)
 {
     const pass_job *job = arg;
-    const chunk c = take_chunk(&job->room, thread, job->p->finder->books.v, begin, end);
+    const chunk c = take_chunk(&job->room, job->p->finder, thread, begin, end);
     for (size_t t = 0; t < job->p->cols; t++)
-        pass_column(job->p, &c, t, thread);
+        pass_column(job->p, &c, t);
 }
 
 vptq_status vptq_cpu_vq_pass(vptq_dev *dev, const vptq_pass_args *p, vptq_err *err)
@@ -108,7 +112,7 @@ vptq_status vptq_cpu_vq_pass(vptq_dev *dev, const vptq_pass_args *p, vptq_err *e
         return VPTQ_OK;
     const size_t size = chunk_strips(dev, strips, v);
     pass_job job = {.p = p};
-    vptq_status st = make_room(dev, size, v, p->cols, &job.room, err);
+    vptq_status st = make_room(dev, p->finder, size, p->cols, &job.room, err);
     if (!st)
         vptq_parallel_for(dev->threads, strips, size, pass_chunk, &job);
     return st;
@@ -122,7 +126,7 @@ typedef struct descend_job {
 } descend_job;
 
 /* `change` holds old - new, so that propagating subtracts it as the errors of a pass. */
-static void descend_column(const vptq_descend_args *d, const chunk *c, size_t t, int thread)
+static void descend_column(const vptq_descend_args *d, const chunk *c, size_t t)
 {
     const vptq_finder *f = d->finder;
     const size_t v = f->books.v, at = t * d->ldi + c->row / v;
@@ -134,7 +138,7 @@ static void descend_column(const vptq_descend_args *d, const chunk *c, size_t t,
         propagate(f->kernels, c, d->cols, t, d->h, d->ldh);
         for (size_t r = 0; r < c->count; r++)
             c->z[r] = q[r] - c->z[r] / h;
-        vptq_search(f, thread, c->count / v, c->z, true, d->idx + at, idx_res);
+        vptq_search(f, c->count / v, c->z, true, c->search, d->idx + at, idx_res);
         vptq_decode(f, c->count / v, d->idx + at, idx_res, c->q);
     } else {
         memcpy(c->q, q, c->count * sizeof *q);
@@ -155,9 +159,9 @@ static void descend_column(const vptq_descend_args *d, const chunk *c, size_t t,
 static void descend_chunk(void *arg, size_t begin, size_t end, int thread)
 {
     const descend_job *job = arg;
-    const chunk c = take_chunk(&job->room, thread, job->d->finder->books.v, begin, end);
+    const chunk c = take_chunk(&job->room, job->d->finder, thread, begin, end);
     for (size_t t = 0; t < job->d->cols; t++)
-        descend_column(job->d, &c, t, thread);
+        descend_column(job->d, &c, t);
 }
 
 vptq_status vptq_cpu_vq_descend(vptq_dev *dev, const vptq_descend_args *d, vptq_err *err)
@@ -167,7 +171,7 @@ vptq_status vptq_cpu_vq_descend(vptq_dev *dev, const vptq_descend_args *d, vptq_
         return VPTQ_OK;
     const size_t size = chunk_strips(dev, strips, v);
     descend_job job = {.d = d};
-    vptq_status st = make_room(dev, size, v, d->cols, &job.room, err);
+    vptq_status st = make_room(dev, d->finder, size, d->cols, &job.room, err);
     if (!st)
         vptq_parallel_for(dev->threads, strips, size, descend_chunk, &job);
     return st;

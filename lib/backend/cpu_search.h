@@ -7,14 +7,17 @@
 struct vptq_finder {
     vptq_books books;
     const vptq_vq_kernels *kernels;
-    vptq_book main, res;
-    float *data;        /* of both */
-    int threads;        /* of the device */
-    vptq_finder **slow; /* [threads] */
+    const vptq_search_kernels *search;
+    vptq_pair_books pair; /* of one book where there is no residual one */
+    float *data;          /* the laid-out books */
+    float *table;         /* pair.table */
 };
 
+/* Floats that vptq_search needs for one thread. */
+size_t vptq_finder_room(const vptq_finder *f);
+
 /* Choices for n vectors, by one thread; answers depend on each vector alone. */
-void vptq_search(const vptq_finder *f, int thread, size_t n, const float *x, bool keep,
+void vptq_search(const vptq_finder *f, size_t n, const float *x, bool keep, float *room,
                  uint32_t *idx, uint32_t *idx_res);
 
 /* q [n, v] = what the choices stand for. */

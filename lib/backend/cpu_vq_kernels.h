@@ -12,6 +12,7 @@
 #ifndef VPTQ_BACKEND_CPU_VQ_KERNELS_H
 #define VPTQ_BACKEND_CPU_VQ_KERNELS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -32,8 +33,37 @@ typedef struct vptq_vq_kernels {
     void (*eliminate)(size_t count, const float *err, const float *u, size_t ldu, float *z);
 } vptq_vq_kernels;
 
+/* Two books whose pairs are searched. */
+typedef struct vptq_pair_books {
+    uint32_t k, beam; /* beam: main centroids that are tried at first, at most `classes` */
+    bool exact;       /* then all others that could win */
+    size_t classes;   /* see cpu_search_body.h; at most 4 * main.blocks */
+    vptq_book main, res;
+    const float *centroids, *res_centroids; /* [k, v], [k_res, v] as they came */
+    const float
+        *table;  /* [k][res.blocks * 16] minus c.r, or NULL where it would be too large */
+    float reach; /* length of the longest residual centroid, rounded up */
+} vptq_pair_books;
+
+typedef struct vptq_search_kernels {
+    /* Pairs for n vectors as vptq_books and vptq_find_args say; room: floats,
+     * vptq_search_room of them. */
+    void (*search)(const vptq_pair_books *b, size_t n, const float *x, bool keep, float *room,
+                   uint32_t *idx, uint32_t *idx_res);
+} vptq_search_kernels;
+
+enum { VPTQ_SEARCH_TILE = 32 }; /* vectors that are searched at once, at most */
+static inline size_t vptq_search_room(const vptq_pair_books *b)
+{
+    const size_t lists = (b->main.blocks + 1) * VPTQ_BOOK_LANES;
+    const size_t per_vector = b->main.blocks + b->classes + (b->main.blocks + 1) / 2;
+    return VPTQ_SEARCH_TILE * per_vector + 2 * lists + b->res.blocks * VPTQ_BOOK_LANES;
+}
+
 extern const vptq_vq_kernels vptq_vq_kernels_none;
+extern const vptq_search_kernels vptq_search_kernels_none;
 #if defined(__x86_64__)
+extern const vptq_search_kernels vptq_search_kernels_avx2, vptq_search_kernels_avx512;
 extern const vptq_vq_kernels vptq_vq_kernels_avx2;
 extern const vptq_vq_kernels vptq_vq_kernels_avx512;
 #endif

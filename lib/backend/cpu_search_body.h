@@ -1,0 +1,483 @@
+/* The body of vptq_search_kernels, included by cpu_search_{none,avx2,avx512}.c behind their
+ * vector type:
+ *
+ *     vf           a vector of LANES floats
+ *     BOTH         candidates whose remainders, of up to 12 dimensions, fit into the registers
+ *     vf_set1, vf_load, vf_store              any alignment
+ *     vf_add
+ *     vf_fma(a, b, c)                         a * b + c
+ *     vf_max(a, b), vf_min(a, b)              b where either is NaN
+ *     vf_select_greater(a, b, x, y)           x where a > b, else y
+ *     vf_at_least(a, b)                       bit l: a >= b in lane l
+ *     vf_append(list, score, n, s, least, first)   first + l, and its score, for every lane l
+ * of s that is at least `least`, ascending, behind entry n - 1; the new n.  May write LANES
+ * entries.
+ *
+ * The score of a centroid is that of cpu_vq_kernels.h, summed in the same order, so that it has
+ * the same bits wherever it is taken; that of a pair for x is x.(c + r) - |c + r|^2 / 2.
+ *
+ * How the `beam` nearest main centroids are found: 32 (16, 8) vectors in the lanes meet all
+ * centroids.  Kept are the maximum of every block of 16, and the maxima of at least twice as
+ * many classes as the beam, a class being every so-many-th run of 4 centroids.  The beam-th
+ * largest of these is a bound that at least `beam` scores reach and few others do, about 1.4
+ * beams in all.  Blocks whose maximum reaches it are scored again, vector by vector. */
+#ifndef VPTQ_BACKEND_CPU_SEARCH_BODY_H
+#define VPTQ_BACKEND_CPU_SEARCH_BODY_H
+
+#include <float.h>
+#include <math.h>
+#include <stdbool.h>
+#include <string.h>
+
+#include "lib/backend/cpu_vq_kernels.h"
+#include "lib/base/vq.h"
+
+enum { PARTS = VPTQ_BOOK_LANES / LANES, SETS = 2, TILE = SETS * LANES, STEP = 4 };
+
+/* The functions below are compiled once per vector length: v is a constant where it matters. */
+#define INLINE static inline __attribute__((always_inline))
+
+/* ---- main scores ---- */
+
+/* A few vectors that are searched together. */
+typedef struct tile {
+    const vptq_pair_books *b;
+    const float *x;
+    size_t count;
+    size_t classes;
+    float *tops;      /* [blocks][TILE] largest score of each block */
+    float *class_top; /* [classes][TILE] */
+    uint16_t *hits;   /* [TILE][blocks] blocks with candidates, ... */
+    uint32_t *list;   /* [k + 16] candidates of one vector ... */
+    float *score;     /* ... and their scores */
+    float *res;       /* [res.blocks * 16] scores of one vector against the residual book */
+    float bound[TILE];
+    float old[TILE]; /* distance of the choice that came; infinity without */
+    uint32_t found[TILE], found_res[TILE];
+    float nearest[TILE]; /* distance of what was found; infinity = nothing */
+} tile;
+
+static tile tile_in(const vptq_pair_books *b, float *room)
+{
+    tile t = {.b = b, .classes = b->classes};
+    const size_t blocks = b->main.blocks;
+    t.tops = room;
+    t.class_top = t.tops + blocks * TILE;
+    t.score = t.class_top + b->classes * TILE;
+    t.res = t.score + (blocks + 1) * VPTQ_BOOK_LANES;
+    t.list = (uint32_t *)(void *)(t.res + b->res.blocks * VPTQ_BOOK_LANES);
+    t.hits = (uint16_t *)(void *)(t.list + (blocks + 1) * VPTQ_BOOK_LANES);
+    return t;
+}
+
+/* xt[d] = dimension d of the tile's vectors; lanes past `count` repeat the last one. */
+INLINE void transpose(size_t v, size_t count, const float *x, float *xt)
+{
+    for (size_t l = 0; l < TILE; l++) {
+        const float *from = x + (l < count ? l : count - 1) * v;
+        for (size_t d = 0; d < v; d++)
+            xt[d * TILE + l] = from[d];
+    }
+}
+
+/* Largest score per lane over STEP centroids. */
+INLINE void best_of_step(const float *c, size_t v, const float *xt, vf top[SETS])
+{
+    vf score[STEP][SETS];
+    for (size_t l = 0; l < STEP; l++) {
+        for (size_t s = 0; s < SETS; s++)
+            score[l][s] = vf_set1(c[l]);
+    }
+#pragma GCC unroll 16
+    for (size_t d = 0; d < v; d++) {
+        vf x[SETS];
+        for (size_t s = 0; s < SETS; s++)
+            x[s] = vf_load(xt + d * TILE + s * LANES);
+        for (size_t l = 0; l < STEP; l++) {
+            const vf cl = vf_set1(c[(1 + d) * VPTQ_BOOK_LANES + l]);
+            for (size_t s = 0; s < SETS; s++)
+                score[l][s] = vf_fma(x[s], cl, score[l][s]);
+        }
+    }
+    for (size_t s = 0; s < SETS; s++) {
+        top[s] = vf_max(score[0][s], vf_set1(-INFINITY));
+        for (size_t l = 1; l < STEP; l++)
+            top[s] = vf_max(score[l][s], top[s]);
+    }
+}
+
+/* Fills tops and class_top. */
+INLINE void score_tile(const tile *t, size_t v, const float *xt)
+{
+    const vptq_book *book = &t->b->main;
+    size_t class = 0;
+    for (size_t i = 0; i < t->classes * TILE; i++)
+        t->class_top[i] = -INFINITY;
+    for (size_t b = 0; b < book->blocks; b++) {
+        const float *c = book->data + b * (1 + v) * VPTQ_BOOK_LANES;
+        vf most[SETS];
+        for (size_t s = 0; s < SETS; s++)
+            most[s] = vf_set1(-INFINITY);
+        for (size_t j = 0; j < VPTQ_BOOK_LANES; j += STEP, c += STEP) {
+            /* The compiler would hoist the loads of xt and c out of the loops and spill them.
+             */
+            __asm__("" : "+r"(xt), "+r"(c));
+            float *of_class = t->class_top + class * TILE;
+            vf top[SETS];
+            best_of_step(c, v, xt, top);
+            for (size_t s = 0; s < SETS; s++) {
+                vf_store(of_class + s * LANES, vf_max(top[s], vf_load(of_class + s * LANES)));
+                most[s] = vf_max(top[s], most[s]);
+            }
+            class = class + 1 < t->classes ? class + 1 : 0;
+        }
+        for (size_t s = 0; s < SETS; s++)
+            vf_store(t->tops + b * TILE + s * LANES, most[s]);
+    }
+}
+
+static void sort_two(float *a, float *b)
+{
+    for (size_t s = 0; s < TILE; s += LANES) {
+        const vf x = vf_load(a + s), y = vf_load(b + s);
+        vf_store(a + s, vf_max(x, y));
+        vf_store(b + s, vf_min(x, y));
+    }
+}
+
+/* Sorts the class maxima of every lane downwards: Batcher's merge exchange (Knuth, TAOCP 3,
+ * 5.2.2, algorithm M). */
+static void sort_classes(const tile *t)
+{
+    const size_t n = t->classes;
+    size_t top = 1;
+    while (top * 2 < n)
+        top *= 2;
+    for (size_t p = top; p > 0; p /= 2) {
+        for (size_t q = top, r = 0, d = p;; d = q - p, q /= 2, r = p) {
+            for (size_t i = 0; i + d < n; i++) {
+                if ((i & p) == r)
+                    sort_two(t->class_top + i * TILE, t->class_top + (i + d) * TILE);
+            }
+            if (q == p)
+                break;
+        }
+    }
+}
+
+/* ---- candidates ---- */
+
+/* Scores of x against the 16 centroids of block c. */
+INLINE void score_block(const float *c, size_t v, const float *x, vf s[PARTS])
+{
+    for (size_t p = 0; p < PARTS; p++)
+        s[p] = vf_load(c + p * LANES);
+#pragma GCC unroll 16
+    for (size_t d = 0; d < v; d++) {
+        for (size_t p = 0; p < PARTS; p++)
+            s[p] =
+                vf_fma(vf_load(c + (1 + d) * VPTQ_BOOK_LANES + p * LANES), vf_set1(x[d]), s[p]);
+    }
+}
+
+/* The blocks in which any score of a vector reaches its bound; n [TILE] of them each. */
+static void find_hits(const tile *t, size_t *n)
+{
+    const size_t blocks = t->b->main.blocks;
+    memset(n, 0, TILE * sizeof *n);
+    for (size_t b = 0; b < blocks; b++) {
+        uint32_t hit = 0;
+        for (size_t s = 0; s < SETS; s++)
+            hit |= vf_at_least(vf_load(t->tops + b * TILE + s * LANES),
+                               vf_load(t->bound + s * LANES))
+                   << s * LANES;
+        for (; hit; hit &= hit - 1) {
+            const size_t j = (size_t)__builtin_ctz(hit);
+            t->hits[j * blocks + n[j]++] = (uint16_t)b;
+        }
+    }
+}
+
+/* The candidates of vector j, ascending, into list and score; their number. */
+INLINE size_t collect(const tile *t, size_t v, size_t j, size_t hits)
+{
+    const uint16_t *hit = t->hits + j * t->b->main.blocks;
+    size_t n = 0;
+    for (size_t i = 0; i < hits; i++) {
+        vf s[PARTS];
+        score_block(t->b->main.data + hit[i] * (1 + v) * VPTQ_BOOK_LANES, v, t->x + j * v, s);
+        for (size_t p = 0; p < PARTS; p++)
+            n = vf_append(t->list, t->score, n, s[p], vf_set1(t->bound[j]),
+                          (uint32_t)(hit[i] * VPTQ_BOOK_LANES + p * LANES));
+    }
+    return n;
+}
+
+/* ---- pairs ---- */
+
+/* The best score per lane, and at which place of the list it was. */
+typedef struct lane_best {
+    vf score[PARTS], place[PARTS];
+} lane_best;
+
+INLINE void offer(lane_best *best, const vf score[PARTS], float base, size_t place)
+{
+    for (size_t p = 0; p < PARTS; p++) {
+        const vf s = vf_add(score[p], vf_set1(base));
+        best->place[p] =
+            vf_select_greater(s, best->score[p], vf_set1((float)place), best->place[p]);
+        best->score[p] = vf_max(s, best->score[p]);
+    }
+}
+
+/* x less its main centroid, and minus half the square of its length. */
+INLINE float remainder_of(const tile *t, size_t v, const float *x, uint32_t main, float *w)
+{
+    const float *c = t->b->centroids + main * v;
+    float sum = 0;
+    for (size_t d = 0; d < v; d++) {
+        w[d] = x[d] - c[d];
+        sum += w[d] * w[d];
+    }
+    return -0.5F * sum;
+}
+
+/* Candidates i .. i + count - 1 against the whole residual book. */
+INLINE void try_some(const tile *t, size_t v, const float *x, size_t i, size_t count,
+                     lane_best *best)
+{
+    const vptq_book *book = &t->b->res;
+    float w[BOTH * VPTQ_VQ_MAX_V], base[BOTH];
+    vf most[BOTH][PARTS];
+    for (size_t j = 0; j < count; j++) {
+        base[j] = remainder_of(t, v, x, t->list[i + j], w + j * v);
+        for (size_t p = 0; p < PARTS; p++)
+            most[j][p] = vf_set1(-INFINITY);
+    }
+    const float *c = book->data;
+    for (size_t b = 0; b < book->blocks; b++, c += (1 + v) * VPTQ_BOOK_LANES) {
+        for (size_t j = 0; j < count; j++) {
+            vf s[PARTS];
+            score_block(c, v, w + j * v, s);
+            for (size_t p = 0; p < PARTS; p++)
+                most[j][p] = vf_max(s[p], most[j][p]);
+        }
+    }
+    for (size_t j = 0; j < count; j++)
+        offer(best, most[j], base[j], i + j);
+}
+
+INLINE void try_table(const tile *t, size_t n, lane_best *best)
+{
+    const size_t room = t->b->res.blocks * VPTQ_BOOK_LANES;
+    for (size_t i = 0; i < n; i++) {
+        const float *row = t->b->table + t->list[i] * room;
+        vf most[PARTS];
+        for (size_t p = 0; p < PARTS; p++)
+            most[p] = vf_set1(-INFINITY);
+        for (size_t e = 0; e < room; e += VPTQ_BOOK_LANES) {
+            for (size_t p = 0; p < PARTS; p++)
+                most[p] = vf_max(
+                    vf_add(vf_load(t->res + e + p * LANES), vf_load(row + e + p * LANES)),
+                    most[p]);
+        }
+        offer(best, most, t->score[i], i);
+    }
+}
+
+/* The first residual centroid that gives the score together with the candidate at `place`. */
+INLINE uint32_t residual_of(const tile *t, size_t v, const float *x, size_t place, float score)
+{
+    const vptq_book *book = &t->b->res;
+    const size_t row = t->list[place] * book->blocks * VPTQ_BOOK_LANES;
+    const bool tabled = t->b->table != NULL;
+    float w[VPTQ_VQ_MAX_V], total[VPTQ_BOOK_LANES];
+    const float length = remainder_of(t, v, x, t->list[place], w);
+    const vf base = vf_set1(tabled ? t->score[place] : length);
+    for (size_t b = 0; b < book->blocks; b++) {
+        const size_t at = b * VPTQ_BOOK_LANES;
+        vf s[PARTS];
+        score_block(book->data + at * (1 + v), v, w, s);
+        for (size_t p = 0; p < PARTS; p++) {
+            if (tabled)
+                s[p] = vf_add(vf_load(t->res + at + p * LANES),
+                              vf_load(t->b->table + row + at + p * LANES));
+            vf_store(total + p * LANES, vf_add(s[p], base));
+        }
+        for (size_t l = 0; l < VPTQ_BOOK_LANES; l++) {
+            if (total[l] >= score)
+                return (uint32_t)(at + l);
+        }
+    }
+    return 0;
+}
+
+/* |x - (c + r)|^2 */
+INLINE float distance_of(const tile *t, size_t v, const float *x, uint32_t main, uint32_t res)
+{
+    const float *c = t->b->centroids + main * v, *r = t->b->res_centroids + res * v;
+    float sum = 0;
+    for (size_t d = 0; d < v; d++) {
+        const float diff = x[d] - (c[d] + r[d]);
+        sum += diff * diff;
+    }
+    return sum;
+}
+
+/* The best pair of vector j with a candidate of the list, n of them. */
+INLINE void best_pair(tile *t, size_t v, size_t j, size_t n)
+{
+    const float *x = t->x + j * v;
+    const size_t both = v <= 12 ? BOTH : 1;
+    lane_best best;
+    float score[VPTQ_BOOK_LANES], place[VPTQ_BOOK_LANES];
+    for (size_t p = 0; p < PARTS; p++) {
+        best.score[p] = vf_set1(-INFINITY);
+        best.place[p] = vf_set1(0);
+    }
+    if (t->b->table) {
+        try_table(t, n, &best);
+    } else {
+        size_t i = 0;
+        for (; i + both <= n; i += both)
+            try_some(t, v, x, i, both, &best);
+        for (; i < n; i++)
+            try_some(t, v, x, i, 1, &best);
+    }
+    for (size_t p = 0; p < PARTS; p++) {
+        vf_store(score + p * LANES, best.score[p]);
+        vf_store(place + p * LANES, best.place[p]);
+    }
+    float top = -INFINITY, first = 0;
+    for (size_t l = 0; l < VPTQ_BOOK_LANES; l++) {
+        if (score[l] > top || (score[l] >= top && place[l] < first)) {
+            top = score[l];
+            first = place[l];
+        }
+    }
+    if (!(top > -INFINITY))
+        return;
+    t->found[j] = t->list[(size_t)first];
+    t->found_res[j] = residual_of(t, v, x, (size_t)first, top);
+    t->nearest[j] = distance_of(t, v, x, t->found[j], t->found_res[j]);
+}
+
+INLINE void best_pairs(tile *t, size_t v)
+{
+    const vptq_book *res = &t->b->res;
+    size_t hits[TILE];
+    find_hits(t, hits);
+    for (size_t j = 0; j < t->count; j++) {
+        const size_t n = collect(t, v, j, hits[j]);
+        for (size_t b = 0; t->b->table && n && b < res->blocks; b++) {
+            vf s[PARTS];
+            score_block(res->data + b * (1 + v) * VPTQ_BOOK_LANES, v, t->x + j * v, s);
+            for (size_t p = 0; p < PARTS; p++)
+                vf_store(t->res + b * VPTQ_BOOK_LANES + p * LANES, s[p]);
+        }
+        best_pair(t, v, j, n);
+    }
+}
+
+/* ---- bounds ---- */
+
+/* Main centroids whose score is below this cannot be part of a pair nearer than `distance`
+ * (squared): then |x - c| is more than that distance and the longest residual together.  The
+ * slack is far above the rounding of scores. */
+INLINE float reach_bound(const tile *t, size_t v, const float *x, float distance)
+{
+    float norm = 0;
+    for (size_t d = 0; d < v; d++)
+        norm += x[d] * x[d];
+    const float radius = t->b->reach + sqrtf(distance);
+    const float bound = 0.5F * (norm - radius * radius) - 1e-5F * (norm + radius * radius);
+    return bound > -FLT_MAX ? bound : -FLT_MAX; /* also where it is not a number */
+}
+
+/* Bounds that the beam reaches, in `bound`; nothing is found yet. */
+INLINE void first_bounds(tile *t, size_t v, bool keep, const uint32_t *idx,
+                         const uint32_t *idx_res)
+{
+    sort_classes(t);
+    memcpy(t->bound, t->class_top + (t->b->beam - 1) * TILE, sizeof t->bound);
+    for (size_t j = 0; j < TILE; j++) {
+        /* -infinity, the score of what is behind the last centroid, is no candidate */
+        t->bound[j] = t->bound[j] > -FLT_MAX ? t->bound[j] : -FLT_MAX;
+        t->bound[j] = j < t->count ? t->bound[j] : INFINITY;
+        t->found[j] = t->found_res[j] = 0;
+        t->old[j] = t->nearest[j] = INFINITY;
+    }
+    for (size_t j = 0; keep && j < t->count; j++) {
+        const float *x = t->x + j * v;
+        t->old[j] = distance_of(t, v, x, idx[j], idx_res[j]);
+        const float limit = reach_bound(t, v, x, t->old[j]);
+        t->bound[j] = limit > t->bound[j] ? limit : t->bound[j];
+    }
+}
+
+/* All main centroids that could still win; infinity where there are none that were not tried.
+ */
+INLINE void exact_bounds(tile *t, size_t v)
+{
+    for (size_t j = 0; j < t->count; j++) {
+        const float least = t->nearest[j] < t->old[j] ? t->nearest[j] : t->old[j];
+        const float limit = reach_bound(t, v, t->x + j * v, least);
+        t->bound[j] = limit < t->bound[j] ? limit : INFINITY;
+    }
+}
+
+/* ---- search ---- */
+
+INLINE void search_tile(tile *t, size_t v, bool keep, uint32_t *idx, uint32_t *idx_res)
+{
+    float xt[VPTQ_VQ_MAX_V * TILE];
+    transpose(v, t->count, t->x, xt);
+    score_tile(t, v, xt);
+    first_bounds(t, v, keep, idx, idx_res);
+    best_pairs(t, v);
+    if (t->b->exact) {
+        exact_bounds(t, v);
+        best_pairs(t, v);
+    }
+    for (size_t j = 0; j < t->count; j++) {
+        if (keep && !(t->nearest[j] < t->old[j]))
+            continue;
+        idx[j] = t->found[j];
+        idx_res[j] = t->found_res[j];
+    }
+}
+
+INLINE void search_all(const vptq_pair_books *b, size_t v, size_t n, const float *x, bool keep,
+                       float *room, uint32_t *idx, uint32_t *idx_res)
+{
+    tile t = tile_in(b, room);
+    for (size_t i = 0; i < n; i += TILE) {
+        t.x = x + i * v;
+        t.count = n - i < TILE ? n - i : TILE;
+        search_tile(&t, v, keep, idx + i, idx_res + i);
+    }
+}
+
+static void search(const vptq_pair_books *b, size_t n, const float *x, bool keep, float *room,
+                   uint32_t *idx, uint32_t *idx_res)
+{
+    switch (b->main.v) {
+    case 4:
+        search_all(b, 4, n, x, keep, room, idx, idx_res);
+        break;
+    case 6:
+        search_all(b, 6, n, x, keep, room, idx, idx_res);
+        break;
+    case 8:
+        search_all(b, 8, n, x, keep, room, idx, idx_res);
+        break;
+    case 12:
+        search_all(b, 12, n, x, keep, room, idx, idx_res);
+        break;
+    default:
+        search_all(b, b->main.v, n, x, keep, room, idx, idx_res);
+        break;
+    }
+}
+
+#endif

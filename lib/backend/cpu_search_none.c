@@ -1,0 +1,75 @@
+/* Four lanes that the compiler keeps in one register of whatever machine it builds for. */
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+enum { LANES = 4, BOTH = 1 };
+typedef float vf __attribute__((vector_size(16)));
+typedef int32_t lane_mask __attribute__((vector_size(16)));
+
+static inline vf vf_set1(float x)
+{
+    return (vf){x, x, x, x};
+}
+
+static inline vf vf_load(const float *p)
+{
+    vf a;
+    memcpy(&a, p, sizeof a);
+    return a;
+}
+
+static inline void vf_store(float *p, vf a)
+{
+    memcpy(p, &a, sizeof a);
+}
+
+static inline vf vf_add(vf a, vf b)
+{
+    return a + b;
+}
+
+static inline vf vf_fma(vf a, vf b, vf c)
+{
+    return a * b + c;
+}
+
+static inline vf vf_select_greater(vf a, vf b, vf x, vf y)
+{
+    const lane_mask greater = a > b;
+    return (vf)(((lane_mask)x & greater) | ((lane_mask)y & ~greater));
+}
+
+static inline vf vf_max(vf a, vf b)
+{
+    return vf_select_greater(a, b, a, b);
+}
+
+static inline vf vf_min(vf a, vf b)
+{
+    return vf_select_greater(b, a, a, b);
+}
+
+static inline uint32_t vf_at_least(vf a, vf b)
+{
+    uint32_t bits = 0;
+    for (uint32_t l = 0; l < LANES; l++)
+        bits |= (uint32_t)(a[l] >= b[l]) << l;
+    return bits;
+}
+
+static inline size_t vf_append(uint32_t *list, float *score, size_t n, vf s, vf least,
+                               uint32_t first)
+{
+    for (uint32_t l = 0; l < LANES; l++) {
+        if (s[l] >= least[l]) {
+            list[n] = first + l;
+            score[n++] = s[l];
+        }
+    }
+    return n;
+}
+
+#include "lib/backend/cpu_search_body.h"
+
+const vptq_search_kernels vptq_search_kernels_none = {search};
