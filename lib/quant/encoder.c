@@ -86,3 +86,14 @@ vptq_status vptq_encoder_round(vptq_encoder *c, vptq_err *err)
     c->rounded = true;
     return VPTQ_OK;
 }
+
+void vptq_encoder_normalize(vptq_encoder *c)
+{
+    const float *lower = c->input->metric ? c->input->metric : c->input->lower;
+
+    vptq_metric_rescale(&c->metric, c->s->ridge, lower);
+    vptq_metric_normalize(&c->metric, c->out, c->rows, c->input->w, c->z);
+    vptq_metric_full(&c->metric, false, c->s->ridge, lower, c->h);
+    for (size_t p = 0; p < c->in; p++)
+        c->diag[p] = (float)c->metric.diag[c->metric.order[p]];
+}

@@ -61,6 +61,8 @@ vptq_status vptq_encoder_gather(vptq_encoder *c, vptq_err *err); /* q from books
 vptq_status vptq_encoder_gradient(vptq_encoder *c, vptq_err *err);
 /* Books to the storage type; VPTQ_E_NUMERIC when one does not fit. */
 vptq_status vptq_encoder_round(vptq_encoder *c, vptq_err *err);
+/* z, H' and its diagonal from W, H, scale and bias. */
+void vptq_encoder_normalize(vptq_encoder *c);
 /* The part's columns of a [in][rows] array as vectors in a run: in place where the part fills
  * the rows, else a copy in c->work. */
 vptq_status vptq_part_vectors(vptq_encoder *c, const vptq_part *p, const float *from,
@@ -89,8 +91,16 @@ vptq_status vptq_sweeps(vptq_encoder *c, uint32_t count, vptq_err *err); /* swee
 
 /* Least squares over the books with fixed indices, by conjugate gradients from the books as
  * they are (refit.c).  With `only` NULL: all books together under the full H', needs q and a
- * fresh gradient.  Else the books of that part alone under diag H'; needs idx alone. */
-vptq_status vptq_refit(vptq_encoder *c, vptq_part *only, int iterations, vptq_err *err);
+ * fresh gradient.  Else the books of that part alone under diag H' for `target` [in][rows];
+ * needs idx alone. */
+vptq_status vptq_refit(vptq_encoder *c, vptq_part *only, const float *target, int iterations,
+                       vptq_err *err);
+/* Training as in vptq_train_joint, `rounds` of it and for parts without residual book too, on
+ * what a pass with the books as they are aims at instead of z. */
+vptq_status vptq_retrain(vptq_encoder *c, uint32_t rounds, vptq_err *err); /* train.c */
+/* Least squares over scale and bias with fixed books and indices (scales.c).  Needs q and a
+ * fresh gradient; changes scale and bias, and with them z, H' and its diagonal, but not u. */
+vptq_status vptq_refit_scales(vptq_encoder *c, int iterations, vptq_err *err);
 
 /* ---- column_pass.c ---- */
 enum { VPTQ_PASS_BLOCK = 128 }; /* columns between updates of the rest by one matrix product */

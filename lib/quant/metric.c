@@ -170,6 +170,14 @@ static vptq_status make_order(vptq_metric *m, bool perm, uint32_t outliers, vptq
     return VPTQ_OK;
 }
 
+void vptq_metric_rescale(vptq_metric *m, double ridge, const float *lower)
+{
+    for (size_t c = 0; c < m->in; c++) {
+        double h = (double)lower[c * (c + 1) / 2 + c] + ridge * m->mean_diag;
+        m->diag[c] = metric_scale(m, c) * h * metric_scale(m, c);
+    }
+}
+
 vptq_status vptq_metric_make(const vptq_quant_settings *s, uint32_t out, uint32_t in,
                              uint32_t outliers, const float *w, const float *lower,
                              vptq_arena *arena, vptq_metric *m, vptq_err *err)
@@ -191,10 +199,7 @@ vptq_status vptq_metric_make(const vptq_quant_settings *s, uint32_t out, uint32_
     }
     if (s->norm != VPTQ_NORM_NONE)
         VPTQ_TRY(column_norms(m, s, out, w, arena, err));
-    for (size_t c = 0; c < in; c++) {
-        double h = (double)lower[c * (c + 1) / 2 + c] + s->ridge * m->mean_diag;
-        m->diag[c] = metric_scale(m, c) * h * metric_scale(m, c);
-    }
+    vptq_metric_rescale(m, s->ridge, lower);
     VPTQ_TRY(make_order(m, s->perm, outliers, arena, err));
 out:
     return st;

@@ -32,6 +32,9 @@ vptq_status vptq_metric_make(const vptq_quant_settings *s, uint32_t out, uint32_
                              uint32_t outliers, const float *w, const float *lower,
                              vptq_arena *arena, vptq_metric *m, vptq_err *err) VPTQ_MUST_CHECK;
 
+/* diag from H and scale. */
+void vptq_metric_rescale(vptq_metric *m, double ridge, const float *lower);
+
 /* Z transposed, in processing order: z [in][rows], rows = out rounded up to v, zero padded. */
 void vptq_metric_normalize(const vptq_metric *m, uint32_t out, size_t rows, const float *w,
                            float *z);

@@ -27,7 +27,8 @@ typedef struct vptq_quant_input {
  * the encoder stopped here; `undone`: the step would have raised the loss that it minimizes and
  * was taken back. */
 typedef struct vptq_quant_step {
-    const char *name; /* "k-means", "residual", "joint", "pass", "sweeps", "refit", "storage" */
+    const char *name; /* "k-means", "residual", "joint", "pass", "retrain", "sweeps", "scales",
+                         "refit", "storage" */
     double loss;      /* plain H */
     double weighted;  /* input.metric, where given; else the same as loss */
     double held_out;  /* 0 where there is none */
@@ -35,7 +36,7 @@ typedef struct vptq_quant_step {
     double seconds; /* never written to files */
 } vptq_quant_step;
 
-enum { VPTQ_QUANT_MAX_STEPS = 24, VPTQ_QUANT_MAX_REFITS = 16 };
+enum { VPTQ_QUANT_MAX_REFITS = 16, VPTQ_QUANT_MAX_STEPS = 8 + 2 * VPTQ_QUANT_MAX_REFITS };
 
 typedef struct vptq_quant_report {
     vptq_quant_step step[VPTQ_QUANT_MAX_STEPS];

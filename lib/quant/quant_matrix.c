@@ -138,10 +138,7 @@ static vptq_status prepare(vptq_encoder *c, vptq_err *err)
     c->report->dead_columns = c->metric.dead;
     VPTQ_TRY(make_parts(c, err));
     VPTQ_TRY(make_arrays(c, square, err));
-    vptq_metric_normalize(&c->metric, c->out, c->rows, in->w, c->z);
-    vptq_metric_full(&c->metric, false, c->s->ridge, lower, c->h);
-    for (size_t p = 0; p < c->in; p++)
-        c->diag[p] = (float)c->metric.diag[c->metric.order[p]];
+    vptq_encoder_normalize(c);
     VPTQ_TRY(factor(c, square, err));
     VPTQ_TRY(make_probe(c, in->lower, in->metric || !scaled, &c->plain, err));
     VPTQ_TRY(make_probe(c, in->metric, !scaled, &c->weighted, err));
@@ -256,10 +253,10 @@ out:
     return st;
 }
 
-/* What a step may change: books and indices of all parts, in one piece. */
+/* What a step may change: scale and bias, books and indices of all parts, in one piece. */
 static size_t state_bytes(const vptq_encoder *c)
 {
-    size_t n = 0;
+    size_t n = 2 * c->in * sizeof(float);
     for (uint32_t i = 0; i < c->parts; i++) {
         const vptq_part *p = &c->part[i];
         n += ((size_t)p->k + p->k_res) * p->v * sizeof(float);
@@ -278,6 +275,8 @@ static void copy_piece(char **at, void *piece, size_t bytes, bool save)
 
 static void copy_state(vptq_encoder *c, char *saved, bool save)
 {
+    copy_piece(&saved, c->metric.scale, c->in * sizeof(float), save);
+    copy_piece(&saved, c->metric.bias, c->in * sizeof(float), save);
     for (uint32_t i = 0; i < c->parts; i++) {
         vptq_part *p = &c->part[i];
         copy_piece(&saved, p->main, (size_t)p->k * p->v * sizeof *p->main, save);
@@ -306,6 +305,7 @@ static vptq_status descend(vptq_encoder *c, const char *name, step_fn run, vptq_
     VPTQ_TRY(finish(c, name, false, err));
     if (c->objective > before && c->s->metric == VPTQ_METRIC_SCALED) {
         copy_state(c, saved, false);
+        vptq_encoder_normalize(c);
         c->report->steps--;
         VPTQ_TRY(finish(c, name, true, err));
     }
@@ -324,11 +324,21 @@ static vptq_status step_sweeps(vptq_encoder *c, vptq_err *err)
     return vptq_sweeps(c, c->s->sweeps, err);
 }
 
+static vptq_status step_retrain(vptq_encoder *c, vptq_err *err)
+{
+    return vptq_retrain(c, c->s->retrain, err);
+}
+
+static vptq_status step_scales(vptq_encoder *c, vptq_err *err)
+{
+    return vptq_refit_scales(c, REFIT_ITERATIONS, err);
+}
+
 static vptq_status step_refit(vptq_encoder *c, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
 
-    VPTQ_TRY(vptq_refit(c, NULL, REFIT_ITERATIONS, err));
+    VPTQ_TRY(vptq_refit(c, NULL, NULL, REFIT_ITERATIONS, err));
     VPTQ_TRY(vptq_encoder_gather(c, err));
     VPTQ_TRY(vptq_encoder_gradient(c, err));
     VPTQ_TRY(vptq_sweeps(c, FINAL_SWEEPS, err));
@@ -382,7 +392,8 @@ out:
 static vptq_status refine(vptq_encoder *c, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    bool more = c->s->sweeps || c->s->refits;
+    bool more = c->s->retrain || c->s->sweeps || c->s->refits;
+    bool scales = c->s->scales && c->s->metric == VPTQ_METRIC_SCALED;
 
     if (!more && c->s->rounding == VPTQ_ROUND_LOOP) {
         VPTQ_TRY(vptq_encoder_round(c, err));
@@ -390,10 +401,15 @@ static vptq_status refine(vptq_encoder *c, vptq_err *err)
         VPTQ_TRY(vptq_encoder_gradient(c, err));
     }
     VPTQ_TRY(descend(c, "pass", step_pass, err));
+    if (c->s->retrain)
+        VPTQ_TRY(descend(c, "retrain", step_retrain, err));
     if (c->s->sweeps)
         VPTQ_TRY(descend(c, "sweeps", step_sweeps, err));
-    for (uint32_t i = 0; i < c->s->refits; i++)
+    for (uint32_t i = 0; i < c->s->refits; i++) {
+        if (scales)
+            VPTQ_TRY(descend(c, "scales", step_scales, err));
         VPTQ_TRY(descend(c, "refit", step_refit, err));
+    }
     if (!c->rounded)
         VPTQ_TRY(step_storage(c, err));
 out:

@@ -182,8 +182,9 @@ static void step_books(const solver *a)
     }
 }
 
-/* e = q - z of one part, from its books and indices. */
-static vptq_status part_error(vptq_encoder *c, const vptq_part *p, vptq_err *err)
+/* e = q - target of one part, from its books and indices. */
+static vptq_status part_error(vptq_encoder *c, const vptq_part *p, const float *target,
+                              vptq_err *err)
 {
     vptq_gather_args g = {.cols = p->cols,
                           .rows = p->rows,
@@ -200,11 +201,12 @@ static vptq_status part_error(vptq_encoder *c, const vptq_part *p, vptq_err *err
     vptq_status st = c->dev->ops->vq_gather(c->dev->state, &g, err);
     for (size_t t = p->first; !st && t < p->first + p->cols; t++)
         for (size_t r = 0; r < p->rows; r++)
-            c->e[t * c->rows + r] -= c->z[t * c->rows + r];
+            c->e[t * c->rows + r] -= target[t * c->rows + r];
     return st;
 }
 
-vptq_status vptq_refit(vptq_encoder *c, vptq_part *only, int iterations, vptq_err *err)
+vptq_status vptq_refit(vptq_encoder *c, vptq_part *only, const float *target, int iterations,
+                       vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     vptq_arena_mark mark = vptq_arena_get_mark(&c->work);
@@ -231,7 +233,7 @@ vptq_status vptq_refit(vptq_encoder *c, vptq_part *only, int iterations, vptq_er
     a.ad = a.d + a.n;
     a.m = a.ad + a.n;
     if (only)
-        VPTQ_TRY(part_error(c, only, err));
+        VPTQ_TRY(part_error(c, only, target, err));
     VPTQ_TRY(start(&a, err));
     VPTQ_TRY(iterate(&a, iterations, err));
     step_books(&a);

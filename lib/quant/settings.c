@@ -52,10 +52,14 @@ static const vptq_setting table[] = {
      "rounds of training both codebooks together"},
     {"beam", VPTQ_SETTING_U32, AT(beam), 1, VPTQ_VQ_MAX_K, NULL, false,
      "main centroids tried per vector, 1 = greedy"},
+    {"retrain", VPTQ_SETTING_U32, AT(retrain), 0, 1000, NULL, false,
+     "rounds of training on what the pass aimed at before another pass"},
     {"sweeps", VPTQ_SETTING_U32, AT(sweeps), 0, 1000, NULL, false,
      "sweeps of coordinate descent after the pass"},
     {"refits", VPTQ_SETTING_U32, AT(refits), 0, VPTQ_QUANT_MAX_REFITS, NULL, false,
      "rounds of least squares over the codebooks and two sweeps"},
+    {"scales", VPTQ_SETTING_BOOL, AT(scales), 0, 0, NULL, false,
+     "least squares over scale and bias in front of each refit"},
     {"rounding", VPTQ_SETTING_CHOICE, AT(rounding), 0, 0, "loop|end", false,
      "round to the stored type before or after the last decisions"},
     {"ridge", VPTQ_SETTING_DOUBLE, AT(ridge), 0, 1, NULL, false,
@@ -280,8 +284,10 @@ vptq_quant_settings vptq_quant_default(void)
                                  .kmeans_tolerance = 1e-4,
                                  .joint = 8,
                                  .beam = 16,
-                                 .sweeps = 3,
-                                 .refits = 2,
+                                 .retrain = 4,
+                                 .sweeps = 4,
+                                 .refits = 3,
+                                 .scales = true,
                                  .ridge = 0.0201, /* the published recipe's two ridges in one */
                                  .damping = 0.01};
 }

@@ -129,17 +129,19 @@ out:
     return st;
 }
 
-/* Alternates the best pairs for the books and the best books for the pairs; either only lowers
- * the sum of H'_jj |z - c - r|^2. */
-static vptq_status joint_part(vptq_encoder *c, vptq_part *p, vptq_err *err)
+/* Alternates the best choices for the books and the best books for the choices; either only
+ * lowers the sum of H'_jj |target - c - r|^2. */
+static vptq_status train_part(vptq_encoder *c, vptq_part *p, const float *target,
+                              uint32_t rounds, vptq_err *err)
 {
     const vptq_backend *ops = c->dev->ops;
     vptq_status st = VPTQ_OK;
+    vptq_arena_mark mark = vptq_arena_get_mark(&c->work);
     vptq_finder *finder = NULL;
     const float *x;
 
-    VPTQ_TRY(vptq_part_vectors(c, p, c->z, &x, err));
-    for (uint32_t round = 0; round < c->s->joint; round++) {
+    VPTQ_TRY(vptq_part_vectors(c, p, target, &x, err));
+    for (uint32_t round = 0; round < rounds; round++) {
         vptq_books books = vptq_part_books(c, p);
         VPTQ_TRY(vptq_check_cancel(c->dev->ctx, err));
         VPTQ_TRY(ops->finder_open(c->dev->state, &books, &finder, err));
@@ -152,21 +154,43 @@ static vptq_status joint_part(vptq_encoder *c, vptq_part *p, vptq_err *err)
         VPTQ_TRY(ops->find(c->dev->state, &f, err));
         ops->finder_close(c->dev->state, finder);
         finder = NULL;
-        VPTQ_TRY(vptq_refit(c, p, JOINT_ITERATIONS, err));
+        VPTQ_TRY(vptq_refit(c, p, target, JOINT_ITERATIONS, err));
     }
 out:
     ops->finder_close(c->dev->state, finder);
+    vptq_arena_rewind(&c->work, mark);
     return st;
 }
 
 vptq_status vptq_train_joint(vptq_encoder *c, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    vptq_arena_mark mark = vptq_arena_get_mark(&c->work);
 
     for (uint32_t i = 0; i < c->parts && !st; i++)
         if (c->part[i].k_res)
-            st = joint_part(c, &c->part[i], err);
+            st = train_part(c, &c->part[i], c->z, c->s->joint, err);
+    return st;
+}
+
+/* The pass quantizes other vectors than the plain weights: what earlier errors were pushed
+ * into. Books that fit those serve a second pass better (its targets move only a little again).
+ */
+vptq_status vptq_retrain(vptq_encoder *c, uint32_t rounds, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    size_t n = (size_t)c->in * c->rows;
+    vptq_arena_mark mark = vptq_arena_get_mark(&c->work);
+    float *target = vptq_arena_alloc(&c->work, n, sizeof *target, err);
+
+    if (!target)
+        return VPTQ_E_NOMEM;
+    VPTQ_TRY(vptq_column_pass(c, false, err));
+    memcpy(target, c->g, n * sizeof *target);
+    for (uint32_t i = 0; i < c->parts; i++)
+        VPTQ_TRY(train_part(c, &c->part[i], target, rounds, err));
+    memset(c->e, 0, n * sizeof *c->e); /* training left it unlike q - z */
+    VPTQ_TRY(vptq_column_pass(c, false, err));
+out:
     vptq_arena_rewind(&c->work, mark);
     return st;
 }
