@@ -471,7 +471,7 @@ static void test_refit(void **state)
         for (int n = 0; n < 3; n++) { /* again: past what float keeps of one descent */
             assert_ok(vptq_encoder_gather(c, &err), &err);
             assert_ok(vptq_encoder_gradient(c, &err), &err);
-            assert_ok(vptq_refit(c, NULL, 300, &err), &err);
+            assert_ok(vptq_refit(c, NULL, NULL, 300, &err), &err);
         }
         double after = vencoder_objective(&e), best = least_objective(&e, 0, c->parts, false);
         assert_true(best < 0.995 * before);
@@ -497,7 +497,7 @@ static void test_refit_of_a_part(void **state)
             double before = diagonal_objective(&e, part), others = 0, same = 0;
             for (uint32_t o = 0; o < c->parts; o++)
                 others += o == g ? 0 : diagonal_objective(&e, &c->part[o]);
-            assert_ok(vptq_refit(c, part, 300, &err), &err);
+            assert_ok(vptq_refit(c, part, c->z, 300, &err), &err);
             double after = diagonal_objective(&e, part);
             double best = least_objective(&e, g, g + 1, true);
             assert_true(best < before || before < 1e-9); /* few vectors: nothing is lost */
@@ -531,7 +531,7 @@ static void test_refit_descends(void **state)
     for (int n = 0; n < 6; n++) {
         assert_ok(vptq_encoder_gather(c, &err), &err);
         assert_ok(vptq_encoder_gradient(c, &err), &err);
-        assert_ok(vptq_refit(c, NULL, 2, &err), &err);
+        assert_ok(vptq_refit(c, NULL, NULL, 2, &err), &err);
         double now = vencoder_objective(&e);
         assert_true(now < last);
         last = now;
