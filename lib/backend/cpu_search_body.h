@@ -230,16 +230,12 @@ INLINE void offer(lane_best *best, const vf score[PARTS], float base, size_t pla
     }
 }
 
-/* x less its main centroid, and minus half the square of its length. */
-INLINE float remainder_of(const tile *t, size_t v, const float *x, uint32_t main, float *w)
+/* x less its main centroid. */
+INLINE void remainder_of(const tile *t, size_t v, const float *x, uint32_t main, float *w)
 {
     const float *c = t->b->centroids + main * v;
-    float sum = 0;
-    for (size_t d = 0; d < v; d++) {
+    for (size_t d = 0; d < v; d++)
         w[d] = x[d] - c[d];
-        sum += w[d] * w[d];
-    }
-    return -0.5F * sum;
 }
 
 /* Candidates i .. i + count - 1 against the whole residual book. */
@@ -247,10 +243,10 @@ INLINE void try_some(const tile *t, size_t v, const float *x, size_t i, size_t c
                      lane_best *best)
 {
     const vptq_book *book = &t->b->res;
-    float w[BOTH * VPTQ_VQ_MAX_V], base[BOTH];
+    float w[BOTH * VPTQ_VQ_MAX_V];
     vf most[BOTH][PARTS];
     for (size_t j = 0; j < count; j++) {
-        base[j] = remainder_of(t, v, x, t->list[i + j], w + j * v);
+        remainder_of(t, v, x, t->list[i + j], w + j * v);
         for (size_t p = 0; p < PARTS; p++)
             most[j][p] = vf_set1(-INFINITY);
     }
@@ -264,7 +260,7 @@ INLINE void try_some(const tile *t, size_t v, const float *x, size_t i, size_t c
         }
     }
     for (size_t j = 0; j < count; j++)
-        offer(best, most[j], base[j], i + j);
+        offer(best, most[j], t->score[i + j], i + j);
 }
 
 INLINE void try_table(const tile *t, size_t n, lane_best *best)
@@ -292,8 +288,8 @@ INLINE uint32_t residual_of(const tile *t, size_t v, const float *x, size_t plac
     const size_t row = t->list[place] * book->blocks * VPTQ_BOOK_LANES;
     const bool tabled = t->b->table != NULL;
     float w[VPTQ_VQ_MAX_V], total[VPTQ_BOOK_LANES];
-    const float length = remainder_of(t, v, x, t->list[place], w);
-    const vf base = vf_set1(tabled ? t->score[place] : length);
+    const vf base = vf_set1(t->score[place]);
+    remainder_of(t, v, x, t->list[place], w);
     for (size_t b = 0; b < book->blocks; b++) {
         const size_t at = b * VPTQ_BOOK_LANES;
         vf s[PARTS];
