@@ -70,6 +70,12 @@ static uint32_t times(const vptq_quant_report *p, uint32_t steps, const char *na
     return n;
 }
 
+/* Whether a step's losses are a list: it comes once in every round of refits. */
+static bool is_repeated(const vptq_quant_report *p, const char *name)
+{
+    return !strcmp(name, "refit") || !strcmp(name, "scales") || times(p, p->steps, name) > 1;
+}
+
 /* loss_STEP, for all steps of one kind of Hessian. */
 static bool put_steps(json_t *doc, const vptq_quant_report *p, const char *suffix)
 {
@@ -77,7 +83,7 @@ static bool put_steps(json_t *doc, const vptq_quant_report *p, const char *suffi
 
     for (uint32_t i = 0; i < p->steps; i++) {
         const vptq_quant_step *s = &p->step[i];
-        bool list = !strcmp(s->name, "refit") || times(p, p->steps, s->name) > 1;
+        bool list = is_repeated(p, s->name);
         double loss = !*suffix                       ? s->loss
                       : !strcmp(suffix, "_weighted") ? s->weighted
                                                      : s->held_out;
@@ -99,7 +105,7 @@ static bool put_undone(json_t *doc, const vptq_quant_report *p)
         if (!s->undone)
             continue;
         snprintf(name, sizeof name, "%s", s->name);
-        if (!strcmp(s->name, "refit") || times(p, p->steps, s->name) > 1)
+        if (is_repeated(p, s->name))
             snprintf(name, sizeof name, "%s %u", s->name, times(p, i, s->name) + 1);
         if (json_array_append_new(list, json_string(name))) {
             json_decref(list);

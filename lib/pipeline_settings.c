@@ -47,6 +47,18 @@ vptq_status vptq_settings_resolve(const vptq_model_desc *d, const vptq_quant_set
     return recipe ? vptq_recipe_apply(recipe, d, made, rules, err) : VPTQ_OK;
 }
 
+/* What the encoder could make and the published layout cannot hold. */
+static vptq_status check_layout(const vptq_quant_settings *s, vptq_err *err)
+{
+    if (s->k_res <= s->k)
+        return VPTQ_OK;
+    return vptq_fail(
+        err, VPTQ_E_ARG,
+        "residual is %u, expected at most centroids (%u): readers of the published "
+        "layout cut larger indices",
+        s->k_res, s->k);
+}
+
 vptq_status vptq_settings_check(const vptq_model_desc *d, const vptq_matrix_settings *rows,
                                 vptq_err *err)
 {
@@ -55,7 +67,10 @@ vptq_status vptq_settings_check(const vptq_model_desc *d, const vptq_matrix_sett
     for (size_t i = 0; i < (size_t)d->layers * VPTQ_LINEAR_COUNT; i++) {
         uint32_t out, in;
         vptq_linear_shape(d, rows[i].linear, &out, &in);
-        if (vptq_quant_check(&rows[i].settings, out, in, err)) {
+        vptq_status st = vptq_quant_check(&rows[i].settings, out, in, err);
+        if (!st)
+            st = check_layout(&rows[i].settings, err);
+        if (st) {
             vptq_linear_full_name(name, rows[i].layer, rows[i].linear);
             return vptq_err_context(err, "%s", name);
         }

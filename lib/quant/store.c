@@ -77,6 +77,22 @@ static vptq_status store_norm(const vptq_encoder *c, vptq_vq *vq, vptq_err *err)
     return VPTQ_OK;
 }
 
+/* The books of all groups before rounding, one after another. */
+static vptq_status join_books(const vptq_encoder *c, bool residual, const float **book,
+                              vptq_err *err)
+{
+    const vptq_part *group = first_group(c);
+    size_t n = (size_t)(residual ? group->k_res : group->k) * group->v;
+    float *all = vptq_arena_alloc(c->keep, n * c->shape.groups, sizeof *all, err);
+
+    if (!all)
+        return VPTQ_E_NOMEM;
+    for (uint32_t g = 0; g < c->shape.groups; g++)
+        memcpy(all + g * n, residual ? group[g].res_f32 : group[g].main_f32, n * sizeof *all);
+    *book = all;
+    return VPTQ_OK;
+}
+
 vptq_status vptq_store(vptq_encoder *c, vptq_quant_result *result, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
@@ -84,8 +100,9 @@ vptq_status vptq_store(vptq_encoder *c, vptq_quant_result *result, vptq_err *err
     vptq_vq *vq = &result->vq;
 
     *vq = (vptq_vq){.shape = c->shape, .centroids = group->main, .res_centroids = group->res};
-    result->centroids_f32 = group->main_f32;
-    result->res_centroids_f32 = group->res_f32;
+    VPTQ_TRY(join_books(c, false, &result->centroids_f32, err));
+    if (c->shape.k_res)
+        VPTQ_TRY(join_books(c, true, &result->res_centroids_f32, err));
     VPTQ_TRY(pack_indices(c, &vq->indices, err));
     if (c->shape.outliers)
         VPTQ_TRY(pack_outliers(c, vq, err));

@@ -255,6 +255,10 @@ static void test_check(void **state)
     r.rows[VPTQ_LINEAR_COUNT + VPTQ_LINEAR_K].settings.k = 100;
     assert_fails(vptq_settings_check(&d, r.rows, &err), VPTQ_E_ARG, &err,
                  "model.layers.1.self_attn.k_proj: centroids is 100");
+    r.rows[VPTQ_LINEAR_Q].settings.k_res = 512;
+    assert_fails(
+        vptq_settings_check(&d, r.rows, &err), VPTQ_E_ARG, &err,
+        "model.layers.0.self_attn.q_proj: residual is 512, expected at most centroids");
     release(&r);
 }
 

@@ -51,7 +51,7 @@ bad()
 bad 1 "key 'recipe' is .* there and missing in this run (--force starts again)" run -o w
 sed 's/"centroids": 32/"centroids": 128/' r.json > s.json
 bad 1 "w/quantize.json is of another run: key 'recipe' is" run -o w --recipe s.json
-bad 1 "key 'settings.sweeps' is 3 there and 2 in this run" run -o w --recipe r.json --sweeps 2
+bad 1 "key 'settings.sweeps' is . there and 2 in this run" run -o w --recipe r.json --sweeps 2
 bad 1 "key 'settings.encoder' \|key 'settings.norm' is \"std\" there and \"minmax\" in" \
     run -o w --recipe r.json --encoder upstream
 expect_same report w/report.jsonl

@@ -47,6 +47,8 @@ same_settings '{}' --search beam
 same_settings '{"beam": 5}' --search beam:5
 same_settings '{"sweeps": 9}' --sweeps 9
 same_settings '{"refits": 0}' --refits 0
+same_settings '{"retrain": 2}' --retrain 2
+same_settings '{"scales": false}' --scales false
 same_settings '{"rounding": "end"}' --rounding end
 same_settings '{"ridge": 0.1}' --ridge 0.1
 same_settings '{"damping": 0.002}' --damping 0.002
@@ -54,14 +56,14 @@ same_settings '{"seed": 7}' --seed 7
 same_settings '{"seed": "18446744073709551615"}' --seed 18446744073709551615
 
 # Encoder, then preset, then what is given, then rules, in any order of options.
-echo '{"rules": [{"match": "q_proj", "settings": {"sweeps": 4, "centroids": 32}}]}' > r.json
+echo '{"rules": [{"match": "q_proj", "settings": {"sweeps": 9, "centroids": 32}}]}' > r.json
 settings_of --encoder upstream --preset ablation-v6 -k 16 --joint 1 --recipe r.json > one
 settings_of --recipe r.json --joint 1 -k 16 --preset ablation-v6 --encoder upstream > two
 expect_same one two
 want='{"vector_length": 6, "centroids": 32, "norm": "minmax", "metric": "raw", "init": "random",'
 want="$want"' "kmeans_iterations": 100, "kmeans_tolerance": 0.0, "kmeans_shift": 1e-5,'
-want="$want"' "residual_from": "pass", "joint": 1, "beam": 1, "sweeps": 4, "refits": 0,'
-want="$want"' "rounding": "end"}'
+want="$want"' "residual_from": "pass", "joint": 1, "beam": 1, "retrain": 0, "sweeps": 9,'
+want="$want"' "refits": 0, "scales": false, "rounding": "end"}'
 [ "$(cat one)" = "$want" ] || fail "settings are $(cat one), expected $want"
 same_settings '{}' --encoder best
 
@@ -98,6 +100,8 @@ bad "norm and --no-norm exclude each other" --norm std --no-norm
 bad "invalid value for --metric: metric is ''" --metric ''
 bad "invalid value for --init: init is 'best'" --init best
 bad "invalid value for --residual-from: residual_from is 'all'" --residual-from all
+bad "invalid value for --retrain: retrain is '1001'" --retrain 1001
+bad "invalid value for --scales: scales is 'no', expected true or false" --scales no
 bad "invalid value for --rounding: rounding is 'up'" --rounding up
 bad "invalid value for --joint: joint is 'x'" --joint x
 bad "invalid value for --search: 'wide' (expected greedy|beam\[:N\])" --search wide
