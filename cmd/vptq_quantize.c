@@ -13,13 +13,18 @@ typedef struct quantize_args {
     double kv_factor;
     vptq_cli_range layers;
     vptq_cli_settings settings;
+    /* a budget of bits */
+    double bits;
+    int allocate; /* vptq_allocate_mode */
+    vptq_cli_strings texts, tokens;
+    uint64_t windows, length;
 } quantize_args;
 
 typedef struct printer {
     int format;
     bool dry_run;
     uint64_t rows;
-    bool held_out; /* the table has a column for it */
+    bool held_out, predicted; /* the table has a column for it */
 } printer;
 
 /* ---- rows ---- */
@@ -39,7 +44,8 @@ static void print_head(const printer *p)
     printf("%5s %-9s %6s %7s %2s %5s %5s %3s %4s ", "layer", "name", "rows", "columns", "v",
            "k", "k_res", "grp", "outl");
     if (p->dry_run)
-        printf("%8s %8s %8s %10s\n", "index", "books", "total", "bytes");
+        printf("%8s %8s %8s %10s%s\n", "index", "books", "total", "bytes",
+               p->predicted ? "     loss" : "");
     else
         printf("%7s %8s %8s%s %7s\n", "bits", "k-means", "loss", p->held_out ? " held-out" : "",
                "seconds");
@@ -70,17 +76,22 @@ static vptq_status print_row(void *arg, const vptq_quantize_row *r, vptq_err *er
     }
     if (p->rows == 1) {
         p->held_out = r->held_out;
+        p->predicted = isfinite(r->predicted);
         print_head(p);
     }
     printf("%5u %-9s %6u %7u %2u %5u %5u %3u %4u ", r->layer, r->name, r->rows, r->columns,
            s->v, s->k, s->k_res, s->groups, s->outliers);
-    if (p->dry_run)
-        printf("%8.4f %8.4f %8.4f %10" PRIu64 "\n",
-               (double)(r->bits.indices + r->bits.outlier_indices) / weights,
-               (double)(r->bits.codebooks + r->bits.outlier_codebook) / weights,
-               r->bits.per_weight, r->bits.total / 8);
-    else
+    if (!p->dry_run) {
         print_losses(p, r);
+        return VPTQ_OK;
+    }
+    printf("%8.4f %8.4f %8.4f %10" PRIu64,
+           (double)(r->bits.indices + r->bits.outlier_indices) / weights,
+           (double)(r->bits.codebooks + r->bits.outlier_codebook) / weights, r->bits.per_weight,
+           r->bits.total / 8);
+    if (p->predicted)
+        printf(" %8.6f", r->predicted);
+    putchar('\n');
     return VPTQ_OK;
 }
 
@@ -101,7 +112,12 @@ static void print_summary(const vptq_cli *cli, const printer *p, const vptq_quan
         printf("mean loss %.6f", r->mean_loss);
     if (p->held_out)
         printf(", held-out %.6f", r->mean_held_out);
-    if (!cli->common.dry_run)
+    if (isfinite(r->predicted_loss))
+        printf("%s %.6f", cli->common.dry_run ? "predicted mean loss" : ", predicted",
+               r->predicted_loss);
+    if (r->predicted_kld > 0)
+        printf(", divergence %.4f", r->predicted_kld);
+    if (!cli->common.dry_run || isfinite(r->predicted_loss))
         puts("");
 }
 
@@ -156,6 +172,10 @@ static int quantize(vptq_cli *cli, const quantize_args *a, const vptq_quant_sett
     vptq_err err = {0};
     vptq_device dev = {0};
     vptq_quantize_result r = {0};
+    const vptq_corpus_options text = {.texts = a->texts.items,
+                                      .text_count = a->texts.count,
+                                      .tokens = a->tokens.items,
+                                      .token_count = a->tokens.count};
     vptq_quantize_options opt = {.model = a->model,
                                  .hessians = a->hessians,
                                  .held_out = a->held_out,
@@ -164,6 +184,11 @@ static int quantize(vptq_cli *cli, const quantize_args *a, const vptq_quant_sett
                                  .tokenizer = a->tokenizer,
                                  .settings = *settings,
                                  .recipe = a->recipe,
+                                 .bits = isnan(a->bits) ? 0 : a->bits,
+                                 .allocate = (vptq_allocate_mode)a->allocate,
+                                 .allocate_text = &text,
+                                 .allocate_windows = a->windows,
+                                 .allocate_length = a->length,
                                  .first_layer = a->layers.first,
                                  .last_layer = a->layers.last,
                                  .force = cli->common.force,
@@ -178,6 +203,44 @@ static int quantize(vptq_cli *cli, const quantize_args *a, const vptq_quant_sett
     if (!st)
         print_summary(cli, &p, &r);
     return vptq_cli_finish(cli, st, &err);
+}
+
+/* A setting that was given although the budget decides it; NULL when there is none. */
+static const char *decided_twice(const quantize_args *a)
+{
+    size_t count;
+    const vptq_setting *table = vptq_setting_table(&count);
+    if (a->settings.preset)
+        return "preset";
+    for (size_t i = 0; i < count; i++)
+        if (a->settings.value[i] &&
+            (!strcmp(table[i].key, "vector_length") || !strcmp(table[i].key, "centroids") ||
+             !strcmp(table[i].key, "residual")))
+            return a->settings.name[i];
+    return NULL;
+}
+
+static int check_budget(const vptq_cli *cli, const quantize_args *a)
+{
+    const bool kl = a->allocate == VPTQ_ALLOCATE_KL;
+    const bool text = a->texts.count + a->tokens.count > 0;
+
+    if (isnan(a->bits))
+        return CLI_OK;
+    if (!(a->bits > 0))
+        return vptq_cli_usage_error(
+            cli, "invalid value for --bits: '%g' (expected more than 0)", a->bits);
+    if (decided_twice(a))
+        return vptq_cli_usage_error(cli, "--bits and --%s exclude each other",
+                                    decided_twice(a));
+    if (a->allocate != VPTQ_ALLOCATE_UNIFORM && !a->hessians)
+        return vptq_cli_usage_error(cli, "--allocate %s needs -H HDIR", kl ? "kl" : "proxy");
+    if (kl && !text)
+        return vptq_cli_usage_error(
+            cli, "--allocate kl needs --allocate-text FILE or --allocate-tokens FILE");
+    if (kl && (a->windows == 0 || a->length < 2))
+        return vptq_cli_usage_error(cli, "--allocate kl needs windows of at least 2 tokens");
+    return CLI_OK;
 }
 
 static int dispatch(vptq_cli *cli, const quantize_args *a)
@@ -201,6 +264,8 @@ static int dispatch(vptq_cli *cli, const quantize_args *a)
     if (!isnan(a->kv_factor) && !(a->kv_factor >= 0))
         return vptq_cli_usage_error(
             cli, "invalid value for --kv-factor: '%g' (expected 0 or more)", a->kv_factor);
+    if (check_budget(cli, a) != CLI_OK)
+        return CLI_USAGE;
     if (vptq_cli_settings_take(&a->settings, cli->common.seed, &settings, &err))
         return vptq_cli_usage_error(cli, "%s", err.text);
     return quantize(cli, a, &settings);
@@ -208,7 +273,12 @@ static int dispatch(vptq_cli *cli, const quantize_args *a)
 
 int main(int argc, char **argv)
 {
-    quantize_args a = {.kv_factor = NAN, .layers = {0, UINT32_MAX}};
+    quantize_args a = {.kv_factor = NAN,
+                       .layers = {0, UINT32_MAX},
+                       .bits = NAN,
+                       .allocate = VPTQ_ALLOCATE_PROXY,
+                       .windows = 2,
+                       .length = 512};
     const vptq_cli_option inputs[] = {
         {0, NULL, CLI_FLAG, NULL, NULL, "Input and output", false},
         {'m', "model", CLI_STRING, &a.model, "PATH", "model to quantize (required)", false},
@@ -227,13 +297,26 @@ int main(int argc, char **argv)
         {0, "tokenizer", CLI_STRING, &a.tokenizer, "FILE", "tokenizer to use with the model",
          false},
         {0, "recipe", CLI_STRING, &a.recipe, "FILE",
-         "JSON rules that give matrices settings of their own, over all options", false}};
+         "JSON rules that give matrices settings of their own, over all options", false},
+        {0, NULL, CLI_FLAG, NULL, NULL, "A budget of bits", false},
+        {'b', "bits", CLI_DOUBLE, &a.bits, "BITS",
+         "choose v, k and k_res so that all stored bits per weight are at most BITS", false},
+        {0, "allocate", CLI_CHOICE, &a.allocate, "uniform|proxy|kl",
+         "one setting for all; by the loss of every matrix; by what it does to the output",
+         false},
+        {0, "allocate-text", CLI_STRINGS, &a.texts, "FILE",
+         "text that the output is looked at on; not the one to test on", false},
+        {0, "allocate-tokens", CLI_STRINGS, &a.tokens, "FILE",
+         "token ids instead, int32 little endian", false},
+        {0, "allocate-windows", CLI_U64, &a.windows, "N", "windows of it", false},
+        {0, "allocate-length", CLI_U64, &a.length, "N", "tokens per window", false}};
     enum { INPUTS = sizeof inputs / sizeof inputs[0], SETTINGS = 48 };
     vptq_cli_option options[INPUTS + SETTINGS + 1] = {0};
     vptq_cli cli = {
         .tool = "vptq-quantize",
         .summary = "Vector-quantizes the linears of a model, matrix by matrix.",
         .usage = "vptq-quantize -m MODEL -H HDIR -o WORK [-v 4] [-k 256] [-r 0] [SETTINGS]\n"
+                 "vptq-quantize -m MODEL -H HDIR -o WORK -b BITS [--allocate MODE] [SETTINGS]\n"
                  "vptq-quantize -m MODEL --dry-run [SETTINGS]\n"
                  "vptq-quantize --preset list",
         .examples = "A run that was interrupted goes on when the same command is run again.\n"

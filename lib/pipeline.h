@@ -12,6 +12,13 @@
 
 /* ---- quantize: model + Hessians -> work directory (pipeline_quantize.c) ---- */
 
+/* How a budget of bits becomes settings. */
+typedef enum {
+    VPTQ_ALLOCATE_UNIFORM, /* one setting for all matrices: the best one that fits */
+    VPTQ_ALLOCATE_PROXY,   /* per matrix, by the losses that a quick encoding shows */
+    VPTQ_ALLOCATE_KL       /* per matrix, by what its errors do to the model's output */
+} vptq_allocate_mode;
+
 typedef struct vptq_quantize_options {
     const char *model, *work;
     const char *hessians; /* directory */
@@ -20,11 +27,17 @@ typedef struct vptq_quantize_options {
     double kv_factor;     /* of the term that k_proj and v_proj add to their Hessian; NAN = the
                              directory's, 0 = none */
     const char *tokenizer;
-    vptq_quant_settings settings;     /* of every matrix (vptq_settings_defaults) ... */
-    const char *recipe;               /* ... but for this file's rules; NULL = none */
+    vptq_quant_settings settings; /* of every matrix (vptq_settings_defaults) ... */
+    const char *recipe;           /* ... but for this file's rules; NULL = none */
+    double bits; /* everything that is stored of all layers, per weight, is at most this: v, k
+                    and k_res of what no rule of the recipe says are chosen.  0 = as given */
+    vptq_allocate_mode allocate;
+    const vptq_corpus_options *allocate_text; /* for VPTQ_ALLOCATE_KL: not the test text */
+    size_t allocate_windows, allocate_length; /* of it; 2 of 512 */
     uint32_t first_layer, last_layer; /* inclusive; last UINT32_MAX = the model's last */
     bool force;                       /* start again over a work directory of other settings */
-    bool dry_run;                     /* rows with shapes and bits, nothing else */
+    bool dry_run; /* rows with shapes and bits; with a work directory, measurements for the
+                     allocation are kept in it all the same */
 } vptq_quantize_options;
 
 typedef struct vptq_quantize_row {
@@ -34,6 +47,7 @@ typedef struct vptq_quantize_row {
     const vptq_quant_settings *settings;
     vptq_vq_shape shape;
     vptq_vq_bits bits;
+    double predicted;         /* loss that the allocation expects; NAN where none is known */
     bool reused;              /* found finished */
     bool weighted, held_out;  /* the report has these losses */
     vptq_quant_report report; /* zeros in a dry run; when reused only the final losses and that
@@ -46,7 +60,9 @@ typedef struct vptq_quantize_result {
     uint32_t matrices, reused;
     double bits_per_weight; /* all stored bits of the quantized matrices over their weights */
     double mean_loss, mean_held_out; /* the latter 0 without held-out Hessians */
-    uint64_t packed_bytes;           /* predicted size of the packed weights file */
+    double predicted_loss; /* mean of the rows' predictions; NAN where one is not known */
+    double predicted_kld;  /* 0 without VPTQ_ALLOCATE_KL */
+    uint64_t packed_bytes; /* predicted size of the packed weights file */
     double seconds;
 } vptq_quantize_result;
 

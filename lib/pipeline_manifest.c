@@ -203,6 +203,20 @@ out:
     return st;
 }
 
+vptq_status vptq_work_check_own(const vptq_quantizer *q, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    char path[PATH_MAX];
+
+    /* measurements are there before the manifest */
+    VPTQ_TRY(vptq_path_join(path, sizeof path, q->opt->work, VPTQ_SENSITIVITY_FILE, err));
+    if (!vptq_path_exists(path))
+        st = vptq_dir_check_own(q->opt->work, VPTQ_WORK_FILE, "work directory",
+                                q->dev->ctx->mem, err);
+out:
+    return st;
+}
+
 vptq_status vptq_manifest_open(const vptq_quantizer *q, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;

@@ -15,7 +15,9 @@ vptq_status vptq_plan_settings(vptq_quantizer *q, vptq_err *err)
 {
     const vptq_quantize_options *o = q->opt;
     vptq_checkpoint_options copt = {.tokenizer = o->tokenizer};
-    vptq_status st = vptq_model_open(q->dev->ctx, o->model, &copt, false, &q->model, err);
+    const bool text =
+        o->bits > 0 && o->allocate == VPTQ_ALLOCATE_KL && o->allocate_text->text_count > 0;
+    vptq_status st = vptq_model_open(q->dev->ctx, o->model, &copt, text, &q->model, err);
 
     if (st)
         return st;
@@ -36,12 +38,16 @@ vptq_status vptq_plan_hessians(vptq_quantizer *q, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     const vptq_quantize_options *o = q->opt;
-    uint32_t widest = 0;
+    uint32_t widest = 0, first = q->first, last = q->last;
 
     VPTQ_TRY(
         vptq_checkpoint_fingerprint(&q->model.ckpt, q->dev->ctx, q->base_fingerprint, err));
+    if (vptq_allocate_measures(o)) {
+        first = 0;
+        last = q->model.desc->layers - 1;
+    }
     VPTQ_TRY(vptq_hessian_source_open(o->hessians, o->held_out, o->kv_factor,
-                                      q->base_fingerprint, q->first, q->last, q->dev->ctx->mem,
+                                      q->base_fingerprint, first, last, q->dev->ctx->mem,
                                       &q->hessians, err));
     for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
         uint32_t columns = vptq_input_size(q->model.desc, (vptq_input)i);

@@ -165,7 +165,7 @@ static vptq_status run(vptq_quantizer *q, vptq_err *err)
 
     VPTQ_TRY(vptq_manifest_make(q, err));
     /* with a manifest in it, a model's directory would not be one any more */
-    VPTQ_TRY(vptq_dir_check_own(work, VPTQ_WORK_FILE, "work directory", q->dev->ctx->mem, err));
+    VPTQ_TRY(vptq_work_check_own(q, err));
     VPTQ_TRY(vptq_dir_make(work, err));
     VPTQ_TRY(vptq_lock_take(work, &lock, err));
     VPTQ_TRY(vptq_manifest_open(q, err));
@@ -202,9 +202,12 @@ vptq_status vptq_quantize_model(vptq_device *dev, const vptq_quantize_options *o
     VPTQ_TRY(vptq_plan_settings(&q, err));
     if (opt->hessians)
         VPTQ_TRY(vptq_plan_hessians(&q, err));
+    if (opt->bits > 0)
+        VPTQ_TRY(vptq_plan_allocate(&q, err));
     VPTQ_TRY(vptq_plan_check(&q, err));
     VPTQ_TRY(opt->dry_run ? dry_run(&q, err) : run(&q, err));
     result->bits_per_weight = (double)q.bits / (double)q.weights;
+    result->predicted_loss = q.predicted_loss / result->matrices;
     result->packed_bytes = predict_bytes(&q);
 out:
     result->seconds = vptq_seconds() - start;

@@ -24,13 +24,14 @@ typedef struct vptq_quantizer {
     vptq_matrix_settings *matrix; /* [layers * VPTQ_LINEAR_COUNT] */
     json_t *rules;                /* of the recipe, or NULL */
     vptq_hessian_source hessians;
+    double *predicted; /* [layers * VPTQ_LINEAR_COUNT] losses; NULL without allocation */
     /* the work directory */
     json_t *manifest;     /* quantize.json */
     char fingerprint[17]; /* of everything that decides the bytes of a matrix */
     vptq_buf report;      /* report.jsonl so far */
     /* sums over the rows so far */
     uint64_t bits, weights;
-    double loss, held_out;
+    double loss, held_out, predicted_loss;
     /* being worked on, for the progress line */
     uint32_t layer;
     vptq_linear linear;
@@ -52,7 +53,21 @@ vptq_status vptq_plan_hessians(vptq_quantizer *q, vptq_err *err) VPTQ_MUST_CHECK
  * what they are trained on, and, unless it is a dry run, weights that are not finite. */
 vptq_status vptq_plan_check(const vptq_quantizer *q, vptq_err *err) VPTQ_MUST_CHECK;
 
+/* Settings of all matrices from a budget of bits (pipeline_allocate.c); Hessians first. */
+vptq_status vptq_plan_allocate(vptq_quantizer *q, vptq_err *err) VPTQ_MUST_CHECK;
+/* Whether that looks at every matrix of the model first.  One setting for all is chosen
+ * without, so that it needs no Hessians; a dry run that has them predicts its losses. */
+static inline bool vptq_allocate_measures(const vptq_quantize_options *o)
+{
+    return o->bits > 0 && (o->allocate != VPTQ_ALLOCATE_UNIFORM || (o->dry_run && o->hessians));
+}
+
 /* ---- the work directory (pipeline_manifest.c) ---- */
+
+#define VPTQ_SENSITIVITY_FILE "sensitivity.json"
+
+/* Whether the work directory may be begun or continued there. */
+vptq_status vptq_work_check_own(const vptq_quantizer *q, vptq_err *err) VPTQ_MUST_CHECK;
 
 vptq_status vptq_manifest_make(vptq_quantizer *q, vptq_err *err) VPTQ_MUST_CHECK;
 /* Writes it into the work directory.  One of another run is VPTQ_E_MISMATCH naming the first

@@ -1,4 +1,5 @@
 /* Rows of report.jsonl: made, found again in finished matrices, added up. */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,6 +18,8 @@ vptq_quantize_row vptq_row_make(const vptq_quantizer *q, uint32_t layer, vptq_li
     vptq_linear_shape(q->model.desc, l, &row.rows, &row.columns);
     row.shape = vptq_quant_shape(row.settings, row.rows, row.columns);
     row.bits = vptq_vq_count_bits(&row.shape);
+    row.predicted = q->predicted ? q->predicted[(size_t)layer * VPTQ_LINEAR_COUNT + (size_t)l]
+                                 : (double)NAN;
     return row;
 }
 
@@ -165,6 +168,7 @@ vptq_status vptq_row_json(const vptq_quantize_row *r, bool planned, char **text,
 
     if (doc && put_u64(doc, "layer", r->layer) && put(doc, "name", json_string(r->name)) &&
         put_u64(doc, "rows", r->rows) && put_u64(doc, "columns", r->columns) &&
+        (isnan(r->predicted) || put_f64(doc, "predicted_loss", r->predicted)) &&
         (planned || put_losses(doc, r)) && put_shape(doc, r) && (planned || put_work(doc, r)) &&
         put_bits(doc, &r->bits) &&
         put(doc, "settings", vptq_settings_json(r->settings, &usual)))
@@ -241,6 +245,7 @@ vptq_status vptq_row_account(vptq_quantizer *q, vptq_quantize_row *row, const ch
     q->weights += (uint64_t)row->rows * row->columns;
     q->loss += row->report.loss;
     q->held_out += row->report.held_out;
+    q->predicted_loss += row->predicted;
     q->result->matrices++;
     q->result->reused += row->reused;
     return q->fn ? q->fn(q->arg, row, err) : VPTQ_OK;

@@ -1,0 +1,251 @@
+/* A budget of bits -> settings of every matrix. */
+#include <math.h>
+#include <string.h>
+
+#include "lib/base/file.h"
+#include "lib/pipeline_quantize.h"
+#include "lib/pipeline_sensitivity.h"
+#include "lib/quant/allocate.h"
+#include "lib/quant/rates.h"
+
+/* Fewer vectors per centroid than this are no choice: the prediction does not reach there. */
+enum { VECTORS_PER_CENTROID = 4, NO_RATE = UINT32_MAX };
+
+typedef struct allocation {
+    vptq_quantizer *q;
+    const vptq_rate *rate;
+    size_t rates, matrices;
+    const vptq_sensitivity *measured; /* [matrices]; NULL = not measured */
+    vptq_allocate_problem problem;
+    size_t *first;                 /* [matrices + 1] */
+    vptq_allocate_option *options; /* bits, and cost in the units of the mode */
+    uint32_t *rate_of;             /* of each option; NO_RATE = settings as they are */
+    uint64_t weights, budget;      /* of all matrices */
+    size_t *choice;
+} allocation;
+
+static vptq_quant_settings with_rate(const vptq_quant_settings *s, const vptq_rate *r)
+{
+    vptq_quant_settings t = *s;
+    t.v = r->v;
+    t.k = r->k;
+    t.k_res = r->k_res;
+    return t;
+}
+
+/* ---- options ---- */
+
+/* What one unit of predicted loss relative to the quick encoding costs at matrix i. */
+static double price(const allocation *a, size_t i, uint32_t out, uint32_t in)
+{
+    const vptq_sensitivity *m = a->measured ? &a->measured[i] : NULL;
+    switch (a->q->opt->allocate) {
+    case VPTQ_ALLOCATE_KL:
+        return m->kld;
+    case VPTQ_ALLOCATE_PROXY:
+        return m->loss * (double)out * in;
+    case VPTQ_ALLOCATE_UNIFORM:
+        break;
+    }
+    return (double)out * in;
+}
+
+/* Whether matrix settings `s` can be at [out, in], with vectors enough to train the books. */
+static bool possible(const vptq_quant_settings *s, uint32_t out, uint32_t in, uint64_t *bits)
+{
+    if (vptq_quant_check(s, out, in, NULL))
+        return false;
+    const vptq_vq_shape shape = vptq_quant_shape(s, out, in);
+    const uint64_t vectors = (uint64_t)vptq_vq_strips(&shape) * shape.group_size;
+    *bits = vptq_vq_count_bits(&shape).total;
+    return vectors >= (uint64_t)VECTORS_PER_CENTROID * s->k &&
+           vectors >= (uint64_t)VECTORS_PER_CENTROID * s->k_res;
+}
+
+static vptq_status list_matrix(allocation *a, size_t i, vptq_err *err)
+{
+    const vptq_matrix_settings *m = &a->q->matrix[i];
+    char name[VPTQ_NAME_MAX];
+    uint32_t out, in;
+    size_t n = a->first[i];
+    vptq_linear_shape(a->q->model.desc, m->linear, &out, &in);
+    a->weights += (uint64_t)out * in;
+    if (m->pinned) {
+        const vptq_vq_shape shape = vptq_quant_shape(&m->settings, out, in);
+        a->options[n] = (vptq_allocate_option){.bits = vptq_vq_count_bits(&shape).total};
+        a->rate_of[n++] = NO_RATE;
+    }
+    for (uint32_t r = 0; r < a->rates && !m->pinned; r++) {
+        const vptq_quant_settings s = with_rate(&m->settings, &a->rate[r]);
+        uint64_t bits;
+        if (!possible(&s, out, in, &bits))
+            continue;
+        a->options[n] = (vptq_allocate_option){.bits = bits,
+                                               .cost = price(a, i, out, in) *
+                                                       vptq_rate_predict(&a->rate[r], out, in)};
+        a->rate_of[n++] = r;
+    }
+    a->first[i + 1] = n;
+    if (n > a->first[i])
+        return VPTQ_OK;
+    vptq_linear_full_name(name, m->layer, m->linear);
+    return vptq_fail(
+        err, VPTQ_E_ARG,
+        "%s: none of the settings to choose from goes with %u rows, %u columns and "
+        "the other settings",
+        name, out, in);
+}
+
+static vptq_status list_options(allocation *a, vptq_arena *arena, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    const size_t most = a->matrices * (a->rates + 1);
+    a->first = vptq_arena_zalloc(arena, a->matrices + 1, sizeof *a->first, err);
+    a->options = vptq_arena_alloc(arena, most, sizeof *a->options, err);
+    a->rate_of = vptq_arena_alloc(arena, most, sizeof *a->rate_of, err);
+    a->choice = vptq_arena_alloc(arena, a->matrices, sizeof *a->choice, err);
+    if (!a->first || !a->options || !a->rate_of || !a->choice)
+        return VPTQ_E_NOMEM;
+    for (size_t i = 0; i < a->matrices; i++)
+        VPTQ_TRY(list_matrix(a, i, err));
+    a->problem =
+        (vptq_allocate_problem){.count = a->matrices, .first = a->first, .options = a->options};
+    a->budget = (uint64_t)(a->q->opt->bits * (double)a->weights);
+out:
+    return st;
+}
+
+static vptq_status too_small(const allocation *a, uint64_t least, vptq_err *err)
+{
+    return vptq_fail(err, VPTQ_E_ARG,
+                     "a budget of %g bits per weight is below the smallest possible, %.4f",
+                     a->q->opt->bits, (double)least / (double)a->weights);
+}
+
+/* ---- one setting for all ---- */
+
+/* Sums of rate r over all matrices; false when one cannot have it. */
+static bool sum_rate(const allocation *a, uint32_t r, vptq_allocate_option *sum)
+{
+    *sum = (vptq_allocate_option){0};
+    for (size_t i = 0; i < a->matrices; i++) {
+        size_t o = a->first[i];
+        while (o < a->first[i + 1] && a->rate_of[o] != r && a->rate_of[o] != NO_RATE)
+            o++;
+        if (o == a->first[i + 1])
+            return false;
+        sum->bits += a->options[o].bits;
+        sum->cost += a->options[o].cost;
+        a->choice[i] = o - a->first[i];
+    }
+    return true;
+}
+
+static vptq_status choose_uniform(allocation *a, vptq_err *err)
+{
+    vptq_allocate_option sum, best = {.bits = UINT64_MAX, .cost = (double)INFINITY};
+    uint64_t least = UINT64_MAX;
+    uint32_t rate = NO_RATE;
+    for (uint32_t r = 0; r < a->rates; r++) {
+        if (!sum_rate(a, r, &sum))
+            continue;
+        least = sum.bits < least ? sum.bits : least;
+        if (sum.bits <= a->budget && sum.cost < best.cost) {
+            best = sum;
+            rate = r;
+        }
+    }
+    if (least == UINT64_MAX)
+        return vptq_fail(err, VPTQ_E_ARG,
+                         "none of the settings to choose from goes with every matrix");
+    if (rate == NO_RATE)
+        return too_small(a, least, err);
+    sum_rate(a, rate, &sum);
+    return VPTQ_OK;
+}
+
+static vptq_status choose(allocation *a, vptq_err *err)
+{
+    const uint64_t least = vptq_allocate_least(&a->problem);
+    if (a->q->opt->allocate == VPTQ_ALLOCATE_UNIFORM)
+        return choose_uniform(a, err);
+    if (a->budget < least)
+        return too_small(a, least, err);
+    return vptq_allocate(&a->problem, a->budget, a->q->dev->ctx->mem, a->choice, err);
+}
+
+/* ---- measuring ---- */
+
+/* In the work directory, where there is one, under its lock. */
+static vptq_status measure(allocation *a, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_quantizer *q = a->q;
+    const vptq_quantize_options *o = q->opt;
+    vptq_lock lock = {.fd = -1};
+    vptq_sensitivity *rows;
+    char file[PATH_MAX];
+    vptq_sensitivity_options opt = {.hessians = &q->hessians,
+                                    .base_fingerprint = q->base_fingerprint,
+                                    .text = o->allocate == VPTQ_ALLOCATE_KL ? o->allocate_text
+                                                                            : NULL,
+                                    .windows = o->allocate_windows,
+                                    .length = o->allocate_length,
+                                    .seed = o->settings.seed,
+                                    .storage = o->settings.storage};
+    if (o->work) {
+        VPTQ_TRY(vptq_work_check_own(q, err));
+        VPTQ_TRY(vptq_dir_make(o->work, err));
+        VPTQ_TRY(vptq_lock_take(o->work, &lock, err));
+        VPTQ_TRY(vptq_path_join(file, sizeof file, o->work, VPTQ_SENSITIVITY_FILE, err));
+        opt.file = file;
+    }
+    VPTQ_TRY(vptq_sensitivity_measure(q->dev, &q->model, &opt, &q->arena, &rows, err));
+    a->measured = rows;
+out:
+    vptq_lock_release(&lock);
+    return st;
+}
+
+/* ---- the result ---- */
+
+static vptq_status apply(allocation *a, vptq_err *err)
+{
+    vptq_quantizer *q = a->q;
+    q->predicted = vptq_arena_alloc(&q->arena, a->matrices, sizeof *q->predicted, err);
+    if (!q->predicted)
+        return VPTQ_E_NOMEM;
+    for (size_t i = 0; i < a->matrices; i++) {
+        vptq_matrix_settings *m = &q->matrix[i];
+        const uint32_t r = a->rate_of[a->first[i] + a->choice[i]];
+        uint32_t out, in;
+        vptq_linear_shape(q->model.desc, m->linear, &out, &in);
+        q->predicted[i] = (double)NAN;
+        if (r == NO_RATE)
+            continue;
+        m->settings = with_rate(&m->settings, &a->rate[r]);
+        if (!a->measured)
+            continue;
+        const double factor = vptq_rate_predict(&a->rate[r], out, in);
+        q->predicted[i] = a->measured[i].loss * factor;
+        q->result->predicted_kld += a->measured[i].kld * factor;
+    }
+    return VPTQ_OK;
+}
+
+vptq_status vptq_plan_allocate(vptq_quantizer *q, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_arena arena;
+    allocation a = {.q = q, .matrices = (size_t)q->model.desc->layers * VPTQ_LINEAR_COUNT};
+    vptq_arena_init(&arena, q->dev->ctx->mem);
+    a.rate = vptq_rate_table(&a.rates);
+    if (vptq_allocate_measures(q->opt))
+        VPTQ_TRY(measure(&a, err));
+    VPTQ_TRY(list_options(&a, &arena, err));
+    VPTQ_TRY(choose(&a, err));
+    VPTQ_TRY(apply(&a, err));
+out:
+    vptq_arena_release(&arena);
+    return st;
+}

@@ -1,0 +1,395 @@
+#include "lib/pipeline_sensitivity.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "lib/base/file.h"
+#include "lib/eval/eval.h"
+#include "lib/pipeline.h"
+#include "lib/quant/rates.h"
+
+enum { SENSITIVITY_FORMAT = 1, JSON_LIMIT = 64 << 20 };
+
+typedef struct meter {
+    vptq_device *dev;
+    const vptq_model *m;
+    const vptq_sensitivity_options *opt;
+    vptq_sensitivity *rows;
+    uint32_t done;  /* layers that are measured */
+    json_t *doc;    /* the file */
+    bool keep;      /* the file is ours to write */
+    vptq_ids ids;   /* of all windows */
+    char text[17];  /* fingerprint of the text; "" = none */
+    size_t tokens;  /* of all windows */
+    size_t *starts; /* [windows + 1] */
+    size_t windows;
+
+    vptq_model changed;           /* the model with one matrix replaced */
+    vptq_forward *base, *variant; /* over m, over changed */
+    float *hidden;                /* [tokens, hidden] of the original in front of a block */
+    float *final;                 /* [tokens, hidden] of the original behind the last */
+    float *variants;              /* [VPTQ_LINEAR_COUNT, tokens, hidden] */
+    vptq_kld_token *scores;       /* [VPTQ_LINEAR_COUNT, tokens] */
+} meter;
+
+/* ---- the file ---- */
+
+/* The quick encoding of a large matrix. */
+static json_t *probe_json(const meter *t)
+{
+    const vptq_quant_settings s =
+        vptq_rate_probe(VPTQ_VQ_MAX_K, VPTQ_VQ_MAX_K, t->opt->seed, t->opt->storage);
+    return vptq_settings_json(&s, NULL);
+}
+
+static json_t *text_json(const meter *t)
+{
+    if (!t->opt->text)
+        return json_null();
+    return json_pack("{s:s, s:I, s:I}", "fingerprint", t->text, "windows",
+                     (json_int_t)t->windows, "length", (json_int_t)t->opt->length);
+}
+
+static vptq_status make_doc(meter *t, vptq_err *err)
+{
+    const vptq_hessian_source *h = t->opt->hessians;
+    t->doc =
+        json_pack("{s:i, s:s, s:s, s:s, s:f, s:o, s:o, s:[]}", "format", SENSITIVITY_FORMAT,
+                  "tool", "vptq-quantize " VPTQ_VERSION, "base_fingerprint",
+                  t->opt->base_fingerprint, "hessian_fingerprint", h->fingerprint, "kv_factor",
+                  h->kv_factor, "probe", probe_json(t), "text", text_json(t), "rows");
+    return t->doc ? VPTQ_OK : vptq_fail(err, VPTQ_E_NOMEM, "out of memory");
+}
+
+static vptq_status read_row(const json_t *row, const char *path, vptq_sensitivity *s,
+                            vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    VPTQ_TRY(vptq_json_f64_or(row, path, "loss", (double)NAN, &s->loss, err));
+    VPTQ_TRY(vptq_json_f64_or(row, path, "norm", (double)NAN, &s->norm, err));
+    VPTQ_TRY(vptq_json_f64_or(row, path, "kld", 0, &s->kld, err));
+    VPTQ_TRY(vptq_json_f64_or(row, path, "kld_stderr", 0, &s->kld_stderr, err));
+    if (!(s->loss >= 0) || !(s->norm >= 0) || !(s->kld >= 0))
+        st = vptq_fail(err, VPTQ_E_FORMAT, "%s: a row is not complete", path);
+out:
+    return st;
+}
+
+/* Whether the file's measurements are of this run; the text only matters when there is one. */
+static bool same_run(const meter *t, const json_t *old)
+{
+    static const char *const keys[] = {
+        "format", "tool", "base_fingerprint", "hessian_fingerprint", "kv_factor",
+        "probe",  "text"};
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++)
+        if ((t->opt->text || strcmp(keys[i], "text")) &&
+            !json_equal(json_object_get(old, keys[i]), json_object_get(t->doc, keys[i])))
+            return false;
+    return true;
+}
+
+/* Takes over the whole layers of a file of the same run.  A file with divergences that has no
+ * row for every matrix stays as it is when only losses are asked for. */
+static vptq_status take_rows(meter *t, json_t *old, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    json_t *rows = json_object_get(old, "rows");
+    const size_t all = (size_t)t->m->desc->layers * VPTQ_LINEAR_COUNT;
+    size_t n = json_array_size(rows) / VPTQ_LINEAR_COUNT * VPTQ_LINEAR_COUNT;
+    n = n < all ? n : all;
+    t->keep = t->opt->text || json_is_null(json_object_get(old, "text"));
+    if (!t->keep && n < all)
+        return VPTQ_OK;
+    for (size_t i = 0; i < n; i++)
+        VPTQ_TRY(read_row(json_array_get(rows, i), t->opt->file, &t->rows[i], err));
+    t->done = (uint32_t)(n / VPTQ_LINEAR_COUNT);
+    json_t *ours = json_object_get(t->doc, "rows");
+    for (size_t i = 0; i < n; i++)
+        if (json_array_append(ours, json_array_get(rows, i)))
+            return vptq_fail(err, VPTQ_E_NOMEM, "out of memory");
+out:
+    return st;
+}
+
+/* What is there of this run; what is damaged or of another run is measured again. */
+static vptq_status resume(meter *t, vptq_err *err)
+{
+    vptq_err why = {0};
+    json_t *old = NULL;
+    t->keep = t->opt->file != NULL;
+    if (!t->opt->file || !vptq_path_exists(t->opt->file))
+        return VPTQ_OK;
+    vptq_status st = vptq_json_load(t->opt->file, JSON_LIMIT, &old, &why);
+    if (!st && !same_run(t, old))
+        vptq_log(t->dev->ctx, VPTQ_LOG_INFO,
+                 "%s is of another model, text or setting; sensitivities are measured again",
+                 t->opt->file);
+    else if (!st)
+        st = take_rows(t, old, &why);
+    json_decref(old);
+    if (st == VPTQ_E_NOMEM)
+        return vptq_fail(err, st, "%s", why.text);
+    if (st) {
+        vptq_log(t->dev->ctx, VPTQ_LOG_WARN, "%s; sensitivities are measured again", why.text);
+        t->done = 0;
+        json_array_clear(json_object_get(t->doc, "rows"));
+    }
+    return VPTQ_OK;
+}
+
+/* Adds the rows of a layer, and saves. */
+static vptq_status keep_layer(meter *t, uint32_t layer, vptq_err *err)
+{
+    json_t *rows = json_object_get(t->doc, "rows");
+    for (uint32_t l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+        const vptq_sensitivity *s = &t->rows[layer * VPTQ_LINEAR_COUNT + l];
+        json_t *row =
+            json_pack("{s:i, s:s, s:f, s:f}", "layer", (int)layer, "name",
+                      vptq_linear_name((vptq_linear)l), "loss", s->loss, "norm", s->norm);
+        if (row && t->opt->text &&
+            (json_object_set_new(row, "kld", json_real(s->kld)) ||
+             json_object_set_new(row, "kld_stderr", json_real(s->kld_stderr)))) {
+            json_decref(row);
+            row = NULL;
+        }
+        if (!row || json_array_append_new(rows, row))
+            return vptq_fail(err, VPTQ_E_NOMEM, "out of memory");
+    }
+    return t->keep ? vptq_json_save(t->opt->file, t->doc, err) : VPTQ_OK;
+}
+
+/* ---- one block encoded ---- */
+
+static void progress(const meter *t, uint32_t layer, uint32_t l, const char *what)
+{
+    char detail[96];
+    snprintf(detail, sizeof detail, "layer %u %s: %s", layer, vptq_linear_name((vptq_linear)l),
+             what);
+    vptq_progress(t->dev->ctx, "sensitivity", (uint64_t)layer * VPTQ_LINEAR_COUNT + l,
+                  (uint64_t)t->m->desc->layers * VPTQ_LINEAR_COUNT, detail);
+}
+
+static vptq_status encode(meter *t, uint32_t layer, vptq_linear l, const vptq_input_hessians *h,
+                          vptq_arena *arena, vptq_packed_matrix *out, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    const vptq_weight *weight = &t->m->blocks[layer].linear[l];
+    vptq_sensitivity *row = &t->rows[layer * VPTQ_LINEAR_COUNT + (uint32_t)l];
+    vptq_quant_input input = {.matrix_id = layer * VPTQ_LINEAR_COUNT + (uint32_t)l,
+                              .out = (uint32_t)weight->rows,
+                              .in = (uint32_t)weight->cols};
+    vptq_quant_result result;
+    vptq_quant_loss loss;
+    vptq_arena work;
+    vptq_arena_init(&work, t->dev->ctx->mem);
+    float *w = vptq_arena_alloc(&work, weight->rows, weight->cols * sizeof *w, err);
+    float *what = vptq_arena_alloc(&work, weight->rows, weight->cols * sizeof *what, err);
+    if (!w || !what)
+        VPTQ_TRY(VPTQ_E_NOMEM);
+    progress(t, layer, (uint32_t)l, "quick encoding");
+    VPTQ_TRY(vptq_weight_read(weight, t->dev, 0, weight->rows, w, err));
+    vptq_hessians_of(h, l, &input);
+    input.held_out = NULL;
+    input.w = w;
+    const vptq_quant_settings probe =
+        vptq_rate_probe(input.out, input.in, t->opt->seed, t->opt->storage);
+    VPTQ_TRY(vptq_quant_matrix(t->dev, &probe, &input, NULL, NULL, arena, &result, err));
+    *out = (vptq_packed_matrix){
+        .name = vptq_linear_name(l), .vq = result.vq, .storage = probe.storage};
+    VPTQ_TRY(t->dev->ops->vq_dequant(t->dev->state, &out->vq, 0, weight->rows, what,
+                                     weight->cols, err));
+    VPTQ_TRY(vptq_quant_measure(t->dev, input.out, input.in, w, what,
+                                input.metric ? input.metric : input.lower, &loss, err));
+    row->loss = loss.relative;
+    row->norm = loss.norm;
+out:
+    vptq_arena_release(&work);
+    return st;
+}
+
+static vptq_status encode_input(meter *t, uint32_t layer, vptq_input input, vptq_arena *arena,
+                                vptq_packed_matrix *out, vptq_err *err)
+{
+    const vptq_hessian_source *source = t->opt->hessians;
+    vptq_input_hessians h = {0};
+    vptq_status st =
+        source->load(source, layer, input, vptq_input_size(t->m->desc, input), &h, err);
+    if (st)
+        return st;
+    for (int l = 0; l < VPTQ_LINEAR_COUNT && !st; l++) {
+        if (vptq_linear_input((vptq_linear)l) != input)
+            continue;
+        st = encode(t, layer, (vptq_linear)l, &h, arena, &out[l], err);
+        if (st)
+            vptq_err_context(err, "layer %u %s", layer, vptq_linear_name((vptq_linear)l));
+    }
+    source->release(source, &h);
+    return st;
+}
+
+/* ---- divergences ---- */
+
+static vptq_status load_text(meter *t, vptq_arena *arena, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_corpus c = {.ids = {.data = NULL}};
+    const vptq_sensitivity_options *o = t->opt;
+    size_t *at;
+    VPTQ_TRY(
+        vptq_corpus_load(t->dev->ctx, o->text, t->m->tokenizer, t->m->desc->vocab, &c, err));
+    memcpy(t->text, c.fingerprint, sizeof t->text);
+    VPTQ_TRY(
+        vptq_corpus_sample(&c, o->length, o->windows, o->seed, arena, &at, &t->windows, err));
+    t->starts = vptq_arena_alloc(arena, t->windows + 1, sizeof *t->starts, err);
+    if (!t->starts)
+        VPTQ_TRY(VPTQ_E_NOMEM);
+    for (size_t w = 0; w < t->windows; w++)
+        VPTQ_TRY(vptq_ids_add(&t->ids, c.ids.data + at[w], o->length, err));
+    for (size_t w = 0; w <= t->windows; w++)
+        t->starts[w] = w * o->length;
+    t->tokens = t->starts[t->windows];
+out:
+    vptq_corpus_release(&c);
+    return st;
+}
+
+/* The original's states in front of block 0 and behind the last. */
+static vptq_status begin_divergence(meter *t, vptq_arena *arena, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    const vptq_model_desc *d = t->m->desc;
+    const size_t bytes = d->hidden * sizeof(float);
+    t->changed = *t->m;
+    t->changed.blocks = vptq_arena_alloc(arena, d->layers, sizeof *t->changed.blocks, err);
+    t->hidden = vptq_arena_alloc(arena, t->tokens, bytes, err);
+    t->final = vptq_arena_alloc(arena, t->tokens, bytes, err);
+    t->variants = vptq_arena_alloc(arena, t->tokens, VPTQ_LINEAR_COUNT * bytes, err);
+    t->scores = vptq_arena_alloc(arena, t->tokens, VPTQ_LINEAR_COUNT * sizeof *t->scores, err);
+    if (!t->changed.blocks || !t->hidden || !t->final || !t->variants || !t->scores)
+        return VPTQ_E_NOMEM;
+    memcpy(t->changed.blocks, t->m->blocks, d->layers * sizeof *t->changed.blocks);
+    VPTQ_TRY(vptq_forward_open(t->m, t->dev, t->opt->length, &t->base, err));
+    VPTQ_TRY(vptq_forward_open(&t->changed, t->dev, t->opt->length, &t->variant, err));
+    VPTQ_TRY(vptq_forward_embed(t->base, t->ids.data, t->tokens, t->hidden, err));
+    memcpy(t->final, t->hidden, t->tokens * bytes);
+    for (uint32_t layer = 0; layer < d->layers; layer++)
+        VPTQ_TRY(vptq_forward_block(t->base, layer, t->starts, t->windows, t->final, NULL, NULL,
+                                    err));
+out:
+    return st;
+}
+
+/* variants[l] = the states behind the last block when matrix l of `layer` is replaced. */
+static vptq_status run_variant(meter *t, uint32_t layer, uint32_t l,
+                               const vptq_packed_matrix *matrix, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    const size_t floats = t->tokens * t->m->desc->hidden;
+    float *x = t->variants + l * floats;
+    vptq_weight *w = &t->changed.blocks[layer].linear[l];
+    const vptq_weight plain = *w;
+    *w = (vptq_weight){.rows = plain.rows, .cols = plain.cols, .packed = matrix};
+    memcpy(x, t->hidden, floats * sizeof *x);
+    for (uint32_t b = layer; b < t->m->desc->layers && !st; b++) {
+        progress(t, layer, l, "divergence");
+        st = vptq_forward_block(t->variant, b, t->starts, t->windows, x, NULL, NULL, err);
+    }
+    *w = plain;
+    return st;
+}
+
+static vptq_status summarize(const meter *t, uint32_t layer, uint32_t l, vptq_err *err)
+{
+    const vptq_kld_token *k = t->scores + l * t->tokens;
+    vptq_sensitivity *s = &t->rows[layer * VPTQ_LINEAR_COUNT + l];
+    const double n = (double)t->tokens;
+    double sum = 0, sq = 0;
+    for (size_t i = 0; i < t->tokens; i++)
+        sum += k[i].kld;
+    s->kld = sum / n;
+    for (size_t i = 0; i < t->tokens; i++)
+        sq += (k[i].kld - s->kld) * (k[i].kld - s->kld);
+    s->kld_stderr = n > 1 ? sqrt(sq / (n - 1) / n) : 0;
+    if (!isfinite(s->kld))
+        return vptq_fail(err, VPTQ_E_NUMERIC,
+                         "layer %u %s: the model's output is not finite when it is quantized",
+                         layer, vptq_linear_name((vptq_linear)l));
+    return VPTQ_OK;
+}
+
+static vptq_status measure_block(meter *t, uint32_t layer, const vptq_packed_matrix *matrices,
+                                 vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    for (uint32_t l = 0; l < VPTQ_LINEAR_COUNT; l++)
+        VPTQ_TRY(run_variant(t, layer, l, &matrices[l], err));
+    VPTQ_TRY(vptq_eval_kld_states(t->dev->ctx, t->m->desc, t->base, t->variant, t->tokens,
+                                  VPTQ_LINEAR_COUNT, t->final, t->variants, NULL, t->scores,
+                                  err));
+    for (uint32_t l = 0; l < VPTQ_LINEAR_COUNT; l++)
+        VPTQ_TRY(summarize(t, layer, l, err));
+out:
+    return st;
+}
+
+/* ---- the whole ---- */
+
+static vptq_status measure_layers(meter *t, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_packed_matrix matrices[VPTQ_LINEAR_COUNT];
+    vptq_arena arena;
+    vptq_arena_init(&arena, t->dev->ctx->mem);
+    for (uint32_t layer = 0; layer < t->m->desc->layers; layer++) {
+        if (layer >= t->done) {
+            for (int i = 0; i < VPTQ_INPUT_COUNT; i++)
+                VPTQ_TRY(encode_input(t, layer, (vptq_input)i, &arena, matrices, err));
+            if (t->opt->text)
+                VPTQ_TRY(measure_block(t, layer, matrices, err));
+            VPTQ_TRY(keep_layer(t, layer, err));
+            vptq_arena_release(&arena);
+        }
+        if (t->opt->text)
+            VPTQ_TRY(vptq_forward_block(t->base, layer, t->starts, t->windows, t->hidden, NULL,
+                                        NULL, err));
+    }
+    vptq_progress(t->dev->ctx, "sensitivity", t->m->desc->layers, t->m->desc->layers, NULL);
+out:
+    vptq_arena_release(&arena);
+    return st;
+}
+
+vptq_status vptq_sensitivity_measure(vptq_device *dev, const vptq_model *m,
+                                     const vptq_sensitivity_options *opt, vptq_arena *arena,
+                                     vptq_sensitivity **rows, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    const vptq_model_desc *d = m->desc;
+    meter t = {.dev = dev, .m = m, .opt = opt};
+    vptq_arena work;
+    vptq_arena_init(&work, dev->ctx->mem);
+    vptq_ids_init(&t.ids, dev->ctx->mem);
+    t.rows =
+        vptq_arena_zalloc(arena, (size_t)d->layers * VPTQ_LINEAR_COUNT, sizeof *t.rows, err);
+    if (!t.rows)
+        VPTQ_TRY(VPTQ_E_NOMEM);
+    if (opt->text)
+        VPTQ_TRY(load_text(&t, &work, err));
+    VPTQ_TRY(make_doc(&t, err));
+    VPTQ_TRY(resume(&t, err));
+    if (t.done < d->layers && opt->text)
+        VPTQ_TRY(begin_divergence(&t, &work, err));
+    if (t.done < d->layers)
+        VPTQ_TRY(measure_layers(&t, err));
+    *rows = t.rows;
+out:
+    vptq_forward_close(t.base);
+    vptq_forward_close(t.variant);
+    json_decref(t.doc);
+    vptq_ids_release(&t.ids);
+    vptq_arena_release(&work);
+    return st;
+}

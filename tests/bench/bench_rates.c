@@ -1,0 +1,127 @@
+/* Loss of every setting of lib/quant/rates.c on matrices of a model, over that of the quick
+ * encoding: what its table is made from.
+ *
+ *     bench_rates MODEL HDIR LAYER:LINEAR..        bench_rates model.gguf hessians 15:o_proj
+ *
+ * One line per matrix and setting: layer, name, rows, columns, v, k, k_res, loss of the quick
+ * encoding, loss.  --quick takes a lighter encoder, with half the time and nearly the same
+ * ratios.  scripts/fit_rates.py makes the table. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "lib/base/parallel.h"
+#include "lib/pipeline.h"
+#include "lib/quant/rates.h"
+
+typedef struct bench {
+    vptq_ctx ctx;
+    vptq_device dev;
+    vptq_model m;
+    const char *hessians;
+    bool quick;
+} bench;
+
+static void need(vptq_status st, const vptq_err *err)
+{
+    if (!st)
+        return;
+    fprintf(stderr, "bench_rates: %s\n", err->text);
+    exit(1);
+}
+
+static vptq_linear find_linear(const char *name)
+{
+    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
+        if (!strcmp(vptq_linear_name((vptq_linear)l), name))
+            return (vptq_linear)l;
+    fprintf(stderr, "bench_rates: there is no linear '%s'\n", name);
+    exit(1);
+}
+
+static double encode(bench *b, const vptq_quant_settings *s, const vptq_quant_input *input)
+{
+    vptq_err err = {0};
+    vptq_arena arena;
+    vptq_quant_result r;
+    vptq_arena_init(&arena, b->ctx.mem);
+    need(vptq_quant_matrix(&b->dev, s, input, NULL, NULL, &arena, &r, &err), &err);
+    vptq_arena_release(&arena);
+    return r.report.loss;
+}
+
+static void run_matrix(bench *b, uint32_t layer, vptq_linear l)
+{
+    vptq_err err = {0};
+    vptq_hessian_file h;
+    vptq_arena arena;
+    const vptq_weight *w = &b->m.blocks[layer].linear[l];
+    size_t count;
+    const vptq_rate *rate = vptq_rate_table(&count);
+    vptq_quant_settings probe =
+                            vptq_rate_probe((uint32_t)w->rows, (uint32_t)w->cols, 0, VPTQ_F16),
+                        s = vptq_quant_default();
+    vptq_arena_init(&arena, b->ctx.mem);
+    float *x = vptq_arena_alloc(&arena, w->rows, w->cols * sizeof *x, &err);
+    need(x ? VPTQ_OK : VPTQ_E_NOMEM, &err);
+    need(vptq_weight_read(w, &b->dev, 0, w->rows, x, &err), &err);
+    need(vptq_hessian_dir_load(b->hessians, layer, vptq_linear_input(l), (uint32_t)w->cols,
+                               b->ctx.mem, &h, &err),
+         &err);
+    vptq_quant_input input = {.matrix_id = layer * VPTQ_LINEAR_COUNT + (uint32_t)l,
+                              .out = (uint32_t)w->rows,
+                              .in = (uint32_t)w->cols,
+                              .w = x,
+                              .lower = h.lower};
+    double base = encode(b, &probe, &input);
+    if (b->quick) {
+        s.sweeps = s.refits = 1;
+        s.beam = 8;
+    }
+    for (size_t i = 0; i < count; i++) {
+        s.v = rate[i].v;
+        s.k = rate[i].k;
+        s.k_res = rate[i].k_res;
+        printf("%u %s %zu %zu %u %u %u %.9g %.9g\n", layer, vptq_linear_name(l), w->rows,
+               w->cols, s.v, s.k, s.k_res, base, encode(b, &s, &input));
+        fflush(stdout);
+    }
+    vptq_hessian_file_release(&h);
+    vptq_arena_release(&arena);
+}
+
+int main(int argc, char **argv)
+{
+    vptq_err err = {0};
+    vptq_mem mem;
+    vptq_checkpoint_options opt = {.tokenizer = NULL};
+    bench b = {.quick = argc > 1 && !strcmp(argv[1], "--quick")};
+    argv += b.quick;
+    argc -= b.quick;
+    if (argc == 1) {
+        puts("needs MODEL HDIR LAYER:LINEAR..");
+        return 0;
+    }
+    if (argc < 4) {
+        fprintf(stderr, "usage: bench_rates [--quick] MODEL HDIR LAYER:LINEAR..\n");
+        return 2;
+    }
+    vptq_mem_init(&mem, 0);
+    b.ctx = (vptq_ctx){.mem = &mem, .threads = vptq_cpu_count()};
+    b.hessians = argv[2];
+    need(vptq_device_open(&b.ctx, "auto", &b.dev, &err), &err);
+    need(vptq_model_open(&b.ctx, argv[1], &opt, false, &b.m, &err), &err);
+    for (int i = 3; i < argc; i++) {
+        char *name;
+        unsigned long layer = strtoul(argv[i], &name, 10);
+        if (*name != ':' || layer >= b.m.desc->layers) {
+            fprintf(stderr, "bench_rates: '%s' is not LAYER:LINEAR\n", argv[i]);
+            return 2;
+        }
+        run_matrix(&b, (uint32_t)layer, find_linear(name + 1));
+    }
+    vptq_model_release(&b.m);
+    vptq_device_close(&b.dev);
+    return 0;
+}

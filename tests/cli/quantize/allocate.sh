@@ -1,0 +1,95 @@
+# A budget of bits: never passed, more of it never predicts more loss; measurements are kept and
+# give the same bytes after a kill.
+model=$(data models/stories260K/stories260K.bin)
+tok=$(data models/stories260K/tok512.bin)
+text=$(data text/tinystories/tiny.utf8)
+"$BIN/vptq-hessian" -m "$model" --tokenizer "$tok" -c "$text" -n 16 -l 256 -o h -q
+quantize() { "$BIN/vptq-quantize" -m "$model" --tokenizer "$tok" -q "$@"; }
+kl=(-H h --allocate kl --allocate-text "$text" --allocate-length 128)
+
+# bits FILE: bits per weight of all rows; predicted FILE: sum of their predicted losses.
+bits()
+{
+    awk -F'[:,]' '{ for (i = 1; i < NF; i++) {
+            if ($i ~ /"rows"/) r = $(i + 1)
+            if ($i ~ /"columns"/) c = $(i + 1)
+            if ($i ~ /"total_bits"/) b = $(i + 1) }
+        w += r * c; s += b } END { print s / w }' "$1"
+}
+predicted() { json_get predicted_loss "$1" | awk '{ s += $1 } END { print s }'; }
+
+# One setting for all, chosen without Hessians.
+quantize --dry-run -b 3 --allocate uniform --format json >uniform.json
+[ "$(json_get v uniform.json | sort -u | wc -l)" = 1 ] || fail "uniform has several v"
+[ "$(json_get k uniform.json | sort -u | wc -l)" = 1 ] || fail "uniform has several k"
+expect_number "$(bits uniform.json)" '<=' 3
+
+for mode in proxy kl; do
+    options=(-H h --allocate proxy)
+    [ "$mode" = proxy ] || options=("${kl[@]}")
+    last=1e9
+    for budget in 2 2.5 3 4; do
+        quantize --dry-run -o "$mode" -b "$budget" "${options[@]}" --format json >row.json
+        expect_number "$(bits row.json)" '<=' "$budget"
+        expect_number "$(bits row.json)" '>' "$(awk "BEGIN { print 0.9 * $budget }")"
+        if [ "$mode" = proxy ]; then
+            # the sum that is minimized weighs every matrix by its size
+            now=$(awk -F'[:,]' '{ for (i = 1; i < NF; i++) {
+                    if ($i ~ /"rows"/) r = $(i + 1)
+                    if ($i ~ /"columns"/) c = $(i + 1)
+                    if ($i ~ /"predicted_loss"/) l = $(i + 1) }
+                s += r * c * l } END { print s }' row.json)
+            expect_number "$now" '<=' "$last"
+            last=$now
+        fi
+    done
+    [ "$(json_get k row.json | sort -u | wc -l)" -gt 1 ] || fail "$mode gives all the same k"
+    [ -e "$mode/sensitivity.json" ] || fail "no measurement is kept"
+    [ ! -e "$mode/quantize.json" ] || fail "a dry run begins a work directory"
+done
+
+# A real run does what the dry one said, and predicts within reason.
+quantize --dry-run -o kl -b 3 "${kl[@]}" --format json >plan.json
+quantize -o kl -b 3 "${kl[@]}" --format json >run.json
+json_get k plan.json >want.txt
+json_get k run.json >got.txt
+expect_same want.txt got.txt
+json_get proxy_loss run.json | paste - <(json_get predicted_loss run.json) |
+    awk '{ s += log($2 / $1) } END { m = exp(s / NR); exit !(m > 0.5 && m < 2) }' ||
+    fail "predictions are far off: $(predicted run.json)"
+"$BIN/vptq-quantize" -m "$model" --tokenizer "$tok" -o kl -b 3.2 "${kl[@]}" -q 2>err.txt &&
+    fail "another budget goes on in the same directory"
+expect_line err.txt 'kl/quantize.json is of another run'
+
+# Killed while it measures: the same bytes in the end, for any thread count.
+"$BIN/vptq-quantize" -m "$model" --tokenizer "$tok" -o killed -b 3 "${kl[@]}" -t 1 -q >/dev/null &
+pid=$!
+wait_for 60 test -e killed/sensitivity.json
+kill -9 "$pid" 2>/dev/null || true
+wait "$pid" || true
+quantize -o killed -b 3 "${kl[@]}" -t 2 >/dev/null
+expect_same kl killed
+no_leftovers killed
+
+# Rules of a recipe stay, the rest gets what they leave.
+echo '{"rules": [{"match": "*.v_proj", "settings": {"vector_length": 2, "centroids": 16}}]}' >recipe.json
+quantize --dry-run -o kl -b 3 "${kl[@]}" --recipe recipe.json --format json >pinned.json
+grep '"v_proj"' pinned.json >v.json
+[ "$(json_get v v.json | sort -u)" = 2 ] || fail "a pinned matrix was changed"
+expect_number "$(bits pinned.json)" '<=' 3
+
+# What cannot be.
+expect_exit 2 quantize --dry-run -b 0.1 --allocate uniform 2>err.txt
+expect_line err.txt 'a budget of 0.1 bits per weight is below the smallest possible, [0-9.]*$'
+least=$(sed 's/.*possible, //' err.txt)
+quantize --dry-run -b "$(awk "BEGIN { print $least + 0.001 }")" --allocate uniform >/dev/null
+expect_exit 2 quantize -o kl -b 0.1 -H h 2>err.txt
+expect_line err.txt 'below the smallest possible, '
+expect_exit 2 quantize --dry-run -b 3 2>err.txt
+expect_line err.txt '^vptq-quantize: --allocate proxy needs -H HDIR$'
+expect_exit 2 quantize --dry-run -b 3 -H h --allocate kl 2>err.txt
+expect_line err.txt 'needs --allocate-text FILE or --allocate-tokens FILE'
+expect_exit 2 quantize --dry-run -b 3 -k 64 --allocate uniform 2>err.txt
+expect_line err.txt 'bits and --centroids exclude each other'
+expect_exit 2 quantize --dry-run -b 0 --allocate uniform 2>err.txt
+expect_line err.txt "invalid value for --bits: '0'"
