@@ -1,5 +1,6 @@
 #include "tests/vencoder.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -132,6 +133,18 @@ static void add_parts(vencoder_state *e)
     }
 }
 
+void vencoder_state_metric(vencoder_state *e)
+{
+    const vptq_quant_input *input = &e->input;
+    size_t in = e->c.in;
+
+    vptq_metric_matrix(&e->c.metric, e->s.ridge, input->metric ? input->metric : input->lower,
+                       e->h);
+    for (size_t i = 0; i < in; i++)
+        for (size_t j = 0; j < i; j++)
+            e->h[j * in + i] = e->h[i * in + j];
+}
+
 void vencoder_state_open(vencoder_state *e, const char *backend, int threads,
                          const vptq_quant_settings *s, const vptq_quant_input *input)
 {
@@ -165,14 +178,9 @@ void vencoder_state_open(vencoder_state *e, const char *backend, int threads,
     c->diag = take(&c->work, in, sizeof *c->diag);
     e->h = take(&c->work, in * in, sizeof *e->h);
     double *a = take(&c->work, in * in, sizeof *a);
-    vptq_metric_normalize(&c->metric, c->out, c->rows, input->w, c->z);
-    vptq_metric_full(&c->metric, false, s->ridge, lower, c->h);
-    vptq_metric_matrix(&c->metric, s->ridge, lower, a);
-    for (size_t i = 0; i < in; i++)
-        for (size_t j = 0; j <= i; j++)
-            e->h[i * in + j] = e->h[j * in + i] = a[i * in + j];
-    for (size_t i = 0; i < in; i++)
-        c->diag[i] = (float)e->h[i * in + i];
+    vptq_encoder_normalize(c);
+    vencoder_state_metric(e);
+    memcpy(a, e->h, in * in * sizeof *a);
     assert_ok(
         vptq_hessian_factor(c->dev, in, a, s->damping, c->u, &e->report.damping_added, &err),
         &err);
@@ -214,4 +222,116 @@ double vencoder_objective(const vencoder_state *s)
                 sum += e[i * rows + r] * s->h[i * in + j] * e[j * rows + r];
     free(e);
     return sum;
+}
+
+/* ---- the same in double ---- */
+
+double vencoder_distance(const vptq_part *p, const double *x, uint32_t main, uint32_t res,
+                         bool pairs)
+{
+    double sum = 0;
+    for (uint32_t d = 0; d < p->v; d++) {
+        float q = p->main[(size_t)main * p->v + d];
+        if (pairs)
+            q += p->res[(size_t)res * p->v + d];
+        sum += (x[d] - (double)q) * (x[d] - (double)q);
+    }
+    return sum;
+}
+
+vencoder_choice vencoder_choose(const vptq_part *p, const double *x, uint32_t beam, bool pairs)
+{
+    double *main = calloc(p->k, sizeof *main);
+    vencoder_choice best = {0, 0, INFINITY};
+    for (uint32_t j = 0; j < p->k; j++)
+        main[j] = vencoder_distance(p, x, j, 0, false);
+    for (uint32_t j = 0; j < p->k; j++) {
+        uint32_t nearer = 0;
+        for (uint32_t i = 0; i < p->k; i++)
+            nearer += main[i] < main[j] || (main[i] <= main[j] && i < j);
+        if (nearer >= (pairs ? beam : 1))
+            continue;
+        for (uint32_t l = 0; l < (pairs ? p->k_res : 1); l++) {
+            double d = vencoder_distance(p, x, j, l, pairs);
+            if (d < best.distance)
+                best = (vencoder_choice){j, l, d};
+        }
+    }
+    free(main);
+    return best;
+}
+
+void vencoder_eliminate(size_t n, double *a, size_t t)
+{
+    for (size_t u = t + 1; u < n; u++)
+        for (size_t w = t + 1; w < n; w++)
+            a[u * n + w] -= a[u * n + t] * a[t * n + w] / a[t * n + t];
+}
+
+double *vencoder_inverse(const vencoder_state *s)
+{
+    size_t n = s->c.in;
+    double *a = malloc(n * n * sizeof *a);
+    memcpy(a, s->h, n * n * sizeof *a);
+    problem_invert(n, a);
+    return a;
+}
+
+double *vencoder_target(const vencoder_state *s)
+{
+    size_t n = s->c.in * s->c.rows;
+    double *z = malloc(n * sizeof *z);
+    for (size_t i = 0; i < n; i++)
+        z[i] = (double)s->c.z[i];
+    return z;
+}
+
+/* ---- cases ---- */
+
+vptq_quant_settings vencoder_settings(uint32_t v, uint32_t k, uint32_t k_res)
+{
+    vptq_quant_settings s = vptq_quant_default();
+    s.v = v;
+    s.k = k;
+    s.k_res = k_res;
+    s.kmeans_iterations = 4;
+    return s;
+}
+
+const vencoder_case vencoder_cases[VENCODER_CASES] = {
+    {64, 64, 4, 16, 0, 1, 0, 4, 16, 1, VPTQ_NORM_STD, true},
+    {64, 64, 4, 16, 8, 1, 0, 4, 16, 1, VPTQ_NORM_STD, true},
+    {64, 64, 4, 16, 8, 1, 0, 4, 16, 16, VPTQ_NORM_STD, true},
+    {64, 64, 4, 16, 8, 1, 0, 4, 16, 5, VPTQ_NORM_NONE, false},
+    {64, 64, 8, 8, 4, 4, 0, 4, 16, 8, VPTQ_NORM_STD, false},
+    {64, 64, 4, 16, 8, 1, 10, 8, 32, 16, VPTQ_NORM_STD, true},
+    {64, 64, 4, 8, 16, 3, 10, 2, 16, 1, VPTQ_NORM_MINMAX, true},
+    {50, 36, 8, 16, 8, 2, 0, 8, 16, 16, VPTQ_NORM_STD, true},
+    {50, 36, 8, 16, 8, 4, 11, 6, 16, 1, VPTQ_NORM_STD, false},
+    {20, 300, 4, 16, 4, 2, 1, 64, 4, 16, VPTQ_NORM_STD, true}, /* blocks of columns */
+};
+
+static vptq_quant_settings settings_of(const vencoder_case *q)
+{
+    vptq_quant_settings s = vencoder_settings(q->v, q->k, q->k_res);
+    s.groups = q->groups;
+    s.outliers = q->outliers;
+    s.v0 = q->v0;
+    s.k0 = q->k0;
+    s.beam = q->beam;
+    s.norm = q->norm;
+    s.perm = q->perm;
+    return s;
+}
+
+void vencoder_state_train(vencoder_state *e, const problem *p, const vencoder_case *q,
+                          int threads)
+{
+    vptq_err err = {0};
+    vptq_quant_settings s = settings_of(q);
+    const vptq_quant_input input = vencoder_input(p);
+    vencoder_state_open(e, "cpu", threads, &s, &input);
+    assert_ok(vptq_train_main(&e->c, &err), &err);
+    if (s.k_res)
+        assert_ok(vptq_train_residual(&e->c, &err), &err);
 }

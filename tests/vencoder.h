@@ -45,9 +45,48 @@ void vencoder_state_open(vencoder_state *e, const char *backend, int threads,
                          const vptq_quant_settings *s, const vptq_quant_input *input);
 void vencoder_state_close(vencoder_state *e);
 
+/* h again, after scale and bias changed. */
+void vencoder_state_metric(vencoder_state *e);
+
 /* q of one position in double from books and indices: the float sums that readers see. */
 double vencoder_q(const vptq_part *p, size_t column, size_t row);
 /* tr(E H' E^T), padded rows included, term by term. */
 double vencoder_objective(const vencoder_state *e);
+
+/* ---- written out in double ---- */
+
+typedef struct vencoder_choice {
+    uint32_t main, res;
+    double distance;
+} vencoder_choice;
+
+/* |x - c - r|^2 for x [v], without r where `pairs` is false. */
+double vencoder_distance(const vptq_part *p, const double *x, uint32_t main, uint32_t res,
+                         bool pairs);
+/* The best pair whose main centroid is among the `beam` nearest. */
+vencoder_choice vencoder_choose(const vptq_part *p, const double *x, uint32_t beam, bool pairs);
+/* The inverse of H' [in][in], and z [in][rows]; freed by the caller. */
+double *vencoder_inverse(const vencoder_state *s);
+double *vencoder_target(const vencoder_state *s);
+/* Takes position t out of the inverse a of what is left. */
+void vencoder_eliminate(size_t n, double *a, size_t t);
+
+/* ---- cases: every kind of part, alone and together ---- */
+
+typedef struct vencoder_case {
+    uint32_t out, in, v, k, k_res, groups;
+    double outliers;
+    uint32_t v0, k0, beam, norm;
+    bool perm;
+} vencoder_case;
+
+enum { VENCODER_CASES = 10 };
+extern const vencoder_case vencoder_cases[VENCODER_CASES];
+
+/* The default, with few iterations of k-means. */
+vptq_quant_settings vencoder_settings(uint32_t v, uint32_t k, uint32_t k_res);
+/* A state with trained books and the indices of the plain assignment. */
+void vencoder_state_train(vencoder_state *e, const problem *p, const vencoder_case *q,
+                          int threads);
 
 #endif

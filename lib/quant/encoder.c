@@ -94,6 +94,9 @@ void vptq_encoder_normalize(vptq_encoder *c)
     vptq_metric_rescale(&c->metric, c->s->ridge, lower);
     vptq_metric_normalize(&c->metric, c->out, c->rows, c->input->w, c->z);
     vptq_metric_full(&c->metric, false, c->s->ridge, lower, c->h);
-    for (size_t p = 0; p < c->in; p++)
-        c->diag[p] = (float)c->metric.diag[c->metric.order[p]];
+    for (size_t p = 0; p < c->in; p++) {
+        c->diag[p] = (float)(c->metric.diag[c->metric.order[p]] + c->damped);
+        if (c->damped > 0)
+            c->h[p * c->in + p] = c->diag[p];
+    }
 }

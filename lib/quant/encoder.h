@@ -3,7 +3,8 @@
  * Everything is in processing order and transposed: position p holds input channel
  * metric.order[p] as one run of `rows` floats (out, zero padded).  With Z the normalized
  * target, Q what books and indices stand for, E = Q - Z and H' the metric, every step behind
- * training lowers the objective tr(E H' E^T), padded rows included.
+ * training lowers the objective tr(E H' E^T), padded rows included.  Where the metric does not
+ * factor, H' is the damped one that does, so that there is a least objective.
  *
  * A part is a run of positions with books of its own: the outlier columns, then the groups. */
 #ifndef VPTQ_QUANT_ENCODER_H
@@ -41,12 +42,13 @@ typedef struct vptq_encoder {
     size_t rows; /* of a column, padded: the longest of the parts */
     vptq_part *part;
     uint32_t parts;
-    float *z;     /* [in][rows] target */
-    float *q;     /* [in][rows] */
-    float *e, *g; /* [in][rows] E and G = H' E as vptq_encoder_gradient left them; scratch */
-    float *h;     /* [in][in] H', full */
-    float *u;     /* [in][in] its factor (vptq_hessian_factor) */
-    float *diag;  /* [in] of H', by position */
+    float *z;      /* [in][rows] target */
+    float *q;      /* [in][rows] */
+    float *e, *g;  /* [in][rows] E and G = H' E as vptq_encoder_gradient left them; scratch */
+    float *h;      /* [in][in] H', full */
+    float *u;      /* [in][in] its factor (vptq_hessian_factor) */
+    float *diag;   /* [in] of H', by position */
+    double damped; /* added to the diagonal of H' where only that factors, else 0 */
     double objective; /* of the present q, once vptq_encoder_gradient has run */
     bool rounded;     /* books are exact in the storage type */
     double step_begin;
@@ -61,7 +63,7 @@ vptq_status vptq_encoder_gather(vptq_encoder *c, vptq_err *err); /* q from books
 vptq_status vptq_encoder_gradient(vptq_encoder *c, vptq_err *err);
 /* Books to the storage type; VPTQ_E_NUMERIC when one does not fit. */
 vptq_status vptq_encoder_round(vptq_encoder *c, vptq_err *err);
-/* z, H' and its diagonal from W, H, scale and bias. */
+/* z, H' and its diagonal from W, H, scale, bias and damping. */
 void vptq_encoder_normalize(vptq_encoder *c);
 /* The part's columns of a [in][rows] array as vectors in a run: in place where the part fills
  * the rows, else a copy in c->work. */

@@ -28,6 +28,18 @@ static vptq_status factor(vptq_encoder *c, size_t square, vptq_err *err)
     return st;
 }
 
+/* H' becomes what was factored: the steps behind the pass would else descend without end where
+ * H is indefinite. */
+static void add_damping(vptq_encoder *c)
+{
+    double mean = 0;
+    for (size_t p = 0; p < c->in; p++)
+        mean += c->metric.diag[p] / c->in;
+    c->damped = c->report->damping_added * mean;
+    if (c->damped > 0)
+        vptq_encoder_normalize(c);
+}
+
 static void make_part(vptq_part *p, uint32_t first, uint32_t cols, uint32_t out, uint32_t v,
                       uint32_t k, uint32_t k_res)
 {
@@ -140,6 +152,7 @@ static vptq_status prepare(vptq_encoder *c, vptq_err *err)
     VPTQ_TRY(make_arrays(c, square, err));
     vptq_encoder_normalize(c);
     VPTQ_TRY(factor(c, square, err));
+    add_damping(c);
     VPTQ_TRY(make_probe(c, in->lower, in->metric || !scaled, &c->plain, err));
     VPTQ_TRY(make_probe(c, in->metric, !scaled, &c->weighted, err));
     VPTQ_TRY(make_probe(c, in->held_out, true, &c->held_out, err));
@@ -149,8 +162,8 @@ out:
 
 /* ---- losses ---- */
 
-/* tr(E H E^T) of H' without its ridge, from the gradient: the ridge added s^2 ridge mean(diag
- * H) |E_p|^2.  Padded rows do not count. */
+/* tr(E H E^T) of H' without ridge and damping, from the gradient: they added (s^2 ridge
+ * mean(diag H) + damped) |E_p|^2.  Padded rows do not count. */
 static double from_gradient(const vptq_encoder *c)
 {
     double sum = 0, ridge = c->s->ridge * c->metric.mean_diag;
@@ -161,7 +174,7 @@ static double from_gradient(const vptq_encoder *c)
             product += (double)e[r] * (double)g[r];
             square += (double)e[r] * (double)e[r];
         }
-        sum += product - ridge * s * s * square;
+        sum += product - (ridge * s * s + c->damped) * square;
     }
     return sum > 0 ? sum : 0;
 }
@@ -393,7 +406,8 @@ static vptq_status refine(vptq_encoder *c, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     bool more = c->s->retrain || c->s->sweeps || c->s->refits;
-    bool scales = c->s->scales && c->s->metric == VPTQ_METRIC_SCALED;
+    /* another scale would make the damping another one, and objectives not comparable */
+    bool scales = c->s->scales && c->s->metric == VPTQ_METRIC_SCALED && !(c->damped > 0);
 
     if (!more && c->s->rounding == VPTQ_ROUND_LOOP) {
         VPTQ_TRY(vptq_encoder_round(c, err));

@@ -16,6 +16,7 @@ static vptq_quant_settings small(uint32_t v, uint32_t k, uint32_t k_res)
     s.v0 = 4;
     s.k0 = 16;
     s.joint = 3;
+    s.retrain = 2;
     s.beam = 8;
     return s;
 }
@@ -112,7 +113,7 @@ static void check_descent(const problem *p, const vptq_quant_settings *s)
         assert_ok(vptq_encoder_gather(c, &err), &err);
         assert_ok(vptq_encoder_gradient(c, &err), &err);
         if (n % 2)
-            assert_ok(vptq_refit(c, NULL, 12, &err), &err);
+            assert_ok(vptq_refit(c, NULL, NULL, 12, &err), &err);
         else
             assert_ok(vptq_sweeps(c, 2, &err), &err);
         double now = vencoder_objective(&e);
@@ -148,8 +149,10 @@ static void test_descent_never_raises(void **state)
 static void test_ladder_goes_down(void **state)
 {
     (void)state;
-    static const char *const names[] = {"k-means", "residual", "joint", "pass",
-                                        "sweeps",  "refit",    "refit", "storage"};
+    static const char *const names[] = {"k-means", "residual", "joint",  "pass",
+                                        "retrain", "sweeps",   "scales", "refit",
+                                        "scales",  "refit",    "storage"};
+    enum { STEPS = sizeof names / sizeof names[0] };
     for (uint64_t seed = 0; seed < 12; seed++) {
         problem p = problem_make(32, 24, 2000 + seed);
         vptq_quant_settings s = small(4, 8, 4);
@@ -158,16 +161,17 @@ static void test_ladder_goes_down(void **state)
         s.groups = seed % 2 ? 3 : 1;
         s.outliers = seed % 3 ? 0 : 10;
         s.ridge = 0; /* so that the objective is the loss */
+        s.refits = 2;
         vencoder_open(&run, "cpu", 2);
         vencoder_quantize(&run, &s, &input);
         const vptq_quant_report *r = &run.r.report;
-        assert_int_equal(r->steps, 8);
-        for (uint32_t i = 0; i < r->steps; i++) {
+        assert_int_equal(r->steps, STEPS);
+        for (uint32_t i = 0; i < STEPS; i++) {
             assert_string_equal(r->step[i].name, names[i]);
-            if (i > 0 && i < 7)
+            if (i > 0 && i < STEPS - 1)
                 assert_true(r->step[i].loss <= r->step[i - 1].loss * (1 + 1e-5));
         }
-        assert_true(r->step[7].loss < r->step[6].loss * 1.001);
+        assert_true(r->step[STEPS - 1].loss < r->step[STEPS - 2].loss * 1.001);
         assert_true(r->damping_added <= 0);
         vencoder_close(&run);
         problem_free(&p);
@@ -232,6 +236,10 @@ static void check_losses(const problem *p, const vptq_quant_settings *s,
     }
     assert_ok(vptq_column_pass(c, false, &err), &err);
     check_step(p, input, &e, step++);
+    if (s->retrain) {
+        assert_ok(vptq_retrain(c, s->retrain, &err), &err);
+        check_step(p, input, &e, step++);
+    }
     if (s->sweeps) {
         assert_ok(vptq_encoder_gather(c, &err), &err);
         assert_ok(vptq_encoder_gradient(c, &err), &err);
@@ -296,6 +304,7 @@ static void test_losses_of_refits(void **state)
         const vptq_quant_input input = vencoder_input(&p);
         vptq_quant_settings s = small(4, 16, 8);
         s.refits = refits;
+        s.scales = false;
         s.rounding = VPTQ_ROUND_END; /* nothing is decided after the last step */
         vencoder_open(&run, "cpu", 2);
         vencoder_quantize(&run, &s, &input);
@@ -503,6 +512,7 @@ static void test_degenerate_columns(void **state)
         s.groups = i & 2 ? 4 : 1;
         s.outliers = i & 2 ? 10 : 0;
         s.ridge = i & 4 ? s.ridge : 0;
+        s.scales = false; /* they would use even the flat columns */
         if (i & 8)
             s = upstream(&s);
         for (uint32_t row = 0; row < p.out; row++) {

@@ -1,0 +1,528 @@
+/* How the encoder's books come about and change, against the same written out in double: dense
+ * normal equations, all pairs, the published recipe's residual training. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/vencoder.h"
+#include "tests/vtest.h"
+
+/* ---- refit ---- */
+
+/* Solves a x = b for a symmetric a [n][n] with a ridge far below what is asked for, where it is
+ * singular. */
+static void solve(size_t n, double *a, double *b)
+{
+    double trace = 0;
+    for (size_t i = 0; i < n; i++)
+        trace += a[i * n + i];
+    for (size_t i = 0; i < n; i++)
+        a[i * n + i] += 1e-11 * trace / (double)n;
+    for (size_t k = 0; k < n; k++)
+        for (size_t i = k + 1; i < n; i++) {
+            double f = a[i * n + k] / a[k * n + k];
+            for (size_t j = k; j < n; j++)
+                a[i * n + j] -= f * a[k * n + j];
+            b[i] -= f * b[k];
+        }
+    for (size_t k = n; k-- > 0;) {
+        for (size_t j = k + 1; j < n; j++)
+            b[k] -= a[k * n + j] * b[j];
+        b[k] /= a[k * n + k];
+    }
+}
+
+/* Unknowns that entry (position t of part p, row r) is the sum of; their number. */
+static int uses(const vptq_part *p, size_t start, size_t t, size_t r, size_t *unknown)
+{
+    size_t at = t * p->strips + r / p->v, d = r % p->v;
+    unknown[0] = start + (size_t)p->idx[at] * p->v + d;
+    if (p->k_res)
+        unknown[1] = start + ((size_t)p->k + p->idx_res[at]) * p->v + d;
+    return p->k_res ? 2 : 1;
+}
+
+/* The least tr(E H' E^T) that books of the parts [first, end) can give under the indices as
+ * they are, from the dense normal equations; with `diagonal` H' is its diagonal. */
+static double least_objective(const vencoder_state *s, uint32_t first, uint32_t end,
+                              bool diagonal)
+{
+    const vptq_encoder *c = &s->c;
+    size_t n = 0, in = c->in, rows = c->rows, start[8], from = c->part[first].first;
+    size_t to = c->part[end - 1].first + c->part[end - 1].cols;
+    for (uint32_t i = first; i < end; i++) {
+        start[i] = n;
+        n += ((size_t)c->part[i].k + c->part[i].k_res) * c->part[i].v;
+    }
+    double *a = calloc(n * n, sizeof *a), *b = calloc(n, sizeof *b), sum = 0;
+    size_t *unknown = calloc((to - from) * 2, sizeof *unknown);
+    int *count = calloc(to - from, sizeof *count);
+    double *e = calloc((to - from) * rows, sizeof *e);
+
+    for (int solved = 0; solved < 2; solved++) {
+        for (size_t r = 0; r < rows; r++) {
+            for (uint32_t i = first; i < end; i++)
+                for (size_t t = 0; t < c->part[i].cols; t++) {
+                    size_t p = c->part[i].first + t - from;
+                    count[p] = r < c->part[i].rows
+                                   ? uses(&c->part[i], start[i], t, r, unknown + 2 * p)
+                                   : 0;
+                }
+            for (size_t p = 0; p < to - from; p++) {
+                double z = (double)c->z[(from + p) * rows + r];
+                if (solved) {
+                    e[p * rows + r] = -z;
+                    for (int u = 0; u < count[p]; u++)
+                        e[p * rows + r] += b[unknown[2 * p + (size_t)u]];
+                    continue;
+                }
+                for (size_t q = 0; q < to - from; q++) {
+                    double h = diagonal && p != q ? 0 : s->h[(from + p) * in + from + q];
+                    for (int u = 0; u < count[q]; u++) {
+                        size_t at = unknown[2 * q + (size_t)u];
+                        b[at] += h * z;
+                        for (int w = 0; w < count[p]; w++)
+                            a[unknown[2 * p + (size_t)w] * n + at] += h;
+                    }
+                }
+            }
+        }
+        if (!solved)
+            solve(n, a, b);
+    }
+    for (size_t p = 0; p < to - from; p++)
+        for (size_t q = 0; q < to - from; q++)
+            for (size_t r = 0; r < rows && !(diagonal && p != q); r++)
+                sum += e[p * rows + r] * s->h[(from + p) * in + from + q] * e[q * rows + r];
+    free(a);
+    free(b);
+    free(unknown);
+    free(count);
+    free(e);
+    return sum;
+}
+
+/* sum of H'_tt |q_t - z_t|^2 over a part. */
+static double diagonal_objective(const vencoder_state *s, const vptq_part *p)
+{
+    const vptq_encoder *c = &s->c;
+    double sum = 0;
+    for (size_t t = 0; t < p->cols; t++)
+        for (size_t r = 0; r < p->rows; r++) {
+            size_t at = p->first + t;
+            double e = vencoder_q(p, t, r) - (double)c->z[at * c->rows + r];
+            sum += s->h[at * c->in + at] * e * e;
+        }
+    return sum;
+}
+
+static void test_refit(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < VENCODER_CASES; i++) {
+        problem p = problem_make(vencoder_cases[i].out, vencoder_cases[i].in, 300 + i);
+        vencoder_state e;
+        vptq_encoder *c = &e.c;
+        vptq_err err = {0};
+        vencoder_state_train(&e, &p, &vencoder_cases[i], 2);
+        assert_ok(vptq_column_pass(c, false, &err), &err);
+        double before = vencoder_objective(&e);
+        for (int n = 0; n < 3; n++) { /* again: past what float keeps of one descent */
+            assert_ok(vptq_encoder_gather(c, &err), &err);
+            assert_ok(vptq_encoder_gradient(c, &err), &err);
+            assert_ok(vptq_refit(c, NULL, NULL, 300, &err), &err);
+        }
+        double after = vencoder_objective(&e), best = least_objective(&e, 0, c->parts, false);
+        assert_true(best < 0.995 * before);
+        assert_close_f64(&after, &best, 1, 0, 1e-5);
+        vencoder_state_close(&e);
+        problem_free(&p);
+    }
+}
+
+/* The books of one part under the diagonal; those of others stay. */
+static void test_refit_of_a_part(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < VENCODER_CASES; i++) {
+        problem p = problem_make(vencoder_cases[i].out, vencoder_cases[i].in, 400 + i);
+        vencoder_state e;
+        vptq_encoder *c = &e.c;
+        vptq_err err = {0};
+        vencoder_state_train(&e, &p, &vencoder_cases[i], 2);
+        assert_ok(vptq_column_pass(c, false, &err), &err); /* far from the means */
+        for (uint32_t g = 0; g < c->parts; g++) {
+            vptq_part *part = &c->part[g];
+            double before = diagonal_objective(&e, part), others = 0, same = 0;
+            for (uint32_t o = 0; o < c->parts; o++)
+                others += o == g ? 0 : diagonal_objective(&e, &c->part[o]);
+            assert_ok(vptq_refit(c, part, c->z, 300, &err), &err);
+            double after = diagonal_objective(&e, part);
+            double best = least_objective(&e, g, g + 1, true);
+            assert_true(best < before || before < 1e-9); /* few vectors: nothing is lost */
+            assert_close_f64(&after, &best, 1, 1e-9, 1e-5);
+            for (uint32_t o = 0; o < c->parts; o++)
+                same += o == g ? 0 : diagonal_objective(&e, &c->part[o]);
+            assert_true(same == others);
+        }
+        vencoder_state_close(&e);
+        problem_free(&p);
+    }
+}
+
+/* Few iterations already lower the objective; a centroid without uses stays as it is. */
+static void test_refit_descends(void **state)
+{
+    (void)state;
+    problem p = problem_make(32, 40, 51);
+    const vencoder_case q = {32, 40, 4, 16, 8, 1, 0, 4, 16, 16, VPTQ_NORM_STD, true};
+    vencoder_state e;
+    vptq_encoder *c = &e.c;
+    vptq_err err = {0};
+    vencoder_state_train(&e, &p, &q, 1);
+    assert_ok(vptq_column_pass(c, false, &err), &err);
+    vptq_part *part = &c->part[0];
+    for (size_t i = 0; i < part->cols * part->strips; i++)
+        part->idx[i] = part->idx[i] == 7 ? 6 : part->idx[i];
+    float unused[4];
+    memcpy(unused, part->main + (size_t)7 * part->v, sizeof unused);
+    double last = vencoder_objective(&e);
+    for (int n = 0; n < 6; n++) {
+        assert_ok(vptq_encoder_gather(c, &err), &err);
+        assert_ok(vptq_encoder_gradient(c, &err), &err);
+        assert_ok(vptq_refit(c, NULL, NULL, 2, &err), &err);
+        double now = vencoder_objective(&e);
+        assert_true(now < last);
+        last = now;
+    }
+    assert_same_f32(part->main + (size_t)7 * part->v, unused, 4);
+    vencoder_state_close(&e);
+    problem_free(&p);
+}
+
+/* ---- scale and bias ---- */
+
+/* tr(E H' E^T) without padded rows, with e[in][rows]. */
+static double without_padding(const vencoder_state *s, const double *e)
+{
+    const vptq_encoder *c = &s->c;
+    double sum = 0;
+    for (size_t i = 0; i < c->in; i++)
+        for (size_t j = 0; j < c->in; j++)
+            for (size_t r = 0; r < c->out; r++)
+                sum += e[i * c->rows + r] * s->h[i * c->in + j] * e[j * c->rows + r];
+    return sum;
+}
+
+static double *error_of(const vptq_encoder *c)
+{
+    double *e = calloc((size_t)c->in * c->rows, sizeof *e);
+    for (size_t p = 0; p < c->in; p++)
+        for (size_t r = 0; r < c->out; r++)
+            e[p * c->rows + r] = (double)c->q[p * c->rows + r] - (double)c->z[p * c->rows + r];
+    return e;
+}
+
+/* The least that factors 1 + a_p on q_p and shifts c_p can give, from the normal equations of
+ * the 2 n unknowns. */
+static double least_by_scales(const vencoder_state *s)
+{
+    const vptq_encoder *c = &s->c;
+    size_t in = c->in, n = 2 * in, rows = c->rows;
+    double *e = error_of(c), *a = calloc(n * n, sizeof *a), *b = calloc(n, sizeof *b);
+
+    for (size_t p = 0; p < in; p++)
+        for (size_t u = 0; u < in; u++)
+            for (size_t r = 0; r < c->out; r++) {
+                double h = s->h[p * in + u], qp = (double)c->q[p * rows + r];
+                double qu = (double)c->q[u * rows + r];
+                a[p * n + u] += h * qp * qu;
+                a[p * n + in + u] += h * qp;
+                a[(in + p) * n + u] += h * qu;
+                a[(in + p) * n + in + u] += h;
+                b[p] -= h * qp * e[u * rows + r];
+                b[in + p] -= h * e[u * rows + r];
+            }
+    solve(n, a, b);
+    for (size_t p = 0; p < in; p++)
+        for (size_t r = 0; r < c->out; r++)
+            e[p * rows + r] += b[p] * (double)c->q[p * rows + r] + b[in + p];
+    double least = without_padding(s, e);
+    free(a);
+    free(b);
+    free(e);
+    return least;
+}
+
+static void test_refit_of_scales(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < VENCODER_CASES; i++) {
+        problem p = problem_make(vencoder_cases[i].out, vencoder_cases[i].in, 500 + i);
+        vencoder_state e;
+        vptq_encoder *c = &e.c;
+        vptq_err err = {0};
+        vencoder_state_train(&e, &p, &vencoder_cases[i], 2);
+        e.s.storage = VPTQ_F32; /* nothing is lost by rounding */
+        assert_ok(vptq_column_pass(c, false, &err), &err);
+        assert_ok(vptq_encoder_gradient(c, &err), &err);
+        double *at_first = error_of(c);
+        double before = without_padding(&e, at_first), best = least_by_scales(&e);
+        for (int n = 0; n < 3; n++) {
+            assert_ok(vptq_refit_scales(c, 300, &err), &err);
+            assert_ok(vptq_encoder_gradient(c, &err), &err);
+        }
+        vencoder_state_metric(&e);
+        double *at_last = error_of(c), after = without_padding(&e, at_last);
+        assert_true(best < 0.999 * before);
+        assert_close_f64(&after, &best, 1, 0, 1e-4);
+        for (size_t j = 0; j < c->in; j++) /* z is W in the new coordinates */
+            for (size_t r = 0; r < c->out; r++) {
+                size_t col = c->metric.order[j];
+                float w = c->z[j * c->rows + r] * c->metric.scale[col] + c->metric.bias[col];
+                assert_close(&w, &p.w[r * c->in + col], 1, 1e-6, 1e-6);
+            }
+        free(at_first);
+        free(at_last);
+        vencoder_state_close(&e);
+        problem_free(&p);
+    }
+}
+
+/* Scale and bias come out exact in the storage type; a scale that would turn round or vanish
+ * stays as it is. */
+static void test_scales_can_be_stored(void **state)
+{
+    (void)state;
+    const float factor[] = {1, -1, 1e8F, 0};
+    problem p = problem_make(24, 16, 91);
+    const vencoder_case q = {24, 16, 4, 8, 0, 1, 0, 4, 16, 1, VPTQ_NORM_STD, true};
+    for (int i = 0; i < 4; i++) {
+        vencoder_state e;
+        vptq_encoder *c = &e.c;
+        vptq_err err = {0};
+        vencoder_state_train(&e, &p, &q, 1);
+        assert_ok(vptq_encoder_gather(c, &err), &err);
+        for (size_t r = 0; r < c->rows; r++)
+            c->q[r] *= factor[i];
+        float kept = c->metric.scale[c->metric.order[0]];
+        assert_ok(vptq_encoder_gradient(c, &err), &err);
+        assert_ok(vptq_refit_scales(c, 60, &err), &err);
+        for (size_t j = 0; j < 16; j++) {
+            float scale = c->metric.scale[j], bias = c->metric.bias[j];
+            assert_true(scale >= 6e-5F && isfinite(bias));
+            assert_true(scale == vptq_round_to(VPTQ_F16, scale));
+            assert_true(bias == vptq_round_to(VPTQ_F16, bias));
+        }
+        assert_true((c->metric.scale[c->metric.order[0]] == kept) == (i > 0));
+        vencoder_state_close(&e);
+    }
+    problem_free(&p);
+}
+
+/* ---- training ---- */
+
+/* The joint choice tries all pairs where the beam is as wide as the book; each round lowers
+ * what the choice and the books are fitted to. */
+static void test_joint(void **state)
+{
+    (void)state;
+    problem p = problem_make(64, 48, 61);
+    vencoder_case q = {64, 48, 4, 16, 8, 2, 5, 8, 16, 16, VPTQ_NORM_STD, true};
+    vencoder_state e;
+    vptq_encoder *c = &e.c;
+    vptq_err err = {0};
+    float main[2][64], res[2][32];
+    double x[4], last[2] = {INFINITY, INFINITY};
+
+    vencoder_state_train(&e, &p, &q, 2);
+    e.s.joint = 1;
+    for (int round = 0; round < 3; round++) {
+        vptq_part old[2];
+        for (uint32_t g = 0; g < 2; g++) {
+            old[g] = c->part[1 + g];
+            memcpy(main[g], old[g].main, sizeof main[g]);
+            memcpy(res[g], old[g].res, sizeof res[g]);
+            old[g].main = main[g];
+            old[g].res = res[g];
+        }
+        assert_ok(vptq_train_joint(c, &err), &err);
+        for (uint32_t g = 0; g < 2; g++) {
+            const vptq_part *part = &c->part[1 + g];
+            for (size_t i = 0; i < part->cols * part->strips; i++) {
+                double best = INFINITY;
+                size_t t = part->first + i / part->strips, r = i % part->strips * part->v;
+                for (uint32_t d = 0; d < 4; d++)
+                    x[d] = (double)c->z[t * c->rows + r + d];
+                for (uint32_t j = 0; j < 16; j++)
+                    for (uint32_t l = 0; l < 8; l++)
+                        best = fmin(best, vencoder_distance(&old[g], x, j, l, true));
+                double got =
+                    vencoder_distance(&old[g], x, part->idx[i], part->idx_res[i], true);
+                assert_true(got <= best + 1e-6 * (1 + best));
+            }
+            double now = diagonal_objective(&e, part);
+            assert_true(now < last[g]);
+            last[g] = now;
+        }
+    }
+    vencoder_state_close(&e);
+    problem_free(&p);
+}
+
+static void settings_upstream(vptq_quant_settings *s)
+{
+    vptq_err err = {0};
+    assert_ok(vptq_quant_set_encoder(s, "upstream", &err), &err);
+}
+
+/* Whether `x` [v] is one of the n vectors; its number. */
+static bool find_vector(const float *x, const double *vectors, size_t n, uint32_t v, size_t *at)
+{
+    for (*at = 0; *at < n; ++*at) {
+        double worst = 0;
+        for (uint32_t d = 0; d < v; d++)
+            worst = fmax(worst, fabs((double)x[d] - vectors[*at * v + d]));
+        if (worst < 1e-4)
+            return true;
+    }
+    return false;
+}
+
+static void all_different(const size_t *drawn, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        for (size_t j = 0; j < i; j++)
+            assert_true(drawn[i] != drawn[j]);
+}
+
+/* With one iteration k-means gives back its start: vectors of the matrix, all different. */
+static void test_upstream_starts_from_vectors(void **state)
+{
+    (void)state;
+    problem p = problem_make(32, 24, 71);
+    vptq_quant_settings s = vencoder_settings(4, 32, 0);
+    vptq_quant_input input = vencoder_input(&p);
+    vencoder_state e;
+    vptq_err err = {0};
+    size_t drawn[32];
+    settings_upstream(&s);
+    s.kmeans_iterations = 1;
+    vencoder_state_open(&e, "cpu", 1, &s, &input);
+    assert_ok(vptq_train_main(&e.c, &err), &err);
+    double *vectors = vencoder_target(&e);
+    for (size_t j = 0; j < 32; j++)
+        assert_true(find_vector(e.c.part[0].main + j * 4, vectors, 32 * 24 / 4, 4, &drawn[j]));
+    all_different(drawn, 32);
+    free(vectors);
+    vencoder_state_close(&e);
+    problem_free(&p);
+}
+
+/* What is left of the compensated columns after a pass with the main book, in double. */
+static double *naive_left_over(vencoder_state *s)
+{
+    vptq_encoder *c = &s->c;
+    const vptq_part *p = &c->part[0];
+    size_t n = c->in, rows = c->rows;
+    double *a = vencoder_inverse(s), *z = vencoder_target(s);
+    for (size_t t = 0; t < n; t++) {
+        for (size_t g = 0; g < p->strips; g++) {
+            vencoder_choice q = vencoder_choose(p, z + t * rows + g * p->v, 1, false);
+            for (uint32_t d = 0; d < p->v; d++) {
+                size_t r = g * p->v + d;
+                double e = z[t * rows + r] - (double)p->main[(size_t)q.main * p->v + d];
+                for (size_t u = t + 1; u < n; u++)
+                    z[u * rows + r] -= e / a[t * n + t] * a[t * n + u];
+                z[t * rows + r] = e;
+            }
+        }
+        vencoder_eliminate(n, a, t);
+    }
+    free(a);
+    return z;
+}
+
+/* One step of Lloyd on vectors x with the weight of vector i being that of vector i / v. */
+static void naive_means(const vencoder_state *s, const double *x, const size_t *start,
+                        uint32_t k, double *means)
+{
+    const vptq_part *p = &s->c.part[0];
+    size_t n = p->cols * p->strips, v = p->v;
+    double *weight = calloc(k, sizeof *weight);
+    memset(means, 0, k * v * sizeof *means);
+    for (size_t i = 0; i < n; i++) {
+        size_t best = 0, column = i / v / p->strips;
+        double least = INFINITY, w = s->h[column * s->c.in + column];
+        for (size_t j = 0; j < k; j++) {
+            double sum = 0;
+            for (size_t d = 0; d < v; d++) {
+                double diff = x[i * v + d] - x[start[j] * v + d];
+                sum += diff * diff;
+            }
+            if (sum < least) {
+                least = sum;
+                best = j;
+            }
+        }
+        weight[best] += w;
+        for (size_t d = 0; d < v; d++)
+            means[best * v + d] += w * x[i * v + d];
+    }
+    for (size_t j = 0; j < k * v; j++)
+        means[j] /= weight[j / v];
+    free(weight);
+}
+
+/* The residual book of the published recipe: its start is drawn from the errors of a first
+ * pass, and its first means weigh vector i as vector i / v. */
+static void test_upstream_residual(void **state)
+{
+    (void)state;
+    enum { K_RES = 8, V = 4 };
+    problem p = problem_make(32, 24, 81);
+    vptq_quant_settings s = vencoder_settings(V, 16, K_RES);
+    vptq_quant_input input = vencoder_input(&p);
+    vptq_err err = {0};
+    size_t start[K_RES];
+    double means[K_RES * V], got[K_RES * V];
+    settings_upstream(&s);
+    for (uint32_t iterations = 1; iterations <= 2; iterations++) {
+        vencoder_state e;
+        s.kmeans_iterations = 5;
+        vencoder_state_open(&e, "cpu", 2, &s, &input);
+        assert_ok(vptq_train_main(&e.c, &err), &err);
+        e.s.kmeans_iterations = iterations;
+        assert_ok(vptq_train_residual(&e.c, &err), &err);
+        double *x = naive_left_over(&e);
+        const float *res = e.c.part[0].res;
+        if (iterations == 1) {
+            for (size_t j = 0; j < K_RES; j++)
+                assert_true(find_vector(res + j * V, x, 32 * 24 / V, V, &start[j]));
+            all_different(start, K_RES);
+        } else {
+            naive_means(&e, x, start, K_RES, means);
+            for (size_t j = 0; j < K_RES * V; j++)
+                got[j] = (double)res[j];
+            assert_close_f64(got, means, K_RES * V, 1e-4, 1e-4);
+        }
+        free(x);
+        vencoder_state_close(&e);
+    }
+    problem_free(&p);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_refit),
+        cmocka_unit_test(test_refit_of_a_part),
+        cmocka_unit_test(test_refit_descends),
+        cmocka_unit_test(test_refit_of_scales),
+        cmocka_unit_test(test_scales_can_be_stored),
+        cmocka_unit_test(test_joint),
+        cmocka_unit_test(test_upstream_starts_from_vectors),
+        cmocka_unit_test(test_upstream_residual),
+    };
+    return vtest_main(argc, argv, tests);
+}
