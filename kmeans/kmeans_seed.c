@@ -16,7 +16,7 @@
  * centroid. */
 static const uint64_t SEEDING_COUNTER = UINT64_C(1) << 40;
 
-enum { TRIALS = 8, CHUNK = 8192 };
+enum { TRIALS = VPTQ_SEED_TRIALS, CHUNK = VPTQ_SEED_CHUNK, TASK = 8 * CHUNK };
 
 /* More of a sample costs time but serves few vectors per centroid visibly: with 20 of them, 8
  * trials on all leave 5 % less error after Lloyd than one trial on 8 per centroid.  Hence 32
@@ -47,24 +47,23 @@ typedef struct seeding {
     int threads;
     size_t chunks;
     double *potential; /* [chunks] sum of w d */
-    double *trial;     /* [TRIALS][chunks] the same with a candidate */
+    double *trial;     /* [chunks][TRIALS] the same with a candidate */
+    float *last;       /* [v] the newest centroid; d knows of it where points are drawn */
     float *c;          /* [TRIALS][v] candidates */
 } seeding;
 
-static void add_chunk(void *arg, size_t begin, size_t end, int thread)
+static size_t chunk_end(const seeding *g, size_t begin)
 {
-    const seeding *g = arg;
-    (void)thread;
-    g->potential[begin / CHUNK] = g->loops->add(&g->s, g->c, begin, end);
+    return g->s.m - begin < CHUNK ? g->s.m : begin + CHUNK;
 }
 
-static void probe_chunk(void *arg, size_t begin, size_t end, int thread)
+static void probe_task(void *arg, size_t begin, size_t end, int thread)
 {
     const seeding *g = arg;
     (void)thread;
-    for (size_t t = 0; t < TRIALS; t++)
-        g->trial[t * g->chunks + begin / CHUNK] =
-            g->loops->probe(&g->s, g->c + t * g->s.v, begin, end);
+    for (size_t i = begin; i < end; i += CHUNK)
+        g->loops->probe(&g->s, g->last, g->c, i, chunk_end(g, i),
+                        g->trial + i / CHUNK * TRIALS);
 }
 
 static double sum_of(const double *part, size_t n)
@@ -81,11 +80,13 @@ static size_t draw_point(const seeding *g, double u)
 {
     const vptq_seed_points *s = &g->s;
     double rest = u * sum_of(g->potential, g->chunks);
-    size_t chunk = 0, found = 0;
+    size_t chunk = 0;
     while (chunk + 1 < g->chunks && rest >= g->potential[chunk])
         rest -= g->potential[chunk++];
-    size_t end = (chunk + 1) * CHUNK < s->m ? (chunk + 1) * CHUNK : s->m;
-    for (size_t i = chunk * CHUNK; i < end; i++) {
+    const size_t begin = chunk * CHUNK, end = chunk_end(g, begin);
+    size_t found = begin;
+    g->loops->add(s, g->last, begin, end);
+    for (size_t i = begin; i < end; i++) {
         double product = (double)(s->w[i] * s->d[i]);
         if (product > 0)
             found = i;
@@ -102,50 +103,61 @@ static void copy_point(const vptq_seed_points *s, size_t i, float *c)
         c[e] = s->xt[e * s->m + i];
 }
 
-/* Leaves centroid number j in g->c[0 .. v - 1]. */
+/* Leaves centroid number j in g->last. */
 static void choose_next(seeding *g, uint32_t j)
 {
     const size_t v = g->s.v;
+    double sum[TRIALS] = {0};
+    size_t best = 0;
     for (uint32_t t = 0; t < TRIALS; t++) {
         uint64_t counter = SEEDING_COUNTER + (uint64_t)j * TRIALS + t;
         copy_point(&g->s, draw_point(g, vptq_rng_uniform(g->rng, counter)), g->c + t * v);
     }
-    vptq_parallel_for(g->threads, g->s.m, CHUNK, probe_chunk, g);
-    size_t best = 0;
-    double least = sum_of(g->trial, g->chunks);
-    for (size_t t = 1; t < TRIALS; t++) {
-        double potential = sum_of(g->trial + t * g->chunks, g->chunks);
-        if (potential < least) {
-            least = potential;
-            best = t;
-        }
+    vptq_parallel_for(g->threads, g->s.m, TASK, probe_task, g);
+    for (size_t b = 0; b < g->chunks; b++) {
+        for (size_t t = 0; t < TRIALS; t++)
+            sum[t] += g->trial[b * TRIALS + t];
     }
-    memmove(g->c, g->c + best * v, v * sizeof *g->c);
+    for (size_t t = 1; t < TRIALS; t++)
+        best = sum[t] < sum[best] ? t : best;
+    for (size_t b = 0; b < g->chunks; b++)
+        g->potential[b] = g->trial[b * TRIALS + best];
+    memcpy(g->last, g->c + best * v, v * sizeof *g->last);
+}
+
+/* The first point is drawn by weight alone, all distances being alike. */
+static void choose_first(seeding *g)
+{
+    const vptq_seed_points *s = &g->s;
+    double rest = 0;
+    size_t found = 0;
+    for (size_t i = 0; i < s->m; i++) {
+        rest += (double)s->w[i];
+        s->d[i] = FLT_MAX;
+    }
+    rest *= vptq_rng_uniform(g->rng, SEEDING_COUNTER);
+    for (size_t i = 0; i < s->m && rest >= 0; i++) {
+        found = s->w[i] > 0 ? i : found;
+        rest -= (double)s->w[i];
+    }
+    copy_point(s, found, g->last);
+    for (size_t b = 0; b < g->chunks; b++)
+        g->potential[b] = g->loops->add(s, g->last, b * CHUNK, chunk_end(g, b * CHUNK));
 }
 
 static vptq_status plus_plus(const vptq_ctx *ctx, seeding *g, uint32_t k, float *centroids,
                              vptq_err *err)
 {
     const size_t v = g->s.v;
-    for (size_t i = 0; i < g->s.m; i++)
-        g->s.d[i] = 1; /* the first point is drawn by weight alone */
-    for (size_t b = 0; b < g->chunks; b++) {
-        size_t end = (b + 1) * CHUNK < g->s.m ? (b + 1) * CHUNK : g->s.m;
-        g->potential[b] = 0;
-        for (size_t i = b * CHUNK; i < end; i++)
-            g->potential[b] += (double)g->s.w[i];
-    }
-    copy_point(&g->s, draw_point(g, vptq_rng_uniform(g->rng, SEEDING_COUNTER)), g->c);
-    for (size_t i = 0; i < g->s.m; i++)
-        g->s.d[i] = FLT_MAX;
     for (uint32_t j = 0; j < k; j++) {
         vptq_status st = vptq_check_cancel(ctx, err);
         if (st)
             return st;
         if (j > 0)
             choose_next(g, j);
-        memcpy(centroids + j * v, g->c, v * sizeof *g->c);
-        vptq_parallel_for(g->threads, g->s.m, CHUNK, add_chunk, g);
+        else
+            choose_first(g);
+        memcpy(centroids + j * v, g->last, v * sizeof *g->last);
     }
     return VPTQ_OK;
 }
@@ -190,7 +202,7 @@ static vptq_status seed_plus_plus(const vptq_kmeans_points *points, const vptq_r
     vptq_mem *mem = points->ctx->mem;
     float *floats = vptq_mem_alloc(mem, m, (v + 2) * sizeof *floats, err);
     double *doubles = vptq_mem_alloc(mem, chunks * (1 + TRIALS), sizeof *doubles, err);
-    float *c = vptq_mem_alloc(mem, TRIALS * v, sizeof *c, err);
+    float *c = vptq_mem_alloc(mem, (1 + TRIALS) * v, sizeof *c, err);
     vptq_status st = floats && doubles && c ? VPTQ_OK : VPTQ_E_NOMEM;
     if (!st) {
         seeding g = {.s = {.m = m, .v = v, .xt = floats, .w = floats + m * v},
@@ -200,7 +212,8 @@ static vptq_status seed_plus_plus(const vptq_kmeans_points *points, const vptq_r
                      .chunks = chunks,
                      .potential = doubles,
                      .trial = doubles + chunks,
-                     .c = c};
+                     .last = c,
+                     .c = c + v};
         g.s.d = g.s.w + m;
         fill_sample(points, chosen, count, &g.s);
         st = plus_plus(points->ctx, &g, k, centroids, err);

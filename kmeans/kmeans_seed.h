@@ -1,11 +1,15 @@
-/* The inner loops of seeding, built for every instruction set from kmeans_seed_body.h; all give
- * the same bits. */
+/* The inner loops of seeding, built for every instruction set from kmeans_seed_body.h; those
+ * with fused operations give the same bits. */
 #ifndef KMEANS_KMEANS_SEED_H
 #define KMEANS_KMEANS_SEED_H
 
 #include <stddef.h>
 
-enum { VPTQ_SEED_LANES = 16 };
+enum {
+    VPTQ_SEED_LANES = 16,
+    VPTQ_SEED_TRIALS = 8,   /* candidates per centroid */
+    VPTQ_SEED_CHUNK = 1024, /* points that loops take at a time, at most */
+};
 
 /* Dimension e of point i is xt[e * m + i]; m, begin and end are multiples of 16. */
 typedef struct vptq_seed_points {
@@ -18,8 +22,10 @@ typedef struct vptq_seed_points {
 typedef struct vptq_seed_loops {
     /* d = min(d, |x - c|^2) over points begin .. end - 1; gives the sum of w d. */
     double (*add)(const vptq_seed_points *s, const float *c, size_t begin, size_t end);
-    /* The sum of w d as it would be with centroid c, which is not added. */
-    double (*probe)(const vptq_seed_points *s, const float *c, size_t begin, size_t end);
+    /* Adds centroid `last`; sums[t] = the sum of w d as it would be with c[t] [TRIALS, v], too.
+     */
+    void (*probe)(const vptq_seed_points *s, const float *last, const float *c, size_t begin,
+                  size_t end, double *sums);
 } vptq_seed_loops;
 
 extern const vptq_seed_loops vptq_seed_loops_none;

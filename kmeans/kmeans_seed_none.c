@@ -1,4 +1,10 @@
 enum { WIDTH = 4 };
+typedef float floats __attribute__((vector_size(16)));
+
+static inline floats mul_add(floats a, floats b, floats c)
+{
+    return a * b + c;
+}
 
 #include "kmeans/kmeans_seed_body.h"
 

@@ -334,41 +334,61 @@ static void tolerance_stops(void **state)
     }
 }
 
-/* The loops of seeding give the same bits at every level, and the right ones. */
-static void seeding_loops_agree(void **state)
+/* The loops of seeding give the right sums at every level, and the same bits wherever
+ * operations are fused. */
+static void check_loops(size_t dims)
 {
-    (void)state;
-    enum { M = 16 * 37, DIMS = 7 };
-    static float x[DIMS * M], w[M], c[DIMS], d[3][M];
+    enum { M = 16 * 37, MOST = 12, TRIALS = VPTQ_SEED_TRIALS };
+    static float x[MOST * M], w[M], c[(1 + TRIALS) * MOST], d[3][M], after[3][M];
+    static double sums[3][1 + TRIALS];
     const vptq_seed_loops *levels[3] = {&vptq_seed_loops_none};
 #if defined(__x86_64__)
     levels[1] = &vptq_seed_loops_avx2;
     levels[2] = &vptq_seed_loops_avx512;
 #endif
-    vtest_normal(x, DIMS * M, 1);
+    double expected[1 + TRIALS] = {0};
+    vtest_normal(x, dims * M, 1);
     vtest_normal(w, M, 2);
-    vtest_normal(c, DIMS, 3);
-    double expected = 0, first = 0;
+    vtest_normal(c, (1 + TRIALS) * dims, 3);
     for (size_t i = 0; i < M; i++) {
-        double distance = 0;
+        double nearest = 8;
         w[i] = fabsf(w[i]);
-        for (size_t e = 0; e < DIMS; e++)
-            distance +=
-                ((double)x[e * M + i] - (double)c[e]) * ((double)x[e * M + i] - (double)c[e]);
-        expected += (double)w[i] * fmin(distance, 8);
+        for (size_t t = 0; t <= TRIALS;
+             t++) { /* the last centroid, then candidates beside it */
+            double distance = 0;
+            for (size_t e = 0; e < dims; e++) {
+                const double diff = (double)x[e * M + i] - (double)c[t * dims + e];
+                distance += diff * diff;
+            }
+            if (t == 0)
+                nearest = fmin(nearest, distance);
+            expected[t] += (double)w[i] * fmin(nearest, distance);
+        }
     }
     for (int l = 0; l <= (int)vptq_cpu_simd() && levels[l]; l++) {
-        vptq_seed_points s = {.m = M, .v = DIMS, .xt = x, .w = w, .d = d[l]};
+        vptq_seed_points s = {.m = M, .v = dims, .xt = x, .w = w, .d = d[l]};
         for (size_t i = 0; i < M; i++)
             d[l][i] = 8;
-        double probed = levels[l]->probe(&s, c, 0, M);
-        double added = levels[l]->add(&s, c, 0, M);
-        first = l ? first : added;
-        assert_memory_equal(&probed, &first, sizeof first);
-        assert_memory_equal(&added, &first, sizeof first);
-        assert_memory_equal(d[l], d[0], sizeof d[l]);
-        assert_close_f64(&added, &expected, 1, 0, 1e-6);
+        levels[l]->probe(&s, c, c + dims, 0, M, sums[l] + 1);
+        memcpy(after[l], d[l], sizeof after[l]);
+        sums[l][0] = levels[l]->add(&s, c, 0, M); /* adding once more changes nothing */
+        assert_memory_equal(after[l], d[l], sizeof after[l]);
+        assert_close_f64(sums[l], expected, 1 + TRIALS, 0, 1e-6);
+        if (l == 2) {
+            assert_memory_equal(sums[l], sums[1], sizeof sums[l]);
+            assert_memory_equal(after[l], after[1], sizeof after[l]);
+        }
+        const double came = levels[l]->add(&s, c + dims, 0, M); /* what was probed comes true */
+        assert_memory_equal(&came, &sums[l][1], sizeof came);
     }
+}
+
+static void seeding_loops_agree(void **state)
+{
+    (void)state;
+    static const size_t dims[] = {1, 4, 6, 7, 8, 12};
+    for (size_t i = 0; i < sizeof dims / sizeof *dims; i++)
+        check_loops(dims[i]);
 }
 
 static void bad_input_is_named(void **state)
