@@ -334,6 +334,106 @@ static void tolerance_stops(void **state)
     }
 }
 
+/* Squared moves of the centroids in the t-th iteration, from runs that end before and after. */
+static double moved_in(const vptq_kmeans_options *opt, int t, const float *x, const float *w)
+{
+    static result before, after;
+    vptq_kmeans_options cut = *opt;
+    double sum = 0;
+    cut.shift = 0;
+    cut.iterations = t;
+    run("cpu", VPTQ_SIMD_AVX512, 1, &cut, N, x, w, &before);
+    cut.iterations = t + 1;
+    run("cpu", VPTQ_SIMD_AVX512, 1, &cut, N, x, w, &after);
+    for (size_t e = 0; e < (size_t)opt->k * V; e++) {
+        double d = (double)after.centroids[e] - (double)before.centroids[e];
+        sum += d * d;
+    }
+    return sum;
+}
+
+/* Stops at the first iteration whose moves sum to less. */
+static void shift_stops(void **state)
+{
+    (void)state;
+    static float x[N * V], w[N];
+    static result r;
+    make_points(x, w);
+    vptq_kmeans_options opt = options(V, 8);
+    opt.keep_empty = true; /* so that only means move */
+    opt.seeding = VPTQ_KMEANS_RANDOM;
+    run("cpu", VPTQ_SIMD_AVX512, 1, &opt, N, x, w, &r);
+    assert_int_equal(r.stats.iterations, ITERATIONS);
+    assert_false(r.stats.converged);
+    opt.shift = 0.75 * moved_in(&opt, 3, x, w);
+    run("cpu", VPTQ_SIMD_AVX512, 1, &opt, N, x, w, &r);
+    const int count = r.stats.iterations;
+    assert_true(r.stats.converged);
+    assert_in_range(count, 5, ITERATIONS - 1);
+    for (int t = 1; t < count; t++)
+        assert_true((moved_in(&opt, t, x, w) < opt.shift) == (t == count - 1));
+    check_result(&opt, N, x, w, &r);
+}
+
+static double distance(const float *a, const float *b)
+{
+    double d = 0;
+    for (size_t e = 0; e < V; e++)
+        d += ((double)a[e] - (double)b[e]) * ((double)a[e] - (double)b[e]);
+    return d;
+}
+
+/* Points of few sites, drawn at random: copies of a centroid win nothing at first, and stay
+ * where they are; with repair they move.  Labels are the nearest centroids either way. */
+static void empty_clusters_are_kept(void **state)
+{
+    (void)state;
+    enum { K = 24, SITES = 200 };
+    static float x[N * V];
+    static result kept, repaired;
+    float start[K * V];
+    for (size_t i = 0; i < N; i++) { /* half of the points are on 3 sites */
+        size_t site = i % 2 ? i % 3 : i / 2 % SITES;
+        for (size_t e = 0; e < V; e++)
+            x[i * V + e] = (float)((site * 7 + e * site) % 64);
+    }
+    vptq_kmeans_options opt = options(V, K);
+    opt.seeding = VPTQ_KMEANS_RANDOM;
+    opt.keep_empty = true;
+    vptq_ctx ctx = {.threads = 1};
+    vptq_kmeans_points points = {&ctx, N, V, x, NULL};
+    vptq_err err;
+    assert_ok(vptq_kmeans_seed(&points, &opt, start, &err), &err);
+    opt.iterations = 2; /* means move once */
+    run("cpu", VPTQ_SIMD_AVX512, 2, &opt, N, x, NULL, &kept);
+    size_t copies = 0;
+    for (size_t j = 0; j < K; j++)
+        for (size_t i = 0; i < j; i++)
+            if (!memcmp(start + i * V, start + j * V, V * sizeof *start)) {
+                assert_same_f32(kept.centroids + j * V, start + j * V, V);
+                copies++;
+                break;
+            }
+    assert_true(copies > 2);
+    opt.iterations = ITERATIONS;
+    run("cpu", VPTQ_SIMD_AVX512, 2, &opt, N, x, NULL, &kept);
+    check_result(&opt, N, x, NULL, &kept);
+    assert_int_equal(kept.stats.repaired, 0);
+    opt.keep_empty = false;
+    run("cpu", VPTQ_SIMD_AVX512, 2, &opt, N, x, NULL, &repaired);
+    check_result(&opt, N, x, NULL, &repaired);
+    assert_true(repaired.stats.repaired > 0);
+    assert_true(repaired.stats.last < kept.stats.last);
+    const result *both[] = {&kept, &repaired};
+    for (int n = 0; n < 2; n++)
+        for (size_t i = 0; i < N; i++) {
+            double own = distance(x + i * V, both[n]->centroids + both[n]->labels[i] * V);
+            for (size_t j = 0; j < K; j++)
+                assert_true(
+                    own <= distance(x + i * V, both[n]->centroids + j * V) * (1 + 1e-5) + 1e-3);
+        }
+}
+
 /* The loops of seeding give the right sums at every level, and the same bits wherever
  * operations are fused. */
 static void check_loops(size_t dims)
@@ -427,6 +527,13 @@ static void bad_input_is_named(void **state)
     opt.iterations = 5;
     opt.tolerance = NAN;
     assert_fails(RUN(N), VPTQ_E_ARG, &err, "tolerance");
+    opt.tolerance = 0;
+    opt.shift = -1;
+    assert_fails(RUN(N), VPTQ_E_ARG, &err, "shift -1");
+    opt.shift = (double)INFINITY;
+    assert_fails(RUN(N), VPTQ_E_ARG, &err, "shift inf");
+    opt.shift = (double)NAN;
+    assert_fails(RUN(N), VPTQ_E_ARG, &err, "shift nan");
 #undef RUN
     devices_close(&d);
 }
@@ -491,6 +598,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(same_bytes_for_any_threads),
         cmocka_unit_test(seed_decides),
         cmocka_unit_test(tolerance_stops),
+        cmocka_unit_test(shift_stops),
+        cmocka_unit_test(empty_clusters_are_kept),
         cmocka_unit_test(seeding_loops_agree),
         cmocka_unit_test(bad_input_is_named),
         cmocka_unit_test(cancel_stops),
