@@ -30,8 +30,10 @@ vptq_status vptq_plan_settings(vptq_quantizer *q, vptq_err *err)
     if (q->first > q->last || q->last >= d->layers)
         return vptq_fail(err, VPTQ_E_ARG, "layers %u-%u of a model of %u layers (0-%u)",
                          q->first, q->last, d->layers, d->layers - 1);
-    return vptq_settings_resolve(d, &o->settings, o->recipe, &q->arena, &q->matrix, &q->rules,
-                                 err);
+    st = vptq_settings_resolve(d, &o->settings, o->recipe, &q->arena, &q->matrix, &q->rules,
+                               err);
+    /* also what an allocation will not change, before it takes its time */
+    return st ? st : vptq_settings_check(d, q->matrix, err);
 }
 
 vptq_status vptq_plan_hessians(vptq_quantizer *q, vptq_err *err)
@@ -167,7 +169,7 @@ static vptq_status scan_matrix(const vptq_quantizer *q, uint32_t layer, vptq_lin
                      q->opt->model, name, bad / s->cols, bad % s->cols);
 }
 
-static vptq_status scan_weights(const vptq_quantizer *q, vptq_err *err)
+vptq_status vptq_plan_weights(const vptq_quantizer *q, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     vptq_arena arena;
@@ -185,7 +187,9 @@ static vptq_status scan_weights(const vptq_quantizer *q, vptq_err *err)
         st = VPTQ_E_NOMEM;
         goto out;
     }
-    for (uint32_t layer = q->first; layer <= q->last; layer++)
+    bool all = vptq_allocate_measures(q->opt);
+    uint32_t last = all ? q->model.desc->layers - 1 : q->last;
+    for (uint32_t layer = all ? 0 : q->first; layer <= last; layer++)
         for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
             VPTQ_TRY(vptq_check_cancel(q->dev->ctx, err));
             VPTQ_TRY(scan_matrix(q, layer, (vptq_linear)l, &s, err));
@@ -201,5 +205,5 @@ vptq_status vptq_plan_check(const vptq_quantizer *q, vptq_err *err)
     if (st)
         return st;
     warn_large_books(q);
-    return q->opt->dry_run ? VPTQ_OK : scan_weights(q, err);
+    return VPTQ_OK;
 }

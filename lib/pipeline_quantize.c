@@ -202,6 +202,8 @@ vptq_status vptq_quantize_model(vptq_device *dev, const vptq_quantize_options *o
     VPTQ_TRY(vptq_plan_settings(&q, err));
     if (opt->hessians)
         VPTQ_TRY(vptq_plan_hessians(&q, err));
+    if (!opt->dry_run || vptq_allocate_measures(opt))
+        VPTQ_TRY(vptq_plan_weights(&q, err));
     if (opt->bits > 0)
         VPTQ_TRY(vptq_plan_allocate(&q, err));
     VPTQ_TRY(vptq_plan_check(&q, err));

@@ -45,12 +45,14 @@ static inline const vptq_matrix_settings *vptq_quantizer_matrix(const vptq_quant
 
 /* ---- before any work (pipeline_plan.c) ---- */
 
-/* Opens the model and makes the table of settings. */
+/* Opens the model, makes the table of settings and checks it. */
 vptq_status vptq_plan_settings(vptq_quantizer *q, vptq_err *err) VPTQ_MUST_CHECK;
 /* Opens the source of Hessians, and warns of one that is made of few tokens. */
 vptq_status vptq_plan_hessians(vptq_quantizer *q, vptq_err *err) VPTQ_MUST_CHECK;
-/* What would stop the run or is likely a mistake: settings that cannot be, books larger than
- * what they are trained on, and, unless it is a dry run, weights that are not finite. */
+/* Weights that are not finite, in every matrix that will be looked at: VPTQ_E_NUMERIC naming
+ * tensor and place. */
+vptq_status vptq_plan_weights(const vptq_quantizer *q, vptq_err *err) VPTQ_MUST_CHECK;
+/* Settings that cannot be, and warnings of books larger than what they are trained on. */
 vptq_status vptq_plan_check(const vptq_quantizer *q, vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Settings of all matrices from a budget of bits (pipeline_allocate.c); Hessians first. */

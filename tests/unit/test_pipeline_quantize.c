@@ -517,6 +517,7 @@ static void test_row_json(void **state)
                              .columns = 64,
                              .settings = &s,
                              .shape = vptq_quant_shape(&s, 32, 64),
+                             .predicted = NAN,
                              .weighted = true,
                              .held_out = true,
                              .report = {.step = {{"k-means", 0.5, 0.625, 0.75, false, 1},
@@ -556,10 +557,11 @@ static void test_row_json(void **state)
         "\"outlier_codebook_bits\": 0, \"total_bits\": 5120, "
         "\"settings\": {\"vector_length\": 8, \"centroids\": 16}}");
     free(text);
+    row.predicted = 0.5;
     assert_ok(vptq_row_json(&row, true, &text, &err), &err);
     assert_string_equal(text,
                         "{\"layer\": 3, \"name\": \"v_proj\", \"rows\": 32, \"columns\": 64, "
-                        "\"bits_per_weight\": 2.5, "
+                        "\"predicted_loss\": 0.5, \"bits_per_weight\": 2.5, "
                         "\"v\": 8, \"k\": 16, \"k_res\": 0, \"groups\": 1, \"outliers\": 0, "
                         "\"index_bits\": 1024, \"codebook_bits\": 2048, "
                         "\"norm_bits\": 2048, \"perm_bits\": 0, \"outlier_index_bits\": 0, "
