@@ -33,18 +33,24 @@ static double vectors(uint32_t out, uint32_t in, uint32_t v)
 vptq_quant_settings vptq_rate_probe(uint32_t out, uint32_t in, uint64_t seed,
                                     vptq_dtype storage)
 {
-    vptq_quant_settings s = vptq_quant_default();
-    s.v = 4;
-    s.k = PROBE_CENTROIDS;
+    /* Spelled out, so that a step that the default encoder gains does not get in here. */
+    const vptq_quant_settings best = vptq_quant_default();
+    vptq_quant_settings s = {.v = 4,
+                             .k = PROBE_CENTROIDS,
+                             .groups = 1,
+                             .v0 = best.v0,
+                             .k0 = best.k0,
+                             .storage = storage,
+                             .norm = VPTQ_NORM_STD,
+                             .perm = true,
+                             .kmeans_iterations = 4,
+                             .kmeans_tolerance = best.kmeans_tolerance,
+                             .beam = 1,
+                             .ridge = best.ridge,
+                             .damping = best.damping,
+                             .seed = seed};
     while (s.k > 2 && vectors(out, in, s.v) < PROBE_VECTORS * (double)s.k)
         s.k /= 2;
-    s.kmeans_iterations = 4;
-    s.joint = 0;
-    s.beam = 1;
-    s.sweeps = 0;
-    s.refits = 0;
-    s.storage = storage;
-    s.seed = seed;
     return s;
 }
 
