@@ -9,6 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "hessian/calibrate_second.h"
 #include "lib/base/file.h"
 
 static const char STATE_FILE[] = "hidden.state";
@@ -91,7 +92,8 @@ vptq_status vptq_calibrator_plan(vptq_device *dev, const vptq_model *m,
     vptq_status st = VPTQ_OK;
     size_t count;
 
-    *c = (vptq_calibrator){.dev = dev, .model = m, .opt = *opt, .states = {.fd = -1}};
+    *c = (vptq_calibrator){
+        .dev = dev, .model = m, .opt = *opt, .states = {.fd = -1}, .passed = {.fd = -1}};
     vptq_arena_init(&c->arena, dev->ctx->mem);
     VPTQ_TRY(vptq_corpus_load(dev->ctx, &opt->corpus, m->tokenizer, m->desc->vocab, &c->corpus,
                               err));
@@ -128,6 +130,7 @@ void vptq_calibrator_release(vptq_calibrator *c)
     if (!c->dev)
         return;
     vptq_states_close(&c->states);
+    vptq_calibrator_close_second(c);
     vptq_forward_close(c->forward);
     for (int i = 0; i < VPTQ_INPUT_COUNT; i++)
         vptq_hessian_sum_release(c->dev, &c->sum[i]);
@@ -136,20 +139,20 @@ void vptq_calibrator_release(vptq_calibrator *c)
     release_device(c, c->weight);
     vptq_corpus_release(&c->corpus);
     vptq_arena_release(&c->arena);
-    *c = (vptq_calibrator){.states = {.fd = -1}};
+    *c = (vptq_calibrator){.states = {.fd = -1}, .passed = {.fd = -1}};
 }
 
 /* ---- start ---- */
 
-static vptq_status embed_all(vptq_calibrator *c, vptq_err *err)
+static vptq_status embed_all(vptq_calibrator *c, vptq_states *s, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     float *rows;
     for (size_t w = 0; w < all_windows(c); w++) {
-        VPTQ_TRY(vptq_states_get(&c->states, c->starts[w], c->opt.length, true, &rows, err));
+        VPTQ_TRY(vptq_states_get(s, c->starts[w], c->opt.length, true, &rows, err));
         VPTQ_TRY(vptq_forward_embed(c->forward, c->corpus.ids.data + c->window[w],
                                     c->opt.length, rows, err));
-        VPTQ_TRY(vptq_states_keep(&c->states, c->starts[w], c->opt.length, err));
+        VPTQ_TRY(vptq_states_keep(s, c->starts[w], c->opt.length, err));
     }
 out:
     return st;
@@ -177,10 +180,11 @@ out:
     return st;
 }
 
-/* The checkpoint is of both parts. */
+/* The checkpoint is of both parts, and of both streams where there are two. */
 static void state_fingerprint(const vptq_calibrator *c, char out[17])
 {
     uint64_t h = vptq_hash(c->fingerprint, sizeof c->fingerprint, 0);
+    h = vptq_hash(&c->opt.run, sizeof c->opt.run, h);
     snprintf(out, 17, "%016" PRIx64, h);
 }
 
@@ -188,14 +192,14 @@ static vptq_status load_states(vptq_calibrator *c, uint32_t wanted, vptq_err *er
 {
     vptq_status st = VPTQ_OK;
     char fingerprint[17];
-    vptq_states *const streams[] = {&c->states};
+    vptq_states *const streams[] = {&c->states, &c->passed};
     uint64_t position;
     bool found;
 
     c->layer = 0;
     state_fingerprint(c, fingerprint);
-    VPTQ_TRY(vptq_states_load(streams, 1, c->state_path, fingerprint, wanted, &found, &position,
-                              err));
+    VPTQ_TRY(vptq_states_load(streams, c->opt.sequential ? 2 : 1, c->state_path, fingerprint,
+                              wanted, &found, &position, err));
     if (found)
         c->layer = (uint32_t)position;
     else if (vptq_path_exists(c->state_path))
@@ -203,7 +207,9 @@ static vptq_status load_states(vptq_calibrator *c, uint32_t wanted, vptq_err *er
                  "%s cannot be used here; the blocks before layer %u are run again",
                  c->state_path, wanted);
     if (!found)
-        VPTQ_TRY(embed_all(c, err));
+        VPTQ_TRY(embed_all(c, &c->states, err));
+    if (!found && c->opt.sequential)
+        VPTQ_TRY(embed_all(c, &c->passed, err));
 out:
     return st;
 }
@@ -213,23 +219,24 @@ vptq_status vptq_calibrator_start(vptq_calibrator *c, const char *dir, uint32_t 
 {
     vptq_status st = VPTQ_OK;
     const size_t count = all_windows(c);
-    size_t most = 0;
 
     c->last = last;
-    for (size_t w = 0, e; w < count; w = e) {
-        e = vptq_forward_group(c->starts, count, w);
-        most = c->starts[e] - c->starts[w] > most ? c->starts[e] - c->starts[w] : most;
-    }
+    c->most = c->starts[vptq_forward_group(c->starts, count, 0)]; /* windows are as long */
     VPTQ_TRY(vptq_path_join(c->state_path, sizeof c->state_path, dir, STATE_FILE, err));
     VPTQ_TRY(vptq_forward_open(c->model, c->dev, c->opt.length, &c->forward, err));
-    VPTQ_TRY(vptq_forward_reserve(c->forward, most, err));
+    VPTQ_TRY(vptq_forward_reserve(c->forward, c->most, err));
     for (int i = 0; i < VPTQ_INPUT_COUNT; i++)
         VPTQ_TRY(vptq_hessian_sum_init(c->dev, vptq_input_size(c->model->desc, (vptq_input)i),
                                        &c->sum[i], err));
     if (c->opt.weights)
         VPTQ_TRY(open_weights(c, err));
-    VPTQ_TRY(vptq_states_open(c->dev->ctx, dir, c->starts[count], c->model->desc->hidden, most,
-                              &c->states, err));
+    if (c->opt.sequential)
+        VPTQ_TRY(vptq_calibrator_open_second(c, err));
+    VPTQ_TRY(vptq_states_open(c->dev->ctx, dir, c->starts[count], c->model->desc->hidden,
+                              c->most, &c->states, err));
+    if (c->opt.sequential)
+        VPTQ_TRY(vptq_states_open(c->dev->ctx, dir, c->starts[count], c->model->desc->hidden,
+                                  c->most, &c->passed, err));
     VPTQ_TRY(load_states(c, wanted, err));
     c->state_time = vptq_seconds();
 out:
@@ -246,6 +253,8 @@ static vptq_status on_tap(void *arg, vptq_input input, size_t sequence, size_t t
     size_t done = c->first + sequence + 1;
 
     vptq_status st = vptq_hessian_sum_add(c->dev, &c->sum[input], tokens, x, dim, err);
+    if (!st && c->opt.sequential)
+        st = vptq_calibrator_add_shift(c, input, sequence, tokens, dim, x, err);
     if (!st && input == VPTQ_INPUT_QKV && c->opt.weights == VPTQ_WEIGHTS_SINK)
         st = vptq_hessian_sum_add_window(c->dev, &c->term, 1, x, dim, NULL, err);
     if (st || input != VPTQ_INPUT_DOWN)
@@ -283,25 +292,46 @@ static vptq_status run_part(vptq_calibrator *c, size_t first, size_t count, bool
                             vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    vptq_block_hooks hooks = {.arg = c};
+    vptq_block_hooks sums = {.arg = c, .tap = on_tap}, first_stream = {.arg = c};
     float *rows;
 
-    if (sum)
-        hooks.tap = on_tap;
-    if (sum && c->opt.weights == VPTQ_WEIGHTS_ATTENTION)
-        hooks.attention = on_attention;
+    if (c->opt.weights == VPTQ_WEIGHTS_ATTENTION)
+        sums.attention = on_attention;
+    if (sum && c->opt.sequential)
+        first_stream.tap = vptq_calibrator_record;
+    else if (sum)
+        first_stream = sums;
     /* all windows are as long, so the rows of any of them begin like the first ones' */
     for (size_t w = 0, e; w < count; w = e) {
         e = vptq_forward_group(c->starts, count, w);
         const size_t row = c->starts[first + w], n = c->starts[e] - c->starts[w];
         c->first = first + w;
         VPTQ_TRY(vptq_states_get(&c->states, row, n, false, &rows, err));
-        VPTQ_TRY(
-            vptq_forward_block_with(c->forward, c->layer, c->starts, e - w, rows, &hooks, err));
+        VPTQ_TRY(vptq_forward_block_with(c->forward, c->layer, c->starts, e - w, rows,
+                                         &first_stream, err));
         VPTQ_TRY(vptq_states_keep(&c->states, row, n, err));
+        if (!sum || !c->opt.sequential)
+            continue;
+        /* x~ itself waits for the quantized block */
+        VPTQ_TRY(vptq_states_get(&c->passed, row, n, false, &rows, err));
+        memcpy(c->copy, rows, n * c->model->desc->hidden * sizeof *rows);
+        VPTQ_TRY(vptq_forward_block_with(c->forward, c->layer, c->starts, e - w, c->copy, &sums,
+                                         err));
     }
 out:
     return st;
+}
+
+static void clear_sums(vptq_calibrator *c)
+{
+    for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
+        vptq_hessian_sum *s = &c->sum[i];
+        vptq_hessian_sum_clear(s);
+        if (c->shift[i])
+            memset(c->shift[i], 0, (size_t)s->n * s->n * sizeof *c->shift[i]);
+    }
+    if (c->opt.weights)
+        vptq_hessian_sum_clear(&c->term);
 }
 
 vptq_status vptq_calibrator_run(vptq_calibrator *c, vptq_calibrator_fn fn, void *arg,
@@ -313,15 +343,35 @@ vptq_status vptq_calibrator_run(vptq_calibrator *c, vptq_calibrator_fn fn, void 
     for (int part = 0; part < VPTQ_PART_COUNT; first += c->windows[part++]) {
         if (!c->windows[part])
             continue;
-        for (int i = 0; i < VPTQ_INPUT_COUNT; i++)
-            vptq_hessian_sum_clear(&c->sum[i]);
-        if (c->opt.weights)
-            vptq_hessian_sum_clear(&c->term);
+        clear_sums(c);
         VPTQ_TRY(run_part(c, first, c->windows[part], fn != NULL, err));
         if (fn)
             VPTQ_TRY(fn(arg, c, (vptq_part)part, err));
     }
     c->layer++;
+out:
+    return st;
+}
+
+vptq_status vptq_calibrator_advance(vptq_calibrator *c, const vptq_weight *linear,
+                                    vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    const vptq_block_hooks hooks = {.linear = linear};
+    size_t first = 0;
+    float *rows;
+
+    VPTQ_BUG_IF(!c->opt.sequential || c->layer == 0);
+    /* parts one by one, so that groups are cut as they are for x */
+    for (int part = 0; part < VPTQ_PART_COUNT; first += c->windows[part++])
+        for (size_t w = 0, e; w < c->windows[part]; w = e) {
+            e = vptq_forward_group(c->starts, c->windows[part], w);
+            const size_t row = c->starts[first + w], n = c->starts[e] - c->starts[w];
+            VPTQ_TRY(vptq_states_get(&c->passed, row, n, false, &rows, err));
+            VPTQ_TRY(vptq_forward_block_with(c->forward, c->layer - 1, c->starts, e - w, rows,
+                                             &hooks, err));
+            VPTQ_TRY(vptq_states_keep(&c->passed, row, n, err));
+        }
 out:
     return st;
 }
@@ -345,13 +395,14 @@ void vptq_calibrator_checkpoint(vptq_calibrator *c)
 {
     vptq_err why = {0};
     char fingerprint[17];
-    vptq_states *const streams[] = {&c->states};
+    vptq_states *const streams[] = {&c->states, &c->passed};
 
     /* no result depends on the time */
     if (vptq_seconds() - c->state_time < c->opt.checkpoint_seconds)
         return;
     state_fingerprint(c, fingerprint);
-    if (vptq_states_save(streams, 1, c->state_path, fingerprint, c->layer, &why))
+    if (vptq_states_save(streams, c->opt.sequential ? 2 : 1, c->state_path, fingerprint,
+                         c->layer, &why))
         vptq_log(c->dev->ctx, VPTQ_LOG_WARN, "no checkpoint of the hidden states: %s",
                  why.text);
     c->state_time = vptq_seconds();

@@ -10,7 +10,15 @@
  *     vptq_calibrator_release(&c);
  *
  * The windows are in two parts: those that are learnt from, and the held-out ones, the last of
- * the sample, on which the same moments tell what was only learnt by heart. */
+ * the sample, on which the same moments tell what was only learnt by heart.
+ *
+ * A sequential calibration carries two streams: x of the model as it is, and x~ that passed the
+ * quantized blocks before.  A block sums the moments of x~, the block itself not quantized yet,
+ * and how far x is from it; when its linears are quantized, x~ goes on through them:
+ *
+ *     vptq_calibrator_run(&c, take, arg, err);
+ *     ... quantize ...
+ *     vptq_calibrator_advance(&c, linear, err); */
 #ifndef HESSIAN_CALIBRATE_H
 #define HESSIAN_CALIBRATE_H
 
@@ -28,6 +36,9 @@ typedef struct vptq_calibrate_options {
     uint64_t seed;
     double holdout; /* share of the windows, rounded up, never all; 0 = none */
     vptq_token_weights weights;
+    bool sequential;
+    uint64_t run; /* sequential: what decides x~ beside all this, so that no checkpoint of
+                     another run is taken */
     double checkpoint_seconds; /* at least between checkpoints */
 } vptq_calibrate_options;
 
@@ -45,8 +56,10 @@ typedef struct vptq_calibrator {
     char fingerprint[VPTQ_PART_COUNT][17];
     size_t windows[VPTQ_PART_COUNT];
     uint32_t layer, last; /* to run next; the last that will be, for the progress */
-    vptq_hessian_sum sum[VPTQ_INPUT_COUNT]; /* of the part that was run last */
-    vptq_hessian_sum term;                  /* of k and v; its tokens are windows */
+    /* of the part that was run last; sequential: of x~ */
+    vptq_hessian_sum sum[VPTQ_INPUT_COUNT];
+    vptq_hessian_sum term;           /* of k and v; its tokens are windows */
+    double *shift[VPTQ_INPUT_COUNT]; /* sequential: sums of (x - x~) x~^T [n, n], else NULL */
 
     /* the rest is the calibrator's own */
     vptq_arena arena;
@@ -58,9 +71,17 @@ typedef struct vptq_calibrator {
     double state_time;
     vptq_part part; /* being run */
     size_t first;   /* window of the group being run */
+    size_t most;    /* rows of a group */
     double *mass;   /* [length] device memory, and on the host */
     double *host_mass;
     float *weight, *host_weight;
+    vptq_states passed;              /* x~ */
+    float *record[VPTQ_INPUT_COUNT]; /* [most, n] host: x of the group, then x - x~ */
+    float *copy;                     /* [most, hidden] host: x~ of the group */
+    float *product;                  /* rows of a product [product_rows, largest n], device */
+    float *tokens, *host_tokens;     /* [length, largest n]; NULL for host devices */
+    float *host_product;             /* as product, on the host; NULL for host devices */
+    size_t product_floats;
 } vptq_calibrator;
 
 /* Windows and fingerprints; allocates little.  A holdout that would leave one of the parts
@@ -85,6 +106,14 @@ typedef vptq_status (*vptq_calibrator_fn)(void *arg, vptq_calibrator *c, vptq_pa
  * NULL fn nothing is summed. */
 vptq_status vptq_calibrator_run(vptq_calibrator *c, vptq_calibrator_fn fn, void *arg,
                                 vptq_err *err) VPTQ_MUST_CHECK;
+
+/* Sequential: x~ through block c->layer - 1 with these linears [VPTQ_LINEAR_COUNT] in place of
+ * the model's (NULL: with those). */
+vptq_status vptq_calibrator_advance(vptq_calibrator *c, const vptq_weight *linear,
+                                    vptq_err *err) VPTQ_MUST_CHECK;
+
+/* E[(x - x~) x~^T] of an input [n, n], row = component of x - x~. */
+void vptq_calibrator_shift(const vptq_calibrator *c, vptq_input input, float *shift);
 
 /* A sum as the mean that a Hessian file holds, lower [n (n + 1) / 2] and mean [n];
  * VPTQ_E_NUMERIC naming `layer` and `input` when it is not finite. */

@@ -1,0 +1,161 @@
+/* Corrected targets against NumPy in double. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "lib/quant/target.h"
+#include "tests/vtest.h"
+
+enum { OUT = 7, IN = 24, COUNT = OUT * IN };
+
+typedef struct problem {
+    vtest_npy w, lower, shift, held_lower, held_shift, delta, errors;
+} problem;
+
+static void load_part(const char *name, const char *part, vtest_npy *a)
+{
+    char path[256];
+    snprintf(path, sizeof path, "tests/golden/target/%s_%s.npy", name, part);
+    vtest_npy_load(path, a);
+}
+
+static void load(const char *name, problem *p)
+{
+    load_part(name, "w", &p->w);
+    load_part(name, "lower", &p->lower);
+    load_part(name, "shift", &p->shift);
+    load_part(name, "held_lower", &p->held_lower);
+    load_part(name, "held_shift", &p->held_shift);
+    load_part(name, "delta", &p->delta);
+    load_part(name, "errors", &p->errors);
+    assert_int_equal(p->w.count, COUNT);
+}
+
+static void unload(problem *p)
+{
+    vtest_npy_free(&p->w);
+    vtest_npy_free(&p->lower);
+    vtest_npy_free(&p->shift);
+    vtest_npy_free(&p->held_lower);
+    vtest_npy_free(&p->held_shift);
+    vtest_npy_free(&p->delta);
+    vtest_npy_free(&p->errors);
+}
+
+static void check(vptq_device *dev, const char *name)
+{
+    problem p;
+    vptq_err err = {0};
+    vptq_target_choice choice;
+    float delta[COUNT], target[COUNT];
+    double got[COUNT];
+    load(name, &p);
+    const float *w = vtest_npy_as(&p.w, "f4");
+    const double *want = vtest_npy_as(&p.delta, "f8"), *errors = vtest_npy_as(&p.errors, "f8");
+    const vptq_target_moments m = {vtest_npy_as(&p.lower, "f4"), vtest_npy_as(&p.shift, "f4")};
+    const vptq_target_moments held = {vtest_npy_as(&p.held_lower, "f4"),
+                                      vtest_npy_as(&p.held_shift, "f4")};
+    assert_ok(vptq_target_delta(dev, OUT, IN, w, &m, 0.01, delta, &err), &err);
+    for (int i = 0; i < COUNT; i++)
+        got[i] = (double)delta[i];
+    assert_close_f64(got, want, COUNT, 2e-5, 0);
+    assert_ok(vptq_target_choose(dev, OUT, IN, w, delta, &held, &choice, &err), &err);
+    int best = 0;
+    for (int i = 1; i < 5; i++)
+        best = errors[i] < errors[best] ? i : best;
+    assert_true(choice.alpha == best / 4.0);
+    const double gain = -errors[best];
+    assert_close_f64(&choice.gain, &gain, 1, 1e-6, 1e-4);
+    for (int i = 0; i < COUNT; i++)
+        got[i] = (double)w[i] + 0.75 * (double)delta[i];
+    vptq_target_apply(COUNT, w, delta, 0.75, target);
+    for (int i = 0; i < COUNT; i++)
+        assert_true(target[i] == (float)got[i]);
+    vptq_target_apply(COUNT, w, delta, 0, delta); /* in place */
+    assert_same_f32(delta, w, COUNT);
+    unload(&p);
+}
+
+static void test_against_numpy(void **state)
+{
+    static const char *const backends[] = {"ref", "cpu"};
+    (void)state;
+    for (int b = 0; b < 2; b++) {
+        vptq_mem mem;
+        vptq_err err = {0};
+        vptq_device dev;
+        vptq_mem_init(&mem, 0);
+        vptq_ctx ctx = {.mem = &mem, .threads = 2};
+        assert_ok(vptq_device_open(&ctx, backends[b], &dev, &err), &err);
+        check(&dev, "few");
+        check(&dev, "many");
+        check(&dev, "noise");
+        vptq_device_close(&dev);
+        assert_int_equal(mem.used, 0);
+    }
+}
+
+/* Nothing to correct: the target is the matrix, whatever the Hessians. */
+static void test_no_shift(void **state)
+{
+    problem p;
+    vptq_err err = {0};
+    vptq_target_choice choice;
+    vptq_device dev;
+    const vptq_ctx ctx = {.threads = 1};
+    static const float none[IN * IN];
+    float delta[COUNT];
+    (void)state;
+    load("few", &p);
+    const float *w = vtest_npy_as(&p.w, "f4");
+    const vptq_target_moments m = {vtest_npy_as(&p.lower, "f4"), none};
+    assert_ok(vptq_device_open(&ctx, "cpu", &dev, &err), &err);
+    assert_ok(vptq_target_delta(&dev, OUT, IN, w, &m, 0.01, delta, &err), &err);
+    assert_ok(vptq_target_choose(&dev, OUT, IN, w, delta, &m, &choice, &err), &err);
+    assert_true(choice.alpha == 0);
+    assert_true(choice.gain == 0);
+    vptq_target_apply(COUNT, w, delta, choice.alpha, delta);
+    assert_same_f32(delta, w, COUNT);
+    vptq_device_close(&dev);
+    unload(&p);
+}
+
+static vptq_status both(void *arg, vptq_mem *mem, vptq_err *err)
+{
+    problem *p = arg;
+    vptq_ctx ctx = {.mem = mem, .threads = 1};
+    vptq_device dev;
+    vptq_target_choice choice;
+    float delta[COUNT];
+    const float *w = vtest_npy_as(&p->w, "f4");
+    const vptq_target_moments m = {vtest_npy_as(&p->lower, "f4"),
+                                   vtest_npy_as(&p->shift, "f4")};
+    vptq_status st = vptq_device_open(&ctx, "cpu", &dev, err);
+    if (st)
+        return st;
+    st = vptq_target_delta(&dev, OUT, IN, w, &m, 0.01, delta, err);
+    if (!st)
+        st = vptq_target_choose(&dev, OUT, IN, w, delta, &m, &choice, err);
+    vptq_device_close(&dev);
+    return st;
+}
+
+static void test_out_of_memory(void **state)
+{
+    problem p;
+    (void)state;
+    load("many", &p);
+    assert_true(vtest_oom_walk(both, &p) >= 5);
+    unload(&p);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_against_numpy),
+        cmocka_unit_test(test_no_shift),
+        cmocka_unit_test(test_out_of_memory),
+    };
+    return vtest_main(argc, argv, tests);
+}
