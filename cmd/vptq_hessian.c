@@ -4,16 +4,14 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "cmd/cli.h"
+#include "cmd/cli_calibrate.h"
 #include "lib/vptq.h"
 
 typedef struct hessian_args {
-    const char *model, *output, *tokenizer, *show, *weights;
-    vptq_cli_strings texts, tokens;
-    uint64_t windows, length;
-    double holdout;
+    const char *model, *output, *tokenizer, *show;
+    vptq_cli_calibrate calibrate;
     vptq_cli_range layers;
-    bool merge, rows;
+    bool merge;
 } hessian_args;
 
 /* ---- collect ---- */
@@ -56,30 +54,21 @@ static int collect(vptq_cli *cli, const hessian_args *a)
     vptq_model model = {0};
     vptq_collect_result r = {0};
     vptq_checkpoint_options copt = {.tokenizer = a->tokenizer};
-    vptq_collect_options opt = {.calibrate = {.corpus = {.texts = a->texts.items,
-                                                         .text_count = a->texts.count,
-                                                         .tokens = a->tokens.items,
-                                                         .token_count = a->tokens.count,
-                                                         .rows = a->rows},
-                                              .windows = a->windows,
-                                              .length = a->length,
-                                              .seed = cli->common.seed,
-                                              .holdout = a->holdout,
-                                              .checkpoint_seconds = 60},
-                                .first_layer = a->layers.first,
+    vptq_collect_options opt = {.first_layer = a->layers.first,
                                 .last_layer = a->layers.last,
                                 .force = cli->common.force,
                                 .dry_run = cli->common.dry_run,
                                 .tool_version = "vptq-hessian " VPTQ_VERSION};
 
-    vptq_status st =
-        vptq_token_weights_parse(a->weights, &opt.calibrate.weights, &opt.factor, &err);
+    vptq_status st = vptq_cli_calibrate_take(&a->calibrate, cli->common.seed, &opt.calibrate,
+                                             &opt.factor, &err);
     if (st)
         return vptq_cli_finish(cli, st, &err);
     st = vptq_device_open(&cli->ctx, cli->common.backend, &dev, &err);
     if (st)
         return vptq_cli_finish(cli, st, &err);
-    st = vptq_model_open(&cli->ctx, a->model, &copt, a->texts.count > 0, &model, &err);
+    st = vptq_model_open(&cli->ctx, a->model, &copt, opt.calibrate.corpus.text_count > 0,
+                         &model, &err);
     if (!st) {
         st = vptq_hessian_collect(&dev, &model, &opt, a->output, &r, &err);
         vptq_model_release(&model);
@@ -195,45 +184,33 @@ static int dispatch(vptq_cli *cli, const hessian_args *a)
         return vptq_cli_usage_error(cli, "-m MODEL is missing");
     if (!a->output && !cli->common.dry_run)
         return vptq_cli_usage_error(cli, "-o HDIR is missing");
-    if (!a->texts.count && !a->tokens.count)
+    if (!vptq_cli_calibrate_given(&a->calibrate))
         return vptq_cli_usage_error(cli,
                                     "give a calibration text with -c TEXT (or --tokens FILE)");
-    if (a->windows < 1 || a->length < 2)
-        return vptq_cli_usage_error(cli,
-                                    "at least one window (-n) of two tokens (-l) is needed");
     return collect(cli, a);
 }
 
 int main(int argc, char **argv)
 {
-    hessian_args a = {
-        .windows = 128, .length = 2048, .layers = {0, UINT32_MAX}, .weights = "plain"};
-    const vptq_cli_option options[] = {
+    hessian_args a = {.layers = {0, UINT32_MAX}};
+    const vptq_cli_option collect_options[] = {
         {0, NULL, CLI_FLAG, NULL, NULL, "Collect", false},
         {'m', "model", CLI_STRING, &a.model, "PATH", "model whose inputs are measured", false},
-        {'c', "calibration", CLI_STRINGS, &a.texts, "TEXT", "UTF-8 text; may be repeated",
-         false},
-        {0, "tokens", CLI_STRINGS, &a.tokens, "FILE",
-         "token ids (int32, little endian) instead of a text; may be repeated", false},
         {'o', "output", CLI_STRING, &a.output, "HDIR", "directory of Hessians to write", false},
-        {'n', "windows", CLI_U64, &a.windows, "N",
-         "windows at most, drawn by --seed when the text has more", false},
-        {'l', "length", CLI_U64, &a.length, "N", "tokens per window", false},
-        {0, "weights", CLI_STRING, &a.weights, "KIND",
-         "tokens that count more for k and v: plain, sink[:factor] or attention[:factor]",
-         false},
-        {0, "holdout", CLI_DOUBLE, &a.holdout, "SHARE",
-         "part of the windows that goes into HDIR/holdout instead", false},
-        {0, "rows", CLI_FLAG, &a.rows, NULL,
-         "form the text as Hugging Face rows joined by two newlines", false},
         {0, "layers", CLI_RANGE, &a.layers, "A-B", "only these layers (default: all)", false},
         {0, "tokenizer", CLI_STRING, &a.tokenizer, "FILE", "tokenizer to use with the model",
-         false},
+         false}};
+    const vptq_cli_option other_options[] = {
         {0, NULL, CLI_FLAG, NULL, NULL, "Pool and inspect", false},
         {0, "merge", CLI_FLAG, &a.merge, NULL, "pool the HDIRs given as arguments into -o",
          false},
         {0, "show", CLI_STRING, &a.show, "HDIR", "statistics and a verdict per Hessian", false},
         CLI_END};
+    enum {
+        COLLECT = sizeof collect_options / sizeof collect_options[0],
+        OTHER = sizeof other_options / sizeof other_options[0]
+    };
+    vptq_cli_option options[COLLECT + CLI_CALIBRATE_OPTIONS + OTHER];
     vptq_cli cli = {
         .tool = "vptq-hessian",
         .summary = "Second moments of a model's linear inputs from calibration text.",
@@ -246,6 +223,9 @@ int main(int argc, char **argv)
         .formats = "text|json"};
     int code;
 
+    memcpy(options, collect_options, sizeof collect_options);
+    vptq_cli_calibrate_options(&a.calibrate, options + COLLECT);
+    memcpy(options + COLLECT + CLI_CALIBRATE_OPTIONS, other_options, sizeof other_options);
     if (vptq_cli_parse(&cli, argc, argv, 1, &code))
         code = dispatch(&cli, &a);
     vptq_cli_release(&cli);

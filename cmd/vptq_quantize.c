@@ -4,13 +4,15 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "cmd/cli.h"
+#include "cmd/cli_calibrate.h"
 #include "cmd/cli_settings.h"
 #include "lib/vptq.h"
 
 typedef struct quantize_args {
     const char *model, *hessians, *held_out, *output, *tokenizer, *recipe;
     double kv_factor;
+    bool sequential;
+    vptq_cli_calibrate calibrate;
     vptq_cli_range layers;
     vptq_cli_settings settings;
     /* a budget of bits */
@@ -167,9 +169,29 @@ static int list_presets(vptq_cli *cli)
 
 /* ---- running ---- */
 
+/* Without -H: what to calibrate with in this run. */
+static vptq_status take_calibration(const vptq_cli *cli, const quantize_args *a,
+                                    vptq_calibrate_options *c, double *kv_factor, vptq_err *err)
+{
+    static const double sequential_holdout = 0.1; /* its targets need some */
+    double factor;
+    vptq_status st = vptq_cli_calibrate_take(&a->calibrate, cli->common.seed, c, &factor, err);
+    if (st)
+        return st;
+    c->sequential = a->sequential;
+    if (c->sequential && isnan(a->calibrate.holdout))
+        c->holdout = sequential_holdout;
+    if (isnan(a->kv_factor))
+        *kv_factor = factor;
+    else if (a->kv_factor > 0 && !c->weights)
+        return vptq_fail(err, VPTQ_E_ARG, "--kv-factor needs --weights sink or attention");
+    return VPTQ_OK;
+}
+
 static int quantize(vptq_cli *cli, const quantize_args *a, const vptq_quant_settings *settings)
 {
     vptq_err err = {0};
+    vptq_calibrate_options calibrate;
     vptq_device dev = {0};
     vptq_quantize_result r = {0};
     const vptq_corpus_options text = {.texts = a->texts.items,
@@ -195,7 +217,13 @@ static int quantize(vptq_cli *cli, const quantize_args *a, const vptq_quant_sett
                                  .dry_run = cli->common.dry_run};
     printer p = {.format = cli->common.format, .dry_run = cli->common.dry_run};
 
-    vptq_status st = vptq_device_open(&cli->ctx, cli->common.backend, &dev, &err);
+    vptq_status st = VPTQ_OK;
+    if (vptq_cli_calibrate_given(&a->calibrate)) {
+        st = take_calibration(cli, a, &calibrate, &opt.kv_factor, &err);
+        opt.calibrate = &calibrate;
+    }
+    if (!st)
+        st = vptq_device_open(&cli->ctx, cli->common.backend, &dev, &err);
     if (!st) {
         st = vptq_quantize_model(&dev, &opt, print_row, &p, &r, &err);
         vptq_device_close(&dev);
@@ -233,8 +261,10 @@ static int check_budget(const vptq_cli *cli, const quantize_args *a)
     if (decided_twice(a))
         return vptq_cli_usage_error(cli, "--bits and --%s exclude each other",
                                     decided_twice(a));
-    if (a->allocate != VPTQ_ALLOCATE_UNIFORM && !a->hessians)
-        return vptq_cli_usage_error(cli, "--allocate %s needs -H HDIR", kl ? "kl" : "proxy");
+    if (a->allocate != VPTQ_ALLOCATE_UNIFORM && !a->hessians &&
+        !(vptq_cli_calibrate_given(&a->calibrate) && a->output))
+        return vptq_cli_usage_error(cli, "--allocate %s needs -H HDIR, or -c TEXT and -o WORK",
+                                    kl ? "kl" : "proxy");
     if (kl && !text)
         return vptq_cli_usage_error(
             cli, "--allocate kl needs --allocate-text FILE or --allocate-tokens FILE");
@@ -255,8 +285,14 @@ static int dispatch(vptq_cli *cli, const quantize_args *a)
         return list_presets(cli);
     if (!a->model)
         return vptq_cli_usage_error(cli, "missing option --model PATH");
-    if (!dry && !a->hessians)
-        return vptq_cli_usage_error(cli, "-H HDIR is missing (made by vptq-hessian)");
+    const bool text = vptq_cli_calibrate_given(&a->calibrate);
+    if (!dry && !a->hessians && !text)
+        return vptq_cli_usage_error(
+            cli, "-H HDIR is missing (made by vptq-hessian), or a calibration text (-c TEXT)");
+    if (a->hessians && text)
+        return vptq_cli_usage_error(cli, "-H and a calibration text exclude each other");
+    if (!text && a->sequential)
+        return vptq_cli_usage_error(cli, "--sequential needs a calibration text (-c TEXT)");
     if (!dry && !a->output)
         return vptq_cli_usage_error(cli, "-o WORK is missing");
     if (!a->hessians && a->held_out)
@@ -310,13 +346,24 @@ int main(int argc, char **argv)
          "token ids instead, int32 little endian", false},
         {0, "allocate-windows", CLI_U64, &a.windows, "N", "windows of it", false},
         {0, "allocate-length", CLI_U64, &a.length, "N", "tokens per window", false}};
-    enum { INPUTS = sizeof inputs / sizeof inputs[0], SETTINGS = 48 };
-    vptq_cli_option options[INPUTS + SETTINGS + 1] = {0};
+    const vptq_cli_option calibration[] = {
+        {0, NULL, CLI_FLAG, NULL, NULL, "Calibrate in this run, without -H", false},
+        {0, "sequential", CLI_FLAG, &a.sequential, NULL,
+         "each block sees the quantized blocks before it; holds out a tenth of the windows "
+         "unless --holdout is given",
+         false}};
+    enum {
+        INPUTS = sizeof inputs / sizeof inputs[0],
+        CALIBRATION = sizeof calibration / sizeof calibration[0],
+        SETTINGS = 48
+    };
+    vptq_cli_option options[INPUTS + CALIBRATION + CLI_CALIBRATE_OPTIONS + SETTINGS + 1] = {0};
     vptq_cli cli = {
         .tool = "vptq-quantize",
         .summary = "Vector-quantizes the linears of a model, matrix by matrix.",
         .usage = "vptq-quantize -m MODEL -H HDIR -o WORK [-v 4] [-k 256] [-r 0] [SETTINGS]\n"
                  "vptq-quantize -m MODEL -H HDIR -o WORK -b BITS [--allocate MODE] [SETTINGS]\n"
+                 "vptq-quantize -m MODEL -c TEXT -o WORK [--sequential] [SETTINGS]\n"
                  "vptq-quantize -m MODEL --dry-run [SETTINGS]\n"
                  "vptq-quantize --preset list",
         .examples = "A run that was interrupted goes on when the same command is run again.\n"
@@ -328,7 +375,10 @@ int main(int argc, char **argv)
     int code;
 
     memcpy(options, inputs, sizeof inputs);
-    vptq_cli_settings_options(&a.settings, options + INPUTS, SETTINGS);
+    memcpy(options + INPUTS, calibration, sizeof calibration);
+    vptq_cli_calibrate_options(&a.calibrate, options + INPUTS + CALIBRATION);
+    vptq_cli_settings_options(&a.settings,
+                              options + INPUTS + CALIBRATION + CLI_CALIBRATE_OPTIONS, SETTINGS);
     if (vptq_cli_parse(&cli, argc, argv, 1, &code))
         code = dispatch(&cli, &a);
     vptq_cli_release(&cli);

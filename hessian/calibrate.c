@@ -233,10 +233,10 @@ vptq_status vptq_calibrator_start(vptq_calibrator *c, const char *dir, uint32_t 
     if (c->opt.sequential)
         VPTQ_TRY(vptq_calibrator_open_second(c, err));
     VPTQ_TRY(vptq_states_open(c->dev->ctx, dir, c->starts[count], c->model->desc->hidden,
-                              c->most, &c->states, err));
+                              c->most, c->opt.reserve, &c->states, err));
     if (c->opt.sequential)
         VPTQ_TRY(vptq_states_open(c->dev->ctx, dir, c->starts[count], c->model->desc->hidden,
-                                  c->most, &c->passed, err));
+                                  c->most, c->opt.reserve, &c->passed, err));
     VPTQ_TRY(load_states(c, wanted, err));
     c->state_time = vptq_seconds();
 out:

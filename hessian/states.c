@@ -63,15 +63,16 @@ static bool write_all(int fd, const void *data, size_t bytes, uint64_t offset)
 }
 
 vptq_status vptq_states_open(const vptq_ctx *ctx, const char *dir, size_t rows, size_t dim,
-                             size_t most, vptq_states *s, vptq_err *err)
+                             size_t most, size_t reserve, vptq_states *s, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
+    const size_t left = vptq_mem_left(ctx->mem);
     size_t bytes;
 
     *s = (vptq_states){.ctx = ctx, .rows = rows, .dim = dim, .most = most, .fd = -1};
     if (!vptq_size_mul(rows, dim, &bytes) || !vptq_size_mul(bytes, sizeof *s->data, &bytes))
         return vptq_fail(err, VPTQ_E_NOMEM, "hidden states of %zu tokens are too large", rows);
-    if (most < rows && bytes > vptq_mem_left(ctx->mem) / 2) {
+    if (most < rows && (left < reserve || bytes > (left - reserve) / 2)) {
         VPTQ_TRY(open_spill(s, dir, err));
         vptq_log(ctx, VPTQ_LOG_MORE, "hidden states (%zu MiB) go to a file in '%s'",
                  bytes >> 20, dir);

@@ -20,9 +20,10 @@ typedef struct vptq_states {
 } vptq_states;
 
 /* [rows, dim] floats with nothing in them yet.  They go to a file in `dir` when they take more
- * than half of what is left under the memory cap. */
+ * than half of what is left under the memory cap, less `reserve` bytes. */
 vptq_status vptq_states_open(const vptq_ctx *ctx, const char *dir, size_t rows, size_t dim,
-                             size_t most, vptq_states *s, vptq_err *err) VPTQ_MUST_CHECK;
+                             size_t most, size_t reserve, vptq_states *s,
+                             vptq_err *err) VPTQ_MUST_CHECK;
 void vptq_states_close(vptq_states *s); /* also of a zeroed one */
 
 /* Rows [first, first + n), n <= most, to read and change; with `fresh` they will be written

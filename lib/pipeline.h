@@ -24,8 +24,12 @@ typedef struct vptq_quantize_options {
     const char *hessians; /* directory */
     const char *held_out; /* Hessians of other tokens that every loss is reported on, too; NULL
                              = what the directory itself keeps, if anything */
-    double kv_factor;     /* of the term that k_proj and v_proj add to their Hessian; NAN = the
-                             directory's, 0 = none */
+    /* in place of a directory: calibrate in this run (its `run` and `reserve` are not the
+     * caller's)
+     */
+    const vptq_calibrate_options *calibrate;
+    double kv_factor; /* of the term that k_proj and v_proj add to their Hessian; NAN = the
+                         directory's (not with `calibrate`), 0 = none */
     const char *tokenizer;
     vptq_quant_settings settings; /* of every matrix (vptq_settings_defaults) ... */
     const char *recipe;           /* ... but for this file's rules; NULL = none */
@@ -50,6 +54,8 @@ typedef struct vptq_quantize_row {
     double predicted;         /* loss that the allocation expects; NAN where none is known */
     bool reused;              /* found finished */
     bool weighted, held_out;  /* the report has these losses */
+    bool corrected;           /* sequential: the target is W + alpha times its correction */
+    double alpha, alpha_gain; /* vptq_target_choice */
     vptq_quant_report report; /* zeros in a dry run; when reused only the final losses and that
                                  of the first step */
     const char *json;         /* the row as report.jsonl has it; in a dry run without losses */

@@ -12,6 +12,9 @@ typedef struct vptq_input_hessians {
     const float *plain;
     const float *kv;       /* that k_proj and v_proj minimize; NULL = the plain one */
     const float *held_out; /* NULL = none */
+    /* sequential calibration: E[(x - x~) x~^T] [n, n] of the tokens of `plain` and of
+     * `held_out`; NULL = none */
+    const float *shift, *held_out_shift;
     /* what they point into, where the source is a directory */
     vptq_hessian_file file, held_out_file;
     float *mixed;
@@ -28,7 +31,9 @@ struct vptq_hessian_source {
     vptq_status (*load)(const vptq_hessian_source *s, uint32_t layer, vptq_input input,
                         uint32_t columns, vptq_input_hessians *h, vptq_err *err);
     void (*release)(const vptq_hessian_source *s, vptq_input_hessians *h);
+    void (*close)(vptq_hessian_source *s); /* NULL = nothing to close */
     vptq_mem *mem;
+    void *state; /* of a source that is no directory */
     const char *dir;
     char held_out_dir[4096]; /* "" = none */
 };

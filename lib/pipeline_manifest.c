@@ -18,6 +18,7 @@ static const char *const identity[] = {"tool",
                                        "hessian_fingerprint",
                                        "held_out_fingerprint",
                                        "kv_factor",
+                                       "calibration",
                                        "dtype",
                                        "settings",
                                        "recipe",
@@ -75,19 +76,21 @@ vptq_status vptq_manifest_make(vptq_quantizer *q, vptq_err *err)
     vptq_status st = VPTQ_OK;
     const vptq_quant_settings *s = &q->opt->settings;
     const vptq_hessian_source *h = &q->hessians;
+    const bool sequential = q->opt->calibrate && q->opt->calibrate->sequential;
     char path[PATH_MAX], tokenizer[PATH_MAX];
 
     VPTQ_TRY(resolve(q->opt->model, path, err));
     if (q->opt->tokenizer)
         VPTQ_TRY(resolve(q->opt->tokenizer, tokenizer, err));
     q->manifest = json_pack(
-        "{s:i, s:s, s:s, s:s, s:s, s:s?, s:f, s:s?, s:s, s:o, s:O?, s:o}", "format",
+        "{s:i, s:s, s:s, s:s, s:s, s:s?, s:f, s:s?, s:s?, s:s, s:o, s:O?, s:o}", "format",
         WORK_FORMAT, "tool", "vptq-quantize " VPTQ_VERSION, "base_model", path,
         "base_fingerprint", q->base_fingerprint, "hessian_fingerprint", h->fingerprint,
         "held_out_fingerprint", h->held_out_fingerprint[0] ? h->held_out_fingerprint : NULL,
-        "kv_factor", h->kv_factor, "tokenizer", q->opt->tokenizer ? tokenizer : NULL, "dtype",
-        s->storage == VPTQ_BF16 ? "bf16" : "f16", "settings", vptq_settings_json(s, NULL),
-        "recipe", q->rules, "matrices", matrices_json(q));
+        "kv_factor", h->kv_factor, "calibration", sequential ? "sequential" : NULL, "tokenizer",
+        q->opt->tokenizer ? tokenizer : NULL, "dtype", s->storage == VPTQ_BF16 ? "bf16" : "f16",
+        "settings", vptq_settings_json(s, NULL), "recipe", q->rules, "matrices",
+        matrices_json(q));
     if (!q->manifest)
         return vptq_fail(err, VPTQ_E_NOMEM, "out of memory");
     st = hash_manifest(q, err);

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "lib/base/parallel.h"
-#include "lib/pipeline_quantize.h"
+#include "lib/pipeline_calibrate.h"
 
 /* Weights that a thread looks at together. */
 enum { SCAN_VALUES = 1 << 15 };
@@ -15,8 +15,9 @@ vptq_status vptq_plan_settings(vptq_quantizer *q, vptq_err *err)
 {
     const vptq_quantize_options *o = q->opt;
     vptq_checkpoint_options copt = {.tokenizer = o->tokenizer};
-    const bool text =
+    const bool measured =
         o->bits > 0 && o->allocate == VPTQ_ALLOCATE_KL && o->allocate_text->text_count > 0;
+    const bool text = measured || (o->calibrate && o->calibrate->corpus.text_count > 0);
     vptq_status st = vptq_model_open(q->dev->ctx, o->model, &copt, text, &q->model, err);
 
     if (st)
@@ -48,9 +49,12 @@ vptq_status vptq_plan_hessians(vptq_quantizer *q, vptq_err *err)
         first = 0;
         last = q->model.desc->layers - 1;
     }
-    VPTQ_TRY(vptq_hessian_source_open(o->hessians, o->held_out, o->kv_factor,
-                                      q->base_fingerprint, first, last, q->dev->ctx->mem,
-                                      &q->hessians, err));
+    if (o->calibrate)
+        VPTQ_TRY(vptq_calibration_open(q, err));
+    else
+        VPTQ_TRY(vptq_hessian_source_open(o->hessians, o->held_out, o->kv_factor,
+                                          q->base_fingerprint, first, last, q->dev->ctx->mem,
+                                          &q->hessians, err));
     for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
         uint32_t columns = vptq_input_size(q->model.desc, (vptq_input)i);
         widest = columns > widest ? columns : widest;
@@ -60,7 +64,7 @@ vptq_status vptq_plan_hessians(vptq_quantizer *q, vptq_err *err)
                  "'%s' was made from %" PRIu64
                  " tokens, fewer than the %u columns of the widest matrix: what they do not "
                  "reach does not count, expect errors there",
-                 o->hessians, q->hessians.tokens, widest);
+                 o->hessians ? o->hessians : "the calibration", q->hessians.tokens, widest);
 out:
     return st;
 }

@@ -6,7 +6,7 @@
 
 #include "formats/layer_file.h"
 #include "lib/base/file.h"
-#include "lib/pipeline_quantize.h"
+#include "lib/pipeline_calibrate.h"
 
 /* ---- one matrix ---- */
 
@@ -65,6 +65,8 @@ static vptq_status compute(vptq_quantizer *q, const char *path, const vptq_input
     row->weighted = input.metric;
     row->held_out = input.held_out;
     VPTQ_TRY(read_weights(q, row, &arena, &input.w, err));
+    if (h->shift)
+        VPTQ_TRY(vptq_calibration_target(q, h, row, &arena, &input.w, err));
     VPTQ_TRY(vptq_quant_matrix(q->dev, row->settings, &input, on_step, q, &arena, &r, err));
     row->report = r.report;
     VPTQ_TRY(vptq_row_json(row, false, text, err));
@@ -170,6 +172,8 @@ static vptq_status run(vptq_quantizer *q, vptq_err *err)
     VPTQ_TRY(vptq_lock_take(work, &lock, err));
     VPTQ_TRY(vptq_manifest_open(q, err));
     VPTQ_TRY(quantize_layers(q, err));
+    if (q->opt->calibrate)
+        vptq_calibrator_forget(work);
     q->result->mean_loss = q->loss / q->result->matrices;
     q->result->mean_held_out = q->held_out / q->result->matrices;
 out:
@@ -200,7 +204,7 @@ vptq_status vptq_quantize_model(vptq_device *dev, const vptq_quantize_options *o
     vptq_arena_init(&q.arena, dev->ctx->mem);
     vptq_buf_init(&q.report, dev->ctx->mem);
     VPTQ_TRY(vptq_plan_settings(&q, err));
-    if (opt->hessians)
+    if (opt->hessians || (opt->calibrate && (!opt->dry_run || vptq_allocate_measures(opt))))
         VPTQ_TRY(vptq_plan_hessians(&q, err));
     if (!opt->dry_run || vptq_allocate_measures(opt))
         VPTQ_TRY(vptq_plan_weights(&q, err));
@@ -213,6 +217,8 @@ vptq_status vptq_quantize_model(vptq_device *dev, const vptq_quantize_options *o
     result->packed_bytes = predict_bytes(&q);
 out:
     result->seconds = vptq_seconds() - start;
+    if (q.hessians.close)
+        q.hessians.close(&q.hessians);
     json_decref(q.manifest);
     json_decref(q.rules);
     vptq_buf_release(&q.report);

@@ -98,7 +98,7 @@ vptq_status vptq_target_choose(vptq_device *dev, uint32_t out, uint32_t in, cons
             choice->alpha = alpha;
         }
     }
-    choice->gain = norm > 0 ? -best / norm : 0;
+    choice->gain = norm > 0 ? (0 - best) / norm : 0; /* no -0 */
 out:
     vptq_arena_release(&arena);
     return st;

@@ -1,0 +1,102 @@
+# Calibrating in the same run: as with a Hessian directory of the same windows; in sequence, with
+# the same bytes for any thread count, memory cap and interruption.
+model=$(data models/stories260K/stories260K.bin)
+tok=$(data models/stories260K/tok512.bin)
+text=$(data text/tinystories/tiny.utf8)
+windows=(-c "$text" -n 24 -l 256)
+quantize() { "$BIN/vptq-quantize" -m "$model" --tokenizer "$tok" -k 64 -q "$@"; }
+
+# One shot: the bytes of the two commands.
+"$BIN/vptq-hessian" -m "$model" --tokenizer "$tok" "${windows[@]}" --weights sink --holdout 0.1 \
+    -o h -q
+quantize -H h --layers 0-1 -o two_steps > out.txt
+quantize "${windows[@]}" --weights sink --holdout 0.1 --layers 0-1 -o one_step > out.txt
+expect_same two_steps one_step
+quantize "${windows[@]}" --weights sink --holdout 0.1 --layers 0-1 -o one_step > out.txt
+expect_line out.txt "14 matrices (14 kept)"
+
+# In sequence.
+run=("${windows[@]}" --sequential --weights sink:0.2)
+quantize "${run[@]}" -o one -t 1 > out.txt
+[ "$(ls one | grep -v _proj | paste -s -d ' ')" = "lock quantize.json report.jsonl" ] ||
+    fail "something else is left: $(ls one)"
+quantize "${run[@]}" -o two -t 2 --mem 16M > out.txt
+expect_same one two
+"$BIN/vptq-quantize" -m "$model" --tokenizer "$tok" -k 64 -q "${run[@]}" -o killed -t 1 > out.txt &
+pid=$!
+wait_for 60 test -e killed/layer_002_q_proj.safetensors
+kill -9 "$pid" 2>/dev/null || true
+wait "$pid" || true
+rm -f killed/layer_001_up_proj.safetensors # as if it had been damaged
+quantize "${run[@]}" -o killed > out.txt
+expect_line out.txt "35 matrices ([0-9]* kept)"
+expect_same one killed
+
+# The first block sees nothing quantized; later ones gain by their targets.
+json_get alpha one/report.jsonl > alpha.txt
+[ "$(wc -l < alpha.txt)" = 35 ] || fail "a row has no alpha"
+[ "$(head -n 7 alpha.txt | sort -u)" = 0.0 ] || fail "targets of block 0"
+expect_number "$(tail -n 7 alpha.txt | sort -n | head -n 1)" ">" 0
+expect_number "$(json_get alpha_gain one/report.jsonl | tail -n 1)" ">" 0.01
+
+# Without held-out windows nothing tells how much: targets stay.
+quantize "${windows[@]}" --sequential --holdout 0 --layers 0-1 -o none > out.txt
+[ "$(json_get alpha none/report.jsonl | sort -u)" = 0.0 ] || fail "alpha without held-out windows"
+
+# It pays.
+tail -c 10240 "$(data models/stories260K-hf/ppl_tokens.npy)" | od -An -v -t u2 -w2 |
+    perl -ne 'print pack("l<", $_)' > ppl.i32
+quantize "${windows[@]}" --weights sink:0.2 -o shot > out.txt
+for work in shot one; do
+    "$BIN/vptq-eval" ppl -m $work --tokens ppl.i32 --context 256 -q --format json > $work.json
+done
+expect_number "$(json_get ppl one.json)" "<" "$(json_get ppl shot.json)"
+
+# A budget: measured on Hessians of the model as it is, in this run as with a directory.
+budget() { "$BIN/vptq-quantize" -m "$model" --tokenizer "$tok" -b 3.5 -q "$@"; }
+budget -H h -o by_dir > out.txt
+budget "${windows[@]}" --weights sink --holdout 0.1 --dry-run -o by_text > out.txt
+expect_same by_dir/sensitivity.json by_text/sensitivity.json
+[ "$(ls by_text | paste -s -d ' ')" = "lock sensitivity.json" ] || fail "left: $(ls by_text)"
+budget "${windows[@]}" --weights sink --holdout 0.1 -o by_text > out.txt
+expect_same by_dir by_text
+budget "${windows[@]}" --weights sink --sequential --layers 0-1 -o in_order > out.txt
+expect_same by_dir/sensitivity.json in_order/sensitivity.json
+cmp by_dir/layer_000_q_proj.safetensors in_order/layer_000_q_proj.safetensors > /dev/null &&
+    fail "the first block is of the same run"
+for key in v k k_res; do
+    json_get "$key" by_dir/report.jsonl | head -n 14 > one.txt
+    json_get "$key" in_order/report.jsonl > two.txt
+    expect_same one.txt two.txt
+done
+
+# Another calibration is another run; later layers need the earlier ones.
+expect_exit 1 quantize "${windows[@]}" --weights sink:0.2 --holdout 0.1 -o one > out.txt 2> err.txt
+expect_line err.txt "key 'calibration'"
+expect_exit 1 quantize "${run[@]}" --layers 1-1 -o later > out.txt 2> err.txt
+expect_line err.txt "layer_000_q_proj.safetensors is missing: sequential calibration"
+quantize "${run[@]}" --layers 0-0 -o later > out.txt
+quantize "${run[@]}" --layers 1-4 -o later > out.txt
+for file in one/*_proj.safetensors; do
+    cmp "$file" "later/${file#one/}" || fail "layers one after another: ${file#one/}"
+done
+
+expect_exit 2 quantize -H h "${windows[@]}" -o x 2> err.txt
+expect_line err.txt "exclude each other"
+expect_exit 2 quantize -H h --sequential -o x 2> err.txt
+expect_line err.txt "needs a calibration text"
+expect_exit 2 quantize "${windows[@]}" --kv-factor 1 -o x 2> err.txt
+expect_line err.txt "needs --weights"
+expect_exit 2 quantize "${windows[@]}" --weights sinks -o x 2> err.txt
+expect_exit 2 quantize "${windows[@]}" -l 1 -o x 2> err.txt
+expect_exit 1 quantize -c nothing -o x 2> err.txt
+expect_line err.txt "nothing"
+[ ! -e x ] || fail "an output was made"
+
+# Codes that lose nothing: the second stream is the first, bit by bit.
+perl -e 'for my $i (1..4096) { print pack("l<", ($i * $i * 7 + $i * 3) % 47) }' > ids.i32
+"$BIN/vptq-quantize" -m "$SRC/tests/golden/tiny_mistral" --tokens ids.i32 -l 32 --sequential -v 1 \
+    -k 4096 --no-norm --dtype bf16 -o exact -q > out.txt 2> err.txt
+[ "$(json_get proxy_loss exact/report.jsonl | sort -u)" = 0.0 ] || fail "something was lost"
+[ "$(json_get alpha exact/report.jsonl | sort -u)" = 0.0 ] || fail "a target was moved"
+[ "$(json_get alpha_gain exact/report.jsonl | sort -u)" = 0.0 ] || fail "a gain by nothing"
