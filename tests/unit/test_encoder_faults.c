@@ -17,6 +17,8 @@ static struct {
     bool broken;                /* ... or the call fails instead */
     long descents, spoil; /* which call of vq_descend makes the worst choices; -1 = none */
     bool spoil_pass;      /* ... or the pass does */
+    bool spoil_scales;    /* the first product of that step comes out far too small */
+    bool in_scales;
 } fault;
 
 static vptq_status count(vptq_err *err)
@@ -36,11 +38,22 @@ static vptq_status count(vptq_err *err)
         vptq_status st = count(err);                                                           \
         return st ? st : fault.real->name(dev, args, err);                                     \
     }
-ROW(gemm, vptq_gemm_args)
 ROW(find, vptq_find_args)
 ROW(vq_gather, vptq_gather_args)
 ROW(vq_scatter, vptq_scatter_args)
 #undef ROW
+
+static vptq_status gemm(vptq_dev *dev, const vptq_gemm_args *args, vptq_err *err)
+{
+    vptq_status st = count(err);
+    if (!st)
+        st = fault.real->gemm(dev, args, err);
+    for (size_t i = 0; fault.in_scales && !st && i < args->m; i++)
+        for (size_t j = 0; j < args->n; j++)
+            args->c[i * args->ldc + j] *= 0.01F;
+    fault.in_scales = false;
+    return st;
+}
 
 static vptq_status vq_pass(vptq_dev *dev, const vptq_pass_args *args, vptq_err *err)
 {
@@ -121,7 +134,7 @@ static vptq_backend faulty(vencoder_run *run)
     fault.calls = fault.descents = 0;
     fault.at = fault.spoil = -1;
     fault.stop = 0;
-    fault.broken = fault.spoil_pass = false;
+    fault.broken = fault.spoil_pass = fault.spoil_scales = fault.in_scales = false;
     run->ctx.cancel = &fault.stop;
     vptq_backend table = *run->dev.ops;
     table.gemm = gemm;
@@ -171,17 +184,30 @@ static vptq_quant_settings published(void)
 
 /* ---- steps that do not pay ---- */
 
-static uint64_t digest_of(const problem *p, const vptq_quant_settings *s, long spoil,
-                          bool spoil_pass, vptq_quant_report *report)
+typedef enum { SPOIL_NOTHING, SPOIL_DESCENT, SPOIL_PASS, SPOIL_SCALES } spoil;
+
+static void watch(void *arg, const char *step, double loss)
+{
+    (void)arg;
+    (void)loss;
+    fault.in_scales = fault.spoil_scales && !strcmp(step, "scales");
+}
+
+/* `which` is the call of vq_descend that is spoilt. */
+static uint64_t digest_of(const problem *p, const vptq_quant_settings *s, spoil what,
+                          long which, vptq_quant_report *report)
 {
     vencoder_run run;
+    vptq_err err = {0};
     const vptq_quant_input input = vencoder_input(p);
     vencoder_open(&run, "cpu", 1);
     const vptq_backend table = faulty(&run);
-    fault.spoil = spoil;
-    fault.spoil_pass = spoil_pass;
+    fault.spoil = what == SPOIL_DESCENT ? which : -1;
+    fault.spoil_pass = what == SPOIL_PASS;
+    fault.spoil_scales = what == SPOIL_SCALES;
     run.dev.ops = &table;
-    vencoder_quantize(&run, s, &input);
+    assert_ok(vptq_quant_matrix(&run.dev, s, &input, watch, NULL, &run.arena, &run.r, &err),
+              &err);
     *report = run.r.report;
     uint64_t digest = vencoder_digest(&run.r.vq);
     vencoder_close(&run);
@@ -209,9 +235,9 @@ static void test_bad_steps_are_undone(void **state)
     s.refits = 0;
     s.sweeps = 1;
     /* A sweep is three calls: the outliers and two groups. */
-    uint64_t spoilt = digest_of(&p, &s, 1, false, &with);
+    uint64_t spoilt = digest_of(&p, &s, SPOIL_DESCENT, 1, &with);
     s.sweeps = 0;
-    assert_true(spoilt == digest_of(&p, &s, -1, false, &without));
+    assert_true(spoilt == digest_of(&p, &s, SPOIL_NOTHING, 0, &without));
     const vptq_quant_step *step = step_named(&with, "sweeps");
     assert_true(step->undone);
     assert_true(step->loss == step[-1].loss &&
@@ -220,21 +246,33 @@ static void test_bad_steps_are_undone(void **state)
 
     s.refits = 1; /* takes back books, indices, and what sweeps changed */
     s.scales = false;
-    spoilt = digest_of(&p, &s, 5, false, &with);
+    spoilt = digest_of(&p, &s, SPOIL_DESCENT, 5, &with);
     s.refits = 0;
-    assert_true(spoilt == digest_of(&p, &s, -1, false, &without));
+    assert_true(spoilt == digest_of(&p, &s, SPOIL_NOTHING, 0, &without));
     assert_true(step_named(&with, "refit")->undone);
     assert_true(with.loss == without.loss);
 
+    s.refits = 1; /* takes back scale and bias, and what follows from them */
+    s.scales = true;
+    spoilt = digest_of(&p, &s, SPOIL_SCALES, 0, &with);
+    s.scales = false;
+    assert_true(spoilt == digest_of(&p, &s, SPOIL_NOTHING, 0, &without));
+    assert_true(step_named(&with, "scales")->undone);
+    assert_true(step_named(&with, "refit")->loss == step_named(&without, "refit")->loss);
+    s.scales = true;
+    assert_true(spoilt != digest_of(&p, &s, SPOIL_NOTHING, 0, &without));
+    assert_false(step_named(&without, "scales")->undone);
+    s.refits = 0;
+
     s.retrain = 0;
-    spoilt = digest_of(&p, &s, -1, true, &with);
+    spoilt = digest_of(&p, &s, SPOIL_PASS, 0, &with);
     assert_true(step_named(&with, "pass")->undone);
     assert_true(step_named(&with, "pass")->loss == step_named(&with, "joint")->loss);
-    assert_true(spoilt != digest_of(&p, &s, -1, false, &without));
+    assert_true(spoilt != digest_of(&p, &s, SPOIL_NOTHING, 0, &without));
     assert_false(step_named(&without, "pass")->undone);
     assert_true(without.loss < with.loss);
     s.retrain = 2; /* as bad, and with other books */
-    assert_true(spoilt == digest_of(&p, &s, -1, true, &with));
+    assert_true(spoilt == digest_of(&p, &s, SPOIL_PASS, 0, &with));
     assert_true(step_named(&with, "retrain")->undone);
     problem_free(&p);
 }
@@ -248,10 +286,10 @@ static void test_steps_go_on_from_what_was_undone(void **state)
     vptq_quant_settings s = everything();
     s.sweeps = 1;
     s.refits = 2;
-    uint64_t spoilt = digest_of(&p, &s, 0, false, &with);
+    uint64_t spoilt = digest_of(&p, &s, SPOIL_DESCENT, 0, &with);
     assert_true(step_named(&with, "sweeps")->undone);
     s.sweeps = 0;
-    assert_true(spoilt == digest_of(&p, &s, -1, false, &without));
+    assert_true(spoilt == digest_of(&p, &s, SPOIL_NOTHING, 0, &without));
     assert_true(with.loss == without.loss);
     assert_true(with.loss < step_named(&with, "sweeps")->loss);
     problem_free(&p);
@@ -264,7 +302,7 @@ static void test_upstream_undoes_nothing(void **state)
     problem p = problem_make(24, 22, 13);
     vptq_quant_report r;
     vptq_quant_settings s = published();
-    (void)digest_of(&p, &s, -1, true, &r);
+    (void)digest_of(&p, &s, SPOIL_PASS, 0, &r);
     const vptq_quant_step *pass = step_named(&r, "pass");
     assert_true(pass->loss > pass[-1].loss);
     for (uint32_t i = 0; i < r.steps; i++)
