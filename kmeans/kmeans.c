@@ -83,6 +83,7 @@ typedef struct lloyd {
     double *host_sums, *host_weights;
     float *before;        /* [k, v] the book that the labels refer to */
     uint32_t *own_labels; /* NULL where the caller gave room */
+    bool labelled;        /* labels are those of a book before */
 } lloyd;
 
 static size_t sums_bytes(const lloyd *l)
@@ -174,7 +175,11 @@ static vptq_status evaluate(lloyd *l, double *objective, vptq_err *err)
     if (!ops->host_memory)
         VPTQ_TRY(ops->upload(l->dev->state, l->c, l->host_c, (size_t)l->k * p->v * sizeof *l->c,
                              err));
-    VPTQ_TRY(ops->assign(l->dev->state, p->n, p->v, l->k, x, l->c, l->labels, NULL, err));
+    if (l->labelled)
+        VPTQ_TRY(ops->reassign(l->dev->state, p->n, p->v, l->k, x, l->c, l->labels, err));
+    else
+        VPTQ_TRY(ops->assign(l->dev->state, p->n, p->v, l->k, x, l->c, l->labels, NULL, err));
+    l->labelled = true;
     VPTQ_TRY(ops->accumulate(l->dev->state, p->n, p->v, l->k, x, w, l->labels, l->c, l->sums,
                              l->weights, objective, err));
     if (!ops->host_memory) {

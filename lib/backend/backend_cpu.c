@@ -65,6 +65,7 @@ static const vptq_backend cpu_table = {
     .trtri = vptq_cpu_trtri,
     .quad_trace = vptq_cpu_quad_trace,
     .assign = vptq_cpu_assign,
+    .reassign = vptq_cpu_reassign,
     .accumulate = vptq_cpu_accumulate,
     .vq_dequant = vptq_cpu_vq_dequant,
     .finder_open = vptq_cpu_finder_open,

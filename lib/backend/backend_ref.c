@@ -77,6 +77,7 @@ const vptq_backend vptq_backend_ref = {
     .trtri = vptq_ref_trtri,
     .quad_trace = vptq_ref_quad_trace,
     .assign = vptq_ref_assign,
+    .reassign = vptq_ref_reassign,
     .accumulate = vptq_ref_accumulate,
     .vq_dequant = vptq_ref_vq_dequant,
     .finder_open = vptq_ref_finder_open,

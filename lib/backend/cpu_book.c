@@ -18,6 +18,18 @@ const vptq_vq_kernels *vptq_vq_kernels_of(const vptq_dev *dev)
     return &vptq_vq_kernels_none;
 }
 
+const vptq_search_kernels *vptq_search_kernels_of(const vptq_dev *dev)
+{
+#if defined(__x86_64__)
+    if (dev->simd == VPTQ_SIMD_AVX512)
+        return &vptq_search_kernels_avx512;
+    if (dev->simd == VPTQ_SIMD_AVX2)
+        return &vptq_search_kernels_avx2;
+#endif
+    (void)dev;
+    return &vptq_search_kernels_none;
+}
+
 static size_t book_blocks(uint32_t k)
 {
     return vptq_round_up(k, VPTQ_BOOK_LANES) / VPTQ_BOOK_LANES;

@@ -11,6 +11,7 @@ static inline size_t vptq_round_up(size_t n, size_t unit)
 }
 
 const vptq_vq_kernels *vptq_vq_kernels_of(const vptq_dev *dev);
+const vptq_search_kernels *vptq_search_kernels_of(const vptq_dev *dev);
 
 /* Floats of a laid-out book of k centroids. */
 size_t vptq_book_floats(uint32_t v, uint32_t k);

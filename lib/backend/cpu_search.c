@@ -11,18 +11,6 @@
 /* Larger tables do not stay in a core's own cache, and computing is faster then. */
 enum { MOST_TABLE_FLOATS = 1 << 18 };
 
-static const vptq_search_kernels *search_kernels_of(const vptq_dev *dev)
-{
-#if defined(__x86_64__)
-    if (dev->simd == VPTQ_SIMD_AVX512)
-        return &vptq_search_kernels_avx512;
-    if (dev->simd == VPTQ_SIMD_AVX2)
-        return &vptq_search_kernels_avx2;
-#endif
-    (void)dev;
-    return &vptq_search_kernels_none;
-}
-
 /* ---- opening ---- */
 
 void vptq_cpu_finder_close(vptq_dev *dev, vptq_finder *f)
@@ -114,8 +102,9 @@ vptq_status vptq_cpu_finder_open(vptq_dev *dev, const vptq_books *books, vptq_fi
     vptq_finder *f = vptq_mem_alloc(dev->ctx->mem, 1, sizeof *f, err);
     if (!f)
         return VPTQ_E_NOMEM;
-    *f = (vptq_finder){
-        .books = *books, .kernels = vptq_vq_kernels_of(dev), .search = search_kernels_of(dev)};
+    *f = (vptq_finder){.books = *books,
+                       .kernels = vptq_vq_kernels_of(dev),
+                       .search = vptq_search_kernels_of(dev)};
     vptq_status st = open_books(dev, f, err);
     if (st) {
         vptq_cpu_finder_close(dev, f);

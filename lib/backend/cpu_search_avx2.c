@@ -58,11 +58,14 @@ static inline size_t vf_append(uint32_t *list, float *score, size_t n, vf s, vf 
     for (uint32_t hit = vf_at_least(s, least); hit; hit &= hit - 1) {
         const uint32_t l = (uint32_t)__builtin_ctz(hit);
         list[n] = first + l;
-        score[n++] = lane[l];
+        if (score)
+            score[n] = lane[l];
+        n++;
     }
     return n;
 }
 
+#include "lib/backend/cpu_cluster_body.h"
 #include "lib/backend/cpu_search_body.h"
 
-const vptq_search_kernels vptq_search_kernels_avx2 = {search};
+const vptq_search_kernels vptq_search_kernels_avx2 = {search, search_cluster};

@@ -59,10 +59,12 @@ static inline size_t vf_append(uint32_t *list, float *score, size_t n, vf s, vf 
     const __mmask16 hit = _mm512_cmp_ps_mask(s, least, _CMP_GE_OQ);
     const __m512i here = _mm512_add_epi32(iota, _mm512_set1_epi32((int)first));
     _mm512_storeu_si512(list + n, _mm512_maskz_compress_epi32(hit, here));
-    _mm512_storeu_ps(score + n, _mm512_maskz_compress_ps(hit, s));
+    if (score)
+        _mm512_storeu_ps(score + n, _mm512_maskz_compress_ps(hit, s));
     return n + (size_t)__builtin_popcount(hit);
 }
 
+#include "lib/backend/cpu_cluster_body.h"
 #include "lib/backend/cpu_search_body.h"
 
-const vptq_search_kernels vptq_search_kernels_avx512 = {search};
+const vptq_search_kernels vptq_search_kernels_avx512 = {search, search_cluster};

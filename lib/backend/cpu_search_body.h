@@ -430,9 +430,9 @@ INLINE void search_tile(tile *t, size_t v, bool keep, uint32_t *idx, uint32_t *i
     transpose(v, t->count, t->x, xt);
     score_tile(t, v, xt);
     first_bounds(t, v, keep, idx, idx_res);
-    best_pairs(t, v);
-    if (t->b->exact) {
-        exact_bounds(t, v);
+    for (int round = 0; round <= t->b->exact; round++) {
+        if (round)
+            exact_bounds(t, v);
         best_pairs(t, v);
     }
     for (size_t j = 0; j < t->count; j++) {

@@ -64,12 +64,15 @@ static inline size_t vf_append(uint32_t *list, float *score, size_t n, vf s, vf 
     for (uint32_t l = 0; l < LANES; l++) {
         if (s[l] >= least[l]) {
             list[n] = first + l;
-            score[n++] = s[l];
+            if (score)
+                score[n] = s[l];
+            n++;
         }
     }
     return n;
 }
 
+#include "lib/backend/cpu_cluster_body.h"
 #include "lib/backend/cpu_search_body.h"
 
-const vptq_search_kernels vptq_search_kernels_none = {search};
+const vptq_search_kernels vptq_search_kernels_none = {search, search_cluster};

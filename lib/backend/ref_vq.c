@@ -41,6 +41,12 @@ vptq_status vptq_ref_assign(vptq_dev *dev, size_t n, uint32_t v, uint32_t k, con
     return VPTQ_OK;
 }
 
+vptq_status vptq_ref_reassign(vptq_dev *dev, size_t n, uint32_t v, uint32_t k, const float *x,
+                              const float *c, uint32_t *idx, vptq_err *err)
+{
+    return vptq_ref_assign(dev, n, v, k, x, c, idx, NULL, err);
+}
+
 vptq_status vptq_ref_accumulate(vptq_dev *dev, size_t n, uint32_t v, uint32_t k, const float *x,
                                 const float *w, const uint32_t *idx, const float *c,
                                 double *sums, double *weights, double *objective, vptq_err *err)

@@ -224,6 +224,77 @@ static void assign_does_not_depend_on_place_or_threads(void **state)
     }
 }
 
+/* ---- reassign ---- */
+
+typedef struct labels_case {
+    size_t n;
+    uint32_t v, k;
+    float *x, *c;
+    const uint32_t *labels;
+} labels_case;
+
+static void check_labels(void *arg, const vptq_device *dev, bool is_ref)
+{
+    const labels_case *a = arg;
+    uint32_t *want = need(a->n, sizeof *want), *got = need(a->n, sizeof *got);
+    vptq_err err;
+    (void)is_ref;
+    assert_ok(dev->ops->assign(dev->state, a->n, a->v, a->k, a->x, a->c, want, NULL, &err),
+              &err);
+    memcpy(got, a->labels, a->n * sizeof *got);
+    assert_ok(dev->ops->reassign(dev->state, a->n, a->v, a->k, a->x, a->c, got, &err), &err);
+    assert_memory_equal(got, want, a->n * sizeof *got);
+    assert_ok(dev->ops->reassign(dev->state, a->n, a->v, a->k, a->x, a->c, got, &err), &err);
+    assert_memory_equal(got, want, a->n * sizeof *got);
+    free(want);
+    free(got);
+}
+
+/* Whatever the labels were before: those of a book nearby, all the same, any. */
+static void labels_one_shape(size_t n, uint32_t v, uint32_t k, int kind)
+{
+    float *x = normal(n * v, n + v), *c = normal((size_t)k * v, k);
+    uint32_t *labels = need(n, sizeof *labels);
+    for (size_t j = 0; j < (size_t)k * v; j++)
+        c[j] *= 0.9F;
+    if (kind == 1) /* vectors that are centroids, and centroids that occur twice */
+        for (size_t j = 0; j < k / 2 && j < n; j++) {
+            memcpy(c + j * v, x + j * v, v * sizeof *c);
+            memcpy(c + (k - 1 - j) * v, x + j * v, v * sizeof *c);
+        }
+    if (kind == 2) /* what is not a number */
+        for (size_t i = 0; i < 20; i++) {
+            x[i * 7 % n * v + i % v] = i % 3 == 0 ? NAN : i % 3 == 1 ? INFINITY : -3e38F;
+            c[i * 11 % k * v + i % v] = i % 2 ? NAN : 1e30F;
+        }
+    if (kind == 3) /* lengths of all sizes, far from the middle */
+        for (size_t i = 0; i < n; i++)
+            for (size_t d = 0; d < v; d++)
+                x[i * v + d] = 100 + x[i * v + d] * powf(10, (float)(i % 9) - 6);
+    for (size_t i = 0; i < n; i++)
+        labels[i] = (uint32_t)(i * i) % k;
+    labels_case a = {n, v, k, x, c, labels};
+    on_every_device(check_labels, &a);
+    memset(labels, 0, n * sizeof *labels);
+    on_every_device(check_labels, &a);
+    free(x);
+    free(c);
+    free(labels);
+}
+
+static void reassign_equals_assign(void **state)
+{
+    (void)state;
+    static const uint32_t lengths[] = {1, 4, 6, 7, 8, 12};
+    for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+        for (int kind = 0; kind < 4; kind++)
+            labels_one_shape(700 + i * 33, lengths[i], 513 + (uint32_t)i * 8, kind);
+    }
+    labels_one_shape(300, 8, 40, 0);
+    labels_one_shape(1, 4, 2, 0);
+    labels_one_shape(5000, 8, 1024, 1);
+}
+
 /* ---- accumulate ---- */
 
 typedef struct sums_case {
@@ -736,6 +807,7 @@ static vptq_status run_all(void *arg, vptq_mem *mem, vptq_err *err)
     const vptq_books books = {a->v, a->k, a->k_res, 2, false, a->c, a->res};
     vptq_finder *finder = NULL;
     VPTQ_TRY(dev.ops->assign(dev.state, n, a->v, a->k, a->z, a->c, idx, NULL, err));
+    VPTQ_TRY(dev.ops->reassign(dev.state, n, a->v, a->k, a->z, a->c, idx, err));
     VPTQ_TRY(dev.ops->accumulate(dev.state, n, a->v, a->k, a->z, NULL, idx, a->c, sums,
                                  sums + a->k * a->v, &objective, err));
     VPTQ_TRY(dev.ops->finder_open(dev.state, &books, &finder, err));
@@ -753,7 +825,7 @@ out:
 static void every_allocation_may_fail(void **state)
 {
     (void)state;
-    pass_case a = pass_case_make(6, 40, 4, 20, 3);
+    pass_case a = pass_case_make(6, 600, 4, 520, 3);
     assert_true(vtest_oom_walk(run_all, &a) >= 3);
     pass_case_free(&a);
 }
@@ -765,6 +837,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(assign_takes_the_lowest_on_ties),
         cmocka_unit_test(assign_stays_in_range_for_garbage),
         cmocka_unit_test(assign_does_not_depend_on_place_or_threads),
+        cmocka_unit_test(reassign_equals_assign),
         cmocka_unit_test(accumulate_sums_exactly),
         cmocka_unit_test(accumulate_same_bits_for_any_threads),
         cmocka_unit_test(dequant_matches_the_formula),

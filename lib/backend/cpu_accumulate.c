@@ -1,57 +1,10 @@
+/* The row accumulate. */
 #include "lib/backend/cpu_vq.h"
 
 #include <string.h>
 
-#include "lib/backend/cpu_book.h"
 #include "lib/backend/dev.h"
 #include "lib/base/parallel.h"
-
-/* ---- assign ---- */
-
-typedef struct assign_job {
-    const vptq_vq_kernels *kernels;
-    vptq_book book;
-    const float *x, *c;
-    uint32_t *idx;
-    float *dist;
-} assign_job;
-
-static void assign_range(void *arg, size_t begin, size_t end, int thread)
-{
-    const assign_job *job = arg;
-    const size_t v = job->book.v;
-    (void)thread;
-    job->kernels->nearest(&job->book, end - begin, job->x + begin * v, job->idx + begin);
-    if (!job->dist)
-        return;
-    for (size_t i = begin; i < end; i++) {
-        const float *x = job->x + i * v, *c = job->c + job->idx[i] * v;
-        float sum = 0;
-        for (size_t d = 0; d < v; d++)
-            sum += (x[d] - c[d]) * (x[d] - c[d]);
-        job->dist[i] = sum;
-    }
-}
-
-vptq_status vptq_cpu_assign(vptq_dev *dev, size_t n, uint32_t v, uint32_t k, const float *x,
-                            const float *c, uint32_t *idx, float *dist, vptq_err *err)
-{
-    float *data = vptq_dev_scratch(dev, vptq_book_floats(v, k), sizeof *data, err);
-    if (!data)
-        return VPTQ_E_NOMEM;
-    assign_job job = {.kernels = vptq_vq_kernels_of(dev),
-                      .book = vptq_book_lay(dev, v, k, c, data),
-                      .x = x,
-                      .c = c,
-                      .idx = idx,
-                      .dist = dist};
-    /* About a million products per chunk, whole tiles of the widest kernel. */
-    size_t chunk = vptq_round_up(((size_t)1 << 20) / ((size_t)k * v) + 1, 32);
-    vptq_parallel_for(dev->threads, n, chunk, assign_range, &job);
-    return VPTQ_OK;
-}
-
-/* ---- accumulate ---- */
 
 /* Every part of the vectors has sums of its own; parts are added in order.  How many there are
  * follows from the shape alone, so the sums do not depend on the threads. */
