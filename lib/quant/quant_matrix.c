@@ -420,7 +420,7 @@ static vptq_status refine(vptq_encoder *c, vptq_err *err)
     if (c->s->sweeps)
         VPTQ_TRY(descend(c, "sweeps", step_sweeps, err));
     for (uint32_t i = 0; i < c->s->refits; i++) {
-        if (scales)
+        if (scales && !i) /* later ones gain a thousandth */
             VPTQ_TRY(descend(c, "scales", step_scales, err));
         VPTQ_TRY(descend(c, "refit", step_refit, err));
     }

@@ -59,7 +59,7 @@ static const vptq_setting table[] = {
     {"refits", VPTQ_SETTING_U32, AT(refits), 0, VPTQ_QUANT_MAX_REFITS, NULL, false,
      "rounds of least squares over the codebooks and two sweeps"},
     {"scales", VPTQ_SETTING_BOOL, AT(scales), 0, 0, NULL, false,
-     "least squares over scale and bias in front of each refit"},
+     "least squares over scale and bias in front of the first refit"},
     {"rounding", VPTQ_SETTING_CHOICE, AT(rounding), 0, 0, "loop|end", false,
      "round to the stored type before or after the last decisions"},
     {"ridge", VPTQ_SETTING_DOUBLE, AT(ridge), 0, 1, NULL, false,

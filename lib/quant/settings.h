@@ -56,7 +56,7 @@ typedef struct vptq_quant_settings {
     uint32_t retrain;    /* rounds of training on what the pass aimed at, then a pass again */
     uint32_t sweeps;     /* of coordinate descent after the pass, 0 = off */
     uint32_t refits;     /* rounds of least squares over the books and two sweeps, 0 = off */
-    bool scales;         /* least squares over scale and bias in front of each refit */
+    bool scales;         /* least squares over scale and bias in front of the first refit */
     double ridge;        /* times mean diag H, added to H before scaling */
     double damping;      /* first damping step when the factor fails */
     uint64_t seed;
