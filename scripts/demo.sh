@@ -3,14 +3,19 @@
 # Every stage is kept when it is finished, so a second run takes seconds.
 #   MODEL=PATH     another model (whatever the tools read)
 #   TEXT=FILE      another text: its first three quarters calibrate, the last quarter evaluates
-#   SETTINGS=".."  options of vptq-quantize, default "-v 2 -k 256" (about 4 bits per weight)
+#   SETTINGS=".."  options of vptq-quantize for one packed model instead of the two shown by
+#                  default, at about 3 and about 4 bits per weight
 set -euo pipefail
 
 src=$(cd "$(dirname "$0")/.." && pwd)
 bin=${BIN:-$src/build/bin}
 demo=${DEMO_DIR:-$src/build/demo}
-settings=${SETTINGS:--v 2 -k 256}
-windows=32 # of 2048 tokens for the Hessians
+if [ -n "${SETTINGS-}" ]; then
+    variants=("$SETTINGS")
+else
+    variants=("-v 4 -k 256 -r 16" "-v 4 -k 256 -r 256")
+fi
+windows=24 # of 2048 tokens for the Hessians
 eval_windows=8
 prompt="The capital of France is"
 
@@ -36,7 +41,7 @@ fi
 key=$({
     find -L "$model" -type f -printf '%p %s %T@\n' | LC_ALL=C sort
     [ -z "${TEXT-}" ] || sha256sum < "$TEXT"
-    printf '%s|%s|%s\n' "$settings" "$windows" "$eval_windows"
+    printf '%s|%s|%s\n' "${variants[*]}" "$windows" "$eval_windows"
 } | sha256sum | cut -c1-12)
 run=$demo/run-$key
 mkdir -p "$run"
@@ -72,15 +77,18 @@ stage() {
 }
 
 stage hessian "$bin/vptq-hessian" -m "$model" -c "$calib" -o "$run/hessians" -n "$windows"
-# shellcheck disable=SC2086 # the settings are several words
-stage quantize "$bin/vptq-quantize" -m "$model" -H "$run/hessians" -o "$run/work" $settings
-stage pack "$bin/vptq-pack" "$run/work" -o "$run/packed" -f
 stage ppl-original "$bin/vptq-eval" ppl -m "$model" --text "$evaltext" \
     --windows "$eval_windows" --format json
-stage ppl-packed "$bin/vptq-eval" ppl -m "$run/packed" --text "$evaltext" \
-    --windows "$eval_windows" --format json
 stage text-original "$bin/vptq-eval" generate -m "$model" -p "$prompt" -n 32
-stage text-packed "$bin/vptq-eval" generate -m "$run/packed" -p "$prompt" -n 32
+for i in "${!variants[@]}"; do
+    # shellcheck disable=SC2086 # the settings are several words
+    stage "quantize-$i" "$bin/vptq-quantize" -m "$model" -H "$run/hessians" -o "$run/work-$i" \
+        ${variants[i]}
+    stage "pack-$i" "$bin/vptq-pack" "$run/work-$i" -o "$run/packed-$i" -f
+    stage "ppl-packed-$i" "$bin/vptq-eval" ppl -m "$run/packed-$i" --text "$evaltext" \
+        --windows "$eval_windows" --format json
+    stage "text-packed-$i" "$bin/vptq-eval" generate -m "$run/packed-$i" -p "$prompt" -n 32
+done
 
 # ---- the table ----
 
@@ -96,23 +104,31 @@ size() {
     awk "BEGIN { printf \"%.1f MB\", $bytes / 1e6 }"
 }
 row() {
-    printf '%-10s %10.3f ± %-7.3f %8.3f %12s %9.0f\n' "$1" "$(field "ppl-$2" ppl)" \
+    printf '%-22s %10.3f ± %-7.3f %8.3f %12s %9.0f\n' "$1" "$(field "ppl-$2" ppl)" \
         "$(field "ppl-$2" ppl_stderr)" "$(field "ppl-$2" bits_per_weight)" "$(size "$3")" \
         "$(field "ppl-$2" tokens_per_second)"
 }
+first_words() { head -c 300 "$run/text-$1.out" | tr '\n' ' '; }
 
 echo
-echo "$(basename "$model"), vptq-quantize $settings, Hessians from $windows windows,"
+echo "$(basename "$model"), Hessians from $windows windows of 2048 tokens,"
 echo "perplexity over $(field ppl-original windows) windows of 2048 tokens of held-out text"
 echo
-printf '%-10s %20s %8s %12s %9s\n' "" perplexity "bits/w" "weights" "tokens/s"
+printf '%-22s %20s %8s %12s %9s\n' "" perplexity "bits/w" "weights" "tokens/s"
 row original original "$model"
-row packed packed "$run/packed"
+for i in "${!variants[@]}"; do
+    row "${variants[i]}" "packed-$i" "$run/packed-$i"
+done
 echo
-echo "seconds: hessian $(seconds hessian), quantize $(seconds quantize), pack $(seconds pack)," \
-    "perplexity $(seconds ppl-original) and $(seconds ppl-packed)"
+echo "seconds: hessian $(seconds hessian), perplexity of the original $(seconds ppl-original)"
+for i in "${!variants[@]}"; do
+    echo "${variants[i]}: quantize $(seconds "quantize-$i"), pack $(seconds "pack-$i")," \
+        "perplexity $(seconds "ppl-packed-$i")"
+done
 echo
-echo "original: $(head -c 300 "$run/text-original.out" | tr '\n' ' ')"
-echo "packed:   $(head -c 300 "$run/text-packed.out" | tr '\n' ' ')"
+echo "original: $(first_words original)"
+for i in "${!variants[@]}"; do
+    echo "${variants[i]}: $(first_words "packed-$i")"
+done
 echo
-echo "The packed model is in $run/packed"
+echo "The packed models are in $run/packed-*"
