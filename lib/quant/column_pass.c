@@ -1,9 +1,15 @@
 /* The column pass (paper Algorithm 1).  Columns are quantized one after another; the error of a
- * column, divided by the factor's diagonal, is pushed into the columns not yet done: z_s -=
- * (z_t
- * - q_t) / U_tt * U_ts for s > t.  Inside a block the device does it column by column; what
- * lies behind the block gets one matrix product Z_rest -= U[block, rest]^T Err per block.  A
- * block ends where the next part begins: its columns share their books. */
+ * column, divided by the factor's diagonal, is pushed into the columns not yet done:
+ *
+ *     z_s -= (z_t - q_t) / U_tt * U_ts    for s > t
+ *
+ * Inside a block the device does it column by column; what lies behind the block gets one
+ * matrix product Z_rest -= U[block, rest]^T Err per block.  A block ends where the next part
+ * begins: its columns share their books.
+ *
+ * With pass_columns > 1 that many columns are quantized as they stand, and their errors go on
+ * together: Err = U_bb^-T (Z_b - Q_b), then the same product.  That is the paper's ablation
+ * without channel independence. */
 #include <string.h>
 
 #include "lib/quant/encoder.h"
@@ -16,6 +22,44 @@ typedef struct pass {
     float *z;   /* [in][rows] compensated */
     float *err; /* [VPTQ_PASS_BLOCK][rows] */
 } pass;
+
+/* err [cols][rows] <- U_bb^-T (z - q), by forward substitution. */
+static void solve_block(const vptq_pass_args *p, const float *u)
+{
+    for (size_t t = 0; t < p->cols; t++) {
+        float *e = p->err + t * p->lde;
+        for (size_t r = 0; r < p->rows; r++)
+            e[r] = p->z[t * p->ldz + r] - p->q[t * p->ldq + r];
+        for (size_t s = 0; s < t; s++)
+            for (size_t r = 0; r < p->rows; r++)
+                e[r] -= u[s * p->ldu + t] * p->err[s * p->lde + r];
+        for (size_t r = 0; r < p->rows; r++)
+            e[r] /= u[t * p->ldu + t];
+    }
+}
+
+/* The columns of a block as they stand, then their errors together. */
+static vptq_status together(pass *a, vptq_pass_args *p, vptq_err *err)
+{
+    const float *u = p->u;
+    float unit = 1;
+
+    for (size_t t = 0; t < p->cols; t++) {
+        vptq_pass_args one = *p;
+        one.cols = 1;
+        one.u = &unit;
+        one.z += t * p->ldz;
+        one.q += t * p->ldq;
+        one.err += t * p->lde;
+        one.idx += t * p->ldi;
+        one.idx_res = p->idx_res ? p->idx_res + t * p->ldi : NULL;
+        vptq_status st = a->c->dev->ops->vq_pass(a->c->dev->state, &one, err);
+        if (st)
+            return st;
+    }
+    solve_block(p, u);
+    return VPTQ_OK;
+}
 
 static vptq_status do_block(pass *a, size_t at, size_t cols, vptq_err *err)
 {
@@ -53,7 +97,8 @@ static vptq_status do_block(pass *a, size_t at, size_t cols, vptq_err *err)
                         .beta = 1};
     vptq_status st = vptq_check_cancel(c->dev->ctx, err);
     if (!st)
-        st = ops->vq_pass(c->dev->state, &p, err);
+        st = c->s->pass_columns > 1 ? together(a, &p, err)
+                                    : ops->vq_pass(c->dev->state, &p, err);
     if (!st && rest)
         st = ops->gemm(c->dev->state, &g, err);
     return st;
@@ -65,16 +110,16 @@ static vptq_status do_part(pass *a, vptq_err *err)
     const vptq_part *part = a->part;
     const vptq_backend *ops = a->c->dev->ops;
     vptq_books books = vptq_part_books(a->c, part);
+    size_t step = a->c->s->pass_columns > 1 ? a->c->s->pass_columns : VPTQ_PASS_BLOCK;
 
     if (a->main_only) {
         books.k_res = 0;
         books.res_centroids = NULL;
     }
     VPTQ_TRY(ops->finder_open(a->c->dev->state, &books, &a->finder, err));
-    for (size_t i = 0; i < part->cols; i += VPTQ_PASS_BLOCK) {
+    for (size_t i = 0; i < part->cols; i += step) {
         size_t left = part->cols - i;
-        VPTQ_TRY(
-            do_block(a, part->first + i, left < VPTQ_PASS_BLOCK ? left : VPTQ_PASS_BLOCK, err));
+        VPTQ_TRY(do_block(a, part->first + i, left < step ? left : step, err));
     }
 out:
     ops->finder_close(a->c->dev->state, a->finder);

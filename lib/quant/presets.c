@@ -9,33 +9,33 @@ static const vptq_preset_model llama2_70b = {"Llama-2-70B", 8192, 1024, 28672};
 static const vptq_preset_model llama3_8b = {"Llama-3-8B", 4096, 1024, 14336};
 static const vptq_preset_model llama3_70b = {"Llama-3-70B", 8192, 1024, 28672};
 
-/* Rows of Table 10 that differ in finetuning only are one preset; its row #5, without channel
- * independence, is no matter of what is stored. */
+/* Rows of Table 10 that differ in finetuning only are one preset. */
 static const vptq_preset presets[] = {
-    {"llama2-7b-v6", "Table 8", &llama2_7b, 6, 4096, 0, 1, 0, 0, 0},
-    {"llama2-7b-v12", "Table 8", &llama2_7b, 12, 4096, 4096, 4, 1, 4, 8192},
-    {"llama2-13b-v6", "Table 8", &llama2_13b, 6, 4096, 0, 1, 0, 0, 0},
-    {"llama2-13b-v12", "Table 8", &llama2_13b, 12, 4096, 4096, 4, 2, 4, 8192},
-    {"llama2-70b-v12-g4", "Table 8", &llama2_70b, 12, 4096, 4096, 4, 1, 4, 8192},
-    {"llama2-70b-v12-g8", "Table 8", &llama2_70b, 12, 4096, 4096, 8, 1, 4, 8192},
-    {"llama3-8b-v12", "Table 8", &llama3_8b, 12, 4096, 4096, 1, 1, 4, 4096},
-    {"llama3-8b-v6", "Table 8", &llama3_8b, 6, 4096, 0, 16, 1, 4, 8192},
-    {"llama3-70b-v12", "Table 8", &llama3_70b, 12, 4096, 4096, 1, 0, 0, 0},
-    {"llama3-70b-v6", "Table 8", &llama3_70b, 6, 4096, 0, 16, 1, 4, 4096},
-    {"ablation-v2", "Table 10 #2", &llama2_13b, 2, 16, 0, 1, 0, 0, 0},
-    {"ablation-v4", "Table 10 #3", &llama2_13b, 4, 256, 0, 1, 0, 0, 0},
-    {"ablation-v6", "Table 10 #4, #11, #12", &llama2_13b, 6, 4096, 0, 1, 0, 0, 0},
-    {"ablation-v8", "Table 10 #6", &llama2_13b, 8, 65536, 0, 1, 0, 0, 0},
-    {"ablation-v12", "Table 10 #7, #13", &llama2_13b, 12, 4096, 4096, 1, 0, 0, 0},
-    {"ablation-outliers-1", "Table 10 #8", &llama2_13b, 6, 4096, 0, 1, 1, 4, 4096},
-    {"ablation-outliers-2", "Table 10 #9", &llama2_13b, 6, 4096, 0, 1, 2, 4, 4096},
-    {"ablation-outliers-5", "Table 10 #10", &llama2_13b, 6, 4096, 0, 1, 5, 4, 4096},
-    {"ablation-groups-1", "Table 10 #14", &llama2_13b, 12, 4096, 4096, 1, 1, 4, 4096},
-    {"ablation-groups-2", "Table 10 #15", &llama2_13b, 12, 4096, 4096, 2, 1, 4, 4096},
-    {"ablation-groups-4", "Table 10 #16", &llama2_13b, 12, 4096, 4096, 4, 1, 4, 4096},
-    {"ablation-groups-8", "Table 10 #17", &llama2_13b, 12, 4096, 4096, 8, 1, 4, 4096},
-    {"ablation-3-bit", "Table 10 #18", &llama2_13b, 4, 4096, 0, 1, 0, 0, 0},
-    {"ablation-4-bit", "Table 10 #19", &llama2_13b, 6, 4096, 4096, 1, 0, 0, 0},
+    {"llama2-7b-v6", "Table 8", &llama2_7b, 6, 4096, 0, 1, 0, 0, 0, 0},
+    {"llama2-7b-v12", "Table 8", &llama2_7b, 12, 4096, 4096, 4, 1, 4, 8192, 0},
+    {"llama2-13b-v6", "Table 8", &llama2_13b, 6, 4096, 0, 1, 0, 0, 0, 0},
+    {"llama2-13b-v12", "Table 8", &llama2_13b, 12, 4096, 4096, 4, 2, 4, 8192, 0},
+    {"llama2-70b-v12-g4", "Table 8", &llama2_70b, 12, 4096, 4096, 4, 1, 4, 8192, 0},
+    {"llama2-70b-v12-g8", "Table 8", &llama2_70b, 12, 4096, 4096, 8, 1, 4, 8192, 0},
+    {"llama3-8b-v12", "Table 8", &llama3_8b, 12, 4096, 4096, 1, 1, 4, 4096, 0},
+    {"llama3-8b-v6", "Table 8", &llama3_8b, 6, 4096, 0, 16, 1, 4, 8192, 0},
+    {"llama3-70b-v12", "Table 8", &llama3_70b, 12, 4096, 4096, 1, 0, 0, 0, 0},
+    {"llama3-70b-v6", "Table 8", &llama3_70b, 6, 4096, 0, 16, 1, 4, 4096, 0},
+    {"ablation-v2", "Table 10 #2", &llama2_13b, 2, 16, 0, 1, 0, 0, 0, 0},
+    {"ablation-v4", "Table 10 #3", &llama2_13b, 4, 256, 0, 1, 0, 0, 0, 0},
+    {"ablation-v6", "Table 10 #4, #11, #12", &llama2_13b, 6, 4096, 0, 1, 0, 0, 0, 0},
+    {"ablation-v6-together", "Table 10 #5", &llama2_13b, 6, 4096, 0, 1, 0, 0, 0, 6},
+    {"ablation-v8", "Table 10 #6", &llama2_13b, 8, 65536, 0, 1, 0, 0, 0, 0},
+    {"ablation-v12", "Table 10 #7, #13", &llama2_13b, 12, 4096, 4096, 1, 0, 0, 0, 0},
+    {"ablation-outliers-1", "Table 10 #8", &llama2_13b, 6, 4096, 0, 1, 1, 4, 4096, 0},
+    {"ablation-outliers-2", "Table 10 #9", &llama2_13b, 6, 4096, 0, 1, 2, 4, 4096, 0},
+    {"ablation-outliers-5", "Table 10 #10", &llama2_13b, 6, 4096, 0, 1, 5, 4, 4096, 0},
+    {"ablation-groups-1", "Table 10 #14", &llama2_13b, 12, 4096, 4096, 1, 1, 4, 4096, 0},
+    {"ablation-groups-2", "Table 10 #15", &llama2_13b, 12, 4096, 4096, 2, 1, 4, 4096, 0},
+    {"ablation-groups-4", "Table 10 #16", &llama2_13b, 12, 4096, 4096, 4, 1, 4, 4096, 0},
+    {"ablation-groups-8", "Table 10 #17", &llama2_13b, 12, 4096, 4096, 8, 1, 4, 4096, 0},
+    {"ablation-3-bit", "Table 10 #18", &llama2_13b, 4, 4096, 0, 1, 0, 0, 0, 0},
+    {"ablation-4-bit", "Table 10 #19", &llama2_13b, 6, 4096, 4096, 1, 0, 0, 0, 0},
 };
 
 const vptq_preset *vptq_preset_table(size_t *count)
@@ -57,6 +57,8 @@ static void apply(const vptq_preset *p, vptq_quant_settings *s)
     stored.k0 = p->k0 ? p->k0 : stored.k0;
     stored.storage = s->storage;
     vptq_quant_copy_stored(s, &stored);
+    if (p->pass_columns)
+        s->pass_columns = p->pass_columns;
 }
 
 vptq_status vptq_preset_apply(const char *name, vptq_quant_settings *s, vptq_err *err)

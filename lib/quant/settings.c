@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "kmeans/kmeans.h"
-#include "lib/quant/quant.h"
+#include "lib/quant/encoder.h"
 
 #define AT(field) offsetof(vptq_quant_settings, field)
 
@@ -52,6 +52,8 @@ static const vptq_setting table[] = {
      "rounds of training both codebooks together"},
     {"beam", VPTQ_SETTING_U32, AT(beam), 1, VPTQ_VQ_MAX_K, NULL, false,
      "main centroids tried per vector, 1 = greedy"},
+    {"pass_columns", VPTQ_SETTING_U32, AT(pass_columns), 1, VPTQ_PASS_BLOCK, NULL, false,
+     "columns quantized together before their errors go on; 1 = channel-independent"},
     {"retrain", VPTQ_SETTING_U32, AT(retrain), 0, 1000, NULL, false,
      "rounds of training on what the pass aimed at before another pass"},
     {"sweeps", VPTQ_SETTING_U32, AT(sweeps), 0, 1000, NULL, false,
@@ -284,6 +286,7 @@ vptq_quant_settings vptq_quant_default(void)
                                  .kmeans_tolerance = 1e-4,
                                  .joint = 8,
                                  .beam = 16,
+                                 .pass_columns = 1,
                                  .retrain = 4,
                                  .sweeps = 4,
                                  .refits = 3,
@@ -304,6 +307,7 @@ vptq_status vptq_quant_set_encoder(vptq_quant_settings *s, const char *encoder, 
                                           .kmeans_iterations = 100,
                                           .kmeans_shift = 1e-5,
                                           .beam = 1,
+                                          .pass_columns = 1,
                                           .ridge = best.ridge,
                                           .damping = best.damping};
     if (strcmp(encoder, "best") && strcmp(encoder, "upstream"))

@@ -53,12 +53,13 @@ typedef struct vptq_quant_settings {
     double kmeans_shift; /* stop when the squared moves of all centroids sum to less; 0 = off */
     uint32_t joint;      /* rounds of training main and residual book together, 0 = off */
     uint32_t beam;       /* main centroids tried per vector with a residual book, 1 = greedy */
-    uint32_t retrain;    /* rounds of training on what the pass aimed at, then a pass again */
-    uint32_t sweeps;     /* of coordinate descent after the pass, 0 = off */
-    uint32_t refits;     /* rounds of least squares over the books and two sweeps, 0 = off */
-    bool scales;         /* least squares over scale and bias in front of the first refit */
-    double ridge;        /* times mean diag H, added to H before scaling */
-    double damping;      /* first damping step when the factor fails */
+    uint32_t pass_columns; /* quantized at a time by the pass before their errors go on; 1 */
+    uint32_t retrain;      /* rounds of training on what the pass aimed at, then a pass again */
+    uint32_t sweeps;       /* of coordinate descent after the pass, 0 = off */
+    uint32_t refits;       /* rounds of least squares over the books and two sweeps, 0 = off */
+    bool scales;           /* least squares over scale and bias in front of the first refit */
+    double ridge;          /* times mean diag H, added to H before scaling */
+    double damping;        /* first damping step when the factor fails */
     uint64_t seed;
 } vptq_quant_settings;
 

@@ -331,7 +331,7 @@ static void test_presets(void **state)
     size_t count;
     const vptq_preset *table = vptq_preset_table(&count);
 
-    assert_int_equal(count, 24);
+    assert_int_equal(count, 25);
     for (size_t i = 0; i < count; i++) {
         const vptq_preset *p = &table[i];
         uint32_t h = p->model->hidden, kv = p->model->key_value, f = p->model->intermediate;
