@@ -229,7 +229,8 @@ static void release(const vptq_hessian_source *s, vptq_input_hessians *h)
 static void close_source(vptq_hessian_source *s)
 {
     calibration *k = s->state;
-    if (k->started && k->measuring && k->q->opt->work) /* the run proper would have removed it */
+    if (k->started && k->measuring &&
+        k->q->opt->work) /* the run proper would have removed it */
         vptq_calibrator_forget(k->q->opt->work);
     vptq_calibrator_release(&k->calibrator);
     vptq_arena_release(&k->arena);
