@@ -46,6 +46,7 @@ vptq_quant_settings vptq_rate_probe(uint32_t out, uint32_t in, uint64_t seed,
                              .kmeans_iterations = 4,
                              .kmeans_tolerance = best.kmeans_tolerance,
                              .beam = 1,
+                             .pass_columns = 1,
                              .ridge = best.ridge,
                              .damping = best.damping,
                              .seed = seed};
