@@ -276,6 +276,11 @@ static void test_refit_of_scales(void **state)
         double *at_last = error_of(c), after = without_padding(&e, at_last);
         assert_true(best < 0.999 * before);
         assert_close_f64(&after, &best, 1, 0, 1e-4);
+        for (size_t j = 0; j < c->in; j++) { /* H' and its diagonal are those of the scale */
+            float want = (float)e.h[j * c->in + j];
+            assert_close(&c->diag[j], &want, 1, 0, 1e-6);
+            assert_close(&c->h[j * c->in + j], &want, 1, 0, 1e-6);
+        }
         for (size_t j = 0; j < c->in; j++) /* z is W in the new coordinates */
             for (size_t r = 0; r < c->out; r++) {
                 size_t col = c->metric.order[j];

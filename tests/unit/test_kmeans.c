@@ -365,7 +365,7 @@ static void shift_stops(void **state)
     run("cpu", VPTQ_SIMD_AVX512, 1, &opt, N, x, w, &r);
     assert_int_equal(r.stats.iterations, ITERATIONS);
     assert_false(r.stats.converged);
-    opt.shift = 0.75 * moved_in(&opt, 3, x, w);
+    opt.shift = 1.05 * moved_in(&opt, 4, x, w);
     run("cpu", VPTQ_SIMD_AVX512, 1, &opt, N, x, w, &r);
     const int count = r.stats.iterations;
     assert_true(r.stats.converged);
