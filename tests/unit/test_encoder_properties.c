@@ -149,9 +149,8 @@ static void test_descent_never_raises(void **state)
 static void test_ladder_goes_down(void **state)
 {
     (void)state;
-    static const char *const names[] = {"k-means", "residual", "joint",  "pass",
-                                        "retrain", "sweeps",   "scales", "refit",
-                                        "scales",  "refit",    "storage"};
+    static const char *const names[] = {"k-means", "residual", "joint", "pass",  "retrain",
+                                        "sweeps",  "scales",   "refit", "refit", "storage"};
     enum { STEPS = sizeof names / sizeof names[0] };
     for (uint64_t seed = 0; seed < 12; seed++) {
         problem p = problem_make(32, 24, 2000 + seed);
