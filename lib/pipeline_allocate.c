@@ -35,6 +35,12 @@ static vptq_quant_settings with_rate(const vptq_quant_settings *s, const vptq_ra
 
 /* ---- options ---- */
 
+/* What a loss does to the output hardly depends on its level: a matrix of small relative loss
+ * matters as much as its neighbours.  On SmolLM2-135M the sum of the measured divergences at
+ * 2.2 (3) bits is 0.785 (0.285) for power 0, 0.780 (0.281) for 1/4, 0.835 (0.312) for
+ * 1/2, 1.045 (0.388) for 1, and 0.803 (0.359) with one setting for all. */
+static const double PROXY_POWER = 0.25;
+
 /* What one unit of predicted loss relative to the quick encoding costs at matrix i. */
 static double price(const allocation *a, size_t i, uint32_t out, uint32_t in)
 {
@@ -43,7 +49,7 @@ static double price(const allocation *a, size_t i, uint32_t out, uint32_t in)
     case VPTQ_ALLOCATE_KL:
         return m->kld;
     case VPTQ_ALLOCATE_PROXY:
-        return m->loss * (double)out * in;
+        return pow(m->loss, PROXY_POWER) * (double)out * in;
     case VPTQ_ALLOCATE_UNIFORM:
         break;
     }

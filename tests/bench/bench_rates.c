@@ -1,11 +1,11 @@
 /* Loss of every setting of lib/quant/rates.c on matrices of a model, over that of the quick
  * encoding: what its table is made from.
  *
- *     bench_rates MODEL HDIR LAYER:LINEAR..        bench_rates model.gguf hessians 15:o_proj
+ *     bench_rates [--quick] MODEL HDIR LAYER:LINEAR[:ROWS]..
  *
- * One line per matrix and setting: layer, name, rows, columns, v, k, k_res, loss of the quick
- * encoding, loss.  --quick takes a lighter encoder, with half the time and nearly the same
- * ratios.  scripts/fit_rates.py makes the table. */
+ * One line per matrix (or its first ROWS rows) and setting: layer, name, rows, columns, v, k,
+ * k_res, loss of the quick encoding, loss.  --quick takes a lighter encoder, with half the time
+ * and nearly the same ratios.  scripts/fit_rates.py makes the table. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -51,16 +51,18 @@ static double encode(bench *b, const vptq_quant_settings *s, const vptq_quant_in
     return r.report.loss;
 }
 
-static void run_matrix(bench *b, uint32_t layer, vptq_linear l)
+/* The first `rows` rows of a matrix; 0 = all of them. */
+static void run_matrix(bench *b, uint32_t layer, vptq_linear l, uint32_t rows)
 {
     vptq_err err = {0};
     vptq_hessian_file h;
     vptq_arena arena;
     const vptq_weight *w = &b->m.blocks[layer].linear[l];
     size_t count;
+    if (rows == 0 || rows > w->rows)
+        rows = (uint32_t)w->rows;
     const vptq_rate *rate = vptq_rate_table(&count);
-    vptq_quant_settings probe =
-                            vptq_rate_probe((uint32_t)w->rows, (uint32_t)w->cols, 0, VPTQ_F16),
+    vptq_quant_settings probe = vptq_rate_probe(rows, (uint32_t)w->cols, 0, VPTQ_F16),
                         s = vptq_quant_default();
     vptq_arena_init(&arena, b->ctx.mem);
     float *x = vptq_arena_alloc(&arena, w->rows, w->cols * sizeof *x, &err);
@@ -70,7 +72,7 @@ static void run_matrix(bench *b, uint32_t layer, vptq_linear l)
                                b->ctx.mem, &h, &err),
          &err);
     vptq_quant_input input = {.matrix_id = layer * VPTQ_LINEAR_COUNT + (uint32_t)l,
-                              .out = (uint32_t)w->rows,
+                              .out = rows,
                               .in = (uint32_t)w->cols,
                               .w = x,
                               .lower = h.lower};
@@ -83,8 +85,8 @@ static void run_matrix(bench *b, uint32_t layer, vptq_linear l)
         s.v = rate[i].v;
         s.k = rate[i].k;
         s.k_res = rate[i].k_res;
-        printf("%u %s %zu %zu %u %u %u %.9g %.9g\n", layer, vptq_linear_name(l), w->rows,
-               w->cols, s.v, s.k, s.k_res, base, encode(b, &s, &input));
+        printf("%u %s %u %zu %u %u %u %.9g %.9g\n", layer, vptq_linear_name(l), rows, w->cols,
+               s.v, s.k, s.k_res, base, encode(b, &s, &input));
         fflush(stdout);
     }
     vptq_hessian_file_release(&h);
@@ -113,13 +115,16 @@ int main(int argc, char **argv)
     need(vptq_device_open(&b.ctx, "auto", &b.dev, &err), &err);
     need(vptq_model_open(&b.ctx, argv[1], &opt, false, &b.m, &err), &err);
     for (int i = 3; i < argc; i++) {
-        char *name;
+        char *name, *rows = strrchr(argv[i], ':');
         unsigned long layer = strtoul(argv[i], &name, 10);
         if (*name != ':' || layer >= b.m.desc->layers) {
-            fprintf(stderr, "bench_rates: '%s' is not LAYER:LINEAR\n", argv[i]);
+            fprintf(stderr, "bench_rates: '%s' is not LAYER:LINEAR[:ROWS]\n", argv[i]);
             return 2;
         }
-        run_matrix(&b, (uint32_t)layer, find_linear(name + 1));
+        unsigned long count = rows > name ? strtoul(rows + 1, NULL, 10) : 0;
+        if (rows > name)
+            *rows = 0;
+        run_matrix(&b, (uint32_t)layer, find_linear(name + 1), (uint32_t)count);
     }
     vptq_model_release(&b.m);
     vptq_device_close(&b.dev);
