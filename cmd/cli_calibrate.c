@@ -22,7 +22,7 @@ void vptq_cli_calibrate_options(vptq_cli_calibrate *c, vptq_cli_option *options)
          "part of the windows that is kept out and measured by itself", false}};
 
     *c = (vptq_cli_calibrate){
-        .windows = 128, .length = 2048, .weights = "plain", .holdout = NAN};
+        .windows = 128, .length = 2048, .weights = "sink", .holdout = NAN};
     memcpy(options, list, sizeof list);
 }
 

@@ -12,6 +12,7 @@ typedef struct quantize_args {
     const char *model, *hessians, *held_out, *output, *tokenizer, *recipe;
     double kv_factor;
     bool sequential;
+    double correction;
     vptq_cli_calibrate calibrate;
     vptq_cli_range layers;
     vptq_cli_settings settings;
@@ -179,7 +180,12 @@ static vptq_status take_calibration(const vptq_cli *cli, const quantize_args *a,
     if (st)
         return st;
     c->sequential = a->sequential;
-    if (c->sequential && isnan(a->calibrate.holdout))
+    c->correction = a->correction;
+    if (!(a->correction >= 0 && a->correction <= 1))
+        return vptq_fail(err, VPTQ_E_ARG, "--correction is %g, expected 0 to 1", a->correction);
+    if (a->correction > 0 && !c->sequential)
+        return vptq_fail(err, VPTQ_E_ARG, "--correction needs --sequential");
+    if (c->correction > 0 && isnan(a->calibrate.holdout))
         c->holdout = sequential_holdout;
     if (isnan(a->kv_factor))
         *kv_factor = factor;
@@ -349,8 +355,10 @@ int main(int argc, char **argv)
     const vptq_cli_option calibration[] = {
         {0, NULL, CLI_FLAG, NULL, NULL, "Calibrate in this run, without -H", false},
         {0, "sequential", CLI_FLAG, &a.sequential, NULL,
-         "each block sees the quantized blocks before it; holds out a tenth of the windows "
-         "unless --holdout is given",
+         "each block sees the quantized blocks before it", false},
+        {0, "correction", CLI_DOUBLE, &a.correction, "X",
+         "with it, move targets towards the original's outputs by up to X, 0 to 1, as held-out "
+         "windows decide; holds out a tenth of them unless --holdout is given",
          false}};
     enum {
         INPUTS = sizeof inputs / sizeof inputs[0],

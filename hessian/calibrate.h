@@ -37,9 +37,10 @@ typedef struct vptq_calibrate_options {
     double holdout; /* share of the windows, rounded up, never all; 0 = none */
     vptq_token_weights weights;
     bool sequential;
-    uint64_t run;   /* sequential: what decides x~ beside all this, so that no checkpoint of
-                       another run is taken */
-    size_t reserve; /* bytes that the caller will need besides; matters under a memory cap */
+    double correction; /* sequential: the largest alpha of a target's correction, 0..1 */
+    uint64_t run;      /* sequential: what decides x~ beside all this, so that no checkpoint of
+                          another run is taken */
+    size_t reserve;    /* bytes that the caller will need besides; matters under a memory cap */
     double checkpoint_seconds; /* at least between checkpoints */
 } vptq_calibrate_options;
 

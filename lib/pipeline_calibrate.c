@@ -265,8 +265,8 @@ out:
 /* ---- targets ---- */
 
 /* What o and down read is made by corrected linears of the same block: moments of x~ that went
- * through the original ones say nothing about it.  (Correcting these two as well makes good twice
- * for the same error; over 30 blocks it destroyed a model.) */
+ * through the original ones say nothing about it.  (Correcting these two as well makes good
+ * twice for the same error; over 30 blocks it destroyed a model.) */
 static bool reads_residual_stream(vptq_linear l)
 {
     const vptq_input input = vptq_linear_input(l);
@@ -284,7 +284,8 @@ vptq_status vptq_calibration_target(vptq_quantizer *q, const vptq_input_hessians
     const vptq_target_moments held_out = {h->held_out, h->held_out_shift};
 
     row->corrected = true;
-    if (!reads_residual_stream(q->linear))
+    const double most = q->opt->calibrate->correction;
+    if (!(most > 0) || !reads_residual_stream(q->linear))
         return VPTQ_OK;
     if (!h->held_out_shift) /* nothing tells how much is too much */
         return VPTQ_OK;
@@ -293,8 +294,8 @@ vptq_status vptq_calibration_target(vptq_quantizer *q, const vptq_input_hessians
         return VPTQ_E_NOMEM;
     VPTQ_TRY(vptq_target_delta(q->dev, row->rows, row->columns, *w, &moments, TARGET_DAMPING,
                                delta, err));
-    VPTQ_TRY(vptq_target_choose(q->dev, row->rows, row->columns, *w, delta, &held_out, &choice,
-                                err));
+    VPTQ_TRY(vptq_target_choose(q->dev, row->rows, row->columns, *w, delta, &held_out, most,
+                                &choice, err));
     vptq_target_apply(count, *w, delta, choice.alpha, delta);
     row->alpha = choice.alpha;
     row->alpha_gain = choice.gain;

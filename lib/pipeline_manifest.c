@@ -77,8 +77,11 @@ vptq_status vptq_manifest_make(vptq_quantizer *q, vptq_err *err)
     const vptq_quant_settings *s = &q->opt->settings;
     const vptq_hessian_source *h = &q->hessians;
     const bool sequential = q->opt->calibrate && q->opt->calibrate->sequential;
-    char path[PATH_MAX], tokenizer[PATH_MAX];
+    char path[PATH_MAX], tokenizer[PATH_MAX], calibration[64] = "sequential";
 
+    if (sequential && q->opt->calibrate->correction > 0)
+        snprintf(calibration, sizeof calibration, "sequential, correction up to %.15g",
+                 q->opt->calibrate->correction);
     VPTQ_TRY(resolve(q->opt->model, path, err));
     if (q->opt->tokenizer)
         VPTQ_TRY(resolve(q->opt->tokenizer, tokenizer, err));
@@ -87,7 +90,7 @@ vptq_status vptq_manifest_make(vptq_quantizer *q, vptq_err *err)
         WORK_FORMAT, "tool", "vptq-quantize " VPTQ_VERSION, "base_model", path,
         "base_fingerprint", q->base_fingerprint, "hessian_fingerprint", h->fingerprint,
         "held_out_fingerprint", h->held_out_fingerprint[0] ? h->held_out_fingerprint : NULL,
-        "kv_factor", h->kv_factor, "calibration", sequential ? "sequential" : NULL, "tokenizer",
+        "kv_factor", h->kv_factor, "calibration", sequential ? calibration : NULL, "tokenizer",
         q->opt->tokenizer ? tokenizer : NULL, "dtype", s->storage == VPTQ_BF16 ? "bf16" : "f16",
         "settings", vptq_settings_json(s, NULL), "recipe", q->rules, "matrices",
         matrices_json(q));

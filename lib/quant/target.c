@@ -70,7 +70,7 @@ out:
  * alpha^2 tr(delta H~ delta^T) - 2 alpha tr(W M delta^T). */
 vptq_status vptq_target_choose(vptq_device *dev, uint32_t out, uint32_t in, const float *w,
                                const float *delta, const vptq_target_moments *held_out,
-                               vptq_target_choice *choice, vptq_err *err)
+                               double most, vptq_target_choice *choice, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     vptq_arena arena;
@@ -93,7 +93,7 @@ vptq_status vptq_target_choose(vptq_device *dev, uint32_t out, uint32_t in, cons
     for (int i = 1; i <= ALPHA_STEPS; i++) {
         const double alpha = (double)i / ALPHA_STEPS;
         const double error = alpha * (alpha * square - 2 * mixed);
-        if (error < best) {
+        if (alpha <= most && error < best) {
             best = error;
             choice->alpha = alpha;
         }

@@ -30,11 +30,12 @@ typedef struct vptq_target_choice {
                     W_0 = W, over tr(W H~ W^T); >= 0 */
 } vptq_target_choice;
 
-/* The alpha of {0, 1/4, 1/2, 3/4, 1} with the least error on held-out moments, the smallest
- * where several are as good. */
+/* The alpha of {0, 1/4, 1/2, 3/4, 1}, up to `most`, with the least error on held-out moments,
+ * the smallest where several are as good. */
 vptq_status vptq_target_choose(vptq_device *dev, uint32_t out, uint32_t in, const float *w,
                                const float *delta, const vptq_target_moments *held_out,
-                               vptq_target_choice *choice, vptq_err *err) VPTQ_MUST_CHECK;
+                               double most, vptq_target_choice *choice,
+                               vptq_err *err) VPTQ_MUST_CHECK;
 
 /* target = w + alpha delta, `count` numbers; target may be delta.  Exactly w for alpha = 0. */
 void vptq_target_apply(size_t count, const float *w, const float *delta, double alpha,

@@ -60,11 +60,15 @@ static void check(vptq_device *dev, const char *name)
     for (int i = 0; i < COUNT; i++)
         got[i] = (double)delta[i];
     assert_close_f64(got, want, COUNT, 2e-5, 0);
-    assert_ok(vptq_target_choose(dev, OUT, IN, w, delta, &held, &choice, &err), &err);
+    assert_ok(vptq_target_choose(dev, OUT, IN, w, delta, &held, 1, &choice, &err), &err);
     int best = 0;
     for (int i = 1; i < 5; i++)
         best = errors[i] < errors[best] ? i : best;
     assert_true(choice.alpha == best / 4.0);
+    vptq_target_choice bounded;
+    assert_ok(vptq_target_choose(dev, OUT, IN, w, delta, &held, 0.25, &bounded, &err), &err);
+    assert_true(bounded.alpha == (best ? 0.25 : 0));
+    assert_true(bounded.gain <= choice.gain);
     const double gain = -errors[best];
     assert_close_f64(&choice.gain, &gain, 1, 1e-6, 1e-4);
     for (int i = 0; i < COUNT; i++)
@@ -112,7 +116,7 @@ static void test_no_shift(void **state)
     const vptq_target_moments m = {vtest_npy_as(&p.lower, "f4"), none};
     assert_ok(vptq_device_open(&ctx, "cpu", &dev, &err), &err);
     assert_ok(vptq_target_delta(&dev, OUT, IN, w, &m, 0.01, delta, &err), &err);
-    assert_ok(vptq_target_choose(&dev, OUT, IN, w, delta, &m, &choice, &err), &err);
+    assert_ok(vptq_target_choose(&dev, OUT, IN, w, delta, &m, 1, &choice, &err), &err);
     assert_true(choice.alpha == 0);
     assert_true(choice.gain == 0);
     vptq_target_apply(COUNT, w, delta, choice.alpha, delta);
@@ -136,7 +140,7 @@ static vptq_status both(void *arg, vptq_mem *mem, vptq_err *err)
         return st;
     st = vptq_target_delta(&dev, OUT, IN, w, &m, 0.01, delta, err);
     if (!st)
-        st = vptq_target_choose(&dev, OUT, IN, w, delta, &m, &choice, err);
+        st = vptq_target_choose(&dev, OUT, IN, w, delta, &m, 1, &choice, err);
     vptq_device_close(&dev);
     return st;
 }

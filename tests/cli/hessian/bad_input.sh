@@ -2,7 +2,7 @@
 model=$(data models/stories260K/stories260K.bin)
 tok=$(data models/stories260K/tok512.bin)
 text=$(data text/tinystories/tiny.utf8)
-run() { "$BIN/vptq-hessian" -m "$model" --tokenizer "$tok" -q "$@"; }
+run() { "$BIN/vptq-hessian" -m "$model" --tokenizer "$tok" --weights plain -q "$@"; }
 
 # bad STATUS PATTERN COMMAND..
 bad()

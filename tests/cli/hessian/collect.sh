@@ -2,7 +2,7 @@
 model=$(data models/stories260K/stories260K.bin)
 tok=$(data models/stories260K/tok512.bin)
 text=$(data text/tinystories/tiny.utf8)
-args=(-m "$model" --tokenizer "$tok" -c "$text" -n 24 -l 256)
+args=(-m "$model" --tokenizer "$tok" -c "$text" -n 24 -l 256 --weights plain)
 collect() { "$BIN/vptq-hessian" "${args[@]}" "$@"; }
 
 collect --dry-run --format json > plan.json

@@ -16,7 +16,7 @@ quantize "${windows[@]}" --weights sink --holdout 0.1 --layers 0-1 -o one_step >
 expect_line out.txt "14 matrices (14 kept)"
 
 # In sequence.
-run=("${windows[@]}" --sequential --weights sink:0.2)
+run=("${windows[@]}" --sequential --correction 1 --weights sink:0.2)
 quantize "${run[@]}" -o one -t 1 > out.txt
 others() { find "$1" -type f ! -name '*_proj*' -printf '%f\n' | sort | paste -s -d ' '; }
 [ "$(others one)" = "lock quantize.json report.jsonl" ] || fail "left: $(others one)"
@@ -42,7 +42,7 @@ expect_number "$(json_get alpha_gain one/report.jsonl | tail -n 2 | head -n 1)" 
 [ "$(tail -n 1 alpha.txt)" = 0.0 ] || fail "the target of down"
 
 # Without held-out windows nothing tells how much: targets stay.
-quantize "${windows[@]}" --sequential --holdout 0 --layers 0-1 -o none > out.txt
+quantize "${windows[@]}" --sequential --correction 1 --holdout 0 --layers 0-1 -o none > out.txt
 [ "$(json_get alpha none/report.jsonl | sort -u)" = 0.0 ] || fail "alpha without held-out windows"
 
 # It pays.
@@ -62,7 +62,7 @@ expect_same by_dir/sensitivity.json by_text/sensitivity.json
 [ "$(others by_text)" = "lock sensitivity.json" ] || fail "left: $(others by_text)"
 budget "${windows[@]}" --weights sink --holdout 0.1 -o by_text > out.txt
 expect_same by_dir by_text
-budget "${windows[@]}" --weights sink --sequential --layers 0-1 -o in_order > out.txt
+budget "${windows[@]}" --weights sink --sequential --holdout 0.1 --layers 0-1 -o in_order > out.txt
 expect_same by_dir/sensitivity.json in_order/sensitivity.json
 cmp by_dir/layer_000_q_proj.safetensors in_order/layer_000_q_proj.safetensors > /dev/null &&
     fail "the first block is of the same run"
@@ -85,9 +85,11 @@ done
 
 expect_exit 2 quantize -H h "${windows[@]}" -o x 2> err.txt
 expect_line err.txt "exclude each other"
+expect_exit 2 quantize "${windows[@]}" --correction 0.5 -o x 2> err.txt
+expect_line err.txt "--correction needs --sequential"
 expect_exit 2 quantize -H h --sequential -o x 2> err.txt
 expect_line err.txt "needs a calibration text"
-expect_exit 2 quantize "${windows[@]}" --kv-factor 1 -o x 2> err.txt
+expect_exit 2 quantize "${windows[@]}" --weights plain --kv-factor 1 -o x 2> err.txt
 expect_line err.txt "needs --weights"
 expect_exit 2 quantize "${windows[@]}" --weights sinks -o x 2> err.txt
 expect_exit 2 quantize "${windows[@]}" -l 1 -o x 2> err.txt
@@ -97,7 +99,7 @@ expect_line err.txt "nothing"
 
 # Codes that lose nothing: the second stream is the first, bit by bit.
 perl -e 'for my $i (1..4096) { print pack("l<", ($i * $i * 7 + $i * 3) % 47) }' > ids.i32
-"$BIN/vptq-quantize" -m "$SRC/tests/golden/tiny_mistral" --tokens ids.i32 -l 32 --sequential -v 1 \
+"$BIN/vptq-quantize" -m "$SRC/tests/golden/tiny_mistral" --tokens ids.i32 -l 32 --sequential --correction 1 -v 1 \
     -k 4096 --no-norm --dtype bf16 -o exact -q > out.txt 2> err.txt
 [ "$(json_get proxy_loss exact/report.jsonl | sort -u)" = 0.0 ] || fail "something was lost"
 [ "$(json_get alpha exact/report.jsonl | sort -u)" = 0.0 ] || fail "a target was moved"

@@ -5,7 +5,7 @@ tok=$(data models/stories260K/tok512.bin)
 text=$(data text/tinystories/tiny.utf8)
 collect() { "$BIN/vptq-hessian" -m "$model" --tokenizer "$tok" -c "$text" -l 256 -qq "$@" > /dev/null; }
 collect -n 8 --holdout 0.25 --weights sink:0.5 -o h
-collect -n 6 --seed 1 -o other
+collect -n 6 --seed 1 --weights plain -o other
 run() { "$BIN/vptq-quantize" -m "$model" -k 16 --layers 0-0 -qq "$@"; }
 
 # What HDIR keeps is taken by itself; it decides no code.
