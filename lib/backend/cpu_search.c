@@ -1,15 +1,11 @@
 /* Finders and the row `find`. */
 #include "lib/backend/cpu_search.h"
 
-#include <math.h>
 #include <string.h>
 
 #include "lib/backend/cpu_vq.h"
 #include "lib/backend/dev.h"
 #include "lib/base/parallel.h"
-
-/* Larger tables do not stay in a core's own cache, and computing is faster then. */
-enum { MOST_TABLE_FLOATS = 1 << 18 };
 
 /* ---- opening ---- */
 
@@ -17,83 +13,20 @@ void vptq_cpu_finder_close(vptq_dev *dev, vptq_finder *f)
 {
     if (!f)
         return;
-    vptq_mem_free(dev->ctx->mem, f->table);
-    vptq_mem_free(dev->ctx->mem, f->data);
+    vptq_arena_release(&f->arena);
     vptq_mem_free(dev->ctx->mem, f);
-}
-
-static void fill_table(void *arg, size_t begin, size_t end, int thread)
-{
-    const vptq_finder *f = arg;
-    const size_t v = f->books.v, room = f->pair.res.blocks * VPTQ_BOOK_LANES;
-    (void)thread;
-    for (size_t i = begin; i < end; i++) {
-        const float *c = f->books.centroids + i * v;
-        for (size_t l = 0; l < room; l++) {
-            const float *r = f->books.res_centroids + l * v;
-            float dot = 0;
-            for (size_t d = 0; l < f->books.k_res && d < v; d++)
-                dot += c[d] * r[d];
-            f->table[i * room + l] = -dot;
-        }
-    }
-}
-
-static bool is_greedy(const vptq_books *b)
-{
-    return !b->k_res || b->beam == 1 || b->k == 1;
-}
-
-/* A beam of more than an eighth of the book costs about as much as the exact search. */
-static void choose_beam(vptq_pair_books *p, uint32_t beam)
-{
-    const size_t most = 4 * p->main.blocks;
-    p->exact = beam > p->k / 8;
-    p->beam = !p->exact ? beam : p->k / 8 < 8 ? (p->k + 7) / 8 : 8;
-    p->classes = 2 * (size_t)p->beam < 32 ? 32 : 2 * (size_t)p->beam;
-    p->classes = p->classes < most ? p->classes : most;
-}
-
-/* What search adds to the books where pairs are tried. */
-static vptq_status open_pairs(vptq_dev *dev, vptq_finder *f, vptq_err *err)
-{
-    const vptq_books *b = &f->books;
-    const size_t room = f->pair.res.blocks * VPTQ_BOOK_LANES;
-    double longest = 0;
-    for (size_t l = 0; l < b->k_res; l++) {
-        double norm = 0;
-        for (size_t d = 0; d < b->v; d++)
-            norm +=
-                (double)b->res_centroids[l * b->v + d] * (double)b->res_centroids[l * b->v + d];
-        longest = norm > longest ? norm : longest;
-    }
-    choose_beam(&f->pair, b->beam);
-    f->pair.reach = (float)(sqrt(longest) * (1 + 1e-6));
-    if (b->k * room > MOST_TABLE_FLOATS)
-        return VPTQ_OK;
-    f->table = vptq_mem_alloc(dev->ctx->mem, b->k * room, sizeof *f->table, err);
-    if (!f->table)
-        return VPTQ_E_NOMEM;
-    vptq_parallel_for(dev->threads, b->k, 16, fill_table, f);
-    f->pair.table = f->table;
-    return VPTQ_OK;
 }
 
 static vptq_status open_books(vptq_dev *dev, vptq_finder *f, vptq_err *err)
 {
     const vptq_books *b = &f->books;
-    const size_t main_floats = vptq_book_floats(b->v, b->k);
-    const size_t res_floats = b->k_res ? vptq_book_floats(b->v, b->k_res) : 0;
-    f->data = vptq_mem_alloc(dev->ctx->mem, main_floats + res_floats, sizeof *f->data, err);
-    if (!f->data)
+    float *data = vptq_arena_alloc(&f->arena, vptq_book_floats(b->v, b->k), sizeof *data, err);
+    if (!data)
         return VPTQ_E_NOMEM;
     f->pair = (vptq_pair_books){
         .k = b->k, .centroids = b->centroids, .res_centroids = b->res_centroids};
-    f->pair.main = vptq_book_lay(dev, b->v, b->k, b->centroids, f->data);
-    if (b->k_res)
-        f->pair.res =
-            vptq_book_lay(dev, b->v, b->k_res, b->res_centroids, f->data + main_floats);
-    return is_greedy(b) ? VPTQ_OK : open_pairs(dev, f, err);
+    f->pair.main = vptq_book_lay(dev, b->v, b->k, b->centroids, data);
+    return vptq_pairs_open(dev, f, err);
 }
 
 vptq_status vptq_cpu_finder_open(vptq_dev *dev, const vptq_books *books, vptq_finder **finder,
@@ -105,6 +38,7 @@ vptq_status vptq_cpu_finder_open(vptq_dev *dev, const vptq_books *books, vptq_fi
     *f = (vptq_finder){.books = *books,
                        .kernels = vptq_vq_kernels_of(dev),
                        .search = vptq_search_kernels_of(dev)};
+    vptq_arena_init(&f->arena, dev->ctx->mem);
     vptq_status st = open_books(dev, f, err);
     if (st) {
         vptq_cpu_finder_close(dev, f);
@@ -180,8 +114,12 @@ static void search_greedily(const vptq_finder *f, size_t n, const float *x, bool
 void vptq_search(const vptq_finder *f, size_t n, const float *x, bool keep, float *room,
                  uint32_t *idx, uint32_t *idx_res)
 {
-    if (!is_greedy(&f->books)) {
+    if (!vptq_is_greedy(&f->books)) {
         f->search->search(&f->pair, n, x, keep, room, idx, idx_res);
+        return;
+    }
+    if (keep && f->pair.near && !f->books.k_res) {
+        f->search->search_main(&f->pair, n, x, idx);
         return;
     }
     for (size_t i = 0; i < n; i += GREEDY)

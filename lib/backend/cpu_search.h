@@ -9,9 +9,18 @@ struct vptq_finder {
     const vptq_vq_kernels *kernels;
     const vptq_search_kernels *search;
     vptq_pair_books pair; /* of one book where there is no residual one */
-    float *data;          /* the laid-out books */
-    float *table;         /* pair.table */
+    vptq_arena arena;     /* what pair points to */
 };
+
+/* Fills the rest of pair where pairs are tried or choices kept locally; pair.main is there.
+ * cpu_pairs.c */
+vptq_status vptq_pairs_open(vptq_dev *dev, vptq_finder *f, vptq_err *err);
+
+/* Whether the nearest main centroid is taken, and nothing else. */
+static inline bool vptq_is_greedy(const vptq_books *b)
+{
+    return !b->k_res || b->beam == 1 || b->k == 1;
+}
 
 /* Floats that vptq_search needs for one thread. */
 size_t vptq_finder_room(const vptq_finder *f);

@@ -50,6 +50,11 @@ static inline uint32_t vf_at_least(vf a, vf b)
     return (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GE_OQ));
 }
 
+static inline uint32_t vf_greater(vf a, vf b)
+{
+    return (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GT_OQ));
+}
+
 static inline size_t vf_append(uint32_t *list, float *score, size_t n, vf s, vf least,
                                uint32_t first)
 {
@@ -68,4 +73,5 @@ static inline size_t vf_append(uint32_t *list, float *score, size_t n, vf s, vf 
 #include "lib/backend/cpu_cluster_body.h"
 #include "lib/backend/cpu_search_body.h"
 
-const vptq_search_kernels vptq_search_kernels_avx2 = {search, search_cluster};
+const vptq_search_kernels vptq_search_kernels_avx2 = {search, search_cluster, search_main,
+                                                      around};

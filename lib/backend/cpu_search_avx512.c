@@ -50,6 +50,11 @@ static inline uint32_t vf_at_least(vf a, vf b)
     return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ);
 }
 
+static inline uint32_t vf_greater(vf a, vf b)
+{
+    return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ);
+}
+
 /* No branch on what was found: it could not be predicted. */
 static inline size_t vf_append(uint32_t *list, float *score, size_t n, vf s, vf least,
                                uint32_t first)
@@ -67,4 +72,5 @@ static inline size_t vf_append(uint32_t *list, float *score, size_t n, vf s, vf 
 #include "lib/backend/cpu_cluster_body.h"
 #include "lib/backend/cpu_search_body.h"
 
-const vptq_search_kernels vptq_search_kernels_avx512 = {search, search_cluster};
+const vptq_search_kernels vptq_search_kernels_avx512 = {search, search_cluster, search_main,
+                                                        around};

@@ -8,7 +8,7 @@
  *     vf_fma(a, b, c)                         a * b + c
  *     vf_max(a, b), vf_min(a, b)              b where either is NaN
  *     vf_select_greater(a, b, x, y)           x where a > b, else y
- *     vf_at_least(a, b)                       bit l: a >= b in lane l
+ *     vf_at_least(a, b), vf_greater(a, b)     bit l: a >= b, a > b in lane l
  *     vf_append(list, score, n, s, least, first)   first + l, and its score, for every lane l
  * of s that is at least `least`, ascending, behind entry n - 1; the new n.  May write LANES
  * entries.
@@ -33,6 +33,7 @@
 #include "lib/base/vq.h"
 
 enum { PARTS = VPTQ_BOOK_LANES / LANES, SETS = 2, TILE = SETS * LANES, STEP = 4 };
+enum { MOST_CLASSES = 2 * VPTQ_MOST_NEAR };
 
 /* The functions below are compiled once per vector length: v is a constant where it matters. */
 #define INLINE static inline __attribute__((always_inline))
@@ -43,8 +44,8 @@ enum { PARTS = VPTQ_BOOK_LANES / LANES, SETS = 2, TILE = SETS * LANES, STEP = 4 
 typedef struct tile {
     const vptq_pair_books *b;
     const float *x;
-    size_t count;
-    size_t classes;
+    size_t count, classes;
+    bool around;      /* candidates are those near the present choice */
     float *tops;      /* [blocks][TILE] largest score of each block */
     float *class_top; /* [classes][TILE] */
     uint16_t *hits;   /* [TILE][blocks] blocks with candidates, ... */
@@ -213,12 +214,88 @@ INLINE size_t collect(const tile *t, size_t v, size_t j, size_t hits)
     return n;
 }
 
+/* ---- around the present choice ---- */
+
+/* The `rank`-th largest of n scores, a multiple of LANES. */
+static float ranked(const float *score, size_t n, size_t rank)
+{
+    float bound = INFINITY;
+    for (size_t i = 0; i < n; i++) {
+        size_t larger = 0;
+        for (size_t e = 0; e < n; e += LANES)
+            larger +=
+                (size_t)__builtin_popcount(vf_greater(vf_load(score + e), vf_set1(score[i])));
+        if (larger < rank && score[i] < bound)
+            bound = score[i];
+    }
+    return bound;
+}
+
+/* A bound that `beam` of n scores reach, and few others: from the maxima of `classes` classes,
+ * a multiple of 16 of at least the beam, where there are not fewer scores. */
+INLINE float bound_of(const float *score, size_t n, size_t classes, size_t beam)
+{
+    float top[MOST_CLASSES];
+    classes = classes < n ? classes : n;
+    for (size_t e = 0; e < classes; e += LANES) {
+        vf most = vf_max(vf_load(score + e), vf_set1(-INFINITY));
+        for (size_t i = e + classes; i < n; i += classes)
+            most = vf_max(vf_load(score + i), most);
+        vf_store(top + e, most);
+    }
+    const float bound = ranked(top, classes, beam < classes ? beam : classes);
+    return bound > -FLT_MAX ? bound : -FLT_MAX;
+}
+
+/* Scores of x against the near ones of centroid c, [near]. */
+INLINE void score_near(const vptq_pair_books *b, size_t v, uint32_t c, const float *x,
+                       float *score)
+{
+    const float *data = b->near_data + c * (b->near * (1 + v));
+    for (size_t e = 0; e < b->near; e += VPTQ_BOOK_LANES, data += (1 + v) * VPTQ_BOOK_LANES) {
+        vf s[PARTS];
+        score_block(data, v, x, s);
+        for (size_t p = 0; p < PARTS; p++)
+            vf_store(score + e + p * LANES, s[p]);
+    }
+}
+
+/* The candidates of vector j around main centroid c, nearest to c first; their number. */
+INLINE size_t collect_around(const tile *t, size_t v, size_t j, uint32_t c)
+{
+    const vptq_pair_books *b = t->b;
+    const size_t classes =
+        (2 * b->beam + VPTQ_BOOK_LANES - 1) / VPTQ_BOOK_LANES * VPTQ_BOOK_LANES;
+    float score[VPTQ_MOST_NEAR] = {0};
+    size_t n = 0;
+    score_near(b, v, c, t->x + j * v, score);
+    const vf bound = vf_set1(bound_of(score, b->near, classes, b->beam));
+    for (size_t e = 0; e < b->near; e += LANES)
+        n = vf_append(t->list, t->score, n, vf_load(score + e), bound, (uint32_t)e);
+    for (size_t i = 0; i < n; i++)
+        t->list[i] = b->near_index[c * b->near + t->list[i]];
+    return n;
+}
+
 /* ---- pairs ---- */
 
-/* The best score per lane, and at which place of the list it was. */
+/* The best score per lane, and at which place of a list it was. */
 typedef struct lane_best {
     vf score[PARTS], place[PARTS];
 } lane_best;
+
+typedef struct pair {
+    uint32_t main, res;
+    float score; /* -infinity = none */
+} pair;
+
+INLINE void start(lane_best *best)
+{
+    for (size_t p = 0; p < PARTS; p++) {
+        best->score[p] = vf_set1(-INFINITY);
+        best->place[p] = vf_set1(0);
+    }
+}
 
 INLINE void offer(lane_best *best, const vf score[PARTS], float base, size_t place)
 {
@@ -228,6 +305,83 @@ INLINE void offer(lane_best *best, const vf score[PARTS], float base, size_t pla
             vf_select_greater(s, best->score[p], vf_set1((float)place), best->place[p]);
         best->score[p] = vf_max(s, best->score[p]);
     }
+}
+
+/* The largest score and the first place that has it; false where there is none. */
+INLINE bool finish(const lane_best *best, float *top, size_t *place)
+{
+    float score[VPTQ_BOOK_LANES], at[VPTQ_BOOK_LANES], first = 0;
+    for (size_t p = 0; p < PARTS; p++) {
+        vf_store(score + p * LANES, best->score[p]);
+        vf_store(at + p * LANES, best->place[p]);
+    }
+    *top = -INFINITY;
+    for (size_t l = 0; l < VPTQ_BOOK_LANES; l++) {
+        if (score[l] > *top || (score[l] >= *top && at[l] < first)) {
+            *top = score[l];
+            first = at[l];
+        }
+    }
+    *place = (size_t)first;
+    return *top > -INFINITY;
+}
+
+/* Lanes of s + base that reach `score`. */
+INLINE uint32_t lanes_reaching(const vf s[PARTS], float base, float score)
+{
+    uint32_t hit = 0;
+    for (size_t p = 0; p < PARTS; p++)
+        hit |= vf_at_least(vf_add(s[p], vf_set1(base)), vf_set1(score)) << p * LANES;
+    return hit;
+}
+
+/* One block of a row of the table, with what x itself adds. */
+INLINE void table_block(const tile *t, const float *row, size_t b, vf s[PARTS])
+{
+    for (size_t p = 0; p < PARTS; p++) {
+        const size_t at = b * VPTQ_BOOK_LANES + p * LANES;
+        s[p] = vf_add(vf_load(t->res + at), vf_load(row + at));
+    }
+}
+
+INLINE pair best_by_table(const tile *t, size_t v, const float *x, size_t n)
+{
+    const vptq_book *res = &t->b->res;
+    const size_t room = res->blocks * VPTQ_BOOK_LANES;
+    lane_best best;
+    pair found = {0, 0, -INFINITY};
+    size_t place;
+    start(&best);
+    for (size_t b = 0; b < res->blocks; b++) {
+        vf s[PARTS];
+        score_block(res->data + b * (1 + v) * VPTQ_BOOK_LANES, v, x, s);
+        for (size_t p = 0; p < PARTS; p++)
+            vf_store(t->res + b * VPTQ_BOOK_LANES + p * LANES, s[p]);
+    }
+    for (size_t i = 0; i < n; i++) {
+        vf most[PARTS];
+        for (size_t p = 0; p < PARTS; p++)
+            most[p] = vf_set1(-INFINITY);
+        for (size_t b = 0; b < res->blocks; b++) {
+            vf s[PARTS];
+            table_block(t, t->b->table + t->list[i] * room, b, s);
+            for (size_t p = 0; p < PARTS; p++)
+                most[p] = vf_max(s[p], most[p]);
+        }
+        offer(&best, most, t->score[i], i);
+    }
+    if (!finish(&best, &found.score, &place))
+        return found;
+    found.main = t->list[place];
+    for (size_t b = 0; b < res->blocks; b++) {
+        vf s[PARTS];
+        table_block(t, t->b->table + found.main * room, b, s);
+        const uint32_t hit = lanes_reaching(s, t->score[place], found.score);
+        found.res = (uint32_t)(b * VPTQ_BOOK_LANES) + (uint32_t)__builtin_ctz(hit | 1u << 31);
+        if (hit)
+            break;
+    }
+    return found;
 }
 
 /* x less its main centroid. */
@@ -242,7 +396,7 @@ INLINE void remainder_of(const tile *t, size_t v, const float *x, uint32_t main,
 INLINE void try_some(const tile *t, size_t v, const float *x, size_t i, size_t count,
                      lane_best *best)
 {
-    const vptq_book *book = &t->b->res;
+    const vptq_book *res = &t->b->res;
     float w[BOTH * VPTQ_VQ_MAX_V];
     vf most[BOTH][PARTS];
     for (size_t j = 0; j < count; j++) {
@@ -250,8 +404,8 @@ INLINE void try_some(const tile *t, size_t v, const float *x, size_t i, size_t c
         for (size_t p = 0; p < PARTS; p++)
             most[j][p] = vf_set1(-INFINITY);
     }
-    const float *c = book->data;
-    for (size_t b = 0; b < book->blocks; b++, c += (1 + v) * VPTQ_BOOK_LANES) {
+    const float *c = res->data;
+    for (size_t b = 0; b < res->blocks; b++, c += (1 + v) * VPTQ_BOOK_LANES) {
         for (size_t j = 0; j < count; j++) {
             vf s[PARTS];
             score_block(c, v, w + j * v, s);
@@ -263,49 +417,32 @@ INLINE void try_some(const tile *t, size_t v, const float *x, size_t i, size_t c
         offer(best, most[j], t->score[i + j], i + j);
 }
 
-INLINE void try_table(const tile *t, size_t n, lane_best *best)
+INLINE pair best_by_computing(const tile *t, size_t v, const float *x, size_t n)
 {
-    const size_t room = t->b->res.blocks * VPTQ_BOOK_LANES;
-    for (size_t i = 0; i < n; i++) {
-        const float *row = t->b->table + t->list[i] * room;
-        vf most[PARTS];
-        for (size_t p = 0; p < PARTS; p++)
-            most[p] = vf_set1(-INFINITY);
-        for (size_t e = 0; e < room; e += VPTQ_BOOK_LANES) {
-            for (size_t p = 0; p < PARTS; p++)
-                most[p] = vf_max(
-                    vf_add(vf_load(t->res + e + p * LANES), vf_load(row + e + p * LANES)),
-                    most[p]);
-        }
-        offer(best, most, t->score[i], i);
-    }
-}
-
-/* The first residual centroid that gives the score together with the candidate at `place`. */
-INLINE uint32_t residual_of(const tile *t, size_t v, const float *x, size_t place, float score)
-{
-    const vptq_book *book = &t->b->res;
-    const size_t row = t->list[place] * book->blocks * VPTQ_BOOK_LANES;
-    const bool tabled = t->b->table != NULL;
-    float w[VPTQ_VQ_MAX_V], total[VPTQ_BOOK_LANES];
-    const vf base = vf_set1(t->score[place]);
-    remainder_of(t, v, x, t->list[place], w);
-    for (size_t b = 0; b < book->blocks; b++) {
-        const size_t at = b * VPTQ_BOOK_LANES;
+    const vptq_book *res = &t->b->res;
+    const size_t both = v <= 12 ? BOTH : 1;
+    float w[VPTQ_VQ_MAX_V];
+    lane_best best;
+    pair found = {0, 0, -INFINITY};
+    size_t i = 0, place;
+    start(&best);
+    for (; i + both <= n; i += both)
+        try_some(t, v, x, i, both, &best);
+    for (; i < n; i++)
+        try_some(t, v, x, i, 1, &best);
+    if (!finish(&best, &found.score, &place))
+        return found;
+    found.main = t->list[place];
+    remainder_of(t, v, x, found.main, w);
+    for (size_t b = 0; b < res->blocks; b++) {
         vf s[PARTS];
-        score_block(book->data + at * (1 + v), v, w, s);
-        for (size_t p = 0; p < PARTS; p++) {
-            if (tabled)
-                s[p] = vf_add(vf_load(t->res + at + p * LANES),
-                              vf_load(t->b->table + row + at + p * LANES));
-            vf_store(total + p * LANES, vf_add(s[p], base));
-        }
-        for (size_t l = 0; l < VPTQ_BOOK_LANES; l++) {
-            if (total[l] >= score)
-                return (uint32_t)(at + l);
-        }
+        score_block(res->data + b * (1 + v) * VPTQ_BOOK_LANES, v, w, s);
+        const uint32_t hit = lanes_reaching(s, t->score[place], found.score);
+        found.res = (uint32_t)(b * VPTQ_BOOK_LANES) + (uint32_t)__builtin_ctz(hit | 1u << 31);
+        if (hit)
+            break;
     }
-    return 0;
+    return found;
 }
 
 /* |x - (c + r)|^2 */
@@ -324,54 +461,24 @@ INLINE float distance_of(const tile *t, size_t v, const float *x, uint32_t main,
 INLINE void best_pair(tile *t, size_t v, size_t j, size_t n)
 {
     const float *x = t->x + j * v;
-    const size_t both = v <= 12 ? BOTH : 1;
-    lane_best best;
-    float score[VPTQ_BOOK_LANES], place[VPTQ_BOOK_LANES];
-    for (size_t p = 0; p < PARTS; p++) {
-        best.score[p] = vf_set1(-INFINITY);
-        best.place[p] = vf_set1(0);
-    }
-    if (t->b->table) {
-        try_table(t, n, &best);
-    } else {
-        size_t i = 0;
-        for (; i + both <= n; i += both)
-            try_some(t, v, x, i, both, &best);
-        for (; i < n; i++)
-            try_some(t, v, x, i, 1, &best);
-    }
-    for (size_t p = 0; p < PARTS; p++) {
-        vf_store(score + p * LANES, best.score[p]);
-        vf_store(place + p * LANES, best.place[p]);
-    }
-    float top = -INFINITY, first = 0;
-    for (size_t l = 0; l < VPTQ_BOOK_LANES; l++) {
-        if (score[l] > top || (score[l] >= top && place[l] < first)) {
-            top = score[l];
-            first = place[l];
-        }
-    }
-    if (!(top > -INFINITY))
+    const pair best = t->b->table ? best_by_table(t, v, x, n) : best_by_computing(t, v, x, n);
+    if (!(best.score > -INFINITY))
         return;
-    t->found[j] = t->list[(size_t)first];
-    t->found_res[j] = residual_of(t, v, x, (size_t)first, top);
-    t->nearest[j] = distance_of(t, v, x, t->found[j], t->found_res[j]);
+    t->found[j] = best.main;
+    t->found_res[j] = best.res;
+    t->nearest[j] = distance_of(t, v, x, best.main, best.res);
 }
 
-INLINE void best_pairs(tile *t, size_t v)
+INLINE void best_pairs(tile *t, size_t v, const uint32_t *idx)
 {
-    const vptq_book *res = &t->b->res;
     size_t hits[TILE];
-    find_hits(t, hits);
+    if (!t->around)
+        find_hits(t, hits);
     for (size_t j = 0; j < t->count; j++) {
-        const size_t n = collect(t, v, j, hits[j]);
-        for (size_t b = 0; t->b->table && n && b < res->blocks; b++) {
-            vf s[PARTS];
-            score_block(res->data + b * (1 + v) * VPTQ_BOOK_LANES, v, t->x + j * v, s);
-            for (size_t p = 0; p < PARTS; p++)
-                vf_store(t->res + b * VPTQ_BOOK_LANES + p * LANES, s[p]);
-        }
-        best_pair(t, v, j, n);
+        const size_t n =
+            t->around ? collect_around(t, v, j, idx[j]) : collect(t, v, j, hits[j]);
+        if (n)
+            best_pair(t, v, j, n);
     }
 }
 
@@ -390,9 +497,19 @@ INLINE float reach_bound(const tile *t, size_t v, const float *x, float distance
     return bound > -FLT_MAX ? bound : -FLT_MAX; /* also where it is not a number */
 }
 
-/* Bounds that the beam reaches, in `bound`; nothing is found yet. */
-INLINE void first_bounds(tile *t, size_t v, bool keep, const uint32_t *idx,
-                         const uint32_t *idx_res)
+INLINE void start_tile(tile *t, size_t v, bool keep, const uint32_t *idx,
+                       const uint32_t *idx_res)
+{
+    for (size_t j = 0; j < TILE; j++) {
+        t->found[j] = t->found_res[j] = 0;
+        t->old[j] = t->nearest[j] = INFINITY;
+    }
+    for (size_t j = 0; keep && j < t->count; j++)
+        t->old[j] = distance_of(t, v, t->x + j * v, idx[j], idx_res[j]);
+}
+
+/* Bounds that the beam reaches, in `bound`. */
+INLINE void first_bounds(tile *t, size_t v, bool keep)
 {
     sort_classes(t);
     memcpy(t->bound, t->class_top + (t->b->beam - 1) * TILE, sizeof t->bound);
@@ -400,13 +517,9 @@ INLINE void first_bounds(tile *t, size_t v, bool keep, const uint32_t *idx,
         /* -infinity, the score of what is behind the last centroid, is no candidate */
         t->bound[j] = t->bound[j] > -FLT_MAX ? t->bound[j] : -FLT_MAX;
         t->bound[j] = j < t->count ? t->bound[j] : INFINITY;
-        t->found[j] = t->found_res[j] = 0;
-        t->old[j] = t->nearest[j] = INFINITY;
     }
     for (size_t j = 0; keep && j < t->count; j++) {
-        const float *x = t->x + j * v;
-        t->old[j] = distance_of(t, v, x, idx[j], idx_res[j]);
-        const float limit = reach_bound(t, v, x, t->old[j]);
+        const float limit = reach_bound(t, v, t->x + j * v, t->old[j]);
         t->bound[j] = limit > t->bound[j] ? limit : t->bound[j];
     }
 }
@@ -426,14 +539,17 @@ INLINE void exact_bounds(tile *t, size_t v)
 
 INLINE void search_tile(tile *t, size_t v, bool keep, uint32_t *idx, uint32_t *idx_res)
 {
-    float xt[VPTQ_VQ_MAX_V * TILE];
-    transpose(v, t->count, t->x, xt);
-    score_tile(t, v, xt);
-    first_bounds(t, v, keep, idx, idx_res);
+    start_tile(t, v, keep, idx, idx_res);
+    if (!t->around) {
+        float xt[VPTQ_VQ_MAX_V * TILE];
+        transpose(v, t->count, t->x, xt);
+        score_tile(t, v, xt);
+        first_bounds(t, v, keep);
+    }
     for (int round = 0; round <= t->b->exact; round++) {
         if (round)
             exact_bounds(t, v);
-        best_pairs(t, v);
+        best_pairs(t, v, idx);
     }
     for (size_t j = 0; j < t->count; j++) {
         if (keep && !(t->nearest[j] < t->old[j]))
@@ -447,6 +563,7 @@ INLINE void search_all(const vptq_pair_books *b, size_t v, size_t n, const float
                        float *room, uint32_t *idx, uint32_t *idx_res)
 {
     tile t = tile_in(b, room);
+    t.around = keep && b->near;
     for (size_t i = 0; i < n; i += TILE) {
         t.x = x + i * v;
         t.count = n - i < TILE ? n - i : TILE;
@@ -474,6 +591,100 @@ static void search(const vptq_pair_books *b, size_t n, const float *x, bool keep
         search_all(b, b->main.v, n, x, keep, room, idx, idx_res);
         break;
     }
+}
+
+/* ---- main centroids alone ---- */
+
+INLINE float distance_to(const float *x, const float *c, size_t v)
+{
+    float sum = 0;
+    for (size_t d = 0; d < v; d++)
+        sum += (x[d] - c[d]) * (x[d] - c[d]);
+    return sum;
+}
+
+INLINE void search_main_around(const vptq_pair_books *b, size_t v, size_t n, const float *x,
+                               uint32_t *idx)
+{
+    for (size_t i = 0; i < n; i++, x += v) {
+        float score[VPTQ_MOST_NEAR] = {0}, top = -INFINITY;
+        score_near(b, v, idx[i], x, score);
+        vf most = vf_load(score);
+        for (size_t e = LANES; e < b->near; e += LANES)
+            most = vf_max(vf_load(score + e), most);
+        float lane[LANES];
+        vf_store(lane, most);
+        for (size_t l = 0; l < LANES; l++)
+            top = lane[l] > top ? lane[l] : top;
+        uint32_t hit = 0;
+        size_t e = 0;
+        for (; !hit && e < b->near; e += LANES)
+            hit = vf_at_least(vf_load(score + e), vf_set1(top));
+        if (!hit || !(top > -INFINITY))
+            continue;
+        const uint32_t found =
+            b->near_index[idx[i] * b->near + e - LANES + (size_t)__builtin_ctz(hit)];
+        if (distance_to(x, b->centroids + found * v, v) <
+            distance_to(x, b->centroids + idx[i] * v, v))
+            idx[i] = found;
+    }
+}
+
+static void search_main(const vptq_pair_books *b, size_t n, const float *x, uint32_t *idx)
+{
+    switch (b->main.v) {
+    case 4:
+        search_main_around(b, 4, n, x, idx);
+        break;
+    case 6:
+        search_main_around(b, 6, n, x, idx);
+        break;
+    case 8:
+        search_main_around(b, 8, n, x, idx);
+        break;
+    default:
+        search_main_around(b, b->main.v, n, x, idx);
+        break;
+    }
+}
+
+/* The m best of n entries of list, best first; before, list and score ascend by centroid. */
+static size_t keep_best(uint32_t *list, const float *score, size_t n, size_t m, float *best,
+                        uint32_t *kept)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < n; i++) {
+        if (count == m && !(score[i] > best[m - 1]))
+            continue;
+        size_t at = count < m ? count++ : m - 1;
+        for (; at > 0 && best[at - 1] < score[i]; at--) {
+            best[at] = best[at - 1];
+            kept[at] = kept[at - 1];
+        }
+        best[at] = score[i];
+        kept[at] = list[i];
+    }
+    return count;
+}
+
+static size_t around(const vptq_book *book, size_t m, const float *x, float *room,
+                     uint32_t *list)
+{
+    const size_t all = book->blocks * VPTQ_BOOK_LANES;
+    float *score = room, best[VPTQ_MOST_NEAR];
+    uint32_t *found = (uint32_t *)(void *)(room + 2 * all + VPTQ_BOOK_LANES);
+    float *of = room + all;
+    size_t n = 0;
+    for (size_t b = 0; b < book->blocks; b++) {
+        vf s[PARTS];
+        score_block(book->data + b * (1 + book->v) * VPTQ_BOOK_LANES, book->v, x, s);
+        for (size_t p = 0; p < PARTS; p++)
+            vf_store(score + b * VPTQ_BOOK_LANES + p * LANES, s[p]);
+    }
+    const vf bound = vf_set1(bound_of(score, all, 2 * m, m));
+    for (size_t e = 0; e < all; e += LANES)
+        n = vf_append(found, of, n, vf_load(score + e), bound, (uint32_t)e);
+    return keep_best(found, of, n, m, best, list);
 }
 
 #endif

@@ -58,6 +58,14 @@ static inline uint32_t vf_at_least(vf a, vf b)
     return bits;
 }
 
+static inline uint32_t vf_greater(vf a, vf b)
+{
+    uint32_t bits = 0;
+    for (uint32_t l = 0; l < LANES; l++)
+        bits |= (uint32_t)(a[l] > b[l]) << l;
+    return bits;
+}
+
 static inline size_t vf_append(uint32_t *list, float *score, size_t n, vf s, vf least,
                                uint32_t first)
 {
@@ -75,4 +83,5 @@ static inline size_t vf_append(uint32_t *list, float *score, size_t n, vf s, vf 
 #include "lib/backend/cpu_cluster_body.h"
 #include "lib/backend/cpu_search_body.h"
 
-const vptq_search_kernels vptq_search_kernels_none = {search, search_cluster};
+const vptq_search_kernels vptq_search_kernels_none = {search, search_cluster, search_main,
+                                                      around};

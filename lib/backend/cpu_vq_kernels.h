@@ -40,9 +40,13 @@ typedef struct vptq_pair_books {
     size_t classes;   /* see cpu_search_body.h; at most 4 * main.blocks */
     vptq_book main, res;
     const float *centroids, *res_centroids; /* [k, v], [k_res, v] as they came */
-    const float
-        *table;  /* [k][res.blocks * 16] minus c.r, or NULL where it would be too large */
-    float reach; /* length of the longest residual centroid, rounded up */
+    float reach;        /* length of the longest residual centroid, rounded up */
+    const float *table; /* [k][res.blocks * 16] minus c.r; NULL where it would be too large */
+    /* for searches that look around the present choice alone: of every main centroid the `near`
+     * nearest ones (itself first), laid out as a book */
+    size_t near;                /* a multiple of 16; 0 = none */
+    const float *near_data;     /* [k][near / 16][1 + v][16] */
+    const uint32_t *near_index; /* [k][near] */
 } vptq_pair_books;
 
 /* A book whose vectors, x, have labels already. */
@@ -70,14 +74,29 @@ typedef struct vptq_search_kernels {
     void (*search_cluster)(const vptq_cluster_books *b, uint32_t label, size_t n,
                            const uint32_t *member, const float *reach, float *room,
                            uint32_t *idx);
+    /* The nearest main centroids around the old ones; `near` lists and no residual book. */
+    void (*search_main)(const vptq_pair_books *b, size_t n, const float *x, uint32_t *idx);
+    /* The m centroids nearest to x, a multiple of 16, nearest first, into list; their number,
+     * less where there are not as many.  room: floats, vptq_around_room of them. */
+    size_t (*around)(const vptq_book *book, size_t m, const float *x, float *room,
+                     uint32_t *list);
 } vptq_search_kernels;
 
-enum { VPTQ_SEARCH_TILE = 32 }; /* vectors that are searched at once, at most */
+enum {
+    VPTQ_SEARCH_TILE = 32, /* vectors that are searched at once, at most */
+    VPTQ_MOST_NEAR = 256   /* vptq_pair_books.near */
+};
+
 static inline size_t vptq_search_room(const vptq_pair_books *b)
 {
     const size_t lists = (b->main.blocks + 1) * VPTQ_BOOK_LANES;
     const size_t per_vector = b->main.blocks + b->classes + (b->main.blocks + 1) / 2;
     return VPTQ_SEARCH_TILE * per_vector + 2 * lists + b->res.blocks * VPTQ_BOOK_LANES;
+}
+
+static inline size_t vptq_around_room(const vptq_book *book)
+{
+    return (3 * book->blocks + 2) * VPTQ_BOOK_LANES;
 }
 
 extern const vptq_vq_kernels vptq_vq_kernels_none;

@@ -265,12 +265,16 @@ static void check_keep(void *arg, const vptq_device *dev, bool is_ref)
     (void)is_ref;
     find(dev, finder, p, 0, p->n, false, &free_choice);
 
-    /* the best choices stay as they are, to the bit */
+    /* the best choices stay as they are, to the bit; looking around them may find better ones
+     */
     memcpy(kept.idx, free_choice.idx, p->n * sizeof *kept.idx);
     memcpy(kept.idx_res, free_choice.idx_res, p->n * sizeof *kept.idx_res);
     find(dev, finder, p, 0, p->n, true, &kept);
-    assert_memory_equal(kept.idx, free_choice.idx, p->n * sizeof *kept.idx);
-    assert_memory_equal(kept.idx_res, free_choice.idx_res, p->n * sizeof *kept.idx_res);
+    for (size_t i = 0; i < p->n; i++) {
+        const bool same =
+            kept.idx[i] == free_choice.idx[i] && kept.idx_res[i] == free_choice.idx_res[i];
+        assert_true(same || (b->local && kept.dist[i] < free_choice.dist[i]));
+    }
 
     /* others stay only where they are at least as near */
     for (size_t i = 0; i < p->n; i++) {

@@ -1,0 +1,154 @@
+/* What a finder prepares beyond its main book: the residual book, a table of products of pairs,
+ * and lists of main centroids that are near. */
+#include <math.h>
+
+#include "lib/backend/cpu_search.h"
+#include "lib/backend/dev.h"
+#include "lib/base/parallel.h"
+
+enum {
+    /* Larger tables do not stay in a core's own cache, and computing is faster then. */
+    MOST_TABLE_FLOATS = 1 << 18,
+    MOST_NEAR_FLOATS = 1 << 23, /* 32 MiB */
+    LEAST_NEAR_BOOK = 1024      /* smaller books are as fast to search whole */
+};
+
+/* A beam of more than an eighth of the book costs about as much as the exact search. */
+static void choose_beam(vptq_pair_books *p, uint32_t beam)
+{
+    const size_t most = 4 * p->main.blocks;
+    p->exact = beam > p->k / 8;
+    p->beam = !p->exact ? beam : p->k / 8 < 8 ? (p->k + 7) / 8 : 8;
+    p->classes = 2 * (size_t)p->beam < 32 ? 32 : 2 * (size_t)p->beam;
+    p->classes = p->classes < most ? p->classes : most;
+}
+
+/* ---- table ---- */
+
+typedef struct table_job {
+    const vptq_finder *f;
+    float *table;
+} table_job;
+
+static void fill_table(void *arg, size_t begin, size_t end, int thread)
+{
+    const table_job *job = arg;
+    const vptq_books *b = &job->f->books;
+    const size_t v = b->v, room = job->f->pair.res.blocks * VPTQ_BOOK_LANES;
+    (void)thread;
+    for (size_t i = begin; i < end; i++) {
+        const float *c = b->centroids + i * v;
+        for (size_t l = 0; l < room; l++) {
+            const float *r = b->res_centroids + l * v;
+            float dot = 0;
+            for (size_t d = 0; l < b->k_res && d < v; d++)
+                dot += c[d] * r[d];
+            job->table[i * room + l] = -dot;
+        }
+    }
+}
+
+static vptq_status open_table(vptq_dev *dev, vptq_finder *f, vptq_err *err)
+{
+    const size_t room = f->pair.res.blocks * VPTQ_BOOK_LANES;
+    table_job job = {.f = f};
+    job.table = vptq_arena_alloc(&f->arena, f->books.k * room, sizeof *job.table, err);
+    if (!job.table)
+        return VPTQ_E_NOMEM;
+    vptq_parallel_for(dev->threads, f->books.k, 16, fill_table, &job);
+    f->pair.table = job.table;
+    return VPTQ_OK;
+}
+
+/* ---- residual book ---- */
+
+static float longest(const vptq_books *b)
+{
+    double most = 0;
+    for (size_t l = 0; l < b->k_res; l++) {
+        double square = 0;
+        for (size_t d = 0; d < b->v; d++) {
+            const double r = (double)b->res_centroids[l * b->v + d];
+            square += r * r;
+        }
+        most = square > most ? square : most;
+    }
+    return (float)(sqrt(most) * (1 + 1e-6));
+}
+
+static vptq_status open_residual(vptq_dev *dev, vptq_finder *f, vptq_err *err)
+{
+    const vptq_books *b = &f->books;
+    const size_t room = vptq_round_up(b->k_res, VPTQ_BOOK_LANES);
+    const bool tabled = !vptq_is_greedy(b) && b->k * room <= MOST_TABLE_FLOATS;
+    choose_beam(&f->pair, b->beam);
+    f->pair.reach = longest(b);
+    float *data =
+        vptq_arena_alloc(&f->arena, vptq_book_floats(b->v, b->k_res), sizeof *data, err);
+    if (!data)
+        return VPTQ_E_NOMEM;
+    f->pair.res = vptq_book_lay(dev, b->v, b->k_res, b->res_centroids, data);
+    return tabled ? open_table(dev, f, err) : VPTQ_OK;
+}
+
+/* ---- near ones ---- */
+
+typedef struct near_job {
+    const vptq_finder *f;
+    size_t near;
+    float *data;
+    uint32_t *index;
+    float *room;
+} near_job;
+
+/* The lists of centroids begin .. end - 1; what a list lacks can never be chosen. */
+static void list_near(void *arg, size_t begin, size_t end, int thread)
+{
+    enum { LANES = VPTQ_BOOK_LANES };
+    const near_job *job = arg;
+    const vptq_book *book = &job->f->pair.main;
+    const size_t v = book->v;
+    float *room = job->room + (size_t)thread * vptq_around_room(book);
+    for (size_t j = begin; j < end; j++) {
+        uint32_t *list = job->index + j * job->near;
+        const float *c = job->f->books.centroids + j * v;
+        const size_t n = job->f->search->around(book, job->near, c, room, list);
+        for (size_t i = 0; i < job->near; i++) {
+            const size_t from = i < n ? list[i] : j;
+            const float *block = book->data + from / LANES * (1 + v) * LANES + from % LANES;
+            float *to = job->data + (j * job->near + i / LANES * LANES) * (1 + v) + i % LANES;
+            list[i] = (uint32_t)from;
+            for (size_t d = 0; d <= v; d++)
+                to[d * LANES] = d || i < n ? block[d * LANES] : -INFINITY;
+        }
+    }
+}
+
+static vptq_status open_near(vptq_dev *dev, vptq_finder *f, vptq_err *err)
+{
+    const vptq_books *b = &f->books;
+    const size_t beam = vptq_is_greedy(b) ? 1 : b->beam;
+    size_t near = vptq_round_up(4 * beam, VPTQ_BOOK_LANES);
+    near = near < 64 ? 64 : near < VPTQ_MOST_NEAR ? near : VPTQ_MOST_NEAR;
+    if (b->k < LEAST_NEAR_BOOK || 2 * beam > near || (b->k_res && vptq_is_greedy(b)) ||
+        b->k * near * (1 + b->v) > MOST_NEAR_FLOATS)
+        return VPTQ_OK;
+    near_job job = {.f = f, .near = near};
+    job.data = vptq_arena_alloc(&f->arena, b->k * near * (1 + b->v), sizeof *job.data, err);
+    job.index = vptq_arena_alloc(&f->arena, b->k * near, sizeof *job.index, err);
+    job.room = vptq_dev_scratch(dev, (size_t)dev->threads * vptq_around_room(&f->pair.main),
+                                sizeof *job.room, err);
+    if (!job.data || !job.index || !job.room)
+        return VPTQ_E_NOMEM;
+    vptq_parallel_for(dev->threads, b->k, 16, list_near, &job);
+    f->pair.near = near;
+    f->pair.near_data = job.data;
+    f->pair.near_index = job.index;
+    return VPTQ_OK;
+}
+
+vptq_status vptq_pairs_open(vptq_dev *dev, vptq_finder *f, vptq_err *err)
+{
+    vptq_status st = f->books.k_res ? open_residual(dev, f, err) : VPTQ_OK;
+    return !st && f->books.local ? open_near(dev, f, err) : st;
+}
