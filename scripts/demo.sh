@@ -10,10 +10,13 @@ set -euo pipefail
 src=$(cd "$(dirname "$0")/.." && pwd)
 bin=${BIN:-$src/build/bin}
 demo=${DEMO_DIR:-$src/build/demo}
+effort=()
 if [ -n "${SETTINGS-}" ]; then
     variants=("$SETTINGS")
 else
     variants=("-v 4 -k 256 -r 16" "-v 4 -k 256 -r 256")
+    # half the time for a few percent of the loss (docs/encoder.md, section 7)
+    effort=(--joint 4 --retrain 0 --sweeps 2 --refits 1)
 fi
 windows=24 # of 2048 tokens for the Hessians
 eval_windows=8
@@ -41,7 +44,7 @@ fi
 key=$({
     find -L "$model" -type f -printf '%p %s %T@\n' | LC_ALL=C sort
     [ -z "${TEXT-}" ] || sha256sum < "$TEXT"
-    printf '%s|%s|%s\n' "${variants[*]}" "$windows" "$eval_windows"
+    printf '%s|%s|%s\n' "${variants[*]} ${effort[*]}" "$windows" "$eval_windows"
 } | sha256sum | cut -c1-12)
 run=$demo/run-$key
 mkdir -p "$run"
@@ -83,7 +86,7 @@ stage text-original "$bin/vptq-eval" generate -m "$model" -p "$prompt" -n 32
 for i in "${!variants[@]}"; do
     # shellcheck disable=SC2086 # the settings are several words
     stage "quantize-$i" "$bin/vptq-quantize" -m "$model" -H "$run/hessians" -o "$run/work-$i" \
-        ${variants[i]}
+        ${variants[i]} "${effort[@]}"
     stage "pack-$i" "$bin/vptq-pack" "$run/work-$i" -o "$run/packed-$i" -f
     stage "ppl-packed-$i" "$bin/vptq-eval" ppl -m "$run/packed-$i" --text "$evaltext" \
         --windows "$eval_windows" --format json
@@ -111,7 +114,7 @@ row() {
 first_words() { head -c 300 "$run/text-$1.out" | tr '\n' ' '; }
 
 echo
-echo "$(basename "$model"), Hessians from $windows windows of 2048 tokens,"
+echo "$(basename "$model"), Hessians from $windows windows of 2048 tokens, ${effort[*]}"
 echo "perplexity over $(field ppl-original windows) windows of 2048 tokens of held-out text"
 echo
 printf '%-22s %20s %8s %12s %9s\n' "" perplexity "bits/w" "weights" "tokens/s"
