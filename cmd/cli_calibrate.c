@@ -21,8 +21,8 @@ void vptq_cli_calibrate_options(vptq_cli_calibrate *c, vptq_cli_option *options)
         {0, "holdout", CLI_DOUBLE, &c->holdout, "SHARE",
          "part of the windows that is kept out and measured by itself", false}};
 
-    *c = (vptq_cli_calibrate){
-        .windows = 128, .length = 2048, .weights = "sink", .holdout = NAN};
+    *c =
+        (vptq_cli_calibrate){.windows = 128, .length = 2048, .weights = "sink", .holdout = NAN};
     memcpy(options, list, sizeof list);
 }
 
