@@ -4,48 +4,56 @@
 #include <math.h>
 #include <string.h>
 
+vptq_status vptq_part_gather(vptq_encoder *c, const vptq_part *p, const float *main,
+                             const float *res, float *q, vptq_err *err)
+{
+    vptq_gather_args g = {.cols = p->cols,
+                          .rows = p->rows,
+                          .v = p->v,
+                          .k = p->k,
+                          .k_res = p->k_res,
+                          .centroids = main,
+                          .res_centroids = res,
+                          .idx = p->idx,
+                          .idx_res = p->idx_res,
+                          .q = q + p->first * c->rows,
+                          .ldi = p->strips,
+                          .ldq = c->rows};
+    return c->dev->ops->vq_gather(c->dev->state, &g, err);
+}
+
 vptq_status vptq_encoder_gather(vptq_encoder *c, vptq_err *err)
 {
-    for (uint32_t i = 0; i < c->parts; i++) {
-        const vptq_part *p = &c->part[i];
-        vptq_gather_args g = {.cols = p->cols,
-                              .rows = p->rows,
-                              .v = p->v,
-                              .k = p->k,
-                              .k_res = p->k_res,
-                              .centroids = p->main,
-                              .res_centroids = p->res,
-                              .idx = p->idx,
-                              .idx_res = p->idx_res,
-                              .q = c->q + p->first * c->rows,
-                              .ldi = p->strips,
-                              .ldq = c->rows};
-        vptq_status st = c->dev->ops->vq_gather(c->dev->state, &g, err);
-        if (st)
-            return st;
-    }
-    return VPTQ_OK;
+    vptq_status st = VPTQ_OK;
+    for (uint32_t i = 0; i < c->parts && !st; i++)
+        st = vptq_part_gather(c, &c->part[i], c->part[i].main, c->part[i].res, c->q, err);
+    return st;
+}
+
+vptq_status vptq_encoder_product(vptq_encoder *c, const float *h, const float *e, float *g,
+                                 vptq_err *err)
+{
+    vptq_gemm_args mm = {.m = c->in,
+                         .n = c->rows,
+                         .k = c->in,
+                         .a = h,
+                         .b = e,
+                         .c = g,
+                         .lda = c->in,
+                         .ldb = c->rows,
+                         .ldc = c->rows,
+                         .alpha = 1};
+    vptq_status st = vptq_check_cancel(c->dev->ctx, err);
+    return st ? st : c->dev->ops->gemm(c->dev->state, &mm, err);
 }
 
 vptq_status vptq_encoder_gradient(vptq_encoder *c, vptq_err *err)
 {
     size_t n = (size_t)c->in * c->rows;
-    vptq_gemm_args g = {.m = c->in,
-                        .n = c->rows,
-                        .k = c->in,
-                        .a = c->h,
-                        .b = c->e,
-                        .c = c->g,
-                        .lda = c->in,
-                        .ldb = c->rows,
-                        .ldc = c->rows,
-                        .alpha = 1};
-    vptq_status st = vptq_check_cancel(c->dev->ctx, err);
-    if (st)
-        return st;
+
     for (size_t i = 0; i < n; i++)
         c->e[i] = c->q[i] - c->z[i];
-    st = c->dev->ops->gemm(c->dev->state, &g, err);
+    vptq_status st = vptq_encoder_product(c, c->h, c->e, c->g, err);
     if (st)
         return st;
     c->objective = 0;

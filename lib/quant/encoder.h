@@ -59,6 +59,12 @@ typedef struct vptq_encoder {
 
 /* ---- encoder.c: state ---- */
 vptq_status vptq_encoder_gather(vptq_encoder *c, vptq_err *err); /* q from books and indices */
+/* The part's columns of q [in][rows]: what the given books stand for under its indices. */
+vptq_status vptq_part_gather(vptq_encoder *c, const vptq_part *p, const float *main,
+                             const float *res, float *q, vptq_err *err);
+/* g = h e, all columns and rows: h [in][in], e and g [in][rows].  May be cancelled. */
+vptq_status vptq_encoder_product(vptq_encoder *c, const float *h, const float *e, float *g,
+                                 vptq_err *err);
 /* e = q - z, g = H' e, objective. */
 vptq_status vptq_encoder_gradient(vptq_encoder *c, vptq_err *err);
 /* Books to the storage type; VPTQ_E_NUMERIC when one does not fit. */

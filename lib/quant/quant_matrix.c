@@ -188,22 +188,12 @@ static vptq_status with_matrix(vptq_encoder *c, const float *h, double *sum, vpt
     if (!e)
         return VPTQ_E_NOMEM;
     float *g = e + n;
-    vptq_gemm_args mm = {.m = c->in,
-                         .n = c->rows,
-                         .k = c->in,
-                         .a = h,
-                         .b = e,
-                         .c = g,
-                         .lda = c->in,
-                         .ldb = c->rows,
-                         .ldc = c->rows,
-                         .alpha = 1};
     *sum = 0;
     for (size_t p = 0; p < c->in; p++)
         for (size_t r = 0; r < c->rows; r++)
             e[p * c->rows + r] =
                 r < c->out ? c->e[p * c->rows + r] * c->metric.scale[c->metric.order[p]] : 0;
-    VPTQ_TRY(c->dev->ops->gemm(c->dev->state, &mm, err));
+    VPTQ_TRY(vptq_encoder_product(c, h, e, g, err));
     for (size_t p = 0; p < c->in; p++) {
         double column = 0;
         for (size_t r = p * c->rows; r < p * c->rows + c->out; r++)

@@ -6,21 +6,19 @@
  * which conjugate gradients do not mind.
  *
  * Each iteration lowers the objective; float products end the descent near 1e-6 of it. */
-#include <math.h>
 #include <string.h>
 
+#include "lib/quant/conjugate.h"
 #include "lib/quant/encoder.h"
 
 typedef struct solver {
     vptq_encoder *c;
     vptq_part *part; /* the books being fitted ... */
     uint32_t parts;
-    bool diagonal;              /* ... under diag H' alone */
-    size_t n;                   /* unknowns */
-    double *x;                  /* [n] step from the books as they are */
-    double *r, *s, *d, *ad, *m; /* [n] residual, preconditioned, direction, A d, diagonal */
-    double *weights;            /* [largest k] */
-    float *books;               /* [n] a direction as books */
+    bool diagonal;     /* ... under diag H' alone */
+    vptq_conjugate cg; /* x = step from the books as they are */
+    double *weights;   /* [largest k] */
+    float *books;      /* a direction as books, in the order of unknowns */
 } solver;
 
 static size_t unknowns(const vptq_part *p)
@@ -60,29 +58,17 @@ static vptq_status scatter(solver *a, const float *y, double *sums, double *diag
     return VPTQ_OK;
 }
 
-/* q <- what the direction d stands for. */
-static vptq_status gather(solver *a, float *q, vptq_err *err)
+/* e <- what the direction d stands for. */
+static vptq_status gather(solver *a, const double *d, vptq_err *err)
 {
-    vptq_encoder *c = a->c;
     const float *book = a->books;
 
-    for (size_t i = 0; i < a->n; i++)
-        a->books[i] = (float)a->d[i];
+    for (size_t i = 0; i < a->cg.n; i++)
+        a->books[i] = (float)d[i];
     for (uint32_t i = 0; i < a->parts; i++) {
         const vptq_part *p = &a->part[i];
-        vptq_gather_args g = {.cols = p->cols,
-                              .rows = p->rows,
-                              .v = p->v,
-                              .k = p->k,
-                              .k_res = p->k_res,
-                              .centroids = book,
-                              .res_centroids = p->k_res ? book + (size_t)p->k * p->v : NULL,
-                              .idx = p->idx,
-                              .idx_res = p->idx_res,
-                              .q = q + p->first * c->rows,
-                              .ldi = p->strips,
-                              .ldq = c->rows};
-        vptq_status st = c->dev->ops->vq_gather(c->dev->state, &g, err);
+        const float *res = p->k_res ? book + (size_t)p->k * p->v : NULL;
+        vptq_status st = vptq_part_gather(a->c, p, book, res, a->c->e, err);
         if (st)
             return st;
         book += unknowns(p);
@@ -90,89 +76,40 @@ static vptq_status gather(solver *a, float *q, vptq_err *err)
     return VPTQ_OK;
 }
 
-/* ad = A d */
-static vptq_status apply(solver *a, vptq_err *err)
+static vptq_status apply(void *arg, const double *d, double *ad, vptq_err *err)
 {
+    solver *a = arg;
     vptq_encoder *c = a->c;
-    vptq_gemm_args g = {.m = c->in,
-                        .n = c->rows,
-                        .k = c->in,
-                        .a = c->h,
-                        .b = c->e,
-                        .c = c->g,
-                        .lda = c->in,
-                        .ldb = c->rows,
-                        .ldc = c->rows,
-                        .alpha = 1};
     vptq_status st = vptq_check_cancel(c->dev->ctx, err);
+
     if (!st)
-        st = gather(a, c->e, err);
+        st = gather(a, d, err);
     if (!st && !a->diagonal)
-        st = c->dev->ops->gemm(c->dev->state, &g, err);
-    return st ? st : scatter(a, a->diagonal ? c->e : c->g, a->ad, NULL, err);
-}
-
-static double dot(size_t n, const double *x, const double *y)
-{
-    double s = 0;
-    for (size_t i = 0; i < n; i++)
-        s += x[i] * y[i];
-    return s;
-}
-
-static double precondition(solver *a)
-{
-    for (size_t i = 0; i < a->n; i++)
-        a->s[i] = a->m[i] > 0 ? a->r[i] / a->m[i] : 0;
-    return dot(a->n, a->r, a->s);
+        st = vptq_encoder_product(c, c->h, c->e, c->g, err);
+    return st ? st : scatter(a, a->diagonal ? c->e : c->g, ad, NULL, err);
 }
 
 /* The first residual is minus the gradient; the diagonal comes with it. */
 static vptq_status start(solver *a, vptq_err *err)
 {
     vptq_encoder *c = a->c;
+    vptq_conjugate *cg = &a->cg;
     vptq_status st = VPTQ_OK;
 
-    VPTQ_TRY(scatter(a, c->e, a->ad, a->m, err)); /* sums unused: the weights are wanted */
+    VPTQ_TRY(scatter(a, c->e, cg->ad, cg->m, err)); /* sums unused: the weights are wanted */
     if (a->diagonal)
-        memcpy(a->r, a->ad, a->n * sizeof *a->r);
+        memcpy(cg->r, cg->ad, cg->n * sizeof *cg->r);
     else
-        VPTQ_TRY(scatter(a, c->g, a->r, NULL, err));
-    for (size_t i = 0; i < a->n; i++)
-        a->r[i] = -a->r[i];
+        VPTQ_TRY(scatter(a, c->g, cg->r, NULL, err));
+    for (size_t i = 0; i < cg->n; i++)
+        cg->r[i] = -cg->r[i];
 out:
     return st;
 }
 
-static vptq_status iterate(solver *a, int iterations, vptq_err *err)
-{
-    const double enough = 1e-12; /* of the first residual, in the preconditioner's norm */
-    double rho = precondition(a), first = rho;
-
-    memcpy(a->d, a->s, a->n * sizeof *a->d);
-    for (int t = 0; t < iterations && rho > enough * first; t++) {
-        vptq_status st = apply(a, err);
-        if (st)
-            return st;
-        double curvature = dot(a->n, a->d, a->ad);
-        if (!(curvature > 0))
-            break;
-        double alpha = rho / curvature;
-        for (size_t i = 0; i < a->n; i++) {
-            a->x[i] += alpha * a->d[i];
-            a->r[i] -= alpha * a->ad[i];
-        }
-        double next = precondition(a);
-        for (size_t i = 0; i < a->n; i++)
-            a->d[i] = a->s[i] + next / rho * a->d[i];
-        rho = next;
-    }
-    return VPTQ_OK;
-}
-
 static void step_books(const solver *a)
 {
-    const double *x = a->x;
+    const double *x = a->cg.x;
     for (uint32_t i = 0; i < a->parts; i++) {
         const vptq_part *p = &a->part[i];
         for (size_t j = 0; j < (size_t)p->k * p->v; j++)
@@ -186,19 +123,7 @@ static void step_books(const solver *a)
 static vptq_status part_error(vptq_encoder *c, const vptq_part *p, const float *target,
                               vptq_err *err)
 {
-    vptq_gather_args g = {.cols = p->cols,
-                          .rows = p->rows,
-                          .v = p->v,
-                          .k = p->k,
-                          .k_res = p->k_res,
-                          .centroids = p->main,
-                          .res_centroids = p->res,
-                          .idx = p->idx,
-                          .idx_res = p->idx_res,
-                          .q = c->e + p->first * c->rows,
-                          .ldi = p->strips,
-                          .ldq = c->rows};
-    vptq_status st = c->dev->ops->vq_gather(c->dev->state, &g, err);
+    vptq_status st = vptq_part_gather(c, p, p->main, p->res, c->e, err);
     for (size_t t = p->first; !st && t < p->first + p->cols; t++)
         for (size_t r = 0; r < p->rows; r++)
             c->e[t * c->rows + r] -= target[t * c->rows + r];
@@ -213,29 +138,27 @@ vptq_status vptq_refit(vptq_encoder *c, vptq_part *only, const float *target, in
     solver a = {
         .c = c, .part = only ? only : c->part, .parts = only ? 1 : c->parts, .diagonal = only};
     uint32_t largest = 0;
+    size_t n = 0;
 
     for (uint32_t i = 0; i < a.parts; i++) {
         const vptq_part *p = &a.part[i];
-        a.n += unknowns(p);
+        n += unknowns(p);
         largest = p->k > largest ? p->k : largest;
         largest = p->k_res > largest ? p->k_res : largest;
     }
-    a.x = vptq_arena_zalloc(&c->work, a.n, 6 * sizeof *a.x, err);
-    a.weights = a.x ? vptq_arena_alloc(&c->work, largest, sizeof *a.weights, err) : NULL;
-    a.books = a.weights ? vptq_arena_alloc(&c->work, a.n, sizeof *a.books, err) : NULL;
+    VPTQ_TRY(vptq_conjugate_open(&c->work, n, &a.cg, err));
+    a.cg.apply = apply;
+    a.cg.arg = &a;
+    a.weights = vptq_arena_alloc(&c->work, largest, sizeof *a.weights, err);
+    a.books = a.weights ? vptq_arena_alloc(&c->work, n, sizeof *a.books, err) : NULL;
     if (!a.books) {
         st = VPTQ_E_NOMEM;
         goto out;
     }
-    a.r = a.x + a.n;
-    a.s = a.r + a.n;
-    a.d = a.s + a.n;
-    a.ad = a.d + a.n;
-    a.m = a.ad + a.n;
     if (only)
         VPTQ_TRY(part_error(c, only, target, err));
     VPTQ_TRY(start(&a, err));
-    VPTQ_TRY(iterate(&a, iterations, err));
+    VPTQ_TRY(vptq_conjugate_run(&a.cg, iterations, err));
     step_books(&a);
 out:
     vptq_arena_rewind(&c->work, mark);

@@ -1,0 +1,27 @@
+/* Inside lib/quant: preconditioned conjugate gradients for A x = r, A symmetric and positive
+ * semidefinite, in double, from x = 0 (Hestenes and Stiefel 1952; Jacobi preconditioner). */
+#ifndef VPTQ_QUANT_CONJUGATE_H
+#define VPTQ_QUANT_CONJUGATE_H
+
+#include "lib/base/mem.h"
+#include "lib/base/status.h"
+
+typedef struct vptq_conjugate {
+    size_t n;           /* unknowns; all arrays below are [n], of the arena */
+    double *x;          /* out: the solution */
+    double *r;          /* in: right side; destroyed */
+    double *m;          /* in: diagonal of A; unknowns with m = 0 stay 0 */
+    double *s, *d, *ad; /* preconditioned residual, direction, A d */
+    vptq_status (*apply)(void *arg, const double *d, double *ad, vptq_err *err); /* ad = A d */
+    void *arg;
+} vptq_conjugate;
+
+/* Room for n unknowns, zeroed; VPTQ_E_NOMEM. */
+vptq_status vptq_conjugate_open(vptq_arena *arena, size_t n, vptq_conjugate *c,
+                                vptq_err *err) VPTQ_MUST_CHECK;
+/* At most `iterations`; ends early at 1e-12 of the first residual in the preconditioner's norm,
+ * or where A has no curvature left.  Errors are those of apply. */
+vptq_status vptq_conjugate_run(vptq_conjugate *c, int iterations,
+                               vptq_err *err) VPTQ_MUST_CHECK;
+
+#endif
