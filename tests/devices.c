@@ -19,6 +19,20 @@ void devices_close(devices_one *d)
     vptq_device_close(&d->dev);
 }
 
+void devices_each(devices_fn fn, void *arg)
+{
+    devices_one d;
+    devices_open(&d, "ref", VPTQ_SIMD_NONE, 1);
+    fn(arg, &d.dev, true);
+    devices_close(&d);
+    const int best = (int)vptq_cpu_simd();
+    for (int simd = VPTQ_SIMD_NONE; simd <= best; simd++) {
+        devices_open(&d, "cpu", (vptq_simd)simd, 2);
+        fn(arg, &d.dev, false);
+        devices_close(&d);
+    }
+}
+
 static void *run_on(const devices_op *op, const char *name, vptq_simd simd, int threads)
 {
     devices_one d;

@@ -16,6 +16,10 @@ typedef struct devices_one {
 void devices_open(devices_one *d, const char *name, vptq_simd simd, int threads);
 void devices_close(devices_one *d);
 
+/* Calls fn(arg, device) for ref, then for cpu at every level with two threads. */
+typedef void (*devices_fn)(void *arg, const vptq_device *dev, bool is_ref);
+void devices_each(devices_fn fn, void *arg);
+
 /* What a row is given and where it writes; `out` holds `count` elements (the row's inputs with
  * it where it works in place). */
 typedef struct devices_op {

@@ -291,11 +291,25 @@ double vtest_npy_at(const vtest_npy *a, size_t i)
 
 /* --- numbers and memory ------------------------------------------------------------------ */
 
+void *vtest_alloc(size_t count, size_t size)
+{
+    void *p = calloc(count + 1, size);
+    assert_non_null(p);
+    return p;
+}
+
 void vtest_normal(float *x, size_t n, uint64_t seed)
 {
     vptq_rng rng = vptq_rng_make(seed, 0, 0, VPTQ_RNG_TEST);
     for (size_t i = 0; i < n; i++)
         x[i] = (float)vptq_rng_normal(&rng, i);
+}
+
+float *vtest_normals(size_t n, uint64_t seed)
+{
+    float *x = vtest_alloc(n, sizeof *x);
+    vtest_normal(x, n, seed);
+    return x;
 }
 
 size_t vtest_oom_walk(vtest_oom_fn fn, void *arg)

@@ -93,8 +93,14 @@ void vtest_npy_free(vtest_npy *a);
 const void *vtest_npy_as(const vtest_npy *a, const char *type);
 double vtest_npy_at(const vtest_npy *a, size_t i); /* any type as double */
 
-/* n numbers of a normal distribution that depends on the seed only. */
+/* Zeroed memory, at least one element of it; freed by the caller with free().  The test fails
+ * where there is none. */
+void *vtest_alloc(size_t count, size_t size);
+
+/* n numbers of a normal distribution that depends on the seed only; vtest_normals gives them in
+ * memory that the caller frees with free(). */
 void vtest_normal(float *x, size_t n, uint64_t seed);
+float *vtest_normals(size_t n, uint64_t seed);
 
 /* Calls fn with an allocator that fails from the n-th allocation on, n = 0, 1, 2, ... (every
  * one up to 256, then steps of 1/64) until it succeeds.  Each failure must be VPTQ_E_NOMEM with

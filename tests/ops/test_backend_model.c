@@ -8,14 +8,6 @@
 #include "lib/base/half.h"
 #include "tests/devices.h"
 
-static float *normal(size_t n, uint64_t seed)
-{
-    float *x = malloc((n + 1) * sizeof *x);
-    assert_non_null(x);
-    vtest_normal(x, n, seed);
-    return x;
-}
-
 /* A handful of float operations per element: each is off by at most 2^-24 of its result, which
  * is an NMSE of 2^-48 at worst; eight of them. */
 static const double few_operations = 0x1p-45;
@@ -78,7 +70,7 @@ static void test_reductions_of_any_length(void **state)
 {
     (void)state;
     enum { N = 49 };
-    float *x = normal(N, 5);
+    float *x = vtest_normals(N, 5);
     const vptq_simd best = vptq_cpu_simd();
     for (int simd = VPTQ_SIMD_NONE; simd <= (int)best; simd++) {
         const vptq_cpu_math *math = vptq_cpu_math_get((vptq_simd)simd);
@@ -129,7 +121,7 @@ static void test_embed(void **state)
         ids[i] = (i * 7 + 299) % VOCAB;
     for (size_t s = 0; s < sizeof dims / sizeof *dims; s++) {
         const size_t dim = dims[s];
-        float *table = normal(VOCAB * dim, 6), *out = normal(N * dim, 7);
+        float *table = vtest_normals(VOCAB * dim, 6), *out = vtest_normals(N * dim, 7);
         uint16_t *half = malloc(VOCAB * dim * sizeof *half);
         assert_non_null(half);
         embed_case c = {N, dim, table, VPTQ_F32, ids};
@@ -206,7 +198,7 @@ static void test_rmsnorm(void **state)
     for (size_t s = 0; s < sizeof dims / sizeof *dims; s++)
         for (size_t r = 0; r < sizeof rows / sizeof *rows; r++) {
             const size_t dim = dims[s], n = rows[r];
-            float *x = normal(n * (dim + 3), 8), *w = normal(dim, 9);
+            float *x = vtest_normals(n * (dim + 3), 8), *w = vtest_normals(dim, 9);
             const norm_case c = {n, dim, x, w};
             const devices_op op = {run_norm, &c, n * dim, sizeof(float), few_operations};
             devices_check(&op, NULL);
@@ -256,7 +248,8 @@ static void test_rope(void **state)
         rope_case c = {shapes[s][0], shapes[s][1], shapes[s][2], shapes[s][3], 0, 0, 0};
         const size_t half = c.head_dim / 2, table = (c.pos0 + c.n) * half;
         const size_t size = c.n * (c.heads * c.head_dim + 5);
-        float *x = normal(size, 12), *cosine = normal(table, 13), *sine = normal(table, 14);
+        float *x = vtest_normals(size, 12), *cosine = vtest_normals(table, 13),
+              *sine = vtest_normals(table, 14);
         for (size_t i = 0; i < table; i++) {
             const double angle = (double)sine[i];
             cosine[i] = (float)cos(angle);
@@ -323,8 +316,8 @@ static void check_attention(const size_t shape[6])
     attention_case c = {shape[0], shape[1], shape[2], shape[3], shape[4], shape[5], 0, 0, 0};
     const size_t wide = c.heads * c.head_dim, narrow = c.kv_heads * c.head_dim;
     const size_t keys = c.pos0 + c.n;
-    float *q = normal(c.n * (wide + 1), 15), *k = normal(keys * (narrow + 2), 16);
-    float *v = normal(keys * narrow, 17);
+    float *q = vtest_normals(c.n * (wide + 1), 15), *k = vtest_normals(keys * (narrow + 2), 16);
+    float *v = vtest_normals(keys * narrow, 17);
     for (size_t i = 0; i < c.n * (wide + 1); i++)
         q[i] *= 3; /* scores of a trained model's spread */
     c.q = q;
@@ -380,7 +373,8 @@ static void check_mass(const size_t shape[6])
 {
     attention_case c = {shape[0], shape[1], shape[2], shape[3], shape[4], shape[5], 0, 0, 0};
     const size_t wide = c.heads * c.head_dim, narrow = c.kv_heads * c.head_dim;
-    float *q = normal(c.n * (wide + 1), 15), *k = normal((c.pos0 + c.n) * (narrow + 2), 16);
+    float *q = vtest_normals(c.n * (wide + 1), 15),
+          *k = vtest_normals((c.pos0 + c.n) * (narrow + 2), 16);
     for (size_t i = 0; i < c.n * (wide + 1); i++)
         q[i] *= 3;
     c.q = q;
@@ -500,8 +494,8 @@ static void test_attention_step_by_step(void **state)
 {
     (void)state;
     enum { N = 70, HEADS = 4, KV = 2, D = 16 };
-    float *q = normal(N * HEADS * D, 18), *k = normal(N * KV * D, 19);
-    float *v = normal(N * KV * D, 20), *whole = normal(N * HEADS * D, 21);
+    float *q = vtest_normals(N * HEADS * D, 18), *k = vtest_normals(N * KV * D, 19);
+    float *v = vtest_normals(N * KV * D, 20), *whole = vtest_normals(N * HEADS * D, 21);
     devices_one d;
     vptq_err err;
     devices_open(&d, "cpu", vptq_cpu_simd(), 2);
@@ -555,7 +549,7 @@ static void test_swiglu(void **state)
     static const size_t shapes[][2] = {{1, 1}, {3, 17}, {1, 16385}, {40, 1536}};
     for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
         const size_t n = shapes[s][0], dim = shapes[s][1];
-        float *gate = normal(n * dim, 22), *up = normal(n * dim, 23);
+        float *gate = vtest_normals(n * dim, 22), *up = vtest_normals(n * dim, 23);
         for (size_t i = 0; i < n * dim; i++)
             gate[i] *= 10;
         const swiglu_case c = {n, dim, gate, up};
@@ -624,7 +618,7 @@ static void test_nll(void **state)
                                        {9, 1000, 16}, {40, 3001, 512}, {130, 515, 64}};
     for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
         const size_t n = shapes[s][0], vocab = shapes[s][1];
-        float *logits = normal(n * vocab, 24);
+        float *logits = vtest_normals(n * vocab, 24);
         int32_t *targets = malloc(n * sizeof *targets);
         assert_non_null(targets);
         for (size_t i = 0; i < n; i++)

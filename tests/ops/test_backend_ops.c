@@ -5,14 +5,6 @@
 
 #include "tests/devices.h"
 
-static float *normal(size_t n, uint64_t seed)
-{
-    float *x = malloc((n + 1) * sizeof *x);
-    assert_non_null(x);
-    vtest_normal(x, n, seed);
-    return x;
-}
-
 /* A float sum of k products of independent terms is off by about sqrt(k) half ulps, 2^-25, of
  * the root of the sum of squares: an NMSE of k 2^-50; the limit leaves a factor of 16. */
 static double float_sum_limit(size_t k)
@@ -151,8 +143,8 @@ static void check_gemm(size_t m, size_t n, size_t k, int form)
                    .has_bias = (form & 4) != 0,
                    .beta = form & 8 ? 1.0f : 0.0f,
                    .alpha = form & 16 ? -0.5f : 1};
-    float *a = normal((m + 1) * (k + 1), 1), *b = normal((n + 2) * (k + 2), 2);
-    float *bias = normal(n, 3), *c0 = normal(m * (n + 3), 4);
+    float *a = vtest_normals((m + 1) * (k + 1), 1), *b = vtest_normals((n + 2) * (k + 2), 2);
+    float *bias = vtest_normals(n, 3), *c0 = vtest_normals(m * (n + 3), 4);
     t.a = a;
     t.b = b;
     t.bias = bias;
@@ -252,7 +244,7 @@ static void run_syrk(const vptq_device *dev, const void *arg, void *out)
 
 static void check_syrk(size_t t, size_t n, bool weighted)
 {
-    float *x = normal(t * (n + 5), 11), *w = normal(t, 12);
+    float *x = vtest_normals(t * (n + 5), 11), *w = vtest_normals(t, 12);
     for (size_t i = 0; i < t; i++)
         w[i] = fabsf(w[i]);
     const syrk_case c = {t, n, n + 5, x, weighted ? w : NULL};
@@ -297,7 +289,7 @@ static void test_syrk_by_hand(void **state)
 /* A well conditioned symmetric matrix; above the diagonal there is what nobody may read. */
 static double *positive(size_t n, size_t lda, uint64_t seed)
 {
-    float *x = normal(n * n, seed);
+    float *x = vtest_normals(n * n, seed);
     double *a = malloc(n * lda * sizeof *a);
     assert_non_null(a);
     for (size_t i = 0; i < n * lda; i++)
@@ -469,7 +461,7 @@ static void test_quad_trace(void **state)
                                        {129, 257}, {300, 300}, {40, 530}};
     for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
         const size_t m = shapes[s][0], n = shapes[s][1];
-        float *e = normal(m * (n + 1), 31);
+        float *e = vtest_normals(m * (n + 1), 31);
         double *h = positive(n, n + 2, 32);
         const quad_case c = {m, n, e, h};
         const devices_op op = {run_quad, &c, 1, sizeof(double), double_limit};

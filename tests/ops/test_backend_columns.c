@@ -1,0 +1,713 @@
+/* The rows that take a matrix by columns: vq_pass, vq_descend, vq_gather and vq_scatter.  Each
+ * against loops written out here, at every SIMD level and for several numbers of threads. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/devices.h"
+#include "tests/vbooks.h"
+
+/* ---- column pass ---- */
+
+typedef struct pass_case {
+    size_t cols, rows;
+    uint32_t v, k, k_res;
+    float *z, *u, *c, *res; /* inputs; z is copied before a run */
+} pass_case;
+
+typedef struct pass_result {
+    vptq_pass_args args;
+    float *z, *q, *err;
+    uint32_t *idx, *idx_res;
+} pass_result;
+
+static pass_case pass_case_make(size_t cols, size_t strips, uint32_t v, uint32_t k,
+                                uint32_t k_res)
+{
+    pass_case a = {cols, strips * v, v, k, k_res, NULL, NULL, NULL, NULL};
+    a.z = vtest_normals(cols * a.rows, 21);
+    a.u = vtest_normals(cols * cols, 22);
+    a.c = vtest_normals((size_t)k * v, 23);
+    a.res = vtest_normals((size_t)k_res * v, 24);
+    for (size_t i = 0; i < (size_t)k_res * v; i++)
+        a.res[i] *= 0.3F;
+    for (size_t t = 0; t < cols; t++) {
+        for (size_t s = 0; s < cols; s++)
+            a.u[t * cols + s] *= s < t ? NAN : 0.3F; /* below the diagonal: never read */
+        a.u[t * cols + t] = 1 + fabsf(a.u[t * cols + t]);
+    }
+    return a;
+}
+
+static void pass_case_free(pass_case *a)
+{
+    free(a->z);
+    free(a->u);
+    free(a->c);
+    free(a->res);
+}
+
+static pass_result pass_result_make(const pass_case *a)
+{
+    pass_result r;
+    size_t ld = a->rows + 5, ldi = a->rows / a->v + 2;
+    r.z = vtest_alloc(a->cols * ld, sizeof(float));
+    r.q = vtest_alloc(a->cols * ld, sizeof(float));
+    r.err = vtest_alloc(a->cols * ld, sizeof(float));
+    r.idx = vtest_alloc(a->cols * ldi, sizeof(uint32_t));
+    r.idx_res = vtest_alloc(a->cols * ldi, sizeof(uint32_t));
+    for (size_t t = 0; t < a->cols; t++)
+        memcpy(r.z + t * ld, a->z + t * a->rows, a->rows * sizeof(float));
+    r.args = (vptq_pass_args){.cols = a->cols,
+                              .rows = a->rows,
+                              .z = r.z,
+                              .u = a->u,
+                              .idx = r.idx,
+                              .idx_res = a->k_res ? r.idx_res : NULL,
+                              .q = r.q,
+                              .err = r.err,
+                              .ldz = ld,
+                              .ldu = a->cols,
+                              .ldi = ldi,
+                              .ldq = ld,
+                              .lde = ld};
+    return r;
+}
+
+static vptq_finder *pass_finder(const pass_case *a, const vptq_device *dev)
+{
+    const vptq_books books = {.v = a->v,
+                              .k = a->k,
+                              .k_res = a->k_res,
+                              .beam = 1,
+                              .centroids = a->c,
+                              .res_centroids = a->k_res ? a->res : NULL};
+    vptq_finder *finder = NULL;
+    vptq_err err;
+    assert_ok(dev->ops->finder_open(dev->state, &books, &finder, &err), &err);
+    return finder;
+}
+
+static void pass_result_free(pass_result *r)
+{
+    free(r->z);
+    free(r->q);
+    free(r->err);
+    free(r->idx);
+    free(r->idx_res);
+}
+
+/* The pass column by column with nothing but the row `assign`. */
+static void expected_pass(const pass_case *a, const vptq_device *dev, pass_result *r)
+{
+    const vptq_pass_args *p = &r->args;
+    const size_t n = a->rows / a->v;
+    float *rest = vtest_alloc(a->rows, sizeof *rest);
+    vptq_err err;
+    for (size_t t = 0; t < a->cols; t++) {
+        float *z = r->z + t * p->ldz, *q = r->q + t * p->ldq, *e = r->err + t * p->lde;
+        uint32_t *idx = r->idx + t * p->ldi, *idx_res = r->idx_res + t * p->ldi;
+        assert_ok(dev->ops->assign(dev->state, n, a->v, a->k, z, a->c, idx, NULL, &err), &err);
+        for (size_t i = 0; i < a->rows; i++) {
+            q[i] = a->c[(size_t)idx[i / a->v] * a->v + i % a->v];
+            rest[i] = z[i] - q[i];
+        }
+        if (a->k_res) {
+            assert_ok(dev->ops->assign(dev->state, n, a->v, a->k_res, rest, a->res, idx_res,
+                                       NULL, &err),
+                      &err);
+            for (size_t i = 0; i < a->rows; i++)
+                q[i] += a->res[(size_t)idx_res[i / a->v] * a->v + i % a->v];
+        }
+        for (size_t i = 0; i < a->rows; i++) {
+            e[i] = (z[i] - q[i]) / a->u[t * a->cols + t];
+            for (size_t s = t + 1; s < a->cols; s++)
+                r->z[s * p->ldz + i] -= e[i] * a->u[t * a->cols + s];
+        }
+    }
+    free(rest);
+}
+
+/* What makes a pass right, whatever was chosen: z0 - q = err U. */
+static void check_identity(const pass_case *a, const pass_result *r)
+{
+    const vptq_pass_args *p = &r->args;
+    for (size_t t = 0; t < a->cols; t++) {
+        for (size_t i = 0; i < a->rows; i++) {
+            double sum = 0, size = 1;
+            for (size_t s = 0; s <= t; s++) {
+                double term = (double)r->err[s * p->lde + i] * (double)a->u[s * a->cols + t];
+                sum += term;
+                size += fabs(term);
+            }
+            double left = (double)a->z[t * a->rows + i] - (double)r->q[t * p->ldq + i];
+            assert_true(fabs(left - sum) <= 1e-6 * size * 4);
+        }
+    }
+}
+
+static void check_pass(void *arg, const vptq_device *dev, bool is_ref)
+{
+    const pass_case *a = arg;
+    pass_result want = pass_result_make(a), got = pass_result_make(a);
+    vptq_err err;
+    (void)is_ref;
+    vptq_finder *finder = pass_finder(a, dev);
+    got.args.finder = finder;
+    expected_pass(a, dev, &want);
+    assert_ok(dev->ops->vq_pass(dev->state, &got.args, &err), &err);
+    dev->ops->finder_close(dev->state, finder);
+    const vptq_pass_args *p = &got.args;
+    for (size_t t = 0; t < a->cols; t++) {
+        size_t indices = a->rows / a->v * sizeof *p->idx;
+        assert_memory_equal(got.idx + t * p->ldi, want.idx + t * p->ldi, indices);
+        if (a->k_res)
+            assert_memory_equal(got.idx_res + t * p->ldi, want.idx_res + t * p->ldi, indices);
+        assert_same_f32(got.q + t * p->ldq, want.q + t * p->ldq, a->rows);
+        assert_same_f32(got.z + t * p->ldz, want.z + t * p->ldz, a->rows);
+        assert_same_f32(got.err + t * p->lde, want.err + t * p->lde, a->rows);
+        for (size_t i = a->rows; i < p->lde; i++) /* nothing behind a column is touched */
+            assert_true(got.err[t * p->lde + i] == 0 && got.q[t * p->ldq + i] == 0);
+    }
+    check_identity(a, &got);
+    pass_result_free(&want);
+    pass_result_free(&got);
+}
+
+static void pass_equals_assign_by_columns(void **state)
+{
+    (void)state;
+    static const struct {
+        size_t cols, strips;
+        uint32_t v, k, k_res;
+    } cases[] = {{1, 1, 8, 16, 0},    {20, 24, 8, 256, 0},  {33, 77, 4, 256, 16},
+                 {12, 300, 2, 64, 4}, {17, 70, 6, 100, 33}, {9, 50, 12, 300, 0},
+                 {5, 40, 16, 64, 8},  {7, 37, 5, 31, 2},    {4, 35, 64, 20, 20},
+                 {130, 33, 8, 64, 0}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        pass_case a = pass_case_make(cases[i].cols, cases[i].strips, cases[i].v, cases[i].k,
+                                     cases[i].k_res);
+        devices_each(check_pass, &a);
+        pass_case_free(&a);
+    }
+}
+
+static void pass_same_bits_for_any_threads(void **state)
+{
+    (void)state;
+    pass_case a = pass_case_make(40, 350, 8, 64, 8);
+    pass_result first = pass_result_make(&a);
+    for (int threads = 1; threads <= 3; threads++) {
+        devices_one d;
+        vptq_err err;
+        devices_open(&d, "cpu", VPTQ_SIMD_AVX512, threads);
+        pass_result other = pass_result_make(&a);
+        pass_result *r = threads > 1 ? &other : &first;
+        vptq_finder *finder = pass_finder(&a, &d.dev);
+        r->args.finder = finder;
+        assert_ok(d.dev.ops->vq_pass(d.dev.state, &r->args, &err), &err);
+        d.dev.ops->finder_close(d.dev.state, finder);
+        size_t floats = a.cols * r->args.ldz * sizeof(float);
+        assert_memory_equal(r->z, first.z, floats);
+        assert_memory_equal(r->q, first.q, floats);
+        assert_memory_equal(r->err, first.err, floats);
+        assert_memory_equal(r->idx_res, first.idx_res, a.cols * r->args.ldi * sizeof(uint32_t));
+        pass_result_free(&other);
+        devices_close(&d);
+    }
+    pass_result_free(&first);
+    pass_case_free(&a);
+}
+
+/* ---- coordinate descent ---- */
+
+typedef struct descend_case {
+    size_t cols, strips;
+    vbooks books; /* n = 0 */
+    float *w, *h, *g, *q;
+    uint32_t *idx, *idx_res;
+} descend_case;
+
+static descend_case descend_make(size_t cols, size_t strips, uint32_t v, uint32_t k,
+                                 uint32_t k_res, uint32_t beam)
+{
+    descend_case a = {.cols = cols, .strips = strips};
+    const size_t rows = strips * v, n = cols * strips;
+    a.books = vbooks_make(0, v, k, k_res, beam);
+    a.w = vtest_normals(cols * rows, 5);
+    a.h = vtest_alloc(cols * cols, sizeof *a.h);
+    a.g = vtest_alloc(cols * rows, sizeof *a.g);
+    a.q = vtest_alloc(cols * rows, sizeof *a.q);
+    a.idx = vtest_alloc(n, sizeof *a.idx);
+    a.idx_res = vtest_alloc(n, sizeof *a.idx_res);
+    float *m = vtest_normals(cols * cols, 6);
+    for (size_t i = 0; i < cols; i++) { /* m m^T, made a little diagonal */
+        for (size_t j = 0; j < cols; j++) {
+            for (size_t l = 0; l < cols; l++)
+                a.h[i * cols + j] += m[i * cols + l] * m[j * cols + l] / (float)cols;
+        }
+        a.h[i * cols + i] += 0.5F;
+    }
+    free(m);
+    if (cols > 2) /* a channel that is always zero */
+        for (size_t i = 0; i < cols; i++)
+            a.h[2 * cols + i] = a.h[i * cols + 2] = 0;
+    for (size_t i = 0; i < n; i++) {
+        a.idx[i] = (uint32_t)(i * i % k);
+        a.idx_res[i] = k_res ? (uint32_t)(i * 3 % k_res) : 0;
+        for (size_t d = 0; d < v; d++)
+            a.q[i * v + d] = a.books.c[(size_t)a.idx[i] * v + d] +
+                             (k_res ? a.books.r[(size_t)a.idx_res[i] * v + d] : 0);
+    }
+    for (size_t t = 0; t < cols; t++) {
+        for (size_t s = 0; s < cols; s++) {
+            for (size_t i = 0; i < rows; i++)
+                a.g[t * rows + i] +=
+                    (a.q[s * rows + i] - a.w[s * rows + i]) * a.h[s * cols + t];
+        }
+    }
+    return a;
+}
+
+static void descend_free(descend_case *a)
+{
+    vbooks_free(&a->books);
+    free(a->w);
+    free(a->h);
+    free(a->g);
+    free(a->q);
+    free(a->idx);
+    free(a->idx_res);
+}
+
+static double loss_of(const descend_case *a, const float *q)
+{
+    const size_t rows = a->strips * a->books.books.v;
+    double loss = 0;
+    for (size_t s = 0; s < a->cols; s++) {
+        for (size_t t = 0; t < a->cols; t++) {
+            for (size_t i = 0; i < rows; i++) {
+                const size_t si = s * rows + i, ti = t * rows + i;
+                loss += ((double)q[si] - (double)a->w[si]) * (double)a->h[s * a->cols + t] *
+                        ((double)q[ti] - (double)a->w[ti]);
+            }
+        }
+    }
+    return loss;
+}
+
+/* The sweep in double over one strip; false where a choice is too close to call in float. */
+static bool sweep_strip(const descend_case *a, size_t strip, uint32_t *idx, uint32_t *idx_res)
+{
+    const vptq_books *b = &a->books.books;
+    const size_t v = b->v, rows = a->strips * v;
+    double *q = vtest_alloc(a->cols * v, sizeof *q);
+    bool clear = true;
+    for (size_t t = 0; t < a->cols; t++) {
+        for (size_t d = 0; d < v; d++)
+            q[t * v + d] = (double)a->q[t * rows + strip * v + d];
+    }
+    for (size_t t = 0; t < a->cols && clear; t++) {
+        const double h = (double)a->h[t * a->cols + t];
+        float target[64];
+        if (!(h > 0))
+            continue;
+        for (size_t d = 0; d < v; d++) {
+            double g = 0;
+            for (size_t s = 0; s < a->cols; s++)
+                g += (q[s * v + d] - (double)a->w[s * rows + strip * v + d]) *
+                     (double)a->h[s * a->cols + t];
+            target[d] = (float)(q[t * v + d] - g / h);
+        }
+        const size_t at = t * a->strips + strip;
+        double best = vbooks_distance(b, target, idx[at], idx_res[at]);
+        uint32_t main = idx[at], res = idx_res[at];
+        for (uint32_t j = 0; j < b->k; j++) {
+            for (uint32_t l = 0; l < (b->k_res ? b->k_res : 1); l++) {
+                const double now = vbooks_distance(b, target, j, l);
+                if (j == main && l == res)
+                    continue;
+                clear = clear && fabs(now - best) > 1e-4 * (now + best);
+                if (now < best) {
+                    best = now;
+                    main = j;
+                    res = l;
+                }
+            }
+        }
+        idx[at] = main;
+        idx_res[at] = res;
+        for (size_t d = 0; d < v; d++)
+            q[t * v + d] = (double)b->centroids[main * v + d] +
+                           (b->k_res ? (double)b->res_centroids[res * v + d] : 0);
+    }
+    free(q);
+    return clear;
+}
+
+typedef struct descend_run {
+    float *q, *delta;
+    uint32_t *idx, *idx_res;
+} descend_run;
+
+/* In arrays with room behind every column. */
+static descend_run descend_on(const descend_case *a, const vptq_device *dev)
+{
+    const vptq_books *b = &a->books.books;
+    const size_t rows = a->strips * b->v, ld = rows + 3, ldi = a->strips + 2;
+    descend_run r = {vtest_alloc(a->cols * ld, sizeof(float)),
+                     vtest_alloc(a->cols * ld, sizeof(float)),
+                     vtest_alloc(a->cols * ldi, sizeof(uint32_t)),
+                     vtest_alloc(a->cols * ldi, sizeof(uint32_t))};
+    vptq_finder *finder = vbooks_finder(dev, b);
+    vptq_err err;
+    for (size_t t = 0; t < a->cols; t++) {
+        memcpy(r.q + t * ld, a->q + t * rows, rows * sizeof *r.q);
+        memcpy(r.idx + t * ldi, a->idx + t * a->strips, a->strips * sizeof *r.idx);
+        memcpy(r.idx_res + t * ldi, a->idx_res + t * a->strips, a->strips * sizeof *r.idx_res);
+    }
+    const vptq_descend_args d = {.cols = a->cols,
+                                 .rows = rows,
+                                 .finder = finder,
+                                 .g = a->g,
+                                 .h = a->h,
+                                 .idx = r.idx,
+                                 .idx_res = b->k_res ? r.idx_res : NULL,
+                                 .q = r.q,
+                                 .delta = r.delta,
+                                 .ldg = rows,
+                                 .ldh = a->cols,
+                                 .ldi = ldi,
+                                 .ldq = ld,
+                                 .ldd = ld};
+    assert_ok(dev->ops->vq_descend(dev->state, &d, &err), &err);
+    dev->ops->finder_close(dev->state, finder);
+    for (size_t t = 0; t < a->cols; t++) {
+        for (size_t i = rows; i < ld; i++) /* nothing behind a column is touched */
+            assert_true(r.q[t * ld + i] == 0 && r.delta[t * ld + i] == 0);
+    }
+    return r;
+}
+
+static void descend_run_free(descend_run *r)
+{
+    free(r->q);
+    free(r->delta);
+    free(r->idx);
+    free(r->idx_res);
+}
+
+static void check_descend(void *arg, const vptq_device *dev, bool is_ref)
+{
+    const descend_case *a = arg;
+    const vptq_books *b = &a->books.books;
+    const size_t rows = a->strips * b->v, ld = rows + 3, ldi = a->strips + 2;
+    descend_run r = descend_on(a, dev);
+    uint32_t *idx = vtest_alloc(a->cols * a->strips, sizeof *idx);
+    uint32_t *idx_res = vtest_alloc(a->cols * a->strips, sizeof *idx_res);
+    float *q = vtest_alloc(a->cols * rows, sizeof *q);
+    size_t compared = 0;
+    (void)is_ref;
+    for (size_t t = 0; t < a->cols; t++) { /* q is what idx stands for, delta what changed */
+        memcpy(q + t * rows, r.q + t * ld, rows * sizeof *q);
+        for (size_t i = 0; i < rows; i++) {
+            const size_t at = t * ldi + i / b->v, d = i % b->v;
+            float value = b->centroids[(size_t)r.idx[at] * b->v + d];
+            if (b->k_res)
+                value += b->res_centroids[(size_t)r.idx_res[at] * b->v + d];
+            assert_true(value == r.q[t * ld + i]);
+            assert_true(r.delta[t * ld + i] == value - a->q[t * rows + i]);
+        }
+    }
+    const double before = loss_of(a, a->q), after = loss_of(a, q);
+    assert_true(after <= before * (1 + 1e-6));
+    for (size_t strip = 0; b->beam >= b->k && !b->local && strip < a->strips; strip++) {
+        memcpy(idx, a->idx, a->cols * a->strips * sizeof *idx);
+        memcpy(idx_res, a->idx_res, a->cols * a->strips * sizeof *idx_res);
+        if (!sweep_strip(a, strip, idx, idx_res))
+            continue;
+        compared++;
+        for (size_t t = 0; t < a->cols; t++) {
+            assert_int_equal(r.idx[t * ldi + strip], idx[t * a->strips + strip]);
+            assert_int_equal(r.idx_res[t * ldi + strip], idx_res[t * a->strips + strip]);
+        }
+    }
+    assert_true(compared * 2 >= a->strips || b->beam < b->k || b->local);
+    free(idx);
+    free(idx_res);
+    free(q);
+    descend_run_free(&r);
+}
+
+static void descend_equals_the_naive_sweep(void **state)
+{
+    (void)state;
+    static const struct {
+        size_t cols, strips;
+        uint32_t v, k, k_res, beam;
+        bool local;
+    } cases[] = {{1, 1, 8, 16, 0, 16, false},   {5, 40, 8, 16, 0, 16, false},
+                 {6, 33, 4, 8, 8, 8, false},    {9, 7, 3, 20, 4, 20, false},
+                 {4, 20, 16, 17, 3, 17, false}, {12, 50, 2, 4, 2, 4, false},
+                 {20, 70, 8, 64, 32, 8, false}, {7, 35, 6, 100, 0, 1, false},
+                 {20, 70, 8, 512, 32, 8, true}, {20, 70, 6, 1024, 0, 1, true}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        descend_case a = descend_make(cases[i].cols, cases[i].strips, cases[i].v, cases[i].k,
+                                      cases[i].k_res, cases[i].beam);
+        a.books.books.local = cases[i].local;
+        devices_each(check_descend, &a);
+        descend_free(&a);
+    }
+}
+
+static void descend_same_bits_for_any_threads(void **state)
+{
+    (void)state;
+    for (int simd = VPTQ_SIMD_NONE; simd <= (int)vptq_cpu_simd(); simd++) {
+        descend_case a = descend_make(30, 350, 8, 256, 64, 8);
+        descend_run first = {0};
+        for (int threads = 1; threads <= 3; threads++) {
+            devices_one d;
+            devices_open(&d, "cpu", (vptq_simd)simd, threads);
+            descend_run r = descend_on(&a, &d.dev);
+            if (threads == 1) {
+                first = r;
+            } else {
+                assert_memory_equal(r.q, first.q, a.cols * (350 * 8 + 3) * sizeof *r.q);
+                assert_memory_equal(r.delta, first.delta,
+                                    a.cols * (350 * 8 + 3) * sizeof *r.delta);
+                assert_memory_equal(r.idx, first.idx, a.cols * 352 * sizeof *r.idx);
+                assert_memory_equal(r.idx_res, first.idx_res, a.cols * 352 * sizeof *r.idx);
+                descend_run_free(&r);
+            }
+            devices_close(&d);
+        }
+        descend_run_free(&first);
+        descend_free(&a);
+    }
+}
+
+/* ---- gather and scatter ---- */
+
+typedef struct scatter_case {
+    size_t cols, strips;
+    vbooks books;
+    float *y, *weight;
+    uint32_t *idx, *idx_res; /* [cols, strips + 1] */
+} scatter_case;
+
+static void check_gather(void *arg, const vptq_device *dev, bool is_ref)
+{
+    const scatter_case *a = arg;
+    const vptq_books *b = &a->books.books;
+    const size_t v = b->v, rows = a->strips * v, ld = rows + 2;
+    float *q = vtest_alloc(a->cols * ld, sizeof *q);
+    vptq_err err;
+    (void)is_ref;
+    const vptq_gather_args g = {.cols = a->cols,
+                                .rows = rows,
+                                .v = b->v,
+                                .k = b->k,
+                                .k_res = b->k_res,
+                                .centroids = a->books.c,
+                                .res_centroids = a->books.r,
+                                .idx = a->idx,
+                                .idx_res = b->k_res ? a->idx_res : NULL,
+                                .q = q,
+                                .ldi = a->strips + 1,
+                                .ldq = ld};
+    assert_ok(dev->ops->vq_gather(dev->state, &g, &err), &err);
+    for (size_t t = 0; t < a->cols; t++) {
+        for (size_t i = 0; i < ld; i++) {
+            const size_t at = t * (a->strips + 1) + i / v;
+            float want = 0;
+            if (i < rows)
+                want = a->books.c[a->idx[at] * v + i % v];
+            if (i < rows && b->k_res)
+                want += a->books.r[a->idx_res[at] * v + i % v];
+            assert_true(q[t * ld + i] == want);
+        }
+    }
+    free(q);
+}
+
+static void scatter_on(const scatter_case *a, const vptq_device *dev, double *sums,
+                       double *weights)
+{
+    const vptq_books *b = &a->books.books;
+    const size_t rows = a->strips * b->v;
+    vptq_err err;
+    const vptq_scatter_args s = {.cols = a->cols,
+                                 .rows = rows,
+                                 .v = b->v,
+                                 .k = b->k,
+                                 .y = a->y,
+                                 .weight = a->weight,
+                                 .idx = a->idx,
+                                 .sums = sums,
+                                 .weights = weights,
+                                 .ldy = rows,
+                                 .ldi = a->strips + 1};
+    assert_ok(dev->ops->vq_scatter(dev->state, &s, &err), &err);
+}
+
+static void check_scatter(void *arg, const vptq_device *dev, bool is_ref)
+{
+    const scatter_case *a = arg;
+    const size_t v = a->books.books.v, k = a->books.books.k, rows = a->strips * v;
+    double *sums = vtest_alloc(k * v, sizeof *sums), *weights = vtest_alloc(k, sizeof *weights);
+    double *want = vtest_alloc(k * v, sizeof *want),
+           *want_weights = vtest_alloc(k, sizeof *want_weights);
+    (void)is_ref;
+    for (size_t t = 0; t < a->cols; t++) {
+        const double w = a->weight ? (double)a->weight[t] : 1;
+        for (size_t i = 0; i < rows; i++) {
+            const size_t j = a->idx[t * (a->strips + 1) + i / v];
+            want[j * v + i % v] += w * (double)a->y[t * rows + i];
+            want_weights[j] += i % v ? 0 : w;
+        }
+    }
+    memset(sums, 0xff, k * v * sizeof *sums);
+    memset(weights, 0xff, k * sizeof *weights);
+    scatter_on(a, dev, sums, weights);
+    assert_close_f64(sums, want, k * v, 1e-12, 1e-12);
+    assert_close_f64(weights, want_weights, k, 1e-12, 1e-12);
+    memset(sums, 0xff, k * v * sizeof *sums);
+    scatter_on(a, dev, sums, NULL);
+    assert_close_f64(sums, want, k * v, 1e-12, 1e-12);
+    free(sums);
+    free(weights);
+    free(want);
+    free(want_weights);
+}
+
+static scatter_case scatter_make(size_t cols, size_t strips, uint32_t v, uint32_t k,
+                                 uint32_t k_res, bool weighted)
+{
+    scatter_case a = {cols, strips, vbooks_make(0, v, k, k_res, 1), NULL, NULL, NULL, NULL};
+    const size_t n = cols * (strips + 1);
+    a.y = vtest_normals(cols * strips * v, 8);
+    a.weight = weighted ? vtest_normals(cols, 9) : NULL;
+    a.idx = vtest_alloc(n, sizeof *a.idx);
+    a.idx_res = vtest_alloc(n, sizeof *a.idx_res);
+    for (size_t i = 0; i < n; i++) {
+        a.idx[i] = (uint32_t)(i * i % k);
+        a.idx_res[i] = k_res ? (uint32_t)(i * 11 % k_res) : 0;
+    }
+    return a;
+}
+
+static void scatter_free(scatter_case *a)
+{
+    vbooks_free(&a->books);
+    free(a->y);
+    free(a->weight);
+    free(a->idx);
+    free(a->idx_res);
+}
+
+static void gather_and_scatter_follow_the_indices(void **state)
+{
+    (void)state;
+    static const uint32_t shapes[][6] = {/* cols, strips, v, k, k_res, weighted */
+                                         {0, 5, 4, 4, 0, 0},     {1, 1, 8, 2, 2, 1},
+                                         {30, 40, 8, 16, 0, 1},  {77, 33, 4, 5, 3, 0},
+                                         {9, 100, 12, 64, 9, 1}, {5, 7, 6, 4096, 16, 1},
+                                         {64, 50, 64, 2, 2, 1}};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        const uint32_t *s = shapes[i];
+        scatter_case a = scatter_make(s[0], s[1], s[2], s[3], s[4], s[5]);
+        devices_each(check_gather, &a);
+        devices_each(check_scatter, &a);
+        scatter_free(&a);
+    }
+}
+
+static void scatter_same_bits_for_any_threads(void **state)
+{
+    (void)state;
+    enum { V = 8, K = 40, SUMS = K * V };
+    scatter_case a = scatter_make(101, 77, V, K, 0, true);
+    double first[SUMS + K], other[SUMS + K];
+    for (int threads = 1; threads <= 5; threads++) {
+        devices_one d;
+        double *to = threads > 1 ? other : first;
+        devices_open(&d, "cpu", VPTQ_SIMD_AVX512, threads);
+        scatter_on(&a, &d.dev, to, to + SUMS);
+        assert_memory_equal(to, first, sizeof first);
+        devices_close(&d);
+    }
+    scatter_free(&a);
+}
+
+/* ---- memory ---- */
+
+static vptq_status run_all(void *arg, vptq_mem *mem, vptq_err *err)
+{
+    const pass_case *a = arg;
+    const vptq_books books = {a->v, a->k, a->k_res, 2, false, a->c, a->res};
+    vptq_ctx ctx = {.mem = mem, .threads = 2};
+    vptq_device dev;
+    vptq_finder *finder = NULL;
+    vptq_status st = vptq_device_open(&ctx, "cpu", &dev, err);
+    if (st)
+        return st;
+    pass_result r = pass_result_make(a);
+    double *sums = vtest_alloc((size_t)a->k * a->v, sizeof *sums);
+    VPTQ_TRY(dev.ops->finder_open(dev.state, &books, &finder, err));
+    r.args.finder = finder;
+    VPTQ_TRY(dev.ops->vq_pass(dev.state, &r.args, err));
+    const vptq_descend_args d = {.cols = a->cols,
+                                 .rows = a->rows,
+                                 .finder = finder,
+                                 .g = r.z,
+                                 .h = a->u,
+                                 .idx = r.idx,
+                                 .idx_res = r.idx_res,
+                                 .q = r.q,
+                                 .delta = r.err,
+                                 .ldg = r.args.ldz,
+                                 .ldh = a->cols,
+                                 .ldi = r.args.ldi,
+                                 .ldq = r.args.ldq,
+                                 .ldd = r.args.lde};
+    const vptq_scatter_args s = {.cols = a->cols,
+                                 .rows = a->rows,
+                                 .v = a->v,
+                                 .k = a->k,
+                                 .y = a->z,
+                                 .idx = r.idx,
+                                 .sums = sums,
+                                 .ldy = a->rows,
+                                 .ldi = r.args.ldi};
+    VPTQ_TRY(dev.ops->vq_descend(dev.state, &d, err));
+    VPTQ_TRY(dev.ops->vq_scatter(dev.state, &s, err));
+out:
+    dev.ops->finder_close(dev.state, finder);
+    free(sums);
+    pass_result_free(&r);
+    vptq_device_close(&dev);
+    return st;
+}
+
+static void every_allocation_may_fail(void **state)
+{
+    (void)state;
+    pass_case a = pass_case_make(6, 600, 4, 520, 3);
+    assert_true(vtest_oom_walk(run_all, &a) >= 5);
+    pass_case_free(&a);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(pass_equals_assign_by_columns),
+        cmocka_unit_test(pass_same_bits_for_any_threads),
+        cmocka_unit_test(descend_equals_the_naive_sweep),
+        cmocka_unit_test(descend_same_bits_for_any_threads),
+        cmocka_unit_test(gather_and_scatter_follow_the_indices),
+        cmocka_unit_test(scatter_same_bits_for_any_threads),
+        cmocka_unit_test(every_allocation_may_fail),
+    };
+    return vtest_main(argc, argv, tests);
+}
