@@ -9,19 +9,24 @@
 #include "lib/backend/dev.h"
 #include "lib/base/parallel.h"
 
-/* What a thread has of its chunk: three columns, and the changes of all. */
-typedef struct chunk_room {
-    size_t floats;  /* of a column of the chunk, whole panels */
-    size_t slice;   /* floats of a thread */
-    float *scratch; /* one slice per thread */
-} chunk_room;
-
+/* What a thread has of its strips: two columns, room for searching, and the changes of all. */
 typedef struct chunk {
     size_t row, count, panels;
-    float *z, *q;  /* [room] what fills the last panel counts as 0 */
+    float *z, *q;  /* [floats] what fills the last panel counts as 0 */
     float *search; /* room for searching */
     float *change; /* [panels][cols][VPTQ_PANEL] */
 } chunk;
+
+/* One of the rows over all its strips: `column` takes column t of a chunk. */
+typedef struct column_job {
+    void (*column)(const void *args, const chunk *c, size_t t);
+    const void *args;
+    const vptq_finder *finder;
+    size_t cols, rows;
+    size_t floats;  /* of a column of a chunk, whole panels */
+    size_t slice;   /* floats of a thread */
+    float *scratch; /* one slice per thread */
+} column_job;
 
 /* Strips per chunk: about 256 floats, so that the errors of a block of 128 columns fit into a
  * part of L2, in whole tiles; smaller where there would not be one for every thread. */
@@ -33,28 +38,35 @@ static size_t chunk_strips(const vptq_dev *dev, size_t strips, size_t v)
     return share < most ? share : most;
 }
 
-static vptq_status make_room(vptq_dev *dev, const vptq_finder *f, size_t strips, size_t cols,
-                             chunk_room *room, vptq_err *err)
+static void run_chunk(void *arg, size_t begin, size_t end, int thread)
 {
-    room->floats = vptq_round_up(strips * f->books.v, VPTQ_PANEL);
-    room->slice = room->floats * (2 + cols) + vptq_finder_room(f);
-    room->scratch =
-        vptq_dev_scratch(dev, (size_t)dev->threads * room->slice, sizeof *room->scratch, err);
-    return room->scratch ? VPTQ_OK : VPTQ_E_NOMEM;
-}
-
-static chunk take_chunk(const chunk_room *room, const vptq_finder *f, int thread, size_t begin,
-                        size_t end)
-{
-    const size_t v = f->books.v;
+    const column_job *job = arg;
+    const size_t v = job->finder->books.v;
     chunk c = {.row = begin * v, .count = (end - begin) * v};
     c.panels = vptq_round_up(c.count, VPTQ_PANEL) / VPTQ_PANEL;
-    c.z = room->scratch + (size_t)thread * room->slice;
-    c.q = c.z + room->floats;
-    c.search = c.q + room->floats;
-    c.change = c.search + vptq_finder_room(f);
-    memset(c.z, 0, 2 * room->floats * sizeof *c.z);
-    return c;
+    c.z = job->scratch + (size_t)thread * job->slice;
+    c.q = c.z + job->floats;
+    c.search = c.q + job->floats;
+    c.change = c.search + vptq_finder_room(job->finder);
+    memset(c.z, 0, 2 * job->floats * sizeof *c.z);
+    for (size_t t = 0; t < job->cols; t++)
+        job->column(job->args, &c, t);
+}
+
+static vptq_status run_columns(vptq_dev *dev, column_job *job, vptq_err *err)
+{
+    const size_t v = job->finder->books.v, strips = job->rows / v;
+    if (!strips || !job->cols)
+        return VPTQ_OK;
+    const size_t size = chunk_strips(dev, strips, v);
+    job->floats = vptq_round_up(size * v, VPTQ_PANEL);
+    job->slice = job->floats * (2 + job->cols) + vptq_finder_room(job->finder);
+    job->scratch =
+        vptq_dev_scratch(dev, (size_t)dev->threads * job->slice, sizeof *job->scratch, err);
+    if (!job->scratch)
+        return VPTQ_E_NOMEM;
+    vptq_parallel_for(dev->threads, strips, size, run_chunk, job);
+    return VPTQ_OK;
 }
 
 /* c->z -= the changes of columns 0 .. t - 1 times their factors. */
@@ -68,13 +80,9 @@ static void propagate(const vptq_vq_kernels *kernels, const chunk *c, size_t col
 
 /* ---- column pass ---- */
 
-typedef struct pass_job {
-    const vptq_pass_args *p;
-    chunk_room room;
-} pass_job;
-
-static void pass_column(const vptq_pass_args *p, const chunk *c, size_t t)
+static void pass_column(const void *args, const chunk *c, size_t t)
 {
+    const vptq_pass_args *p = args;
     const vptq_finder *f = p->finder;
     const size_t v = f->books.v, at = t * p->ldi + c->row / v;
     uint32_t *idx_res = p->idx_res ? p->idx_res + at : NULL;
@@ -97,37 +105,22 @@ static void pass_column(const vptq_pass_args *p, const chunk *c, size_t t)
     }
 }
 
-static void pass_chunk(void *arg, size_t begin, size_t end, int thread)
-{
-    const pass_job *job = arg;
-    const chunk c = take_chunk(&job->room, job->p->finder, thread, begin, end);
-    for (size_t t = 0; t < job->p->cols; t++)
-        pass_column(job->p, &c, t);
-}
-
 vptq_status vptq_cpu_vq_pass(vptq_dev *dev, const vptq_pass_args *p, vptq_err *err)
 {
-    const size_t v = p->finder->books.v, strips = p->rows / v;
-    if (!strips || !p->cols)
-        return VPTQ_OK;
-    const size_t size = chunk_strips(dev, strips, v);
-    pass_job job = {.p = p};
-    vptq_status st = make_room(dev, p->finder, size, p->cols, &job.room, err);
-    if (!st)
-        vptq_parallel_for(dev->threads, strips, size, pass_chunk, &job);
-    return st;
+    column_job job = {.column = pass_column,
+                      .args = p,
+                      .finder = p->finder,
+                      .cols = p->cols,
+                      .rows = p->rows};
+    return run_columns(dev, &job, err);
 }
 
 /* ---- coordinate descent ---- */
 
-typedef struct descend_job {
-    const vptq_descend_args *d;
-    chunk_room room;
-} descend_job;
-
 /* `change` holds old - new, so that propagating subtracts it as the errors of a pass. */
-static void descend_column(const vptq_descend_args *d, const chunk *c, size_t t)
+static void descend_column(const void *args, const chunk *c, size_t t)
 {
+    const vptq_descend_args *d = args;
     const vptq_finder *f = d->finder;
     const size_t v = f->books.v, at = t * d->ldi + c->row / v;
     uint32_t *idx_res = d->idx_res ? d->idx_res + at : NULL;
@@ -156,23 +149,12 @@ static void descend_column(const vptq_descend_args *d, const chunk *c, size_t t)
     memcpy(q, c->q, c->count * sizeof *q);
 }
 
-static void descend_chunk(void *arg, size_t begin, size_t end, int thread)
-{
-    const descend_job *job = arg;
-    const chunk c = take_chunk(&job->room, job->d->finder, thread, begin, end);
-    for (size_t t = 0; t < job->d->cols; t++)
-        descend_column(job->d, &c, t);
-}
-
 vptq_status vptq_cpu_vq_descend(vptq_dev *dev, const vptq_descend_args *d, vptq_err *err)
 {
-    const size_t v = d->finder->books.v, strips = d->rows / v;
-    if (!strips || !d->cols)
-        return VPTQ_OK;
-    const size_t size = chunk_strips(dev, strips, v);
-    descend_job job = {.d = d};
-    vptq_status st = make_room(dev, d->finder, size, d->cols, &job.room, err);
-    if (!st)
-        vptq_parallel_for(dev->threads, strips, size, descend_chunk, &job);
-    return st;
+    column_job job = {.column = descend_column,
+                      .args = d,
+                      .finder = d->finder,
+                      .cols = d->cols,
+                      .rows = d->rows};
+    return run_columns(dev, &job, err);
 }
