@@ -35,7 +35,8 @@ vptq_status vptq_hessian_collect(vptq_device *dev, const vptq_model *m,
                                  vptq_collect_result *result, vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Exact pooling of directories of the same model, layers and weights into a new one; held-out
- * parts are pooled, too, where every directory has one. */
+ * parts are pooled, too, where every directory has one.  With force a Hessian directory that is
+ * there is replaced, its held-out part with it. */
 vptq_status vptq_hessian_merge(const vptq_ctx *ctx, const char *const *dirs, size_t count,
                                const char *out, bool force, vptq_err *err) VPTQ_MUST_CHECK;
 

@@ -138,13 +138,11 @@ out:
     return st;
 }
 
-/* The held-out parts, into "holdout" in the directory that is being filled.  It appears there
- * whole, so that a failure leaves only plain files in that. */
+/* The held-out parts, into "holdout" in the directory that is being filled. */
 static vptq_status merge_holdouts(const vptq_ctx *ctx, const char *const *dirs, size_t count,
                                   const char *tmp, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    vptq_dir_writer writer = {0};
     vptq_hessian_dir pooled;
     vptq_arena arena;
     char path[4096];
@@ -160,12 +158,21 @@ static vptq_status merge_holdouts(const vptq_ctx *ctx, const char *const *dirs, 
     }
     VPTQ_TRY(merge_check(inner, count, &pooled, err));
     VPTQ_TRY(vptq_path_join(path, sizeof path, tmp, VPTQ_HESSIAN_HOLDOUT, err));
-    VPTQ_TRY(vptq_dir_writer_open(path, false, &writer, err));
-    VPTQ_TRY(merge_part(ctx, inner, count, &pooled, writer.tmp, err));
-    VPTQ_TRY(vptq_dir_writer_commit(&writer, err));
+    VPTQ_TRY(vptq_dir_make(path, err));
+    VPTQ_TRY(merge_part(ctx, inner, count, &pooled, path, err));
 out:
-    vptq_dir_writer_abort(&writer);
     vptq_arena_release(&arena);
+    return st;
+}
+
+/* What may be replaced: Hessians, with the held-out ones inside them. */
+static vptq_status check_own(const vptq_ctx *ctx, const char *dir, vptq_err *err)
+{
+    char holdout[4096];
+    vptq_status st = vptq_path_join(holdout, sizeof holdout, dir, VPTQ_HESSIAN_HOLDOUT, err);
+    const char *const paths[] = {dir, holdout};
+    for (int i = 0; !st && i < 2; i++)
+        st = vptq_dir_check_own(paths[i], "hessian.json", "hessian directory", ctx->mem, err);
     return st;
 }
 
@@ -179,7 +186,9 @@ vptq_status vptq_hessian_merge(const vptq_ctx *ctx, const char *const *dirs, siz
     if (count < 2)
         return vptq_fail(err, VPTQ_E_ARG, "merging needs at least two hessian directories");
     VPTQ_TRY(merge_check(dirs, count, &pooled, err));
-    VPTQ_TRY(vptq_dir_writer_open(out_dir, force, &writer, err));
+    if (force)
+        VPTQ_TRY(check_own(ctx, out_dir, err));
+    VPTQ_TRY(vptq_dir_writer_open(out_dir, VPTQ_HESSIAN_HOLDOUT, force, &writer, err));
     VPTQ_TRY(merge_part(ctx, dirs, count, &pooled, writer.tmp, err));
     if (pooled.held_out_tokens)
         VPTQ_TRY(merge_holdouts(ctx, dirs, count, writer.tmp, err));

@@ -266,7 +266,7 @@ vptq_status vptq_out_write_dir(vptq_out *o, const char *path, bool force, uint64
         return VPTQ_E_NOMEM;
     for (size_t i = 0; i < o->count; i++)
         list[i] = o->tensors[i].tensor;
-    vptq_status st = vptq_dir_writer_open(path, force, &dir, err);
+    vptq_status st = vptq_dir_writer_open(path, NULL, force, &dir, err);
     if (st) {
         vptq_mem_free(o->ctx->mem, list);
         return st;

@@ -167,7 +167,7 @@ static vptq_status add_made_tokenizer(vptq_out *o, const vptq_checkpoint *c, con
     st = vptq_checkpoint_vocab(c, o->ctx, &vocab, err);
     if (st)
         return st;
-    st = vptq_dir_writer_open(path, true, &dir, err);
+    st = vptq_dir_writer_open(path, NULL, true, &dir, err);
     if (st) {
         vptq_vocab_release(&vocab);
         return st;

@@ -129,8 +129,8 @@ out:
 /* --- a directory that appears whole ------------------------------------------------------ */
 
 /* Whether the target may be taken: it is not there, or is an empty directory, or with force a
- * directory of plain files. */
-static vptq_status check_target(const char *path, bool force, vptq_err *err)
+ * directory of plain files (and `inner`). */
+static vptq_status check_target(const char *path, const char *inner, bool force, vptq_err *err)
 {
     struct stat sb;
     size_t entries;
@@ -138,7 +138,7 @@ static vptq_status check_target(const char *path, bool force, vptq_err *err)
         return VPTQ_OK;
     if (!S_ISDIR(sb.st_mode))
         return vptq_fail(err, VPTQ_E_EXISTS, "'%s' exists and is not a directory", path);
-    bool flat = vptq_dir_is_flat(path, &entries);
+    bool flat = vptq_dir_is_flat(path, inner, &entries);
     if (entries && !force)
         return vptq_fail(err, VPTQ_E_EXISTS, "directory '%s' already exists", path);
     if (!flat)
@@ -147,10 +147,10 @@ static vptq_status check_target(const char *path, bool force, vptq_err *err)
     return VPTQ_OK;
 }
 
-vptq_status vptq_dir_writer_open(const char *path, bool force, vptq_dir_writer *w,
-                                 vptq_err *err)
+vptq_status vptq_dir_writer_open(const char *path, const char *inner, bool force,
+                                 vptq_dir_writer *w, vptq_err *err)
 {
-    *w = (vptq_dir_writer){.force = force};
+    *w = (vptq_dir_writer){.inner = inner, .force = force};
     size_t n = strlen(path);
     while (n > 1 && path[n - 1] == '/')
         n--;
@@ -160,12 +160,12 @@ vptq_status vptq_dir_writer_open(const char *path, bool force, vptq_dir_writer *
     memcpy(w->path, path, n);
     w->path[n] = 0;
     char tmp[VPTQ_PATH_MAX];
-    vptq_status st = check_target(w->path, force, err);
+    vptq_status st = check_target(w->path, inner, force, err);
     if (!st)
         st = vptq_path_temporary(tmp, w->path, "tmp", err);
     if (st)
         return st;
-    vptq_path_sweep(w->path, "tmp");
+    vptq_path_sweep(w->path, "tmp", inner);
     if (mkdir(tmp, 0777))
         return vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot create directory '%s'", w->path);
     memcpy(w->tmp, tmp, sizeof tmp); /* set only now: abort removes what it names */
@@ -175,7 +175,7 @@ vptq_status vptq_dir_writer_open(const char *path, bool force, vptq_dir_writer *
 void vptq_dir_writer_abort(vptq_dir_writer *w)
 {
     if (w->tmp[0])
-        vptq_dir_remove_flat(w->tmp);
+        vptq_dir_remove_flat(w->tmp, w->inner);
     w->tmp[0] = 0;
 }
 
@@ -188,12 +188,12 @@ static vptq_status swap_in(const vptq_dir_writer *w, vptq_err *err)
         return VPTQ_OK;
     if (errno != ENOTEMPTY && errno != EEXIST)
         return vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot create directory '%s'", w->path);
-    vptq_status st = check_target(w->path, w->force, err);
+    vptq_status st = check_target(w->path, w->inner, w->force, err);
     if (!st)
         st = vptq_path_temporary(aside, w->path, "old", err);
     if (st)
         return st;
-    vptq_path_sweep(w->path, "old");
+    vptq_path_sweep(w->path, "old", w->inner);
     if (rename(w->path, aside))
         return vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot replace directory '%s'", w->path);
     if (rename(w->tmp, w->path)) {
@@ -205,8 +205,16 @@ static vptq_status swap_in(const vptq_dir_writer *w, vptq_err *err)
         return vptq_fail_errno(err, VPTQ_E_IO, errnum, "cannot replace directory '%s'",
                                w->path);
     }
-    vptq_dir_remove_flat(aside);
+    vptq_dir_remove_flat(aside, w->inner);
     return VPTQ_OK;
+}
+
+/* The names inside a directory. */
+static vptq_status sync_names(const char *path, vptq_err *err)
+{
+    char inside[VPTQ_PATH_MAX];
+    vptq_status st = vptq_path_join(inside, sizeof inside, path, ".", err);
+    return st ? st : vptq_path_sync_parent(inside, err);
 }
 
 vptq_status vptq_dir_writer_commit(vptq_dir_writer *w, vptq_err *err)
@@ -214,8 +222,12 @@ vptq_status vptq_dir_writer_commit(vptq_dir_writer *w, vptq_err *err)
     char inside[VPTQ_PATH_MAX];
     vptq_status st = VPTQ_OK;
     VPTQ_BUG_IF(!w->tmp[0]);
-    VPTQ_TRY(vptq_path_join(inside, sizeof inside, w->tmp, ".", err));
-    VPTQ_TRY(vptq_path_sync_parent(inside, err)); /* the names inside */
+    if (w->inner) {
+        VPTQ_TRY(vptq_path_join(inside, sizeof inside, w->tmp, w->inner, err));
+        if (vptq_path_is_dir(inside))
+            VPTQ_TRY(sync_names(inside, err));
+    }
+    VPTQ_TRY(sync_names(w->tmp, err));
     VPTQ_TRY(swap_in(w, err));
     w->tmp[0] = 0;
     VPTQ_TRY(vptq_path_sync_parent(w->path, err));

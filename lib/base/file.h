@@ -68,14 +68,16 @@ vptq_status vptq_dir_check_own(const char *path, const char *manifest, const cha
 
 /* A directory that appears whole: fill `tmp`, then commit renames it to the target.  An empty
  * target is taken; another one is VPTQ_E_EXISTS, or with `force` moved aside first and removed
- * after the rename (only a directory whose every entry is a plain file is ever removed).  A
- * commit that fails removes `tmp`. */
+ * after the rename (only a directory whose every entry is a plain file is ever removed;
+ * `inner`, constant text or NULL, names the one directory of plain files that the old and the
+ * new one may have inside).  A commit that fails removes `tmp`. */
 typedef struct vptq_dir_writer {
     char path[4096], tmp[4096];
+    const char *inner;
     bool force;
 } vptq_dir_writer;
-vptq_status vptq_dir_writer_open(const char *path, bool force, vptq_dir_writer *w,
-                                 vptq_err *err) VPTQ_MUST_CHECK;
+vptq_status vptq_dir_writer_open(const char *path, const char *inner, bool force,
+                                 vptq_dir_writer *w, vptq_err *err) VPTQ_MUST_CHECK;
 vptq_status vptq_dir_writer_commit(vptq_dir_writer *w, vptq_err *err) VPTQ_MUST_CHECK;
 void vptq_dir_writer_abort(vptq_dir_writer *w);
 

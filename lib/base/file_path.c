@@ -41,7 +41,17 @@ static bool is_entry(const struct dirent *e)
     return strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0;
 }
 
-bool vptq_dir_is_flat(const char *path, size_t *entries)
+/* Whether an entry of `path` is the directory `inner`, and holds plain files only. */
+static bool is_inner(const char *path, const char *name, const char *inner)
+{
+    char inside[VPTQ_PATH_MAX];
+    size_t entries;
+    return inner && !strcmp(name, inner) &&
+           !vptq_path_join(inside, sizeof inside, path, name, NULL) &&
+           vptq_dir_is_flat(inside, NULL, &entries);
+}
+
+bool vptq_dir_is_flat(const char *path, const char *inner, size_t *entries)
 {
     *entries = 0;
     DIR *d = opendir(path);
@@ -53,25 +63,35 @@ bool vptq_dir_is_flat(const char *path, size_t *entries)
         if (!is_entry(e))
             continue;
         ++*entries;
-        if (fstatat(dirfd(d), e->d_name, &sb, AT_SYMLINK_NOFOLLOW) || !S_ISREG(sb.st_mode))
+        if (fstatat(dirfd(d), e->d_name, &sb, AT_SYMLINK_NOFOLLOW))
             flat = false;
+        else if (!S_ISREG(sb.st_mode))
+            flat = flat && S_ISDIR(sb.st_mode) && is_inner(path, e->d_name, inner);
     }
     closedir(d);
     return flat;
 }
 
-bool vptq_dir_remove_flat(const char *path)
+bool vptq_dir_remove_flat(const char *path, const char *inner)
 {
+    char inside[VPTQ_PATH_MAX];
     size_t entries;
-    if (!vptq_dir_is_flat(path, &entries))
+    if (!vptq_dir_is_flat(path, inner, &entries))
         return false;
     DIR *d = opendir(path);
     if (!d)
         return false;
     bool done = true;
-    for (struct dirent *e = readdir(d); e; e = readdir(d))
-        if (is_entry(e) && unlinkat(dirfd(d), e->d_name, 0))
+    for (struct dirent *e = readdir(d); e; e = readdir(d)) {
+        if (!is_entry(e))
+            continue;
+        if (inner && !strcmp(e->d_name, inner) &&
+            !vptq_path_join(inside, sizeof inside, path, inner, NULL) &&
+            vptq_dir_remove_flat(inside, NULL))
+            continue;
+        if (unlinkat(dirfd(d), e->d_name, 0))
             done = false;
+    }
     closedir(d);
     return done && rmdir(path) == 0;
 }
@@ -89,7 +109,7 @@ static long owner_of(const char *name, const char *base, const char *kind)
     return strtol(digits, NULL, 10);
 }
 
-void vptq_path_sweep(const char *path, const char *kind)
+void vptq_path_sweep(const char *path, const char *kind, const char *inner)
 {
     char parent[VPTQ_PATH_MAX], victim[VPTQ_PATH_MAX];
     const char *base = vptq_path_base(path);
@@ -105,7 +125,7 @@ void vptq_path_sweep(const char *path, const char *kind)
         if (vptq_path_join(victim, sizeof victim, parent, e->d_name, NULL))
             continue;
         if (unlink(victim))
-            vptq_dir_remove_flat(victim);
+            vptq_dir_remove_flat(victim, inner);
     }
     closedir(d);
 }

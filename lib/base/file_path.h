@@ -14,16 +14,18 @@ vptq_status vptq_path_temporary(char out[VPTQ_PATH_MAX], const char *path, const
                                 vptq_err *err);
 
 /* Removes "PATH.KIND.PID" left behind by processes that are gone.  A temporary of a living
- * process stays.  Failures are of no consequence: the next writer tries again. */
-void vptq_path_sweep(const char *path, const char *kind);
+ * process stays.  Failures are of no consequence: the next writer tries again. `inner`: as
+ * below. */
+void vptq_path_sweep(const char *path, const char *kind, const char *inner);
 
 /* Makes a rename inside the folder of `path` durable. */
 vptq_status vptq_path_sync_parent(const char *path, vptq_err *err);
 
-/* Removes a directory that holds plain files only; false (nothing removed) when it holds
- * anything else or is no directory, and when the system refuses. */
-bool vptq_dir_remove_flat(const char *path);
-/* Whether every entry is a plain file; *entries counts them. */
-bool vptq_dir_is_flat(const char *path, size_t *entries);
+/* Whether every entry is a plain file; *entries counts them.  One directory of plain files may
+ * be among them, of the name `inner` (NULL = none). */
+bool vptq_dir_is_flat(const char *path, const char *inner, size_t *entries);
+/* Removes such a directory; false (nothing removed) when it holds anything else or is no
+ * directory, and when the system refuses. */
+bool vptq_dir_remove_flat(const char *path, const char *inner);
 
 #endif

@@ -27,7 +27,7 @@ vptq_status vptq_file_writer_open(const char *path, bool force, vptq_file_writer
     vptq_status st = vptq_path_temporary(w->tmp, path, "tmp", err);
     if (st)
         return st;
-    vptq_path_sweep(path, "tmp");
+    vptq_path_sweep(path, "tmp", NULL);
     w->fd = open(w->tmp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (w->fd < 0)
         return vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot create '%s'", path);

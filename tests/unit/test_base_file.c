@@ -305,7 +305,7 @@ static void fill(vptq_dir_writer *w, const char *path, bool force, const char *t
 {
     char file[4200];
     vptq_err err;
-    assert_ok(vptq_dir_writer_open(path, force, w, &err), &err);
+    assert_ok(vptq_dir_writer_open(path, NULL, force, w, &err), &err);
     vtest_path(file, sizeof file, w->tmp, "file");
     vtest_write_file(file, text, strlen(text));
 }
@@ -324,7 +324,7 @@ static void test_dir_writer(void **state)
     assert_ok(vptq_dir_writer_commit(&w, &err), &err);
     vptq_dir_writer_abort(&w);
     expect_content(file, "one");
-    assert_fails(vptq_dir_writer_open(path, false, &w, &err), VPTQ_E_EXISTS, &err,
+    assert_fails(vptq_dir_writer_open(path, NULL, false, &w, &err), VPTQ_E_EXISTS, &err,
                  "out' already exists");
     vptq_dir_writer_abort(&w);
     fill(&w, path, true, "two");
@@ -352,13 +352,46 @@ static void test_dir_writer_refusals(void **state)
     assert_fails(vptq_dir_writer_commit(&w, &err), VPTQ_E_EXISTS, &err, "already exists");
     assert_int_equal(entries_of(dir), 1);
     assert_true(vptq_path_is_dir(inner));
-    assert_fails(vptq_dir_writer_open(path, true, &w, &err), VPTQ_E_IO, &err,
+    assert_fails(vptq_dir_writer_open(path, NULL, true, &w, &err), VPTQ_E_IO, &err,
                  "more than plain files");
     vtest_path(path, sizeof path, dir, "file");
     vtest_write_file(path, "x", 1);
-    assert_fails(vptq_dir_writer_open(path, true, &w, &err), VPTQ_E_EXISTS, &err,
+    assert_fails(vptq_dir_writer_open(path, NULL, true, &w, &err), VPTQ_E_EXISTS, &err,
                  "not a directory");
-    assert_fails(vptq_dir_writer_open("", true, &w, &err), VPTQ_E_ARG, &err, "empty");
+    assert_fails(vptq_dir_writer_open("", NULL, true, &w, &err), VPTQ_E_ARG, &err, "empty");
+}
+
+/* One directory of plain files may be inside, where its name was given. */
+static void test_dir_writer_inner(void **state)
+{
+    const char *dir = *state;
+    char path[4096], file[4200], inside[4200];
+    vptq_dir_writer w;
+    vptq_err err;
+    vtest_path(path, sizeof path, dir, "out");
+    vtest_path(inside, sizeof inside, path, "sub");
+    for (int round = 0; round < 3; round++) {
+        assert_ok(vptq_dir_writer_open(path, "sub", round > 0, &w, &err), &err);
+        vtest_path(file, sizeof file, w.tmp, "sub");
+        assert_ok(vptq_dir_make(file, &err), &err);
+        vtest_path(file, sizeof file, w.tmp, round ? "sub/new" : "sub/old");
+        vtest_write_file(file, "x", 1);
+        if (round < 2)
+            assert_ok(vptq_dir_writer_commit(&w, &err), &err);
+        else
+            vptq_dir_writer_abort(&w);
+        assert_int_equal(entries_of(dir), 1);
+        assert_int_equal(entries_of(inside), 1);
+    }
+    vtest_path(file, sizeof file, inside, "new");
+    expect_content(file, "x");
+    assert_fails(vptq_dir_writer_open(path, "other", true, &w, &err), VPTQ_E_IO, &err,
+                 "more than plain files");
+    vtest_path(file, sizeof file, inside, "deeper");
+    assert_ok(vptq_dir_make(file, &err), &err);
+    assert_fails(vptq_dir_writer_open(path, "sub", true, &w, &err), VPTQ_E_IO, &err,
+                 "more than plain files");
+    assert_int_equal(entries_of(inside), 2);
 }
 
 static void test_dir_writer_stale(void **state)
@@ -416,14 +449,23 @@ static void test_hash(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        SCRATCH_TEST(test_reading),           SCRATCH_TEST(test_reading_refusals),
-        SCRATCH_TEST(test_memory_walks),      SCRATCH_TEST(test_writer),
-        SCRATCH_TEST(test_writer_refusals),   SCRATCH_TEST(test_writer_races),
-        SCRATCH_TEST(test_stale_temporaries), SCRATCH_TEST(test_no_room),
-        cmocka_unit_test(test_paths),         SCRATCH_TEST(test_directories),
-        SCRATCH_TEST(test_dir_writer),        SCRATCH_TEST(test_dir_writer_refusals),
-        SCRATCH_TEST(test_dir_writer_stale),  SCRATCH_TEST(test_lock),
-        SCRATCH_TEST(test_own_directory),     cmocka_unit_test(test_hash),
+        SCRATCH_TEST(test_reading),
+        SCRATCH_TEST(test_reading_refusals),
+        SCRATCH_TEST(test_memory_walks),
+        SCRATCH_TEST(test_writer),
+        SCRATCH_TEST(test_writer_refusals),
+        SCRATCH_TEST(test_writer_races),
+        SCRATCH_TEST(test_stale_temporaries),
+        SCRATCH_TEST(test_no_room),
+        cmocka_unit_test(test_paths),
+        SCRATCH_TEST(test_directories),
+        SCRATCH_TEST(test_dir_writer),
+        SCRATCH_TEST(test_dir_writer_refusals),
+        SCRATCH_TEST(test_dir_writer_inner),
+        SCRATCH_TEST(test_dir_writer_stale),
+        SCRATCH_TEST(test_lock),
+        SCRATCH_TEST(test_own_directory),
+        cmocka_unit_test(test_hash),
     };
     return vtest_main(argc, argv, tests);
 }

@@ -29,3 +29,29 @@ expect_exit 2 "$BIN/vptq-hessian" --show a --merge b 2> err.txt
 [ ! -e x ] || fail "an output was made"
 expect_exit 1 "$BIN/vptq-hessian" --merge a nothing -o x 2> err.txt
 expect_line err.txt "'nothing' is not a hessian directory"
+
+# Held-out parts are pooled where all have one; -f replaces Hessians with theirs, and nothing else.
+collect --tokens a.i32 --holdout 0.2 -o a2
+collect --tokens b.i32 --holdout 0.2 -o b2
+"$BIN/vptq-hessian" --merge a2 b2 -o held
+"$BIN/vptq-hessian" --show held/holdout --format json > held.json
+[ "$(json_get tokens held.json | sort -u)" = 2048 ] || fail "tokens of the pooled held-out part"
+cp -r held first
+expect_exit 1 "$BIN/vptq-hessian" --merge a2 b2 -o held 2> err.txt
+expect_line err.txt "directory 'held' already exists"
+"$BIN/vptq-hessian" --merge a2 b2 -f -o held
+expect_same first held
+"$BIN/vptq-hessian" --merge a b -f -o held
+expect_same pooled held
+"$BIN/vptq-hessian" --merge a2 b2 -f -o a2
+expect_same first a2
+mkdir -p other/holdout first/holdout/more
+echo text > other/holdout/notes.txt
+expect_exit 1 "$BIN/vptq-hessian" --merge a b -f -o other 2> err.txt
+expect_line err.txt "'other' is no hessian directory: it holds 'holdout' and no hessian.json"
+cp a/hessian.json other
+expect_exit 1 "$BIN/vptq-hessian" --merge a b -f -o other 2> err.txt
+expect_line err.txt "'other/holdout' is no hessian directory: it holds 'notes.txt' and no hessian.json"
+expect_exit 1 "$BIN/vptq-hessian" --merge a b -f -o first 2> err.txt
+expect_line err.txt "cannot replace directory 'first': it holds more than plain files"
+[ -e other/holdout/notes.txt ] && [ -d first/holdout/more ] || fail "what is not ours was removed"
