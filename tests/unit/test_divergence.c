@@ -5,59 +5,10 @@
 #include <string.h>
 
 #include "formats/json.h"
-#include "lib/base/rng.h"
 #include "lib/eval/eval.h"
+#include "tests/vrig.h"
 #include "tests/vtest.h"
 #include "tests/vwork.h"
-
-#define TINY "tests/golden/tiny_mistral"
-enum { VOCAB = 48, HIDDEN = 32 };
-
-typedef struct rig {
-    vptq_mem mem;
-    vptq_ctx ctx;
-    vptq_device dev;
-    vptq_model m, base;
-} rig;
-
-static void rig_open(rig *r, const char *model, const char *base)
-{
-    vptq_err err = {0};
-    vptq_checkpoint_options opt = {.tokenizer = NULL};
-    memset(r, 0, sizeof *r);
-    vptq_mem_init(&r->mem, 0);
-    r->ctx = (vptq_ctx){.mem = &r->mem, .threads = 2};
-    assert_ok(vptq_device_open(&r->ctx, "cpu", &r->dev, &err), &err);
-    assert_ok(vptq_model_open(&r->ctx, model, &opt, false, &r->m, &err), &err);
-    assert_ok(vptq_model_open(&r->ctx, base, &opt, false, &r->base, &err), &err);
-}
-
-static void rig_close(rig *r)
-{
-    vptq_model_release(&r->m);
-    vptq_model_release(&r->base);
-    vptq_device_close(&r->dev);
-    assert_int_equal(r->mem.used, 0);
-}
-
-static void *xmalloc(size_t n)
-{
-    void *p = malloc(n ? n : 1);
-    assert_non_null(p);
-    return p;
-}
-
-/* n random ids of a tiny vocabulary, also written to DIR/ids. */
-static int32_t *random_ids(const char *dir, size_t n, char *path, size_t size)
-{
-    vptq_rng rng = vptq_rng_make(9, 0, 0, VPTQ_RNG_TEST);
-    int32_t *ids = xmalloc(n * sizeof *ids);
-    for (size_t i = 0; i < n; i++)
-        ids[i] = (int32_t)vptq_rng_below(&rng, i, VOCAB);
-    vtest_path(path, size, dir, "ids");
-    vtest_write_file(path, ids, n * sizeof *ids);
-    return ids;
-}
 
 /* ---- the golden ---- */
 
@@ -101,7 +52,7 @@ static void expect(const json_t *want, const char *key, double got, double relat
 
 static void test_golden(void **state)
 {
-    rig r;
+    vrig r;
     vptq_err err = {0};
     char base[4096], model[4096], ids[4096];
     if (!golden_files(*state, base, model, ids))
@@ -112,7 +63,8 @@ static void test_golden(void **state)
                             .context = GOLDEN_CONTEXT};
     vptq_kld_result got;
     assert_ok(vptq_json_load("tests/golden/kld.json", 1 << 20, &want, &err), &err);
-    rig_open(&r, model, base);
+    vrig_open(&r, model, NULL, false);
+    vrig_open_base(&r, base);
     assert_ok(vptq_eval_kld(&r.dev, &r.m, &r.base, &opt, NULL, NULL, &got, &err), &err);
     /* Logits in float differ by some 1e-6 of their size (up to 20) from those in double, and a
      * divergence by about that times the differences of logits. */
@@ -135,7 +87,7 @@ static void test_golden(void **state)
     assert_ok(vptq_eval_ppl(&r.dev, &r.m, &plain, NULL, NULL, NULL, NULL, &ppl, &err), &err);
     assert_close_f64(&got.ppl, &ppl.ppl, 1, 0, 1e-6);
     json_decref(want);
-    rig_close(&r);
+    vrig_close(&r);
 }
 
 /* ---- hidden states ---- */
@@ -162,20 +114,21 @@ static size_t likeliest(const float *z, size_t n)
 }
 
 /* More rows than go through the head at once, of one model and of three. */
-static void check_states(rig *r, size_t n, size_t variants)
+static void check_states(vrig *r, size_t n, size_t variants)
 {
     vptq_err err = {0};
     vptq_forward *f, *g;
-    float *h = xmalloc(n * HIDDEN * sizeof *h);
-    float *x = xmalloc(variants * n * HIDDEN * sizeof *x);
-    float *z = xmalloc(n * VOCAB * sizeof *z), *y = xmalloc(n * VOCAB * sizeof *y);
-    int32_t *targets = xmalloc(n * sizeof *targets);
-    vptq_kld_token *out = xmalloc(variants * n * sizeof *out);
-    vtest_normal(h, n * HIDDEN, 1);
-    vtest_normal(x, variants * n * HIDDEN, 2);
+    float *h = vtest_alloc(n * VRIG_HIDDEN, sizeof *h);
+    float *x = vtest_alloc(variants * n * VRIG_HIDDEN, sizeof *x);
+    float *z = vtest_alloc(n * VRIG_VOCAB, sizeof *z),
+          *y = vtest_alloc(n * VRIG_VOCAB, sizeof *y);
+    int32_t *targets = vtest_alloc(n, sizeof *targets);
+    vptq_kld_token *out = vtest_alloc(variants * n, sizeof *out);
+    vtest_normal(h, n * VRIG_HIDDEN, 1);
+    vtest_normal(x, variants * n * VRIG_HIDDEN, 2);
     for (size_t i = 0; i < n; i++)
-        targets[i] = i % 7 ? (int32_t)(i % VOCAB) : -1;
-    memcpy(x, h, n / 2 * HIDDEN * sizeof *x); /* equal states of the first model */
+        targets[i] = i % 7 ? (int32_t)(i % VRIG_VOCAB) : -1;
+    memcpy(x, h, n / 2 * VRIG_HIDDEN * sizeof *x); /* equal states of the first model */
     assert_ok(vptq_forward_open(&r->base, &r->dev, 16, &f, &err), &err);
     assert_ok(vptq_forward_open(&r->m, &r->dev, 16, &g, &err), &err);
     assert_ok(
@@ -183,16 +136,17 @@ static void check_states(rig *r, size_t n, size_t variants)
         &err);
     assert_ok(vptq_forward_logits(f, n, h, z, &err), &err);
     for (size_t c = 0; c < variants; c++) {
-        assert_ok(vptq_forward_logits(g, n, x + c * n * HIDDEN, y, &err), &err);
+        assert_ok(vptq_forward_logits(g, n, x + c * n * VRIG_HIDDEN, y, &err), &err);
         for (size_t i = 0; i < n; i++) {
             const vptq_kld_token *t = &out[c * n + i];
-            const float *a = z + i * VOCAB, *b = y + i * VOCAB;
-            double want = by_hand(a, b, VOCAB), sum = 0;
+            const float *a = z + i * VRIG_VOCAB, *b = y + i * VRIG_VOCAB;
+            double want = by_hand(a, b, VRIG_VOCAB), sum = 0;
             assert_close_f64(&t->kld, &want, 1, 1e-6, 1e-5);
-            assert_int_equal(t->same_top1, likeliest(a, VOCAB) == likeliest(b, VOCAB));
+            assert_int_equal(t->same_top1,
+                             likeliest(a, VRIG_VOCAB) == likeliest(b, VRIG_VOCAB));
             if (c == 0 && i < n / 2)
                 assert_true(t->kld == 0);
-            for (size_t j = 0; j < VOCAB; j++)
+            for (size_t j = 0; j < VRIG_VOCAB; j++)
                 sum += exp((double)b[j]);
             double nll = targets[i] < 0 ? 0 : log(sum) - (double)b[targets[i]];
             if (targets[i] < 0)
@@ -207,15 +161,15 @@ static void check_states(rig *r, size_t n, size_t variants)
 }
 
 /* What is not finite stays visible. */
-static void check_not_finite(rig *r)
+static void check_not_finite(vrig *r)
 {
     vptq_err err = {0};
     vptq_forward *f, *g;
-    float h[2 * HIDDEN], x[2 * HIDDEN];
+    float h[2 * VRIG_HIDDEN], x[2 * VRIG_HIDDEN];
     vptq_kld_token out[2];
-    vtest_normal(h, 2 * HIDDEN, 3);
+    vtest_normal(h, 2 * VRIG_HIDDEN, 3);
     memcpy(x, h, sizeof x);
-    x[HIDDEN] = (float)NAN;
+    x[VRIG_HIDDEN] = (float)NAN;
     assert_ok(vptq_forward_open(&r->base, &r->dev, 16, &f, &err), &err);
     assert_ok(vptq_forward_open(&r->m, &r->dev, 16, &g, &err), &err);
     assert_ok(vptq_eval_kld_states(&r->ctx, r->m.desc, f, g, 2, 1, h, x, NULL, out, &err),
@@ -228,16 +182,17 @@ static void check_not_finite(rig *r)
 static void test_states(void **state)
 {
     (void)state;
-    rig r;
+    vrig r;
     vptq_err err = {0};
-    rig_open(&r, TINY, TINY);
+    vrig_open(&r, VRIG_TINY, NULL, false);
+    vrig_open_base(&r, VRIG_TINY);
     check_states(&r, 33, 1);
     check_states(&r, 2100, 3);
     check_not_finite(&r);
     assert_fails(
         vptq_eval_kld_states(&r.ctx, r.m.desc, NULL, NULL, 1, 0, NULL, NULL, NULL, NULL, &err),
         VPTQ_E_ARG, &err, "0 models");
-    rig_close(&r);
+    vrig_close(&r);
 }
 
 /* ---- texts ---- */
@@ -257,15 +212,16 @@ static void log_window(void *arg, uint64_t window, double mean, uint64_t tokens)
 
 static void test_itself(void **state)
 {
-    rig r;
+    vrig r;
     vptq_err err = {0};
     char path[4096];
-    free(random_ids(*state, 200, path, sizeof path));
+    free(vrig_ids(*state, 200, path, sizeof path));
     const char *files[] = {path};
     vptq_kld_options opt = {
         .corpus = {.tokens = files, .token_count = 1}, .context = 16, .windows = 5};
     vptq_kld_result got;
-    rig_open(&r, TINY, TINY);
+    vrig_open(&r, VRIG_TINY, NULL, false);
+    vrig_open_base(&r, VRIG_TINY);
     assert_ok(vptq_eval_kld(&r.dev, &r.m, &r.base, &opt, NULL, NULL, &got, &err), &err);
     assert_true(got.mean_kld == 0 && got.max_kld == 0 && got.kld_stderr == 0);
     assert_true(got.same_top1 == 1 && got.ppl_ratio == 1 && got.ppl_ratio_stderr == 0);
@@ -277,25 +233,26 @@ static void test_itself(void **state)
     assert_ok(vptq_eval_kld(&r.dev, &r.m, &r.base, &opt, NULL, NULL, &got, &err), &err);
     assert_int_equal(got.windows, 12);
     assert_int_equal(got.tokens, 180);
-    rig_close(&r);
+    vrig_close(&r);
 }
 
 /* A quantized model against its original: the same numbers for any thread count and memory. */
 static void test_quantized(void **state)
 {
-    rig r;
+    vrig r;
     vptq_err err = {0};
     char path[4096], base[4096], packed[4096];
     char *dir = realpath(*state, NULL);
     vwork_make(dir);
     vtest_path(base, sizeof base, dir, "base");
     vtest_path(packed, sizeof packed, dir, "packed");
-    free(random_ids(dir, 6000, path, sizeof path));
+    free(vrig_ids(dir, 6000, path, sizeof path));
     const char *files[] = {path};
     vptq_kld_options opt = {.corpus = {.tokens = files, .token_count = 1}, .context = 64};
     vptq_kld_result want, got;
     window_log windows = {0};
-    rig_open(&r, packed, base);
+    vrig_open(&r, packed, NULL, false);
+    vrig_open_base(&r, base);
     assert_ok(vptq_eval_kld(&r.dev, &r.m, &r.base, &opt, log_window, &windows, &want, &err),
               &err);
     assert_true(want.mean_kld > 0 && want.max_kld >= want.p99_kld &&
@@ -308,20 +265,21 @@ static void test_quantized(void **state)
     assert_ok(vptq_eval_kld(&r.dev, &r.m, &r.base, &opt, NULL, NULL, &got, &err), &err);
     got.seconds = want.seconds;
     assert_memory_equal(&got, &want, sizeof got);
-    rig_close(&r);
+    vrig_close(&r);
     free(dir);
 }
 
 static void test_refused(void **state)
 {
-    rig r;
+    vrig r;
     vptq_err err = {0};
     char path[4096];
-    free(random_ids(*state, 20, path, sizeof path));
+    free(vrig_ids(*state, 20, path, sizeof path));
     const char *files[] = {path};
     vptq_kld_options opt = {.corpus = {.tokens = files, .token_count = 1}, .context = 64};
     vptq_kld_result got;
-    rig_open(&r, TINY, TINY);
+    vrig_open(&r, VRIG_TINY, NULL, false);
+    vrig_open_base(&r, VRIG_TINY);
     assert_fails(vptq_eval_kld(&r.dev, &r.m, &r.base, &opt, NULL, NULL, &got, &err),
                  VPTQ_E_FORMAT, &err, "20 tokens");
     opt.context = 1;
@@ -338,13 +296,13 @@ static void test_refused(void **state)
     assert_fails(vptq_eval_kld(&r.dev, &r.m, &r.base, &opt, NULL, NULL, &got, &err),
                  VPTQ_E_MISMATCH, &err, "not a version of");
     r.base.desc = r.m.desc;
-    rig_close(&r);
+    vrig_close(&r);
 }
 
 static vptq_status divergence(void *arg, vptq_mem *mem, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    rig *r = arg;
+    vrig *r = arg;
     vptq_kld_result got;
     vptq_ctx ctx = {.mem = mem, .threads = 1};
     vptq_device dev;
@@ -359,13 +317,14 @@ out:
 
 static void test_out_of_memory(void **state)
 {
-    rig r;
+    vrig r;
     char path[4096];
-    free(random_ids(*state, 200, path, sizeof path));
-    rig_open(&r, TINY, TINY);
+    free(vrig_ids(*state, 200, path, sizeof path));
+    vrig_open(&r, VRIG_TINY, NULL, false);
+    vrig_open_base(&r, VRIG_TINY);
     r.ctx.user = path;
     assert_true(vtest_oom_walk(divergence, &r) > 10);
-    rig_close(&r);
+    vrig_close(&r);
 }
 
 int main(int argc, char **argv)

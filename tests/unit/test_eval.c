@@ -7,69 +7,21 @@
 
 #include "formats/json.h"
 #include "hessian/hessian_collect.h"
-#include "lib/base/rng.h"
 #include "lib/eval/eval.h"
 #include "lib/model/forward.h"
+#include "tests/vrig.h"
 #include "tests/vtest.h"
-
-#define TINY "tests/golden/tiny_mistral"
-enum { VOCAB = 48, HIDDEN = 32 };
-
-/* ---- a model with its device ---- */
-
-typedef struct rig {
-    vptq_mem mem;
-    vptq_ctx ctx;
-    vptq_device dev;
-    vptq_model m;
-} rig;
-
-static void rig_open(rig *r, const char *path, const char *tokenizer, bool need_tokenizer)
-{
-    vptq_err err = {0};
-    vptq_checkpoint_options opt = {.tokenizer = tokenizer};
-    memset(r, 0, sizeof *r);
-    vptq_mem_init(&r->mem, 0);
-    r->ctx = (vptq_ctx){.mem = &r->mem, .threads = 2};
-    assert_ok(vptq_device_open(&r->ctx, "cpu", &r->dev, &err), &err);
-    assert_ok(vptq_model_open(&r->ctx, path, &opt, need_tokenizer, &r->m, &err), &err);
-}
-
-static void rig_close(rig *r)
-{
-    vptq_model_release(&r->m);
-    vptq_device_close(&r->dev);
-    assert_int_equal(r->mem.used, 0);
-}
-
-static void *xmalloc(size_t n)
-{
-    void *p = malloc(n ? n : 1);
-    assert_non_null(p);
-    return p;
-}
-
-/* n random ids of the tiny vocabulary, also written to DIR/ids. */
-static int32_t *random_ids(const char *dir, size_t n, char *path, size_t size)
-{
-    vptq_rng rng = vptq_rng_make(5, 0, 0, VPTQ_RNG_TEST);
-    int32_t *ids = xmalloc(n * sizeof *ids);
-    for (size_t i = 0; i < n; i++)
-        ids[i] = (int32_t)vptq_rng_below(&rng, i, VOCAB);
-    vtest_path(path, size, dir, "ids");
-    vtest_write_file(path, ids, n * sizeof *ids);
-    return ids;
-}
 
 /* ---- perplexity on a tiny model ---- */
 
 /* nll[i] = loss of ids[i + 1] after ids[0..i], from whole logits in double. */
-static void losses_by_hand(rig *r, const int32_t *ids, size_t n, double *nll)
+static void losses_by_hand(vrig *r, const int32_t *ids, size_t n, double *nll)
 {
     vptq_err err = {0};
     vptq_forward *f;
     size_t starts[2] = {0, n};
-    float *h = xmalloc(n * HIDDEN * sizeof *h), *z = xmalloc(n * VOCAB * sizeof *z);
+    float *h = vtest_alloc(n * VRIG_HIDDEN, sizeof *h),
+          *z = vtest_alloc(n * VRIG_VOCAB, sizeof *z);
     assert_ok(vptq_forward_open(&r->m, &r->dev, n, &f, &err), &err);
     assert_ok(vptq_forward_embed(f, ids, n, h, &err), &err);
     for (uint32_t l = 0; l < r->m.desc->layers; l++)
@@ -77,9 +29,9 @@ static void losses_by_hand(rig *r, const int32_t *ids, size_t n, double *nll)
     assert_ok(vptq_forward_logits(f, n, h, z, &err), &err);
     for (size_t i = 0; i + 1 < n; i++) {
         double sum = 0;
-        for (size_t v = 0; v < VOCAB; v++)
-            sum += exp((double)z[i * VOCAB + v]);
-        nll[i] = log(sum) - (double)z[i * VOCAB + (size_t)ids[i + 1]];
+        for (size_t v = 0; v < VRIG_VOCAB; v++)
+            sum += exp((double)z[i * VRIG_VOCAB + v]);
+        nll[i] = log(sum) - (double)z[i * VRIG_VOCAB + (size_t)ids[i + 1]];
     }
     vptq_forward_close(f);
     free(h);
@@ -107,7 +59,7 @@ static void log_window(void *arg, uint64_t window, double nll, uint64_t tokens)
     w->sum += nll * (double)tokens;
 }
 
-static void check_windows(rig *r, const char *path, const int32_t *ids, const window_case *c)
+static void check_windows(vrig *r, const char *path, const int32_t *ids, const window_case *c)
 {
     vptq_err err = {0};
     const char *files[] = {path};
@@ -158,21 +110,21 @@ static void test_windows(void **state)
         {0, 21, VPTQ_PPL_GPTQ, 5, 0, 0, 21},     /* gaps */
         {0, 0, VPTQ_PPL_LLAMA_CPP, 6, 8, 8, 16}, /* second halves */
     };
-    rig r;
+    vrig r;
     char path[4096];
-    int32_t *ids = random_ids(*state, 100, path, sizeof path);
-    rig_open(&r, TINY, NULL, false);
+    int32_t *ids = vrig_ids(*state, 100, path, sizeof path);
+    vrig_open(&r, VRIG_TINY, NULL, false);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         check_windows(&r, path, ids, &cases[i]);
     free(ids);
-    rig_close(&r);
+    vrig_close(&r);
 }
 
 /* Less memory means smaller batches, never another number. */
 static void test_batches(void **state)
 {
     enum { IDS = 20 * VPTQ_FORWARD_ROWS };
-    rig r;
+    vrig r;
     vptq_err err = {0};
     char path[4096];
     const char *files[] = {path};
@@ -180,8 +132,8 @@ static void test_batches(void **state)
     vptq_ppl_result res[2];
     double *nll[2];
     vptq_arena arena;
-    free(random_ids(*state, IDS, path, sizeof path));
-    rig_open(&r, TINY, NULL, false);
+    free(vrig_ids(*state, IDS, path, sizeof path));
+    vrig_open(&r, VRIG_TINY, NULL, false);
     vptq_arena_init(&arena, NULL);
     for (int i = 0; i < 2; i++) {
         r.mem.cap = i ? r.mem.used + (12 << 20) : 0;
@@ -194,28 +146,28 @@ static void test_batches(void **state)
     assert_memory_equal(nll[0], nll[1], res[0].tokens * sizeof *nll[0]);
     assert_true(res[0].ppl == res[1].ppl);
     vptq_arena_release(&arena);
-    rig_close(&r);
+    vrig_close(&r);
 }
 
 static void test_dry_run(void **state)
 {
-    rig r;
+    vrig r;
     vptq_err err = {0};
     char path[4096];
     const char *files[] = {path};
     vptq_ppl_options opt = {
         .corpus = {.tokens = files, .token_count = 1}, .context = 16, .dry_run = true};
     vptq_ppl_result res;
-    free(random_ids(*state, 100, path, sizeof path));
-    rig_open(&r, TINY, NULL, false);
+    free(vrig_ids(*state, 100, path, sizeof path));
+    vrig_open(&r, VRIG_TINY, NULL, false);
     assert_ok(vptq_eval_ppl(&r.dev, &r.m, &opt, NULL, NULL, NULL, NULL, &res, &err), &err);
     assert_int_equal(res.windows, 6);
     assert_int_equal(res.tokens, 90);
     assert_true(res.bits_per_weight == 16);
-    rig_close(&r);
+    vrig_close(&r);
 }
 
-static void check_refused(rig *r, vptq_ppl_options opt, vptq_status code, const char *part)
+static void check_refused(vrig *r, vptq_ppl_options opt, vptq_status code, const char *part)
 {
     vptq_err err = {0};
     vptq_ppl_result res;
@@ -225,13 +177,13 @@ static void check_refused(rig *r, vptq_ppl_options opt, vptq_status code, const 
 
 static void test_refused(void **state)
 {
-    rig r;
+    vrig r;
     char path[4096];
     const char *files[] = {path};
     vptq_corpus_options ids = {.tokens = files, .token_count = 1};
     vptq_corpus_options text = {.texts = files, .text_count = 1};
-    free(random_ids(*state, 100, path, sizeof path));
-    rig_open(&r, TINY, NULL, false);
+    free(vrig_ids(*state, 100, path, sizeof path));
+    vrig_open(&r, VRIG_TINY, NULL, false);
     check_refused(&r, (vptq_ppl_options){.corpus = ids, .context = 101}, VPTQ_E_FORMAT,
                   "100 tokens, one window of the context needs 101");
     check_refused(&r, (vptq_ppl_options){.corpus = ids, .context = 1}, VPTQ_E_ARG, "context 1");
@@ -252,26 +204,26 @@ static void test_refused(void **state)
     check_refused(
         &r, (vptq_ppl_options){.corpus = text, .documents = "|", .context = 16, .windows = 2},
         VPTQ_E_ARG, "documents are scored whole");
-    rig_close(&r);
+    vrig_close(&r);
 }
 
 static void test_not_finite(void **state)
 {
-    rig r;
+    vrig r;
     char path[4096];
     const char *files[] = {path};
     vptq_corpus_options ids = {.tokens = files, .token_count = 1};
-    uint16_t bad[HIDDEN];
-    free(random_ids(*state, 100, path, sizeof path));
-    rig_open(&r, TINY, NULL, false);
-    for (size_t i = 0; i < HIDDEN; i++)
+    uint16_t bad[VRIG_HIDDEN];
+    free(vrig_ids(*state, 100, path, sizeof path));
+    vrig_open(&r, VRIG_TINY, NULL, false);
+    for (size_t i = 0; i < VRIG_HIDDEN; i++)
         bad[i] = 0x7fc0; /* NaN in bfloat16 */
     for (size_t i = 0; i < r.m.ckpt.set.count; i++)
         if (&r.m.ckpt.set.tensors[i] == r.m.final_norm)
             r.m.ckpt.set.tensors[i].data = (const uint8_t *)bad;
     check_refused(&r, (vptq_ppl_options){.corpus = ids, .context = 16}, VPTQ_E_NUMERIC,
                   "not finite in window 0");
-    rig_close(&r);
+    vrig_close(&r);
 }
 
 static vptq_status small_ppl(void *arg, vptq_mem *mem, vptq_err *err)
@@ -291,7 +243,7 @@ static vptq_status small_ppl(void *arg, vptq_mem *mem, vptq_err *err)
     if (st)
         return st;
     vptq_arena_init(&arena, mem);
-    VPTQ_TRY(vptq_model_open(&ctx, TINY, &none, false, &m, err));
+    VPTQ_TRY(vptq_model_open(&ctx, VRIG_TINY, &none, false, &m, err));
     has_model = true;
     VPTQ_TRY(vptq_eval_ppl(&dev, &m, &opt, NULL, NULL, &arena, &nll, &res, err));
 out:
@@ -305,7 +257,7 @@ out:
 static void test_no_memory(void **state)
 {
     char path[4096];
-    free(random_ids(*state, 100, path, sizeof path));
+    free(vrig_ids(*state, 100, path, sizeof path));
     assert_true(vtest_oom_walk(small_ppl, path) > 10);
 }
 
@@ -331,7 +283,7 @@ static void check_story(void *arg, uint64_t window, double nll, uint64_t tokens)
 static void test_stories_documents(void **state)
 {
     (void)state;
-    rig r;
+    vrig r;
     vptq_err err = {0};
     char model[4096], tokenizer[4096], text[4096], golden[4096];
     const char *files[] = {text};
@@ -349,7 +301,7 @@ static void test_stories_documents(void **state)
                             .documents = "<|endoftext|>",
                             .document_limit = 100,
                             .context = 512};
-    rig_open(&r, model, tokenizer, true);
+    vrig_open(&r, model, tokenizer, true);
     assert_ok(vptq_eval_ppl(&r.dev, &r.m, &opt, check_story, &stories, NULL, NULL, &res, &err),
               &err);
     double ppl = json_number_value(json_object_get(eval, "ppl"));
@@ -358,13 +310,13 @@ static void test_stories_documents(void **state)
     assert_int_equal(res.windows + res.skipped, 100);
     assert_int_equal(stories.seen, res.windows);
     json_decref(base);
-    rig_close(&r);
+    vrig_close(&r);
 }
 
 /* The 40 windows of 256 ids of the model's expected.json. */
 static void check_published(const char *dir, const char *model)
 {
-    rig r;
+    vrig r;
     vptq_err err = {0};
     char path[4096], expected[4096], npy[4096], ids[4096], name[128];
     const char *files[] = {ids};
@@ -376,14 +328,14 @@ static void check_published(const char *dir, const char *model)
         !vtest_data(npy, sizeof npy, "models/stories260K-hf/ppl_tokens.npy"))
         skip();
     vtest_npy_load(npy, &tokens);
-    int32_t *wide = xmalloc(tokens.count * sizeof *wide);
+    int32_t *wide = vtest_alloc(tokens.count, sizeof *wide);
     for (size_t i = 0; i < tokens.count; i++)
         wide[i] = (int32_t)vtest_npy_at(&tokens, i);
     vtest_path(ids, sizeof ids, dir, "ids");
     vtest_write_file(ids, wide, tokens.count * sizeof *wide);
     assert_ok(vptq_json_load(expected, 1 << 20, &want, &err), &err);
     const json_t *row = json_array_get(json_object_get(want, "ppl"), 0);
-    rig_open(&r, path, NULL, false);
+    vrig_open(&r, path, NULL, false);
     vptq_ppl_options opt = {.corpus = {.tokens = files, .token_count = 1}, .context = 256};
     assert_ok(vptq_eval_ppl(&r.dev, &r.m, &opt, NULL, NULL, NULL, NULL, &res, &err), &err);
     double ppl = json_number_value(json_object_get(row, "ppl"));
@@ -392,7 +344,7 @@ static void check_published(const char *dir, const char *model)
     json_decref(want);
     vtest_npy_free(&tokens);
     free(wide);
-    rig_close(&r);
+    vrig_close(&r);
 }
 
 static void test_stories_hf(void **state)
@@ -422,19 +374,19 @@ static void collect_text(void *arg, const char *text, size_t len)
     c->calls++;
 }
 
-static bool stories_open(rig *r)
+static bool stories_open(vrig *r)
 {
     char model[4096], tokenizer[4096];
     if (!vtest_data(model, sizeof model, "models/stories260K/stories260K.bin") ||
         !vtest_data(tokenizer, sizeof tokenizer, "models/stories260K/tok512.bin"))
         return false;
-    rig_open(r, model, tokenizer, true);
+    vrig_open(r, model, tokenizer, true);
     return true;
 }
 
 static const vptq_generate_options greedy = {.prompt = "", .tokens = 200, .top_p = 1};
 
-static void generate(rig *r, const vptq_generate_options *o, collected *c, vptq_ids *ids)
+static void generate(vrig *r, const vptq_generate_options *o, collected *c, vptq_ids *ids)
 {
     vptq_err err = {0};
     double rate;
@@ -446,7 +398,7 @@ static void generate(rig *r, const vptq_generate_options *o, collected *c, vptq_
 static void test_greedy(void **state)
 {
     (void)state;
-    rig r;
+    vrig r;
     char path[4096];
     collected c;
     vptq_ids ids;
@@ -461,14 +413,14 @@ static void test_greedy(void **state)
     assert_int_equal(ids.data[0], 1);
     vptq_ids_release(&ids);
     free(want);
-    rig_close(&r);
+    vrig_close(&r);
 }
 
 /* The text of an uncut run continues a prompt that is its beginning. */
 static void test_prompt(void **state)
 {
     (void)state;
-    rig r;
+    vrig r;
     collected c, d;
     vptq_ids ids, more;
     vptq_generate_options o = greedy;
@@ -482,14 +434,14 @@ static void test_prompt(void **state)
     assert_memory_equal(d.text, c.text + strlen(o.prompt), d.len);
     vptq_ids_release(&ids);
     vptq_ids_release(&more);
-    rig_close(&r);
+    vrig_close(&r);
 }
 
 /* Every piece of text ends between characters, and the pieces are the text of the ids. */
 static void test_characters(void **state)
 {
     (void)state;
-    rig r;
+    vrig r;
     vptq_err err = {0};
     collected c;
     vptq_ids ids;
@@ -511,17 +463,17 @@ static void test_characters(void **state)
     assert_memory_equal(whole.data, c.text, c.len);
     vptq_buf_release(&whole);
     vptq_ids_release(&ids);
-    rig_close(&r);
+    vrig_close(&r);
 }
 
 static void test_sampling(void **state)
 {
     (void)state;
-    rig r;
+    vrig r;
     static const double temperature[] = {0.9, 0.9, 0.9, 0.9, 1e-4};
     static const double top_p[] = {1, 1, 1, 1e-9, 1};
     static const uint64_t seed[] = {7, 7, 8, 9, 10};
-    collected *c = xmalloc(6 * sizeof *c);
+    collected *c = vtest_alloc(6, sizeof *c);
     vptq_ids ids;
     if (!stories_open(&r)) {
         free(c);
@@ -543,14 +495,14 @@ static void test_sampling(void **state)
     assert_string_equal(c[3].text, c[5].text);     /* only the likeliest is kept */
     assert_string_equal(c[4].text, c[5].text);     /* cold */
     free(c);
-    rig_close(&r);
+    vrig_close(&r);
 }
 
 /* An end token ends it: the token that greedy text takes third is made one. */
 static void test_end(void **state)
 {
     (void)state;
-    rig r;
+    vrig r;
     collected c;
     vptq_ids ids;
     vptq_generate_options o = greedy;
@@ -569,21 +521,21 @@ static void test_end(void **state)
     generate(&r, &o, &c, &ids);
     assert_int_equal(ids.count, 10);
     vptq_ids_release(&ids);
-    rig_close(&r);
+    vrig_close(&r);
 }
 
 static void test_generate_refused(void **state)
 {
     (void)state;
-    rig r;
+    vrig r;
     vptq_err err = {0};
     vptq_ids ids;
     vptq_generate_options o = greedy;
-    rig_open(&r, TINY, NULL, false);
+    vrig_open(&r, VRIG_TINY, NULL, false);
     vptq_ids_init(&ids, &r.mem);
     assert_fails(vptq_eval_generate(&r.dev, &r.m, &o, NULL, NULL, &ids, NULL, &err), VPTQ_E_ARG,
                  &err, "tokenizer");
-    rig_close(&r);
+    vrig_close(&r);
     if (!stories_open(&r))
         skip();
     o.temperature = -1;
@@ -598,11 +550,11 @@ static void test_generate_refused(void **state)
     assert_fails(vptq_eval_generate(&r.dev, &r.m, &o, NULL, NULL, &ids, NULL, &err), VPTQ_E_ARG,
                  &err, "too many");
     vptq_ids_release(&ids);
-    rig_close(&r);
+    vrig_close(&r);
 }
 
 /* Greedy continuations of the demo model, of a plain and of a chat prompt. */
-static void check_demo_text(rig *r, const json_t *want, const char *prompt, const char *text,
+static void check_demo_text(vrig *r, const json_t *want, const char *prompt, const char *text,
                             const char *ids_key)
 {
     vptq_ids ids;
@@ -622,7 +574,7 @@ static void check_demo_text(rig *r, const json_t *want, const char *prompt, cons
 static void test_demo_text(void **state)
 {
     (void)state;
-    rig r;
+    vrig r;
     vptq_err err = {0};
     char path[4096];
     json_t *want;
@@ -632,13 +584,13 @@ static void test_demo_text(void **state)
     if ((!f16 && !gguf) || !vtest_data(path, sizeof path, "golden/smollm2/expected.json"))
         skip();
     assert_ok(vptq_json_load(path, 1 << 20, &want, &err), &err);
-    rig_open(&r, f16 ? f16 : gguf, NULL, true);
+    vrig_open(&r, f16 ? f16 : gguf, NULL, true);
     for (size_t i = 0; !f16 && i < r.m.ckpt.set.count; i++)
         r.m.ckpt.set.tensors[i].round_to = VPTQ_F16;
     check_demo_text(&r, want, "prompt", "greedy_text", "greedy_ids");
     check_demo_text(&r, want, "chat_text", "chat_greedy_text", "chat_greedy_ids");
     json_decref(want);
-    rig_close(&r);
+    vrig_close(&r);
 }
 
 /* ---- error ---- */
@@ -657,12 +609,12 @@ static vptq_status log_error(void *arg, const vptq_error_row *row, vptq_err *err
     return VPTQ_OK;
 }
 
-static double *as_double(rig *r, const vptq_weight *w)
+static double *as_double(vrig *r, const vptq_weight *w)
 {
     vptq_err err = {0};
     size_t n = w->rows * w->cols;
-    float *x = xmalloc(n * sizeof *x);
-    double *d = xmalloc(n * sizeof *d);
+    float *x = vtest_alloc(n, sizeof *x);
+    double *d = vtest_alloc(n, sizeof *d);
     assert_ok(vptq_weight_read(w, &r->dev, 0, w->rows, x, &err), &err);
     for (size_t i = 0; i < n; i++)
         d[i] = (double)x[i];
@@ -683,7 +635,7 @@ static double trace(const double *a, size_t rows, size_t n, const float *lower)
     return sum;
 }
 
-static void check_error_row(rig *q, rig *base, const vptq_error_row *row, vptq_linear l,
+static void check_error_row(vrig *q, vrig *base, const vptq_error_row *row, vptq_linear l,
                             const float *lower)
 {
     const vptq_weight *w = &base->m.blocks[row->layer].linear[l];
@@ -707,20 +659,20 @@ static void check_error_row(rig *q, rig *base, const vptq_error_row *row, vptq_l
     free(b);
 }
 
-static bool error_rigs(rig *q, rig *base)
+static bool error_rigs(vrig *q, vrig *base)
 {
     char packed[4096], original[4096];
     if (!vtest_data(packed, sizeof packed, "golden/vptq_model_stories260K") ||
         !vtest_data(original, sizeof original, "models/stories260K-hf"))
         return false;
-    rig_open(q, packed, NULL, false);
-    rig_open(base, original, NULL, false);
+    vrig_open(q, packed, NULL, false);
+    vrig_open(base, original, NULL, false);
     return true;
 }
 
 static void test_error(void **state)
 {
-    rig q, base;
+    vrig q, base;
     vptq_err err = {0};
     char hdir[4096], file[4096], name[64], ids[4096];
     const char *files[] = {ids};
@@ -734,7 +686,7 @@ static void test_error(void **state)
     error_log plain = {.count = 0}, weighted = {.count = 0};
     if (!error_rigs(&q, &base))
         skip();
-    free(random_ids(*state, 128, ids, sizeof ids));
+    free(vrig_ids(*state, 128, ids, sizeof ids));
     vtest_path(hdir, sizeof hdir, *state, "hessians");
     assert_ok(vptq_hessian_collect(&base.dev, &base.m, &collect, hdir, &done, &err), &err);
     assert_ok(
@@ -757,28 +709,28 @@ static void test_error(void **state)
     }
     assert_fails(vptq_eval_error(&q.dev, &q.m, &q.m, hdir, 0, 1, log_error, &plain, &err),
                  VPTQ_E_MISMATCH, &err, "Hessians are of a model");
-    rig_close(&q);
-    rig_close(&base);
+    vrig_close(&q);
+    vrig_close(&base);
 }
 
 static void test_error_refused(void **state)
 {
     (void)state;
-    rig q, base, other;
+    vrig q, base, other;
     vptq_err err = {0};
     error_log rows = {.count = 0};
     if (!error_rigs(&q, &base))
         skip();
-    rig_open(&other, TINY, NULL, false);
+    vrig_open(&other, VRIG_TINY, NULL, false);
     assert_fails(vptq_eval_error(&q.dev, &q.m, &other.m, NULL, 0, 1, log_error, &rows, &err),
                  VPTQ_E_MISMATCH, &err, "is not a version of");
     assert_fails(vptq_eval_error(&q.dev, &base.m, &base.m, NULL, 0, 1, log_error, &rows, &err),
                  VPTQ_E_UNSUPPORTED, &err, "no quantized matrix");
     assert_fails(vptq_eval_error(&q.dev, &q.m, &base.m, NULL, 3, 5, log_error, &rows, &err),
                  VPTQ_E_ARG, &err, "has 0 to 4");
-    rig_close(&other);
-    rig_close(&q);
-    rig_close(&base);
+    vrig_close(&other);
+    vrig_close(&q);
+    vrig_close(&base);
 }
 
 #define scratch_test(f)                                                                        \
