@@ -103,6 +103,13 @@ static vptq_status assign(vptq_dev *dev, size_t n, uint32_t v, uint32_t k, const
     return st ? st : fault.real->assign(dev, n, v, k, x, c, idx, dist, err);
 }
 
+static vptq_status reassign(vptq_dev *dev, size_t n, uint32_t v, uint32_t k, const float *x,
+                            const float *c, uint32_t *idx, vptq_err *err)
+{
+    vptq_status st = count(err);
+    return st ? st : fault.real->reassign(dev, n, v, k, x, c, idx, err);
+}
+
 static vptq_status accumulate(vptq_dev *dev, size_t n, uint32_t v, uint32_t k, const float *x,
                               const float *w, const uint32_t *idx, const float *c, double *sums,
                               double *weights, double *objective, vptq_err *err)
@@ -147,6 +154,7 @@ static vptq_backend faulty(vencoder_run *run)
     table.trtri = trtri;
     table.quad_trace = quad_trace;
     table.assign = assign;
+    table.reassign = reassign;
     table.accumulate = accumulate;
     table.finder_open = finder_open;
     table.vq_dequant = vq_dequant;
