@@ -97,6 +97,7 @@ UNIT  := $(patsubst tests/unit/test_%.c,%,$(sort $(wildcard tests/unit/test_*.c)
 OPS   := $(patsubst tests/ops/test_%.c,%,$(sort $(wildcard tests/ops/test_*.c)))
 FUZZ  := $(patsubst tests/fuzz/fuzz_%.c,%,$(sort $(wildcard tests/fuzz/fuzz_*.c)))
 BENCH := $(patsubst tests/bench/bench_%.c,%,$(sort $(wildcard tests/bench/bench_*.c)))
+BENCH_SRC := $(filter-out tests/bench/bench_%,$(sort $(wildcard tests/bench/*.c)))
 
 LIBVPTQ := $(B)/libvptq.a
 LIBCLI  := $(B)/libcli.a
@@ -159,7 +160,7 @@ FUZZ_MAIN := $(if $(LIBFUZZER),,$(OBJ)/tests/fuzz/regression_driver.o)
 $(B)/tests/fuzz/fuzz_%: LDLIBS += $(if $(LIBFUZZER),-fsanitize=fuzzer)
 $(B)/tests/fuzz/fuzz_%: $(OBJ)/tests/fuzz/fuzz_%.o $(FUZZ_MAIN) $(LIBVPTQ)
 	$(link)
-$(B)/tests/bench/bench_%: $(OBJ)/tests/bench/bench_%.o $(LIBVPTQ)
+$(B)/tests/bench/bench_%: $(OBJ)/tests/bench/bench_%.o $(BENCH_SRC:%.c=$(OBJ)/%.o) $(LIBVPTQ)
 	$(link)
 
 -include $(shell find $(OBJ) -name '*.d' 2>/dev/null)

@@ -9,12 +9,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "lib/backend/backend.h"
 #include "lib/backend/cpu_blas.h"
 #include "lib/base/cpu.h"
 #include "lib/base/rng.h"
+#include "tests/bench/common.h"
 
 enum { ROUNDS = 60, VECTORS = 4096, PEER_VECTORS = 512, BLOCK = 64, PEAK_STEPS = 100000 };
 
@@ -36,27 +36,6 @@ typedef struct problem {
     float *x, *c, *half_norm, *scores; /* scores [BLOCK, k] */
     uint32_t *ours, *theirs;
 } problem;
-
-static _Noreturn void give_up(const char *why)
-{
-    fprintf(stderr, "bench_assign: %s\n", why);
-    exit(1);
-}
-
-static double seconds(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-static void *need(size_t count, size_t size)
-{
-    void *p = aligned_alloc(64, (count * size + 63) / 64 * 64);
-    if (!p)
-        give_up("out of memory");
-    return p;
-}
 
 /* ---- what the processor can do ---- */
 
@@ -111,9 +90,9 @@ static double peak_seconds(vptq_simd simd)
     float (*const run[])(void) = {peak_none, peak_avx2, peak_avx512};
     const double lanes[] = {4, 8, 16};
     volatile float keep;
-    double t = seconds();
+    double t = bench_seconds();
     keep = run[simd]();
-    t = seconds() - t;
+    t = bench_seconds() - t;
     (void)keep;
     return t / (12.0 * PEAK_STEPS * lanes[simd]);
 }
@@ -188,12 +167,12 @@ static problem problem_make(uint32_t v, uint32_t k)
 {
     problem p = {.v = v, .k = k};
     vptq_rng rng = vptq_rng_make(1, v, k, VPTQ_RNG_TEST);
-    p.x = need((size_t)VECTORS * v, sizeof *p.x);
-    p.c = need((size_t)k * v, sizeof *p.c);
-    p.half_norm = need(k, sizeof *p.half_norm);
-    p.scores = need((size_t)BLOCK * k, sizeof *p.scores);
-    p.ours = need(VECTORS, sizeof *p.ours);
-    p.theirs = need(PEER_VECTORS, sizeof *p.theirs);
+    p.x = bench_alloc((size_t)VECTORS * v, sizeof *p.x);
+    p.c = bench_alloc((size_t)k * v, sizeof *p.c);
+    p.half_norm = bench_alloc(k, sizeof *p.half_norm);
+    p.scores = bench_alloc((size_t)BLOCK * k, sizeof *p.scores);
+    p.ours = bench_alloc(VECTORS, sizeof *p.ours);
+    p.theirs = bench_alloc(PEER_VECTORS, sizeof *p.theirs);
     for (size_t i = 0; i < (size_t)VECTORS * v; i++)
         p.x[i] = (float)vptq_rng_normal(&rng, i);
     for (size_t j = 0; j < k; j++) {
@@ -228,16 +207,16 @@ static void bench_row(const bench *b, uint32_t v, uint32_t k)
     double ours = INFINITY, theirs = INFINITY, product = INFINITY, peak = INFINITY;
     vptq_err err;
     for (int r = 0; r < ROUNDS; r++) {
-        double t = seconds();
+        double t = bench_seconds();
         if (b->dev.ops->assign(b->dev.state, VECTORS, v, k, p.x, p.c, p.ours, NULL, &err))
-            give_up(err.text);
-        ours = least(ours, seconds() - t);
-        t = seconds();
+            bench_give_up(err.text);
+        ours = least(ours, bench_seconds() - t);
+        t = bench_seconds();
         product_and_scan(b, &p, true);
-        theirs = least(theirs, seconds() - t);
-        t = seconds();
+        theirs = least(theirs, bench_seconds() - t);
+        t = bench_seconds();
         product_and_scan(b, &p, false);
-        product = least(product, seconds() - t);
+        product = least(product, bench_seconds() - t);
         peak = least(peak, peak_seconds(b->simd));
     }
     size_t differ = 0;
@@ -267,12 +246,12 @@ int main(int argc, char **argv)
     vptq_err err;
     b.json = argc == 2 && !strcmp(argv[1], "--json");
     if (argc > 1 && !b.json)
-        give_up("usage: bench_assign [--json]");
+        bench_give_up("usage: bench_assign [--json]");
     if (vptq_device_open(&b.ctx, "cpu", &b.dev, &err) || vptq_blas_open(&b.blas, b.simd, &err))
-        give_up(err.text);
+        bench_give_up(err.text);
     void *symbol = dlsym(b.blas.library, "cblas_sgemm");
     if (!symbol)
-        give_up("OpenBLAS has no cblas_sgemm");
+        bench_give_up("OpenBLAS has no cblas_sgemm");
     memcpy(&b.sgemm, &symbol, sizeof symbol);
     if (!b.json)
         printf("one core, %s, OpenBLAS %s; billions of (vector, centroid) pairs per second\n"

@@ -7,69 +7,43 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "kmeans/kmeans.h"
 #include "kmeans/kmeans_parts.h"
 #include "lib/base/cpu.h"
+#include "tests/bench/common.h"
 
 enum { ROWS = 1536, COLUMNS = 576 };
 
-static _Noreturn void give_up(const char *why)
-{
-    fprintf(stderr, "bench_kmeans: %s\n", why);
-    exit(1);
-}
-
-static double seconds(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-static void *need(size_t count, size_t size)
-{
-    void *p = aligned_alloc(64, (count * size + 63) / 64 * 64);
-    if (!p)
-        give_up("out of memory");
-    return p;
-}
-
-static void fill(float *x, float *w, size_t n, uint32_t v)
+/* One weight per column. */
+static void weigh(float *w, size_t n, uint32_t v)
 {
     const vptq_rng rng = vptq_rng_make(1, v, 0, VPTQ_RNG_TEST);
-    for (size_t i = 0; i < n; i++) {
-        const double spread = exp(0.25 * vptq_rng_normal(&rng, (UINT64_C(2) << 32) + i));
-        double last = 0;
-        for (size_t d = 0; d < v; d++) {
-            last = 0.3 * last + vptq_rng_normal(&rng, i * v + d);
-            x[i * v + d] = (float)(spread * last);
-        }
+    for (size_t i = 0; i < n; i++)
         w[i] = (float)exp(vptq_rng_normal(&rng, (UINT64_C(3) << 32) + i / (ROWS / v)));
-    }
 }
 
 static void bench_row(vptq_device *dev, uint32_t v, uint32_t k, bool json)
 {
     const size_t n = (size_t)ROWS * COLUMNS / v;
-    float *x = need(n * v, sizeof *x), *w = need(n, sizeof *w);
-    float *c = need((size_t)k * v, sizeof *c);
-    uint32_t *labels = need(n, sizeof *labels);
+    float *x = bench_alloc(n * v, sizeof *x), *w = bench_alloc(n, sizeof *w);
+    float *c = bench_alloc((size_t)k * v, sizeof *c);
+    uint32_t *labels = bench_alloc(n, sizeof *labels);
     vptq_kmeans_options opt = vptq_kmeans_default(v, k);
     const vptq_kmeans_points points = {.ctx = dev->ctx, .n = n, .v = v, .x = x, .w = w};
     vptq_kmeans_stats stats;
     vptq_err err;
     opt.rng = vptq_rng_make(1, 0, 0, VPTQ_RNG_SEEDING);
     opt.tolerance = 0;
-    fill(x, w, n, v);
-    double t0 = seconds();
+    bench_vectors(x, n, v);
+    weigh(w, n, v);
+    double t0 = bench_seconds();
     if (vptq_kmeans_seed(&points, &opt, c, &err))
-        give_up(err.text);
-    double t1 = seconds();
+        bench_give_up(err.text);
+    double t1 = bench_seconds();
     if (vptq_kmeans_run(dev, &opt, n, x, w, c, labels, &stats, NULL, &err))
-        give_up(err.text);
-    double t2 = seconds();
+        bench_give_up(err.text);
+    double t2 = bench_seconds();
     const double seeding = t1 - t0, lloyd = t2 - t1 - seeding;
     if (json)
         printf("{\"v\": %u, \"k\": %u, \"n\": %zu, \"simd\": \"%s\", \"seeding_s\": %.3f, "
@@ -94,9 +68,9 @@ int main(int argc, char **argv)
     const bool json = argc > 1 && !strcmp(argv[1], "--json");
     const int first = json ? 2 : 1;
     if (argc != first && argc != first + 2)
-        give_up("usage: bench_kmeans [--json] [V K]");
+        bench_give_up("usage: bench_kmeans [--json] [V K]");
     if (vptq_device_open(&ctx, "cpu", &dev, &err))
-        give_up(err.text);
+        bench_give_up(err.text);
     if (!json)
         printf("one core, %s\n   v      k  vectors   seeding     Lloyd  iterations        first"
                "         last\n",

@@ -10,54 +10,19 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "kmeans/kmeans.h"
 #include "lib/base/cpu.h"
 #include "lib/base/rng.h"
+#include "tests/bench/common.h"
 
 enum { VECTORS = 2048, ROUNDS = 15, TRAINING = 32768 };
-
-static _Noreturn void give_up(const char *why)
-{
-    fprintf(stderr, "bench_search: %s\n", why);
-    exit(1);
-}
-
-static double seconds(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-static void *need(size_t count, size_t size)
-{
-    void *p = aligned_alloc(64, (count * size + 63) / 64 * 64);
-    if (!p)
-        give_up("out of memory");
-    return p;
-}
 
 typedef struct problem {
     uint32_t v, k, k_res;
     float *x, *moved, *c, *r, *dist;
     uint32_t *idx, *idx_res, *old, *old_res;
 } problem;
-
-/* n vectors; more of them begin with the same ones. */
-static void fill(float *x, size_t n, uint32_t v)
-{
-    const vptq_rng rng = vptq_rng_make(1, v, 0, VPTQ_RNG_TEST);
-    for (size_t i = 0; i < n; i++) {
-        const double spread = exp(0.25 * vptq_rng_normal(&rng, (UINT64_C(2) << 32) + i));
-        double last = 0;
-        for (size_t d = 0; d < v; d++) {
-            last = 0.3 * last + vptq_rng_normal(&rng, i * v + d);
-            x[i * v + d] = (float)(spread * last);
-        }
-    }
-}
 
 static void train(vptq_device *dev, uint32_t v, uint32_t k, const float *x, float *c,
                   uint32_t *labels)
@@ -69,25 +34,25 @@ static void train(vptq_device *dev, uint32_t v, uint32_t k, const float *x, floa
     opt.seeding = VPTQ_KMEANS_RANDOM;
     opt.iterations = 10;
     if (vptq_kmeans_run(dev, &opt, TRAINING, x, NULL, c, labels, &stats, NULL, &err))
-        give_up(err.text);
+        bench_give_up(err.text);
 }
 
 static problem problem_make(vptq_device *dev, uint32_t v, uint32_t k, uint32_t k_res)
 {
     problem p = {.v = v, .k = k, .k_res = k_res};
     const size_t floats = (size_t)VECTORS * v;
-    float *x = need((size_t)TRAINING * v, sizeof *x);
-    uint32_t *labels = need(TRAINING, sizeof *labels);
-    p.x = need(floats, sizeof(float));
-    p.moved = need(floats, sizeof(float));
-    p.c = need((size_t)k * v, sizeof(float));
-    p.r = need((size_t)k_res * v, sizeof(float));
-    p.dist = need(VECTORS, sizeof(float));
-    p.idx = need(4 * VECTORS, sizeof(uint32_t));
+    float *x = bench_alloc((size_t)TRAINING * v, sizeof *x);
+    uint32_t *labels = bench_alloc(TRAINING, sizeof *labels);
+    p.x = bench_alloc(floats, sizeof(float));
+    p.moved = bench_alloc(floats, sizeof(float));
+    p.c = bench_alloc((size_t)k * v, sizeof(float));
+    p.r = bench_alloc((size_t)k_res * v, sizeof(float));
+    p.dist = bench_alloc(VECTORS, sizeof(float));
+    p.idx = bench_alloc(4 * VECTORS, sizeof(uint32_t));
     p.idx_res = p.idx + VECTORS;
     p.old = p.idx_res + VECTORS;
     p.old_res = p.old + VECTORS;
-    fill(x, TRAINING, v);
+    bench_vectors(x, TRAINING, v);
     memcpy(p.x, x, floats * sizeof *x);
     train(dev, v, k, x, p.c, labels);
     for (size_t i = 0; i < (size_t)TRAINING * v; i++)
@@ -118,7 +83,7 @@ static double measure(const vptq_device *dev, const problem *p, uint32_t beam, b
     vptq_err err;
     double best = INFINITY;
     if (dev->ops->finder_open(dev->state, &books, &finder, &err))
-        give_up(err.text);
+        bench_give_up(err.text);
     for (int round = 0; round < ROUNDS; round++) {
         if (keep) {
             memcpy(p->idx, p->old, VECTORS * sizeof *p->idx);
@@ -131,10 +96,10 @@ static double measure(const vptq_device *dev, const problem *p, uint32_t beam, b
                                   .idx = p->idx,
                                   .idx_res = p->k_res ? p->idx_res : NULL,
                                   .dist = p->dist};
-        double t = seconds();
+        double t = bench_seconds();
         if (dev->ops->find(dev->state, &f, &err))
-            give_up(err.text);
-        t = seconds() - t;
+            bench_give_up(err.text);
+        t = bench_seconds() - t;
         best = t < best ? t : best;
     }
     dev->ops->finder_close(dev->state, finder);
@@ -202,9 +167,9 @@ int main(int argc, char **argv)
     const bool json = argc > 1 && !strcmp(argv[1], "--json");
     const int first = json ? 2 : 1;
     if (argc != first && argc != first + 3)
-        give_up("usage: bench_search [--json] [V K K_RES]");
+        bench_give_up("usage: bench_search [--json] [V K K_RES]");
     if (vptq_device_open(&ctx, "cpu", &dev, &err))
-        give_up(err.text);
+        bench_give_up(err.text);
     if (!json)
         printf("one core, %s; loss relative to the exact search\n"
                "   v      k  k_res  search   beam us/vector      loss\n",

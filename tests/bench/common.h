@@ -1,0 +1,21 @@
+/* What the benchmarks of single rows share. */
+#ifndef TESTS_BENCH_COMMON_H
+#define TESTS_BENCH_COMMON_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* One line to stderr, and the end. */
+_Noreturn void bench_give_up(const char *why);
+
+/* Processor time of this thread. */
+double bench_seconds(void);
+
+/* Memory for count elements, on a line of the cache; free().  Gives up where there is none. */
+void *bench_alloc(size_t count, size_t size);
+
+/* n vectors of v floats, normal with correlated elements and a spread of lengths.  They depend
+ * on v alone: more of them begin with the same ones. */
+void bench_vectors(float *x, size_t n, uint32_t v);
+
+#endif
