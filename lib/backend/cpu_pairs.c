@@ -1,5 +1,5 @@
-/* What a finder prepares beyond its main book: the residual book, a table of products of pairs,
- * and lists of main centroids that are near. */
+/* What a finder prepares beyond its main book: the residual book, integers to screen pairs
+ * with, and lists of main centroids that are near. */
 #include <math.h>
 
 #include "lib/backend/cpu_search.h"
@@ -7,8 +7,8 @@
 #include "lib/base/parallel.h"
 
 enum {
-    /* Larger tables do not stay in a core's own cache, and computing is faster then. */
-    MOST_TABLE_FLOATS = 1 << 18,
+    LEAST_SCREENED = 64, /* smaller residual books are as fast to compute */
+    MOST_SCREEN_BYTES = 1 << 25,
     MOST_NEAR_FLOATS = 1 << 23, /* 32 MiB */
     LEAST_NEAR_BOOK = 1024      /* smaller books are as fast to search whole */
 };
@@ -23,40 +23,41 @@ static void choose_beam(vptq_pair_books *p, uint32_t beam)
     p->classes = p->classes < most ? p->classes : most;
 }
 
-/* ---- table ---- */
+/* ---- screening ---- */
 
-typedef struct table_job {
+typedef struct screen_job {
     const vptq_finder *f;
-    float *table;
-} table_job;
+    int8_t *rows;
+    float *step, *room;
+} screen_job;
 
-static void fill_table(void *arg, size_t begin, size_t end, int thread)
+static void fill_rows(void *arg, size_t begin, size_t end, int thread)
 {
-    const table_job *job = arg;
-    const vptq_books *b = &job->f->books;
-    const size_t v = b->v, room = job->f->pair.res.blocks * VPTQ_BOOK_LANES;
-    (void)thread;
-    for (size_t i = begin; i < end; i++) {
-        const float *c = b->centroids + i * v;
-        for (size_t l = 0; l < room; l++) {
-            const float *r = b->res_centroids + l * v;
-            float dot = 0;
-            for (size_t d = 0; l < b->k_res && d < v; d++)
-                dot += c[d] * r[d];
-            job->table[i * room + l] = -dot;
-        }
-    }
+    const screen_job *job = arg;
+    const vptq_pair_books *p = &job->f->pair;
+    float *room = job->room + (size_t)thread * p->res.blocks * VPTQ_BOOK_LANES;
+    for (size_t i = begin; i < end; i++)
+        job->f->search->screen_row(&p->res, p->centroids + i * p->res.v, room, p->screen_room,
+                                   job->rows + i * p->screen_room, &job->step[i]);
 }
 
-static vptq_status open_table(vptq_dev *dev, vptq_finder *f, vptq_err *err)
+static vptq_status open_screen(vptq_dev *dev, vptq_finder *f, vptq_err *err)
 {
-    const size_t room = f->pair.res.blocks * VPTQ_BOOK_LANES;
-    table_job job = {.f = f};
-    job.table = vptq_arena_alloc(&f->arena, f->books.k * room, sizeof *job.table, err);
-    if (!job.table)
+    const size_t k = f->books.k, room = vptq_round_up(f->books.k_res, 64);
+    screen_job job = {.f = f};
+    if (f->books.k_res < LEAST_SCREENED || k * room > MOST_SCREEN_BYTES)
+        return VPTQ_OK;
+    job.rows = vptq_arena_alloc(&f->arena, k * room, sizeof *job.rows, err);
+    job.step = vptq_arena_alloc(&f->arena, k, sizeof *job.step, err);
+    job.room =
+        vptq_dev_scratch(dev, (size_t)dev->threads * f->pair.res.blocks * VPTQ_BOOK_LANES,
+                         sizeof *job.room, err);
+    if (!job.rows || !job.step || !job.room)
         return VPTQ_E_NOMEM;
-    vptq_parallel_for(dev->threads, f->books.k, 16, fill_table, &job);
-    f->pair.table = job.table;
+    f->pair.screen_room = room;
+    vptq_parallel_for(dev->threads, k, 16, fill_rows, &job);
+    f->pair.screen = job.rows;
+    f->pair.screen_step = job.step;
     return VPTQ_OK;
 }
 
@@ -79,8 +80,6 @@ static float longest(const vptq_books *b)
 static vptq_status open_residual(vptq_dev *dev, vptq_finder *f, vptq_err *err)
 {
     const vptq_books *b = &f->books;
-    const size_t room = vptq_round_up(b->k_res, VPTQ_BOOK_LANES);
-    const bool tabled = !vptq_is_greedy(b) && b->k * room <= MOST_TABLE_FLOATS;
     choose_beam(&f->pair, b->beam);
     f->pair.reach = longest(b);
     float *data =
@@ -88,7 +87,7 @@ static vptq_status open_residual(vptq_dev *dev, vptq_finder *f, vptq_err *err)
     if (!data)
         return VPTQ_E_NOMEM;
     f->pair.res = vptq_book_lay(dev, b->v, b->k_res, b->res_centroids, data);
-    return tabled ? open_table(dev, f, err) : VPTQ_OK;
+    return vptq_is_greedy(b) ? VPTQ_OK : open_screen(dev, f, err);
 }
 
 /* ---- near ones ---- */

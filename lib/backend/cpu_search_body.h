@@ -9,6 +9,7 @@
  *     vf_max(a, b), vf_min(a, b)              b where either is NaN
  *     vf_select_greater(a, b, x, y)           x where a > b, else y
  *     vf_at_least(a, b), vf_greater(a, b)     bit l: a >= b, a > b in lane l
+ *     screen_block, screen_max, screen_list   see cpu_screen_body.h
  *     vf_append(list, score, n, s, least, first)   first + l, and its score, for every lane l
  * of s that is at least `least`, ascending, behind entry n - 1; the new n.  May write LANES
  * entries.
@@ -51,7 +52,10 @@ typedef struct tile {
     uint16_t *hits;   /* [TILE][blocks] blocks with candidates, ... */
     uint32_t *list;   /* [k + 16] candidates of one vector ... */
     float *score;     /* ... and their scores */
-    float *res;       /* [res.blocks * 16] scores of one vector against the residual book */
+    float *res;       /* [res.blocks * 16] what one vector adds to residual scores; ... */
+    int16_t *y;       /* [screen_room] ... as integers */
+    int32_t *upper;   /* [k + 16] bounds of the candidates, ... */
+    uint32_t *pairs;  /* [MOST_PAIRS + screen_room + 16] ... and pairs that reach them */
     float bound[TILE];
     float old[TILE]; /* distance of the choice that came; infinity without */
     uint32_t found[TILE], found_res[TILE];
@@ -67,7 +71,16 @@ static tile tile_in(const vptq_pair_books *b, float *room)
     t.score = t.class_top + b->classes * TILE;
     t.res = t.score + (blocks + 1) * VPTQ_BOOK_LANES;
     t.list = (uint32_t *)(void *)(t.res + b->res.blocks * VPTQ_BOOK_LANES);
-    t.hits = (uint16_t *)(void *)(t.list + (blocks + 1) * VPTQ_BOOK_LANES);
+    t.upper = (int32_t *)(void *)(t.list + (blocks + 1) * VPTQ_BOOK_LANES);
+    t.pairs = (uint32_t *)(void *)(t.upper + (blocks + 1) * VPTQ_BOOK_LANES);
+    t.y = (int16_t *)(void *)(t.pairs + VPTQ_SCREENED_PAIRS + b->screen_room + VPTQ_BOOK_LANES);
+    t.hits = (uint16_t *)(void *)(t.y + b->screen_room);
+    for (size_t e = b->res.blocks; e < b->screen_room / VPTQ_BOOK_LANES; e++) {
+        vf none[PARTS];
+        for (size_t p = 0; p < PARTS; p++)
+            none[p] = vf_set1(-INFINITY);
+        screen_block(none, 1, t.y, e);
+    }
     return t;
 }
 
@@ -279,6 +292,20 @@ INLINE size_t collect_around(const tile *t, size_t v, size_t j, uint32_t c)
 
 /* ---- pairs ---- */
 
+/* |x - (c + r)|^2 */
+INLINE float distance_of(const tile *t, size_t v, const float *x, uint32_t main, uint32_t res)
+{
+    const float *c = t->b->centroids + main * v, *r = t->b->res_centroids + res * v;
+    float sum = 0;
+    for (size_t d = 0; d < v; d++) {
+        const float diff = x[d] - (c[d] + r[d]);
+        sum += diff * diff;
+    }
+    return sum;
+}
+
+#include "lib/backend/cpu_screen_body.h"
+
 /* The best score per lane, and at which place of a list it was. */
 typedef struct lane_best {
     vf score[PARTS], place[PARTS];
@@ -333,55 +360,6 @@ INLINE uint32_t lanes_reaching(const vf s[PARTS], float base, float score)
     for (size_t p = 0; p < PARTS; p++)
         hit |= vf_at_least(vf_add(s[p], vf_set1(base)), vf_set1(score)) << p * LANES;
     return hit;
-}
-
-/* One block of a row of the table, with what x itself adds. */
-INLINE void table_block(const tile *t, const float *row, size_t b, vf s[PARTS])
-{
-    for (size_t p = 0; p < PARTS; p++) {
-        const size_t at = b * VPTQ_BOOK_LANES + p * LANES;
-        s[p] = vf_add(vf_load(t->res + at), vf_load(row + at));
-    }
-}
-
-INLINE pair best_by_table(const tile *t, size_t v, const float *x, size_t n)
-{
-    const vptq_book *res = &t->b->res;
-    const size_t room = res->blocks * VPTQ_BOOK_LANES;
-    lane_best best;
-    pair found = {0, 0, -INFINITY};
-    size_t place;
-    start(&best);
-    for (size_t b = 0; b < res->blocks; b++) {
-        vf s[PARTS];
-        score_block(res->data + b * (1 + v) * VPTQ_BOOK_LANES, v, x, s);
-        for (size_t p = 0; p < PARTS; p++)
-            vf_store(t->res + b * VPTQ_BOOK_LANES + p * LANES, s[p]);
-    }
-    for (size_t i = 0; i < n; i++) {
-        vf most[PARTS];
-        for (size_t p = 0; p < PARTS; p++)
-            most[p] = vf_set1(-INFINITY);
-        for (size_t b = 0; b < res->blocks; b++) {
-            vf s[PARTS];
-            table_block(t, t->b->table + t->list[i] * room, b, s);
-            for (size_t p = 0; p < PARTS; p++)
-                most[p] = vf_max(s[p], most[p]);
-        }
-        offer(&best, most, t->score[i], i);
-    }
-    if (!finish(&best, &found.score, &place))
-        return found;
-    found.main = t->list[place];
-    for (size_t b = 0; b < res->blocks; b++) {
-        vf s[PARTS];
-        table_block(t, t->b->table + found.main * room, b, s);
-        const uint32_t hit = lanes_reaching(s, t->score[place], found.score);
-        found.res = (uint32_t)(b * VPTQ_BOOK_LANES) + (uint32_t)__builtin_ctz(hit | 1u << 31);
-        if (hit)
-            break;
-    }
-    return found;
 }
 
 /* x less its main centroid. */
@@ -445,23 +423,13 @@ INLINE pair best_by_computing(const tile *t, size_t v, const float *x, size_t n)
     return found;
 }
 
-/* |x - (c + r)|^2 */
-INLINE float distance_of(const tile *t, size_t v, const float *x, uint32_t main, uint32_t res)
-{
-    const float *c = t->b->centroids + main * v, *r = t->b->res_centroids + res * v;
-    float sum = 0;
-    for (size_t d = 0; d < v; d++) {
-        const float diff = x[d] - (c[d] + r[d]);
-        sum += diff * diff;
-    }
-    return sum;
-}
-
 /* The best pair of vector j with a candidate of the list, n of them. */
 INLINE void best_pair(tile *t, size_t v, size_t j, size_t n)
 {
     const float *x = t->x + j * v;
-    const pair best = t->b->table ? best_by_table(t, v, x, n) : best_by_computing(t, v, x, n);
+    if (t->b->screen && best_by_screening(t, v, j, n))
+        return;
+    const pair best = best_by_computing(t, v, x, n);
     if (!(best.score > -INFINITY))
         return;
     t->found[j] = best.main;

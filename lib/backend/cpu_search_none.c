@@ -80,8 +80,44 @@ static inline size_t vf_append(uint32_t *list, float *score, size_t n, vf s, vf 
     return n;
 }
 
+static inline void screen_block(const vf *s, float factor, int16_t *y, size_t b)
+{
+    for (size_t l = 0; l < 16; l++) {
+        const float value = s[l / LANES][l % LANES] * factor;
+        y[b * 16 + l] = (int16_t)(value > INT16_MIN && value < INT16_MAX
+                                      ? value + (value < 0 ? -0.5F : 0.5F)
+                                      : INT16_MIN);
+    }
+}
+
+static inline int32_t screen_sum(int8_t t, int16_t y, int32_t m)
+{
+    return y + ((t * m + 64) >> 7);
+}
+
+static inline int32_t screen_max(const int8_t *t, const int16_t *y, size_t n, int32_t m)
+{
+    int32_t most = INT32_MIN;
+    for (size_t e = 0; e < n; e++) {
+        const int32_t sum = screen_sum(t[e], y[e], m);
+        most = sum > most ? sum : most;
+    }
+    return most;
+}
+
+static inline size_t screen_list(const int8_t *t, const int16_t *y, size_t n, int32_t m,
+                                 int32_t least, uint32_t *list)
+{
+    size_t found = 0;
+    for (size_t e = 0; e < n; e++) {
+        if (y[e] > INT16_MIN && screen_sum(t[e], y[e], m) >= least)
+            list[found++] = (uint32_t)e;
+    }
+    return found;
+}
+
 #include "lib/backend/cpu_cluster_body.h"
 #include "lib/backend/cpu_search_body.h"
 
 const vptq_search_kernels vptq_search_kernels_none = {search, search_cluster, search_main,
-                                                      around};
+                                                      screen_row, around};

@@ -40,8 +40,12 @@ typedef struct vptq_pair_books {
     size_t classes;   /* see cpu_search_body.h; at most 4 * main.blocks */
     vptq_book main, res;
     const float *centroids, *res_centroids; /* [k, v], [k_res, v] as they came */
-    float reach;        /* length of the longest residual centroid, rounded up */
-    const float *table; /* [k][res.blocks * 16] minus c.r; NULL where it would be too large */
+    float reach; /* length of the longest residual centroid, rounded up */
+    /* minus c.r of all pairs as integers, see cpu_screen_body.h; NULL where that would not pay
+     * or would be too large */
+    size_t screen_room;       /* k_res rounded up to a multiple of 64; 0 without */
+    const int8_t *screen;     /* [k][screen_room] */
+    const float *screen_step; /* [k] what one counts */
     /* for searches that look around the present choice alone: of every main centroid the `near`
      * nearest ones (itself first), laid out as a book */
     size_t near;                /* a multiple of 16; 0 = none */
@@ -76,6 +80,10 @@ typedef struct vptq_search_kernels {
                            uint32_t *idx);
     /* The nearest main centroids around the old ones; `near` lists and no residual book. */
     void (*search_main)(const vptq_pair_books *b, size_t n, const float *x, uint32_t *idx);
+    /* Row of the table `screen` from main centroid c, n = screen_room, and its step.  room:
+     * floats, res->blocks * 16 of them. */
+    void (*screen_row)(const vptq_book *res, const float *c, float *room, size_t n, int8_t *row,
+                       float *step);
     /* The m centroids nearest to x, a multiple of 16, nearest first, into list; their number,
      * less where there are not as many.  room: floats, vptq_around_room of them. */
     size_t (*around)(const vptq_book *book, size_t m, const float *x, float *room,
@@ -83,15 +91,18 @@ typedef struct vptq_search_kernels {
 } vptq_search_kernels;
 
 enum {
-    VPTQ_SEARCH_TILE = 32, /* vectors that are searched at once, at most */
-    VPTQ_MOST_NEAR = 256   /* vptq_pair_books.near */
+    VPTQ_SEARCH_TILE = 32,    /* vectors that are searched at once, at most */
+    VPTQ_MOST_NEAR = 256,     /* vptq_pair_books.near */
+    VPTQ_SCREENED_PAIRS = 256 /* that are computed one by one; where more are left, all are */
 };
 
 static inline size_t vptq_search_room(const vptq_pair_books *b)
 {
     const size_t lists = (b->main.blocks + 1) * VPTQ_BOOK_LANES;
+    const size_t screens = VPTQ_SCREENED_PAIRS + 2 * b->screen_room + VPTQ_BOOK_LANES;
     const size_t per_vector = b->main.blocks + b->classes + (b->main.blocks + 1) / 2;
-    return VPTQ_SEARCH_TILE * per_vector + 2 * lists + b->res.blocks * VPTQ_BOOK_LANES;
+    return VPTQ_SEARCH_TILE * per_vector + 3 * lists + b->res.blocks * VPTQ_BOOK_LANES +
+           screens;
 }
 
 static inline size_t vptq_around_room(const vptq_book *book)

@@ -41,14 +41,15 @@ static void find(const vptq_device *dev, const vptq_finder *finder, const vbooks
 }
 
 /* What rounding in scores may cost: they are sums of v + 1 float products of this size. */
-static double slack_of(const vptq_books *b, const float *x, uint32_t main)
+static double slack_of(const vptq_books *b, const float *x, uint32_t main, uint32_t res)
 {
     double norm = 0;
     for (size_t d = 0; d < b->v; d++) {
         const double c = (double)b->centroids[(size_t)main * b->v + d];
-        norm += (double)x[d] * (double)x[d] + c * c;
+        const double r = b->k_res ? (double)b->res_centroids[(size_t)res * b->v + d] : 0;
+        norm += (double)x[d] * (double)x[d] + c * c + r * r;
     }
-    return 4e-7 * (norm + 1) * (2 + 0.1 * b->v);
+    return 4e-7 * norm * (2 + 0.1 * b->v);
 }
 
 /* ---- main book alone, and exact pairs ---- */
@@ -70,7 +71,8 @@ static void check_found(void *arg, const vptq_device *dev, bool is_ref)
         const float *x = p->x + i * b->v;
         assert_true(got.idx[i] < b->k && got.idx_res[i] < (b->k_res ? b->k_res : 1));
         const double reached = vbooks_distance(b, x, got.idx[i], got.idx_res[i]);
-        const double slack = is_ref ? 1e-6 * reached : slack_of(b, x, got.idx[i]);
+        const double slack =
+            is_ref ? 1e-6 * reached : slack_of(b, x, got.idx[i], got.idx_res[i]);
         if (!(reached <= a->least[i] + slack))
             fail_msg("v %u k %u+%u beam %u vector %zu: %g, least %g", b->v, b->k, b->k_res,
                      b->beam, i, reached, a->least[i]);
@@ -102,17 +104,23 @@ static double least_distance(const vptq_books *b, const float *x, double *main_d
     return least;
 }
 
-static void find_one_shape(size_t n, uint32_t v, uint32_t k, uint32_t k_res, uint32_t beam)
+static void find_problem(const vbooks *p)
 {
-    vbooks p = vbooks_make(n, v, k, k_res, beam);
-    double *least = vtest_alloc(n, sizeof *least),
-           *main_distance = vtest_alloc(k, sizeof *main_distance);
-    for (size_t i = 0; i < n; i++)
-        least[i] = least_distance(&p.books, p.x + i * v, main_distance);
-    find_case a = {&p, least};
+    const vptq_books *b = &p->books;
+    double *least = vtest_alloc(p->n, sizeof *least),
+           *main_distance = vtest_alloc(b->k, sizeof *main_distance);
+    for (size_t i = 0; i < p->n; i++)
+        least[i] = least_distance(b, p->x + i * b->v, main_distance);
+    find_case a = {p, least};
     devices_each(check_found, &a);
     free(least);
     free(main_distance);
+}
+
+static void find_one_shape(size_t n, uint32_t v, uint32_t k, uint32_t k_res, uint32_t beam)
+{
+    vbooks p = vbooks_make(n, v, k, k_res, beam);
+    find_problem(&p);
     vbooks_free(&p);
 }
 
@@ -149,12 +157,48 @@ static void find_in_large_books(void **state)
     find_one_shape(7, 12, 1024, 1024, 8);
 }
 
+static void scale(float *x, size_t n, size_t every, float factor)
+{
+    for (size_t i = 0; i < n; i += every)
+        x[i] *= factor;
+}
+
+/* Screening by integers has steps of its own for every main centroid and a unit for every
+ * vector: sizes that differ a lot must not hide the best pair. */
+static void find_in_books_of_odd_sizes(void **state)
+{
+    (void)state;
+    enum { V = 8, K = 128, RES = 96 };
+    for (int kind = 0; kind < 9; kind++) {
+        vbooks p = vbooks_make(45, V, K, RES, kind % 2 ? K : 16);
+        if (kind == 1)
+            scale(p.r, RES * V, 1, 1e-5F);
+        if (kind == 2)
+            scale(p.r, RES * V, 13, 40);
+        if (kind == 3)
+            scale(p.c, K * V, 29, 300);
+        if (kind == 4)
+            scale(p.c, K * V, 1, 1e-6F);
+        if (kind == 5)
+            scale(p.x, p.n * V, 7, 1000);
+        if (kind == 6)
+            scale(p.x, p.n * V, 1, 1e-12F);
+        if (kind == 7) /* more pairs alike than are computed one by one */
+            for (size_t i = V; i < RES * V; i++)
+                p.r[i] = p.r[i - V];
+        if (kind == 8)
+            memset(p.r, 0, RES * V * sizeof *p.r);
+        find_problem(&p);
+        vbooks_free(&p);
+    }
+}
+
 /* ---- ties ---- */
 
 /* Both books hold every centroid twice: the first must win. */
 static void check_ties(void *arg, const vptq_device *dev, bool is_ref)
 {
-    enum { HALF = 37, RES_HALF = 19, V = 6 };
+    enum { HALF = 37, RES_HALF = 41, V = 6 };
     const uint32_t *beam = arg;
     vbooks p = vbooks_make(133, V, 2 * HALF, 2 * RES_HALF, *beam);
     choices got = choices_make(p.n);
@@ -375,6 +419,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(find_reaches_the_beam),
         cmocka_unit_test(find_in_large_books),
+        cmocka_unit_test(find_in_books_of_odd_sizes),
         cmocka_unit_test(find_takes_the_lowest_on_ties),
         cmocka_unit_test(find_keeps_what_is_not_worse),
         cmocka_unit_test(find_stays_in_range_for_garbage),
