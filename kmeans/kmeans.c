@@ -69,13 +69,13 @@ static vptq_status check_points(const vptq_kmeans_points *points, bool *weighted
 
 /* ---- Lloyd ---- */
 
-/* What one run works with.  On devices with memory of their own, the first four are copies
+/* What one run works with.  On devices with memory of their own, the first five are copies
  * there; else they are the host's arrays themselves. */
 typedef struct lloyd {
     vptq_device *dev;
     const vptq_kmeans_points *points;
     uint32_t k;
-    float *x, *w, *c;
+    float *x, *w, *c, *last; /* last: `before` */
     uint32_t *labels;
     double *sums, *weights; /* of the device: [k, v], [k] in one piece */
     float *host_c;          /* [k, v] the caller's */
@@ -103,17 +103,19 @@ static vptq_status open_device_side(lloyd *l, vptq_err *err)
     const vptq_kmeans_points *p = l->points;
     const vptq_backend *ops = l->dev->ops;
     vptq_status st = VPTQ_OK;
-    void *x = NULL, *w = NULL, *c = NULL, *labels = NULL, *sums = NULL;
+    void *x = NULL, *w = NULL, *c = NULL, *last = NULL, *labels = NULL, *sums = NULL;
     VPTQ_TRY(upload_new(l->dev, p->x, p->n * p->v, sizeof *l->x, &x, err));
     if (p->w)
         VPTQ_TRY(upload_new(l->dev, p->w, p->n, sizeof *l->w, &w, err));
     VPTQ_TRY(ops->alloc(l->dev->state, (size_t)l->k * p->v, sizeof *l->c, &c, err));
+    VPTQ_TRY(ops->alloc(l->dev->state, (size_t)l->k * p->v, sizeof *l->last, &last, err));
     VPTQ_TRY(ops->alloc(l->dev->state, p->n, sizeof *l->labels, &labels, err));
     VPTQ_TRY(ops->alloc(l->dev->state, 1, sums_bytes(l), &sums, err));
 out:
     l->x = x;
     l->w = w;
     l->c = c;
+    l->last = last;
     l->labels = labels;
     l->sums = sums;
     return st;
@@ -126,6 +128,7 @@ static void lloyd_close(lloyd *l)
         l->dev->ops->release(l->dev->state, l->x);
         l->dev->ops->release(l->dev->state, l->w);
         l->dev->ops->release(l->dev->state, l->c);
+        l->dev->ops->release(l->dev->state, l->last);
         l->dev->ops->release(l->dev->state, l->labels);
         l->dev->ops->release(l->dev->state, l->sums);
     }
@@ -153,6 +156,7 @@ static vptq_status lloyd_open(lloyd *l, vptq_device *dev, const vptq_kmeans_poin
         return VPTQ_E_NOMEM;
     if (dev->ops->host_memory) {
         l->c = centroids;
+        l->last = l->before;
         l->labels = l->host_labels;
         l->sums = l->host_sums;
     } else {
@@ -172,11 +176,15 @@ static vptq_status evaluate(lloyd *l, double *objective, vptq_err *err)
     const vptq_backend *ops = l->dev->ops;
     const float *x = ops->host_memory ? p->x : l->x, *w = ops->host_memory ? p->w : l->w;
     vptq_status st = VPTQ_OK;
-    if (!ops->host_memory)
-        VPTQ_TRY(ops->upload(l->dev->state, l->c, l->host_c, (size_t)l->k * p->v * sizeof *l->c,
-                             err));
+    if (!ops->host_memory) {
+        const size_t bytes = (size_t)l->k * p->v * sizeof *l->c;
+        VPTQ_TRY(ops->upload(l->dev->state, l->c, l->host_c, bytes, err));
+        if (l->labelled)
+            VPTQ_TRY(ops->upload(l->dev->state, l->last, l->before, bytes, err));
+    }
     if (l->labelled)
-        VPTQ_TRY(ops->reassign(l->dev->state, p->n, p->v, l->k, x, l->c, l->labels, err));
+        VPTQ_TRY(
+            ops->reassign(l->dev->state, p->n, p->v, l->k, x, l->last, l->c, l->labels, err));
     else
         VPTQ_TRY(ops->assign(l->dev->state, p->n, p->v, l->k, x, l->c, l->labels, NULL, err));
     l->labelled = true;

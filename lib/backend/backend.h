@@ -192,10 +192,11 @@ typedef struct vptq_backend {
      */
     vptq_status (*assign)(vptq_dev *dev, size_t n, uint32_t v, uint32_t k, const float *x,
                           const float *c, uint32_t *idx, float *dist, vptq_err *err);
-    /* The same with labels that were right for another book, idx[i] < k: faster the nearer the
-     * vectors still are to those centroids. */
+    /* The same with labels idx[i] < k to start from: faster the nearer the vectors still are to
+     * those centroids.  `before` [k, v] (may be NULL): the book for which this device found the
+     * labels; faster the fewer centroids have moved since. */
     vptq_status (*reassign)(vptq_dev *dev, size_t n, uint32_t v, uint32_t k, const float *x,
-                            const float *c, uint32_t *idx, vptq_err *err);
+                            const float *before, const float *c, uint32_t *idx, vptq_err *err);
     /* sums[j] = sum of w_i x_i [k, v], weights[j] = sum of w_i [k] over idx[i] == j
      * (overwritten), *objective = sum_i w_i |x_i - c_idx(i)|^2.  w: [n] or NULL for ones. */
     vptq_status (*accumulate)(vptq_dev *dev, size_t n, uint32_t v, uint32_t k, const float *x,

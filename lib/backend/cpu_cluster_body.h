@@ -53,9 +53,25 @@ INLINE void nearest_of_list(const float *rows, size_t v, const uint32_t *list, s
     }
 }
 
+/* Entries of a list that counts listed centroids become centroids, and `label` joins them in
+ * its place; the new n. */
+static size_t name_listed(const vptq_cluster_books *b, uint32_t label, uint32_t *list, size_t n)
+{
+    size_t at = 0;
+    for (size_t i = 0; i < n; i++) {
+        list[i] = b->index[list[i]];
+        at += list[i] < label;
+    }
+    if (at < n && list[at] == label)
+        return n;
+    memmove(list + at + 1, list + at, (n - at) * sizeof *list);
+    list[at] = label;
+    return n + 1;
+}
+
 /* Ascending, the centroids that may be nearest to any vector whose reach is at most `reach`:
  * those no further from the cluster's, a, than that.  All where there is no telling. */
-INLINE size_t list_around(const vptq_cluster_books *b, size_t v, const float *a,
+INLINE size_t list_around(const vptq_cluster_books *b, size_t v, uint32_t label, const float *a,
                           const float *score, float reach, uint32_t *list)
 {
     float norm = 0;
@@ -66,8 +82,12 @@ INLINE size_t list_around(const vptq_cluster_books *b, size_t v, const float *a,
     size_t n = 0;
     for (size_t i = 0; bound > -FLT_MAX && i < b->book.blocks * VPTQ_BOOK_LANES; i += LANES)
         n = vf_append(list, NULL, n, vf_load(score + i), vf_set1(bound), (uint32_t)i);
-    for (; !n || (!(bound > -FLT_MAX) && n < b->k); n++)
+    for (; !(bound > -FLT_MAX) && n < b->listed; n++)
         list[n] = (uint32_t)n;
+    if (b->index)
+        n = name_listed(b, label, list, n);
+    else if (!n)
+        list[n++] = 0;
     for (size_t l = 0; l < NEAR_STEP; l++)
         list[n + l] = list[n - 1];
     return n;
@@ -95,7 +115,7 @@ INLINE void search_near(const vptq_cluster_books *b, size_t v, uint32_t label, s
             for (size_t d = 0; d < v; d++)
                 xt[d * LANES + j] = b->x[m * v + d];
         }
-        const size_t listed = list_around(b, v, a, score, most, list);
+        const size_t listed = list_around(b, v, label, a, score, most, list);
         nearest_of_list(b->rows, v, list, listed, xt, found);
         for (size_t j = 0; j < count; j++)
             idx[member[i + j]] = found[j];

@@ -9,7 +9,8 @@
 vptq_status vptq_cpu_assign(vptq_dev *dev, size_t n, uint32_t v, uint32_t k, const float *x,
                             const float *c, uint32_t *idx, float *dist, vptq_err *err);
 vptq_status vptq_cpu_reassign(vptq_dev *dev, size_t n, uint32_t v, uint32_t k, const float *x,
-                              const float *c, uint32_t *idx, vptq_err *err);
+                              const float *before, const float *c, uint32_t *idx,
+                              vptq_err *err);
 vptq_status vptq_cpu_accumulate(vptq_dev *dev, size_t n, uint32_t v, uint32_t k, const float *x,
                                 const float *w, const uint32_t *idx, const float *c,
                                 double *sums, double *weights, double *objective,

@@ -56,14 +56,16 @@ typedef struct vptq_pair_books {
 /* A book whose vectors, x, have labels already. */
 typedef struct vptq_cluster_books {
     uint32_t k;
-    vptq_book book;
-    const float *rows; /* [k][1 + v] -|c|^2 / 2 and c, as in the book */
-    const float *x;    /* all vectors */
+    uint32_t listed;       /* centroids that are looked at beside the label's ... */
+    const uint32_t *index; /* [listed] ... ascending; NULL = all k */
+    vptq_book book;        /* of those */
+    const float *rows;     /* [k][1 + v] -|c|^2 / 2 and c, as in the book */
+    const float *x;        /* all vectors */
 } vptq_cluster_books;
 
 static inline size_t vptq_cluster_room(const vptq_cluster_books *b)
 {
-    return 2 * (b->book.blocks + 1) * VPTQ_BOOK_LANES;
+    return 2 * (b->book.blocks + 2) * VPTQ_BOOK_LANES;
 }
 
 typedef struct vptq_search_kernels {
@@ -71,10 +73,10 @@ typedef struct vptq_search_kernels {
      * vptq_search_room of them. */
     void (*search)(const vptq_pair_books *b, size_t n, const float *x, bool keep, float *room,
                    uint32_t *idx, uint32_t *idx_res);
-    /* idx[m] = what `nearest` finds for vector m, to the bit, for the n vectors `member` whose
-     * label is `label`.  reach[m] (not NaN): nothing further from that centroid than this can
-     * be nearest.  Vectors of similar reach should be neighbours.  room: floats,
-     * vptq_cluster_room of them. */
+    /* idx[m] = what `nearest` finds for vector m among the listed centroids and `label`, to the
+     * bit, for the n vectors `member` that have this label.  reach[m] (not NaN): nothing
+     * further from that centroid than this can be nearest.  Vectors of similar reach should be
+     * neighbours.  room: floats, vptq_cluster_room of them. */
     void (*search_cluster)(const vptq_cluster_books *b, uint32_t label, size_t n,
                            const uint32_t *member, const float *reach, float *room,
                            uint32_t *idx);

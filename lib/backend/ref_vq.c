@@ -42,8 +42,9 @@ vptq_status vptq_ref_assign(vptq_dev *dev, size_t n, uint32_t v, uint32_t k, con
 }
 
 vptq_status vptq_ref_reassign(vptq_dev *dev, size_t n, uint32_t v, uint32_t k, const float *x,
-                              const float *c, uint32_t *idx, vptq_err *err)
+                              const float *before, const float *c, uint32_t *idx, vptq_err *err)
 {
+    (void)before;
     return vptq_ref_assign(dev, n, v, k, x, c, idx, NULL, err);
 }
 

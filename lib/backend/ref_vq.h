@@ -8,7 +8,8 @@
 vptq_status vptq_ref_assign(vptq_dev *dev, size_t n, uint32_t v, uint32_t k, const float *x,
                             const float *c, uint32_t *idx, float *dist, vptq_err *err);
 vptq_status vptq_ref_reassign(vptq_dev *dev, size_t n, uint32_t v, uint32_t k, const float *x,
-                              const float *c, uint32_t *idx, vptq_err *err);
+                              const float *before, const float *c, uint32_t *idx,
+                              vptq_err *err);
 vptq_status vptq_ref_accumulate(vptq_dev *dev, size_t n, uint32_t v, uint32_t k, const float *x,
                                 const float *w, const uint32_t *idx, const float *c,
                                 double *sums, double *weights, double *objective,

@@ -213,9 +213,11 @@ static void check_labels(void *arg, const vptq_device *dev, bool is_ref)
     assert_ok(dev->ops->assign(dev->state, a->n, a->v, a->k, a->x, a->c, want, NULL, &err),
               &err);
     memcpy(got, a->labels, a->n * sizeof *got);
-    assert_ok(dev->ops->reassign(dev->state, a->n, a->v, a->k, a->x, a->c, got, &err), &err);
+    assert_ok(dev->ops->reassign(dev->state, a->n, a->v, a->k, a->x, NULL, a->c, got, &err),
+              &err);
     assert_memory_equal(got, want, a->n * sizeof *got);
-    assert_ok(dev->ops->reassign(dev->state, a->n, a->v, a->k, a->x, a->c, got, &err), &err);
+    assert_ok(dev->ops->reassign(dev->state, a->n, a->v, a->k, a->x, NULL, a->c, got, &err),
+              &err);
     assert_memory_equal(got, want, a->n * sizeof *got);
     free(want);
     free(got);
@@ -565,7 +567,7 @@ static vptq_status run_all(void *arg, vptq_mem *mem, vptq_err *err)
     uint32_t *idx = vtest_alloc(a->n, sizeof *idx);
     double *sums = vtest_alloc((size_t)a->k * (a->v + 1), sizeof *sums), objective;
     VPTQ_TRY(dev.ops->assign(dev.state, a->n, a->v, a->k, a->x, a->c, idx, NULL, err));
-    VPTQ_TRY(dev.ops->reassign(dev.state, a->n, a->v, a->k, a->x, a->c, idx, err));
+    VPTQ_TRY(dev.ops->reassign(dev.state, a->n, a->v, a->k, a->x, a->c, a->c, idx, err));
     VPTQ_TRY(dev.ops->accumulate(dev.state, a->n, a->v, a->k, a->x, NULL, idx, a->c, sums,
                                  sums + a->k * a->v, &objective, err));
 out:

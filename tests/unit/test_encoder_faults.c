@@ -104,10 +104,10 @@ static vptq_status assign(vptq_dev *dev, size_t n, uint32_t v, uint32_t k, const
 }
 
 static vptq_status reassign(vptq_dev *dev, size_t n, uint32_t v, uint32_t k, const float *x,
-                            const float *c, uint32_t *idx, vptq_err *err)
+                            const float *before, const float *c, uint32_t *idx, vptq_err *err)
 {
     vptq_status st = count(err);
-    return st ? st : fault.real->reassign(dev, n, v, k, x, c, idx, err);
+    return st ? st : fault.real->reassign(dev, n, v, k, x, before, c, idx, err);
 }
 
 static vptq_status accumulate(vptq_dev *dev, size_t n, uint32_t v, uint32_t k, const float *x,

@@ -1,0 +1,204 @@
+/* The row reassign: nearest centroids of vectors that have labels already.
+ *
+ * A vector x with label a is |x - a| from a centroid, so that one further than 2 |x - a| from a
+ * cannot be nearer: only those around a are looked at.  And where x is no further from a than
+ * it was before, no centroid can have become nearer than a but one that has moved.  After a few
+ * iterations of k-means most have not. */
+#include <math.h>
+#include <string.h>
+
+#include "lib/backend/cpu_book.h"
+#include "lib/backend/cpu_vq.h"
+#include "lib/backend/dev.h"
+#include "lib/base/parallel.h"
+
+typedef struct reassign_job {
+    const vptq_search_kernels *kernels;
+    vptq_cluster_books all, moved;
+    const float *x, *c, *before;
+    size_t n;
+    uint32_t *idx;
+    float *reach;     /* [n] */
+    uint32_t *group;  /* [n] 2 label + whether no centroid but one that moved can be nearer */
+    uint32_t *member; /* [n] sorted by group and reach */
+    uint32_t *order;  /* [n] */
+    uint32_t *first;  /* [2 k + 1] of member: where groups begin */
+    float *room;      /* per thread */
+} reassign_job;
+
+static void lay_rows(const vptq_book *book, uint32_t k, float *rows)
+{
+    enum { LANES = VPTQ_BOOK_LANES };
+    const size_t v = book->v;
+    for (size_t j = 0; j < k; j++) {
+        const float *from = book->data + j / LANES * (1 + v) * LANES + j % LANES;
+        for (size_t d = 0; d <= v; d++)
+            rows[j * (1 + v) + d] = from[d * LANES];
+    }
+}
+
+/* The listed rows as a book, laid into `data`. */
+static vptq_book take_rows(const vptq_cluster_books *b, float *data)
+{
+    enum { LANES = VPTQ_BOOK_LANES };
+    const size_t v = b->book.v, blocks = vptq_round_up(b->listed, LANES) / LANES;
+    for (size_t i = 0; i < blocks * LANES; i++) {
+        const float *row = i < b->listed ? b->rows + b->index[i] * (1 + v) : NULL;
+        float *to = data + i / LANES * (1 + v) * LANES + i % LANES;
+        to[0] = row ? row[0] : -INFINITY;
+        for (size_t d = 1; d <= v; d++)
+            to[d * LANES] = row ? row[d] : 0;
+    }
+    return (vptq_book){.v = b->book.v, .blocks = blocks, .data = data};
+}
+
+/* The centroids that are not what they were, ascending; their number. */
+static uint32_t list_moved(const reassign_job *job, uint32_t v, uint32_t k, uint32_t *list)
+{
+    uint32_t n = 0;
+    for (size_t j = 0; j < k; j++) {
+        if (!job->before || memcmp(job->c + j * v, job->before + j * v, v * sizeof *job->c))
+            list[n++] = (uint32_t)j;
+    }
+    return n;
+}
+
+static float square_distance(const float *x, const float *c, size_t v)
+{
+    float sum = 0;
+    for (size_t d = 0; d < v; d++)
+        sum += (x[d] - c[d]) * (x[d] - c[d]);
+    return sum;
+}
+
+/* What is added to distances is far more than the rounding of scores can confuse: the score of
+ * what is left out is lower by more than 5e-5 (|x| + |x - a|)^2.  Where a has not moved, scores
+ * are the bits that they were. */
+static void set_reaches(void *arg, size_t begin, size_t end, int thread)
+{
+    const reassign_job *job = arg;
+    const size_t v = job->all.book.v;
+    (void)thread;
+    for (size_t i = begin; i < end; i++) {
+        const float *x = job->x + i * v, *a = job->c + job->idx[i] * v;
+        const float square = square_distance(x, a, v), distance = sqrtf(square);
+        float norm = 0;
+        for (size_t d = 0; d < v; d++)
+            norm += x[d] * x[d];
+        const float size = sqrtf(norm) + distance, reach = 2 * distance + 0.01F * size;
+        job->reach[i] = reach < INFINITY ? reach : INFINITY;
+        job->group[i] = 2 * job->idx[i];
+        if (!job->before)
+            continue;
+        const float *old = job->before + job->idx[i] * v;
+        job->group[i] += !memcmp(a, old, v * sizeof *a) ||
+                         square + 1e-4F * size * size < square_distance(x, old, v);
+    }
+}
+
+/* Sorts the vectors by group and, inside one, roughly by reach: two counting sorts. */
+static void sort_members(reassign_job *job)
+{
+    enum { BUCKETS = 256 };
+    const size_t n = job->n, groups = 2 * (size_t)job->all.k;
+    uint32_t start[BUCKETS + 1] = {0};
+    float most = 0;
+    for (size_t i = 0; i < n; i++)
+        most = job->reach[i] > most && job->reach[i] < INFINITY ? job->reach[i] : most;
+    const float scale = most > 0 ? (BUCKETS - 2) / most : 0;
+    for (int pass = 0; pass < 2; pass++) {
+        for (size_t i = 0; i < n; i++) {
+            const float reach = job->reach[i];
+            const size_t bucket = reach < INFINITY ? (size_t)(reach * scale) : BUCKETS - 1;
+            if (pass)
+                job->order[start[bucket]++] = (uint32_t)i;
+            else
+                start[bucket + 1]++;
+        }
+        for (size_t b = 0; !pass && b < BUCKETS; b++)
+            start[b + 1] += start[b];
+    }
+    memset(job->first, 0, (groups + 1) * sizeof *job->first);
+    for (size_t i = 0; i < n; i++)
+        job->first[job->group[i] + 1]++;
+    for (size_t g = 0; g < groups; g++)
+        job->first[g + 1] += job->first[g];
+    for (size_t i = 0; i < n; i++) /* first[g] moves on to where g ends ... */
+        job->member[job->first[job->group[job->order[i]]]++] = job->order[i];
+    memmove(job->first + 1, job->first, groups * sizeof *job->first); /* ... and back */
+    job->first[0] = 0;
+}
+
+static void search_clusters(void *arg, size_t begin, size_t end, int thread)
+{
+    const reassign_job *job = arg;
+    float *room = job->room + (size_t)thread * vptq_cluster_room(&job->all);
+    for (size_t g = 2 * begin; g < 2 * end; g++) {
+        const vptq_cluster_books *b = g % 2 ? &job->moved : &job->all;
+        const uint32_t first = job->first[g], n = job->first[g + 1] - first;
+        if (n && b->listed)
+            job->kernels->search_cluster(b, (uint32_t)(g / 2), n, job->member + first,
+                                         job->reach, room, job->idx);
+    }
+}
+
+/* Books of all centroids and of those that moved, and the arrays of the job, in one piece. */
+static vptq_status open_job(vptq_dev *dev, uint32_t v, uint32_t k, reassign_job *job,
+                            vptq_err *err)
+{
+    const size_t n = job->n, book = vptq_book_floats(v, k);
+    const size_t rows = vptq_round_up((size_t)k * (1 + v), VPTQ_BOOK_LANES);
+    job->all = (vptq_cluster_books){.k = k, .listed = k, .x = job->x};
+    job->all.book = (vptq_book){.v = v, .blocks = book / ((1 + v) * VPTQ_BOOK_LANES)};
+    const size_t room = (size_t)dev->threads * vptq_cluster_room(&job->all);
+    float *data = vptq_dev_scratch(dev, 2 * book + rows + room + 4 * n + 3 * (size_t)k + 1,
+                                   sizeof *data, err);
+    if (!data)
+        return VPTQ_E_NOMEM;
+    float *moved = data + book, *all_rows = moved + book;
+    job->room = all_rows + rows;
+    job->reach = job->room + room;
+    job->group = (uint32_t *)(void *)(job->reach + n);
+    job->member = job->group + n;
+    job->order = job->member + n;
+    job->first = job->order + n;
+    uint32_t *index = job->first + 2 * (size_t)k + 1;
+    job->all.book = vptq_book_lay(dev, v, k, job->c, data);
+    lay_rows(&job->all.book, k, all_rows);
+    job->all.rows = all_rows;
+    job->moved = job->all;
+    job->moved.listed = list_moved(job, v, k, index);
+    job->moved.index = index;
+    job->moved.book = take_rows(&job->moved, moved);
+    return VPTQ_OK;
+}
+
+/* Below 512 centroids, those around one are most of all, and a cluster is cheaper to search
+ * whole; it is different where few have moved. */
+static bool worth_grouping(const reassign_job *job, uint32_t v, uint32_t k)
+{
+    uint32_t moved = 0;
+    for (size_t j = 0; job->before && j < k; j++)
+        moved += memcmp(job->c + j * v, job->before + j * v, v * sizeof *job->c) != 0;
+    return (k >= 512 || (job->before && 4 * moved < k)) && job->n >= k && job->n < UINT32_MAX;
+}
+
+vptq_status vptq_cpu_reassign(vptq_dev *dev, size_t n, uint32_t v, uint32_t k, const float *x,
+                              const float *before, const float *c, uint32_t *idx, vptq_err *err)
+{
+    reassign_job job = {.kernels = vptq_search_kernels_of(dev),
+                        .x = x,
+                        .c = c,
+                        .before = before,
+                        .n = n,
+                        .idx = idx};
+    if (!worth_grouping(&job, v, k))
+        return vptq_cpu_assign(dev, n, v, k, x, c, idx, NULL, err);
+    vptq_status st = open_job(dev, v, k, &job, err);
+    if (st)
+        return st;
+    vptq_parallel_for(dev->threads, n, 4096, set_reaches, &job);
+    sort_members(&job);
+    vptq_parallel_for(dev->threads, k, 8, search_clusters, &job);
+    return VPTQ_OK;
+}
