@@ -34,6 +34,7 @@ static spelling spelling_of(const vptq_setting *t)
             return spellings[i];
     return (spelling){.key = t->key,
                       .arg = t->choices                       ? t->choices
+                             : t->kind == VPTQ_SETTING_BOOL   ? "true|false"
                              : t->kind == VPTQ_SETTING_DOUBLE ? "X"
                                                               : "N"};
 }
