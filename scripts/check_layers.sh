@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Who may include whom: docs/design.md, "Rooms and who may enter them".  Includes of our own
+# Who may include whom: docs/design.md, "Rooms".  Includes of our own
 # headers are written from the root; a module may include itself and what its row names.
 # usage: check_layers.sh [ROOT]      check the sources below ROOT (default: the project)
 #        check_layers.sh --self-test  plant violations and see that each is found

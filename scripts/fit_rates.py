@@ -6,7 +6,7 @@ that of the quick encoding.  A rate is the geometric mean over the matrices, eac
 what it has in common in all settings, because not every matrix has every setting.  Prints the rows, by
 index bits per weight, and how far single matrices are from them.
 
-    build/dev/tests/bench/bench_rates --quick MODEL HDIR 15:o_proj .. > rates.txt
+    build/release/tests/bench/bench_rates --quick MODEL HDIR 15:o_proj .. > rates.txt
     python3 scripts/fit_rates.py rates.txt
 
 Settings below 4 vectors per centroid are left out of the fit.  Needs nothing but Python.

@@ -1,7 +1,7 @@
 /* What a setting costs in loss: a table of settings worth choosing from, each with its loss
  * under the default encoder as measured on real matrices, so that the loss of a matrix under
- * any of them can be predicted from one quick encoding of it.  docs/encoder.md says how good
- * the predictions are. */
+ * any of them can be predicted from one quick encoding of it.  docs/allocation.md says how
+ * good the predictions are. */
 #ifndef VPTQ_QUANT_RATES_H
 #define VPTQ_QUANT_RATES_H
 
