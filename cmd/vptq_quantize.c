@@ -175,15 +175,16 @@ static vptq_status take_calibration(const vptq_cli *cli, const quantize_args *a,
                                     vptq_calibrate_options *c, double *kv_factor, vptq_err *err)
 {
     static const double sequential_holdout = 0.1; /* its targets need some */
+    const bool correct = !isnan(a->correction) && a->correction > 0;
     double factor;
     vptq_status st = vptq_cli_calibrate_take(&a->calibrate, cli->common.seed, c, &factor, err);
     if (st)
         return st;
     c->sequential = a->sequential;
-    c->correction = a->correction;
-    if (!(a->correction >= 0 && a->correction <= 1))
+    c->correction = isnan(a->correction) ? (double)c->sequential : a->correction;
+    if (!(c->correction >= 0 && c->correction <= 1))
         return vptq_fail(err, VPTQ_E_ARG, "--correction is %g, expected 0 to 1", a->correction);
-    if (a->correction > 0 && !c->sequential)
+    if (correct && !c->sequential)
         return vptq_fail(err, VPTQ_E_ARG, "--correction needs --sequential");
     if (c->correction > 0 && isnan(a->calibrate.holdout))
         c->holdout = sequential_holdout;
@@ -316,6 +317,7 @@ static int dispatch(vptq_cli *cli, const quantize_args *a)
 int main(int argc, char **argv)
 {
     quantize_args a = {.kv_factor = NAN,
+                       .correction = NAN,
                        .layers = {0, UINT32_MAX},
                        .bits = NAN,
                        .allocate = VPTQ_ALLOCATE_PROXY,
@@ -355,10 +357,13 @@ int main(int argc, char **argv)
     const vptq_cli_option calibration[] = {
         {0, NULL, CLI_FLAG, NULL, NULL, "Calibrate in this run, without -H", false},
         {0, "sequential", CLI_FLAG, &a.sequential, NULL,
-         "each block sees the quantized blocks before it", false},
+         "each linear sees what passed the quantized ones before it", false},
         {0, "correction", CLI_DOUBLE, &a.correction, "X",
-         "with it, move targets towards the original's outputs by up to X, 0 to 1, as held-out "
-         "windows decide; holds out a tenth of them unless --holdout is given",
+         "with it, move targets towards what gives the original's outputs by up to X, 0 to 1, "
+         "as "
+         "held-out windows decide; holds out a tenth of them unless --holdout is given "
+         "(default: "
+         "1)",
          false}};
     enum {
         INPUTS = sizeof inputs / sizeof inputs[0],

@@ -9,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "hessian/calibrate_second.h"
+#include "hessian/calibrate_sequential.h"
 #include "lib/base/file.h"
 
 static const char STATE_FILE[] = "hidden.state";
@@ -43,7 +43,7 @@ vptq_status vptq_token_weights_parse(const char *text, vptq_token_weights *weigh
 
 /* ---- plan ---- */
 
-static size_t all_windows(const vptq_calibrator *c)
+size_t vptq_calibrator_windows(const vptq_calibrator *c)
 {
     return c->windows[VPTQ_PART_MAIN] + c->windows[VPTQ_PART_HELD_OUT];
 }
@@ -92,8 +92,7 @@ vptq_status vptq_calibrator_plan(vptq_device *dev, const vptq_model *m,
     vptq_status st = VPTQ_OK;
     size_t count;
 
-    *c = (vptq_calibrator){
-        .dev = dev, .model = m, .opt = *opt, .states = {.fd = -1}, .passed = {.fd = -1}};
+    *c = (vptq_calibrator){.dev = dev, .model = m, .opt = *opt, .states = {.fd = -1}};
     vptq_arena_init(&c->arena, dev->ctx->mem);
     VPTQ_TRY(vptq_corpus_load(dev->ctx, &opt->corpus, m->tokenizer, m->desc->vocab, &c->corpus,
                               err));
@@ -139,7 +138,7 @@ void vptq_calibrator_release(vptq_calibrator *c)
     release_device(c, c->weight);
     vptq_corpus_release(&c->corpus);
     vptq_arena_release(&c->arena);
-    *c = (vptq_calibrator){.states = {.fd = -1}, .passed = {.fd = -1}};
+    *c = (vptq_calibrator){.states = {.fd = -1}};
 }
 
 /* ---- start ---- */
@@ -148,7 +147,7 @@ static vptq_status embed_all(vptq_calibrator *c, vptq_states *s, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     float *rows;
-    for (size_t w = 0; w < all_windows(c); w++) {
+    for (size_t w = 0; w < vptq_calibrator_windows(c); w++) {
         VPTQ_TRY(vptq_states_get(s, c->starts[w], c->opt.length, true, &rows, err));
         VPTQ_TRY(vptq_forward_embed(c->forward, c->corpus.ids.data + c->window[w],
                                     c->opt.length, rows, err));
@@ -192,7 +191,7 @@ static vptq_status load_states(vptq_calibrator *c, uint32_t wanted, vptq_err *er
 {
     vptq_status st = VPTQ_OK;
     char fingerprint[17];
-    vptq_states *const streams[] = {&c->states, &c->passed};
+    vptq_states *const streams[] = {&c->states, vptq_calibrator_passed(c)};
     uint64_t position;
     bool found;
 
@@ -209,7 +208,7 @@ static vptq_status load_states(vptq_calibrator *c, uint32_t wanted, vptq_err *er
     if (!found)
         VPTQ_TRY(embed_all(c, &c->states, err));
     if (!found && c->opt.sequential)
-        VPTQ_TRY(embed_all(c, &c->passed, err));
+        VPTQ_TRY(embed_all(c, streams[1], err));
 out:
     return st;
 }
@@ -218,7 +217,7 @@ vptq_status vptq_calibrator_start(vptq_calibrator *c, const char *dir, uint32_t 
                                   uint32_t last, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    const size_t count = all_windows(c);
+    const size_t count = vptq_calibrator_windows(c);
 
     c->last = last;
     c->most = c->starts[vptq_forward_group(c->starts, count, 0)]; /* windows are as long */
@@ -230,13 +229,10 @@ vptq_status vptq_calibrator_start(vptq_calibrator *c, const char *dir, uint32_t 
                                        &c->sum[i], err));
     if (c->opt.weights)
         VPTQ_TRY(open_weights(c, err));
-    if (c->opt.sequential)
-        VPTQ_TRY(vptq_calibrator_open_second(c, err));
     VPTQ_TRY(vptq_states_open(c->dev->ctx, dir, c->starts[count], c->model->desc->hidden,
                               c->most, c->opt.reserve, &c->states, err));
     if (c->opt.sequential)
-        VPTQ_TRY(vptq_states_open(c->dev->ctx, dir, c->starts[count], c->model->desc->hidden,
-                                  c->most, c->opt.reserve, &c->passed, err));
+        VPTQ_TRY(vptq_calibrator_open_second(c, dir, err));
     VPTQ_TRY(load_states(c, wanted, err));
     c->state_time = vptq_seconds();
 out:
@@ -245,6 +241,15 @@ out:
 
 /* ---- running ---- */
 
+vptq_status vptq_calibrator_add(vptq_calibrator *c, vptq_input input, size_t tokens, size_t dim,
+                                const float *x, vptq_err *err)
+{
+    vptq_status st = vptq_hessian_sum_add(c->dev, &c->sum[input], tokens, x, dim, err);
+    if (!st && input == VPTQ_INPUT_QKV && c->opt.weights == VPTQ_WEIGHTS_SINK)
+        st = vptq_hessian_sum_add_window(c->dev, &c->term, 1, x, dim, NULL, err);
+    return st;
+}
+
 static vptq_status on_tap(void *arg, vptq_input input, size_t sequence, size_t tokens,
                           size_t dim, const float *x, vptq_err *err)
 {
@@ -252,22 +257,20 @@ static vptq_status on_tap(void *arg, vptq_input input, size_t sequence, size_t t
     char detail[64];
     size_t done = c->first + sequence + 1;
 
-    vptq_status st = vptq_hessian_sum_add(c->dev, &c->sum[input], tokens, x, dim, err);
-    if (!st && c->opt.sequential)
-        st = vptq_calibrator_add_shift(c, input, sequence, tokens, dim, x, err);
-    if (!st && input == VPTQ_INPUT_QKV && c->opt.weights == VPTQ_WEIGHTS_SINK)
-        st = vptq_hessian_sum_add_window(c->dev, &c->term, 1, x, dim, NULL, err);
+    vptq_status st = vptq_calibrator_add(c, input, tokens, dim, x, err);
     if (st || input != VPTQ_INPUT_DOWN)
         return st;
     snprintf(detail, sizeof detail, "layer %u of 0-%u", c->layer, c->last);
-    vptq_progress(c->dev->ctx, "hessian", (uint64_t)c->layer * all_windows(c) + done,
-                  (uint64_t)(c->last + 1) * all_windows(c), detail);
+    vptq_progress(c->dev->ctx, "hessian",
+                  (uint64_t)c->layer * vptq_calibrator_windows(c) + done,
+                  (uint64_t)(c->last + 1) * vptq_calibrator_windows(c), detail);
     return VPTQ_OK;
 }
 
 /* T += sum_t a_t x_t x_t^T of one window. */
-static vptq_status on_attention(void *arg, size_t sequence, size_t tokens, size_t dim,
-                                const float *x, const vptq_attention_args *a, vptq_err *err)
+vptq_status vptq_calibrator_attention(void *arg, size_t sequence, size_t tokens, size_t dim,
+                                      const float *x, const vptq_attention_args *a,
+                                      vptq_err *err)
 {
     vptq_calibrator *c = arg;
     const vptq_backend *ops = c->dev->ops;
@@ -292,31 +295,22 @@ static vptq_status run_part(vptq_calibrator *c, size_t first, size_t count, bool
                             vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    vptq_block_hooks sums = {.arg = c, .tap = on_tap}, first_stream = {.arg = c};
+    vptq_block_hooks hooks = {.arg = c};
     float *rows;
 
-    if (c->opt.weights == VPTQ_WEIGHTS_ATTENTION)
-        sums.attention = on_attention;
-    if (sum && c->opt.sequential)
-        first_stream.tap = vptq_calibrator_record;
-    else if (sum)
-        first_stream = sums;
+    if (sum)
+        hooks.tap = on_tap;
+    if (sum && c->opt.weights == VPTQ_WEIGHTS_ATTENTION)
+        hooks.attention = vptq_calibrator_attention;
     /* all windows are as long, so the rows of any of them begin like the first ones' */
     for (size_t w = 0, e; w < count; w = e) {
         e = vptq_forward_group(c->starts, count, w);
         const size_t row = c->starts[first + w], n = c->starts[e] - c->starts[w];
         c->first = first + w;
         VPTQ_TRY(vptq_states_get(&c->states, row, n, false, &rows, err));
-        VPTQ_TRY(vptq_forward_block_with(c->forward, c->layer, c->starts, e - w, rows,
-                                         &first_stream, err));
+        VPTQ_TRY(
+            vptq_forward_block_with(c->forward, c->layer, c->starts, e - w, rows, &hooks, err));
         VPTQ_TRY(vptq_states_keep(&c->states, row, n, err));
-        if (!sum || !c->opt.sequential)
-            continue;
-        /* x~ itself waits for the quantized block */
-        VPTQ_TRY(vptq_states_get(&c->passed, row, n, false, &rows, err));
-        memcpy(c->copy, rows, n * c->model->desc->hidden * sizeof *rows);
-        VPTQ_TRY(vptq_forward_block_with(c->forward, c->layer, c->starts, e - w, c->copy, &sums,
-                                         err));
     }
 out:
     return st;
@@ -324,12 +318,8 @@ out:
 
 static void clear_sums(vptq_calibrator *c)
 {
-    for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
-        vptq_hessian_sum *s = &c->sum[i];
-        vptq_hessian_sum_clear(s);
-        if (c->shift[i])
-            memset(c->shift[i], 0, (size_t)s->n * s->n * sizeof *c->shift[i]);
-    }
+    for (int i = 0; i < VPTQ_INPUT_COUNT; i++)
+        vptq_hessian_sum_clear(&c->sum[i]);
     if (c->opt.weights)
         vptq_hessian_sum_clear(&c->term);
 }
@@ -340,6 +330,7 @@ vptq_status vptq_calibrator_run(vptq_calibrator *c, vptq_calibrator_fn fn, void 
     vptq_status st = VPTQ_OK;
     size_t first = 0;
 
+    VPTQ_BUG_IF(c->opt.sequential);
     for (int part = 0; part < VPTQ_PART_COUNT; first += c->windows[part++]) {
         if (!c->windows[part])
             continue;
@@ -349,29 +340,6 @@ vptq_status vptq_calibrator_run(vptq_calibrator *c, vptq_calibrator_fn fn, void 
             VPTQ_TRY(fn(arg, c, (vptq_part)part, err));
     }
     c->layer++;
-out:
-    return st;
-}
-
-vptq_status vptq_calibrator_advance(vptq_calibrator *c, const vptq_weight *linear,
-                                    vptq_err *err)
-{
-    vptq_status st = VPTQ_OK;
-    const vptq_block_hooks hooks = {.linear = linear};
-    size_t first = 0;
-    float *rows;
-
-    VPTQ_BUG_IF(!c->opt.sequential || c->layer == 0);
-    /* parts one by one, so that groups are cut as they are for x */
-    for (int part = 0; part < VPTQ_PART_COUNT; first += c->windows[part++])
-        for (size_t w = 0, e; w < c->windows[part]; w = e) {
-            e = vptq_forward_group(c->starts, c->windows[part], w);
-            const size_t row = c->starts[first + w], n = c->starts[e] - c->starts[w];
-            VPTQ_TRY(vptq_states_get(&c->passed, row, n, false, &rows, err));
-            VPTQ_TRY(vptq_forward_block_with(c->forward, c->layer - 1, c->starts, e - w, rows,
-                                             &hooks, err));
-            VPTQ_TRY(vptq_states_keep(&c->passed, row, n, err));
-        }
 out:
     return st;
 }
@@ -395,7 +363,7 @@ void vptq_calibrator_checkpoint(vptq_calibrator *c)
 {
     vptq_err why = {0};
     char fingerprint[17];
-    vptq_states *const streams[] = {&c->states, &c->passed};
+    vptq_states *const streams[] = {&c->states, vptq_calibrator_passed(c)};
 
     /* no result depends on the time */
     if (vptq_seconds() - c->state_time < c->opt.checkpoint_seconds)

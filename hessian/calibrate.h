@@ -13,12 +13,14 @@
  * the sample, on which the same moments tell what was only learnt by heart.
  *
  * A sequential calibration carries two streams: x of the model as it is, and x~ that passed the
- * quantized blocks before.  A block sums the moments of x~, the block itself not quantized yet,
- * and how far x is from it; when its linears are quantized, x~ goes on through them:
+ * quantized linears before.  It goes input by input, so that what o, gate and up, and down read
+ * has passed what was just made of their own block:
  *
- *     vptq_calibrator_run(&c, take, arg, err);
- *     ... quantize ...
- *     vptq_calibrator_advance(&c, linear, err); */
+ *     while (c.layer <= last)
+ *         vptq_calibrator_step(&c, linear, take, arg, err);
+ *
+ * Each step sums the moments of x~ at the input c.next and either how far x is from it, or, for
+ * o and down, how far apart the hidden states behind them would be. */
 #ifndef HESSIAN_CALIBRATE_H
 #define HESSIAN_CALIBRATE_H
 
@@ -58,10 +60,10 @@ typedef struct vptq_calibrator {
     char fingerprint[VPTQ_PART_COUNT][17];
     size_t windows[VPTQ_PART_COUNT];
     uint32_t layer, last; /* to run next; the last that will be, for the progress */
-    /* of the part that was run last; sequential: of x~ */
+    vptq_input next; /* sequential: input of that block, VPTQ_INPUT_COUNT behind the last */
+    /* of the part that was run last; sequential: of x~ at the input that was run last */
     vptq_hessian_sum sum[VPTQ_INPUT_COUNT];
-    vptq_hessian_sum term;           /* of k and v; its tokens are windows */
-    double *shift[VPTQ_INPUT_COUNT]; /* sequential: sums of (x - x~) x~^T [n, n], else NULL */
+    vptq_hessian_sum term; /* of k and v; its tokens are windows */
 
     /* the rest is the calibrator's own */
     vptq_arena arena;
@@ -77,13 +79,7 @@ typedef struct vptq_calibrator {
     double *mass;   /* [length] device memory, and on the host */
     double *host_mass;
     float *weight, *host_weight;
-    vptq_states passed;              /* x~ */
-    float *record[VPTQ_INPUT_COUNT]; /* [most, n] host: x of the group, then x - x~ */
-    float *copy;                     /* [most, hidden] host: x~ of the group */
-    float *product;                  /* rows of a product [product_rows, largest n], device */
-    float *tokens, *host_tokens;     /* [length, largest n]; NULL for host devices */
-    float *host_product;             /* as product, on the host; NULL for host devices */
-    size_t product_floats;
+    struct vptq_second_stream *second; /* sequential, else NULL */
 } vptq_calibrator;
 
 /* Windows and fingerprints; allocates little.  A holdout that would leave one of the parts
@@ -104,18 +100,31 @@ vptq_status vptq_calibrator_start(vptq_calibrator *c, const char *dir, uint32_t 
 typedef vptq_status (*vptq_calibrator_fn)(void *arg, vptq_calibrator *c, vptq_part part,
                                           vptq_err *err);
 
-/* Runs block c->layer over all windows, part by part; c->layer is the next one then.  With a
- * NULL fn nothing is summed. */
+/* One stream: runs block c->layer over all windows, part by part; c->layer is the next one
+ * then. With a NULL fn nothing is summed. */
 vptq_status vptq_calibrator_run(vptq_calibrator *c, vptq_calibrator_fn fn, void *arg,
                                 vptq_err *err) VPTQ_MUST_CHECK;
 
-/* Sequential: x~ through block c->layer - 1 with these linears [VPTQ_LINEAR_COUNT] in place of
- * the model's (NULL: with those). */
-vptq_status vptq_calibrator_advance(vptq_calibrator *c, const vptq_weight *linear,
-                                    vptq_err *err) VPTQ_MUST_CHECK;
+/* Sequential: the moments at input c->next of block c->layer over all windows, part by part;
+ * linear [VPTQ_LINEAR_COUNT]: what the inputs before it in the block were made into, the
+ * model's behind it (NULL: all the model's).  With a NULL fn nothing is summed.  Behind the
+ * last input both streams leave the block, and fn is not called. */
+vptq_status vptq_calibrator_step(vptq_calibrator *c, const vptq_weight *linear,
+                                 vptq_calibrator_fn fn, void *arg,
+                                 vptq_err *err) VPTQ_MUST_CHECK;
 
-/* E[(x - x~) x~^T] of an input [n, n], row = component of x - x~. */
-void vptq_calibrator_shift(const vptq_calibrator *c, vptq_input input, float *shift);
+/* What a step summed besides, [hidden, n], as means over tokens (windows for the term); row =
+ * component of the difference. */
+typedef enum {
+    VPTQ_SHIFT,      /* E[(x - x~) x~^T]; of QKV and UP */
+    VPTQ_TERM_SHIFT, /* the same weighted as c->term; of QKV, where tokens are weighted */
+    VPTQ_DRIFT,      /* E[(h - h~) x~^T], h the states behind o or down, h~ those that the
+                        model's o or down makes of x~ */
+    VPTQ_SHIFT_COUNT
+} vptq_shift_kind;
+bool vptq_calibrator_has(const vptq_calibrator *c, vptq_input input, vptq_shift_kind kind);
+void vptq_calibrator_shift(const vptq_calibrator *c, vptq_input input, vptq_shift_kind kind,
+                           float *shift);
 
 /* A sum as the mean that a Hessian file holds, lower [n (n + 1) / 2] and mean [n];
  * VPTQ_E_NUMERIC naming `layer` and `input` when it is not finite. */

@@ -51,11 +51,11 @@ typedef struct vptq_quantize_row {
     const vptq_quant_settings *settings;
     vptq_vq_shape shape;
     vptq_vq_bits bits;
-    double predicted;         /* loss that the allocation expects; NAN where none is known */
-    bool reused;              /* found finished */
-    bool weighted, held_out;  /* the report has these losses */
-    bool corrected;           /* sequential: the target is W + alpha times its correction */
-    double alpha, alpha_gain; /* vptq_target_choice */
+    double predicted;        /* loss that the allocation expects; NAN where none is known */
+    bool reused;             /* found finished */
+    bool weighted, held_out; /* the report has these losses */
+    bool corrected;          /* sequential: the target is W + alpha times its correction */
+    double alpha, alpha_damping, alpha_gain; /* vptq_target_choice */
     vptq_quant_report report; /* zeros in a dry run; when reused only the final losses and that
                                  of the first step */
     const char *json;         /* the row as report.jsonl has it; in a dry run without losses */

@@ -1,8 +1,8 @@
 /* Hessians from the quantize run itself.  Whoever measures before the run proper (an allocation
  * of bits) gets those of the model as it is; the run then begins at block 0 again.  With
- * --sequential a block's inputs are those that passed the finished matrices of the blocks
- * before it, read from the work directory: what was made by an interrupted run is all that the
- * next one needs. */
+ * --sequential a linear's inputs are those that passed the finished matrices before it, in
+ * blocks before and in its own, read from the work directory: what was made by an interrupted
+ * run is all that the next one needs. */
 #include "lib/pipeline_calibrate.h"
 
 #include <math.h>
@@ -13,13 +13,12 @@
 #include "lib/quant/target.h"
 
 enum { NO_LAYER = UINT32_MAX };
-/* Of the mean diagonal, as GPTQ and its successors damp their Hessians. */
-static const double TARGET_DAMPING = 0.01;
 
-/* What one part of the windows gives for the block at hand. */
+/* What one part of the windows gives for the block at hand; sequential: for the input. */
 typedef struct part_moments {
     float *lower[VPTQ_INPUT_COUNT];
-    float *shift[VPTQ_INPUT_COUNT]; /* sequential only */
+    float *kv;
+    float *shift[VPTQ_SHIFT_COUNT]; /* sequential only */
 } part_moments;
 
 typedef struct calibration {
@@ -29,21 +28,34 @@ typedef struct calibration {
     bool measuring;   /* began before the run proper: one stream */
     vptq_arena arena; /* of the moments and what they are made in */
     uint32_t layer;   /* that the moments are of; NO_LAYER = none yet */
+    vptq_input input; /* sequential: and the input */
     part_moments part[VPTQ_PART_COUNT];
-    float *kv, *mean;
+    float *mean;
 } calibration;
 
-/* ---- quantized blocks ---- */
+/* ---- quantized linears ---- */
 
-/* Opens the finished matrices of a layer. */
-static vptq_status open_layer(const calibration *k, uint32_t layer,
-                              vptq_layer_file file[VPTQ_LINEAR_COUNT],
-                              vptq_weight linear[VPTQ_LINEAR_COUNT], int *open, vptq_err *err)
+/* Linears before this one read inputs before `input`. */
+static int linears_before(vptq_input input)
+{
+    int l = 0;
+    while (l < VPTQ_LINEAR_COUNT && vptq_linear_input((vptq_linear)l) < input)
+        l++;
+    return l;
+}
+
+/* Opens the finished matrices of a layer, up to those that read `input`; behind them the
+ * model's. */
+static vptq_status open_linears(const calibration *k, uint32_t layer, vptq_input input,
+                                vptq_layer_file file[VPTQ_LINEAR_COUNT],
+                                vptq_weight linear[VPTQ_LINEAR_COUNT], int *open, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     char path[PATH_MAX];
+    const int count = linears_before(input);
 
-    for (*open = 0; *open < VPTQ_LINEAR_COUNT; ++*open) {
+    memcpy(linear, k->q->model.blocks[layer].linear, VPTQ_LINEAR_COUNT * sizeof *linear);
+    for (*open = 0; *open < count; ++*open) {
         const vptq_linear l = (vptq_linear)*open;
         VPTQ_TRY(vptq_matrix_path(k->q, layer, l, path, err));
         if (!vptq_path_exists(path))
@@ -52,7 +64,6 @@ static vptq_status open_layer(const calibration *k, uint32_t layer,
                              "layer %u quantized",
                              path, layer);
         VPTQ_TRY(vptq_layer_file_read(path, k->q->dev->ctx->mem, &file[l], err));
-        linear[l] = k->q->model.blocks[layer].linear[l];
         linear[l].tensor = NULL;
         linear[l].packed = &file[l].matrix;
         if (strcmp(file[l].fingerprint, k->q->fingerprint)) {
@@ -67,26 +78,29 @@ out:
     return st;
 }
 
-/* The second stream through the block that the first one has just passed. */
-static vptq_status advance(calibration *k, vptq_err *err)
-{
-    vptq_layer_file file[VPTQ_LINEAR_COUNT];
-    vptq_weight linear[VPTQ_LINEAR_COUNT];
-    int open = 0;
-    vptq_status st = open_layer(k, k->calibrator.layer - 1, file, linear, &open, err);
-    if (!st)
-        st = vptq_calibrator_advance(&k->calibrator, linear, err);
-    while (open-- > 0)
-        vptq_layer_file_release(&file[open]);
-    return st;
-}
-
-/* ---- moments ---- */
-
 static vptq_status take_sum(calibration *k, const vptq_hessian_sum *s, const char *input,
                             float *lower, vptq_err *err)
 {
     return vptq_calibrator_finish(s, k->calibrator.layer, input, lower, k->mean, err);
+}
+
+/* The term of k and v added to the Hessian of q, k and v. */
+static vptq_status take_kv(calibration *k, const part_moments *m, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    const vptq_calibrator *c = &k->calibrator;
+    const double factor = k->q->hessians.kv_factor;
+    const size_t n = c->term.n;
+
+    VPTQ_TRY(take_sum(k, &c->term, "k and v", m->kv, err));
+    vptq_hessian_mix(n, m->lower[VPTQ_INPUT_QKV], m->kv, factor, m->kv);
+    if (c->opt.sequential) {
+        float *shift = m->shift[VPTQ_TERM_SHIFT];
+        for (size_t i = 0; i < n * n; i++)
+            shift[i] = (float)((double)m->shift[VPTQ_SHIFT][i] + factor * (double)shift[i]);
+    }
+out:
+    return st;
 }
 
 static vptq_status take(void *arg, vptq_calibrator *c, vptq_part part, vptq_err *err)
@@ -94,20 +108,36 @@ static vptq_status take(void *arg, vptq_calibrator *c, vptq_part part, vptq_err 
     vptq_status st = VPTQ_OK;
     calibration *k = arg;
     part_moments *m = &k->part[part];
+    const bool sequential = c->opt.sequential;
 
-    for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
-        VPTQ_TRY(take_sum(k, &c->sum[i], vptq_input_name((vptq_input)i), m->lower[i], err));
-        if (c->opt.sequential)
-            vptq_calibrator_shift(c, (vptq_input)i, m->shift[i]);
-    }
-    if (part == VPTQ_PART_MAIN && k->kv) {
-        VPTQ_TRY(take_sum(k, &c->term, "k and v", k->kv, err));
-        vptq_hessian_mix(c->term.n, m->lower[VPTQ_INPUT_QKV], k->kv, k->q->hessians.kv_factor,
-                         k->kv);
-    }
+    for (int i = 0; i < VPTQ_INPUT_COUNT; i++)
+        if (!sequential || i == (int)c->next)
+            VPTQ_TRY(take_sum(k, &c->sum[i], vptq_input_name((vptq_input)i), m->lower[i], err));
+    for (int kind = 0; sequential && kind < VPTQ_SHIFT_COUNT; kind++)
+        if (m->shift[kind] && vptq_calibrator_has(c, c->next, (vptq_shift_kind)kind))
+            vptq_calibrator_shift(c, c->next, (vptq_shift_kind)kind, m->shift[kind]);
+    if (m->kv && (!sequential || c->next == VPTQ_INPUT_QKV))
+        VPTQ_TRY(take_kv(k, m, err));
 out:
     return st;
 }
+
+/* One step of two streams, through what is finished of the block. */
+static vptq_status step(calibration *k, vptq_calibrator_fn fn, vptq_err *err)
+{
+    vptq_layer_file file[VPTQ_LINEAR_COUNT];
+    vptq_weight linear[VPTQ_LINEAR_COUNT];
+    vptq_calibrator *c = &k->calibrator;
+    int open = 0;
+    vptq_status st = open_linears(k, c->layer, c->next, file, linear, &open, err);
+    if (!st)
+        st = vptq_calibrator_step(c, linear, fn, k, err);
+    while (open-- > 0)
+        vptq_layer_file_release(&file[open]);
+    return st;
+}
+
+/* ---- moments ---- */
 
 static vptq_status floats(calibration *k, size_t count, float **out, vptq_err *err)
 {
@@ -115,23 +145,50 @@ static vptq_status floats(calibration *k, size_t count, float **out, vptq_err *e
     return *out ? VPTQ_OK : VPTQ_E_NOMEM;
 }
 
-static vptq_status make_room(calibration *k, vptq_err *err)
+/* Of one part; the inputs of a sequential run come one after another and share theirs. */
+static vptq_status make_part(calibration *k, part_moments *m, bool held_out, size_t widest,
+                             vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     const vptq_model_desc *d = k->q->model.desc;
+    const bool sequential = k->calibrator.opt.sequential;
+    const bool kv = k->q->hessians.kv_factor > 0 && (sequential || !held_out);
+    const size_t hidden = d->hidden;
+
+    if (sequential)
+        VPTQ_TRY(floats(k, widest * (widest + 1) / 2, &m->lower[0], err));
+    for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
+        const size_t n = vptq_input_size(d, (vptq_input)i);
+        if (sequential)
+            m->lower[i] = m->lower[0];
+        else
+            VPTQ_TRY(floats(k, n * (n + 1) / 2, &m->lower[i], err));
+    }
+    if (kv)
+        VPTQ_TRY(floats(k, hidden * (hidden + 1) / 2, &m->kv, err));
+    if (!sequential)
+        return VPTQ_OK;
+    VPTQ_TRY(floats(k, hidden * hidden, &m->shift[VPTQ_SHIFT], err));
+    VPTQ_TRY(floats(k, hidden * widest, &m->shift[VPTQ_DRIFT], err));
+    if (kv)
+        VPTQ_TRY(floats(k, hidden * hidden, &m->shift[VPTQ_TERM_SHIFT], err));
+out:
+    return st;
+}
+
+static vptq_status make_room(calibration *k, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
     size_t widest = 0;
 
-    for (int part = 0; part < VPTQ_PART_COUNT; part++)
-        for (int i = 0; k->calibrator.windows[part] && i < VPTQ_INPUT_COUNT; i++) {
-            const size_t n = vptq_input_size(d, (vptq_input)i);
-            widest = n > widest ? n : widest;
-            VPTQ_TRY(floats(k, n * (n + 1) / 2, &k->part[part].lower[i], err));
-            if (k->calibrator.opt.sequential)
-                VPTQ_TRY(floats(k, n * n, &k->part[part].shift[i], err));
-        }
+    for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
+        const size_t n = vptq_input_size(k->q->model.desc, (vptq_input)i);
+        widest = n > widest ? n : widest;
+    }
     VPTQ_TRY(floats(k, widest, &k->mean, err));
-    if (k->q->hessians.kv_factor > 0)
-        VPTQ_TRY(floats(k, (size_t)d->hidden * (d->hidden + 1) / 2, &k->kv, err));
+    for (int part = 0; part < VPTQ_PART_COUNT; part++)
+        if (k->calibrator.windows[part])
+            VPTQ_TRY(make_part(k, &k->part[part], part == VPTQ_PART_HELD_OUT, widest, err));
 out:
     return st;
 }
@@ -174,31 +231,70 @@ out:
     return st;
 }
 
-/* Brings the states in front of the layer's block and runs it. */
+/* Two streams: brings both in front of the layer's input and sums its moments. */
+static vptq_status step_to(calibration *k, uint32_t layer, vptq_input input, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_calibrator *c = &k->calibrator;
+
+    while (c->layer < layer)
+        VPTQ_TRY(step(k, NULL, err));
+    if (layer > 0 && c->next == VPTQ_INPUT_QKV)
+        vptq_calibrator_checkpoint(c);
+    while (c->next < input)
+        VPTQ_TRY(step(k, NULL, err));
+    VPTQ_TRY(step(k, take, err));
+out:
+    return st;
+}
+
 static vptq_status run_to(calibration *k, uint32_t layer, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     vptq_calibrator *c = &k->calibrator;
 
-    if (!k->started || k->measuring != !k->q->manifest || layer < c->layer)
-        VPTQ_TRY(start(k, layer, err));
-    if (c->opt.sequential && k->layer != NO_LAYER)
-        VPTQ_TRY(advance(k, err)); /* of the block that was quantized last */
-    k->layer = NO_LAYER;
-    while (c->layer < layer) {
+    while (c->layer < layer)
         VPTQ_TRY(vptq_calibrator_run(c, NULL, NULL, err));
-        if (c->opt.sequential)
-            VPTQ_TRY(advance(k, err));
-    }
     if (layer > 0)
         vptq_calibrator_checkpoint(c);
     VPTQ_TRY(vptq_calibrator_run(c, take, k, err));
+out:
+    return st;
+}
+
+/* Makes the moments of an input ready. */
+static vptq_status bring(calibration *k, uint32_t layer, vptq_input input, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_calibrator *c = &k->calibrator;
+    const bool fresh = !k->started || k->measuring != !k->q->manifest;
+
+    if (!fresh && k->layer == layer && (!c->opt.sequential || k->input == input))
+        return VPTQ_OK;
+    /* what lies behind is run again */
+    if (fresh || layer < c->layer ||
+        (c->opt.sequential && layer == c->layer && input < c->next))
+        VPTQ_TRY(start(k, layer, err));
+    k->layer = NO_LAYER;
+    VPTQ_TRY(c->opt.sequential ? step_to(k, layer, input, err) : run_to(k, layer, err));
     k->layer = layer;
+    k->input = input;
 out:
     return st;
 }
 
 /* ---- the source ---- */
+
+static vptq_input_shifts shifts_of(const calibration *k, const part_moments *m,
+                                   vptq_input input)
+{
+    const bool drift = vptq_calibrator_has(&k->calibrator, input, VPTQ_DRIFT);
+    const bool kv = input == VPTQ_INPUT_QKV && m->kv;
+    return (vptq_input_shifts){.shift = drift ? NULL : m->shift[VPTQ_SHIFT],
+                               .drift = drift ? m->shift[VPTQ_DRIFT] : NULL,
+                               .kv = kv ? m->kv : NULL,
+                               .kv_shift = kv ? m->shift[VPTQ_TERM_SHIFT] : NULL};
+}
 
 static vptq_status load(const vptq_hessian_source *s, uint32_t layer, vptq_input input,
                         uint32_t columns, vptq_input_hessians *h, vptq_err *err)
@@ -209,13 +305,12 @@ static vptq_status load(const vptq_hessian_source *s, uint32_t layer, vptq_input
     const part_moments *held_out = &k->part[VPTQ_PART_HELD_OUT];
 
     (void)columns;
-    if (k->layer != layer || k->measuring != !k->q->manifest)
-        VPTQ_TRY(run_to(k, layer, err));
+    VPTQ_TRY(bring(k, layer, input, err));
     *h = (vptq_input_hessians){.plain = main->lower[input],
-                               .kv = input == VPTQ_INPUT_QKV ? k->kv : NULL,
+                               .kv = input == VPTQ_INPUT_QKV ? main->kv : NULL,
                                .held_out = held_out->lower[input],
-                               .shift = main->shift[input],
-                               .held_out_shift = held_out->shift[input]};
+                               .shifts = shifts_of(k, main, input),
+                               .held_out_shifts = shifts_of(k, held_out, input)};
 out:
     return st;
 }
@@ -264,13 +359,13 @@ out:
 
 /* ---- targets ---- */
 
-/* What o and down read is made by corrected linears of the same block: moments of x~ that went
- * through the original ones say nothing about it.  (Correcting these two as well makes good
- * twice for the same error; over 30 blocks it destroyed a model.) */
-static bool reads_residual_stream(vptq_linear l)
+/* k and v look at tokens with other weights, in their targets as in what they minimize. */
+static vptq_target_moments moments_of(vptq_linear l, const float *plain,
+                                      const vptq_input_shifts *s)
 {
-    const vptq_input input = vptq_linear_input(l);
-    return input == VPTQ_INPUT_QKV || input == VPTQ_INPUT_UP;
+    const bool kv = s->kv && (l == VPTQ_LINEAR_K || l == VPTQ_LINEAR_V);
+    return (vptq_target_moments){
+        .lower = kv ? s->kv : plain, .shift = kv ? s->kv_shift : s->shift, .drift = s->drift};
 }
 
 vptq_status vptq_calibration_target(vptq_quantizer *q, const vptq_input_hessians *h,
@@ -280,26 +375,23 @@ vptq_status vptq_calibration_target(vptq_quantizer *q, const vptq_input_hessians
     vptq_status st = VPTQ_OK;
     vptq_target_choice choice;
     const size_t count = (size_t)row->rows * row->columns;
-    const vptq_target_moments moments = {h->plain, h->shift};
-    const vptq_target_moments held_out = {h->held_out, h->held_out_shift};
+    const vptq_target_moments moments = moments_of(q->linear, h->plain, &h->shifts);
+    const vptq_target_moments held_out =
+        moments_of(q->linear, h->held_out, &h->held_out_shifts);
 
     row->corrected = true;
     const double most = q->opt->calibrate->correction;
-    if (!(most > 0) || !reads_residual_stream(q->linear))
+    if (!(most > 0) || !h->held_out) /* nothing tells how much is too much */
         return VPTQ_OK;
-    if (!h->held_out_shift) /* nothing tells how much is too much */
-        return VPTQ_OK;
-    float *delta = vptq_arena_alloc(arena, count, sizeof *delta, err);
-    if (!delta)
+    float *target = vptq_arena_alloc(arena, count, sizeof *target, err);
+    if (!target)
         return VPTQ_E_NOMEM;
-    VPTQ_TRY(vptq_target_delta(q->dev, row->rows, row->columns, *w, &moments, TARGET_DAMPING,
-                               delta, err));
-    VPTQ_TRY(vptq_target_choose(q->dev, row->rows, row->columns, *w, delta, &held_out, most,
-                                &choice, err));
-    vptq_target_apply(count, *w, delta, choice.alpha, delta);
+    VPTQ_TRY(vptq_target_find(q->dev, row->rows, row->columns, *w, &moments, &held_out, most,
+                              target, &choice, err));
     row->alpha = choice.alpha;
+    row->alpha_damping = choice.damping;
     row->alpha_gain = choice.gain;
-    *w = delta;
+    *w = target;
 out:
     return st;
 }

@@ -7,14 +7,20 @@
 #include "hessian/hessian_collect.h"
 #include "lib/quant/quant.h"
 
+/* What a sequential calibration's targets come from, besides the Hessian, of the tokens learnt
+ * from or of those held out; NULL = none. */
+typedef struct vptq_input_shifts {
+    const float *shift;         /* E[(x - x~) x~^T] [hidden, hidden]; of q, k, v, gate and up */
+    const float *drift;         /* E[(h - h~) x~^T] [hidden, n]; of o and down */
+    const float *kv, *kv_shift; /* as k_proj and v_proj weight tokens: a Hessian, and shift */
+} vptq_input_shifts;
+
 /* The Hessians of one input of a block: packed lower triangles [n (n + 1) / 2]. */
 typedef struct vptq_input_hessians {
     const float *plain;
     const float *kv;       /* that k_proj and v_proj minimize; NULL = the plain one */
     const float *held_out; /* NULL = none */
-    /* sequential calibration: E[(x - x~) x~^T] [n, n] of the tokens of `plain` and of
-     * `held_out`; NULL = none */
-    const float *shift, *held_out_shift;
+    vptq_input_shifts shifts, held_out_shifts;
     /* what they point into, where the source is a directory */
     vptq_hessian_file file, held_out_file;
     float *mixed;

@@ -65,7 +65,7 @@ static vptq_status compute(vptq_quantizer *q, const char *path, const vptq_input
     row->weighted = input.metric;
     row->held_out = input.held_out;
     VPTQ_TRY(read_weights(q, row, &arena, &input.w, err));
-    if (h->shift)
+    if (h->shifts.shift || h->shifts.drift)
         VPTQ_TRY(vptq_calibration_target(q, h, row, &arena, &input.w, err));
     VPTQ_TRY(vptq_quant_matrix(q->dev, row->settings, &input, on_step, q, &arena, &r, err));
     row->report = r.report;

@@ -125,8 +125,9 @@ static bool put_losses(json_t *doc, const vptq_quantize_row *r)
     return put_f64(doc, "proxy_loss", p->loss) &&
            (!r->weighted || put_f64(doc, "proxy_loss_weighted", p->weighted)) &&
            (!r->held_out || put_f64(doc, "proxy_loss_held_out", p->held_out)) &&
-           (!r->corrected ||
-            (put_f64(doc, "alpha", r->alpha) && put_f64(doc, "alpha_gain", r->alpha_gain))) &&
+           (!r->corrected || (put_f64(doc, "alpha", r->alpha) &&
+                              put_f64(doc, "alpha_damping", r->alpha_damping) &&
+                              put_f64(doc, "alpha_gain", r->alpha_gain))) &&
            put_f64(doc, "relative_mse", p->relative_mse);
 }
 

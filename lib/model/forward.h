@@ -50,12 +50,23 @@ typedef vptq_status (*vptq_attention_tap_fn)(void *arg, size_t sequence, size_t 
                                              size_t dim, const float *x,
                                              const vptq_attention_args *a, vptq_err *err);
 
-/* What is looked at, or is different, in a run of a block; all may be NULL. */
+/* A block is two halves, each of which adds to the hidden states. */
+typedef enum {
+    VPTQ_BLOCK_WHOLE,
+    VPTQ_BLOCK_ATTENTION,
+    VPTQ_BLOCK_FEED_FORWARD
+} vptq_block_half;
+
+/* What is looked at, or is different, in a run of a block; all may be NULL or 0. */
 typedef struct vptq_block_hooks {
     vptq_tap_fn tap;
     vptq_attention_tap_fn attention;
     void *arg;                 /* of both */
     const vptq_weight *linear; /* [VPTQ_LINEAR_COUNT] in place of the model's */
+    vptq_block_half half;
+    bool stop; /* behind the tap of `last`, so that the hidden states stay as they are; only in
+                  a half that has this input */
+    vptq_input last;
 } vptq_block_hooks;
 
 /* Runs block `layer` in place over `count` sequences; sequence s is rows [starts[s],

@@ -70,6 +70,11 @@ out:
     return st;
 }
 
+static bool stops_at(const vptq_forward_pass *p, vptq_input input)
+{
+    return p->hooks.stop && p->hooks.last == input;
+}
+
 static vptq_status norm_rows(vptq_forward *f, size_t rows, const float *h, const float *weight,
                              float *x, vptq_err *err)
 {
@@ -152,6 +157,8 @@ static vptq_status attention_part(vptq_forward *f, const vptq_forward_pass *p, v
     size_t behind = p->position * f->kv_dim; /* 0 without a cache */
     VPTQ_TRY(norm_rows(f, p->rows, p->h, f->params[p->layer].input_norm, f->x, err));
     VPTQ_TRY(tap_rows(f, p, VPTQ_INPUT_QKV, f->x, err));
+    if (stops_at(p, VPTQ_INPUT_QKV))
+        goto out;
     VPTQ_TRY(block_linear(f, p, VPTQ_LINEAR_Q, f->x, 0, f->q, err));
     VPTQ_TRY(block_linear(f, p, VPTQ_LINEAR_K, f->x, 0, k + behind, err));
     VPTQ_TRY(block_linear(f, p, VPTQ_LINEAR_V, f->x, 0, v + behind, err));
@@ -160,6 +167,8 @@ static vptq_status attention_part(vptq_forward *f, const vptq_forward_pass *p, v
     for (size_t s = 0; s < p->count; s++)
         VPTQ_TRY(attend_sequence(f, p, s, err));
     VPTQ_TRY(tap_rows(f, p, VPTQ_INPUT_O, f->gate, err));
+    if (stops_at(p, VPTQ_INPUT_O))
+        goto out;
     VPTQ_TRY(block_linear(f, p, VPTQ_LINEAR_O, f->gate, 1, p->h, err));
 out:
     return st;
@@ -172,11 +181,15 @@ static vptq_status mlp_part(vptq_forward *f, const vptq_forward_pass *p, vptq_er
     vptq_status st = VPTQ_OK;
     VPTQ_TRY(norm_rows(f, p->rows, p->h, f->params[p->layer].post_norm, f->x, err));
     VPTQ_TRY(tap_rows(f, p, VPTQ_INPUT_UP, f->x, err));
+    if (stops_at(p, VPTQ_INPUT_UP))
+        goto out;
     VPTQ_TRY(block_linear(f, p, VPTQ_LINEAR_GATE, f->x, 0, f->gate, err));
     VPTQ_TRY(block_linear(f, p, VPTQ_LINEAR_UP, f->x, 0, f->up, err));
     VPTQ_TRY(f->dev->ops->swiglu(f->dev->state, p->rows, f->d->intermediate, f->gate, f->up,
                                  f->gate, err));
     VPTQ_TRY(tap_rows(f, p, VPTQ_INPUT_DOWN, f->gate, err));
+    if (stops_at(p, VPTQ_INPUT_DOWN))
+        goto out;
     VPTQ_TRY(block_linear(f, p, VPTQ_LINEAR_DOWN, f->gate, 1, p->h, err));
 out:
     return st;
@@ -184,8 +197,14 @@ out:
 
 vptq_status vptq_forward_run_block(vptq_forward *f, const vptq_forward_pass *p, vptq_err *err)
 {
-    vptq_status st = attention_part(f, p, err);
-    if (!st)
+    vptq_status st = VPTQ_OK;
+    const vptq_block_half half = p->hooks.half;
+    VPTQ_BUG_IF(p->hooks.stop &&
+                half != (p->hooks.last <= VPTQ_INPUT_O ? VPTQ_BLOCK_ATTENTION
+                                                       : VPTQ_BLOCK_FEED_FORWARD));
+    if (half != VPTQ_BLOCK_FEED_FORWARD)
+        st = attention_part(f, p, err);
+    if (!st && half != VPTQ_BLOCK_ATTENTION)
         st = mlp_part(f, p, err);
     if (st && st != VPTQ_E_CANCELLED)
         vptq_err_context(err, "layer %u", p->layer);

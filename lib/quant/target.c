@@ -1,6 +1,8 @@
 /* Corrected targets and how much of the correction to use. */
 #include "lib/quant/target.h"
 
+#include <string.h>
+
 #include "hessian/hessian.h"
 
 enum { ALPHA_STEPS = 4 }; /* alpha is a multiple of 1 / ALPHA_STEPS */
@@ -39,7 +41,17 @@ static vptq_status product(vptq_device *dev, uint32_t out, uint32_t in, const fl
     return dev->ops->gemm(dev->state, &g, err);
 }
 
-/* With (H + ridge)^-1 = U^T U: delta = ((W M) U^T) U. */
+/* r [out, in], what the correction is linear in. */
+static vptq_status numerator(vptq_device *dev, uint32_t out, uint32_t in, const float *w,
+                             const vptq_target_moments *m, float *r, vptq_err *err)
+{
+    if (m->shift)
+        return product(dev, out, in, w, m->shift, false, r, err);
+    memcpy(r, m->drift, (size_t)out * in * sizeof *r);
+    return VPTQ_OK;
+}
+
+/* With (H + ridge)^-1 = U^T U: delta = (R U^T) U. */
 vptq_status vptq_target_delta(vptq_device *dev, uint32_t out, uint32_t in, const float *w,
                               const vptq_target_moments *m, double damping, float *delta,
                               vptq_err *err)
@@ -58,7 +70,7 @@ vptq_status vptq_target_delta(vptq_device *dev, uint32_t out, uint32_t in, const
     }
     widen(in, m->lower, damping * mean_diagonal(in, m->lower), a);
     VPTQ_TRY(vptq_hessian_factor(dev, in, a, damping, u, &added, err));
-    VPTQ_TRY(product(dev, out, in, w, m->shift, false, delta, err));
+    VPTQ_TRY(numerator(dev, out, in, w, m, delta, err));
     VPTQ_TRY(product(dev, out, in, delta, u, true, work, err));
     VPTQ_TRY(product(dev, out, in, work, u, false, delta, err));
 out:
@@ -66,8 +78,8 @@ out:
     return st;
 }
 
-/* W_alpha x~ - W x = alpha delta x~ - W (x - x~), so the error is, but for a constant,
- * alpha^2 tr(delta H~ delta^T) - 2 alpha tr(W M delta^T). */
+/* The error of W + alpha delta is, but for a constant,
+ * alpha^2 tr(delta H~ delta^T) - 2 alpha tr(R delta^T). */
 vptq_status vptq_target_choose(vptq_device *dev, uint32_t out, uint32_t in, const float *w,
                                const float *delta, const vptq_target_moments *held_out,
                                double most, vptq_target_choice *choice, vptq_err *err)
@@ -87,7 +99,7 @@ vptq_status vptq_target_choose(vptq_device *dev, uint32_t out, uint32_t in, cons
     widen(in, held_out->lower, 0, h);
     VPTQ_TRY(dev->ops->quad_trace(dev->state, out, in, delta, in, h, in, &square, err));
     VPTQ_TRY(dev->ops->quad_trace(dev->state, out, in, w, in, h, in, &norm, err));
-    VPTQ_TRY(product(dev, out, in, w, held_out->shift, false, work, err));
+    VPTQ_TRY(numerator(dev, out, in, w, held_out, work, err));
     for (size_t i = 0; i < (size_t)out * in; i++)
         mixed += (double)work[i] * (double)delta[i];
     for (int i = 1; i <= ALPHA_STEPS; i++) {
@@ -109,4 +121,37 @@ void vptq_target_apply(size_t count, const float *w, const float *delta, double 
 {
     for (size_t i = 0; i < count; i++)
         target[i] = alpha == 0 ? w[i] : (float)((double)w[i] + alpha * (double)delta[i]);
+}
+
+vptq_status vptq_target_find(vptq_device *dev, uint32_t out, uint32_t in, const float *w,
+                             const vptq_target_moments *m, const vptq_target_moments *held_out,
+                             double most, float *target, vptq_target_choice *choice,
+                             vptq_err *err)
+{
+    static const double dampings[] = {0.01, 0.1, 1}; /* 0.01 is what GPTQ's successors take */
+    vptq_status st = VPTQ_OK;
+    vptq_arena arena;
+    const size_t count = (size_t)out * in;
+
+    vptq_arena_init(&arena, dev->ctx->mem);
+    *choice = (vptq_target_choice){.alpha = 0};
+    vptq_target_apply(count, w, w, 0, target);
+    float *delta = vptq_arena_alloc(&arena, count, sizeof *delta, err);
+    if (!delta) {
+        st = VPTQ_E_NOMEM;
+        goto out;
+    }
+    for (size_t i = 0; i < sizeof dampings / sizeof *dampings; i++) {
+        vptq_target_choice c;
+        VPTQ_TRY(vptq_target_delta(dev, out, in, w, m, dampings[i], delta, err));
+        VPTQ_TRY(vptq_target_choose(dev, out, in, w, delta, held_out, most, &c, err));
+        if (!(c.gain > choice->gain))
+            continue;
+        *choice = c;
+        choice->damping = dampings[i];
+        vptq_target_apply(count, w, delta, c.alpha, target);
+    }
+out:
+    vptq_arena_release(&arena);
+    return st;
 }

@@ -45,7 +45,8 @@ static void rig_close(rig *r)
     assert_int_equal(r->mem.used, 0);
 }
 
-static void start(rig *r, const char *dir, bool sequential, uint32_t wanted, vptq_calibrator *c)
+static void start_with(rig *r, const char *dir, vptq_token_weights weights, bool sequential,
+                       uint32_t wanted, vptq_calibrator *c)
 {
     vptq_err err = {0};
     const char *files[] = {r->path};
@@ -53,7 +54,7 @@ static void start(rig *r, const char *dir, bool sequential, uint32_t wanted, vpt
                                         .windows = WINDOWS,
                                         .length = LENGTH,
                                         .holdout = (double)HELD / WINDOWS,
-                                        .weights = VPTQ_WEIGHTS_ATTENTION,
+                                        .weights = weights,
                                         .sequential = sequential};
     assert_ok(vptq_calibrator_plan(&r->dev, &r->m, &opt, c, &err), &err);
     assert_int_equal(c->windows[VPTQ_PART_MAIN], WINDOWS - HELD);
@@ -61,10 +62,15 @@ static void start(rig *r, const char *dir, bool sequential, uint32_t wanted, vpt
     assert_ok(vptq_calibrator_start(c, dir, wanted, r->m.desc->layers - 1, &err), &err);
 }
 
+static void start(rig *r, const char *dir, bool sequential, uint32_t wanted, vptq_calibrator *c)
+{
+    start_with(r, dir, VPTQ_WEIGHTS_ATTENTION, sequential, wanted, c);
+}
+
 /* Everything that a block gave, both parts. */
 typedef struct moments {
     double *h[VPTQ_PART_COUNT][VPTQ_INPUT_COUNT], *term[VPTQ_PART_COUNT];
-    float *shift[VPTQ_PART_COUNT][VPTQ_INPUT_COUNT];
+    float *shift[VPTQ_PART_COUNT][VPTQ_INPUT_COUNT][VPTQ_SHIFT_COUNT];
 } moments;
 
 static double *copy_of(const double *x, size_t n)
@@ -75,21 +81,34 @@ static double *copy_of(const double *x, size_t n)
     return out;
 }
 
+static void keep_shifts(moments *m, const vptq_calibrator *c, vptq_part part, vptq_input input)
+{
+    const size_t count = (size_t)c->model->desc->hidden * c->sum[input].n;
+    for (int kind = 0; kind < VPTQ_SHIFT_COUNT; kind++) {
+        float **shift = &m->shift[part][input][kind];
+        if (!vptq_calibrator_has(c, input, (vptq_shift_kind)kind))
+            continue;
+        *shift = malloc(count * sizeof(float));
+        assert_non_null(*shift);
+        vptq_calibrator_shift(c, input, (vptq_shift_kind)kind, *shift);
+    }
+}
+
 static vptq_status keep(void *arg, vptq_calibrator *c, vptq_part part, vptq_err *err)
 {
     moments *m = arg;
     (void)err;
     for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
         const size_t n = c->sum[i].n;
+        if (c->opt.sequential && i != (int)c->next)
+            continue;
         assert_int_equal(c->sum[i].tokens, c->windows[part] * LENGTH);
         m->h[part][i] = copy_of(c->sum[i].h, n * n);
-        m->shift[part][i] = NULL;
-        if (!c->opt.sequential)
-            continue;
-        m->shift[part][i] = malloc(n * n * sizeof(float));
-        assert_non_null(m->shift[part][i]);
-        vptq_calibrator_shift(c, (vptq_input)i, m->shift[part][i]);
+        if (c->opt.sequential)
+            keep_shifts(m, c, part, (vptq_input)i);
     }
+    if (c->opt.sequential && c->next != VPTQ_INPUT_QKV)
+        return VPTQ_OK;
     assert_int_equal(c->term.tokens, c->windows[part]);
     m->term[part] = copy_of(c->term.h, (size_t)c->term.n * c->term.n);
     return VPTQ_OK;
@@ -100,36 +119,59 @@ static void moments_free(moments *m)
     for (int part = 0; part < VPTQ_PART_COUNT; part++) {
         for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
             free(m->h[part][i]);
-            free(m->shift[part][i]);
+            for (int kind = 0; kind < VPTQ_SHIFT_COUNT; kind++)
+                free(m->shift[part][i][kind]);
         }
         free(m->term[part]);
     }
 }
 
-static void run(vptq_calibrator *c, moments *m)
+/* A block of one stream, or of two with `linear` for its linears. */
+static void run(vptq_calibrator *c, const vptq_weight *linear, moments *m)
 {
     vptq_err err = {0};
-    assert_ok(vptq_calibrator_run(c, keep, m, &err), &err);
+    const uint32_t layer = c->layer;
+    memset(m, 0, sizeof *m);
+    if (!c->opt.sequential) {
+        assert_ok(vptq_calibrator_run(c, keep, m, &err), &err);
+        return;
+    }
+    for (int i = 0; i <= VPTQ_INPUT_COUNT; i++) {
+        vptq_weight mixed[VPTQ_LINEAR_COUNT];
+        for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
+            mixed[l] = (int)vptq_linear_input((vptq_linear)l) < i
+                           ? linear[l]
+                           : c->model->blocks[layer].linear[l];
+        assert_int_equal(c->next, i);
+        assert_ok(vptq_calibrator_step(c, mixed, keep, m, &err), &err);
+    }
+    assert_int_equal(c->layer, layer + 1);
 }
 
 static void expect_same(const rig *r, const moments *a, const moments *b)
 {
-    for (int part = 0; part < VPTQ_PART_COUNT; part++)
+    for (int part = 0; part < VPTQ_PART_COUNT; part++) {
+        const size_t hidden = r->m.desc->hidden;
         for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
             const size_t n = vptq_input_size(r->m.desc, (vptq_input)i);
             for (size_t row = 0; row < n; row++) /* the rest is not the row's to write */
                 assert_memory_equal(a->h[part][i] + row * n, b->h[part][i] + row * n,
                                     (row + 1) * sizeof(double));
         }
+        for (size_t row = 0; row < hidden; row++)
+            assert_memory_equal(a->term[part] + row * hidden, b->term[part] + row * hidden,
+                                (row + 1) * sizeof(double));
+    }
 }
 
 static void expect_no_shift(const rig *r, const moments *m)
 {
     for (int part = 0; part < VPTQ_PART_COUNT; part++)
         for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
-            const size_t n = vptq_input_size(r->m.desc, (vptq_input)i);
-            for (size_t j = 0; j < n * n; j++)
-                assert_true(m->shift[part][i][j] == 0);
+            const size_t n = vptq_input_size(r->m.desc, (vptq_input)i) * r->m.desc->hidden;
+            for (int kind = 0; kind < VPTQ_SHIFT_COUNT; kind++)
+                for (size_t j = 0; m->shift[part][i][kind] && j < n; j++)
+                    assert_true(m->shift[part][i][kind][j] == 0);
         }
 }
 
@@ -161,7 +203,6 @@ static void exact_matrix(rig *r, const vptq_weight *w, vptq_arena *arena,
 static void test_exact_blocks_shift_nothing(void **state)
 {
     rig r;
-    vptq_err err = {0};
     vptq_calibrator one, two;
     vptq_arena arena;
     moments a, b;
@@ -172,18 +213,17 @@ static void test_exact_blocks_shift_nothing(void **state)
     for (uint32_t layer = 0; layer < r.m.desc->layers; layer++) {
         vptq_packed_matrix exact[VPTQ_LINEAR_COUNT];
         vptq_weight linear[VPTQ_LINEAR_COUNT];
-        run(&one, &a);
-        run(&two, &b);
-        expect_same(&r, &a, &b);
-        expect_no_shift(&r, &b);
-        moments_free(&a);
-        moments_free(&b);
         for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
             const vptq_weight *w = &r.m.blocks[layer].linear[l];
             exact_matrix(&r, w, &arena, &exact[l]);
             linear[l] = (vptq_weight){w->rows, w->cols, NULL, &exact[l]};
         }
-        assert_ok(vptq_calibrator_advance(&two, linear, &err), &err);
+        run(&one, NULL, &a);
+        run(&two, linear, &b);
+        expect_same(&r, &a, &b);
+        expect_no_shift(&r, &b);
+        moments_free(&a);
+        moments_free(&b);
     }
     vptq_calibrator_release(&one);
     vptq_calibrator_release(&two);
@@ -193,71 +233,132 @@ static void test_exact_blocks_shift_nothing(void **state)
 
 /* ---- blocks that are not ---- */
 
-/* Inputs of a block for all windows. */
-typedef struct inputs {
+/* Block 1 for all windows: its inputs, the states behind its halves, the attention to its
+ * tokens. */
+typedef struct stream {
     const vptq_model_desc *d;
-    float *x[VPTQ_INPUT_COUNT];
-} inputs;
+    float *x[VPTQ_INPUT_COUNT], *behind[2];
+    float weight[IDS];
+} stream;
+
+typedef struct tap {
+    stream *s;
+    vptq_device *dev;
+    vptq_input input;
+} tap;
+
+static vptq_status weigh(void *arg, size_t sequence, size_t tokens, size_t dim, const float *x,
+                         const vptq_attention_args *a, vptq_err *err)
+{
+    const tap *t = arg;
+    double mass[LENGTH] = {0};
+    (void)dim, (void)x;
+    assert_int_equal(tokens, LENGTH);
+    assert_ok(t->dev->ops->attention_mass(t->dev->state, a, mass, err), err);
+    for (size_t i = 0; i < tokens; i++)
+        t->s->weight[sequence * LENGTH + i] =
+            (float)(mass[i] / ((double)a->heads * (double)tokens));
+    return VPTQ_OK;
+}
 
 static vptq_status record(void *arg, vptq_input input, size_t sequence, size_t tokens,
                           size_t dim, const float *x, vptq_err *err)
 {
-    inputs *in = arg;
+    const tap *t = arg;
     (void)err;
-    memcpy(in->x[input] + sequence * LENGTH * dim, x, tokens * dim * sizeof *x);
+    if (input == t->input)
+        memcpy(t->s->x[input] + sequence * LENGTH * dim, x, tokens * dim * sizeof *x);
     return VPTQ_OK;
 }
 
-/* Layer 0 with `linear` (NULL: the model's), then the inputs of layer 1 with the model's. */
-static void run_by_hand(rig *r, const vptq_weight *linear, inputs *in)
+static float *room(size_t rows, size_t columns)
+{
+    float *p = malloc(rows * columns * sizeof *p);
+    assert_non_null(p);
+    return p;
+}
+
+/* Layer 0 with first [VPTQ_LINEAR_COUNT] (NULL: the model's), then layer 1 as often as it has
+ * inputs, the linears in front of the input from `second`. */
+static void run_by_hand(rig *r, const vptq_weight *first, const vptq_weight *second, stream *s)
 {
     vptq_err err = {0};
     vptq_forward *f;
-    const vptq_block_hooks first = {.linear = linear}, second = {.tap = record, .arg = in};
+    const vptq_block_hooks hooks = {.linear = first};
     size_t starts[WINDOWS + 1];
-    float *h = malloc((size_t)IDS * r->m.desc->hidden * sizeof *h);
-    assert_non_null(h);
+    const size_t hidden = r->m.desc->hidden;
+    float *h = room(IDS, hidden), *middle = room(IDS, hidden);
     for (size_t w = 0; w <= WINDOWS; w++)
         starts[w] = w * LENGTH;
-    in->d = r->m.desc;
-    for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
-        in->x[i] = malloc((size_t)IDS * vptq_input_size(in->d, (vptq_input)i) * sizeof(float));
-        assert_non_null(in->x[i]);
-    }
+    s->d = r->m.desc;
     assert_ok(vptq_forward_open(&r->m, &r->dev, LENGTH, &f, &err), &err);
     assert_ok(vptq_forward_embed(f, r->ids, IDS, h, &err), &err);
-    assert_ok(vptq_forward_block_with(f, 0, starts, WINDOWS, h, &first, &err), &err);
-    assert_ok(vptq_forward_block_with(f, 1, starts, WINDOWS, h, &second, &err), &err);
+    assert_ok(vptq_forward_block_with(f, 0, starts, WINDOWS, h, &hooks, &err), &err);
+    for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
+        vptq_weight mixed[VPTQ_LINEAR_COUNT];
+        const bool attention = i <= VPTQ_INPUT_O;
+        tap t = {s, &r->dev, (vptq_input)i};
+        vptq_block_hooks half = {.tap = record,
+                                 .attention = i == VPTQ_INPUT_QKV ? weigh : NULL,
+                                 .arg = &t,
+                                 .linear = mixed,
+                                 .half = VPTQ_BLOCK_ATTENTION};
+        for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
+            mixed[l] = second && (int)vptq_linear_input((vptq_linear)l) < i
+                           ? second[l]
+                           : r->m.blocks[1].linear[l];
+        s->x[i] = room(IDS, vptq_input_size(s->d, (vptq_input)i));
+        memcpy(middle, h, IDS * hidden * sizeof *h);
+        assert_ok(vptq_forward_block_with(f, 1, starts, WINDOWS, middle, &half, &err), &err);
+        half.half = VPTQ_BLOCK_FEED_FORWARD;
+        if (!attention)
+            assert_ok(vptq_forward_block_with(f, 1, starts, WINDOWS, middle, &half, &err),
+                      &err);
+        if (i != VPTQ_INPUT_O && i != VPTQ_INPUT_DOWN)
+            continue;
+        s->behind[!attention] = room(IDS, hidden);
+        memcpy(s->behind[!attention], middle, IDS * hidden * sizeof *h);
+    }
     vptq_forward_close(f);
     free(h);
+    free(middle);
 }
 
-static void inputs_free(inputs *in)
+static void stream_free(stream *s)
 {
     for (int i = 0; i < VPTQ_INPUT_COUNT; i++)
-        free(in->x[i]);
+        free(s->x[i]);
+    free(s->behind[0]);
+    free(s->behind[1]);
 }
 
-/* E[x~ x~^T] and E[(x - x~) x~^T] of one part, in double. */
-static void check_input(const inputs *x, const inputs *passed, vptq_input input, int part,
+/* E[x~ x~^T] and E[(a - b) x~^T] of one part, in double. */
+static void check_input(const stream *x, const stream *passed, vptq_input input, int part,
                         const moments *m)
 {
-    const size_t n = vptq_input_size(x->d, input);
+    const size_t n = vptq_input_size(x->d, input), hidden = x->d->hidden;
     const size_t first = part ? (WINDOWS - HELD) * LENGTH : 0;
     const size_t count = (part ? HELD : WINDOWS - HELD) * LENGTH;
+    const bool drift = input == VPTQ_INPUT_O || input == VPTQ_INPUT_DOWN;
+    const float *a = drift ? x->behind[input == VPTQ_INPUT_DOWN] : x->x[input];
+    const float *b = drift ? passed->behind[input == VPTQ_INPUT_DOWN] : passed->x[input];
+    const float *got = m->shift[part][input][drift ? VPTQ_DRIFT : VPTQ_SHIFT];
+    const float *p = passed->x[input];
     double largest = 0;
     for (size_t i = 0; i < n; i++)
+        for (size_t j = 0; j <= i; j++) {
+            double h = 0;
+            for (size_t t = first; t < first + count; t++)
+                h += (double)p[t * n + i] * (double)p[t * n + j];
+            assert_true(fabs(m->h[part][input][i * n + j] - h) <= 1e-4 * (1 + fabs(h)));
+        }
+    for (size_t i = 0; i < hidden; i++)
         for (size_t j = 0; j < n; j++) {
-            double h = 0, shift = 0;
-            for (size_t t = first; t < first + count; t++) {
-                const double p = (double)passed->x[input][t * n + j];
-                const double q = (double)passed->x[input][t * n + i];
-                h += q * p;
-                shift += ((double)x->x[input][t * n + i] - q) * p / (double)count;
-            }
-            if (j <= i)
-                assert_true(fabs(m->h[part][input][i * n + j] - h) <= 1e-4 * (1 + fabs(h)));
-            assert_true(fabs((double)m->shift[part][input][i * n + j] - shift) <= 2e-5);
+            double shift = 0;
+            for (size_t t = first; t < first + count; t++)
+                shift += ((double)a[t * hidden + i] - (double)b[t * hidden + i]) *
+                         (double)p[t * n + j] / (double)count;
+            assert_true(fabs((double)got[i * n + j] - shift) <= 2e-5);
             largest = fmax(largest, fabs(shift));
         }
     assert_true(largest > 1e-3); /* there was something to see */
@@ -273,43 +374,57 @@ static void coarse_matrix(rig *r, const vptq_weight *w, vptq_arena *arena,
         book[i] = roundf(book[i] * 64) / 64;
 }
 
+static void coarse_layer(rig *r, uint32_t layer, vptq_arena *arena, vptq_packed_matrix *coarse,
+                         vptq_weight *linear)
+{
+    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+        const vptq_weight *w = &r->m.blocks[layer].linear[l];
+        coarse_matrix(r, w, arena, &coarse[l]);
+        linear[l] = (vptq_weight){w->rows, w->cols, NULL, &coarse[l]};
+    }
+}
+
+static void skip_layer(vptq_calibrator *c, const vptq_weight *linear)
+{
+    vptq_err err = {0};
+    for (int i = 0; i <= VPTQ_INPUT_COUNT; i++)
+        assert_ok(vptq_calibrator_step(c, linear, NULL, NULL, &err), &err);
+    assert_int_equal(c->layer, 1);
+}
+
 static void check_shift(const char *dir, const char *backend)
 {
     rig r;
-    vptq_err err = {0};
     vptq_calibrator c;
     vptq_arena arena;
-    moments m;
-    inputs x, passed;
-    vptq_packed_matrix coarse[VPTQ_LINEAR_COUNT];
-    vptq_weight linear[VPTQ_LINEAR_COUNT];
+    moments m, again;
+    stream x, passed;
+    vptq_packed_matrix coarse[2][VPTQ_LINEAR_COUNT];
+    vptq_weight linear[2][VPTQ_LINEAR_COUNT];
     rig_open(&r, dir, backend);
     vptq_arena_init(&arena, NULL);
-    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
-        const vptq_weight *w = &r.m.blocks[0].linear[l];
-        coarse_matrix(&r, w, &arena, &coarse[l]);
-        linear[l] = (vptq_weight){w->rows, w->cols, NULL, &coarse[l]};
-    }
-    run_by_hand(&r, NULL, &x);
-    run_by_hand(&r, linear, &passed);
+    for (uint32_t layer = 0; layer < 2; layer++)
+        coarse_layer(&r, layer, &arena, coarse[layer], linear[layer]);
+    run_by_hand(&r, NULL, NULL, &x);
+    run_by_hand(&r, linear[0], linear[1], &passed);
     start(&r, dir, true, 0, &c);
-    assert_ok(vptq_calibrator_run(&c, NULL, NULL, &err), &err);
-    assert_ok(vptq_calibrator_advance(&c, linear, &err), &err);
+    skip_layer(&c, linear[0]);
     vptq_calibrator_checkpoint(&c);
-    run(&c, &m);
+    run(&c, linear[1], &m);
     for (int part = 0; part < VPTQ_PART_COUNT; part++)
         for (int i = 0; i < VPTQ_INPUT_COUNT; i++)
             check_input(&x, &passed, (vptq_input)i, part, &m);
     vptq_calibrator_release(&c);
     /* from the checkpoint in front of layer 1, not taken for a one-stream calibration */
-    moments again;
     start(&r, dir, true, 1, &c);
     assert_int_equal(c.layer, 1);
-    run(&c, &again);
+    run(&c, linear[1], &again);
     expect_same(&r, &m, &again);
     for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
-        const size_t n = vptq_input_size(r.m.desc, (vptq_input)i);
-        assert_same_f32(m.shift[0][i], again.shift[0][i], n * n);
+        const size_t n = vptq_input_size(r.m.desc, (vptq_input)i) * r.m.desc->hidden;
+        for (int kind = 0; kind < VPTQ_SHIFT_COUNT; kind++)
+            if (m.shift[0][i][kind])
+                assert_same_f32(m.shift[0][i][kind], again.shift[0][i][kind], n);
     }
     vptq_calibrator_release(&c);
     start(&r, dir, false, 1, &c);
@@ -321,8 +436,8 @@ static void check_shift(const char *dir, const char *backend)
     vptq_calibrator_forget(dir);
     moments_free(&m);
     moments_free(&again);
-    inputs_free(&x);
-    inputs_free(&passed);
+    stream_free(&x);
+    stream_free(&passed);
     vptq_arena_release(&arena);
     rig_close(&r);
 }
@@ -331,6 +446,56 @@ static void test_shift(void **state)
 {
     check_shift(*state, "cpu");
     check_shift(*state, "ref");
+}
+
+/* The shift of k and v, weighted like their Hessian: by the first token of every window, and by
+ * the squared attention to each. */
+static void check_term_shift(const stream *x, const stream *passed, bool sink, const float *got)
+{
+    const size_t n = x->d->hidden, count = WINDOWS - HELD;
+    const float *p = passed->x[VPTQ_INPUT_QKV], *o = x->x[VPTQ_INPUT_QKV];
+    double largest = 0;
+    for (size_t i = 0; i < n; i++)
+        for (size_t j = 0; j < n; j++) {
+            double want = 0;
+            for (size_t t = 0; t < count * LENGTH; t++) {
+                const double w = sink ? t % LENGTH == 0 : (double)passed->weight[t];
+                want += w * ((double)o[t * n + i] - (double)p[t * n + i]) *
+                        (double)p[t * n + j] / (double)count;
+            }
+            assert_true(fabs((double)got[i * n + j] - want) <= 2e-5);
+            largest = fmax(largest, fabs(want));
+        }
+    assert_true(largest > 1e-3);
+}
+
+static void test_weighted_shift(void **state)
+{
+    rig r;
+    vptq_calibrator c;
+    vptq_arena arena;
+    stream x, passed;
+    vptq_packed_matrix coarse[VPTQ_LINEAR_COUNT];
+    vptq_weight linear[VPTQ_LINEAR_COUNT];
+    rig_open(&r, *state, "cpu");
+    vptq_arena_init(&arena, NULL);
+    coarse_layer(&r, 0, &arena, coarse, linear);
+    run_by_hand(&r, NULL, NULL, &x);
+    run_by_hand(&r, linear, NULL, &passed);
+    for (int weights = VPTQ_WEIGHTS_SINK; weights < VPTQ_WEIGHTS_COUNT; weights++) {
+        moments m;
+        start_with(&r, *state, (vptq_token_weights)weights, true, 0, &c);
+        skip_layer(&c, linear);
+        run(&c, r.m.blocks[1].linear, &m);
+        check_term_shift(&x, &passed, weights == VPTQ_WEIGHTS_SINK,
+                         m.shift[0][VPTQ_INPUT_QKV][VPTQ_TERM_SHIFT]);
+        vptq_calibrator_release(&c);
+        moments_free(&m);
+    }
+    stream_free(&x);
+    stream_free(&passed);
+    vptq_arena_release(&arena);
+    rig_close(&r);
 }
 
 /* ---- what cannot be ---- */
@@ -399,8 +564,8 @@ static vptq_status both_streams(void *arg, vptq_mem *mem, vptq_err *err)
         return st;
     VPTQ_TRY(vptq_calibrator_plan(&dev, &run->r->m, &opt, &c, err));
     VPTQ_TRY(vptq_calibrator_start(&c, run->dir, 0, 1, err));
-    VPTQ_TRY(vptq_calibrator_run(&c, no_sums, NULL, err));
-    VPTQ_TRY(vptq_calibrator_advance(&c, NULL, err));
+    while (c.layer == 0)
+        VPTQ_TRY(vptq_calibrator_step(&c, NULL, no_sums, NULL, err));
 out:
     vptq_calibrator_release(&c);
     vptq_device_close(&dev);
@@ -424,6 +589,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         SCRATCH(test_exact_blocks_shift_nothing),
         SCRATCH(test_shift),
+        SCRATCH(test_weighted_shift),
         SCRATCH(test_refusals),
         SCRATCH(test_out_of_memory),
     };

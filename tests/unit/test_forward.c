@@ -448,6 +448,48 @@ static void test_taps(void **state)
     rig_close(&r);
 }
 
+/* Two halves are the block, and a run that stops at an input changes nothing. */
+static void test_halves(void **state)
+{
+    (void)state;
+    rig r;
+    vptq_err err = {0};
+    float whole[TINY_TOKENS * TINY_HIDDEN], halves[TINY_TOKENS * TINY_HIDDEN];
+    float before[TINY_TOKENS * TINY_HIDDEN];
+    taps *t = xmalloc(sizeof *t), *u = xmalloc(sizeof *u);
+    int32_t *ids = tiny_ids("qwen3");
+    rig_open(&r, TINY "qwen3", "cpu", TINY_TOKENS);
+    memset(t, 0, sizeof *t);
+    t->m = &r.m;
+    assert_ok(vptq_forward_embed(r.f, ids, TINY_TOKENS, whole, &err), &err);
+    memcpy(halves, whole, sizeof halves);
+    assert_ok(vptq_forward_block(r.f, 0, tap_starts, 2, whole, record_tap, t, &err), &err);
+    for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
+        const size_t count = TINY_TOKENS * vptq_input_size(r.m.desc, (vptq_input)i);
+        vptq_block_hooks hooks = {.tap = record_tap, .arg = u, .stop = true};
+        memset(u, 0, sizeof *u);
+        u->m = &r.m;
+        hooks.last = (vptq_input)i;
+        hooks.half = i <= VPTQ_INPUT_O ? VPTQ_BLOCK_ATTENTION : VPTQ_BLOCK_FEED_FORWARD;
+        memcpy(before, halves, sizeof before);
+        assert_ok(vptq_forward_block_with(r.f, 0, tap_starts, 2, halves, &hooks, &err), &err);
+        assert_same_f32(halves, before, TINY_TOKENS * TINY_HIDDEN);
+        assert_same_f32(u->x[i], t->x[i], count);
+        for (int later = i + 1; later < VPTQ_INPUT_COUNT; later++)
+            assert_int_equal(u->calls[later], 0);
+        hooks.stop = false;
+        hooks.tap = NULL;
+        if (i == VPTQ_INPUT_O || i == VPTQ_INPUT_DOWN)
+            assert_ok(vptq_forward_block_with(r.f, 0, tap_starts, 2, halves, &hooks, &err),
+                      &err);
+    }
+    assert_same_f32(halves, whole, TINY_TOKENS * TINY_HIDDEN);
+    free(ids);
+    free(t);
+    free(u);
+    rig_close(&r);
+}
+
 static vptq_status failing_tap(void *arg, vptq_input input, size_t sequence, size_t tokens,
                                size_t dim, const float *x, vptq_err *err)
 {
@@ -711,13 +753,14 @@ static void test_demo_loss(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_families),    cmocka_unit_test(test_steps),
-        cmocka_unit_test(test_groups),      cmocka_unit_test(test_group_cut),
-        cmocka_unit_test(test_threads),     cmocka_unit_test(test_device_memory),
-        cmocka_unit_test(test_taps),        cmocka_unit_test(test_loss),
-        cmocka_unit_test(test_bad_input),   cmocka_unit_test(test_no_memory),
-        cmocka_unit_test(test_stories_hf),  cmocka_unit_test(test_stories_packed),
-        cmocka_unit_test(test_demo_logits), cmocka_unit_test(test_demo_loss),
+        cmocka_unit_test(test_families),       cmocka_unit_test(test_steps),
+        cmocka_unit_test(test_groups),         cmocka_unit_test(test_group_cut),
+        cmocka_unit_test(test_threads),        cmocka_unit_test(test_device_memory),
+        cmocka_unit_test(test_taps),           cmocka_unit_test(test_halves),
+        cmocka_unit_test(test_loss),           cmocka_unit_test(test_bad_input),
+        cmocka_unit_test(test_no_memory),      cmocka_unit_test(test_stories_hf),
+        cmocka_unit_test(test_stories_packed), cmocka_unit_test(test_demo_logits),
+        cmocka_unit_test(test_demo_loss),
     };
     return vtest_main(argc, argv, tests);
 }

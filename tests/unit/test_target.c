@@ -9,8 +9,10 @@
 
 enum { OUT = 7, IN = 24, COUNT = OUT * IN };
 
+/* The moments of o and down are [OUT, IN], those of the others [IN, IN]. */
 typedef struct problem {
     vtest_npy w, lower, shift, held_lower, held_shift, delta, errors;
+    bool drift;
 } problem;
 
 static void load_part(const char *name, const char *part, vtest_npy *a)
@@ -30,6 +32,17 @@ static void load(const char *name, problem *p)
     load_part(name, "delta", &p->delta);
     load_part(name, "errors", &p->errors);
     assert_int_equal(p->w.count, COUNT);
+    p->drift = p->shift.count == COUNT;
+}
+
+static vptq_target_moments moments_of(const problem *p, bool held_out)
+{
+    const vtest_npy *shift = held_out ? &p->held_shift : &p->shift;
+    const float *data = vtest_npy_as(shift, "f4");
+    return (vptq_target_moments){.lower =
+                                     vtest_npy_as(held_out ? &p->held_lower : &p->lower, "f4"),
+                                 .shift = p->drift ? NULL : data,
+                                 .drift = p->drift ? data : NULL};
 }
 
 static void unload(problem *p)
@@ -43,6 +56,31 @@ static void unload(problem *p)
     vtest_npy_free(&p->errors);
 }
 
+/* The best of several dampings is the best of what each alone gives. */
+static void check_find(vptq_device *dev, const problem *p, const vptq_target_choice *small)
+{
+    static const double dampings[] = {0.01, 0.1, 1};
+    vptq_err err = {0};
+    vptq_target_choice found, one, best = {.gain = 0};
+    float delta[COUNT], target[COUNT], want[COUNT];
+    const float *w = vtest_npy_as(&p->w, "f4");
+    const vptq_target_moments m = moments_of(p, false), held = moments_of(p, true);
+    memcpy(want, w, sizeof want);
+    for (int i = 0; i < 3; i++) {
+        assert_ok(vptq_target_delta(dev, OUT, IN, w, &m, dampings[i], delta, &err), &err);
+        assert_ok(vptq_target_choose(dev, OUT, IN, w, delta, &held, 1, &one, &err), &err);
+        if (!(one.gain > best.gain))
+            continue;
+        best = one;
+        best.damping = dampings[i];
+        vptq_target_apply(COUNT, w, delta, one.alpha, want);
+    }
+    assert_ok(vptq_target_find(dev, OUT, IN, w, &m, &held, 1, target, &found, &err), &err);
+    assert_same_f32(target, want, COUNT);
+    assert_true(found.gain == best.gain && found.gain >= small->gain);
+    assert_true(found.alpha == best.alpha && found.damping == best.damping);
+}
+
 static void check(vptq_device *dev, const char *name)
 {
     problem p;
@@ -53,9 +91,7 @@ static void check(vptq_device *dev, const char *name)
     load(name, &p);
     const float *w = vtest_npy_as(&p.w, "f4");
     const double *want = vtest_npy_as(&p.delta, "f8"), *errors = vtest_npy_as(&p.errors, "f8");
-    const vptq_target_moments m = {vtest_npy_as(&p.lower, "f4"), vtest_npy_as(&p.shift, "f4")};
-    const vptq_target_moments held = {vtest_npy_as(&p.held_lower, "f4"),
-                                      vtest_npy_as(&p.held_shift, "f4")};
+    const vptq_target_moments m = moments_of(&p, false), held = moments_of(&p, true);
     assert_ok(vptq_target_delta(dev, OUT, IN, w, &m, 0.01, delta, &err), &err);
     for (int i = 0; i < COUNT; i++)
         got[i] = (double)delta[i];
@@ -78,6 +114,7 @@ static void check(vptq_device *dev, const char *name)
         assert_true(target[i] == (float)got[i]);
     vptq_target_apply(COUNT, w, delta, 0, delta); /* in place */
     assert_same_f32(delta, w, COUNT);
+    check_find(dev, &p, &choice);
     unload(&p);
 }
 
@@ -95,6 +132,7 @@ static void test_against_numpy(void **state)
         check(&dev, "few");
         check(&dev, "many");
         check(&dev, "noise");
+        check(&dev, "drift");
         vptq_device_close(&dev);
         assert_int_equal(mem.used, 0);
     }
@@ -113,13 +151,17 @@ static void test_no_shift(void **state)
     (void)state;
     load("few", &p);
     const float *w = vtest_npy_as(&p.w, "f4");
-    const vptq_target_moments m = {vtest_npy_as(&p.lower, "f4"), none};
+    const vptq_target_moments m = {.lower = vtest_npy_as(&p.lower, "f4"), .shift = none};
     assert_ok(vptq_device_open(&ctx, "cpu", &dev, &err), &err);
     assert_ok(vptq_target_delta(&dev, OUT, IN, w, &m, 0.01, delta, &err), &err);
     assert_ok(vptq_target_choose(&dev, OUT, IN, w, delta, &m, 1, &choice, &err), &err);
     assert_true(choice.alpha == 0);
     assert_true(choice.gain == 0);
     vptq_target_apply(COUNT, w, delta, choice.alpha, delta);
+    assert_same_f32(delta, w, COUNT);
+    memset(delta, 0, sizeof delta);
+    assert_ok(vptq_target_find(&dev, OUT, IN, w, &m, &m, 1, delta, &choice, &err), &err);
+    assert_true(choice.alpha == 0 && choice.gain == 0 && choice.damping == 0);
     assert_same_f32(delta, w, COUNT);
     vptq_device_close(&dev);
     unload(&p);
@@ -131,16 +173,13 @@ static vptq_status both(void *arg, vptq_mem *mem, vptq_err *err)
     vptq_ctx ctx = {.mem = mem, .threads = 1};
     vptq_device dev;
     vptq_target_choice choice;
-    float delta[COUNT];
+    float target[COUNT];
     const float *w = vtest_npy_as(&p->w, "f4");
-    const vptq_target_moments m = {vtest_npy_as(&p->lower, "f4"),
-                                   vtest_npy_as(&p->shift, "f4")};
+    const vptq_target_moments m = moments_of(p, false);
     vptq_status st = vptq_device_open(&ctx, "cpu", &dev, err);
     if (st)
         return st;
-    st = vptq_target_delta(&dev, OUT, IN, w, &m, 0.01, delta, err);
-    if (!st)
-        st = vptq_target_choose(&dev, OUT, IN, w, delta, &m, 1, &choice, err);
+    st = vptq_target_find(&dev, OUT, IN, w, &m, &m, 1, target, &choice, err);
     vptq_device_close(&dev);
     return st;
 }

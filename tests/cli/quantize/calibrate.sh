@@ -16,7 +16,7 @@ quantize "${windows[@]}" --weights sink --holdout 0.1 --layers 0-1 -o one_step >
 expect_line out.txt "14 matrices (14 kept)"
 
 # In sequence.
-run=("${windows[@]}" --sequential --correction 1 --weights sink:0.2)
+run=("${windows[@]}" --sequential --weights sink:0.2)
 quantize "${run[@]}" -o one -t 1 > out.txt
 others() { find "$1" -type f ! -name '*_proj*' -printf '%f\n' | sort | paste -s -d ' '; }
 [ "$(others one)" = "lock quantize.json report.jsonl" ] || fail "left: $(others one)"
@@ -27,22 +27,22 @@ pid=$!
 wait_for 60 test -e killed/layer_002_q_proj.safetensors
 kill -9 "$pid" 2>/dev/null || true
 wait "$pid" || true
-rm -f killed/layer_001_up_proj.safetensors # as if it had been damaged
+rm -f killed/layer_001_up_proj.safetensors killed/layer_002_q_proj.safetensors # as if damaged
 quantize "${run[@]}" -o killed > out.txt
 expect_line out.txt "35 matrices ([0-9]* kept)"
 expect_same one killed
 
-# The first block sees nothing quantized; later ones gain by their targets.
+# The first linears see nothing quantized; later ones gain by their targets.
 json_get alpha one/report.jsonl > alpha.txt
 [ "$(wc -l < alpha.txt)" = 35 ] || fail "a row has no alpha"
-[ "$(head -n 7 alpha.txt | sort -u)" = 0.0 ] || fail "targets of block 0"
-expect_number "$(tail -n 7 alpha.txt | head -n 3 | sort -n | head -n 1)" ">" 0 # q, k, v
-expect_number "$(json_get alpha_gain one/report.jsonl | tail -n 2 | head -n 1)" ">" 0.01 # up
-# o and down read what corrected linears give.
-[ "$(tail -n 1 alpha.txt)" = 0.0 ] || fail "the target of down"
+[ "$(head -n 3 alpha.txt | sort -u)" = 0.0 ] || fail "targets of q, k and v of block 0"
+expect_number "$(tail -n 7 alpha.txt | sort -n | head -n 1)" ">" 0
+expect_number "$(json_get alpha_gain one/report.jsonl | tail -n 2 | sort -n | head -n 1)" ">" 0.01 # up, down
+json_get alpha_damping one/report.jsonl | sort -u > damping.txt
+grep -qvE '^(0.0|0.01|0.10*1?|1.0)$' damping.txt && fail "dampings: $(cat damping.txt)"
 
 # Without held-out windows nothing tells how much: targets stay.
-quantize "${windows[@]}" --sequential --correction 1 --holdout 0 --layers 0-1 -o none > out.txt
+quantize "${windows[@]}" --sequential --holdout 0 --layers 0-1 -o none > out.txt
 [ "$(json_get alpha none/report.jsonl | sort -u)" = 0.0 ] || fail "alpha without held-out windows"
 
 # It pays.
@@ -53,6 +53,11 @@ for work in shot one; do
     "$BIN/vptq-eval" ppl -m $work --tokens ppl.i32 --context 256 -q --format json > $work.json
 done
 expect_number "$(json_get ppl one.json)" "<" "$(json_get ppl shot.json)"
+# More than with inputs alone.
+quantize "${run[@]}" --holdout 0.1 --correction 0 -o inputs > out.txt
+[ "$(json_get alpha inputs/report.jsonl | sort -u)" = 0.0 ] || fail "alpha without correction"
+"$BIN/vptq-eval" ppl -m inputs --tokens ppl.i32 --context 256 -q --format json > inputs.json
+expect_number "$(json_get ppl one.json)" "<" "$(json_get ppl inputs.json)"
 
 # A budget: measured on Hessians of the model as it is, in this run as with a directory.
 budget() { "$BIN/vptq-quantize" -m "$model" --tokenizer "$tok" -b 3.5 -q "$@"; }
@@ -99,7 +104,7 @@ expect_line err.txt "nothing"
 
 # Codes that lose nothing: the second stream is the first, bit by bit.
 perl -e 'for my $i (1..4096) { print pack("l<", ($i * $i * 7 + $i * 3) % 47) }' > ids.i32
-"$BIN/vptq-quantize" -m "$SRC/tests/golden/tiny_mistral" --tokens ids.i32 -l 32 --sequential --correction 1 -v 1 \
+"$BIN/vptq-quantize" -m "$SRC/tests/golden/tiny_mistral" --tokens ids.i32 -l 32 --sequential -v 1 \
     -k 4096 --no-norm --dtype bf16 -o exact -q > out.txt 2> err.txt
 [ "$(json_get proxy_loss exact/report.jsonl | sort -u)" = 0.0 ] || fail "something was lost"
 [ "$(json_get alpha exact/report.jsonl | sort -u)" = 0.0 ] || fail "a target was moved"
