@@ -20,7 +20,7 @@ typedef struct vptq_kmeans_options {
     double shift;     /* stop when the squared moves of all centroids sum to less; 0 = off */
     bool keep_empty;  /* an empty cluster keeps its centroid instead of being repaired */
     vptq_kmeans_seeding seeding;
-    size_t seed_sample; /* vectors that k-means++ looks at, drawn by rng; 0 = 32 * k, at least
+    size_t seed_sample; /* vectors that k-means++ looks at, drawn by rng; 0 = 8 * k, at least
                          * 32768, fewer per centroid above k = 4096 */
     vptq_rng rng;       /* draws the sample and the seeds; nothing else is random */
 } vptq_kmeans_options;

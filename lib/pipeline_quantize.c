@@ -10,17 +10,35 @@
 
 /* ---- one matrix ---- */
 
+/* Progress counts thousands of weights: matrices differ too much in size to tell what is left.
+ */
+static void show_progress(const vptq_quantizer *q, const char *detail)
+{
+    vptq_progress(q->dev->ctx, "quantize", (q->weights + 999) / 1000,
+                  (q->all_weights + 999) / 1000, detail);
+}
+
+static uint64_t count_weights(const vptq_quantizer *q)
+{
+    uint64_t layer = 0;
+    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
+        uint32_t rows, columns;
+        vptq_linear_shape(q->model.desc, (vptq_linear)l, &rows, &columns);
+        layer += (uint64_t)rows * columns;
+    }
+    return layer * (q->last - q->first + 1);
+}
+
 static void on_step(void *arg, const char *step, double loss)
 {
     const vptq_quantizer *q = arg;
     char detail[96], value[32] = "";
-    uint64_t total = (uint64_t)(q->last - q->first + 1) * VPTQ_LINEAR_COUNT;
 
     if (isfinite(loss))
         snprintf(value, sizeof value, ", loss %.5f", loss);
     snprintf(detail, sizeof detail, "layer %u %s: %s%s", q->layer, vptq_linear_name(q->linear),
              step, value);
-    vptq_progress(q->dev->ctx, "quantize", q->result->matrices, total, detail);
+    show_progress(q, detail);
 }
 
 /* What went otherwise than planned. */
@@ -129,6 +147,7 @@ static vptq_status quantize_layers(vptq_quantizer *q, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
 
+    q->all_weights = count_weights(q);
     for (uint32_t layer = q->first; layer <= q->last; layer++) {
         for (int i = 0; i < VPTQ_INPUT_COUNT; i++)
             VPTQ_TRY(quantize_input(q, layer, (vptq_input)i, err));
@@ -136,7 +155,7 @@ static vptq_status quantize_layers(vptq_quantizer *q, vptq_err *err)
     }
     if (q->first > 0 || q->last + 1 < q->model.desc->layers)
         VPTQ_TRY(vptq_rows_write(q, true, err));
-    vptq_progress(q->dev->ctx, "quantize", q->result->matrices, q->result->matrices, NULL);
+    show_progress(q, NULL);
 out:
     return st;
 }

@@ -32,6 +32,7 @@ typedef struct vptq_quantizer {
     /* sums over the rows so far */
     uint64_t bits, weights;
     double loss, held_out, predicted_loss;
+    uint64_t all_weights; /* of the layers to be done */
     /* being worked on, for the progress line */
     uint32_t layer;
     vptq_linear linear;

@@ -514,7 +514,8 @@ INLINE void search_tile(tile *t, size_t v, bool keep, uint32_t *idx, uint32_t *i
         score_tile(t, v, xt);
         first_bounds(t, v, keep);
     }
-    for (int round = 0; round <= t->b->exact; round++) {
+    const int rounds = t->b->exact ? 2 : 1;
+    for (int round = 0; round < rounds; round++) {
         if (round)
             exact_bounds(t, v);
         best_pairs(t, v, idx);

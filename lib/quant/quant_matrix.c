@@ -8,8 +8,10 @@
 #include "lib/quant/store.h"
 
 enum {
-    FINAL_SWEEPS = 2,      /* after each refit and after rounding */
-    REFIT_ITERATIONS = 16, /* of conjugate gradients; more gain nothing that sweeps keep */
+    REFIT_SWEEPS = 2,      /* after each refit */
+    STORAGE_SWEEPS = 1,    /* after rounding; a second one gains less than a thousandth */
+    REFIT_ITERATIONS = 10, /* of conjugate gradients; more gain nothing that sweeps keep */
+    SCALE_ITERATIONS = 8,  /* the same, of those over scale and bias */
 };
 
 /* ---- preparation ---- */
@@ -334,7 +336,7 @@ static vptq_status step_retrain(vptq_encoder *c, vptq_err *err)
 
 static vptq_status step_scales(vptq_encoder *c, vptq_err *err)
 {
-    return vptq_refit_scales(c, REFIT_ITERATIONS, err);
+    return vptq_refit_scales(c, SCALE_ITERATIONS, err);
 }
 
 static vptq_status step_refit(vptq_encoder *c, vptq_err *err)
@@ -344,7 +346,7 @@ static vptq_status step_refit(vptq_encoder *c, vptq_err *err)
     VPTQ_TRY(vptq_refit(c, NULL, NULL, REFIT_ITERATIONS, err));
     VPTQ_TRY(vptq_encoder_gather(c, err));
     VPTQ_TRY(vptq_encoder_gradient(c, err));
-    VPTQ_TRY(vptq_sweeps(c, FINAL_SWEEPS, err));
+    VPTQ_TRY(vptq_sweeps(c, REFIT_SWEEPS, err));
 out:
     return st;
 }
@@ -359,7 +361,7 @@ static vptq_status step_storage(vptq_encoder *c, vptq_err *err)
     if (c->s->rounding == VPTQ_ROUND_LOOP) {
         VPTQ_TRY(vptq_encoder_gather(c, err));
         VPTQ_TRY(vptq_encoder_gradient(c, err));
-        VPTQ_TRY(vptq_sweeps(c, FINAL_SWEEPS, err));
+        VPTQ_TRY(vptq_sweeps(c, STORAGE_SWEEPS, err));
     }
     VPTQ_TRY(finish(c, "storage", false, err));
 out:

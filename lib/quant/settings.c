@@ -173,8 +173,9 @@ vptq_status vptq_setting_parse(const vptq_setting *t, const char *text, vptq_qua
     int i = choice_index(t->choices, text);
     if (i < 0)
         return expected(t, text, t->choices, err);
+    const vptq_dtype dtype = i ? VPTQ_BF16 : VPTQ_F16;
     if (t->kind == VPTQ_SETTING_DTYPE)
-        memcpy(at, &(vptq_dtype){i ? VPTQ_BF16 : VPTQ_F16}, sizeof(vptq_dtype));
+        memcpy(at, &dtype, sizeof dtype);
     else
         memcpy(at, &(uint32_t){(uint32_t)i}, sizeof(uint32_t));
     return VPTQ_OK;
