@@ -78,6 +78,8 @@ out:
     return st;
 }
 
+/* ---- moments ---- */
+
 static vptq_status take_sum(calibration *k, const vptq_hessian_sum *s, const char *input,
                             float *lower, vptq_err *err)
 {
@@ -137,7 +139,7 @@ static vptq_status step(calibration *k, vptq_calibrator_fn fn, vptq_err *err)
     return st;
 }
 
-/* ---- moments ---- */
+/* ---- memory ---- */
 
 static vptq_status floats(calibration *k, size_t count, float **out, vptq_err *err)
 {
