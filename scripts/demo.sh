@@ -15,7 +15,7 @@ if [ -n "${SETTINGS-}" ]; then
     variants=("$SETTINGS")
 else
     variants=("-v 4 -k 256 -r 16" "-v 4 -k 256 -r 256")
-    # half the time for a few percent of the loss (docs/encoder.md, section 7)
+    # half the time for a few percent of the loss (docs/encoder.md, section 8)
     effort=(--joint 4 --retrain 0 --sweeps 2 --refits 1)
 fi
 windows=24 # of 2048 tokens for the Hessians

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Losses after each step of the encoder, over the matrices of some layers: a row per step of
-# docs/encoder.md, section 7.
+# docs/encoder.md, section 8.
 #
 #     scripts/ladder.sh MODEL HDIR HELD_OUT DIR [OPTION..]
 #
