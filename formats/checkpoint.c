@@ -221,6 +221,20 @@ vptq_status vptq_checkpoint_vocab(const vptq_checkpoint *c, const vptq_ctx *ctx,
 
 /* ---- open and release ---- */
 
+bool vptq_checkpoint_is_fault(vptq_status st)
+{
+    return st && st != VPTQ_E_IO && st != VPTQ_E_NOMEM && st != VPTQ_E_DEVICE &&
+           st != VPTQ_E_CANCELLED;
+}
+
+vptq_status vptq_checkpoint_tell(const vptq_checkpoint *c, vptq_status st, const vptq_err *err)
+{
+    if (!c->fault || !vptq_checkpoint_is_fault(st))
+        return st;
+    c->fault(c->fault_arg, err->text);
+    return VPTQ_OK;
+}
+
 static vptq_status open_kind(const vptq_ctx *ctx, const vptq_checkpoint_options *opt,
                              vptq_checkpoint *c, vptq_err *err)
 {
@@ -232,9 +246,9 @@ static vptq_status open_kind(const vptq_ctx *ctx, const vptq_checkpoint_options 
     case VPTQ_CKPT_LLAMA2C:
         return vptq_llama2c_read(c->path, &c->set, &c->desc, err);
     case VPTQ_CKPT_PACKED:
-        return vptq_checkpoint_open_packed(c, err);
+        return vptq_checkpoint_open_packed(opt->shapes_only, c, err);
     case VPTQ_CKPT_ARCHIVE:
-        return vptq_checkpoint_open_archive(ctx, c, err);
+        return vptq_checkpoint_open_archive(ctx, opt->shapes_only, c, err);
     case VPTQ_CKPT_WORK:
         return vptq_checkpoint_open_work(ctx, opt->base, c, err);
     }
@@ -262,10 +276,10 @@ vptq_status vptq_checkpoint_open(const vptq_ctx *ctx, const char *path,
                                  const vptq_checkpoint_options *opt, vptq_checkpoint *c,
                                  vptq_err *err)
 {
-    static const vptq_checkpoint_options none = {NULL, NULL};
+    static const vptq_checkpoint_options none = {0};
     vptq_status st = VPTQ_OK;
     opt = opt ? opt : &none;
-    *c = (vptq_checkpoint){0};
+    *c = (vptq_checkpoint){.fault = opt->fault, .fault_arg = opt->fault_arg};
     vptq_arena_init(&c->arena, ctx->mem);
     vptq_tensor_set_init(&c->set, ctx->mem);
     VPTQ_TRY(vptq_checkpoint_detect(path, &c->kind, err));

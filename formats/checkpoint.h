@@ -19,6 +19,17 @@ typedef enum {
     VPTQ_CKPT_WORK /* quantize work directory: finished matrices over the base model */
 } vptq_checkpoint_kind;
 
+typedef struct vptq_checkpoint_options {
+    const char *tokenizer; /* --tokenizer FILE, or NULL to look beside the model */
+    const char *base; /* WORK: another place of the base model, or NULL for the recorded one */
+    /* Not NULL: what is wrong with one tensor or matrix is told here, and opening goes on
+     * without it (a damaged tensor stays in the set, without data); callers must give an err */
+    vptq_fault_fn fault;
+    void *fault_arg;
+    bool shapes_only; /* PACKED, ARCHIVE: `quantized` has names, shapes and types, but no data;
+                         vptq_packed_read gives it matrix by matrix */
+} vptq_checkpoint_options;
+
 typedef struct vptq_checkpoint {
     vptq_checkpoint_kind kind;
     const char *path; /* as given */
@@ -36,12 +47,9 @@ typedef struct vptq_checkpoint {
     vptq_gguf *gguf;              /* GGUF kind; owned */
     const char *tokenizer;        /* where the tokenizer is read from, NULL = none found */
     void *extra;                  /* archive handle and layer files that hold bytes; owned */
+    vptq_fault_fn fault;          /* as in the options */
+    void *fault_arg;
 } vptq_checkpoint;
-
-typedef struct vptq_checkpoint_options {
-    const char *tokenizer; /* --tokenizer FILE, or NULL to look beside the model */
-    const char *base; /* WORK: another place of the base model, or NULL for the recorded one */
-} vptq_checkpoint_options;
 
 /* Errors name the path and what was expected there.  A WORK directory checks the base model's
  * fingerprint (VPTQ_E_MISMATCH). */
@@ -50,6 +58,12 @@ vptq_status vptq_checkpoint_open(const vptq_ctx *ctx, const char *path,
                                  vptq_err *err) VPTQ_MUST_CHECK;
 void vptq_checkpoint_release(vptq_checkpoint *c);
 const char *vptq_checkpoint_kind_name(vptq_checkpoint_kind kind);
+
+/* Whether a status says something about the file, and not about the run. */
+bool vptq_checkpoint_is_fault(vptq_status st);
+/* st; but a fault is told where the checkpoint was opened to tell them, and VPTQ_OK. */
+vptq_status vptq_checkpoint_tell(const vptq_checkpoint *c, vptq_status st,
+                                 const vptq_err *err) VPTQ_MUST_CHECK;
 
 /* NULL when the module is not quantized. */
 const vptq_packed_matrix *vptq_checkpoint_quantized(const vptq_checkpoint *c,

@@ -13,9 +13,10 @@ vptq_status vptq_checkpoint_detect(const char *path, vptq_checkpoint_kind *kind,
 
 /* The rest of opening, with kind, path, arena and set of `c` in place; on failure the caller
  * releases c. */
-vptq_status vptq_checkpoint_open_packed(vptq_checkpoint *c, vptq_err *err) VPTQ_MUST_CHECK;
-vptq_status vptq_checkpoint_open_archive(const vptq_ctx *ctx, vptq_checkpoint *c,
-                                         vptq_err *err) VPTQ_MUST_CHECK;
+vptq_status vptq_checkpoint_open_packed(bool shapes_only, vptq_checkpoint *c,
+                                        vptq_err *err) VPTQ_MUST_CHECK;
+vptq_status vptq_checkpoint_open_archive(const vptq_ctx *ctx, bool shapes_only,
+                                         vptq_checkpoint *c, vptq_err *err) VPTQ_MUST_CHECK;
 vptq_status vptq_checkpoint_open_work(const vptq_ctx *ctx, const char *base, vptq_checkpoint *c,
                                       vptq_err *err) VPTQ_MUST_CHECK;
 void vptq_checkpoint_release_extra(vptq_checkpoint *c);

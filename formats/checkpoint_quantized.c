@@ -39,64 +39,102 @@ static int by_name(const void *a, const void *b)
     return strcmp(((const vptq_packed_matrix *)a)->name, ((const vptq_packed_matrix *)b)->name);
 }
 
-static const vptq_packed_matrix *find_matrix(const vptq_checkpoint *c, const char *name)
-{
-    vptq_packed_matrix key = {.name = name};
-    return bsearch(&key, c->quantized, c->quantized_count, sizeof key, by_name);
-}
-
 /* ---- what config.json calls quantized ---- */
 
 /* A part of a quantized matrix that no entry claims would be lost without a word. */
-static vptq_status check_claimed(const vptq_checkpoint *c, vptq_err *err)
+static vptq_status check_claimed(const vptq_checkpoint *c, const vptq_strmap *claimed,
+                                 vptq_err *err)
 {
     for (size_t i = 0; i < c->set.count; i++) {
         const vptq_tensor *t = &c->set.tensors[i];
-        char module[VPTQ_NAME_MAX];
+        uint32_t value;
         size_t len = vptq_packed_module_length(t->name);
-        if (len == 0)
+        if (len == 0 || vptq_strmap_get(claimed, t->name, len, &value))
             continue;
-        snprintf(module, sizeof module, "%.*s", (int)(len < sizeof module ? len : 0), t->name);
-        if (!find_matrix(c, module))
-            return vptq_fail(err, VPTQ_E_FORMAT,
-                             "%s: tensor '%s' is part of a quantized matrix, but " CONFIG_FILE
-                             " lists no linear of a block by that name",
-                             t->file, t->name);
+        vptq_status st = vptq_checkpoint_tell(
+            c,
+            vptq_fail(err, VPTQ_E_FORMAT,
+                      "%s: tensor '%s' is part of a quantized matrix, but " CONFIG_FILE
+                      " lists no linear of a block by that name",
+                      t->file, t->name),
+            err);
+        if (st)
+            return st;
     }
     return VPTQ_OK;
 }
 
-static vptq_status read_matrices(vptq_checkpoint *c, vptq_err *err)
+/* One matrix more in c->quantized; none where faults are told and it has some. */
+static vptq_status read_one(vptq_checkpoint *c, const json_t *entry, const char *name,
+                            bool shapes_only, vptq_err *err)
+{
+    vptq_packed_matrix *m = &c->quantized[c->quantized_count];
+    vptq_arena scratch;
+    vptq_arena_init(&scratch, c->arena.mem);
+    vptq_arena *arena = shapes_only ? &scratch : &c->arena;
+    bool whole = true;
+    vptq_status st = c->fault ? vptq_packed_check(&c->set, entry, name, c->path, arena,
+                                                  c->fault, c->fault_arg, m, &whole, err)
+                              : vptq_packed_read(&c->set, entry, name, c->path, arena, m, err);
+    if (!st && whole)
+        c->quantized_count++;
+    if (!st && whole && shapes_only) {
+        m->vq = (vptq_vq){.shape = m->vq.shape};
+        m->name = vptq_arena_strdup(&c->arena, name, err);
+        st = m->name ? VPTQ_OK : VPTQ_E_NOMEM;
+    }
+    vptq_arena_release(&scratch);
+    return st;
+}
+
+static vptq_status read_claimed(vptq_checkpoint *c, vptq_strmap *claimed, bool shapes_only,
+                                vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    size_t most = (size_t)c->desc.layers * VPTQ_LINEAR_COUNT;
-    c->quantized = vptq_arena_alloc(&c->arena, most, sizeof *c->quantized, err);
-    if (!c->quantized)
-        return VPTQ_E_NOMEM;
     for (uint32_t layer = 0; layer < c->desc.layers; layer++)
         for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
             char name[VPTQ_NAME_MAX];
+            bool fresh;
             vptq_linear_full_name(name, layer, (vptq_linear)l);
             const json_t *entry = vptq_packed_entry(c->config, name);
             if (!entry)
                 continue;
-            VPTQ_TRY(vptq_packed_read(&c->set, entry, name, c->path, &c->arena,
-                                      &c->quantized[c->quantized_count], err));
-            c->quantized_count++;
+            const char *own = vptq_arena_strdup(&c->arena, name, err);
+            if (!own)
+                return VPTQ_E_NOMEM;
+            VPTQ_TRY(vptq_strmap_add(claimed, own, strlen(own), 0, &fresh, err));
+            VPTQ_TRY(read_one(c, entry, own, shapes_only, err));
         }
-    if (c->quantized_count == 0)
+    if (claimed->count == 0)
         return vptq_fail(err, VPTQ_E_FORMAT,
                          "%s: " CONFIG_FILE " says quant_method vptq, but lists no linear of "
                          "a block",
                          c->path);
-    c->storage = c->quantized[0].storage;
-    qsort(c->quantized, c->quantized_count, sizeof *c->quantized, by_name);
-    st = check_claimed(c, err);
+    st = check_claimed(c, claimed, err);
 out:
     return st;
 }
 
-vptq_status vptq_checkpoint_open_packed(vptq_checkpoint *c, vptq_err *err)
+static vptq_status read_matrices(vptq_checkpoint *c, bool shapes_only, vptq_err *err)
+{
+    vptq_strmap claimed = {0};
+    size_t most = (size_t)c->desc.layers * VPTQ_LINEAR_COUNT;
+    c->quantized = vptq_arena_alloc(&c->arena, most, sizeof *c->quantized, err);
+    if (!c->quantized)
+        return VPTQ_E_NOMEM;
+    vptq_status st = vptq_strmap_init(&claimed, c->arena.mem, most, err);
+    if (st)
+        return st;
+    st = read_claimed(c, &claimed, shapes_only, err);
+    vptq_strmap_release(&claimed);
+    if (!st && c->quantized_count) {
+        c->storage = c->quantized[0].storage;
+        qsort(c->quantized, c->quantized_count, sizeof *c->quantized, by_name);
+    }
+    return st;
+}
+
+vptq_status vptq_checkpoint_open_packed(bool shapes_only, vptq_checkpoint *c, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     char name[4096];
@@ -104,7 +142,7 @@ vptq_status vptq_checkpoint_open_packed(vptq_checkpoint *c, vptq_err *err)
     VPTQ_TRY(vptq_json_load(name, VPTQ_CONFIG_LIMIT, &c->config, err));
     VPTQ_TRY(vptq_hf_config_parse(c->config, name, &c->desc, err));
     VPTQ_TRY(vptq_safetensors_read_dir(c->path, &c->set, err));
-    st = read_matrices(c, err);
+    st = read_matrices(c, shapes_only, err);
 out:
     return st;
 }
@@ -144,8 +182,9 @@ static vptq_status archive_tensors(const vptq_archive *a, const vptq_ctx *ctx,
         uint8_t *data = vptq_arena_alloc(&c->arena, (size_t)e->size, 1, err);
         if (!data)
             return VPTQ_E_NOMEM;
-        VPTQ_TRY(vptq_archive_load(a, e, ctx->threads, data, err));
-        t.data = data;
+        st = vptq_archive_load(a, e, ctx->threads, data, err);
+        t.data = st ? NULL : data;
+        VPTQ_TRY(vptq_checkpoint_tell(c, st, err));
         t.bytes = (size_t)e->size;
         t.file = c->path;
         VPTQ_TRY(vptq_tensor_set_add(&c->set, &t, err));
@@ -155,7 +194,8 @@ out:
     return st;
 }
 
-vptq_status vptq_checkpoint_open_archive(const vptq_ctx *ctx, vptq_checkpoint *c, vptq_err *err)
+vptq_status vptq_checkpoint_open_archive(const vptq_ctx *ctx, bool shapes_only,
+                                         vptq_checkpoint *c, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     char *text = NULL;
@@ -171,7 +211,7 @@ vptq_status vptq_checkpoint_open_archive(const vptq_ctx *ctx, vptq_checkpoint *c
     VPTQ_TRY(archive_tensors(x->archive, ctx, c, err));
     if (vptq_archive_find(x->archive, "tokenizer.json", false))
         c->tokenizer = c->path;
-    st = read_matrices(c, err);
+    st = read_matrices(c, shapes_only, err);
 out:
     return st;
 }
@@ -238,10 +278,12 @@ static vptq_status open_base(const vptq_ctx *ctx, const char *path, const char *
     c->base_path = base->path;
     VPTQ_TRY(vptq_checkpoint_fingerprint(base, ctx, found, err));
     if (strcmp(found, fingerprint) != 0)
-        VPTQ_TRY(vptq_fail(err, VPTQ_E_MISMATCH,
-                           "'%s' has fingerprint %s, but %.40s is what the matrices were made "
-                           "from",
-                           path, found, fingerprint));
+        VPTQ_TRY(vptq_checkpoint_tell(
+            c,
+            vptq_fail(err, VPTQ_E_MISMATCH,
+                      "'%s' has fingerprint %s, but %.40s is what the matrices were made from",
+                      path, found, fingerprint),
+            err));
 out:
     if (st && err)
         vptq_err_context(err, "%s: its base model (--base names another)", c->path);
@@ -295,10 +337,16 @@ static vptq_status read_layers(const vptq_ctx *ctx, vptq_checkpoint *c, vptq_err
         if (!vptq_layer_file_is(names[i]))
             continue;
         VPTQ_TRY(vptq_path_join(path, sizeof path, c->path, names[i], err));
-        VPTQ_TRY(vptq_layer_file_read(path, ctx->mem, f, err));
+        st = vptq_layer_file_read(path, ctx->mem, f, err);
+        bool read = st == VPTQ_OK;
+        VPTQ_TRY(vptq_checkpoint_tell(c, st, err));
+        if (!read)
+            continue;
         x->layer_count++;
-        VPTQ_TRY(check_layer(c, path, &f->matrix, err));
-        c->quantized[c->quantized_count++] = f->matrix;
+        st = check_layer(c, path, &f->matrix, err);
+        if (!st)
+            c->quantized[c->quantized_count++] = f->matrix;
+        VPTQ_TRY(vptq_checkpoint_tell(c, st, err));
     }
     qsort(c->quantized, c->quantized_count, sizeof *c->quantized, by_name);
 out:

@@ -13,7 +13,21 @@ typedef struct matrix_reader {
     vptq_arena *arena;
     vptq_dtype storage;
     vptq_err *err;
+    vptq_fault_fn fault; /* NULL: reading stops at the first fault */
+    void *fault_arg;
+    size_t faults;
 } matrix_reader;
+
+/* Where faults are told, a fault ends only the part that has it. */
+static vptq_status part_done(matrix_reader *r, vptq_status st)
+{
+    if (!st || !r->fault || st == VPTQ_E_NOMEM)
+        return st;
+    if (st != VPTQ_E_CHECKSUM) /* which was told where the bytes were read */
+        r->fault(r->fault_arg, r->err->text);
+    r->faults++;
+    return VPTQ_OK;
+}
 
 typedef struct part_shape {
     uint32_t dims;
@@ -63,6 +77,9 @@ static vptq_status need_part(const matrix_reader *r, const char *part, vptq_dtyp
     if (!t)
         return vptq_fail(r->err, VPTQ_E_FORMAT, "%s: tensor '%s.%s' is missing", r->file,
                          r->name, part);
+    if (t->bytes && !t->data)
+        return vptq_fail(r->err, VPTQ_E_CHECKSUM, "%s: tensor '%s' is damaged", r->file,
+                         t->name);
     char found[200], expected[100];
     if (t->type != type && t->type != other)
         return vptq_fail(r->err, VPTQ_E_FORMAT, "%s: tensor '%s' is %s, expected %s", r->file,
@@ -109,12 +126,12 @@ static vptq_status read_storage(matrix_reader *r)
     if (!t)
         return vptq_fail(r->err, VPTQ_E_FORMAT, "%s: tensor '%s.centroids.weight' is missing",
                          r->file, r->name);
+    r->storage = t->type;
     if (t->type != VPTQ_F16 && t->type != VPTQ_BF16)
         return vptq_fail(r->err, VPTQ_E_UNSUPPORTED,
                          "%s: tensor '%s' is %s, expected F16 or "
                          "BF16",
                          r->file, t->name, vptq_dtype_get(t->type)->name);
-    r->storage = t->type;
     return VPTQ_OK;
 }
 
@@ -166,15 +183,17 @@ static vptq_status read_packed_indices(const matrix_reader *r, const vptq_vq_sha
 }
 
 /* The training form: one 16-bit number per index and book. */
-static vptq_status read_plain_indices(const matrix_reader *r, const vptq_vq_shape *s,
+static vptq_status read_plain_indices(matrix_reader *r, const vptq_vq_shape *s,
                                       const uint32_t **out)
 {
     vptq_status st = VPTQ_OK;
     part_shape want = {3, {s->groups, vptq_vq_strips(s), s->group_size}};
     const uint16_t *main_index = NULL, *res_index = NULL;
-    VPTQ_TRY(read_u16(r, "indices", &want, s->k, &main_index));
+    VPTQ_TRY(part_done(r, read_u16(r, "indices", &want, s->k, &main_index)));
     if (s->k_res)
-        VPTQ_TRY(read_u16(r, "res_indices", &want, s->k_res, &res_index));
+        VPTQ_TRY(part_done(r, read_u16(r, "res_indices", &want, s->k_res, &res_index)));
+    if (!main_index || (s->k_res && !res_index))
+        return VPTQ_OK; /* told */
     size_t rows = (size_t)s->groups * vptq_vq_strips(s), row_words = vptq_vq_row_words(s);
     unsigned bits = vptq_vq_index_bits(s), main_bits = vptq_log2u(s->k);
     uint32_t *words = vptq_arena_zalloc(r->arena, rows * row_words, sizeof *words, r->err);
@@ -240,24 +259,26 @@ static vptq_status read_perm(const matrix_reader *r, const vptq_vq_shape *s, boo
     return VPTQ_OK;
 }
 
-static vptq_status read_norm(const matrix_reader *r, vptq_vq *q)
+static vptq_status read_norm(matrix_reader *r, vptq_vq *q)
 {
     vptq_status st = VPTQ_OK;
     part_shape want = {1, {q->shape.in}};
-    VPTQ_TRY(read_numbers(r, "weight_scale", &want, &q->scale));
-    VPTQ_TRY(read_numbers(r, "weight_bias", &want, &q->bias));
+    VPTQ_TRY(part_done(r, read_numbers(r, "weight_scale", &want, &q->scale)));
+    VPTQ_TRY(part_done(r, read_numbers(r, "weight_bias", &want, &q->bias)));
 out:
     return st;
 }
 
-static vptq_status read_outliers(const matrix_reader *r, vptq_vq *q)
+static vptq_status read_outliers(matrix_reader *r, vptq_vq *q)
 {
     vptq_status st = VPTQ_OK;
     const vptq_vq_shape *s = &q->shape;
     part_shape book = {2, {1, (uint64_t)s->k0 * s->v0}};
     part_shape indices = {3, {1, (s->out + s->v0 - 1) / s->v0, s->outliers}};
-    VPTQ_TRY(read_numbers(r, "outlier_centroids.weight", &book, &q->outlier_centroids));
-    VPTQ_TRY(read_u16(r, "outlier_indices", &indices, s->k0, &q->outlier_indices));
+    VPTQ_TRY(part_done(
+        r, read_numbers(r, "outlier_centroids.weight", &book, &q->outlier_centroids)));
+    VPTQ_TRY(
+        part_done(r, read_u16(r, "outlier_indices", &indices, s->k0, &q->outlier_indices)));
 out:
     return st;
 }
@@ -274,21 +295,87 @@ static vptq_status check_absent(const matrix_reader *r, const char *part, const 
                      r->file, r->name, part, key);
 }
 
+/* Parts that change nothing in what is read: only checking minds them. */
+static vptq_status match_leftovers(matrix_reader *r, const vptq_packed_layout *layout)
+{
+    const vptq_vq_shape *s = &layout->shape;
+    vptq_status st = VPTQ_OK;
+    if (!s->has_norm && !find_part(r, "weight_scale"))
+        VPTQ_TRY(part_done(r, check_absent(r, "weight_bias", "enable_norm")));
+    if (!s->outliers)
+        VPTQ_TRY(part_done(r, check_absent(r, "outlier_centroids.weight", "outlier_size")));
+    if (layout->bit_packed)
+        VPTQ_TRY(part_done(r, check_absent(r, "res_indices", "is_indice_packed")));
+    else if (!s->k_res)
+        VPTQ_TRY(part_done(r, check_absent(r, "res_indices", "num_res_centroids")));
+    st = part_done(r, check_absent(r, "weight", "its parts stand for it"));
+out:
+    return st;
+}
+
 /* The other way round is read: files whose permutation was absorbed later may still say
  * enable_perm, and no scale and bias means 1 and 0, which is what upstream starts them with. */
-static vptq_status match_flags(const matrix_reader *r, vptq_vq_shape *s)
+static vptq_status match_flags(matrix_reader *r, const vptq_packed_layout *layout,
+                               vptq_vq_shape *s)
 {
     vptq_status st = VPTQ_OK;
     if (!s->has_perm)
-        VPTQ_TRY(check_absent(r, "perm", "enable_perm"));
+        VPTQ_TRY(part_done(r, check_absent(r, "perm", "enable_perm")));
     if (!s->has_norm)
-        VPTQ_TRY(check_absent(r, "weight_scale", "enable_norm"));
+        VPTQ_TRY(part_done(r, check_absent(r, "weight_scale", "enable_norm")));
     if (!s->k_res)
-        VPTQ_TRY(check_absent(r, "res_centroids.weight", "num_res_centroids"));
+        VPTQ_TRY(part_done(r, check_absent(r, "res_centroids.weight", "num_res_centroids")));
     if (!s->outliers)
-        VPTQ_TRY(check_absent(r, "outlier_indices", "outlier_size"));
+        VPTQ_TRY(part_done(r, check_absent(r, "outlier_indices", "outlier_size")));
+    if (r->fault)
+        VPTQ_TRY(match_leftovers(r, layout));
     s->has_perm = find_part(r, "perm") != NULL;
     s->has_norm = find_part(r, "weight_scale") || find_part(r, "weight_bias");
+out:
+    return st;
+}
+
+static vptq_status read_parts(matrix_reader *r, const vptq_packed_layout *layout, vptq_vq *q)
+{
+    vptq_status st = VPTQ_OK;
+    const vptq_vq_shape *s = &q->shape;
+    part_shape book = {2, {s->groups, (uint64_t)s->k * s->v}};
+    part_shape res_book = {2, {s->groups, (uint64_t)s->k_res * s->v}};
+    VPTQ_TRY(part_done(r, read_numbers(r, "centroids.weight", &book, &q->centroids)));
+    if (s->k_res)
+        VPTQ_TRY(part_done(
+            r, read_numbers(r, "res_centroids.weight", &res_book, &q->res_centroids)));
+    if (layout->bit_packed)
+        VPTQ_TRY(part_done(r, read_packed_indices(r, s, &q->indices)));
+    else
+        VPTQ_TRY(read_plain_indices(r, s, &q->indices));
+    if (s->outliers)
+        VPTQ_TRY(read_outliers(r, q));
+    if (s->has_perm)
+        VPTQ_TRY(part_done(r, read_perm(r, s, layout->bit_packed, &q->perm)));
+    if (s->has_norm)
+        VPTQ_TRY(read_norm(r, q));
+out:
+    return st;
+}
+
+static vptq_status read_matrix(matrix_reader *r, const json_t *entry, vptq_packed_matrix *out)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_packed_layout layout;
+    size_t before = r->faults;
+    VPTQ_TRY(part_done(r, vptq_packed_parse_entry(entry, r->name, r->file, &layout, r->err)));
+    if (r->faults == before)
+        VPTQ_TRY(part_done(r, read_storage(r)));
+    if (r->faults != before)
+        return VPTQ_OK; /* without its entry and the type of its numbers nothing can be said */
+    vptq_vq q = {.shape = layout.shape};
+    VPTQ_TRY(match_flags(r, &layout, &q.shape));
+    VPTQ_TRY(read_parts(r, &layout, &q));
+    char *own_name = vptq_arena_strdup(r->arena, r->name, r->err);
+    if (!own_name)
+        return VPTQ_E_NOMEM;
+    *out = (vptq_packed_matrix){.name = own_name, .vq = q, .storage = r->storage};
 out:
     return st;
 }
@@ -297,35 +384,25 @@ vptq_status vptq_packed_read(const vptq_tensor_set *set, const json_t *entry, co
                              const char *file, vptq_arena *arena, vptq_packed_matrix *out,
                              vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     matrix_reader r = {.set = set, .name = name, .file = file, .arena = arena, .err = err};
-    vptq_packed_layout layout;
-    VPTQ_TRY(vptq_packed_parse_entry(entry, name, file, &layout, err));
-    VPTQ_TRY(read_storage(&r));
-    vptq_vq q = {.shape = layout.shape};
-    VPTQ_TRY(match_flags(&r, &q.shape));
-    const vptq_vq_shape *s = &q.shape;
-    part_shape book = {2, {s->groups, (uint64_t)s->k * s->v}};
-    part_shape res_book = {2, {s->groups, (uint64_t)s->k_res * s->v}};
-    VPTQ_TRY(read_numbers(&r, "centroids.weight", &book, &q.centroids));
-    if (s->k_res)
-        VPTQ_TRY(read_numbers(&r, "res_centroids.weight", &res_book, &q.res_centroids));
-    if (layout.bit_packed)
-        VPTQ_TRY(read_packed_indices(&r, s, &q.indices));
-    else
-        VPTQ_TRY(read_plain_indices(&r, s, &q.indices));
-    if (s->outliers)
-        VPTQ_TRY(read_outliers(&r, &q));
-    if (s->has_perm)
-        VPTQ_TRY(read_perm(&r, s, layout.bit_packed, &q.perm));
-    if (s->has_norm)
-        VPTQ_TRY(read_norm(&r, &q));
-    char *own_name = vptq_arena_strdup(arena, name, err);
-    if (!own_name)
-        return VPTQ_E_NOMEM;
-    *out = (vptq_packed_matrix){.name = own_name, .vq = q, .storage = r.storage};
-out:
-    return st;
+    return read_matrix(&r, entry, out);
+}
+
+vptq_status vptq_packed_check(const vptq_tensor_set *set, const json_t *entry, const char *name,
+                              const char *file, vptq_arena *arena, vptq_fault_fn fault,
+                              void *arg, vptq_packed_matrix *out, bool *whole, vptq_err *err)
+{
+    vptq_err own = {0};
+    matrix_reader r = {.set = set,
+                       .name = name,
+                       .file = file,
+                       .arena = arena,
+                       .err = &own,
+                       .fault = fault,
+                       .fault_arg = arg};
+    vptq_status st = read_matrix(&r, entry, out);
+    *whole = !st && r.faults == 0;
+    return st ? vptq_fail(err, st, "%s", own.text) : VPTQ_OK;
 }
 
 size_t vptq_packed_module_length(const char *tensor_name)

@@ -27,6 +27,8 @@ typedef struct vptq_packed_layout {
     bool has_bias;
 } vptq_packed_layout;
 
+/* The quantization_config, at the top or inside text_config; NULL when there is none. */
+const json_t *vptq_packed_config(const json_t *config);
 /* Looks up the entry of a module: config_for_layers by full name, else shared_layer_config by
  * last component; NULL when the module is not quantized.  `config` is the whole config.json. */
 const json_t *vptq_packed_entry(const json_t *config, const char *module);
@@ -49,11 +51,24 @@ vptq_status vptq_packed_read(const vptq_tensor_set *set, const json_t *entry, co
                              const char *file, vptq_arena *arena, vptq_packed_matrix *out,
                              vptq_err *err) VPTQ_MUST_CHECK;
 
+/* As reading, but tells everything that is wrong, part by part, instead of stopping at the
+ * first; parts that nothing reads count as wrong, too.  *whole: nothing was, and *out is what
+ * reading gives.  A tensor of the set without data is one whose bytes are known to be damaged:
+ * the matrix is not whole, and nothing more is said of it.  Fails for lack of memory only. */
+typedef void (*vptq_fault_fn)(void *arg, const char *text);
+vptq_status vptq_packed_check(const vptq_tensor_set *set, const json_t *entry, const char *name,
+                              const char *file, vptq_arena *arena, vptq_fault_fn fault,
+                              void *arg, vptq_packed_matrix *out, bool *whole,
+                              vptq_err *err) VPTQ_MUST_CHECK;
+
+/* Rows of `indices` in which bits behind the last index are set. */
+size_t vptq_packed_dirty_rows(const vptq_vq *q);
+
 /* The tensors of a matrix as they are to be stored (names and data in `arena`), appended to
  * list[*count]; the list has room for 8 more.  G = 1 without outliers is written with its
- * permutation absorbed; a matrix without normalization gets scale 1 and bias 0 (upstream's
- * kernels want them; x * 1 + 0 is x).  VPTQ_E_UNSUPPORTED for k_res > k, whose indices
- * upstream's readers cut. */
+ * permutation absorbed; bits behind the last index of a row are cleared; a matrix without
+ * normalization gets scale 1 and bias 0 (upstream's kernels want them; x * 1 + 0 is x).
+ * VPTQ_E_UNSUPPORTED for k_res > k, whose indices upstream's readers cut. */
 enum { VPTQ_PACKED_MAX_TENSORS = 8 };
 vptq_status vptq_packed_tensors(const vptq_packed_matrix *m, vptq_arena *arena,
                                 vptq_tensor *list, size_t *count,
@@ -61,6 +76,11 @@ vptq_status vptq_packed_tensors(const vptq_packed_matrix *m, vptq_arena *arena,
 /* Its config_for_layers entry (portable keys); has_bias: the linear has a bias of its own.  The
  * caller owns *entry.  Describes the matrix as vptq_packed_tensors stores it. */
 vptq_status vptq_packed_make_entry(const vptq_packed_matrix *m, bool has_bias, json_t **entry,
+                                   vptq_err *err) VPTQ_MUST_CHECK;
+
+/* Main and residual book change places, in the indices, too (k_res > 0): their sum is the same.
+ * New indices in `arena`. */
+vptq_status vptq_packed_swap_books(vptq_vq *q, vptq_arena *arena,
                                    vptq_err *err) VPTQ_MUST_CHECK;
 
 /* The permutation folded into the indices (G = 1, no outliers), new indices in `arena`. */

@@ -4,7 +4,7 @@
 #include "formats/packed.h"
 
 /* Upstream keeps it at the top, or inside text_config for models with other towers. */
-static const json_t *quantization_config(const json_t *config)
+const json_t *vptq_packed_config(const json_t *config)
 {
     const json_t *q = json_object_get(config, "quantization_config");
     if (!q)
@@ -15,13 +15,13 @@ static const json_t *quantization_config(const json_t *config)
 bool vptq_packed_is_config(const json_t *config)
 {
     const char *method =
-        json_string_value(json_object_get(quantization_config(config), "quant_method"));
+        json_string_value(json_object_get(vptq_packed_config(config), "quant_method"));
     return method && strcmp(method, "vptq") == 0;
 }
 
 const json_t *vptq_packed_entry(const json_t *config, const char *module)
 {
-    const json_t *q = quantization_config(config);
+    const json_t *q = vptq_packed_config(config);
     const json_t *entry = json_object_get(json_object_get(q, "config_for_layers"), module);
     if (entry)
         return entry;

@@ -37,6 +37,68 @@ vptq_status vptq_packed_absorb_perm(vptq_vq *q, vptq_arena *arena, vptq_err *err
     return VPTQ_OK;
 }
 
+vptq_status vptq_packed_swap_books(vptq_vq *q, vptq_arena *arena, vptq_err *err)
+{
+    vptq_vq_shape *s = &q->shape;
+    VPTQ_BUG_IF(s->k_res == 0);
+    size_t rows = (size_t)s->groups * vptq_vq_strips(s), row_words = vptq_vq_row_words(s);
+    unsigned bits = vptq_vq_index_bits(s), main_bits = vptq_log2u(s->k);
+    unsigned res_bits = vptq_log2u(s->k_res);
+    uint32_t *words = vptq_arena_zalloc(arena, rows * row_words, sizeof *words, err);
+    if (!words)
+        return VPTQ_E_NOMEM;
+    for (size_t r = 0; r < rows; r++)
+        for (size_t c = 0; c < s->group_size; c++) {
+            uint64_t field = vptq_bits_get(q->indices + r * row_words, c, bits);
+            uint64_t main_index = field & (s->k - 1);
+            vptq_bits_put(words + r * row_words, c, bits,
+                          (uint32_t)(field >> main_bits | main_index << res_bits));
+        }
+    const float *book = q->centroids;
+    uint32_t k = s->k;
+    q->indices = words;
+    q->centroids = q->res_centroids;
+    q->res_centroids = book;
+    s->k = s->k_res;
+    s->k_res = k;
+    return VPTQ_OK;
+}
+
+/* ---- padding ---- */
+
+/* Bits of the last word of a row that indices take; 0 = all. */
+static unsigned last_bits(const vptq_vq_shape *s)
+{
+    return (unsigned)((uint64_t)s->group_size * vptq_vq_index_bits(s) % 32);
+}
+
+size_t vptq_packed_dirty_rows(const vptq_vq *q)
+{
+    const vptq_vq_shape *s = &q->shape;
+    size_t rows = (size_t)s->groups * vptq_vq_strips(s), row_words = vptq_vq_row_words(s);
+    size_t dirty = 0;
+    unsigned used = last_bits(s);
+    for (size_t r = 0; used && r < rows; r++)
+        dirty += q->indices[(r + 1) * row_words - 1] >> used != 0;
+    return dirty;
+}
+
+static vptq_status clear_padding(vptq_vq *q, vptq_arena *arena, vptq_err *err)
+{
+    const vptq_vq_shape *s = &q->shape;
+    size_t rows = (size_t)s->groups * vptq_vq_strips(s), row_words = vptq_vq_row_words(s);
+    if (vptq_packed_dirty_rows(q) == 0)
+        return VPTQ_OK;
+    uint32_t *words = vptq_arena_alloc(arena, rows * row_words, sizeof *words, err);
+    if (!words)
+        return VPTQ_E_NOMEM;
+    memcpy(words, q->indices, rows * row_words * sizeof *words);
+    for (size_t r = 0; r < rows; r++)
+        words[(r + 1) * row_words - 1] &= (UINT32_C(1) << last_bits(s)) - 1;
+    q->indices = words;
+    return VPTQ_OK;
+}
+
 typedef struct matrix_writer {
     const vptq_packed_matrix *m;
     vptq_arena *arena;
@@ -134,6 +196,7 @@ vptq_status vptq_packed_tensors(const vptq_packed_matrix *m, vptq_arena *arena,
                          m->name, (unsigned)q.shape.k_res, (unsigned)q.shape.k);
     if (can_absorb(&q.shape))
         VPTQ_TRY(vptq_packed_absorb_perm(&q, arena, err));
+    VPTQ_TRY(clear_padding(&q, arena, err));
     const vptq_vq_shape *s = &q.shape;
     vptq_tensor indices = {.type = VPTQ_I32,
                            .dims = 3,

@@ -1,10 +1,14 @@
-/* Checking a model: what opening does not look at. */
+/* Checking a model: all that is wrong with it, and not only the first thing that opening would
+ * stop at. */
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include "formats/layer_file.h"
 #include "lib/model/model.h"
+#include "lib/pipeline_check_layout.h"
 #include "lib/pipeline_out.h"
 
 enum { TILE_ROWS = 256, F16_MAX = 65504 };
@@ -33,31 +37,43 @@ static void found(checking *k, bool is_error, const char *fmt, ...)
     k->fn(k->arg, is_error, text);
 }
 
+/* What opening tells instead of failing. */
+static void told(void *arg, const char *text)
+{
+    found(arg, true, "%s", text);
+}
+
 /* A failure that says something about the file is a finding; one of the run is passed on. */
 static vptq_status judge(checking *k, vptq_status st, const vptq_err *err)
 {
-    switch (st) {
-    case VPTQ_OK:
-    case VPTQ_E_IO:
-    case VPTQ_E_NOMEM:
-    case VPTQ_E_DEVICE:
-    case VPTQ_E_CANCELLED:
+    if (!vptq_checkpoint_is_fault(st))
         return st;
-    default:
-        found(k, true, "%s", err->text);
-        return VPTQ_OK;
-    }
+    found(k, true, "%s", err->text);
+    return VPTQ_OK;
+}
+
+/* As published, whole in its own files. */
+static bool is_packed(const vptq_checkpoint *c)
+{
+    return c->kind == VPTQ_CKPT_PACKED || c->kind == VPTQ_CKPT_ARCHIVE;
 }
 
 /* ---- numbers ---- */
+
+/* A tensor that opening has looked at as a part of a matrix, or that one stands for. */
+static bool is_of_matrix(const vptq_checkpoint *c, const char *name)
+{
+    return (is_packed(c) && vptq_packed_module_length(name)) || vptq_out_is_quantized(c, name);
+}
 
 static vptq_status check_plain(checking *k, vptq_err *err)
 {
     const vptq_checkpoint *c = &k->m->ckpt;
     for (size_t i = 0; i < c->set.count; i++) {
         const vptq_tensor *t = &c->set.tensors[i];
+        bool numbers = t->data && vptq_dtype_get(t->type)->is_float;
         vptq_status st = vptq_check_cancel(k->dev->ctx, err);
-        if (!st && !vptq_out_is_quantized(c, t->name) && vptq_dtype_get(t->type)->is_float)
+        if (!st && numbers && !is_of_matrix(c, t->name))
             st = judge(k, vptq_tensor_check_finite(t, err), err);
         if (st)
             return st;
@@ -125,75 +141,155 @@ static vptq_status check_matrices(checking *k, vptq_err *err)
     return VPTQ_OK;
 }
 
+/* ---- what is there too much ---- */
+
+/* The number of "model.layers.N.", and what follows it; NULL where it is not that of a block.
+ */
+static const char *in_block(const vptq_checkpoint *c, const char *name)
+{
+    static const char prefix[] = "model.layers.";
+    size_t n = sizeof prefix - 1;
+    if (strncmp(name, prefix, n) != 0 || name[n] < '0' || name[n] > '9')
+        return NULL;
+    char *end;
+    unsigned long long layer = strtoull(name + n, &end, 10);
+    return *end == '.' && layer < c->desc.layers ? end + 1 : NULL;
+}
+
+static bool is_linear(const vptq_checkpoint *c, const char *module)
+{
+    const char *rest = in_block(c, module);
+    for (int l = 0; rest && l < VPTQ_LINEAR_COUNT; l++)
+        if (strcmp(rest, vptq_linear_path((vptq_linear)l)) == 0)
+            return true;
+    return false;
+}
+
+static bool ends_with(const char *name, const char *end)
+{
+    size_t n = strlen(name), m = strlen(end);
+    return n >= m && strcmp(name + n - m, end) == 0;
+}
+
+/* Whether the architecture has a use for the tensor; buffers that old releases of transformers
+ * saved, and a head beside the embedding that stands for it, are common and harmless. */
+static bool is_known(const vptq_checkpoint *c, const char *name)
+{
+    static const char *const top[] = {"model.embed_tokens.weight", "model.norm.weight",
+                                      "lm_head.weight"};
+    static const char *const inner[] = {"input_layernorm.weight",
+                                        "post_attention_layernorm.weight",
+                                        "self_attn.q_norm.weight", "self_attn.k_norm.weight"};
+    for (size_t i = 0; i < sizeof top / sizeof top[0]; i++)
+        if (strcmp(name, top[i]) == 0)
+            return true;
+    const char *rest = in_block(c, name);
+    if (ends_with(name, ".rotary_emb.inv_freq") || ends_with(name, ".masked_bias"))
+        return true;
+    size_t norms = c->desc.family->qk_norm ? 4 : 2;
+    for (size_t i = 0; rest && i < norms; i++)
+        if (strcmp(rest, inner[i]) == 0)
+            return true;
+    const char *dot = strrchr(name, '.');
+    for (int l = 0; rest && l < VPTQ_LINEAR_COUNT; l++) {
+        const char *path = vptq_linear_path((vptq_linear)l);
+        size_t len = strlen(path);
+        if (strncmp(rest, path, len) == 0 && rest + len == dot)
+            return strcmp(dot, ".weight") == 0 || strcmp(dot, ".bias") == 0;
+    }
+    return false;
+}
+
+/* Other towers than the language model's have tensors of their own. */
+static void check_extra(checking *k)
+{
+    const vptq_checkpoint *c = &k->m->ckpt;
+    bool is_error = is_packed(c) && !json_object_get(c->config, "text_config");
+    for (size_t i = 0; i < c->set.count; i++) {
+        const vptq_tensor *t = &c->set.tensors[i];
+        if (!is_of_matrix(c, t->name) && !is_known(c, t->name))
+            found(k, is_error,
+                  "%s: tensor '%s' is nothing that a model of this architecture has", t->file,
+                  t->name);
+    }
+    const char *name;
+    json_t *entry,
+        *entries = json_object_get(vptq_packed_config(c->config), "config_for_layers");
+    if (is_packed(c))
+        json_object_foreach(entries, name, entry) if (!is_linear(c, name))
+            found(k, false, "%s: config_for_layers lists '%s', which is no linear of a block",
+                  c->path, name);
+}
+
 /* ---- what other readers of the layout stumble over ---- */
 
 /* The same trouble of many layers is one finding. */
-typedef enum {
-    EXTRA_KEY,
-    FLOAT_KEY,
-    NOT_PACKED,
-    NO_NORM,
-    LOST_PERM,
-    BIAS_KEY,
-    MANY_RESIDUALS,
-    TROUBLE_COUNT
-} trouble;
-
-static const char *const trouble_text[TROUBLE_COUNT] = {
-    "has key 'norm_dim' or 'enable_proxy_error', at which the vptq package stops",
-    "has no 'indices_as_float', at which the vptq package stops",
-    "stores its indices unpacked, which transformers refuses",
-    "has no scale and bias, which the vptq package's GPU kernels read anyway",
-    "says enable_perm, but has no 'perm' tensor",
-    "has a 'bias' key that does not agree with its tensors",
-    "has more residual than main centroids, of whose indices other readers lose bits"};
-
-typedef struct troubles {
-    uint32_t count[TROUBLE_COUNT];
-    const char *first[TROUBLE_COUNT];
-} troubles;
-
-static void note(troubles *t, trouble what, bool is, const char *module)
-{
-    if (is && t->count[what]++ == 0)
-        t->first[what] = module;
-}
-
-static void check_entry(const checking *k, const vptq_packed_matrix *m, troubles *t)
-{
-    const vptq_checkpoint *c = &k->m->ckpt;
-    const json_t *entry = vptq_packed_entry(c->config, m->name);
-    vptq_packed_layout layout;
-    char bias[VPTQ_NAME_MAX + 8];
-    if (vptq_packed_parse_entry(entry, m->name, c->path, &layout, NULL))
-        return; /* opening has read it */
-    snprintf(bias, sizeof bias, "%.*s.bias", VPTQ_NAME_MAX, m->name);
-    const json_t *as_float = json_object_get(entry, "indices_as_float");
-    bool extra =
-        json_object_get(entry, "norm_dim") || json_object_get(entry, "enable_proxy_error");
-    note(t, EXTRA_KEY, extra, m->name);
-    note(t, FLOAT_KEY, !json_is_boolean(as_float), m->name);
-    note(t, NOT_PACKED, !layout.bit_packed, m->name);
-    note(t, NO_NORM, !m->vq.shape.has_norm, m->name);
-    note(t, LOST_PERM, layout.shape.has_perm && !m->vq.shape.has_perm, m->name);
-    note(t, BIAS_KEY, layout.has_bias != (vptq_tensor_find(&c->set, bias) != NULL), m->name);
-    note(t, MANY_RESIDUALS, m->vq.shape.k_res > m->vq.shape.k, m->name);
-}
-
 static void check_portability(checking *k)
 {
     const vptq_checkpoint *c = &k->m->ckpt;
-    troubles t = {{0}, {NULL}};
-    if (c->kind != VPTQ_CKPT_PACKED && c->kind != VPTQ_CKPT_ARCHIVE)
+    vptq_troubles t = {{0}, {NULL}};
+    if (!is_packed(c))
         return;
     for (size_t i = 0; i < c->quantized_count; i++)
-        check_entry(k, &c->quantized[i], &t);
-    for (size_t i = 0; i < TROUBLE_COUNT; i++)
-        if (t.count[i] == 1)
-            found(k, false, "%s: matrix '%s' %s", c->path, t.first[i], trouble_text[i]);
-        else if (t.count[i])
+        vptq_troubles_add(&t, c, &c->quantized[i]);
+    for (size_t i = 0; i < VPTQ_TROUBLE_COUNT; i++) {
+        const char *text = vptq_trouble_finding((vptq_trouble)i);
+        if (text && t.count[i] == 1)
+            found(k, false, "%s: matrix '%s' %s", c->path, t.first[i], text);
+        else if (text && t.count[i])
             found(k, false, "%s: matrix '%s' (and %u more) %s", c->path, t.first[i],
-                  (unsigned)t.count[i] - 1, trouble_text[i]);
+                  (unsigned)t.count[i] - 1, text);
+    }
+}
+
+/* ---- what a work directory says of itself ---- */
+
+static void check_report(checking *k, const char *path, const vptq_layer_file *f)
+{
+    json_t *row = NULL;
+    vptq_err err = {0};
+    double said = 0, bits = vptq_vq_count_bits(&f->matrix.vq.shape).per_weight;
+    vptq_status st = vptq_json_parse(f->report, strlen(f->report), path, &row, &err);
+    if (!st)
+        st = vptq_json_f64_or(row, path, "bits_per_weight", NAN, &said, &err);
+    if (st)
+        found(k, true, "%s", err.text);
+    else if (!(fabs(said - bits) <= 1e-6 * bits))
+        found(k, true, "%s: its report says %g bits per weight, but %g are stored", path, said,
+              bits);
+    json_decref(row);
+}
+
+/* The report of each matrix, whose file opening has read. */
+static vptq_status check_reports(checking *k, vptq_err *err)
+{
+    const vptq_checkpoint *c = &k->m->ckpt;
+    vptq_mem *mem = k->dev->ctx->mem;
+    for (size_t i = 0; c->kind == VPTQ_CKPT_WORK && i < c->quantized_count; i++) {
+        const char *name = c->quantized[i].name, *dot = strrchr(name, '.');
+        const char *number = strpbrk(name, "0123456789");
+        char file[VPTQ_LAYER_FILE_NAME_MAX], path[4096];
+        vptq_layer_file f;
+        if (!dot || !number)
+            continue;
+        vptq_layer_file_name(file, (uint32_t)strtoul(number, NULL, 10), dot + 1);
+        vptq_status st = vptq_path_join(path, sizeof path, c->path, file, err);
+        if (st)
+            return st;
+        if (!vptq_path_exists(path)) {
+            found(k, true, "%s: matrix '%s' is in a file of another name, expected '%s'",
+                  c->path, name, file);
+            continue;
+        }
+        st = vptq_layer_file_read(path, mem, &f, err);
+        if (vptq_checkpoint_is_fault(st))
+            continue; /* told when it was opened */
+        if (st)
+            return st;
+        check_report(k, path, &f);
+        vptq_layer_file_release(&f);
+    }
+    return VPTQ_OK;
 }
 
 static vptq_status check_surroundings(checking *k, vptq_err *err)
@@ -219,22 +315,28 @@ vptq_status vptq_check_model(vptq_device *dev, const char *path,
                              uint32_t *errors, uint32_t *warnings, vptq_err *err)
 {
     checking k = {.dev = dev, .fn = fn, .arg = arg};
+    vptq_checkpoint_options tolerant = open ? *open : (vptq_checkpoint_options){0};
+    vptq_err own = {0};
     vptq_model m;
-    vptq_status st = vptq_model_open(dev->ctx, path, open, false, &m, err);
+    tolerant.fault = told;
+    tolerant.fault_arg = &k;
+    vptq_status st = vptq_model_open(dev->ctx, path, &tolerant, false, &m, &own);
     if (st) {
-        st = judge(&k, st, err);
+        st = judge(&k, st, &own);
         *errors = k.errors;
         *warnings = k.warnings;
-        return st;
+        return st ? vptq_fail(err, st, "%s", own.text) : VPTQ_OK;
     }
     k.m = &m;
-    VPTQ_TRY(check_plain(&k, err));
-    VPTQ_TRY(check_matrices(&k, err));
+    VPTQ_TRY(check_plain(&k, &own));
+    VPTQ_TRY(check_matrices(&k, &own));
+    check_extra(&k);
+    VPTQ_TRY(check_reports(&k, &own));
     check_portability(&k);
-    VPTQ_TRY(check_surroundings(&k, err));
+    VPTQ_TRY(check_surroundings(&k, &own));
     *errors = k.errors;
     *warnings = k.warnings;
 out:
     vptq_model_release(&m);
-    return st;
+    return st ? vptq_fail(err, st, "%s", own.text) : VPTQ_OK;
 }

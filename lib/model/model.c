@@ -64,13 +64,13 @@ static vptq_status need(const vptq_model *m, const char *name, uint64_t rows, ui
 {
     vptq_status st = vptq_tensor_need(&m->ckpt.set, name, rows, cols, out, err);
     if (st)
-        return st;
+        return vptq_checkpoint_tell(&m->ckpt, st, err);
     const vptq_dtype_info *info = vptq_dtype_get((*out)->type);
     if (!info->is_float)
-        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
-                         "%s: tensor '%s' holds %s values, expected real numbers", (*out)->file,
-                         name, info->name);
-    return VPTQ_OK;
+        st = vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                       "%s: tensor '%s' holds %s values, expected real numbers", (*out)->file,
+                       name, info->name);
+    return vptq_checkpoint_tell(&m->ckpt, st, err);
 }
 
 static vptq_status need_in_block(const vptq_model *m, uint32_t layer, const char *path,
@@ -94,9 +94,20 @@ static vptq_status check_packed(const vptq_model *m, const vptq_packed_matrix *p
     const vptq_vq_shape *s = &p->vq.shape;
     if (s->out == rows && s->in == cols)
         return VPTQ_OK;
-    return vptq_fail(err, VPTQ_E_SHAPE,
-                     "%s: quantized matrix '%s' has shape [%u, %u], expected [%u, %u]",
-                     m->ckpt.path, p->name, s->out, s->in, rows, cols);
+    return vptq_checkpoint_tell(
+        &m->ckpt,
+        vptq_fail(err, VPTQ_E_SHAPE,
+                  "%s: quantized matrix '%s' has shape [%u, %u], expected [%u, %u]",
+                  m->ckpt.path, p->name, s->out, s->in, rows, cols),
+        err);
+}
+
+/* A matrix that config.json calls quantized and that is not there has been told of. */
+static bool is_faulty(const vptq_model *m, const char *module)
+{
+    const vptq_checkpoint *c = &m->ckpt;
+    bool packed = c->kind == VPTQ_CKPT_PACKED || c->kind == VPTQ_CKPT_ARCHIVE;
+    return c->fault && packed && vptq_packed_entry(c->config, module);
 }
 
 /* A bias is used wherever the file has one; a family that has biases must have it. */
@@ -114,7 +125,7 @@ static vptq_status find_linear(const vptq_model *m, uint32_t layer, vptq_linear 
     snprintf(name, sizeof name, "%s.weight", module);
     if (w->packed)
         VPTQ_TRY(check_packed(m, w->packed, rows, cols, err));
-    else
+    else if (!is_faulty(m, module))
         VPTQ_TRY(need(m, name, rows, cols, &w->tensor, err));
     snprintf(name, sizeof name, "%s.bias", module);
     if (bias_expected(m->desc, l) || vptq_tensor_find(&m->ckpt.set, name))

@@ -36,7 +36,9 @@ typedef struct vptq_model {
 
 /* Opens and checks every tensor's presence and shape (names what is missing).  With
  * `need_tokenizer` a model without one is an error; without, the tokenizer is not looked at and
- * stays NULL.  The model must stay where it is (desc points into it). */
+ * stays NULL.  The model must stay where it is (desc points into it).  With opt->fault set,
+ * what is missing or has another shape is told there, too, and stays NULL: a model to look at,
+ * not to run. */
 vptq_status vptq_model_open(const vptq_ctx *ctx, const char *path,
                             const vptq_checkpoint_options *opt, bool need_tokenizer,
                             vptq_model *m, vptq_err *err) VPTQ_MUST_CHECK;

@@ -1,0 +1,694 @@
+/* Checking a model: each of the faults of a table, planted into a small sound model in its
+ * three forms, is found and named, also where there are several; nothing is found in sound
+ * files. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "formats/archive.h"
+#include "formats/archive_layout.h"
+#include "formats/layer_file.h"
+#include "formats/safetensors.h"
+#include "lib/base/half.h"
+#include "lib/pipeline.h"
+#include "tests/vtest.h"
+
+#define GATE "model.layers.0.mlp.gate_proj" /* as in training: 16-bit indices, 64-bit perm */
+#define DOWN "model.layers.0.mlp.down_proj" /* as published: groups, outliers, padding */
+
+enum { PATH = 4096, MAX_TENSORS = 40, HIDDEN = 16, FFN = 24, KV = 8, VOCAB = 8 };
+
+static const char config_text[] =
+    "{\"architectures\": [\"LlamaForCausalLM\"], \"model_type\": \"llama\","
+    " \"hidden_size\": 16, \"intermediate_size\": 24, \"num_hidden_layers\": 1,"
+    " \"num_attention_heads\": 2, \"num_key_value_heads\": 1, \"vocab_size\": 8,"
+    " \"max_position_embeddings\": 32, \"rms_norm_eps\": 1e-5, \"tie_word_embeddings\": true}";
+
+static const char gate_entry[] =
+    "{\"in_features\": 16, \"out_features\": 24, \"vector_lens\": [-1, 4],"
+    " \"num_centroids\": [-1, 8], \"num_res_centroids\": [-1, 4], \"group_num\": 1,"
+    " \"group_size\": 16, \"outlier_size\": 0, \"indices_as_float\": false,"
+    " \"enable_norm\": true, \"enable_perm\": true, \"is_indice_packed\": false,"
+    " \"bias\": false}";
+
+/* 16 rows in 4 strips of 4, 4 outlier columns of vectors of 2, 2 groups of 10 columns with 6
+ * bits each: 60 of 64 bits of a row are used. */
+static const char down_entry[] =
+    "{\"in_features\": 24, \"out_features\": 16, \"vector_lens\": [2, 4],"
+    " \"num_centroids\": [8, 16], \"num_res_centroids\": [-1, 4], \"group_num\": 2,"
+    " \"group_size\": 10, \"outlier_size\": 4, \"indices_as_float\": false,"
+    " \"enable_norm\": true, \"enable_perm\": true, \"is_indice_packed\": true,"
+    " \"bias\": false}";
+
+/* ---- the model ---- */
+
+typedef struct plan {
+    vptq_tensor list[MAX_TENSORS];
+    size_t count;
+    json_t *config;
+    const char *config_bytes; /* in place of it */
+} plan;
+
+static void *add(plan *p, const char *module, const char *part, vptq_dtype type, uint64_t a,
+                 uint64_t b, uint64_t c)
+{
+    uint64_t shape[3] = {a, b, c};
+    size_t n = 1;
+    char *name = vtest_alloc(strlen(module) + strlen(part) + 2, 1);
+    vptq_tensor *t = &p->list[p->count++];
+    assert_true(p->count <= MAX_TENSORS);
+    sprintf(name, "%s.%s", module, part);
+    *t = (vptq_tensor){.name = name, .type = type, .file = ""};
+    for (int i = 0; i < 3 && shape[i]; i++, n *= (size_t)shape[i - 1])
+        t->shape[t->dims++] = shape[i];
+    t->bytes = n * vptq_dtype_get(type)->bytes;
+    void *data = vtest_alloc(n, vptq_dtype_get(type)->bytes);
+    t->data = data;
+    uint16_t *half = data;
+    for (size_t i = 0; type == VPTQ_F16 && i < n; i++)
+        half[i] = (uint16_t)(0x3000 + i * 37 % 0x800);
+    return data;
+}
+
+static void add_index16(plan *p, const char *module, const char *part, uint64_t a, uint64_t b,
+                        uint64_t c, unsigned k)
+{
+    uint16_t *x = add(p, module, part, VPTQ_I16, a, b, c);
+    for (size_t i = 0; i < a * b * c; i++)
+        x[i] = (uint16_t)(i * 5 % k);
+}
+
+static void add_numbers(plan *p, const char *module, const char *part, uint64_t a, uint64_t b)
+{
+    add(p, module, part, VPTQ_F16, a, b, 0);
+}
+
+static void add_gate(plan *p)
+{
+    add_index16(p, GATE, "indices", 1, 6, HIDDEN, 8);
+    add_index16(p, GATE, "res_indices", 1, 6, HIDDEN, 4);
+    add_numbers(p, GATE, "centroids.weight", 1, 32);
+    add_numbers(p, GATE, "res_centroids.weight", 1, 16);
+    int64_t *perm = add(p, GATE, "perm", VPTQ_I64, HIDDEN, 0, 0);
+    for (int i = 0; i < HIDDEN; i++)
+        perm[i] = i * 3 % HIDDEN;
+    add_numbers(p, GATE, "weight_scale", HIDDEN, 0);
+    add_numbers(p, GATE, "weight_bias", HIDDEN, 0);
+}
+
+static void add_down(plan *p)
+{
+    uint32_t *words = add(p, DOWN, "indices", VPTQ_I32, 2, 4, 2);
+    for (size_t i = 0; i < 80; i++)
+        vptq_bits_put(words + i / 10 * 2, i % 10, 6, (uint32_t)(i * 7 % 64));
+    add_index16(p, DOWN, "outlier_indices", 1, 8, 4, 8);
+    add_numbers(p, DOWN, "outlier_centroids.weight", 1, 16);
+    add_numbers(p, DOWN, "centroids.weight", 2, 64);
+    add_numbers(p, DOWN, "res_centroids.weight", 2, 16);
+    uint16_t *perm = add(p, DOWN, "perm", VPTQ_I16, FFN, 0, 0);
+    for (int i = 0; i < FFN; i++)
+        perm[i] = (uint16_t)(i * 5 % FFN);
+    add_numbers(p, DOWN, "weight_scale", FFN, 0);
+    add_numbers(p, DOWN, "weight_bias", FFN, 0);
+}
+
+static void make_plan(plan *p, bool quantized)
+{
+    memset(p, 0, sizeof *p);
+    p->config = json_loads(config_text, 0, NULL);
+    assert_non_null(p->config);
+    add_numbers(p, "model.embed_tokens", "weight", VOCAB, HIDDEN);
+    add_numbers(p, "model.norm", "weight", HIDDEN, 0);
+    add_numbers(p, "model.layers.0.input_layernorm", "weight", HIDDEN, 0);
+    add_numbers(p, "model.layers.0.post_attention_layernorm", "weight", HIDDEN, 0);
+    add_numbers(p, "model.layers.0.self_attn.q_proj", "weight", HIDDEN, HIDDEN);
+    add_numbers(p, "model.layers.0.self_attn.k_proj", "weight", KV, HIDDEN);
+    add_numbers(p, "model.layers.0.self_attn.v_proj", "weight", KV, HIDDEN);
+    add_numbers(p, "model.layers.0.self_attn.o_proj", "weight", HIDDEN, HIDDEN);
+    add_numbers(p, "model.layers.0.mlp.up_proj", "weight", FFN, HIDDEN);
+    if (!quantized) {
+        add_numbers(p, GATE, "weight", FFN, HIDDEN);
+        add_numbers(p, DOWN, "weight", HIDDEN, FFN);
+        return;
+    }
+    add_gate(p);
+    add_down(p);
+    json_t *layers = json_object(), *q = json_object();
+    json_object_set_new(layers, GATE, json_loads(gate_entry, 0, NULL));
+    json_object_set_new(layers, DOWN, json_loads(down_entry, 0, NULL));
+    json_object_set_new(q, "quant_method", json_string("vptq"));
+    json_object_set_new(q, "config_for_layers", layers);
+    json_object_set_new(p->config, "quantization_config", q);
+}
+
+static void free_plan(plan *p)
+{
+    for (size_t i = 0; i < p->count; i++) {
+        free((void *)(uintptr_t)p->list[i].name);
+        free((void *)(uintptr_t)p->list[i].data);
+    }
+    json_decref(p->config);
+}
+
+static vptq_tensor *tensor(plan *p, const char *name)
+{
+    size_t i = 0;
+    while (i < p->count && strcmp(p->list[i].name, name) != 0)
+        i++;
+    assert_true(i < p->count);
+    return &p->list[i];
+}
+
+static json_t *entry_of(plan *p, const char *module)
+{
+    json_t *q = json_object_get(p->config, "quantization_config");
+    return json_object_get(json_object_get(q, "config_for_layers"), module);
+}
+
+static char *config_of(const plan *p)
+{
+    return p->config_bytes ? strdup(p->config_bytes) : json_dumps(p->config, 0);
+}
+
+static void write_directory(const plan *p, const char *dir)
+{
+    vptq_err err = {0};
+    char path[PATH], *text = config_of(p);
+    assert_ok(vptq_dir_make(dir, &err), &err);
+    vtest_path(path, sizeof path, dir, "config.json");
+    vtest_write_file(path, text, strlen(text));
+    vtest_path(path, sizeof path, dir, "model.safetensors");
+    assert_ok(vptq_safetensors_save(path, true, p->list, p->count, NULL, 0, &err), &err);
+    free(text);
+}
+
+static void write_archive(const plan *p, const char *path)
+{
+    vptq_err err = {0};
+    vptq_archive_writer *w = NULL;
+    char *text = config_of(p);
+    assert_ok(vptq_archive_writer_open(path, true, NULL, &w, &err), &err);
+    assert_ok(vptq_archive_add_file(w, "config.json", text, strlen(text), &err), &err);
+    for (size_t i = 0; i < p->count; i++)
+        assert_ok(vptq_archive_add_tensor(w, &p->list[i], 1, &err), &err);
+    assert_ok(vptq_archive_writer_commit(w, &err), &err);
+    vptq_archive_writer_abort(w);
+    free(text);
+}
+
+/* ---- findings ---- */
+
+typedef struct findings {
+    char text[16384];
+    uint32_t errors, warnings;
+} findings;
+
+static void take(void *arg, bool is_error, const char *text)
+{
+    findings *f = arg;
+    size_t at = strlen(f->text);
+    snprintf(f->text + at, sizeof f->text - at, "%s: %s\n", is_error ? "error" : "warning",
+             text);
+}
+
+static void check(const char *path, findings *f)
+{
+    vptq_err err = {0};
+    vptq_mem mem;
+    vptq_device ref;
+    vptq_mem_init(&mem, 0);
+    vptq_ctx ctx = {.mem = &mem, .threads = 1};
+    memset(f, 0, sizeof *f);
+    assert_ok(vptq_device_open(&ctx, "ref", &ref, &err), &err);
+    assert_ok(vptq_check_model(&ref, path, NULL, take, f, &f->errors, &f->warnings, &err),
+              &err);
+    vptq_device_close(&ref);
+    assert_int_equal(mem.used, 0);
+}
+
+/* A line of the findings holds both: what it begins with, and what it names. */
+static void expect_line(const findings *f, const char *begin, const char *part)
+{
+    const char *line = f->text;
+    while (*line) {
+        size_t len = strcspn(line, "\n");
+        const char *at = strstr(line, part);
+        if (strncmp(line, begin, strlen(begin)) == 0 && at && at < line + len)
+            return;
+        line += len + 1;
+    }
+    fail_msg("no %s with '%s' among:\n%s", begin, part, f->text);
+}
+
+/* ---- the faults ---- */
+
+typedef enum {
+    SET16,     /* element `at` becomes `value` */
+    SET64,     /* the same of 64-bit numbers */
+    OR32,      /* bits `value` set in word `at` */
+    DROP,      /* the tensor is not there */
+    COPY,      /* it is there a second time, as `text` */
+    TRANSPOSE, /* its first two axes change places */
+    TYPE,      /* the same bytes as another type */
+    ENTRY,     /* key `text` of the module's entry becomes the JSON `json`, or goes */
+    ADD_ENTRY, /* the module's entry is there a second time, for module `text` */
+    CONFIG,    /* key `text` of config.json becomes `json` */
+    BYTES      /* config.json is `text` */
+} fault_kind;
+
+typedef struct fault {
+    fault_kind kind;
+    const char *where; /* tensor or module */
+    int64_t at, value;
+    const char *text, *json;
+    bool is_warning;
+    const char *expect;
+} fault;
+
+static const fault faults[] = {
+    {SET16, GATE ".indices", 37, 8, .expect = "gate_proj.indices': row 2, column 5: index 8"},
+    {SET16, GATE ".res_indices", 95, 0xffff,
+     .expect = "gate_proj.res_indices': row 5, column 15: index 65535"},
+    {SET16, DOWN ".outlier_indices", 6, 8,
+     .expect = "down_proj.outlier_indices': row 1, column 2: index 8"},
+    {SET16, DOWN ".perm", 3, 0, .expect = "down_proj.perm' is no permutation: element 3"},
+    {SET16, DOWN ".perm", 23, FFN, .expect = "down_proj.perm': element 23 is no column"},
+    {SET64, GATE ".perm", 7, -1, .expect = "gate_proj.perm': element 7 is no column"},
+    {SET64, GATE ".perm", 2, 65536 + 6, .expect = "gate_proj.perm': element 2 is no column"},
+    {SET16, DOWN ".centroids.weight", 70, 0x7e00,
+     .expect = "down_proj.centroids.weight': element 70 is nan"},
+    {SET16, GATE ".res_centroids.weight", 5, 0x7c00,
+     .expect = "gate_proj.res_centroids.weight': element 5 is inf"},
+    {SET16, DOWN ".outlier_centroids.weight", 15, 0xfc00,
+     .expect = "down_proj.outlier_centroids.weight': element 15 is -inf"},
+    {SET16, GATE ".weight_scale", 0, 0x7e00,
+     .expect = "gate_proj.weight_scale': element 0 is nan"},
+    {SET16, DOWN ".weight_bias", 23, 0x7c00,
+     .expect = "down_proj.weight_bias': element 23 is inf"},
+    {SET16, "model.norm.weight", 4, 0x7e00, .expect = "'model.norm.weight'"},
+    {SET16, "model.embed_tokens.weight", 17, 0x7c00,
+     .expect = "'model.embed_tokens.weight' has a value that is not finite in row 1, column 1"},
+    {DROP, DOWN ".indices", .expect = "tensor '" DOWN ".indices' is missing"},
+    {DROP, GATE ".weight_bias", .expect = "tensor '" GATE ".weight_bias' is missing"},
+    {DROP, DOWN ".res_centroids.weight",
+     .expect = "tensor '" DOWN ".res_centroids.weight' is missing"},
+    {DROP, "model.layers.0.post_attention_layernorm.weight",
+     .expect = "post_attention_layernorm.weight"},
+    {DROP, "model.layers.0.self_attn.v_proj.weight", .expect = "v_proj.weight"},
+    {COPY, "model.norm.weight", .text = "model.norm2.weight",
+     .expect = "tensor 'model.norm2.weight' is nothing that"},
+    {COPY, "model.norm.weight", .text = "model.layers.1.input_layernorm.weight",
+     .expect = "tensor 'model.layers.1.input_layernorm.weight' is nothing that"},
+    {COPY, DOWN ".perm", .text = "model.layers.0.mlp.up_proj.perm",
+     .expect = "tensor 'model.layers.0.mlp.up_proj.perm' is part of a quantized matrix"},
+    {COPY, "model.layers.0.mlp.up_proj.weight", .text = GATE ".weight",
+     .expect = "tensor '" GATE ".weight' is there, but"},
+    {COPY, DOWN ".outlier_indices", .text = DOWN ".res_indices",
+     .expect = "tensor '" DOWN ".res_indices' is there, but"},
+    {TRANSPOSE, DOWN ".indices",
+     .expect = "down_proj.indices' is [4, 2, 2], expected [2, 4, 2]"},
+    {TRANSPOSE, "model.layers.0.self_attn.k_proj.weight",
+     .expect = "k_proj.weight' has shape [16, 8], expected [8, 16]"},
+    {TYPE, DOWN ".weight_scale", .value = VPTQ_BF16,
+     .expect = "down_proj.weight_scale' is BF16, expected F16"},
+    {TYPE, "model.norm.weight", .value = VPTQ_I16, .expect = "'model.norm.weight' holds I16"},
+    {ENTRY, DOWN, .text = "group_size", .json = "9", .expect = "layer '" DOWN "'"},
+    {ENTRY, DOWN, .text = "num_centroids", .json = "[8, 12]", .expect = "layer '" DOWN "'"},
+    {ENTRY, GATE, .text = "vector_lens", .expect = "key 'vector_lens' is missing"},
+    {ENTRY, DOWN, .text = "enable_perm", .json = "false",
+     .expect = "tensor '" DOWN ".perm' is there, but"},
+    {ENTRY, GATE, .text = "out_features", .json = "22",
+     .expect = "quantized matrix '" GATE "' has shape [22, 16], expected [24, 16]"},
+    {CONFIG, .text = "num_hidden_layers", .json = "2", .expect = "model.layers.1."},
+    {CONFIG, .text = "hidden_size", .json = "\"16\"", .expect = "hidden_size"},
+    {BYTES, .text = "{\"quantization_config\": ", .expect = "config.json"},
+    {OR32, DOWN ".indices", 1, INT64_C(1) << 31, .is_warning = true,
+     .expect = "'" DOWN "' has bits set behind the last index of a row"},
+    {ENTRY, DOWN, .text = "bias", .json = "true", .is_warning = true,
+     .expect = "'" DOWN "' has a 'bias' key"},
+    {ENTRY, DOWN, .text = "norm_dim", .json = "0", .is_warning = true,
+     .expect = "'" DOWN "' has key 'norm_dim'"},
+    {ENTRY, GATE, .text = "indices_as_float", .json = "null", .is_warning = true,
+     .expect = "'" GATE "' has no 'indices_as_float'"},
+    {SET16, DOWN ".weight_bias", 2, 0x7bff, .is_warning = true,
+     .expect = "'" DOWN "' has a weight of magnitude 65"},
+    {ADD_ENTRY, DOWN, .text = "model.layers.3.mlp.down_proj", .is_warning = true,
+     .expect = "config_for_layers lists 'model.layers.3.mlp.down_proj'"}};
+
+enum { FAULT_COUNT = sizeof faults / sizeof faults[0] };
+
+static char *own_text(const char *text)
+{
+    char *copy = strdup(text);
+    assert_non_null(copy);
+    return copy;
+}
+
+static void plant_in_tensor(plan *p, const fault *f)
+{
+    vptq_tensor *t = tensor(p, f->where), *twin = &p->list[p->count];
+    void *data = (void *)(uintptr_t)t->data;
+    uint64_t rows = t->shape[0];
+    switch (f->kind) {
+    case SET16:
+        ((uint16_t *)data)[f->at] = (uint16_t)f->value;
+        break;
+    case SET64:
+        ((int64_t *)data)[f->at] = f->value;
+        break;
+    case OR32:
+        ((uint32_t *)data)[f->at] |= (uint32_t)f->value;
+        break;
+    case TYPE:
+        t->type = (vptq_dtype)f->value;
+        break;
+    case TRANSPOSE:
+        t->shape[0] = t->shape[1];
+        t->shape[1] = rows;
+        break;
+    case COPY:
+        assert_true(p->count++ < MAX_TENSORS);
+        *twin = *t;
+        twin->name = own_text(f->text);
+        twin->data = memcpy(vtest_alloc(t->bytes, 1), t->data, t->bytes);
+        break;
+    default:
+        assert_int_equal(f->kind, DROP);
+        free((void *)(uintptr_t)t->name);
+        free(data);
+        *t = p->list[--p->count];
+    }
+}
+
+static void plant(plan *p, const fault *f)
+{
+    json_t *q = json_object_get(p->config, "quantization_config");
+    if (f->kind == BYTES)
+        p->config_bytes = f->text;
+    else if (f->kind == CONFIG)
+        json_object_set_new(p->config, f->text, json_loads(f->json, JSON_DECODE_ANY, NULL));
+    else if (f->kind == ADD_ENTRY)
+        json_object_set(json_object_get(q, "config_for_layers"), f->text,
+                        entry_of(p, f->where));
+    else if (f->kind == ENTRY && !f->json)
+        json_object_del(entry_of(p, f->where), f->text);
+    else if (f->kind == ENTRY)
+        json_object_set_new(entry_of(p, f->where), f->text,
+                            json_loads(f->json, JSON_DECODE_ANY, NULL));
+    else
+        plant_in_tensor(p, f);
+}
+
+/* The sound model: that one matrix is in the training form, and no tokenizer, are warnings. */
+enum { SOUND_WARNINGS = 2 };
+
+static void test_sound(void **state)
+{
+    plan p;
+    findings f;
+    char path[PATH];
+    make_plan(&p, true);
+    vtest_path(path, sizeof path, *state, "sound");
+    write_directory(&p, path);
+    check(path, &f);
+    assert_string_equal(strstr(f.text, "error") ? f.text : "", "");
+    assert_int_equal(f.errors, 0);
+    assert_int_equal(f.warnings, SOUND_WARNINGS);
+    vtest_path(path, sizeof path, *state, "sound.vptq");
+    write_archive(&p, path);
+    check(path, &f);
+    assert_string_equal(strstr(f.text, "error") ? f.text : "", "");
+    assert_int_equal(f.errors, 0);
+    assert_int_equal(f.warnings, SOUND_WARNINGS);
+    free_plan(&p);
+}
+
+/* One fault at a time, as a directory and as an archive: it is found, and nothing that is
+ * sound is called an error besides (a tensor under another name is both missing and extra). */
+static void test_each_fault(void **state)
+{
+    for (size_t i = 0; i < FAULT_COUNT; i++)
+        for (int archive = 0; archive < 2; archive++) {
+            plan p;
+            findings f;
+            char name[64], path[PATH];
+            make_plan(&p, true);
+            plant(&p, &faults[i]);
+            snprintf(name, sizeof name, "fault%zu%s", i, archive ? ".vptq" : "");
+            vtest_path(path, sizeof path, *state, name);
+            if (archive)
+                write_archive(&p, path);
+            else
+                write_directory(&p, path);
+            check(path, &f);
+            const char *expect = faults[i].expect;
+            if (archive && faults[i].kind == BYTES)
+                expect = ".vptq";
+            expect_line(&f, faults[i].is_warning ? "warning" : "error", expect);
+            if (faults[i].is_warning)
+                assert_int_equal(f.errors, 0);
+            else if (faults[i].kind != CONFIG && f.errors != 1)
+                fail_msg("'%s': one error expected:\n%s", expect, f.text);
+            free_plan(&p);
+        }
+}
+
+/* Faults that do not hide each other, planted together: each has its line. */
+static void test_all_are_listed(void **state)
+{
+    static const size_t first = 0, last = 24;
+    plan p;
+    findings f;
+    char path[PATH];
+    uint32_t planted = 0;
+    make_plan(&p, true);
+    for (size_t i = first; i <= last; i++) {
+        /* of two faults of one tensor, reading ends at the first */
+        bool again = false;
+        for (size_t j = first; j < i; j++)
+            again |= strcmp(faults[j].where, faults[i].where) == 0;
+        if (again || faults[i].kind == COPY)
+            continue;
+        plant(&p, &faults[i]);
+        planted++;
+    }
+    vtest_path(path, sizeof path, *state, "many");
+    write_directory(&p, path);
+    check(path, &f);
+    assert_int_equal(f.errors, planted);
+    assert_true(planted > 12);
+    for (size_t i = first; i <= last; i++) {
+        bool again = false;
+        for (size_t j = first; j < i; j++)
+            again |= strcmp(faults[j].where, faults[i].where) == 0;
+        if (!again && faults[i].kind != COPY)
+            expect_line(&f, "error", faults[i].expect);
+    }
+    free_plan(&p);
+}
+
+/* ---- damage ---- */
+
+static void flip(const char *path, size_t at)
+{
+    size_t size;
+    char *bytes = vtest_read_file(path, &size);
+    assert_true(at < size);
+    bytes[at] ^= 8;
+    vtest_write_file(path, bytes, size);
+    free(bytes);
+}
+
+/* A byte of each entry's frames in turn: that entry is named, and nothing else is wrong. */
+static void test_damaged_archive(void **state)
+{
+    plan p;
+    findings f;
+    char path[PATH], expect[256];
+    vptq_err err = {0};
+    vptq_archive *a = NULL;
+    make_plan(&p, true);
+    vtest_path(path, sizeof path, *state, "one.vptq");
+    write_archive(&p, path);
+    assert_ok(vptq_archive_open(path, NULL, &a, &err), &err);
+    size_t at = VPTQ_ARCHIVE_HEADER_BYTES;
+    for (size_t i = 0; i < vptq_archive_count(a); i++) {
+        const vptq_archive_entry *e = vptq_archive_at(a, i);
+        size_t middle = at + (size_t)e->packed_size / 2;
+        at += (size_t)e->packed_size;
+        flip(path, middle);
+        check(path, &f);
+        snprintf(expect, sizeof expect, "'%s' is damaged", e->name);
+        if (f.errors != 1)
+            fail_msg("%s: one error expected:\n%s", expect, f.text);
+        expect_line(&f, "error", expect);
+        flip(path, middle);
+    }
+    vptq_archive_close(a);
+    check(path, &f);
+    assert_int_equal(f.errors, 0);
+    flip(path, at + 3); /* the index */
+    check(path, &f);
+    expect_line(&f, "error", "damaged archive");
+    free_plan(&p);
+}
+
+static void test_cut_directory(void **state)
+{
+    plan p;
+    findings f;
+    char dir[PATH], path[PATH];
+    size_t size;
+    make_plan(&p, true);
+    vtest_path(dir, sizeof dir, *state, "cut");
+    write_directory(&p, dir);
+    vtest_path(path, sizeof path, dir, "model.safetensors");
+    char *bytes = vtest_read_file(path, &size);
+    vtest_write_file(path, bytes, size - 1);
+    check(dir, &f);
+    expect_line(&f, "error", "model.safetensors");
+    vtest_write_file(path, bytes, size);
+    check(dir, &f);
+    assert_int_equal(f.errors, 0);
+    free(bytes);
+    free_plan(&p);
+}
+
+/* ---- work directories ---- */
+
+typedef struct work {
+    char base[PATH], dir[PATH], layer[PATH];
+    char fingerprint[17];
+    double bits;
+} work;
+
+static void write_header(const work *w, const char *fingerprint, const char *dtype)
+{
+    char path[PATH], text[2 * PATH];
+    vtest_path(path, sizeof path, w->dir, "quantize.json");
+    int n = snprintf(text, sizeof text,
+                     "{\"base_model\": \"%s\", \"base_fingerprint\": \"%s\", \"dtype\": "
+                     "\"%s\"}\n",
+                     w->base, fingerprint, dtype);
+    vtest_write_file(path, text, (size_t)n);
+}
+
+static void write_layer(work *w, const char *name, double factor)
+{
+    plan p;
+    vptq_err err = {0};
+    vptq_tensor_set set;
+    vptq_packed_matrix m;
+    char report[100];
+    make_plan(&p, true);
+    vptq_tensor_set_init(&set, NULL);
+    for (size_t i = 0; i < p.count; i++)
+        assert_ok(vptq_tensor_set_add(&set, &p.list[i], &err), &err);
+    assert_ok(vptq_tensor_set_finish(&set, &err), &err);
+    assert_ok(vptq_packed_read(&set, entry_of(&p, DOWN), DOWN, "plan", &set.arena, &m, &err),
+              &err);
+    w->bits = vptq_vq_count_bits(&m.vq.shape).per_weight;
+    snprintf(report, sizeof report, "{\"bits_per_weight\": %.17g}", w->bits * factor);
+    vtest_path(w->layer, sizeof w->layer, w->dir, name);
+    assert_ok(vptq_layer_file_write(w->layer, &m, m.vq.centroids, m.vq.res_centroids, "none",
+                                    report, NULL, &err),
+              &err);
+    vptq_tensor_set_release(&set);
+    free_plan(&p);
+}
+
+#define LAYER_FILE "layer_000_down_proj.safetensors"
+
+static void make_work(work *w, const char *scratch)
+{
+    plan p;
+    vptq_err err = {0};
+    vptq_ctx ctx = {.threads = 1};
+    vptq_checkpoint c;
+    make_plan(&p, false);
+    vtest_path(w->base, sizeof w->base, scratch, "base");
+    write_directory(&p, w->base);
+    free_plan(&p);
+    assert_ok(vptq_checkpoint_open(&ctx, w->base, NULL, &c, &err), &err);
+    assert_ok(vptq_checkpoint_fingerprint(&c, &ctx, w->fingerprint, &err), &err);
+    vptq_checkpoint_release(&c);
+    vtest_path(w->dir, sizeof w->dir, scratch, "work");
+    assert_ok(vptq_dir_make(w->dir, &err), &err);
+    write_header(w, w->fingerprint, "f16");
+    write_layer(w, LAYER_FILE, 1);
+}
+
+static void test_work(void **state)
+{
+    work w;
+    findings f;
+    make_work(&w, *state);
+    check(w.dir, &f);
+    assert_string_equal(strstr(f.text, "error") ? f.text : "", "");
+    expect_line(&f, "warning", "1 of 7 matrices are quantized");
+    flip(w.layer, 2500);
+    check(w.dir, &f);
+    expect_line(&f, "error", LAYER_FILE);
+    assert_int_equal(f.errors, 1);
+    write_layer(&w, LAYER_FILE, 0.5);
+    check(w.dir, &f);
+    expect_line(&f, "error", LAYER_FILE ": its report says");
+    remove(w.layer);
+    write_layer(&w, "layer_000_up_proj.safetensors", 1);
+    check(w.dir, &f);
+    expect_line(&f, "error", "'" DOWN "' is in a file of another name, expected '" LAYER_FILE);
+    remove(w.layer);
+    write_layer(&w, LAYER_FILE, 1);
+    /* several at once: another base model, another type, and a damaged file */
+    write_header(&w, "0123456789abcdef", "bf16");
+    check(w.dir, &f);
+    expect_line(&f, "error", "has fingerprint");
+    expect_line(&f, "error", "is stored as F16, quantize.json says BF16");
+    assert_int_equal(f.errors, 2);
+    write_header(&w, w.fingerprint, "f16");
+    check(w.dir, &f);
+    assert_int_equal(f.errors, 0);
+}
+
+/* ---- golden files ---- */
+
+static void test_golden_model(void **state)
+{
+    static const char *const configs[] = {"config.json", "config_shared.json",
+                                          "config_algorithm_raw.json"};
+    char golden[PATH], dir[PATH], from[PATH], to[PATH];
+    vptq_err err = {0};
+    findings f;
+    if (!vtest_data(golden, sizeof golden, "golden/vptq_model_stories260K"))
+        skip();
+    vtest_path(dir, sizeof dir, *state, "golden");
+    assert_ok(vptq_dir_make(dir, &err), &err);
+    static const char *const files[] = {"model.safetensors", "tokenizer.json",
+                                        "tokenizer_config.json"};
+    for (size_t i = 0; i < 6; i++) {
+        size_t size;
+        vtest_path(from, sizeof from, golden, i < 3 ? files[i] : configs[i - 3]);
+        vtest_path(to, sizeof to, dir, i < 3 ? files[i] : "config.json");
+        char *bytes = vtest_read_file(from, &size);
+        vtest_write_file(to, bytes, size);
+        free(bytes);
+        if (i < 3)
+            continue;
+        check(dir, &f);
+        assert_string_equal(strstr(f.text, "error:") ? f.text : "", "");
+        assert_int_equal(f.errors, 0);
+    }
+}
+
+int main(int argc, char **argv)
+{
+#define IN_SCRATCH(test)                                                                       \
+    cmocka_unit_test_setup_teardown(test, vtest_scratch_setup, vtest_scratch_teardown)
+    const struct CMUnitTest tests[] = {
+        IN_SCRATCH(test_sound),          IN_SCRATCH(test_each_fault),
+        IN_SCRATCH(test_all_are_listed), IN_SCRATCH(test_damaged_archive),
+        IN_SCRATCH(test_cut_directory),  IN_SCRATCH(test_work),
+        IN_SCRATCH(test_golden_model),
+    };
+    return vtest_main(argc, argv, tests);
+}
