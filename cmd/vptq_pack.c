@@ -11,7 +11,7 @@ typedef struct pack_args {
     const char *model, *output, *base, *tokenizer, *dtype;
     uint64_t shard_bytes;
     int form; /* index into "auto|hf|archive" */
-    bool unpack, list, check;
+    bool unpack, list, check, repair;
 } pack_args;
 
 enum { FORM_AUTO, FORM_HF, FORM_ARCHIVE };
@@ -169,6 +169,26 @@ static int check(vptq_cli *cli, const pack_args *a)
 
 /* ---- pack and unpack ---- */
 
+/* What was wrong and is not in the output any more. */
+static void print_repairs(const vptq_cli *cli, const vptq_pack_result *r)
+{
+    for (int i = 0; i < VPTQ_TROUBLE_COUNT; i++) {
+        const char *text = vptq_trouble_repair((vptq_trouble)i);
+        if (r->repaired[i] == 0)
+            continue;
+        if (cli->common.format == CLI_JSON) {
+            vptq_cli_json j;
+            vptq_cli_json_begin(&j);
+            vptq_cli_json_str(&j, "repair", text);
+            vptq_cli_json_u64(&j, "matrices", r->repaired[i]);
+            vptq_cli_json_end(&j);
+        } else {
+            printf("%" PRIu32 " %s: %s\n", r->repaired[i],
+                   r->repaired[i] == 1 ? "matrix" : "matrices", text);
+        }
+    }
+}
+
 static void print_written(const vptq_cli *cli, const pack_args *a, const char *form,
                           const vptq_pack_result *r)
 {
@@ -242,6 +262,7 @@ static int write_model(vptq_cli *cli, const pack_args *a)
                              .tokenizer = a->tokenizer,
                              .form = archive ? VPTQ_PACK_ARCHIVE : VPTQ_PACK_HF,
                              .shard_bytes = a->shard_bytes,
+                             .repair = a->repair,
                              .force = cli->common.force,
                              .dry_run = cli->common.dry_run};
     vptq_status st = choose_dtype(a, &opt.dtype, &err);
@@ -251,6 +272,8 @@ static int write_model(vptq_cli *cli, const pack_args *a)
         st = run_unpack(cli, &opt, &r, &err);
     else if (!st)
         st = vptq_pack_model(&cli->ctx, &opt, &r, &err);
+    if (!st && a->repair)
+        print_repairs(cli, &r);
     if (!st)
         print_written(cli, a, a->unpack ? "plain" : archive ? "archive" : "hf", &r);
     return vptq_cli_finish(cli, st, &err);
@@ -264,8 +287,9 @@ static int dispatch(vptq_cli *cli, pack_args *a)
                                              : "no model is given");
     if (cli->arg_count)
         a->model = cli->args[0];
-    if (a->unpack + a->list + a->check > 1)
-        return vptq_cli_usage_error(cli, "--unpack, --list and --check exclude each other");
+    if (a->unpack + a->list + a->check + a->repair > 1)
+        return vptq_cli_usage_error(
+            cli, "--unpack, --list, --check and --repair exclude each other");
     if (a->check)
         return check(cli, a);
     if (a->list) {
@@ -289,7 +313,9 @@ int main(int argc, char **argv)
         {0, "list", CLI_FLAG, &a.list, NULL, "show all matrices and tensors with their bits",
          false},
         {0, "check", CLI_FLAG, &a.check, NULL,
-         "read everything and report what is wrong; exit 3 if something is", false},
+         "read everything and report all that is wrong; exit 3 if something is", false},
+        {0, "repair", CLI_FLAG, &a.repair, NULL,
+         "write what is packed again, without what other readers stumble over", false},
         {0, NULL, CLI_FLAG, NULL, NULL, "Input and output", false},
         {'m', "model", CLI_STRING, &a.model, "PATH", "the model, in place of the argument",
          false},
@@ -311,11 +337,13 @@ int main(int argc, char **argv)
         .usage = "vptq-pack WORK -o OUT [--to hf|archive] [--dtype f16|bf16]\n"
                  "vptq-pack --unpack MODEL -o DIR [--dtype f16|bf16|f32]\n"
                  "vptq-pack --list MODEL\n"
-                 "vptq-pack --check MODEL",
+                 "vptq-pack --check MODEL\n"
+                 "vptq-pack --repair PACKED -o OUT",
         .examples = "vptq-pack work -o model-vptq          loads with transformers and vptq\n"
                     "vptq-pack work -o model.vptq          one compressed file\n"
                     "vptq-pack model.vptq -o model-vptq    the one as the other\n"
-                    "vptq-pack --unpack model.gguf -o model-f16",
+                    "vptq-pack --unpack model.gguf -o model-f16\n"
+                    "vptq-pack --repair published -o fixed",
         .options = options,
         .formats = "text|json",
         .omit = "seed"};

@@ -4,6 +4,7 @@
 
 #include "hessian/hessian_collect.h"
 #include "lib/eval/eval.h"
+#include "lib/pipeline_check_layout.h"
 #include "lib/pipeline_settings.h"
 #include "lib/quant/presets.h"
 #include "lib/quant/quant.h"
@@ -89,17 +90,20 @@ typedef struct vptq_pack_options {
     vptq_dtype dtype; /* pack: VPTQ_DTYPE_COUNT = as quantized; another one is re-rounded from
                          the float books with a warning.  unpack: F16, BF16 or F32 */
     uint64_t shard_bytes; /* 0 = 4 GiB */
+    bool repair; /* pack: the input must be packed already, as a directory or an archive */
     bool force, dry_run;
 } vptq_pack_options;
 
 typedef struct vptq_pack_result {
-    uint64_t bytes;            /* written */
-    uint32_t quantized, plain; /* tensors or matrices of each kind */
+    uint64_t bytes;                        /* written */
+    uint32_t quantized, plain;             /* tensors or matrices of each kind */
+    uint32_t repaired[VPTQ_TROUBLE_COUNT]; /* matrices that had it in a packed input */
     double bits_per_weight;
     double seconds;
 } vptq_pack_result;
 
-/* A work directory (or any quantized MODEL) -> published layout or archive. */
+/* A work directory (or any quantized MODEL) -> published layout or archive.  Of a packed
+ * directory one matrix is in memory at a time. */
 vptq_status vptq_pack_model(const vptq_ctx *ctx, const vptq_pack_options *opt,
                             vptq_pack_result *r, vptq_err *err) VPTQ_MUST_CHECK;
 /* Any MODEL -> a plain Hugging Face directory with config and tokenizer. */

@@ -12,6 +12,7 @@ typedef struct packing {
     vptq_out *out;
     vptq_packed_matrix *matrices; /* as they are stored: the type of the output */
     bool round_again;             /* from the books before rounding, where they are kept */
+    vptq_troubles troubles;       /* of the matrices of a packed input */
     /* the tensors of the matrix whose tensors were asked for last */
     const vptq_packed_matrix *current;
     vptq_arena arena;
@@ -31,6 +32,12 @@ static vptq_status copy_matrices(packing *p, vptq_dtype type, vptq_err *err)
         return VPTQ_E_NOMEM;
     for (size_t i = 0; i < c->quantized_count; i++) {
         p->matrices[i] = c->quantized[i];
+        vptq_vq_shape *s = &p->matrices[i].vq.shape;
+        if (s->k_res > s->k) { /* as read_again exchanges the books */
+            uint32_t k = s->k;
+            s->k = s->k_res;
+            s->k_res = k;
+        }
         if (type == VPTQ_DTYPE_COUNT || type == c->quantized[i].storage)
             continue;
         p->matrices[i].storage = type;
@@ -71,15 +78,37 @@ static void forget_matrix(packing *p)
     p->part_count = 0;
 }
 
-static vptq_status make_parts(packing *p, const vptq_packed_matrix *m, vptq_err *err)
+/* A matrix of a packed input, which was opened for its shapes only. */
+static vptq_status read_again(packing *p, const vptq_packed_matrix *m, bool first,
+                              vptq_packed_matrix *stored, vptq_err *err)
+{
+    const vptq_checkpoint *c = p->c;
+    const json_t *entry = vptq_packed_entry(c->config, m->name);
+    vptq_status st = vptq_packed_read(&c->set, entry, m->name, c->path, &p->arena, stored, err);
+    if (st)
+        return st;
+    stored->name = m->name;
+    stored->storage = m->storage;
+    if (first)
+        vptq_troubles_add(&p->troubles, c, stored);
+    return stored->vq.shape.k_res > stored->vq.shape.k
+               ? vptq_packed_swap_books(&stored->vq, &p->arena, err)
+               : VPTQ_OK;
+}
+
+/* `first`: the matrix is looked at for the first time. */
+static vptq_status make_parts(packing *p, const vptq_packed_matrix *m, bool first,
+                              vptq_err *err)
 {
     vptq_packed_matrix stored = *m;
+    vptq_status st = VPTQ_OK;
     forget_matrix(p);
-    if (p->round_again && p->c->kind == VPTQ_CKPT_WORK) {
-        vptq_status st = take_float_books(p, &stored, err);
-        if (st)
-            return st;
-    }
+    if (p->c->kind != VPTQ_CKPT_WORK)
+        st = read_again(p, m, first, &stored, err);
+    else if (p->round_again)
+        st = take_float_books(p, &stored, err);
+    if (st)
+        return st;
     p->current = m;
     return vptq_packed_tensors(&stored, &p->arena, p->parts, &p->part_count, err);
 }
@@ -99,7 +128,7 @@ static vptq_status add_matrices(packing *p, vptq_err *err)
     for (size_t i = 0; i < p->c->quantized_count; i++) {
         const vptq_packed_matrix *m = &p->matrices[i];
         VPTQ_TRY(vptq_check_cancel(p->ctx, err));
-        VPTQ_TRY(make_parts(p, m, err));
+        VPTQ_TRY(make_parts(p, m, true, err));
         for (size_t k = 0; k < p->part_count; k++)
             VPTQ_TRY(vptq_out_add(p->out, &p->parts[k], (vptq_out_source){.matrix = m}, err));
     }
@@ -167,7 +196,7 @@ static vptq_status fill(void *arg, const vptq_out_tensor *t, vptq_out_sink *s, v
     if (t->source.plain)
         return vptq_out_fill_plain(p->ctx, t, s, err);
     if (p->current != t->source.matrix) {
-        vptq_status st = make_parts(p, t->source.matrix, err);
+        vptq_status st = make_parts(p, t->source.matrix, false, err);
         if (st)
             return st;
     }
@@ -203,6 +232,7 @@ static vptq_status pack(packing *p, const vptq_pack_options *opt, vptq_pack_resu
                                     err));
     r->quantized = (uint32_t)p->c->quantized_count;
     r->bits_per_weight = bits_per_weight(p);
+    memcpy(r->repaired, p->troubles.count, sizeof r->repaired);
     r->bytes = o->bytes;
     if (opt->dry_run)
         return VPTQ_OK;
@@ -223,7 +253,8 @@ vptq_status vptq_pack_model(const vptq_ctx *ctx, const vptq_pack_options *opt,
     double start = vptq_seconds();
     vptq_model model;
     vptq_out out;
-    vptq_checkpoint_options open = {.tokenizer = opt->tokenizer, .base = opt->base};
+    vptq_checkpoint_options open = {
+        .tokenizer = opt->tokenizer, .base = opt->base, .shapes_only = true};
     *r = (vptq_pack_result){0};
     /* opening as a model holds every matrix and tensor against the architecture */
     vptq_status st = vptq_model_open(ctx, opt->input, &open, false, &model, err);
@@ -235,6 +266,10 @@ vptq_status vptq_pack_model(const vptq_ctx *ctx, const vptq_pack_options *opt,
     vptq_arena_init(&p.arena, ctx->mem);
     if (c->quantized_count == 0)
         st = vptq_fail(err, VPTQ_E_UNSUPPORTED, "%s: the %s has no quantized matrices to pack",
+                       c->path, vptq_checkpoint_kind_name(c->kind));
+    else if (opt->repair && c->kind == VPTQ_CKPT_WORK)
+        st = vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                       "%s: is a %s, expected a packed directory or an archive to repair",
                        c->path, vptq_checkpoint_kind_name(c->kind));
     if (!st && !opt->dry_run)
         st = vptq_out_check_place(c, opt->output, err);

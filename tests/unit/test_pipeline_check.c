@@ -408,18 +408,14 @@ static void test_sound(void **state)
     findings f;
     char path[PATH];
     make_plan(&p, true);
-    vtest_path(path, sizeof path, *state, "sound");
-    write_directory(&p, path);
-    check(path, &f);
-    assert_string_equal(strstr(f.text, "error") ? f.text : "", "");
-    assert_int_equal(f.errors, 0);
-    assert_int_equal(f.warnings, SOUND_WARNINGS);
-    vtest_path(path, sizeof path, *state, "sound.vptq");
-    write_archive(&p, path);
-    check(path, &f);
-    assert_string_equal(strstr(f.text, "error") ? f.text : "", "");
-    assert_int_equal(f.errors, 0);
-    assert_int_equal(f.warnings, SOUND_WARNINGS);
+    for (int archive = 0; archive < 2; archive++) {
+        vtest_path(path, sizeof path, *state, archive ? "sound.vptq" : "sound");
+        archive ? write_archive(&p, path) : write_directory(&p, path);
+        check(path, &f);
+        assert_string_equal(strstr(f.text, "error") ? f.text : "", "");
+        assert_int_equal(f.errors, 0);
+        assert_int_equal(f.warnings, SOUND_WARNINGS);
+    }
     free_plan(&p);
 }
 
@@ -453,37 +449,39 @@ static void test_each_fault(void **state)
         }
 }
 
-/* Faults that do not hide each other, planted together: each has its line. */
+/* Of the first faults of the table, those that do not hide each other: of two of one tensor
+ * reading ends at the first. */
+enum { TOGETHER = 25 };
+
+static bool is_planted(size_t i)
+{
+    bool again = faults[i].kind == COPY;
+    for (size_t j = 0; j < i; j++)
+        again |= strcmp(faults[j].where, faults[i].where) == 0;
+    return !again;
+}
+
+/* Planted together, each has its line. */
 static void test_all_are_listed(void **state)
 {
-    static const size_t first = 0, last = 24;
     plan p;
     findings f;
     char path[PATH];
     uint32_t planted = 0;
     make_plan(&p, true);
-    for (size_t i = first; i <= last; i++) {
-        /* of two faults of one tensor, reading ends at the first */
-        bool again = false;
-        for (size_t j = first; j < i; j++)
-            again |= strcmp(faults[j].where, faults[i].where) == 0;
-        if (again || faults[i].kind == COPY)
-            continue;
-        plant(&p, &faults[i]);
-        planted++;
-    }
+    for (size_t i = 0; i < TOGETHER; i++)
+        if (is_planted(i)) {
+            plant(&p, &faults[i]);
+            planted++;
+        }
     vtest_path(path, sizeof path, *state, "many");
     write_directory(&p, path);
     check(path, &f);
     assert_int_equal(f.errors, planted);
     assert_true(planted > 12);
-    for (size_t i = first; i <= last; i++) {
-        bool again = false;
-        for (size_t j = first; j < i; j++)
-            again |= strcmp(faults[j].where, faults[i].where) == 0;
-        if (!again && faults[i].kind != COPY)
+    for (size_t i = 0; i < TOGETHER; i++)
+        if (is_planted(i))
             expect_line(&f, "error", faults[i].expect);
-    }
     free_plan(&p);
 }
 
@@ -650,6 +648,125 @@ static void test_work(void **state)
     assert_int_equal(f.errors, 0);
 }
 
+/* ---- repair ---- */
+
+static void rename_tensor(plan *p, const char *from, const char *to)
+{
+    vptq_tensor *t = tensor(p, from);
+    free((void *)(uintptr_t)t->name);
+    t->name = own_text(to);
+}
+
+/* Everything that can be repaired: the gate's books the other way round (more residual than
+ * main centroids), no scale and bias, keys of the algorithm branch, set padding; and all of it
+ * inside text_config. */
+static void spoil(plan *p)
+{
+    static const fault spoilt[] = {
+        {ENTRY, GATE, .text = "num_centroids", .json = "[-1, 4]"},
+        {ENTRY, GATE, .text = "num_res_centroids", .json = "[-1, 8]"},
+        {DROP, GATE ".weight_scale", .expect = NULL},
+        {DROP, GATE ".weight_bias", .expect = NULL},
+        {ENTRY, GATE, .text = "norm_dim", .json = "0"},
+        {ENTRY, GATE, .text = "enable_proxy_error", .json = "false"},
+        {ENTRY, GATE, .text = "indices_as_float", .json = "null"},
+        {ENTRY, DOWN, .text = "bias", .json = "true"},
+        {OR32, DOWN ".indices", 1, INT64_C(1) << 31, .expect = NULL},
+        {OR32, DOWN ".indices", 15, INT64_C(1) << 28, .expect = NULL}};
+    for (size_t i = 0; i < sizeof spoilt / sizeof spoilt[0]; i++)
+        plant(p, &spoilt[i]);
+    rename_tensor(p, GATE ".indices", "x");
+    rename_tensor(p, GATE ".res_indices", GATE ".indices");
+    rename_tensor(p, "x", GATE ".res_indices");
+    rename_tensor(p, GATE ".centroids.weight", "x");
+    rename_tensor(p, GATE ".res_centroids.weight", GATE ".centroids.weight");
+    rename_tensor(p, "x", GATE ".res_centroids.weight");
+    json_t *outer = json_pack("{s:[s], s:s, s:O}", "architectures", "LlamaForCausalLM",
+                              "model_type", "llama", "text_config", p->config);
+    assert_non_null(outer);
+    json_decref(p->config);
+    p->config = outer;
+}
+
+static vptq_pack_result repair(const char *in, const char *out, uint64_t shard_bytes)
+{
+    vptq_err err = {0};
+    vptq_mem mem;
+    vptq_pack_result r;
+    vptq_mem_init(&mem, 0);
+    vptq_ctx ctx = {.mem = &mem, .threads = 1};
+    vptq_pack_options opt = {.input = in,
+                             .output = out,
+                             .form = VPTQ_PACK_HF,
+                             .dtype = VPTQ_DTYPE_COUNT,
+                             .shard_bytes = shard_bytes,
+                             .repair = true};
+    assert_ok(vptq_pack_model(&ctx, &opt, &r, &err), &err);
+    assert_int_equal(mem.used, 0);
+    return r;
+}
+
+/* x + 0 makes +0 of -0, which compares equal. */
+static void expect_same_weights(const char *a, const char *b)
+{
+    vptq_err err = {0};
+    vptq_ctx ctx = {.threads = 1};
+    vptq_device ref;
+    vptq_checkpoint x, y;
+    float w[2][FFN * HIDDEN];
+    assert_ok(vptq_device_open(&ctx, "ref", &ref, &err), &err);
+    assert_ok(vptq_checkpoint_open(&ctx, a, NULL, &x, &err), &err);
+    assert_ok(vptq_checkpoint_open(&ctx, b, NULL, &y, &err), &err);
+    assert_int_equal(x.quantized_count, 2);
+    assert_int_equal(y.quantized_count, 2);
+    for (size_t i = 0; i < 2; i++) {
+        assert_string_equal(x.quantized[i].name, y.quantized[i].name);
+        for (size_t k = 0; k < 2; k++) {
+            const vptq_vq *q = k ? &y.quantized[i].vq : &x.quantized[i].vq;
+            assert_ok(
+                ref.ops->vq_dequant(ref.state, q, 0, q->shape.out, w[k], q->shape.in, &err),
+                &err);
+        }
+        assert_close(w[1], w[0], FFN * HIDDEN, 0, 0);
+    }
+    vptq_checkpoint_release(&x);
+    vptq_checkpoint_release(&y);
+    vptq_device_close(&ref);
+}
+
+static void test_repair(void **state)
+{
+    static const uint32_t repaired[VPTQ_TROUBLE_COUNT] = {1, 1, 1, 1, 0, 1, 1, 1, 1};
+    plan p;
+    findings f;
+    char bad[PATH], good[PATH], again[PATH], path[PATH];
+    make_plan(&p, true);
+    spoil(&p);
+    vtest_path(bad, sizeof bad, *state, "bad");
+    vtest_path(good, sizeof good, *state, "good");
+    vtest_path(again, sizeof again, *state, "again");
+    write_directory(&p, bad);
+    check(bad, &f);
+    assert_int_equal(f.errors, 0);
+    /* all but the absorbed permutation is said, and that there is no tokenizer */
+    assert_int_equal(f.warnings, 8);
+    vptq_pack_result r = repair(bad, good, 1024);
+    assert_memory_equal(r.repaired, repaired, sizeof repaired);
+    check(good, &f);
+    assert_int_equal(f.errors, 0);
+    assert_int_equal(f.warnings, 1);
+    expect_line(&f, "warning", "there is no tokenizer");
+    vtest_path(path, sizeof path, good, "model.safetensors.index.json");
+    assert_true(vptq_path_exists(path));
+    expect_same_weights(bad, good);
+    /* nothing is left to repair */
+    r = repair(good, again, 0);
+    for (size_t i = 0; i < VPTQ_TROUBLE_COUNT; i++)
+        assert_int_equal(r.repaired[i], 0);
+    expect_same_weights(bad, again);
+    free_plan(&p);
+}
+
 /* ---- golden files ---- */
 
 static void test_golden_model(void **state)
@@ -688,7 +805,7 @@ int main(int argc, char **argv)
         IN_SCRATCH(test_sound),          IN_SCRATCH(test_each_fault),
         IN_SCRATCH(test_all_are_listed), IN_SCRATCH(test_damaged_archive),
         IN_SCRATCH(test_cut_directory),  IN_SCRATCH(test_work),
-        IN_SCRATCH(test_golden_model),
+        IN_SCRATCH(test_repair),         IN_SCRATCH(test_golden_model),
     };
     return vtest_main(argc, argv, tests);
 }

@@ -17,7 +17,7 @@ finds()
 {
     expect_exit 3 "$BIN/vptq-pack" -q --check "$2" > out.txt 2> err.txt
     expect_line out.txt "^error: .*$1"
-    expect_line out.txt "^$2: 1 error, "
+    expect_line out.txt "^$2: [1-9][0-9]* errors*, "
 }
 
 # Usage.
@@ -26,6 +26,7 @@ bad 2 "no model is given" pack --list
 bad 2 "more than one model" pack a b -o out
 bad 2 "-o is missing" pack "$golden"
 bad 2 "exclude each other" pack --list --check "$golden"
+bad 2 "exclude each other" pack --repair --unpack "$golden" -o out
 bad 2 "to does not go with --unpack" pack --unpack "$golden" -o out --to archive
 bad 2 "'zip'" pack "$golden" -o out --to zip
 bad 2 "f32 cannot be packed" pack "$golden" -o out --dtype f32
@@ -88,6 +89,7 @@ sed -i 's/model.layers.3.mlp.up_proj.perm/model.layers.3.mlp.up_proj.prem/
     s/model.layers.3.mlp.up_proj.indices/model.layers.3.mlp.up_proj.endices/' \
     model/model.safetensors
 finds "'model.layers.3.mlp.up_proj.indices' is missing" model
+finds "'model.layers.3.mlp.up_proj.endices' is nothing that" model
 cp "$golden/model.safetensors" model/model.safetensors
 sed 's/"model.layers.2.mlp.up_proj"/"model.layers.9.mlp.up_proj"/' "$golden/config.json" \
     > model/config.json
