@@ -12,6 +12,7 @@ typedef struct matrix_reader {
     const char *name, *file;
     vptq_arena *arena;
     vptq_dtype storage;
+    bool as_float;
     vptq_err *err;
     vptq_fault_fn fault; /* NULL: reading stops at the first fault */
     void *fault_arg;
@@ -67,6 +68,13 @@ static bool same_shape(const vptq_tensor *t, const part_shape *want)
     return true;
 }
 
+/* Training with several devices moves floating-point numbers only, so that 16-bit integers may
+ * go by the name of F16. */
+static bool is_index16(const matrix_reader *r, const vptq_tensor *t)
+{
+    return t->type == VPTQ_I16 || (r->as_float && t->type == VPTQ_F16);
+}
+
 /* A part that must be there, of one of the two types and of the shape.  The reader of the file
  * has seen to it that a tensor's bytes are what its type and shape say, so that after this the
  * sizes may be trusted. */
@@ -81,7 +89,7 @@ static vptq_status need_part(const matrix_reader *r, const char *part, vptq_dtyp
         return vptq_fail(r->err, VPTQ_E_CHECKSUM, "%s: tensor '%s' is damaged", r->file,
                          t->name);
     char found[200], expected[100];
-    if (t->type != type && t->type != other)
+    if (t->type != type && t->type != other && !(type == VPTQ_I16 && is_index16(r, t)))
         return vptq_fail(r->err, VPTQ_E_FORMAT, "%s: tensor '%s' is %s, expected %s", r->file,
                          t->name, vptq_dtype_get(t->type)->name, vptq_dtype_get(type)->name);
     if (!same_shape(t, want)) {
@@ -231,7 +239,7 @@ static vptq_status read_perm(const matrix_reader *r, const vptq_vq_shape *s, boo
 {
     part_shape want = {1, {s->in}};
     const vptq_tensor *t = find_part(r, "perm");
-    vptq_dtype type = bit_packed || (t && t->type == VPTQ_I16) ? VPTQ_I16 : VPTQ_I64;
+    vptq_dtype type = bit_packed || (t && is_index16(r, t)) ? VPTQ_I16 : VPTQ_I64;
     vptq_status st =
         need_part(r, "perm", type, type == VPTQ_I16 ? VPTQ_U16 : VPTQ_I64, &want, &t);
     if (st)
@@ -370,6 +378,7 @@ static vptq_status read_matrix(matrix_reader *r, const json_t *entry, vptq_packe
     if (r->faults != before)
         return VPTQ_OK; /* without its entry and the type of its numbers nothing can be said */
     vptq_vq q = {.shape = layout.shape};
+    r->as_float = layout.as_float;
     VPTQ_TRY(match_flags(r, &layout, &q.shape));
     VPTQ_TRY(read_parts(r, &layout, &q));
     char *own_name = vptq_arena_strdup(r->arena, r->name, r->err);

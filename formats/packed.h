@@ -2,8 +2,8 @@
  * P.outlier_centroids.weight, P.outlier_indices, P.perm, P.weight_scale, P.weight_bias, P.bias
  * of a linear at module path P, and the `quantization_config` of config.json.  Byte layout and
  * quirks: docs/formats.md.  Reads everything upstream or its forks wrote (shared_layer_config,
- * text_config, the two extra keys, null indices_as_float, unpacked I16 indices, k_res > k);
- * writes only the portable form. */
+ * text_config, the two extra keys, indices_as_float null or true, unpacked I16 indices, k_res >
+ * k); writes only the portable form. */
 #ifndef VPTQ_FORMATS_PACKED_H
 #define VPTQ_FORMATS_PACKED_H
 
@@ -24,6 +24,7 @@ vptq_vq_shape vptq_packed_stored_shape(const vptq_vq_shape *s);
 typedef struct vptq_packed_layout {
     vptq_vq_shape shape; /* has_perm, has_norm as flagged */
     bool bit_packed;     /* false: the training form, I16 `indices` and `res_indices` */
+    bool as_float;       /* 16-bit indices may be called F16: their bits are those of u16 */
     bool has_bias;
 } vptq_packed_layout;
 

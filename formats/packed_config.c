@@ -101,7 +101,6 @@ vptq_status vptq_packed_parse_entry(const json_t *entry, const char *name, const
     vptq_status st = VPTQ_OK;
     vptq_packed_layout layout = {.bit_packed = true};
     vptq_vq_shape *s = &layout.shape;
-    bool as_float = false;
     VPTQ_TRY(read_size(&r, "in_features", &s->in));
     VPTQ_TRY(read_size(&r, "out_features", &s->out));
     VPTQ_TRY(read_size(&r, "group_num", &s->groups));
@@ -113,10 +112,8 @@ vptq_status vptq_packed_parse_entry(const json_t *entry, const char *name, const
     VPTQ_TRY(
         vptq_json_bool_or(entry, r.where, "is_indice_packed", true, &layout.bit_packed, err));
     VPTQ_TRY(vptq_json_bool_or(entry, r.where, "bias", false, &layout.has_bias, err));
-    VPTQ_TRY(vptq_json_bool_or(entry, r.where, "indices_as_float", false, &as_float, err));
-    if (as_float)
-        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
-                         "%s: indices stored as floating-point numbers are not read", r.where);
+    VPTQ_TRY(
+        vptq_json_bool_or(entry, r.where, "indices_as_float", false, &layout.as_float, err));
     if (vptq_vq_shape_check(s, err))
         return vptq_err_context(err, "%s", r.where);
     *out = layout;

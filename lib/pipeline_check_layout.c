@@ -11,6 +11,8 @@ static const trouble_text texts[VPTQ_TROUBLE_COUNT] = {
      "keys 'norm_dim' and 'enable_proxy_error' taken out"},
     {"has no 'indices_as_float', at which the vptq package stops",
      "'indices_as_float' set to false"},
+    {"says indices_as_float, for which the loaders of today have no use",
+     "indices stored as integers"},
     {"stores its indices unpacked, which transformers refuses", "indices packed"},
     {"has no scale and bias, which the vptq package's GPU kernels read anyway",
      "scale 1 and bias 0 added"},
@@ -53,6 +55,7 @@ void vptq_troubles_add(vptq_troubles *t, const vptq_checkpoint *c, const vptq_pa
     vptq_vq_shape stored = vptq_packed_stored_shape(s);
     note(t, VPTQ_TROUBLE_EXTRA_KEY, extra, m->name);
     note(t, VPTQ_TROUBLE_FLOAT_KEY, !json_is_boolean(as_float), m->name);
+    note(t, VPTQ_TROUBLE_AS_FLOAT, layout.as_float, m->name);
     note(t, VPTQ_TROUBLE_NOT_PACKED, !layout.bit_packed, m->name);
     note(t, VPTQ_TROUBLE_NO_NORM, !s->has_norm, m->name);
     note(t, VPTQ_TROUBLE_LOST_PERM, layout.shape.has_perm && !s->has_perm, m->name);

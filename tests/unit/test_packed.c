@@ -472,6 +472,35 @@ static void test_training_form(void **state)
     json_decref(b.entry);
 }
 
+/* 16-bit indices by the name of F16: the same bits, and only where the entry says so. */
+static void test_indices_as_float(void **state)
+{
+    (void)state;
+    static const char *const parts[] = {"P.indices", "P.res_indices", "P.outlier_indices"};
+    small_matrix a, b;
+    vptq_tensor_set sa, sb;
+    vptq_packed_matrix ma, mb;
+    vptq_err err = {0};
+    make_small(&a, true);
+    make_small(&b, true);
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
+        part(&a, parts[i])->type = VPTQ_F16;
+    part(&a, "P.perm")->type = VPTQ_F16;
+    part(&a, "P.perm")->bytes = IN * sizeof(uint16_t);
+    part(&a, "P.perm")->data = (const uint8_t *)a.perm;
+    json_object_set_new(a.entry, "indices_as_float", json_true());
+    assert_ok(read_small(&a, NULL, &sa, &ma, &err), &err);
+    assert_ok(read_small(&b, NULL, &sb, &mb, &err), &err);
+    assert_memory_equal(ma.vq.indices, mb.vq.indices, sizeof b.packed);
+    assert_memory_equal(ma.vq.outlier_indices, b.outlier, sizeof b.outlier);
+    assert_memory_equal(ma.vq.perm, mb.vq.perm, sizeof b.perm);
+    vptq_tensor_set_release(&sa);
+    vptq_tensor_set_release(&sb);
+    json_object_set_new(a.entry, "indices_as_float", json_false());
+    expect(&a, VPTQ_E_FORMAT, "'P.indices' is F16, expected I16");
+    json_decref(b.entry);
+}
+
 static void test_bad_indices(void **state)
 {
     (void)state;
@@ -550,7 +579,7 @@ static void test_bad_entries(void **state)
         {"num_res_centroids", "[2, 4]", VPTQ_E_UNSUPPORTED, "outlier columns"},
         {"num_res_centroids", "null", VPTQ_E_FORMAT, "'num_res_centroids' is missing"},
         {"enable_norm", "1", VPTQ_E_FORMAT, "enable_norm"},
-        {"indices_as_float", "true", VPTQ_E_UNSUPPORTED, "floating-point"},
+        {"indices_as_float", "1", VPTQ_E_FORMAT, "indices_as_float"},
         {"is_indice_packed", "false", VPTQ_E_FORMAT, "'P.indices' is I32, expected I16"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -650,6 +679,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_model_configs),
         cmocka_unit_test(test_config_places),
         cmocka_unit_test(test_training_form),
+        cmocka_unit_test(test_indices_as_float),
         cmocka_unit_test(test_bad_indices),
         cmocka_unit_test(test_bad_tensors),
         cmocka_unit_test(test_bad_entries),
