@@ -1,4 +1,5 @@
-/* vptq-hessian: collect second moments of a model's linear inputs, pool them, look at them. */
+/* vptq-hessian: collect second moments of a model's linear inputs, pool them, look at them,
+ * exchange them with others. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -8,7 +9,7 @@
 #include "lib/vptq.h"
 
 typedef struct hessian_args {
-    const char *model, *output, *tokenizer, *show;
+    const char *model, *output, *tokenizer, *show, *import, *export;
     vptq_cli_calibrate calibrate;
     vptq_cli_range layers;
     bool merge;
@@ -163,10 +164,44 @@ static int merge(vptq_cli *cli, const hessian_args *a)
     return vptq_cli_finish(cli, st, &err);
 }
 
+/* PyTorch files in or out. */
+static int exchange(vptq_cli *cli, const hessian_args *a)
+{
+    vptq_err err = {0};
+    vptq_hessian_dir dir;
+    const char *option = a->import ? "--import" : "--export";
+
+    if (cli->common.dry_run)
+        return vptq_cli_usage_error(cli, "%s has no --dry-run", option);
+    if (a->export && cli->common.force)
+        return vptq_cli_usage_error(cli, "--export has no --force");
+    if (!a->output)
+        return vptq_cli_usage_error(cli, "%s needs -o %s", option,
+                                    a->import ? "HDIR" : "PTDIR");
+    vptq_status st = a->import
+                         ? vptq_hessian_import(&cli->ctx, a->import, a->output,
+                                               cli->common.force, &dir, &err)
+                         : vptq_hessian_export(&cli->ctx, a->export, a->output, &dir, &err);
+    if (!st && cli->common.format == CLI_JSON) {
+        vptq_cli_json j;
+        vptq_cli_json_begin(&j);
+        vptq_cli_json_str(&j, "output", a->output);
+        vptq_cli_json_u64(&j, "first_layer", dir.first_layer);
+        vptq_cli_json_u64(&j, "last_layer", dir.last_layer);
+        vptq_cli_json_u64(&j, "tokens", dir.tokens);
+        vptq_cli_json_end(&j);
+    } else if (!st) {
+        printf("%s: hessians of layers %" PRIu32 "-%" PRIu32 ", %" PRIu64 " tokens\n",
+               a->output, dir.first_layer, dir.last_layer, dir.tokens);
+    }
+    return vptq_cli_finish(cli, st, &err);
+}
+
 static int dispatch(vptq_cli *cli, const hessian_args *a)
 {
-    if (a->show && a->merge)
-        return vptq_cli_usage_error(cli, "--show and --merge exclude each other");
+    if (!!a->show + a->merge + !!a->import + !!a->export > 1)
+        return vptq_cli_usage_error(
+            cli, "--show, --merge, --import and --export exclude each other");
     if (a->merge) {
         if (cli->common.dry_run)
             return vptq_cli_usage_error(cli, "--merge has no --dry-run");
@@ -180,6 +215,8 @@ static int dispatch(vptq_cli *cli, const hessian_args *a)
         return vptq_cli_usage_error(cli, "unexpected argument '%s'", cli->args[0]);
     if (a->show)
         return show(cli, a->show);
+    if (a->import || a->export)
+        return exchange(cli, a);
     if (!a->model)
         return vptq_cli_usage_error(cli, "-m MODEL is missing");
     if (!a->output && !cli->common.dry_run)
@@ -201,10 +238,14 @@ int main(int argc, char **argv)
         {0, "tokenizer", CLI_STRING, &a.tokenizer, "FILE", "tokenizer to use with the model",
          false}};
     const vptq_cli_option other_options[] = {
-        {0, NULL, CLI_FLAG, NULL, NULL, "Pool and inspect", false},
+        {0, NULL, CLI_FLAG, NULL, NULL, "Pool, inspect, exchange", false},
         {0, "merge", CLI_FLAG, &a.merge, NULL, "pool the HDIRs given as arguments into -o",
          false},
         {0, "show", CLI_STRING, &a.show, "HDIR", "statistics and a verdict per Hessian", false},
+        {0, "import", CLI_STRING, &a.import, "PTDIR",
+         "Hessians from PyTorch files into -o HDIR", false},
+        {0, "export", CLI_STRING, &a.export, "HDIR", "PyTorch files of Hessians into -o PTDIR",
+         false},
         CLI_END};
     enum {
         COLLECT = sizeof collect_options / sizeof collect_options[0],
@@ -216,7 +257,9 @@ int main(int argc, char **argv)
         .summary = "Second moments of a model's linear inputs from calibration text.",
         .usage = "vptq-hessian -m MODEL -c TEXT [-c TEXT..] -o HDIR [-n 128] [-l 2048]\n"
                  "vptq-hessian --merge HDIR HDIR.. -o HDIR\n"
-                 "vptq-hessian --show HDIR",
+                 "vptq-hessian --show HDIR\n"
+                 "vptq-hessian --import PTDIR -o HDIR\n"
+                 "vptq-hessian --export HDIR -o PTDIR",
         .examples = "A collection that was interrupted goes on when the same command is "
                     "run again.",
         .options = options,

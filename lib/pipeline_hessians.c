@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "hessian/hessian_import.h"
 #include "lib/base/file.h"
 
 static void dir_release(const vptq_hessian_source *s, vptq_input_hessians *h)
@@ -55,7 +56,7 @@ static vptq_status open_dir(const char *dir, const char *model, uint32_t first, 
     vptq_status st = vptq_hessian_dir_open(dir, h, err);
     if (st)
         return st;
-    if (strcmp(h->model_fingerprint, model))
+    if (!vptq_hessian_is_of(h->model_fingerprint, model))
         return vptq_fail(err, VPTQ_E_MISMATCH,
                          "'%s' holds the hessians of another model: model_fingerprint is %s, "
                          "that of this one is %s",

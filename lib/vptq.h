@@ -17,6 +17,7 @@
 #define VPTQ_VPTQ_H
 
 #include "hessian/hessian_collect.h" /* collect, merge, show */
+#include "hessian/hessian_import.h"  /* import, export */
 #include "lib/backend/backend.h"     /* devices */
 #include "lib/base/ctx.h"
 #include "lib/base/file.h"

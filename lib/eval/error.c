@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "hessian/hessian_collect.h"
+#include "hessian/hessian_import.h"
 #include "lib/eval/eval.h"
 #include "lib/eval/pair.h"
 #include "lib/quant/quant.h"
@@ -27,7 +28,7 @@ static vptq_status check_hessians(const compare *c, uint32_t first, uint32_t las
         return VPTQ_OK;
     VPTQ_TRY(vptq_hessian_dir_open(c->hdir, &h, err));
     VPTQ_TRY(vptq_checkpoint_fingerprint(&c->base->ckpt, c->dev->ctx, fingerprint, err));
-    if (strcmp(h.model_fingerprint, fingerprint))
+    if (!vptq_hessian_is_of(h.model_fingerprint, fingerprint))
         return vptq_fail(err, VPTQ_E_MISMATCH,
                          "%s: the Hessians are of a model with fingerprint %s, %s has %s",
                          c->hdir, h.model_fingerprint, c->base->ckpt.path, fingerprint);

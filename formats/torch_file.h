@@ -1,0 +1,46 @@
+/* PyTorch .pt files (torch.save of a dictionary): a zip of stored entries with a pickle
+ * NAME/data.pkl and the bytes of each storage in NAME/data/KEY.  Only dictionaries of numbers
+ * and tensors are of use here; other plain values are passed over, anything that would need
+ * code to run is refused by name (torch_pickle.h).  Checked: offsets and sizes against the
+ * file, checksums of what is used, byte order, unique keys. */
+#ifndef VPTQ_FORMATS_TORCH_FILE_H
+#define VPTQ_FORMATS_TORCH_FILE_H
+
+#include "formats/tensor.h"
+
+typedef enum {
+    VPTQ_TORCH_OTHER, /* None, a boolean, a text, a container */
+    VPTQ_TORCH_INT,
+    VPTQ_TORCH_FLOAT,
+    VPTQ_TORCH_TENSOR
+} vptq_torch_kind;
+
+typedef struct vptq_torch_item {
+    const char *name; /* key in the dictionary */
+    vptq_torch_kind kind;
+    int64_t i;
+    double f;
+    vptq_tensor tensor; /* name, type, dims, shape, data, bytes, file; elements in C order */
+} vptq_torch_item;
+
+typedef struct vptq_torch_file {
+    vptq_arena arena;
+    vptq_map map;
+    vptq_torch_item *items; /* in the order of the dictionary */
+    size_t count;
+} vptq_torch_file;
+
+/* Tensors that are stored in another than C order are copied; the others stay in the mapping
+ * and need not be aligned. */
+vptq_status vptq_torch_read(const char *path, vptq_mem *mem, vptq_torch_file *t,
+                            vptq_err *err) VPTQ_MUST_CHECK;
+void vptq_torch_release(vptq_torch_file *t);
+/* NULL when there is none. */
+const vptq_torch_item *vptq_torch_find(const vptq_torch_file *t, const char *name);
+
+/* A dictionary of numbers and tensors (types F32, F16, BF16, I64, BOOL; name, type, dims, shape
+ * and data are used) that torch.load reads, also with weights_only.  Atomic. */
+vptq_status vptq_torch_write(const char *path, bool force, const vptq_torch_item *items,
+                             size_t count, vptq_mem *mem, vptq_err *err) VPTQ_MUST_CHECK;
+
+#endif

@@ -1,0 +1,453 @@
+#include "formats/torch_pickle.h"
+
+#include <string.h>
+
+#include "formats/archive_layout.h"
+
+/* What a global may be. */
+typedef struct known_global {
+    const char *name; /* module and name */
+    bool is_storage;
+    vptq_dtype type;
+} known_global;
+enum { REBUILD_TENSOR, ORDERED_DICT };
+static const known_global globals[] = {
+    [REBUILD_TENSOR] = {"torch._utils._rebuild_tensor_v2", false, 0},
+    [ORDERED_DICT] = {"collections.OrderedDict", false, 0},
+    {"torch.FloatStorage", true, VPTQ_F32},
+    {"torch.HalfStorage", true, VPTQ_F16},
+    {"torch.BFloat16Storage", true, VPTQ_BF16},
+    {"torch.LongStorage", true, VPTQ_I64},
+    {"torch.BoolStorage", true, VPTQ_BOOL},
+};
+enum { GLOBALS = sizeof globals / sizeof globals[0] };
+
+/* Every opcode makes at most one value, and every cell takes a place off the stack, so that all
+ * arrays are as long as the pickle. */
+typedef struct machine {
+    const char *path;
+    const uint8_t *data;
+    size_t size, at, op_at;
+    vptq_pickle_value *values; /* value 0 is the mark */
+    vptq_pickle_cell *cells;
+    uint32_t *stack, *memo; /* memo 0 = empty */
+    uint32_t value_count, cell_count, depth, memo_count;
+    vptq_err *err;
+} machine;
+
+static vptq_status broken(const machine *m, const char *what)
+{
+    return vptq_fail(m->err, VPTQ_E_FORMAT, "%s: broken pickle at byte %zu: %s", m->path,
+                     m->op_at, what);
+}
+
+/* ---- bytes ---- */
+
+static const uint8_t *take(machine *m, size_t n)
+{
+    if (n > m->size - m->at)
+        return NULL;
+    m->at += n;
+    return m->data + m->at - n;
+}
+
+static bool take_number(machine *m, unsigned bytes, uint64_t *x)
+{
+    const uint8_t *p = take(m, bytes);
+    if (p)
+        *x = vptq_get_le(p, bytes);
+    return p != NULL;
+}
+
+/* A text up to a line feed, which is skipped. */
+static const char *take_line(machine *m, size_t *len)
+{
+    const uint8_t *p = m->data + m->at, *end = memchr(p, '\n', m->size - m->at);
+    if (!end)
+        return NULL;
+    *len = (size_t)(end - p);
+    m->at += *len + 1;
+    return (const char *)p;
+}
+
+/* ---- stack ---- */
+
+static vptq_status push(machine *m, vptq_pickle_value v)
+{
+    m->values[++m->value_count] = v;
+    m->stack[m->depth++] = m->value_count;
+    return VPTQ_OK;
+}
+
+static vptq_pickle_value *pop(machine *m)
+{
+    if (m->depth == 0 || m->stack[m->depth - 1] == 0)
+        return NULL;
+    return &m->values[m->stack[--m->depth]];
+}
+
+/* The place behind the last mark; the mark itself is still there. */
+static bool find_mark(const machine *m, uint32_t *first)
+{
+    uint32_t d = m->depth;
+    while (d > 0 && m->stack[d - 1] != 0)
+        d--;
+    *first = d;
+    return d > 0;
+}
+
+/* Moves what is on the stack from `first` on behind a container's items. */
+static void move_items(machine *m, vptq_pickle_value *to, uint32_t first)
+{
+    for (uint32_t i = first; i < m->depth; i++) {
+        m->cells[++m->cell_count] = (vptq_pickle_cell){m->stack[i], 0};
+        if (to->as.items.last)
+            m->cells[to->as.items.last].next = m->cell_count;
+        else
+            to->as.items.first = m->cell_count;
+        to->as.items.last = m->cell_count;
+        to->as.items.count++;
+    }
+    m->depth = first;
+}
+
+static vptq_status make_tuple(machine *m, uint32_t first, bool has_mark)
+{
+    vptq_pickle_value v = {.kind = VPTQ_PICKLE_TUPLE};
+    move_items(m, &v, first);
+    m->depth -= has_mark;
+    return push(m, v);
+}
+
+/* TUPLE1 to TUPLE3 */
+static vptq_status make_short_tuple(machine *m, uint32_t n)
+{
+    bool there = m->depth >= n;
+    for (uint32_t i = 0; there && i < n; i++)
+        there = m->stack[m->depth - 1 - i] != 0;
+    if (!there)
+        return broken(m, "a tuple of more than there is");
+    return make_tuple(m, m->depth - n, false);
+}
+
+/* Everything behind the mark, or with `n` > 0 the last n, into the container below. */
+static vptq_status fill(machine *m, vptq_pickle_kind kind, uint32_t n)
+{
+    uint32_t first = m->depth > n ? m->depth - n : 0;
+    bool found = n > 0 ? first > 0 : find_mark(m, &first);
+    uint32_t below = first - (n == 0);
+    for (uint32_t i = first; found && i < m->depth; i++)
+        found = m->stack[i] != 0;
+    vptq_pickle_value *to = found && below > 0 ? &m->values[m->stack[below - 1]] : NULL;
+    if (!to || to->kind != kind || (kind == VPTQ_PICKLE_DICT && (m->depth - first) % 2 != 0))
+        return broken(m, "items for what is no list or dictionary");
+    move_items(m, to, first);
+    m->depth = below;
+    return VPTQ_OK;
+}
+
+/* ---- memo ---- */
+
+static vptq_status put_memo(machine *m, uint64_t at)
+{
+    if (at >= m->size || m->depth == 0 || m->stack[m->depth - 1] == 0)
+        return broken(m, "nothing to remember, or too far off");
+    m->memo[at] = m->stack[m->depth - 1];
+    return VPTQ_OK;
+}
+
+static vptq_status get_memo(machine *m, uint64_t at)
+{
+    if (at >= m->size || m->memo[at] == 0)
+        return broken(m, "asks for what was not remembered");
+    m->stack[m->depth++] = m->memo[at];
+    return VPTQ_OK;
+}
+
+/* ---- globals ---- */
+
+static vptq_status push_global(machine *m, const char *module, size_t module_len,
+                               const char *name, size_t name_len)
+{
+    for (int i = 0; i < GLOBALS; i++)
+        if (strlen(globals[i].name) == module_len + 1 + name_len &&
+            memcmp(globals[i].name, module, module_len) == 0 &&
+            globals[i].name[module_len] == '.' &&
+            memcmp(globals[i].name + module_len + 1, name, name_len) == 0)
+            return push(m, (vptq_pickle_value){.kind = VPTQ_PICKLE_GLOBAL, .as.i = i});
+    return vptq_fail(m->err, VPTQ_E_UNSUPPORTED,
+                     "%s: the pickle asks for '%.*s.%.*s', expected dictionaries, numbers and "
+                     "tensors of float, half, bfloat16, long or bool",
+                     m->path, (int)(module_len < 100 ? module_len : 100), module,
+                     (int)(name_len < 100 ? name_len : 100), name);
+}
+
+static vptq_status read_global(machine *m)
+{
+    size_t module_len, name_len;
+    const char *module = take_line(m, &module_len);
+    const char *name = module ? take_line(m, &name_len) : NULL;
+    if (!name)
+        return broken(m, "a name without end");
+    return push_global(m, module, module_len, name, name_len);
+}
+
+static vptq_status stack_global(machine *m)
+{
+    const vptq_pickle_value *name = pop(m), *module = name ? pop(m) : NULL;
+    if (!module || name->kind != VPTQ_PICKLE_TEXT || module->kind != VPTQ_PICKLE_TEXT)
+        return broken(m, "a global without a name");
+    return push_global(m, module->as.text.at, module->as.text.len, name->as.text.at,
+                       name->as.text.len);
+}
+
+/* The numbers of a tuple's items into at [n]; false unless there are that many of these kinds.
+ */
+static bool unpack(const machine *m, const vptq_pickle_value *tuple, uint32_t least,
+                   uint32_t most, const vptq_pickle_kind *kinds, uint32_t *at)
+{
+    if (!tuple || tuple->kind != VPTQ_PICKLE_TUPLE || tuple->as.items.count < least ||
+        tuple->as.items.count > most)
+        return false;
+    uint32_t cell = tuple->as.items.first;
+    for (uint32_t i = 0; i < tuple->as.items.count; i++, cell = m->cells[cell].next) {
+        at[i] = m->cells[cell].value;
+        if (m->values[at[i]].kind != kinds[i])
+            return false;
+    }
+    return true;
+}
+
+/* ("storage", a storage's type, key of its entry, place, elements) */
+static vptq_status persistent(machine *m)
+{
+    static const vptq_pickle_kind kinds[5] = {VPTQ_PICKLE_TEXT, VPTQ_PICKLE_GLOBAL,
+                                              VPTQ_PICKLE_TEXT, VPTQ_PICKLE_TEXT,
+                                              VPTQ_PICKLE_INT};
+    uint32_t at[5];
+    if (!unpack(m, pop(m), 5, 5, kinds, at))
+        return broken(m, "a storage that is not described as PyTorch does");
+    const vptq_pickle_value *word = &m->values[at[0]];
+    const known_global *g = &globals[m->values[at[1]].as.i];
+    int64_t count = m->values[at[4]].as.i;
+    if (word->as.text.len != 7 || memcmp(word->as.text.at, "storage", 7) != 0 ||
+        !g->is_storage || count < 0)
+        return broken(m, "a storage that is not described as PyTorch does");
+    vptq_pickle_value v = {.kind = VPTQ_PICKLE_STORAGE};
+    v.as.storage.count = (uint64_t)count;
+    v.as.storage.key = at[2];
+    v.as.storage.type = g->type;
+    return push(m, v);
+}
+
+/* (storage, offset, shape, strides, requires_grad, hooks), and None for metadata behind it */
+static vptq_status rebuild_tensor(machine *m, const vptq_pickle_value *args)
+{
+    static const vptq_pickle_kind kinds[7] = {
+        VPTQ_PICKLE_STORAGE, VPTQ_PICKLE_INT,  VPTQ_PICKLE_TUPLE, VPTQ_PICKLE_TUPLE,
+        VPTQ_PICKLE_BOOL,    VPTQ_PICKLE_DICT, VPTQ_PICKLE_NONE};
+    uint32_t at[7];
+    if (!unpack(m, args, 6, 7, kinds, at))
+        return broken(m, "a tensor that is not described as PyTorch does");
+    vptq_pickle_value v = {.kind = VPTQ_PICKLE_TENSOR};
+    v.as.tensor.offset = m->values[at[1]].as.i;
+    v.as.tensor.storage = at[0];
+    v.as.tensor.shape = at[2];
+    v.as.tensor.stride = at[3];
+    return push(m, v);
+}
+
+static vptq_status reduce(machine *m)
+{
+    const vptq_pickle_value *args = pop(m), *what = args ? pop(m) : NULL;
+    if (!what || what->kind != VPTQ_PICKLE_GLOBAL || globals[what->as.i].is_storage ||
+        args->kind != VPTQ_PICKLE_TUPLE)
+        return broken(m, "a call of what cannot be called");
+    if (what->as.i == REBUILD_TENSOR)
+        return rebuild_tensor(m, args);
+    if (args->as.items.count > 0)
+        return broken(m, "an ordered dictionary that is not begun empty");
+    return push(m, (vptq_pickle_value){.kind = VPTQ_PICKLE_DICT});
+}
+
+/* ---- opcodes ---- */
+
+static vptq_status push_int(machine *m, vptq_pickle_kind kind, int64_t i)
+{
+    return push(m, (vptq_pickle_value){.kind = kind, .as.i = i});
+}
+
+/* A little-endian number of two's complement. */
+static vptq_status push_bytes(machine *m, unsigned bytes, bool is_signed)
+{
+    uint64_t x = 0;
+    if (bytes > 8)
+        return broken(m, "a number of more than 64 bits");
+    if (!take_number(m, bytes, &x))
+        return broken(m, "it ends within a number");
+    if (is_signed && bytes > 0 && bytes < 8 && x >> (8 * bytes - 1))
+        x |= UINT64_MAX << (8 * bytes);
+    int64_t i;
+    memcpy(&i, &x, sizeof i);
+    return push_int(m, VPTQ_PICKLE_INT, i);
+}
+
+static vptq_status push_long(machine *m)
+{
+    uint64_t bytes;
+    if (!take_number(m, 1, &bytes))
+        return broken(m, "it ends within a number");
+    return push_bytes(m, (unsigned)bytes, true);
+}
+
+static vptq_status push_float(machine *m)
+{
+    const uint8_t *p = take(m, 8);
+    uint64_t x = 0;
+    if (!p)
+        return broken(m, "it ends within a number");
+    for (int i = 0; i < 8; i++)
+        x = x << 8 | p[i];
+    vptq_pickle_value v = {.kind = VPTQ_PICKLE_FLOAT};
+    memcpy(&v.as.f, &x, sizeof x);
+    return push(m, v);
+}
+
+static vptq_status push_text(machine *m, unsigned length_bytes)
+{
+    uint64_t len;
+    const uint8_t *p = take_number(m, length_bytes, &len) ? take(m, (size_t)len) : NULL;
+    if (!p)
+        return broken(m, "it ends within a text");
+    vptq_pickle_value v = {.kind = VPTQ_PICKLE_TEXT};
+    v.as.text.at = (const char *)p;
+    v.as.text.len = (uint32_t)len;
+    return push(m, v);
+}
+
+static vptq_status memo_op(machine *m, unsigned bytes, bool get)
+{
+    uint64_t at;
+    if (!take_number(m, bytes, &at))
+        return broken(m, "it ends within a number");
+    return get ? get_memo(m, at) : put_memo(m, at);
+}
+
+static vptq_status tuple_op(machine *m)
+{
+    uint32_t first;
+    if (!find_mark(m, &first))
+        return broken(m, "a tuple without a mark");
+    return make_tuple(m, first, true);
+}
+
+static vptq_status step(machine *m, uint8_t op)
+{
+    switch (op) {
+    case 0x80: /* PROTO */
+        return take(m, 1) ? VPTQ_OK : broken(m, "it ends early");
+    case 0x95: /* FRAME */
+        return take(m, 8) ? VPTQ_OK : broken(m, "it ends early");
+    case '(':
+        m->stack[m->depth++] = 0;
+        return VPTQ_OK;
+    case 'N':
+        return push(m, (vptq_pickle_value){.kind = VPTQ_PICKLE_NONE});
+    case 0x88:
+    case 0x89:
+        return push_int(m, VPTQ_PICKLE_BOOL, op == 0x88);
+    case 'J':
+        return push_bytes(m, 4, true);
+    case 'K':
+        return push_bytes(m, 1, false);
+    case 'M':
+        return push_bytes(m, 2, false);
+    case 0x8a: /* LONG1 */
+        return push_long(m);
+    case 'G':
+        return push_float(m);
+    case 'X':
+        return push_text(m, 4);
+    case 0x8c: /* SHORT_BINUNICODE */
+        return push_text(m, 1);
+    case '}':
+        return push(m, (vptq_pickle_value){.kind = VPTQ_PICKLE_DICT});
+    case ']':
+        return push(m, (vptq_pickle_value){.kind = VPTQ_PICKLE_LIST});
+    case ')':
+        return push(m, (vptq_pickle_value){.kind = VPTQ_PICKLE_TUPLE});
+    case 't':
+        return tuple_op(m);
+    case 0x85:
+    case 0x86:
+    case 0x87:
+        return make_short_tuple(m, op - UINT32_C(0x84));
+    case 'a':
+        return fill(m, VPTQ_PICKLE_LIST, 1);
+    case 'e':
+        return fill(m, VPTQ_PICKLE_LIST, 0);
+    case 's':
+        return fill(m, VPTQ_PICKLE_DICT, 2);
+    case 'u':
+        return fill(m, VPTQ_PICKLE_DICT, 0);
+    case 'q':
+        return memo_op(m, 1, false);
+    case 'r':
+        return memo_op(m, 4, false);
+    case 'h':
+        return memo_op(m, 1, true);
+    case 'j':
+        return memo_op(m, 4, true);
+    case 0x94: /* MEMOIZE */
+        return put_memo(m, m->memo_count++);
+    case 'c':
+        return read_global(m);
+    case 0x93:
+        return stack_global(m);
+    case 'Q':
+        return persistent(m);
+    case 'R':
+        return reduce(m);
+    default:
+        return vptq_fail(
+            m->err, VPTQ_E_UNSUPPORTED,
+            "%s: pickle opcode 0x%02x at byte %zu, expected one of those that make "
+            "dictionaries, numbers and tensors",
+            m->path, op, m->op_at);
+    }
+}
+
+static vptq_status run(machine *m)
+{
+    while (m->at < m->size) {
+        m->op_at = m->at;
+        uint8_t op = m->data[m->at++];
+        if (op == '.')
+            return m->depth == 1 && m->stack[0] ? VPTQ_OK
+                                                : broken(m, "it ends with more than one value");
+        vptq_status st = step(m, op);
+        if (st)
+            return st;
+    }
+    m->op_at = m->size;
+    return broken(m, "it has no end");
+}
+
+vptq_status vptq_pickle_run(const char *path, const uint8_t *data, size_t size,
+                            vptq_arena *arena, vptq_pickle *p, vptq_err *err)
+{
+    machine m = {.path = path, .data = data, .size = size, .err = err};
+    if (size > VPTQ_PICKLE_MAX)
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED, "%s: a pickle of %zu bytes, at most %d", path,
+                         size, VPTQ_PICKLE_MAX);
+    m.values = vptq_arena_zalloc(arena, size + 1, sizeof *m.values, err);
+    m.cells = m.values ? vptq_arena_zalloc(arena, size + 1, sizeof *m.cells, err) : NULL;
+    m.stack = m.cells ? vptq_arena_zalloc(arena, size + 1, sizeof *m.stack, err) : NULL;
+    m.memo = m.stack ? vptq_arena_zalloc(arena, size + 1, sizeof *m.memo, err) : NULL;
+    if (!m.memo)
+        return VPTQ_E_NOMEM;
+    vptq_status st = run(&m);
+    if (!st)
+        *p = (vptq_pickle){m.values, m.cells, m.stack[0]};
+    return st;
+}

@@ -1,0 +1,340 @@
+#include "formats/zip.h"
+
+#include <string.h>
+
+#include "formats/archive_layout.h"
+
+enum {
+    LOCAL_BYTES = 30,
+    CENTRAL_BYTES = 46,
+    END_BYTES = 22,
+    END64_BYTES = 56,
+    LOCATOR_BYTES = 20,
+    MAX_COMMENT = 65535,
+    ALIGN = 64, /* of an entry's bytes in the file, as PyTorch has it */
+    ZIP64_EXTRA = 1,
+    PADDING_EXTRA = 0x4246, /* "FB" */
+    UTF8_NAME = 0x800,
+    NOT_PLAIN = 0x2041 /* encrypted, strongly encrypted, masked */
+};
+static const uint32_t local_magic = 0x04034b50, central_magic = 0x02014b50,
+                      end_magic = 0x06054b50, end64_magic = 0x06064b50,
+                      locator_magic = 0x07064b50;
+
+/* ---- checksum: eight bytes at a time, table k being that of a byte k places further on ----
+ */
+
+void vptq_crc32_init(vptq_crc32 *c)
+{
+    for (uint32_t i = 0; i < 256; i++) {
+        uint32_t r = i;
+        for (int bit = 0; bit < 8; bit++)
+            r = r & 1 ? r >> 1 ^ UINT32_C(0xedb88320) : r >> 1;
+        c->table[0][i] = r;
+    }
+    for (int k = 1; k < 8; k++)
+        for (uint32_t i = 0; i < 256; i++) {
+            uint32_t r = c->table[k - 1][i];
+            c->table[k][i] = r >> 8 ^ c->table[0][r & 255];
+        }
+}
+
+uint32_t vptq_crc32_of(const vptq_crc32 *c, const uint8_t *data, size_t n)
+{
+    uint32_t r = UINT32_MAX;
+    for (; n >= 8; n -= 8, data += 8) {
+        uint64_t x = vptq_get_le(data, 8) ^ r;
+        r = 0;
+        for (int k = 0; k < 8; k++)
+            r ^= c->table[7 - k][x >> (8 * k) & 255];
+    }
+    for (; n > 0; n--, data++)
+        r = r >> 8 ^ c->table[0][(r ^ *data) & 255];
+    return ~r;
+}
+
+/* ---- reading ---- */
+
+/* Where the central directory stands. */
+typedef struct central {
+    uint64_t at, size, count;
+} central;
+
+static vptq_status damaged(const char *path, const char *what, vptq_err *err)
+{
+    return vptq_fail(err, VPTQ_E_FORMAT, "%s: broken zip file: %s", path, what);
+}
+
+/* The end record, behind which nothing but its comment stands. */
+static const uint8_t *find_end(const vptq_map *map)
+{
+    if (map->size < END_BYTES)
+        return NULL;
+    size_t most = map->size - END_BYTES;
+    for (size_t back = 0; back <= most && back <= MAX_COMMENT; back++) {
+        const uint8_t *p = map->data + most - back;
+        if (vptq_get_le(p, 4) == end_magic && vptq_get_le(p + 20, 2) == back)
+            return p;
+    }
+    return NULL;
+}
+
+static vptq_status find_central(const char *path, const vptq_map *map, central *c,
+                                vptq_err *err)
+{
+    const uint8_t *end = find_end(map);
+    if (!end)
+        return vptq_fail(err, VPTQ_E_FORMAT,
+                         "%s: not a zip file (no end of a central directory in %zu bytes)",
+                         path, map->size);
+    size_t limit = (size_t)(end - map->data);
+    *c =
+        (central){vptq_get_le(end + 16, 4), vptq_get_le(end + 12, 4), vptq_get_le(end + 10, 2)};
+    if (limit >= LOCATOR_BYTES && vptq_get_le(end - LOCATOR_BYTES, 4) == locator_magic) {
+        uint64_t at = vptq_get_le(end - LOCATOR_BYTES + 8, 8);
+        limit -= LOCATOR_BYTES;
+        if (limit < END64_BYTES || at > limit - END64_BYTES ||
+            vptq_get_le(map->data + at, 4) != end64_magic)
+            return damaged(path, "its zip64 end record is not where it should be", err);
+        limit = (size_t)at;
+        *c = (central){vptq_get_le(map->data + at + 48, 8), vptq_get_le(map->data + at + 40, 8),
+                       vptq_get_le(map->data + at + 32, 8)};
+    }
+    if (c->at > limit || c->size > limit - c->at || c->count > c->size / CENTRAL_BYTES)
+        return damaged(path, "its central directory does not fit into the file", err);
+    return VPTQ_OK;
+}
+
+/* The 64-bit values of an entry whose 32-bit fields are full, in this fixed order. */
+static bool take_zip64(const uint8_t *extra, size_t n, uint64_t *fields[3])
+{
+    while (n >= 4) {
+        size_t id = (size_t)vptq_get_le(extra, 2), size = (size_t)vptq_get_le(extra + 2, 2);
+        if (size > n - 4)
+            return false;
+        size_t at = 0;
+        for (int i = 0; id == ZIP64_EXTRA && i < 3; i++) {
+            if (*fields[i] != UINT32_MAX)
+                continue;
+            if (size - at < 8)
+                return false;
+            *fields[i] = vptq_get_le(extra + 4 + at, 8);
+            at += 8;
+        }
+        extra += 4 + size;
+        n -= 4 + size;
+    }
+    return true;
+}
+
+/* The bytes behind the local header at `at`, which begin at `floor` or later. */
+static bool find_bytes(const vptq_map *map, const central *c, const char *name, size_t name_len,
+                       uint64_t at, uint64_t floor, vptq_zip_entry *e)
+{
+    if (at < floor || at > c->at || c->at - at < LOCAL_BYTES)
+        return false;
+    const uint8_t *local = map->data + at;
+    size_t len = (size_t)vptq_get_le(local + 26, 2);
+    size_t skip = LOCAL_BYTES + len + (size_t)vptq_get_le(local + 28, 2);
+    if (vptq_get_le(local, 4) != local_magic || len != name_len || skip > c->at - at ||
+        memcmp(local + LOCAL_BYTES, name, len) != 0 || e->size > c->at - at - skip)
+        return false;
+    e->data = local + skip;
+    return true;
+}
+
+/* One record of the central directory at *at, which is moved behind it. */
+static vptq_status take_entry(const char *path, const vptq_map *map, const central *c,
+                              size_t *at, uint64_t floor, vptq_arena *arena, vptq_zip_entry *e,
+                              vptq_err *err)
+{
+    const uint8_t *p = map->data + *at;
+    size_t left = (size_t)(c->at + c->size) - *at;
+    if (left < CENTRAL_BYTES || vptq_get_le(p, 4) != central_magic)
+        return damaged(path, "its central directory ends early", err);
+    size_t name_len = (size_t)vptq_get_le(p + 28, 2), extra = (size_t)vptq_get_le(p + 30, 2);
+    size_t all = CENTRAL_BYTES + name_len + extra + (size_t)vptq_get_le(p + 32, 2);
+    if (all > left || name_len == 0)
+        return damaged(path, "its central directory ends early", err);
+    const char *name = (const char *)p + CENTRAL_BYTES;
+    if (memchr(name, 0, name_len))
+        return damaged(path, "an entry's name has a zero byte in it", err);
+    e->name = vptq_arena_strndup(arena, name, name_len, err);
+    if (!e->name)
+        return VPTQ_E_NOMEM;
+    uint64_t packed = vptq_get_le(p + 20, 4), size = vptq_get_le(p + 24, 4),
+             local = vptq_get_le(p + 42, 4);
+    uint64_t *fields[3] = {&size, &packed, &local};
+    if (!take_zip64((const uint8_t *)name + name_len, extra, fields))
+        return damaged(path, "an entry's zip64 field is cut off", err);
+    if (vptq_get_le(p + 10, 2) != 0 || size != packed || vptq_get_le(p + 8, 2) & NOT_PLAIN)
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                         "%s: entry '%.200s' is compressed or encrypted, expected a stored one",
+                         path, e->name);
+    e->size = (size_t)size;
+    e->crc = (uint32_t)vptq_get_le(p + 16, 4);
+    if (!find_bytes(map, c, name, name_len, local, floor, e))
+        return vptq_fail(err, VPTQ_E_FORMAT,
+                         "%s: entry '%.200s' is not where the central directory has it", path,
+                         e->name);
+    *at += all;
+    return VPTQ_OK;
+}
+
+vptq_status vptq_zip_list(const char *path, const vptq_map *map, vptq_arena *arena,
+                          vptq_zip *zip, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    central c = {0};
+    *zip = (vptq_zip){.path = path};
+    vptq_crc32_init(&zip->crc);
+    VPTQ_TRY(find_central(path, map, &c, err));
+    VPTQ_TRY(vptq_strmap_init(&zip->by_name, arena->mem, (size_t)c.count, err));
+    zip->entries = vptq_arena_zalloc(arena, (size_t)c.count, sizeof *zip->entries, err);
+    if (!zip->entries)
+        VPTQ_TRY(VPTQ_E_NOMEM);
+    size_t at = (size_t)c.at;
+    uint64_t floor = 0;
+    for (; zip->count < c.count; zip->count++) {
+        vptq_zip_entry *e = &zip->entries[zip->count];
+        bool fresh = false;
+        VPTQ_TRY(take_entry(path, map, &c, &at, floor, arena, e, err));
+        VPTQ_TRY(vptq_strmap_add(&zip->by_name, e->name, strlen(e->name), (uint32_t)zip->count,
+                                 &fresh, err));
+        if (!fresh)
+            VPTQ_TRY(vptq_fail(err, VPTQ_E_FORMAT, "%s: entry '%.200s' is there twice", path,
+                               e->name));
+        floor = (uint64_t)(e->data - map->data) + e->size;
+    }
+out:
+    if (st)
+        vptq_zip_release(zip);
+    return st;
+}
+
+void vptq_zip_release(vptq_zip *zip)
+{
+    vptq_strmap_release(&zip->by_name);
+}
+
+vptq_zip_entry *vptq_zip_find(const vptq_zip *zip, const char *name, size_t len)
+{
+    uint32_t i;
+    return vptq_strmap_get(&zip->by_name, name, len, &i) ? &zip->entries[i] : NULL;
+}
+
+vptq_status vptq_zip_check(const vptq_zip *zip, vptq_zip_entry *e, vptq_err *err)
+{
+    uint32_t crc = e->checked ? e->crc : vptq_crc32_of(&zip->crc, e->data, e->size);
+    if (crc != e->crc)
+        return vptq_fail(err, VPTQ_E_CHECKSUM,
+                         "%s: entry '%.200s' is damaged: its CRC-32 is %08x, expected %08x",
+                         zip->path, e->name, crc, e->crc);
+    e->checked = true;
+    return VPTQ_OK;
+}
+
+/* ---- writing ---- */
+
+vptq_status vptq_zip_writer_open(const char *path, bool force, vptq_mem *mem,
+                                 vptq_zip_writer *w, vptq_err *err)
+{
+    w->count = 0;
+    vptq_crc32_init(&w->crc);
+    vptq_buf_init(&w->directory, mem);
+    return vptq_file_writer_open(path, force, &w->file, err);
+}
+
+/* What local and central header have in common, from "version needed" to the sizes. */
+static void put_facts(uint8_t *p, uint32_t crc)
+{
+    vptq_put_le(p, 45, 2); /* version that reads zip64 */
+    vptq_put_le(p + 2, UTF8_NAME, 2);
+    vptq_put_le(p + 8, 0x21, 2); /* 1980-01-01 */
+    vptq_put_le(p + 10, crc, 4);
+    vptq_put_le(p + 14, UINT32_MAX, 4); /* sizes: in the zip64 field */
+    vptq_put_le(p + 18, UINT32_MAX, 4);
+}
+
+vptq_status vptq_zip_write(vptq_zip_writer *w, const char *name, const void *data, size_t n,
+                           vptq_err *err)
+{
+    enum { LOCAL64 = 20, CENTRAL64 = 28 };
+    vptq_status st = VPTQ_OK;
+    const uint64_t at = w->file.written;
+    const size_t len = strlen(name);
+    const uint32_t crc = vptq_crc32_of(&w->crc, data, n);
+    uint8_t local[LOCAL_BYTES] = {0}, extra[LOCAL64 + 4 + ALIGN] = {0};
+    uint8_t record[CENTRAL_BYTES] = {0}, wide[CENTRAL64] = {0};
+    size_t pad = (ALIGN - (at + LOCAL_BYTES + len + LOCAL64 + 4) % ALIGN) % ALIGN;
+
+    vptq_put_le(local, local_magic, 4);
+    put_facts(local + 4, crc);
+    vptq_put_le(local + 26, len, 2);
+    vptq_put_le(local + 28, LOCAL64 + 4 + pad, 2);
+    vptq_put_le(extra, ZIP64_EXTRA, 2);
+    vptq_put_le(extra + 2, LOCAL64 - 4, 2);
+    vptq_put_le(extra + 4, n, 8);
+    vptq_put_le(extra + 12, n, 8);
+    vptq_put_le(extra + LOCAL64, PADDING_EXTRA, 2);
+    vptq_put_le(extra + LOCAL64 + 2, pad, 2);
+    VPTQ_TRY(vptq_file_write(&w->file, local, sizeof local, err));
+    VPTQ_TRY(vptq_file_write(&w->file, name, len, err));
+    VPTQ_TRY(vptq_file_write(&w->file, extra, LOCAL64 + 4 + pad, err));
+    VPTQ_TRY(vptq_file_write(&w->file, data, n, err));
+
+    vptq_put_le(record, central_magic, 4);
+    vptq_put_le(record + 4, 45, 2);
+    put_facts(record + 6, crc);
+    vptq_put_le(record + 28, len, 2);
+    vptq_put_le(record + 30, CENTRAL64, 2);
+    vptq_put_le(record + 42, UINT32_MAX, 4);
+    vptq_put_le(wide, ZIP64_EXTRA, 2);
+    vptq_put_le(wide + 2, CENTRAL64 - 4, 2);
+    vptq_put_le(wide + 4, n, 8);
+    vptq_put_le(wide + 12, n, 8);
+    vptq_put_le(wide + 20, at, 8);
+    VPTQ_TRY(vptq_buf_add(&w->directory, record, sizeof record, err));
+    VPTQ_TRY(vptq_buf_add(&w->directory, name, len, err));
+    VPTQ_TRY(vptq_buf_add(&w->directory, wide, sizeof wide, err));
+    w->count++;
+out:
+    return st;
+}
+
+vptq_status vptq_zip_writer_commit(vptq_zip_writer *w, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    const uint64_t at = w->file.written, end64 = at + w->directory.len;
+    uint8_t tail[END64_BYTES + LOCATOR_BYTES + END_BYTES] = {0};
+    uint8_t *locator = tail + END64_BYTES, *end = locator + LOCATOR_BYTES;
+
+    vptq_put_le(tail, end64_magic, 4);
+    vptq_put_le(tail + 4, END64_BYTES - 12, 8);
+    vptq_put_le(tail + 12, 45, 2);
+    vptq_put_le(tail + 14, 45, 2);
+    vptq_put_le(tail + 24, w->count, 8);
+    vptq_put_le(tail + 32, w->count, 8);
+    vptq_put_le(tail + 40, w->directory.len, 8);
+    vptq_put_le(tail + 48, at, 8);
+    vptq_put_le(locator, locator_magic, 4);
+    vptq_put_le(locator + 8, end64, 8);
+    vptq_put_le(locator + 16, 1, 4);
+    vptq_put_le(end, end_magic, 4);
+    vptq_put_le(end + 8, UINT16_MAX, 2);
+    vptq_put_le(end + 10, UINT16_MAX, 2);
+    vptq_put_le(end + 12, UINT32_MAX, 4);
+    vptq_put_le(end + 16, UINT32_MAX, 4);
+    VPTQ_TRY(vptq_file_write(&w->file, w->directory.data, w->directory.len, err));
+    VPTQ_TRY(vptq_file_write(&w->file, tail, sizeof tail, err));
+    VPTQ_TRY(vptq_file_writer_commit(&w->file, err));
+out:
+    return st;
+}
+
+void vptq_zip_writer_abort(vptq_zip_writer *w)
+{
+    vptq_buf_release(&w->directory);
+    if (w->file.fd >= 0)
+        vptq_file_writer_abort(&w->file);
+}

@@ -1,0 +1,48 @@
+/* A PyTorch file as it is, and, since checksums would stop most damaged ones at the door, the
+ * input as the pickle of one whose checksums are made here: u8 length of a storage "0". */
+#include "formats/torch_file.h"
+#include "formats/zip.h"
+#include "tests/fuzz/fuzz_input.h"
+
+static void read_all(const char *path)
+{
+    vptq_torch_file t;
+    if (vptq_torch_read(path, NULL, &t, NULL))
+        return;
+    unsigned sum = 0;
+    for (size_t i = 0; i < t.count; i++) {
+        const vptq_tensor *x = &t.items[i].tensor;
+        for (size_t b = 0; b < x->bytes; b++)
+            sum += x->data[b];
+        if (!vptq_torch_find(&t, t.items[i].name))
+            abort();
+    }
+    if (sum && !t.count)
+        abort();
+    vptq_torch_release(&t);
+}
+
+static void build(const char *path, const uint8_t *data, size_t size)
+{
+    static const uint8_t numbers[255];
+    vptq_zip_writer w;
+    if (vptq_zip_writer_open(path, true, NULL, &w, NULL))
+        return;
+    if (!vptq_zip_write(&w, "a/data.pkl", data + 1, size - 1, NULL) &&
+        !vptq_zip_write(&w, "a/data/0", numbers, data[0], NULL) &&
+        !vptq_zip_writer_commit(&w, NULL))
+        read_all(path);
+    vptq_zip_writer_abort(&w);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    char path[FUZZ_PATH_MAX];
+    if (!fuzz_input_file(path, data, size))
+        return 0;
+    read_all(path);
+    if (size > 0)
+        build(path, data, size);
+    unlink(path);
+    return 0;
+}
