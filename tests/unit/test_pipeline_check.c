@@ -11,190 +11,10 @@
 #include "formats/safetensors.h"
 #include "lib/base/half.h"
 #include "lib/pipeline.h"
+#include "tests/vpacked.h"
 #include "tests/vtest.h"
 
-#define GATE "model.layers.0.mlp.gate_proj" /* as in training: 16-bit indices, 64-bit perm */
-#define DOWN "model.layers.0.mlp.down_proj" /* as published: groups, outliers, padding */
-
-enum { PATH = 4096, MAX_TENSORS = 40, HIDDEN = 16, FFN = 24, KV = 8, VOCAB = 8 };
-
-static const char config_text[] =
-    "{\"architectures\": [\"LlamaForCausalLM\"], \"model_type\": \"llama\","
-    " \"hidden_size\": 16, \"intermediate_size\": 24, \"num_hidden_layers\": 1,"
-    " \"num_attention_heads\": 2, \"num_key_value_heads\": 1, \"vocab_size\": 8,"
-    " \"max_position_embeddings\": 32, \"rms_norm_eps\": 1e-5, \"tie_word_embeddings\": true}";
-
-static const char gate_entry[] =
-    "{\"in_features\": 16, \"out_features\": 24, \"vector_lens\": [-1, 4],"
-    " \"num_centroids\": [-1, 8], \"num_res_centroids\": [-1, 4], \"group_num\": 1,"
-    " \"group_size\": 16, \"outlier_size\": 0, \"indices_as_float\": false,"
-    " \"enable_norm\": true, \"enable_perm\": true, \"is_indice_packed\": false,"
-    " \"bias\": false}";
-
-/* 16 rows in 4 strips of 4, 4 outlier columns of vectors of 2, 2 groups of 10 columns with 6
- * bits each: 60 of 64 bits of a row are used. */
-static const char down_entry[] =
-    "{\"in_features\": 24, \"out_features\": 16, \"vector_lens\": [2, 4],"
-    " \"num_centroids\": [8, 16], \"num_res_centroids\": [-1, 4], \"group_num\": 2,"
-    " \"group_size\": 10, \"outlier_size\": 4, \"indices_as_float\": false,"
-    " \"enable_norm\": true, \"enable_perm\": true, \"is_indice_packed\": true,"
-    " \"bias\": false}";
-
-/* ---- the model ---- */
-
-typedef struct plan {
-    vptq_tensor list[MAX_TENSORS];
-    size_t count;
-    json_t *config;
-    const char *config_bytes; /* in place of it */
-} plan;
-
-static void *add(plan *p, const char *module, const char *part, vptq_dtype type, uint64_t a,
-                 uint64_t b, uint64_t c)
-{
-    uint64_t shape[3] = {a, b, c};
-    size_t n = 1;
-    char *name = vtest_alloc(strlen(module) + strlen(part) + 2, 1);
-    vptq_tensor *t = &p->list[p->count++];
-    assert_true(p->count <= MAX_TENSORS);
-    sprintf(name, "%s.%s", module, part);
-    *t = (vptq_tensor){.name = name, .type = type, .file = ""};
-    for (int i = 0; i < 3 && shape[i]; i++, n *= (size_t)shape[i - 1])
-        t->shape[t->dims++] = shape[i];
-    t->bytes = n * vptq_dtype_get(type)->bytes;
-    void *data = vtest_alloc(n, vptq_dtype_get(type)->bytes);
-    t->data = data;
-    uint16_t *half = data;
-    for (size_t i = 0; type == VPTQ_F16 && i < n; i++)
-        half[i] = (uint16_t)(0x3000 + i * 37 % 0x800);
-    return data;
-}
-
-static void add_index16(plan *p, const char *module, const char *part, uint64_t a, uint64_t b,
-                        uint64_t c, unsigned k)
-{
-    uint16_t *x = add(p, module, part, VPTQ_I16, a, b, c);
-    for (size_t i = 0; i < a * b * c; i++)
-        x[i] = (uint16_t)(i * 5 % k);
-}
-
-static void add_numbers(plan *p, const char *module, const char *part, uint64_t a, uint64_t b)
-{
-    add(p, module, part, VPTQ_F16, a, b, 0);
-}
-
-static void add_gate(plan *p)
-{
-    add_index16(p, GATE, "indices", 1, 6, HIDDEN, 8);
-    add_index16(p, GATE, "res_indices", 1, 6, HIDDEN, 4);
-    add_numbers(p, GATE, "centroids.weight", 1, 32);
-    add_numbers(p, GATE, "res_centroids.weight", 1, 16);
-    int64_t *perm = add(p, GATE, "perm", VPTQ_I64, HIDDEN, 0, 0);
-    for (int i = 0; i < HIDDEN; i++)
-        perm[i] = i * 3 % HIDDEN;
-    add_numbers(p, GATE, "weight_scale", HIDDEN, 0);
-    add_numbers(p, GATE, "weight_bias", HIDDEN, 0);
-}
-
-static void add_down(plan *p)
-{
-    uint32_t *words = add(p, DOWN, "indices", VPTQ_I32, 2, 4, 2);
-    for (size_t i = 0; i < 80; i++)
-        vptq_bits_put(words + i / 10 * 2, i % 10, 6, (uint32_t)(i * 7 % 64));
-    add_index16(p, DOWN, "outlier_indices", 1, 8, 4, 8);
-    add_numbers(p, DOWN, "outlier_centroids.weight", 1, 16);
-    add_numbers(p, DOWN, "centroids.weight", 2, 64);
-    add_numbers(p, DOWN, "res_centroids.weight", 2, 16);
-    uint16_t *perm = add(p, DOWN, "perm", VPTQ_I16, FFN, 0, 0);
-    for (int i = 0; i < FFN; i++)
-        perm[i] = (uint16_t)(i * 5 % FFN);
-    add_numbers(p, DOWN, "weight_scale", FFN, 0);
-    add_numbers(p, DOWN, "weight_bias", FFN, 0);
-}
-
-static void make_plan(plan *p, bool quantized)
-{
-    memset(p, 0, sizeof *p);
-    p->config = json_loads(config_text, 0, NULL);
-    assert_non_null(p->config);
-    add_numbers(p, "model.embed_tokens", "weight", VOCAB, HIDDEN);
-    add_numbers(p, "model.norm", "weight", HIDDEN, 0);
-    add_numbers(p, "model.layers.0.input_layernorm", "weight", HIDDEN, 0);
-    add_numbers(p, "model.layers.0.post_attention_layernorm", "weight", HIDDEN, 0);
-    add_numbers(p, "model.layers.0.self_attn.q_proj", "weight", HIDDEN, HIDDEN);
-    add_numbers(p, "model.layers.0.self_attn.k_proj", "weight", KV, HIDDEN);
-    add_numbers(p, "model.layers.0.self_attn.v_proj", "weight", KV, HIDDEN);
-    add_numbers(p, "model.layers.0.self_attn.o_proj", "weight", HIDDEN, HIDDEN);
-    add_numbers(p, "model.layers.0.mlp.up_proj", "weight", FFN, HIDDEN);
-    if (!quantized) {
-        add_numbers(p, GATE, "weight", FFN, HIDDEN);
-        add_numbers(p, DOWN, "weight", HIDDEN, FFN);
-        return;
-    }
-    add_gate(p);
-    add_down(p);
-    json_t *layers = json_object(), *q = json_object();
-    json_object_set_new(layers, GATE, json_loads(gate_entry, 0, NULL));
-    json_object_set_new(layers, DOWN, json_loads(down_entry, 0, NULL));
-    json_object_set_new(q, "quant_method", json_string("vptq"));
-    json_object_set_new(q, "config_for_layers", layers);
-    json_object_set_new(p->config, "quantization_config", q);
-}
-
-static void free_plan(plan *p)
-{
-    for (size_t i = 0; i < p->count; i++) {
-        free((void *)(uintptr_t)p->list[i].name);
-        free((void *)(uintptr_t)p->list[i].data);
-    }
-    json_decref(p->config);
-}
-
-static vptq_tensor *tensor(plan *p, const char *name)
-{
-    size_t i = 0;
-    while (i < p->count && strcmp(p->list[i].name, name) != 0)
-        i++;
-    assert_true(i < p->count);
-    return &p->list[i];
-}
-
-static json_t *entry_of(plan *p, const char *module)
-{
-    json_t *q = json_object_get(p->config, "quantization_config");
-    return json_object_get(json_object_get(q, "config_for_layers"), module);
-}
-
-static char *config_of(const plan *p)
-{
-    return p->config_bytes ? strdup(p->config_bytes) : json_dumps(p->config, 0);
-}
-
-static void write_directory(const plan *p, const char *dir)
-{
-    vptq_err err = {0};
-    char path[PATH], *text = config_of(p);
-    assert_ok(vptq_dir_make(dir, &err), &err);
-    vtest_path(path, sizeof path, dir, "config.json");
-    vtest_write_file(path, text, strlen(text));
-    vtest_path(path, sizeof path, dir, "model.safetensors");
-    assert_ok(vptq_safetensors_save(path, true, p->list, p->count, NULL, 0, &err), &err);
-    free(text);
-}
-
-static void write_archive(const plan *p, const char *path)
-{
-    vptq_err err = {0};
-    vptq_archive_writer *w = NULL;
-    char *text = config_of(p);
-    assert_ok(vptq_archive_writer_open(path, true, NULL, &w, &err), &err);
-    assert_ok(vptq_archive_add_file(w, "config.json", text, strlen(text), &err), &err);
-    for (size_t i = 0; i < p->count; i++)
-        assert_ok(vptq_archive_add_tensor(w, &p->list[i], 1, &err), &err);
-    assert_ok(vptq_archive_writer_commit(w, &err), &err);
-    vptq_archive_writer_abort(w);
-    free(text);
-}
+enum { PATH = 4096 };
 
 /* ---- findings ---- */
 
@@ -266,32 +86,37 @@ typedef struct fault {
 } fault;
 
 static const fault faults[] = {
-    {SET16, GATE ".indices", 37, 8, .expect = "gate_proj.indices': row 2, column 5: index 8"},
-    {SET16, GATE ".res_indices", 95, 0xffff,
+    {SET16, VPACKED_GATE ".indices", 37, 8,
+     .expect = "gate_proj.indices': row 2, column 5: index 8"},
+    {SET16, VPACKED_GATE ".res_indices", 95, 0xffff,
      .expect = "gate_proj.res_indices': row 5, column 15: index 65535"},
-    {SET16, DOWN ".outlier_indices", 6, 8,
+    {SET16, VPACKED_DOWN ".outlier_indices", 6, 8,
      .expect = "down_proj.outlier_indices': row 1, column 2: index 8"},
-    {SET16, DOWN ".perm", 3, 0, .expect = "down_proj.perm' is no permutation: element 3"},
-    {SET16, DOWN ".perm", 23, FFN, .expect = "down_proj.perm': element 23 is no column"},
-    {SET64, GATE ".perm", 7, -1, .expect = "gate_proj.perm': element 7 is no column"},
-    {SET64, GATE ".perm", 2, 65536 + 6, .expect = "gate_proj.perm': element 2 is no column"},
-    {SET16, DOWN ".centroids.weight", 70, 0x7e00,
+    {SET16, VPACKED_DOWN ".perm", 3, 0,
+     .expect = "down_proj.perm' is no permutation: element 3"},
+    {SET16, VPACKED_DOWN ".perm", 23, VPACKED_FFN,
+     .expect = "down_proj.perm': element 23 is no column"},
+    {SET64, VPACKED_GATE ".perm", 7, -1, .expect = "gate_proj.perm': element 7 is no column"},
+    {SET64, VPACKED_GATE ".perm", 2, 65536 + 6,
+     .expect = "gate_proj.perm': element 2 is no column"},
+    {SET16, VPACKED_DOWN ".centroids.weight", 70, 0x7e00,
      .expect = "down_proj.centroids.weight': element 70 is nan"},
-    {SET16, GATE ".res_centroids.weight", 5, 0x7c00,
+    {SET16, VPACKED_GATE ".res_centroids.weight", 5, 0x7c00,
      .expect = "gate_proj.res_centroids.weight': element 5 is inf"},
-    {SET16, DOWN ".outlier_centroids.weight", 15, 0xfc00,
+    {SET16, VPACKED_DOWN ".outlier_centroids.weight", 15, 0xfc00,
      .expect = "down_proj.outlier_centroids.weight': element 15 is -inf"},
-    {SET16, GATE ".weight_scale", 0, 0x7e00,
+    {SET16, VPACKED_GATE ".weight_scale", 0, 0x7e00,
      .expect = "gate_proj.weight_scale': element 0 is nan"},
-    {SET16, DOWN ".weight_bias", 23, 0x7c00,
+    {SET16, VPACKED_DOWN ".weight_bias", 23, 0x7c00,
      .expect = "down_proj.weight_bias': element 23 is inf"},
     {SET16, "model.norm.weight", 4, 0x7e00, .expect = "'model.norm.weight'"},
     {SET16, "model.embed_tokens.weight", 17, 0x7c00,
      .expect = "'model.embed_tokens.weight' has a value that is not finite in row 1, column 1"},
-    {DROP, DOWN ".indices", .expect = "tensor '" DOWN ".indices' is missing"},
-    {DROP, GATE ".weight_bias", .expect = "tensor '" GATE ".weight_bias' is missing"},
-    {DROP, DOWN ".res_centroids.weight",
-     .expect = "tensor '" DOWN ".res_centroids.weight' is missing"},
+    {DROP, VPACKED_DOWN ".indices", .expect = "tensor '" VPACKED_DOWN ".indices' is missing"},
+    {DROP, VPACKED_GATE ".weight_bias",
+     .expect = "tensor '" VPACKED_GATE ".weight_bias' is missing"},
+    {DROP, VPACKED_DOWN ".res_centroids.weight",
+     .expect = "tensor '" VPACKED_DOWN ".res_centroids.weight' is missing"},
     {DROP, "model.layers.0.post_attention_layernorm.weight",
      .expect = "post_attention_layernorm.weight"},
     {DROP, "model.layers.0.self_attn.v_proj.weight", .expect = "v_proj.weight"},
@@ -299,40 +124,42 @@ static const fault faults[] = {
      .expect = "tensor 'model.norm2.weight' is nothing that"},
     {COPY, "model.norm.weight", .text = "model.layers.1.input_layernorm.weight",
      .expect = "tensor 'model.layers.1.input_layernorm.weight' is nothing that"},
-    {COPY, DOWN ".perm", .text = "model.layers.0.mlp.up_proj.perm",
+    {COPY, VPACKED_DOWN ".perm", .text = "model.layers.0.mlp.up_proj.perm",
      .expect = "tensor 'model.layers.0.mlp.up_proj.perm' is part of a quantized matrix"},
-    {COPY, "model.layers.0.mlp.up_proj.weight", .text = GATE ".weight",
-     .expect = "tensor '" GATE ".weight' is there, but"},
-    {COPY, DOWN ".outlier_indices", .text = DOWN ".res_indices",
-     .expect = "tensor '" DOWN ".res_indices' is there, but"},
-    {TRANSPOSE, DOWN ".indices",
+    {COPY, "model.layers.0.mlp.up_proj.weight", .text = VPACKED_GATE ".weight",
+     .expect = "tensor '" VPACKED_GATE ".weight' is there, but"},
+    {COPY, VPACKED_DOWN ".outlier_indices", .text = VPACKED_DOWN ".res_indices",
+     .expect = "tensor '" VPACKED_DOWN ".res_indices' is there, but"},
+    {TRANSPOSE, VPACKED_DOWN ".indices",
      .expect = "down_proj.indices' is [4, 2, 2], expected [2, 4, 2]"},
     {TRANSPOSE, "model.layers.0.self_attn.k_proj.weight",
      .expect = "k_proj.weight' has shape [16, 8], expected [8, 16]"},
-    {TYPE, DOWN ".weight_scale", .value = VPTQ_BF16,
+    {TYPE, VPACKED_DOWN ".weight_scale", .value = VPTQ_BF16,
      .expect = "down_proj.weight_scale' is BF16, expected F16"},
     {TYPE, "model.norm.weight", .value = VPTQ_I16, .expect = "'model.norm.weight' holds I16"},
-    {ENTRY, DOWN, .text = "group_size", .json = "9", .expect = "layer '" DOWN "'"},
-    {ENTRY, DOWN, .text = "num_centroids", .json = "[8, 12]", .expect = "layer '" DOWN "'"},
-    {ENTRY, GATE, .text = "vector_lens", .expect = "key 'vector_lens' is missing"},
-    {ENTRY, DOWN, .text = "enable_perm", .json = "false",
-     .expect = "tensor '" DOWN ".perm' is there, but"},
-    {ENTRY, GATE, .text = "out_features", .json = "22",
-     .expect = "quantized matrix '" GATE "' has shape [22, 16], expected [24, 16]"},
+    {ENTRY, VPACKED_DOWN, .text = "group_size", .json = "9",
+     .expect = "layer '" VPACKED_DOWN "'"},
+    {ENTRY, VPACKED_DOWN, .text = "num_centroids", .json = "[8, 12]",
+     .expect = "layer '" VPACKED_DOWN "'"},
+    {ENTRY, VPACKED_GATE, .text = "vector_lens", .expect = "key 'vector_lens' is missing"},
+    {ENTRY, VPACKED_DOWN, .text = "enable_perm", .json = "false",
+     .expect = "tensor '" VPACKED_DOWN ".perm' is there, but"},
+    {ENTRY, VPACKED_GATE, .text = "out_features", .json = "22",
+     .expect = "quantized matrix '" VPACKED_GATE "' has shape [22, 16], expected [24, 16]"},
     {CONFIG, .text = "num_hidden_layers", .json = "2", .expect = "model.layers.1."},
     {CONFIG, .text = "hidden_size", .json = "\"16\"", .expect = "hidden_size"},
     {BYTES, .text = "{\"quantization_config\": ", .expect = "config.json"},
-    {OR32, DOWN ".indices", 1, INT64_C(1) << 31, .is_warning = true,
-     .expect = "'" DOWN "' has bits set behind the last index of a row"},
-    {ENTRY, DOWN, .text = "bias", .json = "true", .is_warning = true,
-     .expect = "'" DOWN "' has a 'bias' key"},
-    {ENTRY, DOWN, .text = "norm_dim", .json = "0", .is_warning = true,
-     .expect = "'" DOWN "' has key 'norm_dim'"},
-    {ENTRY, GATE, .text = "indices_as_float", .json = "null", .is_warning = true,
-     .expect = "'" GATE "' has no 'indices_as_float'"},
-    {SET16, DOWN ".weight_bias", 2, 0x7bff, .is_warning = true,
-     .expect = "'" DOWN "' has a weight of magnitude 65"},
-    {ADD_ENTRY, DOWN, .text = "model.layers.3.mlp.down_proj", .is_warning = true,
+    {OR32, VPACKED_DOWN ".indices", 1, INT64_C(1) << 31, .is_warning = true,
+     .expect = "'" VPACKED_DOWN "' has bits set behind the last index of a row"},
+    {ENTRY, VPACKED_DOWN, .text = "bias", .json = "true", .is_warning = true,
+     .expect = "'" VPACKED_DOWN "' has a 'bias' key"},
+    {ENTRY, VPACKED_DOWN, .text = "norm_dim", .json = "0", .is_warning = true,
+     .expect = "'" VPACKED_DOWN "' has key 'norm_dim'"},
+    {ENTRY, VPACKED_GATE, .text = "indices_as_float", .json = "null", .is_warning = true,
+     .expect = "'" VPACKED_GATE "' has no 'indices_as_float'"},
+    {SET16, VPACKED_DOWN ".weight_bias", 2, 0x7bff, .is_warning = true,
+     .expect = "'" VPACKED_DOWN "' has a weight of magnitude 65"},
+    {ADD_ENTRY, VPACKED_DOWN, .text = "model.layers.3.mlp.down_proj", .is_warning = true,
      .expect = "config_for_layers lists 'model.layers.3.mlp.down_proj'"}};
 
 enum { FAULT_COUNT = sizeof faults / sizeof faults[0] };
@@ -344,9 +171,9 @@ static char *own_text(const char *text)
     return copy;
 }
 
-static void plant_in_tensor(plan *p, const fault *f)
+static void plant_in_tensor(vpacked_plan *p, const fault *f)
 {
-    vptq_tensor *t = tensor(p, f->where), *twin = &p->list[p->count];
+    vptq_tensor *t = vpacked_tensor(p, f->where), *twin = &p->list[p->count];
     void *data = (void *)(uintptr_t)t->data;
     uint64_t rows = t->shape[0];
     switch (f->kind) {
@@ -367,7 +194,7 @@ static void plant_in_tensor(plan *p, const fault *f)
         t->shape[1] = rows;
         break;
     case COPY:
-        assert_true(p->count++ < MAX_TENSORS);
+        assert_true(p->count++ < VPACKED_MAX_TENSORS);
         *twin = *t;
         twin->name = own_text(f->text);
         twin->data = memcpy(vtest_alloc(t->bytes, 1), t->data, t->bytes);
@@ -380,7 +207,7 @@ static void plant_in_tensor(plan *p, const fault *f)
     }
 }
 
-static void plant(plan *p, const fault *f)
+static void plant(vpacked_plan *p, const fault *f)
 {
     json_t *q = json_object_get(p->config, "quantization_config");
     if (f->kind == BYTES)
@@ -389,11 +216,11 @@ static void plant(plan *p, const fault *f)
         json_object_set_new(p->config, f->text, json_loads(f->json, JSON_DECODE_ANY, NULL));
     else if (f->kind == ADD_ENTRY)
         json_object_set(json_object_get(q, "config_for_layers"), f->text,
-                        entry_of(p, f->where));
+                        vpacked_entry(p, f->where));
     else if (f->kind == ENTRY && !f->json)
-        json_object_del(entry_of(p, f->where), f->text);
+        json_object_del(vpacked_entry(p, f->where), f->text);
     else if (f->kind == ENTRY)
-        json_object_set_new(entry_of(p, f->where), f->text,
+        json_object_set_new(vpacked_entry(p, f->where), f->text,
                             json_loads(f->json, JSON_DECODE_ANY, NULL));
     else
         plant_in_tensor(p, f);
@@ -404,19 +231,19 @@ enum { SOUND_WARNINGS = 2 };
 
 static void test_sound(void **state)
 {
-    plan p;
+    vpacked_plan p;
     findings f;
     char path[PATH];
-    make_plan(&p, true);
+    vpacked_make(&p, true);
     for (int archive = 0; archive < 2; archive++) {
         vtest_path(path, sizeof path, *state, archive ? "sound.vptq" : "sound");
-        archive ? write_archive(&p, path) : write_directory(&p, path);
+        archive ? vpacked_write_archive(&p, path) : vpacked_write_directory(&p, path);
         check(path, &f);
         assert_string_equal(strstr(f.text, "error") ? f.text : "", "");
         assert_int_equal(f.errors, 0);
         assert_int_equal(f.warnings, SOUND_WARNINGS);
     }
-    free_plan(&p);
+    vpacked_free(&p);
 }
 
 /* One fault at a time, as a directory and as an archive: it is found, and nothing that is
@@ -425,17 +252,17 @@ static void test_each_fault(void **state)
 {
     for (size_t i = 0; i < FAULT_COUNT; i++)
         for (int archive = 0; archive < 2; archive++) {
-            plan p;
+            vpacked_plan p;
             findings f;
             char name[64], path[PATH];
-            make_plan(&p, true);
+            vpacked_make(&p, true);
             plant(&p, &faults[i]);
             snprintf(name, sizeof name, "fault%zu%s", i, archive ? ".vptq" : "");
             vtest_path(path, sizeof path, *state, name);
             if (archive)
-                write_archive(&p, path);
+                vpacked_write_archive(&p, path);
             else
-                write_directory(&p, path);
+                vpacked_write_directory(&p, path);
             check(path, &f);
             const char *expect = faults[i].expect;
             if (archive && faults[i].kind == BYTES)
@@ -445,7 +272,7 @@ static void test_each_fault(void **state)
                 assert_int_equal(f.errors, 0);
             else if (faults[i].kind != CONFIG && f.errors != 1)
                 fail_msg("'%s': one error expected:\n%s", expect, f.text);
-            free_plan(&p);
+            vpacked_free(&p);
         }
 }
 
@@ -464,25 +291,25 @@ static bool is_planted(size_t i)
 /* Planted together, each has its line. */
 static void test_all_are_listed(void **state)
 {
-    plan p;
+    vpacked_plan p;
     findings f;
     char path[PATH];
     uint32_t planted = 0;
-    make_plan(&p, true);
+    vpacked_make(&p, true);
     for (size_t i = 0; i < TOGETHER; i++)
         if (is_planted(i)) {
             plant(&p, &faults[i]);
             planted++;
         }
     vtest_path(path, sizeof path, *state, "many");
-    write_directory(&p, path);
+    vpacked_write_directory(&p, path);
     check(path, &f);
     assert_int_equal(f.errors, planted);
     assert_true(planted > 12);
     for (size_t i = 0; i < TOGETHER; i++)
         if (is_planted(i))
             expect_line(&f, "error", faults[i].expect);
-    free_plan(&p);
+    vpacked_free(&p);
 }
 
 /* ---- damage ---- */
@@ -500,14 +327,14 @@ static void flip(const char *path, size_t at)
 /* A byte of each entry's frames in turn: that entry is named, and nothing else is wrong. */
 static void test_damaged_archive(void **state)
 {
-    plan p;
+    vpacked_plan p;
     findings f;
     char path[PATH], expect[256];
     vptq_err err = {0};
     vptq_archive *a = NULL;
-    make_plan(&p, true);
+    vpacked_make(&p, true);
     vtest_path(path, sizeof path, *state, "one.vptq");
-    write_archive(&p, path);
+    vpacked_write_archive(&p, path);
     assert_ok(vptq_archive_open(path, NULL, &a, &err), &err);
     size_t at = VPTQ_ARCHIVE_HEADER_BYTES;
     for (size_t i = 0; i < vptq_archive_count(a); i++) {
@@ -528,18 +355,18 @@ static void test_damaged_archive(void **state)
     flip(path, at + 3); /* the index */
     check(path, &f);
     expect_line(&f, "error", "damaged archive");
-    free_plan(&p);
+    vpacked_free(&p);
 }
 
 static void test_cut_directory(void **state)
 {
-    plan p;
+    vpacked_plan p;
     findings f;
     char dir[PATH], path[PATH];
     size_t size;
-    make_plan(&p, true);
+    vpacked_make(&p, true);
     vtest_path(dir, sizeof dir, *state, "cut");
-    write_directory(&p, dir);
+    vpacked_write_directory(&p, dir);
     vtest_path(path, sizeof path, dir, "model.safetensors");
     char *bytes = vtest_read_file(path, &size);
     vtest_write_file(path, bytes, size - 1);
@@ -549,7 +376,7 @@ static void test_cut_directory(void **state)
     check(dir, &f);
     assert_int_equal(f.errors, 0);
     free(bytes);
-    free_plan(&p);
+    vpacked_free(&p);
 }
 
 /* ---- work directories ---- */
@@ -573,17 +400,18 @@ static void write_header(const work *w, const char *fingerprint, const char *dty
 
 static void write_layer(work *w, const char *name, double factor)
 {
-    plan p;
+    vpacked_plan p;
     vptq_err err = {0};
     vptq_tensor_set set;
     vptq_packed_matrix m;
     char report[100];
-    make_plan(&p, true);
+    vpacked_make(&p, true);
     vptq_tensor_set_init(&set, NULL);
     for (size_t i = 0; i < p.count; i++)
         assert_ok(vptq_tensor_set_add(&set, &p.list[i], &err), &err);
     assert_ok(vptq_tensor_set_finish(&set, &err), &err);
-    assert_ok(vptq_packed_read(&set, entry_of(&p, DOWN), DOWN, "plan", &set.arena, &m, &err),
+    assert_ok(vptq_packed_read(&set, vpacked_entry(&p, VPACKED_DOWN), VPACKED_DOWN, "plan",
+                               &set.arena, &m, &err),
               &err);
     w->bits = vptq_vq_count_bits(&m.vq.shape).per_weight;
     snprintf(report, sizeof report, "{\"bits_per_weight\": %.17g}", w->bits * factor);
@@ -592,21 +420,21 @@ static void write_layer(work *w, const char *name, double factor)
                                     report, NULL, &err),
               &err);
     vptq_tensor_set_release(&set);
-    free_plan(&p);
+    vpacked_free(&p);
 }
 
 #define LAYER_FILE "layer_000_down_proj.safetensors"
 
 static void make_work(work *w, const char *scratch)
 {
-    plan p;
+    vpacked_plan p;
     vptq_err err = {0};
     vptq_ctx ctx = {.threads = 1};
     vptq_checkpoint c;
-    make_plan(&p, false);
+    vpacked_make(&p, false);
     vtest_path(w->base, sizeof w->base, scratch, "base");
-    write_directory(&p, w->base);
-    free_plan(&p);
+    vpacked_write_directory(&p, w->base);
+    vpacked_free(&p);
     assert_ok(vptq_checkpoint_open(&ctx, w->base, NULL, &c, &err), &err);
     assert_ok(vptq_checkpoint_fingerprint(&c, &ctx, w->fingerprint, &err), &err);
     vptq_checkpoint_release(&c);
@@ -634,7 +462,8 @@ static void test_work(void **state)
     remove(w.layer);
     write_layer(&w, "layer_000_up_proj.safetensors", 1);
     check(w.dir, &f);
-    expect_line(&f, "error", "'" DOWN "' is in a file of another name, expected '" LAYER_FILE);
+    expect_line(&f, "error",
+                "'" VPACKED_DOWN "' is in a file of another name, expected '" LAYER_FILE);
     remove(w.layer);
     write_layer(&w, LAYER_FILE, 1);
     /* several at once: another base model, another type, and a damaged file */
@@ -650,9 +479,9 @@ static void test_work(void **state)
 
 /* ---- repair ---- */
 
-static void rename_tensor(plan *p, const char *from, const char *to)
+static void rename_tensor(vpacked_plan *p, const char *from, const char *to)
 {
-    vptq_tensor *t = tensor(p, from);
+    vptq_tensor *t = vpacked_tensor(p, from);
     free((void *)(uintptr_t)t->name);
     t->name = own_text(to);
 }
@@ -660,30 +489,30 @@ static void rename_tensor(plan *p, const char *from, const char *to)
 /* Everything that can be repaired: the gate's books the other way round (more residual than
  * main centroids), no scale and bias, keys of the algorithm branch, set padding; and all of it
  * inside text_config. */
-static void spoil(plan *p)
+static void spoil(vpacked_plan *p)
 {
     static const fault spoilt[] = {
-        {ENTRY, GATE, .text = "num_centroids", .json = "[-1, 4]"},
-        {ENTRY, GATE, .text = "num_res_centroids", .json = "[-1, 8]"},
-        {DROP, GATE ".weight_scale", .expect = NULL},
-        {DROP, GATE ".weight_bias", .expect = NULL},
-        {ENTRY, GATE, .text = "norm_dim", .json = "0"},
-        {ENTRY, GATE, .text = "enable_proxy_error", .json = "false"},
-        {ENTRY, GATE, .text = "indices_as_float", .json = "null"},
-        {ENTRY, DOWN, .text = "bias", .json = "true"},
-        {ENTRY, DOWN, .text = "indices_as_float", .json = "true"},
-        {TYPE, DOWN ".perm", .value = VPTQ_F16, .expect = NULL},
-        {TYPE, DOWN ".outlier_indices", .value = VPTQ_F16, .expect = NULL},
-        {OR32, DOWN ".indices", 1, INT64_C(1) << 31, .expect = NULL},
-        {OR32, DOWN ".indices", 15, INT64_C(1) << 28, .expect = NULL}};
+        {ENTRY, VPACKED_GATE, .text = "num_centroids", .json = "[-1, 4]"},
+        {ENTRY, VPACKED_GATE, .text = "num_res_centroids", .json = "[-1, 8]"},
+        {DROP, VPACKED_GATE ".weight_scale", .expect = NULL},
+        {DROP, VPACKED_GATE ".weight_bias", .expect = NULL},
+        {ENTRY, VPACKED_GATE, .text = "norm_dim", .json = "0"},
+        {ENTRY, VPACKED_GATE, .text = "enable_proxy_error", .json = "false"},
+        {ENTRY, VPACKED_GATE, .text = "indices_as_float", .json = "null"},
+        {ENTRY, VPACKED_DOWN, .text = "bias", .json = "true"},
+        {ENTRY, VPACKED_DOWN, .text = "indices_as_float", .json = "true"},
+        {TYPE, VPACKED_DOWN ".perm", .value = VPTQ_F16, .expect = NULL},
+        {TYPE, VPACKED_DOWN ".outlier_indices", .value = VPTQ_F16, .expect = NULL},
+        {OR32, VPACKED_DOWN ".indices", 1, INT64_C(1) << 31, .expect = NULL},
+        {OR32, VPACKED_DOWN ".indices", 15, INT64_C(1) << 28, .expect = NULL}};
     for (size_t i = 0; i < sizeof spoilt / sizeof spoilt[0]; i++)
         plant(p, &spoilt[i]);
-    rename_tensor(p, GATE ".indices", "x");
-    rename_tensor(p, GATE ".res_indices", GATE ".indices");
-    rename_tensor(p, "x", GATE ".res_indices");
-    rename_tensor(p, GATE ".centroids.weight", "x");
-    rename_tensor(p, GATE ".res_centroids.weight", GATE ".centroids.weight");
-    rename_tensor(p, "x", GATE ".res_centroids.weight");
+    rename_tensor(p, VPACKED_GATE ".indices", "x");
+    rename_tensor(p, VPACKED_GATE ".res_indices", VPACKED_GATE ".indices");
+    rename_tensor(p, "x", VPACKED_GATE ".res_indices");
+    rename_tensor(p, VPACKED_GATE ".centroids.weight", "x");
+    rename_tensor(p, VPACKED_GATE ".res_centroids.weight", VPACKED_GATE ".centroids.weight");
+    rename_tensor(p, "x", VPACKED_GATE ".res_centroids.weight");
     json_t *outer = json_pack("{s:[s], s:s, s:O}", "architectures", "LlamaForCausalLM",
                               "model_type", "llama", "text_config", p->config);
     assert_non_null(outer);
@@ -716,7 +545,7 @@ static void expect_same_weights(const char *a, const char *b)
     vptq_ctx ctx = {.threads = 1};
     vptq_device ref;
     vptq_checkpoint x, y;
-    float w[2][FFN * HIDDEN];
+    float w[2][VPACKED_FFN * VPACKED_HIDDEN];
     assert_ok(vptq_device_open(&ctx, "ref", &ref, &err), &err);
     assert_ok(vptq_checkpoint_open(&ctx, a, NULL, &x, &err), &err);
     assert_ok(vptq_checkpoint_open(&ctx, b, NULL, &y, &err), &err);
@@ -730,7 +559,7 @@ static void expect_same_weights(const char *a, const char *b)
                 ref.ops->vq_dequant(ref.state, q, 0, q->shape.out, w[k], q->shape.in, &err),
                 &err);
         }
-        assert_close(w[1], w[0], FFN * HIDDEN, 0, 0);
+        assert_close(w[1], w[0], VPACKED_FFN * VPACKED_HIDDEN, 0, 0);
     }
     vptq_checkpoint_release(&x);
     vptq_checkpoint_release(&y);
@@ -740,15 +569,15 @@ static void expect_same_weights(const char *a, const char *b)
 static void test_repair(void **state)
 {
     static const uint32_t repaired[VPTQ_TROUBLE_COUNT] = {1, 1, 1, 1, 1, 0, 1, 1, 1, 1};
-    plan p;
+    vpacked_plan p;
     findings f;
     char bad[PATH], good[PATH], again[PATH], path[PATH];
-    make_plan(&p, true);
+    vpacked_make(&p, true);
     spoil(&p);
     vtest_path(bad, sizeof bad, *state, "bad");
     vtest_path(good, sizeof good, *state, "good");
     vtest_path(again, sizeof again, *state, "again");
-    write_directory(&p, bad);
+    vpacked_write_directory(&p, bad);
     check(bad, &f);
     assert_int_equal(f.errors, 0);
     /* all but the absorbed permutation is said, and that there is no tokenizer */
@@ -767,7 +596,58 @@ static void test_repair(void **state)
     for (size_t i = 0; i < VPTQ_TROUBLE_COUNT; i++)
         assert_int_equal(r.repaired[i], 0);
     expect_same_weights(bad, again);
-    free_plan(&p);
+    vpacked_free(&p);
+}
+
+/* ---- out of memory ---- */
+
+typedef struct oom_case {
+    char in[PATH], out[PATH];
+} oom_case;
+
+/* A lack of memory ends the run; it is never taken for a fault of the file. */
+static vptq_status check_short_of_memory(void *arg, vptq_mem *mem, vptq_err *err)
+{
+    const oom_case *o = arg;
+    findings f = {0};
+    vptq_device ref;
+    vptq_ctx ctx = {.mem = mem, .threads = 1};
+    vptq_status st = vptq_device_open(&ctx, "ref", &ref, err);
+    if (st)
+        return st;
+    st = vptq_check_model(&ref, o->in, NULL, take, &f, &f.errors, &f.warnings, err);
+    vptq_device_close(&ref);
+    assert_null(strstr(f.text, "memory"));
+    return st;
+}
+
+static vptq_status repair_short_of_memory(void *arg, vptq_mem *mem, vptq_err *err)
+{
+    const oom_case *o = arg;
+    vptq_pack_result r;
+    vptq_ctx ctx = {.mem = mem, .threads = 1};
+    vptq_pack_options opt = {.input = o->in,
+                             .output = o->out,
+                             .dtype = VPTQ_DTYPE_COUNT,
+                             .repair = true,
+                             .force = true};
+    return vptq_pack_model(&ctx, &opt, &r, err);
+}
+
+static void test_out_of_memory(void **state)
+{
+    vpacked_plan p;
+    oom_case o;
+    for (int archive = 0; archive < 2; archive++) {
+        vpacked_make(&p, true);
+        spoil(&p);
+        vtest_path(o.in, PATH, *state, archive ? "bad.vptq" : "bad");
+        vtest_path(o.out, PATH, *state, archive ? "good2" : "good");
+        archive ? vpacked_write_archive(&p, o.in) : vpacked_write_directory(&p, o.in);
+        vtest_oom_walk(check_short_of_memory, &o);
+        vtest_oom_walk(repair_short_of_memory, &o);
+        vpacked_free(&p);
+    }
 }
 
 /* ---- golden files ---- */
@@ -808,7 +688,8 @@ int main(int argc, char **argv)
         IN_SCRATCH(test_sound),          IN_SCRATCH(test_each_fault),
         IN_SCRATCH(test_all_are_listed), IN_SCRATCH(test_damaged_archive),
         IN_SCRATCH(test_cut_directory),  IN_SCRATCH(test_work),
-        IN_SCRATCH(test_repair),         IN_SCRATCH(test_golden_model),
+        IN_SCRATCH(test_repair),         IN_SCRATCH(test_out_of_memory),
+        IN_SCRATCH(test_golden_model),
     };
     return vtest_main(argc, argv, tests);
 }
