@@ -1,0 +1,162 @@
+/* Hessians from PyTorch files and back to them: numbers against sums in double, the same bits
+ * on the way back, bad files by name. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "formats/torch_file.h"
+#include "hessian/hessian_import.h"
+#include "tests/vtest.h"
+
+enum { N = 9, TRIANGLE = N * (N + 1) / 2 };
+
+typedef struct numbers {
+    float flat[TRIANGLE], mu[N];
+} numbers;
+
+/* A mean that is large beside the covariance: H alone does not hold all its bits. */
+static void make_numbers(numbers *x, uint64_t seed)
+{
+    vtest_normal(x->flat, TRIANGLE, seed);
+    vtest_normal(x->mu, N, seed + 1);
+    for (int i = 0; i < N; i++)
+        x->mu[i] *= 100;
+}
+
+static void put_file(const char *path, const numbers *x, int64_t n, int64_t ct)
+{
+    vptq_err err = {0};
+    vptq_torch_item items[] = {{.name = "flatH", .kind = VPTQ_TORCH_TENSOR},
+                               {.name = "mu", .kind = VPTQ_TORCH_TENSOR},
+                               {.name = "n", .kind = VPTQ_TORCH_INT, .i = n},
+                               {.name = "ct", .kind = VPTQ_TORCH_FLOAT, .f = (double)ct}};
+    items[0].tensor =
+        (vptq_tensor){.dims = 1, .shape = {TRIANGLE}, .data = (const uint8_t *)x->flat};
+    items[1].tensor = (vptq_tensor){.dims = 1, .shape = {N}, .data = (const uint8_t *)x->mu};
+    assert_ok(vptq_torch_write(path, true, items, 4, NULL, &err), &err);
+}
+
+static const char *const inputs[] = {"qkv", "o", "up", "down"};
+
+/* Layers 2 and 3, 1000 + layer tokens. */
+static void put_dir(const char *dir)
+{
+    vptq_err err = {0};
+    char path[4096], name[32];
+    assert_ok(vptq_dir_make(dir, &err), &err);
+    for (int layer = 2; layer < 4; layer++)
+        for (int i = 0; i < 4; i++) {
+            numbers x;
+            make_numbers(&x, (uint64_t)(layer * 8 + i * 2));
+            snprintf(name, sizeof name, "%d_%s.pt", layer, inputs[i]);
+            vtest_path(path, sizeof path, dir, name);
+            put_file(path, &x, N, 1000 + layer);
+        }
+}
+
+static void test_there_and_back(void **state)
+{
+    char pt[4096], hdir[4096], out[4096], path[4096];
+    const vptq_ctx ctx = {.threads = 1};
+    vptq_err err = {0};
+    vptq_hessian_dir made, opened;
+    vptq_hessian_file h;
+    vptq_torch_file t;
+    numbers x;
+    vtest_path(pt, sizeof pt, *state, "pt");
+    vtest_path(hdir, sizeof hdir, *state, "h");
+    vtest_path(out, sizeof out, *state, "out");
+    put_dir(pt);
+    assert_ok(vptq_hessian_import(&ctx, pt, hdir, false, &made, &err), &err);
+    assert_ok(vptq_hessian_dir_open(hdir, &opened, &err), &err);
+    assert_string_equal(made.fingerprint, opened.fingerprint);
+    assert_int_equal(opened.first_layer, 2);
+    assert_int_equal(opened.last_layer, 3);
+    assert_int_equal(opened.layers, 4);
+    assert_int_equal(opened.tokens, 1002);
+    assert_true(vptq_hessian_is_of(opened.model_fingerprint, "0123456789abcdef"));
+    assert_false(vptq_hessian_is_of("0123456789abcdee", "0123456789abcdef"));
+
+    make_numbers(&x, 3 * 8 + 2 * 2);
+    assert_ok(vptq_hessian_dir_load(hdir, 3, VPTQ_INPUT_UP, N, NULL, &h, &err), &err);
+    assert_int_equal(h.tokens, 1003);
+    assert_same_f32(h.mean, x.mu, N);
+    for (int i = 0, at = 0; i < N; i++)
+        for (int j = 0; j <= i; j++, at++)
+            assert_true(h.lower[at] ==
+                        (float)((double)x.flat[at] + (double)x.mu[i] * (double)x.mu[j]));
+    vptq_hessian_file_release(&h);
+
+    assert_ok(vptq_hessian_export(&ctx, hdir, out, &opened, &err), &err);
+    vtest_path(path, sizeof path, out, "3_up.pt");
+    assert_ok(vptq_torch_read(path, NULL, &t, &err), &err);
+    assert_int_equal(t.count, 4);
+    assert_memory_equal(vptq_torch_find(&t, "flatH")->tensor.data, x.flat, sizeof x.flat);
+    assert_memory_equal(vptq_torch_find(&t, "mu")->tensor.data, x.mu, sizeof x.mu);
+    assert_int_equal(vptq_torch_find(&t, "n")->i, N);
+    assert_int_equal(vptq_torch_find(&t, "ct")->i, 1003);
+    vptq_torch_release(&t);
+}
+
+static void test_bad_files(void **state)
+{
+    char pt[4096], hdir[4096], path[4096];
+    const vptq_ctx ctx = {.threads = 1};
+    vptq_err err = {0};
+    vptq_hessian_dir made;
+    numbers x;
+    make_numbers(&x, 1);
+    vtest_path(pt, sizeof pt, *state, "pt");
+    vtest_path(hdir, sizeof hdir, *state, "h");
+    put_dir(pt);
+    vtest_path(path, sizeof path, pt, "2_o.pt");
+    put_file(path, &x, N + 1, 5);
+    assert_fails(vptq_hessian_import(&ctx, pt, hdir, false, &made, &err), VPTQ_E_SHAPE, &err,
+                 "2_o.pt: n is 10, mu has 9 and flatH 45 numbers");
+    put_file(path, &x, N, 0);
+    assert_fails(vptq_hessian_import(&ctx, pt, hdir, false, &made, &err), VPTQ_E_FORMAT, &err,
+                 "2_o.pt: key 'ct' is no whole number above 0");
+    const vptq_torch_item only = {.name = "ct", .kind = VPTQ_TORCH_INT, .i = 1};
+    assert_ok(vptq_torch_write(path, true, &only, 1, NULL, &err), &err);
+    assert_fails(vptq_hessian_import(&ctx, pt, hdir, false, &made, &err), VPTQ_E_FORMAT, &err,
+                 "2_o.pt: key 'flatH' is missing");
+    x.flat[4] = NAN;
+    put_file(path, &x, N, 5);
+    assert_fails(vptq_hessian_import(&ctx, pt, hdir, false, &made, &err), VPTQ_E_NUMERIC, &err,
+                 "2_o.pt: flatH or mu has a value that is not finite in row 2, column 1");
+    assert_false(vptq_path_exists(hdir));
+}
+
+typedef struct paths {
+    char from[4096], to[4096];
+} paths;
+
+static vptq_status import_counted(void *arg, vptq_mem *mem, vptq_err *err)
+{
+    const paths *p = arg;
+    const vptq_ctx ctx = {.mem = mem, .threads = 1};
+    vptq_hessian_dir made;
+    return vptq_hessian_import(&ctx, p->from, p->to, true, &made, err);
+}
+
+static void test_out_of_memory(void **state)
+{
+    paths p;
+    vtest_path(p.from, sizeof p.from, *state, "pt");
+    vtest_path(p.to, sizeof p.to, *state, "h");
+    put_dir(p.from);
+    vtest_oom_walk(import_counted, &p);
+}
+
+#define in_scratch(test)                                                                       \
+    cmocka_unit_test_setup_teardown(test, vtest_scratch_setup, vtest_scratch_teardown)
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        in_scratch(test_there_and_back),
+        in_scratch(test_bad_files),
+        in_scratch(test_out_of_memory),
+    };
+    return vtest_main(argc, argv, tests);
+}
