@@ -129,6 +129,10 @@ out:
     return st;
 }
 
+/* While books still change a lot, choices need not be the best: all but the last rounds try a
+ * fraction of the main centroids. */
+enum { WIDE_ROUNDS = 2, NARROW = 4 };
+
 /* Alternates the best choices for the books and the best books for the choices; either only
  * lowers the sum of H'_jj |target - c - r|^2. */
 static vptq_status train_part(vptq_encoder *c, vptq_part *p, const float *target,
@@ -143,6 +147,8 @@ static vptq_status train_part(vptq_encoder *c, vptq_part *p, const float *target
     VPTQ_TRY(vptq_part_vectors(c, p, target, &x, err));
     for (uint32_t round = 0; round < rounds; round++) {
         vptq_books books = vptq_part_books(c, p);
+        if (round + WIDE_ROUNDS < rounds)
+            books.beam = (books.beam + NARROW - 1) / NARROW;
         VPTQ_TRY(vptq_check_cancel(c->dev->ctx, err));
         VPTQ_TRY(ops->finder_open(c->dev->state, &books, &finder, err));
         vptq_find_args f = {.n = p->cols * p->strips,
