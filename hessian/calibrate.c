@@ -201,7 +201,7 @@ static vptq_status load_states(vptq_calibrator *c, uint32_t wanted, vptq_err *er
                               wanted, &found, &position, err));
     if (found)
         c->layer = (uint32_t)position;
-    else if (wanted > 0 && vptq_path_exists(c->state_path))
+    else if (vptq_path_exists(c->state_path))
         vptq_log(c->dev->ctx, VPTQ_LOG_WARN,
                  "%s cannot be used here; the blocks before layer %u are run again",
                  c->state_path, wanted);

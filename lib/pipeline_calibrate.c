@@ -217,6 +217,8 @@ static vptq_status start(calibration *k, uint32_t layer, vptq_err *err)
     vptq_quantizer *q = k->q;
     vptq_calibrate_options opt = *q->opt->calibrate;
 
+    if (k->started && k->measuring && q->manifest) /* of no use for what is run now */
+        vptq_calibrator_forget(q->opt->work);
     k->measuring = !q->manifest;
     opt.sequential = opt.sequential && !k->measuring;
     opt.run = opt.sequential ? vptq_hash(q->fingerprint, 16, 0) : 0;
