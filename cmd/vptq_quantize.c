@@ -23,12 +23,87 @@ typedef struct quantize_args {
     uint64_t windows, length;
 } quantize_args;
 
+/* Where the time went, by steps of the encoder in the order in which they came. */
+typedef struct step_seconds {
+    const char *name[VPTQ_QUANT_MAX_STEPS];
+    double seconds[VPTQ_QUANT_MAX_STEPS];
+    uint32_t count;
+    double all; /* with what is in front of the first step and behind the last */
+} step_seconds;
+
 typedef struct printer {
     int format;
     bool dry_run;
     uint64_t rows;
     bool held_out, predicted; /* the table has a column for it */
+    step_seconds steps;       /* of all rows that were made in this run */
 } printer;
+
+/* ---- seconds ---- */
+
+/* A step that comes several times is one. */
+static void add_steps(step_seconds *s, const vptq_quant_report *r)
+{
+    for (uint32_t i = 0; i < r->steps; i++) {
+        uint32_t at = 0;
+        while (at < s->count && strcmp(s->name[at], r->step[i].name) != 0)
+            at++;
+        if (at == s->count) {
+            s->name[s->count] = r->step[i].name;
+            s->seconds[s->count++] = 0;
+        }
+        s->seconds[at] += r->step[i].seconds;
+    }
+    s->all += r->seconds;
+}
+
+static double rest_of(const step_seconds *s)
+{
+    double rest = s->all;
+    for (uint32_t i = 0; i < s->count; i++)
+        rest -= s->seconds[i];
+    return rest > 0 ? rest : 0;
+}
+
+static void print_share(const char *name, double share, int *column)
+{
+    char text[48];
+    const int length = snprintf(text, sizeof text, " %s %.0f %%", name, 100 * share);
+    if (*column + length > 78)
+        *column = printf(",\n   ") - 2;
+    else if (*column > 0)
+        putchar(',');
+    *column += length + 1;
+    fputs(text, stdout);
+}
+
+static void print_shares(const step_seconds *s)
+{
+    int column = 0;
+    if (!(s->all > 0))
+        return;
+    fputs("time:", stdout);
+    for (uint32_t i = 0; i < s->count; i++)
+        print_share(s->name[i], s->seconds[i] / s->all, &column);
+    print_share("rest", rest_of(s) / s->all, &column);
+    putchar('\n');
+}
+
+/* "k-means" is a key without its hyphen, as it is in the names of losses. */
+static void print_step_seconds(const vptq_quant_report *r)
+{
+    step_seconds steps = {.count = 0};
+    add_steps(&steps, r);
+    printf(", \"step_seconds\": {");
+    for (uint32_t i = 0; i < steps.count; i++) {
+        putchar('"');
+        for (const char *c = steps.name[i]; *c; c++)
+            if (*c != '-')
+                putchar(*c);
+        printf("\": %.3f, ", steps.seconds[i]);
+    }
+    printf("\"rest\": %.3f}", rest_of(&steps));
+}
 
 /* ---- rows ---- */
 
@@ -39,6 +114,8 @@ static void print_json(const vptq_quantize_row *r, bool dry_run)
     if (!dry_run)
         printf(", \"reused\": %s, \"seconds\": %.3f", r->reused ? "true" : "false",
                r->report.seconds);
+    if (!dry_run && !r->reused)
+        print_step_seconds(&r->report);
     puts("}");
 }
 
@@ -73,6 +150,8 @@ static vptq_status print_row(void *arg, const vptq_quantize_row *r, vptq_err *er
 
     (void)err;
     p->rows++;
+    if (!p->dry_run && !r->reused)
+        add_steps(&p->steps, &r->report);
     if (p->format == CLI_JSON) {
         print_json(r, p->dry_run);
         return VPTQ_OK;
@@ -122,6 +201,8 @@ static void print_summary(const vptq_cli *cli, const printer *p, const vptq_quan
         printf(", divergence %.4f", r->predicted_kld);
     if (!cli->common.dry_run || isfinite(r->predicted_loss))
         puts("");
+    if (!cli->common.dry_run)
+        print_shares(&p->steps);
 }
 
 /* ---- presets ---- */

@@ -28,12 +28,25 @@ run -H other -o p --format json > p.json
 ! grep -q held_out p.json || fail "held-out losses out of nothing"
 expect_line p/quantize.json '"held_out_fingerprint": null'
 
+# Where the seconds of a matrix went adds up; what was kept took none.
+sed -E 's/.*"seconds": ([0-9.]+), "step_seconds": \{([^}]*)\}.*/\1 \2/; s/"[a-z]+": //g; s/,//g' w.json |
+    awk '{ s = 0; for (i = 2; i <= NF; i++) s += $i; d = s - $1 }
+        NF < 8 || d > 0.006 || d < -0.006 { exit 1 }' || fail "seconds by step do not add up"
+for key in kmeans pass retrain sweeps scales refit storage rest; do
+    grep -q "step_seconds.*\"$key\": " w.json || fail "no seconds of $key"
+done
+
 # The table has a column for them, and a mean.
 run -H h -o w > rows.txt
 expect_line rows.txt ' held-out '
 expect_line rows.txt '^7 matrices (7 kept), '
 expect_line rows.txt '^mean loss 0\..*, held-out 0\.'
 ! grep -q '.\{101\}' rows.txt || fail "lines over 100 columns"
+! grep -q '^time: ' rows.txt || fail "time of what was kept"
+run -H h -o fresh -v 8 -r 16 > fresh.txt
+expect_line fresh.txt '^time: k-means [0-9]* %, residual [0-9]* %, joint [0-9]* %, pass [0-9]* %'
+[ "$(sed -n '/^time: /,$p' fresh.txt | tr ' ,' '\n\n' | grep -c '^[0-9]')" = 10 ] || fail "steps are missing"
+! grep -q '.\{101\}' fresh.txt || fail "lines over 100 columns"
 
 # k and v minimize H + c T: only theirs change, and they alone have a weighted loss.
 [ "$(grep -c proxy_loss_weighted w.json)" = 2 ] || fail "weighted losses"
