@@ -1,0 +1,218 @@
+#include "formats/npy.h"
+
+#include <string.h>
+
+static const char magic[] = "\x93NUMPY";
+enum { MAGIC = sizeof magic - 1, HEADER_MAX = 1 << 16, NAME_MAX_SHOWN = 40 };
+
+/* The dictionary as text, with what was taken from it. */
+typedef struct header {
+    const char *path, *at, *end;
+    const char *descr; /* not terminated, descr_len bytes; NULL = not seen yet */
+    size_t descr_len;
+    bool has_order, has_shape;
+    vptq_npy *out;
+} header;
+
+static vptq_status bad_header(const header *h, const char *what, vptq_err *err)
+{
+    return vptq_fail(err, VPTQ_E_FORMAT, "%s: the header of the .npy file %s", h->path, what);
+}
+
+static void skip_spaces(header *h)
+{
+    while (h->at < h->end && (*h->at == ' ' || *h->at == '\n' || *h->at == '\t'))
+        h->at++;
+}
+
+static bool take(header *h, char c)
+{
+    skip_spaces(h);
+    if (h->at == h->end || *h->at != c)
+        return false;
+    h->at++;
+    return true;
+}
+
+static bool take_word(header *h, const char *word)
+{
+    size_t n = strlen(word);
+    skip_spaces(h);
+    if ((size_t)(h->end - h->at) < n || memcmp(h->at, word, n) != 0)
+        return false;
+    h->at += n;
+    return true;
+}
+
+/* A text in single or double quotes; there is nothing to escape in these headers. */
+static bool take_text(header *h, const char **text, size_t *len)
+{
+    skip_spaces(h);
+    if (h->at == h->end || (*h->at != '\'' && *h->at != '"'))
+        return false;
+    char quote = *h->at++;
+    const char *close = memchr(h->at, quote, (size_t)(h->end - h->at));
+    if (!close)
+        return false;
+    *text = h->at;
+    *len = (size_t)(close - h->at);
+    h->at = close + 1;
+    return true;
+}
+
+static bool take_size(header *h, uint64_t *n)
+{
+    skip_spaces(h);
+    const char *first = h->at;
+    for (*n = 0; h->at < h->end && *h->at >= '0' && *h->at <= '9'; h->at++) {
+        if (*n > UINT64_MAX / 10 - 1)
+            return false;
+        *n = *n * 10 + (uint64_t)(*h->at - '0');
+    }
+    return h->at > first;
+}
+
+static bool take_shape(header *h)
+{
+    vptq_tensor *t = &h->out->tensor;
+    if (!take(h, '('))
+        return false;
+    while (!take(h, ')')) {
+        if (t->dims == VPTQ_MAX_DIMS || !take_size(h, &t->shape[t->dims]))
+            return false;
+        t->dims++;
+        if (take(h, ','))
+            continue;
+        if (!take(h, ')'))
+            return false;
+        break;
+    }
+    return true;
+}
+
+static vptq_status take_entry(header *h, vptq_err *err)
+{
+    const char *key;
+    size_t len;
+    if (!take_text(h, &key, &len) || !take(h, ':'))
+        return bad_header(h, "is no dictionary of keys and values", err);
+    if (len == 5 && memcmp(key, "descr", len) == 0 && !h->descr) {
+        if (!take_text(h, &h->descr, &h->descr_len))
+            return bad_header(h, "has a type that is no text (arrays of records?)", err);
+    } else if (len == 13 && memcmp(key, "fortran_order", len) == 0 && !h->has_order) {
+        h->has_order = true;
+        h->out->fortran = take_word(h, "True");
+        if (!h->out->fortran && !take_word(h, "False"))
+            return bad_header(h, "has a fortran_order that is neither True nor False", err);
+    } else if (len == 5 && memcmp(key, "shape", len) == 0 && !h->has_shape) {
+        h->has_shape = true;
+        if (!take_shape(h))
+            return bad_header(h, "has no usable shape", err);
+    } else {
+        return bad_header(h, "has other keys than descr, fortran_order and shape once", err);
+    }
+    return VPTQ_OK;
+}
+
+static vptq_status parse(header *h, vptq_err *err)
+{
+    if (!take(h, '{'))
+        return bad_header(h, "is no dictionary of keys and values", err);
+    while (!take(h, '}')) {
+        vptq_status st = take_entry(h, err);
+        if (st)
+            return st;
+        if (!take(h, ',') && (h->at == h->end || *h->at != '}'))
+            return bad_header(h, "is no dictionary of keys and values", err);
+    }
+    skip_spaces(h);
+    if (h->at != h->end || !h->descr || !h->has_order || !h->has_shape)
+        return bad_header(h, "lacks one of descr, fortran_order and shape", err);
+    return VPTQ_OK;
+}
+
+static vptq_status take_type(const header *h, vptq_err *err)
+{
+    vptq_tensor *t = &h->out->tensor;
+    if (h->descr_len == 3 && memcmp(h->descr, "<f4", 3) == 0)
+        t->type = VPTQ_F32;
+    else if (h->descr_len == 3 && memcmp(h->descr, "<f8", 3) == 0)
+        t->type = VPTQ_F64;
+    else
+        return vptq_fail(
+            err, VPTQ_E_UNSUPPORTED,
+            "%s: its numbers are of type '%.*s', expected '<f4' or '<f8' (float32, float64)",
+            h->path, (int)(h->descr_len < NAME_MAX_SHOWN ? h->descr_len : NAME_MAX_SHOWN),
+            h->descr);
+    return VPTQ_OK;
+}
+
+/* Where the dictionary stands: behind u16 or u32 of its length. */
+static vptq_status find_header(const char *path, vptq_npy *a, header *h, vptq_err *err)
+{
+    const uint8_t *p = a->map.data;
+    const size_t size = a->map.size;
+    if (size < MAGIC + 4 || memcmp(p, magic, MAGIC) != 0)
+        return vptq_fail(err, VPTQ_E_FORMAT, "%s: not a .npy file", path);
+    const int version = p[MAGIC];
+    if (version < 1 || version > 3)
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                         "%s: version %d of the .npy format, supported are 1 to 3", path,
+                         version);
+    const size_t width = version == 1 ? 2 : 4, begin = MAGIC + 2 + width;
+    size_t len = 0;
+    for (size_t i = 0; begin <= size && i < width; i++)
+        len |= (size_t)p[MAGIC + 2 + i] << (8 * i);
+    if (begin > size || len > HEADER_MAX || len > size - begin)
+        return vptq_fail(err, VPTQ_E_FORMAT, "%s: the .npy file ends inside its header", path);
+    const char *text = (const char *)p + begin;
+    *h = (header){.path = path, .at = text, .end = text + len, .out = a};
+    return VPTQ_OK;
+}
+
+vptq_status vptq_npy_open(const char *path, vptq_npy *a, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    header h = {.path = path};
+    size_t elements = 1;
+    *a = (vptq_npy){.tensor = {.name = "array", .file = path}};
+    VPTQ_TRY(vptq_map_open(path, &a->map, err));
+    VPTQ_TRY(find_header(path, a, &h, err));
+    const uint8_t *data = (const uint8_t *)h.end;
+    VPTQ_TRY(parse(&h, err));
+    VPTQ_TRY(take_type(&h, err));
+    vptq_tensor *t = &a->tensor;
+    const size_t there = a->map.size - (size_t)(data - a->map.data);
+    bool fits = true;
+    for (uint32_t d = 0; fits && d < t->dims; d++)
+        fits = t->shape[d] <= SIZE_MAX && vptq_size_mul(elements, t->shape[d], &elements);
+    if (!fits || !vptq_dtype_bytes(t->type, elements, &t->bytes) || t->bytes != there)
+        VPTQ_TRY(vptq_fail(err, VPTQ_E_FORMAT,
+                           "%s: %zu bytes of numbers do not fit the shape in the header", path,
+                           there));
+    t->data = data;
+out:
+    if (st)
+        vptq_npy_release(a);
+    return st;
+}
+
+void vptq_npy_release(vptq_npy *a)
+{
+    vptq_map_release(&a->map);
+    *a = (vptq_npy){.fortran = false};
+}
+
+double vptq_npy_at(const vptq_npy *a, size_t i, size_t j)
+{
+    const vptq_tensor *t = &a->tensor;
+    const size_t at = a->fortran ? j * (size_t)t->shape[0] + i : i * (size_t)t->shape[1] + j;
+    float single;
+    double x;
+    if (t->type == VPTQ_F64) {
+        memcpy(&x, t->data + at * sizeof x, sizeof x);
+        return x;
+    }
+    memcpy(&single, t->data + at * sizeof single, sizeof single);
+    return (double)single;
+}
