@@ -12,7 +12,7 @@ typedef struct hessian_args {
     const char *model, *output, *tokenizer, *show, *import, *export;
     vptq_cli_calibrate calibrate;
     vptq_cli_range layers;
-    bool merge;
+    bool merge, inverse;
 } hessian_args;
 
 /* ---- collect ---- */
@@ -86,6 +86,7 @@ typedef struct show_state {
     int format;
     uint64_t rows, bad;
     double worst_condition;
+    bool diagonal; /* some are nothing but a diagonal */
 } show_state;
 
 static vptq_status print_stats(void *arg, uint32_t layer, const char *input,
@@ -96,6 +97,7 @@ static vptq_status print_stats(void *arg, uint32_t layer, const char *input,
     (void)err;
     show->rows++;
     show->bad += strcmp(s->verdict, "good") != 0;
+    show->diagonal = show->diagonal || s->diagonal;
     if (s->condition > show->worst_condition)
         show->worst_condition = s->condition;
     if (show->format == CLI_JSON) {
@@ -104,8 +106,9 @@ static vptq_status print_stats(void *arg, uint32_t layer, const char *input,
         vptq_cli_json_u64(&j, "layer", layer);
         vptq_cli_json_str(&j, "input", input);
         vptq_cli_json_u64(&j, "columns", s->n);
-        vptq_cli_json_u64(&j, "tokens", s->tokens);
+        vptq_cli_json_f64(&j, "tokens", s->tokens ? (double)s->tokens : (double)NAN);
         vptq_cli_json_f64(&j, "samples_per_dim", s->samples_per_dim);
+        vptq_cli_json_bool(&j, "diagonal", s->diagonal);
         vptq_cli_json_f64(&j, "trace", s->trace);
         vptq_cli_json_f64(&j, "mean_diag", s->mean_diag);
         vptq_cli_json_f64(&j, "max_diag", s->max_diag);
@@ -122,9 +125,16 @@ static vptq_status print_stats(void *arg, uint32_t layer, const char *input,
         printf("%5s %-5s %7s %9s %8s %10s %9s %6s %5s %8s %4s %9s  %s\n", "layer", "input",
                "columns", "tokens", "per dim", "trace", "max diag", "mean", "dead", "constant",
                "nan", "condition", "verdict");
-    printf("%5u %-5s %7u %9" PRIu64 " %8.1f %10.4g %9.3g %5.0f%% %5u %8u %4u %9.2g  %s\n",
-           layer, input, s->n, s->tokens, s->samples_per_dim, s->trace, s->max_diag,
-           s->mean_share * 100, s->dead, s->constant, s->nan, s->condition, s->verdict);
+    char tokens[24] = "?", per_dim[24] = "?", mean[24] = "?";
+    if (s->tokens) {
+        snprintf(tokens, sizeof tokens, "%" PRIu64, s->tokens);
+        snprintf(per_dim, sizeof per_dim, "%.1f", s->samples_per_dim);
+    }
+    if (!isnan(s->mean_share))
+        snprintf(mean, sizeof mean, "%.0f%%", s->mean_share * 100);
+    printf("%5u %-5s %7u %9s %8s %10.4g %9.3g %6s %5u %8u %4u %9.2g  %s\n", layer, input, s->n,
+           tokens, per_dim, s->trace, s->max_diag, mean, s->dead, s->constant, s->nan,
+           s->condition, s->verdict);
     return VPTQ_OK;
 }
 
@@ -141,6 +151,8 @@ static int show(vptq_cli *cli, const char *dir)
     if (!st && state.format == CLI_TEXT)
         printf("%s: %" PRIu64 " of %" PRIu64 " hessians are good, worst condition %.2g\n", dir,
                state.rows - state.bad, state.rows, state.worst_condition);
+    if (!st && state.format == CLI_TEXT && state.diagonal)
+        printf("only diagonals are known: they weight errors, but cannot compensate them\n");
     vptq_device_close(&dev);
     return vptq_cli_finish(cli, st, &err);
 }
@@ -164,11 +176,48 @@ static int merge(vptq_cli *cli, const hessian_args *a)
     return vptq_cli_finish(cli, st, &err);
 }
 
-/* PyTorch files in or out. */
+static void print_exchanged(const vptq_cli *cli, const hessian_args *a, const vptq_exchange *x)
+{
+    const vptq_hessian_dir *d = &x->dir;
+    const bool inverse = x->form == VPTQ_FOREIGN_INVERSE;
+
+    if (cli->common.format == CLI_JSON) {
+        vptq_cli_json j;
+        vptq_cli_json_begin(&j);
+        vptq_cli_json_str(&j, "output", a->output);
+        vptq_cli_json_str(&j, "form", vptq_foreign_form_name(x->form));
+        vptq_cli_json_u64(&j, "first_layer", d->first_layer);
+        vptq_cli_json_u64(&j, "last_layer", d->last_layer);
+        vptq_cli_json_f64(&j, "tokens", d->tokens ? (double)d->tokens : (double)NAN);
+        vptq_cli_json_bool(&j, "diagonal", d->diagonal);
+        if (inverse)
+            vptq_cli_json_f64(&j, a->import ? "ridge_removed" : "ridge", x->ridge);
+        vptq_cli_json_end(&j);
+        return;
+    }
+    printf("%s: %s, hessians of layers %" PRIu32 "-%" PRIu32 ", ", a->output,
+           vptq_foreign_form_name(x->form), d->first_layer, d->last_layer);
+    if (d->tokens)
+        printf("%" PRIu64 " tokens\n", d->tokens);
+    else
+        printf("how many tokens is not known\n");
+    if (d->diagonal)
+        printf("only diagonals are known: they weight errors, but cannot compensate them\n");
+    if (inverse && a->export)
+        printf("inverted with %g of the mean diagonal added\n", x->ridge);
+    else if (inverse && x->ridge > 0)
+        printf("inverted back; the ridge of %g was taken off, the mean diagonal is 1\n",
+               x->ridge);
+    else if (inverse)
+        printf("inverted back; which damping is in them is not known, so it stays there\n");
+}
+
+/* Files of others in or out. */
 static int exchange(vptq_cli *cli, const hessian_args *a)
 {
     vptq_err err = {0};
-    vptq_hessian_dir dir;
+    vptq_device dev = {0};
+    vptq_exchange done;
     const char *option = a->import ? "--import" : "--export";
 
     if (cli->common.dry_run)
@@ -178,22 +227,20 @@ static int exchange(vptq_cli *cli, const hessian_args *a)
     if (!a->output)
         return vptq_cli_usage_error(cli, "%s needs -o %s", option,
                                     a->import ? "HDIR" : "PTDIR");
-    vptq_status st = a->import
-                         ? vptq_hessian_import(&cli->ctx, a->import, a->output,
-                                               cli->common.force, &dir, &err)
-                         : vptq_hessian_export(&cli->ctx, a->export, a->output, &dir, &err);
-    if (!st && cli->common.format == CLI_JSON) {
-        vptq_cli_json j;
-        vptq_cli_json_begin(&j);
-        vptq_cli_json_str(&j, "output", a->output);
-        vptq_cli_json_u64(&j, "first_layer", dir.first_layer);
-        vptq_cli_json_u64(&j, "last_layer", dir.last_layer);
-        vptq_cli_json_u64(&j, "tokens", dir.tokens);
-        vptq_cli_json_end(&j);
-    } else if (!st) {
-        printf("%s: hessians of layers %" PRIu32 "-%" PRIu32 ", %" PRIu64 " tokens\n",
-               a->output, dir.first_layer, dir.last_layer, dir.tokens);
-    }
+    if (a->import && a->inverse)
+        return vptq_cli_usage_error(
+            cli, "--inverse goes with --export: importing sees for itself what a file is");
+    vptq_status st = vptq_device_open(&cli->ctx, cli->common.backend, &dev, &err);
+    if (st)
+        return vptq_cli_finish(cli, st, &err);
+    st = a->import
+             ? vptq_hessian_import(&dev, a->import, a->output, cli->common.force, &done, &err)
+             : vptq_hessian_export(&dev, a->export,
+                                   a->inverse ? VPTQ_FOREIGN_INVERSE : VPTQ_FOREIGN_COVARIANCE,
+                                   a->output, &done, &err);
+    if (!st)
+        print_exchanged(cli, a, &done);
+    vptq_device_close(&dev);
     return vptq_cli_finish(cli, st, &err);
 }
 
@@ -217,6 +264,8 @@ static int dispatch(vptq_cli *cli, const hessian_args *a)
         return show(cli, a->show);
     if (a->import || a->export)
         return exchange(cli, a);
+    if (a->inverse)
+        return vptq_cli_usage_error(cli, "--inverse goes with --export");
     if (!a->model)
         return vptq_cli_usage_error(cli, "-m MODEL is missing");
     if (!a->output && !cli->common.dry_run)
@@ -242,10 +291,13 @@ int main(int argc, char **argv)
         {0, "merge", CLI_FLAG, &a.merge, NULL, "pool the HDIRs given as arguments into -o",
          false},
         {0, "show", CLI_STRING, &a.show, "HDIR", "statistics and a verdict per Hessian", false},
-        {0, "import", CLI_STRING, &a.import, "PTDIR",
-         "Hessians from PyTorch files into -o HDIR", false},
+        {0, "import", CLI_STRING, &a.import, "PATH",
+         "Hessians of others into -o HDIR: a directory of PyTorch or .npy files, or an imatrix",
+         false},
         {0, "export", CLI_STRING, &a.export, "HDIR", "PyTorch files of Hessians into -o PTDIR",
          false},
+        {0, "inverse", CLI_FLAG, &a.inverse, NULL,
+         "export factors of the damped inverses, not covariances", false},
         CLI_END};
     enum {
         COLLECT = sizeof collect_options / sizeof collect_options[0],
@@ -258,8 +310,8 @@ int main(int argc, char **argv)
         .usage = "vptq-hessian -m MODEL -c TEXT [-c TEXT..] -o HDIR [-n 128] [-l 2048]\n"
                  "vptq-hessian --merge HDIR HDIR.. -o HDIR\n"
                  "vptq-hessian --show HDIR\n"
-                 "vptq-hessian --import PTDIR -o HDIR\n"
-                 "vptq-hessian --export HDIR -o PTDIR",
+                 "vptq-hessian --import PTDIR|NPYDIR|IMATRIX -o HDIR\n"
+                 "vptq-hessian --export HDIR -o PTDIR [--inverse]",
         .examples = "A collection that was interrupted goes on when the same command is "
                     "run again.",
         .options = options,

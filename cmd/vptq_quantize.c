@@ -194,6 +194,8 @@ static void print_summary(const vptq_cli *cli, const printer *p, const vptq_quan
         printf("mean loss %.6f", r->mean_loss);
     if (p->held_out)
         printf(", held-out %.6f", r->mean_held_out);
+    if (r->diagonal)
+        printf(" (of the diagonals of Hessians)");
     if (isfinite(r->predicted_loss))
         printf("%s %.6f", cli->common.dry_run ? "predicted mean loss" : ", predicted",
                r->predicted_loss);

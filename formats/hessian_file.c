@@ -7,6 +7,7 @@
 #include <string.h>
 
 static const char tokens_key[] = "tokens", kind_key[] = "kind", windows_key[] = "windows";
+static const char unknown[] = "unknown";
 
 static const char *const weights_names[] = {"plain", "sink", "attention"};
 
@@ -35,31 +36,52 @@ static size_t triangle(size_t n)
     return n % 2 ? n * ((n + 1) / 2) : n / 2 * (n + 1);
 }
 
+static vptq_tensor vector(const char *name, size_t n, const float *x)
+{
+    return (vptq_tensor){
+        .name = name, .type = VPTQ_F32, .dims = 1, .shape = {n}, .data = (const uint8_t *)x};
+}
+
 static vptq_status save(const char *path, uint32_t n, const float *lower, const float *mean,
                         const vptq_metadata *meta, size_t meta_count, vptq_err *err)
 {
-    const vptq_tensor tensors[] = {
-        {.name = "hessian",
-         .type = VPTQ_F32,
-         .dims = 1,
-         .shape = {triangle(n)},
-         .data = (const uint8_t *)lower},
-        {.name = "mean",
-         .type = VPTQ_F32,
-         .dims = 1,
-         .shape = {n},
-         .data = (const uint8_t *)mean},
-    };
+    const vptq_tensor tensors[] = {vector("hessian", triangle(n), lower),
+                                   vector("mean", n, mean)};
     return vptq_safetensors_save(path, true, tensors, 2, meta, meta_count, err);
+}
+
+/* Tensors of a Hessian with its only metadata. */
+static vptq_status save_plain(const char *path, uint64_t tokens, const vptq_tensor *tensors,
+                              size_t count, vptq_err *err)
+{
+    char text[24];
+    snprintf(text, sizeof text, "%llu", (unsigned long long)tokens);
+    const vptq_metadata meta = {tokens_key, tokens ? text : unknown};
+    return vptq_safetensors_save(path, true, tensors, count, &meta, 1, err);
 }
 
 vptq_status vptq_hessian_file_write(const char *path, uint32_t n, uint64_t tokens,
                                     const float *lower, const float *mean, vptq_err *err)
 {
-    char count[24];
-    snprintf(count, sizeof count, "%llu", (unsigned long long)tokens);
-    const vptq_metadata meta = {tokens_key, count};
-    return save(path, n, lower, mean, &meta, 1, err);
+    const vptq_tensor tensors[] = {vector("hessian", triangle(n), lower),
+                                   vector("mean", n, mean)};
+    return save_plain(path, tokens, tensors, 2, err);
+}
+
+vptq_status vptq_hessian_file_write_with(const char *path, uint32_t n, uint64_t tokens,
+                                         const float *lower, const float *mean,
+                                         const char *name, const float *extra, vptq_err *err)
+{
+    const vptq_tensor tensors[] = {vector("hessian", triangle(n), lower),
+                                   vector("mean", n, mean), vector(name, triangle(n), extra)};
+    return save_plain(path, tokens, tensors, 3, err);
+}
+
+vptq_status vptq_hessian_diagonal_write(const char *path, uint32_t n, uint64_t tokens,
+                                        const float *diagonal, const float *mean, vptq_err *err)
+{
+    const vptq_tensor tensors[] = {vector("diagonal", n, diagonal), vector("mean", n, mean)};
+    return save_plain(path, tokens, tensors, 2, err);
 }
 
 vptq_status vptq_hessian_term_write(const char *path, vptq_token_weights kind, uint64_t windows,
@@ -115,6 +137,16 @@ static vptq_status parse_kind(const char *path, const vptq_metadata *meta, size_
     return parse_count(path, meta, count, windows_key, &h->windows, err);
 }
 
+/* A Hessian need not say how many tokens went into it, a term must. */
+static vptq_status parse_tokens(const char *path, const vptq_metadata *meta, size_t count,
+                                vptq_hessian_file *h, vptq_err *err)
+{
+    const char *text = find_text(meta, count, tokens_key);
+    if (text && strcmp(text, unknown) == 0 && !find_text(meta, count, kind_key))
+        return VPTQ_OK;
+    return parse_count(path, meta, count, tokens_key, &h->tokens, err);
+}
+
 static vptq_status need_vector(const vptq_tensor_set *set, const char *name, size_t n,
                                const vptq_tensor **out, vptq_err *err)
 {
@@ -161,24 +193,38 @@ vptq_status vptq_hessian_file_read(const char *path, uint32_t expect_n, vptq_mem
     vptq_status st = VPTQ_OK;
     vptq_metadata *meta = NULL;
     size_t meta_count = 0;
-    const vptq_tensor *lower, *mean;
+    const vptq_tensor *values, *mean;
     *h = (vptq_hessian_file){0};
     vptq_tensor_set_init(&h->set, mem);
     VPTQ_TRY(vptq_safetensors_read(path, &h->set, &meta, &meta_count, err));
     VPTQ_TRY(vptq_tensor_set_finish(&h->set, err));
     VPTQ_TRY(find_size(path, &h->set, expect_n, &h->n, err));
-    VPTQ_TRY(parse_count(path, meta, meta_count, tokens_key, &h->tokens, err));
+    VPTQ_TRY(parse_tokens(path, meta, meta_count, h, err));
     VPTQ_TRY(parse_kind(path, meta, meta_count, h, err));
     VPTQ_TRY(need_vector(&h->set, "mean", h->n, &mean, err));
-    VPTQ_TRY(need_vector(&h->set, "hessian", triangle(h->n), &lower, err));
+    const bool diagonal = vptq_tensor_find(&h->set, "diagonal") && !h->kind;
+    VPTQ_TRY(diagonal ? need_vector(&h->set, "diagonal", h->n, &values, err)
+                      : need_vector(&h->set, "hessian", triangle(h->n), &values, err));
     h->mean = as_floats(&h->set, mean, err);
-    h->lower = h->mean ? as_floats(&h->set, lower, err) : NULL;
-    if (!h->lower)
+    const float *x = h->mean ? as_floats(&h->set, values, err) : NULL;
+    if (!x)
         VPTQ_TRY(VPTQ_E_NOMEM);
+    *(diagonal ? &h->diagonal : &h->lower) = x;
 out:
     if (st)
         vptq_hessian_file_release(h);
     return st;
+}
+
+vptq_status vptq_hessian_file_expand(vptq_hessian_file *h, vptq_err *err)
+{
+    float *lower = vptq_arena_zalloc(&h->set.arena, triangle(h->n), sizeof *lower, err);
+    if (!lower)
+        return VPTQ_E_NOMEM;
+    for (size_t i = 0; i < h->n; i++)
+        lower[i * (i + 1) / 2 + i] = h->diagonal[i];
+    h->lower = lower;
+    return VPTQ_OK;
 }
 
 void vptq_hessian_file_release(vptq_hessian_file *h)
@@ -191,7 +237,11 @@ vptq_status vptq_hessian_file_check_finite(const vptq_hessian_file *h, const cha
                                            vptq_err *err)
 {
     for (size_t row = 0, at = 0; row < h->n; row++) {
-        for (size_t column = 0; column <= row; column++, at++)
+        if (h->diagonal && !isfinite(h->diagonal[row]))
+            return vptq_fail(err, VPTQ_E_NUMERIC,
+                             "%s: the diagonal has a value that is not finite in column %zu",
+                             path, row);
+        for (size_t column = 0; !h->diagonal && column <= row; column++, at++)
             if (!isfinite(h->lower[at]))
                 return vptq_fail(err, VPTQ_E_NUMERIC,
                                  "%s: the Hessian has a value that is not finite in row %zu, "

@@ -49,7 +49,8 @@ typedef struct vptq_hessian_dir {
     char fingerprint[17]; /* of the Hessians themselves: model, ids, windows, length */
     uint32_t layers;      /* of the model */
     uint32_t first_layer, last_layer; /* inclusive: what the directory holds */
-    uint64_t tokens;
+    uint64_t tokens;                  /* 0 = not known (imported) */
+    bool diagonal; /* only the diagonals are known (imported): files without `lower` */
     vptq_token_weights weights; /* with a term of k and v unless plain */
     double factor;              /* of the term, unless the user asks for another */
     uint64_t held_out_tokens;   /* of DIR/holdout; 0 = there is none */
@@ -63,7 +64,8 @@ vptq_status vptq_hessian_dir_save(const char *dir, const vptq_hessian_dir *h, js
 vptq_status vptq_hessian_dir_path(char *path, size_t size, const char *dir, uint32_t layer,
                                   vptq_input input, vptq_err *err) VPTQ_MUST_CHECK;
 /* The Hessian of one input, `n` columns (0 = any); a missing file is VPTQ_E_FORMAT naming it, a
- * number that is not finite VPTQ_E_NUMERIC. */
+ * number that is not finite VPTQ_E_NUMERIC.  `lower` is there in any case: a diagonal gets
+ * zeros beside it, but with n = 0 is VPTQ_E_UNSUPPORTED. */
 vptq_status vptq_hessian_dir_load(const char *dir, uint32_t layer, vptq_input input, uint32_t n,
                                   vptq_mem *mem, vptq_hessian_file *h,
                                   vptq_err *err) VPTQ_MUST_CHECK;

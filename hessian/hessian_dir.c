@@ -74,6 +74,7 @@ vptq_status vptq_hessian_dir_open(const char *dir, vptq_hessian_dir *h, vptq_err
     VPTQ_TRY(vptq_json_u64(doc, path, "first_layer", MAX_LAYERS, &first, err));
     VPTQ_TRY(vptq_json_u64(doc, path, "last_layer", MAX_LAYERS, &last, err));
     VPTQ_TRY(vptq_json_u64(doc, path, "tokens", UINT64_MAX >> 1, &h->tokens, err));
+    VPTQ_TRY(vptq_json_bool_or(doc, path, "diagonal", false, &h->diagonal, err));
     VPTQ_TRY(get_weights(doc, path, h, err));
     if (first > last || last >= layers) {
         st = vptq_fail(err, VPTQ_E_FORMAT,
@@ -106,6 +107,8 @@ vptq_status vptq_hessian_dir_save(const char *dir, const vptq_hessian_dir *h, js
         whole = !json_object_set_new(doc, "weights",
                                      json_string(vptq_token_weights_name(h->weights))) &&
                 !json_object_set_new(doc, "weights_factor", json_real(h->factor));
+    if (whole && h->diagonal)
+        whole = !json_object_set_new(doc, "diagonal", json_true());
     if (whole && h->held_out_tokens)
         whole = !json_object_set_new(doc, "held_out_tokens",
                                      json_integer((json_int_t)h->held_out_tokens));
@@ -166,6 +169,11 @@ vptq_status vptq_hessian_dir_read_finite(const char *dir, uint32_t layer, const 
     st = vptq_hessian_dir_file(path, dir, layer, input, err);
     if (!st)
         st = vptq_hessian_file_check_finite(h, path, err);
+    if (!st && h->diagonal && !n)
+        st =
+            vptq_fail(err, VPTQ_E_UNSUPPORTED, "%s holds only the diagonal of a Hessian", path);
+    else if (!st && h->diagonal)
+        st = vptq_hessian_file_expand(h, err);
     if (st)
         vptq_hessian_file_release(h);
     return st;
@@ -254,7 +262,7 @@ vptq_status vptq_hessian_show(vptq_device *dev, const char *dir, vptq_hessian_ro
             if (st)
                 break;
             st = show_file(dev, &file, layer, input, fn, arg, err);
-            if (!st && i == VPTQ_INPUT_QKV && h.weights)
+            if (!st && i == VPTQ_INPUT_QKV && h.weights && !file.diagonal)
                 st = show_kv(dev, dir, &h, layer, &file, fn, arg, err);
             vptq_hessian_file_release(&file);
         }

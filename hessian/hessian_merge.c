@@ -61,6 +61,11 @@ static vptq_status merge_check(const char *const *dirs, size_t count, vptq_hessi
         vptq_status st = vptq_hessian_dir_open(dirs[g], &h, err);
         if (st)
             return st;
+        if (h.diagonal || !h.tokens)
+            return vptq_fail(err, VPTQ_E_UNSUPPORTED, "'%s' %s, which cannot be pooled",
+                             dirs[g],
+                             h.diagonal ? "holds only the diagonals of Hessians"
+                                        : "does not say how many tokens it is made of");
         chain = vptq_hash(h.fingerprint, 16, chain);
         if (!g) {
             *pooled = h;

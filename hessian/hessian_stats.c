@@ -98,11 +98,24 @@ static vptq_status condition(vptq_device *dev, const vptq_hessian_file *h, doubl
     return VPTQ_OK;
 }
 
+/* The same of a diagonal, exactly. */
+static double diagonal_condition(const vptq_hessian_file *h, double mean_diag)
+{
+    double least = (double)h->diagonal[0], most = least;
+    for (size_t i = 1; i < h->n; i++) {
+        double d = (double)h->diagonal[i];
+        least = d < least ? d : least;
+        most = d > most ? d : most;
+    }
+    const double ridge = CONDITION_RIDGE * mean_diag;
+    return least + ridge > 0 ? (most + ridge) / (least + ridge) : (double)INFINITY;
+}
+
 static void count_columns(const vptq_hessian_file *h, vptq_hessian_stats *s)
 {
     double mean_sq = 0;
     for (size_t i = 0; i < h->n; i++) {
-        double d = (double)h->lower[i * (i + 1) / 2 + i];
+        double d = (double)(h->diagonal ? h->diagonal[i] : h->lower[i * (i + 1) / 2 + i]);
         double m = (double)h->mean[i];
         s->trace += d;
         mean_sq += m * m;
@@ -114,7 +127,19 @@ static void count_columns(const vptq_hessian_file *h, vptq_hessian_stats *s)
             s->constant++;
     }
     s->mean_diag = s->trace / h->n;
-    s->mean_share = s->trace > 0 ? mean_sq / s->trace : 0;
+    s->mean_share = !(mean_sq > 0) ? (double)NAN : s->trace > 0 ? mean_sq / s->trace : 0;
+}
+
+/* A diagonal of few tokens has no lower rank. */
+static const char *verdict_of(const vptq_hessian_stats *s)
+{
+    if (isinf(s->condition) || (!s->diagonal && s->samples_per_dim < 1))
+        return "rank deficient";
+    if (s->dead)
+        return "dead columns";
+    if (s->samples_per_dim < ENOUGH_SAMPLES)
+        return "few samples";
+    return s->diagonal ? "diagonal only" : "good";
 }
 
 vptq_status vptq_hessian_describe(vptq_device *dev, const vptq_hessian_file *h,
@@ -122,10 +147,12 @@ vptq_status vptq_hessian_describe(vptq_device *dev, const vptq_hessian_file *h,
 {
     size_t n = h->n;
 
-    *s = (vptq_hessian_stats){.n = h->n, .tokens = h->tokens};
-    s->samples_per_dim = (double)h->tokens / (double)n;
-    for (size_t i = 0; i < n * (n + 1) / 2; i++)
-        s->nan += isfinite(h->lower[i]) ? 0 : 1;
+    const float *values = h->diagonal ? h->diagonal : h->lower;
+
+    *s = (vptq_hessian_stats){.n = h->n, .tokens = h->tokens, .diagonal = h->diagonal != NULL};
+    s->samples_per_dim = h->tokens ? (double)h->tokens / (double)n : (double)NAN;
+    for (size_t i = 0; i < (h->diagonal ? n : n * (n + 1) / 2); i++)
+        s->nan += isfinite(values[i]) ? 0 : 1;
     for (size_t i = 0; i < n; i++)
         s->nan += isfinite(h->mean[i]) ? 0 : 1;
     if (s->nan) {
@@ -134,18 +161,17 @@ vptq_status vptq_hessian_describe(vptq_device *dev, const vptq_hessian_file *h,
         return VPTQ_OK;
     }
     count_columns(h, s);
-    double *work = vptq_mem_alloc(dev->ctx->mem, n * n + 2 * n, sizeof *work, err);
-    if (!work)
-        return VPTQ_E_NOMEM;
-    vptq_status st = condition(dev, h, s->mean_diag, work, &s->condition, err);
-    vptq_mem_free(dev->ctx->mem, work);
-    if (isinf(s->condition) || h->tokens < n)
-        s->verdict = "rank deficient";
-    else if (s->dead)
-        s->verdict = "dead columns";
-    else if (s->samples_per_dim < ENOUGH_SAMPLES)
-        s->verdict = "few samples";
-    else
-        s->verdict = "good";
-    return st;
+    if (h->diagonal) {
+        s->condition = diagonal_condition(h, s->mean_diag);
+    } else {
+        double *work = vptq_mem_alloc(dev->ctx->mem, n * n + 2 * n, sizeof *work, err);
+        if (!work)
+            return VPTQ_E_NOMEM;
+        vptq_status st = condition(dev, h, s->mean_diag, work, &s->condition, err);
+        vptq_mem_free(dev->ctx->mem, work);
+        if (st)
+            return st;
+    }
+    s->verdict = verdict_of(s);
+    return VPTQ_OK;
 }

@@ -55,6 +55,7 @@ typedef struct vptq_quantize_row {
     double predicted;        /* loss that the allocation expects; NAN where none is known */
     bool reused;             /* found finished */
     bool weighted, held_out; /* the report has these losses */
+    bool diagonal;           /* losses are under the diagonal of the Hessian alone */
     bool corrected;          /* sequential: the target is W + alpha times its correction */
     double alpha, alpha_damping, alpha_gain; /* vptq_target_choice */
     vptq_quant_report report; /* zeros in a dry run; when reused only the final losses and that
@@ -67,6 +68,7 @@ typedef struct vptq_quantize_result {
     uint32_t matrices, reused;
     double bits_per_weight; /* all stored bits of the quantized matrices over their weights */
     double mean_loss, mean_held_out; /* the latter 0 without held-out Hessians */
+    bool diagonal;                   /* both under the diagonals of Hessians alone */
     double predicted_loss; /* mean of the rows' predictions; NAN where one is not known */
     double predicted_kld;  /* 0 without VPTQ_ALLOCATE_KL */
     uint64_t packed_bytes; /* predicted size of the packed weights file */

@@ -35,6 +35,13 @@ static vptq_status dir_load(const vptq_hessian_source *s, uint32_t layer, vptq_i
 
     *h = (vptq_input_hessians){0};
     VPTQ_TRY(vptq_hessian_dir_load(s->dir, layer, input, columns, s->mem, &h->file, err));
+    if ((h->file.diagonal != NULL) != s->diagonal)
+        VPTQ_TRY(vptq_fail(
+            err, VPTQ_E_MISMATCH,
+            "'%s': the Hessian of layer %u input %s is %s, but hessian.json says "
+            "that all are %s",
+            s->dir, layer, vptq_input_name(input), h->file.diagonal ? "a diagonal" : "whole",
+            s->diagonal ? "diagonals" : "whole"));
     h->plain = h->file.lower;
     if (input == VPTQ_INPUT_QKV && s->kv_factor > 0)
         VPTQ_TRY(load_kv(s, layer, columns, h, err));
@@ -109,6 +116,7 @@ vptq_status vptq_hessian_source_open(const char *dir, const char *held_out, doub
     VPTQ_TRY(take_factor(dir, &h, kv_factor, &s->kv_factor, err));
     memcpy(s->fingerprint, h.fingerprint, sizeof s->fingerprint);
     s->tokens = h.tokens;
+    s->diagonal = h.diagonal;
     VPTQ_TRY(find_held_out(dir, &h, held_out, s->held_out_dir, sizeof s->held_out_dir, err));
     if (!s->held_out_dir[0])
         goto out;

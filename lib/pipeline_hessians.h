@@ -32,7 +32,8 @@ struct vptq_hessian_source {
     char fingerprint[17];
     char held_out_fingerprint[17]; /* "" = no held-out Hessians */
     double kv_factor;              /* 0 = k and v have the plain Hessian */
-    uint64_t tokens;
+    uint64_t tokens;               /* 0 = not known */
+    bool diagonal;                 /* nothing but diagonals are known: zeros beside them */
     /* Gives the Hessians of `columns` columns; release takes them back. */
     vptq_status (*load)(const vptq_hessian_source *s, uint32_t layer, vptq_input input,
                         uint32_t columns, vptq_input_hessians *h, vptq_err *err);

@@ -59,7 +59,12 @@ vptq_status vptq_plan_hessians(vptq_quantizer *q, vptq_err *err)
         uint32_t columns = vptq_input_size(q->model.desc, (vptq_input)i);
         widest = columns > widest ? columns : widest;
     }
-    if (q->hessians.tokens < widest)
+    if (q->hessians.diagonal)
+        vptq_log(q->dev->ctx, VPTQ_LOG_WARN,
+                 "'%s' holds only diagonals of Hessians: they weight errors, but no error is "
+                 "compensated by other columns, and losses do not see how columns go together",
+                 o->hessians);
+    else if (q->hessians.tokens && q->hessians.tokens < widest)
         vptq_log(q->dev->ctx, VPTQ_LOG_WARN,
                  "'%s' was made from %" PRIu64
                  " tokens, fewer than the %u columns of the widest matrix: what they do not "

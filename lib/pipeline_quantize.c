@@ -82,6 +82,7 @@ static vptq_status compute(vptq_quantizer *q, const char *path, const vptq_input
     vptq_hessians_of(h, q->linear, &input);
     row->weighted = input.metric;
     row->held_out = input.held_out;
+    row->diagonal = q->hessians.diagonal;
     VPTQ_TRY(read_weights(q, row, &arena, &input.w, err));
     if (h->shifts.shift || h->shifts.drift)
         VPTQ_TRY(vptq_calibration_target(q, h, row, &arena, &input.w, err));
@@ -233,6 +234,7 @@ vptq_status vptq_quantize_model(vptq_device *dev, const vptq_quantize_options *o
     VPTQ_TRY(opt->dry_run ? dry_run(&q, err) : run(&q, err));
     result->bits_per_weight = (double)q.bits / (double)q.weights;
     result->predicted_loss = q.predicted_loss / result->matrices;
+    result->diagonal = q.hessians.diagonal;
     result->packed_bytes = predict_bytes(&q);
 out:
     result->seconds = vptq_seconds() - start;

@@ -122,7 +122,8 @@ static bool put_losses(json_t *doc, const vptq_quantize_row *r)
 {
     const vptq_quant_report *p = &r->report;
 
-    return put_f64(doc, "proxy_loss", p->loss) &&
+    return (!r->diagonal || put(doc, "hessian", json_string("diagonal"))) &&
+           put_f64(doc, "proxy_loss", p->loss) &&
            (!r->weighted || put_f64(doc, "proxy_loss_weighted", p->weighted)) &&
            (!r->held_out || put_f64(doc, "proxy_loss_held_out", p->held_out)) &&
            (!r->corrected || (put_f64(doc, "alpha", r->alpha) &&

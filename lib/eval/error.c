@@ -32,6 +32,11 @@ static vptq_status check_hessians(const compare *c, uint32_t first, uint32_t las
         return vptq_fail(err, VPTQ_E_MISMATCH,
                          "%s: the Hessians are of a model with fingerprint %s, %s has %s",
                          c->hdir, h.model_fingerprint, c->base->ckpt.path, fingerprint);
+    if (h.diagonal)
+        vptq_log(c->dev->ctx, VPTQ_LOG_WARN,
+                 "'%s' holds only diagonals of Hessians: losses do not see how columns go "
+                 "together",
+                 c->hdir);
     if (h.first_layer > first || h.last_layer < last)
         return vptq_fail(err, VPTQ_E_MISMATCH,
                          "%s holds layers %u to %u, layers %u to %u are asked for", c->hdir,

@@ -6,7 +6,7 @@
 
 #include "formats/torch_file.h"
 #include "hessian/hessian_import.h"
-#include "tests/vtest.h"
+#include "tests/devices.h"
 
 enum { N = 9, TRIANGLE = N * (N + 1) / 2 };
 
@@ -57,9 +57,10 @@ static void put_dir(const char *dir)
 static void test_there_and_back(void **state)
 {
     char pt[4096], hdir[4096], out[4096], path[4096];
-    const vptq_ctx ctx = {.threads = 1};
+    devices_one d;
     vptq_err err = {0};
-    vptq_hessian_dir made, opened;
+    vptq_exchange made;
+    vptq_hessian_dir opened;
     vptq_hessian_file h;
     vptq_torch_file t;
     numbers x;
@@ -67,9 +68,10 @@ static void test_there_and_back(void **state)
     vtest_path(hdir, sizeof hdir, *state, "h");
     vtest_path(out, sizeof out, *state, "out");
     put_dir(pt);
-    assert_ok(vptq_hessian_import(&ctx, pt, hdir, false, &made, &err), &err);
+    devices_open(&d, "ref", VPTQ_SIMD_NONE, 1);
+    assert_ok(vptq_hessian_import(&d.dev, pt, hdir, false, &made, &err), &err);
     assert_ok(vptq_hessian_dir_open(hdir, &opened, &err), &err);
-    assert_string_equal(made.fingerprint, opened.fingerprint);
+    assert_string_equal(made.dir.fingerprint, opened.fingerprint);
     assert_int_equal(opened.first_layer, 2);
     assert_int_equal(opened.last_layer, 3);
     assert_int_equal(opened.layers, 4);
@@ -87,7 +89,9 @@ static void test_there_and_back(void **state)
                         (float)((double)x.flat[at] + (double)x.mu[i] * (double)x.mu[j]));
     vptq_hessian_file_release(&h);
 
-    assert_ok(vptq_hessian_export(&ctx, hdir, out, &opened, &err), &err);
+    assert_ok(vptq_hessian_export(&d.dev, hdir, VPTQ_FOREIGN_COVARIANCE, out, &made, &err),
+              &err);
+    devices_close(&d);
     vtest_path(path, sizeof path, out, "3_up.pt");
     assert_ok(vptq_torch_read(path, NULL, &t, &err), &err);
     assert_int_equal(t.count, 4);
@@ -101,30 +105,32 @@ static void test_there_and_back(void **state)
 static void test_bad_files(void **state)
 {
     char pt[4096], hdir[4096], path[4096];
-    const vptq_ctx ctx = {.threads = 1};
+    devices_one d;
     vptq_err err = {0};
-    vptq_hessian_dir made;
+    vptq_exchange made;
     numbers x;
+    devices_open(&d, "ref", VPTQ_SIMD_NONE, 1);
     make_numbers(&x, 1);
     vtest_path(pt, sizeof pt, *state, "pt");
     vtest_path(hdir, sizeof hdir, *state, "h");
     put_dir(pt);
     vtest_path(path, sizeof path, pt, "2_o.pt");
     put_file(path, &x, N + 1, 5);
-    assert_fails(vptq_hessian_import(&ctx, pt, hdir, false, &made, &err), VPTQ_E_SHAPE, &err,
+    assert_fails(vptq_hessian_import(&d.dev, pt, hdir, false, &made, &err), VPTQ_E_SHAPE, &err,
                  "2_o.pt: n is 10, mu has 9 and flatH 45 numbers");
-    put_file(path, &x, N, 0);
-    assert_fails(vptq_hessian_import(&ctx, pt, hdir, false, &made, &err), VPTQ_E_FORMAT, &err,
-                 "2_o.pt: key 'ct' is no whole number above 0");
+    put_file(path, &x, N, -1);
+    assert_fails(vptq_hessian_import(&d.dev, pt, hdir, false, &made, &err), VPTQ_E_FORMAT, &err,
+                 "2_o.pt: key 'ct' is no whole number from 0 on");
     const vptq_torch_item only = {.name = "ct", .kind = VPTQ_TORCH_INT, .i = 1};
     assert_ok(vptq_torch_write(path, true, &only, 1, NULL, &err), &err);
-    assert_fails(vptq_hessian_import(&ctx, pt, hdir, false, &made, &err), VPTQ_E_FORMAT, &err,
+    assert_fails(vptq_hessian_import(&d.dev, pt, hdir, false, &made, &err), VPTQ_E_FORMAT, &err,
                  "2_o.pt: key 'flatH' is missing");
     x.flat[4] = NAN;
     put_file(path, &x, N, 5);
-    assert_fails(vptq_hessian_import(&ctx, pt, hdir, false, &made, &err), VPTQ_E_NUMERIC, &err,
-                 "2_o.pt: flatH or mu has a value that is not finite in row 2, column 1");
+    assert_fails(vptq_hessian_import(&d.dev, pt, hdir, false, &made, &err), VPTQ_E_NUMERIC,
+                 &err, "2_o.pt: flatH or mu has a value that is not finite in row 2, column 1");
     assert_false(vptq_path_exists(hdir));
+    devices_close(&d);
 }
 
 typedef struct paths {
@@ -134,9 +140,10 @@ typedef struct paths {
 static vptq_status import_counted(void *arg, vptq_mem *mem, vptq_err *err)
 {
     const paths *p = arg;
-    const vptq_ctx ctx = {.mem = mem, .threads = 1};
-    vptq_hessian_dir made;
-    return vptq_hessian_import(&ctx, p->from, p->to, true, &made, err);
+    vptq_ctx ctx = {.mem = mem, .threads = 1};
+    vptq_device dev = {.ctx = &ctx}; /* nothing is computed on it */
+    vptq_exchange made;
+    return vptq_hessian_import(&dev, p->from, p->to, true, &made, err);
 }
 
 static void test_out_of_memory(void **state)

@@ -1,0 +1,82 @@
+# Hessians in the forms of others: the inverse form there and back, an imatrix into a quantization.
+model=$(data models/stories260K/stories260K.bin)
+tok=$(data models/stories260K/tok512.bin)
+text=$(data text/tinystories/tiny.utf8)
+hessian() { "$BIN/vptq-hessian" -q "$@"; }
+hessian -m "$model" --tokenizer "$tok" -c "$text" -n 8 -l 128 --weights plain -o h
+
+hessian --export h --inverse -o inv > out.txt
+expect_line out.txt "pytorch inverse, hessians of layers 0-4, 1024 tokens"
+expect_line out.txt "inverted with 0.0201 of the mean diagonal added"
+hessian --import inv -o back > out.txt
+expect_line out.txt "how many tokens is not known"
+expect_line out.txt "the ridge of 0.0201 was taken off, the mean diagonal is 1"
+expect_line back/hessian.json '"imported_from": "pytorch inverse"'
+expect_line back/hessian.json '"divided_by_mean_diagonal": true'
+for dir in h back; do hessian --show "$dir" --format json > "$dir.txt"; done
+paste <(json_get max_diag h.txt) <(json_get mean_diag h.txt) <(json_get max_diag back.txt) |
+    while read -r most mean relative; do
+        expect_near "$relative" "$(awk "BEGIN { printf \"%.9g\", $most / $mean }")" 1e-4
+    done
+[ "$(json_get tokens back.txt | sort -u)" = null ] || fail "tokens of an inverse"
+hessian --show back > out.txt
+expect_line out.txt '^ *0 qkv .* ? .* ? .* ?'
+# It is as good as the original: the same loss but for the float factor.
+for dir in h back; do
+    "$BIN/vptq-quantize" -q -m "$model" --tokenizer "$tok" -H $dir -o "w_$dir" --layers 1-1 -v 4 -k 16 -r 0 > q.txt
+done
+"$BIN/vptq-eval" error -q -m w_back --base "$model" -H h --format json --layers 1-1 > e_back.txt
+"$BIN/vptq-eval" error -q -m w_h --base "$model" -H h --format json --layers 1-1 > e_h.txt
+paste <(json_get proxy_loss e_h.txt) <(json_get proxy_loss e_back.txt) |
+    while read -r x y; do expect_near "$y" "$x" 0.05; done
+
+# little N..: 32-bit numbers
+little() { for n; do printf "%b" "$(printf '\\x%02x\\x%02x\\x%02x\\x%02x' $((n & 255)) $((n >> 8 & 255)) $((n >> 16 & 255)) $((n >> 24 & 255)))"; done; }
+# entry NAME COLUMNS: one call, the mean square of column c is 1 or 4
+entry()
+{
+    local name=$1 columns=$2 c
+    little ${#name}
+    printf '%s' "$name"
+    little 1 "$columns"
+    for ((c = 0; c < columns; c++)); do printf '\x00\x00\x80'; [ $((c % 2)) = 0 ] && printf '\x3f' || printf '\x40'; done
+}
+{
+    little 20
+    for layer in 0 1 2 3 4; do
+        for input in attn_k attn_output ffn_gate; do entry "blk.$layer.$input.weight" 64; done
+        entry "blk.$layer.ffn_down.weight" 172
+    done
+    little 1 0
+} > imatrix.dat
+hessian --import imatrix.dat -o diag --format json > out.txt
+[ "$(json_get form out.txt)" = imatrix ] || fail "form of an imatrix"
+[ "$(json_get diagonal out.txt)" = true ] || fail "an imatrix is diagonal"
+hessian --show diag > out.txt
+expect_line out.txt '^ *4 down .* diagonal only'
+expect_line out.txt "only diagonals are known"
+hessian --show diag --format json > out.txt
+[ "$(json_get max_diag out.txt | sort -u)" = 4 ] || fail "diagonals of the imatrix"
+"$BIN/vptq-quantize" -m "$model" --tokenizer "$tok" -H diag -o w_diag --layers 1-1 -v 4 -k 16 -r 0 > q.txt 2> err.txt
+expect_line err.txt "'diag' holds only diagonals of Hessians"
+expect_line q.txt "of the diagonals of Hessians"
+[ "$(json_get hessian w_diag/report.jsonl | sort -u)" = diagonal ] || fail "report.jsonl says nothing of diagonals"
+! grep -q '"hessian"' w_h/report.jsonl || fail "a whole Hessian is called diagonal"
+"$BIN/vptq-eval" error -m w_diag --base "$model" -H diag --layers 1-1 > q.txt 2> err.txt
+expect_line err.txt "'diag' holds only diagonals of Hessians"
+
+expect_exit 1 hessian --merge diag diag -o x 2> err.txt
+expect_line err.txt "'diag' holds only the diagonals of Hessians, which cannot be pooled"
+expect_exit 1 hessian --merge back back -o x 2> err.txt
+expect_line err.txt "'back' does not say how many tokens it is made of"
+expect_exit 1 hessian --export diag -o x 2> err.txt
+expect_line err.txt "holds only the diagonal of a Hessian"
+expect_exit 2 hessian --import inv --inverse -o x 2> err.txt
+expect_line err.txt "goes with --export"
+sed 's/"diagonal": true/"diagonal": false/' diag/hessian.json > j && mv j diag/hessian.json
+expect_exit 1 "$BIN/vptq-quantize" -q -m "$model" --tokenizer "$tok" -H diag -o x2 --layers 1-1 -v 4 -k 16 -r 0 > q.txt 2> err.txt
+expect_line err.txt "is a diagonal, but hessian.json says that all are whole"
+head -c 400 imatrix.dat > short.dat
+expect_exit 1 hessian --import short.dat -o x 2> err.txt
+expect_line err.txt "short.dat: 64 is no number of values of an imatrix file"
+[ ! -e x ] || fail "an output was made"
