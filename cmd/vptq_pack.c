@@ -11,7 +11,7 @@ typedef struct pack_args {
     const char *model, *output, *base, *tokenizer, *dtype;
     uint64_t shard_bytes;
     int form; /* index into "auto|hf|archive" */
-    bool unpack, list, check, repair;
+    bool unpack, list, check, repair, lm_head;
 } pack_args;
 
 enum { FORM_AUTO, FORM_HF, FORM_ARCHIVE };
@@ -263,6 +263,7 @@ static int write_model(vptq_cli *cli, const pack_args *a)
                              .form = archive ? VPTQ_PACK_ARCHIVE : VPTQ_PACK_HF,
                              .shard_bytes = a->shard_bytes,
                              .repair = a->repair,
+                             .lm_head = a->lm_head,
                              .force = cli->common.force,
                              .dry_run = cli->common.dry_run};
     vptq_status st = choose_dtype(a, &opt.dtype, &err);
@@ -300,6 +301,8 @@ static int dispatch(vptq_cli *cli, pack_args *a)
         return vptq_cli_usage_error(cli, "-o is missing: where should the output go?");
     if (a->unpack && a->form != FORM_AUTO)
         return vptq_cli_usage_error(cli, "--to does not go with --unpack");
+    if (a->unpack && a->lm_head)
+        return vptq_cli_usage_error(cli, "--lm-head does not go with --unpack");
     return write_model(cli, a);
 }
 
@@ -326,6 +329,9 @@ int main(int argc, char **argv)
          "type of numbers (default: as quantized; f16 with --unpack)", false},
         {0, "shard-size", CLI_SIZE, &a.shard_bytes, "SIZE",
          "largest weights file of a directory; 0 is 4 GiB", false},
+        {0, "lm-head", CLI_FLAG, &a.lm_head, NULL,
+         "store an output head that is tied to the embedding, too: vptq's own loader wants it",
+         false},
         {0, "base", CLI_STRING, &a.base, "PATH",
          "the model that WORK was made from, if it was moved", false},
         {0, "tokenizer", CLI_STRING, &a.tokenizer, "FILE", "tokenizer to put into the output",

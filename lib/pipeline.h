@@ -92,7 +92,9 @@ typedef struct vptq_pack_options {
     vptq_dtype dtype; /* pack: VPTQ_DTYPE_COUNT = as quantized; another one is re-rounded from
                          the float books with a warning.  unpack: F16, BF16 or F32 */
     uint64_t shard_bytes; /* 0 = 4 GiB */
-    bool repair; /* pack: the input must be packed already, as a directory or an archive */
+    bool repair;  /* pack: the input must be packed already, as a directory or an archive */
+    bool lm_head; /* pack: a head that is tied to the embedding is stored all the same, which
+                     the `vptq` package's own loader asks for */
     bool force, dry_run;
 } vptq_pack_options;
 

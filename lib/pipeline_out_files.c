@@ -42,6 +42,26 @@ static int set_type(json_t *config, vptq_dtype type, bool always)
     return bad;
 }
 
+/* transformers 4, the only one that loads the published layout, knows RoPE's base and scaling
+ * by their older names and passes over `rope_parameters`; readers of ours go by that first. */
+static int set_rope(json_t *config)
+{
+    int bad = 0;
+    json_t *parameters = json_object_get(config, "rope_parameters");
+    json_t *theta = json_object_get(parameters, "rope_theta");
+    if (!json_is_object(parameters))
+        return 0;
+    if (theta)
+        bad |= json_object_set(config, "rope_theta", theta);
+    json_t *type = json_object_get(parameters, "rope_type");
+    const char *name = json_string_value(type ? type : json_object_get(parameters, "type"));
+    if (!name || strcmp(name, "default") == 0)
+        return bad | json_object_set_new(config, "rope_scaling", json_null());
+    json_t *scaling = json_copy(parameters);
+    json_object_del(scaling, "rope_theta");
+    return bad | json_object_set_new(config, "rope_scaling", scaling);
+}
+
 vptq_status vptq_out_config(const vptq_checkpoint *c, vptq_dtype type, json_t **out,
                             vptq_err *err)
 {
@@ -55,7 +75,7 @@ vptq_status vptq_out_config(const vptq_checkpoint *c, vptq_dtype type, json_t **
     json_t *holder = vptq_out_config_holder(config);
     json_object_del(config, "quantization_config");
     json_object_del(holder, "quantization_config");
-    int bad = 0;
+    int bad = set_rope(holder);
     if (type != VPTQ_DTYPE_COUNT) {
         bad = set_type(config, type, true);
         if (holder != config)

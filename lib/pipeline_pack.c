@@ -156,6 +156,23 @@ static vptq_status add_plain(packing *p, vptq_dtype type, uint32_t *count, vptq_
     return VPTQ_OK;
 }
 
+/* The embedding once more, by the name of the head that it stands for. */
+static vptq_status add_head(packing *p, vptq_dtype type, uint32_t *count, vptq_err *err)
+{
+    const vptq_checkpoint *c = p->c;
+    const vptq_tensor *t = vptq_tensor_find(&c->set, "model.embed_tokens.weight");
+    if (!c->desc.tied || !t || vptq_tensor_find(&c->set, "lm_head.weight"))
+        return VPTQ_OK;
+    vptq_tensor *head = vptq_arena_alloc(&p->out->arena, 1, sizeof *head, err);
+    if (!head)
+        return VPTQ_E_NOMEM;
+    *head = *t;
+    head->name = "lm_head.weight";
+    vptq_dtype own = t->round_to != VPTQ_F32 ? t->round_to : VPTQ_DTYPE_COUNT;
+    ++*count;
+    return vptq_out_add_plain(p->out, head, type == VPTQ_DTYPE_COUNT ? own : type, err);
+}
+
 static vptq_status quantization_config(const packing *p, json_t *config, vptq_err *err)
 {
     json_t *layers = json_object();
@@ -226,6 +243,8 @@ static vptq_status pack(packing *p, const vptq_pack_options *opt, vptq_pack_resu
     VPTQ_TRY(copy_matrices(p, opt->dtype, err));
     VPTQ_TRY(add_matrices(p, err));
     VPTQ_TRY(add_plain(p, opt->dtype, &r->plain, err));
+    if (opt->lm_head)
+        VPTQ_TRY(add_head(p, opt->dtype, &r->plain, err));
     VPTQ_TRY(vptq_out_finish(o, err));
     VPTQ_TRY(add_config(p, opt->dtype, err));
     VPTQ_TRY(vptq_out_add_tokenizer(o, p->c, opt->tokenizer, opt->dry_run ? NULL : opt->output,

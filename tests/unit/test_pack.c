@@ -1,5 +1,5 @@
 /* Packing and unpacking of whole models: numbers that do not fit, memory that runs out, biases
- * of quantized linears. */
+ * of quantized linears, what other readers want to find. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -254,6 +254,75 @@ static void test_work_of_other_shapes(void **state)
     assert_ok(pack(work, out, VPTQ_PACK_HF, NULL, &err), &err);
 }
 
+/* ---- for other readers ---- */
+
+/* A head that is tied to the embedding is stored only where it is asked for. */
+static void test_tied_head(void **state)
+{
+    char work[4096], out[4096];
+    vptq_err err = {0};
+    vptq_ctx ctx = {.threads = 1};
+    vptq_pack_result without, with;
+    vptq_tensor_set set;
+    vptq_checkpoint c;
+    vtest_path(work, sizeof work, *state, "work");
+    vtest_path(out, sizeof out, *state, "out");
+    make_work(work);
+    vptq_pack_options opt = {
+        .input = work, .output = out, .dtype = VPTQ_DTYPE_COUNT, .force = true};
+    assert_ok(vptq_pack_model(&ctx, &opt, &without, &err), &err);
+    read_set(out, &set);
+    assert_null(vptq_tensor_find(&set, "lm_head.weight"));
+    vptq_tensor_set_release(&set);
+
+    opt.lm_head = true;
+    assert_ok(vptq_pack_model(&ctx, &opt, &with, &err), &err);
+    assert_int_equal(with.plain, without.plain + 1);
+    read_set(out, &set);
+    const vptq_tensor *head = vptq_tensor_find(&set, "lm_head.weight");
+    const vptq_tensor *embedding = vptq_tensor_find(&set, "model.embed_tokens.weight");
+    assert_non_null(head);
+    assert_int_equal(head->type, embedding->type);
+    assert_memory_equal(head->shape, embedding->shape, sizeof head->shape);
+    assert_int_equal(head->bytes, embedding->bytes);
+    assert_memory_equal(head->data, embedding->data, head->bytes);
+    vptq_tensor_set_release(&set);
+    assert_ok(vptq_checkpoint_open(&ctx, out, NULL, &c, &err), &err);
+    assert_true(c.desc.tied);
+    vptq_checkpoint_release(&c);
+}
+
+static json_t *unpacked_config(const char *model, const char *out)
+{
+    vptq_err err = {0};
+    char path[4096];
+    json_t *config = NULL;
+    assert_ok(unpack(model, out, VPTQ_F32, NULL, &err), &err);
+    vtest_path(path, sizeof path, out, "config.json");
+    assert_ok(vptq_json_load(path, 1 << 20, &config, &err), &err);
+    return config;
+}
+
+/* RoPE by the newer name only is also given by the older ones, which transformers 4 reads. */
+static void test_rope_by_both_names(void **state)
+{
+    char out[4096];
+    vtest_path(out, sizeof out, *state, "out");
+    json_t *config = unpacked_config("tests/golden/tiny_llama3", out);
+    json_t *want = json_pack("{s:s, s:f, s:f, s:f, s:i}", "rope_type", "llama3", "factor", 8.0,
+                             "low_freq_factor", 1.0, "high_freq_factor", 4.0,
+                             "original_max_position_embeddings", 16);
+    assert_true(json_real_value(json_object_get(config, "rope_theta")) == 10000);
+    assert_true(json_equal(json_object_get(config, "rope_scaling"), want));
+    assert_true(json_is_object(json_object_get(config, "rope_parameters")));
+    json_decref(config);
+    json_decref(want);
+    config = unpacked_config(TINY, out);
+    assert_true(json_real_value(json_object_get(config, "rope_theta")) == 10000);
+    assert_true(json_is_null(json_object_get(config, "rope_scaling")));
+    json_decref(config);
+}
+
 /* ---- memory ---- */
 
 typedef struct walk {
@@ -285,8 +354,15 @@ static vptq_status step(void *arg, vptq_mem *mem, vptq_err *err)
     double bits = 0;
     uint32_t errors = 0, warnings = 0;
     switch (w->what) {
-    case 0:
-        return pack(w->in, w->out, VPTQ_PACK_HF, mem, err);
+    case 0: {
+        vptq_pack_result r;
+        vptq_pack_options opt = {.input = w->in,
+                                 .output = w->out,
+                                 .dtype = VPTQ_DTYPE_COUNT,
+                                 .lm_head = true,
+                                 .force = true};
+        return vptq_pack_model(&ctx, &opt, &r, err);
+    }
     case 1:
         return pack(w->in, w->out, VPTQ_PACK_ARCHIVE, mem, err);
     case 2:
@@ -329,10 +405,9 @@ static void test_out_of_memory(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        IN_SCRATCH(test_range_of_types),
-        IN_SCRATCH(test_work_with_biases),
-        IN_SCRATCH(test_work_of_other_shapes),
-        IN_SCRATCH(test_out_of_memory),
+        IN_SCRATCH(test_range_of_types),       IN_SCRATCH(test_work_with_biases),
+        IN_SCRATCH(test_work_of_other_shapes), IN_SCRATCH(test_tied_head),
+        IN_SCRATCH(test_rope_by_both_names),   IN_SCRATCH(test_out_of_memory),
     };
     return vtest_main(argc, argv, tests);
 }
