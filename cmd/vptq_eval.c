@@ -41,7 +41,7 @@ static void close_all(opened *s)
 /* ---- ppl ---- */
 
 typedef struct ppl_command {
-    const char *model, *tokenizer, *base, *documents;
+    const char *model, *tokenizer, *base, *documents, *dump;
     vptq_cli_strings texts, tokens;
     uint64_t document_limit, context, windows, stride;
     int protocol;
@@ -124,6 +124,30 @@ static void print_ppl(const vptq_cli *cli, const ppl_command *c, const vptq_ppl_
     printf("%.1f s, %.0f tokens per second\n", r->seconds, r->tokens_per_second);
 }
 
+/* The file is opened first, so that one that cannot be written costs no evaluation. */
+static vptq_status score(vptq_cli *cli, const ppl_command *c, opened *s,
+                         const vptq_ppl_options *opt, vptq_ppl_result *r, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_file_writer file = {.fd = -1};
+    vptq_arena arena;
+    double *nll = NULL;
+    bool dump = c->dump && !opt->dry_run;
+    vptq_arena_init(&arena, cli->ctx.mem);
+    if (dump)
+        VPTQ_TRY(vptq_file_writer_open(c->dump, cli->common.force, &file, err));
+    VPTQ_TRY(vptq_eval_ppl(&s->dev, &s->model, opt, print_window, cli, &arena,
+                           dump ? &nll : NULL, r, err));
+    if (dump) {
+        VPTQ_TRY(vptq_file_write(&file, nll, (size_t)r->tokens * sizeof *nll, err));
+        VPTQ_TRY(vptq_file_writer_commit(&file, err));
+    }
+out:
+    vptq_file_writer_abort(&file);
+    vptq_arena_release(&arena);
+    return st;
+}
+
 static int check_ppl_usage(const vptq_cli *cli, const ppl_command *c)
 {
     if (cli->arg_count)
@@ -136,6 +160,8 @@ static int check_ppl_usage(const vptq_cli *cli, const ppl_command *c)
         return vptq_cli_usage_error(cli, "--documents and --rows exclude each other");
     if (c->document_limit && !c->documents)
         return vptq_cli_usage_error(cli, "--document-limit needs --documents");
+    if (c->dump && c->tokens_only)
+        return vptq_cli_usage_error(cli, "--dump and --tokens-only exclude each other");
     return CLI_OK;
 }
 
@@ -164,8 +190,7 @@ static int run_ppl(vptq_cli *cli, const ppl_command *c)
     if (c->tokens_only) {
         VPTQ_TRY(print_token_ids(cli, c, &opt.corpus, &s.model, &err));
     } else {
-        VPTQ_TRY(
-            vptq_eval_ppl(&s.dev, &s.model, &opt, print_window, cli, NULL, NULL, &r, &err));
+        VPTQ_TRY(score(cli, c, &s, &opt, &r, &err));
         if (cli->common.dry_run)
             printf("would score %" PRIu64 " tokens in %" PRIu64 " %s\n", r.tokens, r.windows,
                    c->documents ? "documents" : "windows");
@@ -210,6 +235,8 @@ static int command_ppl(int argc, char **argv)
          "score whole windows, or their second halves", false},
         {0, "max-ppl", CLI_DOUBLE, &c.max_ppl, "X", "exit 3 when the perplexity is above X",
          false},
+        {0, "dump", CLI_STRING, &c.dump, "FILE",
+         "write the loss of every scored token, float64 little endian", false},
         CLI_END};
     vptq_cli cli = {
         .tool = "vptq-eval",
@@ -221,7 +248,7 @@ static int command_ppl(int argc, char **argv)
                     "  vptq-eval ppl -m packed --tokens ids.i32 --max-ppl 25 --format json\n",
         .options = options,
         .formats = "text|json",
-        .omit = "force|seed"};
+        .omit = "seed"};
     int code;
     if (vptq_cli_parse(&cli, argc, argv, 2, &code)) {
         code = check_ppl_usage(&cli, &c);

@@ -17,6 +17,9 @@ bad 2 "give --text FILE or --tokens FILE" ppl -m "$model"
 bad 2 "exactly one --text" ppl -m "$model" --documents x --text "$text" --text "$text"
 bad 2 "exclude each other" ppl -m "$model" --documents x --text "$text" --rows
 bad 2 "needs --documents" ppl -m "$model" --text "$text" --document-limit 3
+bad 2 "dump and --tokens-only exclude" ppl -m "$model" --text "$text" --tokens-only --dump x
+echo >taken
+bad 1 "'taken' already exists" ppl -m "$model" --text "$text" --dump taken -q
 bad 2 "unexpected argument 'x'" ppl -m "$model" --text "$text" x
 bad 1 "no-such-text': No such file" ppl -m "$model" --text no-such-text -q
 bad 1 "no-such-text': No such file" ppl -m "$model" --text no-such-text --documents x -q

@@ -18,6 +18,17 @@ done >ids.i32
 run --tokens ids.i32 --context 256 --format json >again.json
 [ "$(json_get ppl out.json)" = "$(json_get ppl again.json)" ] || fail "ids give another number"
 
+# The losses of all tokens give the mean.
+run --text "$text" --context 256 --windows 40 --dump nll.f64 >/dev/null
+[ "$(wc -c <nll.f64)" -eq $((8 * 10200)) ] || fail "$(wc -c <nll.f64) bytes of losses"
+mean=$(od -An -v -t f8 -w8 nll.f64 | awk '{ s += $1 } END { printf "%.12f", s / NR }')
+expect_near "$mean" "$(json_get nll out.json)" 1e-12
+run --text "$text" --context 256 --windows 1 --dump nll.f64 -f >/dev/null
+[ "$(wc -c <nll.f64)" -eq $((8 * 255)) ] || fail "nll.f64 is not replaced"
+rm nll.f64
+run --text "$text" --context 256 --windows 1 --dump nll.f64 --dry-run >/dev/null
+[ ! -e nll.f64 ] || fail "a dry run writes"
+
 # One thread and two, and another backend.
 run --tokens ids.i32 --context 256 -t 1 --format json >one.json
 [ "$(json_get ppl out.json)" = "$(json_get ppl one.json)" ] || fail "-t changes the number"
