@@ -162,13 +162,15 @@ $(B)/tests/fuzz/fuzz_%: $(OBJ)/tests/fuzz/fuzz_%.o $(FUZZ_MAIN) $(LIBVPTQ)
 	$(link)
 $(B)/tests/bench/bench_%: $(OBJ)/tests/bench/bench_%.o $(BENCH_SRC:%.c=$(OBJ)/%.o) $(LIBVPTQ)
 	$(link)
+$(B)/tests/interop/logits: $(OBJ)/tests/interop/logits.o $(LIBVPTQ)
+	$(link)
 
 -include $(shell find $(OBJ) -name '*.d' 2>/dev/null)
 .SECONDARY:
 
 # --- tests ---------------------------------------------------------------------------------
 
-.PHONY: $(UNIT:%=test-%) $(OPS:%=op-%) unit ops check-cli fuzz-check fuzz check bench demo \
+.PHONY: $(UNIT:%=test-%) $(OPS:%=op-%) unit ops check-cli fuzz-check fuzz check interop bench demo \
         test-programs run-unit run-ops run-cli run-fuzz
 
 # One program; T='PATTERN' picks tests of it.
@@ -201,6 +203,10 @@ fuzz-programs: $(FUZZ_BIN)
 
 check:
 	+$(Q)MAKE='$(MAKE)' scripts/check.sh
+
+# Needs packages from PyPI; not a part of check.
+interop: tools $(B)/tests/interop/logits
+	$(Q)BIN=$(abspath $(BIN)) LOGITS=$(abspath $(B))/tests/interop/logits scripts/interop.sh $(if $(T),'$(T)')
 
 bench: tools $(BENCH_BIN)
 	$(Q)for b in $(BENCH_BIN); do echo "== $$(basename $$b)"; $$b || exit 1; done
@@ -287,6 +293,7 @@ help:
 	'make ops           backend op tests       make op-NAME     tests/ops/test_NAME.c' \
 	'make check-cli     command-line tests (with T=PATTERN: some)' \
 	'make fuzz-check    fuzz targets over their corpora    make fuzz   libFuzzer programs' \
+	'make interop       against the vptq package and transformers, in build/interop (T=PATTERN)' \
 	'make bench         benchmarks' \
 	'make format        clang-format           make format-check' \
 	'make lint          shellcheck, cppcheck   make layers      make symbols' \

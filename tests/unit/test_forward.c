@@ -129,6 +129,22 @@ static void test_families(void **state)
     }
 }
 
+/* Packed models that the tools wrote, and the logits that upstream's loaders gave for them. */
+static void test_packed(void **state)
+{
+    (void)state;
+    const char *const backends[] = {"ref", "cpu"};
+    for (int i = 0; i < FAMILIES; i++) {
+        char model[128], golden[160];
+        snprintf(model, sizeof model, "tests/golden/packed_%s", families[i]);
+        snprintf(golden, sizeof golden, "%s/logits.npy", model);
+        int32_t *ids = tiny_ids(families[i]);
+        for (int b = 0; b < 2; b++)
+            check_logits(model, backends[b], ids, TINY_TOKENS, golden, 1e-5);
+        free(ids);
+    }
+}
+
 /* The same continuation from a cache that is filled in pieces of any size. */
 static void test_steps(void **state)
 {
@@ -753,14 +769,14 @@ static void test_demo_loss(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_families),       cmocka_unit_test(test_steps),
-        cmocka_unit_test(test_groups),         cmocka_unit_test(test_group_cut),
-        cmocka_unit_test(test_threads),        cmocka_unit_test(test_device_memory),
-        cmocka_unit_test(test_taps),           cmocka_unit_test(test_halves),
-        cmocka_unit_test(test_loss),           cmocka_unit_test(test_bad_input),
-        cmocka_unit_test(test_no_memory),      cmocka_unit_test(test_stories_hf),
-        cmocka_unit_test(test_stories_packed), cmocka_unit_test(test_demo_logits),
-        cmocka_unit_test(test_demo_loss),
+        cmocka_unit_test(test_families),      cmocka_unit_test(test_packed),
+        cmocka_unit_test(test_steps),         cmocka_unit_test(test_groups),
+        cmocka_unit_test(test_group_cut),     cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_device_memory), cmocka_unit_test(test_taps),
+        cmocka_unit_test(test_halves),        cmocka_unit_test(test_loss),
+        cmocka_unit_test(test_bad_input),     cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_stories_hf),    cmocka_unit_test(test_stories_packed),
+        cmocka_unit_test(test_demo_logits),   cmocka_unit_test(test_demo_loss),
     };
     return vtest_main(argc, argv, tests);
 }

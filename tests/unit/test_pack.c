@@ -292,15 +292,53 @@ static void test_tied_head(void **state)
     vptq_checkpoint_release(&c);
 }
 
-static json_t *unpacked_config(const char *model, const char *out)
+static json_t *load_config(const char *dir)
 {
     vptq_err err = {0};
     char path[4096];
     json_t *config = NULL;
-    assert_ok(unpack(model, out, VPTQ_F32, NULL, &err), &err);
-    vtest_path(path, sizeof path, out, "config.json");
+    vtest_path(path, sizeof path, dir, "config.json");
     assert_ok(vptq_json_load(path, 1 << 20, &config, &err), &err);
     return config;
+}
+
+/* What upstream's loaders took is what is written today. */
+static void test_upstream_took_it(void **state)
+{
+    static const char *const families[] = {"llama3", "mistral", "qwen2", "qwen3"};
+    char out[4096], golden[128];
+    vptq_err err = {0};
+    vtest_path(out, sizeof out, *state, "out");
+    for (size_t i = 0; i < sizeof families / sizeof families[0]; i++) {
+        vptq_tensor_set now, then;
+        snprintf(golden, sizeof golden, "tests/golden/packed_%s", families[i]);
+        assert_ok(pack(golden, out, VPTQ_PACK_HF, NULL, &err), &err);
+        read_set(out, &now);
+        read_set(golden, &then);
+        assert_int_equal(now.count, then.count);
+        for (size_t k = 0; k < then.count; k++) {
+            const vptq_tensor *a = &then.tensors[k], *b = vptq_tensor_find(&now, a->name);
+            assert_non_null(b);
+            assert_int_equal(a->type, b->type);
+            assert_int_equal(a->dims, b->dims);
+            assert_memory_equal(a->shape, b->shape, a->dims * sizeof *a->shape);
+            assert_int_equal(a->bytes, b->bytes);
+            assert_memory_equal(a->data, b->data, a->bytes);
+        }
+        json_t *config = load_config(out), *want = load_config(golden);
+        assert_true(json_equal(config, want));
+        json_decref(config);
+        json_decref(want);
+        vptq_tensor_set_release(&now);
+        vptq_tensor_set_release(&then);
+    }
+}
+
+static json_t *unpacked_config(const char *model, const char *out)
+{
+    vptq_err err = {0};
+    assert_ok(unpack(model, out, VPTQ_F32, NULL, &err), &err);
+    return load_config(out);
 }
 
 /* RoPE by the newer name only is also given by the older ones, which transformers 4 reads. */
@@ -407,7 +445,8 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         IN_SCRATCH(test_range_of_types),       IN_SCRATCH(test_work_with_biases),
         IN_SCRATCH(test_work_of_other_shapes), IN_SCRATCH(test_tied_head),
-        IN_SCRATCH(test_rope_by_both_names),   IN_SCRATCH(test_out_of_memory),
+        IN_SCRATCH(test_upstream_took_it),     IN_SCRATCH(test_rope_by_both_names),
+        IN_SCRATCH(test_out_of_memory),
     };
     return vtest_main(argc, argv, tests);
 }
