@@ -249,6 +249,16 @@ bool vptq_piece_is_byte(const char *text, size_t len, uint8_t *byte)
     return true;
 }
 
+void vptq_vocab_mark_bytes(vptq_vocab *v)
+{
+    for (uint32_t i = 0; i < v->count; i++) {
+        uint8_t byte;
+        if (v->pieces[i].type == VPTQ_PIECE_NORMAL &&
+            vptq_piece_is_byte(v->pieces[i].text, v->pieces[i].len, &byte))
+            v->pieces[i].type = VPTQ_PIECE_BYTE;
+    }
+}
+
 vptq_status vptq_vocab_finish(const vptq_vocab *v, vptq_err *err)
 {
     const struct {

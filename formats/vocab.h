@@ -54,22 +54,29 @@ typedef enum {
     VPTQ_NORM_NFKD,
     VPTQ_NORM_PREPEND, /* `content` in front of a section that is not empty */
     VPTQ_NORM_REPLACE, /* every `pattern` (a plain string, not empty) by `content` */
-    VPTQ_NORM_REGEX    /* every match of `pattern` by `content` */
+    VPTQ_NORM_REGEX,   /* every match of `pattern` by `content` */
+    VPTQ_NORM_STRIP,   /* white space at the `left` and at the `right` end goes */
+    VPTQ_NORM_LOWER,   /* every character by its lower case, without regard to its neighbours */
+    VPTQ_NORM_UNMARK   /* combining marks (category M) go */
 } vptq_norm_kind;
 
 typedef struct vptq_norm {
     vptq_norm_kind kind;
     const char *pattern, *content; /* UTF-8, terminated; NULL where the kind has none */
+    bool left, right;
 } vptq_norm;
 
 /* One step of the pre-tokenizer: cuts every word of the step before it. */
 typedef enum {
-    VPTQ_SPLIT_ISOLATED,  /* matches of `pattern` and what lies between them are words */
-    VPTQ_SPLIT_REMOVED,   /* matches go, what lies between them are words */
-    VPTQ_SPLIT_DIGITS,    /* numeric characters alone (`individual`) or in runs */
-    VPTQ_SPLIT_METASPACE, /* spaces become U+2581; one in front unless there is one; a word
-                             begins at each when `individual` */
-    VPTQ_SPLIT_PREFIX     /* a space in front of a word that does not begin with one */
+    VPTQ_SPLIT_ISOLATED,   /* matches of `pattern` and what lies between them are words */
+    VPTQ_SPLIT_REMOVED,    /* matches go, what lies between them are words */
+    VPTQ_SPLIT_DIGITS,     /* numeric characters alone (`individual`) or in runs */
+    VPTQ_SPLIT_METASPACE,  /* spaces become U+2581; one in front unless there is one; a word
+                              begins at each when `individual` */
+    VPTQ_SPLIT_PREFIX,     /* a space in front of a word that does not begin with one */
+    VPTQ_SPLIT_CONTIGUOUS, /* as ISOLATED, neighbouring matches are one word */
+    VPTQ_SPLIT_TO_LEFT,    /* as ISOLATED, a match ends the word in front of it */
+    VPTQ_SPLIT_TO_RIGHT    /* as ISOLATED, a match begins the word behind it */
 } vptq_split_kind;
 
 typedef enum { VPTQ_PREPEND_NEVER, VPTQ_PREPEND_FIRST, VPTQ_PREPEND_ALWAYS } vptq_prepend;
@@ -101,7 +108,8 @@ typedef struct vptq_vocab {
     bool ignore_merges;        /* a word that is a NORMAL piece is taken whole */
     bool byte_fallback;        /* SPM: what no piece covers becomes BYTE pieces */
     bool fuse_unk;             /* neighbouring unknowns become one */
-    bool strip_start;          /* decoding drops the space that encoding puts in front */
+    bool strip_start;          /* decoding drops a space at the start of the text */
+    bool strip_marks;          /* decoding drops every U+2581 of the first token */
     bool add_bos, add_eos;     /* what encoding with special tokens adds */
     int32_t bos, eos, unk;     /* -1 = none */
     const char *chat_template; /* carried along for tokenizer_config.json; NULL = none */

@@ -49,6 +49,9 @@ vptq_status vptq_vocab_add_split(vptq_vocab *v, vptq_split split,
 /* Every CONTROL and USER piece as an added token (U+2581 as a space in SPM ones). */
 vptq_status vptq_vocab_added_from_types(vptq_vocab *v, vptq_err *err) VPTQ_MUST_CHECK;
 
+/* NORMAL pieces with the text of a byte piece become BYTE ones. */
+void vptq_vocab_mark_bytes(vptq_vocab *v);
+
 /* Steps and settings of a byte-level pre-tokenizer by its GGUF name; *bos: whether it adds one
  * unless the file says otherwise.  Unknown: VPTQ_E_UNSUPPORTED. */
 vptq_status vptq_vocab_pre(vptq_vocab *v, const char *name, size_t len, bool *bos,

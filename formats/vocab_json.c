@@ -230,12 +230,8 @@ static vptq_status read_model(vptq_vocab *v, const json_t *root, vptq_strmap *ma
         if (v->pieces[v->unk].type == VPTQ_PIECE_NORMAL)
             v->pieces[v->unk].type = VPTQ_PIECE_UNKNOWN;
     }
-    for (uint32_t i = 0; v->byte_fallback && i < v->count; i++) {
-        uint8_t byte;
-        if (v->pieces[i].type == VPTQ_PIECE_NORMAL &&
-            vptq_piece_is_byte(v->pieces[i].text, v->pieces[i].len, &byte))
-            v->pieces[i].type = VPTQ_PIECE_BYTE;
-    }
+    if (v->byte_fallback)
+        vptq_vocab_mark_bytes(v);
 out:
     return st;
 }

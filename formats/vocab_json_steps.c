@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "formats/vocab_build.h"
+#include "lib/base/utf8.h"
 
 enum { DEPTH_MAX = 8 }; /* of Sequences in Sequences */
 
@@ -13,31 +14,56 @@ static vptq_status unsupported(const vptq_vocab *v, const char *what, const char
                      what, which);
 }
 
-typedef vptq_status (*step_fn)(vptq_vocab *v, const json_t *step, const char *type,
-                               vptq_err *err);
+/* The steps of one part of the file, Sequences taken apart. */
+typedef struct steps {
+    const char *what; /* what messages call one */
+    const char *list; /* the key of a Sequence's members */
+    const json_t *of[VPTQ_STEPS_MAX];
+    const char *type[VPTQ_STEPS_MAX];
+    size_t count;
+} steps;
 
-/* Calls fn for a step, or for every member of a Sequence, in order. */
-static vptq_status walk(vptq_vocab *v, const json_t *step, const char *what, const char *list,
-                        int depth, step_fn fn, vptq_err *err)
+/* Appends a step, or every member of a Sequence, in order. */
+static vptq_status take_apart(const vptq_vocab *v, const json_t *step, int depth, steps *s,
+                              vptq_err *err)
 {
     const char *type = NULL;
     if (!step || json_is_null(step))
         return VPTQ_OK;
     if (!json_is_object(step))
-        return vptq_fail(err, VPTQ_E_FORMAT, "%s: the %s is not an object", v->source, what);
+        return vptq_fail(err, VPTQ_E_FORMAT, "%s: the %s is not an object", v->source, s->what);
     vptq_status st = vptq_json_str_or(step, v->source, "type", NULL, &type, err);
     if (st)
         return st;
-    if (strcmp(type, "Sequence") != 0)
-        return fn(v, step, type, err);
-    const json_t *members = json_object_get(step, list);
+    if (strcmp(type, "Sequence") != 0) {
+        if (s->count == VPTQ_STEPS_MAX)
+            return vptq_fail(err, VPTQ_E_UNSUPPORTED, "%s: a %s of more than %d steps",
+                             v->source, s->what, VPTQ_STEPS_MAX);
+        s->of[s->count] = step;
+        s->type[s->count++] = type;
+        return VPTQ_OK;
+    }
+    const json_t *members = json_object_get(step, s->list);
     if (!json_is_array(members))
         return vptq_fail(err, VPTQ_E_FORMAT, "%s: the %s Sequence has no array '%s'", v->source,
-                         what, list);
+                         s->what, s->list);
     if (depth == DEPTH_MAX)
-        return unsupported(v, what, "Sequence nested deeply", err);
+        return unsupported(v, s->what, "Sequence nested deeply", err);
     for (size_t i = 0; i < json_array_size(members) && !st; i++)
-        st = walk(v, json_array_get(members, i), what, list, depth + 1, fn, err);
+        st = take_apart(v, json_array_get(members, i), depth + 1, s, err);
+    return st;
+}
+
+typedef vptq_status (*step_fn)(vptq_vocab *v, const json_t *step, const char *type,
+                               vptq_err *err);
+
+static vptq_status each(vptq_vocab *v, const json_t *part, const char *what, const char *list,
+                        step_fn fn, vptq_err *err)
+{
+    steps s = {.what = what, .list = list};
+    vptq_status st = take_apart(v, part, 0, &s, err);
+    for (size_t i = 0; i < s.count && !st; i++)
+        st = fn(v, s.of[i], s.type[i], err);
     return st;
 }
 
@@ -53,20 +79,51 @@ static vptq_status copy_string(vptq_vocab *v, const json_t *obj, const char *key
     return *out ? VPTQ_OK : VPTQ_E_NOMEM;
 }
 
+/* In a class, at p: what is not the same in PCRE, nor put in other words there
+ * (lib/model/tokenizer_regex.c). */
+static bool class_means_else(const char *p)
+{
+    static const char *const known[] = {"[:alpha:]", "[:alnum:]", "[:upper:]", "[:lower:]",
+                                        "[:digit:]", "[:space:]", "[:word:]",  "[:punct:]"};
+    if (*p == '&')
+        return p[1] == '&';
+    if (*p == '\\')
+        return p[1] == 'W' || p[1] == 'h' || p[1] == 'H';
+    if (*p != '[')
+        return false;
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
+        if (strncmp(p, known[i], strlen(known[i])) == 0)
+            return false;
+    }
+    return true;
+}
+
+/* A quantifier {n,m}+ or {n}? at p: PCRE reads the sign behind it as a part of it. */
+static bool repeat_means_else(const char *p)
+{
+    size_t n = strspn(p + 1, "0123456789,") + 1;
+    if (p[n] != '}')
+        return false;
+    return p[n + 1] == '+' || (p[n + 1] == '?' && !memchr(p, ',', n));
+}
+
 /* Patterns are written for Oniguruma.  True for one with a part that means something else in
- * PCRE: \h, classes in classes, intersections of classes, the option m. */
+ * PCRE: \h, classes in classes and rare names of classes, intersections of classes, the option
+ * m, some quantifiers. */
 static bool means_else(const char *p)
 {
     bool in_class = false;
     for (; *p; p++) {
+        if (in_class && class_means_else(p))
+            return true;
         if (*p == '\\' && p[1] != 0) {
             p++;
             if (*p == 'h' || *p == 'H')
                 return true;
+            if (strchr("pPxk", *p) && p[1] == '{' && strchr(p, '}'))
+                p = strchr(p, '}');
         } else if (in_class) {
-            if ((*p == '[' && p[1] != ':') || (*p == '&' && p[1] == '&'))
-                return true;
-            if (*p == '[' && strstr(p, ":]"))
+            if (*p == '[')
                 p = strstr(p, ":]") + 1;
             else if (*p == ']')
                 in_class = false;
@@ -74,6 +131,8 @@ static bool means_else(const char *p)
             in_class = true;
             p += p[1] == '^';
             p += p[1] == ']'; /* the first one is a member */
+        } else if (*p == '{' && repeat_means_else(p)) {
+            return true;
         } else if (*p == '(' && p[1] == '?') {
             size_t n = strspn(p + 2, "imsx-");
             if (memchr(p + 2, 'm', n))
@@ -126,6 +185,14 @@ static vptq_status normalizer(vptq_vocab *v, const json_t *step, const char *typ
         VPTQ_TRY(copy_pattern(v, step, &n.pattern, &regex, err));
         VPTQ_TRY(copy_string(v, step, "content", &n.content, err));
         n.kind = regex ? VPTQ_NORM_REGEX : VPTQ_NORM_REPLACE;
+    } else if (strcmp(type, "Strip") == 0) {
+        n.kind = VPTQ_NORM_STRIP;
+        VPTQ_TRY(vptq_json_bool_or(step, v->source, "strip_left", true, &n.left, err));
+        VPTQ_TRY(vptq_json_bool_or(step, v->source, "strip_right", true, &n.right, err));
+    } else if (strcmp(type, "Lowercase") == 0) {
+        n.kind = VPTQ_NORM_LOWER;
+    } else if (strcmp(type, "StripAccents") == 0) {
+        n.kind = VPTQ_NORM_UNMARK;
     } else {
         return unsupported(v, "normalizer", type, err);
     }
@@ -154,10 +221,34 @@ static const char *quoted(vptq_vocab *v, const char *text, vptq_err *err)
     return out;
 }
 
+/* What becomes of the matches; `fallback` NULL: the step must say. */
+static vptq_status split_behavior(const vptq_vocab *v, const json_t *step, const char *fallback,
+                                  vptq_split_kind *kind, vptq_err *err)
+{
+    static const struct {
+        const char *name;
+        vptq_split_kind kind;
+    } rows[] = {{"Isolated", VPTQ_SPLIT_ISOLATED},
+                {"Removed", VPTQ_SPLIT_REMOVED},
+                {"Contiguous", VPTQ_SPLIT_CONTIGUOUS},
+                {"MergedWithPrevious", VPTQ_SPLIT_TO_LEFT},
+                {"MergedWithNext", VPTQ_SPLIT_TO_RIGHT}};
+    const char *name = NULL;
+    vptq_status st = vptq_json_str_or(step, v->source, "behavior", fallback, &name, err);
+    if (st)
+        return st;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        if (strcmp(name, rows[i].name) == 0) {
+            *kind = rows[i].kind;
+            return VPTQ_OK;
+        }
+    }
+    return unsupported(v, "Split behavior", name, err);
+}
+
 static vptq_status split_step(vptq_vocab *v, const json_t *step, vptq_err *err)
 {
     vptq_split s = {.kind = VPTQ_SPLIT_ISOLATED};
-    const char *behavior = NULL;
     bool regex = false;
     vptq_status st = copy_pattern(v, step, &s.pattern, &regex, err);
     if (st)
@@ -167,12 +258,8 @@ static vptq_status split_step(vptq_vocab *v, const json_t *step, vptq_err *err)
         if (!s.pattern)
             return VPTQ_E_NOMEM;
     }
-    VPTQ_TRY(vptq_json_str_or(step, v->source, "behavior", NULL, &behavior, err));
+    VPTQ_TRY(split_behavior(v, step, NULL, &s.kind, err));
     VPTQ_TRY(vptq_json_bool_or(step, v->source, "invert", false, &s.invert, err));
-    if (strcmp(behavior, "Removed") == 0)
-        s.kind = VPTQ_SPLIT_REMOVED;
-    else if (strcmp(behavior, "Isolated") != 0)
-        return unsupported(v, "Split behavior", behavior, err);
     VPTQ_TRY(vptq_vocab_add_split(v, s, err));
 out:
     return st;
@@ -237,6 +324,47 @@ out:
     return st;
 }
 
+/* Every character of \p{P} or of ASCII's punctuation is a match of its own. */
+static vptq_status punctuation(vptq_vocab *v, const json_t *step, vptq_err *err)
+{
+    vptq_split s = {.pattern = "[\\p{P}$+<=>^`|~]"};
+    vptq_status st = split_behavior(v, step, "Isolated", &s.kind, err);
+    return st ? st : vptq_vocab_add_split(v, s, err);
+}
+
+/* Words, and runs of neither words nor space.  Not a pattern for Oniguruma there: joiners
+ * belong to words. */
+static vptq_status whitespace(vptq_vocab *v, vptq_err *err)
+{
+    static const char pattern[] = "[\\w\\x{200C}\\x{200D}]+|[^\\w\\x{200C}\\x{200D}\\s]+";
+    return vptq_vocab_add_split(
+        v, (vptq_split){.kind = VPTQ_SPLIT_REMOVED, .pattern = pattern, .invert = true}, err);
+}
+
+static vptq_status char_delimiter(vptq_vocab *v, const json_t *step, vptq_err *err)
+{
+    vptq_split s = {.kind = VPTQ_SPLIT_REMOVED};
+    const char *delimiter = NULL;
+    vptq_status st = vptq_json_str_or(step, v->source, "delimiter", NULL, &delimiter, err);
+    if (st)
+        return st;
+    uint32_t cp = 0;
+    size_t len = strlen(delimiter);
+    if (len == 0 || vptq_utf8_decode(delimiter, len, &cp) != len)
+        return vptq_fail(err, VPTQ_E_FORMAT, "%s: the delimiter '%.100s' is not one character",
+                         v->source, delimiter);
+    s.pattern = quoted(v, delimiter, err);
+    return s.pattern ? vptq_vocab_add_split(v, s, err) : VPTQ_E_NOMEM;
+}
+
+static vptq_status digits(vptq_vocab *v, const json_t *step, vptq_err *err)
+{
+    vptq_split s = {.kind = VPTQ_SPLIT_DIGITS};
+    vptq_status st =
+        vptq_json_bool_or(step, v->source, "individual_digits", false, &s.individual, err);
+    return st ? st : vptq_vocab_add_split(v, s, err);
+}
+
 static vptq_status pre_tokenizer(vptq_vocab *v, const json_t *step, const char *type,
                                  vptq_err *err)
 {
@@ -249,58 +377,104 @@ static vptq_status pre_tokenizer(vptq_vocab *v, const json_t *step, const char *
         return byte_level(v, step, err);
     if (strcmp(type, "Metaspace") == 0)
         return metaspace(v, step, err);
-    if (strcmp(type, "Digits") != 0)
-        return unsupported(v, "pre-tokenizer", type, err);
-    vptq_split s = {.kind = VPTQ_SPLIT_DIGITS};
-    vptq_status st =
-        vptq_json_bool_or(step, v->source, "individual_digits", false, &s.individual, err);
-    return st ? st : vptq_vocab_add_split(v, s, err);
+    if (strcmp(type, "Digits") == 0)
+        return digits(v, step, err);
+    if (strcmp(type, "Punctuation") == 0)
+        return punctuation(v, step, err);
+    if (strcmp(type, "CharDelimiterSplit") == 0)
+        return char_delimiter(v, step, err);
+    if (strcmp(type, "WhitespaceSplit") == 0)
+        return vptq_vocab_add_split(
+            v, (vptq_split){.kind = VPTQ_SPLIT_REMOVED, .pattern = "\\s"}, err);
+    if (strcmp(type, "Whitespace") == 0)
+        return whitespace(v, err);
+    return unsupported(v, "pre-tokenizer", type, err);
 }
 
 /* --- decoder --- */
 
+/* U+2581 to a space is what decoding does anyway. */
+static vptq_status decoder_replace(const vptq_vocab *v, const json_t *step, vptq_err *err)
+{
+    const char *from = NULL, *to = NULL;
+    vptq_status st = VPTQ_OK;
+    VPTQ_TRY(vptq_json_str_or(json_object_get(step, "pattern"), v->source, "String", NULL,
+                              &from, err));
+    VPTQ_TRY(vptq_json_str_or(step, v->source, "content", NULL, &to, err));
+    if (strcmp(from, VPTQ_META) != 0 || strcmp(to, " ") != 0)
+        st = unsupported(v, "decoder Replace of", from, err);
+out:
+    return st;
+}
+
+/* The only one that is handled takes at most a space off the start of the whole text. */
+static vptq_status decoder_strip(vptq_vocab *v, const json_t *step, bool fused, vptq_err *err)
+{
+    const char *content = NULL;
+    uint64_t start = 0, stop = 0;
+    vptq_status st = VPTQ_OK;
+    VPTQ_TRY(vptq_json_str_or(step, v->source, "content", NULL, &content, err));
+    VPTQ_TRY(vptq_json_u64_or(step, v->source, "start", UINT32_MAX, 0, &start, err));
+    VPTQ_TRY(vptq_json_u64_or(step, v->source, "stop", UINT32_MAX, 0, &stop, err));
+    if (strcmp(content, " ") != 0 || start > 1 || stop > 0)
+        st = unsupported(v, "decoder Strip of", content, err);
+    else if (start > 0 && !fused)
+        st = unsupported(v, "decoder", "Strip before Fuse", err);
+    else
+        v->strip_start = v->strip_start || start == 1;
+out:
+    return st;
+}
+
+static vptq_status decoder_metaspace(vptq_vocab *v, const json_t *step, bool fused,
+                                     vptq_err *err)
+{
+    vptq_prepend scheme = VPTQ_PREPEND_NEVER;
+    vptq_status st = VPTQ_OK;
+    VPTQ_TRY(need_meta(v, step, err));
+    VPTQ_TRY(prepend_scheme(v, step, &scheme, err));
+    if (fused)
+        st = unsupported(v, "decoder", "Metaspace behind Fuse", err);
+    v->strip_marks = scheme != VPTQ_PREPEND_NEVER;
+out:
+    return st;
+}
+
 /* Decoding is the inverse of the model's kind; a decoder that says something else is refused.
- */
-static vptq_status decoder(vptq_vocab *v, const json_t *step, const char *type, vptq_err *err)
+ * `fused`: a Fuse stands in front of it. */
+static vptq_status decoder(vptq_vocab *v, const json_t *step, const char *type, bool fused,
+                           vptq_err *err)
 {
     bool bytes = v->kind == VPTQ_VOCAB_BYTE_BPE;
-    vptq_status st = VPTQ_OK;
     if (strcmp(type, "ByteLevel") == 0)
         return bytes ? VPTQ_OK
                      : unsupported(v, "decoder", "ByteLevel without pre-tokenizer", err);
     if (strcmp(type, "Fuse") == 0)
         return VPTQ_OK;
-    if (!bytes && strcmp(type, "ByteFallback") == 0)
-        return VPTQ_OK;
-    if (!bytes && strcmp(type, "Metaspace") == 0) {
-        vptq_prepend scheme = VPTQ_PREPEND_NEVER;
-        VPTQ_TRY(need_meta(v, step, err));
-        VPTQ_TRY(prepend_scheme(v, step, &scheme, err));
-        v->strip_start = scheme != VPTQ_PREPEND_NEVER;
+    if (bytes)
+        return unsupported(v, "decoder", type, err);
+    if (strcmp(type, "ByteFallback") == 0) {
+        vptq_vocab_mark_bytes(v);
         return VPTQ_OK;
     }
-    if (!bytes && strcmp(type, "Replace") == 0) {
-        const char *from = NULL, *to = NULL;
-        VPTQ_TRY(vptq_json_str_or(json_object_get(step, "pattern"), v->source, "String", NULL,
-                                  &from, err));
-        VPTQ_TRY(vptq_json_str_or(step, v->source, "content", NULL, &to, err));
-        if (strcmp(from, VPTQ_META) != 0 || strcmp(to, " ") != 0)
-            return unsupported(v, "decoder Replace of", from, err);
-        return VPTQ_OK;
-    }
-    if (!bytes && strcmp(type, "Strip") == 0) {
-        const char *content = NULL;
-        uint64_t start = 0, stop = 0;
-        VPTQ_TRY(vptq_json_str_or(step, v->source, "content", NULL, &content, err));
-        VPTQ_TRY(vptq_json_u64_or(step, v->source, "start", UINT32_MAX, 0, &start, err));
-        VPTQ_TRY(vptq_json_u64_or(step, v->source, "stop", UINT32_MAX, 0, &stop, err));
-        if (strcmp(content, " ") != 0 || start > 1 || stop > 0)
-            return unsupported(v, "decoder Strip of", content, err);
-        v->strip_start = start == 1;
-        return VPTQ_OK;
-    }
+    if (strcmp(type, "Metaspace") == 0)
+        return decoder_metaspace(v, step, fused, err);
+    if (strcmp(type, "Replace") == 0)
+        return decoder_replace(v, step, err);
+    if (strcmp(type, "Strip") == 0)
+        return decoder_strip(v, step, fused, err);
     return unsupported(v, "decoder", type, err);
-out:
+}
+
+static vptq_status each_decoder(vptq_vocab *v, const json_t *part, vptq_err *err)
+{
+    steps s = {.what = "decoder", .list = "decoders"};
+    bool fused = false;
+    vptq_status st = take_apart(v, part, 0, &s, err);
+    for (size_t i = 0; i < s.count && !st; i++) {
+        st = decoder(v, s.of[i], s.type[i], fused, err);
+        fused = fused || strcmp(s.type[i], "Fuse") == 0;
+    }
     return st;
 }
 
@@ -361,12 +535,12 @@ vptq_status vptq_vocab_json_steps(vptq_vocab *v, const json_t *root, vptq_err *e
 {
     vptq_status st = VPTQ_OK;
     v->kind = VPTQ_VOCAB_SPM_BPE; /* until a ByteLevel step says otherwise */
-    VPTQ_TRY(walk(v, json_object_get(root, "normalizer"), "normalizer", "normalizers", 0,
+    VPTQ_TRY(each(v, json_object_get(root, "normalizer"), "normalizer", "normalizers",
                   normalizer, err));
-    VPTQ_TRY(walk(v, json_object_get(root, "pre_tokenizer"), "pre-tokenizer", "pretokenizers",
-                  0, pre_tokenizer, err));
-    VPTQ_TRY(walk(v, json_object_get(root, "decoder"), "decoder", "decoders", 0, decoder, err));
-    VPTQ_TRY(walk(v, json_object_get(root, "post_processor"), "post-processor", "processors", 0,
+    VPTQ_TRY(each(v, json_object_get(root, "pre_tokenizer"), "pre-tokenizer", "pretokenizers",
+                  pre_tokenizer, err));
+    VPTQ_TRY(each_decoder(v, json_object_get(root, "decoder"), err));
+    VPTQ_TRY(each(v, json_object_get(root, "post_processor"), "post-processor", "processors",
                   post_processor, err));
 out:
     return st;

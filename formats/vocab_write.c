@@ -215,6 +215,13 @@ static json_t *norm_json(const vptq_norm *n)
         return json_pack("{s:s, s:{s:s}, s:s}", "type", "Replace", "pattern",
                          n->kind == VPTQ_NORM_REGEX ? "Regex" : "String", n->pattern, "content",
                          n->content);
+    case VPTQ_NORM_STRIP:
+        return json_pack("{s:s, s:b, s:b}", "type", "Strip", "strip_left", n->left,
+                         "strip_right", n->right);
+    case VPTQ_NORM_LOWER:
+        return json_pack("{s:s}", "type", "Lowercase");
+    case VPTQ_NORM_UNMARK:
+        return json_pack("{s:s}", "type", "StripAccents");
     }
     return NULL;
 }
@@ -234,13 +241,19 @@ static json_t *normalizer_json(const vptq_vocab *v)
 static json_t *split_json(const vptq_split *s)
 {
     static const char *const schemes[3] = {"never", "first", "always"};
+    static const char *const behaviors[] = {
+        [VPTQ_SPLIT_ISOLATED] = "Isolated",       [VPTQ_SPLIT_REMOVED] = "Removed",
+        [VPTQ_SPLIT_CONTIGUOUS] = "Contiguous",   [VPTQ_SPLIT_TO_LEFT] = "MergedWithPrevious",
+        [VPTQ_SPLIT_TO_RIGHT] = "MergedWithNext",
+    };
     switch (s->kind) {
     case VPTQ_SPLIT_ISOLATED:
     case VPTQ_SPLIT_REMOVED:
+    case VPTQ_SPLIT_CONTIGUOUS:
+    case VPTQ_SPLIT_TO_LEFT:
+    case VPTQ_SPLIT_TO_RIGHT:
         return json_pack("{s:s, s:{s:s}, s:s, s:b}", "type", "Split", "pattern", "Regex",
-                         s->pattern, "behavior",
-                         s->kind == VPTQ_SPLIT_ISOLATED ? "Isolated" : "Removed", "invert",
-                         s->invert);
+                         s->pattern, "behavior", behaviors[s->kind], "invert", s->invert);
     case VPTQ_SPLIT_DIGITS:
         return json_pack("{s:s, s:b}", "type", "Digits", "individual_digits", s->individual);
     case VPTQ_SPLIT_METASPACE:
@@ -298,8 +311,12 @@ static json_t *decoder_json(const vptq_vocab *v)
     if (v->kind == VPTQ_VOCAB_BYTE_BPE)
         return byte_level_json(true, true);
     json_t *members =
-        json_pack("[{s:s, s:{s:s}, s:s}, {s:s}, {s:s}]", "type", "Replace", "pattern", "String",
-                  VPTQ_META, "content", " ", "type", "ByteFallback", "type", "Fuse");
+        v->strip_marks ? json_pack("[{s:s, s:s, s:s, s:b}, {s:s}, {s:s}]", "type", "Metaspace",
+                                   "replacement", VPTQ_META, "prepend_scheme", "always",
+                                   "split", 1, "type", "ByteFallback", "type", "Fuse")
+                       : json_pack("[{s:s, s:{s:s}, s:s}, {s:s}, {s:s}]", "type", "Replace",
+                                   "pattern", "String", VPTQ_META, "content", " ", "type",
+                                   "ByteFallback", "type", "Fuse");
     if (members && v->strip_start &&
         !append(members, json_pack("{s:s, s:s, s:i, s:i}", "type", "Strip", "content", " ",
                                    "start", 1, "stop", 0))) {

@@ -94,8 +94,9 @@ void vtok_expect_text(const vtok *k, const int32_t *ids, size_t n, bool special,
 {
     vptq_err err = {0};
     vptq_buf b;
+    bool start = true;
     vptq_buf_init(&b, NULL);
-    assert_ok(vptq_tokenizer_decode(k->t, ids, n, true, special, &b, &err), &err);
+    assert_ok(vptq_tokenizer_decode(k->t, ids, n, &start, special, &b, &err), &err);
     if (b.len != len || memcmp(b.data, text, len) != 0)
         fail_msg("%s: decoding gives '%s', expected '%.*s'", what, b.data, (int)len, text);
     vptq_buf_release(&b);

@@ -97,10 +97,9 @@ static vptq_status write_token(writer *w, int32_t id, vptq_err *err)
     if (!w->emit)
         return VPTQ_OK;
     vptq_status st =
-        vptq_tokenizer_decode(w->t, &id, 1, w->at_start, w->special, &w->text, err);
+        vptq_tokenizer_decode(w->t, &id, 1, &w->at_start, w->special, &w->text, err);
     if (st || w->text.len == 0)
         return st;
-    w->at_start = false;
     size_t tail = incomplete_tail(w->text.data, w->text.len), ready = w->text.len - tail;
     if (ready)
         w->emit(w->arg, w->text.data, ready);

@@ -67,7 +67,7 @@ static vptq_status decode_pieces(vptq_tokenizer *t, vptq_err *err)
         }
         next += b->len;
     }
-    for (uint32_t i = 0; i < v->added_count; i++)
+    for (uint32_t i = 0; v->kind == VPTQ_VOCAB_BYTE_BPE && i < v->added_count; i++)
         t->bytes[v->added[i].id] = (vptq_span){v->added[i].text, v->added[i].len};
     return VPTQ_OK;
 }
@@ -194,17 +194,18 @@ static vptq_status encode_section(vptq_encoder *e, const char *text, size_t len,
                                   bool special, vptq_err *err)
 {
     vptq_span s;
+    bool cut = false;
     vptq_status st = VPTQ_OK;
     if (len == 0)
         return VPTQ_OK;
-    VPTQ_TRY(vptq_normalize(e->t, &e->regex, e->norm, text, len, &s, err));
+    VPTQ_TRY(vptq_normalize(e->t, &e->regex, e->norm, text, len, &s, &cut, err));
     for (size_t at = 0; at < s.len;) {
         size_t begin = s.len, end = s.len;
         int32_t id =
             vptq_added_find(&e->t->normalized, s.text, s.len, at, special, &begin, &end);
         if (id < 0)
             begin = end = s.len;
-        VPTQ_TRY(vptq_split_words(e, s.text + at, begin - at, first && at == 0, err));
+        VPTQ_TRY(vptq_split_words(e, s.text + at, begin - at, first && !cut && at == 0, err));
         if (id >= 0)
             VPTQ_TRY(vptq_ids_add(e->out, &id, 1, err));
         at = end;
@@ -243,11 +244,33 @@ out:
 
 /* --- decoding --- */
 
+/* An id at the start of a text.  The text loses one space (strip_start), so that an id without
+ * bytes leaves the start to the next one; the first id loses all of its marks (strip_marks). */
+static vptq_status decode_first(const vptq_tokenizer *t, int32_t id, bool *start, vptq_buf *out,
+                                vptq_err *err)
+{
+    const vptq_piece *p = &t->v->pieces[id];
+    vptq_span b = t->bytes[id];
+    if (t->v->strip_marks && p->type != VPTQ_PIECE_BYTE) {
+        vptq_status st = VPTQ_OK;
+        for (size_t i = 0; i < p->len && !st;) {
+            bool meta = p->len - i >= 3 && memcmp(p->text + i, VPTQ_META, 3) == 0;
+            if (!meta)
+                st = vptq_buf_add(out, p->text + i, 1, err);
+            i += meta ? 3 : 1;
+        }
+        *start = false;
+        return st;
+    }
+    *start = b.len == 0 && !t->v->strip_marks;
+    bool drop = t->v->strip_start && b.len > 0 && b.text[0] == ' ';
+    return vptq_buf_add(out, b.text + drop, b.len - drop, err);
+}
+
 vptq_status vptq_tokenizer_decode(const vptq_tokenizer *t, const int32_t *ids, size_t n,
-                                  bool start, bool special, vptq_buf *out, vptq_err *err)
+                                  bool *start, bool special, vptq_buf *out, vptq_err *err)
 {
     const vptq_vocab *v = t->v;
-    bool strip = start && v->strip_start;
     vptq_status st = VPTQ_OK;
     for (size_t i = 0; i < n; i++) {
         if (ids[i] < 0 || (uint32_t)ids[i] >= v->count) {
@@ -258,14 +281,12 @@ vptq_status vptq_tokenizer_decode(const vptq_tokenizer *t, const int32_t *ids, s
             goto out;
         }
         uint8_t type = v->pieces[ids[i]].type;
-        vptq_span b = t->bytes[ids[i]];
-        bool hidden = type == VPTQ_PIECE_CONTROL || type == VPTQ_PIECE_UNKNOWN;
-        if (hidden && !special)
+        if ((type == VPTQ_PIECE_CONTROL || type == VPTQ_PIECE_UNKNOWN) && !special)
             continue;
-        if (strip && type == VPTQ_PIECE_NORMAL && b.len > 0 && b.text[0] == ' ')
-            b = (vptq_span){b.text + 1, b.len - 1};
-        strip = strip && hidden;
-        VPTQ_TRY(vptq_buf_add(out, b.text, b.len, err));
+        if (*start)
+            VPTQ_TRY(decode_first(t, ids[i], start, out, err));
+        else
+            VPTQ_TRY(vptq_buf_add(out, t->bytes[ids[i]].text, t->bytes[ids[i]].len, err));
     }
 out:
     return st;

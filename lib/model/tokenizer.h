@@ -41,10 +41,12 @@ vptq_status vptq_tokenizer_encode(const vptq_tokenizer *t, const char *text, siz
                                   unsigned flags, vptq_ids *out, vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Appends the bytes of the ids, as the model's users see them: special tokens as their text
- * when `special`, else nothing; for SPM the space that the prefix added is dropped at the start
- * when `start` is true.  An id outside the vocabulary is VPTQ_E_ARG. */
+ * when `special`, else nothing.  *start: nothing of the text came before these ids, so that the
+ * space that encoding puts in front of a text is dropped from its first one; false from the
+ * first id on that begins the text, so that a text can be decoded id by id.  An id's bytes may
+ * end within a character.  An id outside the vocabulary is VPTQ_E_ARG. */
 vptq_status vptq_tokenizer_decode(const vptq_tokenizer *t, const int32_t *ids, size_t n,
-                                  bool start, bool special, vptq_buf *out,
+                                  bool *start, bool special, vptq_buf *out,
                                   vptq_err *err) VPTQ_MUST_CHECK;
 
 #endif

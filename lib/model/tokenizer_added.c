@@ -56,8 +56,9 @@ vptq_status vptq_added_prepare(vptq_tokenizer *t, vptq_err *err)
     for (uint32_t i = 0; i < v->added_count; i++) {
         const vptq_added_token *a = &v->added[i];
         vptq_span text = {a->text, a->len};
+        bool cut;
         if (a->normalized)
-            VPTQ_TRY(vptq_normalize(t, &run, norm, a->text, a->len, &text, err));
+            VPTQ_TRY(vptq_normalize(t, &run, norm, a->text, a->len, &text, &cut, err));
         if (text.len > 0)
             VPTQ_TRY(add_entry(t, sets[a->normalized], text, a, err));
     }
@@ -112,22 +113,14 @@ static const entry *longest(const vptq_added_set *set, const char *text, size_t 
     return best;
 }
 
-/* The character that ends at text[at] (at > 0), 0 for invalid bytes; its length in *size. */
-static uint32_t char_before(const char *text, size_t at, size_t *size)
-{
-    size_t begin = at - 1;
-    while (begin > 0 && at - begin < 4 && ((unsigned char)text[begin] & 0xC0) == 0x80)
-        begin--;
-    uint32_t cp = 0;
-    *size = at - begin;
-    if (vptq_utf8_decode(text + begin, at - begin, &cp) != *size)
-        return *size = 1, 0;
-    return cp;
-}
-
-/* \w of a regular expression: letters, marks, numbers, connecting punctuation. */
+/* \w of a regular expression: what is alphabetic (letters, letter numbers, letters in circles
+ * and squares), marks, decimal digits, connecting punctuation, the two joiners. */
 static bool is_word(uint32_t cp)
 {
+    if (cp == 0x200C || cp == 0x200D || (cp >= 0x24B6 && cp <= 0x24E9) ||
+        (cp >= 0x1F130 && cp <= 0x1F149) || (cp >= 0x1F150 && cp <= 0x1F169) ||
+        (cp >= 0x1F170 && cp <= 0x1F189))
+        return true;
     switch (utf8proc_category((utf8proc_int32_t)cp)) {
     case UTF8PROC_CATEGORY_LU:
     case UTF8PROC_CATEGORY_LL:
@@ -150,7 +143,7 @@ static bool stands_alone(const char *text, size_t len, size_t begin, size_t end)
 {
     size_t size;
     uint32_t cp = 0;
-    if (begin > 0 && is_word(char_before(text, begin, &size)))
+    if (begin > 0 && is_word(vptq_char_before(text, begin, &size)))
         return false;
     return vptq_utf8_decode(text + end, len - end, &cp) == 0 || !is_word(cp);
 }
@@ -159,8 +152,8 @@ static void swallow_space(const vptq_added_token *a, const char *text, size_t le
                           size_t *begin, size_t *end)
 {
     size_t size = 0;
-    while (a->lstrip && *begin > from && vptq_utf8_space(char_before(text, *begin, &size)) &&
-           *begin - size >= from)
+    while (a->lstrip && *begin > from &&
+           vptq_utf8_space(vptq_char_before(text, *begin, &size)) && *begin - size >= from)
         *begin -= size;
     while (a->rstrip && *end < len) {
         uint32_t cp = 0;

@@ -106,18 +106,28 @@ void vptq_regex_release(vptq_tokenizer *t);
 vptq_status vptq_regex_open(const vptq_tokenizer *t, vptq_regex_run *run,
                             vptq_err *err) VPTQ_MUST_CHECK;
 void vptq_regex_close(vptq_regex_run *run); /* accepts a zeroed one */
-/* The first match that is not empty in valid UTF-8 text at or behind `from`: *begin == *end ==
- * len when there is none. */
-vptq_status vptq_regex_find(const vptq_tokenizer *t, const pcre2_code *code,
-                            vptq_regex_run *run, const char *text, size_t len, size_t from,
-                            size_t *begin, size_t *end, vptq_err *err) VPTQ_MUST_CHECK;
+
+/* The matches of a pattern in valid UTF-8 text [len], from the left; begin with {0}. */
+typedef struct vptq_matches {
+    size_t begin, end; /* the match; both len when there is none any more */
+    bool found;
+    size_t from; /* where to search on */
+    bool behind; /* a match ended at `end`: an empty one there does not count */
+} vptq_matches;
+vptq_status vptq_regex_next(const vptq_tokenizer *t, const pcre2_code *code,
+                            vptq_regex_run *run, const char *text, size_t len, vptq_matches *m,
+                            vptq_err *err) VPTQ_MUST_CHECK;
 
 /* --- normalizing (tokenizer_norm.c) --- */
 
-/* The section after all steps; *out is in one of the buffers or the text itself. */
+/* The section after all steps; *out is in one of the buffers or the text itself.  *cut: a step
+ * took away what the section began with. */
 vptq_status vptq_normalize(const vptq_tokenizer *t, vptq_regex_run *run, vptq_buf norm[2],
-                           const char *text, size_t len, vptq_span *out,
+                           const char *text, size_t len, vptq_span *out, bool *cut,
                            vptq_err *err) VPTQ_MUST_CHECK;
+
+/* The character that ends at text[at] (at > 0), 0 for invalid bytes; its length in *size. */
+uint32_t vptq_char_before(const char *text, size_t at, size_t *size);
 
 /* --- splitting (tokenizer_split.c) --- */
 

@@ -86,60 +86,132 @@ out:
     return st;
 }
 
-static vptq_status replace(const vptq_norm *step, const char *text, size_t len, vptq_buf *out,
+/* Appends `content` unless it is empty; *cut as in vptq_normalize when the match at the start
+ * of the text leaves nothing. */
+static vptq_status put_content(const vptq_norm *step, bool at_start, vptq_buf *out, bool *cut,
+                               vptq_err *err)
+{
+    size_t len = strlen(step->content);
+    *cut = *cut || (at_start && len == 0);
+    return vptq_buf_add(out, step->content, len, err);
+}
+
+static vptq_status replace(const vptq_norm *step, vptq_span s, vptq_buf *out, bool *cut,
                            vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    size_t pattern_len = strlen(step->pattern), content_len = strlen(step->content);
-    size_t copied = 0;
-    for (size_t i = 0; i + pattern_len <= len;) {
-        const char *hit = memchr(text + i, step->pattern[0], len - pattern_len - i + 1);
+    size_t pattern_len = strlen(step->pattern), copied = 0;
+    for (size_t i = 0; i + pattern_len <= s.len;) {
+        const char *hit = memchr(s.text + i, step->pattern[0], s.len - pattern_len - i + 1);
         if (!hit)
             break;
-        i = (size_t)(hit - text);
+        i = (size_t)(hit - s.text);
         if (memcmp(hit, step->pattern, pattern_len) != 0) {
             i++;
             continue;
         }
-        VPTQ_TRY(vptq_buf_add(out, text + copied, i - copied, err));
-        VPTQ_TRY(vptq_buf_add(out, step->content, content_len, err));
+        VPTQ_TRY(vptq_buf_add(out, s.text + copied, i - copied, err));
+        VPTQ_TRY(put_content(step, i == 0, out, cut, err));
         i += pattern_len;
         copied = i;
     }
-    VPTQ_TRY(vptq_buf_add(out, text + copied, len - copied, err));
+    VPTQ_TRY(vptq_buf_add(out, s.text + copied, s.len - copied, err));
 out:
     return st;
 }
 
+/* Bytes that are not UTF-8 end a text for the pattern and pass. */
 static vptq_status replace_regex(const vptq_tokenizer *t, uint32_t step, vptq_regex_run *run,
-                                 const char *text, size_t len, vptq_buf *out, vptq_err *err)
+                                 vptq_span s, vptq_buf *out, bool *cut, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    const char *content = t->v->norms[step].content;
-    for (size_t i = 0; i < len;) {
-        size_t valid = vptq_utf8_valid_prefix(text + i, len - i);
-        for (size_t at = 0; at < valid;) {
-            size_t begin = 0, end = 0;
-            VPTQ_TRY(vptq_regex_find(t, t->norm_code[step], run, text + i, valid, at, &begin,
-                                     &end, err));
-            VPTQ_TRY(vptq_buf_add(out, text + i + at, begin - at, err));
-            if (end > begin)
-                VPTQ_TRY(vptq_buf_add(out, content, strlen(content), err));
-            at = end;
+    for (size_t i = 0; i < s.len;) {
+        size_t valid = vptq_utf8_valid_prefix(s.text + i, s.len - i), at = 0;
+        for (vptq_matches m = {.found = valid > 0}; m.found; at = m.end) {
+            VPTQ_TRY(vptq_regex_next(t, t->norm_code[step], run, s.text + i, valid, &m, err));
+            VPTQ_TRY(vptq_buf_add(out, s.text + i + at, m.begin - at, err));
+            if (m.found)
+                VPTQ_TRY(put_content(&t->v->norms[step], m.end > 0 && m.begin == 0 && i == 0,
+                                     out, cut, err));
         }
         i += valid;
-        if (i < len)
-            VPTQ_TRY(vptq_buf_add(out, text + i++, 1, err));
+        if (i < s.len)
+            VPTQ_TRY(vptq_buf_add(out, s.text + i++, 1, err));
+    }
+out:
+    return st;
+}
+
+uint32_t vptq_char_before(const char *text, size_t at, size_t *size)
+{
+    size_t begin = at - 1;
+    while (begin > 0 && at - begin < 4 && ((unsigned char)text[begin] & 0xC0) == 0x80)
+        begin--;
+    uint32_t cp = 0;
+    *size = at - begin;
+    if (vptq_utf8_decode(text + begin, at - begin, &cp) != *size)
+        return *size = 1, 0;
+    return cp;
+}
+
+/* The text without white space at its ends. */
+static vptq_span strip(const vptq_norm *step, vptq_span s, bool *cut)
+{
+    size_t begin = 0, end = s.len, size = 0;
+    uint32_t cp = 0;
+    while (step->left && begin < end) {
+        size = vptq_utf8_decode(s.text + begin, end - begin, &cp);
+        if (size == 0 || !vptq_utf8_space(cp))
+            break;
+        begin += size;
+    }
+    while (step->right && begin < end && vptq_utf8_space(vptq_char_before(s.text, end, &size)))
+        end -= size;
+    *cut = *cut || begin > 0;
+    return (vptq_span){s.text + begin, end - begin};
+}
+
+static bool is_mark(uint32_t cp)
+{
+    utf8proc_category_t c = utf8proc_category((utf8proc_int32_t)cp);
+    return c == UTF8PROC_CATEGORY_MN || c == UTF8PROC_CATEGORY_MC || c == UTF8PROC_CATEGORY_ME;
+}
+
+/* LOWER or UNMARK, character by character. */
+static vptq_status each_char(vptq_norm_kind kind, vptq_span s, vptq_buf *out, bool *cut,
+                             vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    for (size_t i = 0; i < s.len;) {
+        uint32_t cp = 0;
+        char lower[4];
+        size_t size = vptq_utf8_decode(s.text + i, s.len - i, &cp);
+        const char *put = s.text + i;
+        size_t n = size > 0 ? size : 1;
+        i += n;
+        if (size > 0 && kind == VPTQ_NORM_LOWER && cp == 0x130) {
+            put = "i\xCC\x87"; /* the only one whose lower case is two characters */
+            n = 3;
+        } else if (size > 0 && kind == VPTQ_NORM_LOWER) {
+            n = vptq_utf8_encode((uint32_t)utf8proc_tolower((utf8proc_int32_t)cp), lower);
+            put = lower;
+        } else if (size > 0 && is_mark(cp)) {
+            *cut = *cut || i == n;
+            continue;
+        }
+        VPTQ_TRY(vptq_buf_add(out, put, n, err));
     }
 out:
     return st;
 }
 
 vptq_status vptq_normalize(const vptq_tokenizer *t, vptq_regex_run *run, vptq_buf norm[2],
-                           const char *text, size_t len, vptq_span *out, vptq_err *err)
+                           const char *text, size_t len, vptq_span *out, bool *cut,
+                           vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     *out = (vptq_span){text, len};
+    *cut = false;
     for (uint32_t s = 0; s < t->v->norm_count; s++) {
         const vptq_norm *step = &t->v->norms[s];
         vptq_buf *to = &norm[s % 2];
@@ -151,16 +223,25 @@ vptq_status vptq_normalize(const vptq_tokenizer *t, vptq_regex_run *run, vptq_bu
             VPTQ_TRY(vptq_buf_add(to, out->text, out->len, err));
             break;
         case VPTQ_NORM_REPLACE:
-            VPTQ_TRY(replace(step, out->text, out->len, to, err));
+            VPTQ_TRY(replace(step, *out, to, cut, err));
             break;
         case VPTQ_NORM_REGEX:
-            VPTQ_TRY(replace_regex(t, s, run, out->text, out->len, to, err));
+            VPTQ_TRY(replace_regex(t, s, run, *out, to, cut, err));
             break;
         case VPTQ_NORM_NFC:
         case VPTQ_NORM_NFD:
         case VPTQ_NORM_NFKC:
         case VPTQ_NORM_NFKD:
             VPTQ_TRY(compose(t->arena.mem, step->kind, out->text, out->len, to, err));
+            break;
+        case VPTQ_NORM_STRIP: {
+            vptq_span rest = strip(step, *out, cut);
+            VPTQ_TRY(vptq_buf_add(to, rest.text, rest.len, err));
+            break;
+        }
+        case VPTQ_NORM_LOWER:
+        case VPTQ_NORM_UNMARK:
+            VPTQ_TRY(each_char(step->kind, *out, to, cut, err));
             break;
         }
         *out = (vptq_span){to->data, to->len};

@@ -29,53 +29,94 @@ static vptq_status out_of_memory(const vptq_tokenizer *t, vptq_err *err)
     return vptq_fail(err, VPTQ_E_NOMEM, "%s: out of memory for the patterns", t->v->source);
 }
 
-/* PCRE counts U+180E as white space, Unicode since 6.3 does not: \s and \S are spelled out. */
-static char *spelled_out(vptq_tokenizer *t, const char *pattern, vptq_err *err)
-{
+/* Oniguruma's sets where PCRE's are others: PCRE counts U+180E as white space, and neither
+ * marks nor letters in circles and squares as parts of words.  Alone, Oniguruma's \w also takes
+ * the superscripts and fractions of Latin-1, in a class it does not. */
 #define SPACES "\\t-\\r\\x{85}\\p{Z}"
-    static const char *const sets[2] = {"[" SPACES "]", "[^" SPACES "]"};
-    size_t longest = strlen(sets[1]);
-    char *out = vptq_arena_alloc(&t->arena, strlen(pattern) + 1, longest, err);
-    size_t n = 0;
-    bool in_class = false;
-    for (const char *p = pattern; out && *p; p++) {
-        const char *put = NULL;
-        if (*p == '\\' && p[1] == 's')
-            put = in_class ? SPACES : sets[0];
-        else if (*p == '\\' && p[1] == 'S' && !in_class)
-            put = sets[1];
-        if (put) {
-            memcpy(out + n, put, strlen(put));
-            n += strlen(put);
-            p++;
-            continue;
-        }
-        out[n++] = *p;
-        if ((*p == '\\' && p[1] != 0) || (in_class && *p == '[' && p[1] == ':') ||
-            (in_class && *p == ':' && p[1] == ']'))
-            out[n++] = *++p; /* an escape, or an end of a name like [:alpha:] */
-        else if (*p == '[' && !in_class)
-            in_class = true;
-        else if (*p == ']')
-            in_class = false;
+#define WORDS                                                                                  \
+    "\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}\\x{24B6}-\\x{24E9}\\x{1F130}-\\x{1F149}\\x{1F150}-\\x{" \
+    "1F169}"                                                                                   \
+    "\\x{1F170}-\\x{1F189}"
+#define WORD     "[" WORDS "\\xB2\\xB3\\xB9\\xBC-\\xBE]"
+#define NOT_WORD "[^" WORDS "\\xB2\\xB3\\xB9\\xBC-\\xBE]"
+
+typedef struct spelling {
+    const char *name, *alone, *in_class; /* NULL: stays as it is */
+} spelling;
+
+static const spelling spellings[] = {
+    {"\\s", "[" SPACES "]", SPACES},
+    {"\\S", "[^" SPACES "]", "\\P{White_Space}"},
+    {"\\w", WORD, WORDS},
+    {"\\W", NOT_WORD, NULL},
+    {"\\b", "(?:(?<=" WORD ")(?!" WORD ")|(?<!" WORD ")(?=" WORD "))", NULL},
+    {"\\B", "(?:(?<=" WORD ")(?=" WORD ")|(?<!" WORD ")(?!" WORD "))", NULL},
+    {"\\u", "\\x", "\\x"}, /* four digits get braces */
+    {"[:space:]", NULL, SPACES},
+    {"[:word:]", NULL, WORDS},
+    {"[:alpha:]", NULL, "\\p{Alphabetic}"},
+    {"[:alnum:]", NULL, "\\p{Alphabetic}\\p{Nd}"},
+    {"[:upper:]", NULL, "\\p{Uppercase}"},
+    {"[:lower:]", NULL, "\\p{Lowercase}"},
+    {"[:punct:]", NULL, "\\p{P}\\p{S}"},
+};
+
+static const spelling *find_spelling(const char *p)
+{
+    for (size_t i = 0; i < sizeof spellings / sizeof spellings[0]; i++) {
+        if (strncmp(p, spellings[i].name, strlen(spellings[i].name)) == 0)
+            return &spellings[i];
     }
-    if (out)
-        out[n] = 0;
-    return out;
-#undef SPACES
+    return NULL;
 }
 
-static vptq_status compile(vptq_tokenizer *t, const char *pattern, pcre2_code **out,
-                           vptq_err *err)
+/* Appends the pattern in PCRE's words. */
+static vptq_status spell_out(const char *p, vptq_buf *out, vptq_err *err)
+{
+    bool in_class = false;
+    vptq_status st = VPTQ_OK;
+    while (*p) {
+        const spelling *s = find_spelling(p);
+        const char *put = !s ? NULL : in_class ? s->in_class : s->alone;
+        size_t n = 1;
+        if (put) {
+            VPTQ_TRY(vptq_buf_add(out, put, strlen(put), err));
+            p += strlen(s->name);
+            if (s->name[1] != 'u')
+                continue;
+            n = strspn(p, "0123456789abcdefABCDEF");
+            n = n < 4 ? n : 4;
+            VPTQ_TRY(vptq_buf_printf(out, err, "{%.*s}", (int)n, p));
+            p += n;
+            continue;
+        }
+        if (*p == '\\' && p[1] != 0) {
+            n = 2;
+        } else if (!in_class && *p == '[') {
+            in_class = true;
+            n += p[1] == '^';
+            n += p[n] == ']'; /* the first one is a member */
+        } else if (in_class && *p == '[' && p[1] == ':' && strstr(p, ":]")) {
+            n = (size_t)(strstr(p, ":]") - p) + 2;
+        } else if (*p == ']') {
+            in_class = false;
+        }
+        VPTQ_TRY(vptq_buf_add(out, p, n, err));
+        p += n;
+    }
+out:
+    return st;
+}
+
+static vptq_status compile_text(vptq_tokenizer *t, const char *text, const char *pattern,
+                                pcre2_code **out, vptq_err *err)
 {
     int code = 0;
     PCRE2_SIZE at = 0;
-    const char *text = spelled_out(t, pattern, err);
-    if (!text)
-        return VPTQ_E_NOMEM;
     pcre2_compile_context *ctx = pcre2_compile_context_create(t->pcre);
     if (!ctx)
         return out_of_memory(t, err);
+    (void)pcre2_set_newline(ctx, PCRE2_NEWLINE_LF);
     *out = pcre2_compile((PCRE2_SPTR)text, PCRE2_ZERO_TERMINATED,
                          PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C,
                          &code, &at, ctx);
@@ -91,6 +132,18 @@ static vptq_status compile(vptq_tokenizer *t, const char *pattern, pcre2_code **
     /* without a JIT compiler the interpreter serves */
     (void)pcre2_jit_compile(*out, PCRE2_JIT_COMPLETE);
     return VPTQ_OK;
+}
+
+static vptq_status compile(vptq_tokenizer *t, const char *pattern, pcre2_code **out,
+                           vptq_err *err)
+{
+    vptq_buf text;
+    vptq_buf_init(&text, t->arena.mem);
+    vptq_status st = spell_out(pattern, &text, err);
+    if (!st)
+        st = compile_text(t, text.data, pattern, out, err);
+    vptq_buf_release(&text);
+    return st;
 }
 
 vptq_status vptq_regex_prepare(vptq_tokenizer *t, vptq_err *err)
@@ -160,28 +213,31 @@ static vptq_status match_failed(const vptq_tokenizer *t, int code, size_t at, vp
                      t->v->source, at, (const char *)why);
 }
 
-vptq_status vptq_regex_find(const vptq_tokenizer *t, const pcre2_code *code,
-                            vptq_regex_run *run, const char *text, size_t len, size_t from,
-                            size_t *begin, size_t *end, vptq_err *err)
+vptq_status vptq_regex_next(const vptq_tokenizer *t, const pcre2_code *code,
+                            vptq_regex_run *run, const char *text, size_t len, vptq_matches *m,
+                            vptq_err *err)
 {
-    *begin = *end = len;
-    while (from < len) {
-        int rc = pcre2_match(code, (PCRE2_SPTR)text, len, from, PCRE2_NO_UTF_CHECK, run->match,
-                             run->limits);
+    m->found = false;
+    while (m->from <= len) {
+        int rc = pcre2_match(code, (PCRE2_SPTR)text, len, m->from, PCRE2_NO_UTF_CHECK,
+                             run->match, run->limits);
         if (rc == PCRE2_ERROR_NOMATCH)
-            return VPTQ_OK;
+            break;
         if (rc < 0)
-            return match_failed(t, rc, from, err);
+            return match_failed(t, rc, m->from, err);
         const PCRE2_SIZE *place = pcre2_get_ovector_pointer(run->match);
-        if (place[1] > place[0] && place[0] >= from) {
-            *begin = place[0];
-            *end = place[1];
-            return VPTQ_OK;
+        /* \K can put the begin of a match in front of the search or behind its end */
+        size_t end = place[1] > m->from ? place[1] : m->from;
+        size_t begin = place[0] < m->from ? m->from : place[0] > end ? end : place[0];
+        if (begin == end && m->behind && end == m->end) {
+            m->from++; /* search on behind the next character */
+            while (m->from < len && ((unsigned char)text[m->from] & 0xC0) == 0x80)
+                m->from++;
+            continue;
         }
-        /* an empty match: go on behind the next character */
-        from = place[0] >= from ? place[0] + 1 : from + 1;
-        while (from < len && ((unsigned char)text[from] & 0xC0) == 0x80)
-            from++;
+        *m = (vptq_matches){begin, end, true, end, true};
+        return VPTQ_OK;
     }
+    m->begin = m->end = len;
     return VPTQ_OK;
 }

@@ -42,24 +42,84 @@ out:
     return st;
 }
 
+/* Words that come out of a pattern: matches and what lies between them, put together as the
+ * kind says.  The last one waits for what follows. */
+typedef struct cutter {
+    vptq_encoder *e;
+    uint32_t step;
+    word w;
+    size_t begin, end; /* of the word that waits */
+    bool waits, match; /* `match`: the part before was one */
+} cutter;
+
+static vptq_status flush(cutter *c, vptq_err *err)
+{
+    c->waits = false;
+    return hand_on(c->e, c->step, c->w, c->begin, c->end, err);
+}
+
+/* The next part [begin, end) of the text. */
+static vptq_status cut_part(cutter *c, size_t begin, size_t end, bool match, vptq_err *err)
+{
+    bool before = c->match, joins = false;
+    vptq_status st = VPTQ_OK;
+    c->match = match;
+    switch (c->e->t->v->splits[c->step].kind) {
+    case VPTQ_SPLIT_REMOVED:
+        return match ? VPTQ_OK : hand_on(c->e, c->step, c->w, begin, end, err);
+    case VPTQ_SPLIT_CONTIGUOUS:
+        joins = match == before;
+        break;
+    case VPTQ_SPLIT_TO_LEFT:
+        joins = match && !before;
+        break;
+    case VPTQ_SPLIT_TO_RIGHT:
+        joins = !match && before;
+        break;
+    default: /* ISOLATED */
+        return hand_on(c->e, c->step, c->w, begin, end, err);
+    }
+    if (c->waits && joins) {
+        c->end = end;
+        return VPTQ_OK;
+    }
+    if (c->waits)
+        st = flush(c, err);
+    c->begin = begin;
+    c->end = end;
+    c->waits = true;
+    return st;
+}
+
+/* [begin, begin + len) is valid UTF-8. */
+static vptq_status cut_valid(cutter *c, size_t begin, size_t len, vptq_err *err)
+{
+    const vptq_tokenizer *t = c->e->t;
+    bool invert = t->v->splits[c->step].invert;
+    size_t at = 0;
+    vptq_status st = VPTQ_OK;
+    c->match = false;
+    for (vptq_matches m = {.found = len > 0}; m.found; at = m.end) {
+        VPTQ_TRY(vptq_regex_next(t, t->split_code[c->step], &c->e->regex, c->w.text + begin,
+                                 len, &m, err));
+        if (m.begin > at)
+            VPTQ_TRY(cut_part(c, begin + at, begin + m.begin, invert, err));
+        if (m.found)
+            VPTQ_TRY(cut_part(c, begin + m.begin, begin + m.end, !invert, err));
+    }
+    if (c->waits)
+        VPTQ_TRY(flush(c, err));
+out:
+    return st;
+}
+
 static vptq_status split_regex(vptq_encoder *e, uint32_t step, word w, vptq_err *err)
 {
-    const vptq_split *s = &e->t->v->splits[step];
-    bool keep_match = s->kind == VPTQ_SPLIT_ISOLATED || s->invert;
-    bool keep_rest = s->kind == VPTQ_SPLIT_ISOLATED || !s->invert;
+    cutter c = {.e = e, .step = step, .w = w};
     vptq_status st = VPTQ_OK;
     for (size_t i = 0; i < w.len;) {
         size_t run = vptq_utf8_valid_prefix(w.text + i, w.len - i);
-        for (size_t at = 0; at < run;) {
-            size_t begin = 0, end = 0;
-            VPTQ_TRY(vptq_regex_find(e->t, e->t->split_code[step], &e->regex, w.text + i, run,
-                                     at, &begin, &end, err));
-            if (keep_rest)
-                VPTQ_TRY(hand_on(e, step, w, i + at, i + begin, err));
-            if (keep_match)
-                VPTQ_TRY(hand_on(e, step, w, i + begin, i + end, err));
-            at = end;
-        }
+        VPTQ_TRY(cut_valid(&c, i, run, err));
         i += run;
         size_t bad = i; /* bytes that are not UTF-8 are a word of their own */
         uint32_t cp = 0;
@@ -155,6 +215,9 @@ static vptq_status run_step(vptq_encoder *e, uint32_t step, word w, vptq_err *er
     switch (v->splits[step].kind) {
     case VPTQ_SPLIT_ISOLATED:
     case VPTQ_SPLIT_REMOVED:
+    case VPTQ_SPLIT_CONTIGUOUS:
+    case VPTQ_SPLIT_TO_LEFT:
+    case VPTQ_SPLIT_TO_RIGHT:
         return split_regex(e, step, w, err);
     case VPTQ_SPLIT_DIGITS:
         return split_digits(e, step, w, err);

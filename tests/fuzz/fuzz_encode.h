@@ -11,13 +11,14 @@ static inline void fuzz_encode(const vptq_tokenizer *t, const vptq_vocab *v, con
     vptq_err err;
     vptq_ids ids;
     vptq_buf back;
+    bool start = true;
     vptq_ids_init(&ids, NULL);
     vptq_buf_init(&back, NULL);
     if (!vptq_tokenizer_encode(t, text, len, flags, &ids, &err)) {
         for (size_t i = 0; i < ids.count; i++)
             if (ids.data[i] < 0 || (uint32_t)ids.data[i] >= v->count)
                 abort();
-        if (vptq_tokenizer_decode(t, ids.data, ids.count, true, true, &back, &err))
+        if (vptq_tokenizer_decode(t, ids.data, ids.count, &start, true, &back, &err))
             abort();
     }
     vptq_buf_release(&back);

@@ -87,12 +87,23 @@ def pieces_base():
     }
 
 
+# What patterns name and what they mean of it in Oniguruma.
+PATTERNS = {
+    "classes": r"\w+|\d|\s", "not classes": r"\W+|[^\w\d\S]|\S\D", "bounds": r"\b|\B(?=t)", "empty": r"x*",
+    "posix": r"[[:punct:]]|[[:space:]]+|[[:digit:]]|[[:word:]]+",
+    "posix more": r"[[:upper:]][[:lower:]]*|[[:alpha:]]+|[^[:alnum:]]",
+    "ends": r"^.|.$|\A\s|\S\z", "any": r"a.t|.\n", "possessive": r"a++b|(?>x+)|\s?+\p{L}+?", "lookbehind": r"(?<=t)h|(?<!a)b|(?<![\w])[a-c]",
+    "caseless": r"(?i:THE|\u017f|k|\u00c9)+", "properties": r"\p{Lu}|\p{^N}\p{Mn}|\P{L}\p{P}|\p{Han}+|\p{Zs}",
+}
+
 TEXTS = [
     "", " ", "  ", "the", " the then", "the  then   a", "a b  c    d     e", "the\n\nthen\n",
     "1234 12 1 1a2\u00b2\u0663\u2167", "it's THE'S we'll I'M", "e\u0301 \u00e9 \u212b \ufb01\u2460",
     "tab\tand\u00a0nbsp\u3000wide \u180e \u2028.", "<s>the</s> a<unk>", "x <L> y<L>z", "a_<W>_b <W> c<W>",
     "e\u0301<N\u00e9>x <Ne\u0301>y", "foo<u><u>bar <u", "\u65e5\u672c\u8a9e the \U0001F600!", META + "a" + META * 3 + " in",
     "..!!.,, a.b.c", "\u0e44\u0e17\u0e22 ing", "aXbXXc", " lead and trail ",
+    "((a) xx [b]) (c", "E\u0301\u0130\u03a3 DZ\u01c4 \u1e9e\u24b6\u2160 \u212a\u017f", "\u0301a\u0323\u0301 \u20dd", "a\u200db_c\u203fd\u24b6 $+<=>^`|~\u00a7\u2014\u201e",
+    "a\u0085b\u000bc\r\nd\u1680e\u2060",
 ]
 
 
@@ -129,18 +140,40 @@ def cases():
     yield "whole words", "bytes", {"pre_tokenizer": level(False, False), "model": {"ignore_merges": True}}
     yield "digits alone", "bytes", {"pre_tokenizer": pre({"type": "Digits", "individual_digits": True}, level(False, True))}
     yield "digits in runs", "bytes", {"pre_tokenizer": pre({"type": "Digits", "individual_digits": False}, level(True, False))}
-    for behavior in ("Isolated", "Removed"):
+    for behavior in ("Isolated", "Removed", "Contiguous", "MergedWithPrevious", "MergedWithNext"):
         for invert in (False, True):
             yield (f"split {behavior} {invert}", "bytes",
                    {"pre_tokenizer": pre(split({"Regex": "\\s+|\\p{N}|^a|t$"}, behavior, invert), level(False, False))})
             yield (f"string {behavior} {invert}", "bytes",
                    {"pre_tokenizer": pre(split({"String": "."}, behavior, invert), level(False, True))})
+    for name, pattern in PATTERNS.items():
+        yield name, "bytes", {"pre_tokenizer": pre(split({"Regex": pattern}, "Isolated", False), level(False, False))}
+    yield ("empty matches to the left", "bytes",
+           {"pre_tokenizer": pre(split({"Regex": "x*|(?=b)"}, "MergedWithPrevious", False), level(False, False))})
+    yield ("empty matches in runs", "bytes",
+           {"pre_tokenizer": pre(split({"Regex": "\\b"}, "Contiguous", True), level(False, False))})
+    for name in ("Whitespace", "WhitespaceSplit"):
+        yield name, "bytes", {"pre_tokenizer": pre({"type": name}, level(False, False))}
+    for behavior in ("Isolated", "Removed", "Contiguous", "MergedWithPrevious", "MergedWithNext"):
+        yield (f"punctuation {behavior}", "bytes",
+               {"pre_tokenizer": pre({"type": "Punctuation", "behavior": behavior}, level(True, False))})
+    for delimiter in ".\u00e9":
+        yield (f"delimiter {delimiter}", "bytes",
+               {"pre_tokenizer": pre({"type": "CharDelimiterSplit", "delimiter": delimiter}, level(False, True))})
     yield ("llama 3", "bytes", {"pre_tokenizer": pre(split({"Regex":
            "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|"
            "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"}, "Isolated", False), level(False, False))})
     yield "no merges", "bytes", {"model": {"merges": []}}
     for form in ("NFC", "NFD", "NFKC", "NFKD"):
         yield form, "bytes", {"normalizer": {"type": form}}
+    lower, accents = {"type": "Lowercase"}, {"type": "StripAccents"}
+    for left in (False, True):
+        for right in (False, True):
+            yield (f"strip {left} {right}", "bytes", {"added": True, "normalizer": {
+                "type": "Strip", "strip_left": left, "strip_right": right}})
+    yield "lower", "bytes", {"added": True, "normalizer": lower}
+    yield "accents", "bytes", {"normalizer": norms({"type": "NFD"}, accents, lower)}
+    yield "marks", "bytes", {"normalizer": accents}
     yield "pieces", "pieces", {}
     yield "pieces added", "pieces", {"added": True}
     yield "unknown", "pieces", {"model": {"byte_fallback": False}}
@@ -154,8 +187,23 @@ def cases():
             yield (f"metaspace {scheme} {cut}", "pieces",
                    {"added": True, "normalizer": None, "pre_tokenizer":
                     {"type": "Metaspace", "replacement": META, "prepend_scheme": scheme, "split": cut}})
+    first = {"type": "Metaspace", "replacement": META, "prepend_scheme": "first", "split": True}
+    for name, norm in (("strip", {"type": "Strip", "strip_left": True, "strip_right": False}), ("marks", accents),
+                       ("nothing", {"type": "Replace", "pattern": {"Regex": "^[\\s(<]"}, "content": ""}),
+                       ("less", {"type": "Replace", "pattern": {"String": " "}, "content": ""})):
+        yield f"metaspace behind {name}", "pieces", {"added": True, "normalizer": norm, "pre_tokenizer": first}
+    yield "gemma", "pieces", {"normalizer": spaces, "pre_tokenizer": split({"String": " "}, "MergedWithPrevious", False)}
+    for scheme in ("always", "first", "never"):
+        yield (f"metaspace decoder {scheme}", "pieces", {"normalizer": None, "pre_tokenizer": first, "decoder": norms_of(
+            "decoders", {"type": "ByteFallback"}, {"type": "Metaspace", "replacement": META, "prepend_scheme": scheme, "split": True})})
+    yield ("no strip", "pieces", {"decoder": norms_of("decoders", {"type": "Replace", "pattern": {"String": META}, "content": " "},
+                                                     {"type": "ByteFallback"}, {"type": "Fuse"})})
     yield "metaspace old", "pieces", {"normalizer": None, "pre_tokenizer":
                                       {"type": "Metaspace", "replacement": META, "add_prefix_space": True}}
+
+
+def norms_of(key, *members):
+    return {"type": "Sequence", key: list(members)}
 
 
 def build(base, change):
@@ -188,4 +236,5 @@ def main():
         f.write("\n")
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -607,9 +607,14 @@ static void refuse_with_u32(void **state, const char *key, uint32_t x, vptq_stat
 static void test_refuses_models(void **state)
 {
     vgguf w;
-    vgguf_init(&w);
-    vgguf_model(&w, "mamba", 0);
-    expect_no_model(state, &w, VPTQ_E_UNSUPPORTED, "'mamba' is not supported");
+    static const char *const others[3][2] = {{"mamba", "'mamba' is not supported"},
+                                             {"phi3", "'phi3' is not supported"},
+                                             {"gemma2", "'gemma2' is not supported"}};
+    for (int i = 0; i < 3; i++) {
+        vgguf_init(&w);
+        vgguf_model(&w, others[i][0], 0);
+        expect_no_model(state, &w, VPTQ_E_UNSUPPORTED, others[i][1]);
+    }
     one_tensor(&w);
     expect_no_model(state, &w, VPTQ_E_FORMAT, "general.architecture");
     vgguf_init(&w);

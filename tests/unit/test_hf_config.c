@@ -124,6 +124,19 @@ static void test_family_from_architecture(void **state)
     refuse("gpt_neox", "GPTNeoXForCausalLM", "", VPTQ_E_UNSUPPORTED,
            "architecture 'GPTNeoXForCausalLM' of model type 'gpt_neox' is not supported, "
            "expected a causal language model of one of: llama, mistral, qwen2, qwen3");
+    /* other arithmetic in a similar shape */
+    static const char *const others[][2] = {{"phi3", "Phi3ForCausalLM"},
+                                            {"gemma", "GemmaForCausalLM"},
+                                            {"gemma2", "Gemma2ForCausalLM"},
+                                            {"gemma3_text", "Gemma3ForCausalLM"},
+                                            {"gpt2", "GPT2LMHeadModel"}};
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
+        char said[128];
+        (void)snprintf(said, sizeof said,
+                       "architecture '%s' of model type '%s' is not supported", others[i][1],
+                       others[i][0]);
+        refuse(others[i][0], others[i][1], "", VPTQ_E_UNSUPPORTED, said);
+    }
     refuse("llama", "LlamaForSequenceClassification", "", VPTQ_E_UNSUPPORTED,
            "'LlamaForSequenceClassification'");
     refuse("qwen3", "LlamaForCausalLM", "", VPTQ_E_UNSUPPORTED, "model type 'qwen3'");

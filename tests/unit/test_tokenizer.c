@@ -239,6 +239,16 @@ static void apply(json_t *tokenizer, json_t *change)
     }
 }
 
+/* An array of ids into want, which has room for 1024. */
+static size_t take_ids(const json_t *ids, int32_t *want)
+{
+    size_t n = json_array_size(ids);
+    assert_true(json_is_array(ids) && n <= 1024);
+    for (size_t j = 0; j < n; j++)
+        want[j] = (int32_t)json_integer_value(json_array_get(ids, j));
+    return n;
+}
+
 static void check_case(const char *dir, const json_t *bases, const json_t *texts,
                        const json_t *c)
 {
@@ -258,12 +268,9 @@ static void check_case(const char *dir, const json_t *bases, const json_t *texts
     for (size_t i = 0; i < json_array_size(texts); i++) {
         const json_t *ids = json_array_get(json_object_get(c, "ids"), i);
         const char *text = json_string_value(json_array_get(texts, i));
-        int32_t want[256];
+        int32_t want[1024];
         char what[128];
-        size_t n = json_array_size(ids);
-        assert_true(n <= 256);
-        for (size_t j = 0; j < n; j++)
-            want[j] = (int32_t)json_integer_value(json_array_get(ids, j));
+        size_t n = take_ids(ids, want);
         (void)snprintf(what, sizeof what, "%s, text %zu", name, i);
         vtok_expect(&a, text, strlen(text), VPTQ_ENCODE_SPECIAL, want, n, what);
         (void)snprintf(what, sizeof what, "%s rewritten, text %zu", name, i);
@@ -287,6 +294,88 @@ static void test_features(void **state)
         check_case(*state, json_object_get(root, "bases"), json_object_get(root, "texts"),
                    json_array_get(cases, i));
     }
+    json_decref(root);
+}
+
+/* ---- families ---- */
+
+/* Decoding id by id gives what decoding all at once gives. */
+static void expect_stream(const vtok *k, const int32_t *ids, size_t n, bool special,
+                          const char *what)
+{
+    vptq_err err = {0};
+    vptq_buf whole, parts;
+    bool start = true;
+    vptq_buf_init(&whole, NULL);
+    vptq_buf_init(&parts, NULL);
+    assert_ok(vptq_tokenizer_decode(k->t, ids, n, &start, special, &whole, &err), &err);
+    start = true;
+    for (size_t i = 0; i < n; i++)
+        assert_ok(vptq_tokenizer_decode(k->t, ids + i, 1, &start, special, &parts, &err), &err);
+    if (parts.len != whole.len || memcmp(parts.data, whole.data, whole.len) != 0)
+        fail_msg("%s: id by id '%s', at once '%s'", what, parts.data, whole.data);
+    vptq_buf_release(&whole);
+    vptq_buf_release(&parts);
+}
+
+static void check_family_row(const vtok *k, const json_t *row, const char *text, size_t len,
+                             const char *what)
+{
+    static const char *const keys[2] = {"text", "shown"};
+    int32_t want[1024];
+    size_t n = take_ids(json_object_get(row, "plain"), want);
+    vtok_expect(k, text, len, 0, want, n, what);
+    n = take_ids(json_object_get(row, "ids"), want);
+    vtok_expect(k, text, len, VPTQ_ENCODE_SPECIAL | VPTQ_ENCODE_BOS, want, n, what);
+    for (int shown = 0; shown < 2; shown++) {
+        const json_t *back = json_object_get(row, keys[shown]);
+        vtok_expect_text(k, want, n, shown, json_string_value(back), json_string_length(back),
+                         what);
+        expect_stream(k, want, n, shown, what);
+    }
+}
+
+static void check_family(const char *dir, const char *name, const json_t *family,
+                         const json_t *texts)
+{
+    char path[4096], config[4096], what[128];
+    vptq_err err = {0};
+    vtok k[2];
+    const json_t *rows = json_object_get(family, "rows");
+    vtest_path(path, sizeof path, dir, "tokenizer.json");
+    vtest_path(config, sizeof config, dir, "tokenizer_config.json");
+    (void)remove(config); /* of the family before */
+    assert_ok(vptq_json_save(path, json_object_get(family, "tokenizer"), &err), &err);
+    vtok_open(&k[0], path);
+    assert_ok(vptq_vocab_write_hf(&k[0].vocab, dir, &err), &err);
+    vtok_open(&k[1], path);
+    assert_true(json_array_size(texts) > 20);
+    assert_int_equal(json_array_size(rows), json_array_size(texts));
+    for (size_t i = 0; i < json_array_size(texts); i++) {
+        const json_t *text = json_array_get(texts, i);
+        for (int again = 0; again < 2; again++) {
+            (void)snprintf(what, sizeof what, "%s%s, text %zu", name, again ? " rewritten" : "",
+                           i);
+            check_family_row(&k[again], json_array_get(rows, i), json_string_value(text),
+                             json_string_length(text), what);
+        }
+    }
+    vtok_close(&k[0]);
+    vtok_close(&k[1]);
+}
+
+static void test_families(void **state)
+{
+    json_t *family;
+    const char *name;
+    size_t len = 0;
+    char *text = vtest_read_file("tests/golden/tokenizer_families.json", &len);
+    json_t *root = json_loadb(text, len, JSON_ALLOW_NUL, NULL);
+    assert_non_null(root);
+    free(text);
+    assert_int_equal(json_object_size(json_object_get(root, "families")), 11);
+    json_object_foreach(json_object_get(root, "families"), name, family)
+        check_family(*state, name, family, json_object_get(root, "texts"));
     json_decref(root);
 }
 
@@ -373,7 +462,7 @@ static void test_special_tokens_in_text(void **state)
     vtok_expect_text(&k, ids.data, ids.count, false, "<s>a<unk>", 9, "plain");
 
     const int32_t three[3] = {1, a, 2};
-    vtok_expect_text(&k, three, 3, true, "<s>a</s>", 8, "shown");
+    vtok_expect_text(&k, three, 3, true, "<s> a</s>", 9, "shown");
     vtok_expect_text(&k, three, 3, false, "a", 1, "hidden");
     vptq_ids_release(&ids);
     vtok_close(&k);
@@ -489,6 +578,7 @@ static void test_refusals(void **state)
     char path[4096];
     vptq_vocab v;
     vptq_tokenizer *t = NULL;
+    bool start = true;
     vptq_ids_init(&ids, NULL);
     vptq_buf_init(&b, NULL);
     open_base(state, &k, "pieces",
@@ -496,9 +586,9 @@ static void test_refusals(void **state)
     assert_fails(vptq_tokenizer_encode(k.t, "a\xc3\xbc", 3, 0, &ids, &err), VPTQ_E_FORMAT, &err,
                  "no piece for the byte 0xc3");
     const int32_t beyond[1] = {(int32_t)k.vocab.count}, below[1] = {-1};
-    assert_fails(vptq_tokenizer_decode(k.t, beyond, 1, true, true, &b, &err), VPTQ_E_ARG, &err,
-                 "outside the vocabulary");
-    assert_fails(vptq_tokenizer_decode(k.t, below, 1, true, true, &b, &err), VPTQ_E_ARG, &err,
+    assert_fails(vptq_tokenizer_decode(k.t, beyond, 1, &start, true, &b, &err), VPTQ_E_ARG,
+                 &err, "outside the vocabulary");
+    assert_fails(vptq_tokenizer_decode(k.t, below, 1, &start, true, &b, &err), VPTQ_E_ARG, &err,
                  "-1");
     vtok_close(&k);
 
@@ -522,6 +612,7 @@ static vptq_status whole_run(void *arg, vptq_mem *mem, vptq_err *err)
     vptq_tokenizer *t = NULL;
     vptq_ids ids;
     vptq_buf b;
+    bool start = true;
     vptq_ids_init(&ids, mem);
     vptq_buf_init(&b, mem);
     vptq_status st = vptq_vocab_read(arg, 0, mem, &v, err);
@@ -530,7 +621,7 @@ static vptq_status whole_run(void *arg, vptq_mem *mem, vptq_err *err)
     VPTQ_TRY(vptq_tokenizer_open(&v, mem, &t, err));
     VPTQ_TRY(vptq_tokenizer_encode(t, text, sizeof text - 1,
                                    VPTQ_ENCODE_SPECIAL | VPTQ_ENCODE_BOS, &ids, err));
-    VPTQ_TRY(vptq_tokenizer_decode(t, ids.data, ids.count, true, true, &b, err));
+    VPTQ_TRY(vptq_tokenizer_decode(t, ids.data, ids.count, &start, true, &b, err));
 out:
     vptq_buf_release(&b);
     vptq_ids_release(&ids);
@@ -575,6 +666,7 @@ int main(int argc, char **argv)
         SCRATCH(test_rewritten_json),
         SCRATCH(test_rewritten_demo),
         SCRATCH(test_features),
+        SCRATCH(test_families),
         SCRATCH(test_bytes_that_are_no_text),
         SCRATCH(test_special_tokens_in_text),
         SCRATCH(test_mistral_control_pieces),

@@ -187,6 +187,9 @@ static void test_json_refusals(void **state)
          "pattern is empty"},
         {"{\"post_processor\": {\"type\": \"TemplateProcessing\"}, " ABC "}",
          "no array 'single'"},
+        {"{\"pre_tokenizer\": {\"type\": \"CharDelimiterSplit\", \"delimiter\": \"ab\"}, " ABC
+         "}",
+         "delimiter 'ab' is not one character"},
         {"{\"post_processor\": {\"type\": \"TemplateProcessing\", \"single\": "
          "[{\"SpecialToken\": {\"id\": \"B\"}}]}, " ABC "}",
          "'B' is not one id"},
@@ -210,15 +213,23 @@ static void test_json_unsupported(void **state)
          "end_of_word_suffix '</w>'"},
         {"{" MODEL("\"a\": 0", "", ", \"continuing_subword_prefix\": \"##\"") "}",
          "continuing_subword_prefix '##'"},
-        {"{\"normalizer\": {\"type\": \"Lowercase\"}, " ABC "}", "normalizer 'Lowercase'"},
+        {"{\"normalizer\": {\"type\": \"BertNormalizer\"}, " ABC "}",
+         "normalizer 'BertNormalizer'"},
+        {"{\"normalizer\": {\"type\": \"ByteLevel\"}, " ABC "}", "normalizer 'ByteLevel'"},
         {"{\"normalizer\": {\"type\": \"Precompiled\"}, " ABC "}", "'Precompiled'"},
-        {PRE("{\"type\": \"Whitespace\"}"), "pre-tokenizer 'Whitespace'"},
+        {PRE("{\"type\": \"UnicodeScripts\"}"), "pre-tokenizer 'UnicodeScripts'"},
+        {PRE("{\"type\": \"Punctuation\", \"behavior\": \"Gone\"}"), "behavior 'Gone'"},
         {PRE("{\"type\": \"Sequence\", \"pretokenizers\": [{\"type\": \"ByteLevel\"}, "
              "{\"type\": \"Digits\"}]}"),
          "behind ByteLevel, 'Digits'"},
         {PRE("{\"type\": \"Metaspace\", \"replacement\": \"_\"}"), "replacement '_'"},
         {PRE("{\"type\": \"Metaspace\", \"prepend_scheme\": \"last\"}"), "'last'"},
-        {SPLIT("{\"String\": \"a\"}", "MergedWithNext"), "'MergedWithNext'"},
+        {SPLIT("{\"String\": \"a\"}", "MergedWithBoth"), "'MergedWithBoth'"},
+        {SPLIT("{\"Regex\": \"[[:print:]]\"}", "Isolated"), "pattern '[[:print:]]'"},
+        {SPLIT("{\"Regex\": \"[^[:^digit:]]\"}", "Isolated"), "pattern '[^[:^digit:]]'"},
+        {SPLIT("{\"Regex\": \"[a\\\\W]\"}", "Isolated"), "pattern '[a\\W]'"},
+        {SPLIT("{\"Regex\": \"\\\\p{N}{1,3}+\"}", "Isolated"), "pattern '\\p{N}{1,3}+'"},
+        {SPLIT("{\"Regex\": \"a{2}?\"}", "Isolated"), "pattern 'a{2}?'"},
         {SPLIT("{\"Regex\": \"[a-z&&[^b]]\"}", "Isolated"), "pattern '[a-z&&[^b]]'"},
         {SPLIT("{\"Regex\": \"[a[bc]]\"}", "Isolated"), "pattern '[a[bc]]'"},
         {SPLIT("{\"Regex\": \"\\\\h+\"}", "Isolated"), "pattern '\\h+'"},
@@ -226,7 +237,13 @@ static void test_json_unsupported(void **state)
         {"{\"decoder\": {\"type\": \"WordPiece\"}, " ABC "}", "decoder 'WordPiece'"},
         {"{\"decoder\": {\"type\": \"ByteLevel\"}, " ABC "}", "decoder 'ByteLevel"},
         {"{\"decoder\": {\"type\": \"Strip\", \"content\": \" \", \"start\": 2}, " ABC "}",
-         "Strip"},
+         "Strip of ' '"},
+        {"{\"decoder\": {\"type\": \"Strip\", \"content\": \" \", \"start\": 1}, " ABC "}",
+         "Strip before Fuse"},
+        {"{\"decoder\": {\"type\": \"Sequence\", \"decoders\": [{\"type\": \"Fuse\"}, "
+         "{\"type\": \"Metaspace\"}]}, " ABC "}",
+         "Metaspace behind Fuse"},
+        {"{\"decoder\": {\"type\": \"CTC\"}, " ABC "}", "decoder 'CTC'"},
         {"{\"decoder\": {\"type\": \"Replace\", \"pattern\": {\"String\": \"x\"}, "
          "\"content\": \" \"}, " ABC "}",
          "Replace of 'x'"},
@@ -239,9 +256,11 @@ static void test_json_unsupported(void **state)
 
     /* escapes and names of classes are not mistaken for those */
     vptq_vocab v;
-    accept_json(state,
-                SPLIT("{\"Regex\": \"[[:alpha:]\\\\[&]|\\\\\\\\h|(?i:m)|[]a]\"}", "Isolated"),
-                &v);
+    accept_json(
+        state,
+        SPLIT("{\"Regex\": \"[[:alpha:]\\\\[&]|\\\\\\\\h|(?i:m)|[]a]|\\\\p{L}+?|a{2,}?\"}",
+              "Isolated"),
+        &v);
     vptq_vocab_release(&v);
 #undef SPLIT
 #undef PRE
