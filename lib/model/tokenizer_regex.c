@@ -183,14 +183,30 @@ vptq_status vptq_regex_open(const vptq_tokenizer *t, vptq_regex_run *run, vptq_e
     *run = (vptq_regex_run){0};
     run->match = pcre2_match_data_create(1, t->pcre);
     run->limits = pcre2_match_context_create(t->pcre);
-    run->stack = pcre2_jit_stack_create(STACK_START, STACK_MAX, t->pcre);
-    if (!run->match || !run->limits || !run->stack) {
+    if (!run->match || !run->limits) {
         vptq_regex_close(run);
         return out_of_memory(t, err);
     }
     (void)pcre2_set_match_limit(run->limits, MATCH_LIMIT);
     (void)pcre2_set_heap_limit(run->limits, HEAP_LIMIT_KB);
+    return VPTQ_OK;
+}
+
+/* Compiled patterns have 32 KiB of the machine's stack.  One that needs more gets its own,
+ * which costs as much as a short text, once. */
+static vptq_status match_at(const vptq_tokenizer *t, const pcre2_code *code,
+                            vptq_regex_run *run, vptq_span s, size_t from, int *rc,
+                            vptq_err *err)
+{
+    PCRE2_SPTR text = (PCRE2_SPTR)s.text;
+    *rc = pcre2_match(code, text, s.len, from, PCRE2_NO_UTF_CHECK, run->match, run->limits);
+    if (*rc != PCRE2_ERROR_JIT_STACKLIMIT || run->stack)
+        return VPTQ_OK;
+    run->stack = pcre2_jit_stack_create(STACK_START, STACK_MAX, t->pcre);
+    if (!run->stack)
+        return out_of_memory(t, err);
     pcre2_jit_stack_assign(run->limits, NULL, run->stack);
+    *rc = pcre2_match(code, text, s.len, from, PCRE2_NO_UTF_CHECK, run->match, run->limits);
     return VPTQ_OK;
 }
 
@@ -219,8 +235,10 @@ vptq_status vptq_regex_next(const vptq_tokenizer *t, const pcre2_code *code,
 {
     m->found = false;
     while (m->from <= len) {
-        int rc = pcre2_match(code, (PCRE2_SPTR)text, len, m->from, PCRE2_NO_UTF_CHECK,
-                             run->match, run->limits);
+        int rc = 0;
+        vptq_status st = match_at(t, code, run, (vptq_span){text, len}, m->from, &rc, err);
+        if (st)
+            return st;
         if (rc == PCRE2_ERROR_NOMATCH)
             break;
         if (rc < 0)

@@ -567,6 +567,30 @@ static void test_backtracking_is_bounded(void **state)
     vtok_close(&k);
 }
 
+/* A match that remembers every character needs more than the machine's stack gives. */
+static void test_deep_match(void **state)
+{
+    enum { DEEP = 1 << 14 };
+    vtok k;
+    vptq_ids ids;
+    char *text = malloc(DEEP);
+    assert_non_null(text);
+    memset(text, 'a', DEEP);
+    text[DEEP - 1] = '!';
+    open_base(state, &k, "bytes",
+              "{\"pre_tokenizer\": {\"type\": \"Sequence\", \"pretokenizers\": ["
+              "{\"type\": \"Split\", \"pattern\": {\"Regex\": \"(?:a|b|(c))+\"}, "
+              "\"behavior\": \"Removed\", \"invert\": false}, {\"type\": \"ByteLevel\", "
+              "\"add_prefix_space\": false, \"use_regex\": false}]}}");
+    vptq_ids_init(&ids, NULL);
+    vtok_encode(&k, text, DEEP, 0, &ids);
+    assert_int_equal(ids.count, 1);
+    assert_int_equal(ids.data[0], '!');
+    vptq_ids_release(&ids);
+    vtok_close(&k);
+    free(text);
+}
+
 /* ---- failures ---- */
 
 static void test_refusals(void **state)
@@ -673,6 +697,7 @@ int main(int argc, char **argv)
         SCRATCH(test_demo_prompts),
         SCRATCH(test_long_words),
         SCRATCH(test_backtracking_is_bounded),
+        SCRATCH(test_deep_match),
         SCRATCH(test_refusals),
         SCRATCH(test_out_of_memory),
     };
