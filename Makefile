@@ -203,6 +203,11 @@ fuzz:
 .PHONY: fuzz-programs
 fuzz-programs: $(FUZZ_BIN)
 
+# The demo model run by llama.cpp's Python package, which comes from PyPI; not a part of check.
+.PHONY: interop-gguf
+interop-gguf: tools
+	$(Q)BIN=$(abspath $(BIN)) scripts/interop_gguf.sh
+
 check:
 	+$(Q)MAKE='$(MAKE)' scripts/check.sh
 
@@ -296,6 +301,7 @@ help:
 	'make check-cli     command-line tests (with T=PATTERN: some)' \
 	'make fuzz-check    fuzz targets over their corpora    make fuzz   libFuzzer programs' \
 	'make interop       against the vptq package and transformers, in build/interop (T=PATTERN)' \
+	'make interop-gguf  the demo model as a GGUF file, run by llama.cpp (PyPI; builds for minutes)' \
 	'make bench         benchmarks' \
 	'make format        clang-format           make format-check' \
 	'make lint          shellcheck, cppcheck   make layers      make symbols' \

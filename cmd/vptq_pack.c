@@ -8,13 +8,13 @@
 #include "lib/vptq.h"
 
 typedef struct pack_args {
-    const char *model, *output, *base, *tokenizer, *dtype;
+    const char *model, *output, *base, *tokenizer, *dtype, *embeddings;
     uint64_t shard_bytes;
-    int form; /* index into "auto|hf|archive" */
+    int form; /* index into "auto|hf|archive|gguf" */
     bool unpack, list, check, repair, lm_head;
 } pack_args;
 
-enum { FORM_AUTO, FORM_HF, FORM_ARCHIVE };
+enum { FORM_AUTO, FORM_HF, FORM_ARCHIVE, FORM_GGUF };
 
 /* ---- list ---- */
 
@@ -250,23 +250,56 @@ static vptq_status choose_dtype(const pack_args *a, vptq_dtype *type, vptq_err *
     return st;
 }
 
+/* Of a GGUF file's embeddings: what no other tensor may be, too. */
+static vptq_status choose_embeddings(const pack_args *a, vptq_dtype dtype, vptq_dtype *type,
+                                     vptq_err *err)
+{
+    *type = dtype;
+    if (!a->embeddings)
+        return VPTQ_OK;
+    if (strcmp(a->embeddings, "q8_0") == 0) {
+        *type = VPTQ_Q8_0;
+        return VPTQ_OK;
+    }
+    if (vptq_dtype_from_option(a->embeddings, type, NULL))
+        return vptq_fail(err, VPTQ_E_ARG,
+                         "--embeddings is '%.40s', expected f16, bf16, f32 or q8_0",
+                         a->embeddings);
+    return VPTQ_OK;
+}
+
+/* What --to and the ending of the output ask for. */
+static vptq_pack_form choose_form(const pack_args *a)
+{
+    const char *ending = a->unpack ? ".gguf" : ".vptq";
+    const vptq_pack_form one_file = a->unpack ? VPTQ_PACK_GGUF : VPTQ_PACK_ARCHIVE;
+    if (a->form == FORM_AUTO)
+        return a->output && ends_with(a->output, ending) ? one_file : VPTQ_PACK_HF;
+    return a->form == FORM_HF ? VPTQ_PACK_HF : one_file;
+}
+
 static int write_model(vptq_cli *cli, const pack_args *a)
 {
     vptq_err err = {0};
     vptq_pack_result r = {0};
-    bool archive = a->form == FORM_ARCHIVE ||
-                   (a->form == FORM_AUTO && a->output && ends_with(a->output, ".vptq"));
+    const vptq_pack_form form = choose_form(a);
+    const char *name = form == VPTQ_PACK_GGUF      ? "gguf"
+                       : a->unpack                 ? "plain"
+                       : form == VPTQ_PACK_ARCHIVE ? "archive"
+                                                   : "hf";
     vptq_pack_options opt = {.input = a->model,
                              .output = a->output,
                              .base = a->base,
                              .tokenizer = a->tokenizer,
-                             .form = archive ? VPTQ_PACK_ARCHIVE : VPTQ_PACK_HF,
+                             .form = form,
                              .shard_bytes = a->shard_bytes,
                              .repair = a->repair,
                              .lm_head = a->lm_head,
                              .force = cli->common.force,
                              .dry_run = cli->common.dry_run};
     vptq_status st = choose_dtype(a, &opt.dtype, &err);
+    if (!st)
+        st = choose_embeddings(a, opt.dtype, &opt.embeddings, &err);
     if (!st && opt.dry_run)
         st = list_model(cli, a, &err);
     if (!st && a->unpack)
@@ -276,7 +309,7 @@ static int write_model(vptq_cli *cli, const pack_args *a)
     if (!st && a->repair)
         print_repairs(cli, &r);
     if (!st)
-        print_written(cli, a, a->unpack ? "plain" : archive ? "archive" : "hf", &r);
+        print_written(cli, a, name, &r);
     return vptq_cli_finish(cli, st, &err);
 }
 
@@ -299,10 +332,15 @@ static int dispatch(vptq_cli *cli, pack_args *a)
     }
     if (!a->output && !cli->common.dry_run)
         return vptq_cli_usage_error(cli, "-o is missing: where should the output go?");
-    if (a->unpack && a->form != FORM_AUTO)
-        return vptq_cli_usage_error(cli, "--to does not go with --unpack");
     if (a->unpack && a->lm_head)
         return vptq_cli_usage_error(cli, "--lm-head does not go with --unpack");
+    if (a->unpack ? a->form == FORM_ARCHIVE : a->form == FORM_GGUF)
+        return vptq_cli_usage_error(cli, a->unpack ? "--to archive does not go with --unpack"
+                                                   : "--to gguf goes with --unpack only");
+    if (choose_form(a) != VPTQ_PACK_GGUF && a->embeddings)
+        return vptq_cli_usage_error(cli, "--embeddings goes with --unpack to a GGUF file");
+    if (choose_form(a) == VPTQ_PACK_GGUF && a->shard_bytes)
+        return vptq_cli_usage_error(cli, "--shard-size does not go with a GGUF file");
     return write_model(cli, a);
 }
 
@@ -312,7 +350,7 @@ int main(int argc, char **argv)
     const vptq_cli_option options[] = {
         {0, NULL, CLI_FLAG, NULL, NULL, "What to do (default: pack)", false},
         {0, "unpack", CLI_FLAG, &a.unpack, NULL,
-         "write any model as a plain Hugging Face directory", false},
+         "write any model as a plain Hugging Face directory, or as a GGUF file", false},
         {0, "list", CLI_FLAG, &a.list, NULL, "show all matrices and tensors with their bits",
          false},
         {0, "check", CLI_FLAG, &a.check, NULL,
@@ -323,10 +361,12 @@ int main(int argc, char **argv)
         {'m', "model", CLI_STRING, &a.model, "PATH", "the model, in place of the argument",
          false},
         {'o', "output", CLI_STRING, &a.output, "OUT", "directory or archive to write", false},
-        {0, "to", CLI_CHOICE, &a.form, "auto|hf|archive",
-         "published layout or one file; auto: by the ending .vptq of OUT", false},
+        {0, "to", CLI_CHOICE, &a.form, "auto|hf|archive|gguf",
+         "directory or one file; auto: by the ending .vptq or .gguf of OUT", false},
         {0, "dtype", CLI_STRING, &a.dtype, "f16|bf16|f32",
          "type of numbers (default: as quantized; f16 with --unpack)", false},
+        {0, "embeddings", CLI_STRING, &a.embeddings, "f16|bf16|f32|q8_0",
+         "GGUF: type of embedding and output head (default: --dtype)", false},
         {0, "shard-size", CLI_SIZE, &a.shard_bytes, "SIZE",
          "largest weights file of a directory; 0 is 4 GiB", false},
         {0, "lm-head", CLI_FLAG, &a.lm_head, NULL,
@@ -341,7 +381,7 @@ int main(int argc, char **argv)
         .tool = "vptq-pack",
         .summary = "Quantized matrices to packed checkpoints, and back to plain ones.",
         .usage = "vptq-pack WORK -o OUT [--to hf|archive] [--dtype f16|bf16]\n"
-                 "vptq-pack --unpack MODEL -o DIR [--dtype f16|bf16|f32]\n"
+                 "vptq-pack --unpack MODEL -o DIR|FILE.gguf [--dtype f16|bf16|f32]\n"
                  "vptq-pack --list MODEL\n"
                  "vptq-pack --check MODEL\n"
                  "vptq-pack --repair PACKED -o OUT",
@@ -349,6 +389,7 @@ int main(int argc, char **argv)
                     "vptq-pack work -o model.vptq          one compressed file\n"
                     "vptq-pack model.vptq -o model-vptq    the one as the other\n"
                     "vptq-pack --unpack model.gguf -o model-f16\n"
+                    "vptq-pack --unpack work -o model.gguf         runs with llama.cpp\n"
                     "vptq-pack --repair published -o fixed",
         .options = options,
         .formats = "text|json",

@@ -4,6 +4,8 @@
  * https://github.com/ggml-org/ggml/blob/master/src/ggml-quants.c and ggml-common.h */
 #include "formats/ggml_quants.h"
 
+#include <math.h>
+
 #include "lib/base/half.h"
 #include "lib/base/status.h"
 
@@ -207,4 +209,20 @@ void vptq_ggml_dequantize(vptq_dtype type, const uint8_t *src, size_t n, float *
     VPTQ_BUG_IF(!fn || n % info->block != 0);
     for (size_t i = 0; i < n / info->block; i++)
         fn(src + i * info->bytes, dst + i * info->block);
+}
+
+void vptq_ggml_quantize_q8_0(const float *x, size_t n, uint8_t *dst)
+{
+    VPTQ_BUG_IF(n % SMALL != 0);
+    for (; n > 0; n -= SMALL, x += SMALL, dst += 2 + SMALL) {
+        float most = 0;
+        for (int j = 0; j < SMALL; j++)
+            most = fabsf(x[j]) > most ? fabsf(x[j]) : most;
+        const float d = most / 127, inverse = d > 0 ? 1 / d : 0;
+        const uint16_t half = vptq_f32_to_f16(d);
+        dst[0] = (uint8_t)(half & 255);
+        dst[1] = (uint8_t)(half >> 8);
+        for (int j = 0; j < SMALL; j++)
+            dst[2 + j] = (uint8_t)(int8_t)roundf(x[j] * inverse);
+    }
 }

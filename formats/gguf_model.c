@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "formats/gguf.h"
+#include "formats/gguf_write.h"
 
 enum { KEY_MAX = 128 };
 
@@ -163,8 +163,8 @@ out:
 
 static const double two_pi = 6.283185307179586;
 
-/* The divisor of frequency i that Llama 3.1's rule gives (transformers' "llama3"). */
-static double llama3_divisor(const vptq_model_desc *d, uint32_t i)
+/* transformers' rule "llama3". */
+double vptq_gguf_rope_divisor(const vptq_model_desc *d, uint32_t i)
 {
     double freq = pow(d->rope_theta, -2.0 * i / d->head_dim);
     double turns = d->rope_original_context * freq / two_pi; /* over the original context */
@@ -192,7 +192,7 @@ static vptq_status match_llama3(const vptq_gguf *g, const vptq_tensor *t, const 
     if (!d->rope_original_context)
         d->rope_original_context = 8192;
     for (uint32_t i = 0; i < half; i++) {
-        double relative = fabs((double)divisor[i] / llama3_divisor(d, i) - 1);
+        double relative = fabs((double)divisor[i] / vptq_gguf_rope_divisor(d, i) - 1);
         off = relative <= off ? off : relative; /* a NaN counts as off */
     }
     if (!(off < 1e-4))
@@ -393,6 +393,32 @@ static bool hf_name(const char *name, uint32_t layers, char out[VPTQ_NAME_MAX])
         snprintf(out, VPTQ_NAME_MAX, "model.layers.%" PRIu32 ".%s%s", layer, hf, dot);
     else
         snprintf(out, VPTQ_NAME_MAX, "%s%s", hf, dot);
+    return true;
+}
+
+bool vptq_gguf_name_pair(uint32_t layers, size_t i, char gguf[VPTQ_NAME_MAX],
+                         char hf[VPTQ_NAME_MAX])
+{
+    enum {
+        OUTER = sizeof outer_names / sizeof outer_names[0],
+        BLOCK = sizeof block_names / sizeof block_names[0],
+        PARTS = 2
+    };
+    static const char *const parts[PARTS] = {"weight", "bias"};
+    const char *part = parts[i % PARTS];
+    size_t at = i / PARTS; /* the first outer name, all blocks, the other outer names */
+    if (at == 0 || at > (size_t)layers * BLOCK) {
+        size_t outer = at ? at - (size_t)layers * BLOCK : 0;
+        if (outer >= OUTER)
+            return false;
+        snprintf(gguf, VPTQ_NAME_MAX, "%s.%s", outer_names[outer].gguf, part);
+        snprintf(hf, VPTQ_NAME_MAX, "%s.%s", outer_names[outer].hf, part);
+        return true;
+    }
+    size_t layer = (at - 1) / BLOCK;
+    const name_pair *name = &block_names[(at - 1) % BLOCK];
+    snprintf(gguf, VPTQ_NAME_MAX, "blk.%zu.%s.%s", layer, name->gguf, part);
+    snprintf(hf, VPTQ_NAME_MAX, "model.layers.%zu.%s.%s", layer, name->hf, part);
     return true;
 }
 

@@ -82,7 +82,11 @@ vptq_status vptq_quantize_model(vptq_device *dev, const vptq_quantize_options *o
 
 /* ---- pack (pipeline_pack.c) ---- */
 
-typedef enum { VPTQ_PACK_HF, VPTQ_PACK_ARCHIVE } vptq_pack_form;
+typedef enum {
+    VPTQ_PACK_HF,
+    VPTQ_PACK_ARCHIVE,
+    VPTQ_PACK_GGUF /* unpack only */
+} vptq_pack_form;
 
 typedef struct vptq_pack_options {
     const char *input, *output;
@@ -91,7 +95,8 @@ typedef struct vptq_pack_options {
     vptq_pack_form form;
     vptq_dtype dtype; /* pack: VPTQ_DTYPE_COUNT = as quantized; another one is re-rounded from
                          the float books with a warning.  unpack: F16, BF16 or F32 */
-    uint64_t shard_bytes; /* 0 = 4 GiB */
+    vptq_dtype embeddings; /* GGUF: of embedding and output head; F16, BF16, F32 or Q8_0 */
+    uint64_t shard_bytes;  /* 0 = 4 GiB */
     bool repair;  /* pack: the input must be packed already, as a directory or an archive */
     bool lm_head; /* pack: a head that is tied to the embedding is stored all the same, which
                      the `vptq` package's own loader asks for */
@@ -110,7 +115,8 @@ typedef struct vptq_pack_result {
  * directory one matrix is in memory at a time. */
 vptq_status vptq_pack_model(const vptq_ctx *ctx, const vptq_pack_options *opt,
                             vptq_pack_result *r, vptq_err *err) VPTQ_MUST_CHECK;
-/* Any MODEL -> a plain Hugging Face directory with config and tokenizer. */
+/* Any MODEL -> a plain Hugging Face directory with config and tokenizer, or one GGUF file with
+ * both inside (vectors in F32 there, as its readers want them). */
 vptq_status vptq_unpack_model(vptq_device *dev, const vptq_pack_options *opt,
                               vptq_pack_result *r, vptq_err *err) VPTQ_MUST_CHECK;
 

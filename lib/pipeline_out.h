@@ -57,6 +57,22 @@ vptq_status vptq_out_add_plain(vptq_out *o, const vptq_tensor *t, vptq_dtype typ
 /* Sorts, and fails on a name that is there twice. */
 vptq_status vptq_out_finish(vptq_out *o, vptq_err *err) VPTQ_MUST_CHECK;
 
+/* Rows of a tensor as floats in host memory, whatever they are made from; `most` at a time. */
+typedef struct vptq_out_rows {
+    vptq_device *dev;
+    const vptq_out_tensor *t;
+    size_t rows, cols, most;
+    void *device; /* a matrix is dequantized here; NULL for a plain tensor */
+    float *host;
+} vptq_out_rows;
+/* `multiple`: `most` is one of it, unless the tensor has fewer rows; 0 = any. */
+vptq_status vptq_out_rows_open(vptq_device *dev, const vptq_out_tensor *t, size_t multiple,
+                               vptq_out_rows *r, vptq_err *err) VPTQ_MUST_CHECK;
+/* *x stays valid until the next call. */
+vptq_status vptq_out_rows_read(vptq_out_rows *r, size_t first, size_t n, const float **x,
+                               vptq_err *err) VPTQ_MUST_CHECK;
+void vptq_out_rows_close(vptq_out_rows *r);
+
 /* Where the bytes of one tensor go. */
 typedef struct vptq_out_sink {
     vptq_safetensors_writer *file; /* or */
@@ -87,6 +103,11 @@ vptq_status vptq_out_write_dir(vptq_out *o, const char *path, bool force, uint64
 vptq_status vptq_out_write_archive(vptq_out *o, const char *path, bool force,
                                    vptq_out_fill fill, void *arg, uint64_t *bytes,
                                    vptq_err *err) VPTQ_MUST_CHECK;
+
+/* The checkpoint as one GGUF file (pipeline_gguf.c); fills r but for seconds. */
+vptq_status vptq_unpack_gguf(vptq_device *dev, const vptq_checkpoint *c,
+                             const vptq_pack_options *opt, vptq_pack_result *r,
+                             vptq_err *err) VPTQ_MUST_CHECK;
 
 /* ---- small files (pipeline_out_files.c) ---- */
 

@@ -1,70 +1,37 @@
-/* Any model -> a plain Hugging Face directory. */
+/* Any model -> a plain Hugging Face directory, or a GGUF file (pipeline_gguf.c). */
 #include <string.h>
 
 #include "lib/pipeline_out.h"
-
-enum { TILE_FLOATS = 1 << 20, TILE_ALIGN = 64 };
 
 typedef struct unpacking {
     vptq_device *dev;
     vptq_dtype type;
 } unpacking;
 
-/* Tiles of rows that are whole vectors for every usual length, as many as fit TILE_FLOATS. */
-static size_t tile_rows(size_t rows, size_t cols)
-{
-    size_t n = TILE_FLOATS / cols / TILE_ALIGN * TILE_ALIGN;
-    n = n ? n : TILE_ALIGN;
-    return n < rows ? n : rows;
-}
-
-/* What a tile goes through: device memory, host memory, the bytes to store. */
-typedef struct tile_buffers {
-    void *device;
-    float *host;
-    uint8_t *stored;
-} tile_buffers;
-
-static vptq_status read_tile(vptq_device *dev, const vptq_vq *q, size_t r, size_t n,
-                             tile_buffers *b, const float **x, vptq_err *err)
-{
-    const vptq_backend *ops = dev->ops;
-    vptq_status st = ops->vq_dequant(dev->state, q, r, n, b->device, q->shape.in, err);
-    *x = ops->host_memory ? b->device : b->host;
-    if (!st && !ops->host_memory)
-        st =
-            ops->download(dev->state, b->host, b->device, n * q->shape.in * sizeof(float), err);
-    return st;
-}
-
 static vptq_status fill_matrix(const unpacking *u, const vptq_out_tensor *t, vptq_out_sink *s,
                                vptq_err *err)
 {
     const vptq_ctx *ctx = u->dev->ctx;
-    const vptq_backend *ops = u->dev->ops;
-    const vptq_vq *q = &t->source.matrix->vq;
-    size_t rows = q->shape.out, cols = q->shape.in, tile = tile_rows(rows, cols);
-    size_t width = vptq_dtype_get(u->type)->bytes;
+    const size_t width = vptq_dtype_get(u->type)->bytes;
     vptq_status st = VPTQ_OK;
-    tile_buffers b = {NULL, NULL, vptq_mem_alloc(ctx->mem, tile, cols * width, err)};
-    if (!ops->host_memory)
-        b.host = vptq_mem_alloc(ctx->mem, tile, cols * sizeof(float), err);
-    if (!b.stored || (!ops->host_memory && !b.host))
+    vptq_out_rows in;
+    uint8_t *stored = NULL;
+    VPTQ_TRY(vptq_out_rows_open(u->dev, t, 0, &in, err));
+    stored = vptq_mem_alloc(ctx->mem, in.most, in.cols * width, err);
+    if (!stored)
         VPTQ_TRY(VPTQ_E_NOMEM);
-    VPTQ_TRY(ops->alloc(u->dev->state, tile * cols, sizeof(float), &b.device, err));
-    for (size_t r = 0; r < rows; r += tile) {
-        size_t n = rows - r < tile ? rows - r : tile;
+    for (size_t r = 0; r < in.rows; r += in.most) {
+        size_t n = in.rows - r < in.most ? in.rows - r : in.most;
         const float *x = NULL;
         VPTQ_TRY(vptq_check_cancel(ctx, err));
-        VPTQ_TRY(read_tile(u->dev, q, r, n, &b, &x, err));
-        VPTQ_TRY(
-            vptq_out_narrow(&t->tensor, u->type, x, n * cols, r * cols, cols, b.stored, err));
-        VPTQ_TRY(vptq_out_put(s, b.stored, n * cols * width, err));
+        VPTQ_TRY(vptq_out_rows_read(&in, r, n, &x, err));
+        VPTQ_TRY(vptq_out_narrow(&t->tensor, u->type, x, n * in.cols, r * in.cols, in.cols,
+                                 stored, err));
+        VPTQ_TRY(vptq_out_put(s, stored, n * in.cols * width, err));
     }
 out:
-    ops->release(u->dev->state, b.device);
-    vptq_mem_free(ctx->mem, b.host);
-    vptq_mem_free(ctx->mem, b.stored);
+    vptq_out_rows_close(&in);
+    vptq_mem_free(ctx->mem, stored);
     return st;
 }
 
@@ -149,7 +116,8 @@ vptq_status vptq_unpack_model(vptq_device *dev, const vptq_pack_options *opt,
     if (!opt->dry_run)
         st = vptq_out_check_place(&c, opt->output, err);
     if (!st)
-        st = unpack(dev, &c, opt, &out, r, err);
+        st = opt->form == VPTQ_PACK_GGUF ? vptq_unpack_gguf(dev, &c, opt, r, err)
+                                         : unpack(dev, &c, opt, &out, r, err);
     vptq_out_release(&out);
     vptq_checkpoint_release(&c);
     r->seconds = vptq_seconds() - start;

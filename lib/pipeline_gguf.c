@@ -1,0 +1,335 @@
+/* Any model -> one GGUF file: names, the order of q's and k's rows, vectors in F32, description
+ * and tokenizer as its readers want them; one tensor's tile in memory at a time. */
+#include <stdio.h>
+#include <string.h>
+
+#include "formats/ggml_quants.h"
+#include "formats/gguf_write.h"
+#include "lib/pipeline_out.h"
+
+enum { MAX_TEMPLATE = 1 << 20 };
+
+typedef struct exporting {
+    vptq_device *dev;
+    const vptq_checkpoint *c;
+    const vptq_pack_options *opt;
+    vptq_arena arena;
+    vptq_out out;             /* under Hugging Face names */
+    vptq_tensor *tensors;     /* as they are written, in order ... */
+    vptq_out_tensor **source; /* ... and from what; NULL = rope_freqs */
+    size_t count;
+    vptq_gguf_keys keys;
+    uint64_t bytes; /* of tensors */
+} exporting;
+
+/* ---- which tensors ---- */
+
+static bool is_embedding(const char *gguf)
+{
+    return strcmp(gguf, "token_embd.weight") == 0 || strcmp(gguf, "output.weight") == 0;
+}
+
+/* Older checkpoints hold the rotary frequencies, and tied ones may hold the head a second time.
+ */
+static bool is_left_out(const exporting *e, const char *hf)
+{
+    static const char frequencies[] = ".rotary_emb.inv_freq";
+    const size_t len = strlen(hf), end = sizeof frequencies - 1;
+    return (len > end && strcmp(hf + len - end, frequencies) == 0) ||
+           (e->c->desc.tied && strcmp(hf, "lm_head.weight") == 0);
+}
+
+static vptq_status list_sources(exporting *e, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    const vptq_checkpoint *c = e->c;
+    for (size_t i = 0; i < c->set.count; i++) {
+        const vptq_tensor *t = &c->set.tensors[i];
+        if (!vptq_out_is_quantized(c, t->name) && !is_left_out(e, t->name))
+            VPTQ_TRY(vptq_out_add_plain(&e->out, t, VPTQ_DTYPE_COUNT, err));
+    }
+    for (size_t i = 0; i < c->quantized_count; i++) {
+        const vptq_packed_matrix *m = &c->quantized[i];
+        char name[VPTQ_NAME_MAX + 8];
+        snprintf(name, sizeof name, "%.*s.weight", VPTQ_NAME_MAX, m->name);
+        const vptq_tensor t = {.name = name,
+                               .dims = 2,
+                               .shape = {m->vq.shape.out, m->vq.shape.in},
+                               .file = c->path};
+        VPTQ_TRY(vptq_out_add(&e->out, &t, (vptq_out_source){.matrix = m}, err));
+    }
+    VPTQ_TRY(vptq_out_finish(&e->out, err));
+out:
+    return st;
+}
+
+static vptq_status add_tensor(exporting *e, const char *gguf, vptq_out_tensor *source,
+                              uint32_t dims, const uint64_t *shape, vptq_err *err)
+{
+    vptq_tensor *t = &e->tensors[e->count];
+    size_t elements = 1;
+    *t = (vptq_tensor){.dims = dims, .file = e->c->path};
+    t->name = vptq_arena_strdup(&e->arena, gguf, err);
+    if (!t->name)
+        return VPTQ_E_NOMEM;
+    for (uint32_t d = 0; d < dims; d++) {
+        t->shape[d] = shape[d];
+        elements *= (size_t)shape[d]; /* it was in memory or in a file */
+    }
+    t->type = dims < 2 ? VPTQ_F32 : is_embedding(gguf) ? e->opt->embeddings : e->opt->dtype;
+    const size_t block = vptq_dtype_get(t->type)->block;
+    if (shape[dims - 1] % block || !vptq_dtype_bytes(t->type, elements, &t->bytes))
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                         "%s: tensor '%s' has rows of %llu numbers, which %s cannot hold in "
+                         "blocks of %zu",
+                         e->c->path, gguf, (unsigned long long)shape[dims - 1],
+                         vptq_dtype_get(t->type)->name, block);
+    e->source[e->count++] = source;
+    e->bytes += t->bytes;
+    return VPTQ_OK;
+}
+
+static vptq_out_tensor *find_source(exporting *e, const char *hf)
+{
+    size_t lo = 0, hi = e->out.count;
+    while (lo < hi) {
+        size_t mid = (lo + hi) / 2;
+        int order = strcmp(e->out.tensors[mid].tensor.name, hf);
+        if (order == 0)
+            return &e->out.tensors[mid];
+        if (order < 0)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return NULL;
+}
+
+/* The first tensor that no name of GGUF took. */
+static vptq_status name_foreign(const exporting *e, vptq_err *err)
+{
+    for (size_t i = 0; i < e->out.count; i++) {
+        const char *name = e->out.tensors[i].tensor.name;
+        bool found = false;
+        for (size_t j = 0; j < e->count && !found; j++)
+            found = e->source[j] == &e->out.tensors[i];
+        if (!found)
+            return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                             "%s: tensor '%s' has no place in a GGUF file", e->c->path, name);
+    }
+    return VPTQ_OK;
+}
+
+static vptq_status list_tensors(exporting *e, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    const vptq_model_desc *d = &e->c->desc;
+    char gguf[VPTQ_NAME_MAX], hf[VPTQ_NAME_MAX];
+    VPTQ_TRY(list_sources(e, err));
+    const size_t most = e->out.count + 1;
+    e->tensors = vptq_arena_alloc(&e->arena, most, sizeof *e->tensors, err);
+    e->source =
+        e->tensors ? vptq_arena_alloc(&e->arena, most, sizeof(vptq_out_tensor *), err) : NULL;
+    if (!e->source)
+        return VPTQ_E_NOMEM;
+    for (size_t i = 0; vptq_gguf_name_pair(d->layers, i, gguf, hf); i++) {
+        vptq_out_tensor *t = find_source(e, hf);
+        if (t)
+            VPTQ_TRY(add_tensor(e, gguf, t, t->tensor.dims, t->tensor.shape, err));
+    }
+    if (e->count != e->out.count)
+        VPTQ_TRY(name_foreign(e, err));
+    const uint64_t half = d->head_dim / 2;
+    if (d->rope_scaling == VPTQ_ROPE_LLAMA3)
+        VPTQ_TRY(add_tensor(e, "rope_freqs.weight", NULL, 1, &half, err));
+out:
+    return st;
+}
+
+/* ---- metadata ---- */
+
+/* chat_template.jinja beside the model, where tokenizer_config.json has no template. */
+static vptq_status find_template(exporting *e, vptq_vocab *v, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    const vptq_checkpoint *c = e->c->kind == VPTQ_CKPT_WORK ? e->c->base : e->c;
+    char path[4096], *text = NULL;
+    size_t size = 0;
+    if (v->chat_template || (c->kind != VPTQ_CKPT_HF && c->kind != VPTQ_CKPT_PACKED))
+        return VPTQ_OK;
+    VPTQ_TRY(vptq_path_join(path, sizeof path, c->path, "chat_template.jinja", err));
+    if (!vptq_path_exists(path))
+        return VPTQ_OK;
+    VPTQ_TRY(vptq_file_read(path, MAX_TEMPLATE, e->dev->ctx->mem, &text, &size, err));
+    v->chat_template = vptq_arena_strndup(&v->arena, text, size, err);
+    vptq_mem_free(e->dev->ctx->mem, text);
+    if (!v->chat_template)
+        st = VPTQ_E_NOMEM;
+out:
+    return st;
+}
+
+/* general.file_type, which says what most weights are. */
+static uint32_t file_type(vptq_dtype type)
+{
+    return type == VPTQ_F16 ? 1 : type == VPTQ_BF16 ? 32 : 0;
+}
+
+static vptq_status make_keys(exporting *e, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_vocab v;
+    VPTQ_TRY(vptq_gguf_put_desc(&e->keys, &e->c->desc, e->c->path, err));
+    vptq_gguf_put_u32(&e->keys, "general.file_type", file_type(e->opt->dtype));
+    if (e->opt->embeddings == VPTQ_Q8_0)
+        vptq_gguf_put_u32(&e->keys, "general.quantization_version", 2);
+    VPTQ_TRY(vptq_checkpoint_vocab(e->c, e->dev->ctx, &v, err));
+    st = find_template(e, &v, err);
+    if (!st)
+        st = vptq_gguf_put_vocab(&e->keys, &v, &e->c->desc, err);
+    vptq_vocab_release(&v);
+    if (!st)
+        st = vptq_gguf_keys_status(&e->keys, err);
+out:
+    return st;
+}
+
+/* ---- bytes ---- */
+
+/* Heads of q and k whose rows the architecture wants with both halves interleaved, else 0. */
+static uint32_t interleaved_heads(const exporting *e, const char *gguf)
+{
+    const vptq_model_desc *d = &e->c->desc;
+    const char *rest = strncmp(gguf, "blk.", 4) == 0 ? strchr(gguf + 4, '.') : NULL;
+    if (!d->family->gguf_permuted || !rest)
+        return 0;
+    return strncmp(rest, ".attn_q.", 8) == 0   ? d->heads
+           : strncmp(rest, ".attn_k.", 8) == 0 ? d->kv_heads
+                                               : 0;
+}
+
+/* Row h d + half d/2 + i of x becomes row h d + 2 i + half of y; n rows, whole heads. */
+static void interleave(const float *x, size_t n, size_t cols, size_t d, float *y)
+{
+    for (size_t r = 0; r < n; r++) {
+        size_t in = r % d, half = in / (d / 2), i = in % (d / 2);
+        memcpy(y + (r - in + 2 * i + half) * cols, x + r * cols, cols * sizeof *y);
+    }
+}
+
+static vptq_status store(const exporting *e, const vptq_tensor *t, const float *x, size_t n,
+                         size_t first, size_t cols, uint8_t *stored, vptq_err *err)
+{
+    if (t->type != VPTQ_Q8_0)
+        return vptq_out_narrow(t, t->type, x, n, first, cols, stored, err);
+    const float limit = 65504.0F * 127; /* of a block's scale */
+    for (size_t i = 0; i < n; i++)
+        if (!(x[i] <= limit && x[i] >= -limit))
+            return vptq_fail(
+                err, VPTQ_E_NUMERIC,
+                "%s: tensor '%s': row %zu, column %zu is %g, which Q8_0 cannot hold",
+                e->c->path, t->name, (first + i) / cols, (first + i) % cols, (double)x[i]);
+    vptq_ggml_quantize_q8_0(x, n, stored);
+    return VPTQ_OK;
+}
+
+static vptq_status write_rows(exporting *e, vptq_out_rows *in, const vptq_tensor *t,
+                              size_t heads, vptq_gguf_writer *w, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_mem *mem = e->dev->ctx->mem;
+    /* a bias is one row, whose elements change places */
+    const bool vector = t->dims < 2;
+    const size_t cols = vector ? 1 : in->cols, per_row = vector ? in->cols : 1;
+    size_t bytes;
+    float *turned =
+        heads ? vptq_mem_alloc(mem, in->most, in->cols * sizeof *turned, err) : NULL;
+    uint8_t *stored = vptq_mem_alloc(mem, in->most, in->cols * sizeof(float), err);
+    if (!stored || (heads && !turned))
+        VPTQ_TRY(VPTQ_E_NOMEM);
+    for (size_t r = 0; r < in->rows; r += in->most) {
+        const float *x = NULL;
+        size_t n = in->rows - r < in->most ? in->rows - r : in->most;
+        VPTQ_TRY(vptq_check_cancel(e->dev->ctx, err));
+        VPTQ_TRY(vptq_out_rows_read(in, r, n, &x, err));
+        if (heads) {
+            interleave(x, n * per_row, cols, e->c->desc.head_dim, turned);
+            x = turned;
+        }
+        VPTQ_TRY(store(e, t, x, n * in->cols, r * in->cols, in->cols, stored, err));
+        vptq_dtype_bytes(t->type, n * in->cols, &bytes);
+        VPTQ_TRY(vptq_gguf_write(w, stored, bytes, err));
+    }
+out:
+    vptq_mem_free(mem, stored);
+    vptq_mem_free(mem, turned);
+    return st;
+}
+
+static vptq_status write_tensor(exporting *e, size_t i, vptq_gguf_writer *w, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_out_rows in;
+    const vptq_tensor *t = &e->tensors[i];
+    const vptq_model_desc *d = &e->c->desc;
+    for (uint32_t f = 0; !e->source[i] && f < d->head_dim / 2; f++) {
+        const float divisor = (float)vptq_gguf_rope_divisor(d, f);
+        VPTQ_TRY(vptq_gguf_write(w, &divisor, sizeof divisor, err));
+    }
+    if (!e->source[i])
+        return VPTQ_OK;
+    const uint32_t heads = interleaved_heads(e, t->name);
+    VPTQ_TRY(vptq_out_rows_open(e->dev, e->source[i], heads ? d->head_dim : 0, &in, err));
+    if (heads && (uint64_t)heads * d->head_dim != t->shape[0])
+        st = vptq_fail(err, VPTQ_E_SHAPE, "%s: tensor '%s' does not fit %u heads of %u",
+                       e->c->path, e->source[i]->tensor.name, heads, d->head_dim);
+    if (!st)
+        st = write_rows(e, &in, t, heads, w, err);
+    vptq_out_rows_close(&in);
+out:
+    return st;
+}
+
+static vptq_status write_file(exporting *e, uint64_t *bytes, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    const vptq_ctx *ctx = e->dev->ctx;
+    vptq_gguf_writer w;
+    uint64_t done = 0;
+    VPTQ_TRY(vptq_gguf_writer_open(e->opt->output, e->opt->force, &e->keys, e->tensors,
+                                   e->count, &w, err));
+    for (size_t i = 0; !st && i < e->count; i++) {
+        vptq_progress(ctx, "unpack", done, e->bytes, e->tensors[i].name);
+        st = write_tensor(e, i, &w, err);
+        done += e->tensors[i].bytes;
+    }
+    *bytes = w.file.written;
+    if (!st)
+        st = vptq_gguf_writer_commit(&w, err);
+    vptq_gguf_writer_abort(&w);
+    vptq_progress(ctx, "unpack", done, e->bytes, NULL);
+out:
+    return st;
+}
+
+vptq_status vptq_unpack_gguf(vptq_device *dev, const vptq_checkpoint *c,
+                             const vptq_pack_options *opt, vptq_pack_result *r, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    exporting e = {.dev = dev, .c = c, .opt = opt};
+    vptq_arena_init(&e.arena, dev->ctx->mem);
+    vptq_out_init(&e.out, dev->ctx, "unpack");
+    vptq_gguf_keys_init(&e.keys, dev->ctx->mem);
+    VPTQ_TRY(list_tensors(&e, err));
+    VPTQ_TRY(make_keys(&e, err));
+    r->plain = (uint32_t)e.count;
+    r->bytes = e.bytes + e.keys.bytes.len;
+    r->bits_per_weight = 8.0 * (double)vptq_dtype_get(opt->dtype)->bytes;
+    if (!opt->dry_run)
+        st = write_file(&e, &r->bytes, err);
+out:
+    vptq_gguf_keys_release(&e.keys);
+    vptq_out_release(&e.out);
+    vptq_arena_release(&e.arena);
+    return st;
+}

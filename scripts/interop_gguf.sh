@@ -1,0 +1,81 @@
+#!/usr/bin/env bash
+# make interop-gguf: the demo model as a GGUF file, run by llama.cpp's Python package: the same token
+# ids, and the same perplexity within 0.1 % as vptq-eval's, for the original in F16, for a model
+# with three quantized blocks, and with the embedding in Q8_0.
+#
+# The package is built from source (a C++ compiler, some minutes) into build/interop/gguf, which is kept.
+# Where it cannot be had, one line says so and the exit status is 0.  The last line is
+# "N passed, N failed, N skipped"; exit 1 when something failed.
+# Environment: BIN (tools), INTEROP_DIR (default build/interop), PYTHON (to make the environment
+# with), INTEROP_PYTHON (an interpreter that has the package), VPTQ_DEMO_GGUF (the demo model),
+# TEXT (default: the WikiText-2 test text of VPTQ_DATA), CONTEXT (256), WINDOWS (8).
+set -euo pipefail
+
+src=$(cd "$(dirname "$0")/.." && pwd)
+dir=${INTEROP_DIR:-$src/build/interop}/gguf
+BIN=${BIN:-$src/build/bin}
+data=${VPTQ_DATA:-$src/../shared/data}
+text=${TEXT:-$data/text/wikitext2/wiki.test.raw}
+context=${CONTEXT:-256}
+windows=${WINDOWS:-8}
+package=llama-cpp-python==0.3.36
+passed=0 failed=0
+
+skip()
+{
+    echo "skip interop-gguf: $*"
+    echo "0 passed, 0 failed, 1 skipped"
+    exit 0
+}
+
+python=${INTEROP_PYTHON:-$dir/venv/bin/python}
+make_environment()
+{
+    rm -rf "$dir/venv"
+    "${PYTHON:-python3}" -m venv "$dir/venv" &&
+        "$dir/venv/bin/python" -m pip install --quiet --disable-pip-version-check "$package" numpy
+}
+mkdir -p "$dir"
+[ -e "$text" ] || skip "there is no text '$text' (TEXT=FILE)"
+if ! "$python" -c 'import llama_cpp, numpy' 2>/dev/null; then
+    echo "building $package"
+    make_environment >"$dir/pip.log" 2>&1 || skip "$package cannot be installed (see $dir/pip.log)"
+fi
+model=${VPTQ_DEMO_GGUF:-$dir/model.gguf}
+[ -e "$model" ] || "$src/scripts/fetch_demo.sh" --model-only "$dir" || skip "the demo model cannot be fetched"
+
+# same NAME MODEL FILE: both give the text the same ids and the same perplexity.
+same()
+{
+    local name=$1 ours theirs
+    "$BIN/vptq-eval" ppl -q -m "$2" --text "$text" --tokens-only >"$dir/ours.ids"
+    ours=$("$BIN/vptq-eval" ppl -q -m "$2" --text "$text" --context "$context" --windows "$windows" \
+        --format json | sed -E 's/.*"ppl": ([^,]*),.*/\1/')
+    theirs=$("$python" "$src/tests/interop/gguf_ppl.py" "$3" "$text" "$context" "$windows" "$dir/theirs.ids")
+    if ! cmp -s "$dir/ours.ids" "$dir/theirs.ids"; then
+        echo "not ok $name: other token ids: $(diff "$dir/ours.ids" "$dir/theirs.ids" | head -n 3)"
+        failed=$((failed + 1))
+    elif awk -v a="$ours" -v b="$theirs" 'BEGIN { d = b / a - 1; exit !(d < 1e-3 && d > -1e-3) }'; then
+        echo "ok $name: $ours, llama.cpp $theirs"
+        passed=$((passed + 1))
+    else
+        echo "not ok $name: perplexity $ours, llama.cpp $theirs"
+        failed=$((failed + 1))
+    fi
+}
+
+unpack() { "$BIN/vptq-pack" -q --unpack "$@" -f >/dev/null; }
+unpack "$model" -o "$dir/f16.gguf"
+same original "$model" "$dir/f16.gguf"
+
+head -c 200000 "$text" >"$dir/calibration.txt"
+"$BIN/vptq-quantize" -q -f -m "$model" -c "$dir/calibration.txt" -n 4 -l 256 --layers 0-2 \
+    -v 4 -k 256 -r 0 --sweeps 0 --refits 1 -o "$dir/work" >"$dir/quantize.txt"
+unpack "$dir/work" -o "$dir/quantized.gguf"
+same quantized "$dir/work" "$dir/quantized.gguf"
+
+unpack "$model" -o "$dir/q8_0.gguf" --embeddings q8_0
+same "Q8_0 embedding" "$dir/q8_0.gguf" "$dir/q8_0.gguf"
+
+echo "$passed passed, $failed failed, 0 skipped"
+[ "$failed" = 0 ]

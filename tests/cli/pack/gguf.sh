@@ -1,0 +1,62 @@
+# Models as GGUF files: the same model again, from whatever it was, and what does not go.
+hf=$(data models/stories260K-hf)
+bin=$(data models/stories260K/stories260K.bin)
+tok=$(data models/stories260K/tok512.bin)
+text=$(data text/tinystories/tiny.utf8)
+unpack() { "$BIN/vptq-pack" -q --unpack "$@"; }
+ppl()
+{
+    "$BIN/vptq-eval" ppl -q "$@" --text "$text" --documents '<|endoftext|>' \
+        --document-limit 4 --context 512 --format json > ppl.json
+    json_get ppl ppl.json
+}
+
+# The ending of the name decides, or --to.
+unpack "$hf" -o model.gguf --format json > out.json
+[ "$(json_get form out.json)" = gguf ] || fail "form"
+[ "$(json_get total_bytes out.json)" = "$(wc -c < model.gguf)" ] || fail "total_bytes"
+unpack "$hf" --to gguf -o other -t 1 > out.txt
+expect_same model.gguf other
+expect_line out.txt "other: gguf, 47 plain tensors"
+[ "$(ppl -m model.gguf)" = "$(ppl -m "$hf")" ] || fail "an f16 model changed"
+unpack model.gguf -o again.gguf > out.txt
+expect_same model.gguf again.gguf
+unpack model.gguf -o back > out.txt
+[ "$(ppl -m back)" = "$(ppl -m "$hf")" ] || fail "a Hugging Face directory of the GGUF file"
+unpack "$bin" --tokenizer "$tok" -o f32.gguf --dtype f32 > out.txt
+[ "$(ppl -m f32.gguf)" = "$(ppl -m "$bin" --tokenizer "$tok")" ] || fail "a llama2.c model as f32"
+unpack "$hf" -o q8.gguf --embeddings q8_0 > out.txt
+"$BIN/vptq-pack" -q --list q8.gguf > list.txt
+[ "$(grep -c ' Q8_0 ' list.txt)" = 1 ] || fail "one embedding is Q8_0: $(grep Q8_0 list.txt)"
+expect_near "$(ppl -m q8.gguf)" "$(ppl -m "$hf")" 0.01
+
+# A quantized model, from its work directory and from its archive.
+"$BIN/vptq-hessian" -q -m "$hf" -c "$text" -n 4 -l 64 -o h > out.txt
+"$BIN/vptq-quantize" -q -m "$hf" -H h -o work -v 4 -k 16 -r 0 --layers 1-2 > out.txt
+"$BIN/vptq-pack" -q work -o model.vptq > out.txt
+unpack work -o work.gguf > out.txt
+unpack model.vptq -o archive.gguf > out.txt
+expect_same work.gguf archive.gguf
+expect_near "$(ppl -m work.gguf)" "$(ppl -m work)" 1e-3
+
+unpack "$hf" -o plan.gguf --dry-run --format json > out.json
+[ ! -e plan.gguf ] || fail "a dry run wrote"
+expect_exit 1 unpack "$hf" -o model.gguf 2> err.txt
+expect_line err.txt "'model.gguf' already exists"
+unpack "$hf" -o model.gguf -f > out.txt
+expect_exit 2 unpack model.gguf -o model.gguf -f 2> err.txt
+expect_line err.txt "is the input itself"
+expect_exit 1 unpack "$bin" -o none.gguf 2> err.txt
+expect_line err.txt "give --tokenizer FILE"
+expect_exit 2 unpack "$hf" -o none.gguf --embeddings q4_0 2> err.txt
+expect_line err.txt "expected f16, bf16, f32 or q8_0"
+expect_exit 2 unpack "$hf" -o none --embeddings q8_0 2> err.txt
+expect_line err.txt "goes with --unpack to a GGUF file"
+expect_exit 2 unpack "$hf" -o none.gguf --shard-size 1M 2> err.txt
+expect_line err.txt "does not go with a GGUF file"
+expect_exit 2 unpack "$hf" -o none --to archive 2> err.txt
+expect_exit 2 "$BIN/vptq-pack" -q work -o none --to gguf 2> err.txt
+expect_line err.txt "goes with --unpack only"
+[ ! -e none ] || fail "an output was made"
+[ ! -e none.gguf ] || fail "a GGUF file was made"
+no_leftovers .
