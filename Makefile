@@ -162,9 +162,13 @@ $(B)/tests/fuzz/fuzz_%: $(OBJ)/tests/fuzz/fuzz_%.o $(FUZZ_MAIN) $(LIBVPTQ)
 	$(link)
 $(B)/tests/interop/%: $(OBJ)/tests/interop/%.o $(LIBVPTQ)
 	$(link)
+# Loaded in front of libc by command-line tests; never instrumented.
+FAULTS := $(B)/tests/faults.so
+$(FAULTS): tests/faults/faults.c | $(B)/probe
+	$(Q)mkdir -p $(@D)
+	$(Q)$(if $(V),,echo "  CC    $@";) $(CC) $(STANDARD) $(WARNINGS) -O1 -fPIC -shared -o $@ $< -ldl
+
 $(B)/tests/bench/bench_%: $(OBJ)/tests/bench/bench_%.o $(BENCH_SRC:%.c=$(OBJ)/%.o) $(LIBVPTQ)
-	$(link)
-$(B)/tests/interop/logits: $(OBJ)/tests/interop/logits.o $(LIBVPTQ)
 	$(link)
 
 -include $(shell find $(OBJ) -name '*.d' 2>/dev/null)
@@ -181,19 +185,19 @@ $(UNIT:%=test-%): test-%: $(B)/tests/unit/test_%
 $(OPS:%=op-%): op-%: $(B)/tests/ops/test_%
 	$(Q)$< $(if $(T),-t '$(T)')
 
-test-programs: $(UNIT_BIN) $(OPS_BIN) $(if $(SANITIZE),$(FUZZ_BIN))
+test-programs: $(UNIT_BIN) $(OPS_BIN) $(FAULTS) $(if $(SANITIZE),$(FUZZ_BIN))
 
 # The run-* targets run what has been built: a program that does not compile is a failed test.
 unit: $(UNIT_BIN) run-unit
 ops: $(OPS_BIN) run-ops
-check-cli: tools run-cli
+check-cli: tools $(FAULTS) run-cli
 fuzz-check: $(FUZZ_BIN) run-fuzz
 run-unit: | $(if $(filter unit,$(MAKECMDGOALS)),$(UNIT_BIN))
 	$(Q)scripts/run_tests.sh $(UNIT_BIN)
 run-ops: | $(if $(filter ops,$(MAKECMDGOALS)),$(OPS_BIN))
 	$(Q)scripts/run_tests.sh $(OPS_BIN)
-run-cli: | $(if $(filter check-cli,$(MAKECMDGOALS)),tools)
-	$(Q)scripts/run_cli_tests.sh --bin $(BIN) $(T)
+run-cli: | $(if $(filter check-cli,$(MAKECMDGOALS)),tools $(FAULTS))
+	$(Q)FAULTS=$(abspath $(FAULTS)) scripts/run_cli_tests.sh --bin $(BIN) $(T)
 run-fuzz: | $(if $(filter fuzz-check,$(MAKECMDGOALS)),$(FUZZ_BIN))
 	$(Q)scripts/run_fuzz.sh $(FUZZ_BIN)
 

@@ -27,41 +27,6 @@ static vptq_status open_spill(vptq_states *s, const char *dir, vptq_err *err)
     return st;
 }
 
-/* All `bytes` at `offset`; false with errno, 0 for a file that ends too early. */
-static bool read_all(int fd, void *data, size_t bytes, uint64_t offset)
-{
-    char *at = data;
-    while (bytes > 0) {
-        const ssize_t n = pread(fd, at, bytes, (off_t)offset);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0) {
-            errno = n < 0 ? errno : 0;
-            return false;
-        }
-        at += n;
-        offset += (uint64_t)n;
-        bytes -= (size_t)n;
-    }
-    return true;
-}
-
-static bool write_all(int fd, const void *data, size_t bytes, uint64_t offset)
-{
-    const char *at = data;
-    while (bytes > 0) {
-        const ssize_t n = pwrite(fd, at, bytes, (off_t)offset);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            return false;
-        at += n;
-        offset += (uint64_t)n;
-        bytes -= (size_t)n;
-    }
-    return true;
-}
-
 vptq_status vptq_states_open(const vptq_ctx *ctx, const char *dir, size_t rows, size_t dim,
                              size_t most, size_t reserve, vptq_states *s, vptq_err *err)
 {
@@ -105,7 +70,7 @@ vptq_status vptq_states_get(vptq_states *s, size_t first, size_t n, bool fresh, 
     const size_t row = s->dim * sizeof *s->data;
     VPTQ_BUG_IF(n > s->rows || first > s->rows - n || (s->fd >= 0 && n > s->most));
     *rows = s->fd < 0 ? s->data + first * s->dim : s->data;
-    if (s->fd < 0 || fresh || read_all(s->fd, s->data, n * row, (uint64_t)first * row))
+    if (s->fd < 0 || fresh || vptq_read_at(s->fd, s->data, n * row, (uint64_t)first * row))
         return VPTQ_OK;
     if (errno)
         return vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot read hidden states back in '%s'",
@@ -117,7 +82,7 @@ vptq_status vptq_states_get(vptq_states *s, size_t first, size_t n, bool fresh, 
 vptq_status vptq_states_keep(vptq_states *s, size_t first, size_t n, vptq_err *err)
 {
     const size_t row = s->dim * sizeof *s->data;
-    if (s->fd < 0 || write_all(s->fd, s->data, n * row, (uint64_t)first * row))
+    if (s->fd < 0 || vptq_write_at(s->fd, s->data, n * row, (uint64_t)first * row))
         return VPTQ_OK;
     return vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot write hidden states in '%s'", s->dir);
 }
@@ -189,13 +154,13 @@ static vptq_status load_rows(vptq_states *const *s, size_t count, int fd, uint64
             n = chunk_rows(s[i], row);
             const size_t bytes = n * s[i]->dim * sizeof *rows;
             VPTQ_TRY(vptq_states_get(s[i], row, n, true, &rows, err));
-            if (!read_all(fd, rows, bytes, offset))
+            if (!vptq_read_at(fd, rows, bytes, offset))
                 return VPTQ_OK;
             sum = vptq_hash(rows, bytes, sum);
             offset += bytes;
             VPTQ_TRY(vptq_states_keep(s[i], row, n, err));
         }
-    *found = read_all(fd, &end, sizeof end, offset) && end == sum;
+    *found = vptq_read_at(fd, &end, sizeof end, offset) && end == sum;
 out:
     return st;
 }
@@ -213,7 +178,7 @@ vptq_status vptq_states_load(vptq_states *const *s, size_t count, const char *pa
         return VPTQ_OK;
     if (fd < 0)
         return vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot open '%s'", path);
-    if (read_all(fd, &h, sizeof h, 0) && h.position <= last) {
+    if (vptq_read_at(fd, &h, sizeof h, 0) && h.position <= last) {
         const state_header want = header_of(s, count, fingerprint, h.position);
         *position = h.position;
         if (!memcmp(&h, &want, sizeof h))

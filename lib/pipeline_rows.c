@@ -256,14 +256,14 @@ vptq_status vptq_row_account(vptq_quantizer *q, vptq_quantize_row *row, const ch
 }
 
 /* The row of a matrix file, where it is one of this run; the run over its layer will make a
- * damaged one again. */
+ * damaged one again.  One that cannot be read may be sound: that is an error. */
 static vptq_status report_file(vptq_quantizer *q, const char *path, vptq_err *err)
 {
     vptq_layer_file file;
     vptq_err why = {0};
     vptq_status st = vptq_layer_file_read(path, q->dev->ctx->mem, &file, &why);
 
-    if (st == VPTQ_E_NOMEM)
+    if (st == VPTQ_E_NOMEM || st == VPTQ_E_IO)
         return vptq_fail(err, st, "%s", why.text);
     if (st) {
         vptq_log(q->dev->ctx, VPTQ_LOG_WARN, "%s; report.jsonl leaves it out", why.text);

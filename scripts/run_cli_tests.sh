@@ -12,6 +12,8 @@
 #   --update    write what came out to the .exit and .exact files that are there
 #   PATTERN     only tests whose TOOL/NAME matches one of these shell patterns
 #
+# FAULTS in the environment is the library of tests/faults (`make check-cli` builds and names it).
+#
 # Last line and TALLY as in run_tests.sh.
 set -u
 

@@ -270,7 +270,7 @@ vptq_status vptq_lock_take(const char *dir, vptq_lock *lock, vptq_err *err)
         return st;
     }
     int n = snprintf(text, sizeof text, "%ld\n", (long)getpid());
-    if (ftruncate(fd, 0) || pwrite(fd, text, (size_t)n, 0) != n) {
+    if (ftruncate(fd, 0) || !vptq_write_at(fd, text, (size_t)n, 0)) {
         st = vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot write '%s'", path);
         close(fd);
         return st;

@@ -116,6 +116,24 @@ out:
     return st;
 }
 
+bool vptq_read_at(int fd, void *data, size_t bytes, uint64_t offset)
+{
+    char *at = data;
+    while (bytes > 0) {
+        const ssize_t n = pread(fd, at, bytes, (off_t)offset);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0) {
+            errno = n < 0 ? errno : 0;
+            return false;
+        }
+        at += n;
+        offset += (uint64_t)n;
+        bytes -= (size_t)n;
+    }
+    return true;
+}
+
 uint64_t vptq_hash(const void *data, size_t n, uint64_t seed)
 {
     return XXH3_64bits_withSeed(data, n, seed);

@@ -27,6 +27,11 @@ void vptq_map_release(vptq_map *map);
 vptq_status vptq_file_read(const char *path, size_t limit, vptq_mem *mem, char **data,
                            size_t *size, vptq_err *err) VPTQ_MUST_CHECK;
 
+/* All `bytes` of an open file at `offset`, in as many calls as it takes; false with errno,
+ * which is 0 for a file that ends too early. */
+bool vptq_read_at(int fd, void *data, size_t bytes, uint64_t offset) VPTQ_MUST_CHECK;
+bool vptq_write_at(int fd, const void *data, size_t bytes, uint64_t offset) VPTQ_MUST_CHECK;
+
 typedef struct vptq_file_writer {
     int fd; /* -1: not open */
     bool force;

@@ -8,6 +8,24 @@
 #include "lib/base/file.h"
 #include "lib/base/file_path.h"
 
+bool vptq_write_at(int fd, const void *data, size_t bytes, uint64_t offset)
+{
+    const char *at = data;
+    while (bytes > 0) {
+        const ssize_t n = pwrite(fd, at, bytes, (off_t)offset);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0) {
+            errno = n < 0 ? errno : ENOSPC;
+            return false;
+        }
+        at += n;
+        offset += (uint64_t)n;
+        bytes -= (size_t)n;
+    }
+    return true;
+}
+
 vptq_status vptq_file_writer_open(const char *path, bool force, vptq_file_writer *w,
                                   vptq_err *err)
 {

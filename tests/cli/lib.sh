@@ -41,10 +41,11 @@ expect_line()
     grep -q -e "$2" "$1" || fail "no line of $1 matches '$2': $(head -c 2000 "$1")"
 }
 
-# expect_same A B: two files, or two directories with all they hold, are the same bytes.
+# expect_same A B [WHEN]: two files, or two directories with all they hold, are the same bytes.
 expect_same()
 {
-    diff -r "$1" "$2" >/dev/null || fail "$1 and $2 differ: $(diff -rq "$1" "$2" | head -n 5)"
+    diff -r "$1" "$2" >/dev/null ||
+        fail "$1 and $2 differ${3:+ $3}: $(diff -rq "$1" "$2" | head -n 5)"
 }
 
 # expect_number A OP B: compares numbers, OP one of < <= > >= == !=.
@@ -88,5 +89,51 @@ wait_for()
         tries=$((tries - 1))
         [ "$tries" -gt 0 ] || fail "waited in vain for: $*"
         sleep 0.05
+    done
+}
+
+# faulty CALL:HOW:WHEN COMMAND..: runs it while calls of the file system fail as tests/faults says;
+# every fault is a line of ./faults.log.
+faulty()
+{
+    local fault=$1
+    shift
+    : > faults.log
+    # the sanitizers' runtime wants to be the first library, but works behind ours
+    VPTQ_FAULT=$fault VPTQ_FAULT_LOG=$PWD/faults.log LD_PRELOAD=$FAULTS \
+        ASAN_OPTIONS=${ASAN_OPTIONS:-}:verify_asan_link_order=0 "$@"
+}
+
+# expect_faults OUT GOOD COMMAND..: COMMAND writes OUT, which is GOOD when all goes well.  Calls fail one
+# after the other, until there are no more of them: then the command says so in one sentence and
+# leaves no half output, or it got by and OUT is the same; run again, it comes to GOOD.
+expect_faults()
+{
+    local out=$1 good=$2 fault n status
+    shift 2
+    [ -e "${FAULTS:-}" ] || skip "needs FAULTS, the library of tests/faults"
+    for fault in write:ENOSPC pwrite:EIO fsync:EIO close:EIO rename:EACCES link:ENOSPC mkdir:ENOSPC \
+        open:EMFILE mmap:ENOMEM read:EIO pread:EIO ftruncate:ENOSPC; do
+        for ((n = 1; ; n += n < 6 ? 1 : n / 2)); do
+            rm -rf "$out"
+            status=0
+            faulty "$fault:$n" "$@" > /dev/null 2> fault.err || status=$?
+            [ -s faults.log ] || break
+            (no_leftovers .) || fail "$fault:$n"
+            case $status in
+            0) ;;
+            1) [ "$(wc -l < fault.err)" = 1 ] || fail "$fault:$n: not one sentence: $(cat fault.err)" ;;
+            *) fail "$fault:$n: exit status $status: $(tail -n 5 fault.err)" ;;
+            esac
+            [ "$status" = 0 ] || "$@" > /dev/null 2> fault.err || fail "after $fault:$n: $(cat fault.err)"
+            [ ! -e "$out/lock" ] || : > "$out/lock" # who held it may be in it still
+            expect_same "$out" "$good" "after $fault:$n"
+        done
+    done
+    for fault in write:short:1/1 write:EINTR:1/2 pwrite:short:1/1 pwrite:EINTR:1/2 read:short:1/1 \
+        read:EINTR:1/2 pread:short:1/1 pread:EINTR:1/2 link:EPERM:1/1; do
+        rm -rf "$out"
+        faulty "$fault" "$@" > /dev/null || fail "$fault"
+        expect_same "$out" "$good" "with $fault"
     done
 }

@@ -1,0 +1,14 @@
+# Calls of the file system that fail or do half of what they are asked for: every command gives one
+# sentence and leaves nothing half done, and what needs only to be tried again is tried again.
+model=$(data models/stories260K/stories260K.bin)
+tok=$(data models/stories260K/tok512.bin)
+text=$(data text/tinystories/tiny.utf8)
+
+collect=("$BIN/vptq-hessian" -m "$model" --tokenizer "$tok" -c "$text" -n 4 -l 256 --layers 0-0
+    --mem 6M -t 2 -qq)
+"${collect[@]}" -o h > /dev/null
+expect_faults out h "${collect[@]}" -o out -f
+
+quantize=("$BIN/vptq-quantize" -m "$model" -H h --layers 0-0 -k 16 -t 2 -qq)
+"${quantize[@]}" -o w > /dev/null
+expect_faults out w "${quantize[@]}" -o out

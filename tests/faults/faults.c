@@ -1,0 +1,218 @@
+/* Faults of the file system, for tests: a library that is loaded in front of libc (LD_PRELOAD)
+ * and lets chosen calls of a process fail.
+ *
+ *     VPTQ_FAULT=CALL:HOW:WHEN
+ *
+ * CALL is read, pread, write, pwrite, fsync, ftruncate, close, open, rename, link, mkdir or
+ * mmap.  Of the first seven only those on plain files count that were opened by the process.
+ * HOW is ENOSPC, EIO, EINTR, EMFILE, ENOMEM, EACCES or EPERM, or `short`: half of the bytes
+ * asked for, at least one.  WHEN is N, the N-th call; N-, that and all later ones; or N/M,
+ * every M-th from the N-th on.  VPTQ_FAULT_LOG names a file that gets a line for every fault.
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+typedef struct fault {
+    char call[16];
+    int errnum; /* 0 = short */
+    long first, every;
+    bool on; /* asked for, and understood */
+} fault;
+
+static fault plan;
+static atomic_long count;
+
+static int errnum_of(const char *name)
+{
+    static const struct {
+        const char *name;
+        int errnum;
+    } known[] = {{"short", 0},       {"ENOSPC", ENOSPC}, {"EIO", EIO},       {"EINTR", EINTR},
+                 {"EMFILE", EMFILE}, {"ENOMEM", ENOMEM}, {"EACCES", EACCES}, {"EPERM", EPERM}};
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (!strcmp(known[i].name, name))
+            return known[i].errnum;
+    return -1;
+}
+
+/* A plan that makes no sense ends the process: a test must not pass because of it. */
+__attribute__((constructor)) static void take_plan(void)
+{
+    const char *text = getenv("VPTQ_FAULT");
+    char how[16] = "", rest[24] = "";
+    if (!text)
+        return;
+    if (sscanf(text, "%15[a-z]:%15[A-Za-z]:%ld%23s", plan.call, how, &plan.first, rest) < 3 ||
+        (plan.errnum = errnum_of(how)) < 0 || plan.first < 1) {
+        fprintf(stderr, "VPTQ_FAULT=%s makes no sense\n", text);
+        _exit(99);
+    }
+    plan.every = !*rest ? 0 : *rest == '-' ? 1 : atol(rest + 1);
+    plan.on = true;
+}
+
+static void note(long n)
+{
+    const char *path = getenv("VPTQ_FAULT_LOG");
+    char line[64];
+    if (!path)
+        return;
+    const int length = snprintf(line, sizeof line, "%s %ld\n", plan.call, n);
+    const long fd = syscall(SYS_openat, AT_FDCWD, path, O_WRONLY | O_CREAT | O_APPEND, 0666);
+    if (fd < 0)
+        return;
+    syscall(SYS_write, fd, line, length);
+    syscall(SYS_close, fd);
+}
+
+/* Whether this call is one that shall fail. */
+static bool hit(const char *call)
+{
+    if (!plan.on || strcmp(plan.call, call) != 0)
+        return false;
+    const long n = atomic_fetch_add(&count, 1) + 1;
+    const bool yes = n == plan.first ||
+                     (plan.every > 0 && n > plan.first && (n - plan.first) % plan.every == 0);
+    if (yes)
+        note(n);
+    return yes;
+}
+
+static bool is_plain(int fd)
+{
+    struct stat sb;
+    return fd > 2 && !fstat(fd, &sb) && S_ISREG(sb.st_mode);
+}
+
+/* For calls that move bytes: false = go on, with as many of them as *n then says. */
+static bool hit_bytes(const char *call, int fd, size_t *n)
+{
+    const int errnum = errno;
+    const bool mine = plan.on && !strcmp(plan.call, call) && is_plain(fd) && hit(call);
+    errno = errnum;
+    if (!mine)
+        return false;
+    if (!plan.errnum) {
+        *n = *n > 1 ? *n / 2 : *n;
+        return false;
+    }
+    errno = plan.errnum;
+    return true;
+}
+
+static bool hit_path(const char *call)
+{
+    if (!hit(call))
+        return false;
+    errno = plan.errnum;
+    return true;
+}
+
+/* `next` = the function of this name that would have been called; pointers to functions and to
+ * data have one size here. */
+#define NEXT(name)                                                                             \
+    __typeof__(&(name)) next = NULL;                                                           \
+    void *found = dlsym(RTLD_NEXT, #name);                                                     \
+    memcpy(&next, &found, sizeof next)
+
+ssize_t read(int fd, void *data, size_t n)
+{
+    NEXT(read);
+    return hit_bytes("read", fd, &n) ? -1 : next(fd, data, n);
+}
+
+ssize_t pread(int fd, void *data, size_t n, off_t at)
+{
+    NEXT(pread);
+    return hit_bytes("pread", fd, &n) ? -1 : next(fd, data, n, at);
+}
+
+ssize_t write(int fd, const void *data, size_t n)
+{
+    NEXT(write);
+    return hit_bytes("write", fd, &n) ? -1 : next(fd, data, n);
+}
+
+ssize_t pwrite(int fd, const void *data, size_t n, off_t at)
+{
+    NEXT(pwrite);
+    return hit_bytes("pwrite", fd, &n) ? -1 : next(fd, data, n, at);
+}
+
+int fsync(int fd)
+{
+    size_t n = 0;
+    NEXT(fsync);
+    return hit_bytes("fsync", fd, &n) ? -1 : next(fd);
+}
+
+int ftruncate(int fd, off_t size)
+{
+    size_t n = 0;
+    NEXT(ftruncate);
+    return hit_bytes("ftruncate", fd, &n) ? -1 : next(fd, size);
+}
+
+/* The file is closed all the same, as Linux does it. */
+int close(int fd)
+{
+    size_t n = 0;
+    NEXT(close);
+    const bool fails = hit_bytes("close", fd, &n);
+    const int got = next(fd);
+    if (!fails)
+        return got;
+    errno = plan.errnum;
+    return -1;
+}
+
+int open(const char *path, int flags, ...)
+{
+    mode_t mode = 0;
+    NEXT(open);
+    if (flags & O_CREAT) {
+        va_list args;
+        va_start(args, flags);
+        mode = va_arg(args, mode_t);
+        va_end(args);
+    }
+    return hit_path("open") ? -1 : next(path, flags, mode);
+}
+
+int rename(const char *from, const char *to)
+{
+    NEXT(rename);
+    return hit_path("rename") ? -1 : next(from, to);
+}
+
+int link(const char *from, const char *to)
+{
+    NEXT(link);
+    return hit_path("link") ? -1 : next(from, to);
+}
+
+int mkdir(const char *path, mode_t mode)
+{
+    NEXT(mkdir);
+    return hit_path("mkdir") ? -1 : next(path, mode);
+}
+
+void *mmap(void *at, size_t size, int access, int flags, int fd, off_t offset)
+{
+    NEXT(mmap);
+    if (fd >= 0 && is_plain(fd) && hit_path("mmap"))
+        return MAP_FAILED;
+    return next(at, size, access, flags, fd, offset);
+}
