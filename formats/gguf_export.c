@@ -280,20 +280,48 @@ static vptq_status put_bpe(vptq_gguf_keys *k, const vptq_vocab *v, vptq_err *err
     return put_merges(k, v, err);
 }
 
-/* Whether something is put in front of a text, and runs of spaces become one. */
-static void put_spm(vptq_gguf_keys *k, const vptq_vocab *v)
+static bool is_mark(const char *text)
 {
-    bool prefix = false, squeeze = false;
+    return text && strcmp(text, VPTQ_META) == 0;
+}
+
+/* Whether something is put in front of a text, and runs of spaces become one.  False where the
+ * steps do more than that. */
+static bool take_spm_steps(const vptq_vocab *v, bool *prefix, bool *squeeze)
+{
+    static const char runs[] = " {2,}", ends[] = "\\A +| +\\z"; /* as readers make them */
+    *prefix = *squeeze = false;
     for (uint32_t i = 0; i < v->norm_count; i++) {
-        prefix = prefix || v->norms[i].kind == VPTQ_NORM_PREPEND;
-        squeeze = squeeze || v->norms[i].kind == VPTQ_NORM_REGEX;
+        const vptq_norm *n = &v->norms[i];
+        if (n->kind == VPTQ_NORM_PREPEND && is_mark(n->content))
+            *prefix = true;
+        else if (n->kind == VPTQ_NORM_REGEX &&
+                 (same_text(n->pattern, runs) || same_text(n->pattern, ends)))
+            *squeeze = true;
+        else if (n->kind != VPTQ_NORM_REPLACE || !same_text(n->pattern, " ") ||
+                 !is_mark(n->content))
+            return false;
     }
-    for (uint32_t i = 0; i < v->split_count; i++)
-        prefix = prefix || (v->splits[i].kind == VPTQ_SPLIT_METASPACE &&
-                            v->splits[i].prepend != VPTQ_PREPEND_NEVER);
+    for (uint32_t i = 0; i < v->split_count; i++) {
+        if (v->splits[i].kind != VPTQ_SPLIT_METASPACE)
+            return false;
+        *prefix = *prefix || v->splits[i].prepend != VPTQ_PREPEND_NEVER;
+    }
+    return true;
+}
+
+static vptq_status put_spm(vptq_gguf_keys *k, const vptq_vocab *v, vptq_err *err)
+{
+    bool prefix, squeeze;
+    if (!take_spm_steps(v, &prefix, &squeeze))
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                         "%s: changes or cuts texts in other ways than a GGUF file of a "
+                         "SentencePiece tokenizer can say",
+                         v->source);
     vptq_gguf_put_str(k, "tokenizer.ggml.pre", "default", 7);
     vptq_gguf_put_bool(k, "tokenizer.ggml.add_space_prefix", prefix);
     vptq_gguf_put_bool(k, "tokenizer.ggml.remove_extra_whitespaces", squeeze);
+    return VPTQ_OK;
 }
 
 static void put_id(vptq_gguf_keys *k, const char *key, int32_t id, int32_t fallback)
@@ -320,10 +348,7 @@ vptq_status vptq_gguf_put_vocab(vptq_gguf_keys *k, const vptq_vocab *v,
     VPTQ_TRY(make_tokens(v, d->vocab, &arena, &list, err));
     vptq_gguf_put_str(k, "tokenizer.ggml.model", bytes ? "gpt2" : "llama", bytes ? 4 : 5);
     put_tokens(k, v, d->vocab, list);
-    if (bytes)
-        VPTQ_TRY(put_bpe(k, v, err));
-    else
-        put_spm(k, v);
+    VPTQ_TRY(bytes ? put_bpe(k, v, err) : put_spm(k, v, err));
     put_id(k, "tokenizer.ggml.bos_token_id", v->bos, d->bos);
     put_id(k, "tokenizer.ggml.eos_token_id", v->eos, d->eos);
     put_id(k, "tokenizer.ggml.unknown_token_id", v->unk, -1);

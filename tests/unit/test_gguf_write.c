@@ -184,6 +184,10 @@ static void test_merges_without_scores(void **state)
         else
             assert_fails(vptq_gguf_put_vocab(&keys, &v, &d, &err), VPTQ_E_UNSUPPORTED, &err,
                          "merges are not those that scores of pieces give");
+        const vptq_norm lower = {.kind = VPTQ_NORM_LOWER};
+        assert_ok(vptq_vocab_add_norm(&v, lower, &err), &err);
+        assert_fails(vptq_gguf_put_vocab(&keys, &v, &d, &err), VPTQ_E_UNSUPPORTED, &err,
+                     i ? "merges are not" : "changes or cuts texts in other ways");
         vptq_gguf_keys_release(&keys);
         vptq_vocab_release(&v);
     }
