@@ -23,7 +23,7 @@ typedef struct vptq_out_file {
     size_t size;
 } vptq_out_file;
 
-enum { VPTQ_OUT_MAX_FILES = 64 };
+enum { VPTQ_OUT_MAX_FILES = 256 };
 
 typedef struct vptq_out {
     const vptq_ctx *ctx;
@@ -119,10 +119,10 @@ vptq_status vptq_out_config(const vptq_checkpoint *c, vptq_dtype type, json_t **
 json_t *vptq_out_config_holder(json_t *config);
 vptq_status vptq_out_add_config(vptq_out *o, const json_t *config,
                                 vptq_err *err) VPTQ_MUST_CHECK;
-/* Tokenizer and generation settings: copied from beside a Hugging Face model or out of an
- * archive, made from what the model has otherwise.  A model without a tokenizer gets a warning.
- * `beside` is the output's path: what is made needs a temporary directory next to it (NULL: a
- * dry run, nothing is made). */
+/* Tokenizer, generation settings, license and every other file: copied from beside a Hugging
+ * Face model or out of an archive; the tokenizer is made from what the model has otherwise.  A
+ * model without a tokenizer gets a warning. `beside` is the output's path: what is made needs a
+ * temporary directory next to it (NULL: a dry run, nothing is made). */
 vptq_status vptq_out_add_tokenizer(vptq_out *o, const vptq_checkpoint *c,
                                    const char *given_tokenizer, const char *beside,
                                    vptq_err *err) VPTQ_MUST_CHECK;

@@ -5,18 +5,46 @@
 #include <sys/stat.h>
 
 #include "formats/archive.h"
+#include "formats/archive_layout.h"
 #include "formats/hf_config.h"
 #include "lib/pipeline_out.h"
 
-enum { MAX_SMALL_FILE = 256 << 20 };
+enum {
+    MAX_TOKENIZER_FILE = 256 << 20,
+    MAX_OTHER_FILE =
+        16 << 20 /* licenses and the like; what is larger is weights of some kind */
+};
 
-/* What of a Hugging Face directory goes along besides config.json and weights. */
-static const char *const companions[] = {
+/* What of a Hugging Face directory belongs to its tokenizer. */
+static const char *const tokenizer_files[] = {
     "tokenizer.json",    "tokenizer_config.json", "special_tokens_map.json",
     "added_tokens.json", "tokenizer.model",       "vocab.json",
-    "merges.txt",        "chat_template.jinja",   "generation_config.json"};
+    "merges.txt",        "chat_template.jinja"};
 
-enum { COMPANION_COUNT = sizeof companions / sizeof companions[0] };
+enum { TOKENIZER_FILES = sizeof tokenizer_files / sizeof tokenizer_files[0] };
+
+static bool is_tokenizer_file(const char *name)
+{
+    for (size_t i = 0; i < TOKENIZER_FILES; i++)
+        if (strcmp(tokenizer_files[i], name) == 0)
+            return true;
+    return false;
+}
+
+/* Weights and arrays in whatever form, their indices, and hidden files. */
+static bool is_left_out(const char *name)
+{
+    static const char *const endings[] = {
+        ".safetensors", ".index.json", ".bin",  ".pt",  ".pth", ".ckpt", ".gguf",
+        ".h5",          ".msgpack",    ".onnx", ".npy", ".npz", ".vptq"};
+    const size_t len = strlen(name);
+    for (size_t i = 0; i < sizeof endings / sizeof endings[0]; i++) {
+        const size_t n = strlen(endings[i]);
+        if (len >= n && strcmp(name + len - n, endings[i]) == 0)
+            return true;
+    }
+    return name[0] == '.';
+}
 
 /* ---- config.json ---- */
 
@@ -138,7 +166,7 @@ static vptq_status add_from_dir(vptq_out *o, const char *dir, const char *name, 
     VPTQ_TRY(vptq_path_join(path, sizeof path, dir, name, err));
     if (has_file(o, name) || !vptq_path_exists(path))
         return VPTQ_OK;
-    VPTQ_TRY(vptq_file_read(path, MAX_SMALL_FILE, o->ctx->mem, &data, &size, err));
+    VPTQ_TRY(vptq_file_read(path, MAX_TOKENIZER_FILE, o->ctx->mem, &data, &size, err));
     char *own = vptq_arena_strndup(&o->arena, data, size, err);
     vptq_mem_free(o->ctx->mem, data);
     if (!own)
@@ -148,7 +176,37 @@ out:
     return st;
 }
 
-static vptq_status add_from_archive(vptq_out *o, const char *path, vptq_err *err)
+/* Every other file of the directory that is no weights; those in folders inside are not. */
+static vptq_status add_others(vptq_out *o, const char *dir, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_arena arena;
+    char **names, path[4096];
+    size_t count = 0;
+    vptq_arena_init(&arena, o->ctx->mem);
+    VPTQ_TRY(vptq_dir_list(dir, &arena, &names, &count, err));
+    for (size_t i = 0; i < count; i++) {
+        struct stat sb;
+        const char *name = names[i];
+        VPTQ_TRY(vptq_path_join(path, sizeof path, dir, name, err));
+        if (is_left_out(name) || is_tokenizer_file(name) || has_file(o, name) ||
+            stat(path, &sb) != 0 || !S_ISREG(sb.st_mode))
+            continue;
+        if (sb.st_size <= MAX_OTHER_FILE && vptq_archive_name_ok(name, strlen(name), false))
+            VPTQ_TRY(add_from_dir(o, dir, name, err));
+        else
+            vptq_log(o->ctx, VPTQ_LOG_WARN, "%s does not go along: its %s", path,
+                     sb.st_size > MAX_OTHER_FILE
+                         ? "size is that of weights, not of a file beside them"
+                         : "name is not of letters, digits, '_', '-' and '.'");
+    }
+out:
+    vptq_arena_release(&arena);
+    return st;
+}
+
+/* Without those of the tokenizer where it comes from somewhere else. */
+static vptq_status add_from_archive(vptq_out *o, const char *path, bool foreign, vptq_err *err)
 {
     vptq_archive *a = NULL;
     vptq_status st = vptq_archive_open(path, o->ctx->mem, &a, err);
@@ -156,7 +214,7 @@ static vptq_status add_from_archive(vptq_out *o, const char *path, vptq_err *err
         return st;
     for (size_t i = 0; i < vptq_archive_count(a); i++) {
         const vptq_archive_entry *e = vptq_archive_at(a, i);
-        if (e->is_tensor || has_file(o, e->name))
+        if (e->is_tensor || has_file(o, e->name) || (foreign && is_tokenizer_file(e->name)))
             continue;
         char *data = vptq_arena_alloc(&o->arena, (size_t)e->size, 1, err);
         if (!data)
@@ -230,10 +288,12 @@ vptq_status vptq_out_add_tokenizer(vptq_out *o, const vptq_checkpoint *c,
     bool foreign =
         given_tokenizer || (is_dir && c->tokenizer && !lies_in(origin->path, c->tokenizer));
     if (is_dir)
-        for (size_t i = foreign ? COMPANION_COUNT - 1 : 0; i < COMPANION_COUNT; i++)
-            VPTQ_TRY(add_from_dir(o, origin->path, companions[i], err));
-    if (origin->kind == VPTQ_CKPT_ARCHIVE && !foreign)
-        VPTQ_TRY(add_from_archive(o, origin->path, err));
+        for (size_t i = foreign ? TOKENIZER_FILES : 0; i < TOKENIZER_FILES; i++)
+            VPTQ_TRY(add_from_dir(o, origin->path, tokenizer_files[i], err));
+    if (is_dir)
+        VPTQ_TRY(add_others(o, origin->path, err));
+    if (origin->kind == VPTQ_CKPT_ARCHIVE)
+        VPTQ_TRY(add_from_archive(o, origin->path, foreign, err));
     if (has_file(o, "tokenizer.json") || !beside)
         return VPTQ_OK;
     if (c->tokenizer)
