@@ -199,16 +199,15 @@ static vptq_status encode_section(vptq_encoder *e, const char *text, size_t len,
     if (len == 0)
         return VPTQ_OK;
     VPTQ_TRY(vptq_normalize(e->t, &e->regex, e->norm, text, len, &s, &cut, err));
-    for (size_t at = 0; at < s.len;) {
-        size_t begin = s.len, end = s.len;
-        int32_t id =
-            vptq_added_find(&e->t->normalized, s.text, s.len, at, special, &begin, &end);
-        if (id < 0)
-            begin = end = s.len;
-        VPTQ_TRY(vptq_split_words(e, s.text + at, begin - at, first && !cut && at == 0, err));
-        if (id >= 0)
-            VPTQ_TRY(vptq_ids_add(e->out, &id, 1, err));
-        at = end;
+    size_t at = 0;
+    vptq_added_match m = {0};
+    for (bool found = true; found; at = m.end) {
+        found = vptq_added_next(&e->t->normalized, s.text, s.len, special, &m);
+        if (m.begin > at)
+            VPTQ_TRY(
+                vptq_split_words(e, s.text + at, m.begin - at, first && !cut && at == 0, err));
+        if (found)
+            VPTQ_TRY(vptq_ids_add(e->out, &m.id, 1, err));
     }
 out:
     return st;
@@ -225,15 +224,14 @@ vptq_status vptq_tokenizer_encode(const vptq_tokenizer *t, const char *text, siz
         goto out;
     if (ends && v->add_bos)
         VPTQ_TRY(vptq_ids_add(out, &v->bos, 1, err));
-    for (size_t at = 0; at < len;) {
-        size_t begin = len, end = len;
-        int32_t id = vptq_added_find(&t->raw, text, len, at, special, &begin, &end);
-        if (id < 0)
-            begin = end = len;
-        VPTQ_TRY(encode_section(&e, text + at, begin - at, at == 0, special, err));
-        if (id >= 0)
-            VPTQ_TRY(vptq_ids_add(out, &id, 1, err));
-        at = end;
+    size_t at = 0;
+    vptq_added_match m = {0};
+    for (bool found = true; found; at = m.end) {
+        found = vptq_added_next(&t->raw, text, len, special, &m);
+        if (m.begin > at)
+            VPTQ_TRY(encode_section(&e, text + at, m.begin - at, at == 0, special, err));
+        if (found)
+            VPTQ_TRY(vptq_ids_add(out, &m.id, 1, err));
     }
     if (ends && v->add_eos)
         VPTQ_TRY(vptq_ids_add(out, &v->eos, 1, err));

@@ -155,6 +155,8 @@ static void swallow_space(const vptq_added_token *a, const char *text, size_t le
     while (a->lstrip && *begin > from &&
            vptq_utf8_space(vptq_char_before(text, *begin, &size)) && *begin - size >= from)
         *begin -= size;
+    if (a->lstrip && *begin < from)
+        *begin = from;
     while (a->rstrip && *end < len) {
         uint32_t cp = 0;
         size = vptq_utf8_decode(text + *end, len - *end, &cp);
@@ -164,27 +166,29 @@ static void swallow_space(const vptq_added_token *a, const char *text, size_t le
     }
 }
 
-int32_t vptq_added_find(const vptq_added_set *set, const char *text, size_t len, size_t from,
-                        bool special, size_t *begin, size_t *end)
+bool vptq_added_next(const vptq_added_set *set, const char *text, size_t len, bool special,
+                     vptq_added_match *m)
 {
-    if (set->count == 0)
-        return -1;
-    for (size_t i = from; i < len; i++) {
+    size_t taken = m->end;
+    for (size_t i = set->count > 0 ? m->from : len; i < len; i++) {
         if (!set->first[(unsigned char)text[i]])
             continue;
         const entry *hit = longest(set, text + i, len - i);
         if (!hit)
             continue;
         const vptq_added_token *a = hit->token;
-        *begin = i;
-        *end = i + hit->span.len;
+        size_t behind = i + hit->span.len;
         if ((a->special && !special) ||
-            (a->single_word && !stands_alone(text, len, *begin, *end))) {
-            i = *end - 1; /* a match that does not count still hides what it covers */
+            (a->single_word && !stands_alone(text, len, i, behind))) {
+            i = behind - 1; /* a match that does not count still hides what it covers */
             continue;
         }
-        swallow_space(a, text, len, from, begin, end);
-        return (int32_t)a->id;
+        *m = (vptq_added_match){i, behind, (int32_t)a->id, behind};
+        swallow_space(a, text, len, taken, &m->begin, &m->end);
+        if (m->begin < m->end)
+            return true;
+        taken = m->end; /* all of it was taken before */
     }
-    return -1;
+    m->begin = len;
+    return false;
 }

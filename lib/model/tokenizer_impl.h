@@ -93,10 +93,15 @@ vptq_status vptq_merge_word(vptq_encoder *e, const char *word, size_t len,
 /* --- added tokens --- */
 
 vptq_status vptq_added_prepare(vptq_tokenizer *t, vptq_err *err) VPTQ_MUST_CHECK;
-/* The next added token of `set` at or behind `from`: its place [*begin, *end) with the white
- * space that it swallows (never before `floor`), and its id; -1 when there is none. */
-int32_t vptq_added_find(const vptq_added_set *set, const char *text, size_t len, size_t from,
-                        bool special, size_t *begin, size_t *end);
+/* The added tokens of a text [len] from the left; begin with {0}. */
+typedef struct vptq_added_match {
+    size_t begin, end; /* its place with the white space that it swallows; begin is len when
+                          there is none any more */
+    int32_t id;
+    size_t from; /* where to look on: a token may lie in what the one before swallowed */
+} vptq_added_match;
+bool vptq_added_next(const vptq_added_set *set, const char *text, size_t len, bool special,
+                     vptq_added_match *m);
 
 /* --- patterns (tokenizer_regex.c) --- */
 

@@ -1,6 +1,7 @@
 /* Regular expressions of tokenizers through PCRE2.  They are written for Oniguruma, so `^` and
  * `$` are ends of lines and \s, \d, \w, \p follow Unicode. */
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "lib/model/tokenizer_impl.h"
@@ -70,8 +71,30 @@ static const spelling *find_spelling(const char *p)
     return NULL;
 }
 
+/* Bytes of "\\p{Han", up to the name of a script, when p begins with one, else 0: PCRE takes it
+ * for the script's characters and those that it shares, but for `sc:` in front of the name. */
+static size_t before_script(const vptq_tokenizer *t, const char *p)
+{
+    char text[64];
+    int code = 0;
+    PCRE2_SIZE at = 0;
+    size_t n = p[0] == '\\' && (p[1] == 'p' || p[1] == 'P') && p[2] == '{' ? 3 : 0;
+    n += n > 0 && p[n] == '^';
+    size_t name = n > 0 ? strcspn(p + n, "}") : 0;
+    if (name < 3 || name > 40 || strchr("=:", p[n]))
+        return 0;
+    (void)snprintf(text, sizeof text, "\\p{sc:%.*s}", (int)name, p + n);
+    pcre2_compile_context *ctx = pcre2_compile_context_create(t->pcre);
+    pcre2_code *script =
+        pcre2_compile((PCRE2_SPTR)text, PCRE2_ZERO_TERMINATED, PCRE2_UTF, &code, &at, ctx);
+    pcre2_compile_context_free(ctx);
+    pcre2_code_free(script);
+    return script ? n : 0;
+}
+
 /* Appends the pattern in PCRE's words. */
-static vptq_status spell_out(const char *p, vptq_buf *out, vptq_err *err)
+static vptq_status spell_out(const vptq_tokenizer *t, const char *p, vptq_buf *out,
+                             vptq_err *err)
 {
     bool in_class = false;
     vptq_status st = VPTQ_OK;
@@ -88,6 +111,12 @@ static vptq_status spell_out(const char *p, vptq_buf *out, vptq_err *err)
             n = n < 4 ? n : 4;
             VPTQ_TRY(vptq_buf_printf(out, err, "{%.*s}", (int)n, p));
             p += n;
+            continue;
+        }
+        size_t script = before_script(t, p);
+        if (script > 0) {
+            VPTQ_TRY(vptq_buf_printf(out, err, "%.*ssc:", (int)script, p));
+            p += script;
             continue;
         }
         if (*p == '\\' && p[1] != 0) {
@@ -139,7 +168,7 @@ static vptq_status compile(vptq_tokenizer *t, const char *pattern, pcre2_code **
 {
     vptq_buf text;
     vptq_buf_init(&text, t->arena.mem);
-    vptq_status st = spell_out(pattern, &text, err);
+    vptq_status st = spell_out(t, pattern, &text, err);
     if (!st)
         st = compile_text(t, text.data, pattern, out, err);
     vptq_buf_release(&text);

@@ -100,10 +100,10 @@ TEXTS = [
     "", " ", "  ", "the", " the then", "the  then   a", "a b  c    d     e", "the\n\nthen\n",
     "1234 12 1 1a2\u00b2\u0663\u2167", "it's THE'S we'll I'M", "e\u0301 \u00e9 \u212b \ufb01\u2460",
     "tab\tand\u00a0nbsp\u3000wide \u180e \u2028.", "<s>the</s> a<unk>", "x <L> y<L>z", "a_<W>_b <W> c<W>",
-    "e\u0301<N\u00e9>x <Ne\u0301>y", "foo<u><u>bar <u", "\u65e5\u672c\u8a9e the \U0001F600!", META + "a" + META * 3 + " in",
+    "e\u0301<N\u00e9>x <Ne\u0301>y", "foo<u><u>bar <u", "<u>        x    x x      x",  "\u65e5\u672c\u8a9e the \U0001F600!", META + "a" + META * 3 + " in",
     "..!!.,, a.b.c", "\u0e44\u0e17\u0e22 ing", "aXbXXc", " lead and trail ",
     "((a) xx [b]) (c", "E\u0301\u0130\u03a3 DZ\u01c4 \u1e9e\u24b6\u2160 \u212a\u017f", "\u0301a\u0323\u0301 \u20dd", "a\u200db_c\u203fd\u24b6 $+<=>^`|~\u00a7\u2014\u201e",
-    "a\u0085b\u000bc\r\nd\u1680e\u2060",
+    "\u3359\u65e5\u3005\u30fc\u3001\u32a4", "a\u0085b\u000bc\r\nd\u1680e\u2060",
 ]
 
 
@@ -114,6 +114,14 @@ def added(first, **_):
 
     return [token(0, "<u>"), token(1, "<L>", lstrip=True, rstrip=True), token(2, "<W>", single_word=True),
             token(3, "<N\u00e9>", normalized=True), token(4, "<u", special=True)]
+
+
+def added_spaces(k, base):
+    """Tokens that lie in what another one swallows."""
+    options = [("<u>", {"rstrip": True}), ("   ", {"rstrip": True}), ("x ", {"lstrip": True, "rstrip": True})][k]
+    token = {"id": len(base()["model"]["vocab"]) + k, "content": options[0], "single_word": False, "lstrip": False,
+             "rstrip": False, "normalized": False, "special": False}
+    return dict(token, **options[1])
 
 
 def cases():
@@ -134,6 +142,7 @@ def cases():
 
     yield "plain", "bytes", {}
     yield "added", "bytes", {"added": True}
+    yield "added spaces", "bytes", {"added_tokens": [added_spaces(m, bytes_base) for m in range(3)]}
     yield "added nfc", "bytes", {"added": True, "normalizer": {"type": "NFC"}}
     yield "prefix, regex", "bytes", {"pre_tokenizer": level(True, True)}
     yield "prefix, no regex", "bytes", {"pre_tokenizer": level(True, False)}

@@ -2,11 +2,12 @@
 """Random and adversarial texts through our tokenizers and through the Python packages `tokenizers`
 (tokenizer.json) and `sentencepiece` (tokenizer.model): same ids, same decoded texts.
 
-    python3 tests/interop/check_tokenizers.py [--pipe PROGRAM] [--seed N] [--texts N] [--points] [NAME..]
+    python3 tests/interop/check_tokenizers.py [--pipe PROGRAM] [--seed N] [--texts N] [--mixed N] [--points] [NAME..]
 
 PROGRAM is tokenizer_pipe (make build/release/tests/interop/tokenizer_pipe).  NAME picks some: a family of
 tests/golden/make_tokenizer_families.py, a case of make_tokenizer_steps.py, a tokenizer of the data directory
-(VPTQ_DATA, default ../shared/data), or a path to a tokenizer.json.  --points asks about every code point in turn.
+(VPTQ_DATA, default ../shared/data), or a path to a tokenizer.json.  --mixed adds N tokenizers put together at random, with
+25 texts each.  --points asks about every code point in turn.
 Exit 1 when anything differs."""
 
 import argparse
@@ -131,7 +132,7 @@ def lossy(b):
 
 class Report:
     def __init__(self):
-        self.runs, self.bad = 0, 0
+        self.runs, self.bad, self.panics = 0, 0, 0
 
     def differ(self, name, what, text, want, got):
         self.bad += 1
@@ -150,23 +151,32 @@ class Report:
             self.differ(name, what, text, want, got)
 
 
+def both_forms(theirs, text):
+    """(what, flags or kind, ours asked with, expected) for everything that is asked about a text."""
+    theirs.encode_special_tokens = False
+    yield "ids", SPECIAL | BOS, text, theirs.encode(text).ids
+    ids = theirs.encode(text, add_special_tokens=False).ids
+    yield "ids between the ends", SPECIAL, text, ids
+    yield "decoding", HIDDEN, ids, theirs.decode(ids)
+    yield "decoding with special tokens", SHOWN, ids, theirs.decode(ids, skip_special_tokens=False)
+    theirs.encode_special_tokens = True
+    yield "ids as plain text", 0, text, theirs.encode(text, add_special_tokens=False).ids
+
+
 def compare_json(name, theirs, ours, texts, report):
     for text in texts:
-        theirs.encode_special_tokens = False
-        want = theirs.encode(text).ids
-        report.check(name, "ids", text, want, lambda: ours.encode(text, SPECIAL | BOS))
-        want = theirs.encode(text, add_special_tokens=False).ids
-        report.check(name, "ids between the ends", text, want, lambda: ours.encode(text, SPECIAL))
-        for kind in (HIDDEN, SHOWN):
-            shown = theirs.decode(want, skip_special_tokens=kind == HIDDEN)
-            # there, bytes of the alphabet in an added token, or of a run that is not UTF-8, are lost
-            if "\ufffd" in shown:
-                continue
-            report.check(name, "decoding" + (" with special tokens" if kind == SHOWN else ""), text, shown,
-                         lambda: lossy(ours.decode(want, kind)))
-        theirs.encode_special_tokens = True
-        want = theirs.encode(text, add_special_tokens=False).ids
-        report.check(name, "ids as plain text", text, want, lambda: ours.encode(text, 0))
+        try:
+            questions = list(both_forms(theirs, text))
+        except BaseException as e:
+            if type(e).__name__ != "PanicException":
+                raise
+            report.panics += 1  # of the package
+            continue
+        for what, kind, asked, want in questions:
+            if kind < HIDDEN:
+                report.check(name, what, text, want, lambda: ours.encode(asked, kind))
+            elif "\ufffd" not in want:  # there, bytes of the alphabet in an added token, or of a run that is not UTF-8, are lost
+                report.check(name, what, text, want, lambda: lossy(ours.decode(asked, kind)))
 
 
 def compare_ids(name, theirs, ours, rng, count, vocab, report):
@@ -198,8 +208,51 @@ def steps_cases():
         yield name, m.build(bases[base], change)
 
 
-def sources(names, folder):
-    """(name, path of ours, Tokenizer or SentencePieceProcessor, words of its vocabulary)"""
+def mixed(rng):
+    """A tokenizer of random steps on one of the two bases of make_tokenizer_steps.py."""
+    m = module("make_tokenizer_steps")
+    meta = m.META
+    behaviors = ["Isolated", "Removed", "Contiguous", "MergedWithPrevious", "MergedWithNext"]
+    patterns = [{"Regex": p} for p in list(m.PATTERNS.values()) + [r"\p{N}{1,3}", r"\s+", r" ?\p{L}+"]] + [{"String": s} for s in (" ", "a", "the")]
+    norms = [{"type": t} for t in ("NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents")]
+    norms += [{"type": "Strip", "strip_left": a, "strip_right": b} for a, b in ((True, False), (False, True), (True, True))]
+    norms += [{"type": "Prepend", "prepend": p} for p in (meta, " ", "x")]
+    norms += [{"type": "Replace", "pattern": p, "content": c} for p in ({"String": " "}, {"Regex": " {2,}"}, {"Regex": "[aeiou]"}, {"String": "th"})
+              for c in (meta, "", " ", "in")]
+    splits = [{"type": "Digits", "individual_digits": b} for b in (False, True)] + [{"type": "Whitespace"}, {"type": "WhitespaceSplit"}]
+    splits += [{"type": "Punctuation", "behavior": b} for b in behaviors] + [{"type": "CharDelimiterSplit", "delimiter": c} for c in ".t"]
+    splits += [{"type": "Split", "pattern": p, "behavior": b, "invert": i} for p in patterns for b in behaviors for i in (False, True)]
+    metaspaces = [{"type": "Metaspace", "replacement": meta, "prepend_scheme": s, "split": b} for s in ("always", "first", "never") for b in (True, False)]
+
+    base = rng.choice(["bytes", "pieces"])
+    # with pieces, a whole word can be a special token there, which ours never takes from plain text
+    change = {"model": {"ignore_merges": base == "bytes" and rng.random() < 0.3}}
+    pre = [rng.choice(splits) for _ in range(rng.choice([0, 0, 1, 2, 3]))]
+    if base == "bytes":
+        pre.append({"type": "ByteLevel", "add_prefix_space": rng.random() < 0.3, "trim_offsets": True, "use_regex": rng.random() < 0.5})
+    else:
+        change["model"]["fuse_unk"] = rng.random() < 0.5
+        change["model"]["byte_fallback"] = rng.random() < 0.7
+        if rng.random() < 0.6:
+            pre.insert(rng.randrange(len(pre) + 1), rng.choice(metaspaces))
+    change["pre_tokenizer"] = m.norms_of("pretokenizers", *pre)
+    first = any(p.get("prepend_scheme") == "first" for p in pre)
+    if base == "bytes" or first or rng.random() < 0.7:
+        if first:  # what a normalizer puts in front of a text, or makes of its first characters, all counts as its start there
+            norms = [n for n in norms if n["type"] not in ("Prepend", "Replace")]
+        change["normalizer"] = m.norms_of("normalizers", *[rng.choice(norms) for _ in range(rng.choice([0, 0, 1, 2, 3]))])
+    j = m.build({"bytes": m.bytes_base, "pieces": m.pieces_base}[base](), change)
+    for text in rng.sample(["<u>", "<u", "the", " <S>", "th", "<\u00e9>", "12", "  ", meta + "q", "A<B>"], rng.randrange(5)):
+        flags = {k: rng.random() < 0.3 for k in ("single_word", "lstrip", "rstrip", "normalized", "special")}
+        flags["normalized"] &= text in ("<u>", "<u", "<\u00e9>")  # nothing may be left of others, which matches everywhere there
+        if text not in j["model"]["vocab"]:
+            number = len(j["model"]["vocab"]) + sum(t["content"] not in j["model"]["vocab"] for t in j["added_tokens"])
+            j["added_tokens"].append(dict(flags, id=number, content=text))
+    return j
+
+
+def sources(names, folder, a):
+    """(name, path of ours, Tokenizer or SentencePieceProcessor)"""
     def wanted(name):
         return not names or name in names
 
@@ -214,6 +267,9 @@ def sources(names, folder):
     for name, j in list(module("make_tokenizer_families").families().items()) + list(steps_cases()):
         if wanted(name):
             yield stored(name, j)
+    for i in range(a.mixed):
+        name = f"mixed {a.seed} {i}"
+        yield stored(name, mixed(random.Random(name)))
     for name in ("llama3", "qwen3"):
         packed = os.path.join(DATA, "tokenizers", name, "tokenizer.json.xz")
         if wanted(name) and os.path.exists(packed):
@@ -247,19 +303,22 @@ def main():
     parser.add_argument("--pipe", default=os.path.join(ROOT, "build/release/tests/interop/tokenizer_pipe"))
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--texts", type=int, default=300)
+    parser.add_argument("--mixed", type=int, default=0)
     parser.add_argument("--points", action="store_true")
     parser.add_argument("names", nargs="*")
     a = parser.parse_args()
     report, words = Report(), "the of and in to Hello WORLD value_1 x=y naïve été über 日本語 한국어 ไทย हिन्दी привет العربية".split()
     texts = module("make_tokenizer_families").TEXTS
     with tempfile.TemporaryDirectory() as folder:
-        for name, path, theirs in sources(a.names, folder):
+        for name, path, theirs in sources(a.names, folder, a):
             rng, before, runs = random.Random(f"{a.seed} {name}"), report.bad, report.runs
             ours = Ours(a.pipe, path)
             json_form = isinstance(theirs, Tokenizer)
             specials = [t.content for t in theirs.get_added_tokens_decoder().values()] if json_form else \
                 [theirs.IdToPiece(i) for i in range(min(20, theirs.GetPieceSize()))]
             some = texts + [random_text(rng, specials, words) for _ in range(a.texts)]
+            if name.startswith("mixed"):
+                some = some[-25:]
             if a.points:
                 some = list(all_points())
             try:
@@ -270,7 +329,7 @@ def main():
                 report.bad += 1
             ours.close()
             print(f"{name}: {report.runs - runs} comparisons, {report.bad - before} differences")
-    print(f"{report.runs} comparisons, {report.bad} differences")
+    print(f"{report.runs} comparisons, {report.bad} differences; the package panicked at {report.panics} texts")
     sys.exit(report.bad > 0)
 
 

@@ -25,7 +25,8 @@ static void put_count(size_t n)
 static void put(size_t count, const void *data, size_t size)
 {
     put_count(count);
-    (void)fwrite(data, size, count, stdout);
+    if (count > 0)
+        (void)fwrite(data, size, count, stdout);
 }
 
 static void answer(const vptq_tokenizer *t, uint32_t kind, const void *content, uint32_t count)
