@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# make interop-gguf: the demo model as a GGUF file, run by llama.cpp's Python package: the same token
-# ids, and the same perplexity within 0.1 % as vptq-eval's, for the original in F16, for a model
+# make interop-gguf: GGUF files run by llama.cpp's Python package.  Tiny models of every family, in
+# F32: the logits that transformers computed (tests/golden).  The demo model: the same token ids as
+# ours, and the same perplexity within 0.1 % as vptq-eval's, for the original in F16, for a model
 # with three quantized blocks, and with the embedding in Q8_0.
 #
 # The package is built from source (a C++ compiler, some minutes) into build/interop/gguf, which is kept.
@@ -41,6 +42,37 @@ if ! "$python" -c 'import llama_cpp, numpy' 2>/dev/null; then
     echo "building $package"
     make_environment >"$dir/pip.log" 2>&1 || skip "$package cannot be installed (see $dir/pip.log)"
 fi
+
+# logits FAMILY MODEL TOKENS: those of the golden model for its first tokens.
+logits()
+{
+    local golden=$src/tests/golden/tiny_$1 error
+    "$BIN/vptq-pack" -q --unpack "$2" --tokenizer "$dir/tokenizer.json" -o "$dir/$1.gguf" --dtype f32 -f >/dev/null
+    if error=$("$python" "$src/tests/interop/gguf_logits.py" "$dir/$1.gguf" "$golden/ids.i32" \
+        "$golden/logits.npy" "$3" 2>"$dir/llama.log"); then
+        echo "ok logits of $1: within $error"
+        passed=$((passed + 1))
+    else
+        echo "not ok logits of $1: $error (see $dir/llama.log)"
+        failed=$((failed + 1))
+    fi
+}
+
+cat >"$dir/tokenizer.json" <<'EOF'
+{"added_tokens": [], "normalizer": null, "post_processor": null, "decoder": {"type": "ByteLevel"},
+ "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "use_regex": true},
+ "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]]}}
+EOF
+# llama.cpp slides for none of these architectures, and a window from a later layer on is refused
+# here: those two are compared as far as their windows reach.
+rm -rf "$dir/tiny_qwen2"
+cp -r "$src/tests/golden/tiny_qwen2" "$dir/tiny_qwen2"
+sed -i 's/"use_sliding_window": true/"use_sliding_window": false/' "$dir/tiny_qwen2/config.json"
+logits llama3 "$src/tests/golden/tiny_llama3" 40
+logits mistral "$src/tests/golden/tiny_mistral" 8
+logits qwen2 "$dir/tiny_qwen2" 6
+logits qwen3 "$src/tests/golden/tiny_qwen3" 40
+
 model=${VPTQ_DEMO_GGUF:-$dir/model.gguf}
 [ -e "$model" ] || "$src/scripts/fetch_demo.sh" --model-only "$dir" || skip "the demo model cannot be fetched"
 
