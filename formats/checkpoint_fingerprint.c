@@ -14,6 +14,7 @@ enum { PIECE = 4 << 20 };
 typedef struct piece {
     const uint8_t *data;
     size_t bytes;
+    bool mapped; /* of a file */
     uint64_t hash;
 } piece;
 
@@ -22,15 +23,20 @@ typedef struct piece_list {
     size_t count;
 } piece_list;
 
-static void add_bytes(piece_list *list, const void *data, size_t bytes)
+static void add_pieces(piece_list *list, const void *data, size_t bytes, bool mapped)
 {
     const uint8_t *p = data;
     for (size_t at = 0; at < bytes; at += PIECE) {
         size_t n = bytes - at < PIECE ? bytes - at : PIECE;
         if (list->items)
-            list->items[list->count] = (piece){p + at, n, 0};
+            list->items[list->count] = (piece){p + at, n, mapped, 0};
         list->count++;
     }
+}
+
+static void add_bytes(piece_list *list, const void *data, size_t bytes)
+{
+    add_pieces(list, data, bytes, false);
 }
 
 /* Arrays of a matrix; NULL ones have no bytes. */
@@ -59,8 +65,10 @@ static void add_matrix(piece_list *list, const vptq_vq *q)
 /* A packed file's matrices are tensors of its set, a work directory's are not. */
 static void add_all(piece_list *list, const vptq_checkpoint *c)
 {
-    for (size_t i = 0; i < c->set.count; i++)
-        add_bytes(list, c->set.tensors[i].data, c->set.tensors[i].bytes);
+    for (size_t i = 0; i < c->set.count; i++) {
+        const vptq_tensor *t = &c->set.tensors[i];
+        add_pieces(list, t->data, t->bytes, t->mapped);
+    }
     if (c->kind == VPTQ_CKPT_WORK)
         for (size_t i = 0; i < c->quantized_count; i++)
             add_matrix(list, &c->quantized[i].vq);
@@ -70,8 +78,11 @@ static void hash_pieces(void *arg, size_t begin, size_t end, int thread)
 {
     piece *items = arg;
     (void)thread;
-    for (size_t i = begin; i < end; i++)
+    for (size_t i = begin; i < end; i++) {
         items[i].hash = vptq_hash(items[i].data, items[i].bytes, 0);
+        if (items[i].mapped)
+            vptq_map_forget(items[i].data, items[i].bytes);
+    }
 }
 
 static vptq_status describe_model(const vptq_model_desc *d, vptq_buf *b, vptq_err *err)

@@ -387,6 +387,7 @@ static vptq_status place_tensors(cursor *c, vptq_gguf *g, const uint64_t *offset
                              " bytes",
                              c->path, t->name, t->bytes, offsets[i], room);
         t->data = c->data + start + offsets[i];
+        t->mapped = true;
     }
     VPTQ_TRY(check_overlap(g, err));
     st = vptq_tensor_set_finish(&g->set, err);

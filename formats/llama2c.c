@@ -152,6 +152,7 @@ static vptq_status add_tensor(vptq_tensor_set *set, const char *path, const part
     vptq_tensor t = {.name = name,
                      .type = VPTQ_F32,
                      .data = data,
+                     .mapped = true,
                      .bytes = (size_t)part_bytes(p),
                      .rope_heads = p->rope_heads,
                      .round_to = VPTQ_F32,

@@ -246,6 +246,7 @@ vptq_status vptq_safetensors_read(const char *path, vptq_tensor_set *set, vptq_m
     for (size_t i = 0; i < list.count; i++) {
         entry *e = &list.items[i];
         e->tensor.data = data + e->begin;
+        e->tensor.mapped = true;
         VPTQ_TRY(vptq_tensor_set_add(set, &e->tensor, err));
     }
 out:

@@ -196,6 +196,12 @@ vptq_status vptq_tensor_check_finite(const vptq_tensor *t, vptq_err *err)
     return VPTQ_OK;
 }
 
+void vptq_tensor_forget(const vptq_tensor *t)
+{
+    if (t->mapped)
+        vptq_map_forget(t->data, t->bytes);
+}
+
 void vptq_tensor_set_init(vptq_tensor_set *s, vptq_mem *mem)
 {
     *s = (vptq_tensor_set){0};

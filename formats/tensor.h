@@ -29,6 +29,7 @@ typedef struct vptq_tensor {
     uint32_t rope_heads;
     vptq_dtype round_to; /* F32 = as it is; F16/BF16 = every value is rounded to it when read */
     const char *file;    /* path, for messages */
+    bool mapped;         /* data lies in a mapping of the file */
 } vptq_tensor;
 
 /* Rows/columns of a matrix: shape[0] x product of the rest; a vector is 1 x n. */
@@ -42,6 +43,10 @@ vptq_status vptq_tensor_read(const vptq_tensor *t, size_t r0, size_t n, float *d
 
 /* VPTQ_E_NUMERIC naming tensor, row and column of the first NaN or infinity. */
 vptq_status vptq_tensor_check_finite(const vptq_tensor *t, vptq_err *err) VPTQ_MUST_CHECK;
+
+/* The bytes will not be needed soon: where they are mapped, they leave the memory of this
+ * process, so that running through all weights once never holds more than one tensor. */
+void vptq_tensor_forget(const vptq_tensor *t);
 
 /* A set of tensors with unique names, with the mappings that hold their bytes. */
 typedef struct vptq_tensor_set {

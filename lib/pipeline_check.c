@@ -75,6 +75,7 @@ static vptq_status check_plain(checking *k, vptq_err *err)
         vptq_status st = vptq_check_cancel(k->dev->ctx, err);
         if (!st && numbers && !is_of_matrix(c, t->name))
             st = judge(k, vptq_tensor_check_finite(t, err), err);
+        vptq_tensor_forget(t);
         if (st)
             return st;
     }

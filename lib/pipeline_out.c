@@ -64,6 +64,7 @@ vptq_status vptq_out_add(vptq_out *o, const vptq_tensor *t, vptq_out_source sour
     vptq_out_tensor *out = &o->tensors[o->count];
     *out = (vptq_out_tensor){*t, source};
     out->tensor.data = NULL;
+    out->tensor.mapped = false;
     out->tensor.rope_heads = 0;
     out->tensor.round_to = VPTQ_F32;
     out->tensor.name = vptq_arena_strdup(&o->arena, t->name, err);
@@ -219,6 +220,8 @@ static vptq_status fill_one(writing *w, const vptq_out_tensor *t, vptq_out_sink 
         return st;
     vptq_progress(w->o->ctx, w->o->stage, w->done, w->total, t->tensor.name);
     st = w->fill(w->arg, t, s, err);
+    if (t->source.plain)
+        vptq_tensor_forget(t->source.plain);
     w->done += t->tensor.bytes;
     return st;
 }

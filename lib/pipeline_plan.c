@@ -167,6 +167,7 @@ static vptq_status scan_matrix(const vptq_quantizer *q, uint32_t layer, vptq_lin
     for (int t = 0; t < threads; t++)
         s->bad[t] = SIZE_MAX;
     vptq_parallel_for(threads, w->rows, s->chunk, scan_rows, s);
+    vptq_tensor_forget(s->t);
     for (int t = 0; t < threads; t++)
         bad = s->bad[t] < bad ? s->bad[t] : bad;
     if (bad == SIZE_MAX)

@@ -62,8 +62,10 @@ static vptq_status read_weights(const vptq_quantizer *q, const vptq_quantize_row
     if (!x)
         return VPTQ_E_NOMEM;
     *w = x;
-    return vptq_weight_read(&q->model.blocks[row->layer].linear[q->linear], q->dev, 0,
-                            row->rows, x, err);
+    const vptq_weight *stored = &q->model.blocks[row->layer].linear[q->linear];
+    vptq_status st = vptq_weight_read(stored, q->dev, 0, row->rows, x, err);
+    vptq_weight_forget(stored);
+    return st;
 }
 
 /* *text becomes the row as JSON, freed by the caller. */

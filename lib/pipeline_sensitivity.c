@@ -191,6 +191,7 @@ static vptq_status encode(meter *t, uint32_t layer, vptq_linear l, const vptq_in
         VPTQ_TRY(VPTQ_E_NOMEM);
     progress(t, layer, (uint32_t)l, "quick encoding");
     VPTQ_TRY(vptq_weight_read(weight, t->dev, 0, weight->rows, w, err));
+    vptq_weight_forget(weight);
     vptq_hessians_of(h, l, &input);
     input.held_out = NULL;
     input.w = w;

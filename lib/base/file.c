@@ -67,6 +67,15 @@ void vptq_map_release(vptq_map *map)
     *map = (vptq_map){0};
 }
 
+void vptq_map_forget(const void *p, size_t n)
+{
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    uintptr_t begin = ((uintptr_t)p + page - 1) / page * page;
+    uintptr_t end = ((uintptr_t)p + n) / page * page;
+    if (begin < end)
+        (void)madvise((void *)begin, end - begin, MADV_DONTNEED);
+}
+
 /* Reads until `size` bytes are there or the file ends. */
 static vptq_status read_all(int fd, const char *path, char *data, size_t size, size_t *got,
                             vptq_err *err)

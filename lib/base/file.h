@@ -21,6 +21,9 @@ typedef struct vptq_map {
 /* Errors name the path: VPTQ_E_IO, also for a directory or a device. */
 vptq_status vptq_map_open(const char *path, vptq_map *map, vptq_err *err) VPTQ_MUST_CHECK;
 void vptq_map_release(vptq_map *map);
+/* The pages within [p, p + n), a part of a mapping, leave the memory of this process (not the
+ * system's cache of the file); touching them again is slower, nothing else. */
+void vptq_map_forget(const void *p, size_t n);
 
 /* A whole small file into a fresh buffer of `mem` (a 0 stands behind `*size` bytes); refuses
  * more than `limit` bytes.  Free with vptq_mem_free. */

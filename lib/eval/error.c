@@ -52,6 +52,7 @@ static vptq_status read_matrix(const compare *c, const vptq_weight *w, float *ds
     vptq_status st = VPTQ_OK;
     float *at = c->stage ? c->stage : dst;
     VPTQ_TRY(vptq_weight_read(w, c->dev, 0, w->rows, at, err));
+    vptq_weight_forget(w);
     if (c->stage)
         VPTQ_TRY(c->dev->ops->download(c->dev->state, dst, at, w->rows * w->cols * sizeof *dst,
                                        err));

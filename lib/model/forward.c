@@ -332,6 +332,13 @@ out:
     return st;
 }
 
+/* The next run of the block is a whole model away. */
+static void forget_weights(const vptq_block *b)
+{
+    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
+        vptq_weight_forget(&b->linear[l]);
+}
+
 vptq_status vptq_forward_block_with(vptq_forward *f, uint32_t layer, const size_t *starts,
                                     size_t count, float *hidden, const vptq_block_hooks *hooks,
                                     vptq_err *err)
@@ -351,6 +358,7 @@ vptq_status vptq_forward_block_with(vptq_forward *f, uint32_t layer, const size_
                                .first_sequence = s};
         VPTQ_TRY(run_group(f, &p, hidden + starts[s] * f->d->hidden, err));
     }
+    forget_weights(&f->m->blocks[layer]);
 out:
     return st;
 }

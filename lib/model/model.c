@@ -57,6 +57,12 @@ vptq_status vptq_weight_read(const vptq_weight *w, vptq_device *dev, size_t r0, 
     return st;
 }
 
+void vptq_weight_forget(const vptq_weight *w)
+{
+    if (w->tensor)
+        vptq_tensor_forget(w->tensor);
+}
+
 /* ---- finding ---- */
 
 static vptq_status need(const vptq_model *m, const char *name, uint64_t rows, uint64_t cols,

@@ -18,6 +18,9 @@ typedef struct vptq_weight {
 vptq_status vptq_weight_read(const vptq_weight *w, vptq_device *dev, size_t r0, size_t n,
                              float *dst, vptq_err *err) VPTQ_MUST_CHECK;
 
+/* After the last use for a while; see vptq_tensor_forget. */
+void vptq_weight_forget(const vptq_weight *w);
+
 typedef struct vptq_block {
     vptq_weight linear[VPTQ_LINEAR_COUNT];
     const vptq_tensor *linear_bias[VPTQ_LINEAR_COUNT]; /* NULL where there is none */

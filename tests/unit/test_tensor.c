@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "formats/ggml_quants.h"
 #include "formats/tensor.h"
@@ -17,6 +18,17 @@ static vptq_tensor matrix(vptq_dtype type, uint64_t rows, uint64_t cols, const v
                          .data = data,
                          .round_to = VPTQ_F32,
                          .file = "file.x"};
+}
+
+/* Pages of files that this process has in its memory. */
+static size_t shared_pages(void)
+{
+    unsigned long long all, resident, shared;
+    FILE *f = fopen("/proc/self/statm", "r");
+    assert_non_null(f);
+    assert_int_equal(fscanf(f, "%llu %llu %llu", &all, &resident, &shared), 3);
+    fclose(f);
+    return (size_t)shared;
 }
 
 static void test_shapes(void **state)
@@ -183,6 +195,41 @@ static void test_check_finite(void **state)
     assert_ok(vptq_tensor_check_finite(&t, &err), &err);
 }
 
+/* Forgetting a mapped tensor changes nothing that can be read; what is not mapped stays. */
+static void test_forget(void **state)
+{
+    const char *dir = *state;
+    enum { COLS = 1024, ROWS = 4096, N = ROWS * COLS };
+    char path[4096];
+    float *got = vtest_alloc(N, sizeof *got), *own = vtest_normals(N + 1, 3);
+    vptq_map map;
+    vptq_err err = {0};
+    vtest_path(path, sizeof path, dir, "numbers");
+    vtest_write_file(path, own, (N + 1) * sizeof *own);
+    assert_ok(vptq_map_open(path, &map, &err), &err);
+    vptq_tensor t = matrix(VPTQ_F32, ROWS, COLS, map.data + sizeof *own);
+    t.bytes = N * sizeof *own; /* begins and ends within a page */
+    t.mapped = true;
+    size_t before = shared_pages();
+    assert_ok(vptq_tensor_read(&t, 0, ROWS, got, &err), &err);
+    size_t read = shared_pages();
+    vptq_tensor_forget(&t);
+    size_t after = shared_pages(), pages = t.bytes / (size_t)sysconf(_SC_PAGESIZE);
+    /* half of them: the system counts roughly */
+    assert_true(read >= before + pages / 2);
+    assert_true(after + pages / 2 <= read);
+    memset(got, 0, t.bytes);
+    assert_ok(vptq_tensor_read(&t, 0, ROWS, got, &err), &err);
+    assert_same_f32(got, own + 1, N);
+    vptq_tensor in_memory = matrix(VPTQ_F32, ROWS, COLS, own);
+    in_memory.bytes = t.bytes;
+    vptq_tensor_forget(&in_memory);
+    assert_same_f32(own + 1, got, N);
+    vptq_map_release(&map);
+    free(own);
+    free(got);
+}
+
 static void test_set(void **state)
 {
     (void)state;
@@ -262,6 +309,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_read_blocks_and_rounding),
         cmocka_unit_test(test_rope_heads),
         cmocka_unit_test(test_check_finite),
+        cmocka_unit_test_setup_teardown(test_forget, vtest_scratch_setup,
+                                        vtest_scratch_teardown),
         cmocka_unit_test(test_set),
         cmocka_unit_test(test_set_out_of_memory),
     };
