@@ -255,6 +255,20 @@ def goldens(report, work):
                 continue
             report.run(f"golden {os.path.basename(path[:-1])} {loader}",
                        lambda: f"{report.difference('golden', upstream.logits(load(path), ids), want):.1e}")
+        if not tied:
+            report.run(f"golden {os.path.basename(path[:-1])} vptq by default", lambda: by_default(path, ids, want))
+
+
+def by_default(path, ids, want):
+    """Loaded as upstream's documentation does it, a model computes in the type that its config names."""
+    with upstream.quiet():
+        model = upstream.vptq.AutoModelForCausalLM.from_pretrained(path, device_map="auto")
+    stated = json.load(open(path + "config.json"))["torch_dtype"]
+    found = {str(p.dtype) for p in model.parameters() if p.is_floating_point()}
+    d = float(np.abs(upstream.logits(model.eval(), ids) - want).max() / np.abs(want).max())
+    if found != {"torch." + stated} or not d < 0.1:
+        raise Failed(f"types {sorted(found)}, logits differ by {d:.1e}")
+    return f"{stated}, {d:.1e}"
 
 
 # ---- models that others wrote ----

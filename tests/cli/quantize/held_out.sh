@@ -45,7 +45,7 @@ expect_line rows.txt '^mean loss 0\..*, held-out 0\.'
 ! grep -q '^time: ' rows.txt || fail "time of what was kept"
 run -H h -o fresh -v 8 -r 16 > fresh.txt
 expect_line fresh.txt '^time: k-means [0-9]* %, residual [0-9]* %, joint [0-9]* %, pass [0-9]* %'
-[ "$(sed -n '/^time: /,$p' fresh.txt | tr ' ,' '\n\n' | grep -c '^[0-9]')" = 10 ] || fail "steps are missing"
+[ "$(sed -n '/^time: /,$p' fresh.txt | tr ', ' '\n' | grep -c '^[0-9]')" = 10 ] || fail "steps are missing"
 ! grep -q '.\{101\}' fresh.txt || fail "lines over 100 columns"
 
 # k and v minimize H + c T: only theirs change, and they alone have a weighted loss.
