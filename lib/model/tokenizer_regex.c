@@ -71,25 +71,50 @@ static const spelling *find_spelling(const char *p)
     return NULL;
 }
 
-/* Bytes of "\\p{Han", up to the name of a script, when p begins with one, else 0: PCRE takes it
- * for the script's characters and those that it shares, but for `sc:` in front of the name. */
-static size_t before_script(const vptq_tokenizer *t, const char *p)
+static vptq_status compile_text(const vptq_tokenizer *t, const char *text, const char *pattern,
+                                pcre2_code **out, vptq_err *err)
 {
-    char text[64];
     int code = 0;
     PCRE2_SIZE at = 0;
+    pcre2_compile_context *ctx = pcre2_compile_context_create(t->pcre);
+    if (!ctx)
+        return out_of_memory(t, err);
+    (void)pcre2_set_newline(ctx, PCRE2_NEWLINE_LF);
+    *out = pcre2_compile((PCRE2_SPTR)text, PCRE2_ZERO_TERMINATED,
+                         PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C,
+                         &code, &at, ctx);
+    pcre2_compile_context_free(ctx);
+    if (!*out && code == PCRE2_ERROR_HEAP_FAILED)
+        return out_of_memory(t, err);
+    if (!*out) {
+        PCRE2_UCHAR why[160];
+        (void)pcre2_get_error_message(code, why, sizeof why);
+        return vptq_fail(err, VPTQ_E_FORMAT, "%s: the pattern '%.200s' is not valid: %s",
+                         t->v->source, pattern, (const char *)why);
+    }
+    return VPTQ_OK;
+}
+
+/* *before: bytes of "\\p{Han" up to the name of a script when p begins with one, else 0.  PCRE
+ * takes it for the script's characters and those that it shares, but for `sc:` in front of the
+ * name. */
+static vptq_status find_script(const vptq_tokenizer *t, const char *p, size_t *before,
+                               vptq_err *err)
+{
+    char text[64];
+    pcre2_code *script = NULL;
     size_t n = p[0] == '\\' && (p[1] == 'p' || p[1] == 'P') && p[2] == '{' ? 3 : 0;
     n += n > 0 && p[n] == '^';
     size_t name = n > 0 ? strcspn(p + n, "}") : 0;
-    if (name < 3 || name > 40 || strchr("=:", p[n]))
-        return 0;
+    *before = 0;
+    if (name < 3 || name > 40)
+        return VPTQ_OK;
     (void)snprintf(text, sizeof text, "\\p{sc:%.*s}", (int)name, p + n);
-    pcre2_compile_context *ctx = pcre2_compile_context_create(t->pcre);
-    pcre2_code *script =
-        pcre2_compile((PCRE2_SPTR)text, PCRE2_ZERO_TERMINATED, PCRE2_UTF, &code, &at, ctx);
-    pcre2_compile_context_free(ctx);
+    vptq_status st = compile_text(t, text, text, &script, err);
+    if (!st)
+        *before = n;
     pcre2_code_free(script);
-    return script ? n : 0;
+    return st == VPTQ_E_NOMEM ? st : VPTQ_OK;
 }
 
 /* Appends the pattern in PCRE's words. */
@@ -113,7 +138,8 @@ static vptq_status spell_out(const vptq_tokenizer *t, const char *p, vptq_buf *o
             p += n;
             continue;
         }
-        size_t script = before_script(t, p);
+        size_t script = 0;
+        VPTQ_TRY(find_script(t, p, &script, err));
         if (script > 0) {
             VPTQ_TRY(vptq_buf_printf(out, err, "%.*ssc:", (int)script, p));
             p += script;
@@ -137,32 +163,6 @@ out:
     return st;
 }
 
-static vptq_status compile_text(vptq_tokenizer *t, const char *text, const char *pattern,
-                                pcre2_code **out, vptq_err *err)
-{
-    int code = 0;
-    PCRE2_SIZE at = 0;
-    pcre2_compile_context *ctx = pcre2_compile_context_create(t->pcre);
-    if (!ctx)
-        return out_of_memory(t, err);
-    (void)pcre2_set_newline(ctx, PCRE2_NEWLINE_LF);
-    *out = pcre2_compile((PCRE2_SPTR)text, PCRE2_ZERO_TERMINATED,
-                         PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C,
-                         &code, &at, ctx);
-    pcre2_compile_context_free(ctx);
-    if (!*out && code == PCRE2_ERROR_HEAP_FAILED)
-        return out_of_memory(t, err);
-    if (!*out) {
-        PCRE2_UCHAR why[160];
-        (void)pcre2_get_error_message(code, why, sizeof why);
-        return vptq_fail(err, VPTQ_E_FORMAT, "%s: the pattern '%.200s' is not valid: %s",
-                         t->v->source, pattern, (const char *)why);
-    }
-    /* without a JIT compiler the interpreter serves */
-    (void)pcre2_jit_compile(*out, PCRE2_JIT_COMPLETE);
-    return VPTQ_OK;
-}
-
 static vptq_status compile(vptq_tokenizer *t, const char *pattern, pcre2_code **out,
                            vptq_err *err)
 {
@@ -171,6 +171,8 @@ static vptq_status compile(vptq_tokenizer *t, const char *pattern, pcre2_code **
     vptq_status st = spell_out(t, pattern, &text, err);
     if (!st)
         st = compile_text(t, text.data, pattern, out, err);
+    if (!st) /* without a JIT compiler the interpreter serves */
+        (void)pcre2_jit_compile(*out, PCRE2_JIT_COMPLETE);
     vptq_buf_release(&text);
     return st;
 }

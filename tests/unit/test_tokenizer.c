@@ -658,8 +658,10 @@ static void test_out_of_memory(void **state)
 {
     static const char bytes[] =
         "{\"normalizer\": {\"type\": \"NFC\"}, \"pre_tokenizer\": {\"type\": \"Sequence\", "
-        "\"pretokenizers\": [{\"type\": \"Digits\", \"individual_digits\": true}, "
-        "{\"type\": \"ByteLevel\", \"add_prefix_space\": true, \"use_regex\": true}]}}";
+        "\"pretokenizers\": [{\"type\": \"Digits\", \"individual_digits\": true}, {\"type\": "
+        "\"Split\", \"pattern\": {\"Regex\": \"\\\\p{Han}+|\\\\b\"}, \"behavior\": "
+        "\"MergedWithNext\"}, {\"type\": \"ByteLevel\", \"add_prefix_space\": true, "
+        "\"use_regex\": true}]}}";
     static const char pieces[] =
         "{\"normalizer\": {\"type\": \"Replace\", \"pattern\": {\"Regex\": \" {2,}\"}, "
         "\"content\": \" \"}, \"pre_tokenizer\": {\"type\": \"Metaspace\"}}";
