@@ -1,5 +1,6 @@
 """Writes tokenizer_steps.json: small tokenizers, one per feature of the format, with texts and
-the ids that the Python package `tokenizers` gives for them (0.23.3; any version since 0.20).
+the ids that the Python package `tokenizers` gives for them (0.22.2; any version since 0.20), and where a
+case is about decoding, the texts of these ids.
 
     python3 tests/golden/make_tokenizer_steps.py
 
@@ -238,6 +239,8 @@ def main():
         case["change"] = {k: j["added_tokens"] if k == "added" else v for k, v in change.items()}
         if "added" in case["change"]:
             case["change"]["added_tokens"] = case["change"].pop("added")
+        if "decoder" in change:
+            case["decoded"] = [tokenizer.decode(i) for i in ids]
         out["cases"].append(case)
     path = os.path.join(os.path.dirname(__file__), "tokenizer_steps.json")
     with open(path, "w", encoding="utf8") as f:

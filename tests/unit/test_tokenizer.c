@@ -273,8 +273,15 @@ static void check_case(const char *dir, const json_t *bases, const json_t *texts
         size_t n = take_ids(ids, want);
         (void)snprintf(what, sizeof what, "%s, text %zu", name, i);
         vtok_expect(&a, text, strlen(text), VPTQ_ENCODE_SPECIAL, want, n, what);
+        const json_t *back = json_array_get(json_object_get(c, "decoded"), i);
+        if (back)
+            vtok_expect_text(&a, want, n, false, json_string_value(back),
+                             json_string_length(back), what);
         (void)snprintf(what, sizeof what, "%s rewritten, text %zu", name, i);
         vtok_expect(&b, text, strlen(text), VPTQ_ENCODE_SPECIAL, want, n, what);
+        if (back)
+            vtok_expect_text(&b, want, n, false, json_string_value(back),
+                             json_string_length(back), what);
     }
     vtok_close(&a);
     vtok_close(&b);
