@@ -8,6 +8,7 @@
 #   CC, AR, CLANG_FORMAT          the tools
 #   PREFIX, DESTDIR               where `install` puts things
 #   TEXT=, MODEL=                 taken by `make demo`
+#   T=                            tests to run, seconds of `make fuzz`
 #
 # Objects live in build/CONFIG, where CONFIG follows from the flags, so that a change of flags
 # never mixes objects.  The four tools of the plain build are also in build/bin.
@@ -201,11 +202,16 @@ run-cli: | $(if $(filter check-cli,$(MAKECMDGOALS)),tools $(FAULTS))
 run-fuzz: | $(if $(filter fuzz-check,$(MAKECMDGOALS)),$(FUZZ_BIN))
 	$(Q)scripts/run_fuzz.sh $(FUZZ_BIN)
 
-# libFuzzer programs; run them by hand: build/*/tests/fuzz/fuzz_NAME tests/fuzz/corpus/NAME
+# With clang's libFuzzer, T seconds each; FUZZ='gguf npy' picks some.
+LIBFUZZER_MAKE = $(MAKE) CC=clang SANITIZE=fuzzer-no-link,address,undefined LIBFUZZER=1
 fuzz:
-	$(Q)$(MAKE) CC=clang SANITIZE=fuzzer-no-link,address,undefined LIBFUZZER=1 fuzz-programs
-.PHONY: fuzz-programs
-fuzz-programs: $(FUZZ_BIN)
+	+$(Q)$(LIBFUZZER_MAKE) run-libfuzzer
+fuzz-programs:
+	+$(Q)$(LIBFUZZER_MAKE) libfuzzer-programs
+.PHONY: fuzz-programs libfuzzer-programs run-libfuzzer
+libfuzzer-programs: $(FUZZ_BIN)
+run-libfuzzer: $(FUZZ_BIN)
+	$(Q)scripts/fuzz.sh $(or $(T),60) $(FUZZ_BIN)
 
 # The demo model run by llama.cpp's Python package, which comes from PyPI; not a part of check.
 .PHONY: interop-gguf
@@ -303,7 +309,9 @@ help:
 	'make unit          unit tests             make test-NAME   tests/unit/test_NAME.c' \
 	'make ops           backend op tests       make op-NAME     tests/ops/test_NAME.c' \
 	'make check-cli     command-line tests (with T=PATTERN: some)' \
-	'make fuzz-check    fuzz targets over their corpora    make fuzz   libFuzzer programs' \
+	'make fuzz-check    fuzz targets over their corpora' \
+	'make fuzz T=60     each fuzz target for 60 seconds with libFuzzer (clang); FUZZ=NAME..: some' \
+	'make fuzz-programs libFuzzer programs only' \
 	'make interop       against the vptq package and transformers, in build/interop (T=PATTERN)' \
 	'make interop-gguf  the demo model as a GGUF file, run by llama.cpp (PyPI; builds for minutes)' \
 	'make bench         benchmarks' \

