@@ -89,6 +89,15 @@ typedef struct show_state {
     bool diagonal; /* some are nothing but a diagonal */
 } show_state;
 
+/* null where they are not known. */
+static void print_tokens(vptq_cli_json *j, uint64_t tokens)
+{
+    if (tokens)
+        vptq_cli_json_u64(j, "tokens", tokens);
+    else
+        vptq_cli_json_str(j, "tokens", NULL);
+}
+
 static vptq_status print_stats(void *arg, uint32_t layer, const char *input,
                                const vptq_hessian_stats *s, vptq_err *err)
 {
@@ -106,7 +115,7 @@ static vptq_status print_stats(void *arg, uint32_t layer, const char *input,
         vptq_cli_json_u64(&j, "layer", layer);
         vptq_cli_json_str(&j, "input", input);
         vptq_cli_json_u64(&j, "columns", s->n);
-        vptq_cli_json_f64(&j, "tokens", s->tokens ? (double)s->tokens : (double)NAN);
+        print_tokens(&j, s->tokens);
         vptq_cli_json_f64(&j, "samples_per_dim", s->samples_per_dim);
         vptq_cli_json_bool(&j, "diagonal", s->diagonal);
         vptq_cli_json_f64(&j, "trace", s->trace);
@@ -188,7 +197,7 @@ static void print_exchanged(const vptq_cli *cli, const hessian_args *a, const vp
         vptq_cli_json_str(&j, "form", vptq_foreign_form_name(x->form));
         vptq_cli_json_u64(&j, "first_layer", d->first_layer);
         vptq_cli_json_u64(&j, "last_layer", d->last_layer);
-        vptq_cli_json_f64(&j, "tokens", d->tokens ? (double)d->tokens : (double)NAN);
+        print_tokens(&j, d->tokens);
         vptq_cli_json_bool(&j, "diagonal", d->diagonal);
         if (inverse)
             vptq_cli_json_f64(&j, a->import ? "ridge_removed" : "ridge", x->ridge);

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # make interop-gguf: GGUF files run by llama.cpp's Python package.  Tiny models of every family, in
 # F32: the logits that transformers computed (tests/golden).  The demo model: the same token ids as
-# ours, and the same perplexity within 0.1 % as vptq-eval's, for the original in F16, for a model
-# with three quantized blocks, and with the embedding in Q8_0.
+# ours, and the same perplexity as vptq-eval's: within 0.1 % for the original in F16 and for a model
+# with three quantized blocks, within 0.5 % with the embedding in Q8_0 (llama.cpp rounds what it
+# multiplies with such weights to 8 bits, too).
 #
 # The package is built from source (a C++ compiler, some minutes) into build/interop/gguf, which is kept.
 # Where it cannot be had, one line says so and the exit status is 0.  The last line is
@@ -76,18 +77,21 @@ logits qwen3 "$src/tests/golden/tiny_qwen3" 40
 model=${VPTQ_DEMO_GGUF:-$dir/model.gguf}
 [ -e "$model" ] || "$src/scripts/fetch_demo.sh" --model-only "$dir" || skip "the demo model cannot be fetched"
 
-# same NAME MODEL FILE: both give the text the same ids and the same perplexity.
+# same NAME MODEL FILE WITHIN: both give the text the same ids and the same perplexity.
 same()
 {
     local name=$1 ours theirs
     "$BIN/vptq-eval" ppl -q -m "$2" --text "$text" --tokens-only >"$dir/ours.ids"
     ours=$("$BIN/vptq-eval" ppl -q -m "$2" --text "$text" --context "$context" --windows "$windows" \
         --format json | sed -E 's/.*"ppl": ([^,]*),.*/\1/')
-    theirs=$("$python" "$src/tests/interop/gguf_ppl.py" "$3" "$text" "$context" "$windows" "$dir/theirs.ids")
-    if ! cmp -s "$dir/ours.ids" "$dir/theirs.ids"; then
+    if ! theirs=$("$python" "$src/tests/interop/gguf_ppl.py" "$3" "$text" "$context" "$windows" \
+        "$dir/theirs.ids" 2>"$dir/llama.log"); then
+        echo "not ok $name: llama.cpp failed (see $dir/llama.log)"
+        failed=$((failed + 1))
+    elif ! cmp -s "$dir/ours.ids" "$dir/theirs.ids"; then
         echo "not ok $name: other token ids: $(diff "$dir/ours.ids" "$dir/theirs.ids" | head -n 3)"
         failed=$((failed + 1))
-    elif awk -v a="$ours" -v b="$theirs" 'BEGIN { d = b / a - 1; exit !(d < 1e-3 && d > -1e-3) }'; then
+    elif awk -v a="$ours" -v b="$theirs" -v w="$4" 'BEGIN { d = b / a - 1; exit !(d < w && d > -w) }'; then
         echo "ok $name: $ours, llama.cpp $theirs"
         passed=$((passed + 1))
     else
@@ -98,16 +102,16 @@ same()
 
 unpack() { "$BIN/vptq-pack" -q --unpack "$@" -f >/dev/null; }
 unpack "$model" -o "$dir/f16.gguf"
-same original "$model" "$dir/f16.gguf"
+same original "$model" "$dir/f16.gguf" 1e-3
 
 head -c 200000 "$text" >"$dir/calibration.txt"
 "$BIN/vptq-quantize" -q -f -m "$model" -c "$dir/calibration.txt" -n 4 -l 256 --layers 0-2 \
-    -v 4 -k 256 -r 0 --sweeps 0 --refits 1 -o "$dir/work" >"$dir/quantize.txt"
+    -v 4 -k 256 -r 0 --sweeps 0 --refits 1 -o "$dir/work" >"$dir/quantize.txt" 2>&1
 unpack "$dir/work" -o "$dir/quantized.gguf"
-same quantized "$dir/work" "$dir/quantized.gguf"
+same quantized "$dir/work" "$dir/quantized.gguf" 1e-3
 
 unpack "$model" -o "$dir/q8_0.gguf" --embeddings q8_0
-same "Q8_0 embedding" "$dir/q8_0.gguf" "$dir/q8_0.gguf"
+same "Q8_0 embedding" "$dir/q8_0.gguf" "$dir/q8_0.gguf" 5e-3
 
 echo "$passed passed, $failed failed, 0 skipped"
 [ "$failed" = 0 ]

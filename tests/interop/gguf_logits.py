@@ -7,14 +7,12 @@ difference as a share of the largest logit, and fails from 1e-4 on.  Needs: llam
 import sys
 
 import numpy as np
-from llama_cpp import Llama
-
-F32 = 0  # ggml's number of the type
+from gguf_model import open_model
 
 
 def main():
     path, ids, want, n = sys.argv[1], np.fromfile(sys.argv[2], "<i4"), np.load(sys.argv[3]), int(sys.argv[4])
-    model = Llama(path, n_ctx=64, n_batch=64, logits_all=True, type_k=F32, type_v=F32, verbose=False)
+    model = open_model(path, 64)
     model.eval(ids[:n].tolist())
     got = np.asarray(model.scores[:n], dtype=np.float64)
     error = np.abs(got - want[:n]).max() / np.abs(want[:n]).max()

@@ -9,14 +9,12 @@ import math
 import sys
 
 import numpy as np
-from llama_cpp import Llama
-
-F32 = 0  # ggml's number of the type
+from gguf_model import open_model
 
 
 def main():
     path, text, context, windows, out = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5]
-    model = Llama(path, n_ctx=context, n_batch=context, logits_all=True, type_k=F32, type_v=F32, verbose=False)
+    model = open_model(path, context)
     with open(text, "rb") as f:
         data = f.read()
     add_bos = model.metadata.get("tokenizer.ggml.add_bos_token") == "true"

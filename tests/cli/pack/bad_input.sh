@@ -27,7 +27,7 @@ bad 2 "more than one model" pack a b -o out
 bad 2 "-o is missing" pack "$golden"
 bad 2 "exclude each other" pack --list --check "$golden"
 bad 2 "exclude each other" pack --repair --unpack "$golden" -o out
-bad 2 "to does not go with --unpack" pack --unpack "$golden" -o out --to archive
+bad 2 "to archive does not go with --unpack" pack --unpack "$golden" -o out --to archive
 bad 2 "lm-head does not go with --unpack" pack --unpack "$golden" -o out --lm-head
 bad 2 "'zip'" pack "$golden" -o out --to zip
 bad 2 "f32 cannot be packed" pack "$golden" -o out --dtype f32
