@@ -218,6 +218,18 @@ run-libfuzzer: $(FUZZ_BIN)
 interop-gguf: tools
 	$(Q)BIN=$(abspath $(BIN)) scripts/interop_gguf.sh
 
+# Lines that the tests reach, of formats/ (ROOM=lib/model: of another room).  A failing test does
+# not keep the others from counting.
+coverage:
+	+$(Q)$(MAKE) EXTRA_CFLAGS='--coverage -O1' run-coverage
+.PHONY: coverage run-coverage
+run-coverage: tools $(UNIT_BIN) $(FUZZ_BIN)
+	$(Q)find $(B) -name '*.gcda' -delete
+	-$(Q)scripts/run_tests.sh $(UNIT_BIN)
+	-$(Q)scripts/run_cli_tests.sh --bin $(BIN)
+	-$(Q)scripts/run_fuzz.sh $(FUZZ_BIN)
+	$(Q)scripts/coverage.sh $(B) $(or $(ROOM),formats)
+
 check:
 	+$(Q)MAKE='$(MAKE)' scripts/check.sh
 
@@ -312,6 +324,7 @@ help:
 	'make fuzz-check    fuzz targets over their corpora' \
 	'make fuzz T=60     each fuzz target for 60 seconds with libFuzzer (clang); FUZZ=NAME..: some' \
 	'make fuzz-programs libFuzzer programs only' \
+	'make coverage      lines of formats/ that the tests reach (gcovr)' \
 	'make interop       against the vptq package and transformers, in build/interop (T=PATTERN)' \
 	'make interop-gguf  the demo model as a GGUF file, run by llama.cpp (PyPI; builds for minutes)' \
 	'make bench         benchmarks' \

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # What the project needs on Debian and Ubuntu, installed where it is missing.
-# usage: deps.sh [--check] [build|check|demo|fuzz]..     (default: build)
+# usage: deps.sh [--check] [build|check|demo|fuzz|coverage]..     (default: build)
 #   build   compiler and libraries        check   also what `make check` uses
 #   demo    also what `make demo` uses    fuzz    also what `make fuzz` uses
+#   coverage   also what `make coverage` uses
 # As root, missing packages are installed; otherwise, and with --check, the one line that does it
 # is printed and the exit status is 1.
 set -eu
@@ -28,7 +29,8 @@ for word in "$@"; do
     check) wanted+=("${check_packages[@]}") ;;
     demo) wanted+=("${demo_packages[@]}") ;;
     fuzz) wanted+=("${fuzz_packages[@]}") ;;
-    *) echo "usage: deps.sh [--check] [build|check|demo|fuzz].." >&2; exit 2 ;;
+    coverage) wanted+=("${check_packages[@]}" gcovr) ;;
+    *) echo "usage: deps.sh [--check] [build|check|demo|fuzz|coverage].." >&2; exit 2 ;;
     esac
 done
 
