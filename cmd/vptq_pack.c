@@ -10,6 +10,7 @@
 typedef struct pack_args {
     const char *model, *output, *base, *tokenizer, *dtype, *embeddings;
     uint64_t shard_bytes;
+    uint32_t level;
     int form; /* index into "auto|hf|archive|gguf" */
     bool unpack, list, check, repair, lm_head;
 } pack_args;
@@ -293,6 +294,7 @@ static int write_model(vptq_cli *cli, const pack_args *a)
                              .tokenizer = a->tokenizer,
                              .form = form,
                              .shard_bytes = a->shard_bytes,
+                             .level = a->level,
                              .repair = a->repair,
                              .lm_head = a->lm_head,
                              .force = cli->common.force,
@@ -341,6 +343,10 @@ static int dispatch(vptq_cli *cli, pack_args *a)
         return vptq_cli_usage_error(cli, "--embeddings goes with --unpack to a GGUF file");
     if (choose_form(a) == VPTQ_PACK_GGUF && a->shard_bytes)
         return vptq_cli_usage_error(cli, "--shard-size does not go with a GGUF file");
+    if (a->level > VPTQ_ARCHIVE_MAX_LEVEL)
+        return vptq_cli_usage_error(cli, "--level is more than 22");
+    if (a->level && choose_form(a) != VPTQ_PACK_ARCHIVE)
+        return vptq_cli_usage_error(cli, "--level is for archives (OUT.vptq or --to archive)");
     return write_model(cli, a);
 }
 
@@ -369,6 +375,8 @@ int main(int argc, char **argv)
          "GGUF: type of embedding and output head (default: --dtype)", false},
         {0, "shard-size", CLI_SIZE, &a.shard_bytes, "SIZE",
          "largest weights file of a directory; 0 is 4 GiB", false},
+        {0, "level", CLI_U32, &a.level, "1..22",
+         "how hard zstd tries in an archive; 0: by kind of tensor, as measured", false},
         {0, "lm-head", CLI_FLAG, &a.lm_head, NULL,
          "store an output head that is tied to the embedding, too: vptq's own loader wants it",
          false},

@@ -1,41 +1,28 @@
-/* Reading .vptq archives.  Writing: archive_write.c; bytes: archive_layout.h. */
-#include "formats/archive.h"
-
+/* Opening .vptq archives: header, footer and index.  Frames: archive_load.c; writing:
+ * archive_write.c; bytes: archive_layout.h. */
 #include <inttypes.h>
 #include <zstd.h>
 
+#include "formats/archive_internal.h"
 #include "formats/archive_layout.h"
-#include "lib/base/parallel.h"
 
 /* A frame of zeros shrinks to almost nothing, so sizes that agree with each other may still be
  * absurd: an archive may unpack to this many times its size, and a small one to SLACK more. */
 enum { MAX_RATIO = 1024, RATIO_SLACK = 256 << 20 };
 
-typedef struct frame {
-    uint64_t offset, hash;
-    uint32_t packed, raw;
-} frame;
-
-struct vptq_archive {
-    vptq_mem *mem;
-    vptq_map map;
-    const char *path;
-    vptq_arena arena;
-    frame *frames;
-    vptq_archive_entry *entries;
-    uint8_t *planes; /* by entry */
-    size_t frame_count, entry_count;
-    vptq_strmap names[2]; /* by kind */
-};
-
+/* Damage at one end does not make it something else. */
 bool vptq_archive_is(const char *path)
 {
-    vptq_map map;
-    if (vptq_map_open(path, &map, NULL))
+    vptq_file f;
+    char head[VPTQ_ARCHIVE_MAGIC_BYTES], tail[VPTQ_ARCHIVE_MAGIC_BYTES];
+    if (vptq_file_open(path, &f, NULL))
         return false;
-    bool is = map.size >= VPTQ_ARCHIVE_MAGIC_BYTES &&
-              memcmp(map.data, VPTQ_ARCHIVE_MAGIC, VPTQ_ARCHIVE_MAGIC_BYTES) == 0;
-    vptq_map_release(&map);
+    bool is = f.size >= VPTQ_ARCHIVE_HEADER_BYTES + VPTQ_ARCHIVE_FOOTER_BYTES &&
+              !vptq_file_read_at(&f, 0, head, sizeof head, NULL) &&
+              !vptq_file_read_at(&f, f.size - sizeof tail, tail, sizeof tail, NULL);
+    is = is && (memcmp(head, VPTQ_ARCHIVE_MAGIC, sizeof head) == 0 ||
+                memcmp(tail, VPTQ_ARCHIVE_END_MAGIC, sizeof tail) == 0);
+    vptq_file_close(&f);
     return is;
 }
 
@@ -46,7 +33,7 @@ void vptq_archive_close(vptq_archive *a)
     vptq_strmap_release(&a->names[0]);
     vptq_strmap_release(&a->names[1]);
     vptq_arena_release(&a->arena);
-    vptq_map_release(&a->map);
+    vptq_file_close(&a->file);
     vptq_mem_free(a->mem, a);
 }
 
@@ -55,65 +42,88 @@ static vptq_status damaged(const vptq_archive *a, const char *what, vptq_err *er
     return vptq_fail(err, VPTQ_E_FORMAT, "%s: damaged archive: %s", a->path, what);
 }
 
+static vptq_status bad_sum(const vptq_archive *a, const char *what, vptq_err *err)
+{
+    return vptq_fail(err, VPTQ_E_CHECKSUM,
+                     "%s: damaged archive: the %s does not match its checksum", a->path, what);
+}
+
 typedef struct index_place {
-    const uint8_t *packed;
-    uint64_t offset;
-    size_t packed_size, raw_size;
-    uint64_t hash;
+    uint64_t offset, hash;
+    size_t packed, raw; /* bytes */
 } index_place;
 
-static vptq_status read_ends(const vptq_archive *a, index_place *p, vptq_err *err)
+/* Header and footer against their checksum, and then what they are: a flipped bit in the
+ * version is damage, not another version. */
+static vptq_status check_ends(const vptq_archive *a, const uint8_t *header,
+                              const uint8_t *footer, vptq_err *err)
 {
-    const uint8_t *data = a->map.data;
-    size_t size = a->map.size;
-    if (size < VPTQ_ARCHIVE_HEADER_BYTES + VPTQ_ARCHIVE_FOOTER_BYTES ||
-        memcmp(data, VPTQ_ARCHIVE_MAGIC, VPTQ_ARCHIVE_MAGIC_BYTES) != 0)
+    uint8_t hashed[VPTQ_ARCHIVE_HEADER_BYTES + VPTQ_ARCHIVE_FOOTER_HASHED];
+    bool head = memcmp(header, VPTQ_ARCHIVE_MAGIC, VPTQ_ARCHIVE_MAGIC_BYTES) == 0;
+    bool tail = memcmp(footer + VPTQ_ARCHIVE_FOOTER_HASHED + 8, VPTQ_ARCHIVE_END_MAGIC,
+                       VPTQ_ARCHIVE_MAGIC_BYTES) == 0;
+    uint64_t version = vptq_get_le(header + VPTQ_ARCHIVE_MAGIC_BYTES, 4);
+    if (!head && !tail)
         return vptq_fail(err, VPTQ_E_FORMAT, "%s: not a .vptq archive", a->path);
-    uint64_t version = vptq_get_le(data + VPTQ_ARCHIVE_MAGIC_BYTES, 4);
+    if (!tail)
+        return damaged(a, "its end is missing or its footer is damaged", err);
+    memcpy(hashed, header, VPTQ_ARCHIVE_HEADER_BYTES);
+    memcpy(hashed + VPTQ_ARCHIVE_HEADER_BYTES, footer, VPTQ_ARCHIVE_FOOTER_HASHED);
+    if (!head)
+        return damaged(a, "its header is damaged", err);
+    if (vptq_hash(hashed, sizeof hashed, 0) !=
+        vptq_get_le(footer + VPTQ_ARCHIVE_FOOTER_HASHED, 8))
+        return bad_sum(a, version == VPTQ_ARCHIVE_VERSION ? "footer" : "header", err);
     if (version != VPTQ_ARCHIVE_VERSION)
         return vptq_fail(err, VPTQ_E_UNSUPPORTED,
                          "%s: archive version %" PRIu64 ", expected %d", a->path, version,
                          (int)VPTQ_ARCHIVE_VERSION);
-    const uint8_t *footer = data + size - VPTQ_ARCHIVE_FOOTER_BYTES;
-    if (memcmp(footer + VPTQ_ARCHIVE_FOOTER_HASHED + 8, VPTQ_ARCHIVE_END_MAGIC,
-               VPTQ_ARCHIVE_MAGIC_BYTES) != 0)
-        return damaged(a, "its end is missing", err);
-    uint8_t hashed[VPTQ_ARCHIVE_HEADER_BYTES + VPTQ_ARCHIVE_FOOTER_HASHED];
-    memcpy(hashed, data, VPTQ_ARCHIVE_HEADER_BYTES);
-    memcpy(hashed + VPTQ_ARCHIVE_HEADER_BYTES, footer, VPTQ_ARCHIVE_FOOTER_HASHED);
-    if (vptq_hash(hashed, sizeof hashed, 0) !=
-        vptq_get_le(footer + VPTQ_ARCHIVE_FOOTER_HASHED, 8))
-        return vptq_fail(err, VPTQ_E_CHECKSUM,
-                         "%s: damaged archive: header or footer do not match their checksum",
-                         a->path);
+    if (vptq_get_le(header + VPTQ_ARCHIVE_MAGIC_BYTES + 4, 4) != 0)
+        return damaged(a, "its header has something where zeros belong", err);
+    return VPTQ_OK;
+}
+
+static vptq_status read_ends(const vptq_archive *a, index_place *p, vptq_err *err)
+{
+    uint8_t header[VPTQ_ARCHIVE_HEADER_BYTES], footer[VPTQ_ARCHIVE_FOOTER_BYTES];
+    uint64_t size = a->file.size;
+    vptq_status st = VPTQ_OK;
+    if (size < sizeof header + sizeof footer)
+        return vptq_fail(err, VPTQ_E_FORMAT, "%s: not a .vptq archive", a->path);
+    uint64_t end = size - sizeof footer;
+    VPTQ_TRY(vptq_file_read_at(&a->file, 0, header, sizeof header, err));
+    VPTQ_TRY(vptq_file_read_at(&a->file, end, footer, sizeof footer, err));
+    VPTQ_TRY(check_ends(a, header, footer, err));
     uint64_t offset = vptq_get_le(footer, 8), packed = vptq_get_le(footer + 8, 8);
     uint64_t raw = vptq_get_le(footer + 16, 8);
-    uint64_t end = size - VPTQ_ARCHIVE_FOOTER_BYTES;
     if (offset < VPTQ_ARCHIVE_HEADER_BYTES || offset > end || packed != end - offset)
         return damaged(a, "the index is not between the frames and the footer", err);
-    if (raw > VPTQ_ARCHIVE_INDEX_MAX ||
-        ZSTD_getFrameContentSize(data + offset, (size_t)packed) != raw)
+    if (raw > VPTQ_ARCHIVE_INDEX_MAX || packed > VPTQ_ARCHIVE_INDEX_PACKED)
         return damaged(a, "the size of its index is wrong", err);
-    *p = (index_place){data + offset, offset, (size_t)packed, (size_t)raw,
-                       vptq_get_le(footer + 24, 8)};
-    return VPTQ_OK;
+    *p = (index_place){offset, vptq_get_le(footer + 24, 8), (size_t)packed, (size_t)raw};
+out:
+    return st;
 }
 
 /* The unpacked index, in a.mem; the caller frees it. */
 static vptq_status unpack_index(const vptq_archive *a, const index_place *p, uint8_t **raw,
                                 vptq_err *err)
 {
-    uint8_t *buf = vptq_mem_alloc(a->mem, p->raw_size, 1, err);
-    if (!buf)
-        return VPTQ_E_NOMEM;
-    size_t n = ZSTD_decompress(buf, p->raw_size, p->packed, p->packed_size);
-    if (ZSTD_isError(n) || n != p->raw_size || vptq_hash(buf, n, 0) != p->hash) {
-        vptq_mem_free(a->mem, buf);
-        return vptq_fail(err, VPTQ_E_CHECKSUM,
-                         "%s: damaged archive: the index does not match its checksum", a->path);
-    }
-    *raw = buf;
-    return VPTQ_OK;
+    vptq_status st = VPTQ_OK;
+    *raw = vptq_mem_alloc(a->mem, p->raw, 1, err);
+    uint8_t *packed = vptq_mem_alloc(a->mem, p->packed, 1, err);
+    if (!*raw || !packed)
+        VPTQ_TRY(VPTQ_E_NOMEM);
+    VPTQ_TRY(vptq_file_read_at(&a->file, p->offset, packed, p->packed, err));
+    if (vptq_hash(packed, p->packed, 0) != p->hash)
+        VPTQ_TRY(bad_sum(a, "index", err));
+    if (ZSTD_getFrameContentSize(packed, p->packed) != p->raw ||
+        ZSTD_findFrameCompressedSize(packed, p->packed) != p->packed ||
+        ZSTD_decompress(*raw, p->raw, packed, p->packed) != p->raw)
+        st = damaged(a, "its index is not what the footer says", err);
+out:
+    vptq_mem_free(a->mem, packed);
+    return st;
 }
 
 /* The frames fill the file from the header to the index without gap or overlap. */
@@ -126,14 +136,14 @@ static vptq_status take_frames(vptq_archive *a, const uint8_t *records, uint64_t
     uint64_t at = VPTQ_ARCHIVE_HEADER_BYTES;
     for (size_t i = 0; i < a->frame_count; i++) {
         const uint8_t *r = records + i * VPTQ_ARCHIVE_FRAME_BYTES;
-        frame f = {.offset = vptq_get_le(r, 8),
-                   .packed = (uint32_t)vptq_get_le(r + 8, 4),
-                   .raw = (uint32_t)vptq_get_le(r + 12, 4),
-                   .hash = vptq_get_le(r + 16, 8)};
+        vptq_archive_frame f = {.offset = vptq_get_le(r, 8),
+                                .packed = (uint32_t)vptq_get_le(r + 8, 4),
+                                .raw = (uint32_t)vptq_get_le(r + 12, 4),
+                                .hash = vptq_get_le(r + 16, 8)};
         if (f.offset != at || f.packed > index_offset - at)
             return damaged(a, "a frame is not where the one before it ends", err);
-        if (f.raw == 0 || f.raw > VPTQ_ARCHIVE_FRAME_RAW ||
-            ZSTD_getFrameContentSize(a->map.data + at, f.packed) != f.raw)
+        if (f.raw == 0 || f.raw > VPTQ_ARCHIVE_FRAME_RAW || f.packed == 0 ||
+            f.packed > VPTQ_ARCHIVE_FRAME_PACKED)
             return damaged(a, "the size of a frame is wrong", err);
         at += f.packed;
         a->frames[i] = f;
@@ -181,6 +191,14 @@ static vptq_status check_frames(const vptq_archive *a, const vptq_archive_entry 
     return VPTQ_OK;
 }
 
+static bool all_zero(const uint8_t *p, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (p[i])
+            return false;
+    return true;
+}
+
 static vptq_status take_name(vptq_archive *a, const uint8_t *at, size_t len, size_t i,
                              vptq_archive_entry *e, vptq_err *err)
 {
@@ -205,7 +223,7 @@ static vptq_status take_entry(vptq_archive *a, size_t i, const uint8_t *at, size
                               size_t *next_frame, size_t *used, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    if (left < VPTQ_ARCHIVE_ENTRY_BYTES || at[0] > VPTQ_ARCHIVE_TENSOR ||
+    if (left < VPTQ_ARCHIVE_ENTRY_BYTES || at[0] > VPTQ_ARCHIVE_TENSOR || at[3] != 0 ||
         at[2] > (at[0] == VPTQ_ARCHIVE_TENSOR ? VPTQ_MAX_DIMS : 0))
         return damaged(a, "an entry of its index is wrong", err);
     size_t dims = at[2], name_at = VPTQ_ARCHIVE_ENTRY_BYTES + 8 * dims;
@@ -231,9 +249,12 @@ static vptq_status take_entry(vptq_archive *a, size_t i, const uint8_t *at, size
         VPTQ_TRY(take_shape(a, at, &e->tensor, err));
     }
     *next_frame += e->frame_count;
-    *used = name_at + ((size_t)name_len + 7) / 8 * 8;
+    size_t end = name_at + (size_t)name_len;
+    *used = (end + 7) / 8 * 8;
     if (*used > left)
         return damaged(a, "an entry of its index is cut off", err);
+    if (!all_zero(at + end, *used - end) || (!e->is_tensor && !all_zero(at + 24, 8)))
+        return damaged(a, "an entry of its index has something where zeros belong", err);
 out:
     return st;
 }
@@ -254,11 +275,11 @@ static vptq_status take_entries(vptq_archive *a, const uint8_t *at, size_t left,
     }
     if (left || next_frame != a->frame_count)
         return damaged(a, "its index does not end where it should", err);
-    if (total > RATIO_SLACK && (total - RATIO_SLACK) / MAX_RATIO > a->map.size)
+    if (total > RATIO_SLACK && (total - RATIO_SLACK) / MAX_RATIO > a->file.size)
         return vptq_fail(err, VPTQ_E_FORMAT,
-                         "%s: %zu bytes would unpack to %" PRIu64
+                         "%s: %" PRIu64 " bytes would unpack to %" PRIu64
                          ", more than %d times as many",
-                         a->path, a->map.size, total, (int)MAX_RATIO);
+                         a->path, a->file.size, total, (int)MAX_RATIO);
     return VPTQ_OK;
 }
 
@@ -266,11 +287,11 @@ static vptq_status take_index(vptq_archive *a, const index_place *p, const uint8
                               vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    if (p->raw_size < 8)
+    if (p->raw < 8)
         return damaged(a, "its index is cut off", err);
     a->frame_count = (size_t)vptq_get_le(raw, 4);
     a->entry_count = (size_t)vptq_get_le(raw + 4, 4);
-    size_t left = p->raw_size - 8;
+    size_t left = p->raw - 8;
     if (a->frame_count > left / VPTQ_ARCHIVE_FRAME_BYTES)
         return damaged(a, "its index is cut off", err);
     size_t frames_size = a->frame_count * VPTQ_ARCHIVE_FRAME_BYTES;
@@ -292,8 +313,7 @@ vptq_status vptq_archive_open(const char *path, vptq_mem *mem, vptq_archive **ou
     vptq_archive *a = vptq_mem_alloc(mem, 1, sizeof *a, err);
     if (!a)
         return VPTQ_E_NOMEM;
-    memset(a, 0, sizeof *a);
-    a->mem = mem;
+    *a = (vptq_archive){.mem = mem, .file.fd = -1};
     vptq_arena_init(&a->arena, mem);
     uint8_t *raw = NULL;
     index_place place = {0};
@@ -302,7 +322,7 @@ vptq_status vptq_archive_open(const char *path, vptq_mem *mem, vptq_archive **ou
         st = VPTQ_E_NOMEM;
         goto out;
     }
-    VPTQ_TRY(vptq_map_open(path, &a->map, err));
+    VPTQ_TRY(vptq_file_open(a->path, &a->file, err));
     VPTQ_TRY(read_ends(a, &place, err));
     VPTQ_TRY(unpack_index(a, &place, &raw, err));
     VPTQ_TRY(take_index(a, &place, raw, err));
@@ -331,80 +351,4 @@ const vptq_archive_entry *vptq_archive_find(const vptq_archive *a, const char *n
     uint32_t i = 0;
     return vptq_strmap_get(&a->names[is_tensor], name, strlen(name), &i) ? &a->entries[i]
                                                                          : NULL;
-}
-
-typedef struct load_job {
-    const vptq_archive *archive;
-    const vptq_archive_entry *entry;
-    size_t planes;
-    uint8_t *dst;
-    uint8_t **scratch; /* by thread; FRAME_RAW bytes, used with planes > 1 */
-    ZSTD_DCtx **zstd;  /* by thread */
-    uint8_t *bad;      /* by frame */
-} load_job;
-
-static void load_frames(void *arg, size_t begin, size_t end, int thread)
-{
-    const load_job *job = arg;
-    size_t planes = job->planes;
-    for (size_t i = begin; i < end; i++) {
-        const frame *f = &job->archive->frames[job->entry->first_frame + i];
-        uint8_t *raw = job->dst + i * VPTQ_ARCHIVE_FRAME_RAW;
-        uint8_t *to = planes > 1 ? job->scratch[thread] : raw;
-        size_t n = ZSTD_decompressDCtx(job->zstd[thread], to, f->raw,
-                                       job->archive->map.data + f->offset, f->packed);
-        job->bad[i] = 1;
-        if (ZSTD_isError(n) || n != f->raw)
-            continue;
-        size_t count = n / planes;
-        if (planes > 1)
-            for (size_t p = 0; p < planes; p++)
-                for (size_t e = 0; e < count; e++)
-                    raw[e * planes + p] = to[p * count + e];
-        job->bad[i] = vptq_hash(raw, n, 0) != f->hash;
-    }
-}
-
-static vptq_status prepare_load(load_job *job, vptq_arena *arena, size_t threads, vptq_err *err)
-{
-    job->bad = vptq_arena_zalloc(arena, job->entry->frame_count, 1, err);
-    job->zstd = vptq_arena_zalloc(arena, threads, sizeof *job->zstd, err);
-    job->scratch = vptq_arena_zalloc(arena, threads, sizeof *job->scratch, err);
-    if (!job->bad || !job->zstd || !job->scratch)
-        return VPTQ_E_NOMEM;
-    for (size_t i = 0; i < threads; i++) {
-        job->zstd[i] = ZSTD_createDCtx();
-        if (!job->zstd[i])
-            return vptq_fail(err, VPTQ_E_NOMEM, "%s: out of memory for decompression",
-                             job->archive->path);
-        size_t most = job->entry->size < VPTQ_ARCHIVE_FRAME_RAW ? (size_t)job->entry->size
-                                                                : VPTQ_ARCHIVE_FRAME_RAW;
-        if (job->planes > 1 && !(job->scratch[i] = vptq_arena_alloc(arena, most, 1, err)))
-            return VPTQ_E_NOMEM;
-    }
-    return VPTQ_OK;
-}
-
-vptq_status vptq_archive_load(const vptq_archive *a, const vptq_archive_entry *e, int threads,
-                              void *dst, vptq_err *err)
-{
-    vptq_status st = VPTQ_OK;
-    size_t used = threads < 1 ? 1 : (size_t)threads;
-    if (used > e->frame_count)
-        used = e->frame_count;
-    vptq_arena arena;
-    vptq_arena_init(&arena, a->mem);
-    load_job job = {.archive = a, .entry = e, .planes = a->planes[e - a->entries], .dst = dst};
-    VPTQ_TRY(prepare_load(&job, &arena, used, err));
-    vptq_parallel_for((int)used, e->frame_count, 1, load_frames, &job);
-    for (uint32_t i = 0; i < e->frame_count && !st; i++)
-        if (job.bad[i])
-            st = vptq_fail(err, VPTQ_E_CHECKSUM,
-                           "%s: '%s' is damaged: frame %u of %u does not match its checksum",
-                           a->path, e->name, (unsigned)i + 1, (unsigned)e->frame_count);
-out:
-    for (size_t i = 0; job.zstd && i < used; i++)
-        ZSTD_freeDCtx(job.zstd[i]);
-    vptq_arena_release(&arena);
-    return st;
 }

@@ -8,13 +8,13 @@
 #include "lib/base/buf.h"
 #include "lib/base/parallel.h"
 
-/* Weights gain nothing from higher levels once their bytes are in planes. */
-enum { LEVEL = 3, MAX_BATCH = 64 };
+enum { MAX_BATCH = 64, INDEX_LEVEL = 3 };
 
+/* A frame of the batch.  raw_size > 0 while it waits to be compressed. */
 typedef struct slot {
     ZSTD_CCtx *zstd;
-    uint8_t *planes;              /* FRAME_RAW bytes */
-    uint8_t *packed;              /* ZSTD_compressBound of it */
+    uint8_t *raw, *planes;        /* FRAME_RAW bytes each */
+    uint8_t *packed;              /* FRAME_PACKED bytes */
     size_t raw_size, packed_size; /* packed_size: ZSTD_isError on failure */
     uint64_t hash;
 } slot;
@@ -27,13 +27,20 @@ struct vptq_archive_writer {
     vptq_buf frames, entries; /* index records as they will be written */
     uint32_t frame_count, entry_count;
     slot slots[MAX_BATCH];
-    int slot_count;
+    int slot_count, batch; /* slots that exist; slots that are filled at a time */
+    /* the entry that is being written */
+    vptq_tensor entry; /* its name is in the arena */
+    int kind, level;
+    size_t planes, left; /* left: bytes still to come */
+    uint32_t first_frame;
+    int filled; /* slots of the batch */
 };
 
 static void free_slots(vptq_archive_writer *w)
 {
     for (int i = 0; i < w->slot_count; i++) {
         ZSTD_freeCCtx(w->slots[i].zstd);
+        vptq_mem_free(w->mem, w->slots[i].raw);
         vptq_mem_free(w->mem, w->slots[i].planes);
         vptq_mem_free(w->mem, w->slots[i].packed);
     }
@@ -61,7 +68,7 @@ static void make_header(uint8_t header[VPTQ_ARCHIVE_HEADER_BYTES])
     vptq_put_le(header + VPTQ_ARCHIVE_MAGIC_BYTES, VPTQ_ARCHIVE_VERSION, 4);
 }
 
-vptq_status vptq_archive_writer_open(const char *path, bool force, vptq_mem *mem,
+vptq_status vptq_archive_writer_open(const char *path, bool force, int threads, vptq_mem *mem,
                                      vptq_archive_writer **out, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
@@ -71,6 +78,7 @@ vptq_status vptq_archive_writer_open(const char *path, bool force, vptq_mem *mem
     memset(w, 0, sizeof *w);
     w->mem = mem;
     w->file.fd = -1;
+    w->batch = threads < 1 ? 1 : threads > MAX_BATCH ? MAX_BATCH : threads;
     vptq_arena_init(&w->arena, mem);
     vptq_buf_init(&w->frames, mem);
     vptq_buf_init(&w->entries, mem);
@@ -87,53 +95,57 @@ out:
     return st;
 }
 
-static vptq_status need_slots(vptq_archive_writer *w, int count, vptq_err *err)
+/* ---- frames ---- */
+
+static vptq_status no_memory(const vptq_archive_writer *w, vptq_err *err)
 {
-    while (w->slot_count < count) {
-        slot *s = &w->slots[w->slot_count++];
-        *s = (slot){0};
-        s->zstd = ZSTD_createCCtx();
-        if (!s->zstd ||
-            ZSTD_isError(ZSTD_CCtx_setParameter(s->zstd, ZSTD_c_compressionLevel, LEVEL)) ||
-            ZSTD_isError(ZSTD_CCtx_setParameter(s->zstd, ZSTD_c_checksumFlag, 1)))
-            return vptq_fail(err, VPTQ_E_NOMEM, "%s: out of memory for compression",
-                             w->file.path);
-        s->planes = vptq_mem_alloc(w->mem, VPTQ_ARCHIVE_FRAME_RAW, 1, err);
-        s->packed = vptq_mem_alloc(w->mem, ZSTD_compressBound(VPTQ_ARCHIVE_FRAME_RAW), 1, err);
-        if (!s->planes || !s->packed)
-            return VPTQ_E_NOMEM;
-    }
-    return VPTQ_OK;
+    return vptq_fail(err, VPTQ_E_NOMEM, "%s: out of memory for compression", w->file.path);
 }
 
-/* One batch: frame i of it is data[i * FRAME_RAW ..] and goes through slot i. */
-typedef struct batch {
-    slot *slots;
-    const uint8_t *data;
-    size_t size, planes;
-} batch;
+static vptq_status set_level(const vptq_archive_writer *w, ZSTD_CCtx *zstd, int level,
+                             vptq_err *err)
+{
+    return ZSTD_isError(ZSTD_CCtx_setParameter(zstd, ZSTD_c_compressionLevel, level))
+               ? no_memory(w, err)
+               : VPTQ_OK;
+}
+
+/* One slot more, while the batch is not as large as it may become. */
+static vptq_status make_slot(vptq_archive_writer *w, vptq_err *err)
+{
+    slot *s = &w->slots[w->slot_count++];
+    *s = (slot){.zstd = ZSTD_createCCtx()};
+    if (!s->zstd || ZSTD_isError(ZSTD_CCtx_setParameter(s->zstd, ZSTD_c_checksumFlag, 1)))
+        return no_memory(w, err);
+    s->raw = vptq_mem_alloc(w->mem, VPTQ_ARCHIVE_FRAME_RAW, 1, err);
+    s->planes = vptq_mem_alloc(w->mem, VPTQ_ARCHIVE_FRAME_RAW, 1, err);
+    s->packed = vptq_mem_alloc(w->mem, VPTQ_ARCHIVE_FRAME_PACKED, 1, err);
+    return s->raw && s->planes && s->packed ? VPTQ_OK : VPTQ_E_NOMEM;
+}
+
+static void split_planes(const uint8_t *src, size_t n, size_t planes, uint8_t *dst)
+{
+    size_t count = n / planes;
+    for (size_t p = 0; p < planes; p++)
+        for (size_t e = 0; e < count; e++)
+            dst[p * count + e] = src[e * planes + p];
+}
 
 static void compress_frames(void *arg, size_t begin, size_t end, int thread)
 {
     (void)thread;
-    const batch *b = arg;
+    vptq_archive_writer *w = arg;
     for (size_t i = begin; i < end; i++) {
-        slot *s = &b->slots[i];
-        const uint8_t *raw = b->data + i * VPTQ_ARCHIVE_FRAME_RAW;
-        size_t left = b->size - i * VPTQ_ARCHIVE_FRAME_RAW;
-        size_t n = left < VPTQ_ARCHIVE_FRAME_RAW ? left : VPTQ_ARCHIVE_FRAME_RAW;
-        s->raw_size = n;
-        s->hash = vptq_hash(raw, n, 0);
-        const uint8_t *src = raw;
-        if (b->planes > 1) {
-            size_t count = n / b->planes;
-            for (size_t p = 0; p < b->planes; p++)
-                for (size_t e = 0; e < count; e++)
-                    s->planes[p * count + e] = raw[e * b->planes + p];
+        slot *s = &w->slots[i];
+        const uint8_t *src = s->raw;
+        if (w->planes > 1) {
+            split_planes(s->raw, s->raw_size, w->planes, s->planes);
             src = s->planes;
         }
-        s->packed_size = ZSTD_compress2(s->zstd, s->packed,
-                                        ZSTD_compressBound(VPTQ_ARCHIVE_FRAME_RAW), src, n);
+        s->packed_size =
+            ZSTD_compress2(s->zstd, s->packed, VPTQ_ARCHIVE_FRAME_PACKED, src, s->raw_size);
+        if (!ZSTD_isError(s->packed_size))
+            s->hash = vptq_hash(s->packed, s->packed_size, 0);
     }
 }
 
@@ -154,56 +166,92 @@ static vptq_status write_frame(vptq_archive_writer *w, const slot *s, vptq_err *
     return st;
 }
 
-static vptq_status write_frames(vptq_archive_writer *w, const uint8_t *data, size_t size,
-                                size_t planes, int threads, vptq_err *err)
+static vptq_status flush_batch(vptq_archive_writer *w, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    size_t frames = size / VPTQ_ARCHIVE_FRAME_RAW + (size % VPTQ_ARCHIVE_FRAME_RAW != 0);
-    size_t batch_size = threads < 1 ? 1 : threads > MAX_BATCH ? MAX_BATCH : (size_t)threads;
-    if (batch_size > frames)
-        batch_size = frames;
-    VPTQ_TRY(need_slots(w, (int)batch_size, err));
-    for (size_t f = 0; f < frames; f += batch_size) {
-        size_t n = frames - f < batch_size ? frames - f : batch_size;
-        size_t at = f * VPTQ_ARCHIVE_FRAME_RAW;
-        batch b = {.slots = w->slots, .data = data + at, .size = size - at, .planes = planes};
-        vptq_parallel_for(threads, n, 1, compress_frames, &b);
-        for (size_t i = 0; i < n; i++)
-            VPTQ_TRY(write_frame(w, &w->slots[i], err));
-    }
+    for (int i = 0; i < w->filled; i++)
+        VPTQ_TRY(set_level(w, w->slots[i].zstd, w->level, err));
+    vptq_parallel_for(w->batch, (size_t)w->filled, 1, compress_frames, w);
+    for (int i = 0; i < w->filled; i++)
+        VPTQ_TRY(write_frame(w, &w->slots[i], err));
+    w->filled = 0;
 out:
     return st;
 }
 
-static vptq_status check_name(vptq_archive_writer *w, const char *name, int kind, vptq_err *err)
+/* ---- entries ---- */
+
+static vptq_status take_name(vptq_archive_writer *w, const char *name, int kind, vptq_err *err)
 {
     size_t len = strlen(name);
     bool fresh = false;
     if (!vptq_archive_name_ok(name, len, kind == VPTQ_ARCHIVE_TENSOR))
         return vptq_fail(err, VPTQ_E_UNSUPPORTED, "%s: '%.100s' is no name for an entry",
                          w->file.path, name);
-    char *copy = vptq_arena_strndup(&w->arena, name, len, err);
-    if (!copy)
+    w->entry.name = vptq_arena_strndup(&w->arena, name, len, err);
+    if (!w->entry.name)
         return VPTQ_E_NOMEM;
-    vptq_status st = vptq_strmap_add(&w->names[kind], copy, len, 0, &fresh, err);
+    vptq_status st = vptq_strmap_add(&w->names[kind], w->entry.name, len, 0, &fresh, err);
     if (!st && !fresh)
         st = vptq_fail(err, VPTQ_E_UNSUPPORTED, "%s: two entries with the name '%.100s'",
                        w->file.path, name);
     return st;
 }
 
-static vptq_status add_record(vptq_archive_writer *w, int kind, const vptq_tensor *t,
-                              size_t planes, uint32_t first_frame, vptq_err *err)
+static vptq_status begin_entry(vptq_archive_writer *w, int kind, const vptq_tensor *t,
+                               size_t planes, int level, vptq_err *err)
+{
+    VPTQ_BUG_IF(w->left || level < 1 || level > VPTQ_ARCHIVE_MAX_LEVEL);
+    w->entry = *t;
+    w->kind = kind;
+    w->planes = planes;
+    w->level = level;
+    w->first_frame = w->frame_count;
+    vptq_status st = take_name(w, t->name, kind, err);
+    w->left = st ? 0 : t->bytes;
+    return st;
+}
+
+vptq_status vptq_archive_put(vptq_archive_writer *w, const void *data, size_t n, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
+    const uint8_t *p = data;
+    VPTQ_BUG_IF(n > w->left);
+    while (n) {
+        if (w->filled == w->slot_count)
+            VPTQ_TRY(make_slot(w, err));
+        slot *s = &w->slots[w->filled];
+        size_t room = VPTQ_ARCHIVE_FRAME_RAW - s->raw_size, part = n < room ? n : room;
+        memcpy(s->raw + s->raw_size, p, part);
+        s->raw_size += part;
+        w->left -= part;
+        p += part;
+        n -= part;
+        if (s->raw_size < VPTQ_ARCHIVE_FRAME_RAW && w->left)
+            continue; /* more to come */
+        w->filled++;
+        if (w->filled == w->batch || w->left == 0)
+            VPTQ_TRY(flush_batch(w, err));
+        if (w->filled < w->slot_count)
+            w->slots[w->filled].raw_size = 0;
+    }
+out:
+    return st;
+}
+
+static vptq_status end_entry(vptq_archive_writer *w, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    const vptq_tensor *t = &w->entry;
     size_t name_len = strlen(t->name);
-    uint8_t head[VPTQ_ARCHIVE_ENTRY_BYTES] = {(uint8_t)kind, (uint8_t)planes, (uint8_t)t->dims,
-                                              0};
+    VPTQ_BUG_IF(w->left);
+    uint8_t head[VPTQ_ARCHIVE_ENTRY_BYTES] = {(uint8_t)w->kind, (uint8_t)w->planes,
+                                              (uint8_t)t->dims, 0};
     vptq_put_le(head + 4, name_len, 4);
-    vptq_put_le(head + 8, first_frame, 4);
-    vptq_put_le(head + 12, w->frame_count - first_frame, 4);
+    vptq_put_le(head + 8, w->first_frame, 4);
+    vptq_put_le(head + 12, w->frame_count - w->first_frame, 4);
     vptq_put_le(head + 16, t->bytes, 8);
-    if (kind == VPTQ_ARCHIVE_TENSOR) {
+    if (w->kind == VPTQ_ARCHIVE_TENSOR) {
         const char *type = vptq_dtype_get(t->type)->safetensors;
         memcpy(head + 24, type, strlen(type));
     }
@@ -220,32 +268,44 @@ out:
     return st;
 }
 
-static vptq_status add_entry(vptq_archive_writer *w, int kind, const vptq_tensor *t,
-                             size_t planes, int threads, vptq_err *err)
+vptq_status vptq_archive_add_file(vptq_archive_writer *w, const char *name, const void *data,
+                                  size_t n, int level, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    uint32_t first = w->frame_count;
-    VPTQ_TRY(check_name(w, t->name, kind, err));
-    VPTQ_TRY(write_frames(w, t->data, t->bytes, planes, threads, err));
-    VPTQ_TRY(add_record(w, kind, t, planes, first, err));
+    vptq_tensor t = {.name = name, .bytes = n};
+    VPTQ_TRY(begin_entry(w, VPTQ_ARCHIVE_FILE, &t, 1, level, err));
+    VPTQ_TRY(vptq_archive_put(w, data, n, err));
+    VPTQ_TRY(end_entry(w, err));
 out:
     return st;
 }
 
-vptq_status vptq_archive_add_file(vptq_archive_writer *w, const char *name, const void *data,
-                                  size_t n, vptq_err *err)
-{
-    vptq_tensor t = {.name = name, .data = data, .bytes = n};
-    return add_entry(w, VPTQ_ARCHIVE_FILE, &t, 1, 1, err);
-}
-
-vptq_status vptq_archive_add_tensor(vptq_archive_writer *w, const vptq_tensor *t, int threads,
-                                    vptq_err *err)
+vptq_status vptq_archive_begin_tensor(vptq_archive_writer *w, const vptq_tensor *t, int level,
+                                      vptq_err *err)
 {
     const vptq_dtype_info *info = vptq_dtype_get(t->type);
     VPTQ_BUG_IF(!info->safetensors);
-    return add_entry(w, VPTQ_ARCHIVE_TENSOR, t, info->bytes, threads, err);
+    /* exponents are alike, indices packed to the bit are not */
+    return begin_entry(w, VPTQ_ARCHIVE_TENSOR, t, info->is_float ? info->bytes : 1, level, err);
 }
+
+vptq_status vptq_archive_end_tensor(vptq_archive_writer *w, vptq_err *err)
+{
+    return end_entry(w, err);
+}
+
+vptq_status vptq_archive_add_tensor(vptq_archive_writer *w, const vptq_tensor *t, int level,
+                                    vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    VPTQ_TRY(vptq_archive_begin_tensor(w, t, level, err));
+    VPTQ_TRY(vptq_archive_put(w, t->data, t->bytes, err));
+    VPTQ_TRY(end_entry(w, err));
+out:
+    return st;
+}
+
+/* ---- index ---- */
 
 static vptq_status write_index(vptq_archive_writer *w, const vptq_buf *raw,
                                uint8_t footer[VPTQ_ARCHIVE_FOOTER_BYTES], vptq_err *err)
@@ -255,7 +315,9 @@ static vptq_status write_index(vptq_archive_writer *w, const vptq_buf *raw,
     uint8_t *packed = vptq_mem_alloc(w->mem, bound, 1, err);
     if (!packed)
         return VPTQ_E_NOMEM;
-    VPTQ_TRY(need_slots(w, 1, err));
+    if (w->slot_count == 0)
+        VPTQ_TRY(make_slot(w, err));
+    VPTQ_TRY(set_level(w, w->slots[0].zstd, INDEX_LEVEL, err));
     size_t n = ZSTD_compress2(w->slots[0].zstd, packed, bound, raw->data, raw->len);
     if (ZSTD_isError(n)) {
         st = vptq_fail(err, VPTQ_E_NOMEM, "%s: compression failed: %s", w->file.path,
@@ -265,7 +327,7 @@ static vptq_status write_index(vptq_archive_writer *w, const vptq_buf *raw,
     vptq_put_le(footer, w->file.written, 8);
     vptq_put_le(footer + 8, n, 8);
     vptq_put_le(footer + 16, raw->len, 8);
-    vptq_put_le(footer + 24, vptq_hash(raw->data, raw->len, 0), 8);
+    vptq_put_le(footer + 24, vptq_hash(packed, n, 0), 8);
     VPTQ_TRY(vptq_file_write(&w->file, packed, n, err));
 out:
     vptq_mem_free(w->mem, packed);

@@ -26,8 +26,10 @@ typedef struct vptq_checkpoint_options {
      * without it (a damaged tensor stays in the set, without data); callers must give an err */
     vptq_fault_fn fault;
     void *fault_arg;
-    bool shapes_only; /* PACKED, ARCHIVE: `quantized` has names, shapes and types, but no data;
-                         vptq_packed_read gives it matrix by matrix */
+    /* PACKED, ARCHIVE: `quantized` has names, shapes and types, but no data (vptq_packed_read
+     * gives it matrix by matrix), and the tensors of an archive stay packed (vptq_tensor_bytes
+     * unpacks).  Bytes of tensors are looked at only to tell faults. */
+    bool shapes_only;
 } vptq_checkpoint_options;
 
 typedef struct vptq_checkpoint {
@@ -64,6 +66,10 @@ bool vptq_checkpoint_is_fault(vptq_status st);
 /* st; but a fault is told where the checkpoint was opened to tell them, and VPTQ_OK. */
 vptq_status vptq_checkpoint_tell(const vptq_checkpoint *c, vptq_status st,
                                  const vptq_err *err) VPTQ_MUST_CHECK;
+
+/* vptq_tensor_forget for all that the checkpoint has mapped: for walks over all of a model,
+ * whose matrices have their parts in many places. */
+void vptq_checkpoint_forget(const vptq_checkpoint *c);
 
 /* NULL when the module is not quantized. */
 const vptq_packed_matrix *vptq_checkpoint_quantized(const vptq_checkpoint *c,

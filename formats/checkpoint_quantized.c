@@ -13,6 +13,7 @@
 
 typedef struct extra {
     vptq_archive *archive;
+    int threads; /* that unpack its tensors */
     vptq_layer_file *layers;
     size_t layer_count;
 } extra;
@@ -32,6 +33,16 @@ void vptq_checkpoint_release_extra(vptq_checkpoint *c)
         vptq_layer_file_release(&x->layers[i]);
     vptq_archive_close(x->archive);
     c->extra = NULL;
+}
+
+void vptq_checkpoint_forget(const vptq_checkpoint *c)
+{
+    const extra *x = c->extra;
+    vptq_tensor_set_forget(&c->set);
+    for (size_t i = 0; x && i < x->layer_count; i++)
+        vptq_tensor_set_forget(&x->layers[i].set);
+    if (c->base)
+        vptq_checkpoint_forget(c->base);
 }
 
 static int by_name(const void *a, const void *b)
@@ -64,6 +75,20 @@ static vptq_status check_claimed(const vptq_checkpoint *c, const vptq_strmap *cl
     return VPTQ_OK;
 }
 
+static vptq_status read_matrix(vptq_checkpoint *c, const json_t *entry, const char *name,
+                               bool shapes_only, vptq_arena *arena, vptq_packed_matrix *m,
+                               bool *whole, vptq_err *err)
+{
+    const char *file = c->path;
+    *whole = true;
+    if (c->fault)
+        return vptq_packed_check(&c->set, entry, name, file, arena, c->fault, c->fault_arg, m,
+                                 whole, err);
+    if (shapes_only)
+        return vptq_packed_read_shape(&c->set, entry, name, file, arena, m, err);
+    return vptq_packed_read(&c->set, entry, name, file, arena, m, err);
+}
+
 /* One matrix more in c->quantized; none where faults are told and it has some. */
 static vptq_status read_one(vptq_checkpoint *c, const json_t *entry, const char *name,
                             bool shapes_only, vptq_err *err)
@@ -71,11 +96,9 @@ static vptq_status read_one(vptq_checkpoint *c, const json_t *entry, const char 
     vptq_packed_matrix *m = &c->quantized[c->quantized_count];
     vptq_arena scratch;
     vptq_arena_init(&scratch, c->arena.mem);
-    vptq_arena *arena = shapes_only ? &scratch : &c->arena;
-    bool whole = true;
-    vptq_status st = c->fault ? vptq_packed_check(&c->set, entry, name, c->path, arena,
-                                                  c->fault, c->fault_arg, m, &whole, err)
-                              : vptq_packed_read(&c->set, entry, name, c->path, arena, m, err);
+    bool whole;
+    vptq_status st = read_matrix(c, entry, name, shapes_only,
+                                 shapes_only ? &scratch : &c->arena, m, &whole, err);
     if (!st && whole)
         c->quantized_count++;
     if (!st && whole && shapes_only) {
@@ -84,6 +107,8 @@ static vptq_status read_one(vptq_checkpoint *c, const json_t *entry, const char 
         st = m->name ? VPTQ_OK : VPTQ_E_NOMEM;
     }
     vptq_arena_release(&scratch);
+    if (shapes_only)
+        vptq_checkpoint_forget(c);
     return st;
 }
 
@@ -170,24 +195,60 @@ static vptq_status archive_text(const vptq_archive *a, const char *name, int thr
     return VPTQ_OK;
 }
 
-static vptq_status archive_tensors(const vptq_archive *a, const vptq_ctx *ctx,
-                                   vptq_checkpoint *c, vptq_err *err)
+/* The source of an archive's tensor. */
+typedef struct archived {
+    vptq_tensor_source source;
+    const extra *x;
+    const vptq_archive_entry *entry;
+} archived;
+
+static vptq_status read_archived(const void *arg, size_t at, size_t n, void *dst, vptq_err *err)
+{
+    const archived *a = arg;
+    return vptq_archive_load_part(a->x->archive, a->entry, at, n, a->x->threads, dst, err);
+}
+
+/* All of them in the arena, or where each is to be had. */
+static vptq_status archive_tensor(vptq_checkpoint *c, const vptq_archive_entry *e,
+                                  bool shapes_only, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    for (size_t i = 0; i < vptq_archive_count(a); i++) {
-        const vptq_archive_entry *e = vptq_archive_at(a, i);
-        if (!e->is_tensor)
-            continue;
-        vptq_tensor t = e->tensor;
-        uint8_t *data = vptq_arena_alloc(&c->arena, (size_t)e->size, 1, err);
+    const extra *x = c->extra;
+    vptq_tensor t = e->tensor;
+    uint8_t *data = NULL;
+    archived *a = vptq_arena_alloc(&c->arena, 1, sizeof *a, err);
+    if (!a)
+        return VPTQ_E_NOMEM;
+    *a = (archived){{read_archived, a}, x, e};
+    if (!shapes_only) {
+        data = vptq_arena_alloc(&c->arena, (size_t)e->size, 1, err);
         if (!data)
             return VPTQ_E_NOMEM;
-        st = vptq_archive_load(a, e, ctx->threads, data, err);
-        t.data = st ? NULL : data;
-        VPTQ_TRY(vptq_checkpoint_tell(c, st, err));
-        t.bytes = (size_t)e->size;
-        t.file = c->path;
-        VPTQ_TRY(vptq_tensor_set_add(&c->set, &t, err));
+        st = vptq_archive_load(x->archive, e, x->threads, data, err);
+    } else if (c->fault) {
+        st = vptq_archive_verify(x->archive, e, x->threads, err);
+    }
+    t.data = st ? NULL : data;
+    t.source = st ? NULL : &a->source;
+    VPTQ_TRY(vptq_checkpoint_tell(c, st, err));
+    t.file = c->path;
+    st = vptq_tensor_set_add(&c->set, &t, err);
+out:
+    return st;
+}
+
+/* Files that nobody reads here would be copied on as they are. */
+static vptq_status archive_entries(vptq_checkpoint *c, bool shapes_only, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    const extra *x = c->extra;
+    for (size_t i = 0; i < vptq_archive_count(x->archive); i++) {
+        const vptq_archive_entry *e = vptq_archive_at(x->archive, i);
+        if (e->is_tensor)
+            VPTQ_TRY(archive_tensor(c, e, shapes_only, err));
+        else if (c->fault)
+            VPTQ_TRY(vptq_checkpoint_tell(
+                c, vptq_archive_verify(x->archive, e, x->threads, err), err));
     }
     st = vptq_tensor_set_finish(&c->set, err);
 out:
@@ -202,13 +263,14 @@ vptq_status vptq_checkpoint_open_archive(const vptq_ctx *ctx, bool shapes_only,
     size_t len = 0;
     VPTQ_TRY(make_extra(c, err));
     extra *x = c->extra;
+    x->threads = ctx->threads;
     VPTQ_TRY(vptq_archive_open(c->path, ctx->mem, &x->archive, err));
     VPTQ_TRY(archive_text(x->archive, CONFIG_FILE, ctx->threads, &c->arena, &text, &len, err));
     if (!text)
         return vptq_fail(err, VPTQ_E_FORMAT, "%s: the archive holds no " CONFIG_FILE, c->path);
     VPTQ_TRY(vptq_json_parse(text, len, c->path, &c->config, err));
     VPTQ_TRY(vptq_hf_config_parse(c->config, c->path, &c->desc, err));
-    VPTQ_TRY(archive_tensors(x->archive, ctx, c, err));
+    VPTQ_TRY(archive_entries(c, shapes_only, err));
     if (vptq_archive_find(x->archive, "tokenizer.json", false))
         c->tokenizer = c->path;
     st = read_matrices(c, shapes_only, err);

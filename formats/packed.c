@@ -17,12 +17,13 @@ typedef struct matrix_reader {
     vptq_fault_fn fault; /* NULL: reading stops at the first fault */
     void *fault_arg;
     size_t faults;
+    bool shapes_only; /* no bytes of a tensor are looked at */
 } matrix_reader;
 
 /* Where faults are told, a fault ends only the part that has it. */
 static vptq_status part_done(matrix_reader *r, vptq_status st)
 {
-    if (!st || !r->fault || st == VPTQ_E_NOMEM)
+    if (!st || !r->fault || st == VPTQ_E_NOMEM || st == VPTQ_E_IO)
         return st;
     if (st != VPTQ_E_CHECKSUM) /* which was told where the bytes were read */
         r->fault(r->fault_arg, r->err->text);
@@ -75,17 +76,27 @@ static bool is_index16(const matrix_reader *r, const vptq_tensor *t)
     return t->type == VPTQ_I16 || (r->as_float && t->type == VPTQ_F16);
 }
 
+/* A part's bytes in memory: where they are, or in the arena. */
+static vptq_status load_part(const matrix_reader *r, const vptq_tensor *t, vptq_tensor *out)
+{
+    *out = *t;
+    if (t->data || t->bytes == 0 || r->shapes_only)
+        return VPTQ_OK;
+    void *room = vptq_arena_alloc(r->arena, t->bytes, 1, r->err);
+    return room ? vptq_tensor_bytes(t, 0, t->bytes, room, &out->data, r->err) : VPTQ_E_NOMEM;
+}
+
 /* A part that must be there, of one of the two types and of the shape.  The reader of the file
  * has seen to it that a tensor's bytes are what its type and shape say, so that after this the
  * sizes may be trusted. */
 static vptq_status need_part(const matrix_reader *r, const char *part, vptq_dtype type,
-                             vptq_dtype other, const part_shape *want, const vptq_tensor **out)
+                             vptq_dtype other, const part_shape *want, vptq_tensor *out)
 {
     const vptq_tensor *t = find_part(r, part);
     if (!t)
         return vptq_fail(r->err, VPTQ_E_FORMAT, "%s: tensor '%s.%s' is missing", r->file,
                          r->name, part);
-    if (t->bytes && !t->data)
+    if (t->bytes && !t->data && !t->source)
         return vptq_fail(r->err, VPTQ_E_CHECKSUM, "%s: tensor '%s' is damaged", r->file,
                          t->name);
     char found[200], expected[100];
@@ -98,23 +109,22 @@ static vptq_status need_part(const matrix_reader *r, const char *part, vptq_dtyp
         return vptq_fail(r->err, VPTQ_E_SHAPE, "%s: tensor '%s' is [%s], expected [%s]",
                          r->file, t->name, found, expected);
     }
-    *out = t;
-    return VPTQ_OK;
+    return load_part(r, t, out);
 }
 
 /* A part of real numbers, widened. */
 static vptq_status read_numbers(const matrix_reader *r, const char *part,
                                 const part_shape *want, const float **out)
 {
-    const vptq_tensor *t = NULL;
+    vptq_tensor t;
     vptq_status st = need_part(r, part, r->storage, r->storage, want, &t);
-    if (st)
+    if (st || r->shapes_only)
         return st;
-    size_t n = t->bytes / sizeof(uint16_t);
+    size_t n = t.bytes / sizeof(uint16_t);
     float *x = vptq_arena_alloc(r->arena, n, sizeof *x, r->err);
     if (!x)
         return VPTQ_E_NOMEM;
-    const uint16_t *src = (const uint16_t *)(const void *)t->data;
+    const uint16_t *src = (const uint16_t *)(const void *)t.data;
     if (r->storage == VPTQ_F16)
         vptq_f16_to_f32_n(src, x, n);
     else
@@ -122,7 +132,7 @@ static vptq_status read_numbers(const matrix_reader *r, const char *part,
     for (size_t i = 0; i < n; i++)
         if (!isfinite(x[i]))
             return vptq_fail(r->err, VPTQ_E_NUMERIC, "%s: tensor '%s': element %zu is %g",
-                             r->file, t->name, i, (double)x[i]);
+                             r->file, t.name, i, (double)x[i]);
     *out = x;
     return VPTQ_OK;
 }
@@ -147,23 +157,23 @@ static vptq_status read_storage(matrix_reader *r)
 static vptq_status read_u16(const matrix_reader *r, const char *part, const part_shape *want,
                             uint32_t k, const uint16_t **out)
 {
-    const vptq_tensor *t = NULL;
+    vptq_tensor t;
     vptq_status st = need_part(r, part, VPTQ_I16, VPTQ_U16, want, &t);
-    if (st)
+    if (st || r->shapes_only)
         return st;
-    size_t n = t->bytes / sizeof(uint16_t);
+    size_t n = t.bytes / sizeof(uint16_t);
     uint16_t *x = vptq_arena_alloc(r->arena, n, sizeof *x, r->err);
     if (!x)
         return VPTQ_E_NOMEM;
     if (n)
-        memcpy(x, t->data, t->bytes);
+        memcpy(x, t.data, t.bytes);
     size_t cols = (size_t)want->size[want->dims - 1];
     for (size_t i = 0; i < n; i++)
         if (x[i] >= k)
             return vptq_fail(r->err, VPTQ_E_FORMAT,
                              "%s: tensor '%s': row %zu, column %zu: index %u, but there are %u "
                              "centroids",
-                             r->file, t->name, i / cols, i % cols, (unsigned)x[i], (unsigned)k);
+                             r->file, t.name, i / cols, i % cols, (unsigned)x[i], (unsigned)k);
     *out = x;
     return VPTQ_OK;
 }
@@ -174,18 +184,18 @@ static vptq_status read_packed_indices(const matrix_reader *r, const vptq_vq_sha
                                        const uint32_t **out)
 {
     part_shape want = {3, {s->groups, vptq_vq_strips(s), vptq_vq_row_words(s)}};
-    const vptq_tensor *t = NULL;
+    vptq_tensor t;
     vptq_status st = need_part(r, "indices", VPTQ_I32, VPTQ_U32, &want, &t);
-    if (st)
+    if (st || r->shapes_only)
         return st;
-    if ((uintptr_t)t->data % sizeof(uint32_t) == 0) {
-        *out = (const uint32_t *)(const void *)t->data;
+    if ((uintptr_t)t.data % sizeof(uint32_t) == 0) {
+        *out = (const uint32_t *)(const void *)t.data;
         return VPTQ_OK;
     }
-    uint32_t *words = vptq_arena_alloc(r->arena, t->bytes, 1, r->err);
+    uint32_t *words = vptq_arena_alloc(r->arena, t.bytes, 1, r->err);
     if (!words)
         return VPTQ_E_NOMEM;
-    memcpy(words, t->data, t->bytes);
+    memcpy(words, t.data, t.bytes);
     *out = words;
     return VPTQ_OK;
 }
@@ -201,7 +211,7 @@ static vptq_status read_plain_indices(matrix_reader *r, const vptq_vq_shape *s,
     if (s->k_res)
         VPTQ_TRY(part_done(r, read_u16(r, "res_indices", &want, s->k_res, &res_index)));
     if (!main_index || (s->k_res && !res_index))
-        return VPTQ_OK; /* told */
+        return VPTQ_OK; /* told, or not looked at */
     size_t rows = (size_t)s->groups * vptq_vq_strips(s), row_words = vptq_vq_row_words(s);
     unsigned bits = vptq_vq_index_bits(s), main_bits = vptq_log2u(s->k);
     uint32_t *words = vptq_arena_zalloc(r->arena, rows * row_words, sizeof *words, r->err);
@@ -238,28 +248,29 @@ static vptq_status read_perm(const matrix_reader *r, const vptq_vq_shape *s, boo
                              const uint16_t **out)
 {
     part_shape want = {1, {s->in}};
-    const vptq_tensor *t = find_part(r, "perm");
-    vptq_dtype type = bit_packed || (t && is_index16(r, t)) ? VPTQ_I16 : VPTQ_I64;
+    const vptq_tensor *found = find_part(r, "perm");
+    vptq_tensor t;
+    vptq_dtype type = bit_packed || (found && is_index16(r, found)) ? VPTQ_I16 : VPTQ_I64;
     vptq_status st =
         need_part(r, "perm", type, type == VPTQ_I16 ? VPTQ_U16 : VPTQ_I64, &want, &t);
-    if (st)
+    if (st || r->shapes_only)
         return st;
     uint16_t *perm = vptq_arena_alloc(r->arena, s->in, sizeof *perm, r->err);
     if (!perm)
         return VPTQ_E_NOMEM;
     uint8_t seen[VPTQ_VQ_MAX_K / 8] = {0};
     for (size_t i = 0; i < s->in; i++) {
-        uint64_t x = perm_at(t, i);
+        uint64_t x = perm_at(&t, i);
         if (x >= s->in)
             return vptq_fail(r->err, VPTQ_E_FORMAT,
                              "%s: tensor '%s': element %zu is no column of the %u that there "
                              "are",
-                             r->file, t->name, i, (unsigned)s->in);
+                             r->file, t.name, i, (unsigned)s->in);
         if (seen[x / 8] >> (x % 8) & 1)
             return vptq_fail(r->err, VPTQ_E_FORMAT,
                              "%s: tensor '%s' is no permutation: element %zu names column %u "
                              "again",
-                             r->file, t->name, i, (unsigned)x);
+                             r->file, t.name, i, (unsigned)x);
         seen[x / 8] |= (uint8_t)(1u << (x % 8));
         perm[i] = (uint16_t)x;
     }
@@ -394,6 +405,19 @@ vptq_status vptq_packed_read(const vptq_tensor_set *set, const json_t *entry, co
                              vptq_err *err)
 {
     matrix_reader r = {.set = set, .name = name, .file = file, .arena = arena, .err = err};
+    return read_matrix(&r, entry, out);
+}
+
+vptq_status vptq_packed_read_shape(const vptq_tensor_set *set, const json_t *entry,
+                                   const char *name, const char *file, vptq_arena *arena,
+                                   vptq_packed_matrix *out, vptq_err *err)
+{
+    matrix_reader r = {.set = set,
+                       .name = name,
+                       .file = file,
+                       .arena = arena,
+                       .err = err,
+                       .shapes_only = true};
     return read_matrix(&r, entry, out);
 }
 

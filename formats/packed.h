@@ -47,15 +47,23 @@ size_t vptq_packed_module_length(const char *tensor_name);
 
 /* One matrix out of a set; codebooks are widened to float in `arena`, indices stay views where
  * the file allows it.  Everything is checked: shapes against the entry and the file, indices
- * below k, perm a permutation, finite numbers.  `file` is for messages. */
+ * below k, perm a permutation, finite numbers.  What is packed in an archive is unpacked into
+ * `arena`.  `file` is for messages. */
 vptq_status vptq_packed_read(const vptq_tensor_set *set, const json_t *entry, const char *name,
                              const char *file, vptq_arena *arena, vptq_packed_matrix *out,
                              vptq_err *err) VPTQ_MUST_CHECK;
 
+/* What reading sees without a look at any bytes: shapes and types against the entry, and what
+ * is missing; the matrix has no data. */
+vptq_status vptq_packed_read_shape(const vptq_tensor_set *set, const json_t *entry,
+                                   const char *name, const char *file, vptq_arena *arena,
+                                   vptq_packed_matrix *out, vptq_err *err) VPTQ_MUST_CHECK;
+
 /* As reading, but tells everything that is wrong, part by part, instead of stopping at the
  * first; parts that nothing reads count as wrong, too.  *whole: nothing was, and *out is what
- * reading gives.  A tensor of the set without data is one whose bytes are known to be damaged:
- * the matrix is not whole, and nothing more is said of it.  Fails for lack of memory only. */
+ * reading gives.  A tensor of the set without data or source is one whose bytes are known to
+ * be damaged: the matrix is not whole, and nothing more is said of it.  Fails for lack of
+ * memory and where the file cannot be read. */
 typedef void (*vptq_fault_fn)(void *arg, const char *text);
 vptq_status vptq_packed_check(const vptq_tensor_set *set, const json_t *entry, const char *name,
                               const char *file, vptq_arena *arena, vptq_fault_fn fault,

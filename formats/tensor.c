@@ -20,6 +20,29 @@ size_t vptq_tensor_cols(const vptq_tensor *t)
     return cols;
 }
 
+/* ---- bytes ---- */
+
+vptq_status vptq_tensor_bytes(const vptq_tensor *t, size_t at, size_t n, void *room,
+                              const uint8_t **bytes, vptq_err *err)
+{
+    VPTQ_BUG_IF(at > t->bytes || n > t->bytes - at);
+    *bytes = t->data ? t->data + at : room;
+    if (t->data || n == 0)
+        return VPTQ_OK;
+    if (!t->source)
+        return vptq_fail(err, VPTQ_E_CHECKSUM, "%s: tensor '%s' is damaged", t->file, t->name);
+    return t->source->read(t->source->arg, at, n, room, err);
+}
+
+size_t vptq_tensor_piece(const vptq_tensor *t, size_t at)
+{
+    size_t element = vptq_dtype_get(t->type)->bytes;
+    size_t piece = VPTQ_TENSOR_PIECE / element * element;
+    return t->bytes - at < piece ? t->bytes - at : piece;
+}
+
+/* ---- rows ---- */
+
 /* n consecutive elements of any float type, from unaligned bytes. */
 static void convert(vptq_dtype type, const uint8_t *src, size_t n, float *dst)
 {
@@ -160,7 +183,8 @@ static size_t first_bad(const finite_masks *m, const uint8_t *p, size_t n)
 }
 
 /* The same for block types: their scales can be NaN or infinite. */
-static size_t first_bad_block(const vptq_tensor *t, const vptq_dtype_info *info, size_t n)
+static size_t first_bad_block(vptq_dtype type, const vptq_dtype_info *info,
+                              const uint8_t *bytes, size_t n)
 {
     enum { PIECE = 1024 }; /* a multiple of every block size */
     float x[PIECE];
@@ -169,7 +193,7 @@ static size_t first_bad_block(const vptq_tensor *t, const vptq_dtype_info *info,
         return n;
     for (size_t at = 0; at < n; at += PIECE) {
         size_t len = n - at < PIECE ? n - at : PIECE;
-        vptq_ggml_dequantize(t->type, t->data + at / info->block * info->bytes, len, x);
+        vptq_ggml_dequantize(type, bytes + at / info->block * info->bytes, len, x);
         size_t bad = first_bad(&m, (const uint8_t *)x, len);
         if (bad < len)
             return at + bad;
@@ -177,23 +201,32 @@ static size_t first_bad_block(const vptq_tensor *t, const vptq_dtype_info *info,
     return n;
 }
 
-vptq_status vptq_tensor_check_finite(const vptq_tensor *t, vptq_err *err)
+vptq_status vptq_tensor_check_piece(const vptq_tensor *t, const uint8_t *bytes, size_t at,
+                                    size_t n, vptq_err *err)
 {
     const vptq_dtype_info *info = vptq_dtype_get(t->type);
     if (!info->is_float)
         return VPTQ_OK;
     if (!is_readable(t, info))
         return not_numbers(t, info, err);
-    size_t cols = vptq_tensor_cols(t), n = vptq_tensor_rows(t) * cols;
+    size_t count = n / info->bytes * info->block, before = at / info->bytes * info->block;
+    size_t cols = vptq_tensor_cols(t);
     finite_masks m;
-    size_t bad =
-        masks_of(t->type, &m) ? first_bad(&m, t->data, n) : first_bad_block(t, info, n);
-    if (bad < n)
+    size_t bad = masks_of(t->type, &m) ? first_bad(&m, bytes, count)
+                                       : first_bad_block(t->type, info, bytes, count);
+    if (bad < count)
         return vptq_fail(err, VPTQ_E_NUMERIC,
                          "%s: tensor '%s' has a value that is not finite in row %zu, column "
                          "%zu",
-                         t->file, t->name, bad / cols, bad % cols);
+                         t->file, t->name, (before + bad) / cols, (before + bad) % cols);
     return VPTQ_OK;
+}
+
+vptq_status vptq_tensor_check_finite(const vptq_tensor *t, vptq_err *err)
+{
+    const vptq_dtype_info *info = vptq_dtype_get(t->type);
+    size_t n = vptq_tensor_rows(t) * vptq_tensor_cols(t) / info->block * info->bytes;
+    return vptq_tensor_check_piece(t, t->data, 0, n, err);
 }
 
 void vptq_tensor_forget(const vptq_tensor *t)
@@ -201,6 +234,8 @@ void vptq_tensor_forget(const vptq_tensor *t)
     if (t->mapped)
         vptq_map_forget(t->data, t->bytes);
 }
+
+/* ---- sets ---- */
 
 void vptq_tensor_set_init(vptq_tensor_set *s, vptq_mem *mem)
 {
@@ -364,4 +399,10 @@ vptq_status vptq_tensor_set_own_map(vptq_tensor_set *s, vptq_map *map, vptq_err 
     s->maps[s->map_count++] = *map;
     *map = (vptq_map){0};
     return VPTQ_OK;
+}
+
+void vptq_tensor_set_forget(const vptq_tensor_set *s)
+{
+    for (size_t i = 0; i < s->map_count; i++)
+        vptq_map_forget(s->maps[i].data, s->maps[i].size);
 }

@@ -1,6 +1,6 @@
 /* Tensors as readers give them out: a name, a type, a shape and bytes that stay where they are
- * (in a mapping, or in the memory of the set).  Rows are converted on demand, so that weights
- * are never copied whole. */
+ * (in a mapping, in the memory of the set, or in frames of an archive).  Rows are converted on
+ * demand, so that weights are never copied whole. */
 #ifndef VPTQ_FORMATS_TENSOR_H
 #define VPTQ_FORMATS_TENSOR_H
 
@@ -13,7 +13,14 @@
 #include "lib/base/mem.h"
 #include "lib/base/strmap.h"
 
-enum { VPTQ_MAX_DIMS = 8 };
+enum { VPTQ_MAX_DIMS = 8, VPTQ_TENSOR_PIECE = 16 << 20 };
+
+/* What gives out bytes that are in no memory yet, but packed in an archive: n of a tensor's
+ * from `at` on. */
+typedef struct vptq_tensor_source {
+    vptq_status (*read)(const void *arg, size_t at, size_t n, void *dst, vptq_err *err);
+    const void *arg;
+} vptq_tensor_source;
 
 typedef struct vptq_tensor {
     const char *name; /* Hugging Face name, also for GGUF and llama2.c */
@@ -30,19 +37,31 @@ typedef struct vptq_tensor {
     vptq_dtype round_to; /* F32 = as it is; F16/BF16 = every value is rounded to it when read */
     const char *file;    /* path, for messages */
     bool mapped;         /* data lies in a mapping of the file */
+    const vptq_tensor_source *source; /* where data is NULL: gives the bytes; NULL = none do */
 } vptq_tensor;
 
 /* Rows/columns of a matrix: shape[0] x product of the rest; a vector is 1 x n. */
 size_t vptq_tensor_rows(const vptq_tensor *t);
 size_t vptq_tensor_cols(const vptq_tensor *t);
 
+/* Bytes [at, at + n): a view where they are in memory, else read into `room` (n bytes; not used
+ * otherwise).  Without a source VPTQ_E_CHECKSUM: only damage leaves a tensor without bytes. */
+vptq_status vptq_tensor_bytes(const vptq_tensor *t, size_t at, size_t n, void *room,
+                              const uint8_t **bytes, vptq_err *err) VPTQ_MUST_CHECK;
+/* As many of the bytes from `at` on as make a piece: whole elements (whole blocks), about
+ * VPTQ_TENSOR_PIECE of them, or what is left. */
+size_t vptq_tensor_piece(const vptq_tensor *t, size_t at);
+
 /* Rows [r0, r0 + n) as float into dst [n, cols].  VPTQ_E_UNSUPPORTED for types that are not
- * numbers to calculate with.  Thread safe. */
+ * numbers to calculate with.  The tensor's bytes must be in memory.  Thread safe. */
 vptq_status vptq_tensor_read(const vptq_tensor *t, size_t r0, size_t n, float *dst,
                              vptq_err *err) VPTQ_MUST_CHECK;
 
 /* VPTQ_E_NUMERIC naming tensor, row and column of the first NaN or infinity. */
 vptq_status vptq_tensor_check_finite(const vptq_tensor *t, vptq_err *err) VPTQ_MUST_CHECK;
+/* The same of a piece, its bytes [at, at + n). */
+vptq_status vptq_tensor_check_piece(const vptq_tensor *t, const uint8_t *bytes, size_t at,
+                                    size_t n, vptq_err *err) VPTQ_MUST_CHECK;
 
 /* The bytes will not be needed soon: where they are mapped, they leave the memory of this
  * process, so that running through all weights once never holds more than one tensor. */
@@ -76,5 +95,7 @@ vptq_status vptq_tensor_set_finish(vptq_tensor_set *s, vptq_err *err) VPTQ_MUST_
 /* The set takes the mapping over, also when it fails. */
 vptq_status vptq_tensor_set_own_map(vptq_tensor_set *s, vptq_map *map,
                                     vptq_err *err) VPTQ_MUST_CHECK;
+/* vptq_tensor_forget for all that is mapped. */
+void vptq_tensor_set_forget(const vptq_tensor_set *s);
 
 #endif

@@ -2,6 +2,7 @@
 #ifndef VPTQ_PIPELINE_H
 #define VPTQ_PIPELINE_H
 
+#include "formats/archive.h"
 #include "hessian/hessian_collect.h"
 #include "lib/eval/eval.h"
 #include "lib/pipeline_check_layout.h"
@@ -97,6 +98,7 @@ typedef struct vptq_pack_options {
                          the float books with a warning.  unpack: F16, BF16 or F32 */
     vptq_dtype embeddings; /* GGUF: of embedding and output head; F16, BF16, F32 or Q8_0 */
     uint64_t shard_bytes;  /* 0 = 4 GiB */
+    uint32_t level;        /* archive: zstd's, 1 to 22; 0 = by kind of tensor */
     bool repair;  /* pack: the input must be packed already, as a directory or an archive */
     bool lm_head; /* pack: a head that is tied to the embedding is stored all the same, which
                      the `vptq` package's own loader asks for */
@@ -112,7 +114,7 @@ typedef struct vptq_pack_result {
 } vptq_pack_result;
 
 /* A work directory (or any quantized MODEL) -> published layout or archive.  Of a packed
- * directory one matrix is in memory at a time. */
+ * input one matrix, or a piece of a plain tensor, is in memory at a time. */
 vptq_status vptq_pack_model(const vptq_ctx *ctx, const vptq_pack_options *opt,
                             vptq_pack_result *r, vptq_err *err) VPTQ_MUST_CHECK;
 /* Any MODEL -> a plain Hugging Face directory with config and tokenizer, or one GGUF file with

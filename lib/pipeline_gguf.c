@@ -279,7 +279,7 @@ static vptq_status write_tensor(exporting *e, size_t i, vptq_gguf_writer *w, vpt
     if (!e->source[i])
         return VPTQ_OK;
     const uint32_t heads = interleaved_heads(e, t->name);
-    VPTQ_TRY(vptq_out_rows_open(e->dev, e->source[i], heads ? d->head_dim : 0, &in, err));
+    VPTQ_TRY(vptq_out_rows_open(e->dev, e->c, e->source[i], heads ? d->head_dim : 0, &in, err));
     if (heads && (uint64_t)heads * d->head_dim != t->shape[0])
         st = vptq_fail(err, VPTQ_E_SHAPE, "%s: tensor '%s' does not fit %u heads of %u",
                        e->c->path, e->source[i]->tensor.name, heads, d->head_dim);
@@ -318,7 +318,7 @@ vptq_status vptq_unpack_gguf(vptq_device *dev, const vptq_checkpoint *c,
     vptq_status st = VPTQ_OK;
     exporting e = {.dev = dev, .c = c, .opt = opt};
     vptq_arena_init(&e.arena, dev->ctx->mem);
-    vptq_out_init(&e.out, dev->ctx, "unpack");
+    vptq_out_init(&e.out, dev->ctx, c, "unpack");
     vptq_gguf_keys_init(&e.keys, dev->ctx->mem);
     VPTQ_TRY(list_tensors(&e, err));
     VPTQ_TRY(make_keys(&e, err));

@@ -128,8 +128,10 @@ vptq_status vptq_list_model(const vptq_ctx *ctx, const char *path,
                             const vptq_checkpoint_options *open, vptq_list_fn fn, void *arg,
                             uint64_t *total_bytes, double *bits_per_weight, vptq_err *err)
 {
+    vptq_checkpoint_options shapes = open ? *open : (vptq_checkpoint_options){0};
     vptq_checkpoint c;
-    vptq_status st = vptq_checkpoint_open(ctx, path, open, &c, err);
+    shapes.shapes_only = true;
+    vptq_status st = vptq_checkpoint_open(ctx, path, &shapes, &c, err);
     if (st)
         return st;
     listing l = {.c = &c};

@@ -10,9 +10,10 @@
 
 enum { TILE_FLOATS = 1 << 20 };
 
-void vptq_out_init(vptq_out *o, const vptq_ctx *ctx, const char *stage)
+void vptq_out_init(vptq_out *o, const vptq_ctx *ctx, const vptq_checkpoint *from,
+                   const char *stage)
 {
-    *o = (vptq_out){.ctx = ctx, .stage = stage};
+    *o = (vptq_out){.ctx = ctx, .from = from, .stage = stage};
     vptq_arena_init(&o->arena, ctx->mem);
 }
 
@@ -65,6 +66,7 @@ vptq_status vptq_out_add(vptq_out *o, const vptq_tensor *t, vptq_out_source sour
     *out = (vptq_out_tensor){*t, source};
     out->tensor.data = NULL;
     out->tensor.mapped = false;
+    out->tensor.source = NULL;
     out->tensor.rope_heads = 0;
     out->tensor.round_to = VPTQ_F32;
     out->tensor.name = vptq_arena_strdup(&o->arena, t->name, err);
@@ -113,11 +115,8 @@ vptq_status vptq_out_put(vptq_out_sink *s, const void *data, size_t n, vptq_err 
 {
     if (n == 0)
         return VPTQ_OK;
-    if (s->file)
-        return vptq_safetensors_write(s->file, data, n, err);
-    memcpy(s->memory + s->at, data, n);
-    s->at += n;
-    return VPTQ_OK;
+    return s->file ? vptq_safetensors_write(s->file, data, n, err)
+                   : vptq_archive_put(s->archive, data, n, err);
 }
 
 /* The smallest magnitude that rounds to infinity. */
@@ -161,46 +160,85 @@ static size_t tile_rows(size_t rows, size_t cols)
     return n < rows ? n : rows;
 }
 
-static vptq_status convert_plain(const vptq_ctx *ctx, const vptq_out_tensor *t,
-                                 vptq_out_sink *s, vptq_err *err)
+size_t vptq_out_row_room(const vptq_tensor *src, size_t rows)
+{
+    size_t all = vptq_tensor_rows(src);
+    return src->data || all == 0 ? 0 : src->bytes / all * rows;
+}
+
+vptq_status vptq_out_read_rows(const vptq_tensor *src, size_t r, size_t n, void *room, float *x,
+                               vptq_err *err)
+{
+    if (src->data)
+        return vptq_tensor_read(src, r, n, x, err);
+    vptq_tensor tile = *src;
+    size_t row = src->bytes / vptq_tensor_rows(src);
+    tile.bytes = n * row;
+    if (src->dims >= 2)
+        tile.shape[0] = n;
+    vptq_status st = vptq_tensor_bytes(src, r * row, tile.bytes, room, &tile.data, err);
+    return st ? st : vptq_tensor_read(&tile, 0, n, x, err);
+}
+
+static vptq_status convert_plain(const vptq_out *o, const vptq_out_tensor *t, vptq_out_sink *s,
+                                 vptq_err *err)
 {
     const vptq_tensor *src = t->source.plain;
+    vptq_mem *mem = o->ctx->mem;
     size_t rows = vptq_tensor_rows(src), cols = vptq_tensor_cols(src);
     size_t tile = tile_rows(rows, cols), width = vptq_dtype_get(t->tensor.type)->bytes;
     vptq_status st = VPTQ_OK;
-    float *x = vptq_mem_alloc(ctx->mem, tile, cols * sizeof *x, err);
-    uint8_t *stored = vptq_mem_alloc(ctx->mem, tile, cols * width, err);
-    if (!x || !stored)
+    float *x = vptq_mem_alloc(mem, tile, cols * sizeof *x, err);
+    uint8_t *stored = vptq_mem_alloc(mem, tile, cols * width, err);
+    uint8_t *room = vptq_mem_alloc(mem, vptq_out_row_room(src, tile), 1, err);
+    if (!x || !stored || !room)
         VPTQ_TRY(VPTQ_E_NOMEM);
     for (size_t r = 0; r < rows; r += tile) {
         size_t n = rows - r < tile ? rows - r : tile;
-        VPTQ_TRY(vptq_check_cancel(ctx, err));
-        VPTQ_TRY(vptq_tensor_read(src, r, n, x, err));
+        VPTQ_TRY(vptq_check_cancel(o->ctx, err));
+        VPTQ_TRY(vptq_out_read_rows(src, r, n, room, x, err));
         VPTQ_TRY(
             vptq_out_narrow(src, t->tensor.type, x, n * cols, r * cols, cols, stored, err));
         VPTQ_TRY(vptq_out_put(s, stored, n * cols * width, err));
+        vptq_checkpoint_forget(o->from);
     }
 out:
-    vptq_mem_free(ctx->mem, x);
-    vptq_mem_free(ctx->mem, stored);
+    vptq_mem_free(mem, x);
+    vptq_mem_free(mem, stored);
+    vptq_mem_free(mem, room);
     return st;
 }
 
-vptq_status vptq_out_fill_plain(const vptq_ctx *ctx, const vptq_out_tensor *t, vptq_out_sink *s,
+vptq_status vptq_out_walk(const vptq_ctx *ctx, const vptq_checkpoint *from,
+                          const vptq_tensor *t, vptq_out_sink *s, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    uint8_t *room = vptq_mem_alloc(ctx->mem, t->data ? 0 : vptq_tensor_piece(t, 0), 1, err);
+    if (!room)
+        return VPTQ_E_NOMEM;
+    for (size_t at = 0, n; at < t->bytes; at += n) {
+        const uint8_t *bytes;
+        n = vptq_tensor_piece(t, at);
+        VPTQ_TRY(vptq_check_cancel(ctx, err));
+        VPTQ_TRY(vptq_tensor_bytes(t, at, n, room, &bytes, err));
+        VPTQ_TRY(vptq_tensor_check_piece(t, bytes, at, n, err));
+        if (s)
+            VPTQ_TRY(vptq_out_put(s, bytes, n, err));
+        vptq_checkpoint_forget(from);
+    }
+out:
+    vptq_mem_free(ctx->mem, room);
+    return st;
+}
+
+vptq_status vptq_out_fill_plain(const vptq_out *o, const vptq_out_tensor *t, vptq_out_sink *s,
                                 vptq_err *err)
 {
     const vptq_tensor *src = t->source.plain;
     bool number = vptq_dtype_get(src->type)->is_float;
     bool as_is = !number || (t->tensor.type == src->type && !src->rope_heads &&
                              (src->round_to == VPTQ_F32 || src->round_to == src->type));
-    if (!as_is)
-        return convert_plain(ctx, t, s, err);
-    if (number) {
-        vptq_status st = vptq_tensor_check_finite(src, err);
-        if (st)
-            return st;
-    }
-    return vptq_out_put(s, src->data, src->bytes, err);
+    return as_is ? vptq_out_walk(o->ctx, o->from, src, s, err) : convert_plain(o, t, s, err);
 }
 
 /* ---- writing ---- */
@@ -220,8 +258,6 @@ static vptq_status fill_one(writing *w, const vptq_out_tensor *t, vptq_out_sink 
         return st;
     vptq_progress(w->o->ctx, w->o->stage, w->done, w->total, t->tensor.name);
     st = w->fill(w->arg, t, s, err);
-    if (t->source.plain)
-        vptq_tensor_forget(t->source.plain);
     w->done += t->tensor.bytes;
     return st;
 }
@@ -287,36 +323,42 @@ out:
 }
 
 static vptq_status archive_tensor(writing *w, vptq_archive_writer *a, const vptq_out_tensor *t,
-                                  vptq_err *err)
+                                  int level, vptq_err *err)
 {
-    const vptq_ctx *ctx = w->o->ctx;
-    vptq_out_sink s = {.memory = vptq_mem_alloc(ctx->mem, t->tensor.bytes, 1, err)};
-    if (!s.memory)
-        return VPTQ_E_NOMEM;
-    vptq_tensor loaded = t->tensor;
-    loaded.data = s.memory;
-    vptq_status st = fill_one(w, t, &s, err);
-    VPTQ_BUG_IF(!st && s.at != t->tensor.bytes);
+    vptq_out_sink s = {.archive = a};
+    vptq_status st = vptq_archive_begin_tensor(a, &t->tensor, level, err);
     if (!st)
-        st = vptq_archive_add_tensor(a, &loaded, ctx->threads, err);
-    vptq_mem_free(ctx->mem, s.memory);
-    return st;
+        st = fill_one(w, t, &s, err);
+    return st ? st : vptq_archive_end_tensor(a, err);
 }
 
-vptq_status vptq_out_write_archive(vptq_out *o, const char *path, bool force,
+/* docs/benchmarks.md has what each level gives for each kind: of weights, codebooks and indices
+ * none more than the first, as they do not repeat; vectors and texts are small and gain. */
+enum { MATRIX_LEVEL = 1, VECTOR_LEVEL = 9, FILE_LEVEL = 9 };
+
+static int level_of(const vptq_tensor *t, int asked)
+{
+    if (asked)
+        return asked;
+    return t->dims < 2 ? VECTOR_LEVEL : MATRIX_LEVEL;
+}
+
+vptq_status vptq_out_write_archive(vptq_out *o, const char *path, bool force, int level,
                                    vptq_out_fill fill, void *arg, uint64_t *bytes,
                                    vptq_err *err)
 {
     vptq_archive_writer *a = NULL;
     writing w = begin(o, fill, arg);
-    vptq_status st = vptq_archive_writer_open(path, force, o->ctx->mem, &a, err);
+    vptq_status st =
+        vptq_archive_writer_open(path, force, o->ctx->threads, o->ctx->mem, &a, err);
     if (st)
         return st;
     for (size_t i = 0; i < o->file_count; i++)
         VPTQ_TRY(vptq_archive_add_file(a, o->files[i].name, o->files[i].data, o->files[i].size,
-                                       err));
+                                       level ? level : FILE_LEVEL, err));
     for (size_t i = 0; i < o->count; i++)
-        VPTQ_TRY(archive_tensor(&w, a, &o->tensors[i], err));
+        VPTQ_TRY(
+            archive_tensor(&w, a, &o->tensors[i], level_of(&o->tensors[i].tensor, level), err));
     vptq_progress(o->ctx, o->stage, w.total, w.total, NULL);
     VPTQ_TRY(vptq_archive_writer_commit(a, err));
     VPTQ_TRY(vptq_out_path_bytes(o->ctx, path, bytes, err));

@@ -27,6 +27,7 @@ enum { VPTQ_OUT_MAX_FILES = 256 };
 
 typedef struct vptq_out {
     const vptq_ctx *ctx;
+    const vptq_checkpoint *from;
     const char *stage; /* for progress */
     vptq_arena arena;
     vptq_out_tensor *tensors; /* sorted by name once vptq_out_finish was called */
@@ -36,7 +37,9 @@ typedef struct vptq_out {
     uint64_t bytes; /* of all tensors and files */
 } vptq_out;
 
-void vptq_out_init(vptq_out *o, const vptq_ctx *ctx, const char *stage);
+/* `from` is what tensors and matrices are read from. */
+void vptq_out_init(vptq_out *o, const vptq_ctx *ctx, const vptq_checkpoint *from,
+                   const char *stage);
 void vptq_out_release(vptq_out *o);
 
 /* Whether a tensor of the checkpoint is, or is a part of, a matrix that is quantized: a plain
@@ -57,17 +60,29 @@ vptq_status vptq_out_add_plain(vptq_out *o, const vptq_tensor *t, vptq_dtype typ
 /* Sorts, and fails on a name that is there twice. */
 vptq_status vptq_out_finish(vptq_out *o, vptq_err *err) VPTQ_MUST_CHECK;
 
+/* Rows [r, r + n) of a tensor, which may be packed, as floats; `room` has place for the bytes
+ * of so many rows (of none where the tensor is in memory). */
+size_t vptq_out_row_room(const vptq_tensor *src, size_t rows);
+vptq_status vptq_out_read_rows(const vptq_tensor *src, size_t r, size_t n, void *room, float *x,
+                               vptq_err *err) VPTQ_MUST_CHECK;
+
 /* Rows of a tensor as floats in host memory, whatever they are made from; `most` at a time. */
 typedef struct vptq_out_rows {
     vptq_device *dev;
+    const vptq_checkpoint *from;
     const vptq_out_tensor *t;
     size_t rows, cols, most;
-    void *device; /* a matrix is dequantized here; NULL for a plain tensor */
+    vptq_vq vq;       /* the matrix, with its data */
+    vptq_arena arena; /* of a matrix that was opened for its shape only */
+    void *device;     /* a matrix is dequantized here; NULL for a plain tensor */
+    void *room;       /* bytes of rows of a plain tensor that is packed */
     float *host;
 } vptq_out_rows;
-/* `multiple`: `most` is one of it, unless the tensor has fewer rows; 0 = any. */
-vptq_status vptq_out_rows_open(vptq_device *dev, const vptq_out_tensor *t, size_t multiple,
-                               vptq_out_rows *r, vptq_err *err) VPTQ_MUST_CHECK;
+/* `t` is made from something of `from`.  `multiple`: `most` is one of it, unless the tensor has
+ * fewer rows; 0 = any. */
+vptq_status vptq_out_rows_open(vptq_device *dev, const vptq_checkpoint *from,
+                               const vptq_out_tensor *t, size_t multiple, vptq_out_rows *r,
+                               vptq_err *err) VPTQ_MUST_CHECK;
 /* *x stays valid until the next call. */
 vptq_status vptq_out_rows_read(vptq_out_rows *r, size_t first, size_t n, const float **x,
                                vptq_err *err) VPTQ_MUST_CHECK;
@@ -76,8 +91,7 @@ void vptq_out_rows_close(vptq_out_rows *r);
 /* Where the bytes of one tensor go. */
 typedef struct vptq_out_sink {
     vptq_safetensors_writer *file; /* or */
-    uint8_t *memory;
-    size_t at;
+    vptq_archive_writer *archive;
 } vptq_out_sink;
 vptq_status vptq_out_put(vptq_out_sink *s, const void *data, size_t n,
                          vptq_err *err) VPTQ_MUST_CHECK;
@@ -92,15 +106,21 @@ vptq_status vptq_out_narrow(const vptq_tensor *t, vptq_dtype type, const float *
 /* Gives out the bytes of `t`, exactly t->tensor.bytes of them. */
 typedef vptq_status (*vptq_out_fill)(void *arg, const vptq_out_tensor *t, vptq_out_sink *s,
                                      vptq_err *err);
-/* The fill of every plain tensor: converted tile by tile. */
-vptq_status vptq_out_fill_plain(const vptq_ctx *ctx, const vptq_out_tensor *t, vptq_out_sink *s,
+/* The fill of every plain tensor: converted tile by tile, or as it is piece by piece. */
+vptq_status vptq_out_fill_plain(const vptq_out *o, const vptq_out_tensor *t, vptq_out_sink *s,
                                 vptq_err *err) VPTQ_MUST_CHECK;
+/* Walks over the bytes of a tensor of `from`, a piece in memory at a time: real numbers must be
+ * finite, and without a sink that is all. */
+vptq_status vptq_out_walk(const vptq_ctx *ctx, const vptq_checkpoint *from,
+                          const vptq_tensor *t, vptq_out_sink *s,
+                          vptq_err *err) VPTQ_MUST_CHECK;
 
-/* Both appear whole or not at all; *bytes = size of what was written. */
+/* Both appear whole or not at all; *bytes = size of what was written.  `level` is zstd's, 0 =
+ * what measurements say for each kind of entry. */
 vptq_status vptq_out_write_dir(vptq_out *o, const char *path, bool force, uint64_t shard_bytes,
                                vptq_out_fill fill, void *arg, uint64_t *bytes,
                                vptq_err *err) VPTQ_MUST_CHECK;
-vptq_status vptq_out_write_archive(vptq_out *o, const char *path, bool force,
+vptq_status vptq_out_write_archive(vptq_out *o, const char *path, bool force, int level,
                                    vptq_out_fill fill, void *arg, uint64_t *bytes,
                                    vptq_err *err) VPTQ_MUST_CHECK;
 

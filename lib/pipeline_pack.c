@@ -76,6 +76,7 @@ static void forget_matrix(packing *p)
         vptq_layer_file_release(&p->layer);
     p->current = NULL;
     p->part_count = 0;
+    vptq_checkpoint_forget(p->c);
 }
 
 /* A matrix of a packed input, which was opened for its shapes only. */
@@ -211,7 +212,7 @@ static vptq_status fill(void *arg, const vptq_out_tensor *t, vptq_out_sink *s, v
 {
     packing *p = arg;
     if (t->source.plain)
-        return vptq_out_fill_plain(p->ctx, t, s, err);
+        return vptq_out_fill_plain(p->out, t, s, err);
     if (p->current != t->source.matrix) {
         vptq_status st = make_parts(p, t->source.matrix, false, err);
         if (st)
@@ -256,7 +257,8 @@ static vptq_status pack(packing *p, const vptq_pack_options *opt, vptq_pack_resu
     if (opt->dry_run)
         return VPTQ_OK;
     if (opt->form == VPTQ_PACK_ARCHIVE)
-        st = vptq_out_write_archive(o, opt->output, opt->force, fill, p, &r->bytes, err);
+        st = vptq_out_write_archive(o, opt->output, opt->force, (int)opt->level, fill, p,
+                                    &r->bytes, err);
     else
         st = vptq_out_write_dir(o, opt->output, opt->force,
                                 opt->shard_bytes ? opt->shard_bytes : VPTQ_OUT_SHARD_BYTES,
@@ -280,7 +282,7 @@ vptq_status vptq_pack_model(const vptq_ctx *ctx, const vptq_pack_options *opt,
     if (st)
         return st;
     const vptq_checkpoint *c = &model.ckpt;
-    vptq_out_init(&out, ctx, "pack");
+    vptq_out_init(&out, ctx, c, "pack");
     packing p = {.ctx = ctx, .c = c, .out = &out};
     vptq_arena_init(&p.arena, ctx->mem);
     if (c->quantized_count == 0)

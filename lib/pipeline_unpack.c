@@ -5,6 +5,7 @@
 
 typedef struct unpacking {
     vptq_device *dev;
+    const vptq_out *out;
     vptq_dtype type;
 } unpacking;
 
@@ -16,7 +17,7 @@ static vptq_status fill_matrix(const unpacking *u, const vptq_out_tensor *t, vpt
     vptq_status st = VPTQ_OK;
     vptq_out_rows in;
     uint8_t *stored = NULL;
-    VPTQ_TRY(vptq_out_rows_open(u->dev, t, 0, &in, err));
+    VPTQ_TRY(vptq_out_rows_open(u->dev, u->out->from, t, 0, &in, err));
     stored = vptq_mem_alloc(ctx->mem, in.most, in.cols * width, err);
     if (!stored)
         VPTQ_TRY(VPTQ_E_NOMEM);
@@ -39,7 +40,7 @@ static vptq_status fill(void *arg, const vptq_out_tensor *t, vptq_out_sink *s, v
 {
     const unpacking *u = arg;
     if (t->source.plain)
-        return vptq_out_fill_plain(u->dev->ctx, t, s, err);
+        return vptq_out_fill_plain(u->out, t, s, err);
     return fill_matrix(u, t, s, err);
 }
 
@@ -84,7 +85,7 @@ static vptq_status unpack(vptq_device *dev, const vptq_checkpoint *c,
                           vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    unpacking u = {dev, opt->dtype};
+    unpacking u = {dev, o, opt->dtype};
     VPTQ_TRY(add_tensors(c, opt->dtype, o, err));
     VPTQ_TRY(add_config(c, opt->dtype, o, err));
     VPTQ_TRY(
@@ -107,12 +108,13 @@ vptq_status vptq_unpack_model(vptq_device *dev, const vptq_pack_options *opt,
     const vptq_ctx *ctx = dev->ctx;
     vptq_checkpoint c;
     vptq_out out;
-    vptq_checkpoint_options open = {.tokenizer = opt->tokenizer, .base = opt->base};
+    vptq_checkpoint_options open = {
+        .tokenizer = opt->tokenizer, .base = opt->base, .shapes_only = true};
     *r = (vptq_pack_result){0};
     vptq_status st = vptq_checkpoint_open(ctx, opt->input, &open, &c, err);
     if (st)
         return st;
-    vptq_out_init(&out, ctx, "unpack");
+    vptq_out_init(&out, ctx, &c, "unpack");
     if (!opt->dry_run)
         st = vptq_out_check_place(&c, opt->output, err);
     if (!st)

@@ -173,10 +173,10 @@ void vpacked_write_archive(const vpacked_plan *p, const char *path)
     vptq_err err = {0};
     vptq_archive_writer *w = NULL;
     char *text = config_of(p);
-    assert_ok(vptq_archive_writer_open(path, true, NULL, &w, &err), &err);
-    assert_ok(vptq_archive_add_file(w, "config.json", text, strlen(text), &err), &err);
+    assert_ok(vptq_archive_writer_open(path, true, 1, NULL, &w, &err), &err);
+    assert_ok(vptq_archive_add_file(w, "config.json", text, strlen(text), 3, &err), &err);
     for (size_t i = 0; i < p->count; i++)
-        assert_ok(vptq_archive_add_tensor(w, &p->list[i], 1, &err), &err);
+        assert_ok(vptq_archive_add_tensor(w, &p->list[i], 3, &err), &err);
     assert_ok(vptq_archive_writer_commit(w, &err), &err);
     vptq_archive_writer_abort(w);
     free(text);

@@ -202,10 +202,10 @@ static void make_archive(const char *dir, const vptq_tensor *list, size_t count,
     char *text = json_dumps(config, JSON_INDENT(2));
     assert_non_null(text);
     vtest_path(path, sizeof path, dir, "x.vptq");
-    assert_ok(vptq_archive_writer_open(path, false, NULL, &w, &err), &err);
-    assert_ok(vptq_archive_add_file(w, "config.json", text, strlen(text), &err), &err);
+    assert_ok(vptq_archive_writer_open(path, false, 1, NULL, &w, &err), &err);
+    assert_ok(vptq_archive_add_file(w, "config.json", text, strlen(text), 3, &err), &err);
     for (size_t i = 0; i < count; i++)
-        assert_ok(vptq_archive_add_tensor(w, &list[i], 1, &err), &err);
+        assert_ok(vptq_archive_add_tensor(w, &list[i], 3, &err), &err);
     assert_ok(vptq_archive_writer_commit(w, &err), &err);
     vptq_archive_writer_abort(w);
     free(text);

@@ -76,6 +76,43 @@ void vptq_map_forget(const void *p, size_t n)
         (void)madvise((void *)begin, end - begin, MADV_DONTNEED);
 }
 
+vptq_status vptq_file_open(const char *path, vptq_file *f, vptq_err *err)
+{
+    size_t size;
+    *f = (vptq_file){.fd = -1, .path = path};
+    vptq_status st = open_plain(path, &f->fd, &size, err);
+    f->size = size;
+    return st;
+}
+
+void vptq_file_close(vptq_file *f)
+{
+    if (f->fd >= 0)
+        close(f->fd);
+    f->fd = -1;
+}
+
+vptq_status vptq_file_read_at(const vptq_file *f, uint64_t offset, void *dst, size_t n,
+                              vptq_err *err)
+{
+    uint8_t *to = dst;
+    for (size_t got = 0; got < n;) {
+        ssize_t m = pread(f->fd, to + got, n - got, (off_t)(offset + got));
+        if (m < 0 && errno == EINTR)
+            continue;
+        if (m < 0)
+            return vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot read '%s'", f->path);
+        if (m == 0)
+            return vptq_fail(err, VPTQ_E_IO,
+                             "cannot read '%s': it ends before byte %llu, where it was opened "
+                             "with %llu",
+                             f->path, (unsigned long long)(offset + n),
+                             (unsigned long long)f->size);
+        got += (size_t)m;
+    }
+    return VPTQ_OK;
+}
+
 /* Reads until `size` bytes are there or the file ends. */
 static vptq_status read_all(int fd, const char *path, char *data, size_t size, size_t *got,
                             vptq_err *err)

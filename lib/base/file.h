@@ -1,4 +1,4 @@
-/* Files: read by mapping, written whole or not at all, directories with a lock.
+/* Files: read by mapping or in places, written whole or not at all, directories with a lock.
  *
  * A vptq_file_writer collects its bytes in "PATH.tmp.PID" beside the target; commit does fsync,
  * rename and fsync of the folder, so a reader sees the old file or the new one and a killed run
@@ -24,6 +24,21 @@ void vptq_map_release(vptq_map *map);
 /* The pages within [p, p + n), a part of a mapping, leave the memory of this process (not the
  * system's cache of the file); touching them again is slower, nothing else. */
 void vptq_map_forget(const void *p, size_t n);
+
+/* A file that is read in places.  It takes no address space, and one that is cut short while it
+ * is open is an error, where a mapping would end the process. */
+typedef struct vptq_file {
+    int fd;           /* -1: not open */
+    uint64_t size;    /* as it was opened */
+    const char *path; /* as given; not copied */
+} vptq_file;
+
+/* Errors as vptq_map_open. */
+vptq_status vptq_file_open(const char *path, vptq_file *f, vptq_err *err) VPTQ_MUST_CHECK;
+void vptq_file_close(vptq_file *f);
+/* n bytes from `offset` on; where the file ends before, VPTQ_E_IO.  Thread safe. */
+vptq_status vptq_file_read_at(const vptq_file *f, uint64_t offset, void *dst, size_t n,
+                              vptq_err *err) VPTQ_MUST_CHECK;
 
 /* A whole small file into a fresh buffer of `mem` (a 0 stands behind `*size` bytes); refuses
  * more than `limit` bytes.  Free with vptq_mem_free. */

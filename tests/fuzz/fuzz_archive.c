@@ -50,7 +50,7 @@ static uint8_t *build(const uint8_t *frames, size_t frames_size, const uint8_t *
     vptq_put_le(footer, at, 8);
     vptq_put_le(footer + 8, n, 8);
     vptq_put_le(footer + 16, index_size, 8);
-    vptq_put_le(footer + 24, vptq_hash(index, index_size, 0), 8);
+    vptq_put_le(footer + 24, vptq_hash(file + at, n, 0), 8);
     memcpy(hashed, file, VPTQ_ARCHIVE_HEADER_BYTES);
     memcpy(hashed + VPTQ_ARCHIVE_HEADER_BYTES, footer, VPTQ_ARCHIVE_FOOTER_HASHED);
     vptq_put_le(footer + VPTQ_ARCHIVE_FOOTER_HASHED, vptq_hash(hashed, sizeof hashed, 0), 8);

@@ -80,16 +80,16 @@ def archive_parts(entries):
         index += struct.pack("<BBBBIIIQ8s", kind, planes, len(shape), 0, len(name), count, 1 if raw else 0, len(raw), dtype.encode())
         index += struct.pack(f"<{len(shape)}Q", *shape) + name.encode() + b"\0" * (-len(name) % 8)
         if raw:
-            records += struct.pack("<QIIQ", 16 + len(frames), len(packed), len(raw), xxhash.xxh3_64_intdigest(raw))
+            records += struct.pack("<QIIQ", 16 + len(frames), len(packed), len(raw), xxhash.xxh3_64_intdigest(packed))
             frames += packed
             count += 1
     return frames, struct.pack("<II", count, len(entries)) + records + index
 
 
 def archive(frames, index):
-    header = b"\x8fVPTQ\r\n\x1a" + struct.pack("<II", 1, 0)
+    header = b"\x8fVPTQ\r\n\x1a" + struct.pack("<II", 2, 0)
     packed = zstandard.ZstdCompressor(level=3, write_checksum=True).compress(index)
-    footer = struct.pack("<QQQQ", 16 + len(frames), len(packed), len(index), xxhash.xxh3_64_intdigest(index))
+    footer = struct.pack("<QQQQ", 16 + len(frames), len(packed), len(index), xxhash.xxh3_64_intdigest(packed))
     footer += struct.pack("<Q", xxhash.xxh3_64_intdigest(header + footer))
     return header + frames + packed + footer + b"\x1a\n\rQTPV\x8f"
 

@@ -107,6 +107,45 @@ static vptq_status list_scratch(void *arg, vptq_mem *mem, vptq_err *err)
     return st;
 }
 
+/* In places, from two ends; a file that is cut short is an error; forgotten pages come back. */
+static void test_reading_in_places(void **state)
+{
+    char path[4096], got[16];
+    vptq_err err = {0};
+    vptq_file f;
+    vptq_map map;
+    uint8_t *big = malloc(1 << 20);
+    assert_non_null(big);
+    for (size_t i = 0; i < 1 << 20; i++)
+        big[i] = (uint8_t)(i * 31 >> 7);
+    vtest_path(path, sizeof path, *state, "big");
+    vtest_write_file(path, big, 1 << 20);
+    assert_ok(vptq_file_open(path, &f, &err), &err);
+    assert_int_equal(f.size, 1 << 20);
+    assert_ok(vptq_file_read_at(&f, (1 << 20) - 16, got, 16, &err), &err);
+    assert_memory_equal(got, big + (1 << 20) - 16, 16);
+    assert_ok(vptq_file_read_at(&f, 0, got, 16, &err), &err);
+    assert_memory_equal(got, big, 16);
+    assert_ok(vptq_file_read_at(&f, 1 << 20, got, 0, &err), &err);
+    assert_fails(vptq_file_read_at(&f, (1 << 20) - 8, got, 16, &err), VPTQ_E_IO, &err,
+                 "big': it ends before byte 1048584, where it was opened with 1048576");
+    assert_int_equal(truncate(path, 100), 0);
+    assert_fails(vptq_file_read_at(&f, 96, got, 8, &err), VPTQ_E_IO, &err, "ends before");
+    vptq_file_close(&f);
+    vptq_file_close(&f);
+    assert_fails(vptq_file_open(*state, &f, &err), VPTQ_E_IO, &err, "is a directory");
+    assert_int_equal(f.fd, -1);
+
+    vtest_write_file(path, big, 1 << 20);
+    assert_ok(vptq_map_open(path, &map, &err), &err);
+    assert_memory_equal(map.data, big, 1 << 20);
+    vptq_map_forget(map.data, map.size);
+    assert_memory_equal(map.data, big, 1 << 20);
+    vptq_map_release(&map);
+    vptq_map_forget(map.data, map.size); /* nothing */
+    free(big);
+}
+
 static void test_memory_walks(void **state)
 {
     const char *dir = *state;
@@ -451,6 +490,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         SCRATCH_TEST(test_reading),
         SCRATCH_TEST(test_reading_refusals),
+        SCRATCH_TEST(test_reading_in_places),
         SCRATCH_TEST(test_memory_walks),
         SCRATCH_TEST(test_writer),
         SCRATCH_TEST(test_writer_refusals),

@@ -302,7 +302,7 @@ static void add_to_archive(vptq_archive_writer *w, const char *name, const char 
     vptq_err err = {0};
     size_t n;
     char *data = vtest_read_file(path, &n);
-    assert_ok(vptq_archive_add_file(w, name, data, n, &err), &err);
+    assert_ok(vptq_archive_add_file(w, name, data, n, 3, &err), &err);
     free(data);
 }
 
@@ -319,7 +319,7 @@ static void test_tokenizer_inside_an_archive(void **state)
         skip();
     vwork_make(*state);
     in(path, state, "t.vptq");
-    assert_ok(vptq_archive_writer_open(path, false, NULL, &w, &err), &err);
+    assert_ok(vptq_archive_writer_open(path, false, 1, NULL, &w, &err), &err);
     in(path, state, "packed/config.json");
     add_to_archive(w, "config.json", path);
     add_to_archive(w, "tokenizer.json", tokenizer);
@@ -328,7 +328,7 @@ static void test_tokenizer_inside_an_archive(void **state)
     in(path, state, "packed");
     assert_ok(vptq_safetensors_read_dir(path, &set, &err), &err);
     for (size_t i = 0; i < set.count; i++)
-        assert_ok(vptq_archive_add_tensor(w, &set.tensors[i], 1, &err), &err);
+        assert_ok(vptq_archive_add_tensor(w, &set.tensors[i], 3, &err), &err);
     assert_ok(vptq_archive_writer_commit(w, &err), &err);
     vptq_archive_writer_abort(w);
     vptq_tensor_set_release(&set);

@@ -230,6 +230,66 @@ static void test_forget(void **state)
     free(got);
 }
 
+/* A source that gives byte i the value i * 7, but fails from `limit` on. */
+static vptq_status counted(const void *arg, size_t at, size_t n, void *dst, vptq_err *err)
+{
+    const size_t *limit = arg;
+    if (at + n > *limit)
+        return vptq_fail(err, VPTQ_E_CHECKSUM, "no byte %zu", at + n);
+    for (size_t i = 0; i < n; i++)
+        ((uint8_t *)dst)[i] = (uint8_t)((at + i) * 7);
+    return VPTQ_OK;
+}
+
+/* Bytes from memory are views, bytes from elsewhere are asked for, and in whole elements. */
+static void test_bytes(void **state)
+{
+    (void)state;
+    uint8_t data[64] = {1, 2, 3}, room[64];
+    size_t limit = 60;
+    const uint8_t *bytes = NULL;
+    vptq_err err = {0};
+    const vptq_tensor_source source = {counted, &limit};
+    vptq_tensor t = matrix(VPTQ_F16, 4, 8, data);
+    t.bytes = sizeof data;
+    assert_ok(vptq_tensor_bytes(&t, 1, 5, NULL, &bytes, &err), &err);
+    assert_ptr_equal(bytes, data + 1);
+    t.data = NULL;
+    assert_fails(vptq_tensor_bytes(&t, 0, 1, room, &bytes, &err), VPTQ_E_CHECKSUM, &err,
+                 "file.x: tensor 'w' is damaged");
+    t.source = &source;
+    assert_ok(vptq_tensor_bytes(&t, 10, 50, room, &bytes, &err), &err);
+    assert_ptr_equal(bytes, room);
+    for (size_t i = 0; i < 50; i++)
+        assert_int_equal(bytes[i], (uint8_t)((10 + i) * 7));
+    assert_fails(vptq_tensor_bytes(&t, 0, 64, room, &bytes, &err), VPTQ_E_CHECKSUM, &err,
+                 "no byte 64");
+    assert_ok(vptq_tensor_bytes(&t, 64, 0, room, &bytes, &err), &err);
+
+    assert_int_equal(vptq_tensor_piece(&t, 0), 64);
+    assert_int_equal(vptq_tensor_piece(&t, 60), 4);
+    t.bytes = (size_t)3 * VPTQ_TENSOR_PIECE + 2;
+    assert_int_equal(vptq_tensor_piece(&t, VPTQ_TENSOR_PIECE), VPTQ_TENSOR_PIECE);
+    assert_int_equal(vptq_tensor_piece(&t, (size_t)3 * VPTQ_TENSOR_PIECE), 2);
+    t.type = VPTQ_Q4_1; /* blocks of 20 bytes are never cut */
+    assert_int_equal(vptq_tensor_piece(&t, 0) % 20, 0);
+}
+
+/* A value that is not finite is named by its place in the tensor, not in the piece. */
+static void test_check_piece(void **state)
+{
+    (void)state;
+    uint16_t x[32] = {0};
+    vptq_err err = {0};
+    vptq_tensor t = matrix(VPTQ_F16, 4, 8, x);
+    const uint8_t *bytes = (const uint8_t *)x;
+    x[21] = 0x7c00;
+    assert_ok(vptq_tensor_check_piece(&t, bytes, 0, 42, &err), &err);
+    assert_fails(vptq_tensor_check_piece(&t, bytes + 32, 32, 32, &err), VPTQ_E_NUMERIC, &err,
+                 "row 2, column 5");
+    assert_ok(vptq_tensor_check_piece(&t, bytes + 44, 44, 20, &err), &err);
+}
+
 static void test_set(void **state)
 {
     (void)state;
@@ -311,6 +371,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_check_finite),
         cmocka_unit_test_setup_teardown(test_forget, vtest_scratch_setup,
                                         vtest_scratch_teardown),
+        cmocka_unit_test(test_bytes),
+        cmocka_unit_test(test_check_piece),
         cmocka_unit_test(test_set),
         cmocka_unit_test(test_set_out_of_memory),
     };
