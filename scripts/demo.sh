@@ -14,9 +14,11 @@ effort=()
 if [ -n "${SETTINGS-}" ]; then
     variants=("$SETTINGS")
 else
-    variants=("-v 4 -k 256 -r 16" "-v 4 -k 256 -r 256")
+    # settings of every matrix by what its errors do to the output, measured once for both
+    variants=("-b 3.1 --allocate kl" "-b 4.1 --allocate kl")
     # half the time for a few percent of the loss (docs/encoder.md, section 8)
     effort=(--joint 4 --retrain 0 --sweeps 2 --refits 1)
+    measured_on=1 # windows of 512 tokens
 fi
 windows=24 # of 2048 tokens for the Hessians
 eval_windows=8
@@ -83,10 +85,19 @@ stage hessian "$bin/vptq-hessian" -m "$model" -c "$calib" -o "$run/hessians" -n 
 stage ppl-original "$bin/vptq-eval" ppl -m "$model" --text "$evaltext" \
     --windows "$eval_windows" --format json
 stage text-original "$bin/vptq-eval" generate -m "$model" -p "$prompt" -n 32
+measure=()
+if [ -n "${measured_on-}" ]; then
+    measure=(--allocate-text "$calib" --allocate-windows "$measured_on")
+fi
 for i in "${!variants[@]}"; do
+    # What was measured for the first budget serves the others, too.
+    if [ "$i" -gt 0 ] && [ -f "$run/work-0/sensitivity.json" ] && [ ! -d "$run/work-$i" ]; then
+        mkdir "$run/work-$i"
+        cp "$run/work-0/sensitivity.json" "$run/work-$i/"
+    fi
     # shellcheck disable=SC2086 # the settings are several words
     stage "quantize-$i" "$bin/vptq-quantize" -m "$model" -H "$run/hessians" -o "$run/work-$i" \
-        ${variants[i]} "${effort[@]}"
+        ${variants[i]} "${measure[@]}" "${effort[@]}"
     stage "pack-$i" "$bin/vptq-pack" "$run/work-$i" -o "$run/packed-$i" -f
     stage "ppl-packed-$i" "$bin/vptq-eval" ppl -m "$run/packed-$i" --text "$evaltext" \
         --windows "$eval_windows" --format json
