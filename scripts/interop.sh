@@ -2,9 +2,9 @@
 # make interop: what the tools write and repair, held against the vptq package and transformers.
 # usage: interop.sh [PATTERN]      checks whose name contains PATTERN
 #
-# The packages go into a virtual environment in build/interop/venv, which is kept (6 GB; 1 GB where
-# PyTorch's own index with its CPU builds can be reached).  Where they cannot be had, one line
-# says so and the exit status is 0.  The last line is "N passed, N failed, N skipped"; exit 1 when
+# The packages go into a virtual environment in build/interop/venv, which is kept (6 GB; 1 GB with a
+# TORCH_INDEX that has PyTorch without GPU libraries).  Where they cannot be had, one line says so
+# and the exit status is 0.  The last line is "N passed, N failed, N skipped"; exit 1 when
 # something failed.
 # Environment: BIN (tools), LOGITS (tests/interop/logits), INTEROP_DIR (default build/interop),
 # PYTHON (to make the environment with), VPTQ_DATA, VPTQ_DEMO_GGUF.
@@ -34,14 +34,13 @@ install()
         >>"$dir/pip.log" 2>&1
 }
 
-# One short try at the index that has PyTorch without GPU libraries comes first.
 make_environment()
 {
     rm -rf "$dir/venv.new"
     mkdir -p "$dir"
     : >"$dir/pip.log"
     "${PYTHON:-python3}" -m venv "$dir/venv.new" >>"$dir/pip.log" 2>&1 || return
-    install --retries 0 --timeout 10 --index-url https://download.pytorch.org/whl/cpu "$torch" ||
+    { [ -n "${TORCH_INDEX-}" ] && install --index-url "$TORCH_INDEX" "$torch"; } ||
         install "$torch" || return
     install "${packages[@]}" || return
     install --no-deps --only-binary :all: "$vptq" || return
