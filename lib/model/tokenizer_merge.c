@@ -38,8 +38,7 @@ static vptq_status build_pairs(vptq_tokenizer *t, vptq_err *err)
             i = (i + 1) & t->pairs.mask;
             s = &t->pairs.slots[i];
         }
-        if (s->rank == NONE) /* of a pair that is named twice the first rank counts */
-            *s = (vptq_pair_slot){m->left, m->right, r};
+        *s = (vptq_pair_slot){m->left, m->right, r}; /* of a pair that is there twice, the last */
     }
     return VPTQ_OK;
 }

@@ -192,6 +192,8 @@ def cases():
         {"type": "Replace", "pattern": {"Regex": "\\A +| +\\z"}, "content": ""},
         {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}, prepend, spaces)}
     yield "replace longer", "pieces", {"normalizer": norms({"type": "Replace", "pattern": {"String": "X"}, "content": " the"}, prepend, spaces)}
+    merges = bytes_base()["model"]["merges"]
+    yield "merges named twice", "bytes", {"model": {"merges": merges + merges[:len(merges) // 2]}}
     for scheme in ("always", "first", "never"):
         for cut in (True, False):
             yield (f"metaspace {scheme} {cut}", "pieces",
