@@ -38,7 +38,8 @@ static vptq_status build_pairs(vptq_tokenizer *t, vptq_err *err)
             i = (i + 1) & t->pairs.mask;
             s = &t->pairs.slots[i];
         }
-        *s = (vptq_pair_slot){m->left, m->right, r}; /* of a pair that is there twice, the last */
+        /* of a pair that is there twice the last rank counts */
+        *s = (vptq_pair_slot){m->left, m->right, r};
     }
     return VPTQ_OK;
 }
