@@ -16,11 +16,11 @@ if [ -n "${SETTINGS-}" ]; then
 else
     # settings of every matrix by what its errors do to the output, measured once for both
     variants=("-b 3.1 --allocate kl" "-b 4.1 --allocate kl")
-    # half the time for a few percent of the loss (docs/encoder.md, section 8)
-    effort=(--joint 4 --retrain 0 --sweeps 2 --refits 1)
-    measured_on=1 # windows of 512 tokens
+    # a fraction of the time for some more loss (docs/encoder.md, section 8)
+    effort=(--joint 2 --retrain 0 --sweeps 1 --refits 1 --search beam:8 --kmeans-iterations 12)
+    measured_on=256 # tokens
 fi
-windows=24 # of 2048 tokens for the Hessians
+windows=16 # of 2048 tokens for the Hessians
 eval_windows=8
 prompt="The capital of France is"
 
@@ -87,7 +87,7 @@ stage ppl-original "$bin/vptq-eval" ppl -m "$model" --text "$evaltext" \
 stage text-original "$bin/vptq-eval" generate -m "$model" -p "$prompt" -n 32
 measure=()
 if [ -n "${measured_on-}" ]; then
-    measure=(--allocate-text "$calib" --allocate-windows "$measured_on")
+    measure=(--allocate-text "$calib" --allocate-windows 1 --allocate-length "$measured_on")
 fi
 for i in "${!variants[@]}"; do
     # What was measured for the first budget serves the others, too.
