@@ -7,6 +7,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "lib/base/le.h"
+
 #define VPTQ_ARCHIVE_MAGIC     "\x8fVPTQ\r\n\x1a"
 #define VPTQ_ARCHIVE_END_MAGIC "\x1a\n\rQTPV\x8f"
 
@@ -31,20 +33,6 @@ enum {
     VPTQ_ARCHIVE_FILE = 0, /* kinds of entries */
     VPTQ_ARCHIVE_TENSOR = 1
 };
-
-static inline void vptq_put_le(uint8_t *p, uint64_t x, unsigned bytes)
-{
-    for (unsigned i = 0; i < bytes; i++)
-        p[i] = (uint8_t)(x >> (8 * i));
-}
-
-static inline uint64_t vptq_get_le(const uint8_t *p, unsigned bytes)
-{
-    uint64_t x = 0;
-    for (unsigned i = 0; i < bytes; i++)
-        x |= (uint64_t)p[i] << (8 * i);
-    return x;
-}
 
 /* Files of an archive may be written into a directory by whoever unpacks it: letters, digits,
  * '_', '-' and '.', not beginning with '.'.  Tensors: anything without control characters. */

@@ -71,6 +71,9 @@ vptq_status vptq_checkpoint_tell(const vptq_checkpoint *c, vptq_status st,
  * whose matrices have their parts in many places. */
 void vptq_checkpoint_forget(const vptq_checkpoint *c);
 
+/* WORK: the file that quantized matrix i was read from; NULL for the other kinds. */
+const struct vptq_layer_file *vptq_checkpoint_layer(const vptq_checkpoint *c, size_t i);
+
 /* NULL when the module is not quantized. */
 const vptq_packed_matrix *vptq_checkpoint_quantized(const vptq_checkpoint *c,
                                                     const char *module);

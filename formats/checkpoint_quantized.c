@@ -1,4 +1,5 @@
 /* The kinds with quantized matrices: packed directories, archives, work directories. */
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -43,6 +44,15 @@ void vptq_checkpoint_forget(const vptq_checkpoint *c)
         vptq_tensor_set_forget(&x->layers[i].set);
     if (c->base)
         vptq_checkpoint_forget(c->base);
+}
+
+const vptq_layer_file *vptq_checkpoint_layer(const vptq_checkpoint *c, size_t i)
+{
+    const extra *x = c->extra;
+    for (size_t k = 0; c->kind == VPTQ_CKPT_WORK && k < x->layer_count; k++)
+        if (x->layers[k].matrix.name == c->quantized[i].name) /* a copy of the same matrix */
+            return &x->layers[k];
+    return NULL;
 }
 
 static int by_name(const void *a, const void *b)
@@ -174,19 +184,25 @@ out:
 
 /* ---- archive ---- */
 
-/* A small file of the archive as text in the arena, NULL when it is not there. */
-static vptq_status archive_text(const vptq_archive *a, const char *name, int threads,
+/* A small file of the archive (at most `limit` bytes) as text in the arena, NULL when it is not
+ * there. */
+static vptq_status archive_text(const vptq_checkpoint *c, const char *name, size_t limit,
                                 vptq_arena *arena, char **text, size_t *len, vptq_err *err)
 {
-    const vptq_archive_entry *e = vptq_archive_find(a, name, false);
+    const extra *x = c->extra;
+    const vptq_archive_entry *e = vptq_archive_find(x->archive, name, false);
     *text = NULL;
     *len = 0;
     if (!e)
         return VPTQ_OK;
+    if (e->size > limit)
+        return vptq_fail(err, VPTQ_E_FORMAT,
+                         "%s: file '%s' has %" PRIu64 " bytes, more than the %zu expected",
+                         c->path, name, e->size, limit);
     char *buf = vptq_arena_alloc(arena, (size_t)e->size + 1, 1, err);
     if (!buf)
         return VPTQ_E_NOMEM;
-    vptq_status st = vptq_archive_load(a, e, threads, buf, err);
+    vptq_status st = vptq_archive_load(x->archive, e, x->threads, buf, err);
     if (st)
         return st;
     buf[e->size] = '\0';
@@ -265,7 +281,7 @@ vptq_status vptq_checkpoint_open_archive(const vptq_ctx *ctx, bool shapes_only,
     extra *x = c->extra;
     x->threads = ctx->threads;
     VPTQ_TRY(vptq_archive_open(c->path, ctx->mem, &x->archive, err));
-    VPTQ_TRY(archive_text(x->archive, CONFIG_FILE, ctx->threads, &c->arena, &text, &len, err));
+    VPTQ_TRY(archive_text(c, CONFIG_FILE, VPTQ_CONFIG_LIMIT, &c->arena, &text, &len, err));
     if (!text)
         return vptq_fail(err, VPTQ_E_FORMAT, "%s: the archive holds no " CONFIG_FILE, c->path);
     VPTQ_TRY(vptq_json_parse(text, len, c->path, &c->config, err));
@@ -282,14 +298,13 @@ vptq_status vptq_checkpoint_archive_vocab(const vptq_checkpoint *c, const vptq_c
                                           vptq_vocab *v, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    const extra *x = c->extra;
     vptq_arena scratch;
     char *text = NULL, *config = NULL;
     size_t len = 0, config_len = 0;
     vptq_arena_init(&scratch, ctx->mem);
     VPTQ_TRY(
-        archive_text(x->archive, "tokenizer.json", ctx->threads, &scratch, &text, &len, err));
-    VPTQ_TRY(archive_text(x->archive, "tokenizer_config.json", ctx->threads, &scratch, &config,
+        archive_text(c, "tokenizer.json", VPTQ_TOKENIZER_LIMIT, &scratch, &text, &len, err));
+    VPTQ_TRY(archive_text(c, "tokenizer_config.json", VPTQ_TOKENIZER_LIMIT, &scratch, &config,
                           &config_len, err));
     st = vptq_vocab_parse_json(text, len, config, config_len, c->path, ctx->mem, v, err);
 out:

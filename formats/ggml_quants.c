@@ -4,6 +4,7 @@
  * https://github.com/ggml-org/ggml/blob/master/src/ggml-quants.c and ggml-common.h */
 #include "formats/ggml_quants.h"
 
+#include <float.h>
 #include <math.h>
 
 #include "lib/base/half.h"
@@ -218,7 +219,8 @@ void vptq_ggml_quantize_q8_0(const float *x, size_t n, uint8_t *dst)
         float most = 0;
         for (int j = 0; j < SMALL; j++)
             most = fabsf(x[j]) > most ? fabsf(x[j]) : most;
-        const float d = most / 127, inverse = d > 0 ? 1 / d : 0;
+        const float d = most / 127;
+        const float inverse = d > 1 / FLT_MAX ? 1 / d : 0; /* else infinite, or d is 0 */
         const uint16_t half = vptq_f32_to_f16(d);
         dst[0] = (uint8_t)(half & 255);
         dst[1] = (uint8_t)(half >> 8);

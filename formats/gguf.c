@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "lib/base/le.h"
+
 enum {
     MAX_KEYS = 1 << 16,    /* real files have below a hundred */
     MAX_TENSORS = 1 << 20, /* and some thousand tensors */
@@ -22,14 +24,6 @@ typedef struct cursor {
     const uint8_t *data;
     size_t at, size;
 } cursor;
-
-static uint64_t le(const uint8_t *p, size_t bytes)
-{
-    uint64_t x = 0;
-    for (size_t i = 0; i < bytes; i++)
-        x |= (uint64_t)p[i] << 8 * i;
-    return x;
-}
 
 /* That n bytes more are there. */
 static vptq_status need(const cursor *c, uint64_t n, const char *what, vptq_err *err)
@@ -58,7 +52,7 @@ static vptq_status take_u64(cursor *c, const char *what, uint64_t *out, vptq_err
     vptq_status st = need(c, 8, what, err);
     if (st)
         return st;
-    *out = le(c->data + c->at, 8);
+    *out = vptq_get_le(c->data + c->at, 8);
     c->at += 8;
     return VPTQ_OK;
 }
@@ -68,7 +62,7 @@ static vptq_status take_u32(cursor *c, const char *what, uint32_t *out, vptq_err
     vptq_status st = need(c, 4, what, err);
     if (st)
         return st;
-    *out = (uint32_t)le(c->data + c->at, 4);
+    *out = (uint32_t)vptq_get_le(c->data + c->at, 4);
     c->at += 4;
     return VPTQ_OK;
 }
@@ -500,7 +494,7 @@ double vptq_gguf_num_at(const vptq_gguf_kv *kv, uint64_t i)
 {
     size_t size = value_size(kv->type);
     VPTQ_BUG_IF(size == 0 || i >= kv->count);
-    uint64_t raw = le(kv->data + i * size, size);
+    uint64_t raw = vptq_get_le(kv->data + i * size, (unsigned)size);
     uint32_t raw32 = (uint32_t)raw;
     float f;
     double d;
@@ -544,7 +538,7 @@ vptq_status vptq_gguf_u64_or(const vptq_gguf *g, const char *key, uint64_t fallb
         return wrong_type(g, key, "one integer", err);
     if (vptq_gguf_num_at(kv, 0) < 0)
         return wrong_type(g, key, "zero or more", err);
-    *out = le(kv->data, size);
+    *out = vptq_get_le(kv->data, (unsigned)size);
     return VPTQ_OK;
 }
 

@@ -103,16 +103,23 @@ static bool same_text(const char *a, const char *b)
     return a == b || (a && b && strcmp(a, b) == 0);
 }
 
-static bool same_steps(const vptq_vocab *a, const vptq_vocab *b)
+static bool same_norms(const vptq_vocab *a, const vptq_vocab *b)
 {
-    if (a->norm_count != b->norm_count || a->split_count != b->split_count ||
-        a->ignore_merges != b->ignore_merges)
+    if (a->norm_count != b->norm_count)
         return false;
     for (uint32_t i = 0; i < a->norm_count; i++)
         if (a->norms[i].kind != b->norms[i].kind ||
             !same_text(a->norms[i].pattern, b->norms[i].pattern) ||
             !same_text(a->norms[i].content, b->norms[i].content))
             return false;
+    return true;
+}
+
+static bool same_steps(const vptq_vocab *a, const vptq_vocab *b)
+{
+    if (!same_norms(a, b) || a->split_count != b->split_count ||
+        a->ignore_merges != b->ignore_merges)
+        return false;
     for (uint32_t i = 0; i < a->split_count; i++)
         if (a->splits[i].kind != b->splits[i].kind ||
             !same_text(a->splits[i].pattern, b->splits[i].pattern) ||
@@ -280,40 +287,66 @@ static vptq_status put_bpe(vptq_gguf_keys *k, const vptq_vocab *v, vptq_err *err
     return put_merges(k, v, err);
 }
 
-static bool is_mark(const char *text)
+/* The steps as one of the normalizers that readers make of the two keys, of which Metaspace may
+ * do the part that marks spaces; *found is false where the steps do anything else. */
+static vptq_status find_spm(const vptq_vocab *v, bool *found, bool *prefix, bool *squeeze,
+                            vptq_err *err)
 {
-    return text && strcmp(text, VPTQ_META) == 0;
+    vptq_status st = VPTQ_OK;
+    const vptq_split *meta =
+        v->split_count == 1 && v->splits[0].kind == VPTQ_SPLIT_METASPACE ? v->splits : NULL;
+    *prefix = *squeeze = false;
+    *found = meta && v->norm_count == 0;
+    for (int i = 0; !st && !*found && i < 4 && (meta || v->split_count == 0); i++) {
+        vptq_vocab other;
+        *prefix = i & 1;
+        *squeeze = i & 2;
+        st = vptq_vocab_begin(&other, v->source, v->arena.mem, err);
+        if (!st)
+            st = vptq_vocab_spm_norms(&other, *prefix, *squeeze, err);
+        *found = !st && same_norms(v, &other);
+        vptq_vocab_release(&other);
+    }
+    if (meta)
+        *prefix = *prefix || meta->prepend != VPTQ_PREPEND_NEVER;
+    return st;
 }
 
-/* Whether something is put in front of a text, and runs of spaces become one.  False where the
- * steps do more than that. */
-static bool take_spm_steps(const vptq_vocab *v, bool *prefix, bool *squeeze)
+/* A Metaspace that cuts at every mark keeps pieces with a mark inside from being made. */
+static bool cuts_pieces(const vptq_vocab *v)
 {
-    static const char runs[] = " {2,}", ends[] = "\\A +| +\\z"; /* as readers make them */
-    *prefix = *squeeze = false;
-    for (uint32_t i = 0; i < v->norm_count; i++) {
-        const vptq_norm *n = &v->norms[i];
-        if (n->kind == VPTQ_NORM_PREPEND && is_mark(n->content))
-            *prefix = true;
-        else if (n->kind == VPTQ_NORM_REGEX &&
-                 (same_text(n->pattern, runs) || same_text(n->pattern, ends)))
-            *squeeze = true;
-        else if (n->kind != VPTQ_NORM_REPLACE || !same_text(n->pattern, " ") ||
-                 !is_mark(n->content))
-            return false;
-    }
-    for (uint32_t i = 0; i < v->split_count; i++) {
-        if (v->splits[i].kind != VPTQ_SPLIT_METASPACE)
-            return false;
-        *prefix = *prefix || v->splits[i].prepend != VPTQ_PREPEND_NEVER;
-    }
-    return true;
+    const size_t mark = strlen(VPTQ_META);
+    if (v->split_count == 0 || !v->splits[0].individual)
+        return false;
+    for (uint32_t i = 0; i < v->count; i++)
+        if (v->pieces[i].type == VPTQ_PIECE_NORMAL && v->pieces[i].len > mark &&
+            strstr(v->pieces[i].text + 1, VPTQ_META))
+            return true;
+    return false;
+}
+
+/* Readers take byte pieces for what no piece covers, where there are some, and make one unknown
+ * token of what is left. */
+static bool knows_unknown(const vptq_vocab *v)
+{
+    uint32_t bytes = 0;
+    for (uint32_t i = 0; i < v->count; i++)
+        bytes += v->pieces[i].type == VPTQ_PIECE_BYTE;
+    return (v->byte_fallback || bytes == 0) && (v->fuse_unk || v->unk < 0 || bytes == 256);
 }
 
 static vptq_status put_spm(vptq_gguf_keys *k, const vptq_vocab *v, vptq_err *err)
 {
-    bool prefix, squeeze;
-    if (!take_spm_steps(v, &prefix, &squeeze))
+    bool found, prefix, squeeze;
+    vptq_status st = find_spm(v, &found, &prefix, &squeeze, err);
+    if (st)
+        return st;
+    if (!knows_unknown(v))
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                         "%s: makes other tokens of what it does not know than readers of a "
+                         "GGUF file do (byte pieces, else one unknown token)",
+                         v->source);
+    if (!found || v->ignore_merges || cuts_pieces(v))
         return vptq_fail(err, VPTQ_E_UNSUPPORTED,
                          "%s: changes or cuts texts in other ways than a GGUF file of a "
                          "SentencePiece tokenizer can say",

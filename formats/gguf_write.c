@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-#include "formats/archive_layout.h"
+#include "lib/base/le.h"
 
 enum { VERSION = 3, ALIGNMENT = 32 };
 

@@ -30,29 +30,15 @@ void vptq_hessian_file_name(char name[64], uint32_t layer, const char *input)
     snprintf(name, 64, "layer_%03u_%s.safetensors", layer, input);
 }
 
-/* Entries of the lower triangle. */
-static size_t triangle(size_t n)
-{
-    return n % 2 ? n * ((n + 1) / 2) : n / 2 * (n + 1);
-}
-
 static vptq_tensor vector(const char *name, size_t n, const float *x)
 {
     return (vptq_tensor){
         .name = name, .type = VPTQ_F32, .dims = 1, .shape = {n}, .data = (const uint8_t *)x};
 }
 
-static vptq_status save(const char *path, uint32_t n, const float *lower, const float *mean,
-                        const vptq_metadata *meta, size_t meta_count, vptq_err *err)
-{
-    const vptq_tensor tensors[] = {vector("hessian", triangle(n), lower),
-                                   vector("mean", n, mean)};
-    return vptq_safetensors_save(path, true, tensors, 2, meta, meta_count, err);
-}
-
 /* Tensors of a Hessian with its only metadata. */
-static vptq_status save_plain(const char *path, uint64_t tokens, const vptq_tensor *tensors,
-                              size_t count, vptq_err *err)
+static vptq_status save_hessian(const char *path, uint64_t tokens, const vptq_tensor *tensors,
+                                size_t count, vptq_err *err)
 {
     char text[24];
     snprintf(text, sizeof text, "%llu", (unsigned long long)tokens);
@@ -63,25 +49,26 @@ static vptq_status save_plain(const char *path, uint64_t tokens, const vptq_tens
 vptq_status vptq_hessian_file_write(const char *path, uint32_t n, uint64_t tokens,
                                     const float *lower, const float *mean, vptq_err *err)
 {
-    const vptq_tensor tensors[] = {vector("hessian", triangle(n), lower),
+    const vptq_tensor tensors[] = {vector("hessian", vptq_triangle(n), lower),
                                    vector("mean", n, mean)};
-    return save_plain(path, tokens, tensors, 2, err);
+    return save_hessian(path, tokens, tensors, 2, err);
 }
 
 vptq_status vptq_hessian_file_write_with(const char *path, uint32_t n, uint64_t tokens,
                                          const float *lower, const float *mean,
                                          const char *name, const float *extra, vptq_err *err)
 {
-    const vptq_tensor tensors[] = {vector("hessian", triangle(n), lower),
-                                   vector("mean", n, mean), vector(name, triangle(n), extra)};
-    return save_plain(path, tokens, tensors, 3, err);
+    const vptq_tensor tensors[] = {vector("hessian", vptq_triangle(n), lower),
+                                   vector("mean", n, mean),
+                                   vector(name, vptq_triangle(n), extra)};
+    return save_hessian(path, tokens, tensors, 3, err);
 }
 
 vptq_status vptq_hessian_diagonal_write(const char *path, uint32_t n, uint64_t tokens,
                                         const float *diagonal, const float *mean, vptq_err *err)
 {
     const vptq_tensor tensors[] = {vector("diagonal", n, diagonal), vector("mean", n, mean)};
-    return save_plain(path, tokens, tensors, 2, err);
+    return save_hessian(path, tokens, tensors, 2, err);
 }
 
 vptq_status vptq_hessian_term_write(const char *path, vptq_token_weights kind, uint64_t windows,
@@ -93,7 +80,9 @@ vptq_status vptq_hessian_term_write(const char *path, vptq_token_weights kind, u
     snprintf(mean_of, sizeof mean_of, "%llu", (unsigned long long)windows);
     const vptq_metadata meta[] = {
         {kind_key, vptq_token_weights_name(kind)}, {tokens_key, count}, {windows_key, mean_of}};
-    return save(path, n, lower, mean, meta, 3, err);
+    const vptq_tensor tensors[] = {vector("hessian", vptq_triangle(n), lower),
+                                   vector("mean", n, mean)};
+    return vptq_safetensors_save(path, true, tensors, 2, meta, 3, err);
 }
 
 static const char *find_text(const vptq_metadata *meta, size_t count, const char *key)
@@ -114,10 +103,11 @@ static vptq_status parse_count(const char *path, const vptq_metadata *meta, size
     char *end = NULL;
     errno = 0;
     unsigned long long n = strtoull(text, &end, 10);
-    if (text[0] < '1' || text[0] > '9' || *end || errno)
+    if (text[0] < '1' || text[0] > '9' || *end || errno || n > INT64_MAX)
         return vptq_fail(err, VPTQ_E_FORMAT,
-                         "%s: metadata '%s' is '%.100s', expected a whole number above 0", path,
-                         key, text);
+                         "%s: metadata '%s' is '%.100s', expected a whole number above 0 and "
+                         "below 2^63",
+                         path, key, text);
     *out = n;
     return VPTQ_OK;
 }
@@ -203,8 +193,12 @@ vptq_status vptq_hessian_file_read(const char *path, uint32_t expect_n, vptq_mem
     VPTQ_TRY(parse_kind(path, meta, meta_count, h, err));
     VPTQ_TRY(need_vector(&h->set, "mean", h->n, &mean, err));
     const bool diagonal = vptq_tensor_find(&h->set, "diagonal") && !h->kind;
+    if (diagonal && vptq_tensor_find(&h->set, "hessian"))
+        VPTQ_TRY(vptq_fail(err, VPTQ_E_FORMAT,
+                           "%s: has both tensors 'hessian' and 'diagonal', expected one",
+                           path));
     VPTQ_TRY(diagonal ? need_vector(&h->set, "diagonal", h->n, &values, err)
-                      : need_vector(&h->set, "hessian", triangle(h->n), &values, err));
+                      : need_vector(&h->set, "hessian", vptq_triangle(h->n), &values, err));
     h->mean = as_floats(&h->set, mean, err);
     const float *x = h->mean ? as_floats(&h->set, values, err) : NULL;
     if (!x)
@@ -218,7 +212,7 @@ out:
 
 vptq_status vptq_hessian_file_expand(vptq_hessian_file *h, vptq_err *err)
 {
-    float *lower = vptq_arena_zalloc(&h->set.arena, triangle(h->n), sizeof *lower, err);
+    float *lower = vptq_arena_zalloc(&h->set.arena, vptq_triangle(h->n), sizeof *lower, err);
     if (!lower)
         return VPTQ_E_NOMEM;
     for (size_t i = 0; i < h->n; i++)

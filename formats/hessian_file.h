@@ -29,13 +29,19 @@ vptq_token_weights vptq_token_weights_find(const char *name, size_t len);
 typedef struct vptq_hessian_file {
     vptq_tensor_set set; /* owns the data */
     uint32_t n;
-    uint64_t tokens;         /* 0 = not known */
+    uint64_t tokens;         /* below 2^63; 0 = not known */
     vptq_token_weights kind; /* of a term; VPTQ_WEIGHTS_PLAIN in a Hessian */
     uint64_t windows;        /* that a term is the mean of; 0 in a Hessian */
     const float *lower;      /* [n (n + 1) / 2]; NULL where only the diagonal is known */
     const float *diagonal;   /* [n] then, else NULL */
     const float *mean;       /* [n] */
 } vptq_hessian_file;
+
+/* Entries of the lower triangle of n columns; n is below 2^32. */
+static inline size_t vptq_triangle(size_t n)
+{
+    return n % 2 ? n * ((n + 1) / 2) : n / 2 * (n + 1);
+}
 
 void vptq_hessian_file_name(char name[64], uint32_t layer, const char *input);
 /* Atomic; replaces an old file.  tokens 0 = not known. */

@@ -5,8 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "formats/archive_layout.h"
 #include "formats/gguf.h"
+#include "lib/base/le.h"
 
 enum { NAME_BYTES_MAX = 255, LAYERS_DIGITS = 4 };
 static const char sum2_end[] = ".in_sum2";
@@ -110,18 +110,19 @@ out:
 
 /* ---- GGUF ---- */
 
-/* The tensor NAME.END of floats with n columns in one row; *t = NULL when there is none. */
+/* The tensor NAME.END of n floats in one row; *t = NULL when there is none. */
 static vptq_status find_part(const vptq_gguf *g, const vptq_imatrix_entry *e, const char *end,
                              uint64_t n, const vptq_tensor **t, vptq_err *err)
 {
     char name[2 * NAME_BYTES_MAX];
     snprintf(name, sizeof name, "%s%s", e->name, end);
     *t = vptq_tensor_find(&g->set, name);
-    if (!*t || ((*t)->type == VPTQ_F32 && vptq_tensor_rows(*t) * vptq_tensor_cols(*t) == n))
+    if (!*t ||
+        ((*t)->type == VPTQ_F32 && vptq_tensor_rows(*t) == 1 && vptq_tensor_cols(*t) == n))
         return VPTQ_OK;
     return vptq_fail(err, VPTQ_E_SHAPE,
-                     "%s: tensor '%s' is not %" PRIu64 " numbers of type F32", g->path, name,
-                     n);
+                     "%s: tensor '%s' is not a row of %" PRIu64 " numbers of type F32", g->path,
+                     name, n);
 }
 
 /* A sum over tokens, divided by them. */

@@ -3,15 +3,11 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "lib/base/le.h"
+
 /* The header's seven numbers, in order. */
 enum { DIM, HIDDEN, LAYERS, HEADS, KV_HEADS, VOCAB, SEQUENCE, HEADER_NUMBERS };
 enum { HEADER_BYTES = HEADER_NUMBERS * 4 };
-
-static int32_t read_i32(const uint8_t *p)
-{
-    return (int32_t)((uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 |
-                     (uint32_t)p[3] << 24);
-}
 
 /* llama2.c writes neither theta nor epsilon nor special tokens: its run.c has these. */
 static vptq_status parse_header(const char *path, const vptq_map *map, vptq_model_desc *d,
@@ -23,7 +19,7 @@ static vptq_status parse_header(const char *path, const vptq_map *map, vptq_mode
                          map->size);
     int32_t n[HEADER_NUMBERS];
     for (int i = 0; i < HEADER_NUMBERS; i++)
-        n[i] = read_i32(map->data + i * 4);
+        n[i] = (int32_t)(uint32_t)vptq_get_le(map->data + i * 4, 4);
     for (int i = 0; i < HEADER_NUMBERS; i++)
         if (n[i] == INT32_MIN || (n[i] <= 0 && i != VOCAB))
             return vptq_fail(err, VPTQ_E_FORMAT,

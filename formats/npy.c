@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+#include "lib/base/le.h"
+
 static const char magic[] = "\x93NUMPY";
 enum { MAGIC = sizeof magic - 1, HEADER_MAX = 1 << 16, NAME_MAX_SHOWN = 40 };
 
@@ -160,9 +162,7 @@ static vptq_status find_header(const char *path, vptq_npy *a, header *h, vptq_er
                          "%s: version %d of the .npy format, supported are 1 to 3", path,
                          version);
     const size_t width = version == 1 ? 2 : 4, begin = MAGIC + 2 + width;
-    size_t len = 0;
-    for (size_t i = 0; begin <= size && i < width; i++)
-        len |= (size_t)p[MAGIC + 2 + i] << (8 * i);
+    const uint64_t len = begin > size ? 0 : vptq_get_le(p + MAGIC + 2, (unsigned)width);
     if (begin > size || len > HEADER_MAX || len > size - begin)
         return vptq_fail(err, VPTQ_E_FORMAT, "%s: the .npy file ends inside its header", path);
     const char *text = (const char *)p + begin;

@@ -43,16 +43,6 @@ static const vptq_tensor *find_part(const matrix_reader *r, const char *part)
     return n > 0 && (size_t)n < sizeof full ? vptq_tensor_find(r->set, full) : NULL;
 }
 
-static void describe_shape(char *text, size_t size, const uint64_t *shape, uint32_t dims)
-{
-    size_t at = 0;
-    for (uint32_t i = 0; i < dims && at < size; i++)
-        at += (size_t)snprintf(text + at, size - at, "%s%llu", i ? ", " : "",
-                               (unsigned long long)shape[i]);
-    if (dims == 0)
-        text[0] = '\0';
-}
-
 /* Some writers squeeze unit axes away, so leading ones do not count. */
 static bool same_shape(const vptq_tensor *t, const part_shape *want)
 {
@@ -99,13 +89,13 @@ static vptq_status need_part(const matrix_reader *r, const char *part, vptq_dtyp
     if (t->bytes && !t->data && !t->source)
         return vptq_fail(r->err, VPTQ_E_CHECKSUM, "%s: tensor '%s' is damaged", r->file,
                          t->name);
-    char found[200], expected[100];
+    char found[VPTQ_SHAPE_TEXT], expected[VPTQ_SHAPE_TEXT];
     if (t->type != type && t->type != other && !(type == VPTQ_I16 && is_index16(r, t)))
         return vptq_fail(r->err, VPTQ_E_FORMAT, "%s: tensor '%s' is %s, expected %s", r->file,
                          t->name, vptq_dtype_get(t->type)->name, vptq_dtype_get(type)->name);
     if (!same_shape(t, want)) {
-        describe_shape(found, sizeof found, t->shape, t->dims);
-        describe_shape(expected, sizeof expected, want->size, want->dims);
+        vptq_shape_text(t->shape, t->dims, found);
+        vptq_shape_text(want->size, want->dims, expected);
         return vptq_fail(r->err, VPTQ_E_SHAPE, "%s: tensor '%s' is [%s], expected [%s]",
                          r->file, t->name, found, expected);
     }

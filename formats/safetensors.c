@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "formats/json.h"
+#include "lib/base/le.h"
 
 /* The format's own bound on the header, also used for the index of a sharded directory. */
 enum { LENGTH_BYTES = 8, MAX_HEADER = 100000000 };
@@ -36,9 +37,7 @@ static vptq_status find_header(const char *path, const vptq_map *map, size_t *le
     if (map->size < LENGTH_BYTES)
         return vptq_fail(err, VPTQ_E_FORMAT, "%s: %zu bytes are too few for a safetensors file",
                          path, map->size);
-    uint64_t n = 0;
-    for (int i = LENGTH_BYTES - 1; i >= 0; i--)
-        n = n << 8 | map->data[i];
+    const uint64_t n = vptq_get_le(map->data, LENGTH_BYTES);
     if (n > MAX_HEADER)
         return vptq_fail(err, VPTQ_E_FORMAT,
                          "%s: safetensors header of %llu bytes, expected at most %d", path,

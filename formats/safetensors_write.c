@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "formats/json.h"
+#include "lib/base/le.h"
 
 #define INDEX_FILE  "model.safetensors.index.json"
 #define SINGLE_FILE "model.safetensors"
@@ -87,8 +88,7 @@ static vptq_status write_header(vptq_safetensors_writer *w, const json_t *header
     vptq_status st = VPTQ_OK;
     size_t len = strlen(text), pad = (8 - len % 8) % 8;
     uint8_t length[LENGTH_BYTES];
-    for (int i = 0; i < LENGTH_BYTES; i++)
-        length[i] = (uint8_t)((len + pad) >> (8 * i));
+    vptq_put_le(length, len + pad, LENGTH_BYTES);
     if (len + pad > MAX_HEADER)
         VPTQ_TRY(vptq_fail(err, VPTQ_E_ARG,
                            "%s: the header of %zu tensors is longer than %d bytes",

@@ -275,14 +275,13 @@ static vptq_status missing(const vptq_tensor_set *s, const char *name, vptq_err 
                      s->tensors[0].file, name, s->count);
 }
 
-/* "[3, 4]" */
-static void shape_text(const vptq_tensor *t, char *text, size_t size)
+void vptq_shape_text(const uint64_t *shape, uint32_t dims, char text[VPTQ_SHAPE_TEXT])
 {
     size_t at = 0;
-    for (uint32_t i = 0; i < t->dims && at < size; i++)
-        at += (size_t)snprintf(text + at, size - at, "%s%llu", i ? ", " : "",
-                               (unsigned long long)t->shape[i]);
-    text[at < size ? at : size - 1] = 0;
+    text[0] = 0;
+    for (uint32_t i = 0; i < dims; i++)
+        at += (size_t)snprintf(text + at, VPTQ_SHAPE_TEXT - at, "%s%llu", i ? ", " : "",
+                               (unsigned long long)shape[i]);
 }
 
 vptq_status vptq_tensor_need(const vptq_tensor_set *s, const char *name, uint64_t rows,
@@ -297,8 +296,8 @@ vptq_status vptq_tensor_need(const vptq_tensor_set *s, const char *name, uint64_
         *out = t;
         return VPTQ_OK;
     }
-    char found[VPTQ_MAX_DIMS * 22 + 1];
-    shape_text(t, found, sizeof found);
+    char found[VPTQ_SHAPE_TEXT];
+    vptq_shape_text(t->shape, t->dims, found);
     if (rows)
         return vptq_fail(err, VPTQ_E_SHAPE,
                          "%s: tensor '%s' has shape [%s], expected [%llu, %llu]", t->file, name,

@@ -44,6 +44,10 @@ typedef struct vptq_tensor {
 size_t vptq_tensor_rows(const vptq_tensor *t);
 size_t vptq_tensor_cols(const vptq_tensor *t);
 
+/* "3, 4": sizes as messages name them; at most VPTQ_MAX_DIMS. */
+enum { VPTQ_SHAPE_TEXT = VPTQ_MAX_DIMS * 22 + 1 };
+void vptq_shape_text(const uint64_t *shape, uint32_t dims, char text[VPTQ_SHAPE_TEXT]);
+
 /* Bytes [at, at + n): a view where they are in memory, else read into `room` (n bytes; not used
  * otherwise).  Without a source VPTQ_E_CHECKSUM: only damage leaves a tensor without bytes. */
 vptq_status vptq_tensor_bytes(const vptq_tensor *t, size_t at, size_t n, void *room,

@@ -1,9 +1,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "formats/archive_layout.h"
 #include "formats/torch_file.h"
 #include "formats/zip.h"
+#include "lib/base/le.h"
 
 /* The pickle is of protocol 2, as torch.save writes it; nothing is remembered for later. */
 

@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-#include "formats/archive_layout.h"
+#include "lib/base/le.h"
 
 /* What a global may be. */
 typedef struct known_global {

@@ -123,6 +123,7 @@ bool vptq_piece_is_byte(const char *text, size_t len, uint8_t *byte);
 
 void vptq_vocab_release(vptq_vocab *v);
 
+enum { VPTQ_TOKENIZER_LIMIT = 256 << 20 }; /* bytes of such a text; real ones end at 35 MB */
 /* tokenizer.json (and tokenizer_config.json beside it where it is there: add_bos_token, bos,
  * eos). */
 vptq_status vptq_vocab_read_json(const char *path, vptq_mem *mem, vptq_vocab *v,

@@ -6,8 +6,6 @@
 #include "formats/vocab_build.h"
 #include "lib/base/file.h"
 
-enum { JSON_LIMIT = 256 << 20 }; /* bytes; real files end at some 35 MB */
-
 static vptq_status wrong(const vptq_vocab *v, const char *what, const char *expected,
                          vptq_err *err)
 {
@@ -360,10 +358,10 @@ vptq_status vptq_vocab_read_json(const char *path, vptq_mem *mem, vptq_vocab *v,
     char *text = NULL, *config = NULL, name[4096];
     size_t len = 0, config_len = 0;
     bool found = false;
-    VPTQ_TRY(vptq_file_read(path, JSON_LIMIT, mem, &text, &len, err));
+    VPTQ_TRY(vptq_file_read(path, VPTQ_TOKENIZER_LIMIT, mem, &text, &len, err));
     VPTQ_TRY(config_beside(path, name, &found, err));
     if (found)
-        VPTQ_TRY(vptq_file_read(name, JSON_LIMIT, mem, &config, &config_len, err));
+        VPTQ_TRY(vptq_file_read(name, VPTQ_TOKENIZER_LIMIT, mem, &config, &config_len, err));
     json_source tokenizer = {text, len, path}, beside = {config, config_len, name};
     VPTQ_TRY(read_texts(&tokenizer, &beside, mem, v, err));
 out:

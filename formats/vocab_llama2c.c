@@ -7,13 +7,9 @@
 
 #include "formats/vocab_build.h"
 #include "lib/base/file.h"
+#include "lib/base/le.h"
 
 enum { HEAD = 8, FIRST_NORMAL = 259 };
-
-static uint32_t le32(const uint8_t *b)
-{
-    return (uint32_t)b[0] | (uint32_t)b[1] << 8 | (uint32_t)b[2] << 16 | (uint32_t)b[3] << 24;
-}
 
 /* Walks the records; counts pieces and what their texts weigh with U+2581 for every space. */
 static vptq_status measure(const vptq_vocab *v, const vptq_map *map, size_t *count,
@@ -25,7 +21,7 @@ static vptq_status measure(const vptq_vocab *v, const vptq_map *map, size_t *cou
                          v->source, map->size);
     for (size_t at = 4; at < map->size; ++*count) {
         size_t left = map->size - at;
-        uint32_t len = left >= HEAD ? le32(map->data + at + 4) : 0;
+        uint32_t len = left >= HEAD ? (uint32_t)vptq_get_le(map->data + at + 4, 4) : 0;
         if (left < HEAD || len > left - HEAD)
             return vptq_fail(err, VPTQ_E_FORMAT,
                              "%s: piece %zu of %" PRIu32
@@ -42,7 +38,7 @@ static vptq_piece read_piece(vptq_pool *pool, uint32_t id, const uint8_t *rec)
 {
     vptq_piece p = {.text = pool->next, .type = VPTQ_PIECE_NORMAL};
     const char *bytes = (const char *)rec + HEAD;
-    uint32_t bits = le32(rec), len = le32(rec + 4);
+    uint32_t bits = (uint32_t)vptq_get_le(rec, 4), len = (uint32_t)vptq_get_le(rec + 4, 4);
     memcpy(&p.score, &bits, sizeof p.score);
     uint8_t byte;
     if (id == 1 || id == 2) { /* in the file they have newlines around them for printing */
@@ -82,7 +78,7 @@ static vptq_status fill(vptq_vocab *v, const vptq_map *map, size_t bytes, vptq_e
         if (isnan(v->pieces[i].score))
             return vptq_fail(err, VPTQ_E_FORMAT, "%s: the score of piece %" PRIu32 " is NaN",
                              v->source, i);
-        rec += HEAD + le32(rec + 4);
+        rec += HEAD + vptq_get_le(rec + 4, 4);
     }
     VPTQ_TRY(vptq_vocab_index(v, &index, err));
     vptq_strmap_release(&index);

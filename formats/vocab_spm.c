@@ -10,6 +10,7 @@
 
 #include "formats/vocab_build.h"
 #include "lib/base/file.h"
+#include "lib/base/le.h"
 
 /* --- protobuf --- */
 
@@ -71,8 +72,7 @@ static bool take_field(message *m, field *f)
         return false;
     f->bytes = (message){m->at, m->at + size};
     if (f->wire == 5)
-        f->value = (uint32_t)m->at[0] | (uint32_t)m->at[1] << 8 | (uint32_t)m->at[2] << 16 |
-                   (uint32_t)m->at[3] << 24;
+        f->value = vptq_get_le(m->at, 4);
     m->at += size;
     return true;
 }

@@ -120,6 +120,11 @@ vptq_status vptq_hessian_pool(vptq_mem *mem, const vptq_hessian_file *parts, siz
         counts[g] = parts[g].kind ? parts[g].windows : parts[g].tokens;
         total += counts[g];
         *tokens += parts[g].tokens;
+        if (total > INT64_MAX || *tokens > INT64_MAX) {
+            st = vptq_fail(err, VPTQ_E_FORMAT,
+                           "the hessians to pool claim more than 2^63 tokens");
+            goto out;
+        }
     }
     if (!total) {
         st = vptq_fail(err, VPTQ_E_FORMAT, "no tokens in the hessians to pool");

@@ -61,8 +61,6 @@ vptq_status vptq_hessian_dir_open(const char *dir, vptq_hessian_dir *h,
 /* Writes hessian.json; `details` (borrowed) becomes its key "settings". */
 vptq_status vptq_hessian_dir_save(const char *dir, const vptq_hessian_dir *h, json_t *details,
                                   vptq_err *err) VPTQ_MUST_CHECK;
-vptq_status vptq_hessian_dir_path(char *path, size_t size, const char *dir, uint32_t layer,
-                                  vptq_input input, vptq_err *err) VPTQ_MUST_CHECK;
 /* The Hessian of one input, `n` columns (0 = any); a missing file is VPTQ_E_FORMAT naming it, a
  * number that is not finite VPTQ_E_NUMERIC.  `lower` is there in any case: a diagonal gets
  * zeros beside it, but with n = 0 is VPTQ_E_UNSUPPORTED. */

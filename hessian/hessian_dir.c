@@ -8,7 +8,7 @@
 #include "hessian/hessian_dir_names.h"
 #include "lib/base/file.h"
 
-enum { DIR_FORMAT = 1, JSON_LIMIT = 1 << 20, MAX_LAYERS = 4096 };
+enum { DIR_FORMAT = 1, JSON_LIMIT = 1 << 20 };
 
 static vptq_status get_hex(const json_t *doc, const char *path, const char *key, char out[17],
                            vptq_err *err)
@@ -70,9 +70,9 @@ vptq_status vptq_hessian_dir_open(const char *dir, vptq_hessian_dir *h, vptq_err
     }
     VPTQ_TRY(get_hex(doc, path, "model_fingerprint", h->model_fingerprint, err));
     VPTQ_TRY(get_hex(doc, path, "fingerprint", h->fingerprint, err));
-    VPTQ_TRY(vptq_json_u64(doc, path, "model_layers", MAX_LAYERS, &layers, err));
-    VPTQ_TRY(vptq_json_u64(doc, path, "first_layer", MAX_LAYERS, &first, err));
-    VPTQ_TRY(vptq_json_u64(doc, path, "last_layer", MAX_LAYERS, &last, err));
+    VPTQ_TRY(vptq_json_u64(doc, path, "model_layers", VPTQ_HESSIAN_LAYERS, &layers, err));
+    VPTQ_TRY(vptq_json_u64(doc, path, "first_layer", VPTQ_HESSIAN_LAYERS, &first, err));
+    VPTQ_TRY(vptq_json_u64(doc, path, "last_layer", VPTQ_HESSIAN_LAYERS, &last, err));
     VPTQ_TRY(vptq_json_u64(doc, path, "tokens", UINT64_MAX >> 1, &h->tokens, err));
     VPTQ_TRY(vptq_json_bool_or(doc, path, "diagonal", false, &h->diagonal, err));
     VPTQ_TRY(get_weights(doc, path, h, err));
@@ -126,14 +126,6 @@ vptq_status vptq_hessian_dir_file(char path[4096], const char *dir, uint32_t lay
     char name[64];
     vptq_hessian_file_name(name, layer, input);
     return vptq_path_join(path, 4096, dir, name, err);
-}
-
-vptq_status vptq_hessian_dir_path(char *path, size_t size, const char *dir, uint32_t layer,
-                                  vptq_input input, vptq_err *err)
-{
-    char name[64];
-    vptq_hessian_file_name(name, layer, vptq_input_name(input));
-    return vptq_path_join(path, size, dir, name, err);
 }
 
 vptq_status vptq_hessian_dir_read(const char *dir, uint32_t layer, const char *input,

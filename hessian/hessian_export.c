@@ -14,6 +14,8 @@ static vptq_status lower_to_covariance(const vptq_hessian_file *h, float *covari
     const vptq_tensor *kept = vptq_tensor_find(&h->set, VPTQ_COVARIANCE);
     if (kept) {
         vptq_status st = vptq_tensor_need(&h->set, VPTQ_COVARIANCE, 0, entries, &kept, err);
+        if (!st)
+            st = vptq_tensor_check_finite(kept, err);
         return st ? st : vptq_tensor_read(kept, 0, 1, covariance, err);
     }
     for (size_t i = 0, at = 0; i < h->n; i++)
@@ -57,10 +59,10 @@ static vptq_status damped(const vptq_hessian_file *h, double *a, vptq_err *err)
         mean += (double)h->lower[i * (i + 1) / 2 + i];
     mean /= (double)n;
     if (!(mean > 0))
-        return vptq_fail(err, VPTQ_E_NUMERIC,
-                         "a Hessian of input size %zu has a mean diagonal of %g, expected a "
-                         "positive one",
-                         n, mean);
+        return vptq_fail(
+            err, VPTQ_E_NUMERIC,
+            "%s: the mean of the Hessian's diagonal is %g, expected a positive one",
+            h->set.tensors[0].file, mean);
     for (size_t i = 0, at = 0; i < n; i++)
         for (size_t j = 0; j <= i; j++, at++)
             a[i * n + j] = (double)h->lower[at] / mean + (i == j ? VPTQ_INVERSE_RIDGE : 0);
@@ -89,10 +91,11 @@ static vptq_status export_inverse(vptq_device *dev, const vptq_hessian_file *h, 
     VPTQ_TRY(damped(h, a, err));
     VPTQ_TRY(vptq_hessian_factor(dev, n, a, damping, u, &added, err));
     if (added > 0)
-        VPTQ_TRY(vptq_fail(err, VPTQ_E_NUMERIC,
-                           "a Hessian of input size %zu is not positive definite even with the "
-                           "ridge of the inverse form",
-                           n));
+        VPTQ_TRY(
+            vptq_fail(err, VPTQ_E_NUMERIC,
+                      "%s: the Hessian is not positive definite even with the ridge of the "
+                      "inverse form",
+                      h->set.tensors[0].file));
     const vptq_torch_item items[] = {
         {.name = "invH",
          .kind = VPTQ_TORCH_TENSOR,

@@ -89,16 +89,11 @@ static vptq_status add_mean(const char *path, vptq_foreign *f, vptq_err *err)
             double m = (double)f->mean[i] * (double)f->mean[j];
             f->lower[at] = (float)((double)f->covariance[at] + m);
             float back = (float)((double)f->lower[at] - m);
-            if (!isfinite(f->lower[at]))
-                return vptq_fail(err, VPTQ_E_NUMERIC,
-                                 "%s: flatH or mu has a value that is not finite in row %zu, "
-                                 "column %zu",
-                                 path, i, j);
             exact = exact && memcmp(&back, &f->covariance[at], sizeof back) == 0;
         }
     if (exact)
         f->covariance = NULL;
-    return VPTQ_OK;
+    return check_values(path, f, err);
 }
 
 static vptq_status take_covariance(const vptq_torch_file *t, const char *path,

@@ -29,12 +29,6 @@ vptq_status vptq_foreign_take_imatrix(const vptq_imatrix *im, const char *path, 
                                       vptq_input input, vptq_arena *arena, vptq_foreign *f,
                                       vptq_err *err) VPTQ_MUST_CHECK;
 
-/* Entries of the lower triangle; n is below 2^32. */
-static inline size_t vptq_triangle(size_t n)
-{
-    return n % 2 ? n * ((n + 1) / 2) : n / 2 * (n + 1);
-}
-
 /* What the inverse form adds to H / mean(diag H) on the diagonal before it is inverted, as the
  * published tools do it: 0.01, then 0.01 of the mean diagonal, which is 1.01 by then. */
 #define VPTQ_INVERSE_RIDGE (0.01 + 0.01 * 1.01)

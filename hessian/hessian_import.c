@@ -30,14 +30,14 @@ void vptq_foreign_name(char name[64], uint32_t layer, vptq_input input, const ch
 /* ---- where they are ---- */
 
 /* The files being imported. */
-typedef struct import {
+typedef struct importer {
     vptq_device *dev;
     const char *from;
     const char *ending;   /* of its files, "pt" or "npy"; NULL = from is an imatrix file ... */
     vptq_imatrix imatrix; /* ... which is this one */
     vptq_exchange *made;
     uint64_t hash, files; /* of numbers so far */
-} import;
+} importer;
 
 static const char *const endings[] = {"pt", "npy"};
 enum { ENDINGS = sizeof endings / sizeof endings[0] };
@@ -64,14 +64,21 @@ static bool layer_of(const char *name, uint32_t *layer, const char **ending)
     return false;
 }
 
-static void take_layer(vptq_hessian_dir *h, uint32_t layer)
+static vptq_status take_layer(const importer *im, uint32_t layer, vptq_err *err)
 {
+    vptq_hessian_dir *h = &im->made->dir;
+    if (layer >= VPTQ_HESSIAN_LAYERS)
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                         "'%s' has Hessians of layer %" PRIu32
+                         ", at most %d layers are handled",
+                         im->from, layer, (int)VPTQ_HESSIAN_LAYERS);
     h->first_layer = layer < h->first_layer ? layer : h->first_layer;
     h->last_layer = layer > h->last_layer ? layer : h->last_layer;
     h->layers = h->last_layer + 1;
+    return VPTQ_OK;
 }
 
-static vptq_status find_files(import *im, vptq_err *err)
+static vptq_status find_files(importer *im, vptq_err *err)
 {
     vptq_arena arena;
     char **names;
@@ -83,12 +90,13 @@ static vptq_status find_files(import *im, vptq_err *err)
         const char *ending;
         if (!layer_of(names[i], &layer, &ending))
             continue;
-        if (im->ending && strcmp(im->ending, ending) != 0)
+        if (im->ending && im->ending != ending)
             st = vptq_fail(err, VPTQ_E_FORMAT,
                            "'%s' has Hessians as .%s and as .%s files, expected one kind",
                            im->from, im->ending, ending);
+        else
+            st = take_layer(im, layer, err);
         im->ending = ending;
-        take_layer(&im->made->dir, layer);
     }
     if (!st && !im->ending)
         st =
@@ -100,18 +108,18 @@ static vptq_status find_files(import *im, vptq_err *err)
     return st;
 }
 
-static vptq_status find_entries(import *im, vptq_err *err)
+static vptq_status find_entries(importer *im, vptq_err *err)
 {
     vptq_status st = vptq_imatrix_read(im->from, im->dev->ctx->mem, &im->imatrix, err);
     if (st)
         return st;
     im->made->dir.diagonal = true;
-    for (size_t i = 0; i < im->imatrix.count; i++) {
+    for (size_t i = 0; !st && i < im->imatrix.count; i++) {
         uint32_t layer;
         if (vptq_imatrix_layer(im->imatrix.entries[i].name, &layer))
-            take_layer(&im->made->dir, layer);
+            st = take_layer(im, layer, err);
     }
-    if (im->made->dir.layers == 0)
+    if (!st && im->made->dir.layers == 0)
         st = vptq_fail(err, VPTQ_E_FORMAT,
                        "%s: the imatrix has no entry of a block (blk.0.attn_q.weight ..)",
                        im->from);
@@ -120,7 +128,7 @@ static vptq_status find_entries(import *im, vptq_err *err)
 
 /* ---- one after another ---- */
 
-static vptq_status read_one(import *im, uint32_t layer, vptq_input input, vptq_arena *arena,
+static vptq_status read_one(importer *im, uint32_t layer, vptq_input input, vptq_arena *arena,
                             vptq_foreign *f, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
@@ -162,7 +170,7 @@ static vptq_status write_one(const char *to, const vptq_foreign *f, vptq_err *er
     return vptq_hessian_file_write(to, f->n, f->tokens, f->lower, f->mean, err);
 }
 
-static vptq_status import_one(import *im, uint32_t layer, vptq_input input, const char *to,
+static vptq_status import_one(importer *im, uint32_t layer, vptq_input input, const char *to,
                               vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
@@ -189,7 +197,7 @@ out:
     return st;
 }
 
-static vptq_status import_all(import *im, const char *to, vptq_err *err)
+static vptq_status import_all(importer *im, const char *to, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     vptq_hessian_dir *d = &im->made->dir;
@@ -207,7 +215,7 @@ out:
 }
 
 /* hessian.json's settings: where the Hessians are from and what was done to them. */
-static vptq_status save_origin(const import *im, const char *to, vptq_err *err)
+static vptq_status save_origin(const importer *im, const char *to, vptq_err *err)
 {
     const vptq_exchange *made = im->made;
     json_t *details = json_pack("{s:s}", "imported_from", vptq_foreign_form_name(made->form));
@@ -226,7 +234,7 @@ vptq_status vptq_hessian_import(vptq_device *dev, const char *from, const char *
 {
     vptq_status st = VPTQ_OK;
     vptq_dir_writer writer = {0};
-import im = {.dev = dev, .from = from, .made = made };
+    importer im = {.dev = dev, .from = from, .made = made};
 
     *made = (vptq_exchange){.dir = {.first_layer = UINT32_MAX}};
     if (vptq_path_exists(from) && !vptq_path_is_dir(from))

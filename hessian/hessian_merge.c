@@ -87,6 +87,10 @@ static vptq_status merge_check(const char *const *dirs, size_t count, vptq_hessi
                              "'%s' and '%s' have different token weights (%s and %s)", dirs[0],
                              dirs[g], vptq_token_weights_name(pooled->weights),
                              vptq_token_weights_name(h.weights));
+        if (h.tokens > INT64_MAX - pooled->tokens ||
+            h.held_out_tokens > INT64_MAX - pooled->held_out_tokens)
+            return vptq_fail(err, VPTQ_E_FORMAT,
+                             "'%s' and those before it claim more than 2^63 tokens", dirs[g]);
         pooled->tokens += h.tokens;
         pooled->held_out_tokens = pooled->held_out_tokens && h.held_out_tokens
                                       ? pooled->held_out_tokens + h.held_out_tokens

@@ -18,11 +18,13 @@ static vptq_status open_spill(vptq_states *s, const char *dir, vptq_err *err)
     if (st)
         return st;
     s->fd = mkstemp(s->dir);
-    if (s->fd < 0 || fcntl(s->fd, F_SETFD, FD_CLOEXEC) < 0)
+    if (s->fd < 0)
         return vptq_fail_errno(err, VPTQ_E_IO, errno,
                                "cannot create a file for the hidden states in '%s'", dir);
     if (unlink(s->dir))
         st = vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot unlink '%s'", s->dir);
+    else if (fcntl(s->fd, F_SETFD, FD_CLOEXEC) < 0)
+        st = vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot keep '%s' to this process", s->dir);
     snprintf(s->dir, sizeof s->dir, "%s", dir);
     return st;
 }

@@ -2,7 +2,6 @@
 #ifndef VPTQ_PIPELINE_H
 #define VPTQ_PIPELINE_H
 
-#include "formats/archive.h"
 #include "hessian/hessian_collect.h"
 #include "lib/eval/eval.h"
 #include "lib/pipeline_check_layout.h"

@@ -5,9 +5,8 @@
 
 #include "formats/ggml_quants.h"
 #include "formats/gguf_write.h"
+#include "lib/model/model.h"
 #include "lib/pipeline_out.h"
-
-enum { MAX_TEMPLATE = 1 << 20 };
 
 typedef struct exporting {
     vptq_device *dev;
@@ -68,6 +67,10 @@ static vptq_status add_tensor(exporting *e, const char *gguf, vptq_out_tensor *s
 {
     vptq_tensor *t = &e->tensors[e->count];
     size_t elements = 1;
+    if (dims < 1 || dims > 2)
+        return vptq_fail(err, VPTQ_E_SHAPE,
+                         "%s: tensor '%s' has %u dimensions, expected 1 or 2", e->c->path, gguf,
+                         dims);
     *t = (vptq_tensor){.dims = dims, .file = e->c->path};
     t->name = vptq_arena_strdup(&e->arena, gguf, err);
     if (!t->name)
@@ -148,27 +151,6 @@ out:
 
 /* ---- metadata ---- */
 
-/* chat_template.jinja beside the model, where tokenizer_config.json has no template. */
-static vptq_status find_template(exporting *e, vptq_vocab *v, vptq_err *err)
-{
-    vptq_status st = VPTQ_OK;
-    const vptq_checkpoint *c = e->c->kind == VPTQ_CKPT_WORK ? e->c->base : e->c;
-    char path[4096], *text = NULL;
-    size_t size = 0;
-    if (v->chat_template || (c->kind != VPTQ_CKPT_HF && c->kind != VPTQ_CKPT_PACKED))
-        return VPTQ_OK;
-    VPTQ_TRY(vptq_path_join(path, sizeof path, c->path, "chat_template.jinja", err));
-    if (!vptq_path_exists(path))
-        return VPTQ_OK;
-    VPTQ_TRY(vptq_file_read(path, MAX_TEMPLATE, e->dev->ctx->mem, &text, &size, err));
-    v->chat_template = vptq_arena_strndup(&v->arena, text, size, err);
-    vptq_mem_free(e->dev->ctx->mem, text);
-    if (!v->chat_template)
-        st = VPTQ_E_NOMEM;
-out:
-    return st;
-}
-
 /* general.file_type, which says what most weights are. */
 static uint32_t file_type(vptq_dtype type)
 {
@@ -184,7 +166,9 @@ static vptq_status make_keys(exporting *e, vptq_err *err)
     if (e->opt->embeddings == VPTQ_Q8_0)
         vptq_gguf_put_u32(&e->keys, "general.quantization_version", 2);
     VPTQ_TRY(vptq_checkpoint_vocab(e->c, e->dev->ctx, &v, err));
-    st = find_template(e, &v, err);
+    if (!v.chat_template) /* tokenizer_config.json has none */
+        st = vptq_out_chat_template(e->dev->ctx, e->c, e->opt->tokenizer, &v.arena,
+                                    &v.chat_template, err);
     if (!st)
         st = vptq_gguf_put_vocab(&e->keys, &v, &e->c->desc, err);
     vptq_vocab_release(&v);
@@ -196,16 +180,12 @@ out:
 
 /* ---- bytes ---- */
 
-/* Heads of q and k whose rows the architecture wants with both halves interleaved, else 0. */
-static uint32_t interleaved_heads(const exporting *e, const char *gguf)
+/* Whether the architecture wants both halves of the heads of a q or k interleaved. */
+static bool is_interleaved(const exporting *e, const char *gguf)
 {
-    const vptq_model_desc *d = &e->c->desc;
     const char *rest = strncmp(gguf, "blk.", 4) == 0 ? strchr(gguf + 4, '.') : NULL;
-    if (!d->family->gguf_permuted || !rest)
-        return 0;
-    return strncmp(rest, ".attn_q.", 8) == 0   ? d->heads
-           : strncmp(rest, ".attn_k.", 8) == 0 ? d->kv_heads
-                                               : 0;
+    return e->c->desc.family->gguf_permuted && rest &&
+           (strncmp(rest, ".attn_q.", 8) == 0 || strncmp(rest, ".attn_k.", 8) == 0);
 }
 
 /* Row h d + half d/2 + i of x becomes row h d + 2 i + half of y; n rows, whole heads. */
@@ -234,7 +214,7 @@ static vptq_status store(const exporting *e, const vptq_tensor *t, const float *
 }
 
 static vptq_status write_rows(exporting *e, vptq_out_rows *in, const vptq_tensor *t,
-                              size_t heads, vptq_gguf_writer *w, vptq_err *err)
+                              bool interleaved, vptq_gguf_writer *w, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     vptq_mem *mem = e->dev->ctx->mem;
@@ -243,16 +223,16 @@ static vptq_status write_rows(exporting *e, vptq_out_rows *in, const vptq_tensor
     const size_t cols = vector ? 1 : in->cols, per_row = vector ? in->cols : 1;
     size_t bytes;
     float *turned =
-        heads ? vptq_mem_alloc(mem, in->most, in->cols * sizeof *turned, err) : NULL;
+        interleaved ? vptq_mem_alloc(mem, in->most, in->cols * sizeof *turned, err) : NULL;
     uint8_t *stored = vptq_mem_alloc(mem, in->most, in->cols * sizeof(float), err);
-    if (!stored || (heads && !turned))
+    if (!stored || (interleaved && !turned))
         VPTQ_TRY(VPTQ_E_NOMEM);
     for (size_t r = 0; r < in->rows; r += in->most) {
         const float *x = NULL;
         size_t n = in->rows - r < in->most ? in->rows - r : in->most;
         VPTQ_TRY(vptq_check_cancel(e->dev->ctx, err));
         VPTQ_TRY(vptq_out_rows_read(in, r, n, &x, err));
-        if (heads) {
+        if (interleaved) {
             interleave(x, n * per_row, cols, e->c->desc.head_dim, turned);
             x = turned;
         }
@@ -278,13 +258,10 @@ static vptq_status write_tensor(exporting *e, size_t i, vptq_gguf_writer *w, vpt
     }
     if (!e->source[i])
         return VPTQ_OK;
-    const uint32_t heads = interleaved_heads(e, t->name);
-    VPTQ_TRY(vptq_out_rows_open(e->dev, e->c, e->source[i], heads ? d->head_dim : 0, &in, err));
-    if (heads && (uint64_t)heads * d->head_dim != t->shape[0])
-        st = vptq_fail(err, VPTQ_E_SHAPE, "%s: tensor '%s' does not fit %u heads of %u",
-                       e->c->path, e->source[i]->tensor.name, heads, d->head_dim);
-    if (!st)
-        st = write_rows(e, &in, t, heads, w, err);
+    const bool interleaved = is_interleaved(e, t->name);
+    VPTQ_TRY(vptq_out_rows_open(&e->out, e->dev, e->source[i], interleaved ? d->head_dim : 0,
+                                &in, err));
+    st = write_rows(e, &in, t, interleaved, w, err);
     vptq_out_rows_close(&in);
 out:
     return st;
@@ -312,24 +289,42 @@ out:
     return st;
 }
 
-vptq_status vptq_unpack_gguf(vptq_device *dev, const vptq_checkpoint *c,
-                             const vptq_pack_options *opt, vptq_pack_result *r, vptq_err *err)
+static vptq_status export_model(exporting *e, vptq_pack_result *r, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    exporting e = {.dev = dev, .c = c, .opt = opt};
-    vptq_arena_init(&e.arena, dev->ctx->mem);
-    vptq_out_init(&e.out, dev->ctx, c, "unpack");
-    vptq_gguf_keys_init(&e.keys, dev->ctx->mem);
-    VPTQ_TRY(list_tensors(&e, err));
-    VPTQ_TRY(make_keys(&e, err));
-    r->plain = (uint32_t)e.count;
-    r->bytes = e.bytes + e.keys.bytes.len;
+    const vptq_pack_options *opt = e->opt;
+    VPTQ_TRY(list_tensors(e, err));
+    VPTQ_TRY(make_keys(e, err));
+    r->plain = (uint32_t)e->count;
+    r->bytes = e->bytes + e->keys.bytes.len;
     r->bits_per_weight = 8.0 * (double)vptq_dtype_get(opt->dtype)->bytes;
     if (!opt->dry_run)
-        st = write_file(&e, &r->bytes, err);
+        st = write_file(e, &r->bytes, err);
 out:
+    return st;
+}
+
+vptq_status vptq_unpack_gguf(vptq_device *dev, const vptq_pack_options *opt,
+                             vptq_pack_result *r, vptq_err *err)
+{
+    vptq_model m;
+    const vptq_checkpoint_options open = {
+        .tokenizer = opt->tokenizer, .base = opt->base, .shapes_only = true};
+    /* opening as a model holds every matrix and tensor against the architecture */
+    vptq_status st = vptq_model_open(dev->ctx, opt->input, &open, false, &m, err);
+    if (st)
+        return st;
+    exporting e = {.dev = dev, .c = &m.ckpt, .opt = opt};
+    vptq_arena_init(&e.arena, dev->ctx->mem);
+    vptq_out_init(&e.out, dev->ctx, e.c, "unpack");
+    vptq_gguf_keys_init(&e.keys, dev->ctx->mem);
+    if (!opt->dry_run)
+        st = vptq_out_check_place(e.c, opt->output, err);
+    if (!st)
+        st = export_model(&e, r, err);
     vptq_gguf_keys_release(&e.keys);
     vptq_out_release(&e.out);
     vptq_arena_release(&e.arena);
+    vptq_model_release(&m);
     return st;
 }

@@ -28,26 +28,33 @@ static vptq_status load_kv(const vptq_hessian_source *s, uint32_t layer, uint32_
                                     h->mixed, err);
 }
 
+/* One file of the directory itself or of its held-out Hessians, which are all of one kind. */
+static vptq_status load_file(const vptq_hessian_source *s, const char *dir, uint32_t layer,
+                             vptq_input input, uint32_t columns, vptq_hessian_file *f,
+                             vptq_err *err)
+{
+    vptq_status st = vptq_hessian_dir_load(dir, layer, input, columns, s->mem, f, err);
+    if (!st && (f->diagonal != NULL) != s->diagonal)
+        st = vptq_fail(err, VPTQ_E_MISMATCH,
+                       "'%s': the Hessian of layer %u input %s is %s, but hessian.json says "
+                       "that all are %s",
+                       dir, layer, vptq_input_name(input), f->diagonal ? "a diagonal" : "whole",
+                       s->diagonal ? "diagonals" : "whole");
+    return st;
+}
+
 static vptq_status dir_load(const vptq_hessian_source *s, uint32_t layer, vptq_input input,
                             uint32_t columns, vptq_input_hessians *h, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
 
     *h = (vptq_input_hessians){0};
-    VPTQ_TRY(vptq_hessian_dir_load(s->dir, layer, input, columns, s->mem, &h->file, err));
-    if ((h->file.diagonal != NULL) != s->diagonal)
-        VPTQ_TRY(vptq_fail(
-            err, VPTQ_E_MISMATCH,
-            "'%s': the Hessian of layer %u input %s is %s, but hessian.json says "
-            "that all are %s",
-            s->dir, layer, vptq_input_name(input), h->file.diagonal ? "a diagonal" : "whole",
-            s->diagonal ? "diagonals" : "whole"));
+    VPTQ_TRY(load_file(s, s->dir, layer, input, columns, &h->file, err));
     h->plain = h->file.lower;
     if (input == VPTQ_INPUT_QKV && s->kv_factor > 0)
         VPTQ_TRY(load_kv(s, layer, columns, h, err));
     if (s->held_out_dir[0]) {
-        VPTQ_TRY(vptq_hessian_dir_load(s->held_out_dir, layer, input, columns, s->mem,
-                                       &h->held_out_file, err));
+        VPTQ_TRY(load_file(s, s->held_out_dir, layer, input, columns, &h->held_out_file, err));
         h->held_out = h->held_out_file.lower;
     }
 out:
@@ -121,7 +128,12 @@ vptq_status vptq_hessian_source_open(const char *dir, const char *held_out, doub
     if (!s->held_out_dir[0])
         goto out;
     VPTQ_TRY(open_dir(s->held_out_dir, model, first, last, &other, err));
-    if (!strcmp(other.fingerprint, h.fingerprint))
+    if (other.diagonal != h.diagonal)
+        st = vptq_fail(err, VPTQ_E_MISMATCH, "'%s' holds %s, expected %s as in '%s'",
+                       s->held_out_dir,
+                       other.diagonal ? "diagonals of Hessians" : "whole Hessians",
+                       h.diagonal ? "diagonals" : "whole ones", dir);
+    else if (!strcmp(other.fingerprint, h.fingerprint))
         st = vptq_fail(err, VPTQ_E_MISMATCH,
                        "'%s' and '%s' hold the hessians of the same tokens", dir,
                        s->held_out_dir);

@@ -48,7 +48,8 @@ struct vptq_hessian_source {
 /* The source for directory `dir` and held-out Hessians (NULL: what `dir` itself keeps) of the
  * model with fingerprint `model` and layers first to last.  kv_factor: of the term of k and v,
  * NAN = the directory's, 0 = none.  VPTQ_E_MISMATCH for Hessians of another model, without
- * these layers, or without the term that the factor asks for. */
+ * these layers, or without the term that the factor asks for, and for held-out diagonals beside
+ * whole Hessians or the other way round. */
 vptq_status vptq_hessian_source_open(const char *dir, const char *held_out, double kv_factor,
                                      const char *model, uint32_t first, uint32_t last,
                                      vptq_mem *mem, vptq_hessian_source *s,

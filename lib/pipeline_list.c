@@ -2,7 +2,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "formats/archive.h"
 #include "lib/pipeline_out.h"
 
 typedef struct listing {

@@ -5,10 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "formats/archive.h"
 #include "lib/base/half.h"
 
-enum { TILE_FLOATS = 1 << 20 };
+#define SHARD_BYTES (UINT64_C(4) << 30)
 
 void vptq_out_init(vptq_out *o, const vptq_ctx *ctx, const vptq_checkpoint *from,
                    const char *stage)
@@ -153,62 +152,6 @@ vptq_status vptq_out_narrow(const vptq_tensor *t, vptq_dtype type, const float *
     return VPTQ_OK;
 }
 
-/* Rows that are converted at a time. */
-static size_t tile_rows(size_t rows, size_t cols)
-{
-    size_t n = cols < TILE_FLOATS ? TILE_FLOATS / (cols ? cols : 1) : 1;
-    return n < rows ? n : rows;
-}
-
-size_t vptq_out_row_room(const vptq_tensor *src, size_t rows)
-{
-    size_t all = vptq_tensor_rows(src);
-    return src->data || all == 0 ? 0 : src->bytes / all * rows;
-}
-
-vptq_status vptq_out_read_rows(const vptq_tensor *src, size_t r, size_t n, void *room, float *x,
-                               vptq_err *err)
-{
-    if (src->data)
-        return vptq_tensor_read(src, r, n, x, err);
-    vptq_tensor tile = *src;
-    size_t row = src->bytes / vptq_tensor_rows(src);
-    tile.bytes = n * row;
-    if (src->dims >= 2)
-        tile.shape[0] = n;
-    vptq_status st = vptq_tensor_bytes(src, r * row, tile.bytes, room, &tile.data, err);
-    return st ? st : vptq_tensor_read(&tile, 0, n, x, err);
-}
-
-static vptq_status convert_plain(const vptq_out *o, const vptq_out_tensor *t, vptq_out_sink *s,
-                                 vptq_err *err)
-{
-    const vptq_tensor *src = t->source.plain;
-    vptq_mem *mem = o->ctx->mem;
-    size_t rows = vptq_tensor_rows(src), cols = vptq_tensor_cols(src);
-    size_t tile = tile_rows(rows, cols), width = vptq_dtype_get(t->tensor.type)->bytes;
-    vptq_status st = VPTQ_OK;
-    float *x = vptq_mem_alloc(mem, tile, cols * sizeof *x, err);
-    uint8_t *stored = vptq_mem_alloc(mem, tile, cols * width, err);
-    uint8_t *room = vptq_mem_alloc(mem, vptq_out_row_room(src, tile), 1, err);
-    if (!x || !stored || !room)
-        VPTQ_TRY(VPTQ_E_NOMEM);
-    for (size_t r = 0; r < rows; r += tile) {
-        size_t n = rows - r < tile ? rows - r : tile;
-        VPTQ_TRY(vptq_check_cancel(o->ctx, err));
-        VPTQ_TRY(vptq_out_read_rows(src, r, n, room, x, err));
-        VPTQ_TRY(
-            vptq_out_narrow(src, t->tensor.type, x, n * cols, r * cols, cols, stored, err));
-        VPTQ_TRY(vptq_out_put(s, stored, n * cols * width, err));
-        vptq_checkpoint_forget(o->from);
-    }
-out:
-    vptq_mem_free(mem, x);
-    vptq_mem_free(mem, stored);
-    vptq_mem_free(mem, room);
-    return st;
-}
-
 vptq_status vptq_out_walk(const vptq_ctx *ctx, const vptq_checkpoint *from,
                           const vptq_tensor *t, vptq_out_sink *s, vptq_err *err)
 {
@@ -238,7 +181,8 @@ vptq_status vptq_out_fill_plain(const vptq_out *o, const vptq_out_tensor *t, vpt
     bool number = vptq_dtype_get(src->type)->is_float;
     bool as_is = !number || (t->tensor.type == src->type && !src->rope_heads &&
                              (src->round_to == VPTQ_F32 || src->round_to == src->type));
-    return as_is ? vptq_out_walk(o->ctx, o->from, src, s, err) : convert_plain(o, t, s, err);
+    return as_is ? vptq_out_walk(o->ctx, o->from, src, s, err)
+                 : vptq_out_fill_rows(o, NULL, t, s, err);
 }
 
 /* ---- writing ---- */
@@ -311,8 +255,8 @@ vptq_status vptq_out_write_dir(vptq_out *o, const char *path, bool force, uint64
         return st;
     }
     VPTQ_TRY(write_small_files(o, dir.tmp, err));
-    VPTQ_TRY(
-        vptq_safetensors_write_dir(dir.tmp, list, o->count, shard_bytes, fill_file, &w, err));
+    VPTQ_TRY(vptq_safetensors_write_dir(
+        dir.tmp, list, o->count, shard_bytes ? shard_bytes : SHARD_BYTES, fill_file, &w, err));
     VPTQ_TRY(vptq_out_path_bytes(o->ctx, dir.tmp, bytes, err));
     vptq_progress(o->ctx, o->stage, w.total, w.total, NULL);
     VPTQ_TRY(vptq_dir_writer_commit(&dir, err));

@@ -4,6 +4,7 @@
 #ifndef VPTQ_PIPELINE_OUT_H
 #define VPTQ_PIPELINE_OUT_H
 
+#include "formats/archive.h"
 #include "lib/pipeline.h"
 
 /* What a tensor of the output is made from; exactly one is set. */
@@ -47,9 +48,6 @@ void vptq_out_release(vptq_out *o);
  * bias is neither. */
 bool vptq_out_is_quantized(const vptq_checkpoint *c, const char *tensor_name);
 
-/* Size of a shard unless another one is asked for. */
-#define VPTQ_OUT_SHARD_BYTES (UINT64_C(4) << 30)
-
 /* A copy of the description (the name, too); data is not looked at. */
 vptq_status vptq_out_add(vptq_out *o, const vptq_tensor *t, vptq_out_source source,
                          vptq_err *err) VPTQ_MUST_CHECK;
@@ -60,28 +58,23 @@ vptq_status vptq_out_add_plain(vptq_out *o, const vptq_tensor *t, vptq_dtype typ
 /* Sorts, and fails on a name that is there twice. */
 vptq_status vptq_out_finish(vptq_out *o, vptq_err *err) VPTQ_MUST_CHECK;
 
-/* Rows [r, r + n) of a tensor, which may be packed, as floats; `room` has place for the bytes
- * of so many rows (of none where the tensor is in memory). */
-size_t vptq_out_row_room(const vptq_tensor *src, size_t rows);
-vptq_status vptq_out_read_rows(const vptq_tensor *src, size_t r, size_t n, void *room, float *x,
-                               vptq_err *err) VPTQ_MUST_CHECK;
-
 /* Rows of a tensor as floats in host memory, whatever they are made from; `most` at a time. */
 typedef struct vptq_out_rows {
-    vptq_device *dev;
+    const vptq_ctx *ctx;
+    vptq_device *dev; /* NULL for a plain tensor */
     const vptq_checkpoint *from;
     const vptq_out_tensor *t;
     size_t rows, cols, most;
     vptq_vq vq;       /* the matrix, with its data */
     vptq_arena arena; /* of a matrix that was opened for its shape only */
-    void *device;     /* a matrix is dequantized here; NULL for a plain tensor */
+    void *device;     /* a matrix is dequantized here */
     void *room;       /* bytes of rows of a plain tensor that is packed */
     float *host;
 } vptq_out_rows;
-/* `t` is made from something of `from`.  `multiple`: `most` is one of it, unless the tensor has
- * fewer rows; 0 = any. */
-vptq_status vptq_out_rows_open(vptq_device *dev, const vptq_checkpoint *from,
-                               const vptq_out_tensor *t, size_t multiple, vptq_out_rows *r,
+/* `t` is made from something of o->from; `dev` is for matrices.  `multiple`: `most` is one of
+ * it, unless the tensor has fewer rows; 0 = any. */
+vptq_status vptq_out_rows_open(const vptq_out *o, vptq_device *dev, const vptq_out_tensor *t,
+                               size_t multiple, vptq_out_rows *r,
                                vptq_err *err) VPTQ_MUST_CHECK;
 /* *x stays valid until the next call. */
 vptq_status vptq_out_rows_read(vptq_out_rows *r, size_t first, size_t n, const float **x,
@@ -106,7 +99,10 @@ vptq_status vptq_out_narrow(const vptq_tensor *t, vptq_dtype type, const float *
 /* Gives out the bytes of `t`, exactly t->tensor.bytes of them. */
 typedef vptq_status (*vptq_out_fill)(void *arg, const vptq_out_tensor *t, vptq_out_sink *s,
                                      vptq_err *err);
-/* The fill of every plain tensor: converted tile by tile, or as it is piece by piece. */
+/* The fill of whatever is converted: rows as the type of `t`, tile by tile. */
+vptq_status vptq_out_fill_rows(const vptq_out *o, vptq_device *dev, const vptq_out_tensor *t,
+                               vptq_out_sink *s, vptq_err *err) VPTQ_MUST_CHECK;
+/* The fill of every plain tensor: converted, or as it is piece by piece. */
 vptq_status vptq_out_fill_plain(const vptq_out *o, const vptq_out_tensor *t, vptq_out_sink *s,
                                 vptq_err *err) VPTQ_MUST_CHECK;
 /* Walks over the bytes of a tensor of `from`, a piece in memory at a time: real numbers must be
@@ -115,7 +111,8 @@ vptq_status vptq_out_walk(const vptq_ctx *ctx, const vptq_checkpoint *from,
                           const vptq_tensor *t, vptq_out_sink *s,
                           vptq_err *err) VPTQ_MUST_CHECK;
 
-/* Both appear whole or not at all; *bytes = size of what was written.  `level` is zstd's, 0 =
+/* Both appear whole or not at all; *bytes = size of what was written.  A shard has 4 GiB at
+ * most where shard_bytes is 0.  `level` is zstd's, 0 =
  * what measurements say for each kind of entry. */
 vptq_status vptq_out_write_dir(vptq_out *o, const char *path, bool force, uint64_t shard_bytes,
                                vptq_out_fill fill, void *arg, uint64_t *bytes,
@@ -124,10 +121,9 @@ vptq_status vptq_out_write_archive(vptq_out *o, const char *path, bool force, in
                                    vptq_out_fill fill, void *arg, uint64_t *bytes,
                                    vptq_err *err) VPTQ_MUST_CHECK;
 
-/* The checkpoint as one GGUF file (pipeline_gguf.c); fills r but for seconds. */
-vptq_status vptq_unpack_gguf(vptq_device *dev, const vptq_checkpoint *c,
-                             const vptq_pack_options *opt, vptq_pack_result *r,
-                             vptq_err *err) VPTQ_MUST_CHECK;
+/* The model as one GGUF file (pipeline_gguf.c); fills r but for seconds. */
+vptq_status vptq_unpack_gguf(vptq_device *dev, const vptq_pack_options *opt,
+                             vptq_pack_result *r, vptq_err *err) VPTQ_MUST_CHECK;
 
 /* ---- small files (pipeline_out_files.c) ---- */
 
@@ -146,6 +142,12 @@ vptq_status vptq_out_add_config(vptq_out *o, const json_t *config,
 vptq_status vptq_out_add_tokenizer(vptq_out *o, const vptq_checkpoint *c,
                                    const char *given_tokenizer, const char *beside,
                                    vptq_err *err) VPTQ_MUST_CHECK;
+
+/* chat_template.jinja that belongs to the model's own tokenizer, a text in the arena; NULL
+ * where there is none, or where the tokenizer comes from somewhere else. */
+vptq_status vptq_out_chat_template(const vptq_ctx *ctx, const vptq_checkpoint *c,
+                                   const char *given_tokenizer, vptq_arena *arena,
+                                   const char **text, vptq_err *err) VPTQ_MUST_CHECK;
 
 /* VPTQ_E_ARG when the output is the input or its base model, or the directory that one of them
  * lies in, which would go away with what it holds. */

@@ -4,22 +4,27 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "formats/archive.h"
 #include "formats/archive_layout.h"
 #include "formats/hf_config.h"
 #include "lib/pipeline_out.h"
 
+#define TEMPLATE_FILE "chat_template.jinja"
+
 enum {
     MAX_TOKENIZER_FILE = 256 << 20,
-    MAX_OTHER_FILE =
-        16 << 20 /* licenses and the like; what is larger is weights of some kind */
+    MAX_TEMPLATE = 1 << 20,
+    MAX_OTHER_FILE = 16 << 20 /* licenses and the like; larger ones are weights of some kind */
 };
 
 /* What of a Hugging Face directory belongs to its tokenizer. */
-static const char *const tokenizer_files[] = {
-    "tokenizer.json",    "tokenizer_config.json", "special_tokens_map.json",
-    "added_tokens.json", "tokenizer.model",       "vocab.json",
-    "merges.txt",        "chat_template.jinja"};
+static const char *const tokenizer_files[] = {"tokenizer.json",
+                                              "tokenizer_config.json",
+                                              "special_tokens_map.json",
+                                              "added_tokens.json",
+                                              "tokenizer.model",
+                                              "vocab.json",
+                                              "merges.txt",
+                                              TEMPLATE_FILE};
 
 enum { TOKENIZER_FILES = sizeof tokenizer_files / sizeof tokenizer_files[0] };
 
@@ -44,6 +49,12 @@ static bool is_left_out(const char *name)
             return true;
     }
     return name[0] == '.';
+}
+
+/* What config, tokenizer and other files come from. */
+static const vptq_checkpoint *origin_of(const vptq_checkpoint *c)
+{
+    return c->kind == VPTQ_CKPT_WORK ? c->base : c;
 }
 
 /* ---- config.json ---- */
@@ -93,7 +104,7 @@ static int set_rope(json_t *config)
 vptq_status vptq_out_config(const vptq_checkpoint *c, vptq_dtype type, json_t **out,
                             vptq_err *err)
 {
-    const vptq_checkpoint *origin = c->kind == VPTQ_CKPT_WORK ? c->base : c;
+    const vptq_checkpoint *origin = origin_of(c);
     if (!origin->config)
         return vptq_hf_config_make(
             &c->desc, torch_name(type == VPTQ_DTYPE_COUNT ? c->storage : type), out, err);
@@ -105,7 +116,7 @@ vptq_status vptq_out_config(const vptq_checkpoint *c, vptq_dtype type, json_t **
     json_object_del(holder, "quantization_config");
     int bad = set_rope(holder);
     if (type != VPTQ_DTYPE_COUNT) {
-        bad = set_type(config, type, true);
+        bad |= set_type(config, type, true);
         if (holder != config)
             bad |= set_type(holder, type, false);
     }
@@ -132,7 +143,7 @@ static vptq_status add_file(vptq_out *o, const char *name, const char *data, siz
 {
     if (o->file_count == VPTQ_OUT_MAX_FILES)
         return vptq_fail(err, VPTQ_E_UNSUPPORTED,
-                         "the model has more than %d files beside its weights",
+                         "%s: has more than %d files beside its weights", o->from->path,
                          (int)VPTQ_OUT_MAX_FILES);
     char *own = vptq_arena_strdup(&o->arena, name, err);
     if (!own)
@@ -277,21 +288,31 @@ static bool lies_in(const char *dir, const char *file)
     return same_file(dir, parent);
 }
 
+static bool is_dir(const vptq_checkpoint *origin)
+{
+    return origin->kind == VPTQ_CKPT_HF || origin->kind == VPTQ_CKPT_PACKED;
+}
+
+/* A tokenizer from somewhere else replaces all files of the old one. */
+static bool is_foreign(const vptq_checkpoint *c, const char *given_tokenizer)
+{
+    const vptq_checkpoint *origin = origin_of(c);
+    return given_tokenizer ||
+           (is_dir(origin) && c->tokenizer && !lies_in(origin->path, c->tokenizer));
+}
+
 vptq_status vptq_out_add_tokenizer(vptq_out *o, const vptq_checkpoint *c,
                                    const char *given_tokenizer, const char *beside,
                                    vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    const vptq_checkpoint *origin = c->kind == VPTQ_CKPT_WORK ? c->base : c;
-    bool is_dir = origin->kind == VPTQ_CKPT_HF || origin->kind == VPTQ_CKPT_PACKED;
-    /* a tokenizer from somewhere else replaces all files of the old one */
-    bool foreign =
-        given_tokenizer || (is_dir && c->tokenizer && !lies_in(origin->path, c->tokenizer));
-    if (is_dir)
+    const vptq_checkpoint *origin = origin_of(c);
+    const bool foreign = is_foreign(c, given_tokenizer);
+    if (is_dir(origin)) {
         for (size_t i = foreign ? TOKENIZER_FILES : 0; i < TOKENIZER_FILES; i++)
             VPTQ_TRY(add_from_dir(o, origin->path, tokenizer_files[i], err));
-    if (is_dir)
         VPTQ_TRY(add_others(o, origin->path, err));
+    }
     if (origin->kind == VPTQ_CKPT_ARCHIVE)
         VPTQ_TRY(add_from_archive(o, origin->path, foreign, err));
     if (has_file(o, "tokenizer.json") || !beside)
@@ -302,6 +323,65 @@ vptq_status vptq_out_add_tokenizer(vptq_out *o, const vptq_checkpoint *c,
              c->path);
 out:
     return st;
+}
+
+/* ---- the chat template ---- */
+
+static vptq_status template_of_dir(const vptq_ctx *ctx, const char *dir, vptq_arena *arena,
+                                   const char **text, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    char path[4096], *data = NULL;
+    size_t size = 0;
+    VPTQ_TRY(vptq_path_join(path, sizeof path, dir, TEMPLATE_FILE, err));
+    if (!vptq_path_exists(path))
+        return VPTQ_OK;
+    VPTQ_TRY(vptq_file_read(path, MAX_TEMPLATE, ctx->mem, &data, &size, err));
+    *text = vptq_arena_strndup(arena, data, size, err);
+    vptq_mem_free(ctx->mem, data);
+    st = *text ? VPTQ_OK : VPTQ_E_NOMEM;
+out:
+    return st;
+}
+
+static vptq_status template_of_archive(const vptq_ctx *ctx, const char *path, vptq_arena *arena,
+                                       const char **text, vptq_err *err)
+{
+    vptq_archive *a = NULL;
+    vptq_status st = vptq_archive_open(path, ctx->mem, &a, err);
+    if (st)
+        return st;
+    const vptq_archive_entry *e = vptq_archive_find(a, TEMPLATE_FILE, false);
+    if (!e)
+        goto out;
+    if (e->size > MAX_TEMPLATE)
+        VPTQ_TRY(vptq_fail(err, VPTQ_E_FORMAT,
+                           "%s: file '" TEMPLATE_FILE "' has %llu bytes, expected at most %d",
+                           path, (unsigned long long)e->size, (int)MAX_TEMPLATE));
+    char *data = vptq_arena_alloc(arena, (size_t)e->size + 1, 1, err);
+    if (!data)
+        VPTQ_TRY(VPTQ_E_NOMEM);
+    VPTQ_TRY(vptq_archive_load(a, e, ctx->threads, data, err));
+    data[e->size] = '\0';
+    *text = data;
+out:
+    vptq_archive_close(a);
+    return st;
+}
+
+vptq_status vptq_out_chat_template(const vptq_ctx *ctx, const vptq_checkpoint *c,
+                                   const char *given_tokenizer, vptq_arena *arena,
+                                   const char **text, vptq_err *err)
+{
+    const vptq_checkpoint *origin = origin_of(c);
+    *text = NULL;
+    if (is_foreign(c, given_tokenizer))
+        return VPTQ_OK;
+    if (is_dir(origin))
+        return template_of_dir(ctx, origin->path, arena, text, err);
+    if (origin->kind == VPTQ_CKPT_ARCHIVE)
+        return template_of_archive(ctx, origin->path, arena, text, err);
+    return VPTQ_OK;
 }
 
 /* ---- places ---- */

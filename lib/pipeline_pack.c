@@ -1,4 +1,5 @@
 /* Quantized models -> the published layout or an archive. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -16,7 +17,6 @@ typedef struct packing {
     /* the tensors of the matrix whose tensors were asked for last */
     const vptq_packed_matrix *current;
     vptq_arena arena;
-    vptq_layer_file layer;
     vptq_tensor parts[VPTQ_PACKED_MAX_TENSORS];
     size_t part_count;
 } packing;
@@ -51,29 +51,9 @@ static vptq_status copy_matrices(packing *p, vptq_dtype type, vptq_err *err)
     return VPTQ_OK;
 }
 
-/* The books before rounding, out of the matrix's file in the work directory. */
-static vptq_status take_float_books(packing *p, vptq_packed_matrix *m, vptq_err *err)
-{
-    vptq_status st = VPTQ_OK;
-    char file[VPTQ_LAYER_FILE_NAME_MAX], path[4096];
-    const char *dot = strrchr(m->name, '.'), *number = strpbrk(m->name, "0123456789");
-    if (!dot || !number)
-        return vptq_fail(err, VPTQ_E_FORMAT, "%s: matrix '%s' is no linear of a block",
-                         p->c->path, m->name);
-    vptq_layer_file_name(file, (uint32_t)strtoul(number, NULL, 10), dot + 1);
-    VPTQ_TRY(vptq_path_join(path, sizeof path, p->c->path, file, err));
-    VPTQ_TRY(vptq_layer_file_read(path, p->ctx->mem, &p->layer, err));
-    m->vq.centroids = p->layer.centroids_f32;
-    m->vq.res_centroids = p->layer.res_centroids_f32;
-out:
-    return st;
-}
-
 static void forget_matrix(packing *p)
 {
     vptq_arena_release(&p->arena);
-    if (p->layer.set.tensors)
-        vptq_layer_file_release(&p->layer);
     p->current = NULL;
     p->part_count = 0;
     vptq_checkpoint_forget(p->c);
@@ -104,10 +84,13 @@ static vptq_status make_parts(packing *p, const vptq_packed_matrix *m, bool firs
     vptq_packed_matrix stored = *m;
     vptq_status st = VPTQ_OK;
     forget_matrix(p);
-    if (p->c->kind != VPTQ_CKPT_WORK)
+    if (p->c->kind != VPTQ_CKPT_WORK) {
         st = read_again(p, m, first, &stored, err);
-    else if (p->round_again)
-        st = take_float_books(p, &stored, err);
+    } else if (p->round_again) {
+        const vptq_layer_file *f = vptq_checkpoint_layer(p->c, (size_t)(m - p->matrices));
+        stored.vq.centroids = f->centroids_f32; /* before rounding */
+        stored.vq.res_centroids = f->res_centroids_f32;
+    }
     if (st)
         return st;
     p->current = m;
@@ -260,9 +243,8 @@ static vptq_status pack(packing *p, const vptq_pack_options *opt, vptq_pack_resu
         st = vptq_out_write_archive(o, opt->output, opt->force, (int)opt->level, fill, p,
                                     &r->bytes, err);
     else
-        st = vptq_out_write_dir(o, opt->output, opt->force,
-                                opt->shard_bytes ? opt->shard_bytes : VPTQ_OUT_SHARD_BYTES,
-                                fill, p, &r->bytes, err);
+        st = vptq_out_write_dir(o, opt->output, opt->force, opt->shard_bytes, fill, p,
+                                &r->bytes, err);
 out:
     forget_matrix(p);
     return st;
@@ -277,6 +259,9 @@ vptq_status vptq_pack_model(const vptq_ctx *ctx, const vptq_pack_options *opt,
     vptq_checkpoint_options open = {
         .tokenizer = opt->tokenizer, .base = opt->base, .shapes_only = true};
     *r = (vptq_pack_result){0};
+    if (opt->level > VPTQ_ARCHIVE_MAX_LEVEL)
+        return vptq_fail(err, VPTQ_E_ARG, "--level is %u, expected 1 to %d", opt->level,
+                         (int)VPTQ_ARCHIVE_MAX_LEVEL);
     /* opening as a model holds every matrix and tensor against the architecture */
     vptq_status st = vptq_model_open(ctx, opt->input, &open, false, &model, err);
     if (st)

@@ -84,7 +84,6 @@ static vptq_status compute(vptq_quantizer *q, const char *path, const vptq_input
     vptq_hessians_of(h, q->linear, &input);
     row->weighted = input.metric;
     row->held_out = input.held_out;
-    row->diagonal = q->hessians.diagonal;
     VPTQ_TRY(read_weights(q, row, &arena, &input.w, err));
     if (h->shifts.shift || h->shifts.drift)
         VPTQ_TRY(vptq_calibration_target(q, h, row, &arena, &input.w, err));

@@ -14,7 +14,8 @@ vptq_quantize_row vptq_row_make(const vptq_quantizer *q, uint32_t layer, vptq_li
 {
     vptq_quantize_row row = {.layer = layer,
                              .name = vptq_linear_name(l),
-                             .settings = &vptq_quantizer_matrix(q, layer, l)->settings};
+                             .settings = &vptq_quantizer_matrix(q, layer, l)->settings,
+                             .diagonal = q->hessians.diagonal};
     vptq_linear_shape(q->model.desc, l, &row.rows, &row.columns);
     row.shape = vptq_quant_shape(row.settings, row.rows, row.columns);
     row.bits = vptq_vq_count_bits(&row.shape);
@@ -216,7 +217,7 @@ vptq_status vptq_row_reuse(const vptq_quantizer *q, const char *path, vptq_quant
     if (!vptq_path_exists(path))
         return VPTQ_OK;
     vptq_status st = vptq_layer_file_read(path, q->dev->ctx->mem, &file, &why);
-    if (st == VPTQ_E_NOMEM)
+    if (st && !vptq_checkpoint_is_fault(st)) /* the file may be sound */
         return vptq_fail(err, st, "%s", why.text);
     if (st) {
         vptq_log(q->dev->ctx, VPTQ_LOG_WARN, "%s; the matrix is quantized again", why.text);
@@ -263,7 +264,7 @@ static vptq_status report_file(vptq_quantizer *q, const char *path, vptq_err *er
     vptq_err why = {0};
     vptq_status st = vptq_layer_file_read(path, q->dev->ctx->mem, &file, &why);
 
-    if (st == VPTQ_E_NOMEM || st == VPTQ_E_IO)
+    if (st && !vptq_checkpoint_is_fault(st))
         return vptq_fail(err, st, "%s", why.text);
     if (st) {
         vptq_log(q->dev->ctx, VPTQ_LOG_WARN, "%s; report.jsonl leaves it out", why.text);

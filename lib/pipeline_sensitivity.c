@@ -114,7 +114,8 @@ out:
     return st;
 }
 
-/* What is there of this run; what is damaged or of another run is measured again. */
+/* What is there of this run; what is damaged or of another run is measured again.  A file that
+ * cannot be read may be sound: that is an error. */
 static vptq_status resume(meter *t, vptq_err *err)
 {
     vptq_err why = {0};
@@ -130,7 +131,7 @@ static vptq_status resume(meter *t, vptq_err *err)
     else if (!st)
         st = take_rows(t, old, &why);
     json_decref(old);
-    if (st == VPTQ_E_NOMEM)
+    if (st && !vptq_checkpoint_is_fault(st))
         return vptq_fail(err, st, "%s", why.text);
     if (st) {
         vptq_log(t->dev->ctx, VPTQ_LOG_WARN, "%s; sensitivities are measured again", why.text);

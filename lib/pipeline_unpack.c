@@ -1,47 +1,18 @@
 /* Any model -> a plain Hugging Face directory, or a GGUF file (pipeline_gguf.c). */
-#include <string.h>
+#include <stdio.h>
 
 #include "lib/pipeline_out.h"
 
 typedef struct unpacking {
     vptq_device *dev;
     const vptq_out *out;
-    vptq_dtype type;
 } unpacking;
-
-static vptq_status fill_matrix(const unpacking *u, const vptq_out_tensor *t, vptq_out_sink *s,
-                               vptq_err *err)
-{
-    const vptq_ctx *ctx = u->dev->ctx;
-    const size_t width = vptq_dtype_get(u->type)->bytes;
-    vptq_status st = VPTQ_OK;
-    vptq_out_rows in;
-    uint8_t *stored = NULL;
-    VPTQ_TRY(vptq_out_rows_open(u->dev, u->out->from, t, 0, &in, err));
-    stored = vptq_mem_alloc(ctx->mem, in.most, in.cols * width, err);
-    if (!stored)
-        VPTQ_TRY(VPTQ_E_NOMEM);
-    for (size_t r = 0; r < in.rows; r += in.most) {
-        size_t n = in.rows - r < in.most ? in.rows - r : in.most;
-        const float *x = NULL;
-        VPTQ_TRY(vptq_check_cancel(ctx, err));
-        VPTQ_TRY(vptq_out_rows_read(&in, r, n, &x, err));
-        VPTQ_TRY(vptq_out_narrow(&t->tensor, u->type, x, n * in.cols, r * in.cols, in.cols,
-                                 stored, err));
-        VPTQ_TRY(vptq_out_put(s, stored, n * in.cols * width, err));
-    }
-out:
-    vptq_out_rows_close(&in);
-    vptq_mem_free(ctx->mem, stored);
-    return st;
-}
 
 static vptq_status fill(void *arg, const vptq_out_tensor *t, vptq_out_sink *s, vptq_err *err)
 {
     const unpacking *u = arg;
-    if (t->source.plain)
-        return vptq_out_fill_plain(u->out, t, s, err);
-    return fill_matrix(u, t, s, err);
+    return t->source.plain ? vptq_out_fill_plain(u->out, t, s, err)
+                           : vptq_out_fill_rows(u->out, u->dev, t, s, err);
 }
 
 static vptq_status add_tensors(const vptq_checkpoint *c, vptq_dtype type, vptq_out *o,
@@ -80,12 +51,14 @@ static vptq_status add_config(const vptq_checkpoint *c, vptq_dtype type, vptq_ou
     return st;
 }
 
-static vptq_status unpack(vptq_device *dev, const vptq_checkpoint *c,
-                          const vptq_pack_options *opt, vptq_out *o, vptq_pack_result *r,
-                          vptq_err *err)
+static vptq_status write_plain(vptq_device *dev, const vptq_checkpoint *c,
+                               const vptq_pack_options *opt, vptq_out *o, vptq_pack_result *r,
+                               vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    unpacking u = {dev, o, opt->dtype};
+    unpacking u = {dev, o};
+    if (!opt->dry_run)
+        VPTQ_TRY(vptq_out_check_place(c, opt->output, err));
     VPTQ_TRY(add_tensors(c, opt->dtype, o, err));
     VPTQ_TRY(add_config(c, opt->dtype, o, err));
     VPTQ_TRY(
@@ -94,10 +67,26 @@ static vptq_status unpack(vptq_device *dev, const vptq_checkpoint *c,
     r->bytes = o->bytes;
     r->bits_per_weight = 8.0 * (double)vptq_dtype_get(opt->dtype)->bytes;
     if (!opt->dry_run)
-        st = vptq_out_write_dir(o, opt->output, opt->force,
-                                opt->shard_bytes ? opt->shard_bytes : VPTQ_OUT_SHARD_BYTES,
-                                fill, &u, &r->bytes, err);
+        st = vptq_out_write_dir(o, opt->output, opt->force, opt->shard_bytes, fill, &u,
+                                &r->bytes, err);
 out:
+    return st;
+}
+
+static vptq_status unpack_hf(vptq_device *dev, const vptq_pack_options *opt,
+                             vptq_pack_result *r, vptq_err *err)
+{
+    vptq_checkpoint c;
+    vptq_out out;
+    const vptq_checkpoint_options open = {
+        .tokenizer = opt->tokenizer, .base = opt->base, .shapes_only = true};
+    vptq_status st = vptq_checkpoint_open(dev->ctx, opt->input, &open, &c, err);
+    if (st)
+        return st;
+    vptq_out_init(&out, dev->ctx, &c, "unpack");
+    st = write_plain(dev, &c, opt, &out, r, err);
+    vptq_out_release(&out);
+    vptq_checkpoint_release(&c);
     return st;
 }
 
@@ -105,23 +94,9 @@ vptq_status vptq_unpack_model(vptq_device *dev, const vptq_pack_options *opt,
                               vptq_pack_result *r, vptq_err *err)
 {
     double start = vptq_seconds();
-    const vptq_ctx *ctx = dev->ctx;
-    vptq_checkpoint c;
-    vptq_out out;
-    vptq_checkpoint_options open = {
-        .tokenizer = opt->tokenizer, .base = opt->base, .shapes_only = true};
     *r = (vptq_pack_result){0};
-    vptq_status st = vptq_checkpoint_open(ctx, opt->input, &open, &c, err);
-    if (st)
-        return st;
-    vptq_out_init(&out, ctx, &c, "unpack");
-    if (!opt->dry_run)
-        st = vptq_out_check_place(&c, opt->output, err);
-    if (!st)
-        st = opt->form == VPTQ_PACK_GGUF ? vptq_unpack_gguf(dev, &c, opt, r, err)
-                                         : unpack(dev, &c, opt, &out, r, err);
-    vptq_out_release(&out);
-    vptq_checkpoint_release(&c);
+    vptq_status st = opt->form == VPTQ_PACK_GGUF ? vptq_unpack_gguf(dev, opt, r, err)
+                                                 : unpack_hf(dev, opt, r, err);
     r->seconds = vptq_seconds() - start;
     return st;
 }

@@ -24,6 +24,7 @@
 #include "lib/base/parallel.h"
 #include "lib/base/utf8.h"
 #include "lib/eval/eval.h" /* perplexity, error, generate */
+#include "lib/eval/gemv.h" /* speed of products with packed matrices */
 #include "lib/pipeline.h"  /* quantize, pack, unpack, list, check */
 
 #endif

@@ -125,7 +125,7 @@ row() {
 first_words() { head -c 300 "$run/text-$1.out" | tr '\n' ' '; }
 
 echo
-echo "$(basename "$model"), Hessians from $windows windows of 2048 tokens, ${effort[*]}"
+echo "$(basename "$model"), Hessians from $windows windows of 2048 tokens${effort[*]:+, ${effort[*]}}"
 echo "perplexity over $(field ppl-original windows) windows of 2048 tokens of held-out text"
 echo
 printf '%-22s %20s %8s %12s %9s\n' "" perplexity "bits/w" "weights" "tokens/s"

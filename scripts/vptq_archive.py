@@ -28,6 +28,7 @@ FRAME_PACKED = FRAME_RAW + (16 << 10)
 INDEX_RAW, INDEX_PACKED = 16 << 20, (16 << 20) + (64 << 10)
 NAME_FILE = re.compile(rb"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,254}")
 NAME_TENSOR = re.compile(rb"[^\x00-\x1f\x7f]{1,512}")
+OTHER_WEIGHTS = (".index.json", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx", ".npy", ".npz", ".vptq")
 WIDTH = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2, "I8": 1, "U8": 1,
          "BOOL": 1}
 
@@ -404,9 +405,22 @@ def read_pieces(path, offset, n):
             yield f.read(min(FRAME_RAW, n - at))
 
 
+def files_of(directory):
+    """Names of what goes along beside the tensors, config.json first."""
+    found = []
+    for name in sorted(os.listdir(directory)):
+        if name.endswith((".safetensors", ".safetensors.index.json")):
+            continue
+        path = os.path.join(directory, name)
+        if os.path.isfile(path) and NAME_FILE.fullmatch(os.fsencode(name)) and not name.endswith(OTHER_WEIGHTS):
+            found.append(name)
+        else:
+            print(f"{path} does not go along", file=sys.stderr)
+    return sorted(found, key=lambda n: n != "config.json")
+
+
 def write(directory, path, level):
-    small = [n for n in sorted(os.listdir(directory)) if not n.endswith((".safetensors", ".safetensors.index.json"))]
-    small.sort(key=lambda n: n != "config.json")
+    small = files_of(directory)
     with Replacing(path) as f:
         writer = Writer(f, level)
         for name in small:
@@ -433,16 +447,18 @@ def main():
     command.add_argument("-o", "--output", required=True)
     command.add_argument("--level", type=int, default=0, choices=range(23), metavar="1..22")
     a = parser.parse_args()
-    if a.command == "write":
-        return write(a.directory, a.output, a.level)
     try:
+        if a.command == "write":
+            return write(a.directory, a.output, a.level)
         archive = Archive(a.file)
         if a.command == "list":
             return list_entries(archive, a.json)
         return verify(archive) if a.command == "verify" else extract(archive, a.output, a.names)
     except Damage as damage:
         print(f"{a.file}: {damage}", file=sys.stderr)
-        return 1
+    except OSError as error:
+        print(f"vptq_archive.py: {error}", file=sys.stderr)
+    return 1
 
 
 if __name__ == "__main__":

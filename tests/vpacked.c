@@ -181,3 +181,16 @@ void vpacked_write_archive(const vpacked_plan *p, const char *path)
     vptq_archive_writer_abort(w);
     free(text);
 }
+
+bool vpacked_stories(vptq_tensor_set *set, json_t **config, char *path, size_t size)
+{
+    char dir[4096];
+    vptq_err err = {0};
+    if (!vtest_data(dir, sizeof dir, "golden/vptq_model_stories260K"))
+        return false;
+    vptq_tensor_set_init(set, NULL);
+    assert_ok(vptq_safetensors_read_dir(dir, set, &err), &err);
+    vtest_path(path, size, dir, "config.json");
+    assert_ok(vptq_json_load(path, 1 << 20, config, &err), &err);
+    return true;
+}

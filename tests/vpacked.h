@@ -28,4 +28,8 @@ json_t *vpacked_entry(vpacked_plan *p, const char *module);
 void vpacked_write_directory(const vpacked_plan *p, const char *dir);
 void vpacked_write_archive(const vpacked_plan *p, const char *path);
 
+/* The tensors and the config.json (path for messages) of the model that upstream packed, in
+ * VPTQ_DATA; false, having said so, where it is not there.  Release both. */
+bool vpacked_stories(vptq_tensor_set *set, json_t **config, char *path, size_t size);
+
 #endif

@@ -185,6 +185,16 @@ char *vtest_read_file(const char *path, size_t *size)
     return data;
 }
 
+void vtest_copy_file(const char *from, const char *dir, const char *name)
+{
+    char to[4096];
+    size_t n;
+    vtest_path(to, sizeof to, dir, name);
+    char *data = vtest_read_file(from, &n);
+    vtest_write_file(to, data, n);
+    free(data);
+}
+
 /* --- .npy -------------------------------------------------------------------------------- */
 
 static void npy_shape(vtest_npy *a, const char *header)

@@ -75,6 +75,7 @@ int vtest_scratch_teardown(void **state);
 /* DIR/NAME into path; the test fails when it does not fit. */
 void vtest_path(char *path, size_t size, const char *dir, const char *name);
 void vtest_write_file(const char *path, const void *data, size_t size);
+void vtest_copy_file(const char *from, const char *dir, const char *name); /* to DIR/NAME */
 /* The whole file, a 0 behind it; freed by the caller with free(). */
 char *vtest_read_file(const char *path, size_t *size);
 

@@ -22,14 +22,6 @@ static void path_in(char path[PATH], const char *dir, const char *sub, const cha
     vtest_path(path, PATH, folder, name);
 }
 
-void vwork_copy(const char *from, const char *to)
-{
-    size_t n;
-    char *data = vtest_read_file(from, &n);
-    vtest_write_file(to, data, n);
-    free(data);
-}
-
 /* ---- matrices ---- */
 
 /* Numbers of a normal distribution that F16 holds exactly. */
@@ -100,10 +92,8 @@ static void make_base(const char *dir)
     vptq_err err = {0};
     vtest_path(path, sizeof path, dir, "base");
     assert_ok(vptq_dir_make(path, &err), &err);
-    path_in(path, dir, "base", "config.json");
-    vwork_copy("tests/golden/tiny_llama3/config.json", path);
-    path_in(path, dir, "base", "model.safetensors");
-    vwork_copy("tests/golden/tiny_llama3/model.safetensors", path);
+    vtest_copy_file("tests/golden/tiny_llama3/config.json", path, "config.json");
+    vtest_copy_file("tests/golden/tiny_llama3/model.safetensors", path, "model.safetensors");
 }
 
 static void make_work(const char *dir, const vptq_packed_matrix m[MATRICES])

@@ -10,7 +10,4 @@
  * published layout) and x.vptq (the archive).  DIR is absolute. */
 void vwork_make(const char *dir);
 
-/* Copies a file; the test fails when it cannot. */
-void vwork_copy(const char *from, const char *to);
-
 #endif

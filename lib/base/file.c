@@ -76,6 +76,24 @@ void vptq_map_forget(const void *p, size_t n)
         (void)madvise((void *)begin, end - begin, MADV_DONTNEED);
 }
 
+bool vptq_read_at(int fd, void *data, size_t bytes, uint64_t offset)
+{
+    char *at = data;
+    while (bytes > 0) {
+        const ssize_t n = pread(fd, at, bytes, (off_t)offset);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0) {
+            errno = n < 0 ? errno : 0;
+            return false;
+        }
+        at += n;
+        offset += (uint64_t)n;
+        bytes -= (size_t)n;
+    }
+    return true;
+}
+
 vptq_status vptq_file_open(const char *path, vptq_file *f, vptq_err *err)
 {
     size_t size;
@@ -95,22 +113,14 @@ void vptq_file_close(vptq_file *f)
 vptq_status vptq_file_read_at(const vptq_file *f, uint64_t offset, void *dst, size_t n,
                               vptq_err *err)
 {
-    uint8_t *to = dst;
-    for (size_t got = 0; got < n;) {
-        ssize_t m = pread(f->fd, to + got, n - got, (off_t)(offset + got));
-        if (m < 0 && errno == EINTR)
-            continue;
-        if (m < 0)
-            return vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot read '%s'", f->path);
-        if (m == 0)
-            return vptq_fail(err, VPTQ_E_IO,
-                             "cannot read '%s': it ends before byte %llu, where it was opened "
-                             "with %llu",
-                             f->path, (unsigned long long)(offset + n),
-                             (unsigned long long)f->size);
-        got += (size_t)m;
-    }
-    return VPTQ_OK;
+    if (vptq_read_at(f->fd, dst, n, offset))
+        return VPTQ_OK;
+    if (errno)
+        return vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot read '%s'", f->path);
+    return vptq_fail(err, VPTQ_E_IO,
+                     "cannot read '%s': it ends before byte %llu, where it was opened with "
+                     "%llu",
+                     f->path, (unsigned long long)(offset + n), (unsigned long long)f->size);
 }
 
 /* Reads until `size` bytes are there or the file ends. */
@@ -160,24 +170,6 @@ out:
         vptq_mem_free(mem, text);
     close(fd);
     return st;
-}
-
-bool vptq_read_at(int fd, void *data, size_t bytes, uint64_t offset)
-{
-    char *at = data;
-    while (bytes > 0) {
-        const ssize_t n = pread(fd, at, bytes, (off_t)offset);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0) {
-            errno = n < 0 ? errno : 0;
-            return false;
-        }
-        at += n;
-        offset += (uint64_t)n;
-        bytes -= (size_t)n;
-    }
-    return true;
 }
 
 uint64_t vptq_hash(const void *data, size_t n, uint64_t seed)

@@ -107,7 +107,7 @@ static vptq_status find_script(const vptq_tokenizer *t, const char *p, size_t *b
     n += n > 0 && p[n] == '^';
     size_t name = n > 0 ? strcspn(p + n, "}") : 0;
     *before = 0;
-    if (name < 3 || name > 40)
+    if (name < 2 || name > 40)
         return VPTQ_OK;
     (void)snprintf(text, sizeof text, "\\p{sc:%.*s}", (int)name, p + n);
     vptq_status st = compile_text(t, text, text, &script, err);

@@ -78,18 +78,12 @@ out:
     return st;
 }
 
-/* What every delta is held against. */
-typedef struct judge {
-    double *h; /* H~ of the held-out tokens [in, in], lower triangle */
-    float *r;  /* [out, in] */
-    double norm;
-} judge;
-
-static vptq_status judge_make(vptq_device *dev, uint32_t out, uint32_t in, const float *w,
-                              const vptq_target_moments *held_out, vptq_arena *arena, judge *j,
-                              vptq_err *err)
+vptq_status vptq_target_judge_make(vptq_device *dev, uint32_t out, uint32_t in, const float *w,
+                                   const vptq_target_moments *held_out, vptq_arena *arena,
+                                   vptq_target_judge *j, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
+    *j = (vptq_target_judge){.out = out, .in = in};
     j->h = vptq_arena_alloc(arena, in, in * sizeof *j->h, err);
     j->r = j->h ? vptq_arena_alloc(arena, out, in * sizeof *j->r, err) : NULL;
     if (!j->r)
@@ -103,18 +97,17 @@ out:
 
 /* The error of W + alpha delta is, but for a constant,
  * alpha^2 tr(delta H~ delta^T) - 2 alpha tr(R delta^T). */
-static vptq_status judge_ask(vptq_device *dev, uint32_t out, uint32_t in, const judge *j,
-                             const float *delta, double most, vptq_target_choice *choice,
-                             vptq_err *err)
+vptq_status vptq_target_choose(vptq_device *dev, const vptq_target_judge *j, const float *delta,
+                               double most, vptq_target_choice *choice, vptq_err *err)
 {
     double square, mixed = 0, best = 0;
-    vptq_status st =
-        dev->ops->quad_trace(dev->state, out, in, delta, in, j->h, in, &square, err);
+    vptq_status st = dev->ops->quad_trace(dev->state, j->out, j->in, delta, j->in, j->h, j->in,
+                                          &square, err);
 
     *choice = (vptq_target_choice){.alpha = 0};
     if (st)
         return st;
-    for (size_t i = 0; i < (size_t)out * in; i++)
+    for (size_t i = 0; i < (size_t)j->out * j->in; i++)
         mixed += (double)j->r[i] * (double)delta[i];
     for (int i = 1; i <= ALPHA_STEPS; i++) {
         const double alpha = (double)i / ALPHA_STEPS;
@@ -126,21 +119,6 @@ static vptq_status judge_ask(vptq_device *dev, uint32_t out, uint32_t in, const 
     }
     choice->gain = j->norm > 0 ? (0 - best) / j->norm : 0; /* no -0 */
     return VPTQ_OK;
-}
-
-vptq_status vptq_target_choose(vptq_device *dev, uint32_t out, uint32_t in, const float *w,
-                               const float *delta, const vptq_target_moments *held_out,
-                               double most, vptq_target_choice *choice, vptq_err *err)
-{
-    vptq_arena arena;
-    judge j;
-
-    vptq_arena_init(&arena, dev->ctx->mem);
-    vptq_status st = judge_make(dev, out, in, w, held_out, &arena, &j, err);
-    if (!st)
-        st = judge_ask(dev, out, in, &j, delta, most, choice, err);
-    vptq_arena_release(&arena);
-    return st;
 }
 
 void vptq_target_apply(size_t count, const float *w, const float *delta, double alpha,
@@ -158,7 +136,7 @@ vptq_status vptq_target_find(vptq_device *dev, uint32_t out, uint32_t in, const 
     static const double dampings[] = {0.01, 0.1, 1}; /* 0.01 is what GPTQ's successors take */
     vptq_status st = VPTQ_OK;
     vptq_arena arena;
-    judge j;
+    vptq_target_judge judge;
     const size_t count = (size_t)out * in;
 
     vptq_arena_init(&arena, dev->ctx->mem);
@@ -169,11 +147,11 @@ vptq_status vptq_target_find(vptq_device *dev, uint32_t out, uint32_t in, const 
         st = VPTQ_E_NOMEM;
         goto out;
     }
-    VPTQ_TRY(judge_make(dev, out, in, w, held_out, &arena, &j, err));
+    VPTQ_TRY(vptq_target_judge_make(dev, out, in, w, held_out, &arena, &judge, err));
     for (size_t i = 0; i < sizeof dampings / sizeof *dampings; i++) {
         vptq_target_choice c;
         VPTQ_TRY(vptq_target_delta(dev, out, in, w, m, dampings[i], delta, err));
-        VPTQ_TRY(judge_ask(dev, out, in, &j, delta, most, &c, err));
+        VPTQ_TRY(vptq_target_choose(dev, &judge, delta, most, &c, err));
         if (!(c.gain > choice->gain))
             continue;
         *choice = c;

@@ -33,11 +33,22 @@ typedef struct vptq_target_choice {
                     over tr(W H~ W^T); >= 0 */
 } vptq_target_choice;
 
-/* The alpha of {0, 1/4, 1/2, 3/4, 1}, up to `most`, with the least error on held-out moments,
+/* What held-out tokens say of any delta: H~ of theirs [in, in], R [out, in], tr(W H~ W^T). */
+typedef struct vptq_target_judge {
+    uint32_t out, in;
+    double *h; /* lower triangle */
+    float *r;
+    double norm;
+} vptq_target_judge;
+/* The arena owns what the judge holds. */
+vptq_status vptq_target_judge_make(vptq_device *dev, uint32_t out, uint32_t in, const float *w,
+                                   const vptq_target_moments *held_out, vptq_arena *arena,
+                                   vptq_target_judge *judge, vptq_err *err) VPTQ_MUST_CHECK;
+
+/* The alpha of {0, 1/4, 1/2, 3/4, 1}, up to `most`, with the least error on held-out tokens,
  * the smallest where several are as good. */
-vptq_status vptq_target_choose(vptq_device *dev, uint32_t out, uint32_t in, const float *w,
-                               const float *delta, const vptq_target_moments *held_out,
-                               double most, vptq_target_choice *choice,
+vptq_status vptq_target_choose(vptq_device *dev, const vptq_target_judge *judge,
+                               const float *delta, double most, vptq_target_choice *choice,
                                vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Both, over dampings of 0.01, 0.1 and 1: target [out, in] (not w) is the best of all, w itself

@@ -72,6 +72,25 @@ json_get()
     echo "$value" | sed -E 's/^"(.*)"$/\1/'
 }
 
+# stories KEY -m MODEL..: what vptq-eval ppl says of the first four stories of text/tinystories.
+stories()
+{
+    local key=$1
+    shift
+    "$BIN/vptq-eval" ppl -q "$@" --text "$DATA/text/tinystories/tiny.utf8" --documents '<|endoftext|>' \
+        --document-limit 4 --context 512 --format json > stories.json
+    json_get "$key" stories.json
+}
+
+# with_peak FILE COMMAND..: runs it, and FILE gets its peak memory in KiB; needs python3.
+with_peak()
+{
+    python3 -c 'import resource, subprocess, sys
+code = subprocess.run(sys.argv[2:]).returncode
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, file=open(sys.argv[1], "w"))
+sys.exit(code)' "$@"
+}
+
 # no_leftovers DIR: no temporary of ours in it.
 no_leftovers()
 {

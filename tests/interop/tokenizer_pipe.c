@@ -1,5 +1,5 @@
 /* Encodes and decodes what comes through a pipe, for a script that holds the results against
- * another implementation (tokenizers.py).
+ * another implementation (check_tokenizers.py).
  *
  *     tokenizer_pipe TOKENIZER
  *

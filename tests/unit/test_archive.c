@@ -27,24 +27,46 @@ enum { BIG_ROWS = 3301, BIG_COLS = 1001 };
 static const char text[] = "{\"model_type\": \"llama\"}\n";
 static const int8_t few[6] = {1, -2, 3, -4, 5, -6};
 
-static vptq_status write_sample(const char *path, bool force, const float *big, int threads,
-                                vptq_mem *mem, vptq_err *err)
+/* The large one, `step` bytes handed over at a time; 0 = all at once, as a whole tensor. */
+static vptq_status add_big(vptq_archive_writer *w, const float *big, size_t step, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    const vptq_tensor t = tensor("model.big", VPTQ_F32, step ? NULL : big, BIG_ROWS, BIG_COLS);
+    if (!step)
+        return vptq_archive_add_tensor(w, &t, 3, err);
+    VPTQ_TRY(vptq_archive_begin_tensor(w, &t, 3, err));
+    for (size_t at = 0, part; at < t.bytes; at += part) {
+        part = t.bytes - at < step ? t.bytes - at : step;
+        VPTQ_TRY(vptq_archive_put(w, (const uint8_t *)big + at, part, err));
+    }
+    VPTQ_TRY(vptq_archive_end_tensor(w, err));
+out:
+    return st;
+}
+
+static vptq_status write_in_steps(const char *path, bool force, const float *big, size_t step,
+                                  int threads, vptq_mem *mem, vptq_err *err)
 {
     vptq_archive_writer *w = NULL;
     vptq_status st = vptq_archive_writer_open(path, force, threads, mem, &w, err);
     if (st)
         return st;
-    vptq_tensor a = tensor("model.big", VPTQ_F32, big, BIG_ROWS, BIG_COLS);
     vptq_tensor b = tensor("model.few", VPTQ_I8, few, 2, 3);
     vptq_tensor c = tensor("model.none", VPTQ_F16, NULL, 0, 5);
     VPTQ_TRY(vptq_archive_add_file(w, "config.json", text, sizeof text - 1, 3, err));
-    VPTQ_TRY(vptq_archive_add_tensor(w, &a, 3, err));
+    VPTQ_TRY(add_big(w, big, step, err));
     VPTQ_TRY(vptq_archive_add_tensor(w, &b, 3, err));
     VPTQ_TRY(vptq_archive_add_tensor(w, &c, 3, err));
     VPTQ_TRY(vptq_archive_writer_commit(w, err));
 out:
     vptq_archive_writer_abort(w);
     return st;
+}
+
+static vptq_status write_sample(const char *path, bool force, const float *big, int threads,
+                                vptq_mem *mem, vptq_err *err)
+{
+    return write_in_steps(path, force, big, 0, threads, mem, err);
 }
 
 static float *big_data(void)
@@ -204,23 +226,7 @@ static void test_pieces(void **state)
     assert_ok(write_sample(path, false, big, 2, NULL, &err), &err);
     char *whole = vtest_read_file(path, &n);
     for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++) {
-        vptq_archive_writer *w = NULL;
-        vptq_tensor a = tensor("model.big", VPTQ_F32, NULL, BIG_ROWS, BIG_COLS);
-        vptq_tensor b = tensor("model.few", VPTQ_I8, few, 2, 3);
-        vptq_tensor c = tensor("model.none", VPTQ_F16, NULL, 0, 5);
-        assert_ok(vptq_archive_writer_open(other, true, 1 + (int)i, NULL, &w, &err), &err);
-        assert_ok(vptq_archive_add_file(w, "config.json", text, sizeof text - 1, 3, &err),
-                  &err);
-        assert_ok(vptq_archive_begin_tensor(w, &a, 3, &err), &err);
-        for (size_t at = 0, part; at < a.bytes; at += part) {
-            part = a.bytes - at < steps[i] ? a.bytes - at : steps[i];
-            assert_ok(vptq_archive_put(w, (const uint8_t *)big + at, part, &err), &err);
-        }
-        assert_ok(vptq_archive_end_tensor(w, &err), &err);
-        assert_ok(vptq_archive_add_tensor(w, &b, 3, &err), &err);
-        assert_ok(vptq_archive_add_tensor(w, &c, 3, &err), &err);
-        assert_ok(vptq_archive_writer_commit(w, &err), &err);
-        vptq_archive_writer_abort(w);
+        assert_ok(write_in_steps(other, true, big, steps[i], 1 + (int)i, NULL, &err), &err);
         char *pieces = vtest_read_file(other, &m);
         assert_int_equal(n, m);
         assert_memory_equal(whole, pieces, n);
@@ -297,20 +303,28 @@ static void begin(hand_made *h)
     begin_with(h, true);
 }
 
-static void finish(hand_made *h, const char *path)
+/* Index and footer behind the `size` bytes at `file`, which has `room` bytes for the packed
+ * index: the size of the whole. */
+static size_t put_end(uint8_t *file, size_t size, size_t room, const uint8_t *index,
+                      size_t index_size)
 {
     uint8_t hashed[48];
-    size_t n = pack(h->bytes + h->size, 2048, h->index, h->index_size, true);
-    uint8_t *footer = h->bytes + h->size + n;
-    vptq_put_le(footer, h->size, 8);
+    size_t n = pack(file + size, room, index, index_size, true);
+    uint8_t *footer = file + size + n;
+    vptq_put_le(footer, size, 8);
     vptq_put_le(footer + 8, n, 8);
-    vptq_put_le(footer + 16, h->index_size, 8);
-    vptq_put_le(footer + 24, vptq_hash(h->bytes + h->size, n, 0), 8);
-    memcpy(hashed, h->bytes, 16);
+    vptq_put_le(footer + 16, index_size, 8);
+    vptq_put_le(footer + 24, vptq_hash(file + size, n, 0), 8);
+    memcpy(hashed, file, 16);
     memcpy(hashed + 16, footer, 32);
     vptq_put_le(footer + 32, vptq_hash(hashed, 48, 0), 8);
     memcpy(footer + 40, VPTQ_ARCHIVE_END_MAGIC, 8);
-    h->size += n + 48;
+    return size + n + 48;
+}
+
+static void finish(hand_made *h, const char *path)
+{
+    h->size = put_end(h->bytes, h->size, 2048, h->index, h->index_size);
     vtest_write_file(path, h->bytes, h->size);
 }
 
@@ -493,18 +507,9 @@ static void test_bomb(void **state)
     vptq_put_le(e + 16, (uint64_t)FRAMES * VPTQ_ARCHIVE_FRAME_RAW, 8);
     e[32] = 'f';
     size_t at = 16 + FRAMES * n;
-    size_t m = ZSTD_compress(file + at, 60000, index, index_size, 1);
-    uint8_t *footer = file + at + m, hashed[48];
-    vptq_put_le(footer, at, 8);
-    vptq_put_le(footer + 8, m, 8);
-    vptq_put_le(footer + 16, index_size, 8);
-    vptq_put_le(footer + 24, vptq_hash(file + at, m, 0), 8);
-    memcpy(hashed, file, 16);
-    memcpy(hashed + 16, footer, 32);
-    vptq_put_le(footer + 32, vptq_hash(hashed, 48, 0), 8);
-    memcpy(footer + 40, VPTQ_ARCHIVE_END_MAGIC, 8);
+    size_t all = put_end(file, at, 60000, index, index_size);
     vtest_path(path, sizeof path, *state, "a.vptq");
-    vtest_write_file(path, file, at + m + 48);
+    vtest_write_file(path, file, all);
     assert_fails(vptq_archive_open(path, NULL, &a, &err), VPTQ_E_FORMAT, &err,
                  "would unpack to 419430400");
     free(file);

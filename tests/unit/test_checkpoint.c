@@ -31,13 +31,6 @@ static void write_text(void **state, const char *name, const char *text)
     vtest_write_file(path, text, strlen(text));
 }
 
-static void copy_in(void **state, const char *from, const char *name)
-{
-    char path[PATH];
-    in(path, state, name);
-    vwork_copy(from, path);
-}
-
 static void make_dir(void **state, const char *name)
 {
     char path[PATH];
@@ -357,10 +350,10 @@ static void test_golden_packed_model(void **state)
         snprintf(name, sizeof name, "golden/vptq_model_stories260K/%s", configs[i]);
         if (!vtest_data(path, sizeof path, name))
             skip();
-        copy_in(state, path, "m/config.json");
+        vtest_copy_file(path, *state, "m/config.json");
         if (!vtest_data(path, sizeof path, "golden/vptq_model_stories260K/model.safetensors"))
             skip();
-        copy_in(state, path, "m/model.safetensors");
+        vtest_copy_file(path, *state, "m/model.safetensors");
         open_in(state, "m", &c);
         assert_int_equal(c.kind, VPTQ_CKPT_PACKED);
         assert_int_equal(c.quantized_count, 35);
@@ -386,7 +379,7 @@ static void test_fingerprint_covers_what_counts(void **state)
                  "\"rms_norm_eps\": 1e-05");
     fingerprint_in(state, "base", b);
     assert_string_not_equal(a, b);
-    copy_in(state, LLAMA3 "/config.json", "base/config.json");
+    vtest_copy_file(LLAMA3 "/config.json", *state, "base/config.json");
     in(path, state, "base/model.safetensors");
     size_t n;
     free(vtest_read_file(path, &n));
@@ -424,7 +417,7 @@ static void test_refuses_what_is_no_model(void **state)
     refuse(state, "nothing", VPTQ_E_FORMAT, "neither a GGUF file");
     write_text(state, "short.gguf", "GGUF\3");
     refuse(state, "short.gguf", VPTQ_E_FORMAT, "short.gguf");
-    copy_in(state, LLAMA3 "/model.safetensors", "model.safetensors");
+    vtest_copy_file(LLAMA3 "/model.safetensors", *state, "model.safetensors");
     refuse(state, "model.safetensors", VPTQ_E_FORMAT, "named by its directory");
 }
 
@@ -433,13 +426,13 @@ static void test_refuses_broken_directories(void **state)
     make_dir(state, "m");
     write_text(state, "m/config.json", "{]");
     refuse(state, "m", VPTQ_E_FORMAT, "m/config.json");
-    copy_in(state, LLAMA3 "/config.json", "m/config.json");
+    vtest_copy_file(LLAMA3 "/config.json", *state, "m/config.json");
     refuse(state, "m", VPTQ_E_FORMAT, "safetensors");
     write_text(state, "m/model.safetensors", "12345");
     refuse(state, "m", VPTQ_E_FORMAT, "m/model.safetensors");
     replace_text(state, "m/config.json", "LlamaForCausalLM", "MambaForCausalLM");
     refuse(state, "m", VPTQ_E_UNSUPPORTED, "MambaForCausalLM");
-    copy_in(state, LLAMA3 "/config.json", "m/config.json");
+    vtest_copy_file(LLAMA3 "/config.json", *state, "m/config.json");
     replace_text(state, "m/config.json", "\"use_cache\": true",
                  "\"quantization_config\": {\"quant_method\": \"gptq\"}");
     refuse(state, "m", VPTQ_E_UNSUPPORTED, "'gptq'");
@@ -462,8 +455,8 @@ static void test_refuses_work_of_another_model(void **state)
     vptq_err err = {0};
     vwork_make(*state);
     make_dir(state, "moved");
-    copy_in(state, LLAMA3 "/config.json", "moved/config.json");
-    copy_in(state, LLAMA3 "/model.safetensors", "moved/model.safetensors");
+    vtest_copy_file(LLAMA3 "/config.json", *state, "moved/config.json");
+    vtest_copy_file(LLAMA3 "/model.safetensors", *state, "moved/model.safetensors");
     replace_text(state, "base/config.json", "\"rms_norm_eps\": 1e-06",
                  "\"rms_norm_eps\": 1e-05");
     refuse(state, "work", VPTQ_E_MISMATCH, "fingerprint");
@@ -484,13 +477,13 @@ static void test_refuses_work_of_another_model(void **state)
 static void test_refuses_broken_work(void **state)
 {
     vwork_make(*state);
-    copy_in(state, "tests/golden/ggml_quants.bin", "work/layer_009_x.safetensors");
+    vtest_copy_file("tests/golden/ggml_quants.bin", *state, "work/layer_009_x.safetensors");
     refuse(state, "work", VPTQ_E_FORMAT, "layer_009_x.safetensors");
     char path[PATH];
     in(path, state, "work/layer_009_x.safetensors");
     assert_int_equal(remove(path), 0);
     in(path, state, "work/layer_000_q_proj.safetensors");
-    copy_in(state, path, "work/layer_000_again.safetensors");
+    vtest_copy_file(path, *state, "work/layer_000_again.safetensors");
     refuse(state, "work", VPTQ_E_FORMAT, "is there twice");
     in(path, state, "work/layer_000_again.safetensors");
     assert_int_equal(remove(path), 0);
@@ -539,6 +532,26 @@ static vptq_status open_all(void *arg, vptq_mem *mem, vptq_err *err)
     return st;
 }
 
+/* A text that hardly takes room in the archive is held to the limit of one in a directory
+ * before it is unpacked. */
+static void test_large_config_in_an_archive(void **state)
+{
+    enum { BYTES = (64 << 20) + 1 };
+    char path[PATH];
+    vptq_archive_writer *w = NULL;
+    vptq_err err = {0};
+    char *spaces = vtest_alloc(BYTES, 1);
+    memset(spaces, ' ', BYTES);
+    in(path, state, "large.vptq");
+    assert_ok(vptq_archive_writer_open(path, false, 1, NULL, &w, &err), &err);
+    assert_ok(vptq_archive_add_file(w, "config.json", spaces, BYTES, 1, &err), &err);
+    assert_ok(vptq_archive_writer_commit(w, &err), &err);
+    vptq_archive_writer_abort(w);
+    refuse(state, "large.vptq", VPTQ_E_FORMAT,
+           "file 'config.json' has 67108865 bytes, more than the 67108864 expected");
+    free(spaces);
+}
+
 static void test_out_of_memory(void **state)
 {
     static const char *const names[] = {"base", "work", "packed", "x.vptq"};
@@ -572,6 +585,7 @@ int main(int argc, char **argv)
         scratch_test(test_refuses_work_of_another_model),
         scratch_test(test_refuses_broken_work),
         scratch_test(test_truncated_archive),
+        scratch_test(test_large_config_in_an_archive),
         scratch_test(test_out_of_memory),
     };
     return vtest_main(argc, argv, tests);

@@ -193,6 +193,92 @@ static void test_merges_without_scores(void **state)
     }
 }
 
+/* SentencePiece style tokenizers, all with "a" and "a\u2581" and no merge: what of their steps
+ * and settings a GGUF file stands for, which has names for two of them only. */
+static void test_steps_of_sentencepiece(void **state)
+{
+#define REPLACE                                                                                \
+    "{\"type\": \"Replace\", \"pattern\": {\"String\": \" \"}, \"content\": \"\\u2581\"}"
+#define REGEX(pattern, by)                                                                     \
+    "{\"type\": \"Replace\", \"pattern\": {\"Regex\": \"" pattern "\"}, \"content\": \"" by    \
+    "\"}"
+#define PREPEND        "{\"type\": \"Prepend\", \"prepend\": \"\\u2581\"}"
+#define SEQUENCE(list) "{\"type\": \"Sequence\", \"normalizers\": [" list "]}"
+#define METASPACE(how) "{\"type\": \"Metaspace\", \"replacement\": \"\\u2581\"" how "}"
+#define ENDS           "\\\\A +| +\\\\z"
+    static const struct {
+        const char *normalizer, *pre, *decoder, *settings;
+        const char *part; /* of the sentence; NULL = fine */
+        bool prefix, squeeze;
+    } cases[] = {
+        {REPLACE, "null", "null", "", NULL, false, false},
+        {SEQUENCE(PREPEND "," REPLACE), "null", "null", "", NULL, true, false},
+        {SEQUENCE(REGEX(ENDS, "") "," REGEX(" {2,}", " ") "," PREPEND "," REPLACE), "null",
+         "null", "", NULL, true, true},
+        {"null", METASPACE(", \"split\": false"), "null", "", NULL, true, false},
+        {"null", METASPACE(", \"prepend_scheme\": \"never\", \"split\": false"), "null", "",
+         NULL, false, false},
+        {"null", "null", "null", "", "other ways", false, false}, /* spaces stay spaces */
+        {PREPEND, "null", "null", "", "other ways", false, false},
+        {SEQUENCE(REGEX(" {2,}", " ") "," REPLACE), "null", "null", "", "other ways", false,
+         false},
+        {SEQUENCE(REGEX(ENDS, "") "," REGEX(" {2,}", "_") "," REPLACE), "null", "null", "",
+         "other ways", false, false},
+        {SEQUENCE(PREPEND "," PREPEND "," REPLACE), "null", "null", "", "other ways", false,
+         false},
+        {"null", METASPACE(""), "null", "", "other ways", false,
+         false}, /* cuts inside a piece */
+        {REPLACE, "null", "null", ", \"ignore_merges\": true", "other ways", false, false},
+        {REPLACE, "null", "{\"type\": \"ByteFallback\"}", ", \"byte_fallback\": false",
+         "does not know", false, false},
+        {REPLACE, "null", "null", ", \"byte_fallback\": true, \"unk_token\": \"?\"",
+         "does not know", false, false},
+        {REPLACE, "null", "null",
+         ", \"byte_fallback\": true, \"unk_token\": \"?\", \"fuse_unk\": true", NULL, false,
+         false},
+    };
+    char path[4096], out[4096], text[2048];
+    vtest_path(path, sizeof path, *state, "tokenizer.json");
+    vtest_path(out, sizeof out, *state, "vocab.gguf");
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        vptq_err err = {0};
+        vptq_vocab v;
+        vptq_gguf_keys keys;
+        const vptq_model_desc d = {.vocab = 8, .bos = -1, .eos = -1};
+        int n =
+            snprintf(text, sizeof text,
+                     "{\"normalizer\": %s, \"pre_tokenizer\": %s, \"decoder\": %s,"
+                     " \"post_processor\": null, \"model\": {\"type\": \"BPE\", \"vocab\":"
+                     " {\"a\": 0, \"a\\u2581\": 1, \"?\": 2, \"<0x41>\": 3},"
+                     " \"merges\": []%s}}",
+                     cases[i].normalizer, cases[i].pre, cases[i].decoder, cases[i].settings);
+        vtest_write_file(path, text, (size_t)n);
+        assert_ok(vptq_vocab_read(path, 0, NULL, &v, &err), &err);
+        if (!cases[i].part) {
+            vptq_gguf g;
+            bool prefix, squeeze;
+            write_vocab(out, &v, 0);
+            assert_ok(vptq_gguf_open(out, NULL, &g, &err), &err);
+            assert_ok(
+                vptq_gguf_bool_or(&g, "tokenizer.ggml.add_space_prefix", false, &prefix, &err),
+                &err);
+            assert_ok(vptq_gguf_bool_or(&g, "tokenizer.ggml.remove_extra_whitespaces", false,
+                                        &squeeze, &err),
+                      &err);
+            assert_int_equal(prefix, cases[i].prefix);
+            assert_int_equal(squeeze, cases[i].squeeze);
+            vptq_gguf_release(&g);
+        } else {
+            vptq_gguf_keys_init(&keys, NULL);
+            vptq_status st = vptq_gguf_put_vocab(&keys, &v, &d, &err);
+            if (st != VPTQ_E_UNSUPPORTED || !strstr(err.text, cases[i].part))
+                fail_msg("case %zu: %d, '%s'", i, (int)st, err.text);
+            vptq_gguf_keys_release(&keys);
+        }
+        vptq_vocab_release(&v);
+    }
+}
+
 /* ---- Q8_0 ---- */
 
 /* tests/golden/make_q8_0.py: numbers, and the bytes the gguf package makes of them. */
@@ -209,6 +295,13 @@ static void test_q8_0(void **state)
     vptq_ggml_quantize_q8_0(x, N, made);
     assert_memory_equal(made, file + sizeof x, BYTES);
     free(file);
+    /* numbers so small that one over their scale is infinite: a block of zeros */
+    static const uint8_t none[34];
+    for (int i = 0; i < 32; i++)
+        x[i] = (float)(i - 16) * 1e-41F;
+    memset(made, 0x55, sizeof none);
+    vptq_ggml_quantize_q8_0(x, 32, made);
+    assert_memory_equal(made, none, sizeof none);
 }
 
 /* ---- models ---- */
@@ -315,10 +408,7 @@ static void put_qwen2(const char *dir)
     vptq_err err = {0};
     size_t n;
     assert_ok(vptq_dir_make(dir, &err), &err);
-    char *weights = vtest_read_file(QWEN2 "/model.safetensors", &n);
-    vtest_path(path, sizeof path, dir, "model.safetensors");
-    vtest_write_file(path, weights, n);
-    free(weights);
+    vtest_copy_file(QWEN2 "/model.safetensors", dir, "model.safetensors");
     char *config = vtest_read_file(QWEN2 "/config.json", &n);
     char *slides = strstr(config, "\"use_sliding_window\": true");
     assert_non_null(slides);
@@ -458,6 +548,7 @@ int main(int argc, char **argv)
         in_scratch(test_qwen),
         in_scratch(test_vocabularies_that_do_not_go),
         in_scratch(test_merges_without_scores),
+        in_scratch(test_steps_of_sentencepiece),
         cmocka_unit_test(test_q8_0),
         in_scratch(test_models),
         in_scratch(test_descriptions),

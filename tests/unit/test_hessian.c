@@ -103,6 +103,10 @@ static void test_pool_is_the_union(void **state)
     files[1].n = N - 1;
     assert_fails(vptq_hessian_pool(&mem, files, 2, lower, mean, &tokens, &err), VPTQ_E_SHAPE,
                  &err, "37 and 36 columns");
+    files[1].n = N;
+    files[1].tokens = INT64_MAX;
+    assert_fails(vptq_hessian_pool(&mem, files, 2, lower, mean, &tokens, &err), VPTQ_E_FORMAT,
+                 &err, "the hessians to pool claim more than 2^63 tokens");
     assert_int_equal(mem.used, 0);
     free(x);
 }

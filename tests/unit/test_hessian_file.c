@@ -141,6 +141,18 @@ static void refuse(const char *path, vptq_tensor first, vptq_tensor second, vptq
     assert_non_null(strstr(err.text, "h.safetensors: "));
 }
 
+/* A Hessian and, beside it, another diagonal. */
+static void refuse_both(const char *path)
+{
+    static const float zeros[TRIANGLE];
+    vptq_err err = {0};
+    vptq_hessian_file h;
+    assert_ok(vptq_hessian_file_write_with(path, N, 1, zeros, zeros, "diagonal", zeros, &err),
+              &err);
+    assert_fails(vptq_hessian_file_read(path, N, NULL, &h, &err), VPTQ_E_FORMAT, &err,
+                 "h.safetensors: has both tensors 'hessian' and 'diagonal', expected one");
+}
+
 static void test_bad_files(void **state)
 {
     char path[4096];
@@ -174,10 +186,13 @@ static void test_bad_files(void **state)
     refuse(path, lower, mean, (vptq_metadata){"token", "7"}, VPTQ_E_FORMAT,
            "metadata 'tokens' is missing");
     static const char *const counts[] = {
-        "", "0", "-1", "+1", " 1", "1x", "1.5", "0x10", "99999999999999999999"};
+        "", "0", "-1", "+1", " 1", "1x", "1.5", "0x10",
+        /* 2^63, which no later sum or signed count could hold */
+        "9223372036854775808", "99999999999999999999"};
     for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++)
         refuse(path, lower, mean, (vptq_metadata){"tokens", counts[i]}, VPTQ_E_FORMAT,
                "expected a whole number above 0");
+    refuse_both(path);
     vptq_err err = {0};
     vptq_hessian_file h;
     assert_int_not_equal(truncate(path, 100), -1);

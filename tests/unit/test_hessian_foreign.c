@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "formats/gguf_write.h"
 #include "formats/imatrix.h"
 #include "formats/npy.h"
 #include "formats/torch_file.h"
@@ -40,15 +41,11 @@ static truth load_truth(void)
     return t;
 }
 
-static void copy_file(const char *from, const char *dir, const char *name)
+static void copy_golden(const char *from, const char *dir, const char *name)
 {
-    char path[4096], source[128];
-    size_t size;
+    char source[128];
     snprintf(source, sizeof source, "%s%s", golden, from);
-    char *data = vtest_read_file(source, &size);
-    vtest_path(path, sizeof path, dir, name);
-    vtest_write_file(path, data, size);
-    free(data);
+    vtest_copy_file(source, dir, name);
 }
 
 /* A directory of one layer, all four inputs from the same file. */
@@ -59,7 +56,7 @@ static void put_dir(const char *dir, const char *file)
     assert_ok(vptq_dir_make(dir, &err), &err);
     for (int i = 0; i < 4; i++) {
         snprintf(name, sizeof name, "0_%s%s", inputs[i], strrchr(file, '.'));
-        copy_file(file, dir, name);
+        copy_golden(file, dir, name);
     }
 }
 
@@ -157,12 +154,12 @@ static void test_inverse(void **state)
 
     vtest_path(r->back, sizeof r->back, r->from,
                "0_down.pt"); /* one with, the others without */
-    copy_file("inverse.pt", r->from, "0_down.pt");
+    copy_golden("inverse.pt", r->from, "0_down.pt");
     assert_fails(vptq_hessian_import(&r->one.dev, r->from, r->to, true, &made, &err),
                  VPTQ_E_FORMAT, &err,
                  "0_down.pt: its damping is the one of the published tools, that of the files "
                  "before was not");
-    copy_file("covariance.pt", r->from, "0_down.pt");
+    copy_golden("covariance.pt", r->from, "0_down.pt");
     assert_fails(vptq_hessian_import(&r->one.dev, r->from, r->to, true, &made, &err),
                  VPTQ_E_FORMAT, &err, "of the form 'pytorch covariance', the files before of");
     close_rig(r);
@@ -301,7 +298,7 @@ static void test_bad_arrays(void **state)
                      bad[i].status, &err, bad[i].part);
         assert_false(vptq_path_exists(r->to));
     }
-    copy_file("covariance.pt", r->from, "0_o.pt");
+    copy_golden("covariance.pt", r->from, "0_o.pt");
     assert_fails(vptq_hessian_import(&r->one.dev, r->from, r->to, false, &made, &err),
                  VPTQ_E_FORMAT, &err, "files, expected one kind");
     close_rig(r);
@@ -412,6 +409,42 @@ static void test_bad_imatrix(void **state)
                  "the imatrix has no entry of a block");
 }
 
+/* A sum in another shape than the sum of squares beside it, though of as many numbers. */
+static void test_imatrix_shapes(void **state)
+{
+    static const float numbers[4] = {1, 2, 3, 4};
+    char path[4096];
+    vptq_err err = {0};
+    vptq_imatrix im;
+    vtest_path(path, sizeof path, *state, "imatrix.gguf");
+    for (int turned = 0; turned < 2; turned++) {
+        const vptq_tensor tensors[] = {
+            {.name = "blk.0.attn_q.weight.in_sum2", .dims = 1, .shape = {4}, .bytes = 16},
+            {.name = "blk.0.attn_q.weight.counts", .dims = 1, .shape = {1}, .bytes = 4},
+            {.name = "blk.0.attn_q.weight.in_sum",
+             .dims = 2,
+             .shape = {turned ? 4 : 1, turned ? 1 : 4},
+             .bytes = 16}};
+        vptq_gguf_keys keys;
+        vptq_gguf_writer w;
+        vptq_gguf_keys_init(&keys, NULL);
+        assert_ok(vptq_gguf_writer_open(path, true, &keys, tensors, 3, &w, &err), &err);
+        for (int i = 0; i < 3; i++)
+            assert_ok(vptq_gguf_write(&w, numbers, tensors[i].bytes, &err), &err);
+        assert_ok(vptq_gguf_writer_commit(&w, &err), &err);
+        vptq_gguf_keys_release(&keys);
+        if (turned) {
+            assert_fails(vptq_imatrix_read(path, NULL, &im, &err), VPTQ_E_SHAPE, &err,
+                         "tensor 'blk.0.attn_q.weight.in_sum' is not a row of 4 numbers");
+            continue;
+        }
+        assert_ok(vptq_imatrix_read(path, NULL, &im, &err), &err);
+        assert_int_equal(im.entries[0].n, 4);
+        assert_true(im.entries[0].mean[3] == 4 && im.entries[0].mean_square[3] == 4);
+        vptq_imatrix_release(&im);
+    }
+}
+
 /* ---- out of memory ---- */
 
 typedef struct walk {
@@ -454,11 +487,11 @@ static void test_out_of_memory(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        in_scratch(test_numpy),         in_scratch(test_covariance),
-        in_scratch(test_inverse),       in_scratch(test_export_inverse),
-        in_scratch(test_imatrix),       in_scratch(test_bad_arrays),
-        in_scratch(test_headers),       in_scratch(test_bad_imatrix),
-        in_scratch(test_out_of_memory),
+        in_scratch(test_numpy),          in_scratch(test_covariance),
+        in_scratch(test_inverse),        in_scratch(test_export_inverse),
+        in_scratch(test_imatrix),        in_scratch(test_bad_arrays),
+        in_scratch(test_headers),        in_scratch(test_bad_imatrix),
+        in_scratch(test_imatrix_shapes), in_scratch(test_out_of_memory),
     };
     return vtest_main(argc, argv, tests);
 }

@@ -19,8 +19,11 @@ static void make_numbers(numbers *x, uint64_t seed)
 {
     vtest_normal(x->flat, TRIANGLE, seed);
     vtest_normal(x->mu, N, seed + 1);
-    for (int i = 0; i < N; i++)
+    for (int i = 0; i < N; i++) {
+        float *variance = &x->flat[i * (i + 1) / 2 + i];
+        *variance = fabsf(*variance);
         x->mu[i] *= 100;
+    }
 }
 
 static void put_file(const char *path, const numbers *x, int64_t n, int64_t ct)
@@ -128,8 +131,55 @@ static void test_bad_files(void **state)
     x.flat[4] = NAN;
     put_file(path, &x, N, 5);
     assert_fails(vptq_hessian_import(&d.dev, pt, hdir, false, &made, &err), VPTQ_E_NUMERIC,
-                 &err, "2_o.pt: flatH or mu has a value that is not finite in row 2, column 1");
+                 &err, "2_o.pt: row 2, column 1 of the Hessian is nan, expected a finite");
+    x.flat[2] = -2; /* no variance, and more than the mean makes up for */
+    x.mu[1] = 1;
+    put_file(path, &x, N, 5);
+    assert_fails(vptq_hessian_import(&d.dev, pt, hdir, false, &made, &err), VPTQ_E_NUMERIC,
+                 &err,
+                 "2_o.pt: row 1, column 1 of the Hessian is -1, expected a second moment");
+    assert_ok(vptq_dir_make(pt, &err), &err);
+    vtest_path(path, sizeof path, pt, "4096_qkv.pt");
+    put_file(path, &x, N, 5);
+    assert_fails(vptq_hessian_import(&d.dev, pt, hdir, false, &made, &err), VPTQ_E_UNSUPPORTED,
+                 &err, "pt' has Hessians of layer 4096, at most 4096 layers are handled");
     assert_false(vptq_path_exists(hdir));
+    devices_close(&d);
+}
+
+/* What a Hessian directory holds need not be what was imported into it. */
+static void test_export_checks_the_covariance(void **state)
+{
+    char pt[4096], hdir[4096], out[4096], path[4096];
+    devices_one d;
+    vptq_err err = {0};
+    vptq_exchange made;
+    vptq_hessian_file h;
+    float extra[TRIANGLE] = {0};
+    vtest_path(pt, sizeof pt, *state, "pt");
+    vtest_path(hdir, sizeof hdir, *state, "h");
+    vtest_path(out, sizeof out, *state, "out");
+    put_dir(pt);
+    devices_open(&d, "ref", VPTQ_SIMD_NONE, 1);
+    assert_ok(vptq_hessian_import(&d.dev, pt, hdir, false, &made, &err), &err);
+    vtest_path(path, sizeof path, hdir, "layer_003_o.safetensors");
+    assert_ok(vptq_hessian_file_read(path, N, NULL, &h, &err), &err);
+    float lower[TRIANGLE], mean[N];
+    memcpy(lower, h.lower, sizeof lower);
+    memcpy(mean, h.mean, sizeof mean);
+    vptq_hessian_file_release(&h);
+    extra[7] = NAN;
+    assert_ok(vptq_hessian_file_write_with(path, N, 5, lower, mean, "covariance", extra, &err),
+              &err);
+    assert_fails(vptq_hessian_export(&d.dev, hdir, VPTQ_FOREIGN_COVARIANCE, out, &made, &err),
+                 VPTQ_E_NUMERIC, &err,
+                 "layer_003_o.safetensors: tensor 'covariance' has a value that is not finite");
+    memset(lower, 0, sizeof lower);
+    assert_ok(vptq_hessian_file_write(path, N, 5, lower, mean, &err), &err);
+    assert_fails(vptq_hessian_export(&d.dev, hdir, VPTQ_FOREIGN_INVERSE, out, &made, &err),
+                 VPTQ_E_NUMERIC, &err,
+                 "layer_003_o.safetensors: the mean of the Hessian's diagonal is 0");
+    assert_false(vptq_path_exists(out));
     devices_close(&d);
 }
 
@@ -163,6 +213,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         in_scratch(test_there_and_back),
         in_scratch(test_bad_files),
+        in_scratch(test_export_checks_the_covariance),
         in_scratch(test_out_of_memory),
     };
     return vtest_main(argc, argv, tests);

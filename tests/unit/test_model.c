@@ -35,10 +35,9 @@ static void copy_golden(void **state, const char *golden)
     in(dir, state, "m");
     assert_ok(vptq_dir_make(dir, &err), &err);
     for (int i = 0; i < 2; i++) {
-        char from[PATH], to[PATH];
+        char from[PATH];
         snprintf(from, sizeof from, "tests/golden/%s/%s", golden, files[i]);
-        vtest_path(to, sizeof to, dir, files[i]);
-        vwork_copy(from, to);
+        vtest_copy_file(from, dir, files[i]);
     }
 }
 

@@ -11,17 +11,6 @@
 
 #define TINY "tests/golden/tiny_qwen2" /* has biases on q, k and v */
 
-static void copy_file(const char *dir, const char *name, const char *to)
-{
-    char from[4096], path[4096];
-    size_t n;
-    vtest_path(from, sizeof from, dir, name);
-    vtest_path(path, sizeof path, to, name);
-    char *bytes = vtest_read_file(from, &n);
-    vtest_write_file(path, bytes, n);
-    free(bytes);
-}
-
 /* A model directory with the tiny model's config and one tensor. */
 static void one_tensor_model(const char *dir, const float *x, uint64_t rows, uint64_t cols)
 {
@@ -34,24 +23,29 @@ static void one_tensor_model(const char *dir, const float *x, uint64_t rows, uin
                      .data = (const uint8_t *)(const void *)x,
                      .bytes = (size_t)(rows * cols) * sizeof *x};
     assert_ok(vptq_dir_make(dir, &err), &err);
-    copy_file(TINY, "config.json", dir);
+    vtest_copy_file(TINY "/config.json", dir, "config.json");
     vtest_path(path, sizeof path, dir, "model.safetensors");
     assert_ok(vptq_safetensors_save(path, true, &t, 1, NULL, 0, &err), &err);
+}
+
+static vptq_status unpack_with(const vptq_pack_options *opt, vptq_mem *mem, vptq_err *err)
+{
+    vptq_ctx ctx = {.mem = mem, .threads = 1};
+    vptq_device dev;
+    vptq_pack_result r;
+    vptq_status st = vptq_device_open(&ctx, "ref", &dev, err);
+    if (st)
+        return st;
+    st = vptq_unpack_model(&dev, opt, &r, err);
+    vptq_device_close(&dev);
+    return st;
 }
 
 static vptq_status unpack(const char *in, const char *out, vptq_dtype type, vptq_mem *mem,
                           vptq_err *err)
 {
-    vptq_ctx ctx = {.mem = mem, .threads = 1};
-    vptq_device dev;
-    vptq_pack_result r;
-    vptq_pack_options opt = {.input = in, .output = out, .dtype = type, .force = true};
-    vptq_status st = vptq_device_open(&ctx, "ref", &dev, err);
-    if (st)
-        return st;
-    st = vptq_unpack_model(&dev, &opt, &r, err);
-    vptq_device_close(&dev);
-    return st;
+    const vptq_pack_options opt = {.input = in, .output = out, .dtype = type, .force = true};
+    return unpack_with(&opt, mem, err);
 }
 
 static vptq_status pack(const char *in, const char *out, vptq_pack_form form, vptq_mem *mem,
@@ -254,6 +248,110 @@ static void test_work_of_other_shapes(void **state)
     assert_ok(pack(work, out, VPTQ_PACK_HF, NULL, &err), &err);
 }
 
+/* ---- as a GGUF file ---- */
+
+/* The tiny model with one tensor, new or in place of its own, of another shape. */
+static void misshapen_model(const char *dir, const char *name, uint32_t dims,
+                            const uint64_t *shape)
+{
+    static const float ones[64] = {1};
+    vptq_err err = {0};
+    char path[4096];
+    vptq_tensor_set set;
+    vptq_tensor list[128];
+    size_t n = 0;
+    assert_ok(vptq_dir_make(dir, &err), &err);
+    vtest_copy_file(TINY "/config.json", dir, "config.json");
+    read_set(TINY, &set);
+    for (size_t i = 0; i < set.count; i++)
+        if (strcmp(set.tensors[i].name, name) != 0)
+            list[n++] = set.tensors[i];
+    vptq_tensor *t = &list[n++];
+    *t = (vptq_tensor){.name = name,
+                       .type = VPTQ_F32,
+                       .dims = dims,
+                       .data = (const uint8_t *)(const void *)ones,
+                       .bytes = sizeof *ones};
+    for (uint32_t d = 0; d < dims; d++) {
+        t->shape[d] = shape[d];
+        t->bytes *= (size_t)shape[d];
+    }
+    assert_in_range(t->bytes, 1, sizeof ones);
+    vtest_path(path, sizeof path, dir, "model.safetensors");
+    assert_ok(vptq_safetensors_save(path, true, list, n, NULL, 0, &err), &err);
+    vptq_tensor_set_release(&set);
+}
+
+static const char letters[] =
+    "{\"added_tokens\": [], \"normalizer\": null, \"post_processor\": null,"
+    " \"decoder\": {\"type\": \"ByteLevel\"}, \"pre_tokenizer\": {\"type\": \"ByteLevel\","
+    " \"add_prefix_space\": false, \"use_regex\": true}, \"model\": {\"type\": \"BPE\","
+    " \"vocab\": {\"a\": 0, \"b\": 1, \"ab\": 2}, \"merges\": [[\"a\", \"b\"]]}}";
+
+typedef struct gguf_walk {
+    const char *in, *out, *tokenizer;
+} gguf_walk;
+
+static vptq_status write_gguf(void *arg, vptq_mem *mem, vptq_err *err)
+{
+    const gguf_walk *w = arg;
+    const vptq_pack_options opt = {.input = w->in,
+                                   .output = w->out,
+                                   .tokenizer = w->tokenizer,
+                                   .form = VPTQ_PACK_GGUF,
+                                   .dtype = VPTQ_F16,
+                                   .embeddings = VPTQ_F16,
+                                   .force = true};
+    return unpack_with(&opt, mem, err);
+}
+
+static void test_gguf_out_of_memory(void **state)
+{
+    char out[4096], tokenizer[4096];
+    vtest_path(out, sizeof out, *state, "out.gguf");
+    vtest_path(tokenizer, sizeof tokenizer, *state, "tokenizer.json");
+    vtest_write_file(tokenizer, letters, sizeof letters - 1);
+    vtest_oom_walk(write_gguf, &(gguf_walk){"tests/golden/packed_llama3", out, tokenizer});
+}
+
+/* A plan says what writing would: nothing of another shape is written under GGUF's names. */
+static void test_gguf_shapes(void **state)
+{
+    static const struct {
+        const char *name;
+        uint32_t dims;
+        uint64_t shape[3];
+        const char *part;
+    } cases[] = {
+        {"model.norm.weight", 0, {0}, "tensor 'model.norm.weight'"},
+        {"model.layers.1.mlp.down_proj.weight", 2, {4, 4}, "tensor 'model.layers.1.mlp.down"},
+        {"model.layers.0.self_attn.q_proj.bias", 1, {7}, "tensor 'model.layers.0.self_attn.q_"},
+        /* which no block of this family has */
+        {"model.layers.0.self_attn.q_norm.weight",
+         0,
+         {0},
+         "tensor 'blk.0.attn_q_norm.weight' has 0 dimensions, expected 1 or 2"},
+        {"model.layers.0.self_attn.q_norm.weight",
+         3,
+         {2, 2, 2},
+         "tensor 'blk.0.attn_q_norm.weight' has 3 dimensions, expected 1 or 2"},
+    };
+    char in[4096], out[4096];
+    vptq_err err = {0};
+    vtest_path(in, sizeof in, *state, "in");
+    vtest_path(out, sizeof out, *state, "out.gguf");
+    const vptq_pack_options opt = {.input = in,
+                                   .output = out,
+                                   .form = VPTQ_PACK_GGUF,
+                                   .dtype = VPTQ_F16,
+                                   .embeddings = VPTQ_F16,
+                                   .dry_run = true};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        misshapen_model(in, cases[i].name, cases[i].dims, cases[i].shape);
+        assert_fails(unpack_with(&opt, NULL, &err), VPTQ_E_SHAPE, &err, cases[i].part);
+    }
+}
+
 /* ---- for other readers ---- */
 
 /* A head that is tied to the embedding is stored only where it is asked for. */
@@ -444,7 +542,8 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         IN_SCRATCH(test_range_of_types),       IN_SCRATCH(test_work_with_biases),
-        IN_SCRATCH(test_work_of_other_shapes), IN_SCRATCH(test_tied_head),
+        IN_SCRATCH(test_work_of_other_shapes), IN_SCRATCH(test_gguf_shapes),
+        IN_SCRATCH(test_gguf_out_of_memory),   IN_SCRATCH(test_tied_head),
         IN_SCRATCH(test_upstream_took_it),     IN_SCRATCH(test_rope_by_both_names),
         IN_SCRATCH(test_out_of_memory),
     };

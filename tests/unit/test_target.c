@@ -56,6 +56,21 @@ static void unload(problem *p)
     vtest_npy_free(&p->errors);
 }
 
+/* What held-out moments choose for a delta. */
+static vptq_target_choice choose(vptq_device *dev, const float *w, const float *delta,
+                                 const vptq_target_moments *held_out, double most)
+{
+    vptq_err err = {0};
+    vptq_arena arena;
+    vptq_target_judge judge;
+    vptq_target_choice choice;
+    vptq_arena_init(&arena, dev->ctx->mem);
+    assert_ok(vptq_target_judge_make(dev, OUT, IN, w, held_out, &arena, &judge, &err), &err);
+    assert_ok(vptq_target_choose(dev, &judge, delta, most, &choice, &err), &err);
+    vptq_arena_release(&arena);
+    return choice;
+}
+
 /* The best of several dampings is the best of what each alone gives. */
 static void check_find(vptq_device *dev, const problem *p, const vptq_target_choice *small)
 {
@@ -68,7 +83,7 @@ static void check_find(vptq_device *dev, const problem *p, const vptq_target_cho
     memcpy(want, w, sizeof want);
     for (int i = 0; i < 3; i++) {
         assert_ok(vptq_target_delta(dev, OUT, IN, w, &m, dampings[i], delta, &err), &err);
-        assert_ok(vptq_target_choose(dev, OUT, IN, w, delta, &held, 1, &one, &err), &err);
+        one = choose(dev, w, delta, &held, 1);
         if (!(one.gain > best.gain))
             continue;
         best = one;
@@ -85,7 +100,6 @@ static void check(vptq_device *dev, const char *name)
 {
     problem p;
     vptq_err err = {0};
-    vptq_target_choice choice;
     float delta[COUNT], target[COUNT];
     double got[COUNT];
     load(name, &p);
@@ -96,13 +110,12 @@ static void check(vptq_device *dev, const char *name)
     for (int i = 0; i < COUNT; i++)
         got[i] = (double)delta[i];
     assert_close_f64(got, want, COUNT, 2e-5, 0);
-    assert_ok(vptq_target_choose(dev, OUT, IN, w, delta, &held, 1, &choice, &err), &err);
+    const vptq_target_choice choice = choose(dev, w, delta, &held, 1);
     int best = 0;
     for (int i = 1; i < 5; i++)
         best = errors[i] < errors[best] ? i : best;
     assert_true(choice.alpha == best / 4.0);
-    vptq_target_choice bounded;
-    assert_ok(vptq_target_choose(dev, OUT, IN, w, delta, &held, 0.25, &bounded, &err), &err);
+    const vptq_target_choice bounded = choose(dev, w, delta, &held, 0.25);
     assert_true(bounded.alpha == (best ? 0.25 : 0));
     assert_true(bounded.gain <= choice.gain);
     const double gain = -errors[best];
@@ -154,7 +167,7 @@ static void test_no_shift(void **state)
     const vptq_target_moments m = {.lower = vtest_npy_as(&p.lower, "f4"), .shift = none};
     assert_ok(vptq_device_open(&ctx, "cpu", &dev, &err), &err);
     assert_ok(vptq_target_delta(&dev, OUT, IN, w, &m, 0.01, delta, &err), &err);
-    assert_ok(vptq_target_choose(&dev, OUT, IN, w, delta, &m, 1, &choice, &err), &err);
+    choice = choose(&dev, w, delta, &m, 1);
     assert_true(choice.alpha == 0);
     assert_true(choice.gain == 0);
     vptq_target_apply(COUNT, w, delta, choice.alpha, delta);

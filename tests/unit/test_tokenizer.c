@@ -574,6 +574,30 @@ static void test_backtracking_is_bounded(void **state)
     vtok_close(&k);
 }
 
+/* A script has its own characters, and not what several share (U+3001), by any of its names. */
+static void test_scripts(void **state)
+{
+    static const char *const names[] = {"Yi", "Yiii", "Han", "Hani", "^Latin"};
+    static const char text[] = "\xE3\x80\x81!"; /* U+3001 */
+    char change[512];
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        vtok k;
+        vptq_ids ids;
+        snprintf(change, sizeof change,
+                 "{\"pre_tokenizer\": {\"type\": \"Sequence\", \"pretokenizers\": ["
+                 "{\"type\": \"Split\", \"pattern\": {\"Regex\": \"\\\\p{%s}\"}, "
+                 "\"behavior\": \"Removed\", \"invert\": false}, {\"type\": \"ByteLevel\", "
+                 "\"add_prefix_space\": false, \"use_regex\": false}]}}",
+                 names[i]);
+        open_base(state, &k, "bytes", change);
+        vptq_ids_init(&ids, NULL);
+        vtok_encode(&k, text, sizeof text - 1, 0, &ids);
+        assert_int_equal(ids.count, names[i][0] == '^' ? 0 : 4);
+        vptq_ids_release(&ids);
+        vtok_close(&k);
+    }
+}
+
 /* A match that remembers every character needs more than the machine's stack gives. */
 static void test_deep_match(void **state)
 {
@@ -706,6 +730,7 @@ int main(int argc, char **argv)
         SCRATCH(test_demo_prompts),
         SCRATCH(test_long_words),
         SCRATCH(test_backtracking_is_bounded),
+        SCRATCH(test_scripts),
         SCRATCH(test_deep_match),
         SCRATCH(test_refusals),
         SCRATCH(test_out_of_memory),

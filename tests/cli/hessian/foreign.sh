@@ -64,6 +64,14 @@ expect_line q.txt "of the diagonals of Hessians"
 ! grep -q '"hessian"' w_h/report.jsonl || fail "a whole Hessian is called diagonal"
 "$BIN/vptq-eval" error -m w_diag --base "$model" -H diag --layers 1-1 > q.txt 2> err.txt
 expect_line err.txt "'diag' holds only diagonals of Hessians"
+# A plan has no losses that could be of anything.
+"$BIN/vptq-quantize" -q -m "$model" --tokenizer "$tok" -H diag --layers 1-1 -v 4 -k 16 -r 0 --dry-run > q.txt
+[ "$(tail -n 1 q.txt | grep -c ', weights file about ')" = 1 ] || fail "a plan ends with: $(tail -n 1 q.txt)"
+# Losses of two kinds stand beside each other nowhere.
+expect_exit 1 "$BIN/vptq-quantize" -q -m "$model" --tokenizer "$tok" -H h --held-out diag -o x -v 4 -k 16 -r 0 2> err.txt
+expect_line err.txt "'diag' holds diagonals of Hessians, expected whole ones as in 'h'"
+expect_exit 1 "$BIN/vptq-quantize" -q -m "$model" --tokenizer "$tok" -H diag --held-out h -o x -v 4 -k 16 -r 0 2> err.txt
+expect_line err.txt "'h' holds whole Hessians, expected diagonals as in 'diag'"
 
 expect_exit 1 hessian --merge diag diag -o x 2> err.txt
 expect_line err.txt "'diag' holds only the diagonals of Hessians, which cannot be pooled"
@@ -71,8 +79,11 @@ expect_exit 1 hessian --merge back back -o x 2> err.txt
 expect_line err.txt "'back' does not say how many tokens it is made of"
 expect_exit 1 hessian --export diag -o x 2> err.txt
 expect_line err.txt "holds only the diagonal of a Hessian"
-expect_exit 2 hessian --import inv --inverse -o x 2> err.txt
-expect_line err.txt "goes with --export"
+for mode in "--import inv" "--merge h h" "--show h" "-m $model -c $text"; do
+    # shellcheck disable=SC2086 # several words
+    expect_exit 2 hessian $mode --inverse -o x 2> err.txt
+    expect_line err.txt "inverse goes with --export"
+done
 sed 's/"diagonal": true/"diagonal": false/' diag/hessian.json > j && mv j diag/hessian.json
 expect_exit 1 "$BIN/vptq-quantize" -q -m "$model" --tokenizer "$tok" -H diag -o x2 --layers 1-1 -v 4 -k 16 -r 0 > q.txt 2> err.txt
 expect_line err.txt "is a diagonal, but hessian.json says that all are whole"

@@ -37,13 +37,28 @@ for archive in theirs.vptq shards.vptq; do
     expect_same dir back
 done
 
+# What no entry can be called, folders, and weights in other forms stay behind, by name.
+cp -r shards strange
+mkdir strange/onnx
+echo x > strange/.gitattributes
+echo x > "strange/a b.txt"
+echo x > strange/pytorch_model.bin
+other write strange -o strange.vptq 2> err.txt
+for name in .gitattributes 'a b.txt' onnx pytorch_model.bin; do
+    expect_line err.txt "strange/$name does not go along"
+done
+expect_same theirs.vptq strange.vptq
+expect_exit 1 other list nothing.vptq 2> err.txt
+[ "$(wc -l < err.txt)" = 1 ] || fail "more than a sentence: $(cat err.txt)"
+expect_line err.txt "nothing.vptq"
+
 # --level: the same content; a level is one of zstd's, and for archives only
 pack dir -o hard.vptq --level 19 > /dev/null
 other extract hard.vptq -o hard
 expect_same extracted hard
 expect_number "$(wc -c < hard.vptq)" '!=' "$(wc -c < ours.vptq)"
 expect_exit 2 "$BIN/vptq-pack" -q dir -o x.vptq --level 23 2> err.txt
-expect_line err.txt "level is more than 22"
+expect_line err.txt "level is 23, expected 1 to 22"
 expect_exit 2 "$BIN/vptq-pack" -q dir -o x --level 3 2> err.txt
 expect_line err.txt "level is for archives"
 

@@ -29,6 +29,15 @@ bad 2 "exclude each other" pack --list --check "$golden"
 bad 2 "exclude each other" pack --repair --unpack "$golden" -o out
 bad 2 "to archive does not go with --unpack" pack --unpack "$golden" -o out --to archive
 bad 2 "lm-head does not go with --unpack" pack --unpack "$golden" -o out --lm-head
+bad 2 "shard-size does not go with an archive" pack "$golden" -o out.vptq --shard-size 1M
+for option in "-o out" "--to hf" "--dtype f16" "--embeddings f16" "--shard-size 1M" "--level 3" --lm-head; do
+    name=${option%% *}
+    [ "$name" != -o ] || name=--output
+    # shellcheck disable=SC2086 # option and value
+    bad 2 "$name does not go with --list" pack --list "$golden" $option
+    # shellcheck disable=SC2086
+    bad 2 "$name does not go with --check" pack --check "$golden" $option
+done
 bad 2 "'zip'" pack "$golden" -o out --to zip
 bad 2 "f32 cannot be packed" pack "$golden" -o out --dtype f32
 bad 2 "q4" pack "$golden" -o out --dtype q4

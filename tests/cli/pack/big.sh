@@ -66,18 +66,10 @@ size=$(wc -c < big/model.safetensors)
 
 # measured COMMAND..: runs it; its peak memory must stay below LIMIT KiB, and the model several times that
 LIMIT=65536
-cat > peak.py << 'PY'
-import resource, subprocess, sys
-
-code = subprocess.run(sys.argv[2:]).returncode
-with open(sys.argv[1], "w") as f:
-    f.write(f"{resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss}\n")
-sys.exit(code)
-PY
 expect_number "$size" '>' $((4 * LIMIT * 1024))
 measured()
 {
-    python3 peak.py peak.txt "$@"
+    with_peak peak.txt "$@"
     peak=$(cat peak.txt)
     expect_number "$peak" '>' 2000
     expect_number "$peak" '<' "$LIMIT"

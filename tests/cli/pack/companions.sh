@@ -60,7 +60,14 @@ expect_line err.txt "src/huge.dat does not go along: its size"
 expect_line err.txt "src/two words.txt does not go along: its name"
 expect_companions named
 
-# The template of a file of its own is in a GGUF file, too.
-"$BIN/vptq-pack" -q --unpack src -o model.gguf > out.txt 2> err.txt
-"$BIN/vptq-pack" -q --unpack model.gguf -o from_gguf > out.txt
-expect_line from_gguf/tokenizer_config.json '"chat_template": "{{ messages }}\\n"'
+# The template of a file of its own is in a GGUF file, too, unless another tokenizer is.
+for model in src work packed model.vptq; do
+    "$BIN/vptq-pack" -q --unpack "$model" -o model.gguf -f > out.txt 2> err.txt
+    rm -rf from_gguf
+    "$BIN/vptq-pack" -q --unpack model.gguf -o from_gguf > out.txt
+    expect_line from_gguf/tokenizer_config.json '"chat_template": "{{ messages }}\\n"'
+    "$BIN/vptq-pack" -q --unpack "$model" --tokenizer "$tok" -o model.gguf -f > out.txt 2> err.txt
+    rm -rf from_gguf
+    "$BIN/vptq-pack" -q --unpack model.gguf -o from_gguf > out.txt
+    ! grep -q chat_template from_gguf/tokenizer_config.json || fail "$model: the old tokenizer's template is there"
+done

@@ -1,14 +1,9 @@
 # The same model in every form: directory, archive, shards; the same bytes for any number of
 # threads and any way there.
 golden=$(data golden/vptq_model_stories260K)
-text=$(data text/tinystories/tiny.utf8)
+data text/tinystories/tiny.utf8 > /dev/null
 pack() { "$BIN/vptq-pack" -q "$@"; }
-nll()
-{
-    "$BIN/vptq-eval" ppl -q -m "$1" --text "$text" --documents '<|endoftext|>' \
-        --document-limit 4 --context 512 --format json > nll.json
-    json_get nll nll.json
-}
+nll() { stories nll -m "$@"; }
 
 pack "$golden" -o dir -t 1 --format json > out.json
 [ "$(json_get matrices out.json)" = 35 ] || fail "35 matrices expected"

@@ -4,12 +4,7 @@ bin=$(data models/stories260K/stories260K.bin)
 tok=$(data models/stories260K/tok512.bin)
 text=$(data text/tinystories/tiny.utf8)
 unpack() { "$BIN/vptq-pack" -q --unpack "$@"; }
-ppl()
-{
-    "$BIN/vptq-eval" ppl -q "$@" --text "$text" --documents '<|endoftext|>' \
-        --document-limit 4 --context 512 --format json > ppl.json
-    json_get ppl ppl.json
-}
+ppl() { stories ppl -m "$@"; }
 
 # The ending of the name decides, or --to.
 unpack "$hf" -o model.gguf --format json > out.json
@@ -18,17 +13,17 @@ unpack "$hf" -o model.gguf --format json > out.json
 unpack "$hf" --to gguf -o other -t 1 > out.txt
 expect_same model.gguf other
 expect_line out.txt "other: gguf, 47 plain tensors"
-[ "$(ppl -m model.gguf)" = "$(ppl -m "$hf")" ] || fail "an f16 model changed"
+[ "$(ppl model.gguf)" = "$(ppl "$hf")" ] || fail "an f16 model changed"
 unpack model.gguf -o again.gguf > out.txt
 expect_same model.gguf again.gguf
 unpack model.gguf -o back > out.txt
-[ "$(ppl -m back)" = "$(ppl -m "$hf")" ] || fail "a Hugging Face directory of the GGUF file"
+[ "$(ppl back)" = "$(ppl "$hf")" ] || fail "a Hugging Face directory of the GGUF file"
 unpack "$bin" --tokenizer "$tok" -o f32.gguf --dtype f32 > out.txt
-[ "$(ppl -m f32.gguf)" = "$(ppl -m "$bin" --tokenizer "$tok")" ] || fail "a llama2.c model as f32"
+[ "$(ppl f32.gguf)" = "$(ppl "$bin" --tokenizer "$tok")" ] || fail "a llama2.c model as f32"
 unpack "$hf" -o q8.gguf --embeddings q8_0 > out.txt
 "$BIN/vptq-pack" -q --list q8.gguf > list.txt
 [ "$(grep -c ' Q8_0 ' list.txt)" = 1 ] || fail "one embedding is Q8_0: $(grep Q8_0 list.txt)"
-expect_near "$(ppl -m q8.gguf)" "$(ppl -m "$hf")" 0.01
+expect_near "$(ppl q8.gguf)" "$(ppl "$hf")" 0.01
 
 # A quantized model, from its work directory and from its archive.
 "$BIN/vptq-hessian" -q -m "$hf" -c "$text" -n 4 -l 64 -o h > out.txt
@@ -37,7 +32,7 @@ expect_near "$(ppl -m q8.gguf)" "$(ppl -m "$hf")" 0.01
 unpack work -o work.gguf > out.txt
 unpack model.vptq -o archive.gguf > out.txt
 expect_same work.gguf archive.gguf
-expect_near "$(ppl -m work.gguf)" "$(ppl -m work)" 1e-3
+expect_near "$(ppl work.gguf)" "$(ppl work)" 1e-3
 
 unpack "$hf" -o plan.gguf --dry-run --format json > out.json
 [ ! -e plan.gguf ] || fail "a dry run wrote"
@@ -57,6 +52,14 @@ expect_line err.txt "does not go with a GGUF file"
 expect_exit 2 unpack "$hf" -o none --to archive 2> err.txt
 expect_exit 2 "$BIN/vptq-pack" -q work -o none --to gguf 2> err.txt
 expect_line err.txt "goes with --unpack only"
+# a directory of the other form's name is nobody's wish
+expect_exit 2 "$BIN/vptq-pack" -q work -o none.gguf 2> err.txt
+expect_line err.txt "'none.gguf': a GGUF file is written with --unpack; --to hf makes a directory of that name"
+expect_exit 2 unpack work -o none.vptq 2> err.txt
+expect_line err.txt "'none.vptq': an archive is written without --unpack; --to hf makes a directory of that name"
+unpack "$hf" -o dir.vptq --to hf > out.txt
+[ -e dir.vptq/config.json ] || fail "--to hf decides"
+[ ! -e none.vptq ] || fail "an output was made"
 [ ! -e none ] || fail "an output was made"
 [ ! -e none.gguf ] || fail "a GGUF file was made"
 no_leftovers .

@@ -2,21 +2,14 @@
 hf=$(data models/stories260K-hf)
 bin=$(data models/stories260K/stories260K.bin)
 tok=$(data models/stories260K/tok512.bin)
-text=$(data text/tinystories/tiny.utf8)
+data text/tinystories/tiny.utf8 > /dev/null
 unpack() { "$BIN/vptq-pack" -q --unpack "$@"; }
-ppl()
-{
-    "$BIN/vptq-eval" ppl -q -m "$1" --text "$text" --documents '<|endoftext|>' \
-        --document-limit 4 --context 512 --format json > ppl.json
-    json_get ppl ppl.json
-}
+ppl() { stories ppl -m "$@"; }
 
 # Without rounding nothing changes, whatever the file was.
 unpack "$bin" --tokenizer "$tok" -o from_bin --dtype f32 --format json > out.json
 [ "$(json_get total_bytes out.json)" = "$(cat from_bin/* | wc -c)" ] || fail "total_bytes"
-"$BIN/vptq-eval" ppl -q -m "$bin" --tokenizer "$tok" --text "$text" --documents '<|endoftext|>' \
-    --document-limit 4 --context 512 --format json > ppl.json
-want=$(json_get ppl ppl.json)
+want=$(ppl "$bin" --tokenizer "$tok")
 [ "$(ppl from_bin)" = "$want" ] || fail "unpacked llama2.c model: $(ppl from_bin), not $want"
 unpack "$hf" -o f32 --dtype f32 > /dev/null
 [ "$(ppl f32)" = "$(ppl "$hf")" ] || fail "unpacked as f32: $(ppl f32), not $(ppl "$hf")"

@@ -11,12 +11,7 @@ expect_same dir dir2
 expect_same one.vptq two.vptq
 [ "$(json_get matrices dir.json)" = 21 ] || fail "21 matrices expected"
 
-nll()
-{
-    "$BIN/vptq-eval" ppl -q -m "$1" --text "$text" --documents '<|endoftext|>' \
-        --document-limit 4 --context 512 --format json > nll.json
-    json_get nll nll.json
-}
+nll() { stories nll -m "$@"; }
 want=$(nll work)
 [ "$(nll dir)" = "$want" ] || fail "packed directory: $(nll dir), work directory: $want"
 [ "$(nll one.vptq)" = "$want" ] || fail "archive: $(nll one.vptq), work directory: $want"
@@ -53,9 +48,7 @@ done
 "$BIN/vptq-pack" -q --list lost --base moved > /dev/null
 "$BIN/vptq-pack" -q --check lost --base moved > check.txt
 expect_line check.txt "^lost: 0 errors"
-"$BIN/vptq-eval" ppl -q -m lost --base moved --text "$text" --documents '<|endoftext|>' \
-    --document-limit 4 --context 512 --format json > nll.json
-[ "$(json_get nll nll.json)" = "$want" ] || fail "with --base: $(cat nll.json)"
+[ "$(nll lost --base moved)" = "$want" ] || fail "with --base: $(nll lost --base moved)"
 
 # A manifest that says what cannot be is a bad file, not a bad command.
 sed -i 's|"dtype": "f16"|"dtype": "q4"|' lost/quantize.json

@@ -67,6 +67,17 @@ quantize -o killed -b 3 "${kl[@]}" -t 2 >/dev/null
 expect_same kl killed
 no_leftovers killed
 
+# Measurements that are damaged are made again; those that cannot be read may be sound.
+mkdir unread damaged
+mkdir unread/sensitivity.json
+expect_exit 1 quantize --dry-run -o unread -b 3 "${kl[@]}" >/dev/null 2>err.txt
+expect_line err.txt "cannot open 'unread/sensitivity.json': is a directory"
+! grep -q "measured again" err.txt || fail "a file that cannot be read counts as damaged"
+head -c 1000 kl/sensitivity.json >damaged/sensitivity.json
+"$BIN/vptq-quantize" -m "$model" --tokenizer "$tok" --dry-run -o damaged -b 3 "${kl[@]}" >/dev/null 2>err.txt
+expect_line err.txt "sensitivities are measured again"
+expect_same kl/sensitivity.json damaged/sensitivity.json
+
 # Rules of a recipe stay, the rest gets what they leave.
 echo '{"rules": [{"match": "*.v_proj", "settings": {"vector_length": 2, "centroids": 16}}]}' >recipe.json
 quantize --dry-run -o kl -b 3 "${kl[@]}" --recipe recipe.json --format json >pinned.json

@@ -108,17 +108,11 @@ head -c 1024 round | tr '\040-\057\240-\257' 'A-`' | sed 's/./&@@@/g' | tr -d '\
 [ -z "$limit" ] || expect_number "$(cat total)" '>' $((3 * limit * 1024))
 
 # within TOOL..: a tool with its arguments, its peak memory within the limit
-cat > peak.py << 'END'
-import resource, subprocess, sys
-code = subprocess.run(sys.argv[1:]).returncode
-print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, file=open("peak", "w"))
-sys.exit(code)
-END
 within()
 {
     local tool=$1
     shift
-    python3 peak.py "$BIN/$tool" -q -t 2 "$@" || fail "$tool $*"
+    with_peak peak "$BIN/$tool" -q -t 2 "$@" || fail "$tool $*"
     [ -z "$limit" ] || expect_number "$(cat peak)" '<' "$limit"
     echo "$(cat peak) KiB: $tool $*" >&2
 }

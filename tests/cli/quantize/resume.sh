@@ -49,6 +49,21 @@ printf x | dd of=stopped/layer_001_up_proj.safetensors bs=1 seek=900 conv=notrun
 expect_line err.txt "layer_001_up_proj.*quantized again"
 expect_same one stopped
 
+# So is an empty one; but one that cannot be read may be sound, and is left alone.
+: > stopped/layer_001_up_proj.safetensors
+quantize -o stopped > /dev/null
+expect_same one stopped
+mkdir moved
+mv stopped/layer_003_o_proj.safetensors moved/
+mkdir stopped/layer_003_o_proj.safetensors
+expect_exit 1 "$BIN/vptq-quantize" -m "$model" --tokenizer "$tok" -H h -k 64 -o stopped > /dev/null 2> err.txt
+expect_line err.txt "cannot open 'stopped/layer_003_o_proj.safetensors': is a directory"
+! grep -q "quantized again" err.txt || fail "a file that cannot be read counts as damaged"
+rmdir stopped/layer_003_o_proj.safetensors
+mv moved/layer_003_o_proj.safetensors stopped/
+quantize -o stopped > /dev/null
+expect_same one stopped
+
 # Layers in two runs are the whole.
 quantize -o parts --layers 0-1 > /dev/null
 [ "$(wc -l < parts/report.jsonl)" = 14 ] || fail "report of a part"
