@@ -433,6 +433,10 @@ bool vptq_cli_parse(vptq_cli *cli, int argc, char **argv, int first, int *exit_c
         return false;
     if (take_operands(cli, argc, argv))
         return out_of_memory(cli, exit_code);
+    if (cli->arg_count && !cli->operands) {
+        *exit_code = vptq_cli_usage_error(cli, "unexpected argument '%s'", cli->args[0]);
+        return false;
+    }
     make_context(cli);
     return true;
 }

@@ -81,6 +81,7 @@ typedef struct vptq_cli {
     const char *formats; /* accepted --format values, "text|json" or "text|json|csv|md"; NULL =
                             the command has no --format */
     const char *omit; /* common options that mean nothing here: "force|dry-run"; NULL = none */
+    bool operands;    /* words that are no options are taken, into `args`; else refused */
     vptq_cli_common common;
     const char **args; /* operands */
     size_t arg_count;
@@ -114,6 +115,17 @@ int vptq_cli_run_command(const char *tool, const char *summary,
 /* "12.3 MiB", "3 min 20 s" for humans. */
 void vptq_cli_human_bytes(char text[32], uint64_t bytes);
 void vptq_cli_human_seconds(char text[32], double seconds);
+
+/* A table of text cells, printed line by line: in text padded to widths, as CSV or as Markdown.
+ */
+enum { CLI_CELL = 24 };
+typedef struct vptq_cli_column {
+    const char *name;
+    int width; /* in text; 0 = that of the name, negative = aligned to the left */
+} vptq_cli_column;
+void vptq_cli_table_head(int format, const vptq_cli_column *columns, size_t count);
+void vptq_cli_table_row(int format, const vptq_cli_column *columns, size_t count,
+                        char (*cells)[CLI_CELL]);
 
 /* One JSON object on one line of stdout, written member by member so that key order is ours:
  *     vptq_cli_json_begin(&j);

@@ -35,6 +35,36 @@ void vptq_cli_human_seconds(char text[32], double seconds)
         snprintf(text, 32, "%" PRIu64 " h %" PRIu64 " min", s / 3600, s % 3600 / 60);
 }
 
+/* --- tables ------------------------------------------------------------------------------ */
+
+static void put_cell(int format, const vptq_cli_column *column, bool first, const char *text)
+{
+    int width = column->width ? column->width : (int)strlen(column->name);
+    if (format == CLI_CSV)
+        printf("%s%s", first ? "" : ",", text);
+    else if (format == CLI_MD)
+        printf("%s %s |", first ? "|" : "", text);
+    else
+        printf("%s%*s", first ? "" : "  ", width, text);
+}
+
+void vptq_cli_table_head(int format, const vptq_cli_column *columns, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        put_cell(format, &columns[i], i == 0, columns[i].name);
+    putchar('\n');
+    for (size_t i = 0; i < count && format == CLI_MD; i++)
+        printf("%s --- |%s", i ? "" : "|", i + 1 < count ? "" : "\n");
+}
+
+void vptq_cli_table_row(int format, const vptq_cli_column *columns, size_t count,
+                        char (*cells)[CLI_CELL])
+{
+    for (size_t i = 0; i < count; i++)
+        put_cell(format, &columns[i], i == 0, cells[i]);
+    putchar('\n');
+}
+
 /* --- JSON -------------------------------------------------------------------------------- */
 
 static void put_string(const char *s)

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "cmd/cli.h"
+#include "cmd/cli_gemv.h"
 
 /* What the commands share: the device and the models it reads. */
 typedef struct opened {
@@ -150,8 +151,6 @@ out:
 
 static int check_ppl_usage(const vptq_cli *cli, const ppl_command *c)
 {
-    if (cli->arg_count)
-        return vptq_cli_usage_error(cli, "unexpected argument '%s'", cli->args[0]);
     if (c->texts.count + c->tokens.count == 0)
         return vptq_cli_usage_error(cli, "give --text FILE or --tokens FILE");
     if (c->documents && (c->texts.count != 1 || c->tokens.count))
@@ -380,9 +379,7 @@ static int command_kld(int argc, char **argv)
         .omit = "force|seed"};
     int code;
     if (vptq_cli_parse(&cli, argc, argv, 2, &code)) {
-        if (cli.arg_count)
-            code = vptq_cli_usage_error(&cli, "unexpected argument '%s'", cli.args[0]);
-        else if (c.texts.count + c.tokens.count == 0)
+        if (c.texts.count + c.tokens.count == 0)
             code = vptq_cli_usage_error(&cli, "give --text FILE or --tokens FILE");
         else
             code = run_kld(&cli, &c);
@@ -403,53 +400,37 @@ typedef struct error_table {
     bool began;
 } error_table;
 
-enum { ERROR_COLUMNS = 12, ERROR_CELL = 24 };
-static const char *const error_names[ERROR_COLUMNS] = {
-    "layer",           "name", "rows", "columns", "proxy_loss", "relative_mse",
-    "bits_per_weight", "v",    "k",    "k_res",   "groups",     "outliers"};
-
-/* One line of the table in any of its text forms. */
-static void print_cells(int format, char cell[ERROR_COLUMNS][ERROR_CELL])
-{
-    for (int i = 0; i < ERROR_COLUMNS; i++) {
-        if (format == CLI_CSV)
-            printf("%s%s", i ? "," : "", cell[i]);
-        else if (format == CLI_MD)
-            printf("%s %s |", i ? "" : "|", cell[i]);
-        else
-            printf(i == 1 ? "%s%-*s" : "%s%*s", i ? "  " : "",
-                   i == 1 ? 9 : (int)strlen(error_names[i]), cell[i]);
-    }
-    putchar('\n');
-}
-
-static void print_error_head(int format)
-{
-    char cell[ERROR_COLUMNS][ERROR_CELL];
-    for (int i = 0; i < ERROR_COLUMNS; i++)
-        snprintf(cell[i], ERROR_CELL, "%s", error_names[i]);
-    print_cells(format, cell);
-    if (format == CLI_MD)
-        puts("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |");
-}
+enum { ERROR_COLUMNS = 12 };
+static const vptq_cli_column error_columns[ERROR_COLUMNS] = {{.name = "layer"},
+                                                             {.name = "name", .width = -9},
+                                                             {.name = "rows"},
+                                                             {.name = "columns"},
+                                                             {.name = "proxy_loss"},
+                                                             {.name = "relative_mse"},
+                                                             {.name = "bits_per_weight"},
+                                                             {.name = "v"},
+                                                             {.name = "k"},
+                                                             {.name = "k_res"},
+                                                             {.name = "groups"},
+                                                             {.name = "outliers"}};
 
 static void print_error_text(int format, const vptq_error_row *row)
 {
-    char cell[ERROR_COLUMNS][ERROR_CELL];
+    char cell[ERROR_COLUMNS][CLI_CELL];
     const uint32_t numbers[] = {row->shape.v, row->shape.k, row->shape.k_res, row->shape.groups,
                                 row->shape.outliers};
-    snprintf(cell[0], ERROR_CELL, "%u", row->layer);
-    snprintf(cell[1], ERROR_CELL, "%s", row->name);
-    snprintf(cell[2], ERROR_CELL, "%u", row->rows);
-    snprintf(cell[3], ERROR_CELL, "%u", row->columns);
-    snprintf(cell[4], ERROR_CELL, "%.6f", row->proxy_loss);
+    snprintf(cell[0], CLI_CELL, "%u", row->layer);
+    snprintf(cell[1], CLI_CELL, "%s", row->name);
+    snprintf(cell[2], CLI_CELL, "%u", row->rows);
+    snprintf(cell[3], CLI_CELL, "%u", row->columns);
+    snprintf(cell[4], CLI_CELL, "%.6f", row->proxy_loss);
     if (isnan(row->proxy_loss))
-        snprintf(cell[4], ERROR_CELL, "%s", format == CLI_CSV ? "" : "-");
-    snprintf(cell[5], ERROR_CELL, "%.6f", row->relative_mse);
-    snprintf(cell[6], ERROR_CELL, "%.4f", row->bits_per_weight);
+        snprintf(cell[4], CLI_CELL, "%s", format == CLI_CSV ? "" : "-");
+    snprintf(cell[5], CLI_CELL, "%.6f", row->relative_mse);
+    snprintf(cell[6], CLI_CELL, "%.4f", row->bits_per_weight);
     for (int i = 0; i < 5; i++)
-        snprintf(cell[7 + i], ERROR_CELL, "%u", numbers[i]);
-    print_cells(format, cell);
+        snprintf(cell[7 + i], CLI_CELL, "%u", numbers[i]);
+    vptq_cli_table_row(format, error_columns, ERROR_COLUMNS, cell);
 }
 
 static void print_error_json(const vptq_error_row *row)
@@ -480,7 +461,7 @@ static vptq_status print_error_row(void *arg, const vptq_error_row *row, vptq_er
         return VPTQ_OK;
     }
     if (!t->began)
-        print_error_head(t->format);
+        vptq_cli_table_head(t->format, error_columns, ERROR_COLUMNS);
     t->began = true;
     print_error_text(t->format, row);
     return VPTQ_OK;
@@ -522,12 +503,8 @@ static int command_error(int argc, char **argv)
                     .formats = "text|json|csv|md",
                     .omit = "force|dry-run|seed"};
     int code;
-    if (vptq_cli_parse(&cli, argc, argv, 2, &code)) {
-        if (cli.arg_count)
-            code = vptq_cli_usage_error(&cli, "unexpected argument '%s'", cli.args[0]);
-        else
-            code = run_error(&cli, &c);
-    }
+    if (vptq_cli_parse(&cli, argc, argv, 2, &code))
+        code = run_error(&cli, &c);
     vptq_cli_release(&cli);
     return code;
 }
@@ -645,12 +622,8 @@ static int command_generate(int argc, char **argv)
         .formats = "text|json",
         .omit = "force|dry-run"};
     int code;
-    if (vptq_cli_parse(&cli, argc, argv, 2, &code)) {
-        if (cli.arg_count)
-            code = vptq_cli_usage_error(&cli, "unexpected argument '%s'", cli.args[0]);
-        else
-            code = run_generate(&cli, &c);
-    }
+    if (vptq_cli_parse(&cli, argc, argv, 2, &code))
+        code = run_generate(&cli, &c);
     vptq_cli_release(&cli);
     return code;
 }
@@ -662,6 +635,7 @@ int main(int argc, char **argv)
         {"kld", "divergence of a model from its original on a text", command_kld},
         {"error", "error of every quantized matrix against its original", command_error},
         {"generate", "continue a prompt", command_generate},
+        {"gemv", "speed of products with packed matrices beside dense ones", vptq_cli_gemv},
         {NULL, NULL, NULL}};
     return vptq_cli_run_command("vptq-eval", "Measures a model.", commands, argc, argv);
 }

@@ -236,9 +236,6 @@ static int exchange(vptq_cli *cli, const hessian_args *a)
     if (!a->output)
         return vptq_cli_usage_error(cli, "%s needs -o %s", option,
                                     a->import ? "HDIR" : "PTDIR");
-    if (a->import && a->inverse)
-        return vptq_cli_usage_error(
-            cli, "--inverse goes with --export: importing sees for itself what a file is");
     vptq_status st = vptq_device_open(&cli->ctx, cli->common.backend, &dev, &err);
     if (st)
         return vptq_cli_finish(cli, st, &err);
@@ -258,6 +255,10 @@ static int dispatch(vptq_cli *cli, const hessian_args *a)
     if (!!a->show + a->merge + !!a->import + !!a->export > 1)
         return vptq_cli_usage_error(
             cli, "--show, --merge, --import and --export exclude each other");
+    if (a->inverse && !a->export)
+        return vptq_cli_usage_error(cli, "--inverse goes with --export%s",
+                                    a->import ? ": importing sees for itself what a file is"
+                                              : "");
     if (a->merge) {
         if (cli->common.dry_run)
             return vptq_cli_usage_error(cli, "--merge has no --dry-run");
@@ -273,8 +274,6 @@ static int dispatch(vptq_cli *cli, const hessian_args *a)
         return show(cli, a->show);
     if (a->import || a->export)
         return exchange(cli, a);
-    if (a->inverse)
-        return vptq_cli_usage_error(cli, "--inverse goes with --export");
     if (!a->model)
         return vptq_cli_usage_error(cli, "-m MODEL is missing");
     if (!a->output && !cli->common.dry_run)
@@ -324,7 +323,8 @@ int main(int argc, char **argv)
         .examples = "A collection that was interrupted goes on when the same command is "
                     "run again.",
         .options = options,
-        .formats = "text|json"};
+        .formats = "text|json",
+        .operands = true};
     int code;
 
     memcpy(options, collect_options, sizeof collect_options);

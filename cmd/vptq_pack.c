@@ -315,6 +315,45 @@ static int write_model(vptq_cli *cli, const pack_args *a)
     return vptq_cli_finish(cli, st, &err);
 }
 
+/* An option that only writing reads; NULL when none is given. */
+static const char *given_for_writing(const pack_args *a)
+{
+    return a->output        ? "output"
+           : a->form        ? "to"
+           : a->dtype       ? "dtype"
+           : a->embeddings  ? "embeddings"
+           : a->shard_bytes ? "shard-size"
+           : a->level       ? "level"
+           : a->lm_head     ? "lm-head"
+                            : NULL;
+}
+
+/* What does not go together when something is written. */
+static int check_usage(const vptq_cli *cli, const pack_args *a)
+{
+    if (!a->output && !cli->common.dry_run)
+        return vptq_cli_usage_error(cli, "-o is missing: where should the output go?");
+    if (a->unpack && a->lm_head)
+        return vptq_cli_usage_error(cli, "--lm-head does not go with --unpack");
+    if (a->unpack ? a->form == FORM_ARCHIVE : a->form == FORM_GGUF)
+        return vptq_cli_usage_error(cli, a->unpack ? "--to archive does not go with --unpack"
+                                                   : "--to gguf goes with --unpack only");
+    if (a->form == FORM_AUTO && a->output &&
+        ends_with(a->output, a->unpack ? ".vptq" : ".gguf"))
+        return vptq_cli_usage_error(
+            cli, "'%s': %s --unpack; --to hf makes a directory of that name", a->output,
+            a->unpack ? "an archive is written without" : "a GGUF file is written with");
+    const vptq_pack_form form = choose_form(a);
+    if (form != VPTQ_PACK_GGUF && a->embeddings)
+        return vptq_cli_usage_error(cli, "--embeddings goes with --unpack to a GGUF file");
+    if (form != VPTQ_PACK_HF && a->shard_bytes)
+        return vptq_cli_usage_error(cli, "--shard-size does not go with %s",
+                                    form == VPTQ_PACK_GGUF ? "a GGUF file" : "an archive");
+    if (form != VPTQ_PACK_ARCHIVE && a->level)
+        return vptq_cli_usage_error(cli, "--level is for archives (OUT.vptq or --to archive)");
+    return CLI_OK;
+}
+
 static int dispatch(vptq_cli *cli, pack_args *a)
 {
     if (cli->arg_count + (a->model != NULL) != 1)
@@ -326,27 +365,17 @@ static int dispatch(vptq_cli *cli, pack_args *a)
     if (a->unpack + a->list + a->check + a->repair > 1)
         return vptq_cli_usage_error(
             cli, "--unpack, --list, --check and --repair exclude each other");
+    if ((a->list || a->check) && given_for_writing(a))
+        return vptq_cli_usage_error(cli, "--%s does not go with --%s", given_for_writing(a),
+                                    a->list ? "list" : "check");
     if (a->check)
         return check(cli, a);
     if (a->list) {
         vptq_err err = {0};
         return vptq_cli_finish(cli, list_model(cli, a, &err), &err);
     }
-    if (!a->output && !cli->common.dry_run)
-        return vptq_cli_usage_error(cli, "-o is missing: where should the output go?");
-    if (a->unpack && a->lm_head)
-        return vptq_cli_usage_error(cli, "--lm-head does not go with --unpack");
-    if (a->unpack ? a->form == FORM_ARCHIVE : a->form == FORM_GGUF)
-        return vptq_cli_usage_error(cli, a->unpack ? "--to archive does not go with --unpack"
-                                                   : "--to gguf goes with --unpack only");
-    if (choose_form(a) != VPTQ_PACK_GGUF && a->embeddings)
-        return vptq_cli_usage_error(cli, "--embeddings goes with --unpack to a GGUF file");
-    if (choose_form(a) == VPTQ_PACK_GGUF && a->shard_bytes)
-        return vptq_cli_usage_error(cli, "--shard-size does not go with a GGUF file");
-    if (a->level > VPTQ_ARCHIVE_MAX_LEVEL)
-        return vptq_cli_usage_error(cli, "--level is more than 22");
-    if (a->level && choose_form(a) != VPTQ_PACK_ARCHIVE)
-        return vptq_cli_usage_error(cli, "--level is for archives (OUT.vptq or --to archive)");
+    if (check_usage(cli, a) != CLI_OK)
+        return CLI_USAGE;
     return write_model(cli, a);
 }
 
@@ -366,7 +395,8 @@ int main(int argc, char **argv)
         {0, NULL, CLI_FLAG, NULL, NULL, "Input and output", false},
         {'m', "model", CLI_STRING, &a.model, "PATH", "the model, in place of the argument",
          false},
-        {'o', "output", CLI_STRING, &a.output, "OUT", "directory or archive to write", false},
+        {'o', "output", CLI_STRING, &a.output, "OUT",
+         "directory, archive or GGUF file to write", false},
         {0, "to", CLI_CHOICE, &a.form, "auto|hf|archive|gguf",
          "directory or one file; auto: by the ending .vptq or .gguf of OUT", false},
         {0, "dtype", CLI_STRING, &a.dtype, "f16|bf16|f32",
@@ -401,7 +431,8 @@ int main(int argc, char **argv)
                     "vptq-pack --repair published -o fixed",
         .options = options,
         .formats = "text|json",
-        .omit = "seed"};
+        .omit = "seed",
+        .operands = true};
     int code;
     if (vptq_cli_parse(&cli, argc, argv, 1, &code))
         code = dispatch(&cli, &a);

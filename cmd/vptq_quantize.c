@@ -177,6 +177,33 @@ static vptq_status print_row(void *arg, const vptq_quantize_row *r, vptq_err *er
     return VPTQ_OK;
 }
 
+static void print_losses_in_all(const vptq_quantize_result *r, bool held_out)
+{
+    printf("mean loss %.6f", r->mean_loss);
+    if (held_out)
+        printf(", held-out %.6f", r->mean_held_out);
+    if (r->diagonal)
+        printf(" (of the diagonals of Hessians)");
+    if (isfinite(r->predicted_loss))
+        printf(", predicted %.6f", r->predicted_loss);
+    if (r->predicted_kld > 0)
+        printf(", divergence %.4f", r->predicted_kld);
+    putchar('\n');
+}
+
+/* For a matrix that a recipe decides nothing is predicted: then there is no mean, and the
+ * divergence is that of the others. */
+static void print_plan_in_all(const vptq_quantize_result *r)
+{
+    const bool loss = isfinite(r->predicted_loss), divergence = r->predicted_kld > 0;
+    if (loss)
+        printf("predicted mean loss %.6f", r->predicted_loss);
+    if (divergence)
+        printf("%s %.4f", loss ? ", divergence" : "predicted divergence", r->predicted_kld);
+    if (loss || divergence)
+        putchar('\n');
+}
+
 static void print_summary(const vptq_cli *cli, const printer *p, const vptq_quantize_result *r)
 {
     char bytes[32], seconds[32];
@@ -190,21 +217,12 @@ static void print_summary(const vptq_cli *cli, const printer *p, const vptq_quan
         printf(" (%u kept)", r->reused);
     printf(", %.4f bits per weight, weights file about %s, %s\n", r->bits_per_weight, bytes,
            seconds);
-    if (!cli->common.dry_run)
-        printf("mean loss %.6f", r->mean_loss);
-    if (p->held_out)
-        printf(", held-out %.6f", r->mean_held_out);
-    if (r->diagonal)
-        printf(" (of the diagonals of Hessians)");
-    if (isfinite(r->predicted_loss))
-        printf("%s %.6f", cli->common.dry_run ? "predicted mean loss" : ", predicted",
-               r->predicted_loss);
-    if (r->predicted_kld > 0)
-        printf(", divergence %.4f", r->predicted_kld);
-    if (!cli->common.dry_run || isfinite(r->predicted_loss))
-        puts("");
-    if (!cli->common.dry_run)
-        print_shares(&p->steps);
+    if (cli->common.dry_run) {
+        print_plan_in_all(r);
+        return;
+    }
+    print_losses_in_all(r, p->held_out);
+    print_shares(&p->steps);
 }
 
 /* ---- presets ---- */
@@ -369,8 +387,6 @@ static int dispatch(vptq_cli *cli, const quantize_args *a)
     vptq_err err = {0};
     bool dry = cli->common.dry_run;
 
-    if (cli->arg_count)
-        return vptq_cli_usage_error(cli, "unexpected argument '%s'", cli->args[0]);
     if (a->settings.preset && !strcmp(a->settings.preset, "list"))
         return list_presets(cli);
     if (!a->model)

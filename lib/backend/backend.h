@@ -149,6 +149,19 @@ typedef struct vptq_scatter_args {
     size_t ldy, ldi;
 } vptq_scatter_args;
 
+/* y [n, out] = x [n, in] W^T + beta * y (+ bias on every row) for few rows, W [out, in] as it
+ * is stored: what decoding asks for, where a weight is used once and converting it first would
+ * be most of the work.  beta is 0 or 1 (y is not read when 0).  A row of y does not depend on
+ * the other rows of x. */
+typedef struct vptq_gemv_args {
+    size_t n;
+    const float *x;
+    float *y;
+    size_t ldx, ldy;
+    float beta;
+    const float *bias; /* [out] or NULL */
+} vptq_gemv_args;
+
 typedef struct vptq_backend {
     const char *name; /* "ref", "cpu", "cuda" */
     bool host_memory; /* rows take any host memory: callers need not upload and download */
@@ -210,6 +223,16 @@ typedef struct vptq_backend {
      * vq.h. */
     vptq_status (*vq_dequant)(vptq_dev *dev, const vptq_vq *q, size_t r0, size_t n, float *w,
                               size_t ldw, vptq_err *err);
+    /* W = the decoded matrix, which never exists: centroids are looked up and multiplied. */
+    vptq_status (*vq_gemv)(vptq_dev *dev, const vptq_vq *q, const vptq_gemv_args *g,
+                           vptq_err *err);
+    /* W = w, rows of `in` elements of type F32, F16 or BF16 without gaps, any alignment. */
+    vptq_status (*gemv)(vptq_dev *dev, size_t out, size_t in, vptq_dtype type, const void *w,
+                        const vptq_gemv_args *g, vptq_err *err);
+    /* The same of F32 by the library that people would call for it (OpenBLAS, cuBLAS), with all
+     * threads: only to measure the others against.  VPTQ_E_UNSUPPORTED where there is none. */
+    vptq_status (*library_gemv)(vptq_dev *dev, size_t out, size_t in, const float *w,
+                                const vptq_gemv_args *g, vptq_err *err);
     vptq_status (*finder_open)(vptq_dev *dev, const vptq_books *books, vptq_finder **finder,
                                vptq_err *err);
     void (*finder_close)(vptq_dev *dev, vptq_finder *finder); /* accepts NULL */
@@ -250,6 +273,8 @@ typedef struct vptq_backend {
 
 extern const vptq_backend vptq_backend_ref;
 const vptq_backend *vptq_backend_cpu(void);
+const vptq_backend *
+vptq_backend_cuda(void); /* in programs that link it (docs/backend-howto.md) */
 
 typedef struct vptq_device {
     const vptq_backend *ops;

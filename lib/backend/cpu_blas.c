@@ -43,6 +43,8 @@ vptq_status vptq_blas_open(vptq_blas *blas, vptq_simd simd, vptq_err *err)
         const char *name;
         void *function;
     } wanted[] = {
+        {"cblas_sgemm", &blas->sgemm},
+        {"cblas_sgemv", &blas->sgemv},
         {"cblas_dgemm", &blas->dgemm},
         {"cblas_dsyrk", &blas->dsyrk},
         {"cblas_dtrsm", &blas->dtrsm},

@@ -25,6 +25,11 @@ enum { VPTQ_BLAS_LEFT = 141, VPTQ_BLAS_RIGHT = 142 };
 
 typedef struct vptq_blas {
     void *library;
+    void (*sgemm)(int order, int trans_a, int trans_b, int m, int n, int k, float alpha,
+                  const float *a, int lda, const float *b, int ldb, float beta, float *c,
+                  int ldc);
+    void (*sgemv)(int order, int trans, int m, int n, float alpha, const float *a, int lda,
+                  const float *x, int step_x, float beta, float *y, int step_y);
     void (*dgemm)(int order, int trans_a, int trans_b, int m, int n, int k, double alpha,
                   const double *a, int lda, const double *b, int ldb, double beta, double *c,
                   int ldc);

@@ -18,6 +18,14 @@ vptq_status vptq_cpu_accumulate(vptq_dev *dev, size_t n, uint32_t v, uint32_t k,
 vptq_status vptq_cpu_vq_dequant(vptq_dev *dev, const vptq_vq *q, size_t r0, size_t n, float *w,
                                 size_t ldw, vptq_err *err);
 
+/* cpu_gemv.c, cpu_vq_gemv.c */
+vptq_status vptq_cpu_gemv(vptq_dev *dev, size_t out, size_t in, vptq_dtype type, const void *w,
+                          const vptq_gemv_args *g, vptq_err *err);
+vptq_status vptq_cpu_library_gemv(vptq_dev *dev, size_t out, size_t in, const float *w,
+                                  const vptq_gemv_args *g, vptq_err *err);
+vptq_status vptq_cpu_vq_gemv(vptq_dev *dev, const vptq_vq *q, const vptq_gemv_args *g,
+                             vptq_err *err);
+
 /* cpu_search.c */
 vptq_status vptq_cpu_finder_open(vptq_dev *dev, const vptq_books *books, vptq_finder **finder,
                                  vptq_err *err);

@@ -1,43 +1,21 @@
 /* The row vq_dequant: a piece of 256 columns of one strip at a time, so that the centroids of
  * the piece stay in L1 while the rows of the strip are written one after the other. */
+#include "lib/backend/cpu_gemv.h"
 #include "lib/backend/cpu_vq.h"
 #include "lib/backend/dev.h"
 #include "lib/base/parallel.h"
 
-enum { PIECE = 256 };
+enum { PIECE = VPTQ_GEMV_PIECE };
 
 /* Columns of one strip of one book, ready to be looked up. */
 typedef struct piece {
     size_t count;
-    uint32_t main[PIECE], res[PIECE]; /* offsets of the centroids in their books, in floats */
-    uint32_t column[PIECE];           /* input channel */
+    vptq_place place[PIECE];
+    uint32_t column[PIECE]; /* input channel */
     float scale[PIECE], bias[PIECE];
     const float *book, *res_book; /* res_book NULL = none */
     bool norm;
 } piece;
-
-/* Fields first .. first + count - 1 of a row of the bit stream, split into both offsets. */
-static void unpack_fields(const vptq_vq_shape *s, const uint32_t *row, size_t first,
-                          size_t count, piece *p)
-{
-    const unsigned bits = vptq_vq_index_bits(s), main_bits = vptq_log2u(s->k);
-    const uint64_t mask = (UINT64_C(1) << bits) - 1;
-    size_t bit = first * bits;
-    const uint32_t *word = row + bit / 32;
-    uint64_t have = (uint64_t)*word++ >> (bit & 31);
-    unsigned left = 32 - (unsigned)(bit & 31);
-    for (size_t i = 0; i < count; i++) {
-        if (left < bits) {
-            have |= (uint64_t)*word++ << left;
-            left += 32;
-        }
-        uint32_t entry = (uint32_t)(have & mask);
-        have >>= bits;
-        left -= bits;
-        p->main[i] = (entry & (s->k - 1)) * s->v;
-        p->res[i] = (uint32_t)((uint64_t)entry >> main_bits) * s->v;
-    }
-}
 
 /* Input channels of positions first .., with their scale and bias. */
 static void look_up_columns(const vptq_vq *q, size_t first, piece *p)
@@ -60,9 +38,9 @@ write_kind(const piece *p, size_t e, bool residual, bool norm, bool in_order, fl
 {
     const float *book = p->book + e, *res_book = residual ? p->res_book + e : NULL;
     for (size_t i = 0; i < p->count; i++) {
-        float value = book[p->main[i]];
+        float value = book[p->place[i].main];
         if (residual)
-            value += res_book[p->res[i]];
+            value += res_book[p->place[i].res];
         if (norm)
             value = value * p->scale[i] + p->bias[i];
         w[in_order ? i : p->column[i]] = value;
@@ -92,7 +70,9 @@ static void write_row(const piece *p, size_t e, bool in_order, float *w)
 }
 
 typedef struct decode_job {
+    const vptq_gemv_kernels *kernels;
     const vptq_vq *q;
+    vptq_fields fields;
     size_t r0, n;
     float *w;
     size_t ldw;
@@ -116,6 +96,7 @@ static void decode_strips(void *arg, size_t begin, size_t end, int thread)
     const vptq_vq *q = job->q;
     const vptq_vq_shape *s = &q->shape;
     const size_t words = vptq_vq_row_words(s), strips = vptq_vq_strips(s);
+    const uint32_t *end_of_indices = q->indices + s->groups * strips * words;
     size_t first_strip = job->r0 / s->v;
     piece p;
     (void)thread;
@@ -126,7 +107,8 @@ static void decode_strips(void *arg, size_t begin, size_t end, int thread)
             p.count = s->group_size - c < PIECE ? s->group_size - c : PIECE;
             look_up_columns(q, s->outliers + g * s->group_size + c, &p);
             for (size_t strip = first_strip + begin; strip < first_strip + end; strip++) {
-                unpack_fields(s, q->indices + (g * strips + strip) * words, c, p.count, &p);
+                job->kernels->fields(&job->fields, q->indices + (g * strips + strip) * words,
+                                     end_of_indices, c, p.count, p.place);
                 write_strip(job, &p, strip, s->v);
             }
         }
@@ -148,7 +130,7 @@ static void decode_outliers(void *arg, size_t begin, size_t end, int thread)
         look_up_columns(q, c, &p);
         for (size_t strip = first_strip + begin; strip < first_strip + end; strip++) {
             for (size_t i = 0; i < p.count; i++)
-                p.main[i] = q->outlier_indices[strip * s->outliers + c + i] * s->v0;
+                p.place[i].main = q->outlier_indices[strip * s->outliers + c + i] * s->v0;
             write_strip(job, &p, strip, s->v0);
         }
     }
@@ -164,7 +146,13 @@ vptq_status vptq_cpu_vq_dequant(vptq_dev *dev, const vptq_vq *q, size_t r0, size
                                 size_t ldw, vptq_err *err)
 {
     const vptq_vq_shape *s = &q->shape;
-    decode_job job = {.q = q, .r0 = r0, .n = n, .w = w, .ldw = ldw};
+    decode_job job = {.kernels = vptq_gemv_kernels_get(dev->simd),
+                      .q = q,
+                      .fields = vptq_fields_of(vptq_vq_index_bits(s), vptq_log2u(s->k), s->v),
+                      .r0 = r0,
+                      .n = n,
+                      .w = w,
+                      .ldw = ldw};
     (void)err;
     vptq_parallel_for(dev->threads, touched(r0, n, s->v), 8, decode_strips, &job);
     if (s->outliers)

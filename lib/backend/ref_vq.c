@@ -3,6 +3,9 @@
 #include <math.h>
 #include <string.h>
 
+#include "lib/backend/dev.h"
+#include "lib/base/half.h"
+
 static double square_distance(const float *x, const float *c, uint32_t v)
 {
     double sum = 0;
@@ -108,4 +111,68 @@ vptq_status vptq_ref_vq_dequant(vptq_dev *dev, const vptq_vq *q, size_t r0, size
         }
     }
     return VPTQ_OK;
+}
+
+/* ---- products with stored matrices ---- */
+
+/* Row r of y from row r of W as float. */
+static void multiply_row(size_t in, const float *w, size_t r, const vptq_gemv_args *g)
+{
+    for (size_t i = 0; i < g->n; i++) {
+        const float *x = g->x + i * g->ldx;
+        float *y = g->y + i * g->ldy + r;
+        double sum = g->beta != 0 ? (double)*y : 0;
+        if (g->bias)
+            sum += (double)g->bias[r];
+        for (size_t j = 0; j < in; j++)
+            sum += (double)x[j] * (double)w[j];
+        *y = (float)sum;
+    }
+}
+
+vptq_status vptq_ref_vq_gemv(vptq_dev *dev, const vptq_vq *q, const vptq_gemv_args *g,
+                             vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    float *w = vptq_dev_scratch(dev, q->shape.in, sizeof *w, err);
+    if (!w)
+        return VPTQ_E_NOMEM;
+    for (size_t r = 0; r < q->shape.out && !st; r++) {
+        st = vptq_ref_vq_dequant(dev, q, r, 1, w, q->shape.in, err);
+        multiply_row(q->shape.in, w, r, g);
+    }
+    return st;
+}
+
+vptq_status vptq_ref_gemv(vptq_dev *dev, size_t out, size_t in, vptq_dtype type, const void *w,
+                          const vptq_gemv_args *g, vptq_err *err)
+{
+    const size_t row_bytes = in * vptq_dtype_get(type)->bytes;
+    VPTQ_BUG_IF(type != VPTQ_F32 && type != VPTQ_F16 && type != VPTQ_BF16);
+    float *row = vptq_dev_scratch(dev, in, sizeof *row, err);
+    if (!row)
+        return VPTQ_E_NOMEM;
+    for (size_t r = 0; r < out; r++) {
+        const uint8_t *src = (const uint8_t *)w + r * row_bytes;
+        if (type == VPTQ_F32)
+            memcpy(row, src, row_bytes);
+        else if (type == VPTQ_F16)
+            vptq_f16_to_f32_n((const uint16_t *)(const void *)src, row, in);
+        else
+            vptq_bf16_to_f32_n((const uint16_t *)(const void *)src, row, in);
+        multiply_row(in, row, r, g);
+    }
+    return VPTQ_OK;
+}
+
+vptq_status vptq_ref_library_gemv(vptq_dev *dev, size_t out, size_t in, const float *w,
+                                  const vptq_gemv_args *g, vptq_err *err)
+{
+    (void)dev;
+    (void)out;
+    (void)in;
+    (void)w;
+    (void)g;
+    return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                     "the ref backend has no library to be measured against");
 }

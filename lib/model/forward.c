@@ -6,12 +6,12 @@
 
 /* Floats of a weight tile.  Many rows: as large as makes the products efficient.  A few: each
  * weight is used at once and only once, while it is still in the caches of the threads. */
-enum { TILE_FLOATS = 1 << 20, FEW_TILE_FLOATS = 1 << 17, FEW_ROWS = 8, TILE_STEP = 64 };
+enum { TILE_FLOATS = 1 << 20, FEW_TILE_FLOATS = 1 << 17, TILE_STEP = 64 };
 
 size_t vptq_forward_tile_rows(const vptq_forward *f, size_t rows, size_t cols)
 {
     size_t floats = TILE_FLOATS;
-    if (rows <= FEW_ROWS && f->dev->ctx->threads < TILE_FLOATS / FEW_TILE_FLOATS)
+    if (rows <= VPTQ_FORWARD_FEW_ROWS && f->dev->ctx->threads < TILE_FLOATS / FEW_TILE_FLOATS)
         floats = (size_t)FEW_TILE_FLOATS * (size_t)f->dev->ctx->threads;
     size_t fit = floats / cols;
     if (fit < TILE_STEP)

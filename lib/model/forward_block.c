@@ -9,11 +9,31 @@
 
 /* ---- linears ---- */
 
+/* A few rows are multiplied with what is stored: to convert a weight that is used for them
+ * alone would take longer. */
+static vptq_status few_rows(vptq_forward *f, const vptq_weight *w, const float *bias,
+                            size_t rows, const float *x, float beta, float *out, vptq_err *err)
+{
+    vptq_status st = vptq_check_cancel(f->dev->ctx, err);
+    if (st)
+        return st;
+    const vptq_gemv_args g = {.n = rows,
+                              .x = x,
+                              .y = out,
+                              .ldx = w->cols,
+                              .ldy = w->rows,
+                              .beta = beta,
+                              .bias = bias};
+    return vptq_weight_gemv(w, f->dev, &g, err);
+}
+
 vptq_status vptq_forward_linear(vptq_forward *f, const vptq_weight *w, const float *bias,
                                 size_t rows, const float *x, float beta, float *out,
                                 vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
+    if (rows <= VPTQ_FORWARD_FEW_ROWS && vptq_weight_has_gemv(w, f->dev))
+        return few_rows(f, w, bias, rows, x, beta, out, err);
     size_t step = vptq_forward_tile_rows(f, rows, w->cols);
     for (size_t r = 0; r < w->rows; r += step) {
         size_t n = w->rows - r < step ? w->rows - r : step;

@@ -53,6 +53,9 @@ struct vptq_forward {
 /* Rows of a weight tile at most; the logits [rows, tile] of a full group are 6 MiB. */
 enum { VPTQ_FORWARD_TILE_ROWS = 768 };
 
+/* Rows of activations up to which weights are not converted (vptq_weight_gemv). */
+enum { VPTQ_FORWARD_FEW_ROWS = 8 };
+
 /* Rows of a weight with `cols` columns that are converted at once for a product with `rows`
  * rows of activations.  For a few rows it depends on the threads. */
 size_t vptq_forward_tile_rows(const vptq_forward *f, size_t rows, size_t cols);
@@ -60,8 +63,8 @@ size_t vptq_forward_tile_rows(const vptq_forward *f, size_t rows, size_t cols);
 vptq_status vptq_forward_reserve_hidden(vptq_forward *f, size_t rows,
                                         vptq_err *err) VPTQ_MUST_CHECK;
 
-/* out [rows, w->rows] = x [rows, w->cols] W^T + beta * out (+ bias on every row); the weight
- * goes through the tile. */
+/* out [rows, w->rows] = x [rows, w->cols] W^T + beta * out (+ bias on every row); for more than
+ * a few rows the weight goes through the tile. */
 vptq_status vptq_forward_linear(vptq_forward *f, const vptq_weight *w, const float *bias,
                                 size_t rows, const float *x, float beta, float *out,
                                 vptq_err *err) VPTQ_MUST_CHECK;

@@ -57,6 +57,25 @@ vptq_status vptq_weight_read(const vptq_weight *w, vptq_device *dev, size_t r0, 
     return st;
 }
 
+bool vptq_weight_has_gemv(const vptq_weight *w, const vptq_device *dev)
+{
+    const vptq_tensor *t = w->tensor;
+    if (w->packed)
+        return true;
+    return dev->ops->host_memory && t->rope_heads == 0 &&
+           (t->round_to == VPTQ_F32 || t->round_to == t->type) &&
+           (t->type == VPTQ_F32 || t->type == VPTQ_F16 || t->type == VPTQ_BF16);
+}
+
+vptq_status vptq_weight_gemv(const vptq_weight *w, vptq_device *dev, const vptq_gemv_args *g,
+                             vptq_err *err)
+{
+    if (w->packed)
+        return dev->ops->vq_gemv(dev->state, &w->packed->vq, g, err);
+    return dev->ops->gemv(dev->state, w->rows, w->cols, w->tensor->type, w->tensor->data, g,
+                          err);
+}
+
 void vptq_weight_forget(const vptq_weight *w)
 {
     if (w->tensor)

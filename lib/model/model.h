@@ -18,6 +18,14 @@ typedef struct vptq_weight {
 vptq_status vptq_weight_read(const vptq_weight *w, vptq_device *dev, size_t r0, size_t n,
                              float *dst, vptq_err *err) VPTQ_MUST_CHECK;
 
+/* Whether rows of activations can be multiplied with the weight as it is stored
+ * (vptq_weight_gemv): a packed one, or a plain one in host memory of type F32, F16 or BF16 that
+ * is read as it stands. */
+bool vptq_weight_has_gemv(const vptq_weight *w, const vptq_device *dev);
+/* As the row gemv of the backend. */
+vptq_status vptq_weight_gemv(const vptq_weight *w, vptq_device *dev, const vptq_gemv_args *g,
+                             vptq_err *err) VPTQ_MUST_CHECK;
+
 /* After the last use for a while; see vptq_tensor_forget. */
 void vptq_weight_forget(const vptq_weight *w);
 

@@ -15,12 +15,6 @@
 
 enum { ROUNDS = 7, PART = 1024 };
 
-static void need(vptq_status st, const vptq_err *err)
-{
-    if (st)
-        bench_give_up(err->text);
-}
-
 static double open_ms(const char *path)
 {
     double best = 1e9;
@@ -28,7 +22,7 @@ static double open_ms(const char *path)
         vptq_err err = {0};
         vptq_archive *a = NULL;
         double begin = bench_seconds();
-        need(vptq_archive_open(path, NULL, &a, &err), &err);
+        bench_need(vptq_archive_open(path, NULL, &a, &err), &err);
         double ms = 1e3 * (bench_seconds() - begin);
         vptq_archive_close(a);
         best = ms < best ? ms : best;
@@ -43,7 +37,7 @@ static double load_ms(const vptq_archive *a, const vptq_archive_entry *e, uint64
     for (int i = 0; i < ROUNDS; i++) {
         vptq_err err = {0};
         double begin = threads == 1 ? bench_seconds() : vptq_seconds();
-        need(vptq_archive_load_part(a, e, at, n, threads, dst, &err), &err);
+        bench_need(vptq_archive_load_part(a, e, at, n, threads, dst, &err), &err);
         double end = threads == 1 ? bench_seconds() : vptq_seconds();
         double ms = 1e3 * (end - begin);
         best = ms < best ? ms : best;
@@ -91,7 +85,7 @@ int main(int argc, char **argv)
     printf("%s: opened in %.2f processor ms\n", argv[1], open_ms(argv[1]));
     printf("%-44s %-4s %11s %11s %9s %9s %9s\n", "tensor", "type", "bytes", "packed", "CPU ms",
            "ms, all", "1 KiB");
-    need(vptq_archive_open(argv[1], NULL, &a, &err), &err);
+    bench_need(vptq_archive_open(argv[1], NULL, &a, &err), &err);
     for (int i = 2; i < argc; i++) {
         const vptq_archive_entry *e = vptq_archive_find(a, argv[i], true);
         if (!e)

@@ -2,16 +2,18 @@
 # An archive beside the directory that it is made from: sizes and seconds at each level, what each kind of
 # entry gains, and what it takes to get one tensor out.
 # Usage: bench_archive.sh PACKED [LEVEL..]   (a packed directory; default: by kind, 1 3 9 19)
-# Needs python3 with numpy and zstandard for the table by kind.
+# Environment: BIN (tools, default build/bin), BENCH_DIR (benchmarks, default those of the plain build),
+# PYTHON (one with numpy and zstandard, default python3).
 set -euo pipefail
 
 src=$(cd "$(dirname "$0")/../.." && pwd)
 bin=${BIN:-$src/build/bin}
 bench=${BENCH_DIR:-$src/build/release/tests/bench}
-if [ $# = 0 ]; then
-    echo "needs PACKED [LEVEL..]"
-    exit 0
-fi
+# shellcheck source=tests/bench/common.sh
+. "$src/tests/bench/common.sh"
+[ $# -gt 0 ] || skip "needs PACKED [LEVEL..]"
+need_python numpy zstandard
+need_file "$bench/bench_archive" "make $bench/bench_archive"
 packed=$1
 shift
 [ $# -gt 0 ] || set -- 0 1 3 9 19
@@ -39,10 +41,10 @@ for level in "$@"; do
     name="archive, level $level"
     [ "$level" != 0 ] || name="archive, levels by kind"
     row "$name" "$(wc -c < "$work/$level.vptq")" "$time"
-    python3 -B "$src/scripts/vptq_archive.py" list "$work/$level.vptq" --json > "$work/$level.json"
+    "$PYTHON" -B "$src/scripts/vptq_archive.py" list "$work/$level.vptq" --json > "$work/$level.json"
 done
 
-python3 - "$work" "$@" << 'PY'
+"$PYTHON" - "$work" "$@" << 'PY'
 import json, sys
 
 PARTS = ("res_centroids", "outlier_centroids", "centroids", "outlier_indices", "indices", "perm", "weight_scale", "weight_bias")

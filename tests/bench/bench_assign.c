@@ -208,8 +208,9 @@ static void bench_row(const bench *b, uint32_t v, uint32_t k)
     vptq_err err;
     for (int r = 0; r < ROUNDS; r++) {
         double t = bench_seconds();
-        if (b->dev.ops->assign(b->dev.state, VECTORS, v, k, p.x, p.c, p.ours, NULL, &err))
-            bench_give_up(err.text);
+        bench_need(
+            b->dev.ops->assign(b->dev.state, VECTORS, v, k, p.x, p.c, p.ours, NULL, &err),
+            &err);
         ours = least(ours, bench_seconds() - t);
         t = bench_seconds();
         product_and_scan(b, &p, true);

@@ -13,6 +13,7 @@
 #include "lib/backend/backend.h"
 #include "lib/backend/cpu_blas.h"
 #include "lib/base/parallel.h"
+#include "tests/bench/common.h"
 
 enum { ROUNDS = 9, TOKENS = 2048 };
 
@@ -30,21 +31,9 @@ typedef struct bench {
     double *h, *work;
 } bench;
 
-static void check(vptq_status st, const bench *b)
-{
-    if (st) {
-        fprintf(stderr, "bench_backend: %s\n", b->err.text);
-        exit(1);
-    }
-}
-
 static void *filled(size_t floats)
 {
-    float *x = malloc(floats * sizeof *x);
-    if (!x) {
-        fprintf(stderr, "bench_backend: out of memory\n");
-        exit(1);
-    }
+    float *x = bench_alloc(floats, sizeof *x);
     for (size_t i = 0; i < floats; i++)
         x[i] = (float)(i * 7 % 23) / 23 - 0.5f;
     return x;
@@ -71,7 +60,7 @@ static void bench_gemm(bench *b, size_t m, size_t n, size_t k)
     double ours = 1e9, theirs = 1e9;
     for (int r = 0; r < ROUNDS; r++) {
         double t = vptq_seconds();
-        check(b->dev.ops->gemm(b->dev.state, &g, &b->err), b);
+        bench_need(b->dev.ops->gemm(b->dev.state, &g, &b->err), &b->err);
         ours = faster(ours, vptq_seconds() - t);
         t = vptq_seconds();
         b->sgemm(VPTQ_BLAS_ROW_MAJOR, VPTQ_BLAS_NO_TRANS, VPTQ_BLAS_TRANS, (int)m, (int)n,
@@ -103,7 +92,7 @@ static void bench_attention(bench *b, size_t n, size_t pos0)
     double best = 1e9;
     for (int r = 0; r < ROUNDS; r++) {
         const double t = vptq_seconds();
-        check(b->dev.ops->attention(b->dev.state, &a, &b->err), b);
+        bench_need(b->dev.ops->attention(b->dev.state, &a, &b->err), &b->err);
         best = faster(best, vptq_seconds() - t);
     }
     const double seen = (double)n * ((double)pos0 + ((double)n + 1) / 2);
@@ -121,22 +110,23 @@ static void bench_rows(bench *b)
     double norm = 1e9, swiglu = 1e9, rope = 1e9, nll = 1e9;
     for (int r = 0; r < ROUNDS; r++) {
         double t = vptq_seconds();
-        check(ops->rmsnorm(b->dev.state, TOKENS, HIDDEN, b->a, HIDDEN, b->b, 1e-5f, b->c,
-                           HIDDEN, &b->err),
-              b);
+        bench_need(ops->rmsnorm(b->dev.state, TOKENS, HIDDEN, b->a, HIDDEN, b->b, 1e-5f, b->c,
+                                HIDDEN, &b->err),
+                   &b->err);
         norm = faster(norm, vptq_seconds() - t);
         t = vptq_seconds();
-        check(ops->swiglu(b->dev.state, TOKENS, INNER, b->a, b->b, b->c, &b->err), b);
+        bench_need(ops->swiglu(b->dev.state, TOKENS, INNER, b->a, b->b, b->c, &b->err),
+                   &b->err);
         swiglu = faster(swiglu, vptq_seconds() - t);
         t = vptq_seconds();
-        check(ops->rope(b->dev.state, TOKENS, HIDDEN / 2 / HALF, (size_t)2 * HALF, b->c, HIDDEN,
-                        b->a, b->b, 0, &b->err),
-              b);
+        bench_need(ops->rope(b->dev.state, TOKENS, HIDDEN / 2 / HALF, (size_t)2 * HALF, b->c,
+                             HIDDEN, b->a, b->b, 0, &b->err),
+                   &b->err);
         rope = faster(rope, vptq_seconds() - t);
         t = vptq_seconds();
-        check(
+        bench_need(
             ops->nll(b->dev.state, TOKENS, TILE, b->a, TILE, 0, targets, true, state, &b->err),
-            b);
+            &b->err);
         nll = faster(nll, vptq_seconds() - t);
     }
     printf("rmsnorm %d x %d   %8.3f ms %7.2f G elements/s\n", TOKENS, HIDDEN, norm * 1e3,
@@ -157,18 +147,21 @@ static void bench_hessian(bench *b, size_t n)
         double trace = 0;
         memset(b->h, 0, n * n * sizeof *b->h);
         double t = vptq_seconds();
-        check(ops->syrk_add(b->dev.state, TOKENS, n, b->a, n, NULL, b->h, b->work, &b->err), b);
+        bench_need(
+            ops->syrk_add(b->dev.state, TOKENS, n, b->a, n, NULL, b->h, b->work, &b->err),
+            &b->err);
         syrk = faster(syrk, vptq_seconds() - t);
         for (size_t i = 0; i < n; i++)
             b->h[i * n + i] += 1e4;
         t = vptq_seconds();
-        check(ops->quad_trace(b->dev.state, n, n, b->a, n, b->h, n, &trace, &b->err), b);
+        bench_need(ops->quad_trace(b->dev.state, n, n, b->a, n, b->h, n, &trace, &b->err),
+                   &b->err);
         quad = faster(quad, vptq_seconds() - t);
         t = vptq_seconds();
-        check(ops->potrf(b->dev.state, n, b->h, n, NULL, &b->err), b);
+        bench_need(ops->potrf(b->dev.state, n, b->h, n, NULL, &b->err), &b->err);
         potrf = faster(potrf, vptq_seconds() - t);
         t = vptq_seconds();
-        check(ops->trtri(b->dev.state, n, b->h, n, &b->err), b);
+        bench_need(ops->trtri(b->dev.state, n, b->h, n, &b->err), &b->err);
         trtri = faster(trtri, vptq_seconds() - t);
     }
     const double cube = (double)n * (double)n * (double)n;
@@ -190,11 +183,11 @@ int main(void)
     enum { LARGEST = 49152 * 576, SIDE = 1536 };
     bench b = {.ctx = {.threads = vptq_cpu_count()}};
     char text[256];
-    check(vptq_device_open(&b.ctx, "cpu", &b.dev, &b.err), &b);
-    check(vptq_blas_open(&b.blas, vptq_cpu_simd(), &b.err), &b);
+    bench_need(vptq_device_open(&b.ctx, "cpu", &b.dev, &b.err), &b.err);
+    bench_need(vptq_blas_open(&b.blas, vptq_cpu_simd(), &b.err), &b.err);
     void *symbol = dlsym(b.blas.library, "cblas_sgemm");
     if (!symbol)
-        return 1;
+        bench_give_up("OpenBLAS has no cblas_sgemm");
     memcpy(&b.sgemm, &symbol, sizeof symbol);
     omp_set_num_threads(b.ctx.threads); /* what its OpenMP variant goes by */
     b.dev.ops->describe(b.dev.state, text, sizeof text);
@@ -202,10 +195,9 @@ int main(void)
     b.a = filled(LARGEST);
     b.b = filled(LARGEST);
     b.c = filled(LARGEST);
-    b.h = calloc((size_t)SIDE * SIDE, sizeof *b.h);
-    b.work = calloc(SIDE, sizeof *b.work);
-    if (!b.h || !b.work)
-        return 1;
+    b.h = bench_alloc((size_t)SIDE * SIDE, sizeof *b.h);
+    b.work = bench_alloc(SIDE, sizeof *b.work);
+    memset(b.work, 0, SIDE * sizeof *b.work);
 
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
         bench_gemm(&b, shapes[i][0], shapes[i][1], shapes[i][2]);

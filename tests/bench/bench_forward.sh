@@ -6,18 +6,13 @@
 set -euo pipefail
 
 src=$(cd "$(dirname "$0")/../.." && pwd)
+# shellcheck source=tests/bench/common.sh
+. "$src/tests/bench/common.sh"
 BIN=${BIN:-$src/build/bin}
-PYTHON=${PYTHON:-python3}
 model=${VPTQ_DEMO_GGUF:-$src/build/demo/model.gguf}
 
-if ! "$PYTHON" -c 'import torch, transformers' 2>/dev/null; then
-    echo "skipped: $PYTHON has no torch and transformers (PYTHON=...)"
-    exit 0
-fi
-if [ ! -e "$model" ]; then
-    echo "skipped: $model is not there (scripts/fetch_demo.sh --model-only build/demo)"
-    exit 0
-fi
+need_python torch transformers
+need_file "$model" "scripts/fetch_demo.sh --model-only build/demo"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 "$BIN/vptq-pack" --unpack "$model" -o "$work/plain" --dtype f16 --quiet

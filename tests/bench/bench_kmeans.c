@@ -38,11 +38,9 @@ static void bench_row(vptq_device *dev, uint32_t v, uint32_t k, bool json)
     bench_vectors(x, n, v);
     weigh(w, n, v);
     double t0 = bench_seconds();
-    if (vptq_kmeans_seed(&points, &opt, c, &err))
-        bench_give_up(err.text);
+    bench_need(vptq_kmeans_seed(&points, &opt, c, &err), &err);
     double t1 = bench_seconds();
-    if (vptq_kmeans_run(dev, &opt, n, x, w, c, labels, &stats, NULL, &err))
-        bench_give_up(err.text);
+    bench_need(vptq_kmeans_run(dev, &opt, n, x, w, c, labels, &stats, NULL, &err), &err);
     double t2 = bench_seconds();
     const double seeding = t1 - t0, lloyd = t2 - t1 - seeding;
     if (json)
@@ -69,8 +67,7 @@ int main(int argc, char **argv)
     const int first = json ? 2 : 1;
     if (argc != first && argc != first + 2)
         bench_give_up("usage: bench_kmeans [--json] [V K]");
-    if (vptq_device_open(&ctx, "cpu", &dev, &err))
-        bench_give_up(err.text);
+    bench_need(vptq_device_open(&ctx, "cpu", &dev, &err), &err);
     if (!json)
         printf("one core, %s\n   v      k  vectors   seeding     Lloyd  iterations        first"
                "         last\n",

@@ -14,6 +14,7 @@
 #include "lib/base/parallel.h"
 #include "lib/pipeline.h"
 #include "lib/quant/rates.h"
+#include "tests/bench/common.h"
 
 typedef struct bench {
     vptq_ctx ctx;
@@ -23,20 +24,12 @@ typedef struct bench {
     bool quick;
 } bench;
 
-static void need(vptq_status st, const vptq_err *err)
-{
-    if (!st)
-        return;
-    fprintf(stderr, "bench_rates: %s\n", err->text);
-    exit(1);
-}
-
 static vptq_linear find_linear(const char *name)
 {
     for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
         if (!strcmp(vptq_linear_name((vptq_linear)l), name))
             return (vptq_linear)l;
-    fprintf(stderr, "bench_rates: there is no linear '%s'\n", name);
+    fprintf(stderr, "benchmark: there is no linear '%s'\n", name);
     exit(1);
 }
 
@@ -46,7 +39,7 @@ static double encode(bench *b, const vptq_quant_settings *s, const vptq_quant_in
     vptq_arena arena;
     vptq_quant_result r;
     vptq_arena_init(&arena, b->ctx.mem);
-    need(vptq_quant_matrix(&b->dev, s, input, NULL, NULL, &arena, &r, &err), &err);
+    bench_need(vptq_quant_matrix(&b->dev, s, input, NULL, NULL, &arena, &r, &err), &err);
     vptq_arena_release(&arena);
     return r.report.loss;
 }
@@ -66,11 +59,11 @@ static void run_matrix(bench *b, uint32_t layer, vptq_linear l, uint32_t rows)
                         s = vptq_quant_default();
     vptq_arena_init(&arena, b->ctx.mem);
     float *x = vptq_arena_alloc(&arena, w->rows, w->cols * sizeof *x, &err);
-    need(x ? VPTQ_OK : VPTQ_E_NOMEM, &err);
-    need(vptq_weight_read(w, &b->dev, 0, w->rows, x, &err), &err);
-    need(vptq_hessian_dir_load(b->hessians, layer, vptq_linear_input(l), (uint32_t)w->cols,
-                               b->ctx.mem, &h, &err),
-         &err);
+    bench_need(x ? VPTQ_OK : VPTQ_E_NOMEM, &err);
+    bench_need(vptq_weight_read(w, &b->dev, 0, w->rows, x, &err), &err);
+    bench_need(vptq_hessian_dir_load(b->hessians, layer, vptq_linear_input(l),
+                                     (uint32_t)w->cols, b->ctx.mem, &h, &err),
+               &err);
     vptq_quant_input input = {.matrix_id = layer * VPTQ_LINEAR_COUNT + (uint32_t)l,
                               .out = rows,
                               .in = (uint32_t)w->cols,
@@ -112,8 +105,8 @@ int main(int argc, char **argv)
     vptq_mem_init(&mem, 0);
     b.ctx = (vptq_ctx){.mem = &mem, .threads = vptq_cpu_count()};
     b.hessians = argv[2];
-    need(vptq_device_open(&b.ctx, "auto", &b.dev, &err), &err);
-    need(vptq_model_open(&b.ctx, argv[1], &opt, false, &b.m, &err), &err);
+    bench_need(vptq_device_open(&b.ctx, "auto", &b.dev, &err), &err);
+    bench_need(vptq_model_open(&b.ctx, argv[1], &opt, false, &b.m, &err), &err);
     for (int i = 3; i < argc; i++) {
         char *name, *rows = strrchr(argv[i], ':');
         unsigned long layer = strtoul(argv[i], &name, 10);

@@ -34,8 +34,8 @@ static void train(vptq_device *dev, uint32_t v, uint32_t k, const float *x, floa
     opt.rng = vptq_rng_make(1, 0, 0, VPTQ_RNG_SEEDING);
     opt.seeding = VPTQ_KMEANS_RANDOM;
     opt.iterations = 10;
-    if (vptq_kmeans_run(dev, &opt, TRAINING, x, NULL, c, labels, &stats, NULL, &err))
-        bench_give_up(err.text);
+    bench_need(vptq_kmeans_run(dev, &opt, TRAINING, x, NULL, c, labels, &stats, NULL, &err),
+               &err);
 }
 
 static problem problem_make(vptq_device *dev, uint32_t v, uint32_t k, uint32_t k_res)
@@ -83,8 +83,7 @@ static double measure(const vptq_device *dev, const problem *p, uint32_t beam, b
     vptq_finder *finder = NULL;
     vptq_err err;
     double best = INFINITY;
-    if (dev->ops->finder_open(dev->state, &books, &finder, &err))
-        bench_give_up(err.text);
+    bench_need(dev->ops->finder_open(dev->state, &books, &finder, &err), &err);
     for (int round = 0; round < ROUNDS; round++) {
         if (keep) {
             memcpy(p->idx, p->old, VECTORS * sizeof *p->idx);
@@ -98,8 +97,7 @@ static double measure(const vptq_device *dev, const problem *p, uint32_t beam, b
                                   .idx_res = p->k_res ? p->idx_res : NULL,
                                   .dist = p->dist};
         double t = bench_seconds();
-        if (dev->ops->find(dev->state, &f, &err))
-            bench_give_up(err.text);
+        bench_need(dev->ops->find(dev->state, &f, &err), &err);
         t = bench_seconds() - t;
         best = t < best ? t : best;
     }
@@ -172,8 +170,7 @@ int main(int argc, char **argv)
     const int first = json ? 2 : 1;
     if (argc != first && argc != first + 3)
         bench_give_up("usage: bench_search [--json] [V K K_RES]");
-    if (vptq_device_open(&ctx, "cpu", &dev, &err))
-        bench_give_up(err.text);
+    bench_need(vptq_device_open(&ctx, "cpu", &dev, &err), &err);
     if (!json)
         printf("one core, %s; loss relative to the exact search\n"
                "   v      k  k_res  search   beam us/vector    ratio      loss\n",

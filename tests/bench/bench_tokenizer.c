@@ -11,12 +11,6 @@
 
 enum { ROUNDS = 3 };
 
-static void take(vptq_status st, const vptq_err *err)
-{
-    if (st)
-        bench_give_up(err->text);
-}
-
 /* One pass over the text; `lines`: a call for each line, its end included. */
 static size_t encode(const vptq_tokenizer *t, const char *text, size_t len, int lines,
                      vptq_ids *ids)
@@ -26,7 +20,7 @@ static size_t encode(const vptq_tokenizer *t, const char *text, size_t len, int 
     for (size_t at = 0; at < len;) {
         const char *end = lines ? memchr(text + at, '\n', len - at) : NULL;
         size_t n = end ? (size_t)(end - text) + 1 - at : len - at;
-        take(vptq_tokenizer_encode(t, text + at, n, 0, ids, &err), &err);
+        bench_need(vptq_tokenizer_encode(t, text + at, n, 0, ids, &err), &err);
         at += n;
     }
     return ids->count;
@@ -40,7 +34,7 @@ static void bench_text(const vptq_tokenizer *t, const char *path, int lines, boo
     size_t len = 0, count = 0;
     double best = 0;
     vptq_ids_init(&ids, NULL);
-    take(vptq_file_read(path, SIZE_MAX, NULL, &text, &len, &err), &err);
+    bench_need(vptq_file_read(path, SIZE_MAX, NULL, &text, &len, &err), &err);
     for (int r = 0; r < ROUNDS; r++) {
         double from = bench_seconds();
         count = encode(t, text, len, lines, &ids);
@@ -64,8 +58,8 @@ static double load(const char *path, vptq_vocab *v, vptq_tokenizer **t)
 {
     vptq_err err;
     double from = bench_seconds();
-    take(vptq_vocab_read(path, 0, NULL, v, &err), &err);
-    take(vptq_tokenizer_open(v, NULL, t, &err), &err);
+    bench_need(vptq_vocab_read(path, 0, NULL, v, &err), &err);
+    bench_need(vptq_tokenizer_open(v, NULL, t, &err), &err);
     return bench_seconds() - from;
 }
 

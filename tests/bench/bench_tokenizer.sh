@@ -6,20 +6,12 @@
 set -euo pipefail
 
 src=$(cd "$(dirname "$0")/../.." && pwd)
-PYTHON=${PYTHON:-python3}
+# shellcheck source=tests/bench/common.sh
+. "$src/tests/bench/common.sh"
 data=${VPTQ_DATA:-$src/../shared/data}
 export PROGRAM=${PROGRAM:-$src/build/release/tests/bench/bench_tokenizer}
 
-if ! "$PYTHON" -c 'import tokenizers' 2>/dev/null; then
-    echo "skipped: $PYTHON has no tokenizers (PYTHON=...)"
-    exit 0
-fi
-if [ ! -e "$data/tokenizers" ]; then
-    echo "skipped: $data/tokenizers is not there (VPTQ_DATA=...)"
-    exit 0
-fi
-if [ ! -e "$PROGRAM" ]; then
-    echo "skipped: $PROGRAM is not there (make $PROGRAM)"
-    exit 0
-fi
+need_python tokenizers
+need_file "$data/tokenizers" "VPTQ_DATA=..."
+need_file "$PROGRAM" "make $PROGRAM"
 exec "$PYTHON" "$src/tests/bench/bench_tokenizer.py" "$data"

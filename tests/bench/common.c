@@ -13,6 +13,12 @@ _Noreturn void bench_give_up(const char *why)
     exit(1);
 }
 
+void bench_need(vptq_status st, const vptq_err *err)
+{
+    if (st)
+        bench_give_up(err->text);
+}
+
 double bench_seconds(void)
 {
     struct timespec t;

@@ -5,8 +5,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "lib/base/status.h"
+
 /* One line to stderr, and the end. */
 _Noreturn void bench_give_up(const char *why);
+
+/* Gives up with the error unless st is VPTQ_OK. */
+void bench_need(vptq_status st, const vptq_err *err);
 
 /* Processor time of this thread. */
 double bench_seconds(void);

@@ -47,7 +47,7 @@ static int print_all(vptq_cli *cli, const settings *s)
     return vptq_cli_finish(cli, VPTQ_OK, NULL);
 }
 
-static int run_command(int argc, char **argv, body_fn body)
+static int run_command(int argc, char **argv, bool operands, body_fn body)
 {
     settings s = {.v = 8, .n = 128, .norm = true, .ridge = 0.01, .layers = {0, UINT32_MAX}};
     const vptq_cli_option options[] = {
@@ -75,7 +75,8 @@ static int run_command(int argc, char **argv, body_fn body)
                     .examples = "That is all.",
                     .options = options,
                     .formats = "text|json",
-                    .omit = "dry-run"};
+                    .omit = "dry-run",
+                    .operands = operands};
     int code;
     if (vptq_cli_parse(&cli, argc, argv, 2, &code))
         code = body(&cli, &s);
@@ -85,7 +86,7 @@ static int run_command(int argc, char **argv, body_fn body)
 
 /* The child leaves with exit: it takes the test runner's state with it, but nothing is shared,
  * and standard output is flushed as in a real tool. */
-static outcome run_body(const char *dir, const char *words, body_fn body)
+static outcome run_tool(const char *dir, const char *words, bool operands, body_fn body)
 {
     char text[512], out[4096], err[4096];
     char *argv[32] = {NULL};
@@ -106,7 +107,7 @@ static outcome run_body(const char *dir, const char *words, body_fn body)
     if (pid == 0) {
         if (!freopen(out, "w", stdout) || !freopen(err, "w", stderr))
             _exit(99);
-        int code = run_command(argc, argv, body);
+        int code = run_command(argc, argv, operands, body);
         fflush(NULL);
         _exit(code);
     }
@@ -115,6 +116,11 @@ static outcome run_body(const char *dir, const char *words, body_fn body)
     o.out = vtest_read_file(out, &size);
     o.err = vtest_read_file(err, &size);
     return o;
+}
+
+static outcome run_body(const char *dir, const char *words, body_fn body)
+{
+    return run_tool(dir, words, true, body);
 }
 
 static outcome run(const char *dir, const char *words)
@@ -182,6 +188,9 @@ static void test_usage_errors(void **state)
         expect(run(*state, cases[i][0]), 2, "", cases[i][1]);
         expect(run(*state, cases[i][0]), 2, "", "try 'vptq-test run --help'\n");
     }
+    expect(run_tool(*state, "-m A x y", false, print_all), 2, "", "unexpected argument 'x'");
+    expect(run_tool(*state, "-m A -- -z", false, print_all), 2, "", "unexpected argument '-z'");
+    expect(run_tool(*state, "-m A", false, print_all), 0, "model=A", "");
 }
 
 static void test_help(void **state)

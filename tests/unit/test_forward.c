@@ -145,37 +145,45 @@ static void test_packed(void **state)
     }
 }
 
-/* The same continuation from a cache that is filled in pieces of any size. */
+/* The logits behind every step, with the cache filled in pieces of several sizes: a few rows go
+ * through the weights as they are stored, more of them through converted ones. */
+static void check_steps(const char *model, const char *golden, const int32_t *ids)
+{
+    const size_t pieces[][4] = {{1, 1, 1, 37}, {7, 20, 12, 1}, {40, 0, 0, 0}};
+    rig r;
+    vptq_err err = {0};
+    float logits[TINY_VOCAB];
+    vtest_npy want;
+    vtest_npy_load(golden, &want);
+    const float *w = vtest_npy_as(&want, "f4");
+    rig_open(&r, model, "cpu", TINY_TOKENS);
+    double limit = 1e-4 * largest(w, want.count);
+    for (int p = 0; p < 3; p++) {
+        vptq_forward_reset(r.f);
+        for (size_t k = 0, at = 0; k < 4 && pieces[p][k]; at += pieces[p][k++]) {
+            assert_ok(vptq_forward_step(r.f, ids + at, pieces[p][k], logits, &err), &err);
+            assert_close(logits, w + (at + pieces[p][k] - 1) * TINY_VOCAB, TINY_VOCAB, limit,
+                         0);
+        }
+    }
+    assert_fails(vptq_forward_step(r.f, ids, 1, logits, &err), VPTQ_E_ARG, &err, "cache of 40");
+    vtest_npy_free(&want);
+    rig_close(&r);
+}
+
 static void test_steps(void **state)
 {
     (void)state;
-    const size_t pieces[][4] = {{1, 1, 1, 37}, {7, 20, 12, 1}, {40, 0, 0, 0}};
     for (int i = 0; i < FAMILIES; i++) {
-        rig r;
-        vptq_err err = {0};
-        char path[128];
-        float logits[TINY_VOCAB];
-        vtest_npy want;
+        char model[160], golden[192];
         int32_t *ids = tiny_ids(families[i]);
-        tiny_path(path, families[i], "logits.npy");
-        vtest_npy_load(path, &want);
-        const float *w = vtest_npy_as(&want, "f4");
-        tiny_path(path, families[i], NULL);
-        rig_open(&r, path, "cpu", TINY_TOKENS);
-        double limit = 1e-4 * largest(w, want.count);
-        for (int p = 0; p < 3; p++) {
-            vptq_forward_reset(r.f);
-            for (size_t k = 0, at = 0; k < 4 && pieces[p][k]; at += pieces[p][k++]) {
-                assert_ok(vptq_forward_step(r.f, ids + at, pieces[p][k], logits, &err), &err);
-                assert_close(logits, w + (at + pieces[p][k] - 1) * TINY_VOCAB, TINY_VOCAB,
-                             limit, 0);
-            }
-        }
-        assert_fails(vptq_forward_step(r.f, ids, 1, logits, &err), VPTQ_E_ARG, &err,
-                     "cache of 40");
-        vtest_npy_free(&want);
+        tiny_path(model, families[i], NULL);
+        tiny_path(golden, families[i], "logits.npy");
+        check_steps(model, golden, ids);
+        snprintf(model, sizeof model, "tests/golden/packed_%s", families[i]);
+        snprintf(golden, sizeof golden, "%s/logits.npy", model);
+        check_steps(model, golden, ids);
         free(ids);
-        rig_close(&r);
     }
 }
 

@@ -1,7 +1,9 @@
 # Every option of --help is in the manual page, and the page names no other.
 for tool in vptq-hessian vptq-quantize vptq-pack vptq-eval; do
     if [ "$tool" = vptq-eval ]; then
-        for command in ppl kld error generate; do "$BIN/$tool" "$command" --help; done >help
+        commands=$("$BIN/$tool" --help | sed -n '/^Commands:/,/^$/s/^  \([a-z]*\) .*/\1/p')
+        [ "$(wc -w <<<"$commands")" -ge 4 ] || fail "$tool --help lists the commands '$commands'"
+        for command in $commands; do "$BIN/$tool" "$command" --help; done >help
     else
         "$BIN/$tool" --help >help
     fi

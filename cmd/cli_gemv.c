@@ -1,0 +1,252 @@
+#include "cmd/cli_gemv.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cmd/cli.h"
+#include "cmd/cli_value.h"
+
+enum { MOST_BATCHES = 32 };
+
+typedef struct gemv_command {
+    vptq_cli_strings shapes, books, batches;
+    uint32_t v;
+    int dtype, cache, codes;
+    double seconds;
+} gemv_command;
+
+/* What the words of the command line amount to. */
+typedef struct gemv_plan {
+    uint32_t batch[MOST_BATCHES];
+    vptq_gemv_options options;
+} gemv_plan;
+
+typedef struct gemv_table {
+    const vptq_cli *cli;
+    const char *dtype, *cache;
+    bool began;
+    size_t rows;
+    double log_ratio, worst;
+} gemv_table;
+
+/* ---- options ---- */
+
+/* "A<between>B", or A alone where `alone` allows it. */
+static bool parse_pair(const char *text, char between, bool alone, vptq_gemv_pair *pair)
+{
+    char first[16];
+    uint64_t a = 0, b = 0;
+    const char *at = strchr(text, between);
+    size_t n = at ? (size_t)(at - text) : strlen(text);
+    if (n >= sizeof first || (!at && !alone))
+        return false;
+    memcpy(first, text, n);
+    first[n] = 0;
+    if (!vptq_cli_parse_u64(first, UINT32_MAX, &a) ||
+        (at && !vptq_cli_parse_u64(at + 1, UINT32_MAX, &b)))
+        return false;
+    *pair = (vptq_gemv_pair){(uint32_t)a, (uint32_t)b};
+    return true;
+}
+
+static vptq_status take_pairs(const vptq_cli_strings *words, const char *option,
+                              const char *form, char between, bool alone,
+                              const vptq_gemv_pair *published, size_t published_count,
+                              vptq_arena *arena, const vptq_gemv_pair **pairs, size_t *count,
+                              vptq_err *err)
+{
+    *pairs = published;
+    *count = published_count;
+    if (words->count == 0)
+        return VPTQ_OK;
+    vptq_gemv_pair *own = vptq_arena_alloc(arena, words->count, sizeof *own, err);
+    if (!own)
+        return VPTQ_E_NOMEM;
+    for (size_t i = 0; i < words->count; i++)
+        if (!parse_pair(words->items[i], between, alone, &own[i]))
+            return vptq_fail(err, VPTQ_E_ARG, "--%s '%.64s', expected %s", option,
+                             words->items[i], form);
+    *pairs = own;
+    *count = words->count;
+    return VPTQ_OK;
+}
+
+static vptq_status take_batches(const vptq_cli_strings *words, uint32_t batch[MOST_BATCHES],
+                                size_t *count, vptq_err *err)
+{
+    batch[0] = 1;
+    *count = words->count ? words->count : 1;
+    if (words->count > MOST_BATCHES)
+        return vptq_fail(err, VPTQ_E_ARG, "%zu times --batch, expected at most %d",
+                         words->count, MOST_BATCHES);
+    for (size_t i = 0; i < words->count; i++) {
+        uint64_t n;
+        if (!vptq_cli_parse_u64(words->items[i], UINT32_MAX, &n))
+            return vptq_fail(err, VPTQ_E_ARG, "--batch '%.64s', expected a whole number",
+                             words->items[i]);
+        batch[i] = (uint32_t)n;
+    }
+    return VPTQ_OK;
+}
+
+static vptq_status take_options(const vptq_cli *cli, const gemv_command *c, vptq_arena *arena,
+                                gemv_plan *plan, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_gemv_options *o = &plan->options;
+    *o = (vptq_gemv_options){.batch = plan->batch,
+                             .v = c->v,
+                             .dtype = c->dtype ? VPTQ_BF16 : VPTQ_F16,
+                             .warm = c->cache == 1,
+                             .sequential = c->codes == 1,
+                             .seconds = c->seconds,
+                             .seed = cli->common.seed};
+    VPTQ_TRY(take_pairs(&c->shapes, "shape", "INxOUT", 'x', false, vptq_gemv_published_shapes(),
+                        VPTQ_GEMV_SHAPES, arena, &o->shapes, &o->shape_count, err));
+    VPTQ_TRY(take_pairs(&c->books, "books", "K+KRES or K", '+', true,
+                        vptq_gemv_published_books(), VPTQ_GEMV_BOOKS, arena, &o->books,
+                        &o->book_count, err));
+    st = take_batches(&c->batches, plan->batch, &o->batch_count, err);
+out:
+    return st;
+}
+
+/* ---- the table ---- */
+
+enum { COLUMNS = 10 };
+static const vptq_cli_column columns[COLUMNS] = {{.name = "batch_size"},
+                                                 {.name = "in_features"},
+                                                 {.name = "out_features"},
+                                                 {.name = "main_centroids"},
+                                                 {.name = "residual_centroids"},
+                                                 {.name = "vptq (ms)"},
+                                                 {.name = "dense (ms)"},
+                                                 {.name = "ratio"},
+                                                 {.name = "GB/s"},
+                                                 {.name = "floor"}};
+
+static void print_text(int format, const vptq_gemv_row *r)
+{
+    char cell[COLUMNS][CLI_CELL];
+    const uint32_t numbers[] = {r->batch, r->in_features, r->out_features, r->k, r->k_res};
+    for (int i = 0; i < 5; i++)
+        snprintf(cell[i], CLI_CELL, "%" PRIu32, numbers[i]);
+    snprintf(cell[5], CLI_CELL, "%.4f", r->time_us / 1000);
+    snprintf(cell[6], CLI_CELL, "%.4f", r->dense_us / 1000);
+    snprintf(cell[7], CLI_CELL, "%.2f", r->ratio);
+    snprintf(cell[8], CLI_CELL, "%.1f", r->gb_per_second);
+    snprintf(cell[9], CLI_CELL, "%.2f", r->floor_fraction);
+    vptq_cli_table_row(format, columns, COLUMNS, cell);
+}
+
+static void print_json(const gemv_table *t, const vptq_gemv_row *r)
+{
+    vptq_cli_json j;
+    vptq_cli_json_begin(&j);
+    vptq_cli_json_u64(&j, "in_features", r->in_features);
+    vptq_cli_json_u64(&j, "out_features", r->out_features);
+    vptq_cli_json_u64(&j, "v", r->v);
+    vptq_cli_json_u64(&j, "k", r->k);
+    vptq_cli_json_u64(&j, "k_res", r->k_res);
+    vptq_cli_json_u64(&j, "batch", r->batch);
+    vptq_cli_json_str(&j, "dtype", t->dtype);
+    vptq_cli_json_str(&j, "cache", t->cache);
+    vptq_cli_json_f64(&j, "time_us", r->time_us);
+    vptq_cli_json_f64(&j, "time_p10_us", r->time_p10_us);
+    vptq_cli_json_f64(&j, "time_p90_us", r->time_p90_us);
+    vptq_cli_json_f64(&j, "dense_us", r->dense_us);
+    vptq_cli_json_f64(&j, "dense_half_us", r->half_us);
+    vptq_cli_json_f64(&j, "dense_library_us", r->library_us);
+    vptq_cli_json_f64(&j, "ratio", r->ratio);
+    vptq_cli_json_f64(&j, "gb_per_second", r->gb_per_second);
+    vptq_cli_json_f64(&j, "floor_fraction", r->floor_fraction);
+    vptq_cli_json_u64(&j, "packed_bytes", r->packed_bytes);
+    vptq_cli_json_u64(&j, "dense_half_bytes", r->half_bytes);
+    vptq_cli_json_end(&j);
+}
+
+static vptq_status print_row(void *arg, const vptq_gemv_row *row, vptq_err *err)
+{
+    gemv_table *t = arg;
+    const int format = t->cli->common.format;
+    (void)err;
+    t->rows++;
+    t->log_ratio += log(row->ratio);
+    t->worst = row->ratio > t->worst ? row->ratio : t->worst;
+    if (format == CLI_JSON) {
+        print_json(t, row);
+    } else {
+        if (!t->began)
+            vptq_cli_table_head(format, columns, COLUMNS);
+        t->began = true;
+        print_text(format, row);
+    }
+    fflush(stdout); /* a table takes minutes */
+    return VPTQ_OK;
+}
+
+static int run_gemv(vptq_cli *cli, const gemv_command *c)
+{
+    vptq_err err = {0};
+    vptq_status st = VPTQ_OK;
+    vptq_device dev;
+    bool has_dev = false;
+    gemv_plan plan;
+    vptq_arena arena;
+    char about[256];
+    gemv_table t = {
+        .cli = cli, .dtype = c->dtype ? "bf16" : "f16", .cache = c->cache ? "warm" : "cold"};
+    vptq_arena_init(&arena, cli->ctx.mem);
+    VPTQ_TRY(take_options(cli, c, &arena, &plan, &err));
+    VPTQ_TRY(vptq_device_open(&cli->ctx, cli->common.backend, &dev, &err));
+    has_dev = true;
+    dev.ops->describe(dev.state, about, sizeof about);
+    vptq_log(&cli->ctx, VPTQ_LOG_MORE, "%s: %s", dev.ops->name, about);
+    VPTQ_TRY(vptq_eval_gemv(&dev, &plan.options, print_row, &t, &err));
+    if (cli->common.format == CLI_TEXT)
+        printf("geometric mean of the ratio %.3f, largest %.2f (%zu rows, %s caches)\n",
+               exp(t.log_ratio / (double)t.rows), t.worst, t.rows, t.cache);
+out:
+    if (has_dev)
+        vptq_device_close(&dev);
+    vptq_arena_release(&arena);
+    return vptq_cli_finish(cli, st, &err);
+}
+
+int vptq_cli_gemv(int argc, char **argv)
+{
+    gemv_command c = {.v = 8, .seconds = 1};
+    const vptq_cli_option options[] = {
+        {0, "shape", CLI_STRINGS, &c.shapes, "INxOUT",
+         "a matrix; several are allowed (default: the 30 of the published tables)", false},
+        {0, "books", CLI_STRINGS, &c.books, "K+KRES",
+         "centroids and residual ones; several are allowed (default: the 4 of the tables)",
+         false},
+        {'v', "vector-length", CLI_U32, &c.v, "N", "rows that a centroid covers", false},
+        {0, "batch", CLI_STRINGS, &c.batches, "N",
+         "rows of activations; several are allowed (default: 1)", false},
+        {0, "dtype", CLI_CHOICE, &c.dtype, "f16|bf16", "of the dense 16-bit matrix", false},
+        {0, "cache", CLI_CHOICE, &c.cache, "cold|warm",
+         "cold: every call takes other copies, three times the caches in all", false},
+        {0, "codes", CLI_CHOICE, &c.codes, "random|sequential", "what the indices are", false},
+        {0, "seconds", CLI_DOUBLE, &c.seconds, "S", "for a row, about", false},
+        CLI_END};
+    vptq_cli cli = {
+        .tool = "vptq-eval",
+        .command = "gemv",
+        .summary = "speed of products with packed matrices beside dense ones",
+        .usage = "vptq-eval gemv [--shape INxOUT].. [--books K+KRES].. [--batch N]..",
+        .examples = "  vptq-eval gemv --format md                     # the published tables\n"
+                    "  vptq-eval gemv --shape 4096x4096 --books 4096+256 --batch 1 --batch 8\n",
+        .options = options,
+        .formats = "text|json|csv|md",
+        .omit = "force|dry-run"};
+    int code;
+    if (vptq_cli_parse(&cli, argc, argv, 2, &code))
+        code = run_gemv(&cli, &c);
+    vptq_cli_release(&cli);
+    return code;
+}

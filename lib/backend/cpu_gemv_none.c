@@ -1,0 +1,65 @@
+/* cpu_gemv.h in plain C. */
+#include <string.h>
+
+#include "lib/backend/cpu_gemv.h"
+#include "lib/base/half.h"
+
+static void fields_none(const vptq_fields *f, const uint32_t *row, const void *end,
+                        size_t first, size_t count, vptq_place *place)
+{
+    (void)end;
+    vptq_fields_plain(f, row, first, count, place);
+}
+
+static void block_none(const vptq_gemv_block *b)
+{
+    const size_t v = b->fields->v;
+    vptq_place place[VPTQ_GEMV_PIECE];
+    for (size_t s = 0; s < VPTQ_GEMV_STRIPS; s++) {
+        vptq_fields_plain(b->fields, b->row[s], b->first, b->columns, place);
+        for (size_t i = 0; i < b->n; i++) {
+            float *sum = b->sum + i * b->ld_sum + s * v;
+            for (size_t j = 0; j < b->columns; j++) {
+                const float x = b->x[i * b->ldx + j];
+                for (size_t e = 0; e < v; e++) {
+                    float value = b->book[place[j].main + e];
+                    if (b->res_book)
+                        value += b->res_book[place[j].res + e];
+                    sum[e] += x * value;
+                }
+            }
+        }
+    }
+}
+
+/* Element j of a row of any alignment. */
+static float element(vptq_dtype type, const uint8_t *w, size_t j)
+{
+    float f;
+    uint16_t h;
+    if (type == VPTQ_F32) {
+        memcpy(&f, w + 4 * j, sizeof f);
+        return f;
+    }
+    memcpy(&h, w + 2 * j, sizeof h);
+    return type == VPTQ_F16 ? vptq_f16_to_f32(h) : vptq_bf16_to_f32(h);
+}
+
+static void dot_none(vptq_dtype type, const void *w, size_t length, size_t n, const float *x,
+                     size_t ldx, float *y)
+{
+    enum { CHAINS = 8 };
+    float sum[VPTQ_GEMV_ROWS][CHAINS] = {{0}};
+    for (size_t j = 0; j < length; j++) {
+        float value = element(type, w, j);
+        for (size_t i = 0; i < n; i++)
+            sum[i][j % CHAINS] += value * x[i * ldx + j];
+    }
+    for (size_t i = 0; i < n; i++) {
+        y[i] = 0;
+        for (size_t c = 0; c < CHAINS; c++)
+            y[i] += sum[i][c];
+    }
+}
+
+const vptq_gemv_kernels vptq_gemv_kernels_none = {fields_none, block_none, dot_none};

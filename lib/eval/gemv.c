@@ -1,0 +1,513 @@
+#include "lib/eval/gemv.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "lib/base/half.h"
+#include "lib/base/parallel.h"
+#include "lib/base/rng.h"
+
+enum { MOST_ROUNDS = 101, LEAST_ROUNDS = 5, CHECKED_ROWS = 32, SIDES = 3 };
+static const double shortest_sample = 300e-6; /* seconds that are timed at once, at least */
+
+const vptq_gemv_pair *vptq_gemv_published_shapes(void)
+{
+    static const vptq_gemv_pair shapes[VPTQ_GEMV_SHAPES] = {
+        {1024, 1024},  {2048, 1024},  {4096, 1024},  {8192, 1024},  {16384, 1024},
+        {1024, 4096},  {2048, 4096},  {4096, 4096},  {8192, 4096},  {16384, 4096},
+        {1024, 8192},  {2048, 8192},  {4096, 8192},  {8192, 8192},  {16384, 8192},
+        {1024, 14336}, {2048, 14336}, {4096, 14336}, {8192, 14336}, {16384, 14336},
+        {1024, 28672}, {2048, 28672}, {4096, 28672}, {8192, 28672}, {16384, 28672},
+        {1024, 53248}, {2048, 53248}, {4096, 53248}, {8192, 53248}, {16384, 53248}};
+    return shapes;
+}
+
+const vptq_gemv_pair *vptq_gemv_published_books(void)
+{
+    static const vptq_gemv_pair books[VPTQ_GEMV_BOOKS] = {
+        {4096, 256}, {8192, 256}, {4096, 512}, {8192, 512}};
+    return books;
+}
+
+/* What is multiplied: the packed matrix, the dense one in 16 bits and in F32. */
+typedef enum { PACKED, HALF, LIBRARY } side;
+
+typedef struct bench {
+    vptq_device *dev;
+    const vptq_gemv_options *opt;
+    vptq_vq_shape shape;
+    size_t batch;
+    size_t copies[SIDES];
+    uint32_t *indices; /* copies in a row, in device memory as all that follows */
+    size_t index_words;
+    float *book, *res_book, *norm; /* [copies, k, v], [copies, k_res, v], [copies, 2, in] */
+    uint16_t *half;                /* [copies, out, in] */
+    float *dense;                  /* [copies, out, in] */
+    float *x, *y;                  /* [batch, in], [batch, out] */
+    size_t next[SIDES];
+    double bandwidth; /* bytes per second that are read from memory */
+} bench;
+
+/* ---- matrices of random content ---- */
+
+typedef struct fill_job {
+    vptq_rng rng;
+    enum { FILL_WORDS, FILL_FLOATS, FILL_F16, FILL_BF16 } kind;
+    void *dst;
+} fill_job;
+
+/* From -1 to 1. */
+static float random_float(const vptq_rng *rng, uint64_t i)
+{
+    return (float)(vptq_rng_uniform(rng, i) * 2 - 1);
+}
+
+static void fill_range(void *arg, size_t begin, size_t end, int thread)
+{
+    const fill_job *job = arg;
+    (void)thread;
+    for (size_t i = begin; i < end; i++)
+        switch (job->kind) {
+        case FILL_WORDS:
+            ((uint32_t *)job->dst)[i] = (uint32_t)vptq_rng_u64(&job->rng, i);
+            break;
+        case FILL_FLOATS:
+            ((float *)job->dst)[i] = random_float(&job->rng, i);
+            break;
+        case FILL_F16:
+            ((uint16_t *)job->dst)[i] = vptq_f32_to_f16(random_float(&job->rng, i));
+            break;
+        case FILL_BF16:
+            ((uint16_t *)job->dst)[i] = vptq_f32_to_bf16(random_float(&job->rng, i));
+            break;
+        }
+}
+
+static size_t element_size(int kind)
+{
+    return kind == FILL_F16 || kind == FILL_BF16 ? sizeof(uint16_t) : sizeof(float);
+}
+
+/* `copies` times n elements in device memory: the first of them random, the others its copies,
+ * at places of their own. */
+static vptq_status make_random(const bench *b, int kind, uint32_t what, size_t n, size_t copies,
+                               void **dst, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    const vptq_ctx *ctx = b->dev->ctx;
+    const vptq_backend *ops = b->dev->ops;
+    const size_t bytes = n * element_size(kind);
+    fill_job job = {.rng = vptq_rng_make(b->opt->seed, what, 0, VPTQ_RNG_TEST), .kind = kind};
+    *dst = NULL;
+    job.dst = vptq_mem_alloc(ctx->mem, n ? n : 1, element_size(kind), err);
+    if (!job.dst)
+        return VPTQ_E_NOMEM;
+    vptq_parallel_for(ctx->threads, n, 1 << 14, fill_range, &job);
+    VPTQ_TRY(ops->alloc(b->dev->state, copies, bytes ? bytes : 1, dst, err));
+    for (size_t c = 0; c < copies; c++)
+        VPTQ_TRY(ops->upload(b->dev->state, (uint8_t *)*dst + c * bytes, job.dst, bytes, err));
+out:
+    vptq_mem_free(ctx->mem, job.dst);
+    return st;
+}
+
+/* Codes 0, 1, 2, ... of both books in every strip. */
+static vptq_status make_sequential(const bench *b, size_t copies, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    const vptq_vq_shape *s = &b->shape;
+    const size_t words = vptq_vq_row_words(s), bytes = b->index_words * sizeof(uint32_t);
+    uint32_t *rows = vptq_mem_alloc(b->dev->ctx->mem, b->index_words, sizeof *rows, err);
+    if (!rows)
+        return VPTQ_E_NOMEM;
+    memset(rows, 0, bytes);
+    for (size_t r = 0; r < vptq_vq_strips(s); r++)
+        for (size_t c = 0; c < s->in; c++) {
+            const uint64_t i = r * s->in + c;
+            const uint32_t main = (uint32_t)(i % s->k),
+                           res = s->k_res ? (uint32_t)(i % s->k_res) : 0;
+            vptq_bits_put(rows + r * words, c, vptq_vq_index_bits(s),
+                          main | (s->k_res ? res << vptq_log2u(s->k) : 0));
+        }
+    for (size_t c = 0; c < copies; c++)
+        VPTQ_TRY(b->dev->ops->upload(b->dev->state, b->indices + c * b->index_words, rows,
+                                     bytes, err));
+out:
+    vptq_mem_free(b->dev->ctx->mem, rows);
+    return st;
+}
+
+/* ---- memory ---- */
+
+static void release_matrices(bench *b)
+{
+    void *all[] = {b->indices, b->book, b->res_book, b->norm, b->half, b->dense, b->x, b->y};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        b->dev->ops->release(b->dev->state, all[i]);
+    b->indices = NULL;
+    b->book = b->res_book = b->norm = b->dense = b->x = b->y = NULL;
+    b->half = NULL;
+}
+
+/* Copies of `bytes` that no cache holds together. */
+static size_t copies_of(const bench *b, double bytes)
+{
+    enum { TIMES = 3, DEFAULT_CACHE = 32 << 20 };
+    long cache = -1;
+#ifdef _SC_LEVEL3_CACHE_SIZE
+    cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
+#endif
+    if (b->opt->warm)
+        return 1;
+    return (size_t)(TIMES * (double)(cache > 0 ? cache : DEFAULT_CACHE) / bytes) + 1;
+}
+
+static double packed_bytes(const vptq_vq_shape *s)
+{
+    return (double)vptq_vq_count_bits(s).total / 8;
+}
+
+static vptq_status make_matrices(bench *b, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    const vptq_vq_shape *s = &b->shape;
+    const size_t n = (size_t)s->out * s->in;
+    const size_t *copies = b->copies;
+    void *p = NULL;
+    b->copies[PACKED] = copies_of(b, packed_bytes(s));
+    b->copies[HALF] = copies_of(b, 2 * (double)n);
+    b->copies[LIBRARY] = copies_of(b, 4 * (double)n);
+    b->index_words = vptq_vq_strips(s) * vptq_vq_row_words(s);
+    st = make_random(b, FILL_WORDS, 0, b->index_words, copies[PACKED], &p, err);
+    b->indices = p;
+    VPTQ_TRY(st);
+    if (b->opt->sequential)
+        VPTQ_TRY(make_sequential(b, copies[PACKED], err));
+    st = make_random(b, FILL_FLOATS, 1, (size_t)s->k * s->v, copies[PACKED], &p, err);
+    b->book = p;
+    VPTQ_TRY(st);
+    st = make_random(b, FILL_FLOATS, 2, (size_t)s->k_res * s->v, copies[PACKED], &p, err);
+    b->res_book = p;
+    VPTQ_TRY(st);
+    st = make_random(b, FILL_FLOATS, 3, 2 * (size_t)s->in, copies[PACKED], &p, err);
+    b->norm = p;
+    VPTQ_TRY(st);
+    st = make_random(b, b->opt->dtype == VPTQ_F16 ? FILL_F16 : FILL_BF16, 4, n, copies[HALF],
+                     &p, err);
+    b->half = p;
+    VPTQ_TRY(st);
+    st = make_random(b, FILL_FLOATS, 5, n, copies[LIBRARY], &p, err);
+    b->dense = p;
+    VPTQ_TRY(st);
+out:
+    return st;
+}
+
+static vptq_status make_activations(bench *b, vptq_err *err)
+{
+    void *p = NULL;
+    b->dev->ops->release(b->dev->state, b->x);
+    b->dev->ops->release(b->dev->state, b->y);
+    b->x = b->y = NULL;
+    vptq_status st = make_random(b, FILL_FLOATS, 6, b->batch * b->shape.in, 1, &p, err);
+    b->x = p;
+    if (st)
+        return st;
+    st = make_random(b, FILL_FLOATS, 7, b->batch * b->shape.out, 1, &p, err);
+    b->y = p;
+    return st;
+}
+
+/* ---- products ---- */
+
+static vptq_vq packed_copy(const bench *b, size_t c)
+{
+    const vptq_vq_shape *s = &b->shape;
+    const float *norm = b->norm + c * 2 * s->in;
+    return (vptq_vq){.shape = *s,
+                     .indices = b->indices + c * b->index_words,
+                     .centroids = b->book + c * s->k * s->v,
+                     .res_centroids = s->k_res ? b->res_book + c * s->k_res * s->v : NULL,
+                     .scale = norm,
+                     .bias = norm + s->in};
+}
+
+/* One product with the next copy. */
+static vptq_status multiply(bench *b, side which, vptq_err *err)
+{
+    const vptq_backend *ops = b->dev->ops;
+    const vptq_vq_shape *s = &b->shape;
+    const size_t c = b->next[which]++ % b->copies[which], n = (size_t)s->out * s->in;
+    const vptq_gemv_args g = {.n = b->batch, .x = b->x, .y = b->y, .ldx = s->in, .ldy = s->out};
+    if (which == PACKED) {
+        vptq_vq q = packed_copy(b, c);
+        return ops->vq_gemv(b->dev->state, &q, &g, err);
+    }
+    if (which == HALF)
+        return ops->gemv(b->dev->state, s->out, s->in, b->opt->dtype, b->half + c * n, &g, err);
+    return ops->library_gemv(b->dev->state, s->out, s->in, b->dense + c * n, &g, err);
+}
+
+/* y of the packed product against w, its first rows decoded. */
+static vptq_status compare_rows(const bench *b, size_t rows, const float *w, const float *x,
+                                const float *y, vptq_err *err)
+{
+    const vptq_vq_shape *s = &b->shape;
+    double off = 0, norm = 0;
+    for (size_t i = 0; i < b->batch; i++)
+        for (size_t r = 0; r < rows; r++) {
+            double want = 0;
+            for (size_t j = 0; j < s->in; j++)
+                want += (double)w[r * s->in + j] * (double)x[i * s->in + j];
+            off += (want - (double)y[i * s->out + r]) * (want - (double)y[i * s->out + r]);
+            norm += want * want;
+        }
+    if (off <= 1e-6 * norm && norm > 0)
+        return VPTQ_OK;
+    return vptq_fail(
+        err, VPTQ_E_NUMERIC,
+        "in %u, out %u, k %u, k_res %u, batch %zu: the product is off by %g of its "
+        "norm, expected at most 1e-3",
+        s->in, s->out, s->k, s->k_res, b->batch, sqrt(off / norm));
+}
+
+static vptq_status check_product(bench *b, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    const vptq_backend *ops = b->dev->ops;
+    const vptq_vq_shape *s = &b->shape;
+    const size_t rows = s->out < CHECKED_ROWS ? s->out : CHECKED_ROWS;
+    vptq_vq q = packed_copy(b, 0);
+    vptq_arena arena;
+    void *decoded = NULL;
+    vptq_arena_init(&arena, b->dev->ctx->mem);
+    float *w = vptq_arena_alloc(&arena, rows * s->in, sizeof *w, err);
+    float *x = vptq_arena_alloc(&arena, b->batch * s->in, sizeof *x, err);
+    float *y = vptq_arena_alloc(&arena, b->batch * s->out, sizeof *y, err);
+    if (!w || !x || !y)
+        VPTQ_TRY(VPTQ_E_NOMEM);
+    b->next[PACKED] = 0;
+    VPTQ_TRY(multiply(b, PACKED, err));
+    VPTQ_TRY(ops->alloc(b->dev->state, rows * s->in, sizeof *w, &decoded, err));
+    VPTQ_TRY(ops->vq_dequant(b->dev->state, &q, 0, rows, decoded, s->in, err));
+    VPTQ_TRY(ops->download(b->dev->state, w, decoded, rows * s->in * sizeof *w, err));
+    VPTQ_TRY(ops->download(b->dev->state, x, b->x, b->batch * s->in * sizeof *x, err));
+    VPTQ_TRY(ops->download(b->dev->state, y, b->y, b->batch * s->out * sizeof *y, err));
+    st = compare_rows(b, rows, w, x, y, err);
+out:
+    ops->release(b->dev->state, decoded);
+    vptq_arena_release(&arena);
+    return st;
+}
+
+/* ---- time ---- */
+
+typedef struct samples {
+    double time[MOST_ROUNDS];
+    size_t count;
+    size_t calls; /* of one sample */
+} samples;
+
+static int by_size(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double percentile(samples *s, double p)
+{
+    qsort(s->time, s->count, sizeof *s->time, by_size);
+    return s->time[(size_t)(p * (double)(s->count - 1) + 0.5)];
+}
+
+/* Seconds for one call, over `calls` of them. */
+static vptq_status time_calls(bench *b, side which, size_t calls, double *seconds,
+                              vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    VPTQ_TRY(b->dev->ops->sync(b->dev->state, err));
+    double start = vptq_seconds();
+    for (size_t i = 0; i < calls; i++)
+        VPTQ_TRY(multiply(b, which, err));
+    VPTQ_TRY(b->dev->ops->sync(b->dev->state, err));
+    *seconds = (vptq_seconds() - start) / (double)calls;
+out:
+    return st;
+}
+
+/* A first call of each side, not counted, says how many calls a sample takes. */
+static vptq_status warm_up(bench *b, bool has_library, samples s[SIDES], vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    for (int i = 0; i < SIDES; i++) {
+        double first = 0;
+        s[i].count = 0;
+        if (i == LIBRARY && !has_library)
+            continue;
+        VPTQ_TRY(time_calls(b, (side)i, 1, &first, err));
+        s[i].calls =
+            first < shortest_sample ? (size_t)(shortest_sample / (first + 1e-9)) + 1 : 1;
+    }
+out:
+    return st;
+}
+
+/* The sides in turns, until the time for the row is over. */
+static vptq_status time_row(bench *b, bool has_library, samples s[SIDES], vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    VPTQ_TRY(warm_up(b, has_library, s, err));
+    const double start = vptq_seconds();
+    for (size_t round = 0; round < MOST_ROUNDS; round++) {
+        if (round >= LEAST_ROUNDS && vptq_seconds() - start > b->opt->seconds)
+            break;
+        VPTQ_TRY(vptq_check_cancel(b->dev->ctx, err));
+        for (int i = 0; i < SIDES; i++) {
+            if (i == LIBRARY && !has_library)
+                continue;
+            VPTQ_TRY(time_calls(b, (side)i, s[i].calls, &s[i].time[s[i].count], err));
+            s[i].count++;
+        }
+    }
+out:
+    return st;
+}
+
+/* Whether the backend has a library to compare with. */
+static vptq_status find_library(bench *b, bool *has, vptq_err *err)
+{
+    vptq_status st = multiply(b, LIBRARY, err);
+    *has = st == VPTQ_OK;
+    return st == VPTQ_E_UNSUPPORTED ? VPTQ_OK : st;
+}
+
+static vptq_status measure_row(bench *b, vptq_gemv_row *row, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    const vptq_vq_shape *s = &b->shape;
+    samples t[SIDES];
+    bool has_library = false;
+    VPTQ_TRY(make_activations(b, err));
+    VPTQ_TRY(check_product(b, err));
+    VPTQ_TRY(find_library(b, &has_library, err));
+    VPTQ_TRY(time_row(b, has_library, t, err));
+    *row = (vptq_gemv_row){.in_features = s->in,
+                           .out_features = s->out,
+                           .v = s->v,
+                           .k = s->k,
+                           .k_res = s->k_res,
+                           .batch = (uint32_t)b->batch,
+                           .time_us = 1e6 * percentile(&t[PACKED], 0.5),
+                           .time_p10_us = 1e6 * percentile(&t[PACKED], 0.1),
+                           .time_p90_us = 1e6 * percentile(&t[PACKED], 0.9),
+                           .half_us = 1e6 * percentile(&t[HALF], 0.5),
+                           .library_us =
+                               has_library ? 1e6 * percentile(&t[LIBRARY], 0.5) : (double)NAN,
+                           .packed_bytes = (uint64_t)packed_bytes(s),
+                           .half_bytes = 2 * (uint64_t)s->out * s->in};
+    row->dense_us = row->library_us < row->half_us ? row->library_us : row->half_us;
+    row->ratio = row->time_us / row->dense_us;
+    const double rate = (double)row->packed_bytes / (row->time_us * 1e-6);
+    row->gb_per_second = rate / 1e9;
+    row->floor_fraction = rate / b->bandwidth;
+out:
+    return st;
+}
+
+/* Bytes per second at which a large dense matrix is read, the best of a few times. */
+static vptq_status measure_bandwidth(bench *b, vptq_err *err)
+{
+    enum { ROWS = 4096, COLUMNS = 16384, TIMES = 7 };
+    vptq_status st = VPTQ_OK;
+    const vptq_backend *ops = b->dev->ops;
+    void *w = NULL, *x = NULL, *y = NULL;
+    const size_t n = (size_t)ROWS * COLUMNS;
+    VPTQ_TRY(make_random(b, FILL_FLOATS, 8, n, 1, &w, err));
+    VPTQ_TRY(make_random(b, FILL_FLOATS, 9, COLUMNS, 1, &x, err));
+    VPTQ_TRY(make_random(b, FILL_FLOATS, 10, ROWS, 1, &y, err));
+    const vptq_gemv_args g = {.n = 1, .x = x, .y = y, .ldx = COLUMNS, .ldy = ROWS};
+    for (int i = 0; i < TIMES; i++) {
+        double start = vptq_seconds();
+        VPTQ_TRY(ops->gemv(b->dev->state, ROWS, COLUMNS, VPTQ_F32, w, &g, err));
+        VPTQ_TRY(ops->sync(b->dev->state, err));
+        double rate = (double)n * sizeof(float) / (vptq_seconds() - start);
+        b->bandwidth = rate > b->bandwidth ? rate : b->bandwidth;
+    }
+out:
+    ops->release(b->dev->state, w);
+    ops->release(b->dev->state, x);
+    ops->release(b->dev->state, y);
+    return st;
+}
+
+/* ---- the table ---- */
+
+static vptq_vq_shape shape_of(const vptq_gemv_options *o, const vptq_gemv_pair *shape,
+                              const vptq_gemv_pair *books)
+{
+    return (vptq_vq_shape){.out = shape->b,
+                           .in = shape->a,
+                           .v = o->v,
+                           .k = books->a,
+                           .k_res = books->b,
+                           .groups = 1,
+                           .group_size = shape->a,
+                           .has_norm = true};
+}
+
+static vptq_status check_options(const vptq_gemv_options *o, vptq_err *err)
+{
+    if (o->dtype != VPTQ_F16 && o->dtype != VPTQ_BF16)
+        return vptq_fail(err, VPTQ_E_ARG, "dtype %s, expected f16 or bf16",
+                         vptq_dtype_get(o->dtype)->name);
+    if (!(o->seconds > 0))
+        return vptq_fail(err, VPTQ_E_ARG, "%g seconds for a row, expected more than 0",
+                         o->seconds);
+    for (size_t i = 0; i < o->batch_count; i++)
+        if (o->batch[i] == 0 || o->batch[i] > 1024)
+            return vptq_fail(err, VPTQ_E_ARG, "a batch of %u, expected 1 to 1024", o->batch[i]);
+    for (size_t i = 0; i < o->shape_count; i++)
+        for (size_t k = 0; k < o->book_count; k++) {
+            const vptq_vq_shape s = shape_of(o, &o->shapes[i], &o->books[k]);
+            if (s.out == 0)
+                return vptq_fail(err, VPTQ_E_ARG, "a matrix without rows");
+            if (vptq_vq_shape_check(&s, err))
+                return VPTQ_E_ARG;
+        }
+    return VPTQ_OK;
+}
+
+static vptq_status run_shape(bench *b, vptq_gemv_fn fn, void *arg, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    VPTQ_TRY(make_matrices(b, err));
+    for (size_t i = 0; i < b->opt->batch_count; i++) {
+        vptq_gemv_row row;
+        b->batch = b->opt->batch[i];
+        VPTQ_TRY(measure_row(b, &row, err));
+        VPTQ_TRY(fn(arg, &row, err));
+    }
+out:
+    release_matrices(b);
+    if (st == VPTQ_E_NOMEM && err)
+        vptq_err_context(err, "in %u, out %u", b->shape.in, b->shape.out);
+    return st;
+}
+
+vptq_status vptq_eval_gemv(vptq_device *dev, const vptq_gemv_options *opt, vptq_gemv_fn fn,
+                           void *arg, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    bench b = {.dev = dev, .opt = opt};
+    VPTQ_TRY(check_options(opt, err));
+    VPTQ_TRY(measure_bandwidth(&b, err));
+    for (size_t k = 0; k < opt->book_count; k++)
+        for (size_t i = 0; i < opt->shape_count; i++) {
+            b.shape = shape_of(opt, &opt->shapes[i], &opt->books[k]);
+            VPTQ_TRY(run_shape(&b, fn, arg, err));
+        }
+out:
+    return st;
+}

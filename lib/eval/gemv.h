@@ -1,0 +1,53 @@
+/* How fast a product with a packed matrix is beside the same product with a dense one: the two
+ * published tables of VPTQ's kernels, for any backend, shape and pair of books.
+ *
+ * Both sides run in turns in one process on matrices of random numbers; each call takes the
+ * next of several copies that together are larger than the caches, unless `warm`.  The first
+ * product of a row is checked against the decoded matrix before anything is timed. */
+#ifndef VPTQ_EVAL_GEMV_H
+#define VPTQ_EVAL_GEMV_H
+
+#include "lib/backend/backend.h"
+
+typedef struct vptq_gemv_pair {
+    uint32_t a, b;
+} vptq_gemv_pair;
+
+/* The shapes and books of the published tables: a = in, b = out; a = k, b = k_res. */
+enum { VPTQ_GEMV_SHAPES = 30, VPTQ_GEMV_BOOKS = 4 };
+const vptq_gemv_pair *vptq_gemv_published_shapes(void);
+const vptq_gemv_pair *vptq_gemv_published_books(void);
+
+typedef struct vptq_gemv_options {
+    const vptq_gemv_pair *shapes, *books; /* in and out; k and k_res (0 = none) */
+    size_t shape_count, book_count;
+    const uint32_t *batch; /* rows of x */
+    size_t batch_count;
+    uint32_t v;
+    vptq_dtype dtype; /* of the dense 16-bit matrix; F16 or BF16 */
+    bool warm;        /* the same copy every time */
+    bool sequential;  /* codes 0, 1, 2 ... as in the published benchmark; else random */
+    double seconds;   /* for a row, about */
+    uint64_t seed;
+} vptq_gemv_options;
+
+typedef struct vptq_gemv_row {
+    uint32_t in_features, out_features, v, k, k_res, batch;
+    double time_us, time_p10_us, time_p90_us; /* packed: median and percentiles of a call */
+    double half_us, library_us; /* dense: this backend's on 16 bits, the library's on F32 */
+    double dense_us;            /* the faster of the two */
+    double ratio;               /* time_us / dense_us */
+    double gb_per_second;       /* bytes of the packed matrix over time_us */
+    double floor_fraction;      /* of the rate at which the device reads memory */
+    uint64_t packed_bytes, half_bytes;
+} vptq_gemv_row;
+
+typedef vptq_status (*vptq_gemv_fn)(void *arg, const vptq_gemv_row *row, vptq_err *err);
+
+/* Rows in the order of the published tables: books, then shapes (out, then in), then batch.
+ * Errors: VPTQ_E_ARG naming an option that cannot be, VPTQ_E_NOMEM for a matrix that does not
+ * fit, VPTQ_E_NUMERIC where a product is wrong, what `fn` returns. */
+vptq_status vptq_eval_gemv(vptq_device *dev, const vptq_gemv_options *opt, vptq_gemv_fn fn,
+                           void *arg, vptq_err *err) VPTQ_MUST_CHECK;
+
+#endif

@@ -1,0 +1,62 @@
+# Speed of products with packed matrices: rows, formats, what the figures are made of, what is refused.
+run() { "$BIN/vptq-eval" gemv -q --seconds 0.001 "$@"; }
+
+# The stored bytes: 6 strips of 64 entries of 6 bits, 20 centroids of 8 halves, 64 scales and biases.
+run --shape 64x48 --books 16+4 --books 16 --batch 1 --batch 5 --format json >rows.json
+[ "$(wc -l <rows.json)" -eq 4 ] || fail "$(cat rows.json)"
+head -n 1 rows.json >first.json
+expect() { [ "$(json_get "$1" first.json)" = "$2" ] || fail "$1 of $(cat first.json)"; }
+expect in_features 64
+expect out_features 48
+expect v 8
+expect k 16
+expect k_res 4
+expect batch 1
+expect dtype f16
+expect cache cold
+expect packed_bytes 864
+expect dense_half_bytes 6144
+[ "$(json_get batch rows.json | tr '\n' ' ')" = "1 5 1 5 " ] || fail "$(cat rows.json)"
+[ "$(json_get k_res rows.json | tr '\n' ' ')" = "4 4 0 0 " ] || fail "$(cat rows.json)"
+for key in time_us time_p10_us time_p90_us dense_us dense_half_us dense_library_us ratio gb_per_second floor_fraction; do
+    expect_number "$(json_get $key first.json)" '>' 0
+done
+get() { json_get "$1" first.json; }
+awk -v t="$(get time_us)" -v d="$(get dense_us)" -v h="$(get dense_half_us)" -v l="$(get dense_library_us)" \
+    -v r="$(get ratio)" -v g="$(get gb_per_second)" 'function near(a, b) { return a > b * 0.999 && a < b * 1.001 }
+    BEGIN { exit !(near(r, t / d) && near(g, 864 / t / 1000) && near(d, h < l ? h : l)) }' ||
+    fail "figures that do not belong together: $(cat first.json)"
+
+# The oracle has no library beside it.
+run --backend ref --shape 64x48 --books 16+4 --dtype bf16 --cache warm --codes sequential --format json >first.json
+expect dense_library_us null
+expect dtype bf16
+expect cache warm
+
+run --shape 64x48 --books 16+4 --format csv >rows.csv
+expect_line rows.csv '^batch_size,in_features,out_features,main_centroids,residual_centroids,vptq (ms),dense (ms),ratio,GB/s,floor$'
+expect_line rows.csv '^1,64,48,16,4,0\.'
+run --shape 64x48 --books 16+4 -v 6 --format md >rows.md
+expect_line rows.md '^| 1 | 64 | 48 | 16 | 4 | 0\.'
+run --shape 64x48 --books 16+4 >rows.txt
+expect_line rows.txt '^geometric mean of the ratio .* (1 rows, cold caches)$'
+
+# refused PATTERN OPTION..
+refused()
+{
+    local pattern=$1
+    shift
+    expect_exit 2 run "$@" >out.txt 2>err.txt
+    [ ! -s out.txt ] || fail "something on stdout: $*"
+    expect_line err.txt "$pattern"
+}
+refused "^vptq-eval: --shape '64', expected INxOUT" --shape 64
+refused "^vptq-eval: --shape '64x', expected INxOUT" --shape 64x
+refused "^vptq-eval: --books '16+x', expected K+KRES or K" --books 16+x
+refused "^vptq-eval: --batch 'two', expected a whole number" --batch two
+refused '^vptq-eval: a batch of 0, expected 1 to 1024' --batch 0 --shape 64x48
+refused '^vptq-eval: a matrix without rows' --shape 64x0
+refused '^vptq-eval: .*100' --shape 64x48 --books 100
+refused '^vptq-eval: .*65' --shape 64x48 -v 65
+refused '^vptq-eval: 0 seconds for a row, expected more than 0' --seconds 0 --shape 64x48
+refused "dtype.*f32" --dtype f32

@@ -1,0 +1,231 @@
+/* The rows gemv and vq_gemv: ref and cpu, at every SIMD level, against sums in double over a
+ * matrix that was decoded here; the same bits for any number of threads and any company. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "lib/base/half.h"
+#include "lib/base/rng.h"
+#include "tests/devices.h"
+#include "tests/vmatrix.h"
+
+enum { MOST_ROWS = 9 };
+
+typedef struct gemv_case {
+    const vptq_vq *q; /* or */
+    const void *w;    /* of this type */
+    vptq_dtype type;
+    bool library; /* by library_gemv */
+    size_t out, in;
+    const float *decoded; /* [out, in] */
+    const float *x;       /* [MOST_ROWS, in + 5] */
+    const float *bias;    /* [out] */
+    float *alone;         /* [MOST_ROWS, out] what a row gives alone, of the device before */
+} gemv_case;
+
+static void run(const gemv_case *c, const vptq_device *dev, const vptq_gemv_args *g)
+{
+    vptq_err err;
+    if (c->library)
+        assert_ok(dev->ops->library_gemv(dev->state, c->out, c->in, c->w, g, &err), &err);
+    else if (c->q)
+        assert_ok(dev->ops->vq_gemv(dev->state, c->q, g, &err), &err);
+    else
+        assert_ok(dev->ops->gemv(dev->state, c->out, c->in, c->type, c->w, g, &err), &err);
+}
+
+static void check_rows(const gemv_case *c, const vptq_device *dev, size_t n, float beta,
+                       const float *bias)
+{
+    const size_t ldx = c->in + 5, ldy = c->out + 3;
+    float *y = vtest_alloc(n * ldy, sizeof *y);
+    for (size_t i = 0; i < n * ldy; i++)
+        y[i] = beta != 0 ? (float)(i % 11) : NAN; /* without beta nothing is read */
+    const vptq_gemv_args g = {
+        .n = n, .x = c->x, .y = y, .ldx = ldx, .ldy = ldy, .beta = beta, .bias = bias};
+    run(c, dev, &g);
+    for (size_t i = 0; i < n; i++)
+        for (size_t r = 0; r < ldy; r++) {
+            const float before = (float)((i * ldy + r) % 11);
+            if (r >= c->out) { /* nothing behind the row is touched */
+                assert_true(beta != 0 ? y[i * ldy + r] == before : isnan(y[i * ldy + r]));
+                continue;
+            }
+            double want = (beta != 0 ? (double)before : 0) + (bias ? (double)bias[r] : 0);
+            double size = fabs(want);
+            for (size_t j = 0; j < c->in; j++) {
+                double term = (double)c->decoded[r * c->in + j] * (double)c->x[i * ldx + j];
+                want += term;
+                size += 2 * fabs(term); /* a scaled value and a bias may cancel */
+            }
+            if (!(fabs((double)y[i * ldy + r] - want) <= 2e-6 * size + 1e-12))
+                fail_msg("row %zu, element %zu: %g, expected %g", i, r, (double)y[i * ldy + r],
+                         want);
+        }
+    free(y);
+}
+
+static void check_gemv(void *arg, const vptq_device *dev, bool is_ref)
+{
+    const gemv_case *c = arg;
+    if (c->library && is_ref) { /* the oracle has none */
+        vptq_err err;
+        const vptq_gemv_args g = {.n = 0};
+        assert_fails(dev->ops->library_gemv(dev->state, c->out, c->in, c->w, &g, &err),
+                     VPTQ_E_UNSUPPORTED, &err, "ref backend has no library");
+        return;
+    }
+    for (size_t n = 0; n <= MOST_ROWS; n++)
+        check_rows(c, dev, n, (float)(n % 2), n % 3 ? c->bias : NULL);
+}
+
+/* A row is the same bits alone, among others and for any number of threads. */
+static void check_company(const gemv_case *c)
+{
+    const size_t ldx = c->in + 5;
+    for (int simd = VPTQ_SIMD_NONE; simd <= (int)vptq_cpu_simd(); simd++)
+        for (int threads = 1; threads <= 5; threads += 2) {
+            devices_one d;
+            float *y = vtest_alloc(MOST_ROWS * c->out, sizeof *y);
+            devices_open(&d, "cpu", (vptq_simd)simd, threads);
+            for (size_t i = 0; i < MOST_ROWS && threads == 1; i++) {
+                const vptq_gemv_args one = {.n = 1,
+                                            .x = c->x + i * ldx,
+                                            .y = c->alone + i * c->out,
+                                            .ldx = ldx,
+                                            .ldy = c->out};
+                run(c, &d.dev, &one);
+            }
+            const vptq_gemv_args all = {
+                .n = MOST_ROWS, .x = c->x, .y = y, .ldx = ldx, .ldy = c->out};
+            run(c, &d.dev, &all);
+            assert_same_f32(y, c->alone, MOST_ROWS * c->out);
+            devices_close(&d);
+            free(y);
+        }
+}
+
+static void check_all(gemv_case *c)
+{
+    float *x = vtest_normals(MOST_ROWS * (c->in + 5), 21), *bias = vtest_normals(c->out, 22);
+    c->x = x;
+    c->bias = bias;
+    c->alone = vtest_alloc(MOST_ROWS * c->out, sizeof *c->alone);
+    devices_each(check_gemv, c);
+    if (!c->library) /* a library sums in its own way */
+        check_company(c);
+    free(x);
+    free(bias);
+    free(c->alone);
+}
+
+static void packed_matrices_multiply(void **state)
+{
+    (void)state;
+    /* out, in, v, k, k_res, groups, group_size, outliers, v0, k0, perm, norm */
+    static const vptq_vq_shape shapes[] = {
+        {32, 24, 4, 256, 0, 1, 24, 0, 0, 0, false, false},
+        {30, 20, 4, 256, 16, 1, 20, 0, 0, 0, false, true},
+        {40, 300, 8, 256, 256, 1, 300, 0, 0, 0, true, false},
+        {310, 517, 8, 4096, 256, 1, 517, 0, 0, 0, false, true},
+        {64, 41, 6, 4096, 0, 1, 41, 0, 0, 0, false, true},
+        {30, 33, 12, 4096, 4096, 1, 33, 0, 0, 0, false, true},
+        {36, 52, 4, 256, 16, 4, 13, 0, 0, 0, true, true},
+        {300, 1040, 2, 16, 4, 4, 260, 0, 0, 0, true, true},
+        {48, 40, 8, 256, 16, 1, 36, 4, 4, 64, true, true},
+        {31, 45, 6, 256, 0, 4, 10, 5, 4, 256, true, true},
+        {31, 345, 6, 64, 2, 1, 45, 300, 9, 7, false, false},
+        {10, 19, 1, 65536, 65536, 1, 19, 0, 0, 0, false, true},
+        {7, 21, 1, 65536, 32768, 1, 21, 0, 0, 0, true, true},
+        {70, 90, 16, 8192, 4096, 1, 90, 0, 0, 0, false, true}, /* 25 bits */
+        {70, 90, 16, 8192, 8192, 1, 90, 0, 0, 0, false, true}, /* 26 bits */
+        {24, 20, 4, 16, 256, 1, 20, 0, 0, 0, false, false},
+        {5, 700, 1, 2, 0, 1, 700, 0, 0, 0, true, true},
+        {7, 600, 64, 1, 2, 2, 300, 0, 0, 0, false, true},
+        {1, 1, 3, 2, 0, 1, 1, 0, 0, 0, false, false},
+        {1000, 65, 8, 16, 16, 1, 65, 0, 0, 0, false, false},
+    };
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        vmatrix m;
+        vptq_err err;
+        const vptq_vq_shape *s = &shapes[i];
+        assert_ok(vptq_vq_shape_check(s, &err), &err);
+        vmatrix_make(&m, s);
+        float *w = vtest_alloc((size_t)s->out * s->in, sizeof *w);
+        vmatrix_decode(&m, w);
+        gemv_case c = {.q = &m.q, .out = s->out, .in = s->in, .decoded = w};
+        check_all(&c);
+        free(w);
+        vmatrix_free(&m);
+    }
+}
+
+/* Every width of an entry from 1 to 32 bits, with rows that end where their array does. */
+static void entries_of_every_width_are_read(void **state)
+{
+    (void)state;
+    for (unsigned bits = 1; bits <= 32; bits++) {
+        const unsigned main_bits = bits <= 16 ? bits : 16;
+        const vptq_vq_shape s = {.out = 9,
+                                 .in = 40 + bits % 3,
+                                 .v = 1,
+                                 .k = 1u << main_bits,
+                                 .k_res = bits > 16 ? 1u << (bits - 16) : 0,
+                                 .groups = 1,
+                                 .group_size = 40 + bits % 3};
+        vmatrix m;
+        vmatrix_make(&m, &s);
+        float *w = vtest_alloc((size_t)s.out * s.in, sizeof *w);
+        vmatrix_decode(&m, w);
+        gemv_case c = {.q = &m.q, .out = s.out, .in = s.in, .decoded = w};
+        check_all(&c);
+        free(w);
+        vmatrix_free(&m);
+    }
+}
+
+static void plain_matrices_multiply(void **state)
+{
+    (void)state;
+    static const struct {
+        size_t out, in;
+    } shapes[] = {{1, 1}, {3, 7}, {17, 8}, {5, 33}, {70, 576}, {9, 1541}, {300, 200}};
+    static const vptq_dtype types[] = {VPTQ_F32, VPTQ_F16, VPTQ_BF16};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        for (size_t t = 0; t < sizeof types / sizeof *types; t++) {
+            const size_t n = shapes[i].out * shapes[i].in;
+            const size_t bytes = vptq_dtype_get(types[t])->bytes;
+            float *w = vtest_normals(n, 30 + i);
+            uint8_t *stored = vtest_alloc(n * bytes + 1, 1), *odd = stored + 1;
+            vptq_round_to_n(types[t], w, n);
+            for (size_t j = 0; j < n; j++) {
+                uint16_t h =
+                    types[t] == VPTQ_F16 ? vptq_f32_to_f16(w[j]) : vptq_f32_to_bf16(w[j]);
+                memcpy(odd + j * bytes, types[t] == VPTQ_F32 ? (void *)&w[j] : (void *)&h,
+                       bytes);
+            }
+            gemv_case c = {.w = odd,
+                           .type = types[t],
+                           .out = shapes[i].out,
+                           .in = shapes[i].in,
+                           .decoded = w};
+            check_all(&c);
+            if (types[t] == VPTQ_F32) {
+                c.w = w;
+                c.library = true;
+                check_all(&c);
+            }
+            free(stored);
+            free(w);
+        }
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(packed_matrices_multiply),
+        cmocka_unit_test(entries_of_every_width_are_read),
+        cmocka_unit_test(plain_matrices_multiply),
+    };
+    return vtest_main(argc, argv, tests);
+}

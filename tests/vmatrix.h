@@ -1,0 +1,20 @@
+/* Quantized matrices of random content, with the plain arrays they were packed from. */
+#ifndef TESTS_VMATRIX_H
+#define TESTS_VMATRIX_H
+
+#include "lib/base/vq.h"
+
+typedef struct vmatrix {
+    vptq_vq q;
+    uint32_t *indices, *main, *res; /* main, res: [groups][strips][group_size] */
+    uint16_t *outlier_indices, *perm;
+    float *centroids, *res_centroids, *outlier_centroids, *scale, *bias;
+} vmatrix;
+
+void vmatrix_make(vmatrix *m, const vptq_vq_shape *s);
+void vmatrix_free(vmatrix *m);
+
+/* The formula of vq.h from the plain arrays, column by column: w [out, in]. */
+void vmatrix_decode(const vmatrix *m, float *w);
+
+#endif
