@@ -5,7 +5,7 @@
 #   SANITIZE=address,undefined    instrumented build, kept apart from the plain one
 #   EXTRA_CFLAGS=...              added to the compiler's flags (a configuration of its own)
 #   V=1                           show the commands
-#   CC, AR, CLANG_FORMAT          the tools
+#   CC, CXX, AR, CLANG_FORMAT, NVCC  the tools
 #   PREFIX, DESTDIR               where `install` puts things
 #   TEXT=, MODEL=                 taken by `make demo`
 #   T=                            tests to run, seconds of `make fuzz`
@@ -14,6 +14,7 @@
 # never mixes objects.  The four tools of the plain build are also in build/bin.
 
 CC           ?= cc
+CXX          ?= g++
 AR           ?= ar
 CLANG_FORMAT ?= clang-format
 PREFIX       ?= /usr/local
@@ -21,6 +22,9 @@ DESTDIR      ?=
 
 ifeq ($(origin CC),default)
 CC := gcc
+endif
+ifeq ($(origin CXX),default)
+CXX := g++
 endif
 
 .DEFAULT_GOAL := all
@@ -82,6 +86,15 @@ ALL_CFLAGS = $(STANDARD) $(OPTIMIZE) -fopenmp $(NUMERICS) $(WARNINGS) $(SAN) -I.
              $(EXTRA_CFLAGS)
 LDLIBS     = $(PKG_LIBS) -lm -ldl
 
+# Kernels without a GPU: the .cu files compiled as C++ against tests/emu/cuda_emu.h, no run-time
+# library of C++ needed.  CUDA's own names and enumerations are not what -Wpedantic likes.
+EMU_CXXFLAGS = -std=c++20 -fno-exceptions -fno-rtti -fno-threadsafe-statics $(OPTIMIZE) \
+               $(NUMERICS) -Wall -Wextra -Wshadow -Wdouble-promotion -Wcast-qual -Wundef \
+               -Wno-missing-field-initializers -Wno-deprecated-enum-enum-conversion \
+               -Wno-deprecated-enum-float-conversion -Wno-unknown-pragmas \
+               $(filter -Werror,$(WARNINGS)) -I. \
+               -include tests/emu/cuda_emu.h -DVPTQ_CUDA_EMU $(EXTRA_CFLAGS)
+
 # --- sources -------------------------------------------------------------------------------
 
 ROOMS    := lib lib/base lib/backend lib/model lib/quant lib/tune lib/eval formats hessian kmeans
@@ -96,15 +109,26 @@ endif
 TOOLS := $(TOOL_SRC:cmd/vptq_%.c=vptq-%)
 UNIT  := $(patsubst tests/unit/test_%.c,%,$(sort $(wildcard tests/unit/test_*.c)))
 OPS   := $(patsubst tests/ops/test_%.c,%,$(sort $(wildcard tests/ops/test_*.c)))
+EMU   := $(patsubst tests/emu/test_%.cc,%,$(sort $(wildcard tests/emu/test_*.cc)))
+CU_SRC := $(sort $(wildcard lib/backend/*.cu))
 FUZZ  := $(patsubst tests/fuzz/fuzz_%.c,%,$(sort $(wildcard tests/fuzz/fuzz_*.c)))
 BENCH := $(patsubst tests/bench/bench_%.c,%,$(sort $(wildcard tests/bench/bench_*.c)))
 BENCH_SRC := $(filter-out tests/bench/bench_%,$(sort $(wildcard tests/bench/*.c)))
 
+HAVE_TSAN := $(if $(findstring clang,$(CC)),,$(findstring /,$(shell $(CXX) \
+               -print-file-name=libtsan.so)))
 LIBVPTQ := $(B)/libvptq.a
 LIBCLI  := $(B)/libcli.a
 LIBTEST := $(B)/libvtest.a
 
-UNIT_BIN  := $(UNIT:%=$(B)/tests/unit/test_%)
+LIBEMU  := $(B)/libemu.a
+
+# ThreadSanitizer follows the emulator's fibers: the same tests once more, in the plain build.
+EMU_BIN   := $(EMU:%=$(B)/tests/emu/test_%)
+ifeq ($(SANITIZE),)
+EMU_BIN   += $(if $(HAVE_TSAN),$(EMU:%=$(B)/tests/emu/test_%_tsan))
+endif
+UNIT_BIN  := $(UNIT:%=$(B)/tests/unit/test_%) $(EMU_BIN)
 OPS_BIN   := $(OPS:%=$(B)/tests/ops/test_%)
 FUZZ_BIN  := $(FUZZ:%=$(B)/tests/fuzz/fuzz_%)
 BENCH_BIN := $(BENCH:%=$(B)/tests/bench/bench_%)
@@ -137,10 +161,22 @@ $(OBJ)/%.o: %.c | $(B)/probe
 	$(Q)mkdir -p $(@D)
 	$(Q)$(if $(V),,echo "  CC    $<";) $(CC) $(ALL_CFLAGS) $(SIMD) -MMD -MP -c $< -o $@
 
+define cxx
+	$(Q)mkdir -p $(@D)
+	$(Q)$(if $(V),,echo "  CXX   $<";) $(CXX) $(EMU_CXXFLAGS) $(1) -MMD -MP -c $< -o $@
+endef
+$(OBJ)/%.emu.o: %.cu | $(B)/probe
+	$(call cxx,$(SAN) -x c++)
+$(OBJ)/%.o: %.cc | $(B)/probe
+	$(call cxx,$(SAN))
+$(OBJ)/%.tsan.o: %.cc | $(B)/probe
+	$(call cxx,-fsanitize=thread)
+
+$(LIBEMU): $(OBJ)/tests/emu/cuda_emu.o $(CU_SRC:%.cu=$(OBJ)/%.emu.o)
 $(LIBVPTQ): $(LIB_SRC:%.c=$(OBJ)/%.o)
 $(LIBCLI): $(CLI_SRC:%.c=$(OBJ)/%.o)
 $(LIBTEST): $(HELP_SRC:%.c=$(OBJ)/%.o)
-$(LIBVPTQ) $(LIBCLI) $(LIBTEST): | $(B)/probe
+$(LIBVPTQ) $(LIBCLI) $(LIBTEST) $(LIBEMU): | $(B)/probe
 	$(Q)$(if $(V),,echo "  AR    $@";) rm -f $@ && $(AR) rcsD $@ $^
 
 define link
@@ -151,10 +187,15 @@ endef
 $(BIN)/vptq-%: $(OBJ)/cmd/vptq_%.o $(LIBCLI) $(LIBVPTQ)
 	$(link)
 
-$(B)/tests/unit/test_% $(B)/tests/ops/test_%: LDLIBS += -lcmocka
-$(B)/tests/unit/test_%: $(OBJ)/tests/unit/test_%.o $(LIBTEST) $(LIBCLI) $(LIBVPTQ)
+$(B)/tests/unit/test_% $(B)/tests/ops/test_% $(B)/tests/emu/test_%: LDLIBS += -lcmocka
+$(B)/tests/unit/test_%: $(OBJ)/tests/unit/test_%.o $(LIBTEST) $(LIBEMU) $(LIBCLI) $(LIBVPTQ)
 	$(link)
-$(B)/tests/ops/test_%: $(OBJ)/tests/ops/test_%.o $(LIBTEST) $(LIBVPTQ)
+$(B)/tests/ops/test_%: $(OBJ)/tests/ops/test_%.o $(LIBTEST) $(LIBEMU) $(LIBVPTQ)
+	$(link)
+$(B)/tests/emu/test_%: $(OBJ)/tests/emu/test_%.o $(LIBTEST) $(LIBEMU) $(LIBVPTQ)
+	$(link)
+$(B)/tests/emu/test_%_tsan: private SAN := -fsanitize=thread
+$(B)/tests/emu/test_%_tsan: $(OBJ)/tests/emu/test_%.tsan.o $(LIBTEST) $(LIBEMU) $(LIBVPTQ)
 	$(link)
 # With a fuzzer's own main, or with the driver that runs a corpus.
 FUZZ_MAIN := $(if $(LIBFUZZER),,$(OBJ)/tests/fuzz/regression_driver.o)
@@ -177,12 +218,14 @@ $(B)/tests/bench/bench_%: $(OBJ)/tests/bench/bench_%.o $(BENCH_SRC:%.c=$(OBJ)/%.
 
 # --- tests ---------------------------------------------------------------------------------
 
-.PHONY: $(UNIT:%=test-%) $(OPS:%=op-%) unit ops check-cli fuzz-check fuzz check interop bench demo \
+.PHONY: $(UNIT:%=test-%) $(OPS:%=op-%) $(EMU:%=test-%) unit ops check-cli fuzz-check fuzz check interop bench demo \
         test-programs run-unit run-ops run-cli run-fuzz
 
 # One program; T='PATTERN' picks tests of it.
 $(UNIT:%=test-%): test-%: $(B)/tests/unit/test_%
 	$(Q)$< $(if $(T),-t '$(T)')
+$(EMU:%=test-%): test-%: $(B)/tests/emu/test_% $(if $(filter %_tsan,$(EMU_BIN)),$(B)/tests/emu/test_%_tsan)
+	$(Q)for t in $^; do $$t $(if $(T),-t '$(T)') || exit 1; done
 $(OPS:%=op-%): op-%: $(B)/tests/ops/test_%
 	$(Q)$< $(if $(T),-t '$(T)')
 
@@ -239,7 +282,7 @@ interop: tools $(B)/tests/interop/logits
 
 bench: tools $(BENCH_BIN)
 	$(Q)for b in $(BENCH_BIN); do echo "== $$(basename $$b)"; $$b || exit 1; done
-	$(Q)for b in $(sort $(wildcard tests/bench/*.sh)); do echo "== $$(basename $$b)"; \
+	$(Q)for b in $(sort $(wildcard tests/bench/bench_*.sh)); do echo "== $$(basename $$b)"; \
 		BIN=$(abspath $(BIN)) $$b || exit 1; done
 
 # The packages come first, then a make that finds them.
@@ -250,8 +293,8 @@ demo:
 
 # --- source checks -------------------------------------------------------------------------
 
-.PHONY: format format-check lint shellcheck layers symbols
-C_FILES  := $(sort $(shell find lib formats hessian kmeans cmd tests -name '*.[ch]' 2>/dev/null))
+.PHONY: format format-check lint shellcheck layers symbols cuda-check
+C_FILES  := $(sort $(shell find lib formats hessian kmeans cmd tests -name '*.[ch]' -o -name '*.cu' -o -name '*.cc' 2>/dev/null))
 SH_FILES := $(sort $(wildcard scripts/*.sh tests/cli/*.sh tests/cli/*/*.sh tests/bench/*.sh) .ci/run)
 
 format:
@@ -268,6 +311,9 @@ lint: shellcheck
 layers:
 	$(Q)scripts/check_layers.sh --self-test
 	$(Q)scripts/check_layers.sh
+NVCC ?= nvcc
+cuda-check:
+	$(Q)NVCC=$(NVCC) OUT=build/cuda scripts/cuda_check.sh $(CU_SRC)
 symbols: $(LIBVPTQ)
 	$(Q)scripts/check_symbols.sh $(LIBVPTQ)
 
@@ -319,6 +365,7 @@ help:
 	'make demo          convert a real model end to end (TEXT=, MODEL= override)' \
 	'make check         every test and check, plain and sanitized; ends with a count' \
 	'make unit          unit tests             make test-NAME   tests/unit/test_NAME.c' \
+	'make test-emu      the CUDA emulator, plain and with ThreadSanitizer' \
 	'make ops           backend op tests       make op-NAME     tests/ops/test_NAME.c' \
 	'make check-cli     command-line tests (with T=PATTERN: some)' \
 	'make fuzz-check    fuzz targets over their corpora' \
@@ -330,6 +377,7 @@ help:
 	'make bench         benchmarks' \
 	'make format        clang-format           make format-check' \
 	'make lint          shellcheck, cppcheck   make layers      make symbols' \
+	'make cuda-check    every CUDA kernel for every architecture, against its budget (nvcc)' \
 	'make man           manual pages, in build/CONFIG/man (scdoc)' \
 	'make install       to $$(DESTDIR)$$(PREFIX) = $(DESTDIR)$(PREFIX)    make uninstall' \
 	'make info          compiler and libraries found here' \

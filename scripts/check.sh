@@ -3,7 +3,8 @@
 # failed; the last line is "N passed, N failed" with ", N skipped" where there are any.
 #
 # Parts: the plain build with unit, op and command-line tests; the same under AddressSanitizer
-# and UndefinedBehaviorSanitizer with the fuzzers' corpora; layers, symbols, formatting, shell.
+# and UndefinedBehaviorSanitizer with the fuzzers' corpora; layers, symbols, formatting, shell,
+# CUDA kernels where there is nvcc.
 # Each test program's tests count one by one, every other part counts as one.
 set -u
 
@@ -96,6 +97,8 @@ part layers "$MAKE" -s layers
 part symbols "$MAKE" -s symbols
 tool_part clang-format format "$MAKE" -s format-check
 tool_part shellcheck shellcheck "$MAKE" -s shellcheck
+nvcc=$(command -v nvcc || command -v /usr/local/cuda/bin/nvcc || echo nvcc)
+tool_part "$nvcc" "CUDA kernels" "$MAKE" -s cuda-check
 tool_part scdoc "manual pages" "$MAKE" -s man
 
 read -r passed failed skipped < <(awk '{ p += $1; f += $2; s += $3 } END { print p+0, f+0, s+0 }' "$TALLY")

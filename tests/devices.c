@@ -5,12 +5,20 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tests/emu/emu.h"
+
 void devices_open(devices_one *d, const char *name, vptq_simd simd, int threads)
 {
     vptq_err err;
     d->ctx = (vptq_ctx){.threads = threads};
     setenv("VPTQ_SIMD", vptq_simd_name(simd), 1);
-    assert_ok(vptq_device_open(&d->ctx, name, &d->dev, &err), &err);
+    if (strcmp(name, "emu") == 0) {
+        d->dev = (vptq_device){.ops = vptq_backend_cuda(), .ctx = &d->ctx};
+        assert_string_equal(d->dev.ops->name, "emu");
+        assert_ok(d->dev.ops->open(&d->ctx, &d->dev.state, &err), &err);
+    } else {
+        assert_ok(vptq_device_open(&d->ctx, name, &d->dev, &err), &err);
+    }
     unsetenv("VPTQ_SIMD");
 }
 
@@ -31,6 +39,19 @@ void devices_each(devices_fn fn, void *arg)
         fn(arg, &d.dev, false);
         devices_close(&d);
     }
+}
+
+void devices_each_emu(devices_fn fn, void *arg)
+{
+    devices_each(fn, arg);
+    for (uint64_t seed = 0; seed < 2; seed++) {
+        devices_one d;
+        cuda_emu_seed(seed);
+        devices_open(&d, "emu", VPTQ_SIMD_NONE, 1);
+        fn(arg, &d.dev, false);
+        devices_close(&d);
+    }
+    cuda_emu_seed(0);
 }
 
 static void *run_on(const devices_op *op, const char *name, vptq_simd simd, int threads)
@@ -83,5 +104,26 @@ void devices_check(const devices_op *op, void *out)
     }
     if (out)
         memcpy(out, want, op->count * op->size);
+    free(want);
+}
+
+void devices_check_emu(const devices_op *op, void *out)
+{
+    void *want = malloc(op->count * op->size + 1), *first = NULL;
+    assert_non_null(want);
+    devices_check(op, want);
+    for (uint64_t seed = 0; seed < 3; seed++) {
+        cuda_emu_seed(seed);
+        void *got = run_on(op, "emu", VPTQ_SIMD_NONE, 1);
+        compare(op, got, want);
+        if (first)
+            assert_memory_equal(got, first, op->count * op->size);
+        free(first);
+        first = got;
+    }
+    cuda_emu_seed(0);
+    if (out)
+        memcpy(out, want, op->count * op->size);
+    free(first);
     free(want);
 }

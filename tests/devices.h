@@ -1,5 +1,5 @@
-/* Running one operation on every host device there is: ref, and cpu with each SIMD level of
- * this processor and 1, 2, 3 and 5 threads. */
+/* Running one operation on every device there is without a GPU: ref, cpu with each SIMD level
+ * of this processor and 1, 2, 3 and 5 threads, and emu, the CUDA backend under the emulator. */
 #ifndef TESTS_DEVICES_H
 #define TESTS_DEVICES_H
 
@@ -7,8 +7,7 @@
 #include "lib/base/cpu.h"
 #include "tests/vtest.h"
 
-/* A device and what keeps it alive.  VPTQ_SIMD is set while it opens; `simd` of ref is ignored.
- */
+/* A device and what keeps it alive.  VPTQ_SIMD is set while it opens; only cpu looks at it. */
 typedef struct devices_one {
     vptq_ctx ctx;
     vptq_device dev;
@@ -19,6 +18,8 @@ void devices_close(devices_one *d);
 /* Calls fn(arg, device) for ref, then for cpu at every level with two threads. */
 typedef void (*devices_fn)(void *arg, const vptq_device *dev, bool is_ref);
 void devices_each(devices_fn fn, void *arg);
+/* And for emu, in two orders of its threads: rows that have a kernel, shapes that are small. */
+void devices_each_emu(devices_fn fn, void *arg);
 
 /* What a row is given and where it writes; `out` holds `count` elements (the row's inputs with
  * it where it works in place). */
@@ -34,5 +35,7 @@ typedef struct devices_op {
  * the same bits for every number of threads. Leaves the result of ref in `out`, which may be
  * NULL. */
 void devices_check(const devices_op *op, void *out);
+/* And emu with ref, the same bits in several orders of its threads. */
+void devices_check_emu(const devices_op *op, void *out);
 
 #endif

@@ -6,6 +6,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#ifdef __CUDACC__
+#define VPTQ_HD __host__ __device__ /* kernels call it, too */
+#else
+#define VPTQ_HD
+#endif
+
 /* Words that hold n fields of `width` bits (the tail of the last word is zero). */
 static inline size_t vptq_bits_words(size_t n, unsigned width)
 {
@@ -13,7 +19,7 @@ static inline size_t vptq_bits_words(size_t n, unsigned width)
 }
 
 /* Field i of a stream; reads no word beyond the one that holds the field's last bit. */
-static inline uint32_t vptq_bits_get(const uint32_t *words, size_t i, unsigned width)
+static inline VPTQ_HD uint32_t vptq_bits_get(const uint32_t *words, size_t i, unsigned width)
 {
     size_t bit = i * width;
     size_t w = bit >> 5;

@@ -1,9 +1,11 @@
-/* Devices and their linear algebra: ref against results worked out by hand, cpu against ref. */
+/* Devices and their linear algebra: ref against results worked out by hand, cpu and emu against
+ * ref. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "tests/devices.h"
+#include "tests/emu/emu.h"
 
 /* A float sum of k products of independent terms is off by about sqrt(k) half ulps, 2^-25, of
  * the root of the sum of squares: an NMSE of k 2^-50; the limit leaves a factor of 16. */
@@ -75,8 +77,8 @@ static void test_blas_uses_the_wide_kernels(void **state)
 static void test_memory(void **state)
 {
     (void)state;
-    static const char *const names[] = {"ref", "cpu"};
-    for (size_t i = 0; i < 2; i++) {
+    static const char *const names[] = {"ref", "cpu", "emu"};
+    for (size_t i = 0; i < 3; i++) {
         devices_one d;
         vptq_err err;
         void *p = NULL;
@@ -84,7 +86,7 @@ static void test_memory(void **state)
         float dst[3] = {0};
         devices_open(&d, names[i], vptq_cpu_simd(), 1);
         const vptq_backend *ops = d.dev.ops;
-        assert_true(ops->host_memory);
+        assert_true(ops->host_memory == (i < 2));
         assert_ok(ops->alloc(d.dev.state, 3, sizeof(float), &p, &err), &err);
         assert_ok(ops->upload(d.dev.state, p, src, sizeof src, &err), &err);
         assert_ok(ops->sync(d.dev.state, &err), &err);
@@ -96,6 +98,43 @@ static void test_memory(void **state)
                      "");
         devices_close(&d);
     }
+}
+
+/* Every row of the CUDA table answers: with a result, or saying that there is no kernel. */
+static void test_cuda_table_has_no_holes(void **state)
+{
+    (void)state;
+    const vptq_backend *ops = vptq_backend_cuda();
+    void (*row)(void);
+    vptq_err err;
+    for (size_t at = offsetof(vptq_backend, open); at < sizeof *ops; at += sizeof row) {
+        memcpy(&row, (const char *)ops + at, sizeof row);
+        assert_true(row != NULL);
+    }
+    assert_fails(ops->potrf(NULL, 1, NULL, 1, NULL, &err), VPTQ_E_UNSUPPORTED, &err,
+                 "the cuda backend has no kernel for potrf yet");
+}
+
+static void test_device_out_of_memory(void **state)
+{
+    (void)state;
+    devices_one d;
+    vptq_err err;
+    void *p = NULL, *q = NULL;
+    devices_open(&d, "emu", VPTQ_SIMD_NONE, 1);
+    const vptq_backend *ops = d.dev.ops;
+    const size_t before = cuda_emu_memory_used();
+    cuda_emu_memory(before + 1000);
+    assert_ok(ops->alloc(d.dev.state, 150, 4, &p, &err), &err);
+    assert_fails(ops->alloc(d.dev.state, 101, 4, &q, &err), VPTQ_E_NOMEM, &err,
+                 "404 bytes of device memory cannot be had: 400 of ");
+    assert_null(q);
+    ops->release(d.dev.state, p);
+    assert_ok(ops->alloc(d.dev.state, 101, 4, &q, &err), &err);
+    ops->release(d.dev.state, q);
+    cuda_emu_memory(0);
+    devices_close(&d);
+    assert_int_equal(cuda_emu_memory_used(), before);
 }
 
 /* ---- gemm ---- */
@@ -150,7 +189,10 @@ static void check_gemm(size_t m, size_t n, size_t k, int form)
     t.bias = bias;
     t.c0 = c0;
     const devices_op op = {run_gemm, &t, m * (n + 3), sizeof(float), float_sum_limit(k)};
-    devices_check(&op, NULL);
+    if (m * n * k <= 1 << 20)
+        devices_check_emu(&op, NULL);
+    else
+        devices_check(&op, NULL);
     free(a);
     free(b);
     free(bias);
@@ -531,6 +573,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_open_auto_says_what_it_took),
         cmocka_unit_test(test_blas_uses_the_wide_kernels),
         cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_cuda_table_has_no_holes),
+        cmocka_unit_test(test_device_out_of_memory),
         cmocka_unit_test(test_gemm_by_hand),
         cmocka_unit_test(test_gemm_forms),
         cmocka_unit_test(test_gemm_shapes),

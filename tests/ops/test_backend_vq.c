@@ -1,11 +1,11 @@
-/* The rows assign, reassign, accumulate and vq_dequant: ref and cpu, at every SIMD level and
- * for several numbers of threads, against formulas written out here. */
+/* The rows assign, reassign, accumulate and vq_dequant: ref, emu, and cpu at every SIMD level
+ * and for several numbers of threads, against formulas written out here. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "lib/base/rng.h"
 #include "tests/devices.h"
+#include "tests/vmatrix.h"
 
 enum { THREAD_COUNTS = 4 };
 static const int thread_counts[THREAD_COUNTS] = {1, 2, 3, 5};
@@ -61,7 +61,7 @@ static void assign_one_shape(size_t n, uint32_t v, uint32_t k)
             least[i] = fmin(least[i], distance(x + i * v, c + j * v, v));
     }
     assign_case a = {n, v, k, x, c, least};
-    devices_each(check_assign, &a);
+    devices_each_emu(check_assign, &a);
     free(x);
     free(c);
     free(least);
@@ -104,7 +104,7 @@ static void check_ties(void *arg, const vptq_device *dev, bool is_ref)
 static void assign_takes_the_lowest_on_ties(void **state)
 {
     (void)state;
-    devices_each(check_ties, NULL);
+    devices_each_emu(check_ties, NULL);
 }
 
 /* What is not a number, or too large, still gives an index that exists. */
@@ -154,8 +154,8 @@ static void check_empty_places(void *arg, const vptq_device *dev, bool is_ref)
 static void assign_stays_in_range_for_garbage(void **state)
 {
     (void)state;
-    devices_each(check_garbage, NULL);
-    devices_each(check_empty_places, NULL);
+    devices_each_emu(check_garbage, NULL);
+    devices_each_emu(check_empty_places, NULL);
 }
 
 /* The answer for a vector is the same wherever it stands and whoever computes it. */
@@ -247,9 +247,10 @@ static void labels_one_shape(size_t n, uint32_t v, uint32_t k, int kind)
     for (size_t i = 0; i < n; i++)
         labels[i] = (uint32_t)(i * i) % k;
     labels_case a = {n, v, k, x, c, labels};
-    devices_each(check_labels, &a);
+    const bool small = n * k <= 1 << 18;
+    (small ? devices_each_emu : devices_each)(check_labels, &a);
     memset(labels, 0, n * sizeof *labels);
-    devices_each(check_labels, &a);
+    (small ? devices_each_emu : devices_each)(check_labels, &a);
     free(x);
     free(c);
     free(labels);
@@ -317,7 +318,7 @@ static void sums_one_shape(size_t n, uint32_t v, uint32_t k, bool weighted)
         objective += (double)w[i] * distance(x + i * v, c + j * v, v);
     }
     sums_case s = {n, v, k, x, weighted ? w : NULL, c, idx, sums, weights, objective};
-    devices_each(check_sums, &s);
+    devices_each_emu(check_sums, &s);
     free(x);
     free(c);
     free(w);
@@ -365,133 +366,8 @@ static void accumulate_same_bits_for_any_threads(void **state)
 
 /* ---- dequantization ---- */
 
-/* A matrix of random content, with the plain arrays it was packed from. */
-typedef struct matrix {
-    vptq_vq q;
-    uint32_t *indices, *main, *res; /* main, res: [groups][strips][group_size] */
-    uint16_t *outlier_indices, *perm;
-    float *centroids, *res_centroids, *outlier_centroids, *scale, *bias;
-} matrix;
-
-static uint32_t draw(uint64_t seed, size_t i, uint32_t n)
-{
-    vptq_rng rng = vptq_rng_make(seed, 0, 0, VPTQ_RNG_TEST);
-    return (uint32_t)vptq_rng_below(&rng, i, n);
-}
-
-/* Bit by bit, as the layout is defined. */
-static void pack_row(const uint32_t *main, const uint32_t *res, const vptq_vq_shape *s,
-                     uint32_t *words)
-{
-    unsigned main_bits = vptq_log2u(s->k), bits = vptq_vq_index_bits(s);
-    for (size_t c = 0; c < s->group_size; c++) {
-        for (unsigned b = 0; b < bits; b++) {
-            uint32_t bit = b < main_bits ? main[c] >> b : res[c] >> (b - main_bits);
-            size_t at = c * bits + b;
-            words[at / 32] |= (bit & 1) << (at % 32);
-        }
-    }
-}
-
-static void matrix_codes(matrix *m, const vptq_vq_shape *s)
-{
-    size_t strips = vptq_vq_strips(s), rows = s->groups * strips;
-    m->main = vtest_alloc(rows * s->group_size, sizeof *m->main);
-    m->res = vtest_alloc(rows * s->group_size, sizeof *m->res);
-    m->indices = vtest_alloc(rows * vptq_vq_row_words(s), sizeof *m->indices);
-    for (size_t i = 0; i < rows * s->group_size; i++) {
-        m->main[i] = i % 7 == 0 ? s->k - 1 : draw(1, i, s->k);
-        m->res[i] = s->k_res ? (i % 5 == 0 ? s->k_res - 1 : draw(2, i, s->k_res)) : 0;
-    }
-    for (size_t r = 0; r < rows; r++)
-        pack_row(m->main + r * s->group_size, m->res + r * s->group_size, s,
-                 m->indices + r * vptq_vq_row_words(s));
-}
-
-static void matrix_make(matrix *m, const vptq_vq_shape *s)
-{
-    memset(m, 0, sizeof *m);
-    matrix_codes(m, s);
-    m->centroids = vtest_normals((size_t)s->groups * s->k * s->v, 11);
-    m->centroids[(size_t)s->v * (s->k - 1)] = -0.0F;
-    if (s->k_res)
-        m->res_centroids = vtest_normals((size_t)s->groups * s->k_res * s->v, 12);
-    if (s->outliers) {
-        size_t count = (size_t)((s->out + s->v0 - 1) / s->v0) * s->outliers;
-        m->outlier_indices = vtest_alloc(count, sizeof *m->outlier_indices);
-        for (size_t i = 0; i < count; i++)
-            m->outlier_indices[i] = (uint16_t)draw(3, i, s->k0);
-        m->outlier_centroids = vtest_normals((size_t)s->k0 * s->v0, 13);
-    }
-    if (s->has_perm) {
-        m->perm = vtest_alloc(s->in, sizeof *m->perm);
-        for (size_t p = 0; p < s->in; p++) { /* inside-out shuffle */
-            size_t other = draw(4, p, (uint32_t)p + 1);
-            m->perm[p] = m->perm[other];
-            m->perm[other] = (uint16_t)p;
-        }
-    }
-    if (s->has_norm) {
-        m->scale = vtest_normals(s->in, 14);
-        m->bias = vtest_normals(s->in, 15);
-    }
-    m->q = (vptq_vq){*s,
-                     m->indices,
-                     m->centroids,
-                     m->res_centroids,
-                     m->outlier_indices,
-                     m->outlier_centroids,
-                     m->perm,
-                     m->scale,
-                     m->bias};
-}
-
-static void matrix_free(matrix *m)
-{
-    free(m->indices);
-    free(m->main);
-    free(m->res);
-    free(m->outlier_indices);
-    free(m->perm);
-    free(m->centroids);
-    free(m->res_centroids);
-    free(m->outlier_centroids);
-    free(m->scale);
-    free(m->bias);
-}
-
-/* The formula of vq.h from the plain arrays, column by column. */
-static void expected_matrix(const matrix *m, float *w)
-{
-    const vptq_vq_shape *s = &m->q.shape;
-    size_t strips = vptq_vq_strips(s);
-    for (size_t p = 0; p < s->in; p++) {
-        size_t column = m->perm ? m->perm[p] : p;
-        for (size_t r = 0; r < s->out; r++) {
-            volatile float value; /* every operation is rounded on its own */
-            if (p < s->outliers) {
-                size_t o = m->outlier_indices[r / s->v0 * s->outliers + p];
-                value = m->outlier_centroids[o * s->v0 + r % s->v0];
-            } else {
-                size_t g = (p - s->outliers) / s->group_size;
-                size_t at =
-                    (g * strips + r / s->v) * s->group_size + (p - s->outliers) % s->group_size;
-                value = m->centroids[(g * s->k + m->main[at]) * s->v + r % s->v];
-                if (s->k_res)
-                    value =
-                        value + m->res_centroids[(g * s->k_res + m->res[at]) * s->v + r % s->v];
-            }
-            if (m->scale) {
-                value = value * m->scale[column];
-                value = value + m->bias[column];
-            }
-            w[r * s->in + column] = value;
-        }
-    }
-}
-
 typedef struct dequant_case {
-    const matrix *m;
+    const vmatrix *m;
     const float *want;
 } dequant_case;
 
@@ -541,16 +417,16 @@ static void dequant_matches_the_formula(void **state)
         {1, 1, 3, 2, 0, 1, 1, 0, 0, 0, false, false},
     };
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        matrix m;
+        vmatrix m;
         vptq_err err;
         assert_ok(vptq_vq_shape_check(&shapes[i], &err), &err);
-        matrix_make(&m, &shapes[i]);
+        vmatrix_make(&m, &shapes[i]);
         float *want = vtest_alloc((size_t)shapes[i].out * shapes[i].in, sizeof *want);
-        expected_matrix(&m, want);
+        vmatrix_decode(&m, want);
         dequant_case a = {&m, want};
-        devices_each(check_dequant, &a);
+        devices_each_emu(check_dequant, &a);
         free(want);
-        matrix_free(&m);
+        vmatrix_free(&m);
     }
 }
 

@@ -1,0 +1,258 @@
+/* The `cuda` table (`emu` under the emulator), its life and its memory. */
+#include "lib/backend/backend_cuda.h"
+
+#include <stdio.h>
+#include <string.h>
+
+vptq_status vptq_cuda_check(cudaError_t e, const char *what, vptq_err *err)
+{
+    if (e == cudaSuccess)
+        return VPTQ_OK;
+    (void)cudaGetLastError(); /* or the next call would report it again */
+    return vptq_fail(err, e == cudaErrorMemoryAllocation ? VPTQ_E_NOMEM : VPTQ_E_DEVICE,
+                     "%s failed on the device: %s", what, cudaGetErrorString(e));
+}
+
+/* ---- life ---- */
+
+static void cuda_close(vptq_dev *dev)
+{
+    if (!dev)
+        return;
+    (void)cudaStreamSynchronize(dev->stream);
+    (void)cudaFree(dev->scratch);
+    (void)cudaStreamDestroy(dev->stream);
+    vptq_mem_free(dev->ctx->mem, dev);
+}
+
+static vptq_status cuda_open(const vptq_ctx *ctx, vptq_dev **dev, vptq_err *err)
+{
+    int count = 0;
+    if (cudaGetDeviceCount(&count) != cudaSuccess || !count) {
+        (void)cudaGetLastError();
+        return vptq_fail(err, VPTQ_E_DEVICE, "no CUDA device answers");
+    }
+    vptq_dev *d = static_cast<vptq_dev *>(vptq_mem_alloc(ctx->mem, 1, sizeof *d, err));
+    if (!d)
+        return VPTQ_E_NOMEM;
+    memset(d, 0, sizeof *d);
+    d->ctx = ctx;
+    cudaError_t e = cudaSetDevice(0);
+    if (!e)
+        e = cudaGetDeviceProperties(&d->properties, 0);
+    if (!e)
+        e = cudaStreamCreate(&d->stream);
+    if (e) {
+        vptq_mem_free(ctx->mem, d);
+        return vptq_cuda_check(e, "opening device 0", err);
+    }
+    *dev = d;
+    return VPTQ_OK;
+}
+
+static void cuda_describe(const vptq_dev *dev, char *text, size_t size)
+{
+    const cudaDeviceProp *p = &dev->properties;
+    int driver = 0, runtime = 0;
+    (void)cudaDriverGetVersion(&driver);
+    (void)cudaRuntimeGetVersion(&runtime);
+    snprintf(
+        text, size,
+        "%s (compute capability %d.%d, %d multiprocessors, %zu MiB), driver %d.%d, run time "
+        "%d.%d",
+        p->name, p->major, p->minor, p->multiProcessorCount, p->totalGlobalMem >> 20,
+        driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
+}
+
+/* ---- memory ---- */
+
+static vptq_status allocate(size_t bytes, void **ptr, vptq_err *err)
+{
+    const cudaError_t e = cudaMalloc(ptr, bytes ? bytes : 1);
+    size_t left = 0, total = 0;
+    if (!e)
+        return VPTQ_OK;
+    (void)cudaGetLastError();
+    if (e == cudaErrorMemoryAllocation && !cudaMemGetInfo(&left, &total))
+        return vptq_fail(err, VPTQ_E_NOMEM,
+                         "%zu bytes of device memory cannot be had: %zu of %zu are free", bytes,
+                         left, total);
+    return vptq_cuda_check(e, "allocating device memory", err);
+}
+
+static vptq_status cuda_alloc(vptq_dev *, size_t count, size_t size, void **ptr, vptq_err *err)
+{
+    size_t bytes = 0;
+    *ptr = NULL;
+    if (!vptq_size_mul(count, size, &bytes))
+        return vptq_fail(err, VPTQ_E_NOMEM,
+                         "%zu x %zu bytes of device memory are more than can be counted", count,
+                         size);
+    return allocate(bytes, ptr, err);
+}
+
+static void cuda_release(vptq_dev *, void *ptr)
+{
+    (void)cudaFree(ptr);
+}
+
+static vptq_status cuda_upload(vptq_dev *dev, void *dst, const void *src, size_t bytes,
+                               vptq_err *err)
+{
+    return vptq_cuda_check(
+        cudaMemcpyAsync(dst, src, bytes, cudaMemcpyHostToDevice, dev->stream), "an upload",
+        err);
+}
+
+vptq_status vptq_cuda_download(vptq_dev *dev, void *dst, const void *src, size_t bytes,
+                               vptq_err *err)
+{
+    cudaError_t e = cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToHost, dev->stream);
+    if (!e)
+        e = cudaStreamSynchronize(dev->stream);
+    return vptq_cuda_check(e, "a download", err);
+}
+
+static vptq_status cuda_sync(vptq_dev *dev, vptq_err *err)
+{
+    return vptq_cuda_check(cudaStreamSynchronize(dev->stream), "work", err);
+}
+
+vptq_status vptq_cuda_scratch(vptq_dev *dev, size_t bytes, void **ptr, vptq_err *err)
+{
+    if (bytes > dev->scratch_bytes || !dev->scratch) {
+        (void)cudaStreamSynchronize(dev->stream);
+        (void)cudaFree(dev->scratch);
+        dev->scratch = NULL;
+        dev->scratch_bytes = 0;
+        const vptq_status st = allocate(bytes, &dev->scratch, err);
+        if (st)
+            return st;
+        dev->scratch_bytes = bytes;
+    }
+    *ptr = dev->scratch;
+    return VPTQ_OK;
+}
+
+/* ---- rows that have no kernel yet ---- */
+
+static vptq_status missing(const char *row, vptq_err *err)
+{
+    return vptq_fail(err, VPTQ_E_UNSUPPORTED, "the cuda backend has no kernel for %s yet", row);
+}
+static vptq_status no_syrk_add(vptq_dev *, size_t, size_t, const float *, size_t, const float *,
+                               double *, double *, vptq_err *err)
+{
+    return missing("syrk_add", err);
+}
+static vptq_status no_potrf(vptq_dev *, size_t, double *, size_t, size_t *, vptq_err *err)
+{
+    return missing("potrf", err);
+}
+static vptq_status no_trtri(vptq_dev *, size_t, double *, size_t, vptq_err *err)
+{
+    return missing("trtri", err);
+}
+static vptq_status no_quad_trace(vptq_dev *, size_t, size_t, const float *, size_t,
+                                 const double *, size_t, double *, vptq_err *err)
+{
+    return missing("quad_trace", err);
+}
+static vptq_status no_vq_gemv(vptq_dev *, const vptq_vq *, const vptq_gemv_args *,
+                              vptq_err *err)
+{
+    return missing("vq_gemv", err);
+}
+static vptq_status no_gemv(vptq_dev *, size_t, size_t, vptq_dtype, const void *,
+                           const vptq_gemv_args *, vptq_err *err)
+{
+    return missing("gemv", err);
+}
+static vptq_status no_library_gemv(vptq_dev *, size_t, size_t, const float *,
+                                   const vptq_gemv_args *, vptq_err *err)
+{
+    return missing("library_gemv", err);
+}
+static vptq_status no_finder_open(vptq_dev *, const vptq_books *, vptq_finder **finder,
+                                  vptq_err *err)
+{
+    *finder = NULL;
+    return missing("finder_open", err);
+}
+static void no_finder_close(vptq_dev *, vptq_finder *) {}
+static vptq_status no_find(vptq_dev *, const vptq_find_args *, vptq_err *err)
+{
+    return missing("find", err);
+}
+static vptq_status no_vq_pass(vptq_dev *, const vptq_pass_args *, vptq_err *err)
+{
+    return missing("vq_pass", err);
+}
+static vptq_status no_vq_descend(vptq_dev *, const vptq_descend_args *, vptq_err *err)
+{
+    return missing("vq_descend", err);
+}
+static vptq_status no_attention(vptq_dev *, const vptq_attention_args *, vptq_err *err)
+{
+    return missing("attention", err);
+}
+static vptq_status no_attention_mass(vptq_dev *, const vptq_attention_args *, double *,
+                                     vptq_err *err)
+{
+    return missing("attention_mass", err);
+}
+static vptq_status no_nll(vptq_dev *, size_t, size_t, const float *, size_t, int32_t,
+                          const int32_t *, bool, vptq_nll_state *, vptq_err *err)
+{
+    return missing("nll", err);
+}
+
+/* ---- the table ---- */
+
+static const vptq_backend cuda_table = {
+#ifdef VPTQ_CUDA_EMU
+    .name = "emu",
+#else
+    .name = "cuda",
+#endif
+    .host_memory = false,
+    .open = cuda_open,
+    .close = cuda_close,
+    .describe = cuda_describe,
+    .alloc = cuda_alloc,
+    .release = cuda_release,
+    .upload = cuda_upload,
+    .download = vptq_cuda_download,
+    .sync = cuda_sync,
+    .gemm = vptq_cuda_gemm,
+    .syrk_add = no_syrk_add,
+    .potrf = no_potrf,
+    .trtri = no_trtri,
+    .quad_trace = no_quad_trace,
+    .assign = vptq_cuda_assign,
+    .reassign = vptq_cuda_reassign,
+    .accumulate = vptq_cuda_accumulate,
+    .vq_dequant = vptq_cuda_vq_dequant,
+    .vq_gemv = no_vq_gemv,
+    .gemv = no_gemv,
+    .library_gemv = no_library_gemv,
+    .finder_open = no_finder_open,
+    .finder_close = no_finder_close,
+    .find = no_find,
+    .vq_pass = no_vq_pass,
+    .vq_descend = no_vq_descend,
+    .vq_gather = vptq_cuda_vq_gather,
+    .vq_scatter = vptq_cuda_vq_scatter,
+    .embed = vptq_cuda_embed,
+    .rmsnorm = vptq_cuda_rmsnorm,
+    .rope = vptq_cuda_rope,
+    .attention = no_attention,
+    .attention_mass = no_attention_mass,
+    .swiglu = vptq_cuda_swiglu,
+    .nll = no_nll,
+};
+
+extern "C" const vptq_backend *vptq_backend_cuda(void)
+{
+    return &cuda_table;
+}

@@ -1,0 +1,70 @@
+/* Rows of the `cuda` table, and what they share: the state of a device, errors, working memory.
+ * For backend_cuda.cu and cuda_*.cu; contracts are in backend.h.  The same sources compiled
+ * against the emulator (cuda_port.h) make backend `emu`. */
+#ifndef VPTQ_BACKEND_BACKEND_CUDA_H
+#define VPTQ_BACKEND_BACKEND_CUDA_H
+
+#include "lib/backend/cuda_port.h"
+
+extern "C" {
+#include "lib/backend/backend.h"
+}
+
+struct vptq_dev {
+    const vptq_ctx *ctx;
+    cudaStream_t stream;
+    cudaDeviceProp properties;
+    void *scratch; /* see vptq_cuda_scratch */
+    size_t scratch_bytes;
+};
+
+/* VPTQ_OK, or VPTQ_E_DEVICE (VPTQ_E_NOMEM) saying what failed and why. */
+vptq_status vptq_cuda_check(cudaError_t e, const char *what, vptq_err *err);
+
+/* Device memory of at least `bytes`, 256-byte aligned, not cleared, kept by the device and
+ * valid until the next call. */
+vptq_status vptq_cuda_scratch(vptq_dev *dev, size_t bytes, void **ptr, vptq_err *err);
+
+/* Host memory <- device memory, done when it returns. */
+vptq_status vptq_cuda_download(vptq_dev *dev, void *dst, const void *src, size_t bytes,
+                               vptq_err *err);
+
+/* Blocks of `size` that cover n. */
+static inline unsigned vptq_cuda_blocks(size_t n, size_t size)
+{
+    return (unsigned)((n + size - 1) / size);
+}
+
+/* linear algebra: cuda_gemm.cu */
+vptq_status vptq_cuda_gemm(vptq_dev *dev, const vptq_gemm_args *g, vptq_err *err);
+
+/* clustering: cuda_assign.cu, cuda_accumulate.cu */
+vptq_status vptq_cuda_assign(vptq_dev *dev, size_t n, uint32_t v, uint32_t k, const float *x,
+                             const float *c, uint32_t *idx, float *dist, vptq_err *err);
+vptq_status vptq_cuda_reassign(vptq_dev *dev, size_t n, uint32_t v, uint32_t k, const float *x,
+                               const float *before, const float *c, uint32_t *idx,
+                               vptq_err *err);
+vptq_status vptq_cuda_accumulate(vptq_dev *dev, size_t n, uint32_t v, uint32_t k,
+                                 const float *x, const float *w, const uint32_t *idx,
+                                 const float *c, double *sums, double *weights,
+                                 double *objective, vptq_err *err);
+vptq_status vptq_cuda_vq_scatter(vptq_dev *dev, const vptq_scatter_args *s, vptq_err *err);
+
+/* vector quantization: cuda_vq.cu */
+vptq_status vptq_cuda_vq_dequant(vptq_dev *dev, const vptq_vq *q, size_t r0, size_t n, float *w,
+                                 size_t ldw, vptq_err *err);
+vptq_status vptq_cuda_vq_gather(vptq_dev *dev, const vptq_gather_args *g, vptq_err *err);
+
+/* transformer: cuda_model.cu */
+vptq_status vptq_cuda_embed(vptq_dev *dev, size_t n, size_t dim, const void *table,
+                            vptq_dtype type, const int32_t *ids, float *out, vptq_err *err);
+vptq_status vptq_cuda_rmsnorm(vptq_dev *dev, size_t n, size_t dim, const float *x, size_t ldx,
+                              const float *weight, float eps, float *y, size_t ldy,
+                              vptq_err *err);
+vptq_status vptq_cuda_rope(vptq_dev *dev, size_t n, size_t heads, size_t head_dim, float *x,
+                           size_t ldx, const float *cos_table, const float *sin_table,
+                           size_t pos0, vptq_err *err);
+vptq_status vptq_cuda_swiglu(vptq_dev *dev, size_t n, size_t dim, const float *gate,
+                             const float *up, float *y, vptq_err *err);
+
+#endif

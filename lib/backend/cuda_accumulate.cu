@@ -1,0 +1,242 @@
+/* accumulate and vq_scatter: sums of the vectors of every centroid in double, always in the
+ * same order and without atomics.  The vectors are sorted by label (a stable counting sort in
+ * pieces of PIECE vectors), then a warp adds the run of each centroid. */
+#include "lib/backend/backend_cuda.h"
+
+enum { THREADS = 128, WARPS = THREADS / PORT_LANES, PIECE = 2048, SCAN = 1024 };
+
+/* Vector i is strip i % strips of column i / strips. */
+struct labelled {
+    size_t n, strips, ldx, ldi;
+    uint32_t v, k;
+    const float *x, *weight; /* weight NULL: ones */
+    const uint32_t *idx;
+    size_t per_weight; /* vectors that share a weight */
+};
+
+static __device__ inline size_t label_at(const labelled &a, size_t i)
+{
+    return a.idx[i / a.strips * a.ldi + i % a.strips];
+}
+static __device__ inline const float *vector_at(const labelled &a, size_t i)
+{
+    return a.x + i / a.strips * a.ldx + i % a.strips * a.v;
+}
+static __device__ inline double weight_at(const labelled &a, size_t i)
+{
+    return a.weight ? (double)a.weight[i / a.per_weight] : 1;
+}
+
+/* Uses of every centroid in every piece: at [piece][k], which was cleared. */
+/* budget: count_kernel 40 registers */
+__global__ static void __launch_bounds__(THREADS) count_kernel(labelled a, uint32_t *at)
+{
+    const size_t first = (size_t)blockIdx.x * PIECE, last = min(first + PIECE, a.n);
+    for (size_t i = first + threadIdx.x; i < last; i += THREADS)
+        atomicAdd(&at[blockIdx.x * (size_t)a.k + label_at(a, i)], 1u);
+}
+
+/* Counts become places within the run of a centroid; starts[j] = length of the run. */
+/* budget: places_kernel 40 registers */
+__global__ static void __launch_bounds__(THREADS)
+    places_kernel(uint32_t k, unsigned pieces, uint32_t *at, uint32_t *starts)
+{
+    const uint32_t j = blockIdx.x * THREADS + threadIdx.x;
+    uint32_t sum = 0;
+    if (j >= k)
+        return;
+    for (unsigned p = 0; p < pieces; p++) {
+        const uint32_t here = at[p * (size_t)k + j];
+        at[p * (size_t)k + j] = sum;
+        sum += here;
+    }
+    starts[j] = sum;
+}
+
+struct scan_sums {
+    uint32_t of_warp[PORT_LANES];
+};
+
+/* Lengths become starts; starts[k] = n.  One block. */
+/* budget: starts_kernel 40 registers */
+__global__ static void __launch_bounds__(SCAN) starts_kernel(uint32_t k, uint32_t *starts)
+{
+    scan_sums &s = port_shared<scan_sums>();
+    uint32_t before = 0;
+    for (uint32_t j0 = 0; j0 < k; j0 += SCAN) {
+        const uint32_t j = j0 + threadIdx.x, own = j < k ? starts[j] : 0;
+        uint32_t sum = own; /* with what is left of it in the warp */
+        for (unsigned by = 1; by < PORT_LANES; by *= 2) {
+            const uint32_t left = __shfl_up_sync(port_all, sum, by);
+            sum += port_lane() >= by ? left : 0;
+        }
+        __syncthreads();
+        if (port_lane() == PORT_LANES - 1)
+            s.of_warp[port_warp()] = sum;
+        __syncthreads();
+        uint32_t all = 0;
+        for (unsigned w = 0; w < SCAN / PORT_LANES; w++) {
+            sum += w < port_warp() ? s.of_warp[w] : 0;
+            all += s.of_warp[w];
+        }
+        if (j < k)
+            starts[j] = before + sum - own;
+        before += all;
+    }
+    if (threadIdx.x == 0)
+        starts[k] = before;
+}
+
+/* order = the vectors by label, those of one label ascending.  A warp per piece takes 32 at a
+ * time; those with one label find their rank among themselves. */
+/* budget: sort_kernel 48 registers */
+__global__ static void __launch_bounds__(THREADS)
+    sort_kernel(labelled a, unsigned pieces, uint32_t *at, const uint32_t *starts,
+                uint32_t *order)
+{
+    const unsigned piece = blockIdx.x * WARPS + port_warp(), lane = port_lane();
+    const size_t first = (size_t)piece * PIECE, last = min(first + PIECE, a.n);
+    if (piece >= pieces)
+        return;
+    at += piece * (size_t)a.k;
+    for (size_t i0 = first; i0 < last; i0 += PORT_LANES) {
+        const bool there = i0 + lane < last;
+        const uint32_t label = there ? (uint32_t)label_at(a, i0 + lane) : a.k;
+        const unsigned same = __match_any_sync(port_all, label);
+        const unsigned rank = (unsigned)__popc(same & ((1u << lane) - 1));
+        uint32_t place = 0;
+        if (there)
+            place = at[label];
+        __syncwarp();
+        if (there && rank == 0)
+            at[label] = place + (unsigned)__popc(same);
+        __syncwarp();
+        if (there)
+            order[starts[label] + place + rank] = (uint32_t)(i0 + lane);
+    }
+}
+
+/* A warp per centroid: lanes side by side are elements of one vector, `slots` vectors at a
+ * time; the slots are added as a tree.  With c: objective[j] = sum of w |x - c_j|^2. */
+/* budget: sums_kernel 64 registers */
+__global__ static void __launch_bounds__(THREADS)
+    sums_kernel(labelled a, unsigned wide, const uint32_t *starts, const uint32_t *order,
+                const float *c, double *sums, double *weights, double *objective)
+{
+    const uint32_t j = blockIdx.x * WARPS + port_warp();
+    if (j >= a.k)
+        return;
+    const unsigned slots = PORT_LANES / wide, slot = port_lane() / wide;
+    const uint32_t first = starts[j], last = starts[j + 1];
+    double apart = 0;
+    for (unsigned d0 = 0; d0 < a.v; d0 += wide) {
+        const unsigned d = d0 + port_lane() % wide;
+        const bool there = d < a.v;
+        const double centre = c && there ? (double)c[(size_t)j * a.v + d] : 0;
+        double sum = 0, weight = 0;
+        for (uint32_t i = first + slot; i < last; i += slots) {
+            const double w = weight_at(a, order[i]);
+            const double x = there ? (double)vector_at(a, order[i])[d] : 0;
+            sum += w * x;
+            weight += w;
+            apart += w * ((x - centre) * (x - centre));
+        }
+        for (unsigned with = PORT_LANES / 2; with >= wide; with /= 2) {
+            sum += __shfl_xor_sync(port_all, sum, (int)with);
+            weight += __shfl_xor_sync(port_all, weight, (int)with);
+        }
+        if (there && slot == 0)
+            sums[(size_t)j * a.v + d] = sum;
+        if (weights && d0 == 0 && port_lane() == 0)
+            weights[j] = weight;
+    }
+    apart = port_warp_sum(apart);
+    if (c && port_lane() == 0)
+        objective[j] = apart;
+}
+
+/* *total = the sum of n numbers.  One block. */
+/* budget: total_kernel 40 registers */
+__global__ static void __launch_bounds__(SCAN)
+    total_kernel(uint32_t n, const double *of, double *total)
+{
+    double sum = 0;
+    for (uint32_t i = threadIdx.x; i < n; i += SCAN)
+        sum += of[i];
+    sum = port_block_sum(sum);
+    if (threadIdx.x == 0)
+        *total = sum;
+}
+
+/* c NULL: no objective. */
+static vptq_status add_up(vptq_dev *dev, const labelled *a, const float *c, double *sums,
+                          double *weights, double *objective, const char *row, vptq_err *err)
+{
+    const unsigned pieces = vptq_cuda_blocks(a->n, PIECE);
+    const size_t doubles = c ? a->k + 1 : 0;
+    const size_t words = (size_t)pieces * a->k + a->k + 1 + a->n;
+    void *memory = NULL;
+    vptq_status st = vptq_cuda_scratch(dev, doubles * sizeof(double) + words * sizeof(uint32_t),
+                                       &memory, err);
+    if (st)
+        return st;
+    double *parts = static_cast<double *>(memory), *total = parts + (c ? a->k : 0);
+    uint32_t *at = reinterpret_cast<uint32_t *>(parts + doubles);
+    uint32_t *starts = at + (size_t)pieces * a->k, *order = starts + a->k + 1;
+    unsigned wide = 1;
+    while (wide < a->v && wide < PORT_LANES)
+        wide *= 2;
+
+    cudaError_t e = cudaMemsetAsync(at, 0, (size_t)pieces * a->k * sizeof *at, dev->stream);
+    if (!e && pieces)
+        e = port_launch(count_kernel, pieces, THREADS, 0, dev->stream, *a, at);
+    if (!e)
+        e = port_launch(places_kernel, vptq_cuda_blocks(a->k, THREADS), THREADS, 0, dev->stream,
+                        a->k, pieces, at, starts);
+    if (!e)
+        e = port_launch(starts_kernel, 1, SCAN, 0, dev->stream, a->k, starts);
+    if (!e && pieces)
+        e = port_launch(sort_kernel, vptq_cuda_blocks(pieces, WARPS), THREADS, 0, dev->stream,
+                        *a, pieces, at, starts, order);
+    if (!e)
+        e = port_launch(sums_kernel, vptq_cuda_blocks(a->k, WARPS), THREADS, 0, dev->stream, *a,
+                        wide, starts, order, c, sums, weights, parts);
+    if (!e && c)
+        e = port_launch(total_kernel, 1, SCAN, 0, dev->stream, a->k, parts, total);
+    if (e)
+        return vptq_cuda_check(e, row, err);
+    return c ? vptq_cuda_download(dev, objective, total, sizeof *total, err) : VPTQ_OK;
+}
+
+vptq_status vptq_cuda_accumulate(vptq_dev *dev, size_t n, uint32_t v, uint32_t k,
+                                 const float *x, const float *w, const uint32_t *idx,
+                                 const float *c, double *sums, double *weights,
+                                 double *objective, vptq_err *err)
+{
+    labelled a = {};
+    a.n = n;
+    a.strips = n ? n : 1;
+    a.v = v;
+    a.k = k;
+    a.x = x;
+    a.weight = w;
+    a.idx = idx;
+    a.per_weight = 1;
+    return add_up(dev, &a, c, sums, weights, objective, "accumulate", err);
+}
+
+vptq_status vptq_cuda_vq_scatter(vptq_dev *dev, const vptq_scatter_args *s, vptq_err *err)
+{
+    labelled a = {};
+    a.strips = s->rows / s->v;
+    a.n = s->cols * a.strips;
+    a.ldx = s->ldy;
+    a.ldi = s->ldi;
+    a.v = s->v;
+    a.k = s->k;
+    a.x = s->y;
+    a.weight = s->weight;
+    a.idx = s->idx;
+    a.per_weight = a.strips;
+    return add_up(dev, &a, NULL, s->sums, s->weights, NULL, "vq_scatter", err);
+}

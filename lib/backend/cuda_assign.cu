@@ -1,0 +1,156 @@
+/* assign: every vector against every centroid, in float.  The score of a centroid c for x is
+ * |c|^2 - 2 x c, one chain of fused multiplications per pair, the same wherever the vector
+ * stands.  A thread keeps some vectors in registers and meets the centroids in groups: the
+ * least score of a group is kept without its index, and the winning group is gone through
+ * again at the end, with the same arithmetic, for the lowest index that has it. */
+#include "lib/backend/backend_cuda.h"
+
+enum { THREADS = 128, GROUP = 32, LONGEST = 64 };
+
+/* As many centroids as are met at once, element by element, with their squared lengths. */
+template <unsigned V> struct __align__(16) assign_group
+{
+    float c[GROUP][V], norm[GROUP];
+};
+
+/* The score starts with |c|^2 and takes the elements in order; y is -2 x. */
+template <unsigned V>
+static __device__ inline float score(const float *y, const float *c, float norm)
+{
+#pragma unroll
+    for (unsigned d = 0; d < V; d++)
+        norm = fmaf(y[d], c[d], norm);
+    return norm;
+}
+
+/* Centroids [j0, j0 + GROUP) with zeros behind element v; places behind the book score NaN,
+ * which never wins. */
+template <unsigned V>
+static __device__ void load_group(assign_group<V> &s, const float *c, uint32_t v, uint32_t k,
+                                  uint32_t j0)
+{
+    __syncthreads(); /* the group before has been read */
+    for (unsigned i = threadIdx.x; i < GROUP * V; i += THREADS) {
+        const unsigned j = i / V, d = i % V;
+        s.c[j][d] = j0 + j < k && d < v ? c[(size_t)(j0 + j) * v + d] : 0;
+    }
+    __syncthreads();
+    if (threadIdx.x < GROUP) {
+        float norm = 0;
+        for (unsigned d = 0; d < v; d++)
+            norm = fmaf(s.c[threadIdx.x][d], s.c[threadIdx.x][d], norm);
+        s.norm[threadIdx.x] = j0 + threadIdx.x < k ? norm : NAN;
+    }
+    __syncthreads();
+}
+
+/* The same score, straight from the book. */
+template <unsigned V>
+static __device__ inline float score_of(const float *y, const float *c, uint32_t v, uint32_t j)
+{
+    float norm = 0;
+    c += (size_t)j * v;
+    for (unsigned d = 0; d < v; d++)
+        norm = fmaf(c[d], c[d], norm);
+#pragma unroll
+    for (unsigned d = 0; d < V; d++)
+        norm = d < v ? fmaf(y[d], c[d], norm) : norm;
+    return norm;
+}
+
+/* V: v rounded up; EACH vectors per thread.  Vectors n0 + thread + e * THREADS of a block. */
+/* budget: assign_kernel 128 registers */
+template <unsigned V, unsigned EACH>
+__global__ static void __launch_bounds__(THREADS)
+    assign_kernel(size_t n, uint32_t v, uint32_t k, const float *x, const float *c,
+                  uint32_t *idx, float *dist)
+{
+    assign_group<V> &s = port_shared<assign_group<V>>();
+    const size_t first = (size_t)blockIdx.x * THREADS * EACH + threadIdx.x;
+    float y[EACH][V], best[EACH];
+    uint32_t group[EACH], found[EACH];
+#pragma unroll
+    for (unsigned e = 0; e < EACH; e++) {
+        const size_t i = first + e * THREADS;
+        best[e] = INFINITY;
+        group[e] = found[e] = 0;
+#pragma unroll
+        for (unsigned d = 0; d < V; d++)
+            y[e][d] = i < n && d < v ? -2 * x[i * v + d] : 0;
+    }
+    for (uint32_t j0 = 0; j0 < k; j0 += GROUP) {
+        float least[EACH];
+        load_group(s, c, v, k, j0);
+#pragma unroll
+        for (unsigned e = 0; e < EACH; e++)
+            least[e] = INFINITY;
+        for (unsigned j = 0; j < GROUP; j++)
+#pragma unroll
+            for (unsigned e = 0; e < EACH; e++)
+                least[e] = fminf(least[e], score<V>(y[e], s.c[j], s.norm[j]));
+#pragma unroll
+        for (unsigned e = 0; e < EACH; e++)
+            if (least[e] < best[e]) {
+                best[e] = least[e];
+                group[e] = j0;
+            }
+    }
+    /* The lowest index of the least score; 0 where no score was a number. */
+#pragma unroll
+    for (unsigned e = 0; e < EACH; e++)
+        for (uint32_t j = GROUP; best[e] < INFINITY && j-- > 0;)
+            if (group[e] + j < k && score_of<V>(y[e], c, v, group[e] + j) == best[e])
+                found[e] = group[e] + j;
+#pragma unroll
+    for (unsigned e = 0; e < EACH; e++) {
+        const size_t i = first + e * THREADS;
+        if (i >= n)
+            continue;
+        idx[i] = found[e];
+        if (!dist)
+            continue;
+        float sum = 0;
+        for (unsigned d = 0; d < v; d++) {
+            const float apart = x[i * v + d] - c[(size_t)found[e] * v + d];
+            sum = fmaf(apart, apart, sum);
+        }
+        dist[i] = sum;
+    }
+}
+
+template <unsigned V, unsigned EACH>
+static cudaError_t launch(vptq_dev *dev, size_t n, uint32_t v, uint32_t k, const float *x,
+                          const float *c, uint32_t *idx, float *dist)
+{
+    return port_launch(assign_kernel<V, EACH>, vptq_cuda_blocks(n, THREADS * EACH), THREADS, 0,
+                       dev->stream, n, v, k, x, c, idx, dist);
+}
+
+vptq_status vptq_cuda_assign(vptq_dev *dev, size_t n, uint32_t v, uint32_t k, const float *x,
+                             const float *c, uint32_t *idx, float *dist, vptq_err *err)
+{
+    VPTQ_BUG_IF(v > LONGEST);
+    if (!n)
+        return VPTQ_OK;
+    cudaError_t e;
+    if (v <= 4)
+        e = launch<4, 4>(dev, n, v, k, x, c, idx, dist);
+    else if (v <= 6)
+        e = launch<6, 4>(dev, n, v, k, x, c, idx, dist);
+    else if (v <= 8)
+        e = launch<8, 4>(dev, n, v, k, x, c, idx, dist);
+    else if (v <= 16)
+        e = launch<16, 2>(dev, n, v, k, x, c, idx, dist);
+    else
+        e = launch<LONGEST, 1>(dev, n, v, k, x, c, idx, dist);
+    return vptq_cuda_check(e, "assign", err);
+}
+
+/* The whole search again: `before` and the labels would only save time. */
+vptq_status vptq_cuda_reassign(vptq_dev *dev, size_t n, uint32_t v, uint32_t k, const float *x,
+                               const float *before, const float *c, uint32_t *idx,
+                               vptq_err *err)
+{
+    (void)before;
+    return vptq_cuda_assign(dev, n, v, k, x, c, idx, NULL, err);
+}

@@ -1,0 +1,126 @@
+/* embed, rmsnorm, rope and swiglu: one block per row, neighbouring threads on neighbouring
+ * elements. */
+#include "lib/backend/backend_cuda.h"
+
+enum { THREADS = 256 };
+
+/* ---- embed ---- */
+
+static __device__ float stored(const void *table, vptq_dtype type, size_t i)
+{
+    if (type == VPTQ_F32)
+        return static_cast<const float *>(table)[i];
+    const unsigned short bits = static_cast<const unsigned short *>(table)[i];
+    return type == VPTQ_F16 ? __half2float(__ushort_as_half(bits))
+                            : __bfloat162float(__ushort_as_bfloat16(bits));
+}
+
+/* budget: embed_kernel 40 registers */
+__global__ static void __launch_bounds__(THREADS)
+    embed_kernel(size_t dim, const void *table, vptq_dtype type, const int32_t *ids, float *out)
+{
+    const size_t row = (size_t)ids[blockIdx.x] * dim;
+    for (size_t j = threadIdx.x; j < dim; j += THREADS)
+        out[blockIdx.x * dim + j] = stored(table, type, row + j);
+}
+
+vptq_status vptq_cuda_embed(vptq_dev *dev, size_t n, size_t dim, const void *table,
+                            vptq_dtype type, const int32_t *ids, float *out, vptq_err *err)
+{
+    if (type != VPTQ_F32 && type != VPTQ_F16 && type != VPTQ_BF16)
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                         "an embedding table of type %s; it must be F32, F16 or BF16",
+                         vptq_dtype_get(type)->name);
+    if (!n)
+        return VPTQ_OK;
+    return vptq_cuda_check(port_launch(embed_kernel, (unsigned)n, THREADS, 0, dev->stream, dim,
+                                       table, type, ids, out),
+                           "embed", err);
+}
+
+/* ---- rmsnorm ---- */
+
+/* budget: rmsnorm_kernel 48 registers */
+__global__ static void __launch_bounds__(THREADS)
+    rmsnorm_kernel(size_t dim, const float *x, size_t ldx, const float *weight, float eps,
+                   float *y, size_t ldy)
+{
+    x += blockIdx.x * ldx;
+    y += blockIdx.x * ldy;
+    double sum = 0;
+    for (size_t j = threadIdx.x; j < dim; j += THREADS)
+        sum += (double)x[j] * (double)x[j];
+    sum = port_block_sum(sum);
+    const double scale = 1 / sqrt(sum / (double)dim + (double)eps);
+    /* A thread writes what it alone has read: y may be x. */
+    for (size_t j = threadIdx.x; j < dim; j += THREADS)
+        y[j] = (float)((double)x[j] * scale * (double)weight[j]);
+}
+
+vptq_status vptq_cuda_rmsnorm(vptq_dev *dev, size_t n, size_t dim, const float *x, size_t ldx,
+                              const float *weight, float eps, float *y, size_t ldy,
+                              vptq_err *err)
+{
+    if (!n)
+        return VPTQ_OK;
+    return vptq_cuda_check(port_launch(rmsnorm_kernel, (unsigned)n, THREADS, 0, dev->stream,
+                                       dim, x, ldx, weight, eps, y, ldy),
+                           "rmsnorm", err);
+}
+
+/* ---- rope ---- */
+
+/* budget: rope_kernel 48 registers */
+__global__ static void __launch_bounds__(THREADS)
+    rope_kernel(unsigned heads, unsigned head_dim, float *x, size_t ldx, const float *cosine,
+                const float *sine, size_t pos0)
+{
+    const unsigned half = head_dim / 2;
+    x += blockIdx.x * ldx;
+    cosine += (pos0 + blockIdx.x) * half;
+    sine += (pos0 + blockIdx.x) * half;
+    for (unsigned j = threadIdx.x; j < heads * half; j += THREADS) {
+        const unsigned i = j % half;
+        float *lo = x + j / half * head_dim + i, *hi = lo + half;
+        const float a = *lo, b = *hi, c = cosine[i], s = sine[i];
+        *lo = a * c - b * s;
+        *hi = b * c + a * s;
+    }
+}
+
+vptq_status vptq_cuda_rope(vptq_dev *dev, size_t n, size_t heads, size_t head_dim, float *x,
+                           size_t ldx, const float *cos_table, const float *sin_table,
+                           size_t pos0, vptq_err *err)
+{
+    if (!n)
+        return VPTQ_OK;
+    return vptq_cuda_check(port_launch(rope_kernel, (unsigned)n, THREADS, 0, dev->stream,
+                                       (unsigned)heads, (unsigned)head_dim, x, ldx, cos_table,
+                                       sin_table, pos0),
+                           "rope", err);
+}
+
+/* ---- swiglu ---- */
+
+/* budget: swiglu_kernel 40 registers */
+__global__ static void __launch_bounds__(THREADS)
+    swiglu_kernel(size_t count, const float *gate, const float *up, float *y)
+{
+    const size_t all = (size_t)gridDim.x * THREADS;
+    for (size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x; i < count; i += all) {
+        const float g = gate[i];
+        y[i] = g / (1 + expf(-g)) * up[i];
+    }
+}
+
+vptq_status vptq_cuda_swiglu(vptq_dev *dev, size_t n, size_t dim, const float *gate,
+                             const float *up, float *y, vptq_err *err)
+{
+    const size_t count = n * dim;
+    if (!count)
+        return VPTQ_OK;
+    const unsigned most = 1 << 16, blocks = vptq_cuda_blocks(count, THREADS);
+    return vptq_cuda_check(port_launch(swiglu_kernel, blocks < most ? blocks : most, THREADS, 0,
+                                       dev->stream, count, gate, up, y),
+                           "swiglu", err);
+}

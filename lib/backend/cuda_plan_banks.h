@@ -1,0 +1,26 @@
+/* How many clocks the shared memory of a GPU takes for the table look-ups of a run-time layout:
+ * the layout's streams replayed access by access, without a GPU.  Plain C, no CUDA.
+ *
+ * The model knows banks and addresses only, nothing of slots, copies or ranks: 32 banks of 4
+ * bytes; an access of 4, 8, 16 bytes a lane runs in phases of 32, 16, 8 consecutive lanes; a
+ * phase takes as many clocks ("wavefronts") as the bank with the most different words asked of
+ * it has such words. */
+#ifndef VPTQ_BACKEND_CUDA_PLAN_BANKS_H
+#define VPTQ_BACKEND_CUDA_PLAN_BANKS_H
+
+#include "lib/backend/cuda_plan_gemv.h"
+
+/* Wavefronts of one access of a warp: byte addresses [32], multiples of `bytes` (4, 8, 16). */
+uint32_t vptq_cuda_wavefronts(const uint32_t *addresses, uint32_t bytes);
+
+typedef struct vptq_cuda_bank_count {
+    uint64_t tiles;                  /* of 32 indices */
+    uint64_t main, residual;         /* wavefronts of all pieces and tails of a book */
+    double main_mean, residual_mean; /* per tile; 0 without tiles */
+} vptq_cuda_bank_count;
+
+/* The look-ups of one segment, or of all; tables in global memory count nothing. */
+vptq_cuda_bank_count vptq_cuda_count_segment(const vptq_cuda_segment *s);
+vptq_cuda_bank_count vptq_cuda_count_layout(const vptq_cuda_layout *l);
+
+#endif

@@ -1,0 +1,296 @@
+#include "lib/backend/cuda_plan_gemv.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "lib/backend/cuda_plan_copies.h"
+#include "lib/base/parallel.h"
+
+enum { PADDING = -1, SMALL_BOOK = 256 };
+
+/* What building one segment needs beside the segment. */
+typedef struct builder {
+    const vptq_vq *q;
+    vptq_cuda_segment *s;
+    uint32_t group;                  /* UINT32_MAX: the outlier columns */
+    const uint16_t *rank, *res_rank; /* [k] centroid -> rank, or NULL */
+} builder;
+
+/* Main and residual index of a strip and column that exist. */
+static uint32_t index_at(const builder *b, uint32_t strip, uint32_t column, uint32_t *res)
+{
+    const vptq_vq_shape *s = &b->q->shape;
+    *res = 0;
+    if (b->group == UINT32_MAX)
+        return b->q->outlier_indices[(size_t)strip * s->outliers + column];
+    size_t row = (size_t)b->group * b->s->strips + strip;
+    uint32_t both = vptq_bits_get(b->q->indices + row * vptq_vq_row_words(s), column,
+                                  vptq_vq_index_bits(s));
+    if (s->k_res)
+        *res = both >> vptq_log2u(s->k);
+    return both & (s->k - 1);
+}
+
+static void put_phases(const vptq_cuda_table *t, const uint32_t *ranks, uint16_t *codes,
+                       size_t at)
+{
+    uint16_t rows[VPTQ_CUDA_LANES];
+    for (uint32_t l = 0; l < VPTQ_CUDA_LANES; l += t->slots)
+        vptq_cuda_choose_rows(t, ranks + l, l, rows + l);
+    for (uint32_t l = 0; l < VPTQ_CUDA_LANES; l++)
+        codes[at + (size_t)l * VPTQ_CUDA_CHUNK_TILES] = rows[l];
+}
+
+static void put_tile(const builder *b, uint32_t pair, uint32_t chunk, uint32_t tile)
+{
+    vptq_cuda_segment *s = b->s;
+    uint32_t ranks[VPTQ_CUDA_LANES], res_ranks[VPTQ_CUDA_LANES];
+    for (uint32_t l = 0; l < VPTQ_CUDA_LANES; l++) {
+        uint32_t strip = vptq_cuda_lane_strip(pair, l);
+        uint32_t column = vptq_cuda_lane_column(chunk, tile, l), res;
+        ranks[l] = res_ranks[l] = UINT32_MAX;
+        if (strip >= s->strips || column >= s->columns)
+            continue;
+        uint32_t i = index_at(b, strip, column, &res);
+        ranks[l] = b->rank ? b->rank[i] : i;
+        res_ranks[l] = b->res_rank ? b->res_rank[res] : res;
+    }
+    size_t at = vptq_cuda_code_at(s, pair, chunk, tile, 0);
+    put_phases(&s->main, ranks, s->codes, at);
+    if (s->codes16)
+        put_phases(&s->residual, res_ranks, s->codes16, at);
+    for (uint32_t l = 0; s->codes8 && l < VPTQ_CUDA_LANES; l++)
+        s->codes8[at + (size_t)l * VPTQ_CUDA_CHUNK_TILES] =
+            (uint8_t)(res_ranks[l] == UINT32_MAX ? 0 : res_ranks[l]);
+}
+
+static void put_pairs(void *arg, size_t begin, size_t end, int thread)
+{
+    (void)thread;
+    const builder *b = arg;
+    for (size_t pair = begin; pair < end; pair++) {
+        for (uint32_t chunk = 0; chunk < b->s->chunks; chunk++) {
+            for (uint32_t tile = 0; tile < VPTQ_CUDA_CHUNK_TILES; tile++)
+                put_tile(b, (uint32_t)pair, chunk, tile);
+        }
+    }
+}
+
+static int by_key(const void *a, const void *b)
+{
+    uint64_t x, y;
+    memcpy(&x, a, sizeof x);
+    memcpy(&y, b, sizeof y);
+    return (x > y) - (x < y);
+}
+
+static void count_use(const builder *b, bool residual, uint64_t *uses)
+{
+    for (uint32_t strip = 0; strip < b->s->strips; strip++) {
+        for (uint32_t column = 0; column < b->s->columns; column++) {
+            uint32_t res, i = index_at(b, strip, column, &res);
+            uses[residual ? res : i]++;
+        }
+    }
+}
+
+/* Centroids by falling use, equal ones by number.  *order and *rank stay NULL for a table that
+ * holds every centroid equally often.  `rank` is freed by the caller. */
+static vptq_status rank_book(const builder *b, bool residual, vptq_arena *arena,
+                             const uint16_t **order, uint16_t **rank, vptq_err *err)
+{
+    const vptq_cuda_table *t = residual ? &b->s->residual : &b->s->main;
+    if (!t->ranked)
+        return VPTQ_OK;
+    vptq_status st = VPTQ_OK;
+    uint16_t *list = vptq_arena_alloc(arena, t->k, sizeof *list, err);
+    uint64_t *keys = list ? vptq_mem_alloc(arena->mem, t->k, sizeof *keys, err) : NULL;
+    *rank = keys ? vptq_mem_alloc(arena->mem, t->k, sizeof **rank, err) : NULL;
+    if (!*rank) {
+        st = VPTQ_E_NOMEM;
+        goto out;
+    }
+    memset(keys, 0, t->k * sizeof *keys);
+    count_use(b, residual, keys);
+    for (uint32_t i = 0; i < t->k; i++) /* uses: below 2^40 */
+        keys[i] = (((UINT64_C(1) << 47) - keys[i]) << 16) | i;
+    qsort(keys, t->k, sizeof *keys, by_key);
+    for (uint32_t r = 0; r < t->k; r++) {
+        list[r] = (uint16_t)(keys[r] & 0xFFFF);
+        (*rank)[list[r]] = (uint16_t)r;
+    }
+    *order = list;
+out:
+    vptq_mem_free(arena->mem, keys);
+    return st;
+}
+
+static vptq_status check_table(const vptq_cuda_table *t, const char *book, uint32_t v,
+                               uint32_t k, vptq_err *err)
+{
+    if (t->k == k && (!k || t->v == v))
+        return VPTQ_OK;
+    return vptq_fail(err, VPTQ_E_SHAPE,
+                     "the run-time table of the %s book is of %u centroids of %u, not of %u of "
+                     "%u as the matrix has them",
+                     book, t->k, t->v, k, v);
+}
+
+static vptq_status check(const vptq_vq *q, const vptq_cuda_tables *t, vptq_err *err)
+{
+    const vptq_vq_shape *s = &q->shape;
+    vptq_status st = vptq_vq_shape_check(s, err);
+    if (!st)
+        st = check_table(&t->main, "main", s->v, s->k, err);
+    if (!st)
+        st = check_table(&t->residual, "residual", s->v, s->k_res, err);
+    if (!st)
+        st = check_table(&t->outlier, "outlier", s->v0, s->k0, err);
+    if (st)
+        return st;
+    uint32_t strips = s->outliers ? (s->out + s->v0 - 1) / s->v0 : 0;
+    for (size_t i = 0; i < (size_t)strips * s->outliers; i++) {
+        if (q->outlier_indices[i] >= s->k0)
+            return vptq_fail(err, VPTQ_E_ARG, "outlier index %u of %u centroids",
+                             q->outlier_indices[i], s->k0);
+    }
+    return VPTQ_OK;
+}
+
+/* Everything of a segment but its codes. */
+static void describe(const vptq_vq *q, const vptq_cuda_tables *t, vptq_cuda_layout *l)
+{
+    const vptq_vq_shape *s = &q->shape;
+    uint32_t has_outliers = s->outliers > 0, position = 0;
+    l->columns = 0;
+    for (uint32_t i = 0; i < l->segments; i++) {
+        vptq_cuda_segment *g = &l->segment[i];
+        bool outlier = i < has_outliers;
+        uint32_t v = outlier ? s->v0 : s->v;
+        *g = (vptq_cuda_segment){.first = position, .at = l->columns};
+        g->columns = outlier ? s->outliers : s->group_size;
+        g->chunks = (g->columns + VPTQ_CUDA_CHUNK - 1) / VPTQ_CUDA_CHUNK;
+        g->strips = (s->out + v - 1) / v;
+        g->pairs = (g->strips + 1) / 2;
+        g->main = outlier ? t->outlier : t->main;
+        g->centroids = outlier ? q->outlier_centroids
+                               : q->centroids + (size_t)(i - has_outliers) * s->k * s->v;
+        if (!outlier && s->k_res) {
+            g->residual = t->residual;
+            g->res_centroids = q->res_centroids + (size_t)(i - has_outliers) * s->k_res * s->v;
+        }
+        position += g->columns;
+        l->columns += g->chunks * VPTQ_CUDA_CHUNK;
+    }
+}
+
+static vptq_status map_channels(const vptq_vq *q, vptq_arena *arena, vptq_cuda_layout *l,
+                                vptq_err *err)
+{
+    int32_t *channel = vptq_arena_alloc(arena, l->columns, sizeof *channel, err);
+    if (!channel)
+        return VPTQ_E_NOMEM;
+    for (uint32_t i = 0; i < l->columns; i++)
+        channel[i] = PADDING;
+    for (uint32_t i = 0; i < l->segments; i++) {
+        const vptq_cuda_segment *g = &l->segment[i];
+        for (uint32_t c = 0; c < g->columns; c++) {
+            uint32_t p = g->first + c;
+            channel[g->at + c] = q->perm ? (int32_t)q->perm[p] : (int32_t)p;
+        }
+    }
+    l->channel = channel;
+    return VPTQ_OK;
+}
+
+static vptq_status build_segment(builder *b, int threads, vptq_arena *arena,
+                                 size_t *stream_bytes, vptq_err *err)
+{
+    vptq_cuda_segment *s = b->s;
+    vptq_status st = VPTQ_OK;
+    uint16_t *rank = NULL, *res_rank = NULL;
+    size_t codes = (size_t)s->pairs * s->chunks * VPTQ_CUDA_LANES * VPTQ_CUDA_CHUNK_TILES;
+    bool narrow = s->residual.replicas && s->residual.k <= SMALL_BOOK;
+    s->codes = vptq_arena_alloc(arena, codes, sizeof *s->codes, err);
+    if (s->codes && s->residual.k && narrow)
+        s->codes8 = vptq_arena_alloc(arena, codes, sizeof *s->codes8, err);
+    else if (s->codes && s->residual.k)
+        s->codes16 = vptq_arena_alloc(arena, codes, sizeof *s->codes16, err);
+    if (!s->codes || (s->residual.k && !s->codes8 && !s->codes16))
+        return VPTQ_E_NOMEM;
+    *stream_bytes += codes * (2 + (s->codes8 ? 1U : 0U) + (s->codes16 ? 2U : 0U));
+    VPTQ_TRY(rank_book(b, false, arena, &s->order, &rank, err));
+    VPTQ_TRY(rank_book(b, true, arena, &s->res_order, &res_rank, err));
+    b->rank = rank;
+    b->res_rank = res_rank;
+    vptq_parallel_for(threads, s->pairs, 1, put_pairs, b);
+out:
+    vptq_mem_free(arena->mem, rank);
+    vptq_mem_free(arena->mem, res_rank);
+    return st;
+}
+
+vptq_status vptq_cuda_layout_build(const vptq_vq *q, const vptq_cuda_tables *tables,
+                                   int threads, vptq_arena *arena, vptq_cuda_layout *out,
+                                   vptq_err *err)
+{
+    vptq_status st = check(q, tables, err);
+    if (st)
+        return st;
+    uint32_t has_outliers = q->shape.outliers > 0;
+    *out = (vptq_cuda_layout){.shape = q->shape, .segments = q->shape.groups + has_outliers};
+    out->segment = vptq_arena_alloc(arena, out->segments, sizeof *out->segment, err);
+    if (!out->segment)
+        return VPTQ_E_NOMEM;
+    describe(q, tables, out);
+    st = map_channels(q, arena, out, err);
+    for (uint32_t i = 0; i < out->segments && !st; i++) {
+        builder b = {.q = q, .s = &out->segment[i]};
+        b.group = i < has_outliers ? UINT32_MAX : i - has_outliers;
+        st = build_segment(&b, threads, arena, &out->stream_bytes, err);
+    }
+    return st;
+}
+
+static uint32_t centroid_of(const vptq_cuda_table *t, const uint16_t *order, uint32_t row)
+{
+    uint32_t rank = vptq_cuda_rank(t, row);
+    return order && rank != UINT32_MAX ? order[rank] : rank;
+}
+
+/* Indices of one strip and column of a segment, as the stream has them. */
+static uint32_t decode(const vptq_cuda_segment *s, uint32_t strip, uint32_t column,
+                       uint32_t *res)
+{
+    uint32_t in_tile = column % VPTQ_CUDA_TILE;
+    uint32_t lane = (in_tile >> 3) * 16 + (strip & 1) * 8 + (in_tile & 7);
+    size_t at = vptq_cuda_code_at(s, strip / 2, column / VPTQ_CUDA_CHUNK,
+                                  column % VPTQ_CUDA_CHUNK / VPTQ_CUDA_TILE, lane);
+    *res = 0;
+    if (s->residual.k)
+        *res = centroid_of(&s->residual, s->res_order, vptq_cuda_residual_row(s, at, lane));
+    return centroid_of(&s->main, s->order, s->codes[at]);
+}
+
+void vptq_cuda_layout_unpack(const vptq_cuda_layout *l, uint32_t *indices,
+                             uint16_t *outlier_indices)
+{
+    const vptq_vq_shape *s = &l->shape;
+    uint32_t has_outliers = s->outliers > 0, strips = vptq_vq_strips(s), res;
+    size_t words = vptq_vq_row_words(s);
+    memset(indices, 0, (size_t)s->groups * strips * words * sizeof *indices);
+    for (uint32_t i = 0; i < l->segments; i++) {
+        const vptq_cuda_segment *g = &l->segment[i];
+        for (uint32_t strip = 0; strip < g->strips; strip++) {
+            size_t row = (size_t)(i - has_outliers) * strips + strip;
+            for (uint32_t c = 0; c < g->columns; c++) {
+                uint32_t main = decode(g, strip, c, &res);
+                if (i < has_outliers)
+                    outlier_indices[(size_t)strip * s->outliers + c] = (uint16_t)main;
+                else
+                    vptq_bits_put(indices + row * words, c, vptq_vq_index_bits(s),
+                                  main | res << vptq_log2u(s->k));
+            }
+        }
+    }
+}

@@ -1,0 +1,792 @@
+/* The emulator's run time: fibers, their scheduler, shared memory, and the host's side. */
+#include "tests/emu/cuda_emu.h"
+
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <ucontext.h>
+
+extern "C" {
+#include "lib/base/half.h"
+/* Sanitizers, where the program has them. */
+__attribute__((weak)) void *__tsan_create_fiber(unsigned flags);
+__attribute__((weak)) void __tsan_destroy_fiber(void *fiber);
+__attribute__((weak)) void *__tsan_get_current_fiber(void);
+__attribute__((weak)) void __tsan_switch_to_fiber(void *fiber, unsigned flags);
+__attribute__((weak)) void __tsan_acquire(void *address);
+__attribute__((weak)) void __tsan_release(void *address);
+__attribute__((weak)) void __sanitizer_start_switch_fiber(void **save, const void *bottom,
+                                                          size_t size);
+__attribute__((weak)) void __sanitizer_finish_switch_fiber(void *save, const void **bottom,
+                                                           size_t *size);
+__attribute__((weak)) void __asan_poison_memory_region(void const volatile *p, size_t size);
+__attribute__((weak)) void __asan_unpoison_memory_region(void const volatile *p, size_t size);
+}
+
+enum {
+    STACK = 256 << 10,
+    GUARD = 4 << 10,
+    MAX_THREADS = 1024,
+    LANES = CUDA_EMU_LANES,
+    SHARED_BYTES = 227 << 10, /* of a block, all of it */
+    SHARED_PLAIN = 48 << 10,  /* of dynamic memory without the attribute */
+    SHARED_GAP = 64,          /* between objects, for AddressSanitizer */
+    SHARED_OBJECTS = 32,
+    COPIES = 256, /* of cp.async in flight, per thread */
+    KERNELS = 256,
+    TSAN_NO_SYNC = 1
+};
+
+enum fiber_state { READY, AT_BARRIER, AT_WARP, LEFT };
+
+/* What a complete warp operation hands to its lanes; lives until the last has gone on. */
+struct record {
+    unsigned readers;
+    cuda_emu_words all[LANES];
+    char *order[LANES]; /* what each lane has released, for ThreadSanitizer */
+};
+
+struct async_copy {
+    void *to;
+    const void *from;
+    size_t bytes;
+    unsigned group;
+};
+
+struct fiber {
+    cuda_emu_place place;
+    fiber_state state;
+    cuda_emu_site site;
+    const char *operation;
+    uint32_t mask;
+    cuda_emu_words given;
+    record *got;
+    char order[2]; /* released in turn, for ThreadSanitizer */
+    unsigned operations;
+    async_copy copies[COPIES];
+    unsigned copy_count, group;
+    bool started;
+    void *sp; /* of the switched-off fiber */
+    ucontext_t context;
+    unsigned char *memory; /* guard, then stack */
+    void *tsan, *asan;
+};
+
+struct warp {
+    record records[LANES + 1];
+};
+
+struct shared_object {
+    const void *key;
+    size_t at;
+};
+
+struct emulator {
+    pthread_mutex_t lock;
+    uint64_t seed, counter;
+    fiber *fibers[MAX_THREADS];
+    warp warps[MAX_THREADS / LANES];
+    fiber *running;
+    unsigned count; /* threads of a block */
+    void (*body)(void *);
+    void *arg;
+    unsigned barriers;
+    char order[2], done; /* addresses for ThreadSanitizer */
+    unsigned char *shared;
+    size_t dynamic, shared_used;
+    shared_object objects[SHARED_OBJECTS];
+    unsigned object_count;
+    bool failed;
+    char report[512];
+    void *scheduler_sp, *scheduler_tsan, *scheduler_asan;
+    ucontext_t scheduler_context;
+    const void *scheduler_bottom;
+    size_t scheduler_size;
+    cudaError_t last_error;
+    struct {
+        const void *kernel;
+        size_t bytes;
+    } allowed[KERNELS];
+    unsigned allowed_count;
+    size_t memory_limit, memory_used;
+};
+
+static emulator emu = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+/* ---- switching ---- */
+
+#if defined(__x86_64__)
+/* Saves what a function must keep on the stack, and takes another stack. */
+extern "C" void cuda_emu_switch(void **save, void *load);
+__asm__(".text\n.globl cuda_emu_switch\n.type cuda_emu_switch,@function\ncuda_emu_switch:\n"
+        "push %rbp\npush %rbx\npush %r12\npush %r13\npush %r14\npush %r15\n"
+        "mov %rsp,(%rdi)\nmov %rsi,%rsp\n"
+        "pop %r15\npop %r14\npop %r13\npop %r12\npop %rbx\npop %rbp\nret\n"
+        ".size cuda_emu_switch,.-cuda_emu_switch\n");
+static void prepare(fiber *f, void (*entry)(void))
+{
+    void **top = reinterpret_cast<void **>(f->memory + GUARD + STACK);
+    *--top = NULL; /* the stack is aligned as behind a call */
+    *--top = reinterpret_cast<void *>(entry);
+    for (int i = 0; i < 6; i++)
+        *--top = NULL;
+    f->sp = top;
+}
+static void switch_to(fiber *f)
+{
+    cuda_emu_switch(&emu.scheduler_sp, f->sp);
+}
+static void switch_back(fiber *f)
+{
+    cuda_emu_switch(&f->sp, emu.scheduler_sp);
+}
+#else
+static void prepare(fiber *f, void (*entry)(void))
+{
+    getcontext(&f->context);
+    f->context.uc_stack.ss_sp = f->memory + GUARD;
+    f->context.uc_stack.ss_size = STACK;
+    makecontext(&f->context, entry, 0);
+}
+static void switch_to(fiber *f)
+{
+    swapcontext(&emu.scheduler_context, &f->context);
+}
+static void switch_back(fiber *f)
+{
+    swapcontext(&f->context, &emu.scheduler_context);
+}
+#endif
+
+/* From a thread to the scheduler; comes back when the thread is resumed. */
+static void stop(fiber *f)
+{
+    if (__sanitizer_start_switch_fiber)
+        __sanitizer_start_switch_fiber(&f->asan, emu.scheduler_bottom, emu.scheduler_size);
+    if (__tsan_switch_to_fiber)
+        __tsan_switch_to_fiber(emu.scheduler_tsan, TSAN_NO_SYNC);
+    switch_back(f);
+    if (__sanitizer_finish_switch_fiber)
+        __sanitizer_finish_switch_fiber(f->asan, NULL, NULL);
+}
+
+/* The first time a thread of a block runs it comes after everything the scheduler has seen;
+ * later only barriers order it. */
+static void resume(fiber *f)
+{
+    emu.running = f;
+    if (__sanitizer_start_switch_fiber)
+        __sanitizer_start_switch_fiber(&emu.scheduler_asan, f->memory + GUARD, STACK);
+    if (__tsan_switch_to_fiber)
+        __tsan_switch_to_fiber(f->tsan, f->started ? TSAN_NO_SYNC : 0);
+    f->started = true;
+    switch_to(f);
+    if (__sanitizer_finish_switch_fiber)
+        __sanitizer_finish_switch_fiber(emu.scheduler_asan, NULL, NULL);
+    emu.running = NULL;
+}
+
+static void fiber_main(void)
+{
+    fiber *f = emu.running;
+    if (__sanitizer_finish_switch_fiber)
+        __sanitizer_finish_switch_fiber(NULL, &emu.scheduler_bottom, &emu.scheduler_size);
+    for (;;) {
+        emu.body(emu.arg);
+        if (__tsan_release)
+            __tsan_release(&emu.done);
+        f->state = LEFT;
+        stop(f);
+    }
+}
+
+static fiber *fiber_new(void)
+{
+    fiber *f = static_cast<fiber *>(calloc(1, sizeof *f));
+    void *m = mmap(NULL, GUARD + STACK, PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (!f || m == MAP_FAILED || mprotect(m, GUARD, PROT_NONE)) {
+        perror("cuda_emu: no memory for a fiber");
+        abort();
+    }
+    f->memory = static_cast<unsigned char *>(m);
+    if (__tsan_create_fiber)
+        f->tsan = __tsan_create_fiber(0);
+    prepare(f, fiber_main);
+    return f;
+}
+
+/* Threads in the middle of a failed launch have no end: they go with their stacks. */
+static void fibers_free(void)
+{
+    for (unsigned i = 0; i < MAX_THREADS && emu.fibers[i]; i++) {
+        fiber *f = emu.fibers[i];
+        if (__tsan_switch_to_fiber) { /* what it did comes before what follows, all the same */
+            __tsan_switch_to_fiber(f->tsan, TSAN_NO_SYNC);
+            __tsan_release(&emu.done);
+            __tsan_switch_to_fiber(emu.scheduler_tsan, TSAN_NO_SYNC);
+            __tsan_acquire(&emu.done);
+            __tsan_destroy_fiber(f->tsan);
+        }
+        if (__asan_unpoison_memory_region)
+            __asan_unpoison_memory_region(f->memory, GUARD + STACK);
+        munmap(f->memory, GUARD + STACK);
+        free(f);
+        emu.fibers[i] = NULL;
+    }
+}
+
+/* ---- failing ---- */
+
+static void report(const char *format, ...) __attribute__((format(printf, 1, 2)));
+static void report(const char *format, ...)
+{
+    va_list args;
+    if (emu.failed)
+        return; /* the first thing that went wrong is the one to know */
+    emu.failed = true;
+    va_start(args, format);
+    vsnprintf(emu.report, sizeof emu.report, format, args);
+    va_end(args);
+}
+
+void cuda_emu_fail(cuda_emu_site site, const char *what)
+{
+    fiber *f = emu.running;
+    const uint3 t = f->place.thread, b = f->place.block;
+    report("%s:%d: %s (block %u,%u,%u thread %u,%u,%u)", site.file, site.line, what, b.x, b.y,
+           b.z, t.x, t.y, t.z);
+    f->state = LEFT;
+    stop(f);
+    abort(); /* not resumed after a failure */
+}
+
+/* ---- what threads call ---- */
+
+const cuda_emu_place &cuda_emu_here(void)
+{
+    return emu.running->place;
+}
+
+void cuda_emu_barrier(cuda_emu_site site)
+{
+    fiber *f = emu.running;
+    char *order = &emu.order[emu.barriers % 2];
+    if (__tsan_release)
+        __tsan_release(order);
+    f->state = AT_BARRIER;
+    f->site = site;
+    stop(f);
+    if (__tsan_acquire)
+        __tsan_acquire(order);
+}
+
+const cuda_emu_words *cuda_emu_exchange(const char *operation, uint32_t mask,
+                                        cuda_emu_words given, bool syncs, cuda_emu_site site)
+{
+    fiber *f = emu.running;
+    if (!(mask >> f->place.rank % LANES & 1))
+        cuda_emu_fail(site, "a warp operation whose mask lacks the calling lane");
+    if (syncs && __tsan_release)
+        __tsan_release(&f->order[++f->operations % 2]);
+    if (f->got)
+        f->got->readers--;
+    f->got = NULL;
+    f->state = AT_WARP;
+    f->site = site;
+    f->operation = operation;
+    f->mask = mask;
+    f->given = given;
+    stop(f);
+    for (unsigned l = 0; syncs && __tsan_acquire && l < LANES; l++)
+        if (mask >> l & 1)
+            __tsan_acquire(f->got->order[l]);
+    return f->got->all;
+}
+
+/* In a loop of its own: what no sanitizer sees is a race with nobody. */
+static void poison(unsigned char *p, size_t bytes)
+{
+    for (volatile unsigned char *q = p; q < p + bytes; q++)
+        *q = 0xff;
+}
+
+void *cuda_emu_shared(const void *key, size_t bytes)
+{
+    for (unsigned i = 0; i < emu.object_count; i++)
+        if (emu.objects[i].key == key)
+            return emu.shared + emu.objects[i].at;
+    const cuda_emu_site here = {__FILE__, __LINE__};
+    const size_t room = (bytes + SHARED_GAP - 1) / SHARED_GAP * SHARED_GAP;
+    if (emu.object_count == SHARED_OBJECTS || emu.shared_used + room > SHARED_BYTES)
+        cuda_emu_fail(here, "more shared memory than a block has");
+    const size_t at = emu.shared_used + SHARED_GAP * (emu.object_count + 2);
+    emu.objects[emu.object_count++] = {key, at};
+    emu.shared_used += room;
+    if (__asan_unpoison_memory_region)
+        __asan_unpoison_memory_region(emu.shared + at, bytes);
+    poison(emu.shared + at, bytes);
+    return emu.shared + at;
+}
+
+void *cuda_emu_shared_dynamic(void)
+{
+    return emu.shared;
+}
+
+bool cuda_emu_is_shared(const void *p, size_t bytes)
+{
+    const uintptr_t a = reinterpret_cast<uintptr_t>(p),
+                    base = reinterpret_cast<uintptr_t>(emu.shared);
+    return a >= base && a + bytes <= base + SHARED_BYTES + SHARED_GAP * (SHARED_OBJECTS + 2);
+}
+
+void cuda_emu_copy_async(void *to, const void *from, size_t bytes)
+{
+    fiber *f = emu.running;
+    const cuda_emu_site here = {__FILE__, __LINE__};
+    if (!cuda_emu_is_shared(to, bytes))
+        cuda_emu_fail(here, "cp.async writes to shared memory only");
+    if (reinterpret_cast<uintptr_t>(to) % bytes || reinterpret_cast<uintptr_t>(from) % bytes)
+        cuda_emu_fail(here, "cp.async with an address that is not aligned to its size");
+    if (f->copy_count == COPIES)
+        cuda_emu_fail(here, "too many copies of cp.async in flight for the emulator");
+    f->copies[f->copy_count++] = {to, from, bytes, f->group};
+}
+
+void cuda_emu_copy_commit(void)
+{
+    emu.running->group++;
+}
+
+void cuda_emu_copy_wait(unsigned groups_left)
+{
+    fiber *f = emu.running;
+    unsigned kept = 0;
+    for (unsigned i = 0; i < f->copy_count; i++) {
+        const async_copy c = f->copies[i];
+        if (c.group + groups_left < f->group)
+            memcpy(c.to, c.from, c.bytes);
+        else
+            f->copies[kept++] = c;
+    }
+    f->copy_count = kept;
+}
+
+/* ---- scheduling ---- */
+
+static uint64_t mixed(uint64_t x)
+{
+    x += UINT64_C(0x9e3779b97f4a7c15);
+    x = (x ^ x >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
+    x = (x ^ x >> 27) * UINT64_C(0x94d049bb133111eb);
+    return x ^ x >> 31;
+}
+
+static void put_in_order(unsigned *order, unsigned n)
+{
+    for (unsigned i = 0; i < n; i++)
+        order[i] = i;
+    if (!emu.seed)
+        return;
+    for (unsigned i = n; i > 1; i--) {
+        const unsigned j = (unsigned)(mixed(emu.seed ^ ++emu.counter << 20) % i);
+        const unsigned t = order[i - 1];
+        order[i - 1] = order[j];
+        order[j] = t;
+    }
+}
+
+static bool same_site(cuda_emu_site a, cuda_emu_site b)
+{
+    return a.line == b.line && strcmp(a.file, b.file) == 0;
+}
+
+/* The threads of lanes in `mask` that stand at the operation of `f`; false in *possible when
+ * one of them can never come. */
+static uint32_t companions(const fiber *f, unsigned first, bool *possible)
+{
+    uint32_t there = 0;
+    *possible = true;
+    for (unsigned l = 0; l < LANES; l++) {
+        if (!(f->mask >> l & 1))
+            continue;
+        const fiber *o = first + l < emu.count ? emu.fibers[first + l] : NULL;
+        if (!o || o->state == LEFT)
+            *possible = false;
+        else if (o->state == AT_WARP && o->operation == f->operation && o->mask == f->mask &&
+                 same_site(o->site, f->site))
+            there |= 1u << l;
+    }
+    return there;
+}
+
+static void complete(warp *w, unsigned first, uint32_t mask)
+{
+    record *r = w->records;
+    while (r->readers)
+        r++;
+    for (unsigned l = 0; l < LANES; l++) {
+        if (!(mask >> l & 1))
+            continue;
+        fiber *f = emu.fibers[first + l];
+        r->all[l] = f->given;
+        r->order[l] = &f->order[f->operations % 2];
+        r->readers++;
+        f->got = r;
+        f->state = READY;
+    }
+}
+
+static void complete_operations(unsigned index)
+{
+    const unsigned first = index * LANES;
+    for (unsigned i = first; i < first + LANES && i < emu.count; i++) {
+        fiber *f = emu.fibers[i];
+        bool possible;
+        if (f->state != AT_WARP)
+            continue;
+        const uint32_t there = companions(f, first, &possible);
+        if (!possible)
+            report("%s:%d: %s with mask %08x names a lane that has left (thread %u)",
+                   f->site.file, f->site.line, f->operation, f->mask, i);
+        else if (there == f->mask)
+            complete(&emu.warps[index], first, there);
+    }
+}
+
+/* Nobody can run: everybody is at one barrier, or has left, or something is wrong. */
+static bool all_may_go_on(void)
+{
+    unsigned counts[LEFT + 1] = {0};
+    const fiber *at[LEFT + 1] = {NULL};
+    for (unsigned i = 0; i < emu.count; i++) {
+        const fiber *f = emu.fibers[i];
+        if (!counts[f->state]++)
+            at[f->state] = f;
+    }
+    if (counts[LEFT] == emu.count)
+        return false;
+    if (counts[AT_WARP]) {
+        const fiber *f = at[AT_WARP];
+        report("%s:%d: %s with mask %08x waits for lanes that are elsewhere (thread %u)",
+               f->site.file, f->site.line, f->operation, f->mask, f->place.rank);
+        return false;
+    }
+    const fiber *f = at[AT_BARRIER];
+    if (counts[LEFT]) {
+        report("%s:%d: divergent barrier: %u of %u threads wait, the others have left "
+               "(thread %u)",
+               f->site.file, f->site.line, counts[AT_BARRIER], emu.count, f->place.rank);
+        return false;
+    }
+    for (unsigned i = 0; i < emu.count; i++) {
+        const fiber *o = emu.fibers[i];
+        if (!same_site(o->site, f->site)) {
+            report("%s:%d: divergent barrier: thread %u waits here, thread %u at %s:%d",
+                   f->site.file, f->site.line, f->place.rank, o->place.rank, o->site.file,
+                   o->site.line);
+            return false;
+        }
+    }
+    emu.barriers++;
+    for (unsigned i = 0; i < emu.count; i++)
+        emu.fibers[i]->state = READY;
+    return true;
+}
+
+/* Every warp that can run does, its lanes in order, until nothing moves. */
+static bool run_round(void)
+{
+    unsigned warps[MAX_THREADS / LANES], lanes[LANES];
+    const unsigned n = (emu.count + LANES - 1) / LANES;
+    bool moved = false;
+    put_in_order(warps, n);
+    for (unsigned w = 0; w < n && !emu.failed; w++) {
+        put_in_order(lanes, LANES);
+        for (unsigned l = 0; l < LANES && !emu.failed; l++) {
+            const unsigned i = warps[w] * LANES + lanes[l];
+            if (i < emu.count && emu.fibers[i]->state == READY) {
+                resume(emu.fibers[i]);
+                moved = true;
+            }
+        }
+        if (!emu.failed)
+            complete_operations(warps[w]);
+    }
+    return moved;
+}
+
+static void start_block(uint3 at, dim3 grid, dim3 block)
+{
+    const size_t bytes = SHARED_BYTES + SHARED_GAP * (SHARED_OBJECTS + 2);
+    if (__asan_unpoison_memory_region)
+        __asan_unpoison_memory_region(emu.shared, bytes);
+    poison(emu.shared, emu.dynamic);
+    if (__asan_poison_memory_region)
+        __asan_poison_memory_region(emu.shared + emu.dynamic, bytes - emu.dynamic);
+    emu.object_count = 0;
+    emu.shared_used = (emu.dynamic + SHARED_GAP - 1) / SHARED_GAP * SHARED_GAP;
+    for (unsigned w = 0; w * LANES < emu.count; w++)
+        for (unsigned r = 0; r <= LANES; r++)
+            emu.warps[w].records[r].readers = 0;
+    for (unsigned i = 0; i < emu.count; i++) {
+        fiber *f = emu.fibers[i];
+        const uint3 t = {i % block.x, i / block.x % block.y, i / (block.x * block.y)};
+        f->place = {t, at, block, grid, i};
+        f->state = READY;
+        f->started = false;
+        f->got = NULL;
+        f->copy_count = f->group = 0;
+    }
+}
+
+static void run_grid(dim3 grid, dim3 block)
+{
+    const size_t blocks = (size_t)grid.x * grid.y * grid.z;
+    unsigned *order = static_cast<unsigned *>(malloc(blocks * sizeof *order));
+    if (!order)
+        abort();
+    put_in_order(order, (unsigned)blocks);
+    for (size_t b = 0; b < blocks && !emu.failed; b++) {
+        const unsigned i = order[b];
+        start_block({i % grid.x, i / grid.x % grid.y, i / grid.x / grid.y}, grid, block);
+        do
+            while (run_round() && !emu.failed)
+                ;
+        while (!emu.failed && all_may_go_on());
+        if (__tsan_acquire)
+            __tsan_acquire(&emu.done);
+    }
+    free(order);
+}
+
+/* ---- the host's side ---- */
+
+static cudaError_t remember(cudaError_t e)
+{
+    if (e)
+        emu.last_error = e;
+    return e;
+}
+
+static size_t dynamic_limit(const void *kernel)
+{
+    for (unsigned i = 0; i < emu.allowed_count; i++)
+        if (emu.allowed[i].kernel == kernel)
+            return emu.allowed[i].bytes;
+    return SHARED_PLAIN;
+}
+
+cudaError_t cuda_emu_run(void (*body)(void *), void *arg, const void *kernel, dim3 grid,
+                         dim3 block, size_t dynamic)
+{
+    const size_t threads = (size_t)block.x * block.y * block.z;
+    pthread_mutex_lock(&emu.lock);
+    emu.failed = false;
+    if (!threads || threads > MAX_THREADS || block.z > 64 || !grid.x || !grid.y || !grid.z ||
+        grid.y > 65535 || grid.z > 65535 || dynamic > dynamic_limit(kernel)) {
+        pthread_mutex_unlock(&emu.lock);
+        return remember(cudaErrorInvalidConfiguration);
+    }
+    if (!emu.shared)
+        emu.shared = static_cast<unsigned char *>(aligned_alloc(
+            256, (SHARED_BYTES + SHARED_GAP * (SHARED_OBJECTS + 2) + 255) / 256 * 256));
+    if (!emu.shared)
+        abort();
+    emu.count = (unsigned)threads;
+    emu.body = body;
+    emu.arg = arg;
+    emu.dynamic = dynamic;
+    for (unsigned i = 0; i < emu.count; i++)
+        if (!emu.fibers[i])
+            emu.fibers[i] = fiber_new();
+    if (__tsan_get_current_fiber)
+        emu.scheduler_tsan = __tsan_get_current_fiber();
+    run_grid(grid, block);
+    if (emu.failed)
+        fibers_free();
+    const cudaError_t e = emu.failed ? cudaErrorLaunchFailure : cudaSuccess;
+    pthread_mutex_unlock(&emu.lock);
+    return remember(e);
+}
+
+void cuda_emu_seed(uint64_t seed)
+{
+    emu.seed = seed;
+    emu.counter = 0;
+}
+
+void cuda_emu_memory(size_t bytes)
+{
+    emu.memory_limit = bytes;
+}
+
+size_t cuda_emu_memory_used(void)
+{
+    return emu.memory_used;
+}
+
+const char *cudaGetErrorString(cudaError_t e)
+{
+    switch (e) {
+    case cudaSuccess:
+        return "no error";
+    case cudaErrorInvalidValue:
+        return "invalid argument";
+    case cudaErrorMemoryAllocation:
+        return "out of memory";
+    case cudaErrorInvalidConfiguration:
+        return "invalid configuration argument";
+    case cudaErrorLaunchFailure:
+        return emu.report;
+    }
+    return "unknown error";
+}
+
+cudaError_t cudaGetLastError(void)
+{
+    const cudaError_t e = emu.last_error;
+    emu.last_error = cudaSuccess;
+    return e;
+}
+
+cudaError_t cudaGetDeviceCount(int *count)
+{
+    *count = 1;
+    return cudaSuccess;
+}
+
+cudaError_t cudaSetDevice(int device)
+{
+    return device ? remember(cudaErrorInvalidValue) : cudaSuccess;
+}
+
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device)
+{
+    if (device)
+        return remember(cudaErrorInvalidValue);
+    memset(p, 0, sizeof *p);
+    snprintf(p->name, sizeof p->name, "emulated device");
+    p->totalGlobalMem = emu.memory_limit ? emu.memory_limit : (size_t)1 << 40;
+    p->sharedMemPerBlockOptin = SHARED_BYTES;
+    p->major = 9;
+    p->multiProcessorCount = 4;
+    return cudaSuccess;
+}
+
+cudaError_t cudaRuntimeGetVersion(int *version)
+{
+    *version = 0;
+    return cudaSuccess;
+}
+
+cudaError_t cudaDriverGetVersion(int *version)
+{
+    return cudaRuntimeGetVersion(version);
+}
+
+cudaError_t cudaMemGetInfo(size_t *left, size_t *total)
+{
+    *total = emu.memory_limit ? emu.memory_limit : (size_t)1 << 40;
+    *left = *total - emu.memory_used;
+    return cudaSuccess;
+}
+
+/* The size stands in front of the memory. */
+enum { HEAD = 256 };
+
+cudaError_t cudaMalloc(void **p, size_t bytes)
+{
+    *p = NULL;
+    if (bytes > SIZE_MAX / 2 ||
+        (emu.memory_limit && bytes > emu.memory_limit - emu.memory_used))
+        return remember(cudaErrorMemoryAllocation);
+    void *m = NULL;
+    if (posix_memalign(&m, HEAD, HEAD + bytes))
+        return remember(cudaErrorMemoryAllocation);
+    memcpy(m, &bytes, sizeof bytes);
+    emu.memory_used += bytes;
+    *p = static_cast<unsigned char *>(m) + HEAD;
+    memset(*p, 0xff, bytes);
+    return cudaSuccess;
+}
+
+cudaError_t cudaFree(void *p)
+{
+    if (!p)
+        return cudaSuccess;
+    void *m = static_cast<unsigned char *>(p) - HEAD;
+    size_t bytes;
+    memcpy(&bytes, m, sizeof bytes);
+    emu.memory_used -= bytes;
+    free(m);
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind,
+                            cudaStream_t)
+{
+    if (bytes)
+        memcpy(to, from, bytes);
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t)
+{
+    if (bytes)
+        memset(to, value, bytes);
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamCreate(cudaStream_t *stream)
+{
+    *stream = NULL;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamDestroy(cudaStream_t)
+{
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t)
+{
+    return cudaSuccess;
+}
+
+cudaError_t cuda_emu_attribute(const void *kernel, cudaFuncAttribute, int value)
+{
+    unsigned i = 0;
+    while (i < emu.allowed_count && emu.allowed[i].kernel != kernel)
+        i++;
+    if (i == KERNELS || value < 0 || value > SHARED_BYTES)
+        return remember(cudaErrorInvalidValue);
+    emu.allowed[i] = {kernel, (size_t)value};
+    emu.allowed_count = i == emu.allowed_count ? i + 1 : emu.allowed_count;
+    return cudaSuccess;
+}
+
+/* ---- numbers of 16 bits ---- */
+
+__half __float2half_rn(float f)
+{
+    return {vptq_f32_to_f16(f)};
+}
+
+float __half2float(__half h)
+{
+    return vptq_f16_to_f32(h.bits);
+}
+
+__nv_bfloat16 __float2bfloat16_rn(float f)
+{
+    return {vptq_f32_to_bf16(f)};
+}
+
+float __bfloat162float(__nv_bfloat16 b)
+{
+    return vptq_bf16_to_f32(b.bits);
+}

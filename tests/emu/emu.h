@@ -1,0 +1,22 @@
+/* The emulator's knobs, for tests in C. */
+#ifndef TESTS_EMU_EMU_H
+#define TESTS_EMU_EMU_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* 0: everything in ascending order; others: an order of their own in every round. */
+void cuda_emu_seed(uint64_t seed);
+/* Bytes that cudaMalloc gives altogether before it fails; 0: no limit. */
+void cuda_emu_memory(size_t bytes);
+size_t cuda_emu_memory_used(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

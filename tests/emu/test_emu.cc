@@ -1,0 +1,590 @@
+/* The emulator itself: that correct kernels run, whatever the order, as CUDA says, and that
+ * what is wrong in a kernel is found.  Built a second time with ThreadSanitizer, where a
+ * missing barrier is named by both its lines. */
+#include "lib/backend/cuda_port.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+extern "C" {
+#include "lib/base/half.h"
+#include "tests/vtest.h"
+}
+
+static const uint64_t seeds[] = {0, 1, 2, 3, 4, 5, 6, 7};
+enum { SEEDS = sizeof seeds / sizeof *seeds };
+
+template <class... P, class... A>
+static void run(void (*kernel)(P...), dim3 grid, dim3 block, size_t dynamic, A... args)
+{
+    const cudaError_t e = port_launch(kernel, grid, block, dynamic, NULL, args...);
+    if (e)
+        fail_msg("the launch failed: %s", cudaGetErrorString(e));
+}
+
+/* The launch fails, with all these parts in its sentence. */
+template <class... P, class... A>
+static void expect_failure(const char *part, int line, void (*kernel)(P...), unsigned threads,
+                           A... args)
+{
+    char where[64] = "";
+    if (line)
+        snprintf(where, sizeof where, "tests/emu/test_emu.cc:%d: ", line);
+    for (size_t s = 0; s < SEEDS; s++) {
+        cuda_emu_seed(seeds[s]);
+        const cudaError_t e = port_launch(kernel, 2, threads, 0, NULL, args...);
+        assert_int_equal(e, cudaErrorLaunchFailure);
+        assert_int_equal(cudaGetLastError(), cudaErrorLaunchFailure);
+        assert_int_equal(cudaGetLastError(), cudaSuccess);
+        if (!strstr(cudaGetErrorString(e), part) || !strstr(cudaGetErrorString(e), where))
+            fail_msg("\"%s\" has no \"%s\" or no \"%s\"", cudaGetErrorString(e), where, part);
+    }
+    cuda_emu_seed(0);
+}
+
+/* ---- places ---- */
+
+__global__ static void note_places(unsigned *out)
+{
+    const unsigned block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
+    const unsigned thread = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
+    out[block * (blockDim.x * blockDim.y * blockDim.z) + thread] += block * 1000 + thread;
+}
+
+static void every_thread_runs_once(void **)
+{
+    enum { BLOCKS = 3 * 2 * 2, THREADS = 5 * 4 * 3 };
+    for (size_t s = 0; s < SEEDS; s++) {
+        unsigned out[BLOCKS * THREADS] = {0};
+        cuda_emu_seed(seeds[s]);
+        run(note_places, dim3(3, 2, 2), dim3(5, 4, 3), 0, out);
+        for (unsigned i = 0; i < BLOCKS * THREADS; i++)
+            assert_int_equal(out[i], i / THREADS * 1000 + i % THREADS);
+    }
+}
+
+/* ---- warp operations ---- */
+
+enum { KINDS = 12 };
+
+__global__ static void warp_operations(unsigned *out)
+{
+    const unsigned i = threadIdx.x, lane = port_lane(), value = i * i + 3;
+    unsigned *o = out + i * KINDS;
+    o[0] = __shfl_sync(port_all, value, 5);
+    o[1] = __shfl_xor_sync(port_all, value, 9);
+    o[2] = __shfl_down_sync(port_all, value, 3);
+    o[3] = __shfl_up_sync(port_all, value, 7);
+    o[4] = __shfl_sync(port_all, value, 2, 8);
+    o[5] = __ballot_sync(port_all, i % 3 == 0);
+    o[6] = (unsigned)__any_sync(port_all, i == 40) * 2 + (unsigned)__all_sync(port_all, i < 64);
+    o[7] = port_redux_min(port_all, value ^ 0x55);
+    o[8] = __reduce_max_sync(port_all, value);
+    o[9] = __reduce_add_sync(port_all, value);
+    o[10] = __match_any_sync(port_all, i % 5);
+    if (lane < 12) /* a part of the warp */
+        o[11] = __shfl_xor_sync(0xfffu, value, 1);
+    else
+        o[11] = __reduce_add_sync(~0xfffu, 1u);
+    if ((unsigned)port_warp_sum((double)i) != (i / 32 ? 1520u : 496u))
+        o[0] = 0;
+}
+
+static void warp_operations_are_exact(void **)
+{
+    enum { THREADS = 64 };
+    for (size_t s = 0; s < SEEDS; s++) {
+        unsigned out[THREADS * KINDS];
+        memset(out, 0xff, sizeof out);
+        cuda_emu_seed(seeds[s]);
+        run(warp_operations, 1, THREADS, 0, out);
+        for (unsigned i = 0; i < THREADS; i++) {
+            const unsigned base = i / 32 * 32, lane = i % 32, *o = out + i * KINDS;
+            unsigned value[32], thirds = 0, least = ~0u, most = 0, sum = 0, alike = 0;
+            for (unsigned l = 0; l < 32; l++) {
+                value[l] = (base + l) * (base + l) + 3;
+                thirds |= (unsigned)((base + l) % 3 == 0) << l;
+                least = (value[l] ^ 0x55) < least ? value[l] ^ 0x55 : least;
+                most = value[l] > most ? value[l] : most;
+                sum += value[l];
+                alike |= (unsigned)((base + l) % 5 == i % 5) << l;
+            }
+            assert_int_equal(o[0], value[5]);
+            assert_int_equal(o[1], value[lane ^ 9]);
+            assert_int_equal(o[2], value[lane + 3 < 32 ? lane + 3 : lane]);
+            assert_int_equal(o[3], value[lane >= 7 ? lane - 7 : lane]);
+            assert_int_equal(o[4], value[lane / 8 * 8 + 2]);
+            assert_int_equal(o[5], thirds);
+            assert_int_equal(o[6], base ? 3 : 1);
+            assert_int_equal(o[7], least);
+            assert_int_equal(o[8], most);
+            assert_int_equal(o[9], sum);
+            assert_int_equal(o[10], alike);
+            assert_int_equal(o[11], lane < 12 ? value[lane ^ 1] : 20);
+        }
+    }
+}
+
+/* ---- barriers and shared memory ---- */
+
+enum { WIDE = 128 };
+struct row {
+    float at[WIDE];
+};
+
+/* Every thread reads what all others have written, several times over. */
+__global__ static void mix_in_shared(const float *x, float *y)
+{
+    row &r = port_shared<row>();
+    float *more = static_cast<float *>(port_shared_dynamic());
+    const unsigned i = threadIdx.x;
+    r.at[i] = x[blockIdx.x * WIDE + i];
+    __syncthreads();
+    for (unsigned step = 1; step < WIDE; step *= 2) {
+        more[i] = r.at[i] + 0.5f * r.at[(i + step) % WIDE];
+        __syncthreads();
+        r.at[i] = more[(i * 5 + 1) % WIDE];
+        __syncthreads();
+    }
+    y[blockIdx.x * WIDE + i] = r.at[i];
+}
+
+__global__ static void block_sums(const float *x, double *sums)
+{
+    const double once = port_block_sum((double)x[threadIdx.x]);
+    sums[threadIdx.x] = port_block_sum(once); /* twice in a row */
+}
+
+static void correct_kernels_know_no_order(void **)
+{
+    enum { BLOCKS = 3 };
+    float *x = vtest_normals(BLOCKS * WIDE, 1), want[BLOCKS * WIDE], next[WIDE];
+    memcpy(want, x, sizeof want);
+    for (unsigned b = 0; b < BLOCKS; b++)
+        for (unsigned step = 1; step < WIDE; step *= 2) {
+            float *r = want + b * WIDE;
+            for (unsigned i = 0; i < WIDE; i++)
+                next[i] = r[i] + 0.5f * r[(i + step) % WIDE];
+            for (unsigned i = 0; i < WIDE; i++)
+                r[i] = next[(i * 5 + 1) % WIDE];
+        }
+    double first[WIDE], sum = 0;
+    for (unsigned i = 0; i < WIDE; i++)
+        sum += (double)x[i];
+    for (size_t s = 0; s < SEEDS; s++) {
+        float y[BLOCKS * WIDE];
+        double sums[WIDE];
+        cuda_emu_seed(seeds[s]);
+        run(mix_in_shared, BLOCKS, WIDE, WIDE * sizeof(float), x, y);
+        assert_same_f32(y, want, BLOCKS * WIDE);
+        run(block_sums, 1, WIDE, 0, x, s ? sums : first);
+        for (unsigned i = 0; i < WIDE; i++)
+            assert_true((s ? sums : first)[i] == first[0]);
+    }
+    assert_true(fabs(first[0] - sum * WIDE) < 1e-10);
+    free(x);
+}
+
+__global__ static void read_before_writing(float *out)
+{
+    row &r = port_shared<row>();
+    float *more = static_cast<float *>(port_shared_dynamic());
+    out[blockIdx.x * WIDE + threadIdx.x] = r.at[threadIdx.x] + more[threadIdx.x];
+    r.at[threadIdx.x] = more[threadIdx.x] = 1; /* nothing of it is left for the next block */
+}
+
+static void shared_memory_is_poisoned(void **)
+{
+    float out[3 * WIDE] = {0};
+    run(read_before_writing, 3, WIDE, WIDE * sizeof(float), out);
+    for (unsigned i = 0; i < 3 * WIDE; i++)
+        assert_true(isnan(out[i]));
+}
+
+/* ---- tensor cores ---- */
+
+struct tile {
+    uint16_t at[32][8]; /* four 8 x 8 matrices below each other */
+};
+
+__global__ static void load_matrices(const uint16_t *in, uint32_t *out)
+{
+    tile &t = port_shared<tile>();
+    uint32_t r[4];
+    for (unsigned j = 0; j < 8; j++)
+        t.at[threadIdx.x][j] = in[threadIdx.x * 8 + j];
+    __syncwarp();
+    /* rows in an order of their own: lane l brings row 31 - l */
+    port_ldmatrix(r, t.at[31 - threadIdx.x]);
+    for (unsigned i = 0; i < 4; i++)
+        out[threadIdx.x * 8 + i] = r[i];
+    port_ldmatrix_trans(r, t.at[31 - threadIdx.x]);
+    for (unsigned i = 0; i < 4; i++)
+        out[threadIdx.x * 8 + 4 + i] = r[i];
+}
+
+static void ldmatrix_follows_its_layout(void **)
+{
+    uint16_t in[32][8];
+    uint32_t out[32][8];
+    for (unsigned i = 0; i < 256; i++)
+        in[i / 8][i % 8] = (uint16_t)(i * 257 + 1);
+    for (size_t s = 0; s < SEEDS; s++) {
+        cuda_emu_seed(seeds[s]);
+        run(load_matrices, 1, 32, 0, &in[0][0], &out[0][0]);
+        for (unsigned l = 0; l < 32; l++)
+            for (unsigned i = 0; i < 4; i++) {
+                /* matrix i has row r where lane 8 i + r said: row 31 - (8 i + r) of `in` */
+                const unsigned last = 31 - 8 * i, g = l / 4, t = 2 * (l % 4);
+                const uint32_t plain = in[last - g][t] | (uint32_t)in[last - g][t + 1] << 16;
+                const uint32_t turned = in[last - t][g] | (uint32_t)in[last - t - 1][g] << 16;
+                assert_int_equal(out[l][i], plain);
+                assert_int_equal(out[l][4 + i], turned);
+            }
+    }
+}
+
+/* A [16, 16] and B [16, 8] as 16-bit numbers row by row, D [16, 8]. */
+__global__ static void multiply_tile(const uint16_t *a, const uint16_t *b, float *d, bool wide)
+{
+    const unsigned g = threadIdx.x / 4, t = threadIdx.x % 4 * 2;
+    uint32_t fa[4], fb[2];
+    float fd[4];
+    for (unsigned i = 0; i < 4; i++) {
+        const uint16_t *from = a + (g + i % 2 * 8) * 16 + t + i / 2 * 8;
+        fa[i] = from[0] | (uint32_t)from[1] << 16;
+    }
+    for (unsigned i = 0; i < 2; i++)
+        fb[i] = b[(t + i * 8) * 8 + g] | (uint32_t)b[(t + i * 8 + 1) * 8 + g] << 16;
+    for (unsigned i = 0; i < 4; i++)
+        fd[i] = d[(g + i / 2 * 8) * 8 + t + i % 2];
+    if (wide)
+        port_mma_bf16(fd, fa, fb);
+    else
+        port_mma_f16(fd, fa, fb);
+    for (unsigned i = 0; i < 4; i++)
+        d[(g + i / 2 * 8) * 8 + t + i % 2] = fd[i];
+}
+
+static void mma_multiplies(void **)
+{
+    float *x = vtest_normals(16 * 16 + 16 * 8 + 16 * 8, 3);
+    for (int wide = 0; wide < 2; wide++) {
+        uint16_t a[16 * 16], b[16 * 8];
+        float fa[16 * 16], fb[16 * 8], d[16 * 8], want[16 * 8];
+        for (unsigned i = 0; i < 256; i++) {
+            a[i] = wide ? vptq_f32_to_bf16(x[i]) : vptq_f32_to_f16(x[i]);
+            fa[i] = wide ? vptq_bf16_to_f32(a[i]) : vptq_f16_to_f32(a[i]);
+        }
+        for (unsigned i = 0; i < 128; i++) {
+            b[i] = wide ? vptq_f32_to_bf16(x[256 + i]) : vptq_f32_to_f16(x[256 + i]);
+            fb[i] = wide ? vptq_bf16_to_f32(b[i]) : vptq_f16_to_f32(b[i]);
+            d[i] = x[384 + i];
+        }
+        for (unsigned i = 0; i < 16; i++)
+            for (unsigned j = 0; j < 8; j++) {
+                double sum = (double)d[i * 8 + j];
+                for (unsigned k = 0; k < 16; k++)
+                    sum += (double)fa[i * 16 + k] * (double)fb[k * 8 + j];
+                want[i * 8 + j] = (float)sum;
+            }
+        cuda_emu_seed(9);
+        run(multiply_tile, 1, 32, 0, a, b, d, wide != 0);
+        assert_close(d, want, 16 * 8, 1e-5, 0);
+    }
+    free(x);
+}
+
+/* ---- cp.async ---- */
+
+__global__ static void copy_beside(const float *in, float *early, float *late, float *last)
+{
+    row &r = port_shared<row>();
+    const unsigned i = 4 * threadIdx.x;
+    port_copy_async(&r.at[i], in + i);
+    port_copy_commit();
+    port_copy_async(&r.at[64 + i], in + 64 + i);
+    port_copy_commit();
+    early[threadIdx.x] = r.at[i];
+    port_copy_wait<1>();
+    late[threadIdx.x] = r.at[i];
+    late[16 + threadIdx.x] = r.at[64 + i];
+    port_copy_wait<0>();
+    __syncthreads();
+    last[threadIdx.x] = r.at[127 - i];
+}
+
+static void copies_arrive_when_waited_for(void **)
+{
+    float *in = vtest_normals(WIDE, 1), early[16], late[32], last[16];
+    run(copy_beside, 1, 16, 0, in, early, late, last);
+    for (unsigned i = 0; i < 16; i++) {
+        assert_true(isnan(early[i]));
+        assert_true(late[i] == in[4 * i] && isnan(late[16 + i]));
+        assert_true(last[i] == in[127 - 4 * i]);
+    }
+    free(in);
+}
+
+/* ---- what is wrong is found ---- */
+
+static int line_of_barrier; /* where the kernel below waits */
+
+__global__ static void leave_early(unsigned threads)
+{
+    if (threadIdx.x >= threads)
+        return;
+    if (threadIdx.x == 0)
+        line_of_barrier = __LINE__ + 1;
+    __syncthreads();
+}
+
+__global__ static void wait_elsewhere(void)
+{
+    if (threadIdx.x % 32 < 16)
+        __syncthreads();
+    else
+        __syncthreads();
+}
+
+static void divergent_barriers_are_found(void **)
+{
+    for (size_t s = 0; s < SEEDS; s++)
+        run(leave_early, 2, 64, 0, 64u);
+    expect_failure("divergent barrier: 40 of 64 threads wait, the others have left",
+                   line_of_barrier, leave_early, 64, 40u);
+    expect_failure("divergent barrier: thread 0 waits here, thread 16 at tests/emu/test_emu.cc",
+                   0, wait_elsewhere, 64);
+    run(leave_early, 2, 64, 0, 64u); /* and the next launch runs */
+}
+
+__global__ static void operate(int what)
+{
+    const unsigned lane = port_lane();
+    if (what == 0 && lane < 31) /* one lane is not there */
+        __syncwarp();
+    if (what == 1)
+        (void)__ballot_sync(lane == 3 ? 0x7u : port_all, 1);
+    if (what == 2)
+        (void)__shfl_sync(lane < 16 ? 0xffffu : 0xffff0000u, lane, 20);
+    if (what == 3) {
+        if (lane < 16)
+            (void)__any_sync(port_all, 1);
+        else
+            (void)__all_sync(port_all, 1);
+    }
+    if (what == 4) { /* the warp waits for a lane that waits for the block */
+        if (lane == 7)
+            __syncthreads();
+        __syncwarp();
+    }
+}
+
+static void bad_masks_are_found(void **)
+{
+    expect_failure("__syncwarp with mask ffffffff names a lane that has left", 0, operate, 64,
+                   0);
+    expect_failure("whose mask lacks the calling lane", 0, operate, 64, 1);
+    expect_failure("a shuffle reads a lane that is not in its mask", 0, operate, 64, 2);
+    expect_failure("waits for lanes that are elsewhere", 0, operate, 64, 3);
+    expect_failure("waits for lanes that are elsewhere", 0, operate, 64, 4);
+}
+
+__global__ static void misuse(int what, float *global)
+{
+    row &r = port_shared<row>();
+    uint32_t m[4];
+    if (what == 0)
+        port_ldmatrix(m, &r.at[1]);
+    if (what == 1)
+        port_ldmatrix_trans(m, global);
+    if (what == 2)
+        port_copy_async(global, &r.at[0]);
+    if (what == 3)
+        port_copy_async(&r.at[0], global + 1);
+}
+
+static void misused_instructions_are_found(void **)
+{
+    __align__(16) float global[8] = {0};
+    expect_failure("ldmatrix of a row that is not", 0, misuse, 32, 0, global);
+    expect_failure("ldmatrix of a row that is not", 0, misuse, 32, 1, global);
+    expect_failure("cp.async writes to shared memory only", 0, misuse, 32, 2, global);
+    expect_failure("not aligned to its size", 0, misuse, 32, 3, global);
+}
+
+/* ---- a missing barrier ---- */
+
+static int line_of_write, line_of_read;
+
+__global__ static void race(const float *x, float *y, bool barrier)
+{
+    row &r = port_shared<row>();
+    if (threadIdx.x == 0)
+        line_of_write = __LINE__ + 1;
+    r.at[threadIdx.x] = x[threadIdx.x];
+    if (barrier)
+        __syncthreads();
+    if (threadIdx.x == 0)
+        line_of_read = __LINE__ + 1;
+    const float other = r.at[(threadIdx.x + 33) % WIDE];
+    y[threadIdx.x] = other;
+}
+
+__global__ static void race_in_a_warp(const float *x, float *y, bool barrier)
+{
+    row &r = port_shared<row>();
+    if (threadIdx.x == 0)
+        line_of_write = __LINE__ + 1;
+    r.at[threadIdx.x] = x[threadIdx.x];
+    if (barrier)
+        __syncwarp();
+    else
+        (void)__any_sync(port_all, 1); /* brings the lanes together, orders nothing */
+    if (threadIdx.x == 0)
+        line_of_read = __LINE__ + 1;
+    const float other = r.at[threadIdx.x ^ 5];
+    y[threadIdx.x] = other;
+}
+
+#ifdef __SANITIZE_THREAD__
+extern "C" const char *__tsan_default_options(void);
+extern "C" const char *__tsan_default_options(void)
+{
+    /* reports are planted, and read here, also where there was one before */
+    return "exitcode=0:suppress_equal_addresses=0:suppress_equal_stacks=0";
+}
+
+/* The kernel's launch, and in `text` what the sanitizer says to it. */
+static void run_aside(void (*kernel)(const float *, float *, bool), unsigned blocks,
+                      const float *x, bool barrier, char *text, size_t size)
+{
+    float y[WIDE];
+    FILE *log = tmpfile();
+    assert_non_null(log);
+    fflush(stderr);
+    const int kept = dup(STDERR_FILENO);
+    assert_true(kept >= 0 && dup2(fileno(log), STDERR_FILENO) >= 0);
+    const cudaError_t e = port_launch(kernel, blocks, WIDE, 0, NULL, x, y, barrier);
+    assert_true(dup2(kept, STDERR_FILENO) >= 0);
+    close(kept);
+    assert_int_equal(e, cudaSuccess);
+    rewind(log);
+    text[fread(text, 1, size - 1, log)] = 0;
+    fclose(log);
+}
+
+static void assert_named(const char *text, int line)
+{
+    char want[64];
+    snprintf(want, sizeof want, "tests/emu/test_emu.cc:%d ", line);
+    if (!strstr(text, want))
+        fail_msg("no %s in the report: %s", want, text);
+}
+
+static void check_race(void (*kernel)(const float *, float *, bool), const float *x)
+{
+    static char text[1 << 18];
+    cuda_emu_seed(5);
+    run_aside(kernel, 4, x, true, text, sizeof text);
+    assert_string_equal(text, "");
+    run_aside(kernel, 1, x, false, text, sizeof text);
+    assert_non_null(strstr(text, "ThreadSanitizer: data race"));
+    assert_named(text, line_of_write);
+    assert_named(text, line_of_read);
+}
+#else
+/* Without the sanitizer: some order shows what should not be seen. */
+static void check_race(void (*kernel)(const float *, float *, bool), const float *x)
+{
+    float want[WIDE], y[WIDE];
+    int wrong = 0;
+    cuda_emu_seed(0);
+    run(kernel, 1, WIDE, 0, x, want, true);
+    for (size_t s = 0; s < SEEDS; s++) {
+        cuda_emu_seed(seeds[s]);
+        run(kernel, 1, WIDE, 0, x, y, true);
+        assert_same_f32(y, want, WIDE);
+        run(kernel, 1, WIDE, 0, x, y, false);
+        wrong += memcmp(y, want, sizeof y) != 0;
+    }
+    assert_true(kernel == race_in_a_warp || wrong == SEEDS);
+}
+#endif
+
+static void missing_barriers_are_found(void **)
+{
+    float *x = vtest_normals(WIDE, 2);
+    check_race(race, x);
+    check_race(race_in_a_warp, x);
+    free(x);
+}
+
+/* ---- the host's side ---- */
+
+static void launches_have_limits(void **)
+{
+    const cudaError_t bad = cudaErrorInvalidConfiguration;
+    float out[WIDE];
+    assert_int_equal(port_launch(read_before_writing, 1, 1025, 0, NULL, out), bad);
+    assert_int_equal(port_launch(read_before_writing, 0, 32, 0, NULL, out), bad);
+    assert_int_equal(port_launch(read_before_writing, dim3(1, 65536), 32, 0, NULL, out), bad);
+    assert_int_equal(port_launch(read_before_writing, 1, 32, (48 << 10) + 1, NULL, out), bad);
+    assert_int_equal(cudaFuncSetAttribute(read_before_writing,
+                                          cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                          200 << 10),
+                     cudaSuccess);
+    run(read_before_writing, 1, 32, 200 << 10, out);
+    assert_int_equal(cudaFuncSetAttribute(read_before_writing,
+                                          cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                          (227 << 10) + 1),
+                     cudaErrorInvalidValue);
+    (void)cudaGetLastError();
+    /* what port_shared takes counts as well */
+    assert_int_equal(cudaFuncSetAttribute(read_before_writing,
+                                          cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                          227 << 10),
+                     cudaSuccess);
+    assert_int_equal(port_launch(read_before_writing, 1, 32, 227 << 10, NULL, out),
+                     cudaErrorLaunchFailure);
+    (void)cudaGetLastError();
+}
+
+static void memory_is_counted(void **)
+{
+    void *a = NULL, *b = NULL;
+    cuda_emu_memory(1000);
+    assert_int_equal(cudaMalloc(&a, 600), cudaSuccess);
+    assert_true(isnan(*static_cast<float *>(a)));
+    assert_int_equal(cudaMalloc(&b, 401), cudaErrorMemoryAllocation);
+    assert_null(b);
+    assert_int_equal(cudaMalloc(&b, 400), cudaSuccess);
+    assert_int_equal(cuda_emu_memory_used(), 1000);
+    assert_int_equal(cudaFree(a), cudaSuccess);
+    assert_int_equal(cudaFree(b), cudaSuccess);
+    assert_int_equal(cudaFree(NULL), cudaSuccess);
+    assert_int_equal(cuda_emu_memory_used(), 0);
+    cuda_emu_memory(0);
+    (void)cudaGetLastError();
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_thread_runs_once),
+        cmocka_unit_test(warp_operations_are_exact),
+        cmocka_unit_test(correct_kernels_know_no_order),
+        cmocka_unit_test(shared_memory_is_poisoned),
+        cmocka_unit_test(ldmatrix_follows_its_layout),
+        cmocka_unit_test(mma_multiplies),
+        cmocka_unit_test(copies_arrive_when_waited_for),
+        cmocka_unit_test(divergent_barriers_are_found),
+        cmocka_unit_test(bad_masks_are_found),
+        cmocka_unit_test(misused_instructions_are_found),
+        cmocka_unit_test(missing_barriers_are_found),
+        cmocka_unit_test(launches_have_limits),
+        cmocka_unit_test(memory_is_counted),
+    };
+    return vtest_main(argc, argv, tests);
+}

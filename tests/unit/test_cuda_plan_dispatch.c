@@ -1,0 +1,333 @@
+/* What fits into shared memory, which kernel is chosen, how work is spread; predictions against
+ * the table that the model was published with. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "lib/backend/cuda_plan_dispatch.h"
+#include "tests/vtest.h"
+
+static vptq_vq_shape make_shape(uint32_t out, uint32_t in, uint32_t v, uint32_t k,
+                                uint32_t k_res)
+{
+    return (vptq_vq_shape){
+        .out = out, .in = in, .v = v, .k = k, .k_res = k_res, .groups = 1, .group_size = in};
+}
+
+static vptq_cuda_smem fit(uint32_t v, uint32_t k, uint32_t k_res, uint32_t budget,
+                          uint32_t batch, uint32_t copies)
+{
+    vptq_err err = {0};
+    vptq_cuda_smem s;
+    vptq_cuda_smem_want w = {.shape = make_shape(4096, 4096, v, k, k_res)};
+    w.budget = budget;
+    w.batch = batch;
+    w.copies = copies;
+    assert_ok(vptq_cuda_smem_fit(&w, &s, &err), &err);
+    assert_true(s.total <= budget);
+    return s;
+}
+
+/* ---- shared memory ---- */
+
+/* The classes of books that models use, at batch 1: whole copies of the main book, centroids of
+ * a part of one more, replicas of the residual book, clocks per 32 codes.  By hand: what is
+ * left of 232,448 bytes behind replicas and 2,048 bytes of partial sums, over 16 a row. */
+static void test_classes_on_hopper(void **state)
+{
+    (void)state;
+    static const struct {
+        uint32_t v, k, k_res, whole, part, replicas;
+        double main_clocks, residual_clocks;
+    } list[] = {
+        {8, 4096, 256, 3, 0, 8, 4.95, 4},    /* 12,352 rows */
+        {8, 8192, 256, 1, 4160, 8, 8.36, 4}, /* the same */
+        {8, 4096, 512, 2, 2112, 8, 5.9, 4},  /* 10,304 rows */
+        {8, 8192, 512, 1, 2112, 8, 9.2, 4},
+        {6, 4096, 0, 3, 2112, 0, 4.5, 0},         /* 14,400 rows */
+        {12, 4096, 4096, 1, 1408, 0, 15.0, 16.5}, /* 24 bytes a row, 9,600 rows, 1 + 1 books */
+        {4, 4096, 0, 5, 0, 0, 2.11, 0},
+    };
+    for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
+        vptq_cuda_smem s =
+            fit(list[i].v, list[i].k, list[i].k_res, VPTQ_CUDA_SMEM_HOPPER, 1, 0);
+        const vptq_cuda_table *t = &s.tables.main;
+        assert_int_equal(t->replicas, 0);
+        assert_int_equal(t->copies, list[i].whole + (list[i].part > 0));
+        if (list[i].part)
+            assert_int_equal(t->copy[list[i].whole].ranks, list[i].part);
+        assert_int_equal(s.tables.residual.replicas, list[i].replicas);
+        assert_true(fabs(s.main_clocks - list[i].main_clocks) < 0.25);
+        assert_true(fabs(s.residual_clocks - list[i].residual_clocks) < 0.1);
+    }
+    /* small books: every lane its own slot */
+    vptq_cuda_smem s = fit(8, 256, 256, VPTQ_CUDA_SMEM_HOPPER, 1, 0);
+    assert_int_equal(s.tables.main.replicas, 8);
+    assert_true(s.main_clocks <= 4 && s.residual_clocks <= 4);
+    assert_int_equal(s.total, 32768 + 32768 + 2048);
+    /* a larger batch has more partial sums, and a part of the third copy in their place */
+    s = fit(8, 4096, 256, VPTQ_CUDA_SMEM_HOPPER, 8, 0);
+    assert_int_equal(s.tables.main.copies, 3);
+    assert_int_equal(s.tables.main.copy[2].ranks, (232448 - 32768 - 16384) / 16 - 8192);
+    assert_int_equal(s.total, 232448);
+}
+
+static void test_places(void **state)
+{
+    (void)state;
+    vptq_cuda_smem s = fit(8, 4096, 256, VPTQ_CUDA_SMEM_SMALL, 1, 1);
+    assert_int_equal(s.main_at, 0);
+    assert_int_equal(s.residual_at, 65536);
+    assert_int_equal(s.partial_at, 65536 + 32768);
+    assert_int_equal(s.sums_at, 65536 + 32768 + 2048);
+    assert_int_equal(s.total, 65536 + 32768 + 2048);
+    vptq_err err = {0};
+    vptq_cuda_smem_want w = {.shape = make_shape(4096, 4096, 8, 4096, 256), .batch = 4};
+    w.shape.groups = 8;
+    w.shape.group_size = 510;
+    w.shape.outliers = 16;
+    w.shape.v0 = 4;
+    w.shape.k0 = 8192;
+    w.budget = VPTQ_CUDA_SMEM_HOPPER;
+    w.rows = 40;
+    assert_ok(vptq_cuda_smem_fit(&w, &s, &err), &err);
+    assert_true(s.tables.outlier.shared); /* in the place of the others: 64 KB */
+    assert_int_equal(s.sums_at, s.partial_at + 8192);
+    assert_int_equal(s.total, s.sums_at + 640);
+    w.shape.k0 = 65536; /* 512 KB */
+    assert_ok(vptq_cuda_smem_fit(&w, &s, &err), &err);
+    assert_false(s.tables.outlier.shared);
+}
+
+static void test_too_large(void **state)
+{
+    (void)state;
+    vptq_err err = {0};
+    vptq_cuda_smem s;
+    vptq_cuda_smem_want w = {.shape = make_shape(4096, 4096, 8, 8192, 256), .batch = 1};
+    w.budget = VPTQ_CUDA_SMEM_SMALL;
+    assert_fails(vptq_cuda_smem_fit(&w, &s, &err), VPTQ_E_UNSUPPORTED, &err,
+                 "codebooks of 8192 and 256 centroids of 8 need 131072 and 4096 bytes of "
+                 "shared memory and 2048 of staging, 137216 together (a block has 101376)");
+    w.shape = make_shape(4096, 4096, 8, 65536, 256);
+    w.budget = VPTQ_CUDA_SMEM_HOPPER;
+    assert_fails(vptq_cuda_smem_fit(&w, &s, &err), VPTQ_E_UNSUPPORTED, &err, "1048576");
+    w.rows = 30000;
+    w.budget = VPTQ_CUDA_SMEM_SMALL;
+    assert_fails(vptq_cuda_smem_direct(&w, &s, &err), VPTQ_E_UNSUPPORTED, &err,
+                 "sums of 30000 rows for a batch of 1 and tables need 122112 bytes of shared "
+                 "memory (a block has 101376)");
+    w.rows = UINT32_MAX; /* 16 GiB */
+    assert_fails(vptq_cuda_smem_direct(&w, &s, &err), VPTQ_E_UNSUPPORTED, &err, "17179871232");
+    assert_fails(vptq_cuda_smem_fit(&w, &s, &err), VPTQ_E_UNSUPPORTED, &err, "of staging");
+    w.rows = 0;
+    w.batch = 17;
+    assert_fails(vptq_cuda_smem_fit(&w, &s, &err), VPTQ_E_ARG, &err, "batch of 17");
+    w.batch = 1;
+    w.shape.k = 3;
+    assert_fails(vptq_cuda_smem_direct(&w, &s, &err), VPTQ_E_SHAPE, &err, "power of two");
+    w.shape = make_shape(64, 64, 8, 2, 0);
+    w.budget = 2048; /* nothing but staging */
+    assert_fails(vptq_cuda_smem_fit(&w, &s, &err), VPTQ_E_UNSUPPORTED, &err, "has 2048");
+}
+
+/* ---- spreading ---- */
+
+static const vptq_cuda_chip *h200(void)
+{
+    return vptq_cuda_chip_find("h200");
+}
+
+static vptq_cuda_choice predict(const vptq_cuda_chip *chip, vptq_vq_shape s, uint32_t batch,
+                                vptq_cuda_kernel kernel, uint32_t copies)
+{
+    vptq_err err = {0};
+    vptq_cuda_choice c;
+    assert_ok(vptq_cuda_predict(chip, &s, batch, kernel, copies, &c, &err), &err);
+    assert_true(fabs(c.total_us - c.launch_us - c.fill_us - c.copy_us - c.body_us) < 1e-9);
+    return c;
+}
+
+static void test_strip_pairs(void **state)
+{
+    (void)state;
+    static const struct {
+        uint32_t out, pairs, split, blocks;
+    } list[] = {{1024, 1, 2, 128},  {4096, 2, 1, 128},   {8192, 4, 1, 128},
+                {14336, 7, 1, 128}, {28672, 14, 1, 128}, {53248, 26, 1, 128}};
+    for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
+        vptq_cuda_choice c = predict(h200(), make_shape(list[i].out, 4096, 8, 4096, 256), 1,
+                                     VPTQ_CUDA_GEMV_SMEM, 0);
+        assert_int_equal(c.pairs, list[i].pairs);
+        assert_int_equal(c.split, list[i].split);
+        assert_int_equal(c.blocks, list[i].blocks);
+        assert_int_equal(c.rows, list[i].pairs * 16);
+        assert_true(fabs(c.balance - 128.0 / 132) < 1e-9); /* 97 % */
+    }
+    vptq_cuda_choice c =
+        predict(h200(), make_shape(4096, 16384, 8, 4096, 256), 1, VPTQ_CUDA_GEMV_SMEM, 0);
+    assert_int_equal(c.passes, 2);
+    assert_false(c.overlaps);
+    /* one copy and replicas take 96 KB: two blocks share an SM, and the next one's tables can
+     * be filled while this one ends */
+    c = predict(h200(), make_shape(1024, 4096, 8, 4096, 256), 1, VPTQ_CUDA_GEMV_SMEM, 1);
+    assert_true(c.overlaps);
+    /* rows of a block are whole strips of the outlier book, too: lcm(2 6, 2 4) = 24 */
+    vptq_vq_shape s = make_shape(4096, 4096, 6, 4096, 0);
+    s.outliers = 16;
+    s.group_size = 4080;
+    s.v0 = 4;
+    s.k0 = 1024;
+    c = predict(h200(), s, 1, VPTQ_CUDA_GEMV_SMEM, 0);
+    assert_int_equal(c.rows % 24, 0);
+    assert_int_equal(c.pairs, c.rows / 12);
+}
+
+/* ---- predictions ---- */
+
+/* Rows of the published derivation for one copy of 4096 + 256 centroids on the H200: 2.5 us +
+ * 0.6 us of filling + the body, all SMs equally busy.  Written with one digit. */
+static void test_published_predictions(void **state)
+{
+    (void)state;
+    static const struct {
+        uint32_t in, out;
+        double us, dense_us;
+    } list[] = {{1024, 1024, 3.4, 3.0},      {8192, 1024, 5.4, 6.4},
+                {4096, 4096, 7.8, 10.3},     {16384, 4096, 21.8, 33.7},
+                {8192, 14336, 35.9, 57.1},   {8192, 28672, 68.7, 111.7},
+                {16384, 53248, 246.7, 408.3}};
+    for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
+        vptq_cuda_choice c = predict(h200(), make_shape(list[i].out, list[i].in, 8, 4096, 256),
+                                     1, VPTQ_CUDA_GEMV_SMEM, 1);
+        double even = c.launch_us + c.fill_us + c.body_us * c.balance;
+        assert_true(fabs(even - list[i].us) < 0.06 + 0.003 * list[i].us);
+        double dense = vptq_cuda_dense_us(h200(), list[i].out, list[i].in, 1);
+        assert_true(fabs(dense - list[i].dense_us) < 0.06 + 0.001 * dense);
+    }
+}
+
+/* Clocks per 32 indices by hand for the direct kernel: 32 sectors of 32 bytes at 21.04 bytes a
+ * clock, and 5.5 of replicas and loads over 0.85. */
+static void test_direct_prediction(void **state)
+{
+    (void)state;
+    vptq_cuda_choice c =
+        predict(h200(), make_shape(4096, 4096, 8, 65536, 256), 1, VPTQ_CUDA_GEMV_DIRECT, 0);
+    double clocks = 32 * 32 / (5500 / (1.98 * 132)) + (4 + 1.5) / 0.85;
+    assert_true(fabs(c.body_us - clocks * 2 * 32 * 8 / 1980) < 1e-6);
+    assert_int_equal(c.smem.tables.residual.replicas, 8);
+    assert_false(c.smem.tables.main.shared);
+}
+
+static vptq_cuda_choice choose(const char *chip, vptq_vq_shape s, uint32_t batch)
+{
+    vptq_err err = {0};
+    vptq_cuda_choice c;
+    const vptq_cuda_chip *p = vptq_cuda_chip_find(chip);
+    assert_non_null(p);
+    assert_ok(vptq_cuda_dispatch(p, &s, batch, &c, &err), &err);
+    return c;
+}
+
+static void test_dispatch(void **state)
+{
+    (void)state;
+    vptq_vq_shape plain = make_shape(4096, 4096, 8, 4096, 256);
+    vptq_vq_shape large = make_shape(4096, 4096, 8, 65536, 256);
+    assert_int_equal(choose("h200", plain, 1).kernel, VPTQ_CUDA_GEMV_SMEM);
+    assert_int_equal(choose("h200", plain, 16).kernel, VPTQ_CUDA_GEMV_SMEM);
+    assert_int_equal(choose("h200", plain, 17).kernel, VPTQ_CUDA_GEMM_SMALL);
+    assert_int_equal(choose("h200", plain, 4096).kernel, VPTQ_CUDA_GEMM_DEQUANT);
+    assert_int_equal(choose("h200", large, 1).kernel, VPTQ_CUDA_GEMV_DIRECT);
+    assert_int_equal(choose("h200", large, 64).kernel, VPTQ_CUDA_GEMM_DEQUANT);
+    assert_int_equal(choose("rtx4090", make_shape(4096, 4096, 8, 8192, 256), 1).kernel,
+                     VPTQ_CUDA_GEMV_DIRECT);
+    assert_int_equal(choose("rtx4090", plain, 1).kernel, VPTQ_CUDA_GEMV_SMEM);
+    /* tiny: the tables would take longer than the look-ups */
+    assert_int_equal(choose("h200", make_shape(256, 1024, 8, 8192, 256), 1).kernel,
+                     VPTQ_CUDA_GEMV_DIRECT);
+    /* more copies where there is more to look up */
+    vptq_cuda_choice small = choose("h200", make_shape(1024, 8192, 8, 4096, 256), 1);
+    vptq_cuda_choice big = choose("h200", make_shape(53248, 8192, 8, 4096, 256), 1);
+    assert_true(small.smem.tables.main.copies < big.smem.tables.main.copies);
+    assert_int_equal(big.smem.tables.main.copies, 3);
+    assert_true(big.total_us < 0.45 * vptq_cuda_dense_us(h200(), 53248, 8192, 1));
+}
+
+/* Every valid shape and batch has a kernel that fits, no other kernel is predicted faster. */
+static void check_choice(const vptq_cuda_chip *chip, const vptq_vq_shape *s, uint32_t batch)
+{
+    vptq_err err = {0};
+    vptq_cuda_choice c, other;
+    assert_ok(vptq_cuda_dispatch(chip, s, batch, &c, &err), &err);
+    assert_true(isfinite(c.total_us) && c.total_us >= chip->launch_us);
+    assert_true(c.smem.total <= chip->smem);
+    assert_true(c.blocks >= 1 && c.blocks <= chip->sms);
+    assert_true(c.balance > 0 && c.balance <= 1 + 1e-9);
+    if (c.kernel != VPTQ_CUDA_GEMM_DEQUANT) {
+        assert_true(c.smem.residual_at % 128 == 0 && c.smem.partial_at % 128 == 0 &&
+                    c.smem.sums_at % 128 == 0 && c.smem.total % 128 == 0);
+        assert_true((uint64_t)c.rows * (c.blocks / c.split) >= s->out);
+    }
+    for (int kernel = 0; kernel < VPTQ_CUDA_KERNELS; kernel++) {
+        if (!vptq_cuda_predict(chip, s, batch, (vptq_cuda_kernel)kernel, 2, &other, NULL))
+            assert_true(other.total_us >= c.total_us);
+    }
+}
+
+static void test_every_shape_has_a_kernel(void **state)
+{
+    (void)state;
+    static const uint32_t sizes[] = {1, 33, 1024, 11008, 65536},
+                          lengths[] = {1, 4, 6, 8, 12, 64};
+    static const uint32_t books[][2] = {{2, 0}, {256, 256}, {4096, 512}, {65536, 65536}};
+    static const uint32_t batches[] = {1, 16, 17, 300, 100000};
+    size_t count;
+    const vptq_cuda_chip *chips = vptq_cuda_chips(&count);
+    for (size_t i = 0; i < 5 * 5 * 6 * 4 * 5; i++) {
+        vptq_vq_shape s = make_shape(sizes[i % 5], sizes[i / 5 % 5], lengths[i / 25 % 6],
+                                     books[i / 150 % 4][0], books[i / 150 % 4][1]);
+        if (s.in > 100 && i % 3 == 0) {
+            s.outliers = s.in % 10 + 10;
+            s.group_size = s.in - s.outliers;
+            s.v0 = 5;
+            s.k0 = 1000;
+        }
+        check_choice(&chips[i % count], &s, batches[i / 600 % 5]);
+    }
+}
+
+static void test_cannot_run(void **state)
+{
+    (void)state;
+    vptq_err err = {0};
+    vptq_cuda_choice c;
+    vptq_vq_shape s = make_shape(64, 64, 8, 65536, 0);
+    assert_fails(vptq_cuda_predict(h200(), &s, 1, VPTQ_CUDA_GEMV_SMEM, 0, &c, &err),
+                 VPTQ_E_UNSUPPORTED, &err, "65536");
+    assert_fails(vptq_cuda_predict(h200(), &s, 1, VPTQ_CUDA_GEMM_SMALL, 0, &c, &err),
+                 VPTQ_E_UNSUPPORTED, &err, "65536");
+    assert_fails(vptq_cuda_predict(h200(), &s, 17, VPTQ_CUDA_GEMV_DIRECT, 0, &c, &err),
+                 VPTQ_E_UNSUPPORTED, &err, "batch of 17 is too large for gemv-direct");
+    assert_fails(vptq_cuda_dispatch(h200(), &s, 0, &c, &err), VPTQ_E_ARG, &err, "batch of 0");
+    s.in = 63;
+    assert_fails(vptq_cuda_dispatch(h200(), &s, 1, &c, &err), VPTQ_E_SHAPE, &err, "63");
+    assert_null(vptq_cuda_chip_find("h2000"));
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_classes_on_hopper),
+        cmocka_unit_test(test_places),
+        cmocka_unit_test(test_too_large),
+        cmocka_unit_test(test_strip_pairs),
+        cmocka_unit_test(test_published_predictions),
+        cmocka_unit_test(test_direct_prediction),
+        cmocka_unit_test(test_dispatch),
+        cmocka_unit_test(test_every_shape_has_a_kernel),
+        cmocka_unit_test(test_cannot_run),
+    };
+    return vtest_main(argc, argv, tests);
+}
