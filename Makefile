@@ -172,7 +172,7 @@ $(OBJ)/%.o: %.cc | $(B)/probe
 $(OBJ)/%.tsan.o: %.cc | $(B)/probe
 	$(call cxx,-fsanitize=thread)
 
-$(LIBEMU): $(OBJ)/tests/emu/cuda_emu.o $(CU_SRC:%.cu=$(OBJ)/%.emu.o)
+$(LIBEMU): $(OBJ)/tests/emu/cuda_emu.o $(OBJ)/tests/emu/cuda_emu_memory.o $(CU_SRC:%.cu=$(OBJ)/%.emu.o)
 $(LIBVPTQ): $(LIB_SRC:%.c=$(OBJ)/%.o)
 $(LIBCLI): $(CLI_SRC:%.c=$(OBJ)/%.o)
 $(LIBTEST): $(HELP_SRC:%.c=$(OBJ)/%.o)

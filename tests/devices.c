@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "tests/emu/emu.h"
+#include "tests/shadow.h"
 
 void devices_open(devices_one *d, const char *name, vptq_simd simd, int threads)
 {
@@ -16,6 +17,8 @@ void devices_open(devices_one *d, const char *name, vptq_simd simd, int threads)
         d->dev = (vptq_device){.ops = vptq_backend_cuda(), .ctx = &d->ctx};
         assert_string_equal(d->dev.ops->name, "emu");
         assert_ok(d->dev.ops->open(&d->ctx, &d->dev.state, &err), &err);
+        d->dev = shadow_of(&d->dev);
+        cuda_emu_guard(true);
     } else {
         assert_ok(vptq_device_open(&d->ctx, name, &d->dev, &err), &err);
     }
@@ -25,6 +28,7 @@ void devices_open(devices_one *d, const char *name, vptq_simd simd, int threads)
 void devices_close(devices_one *d)
 {
     vptq_device_close(&d->dev);
+    cuda_emu_guard(false);
 }
 
 void devices_each(devices_fn fn, void *arg)

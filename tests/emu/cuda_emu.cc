@@ -110,7 +110,6 @@ struct emulator {
         size_t bytes;
     } allowed[KERNELS];
     unsigned allowed_count;
-    size_t memory_limit, memory_used;
 };
 
 static emulator emu = {.lock = PTHREAD_MUTEX_INITIALIZER};
@@ -565,7 +564,7 @@ static void run_grid(dim3 grid, dim3 block)
 
 /* ---- the host's side ---- */
 
-static cudaError_t remember(cudaError_t e)
+cudaError_t cuda_emu_remember(cudaError_t e)
 {
     if (e)
         emu.last_error = e;
@@ -589,7 +588,7 @@ cudaError_t cuda_emu_run(void (*body)(void *), void *arg, const void *kernel, di
     if (!threads || threads > MAX_THREADS || block.z > 64 || !grid.x || !grid.y || !grid.z ||
         grid.y > 65535 || grid.z > 65535 || dynamic > dynamic_limit(kernel)) {
         pthread_mutex_unlock(&emu.lock);
-        return remember(cudaErrorInvalidConfiguration);
+        return cuda_emu_remember(cudaErrorInvalidConfiguration);
     }
     if (!emu.shared)
         emu.shared = static_cast<unsigned char *>(aligned_alloc(
@@ -605,28 +604,20 @@ cudaError_t cuda_emu_run(void (*body)(void *), void *arg, const void *kernel, di
             emu.fibers[i] = fiber_new();
     if (__tsan_get_current_fiber)
         emu.scheduler_tsan = __tsan_get_current_fiber();
+    cuda_emu_enter();
     run_grid(grid, block);
+    cuda_emu_leave();
     if (emu.failed)
         fibers_free();
     const cudaError_t e = emu.failed ? cudaErrorLaunchFailure : cudaSuccess;
     pthread_mutex_unlock(&emu.lock);
-    return remember(e);
+    return cuda_emu_remember(e);
 }
 
 void cuda_emu_seed(uint64_t seed)
 {
     emu.seed = seed;
     emu.counter = 0;
-}
-
-void cuda_emu_memory(size_t bytes)
-{
-    emu.memory_limit = bytes;
-}
-
-size_t cuda_emu_memory_used(void)
-{
-    return emu.memory_used;
 }
 
 const char *cudaGetErrorString(cudaError_t e)
@@ -661,16 +652,17 @@ cudaError_t cudaGetDeviceCount(int *count)
 
 cudaError_t cudaSetDevice(int device)
 {
-    return device ? remember(cudaErrorInvalidValue) : cudaSuccess;
+    return device ? cuda_emu_remember(cudaErrorInvalidValue) : cudaSuccess;
 }
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device)
 {
     if (device)
-        return remember(cudaErrorInvalidValue);
+        return cuda_emu_remember(cudaErrorInvalidValue);
     memset(p, 0, sizeof *p);
     snprintf(p->name, sizeof p->name, "emulated device");
-    p->totalGlobalMem = emu.memory_limit ? emu.memory_limit : (size_t)1 << 40;
+    size_t left;
+    (void)cudaMemGetInfo(&left, &p->totalGlobalMem);
     p->sharedMemPerBlockOptin = SHARED_BYTES;
     p->major = 9;
     p->multiProcessorCount = 4;
@@ -686,59 +678,6 @@ cudaError_t cudaRuntimeGetVersion(int *version)
 cudaError_t cudaDriverGetVersion(int *version)
 {
     return cudaRuntimeGetVersion(version);
-}
-
-cudaError_t cudaMemGetInfo(size_t *left, size_t *total)
-{
-    *total = emu.memory_limit ? emu.memory_limit : (size_t)1 << 40;
-    *left = *total - emu.memory_used;
-    return cudaSuccess;
-}
-
-/* The size stands in front of the memory. */
-enum { HEAD = 256 };
-
-cudaError_t cudaMalloc(void **p, size_t bytes)
-{
-    *p = NULL;
-    if (bytes > SIZE_MAX / 2 ||
-        (emu.memory_limit && bytes > emu.memory_limit - emu.memory_used))
-        return remember(cudaErrorMemoryAllocation);
-    void *m = NULL;
-    if (posix_memalign(&m, HEAD, HEAD + bytes))
-        return remember(cudaErrorMemoryAllocation);
-    memcpy(m, &bytes, sizeof bytes);
-    emu.memory_used += bytes;
-    *p = static_cast<unsigned char *>(m) + HEAD;
-    memset(*p, 0xff, bytes);
-    return cudaSuccess;
-}
-
-cudaError_t cudaFree(void *p)
-{
-    if (!p)
-        return cudaSuccess;
-    void *m = static_cast<unsigned char *>(p) - HEAD;
-    size_t bytes;
-    memcpy(&bytes, m, sizeof bytes);
-    emu.memory_used -= bytes;
-    free(m);
-    return cudaSuccess;
-}
-
-cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind,
-                            cudaStream_t)
-{
-    if (bytes)
-        memcpy(to, from, bytes);
-    return cudaSuccess;
-}
-
-cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t)
-{
-    if (bytes)
-        memset(to, value, bytes);
-    return cudaSuccess;
 }
 
 cudaError_t cudaStreamCreate(cudaStream_t *stream)
@@ -763,7 +702,7 @@ cudaError_t cuda_emu_attribute(const void *kernel, cudaFuncAttribute, int value)
     while (i < emu.allowed_count && emu.allowed[i].kernel != kernel)
         i++;
     if (i == KERNELS || value < 0 || value > SHARED_BYTES)
-        return remember(cudaErrorInvalidValue);
+        return cuda_emu_remember(cudaErrorInvalidValue);
     emu.allowed[i] = {kernel, (size_t)value};
     emu.allowed_count = i == emu.allowed_count ? i + 1 : emu.allowed_count;
     return cudaSuccess;

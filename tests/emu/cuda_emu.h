@@ -12,6 +12,7 @@
  *   - warp operations whose mask lacks the caller, names a lane that left, is not the same in
  *     all its lanes, or that the lanes reach in different places; a value taken from a lane
  *     outside the mask;
+ *   - pointers to host memory among a kernel's arguments, where cuda_emu_guard asks for it;
  *   - launches with too many threads or too much shared memory, and more than 48 KiB of dynamic
  *     shared memory without the attribute.
  * Shared memory and what cudaMalloc gives are all ones (NaN, and an index far out of range)
@@ -412,6 +413,22 @@ inline cudaError_t cudaFuncSetAttribute(K *kernel, cudaFuncAttribute a, int valu
     return cuda_emu_attribute(reinterpret_cast<const void *>(kernel), a, value);
 }
 
+/* What the last cudaGetLastError will say. */
+cudaError_t cuda_emu_remember(cudaError_t e);
+/* Device memory is open from the first one on until the last has left (cuda_emu_guard). */
+void cuda_emu_enter(void);
+void cuda_emu_leave(void);
+/* Whether the device may have the pointer. */
+bool cuda_emu_allows(const void *p);
+template <class T> inline bool cuda_emu_allows_argument(const T &)
+{
+    return true;
+}
+template <class T> inline bool cuda_emu_allows_argument(T *const &p)
+{
+    return cuda_emu_allows(p);
+}
+
 /* Runs body(arg) once for every thread of the grid. */
 cudaError_t cuda_emu_run(void (*body)(void *), void *arg, const void *kernel, dim3 grid,
                          dim3 block, size_t dynamic);
@@ -419,6 +436,8 @@ template <class... P, class... A>
 inline cudaError_t cuda_emu_launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t dynamic,
                                    A... args)
 {
+    if (!(cuda_emu_allows_argument(args) && ...))
+        return cuda_emu_remember(cudaErrorInvalidValue);
     auto call = [=]() { kernel(static_cast<P>(args)...); };
     return cuda_emu_run([](void *f) { (*static_cast<decltype(call) *>(f))(); }, &call,
                         reinterpret_cast<const void *>(kernel), grid, block, dynamic);

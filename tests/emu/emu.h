@@ -2,6 +2,7 @@
 #ifndef TESTS_EMU_EMU_H
 #define TESTS_EMU_EMU_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -14,6 +15,10 @@ void cuda_emu_seed(uint64_t seed);
 /* Bytes that cudaMalloc gives altogether before it fails; 0: no limit. */
 void cuda_emu_memory(size_t bytes);
 size_t cuda_emu_memory_used(void);
+/* On: outside of kernels and copies the host may not touch device memory (the program faults
+ * where it does), and kernels take pointers to device memory only (the launch fails).  What
+ * pointers inside of structs point at is not seen. */
+void cuda_emu_guard(bool on);
 
 #ifdef __cplusplus
 }

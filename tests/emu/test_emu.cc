@@ -3,8 +3,10 @@
  * missing barrier is named by both its lines. */
 #include "lib/backend/cuda_port.h"
 
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 extern "C" {
@@ -526,7 +528,7 @@ static void missing_barriers_are_found(void **)
 static void launches_have_limits(void **)
 {
     const cudaError_t bad = cudaErrorInvalidConfiguration;
-    float out[WIDE];
+    float out[WIDE] = {};
     assert_int_equal(port_launch(read_before_writing, 1, 1025, 0, NULL, out), bad);
     assert_int_equal(port_launch(read_before_writing, 0, 32, 0, NULL, out), bad);
     assert_int_equal(port_launch(read_before_writing, dim3(1, 65536), 32, 0, NULL, out), bad);
@@ -569,6 +571,54 @@ static void memory_is_counted(void **)
     (void)cudaGetLastError();
 }
 
+/* Whether a process that reads there lives to say so. */
+static bool host_may_read(const float *p)
+{
+    fflush(NULL);
+    const pid_t child = fork();
+    assert_true(child >= 0);
+    if (!child) {
+        signal(SIGSEGV, SIG_DFL);
+        _exit(*static_cast<const volatile float *>(p) == 3 ? 0 : 1);
+    }
+    int status = 0;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+static __global__ void add_one(float *p)
+{
+    *p += 1;
+}
+
+static void memory_is_guarded(void **)
+{
+    void *p = NULL, *q = NULL;
+    float there = 2, back = 0;
+    cuda_emu_guard(true);
+    assert_int_equal(cudaMalloc(&p, sizeof there), cudaSuccess);
+    float *x = static_cast<float *>(p);
+    assert_int_equal(cudaMemcpyAsync(x, &there, sizeof there, cudaMemcpyHostToDevice, NULL),
+                     cudaSuccess);
+    run(add_one, 1, 1, 0, x);
+    assert_false(host_may_read(x));
+    assert_int_equal(cudaMalloc(&q, sizeof there), cudaSuccess); /* closed again behind it */
+    assert_false(host_may_read(x));
+    assert_int_equal(cudaMemcpyAsync(&back, x, sizeof back, cudaMemcpyDeviceToHost, NULL),
+                     cudaSuccess);
+    assert_true(back == 3);
+    assert_int_equal(port_launch(add_one, 1, 1, 0, NULL, &there), cudaErrorInvalidValue);
+    assert_int_equal(cudaMemcpyAsync(&there, &back, 4, cudaMemcpyHostToDevice, NULL),
+                     cudaErrorInvalidValue);
+    assert_true(there == 2);
+    cuda_emu_guard(false);
+    assert_true(host_may_read(x));
+    assert_int_equal(cudaFree(p), cudaSuccess);
+    assert_int_equal(cudaFree(q), cudaSuccess);
+    assert_int_equal(cudaFree(&there), cudaErrorInvalidValue);
+    (void)cudaGetLastError();
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -585,6 +635,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(missing_barriers_are_found),
         cmocka_unit_test(launches_have_limits),
         cmocka_unit_test(memory_is_counted),
+        cmocka_unit_test(memory_is_guarded),
     };
     return vtest_main(argc, argv, tests);
 }

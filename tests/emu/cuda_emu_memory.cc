@@ -1,0 +1,212 @@
+/* The emulator's device memory: a stretch of addresses of its own, so that it can be closed to
+ * the host while no kernel runs.  Sizes stand beside the blocks, not in them. */
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#include "tests/emu/cuda_emu.h"
+
+extern "C" {
+__attribute__((weak)) void __asan_poison_memory_region(void const volatile *p, size_t size);
+__attribute__((weak)) void __asan_unpoison_memory_region(void const volatile *p, size_t size);
+}
+
+enum {
+    PAGE = 4096,
+    GAP = 256
+}; /* GAP: in front of a block and behind it, for AddressSanitizer */
+static const size_t stretch = (size_t)1 << 36;
+
+struct block {
+    unsigned char *at;
+    size_t bytes;
+    block *next; /* in ascending order of addresses */
+};
+
+struct device_memory {
+    pthread_mutex_t lock;
+    unsigned char *base;
+    size_t open; /* bytes from base on that are not closed for good */
+    block *first;
+    size_t limit, used;
+    unsigned inside; /* kernels and copies that are under way */
+    bool guarded;
+};
+
+static device_memory memory = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static size_t rounded(size_t bytes, size_t to)
+{
+    return (bytes + to - 1) / to * to;
+}
+
+static void protect(bool closed)
+{
+    if (memory.open &&
+        mprotect(memory.base, memory.open, closed ? PROT_NONE : PROT_READ | PROT_WRITE))
+        abort();
+}
+
+void cuda_emu_enter(void)
+{
+    pthread_mutex_lock(&memory.lock);
+    if (!memory.inside++ && memory.guarded)
+        protect(false);
+    pthread_mutex_unlock(&memory.lock);
+}
+
+void cuda_emu_leave(void)
+{
+    pthread_mutex_lock(&memory.lock);
+    if (!--memory.inside && memory.guarded)
+        protect(true);
+    pthread_mutex_unlock(&memory.lock);
+}
+
+void cuda_emu_guard(bool on)
+{
+    pthread_mutex_lock(&memory.lock);
+    if (on != memory.guarded && !memory.inside)
+        protect(on);
+    memory.guarded = on;
+    pthread_mutex_unlock(&memory.lock);
+}
+
+bool cuda_emu_allows(const void *p)
+{
+    const unsigned char *at = static_cast<const unsigned char *>(p);
+    return !p || !memory.guarded || (at >= memory.base && at < memory.base + stretch);
+}
+
+void cuda_emu_memory(size_t bytes)
+{
+    memory.limit = bytes;
+}
+
+size_t cuda_emu_memory_used(void)
+{
+    return memory.used;
+}
+
+/* The first gap that is large enough; NULL if there is none. */
+static block **find_gap(size_t room, unsigned char **at)
+{
+    block **link = &memory.first;
+    *at = memory.base;
+    for (; *link; link = &(*link)->next) {
+        if ((size_t)((*link)->at - GAP - *at) >= room)
+            return link;
+        *at = (*link)->at - GAP + rounded((*link)->bytes + 2 * GAP, GAP);
+    }
+    return (size_t)(memory.base + stretch - *at) >= room ? link : NULL;
+}
+
+/* Addresses up to `end` can be used, as the others can. */
+static void open_up_to(const unsigned char *end)
+{
+    const size_t need = rounded((size_t)(end - memory.base), PAGE);
+    if (need <= memory.open)
+        return;
+    if (mprotect(memory.base + memory.open, need - memory.open, PROT_READ | PROT_WRITE))
+        abort();
+    if (__asan_poison_memory_region)
+        __asan_poison_memory_region(memory.base + memory.open, need - memory.open);
+    memory.open = need;
+}
+
+static cudaError_t allocate(size_t bytes, void **p)
+{
+    const size_t room = rounded(bytes + 2 * GAP, GAP);
+    if (!memory.base) {
+        void *m =
+            mmap(NULL, stretch, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (m == MAP_FAILED)
+            return cudaErrorMemoryAllocation;
+        memory.base = static_cast<unsigned char *>(m);
+    }
+    if (bytes > stretch || (memory.limit && bytes > memory.limit - memory.used))
+        return cudaErrorMemoryAllocation;
+    unsigned char *at = NULL;
+    block **link = find_gap(room, &at);
+    block *b = link ? static_cast<block *>(malloc(sizeof *b)) : NULL;
+    if (!b)
+        return cudaErrorMemoryAllocation;
+    open_up_to(at + room);
+    *b = {at + GAP, bytes, *link};
+    *link = b;
+    memory.used += bytes;
+    if (__asan_unpoison_memory_region)
+        __asan_unpoison_memory_region(b->at, bytes);
+    memset(b->at, 0xff, bytes);
+    *p = b->at;
+    return cudaSuccess;
+}
+
+/* Inside: the memory is open to whoever asks. */
+cudaError_t cudaMalloc(void **p, size_t bytes)
+{
+    *p = NULL;
+    cuda_emu_enter();
+    pthread_mutex_lock(&memory.lock);
+    const cudaError_t e = allocate(bytes, p);
+    pthread_mutex_unlock(&memory.lock);
+    cuda_emu_leave();
+    return cuda_emu_remember(e);
+}
+
+cudaError_t cudaFree(void *p)
+{
+    cudaError_t e = p ? cudaErrorInvalidValue : cudaSuccess;
+    pthread_mutex_lock(&memory.lock);
+    for (block **link = &memory.first; p && *link; link = &(*link)->next) {
+        block *b = *link;
+        if (b->at != p)
+            continue;
+        *link = b->next;
+        memory.used -= b->bytes;
+        if (__asan_poison_memory_region)
+            __asan_poison_memory_region(b->at, b->bytes);
+        if (b->bytes >= 4 * PAGE) { /* whole pages go back */
+            unsigned char *from = memory.base + rounded((size_t)(b->at - memory.base), PAGE);
+            (void)madvise(from, (b->bytes - PAGE) / PAGE * PAGE, MADV_DONTNEED);
+        }
+        free(b);
+        e = cudaSuccess;
+        break;
+    }
+    pthread_mutex_unlock(&memory.lock);
+    return cuda_emu_remember(e);
+}
+
+cudaError_t cudaMemGetInfo(size_t *left, size_t *total)
+{
+    *total = memory.limit ? memory.limit : stretch;
+    *left = *total - memory.used;
+    return cudaSuccess;
+}
+
+/* Each side of a copy is where its kind says. */
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
+                            cudaStream_t)
+{
+    if ((kind != cudaMemcpyDeviceToHost && !cuda_emu_allows(to)) ||
+        (kind != cudaMemcpyHostToDevice && !cuda_emu_allows(from)))
+        return cuda_emu_remember(cudaErrorInvalidValue);
+    cuda_emu_enter();
+    if (bytes)
+        memcpy(to, from, bytes);
+    cuda_emu_leave();
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t)
+{
+    if (!cuda_emu_allows(to))
+        return cuda_emu_remember(cudaErrorInvalidValue);
+    cuda_emu_enter();
+    if (bytes)
+        memset(to, value, bytes);
+    cuda_emu_leave();
+    return cudaSuccess;
+}

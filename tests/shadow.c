@@ -1,0 +1,543 @@
+#include "tests/shadow.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/vtest.h"
+
+enum { MOST = 12 };
+
+/* One array of a row. */
+typedef struct copy {
+    void *device, *host;
+    size_t bytes;
+    bool back;
+} copy;
+
+typedef struct shadow {
+    const vptq_backend *ops; /* of the device behind it */
+    vptq_dev *dev;
+    vptq_backend table; /* what tests see */
+    copy copies[MOST];
+    size_t count;
+} shadow;
+
+/* A finder of the device, and the books that it looks at. */
+typedef struct shadow_finder {
+    vptq_finder *finder;
+    void *books[2];
+    uint32_t v;
+} shadow_finder;
+
+static shadow *of(vptq_dev *dev)
+{
+    return (shadow *)(void *)dev;
+}
+
+static const shadow_finder *finder_of(const vptq_finder *f)
+{
+    return (const shadow_finder *)(const void *)f;
+}
+
+/* ---- copies ---- */
+
+static void *upload(shadow *s, const void *host, size_t bytes)
+{
+    void *device = NULL;
+    vptq_err err;
+    assert_ok(s->ops->alloc(s->dev, bytes, 1, &device, &err), &err);
+    assert_ok(s->ops->upload(s->dev, device, host, bytes, &err), &err);
+    return device;
+}
+
+static void *take(shadow *s, void *host, size_t bytes, bool back)
+{
+    if (!host)
+        return NULL;
+    for (size_t i = 0; i < s->count; i++)
+        if (s->copies[i].host == host && s->copies[i].bytes == bytes) { /* a row in place */
+            s->copies[i].back |= back;
+            return s->copies[i].device;
+        }
+    assert_true(s->count < MOST);
+    void *device = upload(s, host, bytes);
+    s->copies[s->count++] = (copy){device, host, bytes, back};
+    return device;
+}
+
+static const void *in(shadow *s, const void *host, size_t count, size_t size)
+{
+    void *p = NULL;
+    memcpy(&p, &host, sizeof p); /* read only, as `back` says */
+    return take(s, p, count * size, false);
+}
+
+static void *out(shadow *s, void *host, size_t count, size_t size)
+{
+    return take(s, host, count * size, true);
+}
+
+/* From the first element to the last of `rows` rows of `columns`, ld apart. */
+static size_t span(size_t rows, size_t columns, size_t ld)
+{
+    return rows && columns ? (rows - 1) * ld + columns : 0;
+}
+
+/* Ends a row: results come back, also of one that failed. */
+static vptq_status done(shadow *s, vptq_status st)
+{
+    vptq_err err;
+    for (size_t i = 0; i < s->count; i++) {
+        const copy *c = &s->copies[i];
+        if (c->back)
+            assert_ok(s->ops->download(s->dev, c->host, c->device, c->bytes, &err), &err);
+        s->ops->release(s->dev, c->device);
+    }
+    s->count = 0;
+    return st;
+}
+
+/* ---- life and memory ---- */
+
+static void shadow_close(vptq_dev *dev)
+{
+    if (!dev)
+        return;
+    of(dev)->ops->close(of(dev)->dev);
+    free(of(dev));
+}
+
+static void shadow_describe(const vptq_dev *dev, char *text, size_t size)
+{
+    const shadow *s = (const shadow *)(const void *)dev;
+    s->ops->describe(s->dev, text, size);
+}
+
+/* Memory is the device's: only rows are shadowed. */
+static vptq_status shadow_alloc(vptq_dev *dev, size_t count, size_t size, void **ptr,
+                                vptq_err *err)
+{
+    return of(dev)->ops->alloc(of(dev)->dev, count, size, ptr, err);
+}
+
+static void shadow_release(vptq_dev *dev, void *ptr)
+{
+    of(dev)->ops->release(of(dev)->dev, ptr);
+}
+
+static vptq_status shadow_upload(vptq_dev *dev, void *dst, const void *src, size_t bytes,
+                                 vptq_err *err)
+{
+    return of(dev)->ops->upload(of(dev)->dev, dst, src, bytes, err);
+}
+
+static vptq_status shadow_download(vptq_dev *dev, void *dst, const void *src, size_t bytes,
+                                   vptq_err *err)
+{
+    return of(dev)->ops->download(of(dev)->dev, dst, src, bytes, err);
+}
+
+static vptq_status shadow_sync(vptq_dev *dev, vptq_err *err)
+{
+    return of(dev)->ops->sync(of(dev)->dev, err);
+}
+
+/* ---- linear algebra ---- */
+
+static vptq_status shadow_gemm(vptq_dev *dev, const vptq_gemm_args *g, vptq_err *err)
+{
+    shadow *s = of(dev);
+    vptq_gemm_args d = *g;
+    d.a = in(s, g->a, g->trans_a ? span(g->k, g->m, g->lda) : span(g->m, g->k, g->lda),
+             sizeof *g->a);
+    d.b = in(s, g->b, g->trans_b ? span(g->n, g->k, g->ldb) : span(g->k, g->n, g->ldb),
+             sizeof *g->b);
+    d.c = out(s, g->c, span(g->m, g->n, g->ldc), sizeof *g->c);
+    d.bias = in(s, g->bias, g->n, sizeof *g->bias);
+    return done(s, s->ops->gemm(s->dev, &d, err));
+}
+
+static vptq_status shadow_syrk_add(vptq_dev *dev, size_t t, size_t n, const float *x,
+                                   size_t ldx, const float *w, double *h, double *sum,
+                                   vptq_err *err)
+{
+    shadow *s = of(dev);
+    const float *dx = in(s, x, span(t, n, ldx), sizeof *x), *dw = in(s, w, t, sizeof *w);
+    double *dh = out(s, h, n * n, sizeof *h), *dsum = out(s, sum, n, sizeof *sum);
+    return done(s, s->ops->syrk_add(s->dev, t, n, dx, ldx, dw, dh, dsum, err));
+}
+
+static vptq_status shadow_potrf(vptq_dev *dev, size_t n, double *a, size_t lda,
+                                size_t *bad_pivot, vptq_err *err)
+{
+    shadow *s = of(dev);
+    double *d = out(s, a, span(n, n, lda), sizeof *a);
+    return done(s, s->ops->potrf(s->dev, n, d, lda, bad_pivot, err));
+}
+
+static vptq_status shadow_trtri(vptq_dev *dev, size_t n, double *a, size_t lda, vptq_err *err)
+{
+    shadow *s = of(dev);
+    double *d = out(s, a, span(n, n, lda), sizeof *a);
+    return done(s, s->ops->trtri(s->dev, n, d, lda, err));
+}
+
+static vptq_status shadow_quad_trace(vptq_dev *dev, size_t m, size_t n, const float *e,
+                                     size_t lde, const double *h, size_t ldh, double *trace,
+                                     vptq_err *err)
+{
+    shadow *s = of(dev);
+    const float *de = in(s, e, span(m, n, lde), sizeof *e);
+    const double *dh = in(s, h, span(n, n, ldh), sizeof *h);
+    return done(s, s->ops->quad_trace(s->dev, m, n, de, lde, dh, ldh, trace, err));
+}
+
+/* ---- clustering ---- */
+
+static vptq_status shadow_assign(vptq_dev *dev, size_t n, uint32_t v, uint32_t k,
+                                 const float *x, const float *c, uint32_t *idx, float *dist,
+                                 vptq_err *err)
+{
+    shadow *s = of(dev);
+    const float *dx = in(s, x, n * v, sizeof *x), *dc = in(s, c, (size_t)k * v, sizeof *c);
+    uint32_t *di = out(s, idx, n, sizeof *idx);
+    float *dd = out(s, dist, n, sizeof *dist);
+    return done(s, s->ops->assign(s->dev, n, v, k, dx, dc, di, dd, err));
+}
+
+static vptq_status shadow_reassign(vptq_dev *dev, size_t n, uint32_t v, uint32_t k,
+                                   const float *x, const float *before, const float *c,
+                                   uint32_t *idx, vptq_err *err)
+{
+    shadow *s = of(dev);
+    const float *dx = in(s, x, n * v, sizeof *x), *dc = in(s, c, (size_t)k * v, sizeof *c);
+    const float *db = in(s, before, (size_t)k * v, sizeof *before);
+    uint32_t *di = out(s, idx, n, sizeof *idx);
+    return done(s, s->ops->reassign(s->dev, n, v, k, dx, db, dc, di, err));
+}
+
+static vptq_status shadow_accumulate(vptq_dev *dev, size_t n, uint32_t v, uint32_t k,
+                                     const float *x, const float *w, const uint32_t *idx,
+                                     const float *c, double *sums, double *weights,
+                                     double *objective, vptq_err *err)
+{
+    shadow *s = of(dev);
+    const float *dx = in(s, x, n * v, sizeof *x), *dw = in(s, w, n, sizeof *w);
+    const uint32_t *di = in(s, idx, n, sizeof *idx);
+    const float *dc = in(s, c, (size_t)k * v, sizeof *c);
+    double *ds = out(s, sums, (size_t)k * v, sizeof *sums);
+    double *dk = out(s, weights, k, sizeof *weights);
+    return done(s, s->ops->accumulate(s->dev, n, v, k, dx, dw, di, dc, ds, dk, objective, err));
+}
+
+/* ---- vector quantization ---- */
+
+static void gemv_arrays(shadow *s, size_t outs, size_t ins, const vptq_gemv_args *g,
+                        vptq_gemv_args *d)
+{
+    *d = *g;
+    d->x = in(s, g->x, span(g->n, ins, g->ldx), sizeof *g->x);
+    d->y = out(s, g->y, span(g->n, outs, g->ldy), sizeof *g->y);
+    d->bias = in(s, g->bias, outs, sizeof *g->bias);
+}
+
+static vptq_status shadow_gemv(vptq_dev *dev, size_t outs, size_t ins, vptq_dtype type,
+                               const void *w, const vptq_gemv_args *g, vptq_err *err)
+{
+    shadow *s = of(dev);
+    vptq_gemv_args d;
+    gemv_arrays(s, outs, ins, g, &d);
+    const void *dw = in(s, w, outs * ins, vptq_dtype_get(type)->bytes);
+    return done(s, s->ops->gemv(s->dev, outs, ins, type, dw, &d, err));
+}
+
+static vptq_status shadow_library_gemv(vptq_dev *dev, size_t outs, size_t ins, const float *w,
+                                       const vptq_gemv_args *g, vptq_err *err)
+{
+    shadow *s = of(dev);
+    vptq_gemv_args d;
+    gemv_arrays(s, outs, ins, g, &d);
+    const float *dw = in(s, w, outs * ins, sizeof *w);
+    return done(s, s->ops->library_gemv(s->dev, outs, ins, dw, &d, err));
+}
+
+/* A matrix with its arrays on the device. */
+static void matrix_arrays(shadow *s, const vptq_vq *q, vptq_vq *d)
+{
+    const vptq_vq_shape *p = &q->shape;
+    const size_t books = p->groups;
+    *d = *q;
+    d->indices =
+        in(s, q->indices, books * vptq_vq_strips(p) * vptq_vq_row_words(p), sizeof *q->indices);
+    d->centroids = in(s, q->centroids, books * p->k * p->v, sizeof *q->centroids);
+    d->res_centroids = in(s, q->res_centroids, books * p->k_res * p->v, sizeof *q->centroids);
+    if (p->outliers) {
+        d->outlier_indices =
+            in(s, q->outlier_indices, (p->out + p->v0 - 1) / p->v0 * (size_t)p->outliers,
+               sizeof *q->outlier_indices);
+        d->outlier_centroids =
+            in(s, q->outlier_centroids, (size_t)p->k0 * p->v0, sizeof *q->centroids);
+    }
+    d->perm = in(s, q->perm, p->in, sizeof *q->perm);
+    d->scale = in(s, q->scale, p->in, sizeof *q->scale);
+    d->bias = in(s, q->bias, p->in, sizeof *q->bias);
+}
+
+static vptq_status shadow_vq_dequant(vptq_dev *dev, const vptq_vq *q, size_t r0, size_t n,
+                                     float *w, size_t ldw, vptq_err *err)
+{
+    shadow *s = of(dev);
+    vptq_vq d;
+    matrix_arrays(s, q, &d);
+    float *dw = out(s, w, span(n, q->shape.in, ldw), sizeof *w);
+    return done(s, s->ops->vq_dequant(s->dev, &d, r0, n, dw, ldw, err));
+}
+
+static vptq_status shadow_vq_gemv(vptq_dev *dev, const vptq_vq *q, const vptq_gemv_args *g,
+                                  vptq_err *err)
+{
+    shadow *s = of(dev);
+    vptq_vq d;
+    vptq_gemv_args dg;
+    matrix_arrays(s, q, &d);
+    gemv_arrays(s, q->shape.out, q->shape.in, g, &dg);
+    return done(s, s->ops->vq_gemv(s->dev, &d, &dg, err));
+}
+
+static void shadow_finder_close(vptq_dev *dev, vptq_finder *finder)
+{
+    shadow *s = of(dev);
+    shadow_finder *f = (shadow_finder *)(void *)finder;
+    if (!f)
+        return;
+    s->ops->finder_close(s->dev, f->finder);
+    s->ops->release(s->dev, f->books[0]);
+    s->ops->release(s->dev, f->books[1]);
+    free(f);
+}
+
+static vptq_status shadow_finder_open(vptq_dev *dev, const vptq_books *books,
+                                      vptq_finder **finder, vptq_err *err)
+{
+    shadow *s = of(dev);
+    vptq_books d = *books;
+    shadow_finder *f = calloc(1, sizeof *f);
+    assert_non_null(f);
+    f->v = books->v;
+    const size_t size = books->v * sizeof *books->centroids;
+    d.centroids = f->books[0] = upload(s, books->centroids, books->k * size);
+    if (books->res_centroids)
+        d.res_centroids = f->books[1] = upload(s, books->res_centroids, books->k_res * size);
+    const vptq_status st = s->ops->finder_open(s->dev, &d, &f->finder, err);
+    *finder = (vptq_finder *)(void *)f;
+    if (st) {
+        shadow_finder_close(dev, *finder);
+        *finder = NULL;
+    }
+    return st;
+}
+
+static vptq_status shadow_find(vptq_dev *dev, const vptq_find_args *f, vptq_err *err)
+{
+    shadow *s = of(dev);
+    vptq_find_args d = *f;
+    const shadow_finder *finder = finder_of(f->finder);
+    d.finder = finder->finder;
+    d.x = in(s, f->x, f->n * finder->v, sizeof *f->x);
+    d.idx = out(s, f->idx, f->n, sizeof *f->idx);
+    d.idx_res = out(s, f->idx_res, f->n, sizeof *f->idx_res);
+    d.dist = out(s, f->dist, f->n, sizeof *f->dist);
+    return done(s, s->ops->find(s->dev, &d, err));
+}
+
+static vptq_status shadow_vq_pass(vptq_dev *dev, const vptq_pass_args *p, vptq_err *err)
+{
+    shadow *s = of(dev);
+    const shadow_finder *finder = finder_of(p->finder);
+    const size_t strips = p->rows / finder->v;
+    vptq_pass_args d = *p;
+    d.finder = finder->finder;
+    d.z = out(s, p->z, span(p->cols, p->rows, p->ldz), sizeof *p->z);
+    d.u = in(s, p->u, span(p->cols, p->cols, p->ldu), sizeof *p->u);
+    d.idx = out(s, p->idx, span(p->cols, strips, p->ldi), sizeof *p->idx);
+    d.idx_res = out(s, p->idx_res, span(p->cols, strips, p->ldi), sizeof *p->idx_res);
+    d.q = out(s, p->q, span(p->cols, p->rows, p->ldq), sizeof *p->q);
+    d.err = out(s, p->err, span(p->cols, p->rows, p->lde), sizeof *p->err);
+    return done(s, s->ops->vq_pass(s->dev, &d, err));
+}
+
+static vptq_status shadow_vq_descend(vptq_dev *dev, const vptq_descend_args *a, vptq_err *err)
+{
+    shadow *s = of(dev);
+    const shadow_finder *finder = finder_of(a->finder);
+    const size_t strips = a->rows / finder->v;
+    vptq_descend_args d = *a;
+    d.finder = finder->finder;
+    d.g = in(s, a->g, span(a->cols, a->rows, a->ldg), sizeof *a->g);
+    d.h = in(s, a->h, span(a->cols, a->cols, a->ldh), sizeof *a->h);
+    d.idx = out(s, a->idx, span(a->cols, strips, a->ldi), sizeof *a->idx);
+    d.idx_res = out(s, a->idx_res, span(a->cols, strips, a->ldi), sizeof *a->idx_res);
+    d.q = out(s, a->q, span(a->cols, a->rows, a->ldq), sizeof *a->q);
+    d.delta = out(s, a->delta, span(a->cols, a->rows, a->ldd), sizeof *a->delta);
+    return done(s, s->ops->vq_descend(s->dev, &d, err));
+}
+
+static vptq_status shadow_vq_gather(vptq_dev *dev, const vptq_gather_args *g, vptq_err *err)
+{
+    shadow *s = of(dev);
+    const size_t strips = g->rows / g->v;
+    vptq_gather_args d = *g;
+    d.centroids = in(s, g->centroids, (size_t)g->k * g->v, sizeof *g->centroids);
+    d.res_centroids = in(s, g->res_centroids, (size_t)g->k_res * g->v, sizeof *g->centroids);
+    d.idx = in(s, g->idx, span(g->cols, strips, g->ldi), sizeof *g->idx);
+    d.idx_res = in(s, g->idx_res, span(g->cols, strips, g->ldi), sizeof *g->idx);
+    d.q = out(s, g->q, span(g->cols, g->rows, g->ldq), sizeof *g->q);
+    return done(s, s->ops->vq_gather(s->dev, &d, err));
+}
+
+static vptq_status shadow_vq_scatter(vptq_dev *dev, const vptq_scatter_args *a, vptq_err *err)
+{
+    shadow *s = of(dev);
+    vptq_scatter_args d = *a;
+    d.y = in(s, a->y, span(a->cols, a->rows, a->ldy), sizeof *a->y);
+    d.weight = in(s, a->weight, a->cols, sizeof *a->weight);
+    d.idx = in(s, a->idx, span(a->cols, a->rows / a->v, a->ldi), sizeof *a->idx);
+    d.sums = out(s, a->sums, (size_t)a->k * a->v, sizeof *a->sums);
+    d.weights = out(s, a->weights, a->k, sizeof *a->weights);
+    return done(s, s->ops->vq_scatter(s->dev, &d, err));
+}
+
+/* ---- transformer ---- */
+
+static vptq_status shadow_embed(vptq_dev *dev, size_t n, size_t dim, const void *table,
+                                vptq_dtype type, const int32_t *ids, float *y, vptq_err *err)
+{
+    shadow *s = of(dev);
+    int32_t last = 0; /* of the table, only the rows up to the last id are known to be there */
+    for (size_t i = 0; i < n; i++)
+        last = ids[i] > last ? ids[i] : last;
+    const void *dt = in(s, table, ((size_t)last + 1) * dim, vptq_dtype_get(type)->bytes);
+    const int32_t *di = in(s, ids, n, sizeof *ids);
+    float *dy = out(s, y, n * dim, sizeof *y);
+    return done(s, s->ops->embed(s->dev, n, dim, dt, type, di, dy, err));
+}
+
+static vptq_status shadow_rmsnorm(vptq_dev *dev, size_t n, size_t dim, const float *x,
+                                  size_t ldx, const float *weight, float eps, float *y,
+                                  size_t ldy, vptq_err *err)
+{
+    shadow *s = of(dev);
+    const float *dx = in(s, x, span(n, dim, ldx), sizeof *x);
+    const float *dw = in(s, weight, dim, sizeof *weight);
+    float *dy = out(s, y, span(n, dim, ldy), sizeof *y);
+    return done(s, s->ops->rmsnorm(s->dev, n, dim, dx, ldx, dw, eps, dy, ldy, err));
+}
+
+static vptq_status shadow_rope(vptq_dev *dev, size_t n, size_t heads, size_t head_dim, float *x,
+                               size_t ldx, const float *cos_table, const float *sin_table,
+                               size_t pos0, vptq_err *err)
+{
+    shadow *s = of(dev);
+    const size_t angles = (pos0 + n) * (head_dim / 2);
+    float *dx = out(s, x, span(n, heads * head_dim, ldx), sizeof *x);
+    const float *dc = in(s, cos_table, angles, sizeof *dc);
+    const float *ds = in(s, sin_table, angles, sizeof *ds);
+    return done(s, s->ops->rope(s->dev, n, heads, head_dim, dx, ldx, dc, ds, pos0, err));
+}
+
+static void attention_arrays(shadow *s, const vptq_attention_args *a, vptq_attention_args *d)
+{
+    const size_t width = a->kv_heads * a->head_dim, wide = a->heads * a->head_dim;
+    *d = *a;
+    d->q = in(s, a->q, span(a->n, wide, a->ldq), sizeof *a->q);
+    d->keys = in(s, a->keys, span(a->pos0 + a->n, width, a->ldk), sizeof *a->keys);
+    d->values = in(s, a->values, span(a->pos0 + a->n, width, a->ldv), sizeof *a->values);
+    d->out = out(s, a->out, span(a->n, wide, a->ldo), sizeof *a->out);
+}
+
+static vptq_status shadow_attention(vptq_dev *dev, const vptq_attention_args *a, vptq_err *err)
+{
+    shadow *s = of(dev);
+    vptq_attention_args d;
+    attention_arrays(s, a, &d);
+    return done(s, s->ops->attention(s->dev, &d, err));
+}
+
+static vptq_status shadow_attention_mass(vptq_dev *dev, const vptq_attention_args *a,
+                                         double *mass, vptq_err *err)
+{
+    shadow *s = of(dev);
+    vptq_attention_args d;
+    attention_arrays(s, a, &d);
+    double *dm = out(s, mass, a->pos0 + a->n, sizeof *mass);
+    return done(s, s->ops->attention_mass(s->dev, &d, dm, err));
+}
+
+static vptq_status shadow_swiglu(vptq_dev *dev, size_t n, size_t dim, const float *gate,
+                                 const float *up, float *y, vptq_err *err)
+{
+    shadow *s = of(dev);
+    const float *dg = in(s, gate, n * dim, sizeof *gate), *du = in(s, up, n * dim, sizeof *up);
+    float *dy = out(s, y, n * dim, sizeof *y);
+    return done(s, s->ops->swiglu(s->dev, n, dim, dg, du, dy, err));
+}
+
+static vptq_status shadow_nll(vptq_dev *dev, size_t n, size_t width, const float *logits,
+                              size_t ld, int32_t first, const int32_t *targets, bool start,
+                              vptq_nll_state *state, vptq_err *err)
+{
+    shadow *s = of(dev);
+    const float *dl = in(s, logits, span(n, width, ld), sizeof *logits);
+    const int32_t *dt = in(s, targets, n, sizeof *targets);
+    vptq_nll_state *ds = out(s, state, n, sizeof *state);
+    return done(s, s->ops->nll(s->dev, n, width, dl, ld, first, dt, start, ds, err));
+}
+
+/* ---- the table ---- */
+
+static const vptq_backend rows = {
+    .close = shadow_close,
+    .describe = shadow_describe,
+    .alloc = shadow_alloc,
+    .release = shadow_release,
+    .upload = shadow_upload,
+    .download = shadow_download,
+    .sync = shadow_sync,
+    .gemm = shadow_gemm,
+    .syrk_add = shadow_syrk_add,
+    .potrf = shadow_potrf,
+    .trtri = shadow_trtri,
+    .quad_trace = shadow_quad_trace,
+    .assign = shadow_assign,
+    .reassign = shadow_reassign,
+    .accumulate = shadow_accumulate,
+    .vq_dequant = shadow_vq_dequant,
+    .vq_gemv = shadow_vq_gemv,
+    .gemv = shadow_gemv,
+    .library_gemv = shadow_library_gemv,
+    .finder_open = shadow_finder_open,
+    .finder_close = shadow_finder_close,
+    .find = shadow_find,
+    .vq_pass = shadow_vq_pass,
+    .vq_descend = shadow_vq_descend,
+    .vq_gather = shadow_vq_gather,
+    .vq_scatter = shadow_vq_scatter,
+    .embed = shadow_embed,
+    .rmsnorm = shadow_rmsnorm,
+    .rope = shadow_rope,
+    .attention = shadow_attention,
+    .attention_mass = shadow_attention_mass,
+    .swiglu = shadow_swiglu,
+    .nll = shadow_nll,
+};
+
+vptq_device shadow_of(const vptq_device *dev)
+{
+    shadow *s = calloc(1, sizeof *s);
+    assert_non_null(s);
+    s->ops = dev->ops;
+    s->dev = dev->state;
+    s->table = rows;
+    s->table.name = dev->ops->name;
+    return (vptq_device){.ops = &s->table, .state = (vptq_dev *)(void *)s, .ctx = dev->ctx};
+}
