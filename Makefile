@@ -5,6 +5,7 @@
 #   SANITIZE=address,undefined    instrumented build, kept apart from the plain one
 #   EXTRA_CFLAGS=...              added to the compiler's flags (a configuration of its own)
 #   V=1                           show the commands
+#   CUDA=auto|1                   the CUDA backend, too: where there is an nvcc that works, or surely
 #   CC, CXX, AR, CLANG_FORMAT, NVCC  the tools
 #   PREFIX, DESTDIR               where `install` puts things
 #   TEXT=, MODEL=                 taken by `make demo`
@@ -69,6 +70,36 @@ ifneq ($(strip $(EXTRA_CFLAGS)$(filter-out gcc,$(CC))),)
 CONFIG := $(CONFIG)-$(firstword $(shell printf '%s' '$(CC) $(EXTRA_CFLAGS)' | cksum))
 endif
 
+# A GPU: nvcc compiles kernels for what docs/backend-howto.md names, and the newest architecture
+# it knows as PTX.  Without CUDA= nothing of it is looked for.
+NVCC       := $(or $(NVCC),$(shell command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null))
+CUDA_WHY   :=
+HAVE_CUDA  :=
+ifneq ($(filter-out 0,$(CUDA)),)
+ifneq ($(SANITIZE),)
+CUDA_WHY   := kernels cannot be instrumented
+else ifeq ($(NVCC),)
+CUDA_WHY   := nvcc is neither in PATH nor in /usr/local/cuda/bin
+else
+CUDA_WHY   := $(shell scripts/cuda_probe.sh $(NVCC) 2>&1)
+HAVE_CUDA  := $(if $(CUDA_WHY),,1)
+endif
+ifneq ($(HAVE_CUDA),)
+CONFIG     := $(CONFIG)-cuda
+CUDA_HOME  := $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
+CUDA_LIB   := $(firstword $(wildcard $(CUDA_HOME)/lib64 $(CUDA_HOME)/targets/x86_64-linux/lib \
+                /usr/lib/x86_64-linux-gnu))
+CUDA_PTX   := $(shell $(NVCC) --list-gpu-arch | sort -V | tail -n 1)
+NVCC_FLAGS := -std=c++20 -O3 -fmad=false -I. -DVPTQ_CUDA -Xcompiler -Wall,-fno-exceptions,-fno-rtti \
+              -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=[sm_90,compute_90] \
+              -gencode arch=$(CUDA_PTX),code=$(CUDA_PTX)
+else ifeq ($(CUDA),auto)
+$(info cuda  ✗ $(CUDA_WHY); building without it)
+else
+$(error CUDA=$(CUDA): $(CUDA_WHY))
+endif
+endif
+
 B   := build/$(CONFIG)
 OBJ := $(B)/obj
 BIN := $(B)/bin
@@ -83,8 +114,8 @@ PKG_LIBS   := $(shell $(PKG) --libs $(PACKAGES))
 endif
 
 ALL_CFLAGS = $(STANDARD) $(OPTIMIZE) -fopenmp $(NUMERICS) $(WARNINGS) $(SAN) -I. $(PKG_CFLAGS) \
-             $(EXTRA_CFLAGS)
-LDLIBS     = $(PKG_LIBS) -lm -ldl
+             $(if $(HAVE_CUDA),-DVPTQ_CUDA) $(EXTRA_CFLAGS)
+LDLIBS     = $(PKG_LIBS) $(if $(HAVE_CUDA),-L$(CUDA_LIB) -lcudart_static -lrt -lpthread -lstdc++) -lm -ldl
 
 # Kernels without a GPU: the .cu files compiled as C++ against tests/emu/cuda_emu.h, no run-time
 # library of C++ needed.  CUDA's own names and enumerations are not what -Wpedantic likes.
@@ -172,8 +203,16 @@ $(OBJ)/%.o: %.cc | $(B)/probe
 $(OBJ)/%.tsan.o: %.cc | $(B)/probe
 	$(call cxx,-fsanitize=thread)
 
-$(LIBEMU): $(OBJ)/tests/emu/cuda_emu.o $(OBJ)/tests/emu/cuda_emu_memory.o $(CU_SRC:%.cu=$(OBJ)/%.emu.o)
-$(LIBVPTQ): $(LIB_SRC:%.c=$(OBJ)/%.o)
+# The same names as in a build for a GPU: all but the table's are taken out of sight.
+$(OBJ)/backend_emu.o: $(CU_SRC:%.cu=$(OBJ)/%.emu.o)
+	$(Q)$(LD) -r -o $@ $^ && objcopy --wildcard --keep-global-symbol='vptq_backend_emu' $@
+
+$(OBJ)/%.cuda.o: %.cu | $(B)/probe
+	$(Q)mkdir -p $(@D)
+	$(Q)$(if $(V),,echo "  NVCC  $<";) $(NVCC) $(NVCC_FLAGS) -MMD -MF $(@:.o=.d) -MP -c $< -o $@
+
+$(LIBEMU): $(OBJ)/tests/emu/cuda_emu.o $(OBJ)/tests/emu/cuda_emu_memory.o $(OBJ)/backend_emu.o
+$(LIBVPTQ): $(LIB_SRC:%.c=$(OBJ)/%.o) $(if $(HAVE_CUDA),$(CU_SRC:%.cu=$(OBJ)/%.cuda.o))
 $(LIBCLI): $(CLI_SRC:%.c=$(OBJ)/%.o)
 $(LIBTEST): $(HELP_SRC:%.c=$(OBJ)/%.o)
 $(LIBVPTQ) $(LIBCLI) $(LIBTEST) $(LIBEMU): | $(B)/probe
@@ -185,6 +224,10 @@ define link
 endef
 
 $(BIN)/vptq-%: $(OBJ)/cmd/vptq_%.o $(LIBCLI) $(LIBVPTQ)
+	$(link)
+
+# The tools with the emulated device, for whole runs on it.
+$(B)/tests/emu/vptq-%: $(OBJ)/cmd/vptq_%.o $(LIBCLI) $(OBJ)/backend_emu.o $(LIBEMU) $(LIBVPTQ)
 	$(link)
 
 $(B)/tests/unit/test_% $(B)/tests/ops/test_% $(B)/tests/emu/test_%: LDLIBS += -lcmocka
@@ -311,7 +354,6 @@ lint: shellcheck
 layers:
 	$(Q)scripts/check_layers.sh --self-test
 	$(Q)scripts/check_layers.sh
-NVCC ?= nvcc
 cuda-check:
 	$(Q)NVCC=$(NVCC) OUT=build/cuda scripts/cuda_check.sh $(CU_SRC)
 symbols: $(LIBVPTQ)
@@ -383,7 +425,7 @@ help:
 	'make info          compiler and libraries found here' \
 	'make clean         remove build/' \
 	'' \
-	'DEVELOPER=1 SANITIZE=address,undefined EXTRA_CFLAGS=... V=1 CC=clang'
+	'DEVELOPER=1 SANITIZE=address,undefined CUDA=auto EXTRA_CFLAGS=... V=1 CC=clang'
 
 # found, or what to install
 define probe
@@ -403,6 +445,7 @@ info:
 	$(call probe,$(PKG) --exists libxxhash,xxhash,libxxhash-dev)
 	$(call probe,$(PKG) --exists libutf8proc,utf8proc,libutf8proc-dev)
 	$(call probe,PATH="$$PATH:/sbin" ldconfig -p | grep -q libopenblas.so.0,openblas,libopenblas0-openmp)
+	@echo "cuda          $(if $(HAVE_CUDA),$(NVCC),$(or $(CUDA_WHY),not asked for (CUDA=auto)))"
 	@echo "for the tests:"
 	$(call probe,$(PKG) --exists cmocka,cmocka,libcmocka-dev)
 	$(call probe,command -v $(CLANG_FORMAT),clang-format,clang-format)

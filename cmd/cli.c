@@ -107,7 +107,7 @@ static void fill_common(vptq_cli *cli)
     vptq_cli_common *c = &cli->common;
     const vptq_cli_option table[CLI_COMMON_COUNT] = {
         {'t', "threads", CLI_U32, &c->threads, "N", "threads, 0 = all processors", false},
-        {0, "backend", CLI_STRING, &c->backend, "NAME", "auto, cpu or ref", false},
+        {0, "backend", CLI_STRING, &c->backend, "NAME", "auto, cuda, cpu or ref", false},
         {0, "seed", CLI_U64, &c->seed, "N", "seed of all random choices", false},
         {0, "mem", CLI_SIZE, &c->mem, "SIZE",
          "cap on working memory (K, M, G, T: powers of 1024), 0 = none", false},
@@ -290,6 +290,8 @@ static void look_for_help(vptq_cli *cli, int argc, char **argv, const spelling *
             cli->common.version = true;
         else if (e->option->target == &cli->common.verbose)
             cli->common.verbose = 1;
+        else if (e->option->target == &cli->common.backend)
+            cli->common.backend = optarg; /* the version tells of it */
     }
 }
 

@@ -131,18 +131,23 @@ void vptq_cli_print_help(const vptq_cli *cli)
         printf("\n%s\n", cli->examples);
 }
 
+/* What the library says of its choice of a backend. */
+static void print_choice(void *user, vptq_log_level level, const char *text)
+{
+    (void)user;
+    (void)level;
+    printf("%s\n", text);
+}
+
 static void print_device(const vptq_cli *cli)
 {
     vptq_device dev;
     vptq_err err = {0};
-    char text[512];
-    vptq_ctx ctx = {.threads = 1};
+    vptq_ctx ctx = {.threads = 1, .log = print_choice};
     if (vptq_device_open(&ctx, cli->common.backend, &dev, &err)) {
-        printf("backend: %s\n", err.text);
+        printf("backend %s: %s\n", cli->common.backend, err.text);
         return;
     }
-    dev.ops->describe(dev.state, text, sizeof text);
-    printf("backend: %s\n", text);
     vptq_device_close(&dev);
 }
 

@@ -14,7 +14,7 @@ void devices_open(devices_one *d, const char *name, vptq_simd simd, int threads)
     d->ctx = (vptq_ctx){.threads = threads};
     setenv("VPTQ_SIMD", vptq_simd_name(simd), 1);
     if (strcmp(name, "emu") == 0) {
-        d->dev = (vptq_device){.ops = vptq_backend_cuda(), .ctx = &d->ctx};
+        d->dev = (vptq_device){.ops = vptq_backend_emu(), .ctx = &d->ctx};
         assert_string_equal(d->dev.ops->name, "emu");
         assert_ok(d->dev.ops->open(&d->ctx, &d->dev.state, &err), &err);
         d->dev = shadow_of(&d->dev);

@@ -1,41 +1,89 @@
 /* Opening a backend by name, and the scratch area that host backends share. */
 #include "lib/backend/backend.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "lib/backend/dev.h"
 
-enum { DESCRIPTION = 256 };
+/* The CUDA backend under its emulator is linked by tests alone. */
+#pragma weak vptq_backend_emu
+
+enum { DESCRIPTION = 256, MOST = 4 };
+
+/* The backends of this program, the fastest first; how many of them `auto` may take. */
+static size_t backends(const vptq_backend *list[MOST], size_t *automatic)
+{
+    size_t n = 0;
+#ifdef VPTQ_CUDA
+    list[n++] = vptq_backend_cuda();
+#endif
+    list[n++] = vptq_backend_cpu();
+    *automatic = n;
+    list[n++] = &vptq_backend_ref;
+    if (vptq_backend_emu)
+        list[n++] = vptq_backend_emu();
+    return n;
+}
+
+static vptq_status no_such_backend(const char *name, vptq_err *err)
+{
+    const vptq_backend *list[MOST];
+    char names[64] = "auto";
+    size_t automatic, n = backends(list, &automatic), used = strlen(names);
+    for (size_t i = 0; i < n; i++)
+        used += (size_t)snprintf(names + used, sizeof names - used, "%s%s",
+                                 i + 1 < n ? ", " : " and ", list[i]->name);
+    return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                     "backend \"%s\" is not in this build, which has %s", name, names);
+}
+
+static vptq_status open_one(const vptq_ctx *ctx, const vptq_backend *backend, bool automatic,
+                            vptq_device *dev, vptq_err *err)
+{
+    vptq_dev *state = NULL;
+    const vptq_status st = backend->open(ctx, &state, err);
+    if (st)
+        return st;
+    *dev = (vptq_device){.ops = backend, .state = state, .ctx = ctx};
+
+    char text[DESCRIPTION];
+    backend->describe(state, text, sizeof text);
+    vptq_log(ctx, VPTQ_LOG_MORE, "backend %s%s: %s", backend->name,
+             automatic ? " (automatic)" : "", text);
+    return VPTQ_OK;
+}
+
+/* The first one whose device answers. */
+static vptq_status open_automatically(const vptq_ctx *ctx, vptq_device *dev, vptq_err *err)
+{
+    const vptq_backend *list[MOST];
+    size_t automatic;
+    vptq_status st = VPTQ_E_UNSUPPORTED;
+    (void)backends(list, &automatic);
+    for (size_t i = 0; i < automatic; i++) {
+        st = open_one(ctx, list[i], true, dev, err);
+        if (st != VPTQ_E_DEVICE || i + 1 == automatic)
+            break;
+        vptq_log(ctx, VPTQ_LOG_MORE, "backend %s is left out: %s", list[i]->name, err->text);
+    }
+    return st;
+}
 
 vptq_status vptq_device_open(const vptq_ctx *ctx, const char *name, vptq_device *dev,
                              vptq_err *err)
 {
-    const vptq_backend *const backends[] = {vptq_backend_cpu(), &vptq_backend_ref};
-    const vptq_backend *chosen = NULL;
-    const bool automatic = strcmp(name, "auto") == 0;
+    const vptq_backend *list[MOST];
+    size_t automatic;
+    const size_t n = backends(list, &automatic);
 
     memset(dev, 0, sizeof *dev);
-    if (automatic)
-        chosen = backends[0];
-    for (size_t i = 0; !chosen && i < sizeof backends / sizeof *backends; i++)
-        if (strcmp(name, backends[i]->name) == 0)
-            chosen = backends[i];
-    if (!chosen)
-        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
-                         "backend \"%s\" is not in this build, which has auto, cpu and ref",
-                         name);
-
-    vptq_dev *state = NULL;
-    const vptq_status st = chosen->open(ctx, &state, err);
-    if (st)
-        return st;
-    *dev = (vptq_device){.ops = chosen, .state = state, .ctx = ctx};
-
-    char text[DESCRIPTION];
-    chosen->describe(state, text, sizeof text);
-    vptq_log(ctx, VPTQ_LOG_MORE, "backend %s%s: %s", chosen->name,
-             automatic ? " (automatic)" : "", text);
-    return VPTQ_OK;
+    if (strcmp(name, "auto") == 0)
+        return open_automatically(ctx, dev, err);
+    for (size_t i = 0; i < n; i++)
+        if (strcmp(name, list[i]->name) == 0)
+            return open_one(ctx, list[i], false, dev, err);
+    return no_such_backend(name, err);
 }
 
 void vptq_device_close(vptq_device *dev)

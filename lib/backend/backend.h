@@ -273,8 +273,11 @@ typedef struct vptq_backend {
 
 extern const vptq_backend vptq_backend_ref;
 const vptq_backend *vptq_backend_cpu(void);
-const vptq_backend *
-vptq_backend_cuda(void); /* in programs that link it (docs/backend-howto.md) */
+/* In programs that link them (docs/backend-howto.md): on a GPU, and the same under the
+ * emulator.
+ */
+const vptq_backend *vptq_backend_cuda(void);
+const vptq_backend *vptq_backend_emu(void);
 
 typedef struct vptq_device {
     const vptq_backend *ops;
@@ -282,9 +285,9 @@ typedef struct vptq_device {
     const vptq_ctx *ctx; /* kept alive by the caller */
 } vptq_device;
 
-/* "auto" = the fastest that opens here (cuda, then cpu); "cpu", "ref", "cuda" = that one or
- * VPTQ_E_UNSUPPORTED naming what this build has.  Nothing falls back silently: auto logs its
- * choice. */
+/* "auto" = the fastest that opens here (cuda where a device answers, else cpu); "cpu", "ref",
+ * "cuda" = that one or VPTQ_E_UNSUPPORTED naming what this build has.  Nothing falls back
+ * silently: auto logs its choice, and why it left one out. */
 vptq_status vptq_device_open(const vptq_ctx *ctx, const char *name, vptq_device *dev,
                              vptq_err *err) VPTQ_MUST_CHECK;
 void vptq_device_close(vptq_device *dev);

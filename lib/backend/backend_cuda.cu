@@ -252,7 +252,11 @@ static const vptq_backend cuda_table = {
     .nll = no_nll,
 };
 
+#ifdef VPTQ_CUDA_EMU
+extern "C" const vptq_backend *vptq_backend_emu(void)
+#else
 extern "C" const vptq_backend *vptq_backend_cuda(void)
+#endif
 {
     return &cuda_table;
 }

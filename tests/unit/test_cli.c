@@ -222,7 +222,7 @@ static void test_version(void **state)
 {
     expect(run(*state, "-V"), 0, "vptq-test " VPTQ_VERSION "\n", "");
     expect(run(*state, "--version --verbose --backend ref"), 0, "compiler: ", "");
-    expect(run(*state, "--version --verbose --backend ref"), 0, "backend: ", "");
+    expect(run(*state, "--version --verbose --backend ref"), 0, "backend ref: ", "");
 }
 
 static int fail_with(vptq_cli *cli, vptq_status code)

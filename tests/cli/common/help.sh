@@ -20,4 +20,4 @@ expect_exit 0 "$BIN/vptq-eval" --version >out
 expect_line out '^vptq-eval [0-9]'
 expect_exit 0 "$BIN/vptq-hessian" --version --verbose >out
 expect_line out '^compiler: '
-expect_line out '^backend: '
+expect_line out '^backend [a-z]* (automatic): '
