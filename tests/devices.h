@@ -1,5 +1,6 @@
-/* Running one operation on every device there is without a GPU: ref, cpu with each SIMD level
- * of this processor and 1, 2, 3 and 5 threads, and emu, the CUDA backend under the emulator. */
+/* Running one operation on every device there is: ref, cpu with each SIMD level of this
+ * processor and 1, 2, 3 and 5 threads, emu, the CUDA backend under the emulator, and, where
+ * VPTQ_TEST_GPU is set, cuda.  Arrays are in host memory all the same (tests/shadow.h). */
 #ifndef TESTS_DEVICES_H
 #define TESTS_DEVICES_H
 
