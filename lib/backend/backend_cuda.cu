@@ -163,11 +163,6 @@ static vptq_status no_vq_gemv(vptq_dev *, const vptq_vq *, const vptq_gemv_args 
 {
     return missing("vq_gemv", err);
 }
-static vptq_status no_gemv(vptq_dev *, size_t, size_t, vptq_dtype, const void *,
-                           const vptq_gemv_args *, vptq_err *err)
-{
-    return missing("gemv", err);
-}
 static vptq_status no_library_gemv(vptq_dev *, size_t, size_t, const float *,
                                    const vptq_gemv_args *, vptq_err *err)
 {
@@ -191,20 +186,6 @@ static vptq_status no_vq_pass(vptq_dev *, const vptq_pass_args *, vptq_err *err)
 static vptq_status no_vq_descend(vptq_dev *, const vptq_descend_args *, vptq_err *err)
 {
     return missing("vq_descend", err);
-}
-static vptq_status no_attention(vptq_dev *, const vptq_attention_args *, vptq_err *err)
-{
-    return missing("attention", err);
-}
-static vptq_status no_attention_mass(vptq_dev *, const vptq_attention_args *, double *,
-                                     vptq_err *err)
-{
-    return missing("attention_mass", err);
-}
-static vptq_status no_nll(vptq_dev *, size_t, size_t, const float *, size_t, int32_t,
-                          const int32_t *, bool, vptq_nll_state *, vptq_err *err)
-{
-    return missing("nll", err);
 }
 
 /* ---- the table ---- */
@@ -234,7 +215,7 @@ static const vptq_backend cuda_table = {
     .accumulate = vptq_cuda_accumulate,
     .vq_dequant = vptq_cuda_vq_dequant,
     .vq_gemv = no_vq_gemv,
-    .gemv = no_gemv,
+    .gemv = vptq_cuda_gemv,
     .library_gemv = no_library_gemv,
     .finder_open = no_finder_open,
     .finder_close = no_finder_close,
@@ -246,10 +227,10 @@ static const vptq_backend cuda_table = {
     .embed = vptq_cuda_embed,
     .rmsnorm = vptq_cuda_rmsnorm,
     .rope = vptq_cuda_rope,
-    .attention = no_attention,
-    .attention_mass = no_attention_mass,
+    .attention = vptq_cuda_attention,
+    .attention_mass = vptq_cuda_attention_mass,
     .swiglu = vptq_cuda_swiglu,
-    .nll = no_nll,
+    .nll = vptq_cuda_nll,
 };
 
 #ifdef VPTQ_CUDA_EMU

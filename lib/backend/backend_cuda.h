@@ -50,12 +50,15 @@ vptq_status vptq_cuda_accumulate(vptq_dev *dev, size_t n, uint32_t v, uint32_t k
                                  double *objective, vptq_err *err);
 vptq_status vptq_cuda_vq_scatter(vptq_dev *dev, const vptq_scatter_args *s, vptq_err *err);
 
-/* vector quantization: cuda_vq.cu */
+/* vector quantization: cuda_vq.cu, cuda_gemv.cu */
 vptq_status vptq_cuda_vq_dequant(vptq_dev *dev, const vptq_vq *q, size_t r0, size_t n, float *w,
                                  size_t ldw, vptq_err *err);
 vptq_status vptq_cuda_vq_gather(vptq_dev *dev, const vptq_gather_args *g, vptq_err *err);
 
-/* transformer: cuda_model.cu */
+vptq_status vptq_cuda_gemv(vptq_dev *dev, size_t out, size_t in, vptq_dtype type, const void *w,
+                           const vptq_gemv_args *g, vptq_err *err);
+
+/* transformer: cuda_model.cu, cuda_attention.cu */
 vptq_status vptq_cuda_embed(vptq_dev *dev, size_t n, size_t dim, const void *table,
                             vptq_dtype type, const int32_t *ids, float *out, vptq_err *err);
 vptq_status vptq_cuda_rmsnorm(vptq_dev *dev, size_t n, size_t dim, const float *x, size_t ldx,
@@ -66,5 +69,11 @@ vptq_status vptq_cuda_rope(vptq_dev *dev, size_t n, size_t heads, size_t head_di
                            size_t pos0, vptq_err *err);
 vptq_status vptq_cuda_swiglu(vptq_dev *dev, size_t n, size_t dim, const float *gate,
                              const float *up, float *y, vptq_err *err);
+vptq_status vptq_cuda_attention(vptq_dev *dev, const vptq_attention_args *a, vptq_err *err);
+vptq_status vptq_cuda_attention_mass(vptq_dev *dev, const vptq_attention_args *a, double *mass,
+                                     vptq_err *err);
+vptq_status vptq_cuda_nll(vptq_dev *dev, size_t n, size_t width, const float *logits, size_t ld,
+                          int32_t first, const int32_t *targets, bool start,
+                          vptq_nll_state *state, vptq_err *err);
 
 #endif

@@ -1,4 +1,4 @@
-/* embed, rmsnorm, rope and swiglu: one block per row, neighbouring threads on neighbouring
+/* embed, rmsnorm, rope, swiglu and nll: one block per row, neighbouring threads on neighbouring
  * elements. */
 #include "lib/backend/backend_cuda.h"
 
@@ -123,4 +123,90 @@ vptq_status vptq_cuda_swiglu(vptq_dev *dev, size_t n, size_t dim, const float *g
     return vptq_cuda_check(port_launch(swiglu_kernel, blocks < most ? blocks : most, THREADS, 0,
                                        dev->stream, count, gate, up, y),
                            "swiglu", err);
+}
+
+/* ---- nll ---- */
+
+struct nll_best {
+    float value;
+    int32_t id; /* -1: nothing yet */
+};
+
+/* The larger one, the lower id on ties. */
+static __device__ inline nll_best better(nll_best a, nll_best b)
+{
+    const bool second = b.value > a.value || (b.value == a.value && b.id < a.id);
+    return b.id < 0 ? a : a.id < 0 || second ? b : a;
+}
+
+static __device__ inline nll_best warp_best(nll_best b)
+{
+    for (int with = PORT_LANES / 2; with; with /= 2)
+        b = better(b, {__shfl_xor_sync(port_all, b.value, with),
+                       __shfl_xor_sync(port_all, b.id, with)});
+    return b;
+}
+
+struct nll_shared {
+    nll_best of_warp[PORT_LANES];
+};
+
+/* The largest of the row's logits and its first column; NaN is passed over.  The same in every
+ * thread. */
+static __device__ nll_best row_best(const float *logits, size_t width)
+{
+    nll_shared &s = port_shared<nll_shared>();
+    nll_best best = {-INFINITY, -1};
+    for (size_t j = threadIdx.x; j < width; j += THREADS)
+        if (logits[j] > best.value)
+            best = {logits[j], (int32_t)j};
+    best = warp_best(best);
+    if (port_lane() == 0)
+        s.of_warp[port_warp()] = best;
+    __syncthreads();
+    const nll_best none = {-INFINITY, -1};
+    return warp_best(port_lane() < THREADS / PORT_LANES ? s.of_warp[port_lane()] : none);
+}
+
+/* budget: nll_kernel 48 registers */
+__global__ static void __launch_bounds__(THREADS)
+    nll_kernel(size_t width, const float *logits, size_t ld, int32_t first,
+               const int32_t *targets, bool start, vptq_nll_state *state)
+{
+    logits += blockIdx.x * ld;
+    state += blockIdx.x;
+    const vptq_nll_state none = {-INFINITY, 0, -INFINITY, -INFINITY, -1};
+    vptq_nll_state s = start ? none : *state;
+    const nll_best best = row_best(logits, width);
+    if (best.value > s.best) {
+        s.best = best.value;
+        s.best_id = first + best.id;
+    }
+    const double before = s.max;
+    s.max = fmax(s.max, (double)best.value);
+    if (s.max > before)
+        s.sum *= exp(before - s.max);
+    /* While everything seen is -inf the shift must not be, or the sum would turn NaN. */
+    const float max = (float)s.max, shift = max == -INFINITY ? 0 : max;
+    double sum = 0;
+    for (size_t j = threadIdx.x; j < width; j += THREADS)
+        sum += (double)expf(logits[j] - shift);
+    s.sum += port_block_sum(sum); /* all have read the state when one writes it */
+    if (threadIdx.x)
+        return;
+    const int64_t target = (int64_t)targets[blockIdx.x] - first;
+    if (target >= 0 && (uint64_t)target < width)
+        s.target = logits[target];
+    *state = s;
+}
+
+vptq_status vptq_cuda_nll(vptq_dev *dev, size_t n, size_t width, const float *logits, size_t ld,
+                          int32_t first, const int32_t *targets, bool start,
+                          vptq_nll_state *state, vptq_err *err)
+{
+    if (!n)
+        return VPTQ_OK;
+    return vptq_cuda_check(port_launch(nll_kernel, (unsigned)n, THREADS, 0, dev->stream, width,
+                                       logits, ld, first, targets, start, state),
+                           "nll", err);
 }

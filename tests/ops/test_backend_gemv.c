@@ -7,6 +7,7 @@
 #include "lib/base/half.h"
 #include "lib/base/rng.h"
 #include "tests/devices.h"
+#include "tests/emu/emu.h"
 #include "tests/vmatrix.h"
 
 enum { MOST_ROWS = 9 };
@@ -75,34 +76,42 @@ static void check_gemv(void *arg, const vptq_device *dev, bool is_ref)
                      VPTQ_E_UNSUPPORTED, &err, "ref backend has no library");
         return;
     }
-    for (size_t n = 0; n <= MOST_ROWS; n++)
+    const bool emulated = strcmp(dev->ops->name, "emu") == 0; /* slow: few row counts */
+    for (size_t n = 0; n <= MOST_ROWS; n += emulated && n ? 2 * n + 1 : 1)
         check_rows(c, dev, n, (float)(n % 2), n % 3 ? c->bias : NULL);
+}
+
+/* What rows give together on this device is what they gave alone, on this one if `first`. */
+static void check_company_on(const gemv_case *c, const char *name, vptq_simd simd, int threads,
+                             bool first)
+{
+    const size_t ldx = c->in + 5;
+    devices_one d;
+    float *y = vtest_alloc(MOST_ROWS * c->out, sizeof *y);
+    devices_open(&d, name, simd, threads);
+    for (size_t i = 0; i < MOST_ROWS && first; i++) {
+        const vptq_gemv_args one = {
+            .n = 1, .x = c->x + i * ldx, .y = c->alone + i * c->out, .ldx = ldx, .ldy = c->out};
+        run(c, &d.dev, &one);
+    }
+    const vptq_gemv_args all = {.n = MOST_ROWS, .x = c->x, .y = y, .ldx = ldx, .ldy = c->out};
+    run(c, &d.dev, &all);
+    assert_same_f32(y, c->alone, MOST_ROWS * c->out);
+    devices_close(&d);
+    free(y);
 }
 
 /* A row is the same bits alone, among others and for any number of threads. */
 static void check_company(const gemv_case *c)
 {
-    const size_t ldx = c->in + 5;
     for (int simd = VPTQ_SIMD_NONE; simd <= (int)vptq_cpu_simd(); simd++)
-        for (int threads = 1; threads <= 5; threads += 2) {
-            devices_one d;
-            float *y = vtest_alloc(MOST_ROWS * c->out, sizeof *y);
-            devices_open(&d, "cpu", (vptq_simd)simd, threads);
-            for (size_t i = 0; i < MOST_ROWS && threads == 1; i++) {
-                const vptq_gemv_args one = {.n = 1,
-                                            .x = c->x + i * ldx,
-                                            .y = c->alone + i * c->out,
-                                            .ldx = ldx,
-                                            .ldy = c->out};
-                run(c, &d.dev, &one);
-            }
-            const vptq_gemv_args all = {
-                .n = MOST_ROWS, .x = c->x, .y = y, .ldx = ldx, .ldy = c->out};
-            run(c, &d.dev, &all);
-            assert_same_f32(y, c->alone, MOST_ROWS * c->out);
-            devices_close(&d);
-            free(y);
-        }
+        for (int threads = 1; threads <= 5; threads += 2)
+            check_company_on(c, "cpu", (vptq_simd)simd, threads, threads == 1);
+    for (uint64_t seed = 0; seed < 2 && !c->q; seed++) {
+        cuda_emu_seed(seed);
+        check_company_on(c, "emu", VPTQ_SIMD_NONE, 1, seed == 0);
+    }
+    cuda_emu_seed(0);
 }
 
 static void check_all(gemv_case *c)
@@ -111,7 +120,7 @@ static void check_all(gemv_case *c)
     c->x = x;
     c->bias = bias;
     c->alone = vtest_alloc(MOST_ROWS * c->out, sizeof *c->alone);
-    devices_each(check_gemv, c);
+    (c->q || c->library ? devices_each : devices_each_emu)(check_gemv, c);
     if (!c->library) /* a library sums in its own way */
         check_company(c);
     free(x);
@@ -220,12 +229,55 @@ static void plain_matrices_multiply(void **state)
         }
 }
 
+/* Where the weights begin decides how the CUDA kernel reads them, and nothing else. */
+static void weights_may_begin_anywhere(void **state)
+{
+    (void)state;
+    enum { OUT = 5, IN = 1032, ROWS = 2, OFFSETS = 18 };
+    static const vptq_dtype types[] = {VPTQ_F32, VPTQ_F16, VPTQ_BF16};
+    const vptq_ctx ctx = {.threads = 1};
+    const vptq_backend *ops = vptq_backend_cuda();
+    uint16_t *weights = vtest_alloc(2 * (size_t)OUT * IN, sizeof *weights);
+    float *x = vtest_normals(ROWS * IN, 32);
+    vptq_dev *dev = NULL;
+    void *w = NULL, *x_there = NULL, *y_there = NULL;
+    vptq_err err;
+    for (size_t i = 0; i < 2 * OUT * IN; i++)
+        weights[i] = (uint16_t)(i * 40503 >> 3 & 0x3bff); /* numbers in any of the types */
+    assert_ok(ops->open(&ctx, &dev, &err), &err);
+    assert_ok(ops->alloc(dev, OUT * IN * sizeof *x + OFFSETS, 1, &w, &err), &err);
+    assert_ok(ops->alloc(dev, ROWS * IN, sizeof *x, &x_there, &err), &err);
+    assert_ok(ops->alloc(dev, ROWS * OUT, sizeof *x, &y_there, &err), &err);
+    assert_ok(ops->upload(dev, x_there, x, ROWS * IN * sizeof *x, &err), &err);
+    const vptq_gemv_args g = {.n = ROWS, .x = x_there, .y = y_there, .ldx = IN, .ldy = OUT};
+    for (size_t t = 0; t < sizeof types / sizeof *types; t++) {
+        const size_t bytes = OUT * IN * vptq_dtype_get(types[t])->bytes;
+        float first[ROWS * OUT], y[ROWS * OUT];
+        for (size_t offset = 0; offset <= OFFSETS; offset++) {
+            uint8_t *from = (uint8_t *)w + offset;
+            assert_ok(ops->upload(dev, from, weights, bytes, &err), &err);
+            assert_ok(ops->gemv(dev, OUT, IN, types[t], from, &g, &err), &err);
+            assert_ok(ops->download(dev, offset ? y : first, y_there, sizeof y, &err), &err);
+            if (offset)
+                assert_memory_equal(y, first, sizeof y);
+        }
+        assert_true(isfinite(first[0]) && first[0] != first[1]);
+    }
+    ops->release(dev, w);
+    ops->release(dev, x_there);
+    ops->release(dev, y_there);
+    ops->close(dev);
+    free(weights);
+    free(x);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(packed_matrices_multiply),
         cmocka_unit_test(entries_of_every_width_are_read),
         cmocka_unit_test(plain_matrices_multiply),
+        cmocka_unit_test(weights_may_begin_anywhere),
     };
     return vtest_main(argc, argv, tests);
 }

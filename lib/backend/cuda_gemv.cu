@@ -1,0 +1,134 @@
+/* gemv: rows of the matrix as they are stored.  A warp takes a row of W, neighbouring lanes
+ * what is next to each other in it, 16 bytes each; x goes through shared memory in chunks, up
+ * to four rows of it for one reading of W.  A lane adds its products in ascending order, and
+ * the lanes as a tree: where W and x lie and what other rows of x there are shows in no bit. */
+#include "lib/backend/backend_cuda.h"
+
+enum { THREADS = 256, WARPS = THREADS / PORT_LANES, CHUNK = 1024, MOST_ROWS = 4 };
+
+struct matrix {
+    size_t out, in;
+    const unsigned char *w;
+    bool wide; /* every row can be read by 16 bytes */
+};
+
+/* What a lane takes of a row at once. */
+struct __align__(16) piece
+{
+    uint32_t word[4];
+};
+
+/* Elements of the piece that begins at byte `at` of a row, zeros behind the row's end; a narrow
+ * row is read byte by byte. */
+static __device__ inline piece load_piece(const unsigned char *row, size_t at, size_t end,
+                                          bool wide)
+{
+    piece p = {};
+    if (wide)
+        return at < end ? *reinterpret_cast<const piece *>(row + at) : p;
+#pragma unroll
+    for (unsigned i = 0; i < sizeof p; i++)
+        if (at + i < end)
+            p.word[i / 4] |= (uint32_t)row[at + i] << i % 4 * 8;
+    return p;
+}
+
+template <class E> static __device__ float element(const piece &p, unsigned i);
+template <> __device__ inline float element<float>(const piece &p, unsigned i)
+{
+    return __uint_as_float(p.word[i]);
+}
+template <> __device__ inline float element<__half>(const piece &p, unsigned i)
+{
+    return __half2float(__ushort_as_half((unsigned short)(p.word[i / 2] >> i % 2 * 16)));
+}
+template <> __device__ inline float element<__nv_bfloat16>(const piece &p, unsigned i)
+{
+    return __uint_as_float(i % 2 ? p.word[i / 2] & 0xffff0000u : p.word[i / 2] << 16);
+}
+
+/* Where element i of a chunk of x stands: a lane finds four of its own side by side, and those
+ * of its neighbours next to them. */
+template <unsigned PER> static __device__ inline unsigned place(unsigned i)
+{
+    const unsigned step = i / (PER * PORT_LANES), lane = i / PER % PORT_LANES;
+    return ((step * (PER / 4) + i % PER / 4) * PORT_LANES + lane) * 4 + i % 4;
+}
+
+template <unsigned X> struct __align__(16) gemv_x
+{
+    float at[X][CHUNK];
+};
+
+/* The first X rows of x, of which there are n. */
+/* budget: gemv_kernel 80 registers */
+template <class E, unsigned X>
+__global__ static void __launch_bounds__(THREADS)
+    gemv_kernel(matrix m, size_t n, const float *x, size_t ldx, float *y, size_t ldy,
+                float beta, const float *bias)
+{
+    constexpr unsigned PER = 16 / sizeof(E), STEPS = CHUNK / (PER * PORT_LANES);
+    gemv_x<X> &t = port_shared<gemv_x<X>>();
+    const size_t r = (size_t)blockIdx.x * WARPS + port_warp();
+    const unsigned lane = port_lane();
+    const unsigned char *row = m.w + (r < m.out ? r : 0) * m.in * sizeof(E);
+    float sum[X] = {};
+
+    for (size_t c0 = 0; c0 < m.in; c0 += CHUNK) {
+        piece p[STEPS]; /* on their way while x is fetched */
+#pragma unroll
+        for (unsigned s = 0; s < STEPS; s++)
+            p[s] = load_piece(row, (c0 + (s * PORT_LANES + lane) * PER) * sizeof(E),
+                              m.in * sizeof(E), m.wide);
+        __syncthreads();
+        for (unsigned l = 0; l < X; l++)
+            for (unsigned i = threadIdx.x; i < CHUNK; i += THREADS)
+                t.at[l][place<PER>(i)] = l < n && c0 + i < m.in ? x[l * ldx + c0 + i] : 0;
+        __syncthreads();
+#pragma unroll
+        for (unsigned s = 0; s < STEPS; s++)
+#pragma unroll
+            for (unsigned i = 0; i < PER; i++)
+#pragma unroll
+                for (unsigned l = 0; l < X; l++)
+                    sum[l] =
+                        fmaf(element<E>(p[s], i),
+                             t.at[l][place<PER>((s * PORT_LANES + lane) * PER + i)], sum[l]);
+    }
+    for (unsigned l = 0; l < X; l++) {
+        const float all = port_warp_sum(sum[l]);
+        if (lane == 0 && r < m.out && l < n) {
+            float *to = y + l * ldy + r;
+            *to = (beta != 0 ? *to : 0) + ((bias ? bias[r] : 0) + all);
+        }
+    }
+}
+
+template <class E>
+static cudaError_t multiply(vptq_dev *dev, const matrix &m, const vptq_gemv_args *g)
+{
+    const unsigned blocks = vptq_cuda_blocks(m.out, WARPS);
+    cudaError_t e = cudaSuccess;
+    for (size_t i = 0; i < g->n && !e; i += MOST_ROWS) {
+        const size_t left = g->n - i;
+        e = port_launch(left > 1 ? gemv_kernel<E, MOST_ROWS> : gemv_kernel<E, 1>, blocks,
+                        THREADS, 0, dev->stream, m, left, g->x + i * g->ldx, g->ldx,
+                        g->y + i * g->ldy, g->ldy, g->beta, g->bias);
+    }
+    return e;
+}
+
+vptq_status vptq_cuda_gemv(vptq_dev *dev, size_t out, size_t in, vptq_dtype type, const void *w,
+                           const vptq_gemv_args *g, vptq_err *err)
+{
+    const size_t row_bytes = in * vptq_dtype_get(type)->bytes;
+    const bool wide = !((reinterpret_cast<uintptr_t>(w) | row_bytes) % sizeof(piece));
+    const matrix m = {out, in, static_cast<const unsigned char *>(w), wide};
+    VPTQ_BUG_IF(type != VPTQ_F32 && type != VPTQ_F16 && type != VPTQ_BF16);
+    if (!g->n || !out)
+        return VPTQ_OK;
+    const cudaError_t e = type == VPTQ_F32   ? multiply<float>(dev, m, g)
+                          : type == VPTQ_F16 ? multiply<__half>(dev, m, g)
+                                             : multiply<__nv_bfloat16>(dev, m, g);
+    return vptq_cuda_check(e, "gemv", err);
+}
