@@ -10,7 +10,7 @@ vptq_status vptq_hessian_sum_init(vptq_device *dev, uint32_t n, vptq_hessian_sum
     void *p = NULL;
     size_t square;
 
-    *s = (vptq_hessian_sum){.n = n};
+    *s = (vptq_hessian_sum){.dev = dev, .n = n, .clear = true};
     if (!vptq_size_mul(n, n, &square))
         return vptq_fail(err, VPTQ_E_SHAPE, "a hessian of %u columns does not fit in memory",
                          n);
@@ -18,7 +18,6 @@ vptq_status vptq_hessian_sum_init(vptq_device *dev, uint32_t n, vptq_hessian_sum
     s->h = p;
     VPTQ_TRY(dev->ops->alloc(dev->state, n, sizeof(double), &p, err));
     s->x = p;
-    vptq_hessian_sum_clear(s);
 out:
     if (st)
         vptq_hessian_sum_release(dev, s);
@@ -27,8 +26,7 @@ out:
 
 void vptq_hessian_sum_clear(vptq_hessian_sum *s)
 {
-    memset(s->h, 0, (size_t)s->n * s->n * sizeof *s->h);
-    memset(s->x, 0, s->n * sizeof *s->x);
+    s->clear = true;
     s->tokens = 0;
 }
 
@@ -39,39 +37,81 @@ void vptq_hessian_sum_release(vptq_device *dev, vptq_hessian_sum *s)
     *s = (vptq_hessian_sum){0};
 }
 
+/* `count` doubles of device memory. */
+static vptq_status zero(vptq_device *dev, double *to, size_t count, vptq_err *err)
+{
+    enum { PIECE = 1 << 16 };
+    vptq_status st = VPTQ_OK;
+    if (dev->ops->host_memory) {
+        memset(to, 0, count * sizeof *to);
+        return VPTQ_OK;
+    }
+    double *zeros = vptq_mem_alloc(dev->ctx->mem, PIECE, sizeof *zeros, err);
+    if (!zeros)
+        return VPTQ_E_NOMEM;
+    memset(zeros, 0, PIECE * sizeof *zeros);
+    for (size_t at = 0; at < count && !st; at += PIECE) {
+        const size_t n = count - at < PIECE ? count - at : PIECE;
+        st = dev->ops->upload(dev->state, to + at, zeros, n * sizeof *to, err);
+    }
+    if (!st)
+        st = dev->ops->sync(dev->state, err);
+    vptq_mem_free(dev->ctx->mem, zeros);
+    return st;
+}
+
+static vptq_status add(vptq_device *dev, vptq_hessian_sum *s, size_t t, const float *x,
+                       size_t ldx, const float *w, uint64_t tokens, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    if (s->clear) {
+        VPTQ_TRY(zero(dev, s->h, (size_t)s->n * s->n, err));
+        VPTQ_TRY(zero(dev, s->x, s->n, err));
+        s->clear = false;
+    }
+    VPTQ_TRY(dev->ops->syrk_add(dev->state, t, s->n, x, ldx, w, s->h, s->x, err));
+    s->tokens += tokens;
+out:
+    return st;
+}
+
 vptq_status vptq_hessian_sum_add(vptq_device *dev, vptq_hessian_sum *s, size_t t,
                                  const float *x, size_t ldx, vptq_err *err)
 {
-    vptq_status st = dev->ops->syrk_add(dev->state, t, s->n, x, ldx, NULL, s->h, s->x, err);
-    if (!st)
-        s->tokens += t;
-    return st;
+    return add(dev, s, t, x, ldx, NULL, t, err);
 }
 
 vptq_status vptq_hessian_sum_add_window(vptq_device *dev, vptq_hessian_sum *s, size_t t,
                                         const float *x, size_t ldx, const float *w,
                                         vptq_err *err)
 {
-    vptq_status st = dev->ops->syrk_add(dev->state, t, s->n, x, ldx, w, s->h, s->x, err);
-    if (!st)
-        s->tokens++;
-    return st;
+    return add(dev, s, t, x, ldx, w, 1, err);
 }
 
 vptq_status vptq_hessian_sum_finish(const vptq_hessian_sum *s, float *lower, float *mean,
                                     vptq_err *err)
 {
-    size_t n = s->n;
+    const vptq_backend *ops = s->dev->ops;
+    const size_t n = s->n;
+    vptq_status st = VPTQ_OK;
 
     if (!s->tokens)
         return vptq_fail(err, VPTQ_E_ARG, "no tokens went into the hessian");
     double t = (double)s->tokens;
+    double *row = vptq_mem_alloc(s->dev->ctx->mem, n, sizeof *row, err);
+    if (!row)
+        return VPTQ_E_NOMEM;
     for (size_t i = 0; i < n; i++) {
+        VPTQ_TRY(ops->download(s->dev->state, row, s->h + i * n, (i + 1) * sizeof *row, err));
         for (size_t j = 0; j <= i; j++)
-            *lower++ = (float)(s->h[i * n + j] / t);
-        mean[i] = (float)(s->x[i] / t);
+            *lower++ = (float)(row[j] / t);
     }
-    return VPTQ_OK;
+    VPTQ_TRY(ops->download(s->dev->state, row, s->x, n * sizeof *row, err));
+    for (size_t i = 0; i < n; i++)
+        mean[i] = (float)(row[i] / t);
+out:
+    vptq_mem_free(s->dev->ctx->mem, row);
+    return st;
 }
 
 void vptq_hessian_mix(size_t n, const float *plain, const float *term, double factor,

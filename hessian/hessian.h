@@ -6,10 +6,13 @@
 #include "formats/hessian_file.h"
 #include "lib/backend/backend.h"
 
-/* Collecting sums: sum x x^T (lower triangle of [n, n]) and sum x, in double, host memory. */
+/* Collecting sums: sum x x^T (lower triangle of [n, n]) and sum x, in double, in the device's
+ * memory. */
 typedef struct vptq_hessian_sum {
+    vptq_device *dev;
     uint32_t n;
     uint64_t tokens;
+    bool clear; /* nothing went in: h and x hold anything */
     double *h, *x;
 } vptq_hessian_sum;
 
@@ -60,6 +63,12 @@ typedef struct vptq_hessian_stats {
 } vptq_hessian_stats;
 vptq_status vptq_hessian_describe(vptq_device *dev, const vptq_hessian_file *h,
                                   vptq_hessian_stats *s, vptq_err *err) VPTQ_MUST_CHECK;
+
+/* The rows potrf and trtri of the backend on a [n, n] in host memory. */
+vptq_status vptq_hessian_cholesky(vptq_device *dev, size_t n, double *a, size_t *bad_pivot,
+                                  vptq_err *err) VPTQ_MUST_CHECK;
+vptq_status vptq_hessian_invert_lower(vptq_device *dev, size_t n, double *a,
+                                      vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Factor for the column pass.  Given A = P S (H + ridge) S P^T (symmetric positive definite,
  * [n, n] double, lower triangle), U is the upper triangular matrix with A^-1 = U^T U, without

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "hessian/hessian.h"
+#include "lib/backend/mirror.h"
 
 /* (i, j) <-> (n-1-j, n-1-i) maps the lower triangle onto itself: J A J of a symmetric A, in
  * place. */
@@ -52,6 +53,29 @@ static void restore_from_upper(size_t n, double *a, const double *diag, double a
     }
 }
 
+vptq_status vptq_hessian_cholesky(vptq_device *dev, size_t n, double *a, size_t *bad_pivot,
+                                  vptq_err *err)
+{
+    vptq_mirror m = vptq_mirror_of(dev);
+    double *on =
+        vptq_mirror_take(&m, a, n * n, sizeof *a, VPTQ_MIRROR_THERE | VPTQ_MIRROR_BACK);
+    vptq_status st = vptq_mirror_check(&m, err);
+    if (!st)
+        st = dev->ops->potrf(dev->state, n, on, n, bad_pivot, err);
+    return vptq_mirror_end(&m, st, err);
+}
+
+vptq_status vptq_hessian_invert_lower(vptq_device *dev, size_t n, double *a, vptq_err *err)
+{
+    vptq_mirror m = vptq_mirror_of(dev);
+    double *on =
+        vptq_mirror_take(&m, a, n * n, sizeof *a, VPTQ_MIRROR_THERE | VPTQ_MIRROR_BACK);
+    vptq_status st = vptq_mirror_check(&m, err);
+    if (!st)
+        st = dev->ops->trtri(dev->state, n, on, n, err);
+    return vptq_mirror_end(&m, st, err);
+}
+
 vptq_status vptq_hessian_factor(vptq_device *dev, size_t n, double *a, double damping, float *u,
                                 double *added, vptq_err *err)
 {
@@ -79,7 +103,7 @@ vptq_status vptq_hessian_factor(vptq_device *dev, size_t n, double *a, double da
     for (int raise = 0;; raise++) {
         size_t pivot = 0;
         vptq_err why = {0};
-        st = dev->ops->potrf(dev->state, n, a, n, &pivot, &why);
+        st = vptq_hessian_cholesky(dev, n, a, &pivot, &why);
         if (st != VPTQ_E_NUMERIC) {
             if (st && err)
                 *err = why;
@@ -98,7 +122,7 @@ vptq_status vptq_hessian_factor(vptq_device *dev, size_t n, double *a, double da
     }
     if (st)
         goto out;
-    VPTQ_TRY(dev->ops->trtri(dev->state, n, a, n, err));
+    VPTQ_TRY(vptq_hessian_invert_lower(dev, n, a, err));
     for (size_t i = 0; i < n; i++) {
         memset(u + i * n, 0, i * sizeof *u);
         for (size_t j = i; j < n; j++)

@@ -6,6 +6,7 @@
 
 #include "formats/npy.h"
 #include "formats/torch_file.h"
+#include "hessian/hessian.h"
 #include "lib/base/parallel.h"
 
 /* Columns that disagree by more than this of what they could be at most make a matrix unequal
@@ -263,7 +264,7 @@ static vptq_status take_inverse(vptq_device *dev, const vptq_torch_file *t, cons
     if (!a)
         VPTQ_TRY(VPTQ_E_NOMEM);
     VPTQ_TRY(take_factor(u, path, arena, a, err));
-    VPTQ_TRY(dev->ops->trtri(dev->state, n, a, n, err));
+    VPTQ_TRY(vptq_hessian_invert_lower(dev, n, a, err));
     VPTQ_TRY(square(dev->ctx, n, a, work, err));
     for (size_t i = 0; i < n; i++)
         mean += a[i * n + i];

@@ -79,7 +79,7 @@ static vptq_status condition(vptq_device *dev, const vptq_hessian_file *h, doubl
         memcpy(x, y, n * sizeof *x);
     }
     vptq_err why = {0};
-    vptq_status st = dev->ops->potrf(dev->state, n, l, n, NULL, &why);
+    vptq_status st = vptq_hessian_cholesky(dev, n, l, NULL, &why);
     if (st == VPTQ_E_NUMERIC) {
         *out = INFINITY;
         return VPTQ_OK;

@@ -4,6 +4,19 @@
 #include <math.h>
 #include <string.h>
 
+vptq_part vptq_part_mirror(vptq_mirror *m, const vptq_part *p, bool choices)
+{
+    const size_t n = p->cols * p->strips, size = p->v * sizeof *p->main;
+    const unsigned ways = VPTQ_MIRROR_THERE | (choices ? VPTQ_MIRROR_BACK : 0);
+    vptq_part on = *p;
+
+    on.main = vptq_mirror_take(m, p->main, p->k, size, VPTQ_MIRROR_THERE);
+    on.res = vptq_mirror_take(m, p->res, p->k_res, size, VPTQ_MIRROR_THERE);
+    on.idx = vptq_mirror_take(m, p->idx, n, sizeof *p->idx, ways);
+    on.idx_res = vptq_mirror_take(m, p->idx_res, n, sizeof *p->idx_res, ways);
+    return on;
+}
+
 vptq_status vptq_part_gather(vptq_encoder *c, const vptq_part *p, const float *main,
                              const float *res, float *q, vptq_err *err)
 {
@@ -25,13 +38,20 @@ vptq_status vptq_part_gather(vptq_encoder *c, const vptq_part *p, const float *m
 vptq_status vptq_encoder_gather(vptq_encoder *c, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    for (uint32_t i = 0; i < c->parts && !st; i++)
-        st = vptq_part_gather(c, &c->part[i], c->part[i].main, c->part[i].res, c->q, err);
-    return st;
+    vptq_mirror m = vptq_mirror_of(c->dev);
+    float *q = vptq_mirror_take(&m, c->q, (size_t)c->in * c->rows, sizeof *q,
+                                VPTQ_MIRROR_THERE | VPTQ_MIRROR_BACK);
+    for (uint32_t i = 0; i < c->parts && !st; i++) {
+        const vptq_part on = vptq_part_mirror(&m, &c->part[i], false);
+        st = vptq_mirror_check(&m, err);
+        if (!st)
+            st = vptq_part_gather(c, &on, on.main, on.res, q, err);
+    }
+    return vptq_mirror_end(&m, st, err);
 }
 
-vptq_status vptq_encoder_product(vptq_encoder *c, const float *h, const float *e, float *g,
-                                 vptq_err *err)
+vptq_status vptq_encoder_multiply(vptq_encoder *c, const float *h, const float *e, float *g,
+                                  vptq_err *err)
 {
     vptq_gemm_args mm = {.m = c->in,
                          .n = c->rows,
@@ -45,6 +65,20 @@ vptq_status vptq_encoder_product(vptq_encoder *c, const float *h, const float *e
                          .alpha = 1};
     vptq_status st = vptq_check_cancel(c->dev->ctx, err);
     return st ? st : c->dev->ops->gemm(c->dev->state, &mm, err);
+}
+
+vptq_status vptq_encoder_product(vptq_encoder *c, const float *h, const float *e, float *g,
+                                 vptq_err *err)
+{
+    const size_t n = (size_t)c->in * c->rows;
+    vptq_mirror m = vptq_mirror_of(c->dev);
+    const float *hd = vptq_mirror_in(&m, h, (size_t)c->in * c->in, sizeof *h);
+    const float *ed = vptq_mirror_in(&m, e, n, sizeof *e);
+    float *gd = vptq_mirror_take(&m, g, n, sizeof *g, VPTQ_MIRROR_BACK);
+    vptq_status st = vptq_mirror_check(&m, err);
+    if (!st)
+        st = vptq_encoder_multiply(c, hd, ed, gd, err);
+    return vptq_mirror_end(&m, st, err);
 }
 
 vptq_status vptq_encoder_gradient(vptq_encoder *c, vptq_err *err)

@@ -6,10 +6,13 @@
  * training lowers the objective tr(E H' E^T), padded rows included.  Where the metric does not
  * factor, H' is the damped one that does, so that there is a least objective.
  *
- * A part is a run of positions with books of its own: the outlier columns, then the groups. */
+ * A part is a run of positions with books of its own: the outlier columns, then the groups.
+ *
+ * All arrays are the host's; a step mirrors what it works on (lib/backend/mirror.h). */
 #ifndef VPTQ_QUANT_ENCODER_H
 #define VPTQ_QUANT_ENCODER_H
 
+#include "lib/backend/mirror.h"
 #include "lib/quant/metric.h"
 #include "lib/quant/quant.h"
 
@@ -59,12 +62,18 @@ typedef struct vptq_encoder {
 
 /* ---- encoder.c: state ---- */
 vptq_status vptq_encoder_gather(vptq_encoder *c, vptq_err *err); /* q from books and indices */
-/* The part's columns of q [in][rows]: what the given books stand for under its indices. */
+/* The part as the device has it: books go there, indices too, and come back with `choices`. */
+vptq_part vptq_part_mirror(vptq_mirror *m, const vptq_part *p, bool choices);
+/* The part's columns of q [in][rows]: what the given books stand for under its indices.  All in
+ * device memory. */
 vptq_status vptq_part_gather(vptq_encoder *c, const vptq_part *p, const float *main,
                              const float *res, float *q, vptq_err *err);
 /* g = h e, all columns and rows: h [in][in], e and g [in][rows].  May be cancelled. */
 vptq_status vptq_encoder_product(vptq_encoder *c, const float *h, const float *e, float *g,
                                  vptq_err *err);
+/* The same in device memory. */
+vptq_status vptq_encoder_multiply(vptq_encoder *c, const float *h, const float *e, float *g,
+                                  vptq_err *err);
 /* e = q - z, g = H' e, objective. */
 vptq_status vptq_encoder_gradient(vptq_encoder *c, vptq_err *err);
 /* Books to the storage type; VPTQ_E_NUMERIC when one does not fit. */

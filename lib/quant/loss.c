@@ -30,7 +30,13 @@ vptq_status vptq_quant_trace(vptq_device *dev, size_t rows, uint32_t in, const f
     if (!h)
         return VPTQ_E_NOMEM;
     unpack_lower(in, lower, h);
-    st = dev->ops->quad_trace(dev->state, rows, in, x, in, h, in, trace, err);
+    vptq_mirror m = vptq_mirror_of(dev);
+    const float *xd = vptq_mirror_in(&m, x, rows * in, sizeof *x);
+    const double *hd = vptq_mirror_in(&m, h, square, sizeof *h);
+    st = vptq_mirror_check(&m, err);
+    if (!st)
+        st = dev->ops->quad_trace(dev->state, rows, in, xd, in, hd, in, trace, err);
+    st = vptq_mirror_end(&m, st, err);
     vptq_mem_free(dev->ctx->mem, h);
     return st;
 }

@@ -17,8 +17,16 @@ typedef struct solver {
     uint32_t parts;
     bool diagonal;     /* ... under diag H' alone */
     vptq_conjugate cg; /* x = step from the books as they are */
+    double *sums;      /* [n] over uses, in the order of unknowns */
     double *weights;   /* [largest k] */
-    float *books;      /* a direction as books, in the order of unknowns */
+    float *books;      /* [n] a direction as books */
+    vptq_mirror mirror;
+    struct { /* the same and the encoder's arrays as the device has them */
+        vptq_part *part;
+        double *sums, *weights;
+        float *books, *e, *g;
+        const float *h, *diag;
+    } on;
 } solver;
 
 static size_t unknowns(const vptq_part *p)
@@ -26,14 +34,26 @@ static size_t unknowns(const vptq_part *p)
     return ((size_t)p->k + p->k_res) * p->v;
 }
 
-/* y -> sums over uses, in the order of unknowns; where `diag` is given, the weights of uses. */
+/* The weights of uses of one book, each as often as it has unknowns. */
+static vptq_status take_weights(solver *a, uint32_t k, uint32_t v, double *diag, vptq_err *err)
+{
+    vptq_status st = vptq_mirror_pull(&a->mirror, a->weights, k * sizeof *a->weights, err);
+    for (size_t j = 0; !st && j < (size_t)k * v; j++)
+        diag[j] = a->weights[j / v];
+    return st;
+}
+
+/* y (device memory) -> sums over uses, in the order of unknowns; where `diag` is given, the
+ * weights of uses. */
 static vptq_status scatter(solver *a, const float *y, double *sums, double *diag, vptq_err *err)
 {
     vptq_encoder *c = a->c;
     const vptq_backend *ops = c->dev->ops;
+    vptq_status st = VPTQ_OK;
+    size_t at = 0;
 
     for (uint32_t i = 0; i < a->parts; i++) {
-        const vptq_part *p = &a->part[i];
+        const vptq_part *p = &a->on.part[i];
         for (int book = 0; book < (p->k_res ? 2 : 1); book++) {
             uint32_t k = book ? p->k_res : p->k;
             vptq_scatter_args s = {.cols = p->cols,
@@ -41,39 +61,39 @@ static vptq_status scatter(solver *a, const float *y, double *sums, double *diag
                                    .v = p->v,
                                    .k = k,
                                    .y = y + p->first * c->rows,
-                                   .weight = a->diagonal || diag ? c->diag + p->first : NULL,
+                                   .weight = a->diagonal || diag ? a->on.diag + p->first : NULL,
                                    .idx = book ? p->idx_res : p->idx,
-                                   .sums = sums,
-                                   .weights = diag ? a->weights : NULL,
+                                   .sums = a->on.sums + at,
+                                   .weights = diag ? a->on.weights : NULL,
                                    .ldy = c->rows,
                                    .ldi = p->strips};
-            vptq_status st = ops->vq_scatter(c->dev->state, &s, err);
-            if (st)
-                return st;
-            sums += (size_t)k * p->v;
-            for (size_t j = 0; diag && j < (size_t)k * p->v; j++)
-                *diag++ = a->weights[j / p->v];
+            VPTQ_TRY(ops->vq_scatter(c->dev->state, &s, err));
+            if (diag)
+                VPTQ_TRY(take_weights(a, k, p->v, diag + at, err));
+            at += (size_t)k * p->v;
         }
     }
-    return VPTQ_OK;
+    VPTQ_TRY(vptq_mirror_pull(&a->mirror, a->sums, at * sizeof *a->sums, err));
+    memcpy(sums, a->sums, at * sizeof *sums);
+out:
+    return st;
 }
 
 /* e <- what the direction d stands for. */
 static vptq_status gather(solver *a, const double *d, vptq_err *err)
 {
-    const float *book = a->books;
+    const float *book = a->on.books;
 
     for (size_t i = 0; i < a->cg.n; i++)
         a->books[i] = (float)d[i];
-    for (uint32_t i = 0; i < a->parts; i++) {
-        const vptq_part *p = &a->part[i];
+    vptq_status st = vptq_mirror_push(&a->mirror, a->books, a->cg.n * sizeof *a->books, err);
+    for (uint32_t i = 0; i < a->parts && !st; i++) {
+        const vptq_part *p = &a->on.part[i];
         const float *res = p->k_res ? book + (size_t)p->k * p->v : NULL;
-        vptq_status st = vptq_part_gather(a->c, p, book, res, a->c->e, err);
-        if (st)
-            return st;
+        st = vptq_part_gather(a->c, p, book, res, a->on.e, err);
         book += unknowns(p);
     }
-    return VPTQ_OK;
+    return st;
 }
 
 static vptq_status apply(void *arg, const double *d, double *ad, vptq_err *err)
@@ -85,22 +105,21 @@ static vptq_status apply(void *arg, const double *d, double *ad, vptq_err *err)
     if (!st)
         st = gather(a, d, err);
     if (!st && !a->diagonal)
-        st = vptq_encoder_product(c, c->h, c->e, c->g, err);
-    return st ? st : scatter(a, a->diagonal ? c->e : c->g, ad, NULL, err);
+        st = vptq_encoder_multiply(c, a->on.h, a->on.e, a->on.g, err);
+    return st ? st : scatter(a, a->diagonal ? a->on.e : a->on.g, ad, NULL, err);
 }
 
 /* The first residual is minus the gradient; the diagonal comes with it. */
 static vptq_status start(solver *a, vptq_err *err)
 {
-    vptq_encoder *c = a->c;
     vptq_conjugate *cg = &a->cg;
     vptq_status st = VPTQ_OK;
 
-    VPTQ_TRY(scatter(a, c->e, cg->ad, cg->m, err)); /* sums unused: the weights are wanted */
+    VPTQ_TRY(scatter(a, a->on.e, cg->ad, cg->m, err)); /* sums unused: the weights are wanted */
     if (a->diagonal)
         memcpy(cg->r, cg->ad, cg->n * sizeof *cg->r);
     else
-        VPTQ_TRY(scatter(a, c->g, cg->r, NULL, err));
+        VPTQ_TRY(scatter(a, a->on.g, cg->r, NULL, err));
     for (size_t i = 0; i < cg->n; i++)
         cg->r[i] = -cg->r[i];
 out:
@@ -123,10 +142,48 @@ static void step_books(const solver *a)
 static vptq_status part_error(vptq_encoder *c, const vptq_part *p, const float *target,
                               vptq_err *err)
 {
-    vptq_status st = vptq_part_gather(c, p, p->main, p->res, c->e, err);
+    vptq_mirror m = vptq_mirror_of(c->dev);
+    const vptq_part on = vptq_part_mirror(&m, p, false);
+    float *e = vptq_mirror_take(&m, c->e, (size_t)c->in * c->rows, sizeof *e,
+                                VPTQ_MIRROR_THERE | VPTQ_MIRROR_BACK);
+    vptq_status st = vptq_mirror_check(&m, err);
+    if (!st)
+        st = vptq_part_gather(c, &on, on.main, on.res, e, err);
+    st = vptq_mirror_end(&m, st, err);
     for (size_t t = p->first; !st && t < p->first + p->cols; t++)
         for (size_t r = 0; r < p->rows; r++)
             c->e[t * c->rows + r] -= target[t * c->rows + r];
+    return st;
+}
+
+/* Room for n unknowns, and all that the iterations need on the device. */
+static vptq_status open_solver(solver *a, size_t n, uint32_t largest, vptq_err *err)
+{
+    vptq_encoder *c = a->c;
+    vptq_mirror *m = &a->mirror;
+    const size_t all = (size_t)c->in * c->rows;
+    vptq_status st = VPTQ_OK;
+
+    VPTQ_TRY(vptq_conjugate_open(&c->work, n, &a->cg, err));
+    a->weights = vptq_arena_alloc(&c->work, largest, sizeof *a->weights, err);
+    a->books = a->weights ? vptq_arena_alloc(&c->work, n, sizeof *a->books, err) : NULL;
+    a->sums = a->books ? vptq_arena_alloc(&c->work, n, sizeof *a->sums, err) : NULL;
+    a->on.part = a->sums ? vptq_arena_alloc(&c->work, a->parts, sizeof *a->on.part, err) : NULL;
+    if (!a->on.part)
+        return VPTQ_E_NOMEM;
+    for (uint32_t i = 0; i < a->parts; i++)
+        a->on.part[i] = vptq_part_mirror(m, &a->part[i], false);
+    a->on.sums = vptq_mirror_take(m, a->sums, n, sizeof *a->sums, 0);
+    a->on.weights = vptq_mirror_take(m, a->weights, largest, sizeof *a->weights, 0);
+    a->on.books = vptq_mirror_take(m, a->books, n, sizeof *a->books, 0);
+    a->on.diag = vptq_mirror_in(m, c->diag, c->in, sizeof *c->diag);
+    a->on.e = vptq_mirror_take(m, c->e, all, sizeof *c->e, VPTQ_MIRROR_THERE);
+    if (!a->diagonal) {
+        a->on.g = vptq_mirror_take(m, c->g, all, sizeof *c->g, VPTQ_MIRROR_THERE);
+        a->on.h = vptq_mirror_in(m, c->h, (size_t)c->in * c->in, sizeof *c->h);
+    }
+    st = vptq_mirror_check(m, err);
+out:
     return st;
 }
 
@@ -135,8 +192,12 @@ vptq_status vptq_refit(vptq_encoder *c, vptq_part *only, const float *target, in
 {
     vptq_status st = VPTQ_OK;
     vptq_arena_mark mark = vptq_arena_get_mark(&c->work);
-    solver a = {
-        .c = c, .part = only ? only : c->part, .parts = only ? 1 : c->parts, .diagonal = only};
+    solver a = {.c = c,
+                .part = only ? only : c->part,
+                .parts = only ? 1 : c->parts,
+                .diagonal = only,
+                .cg = {.apply = apply, .arg = &a},
+                .mirror = vptq_mirror_of(c->dev)};
     uint32_t largest = 0;
     size_t n = 0;
 
@@ -146,21 +207,14 @@ vptq_status vptq_refit(vptq_encoder *c, vptq_part *only, const float *target, in
         largest = p->k > largest ? p->k : largest;
         largest = p->k_res > largest ? p->k_res : largest;
     }
-    VPTQ_TRY(vptq_conjugate_open(&c->work, n, &a.cg, err));
-    a.cg.apply = apply;
-    a.cg.arg = &a;
-    a.weights = vptq_arena_alloc(&c->work, largest, sizeof *a.weights, err);
-    a.books = a.weights ? vptq_arena_alloc(&c->work, n, sizeof *a.books, err) : NULL;
-    if (!a.books) {
-        st = VPTQ_E_NOMEM;
-        goto out;
-    }
     if (only)
         VPTQ_TRY(part_error(c, only, target, err));
+    VPTQ_TRY(open_solver(&a, n, largest, err));
     VPTQ_TRY(start(&a, err));
     VPTQ_TRY(vptq_conjugate_run(&a.cg, iterations, err));
     step_books(&a);
 out:
+    st = vptq_mirror_end(&a.mirror, st, err);
     vptq_arena_rewind(&c->work, mark);
     return st;
 }

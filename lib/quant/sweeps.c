@@ -6,9 +6,12 @@
 
 typedef struct sweep {
     vptq_encoder *c;
-    const vptq_part *part;
+    const vptq_part *part; /* as the device has it */
     vptq_finder *finder;
-    float *delta; /* [VPTQ_PASS_BLOCK][rows] */
+    /* device memory */
+    float *q, *g;   /* [in][rows] */
+    const float *h; /* [in][in] */
+    float *delta;   /* [VPTQ_PASS_BLOCK][rows] */
 } sweep;
 
 static vptq_status do_block(sweep *a, size_t at, size_t cols, vptq_err *err)
@@ -21,11 +24,11 @@ static vptq_status do_block(sweep *a, size_t at, size_t cols, vptq_err *err)
     vptq_descend_args d = {.cols = cols,
                            .rows = part->rows,
                            .finder = a->finder,
-                           .g = c->g + at * rows,
-                           .h = c->h + at * in + at,
+                           .g = a->g + at * rows,
+                           .h = a->h + at * in + at,
                            .idx = part->idx + first,
                            .idx_res = part->k_res ? part->idx_res + first : NULL,
-                           .q = c->q + at * rows,
+                           .q = a->q + at * rows,
                            .delta = a->delta,
                            .ldg = rows,
                            .ldh = in,
@@ -35,9 +38,9 @@ static vptq_status do_block(sweep *a, size_t at, size_t cols, vptq_err *err)
     vptq_gemm_args g = {.m = in,
                         .n = part->rows,
                         .k = cols,
-                        .a = c->h + at * in,
+                        .a = a->h + at * in,
                         .b = a->delta,
-                        .c = c->g,
+                        .c = a->g,
                         .lda = in,
                         .ldb = rows,
                         .ldc = rows,
@@ -65,10 +68,11 @@ static vptq_status do_part(sweep *a, vptq_err *err)
 }
 
 /* One finder per part serves all sweeps. */
-static vptq_status open_finders(vptq_encoder *c, vptq_finder **finder, vptq_err *err)
+static vptq_status open_finders(vptq_encoder *c, const vptq_part *part, vptq_finder **finder,
+                                vptq_err *err)
 {
     for (uint32_t i = 0; i < c->parts; i++) {
-        vptq_books books = vptq_part_books(c, &c->part[i]);
+        vptq_books books = vptq_part_books(c, &part[i]);
         vptq_status st = c->dev->ops->finder_open(c->dev->state, &books, &finder[i], err);
         if (st)
             return st;
@@ -80,23 +84,34 @@ vptq_status vptq_sweeps(vptq_encoder *c, uint32_t count, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     vptq_arena_mark mark = vptq_arena_get_mark(&c->work);
+    vptq_mirror m = vptq_mirror_of(c->dev);
+    const size_t n = (size_t)c->in * c->rows, block = VPTQ_PASS_BLOCK * c->rows;
     sweep a = {.c = c};
 
-    a.delta = vptq_arena_alloc(&c->work, VPTQ_PASS_BLOCK * c->rows, sizeof *a.delta, err);
+    float *delta = vptq_arena_alloc(&c->work, block, sizeof *delta, err);
+    vptq_part *part = delta ? vptq_arena_alloc(&c->work, c->parts, sizeof *part, err) : NULL;
     vptq_finder **finder =
-        a.delta ? vptq_arena_zalloc(&c->work, c->parts, sizeof(vptq_finder *), err) : NULL;
+        part ? vptq_arena_zalloc(&c->work, c->parts, sizeof(vptq_finder *), err) : NULL;
     if (!finder)
         return VPTQ_E_NOMEM;
-    VPTQ_TRY(open_finders(c, finder, err));
-    for (uint32_t n = 0; n < count; n++)
+    a.q = vptq_mirror_take(&m, c->q, n, sizeof *a.q, VPTQ_MIRROR_THERE | VPTQ_MIRROR_BACK);
+    a.g = vptq_mirror_take(&m, c->g, n, sizeof *a.g, VPTQ_MIRROR_THERE);
+    a.h = vptq_mirror_in(&m, c->h, (size_t)c->in * c->in, sizeof *a.h);
+    a.delta = vptq_mirror_take(&m, delta, block, sizeof *delta, 0);
+    for (uint32_t i = 0; i < c->parts; i++)
+        part[i] = vptq_part_mirror(&m, &c->part[i], true);
+    VPTQ_TRY(vptq_mirror_check(&m, err));
+    VPTQ_TRY(open_finders(c, part, finder, err));
+    for (uint32_t sweeps = 0; sweeps < count; sweeps++)
         for (uint32_t i = 0; i < c->parts; i++) {
-            a.part = &c->part[i];
+            a.part = &part[i];
             a.finder = finder[i];
             VPTQ_TRY(do_part(&a, err));
         }
 out:
     for (uint32_t i = 0; i < c->parts; i++)
         c->dev->ops->finder_close(c->dev->state, finder[i]);
+    st = vptq_mirror_end(&m, st, err);
     vptq_arena_rewind(&c->work, mark);
     return st;
 }

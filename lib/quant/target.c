@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "hessian/hessian.h"
+#include "lib/backend/mirror.h"
 
 enum { ALPHA_STEPS = 4 }; /* alpha is a multiple of 1 / ALPHA_STEPS */
 
@@ -27,18 +28,36 @@ static double mean_diagonal(uint32_t in, const float *lower)
 static vptq_status product(vptq_device *dev, uint32_t out, uint32_t in, const float *a,
                            const float *b, bool trans_b, float *c, vptq_err *err)
 {
-    const vptq_gemm_args g = {.m = out,
-                              .n = in,
-                              .k = in,
-                              .a = a,
-                              .b = b,
-                              .c = c,
-                              .lda = in,
-                              .ldb = in,
-                              .ldc = in,
-                              .trans_b = trans_b,
-                              .alpha = 1};
-    return dev->ops->gemm(dev->state, &g, err);
+    vptq_mirror m = vptq_mirror_of(dev);
+    const vptq_gemm_args g = {
+        .m = out,
+        .n = in,
+        .k = in,
+        .a = vptq_mirror_in(&m, a, (size_t)out * in, sizeof *a),
+        .b = vptq_mirror_in(&m, b, (size_t)in * in, sizeof *b),
+        .c = vptq_mirror_take(&m, c, (size_t)out * in, sizeof *c, VPTQ_MIRROR_BACK),
+        .lda = in,
+        .ldb = in,
+        .ldc = in,
+        .trans_b = trans_b,
+        .alpha = 1};
+    vptq_status st = vptq_mirror_check(&m, err);
+    if (!st)
+        st = dev->ops->gemm(dev->state, &g, err);
+    return vptq_mirror_end(&m, st, err);
+}
+
+/* tr(x H x^T), x [out, in], of the lower triangle of h [in, in]. */
+static vptq_status trace_of(vptq_device *dev, uint32_t out, uint32_t in, const float *x,
+                            const double *h, double *trace, vptq_err *err)
+{
+    vptq_mirror m = vptq_mirror_of(dev);
+    const float *xd = vptq_mirror_in(&m, x, (size_t)out * in, sizeof *x);
+    const double *hd = vptq_mirror_in(&m, h, (size_t)in * in, sizeof *h);
+    vptq_status st = vptq_mirror_check(&m, err);
+    if (!st)
+        st = dev->ops->quad_trace(dev->state, out, in, xd, in, hd, in, trace, err);
+    return vptq_mirror_end(&m, st, err);
 }
 
 /* r [out, in], what the correction is linear in. */
@@ -89,7 +108,7 @@ vptq_status vptq_target_judge_make(vptq_device *dev, uint32_t out, uint32_t in, 
     if (!j->r)
         return VPTQ_E_NOMEM;
     widen(in, held_out->lower, 0, j->h);
-    VPTQ_TRY(dev->ops->quad_trace(dev->state, out, in, w, in, j->h, in, &j->norm, err));
+    VPTQ_TRY(trace_of(dev, out, in, w, j->h, &j->norm, err));
     VPTQ_TRY(numerator(dev, out, in, w, held_out, j->r, err));
 out:
     return st;
@@ -101,8 +120,7 @@ vptq_status vptq_target_choose(vptq_device *dev, const vptq_target_judge *j, con
                                double most, vptq_target_choice *choice, vptq_err *err)
 {
     double square, mixed = 0, best = 0;
-    vptq_status st = dev->ops->quad_trace(dev->state, j->out, j->in, delta, j->in, j->h, j->in,
-                                          &square, err);
+    vptq_status st = trace_of(dev, j->out, j->in, delta, j->h, &square, err);
 
     *choice = (vptq_target_choice){.alpha = 0};
     if (st)

@@ -133,37 +133,53 @@ out:
  * fraction of the main centroids. */
 enum { WIDE_ROUNDS = 2, NARROW = 4 };
 
+/* The best choices for the books as they are; x in device memory. */
+static vptq_status choose_pairs(vptq_encoder *c, vptq_part *p, const float *x, bool narrow,
+                                vptq_err *err)
+{
+    const vptq_backend *ops = c->dev->ops;
+    vptq_status st = VPTQ_OK;
+    vptq_finder *finder = NULL;
+    vptq_mirror m = vptq_mirror_of(c->dev);
+    const vptq_part on = vptq_part_mirror(&m, p, true);
+    vptq_books books = vptq_part_books(c, &on);
+
+    if (narrow)
+        books.beam = (books.beam + NARROW - 1) / NARROW;
+    VPTQ_TRY(vptq_check_cancel(c->dev->ctx, err));
+    VPTQ_TRY(vptq_mirror_check(&m, err));
+    VPTQ_TRY(ops->finder_open(c->dev->state, &books, &finder, err));
+    const vptq_find_args f = {.n = p->cols * p->strips,
+                              .finder = finder,
+                              .x = x,
+                              .keep = true,
+                              .idx = on.idx,
+                              .idx_res = on.idx_res};
+    VPTQ_TRY(ops->find(c->dev->state, &f, err));
+out:
+    ops->finder_close(c->dev->state, finder);
+    return vptq_mirror_end(&m, st, err);
+}
+
 /* Alternates the best choices for the books and the best books for the choices; either only
  * lowers the sum of H'_jj |target - c - r|^2. */
 static vptq_status train_part(vptq_encoder *c, vptq_part *p, const float *target,
                               uint32_t rounds, vptq_err *err)
 {
-    const vptq_backend *ops = c->dev->ops;
     vptq_status st = VPTQ_OK;
     vptq_arena_mark mark = vptq_arena_get_mark(&c->work);
-    vptq_finder *finder = NULL;
+    vptq_mirror m = vptq_mirror_of(c->dev);
     const float *x;
 
     VPTQ_TRY(vptq_part_vectors(c, p, target, &x, err));
+    const float *xd = vptq_mirror_in(&m, x, p->cols * p->rows, sizeof *x);
+    VPTQ_TRY(vptq_mirror_check(&m, err));
     for (uint32_t round = 0; round < rounds; round++) {
-        vptq_books books = vptq_part_books(c, p);
-        if (round + WIDE_ROUNDS < rounds)
-            books.beam = (books.beam + NARROW - 1) / NARROW;
-        VPTQ_TRY(vptq_check_cancel(c->dev->ctx, err));
-        VPTQ_TRY(ops->finder_open(c->dev->state, &books, &finder, err));
-        vptq_find_args f = {.n = p->cols * p->strips,
-                            .finder = finder,
-                            .x = x,
-                            .keep = true,
-                            .idx = p->idx,
-                            .idx_res = p->idx_res};
-        VPTQ_TRY(ops->find(c->dev->state, &f, err));
-        ops->finder_close(c->dev->state, finder);
-        finder = NULL;
+        VPTQ_TRY(choose_pairs(c, p, xd, round + WIDE_ROUNDS < rounds, err));
         VPTQ_TRY(vptq_refit(c, p, target, JOINT_ITERATIONS, err));
     }
 out:
-    ops->finder_close(c->dev->state, finder);
+    st = vptq_mirror_end(&m, st, err);
     vptq_arena_rewind(&c->work, mark);
     return st;
 }

@@ -1,0 +1,85 @@
+#include "lib/backend/mirror.h"
+
+#include <string.h>
+
+struct vptq_mirrored {
+    vptq_mirrored *next;
+    void *host, *device;
+    size_t bytes;
+    bool back;
+};
+
+void *vptq_mirror_take(vptq_mirror *m, void *host, size_t count, size_t size, unsigned ways)
+{
+    const vptq_backend *ops = m->dev->ops;
+    vptq_dev *dev = m->dev->state;
+
+    if (!host || m->status || ops->host_memory)
+        return m->status ? NULL : host;
+    vptq_mirrored *item = vptq_mem_alloc(m->dev->ctx->mem, 1, sizeof *item, &m->why);
+    if (!item) {
+        m->status = VPTQ_E_NOMEM;
+        return NULL;
+    }
+    *item = (vptq_mirrored){m->last, host, NULL, count * size, ways & VPTQ_MIRROR_BACK};
+    m->last = item;
+    m->status = ops->alloc(dev, count, size, &item->device, &m->why);
+    if (!m->status && (ways & VPTQ_MIRROR_THERE))
+        m->status = ops->upload(dev, item->device, host, item->bytes, &m->why);
+    return m->status ? NULL : item->device;
+}
+
+const void *vptq_mirror_in(vptq_mirror *m, const void *host, size_t count, size_t size)
+{
+    void *p = NULL;
+    memcpy(&p, &host, sizeof p); /* only read: it does not come back */
+    return vptq_mirror_take(m, p, count, size, VPTQ_MIRROR_THERE);
+}
+
+/* Where the device has what the host has there. */
+static void *find(const vptq_mirror *m, const void *host, size_t bytes)
+{
+    const char *at = host;
+    for (const vptq_mirrored *i = m->last; i; i = i->next) {
+        const char *first = i->host;
+        if (at >= first && at + bytes <= first + i->bytes)
+            return (char *)i->device + (at - first);
+    }
+    VPTQ_BUG_IF(true); /* the array was not mirrored */
+    return NULL;
+}
+
+vptq_status vptq_mirror_pull(vptq_mirror *m, void *host, size_t bytes, vptq_err *err)
+{
+    if (m->dev->ops->host_memory)
+        return VPTQ_OK;
+    return m->dev->ops->download(m->dev->state, host, find(m, host, bytes), bytes, err);
+}
+
+vptq_status vptq_mirror_push(vptq_mirror *m, const void *host, size_t bytes, vptq_err *err)
+{
+    if (m->dev->ops->host_memory)
+        return VPTQ_OK;
+    return m->dev->ops->upload(m->dev->state, find(m, host, bytes), host, bytes, err);
+}
+
+vptq_status vptq_mirror_check(const vptq_mirror *m, vptq_err *err)
+{
+    if (m->status && err)
+        *err = m->why;
+    return m->status;
+}
+
+vptq_status vptq_mirror_end(vptq_mirror *m, vptq_status st, vptq_err *err)
+{
+    const vptq_backend *ops = m->dev->ops;
+    while (m->last) {
+        vptq_mirrored *i = m->last;
+        m->last = i->next;
+        if (!st && !m->status && i->back)
+            m->status = ops->download(m->dev->state, i->host, i->device, i->bytes, &m->why);
+        ops->release(m->dev->state, i->device);
+        vptq_mem_free(m->dev->ctx->mem, i);
+    }
+    return st ? st : vptq_mirror_check(m, err);
+}
