@@ -236,7 +236,7 @@ static void weights_may_begin_anywhere(void **state)
     enum { OUT = 5, IN = 1032, ROWS = 2, OFFSETS = 18 };
     static const vptq_dtype types[] = {VPTQ_F32, VPTQ_F16, VPTQ_BF16};
     const vptq_ctx ctx = {.threads = 1};
-    const vptq_backend *ops = vptq_backend_cuda();
+    const vptq_backend *ops = vptq_backend_emu();
     uint16_t *weights = vtest_alloc(2 * (size_t)OUT * IN, sizeof *weights);
     float *x = vtest_normals(ROWS * IN, 32);
     vptq_dev *dev = NULL;
