@@ -284,7 +284,7 @@ run-unit: | $(if $(filter unit,$(MAKECMDGOALS)),$(UNIT_BIN))
 run-ops: | $(if $(filter ops,$(MAKECMDGOALS)),$(OPS_BIN))
 	$(Q)scripts/run_tests.sh $(OPS_BIN)
 run-cli: | $(if $(filter check-cli,$(MAKECMDGOALS)),tools $(FAULTS))
-	$(Q)FAULTS=$(abspath $(FAULTS)) scripts/run_cli_tests.sh --bin $(BIN) $(T)
+	$(Q)set -f; FAULTS=$(abspath $(FAULTS)) scripts/run_cli_tests.sh --bin $(BIN) $(T)
 run-fuzz: | $(if $(filter fuzz-check,$(MAKECMDGOALS)),$(FUZZ_BIN))
 	$(Q)scripts/run_fuzz.sh $(FUZZ_BIN)
 

@@ -320,6 +320,11 @@ static int bad_option(const vptq_cli *cli, int c, char **argv)
         word);
 }
 
+bool vptq_cli_given(const vptq_cli *cli, size_t option)
+{
+    return option < cli->state->own && cli->state->entries[option].seen;
+}
+
 static int take_options(vptq_cli *cli, int argc, char **argv, const spelling *sp)
 {
     optind = 0;

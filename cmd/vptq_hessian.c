@@ -250,11 +250,29 @@ static int exchange(vptq_cli *cli, const hessian_args *a)
     return vptq_cli_finish(cli, st, &err);
 }
 
-static int dispatch(vptq_cli *cli, const hessian_args *a)
+/* An option that only collecting reads, of the first `count` of the table; NULL when none is
+ * given. */
+static const char *given_for_collecting(const vptq_cli *cli, size_t count)
 {
+    for (size_t i = 0; i < count; i++)
+        if (vptq_cli_given(cli, i) && strcmp(cli->options[i].name, "output") != 0)
+            return cli->options[i].name;
+    return NULL;
+}
+
+static int dispatch(vptq_cli *cli, const hessian_args *a, size_t collecting)
+{
+    const char *mode = a->show     ? "show"
+                       : a->merge  ? "merge"
+                       : a->import ? "import"
+                       : a->export ? "export"
+                                   : NULL;
+    const char *other = a->show && a->output ? "output" : given_for_collecting(cli, collecting);
     if (!!a->show + a->merge + !!a->import + !!a->export > 1)
         return vptq_cli_usage_error(
             cli, "--show, --merge, --import and --export exclude each other");
+    if (mode && other)
+        return vptq_cli_usage_error(cli, "--%s does not go with --%s", other, mode);
     if (a->inverse && !a->export)
         return vptq_cli_usage_error(cli, "--inverse goes with --export%s",
                                     a->import ? ": importing sees for itself what a file is"
@@ -331,7 +349,7 @@ int main(int argc, char **argv)
     vptq_cli_calibrate_options(&a.calibrate, options + COLLECT);
     memcpy(options + COLLECT + CLI_CALIBRATE_OPTIONS, other_options, sizeof other_options);
     if (vptq_cli_parse(&cli, argc, argv, 1, &code))
-        code = dispatch(&cli, &a);
+        code = dispatch(&cli, &a, COLLECT + CLI_CALIBRATE_OPTIONS);
     vptq_cli_release(&cli);
     return code;
 }

@@ -18,6 +18,11 @@ bad 2 "MODEL is missing" "$BIN/vptq-hessian" -c "$text" -o x
 bad 2 "calibration text" run -o x
 bad 2 "HDIR is missing" run -c "$text"
 bad 2 "'-l'\|--length\|window" run -c "$text" -o x -l 1
+bad 2 "model does not go with --show" "$BIN/vptq-hessian" --show h -m "$model"
+bad 2 "output does not go with --show" "$BIN/vptq-hessian" --show h -o x
+bad 2 "calibration does not go with --merge" "$BIN/vptq-hessian" --merge h h -o x -c "$text"
+bad 2 "length does not go with --import" "$BIN/vptq-hessian" --import h -o x -l 16
+bad 2 "weights does not go with --export" "$BIN/vptq-hessian" --export h -o x --weights plain
 bad 1 "no-such-text" run -c no-such-text -o x
 echo "One day" > short.txt
 bad 1 "short.txt: the text has .* 256$" run -c short.txt -o x -l 256
