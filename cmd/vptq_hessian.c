@@ -271,12 +271,12 @@ static int dispatch(vptq_cli *cli, const hessian_args *a, size_t collecting)
     if (!!a->show + a->merge + !!a->import + !!a->export > 1)
         return vptq_cli_usage_error(
             cli, "--show, --merge, --import and --export exclude each other");
-    if (mode && other)
-        return vptq_cli_usage_error(cli, "--%s does not go with --%s", other, mode);
     if (a->inverse && !a->export)
         return vptq_cli_usage_error(cli, "--inverse goes with --export%s",
                                     a->import ? ": importing sees for itself what a file is"
                                               : "");
+    if (mode && other)
+        return vptq_cli_usage_error(cli, "--%s does not go with --%s", other, mode);
     if (a->merge) {
         if (cli->common.dry_run)
             return vptq_cli_usage_error(cli, "--merge has no --dry-run");
