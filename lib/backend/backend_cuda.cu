@@ -140,11 +140,6 @@ static vptq_status missing(const char *row, vptq_err *err)
 {
     return vptq_fail(err, VPTQ_E_UNSUPPORTED, "the cuda backend has no kernel for %s yet", row);
 }
-static vptq_status no_syrk_add(vptq_dev *, size_t, size_t, const float *, size_t, const float *,
-                               double *, double *, vptq_err *err)
-{
-    return missing("syrk_add", err);
-}
 static vptq_status no_potrf(vptq_dev *, size_t, double *, size_t, size_t *, vptq_err *err)
 {
     return missing("potrf", err);
@@ -152,11 +147,6 @@ static vptq_status no_potrf(vptq_dev *, size_t, double *, size_t, size_t *, vptq
 static vptq_status no_trtri(vptq_dev *, size_t, double *, size_t, vptq_err *err)
 {
     return missing("trtri", err);
-}
-static vptq_status no_quad_trace(vptq_dev *, size_t, size_t, const float *, size_t,
-                                 const double *, size_t, double *, vptq_err *err)
-{
-    return missing("quad_trace", err);
 }
 static vptq_status no_vq_gemv(vptq_dev *, const vptq_vq *, const vptq_gemv_args *,
                               vptq_err *err)
@@ -206,10 +196,10 @@ static const vptq_backend cuda_table = {
     .download = vptq_cuda_download,
     .sync = cuda_sync,
     .gemm = vptq_cuda_gemm,
-    .syrk_add = no_syrk_add,
+    .syrk_add = vptq_cuda_syrk_add,
     .potrf = no_potrf,
     .trtri = no_trtri,
-    .quad_trace = no_quad_trace,
+    .quad_trace = vptq_cuda_quad_trace,
     .assign = vptq_cuda_assign,
     .reassign = vptq_cuda_reassign,
     .accumulate = vptq_cuda_accumulate,

@@ -29,14 +29,21 @@ vptq_status vptq_cuda_scratch(vptq_dev *dev, size_t bytes, void **ptr, vptq_err 
 vptq_status vptq_cuda_download(vptq_dev *dev, void *dst, const void *src, size_t bytes,
                                vptq_err *err);
 
+/* *total = the sum of n numbers in a fixed order, all on the device. */
+cudaError_t vptq_cuda_total(vptq_dev *dev, size_t n, const double *of, double *total);
+
 /* Blocks of `size` that cover n. */
 static inline unsigned vptq_cuda_blocks(size_t n, size_t size)
 {
     return (unsigned)((n + size - 1) / size);
 }
 
-/* linear algebra: cuda_gemm.cu */
+/* linear algebra: cuda_gemm.cu, cuda_syrk.cu */
 vptq_status vptq_cuda_gemm(vptq_dev *dev, const vptq_gemm_args *g, vptq_err *err);
+vptq_status vptq_cuda_syrk_add(vptq_dev *dev, size_t t, size_t n, const float *x, size_t ldx,
+                               const float *w, double *h, double *sum, vptq_err *err);
+vptq_status vptq_cuda_quad_trace(vptq_dev *dev, size_t m, size_t n, const float *e, size_t lde,
+                                 const double *h, size_t ldh, double *trace, vptq_err *err);
 
 /* clustering: cuda_assign.cu, cuda_accumulate.cu */
 vptq_status vptq_cuda_assign(vptq_dev *dev, size_t n, uint32_t v, uint32_t k, const float *x,

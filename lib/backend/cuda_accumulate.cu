@@ -158,14 +158,19 @@ __global__ static void __launch_bounds__(THREADS)
 /* *total = the sum of n numbers.  One block. */
 /* budget: total_kernel 40 registers */
 __global__ static void __launch_bounds__(SCAN)
-    total_kernel(uint32_t n, const double *of, double *total)
+    total_kernel(size_t n, const double *of, double *total)
 {
     double sum = 0;
-    for (uint32_t i = threadIdx.x; i < n; i += SCAN)
+    for (size_t i = threadIdx.x; i < n; i += SCAN)
         sum += of[i];
     sum = port_block_sum(sum);
     if (threadIdx.x == 0)
         *total = sum;
+}
+
+cudaError_t vptq_cuda_total(vptq_dev *dev, size_t n, const double *of, double *total)
+{
+    return port_launch(total_kernel, 1, SCAN, 0, dev->stream, n, of, total);
 }
 
 /* c NULL: no objective. */
@@ -202,7 +207,7 @@ static vptq_status add_up(vptq_dev *dev, const labelled *a, const float *c, doub
         e = port_launch(sums_kernel, vptq_cuda_blocks(a->k, WARPS), THREADS, 0, dev->stream, *a,
                         wide, starts, order, c, sums, weights, parts);
     if (!e && c)
-        e = port_launch(total_kernel, 1, SCAN, 0, dev->stream, a->k, parts, total);
+        e = vptq_cuda_total(dev, a->k, parts, total);
     if (e)
         return vptq_cuda_check(e, row, err);
     return c ? vptq_cuda_download(dev, objective, total, sizeof *total, err) : VPTQ_OK;

@@ -1,0 +1,227 @@
+/* syrk_add and quad_trace: tiles of a lower triangle, a block each, numbered by rows.  No
+ * result is a sum whose order depends on anything but the shape. */
+#include "lib/backend/backend_cuda.h"
+
+enum {
+    SIDE = 16,
+    THREADS = SIDE * SIDE,
+    WARPS = 8,
+    STEP = 16, /* tokens, or rows of E, that go through shared memory at a time */
+};
+
+struct lower_tile {
+    size_t row, column; /* in tiles */
+};
+
+static size_t lower_count(size_t rows, size_t per_row)
+{
+    return per_row * (rows * (rows + 1) / 2);
+}
+
+/* Tile b where row r of tiles has (r + 1) * per_row of them. */
+static __device__ inline lower_tile lower_tile_at(size_t b, size_t per_row)
+{
+    size_t r = (size_t)((sqrt(8.0 * (double)b / (double)per_row + 1) - 1) / 2);
+    while (per_row * (r * (r + 1) / 2) > b) /* the root may be rounded */
+        r--;
+    while (per_row * ((r + 1) * (r + 2) / 2) <= b)
+        r++;
+    return {r, b - per_row * (r * (r + 1) / 2)};
+}
+
+/* ---- syrk_add ---- */
+
+enum {
+    EACH_ROWS = 8,
+    EACH_COLUMNS = 4,
+    ROWS = SIDE * EACH_ROWS, /* of H, in a tile */
+    COLUMNS = SIDE * EACH_COLUMNS,
+    TOKENS = 256 /* at most so many float products are summed before they go into double */
+};
+
+struct moments {
+    size_t t, n, ldx;
+    const float *x, *w; /* w NULL: ones */
+    double *h, *sum;
+};
+
+struct syrk_tiles {
+    float a[STEP][ROWS], b[STEP][COLUMNS];
+};
+
+/* `count` columns of tokens [s0, s0 + STEP), times their weights; zeros where there are none.
+ */
+static __device__ inline void load_tokens(float *to, const moments &m, const float *w,
+                                          unsigned count, size_t s0, size_t first)
+{
+    for (unsigned i = threadIdx.x; i < STEP * count; i += THREADS) {
+        const size_t s = s0 + i / count, j = first + i % count;
+        float value = s < m.t && j < m.n ? m.x[s * m.ldx + j] : 0;
+        if (w && s < m.t)
+            value *= w[s];
+        to[i] = value;
+    }
+}
+
+/* budget: syrk_kernel 128 registers */
+__global__ static void __launch_bounds__(THREADS, 2) syrk_kernel(moments m)
+{
+    syrk_tiles &t = port_shared<syrk_tiles>();
+    const lower_tile tile = lower_tile_at(blockIdx.x, ROWS / COLUMNS);
+    const size_t i0 = tile.row * ROWS, j0 = tile.column * COLUMNS;
+    const unsigned thread = threadIdx.x;
+    const unsigned ti = thread / SIDE * EACH_ROWS, tj = thread % SIDE * EACH_COLUMNS;
+    double sum[EACH_ROWS][EACH_COLUMNS] = {};
+
+    for (size_t s0 = 0; s0 < m.t; s0 += TOKENS) {
+        float part[EACH_ROWS][EACH_COLUMNS] = {};
+        for (size_t s = s0; s < m.t && s < s0 + TOKENS; s += STEP) {
+            load_tokens(&t.a[0][0], m, m.w, ROWS, s, i0);
+            load_tokens(&t.b[0][0], m, NULL, COLUMNS, s, j0);
+            __syncthreads();
+#pragma unroll
+            for (unsigned l = 0; l < STEP; l++)
+#pragma unroll
+                for (unsigned i = 0; i < EACH_ROWS; i++)
+#pragma unroll
+                    for (unsigned j = 0; j < EACH_COLUMNS; j++)
+                        part[i][j] = fmaf(t.a[l][ti + i], t.b[l][tj + j], part[i][j]);
+            __syncthreads();
+        }
+#pragma unroll
+        for (unsigned i = 0; i < EACH_ROWS; i++)
+#pragma unroll
+            for (unsigned j = 0; j < EACH_COLUMNS; j++)
+                sum[i][j] += (double)part[i][j];
+    }
+#pragma unroll
+    for (unsigned i = 0; i < EACH_ROWS; i++)
+#pragma unroll
+        for (unsigned j = 0; j < EACH_COLUMNS; j++)
+            if (i0 + ti + i < m.n && j0 + tj + j <= i0 + ti + i)
+                m.h[(i0 + ti + i) * m.n + j0 + tj + j] += sum[i][j];
+}
+
+struct sum_parts {
+    double of[WARPS][PORT_LANES];
+};
+
+/* sum[j] += w_t x_t[j]: a lane per column, a warp takes every eighth token. */
+/* budget: sum_kernel 40 registers */
+__global__ static void __launch_bounds__(THREADS) sum_kernel(moments m)
+{
+    sum_parts &p = port_shared<sum_parts>();
+    const unsigned lane = port_lane(), warp = port_warp();
+    const size_t j = (size_t)blockIdx.x * PORT_LANES + lane;
+    double sum = 0;
+    for (size_t s = warp; s < m.t && j < m.n; s += WARPS)
+        sum += (m.w ? (double)m.w[s] : 1) * (double)m.x[s * m.ldx + j];
+    p.of[warp][lane] = sum;
+    __syncthreads();
+    if (warp || j >= m.n)
+        return;
+    for (unsigned i = 1; i < WARPS; i++)
+        sum += p.of[i][lane];
+    m.sum[j] += sum;
+}
+
+vptq_status vptq_cuda_syrk_add(vptq_dev *dev, size_t t, size_t n, const float *x, size_t ldx,
+                               const float *w, double *h, double *sum, vptq_err *err)
+{
+    const moments m = {t, n, ldx, x, w, h, sum};
+    const size_t tiles = lower_count(vptq_cuda_blocks(n, ROWS), ROWS / COLUMNS);
+    if (!t || !n)
+        return VPTQ_OK;
+    cudaError_t e = port_launch(syrk_kernel, (unsigned)tiles, THREADS, 0, dev->stream, m);
+    if (!e)
+        e = port_launch(sum_kernel, vptq_cuda_blocks(n, PORT_LANES), THREADS, 0, dev->stream,
+                        m);
+    return vptq_cuda_check(e, "syrk_add", err);
+}
+
+/* ---- quad_trace ---- */
+
+/* tr(E H E^T) = sum over i, j of H_ij (E^T E)_ij: tiles of E^T E in double, of which only the
+ * sum against those of H is kept. */
+enum { EACH = 4, TILE = SIDE * EACH, CHUNK = 1024 /* rows of E of a block */ };
+
+struct quad {
+    size_t m, n, lde, ldh;
+    const float *e;
+    const double *h;
+    double *partial; /* [chunks][tiles] */
+};
+
+struct quad_tiles {
+    double a[STEP][TILE + 2], b[STEP][TILE + 2];
+};
+
+static __device__ inline void load_errors(double to[STEP][TILE + 2], const quad &q, size_t r0,
+                                          size_t last, size_t first)
+{
+    for (unsigned i = threadIdx.x; i < STEP * TILE; i += THREADS) {
+        const size_t r = r0 + i / TILE, j = first + i % TILE;
+        to[i / TILE][i % TILE] = r < last && j < q.n ? (double)q.e[r * q.lde + j] : 0;
+    }
+}
+
+/* budget: quad_kernel 128 registers */
+__global__ static void __launch_bounds__(THREADS, 2) quad_kernel(quad q)
+{
+    quad_tiles &t = port_shared<quad_tiles>();
+    const lower_tile tile = lower_tile_at(blockIdx.x, 1);
+    const size_t i0 = tile.row * TILE, j0 = tile.column * TILE;
+    const size_t first = (size_t)blockIdx.y * CHUNK, last = min(first + CHUNK, q.m);
+    const unsigned thread = threadIdx.x, ti = thread / SIDE * EACH, tj = thread % SIDE * EACH;
+    double product[EACH][EACH] = {};
+
+    for (size_t r = first; r < last; r += STEP) {
+        load_errors(t.a, q, r, last, i0);
+        load_errors(t.b, q, r, last, j0);
+        __syncthreads();
+#pragma unroll
+        for (unsigned l = 0; l < STEP; l++)
+#pragma unroll
+            for (unsigned i = 0; i < EACH; i++)
+#pragma unroll
+                for (unsigned j = 0; j < EACH; j++)
+                    product[i][j] = fma(t.a[l][ti + i], t.b[l][tj + j], product[i][j]);
+        __syncthreads();
+    }
+    double sum = 0;
+#pragma unroll
+    for (unsigned i = 0; i < EACH; i++)
+#pragma unroll
+        for (unsigned j = 0; j < EACH; j++) {
+            const size_t row = i0 + ti + i, column = j0 + tj + j;
+            if (row < q.n && column <= row)
+                sum += (column < row ? 2 : 1) * product[i][j] * q.h[row * q.ldh + column];
+        }
+    sum = port_block_sum(sum);
+    if (thread == 0)
+        q.partial[(size_t)blockIdx.y * gridDim.x + blockIdx.x] = sum;
+}
+
+vptq_status vptq_cuda_quad_trace(vptq_dev *dev, size_t m, size_t n, const float *e, size_t lde,
+                                 const double *h, size_t ldh, double *trace, vptq_err *err)
+{
+    const size_t tiles = lower_count(vptq_cuda_blocks(n, TILE), 1);
+    const size_t chunks = vptq_cuda_blocks(m, CHUNK);
+    void *memory = NULL;
+    *trace = 0;
+    if (!m || !n)
+        return VPTQ_OK;
+    const vptq_status st =
+        vptq_cuda_scratch(dev, (chunks * tiles + 1) * sizeof(double), &memory, err);
+    if (st)
+        return st;
+    double *total = static_cast<double *>(memory);
+    const quad q = {m, n, lde, ldh, e, h, total + 1};
+    cudaError_t error = port_launch(quad_kernel, dim3((unsigned)tiles, (unsigned)chunks),
+                                    THREADS, 0, dev->stream, q);
+    if (!error)
+        error = vptq_cuda_total(dev, chunks * tiles, q.partial, total);
+    if (error)
+        return vptq_cuda_check(error, "quad_trace", err);
+    return vptq_cuda_download(dev, trace, total, sizeof *total, err);
+}
