@@ -204,7 +204,7 @@ $(OBJ)/%.tsan.o: %.cc | $(B)/probe
 	$(call cxx,-fsanitize=thread)
 
 # The same names as in a build for a GPU: all but the table's are taken out of sight.
-$(OBJ)/backend_emu.o: $(CU_SRC:%.cu=$(OBJ)/%.emu.o)
+$(OBJ)/backend_emu.o: $(CU_SRC:%.cu=$(OBJ)/%.emu.o) $(OBJ)/tests/emu/cuda_emu_library.o
 	$(Q)$(LD) -r -o $@ $^ && objcopy --wildcard --keep-global-symbol='vptq_backend_emu' $@
 
 $(OBJ)/%.cuda.o: %.cu | $(B)/probe

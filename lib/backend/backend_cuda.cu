@@ -1,5 +1,5 @@
 /* The `cuda` table (`emu` under the emulator), its life and its memory. */
-#include "lib/backend/backend_cuda.h"
+#include "lib/backend/cuda_library.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -20,6 +20,7 @@ static void cuda_close(vptq_dev *dev)
     if (!dev)
         return;
     (void)cudaStreamSynchronize(dev->stream);
+    vptq_cuda_library_close(dev);
     (void)cudaFree(dev->scratch);
     (void)cudaStreamDestroy(dev->stream);
     vptq_mem_free(dev->ctx->mem, dev);
@@ -56,12 +57,14 @@ static void cuda_describe(const vptq_dev *dev, char *text, size_t size)
     int driver = 0, runtime = 0;
     (void)cudaDriverGetVersion(&driver);
     (void)cudaRuntimeGetVersion(&runtime);
+    char libraries[64];
+    vptq_cuda_library_describe(dev, libraries, sizeof libraries);
     snprintf(
         text, size,
         "%s (compute capability %d.%d, %d multiprocessors, %zu MiB), driver %d.%d, run time "
-        "%d.%d",
+        "%d.%d%s",
         p->name, p->major, p->minor, p->multiProcessorCount, p->totalGlobalMem >> 20,
-        driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
+        driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10, libraries);
 }
 
 /* ---- memory ---- */
@@ -140,23 +143,10 @@ static vptq_status missing(const char *row, vptq_err *err)
 {
     return vptq_fail(err, VPTQ_E_UNSUPPORTED, "the cuda backend has no kernel for %s yet", row);
 }
-static vptq_status no_potrf(vptq_dev *, size_t, double *, size_t, size_t *, vptq_err *err)
-{
-    return missing("potrf", err);
-}
-static vptq_status no_trtri(vptq_dev *, size_t, double *, size_t, vptq_err *err)
-{
-    return missing("trtri", err);
-}
 static vptq_status no_vq_gemv(vptq_dev *, const vptq_vq *, const vptq_gemv_args *,
                               vptq_err *err)
 {
     return missing("vq_gemv", err);
-}
-static vptq_status no_library_gemv(vptq_dev *, size_t, size_t, const float *,
-                                   const vptq_gemv_args *, vptq_err *err)
-{
-    return missing("library_gemv", err);
 }
 static vptq_status no_finder_open(vptq_dev *, const vptq_books *, vptq_finder **finder,
                                   vptq_err *err)
@@ -197,8 +187,8 @@ static const vptq_backend cuda_table = {
     .sync = cuda_sync,
     .gemm = vptq_cuda_gemm,
     .syrk_add = vptq_cuda_syrk_add,
-    .potrf = no_potrf,
-    .trtri = no_trtri,
+    .potrf = vptq_cuda_potrf,
+    .trtri = vptq_cuda_trtri,
     .quad_trace = vptq_cuda_quad_trace,
     .assign = vptq_cuda_assign,
     .reassign = vptq_cuda_reassign,
@@ -206,7 +196,7 @@ static const vptq_backend cuda_table = {
     .vq_dequant = vptq_cuda_vq_dequant,
     .vq_gemv = no_vq_gemv,
     .gemv = vptq_cuda_gemv,
-    .library_gemv = no_library_gemv,
+    .library_gemv = vptq_cuda_library_gemv,
     .finder_open = no_finder_open,
     .finder_close = no_finder_close,
     .find = no_find,

@@ -10,12 +10,15 @@ extern "C" {
 #include "lib/backend/backend.h"
 }
 
+typedef struct vptq_cuda_library vptq_cuda_library; /* see cuda_library.h */
+
 struct vptq_dev {
     const vptq_ctx *ctx;
     cudaStream_t stream;
     cudaDeviceProp properties;
     void *scratch; /* see vptq_cuda_scratch */
     size_t scratch_bytes;
+    vptq_cuda_library *library; /* what cuda_library.h has loaded, or NULL */
 };
 
 /* VPTQ_OK, or VPTQ_E_DEVICE (VPTQ_E_NOMEM) saying what failed and why. */
@@ -38,12 +41,16 @@ static inline unsigned vptq_cuda_blocks(size_t n, size_t size)
     return (unsigned)((n + size - 1) / size);
 }
 
-/* linear algebra: cuda_gemm.cu, cuda_syrk.cu */
+/* linear algebra: cuda_gemm.cu, cuda_syrk.cu, cuda_factor.cu */
 vptq_status vptq_cuda_gemm(vptq_dev *dev, const vptq_gemm_args *g, vptq_err *err);
 vptq_status vptq_cuda_syrk_add(vptq_dev *dev, size_t t, size_t n, const float *x, size_t ldx,
                                const float *w, double *h, double *sum, vptq_err *err);
 vptq_status vptq_cuda_quad_trace(vptq_dev *dev, size_t m, size_t n, const float *e, size_t lde,
                                  const double *h, size_t ldh, double *trace, vptq_err *err);
+
+vptq_status vptq_cuda_potrf(vptq_dev *dev, size_t n, double *a, size_t lda, size_t *bad_pivot,
+                            vptq_err *err);
+vptq_status vptq_cuda_trtri(vptq_dev *dev, size_t n, double *a, size_t lda, vptq_err *err);
 
 /* clustering: cuda_assign.cu, cuda_accumulate.cu */
 vptq_status vptq_cuda_assign(vptq_dev *dev, size_t n, uint32_t v, uint32_t k, const float *x,
@@ -64,6 +71,8 @@ vptq_status vptq_cuda_vq_gather(vptq_dev *dev, const vptq_gather_args *g, vptq_e
 
 vptq_status vptq_cuda_gemv(vptq_dev *dev, size_t out, size_t in, vptq_dtype type, const void *w,
                            const vptq_gemv_args *g, vptq_err *err);
+vptq_status vptq_cuda_library_gemv(vptq_dev *dev, size_t out, size_t in, const float *w,
+                                   const vptq_gemv_args *g, vptq_err *err);
 
 /* transformer: cuda_model.cu, cuda_attention.cu */
 vptq_status vptq_cuda_embed(vptq_dev *dev, size_t n, size_t dim, const void *table,

@@ -1,8 +1,9 @@
-/* gemv: rows of the matrix as they are stored.  A warp takes a row of W, neighbouring lanes
- * what is next to each other in it, 16 bytes each; x goes through shared memory in chunks, up
- * to four rows of it for one reading of W.  A lane adds its products in ascending order, and
- * the lanes as a tree: where W and x lie and what other rows of x there are shows in no bit. */
-#include "lib/backend/backend_cuda.h"
+/* gemv and library_gemv.  gemv: rows of the matrix as they are stored.  A warp takes a row of
+ * W, neighbouring lanes what is next to each other in it, 16 bytes each; x goes through shared
+ * memory in chunks, up to four rows of it for one reading of W.  A lane adds its products in
+ * ascending order, and the lanes as a tree: where W and x lie and what other rows of x there
+ * are shows in no bit. */
+#include "lib/backend/cuda_library.h"
 
 enum { THREADS = 256, WARPS = THREADS / PORT_LANES, CHUNK = 1024, MOST_ROWS = 4 };
 
@@ -131,4 +132,36 @@ vptq_status vptq_cuda_gemv(vptq_dev *dev, size_t out, size_t in, vptq_dtype type
                           : type == VPTQ_F16 ? multiply<__half>(dev, m, g)
                                              : multiply<__nv_bfloat16>(dev, m, g);
     return vptq_cuda_check(e, "gemv", err);
+}
+
+/* ---- the library's ---- */
+
+/* y = bias (+ y), a row per block row. */
+/* budget: bias_kernel 32 registers */
+__global__ static void __launch_bounds__(THREADS)
+    bias_kernel(size_t out, float *y, size_t ldy, float beta, const float *bias)
+{
+    const size_t r = (size_t)blockIdx.x * THREADS + threadIdx.x;
+    float *to = y + blockIdx.y * ldy + r;
+    if (r < out)
+        *to = (beta != 0 ? *to : 0) + bias[r];
+}
+
+vptq_status vptq_cuda_library_gemv(vptq_dev *dev, size_t out, size_t in, const float *w,
+                                   const vptq_gemv_args *g, vptq_err *err)
+{
+    if (!g->n || !out)
+        return VPTQ_OK;
+    if (g->bias) {
+        const dim3 grid(vptq_cuda_blocks(out, THREADS), (unsigned)g->n);
+        const cudaError_t e = port_launch(bias_kernel, grid, THREADS, 0, dev->stream, out, g->y,
+                                          g->ldy, g->beta, g->bias);
+        if (e)
+            return vptq_cuda_check(e, "library_gemv", err);
+    }
+    const float beta = g->bias ? 1 : g->beta;
+    /* What is row-major here is transposed there. */
+    return g->n == 1 ? vptq_cuda_library_sgemv(dev, in, out, w, in, g->x, beta, g->y, err)
+                     : vptq_cuda_library_sgemm(dev, out, g->n, in, w, in, g->x, g->ldx, beta,
+                                               g->y, g->ldy, err);
 }

@@ -110,6 +110,7 @@ struct emulator {
         size_t bytes;
     } allowed[KERNELS];
     unsigned allowed_count;
+    bool no_libraries;
 };
 
 static emulator emu = {.lock = PTHREAD_MUTEX_INITIALIZER};
@@ -618,6 +619,16 @@ void cuda_emu_seed(uint64_t seed)
 {
     emu.seed = seed;
     emu.counter = 0;
+}
+
+void cuda_emu_libraries(bool there)
+{
+    emu.no_libraries = !there;
+}
+
+bool cuda_emu_has_libraries(void)
+{
+    return !emu.no_libraries;
 }
 
 const char *cudaGetErrorString(cudaError_t e)

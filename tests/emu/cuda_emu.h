@@ -429,6 +429,8 @@ template <class T> inline bool cuda_emu_allows_argument(T *const &p)
     return cuda_emu_allows(p);
 }
 
+bool cuda_emu_has_libraries(void);
+
 /* Runs body(arg) once for every thread of the grid. */
 cudaError_t cuda_emu_run(void (*body)(void *), void *arg, const void *kernel, dim3 grid,
                          dim3 block, size_t dynamic);

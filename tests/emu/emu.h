@@ -19,6 +19,8 @@ size_t cuda_emu_memory_used(void);
  * where it does), and kernels take pointers to device memory only (the launch fails).  What
  * pointers inside of structs point at is not seen. */
 void cuda_emu_guard(bool on);
+/* Whether cuBLAS and cuSOLVER can be loaded (at first: yes). */
+void cuda_emu_libraries(bool there);
 
 #ifdef __cplusplus
 }

@@ -100,19 +100,16 @@ static void test_memory(void **state)
     }
 }
 
-/* Every row of the CUDA table answers: with a result, or saying that there is no kernel. */
+/* Every row of the CUDA table answers. */
 static void test_cuda_table_has_no_holes(void **state)
 {
     (void)state;
     const vptq_backend *ops = vptq_backend_emu();
     void (*row)(void);
-    vptq_err err;
     for (size_t at = offsetof(vptq_backend, open); at < sizeof *ops; at += sizeof row) {
         memcpy(&row, (const char *)ops + at, sizeof row);
         assert_true(row != NULL);
     }
-    assert_fails(ops->potrf(NULL, 1, NULL, 1, NULL, &err), VPTQ_E_UNSUPPORTED, &err,
-                 "the cuda backend has no kernel for potrf yet");
 }
 
 static void test_device_out_of_memory(void **state)
@@ -381,9 +378,9 @@ static void test_factor(void **state)
         double *a = positive(n, lda, n);
         factor_case c = {n, lda, a, false};
         devices_op op = {run_factor, &c, n * (n + 1) / 2, sizeof(double), double_limit};
-        devices_check(&op, NULL);
+        devices_check_emu(&op, NULL);
         c.invert = true; /* the lower triangle as it is is a well conditioned factor */
-        devices_check(&op, NULL);
+        devices_check_emu(&op, NULL);
         free(a);
     }
 }
@@ -395,8 +392,8 @@ static void test_factor_by_hand(void **state)
     const double whole[] = {4, 0, 0, 2, 10, 0, -2, 5, 9};
     const double factor[] = {2, 0, 0, 1, 3, 0, -1, 2, 2};
     const double inverse[] = {1. / 2, 0, 0, -1. / 6, 1. / 3, 0, 5. / 12, -1. / 3, 1. / 2};
-    static const char *const names[] = {"ref", "cpu"};
-    for (size_t i = 0; i < 2; i++) {
+    static const char *const names[] = {"ref", "cpu", "emu"};
+    for (size_t i = 0; i < 3; i++) {
         devices_one d;
         vptq_err err;
         double a[9];
@@ -417,10 +414,10 @@ static void test_factor_refusals(void **state)
     enum { N = 300 };
     static const size_t at[] = {0, 1, 127, 128, 257, 299};
     static const double bad[] = {0, -1, -INFINITY, NAN, INFINITY};
-    static const char *const names[] = {"ref", "cpu"};
+    static const char *const names[] = {"ref", "cpu", "emu"};
     double *a = malloc(N * N * sizeof *a);
     assert_non_null(a);
-    for (size_t i = 0; i < 2; i++) {
+    for (size_t i = 0; i < 3; i++) {
         devices_one d;
         vptq_err err;
         devices_open(&d, names[i], vptq_cpu_simd(), 2);
@@ -434,6 +431,12 @@ static void test_factor_refusals(void **state)
             assert_fails(d.dev.ops->potrf(d.dev.state, N, a, N, &pivot, &err), VPTQ_E_NUMERIC,
                          &err, "not positive definite");
             assert_int_equal(pivot, want);
+            if (want > 1) { /* the first of two */
+                a[N + 1] = NAN;
+                assert_fails(d.dev.ops->potrf(d.dev.state, N, a, N, &pivot, &err),
+                             VPTQ_E_NUMERIC, &err, "pivot 1 of 300");
+                assert_int_equal(pivot, 1);
+            }
         }
         memset(a, 0, N * N * sizeof *a);
         assert_fails(d.dev.ops->trtri(d.dev.state, N, a, N, &err), VPTQ_E_NUMERIC, &err,
@@ -441,6 +444,32 @@ static void test_factor_refusals(void **state)
         devices_close(&d);
     }
     free(a);
+}
+
+/* What the libraries are for says that they are not there; everything else goes on. */
+static void test_cuda_libraries_may_be_missing(void **state)
+{
+    (void)state;
+    double a[] = {4};
+    float x[] = {2}, y[] = {0};
+    const vptq_gemv_args g = {.n = 1, .x = x, .y = y, .ldx = 1, .ldy = 1};
+    devices_one d;
+    vptq_err err;
+    devices_open(&d, "emu", VPTQ_SIMD_NONE, 1);
+    const vptq_backend *ops = d.dev.ops;
+    cuda_emu_libraries(false);
+    assert_fails(ops->potrf(d.dev.state, 1, a, 1, NULL, &err), VPTQ_E_DEVICE, &err,
+                 "the cuda backend needs cuSOLVER");
+    assert_fails(ops->trtri(d.dev.state, 1, a, 1, &err), VPTQ_E_DEVICE, &err,
+                 "the cuda backend needs cuSOLVER");
+    assert_fails(ops->library_gemv(d.dev.state, 1, 1, x, &g, &err), VPTQ_E_UNSUPPORTED, &err,
+                 "the cuda backend needs cuBLAS");
+    assert_ok(ops->gemv(d.dev.state, 1, 1, VPTQ_F32, x, &g, &err), &err);
+    assert_true(y[0] == 4);
+    cuda_emu_libraries(true);
+    assert_ok(ops->potrf(d.dev.state, 1, a, 1, NULL, &err), &err);
+    assert_true(a[0] == 2);
+    devices_close(&d);
 }
 
 /* What takes seconds for a large matrix or a long sequence stops between blocks. */
@@ -583,6 +612,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_factor_by_hand),
         cmocka_unit_test(test_factor),
         cmocka_unit_test(test_factor_refusals),
+        cmocka_unit_test(test_cuda_libraries_may_be_missing),
         cmocka_unit_test(test_long_rows_are_cancelled),
         cmocka_unit_test(test_quad_trace),
         cmocka_unit_test(test_out_of_memory),

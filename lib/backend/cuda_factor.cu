@@ -1,0 +1,81 @@
+/* potrf and trtri: cuSOLVER in double, and a look at the diagonal of its own, which the library
+ * gives no word about where a number is NaN. */
+#include <math.h>
+
+#include "lib/backend/cuda_library.h"
+
+enum { THREADS = 256 };
+
+enum diagonal_fault { NOT_POSITIVE, ZERO };
+
+/* *first = the lowest index of a fault, if one is lower than what is there. */
+/* budget: diagonal_kernel 32 registers */
+__global__ static void __launch_bounds__(THREADS)
+    diagonal_kernel(size_t n, const double *a, size_t lda, diagonal_fault fault,
+                    unsigned *first)
+{
+    const size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x;
+    if (i >= n)
+        return;
+    const double d = a[i * lda + i];
+    /* Infinite and NaN pivots would only spread; they are refused with the rest. */
+    if (fault == ZERO ? d == 0 : !(d > 0) || isinf(d))
+        atomicMin(first, (unsigned)i);
+}
+
+/* *first = the lowest index below n of an element of the diagonal with that fault, or n. */
+static vptq_status first_fault(vptq_dev *dev, size_t n, const double *a, size_t lda,
+                               diagonal_fault fault, size_t *first, vptq_err *err)
+{
+    void *memory = NULL;
+    unsigned found = 0;
+    *first = n;
+    if (!n)
+        return VPTQ_OK;
+    vptq_status st = vptq_cuda_scratch(dev, sizeof found, &memory, err);
+    if (st)
+        return st;
+    unsigned *at = static_cast<unsigned *>(memory);
+    cudaError_t e = cudaMemsetAsync(at, 0xff, sizeof *at, dev->stream);
+    if (!e)
+        e = port_launch(diagonal_kernel, vptq_cuda_blocks(n, THREADS), THREADS, 0, dev->stream,
+                        n, a, lda, fault, at);
+    if (e)
+        return vptq_cuda_check(e, "looking at a diagonal", err);
+    st = vptq_cuda_download(dev, &found, at, sizeof found, err);
+    if (!st && found < n)
+        *first = found;
+    return st;
+}
+
+vptq_status vptq_cuda_potrf(vptq_dev *dev, size_t n, double *a, size_t lda, size_t *bad_pivot,
+                            vptq_err *err)
+{
+    size_t info = 0, first = 0;
+    if (!n)
+        return VPTQ_OK;
+    vptq_status st = vptq_cuda_library_potrf(dev, n, a, lda, &info, err);
+    const size_t factored = info ? info - 1 : n;
+    if (!st)
+        st = first_fault(dev, factored, a, lda, NOT_POSITIVE, &first, err);
+    if (st || first == n)
+        return st;
+    if (bad_pivot)
+        *bad_pivot = first;
+    return vptq_fail(err, VPTQ_E_NUMERIC,
+                     "matrix is not positive definite: pivot %zu of %zu is not a positive "
+                     "number",
+                     first, n);
+}
+
+vptq_status vptq_cuda_trtri(vptq_dev *dev, size_t n, double *a, size_t lda, vptq_err *err)
+{
+    size_t first = 0;
+    const vptq_status st = first_fault(dev, n, a, lda, ZERO, &first, err);
+    if (st || !n)
+        return st;
+    if (first < n)
+        return vptq_fail(err, VPTQ_E_NUMERIC,
+                         "triangular matrix is singular: diagonal %zu of %zu is 0", first, n);
+    return vptq_cuda_library_trtri(dev, n, a, lda, err);
+}
