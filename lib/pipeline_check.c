@@ -108,16 +108,18 @@ static vptq_status check_matrix(checking *k, const vptq_packed_matrix *m, vptq_e
     vptq_status st = VPTQ_OK;
     size_t rows = m->vq.shape.out, cols = m->vq.shape.in;
     void *w = NULL;
+    vptq_matrix *matrix = NULL;
     float *host = vptq_mem_alloc(dev->ctx->mem, TILE_ROWS, cols * sizeof(float), err);
     if (!host)
         return VPTQ_E_NOMEM;
+    VPTQ_TRY(dev->ops->matrix_open(dev->state, &m->vq, &matrix, err));
     VPTQ_TRY(dev->ops->alloc(dev->state, TILE_ROWS * cols, sizeof(float), &w, err));
     float largest = 0;
     bool good = true;
     for (size_t r = 0; r < rows && good; r += TILE_ROWS) {
         size_t n = rows - r < TILE_ROWS ? rows - r : TILE_ROWS;
         VPTQ_TRY(vptq_check_cancel(dev->ctx, err));
-        VPTQ_TRY(dev->ops->vq_dequant(dev->state, &m->vq, r, n, w, cols, err));
+        VPTQ_TRY(dev->ops->vq_dequant(dev->state, matrix, r, n, w, cols, err));
         VPTQ_TRY(dev->ops->download(dev->state, host, w, n * cols * sizeof(float), err));
         good = scan_tile(k, m, host, r, n, &largest);
     }
@@ -128,6 +130,7 @@ static vptq_status check_matrix(checking *k, const vptq_packed_matrix *m, vptq_e
               k->m->ckpt.path, m->name, (double)largest);
 out:
     dev->ops->release(dev->state, w);
+    dev->ops->matrix_close(dev->state, matrix);
     vptq_mem_free(dev->ctx->mem, host);
     return st;
 }

@@ -65,10 +65,10 @@ typedef struct vptq_out_rows {
     const vptq_checkpoint *from;
     const vptq_out_tensor *t;
     size_t rows, cols, most;
-    vptq_vq vq;       /* the matrix, with its data */
-    vptq_arena arena; /* of a matrix that was opened for its shape only */
-    void *device;     /* a matrix is dequantized here */
-    void *room;       /* bytes of rows of a plain tensor that is packed */
+    vptq_matrix *matrix; /* opened on dev */
+    vptq_arena arena;    /* of a matrix that was opened for its shape only */
+    void *device;        /* a matrix is dequantized here */
+    void *room;          /* bytes of rows of a plain tensor that is packed */
     float *host;
 } vptq_out_rows;
 /* `t` is made from something of o->from; `dev` is for matrices.  `multiple`: `most` is one of

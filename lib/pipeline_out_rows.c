@@ -46,7 +46,7 @@ static vptq_status open_matrix(vptq_out_rows *r, const vptq_packed_matrix *m, vp
     if (is_packed(c) && !m->vq.indices)
         VPTQ_TRY(vptq_packed_read(&c->set, vptq_packed_entry(c->config, m->name), m->name,
                                   c->path, &r->arena, &read, err));
-    r->vq = read.vq;
+    VPTQ_TRY(r->dev->ops->matrix_open(r->dev->state, &read.vq, &r->matrix, err));
     VPTQ_TRY(
         r->dev->ops->alloc(r->dev->state, r->most * r->cols, sizeof(float), &r->device, err));
     if (r->dev->ops->host_memory)
@@ -91,7 +91,7 @@ vptq_status vptq_out_rows_read(vptq_out_rows *r, size_t first, size_t n, const f
         return st;
     }
     const vptq_backend *ops = r->dev->ops;
-    st = ops->vq_dequant(r->dev->state, &r->vq, first, n, r->device, r->cols, err);
+    st = ops->vq_dequant(r->dev->state, r->matrix, first, n, r->device, r->cols, err);
     if (ops->host_memory)
         *x = r->device;
     else if (!st)
@@ -103,8 +103,10 @@ void vptq_out_rows_close(vptq_out_rows *r)
 {
     if (!r->ctx)
         return;
-    if (r->dev)
+    if (r->dev) {
         r->dev->ops->release(r->dev->state, r->device);
+        r->dev->ops->matrix_close(r->dev->state, r->matrix);
+    }
     vptq_mem_free(r->ctx->mem, r->host);
     vptq_mem_free(r->ctx->mem, r->room);
     vptq_arena_release(&r->arena);

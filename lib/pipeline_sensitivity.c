@@ -201,8 +201,7 @@ static vptq_status encode(meter *t, uint32_t layer, vptq_linear l, const vptq_in
     VPTQ_TRY(vptq_quant_matrix(t->dev, &probe, &input, NULL, NULL, arena, &result, err));
     *out = (vptq_packed_matrix){
         .name = vptq_linear_name(l), .vq = result.vq, .storage = probe.storage};
-    VPTQ_TRY(t->dev->ops->vq_dequant(t->dev->state, &out->vq, 0, weight->rows, what,
-                                     weight->cols, err));
+    VPTQ_TRY(vptq_device_decode(t->dev, &out->vq, 0, weight->rows, what, weight->cols, err));
     VPTQ_TRY(vptq_quant_measure(t->dev, input.out, input.in, w, what,
                                 input.metric ? input.metric : input.lower, &loss, err));
     row->loss = loss.relative;

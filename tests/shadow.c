@@ -29,6 +29,11 @@ typedef struct shadow_finder {
     uint32_t v;
 } shadow_finder;
 
+typedef struct shadow_matrix {
+    vptq_matrix *matrix;
+    vptq_vq_shape shape;
+} shadow_matrix;
+
 static shadow *of(vptq_dev *dev)
 {
     return (shadow *)(void *)dev;
@@ -37,6 +42,11 @@ static shadow *of(vptq_dev *dev)
 static const shadow_finder *finder_of(const vptq_finder *f)
 {
     return (const shadow_finder *)(const void *)f;
+}
+
+static const shadow_matrix *matrix_of(const vptq_matrix *m)
+{
+    return (const shadow_matrix *)(const void *)m;
 }
 
 /* ---- copies ---- */
@@ -261,47 +271,48 @@ static vptq_status shadow_library_gemv(vptq_dev *dev, size_t outs, size_t ins, c
     return done(s, s->ops->library_gemv(s->dev, outs, ins, dw, &d, err));
 }
 
-/* A matrix with its arrays on the device. */
-static void matrix_arrays(shadow *s, const vptq_vq *q, vptq_vq *d)
+static void shadow_matrix_close(vptq_dev *dev, vptq_matrix *matrix)
 {
-    const vptq_vq_shape *p = &q->shape;
-    const size_t books = p->groups;
-    *d = *q;
-    d->indices =
-        in(s, q->indices, books * vptq_vq_strips(p) * vptq_vq_row_words(p), sizeof *q->indices);
-    d->centroids = in(s, q->centroids, books * p->k * p->v, sizeof *q->centroids);
-    d->res_centroids = in(s, q->res_centroids, books * p->k_res * p->v, sizeof *q->centroids);
-    if (p->outliers) {
-        d->outlier_indices =
-            in(s, q->outlier_indices, (p->out + p->v0 - 1) / p->v0 * (size_t)p->outliers,
-               sizeof *q->outlier_indices);
-        d->outlier_centroids =
-            in(s, q->outlier_centroids, (size_t)p->k0 * p->v0, sizeof *q->centroids);
+    shadow_matrix *m = (shadow_matrix *)(void *)matrix;
+    if (!m)
+        return;
+    of(dev)->ops->matrix_close(of(dev)->dev, m->matrix);
+    free(m);
+}
+
+/* Its arrays are the host's on every device. */
+static vptq_status shadow_matrix_open(vptq_dev *dev, const vptq_vq *q, vptq_matrix **matrix,
+                                      vptq_err *err)
+{
+    shadow_matrix *m = calloc(1, sizeof *m);
+    assert_non_null(m);
+    m->shape = q->shape;
+    const vptq_status st = of(dev)->ops->matrix_open(of(dev)->dev, q, &m->matrix, err);
+    *matrix = (vptq_matrix *)(void *)m;
+    if (st) {
+        shadow_matrix_close(dev, *matrix);
+        *matrix = NULL;
     }
-    d->perm = in(s, q->perm, p->in, sizeof *q->perm);
-    d->scale = in(s, q->scale, p->in, sizeof *q->scale);
-    d->bias = in(s, q->bias, p->in, sizeof *q->bias);
+    return st;
 }
 
-static vptq_status shadow_vq_dequant(vptq_dev *dev, const vptq_vq *q, size_t r0, size_t n,
-                                     float *w, size_t ldw, vptq_err *err)
+static vptq_status shadow_vq_dequant(vptq_dev *dev, const vptq_matrix *matrix, size_t r0,
+                                     size_t n, float *w, size_t ldw, vptq_err *err)
 {
     shadow *s = of(dev);
-    vptq_vq d;
-    matrix_arrays(s, q, &d);
-    float *dw = out(s, w, span(n, q->shape.in, ldw), sizeof *w);
-    return done(s, s->ops->vq_dequant(s->dev, &d, r0, n, dw, ldw, err));
+    const shadow_matrix *m = matrix_of(matrix);
+    float *dw = out(s, w, span(n, m->shape.in, ldw), sizeof *w);
+    return done(s, s->ops->vq_dequant(s->dev, m->matrix, r0, n, dw, ldw, err));
 }
 
-static vptq_status shadow_vq_gemv(vptq_dev *dev, const vptq_vq *q, const vptq_gemv_args *g,
-                                  vptq_err *err)
+static vptq_status shadow_vq_gemv(vptq_dev *dev, const vptq_matrix *matrix,
+                                  const vptq_gemv_args *g, vptq_err *err)
 {
     shadow *s = of(dev);
-    vptq_vq d;
-    vptq_gemv_args dg;
-    matrix_arrays(s, q, &d);
-    gemv_arrays(s, q->shape.out, q->shape.in, g, &dg);
-    return done(s, s->ops->vq_gemv(s->dev, &d, &dg, err));
+    const shadow_matrix *m = matrix_of(matrix);
+    vptq_gemv_args d;
+    gemv_arrays(s, m->shape.out, m->shape.in, g, &d);
+    return done(s, s->ops->vq_gemv(s->dev, m->matrix, &d, err));
 }
 
 static void shadow_finder_close(vptq_dev *dev, vptq_finder *finder)
@@ -511,6 +522,8 @@ static const vptq_backend rows = {
     .assign = shadow_assign,
     .reassign = shadow_reassign,
     .accumulate = shadow_accumulate,
+    .matrix_open = shadow_matrix_open,
+    .matrix_close = shadow_matrix_close,
     .vq_dequant = shadow_vq_dequant,
     .vq_gemv = shadow_vq_gemv,
     .gemv = shadow_gemv,

@@ -44,9 +44,8 @@ float *vencoder_decode(const vptq_vq *vq)
     float *what = calloc((size_t)vq->shape.out * vq->shape.in, sizeof *what);
     assert_non_null(what);
     vencoder_open(&run, "ref", 1);
-    assert_ok(
-        run.dev.ops->vq_dequant(run.dev.state, vq, 0, vq->shape.out, what, vq->shape.in, &err),
-        &err);
+    assert_ok(vptq_device_decode(&run.dev, vq, 0, vq->shape.out, what, vq->shape.in, &err),
+              &err);
     vencoder_close(&run);
     return what;
 }

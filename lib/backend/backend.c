@@ -93,6 +93,17 @@ void vptq_device_close(vptq_device *dev)
     memset(dev, 0, sizeof *dev);
 }
 
+vptq_status vptq_device_decode(vptq_device *dev, const vptq_vq *q, size_t r0, size_t n,
+                               float *w, size_t ldw, vptq_err *err)
+{
+    vptq_matrix *m = NULL;
+    vptq_status st = dev->ops->matrix_open(dev->state, q, &m, err);
+    if (!st)
+        st = dev->ops->vq_dequant(dev->state, m, r0, n, w, ldw, err);
+    dev->ops->matrix_close(dev->state, m);
+    return st;
+}
+
 void *vptq_dev_scratch(vptq_dev *dev, size_t count, size_t size, vptq_err *err)
 {
     size_t bytes = 0;

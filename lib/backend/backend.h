@@ -162,6 +162,12 @@ typedef struct vptq_gemv_args {
     const float *bias; /* [out] or NULL */
 } vptq_gemv_args;
 
+/* A packed matrix made ready by a backend: what rows are decoded from and multiplied with.
+ * Belongs to the device that made it.  The arrays of the vptq_vq are HOST memory, of every
+ * backend; they must live and stay as they are as long as the handle does, the vptq_vq itself
+ * need not.  A device with memory of its own takes what a use needs at the first such use. */
+typedef struct vptq_matrix vptq_matrix;
+
 typedef struct vptq_backend {
     const char *name; /* "ref", "cpu", "cuda" */
     bool host_memory; /* rows take any host memory: callers need not upload and download */
@@ -219,12 +225,14 @@ typedef struct vptq_backend {
                               double *weights, double *objective, vptq_err *err);
 
     /* vector quantization */
+    vptq_status (*matrix_open)(vptq_dev *dev, const vptq_vq *q, vptq_matrix **m, vptq_err *err);
+    void (*matrix_close)(vptq_dev *dev, vptq_matrix *m); /* accepts NULL */
     /* Rows [r0, r0 + n) of the matrix into w [n, ldw]; bit-exact order of operations as in
      * vq.h. */
-    vptq_status (*vq_dequant)(vptq_dev *dev, const vptq_vq *q, size_t r0, size_t n, float *w,
-                              size_t ldw, vptq_err *err);
+    vptq_status (*vq_dequant)(vptq_dev *dev, const vptq_matrix *m, size_t r0, size_t n,
+                              float *w, size_t ldw, vptq_err *err);
     /* W = the decoded matrix, which never exists: centroids are looked up and multiplied. */
-    vptq_status (*vq_gemv)(vptq_dev *dev, const vptq_vq *q, const vptq_gemv_args *g,
+    vptq_status (*vq_gemv)(vptq_dev *dev, const vptq_matrix *m, const vptq_gemv_args *g,
                            vptq_err *err);
     /* W = w, rows of `in` elements of type F32, F16 or BF16 without gaps, any alignment. */
     vptq_status (*gemv)(vptq_dev *dev, size_t out, size_t in, vptq_dtype type, const void *w,
@@ -291,5 +299,9 @@ typedef struct vptq_device {
 vptq_status vptq_device_open(const vptq_ctx *ctx, const char *name, vptq_device *dev,
                              vptq_err *err) VPTQ_MUST_CHECK;
 void vptq_device_close(vptq_device *dev);
+
+/* vq_dequant of a matrix that is opened for this alone. */
+vptq_status vptq_device_decode(vptq_device *dev, const vptq_vq *q, size_t r0, size_t n,
+                               float *w, size_t ldw, vptq_err *err) VPTQ_MUST_CHECK;
 
 #endif

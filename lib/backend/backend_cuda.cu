@@ -69,7 +69,7 @@ static void cuda_describe(const vptq_dev *dev, char *text, size_t size)
 
 /* ---- memory ---- */
 
-static vptq_status allocate(size_t bytes, void **ptr, vptq_err *err)
+vptq_status vptq_cuda_alloc(size_t bytes, void **ptr, vptq_err *err)
 {
     const cudaError_t e = cudaMalloc(ptr, bytes ? bytes : 1);
     size_t left = 0, total = 0;
@@ -91,7 +91,7 @@ static vptq_status cuda_alloc(vptq_dev *, size_t count, size_t size, void **ptr,
         return vptq_fail(err, VPTQ_E_NOMEM,
                          "%zu x %zu bytes of device memory are more than can be counted", count,
                          size);
-    return allocate(bytes, ptr, err);
+    return vptq_cuda_alloc(bytes, ptr, err);
 }
 
 static void cuda_release(vptq_dev *, void *ptr)
@@ -128,7 +128,7 @@ vptq_status vptq_cuda_scratch(vptq_dev *dev, size_t bytes, void **ptr, vptq_err 
         (void)cudaFree(dev->scratch);
         dev->scratch = NULL;
         dev->scratch_bytes = 0;
-        const vptq_status st = allocate(bytes, &dev->scratch, err);
+        const vptq_status st = vptq_cuda_alloc(bytes, &dev->scratch, err);
         if (st)
             return st;
         dev->scratch_bytes = bytes;
@@ -143,7 +143,7 @@ static vptq_status missing(const char *row, vptq_err *err)
 {
     return vptq_fail(err, VPTQ_E_UNSUPPORTED, "the cuda backend has no kernel for %s yet", row);
 }
-static vptq_status no_vq_gemv(vptq_dev *, const vptq_vq *, const vptq_gemv_args *,
+static vptq_status no_vq_gemv(vptq_dev *, const vptq_matrix *, const vptq_gemv_args *,
                               vptq_err *err)
 {
     return missing("vq_gemv", err);
@@ -193,6 +193,8 @@ static const vptq_backend cuda_table = {
     .assign = vptq_cuda_assign,
     .reassign = vptq_cuda_reassign,
     .accumulate = vptq_cuda_accumulate,
+    .matrix_open = vptq_cuda_matrix_open,
+    .matrix_close = vptq_cuda_matrix_close,
     .vq_dequant = vptq_cuda_vq_dequant,
     .vq_gemv = no_vq_gemv,
     .gemv = vptq_cuda_gemv,

@@ -24,6 +24,9 @@ struct vptq_dev {
 /* VPTQ_OK, or VPTQ_E_DEVICE (VPTQ_E_NOMEM) saying what failed and why. */
 vptq_status vptq_cuda_check(cudaError_t e, const char *what, vptq_err *err);
 
+/* `bytes` of device memory for the caller to cudaFree; VPTQ_E_NOMEM says how much is left. */
+vptq_status vptq_cuda_alloc(size_t bytes, void **ptr, vptq_err *err);
+
 /* Device memory of at least `bytes`, 256-byte aligned, not cleared, kept by the device and
  * valid until the next call. */
 vptq_status vptq_cuda_scratch(vptq_dev *dev, size_t bytes, void **ptr, vptq_err *err);
@@ -34,6 +37,18 @@ vptq_status vptq_cuda_download(vptq_dev *dev, void *dst, const void *src, size_t
 
 /* *total = the sum of n numbers in a fixed order, all on the device. */
 cudaError_t vptq_cuda_total(vptq_dev *dev, size_t n, const double *of, double *total);
+
+/* A packed matrix.  What rows are decoded from is uploaded when the first of them is asked for.
+ */
+struct vptq_matrix {
+    vptq_vq q;              /* arrays in host memory */
+    mutable vptq_vq stored; /* the same in device memory, once there is a slab */
+    mutable void *slab;     /* holds all of its arrays; or NULL */
+};
+
+/* *q: the matrix with its arrays in device memory. */
+vptq_status vptq_cuda_matrix_stored(vptq_dev *dev, const vptq_matrix *m, const vptq_vq **q,
+                                    vptq_err *err);
 
 /* Blocks of `size` that cover n. */
 static inline unsigned vptq_cuda_blocks(size_t n, size_t size)
@@ -64,9 +79,14 @@ vptq_status vptq_cuda_accumulate(vptq_dev *dev, size_t n, uint32_t v, uint32_t k
                                  double *objective, vptq_err *err);
 vptq_status vptq_cuda_vq_scatter(vptq_dev *dev, const vptq_scatter_args *s, vptq_err *err);
 
+/* packed matrices: cuda_matrix.cu, cuda_vq.cu */
+vptq_status vptq_cuda_matrix_open(vptq_dev *dev, const vptq_vq *q, vptq_matrix **m,
+                                  vptq_err *err);
+void vptq_cuda_matrix_close(vptq_dev *dev, vptq_matrix *m);
+vptq_status vptq_cuda_vq_dequant(vptq_dev *dev, const vptq_matrix *m, size_t r0, size_t n,
+                                 float *w, size_t ldw, vptq_err *err);
+
 /* vector quantization: cuda_vq.cu, cuda_gemv.cu */
-vptq_status vptq_cuda_vq_dequant(vptq_dev *dev, const vptq_vq *q, size_t r0, size_t n, float *w,
-                                 size_t ldw, vptq_err *err);
 vptq_status vptq_cuda_vq_gather(vptq_dev *dev, const vptq_gather_args *g, vptq_err *err);
 
 vptq_status vptq_cuda_gemv(vptq_dev *dev, size_t out, size_t in, vptq_dtype type, const void *w,

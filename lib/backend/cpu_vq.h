@@ -15,15 +15,15 @@ vptq_status vptq_cpu_accumulate(vptq_dev *dev, size_t n, uint32_t v, uint32_t k,
                                 const float *w, const uint32_t *idx, const float *c,
                                 double *sums, double *weights, double *objective,
                                 vptq_err *err);
-vptq_status vptq_cpu_vq_dequant(vptq_dev *dev, const vptq_vq *q, size_t r0, size_t n, float *w,
-                                size_t ldw, vptq_err *err);
+vptq_status vptq_cpu_vq_dequant(vptq_dev *dev, const vptq_matrix *m, size_t r0, size_t n,
+                                float *w, size_t ldw, vptq_err *err);
 
 /* cpu_gemv.c, cpu_vq_gemv.c */
 vptq_status vptq_cpu_gemv(vptq_dev *dev, size_t out, size_t in, vptq_dtype type, const void *w,
                           const vptq_gemv_args *g, vptq_err *err);
 vptq_status vptq_cpu_library_gemv(vptq_dev *dev, size_t out, size_t in, const float *w,
                                   const vptq_gemv_args *g, vptq_err *err);
-vptq_status vptq_cpu_vq_gemv(vptq_dev *dev, const vptq_vq *q, const vptq_gemv_args *g,
+vptq_status vptq_cpu_vq_gemv(vptq_dev *dev, const vptq_matrix *m, const vptq_gemv_args *g,
                              vptq_err *err);
 
 /* cpu_search.c */

@@ -206,9 +206,10 @@ static size_t share(size_t strips, int threads)
     return (each + VPTQ_GEMV_STRIPS - 1) / VPTQ_GEMV_STRIPS * VPTQ_GEMV_STRIPS;
 }
 
-vptq_status vptq_cpu_vq_gemv(vptq_dev *dev, const vptq_vq *q, const vptq_gemv_args *g,
+vptq_status vptq_cpu_vq_gemv(vptq_dev *dev, const vptq_matrix *m, const vptq_gemv_args *g,
                              vptq_err *err)
 {
+    const vptq_vq *q = &m->q;
     const vptq_vq_shape *s = &q->shape;
     float *x = vptq_dev_scratch(dev, g->n * ((size_t)s->in + 1), sizeof *x, err);
     if (!x)

@@ -53,12 +53,16 @@ __global__ static void __launch_bounds__(THREADS)
     }
 }
 
-vptq_status vptq_cuda_vq_dequant(vptq_dev *dev, const vptq_vq *q, size_t r0, size_t n, float *w,
-                                 size_t ldw, vptq_err *err)
+vptq_status vptq_cuda_vq_dequant(vptq_dev *dev, const vptq_matrix *matrix, size_t r0, size_t n,
+                                 float *w, size_t ldw, vptq_err *err)
 {
-    const vptq_vq_shape *s = &q->shape;
+    const vptq_vq_shape *s = &matrix->q.shape;
+    const vptq_vq *q = NULL;
     if (!n)
         return VPTQ_OK;
+    const vptq_status uploaded = vptq_cuda_matrix_stored(dev, matrix, &q, err);
+    if (uploaded)
+        return uploaded;
     const stored_matrix m = {*q, vptq_vq_row_words(s), vptq_vq_strips(s), vptq_vq_index_bits(s),
                              vptq_log2u(s->k)};
     const size_t most = 65535; /* strips of one launch: the grid's second side */

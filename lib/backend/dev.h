@@ -19,6 +19,11 @@ struct vptq_dev {
     size_t scratch_bytes;
 };
 
+/* Nothing is made ready by the host backends: their rows read the arrays themselves. */
+struct vptq_matrix {
+    vptq_vq q;
+};
+
 /* A working area of at least count * size bytes, 64-byte aligned, not cleared, kept by the
  * device and valid until the next call on the same device.  Rows ask once, before their
  * parallel loop, and give every thread its slice.  NULL with VPTQ_E_NOMEM in err. */

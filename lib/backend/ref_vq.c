@@ -72,6 +72,23 @@ vptq_status vptq_ref_accumulate(vptq_dev *dev, size_t n, uint32_t v, uint32_t k,
     return VPTQ_OK;
 }
 
+/* ---- packed matrices ---- */
+
+vptq_status vptq_ref_matrix_open(vptq_dev *dev, const vptq_vq *q, vptq_matrix **m,
+                                 vptq_err *err)
+{
+    *m = vptq_mem_alloc(dev->ctx->mem, 1, sizeof **m, err);
+    if (!*m)
+        return VPTQ_E_NOMEM;
+    (*m)->q = *q;
+    return VPTQ_OK;
+}
+
+void vptq_ref_matrix_close(vptq_dev *dev, vptq_matrix *m)
+{
+    vptq_mem_free(dev->ctx->mem, m);
+}
+
 /* q[r][p] of vq.h: the stored value before scale and bias. */
 static float decode_one(const vptq_vq *q, size_t r, size_t p)
 {
@@ -94,9 +111,10 @@ static float decode_one(const vptq_vq *q, size_t r, size_t p)
     return value;
 }
 
-vptq_status vptq_ref_vq_dequant(vptq_dev *dev, const vptq_vq *q, size_t r0, size_t n, float *w,
-                                size_t ldw, vptq_err *err)
+vptq_status vptq_ref_vq_dequant(vptq_dev *dev, const vptq_matrix *m, size_t r0, size_t n,
+                                float *w, size_t ldw, vptq_err *err)
 {
+    const vptq_vq *q = &m->q;
     (void)dev;
     (void)err;
     for (size_t r = 0; r < n; r++) {
@@ -130,16 +148,17 @@ static void multiply_row(size_t in, const float *w, size_t r, const vptq_gemv_ar
     }
 }
 
-vptq_status vptq_ref_vq_gemv(vptq_dev *dev, const vptq_vq *q, const vptq_gemv_args *g,
+vptq_status vptq_ref_vq_gemv(vptq_dev *dev, const vptq_matrix *m, const vptq_gemv_args *g,
                              vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    float *w = vptq_dev_scratch(dev, q->shape.in, sizeof *w, err);
+    const size_t in = m->q.shape.in;
+    float *w = vptq_dev_scratch(dev, in, sizeof *w, err);
     if (!w)
         return VPTQ_E_NOMEM;
-    for (size_t r = 0; r < q->shape.out && !st; r++) {
-        st = vptq_ref_vq_dequant(dev, q, r, 1, w, q->shape.in, err);
-        multiply_row(q->shape.in, w, r, g);
+    for (size_t r = 0; r < m->q.shape.out && !st; r++) {
+        st = vptq_ref_vq_dequant(dev, m, r, 1, w, in, err);
+        multiply_row(in, w, r, g);
     }
     return st;
 }

@@ -40,10 +40,13 @@ typedef struct bench {
     vptq_vq_shape shape;
     size_t batch;
     size_t copies[SIDES];
-    uint32_t *indices; /* copies in a row, in device memory as all that follows */
-    size_t index_words;
-    float *book, *res_book, *norm; /* [copies, k, v], [copies, k_res, v], [copies, 2, in] */
-    uint16_t *half;                /* [copies, out, in] */
+    vptq_matrix **matrix; /* [copies] */
+    /* What they are made from, in host memory, copies in a row; once for all of them where a
+     * device has memory of its own. */
+    size_t stored, index_words;
+    uint32_t *indices;
+    float *book, *res_book, *norm; /* [stored, k, v], [stored, k_res, v], [stored, 2, in] */
+    uint16_t *half;                /* [copies, out, in] in device memory, as what follows */
     float *dense;                  /* [copies, out, in] */
     float *x, *y;                  /* [batch, in], [batch, out] */
     size_t next[SIDES];
@@ -90,38 +93,53 @@ static size_t element_size(int kind)
     return kind == FILL_F16 || kind == FILL_BF16 ? sizeof(uint16_t) : sizeof(float);
 }
 
+static void fill_random(const bench *b, int kind, uint32_t what, size_t n, void *dst)
+{
+    fill_job job = {
+        .rng = vptq_rng_make(b->opt->seed, what, 0, VPTQ_RNG_TEST), .kind = kind, .dst = dst};
+    vptq_parallel_for(b->dev->ctx->threads, n, 1 << 14, fill_range, &job);
+}
+
 /* `copies` times n elements in device memory: the first of them random, the others its copies,
  * at places of their own. */
 static vptq_status make_random(const bench *b, int kind, uint32_t what, size_t n, size_t copies,
                                void **dst, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    const vptq_ctx *ctx = b->dev->ctx;
     const vptq_backend *ops = b->dev->ops;
     const size_t bytes = n * element_size(kind);
-    fill_job job = {.rng = vptq_rng_make(b->opt->seed, what, 0, VPTQ_RNG_TEST), .kind = kind};
     *dst = NULL;
-    job.dst = vptq_mem_alloc(ctx->mem, n ? n : 1, element_size(kind), err);
-    if (!job.dst)
+    void *one = vptq_mem_alloc(b->dev->ctx->mem, n ? n : 1, element_size(kind), err);
+    if (!one)
         return VPTQ_E_NOMEM;
-    vptq_parallel_for(ctx->threads, n, 1 << 14, fill_range, &job);
+    fill_random(b, kind, what, n, one);
     VPTQ_TRY(ops->alloc(b->dev->state, copies, bytes ? bytes : 1, dst, err));
     for (size_t c = 0; c < copies; c++)
-        VPTQ_TRY(ops->upload(b->dev->state, (uint8_t *)*dst + c * bytes, job.dst, bytes, err));
+        VPTQ_TRY(ops->upload(b->dev->state, (uint8_t *)*dst + c * bytes, one, bytes, err));
 out:
-    vptq_mem_free(ctx->mem, job.dst);
+    vptq_mem_free(b->dev->ctx->mem, one);
     return st;
 }
 
-/* Codes 0, 1, 2, ... of both books in every strip. */
-static vptq_status make_sequential(const bench *b, size_t copies, vptq_err *err)
+/* The same of b->stored copies in host memory; NULL: out of memory. */
+static void *make_stored(const bench *b, int kind, uint32_t what, size_t n, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
+    const size_t bytes = n * element_size(kind);
+    uint8_t *dst = vptq_mem_alloc(b->dev->ctx->mem, b->stored, bytes ? bytes : 1, err);
+    if (!dst)
+        return NULL;
+    fill_random(b, kind, what, n, dst);
+    for (size_t c = 1; c < b->stored; c++)
+        memcpy(dst + c * bytes, dst, bytes);
+    return dst;
+}
+
+/* Codes 0, 1, 2, ... of both books in every strip. */
+static void make_sequential(const bench *b)
+{
     const vptq_vq_shape *s = &b->shape;
     const size_t words = vptq_vq_row_words(s), bytes = b->index_words * sizeof(uint32_t);
-    uint32_t *rows = vptq_mem_alloc(b->dev->ctx->mem, b->index_words, sizeof *rows, err);
-    if (!rows)
-        return VPTQ_E_NOMEM;
+    uint32_t *rows = b->indices;
     memset(rows, 0, bytes);
     for (size_t r = 0; r < vptq_vq_strips(s); r++)
         for (size_t c = 0; c < s->in; c++) {
@@ -131,21 +149,24 @@ static vptq_status make_sequential(const bench *b, size_t copies, vptq_err *err)
             vptq_bits_put(rows + r * words, c, vptq_vq_index_bits(s),
                           main | (s->k_res ? res << vptq_log2u(s->k) : 0));
         }
-    for (size_t c = 0; c < copies; c++)
-        VPTQ_TRY(b->dev->ops->upload(b->dev->state, b->indices + c * b->index_words, rows,
-                                     bytes, err));
-out:
-    vptq_mem_free(b->dev->ctx->mem, rows);
-    return st;
+    for (size_t c = 1; c < b->stored; c++)
+        memcpy(rows + c * b->index_words, rows, bytes);
 }
 
 /* ---- memory ---- */
 
 static void release_matrices(bench *b)
 {
-    void *all[] = {b->indices, b->book, b->res_book, b->norm, b->half, b->dense, b->x, b->y};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        b->dev->ops->release(b->dev->state, all[i]);
+    vptq_mem *mem = b->dev->ctx->mem;
+    void *on_device[] = {b->half, b->dense, b->x, b->y};
+    void *on_host[] = {b->matrix, b->indices, b->book, b->res_book, b->norm};
+    for (size_t c = 0; b->matrix && c < b->copies[PACKED]; c++)
+        b->dev->ops->matrix_close(b->dev->state, b->matrix[c]);
+    for (size_t i = 0; i < sizeof on_device / sizeof *on_device; i++)
+        b->dev->ops->release(b->dev->state, on_device[i]);
+    for (size_t i = 0; i < sizeof on_host / sizeof *on_host; i++)
+        vptq_mem_free(mem, on_host[i]);
+    b->matrix = NULL;
     b->indices = NULL;
     b->book = b->res_book = b->norm = b->dense = b->x = b->y = NULL;
     b->half = NULL;
@@ -169,6 +190,44 @@ static double packed_bytes(const vptq_vq_shape *s)
     return (double)vptq_vq_count_bits(s).total / 8;
 }
 
+static vptq_vq stored_copy(const bench *b, size_t c)
+{
+    const vptq_vq_shape *s = &b->shape;
+    const float *norm = b->norm + c * 2 * s->in;
+    return (vptq_vq){.shape = *s,
+                     .indices = b->indices + c * b->index_words,
+                     .centroids = b->book + c * s->k * s->v,
+                     .res_centroids = s->k_res ? b->res_book + c * s->k_res * s->v : NULL,
+                     .scale = norm,
+                     .bias = norm + s->in};
+}
+
+static vptq_status make_packed(bench *b, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    const vptq_vq_shape *s = &b->shape;
+    const size_t copies = b->copies[PACKED];
+    b->stored = b->dev->ops->host_memory ? copies : 1;
+    b->index_words = vptq_vq_strips(s) * vptq_vq_row_words(s);
+    b->indices = make_stored(b, FILL_WORDS, 0, b->index_words, err);
+    b->book = make_stored(b, FILL_FLOATS, 1, (size_t)s->k * s->v, err);
+    b->res_book = make_stored(b, FILL_FLOATS, 2, (size_t)s->k_res * s->v, err);
+    b->norm = make_stored(b, FILL_FLOATS, 3, 2 * (size_t)s->in, err);
+    b->matrix = vptq_mem_alloc(b->dev->ctx->mem, copies, sizeof(*b->matrix), err);
+    for (size_t c = 0; b->matrix && c < copies; c++)
+        b->matrix[c] = NULL;
+    if (!b->indices || !b->book || !b->res_book || !b->norm || !b->matrix)
+        VPTQ_TRY(VPTQ_E_NOMEM);
+    if (b->opt->sequential)
+        make_sequential(b);
+    for (size_t c = 0; c < copies; c++) {
+        const vptq_vq q = stored_copy(b, c % b->stored);
+        VPTQ_TRY(b->dev->ops->matrix_open(b->dev->state, &q, &b->matrix[c], err));
+    }
+out:
+    return st;
+}
+
 static vptq_status make_matrices(bench *b, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
@@ -179,21 +238,7 @@ static vptq_status make_matrices(bench *b, vptq_err *err)
     b->copies[PACKED] = copies_of(b, packed_bytes(s));
     b->copies[HALF] = copies_of(b, 2 * (double)n);
     b->copies[LIBRARY] = copies_of(b, 4 * (double)n);
-    b->index_words = vptq_vq_strips(s) * vptq_vq_row_words(s);
-    st = make_random(b, FILL_WORDS, 0, b->index_words, copies[PACKED], &p, err);
-    b->indices = p;
-    VPTQ_TRY(st);
-    if (b->opt->sequential)
-        VPTQ_TRY(make_sequential(b, copies[PACKED], err));
-    st = make_random(b, FILL_FLOATS, 1, (size_t)s->k * s->v, copies[PACKED], &p, err);
-    b->book = p;
-    VPTQ_TRY(st);
-    st = make_random(b, FILL_FLOATS, 2, (size_t)s->k_res * s->v, copies[PACKED], &p, err);
-    b->res_book = p;
-    VPTQ_TRY(st);
-    st = make_random(b, FILL_FLOATS, 3, 2 * (size_t)s->in, copies[PACKED], &p, err);
-    b->norm = p;
-    VPTQ_TRY(st);
+    VPTQ_TRY(make_packed(b, err));
     st = make_random(b, b->opt->dtype == VPTQ_F16 ? FILL_F16 : FILL_BF16, 4, n, copies[HALF],
                      &p, err);
     b->half = p;
@@ -222,18 +267,6 @@ static vptq_status make_activations(bench *b, vptq_err *err)
 
 /* ---- products ---- */
 
-static vptq_vq packed_copy(const bench *b, size_t c)
-{
-    const vptq_vq_shape *s = &b->shape;
-    const float *norm = b->norm + c * 2 * s->in;
-    return (vptq_vq){.shape = *s,
-                     .indices = b->indices + c * b->index_words,
-                     .centroids = b->book + c * s->k * s->v,
-                     .res_centroids = s->k_res ? b->res_book + c * s->k_res * s->v : NULL,
-                     .scale = norm,
-                     .bias = norm + s->in};
-}
-
 /* One product with the next copy. */
 static vptq_status multiply(bench *b, side which, vptq_err *err)
 {
@@ -241,10 +274,8 @@ static vptq_status multiply(bench *b, side which, vptq_err *err)
     const vptq_vq_shape *s = &b->shape;
     const size_t c = b->next[which]++ % b->copies[which], n = (size_t)s->out * s->in;
     const vptq_gemv_args g = {.n = b->batch, .x = b->x, .y = b->y, .ldx = s->in, .ldy = s->out};
-    if (which == PACKED) {
-        vptq_vq q = packed_copy(b, c);
-        return ops->vq_gemv(b->dev->state, &q, &g, err);
-    }
+    if (which == PACKED)
+        return ops->vq_gemv(b->dev->state, b->matrix[c], &g, err);
     if (which == HALF)
         return ops->gemv(b->dev->state, s->out, s->in, b->opt->dtype, b->half + c * n, &g, err);
     return ops->library_gemv(b->dev->state, s->out, s->in, b->dense + c * n, &g, err);
@@ -279,7 +310,6 @@ static vptq_status check_product(bench *b, vptq_err *err)
     const vptq_backend *ops = b->dev->ops;
     const vptq_vq_shape *s = &b->shape;
     const size_t rows = s->out < CHECKED_ROWS ? s->out : CHECKED_ROWS;
-    vptq_vq q = packed_copy(b, 0);
     vptq_arena arena;
     void *decoded = NULL;
     vptq_arena_init(&arena, b->dev->ctx->mem);
@@ -291,7 +321,7 @@ static vptq_status check_product(bench *b, vptq_err *err)
     b->next[PACKED] = 0;
     VPTQ_TRY(multiply(b, PACKED, err));
     VPTQ_TRY(ops->alloc(b->dev->state, rows * s->in, sizeof *w, &decoded, err));
-    VPTQ_TRY(ops->vq_dequant(b->dev->state, &q, 0, rows, decoded, s->in, err));
+    VPTQ_TRY(ops->vq_dequant(b->dev->state, b->matrix[0], 0, rows, decoded, s->in, err));
     VPTQ_TRY(ops->download(b->dev->state, w, decoded, rows * s->in * sizeof *w, err));
     VPTQ_TRY(ops->download(b->dev->state, x, b->x, b->batch * s->in * sizeof *x, err));
     VPTQ_TRY(ops->download(b->dev->state, y, b->y, b->batch * s->out * sizeof *y, err));
@@ -337,10 +367,13 @@ out:
     return st;
 }
 
-/* A first call of each side, not counted, says how many calls a sample takes. */
+/* A first call of each side, not counted, says how many calls a sample takes.  A device with
+ * memory of its own makes a matrix ready at its first product. */
 static vptq_status warm_up(bench *b, bool has_library, samples s[SIDES], vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
+    for (size_t c = 0; !b->dev->ops->host_memory && c < b->copies[PACKED]; c++)
+        VPTQ_TRY(multiply(b, PACKED, err));
     for (int i = 0; i < SIDES; i++) {
         double first = 0;
         s[i].count = 0;

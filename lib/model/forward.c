@@ -99,6 +99,57 @@ out:
     return st;
 }
 
+/* ---- packed weights ---- */
+
+static void close_linears(const vptq_forward *f, vptq_matrix *m[VPTQ_LINEAR_COUNT])
+{
+    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
+        f->dev->ops->matrix_close(f->dev->state, m[l]);
+}
+
+static vptq_status open_linears(const vptq_forward *f, uint32_t layer, const vptq_weight *w,
+                                vptq_matrix *m[VPTQ_LINEAR_COUNT], vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
+        m[l] = NULL;
+    for (int l = 0; l < VPTQ_LINEAR_COUNT && !st; l++)
+        st = vptq_weight_open(&w[l], f->dev, &m[l], err);
+    if (st) {
+        close_linears(f, m);
+        vptq_err_context(err, "layer %u", layer);
+    }
+    return st;
+}
+
+static void drop_linears(vptq_forward *f)
+{
+    for (uint32_t l = 0; f->kept && l < f->d->layers; l++)
+        close_linears(f, f->kept + (size_t)l * VPTQ_LINEAR_COUNT);
+    vptq_mem_free(f->dev->ctx->mem, f->kept);
+    f->kept = NULL;
+}
+
+/* Of all layers, for the steps that follow. */
+static vptq_status keep_linears(vptq_forward *f, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    const size_t count = (size_t)f->d->layers * VPTQ_LINEAR_COUNT;
+    if (f->kept)
+        return VPTQ_OK;
+    f->kept = vptq_mem_alloc(f->dev->ctx->mem, count, sizeof *f->kept, err);
+    if (!f->kept)
+        return VPTQ_E_NOMEM;
+    for (size_t i = 0; i < count; i++)
+        f->kept[i] = NULL;
+    for (uint32_t l = 0; l < f->d->layers && !st; l++)
+        st = open_linears(f, l, f->m->blocks[l].linear, f->kept + (size_t)l * VPTQ_LINEAR_COUNT,
+                          err);
+    if (st)
+        drop_linears(f);
+    return st;
+}
+
 /* ---- open ---- */
 
 /* Lengths of a block's vectors, in the order in which `vectors` holds them. */
@@ -253,6 +304,7 @@ void vptq_forward_close(vptq_forward *f)
     if (!f)
         return;
     vptq_mem *mem = f->dev->ctx->mem;
+    drop_linears(f);
     activations_free(f);
     hidden_free(f);
     floats_free(f, &f->logits);
@@ -346,11 +398,16 @@ vptq_status vptq_forward_block_with(vptq_forward *f, uint32_t layer, const size_
     vptq_status st = VPTQ_OK;
     size_t most;
     VPTQ_BUG_IF(layer >= f->d->layers);
+    const vptq_weight *linear = hooks->linear ? hooks->linear : f->m->blocks[layer].linear;
+    vptq_matrix *matrix[VPTQ_LINEAR_COUNT] = {NULL};
     VPTQ_TRY(check_sequences(f, starts, count, &most, err));
     VPTQ_TRY(vptq_forward_reserve(f, most, err));
+    VPTQ_TRY(open_linears(f, layer, linear, matrix, err));
     for (size_t s = 0, e; s < count; s = e) {
         e = vptq_forward_group(starts, count, s);
         vptq_forward_pass p = {.layer = layer,
+                               .linear = linear,
+                               .matrix = matrix,
                                .rows = starts[e] - starts[s],
                                .starts = starts + s,
                                .count = e - s,
@@ -360,6 +417,7 @@ vptq_status vptq_forward_block_with(vptq_forward *f, uint32_t layer, const size_
     }
     forget_weights(&f->m->blocks[layer]);
 out:
+    close_linears(f, matrix);
     return st;
 }
 
@@ -411,6 +469,8 @@ static vptq_status step_rows(vptq_forward *f, const int32_t *ids, size_t n, vptq
     for (uint32_t l = 0; l < f->d->layers; l++) {
         size_t at = (size_t)l * f->max_length * f->kv_dim;
         vptq_forward_pass p = {.layer = l,
+                               .linear = f->m->blocks[l].linear,
+                               .matrix = f->kept + (size_t)l * VPTQ_LINEAR_COUNT,
                                .rows = n,
                                .h = f->hidden,
                                .cache_k = f->cache_k + at,
@@ -433,6 +493,7 @@ vptq_status vptq_forward_step(vptq_forward *f, const int32_t *ids, size_t n, flo
                          "%zu tokens behind %zu do not fit in a cache of %zu tokens", n,
                          f->position, f->max_length);
     VPTQ_TRY(open_cache(f, err));
+    VPTQ_TRY(keep_linears(f, err));
     for (size_t i = 0; i < n; i += last) {
         last = n - i < VPTQ_FORWARD_ROWS ? n - i : VPTQ_FORWARD_ROWS;
         VPTQ_TRY(step_rows(f, ids + i, last, err));

@@ -12,7 +12,12 @@
  * `hidden` is host memory of the caller (float [tokens, hidden]): a collection keeps all
  * windows' states there.  Sequences run in groups of up to VPTQ_FORWARD_ROWS rows: the linears
  * see the rows of a whole group at once, attention each sequence alone.  Memory: the
- * activations of one group and one tile of float weights, whatever the model's size. */
+ * activations of one group and one tile of float weights, whatever the model's size.
+ *
+ * Packed weights (vptq_backend.matrix_open): vptq_forward_block opens those of its block and
+ * closes them at its end, so that a device with memory of its own needs room for one block,
+ * whatever the model's size.  The first vptq_forward_step opens those of all blocks, and they
+ * stay open until vptq_forward_close: what decodes must hold the packed model. */
 #ifndef VPTQ_MODEL_FORWARD_H
 #define VPTQ_MODEL_FORWARD_H
 

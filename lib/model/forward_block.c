@@ -11,8 +11,9 @@
 
 /* A few rows are multiplied with what is stored: to convert a weight that is used for them
  * alone would take longer. */
-static vptq_status few_rows(vptq_forward *f, const vptq_weight *w, const float *bias,
-                            size_t rows, const float *x, float beta, float *out, vptq_err *err)
+static vptq_status few_rows(vptq_forward *f, const vptq_weight *w, const vptq_matrix *m,
+                            const float *bias, size_t rows, const float *x, float beta,
+                            float *out, vptq_err *err)
 {
     vptq_status st = vptq_check_cancel(f->dev->ctx, err);
     if (st)
@@ -24,21 +25,21 @@ static vptq_status few_rows(vptq_forward *f, const vptq_weight *w, const float *
                               .ldy = w->rows,
                               .beta = beta,
                               .bias = bias};
-    return vptq_weight_gemv(w, f->dev, &g, err);
+    return vptq_weight_gemv(w, m, f->dev, &g, err);
 }
 
-vptq_status vptq_forward_linear(vptq_forward *f, const vptq_weight *w, const float *bias,
-                                size_t rows, const float *x, float beta, float *out,
-                                vptq_err *err)
+vptq_status vptq_forward_linear(vptq_forward *f, const vptq_weight *w, const vptq_matrix *m,
+                                const float *bias, size_t rows, const float *x, float beta,
+                                float *out, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     if (rows <= VPTQ_FORWARD_FEW_ROWS && vptq_weight_has_gemv(w, f->dev))
-        return few_rows(f, w, bias, rows, x, beta, out, err);
+        return few_rows(f, w, m, bias, rows, x, beta, out, err);
     size_t step = vptq_forward_tile_rows(f, rows, w->cols);
     for (size_t r = 0; r < w->rows; r += step) {
         size_t n = w->rows - r < step ? w->rows - r : step;
         VPTQ_TRY(vptq_check_cancel(f->dev->ctx, err));
-        VPTQ_TRY(vptq_weight_read(w, f->dev, r, n, f->tile, err));
+        VPTQ_TRY(vptq_weight_tile(w, m, f->dev, r, n, f->tile, err));
         vptq_gemm_args g = {.m = rows,
                             .n = n,
                             .k = w->cols,
@@ -61,10 +62,8 @@ out:
 static vptq_status block_linear(vptq_forward *f, const vptq_forward_pass *p, vptq_linear l,
                                 const float *x, float beta, float *out, vptq_err *err)
 {
-    const vptq_weight *linear =
-        p->hooks.linear ? p->hooks.linear : f->m->blocks[p->layer].linear;
-    return vptq_forward_linear(f, &linear[l], f->params[p->layer].bias[l], p->rows, x, beta,
-                               out, err);
+    return vptq_forward_linear(f, &p->linear[l], p->matrix[l], f->params[p->layer].bias[l],
+                               p->rows, x, beta, out, err);
 }
 
 /* The sequences of the pass, as rows from `begin` on. */

@@ -75,7 +75,7 @@ static vptq_status head_tile(vptq_forward *f, size_t rows, size_t step, size_t f
     vptq_weight w = head_weight(f);
     *width = w.rows - first < step ? w.rows - first : step;
     VPTQ_TRY(vptq_check_cancel(f->dev->ctx, err));
-    VPTQ_TRY(vptq_weight_read(&w, f->dev, first, *width, f->tile, err));
+    VPTQ_TRY(vptq_weight_tile(&w, NULL, f->dev, first, *width, f->tile, err));
     vptq_gemm_args g = {.m = rows,
                         .n = *width,
                         .k = w.cols,
@@ -165,7 +165,7 @@ static vptq_status logits_rows(vptq_forward *f, size_t rows, float *logits, vptq
     const vptq_weight w = head_weight(f);
     if (rows <= VPTQ_FORWARD_FEW_ROWS && f->dev->ops->host_memory &&
         vptq_weight_has_gemv(&w, f->dev))
-        return vptq_forward_linear(f, &w, NULL, rows, f->x, 0, logits, err);
+        return vptq_forward_linear(f, &w, NULL, NULL, rows, f->x, 0, logits, err);
     const vptq_backend *ops = f->dev->ops;
     const size_t vocab = f->d->vocab, step = vptq_forward_tile_rows(f, rows, f->d->hidden);
     for (size_t first = 0, width; first < vocab; first += width) {

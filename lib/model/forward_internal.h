@@ -23,6 +23,10 @@ struct vptq_forward {
     const float *final_norm;           /* [hidden] */
     float *cos_table, *sin_table;      /* [max_length, head_dim / 2] */
 
+    /* The packed linears of [layers][VPTQ_LINEAR_COUNT], opened by the first step and kept for
+     * the next ones; NULL before.  A run over windows opens its block for itself. */
+    vptq_matrix **kept;
+
     /* One tile of rows of a weight as float: matrices are converted into it piece by piece. */
     float *tile;
     size_t tile_floats;
@@ -64,10 +68,10 @@ vptq_status vptq_forward_reserve_hidden(vptq_forward *f, size_t rows,
                                         vptq_err *err) VPTQ_MUST_CHECK;
 
 /* out [rows, w->rows] = x [rows, w->cols] W^T + beta * out (+ bias on every row); for more than
- * a few rows the weight goes through the tile. */
-vptq_status vptq_forward_linear(vptq_forward *f, const vptq_weight *w, const float *bias,
-                                size_t rows, const float *x, float beta, float *out,
-                                vptq_err *err) VPTQ_MUST_CHECK;
+ * a few rows the weight goes through the tile.  m: the weight as it was opened. */
+vptq_status vptq_forward_linear(vptq_forward *f, const vptq_weight *w, const vptq_matrix *m,
+                                const float *bias, size_t rows, const float *x, float beta,
+                                float *out, vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Logits [vocab] in host memory of one row of states in device memory. */
 vptq_status vptq_forward_device_logits(vptq_forward *f, const float *hidden, float *logits,
@@ -78,6 +82,8 @@ vptq_status vptq_forward_device_logits(vptq_forward *f, const float *hidden, flo
  * continue the sequence that holds `position` tokens. */
 typedef struct vptq_forward_pass {
     uint32_t layer;
+    const vptq_weight *linear;  /* [VPTQ_LINEAR_COUNT], the model's or others */
+    vptq_matrix *const *matrix; /* [VPTQ_LINEAR_COUNT], what was opened of them */
     size_t rows;
     float *h;
     const size_t *starts;

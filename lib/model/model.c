@@ -39,12 +39,19 @@ static vptq_status read_to_host(const vptq_ctx *ctx, const vptq_tensor *t, size_
     return VPTQ_OK;
 }
 
-vptq_status vptq_weight_read(const vptq_weight *w, vptq_device *dev, size_t r0, size_t n,
-                             float *dst, vptq_err *err)
+vptq_status vptq_weight_open(const vptq_weight *w, vptq_device *dev, vptq_matrix **m,
+                             vptq_err *err)
+{
+    *m = NULL;
+    return w->packed ? dev->ops->matrix_open(dev->state, &w->packed->vq, m, err) : VPTQ_OK;
+}
+
+vptq_status vptq_weight_tile(const vptq_weight *w, const vptq_matrix *m, vptq_device *dev,
+                             size_t r0, size_t n, float *dst, vptq_err *err)
 {
     const vptq_ctx *ctx = dev->ctx;
     if (w->packed)
-        return dev->ops->vq_dequant(dev->state, &w->packed->vq, r0, n, dst, w->cols, err);
+        return dev->ops->vq_dequant(dev->state, m, r0, n, dst, w->cols, err);
     if (dev->ops->host_memory)
         return read_to_host(ctx, w->tensor, r0, n, dst, err);
     float *stage = vptq_mem_alloc(ctx->mem, n, w->cols * sizeof *stage, err);
@@ -54,6 +61,17 @@ vptq_status vptq_weight_read(const vptq_weight *w, vptq_device *dev, size_t r0, 
     if (!st)
         st = dev->ops->upload(dev->state, dst, stage, n * w->cols * sizeof *stage, err);
     vptq_mem_free(ctx->mem, stage);
+    return st;
+}
+
+vptq_status vptq_weight_read(const vptq_weight *w, vptq_device *dev, size_t r0, size_t n,
+                             float *dst, vptq_err *err)
+{
+    vptq_matrix *m;
+    vptq_status st = vptq_weight_open(w, dev, &m, err);
+    if (!st)
+        st = vptq_weight_tile(w, m, dev, r0, n, dst, err);
+    dev->ops->matrix_close(dev->state, m);
     return st;
 }
 
@@ -67,11 +85,11 @@ bool vptq_weight_has_gemv(const vptq_weight *w, const vptq_device *dev)
            (t->type == VPTQ_F32 || t->type == VPTQ_F16 || t->type == VPTQ_BF16);
 }
 
-vptq_status vptq_weight_gemv(const vptq_weight *w, vptq_device *dev, const vptq_gemv_args *g,
-                             vptq_err *err)
+vptq_status vptq_weight_gemv(const vptq_weight *w, const vptq_matrix *m, vptq_device *dev,
+                             const vptq_gemv_args *g, vptq_err *err)
 {
     if (w->packed)
-        return dev->ops->vq_gemv(dev->state, &w->packed->vq, g, err);
+        return dev->ops->vq_gemv(dev->state, m, g, err);
     return dev->ops->gemv(dev->state, w->rows, w->cols, w->tensor->type, w->tensor->data, g,
                           err);
 }

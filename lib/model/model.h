@@ -14,17 +14,27 @@ typedef struct vptq_weight {
     const vptq_packed_matrix *packed;
 } vptq_weight;
 
-/* Rows [r0, r0 + n) as float into w [n, cols] in device memory. */
+/* Rows [r0, r0 + n) as float into dst [n, cols] in device memory: of a weight that is read once
+ * and for all. */
 vptq_status vptq_weight_read(const vptq_weight *w, vptq_device *dev, size_t r0, size_t n,
                              float *dst, vptq_err *err) VPTQ_MUST_CHECK;
+
+/* What `dev` makes of a packed weight before it is read tile by tile or multiplied with: *m is
+ * closed by the backend's matrix_close, and the model must outlive it.  NULL for a plain
+ * weight, of which nothing is made. */
+vptq_status vptq_weight_open(const vptq_weight *w, vptq_device *dev, vptq_matrix **m,
+                             vptq_err *err) VPTQ_MUST_CHECK;
+/* The same rows of an opened weight. */
+vptq_status vptq_weight_tile(const vptq_weight *w, const vptq_matrix *m, vptq_device *dev,
+                             size_t r0, size_t n, float *dst, vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Whether rows of activations can be multiplied with the weight as it is stored
  * (vptq_weight_gemv): a packed one, or a plain one in host memory of type F32, F16 or BF16 that
  * is read as it stands. */
 bool vptq_weight_has_gemv(const vptq_weight *w, const vptq_device *dev);
-/* As the row gemv of the backend. */
-vptq_status vptq_weight_gemv(const vptq_weight *w, vptq_device *dev, const vptq_gemv_args *g,
-                             vptq_err *err) VPTQ_MUST_CHECK;
+/* As the row gemv of the backend, of an opened weight. */
+vptq_status vptq_weight_gemv(const vptq_weight *w, const vptq_matrix *m, vptq_device *dev,
+                             const vptq_gemv_args *g, vptq_err *err) VPTQ_MUST_CHECK;
 
 /* After the last use for a while; see vptq_tensor_forget. */
 void vptq_weight_forget(const vptq_weight *w);

@@ -446,7 +446,7 @@ static vptq_status measure_stored(vptq_encoder *c, const vptq_vq *vq, vptq_err *
 
     if (!e)
         return VPTQ_E_NOMEM;
-    VPTQ_TRY(c->dev->ops->vq_dequant(c->dev->state, vq, 0, c->out, e, c->in, err));
+    VPTQ_TRY(vptq_device_decode(c->dev, vq, 0, c->out, e, c->in, err));
     for (size_t i = 0; i < n; i++) {
         double w = (double)c->input->w[i];
         e[i] -= c->input->w[i];

@@ -17,7 +17,7 @@ static void use_matrix(vptq_device *dev, const vptq_packed_matrix *m)
     size_t count = 0;
     if ((uint64_t)s->out * s->in <= MAX_WEIGHTS) {
         float *w = malloc((size_t)s->out * s->in * sizeof *w + 1);
-        if (w && dev->ops->vq_dequant(dev->state, &m->vq, 0, s->out, w, s->in, NULL))
+        if (w && vptq_device_decode(dev, &m->vq, 0, s->out, w, s->in, NULL))
             abort();
         free(w);
     }

@@ -29,9 +29,12 @@ static void run(const gemv_case *c, const vptq_device *dev, const vptq_gemv_args
     vptq_err err;
     if (c->library)
         assert_ok(dev->ops->library_gemv(dev->state, c->out, c->in, c->w, g, &err), &err);
-    else if (c->q)
-        assert_ok(dev->ops->vq_gemv(dev->state, c->q, g, &err), &err);
-    else
+    else if (c->q) {
+        vptq_matrix *m = NULL;
+        assert_ok(dev->ops->matrix_open(dev->state, c->q, &m, &err), &err);
+        assert_ok(dev->ops->vq_gemv(dev->state, m, g, &err), &err);
+        dev->ops->matrix_close(dev->state, m);
+    } else
         assert_ok(dev->ops->gemv(dev->state, c->out, c->in, c->type, c->w, g, &err), &err);
 }
 

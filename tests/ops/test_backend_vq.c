@@ -377,14 +377,16 @@ static void check_dequant(void *arg, const vptq_device *dev, bool is_ref)
     const vptq_vq_shape *s = &a->m->q.shape;
     const size_t ldw = s->in + 3;
     float *w = vtest_alloc(s->out * ldw, sizeof *w);
+    vptq_matrix *matrix = NULL;
+    vptq_err err;
     (void)is_ref;
+    assert_ok(dev->ops->matrix_open(dev->state, &a->m->q, &matrix, &err), &err);
     for (size_t n = s->out; n; n = n / 2) { /* all rows at once, then in ever shorter runs */
         memset(w, 0xff, s->out * ldw * sizeof *w);
         for (size_t r0 = 0; r0 < s->out; r0 += n) {
-            vptq_err err;
             size_t rows = s->out - r0 < n ? s->out - r0 : n;
             assert_ok(
-                dev->ops->vq_dequant(dev->state, &a->m->q, r0, rows, w + r0 * ldw, ldw, &err),
+                dev->ops->vq_dequant(dev->state, matrix, r0, rows, w + r0 * ldw, ldw, &err),
                 &err);
         }
         for (size_t r = 0; r < s->out; r++) {
@@ -392,6 +394,7 @@ static void check_dequant(void *arg, const vptq_device *dev, bool is_ref)
             assert_true(isnan(w[r * ldw + s->in])); /* nothing behind the row is touched */
         }
     }
+    dev->ops->matrix_close(dev->state, matrix);
     free(w);
 }
 

@@ -127,11 +127,11 @@ static vptq_status finder_open(vptq_dev *dev, const vptq_books *books, vptq_find
     return st ? st : fault.real->finder_open(dev, books, finder, err);
 }
 
-static vptq_status vq_dequant(vptq_dev *dev, const vptq_vq *q, size_t r0, size_t n, float *w,
-                              size_t ldw, vptq_err *err)
+static vptq_status vq_dequant(vptq_dev *dev, const vptq_matrix *m, size_t r0, size_t n,
+                              float *w, size_t ldw, vptq_err *err)
 {
     vptq_status st = count(err);
-    return st ? st : fault.real->vq_dequant(dev, q, r0, n, w, ldw, err);
+    return st ? st : fault.real->vq_dequant(dev, m, r0, n, w, ldw, err);
 }
 
 /* The device of an open run, with every row that the encoder calls going through the above. */

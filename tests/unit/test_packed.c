@@ -75,7 +75,7 @@ static float *dequantize(vptq_device *ref, const vptq_vq *q)
     const vptq_vq_shape *s = &q->shape;
     float *w = malloc((size_t)s->out * s->in * sizeof *w);
     assert_non_null(w);
-    assert_ok(ref->ops->vq_dequant(ref->state, q, 0, s->out, w, s->in, &err), &err);
+    assert_ok(vptq_device_decode(ref, q, 0, s->out, w, s->in, &err), &err);
     return w;
 }
 

@@ -555,9 +555,8 @@ static void expect_same_weights(const char *a, const char *b)
         assert_string_equal(x.quantized[i].name, y.quantized[i].name);
         for (size_t k = 0; k < 2; k++) {
             const vptq_vq *q = k ? &y.quantized[i].vq : &x.quantized[i].vq;
-            assert_ok(
-                ref.ops->vq_dequant(ref.state, q, 0, q->shape.out, w[k], q->shape.in, &err),
-                &err);
+            assert_ok(vptq_device_decode(&ref, q, 0, q->shape.out, w[k], q->shape.in, &err),
+                      &err);
         }
         assert_close(w[1], w[0], VPACKED_FFN * VPACKED_HIDDEN, 0, 0);
     }

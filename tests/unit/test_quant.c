@@ -108,7 +108,7 @@ static void check_against_naive(uint32_t out, uint32_t in, uint32_t v, uint32_t 
 
     /* Every loss is what it says, of what a reader decodes. */
     float *what = malloc(sizeof *what * out * in);
-    assert_ok(b.dev.ops->vq_dequant(b.dev.state, &r.vq, 0, out, what, in, &err), &err);
+    assert_ok(vptq_device_decode(&b.dev, &r.vq, 0, out, what, in, &err), &err);
     double loss = problem_loss(&p, what);
     assert_true(fabs(r.report.loss / loss - 1) < 1e-6);
     assert_true(fabs(r.report.step[1].loss / loss - 1) < 1e-4);

@@ -140,8 +140,7 @@ static double encode(rig *r, uint32_t layer, vptq_linear l, float *what)
     input.w = x;
     input.lower = h.plain;
     assert_ok(vptq_quant_matrix(&r->dev, &s, &input, NULL, NULL, &arena, &result, &err), &err);
-    assert_ok(r->dev.ops->vq_dequant(r->dev.state, &result.vq, 0, w->rows, what, w->cols, &err),
-              &err);
+    assert_ok(vptq_device_decode(&r->dev, &result.vq, 0, w->rows, what, w->cols, &err), &err);
     release(&r->source, &h);
     vptq_arena_release(&arena);
     return result.report.loss;
