@@ -159,6 +159,7 @@ EMU_BIN   := $(EMU:%=$(B)/tests/emu/test_%)
 ifeq ($(SANITIZE),)
 EMU_BIN   += $(if $(HAVE_TSAN),$(EMU:%=$(B)/tests/emu/test_%_tsan))
 endif
+EMU_TOOLS := $(TOOLS:%=$(B)/tests/emu/%)
 UNIT_BIN  := $(UNIT:%=$(B)/tests/unit/test_%) $(EMU_BIN)
 OPS_BIN   := $(OPS:%=$(B)/tests/ops/test_%)
 FUZZ_BIN  := $(FUZZ:%=$(B)/tests/fuzz/fuzz_%)
@@ -272,7 +273,7 @@ $(EMU:%=test-%): test-%: $(B)/tests/emu/test_% $(if $(filter %_tsan,$(EMU_BIN)),
 $(OPS:%=op-%): op-%: $(B)/tests/ops/test_%
 	$(Q)$< $(if $(T),-t '$(T)')
 
-test-programs: $(UNIT_BIN) $(OPS_BIN) $(FAULTS) $(if $(SANITIZE),$(FUZZ_BIN))
+test-programs: $(UNIT_BIN) $(OPS_BIN) $(FAULTS) $(EMU_TOOLS) $(if $(SANITIZE),$(FUZZ_BIN))
 
 # The run-* targets run what has been built: a program that does not compile is a failed test.
 unit: $(UNIT_BIN) run-unit
@@ -283,8 +284,8 @@ run-unit: | $(if $(filter unit,$(MAKECMDGOALS)),$(UNIT_BIN))
 	$(Q)scripts/run_tests.sh $(UNIT_BIN)
 run-ops: | $(if $(filter ops,$(MAKECMDGOALS)),$(OPS_BIN))
 	$(Q)scripts/run_tests.sh $(OPS_BIN)
-run-cli: | $(if $(filter check-cli,$(MAKECMDGOALS)),tools $(FAULTS))
-	$(Q)set -f; FAULTS=$(abspath $(FAULTS)) scripts/run_cli_tests.sh --bin $(BIN) $(T)
+run-cli: | $(if $(filter check-cli,$(MAKECMDGOALS)),tools $(FAULTS) $(EMU_TOOLS))
+	$(Q)set -f; FAULTS=$(abspath $(FAULTS)) VPTQ_DEVICE_BIN=$(abspath $(B))/tests/emu scripts/run_cli_tests.sh --bin $(BIN) $(T)
 run-fuzz: | $(if $(filter fuzz-check,$(MAKECMDGOALS)),$(FUZZ_BIN))
 	$(Q)scripts/run_fuzz.sh $(FUZZ_BIN)
 
@@ -315,6 +316,17 @@ run-coverage: tools $(UNIT_BIN) $(FUZZ_BIN)
 	-$(Q)scripts/run_cli_tests.sh --bin $(BIN)
 	-$(Q)scripts/run_fuzz.sh $(FUZZ_BIN)
 	$(Q)scripts/coverage.sh $(B) $(or $(ROOM),formats)
+
+# On a machine with a GPU; a kit serves one that has nothing but the driver.
+.PHONY: gpu-test gpu-bench gpu-kit run-gpu-test run-gpu-bench run-gpu-kit
+gpu-test gpu-bench gpu-kit:
+	+$(Q)$(MAKE) CUDA=1 run-$@
+run-gpu-test: tools $(OPS_BIN)
+	$(Q)BIN=$(abspath $(BIN)) scripts/gpu_test.sh $(OPS_BIN)
+run-gpu-bench: tools
+	$(Q)BIN=$(abspath $(BIN)) scripts/gpu_bench.sh $(T)
+run-gpu-kit: tools $(OPS_BIN)
+	$(Q)scripts/gpu_kit.sh build/gpu-kit $(BIN) $(OPS_BIN)
 
 check:
 	+$(Q)MAKE='$(MAKE)' scripts/check.sh
@@ -420,6 +432,9 @@ help:
 	'make format        clang-format           make format-check' \
 	'make lint          shellcheck, cppcheck   make layers      make symbols' \
 	'make cuda-check    every CUDA kernel for every architecture, against its budget (nvcc)' \
+	'make gpu-test      the CUDA backend on a GPU: op tests, compute-sanitizer, whole runs' \
+	'make gpu-bench     its figures, into docs/results/DEVICE (T=STEP..)' \
+	'make gpu-kit       both for a machine with nothing but a driver, in build/gpu-kit' \
 	'make man           manual pages, in build/CONFIG/man (scdoc)' \
 	'make install       to $$(DESTDIR)$$(PREFIX) = $(DESTDIR)$(PREFIX)    make uninstall' \
 	'make info          compiler and libraries found here' \

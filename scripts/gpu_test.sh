@@ -1,0 +1,57 @@
+#!/usr/bin/env bash
+# make gpu-test: the CUDA backend on a GPU.  Op tests against ref, the small ones once more under
+# compute-sanitizer where that is installed, and whole runs whose losses are held against cpu's.
+# The last line is "N passed, N failed, N skipped"; exit 1 when something failed or no GPU answers.
+# usage: gpu_test.sh OPTEST..
+# Environment: BIN (tools of a build with CUDA=), VPTQ_DATA, SANITIZED (op tests that
+# compute-sanitizer runs, default: those of the model's rows and of small searches).
+set -u
+
+src=$(cd "$(dirname "$0")/.." && pwd)
+BIN=${BIN:-$src/build/release-cuda/bin}
+export TALLY
+TALLY=$(mktemp)
+trap 'rm -f "$TALLY"' EXIT
+
+if ! "$BIN/vptq-pack" --version --verbose --backend cuda | grep '^backend cuda: .*compute capability'; then
+    "$BIN/vptq-pack" --version --verbose --backend cuda >&2
+    echo "gpu-test: no GPU answers" >&2
+    exit 1
+fi
+count()
+{
+    echo "$1 $2 $3" >>"$TALLY"
+}
+
+echo "== op tests on the GPU"
+VPTQ_TEST_GPU=1 "$src/scripts/run_tests.sh" "$@"
+
+echo "== compute-sanitizer"
+sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)
+if [ -z "$sanitizer" ]; then
+    echo "skip compute-sanitizer: not installed"
+    count 0 0 1
+else
+    for program in ${SANITIZED:-$(printf '%s\n' "$@" | grep -E 'model|gemv|search')}; do
+        for tool in memcheck racecheck; do
+            name="$tool of $(basename "$program")"
+            if VPTQ_TEST_GPU=1 "$sanitizer" --tool "$tool" --error-exitcode 9 --print-limit 5 "$program" \
+                >"$TALLY.log" 2>&1; then
+                echo "ok $name"
+                count 1 0 0
+            else
+                echo "not ok $name"
+                tail -n 40 "$TALLY.log" | sed 's/^/    /'
+                count 0 1 0
+            fi
+            rm -f "$TALLY.log"
+        done
+    done
+fi
+
+echo "== whole runs"
+VPTQ_DEVICE_BIN=$BIN VPTQ_DEVICE=cuda "$src/scripts/run_cli_tests.sh" --bin "$BIN" quantize/device
+
+read -r passed failed skipped < <(awk '{ p += $1; f += $2; s += $3 } END { print p+0, f+0, s+0 }' "$TALLY")
+echo "$passed passed, $failed failed, $skipped skipped"
+[ "$failed" -eq 0 ]
