@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "lib/backend/dev.h"
+#include "lib/backend/mirror.h"
 
 /* The CUDA backend under its emulator is linked by tests alone. */
 #pragma weak vptq_backend_emu
@@ -96,12 +97,19 @@ void vptq_device_close(vptq_device *dev)
 vptq_status vptq_device_decode(vptq_device *dev, const vptq_vq *q, size_t r0, size_t n,
                                float *w, size_t ldw, vptq_err *err)
 {
-    vptq_matrix *m = NULL;
-    vptq_status st = dev->ops->matrix_open(dev->state, q, &m, err);
+    vptq_matrix *matrix = NULL;
+    vptq_mirror m = vptq_mirror_of(dev);
+    const size_t count = n ? (n - 1) * ldw + q->shape.in : 0;
+    float *on =
+        vptq_mirror_take(&m, w, count, sizeof *w,
+                         VPTQ_MIRROR_BACK | (ldw > q->shape.in ? VPTQ_MIRROR_THERE : 0));
+    vptq_status st = vptq_mirror_check(&m, err);
     if (!st)
-        st = dev->ops->vq_dequant(dev->state, m, r0, n, w, ldw, err);
-    dev->ops->matrix_close(dev->state, m);
-    return st;
+        st = dev->ops->matrix_open(dev->state, q, &matrix, err);
+    if (!st)
+        st = dev->ops->vq_dequant(dev->state, matrix, r0, n, on, ldw, err);
+    dev->ops->matrix_close(dev->state, matrix);
+    return vptq_mirror_end(&m, st, err);
 }
 
 void *vptq_dev_scratch(vptq_dev *dev, size_t count, size_t size, vptq_err *err)

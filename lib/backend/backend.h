@@ -300,7 +300,7 @@ vptq_status vptq_device_open(const vptq_ctx *ctx, const char *name, vptq_device 
                              vptq_err *err) VPTQ_MUST_CHECK;
 void vptq_device_close(vptq_device *dev);
 
-/* vq_dequant of a matrix that is opened for this alone. */
+/* vq_dequant of a matrix that is opened for this alone, into host memory. */
 vptq_status vptq_device_decode(vptq_device *dev, const vptq_vq *q, size_t r0, size_t n,
                                float *w, size_t ldw, vptq_err *err) VPTQ_MUST_CHECK;
 

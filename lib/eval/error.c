@@ -13,7 +13,6 @@ typedef struct compare {
     const vptq_model *quantized, *base;
     const char *hdir; /* or NULL */
     float *w, *what;  /* [largest matrix] host memory */
-    float *stage;     /* the same in device memory; NULL for host devices */
     vptq_error_fn fn;
     void *arg;
 } compare;
@@ -49,14 +48,8 @@ out:
 static vptq_status read_matrix(const compare *c, const vptq_weight *w, float *dst,
                                vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
-    float *at = c->stage ? c->stage : dst;
-    VPTQ_TRY(vptq_weight_read(w, c->dev, 0, w->rows, at, err));
+    const vptq_status st = vptq_weight_read(w, c->dev, 0, w->rows, dst, err);
     vptq_weight_forget(w);
-    if (c->stage)
-        VPTQ_TRY(c->dev->ops->download(c->dev->state, dst, at, w->rows * w->cols * sizeof *dst,
-                                       err));
-out:
     return st;
 }
 
@@ -142,11 +135,6 @@ static vptq_status alloc_matrices(compare *c, vptq_arena *arena, vptq_err *err)
     c->what = vptq_arena_alloc(arena, most, sizeof *c->what, err);
     if (!c->w || !c->what)
         return VPTQ_E_NOMEM;
-    void *p = NULL;
-    if (!c->dev->ops->host_memory &&
-        c->dev->ops->alloc(c->dev->state, most, sizeof *c->stage, &p, err))
-        return VPTQ_E_NOMEM;
-    c->stage = p;
     return VPTQ_OK;
 }
 
@@ -180,7 +168,6 @@ vptq_status vptq_eval_error(vptq_device *dev, const vptq_model *quantized,
         st = vptq_fail(err, VPTQ_E_UNSUPPORTED, "%s has no quantized matrix in layers %u to %u",
                        quantized->ckpt.path, first_layer, last_layer);
 out:
-    dev->ops->release(dev->state, c.stage);
     vptq_arena_release(&arena);
     return st;
 }

@@ -67,12 +67,9 @@ vptq_status vptq_weight_tile(const vptq_weight *w, const vptq_matrix *m, vptq_de
 vptq_status vptq_weight_read(const vptq_weight *w, vptq_device *dev, size_t r0, size_t n,
                              float *dst, vptq_err *err)
 {
-    vptq_matrix *m;
-    vptq_status st = vptq_weight_open(w, dev, &m, err);
-    if (!st)
-        st = vptq_weight_tile(w, m, dev, r0, n, dst, err);
-    dev->ops->matrix_close(dev->state, m);
-    return st;
+    if (w->packed)
+        return vptq_device_decode(dev, &w->packed->vq, r0, n, dst, w->cols, err);
+    return read_to_host(dev->ctx, w->tensor, r0, n, dst, err);
 }
 
 bool vptq_weight_has_gemv(const vptq_weight *w, const vptq_device *dev)

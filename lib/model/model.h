@@ -14,7 +14,7 @@ typedef struct vptq_weight {
     const vptq_packed_matrix *packed;
 } vptq_weight;
 
-/* Rows [r0, r0 + n) as float into dst [n, cols] in device memory: of a weight that is read once
+/* Rows [r0, r0 + n) as float into dst [n, cols] in HOST memory: of a weight that is read once
  * and for all. */
 vptq_status vptq_weight_read(const vptq_weight *w, vptq_device *dev, size_t r0, size_t n,
                              float *dst, vptq_err *err) VPTQ_MUST_CHECK;
@@ -24,7 +24,7 @@ vptq_status vptq_weight_read(const vptq_weight *w, vptq_device *dev, size_t r0, 
  * weight, of which nothing is made. */
 vptq_status vptq_weight_open(const vptq_weight *w, vptq_device *dev, vptq_matrix **m,
                              vptq_err *err) VPTQ_MUST_CHECK;
-/* The same rows of an opened weight. */
+/* The same rows of an opened weight into device memory. */
 vptq_status vptq_weight_tile(const vptq_weight *w, const vptq_matrix *m, vptq_device *dev,
                              size_t r0, size_t n, float *dst, vptq_err *err) VPTQ_MUST_CHECK;
 

@@ -435,17 +435,6 @@ static vptq_status stored_loss(vptq_encoder *c, const vptq_probe *probe, const f
     return st;
 }
 
-/* e [out, in] in host memory = the matrix as readers of the file decode it. */
-static vptq_status decode(vptq_encoder *c, const vptq_vq *vq, size_t n, float *e, vptq_err *err)
-{
-    vptq_mirror m = vptq_mirror_of(c->dev);
-    float *on = vptq_mirror_take(&m, e, n, sizeof *e, VPTQ_MIRROR_BACK);
-    vptq_status st = vptq_mirror_check(&m, err);
-    if (!st)
-        st = vptq_device_decode(c->dev, vq, 0, c->out, on, c->in, err);
-    return vptq_mirror_end(&m, st, err);
-}
-
 /* Decoded as a reader of the file does it, in double. */
 static vptq_status measure_stored(vptq_encoder *c, const vptq_vq *vq, vptq_err *err)
 {
@@ -457,7 +446,7 @@ static vptq_status measure_stored(vptq_encoder *c, const vptq_vq *vq, vptq_err *
 
     if (!e)
         return VPTQ_E_NOMEM;
-    VPTQ_TRY(decode(c, vq, n, e, err));
+    VPTQ_TRY(vptq_device_decode(c->dev, vq, 0, c->out, e, c->in, err));
     for (size_t i = 0; i < n; i++) {
         double w = (double)c->input->w[i];
         e[i] -= c->input->w[i];
