@@ -209,7 +209,7 @@ static void test_parsing(void **state)
     } good[] = {{"plain", VPTQ_WEIGHTS_PLAIN, 0},
                 {"sink", VPTQ_WEIGHTS_SINK, 0.1},
                 {"sink:0.5", VPTQ_WEIGHTS_SINK, 0.5},
-                {"attention", VPTQ_WEIGHTS_ATTENTION, 0.1},
+                {"attention", VPTQ_WEIGHTS_ATTENTION, 1},
                 {"attention:0", VPTQ_WEIGHTS_ATTENTION, 0},
                 {"attention:1e2", VPTQ_WEIGHTS_ATTENTION, 100}};
     static const char *const bad[] = {"",        "sin",      "sinks",      "plain:1",
