@@ -148,17 +148,6 @@ static vptq_status no_vq_gemv(vptq_dev *, const vptq_matrix *, const vptq_gemv_a
 {
     return missing("vq_gemv", err);
 }
-static vptq_status no_finder_open(vptq_dev *, const vptq_books *, vptq_finder **finder,
-                                  vptq_err *err)
-{
-    *finder = NULL;
-    return missing("finder_open", err);
-}
-static void no_finder_close(vptq_dev *, vptq_finder *) {}
-static vptq_status no_find(vptq_dev *, const vptq_find_args *, vptq_err *err)
-{
-    return missing("find", err);
-}
 static vptq_status no_vq_pass(vptq_dev *, const vptq_pass_args *, vptq_err *err)
 {
     return missing("vq_pass", err);
@@ -199,9 +188,9 @@ static const vptq_backend cuda_table = {
     .vq_gemv = no_vq_gemv,
     .gemv = vptq_cuda_gemv,
     .library_gemv = vptq_cuda_library_gemv,
-    .finder_open = no_finder_open,
-    .finder_close = no_finder_close,
-    .find = no_find,
+    .finder_open = vptq_cuda_finder_open,
+    .finder_close = vptq_cuda_finder_close,
+    .find = vptq_cuda_find,
     .vq_pass = no_vq_pass,
     .vq_descend = no_vq_descend,
     .vq_gather = vptq_cuda_vq_gather,

@@ -1,9 +1,10 @@
-/* The row find: ref and cpu, at every SIMD level, against loops written out here. */
+/* The row find: ref, emu, and cpu at every SIMD level, against loops written out here. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "tests/devices.h"
+#include "tests/emu/emu.h"
 #include "tests/vbooks.h"
 
 /* ---- choices ---- */
@@ -104,7 +105,7 @@ static double least_distance(const vptq_books *b, const float *x, double *main_d
     return least;
 }
 
-static void find_problem(const vbooks *p)
+static void find_problem(const vbooks *p, bool emulated)
 {
     const vptq_books *b = &p->books;
     double *least = vtest_alloc(p->n, sizeof *least),
@@ -112,15 +113,16 @@ static void find_problem(const vbooks *p)
     for (size_t i = 0; i < p->n; i++)
         least[i] = least_distance(b, p->x + i * b->v, main_distance);
     find_case a = {p, least};
-    devices_each(check_found, &a);
+    (emulated ? devices_each_emu : devices_each)(check_found, &a);
     free(least);
     free(main_distance);
 }
 
-static void find_one_shape(size_t n, uint32_t v, uint32_t k, uint32_t k_res, uint32_t beam)
+static void find_one_shape(size_t n, uint32_t v, uint32_t k, uint32_t k_res, uint32_t beam,
+                           bool emulated)
 {
     vbooks p = vbooks_make(n, v, k, k_res, beam);
-    find_problem(&p);
+    find_problem(&p, emulated);
     vbooks_free(&p);
 }
 
@@ -138,23 +140,24 @@ static void find_reaches_the_beam(void **state)
             const uint32_t *s = shapes[j];
             /* one dimension has too many near ties for a beam to be well defined */
             const uint32_t beam = lengths[i] == 1 && s[2] > 1 ? s[0] : s[2];
-            find_one_shape(1 + (i * 13 + j * 29) % 67, lengths[i], s[0], s[1], beam);
+            find_one_shape(1 + (i * 13 + j * 29) % 67, lengths[i], s[0], s[1], beam,
+                           (i + j) % 2);
         }
     }
-    find_one_shape(0, 8, 16, 16, 4);
+    find_one_shape(0, 8, 16, 16, 4, true);
 }
 
 /* Large books: too large for a table of products, and for the plain loops to try many. */
 static void find_in_large_books(void **state)
 {
     (void)state;
-    find_one_shape(40, 8, 4096, 256, 16);
-    find_one_shape(3, 6, 4096, 256, 4096);
-    find_one_shape(5, 8, 4096, 2, 200);
-    find_one_shape(3, 4, 65536, 2, 1);
-    find_one_shape(3, 8, 65536, 16, 16);
-    find_one_shape(3, 4, 16, 65536, 2);
-    find_one_shape(7, 12, 1024, 1024, 8);
+    find_one_shape(40, 8, 4096, 256, 16, true);
+    find_one_shape(3, 6, 4096, 256, 4096, true);
+    find_one_shape(5, 8, 4096, 2, 200, true);
+    find_one_shape(3, 4, 65536, 2, 1, true);
+    find_one_shape(3, 8, 65536, 16, 16, true);
+    find_one_shape(3, 4, 16, 65536, 2, true);
+    find_one_shape(7, 12, 1024, 1024, 8, true);
 }
 
 static void scale(float *x, size_t n, size_t every, float factor)
@@ -188,27 +191,60 @@ static void find_in_books_of_odd_sizes(void **state)
                 p.r[i] = p.r[i - V];
         if (kind == 8)
             memset(p.r, 0, RES * V * sizeof *p.r);
-        find_problem(&p);
+        find_problem(&p, true);
+        vbooks_free(&p);
+    }
+}
+
+/* Devices that look for the beam in groups of centroids: near ones that fall into few groups
+ * (the last kind into two of those of the cuda backend), and leave too many candidates. */
+static void find_where_near_ones_are_together(void **state)
+{
+    (void)state;
+    enum { V = 4, K = 2048, RES = 40, BEAM = 8 };
+    static const uint32_t every[][3] = {{32, 1, 0}, {256, 3, 0}, {37, 2, 0}, {32, 2, 27}};
+    for (size_t kind = 0; kind < sizeof every / sizeof *every; kind++) {
+        vbooks p = vbooks_make(9, V, K, RES, BEAM);
+        for (size_t j = 0; j < K; j++) {
+            const uint32_t *e = every[kind];
+            const bool near = (j + e[2] * (j / 32 % 8)) % e[0] < e[1];
+            for (size_t d = 0; d < V; d++)
+                p.c[j * V + d] += near ? 0 : p.c[j * V + d] < 0 ? -20 : 20;
+        }
+        find_problem(&p, true);
         vbooks_free(&p);
     }
 }
 
 /* ---- ties ---- */
 
-/* Both books hold every centroid twice: the first must win. */
+typedef struct ties_case {
+    uint32_t half, res_half, beam;
+} ties_case;
+
+/* Both books hold every centroid twice: the first must win, and the second stay where it is
+ * to be kept. */
 static void check_ties(void *arg, const vptq_device *dev, bool is_ref)
 {
-    enum { HALF = 37, RES_HALF = 41, V = 6 };
-    const uint32_t *beam = arg;
-    vbooks p = vbooks_make(133, V, 2 * HALF, 2 * RES_HALF, *beam);
+    enum { V = 6 };
+    const ties_case *a = arg;
+    vbooks p = vbooks_make(33, V, 2 * a->half, 2 * a->res_half, a->beam);
     choices got = choices_make(p.n);
     (void)is_ref;
-    memcpy(p.c + HALF * V, p.c, HALF * V * sizeof *p.c);
-    memcpy(p.r + RES_HALF * V, p.r, RES_HALF * V * sizeof *p.r);
+    memcpy(p.c + a->half * V, p.c, a->half * V * sizeof *p.c);
+    memcpy(p.r + a->res_half * V, p.r, a->res_half * V * sizeof *p.r);
     vptq_finder *finder = vbooks_finder(dev, &p.books);
     find(dev, finder, &p, 0, p.n, false, &got);
-    for (size_t i = 0; i < p.n; i++)
-        assert_true(got.idx[i] < HALF && got.idx_res[i] < RES_HALF);
+    for (size_t i = 0; i < p.n; i++) {
+        assert_true(got.idx[i] < a->half && got.idx_res[i] < a->res_half);
+        got.idx[i] += i % 2 ? a->half : 0;
+        got.idx_res[i] += i % 3 ? a->res_half : 0;
+    }
+    find(dev, finder, &p, 0, p.n, true, &got);
+    for (size_t i = 0; i < p.n; i++) {
+        assert_true((got.idx[i] >= a->half) == (i % 2 > 0));
+        assert_true((got.idx_res[i] >= a->res_half) == (i % 3 > 0));
+    }
     dev->ops->finder_close(dev->state, finder);
     choices_free(&got);
     vbooks_free(&p);
@@ -217,9 +253,10 @@ static void check_ties(void *arg, const vptq_device *dev, bool is_ref)
 static void find_takes_the_lowest_on_ties(void **state)
 {
     (void)state;
-    uint32_t beams[] = {1, 2, 8, 74};
-    for (size_t i = 0; i < sizeof beams / sizeof *beams; i++)
-        devices_each(check_ties, &beams[i]);
+    ties_case cases[] = {{37, 41, 1},  {37, 41, 2},   {37, 41, 8},   {37, 41, 74},
+                         {256, 32, 1}, {512, 256, 1}, {512, 64, 12}, {32, 32, 64}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        devices_each_emu(check_ties, &cases[i]);
 }
 
 /* ---- choices to keep ---- */
@@ -279,7 +316,7 @@ static void find_keeps_what_is_not_worse(void **state)
             const uint32_t *s = shapes[i];
             vbooks p = vbooks_make(61, s[0], s[1], s[2], s[3]);
             p.books.local = local;
-            devices_each(check_keep, &p);
+            devices_each_emu(check_keep, &p);
             vbooks_free(&p);
         }
     }
@@ -329,7 +366,7 @@ static void find_stays_in_range_for_garbage(void **state)
         {6, 1024, 0, 1, true, NULL, NULL},
     };
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
-        devices_each(check_garbage, &shapes[i]);
+        devices_each_emu(check_garbage, &shapes[i]);
 }
 
 /* ---- place and threads ---- */
@@ -380,6 +417,41 @@ static void find_does_not_depend_on_place_or_threads(void **state)
     }
 }
 
+/* The same on the emulated device: vectors in one call and in many, in any order of threads. */
+static void find_does_not_depend_on_place_on_a_device(void **state)
+{
+    (void)state;
+    static const uint32_t shapes[][4] = {/* v, k, k_res, beam */
+                                         {8, 256, 64, 16}, {4, 256, 0, 1},   {6, 300, 50, 1},
+                                         {12, 16, 9, 16},  {16, 200, 70, 8}, {20, 64, 64, 5}};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        const uint32_t *s = shapes[i];
+        vbooks p = vbooks_make(43, s[0], s[1], s[2], s[3]);
+        choices whole = choices_make(p.n), other = choices_make(p.n);
+        for (uint64_t seed = 0; seed < 3; seed++) {
+            devices_one d;
+            cuda_emu_seed(seed);
+            devices_open(&d, "emu", VPTQ_SIMD_NONE, 1);
+            vptq_finder *finder = vbooks_finder(&d.dev, &p.books);
+            if (seed == 0)
+                find(&d.dev, finder, &p, 0, p.n, false, &whole);
+            for (size_t at = 0, step = 1; at < p.n; at += step, step = step % 20 + 6) {
+                step = step < p.n - at ? step : p.n - at;
+                find(&d.dev, finder, &p, at, step, false, &other);
+            }
+            d.dev.ops->finder_close(d.dev.state, finder);
+            devices_close(&d);
+            assert_memory_equal(other.idx, whole.idx, p.n * sizeof *other.idx);
+            assert_memory_equal(other.idx_res, whole.idx_res, p.n * sizeof *other.idx_res);
+            assert_memory_equal(other.dist, whole.dist, p.n * sizeof *other.dist);
+        }
+        choices_free(&whole);
+        choices_free(&other);
+        vbooks_free(&p);
+    }
+    cuda_emu_seed(0);
+}
+
 /* ---- memory ---- */
 
 static vptq_status run_all(void *arg, vptq_mem *mem, vptq_err *err)
@@ -414,17 +486,45 @@ static void every_allocation_may_fail(void **state)
     vbooks_free(&p);
 }
 
+/* Books that the memory of a device does not hold: an error, and nothing is left behind. */
+static void device_memory_may_be_short(void **state)
+{
+    (void)state;
+    vbooks p = vbooks_make(1, 8, 512, 32, 4);
+    devices_one d;
+    vptq_err err;
+    vptq_finder *finder = NULL;
+    devices_open(&d, "emu", VPTQ_SIMD_NONE, 1);
+    const vptq_backend *ops = d.dev.ops;
+    const size_t before = cuda_emu_memory_used();
+    cuda_emu_memory(before + (512 + 32) * 8 * sizeof(float) + 1000);
+    assert_fails(ops->finder_open(d.dev.state, &p.books, &finder, &err), VPTQ_E_NOMEM, &err,
+                 "bytes of device memory cannot be had");
+    assert_null(finder);
+    assert_int_equal(cuda_emu_memory_used(), before);
+    cuda_emu_memory(0);
+    assert_ok(ops->finder_open(d.dev.state, &p.books, &finder, &err), &err);
+    ops->finder_close(d.dev.state, finder);
+    ops->finder_close(d.dev.state, NULL);
+    assert_int_equal(cuda_emu_memory_used(), before);
+    devices_close(&d);
+    vbooks_free(&p);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(find_reaches_the_beam),
         cmocka_unit_test(find_in_large_books),
         cmocka_unit_test(find_in_books_of_odd_sizes),
+        cmocka_unit_test(find_where_near_ones_are_together),
         cmocka_unit_test(find_takes_the_lowest_on_ties),
         cmocka_unit_test(find_keeps_what_is_not_worse),
         cmocka_unit_test(find_stays_in_range_for_garbage),
         cmocka_unit_test(find_does_not_depend_on_place_or_threads),
+        cmocka_unit_test(find_does_not_depend_on_place_on_a_device),
         cmocka_unit_test(every_allocation_may_fail),
+        cmocka_unit_test(device_memory_may_be_short),
     };
     return vtest_main(argc, argv, tests);
 }
