@@ -148,14 +148,6 @@ static vptq_status no_vq_gemv(vptq_dev *, const vptq_matrix *, const vptq_gemv_a
 {
     return missing("vq_gemv", err);
 }
-static vptq_status no_vq_pass(vptq_dev *, const vptq_pass_args *, vptq_err *err)
-{
-    return missing("vq_pass", err);
-}
-static vptq_status no_vq_descend(vptq_dev *, const vptq_descend_args *, vptq_err *err)
-{
-    return missing("vq_descend", err);
-}
 
 /* ---- the table ---- */
 
@@ -191,8 +183,8 @@ static const vptq_backend cuda_table = {
     .finder_open = vptq_cuda_finder_open,
     .finder_close = vptq_cuda_finder_close,
     .find = vptq_cuda_find,
-    .vq_pass = no_vq_pass,
-    .vq_descend = no_vq_descend,
+    .vq_pass = vptq_cuda_vq_pass,
+    .vq_descend = vptq_cuda_vq_descend,
     .vq_gather = vptq_cuda_vq_gather,
     .vq_scatter = vptq_cuda_vq_scatter,
     .embed = vptq_cuda_embed,

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "tests/devices.h"
+#include "tests/emu/emu.h"
 #include "tests/vbooks.h"
 
 /* ---- column pass ---- */
@@ -180,14 +181,64 @@ static void pass_equals_assign_by_columns(void **state)
     static const struct {
         size_t cols, strips;
         uint32_t v, k, k_res;
-    } cases[] = {{1, 1, 8, 16, 0},    {20, 24, 8, 256, 0},  {33, 77, 4, 256, 16},
-                 {12, 300, 2, 64, 4}, {17, 70, 6, 100, 33}, {9, 50, 12, 300, 0},
-                 {5, 40, 16, 64, 8},  {7, 37, 5, 31, 2},    {4, 35, 64, 20, 20},
-                 {130, 33, 8, 64, 0}};
+        bool emulated;
+    } cases[] = {
+        {1, 1, 8, 16, 0, true},     {20, 24, 8, 256, 0, true},   {33, 77, 4, 256, 16, false},
+        {12, 300, 2, 64, 4, false}, {17, 70, 6, 100, 33, false}, {9, 50, 12, 300, 0, true},
+        {5, 40, 16, 64, 8, true},   {7, 37, 5, 31, 2, true},     {4, 35, 64, 20, 20, true},
+        {130, 33, 8, 64, 0, false}, {9, 11, 3, 40, 16, true},    {150, 3, 4, 16, 4, true},
+        {60, 2, 64, 640, 0, true},  {2, 5, 8, 8192, 0, true},    {2, 6, 8, 32, 8192, true}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         pass_case a = pass_case_make(cases[i].cols, cases[i].strips, cases[i].v, cases[i].k,
                                      cases[i].k_res);
-        devices_each(check_pass, &a);
+        (cases[i].emulated ? devices_each_emu : devices_each)(check_pass, &a);
+        pass_case_free(&a);
+    }
+}
+
+/* What was quantized, searched again by the row find, gives the same choices. */
+static void check_chooses_as_find(void *arg, const vptq_device *dev, bool is_ref)
+{
+    const pass_case *a = arg;
+    const size_t strips = a->rows / a->v;
+    const vptq_books books = {a->v, a->k, a->k_res, 6, false, a->c, a->res};
+    pass_result r = pass_result_make(a);
+    uint32_t *idx = vtest_alloc(strips, sizeof *idx),
+             *idx_res = vtest_alloc(strips, sizeof *idx_res);
+    vptq_finder *finder = NULL;
+    vptq_err err;
+    (void)is_ref;
+    assert_ok(dev->ops->finder_open(dev->state, &books, &finder, &err), &err);
+    r.args.finder = finder;
+    assert_ok(dev->ops->vq_pass(dev->state, &r.args, &err), &err);
+    for (size_t t = 0; t < a->cols; t++) {
+        const vptq_find_args f = {.n = strips,
+                                  .finder = finder,
+                                  .x = r.z + t * r.args.ldz,
+                                  .idx = idx,
+                                  .idx_res = idx_res};
+        assert_ok(dev->ops->find(dev->state, &f, &err), &err);
+        assert_memory_equal(idx, r.idx + t * r.args.ldi, strips * sizeof *idx);
+        assert_memory_equal(idx_res, r.idx_res + t * r.args.ldi, strips * sizeof *idx_res);
+    }
+    check_identity(a, &r);
+    dev->ops->finder_close(dev->state, finder);
+    free(idx);
+    free(idx_res);
+    pass_result_free(&r);
+}
+
+static void pass_chooses_as_find(void **state)
+{
+    (void)state;
+    static const struct {
+        size_t cols, strips;
+        uint32_t v, k, k_res;
+    } cases[] = {{7, 9, 8, 300, 40}, {5, 13, 4, 6, 20}, {4, 6, 20, 70, 8}, {5, 3, 16, 40, 9}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        pass_case a = pass_case_make(cases[i].cols, cases[i].strips, cases[i].v, cases[i].k,
+                                     cases[i].k_res);
+        devices_each_emu(check_chooses_as_find, &a);
         pass_case_free(&a);
     }
 }
@@ -450,12 +501,55 @@ static void descend_equals_the_naive_sweep(void **state)
                  {6, 33, 4, 8, 8, 8, false},    {9, 7, 3, 20, 4, 20, false},
                  {4, 20, 16, 17, 3, 17, false}, {12, 50, 2, 4, 2, 4, false},
                  {20, 70, 8, 64, 32, 8, false}, {7, 35, 6, 100, 0, 1, false},
-                 {20, 70, 8, 512, 32, 8, true}, {20, 70, 6, 1024, 0, 1, true}};
+                 {20, 70, 8, 512, 32, 8, true}, {20, 70, 6, 1024, 0, 1, true},
+                 {4, 9, 12, 20, 6, 20, false},  {3, 6, 64, 30, 5, 2, false},
+                 {5, 7, 20, 9, 6, 9, false},    {135, 10, 4, 4, 2, 4, false},
+                 {3, 5, 8, 6000, 20, 8, false}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         descend_case a = descend_make(cases[i].cols, cases[i].strips, cases[i].v, cases[i].k,
                                       cases[i].k_res, cases[i].beam);
         a.books.books.local = cases[i].local;
-        devices_each(check_descend, &a);
+        devices_each_emu(check_descend, &a);
+        descend_free(&a);
+    }
+}
+
+/* Where nothing is to be gained every choice stays, also the second of two that are alike. */
+static void check_nothing_to_gain(void *arg, const vptq_device *dev, bool is_ref)
+{
+    const descend_case *a = arg;
+    const size_t ld = a->strips * a->books.books.v + 3;
+    descend_run r = descend_on(a, dev);
+    (void)is_ref;
+    for (size_t t = 0; t < a->cols; t++) {
+        const size_t bytes = a->strips * sizeof *r.idx;
+        assert_memory_equal(r.idx + t * (a->strips + 2), a->idx + t * a->strips, bytes);
+        assert_memory_equal(r.idx_res + t * (a->strips + 2), a->idx_res + t * a->strips, bytes);
+        for (size_t i = 0; i < ld; i++)
+            assert_true(r.delta[t * ld + i] == 0);
+    }
+    descend_run_free(&r);
+}
+
+static void descend_keeps_what_is_as_good(void **state)
+{
+    (void)state;
+    enum { V = 4, HALF = 20, RES = 6 };
+    static const uint32_t beams[] = {1, 3, 2 * HALF};
+    for (size_t n = 0; n < 2 * sizeof beams / sizeof *beams; n++) {
+        descend_case a = descend_make(5, 9, V, 2 * HALF, n % 2 ? RES : 0, beams[n / 2]);
+        memcpy(a.books.c + HALF * V, a.books.c, HALF * V * sizeof *a.books.c);
+        if (n % 2) /* so that the nearest main centroid is that of the choice */
+            for (size_t i = 0; i < RES * V; i++)
+                a.books.r[i] *= 1e-3F;
+        memset(a.g, 0, a.cols * a.strips * V * sizeof *a.g);
+        for (size_t i = 0; i < a.cols * a.strips; i++) {
+            a.idx[i] = (uint32_t)(HALF + i % HALF);
+            for (size_t d = 0; d < V; d++)
+                a.q[i * V + d] = a.books.c[(size_t)a.idx[i] * V + d] +
+                                 (n % 2 ? a.books.r[(size_t)a.idx_res[i] * V + d] : 0);
+        }
+        devices_each_emu(check_nothing_to_gain, &a);
         descend_free(&a);
     }
 }
@@ -485,6 +579,38 @@ static void descend_same_bits_for_any_threads(void **state)
         descend_run_free(&first);
         descend_free(&a);
     }
+}
+
+/* The same on the emulated device, in any order of threads. */
+static void descend_same_bits_on_a_device(void **state)
+{
+    (void)state;
+    enum { COLS = 9, STRIPS = 11, V = 6 };
+    static const uint32_t beams[] = {1, 4, 40};
+    for (size_t i = 0; i < sizeof beams / sizeof *beams; i++) {
+        descend_case a = descend_make(COLS, STRIPS, V, 40, 33, beams[i]);
+        descend_run first = {0};
+        for (uint64_t seed = 0; seed < 3; seed++) {
+            devices_one d;
+            cuda_emu_seed(seed);
+            devices_open(&d, "emu", VPTQ_SIMD_NONE, 1);
+            descend_run r = descend_on(&a, &d.dev);
+            devices_close(&d);
+            if (seed == 0) {
+                first = r;
+                continue;
+            }
+            assert_memory_equal(r.q, first.q, COLS * (STRIPS * V + 3) * sizeof *r.q);
+            assert_memory_equal(r.delta, first.delta,
+                                COLS * (STRIPS * V + 3) * sizeof *r.delta);
+            assert_memory_equal(r.idx, first.idx, COLS * (STRIPS + 2) * sizeof *r.idx);
+            assert_memory_equal(r.idx_res, first.idx_res, COLS * (STRIPS + 2) * sizeof *r.idx);
+            descend_run_free(&r);
+        }
+        descend_run_free(&first);
+        descend_free(&a);
+    }
+    cuda_emu_seed(0);
 }
 
 /* ---- gather and scatter ---- */
@@ -702,9 +828,12 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(pass_equals_assign_by_columns),
+        cmocka_unit_test(pass_chooses_as_find),
         cmocka_unit_test(pass_same_bits_for_any_threads),
         cmocka_unit_test(descend_equals_the_naive_sweep),
+        cmocka_unit_test(descend_keeps_what_is_as_good),
         cmocka_unit_test(descend_same_bits_for_any_threads),
+        cmocka_unit_test(descend_same_bits_on_a_device),
         cmocka_unit_test(gather_and_scatter_follow_the_indices),
         cmocka_unit_test(scatter_same_bits_for_any_threads),
         cmocka_unit_test(every_allocation_may_fail),

@@ -1,0 +1,280 @@
+/* vq_pass and vq_descend: one persistent launch.  Strips never need each other, so a block
+ * takes a few of them through all columns, and only its own barriers order anything.  A panel
+ * of columns of its strips is kept in shared memory, where every column's change goes to the
+ * columns behind it at once; a later panel first receives the changes of all earlier columns,
+ * in their order.  Each element so sees the operations that it would see if every change had
+ * been propagated at once: the bits do not depend on panels, blocks or threads. */
+#include "lib/backend/cuda_find.h"
+
+enum { MOST_PANEL = 128 };
+
+/* Both rows.  A pass takes z -= err u, a sweep g += delta h. */
+struct columns_job {
+    find_layout layout;
+    size_t cols, strips;
+    unsigned each;
+    const float *from, *factors; /* z or g; u or h */
+    uint32_t *idx, *idx_res;
+    float *z;      /* of a pass: what was quantized */
+    float *q;      /* of a sweep: in and out */
+    float *change; /* err or delta */
+    size_t ld_from, ld_factors, ldi, ldq, ld_change;
+};
+
+template <unsigned V> struct columns_area {
+    float old[FIND_VECTORS][V];     /* q before the column */
+    float change[FIND_VECTORS * V]; /* of the column, without gaps */
+    float factor[MOST_PANEL];       /* of the columns of the panel */
+};
+
+static_assert(sizeof(find_area<FIND_LONG>) + sizeof(columns_area<FIND_LONG>) <=
+              FIND_PLAIN_BYTES);
+
+/* A block's place: strips first .. first + count - 1, columns t0 .. t1 - 1 in the tile
+ * [][rows]. Of the rows, thread i < rows has row i. */
+struct columns_place {
+    size_t first, t0, t1;
+    unsigned count, rows;
+    float *tile;
+};
+
+/* What thread i < rows has looked up for the next column, while others were searched. */
+struct columns_ahead {
+    float q, pivot;
+};
+
+template <bool DESCEND>
+static __device__ inline float changed(float value, float change, float factor)
+{
+    const float product = change * factor;
+    return DESCEND ? value + product : value - product;
+}
+
+/* The panel of columns t0 .. t1 - 1, with what the columns before it owe it. */
+template <bool DESCEND>
+static __device__ void load_panel(const columns_job &a, const columns_place &p)
+{
+    const size_t row0 = p.first * a.layout.v;
+    const unsigned count = (unsigned)(p.t1 - p.t0) * p.rows;
+    for (unsigned i = threadIdx.x; i < count; i += FIND_THREADS) {
+        const size_t s = p.t0 + i / p.rows, row = row0 + i % p.rows;
+        float value = a.from[s * a.ld_from + row];
+        for (size_t t = 0; t < p.t0; t++)
+            value = changed<DESCEND>(value, a.change[t * a.ld_change + row],
+                                     a.factors[t * a.ld_factors + s]);
+        p.tile[i] = value;
+    }
+    __syncthreads();
+}
+
+/* The columns behind t in the panel receive its change.  The thread that puts an element of
+ * column t + 1 is the one that changes it here: no barrier is needed in between. */
+template <unsigned V, bool DESCEND>
+static __device__ inline void propagate(const columns_area<V> &c, const columns_place &p,
+                                        size_t t)
+{
+    const unsigned side = FIND_THREADS / p.rows, row = threadIdx.x % p.rows;
+    const unsigned width = (unsigned)(p.t1 - p.t0);
+    if (threadIdx.x >= side * p.rows)
+        return;
+    const float change = c.change[row];
+    for (unsigned s = (unsigned)(t - p.t0) + 1 + threadIdx.x / p.rows; s < width; s += side)
+        p.tile[s * p.rows + row] =
+            changed<DESCEND>(p.tile[s * p.rows + row], change, c.factor[s]);
+}
+
+/* What is to be quantized in column t. */
+template <unsigned V, bool DESCEND>
+static __device__ inline void put_column(const columns_job &a, const columns_place &p,
+                                         find_area<V> &s, columns_area<V> &c, size_t t,
+                                         columns_ahead now)
+{
+    const unsigned row = threadIdx.x, i = row / a.layout.v, d = row % a.layout.v;
+    if (row >= p.rows)
+        return;
+    const float value = p.tile[(unsigned)(t - p.t0) * p.rows + row];
+    if (DESCEND) {
+        c.old[i][d] = now.q;
+        find_put(s, i, d, now.q - value / now.pivot);
+    } else {
+        a.z[t * a.ld_from + p.first * a.layout.v + row] = value;
+        find_put(s, i, d, value);
+    }
+}
+
+/* The choice of one strip is written down, and what it changes; by one warp. */
+template <unsigned V, bool DESCEND>
+static __device__ inline void write_strip(const columns_job &a, const columns_place &p,
+                                          const find_area<V> &s, columns_area<V> &c, size_t t,
+                                          float pivot, find_choice found)
+{
+    const unsigned i = port_warp();
+    const size_t strip = p.first + i, row = strip * a.layout.v;
+    if (port_lane() == 0) {
+        a.idx[t * a.ldi + strip] = found.main;
+        if (a.idx_res)
+            a.idx_res[t * a.ldi + strip] = found.res;
+    }
+    for (unsigned d = port_lane(); d < a.layout.v; d += PORT_LANES) {
+        const float q = find_decode<V>(a.layout, found, d);
+        const float change = DESCEND ? q - c.old[i][d] : (s.x[i][d] - q) / pivot;
+        a.q[t * a.ldq + row + d] = q;
+        a.change[t * a.ld_change + row + d] = change;
+        c.change[i * a.layout.v + d] = change;
+    }
+}
+
+template <unsigned V, bool DESCEND>
+static __device__ inline columns_ahead look_ahead(const columns_job &a, const columns_place &p,
+                                                  size_t t)
+{
+    columns_ahead next = {0, 0};
+    if (t >= a.cols)
+        return next;
+    next.pivot = a.factors[t * a.ld_factors + t];
+    if (DESCEND && threadIdx.x < p.rows)
+        next.q = a.q[t * a.ldq + p.first * a.layout.v + threadIdx.x];
+    return next;
+}
+
+/* Column t of the panel. */
+template <unsigned V, bool DESCEND>
+static __device__ inline void take_column(const columns_job &a, const columns_place &p,
+                                          find_area<V> &s, columns_area<V> &c, size_t t,
+                                          columns_ahead now)
+{
+    const unsigned i = port_warp(), behind = (unsigned)(t - p.t0) + 1 + threadIdx.x;
+    const size_t at = t * a.ldi + p.first + i;
+    find_choice old = {0, 0};
+    float factor = 0, apart;
+    put_column<V, DESCEND>(a, p, s, c, t, now);
+    if (behind < p.t1 - p.t0)
+        factor = a.factors[t * a.ld_factors + p.t0 + behind];
+    if (DESCEND && i < p.count)
+        old = {a.idx[at], a.idx_res ? a.idx_res[at] : 0};
+    find_choice found = find_search(a.layout, s, p.count);
+    if (behind < p.t1 - p.t0)
+        c.factor[behind] = factor;
+    if (i < p.count) {
+        if (DESCEND)
+            found = find_settle<V>(a.layout, s.x[i], found, old, &apart);
+        write_strip<V, DESCEND>(a, p, s, c, t, now.pivot, found);
+    }
+    __syncthreads();
+    propagate<V, DESCEND>(c, p, t);
+}
+
+/* A column that is left alone: nothing changes. */
+static __device__ inline void skip_column(const columns_job &a, const columns_place &p,
+                                          size_t t)
+{
+    if (threadIdx.x < p.rows)
+        a.change[t * a.ld_change + p.first * a.layout.v + threadIdx.x] = 0;
+    __syncthreads(); /* the column before has been propagated */
+}
+
+/* Strips first .. first + count - 1 through all columns. */
+template <unsigned V, bool DESCEND>
+static __device__ inline void take_strips(const columns_job &a, find_area<V> &s,
+                                          columns_area<V> &c, size_t first, unsigned count)
+{
+    columns_place p = {
+        first, 0, 0, count, count * a.layout.v, find_dynamic<float>(a.layout.tile)};
+    columns_ahead now = look_ahead<V, DESCEND>(a, p, 0);
+    for (p.t0 = 0; p.t0 < a.cols; p.t0 = p.t1) {
+        p.t1 = min(p.t0 + a.layout.panel, a.cols);
+        load_panel<DESCEND>(a, p);
+        for (size_t t = p.t0; t < p.t1; t++) {
+            const columns_ahead next = look_ahead<V, DESCEND>(a, p, t + 1);
+            if (DESCEND && !(now.pivot > 0))
+                skip_column(a, p, t);
+            else
+                take_column<V, DESCEND>(a, p, s, c, t, now);
+            now = next;
+        }
+    }
+}
+
+/* budget: columns_kernel 208 registers (class 16; the others 128) */
+template <unsigned V, bool DESCEND>
+__global__ static void __launch_bounds__(FIND_THREADS, find_per_sm<V>)
+    columns_kernel(columns_job a)
+{
+    find_area<V> &s = port_shared<find_area<V>>();
+    columns_area<V> &c = port_shared<columns_area<V>>();
+    find_load_books<V>(a.layout);
+    for (unsigned i = threadIdx.x; i < FIND_VECTORS * V; i += FIND_THREADS)
+        find_put(s, i / V, i % V, 0); /* what is behind element v stays so */
+    __syncthreads();
+    const size_t stride = (size_t)gridDim.x * a.each;
+    for (size_t first = (size_t)blockIdx.x * a.each; first < a.strips; first += stride)
+        take_strips<V, DESCEND>(a, s, c, first,
+                                (unsigned)min((size_t)a.each, a.strips - first));
+}
+
+/* ---- the rows ---- */
+
+template <bool DESCEND>
+static vptq_status run(vptq_dev *dev, const vptq_finder *f, columns_job *a, const char *row,
+                       vptq_err *err)
+{
+    if (!a->cols || !a->strips)
+        return VPTQ_OK;
+    const unsigned panel = a->cols < MOST_PANEL ? (unsigned)a->cols : (unsigned)MOST_PANEL;
+    a->layout = vptq_cuda_find_layout(dev, f, panel);
+    a->idx_res = f->res.room ? a->idx_res : NULL;
+    const unsigned blocks = vptq_cuda_find_blocks(dev, &a->layout, a->strips, &a->each);
+    switch (f->length) {
+    case 4:
+        return find_launch(dev, columns_kernel<4, DESCEND>, a->layout, blocks, *a, row, err);
+    case 6:
+        return find_launch(dev, columns_kernel<6, DESCEND>, a->layout, blocks, *a, row, err);
+    case 8:
+        return find_launch(dev, columns_kernel<8, DESCEND>, a->layout, blocks, *a, row, err);
+    case 12:
+        return find_launch(dev, columns_kernel<12, DESCEND>, a->layout, blocks, *a, row, err);
+    case 16:
+        return find_launch(dev, columns_kernel<16, DESCEND>, a->layout, blocks, *a, row, err);
+    default:
+        return find_launch(dev, columns_kernel<FIND_LONG, DESCEND>, a->layout, blocks, *a, row,
+                           err);
+    }
+}
+
+vptq_status vptq_cuda_vq_pass(vptq_dev *dev, const vptq_pass_args *p, vptq_err *err)
+{
+    columns_job a = {};
+    a.cols = p->cols;
+    a.strips = p->rows / p->finder->v;
+    a.from = a.z = p->z;
+    a.factors = p->u;
+    a.idx = p->idx;
+    a.idx_res = p->idx_res;
+    a.q = p->q;
+    a.change = p->err;
+    a.ld_from = p->ldz;
+    a.ld_factors = p->ldu;
+    a.ldi = p->ldi;
+    a.ldq = p->ldq;
+    a.ld_change = p->lde;
+    return run<false>(dev, p->finder, &a, "vq_pass", err);
+}
+
+vptq_status vptq_cuda_vq_descend(vptq_dev *dev, const vptq_descend_args *d, vptq_err *err)
+{
+    columns_job a = {};
+    a.cols = d->cols;
+    a.strips = d->rows / d->finder->v;
+    a.from = d->g;
+    a.factors = d->h;
+    a.idx = d->idx;
+    a.idx_res = d->idx_res;
+    a.q = d->q;
+    a.change = d->delta;
+    a.ld_from = d->ldg;
+    a.ld_factors = d->ldh;
+    a.ldi = d->ldi;
+    a.ldq = d->ldq;
+    a.ld_change = d->ldd;
+    return run<true>(dev, d->finder, &a, "vq_descend", err);
+}
