@@ -29,6 +29,9 @@ static void cuda_close(vptq_dev *dev)
 static vptq_status cuda_open(const vptq_ctx *ctx, vptq_dev **dev, vptq_err *err)
 {
     int count = 0;
+#ifdef VPTQ_CUDA_EMU
+    cuda_emu_guard(true);
+#endif
     if (cudaGetDeviceCount(&count) != cudaSuccess || !count) {
         (void)cudaGetLastError();
         return vptq_fail(err, VPTQ_E_DEVICE, "no CUDA device answers");

@@ -224,8 +224,11 @@ static vptq_status load_vectors(vptq_forward *f, vptq_err *err)
     if (!f->params)
         VPTQ_TRY(VPTQ_E_NOMEM);
     VPTQ_TRY(floats_alloc(f, 1, total, &f->vectors, err));
-    for (uint32_t l = 0; l < f->d->layers; l++)
+    for (uint32_t l = 0; l < f->d->layers; l++) {
         VPTQ_TRY(load_block_vectors(f, l, stage, &used, err));
+        /* A kernel may map megabytes around the few bytes of a norm. */
+        vptq_checkpoint_forget(&f->m->ckpt);
+    }
     VPTQ_TRY(load_vector(f, f->m->final_norm, stage, &used, &f->final_norm, err));
 out:
     vptq_mem_free(mem, stage);
