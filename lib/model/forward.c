@@ -107,6 +107,7 @@ static void close_linears(const vptq_forward *f, vptq_matrix *m[VPTQ_LINEAR_COUN
         f->dev->ops->matrix_close(f->dev->state, m[l]);
 }
 
+/* The caller closes what was opened, also where one failed. */
 static vptq_status open_linears(const vptq_forward *f, uint32_t layer, const vptq_weight *w,
                                 vptq_matrix *m[VPTQ_LINEAR_COUNT], vptq_err *err)
 {
@@ -115,10 +116,8 @@ static vptq_status open_linears(const vptq_forward *f, uint32_t layer, const vpt
         m[l] = NULL;
     for (int l = 0; l < VPTQ_LINEAR_COUNT && !st; l++)
         st = vptq_weight_open(&w[l], f->dev, &m[l], err);
-    if (st) {
-        close_linears(f, m);
+    if (st)
         vptq_err_context(err, "layer %u", layer);
-    }
     return st;
 }
 
