@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "lib/base/dtype.h"
 #include "lib/base/rng.h"
 #include "tests/vtest.h"
 
@@ -47,14 +48,20 @@ void vmatrix_make(vmatrix *m, const vptq_vq_shape *s)
     matrix_codes(m, s);
     m->centroids = vtest_normals((size_t)s->groups * s->k * s->v, 11);
     m->centroids[(size_t)s->v * (s->k - 1)] = -0.0F;
-    if (s->k_res)
+    vptq_round_to_n(VPTQ_F16, m->centroids, (size_t)s->groups * s->k * s->v);
+    if (s->k_res) {
         m->res_centroids = vtest_normals((size_t)s->groups * s->k_res * s->v, 12);
+        vptq_round_to_n(VPTQ_F16, m->res_centroids, (size_t)s->groups * s->k_res * s->v);
+        for (size_t i = 0; i < (size_t)s->groups * s->k_res * s->v; i++)
+            m->res_centroids[i] *= 0.125F; /* smaller, as residuals are */
+    }
     if (s->outliers) {
         size_t count = (size_t)((s->out + s->v0 - 1) / s->v0) * s->outliers;
         m->outlier_indices = vtest_alloc(count, sizeof *m->outlier_indices);
         for (size_t i = 0; i < count; i++)
             m->outlier_indices[i] = (uint16_t)draw(3, i, s->k0);
         m->outlier_centroids = vtest_normals((size_t)s->k0 * s->v0, 13);
+        vptq_round_to_n(VPTQ_F16, m->outlier_centroids, (size_t)s->k0 * s->v0);
     }
     if (s->has_perm) {
         m->perm = vtest_alloc(s->in, sizeof *m->perm);

@@ -140,18 +140,6 @@ vptq_status vptq_cuda_scratch(vptq_dev *dev, size_t bytes, void **ptr, vptq_err 
     return VPTQ_OK;
 }
 
-/* ---- rows that have no kernel yet ---- */
-
-static vptq_status missing(const char *row, vptq_err *err)
-{
-    return vptq_fail(err, VPTQ_E_UNSUPPORTED, "the cuda backend has no kernel for %s yet", row);
-}
-static vptq_status no_vq_gemv(vptq_dev *, const vptq_matrix *, const vptq_gemv_args *,
-                              vptq_err *err)
-{
-    return missing("vq_gemv", err);
-}
-
 /* ---- the table ---- */
 
 static const vptq_backend cuda_table = {
@@ -180,7 +168,7 @@ static const vptq_backend cuda_table = {
     .matrix_open = vptq_cuda_matrix_open,
     .matrix_close = vptq_cuda_matrix_close,
     .vq_dequant = vptq_cuda_vq_dequant,
-    .vq_gemv = no_vq_gemv,
+    .vq_gemv = vptq_cuda_vq_gemv,
     .gemv = vptq_cuda_gemv,
     .library_gemv = vptq_cuda_library_gemv,
     .finder_open = vptq_cuda_finder_open,

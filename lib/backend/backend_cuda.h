@@ -38,18 +38,6 @@ vptq_status vptq_cuda_download(vptq_dev *dev, void *dst, const void *src, size_t
 /* *total = the sum of n numbers in a fixed order, all on the device. */
 cudaError_t vptq_cuda_total(vptq_dev *dev, size_t n, const double *of, double *total);
 
-/* A packed matrix.  What rows are decoded from is uploaded when the first of them is asked for.
- */
-struct vptq_matrix {
-    vptq_vq q;              /* arrays in host memory */
-    mutable vptq_vq stored; /* the same in device memory, once there is a slab */
-    mutable void *slab;     /* holds all of its arrays; or NULL */
-};
-
-/* *q: the matrix with its arrays in device memory. */
-vptq_status vptq_cuda_matrix_stored(vptq_dev *dev, const vptq_matrix *m, const vptq_vq **q,
-                                    vptq_err *err);
-
 /* Blocks of `size` that cover n. */
 static inline unsigned vptq_cuda_blocks(size_t n, size_t size)
 {
@@ -79,12 +67,14 @@ vptq_status vptq_cuda_accumulate(vptq_dev *dev, size_t n, uint32_t v, uint32_t k
                                  double *objective, vptq_err *err);
 vptq_status vptq_cuda_vq_scatter(vptq_dev *dev, const vptq_scatter_args *s, vptq_err *err);
 
-/* packed matrices: cuda_matrix.cu, cuda_vq.cu */
+/* packed matrices: cuda_matrix.cu, cuda_vq.cu, cuda_vq_gemv.cu */
 vptq_status vptq_cuda_matrix_open(vptq_dev *dev, const vptq_vq *q, vptq_matrix **m,
                                   vptq_err *err);
 void vptq_cuda_matrix_close(vptq_dev *dev, vptq_matrix *m);
 vptq_status vptq_cuda_vq_dequant(vptq_dev *dev, const vptq_matrix *m, size_t r0, size_t n,
                                  float *w, size_t ldw, vptq_err *err);
+vptq_status vptq_cuda_vq_gemv(vptq_dev *dev, const vptq_matrix *m, const vptq_gemv_args *g,
+                              vptq_err *err);
 
 /* vector quantization: cuda_vq.cu, cuda_gemv.cu */
 vptq_status vptq_cuda_vq_gather(vptq_dev *dev, const vptq_gather_args *g, vptq_err *err);

@@ -1,70 +1,82 @@
-/* Packed matrices on a device: what of them is in its memory, and when it comes there. */
-#include "lib/backend/backend_cuda.h"
+/* Packed matrices on a device: what of them is in its memory, and since when. */
+#include "lib/backend/cuda_matrix.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
 
 /* ---- several arrays in one piece of memory ---- */
 
-enum { SLAB_ALIGN = 256, SLAB_ARRAYS = 8 };
+enum { SLAB_ALIGN = 256 };
 
-/* Arrays of the host, each with the pointer that is to lead to its copy on the device. */
-struct slab_array {
-    const void *from;
-    size_t bytes, at;
-    const void **to;
+/* What puts arrays into a slab is run twice: without `base` to count, with it to upload. */
+struct slab {
+    unsigned char *base;
+    size_t used;
 };
 
-struct slab_plan {
-    slab_array array[SLAB_ARRAYS];
-    unsigned count;
-    size_t bytes;
-};
-
-template <class T> static void put(slab_plan *s, const T *from, size_t count, const T **to)
+/* *to: where the array is; `from` NULL or no elements: NULL. */
+template <class T>
+static vptq_status put(vptq_dev *dev, slab *s, const T *from, size_t count, const T **to,
+                       vptq_err *err)
 {
+    const size_t bytes = count * sizeof(T), first = s->used;
     *to = NULL;
     if (!from || !count)
-        return;
-    s->array[s->count++] = {from, count * sizeof(T), s->bytes,
-                            reinterpret_cast<const void **>(to)};
-    s->bytes += (count * sizeof(T) + SLAB_ALIGN - 1) / SLAB_ALIGN * SLAB_ALIGN;
+        return VPTQ_OK;
+    s->used += (bytes + SLAB_ALIGN - 1) / SLAB_ALIGN * SLAB_ALIGN;
+    if (!s->base)
+        return VPTQ_OK;
+    unsigned char *at = s->base + first;
+    *to = reinterpret_cast<const T *>(at);
+    return vptq_cuda_check(
+        cudaMemcpyAsync(at, from, bytes, cudaMemcpyHostToDevice, dev->stream), "an upload",
+        err);
 }
 
-static vptq_status upload(vptq_dev *dev, const slab_plan *s, void **slab, vptq_err *err)
+/* Runs fill(slab) twice, with memory for all of it in between. */
+template <class F>
+static vptq_status fill_slab(vptq_dev *dev, F fill, void **memory, vptq_err *err)
 {
-    vptq_status st = vptq_cuda_alloc(s->bytes, slab, err);
-    for (unsigned i = 0; i < s->count && !st; i++) {
-        const slab_array *a = &s->array[i];
-        unsigned char *to = static_cast<unsigned char *>(*slab) + a->at;
-        *a->to = to;
-        st = vptq_cuda_check(
-            cudaMemcpyAsync(to, a->from, a->bytes, cudaMemcpyHostToDevice, dev->stream),
-            "an upload", err);
-    }
-    if (st) {
-        (void)cudaFree(*slab);
-        *slab = NULL;
-    }
+    slab s = {NULL, 0};
+    void *p = NULL;
+    vptq_status st = fill(&s);
+    if (!st)
+        st = vptq_cuda_alloc(s.used, &p, err);
+    s = {static_cast<unsigned char *>(p), 0};
+    if (!st)
+        st = fill(&s);
+    if (!st) /* the host's side may go */
+        st = vptq_cuda_check(cudaStreamSynchronize(dev->stream), "an upload", err);
+    if (st)
+        (void)cudaFree(p);
+    else
+        *memory = p;
     return st;
 }
 
 /* ---- as it is stored ---- */
 
-static slab_plan plan_stored(const vptq_vq *q, vptq_vq *d)
+static vptq_status put_stored(vptq_dev *dev, slab *s, const vptq_vq *q, vptq_vq *d,
+                              vptq_err *err)
 {
-    const vptq_vq_shape *s = &q->shape;
-    const size_t groups = s->groups, strips = vptq_vq_strips(s);
-    const size_t outlier_strips = s->outliers ? (s->out + s->v0 - 1) / s->v0 : 0;
-    slab_plan p = {};
-    *d = {};
-    d->shape = *s;
-    put(&p, q->indices, groups * strips * vptq_vq_row_words(s), &d->indices);
-    put(&p, q->centroids, groups * s->k * s->v, &d->centroids);
-    put(&p, q->res_centroids, groups * s->k_res * s->v, &d->res_centroids);
-    put(&p, q->outlier_indices, outlier_strips * s->outliers, &d->outlier_indices);
-    put(&p, q->outlier_centroids, (size_t)s->k0 * s->v0, &d->outlier_centroids);
-    put(&p, q->perm, s->in, &d->perm);
-    put(&p, q->scale, s->in, &d->scale);
-    put(&p, q->bias, s->in, &d->bias);
-    return p;
+    const vptq_vq_shape *p = &q->shape;
+    const size_t groups = p->groups, strips = vptq_vq_strips(p);
+    const size_t outlier_strips = p->outliers ? (p->out + p->v0 - 1) / p->v0 : 0;
+    vptq_status st = VPTQ_OK;
+    d->shape = *p;
+    VPTQ_TRY(put(dev, s, q->indices, groups * strips * vptq_vq_row_words(p), &d->indices, err));
+    VPTQ_TRY(put(dev, s, q->centroids, groups * p->k * p->v, &d->centroids, err));
+    VPTQ_TRY(put(dev, s, q->res_centroids, groups * p->k_res * p->v, &d->res_centroids, err));
+    VPTQ_TRY(put(dev, s, q->outlier_indices, outlier_strips * p->outliers, &d->outlier_indices,
+                 err));
+    VPTQ_TRY(
+        put(dev, s, q->outlier_centroids, (size_t)p->k0 * p->v0, &d->outlier_centroids, err));
+    VPTQ_TRY(put(dev, s, q->perm, p->in, &d->perm, err));
+    VPTQ_TRY(put(dev, s, q->scale, p->in, &d->scale, err));
+    VPTQ_TRY(put(dev, s, q->bias, p->in, &d->bias, err));
+out:
+    return st;
 }
 
 vptq_status vptq_cuda_matrix_stored(vptq_dev *dev, const vptq_matrix *m, const vptq_vq **q,
@@ -73,8 +85,297 @@ vptq_status vptq_cuda_matrix_stored(vptq_dev *dev, const vptq_matrix *m, const v
     *q = &m->stored;
     if (m->slab)
         return VPTQ_OK;
-    const slab_plan p = plan_stored(&m->q, &m->stored);
-    return upload(dev, &p, &m->slab, err);
+    return fill_slab(
+        dev, [=](slab *s) { return put_stored(dev, s, &m->q, &m->stored, err); }, &m->slab,
+        err);
+}
+
+/* ---- which kernel ---- */
+
+/* Rows of x that the layout is planned for.  One layout serves every number of them; what is
+ * set aside for the sums of 4 costs a single row less than a hundredth of its look-ups. */
+enum { PLANNED_BATCH = 4 };
+
+/* The nearest chip with constants, in the size of this one.  Clock and bandwidth stay those of
+ * the nearest: they choose between kernels, and never what a kernel computes. */
+static vptq_cuda_chip chip_of(const vptq_dev *dev)
+{
+    const cudaDeviceProp *p = &dev->properties;
+    const char *name = p->major >= 9 && p->major != 12 ? "h100" : "rtx4090";
+    if (strstr(p->name, "H200"))
+        name = "h200";
+    else if (p->major == 8 && p->minor == 0)
+        name = "a100";
+    vptq_cuda_chip chip = *vptq_cuda_chip_find(name);
+    chip.sms = (uint32_t)p->multiProcessorCount;
+    chip.smem = (uint32_t)p->sharedMemPerBlockOptin;
+    return chip;
+}
+
+static bool reads_pieces(const vptq_cuda_table *t)
+{
+    return t->k && t->pieces && !t->shared;
+}
+
+/* Pieces that come out of global memory go through shared memory. */
+static bool is_staged(const vptq_cuda_tables *t)
+{
+    return reads_pieces(&t->main) || reads_pieces(&t->residual) || reads_pieces(&t->outlier);
+}
+
+static vptq_status predict(vptq_cuda_chip chip, const vptq_vq_shape *s, vptq_cuda_kernel kernel,
+                           uint32_t copies, vptq_cuda_choice *c, vptq_err *err)
+{
+    const vptq_status st = vptq_cuda_predict(&chip, s, PLANNED_BATCH, kernel, copies, c, err);
+    if (st || !is_staged(&c->smem.tables))
+        return st;
+    chip.smem -= VPTQ_CUDA_GEMV_STAGE;
+    return vptq_cuda_predict(&chip, s, PLANNED_BATCH, kernel, copies, c, err);
+}
+
+/* The GEMV kernel and number of copies with the least predicted time; GEMM_DEQUANT where none
+ * can run. */
+static void choose(const vptq_cuda_chip *chip, const vptq_vq_shape *s, vptq_cuda_choice *best)
+{
+    static const vptq_cuda_kernel kernels[] = {VPTQ_CUDA_GEMV_SMEM, VPTQ_CUDA_GEMV_DIRECT};
+    vptq_cuda_choice c;
+    *best = {};
+    best->kernel = VPTQ_CUDA_GEMM_DEQUANT;
+    for (vptq_cuda_kernel kernel : kernels)
+        for (uint32_t copies = 0; copies <= VPTQ_CUDA_MAX_COPIES; copies++)
+            if (!predict(*chip, s, kernel, copies, &c, NULL) &&
+                (best->kernel == VPTQ_CUDA_GEMM_DEQUANT || c.total_us < best->total_us))
+                *best = c;
+}
+
+/* "KERNEL" or "KERNEL:COPIES". */
+static vptq_status choose_named(const vptq_cuda_chip *chip, const vptq_vq_shape *s,
+                                const char *name, vptq_cuda_choice *c, vptq_err *err)
+{
+    const char *colon = strchr(name, ':');
+    const size_t length = colon ? (size_t)(colon - name) : strlen(name);
+    const uint32_t copies = colon ? (uint32_t)strtoul(colon + 1, NULL, 10) : 0;
+    for (int k = 0; k < VPTQ_CUDA_KERNELS; k++) {
+        const vptq_cuda_kernel kernel = (vptq_cuda_kernel)k;
+        const char *known = vptq_cuda_kernel_name(kernel);
+        if (kernel != VPTQ_CUDA_GEMM_SMALL && strlen(known) == length &&
+            strncmp(known, name, length) == 0)
+            return predict(*chip, s, kernel, copies, c, err);
+    }
+    return vptq_fail(err, VPTQ_E_ARG,
+                     "VPTQ_CUDA_GEMV is '%s', expected gemv-smem, gemv-direct or gemm-dequant, "
+                     "with :COPIES or without",
+                     name);
+}
+
+/* ---- the run-time layout ---- */
+
+/* A layout and the images of its books while they are made. */
+struct building {
+    const vptq_cuda_choice *choice;
+    vptq_cuda_layout layout;
+    vptq_cuda_stripe *stripes;         /* [layout.segments] */
+    const uint16_t **main, **residual; /* images [layout.segments] */
+    uint32_t ranges;
+    unsigned *zeros; /* [ranges] */
+};
+
+/* 2^-power brings sums over a book back that was multiplied by 2^power. */
+static int power_of(const float *c, size_t n)
+{
+    enum { TOP = 15 };
+    float largest = 0;
+    int power = 0;
+    for (size_t i = 0; i < n; i++)
+        largest = fmaxf(largest, fabsf(c[i]));
+    if (!(largest > 0) || !isfinite(largest))
+        return 0;
+    (void)frexpf(largest, &power);
+    return TOP - power;
+}
+
+static vptq_status make_image(vptq_arena *arena, const vptq_cuda_table *t, const float *c,
+                              const uint16_t *order, vptq_cuda_book *book,
+                              const uint16_t **image, vptq_err *err)
+{
+    vptq_cuda_table all;
+    const size_t n = (size_t)t->k * t->v;
+    *book = {};
+    *image = NULL;
+    if (!t->k)
+        return VPTQ_OK;
+    vptq_cuda_table_global(&all, t->v, t->k);
+    const int power = power_of(c, n);
+    float *scaled = static_cast<float *>(vptq_arena_alloc(arena, n, sizeof *scaled, err));
+    uint16_t *made = static_cast<uint16_t *>(
+        scaled ? vptq_arena_alloc(arena, vptq_cuda_table_bytes(&all), 1, err) : NULL);
+    if (!made)
+        return VPTQ_E_NOMEM;
+    for (size_t i = 0; i < n; i++)
+        scaled[i] = ldexpf(c[i], power);
+    vptq_cuda_table_image(&all, scaled, order, VPTQ_F16, made);
+    book->table = *t;
+    book->book_rows = all.rows;
+    book->unit = ldexpf(1, -power);
+    *image = made;
+    return VPTQ_OK;
+}
+
+static bool is_plain(const vptq_cuda_table *t)
+{
+    return !t->k || (t->shared && !t->tail);
+}
+
+static vptq_status make_stripe(vptq_arena *arena, building *b, uint32_t i, vptq_err *err)
+{
+    const vptq_cuda_segment *g = &b->layout.segment[i];
+    vptq_cuda_stripe *s = &b->stripes[i];
+    vptq_status st = VPTQ_OK;
+    *s = {};
+    VPTQ_TRY(make_image(arena, &g->main, g->centroids, g->order, &s->main, &b->main[i], err));
+    VPTQ_TRY(make_image(arena, &g->residual, g->res_centroids, g->res_order, &s->residual,
+                        &b->residual[i], err));
+    s->main.at = b->choice->smem.main_at;
+    s->residual.at = b->choice->smem.residual_at;
+    s->v = g->main.v;
+    s->chunks = g->chunks;
+    s->tile = g->at / VPTQ_CUDA_TILE;
+    s->loop = VPTQ_CUDA_ANYTHING;
+    if (is_plain(&g->main) && is_plain(&g->residual))
+        s->loop = g->codes8    ? VPTQ_CUDA_WITH_BYTES
+                  : g->codes16 ? VPTQ_CUDA_WITH_WORDS
+                               : VPTQ_CUDA_MAIN_ALONE;
+out:
+    return st;
+}
+
+template <class T> static T *room(vptq_arena *arena, size_t n, vptq_err *err)
+{
+    return static_cast<T *>(vptq_arena_alloc(arena, n, sizeof(T), err));
+}
+
+static vptq_status build(vptq_dev *dev, const vptq_matrix *m, vptq_arena *arena, building *b,
+                         vptq_err *err)
+{
+    vptq_status st = vptq_cuda_layout_build(&m->q, &b->choice->smem.tables, dev->ctx->threads,
+                                            arena, &b->layout, err);
+    const uint32_t n = st ? 0 : b->layout.segments;
+    b->ranges = vptq_cuda_blocks(m->q.shape.out, b->choice->rows);
+    if (st)
+        return st;
+    b->stripes = room<vptq_cuda_stripe>(arena, n, err);
+    b->main = room<const uint16_t *>(arena, n, err);
+    b->residual = room<const uint16_t *>(arena, n, err);
+    b->zeros = room<unsigned>(arena, b->ranges, err);
+    if (!b->stripes || !b->main || !b->residual || !b->zeros)
+        return VPTQ_E_NOMEM;
+    memset(b->zeros, 0, b->ranges * sizeof *b->zeros);
+    for (uint32_t i = 0; i < n && !st; i++)
+        st = make_stripe(arena, b, i, err);
+    return st;
+}
+
+static size_t codes_of(const vptq_cuda_segment *g)
+{
+    return (size_t)g->pairs * g->chunks * VPTQ_CUDA_LANES * VPTQ_CUDA_CHUNK_TILES;
+}
+
+static size_t image_count(const vptq_cuda_book *b)
+{
+    return (size_t)b->book_rows * vptq_cuda_row_bytes(b->table.v) / sizeof(uint16_t);
+}
+
+static vptq_status put_stripe(vptq_dev *dev, slab *s, const building *b, uint32_t i,
+                              vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    const vptq_cuda_segment *g = &b->layout.segment[i];
+    vptq_cuda_stripe *d = &b->stripes[i];
+    const size_t n = codes_of(g);
+    VPTQ_TRY(put<uint16_t>(dev, s, g->codes, n, &d->codes, err));
+    VPTQ_TRY(put<uint8_t>(dev, s, g->codes8, n, &d->codes8, err));
+    VPTQ_TRY(put<uint16_t>(dev, s, g->codes16, n, &d->codes16, err));
+    VPTQ_TRY(put(dev, s, b->main[i], image_count(&d->main), &d->main.book, err));
+    if (d->residual.table.k)
+        VPTQ_TRY(
+            put(dev, s, b->residual[i], image_count(&d->residual), &d->residual.book, err));
+out:
+    return st;
+}
+
+static vptq_status put_runtime(vptq_dev *dev, slab *s, const vptq_vq *q, const building *b,
+                               vptq_cuda_runtime *r, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    const vptq_cuda_layout *l = &b->layout;
+    const unsigned *arrived = NULL;
+    for (uint32_t i = 0; i < l->segments; i++)
+        VPTQ_TRY(put_stripe(dev, s, b, i, err));
+    VPTQ_TRY(put<vptq_cuda_stripe>(dev, s, b->stripes, l->segments, &r->stripes, err));
+    VPTQ_TRY(put(dev, s, l->channel, l->columns, &r->channel, err));
+    VPTQ_TRY(put(dev, s, q->scale, q->shape.in, &r->scale, err));
+    VPTQ_TRY(put(dev, s, q->bias, q->shape.in, &r->bias, err));
+    VPTQ_TRY(put<unsigned>(dev, s, b->zeros, b->ranges, &arrived, err));
+    r->arrived = const_cast<unsigned *>(arrived);
+out:
+    return st;
+}
+
+/* What is known of it without its arrays.  The first block of a range takes chunks 0 .. n - 1,
+ * n = ceil(chunks / split), and so on: there are fewer blocks where the last would be left
+ * without any. */
+static void describe(const building *b, vptq_cuda_runtime *r)
+{
+    const vptq_cuda_layout *l = &b->layout;
+    r->count = l->segments;
+    r->columns = l->columns;
+    r->staged = is_staged(&r->choice.smem.tables);
+    r->loop = b->stripes[l->segments - 1].loop;
+    r->any_loop = r->loop == VPTQ_CUDA_ANYTHING;
+    for (uint32_t i = 0; i < l->segments; i++) {
+        r->most_chunks = max(r->most_chunks, l->segment[i].chunks);
+        r->any_loop = r->any_loop || b->stripes[i].loop != r->loop;
+    }
+    r->split =
+        vptq_cuda_blocks(r->most_chunks, vptq_cuda_blocks(r->most_chunks, r->choice.split));
+}
+
+static vptq_status make_runtime(vptq_dev *dev, const vptq_matrix *m, vptq_cuda_runtime *r,
+                                vptq_err *err)
+{
+    const vptq_cuda_chip chip = chip_of(dev);
+    const char *name = getenv("VPTQ_CUDA_GEMV");
+    building b = {};
+    vptq_arena arena;
+    vptq_status st = VPTQ_OK;
+    *r = {};
+    if (name)
+        st = choose_named(&chip, &m->q.shape, name, &r->choice, err);
+    else
+        choose(&chip, &m->q.shape, &r->choice);
+    if (st || r->choice.kernel == VPTQ_CUDA_GEMM_DEQUANT)
+        return st;
+    b.choice = &r->choice;
+    vptq_arena_init(&arena, dev->ctx->mem);
+    VPTQ_TRY(build(dev, m, &arena, &b, err));
+    describe(&b, r);
+    st = fill_slab(
+        dev, [&](slab *s) { return put_runtime(dev, s, &m->q, &b, r, err); }, &m->runtime_slab,
+        err);
+out:
+    vptq_arena_release(&arena);
+    return st;
+}
+
+vptq_status vptq_cuda_matrix_runtime(vptq_dev *dev, const vptq_matrix *m,
+                                     const vptq_cuda_runtime **r, vptq_err *err)
+{
+    *r = &m->runtime;
+    if (m->planned)
+        return VPTQ_OK;
+    const vptq_status st = make_runtime(dev, m, &m->runtime, err);
+    m->planned = !st;
+    return st;
 }
 
 /* ---- life ---- */
@@ -96,5 +397,6 @@ void vptq_cuda_matrix_close(vptq_dev *dev, vptq_matrix *m)
         return;
     (void)cudaStreamSynchronize(dev->stream); /* what was asked of it has been done */
     (void)cudaFree(m->slab);
+    (void)cudaFree(m->runtime_slab);
     vptq_mem_free(dev->ctx->mem, m);
 }

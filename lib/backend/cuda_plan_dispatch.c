@@ -86,7 +86,7 @@ static void spread(const vptq_cuda_chip *chip, const vptq_vq_shape *s, vptq_cuda
     for (uint32_t split = 1; split <= MAX_SPLIT && split <= chip->sms; split *= 2) {
         uint32_t clusters = chip->sms / split, each = ceil_div(units, clusters);
         uint64_t work = (uint64_t)each * s->groups * ceil_div(chunks_of(s->group_size), split);
-        if (least != UINT64_MAX && work > least - least / 8)
+        if (least != UINT64_MAX && work + (least + 7) / 8 > least)
             continue;
         least = work;
         c->split = split;

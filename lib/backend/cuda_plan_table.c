@@ -109,18 +109,6 @@ void vptq_cuda_table_global(vptq_cuda_table *t, uint32_t v, uint32_t k)
     t->copy[0].ranks = k;
 }
 
-uint32_t vptq_cuda_row(const vptq_cuda_table *t, uint32_t copy, uint32_t rank)
-{
-    uint32_t mask = t->slots - 1;
-    const vptq_cuda_copy *c = &t->copy[copy];
-    return c->base + (rank & ~mask) + ((rank + c->rotation) & mask);
-}
-
-uint32_t vptq_cuda_replica_row(const vptq_cuda_table *t, uint32_t rank, uint32_t lane)
-{
-    return rank * t->replicas + (lane & (t->replicas - 1));
-}
-
 uint32_t vptq_cuda_rank(const vptq_cuda_table *t, uint32_t row)
 {
     if (row >= t->rows)

@@ -25,6 +25,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "lib/base/bits.h"
 #include "lib/base/dtype.h"
 #include "lib/base/status.h"
 
@@ -73,8 +74,20 @@ vptq_status vptq_cuda_table_replicas(vptq_cuda_table *t, uint32_t v, uint32_t k,
 void vptq_cuda_table_global(vptq_cuda_table *t, uint32_t v, uint32_t k);
 
 /* Row of a rank in a copy that holds it; of a rank for a lane, with replicas. */
-uint32_t vptq_cuda_row(const vptq_cuda_table *t, uint32_t copy, uint32_t rank);
-uint32_t vptq_cuda_replica_row(const vptq_cuda_table *t, uint32_t rank, uint32_t lane);
+static inline VPTQ_HD uint32_t vptq_cuda_row(const vptq_cuda_table *t, uint32_t copy,
+                                             uint32_t rank)
+{
+    uint32_t mask = t->slots - 1;
+    const vptq_cuda_copy *c = &t->copy[copy];
+    return c->base + (rank & ~mask) + ((rank + c->rotation) & mask);
+}
+
+static inline VPTQ_HD uint32_t vptq_cuda_replica_row(const vptq_cuda_table *t, uint32_t rank,
+                                                     uint32_t lane)
+{
+    return rank * t->replicas + (lane & (t->replicas - 1));
+}
+
 /* Which rank a row holds; UINT32_MAX for rows of padding and beyond the table. */
 uint32_t vptq_cuda_rank(const vptq_cuda_table *t, uint32_t row);
 

@@ -24,6 +24,8 @@ static const unsigned port_all = 0xffffffffu; /* the mask of a whole warp */
 
 /* ---- launches and shared memory ---- */
 
+enum { PORT_PLAIN_SHARED = 48 << 10 }; /* bytes that a launch gets without asking for more */
+
 /* kernel(args...) on the grid; `dynamic` bytes of shared memory on top of what port_shared
  * takes.  The error of the launch itself; what a kernel does wrong shows when the stream is
  * synchronized. */
@@ -31,6 +33,12 @@ template <class... P, class... A>
 static inline cudaError_t port_launch(void (*kernel)(P...), dim3 grid, dim3 block,
                                       size_t dynamic, cudaStream_t stream, A... args)
 {
+    if (dynamic > PORT_PLAIN_SHARED) {
+        const cudaError_t e = cudaFuncSetAttribute(
+            kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)dynamic);
+        if (e)
+            return e;
+    }
 #ifdef VPTQ_CUDA_EMU
     (void)stream;
     return cuda_emu_launch(kernel, grid, block, dynamic, args...);

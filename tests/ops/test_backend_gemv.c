@@ -47,6 +47,8 @@ static void check_rows(const gemv_case *c, const vptq_device *dev, size_t n, flo
         y[i] = beta != 0 ? (float)(i % 11) : NAN; /* without beta nothing is read */
     const vptq_gemv_args g = {
         .n = n, .x = c->x, .y = y, .ldx = ldx, .ldy = ldy, .beta = beta, .bias = bias};
+    /* more than 8 rows: 11 bits of x on a GPU (docs/gpu.md) */
+    const double limit = c->q && !dev->ops->host_memory && n > 8 ? 1.3e-4 : 2e-6;
     run(c, dev, &g);
     for (size_t i = 0; i < n; i++)
         for (size_t r = 0; r < ldy; r++) {
@@ -62,7 +64,7 @@ static void check_rows(const gemv_case *c, const vptq_device *dev, size_t n, flo
                 want += term;
                 size += 2 * fabs(term); /* a scaled value and a bias may cancel */
             }
-            if (!(fabs((double)y[i * ldy + r] - want) <= 2e-6 * size + 1e-12))
+            if (!(fabs((double)y[i * ldy + r] - want) <= limit * size + 1e-12))
                 fail_msg("row %zu, element %zu: %g, expected %g", i, r, (double)y[i * ldy + r],
                          want);
         }
@@ -123,7 +125,7 @@ static void check_all(gemv_case *c)
     c->x = x;
     c->bias = bias;
     c->alone = vtest_alloc(MOST_ROWS * c->out, sizeof *c->alone);
-    (c->q ? devices_each : devices_each_emu)(check_gemv, c);
+    devices_each_emu(check_gemv, c);
     if (!c->library) /* a library sums in its own way */
         check_company(c);
     free(x);

@@ -1,0 +1,316 @@
+/* Inner parts of the GEMV kernel (cuda_vq_gemv.cu): codebooks on their way into shared memory,
+ * and products of a chunk of codes with x.  For that file alone. */
+#ifndef VPTQ_BACKEND_CUDA_GEMV_TILES_H
+#define VPTQ_BACKEND_CUDA_GEMV_TILES_H
+
+#include "lib/backend/cuda_matrix.h"
+
+enum {
+    WARPS = VPTQ_CUDA_GEMV_WARPS,
+    THREADS = WARPS * PORT_LANES,
+    TILES = VPTQ_CUDA_CHUNK_TILES
+};
+
+/* How rows of x become columns of B, in tiles of 8: as two halves of 11 bits (hi + lo), whose
+ * products fall into columns of their own or into the same ones, or as one alone. */
+enum x_form {
+    X_FEW,  /* up to 4 rows: hi in columns 0..3, lo in 4..7 */
+    X_SOME, /* up to 8: hi in one tile, lo in another one */
+    X_MANY  /* up to 16: hi alone, in two tiles */
+};
+
+static constexpr VPTQ_HD unsigned rows_of_form(x_form form)
+{
+    return form == X_FEW ? 4 : form == X_SOME ? 8 : 16;
+}
+/* Of B, and of products. */
+static constexpr VPTQ_HD unsigned tiles_in(x_form form)
+{
+    return form == X_FEW ? 1 : 2;
+}
+static constexpr VPTQ_HD unsigned tiles_out(x_form form)
+{
+    return form == X_MANY ? 2 : 1;
+}
+/* Chunks of a warp whose x stays in registers, 16 for each chunk and tile. */
+static constexpr VPTQ_HD unsigned held_chunks(x_form form, vptq_cuda_loop loop)
+{
+    if (form != X_FEW)
+        return 1;
+    return loop == VPTQ_CUDA_ANYTHING ? 2 : 3;
+}
+
+/* ---- codebooks ---- */
+
+static __device__ unsigned char *shared_at(uint32_t byte)
+{
+    return static_cast<unsigned char *>(port_shared_dynamic()) + byte;
+}
+
+/* Where the first of a centroid's rows is. */
+static __device__ uint32_t home_row(const vptq_cuda_table &t, uint32_t rank)
+{
+    return t.replicas ? rank * t.replicas : vptq_cuda_row(&t, 0, rank);
+}
+
+static __device__ unsigned char *tail_of(const vptq_cuda_table &t, unsigned char *base)
+{
+    return base + (size_t)t.pieces * t.rows * VPTQ_CUDA_PIECE;
+}
+
+/* Once from global memory. */
+static __device__ void fill_home(const vptq_cuda_book &b)
+{
+    const vptq_cuda_table &t = b.table;
+    if (!t.k || !t.shared)
+        return;
+    unsigned char *base = shared_at(b.at);
+    const unsigned char *from = reinterpret_cast<const unsigned char *>(b.book);
+    const unsigned char *from_tail = from + (size_t)t.pieces * b.book_rows * VPTQ_CUDA_PIECE;
+    for (uint32_t rank = threadIdx.x; rank < t.k; rank += THREADS) {
+        const size_t row = home_row(t, rank);
+        for (uint32_t p = 0; p < t.pieces; p++)
+            port_copy_async(base + (p * (size_t)t.rows + row) * VPTQ_CUDA_PIECE,
+                            from + (p * (size_t)b.book_rows + rank) * VPTQ_CUDA_PIECE);
+        if (t.tail)
+            reinterpret_cast<uint2 *>(tail_of(t, base))[row] =
+                reinterpret_cast<const uint2 *>(from_tail)[rank];
+    }
+}
+
+static __device__ void copy_row(const vptq_cuda_table &t, unsigned char *base, size_t to,
+                                size_t from)
+{
+    for (uint32_t p = 0; p < t.pieces; p++) {
+        uint4 *piece = reinterpret_cast<uint4 *>(base) + p * (size_t)t.rows;
+        piece[to] = piece[from];
+    }
+    if (t.tail) {
+        uint2 *tail = reinterpret_cast<uint2 *>(tail_of(t, base));
+        tail[to] = tail[from];
+    }
+}
+
+/* Then from there to its other places. */
+static __device__ void fill_copies(const vptq_cuda_book &b)
+{
+    const vptq_cuda_table &t = b.table;
+    if (!t.k || !t.shared)
+        return;
+    unsigned char *base = shared_at(b.at);
+    for (uint32_t i = threadIdx.x; i < t.k * t.replicas; i += THREADS)
+        if (i % t.replicas)
+            copy_row(t, base, i, i - i % t.replicas);
+    for (uint32_t c = 1; c < t.copies; c++)
+        for (uint32_t rank = threadIdx.x; rank < t.copy[c].ranks; rank += THREADS)
+            copy_row(t, base, vptq_cuda_row(&t, c, rank), vptq_cuda_row(&t, 0, rank));
+}
+
+static __device__ void fill_books(const vptq_cuda_stripe &s)
+{
+    __syncthreads(); /* the stripe before is done with its own */
+    fill_home(s.main);
+    fill_home(s.residual);
+    port_copy_commit();
+    port_copy_wait<0>();
+    __syncthreads();
+    fill_copies(s.main);
+    fill_copies(s.residual);
+    __syncthreads();
+}
+
+/* ---- a stripe as the loops see it ---- */
+
+/* A book. */
+struct book_view {
+    const unsigned char *base; /* of shared or global memory */
+    uint32_t at;               /* the same as a byte of shared memory */
+    uint32_t rows, pieces;     /* rows: of a piece there */
+    uint32_t stride, slots;    /* row of a code = code * stride + lane % slots */
+    bool shared;
+};
+
+/* In shared memory, because registers hold x: one thread writes it, all read it again and
+ * again. */
+struct stripe_view {
+    book_view main, residual;
+    const uint4 *codes, *words; /* a lane's 8 codes; words, bytes: of the residual book */
+    const uint2 *bytes;
+    uint32_t chunks, v, parts; /* parts: pieces and tail of a centroid */
+    float main_unit, residual_unit;
+    bool two; /* there is a residual book */
+};
+
+static __device__ book_view view_of(const vptq_cuda_book &b, bool bytes)
+{
+    const vptq_cuda_table &t = b.table;
+    book_view v;
+    v.shared = t.shared;
+    v.base = t.shared ? shared_at(b.at) : reinterpret_cast<const unsigned char *>(b.book);
+    v.at = b.at;
+    v.rows = t.shared ? t.rows : b.book_rows;
+    v.pieces = t.pieces;
+    v.stride = v.slots = bytes ? t.replicas : 1;
+    return v;
+}
+
+static __device__ stripe_view view_of(const vptq_cuda_stripe &s)
+{
+    stripe_view v;
+    v.main = view_of(s.main, false);
+    v.residual = view_of(s.residual, s.codes8 != NULL);
+    v.codes = reinterpret_cast<const uint4 *>(s.codes);
+    v.words = reinterpret_cast<const uint4 *>(s.codes16);
+    v.bytes = reinterpret_cast<const uint2 *>(s.codes8);
+    v.chunks = s.chunks;
+    v.v = s.v;
+    v.parts = s.main.table.pieces + s.main.table.tail;
+    v.main_unit = s.main.unit;
+    v.residual_unit = s.residual.unit;
+    v.two = s.residual.table.k != 0;
+    return v;
+}
+
+/* ---- a chunk of codes ---- */
+
+/* Codes of a lane for the 8 tiles of a chunk. */
+struct chunk_codes {
+    uint4 main, residual;
+};
+
+template <vptq_cuda_loop LOOP>
+static __device__ chunk_codes load_codes(const stripe_view &s, uint32_t pair, uint32_t chunk)
+{
+    chunk_codes c = {};
+    const size_t at = ((size_t)pair * s.chunks + chunk) * PORT_LANES + port_lane();
+    c.main = __ldcs(s.codes + at);
+    if (LOOP == VPTQ_CUDA_WITH_BYTES || (LOOP == VPTQ_CUDA_ANYTHING && s.bytes)) {
+        const uint2 r = __ldcs(s.bytes + at);
+        c.residual = make_uint4(r.x, r.y, 0, 0);
+    } else if (LOOP == VPTQ_CUDA_WITH_WORDS || (LOOP == VPTQ_CUDA_ANYTHING && s.words)) {
+        c.residual = __ldcs(s.words + at);
+    }
+    return c;
+}
+
+static __device__ unsigned word_of(const uint4 &w, unsigned i)
+{
+    return i == 0 ? w.x : i == 1 ? w.y : i == 2 ? w.z : w.w;
+}
+static __device__ unsigned code16(const uint4 &w, unsigned tile)
+{
+    return word_of(w, tile / 2) >> tile % 2 * 16 & 0xffff;
+}
+static __device__ unsigned code8(const uint4 &w, unsigned tile)
+{
+    return word_of(w, tile / 4) >> tile % 4 * 8 & 0xff;
+}
+
+/* ---- a tile ---- */
+
+/* Sums over two strips x 8 columns each.  Of a tail, `main` has both. */
+template <x_form X> struct tile_sums {
+    float main[tiles_out(X)][4], residual[tiles_out(X)][4];
+};
+
+template <x_form X>
+static __device__ void multiply(float d[tiles_out(X)][4], const uint32_t a[4],
+                                const uint32_t x[tiles_in(X)][2])
+{
+#pragma unroll
+    for (unsigned i = 0; i < tiles_in(X); i++)
+        port_mma_f16(d[i % tiles_out(X)], a, x[i]);
+}
+
+/* The fragment of a piece of every lane's row, wherever the book is. */
+static __device__ void look_up(const book_view &b, uint32_t piece, unsigned row,
+                               unsigned char *stage, uint32_t a[4])
+{
+    const unsigned char *at = b.base + (piece * (size_t)b.rows + row) * VPTQ_CUDA_PIECE;
+    if (!b.shared) {
+        unsigned char *own = stage + port_lane() * VPTQ_CUDA_PIECE;
+        *reinterpret_cast<uint4 *>(own) = __ldg(reinterpret_cast<const uint4 *>(at));
+        at = own;
+        __syncwarp();
+    }
+    port_ldmatrix_trans(a, at);
+    if (!b.shared)
+        __syncwarp(); /* the next one writes there */
+}
+
+/* 4 values of 2 strips are half a fragment: strip g / 4, value g % 4 in row g = lane / 4.  Each
+ * lane fetches the values of its 4 columns by itself; low: columns 0..7, high: 8..15. */
+static __device__ void look_up_tail(const book_view &b, unsigned row, uint32_t *low,
+                                    uint32_t *high)
+{
+    const uint16_t *tails = reinterpret_cast<const uint16_t *>(
+        b.base + b.pieces * (size_t)b.rows * VPTQ_CUDA_PIECE);
+    const unsigned g = port_lane() / 4, column = port_lane() % 4 * 2;
+    uint32_t value[4];
+#pragma unroll
+    for (unsigned i = 0; i < 4; i++) {
+        const unsigned from = i / 2 * 16 + g / 4 * 8 + column + i % 2;
+        value[i] = tails[__shfl_sync(port_all, row, (int)from) * 4 + g % 4];
+    }
+    *low = value[0] | value[1] << 16;
+    *high = value[2] | value[3] << 16;
+}
+
+/* Pieces out of shared memory. */
+template <x_form X, vptq_cuda_loop LOOP>
+static __device__ void multiply_chunk(tile_sums<X> &d, const stripe_view &s, uint32_t part,
+                                      const chunk_codes &c,
+                                      const uint32_t x[TILES][tiles_in(X)][2])
+{
+    const uint32_t stride = s.residual.stride, slot = port_lane() & (s.residual.slots - 1);
+    const uint32_t main_at = s.main.at + part * s.main.rows * VPTQ_CUDA_PIECE;
+    const uint32_t residual_at = s.residual.at + part * s.residual.rows * VPTQ_CUDA_PIECE;
+#pragma unroll
+    for (unsigned tile = 0; tile < TILES; tile++) {
+        uint32_t a[4];
+        port_ldmatrix_trans(a, shared_at(main_at + code16(c.main, tile) * VPTQ_CUDA_PIECE));
+        multiply<X>(d.main, a, x[tile]);
+        if (LOOP == VPTQ_CUDA_WITH_BYTES)
+            port_ldmatrix_trans(
+                a, shared_at((residual_at + slot * VPTQ_CUDA_PIECE) +
+                             code8(c.residual, tile) * (stride * VPTQ_CUDA_PIECE)));
+        if (LOOP == VPTQ_CUDA_WITH_WORDS)
+            port_ldmatrix_trans(
+                a, shared_at(residual_at + code16(c.residual, tile) * VPTQ_CUDA_PIECE));
+        if (LOOP != VPTQ_CUDA_MAIN_ALONE)
+            multiply<X>(d.residual, a, x[tile]);
+    }
+}
+
+/* The same of any stripe. */
+template <x_form X>
+static __device__ void multiply_any(tile_sums<X> &d, const stripe_view &s, uint32_t part,
+                                    const chunk_codes &c, unsigned char *stage,
+                                    const uint32_t x[TILES][tiles_in(X)][2])
+{
+    const book_view main = s.main, residual = s.residual;
+    const uint32_t slot = port_lane() & (residual.slots - 1);
+    const bool bytes = s.bytes != NULL, two = s.two;
+#pragma unroll
+    for (unsigned tile = 0; tile < TILES; tile++) {
+        const unsigned row = code16(c.main, tile);
+        const unsigned residual_row =
+            bytes ? code8(c.residual, tile) * residual.stride + slot : code16(c.residual, tile);
+        uint32_t a[4] = {};
+        if (part >= main.pieces) {
+            look_up_tail(main, row, &a[0], &a[2]);
+            if (two)
+                look_up_tail(residual, residual_row, &a[1], &a[3]);
+            multiply<X>(d.main, a, x[tile]);
+            continue;
+        }
+        look_up(main, part, row, stage, a);
+        multiply<X>(d.main, a, x[tile]);
+        if (!two)
+            continue;
+        look_up(residual, part, residual_row, stage, a);
+        multiply<X>(d.residual, a, x[tile]);
+    }
+}
+
+#endif

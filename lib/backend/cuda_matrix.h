@@ -1,0 +1,86 @@
+/* A packed matrix on a device: as it is stored, to decode rows, and in the run-time layout of
+ * cuda_plan_gemv.h, for products.  For the .cu files alone. */
+#ifndef VPTQ_BACKEND_CUDA_MATRIX_H
+#define VPTQ_BACKEND_CUDA_MATRIX_H
+
+#include "lib/backend/backend_cuda.h"
+
+extern "C" {
+#include "lib/backend/cuda_plan_dispatch.h"
+}
+
+/* Of a block of the GEMV kernel.  The plan counts on twice as many warps; what it sets aside
+ * for their partial sums holds those of two rounds here, and with them what describes a pass.
+ */
+enum {
+    VPTQ_CUDA_GEMV_WARPS = 16,
+    VPTQ_CUDA_GEMV_PLACE = 256,                       /* bytes */
+    VPTQ_CUDA_GEMV_STAGE = VPTQ_CUDA_GEMV_WARPS * 512 /* bytes */
+};
+
+/* A codebook.  `book` is in device memory: centroids in the order of their ranks, rows as those
+ * of a table in global memory (cuda_plan_table.h), `book_rows` of a piece; as float16, times
+ * the power of two that brings the largest value to 2^14..2^15, so that all of float16 is exact
+ * and of bfloat16 what is not tiny beside the largest.  Sums over it are multiplied by `unit`.
+ */
+struct vptq_cuda_book {
+    vptq_cuda_table table; /* k 0: there is no such book */
+    const uint16_t *book;
+    uint32_t book_rows;
+    uint32_t at; /* byte of shared memory */
+    float unit;
+};
+
+/* The inner loop that multiplies a stripe: pieces out of shared memory, with residual codes of
+ * a kind or without; or whatever there may be. */
+enum vptq_cuda_loop {
+    VPTQ_CUDA_MAIN_ALONE,
+    VPTQ_CUDA_WITH_BYTES,
+    VPTQ_CUDA_WITH_WORDS,
+    VPTQ_CUDA_ANYTHING
+};
+
+/* A segment of cuda_plan_gemv.h. */
+struct vptq_cuda_stripe {
+    vptq_cuda_book main, residual;
+    const uint16_t *codes, *codes16;
+    const uint8_t *codes8; /* one of the two, or none */
+    uint32_t v, chunks;
+    uint32_t tile; /* the first, among those of all stripes */
+    vptq_cuda_loop loop;
+};
+
+/* The run-time layout; arrays are in device memory. */
+struct vptq_cuda_runtime {
+    vptq_cuda_choice choice;         /* GEMM_DEQUANT: there is nothing else */
+    const vptq_cuda_stripe *stripes; /* [count] */
+    uint32_t count, columns;         /* columns: padded, of all stripes */
+    uint32_t most_chunks;            /* of a stripe */
+    uint32_t split;                  /* choice.split, as far as there are chunks for it */
+    vptq_cuda_loop loop;             /* of the groups; outliers' may be another one */
+    bool any_loop;                   /* some stripe needs ANYTHING */
+    bool staged;                     /* pieces are read out of global memory */
+    const int32_t *channel;          /* [columns] input channel, -1: padding */
+    const float *scale, *bias;       /* [in] or NULL both */
+    unsigned *arrived;               /* [ranges of rows] zeros between launches */
+};
+
+/* What a use needs comes to the device at the first such use: decoding rows asks for no
+ * run-time layout, a product with a few rows not for the stored arrays. */
+struct vptq_matrix {
+    vptq_vq q;              /* arrays in host memory */
+    mutable vptq_vq stored; /* the same in device memory, once there is a slab */
+    mutable void *slab;     /* holds its arrays; or NULL */
+    mutable vptq_cuda_runtime runtime;
+    mutable void *runtime_slab;
+    mutable bool planned; /* runtime is made */
+};
+
+/* *q: the matrix with its arrays in device memory. */
+vptq_status vptq_cuda_matrix_stored(vptq_dev *dev, const vptq_matrix *m, const vptq_vq **q,
+                                    vptq_err *err);
+/* *r: its run-time layout.  VPTQ_CUDA_GEMV in the environment names a kernel (docs/gpu.md). */
+vptq_status vptq_cuda_matrix_runtime(vptq_dev *dev, const vptq_matrix *m,
+                                     const vptq_cuda_runtime **r, vptq_err *err);
+
+#endif

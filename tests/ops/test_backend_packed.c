@@ -1,0 +1,443 @@
+/* Packed matrices on the CUDA backend, under the emulator: every kernel of vq_gemv, with
+ * codebooks stored in every way, against sums in double over a matrix that was decoded here;
+ * the same bits in every order of threads; memory; handles. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/devices.h"
+#include "tests/emu/emu.h"
+#include "tests/vmatrix.h"
+
+enum { MOST_ROWS = 17, GAP_X = 5, GAP_Y = 3 };
+
+/* VPTQ_CUDA_GEMV, NULL: what the planner chooses. */
+static void choose_kernel(const char *name)
+{
+    if (name)
+        setenv("VPTQ_CUDA_GEMV", name, 1);
+    else
+        unsetenv("VPTQ_CUDA_GEMV");
+}
+
+typedef struct product {
+    const vmatrix *m;
+    const float *decoded; /* [out, in] */
+    const float *x;       /* [MOST_ROWS, in + GAP_X] */
+    const float *bias;    /* [out] */
+} product;
+
+static void product_open(product *p, vmatrix *m, const vptq_vq_shape *s)
+{
+    vptq_err err;
+    assert_ok(vptq_vq_shape_check(s, &err), &err);
+    vmatrix_make(m, s);
+    float *w = vtest_alloc((size_t)s->out * s->in, sizeof *w);
+    vmatrix_decode(m, w);
+    *p = (product){.m = m,
+                   .decoded = w,
+                   .x = vtest_normals(MOST_ROWS * (s->in + GAP_X), 21),
+                   .bias = vtest_normals(s->out, 22)};
+}
+
+static void product_close(product *p, vmatrix *m)
+{
+    union {
+        const float *from;
+        float *p;
+    } all[] = {{p->decoded}, {p->x}, {p->bias}};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        free(all[i].p);
+    vmatrix_free(m);
+}
+
+static float before(size_t i)
+{
+    return (float)(i % 11);
+}
+
+/* y [n, out + GAP_Y]; without beta it comes in as NaN. */
+static vptq_status multiply(const product *p, const vptq_device *dev, const vptq_matrix *m,
+                            size_t n, bool more, float *y, vptq_err *err)
+{
+    const vptq_vq_shape *s = &p->m->q.shape;
+    const size_t ldy = s->out + GAP_Y;
+    for (size_t i = 0; i < n * ldy; i++)
+        y[i] = more ? before(i) : NAN;
+    const vptq_gemv_args g = {.n = n,
+                              .x = p->x,
+                              .y = y,
+                              .ldx = s->in + GAP_X,
+                              .ldy = ldy,
+                              .beta = more ? 1 : 0,
+                              .bias = more ? p->bias : NULL};
+    return dev->ops->vq_gemv(dev->state, m, &g, err);
+}
+
+/* Up to 8 rows of x are taken as two halves of 11 bits each, relative to the row's largest; up
+ * to 16 as one, and every term is off by at most 2^-12 of itself.  Books are exact.  More go
+ * through decoded rows and products in float. */
+static double limit_of(size_t n)
+{
+    return n > 8 && n <= 16 ? 1.3e-4 : 2e-6;
+}
+
+static void check_values(const product *p, size_t n, bool more, const float *y)
+{
+    const vptq_vq_shape *s = &p->m->q.shape;
+    for (size_t i = 0; i < n; i++)
+        for (size_t r = 0; r < s->out + GAP_Y; r++) {
+            const size_t at = i * (s->out + GAP_Y) + r;
+            if (r >= s->out) { /* nothing behind the row is touched */
+                assert_true(more ? y[at] == before(at) : isnan(y[at]));
+                continue;
+            }
+            double want = more ? (double)before(at) + (double)p->bias[r] : 0;
+            double size = fabs(want);
+            for (size_t j = 0; j < s->in; j++) {
+                double term =
+                    (double)p->decoded[r * s->in + j] * (double)p->x[i * (s->in + GAP_X) + j];
+                want += term;
+                size += 2 * fabs(term); /* a scaled value and a bias may cancel */
+            }
+            if (!(fabs((double)y[at] - want) <= limit_of(n) * size + 1e-12))
+                fail_msg("of %zu rows row %zu, element %zu: %g, expected %g", n, i, r,
+                         (double)y[at], want);
+        }
+}
+
+/* ---- kernels ---- */
+
+typedef struct kernel_case {
+    vptq_vq_shape shape;
+    bool large; /* the books do not fit into shared memory */
+} kernel_case;
+
+/* n rows of x; the bits go to y. */
+static void check_rows(const product *p, const kernel_case *c, const char *kernel, size_t n,
+                       uint64_t seed, float *y)
+{
+    devices_one d;
+    vptq_matrix *m = NULL;
+    vptq_err err;
+    const bool more = n % 2 == 0;
+    cuda_emu_seed(seed);
+    devices_open(&d, "emu", VPTQ_SIMD_NONE, 1 + (int)seed);
+    assert_ok(d.dev.ops->matrix_open(d.dev.state, &p->m->q, &m, &err), &err);
+    vptq_status st = multiply(p, &d.dev, m, n, more, y, &err);
+    if (c->large && kernel && strncmp(kernel, "gemv-smem", 9) == 0 && n <= 16) {
+        assert_fails(st, VPTQ_E_UNSUPPORTED, &err, "of shared memory");
+    } else {
+        assert_ok(st, &err);
+        check_values(p, n, more, y);
+        if (seed) { /* blocks that share rows find things as the ones before did */
+            float *again = vtest_alloc(n * (c->shape.out + GAP_Y), sizeof *again);
+            assert_ok(multiply(p, &d.dev, m, n, more, again, &err), &err);
+            assert_memory_equal(again, y, n * (c->shape.out + GAP_Y) * sizeof *y);
+            free(again);
+        }
+    }
+    d.dev.ops->matrix_close(d.dev.state, m);
+    devices_close(&d);
+    cuda_emu_seed(0);
+}
+
+/* With one kernel: numbers of rows, each treated in a way of its own; some in three orders of
+ * threads. */
+static void check_kernel(const product *p, const kernel_case *c, const char *kernel,
+                         const size_t *rows, size_t count)
+{
+    const size_t size = MOST_ROWS * (c->shape.out + GAP_Y);
+    float *y = vtest_alloc(size, sizeof *y), *first = vtest_alloc(size, sizeof *y);
+    choose_kernel(kernel);
+    for (size_t i = 0; i < count; i++) {
+        check_rows(p, c, kernel, rows[i], 0, first);
+        const size_t bytes = rows[i] * (c->shape.out + GAP_Y) * sizeof *y;
+        for (uint64_t seed = 1; seed < 3 && i == 0; seed++) {
+            check_rows(p, c, kernel, rows[i], seed, y);
+            if (!c->large)
+                assert_memory_equal(y, first, bytes);
+        }
+    }
+    choose_kernel(NULL);
+    free(y);
+    free(first);
+}
+
+static void kernels_multiply(void **state)
+{
+    (void)state;
+    static const size_t all[] = {3, 1, 4, 5, 8, 9, 16}, some[] = {8, 1, 9}, planned[] = {3, 17};
+    /* out, in, v, k, k_res, groups, group_size, outliers, v0, k0, perm, norm */
+    static const kernel_case cases[] = {
+        {{20, 40, 2, 16, 4, 1, 40, 0, 0, 0, false, true}, false},
+        {{17, 130, 3, 8, 2, 1, 130, 0, 0, 0, true, true}, false},
+        {{40, 150, 4, 256, 0, 1, 150, 0, 0, 0, true, false}, false},
+        {{37, 70, 5, 16, 16, 1, 70, 0, 0, 0, false, true}, false},
+        {{50, 200, 6, 256, 0, 1, 200, 0, 0, 0, false, false}, false},
+        {{61, 60, 7, 64, 512, 1, 60, 0, 0, 0, false, true}, false},
+        {{100, 300, 8, 256, 256, 1, 300, 0, 0, 0, true, true}, false},
+        {{30, 90, 11, 32, 32, 1, 90, 0, 0, 0, false, true}, false},
+        {{70, 140, 12, 256, 64, 1, 140, 0, 0, 0, true, true}, false},
+        {{70, 90, 16, 64, 1024, 1, 90, 0, 0, 0, false, true}, false},
+        {{45, 33, 21, 16, 8, 1, 33, 0, 0, 0, false, false}, false},
+        {{36, 600, 8, 64, 16, 4, 150, 0, 0, 0, true, true}, false},
+        {{44, 164, 8, 64, 16, 4, 33, 32, 4, 16, true, true}, false},
+        {{41, 45, 6, 64, 0, 4, 10, 5, 12, 256, false, true}, false},
+        {{40, 60, 4, 16, 2, 1, 50, 10, 8, 65536, true, true}, false},
+        {{13, 19, 1, 4, 2, 1, 19, 0, 0, 0, false, true}, false},
+        {{16, 40, 8, 16384, 256, 1, 40, 0, 0, 0, false, true}, true},
+        {{24, 30, 12, 4096, 8192, 1, 30, 0, 0, 0, true, true}, true},
+        {{1, 1, 8, 2, 0, 1, 1, 0, 0, 0, false, false}, false},
+        /* several blocks for the same rows; passes; a book that is there one and a half times
+         */
+        {{20, 700, 8, 16, 16, 1, 700, 0, 0, 0, true, true}, false},
+        {{33, 1400, 4, 16, 0, 1, 1200, 200, 8, 16, false, true}, false},
+        {{64, 6300, 8, 16, 4, 1, 6300, 0, 0, 0, true, true}, false},
+        {{64, 4200, 12, 16, 512, 1, 4200, 0, 0, 0, false, false}, false},
+        {{64, 140, 8, 8192, 256, 1, 140, 0, 0, 0, false, true}, false},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        product p;
+        vmatrix m;
+        product_open(&p, &m, &cases[i].shape);
+        const kernel_case *c = &cases[i];
+        const bool is_long = (size_t)c->shape.out * c->shape.in > 20000;
+        check_kernel(&p, c, "gemv-smem", is_long ? some : all, is_long ? 3 : 7);
+        check_kernel(&p, c, "gemv-smem:1", some, is_long ? 0 : 3);
+        check_kernel(&p, c, "gemv-smem:2", some, i % 4 ? 0 : 3);
+        check_kernel(&p, c, "gemv-direct", some, 3);
+        check_kernel(&p, c, "gemm-dequant", some, i % 8 ? 0 : 1);
+        check_kernel(&p, c, NULL, planned, 2);
+        product_close(&p, &m);
+    }
+}
+
+/* ---- rows of x ---- */
+
+/* y [n, out] of the rows first .. of x [*, in]. */
+static void multiply_rows(const vptq_device *dev, const vptq_matrix *m, const vptq_vq_shape *s,
+                          const float *x, size_t n, float *y)
+{
+    vptq_err err;
+    const vptq_gemv_args g = {.n = n, .x = x, .y = y, .ldx = s->in, .ldy = s->out};
+    assert_ok(dev->ops->vq_gemv(dev->state, m, &g, &err), &err);
+}
+
+/* What a row gives depends on how many there are, never on what they are or on its place. */
+static void rows_do_not_depend_on_others(void **state)
+{
+    (void)state;
+    enum { IN = 260, OUT = 40, MOST = 16 };
+    const vptq_vq_shape s = {OUT, IN, 8, 64, 16, 1, IN, 0, 0, 0, true, true};
+    static const size_t counts[] = {4, 8, 16};
+    devices_one d;
+    vptq_err err;
+    vmatrix m;
+    vptq_matrix *matrix = NULL;
+    float *x = vtest_normals(MOST * IN, 31), *turned = vtest_alloc(MOST * IN, sizeof *x);
+    float y[MOST * OUT], other[MOST * OUT];
+    vmatrix_make(&m, &s);
+    devices_open(&d, "emu", VPTQ_SIMD_NONE, 1);
+    assert_ok(d.dev.ops->matrix_open(d.dev.state, &m.q, &matrix, &err), &err);
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+        const size_t n = counts[i];
+        for (size_t r = 0; r < n; r++)
+            memcpy(turned + (n - 1 - r) * IN, x + r * IN, IN * sizeof *x);
+        turned[0] = NAN; /* the last row of x */
+        if (n > 4)
+            turned[2 * IN + 7] = INFINITY;
+        multiply_rows(&d.dev, matrix, &s, x, n, y);
+        multiply_rows(&d.dev, matrix, &s, turned, n, other);
+        for (size_t r = 0; r < n; r++)
+            for (size_t c = 0; c < OUT; c++) {
+                const float got = other[(n - 1 - r) * OUT + c];
+                if (r == n - 1)
+                    assert_true(isnan(got));
+                else if (r == n - 3 && n > 4)
+                    assert_true(!isfinite(got));
+                else
+                    assert_memory_equal(&got, &y[r * OUT + c], sizeof got);
+            }
+        /* fewer rows of the same class */
+        multiply_rows(&d.dev, matrix, &s, x, n - 1, other);
+        assert_memory_equal(other, y, (n - 1) * OUT * sizeof *y);
+    }
+    d.dev.ops->matrix_close(d.dev.state, matrix);
+    devices_close(&d);
+    vmatrix_free(&m);
+    free(x);
+    free(turned);
+}
+
+/* Powers of two are all that books and rows of x are brought to float16 by. */
+static void magnitudes_do_not_matter(void **state)
+{
+    (void)state;
+    enum { IN = 200, OUT = 33, ROWS = 3 };
+    const vptq_vq_shape s = {OUT, IN, 8, 64, 16, 1, IN, 0, 0, 0, false, false};
+    devices_one d;
+    vptq_err err;
+    vmatrix m;
+    float *x = vtest_normals(ROWS * IN, 33), y[ROWS * OUT], scaled[ROWS * OUT];
+    static const int up[] = {70, -70, 0};
+    vmatrix_make(&m, &s);
+    devices_open(&d, "emu", VPTQ_SIMD_NONE, 1);
+    for (int times = 0; times < 2; times++) {
+        vptq_matrix *matrix = NULL;
+        assert_ok(d.dev.ops->matrix_open(d.dev.state, &m.q, &matrix, &err), &err);
+        multiply_rows(&d.dev, matrix, &s, x, ROWS, times ? scaled : y);
+        d.dev.ops->matrix_close(d.dev.state, matrix);
+        for (size_t i = 0; i < (size_t)s.k * s.v; i++)
+            m.centroids[i] = ldexpf(m.centroids[i], 30);
+        for (size_t i = 0; i < (size_t)s.k_res * s.v; i++)
+            m.res_centroids[i] = ldexpf(m.res_centroids[i], 30);
+        for (size_t i = 0; i < ROWS * IN; i++)
+            x[i] = ldexpf(x[i], up[i / IN]);
+    }
+    for (size_t i = 0; i < ROWS * OUT; i++)
+        assert_true(scaled[i] == ldexpf(y[i], 30 + up[i / OUT]));
+    assert_true(isfinite(scaled[0]) && scaled[0] != 0);
+    devices_close(&d);
+    vmatrix_free(&m);
+    free(x);
+}
+
+/* ---- handles and memory ---- */
+
+static const vptq_vq_shape small = {20, 30, 4, 16, 4, 1, 26, 4, 4, 16, true, true};
+
+/* Of the arrays only: what described them may go.  Two handles know nothing of each other. */
+static void handles_hold_what_they_need(void **state)
+{
+    (void)state;
+    devices_one d;
+    vptq_err err;
+    vmatrix m;
+    vptq_matrix *one = NULL, *two = NULL;
+    float *x = vtest_normals(small.in, 34), *w = vtest_alloc(small.out * small.in, sizeof *w);
+    float want[64], got[64];
+    vmatrix_make(&m, &small);
+    float *decoded = vtest_alloc(small.out * small.in, sizeof *w);
+    vmatrix_decode(&m, decoded);
+    const size_t before_open = cuda_emu_memory_used();
+    devices_open(&d, "emu", VPTQ_SIMD_NONE, 1);
+    vptq_vq q = m.q;
+    assert_ok(d.dev.ops->matrix_open(d.dev.state, &q, &one, &err), &err);
+    assert_ok(d.dev.ops->matrix_open(d.dev.state, &q, &two, &err), &err);
+    memset(&q, 0xff, sizeof q);
+    assert_int_equal(cuda_emu_memory_used(), before_open); /* nothing is there unasked */
+    multiply_rows(&d.dev, one, &small, x, 1, want);
+    assert_ok(d.dev.ops->vq_dequant(d.dev.state, one, 0, small.out, w, small.in, &err), &err);
+    assert_memory_equal(w, decoded, small.out * small.in * sizeof *w);
+    d.dev.ops->matrix_close(d.dev.state, one);
+    multiply_rows(&d.dev, two, &small, x, 1, got);
+    assert_memory_equal(got, want, small.out * sizeof *want);
+    d.dev.ops->matrix_close(d.dev.state, two);
+    d.dev.ops->matrix_close(d.dev.state, NULL);
+    devices_close(&d);
+    assert_int_equal(cuda_emu_memory_used(), before_open);
+    vmatrix_free(&m);
+    free(x);
+    free(w);
+    free(decoded);
+}
+
+/* A device that is full says so, and goes on once it is not. */
+static void device_memory_may_run_out(void **state)
+{
+    (void)state;
+    devices_one d;
+    vptq_err err;
+    vmatrix m;
+    vptq_matrix *matrix = NULL;
+    float y[64], x[64] = {1}, *w = vtest_alloc(small.out * small.in, sizeof *w);
+    vmatrix_make(&m, &small);
+    devices_open(&d, "emu", VPTQ_SIMD_NONE, 1);
+    assert_ok(d.dev.ops->matrix_open(d.dev.state, &m.q, &matrix, &err), &err);
+    const vptq_gemv_args g = {.n = 1, .x = x, .y = y, .ldx = small.in, .ldy = small.out};
+    cuda_emu_memory(4000); /* the arrays of the caller, no more */
+    assert_fails(d.dev.ops->vq_gemv(d.dev.state, matrix, &g, &err), VPTQ_E_NOMEM, &err,
+                 "device memory");
+    cuda_emu_memory(1500);
+    assert_fails(d.dev.ops->vq_dequant(d.dev.state, matrix, 0, 5, w, small.in, &err),
+                 VPTQ_E_NOMEM, &err, "device memory");
+    cuda_emu_memory(0);
+    assert_ok(d.dev.ops->vq_gemv(d.dev.state, matrix, &g, &err), &err);
+    assert_ok(d.dev.ops->vq_dequant(d.dev.state, matrix, 0, 5, w, small.in, &err), &err);
+    d.dev.ops->matrix_close(d.dev.state, matrix);
+    devices_close(&d);
+    vmatrix_free(&m);
+    free(w);
+}
+
+static vptq_status run_all(void *arg, vptq_mem *mem, vptq_err *err)
+{
+    const vmatrix *m = arg;
+    vptq_ctx ctx = {.mem = mem, .threads = 2};
+    vptq_device dev;
+    vptq_matrix *matrix = NULL;
+    vptq_status st = vptq_device_open(&ctx, "emu", &dev, err);
+    void *x = NULL, *y = NULL;
+    if (st)
+        return st;
+    VPTQ_TRY(dev.ops->alloc(dev.state, small.in, sizeof(float), &x, err));
+    VPTQ_TRY(dev.ops->alloc(dev.state, small.out, sizeof(float), &y, err));
+    VPTQ_TRY(dev.ops->matrix_open(dev.state, &m->q, &matrix, err));
+    const vptq_gemv_args g = {.n = 1, .x = x, .y = y, .ldx = small.in, .ldy = small.out};
+    VPTQ_TRY(dev.ops->vq_gemv(dev.state, matrix, &g, err));
+out:
+    dev.ops->release(dev.state, x);
+    dev.ops->release(dev.state, y);
+    dev.ops->matrix_close(dev.state, matrix);
+    vptq_device_close(&dev);
+    return st;
+}
+
+static void every_allocation_may_fail(void **state)
+{
+    (void)state;
+    vmatrix m;
+    vmatrix_make(&m, &small);
+    assert_true(vtest_oom_walk(run_all, &m) >= 5);
+    assert_int_equal(cuda_emu_memory_used(), 0);
+    vmatrix_free(&m);
+}
+
+static void kernels_are_named(void **state)
+{
+    (void)state;
+    static const char *const wrong[] = {"smem", "gemv", "gemm-small", "gemv-smem-", ""};
+    vmatrix m;
+    vmatrix_make(&m, &small);
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        devices_one d;
+        vptq_err err;
+        vptq_matrix *matrix = NULL;
+        float y[64], x[64] = {1};
+        const vptq_gemv_args g = {.n = 1, .x = x, .y = y, .ldx = small.in, .ldy = small.out};
+        choose_kernel(wrong[i]);
+        devices_open(&d, "emu", VPTQ_SIMD_NONE, 1);
+        assert_ok(d.dev.ops->matrix_open(d.dev.state, &m.q, &matrix, &err), &err);
+        assert_fails(d.dev.ops->vq_gemv(d.dev.state, matrix, &g, &err), VPTQ_E_ARG, &err,
+                     "VPTQ_CUDA_GEMV is '");
+        d.dev.ops->matrix_close(d.dev.state, matrix);
+        devices_close(&d);
+    }
+    choose_kernel(NULL);
+    vmatrix_free(&m);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(kernels_multiply),
+        cmocka_unit_test(rows_do_not_depend_on_others),
+        cmocka_unit_test(magnitudes_do_not_matter),
+        cmocka_unit_test(handles_hold_what_they_need),
+        cmocka_unit_test(device_memory_may_run_out),
+        cmocka_unit_test(every_allocation_may_fail),
+        cmocka_unit_test(kernels_are_named),
+    };
+    return vtest_main(argc, argv, tests);
+}
