@@ -371,6 +371,59 @@ def published_model(report, work):
             report.run(f"{name}: {loader}", lambda: mended(loader))
 
 
+# ---- hessians ----
+
+
+def same_entries(a, b):
+    """Of two .pt files as PyTorch reads them: keys, types, shapes and the bits of every number."""
+    a, b = (torch.load(path, weights_only=True) for path in (a, b))
+    if a.keys() != b.keys():
+        raise Failed(f"keys {list(b)}, expected {list(a)}")
+    count = 0
+    for key, want in a.items():
+        found = b[key]
+        if not isinstance(want, torch.Tensor):
+            if found != want:
+                raise Failed(f"{key} is {found}, expected {want}")
+            continue
+        if (found.dtype, found.shape) != (want.dtype, want.shape):
+            raise Failed(f"{key} is {found.dtype} {found.shape}, expected {want.dtype} {want.shape}")
+        different = int((found.view(torch.int32) != want.view(torch.int32)).sum())
+        if different:
+            raise Failed(f"{key}: {different} of {want.numel()} numbers differ")
+        count += want.numel()
+    return f"{count} numbers equal to the bit"
+
+
+def hessians(report, work):
+    """Covariances that PyTorch wrote, imported and exported again."""
+    theirs, ours = os.path.join(work, "theirs"), os.path.join(work, "ours")
+    generator = torch.Generator().manual_seed(1)
+    sizes = {"qkv": 48, "o": 64, "up": 48, "down": 100}
+    for path in (theirs, ours):
+        shutil.rmtree(path, ignore_errors=True)
+    os.makedirs(theirs)
+    names = [f"{layer}_{part}.pt" for layer in range(2) for part in sizes]
+    for name in names:
+        n = sizes[name[2:-3]]
+        x = torch.randn(300, n, generator=generator) * (1 + 9 * torch.rand(n, generator=generator)) \
+            + torch.randn(n, generator=generator)
+        rows, columns = torch.tril_indices(n, n)
+        torch.save({"flatH": (x - x.mean(0)).T.matmul(x - x.mean(0))[rows, columns] / 300, "mu": x.mean(0), "n": n,
+                    "ct": 300}, os.path.join(theirs, name))
+
+    def there_and_back():
+        imported = os.path.join(work, "imported")
+        tool("hessian", "--import", theirs, "-o", imported, "-f")
+        tool("hessian", "--export", imported, "-o", ours)
+        return f"{len(names)} files"
+
+    report.run("hessian import and export", there_and_back)
+    for name in names:
+        report.run(f"hessian {name}",
+                   lambda: same_entries(os.path.join(theirs, name), os.path.join(ours, name)))
+
+
 def expect(want, found):
     if found[0] != want:
         raise Failed(f"it {' '.join(found)}, expected that it {want}")
@@ -380,7 +433,7 @@ def expect(want, found):
 def main():
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // 2))
     work, report = sys.argv[1], Report(sys.argv[2] if len(sys.argv) > 2 else "")
-    for part in (goldens, written_models, real_models, repaired_models, published_model):
+    for part in (hessians, goldens, written_models, real_models, repaired_models, published_model):
         part(report, work)
     for what, worst in report.worst.items():
         print(f"# {what}: {worst:.1e} at most")
