@@ -349,6 +349,8 @@ vptq_status vptq_calibrator_finish(const vptq_hessian_sum *s, uint32_t layer, co
                                    float *lower, float *mean, vptq_err *err)
 {
     vptq_status st = vptq_hessian_sum_finish(s, lower, mean, err);
+    if (st)
+        vptq_err_context(err, "layer %u: the hessian of %s", layer, input);
     for (size_t j = 0; !st && j < s->n; j++)
         if (!isfinite(lower[j * (j + 1) / 2 + j]))
             st = vptq_fail(err, VPTQ_E_NUMERIC,

@@ -19,8 +19,10 @@ vptq_status vptq_hessian_sum_init(vptq_device *dev, uint32_t n, vptq_hessian_sum
     VPTQ_TRY(dev->ops->alloc(dev->state, n, sizeof(double), &p, err));
     s->x = p;
 out:
-    if (st)
+    if (st) {
+        vptq_err_context(err, "a hessian of %u columns", n);
         vptq_hessian_sum_release(dev, s);
+    }
     return st;
 }
 

@@ -367,6 +367,14 @@ static vptq_status check_sequences(const vptq_forward *f, const size_t *starts, 
     return VPTQ_OK;
 }
 
+/* What went wrong goes up with the layer's number. */
+static vptq_status of_layer(uint32_t layer, vptq_status st, vptq_err *err)
+{
+    if (st && st != VPTQ_E_CANCELLED)
+        vptq_err_context(err, "layer %u", layer);
+    return st;
+}
+
 static vptq_status run_group(vptq_forward *f, vptq_forward_pass *p, float *hidden,
                              vptq_err *err)
 {
@@ -415,7 +423,8 @@ vptq_status vptq_forward_block_with(vptq_forward *f, uint32_t layer, const size_
                                .count = e - s,
                                .hooks = *hooks,
                                .first_sequence = s};
-        VPTQ_TRY(run_group(f, &p, hidden + starts[s] * f->d->hidden, err));
+        VPTQ_TRY(
+            of_layer(layer, run_group(f, &p, hidden + starts[s] * f->d->hidden, err), err));
     }
     forget_weights(&f->m->blocks[layer]);
 out:
@@ -478,7 +487,7 @@ static vptq_status step_rows(vptq_forward *f, const int32_t *ids, size_t n, vptq
                                .cache_k = f->cache_k + at,
                                .cache_v = f->cache_v + at,
                                .position = f->position};
-        VPTQ_TRY(vptq_forward_run_block(f, &p, err));
+        VPTQ_TRY(of_layer(l, vptq_forward_run_block(f, &p, err), err));
     }
     f->position += n;
 out:

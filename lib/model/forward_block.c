@@ -225,7 +225,5 @@ vptq_status vptq_forward_run_block(vptq_forward *f, const vptq_forward_pass *p, 
         st = attention_part(f, p, err);
     if (!st && half != VPTQ_BLOCK_ATTENTION)
         st = mlp_part(f, p, err);
-    if (st && st != VPTQ_E_CANCELLED)
-        vptq_err_context(err, "layer %u", p->layer);
     return st;
 }

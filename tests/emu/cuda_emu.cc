@@ -584,6 +584,10 @@ cudaError_t cuda_emu_run(void (*body)(void *), void *arg, const void *kernel, di
                          dim3 block, size_t dynamic)
 {
     const size_t threads = (size_t)block.x * block.y * block.z;
+    bool skip = false;
+    const cudaError_t broken = cuda_emu_verdict(CUDA_EMU_LAUNCH, false, &skip);
+    if (broken || skip)
+        return cuda_emu_remember(broken);
     pthread_mutex_lock(&emu.lock);
     emu.failed = false;
     if (!threads || threads > MAX_THREADS || block.z > 64 || !grid.x || !grid.y || !grid.z ||
@@ -642,6 +646,12 @@ const char *cudaGetErrorString(cudaError_t e)
         return "out of memory";
     case cudaErrorInvalidConfiguration:
         return "invalid configuration argument";
+    case cudaErrorECCUncorrectable:
+        return "uncorrectable ECC error encountered";
+    case cudaErrorIllegalAddress:
+        return "an illegal memory access was encountered";
+    case cudaErrorLaunchOutOfResources:
+        return "too many resources requested for launch";
     case cudaErrorLaunchFailure:
         return emu.report;
     }
@@ -651,7 +661,7 @@ const char *cudaGetErrorString(cudaError_t e)
 cudaError_t cudaGetLastError(void)
 {
     const cudaError_t e = emu.last_error;
-    emu.last_error = cudaSuccess;
+    emu.last_error = cuda_emu_broken();
     return e;
 }
 
@@ -694,17 +704,18 @@ cudaError_t cudaDriverGetVersion(int *version)
 cudaError_t cudaStreamCreate(cudaStream_t *stream)
 {
     *stream = NULL;
-    return cudaSuccess;
+    return cuda_emu_remember(cuda_emu_broken());
 }
 
 cudaError_t cudaStreamDestroy(cudaStream_t)
 {
-    return cudaSuccess;
+    return cuda_emu_remember(cuda_emu_broken());
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t)
 {
-    return cudaSuccess;
+    bool skip = false;
+    return cuda_emu_remember(cuda_emu_verdict(CUDA_EMU_WAIT, true, &skip));
 }
 
 cudaError_t cuda_emu_attribute(const void *kernel, cudaFuncAttribute, int value)

@@ -373,6 +373,9 @@ typedef enum cudaError_t {
     cudaErrorInvalidValue = 1,
     cudaErrorMemoryAllocation = 2,
     cudaErrorInvalidConfiguration = 9,
+    cudaErrorECCUncorrectable = 214,
+    cudaErrorIllegalAddress = 700,
+    cudaErrorLaunchOutOfResources = 701,
     cudaErrorLaunchFailure = 719
 } cudaError_t;
 typedef struct cuda_emu_stream *cudaStream_t;
@@ -415,6 +418,19 @@ inline cudaError_t cudaFuncSetAttribute(K *kernel, cudaFuncAttribute a, int valu
 
 /* What the last cudaGetLastError will say. */
 cudaError_t cuda_emu_remember(cudaError_t e);
+/* What a call answers before it does anything: that the device is broken, or that it is the one
+ * that is to fail (cuda_emu_break).  A call that waits for the device is the first to learn
+ * that a kernel has died; *skip: the call says that all is well and does nothing. */
+typedef enum cuda_emu_call {
+    CUDA_EMU_LAUNCH,
+    CUDA_EMU_COPY,
+    CUDA_EMU_ALLOC,
+    CUDA_EMU_WAIT,
+    CUDA_EMU_OTHER
+} cuda_emu_call;
+cudaError_t cuda_emu_verdict(cuda_emu_call call, bool waits, bool *skip);
+/* cudaErrorIllegalAddress and others that no call gets by; cudaSuccess. */
+cudaError_t cuda_emu_broken(void);
 /* Device memory is open from the first one on until the last has left (cuda_emu_guard). */
 void cuda_emu_enter(void);
 void cuda_emu_leave(void);

@@ -146,7 +146,11 @@ static cudaError_t allocate(size_t bytes, void **p)
 /* Inside: the memory is open to whoever asks. */
 cudaError_t cudaMalloc(void **p, size_t bytes)
 {
+    bool skip = false;
     *p = NULL;
+    const cudaError_t broken = cuda_emu_verdict(CUDA_EMU_ALLOC, false, &skip);
+    if (broken)
+        return cuda_emu_remember(broken);
     cuda_emu_enter();
     pthread_mutex_lock(&memory.lock);
     const cudaError_t e = allocate(bytes, p);
@@ -176,11 +180,13 @@ cudaError_t cudaFree(void *p)
         break;
     }
     pthread_mutex_unlock(&memory.lock);
-    return cuda_emu_remember(e);
+    return cuda_emu_remember(e ? e : cuda_emu_broken());
 }
 
 cudaError_t cudaMemGetInfo(size_t *left, size_t *total)
 {
+    if (cuda_emu_broken())
+        return cuda_emu_remember(cuda_emu_broken());
     *total = memory.limit ? memory.limit : stretch;
     *left = *total - memory.used;
     return cudaSuccess;
@@ -190,6 +196,11 @@ cudaError_t cudaMemGetInfo(size_t *left, size_t *total)
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t)
 {
+    bool skip = false;
+    const cudaError_t broken =
+        cuda_emu_verdict(CUDA_EMU_COPY, kind == cudaMemcpyDeviceToHost, &skip);
+    if (broken || skip)
+        return cuda_emu_remember(broken);
     if ((kind != cudaMemcpyDeviceToHost && !cuda_emu_allows(to)) ||
         (kind != cudaMemcpyHostToDevice && !cuda_emu_allows(from)))
         return cuda_emu_remember(cudaErrorInvalidValue);
@@ -202,6 +213,10 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpy
 
 cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t)
 {
+    bool skip = false;
+    const cudaError_t broken = cuda_emu_verdict(CUDA_EMU_OTHER, false, &skip);
+    if (broken || skip)
+        return cuda_emu_remember(broken);
     if (!cuda_emu_allows(to))
         return cuda_emu_remember(cudaErrorInvalidValue);
     cuda_emu_enter();

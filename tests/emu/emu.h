@@ -22,6 +22,20 @@ void cuda_emu_guard(bool on);
 /* Whether cuBLAS and cuSOLVER can be loaded (at first: yes). */
 void cuda_emu_libraries(bool there);
 
+/* What goes wrong, "HOW:N", N counted from here on; NULL: nothing any more, and the device is
+ * as new.  Programs start with what VPTQ_EMU_FAIL says.
+ *   launch:N  the N-th launch is refused; what follows works again
+ *   kernel:N  the N-th kernel dies: nothing behind it is done, the first call that waits for
+ * the device says so, and from then on every call does copy:N    the N-th copy fails, and so
+ * does every call after it alloc:N   there is no memory for the N-th allocation */
+void cuda_emu_break(const char *how);
+/* Launches, copies and allocations so far.  VPTQ_EMU_COUNTS names a file that gets the three at
+ * the end of the program. */
+typedef struct cuda_emu_counts {
+    unsigned long launches, copies, allocations;
+} cuda_emu_counts;
+cuda_emu_counts cuda_emu_count(void);
+
 #ifdef __cplusplus
 }
 #endif

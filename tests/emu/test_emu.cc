@@ -617,6 +617,52 @@ static void memory_is_guarded(void **)
     (void)cudaGetLastError();
 }
 
+/* A refused launch or allocation is forgotten, a dead kernel stays: the first call that waits
+ * for the device learns of it, and nothing behind it is done. */
+static void faults_come_when_asked_for(void **)
+{
+    void *p = NULL, *q = NULL;
+    float there = 2;
+    const cuda_emu_counts before = cuda_emu_count();
+    assert_int_equal(cudaMalloc(&p, sizeof there), cudaSuccess);
+    float *x = static_cast<float *>(p);
+    *x = 1;
+    cuda_emu_break("launch:2");
+    run(add_one, 1, 1, 0, x);
+    assert_int_equal(port_launch(add_one, 1, 1, 0, NULL, x), cudaErrorLaunchOutOfResources);
+    assert_int_equal(cudaGetLastError(), cudaErrorLaunchOutOfResources);
+    run(add_one, 1, 1, 0, x);
+    assert_true(*x == 3);
+    cuda_emu_break("alloc:1");
+    assert_int_equal(cudaMalloc(&q, 1), cudaErrorMemoryAllocation);
+    (void)cudaGetLastError();
+    assert_int_equal(cudaMalloc(&q, 1), cudaSuccess);
+    cuda_emu_break("kernel:1");
+    run(add_one, 1, 1, 0, x);
+    run(add_one, 1, 1, 0, x);
+    assert_int_equal(cudaMemcpyAsync(x, &there, 4, cudaMemcpyHostToDevice, NULL), cudaSuccess);
+    assert_true(*x == 3);
+    assert_int_equal(cudaStreamSynchronize(NULL), cudaErrorIllegalAddress);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(cudaGetLastError(), cudaErrorIllegalAddress);
+        assert_int_equal(port_launch(add_one, 1, 1, 0, NULL, x), cudaErrorIllegalAddress);
+    }
+    cuda_emu_break("copy:2");
+    assert_int_equal(cudaMemcpyAsync(x, &there, 4, cudaMemcpyHostToDevice, NULL), cudaSuccess);
+    assert_true(*x == 2);
+    assert_int_equal(cudaMemcpyAsync(&there, x, 4, cudaMemcpyDeviceToHost, NULL),
+                     cudaErrorECCUncorrectable);
+    assert_int_equal(cudaStreamSynchronize(NULL), cudaErrorECCUncorrectable);
+    cuda_emu_break(NULL);
+    assert_int_equal(cudaGetLastError(), cudaSuccess);
+    assert_int_equal(cudaFree(p), cudaSuccess);
+    assert_int_equal(cudaFree(q), cudaSuccess);
+    const cuda_emu_counts after = cuda_emu_count();
+    assert_int_equal(after.launches - before.launches, 7);
+    assert_int_equal(after.copies - before.copies, 3);
+    assert_int_equal(after.allocations - before.allocations, 3);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -634,6 +680,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(launches_have_limits),
         cmocka_unit_test(memory_is_counted),
         cmocka_unit_test(memory_is_guarded),
+        cmocka_unit_test(faults_come_when_asked_for),
     };
     return vtest_main(argc, argv, tests);
 }

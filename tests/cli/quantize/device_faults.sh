@@ -1,0 +1,62 @@
+# A device that fails in the middle of a run: one sentence that names the matrix (the layer) and what the
+# device said, exit status 1; what is finished stays, and the same command again comes to the bytes of a
+# run that nothing disturbed.  On the emulated device, which fails where it is told to.
+there=${VPTQ_DEVICE_BIN-none}
+[ "${VPTQ_DEVICE-emu}" = emu ] || skip "only the emulated device fails on request"
+[ -x "$there/vptq-quantize" ] || skip "needs tools that have the device (make check-cli builds them)"
+model=$SRC/tests/golden/tiny_mistral
+for _ in 1 2 3 4 5 6 7 8; do cat "$model/ids.i32"; done > ids
+quantize() {
+    "$there/vptq-quantize" -m "$model" -H h -v 4 -k 8 --layers 0-0 --kmeans-iterations 2 --retrain 0 \
+        --sweeps 1 --refits 0 --backend emu -q -o "$@"
+}
+collect() {
+    "$there/vptq-hessian" -m "$model" --tokens ids -n 4 -l 12 --weights attention --backend emu -q -o "$@"
+}
+
+# one_sentence FILE PATTERN: FILE is one line, and matches.
+one_sentence()
+{
+    [ "$(wc -l < "$1")" = 1 ] || fail "not one sentence: $(cat "$1")"
+    expect_line "$1" "$2"
+}
+refused='too many resources requested for launch'
+died='an illegal memory access was encountered'
+spoilt='uncorrectable ECC error encountered'
+none='device memory cannot be had'
+
+# Hessians: at the first call of each kind, and in the middle.
+VPTQ_EMU_COUNTS=counts collect good
+for fault in "launch $refused" "kernel $died" "copy $spoilt" "alloc $none"; do
+    kind=${fault%% *}
+    total=$(sed -n "s/^${kind/kernel/launch} //p" counts)
+    for n in 1 $((total / 2)); do
+        rm -rf h
+        VPTQ_EMU_FAIL=$kind:$n expect_exit 1 collect h 2> err.txt
+        one_sentence err.txt "vptq-hessian: .*${fault#* }"
+        # sums and activations are allocated before the first layer
+        [ "$n" = 1 ] || [ "$kind" = alloc ] || expect_line err.txt 'layer [01]: '
+        collect h
+        expect_same h good "after $kind:$n"
+    done
+done
+
+# Matrices: two thirds into the run.
+VPTQ_EMU_COUNTS=counts quantize one > /dev/null
+for fault in "launch $refused" "kernel $died" "copy $spoilt" "alloc $none"; do
+    kind=${fault%% *}
+    total=$(sed -n "s/^${kind/kernel/launch} //p" counts)
+    rm -rf work
+    VPTQ_EMU_FAIL=$kind:$((total * 2 / 3)) expect_exit 1 quantize work > /dev/null 2> err.txt
+    one_sentence err.txt "vptq-quantize: model.layers.0.*_proj: .*${fault#* }"
+    no_leftovers work
+    finished=0
+    for file in work/layer_*.safetensors; do
+        expect_same "$file" "one/${file#work/}"
+        finished=$((finished + 1))
+    done
+    [ "$finished" -ge 2 ] && [ "$finished" -le 6 ] || fail "$finished matrices were finished"
+    quantize work --format json > rows.json
+    [ "$(json_get reused rows.json | grep -c true)" = "$finished" ] || fail "matrices were made again"
+    expect_same one work "after $kind"
+done

@@ -1,0 +1,110 @@
+/* The emulator's faults: launches, copies and allocations are counted, and the n-th goes wrong.
+ * Sticky ones stay, as they do where the context of a GPU is lost. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "tests/emu/cuda_emu.h"
+
+struct fault_state {
+    bool started;
+    unsigned long count[CUDA_EMU_OTHER + 1];
+    cuda_emu_call what; /* fails ... */
+    unsigned long at;   /* ... when there have been so many; 0: never */
+    bool dies;          /* it is a kernel that fails, and nobody knows yet */
+    cudaError_t dead;   /* what those who wait for the device are to be told */
+    cudaError_t broken; /* what everybody is told */
+};
+
+static fault_state faults;
+
+static void write_counts(void)
+{
+    const char *name = getenv("VPTQ_EMU_COUNTS");
+    FILE *f = name ? fopen(name, "w") : NULL;
+    const cuda_emu_counts c = cuda_emu_count();
+    if (!f)
+        return;
+    fprintf(f, "launch %lu\ncopy %lu\nalloc %lu\n", c.launches, c.copies, c.allocations);
+    fclose(f);
+}
+
+static void break_at(const char *how)
+{
+    static const struct {
+        const char *name;
+        cuda_emu_call what;
+        bool dies;
+    } known[] = {{"launch:", CUDA_EMU_LAUNCH, false},
+                 {"kernel:", CUDA_EMU_LAUNCH, true},
+                 {"copy:", CUDA_EMU_COPY, false},
+                 {"alloc:", CUDA_EMU_ALLOC, false}};
+    for (const auto &k : known) {
+        const size_t length = strlen(k.name);
+        if (strncmp(how, k.name, length) != 0)
+            continue;
+        faults.what = k.what;
+        faults.dies = k.dies;
+        faults.at = faults.count[k.what] + strtoul(how + length, NULL, 10);
+        return;
+    }
+    fprintf(stderr, "cuda_emu: cannot fail at '%s'\n", how);
+    abort();
+}
+
+static void start(void)
+{
+    const char *how = getenv("VPTQ_EMU_FAIL");
+    if (faults.started)
+        return;
+    faults.started = true;
+    if (how)
+        break_at(how);
+    if (getenv("VPTQ_EMU_COUNTS"))
+        (void)atexit(write_counts);
+}
+
+void cuda_emu_break(const char *how)
+{
+    start();
+    faults.at = 0;
+    faults.dead = faults.broken = cudaSuccess;
+    (void)cudaGetLastError();
+    if (how)
+        break_at(how);
+}
+
+cuda_emu_counts cuda_emu_count(void)
+{
+    return {faults.count[CUDA_EMU_LAUNCH], faults.count[CUDA_EMU_COPY],
+            faults.count[CUDA_EMU_ALLOC]};
+}
+
+cudaError_t cuda_emu_broken(void)
+{
+    return faults.broken;
+}
+
+cudaError_t cuda_emu_verdict(cuda_emu_call call, bool waits, bool *skip)
+{
+    start();
+    const bool now =
+        __atomic_add_fetch(&faults.count[call], 1, __ATOMIC_RELAXED) == faults.at &&
+        call == faults.what;
+    if (faults.dead && waits)
+        faults.broken = faults.dead;
+    *skip = faults.dead != cudaSuccess;
+    if (faults.broken || !now)
+        return faults.broken;
+    switch (call) {
+    case CUDA_EMU_LAUNCH:
+        if (!faults.dies)
+            return cudaErrorLaunchOutOfResources;
+        faults.dead = cudaErrorIllegalAddress;
+        *skip = true;
+        return cudaSuccess;
+    case CUDA_EMU_COPY:
+        return faults.dead = faults.broken = cudaErrorECCUncorrectable;
+    default:
+        return cudaErrorMemoryAllocation;
+    }
+}

@@ -1,0 +1,407 @@
+#include "tests/vrows.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/vmatrix.h"
+#include "tests/vtest.h"
+
+/* N x N is the largest of the arrays. */
+enum { N = 32, V = 4, K = 8 };
+
+static void *on_device(vrows *r, const void *host, size_t bytes)
+{
+    vptq_err err;
+    void *p = NULL;
+    assert_ok(r->dev.ops->alloc(r->dev.state, 1, bytes, &p, &err), &err);
+    assert_ok(r->dev.ops->upload(r->dev.state, p, host, bytes, &err), &err);
+    return p;
+}
+
+void vrows_open(vrows *r)
+{
+    vptq_err err;
+    static const uint32_t zeros[N * N];
+    double unit[N * N] = {0};
+    *r = (vrows){.ctx = {.threads = 1}};
+    assert_ok(vptq_device_open(&r->ctx, "emu", &r->dev, &err), &err);
+    assert_ptr_equal(r->dev.ops, vptq_backend_emu()); /* which so is linked */
+    r->host = malloc(N * N * sizeof *r->host);
+    assert_non_null(r->host);
+    for (size_t i = 0; i < N * N; i++)
+        r->host[i] = 1;
+    for (size_t i = 0; i < N; i++)
+        unit[i * N + i] = 4;
+    r->x = on_device(r, r->host, N * N * sizeof *r->x);
+    r->y = on_device(r, r->host, N * N * sizeof *r->y);
+    r->d = on_device(r, unit, sizeof unit);
+    r->idx = on_device(r, zeros, sizeof zeros);
+    assert_ok(r->dev.ops->sync(r->dev.state, &err), &err);
+}
+
+void vrows_close(vrows *r)
+{
+    void *const arrays[] = {r->x, r->y, r->d, r->idx};
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
+        r->dev.ops->release(r->dev.state, arrays[i]);
+    vptq_device_close(&r->dev);
+    free(r->host);
+}
+
+/* ---- memory ---- */
+
+static vptq_status run_alloc(vrows *r, vptq_err *err)
+{
+    void *p = NULL;
+    const vptq_status st = r->dev.ops->alloc(r->dev.state, N, sizeof(float), &p, err);
+    r->dev.ops->release(r->dev.state, p);
+    return st;
+}
+
+static vptq_status run_upload(vrows *r, vptq_err *err)
+{
+    return r->dev.ops->upload(r->dev.state, r->y, r->host, N * sizeof(float), err);
+}
+
+static vptq_status run_download(vrows *r, vptq_err *err)
+{
+    return r->dev.ops->download(r->dev.state, r->host, r->y, N * sizeof(float), err);
+}
+
+static vptq_status run_sync(vrows *r, vptq_err *err)
+{
+    return r->dev.ops->sync(r->dev.state, err);
+}
+
+/* ---- linear algebra ---- */
+
+static vptq_status run_gemm(vrows *r, vptq_err *err)
+{
+    const vptq_gemm_args g = {.m = N,
+                              .n = N,
+                              .k = N,
+                              .a = r->x,
+                              .b = r->x,
+                              .c = r->y,
+                              .lda = N,
+                              .ldb = N,
+                              .ldc = N,
+                              .trans_b = true,
+                              .alpha = 1};
+    return r->dev.ops->gemm(r->dev.state, &g, err);
+}
+
+static vptq_status run_syrk_add(vrows *r, vptq_err *err)
+{
+    double *sum = r->d + N * (N - 1);
+    return r->dev.ops->syrk_add(r->dev.state, N, N - 1, r->x, N, NULL, r->d, sum, err);
+}
+
+static vptq_status run_potrf(vrows *r, vptq_err *err)
+{
+    return r->dev.ops->potrf(r->dev.state, N, r->d, N, NULL, err);
+}
+
+static vptq_status run_trtri(vrows *r, vptq_err *err)
+{
+    return r->dev.ops->trtri(r->dev.state, N, r->d, N, err);
+}
+
+static vptq_status run_quad_trace(vrows *r, vptq_err *err)
+{
+    double trace;
+    return r->dev.ops->quad_trace(r->dev.state, N, N, r->x, N, r->d, N, &trace, err);
+}
+
+/* ---- clustering ---- */
+
+static vptq_status run_assign(vrows *r, vptq_err *err)
+{
+    return r->dev.ops->assign(r->dev.state, N, V, K, r->x, r->x, r->idx, NULL, err);
+}
+
+static vptq_status run_reassign(vrows *r, vptq_err *err)
+{
+    return r->dev.ops->reassign(r->dev.state, N, V, K, r->x, NULL, r->x, r->idx, err);
+}
+
+static vptq_status run_accumulate(vrows *r, vptq_err *err)
+{
+    double *weights = r->d + K * V, *objective = weights + K;
+    return r->dev.ops->accumulate(r->dev.state, N, V, K, r->x, NULL, r->idx, r->x, r->d,
+                                  weights, objective, err);
+}
+
+/* ---- vector quantization ---- */
+
+typedef vptq_status (*matrix_fn)(vrows *r, const vptq_matrix *m, vptq_err *err);
+
+static vptq_status with_matrix(vrows *r, matrix_fn fn, vptq_err *err)
+{
+    const vptq_vq_shape shape = {
+        .out = N, .in = N, .v = V, .k = K, .groups = 1, .group_size = N};
+    vmatrix q;
+    vptq_matrix *m = NULL;
+    vmatrix_make(&q, &shape);
+    vptq_status st = r->dev.ops->matrix_open(r->dev.state, &q.q, &m, err);
+    if (!st)
+        st = fn(r, m, err);
+    r->dev.ops->matrix_close(r->dev.state, m);
+    vmatrix_free(&q);
+    return st;
+}
+
+static vptq_status dequant(vrows *r, const vptq_matrix *m, vptq_err *err)
+{
+    return r->dev.ops->vq_dequant(r->dev.state, m, 0, N, r->y, N, err);
+}
+
+static vptq_status run_vq_dequant(vrows *r, vptq_err *err)
+{
+    return with_matrix(r, dequant, err);
+}
+
+static vptq_gemv_args products(const vrows *r, size_t n)
+{
+    return (vptq_gemv_args){.n = n, .x = r->x, .y = r->y, .ldx = N, .ldy = N};
+}
+
+static vptq_status few_products(vrows *r, const vptq_matrix *m, vptq_err *err)
+{
+    const vptq_gemv_args g = products(r, 2);
+    return r->dev.ops->vq_gemv(r->dev.state, m, &g, err);
+}
+
+static vptq_status run_vq_gemv(vrows *r, vptq_err *err)
+{
+    return with_matrix(r, few_products, err);
+}
+
+/* More rows than the kernels for few take: through decoded tiles. */
+static vptq_status many_products(vrows *r, const vptq_matrix *m, vptq_err *err)
+{
+    const vptq_gemv_args g = products(r, N);
+    return r->dev.ops->vq_gemv(r->dev.state, m, &g, err);
+}
+
+static vptq_status run_vq_gemv_tiles(vrows *r, vptq_err *err)
+{
+    return with_matrix(r, many_products, err);
+}
+
+static vptq_status run_gemv(vrows *r, vptq_err *err)
+{
+    const vptq_gemv_args g = products(r, 2);
+    return r->dev.ops->gemv(r->dev.state, N, N, VPTQ_F32, r->x, &g, err);
+}
+
+static vptq_status run_library_gemv(vrows *r, vptq_err *err)
+{
+    const vptq_gemv_args g = products(r, 1);
+    return r->dev.ops->library_gemv(r->dev.state, N, N, r->x, &g, err);
+}
+
+typedef vptq_status (*finder_fn)(vrows *r, const vptq_finder *f, vptq_err *err);
+
+static vptq_status with_finder(vrows *r, finder_fn fn, vptq_err *err)
+{
+    const vptq_books books = {
+        .v = V, .k = K, .k_res = K, .beam = 2, .centroids = r->x, .res_centroids = r->x};
+    vptq_finder *f = NULL;
+    vptq_status st = r->dev.ops->finder_open(r->dev.state, &books, &f, err);
+    if (!st && fn)
+        st = fn(r, f, err);
+    r->dev.ops->finder_close(r->dev.state, f);
+    return st;
+}
+
+static vptq_status run_finder_open(vrows *r, vptq_err *err)
+{
+    return with_finder(r, NULL, err);
+}
+
+static vptq_status find(vrows *r, const vptq_finder *f, vptq_err *err)
+{
+    const vptq_find_args a = {
+        .n = N, .finder = f, .x = r->x, .idx = r->idx, .idx_res = r->idx + N};
+    return r->dev.ops->find(r->dev.state, &a, err);
+}
+
+static vptq_status run_find(vrows *r, vptq_err *err)
+{
+    return with_finder(r, find, err);
+}
+
+/* Arrays of C columns in the two halves of x and y. */
+enum { C = N / 4 };
+
+static vptq_status pass(vrows *r, const vptq_finder *f, vptq_err *err)
+{
+    const vptq_pass_args a = {.cols = C,
+                              .rows = N,
+                              .finder = f,
+                              .z = r->y,
+                              .u = r->x,
+                              .idx = r->idx,
+                              .idx_res = r->idx + N * C,
+                              .q = r->y + N * C,
+                              .err = r->y + 2 * N * C,
+                              .ldz = N,
+                              .ldu = C,
+                              .ldi = N / V,
+                              .ldq = N,
+                              .lde = N};
+    return r->dev.ops->vq_pass(r->dev.state, &a, err);
+}
+
+static vptq_status run_vq_pass(vrows *r, vptq_err *err)
+{
+    return with_finder(r, pass, err);
+}
+
+static vptq_status descend(vrows *r, const vptq_finder *f, vptq_err *err)
+{
+    const vptq_descend_args a = {.cols = C,
+                                 .rows = N,
+                                 .finder = f,
+                                 .g = r->x,
+                                 .h = r->x,
+                                 .idx = r->idx,
+                                 .idx_res = r->idx + N * C,
+                                 .q = r->y,
+                                 .delta = r->y + N * C,
+                                 .ldg = N,
+                                 .ldh = C,
+                                 .ldi = N / V,
+                                 .ldq = N,
+                                 .ldd = N};
+    return r->dev.ops->vq_descend(r->dev.state, &a, err);
+}
+
+static vptq_status run_vq_descend(vrows *r, vptq_err *err)
+{
+    return with_finder(r, descend, err);
+}
+
+static vptq_status run_vq_gather(vrows *r, vptq_err *err)
+{
+    const vptq_gather_args a = {.cols = C,
+                                .rows = N,
+                                .v = V,
+                                .k = K,
+                                .centroids = r->x,
+                                .idx = r->idx,
+                                .q = r->y,
+                                .ldi = N / V,
+                                .ldq = N};
+    return r->dev.ops->vq_gather(r->dev.state, &a, err);
+}
+
+static vptq_status run_vq_scatter(vrows *r, vptq_err *err)
+{
+    const vptq_scatter_args a = {.cols = C,
+                                 .rows = N,
+                                 .v = V,
+                                 .k = K,
+                                 .y = r->x,
+                                 .idx = r->idx,
+                                 .sums = r->d,
+                                 .weights = r->d + K * V,
+                                 .ldy = N,
+                                 .ldi = N / V};
+    return r->dev.ops->vq_scatter(r->dev.state, &a, err);
+}
+
+/* ---- transformer ---- */
+
+static vptq_status run_embed(vrows *r, vptq_err *err)
+{
+    const void *ids = r->idx;
+    return r->dev.ops->embed(r->dev.state, 2, N, r->x, VPTQ_F32, ids, r->y, err);
+}
+
+static vptq_status run_rmsnorm(vrows *r, vptq_err *err)
+{
+    return r->dev.ops->rmsnorm(r->dev.state, 2, N, r->x, N, r->x, 1e-5f, r->y, N, err);
+}
+
+static vptq_status run_rope(vrows *r, vptq_err *err)
+{
+    return r->dev.ops->rope(r->dev.state, 2, 2, N / 2, r->y, N, r->x, r->x, 0, err);
+}
+
+static vptq_attention_args attention_of(const vrows *r)
+{
+    return (vptq_attention_args){.n = N,
+                                 .heads = 2,
+                                 .kv_heads = 1,
+                                 .head_dim = N / 2,
+                                 .scale = 1,
+                                 .q = r->x,
+                                 .keys = r->x,
+                                 .values = r->x,
+                                 .out = r->y,
+                                 .ldq = N,
+                                 .ldk = N / 2,
+                                 .ldv = N / 2,
+                                 .ldo = N};
+}
+
+static vptq_status run_attention(vrows *r, vptq_err *err)
+{
+    const vptq_attention_args a = attention_of(r);
+    return r->dev.ops->attention(r->dev.state, &a, err);
+}
+
+static vptq_status run_attention_mass(vrows *r, vptq_err *err)
+{
+    const vptq_attention_args a = attention_of(r);
+    return r->dev.ops->attention_mass(r->dev.state, &a, r->d, err);
+}
+
+static vptq_status run_swiglu(vrows *r, vptq_err *err)
+{
+    return r->dev.ops->swiglu(r->dev.state, 2, N, r->x, r->x, r->y, err);
+}
+
+static vptq_status run_nll(vrows *r, vptq_err *err)
+{
+    const void *targets = r->idx;
+    void *states = r->d;
+    return r->dev.ops->nll(r->dev.state, 2, N, r->x, N, 0, targets, true, states, err);
+}
+
+/* matrix_open is with those that use one: by itself it asks nothing of the device. */
+const vrows_row vrows_all[] = {
+    {"alloc", run_alloc},
+    {"upload", run_upload},
+    {"download", run_download},
+    {"sync", run_sync},
+    {"gemm", run_gemm},
+    {"syrk_add", run_syrk_add},
+    {"potrf", run_potrf},
+    {"trtri", run_trtri},
+    {"quad_trace", run_quad_trace},
+    {"assign", run_assign},
+    {"reassign", run_reassign},
+    {"accumulate", run_accumulate},
+    {"vq_dequant", run_vq_dequant},
+    {"vq_gemv", run_vq_gemv},
+    {"vq_gemv of many rows", run_vq_gemv_tiles},
+    {"gemv", run_gemv},
+    {"library_gemv", run_library_gemv},
+    {"finder_open", run_finder_open},
+    {"find", run_find},
+    {"vq_pass", run_vq_pass},
+    {"vq_descend", run_vq_descend},
+    {"vq_gather", run_vq_gather},
+    {"vq_scatter", run_vq_scatter},
+    {"embed", run_embed},
+    {"rmsnorm", run_rmsnorm},
+    {"rope", run_rope},
+    {"attention", run_attention},
+    {"attention_mass", run_attention_mass},
+    {"swiglu", run_swiglu},
+    {"nll", run_nll},
+    {NULL, NULL},
+};

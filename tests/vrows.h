@@ -1,0 +1,30 @@
+/* Every row of the CUDA backend once, on small arrays in the memory of the emulated device, for
+ * tests of what rows do where something goes wrong. */
+#ifndef TESTS_VROWS_H
+#define TESTS_VROWS_H
+
+#include "lib/backend/backend.h"
+
+/* A device and arrays on it: ones, zeros as indices, unit matrices. */
+typedef struct vrows {
+    vptq_ctx ctx;
+    vptq_device dev;
+    float *x, *y;
+    double *d;
+    uint32_t *idx;
+    float *host; /* as many floats as x */
+} vrows;
+
+void vrows_open(vrows *r); /* on emu */
+void vrows_close(vrows *r);
+
+/* A row and the close that belongs to it; VPTQ_OK and nothing left behind, or what the row
+ * answered. */
+typedef vptq_status (*vrows_fn)(vrows *r, vptq_err *err);
+typedef struct vrows_row {
+    const char *name;
+    vrows_fn run;
+} vrows_row;
+extern const vrows_row vrows_all[]; /* ends with a NULL */
+
+#endif
