@@ -8,7 +8,6 @@
 #include "lib/backend/cpu_blas.h"
 #include "lib/backend/cpu_vq.h"
 #include "lib/backend/dev.h"
-#include "lib/backend/ref_vq.h"
 
 static void cpu_close(vptq_dev *dev)
 {
@@ -68,8 +67,8 @@ static const vptq_backend cpu_table = {
     .assign = vptq_cpu_assign,
     .reassign = vptq_cpu_reassign,
     .accumulate = vptq_cpu_accumulate,
-    .matrix_open = vptq_ref_matrix_open,
-    .matrix_close = vptq_ref_matrix_close,
+    .matrix_open = vptq_cpu_matrix_open,
+    .matrix_close = vptq_cpu_matrix_close,
     .vq_dequant = vptq_cpu_vq_dequant,
     .vq_gemv = vptq_cpu_vq_gemv,
     .gemv = vptq_cpu_gemv,

@@ -1,6 +1,6 @@
 /* Inner loops of the rows gemv, vq_gemv and vq_dequant, one set per instruction set; for
- * cpu_gemv.c, cpu_vq_gemv.c and cpu_vq_decode.c alone.  What they give for a row of x depends
- * neither on the other rows nor on how a matrix is cut into blocks of strips. */
+ * cpu_gemv.c, cpu_layout.c, cpu_vq_gemv.c and cpu_vq_decode.c alone.  What they give for a row
+ * of x depends neither on the other rows nor on how a matrix is cut into blocks of strips. */
 #ifndef VPTQ_BACKEND_CPU_GEMV_H
 #define VPTQ_BACKEND_CPU_GEMV_H
 
@@ -11,11 +11,7 @@
 #include "lib/base/cpu.h"
 #include "lib/base/dtype.h"
 
-enum {
-    VPTQ_GEMV_PIECE = 256, /* columns at a time */
-    VPTQ_GEMV_STRIPS = 4,  /* strips that are multiplied at a time */
-    VPTQ_GEMV_ROWS = 4     /* rows of x, at most */
-};
+enum { VPTQ_GEMV_ROWS = 4 /* rows of x, at most */ };
 
 /* How the entries of a bit stream are told apart.  Eight of them begin at a whole byte; with at
  * most 25 bits each lies in four bytes of its own. */
@@ -29,27 +25,28 @@ typedef struct vptq_fields {
 } vptq_fields;
 vptq_fields vptq_fields_of(unsigned bits, unsigned main_bits, uint32_t v);
 
-/* Where a centroid and its residual centroid stand in their books, in floats. */
+/* The indices of an entry, each times v (of vptq_fields). */
 typedef struct vptq_place {
     uint32_t main, res;
 } vptq_place;
 
-/* A piece of columns of one block of strips: entries first .. first + columns - 1 of each row
- * of the stream, first a multiple of 8. */
+/* The columns of one group in one block of strips, as in cpu_layout.h. */
 typedef struct vptq_gemv_block {
-    const vptq_fields *fields; /* with v */
-    const uint32_t *row[VPTQ_GEMV_STRIPS];
-    const void *end;          /* of the array that holds the rows */
-    size_t first, columns, n; /* n <= VPTQ_GEMV_ROWS */
-    const float *x;           /* [n, columns] */
+    const uint16_t
+        *codes;        /* [columns][STRIPS], or [columns][2][STRIPS] with a residual table */
+    size_t columns, n; /* n <= VPTQ_GEMV_ROWS */
+    const float *x;    /* [n, columns] */
     size_t ldx;
-    const float *book, *res_book; /* res_book NULL = none */
-    float *sum;                   /* [n, STRIPS * v], added to */
+    const uint8_t *main, *res; /* tables; res NULL = none */
+    size_t lanes, far;         /* of the layout */
+    bool half;
+    float *sum; /* [n, STRIPS * lanes], added to */
     size_t ld_sum;
 } vptq_gemv_block;
 
 typedef struct vptq_gemv_kernels {
-    /* Places of entries first .. first + count - 1 of a row, as of a block. */
+    /* Places of entries first .. first + count - 1 of a row, first a multiple of 8; `end`: of
+     * the array that holds the rows. */
     void (*fields)(const vptq_fields *f, const uint32_t *row, const void *end, size_t first,
                    size_t count, vptq_place *place);
     void (*block)(const vptq_gemv_block *b);

@@ -1,14 +1,15 @@
 /* The loops of cpu_gemv.h on registers of 8 floats, for AVX2 and, with twice as many registers,
- * for AVX-512: a centroid of 8 rows is one register, and two loads per entry are what it costs,
- * so wider ones would gain nothing. */
+ * for AVX-512: a centroid of 8 rows is one register, and two look-ups per entry are what it
+ * costs, so wider ones would gain nothing. */
 #include <immintrin.h>
 #include <string.h>
 
 #include "lib/backend/cpu_gemv.h"
+#include "lib/backend/cpu_layout.h"
 
 #define INLINE static inline __attribute__((always_inline))
 
-enum { LANES = 8, EIGHT = 8, GROUP = 32 /* a multiple of EIGHT */ };
+enum { LANES = 8, EIGHT = 8 };
 
 /* ---- entries ---- */
 
@@ -72,162 +73,164 @@ static void fields(const vptq_fields *f, const uint32_t *row, const void *end, s
 
 /* ---- sums of centroids ---- */
 
-/* `lanes` elements of a centroid; those behind them are 0. */
-INLINE __m256 load(const float *c, size_t lanes, __m256i mask)
-{
-    if (lanes == LANES)
-        return _mm256_loadu_ps(c);
-    if (lanes == LANES / 2)
-        return _mm256_zextps128_ps256(_mm_loadu_ps(c));
-    return _mm256_maskload_ps(c, mask);
-}
-
-/* What a call of add_centroids works on: elements e .. e + lanes - 1 of `strips` strips from
- * `strip` on, for n rows of x from `row` on. */
+/* What a call of add_columns works on: lanes e .. e + LANES - 1 of strips strip .. strip +
+ * strips
+ * - 1, or all lanes of those of a narrow layout, two strips to a register; n rows of x from
+ * `row` on.  Everything but e, strip and row is a constant where the function is called. */
 typedef struct part {
-    size_t e, lanes, strip, strips, row, n;
-    bool residual;
-    __m256i mask; /* of the lanes */
+    size_t e, strip, strips, row, n;
+    bool narrow, half, residual, far;
 } part;
 
-/* Columns [from, to), at most GROUP, whose places are known.  Main and residual centroids are
- * summed apart, so that no sum waits for another.  Loops are unrolled whole: an array of
- * registers must not be in memory. */
-INLINE void add_columns(const vptq_gemv_block *b, const part *p, const float *book,
-                        const float *res_book, size_t from, size_t to,
-                        vptq_place place[][GROUP], __m256 *main, __m256 *res)
+/* Two codes come with one load and leave by a move and a shift: a load each would keep the
+ * ports busy that the tables need, four codes a load cost more shifts. */
+INLINE void codes_of(const uint16_t *codes, size_t far, const part *p, size_t *code)
 {
+    uint32_t two;
+    memcpy(&two, codes, sizeof two);
+    code[0] = two & UINT16_MAX;
+    code[1] = two >> 16;
+    if (p->far) {
+        code[0] *= far;
+        code[1] *= far;
+    }
+}
+
+INLINE __m256 wide_row(const uint8_t *table, size_t code, const part *p)
+{
+    const uint8_t *at = table + 8 * code;
+    if (p->half)
+        return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)at));
+    return _mm256_loadu_ps((const float *)(const void *)at);
+}
+
+/* The rows of two codes side by side. */
+INLINE __m256 narrow_rows(const uint8_t *table, const size_t *code, const part *p)
+{
+    const uint8_t *low = table + 8 * code[0], *high = table + 8 * code[1];
+    if (p->half) {
+        __m128 two = _mm_castsi128_ps(_mm_loadl_epi64((const __m128i *)(const void *)low));
+        two = _mm_loadh_pi(two, (const __m64 *)(const void *)high);
+        return _mm256_cvtph_ps(_mm_castps_si128(two));
+    }
+    __m256 row = _mm256_castps128_ps256(_mm_loadu_ps((const float *)(const void *)low));
+    return _mm256_insertf128_ps(row, _mm_loadu_ps((const float *)(const void *)high), 1);
+}
+
+/* What two strips stand for in a column: 2 registers, or 1 in a narrow layout.  A centroid and
+ * its residual centroid are added first, as they are where a matrix is decoded, then
+ * multiplied: as many operations as two products, half as many sums. */
+INLINE void look_up(const uint8_t *main, const uint8_t *res, const uint16_t *codes, size_t far,
+                    const part *p, __m256 *value)
+{
+    const size_t registers = p->narrow ? 1 : 2;
+    size_t code[2], res_code[2];
+    codes_of(codes, far, p, code);
+    if (p->residual)
+        codes_of(codes + VPTQ_LAYOUT_STRIPS, far, p, res_code);
+#pragma GCC unroll 2
+    for (size_t i = 0; i < registers; i++) {
+        value[i] = p->narrow ? narrow_rows(main, code, p) : wide_row(main, code[i], p);
+        if (p->residual)
+            value[i] = _mm256_add_ps(value[i], p->narrow ? narrow_rows(res, res_code, p)
+                                                         : wide_row(res, res_code[i], p));
+    }
+}
+
+INLINE void add_columns(const vptq_gemv_block *b, const part *p)
+{
+    enum { MOST = 8 }; /* sums that fit into registers beside the rest */
+    const size_t record = p->residual ? 2 * VPTQ_LAYOUT_STRIPS : VPTQ_LAYOUT_STRIPS;
+    const size_t offset = p->e * (p->half ? sizeof(uint16_t) : sizeof(float));
+    const size_t per_two = p->narrow ? 1 : 2; /* registers for two strips */
+    const size_t registers = p->strips / 2 * per_two;
+    const uint8_t *main = b->main + offset, *res = p->residual ? b->res + offset : NULL;
+    const uint16_t *codes = b->codes + p->strip;
     const float *x = b->x + p->row * b->ldx;
-    for (size_t j = from; j < to; j++) {
+    const size_t columns = b->columns, ldx = b->ldx, far = b->far;
+    const size_t step = p->narrow ? LANES : b->lanes; /* from a register's sums to the next */
+    __m256 sum[MOST];                                 /* [registers, n] */
+    __asm__("" : "+r"(main), "+r"(res)); /* or `offset` is added to every place once more */
+#pragma GCC unroll 8
+    for (size_t l = 0; l < registers * p->n; l++)
+        sum[l] = _mm256_setzero_ps();
+    for (size_t j = 0; j < columns; j++, codes += record) {
         __m256 xj[VPTQ_GEMV_ROWS];
 #pragma GCC unroll 4
         for (size_t r = 0; r < p->n; r++)
-            xj[r] = _mm256_broadcast_ss(x + r * b->ldx + j);
+            xj[r] = _mm256_broadcast_ss(x + r * ldx + j);
 #pragma GCC unroll 4
-        for (size_t s = 0; s < p->strips; s++) {
-            uint64_t at; /* one load for both */
-            memcpy(&at, &place[s][j - from], sizeof at);
-            __m256 c = load(book + (uint32_t)at, p->lanes, p->mask);
+        for (size_t i = 0; i < registers; i += per_two) {
+            __m256 value[2];
+            look_up(main, res, codes + i / per_two * 2, far, p, value);
+#pragma GCC unroll 2
+            for (size_t t = 0; t < per_two; t++)
 #pragma GCC unroll 4
-            for (size_t r = 0; r < p->n; r++)
-                main[s * p->n + r] = _mm256_fmadd_ps(xj[r], c, main[s * p->n + r]);
-            if (!p->residual)
-                continue;
-            c = load(res_book + (at >> 32), p->lanes, p->mask);
-#pragma GCC unroll 4
-            for (size_t r = 0; r < p->n; r++)
-                res[s * p->n + r] = _mm256_fmadd_ps(xj[r], c, res[s * p->n + r]);
+                for (size_t r = 0; r < p->n; r++) {
+                    const size_t l = (i + t) * p->n + r;
+                    sum[l] = _mm256_fmadd_ps(xj[r], value[t], sum[l]);
+                }
         }
     }
-}
-
-INLINE void add_to_sums(const vptq_gemv_block *b, const part *p, const __m256 *main,
-                        const __m256 *res)
-{
 #pragma GCC unroll 4
-    for (size_t s = 0; s < p->strips; s++)
+    for (size_t i = 0; i < registers; i++)
 #pragma GCC unroll 4
         for (size_t r = 0; r < p->n; r++) {
-            float *sum =
-                b->sum + (p->row + r) * b->ld_sum + (p->strip + s) * b->fields->v + p->e;
-            __m256 total = _mm256_add_ps(main[s * p->n + r], res[s * p->n + r]);
-            total = _mm256_add_ps(load(sum, p->lanes, p->mask), total);
-            if (p->lanes == LANES)
-                _mm256_storeu_ps(sum, total);
-            else
-                _mm256_maskstore_ps(sum, p->mask, total);
+            float *to =
+                b->sum + (p->row + r) * b->ld_sum + p->strip * b->lanes + i * step + p->e;
+            _mm256_storeu_ps(to, _mm256_add_ps(_mm256_loadu_ps(to), sum[i * p->n + r]));
         }
 }
 
-/* Places are found for GROUP columns just before they are used: few enough that they stay in
- * the first cache beside the books, enough that none is read while it is still being written.
- */
-INLINE void add_centroids(const vptq_gemv_block *b, const part *p)
-{
-    __m256 main[VPTQ_GEMV_STRIPS], res[VPTQ_GEMV_STRIPS]; /* [strips, n] */
-    vptq_place place[VPTQ_GEMV_STRIPS][GROUP];
-    const vptq_fields *f = b->fields;
-    const splitter split = splitter_of(f);
-    const float *book = b->book + p->e, *res_book = p->residual ? b->res_book + p->e : NULL;
-    const uint8_t *at[VPTQ_GEMV_STRIPS];
-    size_t fast = b->columns, j = 0;
-    __asm__("" : "+r"(book), "+r"(res_book)); /* or e is added to every place once more */
-#pragma GCC unroll 4
-    for (size_t l = 0; l < p->strips * p->n; l++)
-        main[l] = res[l] = _mm256_setzero_ps();
-#pragma GCC unroll 4
-    for (size_t s = 0; s < p->strips; s++) {
-        const uint32_t *row = b->row[p->strip + s];
-        size_t most = in_eights(f, row, b->end, b->first, b->columns);
-        most = most / GROUP * GROUP;
-        fast = most < fast ? most : fast;
-        at[s] = (const uint8_t *)row + b->first / EIGHT * f->bits;
-    }
-    for (; j < fast; j += GROUP) {
-#pragma GCC unroll 4
-        for (size_t s = 0; s < p->strips; s++) {
-            for (size_t i = 0; i < GROUP; i += EIGHT, at[s] += f->bits)
-                split_eight(&split, at[s], f->half, place[s] + i);
-        }
-        add_columns(b, p, book, res_book, j, j + GROUP, place, main, res);
-    }
-    for (; j < b->columns; j += GROUP) {
-        size_t count = b->columns - j < GROUP ? b->columns - j : GROUP;
-        for (size_t s = 0; s < p->strips; s++)
-            fields(f, b->row[p->strip + s], b->end, b->first + j, count, place[s]);
-        add_columns(b, p, book, res_book, j, j + count, place, main, res);
-    }
-    add_to_sums(b, p, main, res);
-}
-
-/* All strips of the block for n rows of x: as many sums at a time as hide the latency of a
- * multiplication. */
+/* All strips of the block for n rows of x: as many at a time as there are registers for. */
 INLINE void add_rows(const vptq_gemv_block *b, part p, size_t row, size_t n)
 {
     p.row = row;
     p.n = n;
-    p.strips = VPTQ_GEMV_STRIPS / n;
-    for (p.strip = 0; p.strip < VPTQ_GEMV_STRIPS; p.strip += p.strips)
-        add_centroids(b, &p);
+    p.strips = n <= 2 || p.narrow ? VPTQ_LAYOUT_STRIPS : VPTQ_LAYOUT_STRIPS / 2;
+    for (p.strip = 0; p.strip < VPTQ_LAYOUT_STRIPS; p.strip += p.strips)
+        add_columns(b, &p);
 }
 
-INLINE void add_elements(const vptq_gemv_block *b, size_t e, size_t lanes, __m256i mask,
-                         bool residual)
+INLINE void add_lanes(const vptq_gemv_block *b, bool narrow, bool half, bool residual, bool far)
 {
-    const part p = {.e = e, .lanes = lanes, .mask = mask, .residual = residual};
-    size_t row = 0;
-    if (b->n - row >= 4) {
-        add_rows(b, p, row, 4);
-        row += 4;
+    part p = {.narrow = narrow, .half = half, .residual = residual, .far = far};
+    for (p.e = 0; p.e < b->lanes; p.e += LANES) {
+        size_t row = 0;
+        if (b->n - row >= 4) {
+            add_rows(b, p, row, 4);
+            row += 4;
+        }
+        if (b->n - row >= 2) {
+            add_rows(b, p, row, 2);
+            row += 2;
+        }
+        if (b->n - row >= 1)
+            add_rows(b, p, row, 1);
     }
-    if (b->n - row >= 2) {
-        add_rows(b, p, row, 2);
-        row += 2;
-    }
-    if (b->n - row >= 1)
-        add_rows(b, p, row, 1);
+}
+
+/* The kinds of layouts, each with loops of its own. */
+INLINE void add_kind(const vptq_gemv_block *b, bool half, bool residual)
+{
+    if (b->lanes < LANES)
+        add_lanes(b, true, half, residual, b->far != 1);
+    else if (b->far != 1)
+        add_lanes(b, false, half, residual, true);
+    else
+        add_lanes(b, false, half, residual, false);
 }
 
 static void block(const vptq_gemv_block *b)
 {
-    const __m256i iota = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-    const size_t v = b->fields->v;
-    for (size_t e = 0; e < v; e += LANES) {
-        size_t lanes = v - e < LANES ? v - e : LANES;
-        __m256i mask = _mm256_cmpgt_epi32(_mm256_set1_epi32((int)lanes), iota);
-        if (lanes == LANES && b->res_book)
-            add_elements(b, e, LANES, mask, true);
-        else if (lanes == LANES)
-            add_elements(b, e, LANES, mask, false);
-        else if (lanes == LANES / 2 && b->res_book)
-            add_elements(b, e, LANES / 2, mask, true);
-        else if (lanes == LANES / 2)
-            add_elements(b, e, LANES / 2, mask, false);
-        else if (b->res_book)
-            add_elements(b, e, 1, mask, true);
-        else
-            add_elements(b, e, 1, mask, false);
-    }
+    if (b->half && b->res)
+        add_kind(b, true, true);
+    else if (b->half)
+        add_kind(b, true, false);
+    else if (b->res)
+        add_kind(b, false, true);
+    else
+        add_kind(b, false, false);
 }
 
 /* ---- plain rows ---- */

@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "lib/backend/cpu_gemv.h"
+#include "lib/backend/cpu_layout.h"
 #include "lib/base/half.h"
 
 static void fields_none(const vptq_fields *f, const uint32_t *row, const void *end,
@@ -11,22 +12,26 @@ static void fields_none(const vptq_fields *f, const uint32_t *row, const void *e
     vptq_fields_plain(f, row, first, count, place);
 }
 
+/* Row of a table of floats; layouts that are made for this set have no others. */
+static const float *table_row(const uint8_t *table, uint16_t code, size_t far)
+{
+    return (const float *)(const void *)(table + 8 * (code * far));
+}
+
 static void block_none(const vptq_gemv_block *b)
 {
-    const size_t v = b->fields->v;
-    vptq_place place[VPTQ_GEMV_PIECE];
-    for (size_t s = 0; s < VPTQ_GEMV_STRIPS; s++) {
-        vptq_fields_plain(b->fields, b->row[s], b->first, b->columns, place);
-        for (size_t i = 0; i < b->n; i++) {
-            float *sum = b->sum + i * b->ld_sum + s * v;
-            for (size_t j = 0; j < b->columns; j++) {
+    enum { STRIPS = VPTQ_LAYOUT_STRIPS };
+    const size_t record = b->res ? 2 * STRIPS : STRIPS;
+    for (size_t s = 0; s < STRIPS; s++) {
+        const uint16_t *code = b->codes + s;
+        for (size_t j = 0; j < b->columns; j++, code += record) {
+            const float *c = table_row(b->main, code[0], b->far);
+            const float *d = b->res ? table_row(b->res, code[STRIPS], b->far) : NULL;
+            for (size_t i = 0; i < b->n; i++) {
                 const float x = b->x[i * b->ldx + j];
-                for (size_t e = 0; e < v; e++) {
-                    float value = b->book[place[j].main + e];
-                    if (b->res_book)
-                        value += b->res_book[place[j].res + e];
-                    sum[e] += x * value;
-                }
+                float *sum = b->sum + i * b->ld_sum + s * b->lanes;
+                for (size_t e = 0; e < b->lanes; e++)
+                    sum[e] += x * (d ? c[e] + d[e] : c[e]);
             }
         }
     }

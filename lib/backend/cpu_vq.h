@@ -23,6 +23,9 @@ vptq_status vptq_cpu_gemv(vptq_dev *dev, size_t out, size_t in, vptq_dtype type,
                           const vptq_gemv_args *g, vptq_err *err);
 vptq_status vptq_cpu_library_gemv(vptq_dev *dev, size_t out, size_t in, const float *w,
                                   const vptq_gemv_args *g, vptq_err *err);
+vptq_status vptq_cpu_matrix_open(vptq_dev *dev, const vptq_vq *q, vptq_matrix **m,
+                                 vptq_err *err);
+void vptq_cpu_matrix_close(vptq_dev *dev, vptq_matrix *m);
 vptq_status vptq_cpu_vq_gemv(vptq_dev *dev, const vptq_matrix *m, const vptq_gemv_args *g,
                              vptq_err *err);
 

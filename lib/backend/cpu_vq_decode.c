@@ -5,7 +5,7 @@
 #include "lib/backend/dev.h"
 #include "lib/base/parallel.h"
 
-enum { PIECE = VPTQ_GEMV_PIECE };
+enum { PIECE = 256 };
 
 /* Columns of one strip of one book, ready to be looked up. */
 typedef struct piece {

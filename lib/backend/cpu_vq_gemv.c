@@ -1,19 +1,28 @@
 /* The row vq_gemv: columns are brought into processing order and scaled once, on the side of x;
- * then every strip is a sum of centroids, each times one number.
+ * then every strip is a sum of centroids, each times one number.  The centroids are read from a
+ * layout that is made for the first product with a matrix and kept with it (cpu_layout.h).
  *
  *     y[r] = sum_p x[perm[p]] scale[perm[p]] q[r][p] + sum_j x[j] bias[j]
  */
+#include <math.h>
 #include <string.h>
 
 #include "lib/backend/cpu_gemm.h"
 #include "lib/backend/cpu_gemv.h"
+#include "lib/backend/cpu_layout.h"
 #include "lib/backend/cpu_vq.h"
 #include "lib/backend/dev.h"
+#include "lib/backend/ref_vq.h"
 #include "lib/base/parallel.h"
 
-/* Blocks of strips that go through the groups together, so that a group's book is read once for
- * all of them. */
-enum { BLOCKS = 8, MAX_SUMS = VPTQ_GEMV_ROWS * BLOCKS * VPTQ_GEMV_STRIPS * VPTQ_VQ_MAX_V };
+enum {
+    STRIPS = VPTQ_LAYOUT_STRIPS,
+    /* blocks of strips that go through the groups together, so that a group's tables are read
+     * once for all of them */
+    BLOCKS = 8,
+    LOOK_UP = 4, /* what one costs, in multiplications of a dense product */
+    MAX_SUMS = VPTQ_GEMV_ROWS * BLOCKS * STRIPS * VPTQ_VQ_MAX_V
+};
 
 /* ---- entries of the stream ---- */
 
@@ -70,82 +79,102 @@ const vptq_gemv_kernels *vptq_gemv_kernels_get(vptq_simd simd)
 typedef struct gemv_job {
     const vptq_gemv_kernels *kernels;
     const vptq_vq *q;
+    const vptq_layout *layout;
     const vptq_gemv_args *g;
     const float *x; /* [n, in] in processing order, scaled */
-    vptq_fields fields;
     size_t row0, n; /* rows of x that are taken */
+    int threads;
+    bool *fetched; /* [threads] whether a thread has fetched the tables */
 } gemv_job;
 
-/* The rows of block `first` of strips; the strips behind the last one are the last one again,
- * and their sums are thrown away. */
-static void find_rows(const vptq_vq *q, size_t group, size_t first, vptq_gemv_block *b)
-{
-    const size_t strips = vptq_vq_strips(&q->shape), words = vptq_vq_row_words(&q->shape);
-    for (size_t i = 0; i < VPTQ_GEMV_STRIPS; i++) {
-        size_t strip = first + i < strips ? first + i : strips - 1;
-        b->row[i] = q->indices + (group * strips + strip) * words;
-    }
-}
-
-/* sum [n, ld_sum] += the columns of all groups in strips [begin, end). */
+/* sum [n, ld_sum] += the columns of all groups in blocks [begin, end). */
 static void add_groups(const gemv_job *job, size_t begin, size_t end, float *sum, size_t ld_sum)
 {
-    const vptq_vq *q = job->q;
-    const vptq_vq_shape *s = &q->shape;
-    const size_t words = s->groups * vptq_vq_strips(s) * vptq_vq_row_words(s);
-    vptq_gemv_block b = {.fields = &job->fields,
-                         .end = q->indices + words,
+    const vptq_layout *l = job->layout;
+    const vptq_vq_shape *s = &job->q->shape;
+    const size_t size = s->group_size * l->record; /* codes of a block */
+    vptq_gemv_block b = {.columns = s->group_size,
                          .n = job->n,
                          .ldx = s->in,
+                         .lanes = l->lanes,
+                         .far = l->far,
+                         .half = l->half,
                          .ld_sum = ld_sum};
     for (size_t g = 0; g < s->groups; g++) {
-        b.book = q->centroids + g * s->k * s->v;
-        b.res_book = s->k_res ? q->res_centroids + g * s->k_res * s->v : NULL;
-        for (size_t strip = begin; strip < end; strip += VPTQ_GEMV_STRIPS) {
-            find_rows(q, g, strip, &b);
-            b.sum = sum + (strip - begin) * s->v;
-            for (size_t c = 0; c < s->group_size; c += VPTQ_GEMV_PIECE) {
-                size_t left = s->group_size - c;
-                b.first = c;
-                b.columns = left < VPTQ_GEMV_PIECE ? left : VPTQ_GEMV_PIECE;
-                b.x = job->x + job->row0 * s->in + s->outliers + g * s->group_size + c;
-                job->kernels->block(&b);
-            }
+        b.main = l->main + g * s->k * l->row_bytes;
+        b.res = l->res ? l->res + g * s->k_res * l->row_bytes : NULL;
+        b.x = job->x + job->row0 * s->in + s->outliers + g * s->group_size;
+        for (size_t i = begin; i < end; i++) {
+            b.codes = l->codes + (g * l->blocks + i) * size;
+            b.sum = sum + (i - begin) * STRIPS * l->lanes;
+            job->kernels->block(&b);
         }
     }
 }
 
-/* Rows [first, first + count) of y += sums that begin with row `first`. */
-static void add_to_rows(const gemv_job *job, size_t first, size_t count, const float *sum,
-                        size_t ld_sum)
+/* `count` rows of y from `first` on += sums. */
+static void add_to_row(const gemv_job *job, size_t i, size_t first, size_t count,
+                       const float *sum)
 {
-    for (size_t i = 0; i < job->n; i++) {
-        float *y = job->g->y + (job->row0 + i) * job->g->ldy + first;
-        for (size_t r = 0; r < count; r++)
-            y[r] += sum[i * ld_sum + r];
-    }
+    float *y = job->g->y + (job->row0 + i) * job->g->ldy + first;
+    for (size_t r = 0; r < count; r++)
+        y[r] += sum[r];
 }
 
-static size_t rows_in(uint32_t out, size_t first, size_t strips, size_t v)
+/* y += sums of `strips` strips from `first` on, ld rows apart, for every row of x. */
+static void add_strips(const gemv_job *job, size_t first, size_t strips, size_t v, size_t lanes,
+                       const float *sum, size_t ld_sum)
 {
-    return first + strips * v < out ? strips * v : out - first;
+    const size_t out = job->q->shape.out;
+    for (size_t i = 0; i < job->n; i++)
+        for (size_t s = 0; s < strips; s++) {
+            const size_t row = (first + s) * v;
+            add_to_row(job, i, row, out - row < v ? out - row : v,
+                       sum + i * ld_sum + s * lanes);
+        }
 }
 
-static void multiply_strips(void *arg, size_t begin, size_t end, int thread)
+static void fetch(const uint8_t *table, size_t begin, size_t end)
+{
+    enum { LINE = 64 };
+    for (size_t i = begin; i < end; i += LINE)
+        __builtin_prefetch(table + i, 0, 2);
+}
+
+/* Tables that come from far away come in order, once for a thread, not entry by entry as they
+ * are asked for.  Every thread begins elsewhere: what one has fetched is near for the others.
+ */
+static void fetch_tables(const gemv_job *job, int thread)
+{
+    enum { MOST = 512 << 10 };
+    const vptq_layout *l = job->layout;
+    const vptq_vq_shape *s = &job->q->shape;
+    const size_t main = s->groups * s->k * l->row_bytes;
+    const size_t res = s->groups * s->k_res * l->row_bytes;
+    const size_t begin = main / (size_t)job->threads * (size_t)thread;
+    if (job->fetched[thread] || main + res > MOST)
+        return;
+    job->fetched[thread] = true;
+    fetch(l->res, 0, res);
+    fetch(l->main, begin, main);
+    fetch(l->main, 0, begin);
+}
+
+static void multiply_blocks(void *arg, size_t begin, size_t end, int thread)
 {
     const gemv_job *job = arg;
-    const vptq_vq_shape *s = &job->q->shape;
+    const size_t v = job->q->shape.v, lanes = job->layout->lanes;
+    const size_t strips = vptq_vq_strips(&job->q->shape);
     _Alignas(64) float sum[MAX_SUMS];
-    (void)thread;
-    for (size_t first = begin; first < end; first += BLOCKS * VPTQ_GEMV_STRIPS) {
-        size_t left = end - first, most = BLOCKS * VPTQ_GEMV_STRIPS;
-        size_t strips = left < most ? left : most;
-        size_t ld_sum =
-            (strips + VPTQ_GEMV_STRIPS - 1) / VPTQ_GEMV_STRIPS * VPTQ_GEMV_STRIPS * s->v;
+    fetch_tables(job, thread);
+    for (size_t first = begin; first < end; first += BLOCKS) {
+        const size_t blocks = end - first < BLOCKS ? end - first : BLOCKS;
+        const size_t ld_sum = blocks * STRIPS * lanes, strip = first * STRIPS;
+        const size_t count =
+            strips - strip < blocks * STRIPS ? strips - strip : blocks * STRIPS;
         memset(sum, 0, job->n * ld_sum * sizeof *sum);
-        add_groups(job, first, first + strips, sum, ld_sum);
-        add_to_rows(job, first * s->v, rows_in(s->out, first * s->v, strips, s->v), sum,
-                    ld_sum);
+        add_groups(job, first, first + blocks, sum, ld_sum);
+        add_strips(job, strip, count, v, lanes, sum, ld_sum);
     }
 }
 
@@ -167,16 +196,19 @@ static void multiply_outliers(void *arg, size_t begin, size_t end, int thread)
                     sum[i * s->v0 + e] += x[p] * c[e];
             }
         }
-        add_to_rows(job, strip * s->v0, rows_in(s->out, strip * s->v0, 1, s->v0), sum, s->v0);
+        add_strips(job, strip, 1, s->v0, s->v0, sum, s->v0);
     }
 }
 
 /* ---- the row ---- */
 
-/* x in processing order and scaled; start[i] = sum of x[i] times the matrix's bias. */
-static void prepare_x(const vptq_vq *q, const vptq_gemv_args *g, float *x, float *start)
+/* x in processing order and scaled, as the tables want it; start[i] = sum of x[i] times the
+ * matrix's bias. */
+static void prepare_x(const vptq_vq *q, const vptq_layout *l, const vptq_gemv_args *g, float *x,
+                      float *start)
 {
-    const size_t in = q->shape.in;
+    const size_t in = q->shape.in, outliers = q->shape.outliers;
+    const float unit = ldexpf(1, -l->shift);
     for (size_t i = 0; i < g->n; i++, x += in) {
         const float *from = g->x + i * g->ldx;
         double sum = 0;
@@ -184,6 +216,8 @@ static void prepare_x(const vptq_vq *q, const vptq_gemv_args *g, float *x, float
             size_t j = q->perm ? q->perm[p] : p;
             x[p] = q->scale ? from[j] * q->scale[j] : from[j];
         }
+        for (size_t p = outliers; l->shift && p < in; p++)
+            x[p] *= unit;
         for (size_t j = 0; q->bias && j < in; j++)
             sum += (double)from[j] * (double)q->bias[j];
         start[i] = (float)sum;
@@ -199,38 +233,70 @@ static void begin_rows(const vptq_gemv_args *g, size_t out, const float *start)
     }
 }
 
-/* A share for each thread, in whole blocks. */
-static size_t share(size_t strips, int threads)
+vptq_status vptq_cpu_matrix_open(vptq_dev *dev, const vptq_vq *q, vptq_matrix **m,
+                                 vptq_err *err)
 {
-    size_t each = (strips + (size_t)threads - 1) / (size_t)threads;
-    return (each + VPTQ_GEMV_STRIPS - 1) / VPTQ_GEMV_STRIPS * VPTQ_GEMV_STRIPS;
+    vptq_status st = vptq_ref_matrix_open(dev, q, m, err);
+    if (st)
+        return st;
+    (*m)->layout = vptq_mem_alloc(dev->ctx->mem, 1, sizeof *(*m)->layout, err);
+    if ((*m)->layout) {
+        *(*m)->layout = (vptq_layout){0};
+        return VPTQ_OK;
+    }
+    vptq_ref_matrix_close(dev, *m);
+    *m = NULL;
+    return VPTQ_E_NOMEM;
+}
+
+void vptq_cpu_matrix_close(vptq_dev *dev, vptq_matrix *m)
+{
+    if (!m)
+        return;
+    vptq_layout_clear(m->layout);
+    vptq_mem_free(dev->ctx->mem, m->layout);
+    vptq_ref_matrix_close(dev, m);
+}
+
+/* Blocks that a thread takes at a time: some times in all, since one may begin late. */
+static size_t share(size_t blocks, int threads)
+{
+    enum { TIMES = 2 };
+    return (blocks + TIMES * (size_t)threads - 1) / (TIMES * (size_t)threads);
 }
 
 vptq_status vptq_cpu_vq_gemv(vptq_dev *dev, const vptq_matrix *m, const vptq_gemv_args *g,
                              vptq_err *err)
 {
+    vptq_status st = VPTQ_OK;
     const vptq_vq *q = &m->q;
     const vptq_vq_shape *s = &q->shape;
-    float *x = vptq_dev_scratch(dev, g->n * ((size_t)s->in + 1), sizeof *x, err);
+    if (!m->layout->codes)
+        VPTQ_TRY(vptq_layout_make(dev, q, m->layout, err));
+    const int threads = vptq_cpu_threads(dev, LOOK_UP * ((size_t)s->out * s->in / s->v));
+    const size_t blocks = m->layout->blocks, numbers = g->n * ((size_t)s->in + 1);
+    float *x = vptq_dev_scratch(dev, numbers + (size_t)threads, sizeof *x, err);
     if (!x)
         return VPTQ_E_NOMEM;
     float *start = x + g->n * s->in;
     gemv_job job = {.kernels = vptq_gemv_kernels_get(dev->simd),
                     .q = q,
+                    .layout = m->layout,
                     .g = g,
                     .x = x,
-                    .fields = vptq_fields_of(vptq_vq_index_bits(s), vptq_log2u(s->k), s->v)};
-    prepare_x(q, g, x, start);
+                    .threads = threads,
+                    .fetched = (bool *)(x + numbers)};
+    memset(job.fetched, 0, (size_t)threads * sizeof *job.fetched);
+    prepare_x(q, m->layout, g, x, start);
     begin_rows(g, s->out, start);
-    const size_t strips = vptq_vq_strips(s);
-    const int threads = vptq_cpu_threads(dev, (size_t)s->out * s->in / s->v);
     for (; job.row0 < g->n; job.row0 += job.n) {
         size_t left = g->n - job.row0;
         job.n = left < VPTQ_GEMV_ROWS ? left : VPTQ_GEMV_ROWS;
         if (s->outliers)
             vptq_parallel_for(threads, (s->out + s->v0 - 1) / s->v0, 8, multiply_outliers,
                               &job);
-        vptq_parallel_for(threads, strips, share(strips, threads), multiply_strips, &job);
+        vptq_parallel_for(threads, blocks, share(blocks, threads), multiply_blocks, &job);
     }
-    return VPTQ_OK;
+out:
+    return st;
 }

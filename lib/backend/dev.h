@@ -19,9 +19,10 @@ struct vptq_dev {
     size_t scratch_bytes;
 };
 
-/* Nothing is made ready by the host backends: their rows read the arrays themselves. */
+/* The host backends' rows read the arrays themselves, but for products of the cpu backend. */
 struct vptq_matrix {
     vptq_vq q;
+    struct vptq_layout *layout; /* lib/backend/cpu_layout.h; NULL in ref */
 };
 
 /* A working area of at least count * size bytes, 64-byte aligned, not cleared, kept by the

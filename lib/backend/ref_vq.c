@@ -81,6 +81,7 @@ vptq_status vptq_ref_matrix_open(vptq_dev *dev, const vptq_vq *q, vptq_matrix **
     if (!*m)
         return VPTQ_E_NOMEM;
     (*m)->q = *q;
+    (*m)->layout = NULL;
     return VPTQ_OK;
 }
 

@@ -57,7 +57,14 @@ typedef struct bench {
 
 typedef struct fill_job {
     vptq_rng rng;
-    enum { FILL_WORDS, FILL_FLOATS, FILL_F16, FILL_BF16 } kind;
+    enum {
+        FILL_WORDS,
+        FILL_FLOATS,
+        FILL_FLOATS_F16,
+        FILL_FLOATS_BF16,
+        FILL_F16,
+        FILL_BF16
+    } kind;
     void *dst;
 } fill_job;
 
@@ -78,6 +85,14 @@ static void fill_range(void *arg, size_t begin, size_t end, int thread)
             break;
         case FILL_FLOATS:
             ((float *)job->dst)[i] = random_float(&job->rng, i);
+            break;
+        case FILL_FLOATS_F16: /* that are a float16 each, as books are */
+            ((float *)job->dst)[i] =
+                vptq_f16_to_f32(vptq_f32_to_f16(random_float(&job->rng, i)));
+            break;
+        case FILL_FLOATS_BF16:
+            ((float *)job->dst)[i] =
+                vptq_bf16_to_f32(vptq_f32_to_bf16(random_float(&job->rng, i)));
             break;
         case FILL_F16:
             ((uint16_t *)job->dst)[i] = vptq_f32_to_f16(random_float(&job->rng, i));
@@ -210,8 +225,9 @@ static vptq_status make_packed(bench *b, vptq_err *err)
     b->stored = b->dev->ops->host_memory ? copies : 1;
     b->index_words = vptq_vq_strips(s) * vptq_vq_row_words(s);
     b->indices = make_stored(b, FILL_WORDS, 0, b->index_words, err);
-    b->book = make_stored(b, FILL_FLOATS, 1, (size_t)s->k * s->v, err);
-    b->res_book = make_stored(b, FILL_FLOATS, 2, (size_t)s->k_res * s->v, err);
+    const int kind = b->opt->dtype == VPTQ_F16 ? FILL_FLOATS_F16 : FILL_FLOATS_BF16;
+    b->book = make_stored(b, kind, 1, (size_t)s->k * s->v, err);
+    b->res_book = make_stored(b, kind, 2, (size_t)s->k_res * s->v, err);
     b->norm = make_stored(b, FILL_FLOATS, 3, 2 * (size_t)s->in, err);
     b->matrix = vptq_mem_alloc(b->dev->ctx->mem, copies, sizeof(*b->matrix), err);
     for (size_t c = 0; b->matrix && c < copies; c++)
@@ -367,12 +383,12 @@ out:
     return st;
 }
 
-/* A first call of each side, not counted, says how many calls a sample takes.  A device with
- * memory of its own makes a matrix ready at its first product. */
+/* A first call of each side, not counted, says how many calls a sample takes.  A packed matrix
+ * is made ready at its first product. */
 static vptq_status warm_up(bench *b, bool has_library, samples s[SIDES], vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    for (size_t c = 0; !b->dev->ops->host_memory && c < b->copies[PACKED]; c++)
+    for (size_t c = 0; c < b->copies[PACKED]; c++)
         VPTQ_TRY(multiply(b, PACKED, err));
     for (int i = 0; i < SIDES; i++) {
         double first = 0;

@@ -24,7 +24,7 @@ typedef struct vptq_gemv_options {
     const uint32_t *batch; /* rows of x */
     size_t batch_count;
     uint32_t v;
-    vptq_dtype dtype; /* of the dense 16-bit matrix; F16 or BF16 */
+    vptq_dtype dtype; /* of the dense 16-bit matrix and of what books hold; F16 or BF16 */
     bool warm;        /* the same copy every time */
     bool sequential;  /* codes 0, 1, 2 ... as in the published benchmark; else random */
     double seconds;   /* for a row, about */

@@ -16,7 +16,8 @@ typedef struct gemv_case {
     const vptq_vq *q; /* or */
     const void *w;    /* of this type */
     vptq_dtype type;
-    bool library; /* by library_gemv */
+    bool library;   /* by library_gemv */
+    bool host_only; /* kernels for GPUs take books of 16 bits for granted, as files have them */
     size_t out, in;
     const float *decoded; /* [out, in] */
     const float *x;       /* [MOST_ROWS, in + 5] */
@@ -125,7 +126,10 @@ static void check_all(gemv_case *c)
     c->x = x;
     c->bias = bias;
     c->alone = vtest_alloc(MOST_ROWS * c->out, sizeof *c->alone);
-    devices_each_emu(check_gemv, c);
+    if (c->host_only)
+        devices_each(check_gemv, c);
+    else
+        devices_each_emu(check_gemv, c);
     if (!c->library) /* a library sums in its own way */
         check_company(c);
     free(x);
@@ -168,6 +172,57 @@ static void packed_matrices_multiply(void **state)
         float *w = vtest_alloc((size_t)s->out * s->in, sizeof *w);
         vmatrix_decode(&m, w);
         gemv_case c = {.q = &m.q, .out = s->out, .in = s->in, .decoded = w};
+        check_all(&c);
+        free(w);
+        vmatrix_free(&m);
+    }
+}
+
+/* Books as files hold them, 16 bits a number, at all magnitudes that float16 itself has not:
+ * the cpu keeps large ones so, shifted. */
+static void books_of_any_numbers_multiply(void **state)
+{
+    (void)state;
+    static const struct {
+        vptq_vq_shape shape;
+        vptq_dtype type;
+        int exponent; /* numbers are of the order of 2^exponent */
+    } cases[] = {
+        {{310, 517, 8, 4096, 256, 1, 517, 0, 0, 0, true, true}, VPTQ_F16, 0},
+        {{40, 70, 8, 4096, 256, 1, 70, 0, 0, 0, false, false}, VPTQ_F16, -9},
+        {{40, 70, 8, 1024, 0, 1, 70, 0, 0, 0, false, false}, VPTQ_BF16, 0},
+        {{72, 40, 6, 2048, 512, 2, 20, 0, 0, 0, false, true}, VPTQ_BF16, -60},
+        {{33, 45, 12, 1024, 64, 1, 41, 4, 4, 64, true, true}, VPTQ_BF16, 70},
+        {{34, 21, 4, 4096, 2048, 1, 21, 0, 0, 0, false, false}, VPTQ_F16, -4},
+        {{21, 35, 3, 8192, 0, 1, 35, 0, 0, 0, true, false}, VPTQ_BF16, -20},
+        {{48, 24, 8, 65536, 256, 1, 24, 0, 0, 0, false, true}, VPTQ_F16, -5},  /* far */
+        {{40, 24, 16, 65536, 0, 1, 24, 0, 0, 0, false, true}, VPTQ_BF16, 0},   /* far */
+        {{16, 30, 8, 512, 512, 1, 30, 0, 0, 0, false, false}, VPTQ_BF16, 105}, /* no shift */
+        /* more than 16 bits: they stay as they are */
+        {{42, 30, 8, 1024, 256, 1, 30, 0, 0, 0, false, true}, VPTQ_F32, -3},
+        {{26, 30, 4, 2048, 0, 1, 30, 0, 0, 0, true, false}, VPTQ_F32, 0},
+        {{40, 12, 8, 32768, 4, 1, 12, 0, 0, 0, false, false}, VPTQ_F32, 0}, /* far */
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const vptq_vq_shape *s = &cases[i].shape;
+        vmatrix m;
+        vmatrix_make(&m, s);
+        const size_t main = (size_t)s->groups * s->k * s->v;
+        const size_t res = (size_t)s->groups * s->k_res * s->v;
+        const float unit = ldexpf(cases[i].type == VPTQ_F32 ? 0.3F : 1, cases[i].exponent);
+        for (size_t j = 0; j < main; j++)
+            m.centroids[j] *= unit; /* float16 numbers before */
+        for (size_t j = 0; j < res; j++)
+            m.res_centroids[j] *= unit;
+        vptq_round_to_n(cases[i].type, m.centroids, main);
+        vptq_round_to_n(cases[i].type, m.res_centroids, res);
+        float *w = vtest_alloc((size_t)s->out * s->in, sizeof *w);
+        vmatrix_decode(&m, w);
+        gemv_case c = {.q = &m.q,
+                       .host_only = cases[i].type == VPTQ_F32,
+                       .out = s->out,
+                       .in = s->in,
+                       .decoded = w};
         check_all(&c);
         free(w);
         vmatrix_free(&m);
@@ -280,6 +335,7 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(packed_matrices_multiply),
+        cmocka_unit_test(books_of_any_numbers_multiply),
         cmocka_unit_test(entries_of_every_width_are_read),
         cmocka_unit_test(plain_matrices_multiply),
         cmocka_unit_test(weights_may_begin_anywhere),

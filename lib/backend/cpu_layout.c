@@ -1,0 +1,222 @@
+#include "lib/backend/cpu_layout.h"
+
+#include <math.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#include "lib/backend/cpu_gemv.h"
+#include "lib/backend/dev.h"
+#include "lib/base/half.h"
+#include "lib/base/parallel.h"
+
+enum { STRIPS = VPTQ_LAYOUT_STRIPS, UNIT = 8 /* bytes */ };
+
+/* ---- tables ---- */
+
+typedef struct table_job {
+    const float *book;
+    size_t v, lanes;
+    float factor;     /* of halves */
+    uint16_t *halves; /* [rows, lanes], or */
+    float *floats;
+    atomic_bool inexact; /* a half is not what it stands for */
+} table_job;
+
+static void write_floats(void *arg, size_t begin, size_t end, int thread)
+{
+    table_job *job = arg;
+    (void)thread;
+    for (size_t i = begin; i < end; i++) {
+        float *row = job->floats + i * job->lanes;
+        memset(row, 0, job->lanes * sizeof *row);
+        memcpy(row, job->book + i * job->v, job->v * sizeof *row);
+    }
+}
+
+static void write_halves(void *arg, size_t begin, size_t end, int thread)
+{
+    enum { LANES = VPTQ_VQ_MAX_V };
+    table_job *job = arg;
+    float row[LANES] = {0}, back[LANES];
+    (void)thread;
+    for (size_t i = begin; i < end; i++) {
+        uint16_t *halves = job->halves + i * job->lanes;
+        for (size_t e = 0; e < job->v; e++)
+            row[e] = job->book[i * job->v + e] * job->factor;
+        vptq_f32_to_f16_n(row, halves, job->lanes);
+        vptq_f16_to_f32_n(halves, back, job->lanes);
+        for (size_t e = 0; e < job->v; e++)
+            if (back[e] / job->factor != job->book[i * job->v + e])
+                atomic_store_explicit(&job->inexact, true, memory_order_relaxed);
+    }
+}
+
+static float largest(const float *x, size_t n)
+{
+    float most = 0;
+    for (size_t i = 0; i < n; i++)
+        if (!(fabsf(x[i]) <= most)) /* a NaN stays */
+            most = fabsf(x[i]);
+    return most;
+}
+
+/* The power of two that brings the books to the upper end of float16; false without one. */
+static bool choose_shift(const vptq_vq *q, int *shift)
+{
+    enum { TOP = 15, MOST = 100 };
+    const vptq_vq_shape *s = &q->shape;
+    int exponent;
+    float most = largest(q->centroids, (size_t)s->groups * s->k * s->v);
+    if (s->k_res)
+        most = fmaxf(most, largest(q->res_centroids, (size_t)s->groups * s->k_res * s->v));
+    if (!isfinite(most))
+        return false;
+    frexpf(most, &exponent);
+    *shift = most > 0 ? TOP - exponent : 0;
+    return *shift <= MOST && *shift >= -MOST;
+}
+
+/* One book in rows; NULL: no memory, or (with *inexact) one that float16 cannot hold. */
+static const uint8_t *make_table(vptq_dev *dev, vptq_layout *l, const float *book, size_t rows,
+                                 size_t v, bool *inexact, vptq_err *err)
+{
+    enum { CHUNK = 4096 };
+    table_job job = {.book = book, .v = v, .lanes = l->lanes, .factor = ldexpf(1, l->shift)};
+    void *table = vptq_arena_alloc(&l->arena, rows, l->row_bytes, err);
+    if (!table)
+        return NULL;
+    job.halves = table;
+    job.floats = table;
+    vptq_parallel_for(dev->threads, rows, CHUNK, l->half ? write_halves : write_floats, &job);
+    *inexact = atomic_load(&job.inexact);
+    return *inexact ? NULL : table;
+}
+
+static vptq_status make_tables_as(vptq_dev *dev, const vptq_vq *q, vptq_layout *l,
+                                  bool *inexact, vptq_err *err)
+{
+    const vptq_vq_shape *s = &q->shape;
+    *inexact = false;
+    l->row_bytes = l->lanes * (l->half ? sizeof(uint16_t) : sizeof(float));
+    l->main = make_table(dev, l, q->centroids, (size_t)s->groups * s->k, s->v, inexact, err);
+    l->res = NULL;
+    if (l->main && s->k_res)
+        l->res = make_table(dev, l, q->res_centroids, (size_t)s->groups * s->k_res, s->v,
+                            inexact, err);
+    return l->main && (l->res || !s->k_res) ? VPTQ_OK : VPTQ_E_NOMEM;
+}
+
+static vptq_status make_tables(vptq_dev *dev, const vptq_vq *q, vptq_layout *l, vptq_err *err)
+{
+    enum { SMALL = 16 << 10 }; /* bytes that the first cache holds as they are */
+    const vptq_arena_mark mark = vptq_arena_get_mark(&l->arena);
+    bool inexact;
+    /* of a group: one follows the other */
+    const size_t floats = ((size_t)q->shape.k + q->shape.k_res) * l->lanes;
+    l->half = dev->simd != VPTQ_SIMD_NONE && floats * sizeof(float) > SMALL &&
+              choose_shift(q, &l->shift);
+    if (l->half) {
+        vptq_status st = make_tables_as(dev, q, l, &inexact, err);
+        if (!inexact)
+            return st;
+        vptq_arena_rewind(&l->arena, mark);
+    }
+    l->half = false;
+    l->shift = 0;
+    return make_tables_as(dev, q, l, &inexact, err);
+}
+
+/* ---- codes ---- */
+
+typedef struct code_job {
+    const vptq_gemv_kernels *kernels;
+    const vptq_vq *q;
+    const vptq_layout *l;
+    vptq_fields fields;
+    uint16_t *codes;
+} code_job;
+
+/* Codes of one strip, the s-th of its block, from its row of the stream. */
+static void write_strip(const code_job *job, const uint32_t *row, size_t s, uint16_t *codes)
+{
+    enum { PIECE = 256 };
+    const vptq_vq *q = job->q;
+    const size_t record = job->l->record, columns = q->shape.group_size;
+    const uint32_t *end = q->indices + (size_t)q->shape.groups * vptq_vq_strips(&q->shape) *
+                                           vptq_vq_row_words(&q->shape);
+    vptq_place place[PIECE];
+    for (size_t c = 0; c < columns; c += PIECE) {
+        const size_t count = columns - c < PIECE ? columns - c : PIECE;
+        uint16_t *at = codes + c * record + s;
+        job->kernels->fields(&job->fields, row, end, c, count, place);
+        for (size_t j = 0; j < count; j++, at += record) {
+            at[0] = (uint16_t)place[j].main;
+            if (q->shape.k_res)
+                at[STRIPS] = (uint16_t)place[j].res;
+        }
+    }
+}
+
+static void write_blocks(void *arg, size_t begin, size_t end, int thread)
+{
+    const code_job *job = arg;
+    const vptq_vq_shape *shape = &job->q->shape;
+    const size_t strips = vptq_vq_strips(shape), words = vptq_vq_row_words(shape);
+    const size_t size = shape->group_size * job->l->record;
+    (void)thread;
+    for (size_t i = begin; i < end; i++) {
+        const size_t group = i / job->l->blocks, first = i % job->l->blocks * STRIPS;
+        uint16_t *codes = job->codes + i * size;
+        for (size_t s = 0; s < STRIPS; s++)
+            if (first + s < strips)
+                write_strip(job, job->q->indices + (group * strips + first + s) * words, s,
+                            codes);
+            else
+                for (size_t j = s; j < size; j += STRIPS)
+                    codes[j] = 0;
+    }
+}
+
+static vptq_status make_codes(vptq_dev *dev, const vptq_vq *q, vptq_layout *l, vptq_err *err)
+{
+    const vptq_vq_shape *s = &q->shape;
+    const size_t units = l->row_bytes / UNIT, most = s->k > s->k_res ? s->k : s->k_res;
+    const bool near = (most - 1) * units <= UINT16_MAX;
+    const size_t blocks = s->groups * l->blocks, size = s->group_size * l->record;
+    l->far = near ? 1 : units;
+    code_job job = {.kernels = vptq_gemv_kernels_get(dev->simd),
+                    .q = q,
+                    .l = l,
+                    .fields = vptq_fields_of(vptq_vq_index_bits(s), vptq_log2u(s->k),
+                                             near ? (uint32_t)units : 1)};
+    l->codes = job.codes = vptq_arena_alloc(&l->arena, blocks, size * sizeof *l->codes, err);
+    if (!job.codes)
+        return VPTQ_E_NOMEM;
+    vptq_parallel_for(dev->threads, blocks, 1, write_blocks, &job);
+    return VPTQ_OK;
+}
+
+/* ---- both ---- */
+
+vptq_status vptq_layout_make(vptq_dev *dev, const vptq_vq *q, vptq_layout *l, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    const vptq_vq_shape *s = &q->shape;
+    enum { WIDE = 8, NARROW = 4 };
+    *l = (vptq_layout){.lanes = s->v <= NARROW ? NARROW : (s->v + WIDE - 1) / WIDE * WIDE,
+                       .blocks = (vptq_vq_strips(s) + STRIPS - 1) / STRIPS,
+                       .record = s->k_res ? 2 * STRIPS : STRIPS};
+    vptq_arena_init(&l->arena, dev->ctx->mem);
+    VPTQ_TRY(make_tables(dev, q, l, err));
+    VPTQ_TRY(make_codes(dev, q, l, err));
+out:
+    if (st)
+        vptq_layout_clear(l);
+    return st;
+}
+
+void vptq_layout_clear(vptq_layout *l)
+{
+    vptq_arena_release(&l->arena);
+    *l = (vptq_layout){0};
+}

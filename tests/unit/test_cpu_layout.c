@@ -1,0 +1,206 @@
+/* The form in which the cpu multiplies packed matrices: every code leads to the centroid it
+ * stands for, in the smallest form that loses nothing. */
+#include <float.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "lib/backend/cpu_layout.h"
+#include "lib/base/half.h"
+#include "tests/devices.h"
+#include "tests/vmatrix.h"
+
+enum { STRIPS = VPTQ_LAYOUT_STRIPS };
+
+typedef struct layout_case {
+    vptq_vq_shape shape;
+    vptq_dtype type; /* that books are rounded to */
+    bool half;       /* what is expected where there is SIMD */
+    size_t lanes, far_half, far_float;
+} layout_case;
+
+/* Number e of the row that `code` leads to. */
+static float number(const vptq_layout *l, const uint8_t *table, uint16_t code, size_t e)
+{
+    const uint8_t *row = table + 8 * code * l->far;
+    float value;
+    uint16_t half;
+    if (!l->half) {
+        memcpy(&value, row + e * sizeof value, sizeof value);
+        return value;
+    }
+    memcpy(&half, row + e * sizeof half, sizeof half);
+    return ldexpf(vptq_f16_to_f32(half), -l->shift);
+}
+
+static void check_row(const vptq_layout *l, const uint8_t *table, uint16_t code,
+                      const float *centroid, size_t v)
+{
+    for (size_t e = 0; e < l->lanes; e++)
+        assert_true(number(l, table, code, e) == (e < v ? centroid[e] : 0));
+}
+
+static void check_codes(const vptq_layout *l, const vmatrix *m)
+{
+    const vptq_vq_shape *s = &m->q.shape;
+    const size_t strips = vptq_vq_strips(s);
+    assert_true(l->blocks == (strips + STRIPS - 1) / STRIPS);
+    assert_true(l->record == (s->k_res ? 2 * STRIPS : STRIPS));
+    for (size_t g = 0; g < s->groups; g++)
+        for (size_t i = 0; i < l->blocks * STRIPS; i++)
+            for (size_t j = 0; j < s->group_size; j++) {
+                const size_t block = g * l->blocks + i / STRIPS;
+                const uint16_t *code =
+                    l->codes + (block * s->group_size + j) * l->record + i % STRIPS;
+                const size_t at = (g * strips + i) * s->group_size + j;
+                if (i >= strips) { /* nothing is read from beyond a table */
+                    assert_true(code[0] == 0 && (!s->k_res || code[STRIPS] == 0));
+                    continue;
+                }
+                check_row(l, l->main + g * s->k * l->row_bytes, code[0],
+                          m->centroids + (g * s->k + m->main[at]) * s->v, s->v);
+                if (s->k_res)
+                    check_row(l, l->res + g * s->k_res * l->row_bytes, code[STRIPS],
+                              m->res_centroids + (g * s->k_res + m->res[at]) * s->v, s->v);
+            }
+}
+
+static void make_case(const layout_case *c, vmatrix *m)
+{
+    const vptq_vq_shape *s = &c->shape;
+    vmatrix_make(m, s); /* of float16 numbers */
+    for (size_t i = 0; c->type == VPTQ_F32 && i < (size_t)s->groups * s->k * s->v; i++)
+        m->centroids[i] *= 0.3F;
+    vptq_round_to_n(c->type, m->centroids, (size_t)s->groups * s->k * s->v);
+    if (s->k_res)
+        vptq_round_to_n(c->type, m->res_centroids, (size_t)s->groups * s->k_res * s->v);
+}
+
+static void codes_lead_to_their_centroids(void **state)
+{
+    (void)state;
+    static const layout_case cases[] = {
+        /* books of 16 KB and less stay as they are */
+        {{40, 30, 8, 256, 256, 1, 30, 0, 0, 0, false, false}, VPTQ_F16, false, 8, 2, 1},
+        {{40, 30, 8, 256, 512, 1, 30, 0, 0, 0, false, false}, VPTQ_F16, true, 8, 1, 1},
+        {{41, 300, 6, 4096, 0, 1, 300, 0, 0, 0, true, true}, VPTQ_F16, true, 8, 1, 1},
+        {{30, 24, 4, 4096, 16, 2, 12, 0, 0, 0, false, false}, VPTQ_BF16, true, 4, 1, 1},
+        {{30, 24, 1, 16, 16, 1, 24, 0, 0, 0, false, false}, VPTQ_F32, false, 4, 1, 1},
+        /* numbers that are no float16 */
+        {{40, 30, 8, 4096, 16, 1, 30, 0, 0, 0, false, false}, VPTQ_F32, false, 8, 1, 1},
+        {{36, 26, 8, 4096, 16, 1, 20, 6, 4, 16, true, true}, VPTQ_BF16, true, 8, 1, 1},
+        /* codes that 16 bits hold only as numbers of rows */
+        {{40, 9, 8, 65536, 2, 1, 9, 0, 0, 0, false, false}, VPTQ_F16, true, 8, 2, 4},
+        {{40, 9, 8, 32768, 2, 1, 9, 0, 0, 0, false, false}, VPTQ_F16, true, 8, 1, 4},
+        {{40, 9, 8, 16, 32768, 1, 9, 0, 0, 0, false, false}, VPTQ_F32, false, 8, 1, 4},
+        {{90, 9, 33, 16384, 2, 1, 9, 0, 0, 0, false, false}, VPTQ_F16, true, 40, 10, 20},
+        {{9, 9, 4, 65536, 0, 1, 9, 0, 0, 0, false, false}, VPTQ_F32, false, 4, 1, 2},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        for (int simd = VPTQ_SIMD_NONE; simd <= (int)vptq_cpu_simd(); simd++) {
+            const layout_case *c = &cases[i];
+            const bool half = c->half && simd != VPTQ_SIMD_NONE;
+            devices_one d;
+            vptq_layout l = {0};
+            vmatrix m;
+            vptq_err err;
+            make_case(c, &m);
+            devices_open(&d, "cpu", (vptq_simd)simd, 3);
+            assert_ok(vptq_layout_make(d.dev.state, &m.q, &l, &err), &err);
+            assert_int_equal(l.half, half);
+            assert_int_equal(l.lanes, c->lanes);
+            assert_int_equal(l.far, half ? c->far_half : c->far_float);
+            assert_int_equal(l.row_bytes, l.lanes * (half ? 2 : 4));
+            check_codes(&l, &m);
+            vptq_layout_clear(&l);
+            assert_true(!l.codes && !l.main);
+            devices_close(&d);
+            vmatrix_free(&m);
+        }
+}
+
+/* A NaN or an infinity in a book stays what it is. */
+static void books_of_anything_are_kept(void **state)
+{
+    (void)state;
+    static const float odd[] = {NAN, INFINITY, -INFINITY, FLT_MAX, FLT_MIN / 8};
+    const layout_case c = {
+        {40, 30, 8, 1024, 16, 1, 30, 0, 0, 0, false, false}, VPTQ_F16, false, 8, 1, 1};
+    for (size_t i = 0; i < sizeof odd / sizeof *odd; i++) {
+        devices_one d;
+        vptq_layout l = {0};
+        vmatrix m;
+        vptq_err err;
+        float found;
+        make_case(&c, &m);
+        m.centroids[77] = odd[i];
+        devices_open(&d, "cpu", vptq_cpu_simd(), 2);
+        assert_ok(vptq_layout_make(d.dev.state, &m.q, &l, &err), &err);
+        assert_false(l.half);
+        memcpy(&found, l.main + 77 * sizeof found, sizeof found);
+        assert_memory_equal(&found, &odd[i], sizeof found);
+        vptq_layout_clear(&l);
+        devices_close(&d);
+        vmatrix_free(&m);
+    }
+}
+
+/* Each allocation of a first product fails once; the matrix is as good as before. */
+static void products_survive_a_lack_of_memory(void **state)
+{
+    (void)state;
+    enum { OUT = 40, IN = 30, MOST = 50 };
+    const layout_case c = {
+        {OUT, IN, 8, 1024, 16, 1, IN, 0, 0, 0, true, true}, VPTQ_F16, true, 8, 1, 1};
+    vmatrix m;
+    float *x = vtest_normals(IN, 5), y[OUT], want[OUT];
+    const vptq_gemv_args g = {.n = 1, .x = x, .y = want, .ldx = IN, .ldy = OUT};
+    vptq_mem mem;
+    vptq_mem_init(&mem, 0);
+    const vptq_ctx ctx = {.threads = 2, .mem = &mem};
+    vptq_device dev;
+    vptq_matrix *q = NULL;
+    vptq_err err;
+    int failures = 0;
+    make_case(&c, &m);
+    assert_ok(vptq_device_open(&ctx, "cpu", &dev, &err), &err);
+    assert_ok(dev.ops->matrix_open(dev.state, &m.q, &q, &err), &err);
+    assert_ok(dev.ops->vq_gemv(dev.state, q, &g, &err), &err);
+    dev.ops->matrix_close(dev.state, q);
+    const size_t used = mem.used;
+    vptq_gemv_args again = g;
+    again.y = y;
+    for (int n = 0; n < MOST; n++) {
+        mem.fail_after = n;
+        vptq_status st = dev.ops->matrix_open(dev.state, &m.q, &q, &err);
+        const bool opened = st == VPTQ_OK;
+        if (opened)
+            st = dev.ops->vq_gemv(dev.state, q, &again, &err);
+        mem.fail_after = -1;
+        if (!st)
+            n = MOST;
+        else
+            assert_int_equal(st, VPTQ_E_NOMEM);
+        failures += st != VPTQ_OK;
+        if (opened) {
+            assert_ok(dev.ops->vq_gemv(dev.state, q, &again, &err), &err);
+            assert_same_f32(y, want, OUT);
+            dev.ops->matrix_close(dev.state, q);
+        }
+        assert_int_equal(mem.used, used);
+    }
+    assert_true(failures >= 5); /* the handle, its layout, two tables, codes */
+    vptq_device_close(&dev);
+    free(x);
+    vmatrix_free(&m);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(codes_lead_to_their_centroids),
+        cmocka_unit_test(books_of_anything_are_kept),
+        cmocka_unit_test(products_survive_a_lack_of_memory),
+    };
+    return vtest_main(argc, argv, tests);
+}
