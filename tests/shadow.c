@@ -135,6 +135,12 @@ static void shadow_release(vptq_dev *dev, void *ptr)
     of(dev)->ops->release(of(dev)->dev, ptr);
 }
 
+static size_t shadow_left(const vptq_dev *dev)
+{
+    const shadow *s = (const shadow *)(const void *)dev;
+    return s->ops->left(s->dev);
+}
+
 static vptq_status shadow_upload(vptq_dev *dev, void *dst, const void *src, size_t bytes,
                                  vptq_err *err)
 {
@@ -511,6 +517,7 @@ static const vptq_backend rows = {
     .describe = shadow_describe,
     .alloc = shadow_alloc,
     .release = shadow_release,
+    .left = shadow_left,
     .upload = shadow_upload,
     .download = shadow_download,
     .sync = shadow_sync,

@@ -127,9 +127,9 @@ static vptq_status run_reassign(vrows *r, vptq_err *err)
 
 static vptq_status run_accumulate(vrows *r, vptq_err *err)
 {
-    double *weights = r->d + K * V, *objective = weights + K;
+    double objective;
     return r->dev.ops->accumulate(r->dev.state, N, V, K, r->x, NULL, r->idx, r->x, r->d,
-                                  weights, objective, err);
+                                  r->d + K * V, &objective, err);
 }
 
 /* ---- vector quantization ---- */

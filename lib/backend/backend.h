@@ -181,6 +181,10 @@ typedef struct vptq_backend {
     /* memory of the device; for ref and cpu host memory of ctx->mem, and copies */
     vptq_status (*alloc)(vptq_dev *dev, size_t count, size_t size, void **ptr, vptq_err *err);
     void (*release)(vptq_dev *dev, void *ptr); /* accepts NULL */
+    /* Bytes that alloc may still give, for choosing sizes, each time anew: other programs may
+     * take of a device's memory at any time.  Of ctx->mem's cap for ref and cpu; SIZE_MAX where
+     * there is no limit. */
+    size_t (*left)(const vptq_dev *dev);
     vptq_status (*upload)(vptq_dev *dev, void *dst, const void *src, size_t bytes,
                           vptq_err *err);
     vptq_status (*download)(vptq_dev *dev, void *dst, const void *src, size_t bytes,

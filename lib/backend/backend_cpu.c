@@ -56,6 +56,7 @@ static const vptq_backend cpu_table = {
     .describe = cpu_describe,
     .alloc = vptq_ref_alloc,
     .release = vptq_ref_release,
+    .left = vptq_ref_left,
     .upload = vptq_ref_copy,
     .download = vptq_ref_copy,
     .sync = vptq_ref_sync,

@@ -81,8 +81,9 @@ vptq_status vptq_cuda_alloc(size_t bytes, void **ptr, vptq_err *err)
     (void)cudaGetLastError();
     if (e == cudaErrorMemoryAllocation && !cudaMemGetInfo(&left, &total))
         return vptq_fail(err, VPTQ_E_NOMEM,
-                         "%zu bytes of device memory cannot be had: %zu of %zu are free", bytes,
-                         left, total);
+                         "%zu bytes of device memory cannot be had: %zu of %zu are free (other "
+                         "programs may hold some; --backend cpu needs none)",
+                         bytes, left, total);
     return vptq_cuda_check(e, "allocating device memory", err);
 }
 
@@ -100,6 +101,16 @@ static vptq_status cuda_alloc(vptq_dev *, size_t count, size_t size, void **ptr,
 static void cuda_release(vptq_dev *, void *ptr)
 {
     (void)cudaFree(ptr);
+}
+
+static size_t cuda_left(const vptq_dev *)
+{
+    size_t left = 0, total = 0;
+    if (cudaMemGetInfo(&left, &total)) {
+        (void)cudaGetLastError(); /* the next row will say what is wrong */
+        return 0;
+    }
+    return left;
 }
 
 static vptq_status cuda_upload(vptq_dev *dev, void *dst, const void *src, size_t bytes,
@@ -154,6 +165,7 @@ static const vptq_backend cuda_table = {
     .describe = cuda_describe,
     .alloc = cuda_alloc,
     .release = cuda_release,
+    .left = cuda_left,
     .upload = cuda_upload,
     .download = vptq_cuda_download,
     .sync = cuda_sync,

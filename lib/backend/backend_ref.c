@@ -38,6 +38,11 @@ vptq_status vptq_ref_alloc(vptq_dev *dev, size_t count, size_t size, void **ptr,
     return *ptr ? VPTQ_OK : VPTQ_E_NOMEM;
 }
 
+size_t vptq_ref_left(const vptq_dev *dev)
+{
+    return vptq_mem_left(dev->ctx->mem);
+}
+
 void vptq_ref_release(vptq_dev *dev, void *ptr)
 {
     vptq_mem_free(dev->ctx->mem, ptr);
@@ -68,6 +73,7 @@ const vptq_backend vptq_backend_ref = {
     .describe = ref_describe,
     .alloc = vptq_ref_alloc,
     .release = vptq_ref_release,
+    .left = vptq_ref_left,
     .upload = vptq_ref_copy,
     .download = vptq_ref_copy,
     .sync = vptq_ref_sync,

@@ -1,6 +1,7 @@
 /* accumulate and vq_scatter: sums of the vectors of every centroid in double, always in the
  * same order and without atomics.  The vectors are sorted by label (a stable counting sort in
- * pieces of PIECE vectors), then a warp adds the run of each centroid. */
+ * pieces), then a warp adds the run of each centroid.  Counts of pieces are what takes memory:
+ * where that is short pieces are larger, and the order the same. */
 #include "lib/backend/backend_cuda.h"
 
 enum { THREADS = 128, WARPS = THREADS / PORT_LANES, PIECE = 2048, SCAN = 1024 };
@@ -12,6 +13,7 @@ struct labelled {
     const float *x, *weight; /* weight NULL: ones */
     const uint32_t *idx;
     size_t per_weight; /* vectors that share a weight */
+    size_t piece;      /* vectors that are sorted by one warp */
 };
 
 static __device__ inline size_t label_at(const labelled &a, size_t i)
@@ -31,7 +33,7 @@ static __device__ inline double weight_at(const labelled &a, size_t i)
 /* budget: count_kernel 40 registers */
 __global__ static void __launch_bounds__(THREADS) count_kernel(labelled a, uint32_t *at)
 {
-    const size_t first = (size_t)blockIdx.x * PIECE, last = min(first + PIECE, a.n);
+    const size_t first = blockIdx.x * a.piece, last = min(first + a.piece, a.n);
     for (size_t i = first + threadIdx.x; i < last; i += THREADS)
         atomicAdd(&at[blockIdx.x * (size_t)a.k + label_at(a, i)], 1u);
 }
@@ -95,7 +97,7 @@ __global__ static void __launch_bounds__(THREADS)
                 uint32_t *order)
 {
     const unsigned piece = blockIdx.x * WARPS + port_warp(), lane = port_lane();
-    const size_t first = (size_t)piece * PIECE, last = min(first + PIECE, a.n);
+    const size_t first = piece * a.piece, last = min(first + a.piece, a.n);
     if (piece >= pieces)
         return;
     at += piece * (size_t)a.k;
@@ -173,18 +175,32 @@ cudaError_t vptq_cuda_total(vptq_dev *dev, size_t n, const double *of, double *t
     return port_launch(total_kernel, 1, SCAN, 0, dev->stream, n, of, total);
 }
 
+/* Working memory for `doubles` and the sort; pieces double until there is room. */
+static vptq_status sort_room(vptq_dev *dev, labelled *a, size_t doubles, void **memory,
+                             vptq_err *err)
+{
+    vptq_status st;
+    a->piece = PIECE;
+    for (;;) {
+        const size_t words = (vptq_cuda_blocks(a->n, a->piece) + 1) * (size_t)a->k + 1 + a->n;
+        st = vptq_cuda_scratch(dev, doubles * sizeof(double) + words * sizeof(uint32_t), memory,
+                               err);
+        if (st != VPTQ_E_NOMEM || a->piece >= a->n)
+            return st;
+        a->piece *= 2;
+    }
+}
+
 /* c NULL: no objective. */
-static vptq_status add_up(vptq_dev *dev, const labelled *a, const float *c, double *sums,
+static vptq_status add_up(vptq_dev *dev, labelled *a, const float *c, double *sums,
                           double *weights, double *objective, const char *row, vptq_err *err)
 {
-    const unsigned pieces = vptq_cuda_blocks(a->n, PIECE);
     const size_t doubles = c ? a->k + 1 : 0;
-    const size_t words = (size_t)pieces * a->k + a->k + 1 + a->n;
     void *memory = NULL;
-    vptq_status st = vptq_cuda_scratch(dev, doubles * sizeof(double) + words * sizeof(uint32_t),
-                                       &memory, err);
+    vptq_status st = sort_room(dev, a, doubles, &memory, err);
     if (st)
         return st;
+    const unsigned pieces = vptq_cuda_blocks(a->n, a->piece);
     double *parts = static_cast<double *>(memory), *total = parts + (c ? a->k : 0);
     uint32_t *at = reinterpret_cast<uint32_t *>(parts + doubles);
     uint32_t *starts = at + (size_t)pieces * a->k, *order = starts + a->k + 1;

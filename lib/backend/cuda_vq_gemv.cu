@@ -584,15 +584,27 @@ static vptq_status launch(vptq_dev *dev, const vptq_matrix *m, const vptq_cuda_r
     return vptq_cuda_check(e, "vq_gemv", err);
 }
 
+/* A tile of *rows decoded rows, of fewer where memory is short, which changes no result. */
+static vptq_status open_tile(size_t in, size_t *rows, void **tile, vptq_err *err)
+{
+    enum { LEAST_ROWS = 64 };
+    vptq_status st = vptq_cuda_alloc(*rows * in * sizeof(float), tile, err);
+    while (st == VPTQ_E_NOMEM && *rows > LEAST_ROWS) {
+        *rows /= 2;
+        st = vptq_cuda_alloc(*rows * in * sizeof(float), tile, err);
+    }
+    return st;
+}
+
 /* The matrix goes through a tile of decoded rows. */
 static vptq_status multiply_decoded(vptq_dev *dev, const vptq_matrix *m,
                                     const vptq_gemv_args *g, vptq_err *err)
 {
     const size_t most = (size_t)1 << 22; /* floats of the tile */
     const size_t out = m->q.shape.out, in = m->q.shape.in;
-    const size_t step = out < most / in ? out : most / in;
+    size_t step = out < most / in ? out : most / in;
     void *tile = NULL;
-    vptq_status st = vptq_cuda_alloc(step * in * sizeof(float), &tile, err);
+    vptq_status st = open_tile(in, &step, &tile, err);
     for (size_t r = 0; r < out && !st; r += step) {
         const size_t rows = out - r < step ? out - r : step;
         vptq_gemm_args a = {};

@@ -199,7 +199,9 @@ vptq_status vptq_eval_kld_states(const vptq_ctx *ctx, const vptq_model_desc *d,
                        VPTQ_FORWARD_ROWS);
         goto out;
     }
-    size_t most = VPTQ_FORWARD_ROWS / variants;
+    /* the base's rows and those of all variants, each with a pass of its own */
+    const size_t fit = vptq_forward_head_fit(base, VPTQ_FORWARD_ROWS + VPTQ_FORWARD_ROWS);
+    size_t most = fit / 2 / variants ? fit / 2 / variants : 1;
     most = most < n ? most : n;
     VPTQ_TRY(alloc_heads(&h, most, &arena, err));
     for (size_t at = 0, rows; at < n; at += rows) {

@@ -50,7 +50,7 @@ static void activations_free(vptq_forward *f)
     f->rows = 0;
 }
 
-vptq_status vptq_forward_reserve(vptq_forward *f, size_t rows, vptq_err *err)
+vptq_status vptq_forward_grow(vptq_forward *f, size_t rows, vptq_err *err)
 {
     if (rows <= f->rows)
         return VPTQ_OK;
@@ -67,9 +67,14 @@ vptq_status vptq_forward_reserve(vptq_forward *f, size_t rows, vptq_err *err)
 out:
     if (st) {
         activations_free(f);
-        vptq_err_context(err, "activations of %zu tokens", rows);
+        vptq_err_context(err, "activations of %zu tokens (shorter windows need less)", rows);
     }
     return st;
+}
+
+vptq_status vptq_forward_reserve(vptq_forward *f, size_t rows, vptq_err *err)
+{
+    return f->dev->ops->host_memory ? vptq_forward_grow(f, rows, err) : VPTQ_OK;
 }
 
 static void hidden_free(vptq_forward *f)
@@ -385,6 +390,7 @@ static vptq_status run_group(vptq_forward *f, vptq_forward_pass *p, float *hidde
         p->h = hidden;
         return vptq_forward_run_block(f, p, err);
     }
+    VPTQ_TRY(vptq_forward_grow(f, p->rows, err));
     VPTQ_TRY(vptq_forward_reserve_hidden(f, p->rows, err));
     p->h = f->hidden;
     VPTQ_TRY(ops->upload(f->dev->state, p->h, hidden, bytes, err));
@@ -413,8 +419,10 @@ vptq_status vptq_forward_block_with(vptq_forward *f, uint32_t layer, const size_
     VPTQ_TRY(check_sequences(f, starts, count, &most, err));
     VPTQ_TRY(vptq_forward_reserve(f, most, err));
     VPTQ_TRY(open_linears(f, layer, linear, matrix, err));
-    for (size_t s = 0, e; s < count; s = e) {
-        e = vptq_forward_group(starts, count, s);
+    for (size_t s = 0, e, group = 0; s < count; s = e) {
+        if (s == group)
+            group = vptq_forward_group(starts, count, s);
+        e = vptq_forward_piece(f, linear, starts, s, group);
         vptq_forward_pass p = {.layer = layer,
                                .linear = linear,
                                .matrix = matrix,
@@ -461,7 +469,8 @@ static vptq_status open_cache(vptq_forward *f, vptq_err *err)
 out:
     if (st) {
         floats_free(f, &f->cache_k);
-        vptq_err_context(err, "cache of %zu tokens", f->max_length);
+        vptq_err_context(err, "cache of %zu tokens (a shorter context needs less)",
+                         f->max_length);
     }
     return st;
 }
@@ -471,7 +480,7 @@ static vptq_status step_rows(vptq_forward *f, const int32_t *ids, size_t n, vptq
 {
     vptq_status st = VPTQ_OK;
     const vptq_backend *ops = f->dev->ops;
-    VPTQ_TRY(vptq_forward_reserve(f, n, err));
+    VPTQ_TRY(vptq_forward_grow(f, n, err));
     VPTQ_TRY(vptq_forward_reserve_hidden(f, n, err));
     VPTQ_TRY(vptq_forward_embed(f, ids, n, f->stage ? f->stage : f->hidden, err));
     if (f->stage)

@@ -85,7 +85,9 @@ vptq_status vptq_forward_block_with(vptq_forward *f, uint32_t layer, const size_
                                     size_t count, float *hidden, const vptq_block_hooks *hooks,
                                     vptq_err *err) VPTQ_MUST_CHECK;
 
-/* Room for groups of at most `rows` rows, which blocks otherwise make when they need it. */
+/* Room for groups of at most `rows` rows, which blocks otherwise make when they need it.  On a
+ * device with memory of its own they always do: groups are cut into pieces there that fit into
+ * what is free when they begin, down to single sequences. */
 vptq_status vptq_forward_reserve(vptq_forward *f, size_t rows, vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Final norm and output head over n rows: targets[i] < 0 = no target; state [n] host memory. */
@@ -100,6 +102,8 @@ vptq_status vptq_forward_logits(vptq_forward *f, size_t n, const float *hidden, 
  * gives logits [n, *width] of the ids from `first` on in host memory, *width at most `step`.
  * Nothing else of `f` may run in between.  The cut depends on the model's shape only. */
 size_t vptq_forward_head_step(const vptq_forward *f);
+/* Rows, at most `rows`, that `begin` has device memory for at the moment. */
+size_t vptq_forward_head_fit(const vptq_forward *f, size_t rows);
 vptq_status vptq_forward_head_begin(vptq_forward *f, size_t n, const float *hidden,
                                     vptq_err *err) VPTQ_MUST_CHECK;
 vptq_status vptq_forward_head_tile(vptq_forward *f, size_t n, size_t first, float *logits,

@@ -36,8 +36,10 @@ static vptq_status head_reserve(vptq_forward *f, size_t rows, vptq_err *err)
     }
     f->head_rows = rows;
 out:
-    if (st)
+    if (st) {
         head_free(f);
+        vptq_err_context(err, "logits of %zu tokens", rows);
+    }
     return st;
 }
 
@@ -53,7 +55,7 @@ static vptq_status normalize(vptq_forward *f, size_t rows, const float *hidden, 
     vptq_status st = VPTQ_OK;
     const vptq_backend *ops = f->dev->ops;
     size_t dim = f->d->hidden;
-    VPTQ_TRY(vptq_forward_reserve(f, rows, err));
+    VPTQ_TRY(vptq_forward_grow(f, rows, err));
     if (!ops->host_memory) {
         VPTQ_TRY(vptq_forward_reserve_hidden(f, rows, err));
         VPTQ_TRY(
@@ -128,13 +130,18 @@ vptq_status vptq_forward_loss(vptq_forward *f, size_t n, const float *hidden,
 {
     vptq_status st = VPTQ_OK;
     for (size_t i = 0, rows; i < n; i += rows) {
-        rows = n - i < VPTQ_FORWARD_ROWS ? n - i : VPTQ_FORWARD_ROWS;
+        rows = vptq_forward_chunk(f, n, i, true);
         VPTQ_TRY(head_reserve(f, rows, err));
         VPTQ_TRY(normalize(f, rows, hidden + i * f->d->hidden, err));
         VPTQ_TRY(loss_rows(f, rows, targets + i, state + i, err));
     }
 out:
     return st;
+}
+
+size_t vptq_forward_head_fit(const vptq_forward *f, size_t rows)
+{
+    return vptq_forward_fit(f, rows, 0, true);
 }
 
 vptq_status vptq_forward_head_begin(vptq_forward *f, size_t n, const float *hidden,
@@ -183,7 +190,7 @@ vptq_status vptq_forward_logits(vptq_forward *f, size_t n, const float *hidden, 
 {
     vptq_status st = VPTQ_OK;
     for (size_t i = 0, rows; i < n; i += rows) {
-        rows = n - i < VPTQ_FORWARD_ROWS ? n - i : VPTQ_FORWARD_ROWS;
+        rows = vptq_forward_chunk(f, n, i, true);
         VPTQ_TRY(head_reserve(f, rows, err));
         VPTQ_TRY(normalize(f, rows, hidden + i * f->d->hidden, err));
         VPTQ_TRY(logits_rows(f, rows, logits + i * f->d->vocab, err));
@@ -211,7 +218,7 @@ vptq_status vptq_forward_final_norm(vptq_forward *f, size_t n, const float *hidd
     vptq_status st = VPTQ_OK;
     size_t dim = f->d->hidden;
     for (size_t i = 0, rows; i < n; i += rows) {
-        rows = n - i < VPTQ_FORWARD_ROWS ? n - i : VPTQ_FORWARD_ROWS;
+        rows = vptq_forward_chunk(f, n, i, false);
         VPTQ_TRY(normalize(f, rows, hidden + i * dim, err));
         VPTQ_TRY(f->dev->ops->download(f->dev->state, out + i * dim, f->x,
                                        rows * dim * sizeof *out, err));

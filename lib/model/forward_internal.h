@@ -64,6 +64,18 @@ enum { VPTQ_FORWARD_FEW_ROWS = 8 };
  * rows of activations.  For a few rows it depends on the threads. */
 size_t vptq_forward_tile_rows(const vptq_forward *f, size_t rows, size_t cols);
 
+/* As many of `rows` rows as there is device memory for, with `beside` bytes left over; in host
+ * memory all of them.  `head`: with their logits. */
+size_t vptq_forward_fit(const vptq_forward *f, size_t rows, size_t beside, bool head);
+/* The rows of the head to take next where `first` of n have gone through. */
+size_t vptq_forward_chunk(const vptq_forward *f, size_t n, size_t first, bool head);
+/* The sequence behind the last one of a group to take next from `first` on, with these linears.
+ */
+size_t vptq_forward_piece(const vptq_forward *f, const vptq_weight *linear,
+                          const size_t *starts, size_t first, size_t group_end);
+
+/* Activations of `rows` rows. */
+vptq_status vptq_forward_grow(vptq_forward *f, size_t rows, vptq_err *err) VPTQ_MUST_CHECK;
 vptq_status vptq_forward_reserve_hidden(vptq_forward *f, size_t rows,
                                         vptq_err *err) VPTQ_MUST_CHECK;
 

@@ -24,7 +24,8 @@ static void write_counts(void)
     const cuda_emu_counts c = cuda_emu_count();
     if (!f)
         return;
-    fprintf(f, "launch %lu\ncopy %lu\nalloc %lu\n", c.launches, c.copies, c.allocations);
+    fprintf(f, "launch %lu\ncopy %lu\nalloc %lu\nmemory %zu\n", c.launches, c.copies,
+            c.allocations, cuda_emu_memory_peak());
     fclose(f);
 }
 
@@ -53,10 +54,12 @@ static void break_at(const char *how)
 
 static void start(void)
 {
-    const char *how = getenv("VPTQ_EMU_FAIL");
+    const char *how = getenv("VPTQ_EMU_FAIL"), *bytes = getenv("VPTQ_EMU_MEMORY");
     if (faults.started)
         return;
     faults.started = true;
+    if (bytes)
+        cuda_emu_memory(strtoull(bytes, NULL, 10));
     if (how)
         break_at(how);
     if (getenv("VPTQ_EMU_COUNTS"))
@@ -81,6 +84,7 @@ cuda_emu_counts cuda_emu_count(void)
 
 cudaError_t cuda_emu_broken(void)
 {
+    start();
     return faults.broken;
 }
 

@@ -29,7 +29,7 @@ struct device_memory {
     unsigned char *base;
     size_t open; /* bytes from base on that are not closed for good */
     block *first;
-    size_t limit, used;
+    size_t limit, used, peak;
     unsigned inside; /* kernels and copies that are under way */
     bool guarded;
 };
@@ -89,6 +89,11 @@ size_t cuda_emu_memory_used(void)
     return memory.used;
 }
 
+size_t cuda_emu_memory_peak(void)
+{
+    return memory.peak;
+}
+
 /* The first gap that is large enough; NULL if there is none. */
 static block **find_gap(size_t room, unsigned char **at)
 {
@@ -125,7 +130,8 @@ static cudaError_t allocate(size_t bytes, void **p)
             return cudaErrorMemoryAllocation;
         memory.base = static_cast<unsigned char *>(m);
     }
-    if (bytes > stretch || (memory.limit && bytes > memory.limit - memory.used))
+    const size_t left = memory.used < memory.limit ? memory.limit - memory.used : 0;
+    if (bytes > stretch || (memory.limit && bytes > left))
         return cudaErrorMemoryAllocation;
     unsigned char *at = NULL;
     block **link = find_gap(room, &at);
@@ -136,6 +142,8 @@ static cudaError_t allocate(size_t bytes, void **p)
     *b = {at + GAP, bytes, *link};
     *link = b;
     memory.used += bytes;
+    if (memory.used > memory.peak)
+        memory.peak = memory.used;
     if (__asan_unpoison_memory_region)
         __asan_unpoison_memory_region(b->at, bytes);
     memset(b->at, 0xff, bytes);
@@ -188,7 +196,7 @@ cudaError_t cudaMemGetInfo(size_t *left, size_t *total)
     if (cuda_emu_broken())
         return cuda_emu_remember(cuda_emu_broken());
     *total = memory.limit ? memory.limit : stretch;
-    *left = *total - memory.used;
+    *left = memory.used < *total ? *total - memory.used : 0;
     return cudaSuccess;
 }
 

@@ -12,9 +12,11 @@ extern "C" {
 
 /* 0: everything in ascending order; others: an order of their own in every round. */
 void cuda_emu_seed(uint64_t seed);
-/* Bytes that cudaMalloc gives altogether before it fails; 0: no limit. */
+/* Bytes that cudaMalloc gives altogether before it fails; 0: no limit.  Programs start with
+ * VPTQ_EMU_MEMORY. */
 void cuda_emu_memory(size_t bytes);
 size_t cuda_emu_memory_used(void);
+size_t cuda_emu_memory_peak(void);
 /* On: outside of kernels and copies the host may not touch device memory (the program faults
  * where it does), and kernels take pointers to device memory only (the launch fails).  What
  * pointers inside of structs point at is not seen. */
@@ -24,13 +26,18 @@ void cuda_emu_libraries(bool there);
 
 /* What goes wrong, "HOW:N", N counted from here on; NULL: nothing any more, and the device is
  * as new.  Programs start with what VPTQ_EMU_FAIL says.
- *   launch:N  the N-th launch is refused; what follows works again
- *   kernel:N  the N-th kernel dies: nothing behind it is done, the first call that waits for
- * the device says so, and from then on every call does copy:N    the N-th copy fails, and so
- * does every call after it alloc:N   there is no memory for the N-th allocation */
+ *
+ * launch:N  the N-th launch is refused; what follows works again.
+ *
+ * kernel:N  the N-th kernel dies: nothing behind it is done, the first call that waits for the
+ * device says so, and from then on every call does.
+ *
+ * copy:N  the N-th copy fails, and so does every call after it.
+ *
+ * alloc:N  there is no memory for the N-th allocation. */
 void cuda_emu_break(const char *how);
-/* Launches, copies and allocations so far.  VPTQ_EMU_COUNTS names a file that gets the three at
- * the end of the program. */
+/* Launches, copies and allocations so far.  VPTQ_EMU_COUNTS names a file that gets the three,
+ * and the most memory that was in use, at the end of the program. */
 typedef struct cuda_emu_counts {
     unsigned long launches, copies, allocations;
 } cuda_emu_counts;

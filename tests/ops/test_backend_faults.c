@@ -1,9 +1,11 @@
 /* A device that fails in the middle: every row says so, and none says afterwards that all is
- * well. */
+ * well.  And one that has little memory. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "tests/emu/emu.h"
+#include "tests/vmatrix.h"
 #include "tests/vrows.h"
 #include "tests/vtest.h"
 
@@ -107,12 +109,124 @@ static void test_refused_launches_and_allocations(void **state)
     }
 }
 
+/* ---- rows that get by with less memory ---- */
+
+enum { VECTORS = 5000, V = 4, BOOK = 8 };
+
+typedef struct sums {
+    double sums[BOOK * V], weights[BOOK], objective;
+} sums;
+
+/* At most `bytes` more device memory than the arrays take; 0: as much as there is. */
+static vptq_status add_up(const float *x, const uint32_t *idx, size_t bytes, sums *out,
+                          vptq_err *err)
+{
+    vrows r;
+    void *dx = NULL, *di = NULL, *ds = NULL;
+    vrows_open(&r);
+    const vptq_backend *ops = r.dev.ops;
+    vptq_dev *dev = r.dev.state;
+    const size_t floats = VECTORS * V * sizeof *x, words = VECTORS * sizeof *idx;
+    assert_ok(ops->alloc(dev, 1, floats, &dx, err), err);
+    assert_ok(ops->alloc(dev, 1, words, &di, err), err);
+    assert_ok(ops->alloc(dev, 1, sizeof *out, &ds, err), err);
+    assert_ok(ops->upload(dev, dx, x, floats, err), err);
+    assert_ok(ops->upload(dev, di, idx, words, err), err);
+    if (bytes)
+        cuda_emu_memory(cuda_emu_memory_used() + bytes);
+    sums *s = ds;
+    double objective = 0;
+    vptq_status st = ops->accumulate(dev, VECTORS, V, BOOK, dx, NULL, di, dx, s->sums,
+                                     s->weights, &objective, err);
+    if (!st)
+        assert_ok(ops->download(dev, out, ds, sizeof *out, err), err);
+    out->objective = objective;
+    cuda_emu_memory(0);
+    ops->release(dev, dx);
+    ops->release(dev, di);
+    ops->release(dev, ds);
+    vrows_close(&r);
+    return st;
+}
+
+/* Three pieces of the sort have counts of their own, or two, or all vectors are one piece. */
+static void test_accumulate_in_larger_pieces(void **state)
+{
+    (void)state;
+    enum { ORDER = (VECTORS + BOOK + 1) * 4 + (BOOK + 1) * 8, COUNTS = BOOK * 4 };
+    float *x = vtest_normals(VECTORS * V, 1);
+    uint32_t idx[VECTORS];
+    sums want, got;
+    vptq_err err;
+    for (size_t i = 0; i < VECTORS; i++)
+        idx[i] = (uint32_t)(i * i % BOOK);
+    assert_ok(add_up(x, idx, 0, &want, &err), &err);
+    for (size_t pieces = 1; pieces <= 3; pieces++) {
+        assert_ok(add_up(x, idx, ORDER + pieces * COUNTS, &got, &err), &err);
+        assert_memory_equal(&got, &want, sizeof got);
+    }
+    assert_fails(add_up(x, idx, ORDER, &got, &err), VPTQ_E_NOMEM, &err,
+                 "20140 bytes of device memory cannot be had: ");
+    free(x);
+}
+
+enum { OUT = 512, IN = 32, MANY = 20 };
+
+static vptq_status multiply(const vptq_vq *q, const float *x, size_t bytes, float *y,
+                            vptq_err *err)
+{
+    vrows r;
+    vptq_matrix *m = NULL;
+    void *dx = NULL, *dy = NULL;
+    vrows_open(&r);
+    const vptq_backend *ops = r.dev.ops;
+    vptq_dev *dev = r.dev.state;
+    assert_ok(ops->alloc(dev, MANY * IN, sizeof *x, &dx, err), err);
+    assert_ok(ops->alloc(dev, MANY * OUT, sizeof *y, &dy, err), err);
+    assert_ok(ops->upload(dev, dx, x, MANY * IN * sizeof *x, err), err);
+    assert_ok(ops->matrix_open(dev, q, &m, err), err);
+    if (bytes)
+        cuda_emu_memory(cuda_emu_memory_used() + bytes);
+    const vptq_gemv_args g = {.n = MANY, .x = dx, .y = dy, .ldx = IN, .ldy = OUT};
+    const vptq_status st = ops->vq_gemv(dev, m, &g, err);
+    if (!st)
+        assert_ok(ops->download(dev, y, dy, MANY * OUT * sizeof *y, err), err);
+    cuda_emu_memory(0);
+    ops->matrix_close(dev, m);
+    ops->release(dev, dx);
+    ops->release(dev, dy);
+    vrows_close(&r);
+    return st;
+}
+
+static void test_products_through_smaller_tiles(void **state)
+{
+    (void)state;
+    const vptq_vq_shape shape = {
+        .out = OUT, .in = IN, .v = 8, .k = 16, .groups = 1, .group_size = IN};
+    static float want[MANY * OUT], got[MANY * OUT];
+    float *x = vtest_normals(MANY * IN, 2);
+    vmatrix m;
+    vptq_err err;
+    vmatrix_make(&m, &shape);
+    assert_ok(multiply(&m.q, x, 0, want, &err), &err);
+    /* the tile of all rows has 64 KiB; what is stored, less than 4 */
+    assert_ok(multiply(&m.q, x, 20 << 10, got, &err), &err);
+    assert_same_f32(got, want, MANY * OUT);
+    assert_fails(multiply(&m.q, x, 8000, got, &err), VPTQ_E_NOMEM, &err,
+                 "8192 bytes of device memory cannot be had: 8000 of ");
+    vmatrix_free(&m);
+    free(x);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_no_row_works_on_a_broken_device),
         cmocka_unit_test(test_dead_kernels_are_noticed),
         cmocka_unit_test(test_refused_launches_and_allocations),
+        cmocka_unit_test(test_accumulate_in_larger_pieces),
+        cmocka_unit_test(test_products_through_smaller_tiles),
     };
     return vtest_main(argc, argv, tests);
 }

@@ -1,0 +1,78 @@
+/* How many rows go through a device of its own memory at once: what is free is asked each time
+ * a size is chosen.  A row's results do not depend on it: groups are cut between sequences, and
+ * never so that a piece has so few rows that its linears would take another way.  Steps with a
+ * cache are not cut: how attention shares its keys out depends on the queries of a call. */
+#include "lib/model/forward_internal.h"
+
+enum {
+    LEAST_ROWS = 16,  /* where even these do not fit, the allocation says so */
+    WORKING = 1 << 20 /* bytes that rows may want to work in, beside an eighth */
+};
+
+/* What is free, less what the rows of a backend may ask for themselves. */
+static size_t room(const vptq_forward *f)
+{
+    const size_t left = f->dev->ops->left(f->dev->state), half = left / 2;
+    const size_t working = left / 8 + WORKING;
+    return left - (working < half ? working : half);
+}
+
+/* Bytes that `rows` rows take beside what is held already. */
+static size_t more_bytes(const vptq_forward *f, size_t rows, bool head)
+{
+    const size_t dim = f->d->hidden, inter = f->d->intermediate;
+    const size_t wide = inter > f->q_dim ? inter : f->q_dim;
+    const size_t floats = dim + f->q_dim + 2 * f->kv_dim + wide + inter;
+    const size_t tile =
+        VPTQ_FORWARD_TILE_ROWS * sizeof(float) + sizeof *f->states + sizeof *f->targets;
+    size_t bytes = 0;
+    if (rows > f->rows)
+        bytes += (rows - f->rows) * floats * sizeof(float);
+    if (rows > f->hidden_rows)
+        bytes += (rows - f->hidden_rows) * dim * sizeof(float);
+    if (head && rows > f->head_rows)
+        bytes += (rows - f->head_rows) * tile;
+    return bytes;
+}
+
+size_t vptq_forward_fit(const vptq_forward *f, size_t rows, size_t beside, bool head)
+{
+    if (f->dev->ops->host_memory || !more_bytes(f, rows, head))
+        return rows;
+    const size_t most = room(f);
+    while (rows > LEAST_ROWS && (beside > most || more_bytes(f, rows, head) > most - beside)) {
+        const size_t fewer = rows - rows / 4;
+        rows = fewer > LEAST_ROWS ? fewer : LEAST_ROWS;
+    }
+    return rows;
+}
+
+size_t vptq_forward_chunk(const vptq_forward *f, size_t n, size_t first, bool head)
+{
+    const size_t left = n - first;
+    return vptq_forward_fit(f, left < VPTQ_FORWARD_ROWS ? left : VPTQ_FORWARD_ROWS, 0, head);
+}
+
+/* Bytes on the device of the packed linears of a block, at most. */
+static size_t packed_bytes(const vptq_weight *linear)
+{
+    size_t bytes = 0;
+    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
+        if (linear[l].packed) /* codebooks of 16 bits are float there */
+            bytes += (size_t)(vptq_vq_count_bits(&linear[l].packed->vq.shape).total / 8 * 2);
+    return bytes;
+}
+
+size_t vptq_forward_piece(const vptq_forward *f, const vptq_weight *linear,
+                          const size_t *starts, size_t first, size_t group_end)
+{
+    const size_t all = starts[group_end] - starts[first];
+    const size_t rows = vptq_forward_fit(f, all, packed_bytes(linear), false);
+    size_t end = first + 1;
+    if (rows == all)
+        return group_end;
+    while (end < group_end && (starts[end + 1] - starts[first] <= rows ||
+                               starts[end] - starts[first] <= VPTQ_FORWARD_FEW_ROWS))
+        end++;
+    return starts[group_end] - starts[end] <= VPTQ_FORWARD_FEW_ROWS ? group_end : end;
+}
