@@ -70,6 +70,37 @@ static void cuda_describe(const vptq_dev *dev, char *text, size_t size)
         driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10, libraries);
 }
 
+/* ---- pace ---- */
+
+static double most_work(void)
+{
+#ifdef VPTQ_CUDA_EMU
+    if (cuda_emu_work_limit() > 0)
+        return cuda_emu_work_limit();
+#endif
+    return VPTQ_CUDA_WORK;
+}
+
+size_t vptq_cuda_piece(size_t n, double each, size_t unit)
+{
+    const double fit = most_work() / each / (double)unit;
+    if ((double)n <= fit * (double)unit || n <= unit)
+        return n;
+    return fit < 2 ? unit : (size_t)fit * unit;
+}
+
+vptq_status vptq_cuda_pace(vptq_dev *dev, double work, vptq_err *err)
+{
+    const vptq_status st = vptq_check_cancel(dev->ctx, err);
+    if (st)
+        return st;
+    dev->queued += work;
+    if (dev->queued <= most_work())
+        return VPTQ_OK;
+    dev->queued = work;
+    return vptq_cuda_check(cudaStreamSynchronize(dev->stream), "work", err);
+}
+
 /* ---- memory ---- */
 
 vptq_status vptq_cuda_alloc(size_t bytes, void **ptr, vptq_err *err)

@@ -18,6 +18,7 @@ struct vptq_dev {
     cudaDeviceProp properties;
     void *scratch; /* see vptq_cuda_scratch */
     size_t scratch_bytes;
+    double queued;              /* see vptq_cuda_pace */
     vptq_cuda_library *library; /* what cuda_library.h has loaded, or NULL */
 };
 
@@ -30,6 +31,15 @@ vptq_status vptq_cuda_alloc(size_t bytes, void **ptr, vptq_err *err);
 /* Device memory of at least `bytes`, 256-byte aligned, not cleared, kept by the device and
  * valid until the next call. */
 vptq_status vptq_cuda_scratch(vptq_dev *dev, size_t bytes, void **ptr, vptq_err *err);
+
+/* Rows that may take long queue their work in launches of at most about VPTQ_CUDA_WORK fused
+ * multiplications and look at the caller's cancel flag before each.  No more than twice as much
+ * is ever queued, so that a raised flag is seen soon.  A piece: how many of n things of `each`
+ * multiplications go into a launch, all of them or a multiple of `unit`. */
+static const double VPTQ_CUDA_WORK = 1e12; /* docs/gpu.md says what it comes from */
+size_t vptq_cuda_piece(size_t n, double each, size_t unit);
+/* Before a launch of so much work: VPTQ_E_CANCELLED, or what became of the work before. */
+vptq_status vptq_cuda_pace(vptq_dev *dev, double work, vptq_err *err);
 
 /* Host memory <- device memory, done when it returns. */
 vptq_status vptq_cuda_download(vptq_dev *dev, void *dst, const void *src, size_t bytes,

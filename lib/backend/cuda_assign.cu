@@ -126,24 +126,36 @@ static cudaError_t launch(vptq_dev *dev, size_t n, uint32_t v, uint32_t k, const
                        dev->stream, n, v, k, x, c, idx, dist);
 }
 
+static cudaError_t launch_class(vptq_dev *dev, size_t n, uint32_t v, uint32_t k, const float *x,
+                                const float *c, uint32_t *idx, float *dist)
+{
+    if (v <= 4)
+        return launch<4, 4>(dev, n, v, k, x, c, idx, dist);
+    if (v <= 6)
+        return launch<6, 4>(dev, n, v, k, x, c, idx, dist);
+    if (v <= 8)
+        return launch<8, 4>(dev, n, v, k, x, c, idx, dist);
+    if (v <= 16)
+        return launch<16, 2>(dev, n, v, k, x, c, idx, dist);
+    return launch<LONGEST, 1>(dev, n, v, k, x, c, idx, dist);
+}
+
 vptq_status vptq_cuda_assign(vptq_dev *dev, size_t n, uint32_t v, uint32_t k, const float *x,
                              const float *c, uint32_t *idx, float *dist, vptq_err *err)
 {
+    const double each = (double)k * (v + 1);
+    const size_t piece = vptq_cuda_piece(n, each, THREADS * 4);
+    vptq_status st = VPTQ_OK;
     VPTQ_BUG_IF(v > LONGEST);
-    if (!n)
-        return VPTQ_OK;
-    cudaError_t e;
-    if (v <= 4)
-        e = launch<4, 4>(dev, n, v, k, x, c, idx, dist);
-    else if (v <= 6)
-        e = launch<6, 4>(dev, n, v, k, x, c, idx, dist);
-    else if (v <= 8)
-        e = launch<8, 4>(dev, n, v, k, x, c, idx, dist);
-    else if (v <= 16)
-        e = launch<16, 2>(dev, n, v, k, x, c, idx, dist);
-    else
-        e = launch<LONGEST, 1>(dev, n, v, k, x, c, idx, dist);
-    return vptq_cuda_check(e, "assign", err);
+    for (size_t i = 0; i < n && !st; i += piece) {
+        const size_t now = min(piece, n - i);
+        st = vptq_cuda_pace(dev, each * (double)now, err);
+        if (!st)
+            st = vptq_cuda_check(
+                launch_class(dev, now, v, k, x + i * v, c, idx + i, dist ? dist + i : NULL),
+                "assign", err);
+    }
+    return st;
 }
 
 /* The whole search again: `before` and the labels would only save time. */

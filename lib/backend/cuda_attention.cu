@@ -28,9 +28,10 @@ typedef tiling<128, 4, 1, 1> few_rows;    /* 8 rows, 128 keys, 128 dimensions */
 
 struct attention_job {
     vptq_attention_args a;
-    size_t group, rows;    /* query heads per kv head; stacked rows of a kv head */
-    size_t tile0, tiles;   /* tiles of keys that anyone sees: [tile0, tile0 + tiles) */
-    size_t splits, part;   /* blocks that share a panel's keys, tiles of each */
+    size_t group, rows;  /* query heads per kv head; stacked rows of a kv head */
+    size_t tile0, tiles; /* tiles of keys that anyone sees: [tile0, tile0 + tiles) */
+    size_t splits, part; /* blocks that share a panel's keys, tiles of each */
+    size_t last; /* panel (tile of keys, where they receive) of the launch's first block */
     float *partial, *stat; /* with splits: [splits][kv_heads * rows][head_dim], and [..][2] */
 };
 
@@ -263,7 +264,7 @@ __global__ static void __launch_bounds__(THREADS, 2) attention_kernel(attention_
 {
     panel<T> &t = port_shared<panel<T>>();
     mix<T> &m = port_shared<mix<T>>();
-    const size_t row = (size_t)(gridDim.x - 1 - blockIdx.x) * T::ROWS, kv = blockIdx.y;
+    const size_t row = (job.last - blockIdx.x) * T::ROWS, kv = blockIdx.y;
     const size_t split = blockIdx.z % job.splits, d0 = blockIdx.z / job.splits * T::DIMS;
     const size_t begin = job.tile0 + split * job.part, end = begin + job.part;
     const key_range seen = panel_keys(job, row, T::ROWS);
@@ -311,6 +312,33 @@ static size_t pieces(size_t n, size_t size)
     return (n + size - 1) / size;
 }
 
+/* Multiplications of a panel over all kv heads, at most. */
+template <class T> static double panel_work(const attention_job &job, size_t chunks)
+{
+    const vptq_attention_args *a = &job.a;
+    const size_t all = a->pos0 + a->n, keys = a->window && a->window < all ? a->window : all;
+    return (double)(a->kv_heads * T::ROWS) * (double)keys * (double)a->head_dim *
+           (double)(chunks + 1);
+}
+
+/* launch(count) for blocks n - 1 .. 0, which go from job->last downwards, as many at a time as
+ * the pace allows. */
+template <class F>
+static vptq_status in_pieces(vptq_dev *dev, attention_job *job, size_t n, double each, F launch,
+                             vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    const size_t piece = vptq_cuda_piece(n, each, 1);
+    for (size_t left = n, now; left && !st; left -= now) {
+        now = min(piece, left);
+        job->last = left - 1;
+        st = vptq_cuda_pace(dev, each * (double)now, err);
+        if (!st)
+            st = launch((unsigned)now);
+    }
+    return st;
+}
+
 template <class T> static vptq_status attend(vptq_dev *dev, attention_job *job, vptq_err *err)
 {
     const vptq_attention_args *a = &job->a;
@@ -332,11 +360,21 @@ template <class T> static vptq_status attend(vptq_dev *dev, attention_job *job, 
         job->partial = static_cast<float *>(memory);
         job->stat = job->partial + job->splits * all * a->head_dim;
     }
-    const dim3 grid((unsigned)panels, (unsigned)a->kv_heads, (unsigned)(job->splits * chunks));
-    cudaError_t e = port_launch(attention_kernel<T>, grid, THREADS, 0, dev->stream, *job);
-    if (!e && job->splits > 1)
-        e = port_launch(merge_kernel, (unsigned)all, THREADS, 0, dev->stream, *job);
-    return vptq_cuda_check(e, "attention", err);
+    const double each = panel_work<T>(*job, chunks);
+    vptq_status st = in_pieces(
+        dev, job, panels, each,
+        [&](unsigned count) {
+            const dim3 grid(count, (unsigned)a->kv_heads, (unsigned)(job->splits * chunks));
+            return vptq_cuda_check(
+                port_launch(attention_kernel<T>, grid, THREADS, 0, dev->stream, *job),
+                "attention", err);
+        },
+        err);
+    if (!st && job->splits > 1)
+        st = vptq_cuda_check(
+            port_launch(merge_kernel, (unsigned)all, THREADS, 0, dev->stream, *job),
+            "attention", err);
+    return st;
 }
 
 static attention_job job_of(const vptq_attention_args *a)
@@ -376,7 +414,7 @@ __global__ static void __launch_bounds__(THREADS, 2) mass_stat_kernel(mass_job m
     typedef mass_tiling T;
     panel<T> &t = port_shared<panel<T>>();
     const attention_job &job = mass.of;
-    const size_t row = (size_t)(gridDim.x - 1 - blockIdx.x) * T::ROWS, kv = blockIdx.y;
+    const size_t row = (job.last - blockIdx.x) * T::ROWS, kv = blockIdx.y;
     const key_range seen = panel_keys(job, row, T::ROWS);
     float score[T::EACH_ROWS][T::EACH_KEYS];
 
@@ -429,7 +467,7 @@ __global__ static void __launch_bounds__(THREADS, 2) mass_receive_kernel(mass_jo
     panel<T> &t = port_shared<panel<T>>();
     mass_shared &s = port_shared<mass_shared>();
     const attention_job &job = mass.of;
-    const size_t k0 = (size_t)blockIdx.x * T::KEYS, kv = blockIdx.y,
+    const size_t k0 = (job.last - blockIdx.x) * T::KEYS, kv = blockIdx.y,
                  keys = job.a.pos0 + job.a.n;
     const unsigned side = threadIdx.x / T::SIDE, tk = threadIdx.x % T::SIDE * T::EACH_KEYS;
     double sum[T::EACH_KEYS] = {};
@@ -471,19 +509,30 @@ vptq_status vptq_cuda_attention_mass(vptq_dev *dev, const vptq_attention_args *a
         return VPTQ_OK;
     const size_t keys = a->pos0 + a->n, all = a->kv_heads * job.of.rows;
     void *memory = NULL;
-    const vptq_status st = vptq_cuda_scratch(
+    vptq_status st = vptq_cuda_scratch(
         dev, a->kv_heads * keys * sizeof(double) + all * 2 * sizeof(float), &memory, err);
     if (st)
         return st;
     job.part = static_cast<double *>(memory);
     job.stat = reinterpret_cast<float *>(job.part + a->kv_heads * keys);
-    const dim3 panels(vptq_cuda_blocks(job.of.rows, T::ROWS), (unsigned)a->kv_heads);
-    const dim3 tiles(vptq_cuda_blocks(keys, T::KEYS), (unsigned)a->kv_heads);
-    cudaError_t e = port_launch(mass_stat_kernel, panels, THREADS, 0, dev->stream, job);
-    if (!e)
-        e = port_launch(mass_receive_kernel, tiles, THREADS, 0, dev->stream, job);
-    if (!e)
-        e = port_launch(mass_add_kernel, vptq_cuda_blocks(keys, THREADS), THREADS, 0,
-                        dev->stream, keys, a->kv_heads, job.part, mass);
-    return vptq_cuda_check(e, "attention_mass", err);
+    const auto launch = [&](void (*kernel)(mass_job), unsigned count) {
+        return vptq_cuda_check(port_launch(kernel, dim3(count, (unsigned)a->kv_heads), THREADS,
+                                           0, dev->stream, job),
+                               "attention_mass", err);
+    };
+    const size_t panels = pieces(job.of.rows, T::ROWS), tiles = pieces(keys, T::KEYS);
+    const double each = panel_work<T>(job.of, 0);
+    st = in_pieces(
+        dev, &job.of, panels, each,
+        [&](unsigned count) { return launch(mass_stat_kernel, count); }, err);
+    if (!st)
+        st = in_pieces(
+            dev, &job.of, tiles, each * (double)panels / (double)tiles,
+            [&](unsigned count) { return launch(mass_receive_kernel, count); }, err);
+    if (st)
+        return st;
+    return vptq_cuda_check(port_launch(mass_add_kernel, vptq_cuda_blocks(keys, THREADS),
+                                       THREADS, 0, dev->stream, keys, a->kv_heads, job.part,
+                                       mass),
+                           "attention_mass", err);
 }

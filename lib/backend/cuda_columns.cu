@@ -1,9 +1,10 @@
-/* vq_pass and vq_descend: one persistent launch.  Strips never need each other, so a block
- * takes a few of them through all columns, and only its own barriers order anything.  A panel
- * of columns of its strips is kept in shared memory, where every column's change goes to the
- * columns behind it at once; a later panel first receives the changes of all earlier columns,
- * in their order.  Each element so sees the operations that it would see if every change had
- * been propagated at once: the bits do not depend on panels, blocks or threads. */
+/* vq_pass and vq_descend: one persistent launch, or a few (vptq_cuda_pace).  Strips never need
+ * each other, so a block takes a few of them through all columns, and only its own barriers
+ * order anything.  A panel of columns of its strips is kept in shared memory, where every
+ * column's change goes to the columns behind it at once; a later panel first receives the
+ * changes of all earlier columns, in their order.  Each element so sees the operations that it
+ * would see if every change had been propagated at once: the bits do not depend on panels,
+ * blocks or threads. */
 #include "lib/backend/cuda_find.h"
 
 enum { MOST_PANEL = 128 };
@@ -215,30 +216,64 @@ __global__ static void __launch_bounds__(FIND_THREADS, find_per_sm<V>)
 /* ---- the rows ---- */
 
 template <bool DESCEND>
-static vptq_status run(vptq_dev *dev, const vptq_finder *f, columns_job *a, const char *row,
-                       vptq_err *err)
+static vptq_status launch_class(vptq_dev *dev, unsigned length, unsigned blocks,
+                                const columns_job &a, const char *row, vptq_err *err)
 {
-    if (!a->cols || !a->strips)
-        return VPTQ_OK;
-    const unsigned panel = a->cols < MOST_PANEL ? (unsigned)a->cols : (unsigned)MOST_PANEL;
-    a->layout = vptq_cuda_find_layout(dev, f, panel);
-    a->idx_res = f->res.room ? a->idx_res : NULL;
-    const unsigned blocks = vptq_cuda_find_blocks(dev, &a->layout, a->strips, &a->each);
-    switch (f->length) {
+    switch (length) {
     case 4:
-        return find_launch(dev, columns_kernel<4, DESCEND>, a->layout, blocks, *a, row, err);
+        return find_launch(dev, columns_kernel<4, DESCEND>, a.layout, blocks, a, row, err);
     case 6:
-        return find_launch(dev, columns_kernel<6, DESCEND>, a->layout, blocks, *a, row, err);
+        return find_launch(dev, columns_kernel<6, DESCEND>, a.layout, blocks, a, row, err);
     case 8:
-        return find_launch(dev, columns_kernel<8, DESCEND>, a->layout, blocks, *a, row, err);
+        return find_launch(dev, columns_kernel<8, DESCEND>, a.layout, blocks, a, row, err);
     case 12:
-        return find_launch(dev, columns_kernel<12, DESCEND>, a->layout, blocks, *a, row, err);
+        return find_launch(dev, columns_kernel<12, DESCEND>, a.layout, blocks, a, row, err);
     case 16:
-        return find_launch(dev, columns_kernel<16, DESCEND>, a->layout, blocks, *a, row, err);
+        return find_launch(dev, columns_kernel<16, DESCEND>, a.layout, blocks, a, row, err);
     default:
-        return find_launch(dev, columns_kernel<FIND_LONG, DESCEND>, a->layout, blocks, *a, row,
+        return find_launch(dev, columns_kernel<FIND_LONG, DESCEND>, a.layout, blocks, a, row,
                            err);
     }
+}
+
+/* The job without its first `strips`. */
+static columns_job behind(columns_job a, size_t strips)
+{
+    const size_t rows = strips * a.layout.v;
+    a.strips -= strips;
+    a.from += rows;
+    a.z = a.z ? a.z + rows : NULL;
+    a.q += rows;
+    a.change += rows;
+    a.idx += strips;
+    a.idx_res = a.idx_res ? a.idx_res + strips : NULL;
+    return a;
+}
+
+/* A few strips' columns at a time: they never need each other. */
+template <bool DESCEND>
+static vptq_status run(vptq_dev *dev, const vptq_finder *f, columns_job a, const char *row,
+                       vptq_err *err)
+{
+    const double cols = (double)a.cols;
+    const double each = cols * (vptq_cuda_find_work(f) + cols / 2 * f->v);
+    const unsigned panel = a.cols < MOST_PANEL ? (unsigned)a.cols : (unsigned)MOST_PANEL;
+    if (!a.cols || !a.strips)
+        return VPTQ_OK;
+    a.layout = vptq_cuda_find_layout(dev, f, panel);
+    a.idx_res = f->res.room ? a.idx_res : NULL;
+    vptq_status st = VPTQ_OK;
+    for (const size_t piece = vptq_cuda_piece(a.strips, each, FIND_UNIT); a.strips && !st;) {
+        const size_t now = min(piece, a.strips);
+        columns_job part = a;
+        part.strips = now;
+        const unsigned blocks = vptq_cuda_find_blocks(dev, &a.layout, now, &part.each);
+        st = vptq_cuda_pace(dev, each * (double)now, err);
+        if (!st)
+            st = launch_class<DESCEND>(dev, f->length, blocks, part, row, err);
+        a = behind(a, now);
+    }
+    return st;
 }
 
 vptq_status vptq_cuda_vq_pass(vptq_dev *dev, const vptq_pass_args *p, vptq_err *err)
@@ -257,7 +292,7 @@ vptq_status vptq_cuda_vq_pass(vptq_dev *dev, const vptq_pass_args *p, vptq_err *
     a.ldi = p->ldi;
     a.ldq = p->ldq;
     a.ld_change = p->lde;
-    return run<false>(dev, p->finder, &a, "vq_pass", err);
+    return run<false>(dev, p->finder, a, "vq_pass", err);
 }
 
 vptq_status vptq_cuda_vq_descend(vptq_dev *dev, const vptq_descend_args *d, vptq_err *err)
@@ -276,5 +311,5 @@ vptq_status vptq_cuda_vq_descend(vptq_dev *dev, const vptq_descend_args *d, vptq
     a.ldi = d->ldi;
     a.ldq = d->ldq;
     a.ld_change = d->ldd;
-    return run<true>(dev, d->finder, &a, "vq_descend", err);
+    return run<true>(dev, d->finder, a, "vq_descend", err);
 }

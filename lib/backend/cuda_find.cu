@@ -185,6 +185,12 @@ unsigned vptq_cuda_find_blocks(const vptq_dev *dev, const find_layout *l, size_t
     return (unsigned)(tasks < at_once ? tasks : at_once);
 }
 
+double vptq_cuda_find_work(const vptq_finder *f)
+{
+    const double k = f->main.k, k_res = f->res.k, mains = f->beam ? f->beam : k;
+    return (k + mains * k_res) * (f->length + 1);
+}
+
 /* ---- find ---- */
 
 struct find_job {
@@ -236,20 +242,10 @@ __global__ static void __launch_bounds__(FIND_THREADS, find_per_sm<V>) find_kern
     }
 }
 
-vptq_status vptq_cuda_find(vptq_dev *dev, const vptq_find_args *f, vptq_err *err)
+static vptq_status launch_class(vptq_dev *dev, unsigned length, unsigned blocks,
+                                const find_job &a, vptq_err *err)
 {
-    find_job a = {};
-    if (!f->n)
-        return VPTQ_OK;
-    a.layout = vptq_cuda_find_layout(dev, f->finder, 0);
-    a.n = f->n;
-    a.x = f->x;
-    a.keep = f->keep;
-    a.idx = f->idx;
-    a.idx_res = f->finder->res.room ? f->idx_res : NULL;
-    a.dist = f->dist;
-    const unsigned blocks = vptq_cuda_find_blocks(dev, &a.layout, a.n, &a.each);
-    switch (f->finder->length) {
+    switch (length) {
     case 4:
         return find_launch(dev, find_kernel<4>, a.layout, blocks, a, "find", err);
     case 6:
@@ -263,4 +259,26 @@ vptq_status vptq_cuda_find(vptq_dev *dev, const vptq_find_args *f, vptq_err *err
     default:
         return find_launch(dev, find_kernel<FIND_LONG>, a.layout, blocks, a, "find", err);
     }
+}
+
+vptq_status vptq_cuda_find(vptq_dev *dev, const vptq_find_args *f, vptq_err *err)
+{
+    const double each = vptq_cuda_find_work(f->finder);
+    const size_t piece = vptq_cuda_piece(f->n, each, FIND_UNIT);
+    vptq_status st = VPTQ_OK;
+    find_job a = {};
+    a.layout = vptq_cuda_find_layout(dev, f->finder, 0);
+    a.keep = f->keep;
+    for (size_t i = 0; i < f->n && !st; i += piece) {
+        a.n = min(piece, f->n - i);
+        a.x = f->x + i * f->finder->v;
+        a.idx = f->idx + i;
+        a.idx_res = f->finder->res.room ? f->idx_res + i : NULL;
+        a.dist = f->dist ? f->dist + i : NULL;
+        const unsigned blocks = vptq_cuda_find_blocks(dev, &a.layout, a.n, &a.each);
+        st = vptq_cuda_pace(dev, each * (double)a.n, err);
+        if (!st)
+            st = launch_class(dev, f->finder->length, blocks, a, err);
+    }
+    return st;
 }

@@ -72,6 +72,11 @@ find_layout vptq_cuda_find_layout(const vptq_dev *dev, const vptq_finder *finder
 unsigned vptq_cuda_find_blocks(const vptq_dev *dev, const find_layout *l, size_t n,
                                unsigned *each);
 
+/* Multiplications that a choice takes. */
+double vptq_cuda_find_work(const vptq_finder *f);
+/* Vectors or strips that a launch is cut to multiples of, where it is. */
+enum { FIND_UNIT = 64 };
+
 /* kernel(job) with layout l in `blocks` blocks. */
 template <class J>
 static inline vptq_status find_launch(vptq_dev *dev, void (*kernel)(J), const find_layout &l,

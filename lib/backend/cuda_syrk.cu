@@ -43,6 +43,7 @@ struct moments {
     size_t t, n, ldx;
     const float *x, *w; /* w NULL: ones */
     double *h, *sum;
+    size_t tile0; /* of the launch */
 };
 
 struct syrk_tiles {
@@ -67,7 +68,7 @@ static __device__ inline void load_tokens(float *to, const moments &m, const flo
 __global__ static void __launch_bounds__(THREADS, 2) syrk_kernel(moments m)
 {
     syrk_tiles &t = port_shared<syrk_tiles>();
-    const lower_tile tile = lower_tile_at(blockIdx.x, ROWS / COLUMNS);
+    const lower_tile tile = lower_tile_at(m.tile0 + blockIdx.x, ROWS / COLUMNS);
     const size_t i0 = tile.row * ROWS, j0 = tile.column * COLUMNS;
     const unsigned thread = threadIdx.x;
     const unsigned ti = thread / SIDE * EACH_ROWS, tj = thread % SIDE * EACH_COLUMNS;
@@ -128,15 +129,26 @@ __global__ static void __launch_bounds__(THREADS) sum_kernel(moments m)
 vptq_status vptq_cuda_syrk_add(vptq_dev *dev, size_t t, size_t n, const float *x, size_t ldx,
                                const float *w, double *h, double *sum, vptq_err *err)
 {
-    const moments m = {t, n, ldx, x, w, h, sum};
+    moments m = {t, n, ldx, x, w, h, sum, 0};
     const size_t tiles = lower_count(vptq_cuda_blocks(n, ROWS), ROWS / COLUMNS);
+    const double tile = (double)t * ROWS * COLUMNS;
+    const size_t piece = vptq_cuda_piece(tiles, tile, 1);
+    vptq_status st = VPTQ_OK;
     if (!t || !n)
         return VPTQ_OK;
-    cudaError_t e = port_launch(syrk_kernel, (unsigned)tiles, THREADS, 0, dev->stream, m);
-    if (!e)
-        e = port_launch(sum_kernel, vptq_cuda_blocks(n, PORT_LANES), THREADS, 0, dev->stream,
-                        m);
-    return vptq_cuda_check(e, "syrk_add", err);
+    for (; m.tile0 < tiles && !st; m.tile0 += piece) {
+        const size_t now = min(piece, tiles - m.tile0);
+        st = vptq_cuda_pace(dev, tile * (double)now, err);
+        if (!st)
+            st = vptq_cuda_check(
+                port_launch(syrk_kernel, (unsigned)now, THREADS, 0, dev->stream, m), "syrk_add",
+                err);
+    }
+    if (st)
+        return st;
+    return vptq_cuda_check(
+        port_launch(sum_kernel, vptq_cuda_blocks(n, PORT_LANES), THREADS, 0, dev->stream, m),
+        "syrk_add", err);
 }
 
 /* ---- quad_trace ---- */
@@ -149,7 +161,8 @@ struct quad {
     size_t m, n, lde, ldh;
     const float *e;
     const double *h;
-    double *partial; /* [chunks][tiles] */
+    double *partial;     /* [chunks][tiles] */
+    size_t tile0, tiles; /* the first of the launch; of all */
 };
 
 struct quad_tiles {
@@ -169,7 +182,7 @@ static __device__ inline void load_errors(double to[STEP][TILE + 2], const quad 
 __global__ static void __launch_bounds__(THREADS, 2) quad_kernel(quad q)
 {
     quad_tiles &t = port_shared<quad_tiles>();
-    const lower_tile tile = lower_tile_at(blockIdx.x, 1);
+    const lower_tile tile = lower_tile_at(q.tile0 + blockIdx.x, 1);
     const size_t i0 = tile.row * TILE, j0 = tile.column * TILE;
     const size_t first = (size_t)blockIdx.y * CHUNK, last = min(first + CHUNK, q.m);
     const unsigned thread = threadIdx.x, ti = thread / SIDE * EACH, tj = thread % SIDE * EACH;
@@ -199,7 +212,7 @@ __global__ static void __launch_bounds__(THREADS, 2) quad_kernel(quad q)
         }
     sum = port_block_sum(sum);
     if (thread == 0)
-        q.partial[(size_t)blockIdx.y * gridDim.x + blockIdx.x] = sum;
+        q.partial[blockIdx.y * q.tiles + q.tile0 + blockIdx.x] = sum;
 }
 
 vptq_status vptq_cuda_quad_trace(vptq_dev *dev, size_t m, size_t n, const float *e, size_t lde,
@@ -211,17 +224,24 @@ vptq_status vptq_cuda_quad_trace(vptq_dev *dev, size_t m, size_t n, const float 
     *trace = 0;
     if (!m || !n)
         return VPTQ_OK;
-    const vptq_status st =
+    vptq_status st =
         vptq_cuda_scratch(dev, (chunks * tiles + 1) * sizeof(double), &memory, err);
+    double *total = static_cast<double *>(memory);
+    quad q = {m, n, lde, ldh, e, h, total + 1, 0, tiles};
+    const double tile = (double)m * TILE * TILE;
+    const size_t piece = vptq_cuda_piece(tiles, tile, 1);
+    for (; q.tile0 < tiles && !st; q.tile0 += piece) {
+        const size_t now = min(piece, tiles - q.tile0);
+        st = vptq_cuda_pace(dev, tile * (double)now, err);
+        if (!st)
+            st = vptq_cuda_check(port_launch(quad_kernel, dim3((unsigned)now, (unsigned)chunks),
+                                             THREADS, 0, dev->stream, q),
+                                 "quad_trace", err);
+    }
+    if (!st)
+        st = vptq_cuda_check(vptq_cuda_total(dev, chunks * tiles, q.partial, total),
+                             "quad_trace", err);
     if (st)
         return st;
-    double *total = static_cast<double *>(memory);
-    const quad q = {m, n, lde, ldh, e, h, total + 1};
-    cudaError_t error = port_launch(quad_kernel, dim3((unsigned)tiles, (unsigned)chunks),
-                                    THREADS, 0, dev->stream, q);
-    if (!error)
-        error = vptq_cuda_total(dev, chunks * tiles, q.partial, total);
-    if (error)
-        return vptq_cuda_check(error, "quad_trace", err);
     return vptq_cuda_download(dev, trace, total, sizeof *total, err);
 }

@@ -429,6 +429,8 @@ typedef enum cuda_emu_call {
     CUDA_EMU_OTHER
 } cuda_emu_call;
 cudaError_t cuda_emu_verdict(cuda_emu_call call, bool waits, bool *skip);
+/* What cuda_emu_work says, or 0. */
+double cuda_emu_work_limit(void);
 /* cudaErrorIllegalAddress and others that no call gets by; cudaSuccess. */
 cudaError_t cuda_emu_broken(void);
 /* Device memory is open from the first one on until the last has left (cuda_emu_guard). */

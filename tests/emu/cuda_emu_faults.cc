@@ -13,6 +13,9 @@ struct fault_state {
     bool dies;          /* it is a kernel that fails, and nobody knows yet */
     cudaError_t dead;   /* what those who wait for the device are to be told */
     cudaError_t broken; /* what everybody is told */
+    void (*on_launch)(void *);
+    void *on_launch_arg;
+    double work;
 };
 
 static fault_state faults;
@@ -82,6 +85,22 @@ cuda_emu_counts cuda_emu_count(void)
             faults.count[CUDA_EMU_ALLOC]};
 }
 
+void cuda_emu_on_launch(void (*fn)(void *arg), void *arg)
+{
+    faults.on_launch = fn;
+    faults.on_launch_arg = arg;
+}
+
+void cuda_emu_work(double most)
+{
+    faults.work = most;
+}
+
+double cuda_emu_work_limit(void)
+{
+    return faults.work;
+}
+
 cudaError_t cuda_emu_broken(void)
 {
     start();
@@ -91,6 +110,8 @@ cudaError_t cuda_emu_broken(void)
 cudaError_t cuda_emu_verdict(cuda_emu_call call, bool waits, bool *skip)
 {
     start();
+    if (call == CUDA_EMU_LAUNCH && faults.on_launch)
+        faults.on_launch(faults.on_launch_arg);
     const bool now =
         __atomic_add_fetch(&faults.count[call], 1, __ATOMIC_RELAXED) == faults.at &&
         call == faults.what;

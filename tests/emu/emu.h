@@ -36,6 +36,11 @@ void cuda_emu_libraries(bool there);
  *
  * alloc:N  there is no memory for the N-th allocation. */
 void cuda_emu_break(const char *how);
+/* Called at every launch, before it: to raise a flag or to take memory away in the middle of a
+ * row.  NULL: nobody. */
+void cuda_emu_on_launch(void (*fn)(void *arg), void *arg);
+/* Multiplications of a launch at most (vptq_cuda_pace); 0: as on a GPU. */
+void cuda_emu_work(double most);
 /* Launches, copies and allocations so far.  VPTQ_EMU_COUNTS names a file that gets the three,
  * and the most memory that was in use, at the end of the program. */
 typedef struct cuda_emu_counts {

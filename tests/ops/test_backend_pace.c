@@ -1,0 +1,319 @@
+/* Rows of a device that may take long: cut into launches they give the same bits, and between
+ * two launches they see that the caller wants to stop. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "lib/backend/backend.h"
+#include "tests/emu/emu.h"
+#include "tests/vtest.h"
+
+enum { FLOATS = 1 << 16, V = 4, K = 16, K_RES = 8, STRIPS = 200, COLS = 3 };
+
+/* `x` is only read.  `y` begins as x does, and is all that a row writes to. */
+typedef struct bench {
+    volatile sig_atomic_t stop;
+    vptq_ctx ctx;
+    vptq_device dev;
+    float *x, *y;
+    vptq_finder *finder;
+    float *host; /* x */
+} bench;
+
+static void *on_device(bench *b)
+{
+    void *p = NULL;
+    vptq_err err;
+    assert_ok(b->dev.ops->alloc(b->dev.state, FLOATS, sizeof(float), &p, &err), &err);
+    return p;
+}
+
+static void fill(bench *b, float *to)
+{
+    vptq_err err;
+    assert_ok(b->dev.ops->upload(b->dev.state, to, b->host, FLOATS * sizeof *to, &err), &err);
+}
+
+static void bench_open(bench *b)
+{
+    vptq_err err;
+    *b = (bench){.ctx = {.threads = 1}};
+    b->ctx.cancel = &b->stop;
+    assert_ok(vptq_device_open(&b->ctx, "emu", &b->dev, &err), &err);
+    assert_ptr_equal(b->dev.ops, vptq_backend_emu()); /* which so is linked */
+    b->host = vtest_normals(FLOATS, 7);
+    b->x = on_device(b);
+    b->y = on_device(b);
+    fill(b, b->x);
+    const vptq_books books = {.v = V,
+                              .k = K,
+                              .k_res = K_RES,
+                              .beam = 2,
+                              .centroids = b->x,
+                              .res_centroids = b->x + K * V};
+    assert_ok(b->dev.ops->finder_open(b->dev.state, &books, &b->finder, &err), &err);
+}
+
+static void bench_close(bench *b)
+{
+    b->dev.ops->finder_close(b->dev.state, b->finder);
+    b->dev.ops->release(b->dev.state, b->x);
+    b->dev.ops->release(b->dev.state, b->y);
+    vptq_device_close(&b->dev);
+    free(b->host);
+}
+
+/* ---- rows ---- */
+
+static vptq_status run_gemm(bench *b, vptq_err *err)
+{
+    const vptq_gemm_args g = {.m = 200,
+                              .n = 40,
+                              .k = 20,
+                              .a = b->x,
+                              .b = b->x + 5000,
+                              .c = b->y,
+                              .lda = 21,
+                              .ldb = 40,
+                              .ldc = 41,
+                              .alpha = 1,
+                              .beta = 1,
+                              .bias = b->x};
+    return b->dev.ops->gemm(b->dev.state, &g, err);
+}
+
+static vptq_status run_gemm_of_columns(bench *b, vptq_err *err)
+{
+    const vptq_gemm_args g = {.m = 200,
+                              .n = 40,
+                              .k = 20,
+                              .a = b->x,
+                              .b = b->x + 5000,
+                              .c = b->y,
+                              .lda = 200,
+                              .ldb = 20,
+                              .ldc = 40,
+                              .trans_a = true,
+                              .trans_b = true,
+                              .alpha = -1};
+    return b->dev.ops->gemm(b->dev.state, &g, err);
+}
+
+static vptq_status run_syrk_add(bench *b, vptq_err *err)
+{
+    enum { N = 160 };
+    void *h = b->y;
+    double *sum = (double *)h + N * N;
+    return b->dev.ops->syrk_add(b->dev.state, 20, N, b->x, N, NULL, h, sum, err);
+}
+
+static vptq_status run_quad_trace(bench *b, vptq_err *err)
+{
+    enum { N = 150 };
+    const void *h = b->x;
+    double trace;
+    vptq_status st =
+        b->dev.ops->quad_trace(b->dev.state, 40, N, b->x + 2 * N * N, N, h, N, &trace, err);
+    return st ? st : b->dev.ops->upload(b->dev.state, b->y, &trace, sizeof trace, err);
+}
+
+static vptq_status run_assign(bench *b, vptq_err *err)
+{
+    void *idx = b->y;
+    return b->dev.ops->assign(b->dev.state, 1500, V, K, b->x, b->x, idx, b->y + 1500, err);
+}
+
+static vptq_status run_find(bench *b, vptq_err *err)
+{
+    void *idx = b->y, *idx_res = b->y + 300;
+    const vptq_find_args f = {.n = 300,
+                              .finder = b->finder,
+                              .x = b->x,
+                              .idx = idx,
+                              .idx_res = idx_res,
+                              .dist = b->y + 600};
+    return b->dev.ops->find(b->dev.state, &f, err);
+}
+
+enum { ROWS = STRIPS * V, MATRIX = COLS * ROWS, INDICES = COLS * STRIPS };
+
+static vptq_status run_vq_pass(bench *b, vptq_err *err)
+{
+    void *idx = b->y + 3 * MATRIX, *idx_res = b->y + 3 * MATRIX + INDICES;
+    const vptq_pass_args p = {.cols = COLS,
+                              .rows = ROWS,
+                              .finder = b->finder,
+                              .z = b->y,
+                              .u = b->x + 20000,
+                              .idx = idx,
+                              .idx_res = idx_res,
+                              .q = b->y + MATRIX,
+                              .err = b->y + 2 * MATRIX,
+                              .ldz = ROWS,
+                              .ldu = COLS,
+                              .ldi = STRIPS,
+                              .ldq = ROWS,
+                              .lde = ROWS};
+    return b->dev.ops->vq_pass(b->dev.state, &p, err);
+}
+
+static vptq_status run_vq_descend(bench *b, vptq_err *err)
+{
+    static const uint32_t zeros[2 * INDICES];
+    void *idx = b->y + 3 * MATRIX, *idx_res = b->y + 3 * MATRIX + INDICES;
+    const vptq_descend_args d = {.cols = COLS,
+                                 .rows = ROWS,
+                                 .finder = b->finder,
+                                 .g = b->x,
+                                 .h = b->x + 20001,
+                                 .idx = idx,
+                                 .idx_res = idx_res,
+                                 .q = b->y + MATRIX,
+                                 .delta = b->y + 2 * MATRIX,
+                                 .ldg = ROWS,
+                                 .ldh = COLS,
+                                 .ldi = STRIPS,
+                                 .ldq = ROWS,
+                                 .ldd = ROWS};
+    vptq_status st = b->dev.ops->upload(b->dev.state, idx, zeros, sizeof zeros, err);
+    return st ? st : b->dev.ops->vq_descend(b->dev.state, &d, err);
+}
+
+/* More rows than a panel has; a window, and keys that are there already. */
+static vptq_attention_args attention_of(const bench *b)
+{
+    return (vptq_attention_args){.n = 100,
+                                 .pos0 = 30,
+                                 .heads = 4,
+                                 .kv_heads = 2,
+                                 .head_dim = 8,
+                                 .window = 90,
+                                 .scale = 0.5F,
+                                 .q = b->x,
+                                 .keys = b->x + 5000,
+                                 .values = b->x + 9000,
+                                 .out = b->y,
+                                 .ldq = 32,
+                                 .ldk = 16,
+                                 .ldv = 16,
+                                 .ldo = 32};
+}
+
+static vptq_status run_attention(bench *b, vptq_err *err)
+{
+    const vptq_attention_args a = attention_of(b);
+    return b->dev.ops->attention(b->dev.state, &a, err);
+}
+
+static vptq_status run_attention_mass(bench *b, vptq_err *err)
+{
+    const vptq_attention_args a = attention_of(b);
+    void *mass = b->y;
+    return b->dev.ops->attention_mass(b->dev.state, &a, mass, err);
+}
+
+static const struct {
+    const char *name;
+    vptq_status (*run)(bench *b, vptq_err *err);
+} rows[] = {
+    {"gemm", run_gemm},           {"gemm of columns", run_gemm_of_columns},
+    {"syrk_add", run_syrk_add},   {"quad_trace", run_quad_trace},
+    {"assign", run_assign},       {"find", run_find},
+    {"vq_pass", run_vq_pass},     {"vq_descend", run_vq_descend},
+    {"attention", run_attention}, {"attention_mass", run_attention_mass},
+};
+enum { COUNT = sizeof rows / sizeof *rows };
+
+/* ---- tests ---- */
+
+/* Launches that the row took; y goes to `got`. */
+static unsigned long run(bench *b, size_t row, float *got)
+{
+    vptq_err err;
+    fill(b, b->y);
+    const unsigned long before = cuda_emu_count().launches;
+    assert_ok(rows[row].run(b, &err), &err);
+    const unsigned long launches = cuda_emu_count().launches - before;
+    assert_ok(b->dev.ops->download(b->dev.state, got, b->y, FLOATS * sizeof *got, &err), &err);
+    return launches;
+}
+
+static void test_pieces_give_the_same_bits(void **state)
+{
+    (void)state;
+    static float whole[FLOATS], cut[FLOATS];
+    bench b;
+    bench_open(&b);
+    for (size_t i = 0; i < COUNT; i++) {
+        const unsigned long one = run(&b, i, whole);
+        cuda_emu_work(1);
+        const unsigned long many = run(&b, i, cut);
+        cuda_emu_work(0);
+        if (many < one + 2)
+            fail_msg("%s: %lu launches whole, %lu in pieces", rows[i].name, one, many);
+        assert_memory_not_equal(whole, b.host, sizeof whole);
+        if (memcmp(whole, cut, sizeof whole) != 0)
+            fail_msg("%s: other bits in %lu pieces", rows[i].name, many);
+    }
+    bench_close(&b);
+}
+
+static void raise_flag(void *arg)
+{
+    bench *b = arg;
+    b->stop = 1;
+}
+
+static void test_flags_are_seen_between_launches(void **state)
+{
+    (void)state;
+    bench b;
+    vptq_err err;
+    bench_open(&b);
+    cuda_emu_work(1);
+    for (size_t i = 0; i < COUNT; i++) {
+        fill(&b, b.y);
+        cuda_emu_on_launch(raise_flag, &b);
+        const unsigned long before = cuda_emu_count().launches;
+        const vptq_status st = rows[i].run(&b, &err);
+        const unsigned long launches = cuda_emu_count().launches - before;
+        cuda_emu_on_launch(NULL, NULL);
+        if (st != VPTQ_E_CANCELLED || launches != 1)
+            fail_msg("%s: %s behind %lu launches", rows[i].name, vptq_status_name(st),
+                     launches);
+        assert_string_equal(err.text, "interrupted");
+        b.stop = 0;
+    }
+    cuda_emu_work(0);
+    bench_close(&b);
+}
+
+/* What was queued before is waited for, so that it is never much. */
+static void test_a_dead_kernel_is_seen_between_launches(void **state)
+{
+    (void)state;
+    bench b;
+    vptq_err err;
+    bench_open(&b);
+    cuda_emu_work(1);
+    for (size_t i = 0; i < COUNT; i++) {
+        fill(&b, b.y);
+        cuda_emu_break("kernel:1");
+        const unsigned long before = cuda_emu_count().launches;
+        assert_fails(rows[i].run(&b, &err), VPTQ_E_DEVICE, &err,
+                     "work failed on the device: an illegal memory access");
+        assert_int_equal(cuda_emu_count().launches - before, 1);
+        cuda_emu_break(NULL);
+    }
+    cuda_emu_work(0);
+    bench_close(&b);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_pieces_give_the_same_bits),
+        cmocka_unit_test(test_flags_are_seen_between_launches),
+        cmocka_unit_test(test_a_dead_kernel_is_seen_between_launches),
+    };
+    return vtest_main(argc, argv, tests);
+}
