@@ -235,6 +235,12 @@ void vptq_tensor_forget(const vptq_tensor *t)
         vptq_map_forget(t->data, t->bytes);
 }
 
+void vptq_tensor_ahead(const vptq_tensor *t)
+{
+    if (t->mapped)
+        vptq_map_ahead(t->data, t->bytes);
+}
+
 /* ---- sets ---- */
 
 void vptq_tensor_set_init(vptq_tensor_set *s, vptq_mem *mem)

@@ -70,6 +70,8 @@ vptq_status vptq_tensor_check_piece(const vptq_tensor *t, const uint8_t *bytes, 
 /* The bytes will not be needed soon: where they are mapped, they leave the memory of this
  * process, so that running through all weights once never holds more than one tensor. */
 void vptq_tensor_forget(const vptq_tensor *t);
+/* They will be needed soon: where they are mapped, the system may begin to read them. */
+void vptq_tensor_ahead(const vptq_tensor *t);
 
 /* A set of tensors with unique names, with the mappings that hold their bytes. */
 typedef struct vptq_tensor_set {

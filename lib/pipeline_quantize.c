@@ -68,6 +68,15 @@ static vptq_status read_weights(const vptq_quantizer *q, const vptq_quantize_row
     return st;
 }
 
+/* The matrix behind this one is read by the system while this one is quantized. */
+static void ask_ahead(const vptq_quantizer *q)
+{
+    const bool inside = q->linear + 1 < VPTQ_LINEAR_COUNT;
+    const uint32_t layer = inside ? q->layer : q->layer + 1;
+    if (layer <= q->last)
+        vptq_weight_ahead(&q->model.blocks[layer].linear[inside ? q->linear + 1 : 0]);
+}
+
 /* *text becomes the row as JSON, freed by the caller. */
 static vptq_status compute(vptq_quantizer *q, const char *path, const vptq_input_hessians *h,
                            vptq_quantize_row *row, char **text, vptq_err *err)
@@ -85,6 +94,7 @@ static vptq_status compute(vptq_quantizer *q, const char *path, const vptq_input
     row->weighted = input.metric;
     row->held_out = input.held_out;
     VPTQ_TRY(read_weights(q, row, &arena, &input.w, err));
+    ask_ahead(q);
     if (h->shifts.shift || h->shifts.drift)
         VPTQ_TRY(vptq_calibration_target(q, h, row, &arena, &input.w, err));
     VPTQ_TRY(vptq_quant_matrix(q->dev, row->settings, &input, on_step, q, &arena, &r, err));

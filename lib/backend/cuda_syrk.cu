@@ -131,7 +131,7 @@ vptq_status vptq_cuda_syrk_add(vptq_dev *dev, size_t t, size_t n, const float *x
 {
     moments m = {t, n, ldx, x, w, h, sum, 0};
     const size_t tiles = lower_count(vptq_cuda_blocks(n, ROWS), ROWS / COLUMNS);
-    const double tile = (double)t * ROWS * COLUMNS;
+    const double tile = (double)(t * ROWS * COLUMNS);
     const size_t piece = vptq_cuda_piece(tiles, tile, 1);
     vptq_status st = VPTQ_OK;
     if (!t || !n)
@@ -228,7 +228,7 @@ vptq_status vptq_cuda_quad_trace(vptq_dev *dev, size_t m, size_t n, const float 
         vptq_cuda_scratch(dev, (chunks * tiles + 1) * sizeof(double), &memory, err);
     double *total = static_cast<double *>(memory);
     quad q = {m, n, lde, ldh, e, h, total + 1, 0, tiles};
-    const double tile = (double)m * TILE * TILE;
+    const double tile = (double)(m * TILE * TILE);
     const size_t piece = vptq_cuda_piece(tiles, tile, 1);
     for (; q.tile0 < tiles && !st; q.tile0 += piece) {
         const size_t now = min(piece, tiles - q.tile0);

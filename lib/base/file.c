@@ -76,6 +76,14 @@ void vptq_map_forget(const void *p, size_t n)
         (void)madvise((void *)begin, end - begin, MADV_DONTNEED);
 }
 
+void vptq_map_ahead(const void *p, size_t n)
+{
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    uintptr_t begin = (uintptr_t)p / page * page, end = (uintptr_t)p + n;
+    if (n)
+        (void)posix_madvise((void *)begin, end - begin, POSIX_MADV_WILLNEED);
+}
+
 bool vptq_read_at(int fd, void *data, size_t bytes, uint64_t offset)
 {
     char *at = data;

@@ -24,6 +24,8 @@ void vptq_map_release(vptq_map *map);
 /* The pages within [p, p + n), a part of a mapping, leave the memory of this process (not the
  * system's cache of the file); touching them again is slower, nothing else. */
 void vptq_map_forget(const void *p, size_t n);
+/* The system may read them already while the caller does something else. */
+void vptq_map_ahead(const void *p, size_t n);
 
 /* A file that is read in places.  It takes no address space, and one that is cut short while it
  * is open is an error, where a mapping would end the process. */

@@ -407,6 +407,19 @@ static void forget_weights(const vptq_block *b)
         vptq_weight_forget(&b->linear[l]);
 }
 
+/* While block `layer` computes, the system reads what comes behind it.  Once, since a block may
+ * run for many groups. */
+static void ask_ahead(vptq_forward *f, uint32_t layer)
+{
+    if (f->asked == layer + 1)
+        return;
+    f->asked = layer + 1;
+    if (layer + 1 == f->d->layers)
+        vptq_tensor_ahead(f->m->head);
+    for (int l = 0; layer + 1 < f->d->layers && l < VPTQ_LINEAR_COUNT; l++)
+        vptq_weight_ahead(&f->m->blocks[layer + 1].linear[l]);
+}
+
 vptq_status vptq_forward_block_with(vptq_forward *f, uint32_t layer, const size_t *starts,
                                     size_t count, float *hidden, const vptq_block_hooks *hooks,
                                     vptq_err *err)
@@ -419,6 +432,7 @@ vptq_status vptq_forward_block_with(vptq_forward *f, uint32_t layer, const size_
     VPTQ_TRY(check_sequences(f, starts, count, &most, err));
     VPTQ_TRY(vptq_forward_reserve(f, most, err));
     VPTQ_TRY(open_linears(f, layer, linear, matrix, err));
+    ask_ahead(f, layer);
     for (size_t s = 0, e, group = 0; s < count; s = e) {
         if (s == group)
             group = vptq_forward_group(starts, count, s);

@@ -16,6 +16,7 @@ struct vptq_forward {
     const vptq_model_desc *d;
     vptq_device *dev;
     size_t max_length;
+    uint32_t asked;       /* the run of block `asked` - 1 has asked for what comes behind it */
     size_t q_dim, kv_dim; /* heads * head_dim, kv_heads * head_dim */
 
     vptq_forward_block_params *params; /* [layers], host memory */

@@ -97,6 +97,12 @@ void vptq_weight_forget(const vptq_weight *w)
         vptq_tensor_forget(w->tensor);
 }
 
+void vptq_weight_ahead(const vptq_weight *w)
+{
+    if (w->tensor)
+        vptq_tensor_ahead(w->tensor);
+}
+
 /* ---- finding ---- */
 
 static vptq_status need(const vptq_model *m, const char *name, uint64_t rows, uint64_t cols,

@@ -38,6 +38,8 @@ vptq_status vptq_weight_gemv(const vptq_weight *w, const vptq_matrix *m, vptq_de
 
 /* After the last use for a while; see vptq_tensor_forget. */
 void vptq_weight_forget(const vptq_weight *w);
+/* Before the first one; see vptq_tensor_ahead. */
+void vptq_weight_ahead(const vptq_weight *w);
 
 typedef struct vptq_block {
     vptq_weight linear[VPTQ_LINEAR_COUNT];

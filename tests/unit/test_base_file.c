@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -144,6 +145,50 @@ static void test_reading_in_places(void **state)
     vptq_map_release(&map);
     vptq_map_forget(map.data, map.size); /* nothing */
     free(big);
+}
+
+/* Pages of the mapping that are in memory, of this process or of the system. */
+static size_t resident(const vptq_map *map)
+{
+    enum { MOST = 64 };
+    unsigned char in[MOST];
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE), pages = map->size / page;
+    size_t n = 0;
+    assert_true(pages <= MOST);
+    assert_int_equal(mincore((void *)(uintptr_t)map->data, map->size, in), 0);
+    for (size_t i = 0; i < pages; i++)
+        n += in[i] & 1;
+    return n;
+}
+
+/* What is asked for arrives without being touched. */
+static void test_reading_ahead(void **state)
+{
+    enum { PAGES = 16 };
+    char path[4096];
+    vptq_map map;
+    vptq_err err;
+    const size_t size = PAGES * (size_t)sysconf(_SC_PAGESIZE);
+    unsigned char *bytes = calloc(size, 1);
+    assert_non_null(bytes);
+    vtest_path(path, sizeof path, *state, "weights");
+    vtest_write_file(path, bytes, size);
+    int fd = open(path, O_RDONLY);
+    assert_true(fd >= 0);
+    assert_int_equal(fsync(fd), 0);
+    (void)posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+    close(fd);
+    assert_ok(vptq_map_open(path, &map, &err), &err);
+    const bool evicted = resident(&map) == 0;
+    vptq_map_ahead(map.data + 5, 0); /* nothing */
+    vptq_map_ahead(map.data + 5, size - 7);
+    for (int i = 0; i < 500 && resident(&map) < PAGES; i++)
+        usleep(10000);
+    assert_int_equal(resident(&map), PAGES);
+    vptq_map_release(&map);
+    free(bytes);
+    if (!evicted) /* this file system keeps what it has */
+        skip();
 }
 
 static void test_memory_walks(void **state)
@@ -491,6 +536,7 @@ int main(int argc, char **argv)
         SCRATCH_TEST(test_reading),
         SCRATCH_TEST(test_reading_refusals),
         SCRATCH_TEST(test_reading_in_places),
+        SCRATCH_TEST(test_reading_ahead),
         SCRATCH_TEST(test_memory_walks),
         SCRATCH_TEST(test_writer),
         SCRATCH_TEST(test_writer_refusals),
