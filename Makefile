@@ -213,7 +213,8 @@ $(OBJ)/%.cuda.o: %.cu | $(B)/probe
 	$(Q)$(if $(V),,echo "  NVCC  $<";) $(NVCC) $(NVCC_FLAGS) -MMD -MF $(@:.o=.d) -MP -c $< -o $@
 
 $(LIBEMU): $(OBJ)/tests/emu/cuda_emu.o $(OBJ)/tests/emu/cuda_emu_memory.o \
-           $(OBJ)/tests/emu/cuda_emu_faults.o $(OBJ)/backend_emu.o
+           $(OBJ)/tests/emu/cuda_emu_faults.o $(OBJ)/tests/emu/cuda_emu_streams.o \
+           $(OBJ)/backend_emu.o
 $(LIBVPTQ): $(LIB_SRC:%.c=$(OBJ)/%.o) $(if $(HAVE_CUDA),$(CU_SRC:%.cu=$(OBJ)/%.cuda.o))
 $(LIBCLI): $(CLI_SRC:%.c=$(OBJ)/%.o)
 $(LIBTEST): $(HELP_SRC:%.c=$(OBJ)/%.o)

@@ -21,6 +21,7 @@ static void cuda_close(vptq_dev *dev)
         return;
     (void)cudaStreamSynchronize(dev->stream);
     vptq_cuda_library_close(dev);
+    vptq_cuda_stage_close(dev);
     (void)cudaFree(dev->scratch);
     (void)cudaStreamDestroy(dev->stream);
     vptq_mem_free(dev->ctx->mem, dev);
@@ -144,14 +145,6 @@ static size_t cuda_left(const vptq_dev *)
     return left;
 }
 
-static vptq_status cuda_upload(vptq_dev *dev, void *dst, const void *src, size_t bytes,
-                               vptq_err *err)
-{
-    return vptq_cuda_check(
-        cudaMemcpyAsync(dst, src, bytes, cudaMemcpyHostToDevice, dev->stream), "an upload",
-        err);
-}
-
 vptq_status vptq_cuda_download(vptq_dev *dev, void *dst, const void *src, size_t bytes,
                                vptq_err *err)
 {
@@ -197,7 +190,7 @@ static const vptq_backend cuda_table = {
     .alloc = cuda_alloc,
     .release = cuda_release,
     .left = cuda_left,
-    .upload = cuda_upload,
+    .upload = vptq_cuda_upload,
     .download = vptq_cuda_download,
     .sync = cuda_sync,
     .gemm = vptq_cuda_gemm,

@@ -10,6 +10,7 @@ extern "C" {
 #include "lib/backend/backend.h"
 }
 
+typedef struct vptq_cuda_stage vptq_cuda_stage;     /* see cuda_upload.cu */
 typedef struct vptq_cuda_library vptq_cuda_library; /* see cuda_library.h */
 
 struct vptq_dev {
@@ -19,6 +20,8 @@ struct vptq_dev {
     void *scratch; /* see vptq_cuda_scratch */
     size_t scratch_bytes;
     double queued;              /* see vptq_cuda_pace */
+    vptq_cuda_stage *stage;     /* of uploads, or NULL */
+    bool unstaged;              /* has been tried */
     vptq_cuda_library *library; /* what cuda_library.h has loaded, or NULL */
 };
 
@@ -40,6 +43,11 @@ static const double VPTQ_CUDA_WORK = 1e12; /* docs/gpu.md says what it comes fro
 size_t vptq_cuda_piece(size_t n, double each, size_t unit);
 /* Before a launch of so much work: VPTQ_E_CANCELLED, or what became of the work before. */
 vptq_status vptq_cuda_pace(vptq_dev *dev, double work, vptq_err *err);
+
+/* Device memory <- host memory, which may change once it returns. */
+vptq_status vptq_cuda_upload(vptq_dev *dev, void *dst, const void *src, size_t bytes,
+                             vptq_err *err);
+void vptq_cuda_stage_close(vptq_dev *dev);
 
 /* Host memory <- device memory, done when it returns. */
 vptq_status vptq_cuda_download(vptq_dev *dev, void *dst, const void *src, size_t bytes,

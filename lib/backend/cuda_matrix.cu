@@ -29,9 +29,7 @@ static vptq_status put(vptq_dev *dev, slab *s, const T *from, size_t count, cons
         return VPTQ_OK;
     unsigned char *at = s->base + first;
     *to = reinterpret_cast<const T *>(at);
-    return vptq_cuda_check(
-        cudaMemcpyAsync(at, from, bytes, cudaMemcpyHostToDevice, dev->stream), "an upload",
-        err);
+    return vptq_cuda_upload(dev, at, from, bytes, err);
 }
 
 /* Runs fill(slab) twice, with memory for all of it in between. */

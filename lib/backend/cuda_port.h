@@ -40,8 +40,7 @@ static inline cudaError_t port_launch(void (*kernel)(P...), dim3 grid, dim3 bloc
             return e;
     }
 #ifdef VPTQ_CUDA_EMU
-    (void)stream;
-    return cuda_emu_launch(kernel, grid, block, dynamic, args...);
+    return cuda_emu_launch(kernel, grid, block, dynamic, stream, args...);
 #else
     kernel<<<grid, block, dynamic, stream>>>(static_cast<P>(args)...);
     return cudaGetLastError();

@@ -652,6 +652,8 @@ const char *cudaGetErrorString(cudaError_t e)
         return "an illegal memory access was encountered";
     case cudaErrorLaunchOutOfResources:
         return "too many resources requested for launch";
+    case cudaErrorAssert:
+        return "a pinned buffer was changed while a copy from it was under way";
     case cudaErrorLaunchFailure:
         return emu.report;
     }
@@ -699,23 +701,6 @@ cudaError_t cudaRuntimeGetVersion(int *version)
 cudaError_t cudaDriverGetVersion(int *version)
 {
     return cudaRuntimeGetVersion(version);
-}
-
-cudaError_t cudaStreamCreate(cudaStream_t *stream)
-{
-    *stream = NULL;
-    return cuda_emu_remember(cuda_emu_broken());
-}
-
-cudaError_t cudaStreamDestroy(cudaStream_t)
-{
-    return cuda_emu_remember(cuda_emu_broken());
-}
-
-cudaError_t cudaStreamSynchronize(cudaStream_t)
-{
-    bool skip = false;
-    return cuda_emu_remember(cuda_emu_verdict(CUDA_EMU_WAIT, true, &skip));
 }
 
 cudaError_t cuda_emu_attribute(const void *kernel, cudaFuncAttribute, int value)

@@ -23,10 +23,12 @@
  *
  * Not covered: time, occupancy, bank conflicts, coalescing; blocks that wait for each other;
  * races between blocks (only through their order); the weak memory model; alignment of vector
- * accesses; streams (everything is done when a call returns); clusters; float atomics, which
- * are left out on purpose; `__shared__` variables (port_shared of cuda_port.h stands for them).
- * Tensor core products are summed in float in ascending order, where the hardware has an order
- * and a rounding of its own. */
+ * accesses; streams beyond copies of pinned memory, which are done as late as they may be, and
+ * fail where that memory was changed meanwhile (everything else is done when a call returns, so
+ * that a copy that should wait for a kernel never comes too early); clusters; float atomics,
+ * which are left out on purpose; `__shared__` variables (port_shared of cuda_port.h stands for
+ * them). Tensor core products are summed in float in ascending order, where the hardware has an
+ * order and a rounding of its own. */
 #ifndef TESTS_EMU_CUDA_EMU_H
 #define TESTS_EMU_CUDA_EMU_H
 
@@ -376,9 +378,12 @@ typedef enum cudaError_t {
     cudaErrorECCUncorrectable = 214,
     cudaErrorIllegalAddress = 700,
     cudaErrorLaunchOutOfResources = 701,
+    cudaErrorAssert = 710,
     cudaErrorLaunchFailure = 719
 } cudaError_t;
 typedef struct cuda_emu_stream *cudaStream_t;
+typedef struct cuda_emu_event *cudaEvent_t;
+enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2, cudaHostAllocDefault = 0 };
 typedef enum cudaMemcpyKind {
     cudaMemcpyHostToDevice = 1,
     cudaMemcpyDeviceToHost = 2,
@@ -407,8 +412,16 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpy
                             cudaStream_t stream);
 cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stream);
 cudaError_t cudaStreamCreate(cudaStream_t *stream);
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags);
 cudaError_t cudaStreamDestroy(cudaStream_t stream);
 cudaError_t cudaStreamSynchronize(cudaStream_t stream);
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags);
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags);
+cudaError_t cudaEventDestroy(cudaEvent_t event);
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
+cudaError_t cudaEventSynchronize(cudaEvent_t event);
+cudaError_t cudaHostAlloc(void **p, size_t bytes, unsigned flags);
+cudaError_t cudaFreeHost(void *p);
 cudaError_t cuda_emu_attribute(const void *kernel, cudaFuncAttribute a, int value);
 template <class K>
 inline cudaError_t cudaFuncSetAttribute(K *kernel, cudaFuncAttribute a, int value)
@@ -425,10 +438,19 @@ typedef enum cuda_emu_call {
     CUDA_EMU_LAUNCH,
     CUDA_EMU_COPY,
     CUDA_EMU_ALLOC,
+    CUDA_EMU_PINNED,
     CUDA_EMU_WAIT,
     CUDA_EMU_OTHER
 } cuda_emu_call;
 cudaError_t cuda_emu_verdict(cuda_emu_call call, bool waits, bool *skip);
+/* Loses the device for good, with this error; whether it is lost, known or not. */
+void cuda_emu_lose(cudaError_t e);
+bool cuda_emu_lost(void);
+/* What the stream, or every stream, still holds is done. */
+void cuda_emu_drain(cudaStream_t stream);
+void cuda_emu_drain_all(void);
+/* A copy that may be done later was taken into the stream; else the stream is drained. */
+bool cuda_emu_later(void *to, const void *from, size_t bytes, cudaStream_t stream);
 /* What cuda_emu_work says, or 0. */
 double cuda_emu_work_limit(void);
 /* cudaErrorIllegalAddress and others that no call gets by; cudaSuccess. */
@@ -454,10 +476,11 @@ cudaError_t cuda_emu_run(void (*body)(void *), void *arg, const void *kernel, di
                          dim3 block, size_t dynamic);
 template <class... P, class... A>
 inline cudaError_t cuda_emu_launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t dynamic,
-                                   A... args)
+                                   cudaStream_t stream, A... args)
 {
     if (!(cuda_emu_allows_argument(args) && ...))
         return cuda_emu_remember(cudaErrorInvalidValue);
+    cuda_emu_drain(stream);
     auto call = [=]() { kernel(static_cast<P>(args)...); };
     return cuda_emu_run([](void *f) { (*static_cast<decltype(call) *>(f))(); }, &call,
                         reinterpret_cast<const void *>(kernel), grid, block, dynamic);

@@ -41,7 +41,8 @@ static void break_at(const char *how)
     } known[] = {{"launch:", CUDA_EMU_LAUNCH, false},
                  {"kernel:", CUDA_EMU_LAUNCH, true},
                  {"copy:", CUDA_EMU_COPY, false},
-                 {"alloc:", CUDA_EMU_ALLOC, false}};
+                 {"alloc:", CUDA_EMU_ALLOC, false},
+                 {"pinned:", CUDA_EMU_PINNED, false}};
     for (const auto &k : known) {
         const size_t length = strlen(k.name);
         if (strncmp(how, k.name, length) != 0)
@@ -105,6 +106,17 @@ cudaError_t cuda_emu_broken(void)
 {
     start();
     return faults.broken;
+}
+
+void cuda_emu_lose(cudaError_t e)
+{
+    if (!faults.dead)
+        faults.dead = faults.broken = e;
+}
+
+bool cuda_emu_lost(void)
+{
+    return faults.dead != cudaSuccess;
 }
 
 cudaError_t cuda_emu_verdict(cuda_emu_call call, bool waits, bool *skip)

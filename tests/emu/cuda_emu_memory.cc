@@ -170,6 +170,7 @@ cudaError_t cudaMalloc(void **p, size_t bytes)
 cudaError_t cudaFree(void *p)
 {
     cudaError_t e = p ? cudaErrorInvalidValue : cudaSuccess;
+    cuda_emu_drain_all(); /* as freeing waits for the device */
     pthread_mutex_lock(&memory.lock);
     for (block **link = &memory.first; p && *link; link = &(*link)->next) {
         block *b = *link;
@@ -202,7 +203,7 @@ cudaError_t cudaMemGetInfo(size_t *left, size_t *total)
 
 /* Each side of a copy is where its kind says. */
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
-                            cudaStream_t)
+                            cudaStream_t stream)
 {
     bool skip = false;
     const cudaError_t broken =
@@ -212,6 +213,10 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpy
     if ((kind != cudaMemcpyDeviceToHost && !cuda_emu_allows(to)) ||
         (kind != cudaMemcpyHostToDevice && !cuda_emu_allows(from)))
         return cuda_emu_remember(cudaErrorInvalidValue);
+    if (cuda_emu_later(to, from, bytes, stream))
+        return cudaSuccess;
+    if (cuda_emu_broken())
+        return cuda_emu_remember(cuda_emu_broken());
     cuda_emu_enter();
     if (bytes)
         memcpy(to, from, bytes);
@@ -219,7 +224,7 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpy
     return cudaSuccess;
 }
 
-cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t)
+cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stream)
 {
     bool skip = false;
     const cudaError_t broken = cuda_emu_verdict(CUDA_EMU_OTHER, false, &skip);
@@ -227,6 +232,7 @@ cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t)
         return cuda_emu_remember(broken);
     if (!cuda_emu_allows(to))
         return cuda_emu_remember(cudaErrorInvalidValue);
+    cuda_emu_drain(stream);
     cuda_emu_enter();
     if (bytes)
         memset(to, value, bytes);

@@ -34,7 +34,9 @@ void cuda_emu_libraries(bool there);
  *
  * copy:N  the N-th copy fails, and so does every call after it.
  *
- * alloc:N  there is no memory for the N-th allocation. */
+ * alloc:N  there is no memory for the N-th allocation.
+ *
+ * pinned:N  there is none for the N-th allocation of pinned host memory. */
 void cuda_emu_break(const char *how);
 /* Called at every launch, before it: to raise a flag or to take memory away in the middle of a
  * row.  NULL: nobody. */

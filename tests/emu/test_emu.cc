@@ -533,7 +533,8 @@ static void launches_have_limits(void **)
     assert_int_equal(port_launch(read_before_writing, 0, 32, 0, NULL, out), bad);
     assert_int_equal(port_launch(read_before_writing, dim3(1, 65536), 32, 0, NULL, out), bad);
     /* the emulator, as a GPU, wants to be asked for more; port_launch does so */
-    assert_int_equal(cuda_emu_launch(read_before_writing, 1, 32, (48 << 10) + 1, out), bad);
+    assert_int_equal(cuda_emu_launch(read_before_writing, 1, 32, (48 << 10) + 1, NULL, out),
+                     bad);
     run(read_before_writing, 1, 32, (48 << 10) + 1, out);
     run(read_before_writing, 1, 32, 200 << 10, out);
     assert_int_equal(cudaFuncSetAttribute(read_before_writing,
@@ -663,6 +664,62 @@ static void faults_come_when_asked_for(void **)
     assert_int_equal(after.allocations - before.allocations, 3);
 }
 
+/* A copy of pinned memory is done when somebody waits for it; until then a kernel of another
+ * stream finds what was there before, and the host leaves the buffer alone. */
+static void copies_of_pinned_memory_come_late(void **)
+{
+    void *p = NULL, *q = NULL;
+    cudaStream_t copies, work;
+    cudaEvent_t event;
+    assert_int_equal(cudaMalloc(&p, sizeof(float)), cudaSuccess);
+    assert_int_equal(cudaHostAlloc(&q, 2 * sizeof(float), cudaHostAllocDefault), cudaSuccess);
+    float *x = static_cast<float *>(p), *pinned = static_cast<float *>(q);
+    assert_int_equal(cudaStreamCreateWithFlags(&copies, cudaStreamNonBlocking), cudaSuccess);
+    assert_int_equal(cudaStreamCreate(&work), cudaSuccess);
+    assert_int_equal(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), cudaSuccess);
+    assert_int_equal(cudaEventSynchronize(event), cudaSuccess); /* of nothing */
+    const auto copy = [=](float value) {
+        *pinned = value;
+        assert_int_equal(cudaMemcpyAsync(x, pinned, 4, cudaMemcpyHostToDevice, copies),
+                         cudaSuccess);
+    };
+    copy(2); /* nobody waits */
+    assert_int_equal(port_launch(add_one, 1, 1, 0, work, x), cudaSuccess);
+    assert_true(isnan(*x));
+    assert_int_equal(cudaStreamSynchronize(work), cudaSuccess);
+    assert_true(isnan(*x));
+    assert_int_equal(cudaStreamSynchronize(copies), cudaSuccess);
+    assert_true(*x == 2);
+
+    copy(5); /* the other stream waits, when it comes to that */
+    assert_int_equal(cudaEventRecord(event, copies), cudaSuccess);
+    assert_int_equal(cudaStreamWaitEvent(work, event, 0), cudaSuccess);
+    assert_true(*x == 2);
+    assert_int_equal(port_launch(add_one, 1, 1, 0, work, x), cudaSuccess);
+    assert_true(*x == 6);
+
+    copy(7); /* the host does, for what was there when the event was recorded */
+    assert_int_equal(cudaEventRecord(event, copies), cudaSuccess);
+    assert_int_equal(cudaMemcpyAsync(pinned + 1, x, 4, cudaMemcpyDeviceToHost, copies),
+                     cudaSuccess);
+    pinned[1] = 0;
+    assert_int_equal(cudaEventSynchronize(event), cudaSuccess);
+    assert_true(*x == 7 && pinned[1] == 0);
+    assert_int_equal(cudaStreamSynchronize(copies), cudaSuccess);
+    assert_true(pinned[1] == 7);
+
+    copy(8);
+    *pinned = 9; /* too early */
+    assert_int_equal(cudaStreamSynchronize(copies), cudaErrorAssert);
+    assert_int_equal(cudaStreamSynchronize(work), cudaErrorAssert);
+    cuda_emu_break(NULL);
+    assert_int_equal(cudaEventDestroy(event), cudaSuccess);
+    assert_int_equal(cudaStreamDestroy(copies), cudaSuccess);
+    assert_int_equal(cudaStreamDestroy(work), cudaSuccess);
+    assert_int_equal(cudaFreeHost(q), cudaSuccess);
+    assert_int_equal(cudaFree(p), cudaSuccess);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -681,6 +738,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(memory_is_counted),
         cmocka_unit_test(memory_is_guarded),
         cmocka_unit_test(faults_come_when_asked_for),
+        cmocka_unit_test(copies_of_pinned_memory_come_late),
     };
     return vtest_main(argc, argv, tests);
 }

@@ -1,0 +1,195 @@
+/* Uploads of a device with memory of its own: sizes around its buffers, in the order of the
+ * rows around them, from memory that changes as soon as they return. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "lib/backend/backend.h"
+#include "tests/emu/emu.h"
+#include "tests/vtest.h"
+
+enum { BUFFER = 4 << 20, MOST = 3 * BUFFER };
+
+typedef struct rig {
+    vptq_mem mem;
+    vptq_ctx ctx;
+    vptq_device dev;
+    char log[256];
+} rig;
+
+static void keep_log(void *user, vptq_log_level level, const char *text)
+{
+    (void)level;
+    if (strstr(text, "pinned"))
+        snprintf(((rig *)user)->log, sizeof((rig *)user)->log, "%s", text);
+}
+
+static void rig_open(rig *r)
+{
+    vptq_err err;
+    *r = (rig){.ctx = {.threads = 1, .log = keep_log, .user = r}};
+    vptq_mem_init(&r->mem, 0);
+    r->ctx.mem = &r->mem;
+    assert_ok(vptq_device_open(&r->ctx, "emu", &r->dev, &err), &err);
+    assert_ptr_equal(r->dev.ops, vptq_backend_emu()); /* which so is linked */
+}
+
+static void rig_close(rig *r)
+{
+    vptq_device_close(&r->dev);
+    assert_int_equal(r->mem.used, 0);
+    assert_int_equal(cuda_emu_memory_used(), 0);
+}
+
+static unsigned char *pattern(size_t n, unsigned seed)
+{
+    unsigned char *p = malloc(n);
+    assert_non_null(p);
+    for (size_t i = 0; i < n; i++)
+        p[i] = (unsigned char)((i * 2654435761U >> 13) + seed);
+    return p;
+}
+
+static void *room(rig *r, size_t bytes)
+{
+    void *p = NULL;
+    vptq_err err;
+    assert_ok(r->dev.ops->alloc(r->dev.state, 1, bytes, &p, &err), &err);
+    return p;
+}
+
+/* Up, from memory that is overwritten at once, and down again. */
+static void check_size(rig *r, size_t bytes, unsigned seed)
+{
+    const vptq_backend *ops = r->dev.ops;
+    unsigned char *want = pattern(bytes, seed), *copy = pattern(bytes, seed);
+    unsigned char *got = malloc(bytes), *to = room(r, bytes + 2);
+    static const unsigned char edge = 77;
+    vptq_err err;
+    assert_non_null(got);
+    assert_ok(ops->upload(r->dev.state, to, &edge, 1, &err), &err);
+    assert_ok(ops->upload(r->dev.state, to + bytes + 1, &edge, 1, &err), &err);
+    assert_ok(ops->upload(r->dev.state, to + 1, copy, bytes, &err), &err);
+    memset(copy, 0, bytes);
+    assert_ok(ops->download(r->dev.state, got, to + 1, bytes, &err), &err);
+    assert_memory_equal(got, want, bytes);
+    assert_ok(ops->download(r->dev.state, got, to, 1, &err), &err);
+    assert_int_equal(got[0], edge);
+    assert_ok(ops->download(r->dev.state, got, to + bytes + 1, 1, &err), &err);
+    assert_int_equal(got[0], edge);
+    ops->release(r->dev.state, to);
+    free(want);
+    free(copy);
+    free(got);
+}
+
+static const size_t sizes[] = {1,          1000,       64 << 10,       (64 << 10) + 1,
+                               BUFFER - 1, BUFFER + 1, 2 * BUFFER + 5, MOST};
+
+static void test_every_size_arrives(void **state)
+{
+    (void)state;
+    rig r;
+    rig_open(&r);
+    for (unsigned i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        check_size(&r, sizes[i], i);
+    assert_string_equal(r.log, "");
+    rig_close(&r);
+}
+
+/* Without pinned memory, and without the few bytes that describe it, they go another way. */
+static void test_without_pinned_memory(void **state)
+{
+    (void)state;
+    for (int n = 1; n <= 2; n++) {
+        rig r;
+        rig_open(&r);
+        cuda_emu_break(n == 1 ? "pinned:1" : "pinned:2");
+        check_size(&r, MOST, 3);
+        cuda_emu_break(NULL);
+        check_size(&r, MOST, 4); /* it is not tried again */
+        assert_string_equal(r.log, "uploads go without pinned memory: out of memory");
+        rig_close(&r);
+    }
+    rig r;
+    rig_open(&r);
+    r.mem.fail_after = 0;
+    check_size(&r, MOST, 5);
+    r.mem.fail_after = -1;
+    rig_close(&r);
+}
+
+/* A row reads what was uploaded before it, not what is uploaded behind it. */
+static void test_rows_and_uploads_keep_their_order(void **state)
+{
+    (void)state;
+    enum { N = 1 << 18 }; /* floats: a megabyte */
+    rig r;
+    vptq_err err;
+    rig_open(&r);
+    const vptq_backend *ops = r.dev.ops;
+    float *host = malloc(N * sizeof *host), *got = malloc(N * sizeof *got);
+    float *x = room(&r, N * sizeof *x), *y = room(&r, N * sizeof *y);
+    float *one = room(&r, N * sizeof *one);
+    assert_true(host && got);
+    for (size_t i = 0; i < N; i++)
+        host[i] = 0; /* silu(0) is 0 */
+    assert_ok(ops->upload(r.dev.state, one, host, N * sizeof *one, &err), &err);
+    for (int round = 0; round < 4; round++) {
+        for (size_t i = 0; i < N; i++)
+            host[i] = (float)((size_t)round * 1000 + i % 999);
+        assert_ok(ops->upload(r.dev.state, x, host, N * sizeof *x, &err), &err);
+        for (size_t i = 0; i < N; i++)
+            host[i] = 100;
+        /* y = silu(100) x = 100 x */
+        assert_ok(ops->upload(r.dev.state, one, host, N * sizeof *one, &err), &err);
+        assert_ok(ops->swiglu(r.dev.state, 1, N, one, x, y, &err), &err);
+        for (size_t i = 0; i < N; i++)
+            host[i] = -1;
+        assert_ok(ops->upload(r.dev.state, x, host, N * sizeof *x, &err), &err);
+        assert_ok(ops->download(r.dev.state, got, y, N * sizeof *y, &err), &err);
+        for (size_t i = 0; i < N; i++)
+            if (got[i] != 100 * (float)((size_t)round * 1000 + i % 999))
+                fail_msg("round %d, element %zu: %g", round, i, (double)got[i]);
+    }
+    ops->release(r.dev.state, x);
+    ops->release(r.dev.state, y);
+    ops->release(r.dev.state, one);
+    free(host);
+    free(got);
+    rig_close(&r);
+}
+
+/* A transfer that fails is told of by the upload, or by the next row. */
+static void test_failing_transfers(void **state)
+{
+    (void)state;
+    for (unsigned n = 1; n <= 3; n++) {
+        rig r;
+        vptq_err err;
+        char how[16];
+        unsigned char *host = pattern(MOST, n);
+        rig_open(&r);
+        void *to = room(&r, MOST);
+        snprintf(how, sizeof how, "copy:%u", n);
+        cuda_emu_break(how);
+        assert_fails(r.dev.ops->upload(r.dev.state, to, host, MOST, &err), VPTQ_E_DEVICE, &err,
+                     "an upload failed on the device: uncorrectable ECC error");
+        assert_fails(r.dev.ops->sync(r.dev.state, &err), VPTQ_E_DEVICE, &err, "uncorrectable");
+        cuda_emu_break(NULL);
+        r.dev.ops->release(r.dev.state, to);
+        free(host);
+        rig_close(&r);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_every_size_arrives),
+        cmocka_unit_test(test_without_pinned_memory),
+        cmocka_unit_test(test_rows_and_uploads_keep_their_order),
+        cmocka_unit_test(test_failing_transfers),
+    };
+    return vtest_main(argc, argv, tests);
+}
