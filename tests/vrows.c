@@ -177,16 +177,25 @@ static vptq_status run_vq_gemv(vrows *r, vptq_err *err)
     return with_matrix(r, few_products, err);
 }
 
-/* More rows than the kernels for few take: through decoded tiles. */
+/* More rows than the kernel for few takes. */
 static vptq_status many_products(vrows *r, const vptq_matrix *m, vptq_err *err)
 {
     const vptq_gemv_args g = products(r, N);
     return r->dev.ops->vq_gemv(r->dev.state, m, &g, err);
 }
 
-static vptq_status run_vq_gemv_tiles(vrows *r, vptq_err *err)
+static vptq_status run_vq_gemv_many(vrows *r, vptq_err *err)
 {
     return with_matrix(r, many_products, err);
+}
+
+/* Through decoded tiles. */
+static vptq_status run_vq_gemv_tiles(vrows *r, vptq_err *err)
+{
+    setenv("VPTQ_CUDA_GEMV", "gemm-dequant", 1);
+    const vptq_status st = with_matrix(r, many_products, err);
+    unsetenv("VPTQ_CUDA_GEMV");
+    return st;
 }
 
 static vptq_status run_gemv(vrows *r, vptq_err *err)
@@ -387,7 +396,8 @@ const vrows_row vrows_all[] = {
     {"accumulate", run_accumulate},
     {"vq_dequant", run_vq_dequant},
     {"vq_gemv", run_vq_gemv},
-    {"vq_gemv of many rows", run_vq_gemv_tiles},
+    {"vq_gemv of many rows", run_vq_gemv_many},
+    {"vq_gemv through tiles", run_vq_gemv_tiles},
     {"gemv", run_gemv},
     {"library_gemv", run_library_gemv},
     {"finder_open", run_finder_open},

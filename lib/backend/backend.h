@@ -171,6 +171,9 @@ typedef struct vptq_matrix vptq_matrix;
 typedef struct vptq_backend {
     const char *name; /* "ref", "cpu", "cuda" */
     bool host_memory; /* rows take any host memory: callers need not upload and download */
+    /* Rows of x up to which vq_gemv is the fast way: with more of them, callers do better to
+     * decode tiles of the matrix and multiply those.  A hint: vq_gemv takes any number. */
+    size_t packed_rows;
 
     /* life */
     vptq_status (*open)(const vptq_ctx *ctx, vptq_dev **dev, vptq_err *err);
@@ -235,7 +238,8 @@ typedef struct vptq_backend {
      * vq.h. */
     vptq_status (*vq_dequant)(vptq_dev *dev, const vptq_matrix *m, size_t r0, size_t n,
                               float *w, size_t ldw, vptq_err *err);
-    /* W = the decoded matrix, which never exists: centroids are looked up and multiplied. */
+    /* W = the decoded matrix, which need not exist: centroids are looked up and multiplied.
+     * What a row of y is rounded to may depend on the number of rows (docs/gpu.md). */
     vptq_status (*vq_gemv)(vptq_dev *dev, const vptq_matrix *m, const vptq_gemv_args *g,
                            vptq_err *err);
     /* W = w, rows of `in` elements of type F32, F16 or BF16 without gaps, any alignment. */

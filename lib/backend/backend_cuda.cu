@@ -1,5 +1,6 @@
 /* The `cuda` table (`emu` under the emulator), its life and its memory. */
 #include "lib/backend/cuda_library.h"
+#include "lib/backend/cuda_matrix.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -184,6 +185,7 @@ static const vptq_backend cuda_table = {
     .name = "cuda",
 #endif
     .host_memory = false,
+    .packed_rows = VPTQ_CUDA_GEMM_BATCH,
     .open = cuda_open,
     .close = cuda_close,
     .describe = cuda_describe,

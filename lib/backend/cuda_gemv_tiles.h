@@ -1,23 +1,11 @@
-/* Inner parts of the GEMV kernel (cuda_vq_gemv.cu): codebooks on their way into shared memory,
- * and products of a chunk of codes with x.  For that file alone. */
+/* Inner parts of the kernels of cuda_vq_gemv.cu and cuda_vq_gemm.cu: codebooks on their way
+ * into shared memory, codes, look-ups; and products of a chunk of codes with x in registers. */
 #ifndef VPTQ_BACKEND_CUDA_GEMV_TILES_H
 #define VPTQ_BACKEND_CUDA_GEMV_TILES_H
 
-#include "lib/backend/cuda_matrix.h"
+#include "lib/backend/cuda_product.h"
 
-enum {
-    WARPS = VPTQ_CUDA_GEMV_WARPS,
-    THREADS = WARPS * (int)PORT_LANES,
-    TILES = VPTQ_CUDA_CHUNK_TILES
-};
-
-/* How rows of x become columns of B, in tiles of 8: as two halves of 11 bits (hi + lo), whose
- * products fall into columns of their own or into the same ones, or as one alone. */
-enum x_form {
-    X_FEW,  /* up to 4 rows: hi in columns 0..3, lo in 4..7 */
-    X_SOME, /* up to 8: hi in one tile, lo in another one */
-    X_MANY  /* up to 16: hi alone, in two tiles */
-};
+enum { TILES = VPTQ_CUDA_CHUNK_TILES };
 
 static constexpr VPTQ_HD unsigned rows_of_form(x_form form)
 {
@@ -31,13 +19,6 @@ static constexpr VPTQ_HD unsigned tiles_in(x_form form)
 static constexpr VPTQ_HD unsigned tiles_out(x_form form)
 {
     return form == X_MANY ? 2 : 1;
-}
-/* Chunks of a warp whose x stays in registers, 16 for each chunk and tile. */
-static constexpr VPTQ_HD unsigned held_chunks(x_form form, vptq_cuda_loop loop)
-{
-    if (form != X_FEW)
-        return 1;
-    return loop == VPTQ_CUDA_ANYTHING ? 2 : 3;
 }
 
 /* ---- codebooks ---- */
@@ -67,7 +48,7 @@ static __device__ void fill_home(const vptq_cuda_book &b)
     unsigned char *base = shared_at(b.at);
     const unsigned char *from = reinterpret_cast<const unsigned char *>(b.book);
     const unsigned char *from_tail = from + (size_t)t.pieces * b.book_rows * VPTQ_CUDA_PIECE;
-    for (uint32_t rank = threadIdx.x; rank < t.k; rank += THREADS) {
+    for (uint32_t rank = threadIdx.x; rank < t.k; rank += blockDim.x) {
         const size_t row = home_row(t, rank);
         for (uint32_t p = 0; p < t.pieces; p++)
             port_copy_async(base + (p * (size_t)t.rows + row) * VPTQ_CUDA_PIECE,
@@ -98,11 +79,11 @@ static __device__ void fill_copies(const vptq_cuda_book &b)
     if (!t.k || !t.shared)
         return;
     unsigned char *base = shared_at(b.at);
-    for (uint32_t i = threadIdx.x; i < t.k * t.replicas; i += THREADS)
+    for (uint32_t i = threadIdx.x; i < t.k * t.replicas; i += blockDim.x)
         if (i % t.replicas)
             copy_row(t, base, i, i - i % t.replicas);
     for (uint32_t c = 1; c < t.copies; c++)
-        for (uint32_t rank = threadIdx.x; rank < t.copy[c].ranks; rank += THREADS)
+        for (uint32_t rank = threadIdx.x; rank < t.copy[c].ranks; rank += blockDim.x)
             copy_row(t, base, vptq_cuda_row(&t, c, rank), vptq_cuda_row(&t, 0, rank));
 }
 
@@ -204,6 +185,17 @@ static __device__ unsigned code16(const uint4 &w, unsigned tile)
 static __device__ unsigned code8(const uint4 &w, unsigned tile)
 {
     return word_of(w, tile / 4) >> tile % 4 * 8 & 0xff;
+}
+
+/* Output row of a fragment's row; UINT32_MAX for padding. */
+static __device__ inline uint32_t output_row(const stripe_view &s, uint32_t out, uint32_t part,
+                                             uint32_t pair, uint32_t row)
+{
+    const bool tail = part >= s.main.pieces;
+    const uint32_t strip = tail ? row / 4 : row / 8;
+    const uint32_t value = part * 8 + (tail ? row % 4 : row % 8);
+    const uint32_t at = (2 * pair + strip) * s.v + value;
+    return strip < 2 && value < s.v && at < out ? at : UINT32_MAX;
 }
 
 /* ---- a tile ---- */

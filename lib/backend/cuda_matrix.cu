@@ -121,14 +121,15 @@ static bool is_staged(const vptq_cuda_tables *t)
     return reads_pieces(&t->main) || reads_pieces(&t->residual) || reads_pieces(&t->outlier);
 }
 
-static vptq_status predict(vptq_cuda_chip chip, const vptq_vq_shape *s, vptq_cuda_kernel kernel,
-                           uint32_t copies, vptq_cuda_choice *c, vptq_err *err)
+static vptq_status predict(vptq_cuda_chip chip, const vptq_vq_shape *s, uint32_t batch,
+                           vptq_cuda_kernel kernel, uint32_t copies, vptq_cuda_choice *c,
+                           vptq_err *err)
 {
-    const vptq_status st = vptq_cuda_predict(&chip, s, PLANNED_BATCH, kernel, copies, c, err);
+    const vptq_status st = vptq_cuda_predict(&chip, s, batch, kernel, copies, c, err);
     if (st || !is_staged(&c->smem.tables))
         return st;
-    chip.smem -= VPTQ_CUDA_GEMV_STAGE;
-    return vptq_cuda_predict(&chip, s, PLANNED_BATCH, kernel, copies, c, err);
+    chip.smem -= kernel == VPTQ_CUDA_GEMM_SMALL ? VPTQ_CUDA_GEMM_STAGE : VPTQ_CUDA_GEMV_STAGE;
+    return vptq_cuda_predict(&chip, s, batch, kernel, copies, c, err);
 }
 
 /* The GEMV kernel and number of copies with the least predicted time; GEMM_DEQUANT where none
@@ -141,7 +142,7 @@ static void choose(const vptq_cuda_chip *chip, const vptq_vq_shape *s, vptq_cuda
     best->kernel = VPTQ_CUDA_GEMM_DEQUANT;
     for (vptq_cuda_kernel kernel : kernels)
         for (uint32_t copies = 0; copies <= VPTQ_CUDA_MAX_COPIES; copies++)
-            if (!predict(*chip, s, kernel, copies, &c, NULL) &&
+            if (!predict(*chip, s, PLANNED_BATCH, kernel, copies, &c, NULL) &&
                 (best->kernel == VPTQ_CUDA_GEMM_DEQUANT || c.total_us < best->total_us))
                 *best = c;
 }
@@ -154,16 +155,44 @@ static vptq_status choose_named(const vptq_cuda_chip *chip, const vptq_vq_shape 
     const size_t length = colon ? (size_t)(colon - name) : strlen(name);
     const uint32_t copies = colon ? (uint32_t)strtoul(colon + 1, NULL, 10) : 0;
     for (int k = 0; k < VPTQ_CUDA_KERNELS; k++) {
-        const vptq_cuda_kernel kernel = (vptq_cuda_kernel)k;
-        const char *known = vptq_cuda_kernel_name(kernel);
-        if (kernel != VPTQ_CUDA_GEMM_SMALL && strlen(known) == length &&
-            strncmp(known, name, length) == 0)
-            return predict(*chip, s, kernel, copies, c, err);
+        const char *known = vptq_cuda_kernel_name((vptq_cuda_kernel)k);
+        if (strlen(known) == length && strncmp(known, name, length) == 0)
+            return predict(*chip, s, PLANNED_BATCH, (vptq_cuda_kernel)k, copies, c, err);
     }
     return vptq_fail(err, VPTQ_E_ARG,
-                     "VPTQ_CUDA_GEMV is '%s', expected gemv-smem, gemv-direct or gemm-dequant, "
-                     "with :COPIES or without",
+                     "VPTQ_CUDA_GEMV is '%s', expected gemv-smem[:COPIES], "
+                     "gemv-direct[:COPIES], gemm-small or gemm-dequant",
                      name);
+}
+
+static double predicted_us(const vptq_cuda_chip *chip, const vptq_vq_shape *s, uint32_t batch,
+                           vptq_cuda_kernel kernel)
+{
+    vptq_cuda_choice c;
+    return predict(*chip, s, batch, kernel, 0, &c, NULL) ? HUGE_VAL : c.total_us;
+}
+
+/* For which numbers of rows of x the kernel for more of them is taken: from 9 where it is
+ * predicted to be faster than `few`, what the layout is for; up to the end of what it is for,
+ * as what there is besides (rows decoded to float, a product in float) is far behind. */
+static void choose_small(const vptq_cuda_chip *chip, const vptq_vq_shape *s,
+                         vptq_cuda_kernel few, vptq_cuda_small *small)
+{
+    const uint32_t most = VPTQ_CUDA_MAX_BATCH;
+    vptq_cuda_choice c;
+    for (uint32_t i = 0; i < VPTQ_CUDA_SMALL_PLANS; i++) {
+        const uint32_t batch = (i + 1) * VPTQ_CUDA_SMALL_STEP;
+        if (predict(*chip, s, batch, VPTQ_CUDA_GEMM_SMALL, 0, &c, NULL))
+            return;
+        small->plan[i] = {c.columns, c.ways, c.rows, c.split};
+    }
+    small->smem = c.smem; /* the same for all of them */
+    small->staged = is_staged(&c.smem.tables);
+    small->from = few == VPTQ_CUDA_GEMM_SMALL ? 1 : most + 1;
+    small->to = VPTQ_CUDA_GEMM_BATCH;
+    if (few != VPTQ_CUDA_GEMM_SMALL &&
+        predicted_us(chip, s, most, VPTQ_CUDA_GEMM_SMALL) < predicted_us(chip, s, most, few))
+        small->from = VPTQ_CUDA_EXACT_BATCH + 1;
 }
 
 /* ---- the run-time layout ---- */
@@ -171,21 +200,29 @@ static vptq_status choose_named(const vptq_cuda_chip *chip, const vptq_vq_shape 
 /* A layout and the images of its books while they are made. */
 struct building {
     const vptq_cuda_choice *choice;
+    const vptq_cuda_small *more;
     vptq_cuda_layout layout;
-    vptq_cuda_stripe *stripes;         /* [layout.segments] */
+    vptq_cuda_stripe *stripes, *small; /* [layout.segments] */
     const uint16_t **main, **residual; /* images [layout.segments] */
-    uint32_t ranges;
-    unsigned *zeros; /* [ranges] */
+    uint32_t blocks;                   /* at most, that share what others have the same of */
+    unsigned *zeros;                   /* [blocks] */
 };
 
-/* 2^-power brings sums over a book back that was multiplied by 2^power. */
-static int power_of(const float *c, size_t n)
+static float largest_of(const vptq_cuda_table *t, const float *c)
 {
-    enum { TOP = 15 };
     float largest = 0;
-    int power = 0;
-    for (size_t i = 0; i < n; i++)
+    for (size_t i = 0; i < (size_t)t->k * t->v; i++)
         largest = fmaxf(largest, fabsf(c[i]));
+    return largest;
+}
+
+/* 2^-power brings sums over books back that were multiplied by 2^power. */
+static int power_of(const vptq_cuda_segment *g)
+{
+    enum { TOP = 14 };
+    const float largest =
+        fmaxf(largest_of(&g->main, g->centroids), largest_of(&g->residual, g->res_centroids));
+    int power = 0;
     if (!(largest > 0) || !isfinite(largest))
         return 0;
     (void)frexpf(largest, &power);
@@ -193,7 +230,7 @@ static int power_of(const float *c, size_t n)
 }
 
 static vptq_status make_image(vptq_arena *arena, const vptq_cuda_table *t, const float *c,
-                              const uint16_t *order, vptq_cuda_book *book,
+                              const uint16_t *order, int power, vptq_cuda_book *book,
                               const uint16_t **image, vptq_err *err)
 {
     vptq_cuda_table all;
@@ -203,7 +240,6 @@ static vptq_status make_image(vptq_arena *arena, const vptq_cuda_table *t, const
     if (!t->k)
         return VPTQ_OK;
     vptq_cuda_table_global(&all, t->v, t->k);
-    const int power = power_of(c, n);
     float *scaled = static_cast<float *>(vptq_arena_alloc(arena, n, sizeof *scaled, err));
     uint16_t *made = static_cast<uint16_t *>(
         scaled ? vptq_arena_alloc(arena, vptq_cuda_table_bytes(&all), 1, err) : NULL);
@@ -215,6 +251,7 @@ static vptq_status make_image(vptq_arena *arena, const vptq_cuda_table *t, const
     book->table = *t;
     book->book_rows = all.rows;
     book->unit = ldexpf(1, -power);
+    book->rule = vptq_cuda_rank_rule_of(t);
     *image = made;
     return VPTQ_OK;
 }
@@ -229,10 +266,12 @@ static vptq_status make_stripe(vptq_arena *arena, building *b, uint32_t i, vptq_
     const vptq_cuda_segment *g = &b->layout.segment[i];
     vptq_cuda_stripe *s = &b->stripes[i];
     vptq_status st = VPTQ_OK;
+    const int power = power_of(g);
     *s = {};
-    VPTQ_TRY(make_image(arena, &g->main, g->centroids, g->order, &s->main, &b->main[i], err));
-    VPTQ_TRY(make_image(arena, &g->residual, g->res_centroids, g->res_order, &s->residual,
-                        &b->residual[i], err));
+    VPTQ_TRY(
+        make_image(arena, &g->main, g->centroids, g->order, power, &s->main, &b->main[i], err));
+    VPTQ_TRY(make_image(arena, &g->residual, g->res_centroids, g->res_order, power,
+                        &s->residual, &b->residual[i], err));
     s->main.at = b->choice->smem.main_at;
     s->residual.at = b->choice->smem.residual_at;
     s->v = g->main.v;
@@ -247,6 +286,22 @@ out:
     return st;
 }
 
+/* The same stripe with its books in the tables of the kernel for more rows of x. */
+static void make_small_stripe(const vptq_cuda_smem *smem, bool outliers,
+                              const vptq_cuda_stripe *from, vptq_cuda_stripe *s)
+{
+    static const vptq_cuda_table none = {};
+    *s = *from;
+    s->main.table = outliers ? smem->tables.outlier : smem->tables.main;
+    s->residual.table = outliers ? none : smem->tables.residual;
+    s->main.at = smem->main_at;
+    s->residual.at = smem->residual_at;
+    if (is_plain(&s->main.table) && is_plain(&s->residual.table))
+        s->loop = VPTQ_CUDA_MAIN_ALONE; /* or whatever is plain */
+    else
+        s->loop = VPTQ_CUDA_ANYTHING;
+}
+
 template <class T> static T *room(vptq_arena *arena, size_t n, vptq_err *err)
 {
     return static_cast<T *>(vptq_arena_alloc(arena, n, sizeof(T), err));
@@ -258,16 +313,18 @@ static vptq_status build(vptq_dev *dev, const vptq_matrix *m, vptq_arena *arena,
     vptq_status st = vptq_cuda_layout_build(&m->q, &b->choice->smem.tables, dev->ctx->threads,
                                             arena, &b->layout, err);
     const uint32_t n = st ? 0 : b->layout.segments;
-    b->ranges = vptq_cuda_blocks(m->q.shape.out, b->choice->rows);
+    b->blocks = max(vptq_cuda_blocks(m->q.shape.out, b->choice->rows),
+                    (unsigned)dev->properties.multiProcessorCount);
     if (st)
         return st;
     b->stripes = room<vptq_cuda_stripe>(arena, n, err);
+    b->small = room<vptq_cuda_stripe>(arena, n, err);
     b->main = room<const uint16_t *>(arena, n, err);
     b->residual = room<const uint16_t *>(arena, n, err);
-    b->zeros = room<unsigned>(arena, b->ranges, err);
-    if (!b->stripes || !b->main || !b->residual || !b->zeros)
+    b->zeros = room<unsigned>(arena, b->blocks, err);
+    if (!b->stripes || !b->small || !b->main || !b->residual || !b->zeros)
         return VPTQ_E_NOMEM;
-    memset(b->zeros, 0, b->ranges * sizeof *b->zeros);
+    memset(b->zeros, 0, b->blocks * sizeof *b->zeros);
     for (uint32_t i = 0; i < n && !st; i++)
         st = make_stripe(arena, b, i, err);
     return st;
@@ -309,11 +366,16 @@ static vptq_status put_runtime(vptq_dev *dev, slab *s, const vptq_vq *q, const b
     const unsigned *arrived = NULL;
     for (uint32_t i = 0; i < l->segments; i++)
         VPTQ_TRY(put_stripe(dev, s, b, i, err));
+    for (uint32_t i = 0; i < l->segments; i++)
+        make_small_stripe(&b->more->smem, q->shape.outliers && i == 0, &b->stripes[i],
+                          &b->small[i]);
     VPTQ_TRY(put<vptq_cuda_stripe>(dev, s, b->stripes, l->segments, &r->stripes, err));
+    if (b->more->to)
+        VPTQ_TRY(put<vptq_cuda_stripe>(dev, s, b->small, l->segments, &r->small.stripes, err));
     VPTQ_TRY(put(dev, s, l->channel, l->columns, &r->channel, err));
     VPTQ_TRY(put(dev, s, q->scale, q->shape.in, &r->scale, err));
     VPTQ_TRY(put(dev, s, q->bias, q->shape.in, &r->bias, err));
-    VPTQ_TRY(put<unsigned>(dev, s, b->zeros, b->ranges, &arrived, err));
+    VPTQ_TRY(put<unsigned>(dev, s, b->zeros, b->blocks, &arrived, err));
     r->arrived = const_cast<unsigned *>(arrived);
 out:
     return st;
@@ -353,7 +415,10 @@ static vptq_status make_runtime(vptq_dev *dev, const vptq_matrix *m, vptq_cuda_r
         choose(&chip, &m->q.shape, &r->choice);
     if (st || r->choice.kernel == VPTQ_CUDA_GEMM_DEQUANT)
         return st;
+    if (!name || r->choice.kernel == VPTQ_CUDA_GEMM_SMALL)
+        choose_small(&chip, &m->q.shape, r->choice.kernel, &r->small);
     b.choice = &r->choice;
+    b.more = &r->small;
     vptq_arena_init(&arena, dev->ctx->mem);
     VPTQ_TRY(build(dev, m, &arena, &b, err));
     describe(&b, r);

@@ -14,21 +14,23 @@ extern "C" {
  */
 enum {
     VPTQ_CUDA_GEMV_WARPS = 16,
-    VPTQ_CUDA_GEMV_PLACE = 256,                       /* bytes */
-    VPTQ_CUDA_GEMV_STAGE = VPTQ_CUDA_GEMV_WARPS * 512 /* bytes */
+    VPTQ_CUDA_GEMV_PLACE = 256,                        /* bytes */
+    VPTQ_CUDA_GEMV_STAGE = VPTQ_CUDA_GEMV_WARPS * 512, /* bytes */
+    VPTQ_CUDA_GEMM_STAGE = VPTQ_CUDA_GEMM_WARPS * 512
 };
 
 /* A codebook.  `book` is in device memory: centroids in the order of their ranks, rows as those
  * of a table in global memory (cuda_plan_table.h), `book_rows` of a piece; as float16, times
- * the power of two that brings the largest value to 2^14..2^15, so that all of float16 is exact
- * and of bfloat16 what is not tiny beside the largest.  Sums over it are multiplied by `unit`.
- */
+ * the power of two that brings the largest value of it and the book that it is added to to
+ * 2^13..2^14, so that float16 is exact, of bfloat16 what is not tiny beside the largest, and
+ * that sums of two centroids do not overflow.  Products with it are multiplied by `unit`. */
 struct vptq_cuda_book {
     vptq_cuda_table table; /* k 0: there is no such book */
     const uint16_t *book;
     uint32_t book_rows;
     uint32_t at; /* byte of shared memory */
     float unit;
+    vptq_cuda_rank_rule rule; /* of the codes of the layout, whose table may be another one */
 };
 
 /* The inner loop that multiplies a stripe: pieces out of shared memory, with residual codes of
@@ -50,9 +52,31 @@ struct vptq_cuda_stripe {
     vptq_cuda_loop loop;
 };
 
+/* How the kernel for more rows of x (cuda_vq_gemm.cu) spreads its work: at most `columns` rows
+ * of x in a block, `ways` times as many in a launch. */
+struct vptq_cuda_small_plan {
+    uint32_t columns, ways, rows, split;
+};
+
+/* Plans are made for numbers of rows of x in steps. */
+enum {
+    VPTQ_CUDA_SMALL_STEP = 32,
+    VPTQ_CUDA_SMALL_PLANS = VPTQ_CUDA_GEMM_BATCH / VPTQ_CUDA_SMALL_STEP
+};
+
+/* That kernel on the layout of the GEMV kernel: books in tables of its own. */
+struct vptq_cuda_small {
+    uint32_t from, to; /* numbers of rows of x that it is for; to 0: none */
+    const vptq_cuda_stripe *stripes;
+    vptq_cuda_smem smem; /* the tables; behind them is room for x */
+    bool staged;         /* pieces are read out of global memory */
+    vptq_cuda_small_plan plan[VPTQ_CUDA_SMALL_PLANS]; /* [(rows - 1) / step] */
+};
+
 /* The run-time layout; arrays are in device memory. */
 struct vptq_cuda_runtime {
-    vptq_cuda_choice choice;         /* GEMM_DEQUANT: there is nothing else */
+    vptq_cuda_choice choice; /* GEMM_DEQUANT: there is nothing else */
+    vptq_cuda_small small;
     const vptq_cuda_stripe *stripes; /* [count] */
     uint32_t count, columns;         /* columns: padded, of all stripes */
     uint32_t most_chunks;            /* of a stripe */
@@ -62,7 +86,7 @@ struct vptq_cuda_runtime {
     bool staged;                     /* pieces are read out of global memory */
     const int32_t *channel;          /* [columns] input channel, -1: padding */
     const float *scale, *bias;       /* [in] or NULL both */
-    unsigned *arrived;               /* [ranges of rows] zeros between launches */
+    unsigned *arrived;               /* [blocks] zeros between launches */
 };
 
 /* What a use needs comes to the device at the first such use: decoding rows asks for no

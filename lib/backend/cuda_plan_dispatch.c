@@ -4,11 +4,11 @@
 #include <string.h>
 
 enum {
-    SECTOR = 32,          /* bytes that L2 gives for one row */
-    MAX_SPLIT = 4,        /* blocks of a cluster */
-    GEMM_STAGING = 65536, /* bytes: two tiles of x, 256 columns x 64 */
-    SM_RESERVED = 1024,   /* bytes of an SM that a block takes beside its own */
-    STORED = 2            /* bytes of a 16-bit value */
+    SECTOR = 32,        /* bytes that L2 gives for one row */
+    MAX_SPLIT = 4,      /* blocks of a cluster */
+    SM_RESERVED = 1024, /* bytes of an SM that a block takes beside its own */
+    STORED = 2,         /* bytes of a 16-bit value */
+    LEAST_COLUMNS = 32  /* rows of x of a block of GEMM_SMALL */
 };
 static const double dense_efficiency = 0.7; /* of the peak, large products */
 
@@ -74,8 +74,10 @@ static uint32_t chunks_of(uint32_t columns)
 
 /* Rows go to blocks in units that are whole pairs of strips, of the outlier book, too.  Of the
  * ways to split the columns among a cluster, the smallest, unless a larger one takes an eighth
- * of the work from the busiest block: the blocks have to add up what they have. */
-static void spread(const vptq_cuda_chip *chip, const vptq_vq_shape *s, vptq_cuda_choice *c)
+ * of the work from the busiest block: the blocks have to add up what they have.  `ways`:
+ * clusters that take the same rows, each with rows of x of its own. */
+static void spread(const vptq_cuda_chip *chip, const vptq_vq_shape *s, uint32_t ways,
+                   vptq_cuda_choice *c)
 {
     uint64_t unit = 2 * (uint64_t)s->v;
     if (s->outliers)
@@ -83,18 +85,19 @@ static void spread(const vptq_cuda_chip *chip, const vptq_vq_shape *s, vptq_cuda
     uint32_t units = (uint32_t)((s->out + unit - 1) / unit);
     uint32_t chunks = s->groups * chunks_of(s->group_size);
     uint64_t least = UINT64_MAX;
-    for (uint32_t split = 1; split <= MAX_SPLIT && split <= chip->sms; split *= 2) {
-        uint32_t clusters = chip->sms / split, each = ceil_div(units, clusters);
+    for (uint32_t split = 1; split <= MAX_SPLIT && split * ways <= chip->sms; split *= 2) {
+        uint32_t clusters = chip->sms / (split * ways), each = ceil_div(units, clusters);
         uint64_t work = (uint64_t)each * s->groups * ceil_div(chunks_of(s->group_size), split);
         if (least != UINT64_MAX && work + (least + 7) / 8 > least)
             continue;
         least = work;
         c->split = split;
-        c->blocks = ceil_div(units, each) * split;
+        c->ways = ways;
+        c->blocks = ceil_div(units, each) * split * ways;
         uint64_t rows = each * unit;
         c->rows = (uint32_t)(rows < s->out ? rows : s->out);
         c->pairs = (uint32_t)((rows + 2 * s->v - 1) / (2 * s->v));
-        c->balance = (double)units * chunks / ((double)work * chip->sms);
+        c->balance = (double)units * chunks * ways / ((double)work * chip->sms);
         c->passes = ceil_div(ceil_div(chunks_of(s->group_size), split),
                              VPTQ_CUDA_PASS / VPTQ_CUDA_CHUNK);
     }
@@ -200,7 +203,7 @@ static vptq_status predict_gemv(const vptq_cuda_chip *chip, const vptq_vq_shape 
     if (batch > VPTQ_CUDA_MAX_BATCH)
         return vptq_fail(err, VPTQ_E_UNSUPPORTED, "a batch of %u is too large for %s (1..%d)",
                          batch, vptq_cuda_kernel_name(c->kernel), VPTQ_CUDA_MAX_BATCH);
-    spread(chip, s, c);
+    spread(chip, s, 1, c);
     vptq_cuda_smem_want w = want_of(chip, s, batch, copies, c);
     vptq_status st = c->kernel == VPTQ_CUDA_GEMV_SMEM
                          ? vptq_cuda_smem_fit(&w, &c->smem, err)
@@ -212,26 +215,97 @@ static vptq_status predict_gemv(const vptq_cuda_chip *chip, const vptq_vq_shape 
     return VPTQ_OK;
 }
 
-/* Blocks of 256 columns of x one after another; every SM reads all of x. */
-static vptq_status predict_small(const vptq_cuda_chip *chip, const vptq_vq_shape *s,
-                                 uint32_t batch, uint32_t copies, vptq_cuda_choice *c,
-                                 vptq_err *err)
+/* Tables of GEMM_SMALL, which leave room for as many rows of x as they can: replicas of small
+ * books, one copy of large ones, as a choice of copies belongs to the codes. */
+static vptq_status fit_small(const vptq_cuda_chip *chip, const vptq_vq_shape *s,
+                             vptq_cuda_smem *smem, uint32_t *columns, vptq_err *err)
 {
-    spread(chip, s, c);
-    vptq_cuda_smem_want w = want_of(chip, s, 1, copies, c);
-    w.staging = GEMM_STAGING;
-    w.rows = 0; /* sums stay in registers */
-    vptq_status st = vptq_cuda_smem_fit(&w, &c->smem, err);
+    vptq_cuda_smem_want w = {.shape = *s, .budget = chip->smem, .batch = 1};
+    vptq_status st = VPTQ_E_UNSUPPORTED;
+    for (*columns = VPTQ_CUDA_GEMM_COLUMNS;; *columns /= 2) {
+        bool last = *columns == LEAST_COLUMNS;
+        w.staging = vptq_cuda_gemm_staging(*columns);
+        w.copies = 0;
+        st = vptq_cuda_smem_fit(&w, smem, last ? err : NULL);
+        w.copies = 1;
+        if (!st && !smem->tables.main.replicas)
+            st = vptq_cuda_smem_fit(&w, smem, last ? err : NULL);
+        if (last || st != VPTQ_E_UNSUPPORTED)
+            return st;
+    }
+}
+
+/* Clocks of a block per tile of a pair of strips.  Shared memory serves look-ups, codes (16
+ * bytes a lane for 8 tiles, to every warp that takes some of the tiles) and x (2 lines for 8
+ * rows of it, to all fragments of a warp at once); the tensor cores multiply the sum of the two
+ * books. */
+static double small_clocks(const vptq_cuda_chip *chip, const vptq_cuda_table *main,
+                           const vptq_cuda_table *res, double bytes, uint32_t pairs,
+                           uint32_t columns)
+{
+    uint32_t parts = main->pieces + main->tail, warps = 1;
+    while (warps < VPTQ_CUDA_GEMM_WARPS &&
+           warps * VPTQ_CUDA_GEMM_FRAGMENTS < (uint64_t)pairs * parts)
+        warps *= 2;
+    double codes = bytes / VPTQ_CUDA_LINE * VPTQ_CUDA_GEMM_WARPS / warps;
+    double x = 2.0 * columns / 8 / VPTQ_CUDA_GEMM_FRAGMENTS;
+    double looked = vptq_cuda_expected_clocks(main) + vptq_cuda_expected_clocks(res);
+    looked = (looked + parts * (codes + x)) / chip->pipe;
+    looked += gather_clocks(chip, main) + gather_clocks(chip, res);
+    double mma = parts * 16.0 * VPTQ_CUDA_TILE * columns / chip->mma_macs;
+    double memory = bytes * chip->ghz * chip->sms / chip->memory_gb_s;
+    return fmax(fmax(looked, mma), memory);
+}
+
+/* Every block reads its rows of x, 16 fragments at a time, and its codes out of L2. */
+static double small_us(const vptq_cuda_chip *chip, const vptq_vq_shape *s,
+                       const vptq_cuda_choice *c, uint32_t columns)
+{
+    static const vptq_cuda_table none = {0};
+    const vptq_cuda_tables *t = &c->smem.tables;
+    double tiles = tiles_of(s, c, false), outlier_tiles = tiles_of(s, c, true);
+    double clocks =
+        tiles * small_clocks(chip, &t->main, &t->residual, stream_bytes(t), c->pairs, columns);
+    if (s->outliers)
+        clocks += outlier_tiles * small_clocks(chip, &t->outlier, &none,
+                                               VPTQ_CUDA_LANES * STORED, c->pairs, columns);
+    double times = ceil_div(c->pairs * (t->main.pieces + t->main.tail),
+                            VPTQ_CUDA_GEMM_WARPS * VPTQ_CUDA_GEMM_FRAGMENTS);
+    double x = times * columns * STORED * s->in / c->split, codes = tiles * stream_bytes(t);
+    return fmax(us_of_clocks(chip, clocks),
+                us_of_bytes(chip->l2_gb_s, c->blocks * (x + codes)));
+}
+
+/* Up to 256 rows of x a launch.  More rows of x in a block spare look-ups, fewer of them give
+ * it more output rows and so fewer readers of x: whichever is predicted to be faster. */
+static vptq_status predict_small(const vptq_cuda_chip *chip, const vptq_vq_shape *s,
+                                 uint32_t batch, vptq_cuda_choice *c, vptq_err *err)
+{
+    vptq_cuda_smem smem;
+    uint32_t most;
+    vptq_status st = fit_small(chip, s, &smem, &most, err);
     if (st)
         return st;
-    fill(chip, s, c);
-    uint32_t rounds = ceil_div(batch, VPTQ_CUDA_GEMM_COLUMNS);
-    uint32_t columns = batch < VPTQ_CUDA_GEMM_COLUMNS ? batch : VPTQ_CUDA_GEMM_COLUMNS;
-    double products =
-        us_of_clocks(chip, rounds * body_clocks(chip, s, c, columns, chip->gemm_macs));
-    double readers = (double)c->blocks / (chip->multicast ? MAX_SPLIT : 1);
-    double x = us_of_bytes(chip->l2_gb_s, readers * STORED * s->in * batch / c->split);
-    c->body_us = fmax(products, x);
+    double least = 0;
+    for (uint32_t columns = LEAST_COLUMNS; columns <= most; columns *= 2) {
+        vptq_cuda_choice t = *c;
+        uint32_t launch = batch < VPTQ_CUDA_GEMM_BATCH ? batch : VPTQ_CUDA_GEMM_BATCH;
+        uint32_t ways = ceil_div(launch, columns);
+        if (ways > chip->sms)
+            ways = chip->sms;
+        if (launch > columns * ways)
+            launch = columns * ways;
+        t.smem = smem;
+        t.columns = columns;
+        spread(chip, s, ways, &t);
+        uint32_t each = ceil_div(ceil_div(launch, 8), ways) * 8;
+        t.body_us = ceil_div(batch, launch) * small_us(chip, s, &t, each);
+        fill(chip, s, &t);
+        if (columns == LEAST_COLUMNS || t.body_us < least) {
+            least = t.body_us;
+            *c = t;
+        }
+    }
     return VPTQ_OK;
 }
 
@@ -251,7 +325,7 @@ static void predict_dequant(const vptq_cuda_chip *chip, const vptq_vq_shape *s, 
     double weights = (double)s->out * s->in;
     double index_bytes = (double)vptq_vq_count_bits(s).total / 8;
     c->blocks = chip->sms;
-    c->split = c->passes = 1;
+    c->split = c->ways = c->passes = 1;
     c->balance = 1;
     c->body_us = us_of_bytes(chip->memory_gb_s, weights * STORED + index_bytes);
     c->body_us += vptq_cuda_dense_us(chip, s->out, s->in, batch) - chip->launch_us;
@@ -271,7 +345,7 @@ vptq_status vptq_cuda_predict(const vptq_cuda_chip *chip, const vptq_vq_shape *s
     if (kernel == VPTQ_CUDA_GEMM_DEQUANT)
         predict_dequant(chip, s, batch, out);
     else if (kernel == VPTQ_CUDA_GEMM_SMALL)
-        st = predict_small(chip, s, batch, copies, out, err);
+        st = predict_small(chip, s, batch, out, err);
     else
         st = predict_gemv(chip, s, batch, copies, out, err);
     if (!st)
@@ -287,7 +361,10 @@ vptq_status vptq_cuda_dispatch(const vptq_cuda_chip *chip, const vptq_vq_shape *
     if (st)
         return st;
     for (int kernel = 0; kernel < VPTQ_CUDA_GEMM_DEQUANT; kernel++) {
-        for (uint32_t copies = 0; copies <= VPTQ_CUDA_MAX_COPIES; copies++) {
+        if (kernel == VPTQ_CUDA_GEMM_SMALL && batch <= VPTQ_CUDA_EXACT_BATCH)
+            continue;
+        uint32_t most = kernel == VPTQ_CUDA_GEMM_SMALL ? 0 : VPTQ_CUDA_MAX_COPIES;
+        for (uint32_t copies = 0; copies <= most; copies++) {
             /* what cannot run is passed over: dequantizing always can */
             if (!vptq_cuda_predict(chip, s, batch, (vptq_cuda_kernel)kernel, copies, &c,
                                    NULL) &&

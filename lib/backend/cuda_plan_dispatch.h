@@ -42,12 +42,28 @@ const vptq_cuda_chip *vptq_cuda_chip_find(const char *name); /* NULL: none of th
 typedef enum vptq_cuda_kernel {
     VPTQ_CUDA_GEMV_SMEM,   /* batch 1..16, books in shared memory */
     VPTQ_CUDA_GEMV_DIRECT, /* batch 1..16, the main book through L2 */
-    VPTQ_CUDA_GEMM_SMALL,  /* books in shared memory, blocks of up to 256 columns of x */
+    VPTQ_CUDA_GEMM_SMALL,  /* the books once in shared memory, or replicas, and beside them x */
     VPTQ_CUDA_GEMM_DEQUANT /* the whole matrix to 16 bits, then a dense product */
 } vptq_cuda_kernel;
-enum { VPTQ_CUDA_KERNELS = 4, VPTQ_CUDA_GEMM_COLUMNS = 256 };
+enum { VPTQ_CUDA_KERNELS = 4 };
+
+/* Of GEMM_SMALL: rows of x in a launch and in a block, at most; warps of a block; fragments (16
+ * output rows) of a warp at a time. */
+enum {
+    VPTQ_CUDA_GEMM_BATCH = 256,
+    VPTQ_CUDA_GEMM_COLUMNS = 128,
+    VPTQ_CUDA_GEMM_WARPS = 8,
+    VPTQ_CUDA_GEMM_FRAGMENTS = 2
+};
 
 const char *vptq_cuda_kernel_name(vptq_cuda_kernel kernel);
+
+/* Bytes of shared memory behind the tables of GEMM_SMALL: two chunks (128 columns of the
+ * matrix) of so many rows of x in 16 bits. */
+static inline VPTQ_HD uint32_t vptq_cuda_gemm_staging(uint32_t columns)
+{
+    return 2 * VPTQ_CUDA_CHUNK * 2 * columns;
+}
 
 /* Cluster i of `split` blocks works on output rows i * rows .. of all columns; its block r on
  * chunks r * n .. (r + 1) * n - 1 of every group, n = ceil(chunks / split). */
@@ -59,19 +75,22 @@ typedef struct vptq_cuda_choice {
     uint32_t pairs;      /* strip pairs of the busiest block */
     uint32_t rows;       /* output rows of a cluster: a multiple of 2 v and 2 v0, or out */
     uint32_t passes;     /* over columns, 8192 at a time, of the longest segment */
+    uint32_t columns;    /* GEMM_SMALL: rows of x of a block, 32, 64 or 128 at most ... */
+    uint32_t ways;       /* ... and clusters that share output rows, each with x of its own */
     bool overlaps; /* two such blocks fit on an SM: the next launch may fill its tables early */
     double balance; /* mean load of the SMs over that of the busiest */
     double launch_us, fill_us, copy_us, body_us, total_us; /* predicted */
 } vptq_cuda_choice;
 
-/* One kernel; copies as in vptq_cuda_smem_want.  VPTQ_E_UNSUPPORTED where it cannot run: books
- * too large, batch too large, with sizes. */
+/* One kernel; copies as in vptq_cuda_smem_want, and nothing to GEMM_SMALL, whose tables do not
+ * depend on the batch either.  VPTQ_E_UNSUPPORTED where it cannot run: books too large, batch
+ * too large, with sizes. */
 vptq_status vptq_cuda_predict(const vptq_cuda_chip *chip, const vptq_vq_shape *s,
                               uint32_t batch, vptq_cuda_kernel kernel, uint32_t copies,
                               vptq_cuda_choice *out, vptq_err *err) VPTQ_MUST_CHECK;
 
 /* The kernel and number of copies with the least predicted time; every valid shape and batch
- * (>= 1) has one. */
+ * (>= 1) has one.  Up to 8 rows of x are not given to GEMM_SMALL, which has 11 bits of them. */
 vptq_status vptq_cuda_dispatch(const vptq_cuda_chip *chip, const vptq_vq_shape *s,
                                uint32_t batch, vptq_cuda_choice *out,
                                vptq_err *err) VPTQ_MUST_CHECK;

@@ -19,6 +19,7 @@ enum {
     VPTQ_CUDA_SMEM_SMALL = 101376,  /* sm_86, sm_89, sm_120: 99 KB */
     VPTQ_CUDA_WARPS = 32,           /* of a block */
     VPTQ_CUDA_MAX_BATCH = 16,       /* of the GEMV kernel: two n-tiles */
+    VPTQ_CUDA_EXACT_BATCH = 8,      /* up to here x is two float16 parts, else one */
     VPTQ_CUDA_PASS = 8192           /* columns whose x fits in the registers of a block */
 };
 

@@ -124,6 +124,21 @@ uint32_t vptq_cuda_rank(const vptq_cuda_table *t, uint32_t row)
     return rank < c->ranks ? rank : UINT32_MAX;
 }
 
+vptq_cuda_rank_rule vptq_cuda_rank_rule_of(const vptq_cuda_table *t)
+{
+    vptq_cuda_rank_rule r = {.log2_rows = 31};
+    if (!t->k)
+        return r;
+    r.mask = t->slots - 1;
+    if (t->replicas)
+        r.shift = vptq_log2u(t->replicas);
+    if (t->copies > 1) /* of books of 2^n centroids: outliers' books are there once */
+        r.log2_rows = vptq_log2u(t->copy[1].base);
+    for (uint32_t c = 0; c < t->copies; c++)
+        r.rotations |= t->copy[c].rotation << 4 * c;
+    return r;
+}
+
 /* Values first .. first + n - 1 of a centroid, those beyond v as zeros. */
 static void put_values(uint16_t *dst, const float *centroid, uint32_t v, uint32_t first,
                        uint32_t n, vptq_dtype type)

@@ -91,6 +91,24 @@ static inline VPTQ_HD uint32_t vptq_cuda_replica_row(const vptq_cuda_table *t, u
 /* Which rank a row holds; UINT32_MAX for rows of padding and beyond the table. */
 uint32_t vptq_cuda_rank(const vptq_cuda_table *t, uint32_t row);
 
+/* The same without branches, of rows that hold one: for kernels whose tables are not those that
+ * the codes were made for. */
+typedef struct vptq_cuda_rank_rule {
+    uint32_t shift;     /* of replicas */
+    uint32_t log2_rows; /* of a copy; 31 where there is one copy alone */
+    uint32_t rotations; /* of the copies, 4 bits each */
+    uint32_t mask;      /* slots - 1 */
+} vptq_cuda_rank_rule;
+
+vptq_cuda_rank_rule vptq_cuda_rank_rule_of(const vptq_cuda_table *t);
+
+static inline VPTQ_HD uint32_t vptq_cuda_rank_by(vptq_cuda_rank_rule r, uint32_t row)
+{
+    uint32_t i = row >> r.shift, rotation = r.rotations >> 4 * (i >> r.log2_rows) & 15;
+    i &= (UINT32_C(1) << r.log2_rows) - 1;
+    return (i & ~r.mask) | ((i - rotation) & r.mask);
+}
+
 /* The bytes of shared memory: vptq_cuda_table_bytes of them at dst.  centroids [k][v]; order
  * [k] gives the centroid of each rank, NULL when they are the same; type F16 or BF16. */
 void vptq_cuda_table_image(const vptq_cuda_table *t, const float *centroids,

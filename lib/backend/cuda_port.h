@@ -194,6 +194,23 @@ static __device__ inline void port_mma_bf16(float d[4], const uint32_t a[4],
 #endif
 }
 
+/* add.rn.f16x2: both halves of a pair of f16. */
+static __device__ inline uint32_t port_add_f16x2(uint32_t a, uint32_t b)
+{
+#ifdef VPTQ_CUDA_EMU
+    uint32_t sum = 0;
+    for (unsigned i = 0; i < 2; i++) /* float has bits enough for both roundings to be one */
+        sum |=
+            (uint32_t)__half_as_ushort(__float2half_rn(port_f16_at(a, i) + port_f16_at(b, i)))
+            << 16 * i;
+    return sum;
+#else
+    uint32_t sum;
+    asm("add.rn.f16x2 %0, %1, %2;" : "=r"(sum) : "r"(a), "r"(b));
+    return sum;
+#endif
+}
+
 /* redux.sync.min.u32: the least value among the lanes of the mask. */
 static __device__ inline unsigned port_redux_min(unsigned mask, unsigned value)
 {

@@ -1,22 +1,26 @@
 /* vq_gemv on the run-time layout of cuda_plan_gemv.h: codes select rows of a codebook in shared
- * (or global) memory, tensor cores multiply them with x; docs/gpu.md has the picture.
- *
- *     gemv_x_kernel   x -> columns in the order of the layout, scaled, in float16 fragments
- *     gemv_kernel     a block: some output rows, its share of the columns of every stripe
+ * (or global) memory, tensor cores multiply them with x; docs/gpu.md has the picture.  Here is
+ * the row, and the kernel for up to 16 rows of x, which stay in registers; for more there is
+ * cuda_vq_gemm.cu.  A block: some output rows, its share of the columns of every stripe.
  *
  * A product is a chain of sums in an order that follows from shape, plan and number of rows of
  * x: tiles of a chunk and chunks of a warp in float by the tensor cores, warps in a tree, then
  * passes, stripes and blocks in ascending order. */
-#include <float.h>
-
 #include "lib/backend/cuda_gemv_tiles.h"
 
 enum {
-    TILE = VPTQ_CUDA_TILE,
-    FRAGMENT = 16,             /* rows of a product of the tensor cores */
-    COLUMNS = 8,               /* of a product */
+    WARPS = VPTQ_CUDA_GEMV_WARPS,
+    THREADS = WARPS * (int)PORT_LANES,
     MOST = VPTQ_CUDA_MAX_BATCH /* rows of x */
 };
+
+/* Chunks of a warp whose x stays in registers, 16 for each chunk and tile. */
+static constexpr VPTQ_HD unsigned held_chunks(x_form form, vptq_cuda_loop loop)
+{
+    if (form != X_FEW)
+        return 1;
+    return loop == VPTQ_CUDA_ANYTHING ? 2 : 3;
+}
 
 /* Where things lie in the shared memory of a block, behind the tables. */
 struct gemv_room {
@@ -30,110 +34,10 @@ struct gemv_room {
 struct gemv_job {
     const vptq_cuda_stripe *stripes;
     uint32_t count;
-    const uint2 *x; /* [n-tiles][tiles][lanes] */
-    uint32_t tiles, n;
-    const float *start, *factor; /* [n] of a row: sum of x * bias; what its sums are times */
-    uint32_t out, rows, split;   /* rows: of a range; split: blocks that share one */
+    product_out o;
+    uint32_t rows; /* of a range */
     gemv_room room;
-    vptq_gemv_args g;
-    float *parts; /* [split][n][out] where there is more than one */
-    unsigned *arrived;
 };
-
-/* ---- x ---- */
-
-struct x_job {
-    const float *x;
-    size_t ldx;
-    uint32_t in, tiles;
-    const int32_t *channel;
-    const float *scale, *bias;
-    x_form form;
-    uint2 *fragments;
-    float *start, *factor;
-};
-
-static __device__ float scaled(const x_job &j, const float *x, size_t channel)
-{
-    return j.scale ? x[channel] * j.scale[channel] : x[channel];
-}
-
-/* The largest of the block's values; every thread calls it. */
-static __device__ unsigned block_max(unsigned value)
-{
-    struct partial {
-        unsigned of_warp[PORT_LANES];
-    };
-    partial &p = port_shared<partial>();
-    value = __reduce_max_sync(port_all, value);
-    if (port_lane() == 0)
-        p.of_warp[port_warp()] = value;
-    __syncthreads();
-    value = port_lane() < THREADS / PORT_LANES ? p.of_warp[port_lane()] : 0;
-    return __reduce_max_sync(port_all, value);
-}
-
-/* The power of two that brings a value with these bits to 2^14..2^15; 1 for what is no number.
- */
-static __device__ float to_top(unsigned bits)
-{
-    enum { TOP = 14, BIAS = 127, MANTISSA = 23, LIMIT = 100 };
-    const int power = (int)(bits >> MANTISSA) - BIAS;
-    if (!bits || power > BIAS)
-        return 1;
-    return __uint_as_float((unsigned)(BIAS + min(TOP - power, (int)LIMIT)) << MANTISSA);
-}
-
-static __device__ unsigned pack(float low, float high)
-{
-    return __half_as_ushort(__float2half_rn(low)) |
-           (unsigned)__half_as_ushort(__float2half_rn(high)) << 16;
-}
-
-/* What float16 leaves of a value. */
-static __device__ float rest(float value)
-{
-    const float kept = __half2float(__float2half_rn(value));
-    return fabsf(kept) <= FLT_MAX ? value - kept : 0;
-}
-
-/* A column of B is a row of x, or one of its halves.  Block: a row of x. */
-/* budget: gemv_x_kernel 64 registers */
-__global__ static void __launch_bounds__(THREADS) gemv_x_kernel(x_job j)
-{
-    const unsigned b = blockIdx.x;
-    const float *x = j.x + b * j.ldx;
-    unsigned largest = 0;
-    double sum = 0;
-    for (uint32_t i = threadIdx.x; i < j.in; i += THREADS) {
-        largest = max(largest, __float_as_uint(fabsf(scaled(j, x, i))));
-        if (j.bias)
-            sum += (double)x[i] * (double)j.bias[i];
-    }
-    const float up = to_top(block_max(largest));
-    sum = port_block_sum(sum);
-    if (threadIdx.x == 0) {
-        j.start[b] = (float)sum;
-        j.factor[b] = 1 / up;
-    }
-    const size_t next = (size_t)j.tiles * PORT_LANES; /* tile of B */
-    for (uint32_t i = threadIdx.x; i < j.tiles * 4; i += THREADS) {
-        const uint32_t tile = i / 4, t = i % 4;
-        float v[4];
-        for (unsigned k = 0; k < 4; k++) {
-            const int32_t c = j.channel[tile * TILE + 2 * t + k % 2 + k / 2 * 8];
-            v[k] = c < 0 ? 0 : scaled(j, x, (size_t)c) * up;
-        }
-        uint2 *to = j.fragments + (size_t)tile * PORT_LANES + b % COLUMNS * 4 + t;
-        to[b / COLUMNS * next] = make_uint2(pack(v[0], v[1]), pack(v[2], v[3]));
-        const uint2 low =
-            make_uint2(pack(rest(v[0]), rest(v[1])), pack(rest(v[2]), rest(v[3])));
-        if (j.form == X_FEW)
-            to[COLUMNS / 2 * 4] = low;
-        else if (j.form == X_SOME)
-            to[next] = low;
-    }
-}
 
 /* ---- what a block has summed up ---- */
 
@@ -161,52 +65,21 @@ static __device__ float *sums_of(const gemv_job &j)
     return reinterpret_cast<float *>(shared_at(j.room.sums_at));
 }
 
-static __device__ void finish(const gemv_job &j, uint32_t row, uint32_t b, float sum)
-{
-    float *y = j.g.y + b * j.g.ldy + row;
-    const float base = (j.g.bias ? j.g.bias[row] : 0) + j.start[b];
-    *y = (j.g.beta != 0 ? *y : 0) + base + sum * j.factor[b];
-}
-
 /* All columns of the block are in the sum. */
 static __device__ void hand_over(const gemv_job &j, uint32_t row, uint32_t b, float sum)
 {
-    if (j.split == 1)
-        finish(j, row, b, sum);
+    if (j.o.split == 1)
+        finish(j.o, row, b, sum);
     else
-        j.parts[((size_t)place_of(j).rank * j.n + b) * j.out + row] = sum;
+        *part_of(j.o, place_of(j).rank, row, b) = sum;
 }
 
 static __device__ void emit(const gemv_job &j, uint32_t row, uint32_t b, float sum)
 {
     if (j.room.sums)
-        sums_of(j)[(row - place_of(j).row0) * j.n + b] += sum;
+        sums_of(j)[(row - place_of(j).row0) * j.o.n + b] += sum;
     else
         hand_over(j, row, b, sum);
-}
-
-/* The block that comes last adds up what all of the range have, in their order. */
-static __device__ void join_parts(const gemv_job &j)
-{
-    pass_place &p = place_of(j);
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0)
-        p.arrived = atomicAdd(j.arrived + p.range, 1u);
-    __syncthreads();
-    if (p.arrived + 1 < j.split)
-        return;
-    __threadfence();
-    for (uint32_t i = threadIdx.x; i < p.rows * j.n; i += THREADS) {
-        const uint32_t row = p.row0 + i % p.rows, b = i / p.rows;
-        float sum = 0;
-        for (uint32_t r = 0; r < j.split; r++)
-            sum += static_cast<const volatile float *>(
-                j.parts)[((size_t)r * j.n + b) * j.out + row];
-        finish(j, row, b, sum);
-    }
-    if (threadIdx.x == 0)
-        j.arrived[p.range] = 0;
 }
 
 /* ---- sums over warps ---- */
@@ -241,7 +114,7 @@ static __device__ void put_partial(const gemv_job &j, const float v[tiles_out(X)
                                    uint32_t first, float *partial)
 {
     const unsigned g = port_lane() / 4, t = port_lane() % 4;
-    const uint32_t end = min(first + j.room.columns, min(j.n, rows_of_form(X)));
+    const uint32_t end = min(first + j.room.columns, min(j.o.n, rows_of_form(X)));
 #pragma unroll
     for (unsigned i = 0; i < tiles_out(X); i++)
 #pragma unroll
@@ -251,17 +124,6 @@ static __device__ void put_partial(const gemv_job &j, const float v[tiles_out(X)
             if (b >= first && b < end)
                 partial[((b - first) * FRAGMENT + row) * (WARPS + 1) + port_warp()] = v[i][q];
         }
-}
-
-/* Output row of a fragment's row; UINT32_MAX for padding. */
-static __device__ uint32_t output_row(const stripe_view &s, uint32_t out, uint32_t part,
-                                      uint32_t pair, uint32_t row)
-{
-    const bool tail = part >= s.main.pieces;
-    const uint32_t strip = tail ? row / 4 : row / 8;
-    const uint32_t value = part * 8 + (tail ? row % 4 : row % 8);
-    const uint32_t at = (2 * pair + strip) * s.v + value;
-    return strip < 2 && value < s.v && at < out ? at : UINT32_MAX;
 }
 
 /* Every team's sums of one part of a pair, some rows of x at a time.  There are two buffers and
@@ -275,19 +137,19 @@ static __device__ void add_up(const gemv_job &j, uint32_t round, uint32_t part,
     uint32_t times = (round * p.stripe.parts + part) * j.room.times;
     float v[tiles_out(X)][4];
     put_together<X>(p.stripe, part >= p.stripe.main.pieces, d, v);
-    for (uint32_t first = 0; first < j.n; first += columns) {
+    for (uint32_t first = 0; first < j.o.n; first += columns) {
         float *partial = reinterpret_cast<float *>(shared_at(j.room.partial_at)) +
                          times++ % 2 * columns * FRAGMENT * (WARPS + 1);
         put_partial<X>(j, v, first, partial);
         __syncthreads();
         for (uint32_t e = threadIdx.x; e < columns * FRAGMENT * WARPS; e += THREADS) {
             const uint32_t warp = e % WARPS, cell = e / WARPS, b = first + cell / FRAGMENT;
-            float sum = b < j.n ? partial[cell * (WARPS + 1) + warp] : 0;
+            float sum = b < j.o.n ? partial[cell * (WARPS + 1) + warp] : 0;
             for (uint32_t with = p.size / 2; with; with /= 2)
                 sum += __shfl_xor_sync(port_all, sum, (int)with);
             const uint32_t pair = p.pair0 + round * p.teams + (warp >> p.log2_size);
-            const uint32_t row = output_row(p.stripe, j.out, part, pair, cell % FRAGMENT);
-            if (!(warp & (p.size - 1)) && b < j.n && pair < p.end && row != UINT32_MAX)
+            const uint32_t row = output_row(p.stripe, j.o.out, part, pair, cell % FRAGMENT);
+            if (!(warp & (p.size - 1)) && b < j.o.n && pair < p.end && row != UINT32_MAX)
                 emit(j, row, b, sum);
         }
     }
@@ -310,9 +172,10 @@ static __device__ void load_x(const gemv_job &j, uint32_t first_tile,
     for (unsigned tile = 0; tile < TILES; tile++)
 #pragma unroll
         for (unsigned i = 0; i < tiles_in(X); i++) {
-            const size_t at = i * (size_t)j.tiles + first_tile + tile;
-            const uint2 f =
-                is_used<X>(j.n, i) ? j.x[at * PORT_LANES + port_lane()] : make_uint2(0, 0);
+            const size_t at = i * (size_t)j.o.x.tiles + first_tile + tile;
+            const uint2 f = is_used<X>(j.o.n, i)
+                                ? j.o.x.fragments[at * PORT_LANES + port_lane()]
+                                : make_uint2(0, 0);
             x[tile][i][0] = f.x;
             x[tile][i][1] = f.y;
         }
@@ -414,7 +277,7 @@ static __device__ void run_passes(const gemv_job &j, const vptq_cuda_stripe &s, 
 template <x_form X, vptq_cuda_loop LOOP>
 static __device__ void run_stripe(const gemv_job &j, const vptq_cuda_stripe &s)
 {
-    const uint32_t each = (s.chunks + j.split - 1) / j.split;
+    const uint32_t each = (s.chunks + j.o.split - 1) / j.o.split;
     const uint32_t c0 = place_of(j).rank * each, c1 = min(c0 + each, s.chunks);
     if (c0 >= c1)
         return;
@@ -433,21 +296,21 @@ __global__ static void __launch_bounds__(THREADS) gemv_kernel(gemv_job j)
 {
     pass_place &p = place_of(j);
     if (threadIdx.x == 0) {
-        p.range = blockIdx.x / j.split;
-        p.rank = blockIdx.x % j.split;
+        p.range = blockIdx.x / j.o.split;
+        p.rank = blockIdx.x % j.o.split;
         p.row0 = p.range * j.rows;
-        p.rows = min(j.rows, j.out - p.row0);
+        p.rows = min(j.rows, j.o.out - p.row0);
     }
     __syncthreads();
-    for (uint32_t i = threadIdx.x; j.room.sums && i < p.rows * j.n; i += THREADS)
+    for (uint32_t i = threadIdx.x; j.room.sums && i < p.rows * j.o.n; i += THREADS)
         sums_of(j)[i] = 0;
     for (uint32_t i = 0; i < j.count; i++)
         run_stripe<X, LOOP>(j, j.stripes[i]);
     __syncthreads();
-    for (uint32_t i = threadIdx.x; j.room.sums && i < p.rows * j.n; i += THREADS)
-        hand_over(j, p.row0 + i / j.n, i % j.n, sums_of(j)[i]);
-    if (j.split > 1)
-        join_parts(j);
+    for (uint32_t i = threadIdx.x; j.room.sums && i < p.rows * j.o.n; i += THREADS)
+        hand_over(j, p.row0 + i / j.o.n, i % j.o.n, sums_of(j)[i]);
+    if (j.o.split > 1)
+        join_parts(j.o, {p.row0, p.rows, 0, j.o.n, p.range}, &p.arrived);
 }
 
 /* ---- the row ---- */
@@ -541,46 +404,28 @@ static vptq_status launch(vptq_dev *dev, const vptq_matrix *m, const vptq_cuda_r
 {
     const vptq_vq_shape *s = &m->q.shape;
     const vptq_cuda_choice *c = &r->choice;
-    const size_t n = room->rows, tiles = r->columns / VPTQ_CUDA_TILE;
-    const x_form form = form_of(n);
-    const size_t fragments = tiles_in(form) * tiles * PORT_LANES * sizeof(uint2);
+    const x_form form = form_of(room->rows);
+    const size_t n = room->rows;
     const size_t parts = r->split > 1 ? r->split * n * s->out * sizeof(float) : 0;
+    gemv_job j = {};
     void *memory = NULL;
     const vptq_status st =
-        vptq_cuda_scratch(dev, fragments + 2 * MOST * sizeof(float) + parts, &memory, err);
+        vptq_cuda_product_x(dev, m, r, g, n, form, parts, &j.o.x, &memory, err);
     if (st)
         return st;
-    x_job x = {};
-    x.x = g->x;
-    x.ldx = g->ldx;
-    x.in = s->in;
-    x.tiles = (uint32_t)tiles;
-    x.channel = r->channel;
-    x.scale = r->scale;
-    x.bias = r->bias;
-    x.form = form;
-    x.fragments = static_cast<uint2 *>(memory);
-    x.start = reinterpret_cast<float *>(static_cast<unsigned char *>(memory) + fragments);
-    x.factor = x.start + MOST;
-    gemv_job j = {};
     j.stripes = r->stripes;
     j.count = r->count;
-    j.x = x.fragments;
-    j.tiles = x.tiles;
-    j.n = (uint32_t)n;
-    j.start = x.start;
-    j.factor = x.factor;
-    j.out = s->out;
+    j.o.g = *g;
+    j.o.n = (uint32_t)n;
+    j.o.out = s->out;
+    j.o.split = r->split;
+    j.o.parts = static_cast<float *>(memory);
+    j.o.arrived = r->arrived;
     j.rows = c->rows;
-    j.split = r->split;
     j.room = *room;
-    j.g = *g;
-    j.parts = x.factor + MOST;
-    j.arrived = r->arrived;
-    cudaError_t e = port_launch(gemv_x_kernel, (unsigned)n, THREADS, 0, dev->stream, x);
     const unsigned blocks = vptq_cuda_blocks(s->out, c->rows) * r->split;
-    if (!e)
-        e = port_launch(kernel_of(form, r->loop), blocks, THREADS, room->total, dev->stream, j);
+    const cudaError_t e =
+        port_launch(kernel_of(form, r->loop), blocks, THREADS, room->total, dev->stream, j);
     return vptq_cuda_check(e, "vq_gemv", err);
 }
 
@@ -629,22 +474,35 @@ static vptq_status multiply_decoded(vptq_dev *dev, const vptq_matrix *m,
     return st;
 }
 
+static vptq_status launch_few(vptq_dev *dev, const vptq_matrix *m, const vptq_cuda_runtime *r,
+                              const vptq_gemv_args *g, size_t *rows, vptq_err *err)
+{
+    gemv_room room;
+    *rows = rows_of_launch(dev, r, g->n, &room);
+    return *rows ? launch(dev, m, r, &room, g, err) : VPTQ_OK;
+}
+
 vptq_status vptq_cuda_vq_gemv(vptq_dev *dev, const vptq_matrix *m, const vptq_gemv_args *g,
                               vptq_err *err)
 {
     const vptq_cuda_runtime *r = NULL;
-    gemv_room room;
     if (!g->n)
         return VPTQ_OK;
-    if (g->n > MOST)
+    if (g->n > VPTQ_CUDA_GEMM_BATCH)
         return multiply_decoded(dev, m, g, err);
     vptq_status st = vptq_cuda_matrix_runtime(dev, m, &r, err);
+    if (st)
+        return st;
+    const bool more = g->n >= r->small.from && g->n <= r->small.to;
     vptq_gemv_args left = *g;
+    if (!more && g->n > MOST)
+        return multiply_decoded(dev, m, g, err);
     while (!st && left.n) {
-        const uint32_t rows = rows_of_launch(dev, r, left.n, &room);
-        if (!rows)
+        size_t rows = 0;
+        st = more ? vptq_cuda_vq_gemm(dev, m, r, &left, &rows, err)
+                  : launch_few(dev, m, r, &left, &rows, err);
+        if (!st && !rows)
             return multiply_decoded(dev, m, &left, err);
-        st = launch(dev, m, r, &room, &left, err);
         left.x += rows * left.ldx;
         left.y += rows * left.ldy;
         left.n -= rows;

@@ -33,7 +33,7 @@ vptq_status vptq_forward_linear(vptq_forward *f, const vptq_weight *w, const vpt
                                 float *out, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    if (rows <= VPTQ_FORWARD_FEW_ROWS && vptq_weight_has_gemv(w, f->dev))
+    if (rows <= vptq_weight_gemv_rows(w, f->dev))
         return few_rows(f, w, m, bias, rows, x, beta, out, err);
     size_t step = vptq_forward_tile_rows(f, rows, w->cols);
     for (size_t r = 0; r < w->rows; r += step) {

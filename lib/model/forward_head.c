@@ -170,8 +170,7 @@ static vptq_status logits_rows(vptq_forward *f, size_t rows, float *logits, vptq
 {
     vptq_status st = VPTQ_OK;
     const vptq_weight w = head_weight(f);
-    if (rows <= VPTQ_FORWARD_FEW_ROWS && f->dev->ops->host_memory &&
-        vptq_weight_has_gemv(&w, f->dev))
+    if (f->dev->ops->host_memory && rows <= vptq_weight_gemv_rows(&w, f->dev))
         return vptq_forward_linear(f, &w, NULL, NULL, rows, f->x, 0, logits, err);
     const vptq_backend *ops = f->dev->ops;
     const size_t vocab = f->d->vocab, step = vptq_forward_tile_rows(f, rows, f->d->hidden);

@@ -58,7 +58,7 @@ struct vptq_forward {
 /* Rows of a weight tile at most; the logits [rows, tile] of a full group are 6 MiB. */
 enum { VPTQ_FORWARD_TILE_ROWS = 768 };
 
-/* Rows of activations up to which weights are not converted (vptq_weight_gemv). */
+/* Rows of activations for which a weight tile need not make products efficient. */
 enum { VPTQ_FORWARD_FEW_ROWS = 8 };
 
 /* Rows of a weight with `cols` columns that are converted at once for a product with `rows`

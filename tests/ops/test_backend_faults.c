@@ -209,12 +209,14 @@ static void test_products_through_smaller_tiles(void **state)
     vmatrix m;
     vptq_err err;
     vmatrix_make(&m, &shape);
+    setenv("VPTQ_CUDA_GEMV", "gemm-dequant", 1);
     assert_ok(multiply(&m.q, x, 0, want, &err), &err);
     /* the tile of all rows has 64 KiB; what is stored, less than 4 */
     assert_ok(multiply(&m.q, x, 20 << 10, got, &err), &err);
     assert_same_f32(got, want, MANY * OUT);
     assert_fails(multiply(&m.q, x, 8000, got, &err), VPTQ_E_NOMEM, &err,
                  "8192 bytes of device memory cannot be had: 8000 of ");
+    unsetenv("VPTQ_CUDA_GEMV");
     vmatrix_free(&m);
     free(x);
 }

@@ -83,7 +83,10 @@ static void check_segment(const vmatrix *m, const vptq_cuda_layout *l, uint32_t 
         uint32_t chunk = (uint32_t)(at / 256 % g->chunks), matrix = lane / 8, res;
         uint32_t strip = 2 * (uint32_t)(at / 256 / g->chunks) + matrix % 2;
         uint32_t column = chunk * 128 + tile * 16 + matrix / 2 * 8 + lane % 8;
-        assert_true(vptq_cuda_rank(&g->main, g->codes[at]) < g->main.k);
+        uint32_t rank = vptq_cuda_rank(&g->main, g->codes[at]);
+        assert_true(rank < g->main.k);
+        assert_int_equal(vptq_cuda_rank_by(vptq_cuda_rank_rule_of(&g->main), g->codes[at]),
+                         rank);
         uint32_t res_row = g->residual.k ? vptq_cuda_residual_row(g, at, lane) : 0;
         if (g->residual.k)
             assert_true(vptq_cuda_rank(&g->residual, res_row) < g->residual.k);

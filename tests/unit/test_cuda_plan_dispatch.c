@@ -268,12 +268,66 @@ static void check_choice(const vptq_cuda_chip *chip, const vptq_vq_shape *s, uin
     if (c.kernel != VPTQ_CUDA_GEMM_DEQUANT) {
         assert_true(c.smem.residual_at % 128 == 0 && c.smem.partial_at % 128 == 0 &&
                     c.smem.sums_at % 128 == 0 && c.smem.total % 128 == 0);
-        assert_true((uint64_t)c.rows * (c.blocks / c.split) >= s->out);
+        assert_true((uint64_t)c.rows * (c.blocks / c.split / c.ways) >= s->out);
     }
     for (int kernel = 0; kernel < VPTQ_CUDA_KERNELS; kernel++) {
+        if (kernel == VPTQ_CUDA_GEMM_SMALL && batch <= VPTQ_CUDA_EXACT_BATCH)
+            continue;
         if (!vptq_cuda_predict(chip, s, batch, (vptq_cuda_kernel)kernel, 2, &other, NULL))
             assert_true(other.total_us >= c.total_us);
     }
+}
+
+/* The kernel for more rows of x: one copy of a large book, replicas of small ones, and 2 x 128
+ * columns x 2 bytes of every row of x behind them.  By hand: of 4096 x 4096, 128 blocks of 2
+ * pairs have 2 fragments, which 8 warps share out among them; of twice as many rows of x, 4
+ * pairs and half of them each. */
+static void test_small_products(void **state)
+{
+    (void)state;
+    static const struct {
+        uint32_t k, k_res, batch, columns, ways, rows, main_replicas, replicas;
+    } list[] = {
+        {4096, 256, 32, 32, 1, 32, 0, 8},    {4096, 256, 64, 32, 2, 64, 0, 8},
+        {4096, 256, 128, 64, 2, 64, 0, 8},   {4096, 256, 256, 128, 2, 64, 0, 8},
+        {4096, 256, 1000, 128, 2, 64, 0, 8}, {8192, 256, 256, 128, 2, 64, 0, 8},
+        {8192, 512, 256, 128, 2, 64, 0, 4},  {256, 256, 32, 32, 1, 32, 8, 8},
+    };
+    for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
+        vptq_vq_shape s = make_shape(4096, 4096, 8, list[i].k, list[i].k_res);
+        vptq_cuda_choice c = predict(h200(), s, list[i].batch, VPTQ_CUDA_GEMM_SMALL, 0);
+        const vptq_cuda_tables *t = &c.smem.tables;
+        assert_int_equal(c.columns, list[i].columns);
+        assert_int_equal(c.ways, list[i].ways);
+        assert_int_equal(c.rows, list[i].rows);
+        assert_int_equal(c.blocks, 128);
+        assert_int_equal(t->main.replicas, list[i].main_replicas);
+        assert_int_equal(t->main.copies, !list[i].main_replicas);
+        assert_int_equal(t->residual.replicas, list[i].replicas);
+        assert_int_equal(c.smem.total, c.smem.partial_at + 512 * VPTQ_CUDA_GEMM_COLUMNS);
+    }
+    /* 32 rows of x: 32 columns are 8 lines of x for two fragments, 96 bytes of codes go to 8
+     * warps; 512 tiles */
+    vptq_vq_shape s = make_shape(4096, 4096, 8, 4096, 256);
+    vptq_cuda_choice c = predict(h200(), s, 32, VPTQ_CUDA_GEMM_SMALL, 0);
+    double clocks = (10.38 + 4 + 8 * 0.75 + 4) / 0.85;
+    assert_true(fabs(c.body_us - 512 * clocks / 1980) < 1e-6);
+    /* 256: of 16 x 16 x 128 products a tile, look-ups and x still outweigh the tensor cores */
+    c = predict(h200(), s, 256, VPTQ_CUDA_GEMM_SMALL, 0);
+    clocks = (10.38 + 4 + 4 * 0.75 + 16) / 0.85;
+    assert_true(clocks > 16 * 16 * 128 / 1280.0);
+    double read = 128 * (128 * 2 * 4096 + 1024 * 96.0) / 5500e3;
+    assert_true(fabs(c.body_us - fmax(1024 * clocks / 1980, read)) < 1e-6);
+    /* 99 KB: room for 32 rows of x at a time */
+    const vptq_cuda_chip *small = vptq_cuda_chip_find("rtx4090");
+    c = predict(small, s, 256, VPTQ_CUDA_GEMM_SMALL, 0);
+    assert_int_equal(c.columns, 32);
+    assert_int_equal(c.ways, 8);
+    assert_int_equal(c.rows, 256);
+    vptq_err err = {0};
+    s = make_shape(4096, 4096, 8, 8192, 256);
+    assert_fails(vptq_cuda_predict(small, &s, 64, VPTQ_CUDA_GEMM_SMALL, 0, &c, &err),
+                 VPTQ_E_UNSUPPORTED, &err, "16384 of staging");
 }
 
 static void test_every_shape_has_a_kernel(void **state)
@@ -326,6 +380,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_published_predictions),
         cmocka_unit_test(test_direct_prediction),
         cmocka_unit_test(test_dispatch),
+        cmocka_unit_test(test_small_products),
         cmocka_unit_test(test_every_shape_has_a_kernel),
         cmocka_unit_test(test_cannot_run),
     };

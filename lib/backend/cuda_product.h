@@ -1,0 +1,92 @@
+/* What the kernels that multiply by a packed matrix share: how x comes in, how results go out.
+ * For cuda_vq_*.cu alone. */
+#ifndef VPTQ_BACKEND_CUDA_PRODUCT_H
+#define VPTQ_BACKEND_CUDA_PRODUCT_H
+
+#include "lib/backend/cuda_matrix.h"
+
+enum {
+    FRAGMENT = 16, /* output rows of a product of the tensor cores */
+    COLUMNS = 8    /* of a product: rows of x, or halves of them */
+};
+
+/* How rows of x become columns of B, in tiles of 8: as two halves of 11 bits (hi + lo), whose
+ * products fall into columns of their own or into the same ones, or as one alone. */
+enum x_form {
+    X_FEW,  /* up to 4 rows: hi in columns 0..3, lo in 4..7 */
+    X_SOME, /* up to 8: hi in one tile, lo in another one */
+    X_MANY  /* any number: hi alone, 8 rows a tile */
+};
+
+/* x in the order of the columns of the layout, times the scale of the columns and the power of
+ * two that brings its row's largest value to 2^14..2^15. */
+struct product_x {
+    const uint2 *fragments; /* [n-tiles][tiles][lanes] */
+    uint32_t tiles;
+    const float *start, *factor; /* [n]: sum of x * bias; what sums of the row are times */
+};
+
+/* For the first n rows of g->x; *memory: `more` bytes besides.  Valid until the next call that
+ * takes scratch memory (cuda_vq_x.cu). */
+vptq_status vptq_cuda_product_x(vptq_dev *dev, const vptq_matrix *m, const vptq_cuda_runtime *r,
+                                const vptq_gemv_args *g, size_t n, x_form form, size_t more,
+                                product_x *x, void **memory, vptq_err *err);
+
+/* The product of some rows for which r->small is made: *rows of them (cuda_vq_gemm.cu). */
+vptq_status vptq_cuda_vq_gemm(vptq_dev *dev, const vptq_matrix *m, const vptq_cuda_runtime *r,
+                              const vptq_gemv_args *g, size_t *rows, vptq_err *err);
+
+/* ---- results ---- */
+
+struct product_out {
+    product_x x;
+    vptq_gemv_args g;
+    uint32_t n, out, split; /* split: blocks that share the columns of their rows */
+    float *parts;           /* [split][n][out]: sums that are not whole yet */
+    unsigned *arrived;      /* zeros */
+};
+
+static __device__ inline void finish(const product_out &o, uint32_t row, uint32_t b, float sum)
+{
+    float *y = o.g.y + b * o.g.ldy + row;
+    const float base = (o.g.bias ? o.g.bias[row] : 0) + o.x.start[b];
+    *y = (o.g.beta != 0 ? *y : 0) + base + sum * o.x.factor[b];
+}
+
+static __device__ inline float *part_of(const product_out &o, uint32_t rank, uint32_t row,
+                                        uint32_t b)
+{
+    return o.parts + ((size_t)rank * o.n + b) * o.out + row;
+}
+
+/* Results [row0, row0 + rows) x [b0, b0 + count) that `split` blocks share. */
+struct product_share {
+    uint32_t row0, rows, b0, count;
+    uint32_t counter; /* of `arrived`, theirs alone */
+};
+
+/* The block that comes last adds up what all of them have, in their order; *arrived is in
+ * shared memory. */
+static __device__ inline void join_parts(const product_out &o, product_share s,
+                                         unsigned *arrived)
+{
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0)
+        *arrived = atomicAdd(o.arrived + s.counter, 1u);
+    __syncthreads();
+    if (*arrived + 1 < o.split)
+        return;
+    __threadfence();
+    for (uint32_t i = threadIdx.x; i < s.rows * s.count; i += blockDim.x) {
+        const uint32_t row = s.row0 + i % s.rows, b = s.b0 + i / s.rows;
+        float sum = 0;
+        for (uint32_t r = 0; r < o.split; r++)
+            sum += *static_cast<const volatile float *>(part_of(o, r, row, b));
+        finish(o, row, b, sum);
+    }
+    if (threadIdx.x == 0)
+        o.arrived[s.counter] = 0;
+}
+
+#endif

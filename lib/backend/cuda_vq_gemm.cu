@@ -1,0 +1,408 @@
+/* vq_gemv for more rows of x than registers hold: gemm-small of cuda_plan_dispatch.h;
+ * docs/gpu.md has the picture.  A block takes some output rows, some rows of x and its share of
+ * the columns of every stripe.  Books are in shared memory beside two chunks of x, one of which
+ * is on its way.  A warp looks up fragments of two pairs of strips (main and residual centroid
+ * are added in float16), and multiplies them with all rows of x of the block; warps that have
+ * the same fragments share the tiles of every chunk out among them.
+ *
+ * The codes are those of the GEMV kernel's layout, whatever copies they choose: the rank of a
+ * centroid is worked out of them, and looked up in a table that leaves room for x.
+ *
+ * Sums follow an order that shape, plan and number of rows fix: the tiles of a warp in float by
+ * the tensor cores, then warps, stripes and blocks in ascending order. */
+#include "lib/backend/cuda_gemv_tiles.h"
+
+enum {
+    WARPS = VPTQ_CUDA_GEMM_WARPS,
+    THREADS = WARPS * (int)PORT_LANES,
+    AT_ONCE = VPTQ_CUDA_GEMM_FRAGMENTS,                    /* fragments of a warp */
+    X_TILE = TILES * (int)PORT_LANES * (int)sizeof(uint2), /* bytes of a chunk of 8 rows of x */
+    COPY = 16 /* bytes of a copy into shared memory */
+};
+
+struct gemm_job {
+    const vptq_cuda_stripe *stripes;
+    uint32_t count;
+    uint32_t rows;    /* of a range */
+    uint32_t n_tiles; /* of x, 8 rows each ... */
+    uint32_t ways;    /* ... which so many blocks share, `each` at most */
+    uint32_t each;
+    uint32_t stage_at, x_at; /* bytes of shared memory */
+    bool sums;               /* a block adds up stripes, in o.parts */
+    product_out o;
+};
+
+/* What a block works on. */
+struct gemm_place {
+    uint32_t range, way, rank;
+    uint32_t row0, rows;
+    uint32_t tile0, tiles; /* of x */
+};
+
+/* ---- x ---- */
+
+/* A chunk of the block's x into one of the two places. */
+static __device__ void stage_x(const gemm_job &j, const gemm_place &p, uint32_t tile,
+                               uint32_t place)
+{
+    constexpr uint32_t copies = X_TILE / COPY;
+    unsigned char *to = shared_at(j.x_at) + place * j.each * X_TILE;
+    for (uint32_t i = threadIdx.x; i < p.tiles * copies; i += THREADS) {
+        const size_t n_tile = p.tile0 + i / copies;
+        const uint2 *from = j.o.x.fragments + (n_tile * j.o.x.tiles + tile) * PORT_LANES;
+        port_copy_async(to + (size_t)i * COPY,
+                        reinterpret_cast<const unsigned char *>(from) + i % copies * COPY);
+    }
+}
+
+/* ---- look-ups ---- */
+
+/* A book as look_up takes it, and the way from a code to a row of it. */
+struct gemm_book {
+    book_view view;
+    vptq_cuda_rank_rule rule;
+};
+
+struct gemm_stripe {
+    stripe_view s;
+    gemm_book main, residual;
+};
+
+static __device__ gemm_book gemm_book_of(const vptq_cuda_book &b)
+{
+    gemm_book g = {view_of(b, false), b.rule};
+    if (b.table.replicas)
+        g.view.stride = g.view.slots = b.table.replicas;
+    return g;
+}
+
+static __device__ unsigned row_of(const book_view &b, uint32_t rank)
+{
+    return rank * b.stride + (port_lane() & (b.slots - 1));
+}
+
+/* The fragment of a piece or tail of both books' centroids, added up. */
+template <bool PLAIN>
+static __device__ void fetch(const gemm_stripe &g, uint32_t part, const chunk_codes &c,
+                             unsigned tile, unsigned char *stage, uint32_t a[4])
+{
+    const book_view &main = g.main.view, &residual = g.residual.view;
+    const unsigned row = row_of(main, vptq_cuda_rank_by(g.main.rule, code16(c.main, tile)));
+    uint32_t r[4] = {};
+    unsigned residual_row = 0;
+    if (g.s.two)
+        residual_row = row_of(
+            residual, g.s.bytes ? code8(c.residual, tile)
+                                : vptq_cuda_rank_by(g.residual.rule, code16(c.residual, tile)));
+    if (PLAIN) {
+        port_ldmatrix_trans(a, shared_at(main.at + (part * main.rows + row) * VPTQ_CUDA_PIECE));
+        if (g.s.two)
+            port_ldmatrix_trans(r,
+                                shared_at(residual.at + (part * residual.rows + residual_row) *
+                                                            VPTQ_CUDA_PIECE));
+    } else if (part >= main.pieces) {
+        a[1] = a[3] = 0;
+        look_up_tail(main, row, &a[0], &a[2]);
+        if (g.s.two)
+            look_up_tail(residual, residual_row, &r[0], &r[2]);
+    } else {
+        look_up(main, part, row, stage, a);
+        if (g.s.two)
+            look_up(residual, part, residual_row, stage, r);
+    }
+#pragma unroll
+    for (unsigned i = 0; i < 4 && g.s.two; i++)
+        a[i] = port_add_f16x2(a[i], r[i]);
+}
+
+/* ---- fragments ---- */
+
+/* Fragments of a warp; `warp` of `warps` has them, and every share-th tile from `first` on. */
+struct gemm_team {
+    uint32_t warp, warps, first, share;
+    uint32_t count; /* 0 .. AT_ONCE */
+    uint32_t pair[AT_ONCE], part[AT_ONCE];
+};
+
+/* Sums over the tiles of a warp. */
+template <unsigned N> struct gemm_sums {
+    float d[AT_ONCE][N][4];
+};
+
+template <bool PLAIN>
+static __device__ void fetch_all(const gemm_stripe &g, const gemm_team &t,
+                                 const chunk_codes c[AT_ONCE], unsigned tile,
+                                 unsigned char *stage, uint32_t a[AT_ONCE][4])
+{
+#pragma unroll
+    for (unsigned m = 0; m < AT_ONCE; m++)
+        if (m < t.count)
+            fetch<PLAIN>(g, t.part[m], c[m], tile, stage, a[m]);
+}
+
+template <unsigned N>
+static __device__ void multiply_all(gemm_sums<N> &sums, const gemm_team &t, uint32_t n_tiles,
+                                    const uint32_t a[AT_ONCE][4], const unsigned char *x)
+{
+#pragma unroll
+    for (unsigned i = 0; i < N; i++) {
+        if (i >= n_tiles)
+            continue;
+        const uint2 f = reinterpret_cast<const uint2 *>(x + i * X_TILE)[port_lane()];
+        const uint32_t b[2] = {f.x, f.y};
+#pragma unroll
+        for (unsigned m = 0; m < AT_ONCE; m++)
+            if (m < t.count)
+                port_mma_f16(sums.d[m][i], a[m], b);
+    }
+}
+
+static __device__ void load_all(const gemm_stripe &g, const gemm_team &t, uint32_t chunk,
+                                chunk_codes c[AT_ONCE])
+{
+#pragma unroll
+    for (unsigned m = 0; m < AT_ONCE; m++)
+        if (m < t.count)
+            c[m] = load_codes<VPTQ_CUDA_ANYTHING>(g.s, t.pair[m], chunk);
+}
+
+/* Chunks [c0, c1). */
+template <unsigned N, bool PLAIN>
+static __device__ void run_chunks(const gemm_job &j, const gemm_place &p, const gemm_stripe &g,
+                                  uint32_t first_tile, const gemm_team &t, uint32_t c0,
+                                  uint32_t c1, gemm_sums<N> &sums)
+{
+    unsigned char *stage = shared_at(j.stage_at) + port_warp() * PORT_LANES * VPTQ_CUDA_PIECE;
+    chunk_codes codes[AT_ONCE] = {}, next[AT_ONCE] = {};
+    uint32_t a[AT_ONCE][4] = {}, after[AT_ONCE][4] = {};
+    stage_x(j, p, first_tile + c0 * TILES, 0);
+    port_copy_commit();
+    load_all(g, t, c0, codes);
+    for (uint32_t c = c0; c < c1; c++) {
+        const uint32_t place = (c - c0) % 2;
+        if (c + 1 < c1) {
+            stage_x(j, p, first_tile + (c + 1) * TILES, !place);
+            load_all(g, t, c + 1, next);
+        }
+        port_copy_commit();
+        fetch_all<PLAIN>(g, t, codes, t.first, stage, a);
+        port_copy_wait<1>();
+        __syncthreads();
+        const unsigned char *x = shared_at(j.x_at) + place * j.each * X_TILE;
+        for (uint32_t tile = t.first; tile < TILES; tile += t.share) {
+            if (tile + t.share < TILES)
+                fetch_all<PLAIN>(g, t, codes, tile + t.share, stage, after);
+            multiply_all<N>(sums, t, p.tiles, a, x + tile * PORT_LANES * sizeof(uint2));
+#pragma unroll
+            for (unsigned m = 0; m < AT_ONCE; m++)
+#pragma unroll
+                for (unsigned i = 0; i < 4; i++)
+                    a[m][i] = after[m][i];
+        }
+#pragma unroll
+        for (unsigned m = 0; m < AT_ONCE; m++)
+            codes[m] = next[m];
+        __syncthreads();
+    }
+}
+
+/* Those who share fragments leave their sums where x was, and the first of them has them all.
+ */
+template <unsigned N>
+static __device__ void add_up(const gemm_job &j, const gemm_team &t, gemm_sums<N> &sums)
+{
+    float4 *left = reinterpret_cast<float4 *>(shared_at(j.x_at));
+    const uint32_t room = j.each * PORT_LANES;
+#pragma unroll
+    for (unsigned m = 0; m < AT_ONCE && t.share > 1; m++) {
+#pragma unroll
+        for (unsigned i = 0; i < N; i++) {
+            float *d = sums.d[m][i];
+            if (t.first && i < j.each)
+                left[port_warp() * room + i * PORT_LANES + port_lane()] =
+                    make_float4(d[0], d[1], d[2], d[3]);
+        }
+        __syncthreads();
+        for (uint32_t w = 1; w < t.share && !t.first; w++) {
+#pragma unroll
+            for (unsigned i = 0; i < N; i++) {
+                float *d = sums.d[m][i];
+                if (i >= j.each)
+                    continue;
+                const float4 more =
+                    left[(w * t.warps + t.warp) * room + i * PORT_LANES + port_lane()];
+                d[0] += more.x;
+                d[1] += more.y;
+                d[2] += more.z;
+                d[3] += more.w;
+            }
+        }
+        __syncthreads();
+    }
+}
+
+template <unsigned N>
+static __device__ void emit(const gemm_job &j, const gemm_place &p, const gemm_stripe &g,
+                            const gemm_team &t, const gemm_sums<N> &sums)
+{
+    if (t.first)
+        return;
+#pragma unroll
+    for (unsigned m = 0; m < AT_ONCE; m++)
+#pragma unroll
+        for (unsigned i = 0; i < N; i++)
+#pragma unroll
+            for (unsigned q = 0; q < 4; q++) {
+                if (m >= t.count || i >= p.tiles)
+                    continue;
+                const uint32_t row =
+                    output_row(g.s, j.o.out, t.part[m], t.pair[m], port_lane() / 4 + q / 2 * 8);
+                const uint32_t b = (p.tile0 + i) * COLUMNS + port_lane() % 4 * 2 + q % 2;
+                const float sum = sums.d[m][i][q] * g.s.main_unit;
+                if (row == UINT32_MAX || b >= j.o.n)
+                    continue;
+                if (j.sums)
+                    *part_of(j.o, p.rank, row, b) += sum;
+                else if (j.o.split == 1)
+                    finish(j.o, row, b, sum);
+                else
+                    *part_of(j.o, p.rank, row, b) = sum;
+            }
+}
+
+/* ---- a stripe ---- */
+
+template <unsigned N, bool PLAIN>
+static __device__ void run_stripe(const gemm_job &j, const gemm_place &p,
+                                  const vptq_cuda_stripe &stripe, uint32_t c0, uint32_t c1)
+{
+    const gemm_stripe g = {view_of(stripe), gemm_book_of(stripe.main),
+                           gemm_book_of(stripe.residual)};
+    const uint32_t strips = 2 * g.s.v, pair0 = p.row0 / strips;
+    const uint32_t fragments = (p.rows + strips - 1) / strips * g.s.parts;
+    gemm_team t = {};
+    t.warps = 1;
+    while (t.warps < WARPS && t.warps * AT_ONCE < fragments)
+        t.warps *= 2;
+    t.warp = port_warp() & (t.warps - 1);
+    t.share = WARPS / t.warps;
+    t.first = port_warp() / t.warps;
+    for (uint32_t f0 = 0; f0 < fragments; f0 += t.warps * AT_ONCE) {
+        gemm_sums<N> sums = {};
+        const uint32_t f = f0 + t.warp * AT_ONCE;
+        t.count = f < fragments ? min(fragments - f, (uint32_t)AT_ONCE) : 0;
+#pragma unroll
+        for (unsigned m = 0; m < AT_ONCE; m++) {
+            t.pair[m] = pair0 + (f + m) / g.s.parts;
+            t.part[m] = (f + m) % g.s.parts;
+        }
+        run_chunks<N, PLAIN>(j, p, g, stripe.tile, t, c0, c1, sums);
+        add_up<N>(j, t, sums);
+        emit<N>(j, p, g, t, sums);
+    }
+}
+
+template <unsigned N>
+static __device__ void run_any(const gemm_job &j, const gemm_place &p,
+                               const vptq_cuda_stripe &s)
+{
+    const uint32_t each = (s.chunks + j.o.split - 1) / j.o.split;
+    const uint32_t c0 = p.rank * each, c1 = min(c0 + each, s.chunks);
+    if (c0 >= c1)
+        return;
+    fill_books(s);
+    if (s.loop == VPTQ_CUDA_ANYTHING)
+        run_stripe<N, false>(j, p, s, c0, c1);
+    else
+        run_stripe<N, true>(j, p, s, c0, c1);
+}
+
+static __device__ gemm_place place_of(const gemm_job &j)
+{
+    gemm_place p;
+    p.rank = blockIdx.x % j.o.split;
+    p.way = blockIdx.x / j.o.split % j.ways;
+    p.range = blockIdx.x / j.o.split / j.ways;
+    p.row0 = p.range * j.rows;
+    p.rows = min(j.rows, j.o.out - p.row0);
+    p.tile0 = p.way * j.each;
+    p.tiles = min(j.each, j.n_tiles - p.tile0);
+    return p;
+}
+
+/* The block's part of the results. */
+static __device__ product_share share_of(const gemm_job &j, const gemm_place &p)
+{
+    const uint32_t b0 = p.tile0 * COLUMNS;
+    return {p.row0, p.rows, b0, min(p.tiles * COLUMNS, j.o.n - b0), p.range * j.ways + p.way};
+}
+
+/* N: tiles of x that a block can have. */
+/* budget: gemm_kernel 255 registers */
+template <unsigned N> __global__ static void __launch_bounds__(THREADS) gemm_kernel(gemm_job j)
+{
+    const gemm_place p = place_of(j);
+    const product_share s = share_of(j, p);
+    for (uint32_t i = threadIdx.x; j.sums && i < s.rows * s.count; i += THREADS)
+        *part_of(j.o, p.rank, s.row0 + i % s.rows, s.b0 + i / s.rows) = 0;
+    for (uint32_t i = 0; i < j.count; i++)
+        run_any<N>(j, p, j.stripes[i]);
+    __syncthreads();
+    if (j.o.split > 1) {
+        join_parts(j.o, s, reinterpret_cast<unsigned *>(shared_at(j.x_at)));
+        return;
+    }
+    for (uint32_t i = threadIdx.x; j.sums && i < s.rows * s.count; i += THREADS) {
+        const uint32_t row = s.row0 + i % s.rows, b = s.b0 + i / s.rows;
+        finish(j.o, row, b, *part_of(j.o, 0, row, b));
+    }
+}
+
+/* ---- launches ---- */
+
+typedef void (*gemm_entry)(gemm_job);
+
+static gemm_entry kernel_of(uint32_t tiles)
+{
+    return tiles <= 4 ? gemm_kernel<4> : tiles <= 8 ? gemm_kernel<8> : gemm_kernel<16>;
+}
+
+vptq_status vptq_cuda_vq_gemm(vptq_dev *dev, const vptq_matrix *m, const vptq_cuda_runtime *r,
+                              const vptq_gemv_args *g, size_t *rows, vptq_err *err)
+{
+    const vptq_vq_shape *s = &m->q.shape;
+    const vptq_cuda_small *small = &r->small;
+    const size_t most = min(g->n, (size_t)VPTQ_CUDA_GEMM_BATCH);
+    const vptq_cuda_small_plan *plan = &small->plan[(most - 1) / VPTQ_CUDA_SMALL_STEP];
+    const size_t n = min(most, (size_t)plan->columns * plan->ways);
+    const uint32_t split =
+        vptq_cuda_blocks(r->most_chunks, vptq_cuda_blocks(r->most_chunks, plan->split));
+    const bool sums = r->count > 1;
+    const size_t parts = split > 1 || sums ? split * n * s->out * sizeof(float) : 0;
+    gemm_job j = {};
+    void *memory = NULL;
+    const vptq_status st =
+        vptq_cuda_product_x(dev, m, r, g, n, X_MANY, parts, &j.o.x, &memory, err);
+    if (st)
+        return st;
+    j.stripes = small->stripes;
+    j.count = r->count;
+    j.rows = plan->rows;
+    j.n_tiles = vptq_cuda_blocks(n, COLUMNS);
+    j.each = vptq_cuda_blocks(j.n_tiles, plan->ways);
+    j.ways = vptq_cuda_blocks(j.n_tiles, j.each);
+    j.stage_at = small->smem.partial_at;
+    j.x_at = j.stage_at + (small->staged ? VPTQ_CUDA_GEMM_STAGE : 0);
+    j.sums = sums;
+    j.o.g = *g;
+    j.o.n = (uint32_t)n;
+    j.o.out = s->out;
+    j.o.split = split;
+    j.o.parts = static_cast<float *>(memory);
+    j.o.arrived = r->arrived;
+    *rows = n;
+    const unsigned blocks = vptq_cuda_blocks(s->out, plan->rows) * j.ways * split;
+    return vptq_cuda_check(port_launch(kernel_of(j.each), blocks, THREADS,
+                                       j.x_at + 2 * (size_t)j.each * X_TILE, dev->stream, j),
+                           "vq_gemv", err);
+}

@@ -1,0 +1,130 @@
+/* Rows of x on their way to a product with a packed matrix: in the order of its columns,
+ * scaled, in float16 fragments (cuda_product.h). */
+#include <float.h>
+
+#include "lib/backend/cuda_product.h"
+
+enum { TILE = VPTQ_CUDA_TILE, X_THREADS = 512 };
+
+struct x_job {
+    const float *x;
+    size_t ldx;
+    uint32_t in, tiles;
+    const int32_t *channel;
+    const float *scale, *bias;
+    x_form form;
+    uint2 *fragments;
+    float *start, *factor;
+};
+
+static __device__ float scaled(const x_job &j, const float *x, size_t channel)
+{
+    return j.scale ? x[channel] * j.scale[channel] : x[channel];
+}
+
+/* The largest of the block's values; every thread calls it. */
+static __device__ unsigned block_max(unsigned value)
+{
+    struct partial {
+        unsigned of_warp[PORT_LANES];
+    };
+    partial &p = port_shared<partial>();
+    value = __reduce_max_sync(port_all, value);
+    if (port_lane() == 0)
+        p.of_warp[port_warp()] = value;
+    __syncthreads();
+    value = port_lane() < X_THREADS / PORT_LANES ? p.of_warp[port_lane()] : 0;
+    return __reduce_max_sync(port_all, value);
+}
+
+/* The power of two that brings a value with these bits to 2^14..2^15; 1 for what is no number.
+ */
+static __device__ float to_top(unsigned bits)
+{
+    enum { TOP = 14, BIAS = 127, MANTISSA = 23, LIMIT = 100 };
+    const int power = (int)(bits >> MANTISSA) - BIAS;
+    if (!bits || power > BIAS)
+        return 1;
+    return __uint_as_float((unsigned)(BIAS + min(TOP - power, (int)LIMIT)) << MANTISSA);
+}
+
+static __device__ unsigned pack(float low, float high)
+{
+    return __half_as_ushort(__float2half_rn(low)) |
+           (unsigned)__half_as_ushort(__float2half_rn(high)) << 16;
+}
+
+/* What float16 leaves of a value. */
+static __device__ float rest(float value)
+{
+    const float kept = __half2float(__float2half_rn(value));
+    return fabsf(kept) <= FLT_MAX ? value - kept : 0;
+}
+
+/* A column of B is a row of x, or one of its halves.  Block: a row of x. */
+/* budget: gemv_x_kernel 64 registers */
+__global__ static void __launch_bounds__(X_THREADS) gemv_x_kernel(x_job j)
+{
+    const unsigned b = blockIdx.x;
+    const float *x = j.x + b * j.ldx;
+    unsigned largest = 0;
+    double sum = 0;
+    for (uint32_t i = threadIdx.x; i < j.in; i += X_THREADS) {
+        largest = max(largest, __float_as_uint(fabsf(scaled(j, x, i))));
+        if (j.bias)
+            sum += (double)x[i] * (double)j.bias[i];
+    }
+    const float up = to_top(block_max(largest));
+    sum = port_block_sum(sum);
+    if (threadIdx.x == 0) {
+        j.start[b] = (float)sum;
+        j.factor[b] = 1 / up;
+    }
+    const size_t next = (size_t)j.tiles * PORT_LANES; /* tile of B */
+    for (uint32_t i = threadIdx.x; i < j.tiles * 4; i += X_THREADS) {
+        const uint32_t tile = i / 4, t = i % 4;
+        float v[4];
+        for (unsigned k = 0; k < 4; k++) {
+            const int32_t c = j.channel[tile * TILE + 2 * t + k % 2 + k / 2 * 8];
+            v[k] = c < 0 ? 0 : scaled(j, x, (size_t)c) * up;
+        }
+        uint2 *to = j.fragments + (size_t)tile * PORT_LANES + b % COLUMNS * 4 + t;
+        to[b / COLUMNS * next] = make_uint2(pack(v[0], v[1]), pack(v[2], v[3]));
+        const uint2 low =
+            make_uint2(pack(rest(v[0]), rest(v[1])), pack(rest(v[2]), rest(v[3])));
+        if (j.form == X_FEW)
+            to[COLUMNS / 2 * 4] = low;
+        else if (j.form == X_SOME)
+            to[next] = low;
+    }
+}
+
+vptq_status vptq_cuda_product_x(vptq_dev *dev, const vptq_matrix *m, const vptq_cuda_runtime *r,
+                                const vptq_gemv_args *g, size_t n, x_form form, size_t more,
+                                product_x *x, void **memory, vptq_err *err)
+{
+    const size_t tiles = r->columns / VPTQ_CUDA_TILE;
+    const size_t n_tiles = form == X_FEW ? 1 : form == X_SOME ? 2 : (n + COLUMNS - 1) / COLUMNS;
+    const size_t fragments = n_tiles * tiles * PORT_LANES * sizeof(uint2);
+    void *all = NULL;
+    const vptq_status st =
+        vptq_cuda_scratch(dev, fragments + 2 * n * sizeof(float) + more, &all, err);
+    if (st)
+        return st;
+    x_job j = {};
+    j.x = g->x;
+    j.ldx = g->ldx;
+    j.in = m->q.shape.in;
+    j.tiles = (uint32_t)tiles;
+    j.channel = r->channel;
+    j.scale = r->scale;
+    j.bias = r->bias;
+    j.form = form;
+    j.fragments = static_cast<uint2 *>(all);
+    j.start = reinterpret_cast<float *>(static_cast<unsigned char *>(all) + fragments);
+    j.factor = j.start + n;
+    *x = {j.fragments, j.tiles, j.start, j.factor};
+    *memory = j.factor + n;
+    return vptq_cuda_check(
+        port_launch(gemv_x_kernel, (unsigned)n, X_THREADS, 0, dev->stream, j), "vq_gemv", err);
+}
