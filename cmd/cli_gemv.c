@@ -100,12 +100,15 @@ static vptq_status take_options(const vptq_cli *cli, const gemv_command *c, vptq
     *o = (vptq_gemv_options){.batch = plan->batch,
                              .v = c->v,
                              .dtype = c->dtype ? VPTQ_BF16 : VPTQ_F16,
-                             .warm = c->cache == 1,
+                             .cache = (vptq_gemv_cache)c->cache,
                              .sequential = c->codes == 1,
                              .seconds = c->seconds,
                              .seed = cli->common.seed};
-    VPTQ_TRY(take_pairs(&c->shapes, "shape", "INxOUT", 'x', false, vptq_gemv_published_shapes(),
-                        VPTQ_GEMV_SHAPES, arena, &o->shapes, &o->shape_count, err));
+    const bool chain = o->cache == VPTQ_GEMV_CHAIN;
+    VPTQ_TRY(take_pairs(&c->shapes, "shape", "INxOUT", 'x', false,
+                        chain ? vptq_gemv_chain_shapes() : vptq_gemv_published_shapes(),
+                        chain ? VPTQ_GEMV_CHAINS : VPTQ_GEMV_SHAPES, arena, &o->shapes,
+                        &o->shape_count, err));
     VPTQ_TRY(take_pairs(&c->books, "books", "K+KRES or K", '+', true,
                         vptq_gemv_published_books(), VPTQ_GEMV_BOOKS, arena, &o->books,
                         &o->book_count, err));
@@ -197,8 +200,8 @@ static int run_gemv(vptq_cli *cli, const gemv_command *c)
     gemv_plan plan;
     vptq_arena arena;
     char about[256];
-    gemv_table t = {
-        .cli = cli, .dtype = c->dtype ? "bf16" : "f16", .cache = c->cache ? "warm" : "cold"};
+    static const char *const caches[] = {"cold", "warm", "chain"};
+    gemv_table t = {.cli = cli, .dtype = c->dtype ? "bf16" : "f16", .cache = caches[c->cache]};
     vptq_arena_init(&arena, cli->ctx.mem);
     VPTQ_TRY(take_options(cli, c, &arena, &plan, &err));
     VPTQ_TRY(vptq_device_open(&cli->ctx, cli->common.backend, &dev, &err));
@@ -207,8 +210,9 @@ static int run_gemv(vptq_cli *cli, const gemv_command *c)
     vptq_log(&cli->ctx, VPTQ_LOG_MORE, "%s: %s", dev.ops->name, about);
     VPTQ_TRY(vptq_eval_gemv(&dev, &plan.options, print_row, &t, &err));
     if (cli->common.format == CLI_TEXT)
-        printf("geometric mean of the ratio %.3f, largest %.2f (%zu rows, %s caches)\n",
-               exp(t.log_ratio / (double)t.rows), t.worst, t.rows, t.cache);
+        printf("geometric mean of the ratio %.3f, largest %.2f (%zu rows, %s%s)\n",
+               exp(t.log_ratio / (double)t.rows), t.worst, t.rows, t.cache,
+               c->cache == VPTQ_GEMV_CHAIN ? "" : " caches");
 out:
     if (has_dev)
         vptq_device_close(&dev);
@@ -229,8 +233,10 @@ int vptq_cli_gemv(int argc, char **argv)
         {0, "batch", CLI_STRINGS, &c.batches, "N",
          "rows of activations; several are allowed (default: 1)", false},
         {0, "dtype", CLI_CHOICE, &c.dtype, "f16|bf16", "of the dense 16-bit matrix", false},
-        {0, "cache", CLI_CHOICE, &c.cache, "cold|warm",
-         "cold: every call takes other copies, three times the caches in all", false},
+        {0, "cache", CLI_CHOICE, &c.cache, "cold|warm|chain",
+         "cold: every call takes other copies, three times the caches in all; chain: a shape "
+         "is HIDDENxINTERMEDIATE and stands for a block of a model",
+         false},
         {0, "codes", CLI_CHOICE, &c.codes, "random|sequential", "what the indices are", false},
         {0, "seconds", CLI_DOUBLE, &c.seconds, "S", "for a row, about", false},
         CLI_END};

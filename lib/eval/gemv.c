@@ -24,6 +24,13 @@ const vptq_gemv_pair *vptq_gemv_published_shapes(void)
     return shapes;
 }
 
+const vptq_gemv_pair *vptq_gemv_chain_shapes(void)
+{
+    static const vptq_gemv_pair shapes[VPTQ_GEMV_CHAINS] = {
+        {576, 1536}, {2048, 5632}, {4096, 11008}, {5120, 13824}};
+    return shapes;
+}
+
 const vptq_gemv_pair *vptq_gemv_published_books(void)
 {
     static const vptq_gemv_pair books[VPTQ_GEMV_BOOKS] = {
@@ -34,9 +41,14 @@ const vptq_gemv_pair *vptq_gemv_published_books(void)
 /* What is multiplied: the packed matrix, the dense one in 16 bits and in F32. */
 typedef enum { PACKED, HALF, LIBRARY } side;
 
+/* Matrices of one shape.  What is timed is one product, or, of a chain, `times` products with
+ * every part in turn. */
 typedef struct bench {
+    struct bench *next_part; /* NULL at the end */
+    size_t times;            /* 1 without a chain */
     vptq_device *dev;
     const vptq_gemv_options *opt;
+    vptq_gemv_pair name; /* of the row */
     vptq_vq_shape shape;
     size_t batch;
     size_t copies[SIDES];
@@ -187,17 +199,19 @@ static void release_matrices(bench *b)
     b->half = NULL;
 }
 
-/* Copies of `bytes` that no cache holds together. */
+/* Copies of `bytes` that no cache holds together, unless they are tiny. */
 static size_t copies_of(const bench *b, double bytes)
 {
-    enum { TIMES = 3, DEFAULT_CACHE = 32 << 20 };
+    enum { TIMES = 3, MOST = 1024, DEFAULT_CACHE = 32 << 20 };
     long cache = -1;
 #ifdef _SC_LEVEL3_CACHE_SIZE
     cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
 #endif
-    if (b->opt->warm)
+    if (b->opt->cache == VPTQ_GEMV_WARM)
         return 1;
-    return (size_t)(TIMES * (double)(cache > 0 ? cache : DEFAULT_CACHE) / bytes) + 1;
+    const double wanted = TIMES * (double)(cache > 0 ? cache : DEFAULT_CACHE) / bytes + 1;
+    const size_t copies = wanted < MOST ? (size_t)wanted : MOST;
+    return copies > b->times ? copies : b->times;
 }
 
 static double packed_bytes(const vptq_vq_shape *s)
@@ -368,6 +382,17 @@ static double percentile(samples *s, double p)
     return s->time[(size_t)(p * (double)(s->count - 1) + 0.5)];
 }
 
+/* One product, or one with every matrix of the chain. */
+static vptq_status multiply_all(bench *b, side which, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    for (bench *part = b; part; part = part->next_part)
+        for (size_t i = 0; i < part->times; i++)
+            VPTQ_TRY(multiply(part, which, err));
+out:
+    return st;
+}
+
 /* Seconds for one call, over `calls` of them. */
 static vptq_status time_calls(bench *b, side which, size_t calls, double *seconds,
                               vptq_err *err)
@@ -376,7 +401,7 @@ static vptq_status time_calls(bench *b, side which, size_t calls, double *second
     VPTQ_TRY(b->dev->ops->sync(b->dev->state, err));
     double start = vptq_seconds();
     for (size_t i = 0; i < calls; i++)
-        VPTQ_TRY(multiply(b, which, err));
+        VPTQ_TRY(multiply_all(b, which, err));
     VPTQ_TRY(b->dev->ops->sync(b->dev->state, err));
     *seconds = (vptq_seconds() - start) / (double)calls;
 out:
@@ -388,8 +413,9 @@ out:
 static vptq_status warm_up(bench *b, bool has_library, samples s[SIDES], vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    for (size_t c = 0; c < b->copies[PACKED]; c++)
-        VPTQ_TRY(multiply(b, PACKED, err));
+    for (bench *part = b; part; part = part->next_part)
+        for (size_t c = 0; c < part->copies[PACKED]; c++)
+            VPTQ_TRY(multiply(part, PACKED, err));
     for (int i = 0; i < SIDES; i++) {
         double first = 0;
         s[i].count = 0;
@@ -432,18 +458,29 @@ static vptq_status find_library(bench *b, bool *has, vptq_err *err)
     return st == VPTQ_E_UNSUPPORTED ? VPTQ_OK : st;
 }
 
+/* Activations for one batch, and whether what comes out of them is right. */
+static vptq_status prepare_parts(bench *b, size_t batch, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    for (bench *part = b; part; part = part->next_part) {
+        part->batch = batch;
+        VPTQ_TRY(make_activations(part, err));
+        VPTQ_TRY(check_product(part, err));
+    }
+out:
+    return st;
+}
+
 static vptq_status measure_row(bench *b, vptq_gemv_row *row, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     const vptq_vq_shape *s = &b->shape;
     samples t[SIDES];
     bool has_library = false;
-    VPTQ_TRY(make_activations(b, err));
-    VPTQ_TRY(check_product(b, err));
     VPTQ_TRY(find_library(b, &has_library, err));
     VPTQ_TRY(time_row(b, has_library, t, err));
-    *row = (vptq_gemv_row){.in_features = s->in,
-                           .out_features = s->out,
+    *row = (vptq_gemv_row){.in_features = b->name.a,
+                           .out_features = b->name.b,
                            .v = s->v,
                            .k = s->k,
                            .k_res = s->k_res,
@@ -453,9 +490,11 @@ static vptq_status measure_row(bench *b, vptq_gemv_row *row, vptq_err *err)
                            .time_p90_us = 1e6 * percentile(&t[PACKED], 0.9),
                            .half_us = 1e6 * percentile(&t[HALF], 0.5),
                            .library_us =
-                               has_library ? 1e6 * percentile(&t[LIBRARY], 0.5) : (double)NAN,
-                           .packed_bytes = (uint64_t)packed_bytes(s),
-                           .half_bytes = 2 * (uint64_t)s->out * s->in};
+                               has_library ? 1e6 * percentile(&t[LIBRARY], 0.5) : (double)NAN};
+    for (const bench *part = b; part; part = part->next_part) {
+        row->packed_bytes += part->times * (uint64_t)packed_bytes(&part->shape);
+        row->half_bytes += part->times * 2 * (uint64_t)part->shape.out * part->shape.in;
+    }
     row->dense_us = row->library_us < row->half_us ? row->library_us : row->half_us;
     row->ratio = row->time_us / row->dense_us;
     const double rate = (double)row->packed_bytes / (row->time_us * 1e-6);
@@ -493,21 +532,52 @@ out:
 
 /* ---- the table ---- */
 
-static vptq_vq_shape shape_of(const vptq_gemv_options *o, const vptq_gemv_pair *shape,
+static vptq_vq_shape shape_of(const vptq_gemv_options *o, uint32_t in, uint32_t out,
                               const vptq_gemv_pair *books)
 {
-    return (vptq_vq_shape){.out = shape->b,
-                           .in = shape->a,
+    return (vptq_vq_shape){.out = out,
+                           .in = in,
                            .v = o->v,
                            .k = books->a,
                            .k_res = books->b,
                            .groups = 1,
-                           .group_size = shape->a,
+                           .group_size = in,
                            .has_norm = true};
+}
+
+static vptq_status check_shape(const vptq_vq_shape *s, vptq_err *err)
+{
+    if (s->out == 0)
+        return vptq_fail(err, VPTQ_E_ARG, "a matrix without rows");
+    return vptq_vq_shape_check(s, err) ? VPTQ_E_ARG : VPTQ_OK;
+}
+
+/* The matrices of a row: one, or those of a block of a model, inputs of one size together. */
+enum { MOST_PARTS = 3 };
+
+static size_t list_parts(const vptq_gemv_options *o, const vptq_gemv_pair *shape,
+                         const vptq_gemv_pair *books, bench parts[MOST_PARTS])
+{
+    const uint32_t a = shape->a, b = shape->b;
+    const bool chain = o->cache == VPTQ_GEMV_CHAIN;
+    const struct {
+        uint32_t in, out;
+        size_t times;
+    } block[MOST_PARTS] = {{a, a, 4}, {a, b, 2}, {b, a, 1}}; /* q k v o, gate up, down */
+    for (size_t i = 0; i < MOST_PARTS; i++)
+        parts[i] = (bench){.shape = chain ? shape_of(o, block[i].in, block[i].out, books)
+                                          : shape_of(o, a, b, books),
+                           .times = chain ? block[i].times : 1,
+                           .opt = o,
+                           .name = *shape,
+                           .next_part = chain && i + 1 < MOST_PARTS ? &parts[i + 1] : NULL};
+    return chain ? MOST_PARTS : 1;
 }
 
 static vptq_status check_options(const vptq_gemv_options *o, vptq_err *err)
 {
+    vptq_status st = VPTQ_OK;
+    bench parts[MOST_PARTS];
     if (o->dtype != VPTQ_F16 && o->dtype != VPTQ_BF16)
         return vptq_fail(err, VPTQ_E_ARG, "dtype %s, expected f16 or bf16",
                          vptq_dtype_get(o->dtype)->name);
@@ -518,30 +588,39 @@ static vptq_status check_options(const vptq_gemv_options *o, vptq_err *err)
         if (o->batch[i] == 0 || o->batch[i] > 1024)
             return vptq_fail(err, VPTQ_E_ARG, "a batch of %u, expected 1 to 1024", o->batch[i]);
     for (size_t i = 0; i < o->shape_count; i++)
-        for (size_t k = 0; k < o->book_count; k++) {
-            const vptq_vq_shape s = shape_of(o, &o->shapes[i], &o->books[k]);
-            if (s.out == 0)
-                return vptq_fail(err, VPTQ_E_ARG, "a matrix without rows");
-            if (vptq_vq_shape_check(&s, err))
-                return VPTQ_E_ARG;
-        }
-    return VPTQ_OK;
+        for (size_t k = 0; k < o->book_count; k++)
+            for (size_t n = list_parts(o, &o->shapes[i], &o->books[k], parts); n > 0; n--)
+                VPTQ_TRY(check_shape(&parts[n - 1].shape, err));
+out:
+    return st;
 }
 
-static vptq_status run_shape(bench *b, vptq_gemv_fn fn, void *arg, vptq_err *err)
+/* All batches of one shape with one pair of books. */
+static vptq_status run_shape(const bench *base, const vptq_gemv_pair *shape,
+                             const vptq_gemv_pair *books, vptq_gemv_fn fn, void *arg,
+                             vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    VPTQ_TRY(make_matrices(b, err));
-    for (size_t i = 0; i < b->opt->batch_count; i++) {
+    const vptq_gemv_options *opt = base->opt;
+    bench parts[MOST_PARTS];
+    const size_t count = list_parts(opt, shape, books, parts);
+    for (size_t n = 0; n < count; n++) {
+        parts[n].dev = base->dev;
+        parts[n].bandwidth = base->bandwidth;
+    }
+    for (size_t n = 0; n < count; n++)
+        VPTQ_TRY(make_matrices(&parts[n], err));
+    for (size_t i = 0; i < opt->batch_count; i++) {
         vptq_gemv_row row;
-        b->batch = b->opt->batch[i];
-        VPTQ_TRY(measure_row(b, &row, err));
+        VPTQ_TRY(prepare_parts(parts, opt->batch[i], err));
+        VPTQ_TRY(measure_row(parts, &row, err));
         VPTQ_TRY(fn(arg, &row, err));
     }
 out:
-    release_matrices(b);
+    for (size_t n = 0; n < count; n++)
+        release_matrices(&parts[n]);
     if (st == VPTQ_E_NOMEM && err)
-        vptq_err_context(err, "in %u, out %u", b->shape.in, b->shape.out);
+        vptq_err_context(err, "in %u, out %u", shape->a, shape->b);
     return st;
 }
 
@@ -553,10 +632,8 @@ vptq_status vptq_eval_gemv(vptq_device *dev, const vptq_gemv_options *opt, vptq_
     VPTQ_TRY(check_options(opt, err));
     VPTQ_TRY(measure_bandwidth(&b, err));
     for (size_t k = 0; k < opt->book_count; k++)
-        for (size_t i = 0; i < opt->shape_count; i++) {
-            b.shape = shape_of(opt, &opt->shapes[i], &opt->books[k]);
-            VPTQ_TRY(run_shape(&b, fn, arg, err));
-        }
+        for (size_t i = 0; i < opt->shape_count; i++)
+            VPTQ_TRY(run_shape(&b, &opt->shapes[i], &opt->books[k], fn, arg, err));
 out:
     return st;
 }

@@ -2,8 +2,8 @@
  * published tables of VPTQ's kernels, for any backend, shape and pair of books.
  *
  * Both sides run in turns in one process on matrices of random numbers; each call takes the
- * next of several copies that together are larger than the caches, unless `warm`.  The first
- * product of a row is checked against the decoded matrix before anything is timed. */
+ * next of several copies that together are larger than the caches, unless told otherwise.  The
+ * first product of a row is checked against the decoded matrix before anything is timed. */
 #ifndef VPTQ_EVAL_GEMV_H
 #define VPTQ_EVAL_GEMV_H
 
@@ -14,9 +14,18 @@ typedef struct vptq_gemv_pair {
 } vptq_gemv_pair;
 
 /* The shapes and books of the published tables: a = in, b = out; a = k, b = k_res. */
-enum { VPTQ_GEMV_SHAPES = 30, VPTQ_GEMV_BOOKS = 4 };
+enum { VPTQ_GEMV_SHAPES = 30, VPTQ_GEMV_BOOKS = 4, VPTQ_GEMV_CHAINS = 4 };
 const vptq_gemv_pair *vptq_gemv_published_shapes(void);
+/* Blocks of SmolLM2-135M, TinyLlama-1.1B, Llama-2-7B and -13B: a = hidden, b = intermediate. */
+const vptq_gemv_pair *vptq_gemv_chain_shapes(void);
 const vptq_gemv_pair *vptq_gemv_published_books(void);
+
+typedef enum {
+    VPTQ_GEMV_COLD, /* every call takes the next of copies that no cache holds */
+    VPTQ_GEMV_WARM, /* the same one every time */
+    VPTQ_GEMV_CHAIN /* a call is a block of a model, cold: a shape AxB stands for four matrices
+                     * A to A, two A to B and one B to A, one after the other */
+} vptq_gemv_cache;
 
 typedef struct vptq_gemv_options {
     const vptq_gemv_pair *shapes, *books; /* in and out; k and k_res (0 = none) */
@@ -25,9 +34,9 @@ typedef struct vptq_gemv_options {
     size_t batch_count;
     uint32_t v;
     vptq_dtype dtype; /* of the dense 16-bit matrix and of what books hold; F16 or BF16 */
-    bool warm;        /* the same copy every time */
-    bool sequential;  /* codes 0, 1, 2 ... as in the published benchmark; else random */
-    double seconds;   /* for a row, about */
+    vptq_gemv_cache cache;
+    bool sequential; /* codes 0, 1, 2 ... as in the published benchmark; else random */
+    double seconds;  /* for a row, about */
     uint64_t seed;
 } vptq_gemv_options;
 

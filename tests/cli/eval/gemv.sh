@@ -41,6 +41,17 @@ expect_line rows.md '^| 1 | 64 | 48 | 16 | 4 | 0\.'
 run --shape 64x48 --books 16+4 >rows.txt
 expect_line rows.txt '^geometric mean of the ratio .* (1 rows, cold caches)$'
 
+# A block of a model: 4 matrices of 16 x 16, 2 of 32 x 16, 1 of 16 x 32.
+run --cache chain --shape 16x32 --books 16 --format json >first.json
+expect cache chain
+expect in_features 16
+expect out_features 32
+expect dense_half_bytes $((2 * (4 * 16 * 16 + 3 * 16 * 32)))
+# 2 or 4 strips of 16 or 32 entries of 4 bits, 16 centroids of 8 halves, scales and biases
+expect packed_bytes $((4 * (2 * 16 / 2 + 256 + 64) + 2 * (4 * 16 / 2 + 256 + 64) + (2 * 32 / 2 + 256 + 128)))
+run --cache chain --shape 16x32 --books 16 >rows.txt
+expect_line rows.txt '^geometric mean of the ratio .* (1 rows, chain)$'
+
 # refused PATTERN OPTION..
 refused()
 {
