@@ -144,10 +144,14 @@ static void print_device(const vptq_cli *cli)
     vptq_device dev;
     vptq_err err = {0};
     vptq_ctx ctx = {.threads = 1, .log = print_choice};
+    char libraries[1200];
     if (vptq_device_open(&ctx, cli->common.backend, &dev, &err)) {
         printf("backend %s: %s\n", cli->common.backend, err.text);
         return;
     }
+    dev.ops->libraries(dev.state, libraries, sizeof libraries);
+    if (*libraries)
+        printf("libraries: %s\n", libraries);
     vptq_device_close(&dev);
 }
 

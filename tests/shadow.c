@@ -135,6 +135,11 @@ static void shadow_release(vptq_dev *dev, void *ptr)
     of(dev)->ops->release(of(dev)->dev, ptr);
 }
 
+static void shadow_libraries(vptq_dev *dev, char *text, size_t size)
+{
+    of(dev)->ops->libraries(of(dev)->dev, text, size);
+}
+
 static size_t shadow_left(const vptq_dev *dev)
 {
     const shadow *s = (const shadow *)(const void *)dev;
@@ -515,6 +520,7 @@ static vptq_status shadow_nll(vptq_dev *dev, size_t n, size_t width, const float
 static const vptq_backend rows = {
     .close = shadow_close,
     .describe = shadow_describe,
+    .libraries = shadow_libraries,
     .alloc = shadow_alloc,
     .release = shadow_release,
     .left = shadow_left,

@@ -180,6 +180,9 @@ typedef struct vptq_backend {
     void (*close)(vptq_dev *dev); /* accepts NULL */
     /* One line: kernels, libraries and versions, threads. */
     void (*describe)(const vptq_dev *dev, char *text, size_t size);
+    /* Libraries that rows load when they first ask for them, loaded for this: names and
+     * versions, or why one cannot be had; empty where there are none. */
+    void (*libraries)(vptq_dev *dev, char *text, size_t size);
 
     /* memory of the device; for ref and cpu host memory of ctx->mem, and copies */
     vptq_status (*alloc)(vptq_dev *dev, size_t count, size_t size, void **ptr, vptq_err *err);

@@ -55,6 +55,7 @@ static const vptq_backend cpu_table = {
     .open = cpu_open,
     .close = cpu_close,
     .describe = cpu_describe,
+    .libraries = vptq_ref_libraries,
     .alloc = vptq_ref_alloc,
     .release = vptq_ref_release,
     .left = vptq_ref_left,

@@ -28,29 +28,59 @@ static void cuda_close(vptq_dev *dev)
     vptq_mem_free(dev->ctx->mem, dev);
 }
 
+enum { OLDEST = 8 }; /* major compute capability that kernels are compiled for */
+
+/* Why there is no device; 12020 stands for 12.2. */
+static vptq_status no_device(cudaError_t e, vptq_err *err)
+{
+    int driver = 0, runtime = 0;
+    (void)cudaDriverGetVersion(&driver);
+    (void)cudaRuntimeGetVersion(&runtime);
+    (void)cudaGetLastError();
+    if (e == cudaErrorInsufficientDriver && !driver)
+        return vptq_fail(err, VPTQ_E_DEVICE, "no CUDA device answers: no driver is installed");
+    if (e == cudaErrorInsufficientDriver)
+        return vptq_fail(
+            err, VPTQ_E_DEVICE,
+            "no CUDA device answers: the driver is for CUDA %d.%d, this build needs "
+            "one for %d.%d or newer",
+            driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
+    return vptq_fail(err, VPTQ_E_DEVICE, "no CUDA device answers: %s",
+                     cudaGetErrorString(e ? e : cudaErrorNoDevice));
+}
+
+static vptq_status open_device(vptq_dev *d, vptq_err *err)
+{
+    cudaError_t e = cudaSetDevice(0);
+    if (!e)
+        e = cudaGetDeviceProperties(&d->properties, 0);
+    if (!e && d->properties.major < OLDEST)
+        return vptq_fail(err, VPTQ_E_DEVICE,
+                         "%s has compute capability %d.%d, this build needs %d.0 or newer",
+                         d->properties.name, d->properties.major, d->properties.minor, OLDEST);
+    if (!e)
+        e = cudaStreamCreate(&d->stream);
+    return vptq_cuda_check(e, "opening device 0", err);
+}
+
 static vptq_status cuda_open(const vptq_ctx *ctx, vptq_dev **dev, vptq_err *err)
 {
     int count = 0;
 #ifdef VPTQ_CUDA_EMU
     cuda_emu_guard(true);
 #endif
-    if (cudaGetDeviceCount(&count) != cudaSuccess || !count) {
-        (void)cudaGetLastError();
-        return vptq_fail(err, VPTQ_E_DEVICE, "no CUDA device answers");
-    }
+    const cudaError_t e = cudaGetDeviceCount(&count);
+    if (e || !count)
+        return no_device(e, err);
     vptq_dev *d = static_cast<vptq_dev *>(vptq_mem_alloc(ctx->mem, 1, sizeof *d, err));
     if (!d)
         return VPTQ_E_NOMEM;
     memset(d, 0, sizeof *d);
     d->ctx = ctx;
-    cudaError_t e = cudaSetDevice(0);
-    if (!e)
-        e = cudaGetDeviceProperties(&d->properties, 0);
-    if (!e)
-        e = cudaStreamCreate(&d->stream);
-    if (e) {
+    const vptq_status st = open_device(d, err);
+    if (st) {
         vptq_mem_free(ctx->mem, d);
-        return vptq_cuda_check(e, "opening device 0", err);
+        return st;
     }
     *dev = d;
     return VPTQ_OK;
@@ -62,14 +92,12 @@ static void cuda_describe(const vptq_dev *dev, char *text, size_t size)
     int driver = 0, runtime = 0;
     (void)cudaDriverGetVersion(&driver);
     (void)cudaRuntimeGetVersion(&runtime);
-    char libraries[64];
-    vptq_cuda_library_describe(dev, libraries, sizeof libraries);
     snprintf(
         text, size,
         "%s (compute capability %d.%d, %d multiprocessors, %zu MiB), driver %d.%d, run time "
-        "%d.%d%s",
+        "%d.%d",
         p->name, p->major, p->minor, p->multiProcessorCount, p->totalGlobalMem >> 20,
-        driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10, libraries);
+        driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
 }
 
 /* ---- pace ---- */
@@ -189,6 +217,7 @@ static const vptq_backend cuda_table = {
     .open = cuda_open,
     .close = cuda_close,
     .describe = cuda_describe,
+    .libraries = vptq_cuda_library_describe,
     .alloc = cuda_alloc,
     .release = cuda_release,
     .left = cuda_left,

@@ -26,6 +26,12 @@ void vptq_ref_close(vptq_dev *dev)
     vptq_mem_free(mem, dev);
 }
 
+void vptq_ref_libraries(vptq_dev *dev, char *text, size_t size)
+{
+    (void)dev;
+    snprintf(text, size, "%s", "");
+}
+
 static void ref_describe(const vptq_dev *dev, char *text, size_t size)
 {
     (void)dev;
@@ -72,6 +78,7 @@ const vptq_backend vptq_backend_ref = {
     .open = vptq_ref_open,
     .close = vptq_ref_close,
     .describe = ref_describe,
+    .libraries = vptq_ref_libraries,
     .alloc = vptq_ref_alloc,
     .release = vptq_ref_release,
     .left = vptq_ref_left,

@@ -174,26 +174,29 @@ void vptq_cuda_library_close(vptq_dev *dev)
 }
 
 template <class P>
-static size_t describe_one(const char *name, P property, char *text, size_t size)
+static void describe_one(const char *name, P property, char *text, size_t size)
 {
     int version[3] = {};
     (void)property(MAJOR_VERSION, &version[0]);
     (void)property(MINOR_VERSION, &version[1]);
     (void)property(PATCH_LEVEL, &version[2]);
-    const int used =
-        snprintf(text, size, ", %s %d.%d.%d", name, version[0], version[1], version[2]);
-    return used < 0 || (size_t)used >= size ? 0 : (size_t)used;
+    snprintf(text, size, "%s %d.%d.%d", name, version[0], version[1], version[2]);
 }
 
-void vptq_cuda_library_describe(const vptq_dev *dev, char *text, size_t size)
+void vptq_cuda_library_describe(vptq_dev *dev, char *text, size_t size)
 {
-    const vptq_cuda_library *library = dev->library;
-    size_t used = 0;
-    *text = 0;
-    if (library && library->blas.handle)
-        used += describe_one("cuBLAS", library->blas.property, text, size);
-    if (library && library->solver.handle)
-        (void)describe_one("cuSOLVER", library->solver.property, text + used, size - used);
+    vptq_cuda_library *library = NULL;
+    char blas[512], solver[512];
+    vptq_err err;
+    if (blas_open(dev, &library, &err))
+        snprintf(blas, sizeof blas, "no cuBLAS (%.480s)", err.text);
+    else
+        describe_one("cuBLAS", library->blas.property, blas, sizeof blas);
+    if (solver_open(dev, &library, &err))
+        snprintf(solver, sizeof solver, "no cuSOLVER (%.480s)", err.text);
+    else
+        describe_one("cuSOLVER", library->solver.property, solver, sizeof solver);
+    snprintf(text, size, "%s, %s", blas, solver);
 }
 
 /* ---- factors ---- */

@@ -29,8 +29,8 @@ vptq_status vptq_cuda_library_sgemv(vptq_dev *dev, size_t m, size_t n, const flo
                                     size_t lda, const float *x, float beta, float *y,
                                     vptq_err *err);
 
-/* ", cuBLAS 13.1.0" and so on of those that are loaded; may be empty. */
-void vptq_cuda_library_describe(const vptq_dev *dev, char *text, size_t size);
+/* The row `libraries`: "cuBLAS 13.1.0, cuSOLVER 12.0.7", or why one cannot be loaded. */
+void vptq_cuda_library_describe(vptq_dev *dev, char *text, size_t size);
 void vptq_cuda_library_close(vptq_dev *dev);
 
 /* What the functions above answer where a library cannot be loaded; `st` as above. */

@@ -111,9 +111,11 @@ struct emulator {
     } allowed[KERNELS];
     unsigned allowed_count;
     bool no_libraries;
+    cuda_emu_machine machine;
 };
 
-static emulator emu = {.lock = PTHREAD_MUTEX_INITIALIZER};
+static const cuda_emu_machine usual = {true, 13000, 13000, 9, 0};
+static emulator emu = {.lock = PTHREAD_MUTEX_INITIALIZER, .machine = usual};
 
 /* ---- switching ---- */
 
@@ -646,6 +648,10 @@ const char *cudaGetErrorString(cudaError_t e)
         return "out of memory";
     case cudaErrorInvalidConfiguration:
         return "invalid configuration argument";
+    case cudaErrorInsufficientDriver:
+        return "CUDA driver version is insufficient for CUDA runtime version";
+    case cudaErrorNoDevice:
+        return "no CUDA-capable device is detected";
     case cudaErrorECCUncorrectable:
         return "uncorrectable ECC error encountered";
     case cudaErrorIllegalAddress:
@@ -667,10 +673,18 @@ cudaError_t cudaGetLastError(void)
     return e;
 }
 
+void cuda_emu_be(const cuda_emu_machine *machine)
+{
+    emu.machine = machine ? *machine : usual;
+}
+
 cudaError_t cudaGetDeviceCount(int *count)
 {
-    *count = 1;
-    return cudaSuccess;
+    const cuda_emu_machine *m = &emu.machine;
+    *count = m->device ? 1 : 0;
+    if (m->driver < m->runtime)
+        return cuda_emu_remember(cudaErrorInsufficientDriver);
+    return m->device ? cudaSuccess : cuda_emu_remember(cudaErrorNoDevice);
 }
 
 cudaError_t cudaSetDevice(int device)
@@ -687,20 +701,22 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device)
     size_t left;
     (void)cudaMemGetInfo(&left, &p->totalGlobalMem);
     p->sharedMemPerBlockOptin = SHARED_BYTES;
-    p->major = 9;
+    p->major = emu.machine.major;
+    p->minor = emu.machine.minor;
     p->multiProcessorCount = 4;
     return cudaSuccess;
 }
 
 cudaError_t cudaRuntimeGetVersion(int *version)
 {
-    *version = 0;
+    *version = emu.machine.runtime;
     return cudaSuccess;
 }
 
 cudaError_t cudaDriverGetVersion(int *version)
 {
-    return cudaRuntimeGetVersion(version);
+    *version = emu.machine.driver;
+    return cudaSuccess;
 }
 
 cudaError_t cuda_emu_attribute(const void *kernel, cudaFuncAttribute, int value)

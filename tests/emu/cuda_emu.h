@@ -375,6 +375,8 @@ typedef enum cudaError_t {
     cudaErrorInvalidValue = 1,
     cudaErrorMemoryAllocation = 2,
     cudaErrorInvalidConfiguration = 9,
+    cudaErrorInsufficientDriver = 35,
+    cudaErrorNoDevice = 100,
     cudaErrorECCUncorrectable = 214,
     cudaErrorIllegalAddress = 700,
     cudaErrorLaunchOutOfResources = 701,

@@ -115,9 +115,11 @@ vptq_status vptq_cuda_library_sgemv(vptq_dev *dev, size_t m, size_t n, const flo
     return vptq_cuda_library_sgemm(dev, n, 1, m, a, lda, x, m, beta, y, n, err);
 }
 
-void vptq_cuda_library_describe(const vptq_dev *, char *text, size_t size)
+void vptq_cuda_library_describe(vptq_dev *, char *text, size_t size)
 {
-    snprintf(text, size, ", emulated libraries");
+    vptq_err err;
+    snprintf(text, size, "%s",
+             has_solver(&err) ? err.text : "emulated cuBLAS, emulated cuSOLVER");
 }
 
 void vptq_cuda_library_close(vptq_dev *) {}

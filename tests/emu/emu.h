@@ -21,6 +21,13 @@ size_t cuda_emu_memory_peak(void);
  * where it does), and kernels take pointers to device memory only (the launch fails).  What
  * pointers inside of structs point at is not seen. */
 void cuda_emu_guard(bool on);
+/* The device is there or not, the driver's version as 12020 for 12.2 (0: there is none), what
+ * the run time needs, and the compute capability; NULL: as at first. */
+typedef struct cuda_emu_machine {
+    bool device;
+    int driver, runtime, major, minor;
+} cuda_emu_machine;
+void cuda_emu_be(const cuda_emu_machine *machine);
 /* Whether cuBLAS and cuSOLVER can be loaded (at first: yes). */
 void cuda_emu_libraries(bool there);
 

@@ -112,6 +112,61 @@ static void test_cuda_table_has_no_holes(void **state)
     }
 }
 
+/* Why a device cannot be had, in words for the one who has to do something about it. */
+static void test_devices_that_cannot_be_had(void **state)
+{
+    (void)state;
+    static const struct {
+        cuda_emu_machine machine;
+        const char *why;
+    } cases[] = {
+        {{false, 0, 13000, 0, 0}, "no CUDA device answers: no driver is installed"},
+        {{true, 12020, 13000, 9, 0},
+         "no CUDA device answers: the driver is for CUDA 12.2, this build needs one for 13.0 "
+         "or "
+         "newer"},
+        {{false, 13000, 13000, 0, 0},
+         "no CUDA device answers: no CUDA-capable device is detected"},
+        {{true, 13000, 13000, 7, 5},
+         "emulated device has compute capability 7.5, this build needs 8.0 or newer"},
+    };
+    vptq_mem mem;
+    vptq_device dev;
+    vptq_err err;
+    vptq_mem_init(&mem, 0);
+    const vptq_ctx ctx = {.mem = &mem, .threads = 1};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        cuda_emu_be(&cases[i].machine);
+        assert_fails(vptq_device_open(&ctx, "emu", &dev, &err), VPTQ_E_DEVICE, &err,
+                     cases[i].why);
+        assert_null(dev.ops);
+        assert_int_equal(mem.used, 0);
+    }
+    cuda_emu_be(NULL);
+}
+
+static void test_description(void **state)
+{
+    (void)state;
+    devices_one d;
+    char text[256];
+    devices_open(&d, "emu", VPTQ_SIMD_NONE, 1);
+    d.dev.ops->describe(d.dev.state, text, sizeof text);
+    assert_string_equal(text, "emulated device (compute capability 9.0, 4 multiprocessors, "
+                              "65536 MiB), driver 13.0, run time 13.0");
+    d.dev.ops->libraries(d.dev.state, text, sizeof text);
+    assert_string_equal(text, "emulated cuBLAS, emulated cuSOLVER");
+    cuda_emu_libraries(false);
+    d.dev.ops->libraries(d.dev.state, text, sizeof text);
+    assert_non_null(strstr(text, "needs cuSOLVER (emulated) for this and cannot load it"));
+    cuda_emu_libraries(true);
+    devices_close(&d);
+    devices_open(&d, "cpu", VPTQ_SIMD_NONE, 1);
+    d.dev.ops->libraries(d.dev.state, text, sizeof text); /* are in the description */
+    assert_string_equal(text, "");
+    devices_close(&d);
+}
+
 static void test_device_out_of_memory(void **state)
 {
     (void)state;
@@ -603,6 +658,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_blas_uses_the_wide_kernels),
         cmocka_unit_test(test_memory),
         cmocka_unit_test(test_cuda_table_has_no_holes),
+        cmocka_unit_test(test_devices_that_cannot_be_had),
+        cmocka_unit_test(test_description),
         cmocka_unit_test(test_device_out_of_memory),
         cmocka_unit_test(test_gemm_by_hand),
         cmocka_unit_test(test_gemm_forms),
