@@ -326,9 +326,13 @@ gpu-test gpu-bench gpu-kit:
 run-gpu-test: tools $(OPS_BIN)
 	$(Q)BIN=$(abspath $(BIN)) scripts/gpu_test.sh $(OPS_BIN)
 run-gpu-bench: tools
-	$(Q)BIN=$(abspath $(BIN)) scripts/gpu_bench.sh $(T)
+	$(Q)BIN=$(abspath $(BIN)) scripts/device_bench.sh cuda $(T)
 run-gpu-kit: tools $(OPS_BIN)
 	$(Q)scripts/gpu_kit.sh build/gpu-kit $(BIN) $(OPS_BIN)
+
+.PHONY: cpu-bench
+cpu-bench: tools
+	$(Q)BIN=$(abspath $(BIN)) scripts/device_bench.sh cpu $(T)
 
 check:
 	+$(Q)MAKE='$(MAKE)' scripts/check.sh
@@ -436,6 +440,7 @@ help:
 	'make cuda-check    every CUDA kernel for every architecture, against its budget (nvcc)' \
 	'make gpu-test      the CUDA backend on a GPU: op tests, compute-sanitizer, whole runs' \
 	'make gpu-bench     its figures, into docs/results/DEVICE (T=STEP..)' \
+	'make cpu-bench     the same of the processor (T=STEP..)' \
 	'make gpu-kit       both for a machine with nothing but a driver, in build/gpu-kit' \
 	'make man           manual pages, in build/CONFIG/man (scdoc)' \
 	'make install       to $$(DESTDIR)$$(PREFIX) = $(DESTDIR)$(PREFIX)    make uninstall' \

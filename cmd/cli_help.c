@@ -143,7 +143,7 @@ static void print_device(const vptq_cli *cli)
 {
     vptq_device dev;
     vptq_err err = {0};
-    vptq_ctx ctx = {.threads = 1, .log = print_choice};
+    vptq_ctx ctx = {.threads = vptq_cpu_count(), .log = print_choice};
     char libraries[1200];
     if (vptq_device_open(&ctx, cli->common.backend, &dev, &err)) {
         printf("backend %s: %s\n", cli->common.backend, err.text);

@@ -15,7 +15,9 @@ rm -rf "$out"
 mkdir -p "$out/bin" "$out/ops" "$out/lib" "$out/scripts" "$out/tests/cli/quantize" "$out/data"
 cp "$bin"/vptq-* "$out/bin/"
 cp "$@" "$out/ops/"
-cp "$src"/scripts/{gpu_test,gpu_bench,run_tests,run_cli_tests}.sh "$out/scripts/"
+cp "$src"/scripts/{gpu_test,device_bench,gemv_table,plot_gemv,run_tests,run_cli_tests}.sh "$out/scripts/"
+mkdir -p "$out/docs/results"
+cp "$src/docs/results/published-gemv.csv" "$out/docs/results/"
 cp "$src/tests/cli/lib.sh" "$out/tests/cli/"
 cp "$src/tests/cli/quantize/device.sh" "$out/tests/cli/quantize/"
 mkdir -p "$out/data/models" "$out/data/text"
@@ -43,7 +45,7 @@ what=${1:?usage: run test | run bench [STEP..]}
 shift
 case $what in
 test) exec "$here/scripts/gpu_test.sh" "$here"/ops/* ;;
-bench) exec "$here/scripts/gpu_bench.sh" "$@" ;;
+bench) exec "$here/scripts/device_bench.sh" cuda "$@" ;;
 *) echo "usage: run test | run bench [STEP..]" >&2; exit 2 ;;
 esac
 END

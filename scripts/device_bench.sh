@@ -1,0 +1,128 @@
+#!/usr/bin/env bash
+# make gpu-bench, make cpu-bench: figures of a device into docs/results/DEVICE/: what the device is, and of
+# each step the records as JSON lines, the table as text and a picture.  A step takes less than 10
+# minutes; those of gemv can be cut by books.
+# usage: device_bench.sh cuda|cpu [STEP..]      (default: all of that device)
+#   gemv     the published tables: packed beside dense products, batch 1, from cold caches
+#   batch    one large shape, batch 1 to 32
+#   warm     the published shapes of one pair of books from warm caches
+#   chain    blocks of models, one product after the other
+#   decode   tokens per second of MODELS="PATH PATH.." in turns
+#   quantize (cuda) the demo model quantized on the GPU and on the processor (MODEL=, HESSIANS=)
+# Environment: BIN (folder of the tools), OUT (default docs/results), SECONDS_PER_ROW, THREADS.
+set -eu
+
+src=$(cd "$(dirname "$0")/.." && pwd)
+backend=${1:-}
+case $backend in
+cuda | cpu) shift ;;
+*) echo "usage: device_bench.sh cuda|cpu [STEP..]" >&2; exit 2 ;;
+esac
+BIN=${BIN:?device_bench.sh needs BIN}
+seconds=${SECONDS_PER_ROW:-1}
+threads=${THREADS:-0}
+device=$("$BIN/vptq-pack" --version --verbose --backend "$backend" | sed -n "s/^backend $backend: //p")
+if [ "$backend" = cuda ]; then
+    case $device in
+    *"compute capability"*) ;;
+    *) echo "device-bench: ${device:-no GPU answers}" >&2; exit 1 ;;
+    esac
+    name=${device%% (*}
+else
+    processor=$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1)
+    name="$processor ${device%% kernels*}"
+    device="$processor, $device"
+fi
+name=$(sed 's/[^A-Za-z0-9]\+/-/g; s/^-//; s/-$//' <<<"$name")
+out=${OUT:-$src/docs/results}/$name
+mkdir -p "$out"
+{
+    echo "$device"
+    if [ "$backend" = cuda ]; then
+        command -v nvidia-smi >/dev/null &&
+            nvidia-smi --query-gpu=name,driver_version,clocks.sm,clocks.max.sm,memory.total,power.limit --format=csv
+    else
+        lscpu | sed -n -E '/^(CPU\(s\)|Thread|Core|L1d|L2|L3|CPU max)/p'
+    fi
+} >"$out/device.txt"
+
+# table STEP OPTION..: one table of vptq-eval gemv, in all forms from one run.
+table()
+{
+    local step=$1
+    shift
+    "$BIN/vptq-eval" gemv --backend "$backend" --threads "$threads" --seconds "$seconds" --format json "$@" \
+        >"$out/$step.json.new"
+    mv "$out/$step.json.new" "$out/$step.json"
+    {
+        echo "vptq-eval gemv --backend $backend --threads $threads --seconds $seconds $*"
+        "$src/scripts/gemv_table.sh" "$out/$step.json"
+    } >"$out/$step.txt"
+    echo "$out/$step.json"
+}
+
+picture()
+{
+    if command -v gnuplot >/dev/null; then
+        "$src/scripts/plot_gemv.sh" "$out/$1.json" "$out/$1.svg"
+    else
+        echo "device-bench: no gnuplot, so no picture of $1" >&2
+    fi
+}
+
+# Every model once in each of five rounds; the median counts.
+decode()
+{
+    if [ -z "${MODELS-}" ]; then
+        echo "skip decode: MODELS names none"
+        return
+    fi
+    local model round
+    for round in 1 2 3 4 5; do
+        for model in $MODELS; do
+            "$BIN/vptq-eval" generate -m "$model" --backend "$backend" --threads "$threads" -q -n 100 --ignore-eos \
+                -p 'Once upon a time' --format json |
+                sed -E "s|.*\"tokens_per_second\": ([0-9.]+).*|{\"model\": \"$(basename "$model")\", \"round\": $round, \"tokens_per_second\": \1}|"
+        done
+    done >"$out/decode.json.new"
+    mv "$out/decode.json.new" "$out/decode.json"
+    {
+        echo "vptq-eval generate -n 100 --ignore-eos, tokens per second of 5 rounds in turns, median last"
+        sed 's/[{}",:]//g' "$out/decode.json" | sort -k2,2 -k6,6g | awk '
+            $2 != model { if (model != "") print model rates "   " rate[3]; model = $2; rates = ""; n = 0 }
+            { rate[++n] = sprintf("%.1f", $6); rates = rates " " rate[n] }
+            END { print model rates "   " rate[3] }'
+    } >"$out/decode.txt"
+    echo "$out/decode.json"
+}
+
+quantize()
+{
+    if [ -z "${MODEL-}" ] || [ -z "${HESSIANS-}" ]; then
+        echo "skip quantize: MODEL and HESSIANS name none"
+        return
+    fi
+    local one
+    for one in cuda cpu; do
+        rm -rf "$out/work"
+        "$BIN/vptq-quantize" -m "$MODEL" -H "$HESSIANS" -o "$out/work" --layers 0-1 -q --format json \
+            --backend "$one" >"$out/quantize-$one.json"
+        rm -rf "$out/work"
+        echo "$out/quantize-$one.json"
+    done
+}
+
+steps=("$@")
+[ "${#steps[@]}" -gt 0 ] || steps=(gemv batch warm chain decode)
+[ "$#" -gt 0 ] || [ "$backend" = cpu ] || steps+=(quantize)
+for step in "${steps[@]}"; do
+    case $step in
+    gemv) table gemv; picture gemv ;;
+    batch) table batch --shape 8192x28672 --batch 1 --batch 2 --batch 4 --batch 8 --batch 16 --batch 32 ;;
+    warm) table warm --books 4096+256 --cache warm; picture warm ;;
+    chain) table chain --cache chain ;;
+    decode) decode ;;
+    quantize) quantize ;;
+    *) echo "device-bench: unknown step '$step'" >&2; exit 2 ;;
+    esac
+done
