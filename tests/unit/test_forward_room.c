@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "lib/model/forward.h"
+#include "lib/model/forward_internal.h"
 #include "tests/emu/emu.h"
 #include "tests/vtest.h"
 
@@ -29,7 +29,7 @@ static vptq_status counting_gemm(vptq_dev *dev, const vptq_gemm_args *g, vptq_er
 
 static vptq_backend counting;
 
-static void rig_open(rig *r)
+static void rig_open_model(rig *r, const char *path)
 {
     vptq_err err;
     int32_t ids[ROWS];
@@ -38,8 +38,7 @@ static void rig_open(rig *r)
     counting = *vptq_backend_emu();
     counting.gemm = counting_gemm;
     r->dev.ops = &counting;
-    assert_ok(vptq_model_open(&r->ctx, "tests/golden/tiny_mistral",
-                              &(vptq_checkpoint_options){0}, false, &r->m, &err),
+    assert_ok(vptq_model_open(&r->ctx, path, &(vptq_checkpoint_options){0}, false, &r->m, &err),
               &err);
     assert_ok(vptq_forward_open(&r->m, &r->dev, ROWS, &r->f, &err), &err);
     for (size_t s = 0; s <= COUNT; s++)
@@ -50,6 +49,11 @@ static void rig_open(rig *r)
     assert_non_null(r->hidden);
     assert_ok(vptq_forward_embed(r->f, ids, ROWS, r->hidden, &err), &err);
     most_rows = 0;
+}
+
+static void rig_open(rig *r)
+{
+    rig_open_model(r, "tests/golden/tiny_mistral");
 }
 
 static void rig_close(rig *r)
@@ -153,6 +157,30 @@ static void test_memory_may_shrink(void **state)
     rig_close(&r);
 }
 
+/* Few rows of a packed model are multiplied as they are, in ways that depend on how many there
+ * are: no piece comes to that. */
+static void test_packed_models_are_cut_less(void **state)
+{
+    (void)state;
+    enum { SEQUENCES = 60, TOKENS = 10 };
+    rig r;
+    size_t starts[SEQUENCES + 1];
+    for (size_t s = 0; s <= SEQUENCES; s++)
+        starts[s] = s * TOKENS;
+    rig_open_model(&r, "tests/golden/packed_mistral");
+    const vptq_weight *linear = r.m.blocks[0].linear;
+    const size_t few = r.dev.ops->packed_rows;
+    assert_int_equal(few, 256);
+    assert_int_equal(vptq_forward_piece(r.f, linear, starts, 0, SEQUENCES), SEQUENCES);
+    leave(100000); /* for a few dozen rows */
+    assert_true(vptq_forward_fit(r.f, SEQUENCES * TOKENS, 0, false) < 100);
+    assert_int_equal(vptq_forward_piece(r.f, linear, starts, 0, SEQUENCES), few / TOKENS + 1);
+    assert_int_equal(vptq_forward_piece(r.f, linear, starts, 5, SEQUENCES), 31);
+    assert_int_equal(vptq_forward_piece(r.f, linear, starts, 30, SEQUENCES), SEQUENCES);
+    assert_int_equal(vptq_forward_piece(r.f, linear, starts, 0, 20), 20);
+    rig_close(&r);
+}
+
 static void test_steps_need_their_cache(void **state)
 {
     (void)state;
@@ -172,6 +200,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_less_memory_means_smaller_pieces),
         cmocka_unit_test(test_memory_may_shrink),
+        cmocka_unit_test(test_packed_models_are_cut_less),
         cmocka_unit_test(test_steps_need_their_cache),
     };
     return vtest_main(argc, argv, tests);
