@@ -63,3 +63,15 @@ for fault in "launch $refused" "kernel $died" "copy $spoilt" "alloc $none"; do
     [ "$(json_get reused rows.json | grep -c true)" = "$finished" ] || fail "matrices were made again"
     expect_same one work "after $kind"
 done
+
+# Interrupted: status 130, what is finished stays.
+"$there/vptq-quantize" -m "$model" -H h -v 4 -k 8 --layers 0-0 --kmeans-iterations 2 --retrain 0 --sweeps 1 \
+    --refits 0 --backend emu -q -o stopped > /dev/null 2> err.txt &
+pid=$!
+wait_for 60 test -e stopped/layer_000_q_proj.safetensors
+kill -INT "$pid" 2> /dev/null || true
+status=0
+wait "$pid" || status=$?
+[ "$status" = 130 ] || [ "$status" = 0 ] || fail "status $status after SIGINT"
+quantize stopped > /dev/null
+expect_same one stopped "after SIGINT"
