@@ -120,11 +120,16 @@ static size_t element_size(int kind)
     return kind == FILL_F16 || kind == FILL_BF16 ? sizeof(uint16_t) : sizeof(float);
 }
 
+/* Large arrays repeat themselves, beyond any cache: to draw every number would take longer than
+ * all that is timed. */
 static void fill_random(const bench *b, int kind, uint32_t what, size_t n, void *dst)
 {
+    const size_t period = (size_t)3 << 23, size = element_size(kind);
     fill_job job = {
         .rng = vptq_rng_make(b->opt->seed, what, 0, VPTQ_RNG_TEST), .kind = kind, .dst = dst};
-    vptq_parallel_for(b->dev->ctx->threads, n, 1 << 14, fill_range, &job);
+    vptq_parallel_for(b->dev->ctx->threads, n < period ? n : period, 1 << 14, fill_range, &job);
+    for (size_t at = period; at < n; at += period)
+        memcpy((uint8_t *)dst + at * size, dst, (n - at < period ? n - at : period) * size);
 }
 
 /* `copies` times n elements in device memory: the first of them random, the others its copies,
@@ -135,16 +140,20 @@ static vptq_status make_random(const bench *b, int kind, uint32_t what, size_t n
     vptq_status st = VPTQ_OK;
     const vptq_backend *ops = b->dev->ops;
     const size_t bytes = n * element_size(kind);
+    void *stage = NULL;
     *dst = NULL;
-    void *one = vptq_mem_alloc(b->dev->ctx->mem, n ? n : 1, element_size(kind), err);
-    if (!one)
-        return VPTQ_E_NOMEM;
-    fill_random(b, kind, what, n, one);
     VPTQ_TRY(ops->alloc(b->dev->state, copies, bytes ? bytes : 1, dst, err));
-    for (size_t c = 0; c < copies; c++)
+    if (!ops->host_memory) {
+        stage = vptq_mem_alloc(b->dev->ctx->mem, n ? n : 1, element_size(kind), err);
+        if (!stage)
+            VPTQ_TRY(VPTQ_E_NOMEM);
+    }
+    void *one = stage ? stage : *dst;
+    fill_random(b, kind, what, n, one);
+    for (size_t c = stage ? 0 : 1; c < copies; c++)
         VPTQ_TRY(ops->upload(b->dev->state, (uint8_t *)*dst + c * bytes, one, bytes, err));
 out:
-    vptq_mem_free(b->dev->ctx->mem, one);
+    vptq_mem_free(b->dev->ctx->mem, stage);
     return st;
 }
 
