@@ -515,6 +515,16 @@ static vptq_status shadow_nll(vptq_dev *dev, size_t n, size_t width, const float
     return done(s, s->ops->nll(s->dev, n, width, dl, ld, first, dt, start, ds, err));
 }
 
+static vptq_status shadow_sample(vptq_dev *dev, const vptq_sample_args *a, vptq_err *err)
+{
+    shadow *s = of(dev);
+    vptq_sample_args d = *a;
+    d.logits = in(s, a->logits, span(a->n, a->vocab, a->ld), sizeof *a->logits);
+    d.u = in(s, a->u, a->n, sizeof *a->u);
+    d.ids = out(s, a->ids, a->n, sizeof *a->ids);
+    return done(s, s->ops->sample(s->dev, &d, err));
+}
+
 /* ---- the table ---- */
 
 static const vptq_backend rows = {
@@ -555,6 +565,7 @@ static const vptq_backend rows = {
     .attention_mass = shadow_attention_mass,
     .swiglu = shadow_swiglu,
     .nll = shadow_nll,
+    .sample = shadow_sample,
 };
 
 vptq_device shadow_of(const vptq_device *dev)

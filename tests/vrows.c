@@ -380,6 +380,20 @@ static vptq_status run_nll(vrows *r, vptq_err *err)
     return r->dev.ops->nll(r->dev.state, 2, N, r->x, N, 0, targets, true, states, err);
 }
 
+static vptq_status run_sample(vrows *r, vptq_err *err)
+{
+    void *ids = r->idx;
+    const vptq_sample_args s = {.n = 2,
+                                .vocab = N,
+                                .logits = r->x,
+                                .ld = N,
+                                .temperature = 1,
+                                .top_p = 0.5,
+                                .u = r->d + 1,
+                                .ids = ids};
+    return r->dev.ops->sample(r->dev.state, &s, err);
+}
+
 /* matrix_open is with those that use one: by itself it asks nothing of the device. */
 const vrows_row vrows_all[] = {
     {"alloc", run_alloc},
@@ -413,5 +427,6 @@ const vrows_row vrows_all[] = {
     {"attention_mass", run_attention_mass},
     {"swiglu", run_swiglu},
     {"nll", run_nll},
+    {"sample", run_sample},
     {NULL, NULL},
 };

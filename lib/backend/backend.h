@@ -61,6 +61,24 @@ typedef struct vptq_nll_state {
     int32_t best_id; /* ... and its id (lowest on ties) */
 } vptq_nll_state;
 
+/* Choosing tokens by their logits [n, vocab], rows ld apart; every row on its own.
+ * temperature 0: ids[i] is the largest logit's, the lowest id on ties.  Else probabilities are
+ * softmax(logits / temperature), and of the tokens in the order of their logits (the lowest id
+ * first on ties) the shortest beginning is kept whose probabilities reach top_p (1: all).  u[i]
+ * in [0, 1) draws from what is kept, in the order of ids: the first one behind which the
+ * probabilities sum up to more than u[i] of those kept.  An infinite logit is as likely as its
+ * equals, all others then have no probability.  ids[i] = -1: one of the row's logits is NaN.
+ * Backends choose alike unless top_p or u lies within rounding (some 2^-40) of a border; tokens
+ * that are less likely than 2^-40 of the likeliest one may count as impossible. */
+typedef struct vptq_sample_args {
+    size_t n, vocab;
+    const float *logits;
+    size_t ld;
+    double temperature, top_p;
+    const double *u; /* [n], not read at temperature 0 */
+    int32_t *ids;    /* [n] */
+} vptq_sample_args;
+
 /* The books of one group of columns, and how pairs of them are searched.  A vector x stands for
  * the pair (c, r) that minimizes |x - c - r|^2 among: the `beam` main centroids nearest to x
  * (or more of them), each with its best residual centroid.  beam 1 is the greedy choice
@@ -288,6 +306,7 @@ typedef struct vptq_backend {
     vptq_status (*nll)(vptq_dev *dev, size_t n, size_t width, const float *logits, size_t ld,
                        int32_t first, const int32_t *targets, bool start, vptq_nll_state *state,
                        vptq_err *err);
+    vptq_status (*sample)(vptq_dev *dev, const vptq_sample_args *s, vptq_err *err);
 } vptq_backend;
 
 extern const vptq_backend vptq_backend_ref;

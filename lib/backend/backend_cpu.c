@@ -90,6 +90,7 @@ static const vptq_backend cpu_table = {
     .attention_mass = vptq_cpu_attention_mass,
     .swiglu = vptq_cpu_swiglu,
     .nll = vptq_cpu_nll,
+    .sample = vptq_cpu_sample,
 };
 
 const vptq_backend *vptq_backend_cpu(void)

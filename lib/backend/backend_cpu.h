@@ -30,6 +30,7 @@ vptq_status vptq_cpu_swiglu(vptq_dev *dev, size_t n, size_t dim, const float *ga
 vptq_status vptq_cpu_nll(vptq_dev *dev, size_t n, size_t width, const float *logits, size_t ld,
                          int32_t first, const int32_t *targets, bool start,
                          vptq_nll_state *state, vptq_err *err);
+vptq_status vptq_cpu_sample(vptq_dev *dev, const vptq_sample_args *s, vptq_err *err);
 vptq_status vptq_cpu_attention(vptq_dev *dev, const vptq_attention_args *a, vptq_err *err);
 vptq_status vptq_cpu_attention_mass(vptq_dev *dev, const vptq_attention_args *a, double *mass,
                                     vptq_err *err);

@@ -252,6 +252,7 @@ static const vptq_backend cuda_table = {
     .attention_mass = vptq_cuda_attention_mass,
     .swiglu = vptq_cuda_swiglu,
     .nll = vptq_cuda_nll,
+    .sample = vptq_cuda_sample,
 };
 
 #ifdef VPTQ_CUDA_EMU

@@ -110,7 +110,7 @@ vptq_status vptq_cuda_find(vptq_dev *dev, const vptq_find_args *f, vptq_err *err
 vptq_status vptq_cuda_vq_pass(vptq_dev *dev, const vptq_pass_args *p, vptq_err *err);
 vptq_status vptq_cuda_vq_descend(vptq_dev *dev, const vptq_descend_args *d, vptq_err *err);
 
-/* transformer: cuda_model.cu, cuda_attention.cu */
+/* transformer: cuda_model.cu, cuda_attention.cu, cuda_sample.cu */
 vptq_status vptq_cuda_embed(vptq_dev *dev, size_t n, size_t dim, const void *table,
                             vptq_dtype type, const int32_t *ids, float *out, vptq_err *err);
 vptq_status vptq_cuda_rmsnorm(vptq_dev *dev, size_t n, size_t dim, const float *x, size_t ldx,
@@ -127,5 +127,6 @@ vptq_status vptq_cuda_attention_mass(vptq_dev *dev, const vptq_attention_args *a
 vptq_status vptq_cuda_nll(vptq_dev *dev, size_t n, size_t width, const float *logits, size_t ld,
                           int32_t first, const int32_t *targets, bool start,
                           vptq_nll_state *state, vptq_err *err);
+vptq_status vptq_cuda_sample(vptq_dev *dev, const vptq_sample_args *s, vptq_err *err);
 
 #endif

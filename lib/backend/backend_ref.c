@@ -113,4 +113,5 @@ const vptq_backend vptq_backend_ref = {
     .attention_mass = vptq_ref_attention_mass,
     .swiglu = vptq_ref_swiglu,
     .nll = vptq_ref_nll,
+    .sample = vptq_ref_sample,
 };

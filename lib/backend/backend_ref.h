@@ -26,7 +26,7 @@ vptq_status vptq_ref_trtri(vptq_dev *dev, size_t n, double *a, size_t lda, vptq_
 vptq_status vptq_ref_quad_trace(vptq_dev *dev, size_t m, size_t n, const float *e, size_t lde,
                                 const double *h, size_t ldh, double *trace, vptq_err *err);
 
-/* transformer: backend_ref_model.c, ref_attention_mass.c */
+/* transformer: backend_ref_model.c, ref_attention_mass.c, ref_sample.c */
 vptq_status vptq_ref_embed(vptq_dev *dev, size_t n, size_t dim, const void *table,
                            vptq_dtype type, const int32_t *ids, float *out, vptq_err *err);
 vptq_status vptq_ref_rmsnorm(vptq_dev *dev, size_t n, size_t dim, const float *x, size_t ldx,
@@ -43,5 +43,6 @@ vptq_status vptq_ref_swiglu(vptq_dev *dev, size_t n, size_t dim, const float *ga
 vptq_status vptq_ref_nll(vptq_dev *dev, size_t n, size_t width, const float *logits, size_t ld,
                          int32_t first, const int32_t *targets, bool start,
                          vptq_nll_state *state, vptq_err *err);
+vptq_status vptq_ref_sample(vptq_dev *dev, const vptq_sample_args *s, vptq_err *err);
 
 #endif

@@ -317,6 +317,7 @@ void vptq_forward_close(vptq_forward *f)
     floats_free(f, &f->logits);
     f->dev->ops->release(f->dev->state, f->states);
     f->dev->ops->release(f->dev->state, f->targets);
+    f->dev->ops->release(f->dev->state, f->chosen);
     floats_free(f, &f->cache_k);
     floats_free(f, &f->cache_v);
     floats_free(f, &f->tile);
@@ -517,8 +518,9 @@ out:
     return st;
 }
 
-vptq_status vptq_forward_step(vptq_forward *f, const int32_t *ids, size_t n, float *logits,
-                              vptq_err *err)
+/* n ids through all blocks; *state: of the last one, in device memory. */
+static vptq_status feed(vptq_forward *f, const int32_t *ids, size_t n, const float **state,
+                        vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     size_t last = 0;
@@ -532,7 +534,23 @@ vptq_status vptq_forward_step(vptq_forward *f, const int32_t *ids, size_t n, flo
         last = n - i < VPTQ_FORWARD_ROWS ? n - i : VPTQ_FORWARD_ROWS;
         VPTQ_TRY(step_rows(f, ids + i, last, err));
     }
-    VPTQ_TRY(vptq_forward_device_logits(f, f->hidden + (last - 1) * f->d->hidden, logits, err));
+    *state = f->hidden + (last - 1) * f->d->hidden;
 out:
     return st;
+}
+
+vptq_status vptq_forward_step(vptq_forward *f, const int32_t *ids, size_t n, float *logits,
+                              vptq_err *err)
+{
+    const float *state;
+    vptq_status st = feed(f, ids, n, &state, err);
+    return st ? st : vptq_forward_device_logits(f, state, logits, err);
+}
+
+vptq_status vptq_forward_next(vptq_forward *f, const int32_t *ids, size_t n,
+                              const vptq_forward_choice *choice, int32_t *next, vptq_err *err)
+{
+    const float *state;
+    vptq_status st = feed(f, ids, n, &state, err);
+    return st ? st : vptq_forward_device_next(f, state, choice, next, err);
 }

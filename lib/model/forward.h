@@ -117,6 +117,14 @@ vptq_status vptq_forward_final_norm(vptq_forward *f, size_t n, const float *hidd
  * `max_length` tokens; more than that is VPTQ_E_ARG. */
 vptq_status vptq_forward_step(vptq_forward *f, const int32_t *ids, size_t n, float *logits,
                               vptq_err *err) VPTQ_MUST_CHECK;
+/* The same, and the logits stay where they are: *next is chosen from them as by the row sample
+ * (backend.h), which says what the numbers mean; -1 where one of them is NaN. */
+typedef struct vptq_forward_choice {
+    double temperature, top_p, u;
+} vptq_forward_choice;
+vptq_status vptq_forward_next(vptq_forward *f, const int32_t *ids, size_t n,
+                              const vptq_forward_choice *choice, int32_t *next,
+                              vptq_err *err) VPTQ_MUST_CHECK;
 void vptq_forward_reset(vptq_forward *f); /* empties the cache */
 
 #endif

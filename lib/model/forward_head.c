@@ -198,15 +198,56 @@ out:
     return st;
 }
 
+/* f->x = the normalized state of one row in device memory. */
+static vptq_status normalize_state(vptq_forward *f, const float *hidden, vptq_err *err)
+{
+    size_t dim = f->d->hidden;
+    return f->dev->ops->rmsnorm(f->dev->state, 1, dim, hidden, dim, f->final_norm,
+                                f->d->norm_eps, f->x, dim, err);
+}
+
 vptq_status vptq_forward_device_logits(vptq_forward *f, const float *hidden, float *logits,
                                        vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    size_t dim = f->d->hidden;
     VPTQ_TRY(head_reserve(f, 1, err));
-    VPTQ_TRY(f->dev->ops->rmsnorm(f->dev->state, 1, dim, hidden, dim, f->final_norm,
-                                  f->d->norm_eps, f->x, dim, err));
+    VPTQ_TRY(normalize_state(f, hidden, err));
     VPTQ_TRY(logits_rows(f, 1, logits, err));
+out:
+    return st;
+}
+
+/* What f->chosen begins with; the logits are behind it. */
+typedef struct chosen {
+    double u;
+    int32_t id, padding[13];
+} chosen;
+
+vptq_status vptq_forward_device_next(vptq_forward *f, const float *hidden,
+                                     const vptq_forward_choice *choice, int32_t *next,
+                                     vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    const vptq_backend *ops = f->dev->ops;
+    const vptq_weight w = head_weight(f);
+    if (!f->chosen)
+        VPTQ_TRY(ops->alloc(f->dev->state, 1, sizeof(chosen) + w.rows * sizeof(float),
+                            &f->chosen, err));
+    chosen *c = f->chosen;
+    void *logits = c + 1;
+    VPTQ_TRY(normalize_state(f, hidden, err));
+    VPTQ_TRY(vptq_forward_linear(f, &w, NULL, NULL, 1, f->x, 0, logits, err));
+    VPTQ_TRY(ops->upload(f->dev->state, &c->u, &choice->u, sizeof choice->u, err));
+    const vptq_sample_args s = {.n = 1,
+                                .vocab = w.rows,
+                                .logits = logits,
+                                .ld = w.rows,
+                                .temperature = choice->temperature,
+                                .top_p = choice->top_p,
+                                .u = &c->u,
+                                .ids = &c->id};
+    VPTQ_TRY(ops->sample(f->dev->state, &s, err));
+    VPTQ_TRY(ops->download(f->dev->state, next, &c->id, sizeof *next, err));
 out:
     return st;
 }

@@ -51,6 +51,8 @@ struct vptq_forward {
     int32_t *targets;
     size_t head_rows;
 
+    void *chosen; /* of vptq_forward_next: u, id and logits [vocab]; or NULL */
+
     float *cache_k, *cache_v; /* [layers, max_length, kv_dim]; NULL until the first step */
     size_t position;          /* tokens in the cache */
 };
@@ -89,6 +91,10 @@ vptq_status vptq_forward_linear(vptq_forward *f, const vptq_weight *w, const vpt
 /* Logits [vocab] in host memory of one row of states in device memory. */
 vptq_status vptq_forward_device_logits(vptq_forward *f, const float *hidden, float *logits,
                                        vptq_err *err) VPTQ_MUST_CHECK;
+/* The id chosen by them. */
+vptq_status vptq_forward_device_next(vptq_forward *f, const float *hidden,
+                                     const vptq_forward_choice *choice, int32_t *next,
+                                     vptq_err *err) VPTQ_MUST_CHECK;
 
 /* One block over `rows` rows h [rows, hidden] in device memory.  Without a cache (NULL)
  * sequence s is rows [starts[s] - starts[0], starts[s + 1] - starts[0]); with one, all rows

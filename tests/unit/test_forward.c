@@ -171,6 +171,54 @@ static void check_steps(const char *model, const char *golden, const int32_t *id
     rig_close(&r);
 }
 
+/* An id in place of the logits: the row sample's choice of them. */
+static void check_next(const char *model, const char *backend, const int32_t *ids)
+{
+    static const vptq_forward_choice choices[] = {
+        {0, 1, 0}, {1, 1, 0.1}, {1, 0.5, 0.9}, {3, 0.9, 0.5}};
+    rig r;
+    vptq_device ref;
+    vptq_err err = {0};
+    float logits[TINY_VOCAB];
+    rig_open(&r, model, backend, TINY_TOKENS);
+    assert_ok(vptq_device_open(&r.ctx, "ref", &ref, &err), &err);
+    for (size_t i = 0; i < sizeof choices / sizeof *choices; i++) {
+        const vptq_forward_choice *c = &choices[i];
+        int32_t next, want;
+        const vptq_sample_args s = {.n = 1,
+                                    .vocab = TINY_VOCAB,
+                                    .logits = logits,
+                                    .ld = TINY_VOCAB,
+                                    .temperature = c->temperature,
+                                    .top_p = c->top_p,
+                                    .u = &c->u,
+                                    .ids = &want};
+        vptq_forward_reset(r.f);
+        assert_ok(vptq_forward_step(r.f, ids, 7 + i, logits, &err), &err);
+        vptq_forward_reset(r.f);
+        assert_ok(vptq_forward_next(r.f, ids, 7 + i, c, &next, &err), &err);
+        assert_ok(ref.ops->sample(ref.state, &s, &err), &err);
+        assert_int_equal(next, want);
+    }
+    assert_fails(vptq_forward_next(r.f, ids, TINY_TOKENS, choices, &(int32_t){0}, &err),
+                 VPTQ_E_ARG, &err, "cache of 40");
+    vptq_device_close(&ref);
+    rig_close(&r);
+}
+
+static void test_next(void **state)
+{
+    (void)state;
+    static const char *const backends[] = {"ref", "cpu", "emu"};
+    char model[128];
+    int32_t *ids = tiny_ids("qwen3");
+    assert_string_equal(vptq_backend_emu()->name, "emu"); /* which so is linked */
+    tiny_path(model, "qwen3", "");
+    for (int b = 0; b < 3; b++)
+        check_next(model, backends[b], ids);
+    free(ids);
+}
+
 static void test_steps(void **state)
 {
     (void)state;
@@ -777,14 +825,15 @@ static void test_demo_loss(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_families),      cmocka_unit_test(test_packed),
-        cmocka_unit_test(test_steps),         cmocka_unit_test(test_groups),
-        cmocka_unit_test(test_group_cut),     cmocka_unit_test(test_threads),
-        cmocka_unit_test(test_device_memory), cmocka_unit_test(test_taps),
-        cmocka_unit_test(test_halves),        cmocka_unit_test(test_loss),
-        cmocka_unit_test(test_bad_input),     cmocka_unit_test(test_no_memory),
-        cmocka_unit_test(test_stories_hf),    cmocka_unit_test(test_stories_packed),
-        cmocka_unit_test(test_demo_logits),   cmocka_unit_test(test_demo_loss),
+        cmocka_unit_test(test_families),       cmocka_unit_test(test_packed),
+        cmocka_unit_test(test_steps),          cmocka_unit_test(test_groups),
+        cmocka_unit_test(test_group_cut),      cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_device_memory),  cmocka_unit_test(test_taps),
+        cmocka_unit_test(test_halves),         cmocka_unit_test(test_loss),
+        cmocka_unit_test(test_bad_input),      cmocka_unit_test(test_next),
+        cmocka_unit_test(test_no_memory),      cmocka_unit_test(test_stories_hf),
+        cmocka_unit_test(test_stories_packed), cmocka_unit_test(test_demo_logits),
+        cmocka_unit_test(test_demo_loss),
     };
     return vtest_main(argc, argv, tests);
 }
