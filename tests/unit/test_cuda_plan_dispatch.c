@@ -207,6 +207,42 @@ static void test_published_predictions(void **state)
     }
 }
 
+/* The published clocks per 32 indices, by classes of books: look-ups of one copy (v1) and of
+ * what fits best (v2), both with 1.5 of loads; codes out of memory; and the share of a 16-bit
+ * matrix's time that v1 is.  What the planner finds to fit is nowhere slower than the plan that
+ * was published, up to the digit that it was written with. */
+static void test_published_classes(void **state)
+{
+    (void)state;
+    static const struct {
+        uint32_t v, k, k_res;
+        double v1, v2, stream, dense, ratio;
+    } list[] = {
+        {8, 4096, 256, 15.9, 10.8, 5.8, 31.1, 0.60},
+        {8, 8192, 256, 15.9, 13.7, 5.8, 31.1, 0.60},
+        {8, 4096, 512, 15.9, 12.7, 7.8, 31.1, 0.60},
+        {8, 8192, 512, 15.9, 14.7, 7.8, 31.1, 0.60},
+        {6, 4096, 0, 11.9, 6.8, 3.9, 23.3, 0.60},
+        {12, 4096, 4096, 34.5, 34.5, 7.8, 46.7, 0.87},
+        {4, 4096, 0, 7.6, 5.5, 3.9, 15.6, 0.58},
+    };
+    const vptq_cuda_chip *chip = h200();
+    const double share = chip->memory_gb_s / (chip->ghz * chip->sms); /* bytes a clock and SM */
+    for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
+        const uint32_t v = list[i].v, k_res = list[i].k_res;
+        vptq_cuda_smem one = fit(v, list[i].k, k_res, VPTQ_CUDA_SMEM_HOPPER, 1, 1);
+        vptq_cuda_smem best = fit(v, list[i].k, k_res, VPTQ_CUDA_SMEM_HOPPER, 1, 0);
+        const double v1 = one.main_clocks + one.residual_clocks + chip->extra_clocks;
+        const double v2 = best.main_clocks + best.residual_clocks + chip->extra_clocks;
+        const double codes = 2 + (!k_res ? 0 : k_res <= 256 ? 1 : 2);
+        assert_true(fabs(v1 - list[i].v1) < 0.1);
+        assert_true(v2 < list[i].v2 + 0.2);
+        assert_true(fabs(32 * codes / share - list[i].stream) < 0.05);
+        assert_true(fabs(32 * 2 * v / share - list[i].dense) < 0.05);
+        assert_true(fabs(v1 / chip->pipe / (32 * 2 * v / share) - list[i].ratio) < 0.006);
+    }
+}
+
 /* Clocks per 32 indices by hand for the direct kernel: 32 sectors of 32 bytes at 21.04 bytes a
  * clock, and 5.5 of replicas and loads over 0.85. */
 static void test_direct_prediction(void **state)
@@ -378,6 +414,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_too_large),
         cmocka_unit_test(test_strip_pairs),
         cmocka_unit_test(test_published_predictions),
+        cmocka_unit_test(test_published_classes),
         cmocka_unit_test(test_direct_prediction),
         cmocka_unit_test(test_dispatch),
         cmocka_unit_test(test_small_products),
