@@ -73,13 +73,13 @@ static void fields(const vptq_fields *f, const uint32_t *row, const void *end, s
 
 /* ---- sums of centroids ---- */
 
-/* What a call of add_columns works on: lanes e .. e + LANES - 1 of strips strip .. strip +
- * strips
- * - 1, or all lanes of those of a narrow layout, two strips to a register; n rows of x from
- * `row` on.  Everything but e, strip and row is a constant where the function is called. */
+/* What a call of add_columns works on: lanes e .. of strips strip .. strip + strips - 1, for n
+ * rows of x from `row` on; everything but e, strip and row is a constant where the function is
+ * called.
+ */
 typedef struct part {
     size_t e, strip, strips, row, n;
-    bool narrow, half, residual, far;
+    bool half, residual, far;
 } part;
 
 /* Two codes come with one load and leave by a move and a shift: a load each would keep the
@@ -96,7 +96,33 @@ INLINE void codes_of(const uint16_t *codes, size_t far, const part *p, size_t *c
     }
 }
 
-INLINE __m256 wide_row(const uint8_t *table, size_t code, const part *p)
+/* The tables of a call, from lane e on. */
+typedef struct tables {
+    const uint8_t *main, *res;
+} tables;
+
+INLINE tables tables_of(const vptq_gemv_block *b, const part *p)
+{
+    const size_t offset = p->e * (p->half ? sizeof(uint16_t) : sizeof(float));
+    tables t = {b->main + offset, p->residual ? b->res + offset : NULL};
+    __asm__("" : "+r"(t.main), "+r"(t.res)); /* or `offset` is added to every place once more */
+    return t;
+}
+
+/* Where lane e of a row of x and of a strip adds to. */
+INLINE float *sum_of(const vptq_gemv_block *b, const part *p, size_t strip, size_t row)
+{
+    return b->sum + (p->row + row) * b->ld_sum + (p->strip + strip) * b->lanes + p->e;
+}
+
+INLINE size_t record_of(const part *p)
+{
+    return p->residual ? 2 * VPTQ_LAYOUT_STRIPS : VPTQ_LAYOUT_STRIPS;
+}
+
+enum { MOST_SUMS = 8 /* that fit into registers beside the rest */ };
+
+INLINE __m256 row_of_8(const uint8_t *table, size_t code, const part *p)
 {
     const uint8_t *at = table + 8 * code;
     if (p->half)
@@ -104,55 +130,17 @@ INLINE __m256 wide_row(const uint8_t *table, size_t code, const part *p)
     return _mm256_loadu_ps((const float *)(const void *)at);
 }
 
-/* The rows of two codes side by side. */
-INLINE __m256 narrow_rows(const uint8_t *table, const size_t *code, const part *p)
-{
-    const uint8_t *low = table + 8 * code[0], *high = table + 8 * code[1];
-    if (p->half) {
-        __m128 two = _mm_castsi128_ps(_mm_loadl_epi64((const __m128i *)(const void *)low));
-        two = _mm_loadh_pi(two, (const __m64 *)(const void *)high);
-        return _mm256_cvtph_ps(_mm_castps_si128(two));
-    }
-    __m256 row = _mm256_castps128_ps256(_mm_loadu_ps((const float *)(const void *)low));
-    return _mm256_insertf128_ps(row, _mm_loadu_ps((const float *)(const void *)high), 1);
-}
-
-/* What two strips stand for in a column: 2 registers, or 1 in a narrow layout.  A centroid and
- * its residual centroid are added first, as they are where a matrix is decoded, then
- * multiplied: as many operations as two products, half as many sums. */
-INLINE void look_up(const uint8_t *main, const uint8_t *res, const uint16_t *codes, size_t far,
-                    const part *p, __m256 *value)
-{
-    const size_t registers = p->narrow ? 1 : 2;
-    size_t code[2], res_code[2];
-    codes_of(codes, far, p, code);
-    if (p->residual)
-        codes_of(codes + VPTQ_LAYOUT_STRIPS, far, p, res_code);
-#pragma GCC unroll 2
-    for (size_t i = 0; i < registers; i++) {
-        value[i] = p->narrow ? narrow_rows(main, code, p) : wide_row(main, code[i], p);
-        if (p->residual)
-            value[i] = _mm256_add_ps(value[i], p->narrow ? narrow_rows(res, res_code, p)
-                                                         : wide_row(res, res_code[i], p));
-    }
-}
-
+/* A centroid and its residual centroid are added first, as they are where a matrix is decoded,
+ * then multiplied: as many operations as two products, half as many sums. */
 INLINE void add_columns(const vptq_gemv_block *b, const part *p)
 {
-    enum { MOST = 8 }; /* sums that fit into registers beside the rest */
-    const size_t record = p->residual ? 2 * VPTQ_LAYOUT_STRIPS : VPTQ_LAYOUT_STRIPS;
-    const size_t offset = p->e * (p->half ? sizeof(uint16_t) : sizeof(float));
-    const size_t per_two = p->narrow ? 1 : 2; /* registers for two strips */
-    const size_t registers = p->strips / 2 * per_two;
-    const uint8_t *main = b->main + offset, *res = p->residual ? b->res + offset : NULL;
+    const size_t record = record_of(p), columns = b->columns, ldx = b->ldx, far = b->far;
+    const tables t = tables_of(b, p);
     const uint16_t *codes = b->codes + p->strip;
     const float *x = b->x + p->row * b->ldx;
-    const size_t columns = b->columns, ldx = b->ldx, far = b->far;
-    const size_t step = p->narrow ? LANES : b->lanes; /* from a register's sums to the next */
-    __m256 sum[MOST];                                 /* [registers, n] */
-    __asm__("" : "+r"(main), "+r"(res)); /* or `offset` is added to every place once more */
+    __m256 sum[MOST_SUMS]; /* [strips, n] */
 #pragma GCC unroll 8
-    for (size_t l = 0; l < registers * p->n; l++)
+    for (size_t l = 0; l < p->strips * p->n; l++)
         sum[l] = _mm256_setzero_ps();
     for (size_t j = 0; j < columns; j++, codes += record) {
         __m256 xj[VPTQ_GEMV_ROWS];
@@ -160,61 +148,126 @@ INLINE void add_columns(const vptq_gemv_block *b, const part *p)
         for (size_t r = 0; r < p->n; r++)
             xj[r] = _mm256_broadcast_ss(x + r * ldx + j);
 #pragma GCC unroll 4
-        for (size_t i = 0; i < registers; i += per_two) {
-            __m256 value[2];
-            look_up(main, res, codes + i / per_two * 2, far, p, value);
+        for (size_t s = 0; s < p->strips; s += 2) {
+            size_t code[2], res_code[2] = {0, 0};
+            codes_of(codes + s, far, p, code);
+            if (p->residual)
+                codes_of(codes + VPTQ_LAYOUT_STRIPS + s, far, p, res_code);
 #pragma GCC unroll 2
-            for (size_t t = 0; t < per_two; t++)
+            for (size_t i = 0; i < 2; i++) {
+                __m256 value = row_of_8(t.main, code[i], p);
+                if (p->residual)
+                    value = _mm256_add_ps(value, row_of_8(t.res, res_code[i], p));
 #pragma GCC unroll 4
                 for (size_t r = 0; r < p->n; r++) {
-                    const size_t l = (i + t) * p->n + r;
-                    sum[l] = _mm256_fmadd_ps(xj[r], value[t], sum[l]);
+                    const size_t l = (s + i) * p->n + r;
+                    sum[l] = _mm256_fmadd_ps(xj[r], value, sum[l]);
                 }
+            }
         }
     }
 #pragma GCC unroll 4
-    for (size_t i = 0; i < registers; i++)
+    for (size_t s = 0; s < p->strips; s++)
 #pragma GCC unroll 4
         for (size_t r = 0; r < p->n; r++) {
-            float *to =
-                b->sum + (p->row + r) * b->ld_sum + p->strip * b->lanes + i * step + p->e;
-            _mm256_storeu_ps(to, _mm256_add_ps(_mm256_loadu_ps(to), sum[i * p->n + r]));
+            float *to = sum_of(b, p, s, r);
+            _mm256_storeu_ps(to, _mm256_add_ps(_mm256_loadu_ps(to), sum[s * p->n + r]));
+        }
+}
+
+INLINE __m128 row_of_4(const uint8_t *table, size_t code, const part *p)
+{
+    const uint8_t *at = table + 8 * code;
+    if (p->half)
+        return _mm_cvtph_ps(_mm_loadl_epi64((const __m128i *)(const void *)at));
+    return _mm_loadu_ps((const float *)(const void *)at);
+}
+
+/* The same with registers of 4 lanes, for layouts that have no more: two strips in one of 8
+ * would save a product and cost an insertion for each table. */
+INLINE void add_narrow_columns(const vptq_gemv_block *b, const part *p)
+{
+    const size_t record = record_of(p), columns = b->columns, ldx = b->ldx, far = b->far;
+    const tables t = tables_of(b, p);
+    const uint16_t *codes = b->codes + p->strip;
+    const float *x = b->x + p->row * b->ldx;
+    __m128 sum[MOST_SUMS]; /* [strips, n] */
+#pragma GCC unroll 8
+    for (size_t l = 0; l < p->strips * p->n; l++)
+        sum[l] = _mm_setzero_ps();
+    for (size_t j = 0; j < columns; j++, codes += record) {
+        __m128 xj[VPTQ_GEMV_ROWS];
+#pragma GCC unroll 4
+        for (size_t r = 0; r < p->n; r++)
+            xj[r] = _mm_broadcast_ss(x + r * ldx + j);
+#pragma GCC unroll 4
+        for (size_t s = 0; s < p->strips; s += 2) {
+            size_t code[2], res_code[2] = {0, 0};
+            codes_of(codes + s, far, p, code);
+            if (p->residual)
+                codes_of(codes + VPTQ_LAYOUT_STRIPS + s, far, p, res_code);
+#pragma GCC unroll 2
+            for (size_t i = 0; i < 2; i++) {
+                __m128 value = row_of_4(t.main, code[i], p);
+                if (p->residual)
+                    value = _mm_add_ps(value, row_of_4(t.res, res_code[i], p));
+#pragma GCC unroll 4
+                for (size_t r = 0; r < p->n; r++) {
+                    const size_t l = (s + i) * p->n + r;
+                    sum[l] = _mm_fmadd_ps(xj[r], value, sum[l]);
+                }
+            }
+        }
+    }
+#pragma GCC unroll 4
+    for (size_t s = 0; s < p->strips; s++)
+#pragma GCC unroll 4
+        for (size_t r = 0; r < p->n; r++) {
+            float *to = sum_of(b, p, s, r);
+            _mm_storeu_ps(to, _mm_add_ps(_mm_loadu_ps(to), sum[s * p->n + r]));
         }
 }
 
 /* All strips of the block for n rows of x: as many at a time as there are registers for. */
-INLINE void add_rows(const vptq_gemv_block *b, part p, size_t row, size_t n)
+INLINE void add_rows(const vptq_gemv_block *b, part p, bool narrow, size_t row, size_t n)
 {
     p.row = row;
     p.n = n;
-    p.strips = n <= 2 || p.narrow ? VPTQ_LAYOUT_STRIPS : VPTQ_LAYOUT_STRIPS / 2;
-    for (p.strip = 0; p.strip < VPTQ_LAYOUT_STRIPS; p.strip += p.strips)
-        add_columns(b, &p);
+    p.strips = n <= 2 ? VPTQ_LAYOUT_STRIPS : VPTQ_LAYOUT_STRIPS / 2;
+    for (p.strip = 0; p.strip < VPTQ_LAYOUT_STRIPS; p.strip += p.strips) {
+        if (narrow)
+            add_narrow_columns(b, &p);
+        else
+            add_columns(b, &p);
+    }
 }
 
 INLINE void add_lanes(const vptq_gemv_block *b, bool narrow, bool half, bool residual, bool far)
 {
-    part p = {.narrow = narrow, .half = half, .residual = residual, .far = far};
+    part p = {.half = half, .residual = residual, .far = far};
     for (p.e = 0; p.e < b->lanes; p.e += LANES) {
         size_t row = 0;
         if (b->n - row >= 4) {
-            add_rows(b, p, row, 4);
+            add_rows(b, p, narrow, row, 4);
             row += 4;
         }
         if (b->n - row >= 2) {
-            add_rows(b, p, row, 2);
+            add_rows(b, p, narrow, row, 2);
             row += 2;
         }
         if (b->n - row >= 1)
-            add_rows(b, p, row, 1);
+            add_rows(b, p, narrow, row, 1);
     }
 }
 
 /* The kinds of layouts, each with loops of its own. */
 INLINE void add_kind(const vptq_gemv_block *b, bool half, bool residual)
 {
-    if (b->lanes < LANES)
-        add_lanes(b, true, half, residual, b->far != 1);
+    const bool narrow = b->lanes < LANES;
+    if (narrow && b->far != 1)
+        add_lanes(b, true, half, residual, true);
+    else if (narrow)
+        add_lanes(b, true, half, residual, false);
     else if (b->far != 1)
         add_lanes(b, false, half, residual, true);
     else
