@@ -183,6 +183,20 @@ INLINE __m128 row_of_4(const uint8_t *table, size_t code, const part *p)
     return _mm_loadu_ps((const float *)(const void *)at);
 }
 
+/* The codes of all strips at once: beside narrow rows there is time for the shifts. */
+INLINE uint64_t all_codes_of(const uint16_t *codes, const part *p)
+{
+    uint64_t all = 0;
+    memcpy(&all, codes, p->strips * sizeof *codes);
+    return all;
+}
+
+INLINE size_t code_of(uint64_t all, size_t s, size_t far, const part *p)
+{
+    const size_t code = (uint16_t)(all >> 16 * s);
+    return p->far ? code * far : code;
+}
+
 /* The same with registers of 4 lanes, for layouts that have no more: two strips in one of 8
  * would save a product and cost an insertion for each table. */
 INLINE void add_narrow_columns(const vptq_gemv_block *b, const part *p)
@@ -200,23 +214,16 @@ INLINE void add_narrow_columns(const vptq_gemv_block *b, const part *p)
 #pragma GCC unroll 4
         for (size_t r = 0; r < p->n; r++)
             xj[r] = _mm_broadcast_ss(x + r * ldx + j);
+        const uint64_t main = all_codes_of(codes, p);
+        const uint64_t res = p->residual ? all_codes_of(codes + VPTQ_LAYOUT_STRIPS, p) : 0;
 #pragma GCC unroll 4
-        for (size_t s = 0; s < p->strips; s += 2) {
-            size_t code[2], res_code[2] = {0, 0};
-            codes_of(codes + s, far, p, code);
+        for (size_t s = 0; s < p->strips; s++) {
+            __m128 value = row_of_4(t.main, code_of(main, s, far, p), p);
             if (p->residual)
-                codes_of(codes + VPTQ_LAYOUT_STRIPS + s, far, p, res_code);
-#pragma GCC unroll 2
-            for (size_t i = 0; i < 2; i++) {
-                __m128 value = row_of_4(t.main, code[i], p);
-                if (p->residual)
-                    value = _mm_add_ps(value, row_of_4(t.res, res_code[i], p));
+                value = _mm_add_ps(value, row_of_4(t.res, code_of(res, s, far, p), p));
 #pragma GCC unroll 4
-                for (size_t r = 0; r < p->n; r++) {
-                    const size_t l = (s + i) * p->n + r;
-                    sum[l] = _mm_fmadd_ps(xj[r], value, sum[l]);
-                }
-            }
+            for (size_t r = 0; r < p->n; r++)
+                sum[s * p->n + r] = _mm_fmadd_ps(xj[r], value, sum[s * p->n + r]);
         }
     }
 #pragma GCC unroll 4
