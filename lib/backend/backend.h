@@ -189,8 +189,9 @@ typedef struct vptq_matrix vptq_matrix;
 typedef struct vptq_backend {
     const char *name; /* "ref", "cpu", "cuda" */
     bool host_memory; /* rows take any host memory: callers need not upload and download */
-    /* Rows of x up to which vq_gemv is the fast way: with more of them, callers do better to
-     * decode tiles of the matrix and multiply those.  A hint: vq_gemv takes any number. */
+    /* Rows of x up to which vq_gemv is the fast way for a matrix that stays open: with more of
+     * them, callers do better to decode tiles of the matrix and multiply those.  A hint:
+     * vq_gemv takes any number. */
     size_t packed_rows;
 
     /* life */

@@ -29,11 +29,11 @@ static vptq_status few_rows(vptq_forward *f, const vptq_weight *w, const vptq_ma
 }
 
 vptq_status vptq_forward_linear(vptq_forward *f, const vptq_weight *w, const vptq_matrix *m,
-                                const float *bias, size_t rows, const float *x, float beta,
-                                float *out, vptq_err *err)
+                                const float *bias, bool kept, size_t rows, const float *x,
+                                float beta, float *out, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    if (rows <= vptq_weight_gemv_rows(w, f->dev))
+    if (rows <= vptq_weight_gemv_rows(w, f->dev, kept))
         return few_rows(f, w, m, bias, rows, x, beta, out, err);
     size_t step = vptq_forward_tile_rows(f, rows, w->cols);
     for (size_t r = 0; r < w->rows; r += step) {
@@ -63,7 +63,7 @@ static vptq_status block_linear(vptq_forward *f, const vptq_forward_pass *p, vpt
                                 const float *x, float beta, float *out, vptq_err *err)
 {
     return vptq_forward_linear(f, &p->linear[l], p->matrix[l], f->params[p->layer].bias[l],
-                               p->rows, x, beta, out, err);
+                               p->cache_k != NULL, p->rows, x, beta, out, err);
 }
 
 /* The sequences of the pass, as rows from `begin` on. */

@@ -170,8 +170,8 @@ static vptq_status logits_rows(vptq_forward *f, size_t rows, float *logits, vptq
 {
     vptq_status st = VPTQ_OK;
     const vptq_weight w = head_weight(f);
-    if (f->dev->ops->host_memory && rows <= vptq_weight_gemv_rows(&w, f->dev))
-        return vptq_forward_linear(f, &w, NULL, NULL, rows, f->x, 0, logits, err);
+    if (f->dev->ops->host_memory && rows <= vptq_weight_gemv_rows(&w, f->dev, true))
+        return vptq_forward_linear(f, &w, NULL, NULL, true, rows, f->x, 0, logits, err);
     const vptq_backend *ops = f->dev->ops;
     const size_t vocab = f->d->vocab, step = vptq_forward_tile_rows(f, rows, f->d->hidden);
     for (size_t first = 0, width; first < vocab; first += width) {
@@ -236,7 +236,7 @@ vptq_status vptq_forward_device_next(vptq_forward *f, const float *hidden,
     chosen *c = f->chosen;
     void *logits = c + 1;
     VPTQ_TRY(normalize_state(f, hidden, err));
-    VPTQ_TRY(vptq_forward_linear(f, &w, NULL, NULL, 1, f->x, 0, logits, err));
+    VPTQ_TRY(vptq_forward_linear(f, &w, NULL, NULL, true, 1, f->x, 0, logits, err));
     VPTQ_TRY(ops->upload(f->dev->state, &c->u, &choice->u, sizeof choice->u, err));
     const vptq_sample_args s = {.n = 1,
                                 .vocab = w.rows,

@@ -82,11 +82,12 @@ vptq_status vptq_forward_grow(vptq_forward *f, size_t rows, vptq_err *err) VPTQ_
 vptq_status vptq_forward_reserve_hidden(vptq_forward *f, size_t rows,
                                         vptq_err *err) VPTQ_MUST_CHECK;
 
-/* out [rows, w->rows] = x [rows, w->cols] W^T + beta * out (+ bias on every row); for more than
- * a few rows the weight goes through the tile.  m: the weight as it was opened. */
+/* out [rows, w->rows] = x [rows, w->cols] W^T + beta * out (+ bias on every row); for more
+ * rows than vptq_weight_gemv_rows says the weight goes through the tile.  m: the weight as it
+ * was opened; kept: for more than this pass. */
 vptq_status vptq_forward_linear(vptq_forward *f, const vptq_weight *w, const vptq_matrix *m,
-                                const float *bias, size_t rows, const float *x, float beta,
-                                float *out, vptq_err *err) VPTQ_MUST_CHECK;
+                                const float *bias, bool kept, size_t rows, const float *x,
+                                float beta, float *out, vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Logits [vocab] in host memory of one row of states in device memory. */
 vptq_status vptq_forward_device_logits(vptq_forward *f, const float *hidden, float *logits,

@@ -1,7 +1,7 @@
 /* How many rows go through a device of its own memory at once: what is free is asked each time
- * a size is chosen.  A row's results do not depend on it: groups are cut between sequences, and
- * never so that a piece has so few rows that its linears would take another way.  Steps with a
- * cache are not cut: how attention shares its keys out depends on the queries of a call. */
+ * a size is chosen.  A row's results do not depend on it: groups are cut between sequences.
+ * Steps with a cache are not cut: how attention shares its keys out depends on the queries of a
+ * call. */
 #include "lib/model/forward_internal.h"
 
 enum {
@@ -63,29 +63,13 @@ static size_t packed_bytes(const vptq_weight *linear)
     return bytes;
 }
 
-/* Up to so many rows some linear is multiplied as it is stored, where how many there are shows
- * in the bits. */
-static size_t few_rows(const vptq_forward *f, const vptq_weight *linear)
-{
-    size_t few = 0;
-    for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
-        const size_t n = vptq_weight_gemv_rows(&linear[l], f->dev);
-        few = n > few ? n : few;
-    }
-    return few;
-}
-
 size_t vptq_forward_piece(const vptq_forward *f, const vptq_weight *linear,
                           const size_t *starts, size_t first, size_t group_end)
 {
     const size_t all = starts[group_end] - starts[first];
     const size_t rows = vptq_forward_fit(f, all, packed_bytes(linear), false);
-    const size_t few = few_rows(f, linear);
     size_t end = first + 1;
-    if (rows == all)
-        return group_end;
-    while (end < group_end &&
-           (starts[end + 1] - starts[first] <= rows || starts[end] - starts[first] <= few))
+    while (end < group_end && starts[end + 1] - starts[first] <= rows)
         end++;
-    return starts[group_end] - starts[end] <= few ? group_end : end;
+    return end;
 }

@@ -72,12 +72,12 @@ vptq_status vptq_weight_read(const vptq_weight *w, vptq_device *dev, size_t r0, 
     return read_to_host(dev->ctx, w->tensor, r0, n, dst, err);
 }
 
-size_t vptq_weight_gemv_rows(const vptq_weight *w, const vptq_device *dev)
+size_t vptq_weight_gemv_rows(const vptq_weight *w, const vptq_device *dev, bool kept)
 {
     enum { PLAIN_ROWS = 8 };
     const vptq_tensor *t = w->tensor;
     if (w->packed)
-        return dev->ops->packed_rows;
+        return kept ? dev->ops->packed_rows : 0;
     bool has_gemv = dev->ops->host_memory && t->rope_heads == 0 &&
                     (t->round_to == VPTQ_F32 || t->round_to == t->type) &&
                     (t->type == VPTQ_F32 || t->type == VPTQ_F16 || t->type == VPTQ_BF16);

@@ -27,5 +27,4 @@ for backend in ref "$device"; do
     "$there/vptq-eval" ppl -m "work.$device" --tokenizer "$tok" --text "$text" --context 48 \
         --windows 2 --backend "$backend" --format json -qq > "ppl.$backend"
 done
-# products with packed matrices take 9 to 256 rows of activations in 11 bits
-expect_near "$(json_get ppl ppl.ref)" "$(json_get ppl "ppl.$device")" 1e-3
+expect_near "$(json_get ppl ppl.ref)" "$(json_get ppl "ppl.$device")" 1e-4
