@@ -26,12 +26,6 @@ struct product_x {
     const float *start, *factor; /* [n]: sum of x * bias; what sums of the row are times */
 };
 
-/* For the first n rows of g->x; *memory: `more` bytes besides.  Valid until the next call that
- * takes scratch memory (cuda_vq_x.cu). */
-vptq_status vptq_cuda_product_x(vptq_dev *dev, const vptq_matrix *m, const vptq_cuda_runtime *r,
-                                const vptq_gemv_args *g, size_t n, x_form form, size_t more,
-                                product_x *x, void **memory, vptq_err *err);
-
 /* The product of some rows for which r->small is made: *rows of them (cuda_vq_gemm.cu). */
 vptq_status vptq_cuda_vq_gemm(vptq_dev *dev, const vptq_matrix *m, const vptq_cuda_runtime *r,
                               const vptq_gemv_args *g, size_t *rows, vptq_err *err);
@@ -45,6 +39,15 @@ struct product_out {
     float *parts;           /* [split][n][out]: sums that are not whole yet */
     unsigned *arrived;      /* zeros */
 };
+
+/* What a kernel needs of the first n rows of g->x, brought in on the device's stream, and of
+ * where their results go: with `sums` there is room for parts, [split][n][out].  Valid until
+ * the next call that takes scratch memory (cuda_vq_x.cu).  VPTQ_E_NOMEM, or what the launch
+ * says. */
+vptq_status vptq_cuda_product_open(vptq_dev *dev, const vptq_matrix *m,
+                                   const vptq_cuda_runtime *r, const vptq_gemv_args *g,
+                                   size_t n, x_form form, uint32_t split, bool sums,
+                                   product_out *o, vptq_err *err);
 
 static __device__ inline void finish(const product_out &o, uint32_t row, uint32_t b, float sum)
 {

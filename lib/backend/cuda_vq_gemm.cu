@@ -378,11 +378,9 @@ vptq_status vptq_cuda_vq_gemm(vptq_dev *dev, const vptq_matrix *m, const vptq_cu
     const uint32_t split =
         vptq_cuda_blocks(r->most_chunks, vptq_cuda_blocks(r->most_chunks, plan->split));
     const bool sums = r->count > 1;
-    const size_t parts = split > 1 || sums ? split * n * s->out * sizeof(float) : 0;
     gemm_job j = {};
-    void *memory = NULL;
     const vptq_status st =
-        vptq_cuda_product_x(dev, m, r, g, n, X_MANY, parts, &j.o.x, &memory, err);
+        vptq_cuda_product_open(dev, m, r, g, n, X_MANY, split, split > 1 || sums, &j.o, err);
     if (st)
         return st;
     j.stripes = small->stripes;
@@ -394,12 +392,6 @@ vptq_status vptq_cuda_vq_gemm(vptq_dev *dev, const vptq_matrix *m, const vptq_cu
     j.stage_at = small->smem.partial_at;
     j.x_at = j.stage_at + (small->staged ? VPTQ_CUDA_GEMM_STAGE : 0);
     j.sums = sums;
-    j.o.g = *g;
-    j.o.n = (uint32_t)n;
-    j.o.out = s->out;
-    j.o.split = split;
-    j.o.parts = static_cast<float *>(memory);
-    j.o.arrived = r->arrived;
     *rows = n;
     const unsigned blocks = vptq_cuda_blocks(s->out, plan->rows) * j.ways * split;
     return vptq_cuda_check(port_launch(kernel_of(j.each), blocks, THREADS,

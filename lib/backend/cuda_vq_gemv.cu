@@ -406,21 +406,13 @@ static vptq_status launch(vptq_dev *dev, const vptq_matrix *m, const vptq_cuda_r
     const vptq_cuda_choice *c = &r->choice;
     const x_form form = form_of(room->rows);
     const size_t n = room->rows;
-    const size_t parts = r->split > 1 ? r->split * n * s->out * sizeof(float) : 0;
     gemv_job j = {};
-    void *memory = NULL;
     const vptq_status st =
-        vptq_cuda_product_x(dev, m, r, g, n, form, parts, &j.o.x, &memory, err);
+        vptq_cuda_product_open(dev, m, r, g, n, form, r->split, r->split > 1, &j.o, err);
     if (st)
         return st;
     j.stripes = r->stripes;
     j.count = r->count;
-    j.o.g = *g;
-    j.o.n = (uint32_t)n;
-    j.o.out = s->out;
-    j.o.split = r->split;
-    j.o.parts = static_cast<float *>(memory);
-    j.o.arrived = r->arrived;
     j.rows = c->rows;
     j.room = *room;
     const unsigned blocks = vptq_cuda_blocks(s->out, c->rows) * r->split;

@@ -99,16 +99,18 @@ __global__ static void __launch_bounds__(X_THREADS) gemv_x_kernel(x_job j)
     }
 }
 
-vptq_status vptq_cuda_product_x(vptq_dev *dev, const vptq_matrix *m, const vptq_cuda_runtime *r,
-                                const vptq_gemv_args *g, size_t n, x_form form, size_t more,
-                                product_x *x, void **memory, vptq_err *err)
+vptq_status vptq_cuda_product_open(vptq_dev *dev, const vptq_matrix *m,
+                                   const vptq_cuda_runtime *r, const vptq_gemv_args *g,
+                                   size_t n, x_form form, uint32_t split, bool sums,
+                                   product_out *o, vptq_err *err)
 {
+    const size_t out = m->q.shape.out, parts = sums ? split * n * out * sizeof(float) : 0;
     const size_t tiles = r->columns / VPTQ_CUDA_TILE;
     const size_t n_tiles = form == X_FEW ? 1 : form == X_SOME ? 2 : (n + COLUMNS - 1) / COLUMNS;
     const size_t fragments = n_tiles * tiles * PORT_LANES * sizeof(uint2);
     void *all = NULL;
     const vptq_status st =
-        vptq_cuda_scratch(dev, fragments + 2 * n * sizeof(float) + more, &all, err);
+        vptq_cuda_scratch(dev, fragments + 2 * n * sizeof(float) + parts, &all, err);
     if (st)
         return st;
     x_job j = {};
@@ -123,8 +125,13 @@ vptq_status vptq_cuda_product_x(vptq_dev *dev, const vptq_matrix *m, const vptq_
     j.fragments = static_cast<uint2 *>(all);
     j.start = reinterpret_cast<float *>(static_cast<unsigned char *>(all) + fragments);
     j.factor = j.start + n;
-    *x = {j.fragments, j.tiles, j.start, j.factor};
-    *memory = j.factor + n;
+    *o = {{j.fragments, j.tiles, j.start, j.factor},
+          *g,
+          (uint32_t)n,
+          (uint32_t)out,
+          split,
+          j.factor + n,
+          r->arrived};
     return vptq_cuda_check(
         port_launch(gemv_x_kernel, (unsigned)n, X_THREADS, 0, dev->stream, j), "vq_gemv", err);
 }
