@@ -1,4 +1,4 @@
-#include "cmd/cli_gemv.h"
+#include "cmd/cli_eval.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cmd/cli.h"
 #include "cmd/cli_value.h"
 
 enum { MOST_BATCHES = 32 };
