@@ -1,0 +1,167 @@
+#include "lib/eval/emit.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "lib/base/utf8.h"
+
+void vptq_emit_bytes(vptq_emit *e, const char *s, size_t n)
+{
+    if (!e->st)
+        e->st = vptq_buf_add(e->buf, s, n, e->err);
+}
+
+void vptq_emit_text(vptq_emit *e, const char *s)
+{
+    vptq_emit_bytes(e, s, strlen(s));
+}
+
+void vptq_emit_format(vptq_emit *e, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    int n = vsnprintf(NULL, 0, fmt, ap);
+    va_end(ap);
+    VPTQ_BUG_IF(n < 0);
+    if (!e->st)
+        e->st = vptq_buf_reserve(e->buf, (size_t)n, e->err);
+    if (e->st)
+        return;
+    va_start(ap, fmt);
+    vsnprintf(e->buf->data + e->buf->len, (size_t)n + 1, fmt, ap);
+    va_end(ap);
+    e->buf->len += (size_t)n;
+}
+
+/* --- escaping ---------------------------------------------------------------------------- */
+
+/* What stands for one character in a format; NULL: the character itself. */
+typedef const char *(*escape_fn)(uint32_t cp, char room[8]);
+
+static void emit_escaped(vptq_emit *e, const char *s, escape_fn escape)
+{
+    size_t n = strlen(s);
+    while (n) {
+        uint32_t cp = 0;
+        char room[8];
+        size_t len = vptq_utf8_decode(s, n, &cp);
+        const char *to = len ? escape(cp, room) : "\xef\xbf\xbd";
+        len = len ? len : 1;
+        if (to)
+            vptq_emit_text(e, to);
+        else
+            vptq_emit_bytes(e, s, len);
+        s += len;
+        n -= len;
+    }
+}
+
+static bool is_control(uint32_t cp)
+{
+    return cp < 0x20 || (cp >= 0x7f && cp < 0xa0);
+}
+
+static const char *escape_xml(uint32_t cp, char room[8])
+{
+    (void)room;
+    switch (cp) {
+    case '&':
+        return "&amp;";
+    case '<':
+        return "&lt;";
+    case '>':
+        return "&gt;";
+    case '"':
+        return "&quot;";
+    case '\'':
+        return "&#39;";
+    case '\t':
+    case '\n':
+        return NULL;
+    default:
+        return is_control(cp) || cp == 0xfffe || cp == 0xffff ? "\xef\xbf\xbd" : NULL;
+    }
+}
+
+static const char *escape_json(uint32_t cp, char room[8])
+{
+    switch (cp) {
+    case '"':
+        return "\\\"";
+    case '\\':
+        return "\\\\";
+    case '\n':
+        return "\\n";
+    case '\t':
+        return "\\t";
+    default:
+        break;
+    }
+    if (!is_control(cp))
+        return NULL;
+    snprintf(room, 8, "\\u%04x", (unsigned)cp);
+    return room;
+}
+
+static const char *escape_csv(uint32_t cp, char room[8])
+{
+    (void)room;
+    return cp == '"' ? "\"\"" : NULL;
+}
+
+static const char *escape_markdown(uint32_t cp, char room[8])
+{
+    if (is_control(cp))
+        return " ";
+    if (cp == '<')
+        return "&lt;";
+    if (cp == '&')
+        return "&amp;";
+    if (cp >= 0x80 || !strchr("\\|`*[]#", (int)cp))
+        return NULL;
+    snprintf(room, 8, "\\%c", (int)cp);
+    return room;
+}
+
+void vptq_emit_xml(vptq_emit *e, const char *s)
+{
+    emit_escaped(e, s, escape_xml);
+}
+
+void vptq_emit_json(vptq_emit *e, const char *s)
+{
+    if (!s) {
+        vptq_emit_text(e, "null");
+        return;
+    }
+    vptq_emit_text(e, "\"");
+    emit_escaped(e, s, escape_json);
+    vptq_emit_text(e, "\"");
+}
+
+void vptq_emit_csv(vptq_emit *e, const char *s)
+{
+    bool quote = s[strcspn(s, ",\"\r\n")] != 0;
+    vptq_emit_text(e, quote ? "\"" : "");
+    emit_escaped(e, s, escape_csv);
+    vptq_emit_text(e, quote ? "\"" : "");
+}
+
+void vptq_emit_markdown(vptq_emit *e, const char *s)
+{
+    emit_escaped(e, s, escape_markdown);
+}
+
+void vptq_emit_real(vptq_emit *e, double x)
+{
+    char text[40] = "null";
+    for (int digits = 1; isfinite(x) && digits <= 17; digits++) {
+        snprintf(text, sizeof text, "%.*g", digits, x);
+        if (strtod(text, NULL) == x)
+            break;
+    }
+    vptq_emit_text(e, text);
+}
