@@ -119,8 +119,8 @@ int vptq_cli_run_command(const char *tool, const char *summary,
 void vptq_cli_human_bytes(char text[32], uint64_t bytes);
 void vptq_cli_human_seconds(char text[32], double seconds);
 
-/* A table of text cells, printed line by line: in text padded to widths, as CSV or as Markdown.
- */
+/* A table of text cells, printed line by line: in text padded to widths, as CSV (quoted where
+ * that is needed) or as Markdown. */
 enum { CLI_CELL = 24 };
 typedef struct vptq_cli_column {
     const char *name;
@@ -129,6 +129,9 @@ typedef struct vptq_cli_column {
 void vptq_cli_table_head(int format, const vptq_cli_column *columns, size_t count);
 void vptq_cli_table_row(int format, const vptq_cli_column *columns, size_t count,
                         char (*cells)[CLI_CELL]);
+/* The same with cells of any length. */
+void vptq_cli_table_texts(int format, const vptq_cli_column *columns, size_t count,
+                          const char *const *cells);
 
 /* One JSON object on one line of stdout, written member by member so that key order is ours:
  *     vptq_cli_json_begin(&j);

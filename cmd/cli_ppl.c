@@ -1,25 +1,80 @@
+/* vptq-eval ppl: perplexity of one model on one or several texts, each of them a measurement of
+ * its own, or on all of them joined. */
 #include "cmd/cli_eval.h"
 
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 typedef struct ppl_command {
     const char *model, *tokenizer, *base, *documents, *dump;
     vptq_cli_strings texts, tokens;
     uint64_t document_limit, context, windows, stride;
     int protocol;
-    bool rows, tokens_only;
+    bool rows, join, tokens_only;
     double max_ppl;
 } ppl_command;
 
+/* Of one text while its windows come in. */
+typedef struct window_log {
+    const vptq_cli *cli;
+    double sum;
+    uint64_t tokens;
+} window_log;
+
 static void print_window(void *arg, uint64_t window, double nll, uint64_t tokens)
 {
-    const vptq_cli *cli = arg;
-    vptq_log(&cli->ctx, VPTQ_LOG_MORE,
-             "window %" PRIu64 ": nll %.6f, ppl %.4f over %" PRIu64 " tokens", window, nll,
-             exp(nll), tokens);
+    window_log *w = arg;
+    w->sum += nll * (double)tokens;
+    w->tokens += tokens;
+    vptq_log(&w->cli->ctx, VPTQ_LOG_MORE,
+             "window %" PRIu64 ": nll %.6f, ppl %.4f over %" PRIu64 " tokens, so far %.4f",
+             window, nll, exp(nll), tokens, exp(w->sum / (double)w->tokens));
 }
+
+/* ---- what is measured ---- */
+
+static size_t measurement_count(const ppl_command *c)
+{
+    return c->join ? 1 : c->texts.count + c->tokens.count;
+}
+
+/* The name of measurement i: that of its file, of joined ones that of the first. */
+static const char *measurement_name(const ppl_command *c, size_t i)
+{
+    return i < c->texts.count ? c->texts.items[i] : c->tokens.items[i - c->texts.count];
+}
+
+/* Measurement i: all files, or one; texts come before files of ids. */
+static vptq_ppl_options measurement(const vptq_cli *cli, const ppl_command *c, size_t i)
+{
+    vptq_ppl_options opt = {
+        .corpus = {.texts = c->texts.items,
+                   .text_count = c->texts.count,
+                   .tokens = c->tokens.items,
+                   .token_count = c->tokens.count,
+                   .rows = c->rows},
+        .documents = c->documents,
+        .document_limit = c->document_limit,
+        .context = c->context,
+        .windows = c->windows,
+        .stride = c->stride,
+        .protocol = c->protocol ? VPTQ_PPL_LLAMA_CPP : VPTQ_PPL_GPTQ,
+        .dry_run = cli->common.dry_run,
+    };
+    if (c->join)
+        return opt;
+    opt.corpus.text_count = i < c->texts.count;
+    opt.corpus.token_count = !opt.corpus.text_count;
+    if (opt.corpus.text_count)
+        opt.corpus.texts += i;
+    else
+        opt.corpus.tokens += i - c->texts.count;
+    return opt;
+}
+
+/* ---- ids ---- */
 
 static void print_ids(const int32_t *ids, size_t n)
 {
@@ -60,64 +115,189 @@ out:
     return st;
 }
 
-static void print_ppl(const vptq_cli *cli, const ppl_command *c, const vptq_ppl_result *r)
+/* ---- results ---- */
+
+static void print_json(const ppl_command *c, const char *name, const vptq_ppl_result *r)
 {
-    if (cli->common.format == CLI_JSON) {
-        vptq_cli_json j;
-        vptq_cli_json_begin(&j);
-        vptq_cli_json_f64(&j, "ppl", r->ppl);
-        vptq_cli_json_f64(&j, "ppl_stderr", r->ppl_stderr);
-        vptq_cli_json_f64(&j, "nll", r->nll);
-        vptq_cli_json_u64(&j, "tokens", r->tokens);
-        vptq_cli_json_u64(&j, "windows", r->windows);
-        vptq_cli_json_u64(&j, "context", r->context);
-        vptq_cli_json_f64(&j, "seconds", r->seconds);
-        vptq_cli_json_f64(&j, "tokens_per_second", r->tokens_per_second);
-        vptq_cli_json_f64(&j, "bits_per_weight", r->bits_per_weight);
-        vptq_cli_json_str(&j, "model", c->model);
-        vptq_cli_json_end(&j);
-        return;
-    }
+    vptq_cli_json j;
+    vptq_cli_json_begin(&j);
+    vptq_cli_json_f64(&j, "ppl", r->ppl);
+    vptq_cli_json_f64(&j, "ppl_stderr", r->ppl_stderr);
+    vptq_cli_json_f64(&j, "nll", r->nll);
+    vptq_cli_json_f64(&j, "bits_per_byte", r->bits_per_byte);
+    vptq_cli_json_u64(&j, "tokens", r->tokens);
+    vptq_cli_json_u64(&j, "windows", r->windows);
+    vptq_cli_json_u64(&j, "skipped", r->skipped);
+    vptq_cli_json_u64(&j, "context", r->context);
+    vptq_cli_json_f64(&j, "seconds", r->seconds);
+    vptq_cli_json_f64(&j, "tokens_per_second", r->tokens_per_second);
+    vptq_cli_json_f64(&j, "bits_per_weight", r->bits_per_weight);
+    vptq_cli_json_str(&j, "text", name);
+    vptq_cli_json_str(&j, "model", c->model);
+    vptq_cli_json_end(&j);
+}
+
+static void print_text(const ppl_command *c, const vptq_ppl_result *r)
+{
     printf("ppl %.4f ± %.4f\n", r->ppl, r->ppl_stderr);
     printf("nll %.6f over %" PRIu64 " tokens in %" PRIu64 " %s of %s%zu\n", r->nll, r->tokens,
            r->windows, c->documents ? "documents" : "windows", c->documents ? "at most " : "",
            r->context);
     if (r->skipped)
         printf("%" PRIu64 " longer documents were skipped\n", r->skipped);
+    if (!isnan(r->bits_per_byte))
+        printf("%.4f bits per byte\n", r->bits_per_byte);
     printf("%.3f bits per weight\n", r->bits_per_weight);
     printf("%.1f s, %.0f tokens per second\n", r->seconds, r->tokens_per_second);
 }
 
-/* The file is opened first, so that one that cannot be written costs no evaluation. */
-static vptq_status score(vptq_cli *cli, const ppl_command *c, vptq_cli_eval *s,
-                         const vptq_ppl_options *opt, vptq_ppl_result *r, vptq_err *err)
+enum { PPL_COLUMNS = 11 };
+
+static void print_row(int format, const vptq_cli_column *columns, const char *name,
+                      const vptq_ppl_result *r)
+{
+    char cell[PPL_COLUMNS][CLI_CELL];
+    const char *cells[PPL_COLUMNS] = {name};
+    const uint64_t counts[] = {r->tokens, r->windows, r->skipped, r->context};
+    snprintf(cell[1], CLI_CELL, "%.4f", r->ppl);
+    snprintf(cell[2], CLI_CELL, "%.4f", r->ppl_stderr);
+    snprintf(cell[3], CLI_CELL, "%.6f", r->nll);
+    snprintf(cell[4], CLI_CELL, "%.4f", r->bits_per_byte);
+    if (isnan(r->bits_per_byte))
+        snprintf(cell[4], CLI_CELL, "%s", format == CLI_CSV ? "" : "-");
+    for (int i = 0; i < 4; i++)
+        snprintf(cell[5 + i], CLI_CELL, "%" PRIu64, counts[i]);
+    snprintf(cell[9], CLI_CELL, "%.1f", r->tokens_per_second);
+    snprintf(cell[10], CLI_CELL, "%.4f", r->bits_per_weight);
+    for (int i = 1; i < PPL_COLUMNS; i++)
+        cells[i] = cell[i];
+    vptq_cli_table_texts(format, columns, PPL_COLUMNS, cells);
+}
+
+/* A row of the table, with the head in front of the first one. */
+static void print_table(const vptq_cli *cli, const ppl_command *c, size_t i,
+                        const vptq_ppl_result *r)
+{
+    vptq_cli_column columns[PPL_COLUMNS] = {
+        {.name = "text"},           {.name = "ppl", .width = 10},
+        {.name = "ppl_stderr"},     {.name = "nll", .width = 9},
+        {.name = "bits_per_byte"},  {.name = "tokens", .width = 8},
+        {.name = "windows"},        {.name = "skipped"},
+        {.name = "context"},        {.name = "tokens_per_second"},
+        {.name = "bits_per_weight"}};
+    size_t width = strlen(columns[0].name);
+    for (size_t k = 0; k < measurement_count(c); k++) {
+        size_t n = strlen(measurement_name(c, k));
+        width = n > width ? n : width;
+    }
+    columns[0].width = -(int)width;
+    if (i == 0)
+        vptq_cli_table_head(cli->common.format, columns, PPL_COLUMNS);
+    print_row(cli->common.format, columns, measurement_name(c, i), r);
+}
+
+static void print_result(const vptq_cli *cli, const ppl_command *c, size_t i,
+                         const vptq_ppl_result *r)
+{
+    size_t count = measurement_count(c);
+    if (cli->common.dry_run)
+        printf("%s%swould score %" PRIu64 " tokens in %" PRIu64 " %s\n",
+               count > 1 ? measurement_name(c, i) : "", count > 1 ? ": " : "", r->tokens,
+               r->windows, c->documents ? "documents" : "windows");
+    else if (cli->common.format == CLI_JSON)
+        print_json(c, measurement_name(c, i), r);
+    else if (cli->common.format == CLI_TEXT && count == 1)
+        print_text(c, r);
+    else
+        print_table(cli, c, i, r);
+}
+
+/* ---- the run ---- */
+
+/* Whether all texts are there and long enough, before the first one costs time. */
+static vptq_status check_texts(vptq_cli *cli, const ppl_command *c, vptq_cli_eval *s,
+                               vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    for (size_t i = 1; i < measurement_count(c) && !cli->common.dry_run; i++) {
+        vptq_ppl_options opt = measurement(cli, c, i);
+        vptq_ppl_result r;
+        opt.dry_run = true;
+        VPTQ_TRY(vptq_eval_ppl(&s->dev, &s->model, &opt, NULL, NULL, NULL, NULL, &r, err));
+    }
+out:
+    return st;
+}
+
+/* Measurement i, and the losses of its tokens to `file` where that is open. */
+static vptq_status score(vptq_cli *cli, const ppl_command *c, vptq_cli_eval *s, size_t i,
+                         vptq_file_writer *file, vptq_ppl_result *r, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_arena arena;
+    double *nll = NULL;
+    bool dump = file->fd >= 0;
+    window_log windows = {.cli = cli};
+    vptq_ppl_options opt = measurement(cli, c, i);
+    vptq_arena_init(&arena, cli->ctx.mem);
+    if (measurement_count(c) > 1)
+        vptq_log(&cli->ctx, VPTQ_LOG_MORE, "%s", measurement_name(c, i));
+    VPTQ_TRY(vptq_eval_ppl(&s->dev, &s->model, &opt, print_window, &windows, &arena,
+                           dump ? &nll : NULL, r, err));
+    if (dump)
+        VPTQ_TRY(vptq_file_write(file, nll, (size_t)r->tokens * sizeof *nll, err));
+out:
+    vptq_arena_release(&arena);
+    return st;
+}
+
+/* The file is opened first, so that one that cannot be written costs no evaluation.  ppl
+ * [measurements]. */
+static vptq_status score_all(vptq_cli *cli, const ppl_command *c, vptq_cli_eval *s, double *ppl,
+                             vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     vptq_file_writer file = {.fd = -1};
-    vptq_arena arena;
-    double *nll = NULL;
-    bool dump = c->dump && !opt->dry_run;
-    vptq_arena_init(&arena, cli->ctx.mem);
-    if (dump)
+    if (c->dump && !cli->common.dry_run)
         VPTQ_TRY(vptq_file_writer_open(c->dump, cli->common.force, &file, err));
-    VPTQ_TRY(vptq_eval_ppl(&s->dev, &s->model, opt, print_window, cli, &arena,
-                           dump ? &nll : NULL, r, err));
-    if (dump) {
-        VPTQ_TRY(vptq_file_write(&file, nll, (size_t)r->tokens * sizeof *nll, err));
-        VPTQ_TRY(vptq_file_writer_commit(&file, err));
+    VPTQ_TRY(check_texts(cli, c, s, err));
+    for (size_t i = 0; i < measurement_count(c); i++) {
+        vptq_ppl_result r;
+        VPTQ_TRY(score(cli, c, s, i, &file, &r, err));
+        print_result(cli, c, i, &r);
+        ppl[i] = r.ppl;
     }
+    if (file.fd >= 0)
+        VPTQ_TRY(vptq_file_writer_commit(&file, err));
 out:
     vptq_file_writer_abort(&file);
-    vptq_arena_release(&arena);
     return st;
+}
+
+/* CLI_CHECK_FAILED when one of them is above the limit. */
+static int check_limit(const ppl_command *c, const double *ppl)
+{
+    int code = CLI_OK;
+    size_t count = measurement_count(c);
+    for (size_t i = 0; i < count; i++) {
+        if (ppl[i] <= c->max_ppl)
+            continue;
+        fprintf(stderr, "vptq-eval: %s%sperplexity %.4f is above --max-ppl %g\n",
+                count > 1 ? measurement_name(c, i) : "", count > 1 ? ": " : "", ppl[i],
+                c->max_ppl);
+        code = CLI_CHECK_FAILED;
+    }
+    return code;
 }
 
 static int check_ppl_usage(const vptq_cli *cli, const ppl_command *c)
 {
     if (c->texts.count + c->tokens.count == 0)
         return vptq_cli_usage_error(cli, "give --text FILE or --tokens FILE");
-    if (c->documents && (c->texts.count != 1 || c->tokens.count))
-        return vptq_cli_usage_error(cli, "--documents takes exactly one --text");
+    if (c->documents && c->tokens.count)
+        return vptq_cli_usage_error(cli, "--documents and --tokens exclude each other");
+    if (c->documents && c->join)
+        return vptq_cli_usage_error(cli, "--documents and --join exclude each other");
     if (c->documents && c->rows)
         return vptq_cli_usage_error(cli, "--documents and --rows exclude each other");
     if (c->document_limit && !c->documents)
@@ -132,42 +312,28 @@ static int run_ppl(vptq_cli *cli, const ppl_command *c)
     vptq_err err = {0};
     vptq_status st = VPTQ_OK;
     vptq_cli_eval s = {.has_dev = false};
-    vptq_ppl_result r;
-    vptq_ppl_options opt = {
-        .corpus = {.texts = c->texts.items,
-                   .text_count = c->texts.count,
-                   .tokens = c->tokens.items,
-                   .token_count = c->tokens.count,
-                   .rows = c->rows},
-        .documents = c->documents,
-        .document_limit = c->document_limit,
-        .context = c->context,
-        .windows = c->windows,
-        .stride = c->stride,
-        .protocol = c->protocol ? VPTQ_PPL_LLAMA_CPP : VPTQ_PPL_GPTQ,
-        .dry_run = cli->common.dry_run,
-    };
-    bool passed = true;
+    vptq_arena arena;
+    vptq_arena_init(&arena, cli->ctx.mem);
+    double *ppl = vptq_arena_zalloc(&arena, measurement_count(c), sizeof *ppl, &err);
+    if (!ppl)
+        VPTQ_TRY(VPTQ_E_NOMEM);
     VPTQ_TRY(
         vptq_cli_eval_open(&s, cli, c->model, c->tokenizer, c->base, c->texts.count > 0, &err));
-    if (c->tokens_only) {
+    if (!c->tokens_only)
+        VPTQ_TRY(score_all(cli, c, &s, ppl, &err));
+    for (size_t i = 0; c->tokens_only && i < measurement_count(c); i++) {
+        vptq_ppl_options opt = measurement(cli, c, i);
+        if (i > 0)
+            putchar('\n');
         VPTQ_TRY(print_token_ids(cli, c, &opt.corpus, &s.model, &err));
-    } else {
-        VPTQ_TRY(score(cli, c, &s, &opt, &r, &err));
-        if (cli->common.dry_run)
-            printf("would score %" PRIu64 " tokens in %" PRIu64 " %s\n", r.tokens, r.windows,
-                   c->documents ? "documents" : "windows");
-        else
-            print_ppl(cli, c, &r);
-        passed = r.ppl <= c->max_ppl;
     }
 out:
     vptq_cli_eval_close(&s);
     int code = vptq_cli_finish(cli, st, &err);
-    if (code != CLI_OK || passed)
-        return code;
-    fprintf(stderr, "vptq-eval: perplexity %.4f is above --max-ppl %g\n", r.ppl, c->max_ppl);
-    return CLI_CHECK_FAILED;
+    if (code == CLI_OK)
+        code = check_limit(c, ppl);
+    vptq_arena_release(&arena);
+    return code;
 }
 
 int vptq_cli_ppl(int argc, char **argv)
@@ -179,8 +345,10 @@ int vptq_cli_ppl(int argc, char **argv)
         {0, "base", CLI_STRING, &c.base, "MODEL",
          "the model that a work directory was made from, if it was moved", false},
         {0, NULL, CLI_FLAG, NULL, NULL, "Text", false},
-        {0, "text", CLI_STRINGS, &c.texts, "FILE", "UTF-8 text; several are joined", false},
+        {0, "text", CLI_STRINGS, &c.texts, "FILE",
+         "UTF-8 text; several are measured one by one", false},
         {0, "tokens", CLI_STRINGS, &c.tokens, "FILE", "token ids, int32 little endian", false},
+        {0, "join", CLI_FLAG, &c.join, NULL, "all texts as one, in order", false},
         {0, "rows", CLI_FLAG, &c.rows, NULL, "lines as dataset rows joined by two newlines",
          false},
         {0, "documents", CLI_STRING, &c.documents, "SEP",
@@ -196,7 +364,7 @@ int vptq_cli_ppl(int argc, char **argv)
          false},
         {0, "protocol", CLI_CHOICE, &c.protocol, "gptq|llama.cpp",
          "score whole windows, or their second halves", false},
-        {0, "max-ppl", CLI_DOUBLE, &c.max_ppl, "X", "exit 3 when the perplexity is above X",
+        {0, "max-ppl", CLI_DOUBLE, &c.max_ppl, "X", "exit 3 when a perplexity is above X",
          false},
         {0, "dump", CLI_STRING, &c.dump, "FILE",
          "write the loss of every scored token, float64 little endian", false},
@@ -204,13 +372,15 @@ int vptq_cli_ppl(int argc, char **argv)
     vptq_cli cli = {
         .tool = "vptq-eval",
         .command = "ppl",
-        .summary = "perplexity of a model on a text",
-        .usage = "vptq-eval ppl -m MODEL --text FILE [--rows] [--context N] [--windows N]\n"
+        .summary = "perplexity of a model on texts",
+        .usage = "vptq-eval ppl -m MODEL --text FILE.. [--join] [--rows] [--context N] "
+                 "[--windows N]\n"
                  "vptq-eval ppl -m MODEL --text FILE --documents SEP",
         .examples = "  vptq-eval ppl -m model.gguf --text wiki.test.raw --rows --windows 16\n"
-                    "  vptq-eval ppl -m packed --tokens ids.i32 --max-ppl 25 --format json\n",
+                    "  vptq-eval ppl -m packed --tokens ids.i32 --max-ppl 25 --format json\n"
+                    "  vptq-eval ppl -m packed --text wiki.txt --text c4.txt --format csv\n",
         .options = options,
-        .formats = "text|json",
+        .formats = "text|json|csv|md",
         .omit = "seed"};
     int code;
     if (vptq_cli_parse(&cli, argc, argv, 2, &code)) {

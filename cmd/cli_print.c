@@ -37,15 +37,44 @@ void vptq_cli_human_seconds(char text[32], double seconds)
 
 /* --- tables ------------------------------------------------------------------------------ */
 
+/* With a backslash in front of what would end a cell. */
+static void put_md(const char *text)
+{
+    for (; *text; text++) {
+        if (*text == '|')
+            putchar('\\');
+        putchar(*text);
+    }
+}
+
+static void put_csv(const char *text)
+{
+    if (!strpbrk(text, ",\"\r\n")) {
+        fputs(text, stdout);
+        return;
+    }
+    putchar('"');
+    for (; *text; text++) {
+        if (*text == '"')
+            putchar('"');
+        putchar(*text);
+    }
+    putchar('"');
+}
+
 static void put_cell(int format, const vptq_cli_column *column, bool first, const char *text)
 {
     int width = column->width ? column->width : (int)strlen(column->name);
-    if (format == CLI_CSV)
-        printf("%s%s", first ? "" : ",", text);
-    else if (format == CLI_MD)
-        printf("%s %s |", first ? "|" : "", text);
-    else
+    if (format == CLI_CSV) {
+        fputs(first ? "" : ",", stdout);
+        put_csv(text);
+    } else if (format == CLI_MD) {
+        fputs(first ? "| " : " ", stdout);
+        put_md(text);
+        fputs(" |", stdout);
+    } else {
         printf("%s%*s", first ? "" : "  ", width, text);
+    }
 }
 
 void vptq_cli_table_head(int format, const vptq_cli_column *columns, size_t count)
@@ -59,6 +88,14 @@ void vptq_cli_table_head(int format, const vptq_cli_column *columns, size_t coun
 
 void vptq_cli_table_row(int format, const vptq_cli_column *columns, size_t count,
                         char (*cells)[CLI_CELL])
+{
+    for (size_t i = 0; i < count; i++)
+        put_cell(format, &columns[i], i == 0, cells[i]);
+    putchar('\n');
+}
+
+void vptq_cli_table_texts(int format, const vptq_cli_column *columns, size_t count,
+                          const char *const *cells)
 {
     for (size_t i = 0; i < count; i++)
         put_cell(format, &columns[i], i == 0, cells[i]);

@@ -4,7 +4,7 @@
 int main(int argc, char **argv)
 {
     static const vptq_cli_command commands[] = {
-        {"ppl", "perplexity of a model on a text", vptq_cli_ppl},
+        {"ppl", "perplexity of a model on texts", vptq_cli_ppl},
         {"kld", "divergence of a model from its original on a text", vptq_cli_kld},
         {"error", "error of every quantized matrix against its original", vptq_cli_error},
         {"generate", "continue a prompt", vptq_cli_generate},

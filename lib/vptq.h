@@ -23,7 +23,7 @@
 #include "lib/base/file.h"
 #include "lib/base/parallel.h"
 #include "lib/base/utf8.h"
-#include "lib/eval/eval.h"  /* perplexity, error, generate */
+#include "lib/eval/eval.h"  /* perplexity, divergence, error, generate */
 #include "lib/eval/gemv.h"  /* speed of products with packed matrices */
 #include "lib/eval/table.h" /* tables as text, Markdown, CSV, JSON, HTML */
 #include "lib/pipeline.h"   /* quantize, pack, unpack, list, check */

@@ -3,13 +3,14 @@
  * With z, y the logits of base and model, p = exp(z - lse(z)), the divergence of a row is
  * sum_j p_j (z_j - y_j) - lse(z) + lse(y).  The three sums run over tiles of the vocabulary
  * together, each relative to its running maximum, so that no row of logits is ever whole. */
+#include "lib/eval/divergence.h"
+
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "lib/base/parallel.h"
-#include "lib/eval/eval.h"
 #include "lib/eval/pair.h"
 #include "lib/eval/windows.h"
 

@@ -1,10 +1,11 @@
 /* Perplexity of a model on a text: which tokens are scored with what in front of them, and the
  * walk over batches of windows. */
+#include "lib/eval/perplexity.h"
+
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "lib/eval/eval.h"
 #include "lib/eval/windows.h"
 #include "lib/model/forward.h"
 
@@ -112,6 +113,35 @@ out:
     return st;
 }
 
+/* Bytes that the scored tokens stand for; 0 where a part of the text is token ids.  Of a text
+ * that is read from its beginning the space that encoding puts in front does not count. */
+static vptq_status count_bytes(const run *r, uint64_t *bytes, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_buf text;
+    *bytes = 0;
+    if (!r->m->tokenizer || r->opt->corpus.token_count)
+        return VPTQ_OK;
+    vptq_buf_init(&text, r->dev->ctx->mem);
+    for (size_t s = 0; s < r->w.count; s++) {
+        const vptq_sequence *q = &r->w.seq[s];
+        const int32_t *ids = r->w.ids + q->at;
+        size_t given = q->from + 1;
+        bool start = r->opt->documents || q->at == 0;
+        if (start)
+            VPTQ_TRY(
+                vptq_tokenizer_decode(r->m->tokenizer, ids, given, &start, false, &text, err));
+        vptq_buf_clear(&text);
+        VPTQ_TRY(vptq_tokenizer_decode(r->m->tokenizer, ids + given, q->length - given, &start,
+                                       false, &text, err));
+        *bytes += text.len;
+        vptq_buf_clear(&text);
+    }
+out:
+    vptq_buf_release(&text);
+    return st;
+}
+
 /* ---- batches ---- */
 
 static vptq_status alloc_batches(run *r, vptq_arena *arena, vptq_err *err)
@@ -130,9 +160,11 @@ out:
 
 static void progress(const run *r, size_t first, size_t end, uint32_t blocks)
 {
-    char text[64];
+    char text[128], so_far[32] = "";
     uint64_t per = (uint64_t)r->m->desc->layers + 1;
-    snprintf(text, sizeof text, "%s %zu to %zu of %zu, block %u",
+    if (r->tokens)
+        snprintf(so_far, sizeof so_far, "ppl %.4f, ", exp(r->sum / (double)r->tokens));
+    snprintf(text, sizeof text, "%s%s %zu-%zu of %zu, block %u", so_far,
              r->opt->documents ? "documents" : "windows", first + 1, end, r->w.count, blocks);
     vptq_progress(r->dev->ctx, "perplexity", first * per + (end - first) * blocks,
                   r->w.count * per, text);
@@ -223,6 +255,8 @@ static void summarize(const run *r, double seconds, vptq_ppl_result *out)
     out->nll = mean;
     out->ppl = exp(mean);
     out->ppl_stderr = out->ppl * sqrt(variance > 0 ? variance / n : 0);
+    if (out->bytes)
+        out->bits_per_byte = r->sum / log(2) / (double)out->bytes;
     out->seconds = seconds;
     out->tokens_per_second = seconds > 0 ? rows / seconds : 0;
 }
@@ -238,10 +272,11 @@ vptq_status vptq_eval_ppl(vptq_device *dev, const vptq_model *m, const vptq_ppl_
     run r = {.dev = dev, .m = m, .opt = opt, .w = {.bos = -1}, .fn = fn, .arg = arg};
     vptq_ids_init(&documents, dev->ctx->mem);
     vptq_arena_init(&work, dev->ctx->mem);
-    *result = (vptq_ppl_result){.context = opt->context};
+    *result = (vptq_ppl_result){.context = opt->context, .bits_per_byte = (double)NAN};
     VPTQ_TRY(plan(&r, &corpus, &documents, &result->skipped, &work, err));
     for (size_t s = 0; s < r.w.count; s++)
         result->tokens += vptq_windows_scored(&r.w, s);
+    VPTQ_TRY(count_bytes(&r, &result->bytes, err));
     result->windows = r.w.count;
     result->bits_per_weight = vptq_model_bits_per_weight(m);
     if (opt->dry_run)

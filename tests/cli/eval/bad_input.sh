@@ -14,7 +14,8 @@ bad()
 
 bad 2 "unknown command 'pp'" pp
 bad 2 "give --text FILE or --tokens FILE" ppl -m "$model"
-bad 2 "exactly one --text" ppl -m "$model" --documents x --text "$text" --text "$text"
+bad 2 "documents and --tokens exclude" ppl -m "$model" --documents x --text "$text" --tokens x
+bad 2 "documents and --join exclude" ppl -m "$model" --documents x --text "$text" --join
 bad 2 "exclude each other" ppl -m "$model" --documents x --text "$text" --rows
 bad 2 "needs --documents" ppl -m "$model" --text "$text" --document-limit 3
 bad 2 "dump and --tokens-only exclude" ppl -m "$model" --text "$text" --tokens-only --dump x
