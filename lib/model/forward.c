@@ -314,6 +314,7 @@ void vptq_forward_close(vptq_forward *f)
     drop_linears(f);
     activations_free(f);
     hidden_free(f);
+    vptq_forward_tree_free(f);
     floats_free(f, &f->logits);
     f->dev->ops->release(f->dev->state, f->states);
     f->dev->ops->release(f->dev->state, f->targets);
@@ -347,31 +348,6 @@ out:
 }
 
 /* ---- sequences ---- */
-
-size_t vptq_forward_group(const size_t *starts, size_t count, size_t first)
-{
-    size_t end = first + 1;
-    while (end < count && starts[end + 1] - starts[first] <= VPTQ_FORWARD_ROWS)
-        end++;
-    return end;
-}
-
-static vptq_status check_sequences(const vptq_forward *f, const size_t *starts, size_t count,
-                                   size_t *most, vptq_err *err)
-{
-    *most = 0;
-    for (size_t s = 0; s < count; s++) {
-        if (starts[s + 1] <= starts[s] || starts[s + 1] - starts[s] > f->max_length)
-            return vptq_fail(err, VPTQ_E_ARG,
-                             "sequence %zu has %zu tokens, 1 to %zu were announced", s,
-                             starts[s + 1] - starts[s], f->max_length);
-    }
-    for (size_t s = 0, e; s < count; s = e) {
-        e = vptq_forward_group(starts, count, s);
-        *most = starts[e] - starts[s] > *most ? starts[e] - starts[s] : *most;
-    }
-    return VPTQ_OK;
-}
 
 /* What went wrong goes up with the layer's number. */
 static vptq_status of_layer(uint32_t layer, vptq_status st, vptq_err *err)
@@ -426,18 +402,21 @@ vptq_status vptq_forward_block_with(vptq_forward *f, uint32_t layer, const size_
                                     vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    size_t most;
-    VPTQ_BUG_IF(layer >= f->d->layers);
+    const size_t *parents = hooks->parents;
+    size_t most, longest;
+    VPTQ_BUG_IF(layer >= f->d->layers || (parents && hooks->attention));
     const vptq_weight *linear = hooks->linear ? hooks->linear : f->m->blocks[layer].linear;
     vptq_matrix *matrix[VPTQ_LINEAR_COUNT] = {NULL};
-    VPTQ_TRY(check_sequences(f, starts, count, &most, err));
+    VPTQ_TRY(vptq_forward_check_trees(f, starts, parents, count, &most, &longest, err));
     VPTQ_TRY(vptq_forward_reserve(f, most, err));
+    if (parents)
+        VPTQ_TRY(vptq_forward_tree_reserve(f, most, longest, err));
     VPTQ_TRY(open_linears(f, layer, linear, matrix, err));
     ask_ahead(f, layer);
     for (size_t s = 0, e, group = 0; s < count; s = e) {
         if (s == group)
-            group = vptq_forward_group(starts, count, s);
-        e = vptq_forward_piece(f, linear, starts, s, group);
+            group = vptq_forward_group_trees(starts, parents, count, s);
+        e = vptq_forward_piece(f, linear, starts, parents, s, group);
         vptq_forward_pass p = {.layer = layer,
                                .linear = linear,
                                .matrix = matrix,

@@ -33,7 +33,18 @@ enum { VPTQ_FORWARD_ROWS = 2048 };
  * their work into batches of whole groups get the same bits for any size of batch. */
 size_t vptq_forward_group(const size_t *starts, size_t count, size_t first);
 
-/* `max_length`: the longest sequence that will be given (RoPE tables, KV cache).  A length over
+/* Sequences that begin alike share what they begin with: a sequence may continue another one,
+ * its parent, behind whose last token it stands.  parents[s] is the number of sequence s's
+ * parent, or VPTQ_FORWARD_ROOT.  They come in preorder: the parent of s is s - 1, or one that
+ * s - 1 continues.  The sequences from a root to the one in front of the next root are a tree,
+ * which is never cut: all its rows are in one group. */
+#define VPTQ_FORWARD_ROOT SIZE_MAX
+/* As vptq_forward_group, of whole trees; parents NULL: every sequence is a root. */
+size_t vptq_forward_group_trees(const size_t *starts, const size_t *parents, size_t count,
+                                size_t first);
+
+/* `max_length`: the longest sequence that will be given, from its root on (RoPE tables, KV
+ * cache).  A length over
  * the model's context is allowed and logged once as a warning.  Model and device must outlive
  * it. */
 vptq_status vptq_forward_open(const vptq_model *m, vptq_device *dev, size_t max_length,
@@ -72,11 +83,14 @@ typedef struct vptq_block_hooks {
     bool stop; /* behind the tap of `last`, so that the hidden states stay as they are; only in
                   a half that has this input */
     vptq_input last;
+    const size_t *parents; /* [count] of sequences that continue others; not together with an
+                              attention tap */
 } vptq_block_hooks;
 
 /* Runs block `layer` in place over `count` sequences; sequence s is rows [starts[s],
- * starts[s+1]) of hidden and attends to itself alone.  tap may be NULL.  Cancellation is
- * checked per sequence. */
+ * starts[s+1]) of hidden and attends to itself and to what it continues.  tap may be NULL.
+ * Cancellation is checked per sequence.  VPTQ_E_ARG for parents that are not in preorder and
+ * for more tokens, those of its parents with them, than were announced. */
 vptq_status vptq_forward_block(vptq_forward *f, uint32_t layer, const size_t *starts,
                                size_t count, float *hidden, vptq_tap_fn tap, void *arg,
                                vptq_err *err) VPTQ_MUST_CHECK;

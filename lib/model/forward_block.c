@@ -153,12 +153,35 @@ out:
     return st;
 }
 
+/* A sequence that continues others.  In preorder their keys and values are still where the
+ * sequence before it has attended, but for those of a root, which attends in place. */
+static vptq_status attend_child(vptq_forward *f, const vptq_forward_pass *p, size_t s,
+                                size_t parent, vptq_attention_args *a, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    size_t begin, at, n = sequence_rows(p, s, &begin);
+    const size_t *starts = p->starts - p->first_sequence, *parents = p->hooks.parents;
+    const size_t position = vptq_forward_tree_position(starts, parents, p->first_sequence + s);
+    if (parents[parent] == VPTQ_FORWARD_ROOT && parent + 1 == p->first_sequence + s) {
+        const size_t rows = sequence_rows(p, s - 1, &at);
+        VPTQ_TRY(vptq_forward_tree_keep(f, at, rows, 0, err));
+    }
+    VPTQ_TRY(vptq_forward_tree_keep(f, begin, n, position, err));
+    VPTQ_TRY(attend(f, p, n, position, f->q + begin * f->q_dim, f->tree_k, f->tree_v,
+                    f->gate + begin * f->q_dim, a, err));
+out:
+    return st;
+}
+
 static vptq_status attend_sequence(vptq_forward *f, const vptq_forward_pass *p, size_t s,
                                    vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     vptq_attention_args a;
     size_t begin, n = sequence_rows(p, s, &begin), dim = f->d->hidden;
+    const size_t *parents = p->hooks.parents;
+    if (parents && parents[p->first_sequence + s] != VPTQ_FORWARD_ROOT)
+        return attend_child(f, p, s, parents[p->first_sequence + s], &a, err);
     VPTQ_TRY(attend(f, p, n, 0, f->q + begin * f->q_dim, f->k + begin * f->kv_dim,
                     f->v + begin * f->kv_dim, f->gate + begin * f->q_dim, &a, err));
     if (p->hooks.attention)

@@ -41,6 +41,12 @@ struct vptq_forward {
     float *gate; /* [rows, max(intermediate, q_dim)]: attention output, then the gate */
     float *up;   /* [rows, intermediate] */
 
+    /* Keys and values from a root to the sequence that attends, where sequences continue
+     * others, and the numbers 0, 1, ... by which rows are copied there; device memory. */
+    float *tree_k, *tree_v; /* [tree_tokens, kv_dim] */
+    int32_t *tree_ids;      /* [tree_rows] */
+    size_t tree_tokens, tree_rows;
+
     float *hidden; /* [hidden_rows, hidden] device copy of the states; host devices only need it
                       for single steps */
     float *stage;  /* [hidden_rows, hidden] host memory; NULL for host devices */
@@ -75,7 +81,27 @@ size_t vptq_forward_chunk(const vptq_forward *f, size_t n, size_t first, bool he
 /* The sequence behind the last one of a group to take next from `first` on, with these linears.
  */
 size_t vptq_forward_piece(const vptq_forward *f, const vptq_weight *linear,
-                          const size_t *starts, size_t first, size_t group_end);
+                          const size_t *starts, const size_t *parents, size_t first,
+                          size_t group_end);
+
+/* Whole trees from the sequence `first` on, as many as have at most `rows` rows, at least one:
+ * the sequence behind their last. */
+size_t vptq_forward_trees(const size_t *starts, const size_t *parents, size_t count,
+                          size_t first, size_t rows);
+/* Tokens in front of sequence s: those of the sequences that it continues. */
+size_t vptq_forward_tree_position(const size_t *starts, const size_t *parents, size_t s);
+/* Whether sequences and parents (or NULL) are what forward.h says; *most: rows of the largest
+ * group, *longest: tokens of the longest sequence from its root on. */
+vptq_status vptq_forward_check_trees(const vptq_forward *f, const size_t *starts,
+                                     const size_t *parents, size_t count, size_t *most,
+                                     size_t *longest, vptq_err *err) VPTQ_MUST_CHECK;
+/* Room for trees of a group of `rows` rows, with `tokens` from a root on. */
+vptq_status vptq_forward_tree_reserve(vptq_forward *f, size_t rows, size_t tokens,
+                                      vptq_err *err) VPTQ_MUST_CHECK;
+void vptq_forward_tree_free(vptq_forward *f);
+/* Copies rows [begin, begin + n) of f->k and f->v to the place of tokens [at, at + n). */
+vptq_status vptq_forward_tree_keep(vptq_forward *f, size_t begin, size_t n, size_t at,
+                                   vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Activations of `rows` rows. */
 vptq_status vptq_forward_grow(vptq_forward *f, size_t rows, vptq_err *err) VPTQ_MUST_CHECK;

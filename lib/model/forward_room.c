@@ -64,12 +64,10 @@ static size_t packed_bytes(const vptq_weight *linear)
 }
 
 size_t vptq_forward_piece(const vptq_forward *f, const vptq_weight *linear,
-                          const size_t *starts, size_t first, size_t group_end)
+                          const size_t *starts, const size_t *parents, size_t first,
+                          size_t group_end)
 {
     const size_t all = starts[group_end] - starts[first];
     const size_t rows = vptq_forward_fit(f, all, packed_bytes(linear), false);
-    size_t end = first + 1;
-    while (end < group_end && starts[end + 1] - starts[first] <= rows)
-        end++;
-    return end;
+    return vptq_forward_trees(starts, parents, group_end, first, rows);
 }

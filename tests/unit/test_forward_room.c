@@ -174,15 +174,15 @@ static void test_packed_models_are_cut_alike(void **state)
     const vptq_weight *linear = r.m.blocks[0].linear;
     assert_int_equal(vptq_weight_gemv_rows(&linear[0], &r.dev, true), 256);
     assert_int_equal(vptq_weight_gemv_rows(&linear[0], &r.dev, false), 0);
-    assert_int_equal(vptq_forward_piece(r.f, linear, starts, 0, SEQUENCES), SEQUENCES);
+    assert_int_equal(vptq_forward_piece(r.f, linear, starts, NULL, 0, SEQUENCES), SEQUENCES);
     leave(100000); /* for a few dozen rows */
     for (size_t first = 0; first < SEQUENCES; first += 30) {
         const size_t rows = vptq_forward_fit(r.f, (SEQUENCES - first) * TOKENS, 0, false);
-        const size_t end = vptq_forward_piece(r.f, linear, starts, first, SEQUENCES);
+        const size_t end = vptq_forward_piece(r.f, linear, starts, NULL, first, SEQUENCES);
         assert_in_range(rows, 16, 99);
         assert_in_range(end - first, 1, rows / TOKENS);
     }
-    assert_int_equal(vptq_forward_piece(r.f, linear, starts, 59, SEQUENCES), SEQUENCES);
+    assert_int_equal(vptq_forward_piece(r.f, linear, starts, NULL, 59, SEQUENCES), SEQUENCES);
     rig_close(&r);
 }
 

@@ -1,0 +1,261 @@
+/* Sequences that continue others: the states of every token are those of whole sequences run
+ * without sharing, on every kind of device; order, cuts, bad input, no memory. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "lib/model/forward_internal.h"
+#include "tests/emu/emu.h"
+#include "tests/vtest.h"
+
+#define TINY "tests/golden/tiny_"
+#define ROOT VPTQ_FORWARD_ROOT
+static const char *const families[] = {"llama3", "mistral", "qwen2", "qwen3"};
+enum { FAMILIES = 4, HIDDEN = 32, VOCAB = 48, LONGEST = 21 };
+
+/* Two trees around a sequence of its own.  The window of tiny_mistral is 8 tokens: it begins
+ * within parents, behind them, and in front of a token's own sequence.
+ *
+ *     0 (9) - 1 (4) - 2 (1)              5 (6)    6 (1) - 7 (20)
+ *           |       - 3 (8)
+ *           - 4 (3)
+ */
+enum { SEQUENCES = 8, ROWS = 52 };
+static const size_t starts[SEQUENCES + 1] = {0, 9, 13, 14, 22, 25, 31, 32, ROWS};
+static const size_t parents[SEQUENCES] = {ROOT, 0, 1, 1, 0, ROOT, ROOT, 6};
+
+typedef struct rig {
+    vptq_mem mem;
+    vptq_ctx ctx;
+    vptq_device dev;
+    vptq_model m;
+    vptq_forward *f;
+} rig;
+
+static void rig_open(rig *r, const char *family, const char *backend, int threads)
+{
+    vptq_err err = {0};
+    char path[128];
+    snprintf(path, sizeof path, TINY "%s", family);
+    *r = (rig){.f = NULL};
+    vptq_mem_init(&r->mem, 0);
+    r->ctx = (vptq_ctx){.mem = &r->mem, .threads = threads};
+    assert_ok(vptq_device_open(&r->ctx, backend, &r->dev, &err), &err);
+    assert_ok(vptq_model_open(&r->ctx, path, &(vptq_checkpoint_options){0}, false, &r->m, &err),
+              &err);
+    assert_ok(vptq_forward_open(&r->m, &r->dev, LONGEST, &r->f, &err), &err);
+}
+
+static void rig_close(rig *r)
+{
+    vptq_forward_close(r->f);
+    vptq_model_release(&r->m);
+    vptq_device_close(&r->dev);
+    assert_int_equal(r->mem.used, 0);
+}
+
+static int32_t token(size_t row)
+{
+    return (int32_t)(row * 29 % 47 + row % 2);
+}
+
+static vptq_status run_trees(rig *r, float *hidden, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    int32_t ids[ROWS];
+    const vptq_block_hooks hooks = {.parents = parents};
+    for (size_t i = 0; i < ROWS; i++)
+        ids[i] = token(i);
+    VPTQ_TRY(vptq_forward_embed(r->f, ids, ROWS, hidden, err));
+    for (uint32_t l = 0; l < r->m.desc->layers; l++)
+        VPTQ_TRY(vptq_forward_block_with(r->f, l, starts, SEQUENCES, hidden, &hooks, err));
+out:
+    return st;
+}
+
+/* The tokens from the root to the end of sequence s as one sequence: the rows that they are. */
+static size_t whole_sequence(size_t s, size_t rows[LONGEST])
+{
+    size_t n = parents[s] == ROOT ? 0 : whole_sequence(parents[s], rows);
+    for (size_t i = starts[s]; i < starts[s + 1]; i++)
+        rows[n++] = i;
+    return n;
+}
+
+/* The states of sequence s's own rows where it is run alone from its root on. */
+static void run_alone(rig *r, size_t s, float *hidden)
+{
+    vptq_err err = {0};
+    size_t rows[LONGEST], n = whole_sequence(s, rows), one[2] = {0, n};
+    const size_t own = starts[s + 1] - starts[s];
+    int32_t ids[LONGEST];
+    float all[LONGEST * HIDDEN];
+    for (size_t i = 0; i < n; i++)
+        ids[i] = token(rows[i]);
+    assert_ok(vptq_forward_embed(r->f, ids, n, all, &err), &err);
+    for (uint32_t l = 0; l < r->m.desc->layers; l++)
+        assert_ok(vptq_forward_block(r->f, l, one, 1, all, NULL, NULL, &err), &err);
+    memcpy(hidden + starts[s] * HIDDEN, all + (n - own) * HIDDEN, own * HIDDEN * sizeof *all);
+}
+
+/* `exact`: the reference goes row by row.  Elsewhere attention sums in another order where
+ * another number of queries comes with a call: relative to the largest, some 2^-24 for each of
+ * a few dozen operations. */
+static void check_device(const char *family, const char *backend, bool exact)
+{
+    rig r;
+    vptq_err err = {0};
+    float shared[ROWS * HIDDEN], alone[ROWS * HIDDEN];
+    float logits[2][ROWS * VOCAB], most = 0;
+    rig_open(&r, family, backend, 2);
+    assert_ok(run_trees(&r, shared, &err), &err);
+    for (size_t s = 0; s < SEQUENCES; s++)
+        run_alone(&r, s, alone);
+    assert_ok(vptq_forward_logits(r.f, ROWS, shared, logits[0], &err), &err);
+    assert_ok(vptq_forward_logits(r.f, ROWS, alone, logits[1], &err), &err);
+    for (size_t i = 0; i < ROWS * VOCAB; i++)
+        most = fmaxf(most, fabsf(logits[1][i]));
+    if (exact)
+        assert_same_f32(shared, alone, ROWS * HIDDEN);
+    assert_close(logits[0], logits[1], ROWS * VOCAB, exact ? 0 : 2e-6 * (double)most, 0);
+    rig_close(&r);
+}
+
+static void test_as_without_sharing(void **state)
+{
+    (void)state;
+    for (int i = 0; i < FAMILIES; i++) {
+        check_device(families[i], "ref", true);
+        check_device(families[i], "cpu", false);
+        check_device(families[i], "emu", false);
+    }
+}
+
+static void test_threads(void **state)
+{
+    (void)state;
+    float hidden[2][ROWS * HIDDEN];
+    for (int i = 0; i < 2; i++) {
+        rig r;
+        vptq_err err = {0};
+        rig_open(&r, "qwen3", "cpu", i ? 3 : 1);
+        assert_ok(run_trees(&r, hidden[i], &err), &err);
+        rig_close(&r);
+    }
+    assert_same_f32(hidden[1], hidden[0], ROWS * HIDDEN);
+}
+
+/* Trees are cut from each other, never within. */
+static void test_groups(void **state)
+{
+    (void)state;
+    const size_t long_starts[] = {0, 1000, 1900, 2100, 2148, 5000, 5100};
+    const size_t long_parents[] = {ROOT, 0, ROOT, 2, 3, ROOT};
+    assert_int_equal(vptq_forward_group_trees(starts, parents, SEQUENCES, 0), SEQUENCES);
+    assert_int_equal(vptq_forward_group_trees(long_starts, long_parents, 6, 0), 2);
+    assert_int_equal(vptq_forward_group_trees(long_starts, long_parents, 6, 2), 5);
+    assert_int_equal(vptq_forward_group_trees(long_starts, NULL, 6, 0), 2);
+    assert_int_equal(vptq_forward_group_trees(long_starts, NULL, 6, 1), 4);
+    assert_int_equal(vptq_forward_trees(starts, parents, SEQUENCES, 0, 31), 6);
+    assert_int_equal(vptq_forward_trees(starts, parents, SEQUENCES, 0, 30), 5);
+    assert_int_equal(vptq_forward_trees(starts, parents, SEQUENCES, 0, 1), 5);
+}
+
+static size_t most_rows;
+
+static vptq_status counting_gemm(vptq_dev *dev, const vptq_gemm_args *g, vptq_err *err)
+{
+    most_rows = g->m > most_rows ? g->m : most_rows;
+    return vptq_backend_emu()->gemm(dev, g, err);
+}
+
+/* On a device that has no room for both trees at once. */
+static void test_less_memory_means_smaller_pieces(void **state)
+{
+    (void)state;
+    float hidden[2][ROWS * HIDDEN];
+    vptq_backend counting = *vptq_backend_emu();
+    counting.gemm = counting_gemm;
+    for (int i = 0; i < 2; i++) {
+        rig r;
+        vptq_err err = {0};
+        rig_open(&r, "llama3", "emu", 1);
+        r.dev.ops = &counting;
+        most_rows = 0;
+        if (i)
+            cuda_emu_memory(cuda_emu_memory_used() + 64 * 1024);
+        assert_ok(run_trees(&r, hidden[i], &err), &err);
+        /* the first tree has 25 rows, with the sequence behind it 31 */
+        assert_in_range(most_rows, i ? 25 : ROWS, i ? 31 : ROWS);
+        rig_close(&r);
+        cuda_emu_memory(0);
+    }
+    assert_same_f32(hidden[1], hidden[0], ROWS * HIDDEN);
+}
+
+static void check_refused(const size_t *bad_starts, const size_t *bad_parents, size_t count,
+                          const char *part)
+{
+    rig r;
+    vptq_err err = {0};
+    float hidden[ROWS * HIDDEN] = {0};
+    const vptq_block_hooks hooks = {.parents = bad_parents};
+    rig_open(&r, "llama3", "cpu", 1);
+    assert_fails(vptq_forward_block_with(r.f, 0, bad_starts, count, hidden, &hooks, &err),
+                 VPTQ_E_ARG, &err, part);
+    rig_close(&r);
+}
+
+static void test_refused(void **state)
+{
+    (void)state;
+    const size_t five[] = {0, 1, 2, 3, 4, 5}, long_child[] = {0, 12, 22};
+    check_refused(five, (const size_t[]){0}, 1, "sequence 0 continues 0");
+    check_refused(five, (const size_t[]){ROOT, 2, ROOT}, 3, "sequence 1 continues 2");
+    check_refused(five, (const size_t[]){ROOT, 0, ROOT, 1}, 4, "sequence 3 continues 1");
+    check_refused(five, (const size_t[]){ROOT, 0, 1, 0, 2}, 5, "sequence 4 continues 2");
+    check_refused(long_child, (const size_t[]){ROOT, 0}, 2,
+                  "sequence 1 has 22 tokens, 1 to 21");
+}
+
+static vptq_status small_run(void *arg, vptq_mem *mem, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    rig r = {.ctx = {.mem = mem, .threads = 1}};
+    bool dev = false, model = false;
+    float hidden[ROWS * HIDDEN];
+    (void)arg;
+    VPTQ_TRY(vptq_device_open(&r.ctx, "cpu", &r.dev, err));
+    dev = true;
+    VPTQ_TRY(
+        vptq_model_open(&r.ctx, TINY "qwen3", &(vptq_checkpoint_options){0}, false, &r.m, err));
+    model = true;
+    VPTQ_TRY(vptq_forward_open(&r.m, &r.dev, LONGEST, &r.f, err));
+    VPTQ_TRY(run_trees(&r, hidden, err));
+out:
+    vptq_forward_close(r.f);
+    if (model)
+        vptq_model_release(&r.m);
+    if (dev)
+        vptq_device_close(&r.dev);
+    return st;
+}
+
+static void test_no_memory(void **state)
+{
+    (void)state;
+    vtest_oom_walk(small_run, NULL);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_as_without_sharing),
+        cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_groups),
+        cmocka_unit_test(test_less_memory_means_smaller_pieces),
+        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_no_memory),
+    };
+    return vtest_main(argc, argv, tests);
+}
