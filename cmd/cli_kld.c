@@ -3,55 +3,131 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 typedef struct kld_command {
     const char *model, *base, *tokenizer;
     vptq_cli_strings texts, tokens;
     uint64_t context, windows;
+    int protocol;
     bool rows;
     double max_kld;
 } kld_command;
 
+/* While windows come in. */
+typedef struct window_log {
+    const vptq_cli *cli;
+    double sum;
+    uint64_t tokens;
+} window_log;
+
 static void print_kld_window(void *arg, uint64_t window, double kld, uint64_t tokens)
 {
-    const vptq_cli *cli = arg;
-    vptq_log(&cli->ctx, VPTQ_LOG_MORE,
-             "window %" PRIu64 ": divergence %.6f over %" PRIu64 " tokens", window, kld,
-             tokens);
+    window_log *w = arg;
+    w->sum += kld * (double)tokens;
+    w->tokens += tokens;
+    vptq_log(&w->cli->ctx, VPTQ_LOG_MORE,
+             "window %" PRIu64 ": divergence %.6f over %" PRIu64 " tokens, so far %.6f", window,
+             kld, tokens, w->sum / (double)w->tokens);
 }
 
-static void print_kld(const vptq_cli *cli, const kld_command *c, const vptq_kld_result *r)
+/* ---- results ---- */
+
+/* "p99_kld" and the like. */
+static void json_levels(vptq_cli_json *j, const char *of, const vptq_kld_level *levels,
+                        const double *values, size_t count)
 {
-    if (cli->common.format == CLI_JSON) {
-        vptq_cli_json j;
-        vptq_cli_json_begin(&j);
-        vptq_cli_json_f64(&j, "mean_kld", r->mean_kld);
-        vptq_cli_json_f64(&j, "kld_stderr", r->kld_stderr);
-        vptq_cli_json_f64(&j, "max_kld", r->max_kld);
-        vptq_cli_json_f64(&j, "p99_kld", r->p99_kld);
-        vptq_cli_json_f64(&j, "p50_kld", r->p50_kld);
-        vptq_cli_json_f64(&j, "same_top1", r->same_top1);
-        vptq_cli_json_f64(&j, "ppl", r->ppl);
-        vptq_cli_json_f64(&j, "ppl_base", r->ppl_base);
-        vptq_cli_json_f64(&j, "ppl_ratio", r->ppl_ratio);
-        vptq_cli_json_f64(&j, "ppl_ratio_stderr", r->ppl_ratio_stderr);
-        vptq_cli_json_u64(&j, "tokens", r->tokens);
-        vptq_cli_json_u64(&j, "windows", r->windows);
-        vptq_cli_json_u64(&j, "context", r->context);
-        vptq_cli_json_f64(&j, "seconds", r->seconds);
-        vptq_cli_json_str(&j, "model", c->model);
-        vptq_cli_json_str(&j, "base", c->base);
-        vptq_cli_json_end(&j);
-        return;
+    char key[32];
+    for (size_t i = 0; i < count; i++) {
+        snprintf(key, sizeof key, "%s_%s", levels[i].name, of);
+        vptq_cli_json_f64(j, key, values[i]);
     }
-    printf("divergence %.6f ± %.6f nats per token\n", r->mean_kld, r->kld_stderr);
-    printf("median %.6f, 99 %% below %.6f, largest %.6f\n", r->p50_kld, r->p99_kld, r->max_kld);
-    printf("same likeliest token %.2f %%\n", 100 * r->same_top1);
-    printf("ppl %.4f, of the base %.4f, ratio %.5f ± %.5f\n", r->ppl, r->ppl_base, r->ppl_ratio,
-           r->ppl_ratio_stderr);
-    printf("%" PRIu64 " tokens in %" PRIu64 " windows of %zu\n", r->tokens, r->windows,
-           r->context);
-    printf("%.1f s\n", r->seconds);
+}
+
+static void print_json(const kld_command *c, const vptq_kld_result *r)
+{
+    vptq_cli_json j;
+    vptq_cli_json_begin(&j);
+    vptq_cli_json_f64(&j, "mean_kld", r->mean_kld);
+    vptq_cli_json_f64(&j, "kld_stderr", r->kld_stderr);
+    json_levels(&j, "kld", vptq_kld_levels, r->kld, VPTQ_KLD_LEVELS);
+    vptq_cli_json_f64(&j, "same_top1", r->same_top1);
+    vptq_cli_json_f64(&j, "same_top1_stderr", r->same_top1_stderr);
+    vptq_cli_json_f64(&j, "ppl", r->ppl);
+    vptq_cli_json_f64(&j, "ppl_stderr", r->ppl_stderr);
+    vptq_cli_json_f64(&j, "ppl_base", r->ppl_base);
+    vptq_cli_json_f64(&j, "ppl_base_stderr", r->ppl_base_stderr);
+    vptq_cli_json_f64(&j, "ln_ppl_correlation", r->ln_ppl_correlation);
+    vptq_cli_json_f64(&j, "ln_ppl_ratio", r->ln_ppl_ratio);
+    vptq_cli_json_f64(&j, "ln_ppl_ratio_stderr", r->ln_ppl_ratio_stderr);
+    vptq_cli_json_f64(&j, "ppl_ratio", r->ppl_ratio);
+    vptq_cli_json_f64(&j, "ppl_ratio_stderr", r->ppl_ratio_stderr);
+    vptq_cli_json_f64(&j, "ppl_difference", r->ppl_difference);
+    vptq_cli_json_f64(&j, "ppl_difference_stderr", r->ppl_difference_stderr);
+    vptq_cli_json_f64(&j, "mean_delta_p", r->mean_delta_p);
+    vptq_cli_json_f64(&j, "delta_p_stderr", r->delta_p_stderr);
+    json_levels(&j, "delta_p", vptq_delta_levels, r->delta_p, VPTQ_DELTA_LEVELS);
+    vptq_cli_json_f64(&j, "rms_delta_p", r->rms_delta_p);
+    vptq_cli_json_f64(&j, "rms_delta_p_stderr", r->rms_delta_p_stderr);
+    vptq_cli_json_u64(&j, "tokens", r->tokens);
+    vptq_cli_json_u64(&j, "windows", r->windows);
+    vptq_cli_json_u64(&j, "context", r->context);
+    vptq_cli_json_str(&j, "protocol", c->protocol ? "llama.cpp" : "gptq");
+    vptq_cli_json_f64(&j, "seconds", r->seconds);
+    vptq_cli_json_str(&j, "model", c->model);
+    vptq_cli_json_str(&j, "base", c->base);
+    vptq_cli_json_end(&j);
+}
+
+/* "99.9 %", "median", "maximum". */
+static void level_title(char title[16], double quantile)
+{
+    if (quantile == 0 || quantile == 1)
+        snprintf(title, 16, "%s", quantile > 0 ? "maximum" : "minimum");
+    else if (quantile == 0.5)
+        snprintf(title, 16, "median");
+    else
+        snprintf(title, 16, "%.1f %%", 100 * quantile);
+}
+
+static void print_levels(const char *of, const vptq_kld_level *levels, const double *values,
+                         size_t count, double unit, int decimals, const char *name)
+{
+    char title[16];
+    for (size_t i = 0; i < count; i++) {
+        level_title(title, levels[i].quantile);
+        printf("%-8s %-21s %10.*f%s\n", title, of, decimals, unit * values[i], name);
+    }
+}
+
+static void print_estimate(const char *title, double value, double error, int decimals,
+                           const char *unit)
+{
+    printf("%-30s %10.*f ± %.*f%s\n", title, decimals, value, decimals, error, unit);
+}
+
+/* As llama.cpp's perplexity tool lays it out. */
+static void print_text(const vptq_kld_result *r)
+{
+    printf("perplexity\n");
+    print_estimate("ppl", r->ppl, r->ppl_stderr, 6, "");
+    print_estimate("ppl of the base", r->ppl_base, r->ppl_base_stderr, 6, "");
+    printf("%-30s %10.2f %%\n", "correlation of ln ppl", 100 * r->ln_ppl_correlation);
+    print_estimate("ln ratio of ppl", r->ln_ppl_ratio, r->ln_ppl_ratio_stderr, 6, "");
+    print_estimate("ratio of ppl", r->ppl_ratio, r->ppl_ratio_stderr, 6, "");
+    print_estimate("difference of ppl", r->ppl_difference, r->ppl_difference_stderr, 6, "");
+    printf("\ndivergence in nats per token\n");
+    print_estimate("mean     divergence", r->mean_kld, r->kld_stderr, 6, "");
+    print_levels("divergence", vptq_kld_levels, r->kld, VPTQ_KLD_LEVELS, 1, 6, "");
+    printf("\nchange of the right token's probability\n");
+    print_estimate("mean     change", 100 * r->mean_delta_p, 100 * r->delta_p_stderr, 3, " %");
+    print_levels("change", vptq_delta_levels, r->delta_p, VPTQ_DELTA_LEVELS, 100, 3, " %");
+    print_estimate("rms      change", 100 * r->rms_delta_p, 100 * r->rms_delta_p_stderr, 3,
+                   " %");
+    print_estimate("same likeliest token", 100 * r->same_top1, 100 * r->same_top1_stderr, 3,
+                   " %");
+    printf("\n%" PRIu64 " tokens in %" PRIu64 " windows of %zu, %.1f s\n", r->tokens,
+           r->windows, r->context, r->seconds);
 }
 
 static int run_kld(vptq_cli *cli, const kld_command *c)
@@ -69,19 +145,24 @@ static int run_kld(vptq_cli *cli, const kld_command *c)
                    .rows = c->rows},
         .context = c->context,
         .windows = c->windows,
+        .protocol = c->protocol ? VPTQ_PPL_LLAMA_CPP : VPTQ_PPL_GPTQ,
         .dry_run = cli->common.dry_run,
     };
     bool passed = true;
+    window_log windows = {.cli = cli};
     VPTQ_TRY(
         vptq_cli_eval_open(&s, cli, c->model, c->tokenizer, c->base, c->texts.count > 0, &err));
     VPTQ_TRY(vptq_model_open(&cli->ctx, c->base, &base, c->texts.count > 0, &s.base, &err));
     s.has_base = true;
-    VPTQ_TRY(vptq_eval_kld(&s.dev, &s.model, &s.base, &opt, print_kld_window, cli, &r, &err));
+    VPTQ_TRY(
+        vptq_eval_kld(&s.dev, &s.model, &s.base, &opt, print_kld_window, &windows, &r, &err));
     if (cli->common.dry_run)
         printf("would compare %" PRIu64 " tokens in %" PRIu64 " windows\n", r.tokens,
                r.windows);
+    else if (cli->common.format == CLI_JSON)
+        print_json(c, &r);
     else
-        print_kld(cli, c, &r);
+        print_text(&r);
     passed = r.mean_kld <= c->max_kld;
 out:
     vptq_cli_eval_close(&s);
@@ -106,6 +187,8 @@ int vptq_cli_kld(int argc, char **argv)
          false},
         {0, "context", CLI_U64, &c.context, "N", "tokens per window", false},
         {0, "windows", CLI_U64, &c.windows, "N", "at most N windows, 0 = all", false},
+        {0, "protocol", CLI_CHOICE, &c.protocol, "gptq|llama.cpp",
+         "compare whole windows, or their second halves", false},
         {0, "max-kld", CLI_DOUBLE, &c.max_kld, "X", "exit 3 when the divergence is above X",
          false},
         CLI_END};

@@ -28,25 +28,42 @@ typedef struct vptq_kld_options {
     vptq_corpus_options corpus;
     size_t context; /* window length; 2048 */
     size_t windows; /* at most; 0 = all */
-    bool dry_run;   /* plan only: fills windows and tokens */
+    vptq_ppl_protocol protocol;
+    bool dry_run; /* plan only: fills windows and tokens */
 } vptq_kld_options;
 
+/* Quantiles that are given of a distribution over the tokens, linear between neighbours. */
+typedef struct vptq_kld_level {
+    const char *name; /* "p99"; "max", "min" */
+    double quantile;
+} vptq_kld_level;
+enum { VPTQ_KLD_LEVELS = 10, VPTQ_DELTA_LEVELS = 13 };
+extern const vptq_kld_level vptq_kld_levels[VPTQ_KLD_LEVELS];
+extern const vptq_kld_level vptq_delta_levels[VPTQ_DELTA_LEVELS];
+
+/* _stderr: standard error of what stands in front of it, over tokens; 0 for one token. */
 typedef struct vptq_kld_result {
-    double mean_kld, kld_stderr; /* nats; standard error of the mean over tokens */
-    double max_kld, p99_kld, p50_kld;
-    double same_top1; /* fraction of the tokens */
-    double ppl, ppl_base;
-    double ppl_ratio, ppl_ratio_stderr; /* from the paired losses of every token */
+    double mean_kld, kld_stderr; /* nats */
+    double kld[VPTQ_KLD_LEVELS];
+    double same_top1, same_top1_stderr; /* fraction of the tokens */
+    double ppl, ppl_stderr, ppl_base, ppl_base_stderr;
+    double ln_ppl_correlation; /* of the losses of every token; NaN where all are equal */
+    double ln_ppl_ratio, ln_ppl_ratio_stderr; /* from the paired losses of every token */
+    double ppl_ratio, ppl_ratio_stderr;
+    double ppl_difference, ppl_difference_stderr; /* model less base */
+    /* probability of the right token: that of the model less that of the base */
+    double mean_delta_p, delta_p_stderr;
+    double delta_p[VPTQ_DELTA_LEVELS];
+    double rms_delta_p, rms_delta_p_stderr;
     uint64_t tokens, windows;
     size_t context;
     double seconds;
 } vptq_kld_result;
 
-/* Both models over the tokens that the gptq protocol of vptq_eval_ppl scores; fn gets the mean
- * divergence of each window.  A text must give
- * the same ids by the tokenizers of both.  Errors: VPTQ_E_ARG, VPTQ_E_FORMAT as vptq_eval_ppl,
- * VPTQ_E_MISMATCH for models of other shapes, vocabularies or tokenizers, VPTQ_E_NUMERIC naming
- * the window whose output is not finite. */
+/* Both models over the tokens that vptq_eval_ppl scores by the same protocol; fn gets the mean
+ * divergence of each window.  A text must give the same ids by the tokenizers of both.  Errors:
+ * VPTQ_E_ARG, VPTQ_E_FORMAT as vptq_eval_ppl, VPTQ_E_MISMATCH for models of other shapes,
+ * vocabularies or tokenizers, VPTQ_E_NUMERIC naming the window whose output is not finite. */
 vptq_status vptq_eval_kld(vptq_device *dev, const vptq_model *m, const vptq_model *base,
                           const vptq_kld_options *opt, vptq_window_fn fn, void *arg,
                           vptq_kld_result *r, vptq_err *err) VPTQ_MUST_CHECK;

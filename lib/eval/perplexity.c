@@ -48,19 +48,6 @@ static vptq_status check_options(const vptq_model *m, const vptq_ppl_options *o,
     return VPTQ_OK;
 }
 
-/* Windows of a text of `total` ids; `name` is its file. */
-static vptq_status plan_windows(run *r, const char *name, size_t total, vptq_arena *arena,
-                                vptq_err *err)
-{
-    const vptq_ppl_options *o = r->opt;
-    bool halves = o->protocol == VPTQ_PPL_LLAMA_CPP;
-    size_t from = halves ? o->context / 2 : 0;
-    if (from + 1 >= o->context)
-        return vptq_fail(err, VPTQ_E_ARG, "context %zu leaves no token to score", o->context);
-    return vptq_windows_cut(&r->w, name, total, o->context, o->stride, o->windows, from, arena,
-                            err);
-}
-
 static vptq_status plan_documents(run *r, const size_t *offsets, size_t count,
                                   uint64_t *skipped, vptq_arena *arena, vptq_err *err)
 {
@@ -105,9 +92,9 @@ static vptq_status plan(run *r, vptq_corpus *corpus, vptq_ids *documents, uint64
         VPTQ_TRY(
             vptq_corpus_load(ctx, &o->corpus, r->m->tokenizer, r->m->desc->vocab, corpus, err));
         r->w.ids = corpus->ids.data;
-        VPTQ_TRY(plan_windows(r, corpus->name, corpus->ids.count, arena, err));
-        if (o->protocol == VPTQ_PPL_LLAMA_CPP && r->m->tokenizer && r->m->vocab.add_bos)
-            r->w.bos = r->m->vocab.bos;
+        VPTQ_TRY(vptq_windows_cut(&r->w, corpus->name, corpus->ids.count, o->context, o->stride,
+                                  o->windows, o->protocol, arena, err));
+        r->w.bos = vptq_windows_bos(r->m, o->protocol);
     }
 out:
     return st;

@@ -8,9 +8,15 @@
 enum { BATCH_BYTES = 256 << 20, BATCH_GROUPS = 16 };
 
 vptq_status vptq_windows_cut(vptq_windows *w, const char *name, size_t total, size_t context,
-                             size_t stride, size_t want, size_t from, vptq_arena *arena,
-                             vptq_err *err)
+                             size_t stride, size_t want, vptq_ppl_protocol protocol,
+                             vptq_arena *arena, vptq_err *err)
 {
+    const size_t from = protocol == VPTQ_PPL_LLAMA_CPP ? context / 2 : 0;
+    if (context < 2)
+        return vptq_fail(err, VPTQ_E_ARG, "context %zu is too short, at least 2 is needed",
+                         context);
+    if (from + 1 >= context)
+        return vptq_fail(err, VPTQ_E_ARG, "context %zu leaves no token to score", context);
     if (!stride)
         stride = context;
     if (total < context)
@@ -30,6 +36,12 @@ vptq_status vptq_windows_cut(vptq_windows *w, const char *name, size_t total, si
                             .from = s > 0 && stride < context ? context - stride - 1 : from};
     w->longest = context;
     return VPTQ_OK;
+}
+
+int32_t vptq_windows_bos(const vptq_model *m, vptq_ppl_protocol protocol)
+{
+    return protocol == VPTQ_PPL_LLAMA_CPP && m->tokenizer && m->vocab.add_bos ? m->vocab.bos
+                                                                              : -1;
 }
 
 size_t vptq_windows_scored(const vptq_windows *w, size_t s)

@@ -4,7 +4,7 @@
 #ifndef VPTQ_EVAL_WINDOWS_H
 #define VPTQ_EVAL_WINDOWS_H
 
-#include "lib/base/mem.h"
+#include "lib/eval/perplexity.h"
 
 /* One window or document: ids [at, at + length); row i predicts id i + 1, rows [from, length -
  * 1) are scored. */
@@ -28,12 +28,14 @@ typedef struct vptq_windows {
 } vptq_windows;
 
 /* Windows of `context` ids of `total` ids, `stride` apart (0 = context), at most `want` (0 =
- * all): the first is scored from row `from`; of the others, when they overlap, the last
- * `stride` tokens.  `name` is the file for messages.  VPTQ_E_FORMAT for a text shorter than a
- * window. */
+ * all): the first is scored as the protocol says; of the others, when they overlap, the last
+ * `stride` tokens.  `name` is the file for messages.  VPTQ_E_ARG for a context that leaves
+ * nothing to score, VPTQ_E_FORMAT for a text shorter than a window. */
 vptq_status vptq_windows_cut(vptq_windows *w, const char *name, size_t total, size_t context,
-                             size_t stride, size_t want, size_t from, vptq_arena *arena,
-                             vptq_err *err) VPTQ_MUST_CHECK;
+                             size_t stride, size_t want, vptq_ppl_protocol protocol,
+                             vptq_arena *arena, vptq_err *err) VPTQ_MUST_CHECK;
+/* What the protocol puts in place of the first token of each window; -1 = nothing. */
+int32_t vptq_windows_bos(const vptq_model *m, vptq_ppl_protocol protocol);
 
 /* Scored rows of sequence s. */
 size_t vptq_windows_scored(const vptq_windows *w, size_t s);

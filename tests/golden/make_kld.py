@@ -1,4 +1,6 @@
-"""Writes kld.json: divergence of a perturbed stories260K from the plain one, in float64 NumPy.
+"""Writes kld.json: divergence of a perturbed stories260K from the plain one, in float64 NumPy:
+all figures over whole windows and over their second halves, by the formulas of llama.cpp's
+perplexity tool.
 
 The model is llama2.c's file, the perturbation is that of tests/unit/test_divergence.c: float i
 of the file behind the header is multiplied by 1 + u(i) / 8.  Needs: pip install numpy
@@ -72,32 +74,64 @@ def log_probabilities(head, p, ids):
     return z - np.log(np.exp(z).sum(-1, keepdims=True))
 
 
+def mean_and_error(x):
+    """As llama.cpp computes them: from the sum and the sum of squares."""
+    n = x.size
+    mean = x.sum() / n
+    return mean, np.sqrt(((x * x).sum() / n - mean * mean) / (n - 1))
+
+
+def levels(x, name, quantiles):
+    return {f"{key}_{name}": np.quantile(x, q) for key, q in quantiles.items()}
+
+
+def figures(kld, same, nll, nll_base):
+    n = kld.size
+    delta = np.exp(-nll) - np.exp(-nll_base)
+    r = {"tokens": n}
+    r["mean_kld"], r["kld_stderr"] = mean_and_error(kld)
+    r |= levels(kld, "kld", {"max": 1, "p999": .999, "p99": .99, "p95": .95, "p90": .9, "p50": .5, "p10": .1,
+                             "p05": .05, "p01": .01, "min": 0})
+    r["same_top1"] = same.mean()
+    r["same_top1_stderr"] = np.sqrt(same.mean() * (1 - same.mean()) / (n - 1))
+    mean, error = mean_and_error(nll)
+    mean_base, error_base = mean_and_error(nll_base)
+    covariance = ((nll * nll_base).sum() / n - mean * mean_base) / (n - 1)
+    r["ppl"], r["ppl_base"] = np.exp(mean), np.exp(mean_base)
+    r["ppl_stderr"], r["ppl_base_stderr"] = r["ppl"] * error, r["ppl_base"] * error_base
+    r["ln_ppl_correlation"] = covariance / (error * error_base)
+    r["ln_ppl_ratio"] = mean - mean_base
+    r["ln_ppl_ratio_stderr"] = np.sqrt(error**2 + error_base**2 - 2 * covariance)
+    r["ppl_ratio"] = np.exp(r["ln_ppl_ratio"])
+    r["ppl_ratio_stderr"] = r["ppl_ratio"] * r["ln_ppl_ratio_stderr"]
+    r["ppl_difference"] = r["ppl"] - r["ppl_base"]
+    r["ppl_difference_stderr"] = np.sqrt(r["ppl_stderr"]**2 + r["ppl_base_stderr"]**2 -
+                                         2 * r["ppl"] * r["ppl_base"] * covariance)
+    r["mean_delta_p"], r["delta_p_stderr"] = mean_and_error(delta)
+    r |= levels(delta, "delta_p", {"max": 1, "p999": .999, "p99": .99, "p95": .95, "p90": .9, "p75": .75, "p50": .5,
+                                   "p25": .25, "p10": .1, "p05": .05, "p01": .01, "p001": .001, "min": 0})
+    square, square_error = mean_and_error(delta * delta)
+    r["rms_delta_p"] = np.sqrt(square)
+    r["rms_delta_p_stderr"] = square_error / (2 * r["rms_delta_p"])
+    return {key: float(value) for key, value in r.items()}
+
+
 def main(data, out):
     raw = open(f"{data}/models/stories260K/stories260K.bin", "rb").read()
     head = [int(i) for i in np.frombuffer(raw[:28], dtype="<i4")]
     w = np.frombuffer(raw[28:], dtype="<f4")
     base, model = parts(head, w), parts(head, perturb(w))
     windows = np.load(f"{data}/models/stories260K-hf/ppl_tokens.npy")[:WINDOWS].astype(np.int64)
-    kld, same, nll, nll_base = [], [], [], []
+    rows = [[], []]
     for ids in windows:
         b = log_probabilities(head, base, ids)[:-1]
         m = log_probabilities(head, model, ids)[:-1]
         at = np.arange(CONTEXT - 1)
-        kld.append(np.sum(np.exp(b) * (b - m), axis=1))
-        same.append(b.argmax(1) == m.argmax(1))
-        nll.append(-m[at, ids[1:]])
-        nll_base.append(-b[at, ids[1:]])
-    kld, same, nll, nll_base = (np.concatenate(a) for a in (kld, same, nll, nll_base))
-    n = kld.size
-    ratio = np.exp(np.mean(nll - nll_base))
-    result = {
-        "mean_kld": kld.mean(), "kld_stderr": kld.std(ddof=1) / np.sqrt(n),
-        "max_kld": kld.max(), "p99_kld": np.quantile(kld, 0.99), "p50_kld": np.quantile(kld, 0.5),
-        "same_top1": same.mean(), "ppl": np.exp(nll.mean()), "ppl_base": np.exp(nll_base.mean()),
-        "ppl_ratio": ratio, "ppl_ratio_stderr": ratio * (nll - nll_base).std(ddof=1) / np.sqrt(n),
-    }
-    result = {key: float(value) for key, value in result.items()}
-    result["tokens"] = n
+        all_rows = np.stack([np.sum(np.exp(b) * (b - m), axis=1), b.argmax(1) == m.argmax(1),
+                             -m[at, ids[1:]], -b[at, ids[1:]]])
+        rows[0].append(all_rows)
+        rows[1].append(all_rows[:, CONTEXT // 2:])
+    result = {name: figures(*np.concatenate(r, axis=1)) for name, r in zip(("gptq", "llama.cpp"), rows)}
     with open(out, "w", encoding="ascii") as f:
         json.dump(result, f, indent=1)
         f.write("\n")

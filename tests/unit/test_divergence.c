@@ -45,9 +45,54 @@ static bool golden_files(const char *dir, char base[4096], char model[4096], cha
 
 static void expect(const json_t *want, const char *key, double got, double relative)
 {
-    double value = json_number_value(json_object_get(want, key));
-    if (!(fabs(got - value) <= relative * fabs(value)))
+    const json_t *found = json_object_get(want, key);
+    double value = json_number_value(found);
+    if (!found || !(fabs(got - value) <= relative * fabs(value)))
         fail_msg("%s: %.12g, expected %.12g", key, got, value);
+}
+
+/* Logits in float differ by some 1e-6 of their size (up to 20) from those in double, and a
+ * divergence by about that times the differences of logits; a probability by that of itself, so
+ * that those changes of it that are nearly nothing are compared with `least` instead. */
+static void expect_levels(const json_t *want, const char *of, const vptq_kld_level *levels,
+                          const double *got, size_t count, double relative, double least)
+{
+    char key[32];
+    for (size_t i = 0; i < count; i++) {
+        snprintf(key, sizeof key, "%s_%s", levels[i].name, of);
+        double value = json_number_value(json_object_get(want, key));
+        assert_non_null(json_object_get(want, key));
+        if (!(fabs(got[i] - value) <= fmax(relative * fabs(value), least)))
+            fail_msg("%s: %.12g, expected %.12g", key, got[i], value);
+    }
+}
+
+static void expect_figures(const json_t *want, const vptq_kld_result *got)
+{
+    expect(want, "tokens", (double)got->tokens, 0);
+    expect(want, "mean_kld", got->mean_kld, 1e-5);
+    expect(want, "kld_stderr", got->kld_stderr, 1e-5);
+    expect_levels(want, "kld", vptq_kld_levels, got->kld, VPTQ_KLD_LEVELS, 1e-4, 1e-7);
+    expect(want, "same_top1", got->same_top1, 1e-12);
+    expect(want, "same_top1_stderr", got->same_top1_stderr, 1e-12);
+    expect(want, "ppl", got->ppl, 1e-5);
+    expect(want, "ppl_stderr", got->ppl_stderr, 1e-5);
+    expect(want, "ppl_base", got->ppl_base, 1e-5);
+    expect(want, "ppl_base_stderr", got->ppl_base_stderr, 1e-5);
+    expect(want, "ln_ppl_correlation", got->ln_ppl_correlation, 1e-6);
+    expect(want, "ln_ppl_ratio", got->ln_ppl_ratio, 1e-4);
+    expect(want, "ln_ppl_ratio_stderr", got->ln_ppl_ratio_stderr, 1e-5);
+    expect(want, "ppl_ratio", got->ppl_ratio, 1e-5);
+    expect(want, "ppl_ratio_stderr", got->ppl_ratio_stderr, 1e-5);
+    expect(want, "ppl_difference", got->ppl_difference, 1e-4);
+    expect(want, "ppl_difference_stderr", got->ppl_difference_stderr, 1e-5);
+    expect(want, "mean_delta_p", got->mean_delta_p, 1e-4);
+    expect(want, "delta_p_stderr", got->delta_p_stderr, 1e-5);
+    expect_levels(want, "delta_p", vptq_delta_levels, got->delta_p, VPTQ_DELTA_LEVELS, 1e-4,
+                  1e-6);
+    expect(want, "rms_delta_p", got->rms_delta_p, 1e-5);
+    expect(want, "rms_delta_p_stderr", got->rms_delta_p_stderr, 1e-5);
+    assert_int_equal(got->windows, GOLDEN_WINDOWS);
 }
 
 static void test_golden(void **state)
@@ -58,34 +103,28 @@ static void test_golden(void **state)
     if (!golden_files(*state, base, model, ids))
         skip();
     json_t *want;
-    const char *files[] = {ids};
-    vptq_kld_options opt = {.corpus = {.tokens = files, .token_count = 1},
-                            .context = GOLDEN_CONTEXT};
-    vptq_kld_result got;
+    const char *files[] = {ids}, *const protocols[] = {"gptq", "llama.cpp"};
     assert_ok(vptq_json_load("tests/golden/kld.json", 1 << 20, &want, &err), &err);
     vrig_open(&r, model, NULL, false);
     vrig_open_base(&r, base);
-    assert_ok(vptq_eval_kld(&r.dev, &r.m, &r.base, &opt, NULL, NULL, &got, &err), &err);
-    /* Logits in float differ by some 1e-6 of their size (up to 20) from those in double, and a
-     * divergence by about that times the differences of logits. */
-    expect(want, "mean_kld", got.mean_kld, 1e-5);
-    expect(want, "kld_stderr", got.kld_stderr, 1e-5);
-    expect(want, "max_kld", got.max_kld, 1e-4);
-    expect(want, "p99_kld", got.p99_kld, 1e-4);
-    expect(want, "p50_kld", got.p50_kld, 1e-4);
-    expect(want, "same_top1", got.same_top1, 1e-12);
-    expect(want, "ppl", got.ppl, 1e-5);
-    expect(want, "ppl_base", got.ppl_base, 1e-5);
-    expect(want, "ppl_ratio", got.ppl_ratio, 1e-5);
-    expect(want, "ppl_ratio_stderr", got.ppl_ratio_stderr, 1e-5);
-    expect(want, "tokens", (double)got.tokens, 0);
-    assert_int_equal(got.windows, GOLDEN_WINDOWS);
+    for (int i = 0; i < 2; i++) {
+        vptq_ppl_protocol protocol = i ? VPTQ_PPL_LLAMA_CPP : VPTQ_PPL_GPTQ;
+        vptq_kld_options opt = {.corpus = {.tokens = files, .token_count = 1},
+                                .context = GOLDEN_CONTEXT,
+                                .protocol = protocol};
+        vptq_kld_result got;
+        assert_ok(vptq_eval_kld(&r.dev, &r.m, &r.base, &opt, NULL, NULL, &got, &err), &err);
+        expect_figures(json_object_get(want, protocols[i]), &got);
 
-    /* The perplexities are those of the other measurement. */
-    vptq_ppl_options plain = {.corpus = opt.corpus, .context = GOLDEN_CONTEXT};
-    vptq_ppl_result ppl;
-    assert_ok(vptq_eval_ppl(&r.dev, &r.m, &plain, NULL, NULL, NULL, NULL, &ppl, &err), &err);
-    assert_close_f64(&got.ppl, &ppl.ppl, 1, 0, 1e-6);
+        /* The perplexities are those of the other measurement. */
+        vptq_ppl_options plain = {
+            .corpus = opt.corpus, .context = GOLDEN_CONTEXT, .protocol = protocol};
+        vptq_ppl_result ppl;
+        assert_ok(vptq_eval_ppl(&r.dev, &r.m, &plain, NULL, NULL, NULL, NULL, &ppl, &err),
+                  &err);
+        assert_close_f64(&got.ppl, &ppl.ppl, 1, 0, 1e-6);
+        assert_close_f64(&got.ppl_stderr, &ppl.ppl_stderr, 1, 0, 1e-5);
+    }
     json_decref(want);
     vrig_close(&r);
 }
@@ -223,9 +262,17 @@ static void test_itself(void **state)
     vrig_open(&r, VRIG_TINY, NULL, false);
     vrig_open_base(&r, VRIG_TINY);
     assert_ok(vptq_eval_kld(&r.dev, &r.m, &r.base, &opt, NULL, NULL, &got, &err), &err);
-    assert_true(got.mean_kld == 0 && got.max_kld == 0 && got.kld_stderr == 0);
-    assert_true(got.same_top1 == 1 && got.ppl_ratio == 1 && got.ppl_ratio_stderr == 0);
-    assert_true(got.ppl == got.ppl_base);
+    assert_true(got.mean_kld == 0 && got.kld_stderr == 0);
+    for (size_t i = 0; i < VPTQ_KLD_LEVELS; i++)
+        assert_true(got.kld[i] == 0);
+    for (size_t i = 0; i < VPTQ_DELTA_LEVELS; i++)
+        assert_true(got.delta_p[i] == 0);
+    assert_true(got.rms_delta_p == 0 && got.rms_delta_p_stderr == 0);
+    assert_true(got.same_top1 == 1 && got.same_top1_stderr == 0);
+    assert_true(got.ppl_ratio == 1 && got.ppl_ratio_stderr == 0 && got.ln_ppl_ratio == 0);
+    assert_true(got.ppl == got.ppl_base && got.ppl_stderr == got.ppl_base_stderr);
+    assert_true(got.ppl_difference == 0 && got.ppl_difference_stderr == 0);
+    assert_true(fabs(got.ln_ppl_correlation - 1) < 1e-12);
     assert_int_equal(got.tokens, 75);
     assert_int_equal(got.windows, 5);
     opt.dry_run = true;
@@ -255,8 +302,11 @@ static void test_quantized(void **state)
     vrig_open_base(&r, base);
     assert_ok(vptq_eval_kld(&r.dev, &r.m, &r.base, &opt, log_window, &windows, &want, &err),
               &err);
-    assert_true(want.mean_kld > 0 && want.max_kld >= want.p99_kld &&
-                want.p99_kld >= want.p50_kld && want.p50_kld > 0);
+    assert_true(want.mean_kld > 0 && want.kld[VPTQ_KLD_LEVELS - 1] >= 0);
+    for (size_t i = 1; i < VPTQ_KLD_LEVELS; i++)
+        assert_true(want.kld[i - 1] > want.kld[i]);
+    for (size_t i = 1; i < VPTQ_DELTA_LEVELS; i++)
+        assert_true(want.delta_p[i - 1] > want.delta_p[i]);
     double mean = windows.sum / (double)windows.tokens;
     assert_int_equal(windows.tokens, want.tokens);
     assert_close_f64(&mean, &want.mean_kld, 1, 0, 1e-9);
