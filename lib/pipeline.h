@@ -43,6 +43,7 @@ typedef struct vptq_quantize_options {
     bool force;                       /* start again over a work directory of other settings */
     bool dry_run; /* rows with shapes and bits; with a work directory, measurements for the
                      allocation are kept in it all the same */
+    bool looked_at; /* the caller tells of books that are too large for a matrix */
 } vptq_quantize_options;
 
 typedef struct vptq_quantize_row {

@@ -214,6 +214,7 @@ vptq_status vptq_plan_check(const vptq_quantizer *q, vptq_err *err)
     vptq_status st = vptq_settings_check(q->model.desc, q->matrix, err);
     if (st)
         return st;
-    warn_large_books(q);
+    if (!q->opt->looked_at)
+        warn_large_books(q);
     return VPTQ_OK;
 }

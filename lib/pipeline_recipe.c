@@ -5,7 +5,7 @@
 #include "lib/pipeline_settings.h"
 
 /* MAX_RULES and MAX_PATTERN bound the matching of a hostile file; no model needs as many. */
-enum { FILE_LIMIT = 1 << 20, MAX_RULES = 1024, MAX_PATTERN = 256, TEXT = 64 };
+enum { FILE_LIMIT = 1 << 20, MAX_RULES = 1024, MAX_PATTERN = 256 };
 
 typedef struct rule {
     const char *path; /* of the recipe */
@@ -131,38 +131,13 @@ static vptq_status take_rule(rule *r, const json_t *doc, uint32_t layers, vptq_e
     return take_layers(r, json_object_get(doc, "layers"), layers, err);
 }
 
-/* A JSON value in the form in which settings are given anywhere else; NULL for one that no
- * setting has. */
-static const char *value_text(const json_t *value, char text[TEXT])
-{
-    switch (json_typeof(value)) {
-    case JSON_STRING:
-        return json_string_value(value);
-    case JSON_INTEGER:
-        snprintf(text, TEXT, "%" JSON_INTEGER_FORMAT, json_integer_value(value));
-        return text;
-    case JSON_REAL:
-        snprintf(text, TEXT, "%.17g", json_real_value(value));
-        return text;
-    case JSON_TRUE:
-        return "true";
-    case JSON_FALSE:
-        return "false";
-    case JSON_OBJECT:
-    case JSON_ARRAY:
-    case JSON_NULL:
-        break;
-    }
-    return NULL;
-}
-
 static vptq_status set_one(const rule *r, const char *key, const json_t *value,
                            vptq_matrix_settings *m, vptq_err *err)
 {
-    char buffer[TEXT];
+    char buffer[VPTQ_SETTING_TEXT];
     vptq_err why = {0};
     const vptq_setting *t = vptq_setting_find(key);
-    const char *text = value_text(value, buffer);
+    const char *text = vptq_settings_value_text(value, buffer);
 
     if (!t)
         return bad_rule(r, key, "is no setting", err);

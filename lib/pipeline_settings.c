@@ -6,8 +6,6 @@
 
 #include "lib/quant/presets.h"
 
-enum { TEXT = 64 }; /* of a setting's value */
-
 vptq_status vptq_settings_defaults(const char *encoder, const char *preset,
                                    const vptq_setting_text *given, size_t count,
                                    vptq_quant_settings *s, vptq_err *err)
@@ -83,7 +81,7 @@ vptq_status vptq_settings_check(const vptq_model_desc *d, const vptq_matrix_sett
 /* Numbers as numbers; what JSON's integers cannot hold as text. */
 static json_t *setting_json(const vptq_setting *t, const vptq_quant_settings *s)
 {
-    char text[TEXT];
+    char text[VPTQ_SETTING_TEXT];
 
     vptq_setting_print(t, s, text, sizeof text);
     switch (t->kind) {
@@ -118,4 +116,27 @@ json_t *vptq_settings_json(const vptq_quant_settings *s, const vptq_quant_settin
         }
     }
     return doc;
+}
+
+const char *vptq_settings_value_text(const json_t *value, char text[VPTQ_SETTING_TEXT])
+{
+    switch (json_typeof(value)) {
+    case JSON_STRING:
+        return json_string_value(value);
+    case JSON_INTEGER:
+        snprintf(text, VPTQ_SETTING_TEXT, "%" JSON_INTEGER_FORMAT, json_integer_value(value));
+        return text;
+    case JSON_REAL:
+        snprintf(text, VPTQ_SETTING_TEXT, "%.17g", json_real_value(value));
+        return text;
+    case JSON_TRUE:
+        return "true";
+    case JSON_FALSE:
+        return "false";
+    case JSON_OBJECT:
+    case JSON_ARRAY:
+    case JSON_NULL:
+        break;
+    }
+    return NULL;
 }

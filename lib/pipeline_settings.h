@@ -49,6 +49,11 @@ vptq_status vptq_settings_check(const vptq_model_desc *d, const vptq_matrix_sett
  * out; NULL when memory is out. */
 json_t *vptq_settings_json(const vptq_quant_settings *s, const vptq_quant_settings *unlike);
 
+/* A JSON value in the form in which settings are given anywhere else: the value's own text, or
+ * `text`; NULL for one that no setting has. */
+enum { VPTQ_SETTING_TEXT = 64 };
+const char *vptq_settings_value_text(const json_t *value, char text[VPTQ_SETTING_TEXT]);
+
 /* The rules of a recipe over rows that hold the defaults (pipeline_recipe.c). */
 vptq_status vptq_recipe_apply(const char *path, const vptq_model_desc *d,
                               vptq_matrix_settings *rows, json_t **rules,

@@ -16,16 +16,24 @@
 #ifndef VPTQ_VPTQ_H
 #define VPTQ_VPTQ_H
 
-#include "hessian/hessian_collect.h" /* collect, merge, show */
-#include "hessian/hessian_import.h"  /* import, export */
-#include "lib/backend/backend.h"     /* devices */
+/* what everything needs, and devices */
+#include "lib/backend/backend.h"
 #include "lib/base/ctx.h"
 #include "lib/base/file.h"
 #include "lib/base/parallel.h"
 #include "lib/base/utf8.h"
-#include "lib/eval/eval.h"  /* perplexity, divergence, error, generate */
-#include "lib/eval/gemv.h"  /* speed of products with packed matrices */
-#include "lib/eval/table.h" /* tables as text, Markdown, CSV, JSON, HTML */
-#include "lib/pipeline.h"   /* quantize, pack, unpack, list, check */
+
+/* Hessians: collect, merge, show, import, export */
+#include "hessian/hessian_collect.h"
+#include "hessian/hessian_import.h"
+
+/* quantize, pack, unpack, list, check; tables of settings */
+#include "lib/pipeline.h"
+#include "lib/pipeline_ablate.h"
+
+/* measuring models, and reports */
+#include "lib/eval/eval.h"
+#include "lib/eval/gemv.h"
+#include "lib/eval/table.h"
 
 #endif

@@ -1,0 +1,241 @@
+#include "cmd/cli_eval.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cmd/cli_calibrate.h"
+
+enum { MOST_SETTINGS = 32, MOST_TEXTS = 8, KEY = 48 };
+
+typedef struct ablate_command {
+    const char *model, *tokenizer, *dir, *hessians, *rows, *encoder, *report;
+    vptq_cli_calibrate calibrate;
+    vptq_cli_strings only, set, texts, tokens;
+    vptq_cli_range layers;
+    uint64_t context, windows, stride;
+    int protocol;
+    bool text_rows, keep_packed, seconds;
+    /* what the words amount to */
+    vptq_setting_text given[MOST_SETTINGS];
+    char key[MOST_SETTINGS][KEY];
+    vptq_ablate_text text[MOST_TEXTS];
+} ablate_command;
+
+/* ---- options ---- */
+
+/* "KEY=VALUE", the key with - or _. */
+static vptq_status take_setting(ablate_command *c, size_t i, vptq_err *err)
+{
+    const char *word = c->set.items[i], *equals = strchr(word, '=');
+    const size_t n = equals ? (size_t)(equals - word) : 0;
+    if (n == 0 || n >= KEY)
+        return vptq_fail(err, VPTQ_E_ARG, "--set is '%.60s', expected KEY=VALUE", word);
+    for (size_t k = 0; k < n; k++)
+        c->key[i][k] = word[k] == '-' ? '_' : word[k];
+    c->key[i][n] = 0;
+    c->given[i] = (vptq_setting_text){c->key[i], equals + 1};
+    return VPTQ_OK;
+}
+
+static vptq_status take_words(ablate_command *c, vptq_err *err)
+{
+    if (c->set.count > MOST_SETTINGS)
+        return vptq_fail(err, VPTQ_E_ARG, "--set is given %zu times, at most %d go",
+                         c->set.count, (int)MOST_SETTINGS);
+    if (c->texts.count + c->tokens.count > MOST_TEXTS)
+        return vptq_fail(err, VPTQ_E_ARG, "%zu texts are given, at most %d go",
+                         c->texts.count + c->tokens.count, (int)MOST_TEXTS);
+    for (size_t i = 0; i < c->set.count; i++) {
+        vptq_status st = take_setting(c, i, err);
+        if (st)
+            return st;
+    }
+    for (size_t i = 0; i < c->texts.count; i++)
+        c->text[i] = (vptq_ablate_text){.path = c->texts.items[i]};
+    for (size_t i = 0; i < c->tokens.count; i++)
+        c->text[c->texts.count + i] =
+            (vptq_ablate_text){.path = c->tokens.items[i], .tokens = true};
+    return VPTQ_OK;
+}
+
+static vptq_status take_options(const vptq_cli *cli, ablate_command *c, vptq_ablate_options *o,
+                                vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    *o = (vptq_ablate_options){
+        .model = c->model,
+        .tokenizer = c->tokenizer,
+        .dir = c->dir,
+        .hessians = c->hessians,
+        .collect = {.first_layer = c->layers.first,
+                    .last_layer = c->layers.last,
+                    .tool_version = "vptq-eval " VPTQ_VERSION},
+        .rows = c->rows,
+        .only = c->only.items,
+        .only_count = c->only.count,
+        .encoder = c->encoder,
+        .given = c->given,
+        .given_count = c->set.count,
+        .texts = c->text,
+        .text_count = c->texts.count + c->tokens.count,
+        .ppl = {.corpus = {.rows = c->text_rows},
+                .context = c->context,
+                .windows = c->windows,
+                .stride = c->stride,
+                .protocol = c->protocol ? VPTQ_PPL_LLAMA_CPP : VPTQ_PPL_GPTQ},
+        .keep_packed = c->keep_packed,
+        .dry_run = cli->common.dry_run,
+    };
+    VPTQ_TRY(take_words(c, err));
+    if (vptq_cli_calibrate_given(&c->calibrate))
+        VPTQ_TRY(vptq_cli_calibrate_take(&c->calibrate, cli->common.seed, &o->collect.calibrate,
+                                         &o->collect.factor, err));
+out:
+    return st;
+}
+
+static int check_usage(const vptq_cli *cli, const ablate_command *c)
+{
+    const bool calibration = vptq_cli_calibrate_given(&c->calibrate);
+    if (c->texts.count + c->tokens.count == 0)
+        return vptq_cli_usage_error(cli,
+                                    "give --text FILE or --text-tokens FILE to measure on");
+    if (cli->common.dry_run)
+        return CLI_OK;
+    if (!c->dir)
+        return vptq_cli_usage_error(cli, "-o DIR is missing");
+    if (calibration && c->hessians)
+        return vptq_cli_usage_error(cli, "-H and a calibration text exclude each other");
+    if (!calibration && !c->hessians)
+        return vptq_cli_usage_error(
+            cli, "give a calibration text (-c TEXT), or Hessians that are there (-H HDIR)");
+    return CLI_OK;
+}
+
+/* ---- running ---- */
+
+static void print_row(void *arg, const vptq_ablate_result *r, size_t done, size_t all)
+{
+    const vptq_cli *cli = arg;
+    if (r->scores)
+        vptq_log(&cli->ctx, VPTQ_LOG_INFO, "row %zu of %zu: %s: %.3f bits, ppl %.4f ± %.4f",
+                 done, all, r->row->name, r->bits_per_weight, r->scores[0].ppl,
+                 r->scores[0].ppl_stderr);
+}
+
+static vptq_status write_table(vptq_cli *cli, const ablate_command *c,
+                               vptq_ablate_report *report, vptq_file_writer *file,
+                               vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_table t;
+    vptq_buf out;
+    vptq_buf_init(&out, cli->ctx.mem);
+    st = vptq_ablate_table(report, c->seconds, cli->ctx.mem, &t, err);
+    if (!st)
+        st = vptq_table_write(&t, (vptq_format)cli->common.format, &out, err);
+    if (!st && c->report)
+        st = vptq_file_write(file, out.data, out.len, err);
+    if (!st && c->report)
+        st = vptq_file_writer_commit(file, err);
+    if (!st && !c->report)
+        fwrite(out.data, 1, out.len, stdout);
+    vptq_table_release(&t);
+    vptq_buf_release(&out);
+    return st;
+}
+
+/* The report's file is opened first, so that one that cannot be written costs no run. */
+static int run_ablate(vptq_cli *cli, ablate_command *c)
+{
+    vptq_err err = {0};
+    vptq_status st = VPTQ_OK;
+    vptq_device dev = {0};
+    bool has_dev = false;
+    vptq_ablate_options opt;
+    vptq_ablate_report report = {0};
+    vptq_file_writer file = {.fd = -1};
+    VPTQ_TRY(take_options(cli, c, &opt, &err));
+    VPTQ_TRY(vptq_device_open(&cli->ctx, cli->common.backend, &dev, &err));
+    has_dev = true;
+    if (c->report)
+        VPTQ_TRY(vptq_file_writer_open(c->report, cli->common.force, &file, &err));
+    VPTQ_TRY(vptq_ablate_run(&dev, &opt, print_row, cli, &report, &err));
+    VPTQ_TRY(write_table(cli, c, &report, &file, &err));
+out:
+    vptq_file_writer_abort(&file);
+    vptq_ablate_release(&report);
+    if (has_dev)
+        vptq_device_close(&dev);
+    return vptq_cli_finish(cli, st, &err);
+}
+
+int vptq_cli_ablate(int argc, char **argv)
+{
+    ablate_command c = {
+        .layers = {.first = 0, .last = UINT32_MAX}, .context = 2048, .seconds = true};
+    const vptq_cli_option inputs[] = {
+        {0, NULL, CLI_FLAG, NULL, NULL, "Input and output", false},
+        {'m', "model", CLI_STRING, &c.model, "MODEL", "the original", true},
+        {'o', "output", CLI_STRING, &c.dir, "DIR",
+         "directory of the table, to begin or to go on in", false},
+        {'H', "hessians", CLI_STRING, &c.hessians, "HDIR",
+         "Hessians for all rows, in place of a calibration text", false},
+        {0, "layers", CLI_RANGE, &c.layers, "A-B", "quantize only these layers", false},
+        {0, "tokenizer", CLI_STRING, &c.tokenizer, "FILE", "tokenizer of another place", false},
+        {0, "report", CLI_STRING, &c.report, "FILE", "write the table there", false},
+        {0, "no-seconds", CLI_UNFLAG, &c.seconds, NULL,
+         "leave out what a clock says: the same bytes from every run", false},
+        {0, "keep-packed", CLI_FLAG, &c.keep_packed, NULL,
+         "keep the archive of every row in DIR/packed", false},
+        {0, NULL, CLI_FLAG, NULL, NULL, "Rows", false},
+        {0, "table", CLI_STRING, &c.rows, "FILE",
+         "JSON list of rows (default: Table 10 of the paper)", false},
+        {0, "only", CLI_STRINGS, &c.only, "ROW", "name or number of a row, or numbers A-B",
+         false},
+        {0, "encoder", CLI_STRING, &c.encoder, "NAME", "best or upstream, for all rows", false},
+        {0, "set", CLI_STRINGS, &c.set, "KEY=VALUE",
+         "a setting of vptq-quantize for all rows, before their own", false},
+        {0, NULL, CLI_FLAG, NULL, NULL, "Perplexity", false},
+        {0, "text", CLI_STRINGS, &c.texts, "FILE", "UTF-8 text; each is a column", false},
+        {0, "text-tokens", CLI_STRINGS, &c.tokens, "FILE",
+         "token ids instead, int32 little endian", false},
+        {0, "text-rows", CLI_FLAG, &c.text_rows, NULL,
+         "its lines as dataset rows joined by two newlines", false},
+        {0, "context", CLI_U64, &c.context, "N", "tokens per window", false},
+        {0, "text-windows", CLI_U64, &c.windows, "N", "at most N windows, 0 = all", false},
+        {0, "stride", CLI_U64, &c.stride, "N", "tokens between window starts, 0 = context",
+         false},
+        {0, "protocol", CLI_CHOICE, &c.protocol, "gptq|llama.cpp",
+         "score whole windows, or their second halves", false},
+        {0, NULL, CLI_FLAG, NULL, NULL, "Calibration", false}};
+    enum { INPUTS = sizeof inputs / sizeof inputs[0] };
+    vptq_cli_option options[INPUTS + CLI_CALIBRATE_OPTIONS + 1] = {0};
+    vptq_cli cli = {
+        .tool = "vptq-eval",
+        .command = "ablate",
+        .summary = "table of settings, each quantized, packed and measured",
+        .usage = "vptq-eval ablate -m MODEL -c CALIBRATION -o DIR --text FILE [--table ROWS]\n"
+                 "vptq-eval ablate -m MODEL --text FILE --dry-run",
+        .examples =
+            "  vptq-eval ablate -m model -c c4.txt -o ablation --text wiki.test.raw "
+            "--text-rows\n"
+            "  vptq-eval ablate -m model -H hessians -o ablation --text wiki.test.raw --only "
+            "1-10\n"
+            "A run that was interrupted goes on when the same command is run again.\n",
+        .options = options,
+        .formats = "text|json|csv|md"};
+    int code;
+
+    memcpy(options, inputs, sizeof inputs);
+    vptq_cli_calibrate_options(&c.calibrate, options + INPUTS);
+    if (vptq_cli_parse(&cli, argc, argv, 2, &code)) {
+        code = check_usage(&cli, &c);
+        if (code == CLI_OK)
+            code = run_ablate(&cli, &c);
+    }
+    vptq_cli_release(&cli);
+    return code;
+}

@@ -1,0 +1,506 @@
+/* Runs the rows of an ablation: Hessians once, then quantize, pack and perplexity row by row.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "formats/json.h"
+#include "lib/base/buf.h"
+#include "lib/base/file.h"
+#include "lib/pipeline_ablate.h"
+
+#define MANIFEST "ablate.json"
+
+enum { FORMAT = 1, ROW_LIMIT = 1 << 20 };
+
+typedef struct ablation {
+    vptq_device *dev;
+    const vptq_ablate_options *opt;
+    vptq_ablate_report *report;
+    vptq_ablate_row *rows; /* of the report */
+    const char *hessians;
+    char hessian_path[PATH_MAX];
+    uint64_t *text_hash; /* [texts] of content and of how it is scored */
+} ablation;
+
+/* One row being made: its file as it was found, and what it becomes. */
+typedef struct making {
+    ablation *a;
+    const vptq_ablate_row *row;
+    vptq_ablate_result *result;
+    char work[PATH_MAX], packed[PATH_MAX], file[PATH_MAX];
+    char made_of[17]; /* hash of the work directory's report, or the original's fingerprint */
+    json_t *doc;      /* the row file */
+} making;
+
+static vptq_status no_memory(vptq_err *err)
+{
+    return vptq_fail(err, VPTQ_E_NOMEM, "out of memory");
+}
+
+/* DIR/inner/name + suffix. */
+static vptq_status place(const char *dir, const char *inner, const char *name,
+                         const char *suffix, char path[PATH_MAX], vptq_err *err)
+{
+    const int n = snprintf(path, PATH_MAX, "%s/%s/%s%s", dir, inner, name, suffix);
+    if (n < 0 || n >= PATH_MAX)
+        return vptq_fail(err, VPTQ_E_ARG, "'%.60s...': the path is too long", dir);
+    return VPTQ_OK;
+}
+
+/* ---- what a text is ---- */
+
+static vptq_status hash_text(const vptq_ablate_options *o, const vptq_ablate_text *t,
+                             uint64_t *hash, vptq_err *err)
+{
+    vptq_map map;
+    vptq_status st = vptq_map_open(t->path, &map, err);
+    if (st)
+        return st;
+    const uint64_t how[] = {t->tokens,      o->ppl.corpus.rows, o->ppl.context,
+                            o->ppl.windows, o->ppl.stride,      (uint64_t)o->ppl.protocol};
+    *hash = vptq_hash(how, sizeof how, vptq_hash(map.data, map.size, 0));
+    vptq_map_release(&map);
+    return VPTQ_OK;
+}
+
+static vptq_status hash_texts(ablation *a, vptq_err *err)
+{
+    const vptq_ablate_options *o = a->opt;
+    vptq_status st = VPTQ_OK;
+    if (o->text_count == 0)
+        return vptq_fail(err, VPTQ_E_ARG, "no text to measure on");
+    a->text_hash =
+        vptq_arena_alloc(&a->report->arena, o->text_count, sizeof *a->text_hash, err);
+    if (!a->text_hash)
+        return VPTQ_E_NOMEM;
+    for (size_t i = 0; i < o->text_count && !st; i++)
+        st = hash_text(o, &o->texts[i], &a->text_hash[i], err);
+    return st;
+}
+
+/* ---- the row file ---- */
+
+/* What is there of this row, made of the same: else a fresh one. */
+static vptq_status open_row(making *m, vptq_err *err)
+{
+    vptq_err why = {0};
+    const char *made_of;
+    if (vptq_path_exists(m->file) && vptq_json_load(m->file, ROW_LIMIT, &m->doc, &why) &&
+        why.code != VPTQ_E_FORMAT)
+        return vptq_fail(err, why.code, "%s", why.text);
+    if (why.code)
+        vptq_log(m->a->dev->ctx, VPTQ_LOG_WARN, "%s; the row is measured again", why.text);
+    if (m->doc && (!json_is_object(m->doc) ||
+                   vptq_json_str_or(m->doc, m->file, "made_of", "", &made_of, &why) ||
+                   strcmp(made_of, m->made_of) != 0)) {
+        json_decref(m->doc);
+        m->doc = NULL;
+    }
+    if (m->doc && json_is_object(json_object_get(m->doc, "scores")))
+        return VPTQ_OK;
+    json_decref(m->doc);
+    m->doc = json_pack("{s:i, s:s, s:s, s:s, s:{}}", "format", FORMAT, "tool",
+                       "vptq-eval " VPTQ_VERSION, "row", m->row->name, "made_of", m->made_of,
+                       "scores");
+    return m->doc ? VPTQ_OK : no_memory(err);
+}
+
+static bool put_f64(json_t *doc, const char *key, double x)
+{
+    return !json_object_set_new(doc, key, isfinite(x) ? json_real(x) : json_null());
+}
+
+static double get_f64(const json_t *doc, const char *key)
+{
+    const json_t *value = json_object_get(doc, key);
+    return json_is_number(value) ? json_number_value(value) : (double)NAN;
+}
+
+/* ---- seconds ---- */
+
+/* Beside the work directory, so that they add up over interruptions. */
+static vptq_status add_seconds(const making *m, double more, double *all, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    char path[PATH_MAX], *text = NULL, line[32];
+    size_t size;
+    double before = 0;
+    VPTQ_TRY(place(m->a->opt->dir, "rows", m->row->name, ".seconds", path, err));
+    if (vptq_path_exists(path)) {
+        VPTQ_TRY(vptq_file_read(path, sizeof line, m->a->dev->ctx->mem, &text, &size, err));
+        if (sscanf(text, "%lf", &before) != 1 || !(before >= 0) || !isfinite(before))
+            before = 0;
+    }
+    *all = before + more;
+    if (more > 0) {
+        snprintf(line, sizeof line, "%.3f\n", *all);
+        VPTQ_TRY(vptq_file_replace(path, line, strlen(line), err));
+    }
+out:
+    vptq_mem_free(m->a->dev->ctx->mem, text);
+    return st;
+}
+
+/* ---- quantize ---- */
+
+static vptq_quantize_options quantize_options(const ablation *a, const vptq_ablate_row *row,
+                                              const char *work)
+{
+    const vptq_collect_options *c = &a->opt->collect;
+    return (vptq_quantize_options){.model = a->opt->model,
+                                   .work = work,
+                                   .hessians = a->hessians,
+                                   .kv_factor = NAN,
+                                   .tokenizer = a->opt->tokenizer,
+                                   .settings = row->settings,
+                                   .recipe = row->recipe,
+                                   .bits = row->bits,
+                                   .allocate = row->allocate,
+                                   .first_layer = c->first_layer,
+                                   .last_layer = c->last_layer,
+                                   .looked_at = true};
+}
+
+/* A hash of report.jsonl, which has the losses and settings of every matrix. */
+static vptq_status hash_work(making *m, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    char path[PATH_MAX];
+    vptq_map map;
+    VPTQ_TRY(vptq_path_join(path, sizeof path, m->work, "report.jsonl", err));
+    VPTQ_TRY(vptq_map_open(path, &map, err));
+    snprintf(m->made_of, sizeof m->made_of, "%016" PRIx64, vptq_hash(map.data, map.size, 0));
+    vptq_map_release(&map);
+out:
+    return st;
+}
+
+static vptq_status quantize_row(making *m, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_quantize_result r = {0};
+    vptq_err why = {0};
+    const vptq_quantize_options o = quantize_options(m->a, m->row, m->work);
+    st = vptq_quantize_model(m->a->dev, &o, NULL, NULL, &r, err);
+    const bool worked = r.reused < r.matrices || (st && r.seconds > 0);
+    const vptq_status kept =
+        add_seconds(m, worked ? r.seconds : 0, &m->result->seconds, st ? &why : err);
+    VPTQ_TRY(st ? st : kept);
+    m->result->bits_per_weight = r.bits_per_weight;
+    m->result->mean_loss = r.mean_loss;
+    m->result->mean_held_out = r.mean_held_out > 0 ? r.mean_held_out : (double)NAN;
+    VPTQ_TRY(hash_work(m, err));
+out:
+    return st;
+}
+
+/* ---- scores ---- */
+
+static vptq_status open_model(const ablation *a, const char *path, vptq_model *model,
+                              vptq_err *err)
+{
+    bool texts = false;
+    const vptq_checkpoint_options opt = {.tokenizer = a->opt->tokenizer};
+    for (size_t i = 0; i < a->opt->text_count; i++)
+        texts |= !a->opt->texts[i].tokens;
+    return vptq_model_open(a->dev->ctx, path, &opt, texts, model, err);
+}
+
+/* Takes the score of text i from the row file; false when it is not there. */
+static bool known_score(const making *m, size_t i)
+{
+    char key[17];
+    snprintf(key, sizeof key, "%016" PRIx64, m->a->text_hash[i]);
+    const json_t *s = json_object_get(json_object_get(m->doc, "scores"), key);
+    const vptq_ablate_score score = {
+        .ppl = get_f64(s, "ppl"),
+        .ppl_stderr = get_f64(s, "ppl_stderr"),
+        .nll = get_f64(s, "nll"),
+        .tokens = (uint64_t)json_integer_value(json_object_get(s, "tokens"))};
+    m->result->scores[i] = score;
+    return isfinite(score.ppl) && isfinite(score.ppl_stderr) && isfinite(score.nll) &&
+           score.tokens > 0;
+}
+
+static vptq_status keep_score(making *m, size_t i, const vptq_ppl_result *r, vptq_err *err)
+{
+    char key[17];
+    snprintf(key, sizeof key, "%016" PRIx64, m->a->text_hash[i]);
+    json_t *s = json_pack("{s:s, s:f, s:f, s:f, s:I, s:I}", "text",
+                          vptq_path_base(m->a->opt->texts[i].path), "ppl", r->ppl, "ppl_stderr",
+                          r->ppl_stderr, "nll", r->nll, "tokens", (json_int_t)r->tokens,
+                          "windows", (json_int_t)r->windows);
+    if (!s || json_object_set_new(json_object_get(m->doc, "scores"), key, s))
+        return no_memory(err);
+    return vptq_json_save(m->file, m->doc, err);
+}
+
+static vptq_status score_text(making *m, const vptq_model *model, size_t i, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    const vptq_ablate_text *t = &m->a->opt->texts[i];
+    vptq_ppl_options o = m->a->opt->ppl;
+    vptq_ppl_result r;
+    o.corpus = (vptq_corpus_options){.texts = &t->path,
+                                     .text_count = !t->tokens,
+                                     .tokens = &t->path,
+                                     .token_count = t->tokens,
+                                     .rows = o.corpus.rows};
+    VPTQ_TRY(vptq_eval_ppl(m->a->dev, model, &o, NULL, NULL, NULL, NULL, &r, err));
+    VPTQ_TRY(keep_score(m, i, &r, err));
+    m->result->scores[i] = (vptq_ablate_score){
+        .ppl = r.ppl, .ppl_stderr = r.ppl_stderr, .nll = r.nll, .tokens = r.tokens};
+out:
+    return st;
+}
+
+/* All texts that the row file does not know, with the model at `path`. */
+static vptq_status score_row(making *m, const char *path, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_model model;
+    VPTQ_TRY(open_model(m->a, path, &model, err));
+    for (size_t i = 0; i < m->a->opt->text_count && !st; i++)
+        if (!known_score(m, i))
+            st = score_text(m, &model, i, err);
+    vptq_model_release(&model);
+out:
+    return st;
+}
+
+static bool all_known(const making *m)
+{
+    bool all = true;
+    for (size_t i = 0; i < m->a->opt->text_count; i++)
+        all = known_score(m, i) && all;
+    return all;
+}
+
+/* ---- a row ---- */
+
+/* Measured as a reader of the packed file sees it. */
+static vptq_status pack_row(making *m, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_pack_result r;
+    const vptq_pack_options o = {.input = m->work,
+                                 .output = m->packed,
+                                 .tokenizer = m->a->opt->tokenizer,
+                                 .form = VPTQ_PACK_ARCHIVE,
+                                 .dtype = VPTQ_DTYPE_COUNT,
+                                 .force = true};
+    VPTQ_TRY(vptq_pack_model(m->a->dev->ctx, &o, &r, err));
+    if (json_object_set_new(m->doc, "packed_bytes", json_integer((json_int_t)r.bytes)) ||
+        !put_f64(m->doc, "bits_per_weight", m->result->bits_per_weight) ||
+        !put_f64(m->doc, "mean_loss", m->result->mean_loss) ||
+        !put_f64(m->doc, "mean_held_out", m->result->mean_held_out))
+        VPTQ_TRY(no_memory(err));
+out:
+    return st;
+}
+
+static vptq_status make_quantized(making *m, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    const bool keep = m->a->opt->keep_packed;
+    VPTQ_TRY(quantize_row(m, err));
+    VPTQ_TRY(open_row(m, err));
+    if (!all_known(m) || (keep && !vptq_path_exists(m->packed))) {
+        VPTQ_TRY(pack_row(m, err));
+        VPTQ_TRY(score_row(m, m->packed, err));
+    }
+    if (!keep && unlink(m->packed) && errno != ENOENT)
+        st = vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot remove '%s'", m->packed);
+out:
+    return st;
+}
+
+static vptq_status make_original(making *m, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_model model;
+    VPTQ_TRY(open_model(m->a, m->a->opt->model, &model, err));
+    st = vptq_checkpoint_fingerprint(&model.ckpt, m->a->dev->ctx, m->made_of, err);
+    m->result->bits_per_weight = vptq_model_bits_per_weight(&model);
+    m->result->packed_bytes = 0;
+    m->result->mean_loss = m->result->mean_held_out = (double)NAN;
+    vptq_model_release(&model);
+    if (!st)
+        st = open_row(m, err);
+    if (!st && !all_known(m))
+        st = score_row(m, m->a->opt->model, err);
+out:
+    return st;
+}
+
+static vptq_status make_row(ablation *a, const vptq_ablate_row *row, vptq_ablate_result *result,
+                            vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    const char *dir = a->opt->dir;
+    making m = {.a = a, .row = row, .result = result};
+    VPTQ_TRY(vptq_check_cancel(a->dev->ctx, err));
+    VPTQ_TRY(place(dir, "work", row->name, "", m.work, err));
+    VPTQ_TRY(place(dir, "packed", row->name, ".vptq", m.packed, err));
+    VPTQ_TRY(place(dir, "rows", row->name, ".json", m.file, err));
+    result->scores =
+        vptq_arena_alloc(&a->report->arena, a->opt->text_count, sizeof *result->scores, err);
+    if (!result->scores)
+        VPTQ_TRY(VPTQ_E_NOMEM);
+    VPTQ_TRY(row->original ? make_original(&m, err) : make_quantized(&m, err));
+    result->packed_bytes = (uint64_t)json_integer_value(json_object_get(m.doc, "packed_bytes"));
+out:
+    json_decref(m.doc);
+    if (st && st != VPTQ_E_CANCELLED)
+        vptq_err_context(err, "row '%s'", row->name);
+    return st;
+}
+
+/* ---- before any work ---- */
+
+/* A budget that measures matrices is looked at with one setting for all, which needs none. */
+static vptq_status plan_row(const ablation *a, const vptq_ablate_row *row,
+                            double original_bits, vptq_ablate_result *result,
+                            vptq_err *err)
+{
+    vptq_quantize_options o = quantize_options(a, row, NULL);
+    vptq_quantize_result r;
+    o.hessians = NULL;
+    o.allocate = VPTQ_ALLOCATE_UNIFORM;
+    o.dry_run = true;
+    const vptq_status st = vptq_quantize_model(a->dev, &o, NULL, NULL, &r, err);
+    if (st)
+        return vptq_err_context(err, "row '%s'", row->name);
+    result->bits_per_weight = r.bits_per_weight;
+    if (r.bits_per_weight > original_bits)
+        vptq_log(a->dev->ctx, VPTQ_LOG_WARN,
+                 "row '%s': %.2f bits per weight, the original has %.2f: its codebooks are too "
+                 "large for this model",
+                 row->name, r.bits_per_weight, original_bits);
+    return VPTQ_OK;
+}
+
+static vptq_status plan(ablation *a, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    const vptq_ablate_options *o = a->opt;
+    vptq_model model;
+    VPTQ_TRY(vptq_ablate_rows(o, &a->report->arena, &a->rows, &a->report->count, err));
+    VPTQ_TRY(hash_texts(a, err));
+    a->report->rows =
+        vptq_arena_alloc(&a->report->arena, a->report->count, sizeof *a->report->rows, err);
+    if (!a->report->rows)
+        return VPTQ_E_NOMEM;
+    VPTQ_TRY(open_model(a, o->model, &model, err));
+    const double bits = vptq_model_bits_per_weight(&model);
+    vptq_model_release(&model);
+    for (size_t i = 0; i < a->report->count; i++) {
+        a->report->rows[i] = (vptq_ablate_result){.row = &a->rows[i],
+                                                  .bits_per_weight = bits,
+                                                  .mean_loss = (double)NAN,
+                                                  .mean_held_out = (double)NAN};
+        if (!a->rows[i].original && !a->rows[i].skipped)
+            VPTQ_TRY(plan_row(a, &a->rows[i], bits, &a->report->rows[i], err));
+    }
+out:
+    return st;
+}
+
+/* Whether a row needs Hessians at all. */
+static bool quantizes(const ablation *a)
+{
+    bool any = false;
+    for (size_t i = 0; i < a->report->count; i++)
+        any |= !a->rows[i].original && !a->rows[i].skipped;
+    return any;
+}
+
+static vptq_status collect(ablation *a, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    const vptq_ablate_options *o = a->opt;
+    const vptq_checkpoint_options copt = {.tokenizer = o->tokenizer};
+    vptq_collect_result r;
+    vptq_model model;
+    a->hessians = o->hessians;
+    if (o->hessians || !quantizes(a))
+        return VPTQ_OK;
+    VPTQ_TRY(vptq_path_join(a->hessian_path, sizeof a->hessian_path, o->dir, "hessians", err));
+    a->hessians = a->hessian_path;
+    VPTQ_TRY(vptq_model_open(a->dev->ctx, o->model, &copt,
+                             o->collect.calibrate.corpus.text_count > 0, &model, err));
+    st = vptq_hessian_collect(a->dev, &model, &o->collect, a->hessians, &r, err);
+    vptq_model_release(&model);
+out:
+    return st;
+}
+
+static vptq_status make_directory(const ablation *a, vptq_err *err)
+{
+    static const char *const inner[] = {"work", "packed", "rows"};
+    vptq_status st = VPTQ_OK;
+    char path[PATH_MAX];
+    const char *dir = a->opt->dir;
+    VPTQ_TRY(vptq_path_join(path, sizeof path, dir, MANIFEST, err));
+    if (!vptq_path_exists(path)) {
+        json_t *doc =
+            json_pack("{s:i, s:s}", "format", FORMAT, "tool", "vptq-eval " VPTQ_VERSION);
+        st = doc ? vptq_json_save(path, doc, err) : no_memory(err);
+        json_decref(doc);
+        VPTQ_TRY(st);
+    }
+    for (size_t i = 0; i < sizeof inner / sizeof inner[0]; i++) {
+        VPTQ_TRY(vptq_path_join(path, sizeof path, dir, inner[i], err));
+        VPTQ_TRY(vptq_dir_make(path, err));
+    }
+out:
+    return st;
+}
+
+static vptq_status make_all(ablation *a, vptq_ablate_fn fn, void *arg, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_lock lock = {.fd = -1};
+    const char *dir = a->opt->dir;
+    vptq_ablate_report *r = a->report;
+    VPTQ_TRY(vptq_dir_check_own(dir, MANIFEST, "ablation", a->dev->ctx->mem, err));
+    VPTQ_TRY(vptq_dir_make(dir, err));
+    VPTQ_TRY(vptq_lock_take(dir, &lock, err));
+    VPTQ_TRY(make_directory(a, err));
+    VPTQ_TRY(collect(a, err));
+    for (size_t i = 0; i < r->count; i++) {
+        vptq_log(a->dev->ctx, VPTQ_LOG_INFO, "row %zu of %zu: %s%s", i + 1, r->count,
+                 a->rows[i].name, a->rows[i].skipped ? " (needs finetuning)" : "");
+        if (!a->rows[i].skipped)
+            VPTQ_TRY(make_row(a, &a->rows[i], &r->rows[i], err));
+        if (fn)
+            fn(arg, &r->rows[i], i + 1, r->count);
+    }
+out:
+    vptq_lock_release(&lock);
+    return st;
+}
+
+vptq_status vptq_ablate_run(vptq_device *dev, const vptq_ablate_options *opt, vptq_ablate_fn fn,
+                            void *arg, vptq_ablate_report *report, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    ablation a = {.dev = dev, .opt = opt, .report = report};
+    *report = (vptq_ablate_report){.opt = opt};
+    vptq_arena_init(&report->arena, dev->ctx->mem);
+    VPTQ_TRY(plan(&a, err));
+    if (!opt->dry_run)
+        VPTQ_TRY(make_all(&a, fn, arg, err));
+out:
+    return st;
+}
+
+void vptq_ablate_release(vptq_ablate_report *report)
+{
+    vptq_arena_release(&report->arena);
+}

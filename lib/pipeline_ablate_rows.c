@@ -1,0 +1,343 @@
+/* Rows of an ablation: the paper's, or those of a JSON list. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "lib/pipeline_ablate.h"
+
+/* MAX_ROWS and MAX_NAME bound a hostile list. */
+enum { FILE_LIMIT = 1 << 20, MAX_ROWS = 1000, MAX_NAME = 64, MAX_SETTINGS = 64 };
+
+/* ---- Table 10 ---- */
+
+typedef struct paper_row {
+    const char *name, *preset; /* a NULL preset is the original */
+    vptq_finetune finetune;
+    double bits, ppl[2]; /* as printed: Llama-2-13B, WikiText-2 and C4 at 4096 */
+} paper_row;
+
+static const paper_row paper[] = {
+    {"original", NULL, VPTQ_FINETUNE_NONE, 16, {4.57, 6.05}},
+    {"v2", "ablation-v2", VPTQ_FINETUNE_NONE, 2, {14800, 13337}},
+    {"v4", "ablation-v4", VPTQ_FINETUNE_NONE, 2.01, {7.21, 9.78}},
+    {"v6", "ablation-v6", VPTQ_FINETUNE_NONE, 2.02, {6.29, 8.29}},
+    {"v6-together", "ablation-v6-together", VPTQ_FINETUNE_NONE, 2.02, {7.25, 9.8}},
+    {"v8", "ablation-v8", VPTQ_FINETUNE_NONE, 2.19, {5.8, 7.68}},
+    {"v12", "ablation-v12", VPTQ_FINETUNE_NONE, 2.04, {6.32, 8.29}},
+    {"outliers-1", "ablation-outliers-1", VPTQ_FINETUNE_NONE, 2.03, {6.16, 8.08}},
+    {"outliers-2", "ablation-outliers-2", VPTQ_FINETUNE_NONE, 2.04, {6.08, 8.12}},
+    {"outliers-5", "ablation-outliers-5", VPTQ_FINETUNE_NONE, 2.07, {6.02, 7.96}},
+    {"v6-layer", "ablation-v6", VPTQ_FINETUNE_LAYER, 2.02, {6.07, 7.64}},
+    {"v6-all", "ablation-v6", VPTQ_FINETUNE_ALL, 2.02, {5.32, 7.15}},
+    {"v12-layer", "ablation-v12", VPTQ_FINETUNE_LAYER, 2.04, {5.71, 7.52}},
+    {"groups-1", "ablation-groups-1", VPTQ_FINETUNE_LAYER, 2.06, {5.63, 7.45}},
+    {"groups-2", "ablation-groups-2", VPTQ_FINETUNE_LAYER, 2.09, {5.63, 7.41}},
+    {"groups-4", "ablation-groups-4", VPTQ_FINETUNE_LAYER, 2.17, {5.63, 7.38}},
+    {"groups-8", "ablation-groups-8", VPTQ_FINETUNE_LAYER, 2.3, {5.55, 7.38}},
+    {"3-bit", "ablation-3-bit", VPTQ_FINETUNE_LAYER, 3.01, {4.82, 6.37}},
+    {"4-bit", "ablation-4-bit", VPTQ_FINETUNE_LAYER, 4.02, {4.64, 6.13}},
+};
+
+/* Whether an earlier row of the paper differs by finetuning alone. */
+static bool stands_already(size_t i)
+{
+    for (size_t j = 0; j < i; j++)
+        if (paper[j].preset && paper[i].preset && !strcmp(paper[j].preset, paper[i].preset) &&
+            paper[j].finetune == VPTQ_FINETUNE_NONE)
+            return true;
+    return false;
+}
+
+static vptq_status paper_rows(const vptq_ablate_options *opt, vptq_arena *arena,
+                              vptq_ablate_row **rows, size_t *count, vptq_err *err)
+{
+    enum { ROWS = sizeof paper / sizeof paper[0], LABEL = 8 };
+    vptq_status st = VPTQ_OK;
+    vptq_ablate_row *made = vptq_arena_alloc(arena, ROWS, sizeof *made, err);
+    char(*labels)[LABEL] = vptq_arena_alloc(arena, ROWS, sizeof *labels, err);
+    if (!made || !labels)
+        return VPTQ_E_NOMEM;
+    for (size_t i = 0; i < ROWS; i++) {
+        const paper_row *p = &paper[i];
+        snprintf(labels[i], LABEL, "#%zu", i + 1);
+        made[i] = (vptq_ablate_row){.name = p->name,
+                                    .label = labels[i],
+                                    .original = !p->preset,
+                                    .finetune = p->finetune,
+                                    .paper_bits = p->bits,
+                                    .paper_ppl = {p->ppl[0], p->ppl[1]},
+                                    .skipped = stands_already(i)};
+        if (p->preset)
+            VPTQ_TRY(vptq_settings_defaults(opt->encoder, p->preset, opt->given,
+                                            opt->given_count, &made[i].settings, err));
+    }
+    *rows = made;
+    *count = ROWS;
+out:
+    return st;
+}
+
+/* ---- a list ---- */
+
+typedef struct reader {
+    const vptq_ablate_options *opt;
+    vptq_arena *arena;
+    size_t number; /* of the row, from 1 */
+} reader;
+
+static vptq_status bad(const reader *r, const char *key, const char *what, vptq_err *err)
+{
+    return vptq_fail(err, VPTQ_E_FORMAT, "%s: row %zu: %s%.60s%s%s", r->opt->rows, r->number,
+                     key ? "key '" : "", key ? key : "", key ? "' " : "", what);
+}
+
+static const char *copy_text(reader *r, const char *text, vptq_err *err)
+{
+    const size_t n = strlen(text) + 1;
+    char *copy = vptq_arena_alloc(r->arena, n, 1, err);
+    return copy ? memcpy(copy, text, n) : NULL;
+}
+
+/* A text that may be missing. */
+static vptq_status take_text(reader *r, const json_t *doc, const char *key, const char **out,
+                             vptq_err *err)
+{
+    const json_t *value = json_object_get(doc, key);
+    *out = NULL;
+    if (!value)
+        return VPTQ_OK;
+    if (!json_is_string(value) || !*json_string_value(value))
+        return bad(r, key, "is no text", err);
+    *out = copy_text(r, json_string_value(value), err);
+    return *out ? VPTQ_OK : VPTQ_E_NOMEM;
+}
+
+static bool is_file_name(const char *name)
+{
+    static const char allowed[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+                                  "0123456789._-";
+    return strlen(name) <= MAX_NAME && name[0] != '.' && strspn(name, allowed) == strlen(name);
+}
+
+static vptq_status take_name(reader *r, const json_t *doc, vptq_ablate_row *row, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    VPTQ_TRY(take_text(r, doc, "name", &row->name, err));
+    if (!row->name || !is_file_name(row->name))
+        return bad(r, "name", "is missing or not of 1 to 64 letters, digits, '.', '_' and '-'",
+                   err);
+    VPTQ_TRY(take_text(r, doc, "label", &row->label, err));
+    if (!row->label)
+        row->label = row->name;
+out:
+    return st;
+}
+
+/* The row's own settings behind those of all rows. */
+static vptq_status take_settings(reader *r, const json_t *doc, vptq_ablate_row *row,
+                                 vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_setting_text text[MAX_SETTINGS];
+    char buffer[MAX_SETTINGS][VPTQ_SETTING_TEXT];
+    const char *encoder, *preset, *key;
+    const json_t *settings = json_object_get(doc, "settings");
+    json_t *value;
+    vptq_err why = {0};
+    size_t n = 0;
+
+    VPTQ_TRY(take_text(r, doc, "encoder", &encoder, err));
+    VPTQ_TRY(take_text(r, doc, "preset", &preset, err));
+    if (settings && !json_is_object(settings))
+        return bad(r, "settings", "is no object", err);
+    if (r->opt->given_count + json_object_size(settings) > MAX_SETTINGS)
+        return bad(r, "settings", "has too many settings", err);
+    for (; n < r->opt->given_count; n++)
+        text[n] = r->opt->given[n];
+    json_object_foreach((json_t *)(uintptr_t)settings, key, value)
+    {
+        text[n] = (vptq_setting_text){key, vptq_settings_value_text(value, buffer[n])};
+        if (!text[n].value)
+            return bad(r, key, "is neither a number nor true, false or a text", err);
+        n++;
+    }
+    if (vptq_settings_defaults(encoder ? encoder : r->opt->encoder, preset, text, n,
+                               &row->settings, &why))
+        return bad(r, NULL, why.text, err);
+out:
+    return st;
+}
+
+static vptq_status take_budget(reader *r, const json_t *doc, vptq_ablate_row *row,
+                               vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    const char *allocate;
+    const json_t *bits = json_object_get(doc, "bits");
+
+    if (bits && !(json_is_number(bits) && json_number_value(bits) > 0))
+        return bad(r, "bits", "is no number above 0", err);
+    row->bits = bits ? json_number_value(bits) : 0;
+    VPTQ_TRY(take_text(r, doc, "allocate", &allocate, err));
+    if (allocate && !bits)
+        return bad(r, "allocate", "means nothing without key 'bits'", err);
+    if (allocate && strcmp(allocate, "uniform") && strcmp(allocate, "proxy"))
+        return bad(r, "allocate", "is neither \"uniform\" nor \"proxy\"", err);
+    row->allocate =
+        allocate && !strcmp(allocate, "uniform") ? VPTQ_ALLOCATE_UNIFORM : VPTQ_ALLOCATE_PROXY;
+out:
+    return st;
+}
+
+static vptq_status take_row(reader *r, const json_t *doc, vptq_ablate_row *row, vptq_err *err)
+{
+    static const char *const keys[] = {"name",     "label",  "original", "encoder", "preset",
+                                       "settings", "recipe", "bits",     "allocate"};
+    enum { KEYS = sizeof keys / sizeof keys[0], OF_ALL = 3 };
+    vptq_status st = VPTQ_OK;
+    const char *key;
+    json_t *value;
+
+    *row = (vptq_ablate_row){.paper_bits = NAN, .paper_ppl = {NAN, NAN}};
+    if (!json_is_object(doc))
+        return bad(r, NULL, "is no object", err);
+    const json_t *original = json_object_get(doc, "original");
+    if (original && !json_is_boolean(original))
+        return bad(r, "original", "is neither true nor false", err);
+    row->original = json_is_true(original);
+    json_object_foreach((json_t *)(uintptr_t)doc, key, value)
+    {
+        size_t i = 0;
+        while (i < KEYS && strcmp(keys[i], key) != 0)
+            i++;
+        if (i == KEYS)
+            return bad(r, key, "is unknown", err);
+        if (row->original && i >= OF_ALL)
+            return bad(r, key, "means nothing in a row with \"original\": true", err);
+    }
+    VPTQ_TRY(take_name(r, doc, row, err));
+    if (row->original)
+        return VPTQ_OK;
+    VPTQ_TRY(take_text(r, doc, "recipe", &row->recipe, err));
+    VPTQ_TRY(take_settings(r, doc, row, err));
+    VPTQ_TRY(take_budget(r, doc, row, err));
+out:
+    return st;
+}
+
+/* Names are those of files; a file system may not tell A from a. */
+static bool same_name(const char *a, const char *b)
+{
+    for (; *a && *b; a++, b++) {
+        const char x = *a >= 'A' && *a <= 'Z' ? (char)(*a + 'a' - 'A') : *a;
+        const char y = *b >= 'A' && *b <= 'Z' ? (char)(*b + 'a' - 'A') : *b;
+        if (x != y)
+            return false;
+    }
+    return *a == *b;
+}
+
+static vptq_status take_list(reader *r, const json_t *list, vptq_ablate_row **rows,
+                             size_t *count, vptq_err *err)
+{
+    const size_t n = json_array_size(list);
+    if (!json_is_array(list) || n == 0 || n > MAX_ROWS)
+        return vptq_fail(err, VPTQ_E_FORMAT, "%s: is no list of 1 to %d rows", r->opt->rows,
+                         (int)MAX_ROWS);
+    vptq_ablate_row *made = vptq_arena_alloc(r->arena, n, sizeof *made, err);
+    if (!made)
+        return VPTQ_E_NOMEM;
+    for (size_t i = 0; i < n; i++) {
+        r->number = i + 1;
+        vptq_status st = take_row(r, json_array_get(list, i), &made[i], err);
+        if (st)
+            return st;
+        for (size_t j = 0; j < i; j++)
+            if (same_name(made[j].name, made[i].name))
+                return bad(r, "name", "is that of an earlier row", err);
+    }
+    *rows = made;
+    *count = n;
+    return VPTQ_OK;
+}
+
+static vptq_status listed_rows(const vptq_ablate_options *opt, vptq_arena *arena,
+                               vptq_ablate_row **rows, size_t *count, vptq_err *err)
+{
+    reader r = {.opt = opt, .arena = arena};
+    json_t *list = NULL;
+    vptq_status st = vptq_json_load(opt->rows, FILE_LIMIT, &list, err);
+    if (!st)
+        st = take_list(&r, list, rows, count, err);
+    json_decref(list);
+    return st;
+}
+
+/* ---- a choice of them ---- */
+
+/* "4" or "2-10": numbers from 1. */
+static bool is_range(const char *text, size_t *first, size_t *last)
+{
+    char behind;
+    unsigned a, b;
+    if (strspn(text, "0123456789-") != strlen(text))
+        return false;
+    if (sscanf(text, "%6u-%6u%c", &a, &b, &behind) == 2) {
+        *first = a;
+        *last = b;
+        return true;
+    }
+    if (sscanf(text, "%6u%c", &a, &behind) == 1) {
+        *first = *last = a;
+        return true;
+    }
+    return false;
+}
+
+/* Marks what `word` picks; false when that is nothing. */
+static bool pick(const vptq_ablate_row *rows, size_t count, const char *word, bool *picked)
+{
+    size_t first, last;
+    bool found = false;
+    const bool range = is_range(word, &first, &last);
+    for (size_t i = 0; i < count; i++) {
+        const bool it = !strcmp(rows[i].name, word) || !strcmp(rows[i].label, word) ||
+                        (range && i + 1 >= first && i + 1 <= last);
+        picked[i] |= it;
+        found |= it;
+    }
+    return found;
+}
+
+static vptq_status choose(const vptq_ablate_options *opt, vptq_arena *arena,
+                          vptq_ablate_row *rows, size_t *count, vptq_err *err)
+{
+    size_t n = 0;
+    if (!opt->only_count)
+        return VPTQ_OK;
+    bool *picked = vptq_arena_alloc(arena, *count, sizeof *picked, err);
+    if (!picked)
+        return VPTQ_E_NOMEM;
+    memset(picked, 0, *count * sizeof *picked);
+    for (size_t i = 0; i < opt->only_count; i++)
+        if (!pick(rows, *count, opt->only[i], picked))
+            return vptq_fail(err, VPTQ_E_ARG,
+                             "no row is called '%.60s', and it is no number from 1 to %zu",
+                             opt->only[i], *count);
+    for (size_t i = 0; i < *count; i++)
+        if (picked[i])
+            rows[n++] = rows[i];
+    *count = n;
+    return VPTQ_OK;
+}
+
+vptq_status vptq_ablate_rows(const vptq_ablate_options *opt, vptq_arena *arena,
+                             vptq_ablate_row **rows, size_t *count, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    VPTQ_TRY(opt->rows ? listed_rows(opt, arena, rows, count, err)
+                       : paper_rows(opt, arena, rows, count, err));
+    VPTQ_TRY(choose(opt, arena, *rows, count, err));
+out:
+    return st;
+}
