@@ -71,6 +71,7 @@ static vptq_status take_options(const vptq_cli *cli, ablate_command *c, vptq_abl
         .hessians = c->hessians,
         .collect = {.first_layer = c->layers.first,
                     .last_layer = c->layers.last,
+                    .force = cli->common.force,
                     .tool_version = "vptq-eval " VPTQ_VERSION},
         .rows = c->rows,
         .only = c->only.items,
@@ -86,6 +87,7 @@ static vptq_status take_options(const vptq_cli *cli, ablate_command *c, vptq_abl
                 .stride = c->stride,
                 .protocol = c->protocol ? VPTQ_PPL_LLAMA_CPP : VPTQ_PPL_GPTQ},
         .keep_packed = c->keep_packed,
+        .force = cli->common.force,
         .dry_run = cli->common.dry_run,
     };
     VPTQ_TRY(take_words(c, err));
@@ -224,7 +226,9 @@ int vptq_cli_ablate(int argc, char **argv)
             "--text-rows\n"
             "  vptq-eval ablate -m model -H hessians -o ablation --text wiki.test.raw --only "
             "1-10\n"
-            "A run that was interrupted goes on when the same command is run again.\n",
+            "A run that was interrupted goes on when the same command is run again; rows of "
+            "other\n"
+            "settings than before are refused, or made again with --force.\n",
         .options = options,
         .formats = "text|json|csv|md"};
     int code;

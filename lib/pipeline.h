@@ -41,8 +41,8 @@ typedef struct vptq_quantize_options {
     size_t allocate_windows, allocate_length; /* of it; 2 of 512 */
     uint32_t first_layer, last_layer; /* inclusive; last UINT32_MAX = the model's last */
     bool force;                       /* start again over a work directory of other settings */
-    bool dry_run; /* rows with shapes and bits; with a work directory, measurements for the
-                     allocation are kept in it all the same */
+    bool dry_run;   /* rows with shapes and bits; with a work directory, measurements for the
+                       allocation are kept in it all the same */
     bool looked_at; /* the caller tells of books that are too large for a matrix */
 } vptq_quantize_options;
 

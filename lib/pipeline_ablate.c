@@ -123,15 +123,16 @@ static double get_f64(const json_t *doc, const char *key)
 
 /* ---- seconds ---- */
 
-/* Beside the work directory, so that they add up over interruptions. */
-static vptq_status add_seconds(const making *m, double more, double *all, vptq_err *err)
+/* In a file, so that they add up over interruptions; `fresh`: nothing was there before. */
+static vptq_status add_seconds(const making *m, double more, bool fresh, double *all,
+                               vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     char path[PATH_MAX], *text = NULL, line[32];
     size_t size;
     double before = 0;
     VPTQ_TRY(place(m->a->opt->dir, "rows", m->row->name, ".seconds", path, err));
-    if (vptq_path_exists(path)) {
+    if (!fresh && vptq_path_exists(path)) {
         VPTQ_TRY(vptq_file_read(path, sizeof line, m->a->dev->ctx->mem, &text, &size, err));
         if (sscanf(text, "%lf", &before) != 1 || !(before >= 0) || !isfinite(before))
             before = 0;
@@ -163,6 +164,7 @@ static vptq_quantize_options quantize_options(const ablation *a, const vptq_abla
                                    .allocate = row->allocate,
                                    .first_layer = c->first_layer,
                                    .last_layer = c->last_layer,
+                                   .force = a->opt->force,
                                    .looked_at = true};
 }
 
@@ -189,7 +191,7 @@ static vptq_status quantize_row(making *m, vptq_err *err)
     st = vptq_quantize_model(m->a->dev, &o, NULL, NULL, &r, err);
     const bool worked = r.reused < r.matrices || (st && r.seconds > 0);
     const vptq_status kept =
-        add_seconds(m, worked ? r.seconds : 0, &m->result->seconds, st ? &why : err);
+        add_seconds(m, worked ? r.seconds : 0, !r.reused, &m->result->seconds, st ? &why : err);
     VPTQ_TRY(st ? st : kept);
     m->result->bits_per_weight = r.bits_per_weight;
     m->result->mean_loss = r.mean_loss;
@@ -363,10 +365,23 @@ out:
 
 /* ---- before any work ---- */
 
+/* Allocation by measurements looks at every matrix of the model. */
+static vptq_status check_budget(const ablation *a, const vptq_ablate_row *row, uint32_t layers,
+                                vptq_err *err)
+{
+    const vptq_collect_options *c = &a->opt->collect;
+    if (row->bits > 0 && row->allocate != VPTQ_ALLOCATE_UNIFORM &&
+        (c->first_layer > 0 || c->last_layer < layers - 1))
+        return vptq_fail(err, VPTQ_E_ARG,
+                         "row '%s': allocation by losses needs all %u layers, \"uniform\" does "
+                         "not",
+                         row->name, layers);
+    return VPTQ_OK;
+}
+
 /* A budget that measures matrices is looked at with one setting for all, which needs none. */
-static vptq_status plan_row(const ablation *a, const vptq_ablate_row *row,
-                            double original_bits, vptq_ablate_result *result,
-                            vptq_err *err)
+static vptq_status plan_row(const ablation *a, const vptq_ablate_row *row, double original_bits,
+                            vptq_ablate_result *result, vptq_err *err)
 {
     vptq_quantize_options o = quantize_options(a, row, NULL);
     vptq_quantize_result r;
@@ -398,12 +413,14 @@ static vptq_status plan(ablation *a, vptq_err *err)
         return VPTQ_E_NOMEM;
     VPTQ_TRY(open_model(a, o->model, &model, err));
     const double bits = vptq_model_bits_per_weight(&model);
+    const uint32_t layers = model.desc->layers;
     vptq_model_release(&model);
     for (size_t i = 0; i < a->report->count; i++) {
         a->report->rows[i] = (vptq_ablate_result){.row = &a->rows[i],
                                                   .bits_per_weight = bits,
                                                   .mean_loss = (double)NAN,
                                                   .mean_held_out = (double)NAN};
+        VPTQ_TRY(check_budget(a, &a->rows[i], layers, err));
         if (!a->rows[i].original && !a->rows[i].skipped)
             VPTQ_TRY(plan_row(a, &a->rows[i], bits, &a->report->rows[i], err));
     }

@@ -59,6 +59,7 @@ typedef struct vptq_ablate_options {
     size_t text_count;    /* at least 1 */
     vptq_ppl_options ppl; /* of each text; its corpus holds `rows` only */
     bool keep_packed;     /* archives stay */
+    bool force;           /* rows and Hessians of other settings are made again */
     bool dry_run;         /* bits of all rows; needs no directory */
 } vptq_ablate_options;
 

@@ -266,7 +266,12 @@ static vptq_status listed_rows(const vptq_ablate_options *opt, vptq_arena *arena
 {
     reader r = {.opt = opt, .arena = arena};
     json_t *list = NULL;
-    vptq_status st = vptq_json_load(opt->rows, FILE_LIMIT, &list, err);
+    vptq_quant_settings s;
+    /* what is wrong for all rows is the caller's, not the file's */
+    vptq_status st =
+        vptq_settings_defaults(opt->encoder, NULL, opt->given, opt->given_count, &s, err);
+    if (!st)
+        st = vptq_json_load(opt->rows, FILE_LIMIT, &list, err);
     if (!st)
         st = take_list(&r, list, rows, count, err);
     json_decref(list);

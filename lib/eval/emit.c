@@ -163,5 +163,8 @@ void vptq_emit_real(vptq_emit *e, double x)
         if (strtod(text, NULL) == x)
             break;
     }
+    /* 14800 rather than 1.48e+04 */
+    if (isfinite(x) && fabs(x) < 1e15 && x == trunc(x))
+        snprintf(text, sizeof text, "%.0f", x == 0 ? 0 : x);
     vptq_emit_text(e, text);
 }

@@ -1,0 +1,165 @@
+#!/usr/bin/env bash
+# A grid of settings on one model: every combination quantized, packed and measured, one CSV and the
+# picture of perplexity over all stored bits with the settings that nothing else beats.
+#
+#     scripts/sweep.sh -o DIR [-v 4,8] [-k 256,4096] [-r 0,256] [-g 1] [--outliers 0] [--max-bits X]
+#                      -- -m MODEL -c CALIBRATION --text FILE [OPTION..]
+#
+# Lists are separated by commas: vector lengths (4,6,8), centroids (256), residual centroids (0),
+# groups (1), percent of outlier columns (0).  Combinations that cannot be (more residual centroids
+# than centroids), or that take more than --max-bits bits per weight on this model, are left out and
+# named.  What follows -- goes to vptq-eval ablate, which also resumes: a sweep that was interrupted,
+# or whose lists have grown, does only what is missing.
+#
+# DIR/rows.json: the rows.  DIR/sweep.csv: one line per row, as of vptq-eval ablate, and whether it is
+# on the frontier.  DIR/sweep.svg: the picture, where gnuplot is installed.
+# Environment: BIN (tools, default build/bin beside this script's folder).
+set -euo pipefail
+
+src=$(cd "$(dirname "$0")/.." && pwd)
+BIN=${BIN:-$src/build/bin}
+
+usage()
+{
+    echo "sweep.sh: $*" >&2
+    echo "usage: sweep.sh -o DIR [-v LIST] [-k LIST] [-r LIST] [-g LIST] [--outliers LIST] [--max-bits X] -- ABLATE-OPTIONS" >&2
+    exit 2
+}
+
+dir='' vectors=4,6,8 centroids=256 residuals=0 groups=1 outliers=0 max_bits=''
+while [ $# -gt 0 ] && [ "$1" != -- ]; do
+    [ $# -ge 2 ] || usage "$1 needs a value"
+    case $1 in
+    -o) dir=$2 ;;
+    -v) vectors=$2 ;;
+    -k) centroids=$2 ;;
+    -r) residuals=$2 ;;
+    -g) groups=$2 ;;
+    --outliers) outliers=$2 ;;
+    --max-bits) max_bits=$2 ;;
+    *) usage "unknown option '$1'" ;;
+    esac
+    shift 2
+done
+[ $# -gt 1 ] || usage "-- and the options of vptq-eval ablate are missing"
+[ -n "$dir" ] || usage "-o DIR is missing"
+shift
+for list in "$vectors" "$centroids" "$residuals" "$groups" "$outliers" "${max_bits:-1}"; do
+    [[ $list =~ ^[0-9]+(\.[0-9]+)?(,[0-9]+(\.[0-9]+)?)*$ ]] || usage "'$list' is no list of numbers"
+done
+
+# each LIST: its words
+each()
+{
+    tr ',' '\n' <<<"$1"
+}
+
+# One row a line, so that the rows to leave out can be taken from the file by their names.
+grid()
+{
+    local v k r g o name
+    for v in $(each "$vectors"); do
+        for k in $(each "$centroids"); do
+            for r in $(each "$residuals"); do
+                for g in $(each "$groups"); do
+                    for o in $(each "$outliers"); do
+                        name=v$v-k$k
+                        [ "$r" = 0 ] || name=$name-r$r
+                        [ "$g" = 1 ] || name=$name-g$g
+                        [ "$o" = 0 ] || name=$name-o$o
+                        if [ "$r" -gt "$k" ]; then
+                            echo "sweep: $name is left out: more residual centroids than centroids" >&2
+                            continue
+                        fi
+                        printf '{"name": "%s", "settings": {"vector_length": %s, "centroids": %s, ' "$name" "$v" "$k"
+                        printf '"residual": %s, "groups": %s, "outliers": %s}}\n' "$r" "$g" "$o"
+                    done
+                done
+            done
+        done
+    done
+}
+
+# list FILE: lines of rows as a JSON list, behind the original
+list()
+{
+    echo '[{"name": "original", "original": true}'
+    sed 's/^/,/' "$1"
+    echo ']'
+}
+
+mkdir -p "$dir"
+grid >"$dir/grid.tmp"
+list "$dir/grid.tmp" >"$dir/rows.json"
+if [ -n "$max_bits" ]; then
+    "$BIN/vptq-eval" ablate "$@" --table "$dir/rows.json" --dry-run -q --no-progress --format csv >"$dir/plan.tmp" 2>/dev/null ||
+        "$BIN/vptq-eval" ablate "$@" --table "$dir/rows.json" --dry-run -q --no-progress --format csv >/dev/null
+    awk -F, -v max="$max_bits" '
+        NR == 1 { for (i = 1; i <= NF; i++) if ($i == "bits_per_weight") at = i; next }
+        NR > 2 && $at > max { print $1 }' "$dir/plan.tmp" >"$dir/large.tmp"
+    while read -r name; do
+        echo "sweep: $name is left out: more than $max_bits bits per weight" >&2
+    done <"$dir/large.tmp"
+    awk -F'"' 'NR == FNR { large[$0] = 1; next } !($4 in large)' "$dir/large.tmp" "$dir/grid.tmp" >"$dir/small.tmp"
+    list "$dir/small.tmp" >"$dir/rows.json"
+fi
+rm -f "$dir"/*.tmp
+
+"$BIN/vptq-eval" ablate "$@" --table "$dir/rows.json" -o "$dir/ablation" --format csv >"$dir/table.tmp"
+
+# On the frontier: no row with as few bits has a lower perplexity.
+awk -F, '
+    NR == 1 { for (i = 1; i <= NF; i++) { if ($i == "bits_per_weight") b = i; if ($i == "ppl") p = i }
+              head = $0; next }
+    { line[++n] = $0; bits[n] = $b; ppl[n] = $p }
+    END {
+        print head ",frontier"
+        for (i = 1; i <= n; i++) {
+            on = 1
+            for (j = 1; j <= n; j++)
+                if (bits[j] <= bits[i] && ppl[j] <= ppl[i] && (bits[j] < bits[i] || ppl[j] < ppl[i])) on = 0
+            print line[i] "," on
+        }
+    }' "$dir/table.tmp" >"$dir/sweep.csv.tmp"
+mv "$dir/sweep.csv.tmp" "$dir/sweep.csv"
+rm -f "$dir/table.tmp"
+cat "$dir/sweep.csv"
+
+if ! command -v gnuplot >/dev/null; then
+    echo "sweep: gnuplot is not installed; there is no picture" >&2
+    exit 0
+fi
+# points CONDITION: bits, perplexity, its error and name of rows but the original
+points()
+{
+    awk -F, "
+        NR == 1 { for (i = 1; i <= NF; i++) at[\$i] = i; next }
+        \$at[\"row\"] != \"original\" && ($1) {
+            print \$at[\"bits_per_weight\"], \$at[\"ppl\"], \$at[\"ppl_stderr\"], \$at[\"row\"] }" "$dir/sweep.csv" | sort -n
+}
+original=$(awk -F, 'NR == 1 { for (i = 1; i <= NF; i++) if ($i == "ppl") p = i } $1 == "original" { print $p }' "$dir/sweep.csv")
+# shellcheck disable=SC2016 # $ belongs to awk and gnuplot
+gnuplot <<EOF
+set terminal svg size 900,560 background "white" font "sans-serif,12"
+set output "$dir/sweep.svg"
+set xlabel "bits per weight, everything that is stored"
+set ylabel "perplexity"
+set logscale y
+set grid ytics xtics lc rgb "#e0e0e0" lt 1
+set border 3
+set tics nomirror
+set key top right
+set offsets graph 0.02, graph 0.12, graph 0.2, graph 0.05
+set yrange [$original * 0.9:]
+\$all <<END
+$(points '$at["frontier"] == 0')
+END
+\$frontier <<END
+$(points '$at["frontier"] == 1')
+END
+plot $original with lines lt 1 dt 2 lc rgb "#777777" title sprintf("original, %.3f", $original), \
+    \$all using 1:2:3 with yerrorbars pt 7 ps 0.6 lt 1 lc rgb "#999999" title "settings", \
+    \$frontier using 1:2 with lines lt 1 lw 2 lc rgb "#0072b2" notitle, \
+    \$frontier using 1:2:3 with yerrorbars pt 7 ps 0.9 lt 1 lc rgb "#0072b2" title "nothing better for as few bits", \
+    \$frontier using 1:2:4 with labels left rotate by 40 offset 0.6,0.7 font ",10" notitle
+EOF

@@ -1,0 +1,98 @@
+# A table of settings from one command: what stands in it, stopping and going on.
+model=$(data models/stories260K-hf)
+calibration=$(data text/tinystories/tiny.utf8)
+text=$(data text/tinystories/tinystories_v2_sample.txt)
+
+cat >rows.json <<'EOF'
+[
+ {"name": "original", "original": true},
+ {"name": "v4", "settings": {"vector_length": 4, "centroids": 64, "retrain": 8}},
+ {"name": "residual", "label": "v4 + residual", "encoder": "upstream",
+  "settings": {"vector_length": 4, "centroids": 64, "residual": 16, "pass_columns": 2}},
+ {"name": "outliers", "settings": {"vector_length": 4, "centroids": 32, "outliers": 5, "outlier_centroids": 16,
+  "retrain": 8}},
+ {"name": "budget", "bits": 3.5, "allocate": "uniform"}
+]
+EOF
+options=(-m "$model" -c "$calibration" -n 8 -l 128 --text "$text" --context 256
+    --table rows.json --layers 1-2 --set kmeans_iterations=4 --no-seconds)
+ablate() { "$BIN/vptq-eval" ablate "${options[@]}" "$@"; }
+
+# ---- the figures are those of the tools ----
+ablate -q --dry-run --format json >plan.jsonl
+[ "$(wc -l <plan.jsonl)" -eq 5 ] || fail "$(cat plan.jsonl)"
+ablate -q -o whole --keep-packed --format json >whole.jsonl
+line() { sed -n "$1p" "$2" >line.json; }
+for n in 2 3 4; do
+    line $n whole.jsonl
+    made=$(json_get bits_per_weight line.json)
+    line $n plan.jsonl
+    [ "$made" = "$(json_get bits_per_weight line.json)" ] || fail "bits of row $n: $made in $(cat line.json)"
+done
+line 1 whole.jsonl
+[ "$(json_get bits_per_weight line.json)" = 16 ] || fail "$(cat line.json)"
+[ "$(json_get v line.json)" = null ] || fail "$(cat line.json)"
+line 3 whole.jsonl
+[ "$(json_get row line.json)" = 'v4 + residual' ] || fail "$(cat line.json)"
+[ "$(json_get name line.json)" = residual ] || fail "$(cat line.json)"
+[ "$(json_get channel_independent line.json)" = no ] || fail "$(cat line.json)"
+[ "$(json_get k_res line.json)" = 16 ] || fail "$(cat line.json)"
+"$BIN/vptq-eval" ppl -q -m whole/packed/residual.vptq --text "$text" --context 256 --format json >ppl.json
+for key in ppl ppl_stderr; do
+    expect_near "$(json_get $key line.json)" "$(json_get $key ppl.json)" 1e-12
+done
+mean=$(json_get proxy_loss whole/work/residual/report.jsonl | awk '{ s += $1 } END { printf "%.12g", s / NR }')
+expect_near "$(json_get mean_loss line.json)" "$mean" 1e-9
+[ "$(json_get packed_bytes line.json)" = "$(stat -c %s whole/packed/residual.vptq)" ] || fail "$(cat line.json)"
+line 5 whole.jsonl
+expect_number "$(json_get bits_per_weight line.json)" '<=' 3.5
+expect_number "$(json_get bits_per_weight line.json)" '>' 3
+[ "$(json_get bits line.json)" = 3.5 ] || fail "$(cat line.json)"
+
+# ---- stopped and gone on: the same bytes ----
+# stopped SIGNAL STATUS PATTERN: a run that gets the signal when its log says so
+stopped()
+{
+    local status=0 signal=$1 want=$2 pattern=$3
+    "$BIN/vptq-eval" ablate "${options[@]}" -o parts >/dev/null 2>err.txt &
+    local pid=$!
+    there() { grep -q "$pattern" err.txt; }
+    wait_for 60 there
+    kill "-$signal" "$pid"
+    wait "$pid" || status=$?
+    [ "$status" -eq "$want" ] || fail "status $status after $signal"
+}
+stopped INT 130 'row 2 of 5: v4$'
+stopped KILL 137 'row 4 of 5: outliers$'
+for format in md csv json; do
+    ablate -q -o whole --format $format >whole.$format
+    ablate -q -o parts --format $format >parts.$format
+    expect_same whole.$format parts.$format "after interruptions"
+done
+[ ! -e whole/packed/v4.vptq ] || fail "an archive was kept"
+ablate -q -o parts -t 1 --only v4 --only 4-5 --format json >some.jsonl
+sed -n '2p;4,5p' whole.jsonl | sed 's/"name": "[a-z0-9]*", //' >want.jsonl
+sed 's/"name": "[a-z0-9]*", //' some.jsonl >got.jsonl
+expect_same got.jsonl want.jsonl
+ablate -q -o parts --report table.md --format md >out.txt
+expect_same table.md whole.md
+[ ! -s out.txt ] || fail "a report in a file is not printed"
+expect_exit 1 ablate -q -o parts --report table.md --format md 2>err.txt
+expect_line err.txt "table.md.* exists"
+
+# ---- another run in its place ----
+sed 's/"centroids": 32/"centroids": 16/' rows.json >other.json
+expect_exit 1 ablate -q -o parts --table other.json 2>err.txt
+expect_line err.txt "row 'outliers': .*settings.centroids"
+expect_exit 1 ablate -q -o parts -n 4 2>err.txt
+expect_line err.txt "parts/hessians.*key 'fingerprint'"
+ablate -q -o parts --table other.json -f --format json >other.jsonl
+grep -v '"name": "outliers"' other.jsonl >got.jsonl
+grep -v '"name": "outliers"' whole.jsonl >want.jsonl
+expect_same got.jsonl want.jsonl "but for the row that was made again"
+grep '"name": "outliers"' other.jsonl >line.json
+[ "$(json_get k line.json)" = 16 ] || fail "$(cat line.json)"
+mkdir foreign
+echo x >foreign/file
+expect_exit 1 ablate -q -o foreign 2>err.txt
+expect_line err.txt "'foreign' is no ablation: it holds 'file'"

@@ -1,0 +1,64 @@
+# Rows of an ablation: the paper's, and lists that cannot be.
+model=$(data models/stories260K-hf)
+text=$(data text/tinystories/tinystories_v2_sample.txt)
+ablate() { "$BIN/vptq-eval" ablate -q -m "$model" --text "$text" --context 128 --dry-run "$@"; }
+
+# ---- Table 10 ----
+ablate --format json >paper.jsonl 2>err.txt
+[ "$(wc -l <paper.jsonl)" -eq 19 ] || fail "$(wc -l <paper.jsonl) rows"
+[ "$(json_get row paper.jsonl | tr '\n' ' ')" = \
+    "#1 #2 #3 #4 #5 #6 #7 #8 #9 #10 #11 #12 #13 #14 #15 #16 #17 #18 #19 " ] || fail "$(cat paper.jsonl)"
+[ "$(json_get paper_ppl paper.jsonl | tr '\n' ' ')" = \
+    "4.57 14800 7.21 6.29 7.25 5.8 6.32 6.16 6.08 6.02 6.07 5.32 5.71 5.63 5.63 5.63 5.55 4.82 4.64 " ] ||
+    fail "$(json_get paper_ppl paper.jsonl)"
+[ "$(json_get groups paper.jsonl | tr '\n' ' ')" = \
+    "null 1 1 1 1 1 1 1 1 1 1 1 1 1 2 4 8 1 1 " ] || fail "$(json_get groups paper.jsonl)"
+[ "$(grep -c '"status": "needs finetuning"' paper.jsonl)" -eq 3 ] || fail "$(cat paper.jsonl)"
+sed -n 5p paper.jsonl >five.json
+[ "$(json_get channel_independent five.json)" = no ] || fail "$(cat five.json)"
+expect_line err.txt "row 'v8': .* bits per weight, the original has 16.00"
+ablate --only '#4' --only 8-9 --only 4-bit --format csv 2>/dev/null | cut -d, -f2 >names.txt
+[ "$(tr '\n' ' ' <names.txt)" = "name v6 outliers-1 outliers-2 4-bit " ] || fail "$(cat names.txt)"
+
+# ---- lists ----
+# refused STATUS PATTERN JSON [OPTION..]
+refused()
+{
+    local status=$1 pattern=$2
+    printf '%s' "$3" >rows.json
+    shift 3
+    expect_exit "$status" ablate --table rows.json "$@" >out.txt 2>err.txt
+    expect_line err.txt "$pattern"
+    [ ! -s out.txt ] || fail "something on stdout"
+}
+refused 1 'rows.json: is no list of 1 to 1000 rows' '{"rows": []}'
+refused 1 'rows.json: is no list of 1 to 1000 rows' '[]'
+refused 1 'rows.json: row 1: is no object' '[3]'
+refused 1 "rows.json: row 1: key 'name' is missing" '[{"settings": {}}]'
+refused 1 "rows.json: row 1: key 'name' is missing or not" '[{"name": "../x"}]'
+refused 1 "rows.json: row 1: key 'name' is missing or not" '[{"name": ".x"}]'
+refused 1 "rows.json: row 2: key 'name' is that of an earlier row" '[{"name": "a"}, {"name": "A"}]'
+refused 1 "rows.json: row 1: key 'v' is unknown" '[{"name": "a", "v": 3}]'
+refused 1 "rows.json: row 1: key 'bits' means nothing" '[{"name": "a", "original": true, "bits": 3}]'
+refused 1 "rows.json: row 1: key 'original' is neither" '[{"name": "a", "original": 1}]'
+refused 1 "rows.json: row 1: there is no setting 'size'" '[{"name": "a", "settings": {"size": 3}}]'
+refused 1 "rows.json: row 1: key 'centroids' is neither" '[{"name": "a", "settings": {"centroids": [1]}}]'
+refused 1 "rows.json: row 1: centroids is 'many'" '[{"name": "a", "settings": {"centroids": "many"}}]'
+refused 1 "rows.json: row 1: encoder is 'x'" '[{"name": "a", "encoder": "x"}]'
+refused 1 "rows.json: row 1: preset is 'x'" '[{"name": "a", "preset": "x"}]'
+refused 1 "rows.json: row 1: key 'bits' is no number above 0" '[{"name": "a", "bits": 0}]'
+refused 1 "rows.json: row 1: key 'allocate' means nothing" '[{"name": "a", "allocate": "proxy"}]'
+refused 1 "rows.json: row 1: key 'allocate' is neither" '[{"name": "a", "bits": 3, "allocate": "kl"}]'
+refused 1 "cannot open 'none.json'" '[{"name": "a", "recipe": "none.json"}]'
+refused 2 "vector_length is '3000'" '[{"name": "a"}]' --set vector_length=3000
+refused 2 "row 'b': .*groups" '[{"name": "a"}, {"name": "b", "settings": {"groups": 7}}]'
+refused 2 "row 'a': allocation by losses needs all 5 layers" '[{"name": "a", "bits": 3}]' --layers 1
+refused 2 "no row is called 'c', and it is no number from 1 to 1" '[{"name": "a"}]' --only c
+refused 2 "no row is called '2', and it is no number from 1 to 1" '[{"name": "a"}]' --only 2
+refused 2 "set is 'x', expected KEY=VALUE" '[{"name": "a"}]' --set x
+refused 2 "there is no setting 'x'" '[{"name": "a"}]' --set x=1
+printf '[{"name": "a"}]' >rows.json
+expect_exit 2 "$BIN/vptq-eval" ablate -m "$model" --table rows.json -o d --text "$text" 2>err.txt
+expect_line err.txt 'give a calibration text'
+expect_exit 2 "$BIN/vptq-eval" ablate -m "$model" --table rows.json -o d -H h 2>err.txt
+expect_line err.txt 'give --text FILE'

@@ -1,0 +1,42 @@
+# scripts/sweep.sh: the rows of a grid, what is left out, the frontier, a grid that grows.
+model=$(data models/stories260K-hf)
+calibration=$(data text/tinystories/tiny.utf8)
+text=$(data text/tinystories/tinystories_v2_sample.txt)
+sweep()
+{
+    "$SRC/scripts/sweep.sh" -o dir "$@" -- -m "$model" -c "$calibration" -n 4 -l 64 --text "$text" --context 128 \
+        --layers 0 --encoder upstream --set kmeans_iterations=2 --no-seconds -q
+}
+sweep -v 4,8 -k 16 -r 0,16,32 >out.csv 2>err.txt
+expect_line err.txt '^sweep: v4-k16-r32 is left out: more residual centroids'
+expect_same out.csv dir/sweep.csv
+[ "$(cut -d, -f1 out.csv | tr '\n' ' ')" = "row original v4-k16 v4-k16-r16 v8-k16 v8-k16-r16 " ] || fail "$(cat out.csv)"
+# the original has the lowest perplexity, the row with the fewest bits is on the frontier as well
+awk -F, '
+    NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i; next }
+    { bits[NR] = $at["bits_per_weight"]; ppl[NR] = $at["ppl"]; on[NR] = $at["frontier"] }
+    END {
+        for (i = 2; i <= NR; i++) {
+            best = 1
+            for (j = 2; j <= NR; j++)
+                if (j != i && bits[j] <= bits[i] && ppl[j] <= ppl[i]) best = 0
+            if (best != on[i]) exit 1
+            count += best
+        }
+        exit !(count >= 2)
+    }' out.csv || fail "the frontier is another one: $(cat out.csv)"
+if command -v gnuplot >/dev/null; then
+    expect_line dir/sweep.svg '</svg>'
+fi
+
+sweep -v 4,8 -k 16 -r 0,16 -g 1,2 --max-bits 3 >more.csv 2>err.txt
+expect_line err.txt '^sweep: .* is left out: more than 3 bits per weight'
+awk -F, 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i; next }
+    NR > 2 && $at["bits_per_weight"] > 3 { exit 1 }' more.csv || fail "$(cat more.csv)"
+# rows that both have are the same
+grep '^v8-k16,' out.csv | sed 's/,[01]$//' >a.txt
+grep '^v8-k16,' more.csv | sed 's/,[01]$//' >b.txt
+expect_same a.txt b.txt
+[ -s a.txt ] || fail "no row v8-k16"
+expect_exit 2 "$SRC/scripts/sweep.sh" -o dir -v x -- -m "$model" 2>err.txt
+expect_line err.txt "'x' is no list of numbers"
