@@ -437,6 +437,19 @@ static bool quantizes(const ablation *a)
     return any;
 }
 
+/* Hessians of another model are refused before anything is measured. */
+static vptq_status check_hessians(const ablation *a, vptq_err *err)
+{
+    size_t i = 0;
+    while (a->rows[i].original || a->rows[i].skipped)
+        i++;
+    vptq_quantize_options o = quantize_options(a, &a->rows[i], NULL);
+    vptq_quantize_result r;
+    o.bits = 0;
+    o.dry_run = true;
+    return vptq_quantize_model(a->dev, &o, NULL, NULL, &r, err);
+}
+
 static vptq_status collect(ablation *a, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
@@ -445,8 +458,10 @@ static vptq_status collect(ablation *a, vptq_err *err)
     vptq_collect_result r;
     vptq_model model;
     a->hessians = o->hessians;
-    if (o->hessians || !quantizes(a))
+    if (!quantizes(a))
         return VPTQ_OK;
+    if (o->hessians)
+        return check_hessians(a, err);
     VPTQ_TRY(vptq_path_join(a->hessian_path, sizeof a->hessian_path, o->dir, "hessians", err));
     a->hessians = a->hessian_path;
     VPTQ_TRY(vptq_model_open(a->dev->ctx, o->model, &copt,

@@ -62,3 +62,10 @@ expect_exit 2 "$BIN/vptq-eval" ablate -m "$model" --table rows.json -o d --text 
 expect_line err.txt 'give a calibration text'
 expect_exit 2 "$BIN/vptq-eval" ablate -m "$model" --table rows.json -o d -H h 2>err.txt
 expect_line err.txt 'give --text FILE'
+
+# Hessians of another model are found before anything is measured
+bin=$(data models/stories260K/stories260K.bin)
+"$BIN/vptq-hessian" -q -m "$bin" --tokenizer "$model/tokenizer.json" -c "$text" -n 1 -l 64 -o h
+expect_exit 1 "$BIN/vptq-eval" ablate -m "$model" --table rows.json -o d -H h --text "$text" 2>err.txt
+expect_line err.txt "'h' holds the hessians of another model"
+[ -z "$(ls d/rows)" ] || fail "a row was measured"
