@@ -495,6 +495,82 @@ static vptq_status shadow_attention_mass(vptq_dev *dev, const vptq_attention_arg
     return done(s, s->ops->attention_mass(s->dev, &d, dm, err));
 }
 
+/* Page tables as far as the sequences reach; what stays behind the last page of one may be
+ * anything. */
+static void kv_rows_arrays(shadow *s, const vptq_kv_rows *r, vptq_kv_rows *d)
+{
+    *d = *r;
+    d->starts = in(s, r->starts, r->sequences + 1, sizeof *r->starts);
+    d->positions = in(s, r->positions, r->sequences, sizeof *r->positions);
+    const size_t pages = (r->most_tokens + VPTQ_KV_PAGE - 1) / VPTQ_KV_PAGE;
+    d->table = in(s, r->table, span(r->sequences, pages, r->ld_table), sizeof *r->table);
+}
+
+/* The pool as far as pages of these sequences reach. */
+static void kv_pool_arrays(shadow *s, const vptq_kv_rows *r, const vptq_kv_pool *pool,
+                           vptq_kv_pool *d)
+{
+    size_t last = 0;
+    for (size_t q = 0; q < r->sequences; q++) {
+        const size_t tokens = r->positions[q] + r->starts[q + 1] - r->starts[q];
+        for (size_t page = 0; page * VPTQ_KV_PAGE < tokens; page++)
+            if (r->table[q * r->ld_table + page] > last)
+                last = r->table[q * r->ld_table + page];
+    }
+    const size_t numbers = (last + 1) * VPTQ_KV_PAGE * pool->kv_heads * pool->head_dim;
+    *d = *pool;
+    d->keys = out(s, pool->keys, numbers, vptq_dtype_get(pool->type)->bytes);
+    d->values = out(s, pool->values, numbers, vptq_dtype_get(pool->type)->bytes);
+}
+
+static vptq_status shadow_rope_rows(vptq_dev *dev, const vptq_kv_rows *rows, size_t heads,
+                                    size_t head_dim, float *x, size_t ldx,
+                                    const float *cos_table, const float *sin_table,
+                                    vptq_err *err)
+{
+    shadow *s = of(dev);
+    const size_t angles = rows->most_tokens * (head_dim / 2);
+    vptq_kv_rows d = *rows;
+    d.starts = in(s, rows->starts, rows->sequences + 1, sizeof *rows->starts);
+    d.positions = in(s, rows->positions, rows->sequences, sizeof *rows->positions);
+    float *dx = out(s, x, span(rows->rows, heads * head_dim, ldx), sizeof *x);
+    const float *dc = in(s, cos_table, angles, sizeof *dc);
+    const float *ds = in(s, sin_table, angles, sizeof *ds);
+    return done(s, s->ops->rope_rows(s->dev, &d, heads, head_dim, dx, ldx, dc, ds, err));
+}
+
+static vptq_status shadow_kv_store(vptq_dev *dev, const vptq_kv_rows *rows,
+                                   const vptq_kv_pool *pool, const float *keys, size_t ldk,
+                                   const float *values, size_t ldv, vptq_err *err)
+{
+    shadow *s = of(dev);
+    const size_t width = pool->kv_heads * pool->head_dim;
+    vptq_kv_rows d;
+    vptq_kv_pool p;
+    kv_rows_arrays(s, rows, &d);
+    kv_pool_arrays(s, rows, pool, &p);
+    const float *dk = in(s, keys, span(rows->rows, width, ldk), sizeof *keys);
+    const float *dv = in(s, values, span(rows->rows, width, ldv), sizeof *values);
+    return done(s, s->ops->kv_store(s->dev, &d, &p, dk, ldk, dv, ldv, err));
+}
+
+static vptq_status shadow_attention_paged(vptq_dev *dev, const vptq_paged_args *a,
+                                          vptq_err *err)
+{
+    shadow *s = of(dev);
+    const size_t wide = a->heads * a->pool->head_dim;
+    vptq_paged_args d = *a;
+    vptq_kv_rows rows;
+    vptq_kv_pool pool;
+    kv_rows_arrays(s, a->rows, &rows);
+    kv_pool_arrays(s, a->rows, a->pool, &pool);
+    d.rows = &rows;
+    d.pool = &pool;
+    d.q = in(s, a->q, span(a->rows->rows, wide, a->ldq), sizeof *a->q);
+    d.out = out(s, a->out, span(a->rows->rows, wide, a->ldo), sizeof *a->out);
+    return done(s, s->ops->attention_paged(s->dev, &d, err));
+}
+
 static vptq_status shadow_swiglu(vptq_dev *dev, size_t n, size_t dim, const float *gate,
                                  const float *up, float *y, vptq_err *err)
 {
@@ -563,6 +639,9 @@ static const vptq_backend rows = {
     .rope = shadow_rope,
     .attention = shadow_attention,
     .attention_mass = shadow_attention_mass,
+    .rope_rows = shadow_rope_rows,
+    .kv_store = shadow_kv_store,
+    .attention_paged = shadow_attention_paged,
     .swiglu = shadow_swiglu,
     .nll = shadow_nll,
     .sample = shadow_sample,

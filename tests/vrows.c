@@ -368,6 +368,61 @@ static vptq_status run_attention_mass(vrows *r, vptq_err *err)
     return r->dev.ops->attention_mass(r->dev.state, &a, r->d, err);
 }
 
+/* One sequence of two rows in page 0; r->d holds what says so, and the pool behind it. */
+typedef struct paged_rows {
+    vptq_kv_rows rows;
+    vptq_kv_pool pool;
+} paged_rows;
+
+static vptq_status paged_of(vrows *r, paged_rows *p, vptq_err *err)
+{
+    static const uint32_t starts[2] = {0, 2};
+    uint32_t *at = (uint32_t *)(void *)r->d;
+    const vptq_status st = r->dev.ops->upload(r->dev.state, at, starts, sizeof starts, err);
+    *p = (paged_rows){.rows = {.rows = 2,
+                               .sequences = 1,
+                               .most_rows = 2,
+                               .most_tokens = 2,
+                               .starts = at,
+                               .positions = r->idx,
+                               .table = r->idx,
+                               .ld_table = 1},
+                      .pool = {VPTQ_F16, 1, N / 2, r->d + 8, r->d + 8 + 4 * N}};
+    return st;
+}
+
+static vptq_status run_rope_rows(vrows *r, vptq_err *err)
+{
+    paged_rows p;
+    const vptq_status st = paged_of(r, &p, err);
+    return st ? st
+              : r->dev.ops->rope_rows(r->dev.state, &p.rows, 2, N / 2, r->y, N, r->x, r->x,
+                                      err);
+}
+
+static vptq_status run_kv_store(vrows *r, vptq_err *err)
+{
+    paged_rows p;
+    const vptq_status st = paged_of(r, &p, err);
+    return st ? st
+              : r->dev.ops->kv_store(r->dev.state, &p.rows, &p.pool, r->x, N, r->x, N, err);
+}
+
+static vptq_status run_attention_paged(vrows *r, vptq_err *err)
+{
+    paged_rows p;
+    const vptq_status st = paged_of(r, &p, err);
+    const vptq_paged_args a = {.rows = &p.rows,
+                               .pool = &p.pool,
+                               .heads = 2,
+                               .scale = 1,
+                               .q = r->x,
+                               .out = r->y,
+                               .ldq = N,
+                               .ldo = N};
+    return st ? st : r->dev.ops->attention_paged(r->dev.state, &a, err);
+}
+
 static vptq_status run_swiglu(vrows *r, vptq_err *err)
 {
     return r->dev.ops->swiglu(r->dev.state, 2, N, r->x, r->x, r->y, err);
@@ -425,6 +480,9 @@ const vrows_row vrows_all[] = {
     {"rope", run_rope},
     {"attention", run_attention},
     {"attention_mass", run_attention_mass},
+    {"rope_rows", run_rope_rows},
+    {"kv_store", run_kv_store},
+    {"attention_paged", run_attention_paged},
     {"swiglu", run_swiglu},
     {"nll", run_nll},
     {"sample", run_sample},

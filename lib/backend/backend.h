@@ -53,6 +53,38 @@ typedef struct vptq_attention_args {
     size_t ldq, ldk, ldv, ldo;
 } vptq_attention_args;
 
+/* Keys and values of one layer in pages of VPTQ_KV_PAGE tokens each.  Page p is the elements
+ * [p, p + 1) * VPTQ_KV_PAGE * kv_heads * head_dim of both arrays; what stands where within it
+ * is the backend's own. */
+enum { VPTQ_KV_PAGE = 32 };
+typedef struct vptq_kv_pool {
+    vptq_dtype type; /* VPTQ_F16 or VPTQ_F32 */
+    size_t kv_heads, head_dim;
+    void *keys, *values;
+} vptq_kv_pool;
+
+/* Rows of several sequences one behind the other: sequence s is rows [starts[s], starts[s +
+ * 1]), at least one, at positions[s] and behind it.  Its token t is in page table[s * ld_table
+ * + t / VPTQ_KV_PAGE]; no page belongs to two sequences. */
+typedef struct vptq_kv_rows {
+    size_t rows, sequences;
+    size_t most_rows, most_tokens; /* rows of a sequence at most, and tokens with them */
+    const uint32_t *starts, *positions, *table; /* [sequences + 1], [sequences], .. */
+    size_t ld_table;
+} vptq_kv_rows;
+
+/* Causal attention as above of every sequence to its own keys and values, those of its rows
+ * with them, which the pool holds already.  q, out: [rows, heads * head_dim]. */
+typedef struct vptq_paged_args {
+    const vptq_kv_rows *rows;
+    const vptq_kv_pool *pool;
+    size_t heads, window;
+    float scale;
+    const float *q;
+    float *out;
+    size_t ldq, ldo;
+} vptq_paged_args;
+
 /* Running cross entropy of one token over column tiles of the logits. */
 typedef struct vptq_nll_state {
     double max, sum; /* sum = sum of exp(logit - max) over what was seen */
@@ -298,6 +330,18 @@ typedef struct vptq_backend {
      */
     vptq_status (*attention_mass)(vptq_dev *dev, const vptq_attention_args *a, double *mass,
                                   vptq_err *err);
+    /* rope for rows of several sequences, each row with the angles of its position. */
+    vptq_status (*rope_rows)(vptq_dev *dev, const vptq_kv_rows *rows, size_t heads,
+                             size_t head_dim, float *x, size_t ldx, const float *cos_table,
+                             const float *sin_table, vptq_err *err);
+    /* Keys and values [rows, kv_heads * head_dim] into the pages, rounded to the pool's type.
+     */
+    vptq_status (*kv_store)(vptq_dev *dev, const vptq_kv_rows *rows, const vptq_kv_pool *pool,
+                            const float *keys, size_t ldk, const float *values, size_t ldv,
+                            vptq_err *err);
+    /* What a sequence's row is rounded to may depend on how many rows of it there are, not on
+     * the other sequences. */
+    vptq_status (*attention_paged)(vptq_dev *dev, const vptq_paged_args *a, vptq_err *err);
     /* y = silu(gate) * up, all [n, dim]; y may be gate or up. */
     vptq_status (*swiglu)(vptq_dev *dev, size_t n, size_t dim, const float *gate,
                           const float *up, float *y, vptq_err *err);

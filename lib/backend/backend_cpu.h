@@ -16,7 +16,7 @@ vptq_status vptq_cpu_potrf(vptq_dev *dev, size_t n, double *a, size_t lda, size_
                            vptq_err *err);
 vptq_status vptq_cpu_trtri(vptq_dev *dev, size_t n, double *a, size_t lda, vptq_err *err);
 
-/* transformer: cpu_model.c, cpu_attention.c, cpu_attention_mass.c */
+/* transformer: cpu_model.c, cpu_attention.c, cpu_attention_mass.c, cpu_paged.c */
 vptq_status vptq_cpu_embed(vptq_dev *dev, size_t n, size_t dim, const void *table,
                            vptq_dtype type, const int32_t *ids, float *out, vptq_err *err);
 vptq_status vptq_cpu_rmsnorm(vptq_dev *dev, size_t n, size_t dim, const float *x, size_t ldx,
@@ -25,6 +25,13 @@ vptq_status vptq_cpu_rmsnorm(vptq_dev *dev, size_t n, size_t dim, const float *x
 vptq_status vptq_cpu_rope(vptq_dev *dev, size_t n, size_t heads, size_t head_dim, float *x,
                           size_t ldx, const float *cos_table, const float *sin_table,
                           size_t pos0, vptq_err *err);
+vptq_status vptq_cpu_rope_rows(vptq_dev *dev, const vptq_kv_rows *rows, size_t heads,
+                               size_t head_dim, float *x, size_t ldx, const float *cos_table,
+                               const float *sin_table, vptq_err *err);
+vptq_status vptq_cpu_kv_store(vptq_dev *dev, const vptq_kv_rows *rows, const vptq_kv_pool *pool,
+                              const float *keys, size_t ldk, const float *values, size_t ldv,
+                              vptq_err *err);
+vptq_status vptq_cpu_attention_paged(vptq_dev *dev, const vptq_paged_args *a, vptq_err *err);
 vptq_status vptq_cpu_swiglu(vptq_dev *dev, size_t n, size_t dim, const float *gate,
                             const float *up, float *y, vptq_err *err);
 vptq_status vptq_cpu_nll(vptq_dev *dev, size_t n, size_t width, const float *logits, size_t ld,

@@ -110,7 +110,7 @@ vptq_status vptq_cuda_find(vptq_dev *dev, const vptq_find_args *f, vptq_err *err
 vptq_status vptq_cuda_vq_pass(vptq_dev *dev, const vptq_pass_args *p, vptq_err *err);
 vptq_status vptq_cuda_vq_descend(vptq_dev *dev, const vptq_descend_args *d, vptq_err *err);
 
-/* transformer: cuda_model.cu, cuda_attention.cu, cuda_sample.cu */
+/* transformer: cuda_model.cu, cuda_attention.cu, cuda_paged.cu, cuda_sample.cu */
 vptq_status vptq_cuda_embed(vptq_dev *dev, size_t n, size_t dim, const void *table,
                             vptq_dtype type, const int32_t *ids, float *out, vptq_err *err);
 vptq_status vptq_cuda_rmsnorm(vptq_dev *dev, size_t n, size_t dim, const float *x, size_t ldx,
@@ -124,6 +124,13 @@ vptq_status vptq_cuda_swiglu(vptq_dev *dev, size_t n, size_t dim, const float *g
 vptq_status vptq_cuda_attention(vptq_dev *dev, const vptq_attention_args *a, vptq_err *err);
 vptq_status vptq_cuda_attention_mass(vptq_dev *dev, const vptq_attention_args *a, double *mass,
                                      vptq_err *err);
+vptq_status vptq_cuda_rope_rows(vptq_dev *dev, const vptq_kv_rows *rows, size_t heads,
+                                size_t head_dim, float *x, size_t ldx, const float *cos_table,
+                                const float *sin_table, vptq_err *err);
+vptq_status vptq_cuda_kv_store(vptq_dev *dev, const vptq_kv_rows *rows,
+                               const vptq_kv_pool *pool, const float *keys, size_t ldk,
+                               const float *values, size_t ldv, vptq_err *err);
+vptq_status vptq_cuda_attention_paged(vptq_dev *dev, const vptq_paged_args *a, vptq_err *err);
 vptq_status vptq_cuda_nll(vptq_dev *dev, size_t n, size_t width, const float *logits, size_t ld,
                           int32_t first, const int32_t *targets, bool start,
                           vptq_nll_state *state, vptq_err *err);

@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "lib/backend/backend_cpu.h"
+#include "lib/backend/cpu_attention.h"
 #include "lib/backend/cpu_gemm.h"
 #include "lib/backend/cpu_math.h"
 #include "lib/backend/dev.h"
@@ -24,14 +25,14 @@ enum {
     KEYS = 252,       /* of a tile: whole row blocks of 14, 6 and 4 */
     PANELS = 6,       /* of a task: they meet a tile of keys and values while it is in cache */
     PACKED = 1 << 23, /* floats of keys and values packed at a time, at least one kv head's */
-    FEW = 8,          /* stacked rows for which packing costs more than it saves */
     LINE = 16         /* floats of a cache line */
 };
 
 typedef struct attention_job {
     const vptq_cpu_math *math;
     const vptq_attention_args *a;
-    size_t group;               /* query heads per kv head */
+    const vptq_attention_source *source; /* NULL: the arrays of a */
+    size_t group;                        /* query heads per kv head */
     size_t rows, panels, tasks; /* stacked rows of one kv head, their panels and tasks */
     size_t dim;                 /* head_dim, rounded up to whole row blocks */
     size_t tile0, tiles;        /* tiles of keys that anyone sees: [tile0, tile0 + tiles) */
@@ -62,21 +63,33 @@ static void pack_tile(void *arg, size_t begin, size_t end, int thread)
     const attention_job *job = arg;
     const vptq_attention_args *a = job->a;
     (void)end;
-    (void)thread;
     const size_t step = job->math->tile_rows, d = a->head_dim, all = a->pos0 + a->n;
-    const size_t column = (job->kv0 + begin / job->tiles) * d;
+    const size_t kv = job->kv0 + begin / job->tiles;
     const size_t k0 = (job->tile0 + begin % job->tiles) * KEYS;
     const size_t count = all - k0 < KEYS ? all - k0 : KEYS;
     float *keys = job->packed + begin * job->tile_size, *values = keys + job->key_tile;
-
+    const float *from_keys, *from_values;
+    size_t key_step, ldk, ldv;
+    if (job->source) { /* keys come side by side, as they are packed */
+        float *own = job->scratch + (size_t)thread * job->slice;
+        job->source->fetch(job->source->arg, kv, k0, count, own, KEYS, own + KEYS * d);
+        from_keys = own;
+        key_step = 1;
+        ldk = KEYS;
+        from_values = own + KEYS * d;
+        ldv = d;
+    } else {
+        from_keys = a->keys + k0 * a->ldk + kv * d;
+        key_step = ldk = a->ldk;
+        from_values = a->values + k0 * a->ldv + kv * d;
+        ldv = a->ldv;
+    }
     for (size_t k = 0; k < count; k += step)
         vptq_cpu_pack_left(job->math, count - k < step ? count - k : step, d,
-                           a->keys + (k0 + k) * a->ldk + column, a->ldk, false, 1,
-                           keys + k * d);
+                           from_keys + k * key_step, ldk, job->source != NULL, 1, keys + k * d);
     for (size_t i = 0; i < d; i += step)
-        vptq_cpu_pack_left(job->math, d - i < step ? d - i : step, count,
-                           a->values + k0 * a->ldv + column + i, a->ldv, true, 1,
-                           values + i * KEYS);
+        vptq_cpu_pack_left(job->math, d - i < step ? d - i : step, count, from_values + i, ldv,
+                           true, 1, values + i * KEYS);
 }
 
 /* ---- one panel of stacked rows ---- */
@@ -218,6 +231,8 @@ static vptq_status attend_many(vptq_dev *dev, attention_job *job, int threads, v
     job->key_tile = round_up(KEYS, math->tile_rows) * a->head_dim;
     job->tile_size = job->key_tile + KEYS * job->dim;
     job->slice = round_up(KEYS * math->tile_cols + PANELS * panel_size(job), LINE);
+    const size_t fetched = job->source ? round_up(2 * KEYS * a->head_dim, LINE) : 0;
+    job->slice = job->slice > fetched ? job->slice : fetched;
 
     const size_t head_size = job->tiles * job->tile_size;
     size_t batch = head_size < PACKED ? PACKED / head_size : 1;
@@ -278,14 +293,32 @@ static vptq_status attend_few(vptq_dev *dev, attention_job *job, int threads, vp
     return VPTQ_OK;
 }
 
+static attention_job job_of(const vptq_dev *dev, const vptq_attention_args *a,
+                            const vptq_attention_source *source, int *threads)
+{
+    const size_t group = a->heads / a->kv_heads;
+    *threads = vptq_cpu_threads(dev, a->n * a->heads * (a->pos0 + a->n) * a->head_dim);
+    return (attention_job){.math = vptq_cpu_math_get(dev->simd),
+                           .a = a,
+                           .source = source,
+                           .group = group,
+                           .rows = a->n * group};
+}
+
 vptq_status vptq_cpu_attention(vptq_dev *dev, const vptq_attention_args *a, vptq_err *err)
 {
-    attention_job job = {.math = vptq_cpu_math_get(dev->simd), .a = a};
-    const int threads = vptq_cpu_threads(dev, a->n * a->heads * (a->pos0 + a->n) * a->head_dim);
-    job.group = a->heads / a->kv_heads;
-    job.rows = a->n * job.group;
+    int threads;
+    attention_job job = job_of(dev, a, NULL, &threads);
     if (a->n == 0)
         return VPTQ_OK;
-    return job.rows <= FEW ? attend_few(dev, &job, threads, err)
-                           : attend_many(dev, &job, threads, err);
+    return job.rows <= VPTQ_ATTENTION_FEW ? attend_few(dev, &job, threads, err)
+                                          : attend_many(dev, &job, threads, err);
+}
+
+vptq_status vptq_cpu_attention_from(vptq_dev *dev, const vptq_attention_args *a,
+                                    const vptq_attention_source *source, vptq_err *err)
+{
+    int threads;
+    attention_job job = job_of(dev, a, source, &threads);
+    return attend_many(dev, &job, threads, err);
 }

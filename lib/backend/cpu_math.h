@@ -49,6 +49,14 @@ typedef struct vptq_cpu_math {
      * new s.  Columns in which all is -inf yet keep sum 0. */
     void (*softmax)(float *s, size_t n, float *max, float *sum, float *f);
     void (*scale_columns)(float *x, size_t n, const float *f); /* x [n, tile_cols] *= f */
+    /* The part that a kv head has of a page (cpu_paged.c), of float or, with `half`, float16,
+     * for the query heads that share it: score [heads, ld] = q [heads, d] K, keys K
+     * [d, VPTQ_KV_PAGE], and out [heads, d] += p [heads, ld] V over tokens [first, end), values
+     * V [VPTQ_KV_PAGE, d]. */
+    void (*page_scores)(bool half, size_t heads, size_t d, const float *q, const void *keys,
+                        float *score, size_t ld);
+    void (*page_mix)(bool half, size_t heads, size_t d, const float *p, size_t ld, size_t first,
+                     size_t end, const void *values, float *out);
 } vptq_cpu_math;
 
 extern const vptq_cpu_math vptq_cpu_math_none, vptq_cpu_math_avx2, vptq_cpu_math_avx512;

@@ -1,6 +1,7 @@
 /* cpu_math.h for AVX2 with FMA: vectors of 8 lanes. */
 #include <immintrin.h>
 #include <stddef.h>
+#include <stdint.h>
 
 enum { LANES = 8, TILE_ROWS = 6, TILE_VECTORS = 2 };
 typedef __m256 vf;
@@ -16,6 +17,11 @@ static inline vf vf_set1(float x)
 static inline vf vf_load(const float *p)
 {
     return _mm256_loadu_ps(p);
+}
+
+static inline vf vf_load_half(const uint16_t *p)
+{
+    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)p));
 }
 
 static inline void vf_store(float *p, vf v)

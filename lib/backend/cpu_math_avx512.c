@@ -1,6 +1,7 @@
 /* cpu_math.h for AVX-512 F, BW, DQ, VL: vectors of 16 lanes. */
 #include <immintrin.h>
 #include <stddef.h>
+#include <stdint.h>
 
 enum { LANES = 16, TILE_ROWS = 14, TILE_VECTORS = 2 };
 typedef __m512 vf;
@@ -16,6 +17,11 @@ static inline vf vf_set1(float x)
 static inline vf vf_load(const float *p)
 {
     return _mm512_loadu_ps(p);
+}
+
+static inline vf vf_load_half(const uint16_t *p)
+{
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)p));
 }
 
 static inline void vf_store(float *p, vf v)

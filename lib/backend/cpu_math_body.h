@@ -3,6 +3,7 @@
  *
  *     vf              a vector of LANES floats
  *     vf_set1, vf_load, vf_store                  any alignment
+ *     vf_load_half     of as many float16
  *     vf_load_part(p, n), vf_store_part(p, v, n)  the first n < LANES; absent lanes read 0
  *     vf_add, vf_sub, vf_mul, vf_div, vf_max, vf_min   b where a or b is NaN, in the last two
  *     vf_fma(a, b, c)  a * b + c
@@ -401,6 +402,8 @@ static void body_scale_columns(float *x, size_t n, const float *f)
             vf_store(x + j, vf_mul(vf_load(x + j), vf_load(f + j)));
 }
 
+#include "lib/backend/cpu_page_body.h"
+
 const vptq_cpu_math VPTQ_CPU_MATH_NAME = {
     .exp_shift = body_exp_shift,
     .exp_sum = body_exp_sum,
@@ -422,6 +425,8 @@ const vptq_cpu_math VPTQ_CPU_MATH_NAME = {
     .tile = body_tile,
     .softmax = body_softmax,
     .scale_columns = body_scale_columns,
+    .page_scores = body_page_scores,
+    .page_mix = body_page_mix,
 };
 
 #endif

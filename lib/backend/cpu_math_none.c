@@ -3,6 +3,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "lib/base/half.h"
+
 enum { LANES = 1, TILE_ROWS = 4, TILE_VECTORS = 4 };
 typedef float vf;
 typedef double vd;
@@ -15,6 +17,11 @@ static inline vf vf_set1(float x)
 static inline vf vf_load(const float *p)
 {
     return *p;
+}
+
+static inline vf vf_load_half(const uint16_t *p)
+{
+    return vptq_f16_to_f32(*p);
 }
 
 static inline void vf_store(float *p, vf v)

@@ -629,6 +629,20 @@ static vptq_status all_scratch_rows(void *arg, vptq_mem *mem, vptq_err *err)
                                    .ldk = N,
                                    .ldv = N,
                                    .ldo = N};
+    /* One sequence of a row behind page 0, one that is all of page 1. */
+    const uint32_t starts[] = {0, 1, 10}, positions[] = {19, 0}, table[] = {0, 1};
+    const vptq_kv_rows rows = {.rows = 10,
+                               .sequences = 2,
+                               .most_rows = 9,
+                               .most_tokens = 20,
+                               .starts = starts,
+                               .positions = positions,
+                               .table = table,
+                               .ld_table = 1};
+    float pool[2][2 * VPTQ_KV_PAGE * N / 2] = {{0}};
+    const vptq_kv_pool kv = {VPTQ_F32, 1, N / 2, pool[0], pool[1]};
+    const vptq_paged_args paged = {
+        .rows = &rows, .pool = &kv, .heads = 2, .q = x, .out = x, .ldq = N, .ldo = N};
     for (size_t i = 0; i < N * N; i++)
         h[i] = i % (N + 1) == 0;
     memset(sum, 0, sizeof sum);
@@ -637,6 +651,7 @@ static vptq_status all_scratch_rows(void *arg, vptq_mem *mem, vptq_err *err)
     VPTQ_TRY(dev.ops->syrk_add(dev.state, N, N, x, N, NULL, h, sum, err));
     VPTQ_TRY(dev.ops->attention(dev.state, &a, err));
     VPTQ_TRY(dev.ops->attention_mass(dev.state, &a, sum, err));
+    VPTQ_TRY(dev.ops->attention_paged(dev.state, &paged, err));
 out:
     vptq_device_close(&dev);
     return st;

@@ -211,15 +211,48 @@ static vptq_status run_attention_mass(bench *b, vptq_err *err)
     return b->dev.ops->attention_mass(b->dev.state, &a, mass, err);
 }
 
+/* Two sequences in pages that x stands for, one of more rows than a panel has. */
+static vptq_status run_attention_paged(bench *b, vptq_err *err)
+{
+    static const uint32_t numbers[] = {0, 100, 101, 0, 90, 0, 1, 2, 3, 4, 5, 6, 7};
+    uint32_t *at = (uint32_t *)(void *)(b->y + 8192);
+    const vptq_kv_rows kv = {.rows = 101,
+                             .sequences = 2,
+                             .most_rows = 100,
+                             .most_tokens = 100,
+                             .starts = at,
+                             .positions = at + 3,
+                             .table = at + 5,
+                             .ld_table = 4};
+    const vptq_kv_pool pool = {VPTQ_F32, 2, 8, b->x, b->x + 4096};
+    const vptq_paged_args a = {.rows = &kv,
+                               .pool = &pool,
+                               .heads = 4,
+                               .window = 90,
+                               .scale = 0.5F,
+                               .q = b->x + 8192,
+                               .out = b->y,
+                               .ldq = 32,
+                               .ldo = 32};
+    vptq_status st = b->dev.ops->upload(b->dev.state, at, numbers, sizeof numbers, err);
+    return st ? st : b->dev.ops->attention_paged(b->dev.state, &a, err);
+}
+
 static const struct {
     const char *name;
     vptq_status (*run)(bench *b, vptq_err *err);
 } rows[] = {
-    {"gemm", run_gemm},           {"gemm of columns", run_gemm_of_columns},
-    {"syrk_add", run_syrk_add},   {"quad_trace", run_quad_trace},
-    {"assign", run_assign},       {"find", run_find},
-    {"vq_pass", run_vq_pass},     {"vq_descend", run_vq_descend},
-    {"attention", run_attention}, {"attention_mass", run_attention_mass},
+    {"gemm", run_gemm},
+    {"gemm of columns", run_gemm_of_columns},
+    {"syrk_add", run_syrk_add},
+    {"quad_trace", run_quad_trace},
+    {"assign", run_assign},
+    {"find", run_find},
+    {"vq_pass", run_vq_pass},
+    {"vq_descend", run_vq_descend},
+    {"attention", run_attention},
+    {"attention_mass", run_attention_mass},
+    {"attention_paged", run_attention_paged},
 };
 enum { COUNT = sizeof rows / sizeof *rows };
 

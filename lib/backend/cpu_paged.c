@@ -1,0 +1,360 @@
+/* Rows of the cpu backend over a cache in pages.  Of a page, a kv head has VPTQ_KV_PAGE *
+ * head_dim numbers in a run: keys as [head_dim, VPTQ_KV_PAGE], so that scores of neighbouring
+ * tokens are lanes, values as [VPTQ_KV_PAGE, head_dim].
+ *
+ * Sequences with a row or two (decoding) are cut into ranges of tokens, all of them side by
+ * side; a range has its own softmax, and the ranges of a head are merged in order.  Sequences
+ * with more rows (prompts) go through the tiles of cpu_attention.c one after the other. */
+#include <math.h>
+#include <string.h>
+
+#include "lib/backend/backend_cpu.h"
+#include "lib/backend/cpu_attention.h"
+#include "lib/backend/cpu_gemm.h"
+#include "lib/backend/cpu_math.h"
+#include "lib/backend/dev.h"
+#include "lib/base/half.h"
+#include "lib/base/parallel.h"
+
+enum {
+    RANGE = 16 * VPTQ_KV_PAGE, /* tokens that one thread takes at a time */
+    STORE_ROWS = 16,           /* rows that one thread stores at a time */
+    HEAD_STEP = 64,            /* numbers of a head that are rounded at a time */
+    LINE = 16                  /* floats of a cache line */
+};
+
+static size_t rows_of(const vptq_kv_rows *rows, size_t sequence)
+{
+    return rows->starts[sequence + 1] - rows->starts[sequence];
+}
+
+/* Index of the first number that a kv head has of the page that token belongs to. */
+static size_t page_at(const vptq_kv_rows *rows, const vptq_kv_pool *pool, size_t sequence,
+                      size_t token, size_t kv)
+{
+    const size_t page = rows->table[sequence * rows->ld_table + token / VPTQ_KV_PAGE];
+    return (page * pool->kv_heads + kv) * VPTQ_KV_PAGE * pool->head_dim;
+}
+
+static const void *numbers_at(const vptq_kv_pool *pool, const void *array, size_t at)
+{
+    return (const char *)array + at * vptq_dtype_get(pool->type)->bytes;
+}
+
+/* ---- rope_rows ---- */
+
+vptq_status vptq_cpu_rope_rows(vptq_dev *dev, const vptq_kv_rows *rows, size_t heads,
+                               size_t head_dim, float *x, size_t ldx, const float *cos_table,
+                               const float *sin_table, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    for (size_t s = 0; s < rows->sequences; s++)
+        VPTQ_TRY(vptq_cpu_rope(dev, rows_of(rows, s), heads, head_dim,
+                               x + rows->starts[s] * ldx, ldx, cos_table, sin_table,
+                               rows->positions[s], err));
+out:
+    return st;
+}
+
+/* ---- kv_store ---- */
+
+typedef struct store_job {
+    const vptq_kv_rows *rows;
+    const vptq_kv_pool *pool;
+    const float *keys, *values;
+    size_t ldk, ldv;
+    size_t sequence; /* its rows */
+} store_job;
+
+static void store_half(const vptq_kv_pool *pool, size_t at, size_t place, const float *key,
+                       const float *value)
+{
+    const size_t d = pool->head_dim;
+    uint16_t *keys = (uint16_t *)pool->keys + at + place, part[HEAD_STEP];
+    for (size_t i = 0; i < d; i += HEAD_STEP) {
+        const size_t n = d - i < HEAD_STEP ? d - i : HEAD_STEP;
+        vptq_f32_to_f16_n(key + i, part, n);
+        for (size_t j = 0; j < n; j++)
+            keys[(i + j) * VPTQ_KV_PAGE] = part[j];
+    }
+    vptq_f32_to_f16_n(value, (uint16_t *)pool->values + at + place * d, d);
+}
+
+static void store_float(const vptq_kv_pool *pool, size_t at, size_t place, const float *key,
+                        const float *value)
+{
+    const size_t d = pool->head_dim;
+    float *keys = (float *)pool->keys + at + place;
+    for (size_t i = 0; i < d; i++)
+        keys[i * VPTQ_KV_PAGE] = key[i];
+    memcpy((float *)pool->values + at + place * d, value, d * sizeof *value);
+}
+
+static void store_rows(void *arg, size_t begin, size_t end, int thread)
+{
+    const store_job *job = arg;
+    const vptq_kv_pool *pool = job->pool;
+    (void)thread;
+    for (size_t r = begin; r < end; r++) {
+        const size_t row = job->rows->starts[job->sequence] + r;
+        const size_t token = job->rows->positions[job->sequence] + r;
+        for (size_t kv = 0; kv < pool->kv_heads; kv++) {
+            const size_t at = page_at(job->rows, pool, job->sequence, token, kv);
+            (pool->type == VPTQ_F16 ? store_half : store_float)(
+                pool, at, token % VPTQ_KV_PAGE,
+                job->keys + row * job->ldk + kv * pool->head_dim,
+                job->values + row * job->ldv + kv * pool->head_dim);
+        }
+    }
+}
+
+vptq_status vptq_cpu_kv_store(vptq_dev *dev, const vptq_kv_rows *rows, const vptq_kv_pool *pool,
+                              const float *keys, size_t ldk, const float *values, size_t ldv,
+                              vptq_err *err)
+{
+    (void)err;
+    store_job job = {
+        .rows = rows, .pool = pool, .keys = keys, .values = values, .ldk = ldk, .ldv = ldv};
+    for (job.sequence = 0; job.sequence < rows->sequences; job.sequence++) {
+        const size_t n = rows_of(rows, job.sequence);
+        vptq_parallel_for(vptq_cpu_threads(dev, n * pool->kv_heads * pool->head_dim), n,
+                          STORE_ROWS, store_rows, &job);
+    }
+    return VPTQ_OK;
+}
+
+/* ---- attention: a row or two of many sequences ---- */
+
+/* A row, and its ranges of tokens. */
+typedef struct row_item {
+    size_t sequence, row, position;
+    size_t from;           /* first token that it sees */
+    size_t range0, ranges; /* [range0, range0 + ranges) of RANGE tokens */
+    size_t unit0;          /* units of the row: [kv_heads][ranges] */
+} row_item;
+
+typedef struct rows_job {
+    const vptq_cpu_math *math;
+    const vptq_paged_args *a;
+    size_t group;
+    row_item *items;
+    uint32_t *item_of; /* [units] */
+    size_t item_count, units;
+    float *partial; /* [units][group][head_dim + 2]: mixed values, then maximum and sum */
+    float *scratch;
+    size_t slice; /* floats of scratch per thread */
+} rows_job;
+
+static bool is_few(const vptq_paged_args *a, size_t sequence)
+{
+    return rows_of(a->rows, sequence) * (a->heads / a->pool->kv_heads) <= VPTQ_ATTENTION_FEW;
+}
+
+static row_item item_of(const vptq_paged_args *a, size_t sequence, size_t row)
+{
+    row_item t = {.sequence = sequence,
+                  .row = row,
+                  .position = a->rows->positions[sequence] + row - a->rows->starts[sequence]};
+    t.from = a->window && t.position + 1 > a->window ? t.position + 1 - a->window : 0;
+    t.range0 = t.from / RANGE;
+    t.ranges = t.position / RANGE + 1 - t.range0;
+    return t;
+}
+
+/* With room: writes items and units. */
+static void count_units(rows_job *job)
+{
+    const vptq_paged_args *a = job->a;
+    job->item_count = job->units = 0;
+    for (size_t s = 0; s < a->rows->sequences; s++) {
+        if (!is_few(a, s))
+            continue;
+        for (size_t r = a->rows->starts[s]; r < a->rows->starts[s + 1]; r++) {
+            row_item t = item_of(a, s, r);
+            const size_t units = a->pool->kv_heads * t.ranges;
+            t.unit0 = job->units;
+            for (size_t u = 0; job->items && u < units; u++)
+                job->item_of[job->units + u] = (uint32_t)job->item_count;
+            if (job->items)
+                job->items[job->item_count] = t;
+            job->item_count++;
+            job->units += units;
+        }
+    }
+}
+
+static size_t partial_size(const rows_job *job)
+{
+    return job->group * (job->a->pool->head_dim + 2);
+}
+
+/* One kv head of a row against one range: its own softmax, not divided by the sum. */
+static void attend_range(const rows_job *job, size_t unit, float *scratch)
+{
+    const vptq_paged_args *a = job->a;
+    const vptq_kv_pool *pool = a->pool;
+    const row_item *t = &job->items[job->item_of[unit]];
+    const bool half = pool->type == VPTQ_F16;
+    const size_t d = pool->head_dim, group = job->group;
+    const size_t kv = (unit - t->unit0) / t->ranges;
+    const size_t begin = (t->range0 + (unit - t->unit0) % t->ranges) * RANGE;
+    const size_t from = (t->from > begin ? t->from : begin) - begin;
+    const size_t to =
+        (t->position + 1 < begin + RANGE ? t->position + 1 : begin + RANGE) - begin;
+    float *q = scratch, *score = scratch + group * d;
+    float *out = job->partial + unit * partial_size(job), *stat = out + group * d;
+
+    memcpy(q, a->q + t->row * a->ldq + kv * group * d, group * d * sizeof *q);
+    job->math->scale(q, group * d, a->scale);
+    memset(out, 0, group * d * sizeof *out);
+    for (size_t p = from / VPTQ_KV_PAGE * VPTQ_KV_PAGE; p < to; p += VPTQ_KV_PAGE) {
+        const size_t at = page_at(a->rows, pool, t->sequence, begin + p, kv);
+        job->math->page_scores(half, group, d, q, numbers_at(pool, pool->keys, at), score + p,
+                               RANGE);
+    }
+    for (size_t h = 0; h < group; h++) {
+        float *s = score + h * RANGE + from;
+        const float max = job->math->max(s, to - from);
+        /* A range in which all is -inf weighs nothing; -inf - -inf would be NaN. */
+        stat[2 * h] = max;
+        stat[2 * h + 1] = job->math->exp_shift(s, to - from, isinf(max) && max < 0 ? 0 : max);
+    }
+    for (size_t p = from / VPTQ_KV_PAGE * VPTQ_KV_PAGE; p < to; p += VPTQ_KV_PAGE) {
+        const size_t at = page_at(a->rows, pool, t->sequence, begin + p, kv);
+        const size_t last = to - p < VPTQ_KV_PAGE ? to - p : VPTQ_KV_PAGE;
+        job->math->page_mix(half, group, d, score + p, RANGE, from > p ? from - p : 0, last,
+                            numbers_at(pool, pool->values, at), out);
+    }
+}
+
+static void attend_ranges(void *arg, size_t begin, size_t end, int thread)
+{
+    const rows_job *job = arg;
+    for (size_t unit = begin; unit < end; unit++)
+        attend_range(job, unit, job->scratch + (size_t)thread * job->slice);
+}
+
+/* Ranges of every kv head of a row brought to one maximum and added in order. */
+static void merge_row(const rows_job *job, const row_item *t, size_t kv, size_t head)
+{
+    const vptq_paged_args *a = job->a;
+    const size_t d = a->pool->head_dim, size = partial_size(job);
+    const float *first = job->partial + (t->unit0 + kv * t->ranges) * size + head * d;
+    const float *stat =
+        job->partial + (t->unit0 + kv * t->ranges) * size + job->group * d + 2 * head;
+    float *out = a->out + t->row * a->ldo + (kv * job->group + head) * d;
+    float max = -INFINITY, sum = 0;
+    for (size_t r = 0; r < t->ranges; r++)
+        max = stat[r * size] > max ? stat[r * size] : max;
+    memset(out, 0, d * sizeof *out);
+    for (size_t r = 0; r < t->ranges; r++) {
+        const float factor = expf(stat[r * size] - max);
+        sum += factor * stat[r * size + 1];
+        for (size_t i = 0; i < d; i++)
+            out[i] += factor * first[r * size + i];
+    }
+    job->math->scale(out, d, 1 / sum);
+}
+
+static void merge_rows(void *arg, size_t begin, size_t end, int thread)
+{
+    const rows_job *job = arg;
+    (void)thread;
+    for (size_t i = begin; i < end; i++)
+        for (size_t h = 0; h < job->a->heads; h++)
+            merge_row(job, &job->items[i], h / job->group, h % job->group);
+}
+
+static size_t in_lines(size_t bytes)
+{
+    return (bytes + LINE * sizeof(float) - 1) / (LINE * sizeof(float)) * LINE;
+}
+
+static vptq_status attend_rows(vptq_dev *dev, const vptq_paged_args *a, vptq_err *err)
+{
+    rows_job job = {
+        .math = vptq_cpu_math_get(dev->simd), .a = a, .group = a->heads / a->pool->kv_heads};
+    count_units(&job);
+    if (!job.units)
+        return VPTQ_OK;
+    const size_t items = in_lines(job.item_count * sizeof *job.items);
+    const size_t of = in_lines(job.units * sizeof *job.item_of);
+    const size_t partial = in_lines(job.units * partial_size(&job) * sizeof(float));
+    job.slice = in_lines(job.group * (a->pool->head_dim + RANGE) * sizeof(float));
+    float *room = vptq_dev_scratch(dev, items + of + partial + (size_t)dev->threads * job.slice,
+                                   sizeof *room, err);
+    if (!room)
+        return VPTQ_E_NOMEM;
+    job.items = (row_item *)(void *)room;
+    job.item_of = (uint32_t *)(void *)(room + items);
+    job.partial = room + items + of;
+    job.scratch = job.partial + partial;
+    count_units(&job);
+    const size_t work = job.units * job.group * a->pool->head_dim * VPTQ_KV_PAGE;
+    vptq_parallel_for(vptq_cpu_threads(dev, work), job.units, 1, attend_ranges, &job);
+    vptq_parallel_for(vptq_cpu_threads(dev, work), job.item_count, 4, merge_rows, &job);
+    return VPTQ_OK;
+}
+
+/* ---- attention: a prompt ---- */
+
+typedef struct page_source {
+    const vptq_paged_args *a;
+    size_t sequence;
+} page_source;
+
+static void widen(bool half, const void *from, size_t at, float *to, size_t n)
+{
+    if (half)
+        vptq_f16_to_f32_n((const uint16_t *)from + at, to, n);
+    else
+        memcpy(to, (const float *)from + at, n * sizeof *to);
+}
+
+static void fetch_pages(const void *arg, size_t kv, size_t token, size_t count, float *keys,
+                        size_t ld, float *values)
+{
+    const page_source *s = arg;
+    const vptq_kv_pool *pool = s->a->pool;
+    const bool half = pool->type == VPTQ_F16;
+    const size_t d = pool->head_dim;
+    for (size_t i = 0, n; i < count; i += n) {
+        const size_t place = (token + i) % VPTQ_KV_PAGE;
+        const size_t at = page_at(s->a->rows, pool, s->sequence, token + i, kv);
+        n = count - i < VPTQ_KV_PAGE - place ? count - i : VPTQ_KV_PAGE - place;
+        for (size_t j = 0; j < d; j++)
+            widen(half, pool->keys, at + j * VPTQ_KV_PAGE + place, keys + j * ld + i, n);
+        widen(half, pool->values, at + place * d, values + i * d, n * d);
+    }
+}
+
+static vptq_status attend_prompt(vptq_dev *dev, const vptq_paged_args *a, size_t sequence,
+                                 vptq_err *err)
+{
+    const size_t row = a->rows->starts[sequence];
+    const page_source pages = {a, sequence};
+    const vptq_attention_source source = {fetch_pages, &pages};
+    const vptq_attention_args args = {.n = rows_of(a->rows, sequence),
+                                      .pos0 = a->rows->positions[sequence],
+                                      .heads = a->heads,
+                                      .kv_heads = a->pool->kv_heads,
+                                      .head_dim = a->pool->head_dim,
+                                      .window = a->window,
+                                      .scale = a->scale,
+                                      .q = a->q + row * a->ldq,
+                                      .out = a->out + row * a->ldo,
+                                      .ldq = a->ldq,
+                                      .ldo = a->ldo};
+    return vptq_cpu_attention_from(dev, &args, &source, err);
+}
+
+vptq_status vptq_cpu_attention_paged(vptq_dev *dev, const vptq_paged_args *a, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    VPTQ_TRY(attend_rows(dev, a, err));
+    for (size_t s = 0; s < a->rows->sequences; s++)
+        if (!is_few(a, s))
+            VPTQ_TRY(attend_prompt(dev, a, s, err));
+out:
+    return st;
+}

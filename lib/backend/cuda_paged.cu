@@ -1,0 +1,421 @@
+/* rope_rows, kv_store and attention_paged.  Of a page, a kv head has VPTQ_KV_PAGE * head_dim
+ * numbers in a run: keys as [head_dim, VPTQ_KV_PAGE], a lane per token, values as
+ * [VPTQ_KV_PAGE, head_dim], a lane per dimension.
+ *
+ * Query heads that share a kv head are stacked as in cuda_attention.cu.  A block takes up to
+ * STACK stacked rows of one sequence; its warps take the pages in turns, each with a running
+ * softmax of its own, and are merged in order.  Sequences that have no more rows than that
+ * (decoding) are also cut into ranges of tokens, a block each; what a range is follows from the
+ * token alone, so that a sequence's results do not depend on what else is there. */
+#include "lib/backend/backend_cuda.h"
+
+enum {
+    THREADS = 128,
+    WARPS = THREADS / PORT_LANES,
+    STACK = 8,
+    EACH = 4, /* dimensions of a lane */
+    DIMS = EACH * PORT_LANES,
+    RANGE = 16 * VPTQ_KV_PAGE /* tokens */
+};
+static_assert((int)VPTQ_KV_PAGE == (int)PORT_LANES, "a lane is a token of a page");
+
+struct paged_job {
+    vptq_kv_rows rows;
+    vptq_kv_pool pool;
+    size_t group, window, ldq, ldo;
+    float scale;
+    const float *q;
+    float *out;
+    size_t first;          /* panel of the launch's first blocks */
+    size_t ranges, chunks; /* of the longest sequence; parts of DIMS dimensions */
+    /* [sequences][kv_heads][ranges][STACK] of head_dim mixed values, and of maximum and sum */
+    float *partial, *stat;
+};
+
+/* ---- pages ---- */
+
+static __device__ inline float widen(float x)
+{
+    return x;
+}
+static __device__ inline float widen(unsigned short x)
+{
+    return __half2float(__ushort_as_half(x));
+}
+static __device__ inline void narrow(float x, float *to)
+{
+    *to = x;
+}
+static __device__ inline void narrow(float x, unsigned short *to)
+{
+    *to = __half_as_ushort(__float2half_rn(x));
+}
+
+/* Of the page of a sequence that a token is in, where the numbers of a kv head begin. */
+static __device__ inline size_t page_at(const vptq_kv_rows &rows, const vptq_kv_pool &pool,
+                                        size_t sequence, size_t token, size_t kv)
+{
+    const size_t page = rows.table[sequence * rows.ld_table + token / VPTQ_KV_PAGE];
+    return (page * pool.kv_heads + kv) * VPTQ_KV_PAGE * pool.head_dim;
+}
+
+static __device__ inline size_t rows_of(const vptq_kv_rows &rows, size_t sequence)
+{
+    return rows.starts[sequence + 1] - rows.starts[sequence];
+}
+
+/* ---- rope_rows ---- */
+
+/* Block (row, sequence). */
+/* budget: rope_rows_kernel 48 registers */
+__global__ static void __launch_bounds__(THREADS)
+    rope_rows_kernel(vptq_kv_rows rows, unsigned heads, unsigned head_dim, float *x, size_t ldx,
+                     const float *cosine, const float *sine)
+{
+    const size_t sequence = blockIdx.y, row = blockIdx.x;
+    const unsigned half = head_dim / 2;
+    if (row >= rows_of(rows, sequence))
+        return;
+    x += (rows.starts[sequence] + row) * ldx;
+    cosine += (rows.positions[sequence] + row) * half;
+    sine += (rows.positions[sequence] + row) * half;
+    for (unsigned j = threadIdx.x; j < heads * half; j += THREADS) {
+        const unsigned i = j % half;
+        float *lo = x + j / half * head_dim + i, *hi = lo + half;
+        const float a = *lo, b = *hi, c = cosine[i], s = sine[i];
+        *lo = a * c - b * s;
+        *hi = b * c + a * s;
+    }
+}
+
+static dim3 row_grid(const vptq_kv_rows *rows)
+{
+    return dim3((unsigned)rows->most_rows, (unsigned)rows->sequences);
+}
+
+vptq_status vptq_cuda_rope_rows(vptq_dev *dev, const vptq_kv_rows *rows, size_t heads,
+                                size_t head_dim, float *x, size_t ldx, const float *cos_table,
+                                const float *sin_table, vptq_err *err)
+{
+    return vptq_cuda_check(port_launch(rope_rows_kernel, row_grid(rows), THREADS, 0,
+                                       dev->stream, *rows, (unsigned)heads, (unsigned)head_dim,
+                                       x, ldx, cos_table, sin_table),
+                           "rope_rows", err);
+}
+
+/* ---- kv_store ---- */
+
+/* Block (row, sequence). */
+/* budget: kv_store_kernel 48 registers */
+template <class N>
+__global__ static void __launch_bounds__(THREADS)
+    kv_store_kernel(vptq_kv_rows rows, vptq_kv_pool pool, const float *keys, size_t ldk,
+                    const float *values, size_t ldv)
+{
+    const size_t sequence = blockIdx.y, r = blockIdx.x, d = pool.head_dim;
+    if (r >= rows_of(rows, sequence))
+        return;
+    const size_t row = rows.starts[sequence] + r, token = rows.positions[sequence] + r;
+    const size_t place = token % VPTQ_KV_PAGE;
+    for (size_t j = threadIdx.x; j < pool.kv_heads * d; j += THREADS) {
+        const size_t at = page_at(rows, pool, sequence, token, j / d), i = j % d;
+        narrow(keys[row * ldk + j],
+               static_cast<N *>(pool.keys) + at + i * VPTQ_KV_PAGE + place);
+        narrow(values[row * ldv + j], static_cast<N *>(pool.values) + at + place * d + i);
+    }
+}
+
+vptq_status vptq_cuda_kv_store(vptq_dev *dev, const vptq_kv_rows *rows,
+                               const vptq_kv_pool *pool, const float *keys, size_t ldk,
+                               const float *values, size_t ldv, vptq_err *err)
+{
+    const cudaError_t e =
+        pool->type == VPTQ_F16
+            ? port_launch(kv_store_kernel<unsigned short>, row_grid(rows), THREADS, 0,
+                          dev->stream, *rows, *pool, keys, ldk, values, ldv)
+            : port_launch(kv_store_kernel<float>, row_grid(rows), THREADS, 0, dev->stream,
+                          *rows, *pool, keys, ldk, values, ldv);
+    return vptq_cuda_check(e, "kv_store", err);
+}
+
+/* ---- attention ---- */
+
+/* A stacked row of a sequence sees tokens up to here, ... */
+static __device__ inline size_t row_end(const paged_job &job, size_t sequence, size_t stacked)
+{
+    return job.rows.positions[sequence] + stacked / job.group + 1;
+}
+
+/* ... from here on. */
+static __device__ inline size_t first_of(const paged_job &job, size_t end)
+{
+    return job.window && end > job.window ? end - job.window : 0;
+}
+
+struct merge_area {
+    float max[WARPS][STACK], sum[WARPS][STACK];
+    float out[WARPS][STACK][DIMS];
+};
+
+/* What a warp knows of its pages. */
+struct running {
+    float max[STACK], sum[STACK], out[STACK][EACH];
+};
+
+static __device__ inline float lanes_max(float value)
+{
+    for (int with = PORT_LANES / 2; with; with /= 2)
+        value = fmaxf(value, __shfl_xor_sync(port_all, value, with));
+    return value;
+}
+
+/* One page: scores of the lane's token, then the mix of the lane's dimensions over tokens
+ * [from, to) of the page, which the block's rows see. */
+template <class N>
+static __device__ inline void
+meet_page(const paged_job &job, running &w, const float *q, const unsigned end[STACK],
+          const N *keys, const N *values, size_t token0, unsigned from, unsigned to, size_t d0)
+{
+    const unsigned lane = port_lane();
+    const size_t d = job.pool.head_dim;
+    float p[STACK];
+#pragma unroll
+    for (unsigned r = 0; r < STACK; r++)
+        p[r] = 0;
+    for (size_t i = 0; i < d; i++) {
+        const float k = widen(keys[i * VPTQ_KV_PAGE + lane]);
+#pragma unroll
+        for (unsigned r = 0; r < STACK; r++)
+            p[r] = fmaf(q[i * STACK + r], k, p[r]);
+    }
+#pragma unroll
+    for (unsigned r = 0; r < STACK; r++) {
+        const size_t token = token0 + lane;
+        const bool sees = token < end[r] && token >= first_of(job, end[r]);
+        const float score = sees ? p[r] : -INFINITY;
+        const float before = w.max[r], max = fmaxf(before, lanes_max(score));
+        /* While a row has seen no token the shift must not be -inf. */
+        const float shift = max == -INFINITY ? 0 : max, factor = expf(before - shift);
+        p[r] = expf(score - shift);
+        w.max[r] = max;
+        w.sum[r] = w.sum[r] * factor + port_warp_sum(p[r]);
+#pragma unroll
+        for (unsigned j = 0; j < EACH; j++)
+            w.out[r][j] *= factor;
+    }
+    for (unsigned t = from; t < to; t++) {
+        float v[EACH];
+#pragma unroll
+        for (unsigned j = 0; j < EACH; j++) {
+            const size_t i = d0 + j * PORT_LANES + lane;
+            v[j] = i < d ? widen(values[t * d + i]) : 0;
+        }
+#pragma unroll
+        for (unsigned r = 0; r < STACK; r++) {
+            const float weight = __shfl_sync(port_all, p[r], (int)t);
+#pragma unroll
+            for (unsigned j = 0; j < EACH; j++)
+                w.out[r][j] = fmaf(weight, v[j], w.out[r][j]);
+        }
+    }
+}
+
+/* The warps brought to one maximum and added in order: the block's rows into out [STACK, ld]
+ * from dimension d0 on, divided by their sums or beside them. */
+static __device__ void merge_warps(merge_area &m, const running &w)
+{
+    const unsigned lane = port_lane(), warp = port_warp();
+#pragma unroll
+    for (unsigned r = 0; r < STACK; r++) {
+        if (lane == 0) {
+            m.max[warp][r] = w.max[r];
+            m.sum[warp][r] = w.sum[r];
+        }
+#pragma unroll
+        for (unsigned j = 0; j < EACH; j++)
+            m.out[warp][r][j * PORT_LANES + lane] = w.out[r][j];
+    }
+    __syncthreads();
+    for (unsigned i = threadIdx.x; i < STACK * DIMS; i += THREADS) {
+        const unsigned r = i / DIMS, d = i % DIMS;
+        float max = -INFINITY, out = 0;
+        for (unsigned k = 0; k < WARPS; k++)
+            max = fmaxf(max, m.max[k][r]);
+        const float shift = max == -INFINITY ? 0 : max;
+        for (unsigned k = 0; k < WARPS; k++)
+            out = fmaf(expf(m.max[k][r] - shift), m.out[k][r][d], out);
+        m.out[0][r][d] = out; /* nobody else reads this column */
+    }
+    __syncthreads();
+    if (threadIdx.x < STACK) {
+        const unsigned r = threadIdx.x;
+        float max = -INFINITY, sum = 0;
+        for (unsigned k = 0; k < WARPS; k++)
+            max = fmaxf(max, m.max[k][r]);
+        const float shift = max == -INFINITY ? 0 : max;
+        for (unsigned k = 0; k < WARPS; k++)
+            sum = fmaf(expf(m.max[k][r] - shift), m.sum[k][r], sum);
+        m.max[0][r] = max;
+        m.sum[0][r] = sum;
+    }
+    __syncthreads();
+}
+
+/* Block (panel and sequence, kv head, range and dimensions). */
+/* budget: attention_paged_kernel 128 registers */
+template <class N>
+__global__ static void __launch_bounds__(THREADS, 4) attention_paged_kernel(paged_job job)
+{
+    merge_area &m = port_shared<merge_area>();
+    float *q = static_cast<float *>(port_shared_dynamic()); /* [head_dim, STACK] */
+    const size_t sequence = blockIdx.x % job.rows.sequences, kv = blockIdx.y;
+    const size_t row0 = (job.first + blockIdx.x / job.rows.sequences) * STACK;
+    const size_t range = blockIdx.z / job.chunks, d0 = blockIdx.z % job.chunks * DIMS;
+    const size_t stacked = rows_of(job.rows, sequence) * job.group, d = job.pool.head_dim;
+    const bool few = stacked <= STACK;
+    if (row0 >= stacked || (!few && range))
+        return;
+    const size_t count = min(stacked - row0, (size_t)STACK);
+    unsigned row_ends[STACK];
+    for (unsigned r = 0; r < STACK; r++) /* rows beyond the last see what it sees */
+        row_ends[r] = (unsigned)row_end(job, sequence, row0 + min((size_t)r, count - 1));
+    size_t from = first_of(job, row_ends[0]), to = row_ends[STACK - 1];
+    if (few) {
+        from = max(from, range * RANGE);
+        to = min(to, (range + 1) * RANGE);
+        if (from >= to)
+            return;
+    }
+    const size_t query0 = job.rows.starts[sequence];
+    for (size_t i = threadIdx.x; i < STACK * d; i += THREADS) {
+        const size_t row = row0 + min(i % STACK, count - 1);
+        q[i] = job.scale * job.q[(query0 + row / job.group) * job.ldq +
+                                 (kv * job.group + row % job.group) * d + i / STACK];
+    }
+    __syncthreads();
+
+    running w;
+#pragma unroll
+    for (unsigned r = 0; r < STACK; r++) {
+        w.max[r] = -INFINITY;
+        w.sum[r] = 0;
+#pragma unroll
+        for (unsigned j = 0; j < EACH; j++)
+            w.out[r][j] = 0;
+    }
+    /* Which warp takes a page follows from its place in the sequence. */
+    for (size_t page = from / VPTQ_KV_PAGE; page * VPTQ_KV_PAGE < to; page++) {
+        if (page % WARPS != port_warp())
+            continue;
+        const size_t token0 = page * VPTQ_KV_PAGE;
+        const size_t at = page_at(job.rows, job.pool, sequence, token0, kv);
+        meet_page(job, w, q, row_ends, static_cast<const N *>(job.pool.keys) + at,
+                  static_cast<const N *>(job.pool.values) + at, token0,
+                  from > token0 ? (unsigned)(from - token0) : 0,
+                  (unsigned)min(to - token0, (size_t)VPTQ_KV_PAGE), d0);
+    }
+    merge_warps(m, w);
+
+    const size_t own = ((sequence * job.pool.kv_heads + kv) * job.ranges + range) * STACK;
+    for (unsigned i = threadIdx.x; i < STACK * DIMS; i += THREADS) {
+        const unsigned r = i / DIMS, k = i % DIMS;
+        const size_t row = row0 + r;
+        if (r >= count || d0 + k >= d)
+            continue;
+        if (few)
+            job.partial[(own + r) * d + d0 + k] = m.out[0][r][k];
+        else
+            job.out[(query0 + row / job.group) * job.ldo +
+                    (kv * job.group + row % job.group) * d + d0 + k] =
+                m.out[0][r][k] / m.sum[0][r];
+    }
+    if (few && d0 == 0 && threadIdx.x < count) {
+        job.stat[(own + threadIdx.x) * 2] = m.max[0][threadIdx.x];
+        job.stat[(own + threadIdx.x) * 2 + 1] = m.sum[0][threadIdx.x];
+    }
+}
+
+/* Block (stacked row, sequence, kv head) of sequences that were cut into ranges. */
+/* budget: merge_ranges_kernel 64 registers */
+__global__ static void __launch_bounds__(THREADS) merge_ranges_kernel(paged_job job)
+{
+    const size_t row = blockIdx.x, sequence = blockIdx.y, kv = blockIdx.z;
+    const size_t stacked = rows_of(job.rows, sequence) * job.group, d = job.pool.head_dim;
+    if (row >= stacked || stacked > STACK)
+        return;
+    const size_t from = first_of(job, row_end(job, sequence, 0)) / RANGE;
+    const size_t to = (row_end(job, sequence, stacked - 1) + RANGE - 1) / RANGE;
+    const size_t own = (sequence * job.pool.kv_heads + kv) * job.ranges;
+    float max = -INFINITY, sum = 0;
+    for (size_t s = from; s < to; s++)
+        max = fmaxf(max, job.stat[((own + s) * STACK + row) * 2]);
+    for (size_t s = from; s < to; s++) {
+        const float *stat = job.stat + ((own + s) * STACK + row) * 2;
+        sum = fmaf(expf(stat[0] - max), stat[1], sum);
+    }
+    float *out = job.out + (job.rows.starts[sequence] + row / job.group) * job.ldo +
+                 (kv * job.group + row % job.group) * d;
+    for (size_t i = threadIdx.x; i < d; i += THREADS) {
+        float mixed = 0;
+        for (size_t s = from; s < to; s++)
+            mixed = fmaf(expf(job.stat[((own + s) * STACK + row) * 2] - max),
+                         job.partial[((own + s) * STACK + row) * d + i], mixed);
+        out[i] = mixed / sum;
+    }
+}
+
+static vptq_status launch_panels(vptq_dev *dev, paged_job *job, size_t panels, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    const vptq_kv_rows *rows = &job->rows;
+    const size_t dynamic = STACK * job->pool.head_dim * sizeof(float);
+    const double each = (double)(rows->sequences * job->pool.kv_heads * STACK) *
+                        (double)rows->most_tokens * (double)job->pool.head_dim *
+                        (double)(job->chunks + 1);
+    const size_t piece = vptq_cuda_piece(panels, each, 1);
+    for (size_t now; job->first < panels && !st; job->first += now) {
+        now = min(piece, panels - job->first);
+        st = vptq_cuda_pace(dev, each * (double)now, err);
+        if (st)
+            break;
+        const dim3 grid((unsigned)(now * rows->sequences), (unsigned)job->pool.kv_heads,
+                        (unsigned)(job->ranges * job->chunks));
+        st = vptq_cuda_check(job->pool.type == VPTQ_F16
+                                 ? port_launch(attention_paged_kernel<unsigned short>, grid,
+                                               THREADS, dynamic, dev->stream, *job)
+                                 : port_launch(attention_paged_kernel<float>, grid, THREADS,
+                                               dynamic, dev->stream, *job),
+                             "attention_paged", err);
+    }
+    return st;
+}
+
+vptq_status vptq_cuda_attention_paged(vptq_dev *dev, const vptq_paged_args *a, vptq_err *err)
+{
+    const size_t d = a->pool->head_dim;
+    paged_job job = {};
+    job.rows = *a->rows;
+    job.pool = *a->pool;
+    job.group = a->heads / a->pool->kv_heads;
+    job.window = a->window;
+    job.ldq = a->ldq;
+    job.ldo = a->ldo;
+    job.scale = a->scale;
+    job.q = a->q;
+    job.out = a->out;
+    job.ranges = (a->rows->most_tokens + RANGE - 1) / RANGE;
+    job.chunks = (d + DIMS - 1) / DIMS;
+    const size_t parts = a->rows->sequences * a->pool->kv_heads * job.ranges * STACK;
+    void *memory = NULL;
+    vptq_status st = vptq_cuda_scratch(dev, parts * (d + 2) * sizeof(float), &memory, err);
+    if (st)
+        return st;
+    job.partial = static_cast<float *>(memory);
+    job.stat = job.partial + parts * d;
+    st = launch_panels(dev, &job, (a->rows->most_rows * job.group + STACK - 1) / STACK, err);
+    if (st)
+        return st;
+    const dim3 grid(STACK, (unsigned)a->rows->sequences, (unsigned)a->pool->kv_heads);
+    return vptq_cuda_check(port_launch(merge_ranges_kernel, grid, THREADS, 0, dev->stream, job),
+                           "attention_paged", err);
+}
