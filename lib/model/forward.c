@@ -134,8 +134,7 @@ static void drop_linears(vptq_forward *f)
     f->kept = NULL;
 }
 
-/* Of all layers, for the steps that follow. */
-static vptq_status keep_linears(vptq_forward *f, vptq_err *err)
+vptq_status vptq_forward_keep(vptq_forward *f, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     const size_t count = (size_t)f->d->layers * VPTQ_LINEAR_COUNT;
@@ -275,6 +274,16 @@ static size_t tile_floats(const vptq_forward *f)
         most = n > most ? n : most;
     }
     return most;
+}
+
+size_t vptq_forward_bytes(const vptq_model_desc *d, size_t max_length, size_t rows)
+{
+    const vptq_forward f = {.d = d,
+                            .q_dim = (size_t)d->heads * d->head_dim,
+                            .kv_dim = (size_t)d->kv_heads * d->head_dim};
+    const size_t inter = d->intermediate, wide = inter > f.q_dim ? inter : f.q_dim;
+    const size_t row = 2 * (size_t)d->hidden + f.q_dim + 2 * f.kv_dim + wide + inter;
+    return (rows * row + max_length * d->head_dim + tile_floats(&f)) * sizeof(float);
 }
 
 vptq_status vptq_forward_open(const vptq_model *m, vptq_device *dev, size_t max_length,
@@ -469,27 +478,48 @@ out:
     return st;
 }
 
-/* n <= VPTQ_FORWARD_ROWS ids through all blocks; their states end in f->hidden. */
-static vptq_status step_rows(vptq_forward *f, const int32_t *ids, size_t n, vptq_err *err)
+vptq_status vptq_forward_start(vptq_forward *f, const int32_t *ids, size_t n, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    const vptq_backend *ops = f->dev->ops;
     VPTQ_TRY(vptq_forward_grow(f, n, err));
     VPTQ_TRY(vptq_forward_reserve_hidden(f, n, err));
     VPTQ_TRY(vptq_forward_embed(f, ids, n, f->stage ? f->stage : f->hidden, err));
     if (f->stage)
-        VPTQ_TRY(ops->upload(f->dev->state, f->hidden, f->stage,
-                             n * f->d->hidden * sizeof(float), err));
+        VPTQ_TRY(f->dev->ops->upload(f->dev->state, f->hidden, f->stage,
+                                     n * f->d->hidden * sizeof(float), err));
+out:
+    return st;
+}
+
+/* What all passes over kept linears have in common. */
+static vptq_forward_pass kept_pass(const vptq_forward *f, uint32_t layer, size_t rows)
+{
+    return (vptq_forward_pass){.layer = layer,
+                               .linear = f->m->blocks[layer].linear,
+                               .matrix = f->kept + (size_t)layer * VPTQ_LINEAR_COUNT,
+                               .rows = rows,
+                               .h = f->hidden};
+}
+
+vptq_status vptq_forward_pages_block(vptq_forward *f, uint32_t layer, size_t rows,
+                                     const vptq_forward_pages *pages, vptq_err *err)
+{
+    vptq_forward_pass p = kept_pass(f, layer, rows);
+    p.pages = pages;
+    return of_layer(layer, vptq_forward_run_block(f, &p, err), err);
+}
+
+/* n <= VPTQ_FORWARD_ROWS ids through all blocks; their states end in f->hidden. */
+static vptq_status step_rows(vptq_forward *f, const int32_t *ids, size_t n, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    VPTQ_TRY(vptq_forward_start(f, ids, n, err));
     for (uint32_t l = 0; l < f->d->layers; l++) {
         size_t at = (size_t)l * f->max_length * f->kv_dim;
-        vptq_forward_pass p = {.layer = l,
-                               .linear = f->m->blocks[l].linear,
-                               .matrix = f->kept + (size_t)l * VPTQ_LINEAR_COUNT,
-                               .rows = n,
-                               .h = f->hidden,
-                               .cache_k = f->cache_k + at,
-                               .cache_v = f->cache_v + at,
-                               .position = f->position};
+        vptq_forward_pass p = kept_pass(f, l, n);
+        p.cache_k = f->cache_k + at;
+        p.cache_v = f->cache_v + at;
+        p.position = f->position;
         VPTQ_TRY(of_layer(l, vptq_forward_run_block(f, &p, err), err));
     }
     f->position += n;
@@ -508,7 +538,7 @@ static vptq_status feed(vptq_forward *f, const int32_t *ids, size_t n, const flo
                          "%zu tokens behind %zu do not fit in a cache of %zu tokens", n,
                          f->position, f->max_length);
     VPTQ_TRY(open_cache(f, err));
-    VPTQ_TRY(keep_linears(f, err));
+    VPTQ_TRY(vptq_forward_keep(f, err));
     for (size_t i = 0; i < n; i += last) {
         last = n - i < VPTQ_FORWARD_ROWS ? n - i : VPTQ_FORWARD_ROWS;
         VPTQ_TRY(step_rows(f, ids + i, last, err));
@@ -531,5 +561,7 @@ vptq_status vptq_forward_next(vptq_forward *f, const int32_t *ids, size_t n,
 {
     const float *state;
     vptq_status st = feed(f, ids, n, &state, err);
-    return st ? st : vptq_forward_device_next(f, state, choice, next, err);
+    return st ? st
+              : vptq_forward_choose(f, 1, state, choice->temperature, choice->top_p, &choice->u,
+                                    next, err);
 }

@@ -63,7 +63,7 @@ static vptq_status block_linear(vptq_forward *f, const vptq_forward_pass *p, vpt
                                 const float *x, float beta, float *out, vptq_err *err)
 {
     return vptq_forward_linear(f, &p->linear[l], p->matrix[l], f->params[p->layer].bias[l],
-                               p->cache_k != NULL, p->rows, x, beta, out, err);
+                               p->cache_k || p->pages, p->rows, x, beta, out, err);
 }
 
 /* The sequences of the pass, as rows from `begin` on. */
@@ -104,18 +104,67 @@ static vptq_status norm_rows(vptq_forward *f, size_t rows, const float *h, const
 
 /* ---- attention ---- */
 
-/* Norm of every head (where the family has one) and rotation, in place. */
+/* Norm of every head, where the family has one, in place. */
+static vptq_status norm_heads(vptq_forward *f, const float *norm, size_t rows, size_t heads,
+                              float *x, vptq_err *err)
+{
+    const size_t dim = f->d->head_dim;
+    if (!norm)
+        return VPTQ_OK;
+    return f->dev->ops->rmsnorm(f->dev->state, rows * heads, dim, x, dim, norm, f->d->norm_eps,
+                                x, dim, err);
+}
+
+/* And rotation. */
 static vptq_status rotate_heads(vptq_forward *f, const float *norm, size_t rows, size_t heads,
                                 size_t position, float *x, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    const vptq_backend *ops = f->dev->ops;
     size_t dim = f->d->head_dim;
-    if (norm)
-        VPTQ_TRY(ops->rmsnorm(f->dev->state, rows * heads, dim, x, dim, norm, f->d->norm_eps, x,
-                              dim, err));
-    VPTQ_TRY(ops->rope(f->dev->state, rows, heads, dim, x, heads * dim, f->cos_table,
-                       f->sin_table, position, err));
+    VPTQ_TRY(norm_heads(f, norm, rows, heads, x, err));
+    VPTQ_TRY(f->dev->ops->rope(f->dev->state, rows, heads, dim, x, heads * dim, f->cos_table,
+                               f->sin_table, position, err));
+out:
+    return st;
+}
+
+static size_t window_of(const vptq_forward *f, uint32_t layer)
+{
+    return layer >= f->d->window_from ? f->d->window : 0;
+}
+
+static float score_scale(const vptq_forward *f)
+{
+    return (float)(1 / sqrt((double)f->d->head_dim));
+}
+
+/* All rows of the pass, by pages: their keys and values go there, and out [rows, q_dim] comes
+ * of everything that is there. */
+static vptq_status attend_pages(vptq_forward *f, const vptq_forward_pass *p, float *out,
+                                vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    const vptq_model_desc *d = f->d;
+    const vptq_backend *ops = f->dev->ops;
+    const vptq_forward_block_params *b = &f->params[p->layer];
+    const vptq_kv_rows *rows = p->pages->rows;
+    const vptq_paged_args a = {.rows = rows,
+                               .pool = &p->pages->pool,
+                               .heads = d->heads,
+                               .window = window_of(f, p->layer),
+                               .scale = score_scale(f),
+                               .q = f->q,
+                               .out = out,
+                               .ldq = f->q_dim,
+                               .ldo = f->q_dim};
+    VPTQ_TRY(norm_heads(f, b->q_norm, p->rows, d->heads, f->q, err));
+    VPTQ_TRY(norm_heads(f, b->k_norm, p->rows, d->kv_heads, f->k, err));
+    VPTQ_TRY(ops->rope_rows(f->dev->state, rows, d->heads, d->head_dim, f->q, f->q_dim,
+                            f->cos_table, f->sin_table, err));
+    VPTQ_TRY(ops->rope_rows(f->dev->state, rows, d->kv_heads, d->head_dim, f->k, f->kv_dim,
+                            f->cos_table, f->sin_table, err));
+    VPTQ_TRY(ops->kv_store(f->dev->state, rows, a.pool, f->k, f->kv_dim, f->v, f->kv_dim, err));
+    VPTQ_TRY(ops->attention_paged(f->dev->state, &a, err));
 out:
     return st;
 }
@@ -138,8 +187,8 @@ static vptq_status attend(vptq_forward *f, const vptq_forward_pass *p, size_t n,
                                   .heads = d->heads,
                                   .kv_heads = d->kv_heads,
                                   .head_dim = d->head_dim,
-                                  .window = p->layer >= d->window_from ? d->window : 0,
-                                  .scale = (float)(1 / sqrt((double)d->head_dim)),
+                                  .window = window_of(f, p->layer),
+                                  .scale = score_scale(f),
                                   .q = q,
                                   .keys = keys,
                                   .values = values,
@@ -204,6 +253,8 @@ static vptq_status attention_part(vptq_forward *f, const vptq_forward_pass *p, v
     VPTQ_TRY(block_linear(f, p, VPTQ_LINEAR_Q, f->x, 0, f->q, err));
     VPTQ_TRY(block_linear(f, p, VPTQ_LINEAR_K, f->x, 0, k + behind, err));
     VPTQ_TRY(block_linear(f, p, VPTQ_LINEAR_V, f->x, 0, v + behind, err));
+    if (p->pages)
+        VPTQ_TRY(attend_pages(f, p, f->gate, err));
     if (p->cache_k)
         VPTQ_TRY(attend(f, p, p->rows, p->position, f->q, k, v, f->gate, &a, err));
     for (size_t s = 0; s < p->count; s++)

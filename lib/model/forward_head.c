@@ -198,11 +198,12 @@ out:
     return st;
 }
 
-/* f->x = the normalized state of one row in device memory. */
-static vptq_status normalize_state(vptq_forward *f, const float *hidden, vptq_err *err)
+/* f->x = the normalized states of n rows in device memory. */
+static vptq_status normalize_states(vptq_forward *f, size_t n, const float *hidden,
+                                    vptq_err *err)
 {
     size_t dim = f->d->hidden;
-    return f->dev->ops->rmsnorm(f->dev->state, 1, dim, hidden, dim, f->final_norm,
+    return f->dev->ops->rmsnorm(f->dev->state, n, dim, hidden, dim, f->final_norm,
                                 f->d->norm_eps, f->x, dim, err);
 }
 
@@ -211,43 +212,65 @@ vptq_status vptq_forward_device_logits(vptq_forward *f, const float *hidden, flo
 {
     vptq_status st = VPTQ_OK;
     VPTQ_TRY(head_reserve(f, 1, err));
-    VPTQ_TRY(normalize_state(f, hidden, err));
+    VPTQ_TRY(normalize_states(f, 1, hidden, err));
     VPTQ_TRY(logits_rows(f, 1, logits, err));
 out:
     return st;
 }
 
-/* What f->chosen begins with; the logits are behind it. */
+/* What f->chosen holds for a row in front of all logits. */
 typedef struct chosen {
     double u;
-    int32_t id, padding[13];
+    int32_t id;
 } chosen;
+enum { CHOSEN_LINE = 64 }; /* bytes; logits begin at a multiple */
 
-vptq_status vptq_forward_device_next(vptq_forward *f, const float *hidden,
-                                     const vptq_forward_choice *choice, int32_t *next,
-                                     vptq_err *err)
+static size_t chosen_bytes(size_t n)
+{
+    return (n * sizeof(chosen) + CHOSEN_LINE - 1) / CHOSEN_LINE * CHOSEN_LINE;
+}
+
+static vptq_status reserve_chosen(vptq_forward *f, size_t n, vptq_err *err)
+{
+    const size_t row = f->d->vocab * sizeof(float);
+    if (n <= f->chosen_rows)
+        return VPTQ_OK;
+    f->dev->ops->release(f->dev->state, f->chosen);
+    f->chosen = NULL;
+    f->chosen_rows = 0;
+    const vptq_status st =
+        f->dev->ops->alloc(f->dev->state, 1, chosen_bytes(n) + n * row, &f->chosen, err);
+    if (st)
+        vptq_err_context(err, "logits of %zu tokens", n);
+    else
+        f->chosen_rows = n;
+    return st;
+}
+
+vptq_status vptq_forward_choose(vptq_forward *f, size_t n, const float *hidden,
+                                double temperature, double top_p, const double *u,
+                                int32_t *next, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     const vptq_backend *ops = f->dev->ops;
     const vptq_weight w = head_weight(f);
-    if (!f->chosen)
-        VPTQ_TRY(ops->alloc(f->dev->state, 1, sizeof(chosen) + w.rows * sizeof(float),
-                            &f->chosen, err));
-    chosen *c = f->chosen;
-    void *logits = c + 1;
-    VPTQ_TRY(normalize_state(f, hidden, err));
-    VPTQ_TRY(vptq_forward_linear(f, &w, NULL, NULL, true, 1, f->x, 0, logits, err));
-    VPTQ_TRY(ops->upload(f->dev->state, &c->u, &choice->u, sizeof choice->u, err));
-    const vptq_sample_args s = {.n = 1,
+    VPTQ_TRY(reserve_chosen(f, n, err));
+    double *device_u = f->chosen;
+    int32_t *ids = (int32_t *)(void *)(device_u + n);
+    float *logits = (float *)(void *)((char *)f->chosen + chosen_bytes(n));
+    VPTQ_TRY(normalize_states(f, n, hidden, err));
+    VPTQ_TRY(vptq_forward_linear(f, &w, NULL, NULL, true, n, f->x, 0, logits, err));
+    VPTQ_TRY(ops->upload(f->dev->state, device_u, u, n * sizeof *u, err));
+    const vptq_sample_args s = {.n = n,
                                 .vocab = w.rows,
                                 .logits = logits,
                                 .ld = w.rows,
-                                .temperature = choice->temperature,
-                                .top_p = choice->top_p,
-                                .u = &c->u,
-                                .ids = &c->id};
+                                .temperature = temperature,
+                                .top_p = top_p,
+                                .u = device_u,
+                                .ids = ids};
     VPTQ_TRY(ops->sample(f->dev->state, &s, err));
-    VPTQ_TRY(ops->download(f->dev->state, next, &c->id, sizeof *next, err));
+    VPTQ_TRY(ops->download(f->dev->state, next, ids, n * sizeof *next, err));
 out:
     return st;
 }

@@ -57,7 +57,8 @@ struct vptq_forward {
     int32_t *targets;
     size_t head_rows;
 
-    void *chosen; /* of vptq_forward_next: u, id and logits [vocab]; or NULL */
+    void *chosen; /* of vptq_forward_choose: u, ids and logits of chosen_rows rows */
+    size_t chosen_rows;
 
     float *cache_k, *cache_v; /* [layers, max_length, kv_dim]; NULL until the first step */
     size_t position;          /* tokens in the cache */
@@ -118,14 +119,35 @@ vptq_status vptq_forward_linear(vptq_forward *f, const vptq_weight *w, const vpt
 /* Logits [vocab] in host memory of one row of states in device memory. */
 vptq_status vptq_forward_device_logits(vptq_forward *f, const float *hidden, float *logits,
                                        vptq_err *err) VPTQ_MUST_CHECK;
-/* The id chosen by them. */
-vptq_status vptq_forward_device_next(vptq_forward *f, const float *hidden,
-                                     const vptq_forward_choice *choice, int32_t *next,
+/* next [n] (host memory) chosen by the logits of n rows of states [n, hidden] in device memory,
+ * as the row sample says, u [n] in host memory; vptq_forward_grow has made room for n rows. */
+vptq_status vptq_forward_choose(vptq_forward *f, size_t n, const float *hidden,
+                                double temperature, double top_p, const double *u,
+                                int32_t *next, vptq_err *err) VPTQ_MUST_CHECK;
+
+/* Opens the packed linears of all layers, for the steps that follow; once. */
+vptq_status vptq_forward_keep(vptq_forward *f, vptq_err *err) VPTQ_MUST_CHECK;
+/* f->hidden = the embeddings of n <= VPTQ_FORWARD_ROWS ids, or as many as are reserved, with
+ * room for them to go through the blocks. */
+vptq_status vptq_forward_start(vptq_forward *f, const int32_t *ids, size_t n,
+                               vptq_err *err) VPTQ_MUST_CHECK;
+
+/* The cache of a layer in pages, and what the rows of a pass are in it. */
+typedef struct vptq_forward_pages {
+    const vptq_kv_rows *rows;
+    vptq_kv_pool pool;
+} vptq_forward_pages;
+/* f->hidden [rows, hidden] through block `layer`, the linears of which are kept. */
+vptq_status vptq_forward_pages_block(vptq_forward *f, uint32_t layer, size_t rows,
+                                     const vptq_forward_pages *pages,
                                      vptq_err *err) VPTQ_MUST_CHECK;
+
+/* Bytes of rotation tables, a tile, activations and states of `rows` rows, in device memory. */
+size_t vptq_forward_bytes(const vptq_model_desc *d, size_t max_length, size_t rows);
 
 /* One block over `rows` rows h [rows, hidden] in device memory.  Without a cache (NULL)
  * sequence s is rows [starts[s] - starts[0], starts[s + 1] - starts[0]); with one, all rows
- * continue the sequence that holds `position` tokens. */
+ * continue the sequence that holds `position` tokens; with pages they say what the rows are. */
 typedef struct vptq_forward_pass {
     uint32_t layer;
     const vptq_weight *linear;  /* [VPTQ_LINEAR_COUNT], the model's or others */
@@ -136,6 +158,7 @@ typedef struct vptq_forward_pass {
     size_t count;
     float *cache_k, *cache_v; /* of this layer */
     size_t position;
+    const vptq_forward_pages *pages;
     vptq_block_hooks hooks;
     size_t first_sequence; /* number of sequence 0 for the taps */
 } vptq_forward_pass;
