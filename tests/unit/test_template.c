@@ -1,0 +1,320 @@
+/* Templates against what jinja2 makes of them (tests/golden/make_chat_templates.py), errors
+ * with their lines, bounds, and every way out of memory. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "lib/model/template.h"
+#include "tests/vtest.h"
+
+#define GOLDEN "tests/golden/chat_templates/"
+
+static vptq_status render(const char *text, const json_t *variables, const char *date,
+                          vptq_mem *mem, vptq_buf *out, vptq_err *err)
+{
+    vptq_template *t = NULL;
+    vptq_template_input in = {variables, date};
+    vptq_status st = vptq_template_parse(text, strlen(text), "chat.jinja", mem, &t, err);
+    if (!st)
+        st = vptq_template_render(t, &in, out, err);
+    vptq_template_free(t);
+    return st;
+}
+
+/* One case of a golden file; prints it where it is not as it should be. */
+static bool check_case(const char *what, const char *text, const json_t *variables,
+                       const char *date, const json_t *expected)
+{
+    vptq_err err = {0};
+    vptq_mem mem;
+    vptq_buf out;
+    vptq_mem_init(&mem, 0);
+    vptq_buf_init(&out, &mem);
+    vptq_status st = render(text, variables, date, &mem, &out, &err);
+    const char *want = json_string_value(json_object_get(expected, "text"));
+    bool same = want ? !st && strcmp(out.data, want) == 0 : st != VPTQ_OK;
+    if (!same)
+        print_error("%s:\n%s\nwanted: %s\nfound: %s\n", what, text, want ? want : "an error",
+                    st ? err.text : out.data);
+    vptq_buf_release(&out);
+    assert_int_equal(mem.used, 0);
+    return same;
+}
+
+static void test_chats(void **state)
+{
+    (void)state;
+    vptq_err err = {0};
+    json_t *cases, *c;
+    size_t i, bad = 0, good = 0;
+    assert_ok(vptq_json_load(GOLDEN "chats.json", 1 << 20, &cases, &err), &err);
+    json_array_foreach(cases, i, c)
+    {
+        char path[256], what[300];
+        const char *name = json_string_value(json_object_get(c, "template"));
+        snprintf(path, sizeof path, GOLDEN "%s", name);
+        snprintf(what, sizeof what, "%s, case %zu", name, i);
+        char *text = vtest_read_file(path, &(size_t){0});
+        bool same = check_case(what, text, json_object_get(c, "variables"),
+                               json_string_value(json_object_get(c, "date")), c);
+        bad += !same;
+        good += same && json_object_get(c, "text");
+        free(text);
+    }
+    assert_int_equal(bad, 0);
+    assert_true(good >= 40);
+    json_decref(cases);
+}
+
+static void test_expressions(void **state)
+{
+    (void)state;
+    vptq_err err = {0};
+    json_t *file, *c;
+    size_t i, bad = 0;
+    assert_ok(vptq_json_load(GOLDEN "expressions.json", 1 << 20, &file, &err), &err);
+    json_array_foreach(json_object_get(file, "cases"), i, c)
+    {
+        bad += !check_case("expression", json_string_value(json_object_get(c, "template")),
+                           json_object_get(file, "variables"),
+                           json_string_value(json_object_get(file, "date")), c);
+    }
+    assert_int_equal(bad, 0);
+    assert_true(i >= 500);
+    json_decref(file);
+}
+
+typedef struct text_case {
+    const char *template, *text;
+} text_case;
+
+/* What the random ones come by rarely, each as jinja2 has it. */
+static void test_texts(void **state)
+{
+    static const text_case cases[] = {
+        {"", ""},
+        {"a\r\nb\rc\n", "a\nb\nc"},
+        {"a\n\n", "a\n"},
+        {"  {% if true %}\n  x\n  {% endif %}\ny", "  x\ny"},
+        {"  {%+ if true %}\n{% endif +%}\ny", "  \ny"},
+        {"a {#- c -#} b{# d #}\nc", "abc"},
+        {"{{ 'a' }}\n{{- 'b' }} {{ 'c' -}}\n d", "ab cd"},
+        {"{{ {'a': {'b': 1}}.a.b }}", "1"},
+        {"{{ \"a\" 'b' ~ 1 ~ none ~ missing }}", "ab1None"},
+        {"{{ '\\u00e9\\x41\\101\\n\\'' }}", "\xC3\xA9"
+                                            "AA\n'"},
+        {"{{ 'Ünïcödé'[1:3] ~ 'Ünïcödé'|length ~ 'ß'|upper }}", "n\xC3\xAF"
+                                                                "7SS"},
+        {"{{ 1e16 }} {{ 1e15 }} {{ 0.1 + 0.2 }} {{ 1e-5 }} {{ 7 / 2 }} {{ -7 // 2 }} {{ -7 % 3 "
+         "}}",
+         "1e+16 1000000000000000.0 0.30000000000000004 1e-05 3.5 -4 2"},
+        {"{{ [1, 'a', none, true, 1.0, \"it's\"] }}", "[1, 'a', None, True, 1.0, \"it's\"]"},
+        {"{{ {'a': '\\n\\u2028', 1: (2,)} }}", "{'a': '\\n\\u2028', 1: (2,)}"},
+        {"{{ 'a<\\'&\\u00e9\\n'|tojson }}", "\"a<'&\xC3\xA9\\n\""},
+        {"{{ {'b': [1, {}], 'a': []}|tojson(indent=2, sort_keys=true) }}",
+         "{\n  \"a\": [],\n  \"b\": [\n    1,\n    {}\n  ]\n}"},
+        {"{{ 1 < 2 < 3 }} {{ 3 > 2 > 2 }} {{ 1 in [1.0] }} {{ 'x' not in {} }}",
+         "True False True True"},
+        {"{{ 2 if false }}|{{ not 1 == 2 }}|{{ 2 ** 3 ** 2 }}|{{ -2 ** 2 }}", "|True|64|4"},
+        {"{% for a, (b, c) in [(1, (2, 3))] %}{{ a }}{{ b }}{{ c }}{% endfor %}", "123"},
+        {"{% for i in range(9) if i is even %}{{ loop.index }}{{ '-' if loop.last else ',' }}"
+         "{% endfor %}",
+         "1,2,3,4,5-"},
+        {"{% for i in [] %}x{% else %}none{% endfor %}", "none"},
+        {"{% for i in 'aab' %}{{ loop.changed(i) }}{{ loop.cycle('x', 'y') }}{{ loop.previtem "
+         "}}"
+         "{% endfor %}",
+         "TruexFalseyaTruexa"},
+        {"{% set x = 1 %}{% for i in [1, 2] %}{{ x }}{% set x = 2 %}{{ x }}{% endfor %}{{ x }}",
+         "12121"},
+        {"{% set x = 1 %}{% if true %}{% set x = 2 %}{% endif %}{{ x }}", "2"},
+        {"{% macro m(a, b=a) %}{{ a }}{{ b }}{{ x }}{% endmacro %}{% set x = 3 %}{{ m(1) }}",
+         "113"},
+        {"{% macro m() %}{{ varargs }}{{ kwargs }}{% endmacro %}{{ m(1, k=2) }}",
+         "(1,){'k': 2}"},
+        {"{% macro m(n) %}{{ n }}{% if n %}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(3) }}",
+         "3210"},
+        {"{% with a = 1, b = 2 %}{{ a + b }}{% endwith %}{{ a }}", "3"},
+        {"{% set d = {'items': 1} %}{{ d['items'] }}{{ d.items()|list }}", "1[('items', 1)]"},
+        {"{{ '%d' is string }}{{ cycler is defined }}{{ strftime_now is defined }}",
+         "TrueTrueFalse"},
+        {"{% for i in range(3) %}{% for j in range(3) %}{% if j == 1 %}{% continue %}{% endif "
+         "%}"
+         "{% if i == 1 %}{% break %}{% endif %}{{ i }}{{ j }} {% endfor %}{% endfor %}",
+         "00 02 20 22 "},
+        {"{{ 'x'|safe + 'y' }}{{ '<'|safe ~ '<' }}", "xy<<"},
+    };
+    (void)state;
+    vptq_err err = {0};
+    json_t *none = json_object();
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        vptq_buf out;
+        vptq_buf_init(&out, NULL);
+        assert_ok(render(cases[i].template, none, NULL, NULL, &out, &err), &err);
+        assert_string_equal(out.data, cases[i].text);
+        vptq_buf_release(&out);
+    }
+    json_decref(none);
+}
+
+typedef struct error_case {
+    const char *template;
+    vptq_status status;
+    const char *part;
+} error_case;
+
+static void test_errors(void **state)
+{
+    static const error_case cases[] = {
+        {"a\n{{ x", VPTQ_E_FORMAT, "chat.jinja: line 2: '{{' has no '}}'"},
+        {"{# x", VPTQ_E_FORMAT, "line 1: a comment has no end"},
+        {"{% raw %}x", VPTQ_E_FORMAT, "{% raw %} has no {% endraw %}"},
+        {"{{ 'x }}", VPTQ_E_FORMAT, "a string has no end"},
+        {"{{ '\\ud800' }}", VPTQ_E_FORMAT, "an escape that is no character"},
+        {"{{ 99999999999999999999 }}", VPTQ_E_FORMAT, "a number is over 64 bits"},
+        {"{{ (1] }}", VPTQ_E_FORMAT, "unexpected ']'"},
+        {"{{ 1 + }}", VPTQ_E_FORMAT, "found the end of the tag, expected an expression"},
+        {"{{ a b }}", VPTQ_E_FORMAT, "found 'b', expected '}}'"},
+        {"{{ $ }}", VPTQ_E_FORMAT, "unexpected character 0x24"},
+        {"{{}}", VPTQ_E_FORMAT, "expected an expression"},
+        {"{% if 1 %}\n\nx", VPTQ_E_FORMAT, "line 3: the template ends before 'endif'"},
+        {"{% endfor %}", VPTQ_E_FORMAT, "unexpected 'endfor'"},
+        {"{% break %}", VPTQ_E_FORMAT, "'break' outside of a loop"},
+        {"{% for i in [1] %}{% macro m() %}{% break %}{% endmacro %}{% endfor %}",
+         VPTQ_E_FORMAT, "'break' outside of a loop"},
+        {"{% set 1 = 2 %}", VPTQ_E_FORMAT, "expected a name"},
+        {"{% set true = 2 %}", VPTQ_E_FORMAT, "a constant cannot be assigned to"},
+        {"{{ f(a=1, 2) }}", VPTQ_E_FORMAT, "arguments are in an order that no call has"},
+        {"x\n{% include 'y' %}", VPTQ_E_UNSUPPORTED,
+         "line 2: the statement 'include' is not supported"},
+        {"{% for a in b recursive %}{% endfor %}", VPTQ_E_UNSUPPORTED,
+         "recursive loops are not supported"},
+        {"\n\n{{ 'x'|urlize }}", VPTQ_E_UNSUPPORTED,
+         "line 3: the filter 'urlize' is not supported"},
+        {"{{ 1 is escaped }}", VPTQ_E_UNSUPPORTED, "the test 'escaped' is not supported"},
+        {"{{ 'x'.zfill(3) }}", VPTQ_E_UNSUPPORTED, "the function 'zfill' is not supported"},
+        {"{{ '%s' % 1 }}", VPTQ_E_UNSUPPORTED, "formatting with '%' is not supported"},
+        {"{{ '<'|safe + '<' }}", VPTQ_E_UNSUPPORTED, "marked safe"},
+        {"{{ x.y }}", VPTQ_E_FORMAT, "'x' is undefined, and has no attributes"},
+        {"{{ x['y'] }}", VPTQ_E_FORMAT, "'x' is undefined, and has no attributes"},
+        {"{{ {}.y.z }}", VPTQ_E_FORMAT, "'y' is undefined, and has no attributes"},
+        {"{{ x() }}", VPTQ_E_FORMAT, "'x' is undefined, and cannot be called"},
+        {"{{ 'a' + 1 }}", VPTQ_E_FORMAT, "'+' of a string and an integer"},
+        {"{{ 1 // 0 }}", VPTQ_E_FORMAT, "division by zero"},
+        {"{{ 2 ** 64 }}", VPTQ_E_FORMAT, "an integer is over 64 bits"},
+        {"{{ -9223372036854775807 - 2 }}", VPTQ_E_FORMAT, "an integer is over 64 bits"},
+        {"{{ 1 < 'a' }}", VPTQ_E_FORMAT, "an integer and a string cannot be compared by order"},
+        {"{{ x|tojson }}", VPTQ_E_FORMAT, "undefined cannot be written as JSON"},
+        {"{{ [].append(1) }}", VPTQ_E_FORMAT, "'append' would change a list"},
+        {"{{ {}.update({}) }}", VPTQ_E_FORMAT, "'update' would change a dict"},
+        {"{% set a, b = [1] %}", VPTQ_E_FORMAT, "1 values for 2 names"},
+        {"{% set x.y = 1 %}", VPTQ_E_FORMAT, "'x' is no namespace"},
+        {"{% macro m() %}{% endmacro %}{{ m(1) }}", VPTQ_E_FORMAT, "takes at most 0 arguments"},
+        {"{% macro m() %}{% endmacro %}{{ m(a=1) }}", VPTQ_E_FORMAT, "no parameter 'a'"},
+        {"{{ 'a'|trim(q=1) }}", VPTQ_E_FORMAT, "trim has no argument 'q'"},
+        {"{{ range(100001) }}", VPTQ_E_FORMAT, "range of more than 100000 items"},
+        {"a\n{{ raise_exception('no ' ~ 'system role') }}", VPTQ_E_FORMAT,
+         "chat.jinja: line 2: the template refuses: no system role"},
+        {"{{ strftime_now('%d') }}", VPTQ_E_FORMAT, "'strftime_now' is undefined"},
+    };
+    (void)state;
+    json_t *none = json_object();
+    vptq_buf out;
+    vptq_buf_init(&out, NULL);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        vptq_err err = {0};
+        assert_fails(render(cases[i].template, none, NULL, NULL, &out, &err), cases[i].status,
+                     &err, cases[i].part);
+    }
+    vptq_err err = {0};
+    assert_fails(render("x", none, "2026-02-30", NULL, &out, &err), VPTQ_E_ARG, &err,
+                 "'2026-02-30' is no date");
+    assert_fails(render("{{ strftime_now('%Q') }}", none, "2026-02-03", NULL, &out, &err),
+                 VPTQ_E_UNSUPPORTED, &err, "'%Q' of strftime_now");
+    assert_fails(render("\xff", none, NULL, NULL, &out, &err), VPTQ_E_FORMAT, &err,
+                 "not valid UTF-8 from byte 0");
+    vptq_buf_release(&out);
+    json_decref(none);
+}
+
+/* Programs that would not end, or take everything there is. */
+static void test_bounds(void **state)
+{
+    static const char *const cases[][2] = {
+        {"{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "nested more than"},
+        {"{% set ns = namespace(x='x') %}{% for i in range(99) %}{% set ns.x = ns.x ~ ns.x %}"
+         "{% endfor %}",
+         "MiB of values"},
+        {"{{ 'x' * 999999999999 }}", "MiB of values"},
+        {"{{ [1] * 999999999999 }}", "MiB of values"},
+        {"{% set ns = namespace(x=[]) %}{% for i in range(99) %}{% set ns.x = [ns.x, ns.x] %}"
+         "{% endfor %}{{ ns.x }}",
+         "the template"},
+        {"{% set ns = namespace() %}{% set ns.x = ns %}{{ ns }}", "nested more than"},
+        {"{% set r = range(90000) %}{% for a in r %}{% for b in r %}{% endfor %}{% endfor %}",
+         "steps"},
+        {"{% set s = 'x' * 9999999 %}{% for a in range(90000) %}{{ 'y' in s }}{% endfor %}",
+         "steps"},
+        {"{% set ns = namespace(x=[], y=[]) %}{% for i in range(999) %}{% set ns.x = [ns.x] %}"
+         "{% set ns.y = [ns.y] %}{% endfor %}{{ ns.x == ns.y }}",
+         "nested more than"},
+    };
+    (void)state;
+    json_t *none = json_object();
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        vptq_err err = {0};
+        vptq_buf out;
+        vptq_buf_init(&out, NULL);
+        assert_fails(render(cases[i][0], none, NULL, NULL, &out, &err), VPTQ_E_FORMAT, &err,
+                     cases[i][1]);
+        vptq_buf_release(&out);
+    }
+    /* brackets, signs, statements and filters without an end */
+    static const char *const units[] = {"[", "-", "not ", "{% if 1 %}", "1|abs|", "x.", "("};
+    for (size_t i = 0; i < sizeof units / sizeof *units; i++) {
+        vptq_err err = {0};
+        vptq_buf text, out;
+        vptq_buf_init(&text, NULL);
+        vptq_buf_init(&out, NULL);
+        assert_ok(vptq_buf_add(&text, "{{ ", units[i][0] == '{' ? 0 : 3, &err), &err);
+        for (int k = 0; k < 50000; k++)
+            assert_ok(vptq_buf_add(&text, units[i], strlen(units[i]), &err), &err);
+        assert_ok(vptq_buf_add(&text, "x }}", 4, &err), &err);
+        assert_fails(render(text.data, none, NULL, NULL, &out, &err), VPTQ_E_FORMAT, &err,
+                     "chat.jinja: line 1: ");
+        vptq_buf_release(&text);
+        vptq_buf_release(&out);
+    }
+    json_decref(none);
+}
+
+static vptq_status render_chat(void *arg, vptq_mem *mem, vptq_err *err)
+{
+    vptq_buf out;
+    char *text = vtest_read_file(GOLDEN "tools.jinja", &(size_t){0});
+    vptq_buf_init(&out, mem);
+    vptq_status st = render(text, arg, NULL, mem, &out, err);
+    vptq_buf_release(&out);
+    free(text);
+    return st;
+}
+
+static void test_out_of_memory(void **state)
+{
+    (void)state;
+    json_t *variables = json_pack("{s:[{s:s, s:s}, {s:s, s:s}], s:b}", "messages", "role",
+                                  "user", "content", "Hi", "role", "assistant", "content",
+                                  "<think></think>\n\nHo", "add_generation_prompt", 1);
+    assert_non_null(variables);
+    vtest_oom_walk(render_chat, variables);
+    json_decref(variables);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_chats),  cmocka_unit_test(test_expressions),
+        cmocka_unit_test(test_texts),  cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_bounds), cmocka_unit_test(test_out_of_memory)};
+    return vtest_main(argc, argv, tests);
+}
