@@ -1,0 +1,92 @@
+/* Items of choice tasks: what a model is asked, in the words of lm-evaluation-harness.
+ *
+ * A file is JSON lines, one record a line, or HellaSwag's text form of six lines an item. Which
+ * form a record has says its first known key; all records of a file have the same:
+ *
+ *     ARC          question, choices {text[], label[]}, answerKey
+ *     OpenBookQA   question_stem, choices {text[], label[]}, answerKey
+ *     PIQA         goal, sol1, sol2, label
+ *     HellaSwag    activity_label, ctx_a, ctx_b, endings[], label
+ *     WinoGrande   sentence (with a "_"), option1, option2, answer
+ *     COPA         premise, choice1, choice2, question, label
+ *     BoolQ        passage, question, label (or answer: true, false)
+ *     LAMBADA      text
+ *     choices      query, choices[], gold
+ *     schema       context_options[], continuation, gold
+ *     endings      lines: context, index of the right ending, four endings
+ *
+ * A record becomes requests, pairs of a context and a continuation whose log-likelihood is
+ * wanted; texts are made as the harness's task definitions make them (docs/evaluation.md). */
+#ifndef VPTQ_FORMATS_TASK_FILE_H
+#define VPTQ_FORMATS_TASK_FILE_H
+
+#include "lib/base/mem.h"
+
+typedef enum {
+    VPTQ_TASK_ARC,
+    VPTQ_TASK_OPENBOOKQA,
+    VPTQ_TASK_PIQA,
+    VPTQ_TASK_HELLASWAG,
+    VPTQ_TASK_WINOGRANDE,
+    VPTQ_TASK_COPA,
+    VPTQ_TASK_BOOLQ,
+    VPTQ_TASK_LAMBADA,
+    VPTQ_TASK_CHOICES,
+    VPTQ_TASK_SCHEMA,
+    VPTQ_TASK_ENDINGS
+} vptq_task_form;
+
+typedef struct vptq_task_text {
+    const char *s; /* UTF-8, not terminated */
+    size_t n;
+} vptq_task_text;
+
+typedef struct vptq_task_request {
+    vptq_task_text context; /* the same s for all choices of an item that share it; may be "" */
+    vptq_task_text continuation;
+    uint32_t characters; /* code points of the choice, without the delimiter in front of it */
+} vptq_task_request;
+
+typedef struct vptq_task_item {
+    uint32_t line;  /* of the file, from 1 */
+    uint32_t count; /* of requests: 2 to VPTQ_TASK_CHOICES_MAX, of LAMBADA 1 */
+    uint32_t gold;  /* the right request */
+    const vptq_task_request *requests;
+} vptq_task_item;
+
+enum {
+    VPTQ_TASK_CHOICES_MAX = 64,
+    VPTQ_TASK_FILE_MAX =
+        256 << 20,               /* bytes; the largest set, HellaSwag's training part: 50 MB */
+    VPTQ_TASK_LINE_MAX = 1 << 20 /* bytes */
+};
+
+typedef struct vptq_task_file {
+    vptq_arena arena;
+    const char *path; /* as given; not copied */
+    vptq_task_form form;
+    vptq_task_item *items;
+    size_t count;
+} vptq_task_file;
+
+typedef struct vptq_task_file_options {
+    const char *task;      /* name of the task: a record of another known set than the one that
+                              it names is an error; any other name is free */
+    const char *delimiter; /* of the form choices, between query and choice */
+    size_t limit;          /* the first items only; 0 = all */
+} vptq_task_file_options;
+
+/* VPTQ_E_FORMAT with file and line for a form that is not known or not that of the first
+ * record, keys that are missing, of a wrong type or there twice, text that is not UTF-8, fewer
+ * than two choices or too many, a right answer that there is not, lines that are too long, and
+ * a file without items. */
+vptq_status vptq_task_file_read(const char *path, const vptq_task_file_options *opt,
+                                vptq_mem *mem, vptq_task_file *file,
+                                vptq_err *err) VPTQ_MUST_CHECK;
+void vptq_task_file_release(vptq_task_file *file);
+
+/* Whether accuracies by log-likelihood per character are of use: not where all requests of an
+ * item have the same continuation, nor where there is one request alone. */
+bool vptq_task_form_has_norm(vptq_task_form form);
+
+#endif
