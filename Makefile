@@ -307,6 +307,11 @@ run-libfuzzer: $(FUZZ_BIN)
 interop-gguf: tools
 	$(Q)BIN=$(abspath $(BIN)) scripts/interop_gguf.sh
 
+# Choice tasks by lm-evaluation-harness, which comes from PyPI; not a part of check.
+.PHONY: interop-tasks
+interop-tasks: tools
+	$(Q)BIN=$(abspath $(BIN)) scripts/interop_tasks.sh
+
 # Lines that the tests reach, of formats/ (ROOM=lib/model: of another room).  A failing test does
 # not keep the others from counting.
 coverage:

@@ -7,11 +7,11 @@
 /* As vptq_cli_command.run. */
 int vptq_cli_ppl(int argc, char **argv);
 int vptq_cli_kld(int argc, char **argv);
+int vptq_cli_tasks(int argc, char **argv);
 int vptq_cli_error(int argc, char **argv);
 int vptq_cli_generate(int argc, char **argv);
 int vptq_cli_gemv(int argc, char **argv);
 int vptq_cli_ablate(int argc, char **argv);
-int vptq_cli_compare(int argc, char **argv);
 
 /* Starts as {.has_dev = false}. */
 typedef struct vptq_cli_eval {

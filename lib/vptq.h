@@ -34,7 +34,7 @@
 /* measuring models, and reports */
 #include "lib/eval/eval.h"
 #include "lib/eval/gemv.h"
-#include "lib/eval/report.h"
 #include "lib/eval/table.h"
+#include "lib/eval/tasks.h"
 
 #endif

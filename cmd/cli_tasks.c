@@ -1,0 +1,397 @@
+/* vptq-eval tasks: accuracy of a model on choice tasks, and how often it chooses as its
+ * original does. */
+#include "cmd/cli_eval.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+typedef struct tasks_command {
+    const char *model, *base, *tokenizer, *delimiter, *samples;
+    vptq_cli_strings tasks;
+    uint64_t limit, context;
+    double min_acc, min_agreement;
+} tasks_command;
+
+/* One --task NAME=FILE, and what came of it. */
+typedef struct task {
+    char name[64];
+    const char *path;
+    vptq_task_file file;
+    bool has_file, done;
+    vptq_task_result result, base;
+    vptq_task_agreement agreement;
+} task;
+
+/* ---- the table ---- */
+
+/* Columns of people's tables, of programs' tables, and those that need a base, a normalized
+ * accuracy or a perplexity in one of the tasks. */
+enum { PEOPLE = 1, PROGRAM = 2, BASE = 4, NORM = 8, PERPLEXITY = 16, BOTH = PEOPLE | PROGRAM };
+
+enum { RESULT, BASE_RESULT, AGREEMENT };
+
+typedef struct figure {
+    vptq_column column;
+    int shown;
+    int of;        /* RESULT .. */
+    size_t offset; /* in that */
+} figure;
+
+#define REAL(name, title, decimals, shown, of, type, member)                                   \
+    {                                                                                          \
+        {name, title, VPTQ_COLUMN_REAL, decimals, VPTQ_ALIGN_AUTO, false}, shown, of,          \
+            offsetof(type, member)                                                             \
+    }
+#define COUNT(name, title, shown, of, type, member)                                            \
+    {                                                                                          \
+        {name, title, VPTQ_COLUMN_INTEGER, 0, VPTQ_ALIGN_AUTO, false}, shown, of,              \
+            offsetof(type, member)                                                             \
+    }
+
+static const figure figures[] = {
+    COUNT("items", "Items", BOTH, RESULT, vptq_task_result, items),
+    REAL("acc", "acc", 4, BOTH, RESULT, vptq_task_result, acc),
+    REAL("acc_stderr", "±", 4, BOTH, RESULT, vptq_task_result, acc_stderr),
+    REAL("acc_norm", "acc_norm", 4, BOTH | NORM, RESULT, vptq_task_result, acc_norm),
+    REAL("acc_norm_stderr", "±", 4, BOTH | NORM, RESULT, vptq_task_result, acc_norm_stderr),
+    REAL("perplexity", "Perplexity", 4, BOTH | PERPLEXITY, RESULT, vptq_task_result,
+         perplexity),
+    REAL("perplexity_stderr", "±", 4, BOTH | PERPLEXITY, RESULT, vptq_task_result,
+         perplexity_stderr),
+    REAL("acc_base", "acc of base", 4, BOTH | BASE, BASE_RESULT, vptq_task_result, acc),
+    REAL("acc_norm_base", "acc_norm of base", 4, BOTH | BASE | NORM, BASE_RESULT,
+         vptq_task_result, acc_norm),
+    REAL("perplexity_base", "Perplexity of base", 4, BOTH | BASE | PERPLEXITY, BASE_RESULT,
+         vptq_task_result, perplexity),
+    REAL("agreement", "Agreement", 4, BOTH | BASE, AGREEMENT, vptq_task_agreement, same),
+    REAL("agreement_stderr", "±", 4, BOTH | BASE, AGREEMENT, vptq_task_agreement, same_stderr),
+    REAL("agreement_norm", "Agreement (norm)", 4, BOTH | BASE | NORM, AGREEMENT,
+         vptq_task_agreement, same_norm),
+    REAL("agreement_norm_stderr", "±", 4, BOTH | BASE | NORM, AGREEMENT, vptq_task_agreement,
+         same_norm_stderr),
+    COUNT("right_to_wrong", "Right to wrong", BOTH | BASE, AGREEMENT, vptq_task_agreement,
+          right_to_wrong),
+    COUNT("wrong_to_right", "Wrong to right", BOTH | BASE, AGREEMENT, vptq_task_agreement,
+          wrong_to_right),
+    COUNT("requests", NULL, PROGRAM, RESULT, vptq_task_result, requests),
+    COUNT("rows", NULL, PROGRAM, RESULT, vptq_task_result, rows),
+    COUNT("rows_saved", NULL, PROGRAM, RESULT, vptq_task_result, rows_saved),
+    REAL("seconds", "Seconds", 1, BOTH, RESULT, vptq_task_result, seconds),
+};
+enum { FIGURES = sizeof figures / sizeof *figures, EXTRA_COLUMNS = 3 };
+
+/* Programs get every column that the options ask for, people none that is empty. */
+static bool is_shown(const figure *f, bool people, const tasks_command *c, const task *tasks)
+{
+    bool norm = !people, perplexity = !people;
+    for (size_t i = 0; i < c->tasks.count; i++) {
+        norm |= tasks[i].done && !isnan(tasks[i].result.acc_norm);
+        perplexity |= tasks[i].done && !isnan(tasks[i].result.perplexity);
+    }
+    return (f->shown & (people ? PEOPLE : PROGRAM)) && (!(f->shown & BASE) || c->base) &&
+           (!(f->shown & NORM) || norm) && (!(f->shown & PERPLEXITY) || perplexity);
+}
+
+static void put_figure(vptq_table *t, const figure *f, const task *k)
+{
+    const void *of[] = {&k->result, &k->base, &k->agreement};
+    const char *at = (const char *)of[f->of] + f->offset;
+    uint64_t count;
+    double real;
+    if (f->column.type == VPTQ_COLUMN_INTEGER) {
+        memcpy(&count, at, sizeof count);
+        vptq_table_integer(t, (int64_t)count);
+    } else {
+        memcpy(&real, at, sizeof real);
+        vptq_table_real(t, real);
+    }
+}
+
+static void put_notes(vptq_table *t, const tasks_command *c, const task *tasks)
+{
+    uint64_t rows = 0, saved = 0;
+    double seconds = 0;
+    for (size_t i = 0; i < c->tasks.count && tasks[i].done; i++) {
+        rows += tasks[i].result.rows;
+        saved += tasks[i].result.rows_saved;
+        seconds += tasks[i].result.seconds;
+    }
+    vptq_table_notef(t, "%s%s%s: %" PRIu64 " tokens, %.0f per second; sharing saved %" PRIu64,
+                     c->model, c->base ? " beside " : "", c->base ? c->base : "", rows,
+                     seconds > 0 ? (double)rows / seconds : 0, saved);
+}
+
+/* The tasks that are done. */
+static vptq_status print_table(const vptq_cli *cli, const tasks_command *c, const task *tasks,
+                               vptq_err *err)
+{
+    static const vptq_column name = {"task", "Task",          VPTQ_COLUMN_TEXT,
+                                     0,      VPTQ_ALIGN_AUTO, true};
+    static const vptq_column model = {.name = "model", .type = VPTQ_COLUMN_TEXT};
+    static const vptq_column base = {.name = "base", .type = VPTQ_COLUMN_TEXT};
+    const int format = cli->common.format;
+    const bool people = format == CLI_TEXT || format == CLI_MD;
+    vptq_status st = VPTQ_OK;
+    vptq_column columns[FIGURES + EXTRA_COLUMNS] = {name};
+    const figure *shown[FIGURES];
+    size_t n = 0, count;
+    vptq_table t;
+    vptq_buf text;
+    for (size_t f = 0; f < FIGURES; f++)
+        if (is_shown(&figures[f], people, c, tasks)) {
+            columns[n + 1] = figures[f].column;
+            shown[n++] = &figures[f];
+        }
+    count = n + 1;
+    if (!people)
+        columns[count++] = model;
+    if (!people && c->base)
+        columns[count++] = base;
+    vptq_buf_init(&text, cli->ctx.mem);
+    vptq_table_init(&t, cli->ctx.mem, NULL, columns, count);
+    for (size_t i = 0; i < c->tasks.count && tasks[i].done; i++) {
+        vptq_table_row(&t);
+        vptq_table_text(&t, tasks[i].name);
+        for (size_t f = 0; f < n; f++)
+            put_figure(&t, shown[f], &tasks[i]);
+        if (!people)
+            vptq_table_text(&t, c->model);
+        if (!people && c->base)
+            vptq_table_text(&t, c->base);
+    }
+    if (format == CLI_TEXT)
+        put_notes(&t, c, tasks);
+    VPTQ_TRY(vptq_table_write(&t, (vptq_format)format, &text, err));
+    fwrite(text.data, 1, text.len, stdout);
+out:
+    vptq_table_release(&t);
+    vptq_buf_release(&text);
+    return st;
+}
+
+static void print_plan(const task *k)
+{
+    const vptq_task_result *r = &k->result;
+    printf("%s: would score %" PRIu64 " items in %" PRIu64 " requests; %" PRIu64
+           " tokens, %" PRIu64 " without sharing\n",
+           k->name, r->items, r->requests, r->rows, r->rows + r->rows_saved);
+}
+
+/* ---- the run ---- */
+
+/* \n, \t and \\ of the delimiter as the characters that they stand for. */
+static vptq_status read_delimiter(const char *from, char *to, size_t size, vptq_err *err)
+{
+    static const char escapes[] = "n\nt\t\\\\";
+    size_t n = 0;
+    for (; *from; from++) {
+        const char *e = *from == '\\' && from[1] ? strchr(escapes, from[1]) : NULL;
+        if (*from == '\\' && (!e || (e - escapes) % 2))
+            return vptq_fail(err, VPTQ_E_ARG,
+                             "--delimiter: '\\%c' is not known, expected \\n, \\t or \\\\",
+                             from[1]);
+        if (n + 1 >= size)
+            return vptq_fail(err, VPTQ_E_ARG, "--delimiter: more than %zu bytes", size - 1);
+        to[n++] = e ? e[1] : *from;
+        from += e != NULL;
+    }
+    to[n] = 0;
+    return VPTQ_OK;
+}
+
+static vptq_status read_task(vptq_cli *cli, const tasks_command *c, const char *word,
+                             const char *delimiter, task *k, vptq_err *err)
+{
+    const char *path = strchr(word, '=');
+    if (!path || path == word || !path[1] || (size_t)(path - word) >= sizeof k->name)
+        return vptq_fail(err, VPTQ_E_ARG,
+                         "--task '%s': expected NAME=FILE with a name of at most %zu bytes",
+                         word, sizeof k->name - 1);
+    memcpy(k->name, word, (size_t)(path - word));
+    k->path = path + 1;
+    const vptq_task_file_options opt = {
+        .task = k->name, .delimiter = delimiter, .limit = c->limit};
+    vptq_status st = vptq_task_file_read(k->path, &opt, cli->ctx.mem, &k->file, err);
+    k->has_file = !st;
+    return st;
+}
+
+/* Every file is read, and cut into tokens, before the first task costs time. */
+static vptq_status read_tasks(vptq_cli *cli, const tasks_command *c, vptq_cli_eval *s,
+                              task *tasks, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    const vptq_task_options plan = {.context = c->context, .dry_run = true};
+    char delimiter[256];
+    VPTQ_TRY(read_delimiter(c->delimiter, delimiter, sizeof delimiter, err));
+    for (size_t i = 0; i < c->tasks.count; i++)
+        VPTQ_TRY(read_task(cli, c, c->tasks.items[i], delimiter, &tasks[i], err));
+    for (size_t i = 0; i < c->tasks.count; i++)
+        if (cli->common.dry_run || i > 0)
+            VPTQ_TRY(vptq_eval_task(&s->dev, &s->model, tasks[i].name, &tasks[i].file, &plan,
+                                    NULL, NULL, &tasks[i].result, err));
+out:
+    return st;
+}
+
+static vptq_status run_task(vptq_cli *cli, const tasks_command *c, vptq_cli_eval *s, task *k,
+                            vptq_file_writer *samples, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    const vptq_task_options opt = {.context = c->context};
+    vptq_arena arena;
+    vptq_buf text;
+    vptq_task_answer *answers = NULL, *base = NULL;
+    char name[sizeof k->name + 16];
+    vptq_arena_init(&arena, cli->ctx.mem);
+    vptq_buf_init(&text, cli->ctx.mem);
+    VPTQ_TRY(vptq_eval_task(&s->dev, &s->model, k->name, &k->file, &opt, &arena, &answers,
+                            &k->result, err));
+    if (c->base) {
+        snprintf(name, sizeof name, "%s of the base", k->name);
+        VPTQ_TRY(vptq_eval_task(&s->dev, &s->base, name, &k->file, &opt, &arena, &base,
+                                &k->base, err));
+        vptq_eval_task_compare(&k->file, answers, base, &k->agreement);
+    }
+    if (samples->fd >= 0) {
+        VPTQ_TRY(vptq_eval_task_samples(k->name, &k->file, answers, base, &text, err));
+        VPTQ_TRY(vptq_file_write(samples, text.data, text.len, err));
+    }
+    k->done = true;
+out:
+    vptq_buf_release(&text);
+    vptq_arena_release(&arena);
+    return st;
+}
+
+/* Tasks that are done are printed where a later one fails, too. */
+static vptq_status run_tasks(vptq_cli *cli, const tasks_command *c, vptq_cli_eval *s,
+                             task *tasks, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_file_writer samples = {.fd = -1};
+    VPTQ_TRY(read_tasks(cli, c, s, tasks, err));
+    for (size_t i = 0; cli->common.dry_run && i < c->tasks.count; i++)
+        print_plan(&tasks[i]);
+    if (cli->common.dry_run)
+        goto out;
+    if (c->samples)
+        VPTQ_TRY(vptq_file_writer_open(c->samples, cli->common.force, &samples, err));
+    for (size_t i = 0; i < c->tasks.count && !st; i++)
+        st = run_task(cli, c, s, &tasks[i], &samples, err);
+    if (tasks[0].done) {
+        vptq_status printed = print_table(cli, c, tasks, st ? NULL : err);
+        st = st ? st : printed;
+    }
+    if (!st && samples.fd >= 0)
+        st = vptq_file_writer_commit(&samples, err);
+out:
+    vptq_file_writer_abort(&samples);
+    return st;
+}
+
+/* CLI_CHECK_FAILED when a figure of a task is below what was asked for. */
+static int check_limits(const tasks_command *c, const task *tasks)
+{
+    int code = CLI_OK;
+    for (size_t i = 0; i < c->tasks.count && tasks[i].done; i++) {
+        const task *k = &tasks[i];
+        if (k->result.acc < c->min_acc) {
+            fprintf(stderr, "vptq-eval: %s: accuracy %.4f is below --min-acc %g\n", k->name,
+                    k->result.acc, c->min_acc);
+            code = CLI_CHECK_FAILED;
+        }
+        if (c->base && k->agreement.same < c->min_agreement) {
+            fprintf(stderr, "vptq-eval: %s: agreement %.4f is below --min-agreement %g\n",
+                    k->name, k->agreement.same, c->min_agreement);
+            code = CLI_CHECK_FAILED;
+        }
+    }
+    return code;
+}
+
+static int run_command(vptq_cli *cli, const tasks_command *c)
+{
+    vptq_err err = {0};
+    vptq_status st = VPTQ_OK;
+    vptq_cli_eval s = {.has_dev = false};
+    const vptq_checkpoint_options base = {.tokenizer = c->tokenizer};
+    vptq_arena arena;
+    vptq_arena_init(&arena, cli->ctx.mem);
+    task *tasks = vptq_arena_zalloc(&arena, c->tasks.count, sizeof *tasks, &err);
+    if (!tasks)
+        VPTQ_TRY(VPTQ_E_NOMEM);
+    VPTQ_TRY(vptq_cli_eval_open(&s, cli, c->model, c->tokenizer, c->base, true, &err));
+    if (c->base) {
+        VPTQ_TRY(vptq_model_open(&cli->ctx, c->base, &base, true, &s.base, &err));
+        s.has_base = true;
+    }
+    VPTQ_TRY(run_tasks(cli, c, &s, tasks, &err));
+out:
+    vptq_cli_eval_close(&s);
+    int code = vptq_cli_finish(cli, st, &err);
+    if (code == CLI_OK)
+        code = check_limits(c, tasks);
+    for (size_t i = 0; tasks && i < c->tasks.count; i++)
+        if (tasks[i].has_file)
+            vptq_task_file_release(&tasks[i].file);
+    vptq_arena_release(&arena);
+    return code;
+}
+
+static int check_usage(const vptq_cli *cli, const tasks_command *c)
+{
+    if (c->min_agreement > -(double)INFINITY && !c->base)
+        return vptq_cli_usage_error(cli, "--min-agreement needs --base");
+    return CLI_OK;
+}
+
+int vptq_cli_tasks(int argc, char **argv)
+{
+    tasks_command c = {.delimiter = "\\nAnswer: ",
+                       .min_acc = -(double)INFINITY,
+                       .min_agreement = -(double)INFINITY};
+    const vptq_cli_option options[] = {
+        {'m', "model", CLI_STRING, &c.model, "MODEL", "model to measure", true},
+        {0, "base", CLI_STRING, &c.base, "MODEL", "its original, to compare choices with",
+         false},
+        {0, "tokenizer", CLI_STRING, &c.tokenizer, "FILE", "tokenizer of another place", false},
+        {0, NULL, CLI_FLAG, NULL, NULL, "Items", false},
+        {0, "task", CLI_STRINGS, &c.tasks, "NAME=FILE",
+         "items of a task; may be given several times", true},
+        {0, "limit", CLI_U64, &c.limit, "N", "only the first N items of each, 0 = all", false},
+        {0, "delimiter", CLI_STRING, &c.delimiter, "TEXT",
+         "between query and choice of records {query, choices, gold}", false},
+        {0, "context", CLI_U64, &c.context, "N",
+         "tokens of a request at most, 0 = the model's context", false},
+        {0, NULL, CLI_FLAG, NULL, NULL, "Output", false},
+        {0, "samples", CLI_STRING, &c.samples, "FILE",
+         "write log-likelihoods and choices, one JSON line per item", false},
+        {0, "min-acc", CLI_DOUBLE, &c.min_acc, "X", "exit 3 when an accuracy is below X",
+         false},
+        {0, "min-agreement", CLI_DOUBLE, &c.min_agreement, "X",
+         "exit 3 when an agreement with the base is below X", false},
+        CLI_END};
+    vptq_cli cli = {
+        .tool = "vptq-eval",
+        .command = "tasks",
+        .summary = "accuracy of a model on choice tasks",
+        .usage = "vptq-eval tasks -m MODEL --task NAME=FILE.. [--base MODEL] [--limit N]",
+        .examples = "  vptq-eval tasks -m packed --task arc_easy=arc_easy.jsonl --task "
+                    "piqa=piqa.jsonl\n"
+                    "  vptq-eval tasks -m packed --base model.gguf --task hellaswag=val.jsonl "
+                    "--min-agreement 0.9\n",
+        .options = options,
+        .formats = "text|json|csv|md",
+        .omit = "seed"};
+    int code;
+    if (vptq_cli_parse(&cli, argc, argv, 2, &code)) {
+        code = check_usage(&cli, &c);
+        if (code == CLI_OK)
+            code = run_command(&cli, &c);
+    }
+    vptq_cli_release(&cli);
+    return code;
+}

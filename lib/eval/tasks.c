@@ -1,0 +1,358 @@
+/* Log-likelihoods of planned requests, batch by batch through the blocks, and what follows from
+ * them. */
+#include "lib/eval/tasks.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "lib/eval/tasks_plan.h"
+#include "lib/model/forward.h"
+
+/* Hidden states of a batch: enough groups that a model larger than the memory is read a few
+ * times only. */
+enum { BATCH_BYTES = 256 << 20, BATCH_GROUPS = 16 };
+
+typedef struct run {
+    vptq_device *dev;
+    const vptq_model *m;
+    const char *name;
+    const vptq_task_file *file;
+    const vptq_task_plan *plan;
+    vptq_forward *f;
+    vptq_task_answer *answers; /* [file->count] */
+
+    /* one batch of sequences [first, end) */
+    size_t limit;             /* rows, unless one group has more */
+    size_t *starts, *parents; /* its own numbers, from 0 */
+    float *hidden;            /* [rows, dim] */
+
+    /* a part of its pairs */
+    float *picked; /* [VPTQ_FORWARD_ROWS, dim] */
+    vptq_nll_state *state;
+
+    /* by pair */
+    float *logprob;
+    bool *likeliest;
+    size_t pair, item, request; /* all in front of them are done */
+    uint64_t correct;           /* of the items that are done */
+} run;
+
+/* ---- batches ---- */
+
+static size_t batch_end(const run *r, size_t first)
+{
+    const vptq_task_plan *p = r->plan;
+    size_t end = vptq_forward_group_trees(p->starts, p->parents, p->sequences, first);
+    for (size_t groups = 1; end < p->sequences && groups < BATCH_GROUPS; groups++) {
+        size_t e = vptq_forward_group_trees(p->starts, p->parents, p->sequences, end);
+        if (p->starts[e] - p->starts[first] > r->limit)
+            break;
+        end = e;
+    }
+    return end;
+}
+
+static vptq_status alloc_run(run *r, vptq_arena *arena, vptq_err *err)
+{
+    const vptq_task_plan *p = r->plan;
+    const size_t dim = r->m->desc->hidden, left = vptq_mem_left(r->dev->ctx->mem) / 4;
+    size_t rows = 0, count = 0;
+    r->limit = (left < BATCH_BYTES ? left : BATCH_BYTES) / (dim * sizeof *r->hidden);
+    for (size_t s = 0, e; s < p->sequences; s = e) {
+        e = batch_end(r, s);
+        rows = p->starts[e] - p->starts[s] > rows ? p->starts[e] - p->starts[s] : rows;
+        count = e - s > count ? e - s : count;
+    }
+    r->starts = vptq_arena_alloc(arena, count + 1, sizeof *r->starts, err);
+    r->parents = vptq_arena_alloc(arena, count, sizeof *r->parents, err);
+    r->hidden = vptq_arena_alloc(arena, rows, dim * sizeof *r->hidden, err);
+    r->picked = vptq_arena_alloc(arena, VPTQ_FORWARD_ROWS, dim * sizeof *r->picked, err);
+    r->state = vptq_arena_alloc(arena, VPTQ_FORWARD_ROWS, sizeof *r->state, err);
+    r->logprob = vptq_arena_alloc(arena, p->pairs, sizeof *r->logprob, err);
+    r->likeliest = vptq_arena_alloc(arena, p->pairs, sizeof *r->likeliest, err);
+    return r->starts && r->parents && r->hidden && r->picked && r->state && r->logprob &&
+                   r->likeliest
+               ? VPTQ_OK
+               : VPTQ_E_NOMEM;
+}
+
+/* ---- answers ---- */
+
+/* numpy.argmax of values by their characters (NULL: as they are). */
+static uint32_t largest(const double *values, const vptq_task_request *by, uint32_t n)
+{
+    uint32_t best = 0;
+    double most = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        const double v = by ? values[i] / by[i].characters : values[i];
+        if (i == 0 || v > most) {
+            most = v;
+            best = i;
+        }
+    }
+    return best;
+}
+
+static vptq_status finish_request(const run *r, const vptq_task_item *item, uint32_t i,
+                                  vptq_task_answer *a, vptq_err *err)
+{
+    const vptq_task_plan *p = r->plan;
+    const size_t begin = p->scored[r->request + i], end = p->scored[r->request + i + 1];
+    double sum = 0;
+    a->greedy[i] = true;
+    for (size_t k = begin; k < end; k++) {
+        sum += (double)r->logprob[p->scored_pair[k]];
+        a->greedy[i] &= r->likeliest[p->scored_pair[k]];
+    }
+    if (!isfinite(sum))
+        return vptq_fail(err, VPTQ_E_NUMERIC,
+                         "%s: the model's output is not finite for the item in line %u of %s",
+                         r->m->ckpt.path, item->line, r->file->path);
+    a->loglikelihoods[i] = sum;
+    a->tokens[i] = (uint32_t)(end - begin);
+    return VPTQ_OK;
+}
+
+static vptq_status finish_item(run *r, vptq_err *err)
+{
+    const vptq_task_item *item = &r->file->items[r->item];
+    vptq_task_answer *a = &r->answers[r->item];
+    for (uint32_t i = 0; i < item->count; i++) {
+        vptq_status st = finish_request(r, item, i, a, err);
+        if (st)
+            return st;
+    }
+    a->choice = largest(a->loglikelihoods, NULL, item->count);
+    a->choice_norm = largest(a->loglikelihoods, item->requests, item->count);
+    a->correct = item->count == 1 ? a->greedy[0] : a->choice == item->gold;
+    a->correct_norm = item->count > 1 && a->choice_norm == item->gold;
+    r->correct += a->correct;
+    r->request += item->count;
+    r->item++;
+    return VPTQ_OK;
+}
+
+static vptq_status alloc_answers(run *r, vptq_arena *arena, vptq_err *err)
+{
+    const size_t n = r->plan->requests;
+    r->answers = vptq_arena_zalloc(arena, r->file->count, sizeof *r->answers, err);
+    double *ll = vptq_arena_alloc(arena, n, sizeof *ll, err);
+    uint32_t *tokens = vptq_arena_alloc(arena, n, sizeof *tokens, err);
+    bool *greedy = vptq_arena_alloc(arena, n, sizeof *greedy, err);
+    if (!r->answers || !ll || !tokens || !greedy)
+        return VPTQ_E_NOMEM;
+    for (size_t i = 0, at = 0; i < r->file->count; at += r->file->items[i++].count) {
+        r->answers[i].loglikelihoods = ll + at;
+        r->answers[i].tokens = tokens + at;
+        r->answers[i].greedy = greedy + at;
+    }
+    return VPTQ_OK;
+}
+
+/* ---- the model ---- */
+
+/* Of the batch of `rows` rows from `first` on, so many blocks are done, and the head of so many
+ * rows. */
+static void progress(const run *r, size_t first, size_t rows, uint32_t blocks, size_t heads)
+{
+    const uint64_t steps = (uint64_t)rows * blocks + heads;
+    char text[96];
+    int n = snprintf(text, sizeof text, "%.40s: %zu of %zu items", r->name, r->item,
+                     r->file->count);
+    if (r->item && n > 0 && (size_t)n < sizeof text)
+        snprintf(text + n, sizeof text - (size_t)n, ", acc %.4f",
+                 (double)r->correct / (double)r->item);
+    vptq_progress(r->dev->ctx, "tasks", first + steps / (r->m->desc->layers + 1), r->plan->rows,
+                  text);
+}
+
+/* At most VPTQ_FORWARD_ROWS pairs from r->pair on, whose rows are in front of `row_end`. */
+static vptq_status score_pairs(run *r, size_t first_row, size_t row_end, vptq_err *err)
+{
+    const vptq_task_plan *p = r->plan;
+    const size_t dim = r->m->desc->hidden, at = r->pair;
+    size_t n = 0;
+    for (; n < VPTQ_FORWARD_ROWS && at + n < p->pairs && p->pair_row[at + n] < row_end; n++)
+        memcpy(r->picked + n * dim, r->hidden + (p->pair_row[at + n] - first_row) * dim,
+               dim * sizeof *r->picked);
+    vptq_status st = vptq_forward_loss(r->f, n, r->picked, p->pair_target + at, r->state, err);
+    for (size_t i = 0; i < n && !st; i++) {
+        const vptq_nll_state *s = &r->state[i];
+        r->logprob[at + i] = (float)((double)s->target - s->max - log(s->sum));
+        r->likeliest[at + i] = s->best_id == p->pair_target[at + i];
+    }
+    r->pair += n;
+    return st;
+}
+
+/* The pairs and items of the batch's rows up to the end of a group. */
+static vptq_status score_group(run *r, size_t first_row, size_t row_end, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    const vptq_task_plan *p = r->plan;
+    while (r->pair < p->pairs && p->pair_row[r->pair] < row_end)
+        VPTQ_TRY(score_pairs(r, first_row, row_end, err));
+    while (r->item < r->file->count && p->item_rows[r->item] <= row_end)
+        VPTQ_TRY(finish_item(r, err));
+out:
+    return st;
+}
+
+static vptq_status run_batch(run *r, size_t first, size_t end, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    const vptq_task_plan *p = r->plan;
+    const vptq_block_hooks hooks = {.parents = r->parents};
+    const size_t count = end - first, row = p->starts[first], rows = p->starts[end] - row;
+    for (size_t s = 0; s <= count; s++)
+        r->starts[s] = p->starts[first + s] - row;
+    for (size_t s = 0; s < count; s++) {
+        const size_t parent = p->parents[first + s];
+        r->parents[s] = parent == VPTQ_FORWARD_ROOT ? parent : parent - first;
+    }
+    VPTQ_TRY(vptq_forward_embed(r->f, p->ids + row, rows, r->hidden, err));
+    for (uint32_t l = 0; l < r->m->desc->layers; l++) {
+        progress(r, row, rows, l, 0);
+        VPTQ_TRY(vptq_forward_block_with(r->f, l, r->starts, count, r->hidden, &hooks, err));
+    }
+    for (size_t g = 0; g < count;) {
+        g = vptq_forward_group_trees(r->starts, r->parents, count, g);
+        VPTQ_TRY(score_group(r, row, row + r->starts[g], err));
+        progress(r, row, rows, r->m->desc->layers, r->starts[g]);
+    }
+out:
+    return st;
+}
+
+static vptq_status run_all(run *r, vptq_arena *work, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    VPTQ_TRY(vptq_forward_open(r->m, r->dev, r->plan->longest, &r->f, err));
+    VPTQ_TRY(alloc_run(r, work, err));
+    for (size_t s = 0, e; s < r->plan->sequences; s = e) {
+        e = batch_end(r, s);
+        VPTQ_TRY(run_batch(r, s, e, err));
+    }
+out:
+    vptq_forward_close(r->f);
+    return st;
+}
+
+/* ---- figures ---- */
+
+typedef double (*item_fn)(const vptq_task_answer *a, const vptq_task_answer *base);
+
+/* Mean of a figure of every item, and its standard error; figures of one model alone are given
+ * it twice. */
+static double mean_of(const vptq_task_answer *a, const vptq_task_answer *base, size_t n,
+                      item_fn fn, double *standard_error)
+{
+    double sum = 0, sq = 0;
+    for (size_t i = 0; i < n; i++)
+        sum += fn(&a[i], &base[i]);
+    const double mean = sum / (double)n;
+    for (size_t i = 0; i < n; i++) {
+        const double d = fn(&a[i], &base[i]) - mean;
+        sq += d * d;
+    }
+    *standard_error = n > 1 ? sqrt(sq / (double)(n - 1) / (double)n) : (double)NAN;
+    return mean;
+}
+
+static double correct(const vptq_task_answer *a, const vptq_task_answer *base)
+{
+    (void)base;
+    return a->correct;
+}
+
+static double correct_norm(const vptq_task_answer *a, const vptq_task_answer *base)
+{
+    (void)base;
+    return a->correct_norm;
+}
+
+static double first_loss(const vptq_task_answer *a, const vptq_task_answer *base)
+{
+    (void)base;
+    return -a->loglikelihoods[0];
+}
+
+static double same_choice(const vptq_task_answer *a, const vptq_task_answer *base)
+{
+    return a->choice == base->choice;
+}
+
+static double same_norm(const vptq_task_answer *a, const vptq_task_answer *base)
+{
+    return a->choice_norm == base->choice_norm;
+}
+
+static double same_greedy(const vptq_task_answer *a, const vptq_task_answer *base)
+{
+    return a->correct == base->correct;
+}
+
+static void summarize(const run *r, vptq_task_result *out)
+{
+    const size_t n = r->file->count;
+    out->acc = mean_of(r->answers, r->answers, n, correct, &out->acc_stderr);
+    if (vptq_task_form_has_norm(r->file->form))
+        out->acc_norm = mean_of(r->answers, r->answers, n, correct_norm, &out->acc_norm_stderr);
+    if (r->file->form == VPTQ_TASK_LAMBADA) {
+        double error;
+        out->perplexity = exp(mean_of(r->answers, r->answers, n, first_loss, &error));
+        out->perplexity_stderr = out->perplexity * error;
+    }
+}
+
+void vptq_eval_task_compare(const vptq_task_file *file, const vptq_task_answer *answers,
+                            const vptq_task_answer *base, vptq_task_agreement *a)
+{
+    const bool alone = file->form == VPTQ_TASK_LAMBADA;
+    *a = (vptq_task_agreement){.same_norm = (double)NAN, .same_norm_stderr = (double)NAN};
+    a->same =
+        mean_of(answers, base, file->count, alone ? same_greedy : same_choice, &a->same_stderr);
+    if (vptq_task_form_has_norm(file->form))
+        a->same_norm = mean_of(answers, base, file->count, same_norm, &a->same_norm_stderr);
+    for (size_t i = 0; i < file->count; i++) {
+        a->right_to_wrong += base[i].correct && !answers[i].correct;
+        a->wrong_to_right += !base[i].correct && answers[i].correct;
+    }
+}
+
+vptq_status vptq_eval_task(vptq_device *dev, const vptq_model *m, const char *name,
+                           const vptq_task_file *file, const vptq_task_options *opt,
+                           vptq_arena *arena, vptq_task_answer **answers, vptq_task_result *out,
+                           vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_arena work;
+    vptq_task_plan plan;
+    const double none = (double)NAN, begin = vptq_seconds();
+    run r = {.dev = dev, .m = m, .name = name, .file = file, .plan = &plan};
+    *out = (vptq_task_result){.acc = none,
+                              .acc_stderr = none,
+                              .acc_norm = none,
+                              .acc_norm_stderr = none,
+                              .perplexity = none,
+                              .perplexity_stderr = none};
+    vptq_arena_init(&work, dev->ctx->mem);
+    VPTQ_TRY(vptq_task_plan_make(m, file, opt->context ? opt->context : m->desc->context,
+                                 dev->ctx->mem, &work, &plan, err));
+    out->items = file->count;
+    out->requests = plan.requests;
+    out->rows = plan.rows;
+    out->rows_saved = plan.unshared - plan.rows;
+    if (opt->dry_run)
+        goto out;
+    VPTQ_TRY(alloc_answers(&r, answers ? arena : &work, err));
+    VPTQ_TRY(run_all(&r, &work, err));
+    summarize(&r, out);
+    out->seconds = vptq_seconds() - begin;
+    if (answers)
+        *answers = r.answers;
+out:
+    vptq_arena_release(&work);
+    return st;
+}

@@ -1,0 +1,71 @@
+/* Choice tasks without examples, scored as lm-evaluation-harness scores them: the choice of an
+ * item is the request with the largest log-likelihood (acc), or with the largest one per
+ * character of the choice (acc_norm).
+ *
+ * Requests of an item that begin with the same tokens run them once (forward.h, sequences that
+ * continue others), and many items go through a block together. */
+#ifndef VPTQ_EVAL_TASKS_H
+#define VPTQ_EVAL_TASKS_H
+
+#include "formats/task_file.h"
+#include "lib/backend/backend.h"
+#include "lib/base/buf.h"
+#include "lib/model/model.h"
+
+typedef struct vptq_task_options {
+    size_t context; /* tokens that run for a request at most, older ones are cut off; 0 = the
+                       model's context */
+    bool dry_run;   /* plan only: fills counts */
+} vptq_task_options;
+
+/* What a model makes of one item. */
+typedef struct vptq_task_answer {
+    double *loglikelihoods; /* [item->count] nats */
+    uint32_t *tokens;       /* [item->count] of the continuations */
+    bool *greedy;           /* [item->count] every token is the likeliest one */
+    uint32_t choice;        /* the largest log-likelihood's, the first one on ties */
+    uint32_t choice_norm;   /* of those per character */
+    bool correct;           /* of one request alone: greedy[0] */
+    bool correct_norm;
+} vptq_task_answer;
+
+/* Means over items with their standard errors: sample deviation / sqrt(items), NaN for one
+ * item.  acc_norm is NaN where vptq_task_form_has_norm is false, perplexity, exp of the mean
+ * negated log-likelihood, where items have choices; its standard error is that of the mean
+ * times the perplexity. */
+typedef struct vptq_task_result {
+    double acc, acc_stderr, acc_norm, acc_norm_stderr;
+    double perplexity, perplexity_stderr;
+    uint64_t items, requests;
+    uint64_t rows;       /* tokens that went through the blocks */
+    uint64_t rows_saved; /* more that it would be without sharing */
+    double seconds;
+} vptq_task_result;
+
+/* One file of items.  `name` is the task's, for progress.  answers (may be NULL) gets
+ * [file->count], in `arena`.  The result does not depend on the size of a batch, which follows
+ * from the memory that is left.  Errors: VPTQ_E_ARG without a tokenizer, VPTQ_E_FORMAT naming
+ * file and line where a continuation has no token or more than the context, VPTQ_E_NUMERIC
+ * where the model's output is not finite. */
+vptq_status vptq_eval_task(vptq_device *dev, const vptq_model *m, const char *name,
+                           const vptq_task_file *file, const vptq_task_options *opt,
+                           vptq_arena *arena, vptq_task_answer **answers, vptq_task_result *r,
+                           vptq_err *err) VPTQ_MUST_CHECK;
+
+/* The answers of a model beside those of its original. */
+typedef struct vptq_task_agreement {
+    double same, same_stderr; /* fraction of items with the same choice; of one request
+                                 alone: both greedy or neither */
+    double same_norm, same_norm_stderr;      /* NaN as acc_norm */
+    uint64_t right_to_wrong, wrong_to_right; /* by acc, from the original to the model */
+} vptq_task_agreement;
+void vptq_eval_task_compare(const vptq_task_file *file, const vptq_task_answer *answers,
+                            const vptq_task_answer *base, vptq_task_agreement *a);
+
+/* One JSON object per item and line, appended to `out`; base NULL: no keys of it. */
+vptq_status vptq_eval_task_samples(const char *name, const vptq_task_file *file,
+                                   const vptq_task_answer *answers,
+                                   const vptq_task_answer *base, vptq_buf *out,
+                                   vptq_err *err) VPTQ_MUST_CHECK;
+
+#endif
