@@ -121,7 +121,7 @@ void vptq_cli_human_seconds(char text[32], double seconds);
 
 /* A table of text cells, printed line by line: in text padded to widths, as CSV (quoted where
  * that is needed) or as Markdown. */
-enum { CLI_CELL = 24 };
+enum { CLI_CELL = 64 };
 typedef struct vptq_cli_column {
     const char *name;
     int width; /* in text; 0 = that of the name, negative = aligned to the left */

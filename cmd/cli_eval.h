@@ -11,6 +11,7 @@ int vptq_cli_tasks(int argc, char **argv);
 int vptq_cli_error(int argc, char **argv);
 int vptq_cli_generate(int argc, char **argv);
 int vptq_cli_gemv(int argc, char **argv);
+int vptq_cli_serve(int argc, char **argv);
 int vptq_cli_ablate(int argc, char **argv);
 
 /* Starts as {.has_dev = false}. */

@@ -10,7 +10,8 @@ typedef enum {
     VPTQ_RNG_SAMPLE = 1,   /* subsampling of vectors or windows */
     VPTQ_RNG_SEEDING = 2,  /* k-means++ */
     VPTQ_RNG_GENERATE = 4, /* sampled text */
-    VPTQ_RNG_TEST = 5
+    VPTQ_RNG_TEST = 5,
+    VPTQ_RNG_PROMPT = 6 /* prompts of a load */
 } vptq_rng_purpose;
 
 typedef struct vptq_rng {
