@@ -133,6 +133,11 @@ void vptq_cli_table_row(int format, const vptq_cli_column *columns, size_t count
 void vptq_cli_table_texts(int format, const vptq_cli_column *columns, size_t count,
                           const char *const *cells);
 
+/* A finished text goes to the file `path` (whole or not at all; an existing one is replaced
+ * only with --force), or to stdout for NULL and "-". */
+vptq_status vptq_cli_deliver(const vptq_cli *cli, const char *path, const vptq_buf *text,
+                             vptq_err *err) VPTQ_MUST_CHECK;
+
 /* One JSON object on one line of stdout, written member by member so that key order is ours:
  *     vptq_cli_json_begin(&j);
  *     vptq_cli_json_str(&j, "model", path);

@@ -13,6 +13,7 @@ int vptq_cli_generate(int argc, char **argv);
 int vptq_cli_gemv(int argc, char **argv);
 int vptq_cli_serve(int argc, char **argv);
 int vptq_cli_ablate(int argc, char **argv);
+int vptq_cli_compare(int argc, char **argv);
 
 /* Starts as {.has_dev = false}. */
 typedef struct vptq_cli_eval {

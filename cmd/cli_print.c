@@ -102,6 +102,23 @@ void vptq_cli_table_texts(int format, const vptq_cli_column *columns, size_t cou
     putchar('\n');
 }
 
+vptq_status vptq_cli_deliver(const vptq_cli *cli, const char *path, const vptq_buf *text,
+                             vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_file_writer w = {.fd = -1};
+    if (!path || !strcmp(path, "-")) {
+        fwrite(text->data, 1, text->len, stdout); /* vptq_cli_finish sees a failure */
+        return VPTQ_OK;
+    }
+    VPTQ_TRY(vptq_file_writer_open(path, cli->common.force, &w, err));
+    VPTQ_TRY(vptq_file_write(&w, text->data, text->len, err));
+    VPTQ_TRY(vptq_file_writer_commit(&w, err));
+out:
+    vptq_file_writer_abort(&w);
+    return st;
+}
+
 /* --- JSON -------------------------------------------------------------------------------- */
 
 static void put_string(const char *s)

@@ -11,6 +11,7 @@ int main(int argc, char **argv)
         {"generate", "continue a prompt", vptq_cli_generate},
         {"gemv", "speed of products with packed matrices beside dense ones", vptq_cli_gemv},
         {"ablate", "table of settings, each quantized, packed and measured", vptq_cli_ablate},
+        {"compare", "tables and pages that compare served models", vptq_cli_compare},
         {"serve", "speed of models that serve many sequences at once", vptq_cli_serve},
         {NULL, NULL, NULL}};
     return vptq_cli_run_command("vptq-eval", "Measures a model.", commands, argc, argv);

@@ -33,8 +33,9 @@ static size_t text_weight(const char *text, size_t len)
     return weight;
 }
 
-static vptq_status parse(const char *text, size_t len, const char *name, size_t flags,
-                         json_t **out, vptq_err *err)
+/* `before`: lines of the file in front of the text. */
+static vptq_status parse(const char *text, size_t len, const char *name, size_t before,
+                         size_t flags, json_t **out, vptq_err *err)
 {
     size_t weight = text_weight(text, len);
     if (weight > MAX_WEIGHT)
@@ -47,8 +48,9 @@ static vptq_status parse(const char *text, size_t len, const char *name, size_t 
     if (!value && json_error_code(&je) == json_error_out_of_memory)
         return vptq_fail(err, VPTQ_E_NOMEM, "%s: out of memory while reading JSON", name);
     if (!value)
-        return vptq_fail(err, VPTQ_E_FORMAT, "%s: line %d, column %d: not valid JSON: %s", name,
-                         je.line, je.column, je.text);
+        return vptq_fail(err, VPTQ_E_FORMAT, "%s: line %zu, column %d: not valid JSON: %s",
+                         name, before + (size_t)(je.line > 0 ? je.line : 1), je.column,
+                         je.text);
     *out = value;
     return VPTQ_OK;
 }
@@ -56,13 +58,19 @@ static vptq_status parse(const char *text, size_t len, const char *name, size_t 
 vptq_status vptq_json_parse(const char *text, size_t len, const char *name, json_t **out,
                             vptq_err *err)
 {
-    return parse(text, len, name, 0, out, err);
+    return parse(text, len, name, 0, 0, out, err);
+}
+
+vptq_status vptq_json_parse_at(const char *text, size_t len, const char *name, size_t line,
+                               json_t **out, vptq_err *err)
+{
+    return parse(text, len, name, line - 1, 0, out, err);
 }
 
 vptq_status vptq_json_parse_reals(const char *text, size_t len, const char *name, json_t **out,
                                   vptq_err *err)
 {
-    return parse(text, len, name, JSON_DECODE_INT_AS_REAL, out, err);
+    return parse(text, len, name, 0, JSON_DECODE_INT_AS_REAL, out, err);
 }
 
 vptq_status vptq_json_load(const char *path, size_t limit, json_t **out, vptq_err *err)
@@ -72,7 +80,7 @@ vptq_status vptq_json_load(const char *path, size_t limit, json_t **out, vptq_er
     vptq_status st = vptq_file_read(path, limit, NULL, &text, &len, err);
     if (st)
         return st;
-    st = parse(text, len, path, 0, out, err);
+    st = parse(text, len, path, 0, 0, out, err);
     vptq_mem_free(NULL, text);
     return st;
 }

@@ -15,6 +15,9 @@
 /* `name` is what errors call it (a path).  The caller owns *out (json_decref). */
 vptq_status vptq_json_parse(const char *text, size_t len, const char *name, json_t **out,
                             vptq_err *err) VPTQ_MUST_CHECK;
+/* As parse, for a text that begins in that line of a file (1 = its first). */
+vptq_status vptq_json_parse_at(const char *text, size_t len, const char *name, size_t line,
+                               json_t **out, vptq_err *err) VPTQ_MUST_CHECK;
 vptq_status vptq_json_load(const char *path, size_t limit, json_t **out,
                            vptq_err *err) VPTQ_MUST_CHECK;
 /* As parse, for files that hold integers beyond 64 bits (tokenizer_config.json's

@@ -34,6 +34,7 @@
 /* measuring models, and reports */
 #include "lib/eval/eval.h"
 #include "lib/eval/gemv.h"
+#include "lib/eval/report.h"
 #include "lib/eval/serve.h" /* speed of serving */
 #include "lib/eval/table.h"
 #include "lib/eval/tasks.h"

@@ -2,6 +2,7 @@
 #ifndef VPTQ_EVAL_DIVERGENCE_H
 #define VPTQ_EVAL_DIVERGENCE_H
 
+#include "formats/kld_base.h"
 #include "lib/eval/perplexity.h"
 #include "lib/model/forward.h"
 
@@ -24,12 +25,24 @@ vptq_status vptq_eval_kld_states(const vptq_ctx *ctx, const vptq_model_desc *d,
                                  const int32_t *targets, vptq_kld_token *out,
                                  vptq_err *err) VPTQ_MUST_CHECK;
 
+/* Likeliest ids that a compact record has unless told otherwise. */
+enum { VPTQ_KLD_TOP = 1024 };
+
 typedef struct vptq_kld_options {
     vptq_corpus_options corpus;
     size_t context; /* window length; 2048 */
     size_t windows; /* at most; 0 = all */
     vptq_ppl_protocol protocol;
-    bool dry_run; /* plan only: fills windows and tokens */
+    /* What the original says comes from this file and not from running it; NULL = none.  Then
+     * the corpus may be empty, context 0, and any_protocol true: as it was recorded. */
+    const char *base_file;
+    bool any_protocol;
+    /* The original is recorded into this file, replacing one with `force`; NULL = not. */
+    const char *save_base;
+    bool force;
+    vptq_kld_base_precision precision;
+    size_t top;   /* entries of a compact record; VPTQ_KLD_TOP */
+    bool dry_run; /* plan only: fills tokens, windows, context and protocol */
 } vptq_kld_options;
 
 /* Quantiles that are given of a distribution over the tokens, linear between neighbours. */
@@ -55,15 +68,25 @@ typedef struct vptq_kld_result {
     double mean_delta_p, delta_p_stderr;
     double delta_p[VPTQ_DELTA_LEVELS];
     double rms_delta_p, rms_delta_p_stderr;
+    /* mean probability that a recorded base has in its tails: what the divergence takes for
+     * one id, so that it is a lower bound; 0 with an original that was run */
+    double base_tail;
+    char base_name[VPTQ_KLD_BASE_NAME_MAX +
+                   1]; /* of the recorded original; "" of one that was run */
     uint64_t tokens, windows;
     size_t context;
+    vptq_ppl_protocol protocol;
     double seconds;
 } vptq_kld_result;
 
-/* Both models over the tokens that vptq_eval_ppl scores by the same protocol; fn gets the mean
- * divergence of each window.  A text must give the same ids by the tokenizers of both.  Errors:
- * VPTQ_E_ARG, VPTQ_E_FORMAT as vptq_eval_ppl, VPTQ_E_MISMATCH for models of other shapes,
- * vocabularies or tokenizers, VPTQ_E_NUMERIC naming the window whose output is not finite. */
+/* Model and original over the tokens that vptq_eval_ppl scores by the same protocol; fn gets
+ * the mean divergence of each window.  A text must give the same ids by the tokenizers of both.
+ * m NULL: the original is recorded and nothing compared, and all figures are 0.  base NULL: a
+ * recorded one is read.
+ * Errors: VPTQ_E_ARG, VPTQ_E_FORMAT as vptq_eval_ppl, those of reading and writing files,
+ * VPTQ_E_MISMATCH for models of other shapes, vocabularies or tokenizers and for a recorded
+ * base of another vocabulary, text, context or protocol, VPTQ_E_NUMERIC naming the window whose
+ * output is not finite. */
 vptq_status vptq_eval_kld(vptq_device *dev, const vptq_model *m, const vptq_model *base,
                           const vptq_kld_options *opt, vptq_window_fn fn, void *arg,
                           vptq_kld_result *r, vptq_err *err) VPTQ_MUST_CHECK;

@@ -345,6 +345,22 @@ static void write_markdown(const vptq_table *t, vptq_emit *e)
     }
 }
 
+/* A name may be broken behind these, rather than anywhere. */
+static void emit_breakable(vptq_emit *e, const char *s)
+{
+    while (*s) {
+        char part[256];
+        size_t n = strcspn(s, "_-/"), cut = n + (s[n] != 0);
+        cut = cut < sizeof part ? cut : vptq_utf8_valid_prefix(s, sizeof part - 1);
+        cut = cut ? cut : 1;
+        memcpy(part, s, cut);
+        part[cut] = 0;
+        vptq_emit_xml(e, part);
+        s += cut;
+        vptq_emit_text(e, *s && cut == n + 1 ? "<wbr>" : "");
+    }
+}
+
 static void write_html_cell(const vptq_column *c, const vptq_cell *cell, vptq_emit *e)
 {
     char room[CELL_TEXT];
@@ -352,7 +368,11 @@ static void write_html_cell(const vptq_column *c, const vptq_cell *cell, vptq_em
     vptq_emit_format(e, "<%s%s%s>", tag, c->head ? " scope=\"row\"" : "",
                      is_right(c) ? " class=\"n\"" : "");
     vptq_emit_text(e, cell->strong ? "<strong>" : "");
-    vptq_emit_xml(e, cell->kind == VPTQ_CELL_MISSING ? "\xe2\x80\x93" : shown(c, cell, room));
+    const char *text = cell->kind == VPTQ_CELL_MISSING ? "\xe2\x80\x93" : shown(c, cell, room);
+    if (c->head)
+        emit_breakable(e, text);
+    else
+        vptq_emit_xml(e, text);
     vptq_emit_format(e, "%s</%s>", cell->strong ? "</strong>" : "", tag);
 }
 

@@ -1,6 +1,6 @@
 """Writes kld.json: divergence of a perturbed stories260K from the plain one, in float64 NumPy:
 all figures over whole windows and over their second halves, by the formulas of llama.cpp's
-perplexity tool.
+perplexity tool; and the divergence when only the likeliest ids of the plain model are known.
 
 The model is llama2.c's file, the perturbation is that of tests/unit/test_divergence.c: float i
 of the file behind the header is multiplied by 1 + u(i) / 8.  Needs: pip install numpy
@@ -116,22 +116,35 @@ def figures(kld, same, nll, nll_base):
     return {key: float(value) for key, value in r.items()}
 
 
+def lumped(b, m, top):
+    """Divergence over the `top` likeliest ids of b and one bucket for all others, and b's probability of that."""
+    known = np.zeros(b.shape, bool)
+    np.put_along_axis(known, np.argsort(-b, axis=1, kind="stable")[:, :top], True, axis=1)
+    p, q = np.where(known, 0, np.exp(b)).sum(1), np.where(known, 0, np.exp(m)).sum(1)
+    return np.where(known, np.exp(b) * (b - m), 0).sum(1) + p * np.log(p / q), p
+
+
 def main(data, out):
     raw = open(f"{data}/models/stories260K/stories260K.bin", "rb").read()
     head = [int(i) for i in np.frombuffer(raw[:28], dtype="<i4")]
     w = np.frombuffer(raw[28:], dtype="<f4")
     base, model = parts(head, w), parts(head, perturb(w))
     windows = np.load(f"{data}/models/stories260K-hf/ppl_tokens.npy")[:WINDOWS].astype(np.int64)
-    rows = [[], []]
+    rows, tops = [[], []], {16: [], 128: []}
     for ids in windows:
         b = log_probabilities(head, base, ids)[:-1]
         m = log_probabilities(head, model, ids)[:-1]
         at = np.arange(CONTEXT - 1)
         all_rows = np.stack([np.sum(np.exp(b) * (b - m), axis=1), b.argmax(1) == m.argmax(1),
                              -m[at, ids[1:]], -b[at, ids[1:]]])
+        for top, values in tops.items():
+            values.append(lumped(b, m, top))
         rows[0].append(all_rows)
         rows[1].append(all_rows[:, CONTEXT // 2:])
     result = {name: figures(*np.concatenate(r, axis=1)) for name, r in zip(("gptq", "llama.cpp"), rows)}
+    for top, values in tops.items():
+        kld, tail = np.concatenate(values, axis=1)
+        result[f"top{top}"] = {"mean_kld": kld.mean(), "max_kld": kld.max(), "base_tail": tail.mean()}
     with open(out, "w", encoding="ascii") as f:
         json.dump(result, f, indent=1)
         f.write("\n")

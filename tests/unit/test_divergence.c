@@ -1,6 +1,7 @@
 /* Divergence of a model from its original: against float64 NumPy (tests/golden/make_kld.py),
  * against whole logits in double, of a model from itself. */
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -126,6 +127,153 @@ static void test_golden(void **state)
         assert_close_f64(&got.ppl_stderr, &ppl.ppl_stderr, 1, 0, 1e-5);
     }
     json_decref(want);
+    vrig_close(&r);
+}
+
+/* ---- recorded ---- */
+
+/* Steps of the 16-bit log-probabilities, which are at most 24 / 65535 wide, cancel in a mean.
+ */
+static void check_recorded(vrig *r, const json_t *want, const vptq_kld_result *run,
+                           const char *ids, const char *path, vptq_kld_base_precision precision,
+                           size_t top)
+{
+    vptq_err err = {0};
+    char key[16];
+    const char *files[] = {ids};
+    const vptq_corpus_options corpus = {.tokens = files, .token_count = 1};
+    vptq_kld_options record = {.corpus = corpus,
+                               .context = GOLDEN_CONTEXT,
+                               .save_base = path,
+                               .force = true,
+                               .precision = precision,
+                               .top = top};
+    vptq_kld_options compare = {.base_file = path, .any_protocol = true};
+    vptq_kld_result got;
+    snprintf(key, sizeof key, "top%zu", top);
+    assert_ok(vptq_eval_kld(&r->dev, NULL, &r->base, &record, NULL, NULL, &got, &err), &err);
+    assert_int_equal(got.tokens, run->tokens);
+    assert_ok(vptq_eval_kld(&r->dev, &r->m, NULL, &compare, NULL, NULL, &got, &err), &err);
+    if (precision == VPTQ_KLD_BASE_FULL) {
+        assert_true(got.base_tail == 0);
+        assert_close_f64(&got.mean_kld, &run->mean_kld, 1, 0, 1e-5);
+        assert_close_f64(got.kld, run->kld, VPTQ_KLD_LEVELS, 1e-5, 1e-3);
+    } else {
+        const json_t *figures = json_object_get(want, key);
+        expect(figures, "mean_kld", got.mean_kld, 3e-5);
+        expect(figures, "max_kld", got.kld[0], 1e-3);
+        expect(figures, "base_tail", got.base_tail, 1e-5);
+        assert_true(got.mean_kld < run->mean_kld);
+    }
+    /* What needs no more than the right token and the likeliest one is not rounded. */
+    assert_true(got.ppl == run->ppl && got.same_top1 == run->same_top1);
+    assert_close_f64(&got.ppl_base, &run->ppl_base, 1, 0, 1e-6);
+    assert_close_f64(&got.ln_ppl_ratio, &run->ln_ppl_ratio, 1, 1e-7, 0);
+    assert_close_f64(got.delta_p, run->delta_p, VPTQ_DELTA_LEVELS, 1e-6, 0);
+    assert_string_equal(got.base_name, "stories260K.bin");
+    assert_int_equal(got.context, GOLDEN_CONTEXT);
+    assert_int_equal(got.windows, GOLDEN_WINDOWS);
+}
+
+static void test_recorded(void **state)
+{
+    vrig r;
+    vptq_err err = {0};
+    char base[4096], model[4096], ids[4096], path[4096];
+    if (!golden_files(*state, base, model, ids))
+        skip();
+    json_t *want;
+    const char *files[] = {ids};
+    vptq_kld_options opt = {.corpus = {.tokens = files, .token_count = 1},
+                            .context = GOLDEN_CONTEXT};
+    vptq_kld_result run;
+    vtest_path(path, sizeof path, *state, "base");
+    assert_ok(vptq_json_load("tests/golden/kld.json", 1 << 20, &want, &err), &err);
+    vrig_open(&r, model, NULL, false);
+    vrig_open_base(&r, base);
+    assert_ok(vptq_eval_kld(&r.dev, &r.m, &r.base, &opt, NULL, NULL, &run, &err), &err);
+    assert_true(run.base_tail == 0 && run.base_name[0] == 0);
+    check_recorded(&r, want, &run, ids, path, VPTQ_KLD_BASE_COMPACT, 16);
+    check_recorded(&r, want, &run, ids, path, VPTQ_KLD_BASE_COMPACT, 128);
+    check_recorded(&r, want, &run, ids, path, VPTQ_KLD_BASE_FULL, 0);
+    json_decref(want);
+    vrig_close(&r);
+}
+
+/* The bytes do not depend on threads, memory, or whether a model runs beside the original; and
+ * every use with something else is refused with what is different. */
+static void test_record_once(void **state)
+{
+    vrig r;
+    vptq_err err = {0};
+    char ids[4096], path[4096], other[4096], longer[4096];
+    int32_t *all = vrig_ids(*state, 6000, ids, sizeof ids);
+    const char *files[] = {ids}, *changed[] = {longer};
+    vptq_kld_options opt = {.corpus = {.tokens = files, .token_count = 1},
+                            .context = 60,
+                            .protocol = VPTQ_PPL_LLAMA_CPP,
+                            .top = 7};
+    vptq_kld_result got;
+    size_t size, other_size;
+    vtest_path(path, sizeof path, *state, "base");
+    vtest_path(other, sizeof other, *state, "other");
+    vtest_path(longer, sizeof longer, *state, "longer");
+    vrig_open(&r, VRIG_TINY, NULL, false);
+    vrig_open_base(&r, VRIG_TINY);
+    opt.save_base = path;
+    assert_ok(vptq_eval_kld(&r.dev, NULL, &r.base, &opt, NULL, NULL, &got, &err), &err);
+    assert_int_equal(got.tokens, 100 * 29);
+    opt.save_base = other;
+    r.ctx.threads = 1;
+    r.mem.cap = r.mem.used + (20 << 20);
+    assert_ok(vptq_eval_kld(&r.dev, &r.m, &r.base, &opt, NULL, NULL, &got, &err), &err);
+    assert_true(got.mean_kld == 0);
+    char *a = vtest_read_file(path, &size), *b = vtest_read_file(other, &other_size);
+    assert_int_equal(size, other_size);
+    assert_memory_equal(a, b, size);
+    free(a);
+    free(b);
+    assert_fails(vptq_eval_kld(&r.dev, NULL, &r.base, &opt, NULL, NULL, &got, &err),
+                 VPTQ_E_EXISTS, &err, "already exists");
+    opt.save_base = NULL;
+    assert_fails(vptq_eval_kld(&r.dev, NULL, &r.base, &opt, NULL, NULL, &got, &err), VPTQ_E_ARG,
+                 &err, "is compared with");
+
+    /* A model with itself, over fewer windows, and with the text given. */
+    vptq_kld_options use = {.base_file = path, .any_protocol = true, .windows = 3};
+    assert_ok(vptq_eval_kld(&r.dev, &r.m, NULL, &use, NULL, NULL, &got, &err), &err);
+    assert_true(got.mean_kld < 1e-7 && got.same_top1 == 1 && got.base_tail > 0);
+    assert_int_equal(got.protocol, VPTQ_PPL_LLAMA_CPP);
+    assert_int_equal(got.tokens, 3 * 29);
+    use = (vptq_kld_options){
+        .base_file = path, .corpus = opt.corpus, .context = 60, .protocol = VPTQ_PPL_LLAMA_CPP};
+    assert_ok(vptq_eval_kld(&r.dev, &r.m, NULL, &use, NULL, NULL, &got, &err), &err);
+    assert_int_equal(got.tokens, 100 * 29);
+
+    use.context = 61;
+    assert_fails(vptq_eval_kld(&r.dev, &r.m, NULL, &use, NULL, NULL, &got, &err),
+                 VPTQ_E_MISMATCH, &err, "context of 60 tokens, not of 61");
+    use.context = 0;
+    use.protocol = VPTQ_PPL_GPTQ;
+    assert_fails(vptq_eval_kld(&r.dev, &r.m, NULL, &use, NULL, NULL, &got, &err),
+                 VPTQ_E_MISMATCH, &err, "by the llama.cpp protocol, not by gptq");
+    use.any_protocol = true;
+    use.corpus.tokens = changed;
+    all[4321] = (all[4321] + 1) % VRIG_VOCAB;
+    vtest_write_file(longer, all, 6000 * sizeof *all);
+    assert_fails(vptq_eval_kld(&r.dev, &r.m, NULL, &use, NULL, NULL, &got, &err),
+                 VPTQ_E_MISMATCH, &err, "another text: ");
+    assert_non_null(strstr(err.text, "from token 4321 on"));
+    vtest_write_file(longer, all, 4000 * sizeof *all);
+    assert_fails(vptq_eval_kld(&r.dev, &r.m, NULL, &use, NULL, NULL, &got, &err),
+                 VPTQ_E_MISMATCH, &err, "4000 tokens, the recorded windows 6000");
+    vptq_model_desc desc = *r.m.desc;
+    r.m.desc = &desc;
+    desc.vocab++;
+    assert_fails(vptq_eval_kld(&r.dev, &r.m, NULL, &use, NULL, NULL, &got, &err),
+                 VPTQ_E_MISMATCH, &err, "vocabulary of 48 ids");
+    r.m.desc = r.base.desc;
+    free(all);
     vrig_close(&r);
 }
 
@@ -381,6 +529,10 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_golden, vtest_scratch_setup,
+                                        vtest_scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_recorded, vtest_scratch_setup,
+                                        vtest_scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_record_once, vtest_scratch_setup,
                                         vtest_scratch_teardown),
         cmocka_unit_test(test_states),
         cmocka_unit_test_setup_teardown(test_itself, vtest_scratch_setup,

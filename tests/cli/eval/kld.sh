@@ -53,3 +53,67 @@ expect_exit 2 "$BIN/vptq-eval" kld -m "$model" --base "$model" 2>err.txt
 expect_line err.txt 'give --text FILE or --tokens FILE'
 expect_exit 2 "$BIN/vptq-eval" kld -m "$model" --tokens ids.i32 2>err.txt
 expect_line err.txt '--base'
+
+# The original recorded once, and used without it.
+perturbed=$(data golden/vptq_model_stories260K)
+words=(--text "$text" --context 256 --windows 4 -q)
+kld() { "$BIN/vptq-eval" kld "$@"; }
+kld -m "$perturbed" --base "$model" "${words[@]}" --format json >run.json
+kld --base "$model" "${words[@]}" --save-base full --base-precision full >out.txt
+expect_line out.txt '^recorded 1020 tokens in 4 windows of 256 in full, '
+kld --base "$model" "${words[@]}" --save-base top --base-top 64 --format json >out.json
+[ "$(json_get base_file out.json)" = top ] || fail "base_file: $(cat out.json)"
+kld -m "$perturbed" --base "$model" "${words[@]}" --save-base both --base-top 64 -t 1 --format json >both.json
+expect_same top both "whether a model runs beside or not"
+[ "$(json_get mean_kld both.json)" = "$(json_get mean_kld run.json)" ] || fail "recording changes it"
+for name in full top; do
+    kld -m "$perturbed" --base-file $name -q --format json >$name.json
+    for key in ppl same_top1 tokens context protocol; do
+        [ "$(json_get $key $name.json)" = "$(json_get $key run.json)" ] || fail "$name: $key"
+    done
+    for key in ppl_base ppl_ratio; do
+        expect_near "$(json_get $key $name.json)" "$(json_get $key run.json)" 1e-6
+    done
+    [ "$(json_get base $name.json)" = stories260K-hf ] || fail "base: $(cat $name.json)"
+done
+expect_near "$(json_get mean_kld full.json)" "$(json_get mean_kld run.json)" 1e-4
+expect_number "$(json_get mean_kld top.json)" '<' "$(json_get mean_kld run.json)"
+expect_number "$(json_get base_tail top.json)" '>' 0
+kld -m "$perturbed" --base-file top -q >out.txt
+expect_line out.txt '^the divergence is a lower bound: '
+kld -m "$perturbed" --base-file top --text "$text" --windows 2 -q --format json >out.json
+[ "$(json_get tokens out.json)" = 510 ] || fail "tokens: $(cat out.json)"
+
+# Not with another text, context, protocol or vocabulary; not over a file that is there; not what
+# is no recorded base.
+expect_exit 1 kld -m "$model" --base-file top --tokens ids.i32 -q 2>err.txt
+expect_line err.txt "^vptq-eval: top: recorded from another text: ids.i32 has other tokens from token 0 on$"
+expect_exit 1 kld -m "$model" --base-file top --context 128 -q 2>err.txt
+expect_line err.txt 'top: recorded with a context of 256 tokens, not of 128$'
+expect_exit 1 kld -m "$model" --base-file top --protocol llama.cpp -q 2>err.txt
+expect_line err.txt 'top: recorded by the gptq protocol, not by llama.cpp$'
+expect_exit 1 kld -m "$SRC/tests/golden/tiny_mistral" --base-file top -q 2>err.txt
+expect_line err.txt 'top: recorded over a vocabulary of 512 ids, .*tiny_mistral has 48$'
+expect_exit 1 kld --base "$model" "${words[@]}" --save-base top 2>err.txt
+expect_line err.txt "'top' already exists"
+kld --base "$model" --tokens ids.i32 --context 64 --windows 1 -q --save-base top -f >out.txt
+expect_exit 1 kld -m "$model" --base-file ids.i32 -q 2>err.txt
+expect_line err.txt 'ids.i32: no recorded base: it does not begin as --save-base writes one$'
+head -c 5000 full >short.base
+expect_exit 1 kld -m "$model" --base-file short.base -q 2>err.txt
+expect_line err.txt 'short.base: the file has 5000 bytes, 4 windows of 256 tokens need [0-9]*$'
+sed 's/"▁with"/"@"/; s/"▁said"/"▁with"/; s/"@"/"▁said"/' "$model/tokenizer.json" >tokenizer.json
+expect_exit 1 kld -m "$model" --tokenizer tokenizer.json --base-file full --text "$text" -q 2>err.txt
+expect_line err.txt 'full: recorded with another tokenizer: .* gives .*tiny.utf8 other tokens from token [0-9]* on$'
+
+# Options that exclude each other.
+usage() { expect_exit 2 kld "${@:2}" 2>err.txt; expect_line err.txt "$1"; }
+usage 'give --base MODEL or --base-file FILE' -m "$model" --text "$text"
+usage 'give --base MODEL or --base-file FILE' -m "$model" --base "$model" --base-file full --text "$text"
+usage 'save-base needs --base MODEL' -m "$model" --base-file full --save-base x
+usage 'give --model MODEL, or --save-base FILE' --base "$model" --text "$text"
+usage 'need --save-base' -m "$model" --base-file full --base-top 8
+usage 'not with full' --base "$model" --text "$text" --save-base x --base-precision full --base-top 8
+usage 'max-kld needs --model' --base "$model" --text "$text" --save-base x --max-kld 1
+usage 'no likeliest ids' --base "$model" "${words[@]}" --save-base x --base-top 0
+[ ! -e x ] || fail "a refused run writes"

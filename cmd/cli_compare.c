@@ -1,0 +1,98 @@
+#include "cmd/cli_eval.h"
+
+#include <stdio.h>
+
+enum { LAYOUT_DEFAULT, LAYOUT_CLASSIC };
+
+typedef struct compare_command {
+    int layout, format;
+    const char *output, *original, *source;
+} compare_command;
+
+/* In the order of --format. */
+static const vptq_format formats[] = {VPTQ_FORMAT_MD, VPTQ_FORMAT_CSV, VPTQ_FORMAT_JSON,
+                                      VPTQ_FORMAT_HTML};
+
+/* What the report is generated from: --source-name, or the file, or how many there are. */
+static void name_source(char *text, size_t size, const vptq_cli *cli, const compare_command *c)
+{
+    if (c->source)
+        snprintf(text, size, "%s", c->source);
+    else if (cli->arg_count == 1)
+        snprintf(text, size, "%s", vptq_path_base(cli->args[0]));
+    else
+        snprintf(text, size, "%s and %zu more", vptq_path_base(cli->args[0]),
+                 cli->arg_count - 1);
+}
+
+static vptq_status write_report(const vptq_cli *cli, const compare_command *c,
+                                const vptq_records *records, vptq_buf *out, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    char source[512];
+    vptq_report report;
+    VPTQ_TRY(vptq_report_build(records, c->original, cli->ctx.mem, &report, err));
+    name_source(source, sizeof source, cli, c);
+    if (c->layout == LAYOUT_CLASSIC)
+        st = vptq_report_write_classic(&report, source, out, err);
+    else
+        st = vptq_report_write(&report, formats[c->format], source, out, err);
+    vptq_report_release(&report);
+out:
+    return st;
+}
+
+static int run_compare(vptq_cli *cli, const compare_command *c)
+{
+    vptq_err err = {0};
+    vptq_status st = VPTQ_OK;
+    vptq_records records;
+    vptq_buf out;
+    vptq_records_init(&records, cli->ctx.mem);
+    vptq_buf_init(&out, cli->ctx.mem);
+    for (size_t i = 0; i < cli->arg_count; i++)
+        VPTQ_TRY(vptq_records_read(&records, cli->args[i], &err));
+    VPTQ_TRY(write_report(cli, c, &records, &out, &err));
+    VPTQ_TRY(vptq_cli_deliver(cli, c->output, &out, &err));
+out:
+    vptq_buf_release(&out);
+    vptq_records_release(&records);
+    return vptq_cli_finish(cli, st, &err);
+}
+
+int vptq_cli_compare(int argc, char **argv)
+{
+    compare_command c = {.layout = LAYOUT_DEFAULT};
+    const vptq_cli_option options[] = {
+        {'o', "output", CLI_STRING, &c.output, "FILE", "write there and not to stdout", false},
+        {0, "layout", CLI_CHOICE, &c.layout, "default|classic",
+         "classic: the layout of the published report", false},
+        {0, "format", CLI_CHOICE, &c.format, "md|csv|json|html", "form of the report", false},
+        {0, "original", CLI_STRING, &c.original, "NAME",
+         "model that the others are compared with; default original", false},
+        {0, "source-name", CLI_STRING, &c.source, "NAME",
+         "what the report says it was generated from", false},
+        CLI_END};
+    vptq_cli cli = {
+        .tool = "vptq-eval",
+        .command = "compare",
+        .summary = "tables and pages that compare served models",
+        .usage = "vptq-eval compare RECORDS.jsonl.. [--format md|csv|json|html] [-o FILE]",
+        .examples = "  vptq-eval compare records.jsonl --format html -o report.html\n"
+                    "  vptq-eval compare records.jsonl --layout classic > report.md\n",
+        .options = options,
+        .omit = "threads|backend|seed|dry-run|progress|no-progress",
+        .operands = true};
+    int code;
+    if (vptq_cli_parse(&cli, argc, argv, 2, &code)) {
+        if (!cli.arg_count)
+            code = vptq_cli_usage_error(&cli, "no records are given");
+        else if (c.layout == LAYOUT_CLASSIC && formats[c.format] != VPTQ_FORMAT_MD)
+            code =
+                vptq_cli_usage_error(&cli, "--layout classic is Markdown: leave out --format");
+        else
+            code = run_compare(&cli, &c);
+    }
+    vptq_cli_release(&cli);
+    return code;
+}

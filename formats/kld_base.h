@@ -1,0 +1,115 @@
+/* What an original model makes of a text, recorded so that others can be compared with it
+ * without it: the token ids of the windows, and of every scored token the log-probabilities of
+ * the next one in 16 bits, of all ids (full) or of the likeliest ones with the mass of the rest
+ * (compact).  docs/formats.md has the bytes.
+ *
+ *     vptq_kld_base_file f;
+ *     VPTQ_TRY(vptq_kld_base_file_open(path, mem, &f, err));
+ *     uint8_t *bytes = vptq_arena_alloc(&arena, n, vptq_kld_base_record_bytes(&f.head), err);
+ *     VPTQ_TRY(vptq_kld_base_file_read(&f, first, n, bytes, err));
+ *     vptq_kld_base_record r = vptq_kld_base_record_at(&f.head, bytes);
+ *     for (size_t i = 0; i < f.head.entries; i++)
+ *         use(vptq_kld_base_id(&f.head, &r, i), vptq_kld_base_log(&r, i));
+ *     vptq_kld_base_file_release(&f); */
+#ifndef VPTQ_FORMATS_KLD_BASE_H
+#define VPTQ_FORMATS_KLD_BASE_H
+
+#include "lib/base/file.h"
+#include "lib/base/le.h"
+#include "lib/base/mem.h"
+
+typedef enum { VPTQ_KLD_BASE_COMPACT, VPTQ_KLD_BASE_FULL } vptq_kld_base_precision;
+typedef enum {
+    VPTQ_KLD_BASE_GPTQ,
+    VPTQ_KLD_BASE_LLAMA_CPP,
+    VPTQ_KLD_BASE_PROTOCOLS
+} vptq_kld_base_protocol;
+
+enum { VPTQ_KLD_BASE_NAME_MAX = 63, VPTQ_KLD_BASE_CODES = 65536 };
+
+typedef struct vptq_kld_base_head {
+    vptq_kld_base_precision precision;
+    vptq_kld_base_protocol protocol;
+    uint32_t vocab;
+    uint32_t entries; /* of a record; full: vocab */
+    uint32_t context; /* ids of a window */
+    uint32_t windows;
+    int32_t bos;         /* in place of the first id of every window; -1 = none */
+    uint64_t model;      /* fingerprints; vocabulary 0 = not known */
+    uint64_t vocabulary; /* of the bytes that every id stands for */
+    char name[VPTQ_KLD_BASE_NAME_MAX + 1]; /* of the model, for people */
+} vptq_kld_base_head;
+
+/* Scored tokens of a window: those of the ids behind the first, or behind the middle. */
+size_t vptq_kld_base_positions(const vptq_kld_base_head *h);
+/* Bytes of a record; a multiple of 8. */
+size_t vptq_kld_base_record_bytes(const vptq_kld_base_head *h);
+
+/* One record, of which codes and ids stay where they are in its bytes. */
+typedef struct vptq_kld_base_record {
+    float target;          /* log-probability of the right id */
+    float highest, lowest; /* of the codes 65535 and 0 */
+    float tail;            /* log of the probability of all ids without a code; -inf = 0 */
+    uint32_t likeliest;    /* id */
+    const uint8_t *codes;  /* [entries] u16 */
+    const uint8_t *ids;    /* [entries] u16, or u32 over a large vocabulary; NULL = all */
+    unsigned id_bytes;
+} vptq_kld_base_record;
+
+/* Of the bytes of a record that vptq_kld_base_file_read gave, or of one that is being filled.
+ */
+vptq_kld_base_record vptq_kld_base_record_at(const vptq_kld_base_head *h, const uint8_t *bytes);
+
+/* Log-probability of entry i. */
+static inline double vptq_kld_base_log(const vptq_kld_base_record *r, size_t i)
+{
+    const double step = ((double)r->highest - (double)r->lowest) / (VPTQ_KLD_BASE_CODES - 1);
+    return (double)r->lowest + step * (double)vptq_get_le(r->codes + 2 * i, 2);
+}
+
+static inline size_t vptq_kld_base_id(const vptq_kld_base_record *r, size_t i)
+{
+    return r->ids ? (size_t)vptq_get_le(r->ids + r->id_bytes * i, r->id_bytes) : i;
+}
+
+/* Fills record `number` (over the whole file, from 0): values[i] is the log-probability of
+ * ids[i], ascending, or where ids is NULL of i.  `likeliest`, `target` and `tail` as above.
+ * Values more than a range of 24 below the highest are recorded as that far below. */
+void vptq_kld_base_record_fill(const vptq_kld_base_head *h, uint64_t number, uint32_t likeliest,
+                               double target, double tail, const double *values,
+                               const uint32_t *ids, uint8_t *bytes);
+
+typedef struct vptq_kld_base_file {
+    vptq_kld_base_head head;
+    int32_t *ids; /* [windows][context]; owned */
+    vptq_file file;
+    vptq_mem *mem;
+} vptq_kld_base_file;
+
+/* Reads head and ids and checks them, and the size of the file.  VPTQ_E_FORMAT, or
+ * VPTQ_E_CHECKSUM for a damaged file. */
+vptq_status vptq_kld_base_file_open(const char *path, vptq_mem *mem, vptq_kld_base_file *f,
+                                    vptq_err *err) VPTQ_MUST_CHECK;
+void vptq_kld_base_file_release(vptq_kld_base_file *f);
+/* Records [first, first + n), checked. */
+vptq_status vptq_kld_base_file_read(const vptq_kld_base_file *f, uint64_t first, size_t n,
+                                    uint8_t *bytes, vptq_err *err) VPTQ_MUST_CHECK;
+
+/* Written to a temporary file that commit renames: a file is whole or not there. */
+typedef struct vptq_kld_base_writer {
+    vptq_file_writer file;
+    vptq_kld_base_head head;
+    uint64_t records; /* so far */
+} vptq_kld_base_writer;
+
+/* Takes a head whose numbers are possible; ids [windows][context]. */
+vptq_status vptq_kld_base_writer_open(const char *path, bool force,
+                                      const vptq_kld_base_head *head, const int32_t *ids,
+                                      vptq_kld_base_writer *w, vptq_err *err) VPTQ_MUST_CHECK;
+/* The next n records. */
+vptq_status vptq_kld_base_writer_add(vptq_kld_base_writer *w, const uint8_t *bytes, size_t n,
+                                     vptq_err *err) VPTQ_MUST_CHECK;
+vptq_status vptq_kld_base_writer_commit(vptq_kld_base_writer *w, vptq_err *err) VPTQ_MUST_CHECK;
+void vptq_kld_base_writer_abort(vptq_kld_base_writer *w); /* harmless after commit */
+
+#endif

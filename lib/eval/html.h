@@ -1,0 +1,59 @@
+/* A page of HTML that stands alone: no script, nothing from outside, light and dark as the
+ * reader's system is, readable on a phone.  The same input gives the same bytes.
+ *
+ *     vptq_html h;
+ *     vptq_html_begin(&h, &buf, err, "Serving", "147 runs of 7 models");
+ *     vptq_html_heading(&h, 2, "summary", "Summary");
+ *     vptq_html_table(&h, &table);
+ *     vptq_html_figures_begin(&h);
+ *     vptq_html_figure_begin(&h, "Latency over the original's");
+ *     vptq_svg_bars(&h, &bars);
+ *     vptq_html_figure_end(&h);
+ *     vptq_html_figures_end(&h);
+ *     return vptq_html_end(&h);
+ *
+ * All texts are escaped.  The first failure stays and is what vptq_html_end returns. */
+#ifndef VPTQ_EVAL_HTML_H
+#define VPTQ_EVAL_HTML_H
+
+#include "lib/eval/table.h"
+
+typedef struct vptq_html {
+    vptq_emit e;
+    unsigned pictures; /* so far: ids of their titles */
+} vptq_html;
+
+/* `lead`: what stands below the title; NULL = nothing. */
+void vptq_html_begin(vptq_html *h, vptq_buf *out, vptq_err *err, const char *title,
+                     const char *lead);
+vptq_status vptq_html_end(vptq_html *h) VPTQ_MUST_CHECK;
+
+/* Level 2 or 3; `id`: a target for links, [a-z0-9-], or NULL. */
+void vptq_html_heading(vptq_html *h, int level, const char *id, const char *text);
+/* A line of links to headings of the page: (id, text) pairs. */
+typedef struct vptq_html_link {
+    const char *id, *text;
+} vptq_html_link;
+void vptq_html_links(vptq_html *h, const char *label, const vptq_html_link *links,
+                     size_t count);
+
+void vptq_html_paragraph(vptq_html *h, const char *text);
+void vptq_html_note(vptq_html *h, const char *text); /* small print */
+void vptq_html_table(vptq_html *h, const vptq_table *t);
+
+/* A row of numbers that count, each with its name below. */
+typedef struct vptq_html_fact {
+    const char *value, *name;
+} vptq_html_fact;
+void vptq_html_facts(vptq_html *h, const vptq_html_fact *facts, size_t count);
+
+/* Pictures stand side by side where there is room. */
+void vptq_html_figures_begin(vptq_html *h);
+void vptq_html_figures_end(vptq_html *h);
+void vptq_html_figure_begin(vptq_html *h, const char *caption);
+void vptq_html_figure_end(vptq_html *h);
+/* What is rarely wanted, folded away. */
+void vptq_html_details_begin(vptq_html *h, const char *summary);
+void vptq_html_details_end(vptq_html *h);
+
+#endif

@@ -1,0 +1,233 @@
+/* From records to groups with their statistics. */
+#include "lib/eval/report.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "lib/eval/report_internal.h"
+
+enum { MAX_GROUPS = 2000 };
+
+typedef struct metric_facts {
+    const char *key, *title, *unit;
+    bool less;
+} metric_facts;
+static const metric_facts facts[VPTQ_METRIC_COUNT] = {
+    [VPTQ_METRIC_LATENCY] = {"latency", "Latency", "s", true},
+    [VPTQ_METRIC_DECODE] = {"output_throughput", "Decode throughput", "tok/s", false},
+    [VPTQ_METRIC_PREFILL] = {"input_throughput", "Prefill throughput", "tok/s", false},
+    [VPTQ_METRIC_OVERALL] = {"overall_throughput", "Overall throughput", "tok/s", false},
+    [VPTQ_METRIC_TTFT] = {"ttft", "Time to first token", "s", true}};
+
+const char *vptq_metric_key(vptq_metric m)
+{
+    return facts[m].key;
+}
+
+const char *vptq_metric_title(vptq_metric m)
+{
+    return facts[m].title;
+}
+
+const char *vptq_metric_unit(vptq_metric m)
+{
+    return facts[m].unit;
+}
+
+bool vptq_metric_less_is_better(vptq_metric m)
+{
+    return facts[m].less;
+}
+
+/* --- grouping ---------------------------------------------------------------------------- */
+
+static int compare_config(const vptq_record *a, const vptq_record *b)
+{
+    if (a->batch_size != b->batch_size)
+        return a->batch_size < b->batch_size ? -1 : 1;
+    if (a->input_len != b->input_len)
+        return a->input_len < b->input_len ? -1 : 1;
+    if (a->output_len != b->output_len)
+        return a->output_len < b->output_len ? -1 : 1;
+    return 0;
+}
+
+/* Records are in one array: their addresses are their order. */
+static int compare_records(const void *left, const void *right)
+{
+    const vptq_record *a = *(const vptq_record *const *)left,
+                      *b = *(const vptq_record *const *)right;
+    int c = compare_config(a, b);
+    if (!c)
+        c = strcmp(a->group, b->group);
+    return c ? c : (a > b) - (a < b);
+}
+
+/* Cuts the sorted records into groups and configurations. */
+static vptq_status cut(vptq_report *r, const vptq_record **sorted, vptq_err *err)
+{
+    for (size_t i = 0; i < r->records; i++) {
+        bool config = !i || compare_config(sorted[i - 1], sorted[i]) != 0;
+        bool group = config || strcmp(sorted[i - 1]->group, sorted[i]->group) != 0;
+        if (config)
+            r->configs[r->config_count++] =
+                (vptq_report_config){.batch_size = sorted[i]->batch_size,
+                                     .input_len = sorted[i]->input_len,
+                                     .output_len = sorted[i]->output_len,
+                                     .first = r->group_count};
+        if (group) {
+            if (r->group_count == MAX_GROUPS)
+                return vptq_fail(err, VPTQ_E_FORMAT,
+                                 "the records are of more than %d groups (models times "
+                                 "configurations)",
+                                 (int)MAX_GROUPS);
+            r->configs[r->config_count - 1].count++;
+            r->groups[r->group_count++] = (vptq_report_group){
+                .name = sorted[i]->group, .config = r->config_count - 1, .runs = sorted + i};
+        }
+        vptq_report_group *g = &r->groups[r->group_count - 1];
+        if (++g->run_count > VPTQ_RATIO_VALUES)
+            return vptq_fail(err, VPTQ_E_FORMAT, "group '%s' has more than %d runs", g->name,
+                             (int)VPTQ_RATIO_VALUES);
+    }
+    return VPTQ_OK;
+}
+
+static vptq_status group_records(vptq_report *r, const vptq_records *records, vptq_err *err)
+{
+    size_t most = records->count < MAX_GROUPS ? records->count : MAX_GROUPS;
+    const vptq_record **sorted =
+        vptq_arena_alloc(&r->arena, records->count, sizeof *sorted, err);
+    r->groups = sorted ? vptq_arena_alloc(&r->arena, most, sizeof *r->groups, err) : NULL;
+    /* a configuration has one group at least, and is seen before its first is refused */
+    r->configs =
+        r->groups ? vptq_arena_alloc(&r->arena, most + 1, sizeof *r->configs, err) : NULL;
+    if (!r->configs)
+        return VPTQ_E_NOMEM;
+    for (size_t i = 0; i < records->count; i++)
+        sorted[i] = &records->items[i];
+    qsort(sorted, records->count, sizeof *sorted, compare_records);
+    r->records = records->count;
+    return cut(r, sorted, err);
+}
+
+/* --- statistics of a group --------------------------------------------------------------- */
+
+/* Seconds until the first token, as recorded or from what was: the decode throughput is the
+ * tokens behind the first ones over the rest of the latency.  NaN when that leaves nothing. */
+static double run_ttft(const vptq_record *run, bool *derived)
+{
+    double batch = run->batch_size, in = batch * run->input_len, out = batch * run->output_len;
+    *derived = false;
+    if (!isnan(run->ttft))
+        return run->ttft;
+    if (!isnan(run->input_throughput))
+        return in / run->input_throughput;
+    double ttft = run->latency - out / run->output_throughput;
+    *derived = ttft > 0;
+    return *derived ? ttft : (double)NAN;
+}
+
+static void run_values(const vptq_record *run, double values[VPTQ_METRIC_COUNT], bool *derived)
+{
+    double in = (double)run->batch_size * run->input_len, ttft = run_ttft(run, derived);
+    values[VPTQ_METRIC_LATENCY] = run->latency;
+    values[VPTQ_METRIC_DECODE] = run->output_throughput;
+    values[VPTQ_METRIC_OVERALL] = run->overall_throughput;
+    values[VPTQ_METRIC_TTFT] = ttft;
+    values[VPTQ_METRIC_PREFILL] =
+        isnan(run->input_throughput) ? in / ttft : run->input_throughput;
+}
+
+/* Statistics and outliers over the values that are there.  `room` [2 n] */
+static void describe(vptq_report_metric *m, size_t n, double *room, bool *marked)
+{
+    size_t there = 0;
+    for (size_t i = 0; i < n; i++)
+        if (!isnan(m->values[i]))
+            room[there++] = m->values[i];
+    m->stats = vptq_stats_of(room, there, room + n);
+    m->outliers = vptq_stats_outliers(room, there, m->stats.median, marked, room + n);
+    for (size_t i = 0, k = 0; i < n; i++)
+        m->outlier[i] = isnan(m->values[i]) ? false : marked[k++];
+}
+
+static void unmark(vptq_report_metric *m, size_t n)
+{
+    m->outliers = 0;
+    memset(m->outlier, 0, n * sizeof *m->outlier);
+}
+
+static vptq_status describe_group(vptq_report *r, vptq_report_group *g, vptq_err *err)
+{
+    size_t n = g->run_count;
+    double *room = vptq_arena_alloc(&r->arena, 2 * n, sizeof *room, err);
+    bool *marked = room ? vptq_arena_alloc(&r->arena, n, sizeof *marked, err) : NULL;
+    if (!marked)
+        return VPTQ_E_NOMEM;
+    for (int m = 0; m < VPTQ_METRIC_COUNT; m++) {
+        vptq_report_metric *x = &g->metric[m];
+        x->values = vptq_arena_alloc(&r->arena, n, sizeof *x->values, err);
+        x->outlier = x->values ? vptq_arena_alloc(&r->arena, n, sizeof *x->outlier, err) : NULL;
+        if (!x->outlier)
+            return VPTQ_E_NOMEM;
+        x->speedup = (vptq_ratio){(double)NAN, (double)NAN, (double)NAN};
+    }
+    for (size_t i = 0; i < n; i++) {
+        double values[VPTQ_METRIC_COUNT];
+        bool derived;
+        run_values(g->runs[i], values, &derived);
+        g->derived_ttft += derived;
+        for (int m = 0; m < VPTQ_METRIC_COUNT; m++)
+            g->metric[m].values[i] = values[m];
+    }
+    r->derived_ttft |= g->derived_ttft > 0;
+    for (int m = 0; m < VPTQ_METRIC_COUNT; m++)
+        describe(&g->metric[m], n, room, marked);
+    if (g->derived_ttft) { /* differences of rounded figures scatter by themselves */
+        unmark(&g->metric[VPTQ_METRIC_TTFT], n);
+        unmark(&g->metric[VPTQ_METRIC_PREFILL], n);
+    }
+    return VPTQ_OK;
+}
+
+/* --- all of it --------------------------------------------------------------------------- */
+
+vptq_status vptq_report_build(const vptq_records *records, const char *original, vptq_mem *mem,
+                              vptq_report *r, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    *r = (vptq_report){.original = original ? original : "original"};
+    vptq_arena_init(&r->arena, mem);
+    VPTQ_TRY(group_records(r, records, err));
+    for (size_t i = 0; i < r->group_count; i++)
+        VPTQ_TRY(describe_group(r, &r->groups[i], err));
+    VPTQ_TRY(vptq_report_name(r, err));
+    if (original && !r->has_original) {
+        st = vptq_fail(err, VPTQ_E_ARG,
+                       "no records of a model '%s' to compare with; there is '%s'", original,
+                       r->models[0].name);
+        goto out;
+    }
+    VPTQ_TRY(vptq_report_remark(r, err));
+    VPTQ_TRY(vptq_report_relate(r, err));
+out:
+    if (st)
+        vptq_report_release(r);
+    return st;
+}
+
+void vptq_report_release(vptq_report *r)
+{
+    vptq_arena_release(&r->arena);
+    *r = (vptq_report){.original = NULL};
+}
+
+vptq_status vptq_report_write(const vptq_report *r, vptq_format format, const char *source,
+                              vptq_buf *out, vptq_err *err)
+{
+    if (format == VPTQ_FORMAT_CSV || format == VPTQ_FORMAT_JSON)
+        return vptq_report_write_rows(r, format, out, err);
+    return vptq_report_write_page(r, format, source, out, err);
+}

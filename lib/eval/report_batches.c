@@ -1,0 +1,194 @@
+/* Speedups over the batch size, and where they pass 1. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "lib/eval/report_internal.h"
+#include "lib/eval/svg.h"
+
+static void even_text(char text[REPORT_TEXT], const vptq_break_even *e)
+{
+    switch (e->kind) {
+    case VPTQ_EVEN_UNKNOWN:
+        snprintf(text, REPORT_TEXT, "-");
+        break;
+    case VPTQ_EVEN_FASTER:
+        snprintf(text, REPORT_TEXT, "none: faster from %u to %u", e->first, e->last);
+        break;
+    case VPTQ_EVEN_SLOWER:
+        snprintf(text, REPORT_TEXT, "none: not faster from %u to %u", e->first, e->last);
+        break;
+    case VPTQ_EVEN_UNTIL:
+    case VPTQ_EVEN_FROM:
+        snprintf(text, REPORT_TEXT, "%.1f: faster %s%s", e->batch,
+                 e->kind == VPTQ_EVEN_UNTIL ? "below" : "above",
+                 e->again ? ", and passes 1 again" : "");
+        break;
+    }
+}
+
+static void even_table(report_page *p)
+{
+    static const vptq_column columns[] = {
+        {.name = "model", .title = "Model", .head = true},
+        {.name = "input_len", .title = "Input", .type = VPTQ_COLUMN_INTEGER},
+        {.name = "output_len", .title = "Output", .type = VPTQ_COLUMN_INTEGER},
+        {.name = "latency", .title = "Break-even batch, latency"},
+        {.name = "decode", .title = "Break-even batch, decode throughput"}};
+    const vptq_report *r = p->r;
+    char text[REPORT_TEXT];
+    vptq_table t;
+    vptq_table_init(&t, r->arena.mem, "Break-even with the original", columns,
+                    sizeof columns / sizeof *columns);
+    for (size_t f = 0; f < r->family_count; f++)
+        for (size_t i = 0; i < r->model_count; i++) {
+            if (r->models[i].original)
+                continue;
+            vptq_table_row(&t);
+            vptq_table_text(&t, r->models[i].name);
+            vptq_table_integer(&t, r->families[f].input_len);
+            vptq_table_integer(&t, r->families[f].output_len);
+            for (int m = VPTQ_METRIC_LATENCY; m <= VPTQ_METRIC_DECODE; m++) {
+                vptq_break_even e =
+                    vptq_report_break_even(r, &r->families[f], &r->models[i], (vptq_metric)m);
+                even_text(text, &e);
+                vptq_table_text(&t, e.kind == VPTQ_EVEN_UNKNOWN ? NULL : text);
+            }
+        }
+    vptq_page_table(p, &t);
+}
+
+/* Batch sizes that occur, rising; at most `most`. */
+static size_t batch_sizes(const vptq_report *r, uint32_t *batches, size_t most)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < r->config_count && n < most; i++)
+        if (!n || batches[n - 1] != r->configs[i].batch_size)
+            batches[n++] = r->configs[i].batch_size;
+    return n;
+}
+
+enum { MAX_BATCHES = 32 };
+
+static void by_batch_table(report_page *p, vptq_metric metric, const char *title)
+{
+    const vptq_report *r = p->r;
+    uint32_t batches[MAX_BATCHES];
+    size_t n = batch_sizes(r, batches, MAX_BATCHES);
+    vptq_column columns[MAX_BATCHES + 1] = {{.name = "model", .title = "Model", .head = true}};
+    char titles[MAX_BATCHES][32];
+    vptq_table t;
+    for (size_t i = 0; i < n; i++) {
+        snprintf(titles[i], sizeof titles[i], "batch %u", batches[i]);
+        columns[i + 1] =
+            (vptq_column){.name = titles[i], .type = VPTQ_COLUMN_REAL, .decimals = 2};
+    }
+    vptq_table_init(&t, r->arena.mem, title, columns, n + 1);
+    for (size_t k = 0; k < r->model_count; k++) {
+        if (r->models[k].original)
+            continue;
+        vptq_table_row(&t);
+        vptq_table_text(&t, r->models[k].name);
+        for (size_t i = 0; i < n; i++)
+            vptq_table_real(&t, vptq_report_at_batch(r, &r->models[k], batches[i], metric));
+    }
+    vptq_page_table(p, &t);
+}
+
+/* --- pictures ---------------------------------------------------------------------------- */
+
+/* The series of a picture: [count] values of each kind for one line. */
+static size_t fill_line(const report_page *p, const vptq_report_family *f,
+                        const vptq_report_model *m, vptq_metric metric, double *room,
+                        vptq_svg_line *line)
+{
+    size_t n = 0, count = f->count;
+    for (size_t i = 0; i < count; i++) {
+        const vptq_report_group *g = m->by_config[f->configs[i]];
+        if (!g || isnan(g->metric[metric].speedup.value))
+            continue;
+        room[n] = p->r->configs[f->configs[i]].batch_size;
+        room[count + n] = g->metric[metric].speedup.value;
+        room[2 * count + n] = g->metric[metric].speedup.low;
+        room[3 * count + n] = g->metric[metric].speedup.high;
+        n++;
+    }
+    *line = (vptq_svg_line){.label = m->name,
+                            .x = room,
+                            .y = room + count,
+                            .low = room + 2 * count,
+                            .high = room + 3 * count,
+                            .count = n};
+    return n;
+}
+
+static void family_picture(report_page *p, const vptq_report_family *f, vptq_metric metric)
+{
+    const vptq_report *r = p->r;
+    size_t n = 0;
+    char caption[128];
+    vptq_svg_line *lines =
+        vptq_mem_alloc(r->arena.mem, r->model_count, sizeof *lines, p->h.e.err);
+    double *room = lines ? vptq_mem_alloc(r->arena.mem, r->model_count * 4 * f->count,
+                                          sizeof *room, p->h.e.err)
+                         : NULL;
+    if (!room)
+        p->h.e.st = p->h.e.st ? p->h.e.st : VPTQ_E_NOMEM;
+    for (size_t i = 0; room && i < r->model_count; i++)
+        if (!r->models[i].original &&
+            fill_line(p, f, &r->models[i], metric, room + i * 4 * f->count, &lines[n]))
+            n++;
+    if (n) {
+        snprintf(caption, sizeof caption, "%s speedup over the batch size, input %u, output %u",
+                 vptq_metric_title(metric), f->input_len, f->output_len);
+        vptq_html_figure_begin(&p->h, caption);
+        vptq_svg_lines(&p->h, &(vptq_svg_lines_spec){
+                                  .title = caption,
+                                  .description =
+                                      "A line per model; where it passes the dashed line at "
+                                      "1 the model is as fast as the original.",
+                                  .x = {.title = "batch size", .log = true, .at_values = true},
+                                  .y = {.title = "times the original", .log = true},
+                                  .lines = lines,
+                                  .count = n,
+                                  .even = 1});
+        vptq_html_figure_end(&p->h);
+    }
+    vptq_mem_free(r->arena.mem, room);
+    vptq_mem_free(r->arena.mem, lines);
+}
+
+void vptq_report_page_batches(report_page *p)
+{
+    const vptq_report *r = p->r;
+    vptq_page_heading(p, 2, "batch", "Batch size");
+    if (!r->has_original || r->model_count < 2) {
+        vptq_page_paragraph(p, "There is nothing to compare.");
+        return;
+    }
+    if (r->family_count) {
+        vptq_page_paragraph(
+            p,
+            "The break-even batch is where a model stops (or begins) to be faster than "
+            "'%s': among configurations that differ only in their batch size, between the "
+            "two neighbouring sizes where the speedup passes 1, on a straight line through "
+            "the logarithms of both.",
+            r->original);
+        even_table(p);
+    } else {
+        vptq_page_paragraph(p,
+                            "No two configurations differ only in their batch size, so there "
+                            "is no break-even batch.");
+    }
+    if (p->html && r->family_count) {
+        vptq_html_figures_begin(&p->h);
+        for (size_t f = 0; f < r->family_count; f++)
+            for (int m = VPTQ_METRIC_LATENCY; m <= VPTQ_METRIC_DECODE; m++)
+                family_picture(p, &r->families[f], (vptq_metric)m);
+        vptq_html_figures_end(&p->h);
+    }
+    vptq_page_paragraph(p, "By batch size, over configurations of whatever lengths (geometric "
+                           "means):");
+    by_batch_table(p, VPTQ_METRIC_LATENCY, "Latency speedup by batch size");
+    by_batch_table(p, VPTQ_METRIC_DECODE, "Decode speedup by batch size");
+}

@@ -1,0 +1,391 @@
+/* The default layout for people: summary and remarks; the sections between are in
+ * report_batches.c and report_configs.c. */
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "lib/eval/report_internal.h"
+#include "lib/eval/svg.h"
+
+/* --- a document -------------------------------------------------------------------------- */
+
+enum { TEXT_ROOM = 16384 }; /* lists of eight names of 1000 bytes, twice */
+
+void vptq_page_heading(report_page *p, int level, const char *id, const char *text)
+{
+    if (p->html) {
+        vptq_html_heading(&p->h, level, id, text);
+        return;
+    }
+    vptq_emit_format(&p->h.e, "%.*s ", level, "####");
+    vptq_emit_markdown(&p->h.e, text);
+    vptq_emit_text(&p->h.e, "\n\n");
+}
+
+static void put_text(report_page *p, bool note, const char *fmt, va_list ap)
+{
+    char text[TEXT_ROOM];
+    vsnprintf(text, sizeof text, fmt, ap);
+    if (p->html && note)
+        vptq_html_note(&p->h, text);
+    else if (p->html)
+        vptq_html_paragraph(&p->h, text);
+    else
+        vptq_emit_markdown(&p->h.e, text);
+    vptq_emit_text(&p->h.e, p->html ? "" : "\n\n");
+}
+
+void vptq_page_paragraph(report_page *p, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    put_text(p, false, fmt, ap);
+    va_end(ap);
+}
+
+void vptq_page_note(report_page *p, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    put_text(p, true, fmt, ap);
+    va_end(ap);
+}
+
+void vptq_page_table(report_page *p, vptq_table *t)
+{
+    if (!p->h.e.st)
+        p->h.e.st = vptq_table_write(t, p->html ? VPTQ_FORMAT_HTML : VPTQ_FORMAT_MD, p->h.e.buf,
+                                     p->h.e.err);
+    vptq_emit_text(&p->h.e, p->html ? "" : "\n");
+    vptq_table_release(t);
+}
+
+/* --- texts of figures -------------------------------------------------------------------- */
+
+void vptq_report_ratio_text(char text[REPORT_TEXT], const vptq_ratio *x)
+{
+    if (isnan(x->value))
+        snprintf(text, REPORT_TEXT, "-");
+    else if (isnan(x->low))
+        snprintf(text, REPORT_TEXT, "%.2f", x->value);
+    else
+        snprintf(text, REPORT_TEXT, "%.2f (%.2f\xe2\x80\x93%.2f)", x->value, x->low, x->high);
+}
+
+void vptq_report_range_text(char text[REPORT_TEXT], int decimals, double low, double high)
+{
+    if (isnan(low))
+        snprintf(text, REPORT_TEXT, "-");
+    else
+        snprintf(text, REPORT_TEXT, "%.*f\xe2\x80\x93%.*f", decimals, low, decimals, high);
+}
+
+int vptq_report_decimals(double smallest, int digits)
+{
+    if (!(smallest > 0))
+        return 2;
+    int decimals = digits - 1 - (int)floor(log10(smallest));
+    return decimals < 0 ? 0 : decimals > 6 ? 6 : decimals;
+}
+
+unsigned vptq_report_series(const vptq_report_model *m, const vptq_report *r)
+{
+    size_t i = (size_t)(m - r->models);
+    if (m->original)
+        return VPTQ_SVG_SERIES - 1;
+    return (unsigned)((i - r->models[0].original) % (VPTQ_SVG_SERIES - 1));
+}
+
+void vptq_report_config_text(char text[1200], const vptq_report_config *c)
+{
+    snprintf(text, 1200, "%s%sbatch %u, input %u, output %u", c->label ? c->label : "",
+             c->label ? ": " : "", c->batch_size, c->input_len, c->output_len);
+}
+
+/* --- summary ----------------------------------------------------------------------------- */
+
+static void put_summary(vptq_table *t, const vptq_report_summary *s)
+{
+    char text[REPORT_TEXT];
+    vptq_table_real(t, s->mean);
+    vptq_report_range_text(text, 2, s->min, s->max);
+    vptq_table_text(t, s->count ? text : NULL);
+}
+
+static void summary_table(report_page *p)
+{
+    static const vptq_column columns[] = {
+        {.name = "model", .title = "Model", .head = true},
+        {.name = "configurations", .title = "Configurations", .type = VPTQ_COLUMN_INTEGER},
+        {.name = "latency",
+         .title = "Latency speedup",
+         .type = VPTQ_COLUMN_REAL,
+         .decimals = 2},
+        {.name = "latency_range", .title = "range", .align = VPTQ_ALIGN_RIGHT},
+        {.name = "latency_slower", .title = "slower in", .type = VPTQ_COLUMN_INTEGER},
+        {.name = "decode", .title = "Decode speedup", .type = VPTQ_COLUMN_REAL, .decimals = 2},
+        {.name = "decode_range", .title = "range", .align = VPTQ_ALIGN_RIGHT},
+        {.name = "decode_slower", .title = "slower in", .type = VPTQ_COLUMN_INTEGER},
+        {.name = "prefill",
+         .title = "Prefill speedup",
+         .type = VPTQ_COLUMN_REAL,
+         .decimals = 2},
+        {.name = "prefill_range", .title = "range", .align = VPTQ_ALIGN_RIGHT},
+        {.name = "bits", .title = "Bits per weight", .type = VPTQ_COLUMN_REAL, .decimals = 3},
+        {.name = "memory", .title = "Peak memory (MiB)", .type = VPTQ_COLUMN_REAL}};
+    size_t count = sizeof columns / sizeof *columns - 2;
+    bool extra = false;
+    vptq_table t;
+    for (size_t i = 0; i < p->r->model_count; i++)
+        extra |= !isnan(p->r->models[i].bits_per_weight) ||
+                 !isnan(p->r->models[i].peak_memory_bytes);
+    vptq_table_init(&t, p->r->arena.mem, "Speedups over all configurations", columns,
+                    extra ? count + 2 : count);
+    for (size_t i = 0; i < p->r->model_count; i++) {
+        const vptq_report_model *m = &p->r->models[i];
+        vptq_table_row(&t);
+        vptq_table_text(&t, m->name);
+        vptq_table_integer(&t, (int64_t)m->groups);
+        for (int k = VPTQ_METRIC_LATENCY; k <= VPTQ_METRIC_DECODE; k++) {
+            put_summary(&t, &m->summary[k]);
+            if (m->summary[k].count)
+                vptq_table_integer(&t, (int64_t)m->summary[k].slower);
+            else
+                vptq_table_skip(&t);
+        }
+        put_summary(&t, &m->summary[VPTQ_METRIC_PREFILL]);
+        if (extra) {
+            vptq_table_real(&t, m->bits_per_weight);
+            vptq_table_real(&t, m->peak_memory_bytes / (1 << 20));
+        }
+    }
+    vptq_page_table(p, &t);
+}
+
+static void summary_picture(report_page *p, vptq_metric metric, const char *caption)
+{
+    const vptq_report *r = p->r;
+    vptq_svg_bar *bars = vptq_mem_alloc(r->arena.mem, r->model_count, sizeof *bars, p->h.e.err);
+    char(*texts)[REPORT_TEXT] =
+        bars ? vptq_mem_alloc(r->arena.mem, r->model_count, sizeof *texts, p->h.e.err) : NULL;
+    size_t n = 0;
+    if (!texts)
+        p->h.e.st = p->h.e.st ? p->h.e.st : VPTQ_E_NOMEM;
+    for (size_t i = 0; texts && i < r->model_count; i++) {
+        const vptq_report_summary *s = &r->models[i].summary[metric];
+        if (!s->count)
+            continue;
+        snprintf(texts[n], REPORT_TEXT, "%.2f", s->mean);
+        bars[n] = (vptq_svg_bar){.label = r->models[i].name,
+                                 .value = s->mean,
+                                 .low = s->min,
+                                 .high = s->max,
+                                 .series = vptq_report_series(&r->models[i], r),
+                                 .text = texts[n]};
+        n++;
+    }
+    if (n) {
+        vptq_html_figure_begin(&p->h, caption);
+        vptq_svg_bars(&p->h, &(vptq_svg_bars_spec){
+                                 .title = caption,
+                                 .description = "A bar per model: the geometric mean of its "
+                                                "speedups, and from the smallest to the "
+                                                "largest of them.",
+                                 .axis = "times the original (dashed: 1)",
+                                 .bars = bars,
+                                 .count = n,
+                                 .even = 1});
+        vptq_html_figure_end(&p->h);
+    }
+    vptq_mem_free(r->arena.mem, texts);
+    vptq_mem_free(r->arena.mem, bars);
+}
+
+static void page_summary(report_page *p)
+{
+    vptq_page_heading(p, 2, "summary", "Summary");
+    if (!p->r->has_original) {
+        vptq_page_paragraph(p,
+                            "There is no model '%s' to compare with: no speedups "
+                            "(--original names another one).",
+                            p->r->original);
+        return;
+    }
+    vptq_page_paragraph(p,
+                        "Speedups are over '%s', above 1 is better. A figure is the geometric "
+                        "mean over the configurations that both models have; its range is from "
+                        "the smallest to the largest of them.",
+                        p->r->original);
+    summary_table(p);
+    if (!p->html)
+        return;
+    vptq_html_figures_begin(&p->h);
+    summary_picture(p, VPTQ_METRIC_LATENCY, "Latency speedup");
+    summary_picture(p, VPTQ_METRIC_DECODE, "Decode throughput speedup");
+    vptq_html_figures_end(&p->h);
+}
+
+/* --- remarks ----------------------------------------------------------------------------- */
+
+static void put_outliers(vptq_table *t, const vptq_report *r, const vptq_report_group *g)
+{
+    for (int m = 0; m < VPTQ_METRIC_COUNT; m++) {
+        const vptq_report_metric *x = &g->metric[m];
+        for (size_t i = 0; i < g->run_count; i++) {
+            if (!x->outlier[i])
+                continue;
+            char text[1200];
+            vptq_report_config_text(text, &r->configs[g->config]);
+            vptq_table_row(t);
+            vptq_table_text(t, g->model);
+            vptq_table_text(t, text);
+            vptq_table_text(t, g->runs[i]->run_name);
+            vptq_table_textf(t, "%s (%s)", vptq_metric_title((vptq_metric)m),
+                             vptq_metric_unit((vptq_metric)m));
+            vptq_table_real(t, x->values[i]);
+            vptq_table_real(t, x->stats.median);
+            vptq_table_textf(t, "%+.1f %%", 100 * (x->values[i] / x->stats.median - 1));
+        }
+    }
+}
+
+static void outlier_table(report_page *p)
+{
+    static const vptq_column columns[] = {
+        {.name = "model", .title = "Model", .head = true},
+        {.name = "configuration", .title = "Configuration"},
+        {.name = "run", .title = "Run"},
+        {.name = "metric", .title = "Figure"},
+        {.name = "value", .title = "Value", .type = VPTQ_COLUMN_REAL, .decimals = -6},
+        {.name = "median", .title = "Median", .type = VPTQ_COLUMN_REAL, .decimals = -6},
+        {.name = "off", .title = "Off", .align = VPTQ_ALIGN_RIGHT}};
+    vptq_table t;
+    vptq_table_init(&t, p->r->arena.mem, "Outliers", columns, sizeof columns / sizeof *columns);
+    for (size_t i = 0; i < p->r->group_count; i++)
+        put_outliers(&t, p->r, &p->r->groups[i]);
+    vptq_page_paragraph(
+        p,
+        "A figure of a run is an outlier when it is more than %g %% off the "
+        "median of its group and its modified z-score, 0.6745 times its distance "
+        "from the median over the median of such distances, is above %g. Groups "
+        "of fewer than three runs have none. Nothing is left out: medians hardly "
+        "feel a single outlier, means and deviations do.",
+        100 * VPTQ_OUTLIER_RELATIVE, VPTQ_OUTLIER_Z);
+    if (t.row_count) {
+        vptq_page_table(p, &t);
+        return;
+    }
+    vptq_page_paragraph(p, "There are none.");
+    vptq_table_release(&t);
+}
+
+static void runs_table(report_page *p)
+{
+    static const vptq_column columns[] = {{.name = "group", .title = "Group", .head = true},
+                                          {.name = "repeated", .title = "Repeated names"},
+                                          {.name = "missing", .title = "Missing"},
+                                          {.name = "elsewhere", .title = "Named otherwise"}};
+    vptq_table t;
+    vptq_table_init(&t, p->r->arena.mem, "Runs", columns, sizeof columns / sizeof *columns);
+    for (size_t i = 0; i < p->r->group_count; i++) {
+        const vptq_report_group *g = &p->r->groups[i];
+        if (!g->repeated && !g->missing && !g->elsewhere)
+            continue;
+        vptq_table_row(&t);
+        vptq_table_text(&t, g->name);
+        vptq_table_text(&t, g->repeated);
+        vptq_table_text(&t, g->missing);
+        vptq_table_text(&t, g->elsewhere);
+    }
+    if (t.row_count) {
+        vptq_page_paragraph(p,
+                            "Runs that come twice under one name count as two; a number that "
+                            "other groups have and this one has not is missing.");
+        vptq_page_table(p, &t);
+    } else {
+        vptq_table_release(&t);
+    }
+}
+
+static void page_remarks(report_page *p)
+{
+    char text[1200];
+    vptq_page_heading(p, 2, "remarks", "Remarks");
+    outlier_table(p);
+    runs_table(p);
+    for (size_t i = 0; i < p->r->config_count; i++) {
+        const vptq_report_config *c = &p->r->configs[i];
+        vptq_report_config_text(text, c);
+        if (c->absent)
+            vptq_page_paragraph(p, "%s: not measured for %s.", text, c->absent);
+    }
+    vptq_page_paragraph(
+        p, "Ranks and speedups are those of medians. The interval behind a speedup "
+           "has a confidence of at least 90 %% and assumes nothing about how runs "
+           "scatter: it consists of order statistics of all quotients of two runs "
+           "(Mann-Whitney). Three runs on both sides give the smallest and the "
+           "largest quotient, and so do fewer, with less confidence.");
+}
+
+/* --- the page ---------------------------------------------------------------------------- */
+
+static void page_links(report_page *p)
+{
+    const vptq_report *r = p->r;
+    size_t count = r->config_count + 3, n = 0;
+    vptq_html_link *links = vptq_mem_alloc(r->arena.mem, count, sizeof *links, p->h.e.err);
+    char(*texts)[2][1200] =
+        links ? vptq_mem_alloc(r->arena.mem, count, sizeof *texts, p->h.e.err) : NULL;
+    if (!texts)
+        p->h.e.st = p->h.e.st ? p->h.e.st : VPTQ_E_NOMEM;
+    if (texts) {
+        links[n++] = (vptq_html_link){"summary", "Summary"};
+        links[n++] = (vptq_html_link){"batch", "Batch size"};
+        for (size_t i = 0; i < r->config_count; i++) {
+            const vptq_report_config *c = &r->configs[i];
+            snprintf(texts[i][0], sizeof texts[i][0], "config-%zu", i + 1);
+            if (c->label)
+                snprintf(texts[i][1], sizeof texts[i][1], "%s", c->label);
+            else
+                vptq_report_config_text(texts[i][1], c);
+            links[n++] = (vptq_html_link){texts[i][0], texts[i][1]};
+        }
+        links[n++] = (vptq_html_link){"remarks", "Remarks"};
+        vptq_html_links(&p->h, "Sections", links, n);
+    }
+    vptq_mem_free(r->arena.mem, texts);
+    vptq_mem_free(r->arena.mem, links);
+}
+
+static void page_begin(report_page *p, const char *source, vptq_buf *out, vptq_err *err)
+{
+    const vptq_report *r = p->r;
+    char lead[2048];
+    snprintf(lead, sizeof lead, "From %s: %zu runs of %zu models under %zu configurations.",
+             source, r->records, r->model_count, r->config_count);
+    if (p->html) {
+        vptq_html_begin(&p->h, out, err, "Serving comparison", lead);
+        page_links(p);
+        return;
+    }
+    p->h.e = (vptq_emit){.buf = out, .err = err};
+    vptq_page_heading(p, 1, NULL, "Serving comparison");
+    vptq_page_paragraph(p, "%s", lead);
+}
+
+vptq_status vptq_report_write_page(const vptq_report *r, vptq_format format, const char *source,
+                                   vptq_buf *out, vptq_err *err)
+{
+    report_page p = {.r = r, .html = format == VPTQ_FORMAT_HTML};
+    page_begin(&p, source, out, err);
+    page_summary(&p);
+    vptq_report_page_batches(&p);
+    vptq_report_page_configs(&p);
+    page_remarks(&p);
+    if (p.html)
+        return vptq_html_end(&p.h);
+    if (!p.h.e.st && out->len > 1 && out->data[out->len - 2] == '\n')
+        out->data[--out->len] = 0; /* one newline at the end */
+    return p.h.e.st;
+}

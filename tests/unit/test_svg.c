@@ -1,0 +1,380 @@
+/* Pages and pictures: tags close, nothing comes from outside, ids are unique; every text of a
+ * picture lies within it and none on another, with long names, too; ticks are round. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "lib/eval/report.h"
+#include "lib/eval/svg.h"
+#include "lib/eval/svg_internal.h"
+#include "tests/vtest.h"
+
+/* --- what a page must be ----------------------------------------------------------------- */
+
+static bool is_void(const char *tag)
+{
+    return !strcmp(tag, "meta") || !strcmp(tag, "wbr");
+}
+
+/* Every element closes in order; attributes are quoted. */
+static void check_nesting(const char *page)
+{
+    char stack[64][16];
+    size_t depth = 0;
+    for (const char *p = strchr(page, '<'); p; p = strchr(p, '<')) {
+        char tag[16];
+        const char *end = strchr(p, '>');
+        assert_non_null(end);
+        if (p[1] == '!') {
+            p = end;
+            continue;
+        }
+        bool closing = p[1] == '/';
+        assert_int_equal(sscanf(p + 1 + closing, "%15[a-z0-9]", tag), 1);
+        p = end;
+        if (closing) {
+            assert_true(depth > 0);
+            assert_string_equal(stack[--depth], tag);
+        } else if (end[-1] != '/' && !is_void(tag)) {
+            assert_true(depth < 64);
+            memcpy(stack[depth++], tag, sizeof tag);
+        }
+    }
+    assert_int_equal(depth, 0);
+}
+
+/* No address, script or import; links lead within the page. */
+static void check_alone(const char *page)
+{
+    static const char *const outside[] = {"http:", "https:",  "src=",    "@import", "url(",
+                                          "<link", "<script", "<iframe", "<img",    "//"};
+    for (size_t i = 0; i < sizeof outside / sizeof *outside; i++)
+        assert_null(strstr(page, outside[i]));
+    for (const char *p = strstr(page, "href="); p; p = strstr(p + 1, "href="))
+        assert_memory_equal(p, "href=\"#", 7);
+}
+
+/* The ids of " id=..." are unique, and what refers to one finds it. */
+static void check_ids(const char *page)
+{
+    char id[64], want[80];
+    for (const char *p = strstr(page, " id=\""); p; p = strstr(p + 1, " id=\"")) {
+        assert_int_equal(sscanf(p, " id=\"%63[^\"]", id), 1);
+        snprintf(want, sizeof want, " id=\"%s\"", id);
+        assert_null(strstr(p + 1, want));
+    }
+    for (const char *p = strstr(page, "href=\"#"); p; p = strstr(p + 1, "href=\"#")) {
+        assert_int_equal(sscanf(p, "href=\"#%63[^\"]", id), 1);
+        snprintf(want, sizeof want, " id=\"%s\"", id);
+        assert_non_null(strstr(page, want));
+    }
+}
+
+/* --- what a picture must be -------------------------------------------------------------- */
+
+typedef struct text_box {
+    double left, right, top, bottom;
+    char text[256];
+} text_box;
+
+static void plain(char *out, size_t size, const char *s, const char *end)
+{
+    static const char *const entities[][2] = {
+        {"&amp;", "&"}, {"&lt;", "<"}, {"&gt;", ">"}, {"&quot;", "\""}, {"&#39;", "'"}};
+    size_t n = 0;
+    while (s < end && n + 1 < size) {
+        size_t skip = 0;
+        for (size_t i = 0; i < 5 && !skip; i++)
+            if (!strncmp(s, entities[i][0], strlen(entities[i][0]))) {
+                skip = strlen(entities[i][0]);
+                out[n++] = entities[i][1][0];
+            }
+        if (!skip)
+            out[n++] = *s;
+        s += skip ? skip : 1;
+    }
+    out[n] = 0;
+}
+
+static const char *read_text(const char *p, text_box *box)
+{
+    double x, y, width;
+    int size;
+    char anchor[8] = "start";
+    const char *open = strchr(p, '>'), *end = strstr(p, "</text>"),
+               *at = strstr(p, "text-anchor=\"");
+    assert_int_equal(sscanf(p, "<text x=\"%lf\" y=\"%lf\" font-size=\"%d\"", &x, &y, &size), 3);
+    if (at && at < open)
+        sscanf(at, "text-anchor=\"%7[a-z]", anchor);
+    plain(box->text, sizeof box->text, open + 1, end);
+    width = vptq_svg_width(box->text, strlen(box->text), size);
+    box->left = x - (anchor[0] == 'e' ? width : anchor[0] == 'm' ? width / 2 : 0);
+    box->right = box->left + width;
+    box->top = y - 0.75 * size;
+    box->bottom = y + 0.2 * size;
+    return end;
+}
+
+/* Returns the number of texts. */
+static size_t check_picture(const char *svg)
+{
+    enum { MOST = 2000 };
+    const char *end = strstr(svg, "</svg>");
+    text_box *boxes = vtest_alloc(MOST, sizeof *boxes);
+    double height;
+    size_t n = 0;
+    assert_int_equal(sscanf(svg, "<svg viewBox=\"0 0 380 %lf\"", &height), 1);
+    assert_non_null(strstr(svg, "<title id="));
+    assert_non_null(strstr(svg, "<desc id="));
+    for (const char *p = strstr(svg, "<text"); p && p < end; p = strstr(p, "<text")) {
+        assert_true(n < MOST);
+        text_box *b = &boxes[n];
+        p = read_text(p, b);
+        if (b->left < -1 || b->right > SVG_WIDTH + 1 || b->top < -1 || b->bottom > height + 1)
+            fail_msg("'%s' is cut off: %g to %g, %g to %g of %g", b->text, b->left, b->right,
+                     b->top, b->bottom, height);
+        for (size_t i = 0; i < n; i++)
+            if (b->left < boxes[i].right && boxes[i].left < b->right &&
+                b->top < boxes[i].bottom && boxes[i].top < b->bottom)
+                fail_msg("'%s' lies on '%s'", b->text, boxes[i].text);
+        n++;
+    }
+    free(boxes);
+    return n;
+}
+
+static size_t check_page(const char *page)
+{
+    size_t pictures = 0;
+    check_nesting(page);
+    check_alone(page);
+    check_ids(page);
+    for (const char *p = strstr(page, "<svg"); p; p = strstr(p + 1, "<svg"), pictures++)
+        assert_true(check_picture(p) > 0);
+    return pictures;
+}
+
+/* --- the pages --------------------------------------------------------------------------- */
+
+static void test_published_records(void **state)
+{
+    char path[4096];
+    vptq_records records;
+    vptq_report r;
+    vptq_buf out, again;
+    vptq_err err = {0};
+    (void)state;
+    if (!vtest_data(path, sizeof path, "golden/serving/records.jsonl"))
+        skip();
+    vptq_records_init(&records, NULL);
+    vptq_buf_init(&out, NULL);
+    vptq_buf_init(&again, NULL);
+    assert_ok(vptq_records_read(&records, path, &err), &err);
+    assert_ok(vptq_report_build(&records, NULL, NULL, &r, &err), &err);
+    assert_ok(vptq_report_write(&r, VPTQ_FORMAT_HTML, "a", &out, &err), &err);
+    assert_ok(vptq_report_write(&r, VPTQ_FORMAT_HTML, "a", &again, &err), &err);
+    assert_string_equal(out.data, again.data);
+    assert_int_equal(check_page(out.data), 2 + 2 + 7 * 2);
+    vptq_report_release(&r);
+    vptq_records_release(&records);
+    vptq_buf_release(&again);
+    vptq_buf_release(&out);
+}
+
+static const char *const names[] = {
+    "meta-llama/"
+    "Llama-3.1-405B-Instruct-FP8-dynamic-w8a8-smooth-gptq-sparse-with-a-very-long-name",
+    "NoBreaksAnywhereInThisNameWhichIsLongerThanAnyPictureIsWideSoThatItMustBeBrokenHard",
+    "a<b>&\"c\"'d'", "\xe6\xa8\xa1\xe5\x9e\x8b\xe6\xa8\xa1\xe5\x9e\x8b", "x"};
+enum { NAMES = sizeof names / sizeof *names };
+
+static vptq_status draw_all(void *arg, vptq_mem *mem, vptq_err *err)
+{
+    vptq_html h;
+    vptq_buf *out = arg;
+    out->mem = mem;
+    vptq_html_begin(&h, out, err, "a <title>", "a & b");
+    vptq_svg_bar bars[NAMES];
+    vptq_svg_line lines[NAMES];
+    vptq_svg_point points[40];
+    double x[3] = {1, 8, 64}, y[NAMES][3], heat[4 * 7];
+    for (size_t i = 0; i < NAMES; i++) {
+        double v = 0.2 + 0.3 * (double)i;
+        bars[i] = (vptq_svg_bar){names[i], v, v / 2, 1e5 * v, (unsigned)i, "123456.789"};
+        for (size_t k = 0; k < 3; k++)
+            y[i][k] = k == 1 && i == 2 ? (double)NAN : v * (double)(k + 1);
+        lines[i] = (vptq_svg_line){names[i], x, y[i], NULL, NULL, 3};
+    }
+    for (size_t i = 0; i < 40; i++) /* many in one place, long names among them */
+        points[i] = (vptq_svg_point){names[i % NAMES], 2 + 0.02 * (double)(i % 13),
+                                     10 + 0.1 * (double)(i % 7), (unsigned)i % 3};
+    for (size_t i = 0; i < 28; i++)
+        heat[i] = i == 5 ? (double)NAN : 0.001 * (double)(i + 1);
+    vptq_svg_bars(&h, &(vptq_svg_bars_spec){"t", "d", "s", bars, NAMES, 1});
+    vptq_svg_bars(&h, &(vptq_svg_bars_spec){"t", "d", "s", bars, 0, (double)NAN});
+    vptq_svg_lines(
+        &h, &(vptq_svg_lines_spec){
+                "t", "d", {"batch", true, true}, {"times", false, false}, lines, NAMES, 1});
+    vptq_svg_lines(&h,
+                   &(vptq_svg_lines_spec){
+                       "t", "d", {"batch", true, true}, {"times", true, false}, lines, 0, 1});
+    vptq_svg_scatter(&h, &(vptq_svg_scatter_spec){"t",
+                                                  "d",
+                                                  {"bits", false, false},
+                                                  {"perplexity", true, false},
+                                                  points,
+                                                  12,
+                                                  names,
+                                                  3,
+                                                  true});
+    vptq_svg_scatter(&h, &(vptq_svg_scatter_spec){"t",
+                                                  "d",
+                                                  {"bits", false, false},
+                                                  {"perplexity", false, false},
+                                                  points,
+                                                  0,
+                                                  NULL,
+                                                  0,
+                                                  true});
+    static const char *const kinds[] = {"q_proj",    "k_proj",  "v_proj",   "o_proj",
+                                        "gate_proj", "up_proj", "down_proj"};
+    static const char *const rows[] = {"0", "1", "2", "127"};
+    vptq_svg_heat(&h,
+                  &(vptq_svg_heat_spec){"t", "d", "layer", rows, kinds, heat, 4, 7, true, 4});
+    vptq_svg_heat(&h,
+                  &(vptq_svg_heat_spec){"t", "d", "layer", rows, kinds, heat, 0, 7, true, 4});
+    return vptq_html_end(&h);
+}
+
+static void test_pictures(void **state)
+{
+    vptq_buf out;
+    vptq_err err = {0};
+    (void)state;
+    vptq_buf_init(&out, NULL);
+    assert_ok(draw_all(&out, NULL, &err), &err);
+    assert_int_equal(check_page(out.data), 8);
+    assert_non_null(strstr(out.data, "<h1>a &lt;title&gt;</h1>"));
+    assert_non_null(strstr(out.data, "a&lt;b&gt;&amp;&quot;c&quot;&#39;d&#39;"));
+    assert_null(strstr(out.data, "nan"));
+    assert_null(strstr(out.data, "inf"));
+    assert_null(strstr(out.data, "\"-0.0\""));
+    vptq_buf_release(&out);
+}
+
+static vptq_status draw_with(void *arg, vptq_mem *mem, vptq_err *err)
+{
+    vptq_buf out;
+    (void)arg;
+    vptq_buf_init(&out, mem);
+    vptq_status st = draw_all(&out, mem, err);
+    vptq_buf_release(&out);
+    return st;
+}
+
+static void test_out_of_memory(void **state)
+{
+    (void)state;
+    assert_true(vtest_oom_walk(draw_with, NULL) > 3);
+}
+
+/* Where the frontier goes, by hand: (1, 9) and (2, 4) beat the others; (2, 5) and (3, 4) are
+ * not better in anything. */
+static void test_frontier(void **state)
+{
+    static const vptq_svg_point points[] = {
+        {"a", 2, 5, 0}, {"b", 1, 9, 0}, {"c", 3, 4, 0}, {"d", 2, 4, 0}, {"e", 2.5, 8, 0}};
+    vptq_html h;
+    vptq_buf out;
+    vptq_err err = {0};
+    (void)state;
+    vptq_buf_init(&out, NULL);
+    vptq_html_begin(&h, &out, &err, "t", NULL);
+    vptq_svg_scatter(
+        &h, &(vptq_svg_scatter_spec){
+                "t", "d", {"x", false, false}, {"y", false, false}, points, 5, NULL, 0, true});
+    assert_ok(vptq_html_end(&h), &err);
+    const char *path = strstr(out.data, "<path class=\"even\"");
+    double x[2], y[2];
+    assert_non_null(path);
+    assert_int_equal(sscanf(path, "<path class=\"even\" d=\"M%lf %lfL%lf %lf\"/>", &x[0], &y[0],
+                            &x[1], &y[1]),
+                     4);
+    assert_true(x[0] < x[1] && y[0] < y[1]); /* to the right and down */
+    assert_null(strstr(path + 20, "class=\"even\""));
+    vptq_buf_release(&out);
+}
+
+/* --- ticks and texts --------------------------------------------------------------------- */
+
+static void test_ticks(void **state)
+{
+    static const struct {
+        double low, high;
+        bool log;
+        size_t most, count;
+        double ticks[8];
+    } cases[] = {{0, 1, false, 6, 6, {0, 0.2, 0.4, 0.6, 0.8, 1}},
+                 {0, 1.44, false, 6, 3, {0, 0.5, 1}},
+                 {0.07, 0.31, false, 6, 5, {0.1, 0.15, 0.2, 0.25, 0.3}},
+                 {-3, 7, false, 6, 5, {-2, 0, 2, 4, 6}},
+                 {0.75, 1.5, true, 6, 4, {0.8, 1, 1.2, 1.4}},
+                 {1, 100, true, 9, 7, {1, 2, 5, 10, 20, 50, 100}},
+                 {1, 1e6, true, 7, 7, {1, 10, 100, 1e3, 1e4, 1e5, 1e6}},
+                 {5, 5, false, 6, 1, {5}}};
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        double ticks[VPTQ_SVG_TICKS];
+        size_t n =
+            vptq_svg_ticks(cases[i].low, cases[i].high, cases[i].log, cases[i].most, ticks);
+        assert_int_equal(n, cases[i].count);
+        assert_close_f64(ticks, cases[i].ticks, n, 1e-9, 1e-9);
+    }
+    for (double span = 1e-12; span < 1e12; span *= 1.7) {
+        double ticks[VPTQ_SVG_TICKS];
+        size_t n = vptq_svg_ticks(span / 3, span / 3 + span, false, 6, ticks);
+        assert_in_range(n, 2, 6);
+        for (size_t i = 0; i < n; i++)
+            assert_true(ticks[i] >= span / 3 * (1 - 1e-9) && ticks[i] <= span / 3 * 4.000001);
+    }
+}
+
+static void test_numbers(void **state)
+{
+    static const struct {
+        double x;
+        const char *text;
+    } cases[] = {{0, "0"},        {1, "1"},         {0.25, "0.25"},
+                 {-0.5, "-0.5"},  {16000, "16000"}, {250000, "2.5e+05"},
+                 {1e-5, "1e-05"}, {0.3, "0.3"},     {0.1 + 0.2, "0.3"}};
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char text[32];
+        vptq_svg_number(text, cases[i].x);
+        assert_string_equal(text, cases[i].text);
+    }
+}
+
+static void test_wrapping(void **state)
+{
+    (void)state;
+    assert_int_equal(vptq_svg_fit("abc", 10, 1000), 3);
+    assert_int_equal(vptq_svg_fit("abcdef_ghi", 10, 50), 7); /* behind the underscore */
+    assert_int_equal(vptq_svg_fit("abcdefghi", 10, 26), 4);  /* anywhere */
+    assert_int_equal(vptq_svg_fit("abc", 10, 1), 1);         /* one at least */
+    assert_int_equal(vptq_svg_fit("\xe6\xa8\xa1\xe5\x9e\x8b", 10, 1), 3); /* not within one */
+    assert_int_equal(vptq_svg_fit("", 10, 50), 0);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_published_records),
+                                       cmocka_unit_test(test_pictures),
+                                       cmocka_unit_test(test_out_of_memory),
+                                       cmocka_unit_test(test_frontier),
+                                       cmocka_unit_test(test_ticks),
+                                       cmocka_unit_test(test_numbers),
+                                       cmocka_unit_test(test_wrapping)};
+    return vtest_main(argc, argv, tests);
+}
