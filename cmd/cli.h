@@ -58,7 +58,8 @@ typedef struct vptq_cli_option {
         0, NULL, CLI_FLAG, NULL, NULL, NULL, false                                             \
     }
 
-typedef enum { CLI_TEXT, CLI_JSON, CLI_CSV, CLI_MD } vptq_cli_format;
+/* As vptq_format. */
+typedef enum { CLI_TEXT, CLI_JSON, CLI_CSV, CLI_MD, CLI_HTML } vptq_cli_format;
 
 typedef struct vptq_cli_common {
     uint32_t threads; /* 0 = all processors */
@@ -137,6 +138,11 @@ void vptq_cli_table_texts(int format, const vptq_cli_column *columns, size_t cou
  * only with --force), or to stdout for NULL and "-". */
 vptq_status vptq_cli_deliver(const vptq_cli *cli, const char *path, const vptq_buf *text,
                              vptq_err *err) VPTQ_MUST_CHECK;
+
+/* What vptq_cli_deliver would refuse, before hours of work: an existing file without --force.
+ */
+vptq_status vptq_cli_check_output(const vptq_cli *cli, const char *path,
+                                  vptq_err *err) VPTQ_MUST_CHECK;
 
 /* One JSON object on one line of stdout, written member by member so that key order is ours:
  *     vptq_cli_json_begin(&j);

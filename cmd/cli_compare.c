@@ -50,6 +50,7 @@ static int run_compare(vptq_cli *cli, const compare_command *c)
     vptq_buf out;
     vptq_records_init(&records, cli->ctx.mem);
     vptq_buf_init(&out, cli->ctx.mem);
+    VPTQ_TRY(vptq_cli_check_output(cli, c->output, &err));
     for (size_t i = 0; i < cli->arg_count; i++)
         VPTQ_TRY(vptq_records_read(&records, cli->args[i], &err));
     VPTQ_TRY(write_report(cli, c, &records, &out, &err));

@@ -102,6 +102,13 @@ void vptq_cli_table_texts(int format, const vptq_cli_column *columns, size_t cou
     putchar('\n');
 }
 
+vptq_status vptq_cli_check_output(const vptq_cli *cli, const char *path, vptq_err *err)
+{
+    if (!path || !strcmp(path, "-") || cli->common.force || !vptq_path_exists(path))
+        return VPTQ_OK;
+    return vptq_fail(err, VPTQ_E_EXISTS, "'%s' already exists", path);
+}
+
 vptq_status vptq_cli_deliver(const vptq_cli *cli, const char *path, const vptq_buf *text,
                              vptq_err *err)
 {

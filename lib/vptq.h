@@ -32,6 +32,7 @@
 #include "lib/pipeline_ablate.h"
 
 /* measuring models, and reports */
+#include "lib/eval/error_report.h"
 #include "lib/eval/eval.h"
 #include "lib/eval/gemv.h"
 #include "lib/eval/report.h"

@@ -53,16 +53,29 @@ static vptq_status read_matrix(const compare *c, const vptq_weight *w, float *ds
     return st;
 }
 
-/* Without a Hessian only the plain error: sums in double, row by row. */
-static double plain_error(size_t n, const float *w, const float *what)
+/* Plain squared errors, in double, row by row: of the matrix, and the row of the largest one
+ * (its number and error; rows of zeros have none). */
+static void plain_errors(const float *w, const float *what, vptq_error_row *row)
 {
     double error = 0, norm = 0;
-    for (size_t i = 0; i < n; i++) {
-        double e = (double)what[i] - (double)w[i];
-        error += e * e;
-        norm += (double)w[i] * (double)w[i];
+    row->worst_row = 0;
+    row->worst_row_mse = 0;
+    for (uint32_t r = 0; r < row->rows; r++) {
+        const float *a = w + (size_t)r * row->columns, *b = what + (size_t)r * row->columns;
+        double row_error = 0, row_norm = 0;
+        for (uint32_t i = 0; i < row->columns; i++) {
+            double e = (double)b[i] - (double)a[i];
+            row_error += e * e;
+            row_norm += (double)a[i] * (double)a[i];
+        }
+        error += row_error;
+        norm += row_norm;
+        if (row_norm > 0 && row_error > row->worst_row_mse * row_norm) {
+            row->worst_row = r;
+            row->worst_row_mse = row_error / row_norm;
+        }
     }
-    return norm > 0 ? error / norm : 0;
+    row->relative_mse = norm > 0 ? error / norm : 0;
 }
 
 static vptq_status compare_matrix(const compare *c, uint32_t layer, vptq_linear l,
@@ -80,14 +93,14 @@ static vptq_status compare_matrix(const compare *c, uint32_t layer, vptq_linear 
     VPTQ_TRY(read_matrix(c, &c->base->blocks[layer].linear[l], c->w, err));
     VPTQ_TRY(read_matrix(c, q, c->what, err));
     row.bits_per_weight = vptq_vq_count_bits(&row.shape).per_weight;
+    plain_errors(c->w, c->what, &row);
     if (h->lower) {
         vptq_quant_loss loss;
         VPTQ_TRY(vptq_quant_measure(c->dev, row.rows, row.columns, c->w, c->what, h->lower,
                                     &loss, err));
         row.proxy_loss = loss.relative;
+        /* to the last digit what the quantizer reports */
         row.relative_mse = loss.norm_sq > 0 ? loss.error_sq / loss.norm_sq : 0;
-    } else {
-        row.relative_mse = plain_error(q->rows * q->cols, c->w, c->what);
     }
     VPTQ_TRY(c->fn(c->arg, &row, err));
 out:

@@ -13,7 +13,11 @@ typedef struct vptq_error_row {
     uint32_t layer;
     const char *name; /* "q_proj" */
     uint32_t rows, columns;
-    double proxy_loss, relative_mse, bits_per_weight;
+    double proxy_loss;    /* of the outputs: tr(E H E^T) / tr(W H W^T) */
+    double relative_mse;  /* of the weights: |E|^2 / |W|^2 */
+    uint32_t worst_row;   /* output channel with the largest |E_r|^2 / |W_r|^2 ... */
+    double worst_row_mse; /* ... and that quotient */
+    double bits_per_weight;
     vptq_vq_shape shape;
 } vptq_error_row;
 typedef vptq_status (*vptq_error_fn)(void *arg, const vptq_error_row *row, vptq_err *err);

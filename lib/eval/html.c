@@ -49,7 +49,7 @@ static const char style[] =
     "tbody th{font-weight:500;min-width:min(14rem,38vw);overflow-wrap:anywhere}\n"
     "tbody tr:hover>*{background:var(--panel)}\n"
     ".figures{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,21rem),1fr));"
-    "gap:1rem;margin:1rem 0}\n"
+    "gap:1rem;margin:1rem 0;align-items:start}\n"
     "figure{margin:0;padding:.9rem;border:1px solid var(--line);border-radius:.5rem;"
     "min-width:0}\n"
     "figcaption{font-weight:600;font-size:.9rem;margin-bottom:.5rem}\n"

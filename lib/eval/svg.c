@@ -50,11 +50,28 @@ static size_t linear_ticks(double low, double high, size_t most, double *ticks)
     return n;
 }
 
+/* Multiples of powers of ten within the range, every so many powers; only counts beyond `most`.
+ */
+static size_t log_ticks(double low, double high, const double *multiples, size_t kinds,
+                        int every, size_t most, double *ticks)
+{
+    size_t n = 0;
+    for (int p = (int)floor(log10(low)); p <= (int)ceil(log10(high)); p++)
+        for (size_t i = 0; i < kinds && p % every == 0; i++) {
+            double v = multiples[i] * pow(10, p);
+            if (v < low * (1 - 1e-9) || v > high * (1 + 1e-9))
+                continue;
+            if (n < most)
+                ticks[n] = v;
+            n++;
+        }
+    return n;
+}
+
 size_t vptq_svg_ticks(double low, double high, bool log_axis, size_t most,
                       double ticks[VPTQ_SVG_TICKS])
 {
-    static const double fine[] = {1, 2, 5};
-    size_t n = 0;
+    static const double fine[] = {1, 2, 5}, coarse[] = {1, 3};
     most = most > VPTQ_SVG_TICKS ? VPTQ_SVG_TICKS : most;
     if (!(high > low)) {
         ticks[0] = low;
@@ -62,19 +79,11 @@ size_t vptq_svg_ticks(double low, double high, bool log_axis, size_t most,
     }
     if (!log_axis || high < 10 * low)
         return linear_ticks(low, high, most, ticks);
-    int first = (int)floor(log10(low)), last = (int)ceil(log10(high));
-    size_t kinds = 3, every = 1;
-    if ((size_t)(last - first + 1) * 3 > most) {
-        kinds = 1;
-        every = ((size_t)(last - first) + most - 1) / most;
-        every = every ? every : 1;
-    }
-    for (int p = first; p <= last; p += (int)every)
-        for (size_t i = 0; i < kinds && n < most; i++) {
-            double v = fine[i] * pow(10, p);
-            if (v >= low * (1 - 1e-9) && v <= high * (1 + 1e-9))
-                ticks[n++] = v;
-        }
+    size_t n = log_ticks(low, high, fine, 3, 1, most, ticks);
+    if (n > most)
+        n = log_ticks(low, high, coarse, 2, 1, most, ticks);
+    for (int every = 1; n > most; every++)
+        n = log_ticks(low, high, fine, 1, every, most, ticks);
     return n;
 }
 

@@ -86,8 +86,8 @@ typedef struct vptq_svg_heat_spec {
 void vptq_svg_heat(vptq_html *h, const vptq_svg_heat_spec *s);
 
 /* At most `most` (>= 2) round values within [low, high], 1, 2, 2.5 or 5 times a power of ten
- * apart, or, on a logarithmic axis over a factor of 10 and more, 1, 2 and 5 times powers of
- * ten; returns how many. */
+ * apart, or, on a logarithmic axis over a factor of 10 and more, 1, 2 and 5 (1 and 3, 1 alone)
+ * times powers of ten; returns how many. */
 enum { VPTQ_SVG_TICKS = 12 };
 size_t vptq_svg_ticks(double low, double high, bool log, size_t most,
                       double ticks[VPTQ_SVG_TICKS]);

@@ -641,7 +641,10 @@ static void check_error_row(vrig *q, vrig *base, const vptq_error_row *row, vptq
 {
     const vptq_weight *w = &base->m.blocks[row->layer].linear[l];
     double *a = as_double(base, w), *b = as_double(q, &q->m.blocks[row->layer].linear[l]);
-    double norm = trace(a, w->rows, w->cols, NULL);
+    double norm = trace(a, w->rows, w->cols, NULL), worst = 0;
+    double *row_norms = vtest_alloc(w->rows, sizeof *row_norms);
+    for (size_t i = 0; i < w->rows; i++)
+        row_norms[i] = trace(a + i * w->cols, 1, w->cols, NULL);
     double weighted = lower ? trace(a, w->rows, w->cols, lower) : 1;
     for (size_t i = 0; i < w->rows * w->cols; i++)
         a[i] = b[i] - a[i];
@@ -650,6 +653,14 @@ static void check_error_row(vrig *q, vrig *base, const vptq_error_row *row, vptq
     assert_int_equal(row->rows, w->rows);
     assert_int_equal(row->columns, w->cols);
     assert_close_f64(&row->relative_mse, &mse, 1, 0, 1e-6);
+    for (size_t i = 0; i < w->rows; i++) {
+        double error = trace(a + i * w->cols, 1, w->cols, NULL) / row_norms[i];
+        worst = error > worst ? error : worst;
+        if (i == row->worst_row)
+            assert_close_f64(&row->worst_row_mse, &error, 1, 0, 1e-12);
+    }
+    assert_close_f64(&row->worst_row_mse, &worst, 1, 0, 1e-12);
+    free(row_norms);
     if (lower) {
         double loss = trace(a, w->rows, w->cols, lower) / weighted;
         assert_close_f64(&row->proxy_loss, &loss, 1, 0, 1e-5);

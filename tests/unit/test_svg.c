@@ -1,5 +1,4 @@
-/* Pages and pictures: tags close, nothing comes from outside, ids are unique; every text of a
- * picture lies within it and none on another, with long names, too; ticks are round. */
+/* Pages and pictures are what tests/vpage.h asks for, with long names, too; ticks are round. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,152 +7,8 @@
 #include "lib/eval/report.h"
 #include "lib/eval/svg.h"
 #include "lib/eval/svg_internal.h"
+#include "tests/vpage.h"
 #include "tests/vtest.h"
-
-/* --- what a page must be ----------------------------------------------------------------- */
-
-static bool is_void(const char *tag)
-{
-    return !strcmp(tag, "meta") || !strcmp(tag, "wbr");
-}
-
-/* Every element closes in order; attributes are quoted. */
-static void check_nesting(const char *page)
-{
-    char stack[64][16];
-    size_t depth = 0;
-    for (const char *p = strchr(page, '<'); p; p = strchr(p, '<')) {
-        char tag[16];
-        const char *end = strchr(p, '>');
-        assert_non_null(end);
-        if (p[1] == '!') {
-            p = end;
-            continue;
-        }
-        bool closing = p[1] == '/';
-        assert_int_equal(sscanf(p + 1 + closing, "%15[a-z0-9]", tag), 1);
-        p = end;
-        if (closing) {
-            assert_true(depth > 0);
-            assert_string_equal(stack[--depth], tag);
-        } else if (end[-1] != '/' && !is_void(tag)) {
-            assert_true(depth < 64);
-            memcpy(stack[depth++], tag, sizeof tag);
-        }
-    }
-    assert_int_equal(depth, 0);
-}
-
-/* No address, script or import; links lead within the page. */
-static void check_alone(const char *page)
-{
-    static const char *const outside[] = {"http:", "https:",  "src=",    "@import", "url(",
-                                          "<link", "<script", "<iframe", "<img",    "//"};
-    for (size_t i = 0; i < sizeof outside / sizeof *outside; i++)
-        assert_null(strstr(page, outside[i]));
-    for (const char *p = strstr(page, "href="); p; p = strstr(p + 1, "href="))
-        assert_memory_equal(p, "href=\"#", 7);
-}
-
-/* The ids of " id=..." are unique, and what refers to one finds it. */
-static void check_ids(const char *page)
-{
-    char id[64], want[80];
-    for (const char *p = strstr(page, " id=\""); p; p = strstr(p + 1, " id=\"")) {
-        assert_int_equal(sscanf(p, " id=\"%63[^\"]", id), 1);
-        snprintf(want, sizeof want, " id=\"%s\"", id);
-        assert_null(strstr(p + 1, want));
-    }
-    for (const char *p = strstr(page, "href=\"#"); p; p = strstr(p + 1, "href=\"#")) {
-        assert_int_equal(sscanf(p, "href=\"#%63[^\"]", id), 1);
-        snprintf(want, sizeof want, " id=\"%s\"", id);
-        assert_non_null(strstr(page, want));
-    }
-}
-
-/* --- what a picture must be -------------------------------------------------------------- */
-
-typedef struct text_box {
-    double left, right, top, bottom;
-    char text[256];
-} text_box;
-
-static void plain(char *out, size_t size, const char *s, const char *end)
-{
-    static const char *const entities[][2] = {
-        {"&amp;", "&"}, {"&lt;", "<"}, {"&gt;", ">"}, {"&quot;", "\""}, {"&#39;", "'"}};
-    size_t n = 0;
-    while (s < end && n + 1 < size) {
-        size_t skip = 0;
-        for (size_t i = 0; i < 5 && !skip; i++)
-            if (!strncmp(s, entities[i][0], strlen(entities[i][0]))) {
-                skip = strlen(entities[i][0]);
-                out[n++] = entities[i][1][0];
-            }
-        if (!skip)
-            out[n++] = *s;
-        s += skip ? skip : 1;
-    }
-    out[n] = 0;
-}
-
-static const char *read_text(const char *p, text_box *box)
-{
-    double x, y, width;
-    int size;
-    char anchor[8] = "start";
-    const char *open = strchr(p, '>'), *end = strstr(p, "</text>"),
-               *at = strstr(p, "text-anchor=\"");
-    assert_int_equal(sscanf(p, "<text x=\"%lf\" y=\"%lf\" font-size=\"%d\"", &x, &y, &size), 3);
-    if (at && at < open)
-        sscanf(at, "text-anchor=\"%7[a-z]", anchor);
-    plain(box->text, sizeof box->text, open + 1, end);
-    width = vptq_svg_width(box->text, strlen(box->text), size);
-    box->left = x - (anchor[0] == 'e' ? width : anchor[0] == 'm' ? width / 2 : 0);
-    box->right = box->left + width;
-    box->top = y - 0.75 * size;
-    box->bottom = y + 0.2 * size;
-    return end;
-}
-
-/* Returns the number of texts. */
-static size_t check_picture(const char *svg)
-{
-    enum { MOST = 2000 };
-    const char *end = strstr(svg, "</svg>");
-    text_box *boxes = vtest_alloc(MOST, sizeof *boxes);
-    double height;
-    size_t n = 0;
-    assert_int_equal(sscanf(svg, "<svg viewBox=\"0 0 380 %lf\"", &height), 1);
-    assert_non_null(strstr(svg, "<title id="));
-    assert_non_null(strstr(svg, "<desc id="));
-    for (const char *p = strstr(svg, "<text"); p && p < end; p = strstr(p, "<text")) {
-        assert_true(n < MOST);
-        text_box *b = &boxes[n];
-        p = read_text(p, b);
-        if (b->left < -1 || b->right > SVG_WIDTH + 1 || b->top < -1 || b->bottom > height + 1)
-            fail_msg("'%s' is cut off: %g to %g, %g to %g of %g", b->text, b->left, b->right,
-                     b->top, b->bottom, height);
-        for (size_t i = 0; i < n; i++)
-            if (b->left < boxes[i].right && boxes[i].left < b->right &&
-                b->top < boxes[i].bottom && boxes[i].top < b->bottom)
-                fail_msg("'%s' lies on '%s'", b->text, boxes[i].text);
-        n++;
-    }
-    free(boxes);
-    return n;
-}
-
-static size_t check_page(const char *page)
-{
-    size_t pictures = 0;
-    check_nesting(page);
-    check_alone(page);
-    check_ids(page);
-    for (const char *p = strstr(page, "<svg"); p; p = strstr(p + 1, "<svg"), pictures++)
-        assert_true(check_picture(p) > 0);
-    return pictures;
-}
 
 /* --- the pages --------------------------------------------------------------------------- */
 
@@ -175,7 +30,7 @@ static void test_published_records(void **state)
     assert_ok(vptq_report_write(&r, VPTQ_FORMAT_HTML, "a", &out, &err), &err);
     assert_ok(vptq_report_write(&r, VPTQ_FORMAT_HTML, "a", &again, &err), &err);
     assert_string_equal(out.data, again.data);
-    assert_int_equal(check_page(out.data), 2 + 2 + 7 * 2);
+    assert_int_equal(vpage_check(out.data), 2 + 2 + 7 * 2);
     vptq_report_release(&r);
     vptq_records_release(&records);
     vptq_buf_release(&again);
@@ -254,7 +109,7 @@ static void test_pictures(void **state)
     (void)state;
     vptq_buf_init(&out, NULL);
     assert_ok(draw_all(&out, NULL, &err), &err);
-    assert_int_equal(check_page(out.data), 8);
+    assert_int_equal(vpage_check(out.data), 8);
     assert_non_null(strstr(out.data, "<h1>a &lt;title&gt;</h1>"));
     assert_non_null(strstr(out.data, "a&lt;b&gt;&amp;&quot;c&quot;&#39;d&#39;"));
     assert_null(strstr(out.data, "nan"));
@@ -322,6 +177,9 @@ static void test_ticks(void **state)
                  {0.75, 1.5, true, 6, 4, {0.8, 1, 1.2, 1.4}},
                  {1, 100, true, 9, 7, {1, 2, 5, 10, 20, 50, 100}},
                  {1, 1e6, true, 7, 7, {1, 10, 100, 1e3, 1e4, 1e5, 1e6}},
+                 {1, 1e6, true, 6, 4, {1, 100, 1e4, 1e6}},
+                 {7e-4, 0.06, true, 6, 6, {0.001, 0.002, 0.005, 0.01, 0.02, 0.05}},
+                 {7e-4, 0.06, true, 5, 4, {0.001, 0.003, 0.01, 0.03}},
                  {5, 5, false, 6, 1, {5}}};
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

@@ -12,7 +12,7 @@ head -n 7 rows.json | tail -n 1 >down.json
 [ "$(json_get columns down.json)" = 172 ] || fail "$(cat down.json)"
 [ "$(json_get outliers down.json)" = 4 ] || fail "$(cat down.json)"
 [ "$(json_get proxy_loss down.json)" = null ] || fail "a loss without Hessians"
-for key in relative_mse bits_per_weight v k k_res groups layer; do
+for key in relative_mse bits_per_weight v k k_res groups layer worst_row worst_row_mse; do
     json_get $key down.json >/dev/null
 done
 
@@ -25,7 +25,7 @@ json_get proxy_loss rows.json | while read -r loss; do
 done
 run -H h --layers 0 --format csv >rows.csv
 head -n 1 rows.csv >head.csv
-echo "layer,name,rows,columns,proxy_loss,relative_mse,bits_per_weight,v,k,k_res,groups,outliers" \
+echo "layer,name,rows,columns,proxy_loss,relative_mse,bits_per_weight,v,k,k_res,groups,outliers,worst_row,worst_row_mse" \
     >want.csv
 expect_same head.csv want.csv
 [ "$(wc -l <rows.csv)" -eq 8 ] || fail "$(cat rows.csv)"
@@ -33,6 +33,28 @@ run --layers 0 --format md >rows.md
 expect_line rows.md '^| 0 | q_proj | 64 | 64 | - |'
 run --layers 0 >rows.txt
 expect_line rows.txt '^layer  name'
+
+# for people the worst come first, for programs layers; --sort and --top change both
+worst() { json_get "$1" "$2" | sort -g -r; }
+run -H h --sort worst --format json >worst.json
+run -H h --format json >layers.json
+[ "$(sort worst.json)" = "$(sort layers.json)" ] || fail "other rows"
+[ "$(json_get proxy_loss worst.json)" = "$(worst proxy_loss layers.json)" ] || fail "not the worst first"
+run --format json >plain.json
+run --sort worst --top 3 --format json >top.json
+[ "$(json_get relative_mse top.json)" = "$(worst relative_mse plain.json | head -n 3)" ] || fail "not the worst 3"
+run -H h >sorted.txt
+first=$(head -n 1 worst.json)
+expect_line sorted.txt '^Matrices, worst first$'
+sed -n 3p sorted.txt >first.txt
+expect_line first.txt "^ *$(json_get layer <<<"$first")  $(json_get name <<<"$first") "
+expect_line sorted.txt '^all  *35  '
+run -H h --sort layer --top 1 >layer.txt
+sed -n 3p layer.txt >first.txt
+expect_line first.txt '^ *0  q_proj '
+run -H h --format html -o error.html
+expect_line error.html '<caption>The 20 worst matrices</caption>'
+[ "$(grep -c '<svg ' error.html)" -eq 3 ] || fail "pictures"
 
 # refused STATUS PATTERN COMMAND..
 refused()
@@ -49,4 +71,7 @@ refused 1 "Hessians are of a model with fingerprint" \
 refused 1 "no quantized matrix" "$BIN/vptq-eval" error -m "$base" --base "$base" -q
 refused 1 "is not a version of" \
     "$BIN/vptq-eval" error -m "$packed" --base "$SRC/tests/golden/tiny_qwen2" -q
+refused 1 "'error.html' already exists" \
+    "$BIN/vptq-eval" error -m "$packed" --base "$base" -q --format html -o error.html
+run --format html -o error.html -f
 refused 2 "layers 9 to 9" "$BIN/vptq-eval" error -m "$packed" --base "$base" --layers 9 -q

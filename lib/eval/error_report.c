@@ -1,0 +1,416 @@
+#include "lib/eval/error_report.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "lib/eval/svg.h"
+
+enum { KINDS = VPTQ_LINEAR_COUNT };
+
+/* Over some matrices: plain means, each matrix counts as one. */
+typedef struct means {
+    size_t count;
+    double output, weight, bits; /* sums, until divide() */
+    double low, high;            /* of what is compared: output error, or weight error */
+} means;
+
+typedef struct writer {
+    const vptq_error_report *r;
+    vptq_mem *mem;
+    bool outputs; /* there are Hessians: output errors */
+    means all, kind[KINDS];
+} writer;
+
+static double compared(const writer *w, const vptq_error_row *row)
+{
+    return w->outputs ? row->proxy_loss : row->relative_mse;
+}
+
+static const char *compared_title(const writer *w)
+{
+    return w->outputs ? "output error" : "weight error";
+}
+
+static int kind_of(const vptq_error_row *row)
+{
+    for (int k = 0; k < KINDS; k++)
+        if (!strcmp(row->name, vptq_linear_name((vptq_linear)k)))
+            return k;
+    return 0;
+}
+
+static void add_row(const writer *w, means *m, const vptq_error_row *row)
+{
+    double x = compared(w, row);
+    m->output += row->proxy_loss;
+    m->weight += row->relative_mse;
+    m->bits += row->bits_per_weight;
+    m->low = m->count && m->low < x ? m->low : x;
+    m->high = m->count && m->high > x ? m->high : x;
+    m->count++;
+}
+
+static void divide(means *m)
+{
+    double n = (double)m->count;
+    m->output /= n;
+    m->weight /= n;
+    m->bits /= n;
+}
+
+static void average(writer *w)
+{
+    const vptq_error_report *r = w->r;
+    w->outputs = r->count && !isnan(r->rows[0].proxy_loss);
+    for (size_t i = 0; i < r->count; i++) {
+        add_row(w, &w->all, &r->rows[i]);
+        add_row(w, &w->kind[kind_of(&r->rows[i])], &r->rows[i]);
+    }
+    divide(&w->all);
+    for (int k = 0; k < KINDS; k++)
+        divide(&w->kind[k]);
+}
+
+/* --- tables ------------------------------------------------------------------------------ */
+
+/* Places of columns that rows are sorted by. */
+enum { OUTPUT_COLUMN = 4, WEIGHT_COLUMN = 5 };
+
+static const vptq_column row_columns[] = {
+    {.name = "layer", .title = "layer", .type = VPTQ_COLUMN_INTEGER},
+    {.name = "name", .head = true},
+    {.name = "rows", .type = VPTQ_COLUMN_INTEGER},
+    {.name = "columns", .type = VPTQ_COLUMN_INTEGER},
+    {.name = "proxy_loss", .title = "output error", .type = VPTQ_COLUMN_REAL, .decimals = 6},
+    {.name = "relative_mse", .title = "weight error", .type = VPTQ_COLUMN_REAL, .decimals = 6},
+    {.name = "bits_per_weight", .title = "bits", .type = VPTQ_COLUMN_REAL, .decimals = 4},
+    {.name = "v", .type = VPTQ_COLUMN_INTEGER},
+    {.name = "k", .type = VPTQ_COLUMN_INTEGER},
+    {.name = "k_res", .type = VPTQ_COLUMN_INTEGER},
+    {.name = "groups", .type = VPTQ_COLUMN_INTEGER},
+    {.name = "outliers", .type = VPTQ_COLUMN_INTEGER},
+    {.name = "worst_row", .title = "worst row", .type = VPTQ_COLUMN_INTEGER},
+    {.name = "worst_row_mse", .title = "its error", .type = VPTQ_COLUMN_REAL, .decimals = 4}};
+
+static void fill_rows(const writer *w, vptq_table *t, const char *title, bool worst, size_t top)
+{
+    vptq_table_init(t, w->mem, title, row_columns, sizeof row_columns / sizeof *row_columns);
+    for (size_t i = 0; i < w->r->count; i++) {
+        const vptq_error_row *row = &w->r->rows[i];
+        vptq_table_row(t);
+        vptq_table_integer(t, row->layer);
+        vptq_table_text(t, row->name);
+        vptq_table_integer(t, row->rows);
+        vptq_table_integer(t, row->columns);
+        vptq_table_real(t, row->proxy_loss);
+        vptq_table_real(t, row->relative_mse);
+        vptq_table_real(t, row->bits_per_weight);
+        vptq_table_integer(t, row->shape.v);
+        vptq_table_integer(t, row->shape.k);
+        vptq_table_integer(t, row->shape.k_res);
+        vptq_table_integer(t, row->shape.groups);
+        vptq_table_integer(t, row->shape.outliers);
+        vptq_table_integer(t, row->worst_row);
+        vptq_table_real(t, row->worst_row_mse);
+    }
+    if (worst)
+        vptq_table_sort(t, w->outputs ? OUTPUT_COLUMN : WEIGHT_COLUMN, true);
+    if (top)
+        vptq_table_cut(t, top);
+}
+
+static void put_means(vptq_table *t, const char *name, const means *m)
+{
+    vptq_table_row(t);
+    vptq_table_text(t, name);
+    vptq_table_integer(t, (int64_t)m->count);
+    vptq_table_real(t, m->output);
+    vptq_table_real(t, m->weight);
+    vptq_table_real(t, m->low);
+    vptq_table_real(t, m->high);
+    vptq_table_real(t, m->bits);
+}
+
+static void fill_means(const writer *w, vptq_table *t, const char *title)
+{
+    static const vptq_column columns[] = {
+        {.name = "kind", .head = true},
+        {.name = "matrices", .type = VPTQ_COLUMN_INTEGER},
+        {.name = "output", .title = "output error", .type = VPTQ_COLUMN_REAL, .decimals = 6},
+        {.name = "weight", .title = "weight error", .type = VPTQ_COLUMN_REAL, .decimals = 6},
+        {.name = "least", .type = VPTQ_COLUMN_REAL, .decimals = 6},
+        {.name = "largest", .type = VPTQ_COLUMN_REAL, .decimals = 6},
+        {.name = "bits", .type = VPTQ_COLUMN_REAL, .decimals = 4}};
+    vptq_table_init(t, w->mem, title, columns, sizeof columns / sizeof *columns);
+    for (int k = 0; k < KINDS; k++)
+        if (w->kind[k].count)
+            put_means(t, vptq_linear_name((vptq_linear)k), &w->kind[k]);
+    put_means(t, "all", &w->all);
+    vptq_table_notef(t, "Means over matrices; least and largest %s.", compared_title(w));
+}
+
+/* What the two errors are, below the tables. */
+static const char output_note[] =
+    "Output error: tr(E H E^T) / tr(W H W^T), the squared error of a matrix's outputs on the "
+    "calibration inputs over the square of the outputs (E = quantized less original, H the "
+    "Hessian).";
+static const char weight_note[] = "Weight error: |E|^2 / |W|^2; of the worst row: the largest "
+                                  "such quotient of a row, which is "
+                                  "an output channel.";
+
+static vptq_status write_text(const writer *w, vptq_format format, bool worst, vptq_buf *out,
+                              vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_table rows, summary;
+    fill_rows(w, &rows, worst ? "Matrices, worst first" : "Matrices", worst, w->r->top);
+    if (w->outputs)
+        vptq_table_notef(&rows, "%s", output_note);
+    vptq_table_notef(&rows, "%s", weight_note);
+    fill_means(w, &summary, "Means");
+    VPTQ_TRY(vptq_table_write(&rows, format, out, err));
+    VPTQ_TRY(vptq_buf_add(out, "\n", 1, err));
+    VPTQ_TRY(vptq_table_write(&summary, format, out, err));
+out:
+    vptq_table_release(&rows);
+    vptq_table_release(&summary);
+    return st;
+}
+
+static vptq_status write_rows(const writer *w, vptq_format format, bool worst, vptq_buf *out,
+                              vptq_err *err)
+{
+    vptq_table rows;
+    fill_rows(w, &rows, NULL, worst, w->r->top);
+    vptq_status st = vptq_table_write(&rows, format, out, err);
+    vptq_table_release(&rows);
+    return st;
+}
+
+/* --- the page ---------------------------------------------------------------------------- */
+
+/* Errors by layer (rows) and kind (columns, those that occur). */
+typedef struct grid {
+    uint32_t first; /* layer of row 0 */
+    size_t layers, kinds;
+    double *values; /* [layers, kinds]; NaN = not quantized */
+    double *x;      /* [layers] layer numbers */
+    const char **names;
+    const char *kind_names[KINDS];
+    char kind_short[KINDS][16]; /* without "_proj" */
+    const char *kind_shown[KINDS];
+    char (*texts)[12];
+} grid;
+
+static vptq_status make_grid(const writer *w, vptq_arena *arena, grid *g, vptq_err *err)
+{
+    const vptq_error_report *r = w->r;
+    size_t place[KINDS] = {0}, cells;
+    uint32_t last = 0;
+    *g = (grid){.first = UINT32_MAX};
+    for (size_t i = 0; i < r->count; i++) {
+        g->first = r->rows[i].layer < g->first ? r->rows[i].layer : g->first;
+        last = r->rows[i].layer > last ? r->rows[i].layer : last;
+    }
+    for (int k = 0; k < KINDS; k++)
+        if (w->kind[k].count) {
+            const char *name = vptq_linear_name((vptq_linear)k);
+            place[k] = g->kinds;
+            snprintf(g->kind_short[g->kinds], sizeof g->kind_short[0], "%.*s",
+                     (int)strcspn(name, "_"), name);
+            g->kind_shown[g->kinds] = g->kind_short[g->kinds];
+            g->kind_names[g->kinds++] = name;
+        }
+    g->layers = (size_t)(last - g->first) + 1;
+    if (!vptq_size_mul(g->layers, g->kinds, &cells))
+        return vptq_fail(err, VPTQ_E_NOMEM, "out of memory: %zu layers", g->layers);
+    g->values = vptq_arena_alloc(arena, cells, sizeof *g->values, err);
+    g->x = g->values ? vptq_arena_alloc(arena, g->layers, sizeof *g->x, err) : NULL;
+    g->names = g->x ? vptq_arena_alloc(arena, g->layers, sizeof *g->names, err) : NULL;
+    g->texts = g->names ? vptq_arena_alloc(arena, g->layers, sizeof *g->texts, err) : NULL;
+    if (!g->texts)
+        return VPTQ_E_NOMEM;
+    for (size_t i = 0; i < cells; i++)
+        g->values[i] = (double)NAN;
+    for (size_t i = 0; i < g->layers; i++) {
+        g->x[i] = g->first + (double)i;
+        snprintf(g->texts[i], sizeof g->texts[i], "%zu", g->first + i);
+        g->names[i] = g->texts[i];
+    }
+    for (size_t i = 0; i < r->count; i++)
+        g->values[(r->rows[i].layer - g->first) * g->kinds + place[kind_of(&r->rows[i])]] =
+            compared(w, &r->rows[i]);
+    return VPTQ_OK;
+}
+
+/* Three digits of the smallest value, 2 to 6. */
+static int heat_decimals(const grid *g)
+{
+    double smallest = (double)INFINITY;
+    for (size_t i = 0; i < g->layers * g->kinds; i++)
+        if (g->values[i] > 0)
+            smallest = fmin(smallest, g->values[i]);
+    int decimals = isfinite(smallest) ? 1 - (int)floor(log10(smallest)) : 2;
+    return decimals < 2 ? 2 : decimals > 5 ? 5 : decimals;
+}
+
+static void draw_heat(vptq_html *h, const writer *w, const grid *g)
+{
+    char title[64];
+    snprintf(title, sizeof title, "%s by layer and kind",
+             w->outputs ? "Output error" : "Weight error");
+    vptq_html_figure_begin(h, title);
+    vptq_svg_heat(h, &(vptq_svg_heat_spec){
+                         .title = title,
+                         .description = "A row per layer, a column per kind of matrix; the "
+                                        "stronger the colour, the larger the error.",
+                         .row_title = "layer",
+                         .rows = g->names,
+                         .columns = g->kind_shown,
+                         .values = g->values,
+                         .row_count = g->layers,
+                         .column_count = g->kinds,
+                         .log = true,
+                         .decimals = heat_decimals(g)});
+    vptq_html_figure_end(h);
+}
+
+static void draw_kinds(vptq_html *h, const writer *w, const grid *g)
+{
+    vptq_svg_bar bars[KINDS];
+    char texts[KINDS][32];
+    size_t n = 0;
+    for (int k = 0; k < KINDS; k++) {
+        const means *m = &w->kind[k];
+        double mean = w->outputs ? m->output : m->weight;
+        if (!m->count)
+            continue;
+        snprintf(texts[n], sizeof texts[n], "%.*f", heat_decimals(g), mean);
+        bars[n] = (vptq_svg_bar){.label = vptq_linear_name((vptq_linear)k),
+                                 .value = mean,
+                                 .low = m->low,
+                                 .high = m->high,
+                                 .series = (unsigned)n,
+                                 .text = texts[n]};
+        n++;
+    }
+    vptq_html_figure_begin(h, "By kind of matrix");
+    vptq_svg_bars(
+        h, &(vptq_svg_bars_spec){.title = "Error by kind of matrix",
+                                 .description =
+                                     "A bar per kind: the mean over its layers, and from the "
+                                     "smallest to the largest.",
+                                 .axis = w->outputs ? "output error: mean, least and largest"
+                                                    : "weight error: mean, least and largest",
+                                 .bars = bars,
+                                 .count = n,
+                                 .even = (double)NAN});
+    vptq_html_figure_end(h);
+}
+
+static vptq_status draw_layers(vptq_html *h, const writer *w, const grid *g, vptq_arena *arena)
+{
+    vptq_svg_line lines[KINDS];
+    double *y = vptq_arena_alloc(arena, g->layers * g->kinds, sizeof *y, h->e.err);
+    if (!y)
+        return VPTQ_E_NOMEM;
+    for (size_t k = 0; k < g->kinds; k++) {
+        for (size_t i = 0; i < g->layers; i++)
+            y[k * g->layers + i] = g->values[i * g->kinds + k];
+        lines[k] = (vptq_svg_line){
+            .label = g->kind_names[k], .x = g->x, .y = y + k * g->layers, .count = g->layers};
+    }
+    vptq_html_figure_begin(h, "Over the layers");
+    vptq_svg_lines(h, &(vptq_svg_lines_spec){.title = "Error over the layers",
+                                             .description = "A line per kind of matrix.",
+                                             .x = {.title = "layer"},
+                                             .y = {.title = compared_title(w), .log = true},
+                                             .lines = lines,
+                                             .count = g->kinds,
+                                             .even = (double)NAN});
+    vptq_html_figure_end(h);
+    return VPTQ_OK;
+}
+
+static void page_facts(vptq_html *h, const writer *w)
+{
+    char text[4][32];
+    snprintf(text[0], sizeof text[0], "%zu", w->all.count);
+    snprintf(text[1], sizeof text[1], "%.3f", w->all.bits);
+    snprintf(text[2], sizeof text[2], "%.4g", w->all.weight);
+    snprintf(text[3], sizeof text[3], "%.4g", w->all.output);
+    const vptq_html_fact facts[] = {{text[0], "quantized matrices"},
+                                    {text[1], "bits per weight, mean"},
+                                    {text[2], "weight error, mean"},
+                                    {text[3], "output error, mean"}};
+    vptq_html_facts(h, facts, w->outputs ? 4 : 3);
+}
+
+enum { PAGE_ROWS = 20 };
+
+static void page_tables(vptq_html *h, const writer *w, bool worst)
+{
+    vptq_table t;
+    char title[64];
+    size_t top = w->r->top ? w->r->top : PAGE_ROWS;
+    vptq_html_heading(h, 2, "kinds", "Kinds");
+    fill_means(w, &t, "Means by kind of matrix");
+    vptq_html_table(h, &t);
+    vptq_table_release(&t);
+    vptq_html_heading(h, 2, "matrices", "Matrices");
+    top = top < w->r->count ? top : w->r->count;
+    snprintf(title, sizeof title, worst ? "The %zu worst matrices" : "The first %zu matrices",
+             top);
+    fill_rows(w, &t, title, worst, top);
+    vptq_html_table(h, &t);
+    vptq_table_release(&t);
+    if (!w->r->top && top < w->r->count) {
+        vptq_html_details_begin(h, "All matrices by layer");
+        fill_rows(w, &t, "All matrices", false, 0);
+        vptq_html_table(h, &t);
+        vptq_table_release(&t);
+        vptq_html_details_end(h);
+    }
+}
+
+static vptq_status write_page(const writer *w, bool worst, vptq_buf *out, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_html h;
+    vptq_arena arena;
+    grid g;
+    char lead[1200];
+    vptq_arena_init(&arena, w->mem);
+    snprintf(lead, sizeof lead, "%.500s against %.500s", w->r->model, w->r->base);
+    VPTQ_TRY(make_grid(w, &arena, &g, err));
+    vptq_html_begin(&h, out, err, "Errors of quantized matrices", lead);
+    page_facts(&h, w);
+    if (w->outputs)
+        vptq_html_paragraph(&h, output_note);
+    vptq_html_paragraph(&h, weight_note);
+    vptq_html_figures_begin(&h);
+    draw_heat(&h, w, &g);
+    draw_kinds(&h, w, &g);
+    VPTQ_TRY(draw_layers(&h, w, &g, &arena));
+    vptq_html_figures_end(&h);
+    page_tables(&h, w, worst);
+    VPTQ_TRY(vptq_html_end(&h));
+out:
+    vptq_arena_release(&arena);
+    return st;
+}
+
+vptq_status vptq_error_report_write(const vptq_error_report *r, vptq_format format,
+                                    vptq_mem *mem, vptq_buf *out, vptq_err *err)
+{
+    writer w = {.r = r, .mem = mem};
+    bool people = format != VPTQ_FORMAT_CSV && format != VPTQ_FORMAT_JSON;
+    bool worst =
+        r->order == VPTQ_ERROR_ORDER_FORMAT ? people : r->order == VPTQ_ERROR_ORDER_WORST;
+    average(&w);
+    if (format == VPTQ_FORMAT_HTML)
+        return write_page(&w, worst, out, err);
+    return people ? write_text(&w, format, worst, out, err)
+                  : write_rows(&w, format, worst, out, err);
+}
