@@ -132,18 +132,22 @@ static vptq_status write_table(vptq_cli *cli, const ablate_command *c,
                                vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    vptq_table t;
+    vptq_table t = {.title = NULL};
     vptq_buf out;
     vptq_buf_init(&out, cli->ctx.mem);
-    st = vptq_ablate_table(report, c->seconds, cli->ctx.mem, &t, err);
-    if (!st)
-        st = vptq_table_write(&t, (vptq_format)cli->common.format, &out, err);
-    if (!st && c->report)
-        st = vptq_file_write(file, out.data, out.len, err);
-    if (!st && c->report)
-        st = vptq_file_writer_commit(file, err);
-    if (!st && !c->report)
+    if (cli->common.format == CLI_HTML) {
+        VPTQ_TRY(vptq_ablate_page(report, c->seconds, cli->ctx.mem, &out, err));
+    } else {
+        VPTQ_TRY(vptq_ablate_table(report, c->seconds, cli->ctx.mem, &t, err));
+        VPTQ_TRY(vptq_table_write(&t, (vptq_format)cli->common.format, &out, err));
+    }
+    if (c->report) {
+        VPTQ_TRY(vptq_file_write(file, out.data, out.len, err));
+        VPTQ_TRY(vptq_file_writer_commit(file, err));
+    } else {
         fwrite(out.data, 1, out.len, stdout);
+    }
+out:
     vptq_table_release(&t);
     vptq_buf_release(&out);
     return st;
@@ -230,7 +234,7 @@ int vptq_cli_ablate(int argc, char **argv)
             "other\n"
             "settings than before are refused, or made again with --force.\n",
         .options = options,
-        .formats = "text|json|csv|md"};
+        .formats = "text|json|csv|md|html"};
     int code;
 
     memcpy(options, inputs, sizeof inputs);

@@ -108,5 +108,8 @@ void vptq_ablate_release(vptq_ablate_report *report);
  * before the report. */
 vptq_status vptq_ablate_table(vptq_ablate_report *report, bool seconds, vptq_mem *mem,
                               vptq_table *t, vptq_err *err) VPTQ_MUST_CHECK;
+/* The same with perplexity over bits for every text, as a page of HTML that stands alone. */
+vptq_status vptq_ablate_page(vptq_ablate_report *report, bool seconds, vptq_mem *mem,
+                             vptq_buf *out, vptq_err *err) VPTQ_MUST_CHECK;
 
 #endif

@@ -1,0 +1,125 @@
+/* The page of an ablation: the table, and perplexity over bits for every text. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "lib/base/file.h"
+#include "lib/eval/svg.h"
+#include "lib/pipeline_ablate.h"
+
+enum { QUANTIZED, ORIGINAL, SERIES };
+
+/* Bits of the rows may span a few bits or a thousand. */
+static const double wide = 10;
+
+static bool has_score(const vptq_ablate_result *r)
+{
+    return r->scores != NULL;
+}
+
+static size_t count_scores(const vptq_ablate_report *r)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < r->count; i++)
+        n += has_score(&r->rows[i]);
+    return n;
+}
+
+/* The rows that were measured, as points over their bits, and as bars in the table's order. */
+typedef struct points {
+    vptq_svg_point *point;
+    vptq_svg_bar *bar;
+    char (*value)[24];
+    size_t count;
+    double least, most; /* bits */
+    double original;    /* perplexity; NAN without such a row */
+} points;
+
+static vptq_status collect(vptq_ablate_report *r, size_t text, points *p, vptq_err *err)
+{
+    const size_t n = count_scores(r);
+    *p = (points){.least = (double)INFINITY, .most = 0, .original = (double)NAN};
+    p->point = vptq_arena_alloc(&r->arena, n, sizeof *p->point, err);
+    p->bar = vptq_arena_alloc(&r->arena, n, sizeof *p->bar, err);
+    p->value = vptq_arena_alloc(&r->arena, n, sizeof *p->value, err);
+    if (!p->point || !p->bar || !p->value)
+        return VPTQ_E_NOMEM;
+    for (size_t i = 0; i < r->count; i++) {
+        const vptq_ablate_result *row = &r->rows[i];
+        if (!has_score(row))
+            continue;
+        const vptq_ablate_score *s = &row->scores[text];
+        const unsigned series = row->row->original ? ORIGINAL : QUANTIZED;
+        snprintf(p->value[p->count], sizeof p->value[0], "%.5g", s->ppl);
+        p->point[p->count] = (vptq_svg_point){.label = row->row->name,
+                                              .x = row->bits_per_weight,
+                                              .y = s->ppl,
+                                              .series = series};
+        p->bar[p->count] = (vptq_svg_bar){.label = row->row->name,
+                                          .value = s->ppl,
+                                          .low = s->ppl - s->ppl_stderr,
+                                          .high = s->ppl + s->ppl_stderr,
+                                          .series = series,
+                                          .text = p->value[p->count]};
+        p->least = fmin(p->least, row->bits_per_weight);
+        p->most = fmax(p->most, row->bits_per_weight);
+        if (row->row->original)
+            p->original = s->ppl;
+        p->count++;
+    }
+    return VPTQ_OK;
+}
+
+static void draw_text(vptq_html *h, const points *p, const char *name)
+{
+    static const char *const series[SERIES] = {"quantized", "original"};
+    const vptq_svg_scatter_spec scatter = {
+        .title = "Perplexity over bits",
+        .description = "Every row by the bits per weight that are stored of its quantized "
+                       "matrices and its perplexity; the line joins the rows that no other "
+                       "one beats in both.",
+        .x = {.title = "bits per weight, all that is stored", .log = p->most > wide * p->least},
+        .y = {.title = "perplexity", .log = true},
+        .points = p->point,
+        .count = p->count,
+        .series = series,
+        .series_count = SERIES,
+        .frontier = true};
+    const vptq_svg_bars_spec bars = {.title = "Perplexity by row",
+                                     .description = "Whiskers are standard errors.",
+                                     .axis = "perplexity",
+                                     .bars = p->bar,
+                                     .count = p->count,
+                                     .even = p->original};
+    vptq_html_heading(h, 2, NULL, name);
+    vptq_html_figures_begin(h);
+    vptq_html_figure_begin(h, "Perplexity over bits per weight");
+    vptq_svg_scatter(h, &scatter);
+    vptq_html_figure_end(h);
+    vptq_html_figure_begin(h, "Perplexity by row, ± its standard error");
+    vptq_svg_bars(h, &bars);
+    vptq_html_figure_end(h);
+    vptq_html_figures_end(h);
+}
+
+vptq_status vptq_ablate_page(vptq_ablate_report *r, bool seconds, vptq_mem *mem, vptq_buf *out,
+                             vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_table t = {.title = NULL};
+    vptq_html h;
+    points p;
+    char lead[256];
+    snprintf(lead, sizeof lead, "%.200s, %zu rows", vptq_path_base(r->opt->model), r->count);
+    VPTQ_TRY(vptq_ablate_table(r, seconds, mem, &t, err));
+    vptq_html_begin(&h, out, err, "Ablation", lead);
+    vptq_html_table(&h, &t);
+    for (size_t i = 0; i < r->opt->text_count && count_scores(r) > 0; i++) {
+        VPTQ_TRY(collect(r, i, &p, err));
+        draw_text(&h, &p, vptq_path_base(r->opt->texts[i].path));
+    }
+    st = vptq_html_end(&h);
+out:
+    vptq_table_release(&t);
+    return st;
+}
