@@ -51,10 +51,8 @@ static vptq_status collect(vptq_ablate_report *r, size_t text, points *p, vptq_e
         const vptq_ablate_score *s = &row->scores[text];
         const unsigned series = row->row->original ? ORIGINAL : QUANTIZED;
         snprintf(p->value[p->count], sizeof p->value[0], "%.5g", s->ppl);
-        p->point[p->count] = (vptq_svg_point){.label = row->row->name,
-                                              .x = row->bits_per_weight,
-                                              .y = s->ppl,
-                                              .series = series};
+        p->point[p->count] = (vptq_svg_point){
+            .label = row->row->name, .x = row->bits_per_weight, .y = s->ppl, .series = series};
         p->bar[p->count] = (vptq_svg_bar){.label = row->row->name,
                                           .value = s->ppl,
                                           .low = s->ppl - s->ppl_stderr,

@@ -299,22 +299,21 @@ static vptq_status add_columns(made_columns *m, vptq_ablate_report *r, bool seco
     add(m, label, fill_label);
     if (w.names)
         add(m, text("name", "name"), fill_name);
-    if (w.paper)
-        add(m, real("paper_bits", "bits of the paper", -3), fill_paper_bits);
     add_settings(m, &w);
-    if (w.paper) {
-        add(m, real("paper_ppl", "W2 of the paper", -5), fill_paper_w2);
-        add(m, real("paper_ppl_2", "C4 of the paper", -5), fill_paper_c4);
-    }
     add(m, real("bits_per_weight", "bits", 3), fill_bits);
     VPTQ_TRY(add_texts(m, r, err));
     add(m, real("mean_loss", "mean loss", 5), fill_loss);
     if (w.held_out)
         add(m, real("mean_held_out", "held-out loss", 5), fill_held_out);
-    add(m, number("packed_bytes", "bytes"), fill_bytes);
+    add(m, number("packed_bytes", "archive bytes"), fill_bytes);
     if (seconds)
         add(m, real("seconds", "seconds", 1), fill_seconds);
     add(m, text("status", "status"), fill_status);
+    if (w.paper) {
+        add(m, real("paper_bits", "paper: bits", -3), fill_paper_bits);
+        add(m, real("paper_ppl", "W2", -5), fill_paper_w2);
+        add(m, real("paper_ppl_2", "C4", -5), fill_paper_c4);
+    }
 out:
     return st;
 }
@@ -325,7 +324,9 @@ static void add_notes(vptq_table *t, const vptq_ablate_report *r)
     vptq_table_notef(t, "bits: everything that is stored of the quantized matrices (indices, "
                         "codebooks, scales, biases, permutations) over their weights");
     if (w.paper)
-        vptq_table_notef(t, "of the paper: Llama-2-13B at a context of 4096");
+        vptq_table_notef(
+            t, "paper: bits and perplexities (WikiText-2, C4) of Llama-2-13B at a context "
+               "of 4096, finetuned where the row says so");
     if (w.finetune)
         vptq_table_notef(t, "finetune: what the paper's row was trained with; it is not done "
                             "here, and rows that differ by it alone are not run");

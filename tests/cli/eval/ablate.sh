@@ -64,11 +64,14 @@ stopped()
 }
 stopped INT 130 'row 2 of 5: v4$'
 stopped KILL 137 'row 4 of 5: outliers$'
-for format in md csv json; do
+for format in md csv json html; do
     ablate -q -o whole --format $format >whole.$format
     ablate -q -o parts --format $format >parts.$format
     expect_same whole.$format parts.$format "after interruptions"
 done
+expect_line whole.html '<svg'
+grep -q 'http' whole.html && fail "the page asks for something from outside"
+[ "$(grep -c '</figure>' whole.html)" -ge 2 ] || fail "pictures are missing"
 [ ! -e whole/packed/v4.vptq ] || fail "an archive was kept"
 ablate -q -o parts -t 1 --only v4 --only 4-5 --format json >some.jsonl
 sed -n '2p;4,5p' whole.jsonl | sed 's/"name": "[a-z0-9]*", //' >want.jsonl
