@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# Pictures of the pages that vptq-eval writes, by a headless Chromium: as on a desk (1280 pixels) and as
-# on a phone (360), light and dark.  Dark is forced in a copy of the page.
-# usage: screenshots.sh OUTDIR PAGE.html..
+# Pages that vptq-eval writes, in a headless Chromium: as on a desk (1280 pixels) and on a phone (360),
+# light and dark.  Dark is forced in a copy of the page.
+# usage: screenshots.sh OUTDIR PAGE.html..   take pictures
+#        screenshots.sh --check PAGE.html..  see that no page is wider than its window, and that in its
+#                                            pictures no text is cut off or lies on another
 set -euo pipefail
 
 if [ $# -lt 2 ]; then
-    sed -n '2,4s/^# //p' "$0" >&2
+    sed -n '2,7s/^# //p' "$0" >&2
     exit 2
 fi
 browser=$(command -v chromium || command -v chromium-browser || command -v google-chrome) || {
@@ -14,29 +16,89 @@ browser=$(command -v chromium || command -v chromium-browser || command -v googl
 }
 out=$1
 shift
-mkdir -p "$out"
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
 
-# shoot HTML PNG WIDTH HEIGHT: windows are no narrower than 500 pixels, so the page is in a frame.
-shoot()
+# browse ARGUMENT..: the browser on the frame that was written.
+browse()
 {
-    printf '<!doctype html><style>body{margin:0}iframe{border:0;display:block}</style><iframe src="file://%s" width="%s" height="%s"></iframe>' \
-        "$1" "$3" "$4" >"$tmp/frame.html"
     "$browser" --headless=new --no-sandbox --disable-gpu --hide-scrollbars --user-data-dir="$tmp/profile" \
-        --window-size="$(($3 > 500 ? $3 : 500)),$4" --screenshot="$2" "file://$tmp/frame.html" >"$tmp/log" 2>&1 || {
+        "$@" "file://$tmp/frame.html" 2>"$tmp/log" || {
         tail -n 5 "$tmp/log" >&2
         exit 1
     }
-    echo "$2"
 }
 
+# frame PAGE WIDTH HEIGHT: windows are no narrower than 500 pixels, so the page stands in a frame.
+frame()
+{
+    printf '<!doctype html><style>body{margin:0}iframe{border:0;display:block}</style>'
+    printf '<iframe width="%s" height="%s" srcdoc="' "$2" "$3"
+    sed 's/&/\&amp;/g; s/"/\&quot;/g' "$1"
+    printf '"></iframe>'
+}
+
+# check PAGE WIDTH: prints what is wrong as it is drawn.
+check()
+{
+    {
+        frame "$1" "$2" 2000
+        cat <<'END'
+<script>
+onload = () => {
+    const page = document.querySelector('iframe').contentDocument, found = []
+    const root = page.documentElement
+    if (root.scrollWidth > root.clientWidth)
+        found.push(`is ${root.scrollWidth} pixels wide`)
+    const meet = (a, b, by) => a.left < b.right - by && b.left < a.right - by && a.top < b.bottom - by && b.top < a.bottom - by
+    for (const svg of page.querySelectorAll('svg')) {
+        const edge = svg.getBoundingClientRect(), seen = []
+        for (const text of svg.querySelectorAll('text')) {
+            const box = text.getBoundingClientRect()
+            if (box.left < edge.left - 1 || box.right > edge.right + 1 || box.top < edge.top - 2 || box.bottom > edge.bottom + 2)
+                found.push(`cuts off '${text.textContent}'`)
+            for (const other of seen)
+                if (meet(box, other.box, 3))
+                    found.push(`has '${text.textContent}' on '${other.text}'`)
+            seen.push({box, text: text.textContent})
+        }
+    }
+    document.body.textContent = found.length ? found.map(x => `WRONG ${x} END`).join('\n') : 'RIGHT'
+}
+</script>
+END
+    } >"$tmp/frame.html"
+    browse --dump-dom >"$tmp/dom"
+    if ! grep -q '>RIGHT<' "$tmp/dom"; then
+        echo "screenshots: $1 in $2 pixels:" >&2
+        grep -o 'WRONG .* END' "$tmp/dom" | sed 's/^WRONG //; s/ END$//' >&2
+        return 1
+    fi
+    echo "$1: right in $2 pixels"
+}
+
+if [ "$out" = --check ]; then
+    status=0
+    for page in "$@"; do
+        for width in 360 800 1280; do
+            check "$page" "$width" || status=1
+        done
+    done
+    exit "$status"
+fi
+
+mkdir -p "$out"
 for page in "$@"; do
     name=$(basename "$page" .html)
     cp "$page" "$tmp/light.html"
     sed 's/@media(prefers-color-scheme:dark){:root{\([^}]*\)}}/:root{\1}/' "$page" >"$tmp/dark.html"
     for scheme in light dark; do
-        shoot "$tmp/$scheme.html" "$out/$name-wide-$scheme.png" 1280 "${HEIGHT:-2400}"
-        shoot "$tmp/$scheme.html" "$out/$name-phone-$scheme.png" 360 "${HEIGHT:-2400}"
+        for form in wide:1280 phone:360; do
+            width=${form#*:}
+            frame "$tmp/$scheme.html" "$width" "${HEIGHT:-2400}" >"$tmp/frame.html"
+            browse --window-size="$((width > 500 ? width : 500)),${HEIGHT:-2400}" \
+                --screenshot="$out/$name-${form%:*}-$scheme.png" >&2
+            echo "$out/$name-${form%:*}-$scheme.png"
+        done
     done
 done

@@ -13,6 +13,9 @@ enum {
     COUNT_LIMIT = 1000000000 /* of requests and tokens: products of three stay in a double */
 };
 
+/* What seconds, rates, bits and bytes may be: quotients and products of a few stay finite. */
+static const double least = 1e-12, largest = 1e18;
+
 /* A record that is being read, for the errors. */
 typedef struct place {
     vptq_records *to;
@@ -82,6 +85,8 @@ static vptq_status read_real(const place *p, const char *key, bool required, dou
         return VPTQ_OK;
     if (!json_is_number(v) || !(x > 0) || !isfinite(x))
         return refuse(p, key, v, "a number above 0", err);
+    if (x < least || x > largest)
+        return refuse(p, key, v, "a number from 1e-12 to 1e18", err);
     *out = x;
     return VPTQ_OK;
 }
@@ -127,7 +132,7 @@ static vptq_status read_record(const place *p, vptq_record *r, vptq_err *err)
     VPTQ_TRY(read_real(p, "ttft", false, &r->ttft, err));
     VPTQ_TRY(read_real(p, "bits_per_weight", false, &r->bits_per_weight, err));
     VPTQ_TRY(read_real(p, "peak_memory_bytes", false, &r->peak_memory_bytes, err));
-    VPTQ_TRY(read_name(p, "model", false, &r->model, err));
+    VPTQ_TRY(read_name(p, "config", false, &r->config, err));
     VPTQ_TRY(read_name(p, "backend", false, &r->backend, err));
     if (!r->group) {
         r->group = vptq_arena_strndup(&p->to->arena, r->run_name,

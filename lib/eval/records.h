@@ -18,7 +18,7 @@ typedef struct vptq_record {
     double ttft;               /* seconds until the last request of the batch has its first
                                   token */
     double bits_per_weight, peak_memory_bytes;
-    const char *model, *backend; /* NULL = not recorded */
+    const char *config, *backend; /* NULL = not recorded */
 } vptq_record;
 
 typedef struct vptq_records {

@@ -140,6 +140,20 @@ static void run_values(const vptq_record *run, double values[VPTQ_METRIC_COUNT],
         isnan(run->input_throughput) ? in / ttft : run->input_throughput;
 }
 
+/* What runs of a group have in common besides their figures. */
+static void describe_setting(vptq_report_group *g)
+{
+    g->backend = g->runs[0]->backend;
+    g->bits_per_weight = g->peak_memory_bytes = (double)NAN;
+    for (size_t i = 0; i < g->run_count; i++) {
+        const vptq_record *run = g->runs[i];
+        g->bits_per_weight = fmax(g->bits_per_weight, run->bits_per_weight);
+        g->peak_memory_bytes = fmax(g->peak_memory_bytes, run->peak_memory_bytes);
+        if (!run->backend || !g->backend || strcmp(run->backend, g->backend) != 0)
+            g->backend = NULL;
+    }
+}
+
 /* Statistics and outliers over the values that are there.  `room` [2 n] */
 static void describe(vptq_report_metric *m, size_t n, double *room, bool *marked)
 {
@@ -162,6 +176,7 @@ static void unmark(vptq_report_metric *m, size_t n)
 static vptq_status describe_group(vptq_report *r, vptq_report_group *g, vptq_err *err)
 {
     size_t n = g->run_count;
+    describe_setting(g);
     double *room = vptq_arena_alloc(&r->arena, 2 * n, sizeof *room, err);
     bool *marked = room ? vptq_arena_alloc(&r->arena, n, sizeof *marked, err) : NULL;
     if (!marked)

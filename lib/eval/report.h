@@ -2,7 +2,8 @@
  * input length, output length), from the records of a benchmark to tables and pages.
  *
  * A group is the runs of one model under one configuration.  A model's name is the group's
- * without what all groups of a configuration end with ("awq" of "awq_interactive" beside
+ * without the configuration's, where records have that and groups end with it, or without what
+ * all groups of a configuration end with ("awq" of "awq_interactive" beside
  * "original_interactive"); where group names come back in several configurations they carry no
  * configuration, and are the models' names as they are. */
 #ifndef VPTQ_EVAL_REPORT_H
@@ -43,11 +44,13 @@ typedef struct vptq_report_group {
     const vptq_record **runs;   /* [run_count] in the order of the records */
     size_t run_count;
     vptq_report_metric metric[VPTQ_METRIC_COUNT];
-    size_t derived_ttft;   /* runs whose ttft was not recorded and comes from latency and decode
-                              throughput */
-    const char *repeated;  /* run names that come more than once, "run3 (2 times)"; or NULL */
-    const char *missing;   /* run numbers that others have, "run2"; or NULL */
-    const char *elsewhere; /* runs whose name says another group; or NULL */
+    size_t derived_ttft;  /* runs whose ttft was not recorded and comes from latency and decode
+                             throughput */
+    const char *repeated; /* run names that come more than once, "run3 (2 times)"; or NULL */
+    const char *missing;  /* run numbers that others have, "run2"; or NULL */
+    const char *backend;  /* that all its runs had; or NULL */
+    double bits_per_weight, peak_memory_bytes; /* the largest recorded; NaN = none */
+    const char *elsewhere;                     /* runs whose name says another group; or NULL */
 } vptq_report_group;
 
 typedef struct vptq_report_config {

@@ -43,6 +43,22 @@ static bool all_end_with(const vptq_report *r, const vptq_report_config *c, cons
     return true;
 }
 
+/* "_CONFIG" where all runs have that configuration's name and all groups end with it. */
+static const char *label_by_record(const vptq_report *r, const vptq_report_config *c)
+{
+    const vptq_report_group *first = &r->groups[c->first];
+    const char *config = first->runs[0]->config;
+    size_t n = strlen(first->name), k = config ? strlen(config) : 0;
+    for (size_t i = 0; config && i < c->count; i++)
+        for (size_t run = 0; run < first[i].run_count; run++)
+            if (!first[i].runs[run]->config || strcmp(first[i].runs[run]->config, config) != 0)
+                return NULL;
+    if (!config || n < k + 2 || first->name[n - k - 1] != '_' ||
+        !all_end_with(r, c, first->name + n - k - 1))
+        return NULL;
+    return strcmp(first->name + n - k, config) == 0 ? first->name + n - k - 1 : NULL;
+}
+
 /* "_LABEL" where the original's group is "ORIGINAL_LABEL" and all others end like it. */
 static const char *label_by_original(const vptq_report *r, const vptq_report_config *c)
 {
@@ -113,7 +129,10 @@ static vptq_status name_groups(vptq_report *r, vptq_err *err)
     bool back;
     VPTQ_TRY(names_come_back(r, &back, err));
     for (size_t i = 0; i < r->config_count; i++) {
-        const char *suffix = back ? NULL : label_by_original(r, &r->configs[i]);
+        const vptq_report_config *c = &r->configs[i];
+        const char *suffix = back ? NULL : label_by_record(r, c);
+        if (!suffix && !back)
+            suffix = label_by_original(r, c);
         if (suffix || back)
             VPTQ_TRY(name_config(r, &r->configs[i], suffix, err));
     }
@@ -157,10 +176,8 @@ static vptq_status list_models(vptq_report *r, vptq_err *err)
         vptq_report_group *g = &r->groups[i];
         vptq_report_model *m = &r->models[g->model_index];
         m->groups++;
-        for (size_t k = 0; k < g->run_count; k++) {
-            m->bits_per_weight = fmax(m->bits_per_weight, g->runs[k]->bits_per_weight);
-            m->peak_memory_bytes = fmax(m->peak_memory_bytes, g->runs[k]->peak_memory_bytes);
-        }
+        m->bits_per_weight = fmax(m->bits_per_weight, g->bits_per_weight);
+        m->peak_memory_bytes = fmax(m->peak_memory_bytes, g->peak_memory_bytes);
         if (strcmp(g->model, r->original) == 0) {
             m->original = r->has_original = true;
             r->configs[g->config].original = g;

@@ -133,7 +133,10 @@ static void summary_table(report_page *p)
          .decimals = 2},
         {.name = "prefill_range", .title = "range", .align = VPTQ_ALIGN_RIGHT},
         {.name = "bits", .title = "Bits per weight", .type = VPTQ_COLUMN_REAL, .decimals = 3},
-        {.name = "memory", .title = "Peak memory (MiB)", .type = VPTQ_COLUMN_REAL}};
+        {.name = "memory",
+         .title = "Peak memory (MiB)",
+         .type = VPTQ_COLUMN_REAL,
+         .decimals = -4}};
     size_t count = sizeof columns / sizeof *columns - 2;
     bool extra = false;
     vptq_table t;

@@ -31,6 +31,9 @@ static const vptq_column columns[] = {
     METRIC_COLUMNS("overall_throughput"),
     METRIC_COLUMNS("ttft"),
     {.name = "ttft_derived_runs", .type = VPTQ_COLUMN_INTEGER},
+    {.name = "backend", .type = VPTQ_COLUMN_TEXT},
+    {.name = "bits_per_weight", .type = VPTQ_COLUMN_REAL},
+    {.name = "peak_memory_bytes", .type = VPTQ_COLUMN_REAL},
     {.name = "runs_repeated", .type = VPTQ_COLUMN_TEXT},
     {.name = "runs_missing", .type = VPTQ_COLUMN_TEXT},
     {.name = "runs_of_other_names", .type = VPTQ_COLUMN_TEXT}};
@@ -73,6 +76,9 @@ vptq_status vptq_report_write_rows(const vptq_report *r, vptq_format format, vpt
         for (int m = 0; m < VPTQ_METRIC_COUNT; m++)
             put_metric(&t, &g->metric[m]);
         vptq_table_integer(&t, (int64_t)g->derived_ttft);
+        vptq_table_text(&t, g->backend);
+        vptq_table_real(&t, g->bits_per_weight);
+        vptq_table_real(&t, g->peak_memory_bytes);
         vptq_table_text(&t, g->repeated);
         vptq_table_text(&t, g->missing);
         vptq_table_text(&t, g->elsewhere);

@@ -19,7 +19,8 @@ double vptq_svg_at(const svg_scale *s, double value)
 
 bool vptq_svg_shown(double v, bool log_axis)
 {
-    return isfinite(v) && (!log_axis || v > 0);
+    static const double largest = 1e30; /* beyond, the ends of an axis would overflow */
+    return fabs(v) <= largest && (!log_axis || v >= 1 / largest);
 }
 
 void vptq_svg_widen(double range[2], double v, bool log_axis)

@@ -3,7 +3,7 @@
  * description for those who do not see it, and colours from the page's style sheet.
  *
  * Fonts are the reader's, so widths of texts are estimated, on the safe side; long names wrap.
- * Values that are not finite, and those not above 0 on a logarithmic axis, are left out. */
+ * Values over 1e30 in size, and on a logarithmic axis those below 1e-30, are left out. */
 #ifndef VPTQ_EVAL_SVG_H
 #define VPTQ_EVAL_SVG_H
 

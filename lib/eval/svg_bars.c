@@ -32,13 +32,13 @@ static double bar_label(vptq_html *h, const vptq_svg_bar *b, double y)
 
 static void draw_bar(vptq_html *h, const svg_scale *x, const vptq_svg_bar *b, double y)
 {
-    if (isfinite(b->value))
+    if (vptq_svg_shown(b->value, false))
         vptq_emit_format(&h->e,
                          "<rect class=\"f%u\" x=\"%d\" y=\"%.1f\" width=\"%.1f\" "
                          "height=\"%d\"/>\n",
                          b->series % VPTQ_SVG_SERIES, (int)BAR_LEFT, y,
                          fmax(vptq_svg_at(x, b->value) - BAR_LEFT, 0), (int)BAR_HEIGHT);
-    if (!isfinite(b->low) || !isfinite(b->high))
+    if (!vptq_svg_shown(b->low, false) || !vptq_svg_shown(b->high, false))
         return;
     double low = vptq_svg_at(x, fmax(b->low, 0)), high = vptq_svg_at(x, fmax(b->high, 0)),
            mid = y + BAR_HEIGHT / 2.0;
@@ -81,7 +81,7 @@ void vptq_svg_bars(vptq_html *h, const vptq_svg_bars_spec *s)
     for (size_t i = 0; i < s->count; i++) {
         double bar = bar_label(h, &s->bars[i], y);
         draw_bar(h, &x, &s->bars[i], bar);
-        if (isfinite(s->even)) {
+        if (vptq_svg_shown(s->even, false)) {
             double at = vptq_svg_at(&x, s->even);
             vptq_svg_line_from(h, "even", at, bar - 3, at, bar + BAR_HEIGHT + 3);
         }

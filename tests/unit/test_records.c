@@ -20,11 +20,11 @@ static void test_reads(void **state)
     vptq_err err = {0};
     (void)state;
     assert_ok(parse("\n{" HEAD
-                    ", \"latency\": 0.5, \"unknown\": [1, {}], \"model\": null}\r\n \t\n"
+                    ", \"latency\": 0.5, \"unknown\": [1, {}], \"config\": null}\r\n \t\n"
                     "{" HEAD ", \"group\": \"g\", \"latency\": 2, \"output_throughput\": 7, "
                     "\"overall_throughput\": 8.5, \"input_throughput\": 9, \"ttft\": 0.25, "
                     "\"bits_per_weight\": 2.125, \"peak_memory_bytes\": 123456789012, "
-                    "\"model\": \"a b\", \"backend\": \"cpu\"}",
+                    "\"config\": \"a b\", \"backend\": \"cpu\"}",
                     &r, &err),
               &err);
     assert_int_equal(r.count, 2);
@@ -35,13 +35,13 @@ static void test_reads(void **state)
     assert_int_equal(r.items[0].output_len, 4);
     assert_true(r.items[0].latency == 0.5);
     assert_true(isnan(r.items[0].output_throughput) && isnan(r.items[0].ttft) &&
-                isnan(r.items[0].bits_per_weight) && !r.items[0].model);
+                isnan(r.items[0].bits_per_weight) && !r.items[0].config);
     assert_string_equal(r.items[1].group, "g");
     assert_true(r.items[1].latency == 2 && r.items[1].output_throughput == 7 &&
                 r.items[1].overall_throughput == 8.5 && r.items[1].input_throughput == 9 &&
                 r.items[1].ttft == 0.25 && r.items[1].bits_per_weight == 2.125 &&
                 r.items[1].peak_memory_bytes == 123456789012.0);
-    assert_string_equal(r.items[1].model, "a b");
+    assert_string_equal(r.items[1].config, "a b");
     assert_string_equal(r.items[1].backend, "cpu");
     vptq_records_release(&r);
 }
@@ -72,6 +72,9 @@ static void test_refuses(void **state)
         {"{" HEAD ", \"latency\": -0.5}", "key 'latency': found -0.5"},
         {"{" HEAD ", \"latency\": null}", "key 'latency': found null"},
         {"{" HEAD ", \"latency\": \"1\"}", "key 'latency': found a string"},
+        {"{" HEAD ", \"latency\": 1e-300}",
+         "found 1e-300, expected a number from 1e-12 to 1e18"},
+        {"{" HEAD ", \"latency\": 1, \"ttft\": 1e19}", "expected a number from 1e-12 to 1e18"},
         {"{" HEAD ", \"latency\": NaN}", "r.jsonl: line 1, column"},
         {"\n\n{" HEAD ", \"latency\": 1e999}", "r.jsonl: line 3, column"},
         {"{" HEAD ", \"latency\": 1, \"latency\": 2}", "r.jsonl: line 1, column"},

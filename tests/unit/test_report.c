@@ -234,6 +234,39 @@ static void test_names(void **state)
     release(&r, &records);
 }
 
+/* Names of configurations that are recorded, and what else is. */
+static void test_recorded_config(void **state)
+{
+    static const char text[] =
+        "{\"run_name\": \"a_x_c_1_run1\", \"batch_size\": 1, \"input_len\": 8, \"output_len\": "
+        "8, "
+        "\"latency\": 1, \"config\": \"c_1\", \"backend\": \"cpu\", \"bits_per_weight\": 3}\n"
+        "{\"run_name\": \"a_x_c_1_run2\", \"batch_size\": 1, \"input_len\": 8, \"output_len\": "
+        "8, "
+        "\"latency\": 1, \"config\": \"c_1\", \"backend\": \"cpu\", \"bits_per_weight\": 2, "
+        "\"peak_memory_bytes\": 7}\n"
+        "{\"run_name\": \"b_x_c_1_run1\", \"batch_size\": 1, \"input_len\": 8, \"output_len\": "
+        "8, "
+        "\"latency\": 1, \"config\": \"c_1\", \"backend\": \"cpu\"}\n"
+        "{\"run_name\": \"b_x_c_1_run2\", \"batch_size\": 1, \"input_len\": 8, \"output_len\": "
+        "8, "
+        "\"latency\": 1, \"config\": \"c_1\"}\n";
+    vptq_records records;
+    vptq_report r;
+    vptq_err err = {0};
+    (void)state;
+    vptq_records_init(&records, NULL);
+    assert_ok(vptq_records_parse(&records, text, sizeof text - 1, "made", &err), &err);
+    assert_ok(vptq_report_build(&records, NULL, NULL, &r, &err), &err);
+    assert_string_equal(r.configs[0].label, "c_1"); /* and not x_c_1 */
+    assert_string_equal(r.groups[0].model, "a_x");
+    assert_string_equal(r.groups[0].backend, "cpu");
+    assert_true(r.groups[0].bits_per_weight == 3 && r.groups[0].peak_memory_bytes == 7);
+    assert_null(r.groups[1].backend);
+    assert_true(isnan(r.groups[1].bits_per_weight));
+    release(&r, &records);
+}
+
 static void test_no_such_original(void **state)
 {
     static const run runs[] = {{"a", 1, 8, 8, 2, 0, 0}, {"b", 1, 8, 8, 1, 0, 0}};
@@ -399,8 +432,9 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_against_numpy),    cmocka_unit_test(test_names),
-        cmocka_unit_test(test_no_such_original), cmocka_unit_test(test_remarks),
-        cmocka_unit_test(test_first_token),      cmocka_unit_test(test_break_even_kinds),
-        cmocka_unit_test(test_outliers),         cmocka_unit_test(test_out_of_memory)};
+        cmocka_unit_test(test_recorded_config),  cmocka_unit_test(test_no_such_original),
+        cmocka_unit_test(test_remarks),          cmocka_unit_test(test_first_token),
+        cmocka_unit_test(test_break_even_kinds), cmocka_unit_test(test_outliers),
+        cmocka_unit_test(test_out_of_memory)};
     return vtest_main(argc, argv, tests);
 }

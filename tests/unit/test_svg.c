@@ -118,6 +118,44 @@ static void test_pictures(void **state)
     vptq_buf_release(&out);
 }
 
+/* Values that no axis could show are left out; the others are drawn. */
+static void test_wild_values(void **state)
+{
+    static const double wild[] = {
+        1.7e308, 5e-324, (double)INFINITY, -(double)INFINITY, (double)NAN, 0, -1, 1, -1.7e308};
+    enum { N = sizeof wild / sizeof *wild };
+    vptq_html h;
+    vptq_buf out;
+    vptq_err err = {0};
+    vptq_svg_bar bars[N];
+    vptq_svg_point points[N];
+    (void)state;
+    vptq_buf_init(&out, NULL);
+    for (size_t i = 0; i < N; i++) {
+        bars[i] = (vptq_svg_bar){"x", wild[i], wild[N - 1 - i], wild[i], 0, NULL};
+        points[i] = (vptq_svg_point){"x", wild[i], wild[N - 1 - i], 0};
+    }
+    vptq_svg_line line = {"x", wild, wild, wild, wild, N};
+    vptq_html_begin(&h, &out, &err, "t", NULL);
+    vptq_svg_bars(&h, &(vptq_svg_bars_spec){"t", "d", "s", bars, N, 1});
+    for (int logs = 0; logs < 2; logs++) {
+        vptq_svg_lines(&h, &(vptq_svg_lines_spec){
+                               "t", "d", {"x", logs, !logs}, {"y", logs, false}, &line, 1, 1});
+        vptq_svg_scatter(
+            &h,
+            &(vptq_svg_scatter_spec){
+                "t", "d", {"x", logs, false}, {"y", logs, false}, points, N, NULL, 0, true});
+        static const char *const rows[] = {"a", "b", "c"};
+        vptq_svg_heat(&h,
+                      &(vptq_svg_heat_spec){"t", "d", "r", rows, rows, wild, 3, 3, logs, 2});
+    }
+    assert_ok(vptq_html_end(&h), &err);
+    assert_int_equal(vpage_check(out.data), 7);
+    assert_null(strstr(out.data, "nan"));
+    assert_null(strstr(out.data, "inf"));
+    vptq_buf_release(&out);
+}
+
 static vptq_status draw_with(void *arg, vptq_mem *mem, vptq_err *err)
 {
     vptq_buf out;
@@ -227,12 +265,10 @@ static void test_wrapping(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_published_records),
-                                       cmocka_unit_test(test_pictures),
-                                       cmocka_unit_test(test_out_of_memory),
-                                       cmocka_unit_test(test_frontier),
-                                       cmocka_unit_test(test_ticks),
-                                       cmocka_unit_test(test_numbers),
-                                       cmocka_unit_test(test_wrapping)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_published_records), cmocka_unit_test(test_pictures),
+        cmocka_unit_test(test_out_of_memory),     cmocka_unit_test(test_frontier),
+        cmocka_unit_test(test_wild_values),       cmocka_unit_test(test_ticks),
+        cmocka_unit_test(test_numbers),           cmocka_unit_test(test_wrapping)};
     return vtest_main(argc, argv, tests);
 }
