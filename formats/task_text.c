@@ -13,15 +13,10 @@ static bool is_space(uint32_t cp)
     return vptq_utf8_space(cp) || (cp >= 0x1C && cp <= 0x1F);
 }
 
-vptq_task_text vptq_task_strip(vptq_task_text t)
+vptq_task_text vptq_task_strip_end(vptq_task_text t)
 {
-    uint32_t cp;
-    size_t k;
-    while ((k = vptq_utf8_decode(t.s, t.n, &cp)) > 0 && is_space(cp)) {
-        t.s += k;
-        t.n -= k;
-    }
     while (t.n > 0) {
+        uint32_t cp;
         size_t begin = t.n - 1;
         while (begin > 0 && ((unsigned char)t.s[begin] & 0xC0) == 0x80)
             begin--;
@@ -30,6 +25,17 @@ vptq_task_text vptq_task_strip(vptq_task_text t)
         t.n = begin;
     }
     return t;
+}
+
+vptq_task_text vptq_task_strip(vptq_task_text t)
+{
+    uint32_t cp;
+    size_t k;
+    while ((k = vptq_utf8_decode(t.s, t.n, &cp)) > 0 && is_space(cp)) {
+        t.s += k;
+        t.n -= k;
+    }
+    return vptq_task_strip_end(t);
 }
 
 uint32_t vptq_task_characters(vptq_task_text t)

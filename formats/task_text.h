@@ -1,12 +1,12 @@
-/* Texts of task items as the harness makes them: Python's string methods on UTF-8.  Internal to
- * formats. */
+/* Texts of task items as the harness makes them: Python's string methods on UTF-8. */
 #ifndef VPTQ_FORMATS_TASK_TEXT_H
 #define VPTQ_FORMATS_TASK_TEXT_H
 
 #include "formats/task_file.h"
 
-/* Without the white space at both ends (str.strip()). */
+/* Without the white space at both ends (str.strip()), or at the end alone (str.rstrip()). */
 vptq_task_text vptq_task_strip(vptq_task_text t);
+vptq_task_text vptq_task_strip_end(vptq_task_text t);
 /* Code points. */
 uint32_t vptq_task_characters(vptq_task_text t);
 /* All texts one after the other. */

@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-#include "lib/base/utf8.h"
+#include "formats/task_text.h"
 
 vptq_status vptq_task_encoder_open(const vptq_model *m, vptq_mem *mem, vptq_task_encoder *e,
                                    vptq_err *err)
@@ -44,30 +44,13 @@ static unsigned flags_of(const vptq_task_encoder *e, const char *s, size_t n)
     return VPTQ_ENCODE_SPECIAL | (there ? 0 : (unsigned)VPTQ_ENCODE_BOS);
 }
 
-/* Without the white space at its end. */
-static size_t stripped(vptq_task_text t)
-{
-    size_t n = t.n;
-    while (n > 0) {
-        uint32_t cp = 0;
-        size_t begin = n - 1;
-        while (begin > 0 && ((unsigned char)t.s[begin] & 0xC0) == 0x80)
-            begin--;
-        if (!vptq_utf8_decode(t.s + begin, n - begin, &cp) ||
-            !(vptq_utf8_space(cp) || (cp >= 0x1C && cp <= 0x1F)))
-            break;
-        n = begin;
-    }
-    return n;
-}
-
 /* e->context = the tokens of the context alone; the last one's are kept, since the choices of
  * an item share it. */
 static vptq_status encode_context(vptq_task_encoder *e, vptq_task_text context, vptq_err *err)
 {
     if (e->context_of.s == context.s && e->context_of.n == context.n)
         return VPTQ_OK;
-    const size_t n = stripped(context);
+    const size_t n = vptq_task_strip_end(context).n;
     e->context.count = 0;
     vptq_status st = vptq_tokenizer_encode(e->m->tokenizer, context.s, n,
                                            flags_of(e, context.s, n), &e->context, err);
