@@ -239,10 +239,11 @@ static void put_outliers(vptq_table *t, const vptq_report *r, const vptq_report_
             if (!x->outlier[i])
                 continue;
             char text[1200];
+            const char *label = r->configs[g->config].label;
             vptq_report_config_text(text, &r->configs[g->config]);
             vptq_table_row(t);
             vptq_table_text(t, g->model);
-            vptq_table_text(t, text);
+            vptq_table_text(t, label ? label : text);
             vptq_table_text(t, g->runs[i]->run_name);
             vptq_table_textf(t, "%s (%s)", vptq_metric_title((vptq_metric)m),
                              vptq_metric_unit((vptq_metric)m));

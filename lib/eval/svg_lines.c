@@ -151,8 +151,9 @@ static bool place(crowd *c, const box *area, double x, double y, double width, d
 {
     static const double offsets[][2] = {
         /* times the width, plus a gap of 9; y of the base line */
-        {0, 4},   {-1, 4},     {-0.5, -9}, {-0.5, 19},  {0, -7},     {-1, -7},    {0, 16},
-        {-1, 16}, {-0.5, -22}, {-0.5, 32}, {-0.15, -9}, {-0.85, -9}, {-0.15, 19}, {-0.85, 19}};
+        {0, 4},      {-1, 4},     {-0.5, -9},   {-0.5, 19},   {0, -7},     {-1, -7},
+        {0, 16},     {-1, 16},    {-0.5, -22},  {-0.5, 32},   {-0.15, -9}, {-0.85, -9},
+        {-0.15, 19}, {-0.85, 19}, {-0.85, -22}, {-0.15, -22}, {-0.85, 32}, {-0.15, 32}};
     for (size_t i = 0; i < sizeof offsets / sizeof *offsets; i++) {
         double share = offsets[i][0], gap = share == 0 ? 9 : share == -1 ? -9 : 0;
         double left = x + gap + share * width, base = y + offsets[i][1];
