@@ -1,6 +1,7 @@
 /* Opening of any MODEL: what it is, the plain kinds, and where its tokenizer is. */
 #include "formats/checkpoint.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "formats/archive.h"
@@ -217,6 +218,52 @@ vptq_status vptq_checkpoint_vocab(const vptq_checkpoint *c, const vptq_ctx *ctx,
                      "%s: the model has no tokenizer (no tokenizer.json or tokenizer.model was "
                      "found with it); give --tokenizer FILE",
                      c->path);
+}
+
+/* ---- what lies beside ---- */
+
+static vptq_status text_of_dir(const char *dir, size_t dir_len, const char *name, size_t limit,
+                               vptq_arena *arena, char **text, size_t *len, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    char path[4096], *data = NULL;
+    int n = snprintf(path, sizeof path, "%.*s/%s", (int)dir_len, dir, name);
+    if (n < 0 || (size_t)n >= sizeof path)
+        return vptq_fail(err, VPTQ_E_ARG, "%s: the path is too long", dir);
+    if (!vptq_path_exists(path))
+        return VPTQ_OK;
+    VPTQ_TRY(vptq_file_read(path, limit, arena->mem, &data, len, err));
+    *text = vptq_arena_strndup(arena, data, *len, err);
+    vptq_mem_free(arena->mem, data);
+    st = *text ? VPTQ_OK : VPTQ_E_NOMEM;
+out:
+    return st;
+}
+
+vptq_status vptq_checkpoint_companion(const vptq_checkpoint *c, const vptq_ctx *ctx,
+                                      const char *name, bool tokenizer, size_t limit,
+                                      vptq_arena *arena, char **text, size_t *len,
+                                      vptq_err *err)
+{
+    *text = NULL;
+    *len = 0;
+    bool of_base = c->base && (!tokenizer || c->tokenizer == c->base->tokenizer);
+    if (of_base)
+        return vptq_checkpoint_companion(c->base, ctx, name, tokenizer, limit, arena, text, len,
+                                         err);
+    const char *place = tokenizer ? c->tokenizer : c->path;
+    if (!place)
+        return VPTQ_OK;
+    if (c->kind == VPTQ_CKPT_ARCHIVE && place == c->path)
+        return vptq_checkpoint_archive_text(c, name, limit, arena, text, len, err);
+    if (vptq_path_is_dir(place))
+        return text_of_dir(place, strlen(place), name, limit, arena, text, len, err);
+    /* of files, only a tokenizer's own has something that belongs to it in its folder */
+    if (!tokenizer || place == c->path)
+        return VPTQ_OK;
+    size_t dir = (size_t)(vptq_path_base(place) - place);
+    return dir ? text_of_dir(place, dir, name, limit, arena, text, len, err)
+               : text_of_dir(".", 1, name, limit, arena, text, len, err);
 }
 
 /* ---- open and release ---- */

@@ -83,6 +83,15 @@ const vptq_packed_matrix *vptq_checkpoint_quantized(const vptq_checkpoint *c,
 vptq_status vptq_checkpoint_vocab(const vptq_checkpoint *c, const vptq_ctx *ctx, vptq_vocab *v,
                                   vptq_err *err) VPTQ_MUST_CHECK;
 
+/* A text that came with the model: DIR/NAME, or the archive's file of that name; of a work
+ * directory that of its base model.  `tokenizer`: one that belongs to the tokenizer, and so
+ * lies where that was read from.  *text is in `arena` with a 0 behind its *len bytes; NULL
+ * where there is none (as for a GGUF file).  More than `limit` bytes are VPTQ_E_FORMAT. */
+vptq_status vptq_checkpoint_companion(const vptq_checkpoint *c, const vptq_ctx *ctx,
+                                      const char *name, bool tokenizer, size_t limit,
+                                      vptq_arena *arena, char **text, size_t *len,
+                                      vptq_err *err) VPTQ_MUST_CHECK;
+
 /* 16 hex digits over names, types, shapes and bytes of all tensors and the description: two
  * models with the same fingerprint give the same results. */
 vptq_status vptq_checkpoint_fingerprint(const vptq_checkpoint *c, const vptq_ctx *ctx,

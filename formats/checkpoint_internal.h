@@ -23,5 +23,9 @@ void vptq_checkpoint_release_extra(vptq_checkpoint *c);
 /* tokenizer.json of an ARCHIVE. */
 vptq_status vptq_checkpoint_archive_vocab(const vptq_checkpoint *c, const vptq_ctx *ctx,
                                           vptq_vocab *v, vptq_err *err) VPTQ_MUST_CHECK;
+/* A file of an ARCHIVE that is no tensor; *text is NULL where there is none. */
+vptq_status vptq_checkpoint_archive_text(const vptq_checkpoint *c, const char *name,
+                                         size_t limit, vptq_arena *arena, char **text,
+                                         size_t *len, vptq_err *err) VPTQ_MUST_CHECK;
 
 #endif

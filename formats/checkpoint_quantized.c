@@ -186,8 +186,9 @@ out:
 
 /* A small file of the archive (at most `limit` bytes) as text in the arena, NULL when it is not
  * there. */
-static vptq_status archive_text(const vptq_checkpoint *c, const char *name, size_t limit,
-                                vptq_arena *arena, char **text, size_t *len, vptq_err *err)
+vptq_status vptq_checkpoint_archive_text(const vptq_checkpoint *c, const char *name,
+                                         size_t limit, vptq_arena *arena, char **text,
+                                         size_t *len, vptq_err *err)
 {
     const extra *x = c->extra;
     const vptq_archive_entry *e = vptq_archive_find(x->archive, name, false);
@@ -281,7 +282,8 @@ vptq_status vptq_checkpoint_open_archive(const vptq_ctx *ctx, bool shapes_only,
     extra *x = c->extra;
     x->threads = ctx->threads;
     VPTQ_TRY(vptq_archive_open(c->path, ctx->mem, &x->archive, err));
-    VPTQ_TRY(archive_text(c, CONFIG_FILE, VPTQ_CONFIG_LIMIT, &c->arena, &text, &len, err));
+    VPTQ_TRY(vptq_checkpoint_archive_text(c, CONFIG_FILE, VPTQ_CONFIG_LIMIT, &c->arena, &text,
+                                          &len, err));
     if (!text)
         return vptq_fail(err, VPTQ_E_FORMAT, "%s: the archive holds no " CONFIG_FILE, c->path);
     VPTQ_TRY(vptq_json_parse(text, len, c->path, &c->config, err));
@@ -302,10 +304,10 @@ vptq_status vptq_checkpoint_archive_vocab(const vptq_checkpoint *c, const vptq_c
     char *text = NULL, *config = NULL;
     size_t len = 0, config_len = 0;
     vptq_arena_init(&scratch, ctx->mem);
-    VPTQ_TRY(
-        archive_text(c, "tokenizer.json", VPTQ_TOKENIZER_LIMIT, &scratch, &text, &len, err));
-    VPTQ_TRY(archive_text(c, "tokenizer_config.json", VPTQ_TOKENIZER_LIMIT, &scratch, &config,
-                          &config_len, err));
+    VPTQ_TRY(vptq_checkpoint_archive_text(c, "tokenizer.json", VPTQ_TOKENIZER_LIMIT, &scratch,
+                                          &text, &len, err));
+    VPTQ_TRY(vptq_checkpoint_archive_text(c, "tokenizer_config.json", VPTQ_TOKENIZER_LIMIT,
+                                          &scratch, &config, &config_len, err));
     st = vptq_vocab_parse_json(text, len, config, config_len, c->path, ctx->mem, v, err);
 out:
     vptq_arena_release(&scratch);

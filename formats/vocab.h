@@ -8,6 +8,7 @@
 #include <stdint.h>
 
 #include "formats/gguf.h"
+#include "formats/json.h"
 #include "lib/base/mem.h"
 
 typedef enum {
@@ -120,6 +121,10 @@ uint32_t vptq_byte_symbol(uint8_t byte);
 int vptq_symbol_byte(uint32_t cp);
 /* Whether a text is that of a byte piece, <0x0A>, with the byte in *byte. */
 bool vptq_piece_is_byte(const char *text, size_t len, uint8_t *byte);
+
+/* The chat template that a value of "chat_template" names: a text, or a list of objects with
+ * "name" and "template", of which "default" is taken; NULL for none. */
+const char *vptq_chat_template_of(const json_t *value);
 
 void vptq_vocab_release(vptq_vocab *v);
 

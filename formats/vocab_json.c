@@ -258,6 +258,19 @@ static vptq_status config_token(vptq_vocab *v, const vptq_strmap *map, const jso
     return VPTQ_OK;
 }
 
+const char *vptq_chat_template_of(const json_t *value)
+{
+    size_t i;
+    const json_t *item;
+    json_array_foreach(value, i, item)
+    {
+        const char *name = json_string_value(json_object_get(item, "name"));
+        if (name && strcmp(name, "default") == 0)
+            return json_string_value(json_object_get(item, "template"));
+    }
+    return json_string_value(value);
+}
+
 static vptq_status apply_config(vptq_vocab *v, const vptq_strmap *map, const json_t *config,
                                 vptq_err *err)
 {
@@ -268,9 +281,9 @@ static vptq_status apply_config(vptq_vocab *v, const vptq_strmap *map, const jso
         vptq_json_bool_or(config, v->source, "add_bos_token", v->add_bos, &v->add_bos, err));
     VPTQ_TRY(
         vptq_json_bool_or(config, v->source, "add_eos_token", v->add_eos, &v->add_eos, err));
-    const json_t *chat = json_object_get(config, "chat_template");
-    if (json_is_string(chat)) {
-        v->chat_template = vptq_arena_strdup(&v->arena, json_string_value(chat), err);
+    const char *chat = vptq_chat_template_of(json_object_get(config, "chat_template"));
+    if (chat) {
+        v->chat_template = vptq_arena_strdup(&v->arena, chat, err);
         if (!v->chat_template)
             return VPTQ_E_NOMEM;
     }

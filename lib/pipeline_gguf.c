@@ -166,9 +166,10 @@ static vptq_status make_keys(exporting *e, vptq_err *err)
     if (e->opt->embeddings == VPTQ_Q8_0)
         vptq_gguf_put_u32(&e->keys, "general.quantization_version", 2);
     VPTQ_TRY(vptq_checkpoint_vocab(e->c, e->dev->ctx, &v, err));
-    if (!v.chat_template) /* tokenizer_config.json has none */
-        st = vptq_out_chat_template(e->dev->ctx, e->c, e->opt->tokenizer, &v.arena,
-                                    &v.chat_template, err);
+    const char *chat; /* a file of its own goes before tokenizer_config.json */
+    st = vptq_out_chat_template(e->dev->ctx, e->c, e->opt->tokenizer, &v.arena, &chat, err);
+    if (!st && chat)
+        v.chat_template = chat;
     if (!st)
         st = vptq_gguf_put_vocab(&e->keys, &v, &e->c->desc, err);
     vptq_vocab_release(&v);

@@ -1,0 +1,261 @@
+/* Prompts of chats: where the template and its tokens come from, what goes in, and the tokens
+ * that end a reply.  Expected texts follow from templates of a line. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "lib/model/chat.h"
+#include "tests/vrig.h"
+#include "tests/vtest.h"
+
+enum { PATH = 4096 };
+
+/* A copy of the small trained model in DIR; false where it is not there. */
+static bool copy_model(const char *dir)
+{
+    static const char *const names[] = {"config.json", "model.safetensors", "tokenizer.json"};
+    for (int i = 0; i < 3; i++) {
+        char name[128], path[PATH];
+        snprintf(name, sizeof name, "models/stories260K-hf/%s", names[i]);
+        if (!vtest_data(path, sizeof path, name))
+            return false;
+        vtest_copy_file(path, dir, names[i]);
+    }
+    return true;
+}
+
+static void put(const char *dir, const char *name, const char *text)
+{
+    char path[PATH];
+    vtest_path(path, sizeof path, dir, name);
+    if (text)
+        vtest_write_file(path, text, strlen(text));
+    else
+        remove(path);
+}
+
+static void expect_prompt(vrig *r, const vptq_chat_options *o, const char *want)
+{
+    vptq_err err = {0};
+    vptq_buf out;
+    vptq_buf_init(&out, &r->mem);
+    assert_ok(vptq_chat_prompt(&r->ctx, &r->m, o, &out, NULL, &err), &err);
+    assert_string_equal(out.data, want);
+    vptq_buf_release(&out);
+}
+
+static void refuse(vrig *r, const vptq_chat_options *o, vptq_status status, const char *part)
+{
+    vptq_err err = {0};
+    vptq_buf out;
+    vptq_buf_init(&out, &r->mem);
+    assert_fails(vptq_chat_prompt(&r->ctx, &r->m, o, &out, NULL, &err), status, &err, part);
+    vptq_buf_release(&out);
+}
+
+static void test_places(void **state)
+{
+    const char *dir = *state;
+    vrig r;
+    char file[PATH];
+    vptq_chat_options o = {.user = "Hi"};
+    if (!copy_model(dir))
+        skip();
+    vrig_open(&r, dir, NULL, true);
+    refuse(&r, &o, VPTQ_E_FORMAT, "the model has no chat template; give --chat-template FILE");
+    put(dir, "chat_template.json", "{\"chat_template\": \"json {{ messages[0].content }}\"}");
+    expect_prompt(&r, &o, "json Hi");
+    put(dir, "tokenizer_config.json",
+        "{\"model_max_length\": 1000000000000000019884624838656, \"bos_token\": {\"content\": "
+        "\"<s>\"}, \"eos_token\": \"</s>\", \"unk_token\": null, \"chat_template\": "
+        "[{\"name\": "
+        "\"tool_use\", \"template\": \"no\"}, {\"name\": \"default\", \"template\": "
+        "\"{{ bos_token }}|{{ eos_token }}|{{ unk_token is defined }}|{{ tools }}|"
+        "{{ messages[0].content }}\"}]}");
+    expect_prompt(&r, &o, "<s>|</s>|False|None|Hi");
+    put(dir, "tokenizer_config.json", "{\"chat_template\": \"config {{ bos_token }}\"}");
+    expect_prompt(&r, &o, "config ");
+    put(dir, "chat_template.jinja", "jinja {{ add_generation_prompt }}\n");
+    expect_prompt(&r, &o, "jinja True");
+    put(dir, "own.txt", "own");
+    vtest_path(file, sizeof file, dir, "own.txt");
+    o.template_file = file;
+    expect_prompt(&r, &o, "own");
+    put(dir, "own.txt", "own {{ messages[0]. }}");
+    refuse(&r, &o, VPTQ_E_FORMAT, "own.txt: line 1: found the end of the tag");
+    o.template_file = NULL;
+    put(dir, "chat_template.jinja", "\n{{ raise_exception('no') }}");
+    refuse(&r, &o, VPTQ_E_FORMAT, "chat_template.jinja: line 2: the template refuses: no");
+    vrig_close(&r);
+}
+
+/* Without a tokenizer_config.json the tokens are those that the vocabulary knows by id. */
+static void test_tokens_by_id(void **state)
+{
+    vrig r;
+    const vptq_chat_options o = {.user = "Hi"};
+    if (!copy_model(*state))
+        skip();
+    put(*state, "chat_template.jinja", "{{ bos_token }}{{ eos_token }}{{ pad_token }}");
+    vrig_open(&r, *state, NULL, true);
+    r.m.vocab.bos = 1;
+    r.m.vocab.eos = 2;
+    expect_prompt(&r, &o, "<s></s>");
+    vrig_close(&r);
+}
+
+static const char talk[] = "{% for m in messages %}{{ m.role }}: {{ m.content }};{% endfor %}";
+
+static void test_messages(void **state)
+{
+    const char *dir = *state;
+    vrig r;
+    char file[PATH];
+    if (!copy_model(dir))
+        skip();
+    put(dir, "chat_template.jinja", talk);
+    vtest_path(file, sizeof file, dir, "talk.json");
+    vrig_open(&r, dir, NULL, true);
+    expect_prompt(&r, &(vptq_chat_options){.system = "S", .user = "U"}, "system: S;user: U;");
+    put(dir, "talk.json",
+        "[{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", "
+        "\"content\": \"b\"}]");
+    expect_prompt(&r, &(vptq_chat_options){.messages = file, .system = "S", .user = "c"},
+                  "system: S;user: a;assistant: b;user: c;");
+    put(dir, "talk.json", "[{\"role\": \"system\", \"content\": \"a\"}]");
+    expect_prompt(&r, &(vptq_chat_options){.messages = file}, "system: a;");
+    refuse(&r, &(vptq_chat_options){.messages = file, .system = "S"}, VPTQ_E_ARG,
+           "talk.json: begins with a system message, beside --system");
+    put(dir, "talk.json", "[{\"content\": \"a\"}]");
+    refuse(&r, &(vptq_chat_options){.messages = file}, VPTQ_E_FORMAT,
+           "talk.json: message 0 has no \"role\"");
+    put(dir, "talk.json", "{\"x\": []}");
+    refuse(&r, &(vptq_chat_options){.messages = file}, VPTQ_E_FORMAT,
+           "expected a list of messages");
+    put(dir, "talk.json", "[]");
+    refuse(&r, &(vptq_chat_options){.messages = file}, VPTQ_E_ARG, "a chat without a message");
+    refuse(&r, &(vptq_chat_options){.user = "\xff"}, VPTQ_E_ARG, "not valid UTF-8");
+    /* variables: of the file, and arguments, which go before them */
+    put(dir, "chat_template.jinja", "{{ x }} {{ y.z }} {{ tools }} {{ strftime_now('%Y') }}");
+    put(dir, "talk.json",
+        "{\"messages\": [{\"role\": \"user\"}], \"x\": 1, \"y\": {\"z\": 2}, \"tools\": []}");
+    const char *args[] = {"x=\"three\""};
+    vptq_chat_options o = {
+        .messages = file, .args = args, .arg_count = 1, .date = "2026-02-03"};
+    expect_prompt(&r, &o, "three 2 [] 2026");
+    o.date = "today";
+    refuse(&r, &o, VPTQ_E_ARG, "'today' is no date");
+    args[0] = "x=three";
+    refuse(&r, &o, VPTQ_E_ARG, "what stands behind '=' is no JSON");
+    args[0] = "=3";
+    refuse(&r, &o, VPTQ_E_ARG, "'=3' is no NAME=JSON");
+    args[0] = "messages=[]";
+    refuse(&r, &o, VPTQ_E_ARG, "'messages' is not for an argument to set");
+    vrig_close(&r);
+}
+
+static void expect_ends(vrig *r, const int32_t *want, size_t n, const char *template)
+{
+    vptq_err err = {0};
+    vptq_ids ends;
+    vptq_buf out;
+    vptq_ids_init(&ends, &r->mem);
+    vptq_buf_init(&out, &r->mem);
+    if (template) {
+        put(r->m.ckpt.path, "chat_template.jinja", template);
+        assert_ok(vptq_chat_prompt(&r->ctx, &r->m, &(vptq_chat_options){.user = "x"}, &out,
+                                   &ends, &err),
+                  &err);
+    } else {
+        assert_ok(vptq_model_ends(&r->ctx, &r->m, &ends, &err), &err);
+    }
+    assert_int_equal(ends.count, n);
+    for (size_t i = 0; i < n; i++)
+        assert_int_equal(ends.data[i], want[i]);
+    vptq_buf_release(&out);
+    vptq_ids_release(&ends);
+}
+
+static void test_ends(void **state)
+{
+    const char *dir = *state;
+    vrig r;
+    if (!copy_model(dir))
+        skip();
+    vrig_open(&r, dir, NULL, true);
+    expect_ends(&r, (const int32_t[]){2}, 1, NULL);
+    put(dir, "generation_config.json", "{\"eos_token_id\": 7}");
+    expect_ends(&r, (const int32_t[]){2, 7}, 2, NULL);
+    put(dir, "generation_config.json", "{\"eos_token_id\": [9, 2, 8, 100000, -1, \"x\"]}");
+    expect_ends(&r, (const int32_t[]){2, 9, 8}, 3, NULL);
+    put(dir, "generation_config.json", "[");
+    vptq_err err = {0};
+    vptq_ids none;
+    vptq_ids_init(&none, NULL);
+    assert_fails(vptq_model_ends(&r.ctx, &r.m, &none, &err), VPTQ_E_FORMAT, &err,
+                 "generation_config.json: line 1");
+    vptq_ids_release(&none);
+    /* what a template puts behind a reply: a special token, a word, nothing, no reply at all */
+    static const char all[] = "{% for m in messages %}{{ m.content }}%s{% endfor %}";
+    static const struct {
+        const char *behind;
+        size_t count;
+        int32_t id;
+    } cases[] = {{" </s>", 1, 2}, {"\n<s>x", 1, 1}, {" end", 0, 0}, {"", 0, 0}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char text[128];
+        const char *at = strstr(all, "%s");
+        snprintf(text, sizeof text, "%.*s%s%s", (int)(at - all), all, cases[i].behind, at + 2);
+        expect_ends(&r, &cases[i].id, cases[i].count, text);
+    }
+    expect_ends(&r, NULL, 0, "{{ messages[0].content }}</s>");
+    expect_ends(&r, NULL, 0,
+                "{% if messages|length > 1 %}{{ raise_exception('no') }}{% endif %}");
+    vrig_close(&r);
+}
+
+typedef struct oom_run {
+    vrig *r;
+} oom_run;
+
+static vptq_status prompt_with(void *arg, vptq_mem *mem, vptq_err *err)
+{
+    static const char *const args[] = {"x=1"};
+    vrig *r = ((oom_run *)arg)->r;
+    vptq_ctx ctx = r->ctx;
+    vptq_buf out;
+    vptq_ids ends;
+    const vptq_chat_options o = {.system = "S", .user = "U", .args = args, .arg_count = 1};
+    ctx.mem = mem;
+    vptq_buf_init(&out, mem);
+    vptq_ids_init(&ends, mem);
+    vptq_status st = vptq_chat_prompt(&ctx, &r->m, &o, &out, &ends, err);
+    if (!st)
+        st = vptq_model_ends(&ctx, &r->m, &ends, err);
+    vptq_ids_release(&ends);
+    vptq_buf_release(&out);
+    return st;
+}
+
+static void test_out_of_memory(void **state)
+{
+    vrig r;
+    if (!copy_model(*state))
+        skip();
+    put(*state, "tokenizer_config.json",
+        "{\"chat_template\": \"{{ messages[-1].content }}</s>\"}");
+    put(*state, "generation_config.json", "{\"eos_token_id\": [7, 8]}");
+    vrig_open(&r, *state, NULL, true);
+    vtest_oom_walk(prompt_with, &(oom_run){&r});
+    vrig_close(&r);
+}
+
+int main(int argc, char **argv)
+{
+#define WITH_DIR(test)                                                                         \
+    cmocka_unit_test_setup_teardown(test, vtest_scratch_setup, vtest_scratch_teardown)
+    const struct CMUnitTest tests[] = {WITH_DIR(test_places), WITH_DIR(test_tokens_by_id),
+                                       WITH_DIR(test_messages), WITH_DIR(test_ends),
+                                       WITH_DIR(test_out_of_memory)};
+    return vtest_main(argc, argv, tests);
+}
