@@ -3,17 +3,21 @@
 #include <stdio.h>
 #include <string.h>
 
+enum { MAX_PROMPT = 64 << 20 }; /* bytes */
+
 typedef struct generate_command {
-    const char *model, *tokenizer, *base, *prompt;
+    const char *model, *tokenizer, *base, *prompt, *prompt_file;
     uint64_t tokens;
     double temperature, top_p;
-    bool special, ignore_eos;
+    bool special, ignore_eos, chat;
+    const char *system, *messages, *template_file, *date;
+    vptq_cli_strings args, stops;
 } generate_command;
 
 /* Text that comes: to stdout at once, behind the prompt, or kept for JSON. */
 typedef struct generated {
     bool stream, began;
-    const char *prompt;
+    const char *prompt; /* shown in front of it, NULL in a chat */
     vptq_buf text;
     vptq_status status;
     vptq_err *err;
@@ -21,7 +25,7 @@ typedef struct generated {
 
 static void print_prompt(generated *g)
 {
-    if (!g->began)
+    if (!g->began && g->prompt)
         fputs(g->prompt, stdout);
     g->began = true;
 }
@@ -38,21 +42,166 @@ static void take_text(void *arg, const char *text, size_t len)
     }
 }
 
-static void print_generated(const generate_command *c, generated *g, size_t tokens, double rate)
+static void print_generated(const generate_command *c, generated *g, const char *prompt,
+                            const vptq_generate_result *r)
 {
     if (g->stream) {
         print_prompt(g);
         putchar('\n');
+        fflush(stdout);
         return;
     }
     vptq_cli_json j;
     vptq_cli_json_begin(&j);
-    vptq_cli_json_str(&j, "prompt", c->prompt);
+    vptq_cli_json_str(&j, "prompt", prompt);
     vptq_cli_json_str(&j, "text", g->text.len ? g->text.data : "");
-    vptq_cli_json_u64(&j, "tokens", tokens);
-    vptq_cli_json_f64(&j, "tokens_per_second", rate);
+    vptq_cli_json_u64(&j, "tokens", r->prompt_tokens + r->new_tokens);
+    vptq_cli_json_u64(&j, "prompt_tokens", r->prompt_tokens);
+    vptq_cli_json_u64(&j, "new_tokens", r->new_tokens);
+    vptq_cli_json_f64(&j, "tokens_per_second", r->tokens_per_second);
+    vptq_cli_json_f64(&j, "prompt_tokens_per_second", r->prompt_tokens_per_second);
+    vptq_cli_json_str(&j, "stop_reason", vptq_stop_reason_name(r->reason));
     vptq_cli_json_str(&j, "model", c->model);
     vptq_cli_json_end(&j);
+}
+
+/* ---- the prompt ---- */
+
+static vptq_status read_stdin(vptq_buf *text, vptq_err *err)
+{
+    char piece[4096];
+    vptq_status st = VPTQ_OK;
+    for (size_t n; !st && (n = fread(piece, 1, sizeof piece, stdin)) > 0;)
+        st = text->len + n > MAX_PROMPT
+                 ? vptq_fail(err, VPTQ_E_FORMAT, "stdin: more than %d bytes", MAX_PROMPT)
+                 : vptq_buf_add(text, piece, n, err);
+    if (!st && ferror(stdin))
+        st = vptq_fail(err, VPTQ_E_IO, "stdin: cannot be read");
+    return st;
+}
+
+static vptq_status read_file(const char *path, vptq_buf *text, vptq_err *err)
+{
+    char *data = NULL;
+    size_t size = 0;
+    vptq_status st = vptq_file_read(path, MAX_PROMPT, text->mem, &data, &size, err);
+    if (!st)
+        st = vptq_buf_add(text, data, size, err);
+    vptq_mem_free(text->mem, data);
+    return st;
+}
+
+/* -p, the file, or stdin; of those two one newline at the end goes.  *given: there is one. */
+static vptq_status read_prompt(const generate_command *c, vptq_buf *text, bool *given,
+                               vptq_err *err)
+{
+    bool from_stdin = c->prompt && strcmp(c->prompt, "-") == 0;
+    *given = c->prompt || c->prompt_file;
+    if (c->prompt && !from_stdin)
+        return vptq_buf_add(text, c->prompt, strlen(c->prompt), err);
+    if (!*given)
+        return VPTQ_OK;
+    vptq_status st = from_stdin ? read_stdin(text, err) : read_file(c->prompt_file, text, err);
+    const char *name = from_stdin ? "stdin" : c->prompt_file;
+    if (!st && memchr(text->data, 0, text->len))
+        st = vptq_fail(err, VPTQ_E_FORMAT, "%s: a prompt with a zero byte", name);
+    if (!st && text->len > 0 && text->data[text->len - 1] == '\n')
+        text->data[--text->len] = 0;
+    return st;
+}
+
+/* The text that the model sees, its ids, and what ends a reply. */
+static vptq_status make_prompt(const vptq_cli *cli, const generate_command *c,
+                               const vptq_model *m, vptq_buf *prompt, vptq_ids *ids,
+                               vptq_ids *ends, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    bool given;
+    vptq_buf text;
+    unsigned flags = VPTQ_ENCODE_BOS | (c->special ? VPTQ_ENCODE_SPECIAL : 0);
+    vptq_buf_init(&text, cli->ctx.mem);
+    VPTQ_TRY(read_prompt(c, &text, &given, err));
+    if (c->chat) {
+        const vptq_chat_options chat = {.template_file = c->template_file,
+                                        .system = c->system,
+                                        .messages = c->messages,
+                                        .user = given ? text.data : NULL,
+                                        .date = c->date,
+                                        .args = c->args.items,
+                                        .arg_count = c->args.count};
+        VPTQ_TRY(vptq_chat_prompt(&cli->ctx, m, &chat, prompt, ends, err));
+        flags = VPTQ_ENCODE_SPECIAL; /* the template writes the BOS */
+    } else {
+        VPTQ_TRY(vptq_buf_add(prompt, text.data, text.len, err));
+    }
+    st = vptq_tokenizer_encode(m->tokenizer, prompt->data, prompt->len, flags, ids, err);
+out:
+    vptq_buf_release(&text);
+    return st;
+}
+
+/* --dry-run: text and ids of the prompt. */
+static vptq_status show_prompt(const vptq_cli *cli, const generate_command *c,
+                               const vptq_buf *prompt, const vptq_ids *ids, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_buf list;
+    vptq_buf_init(&list, cli->ctx.mem);
+    for (size_t i = 0; i < ids->count && !st; i++)
+        st = vptq_buf_printf(&list, err, "%s%d", i ? " " : "", (int)ids->data[i]);
+    if (!st && cli->common.format == CLI_JSON) {
+        vptq_cli_json j;
+        vptq_cli_json_begin(&j);
+        vptq_cli_json_str(&j, "prompt", prompt->data);
+        vptq_cli_json_u64(&j, "prompt_tokens", ids->count);
+        vptq_cli_json_str(&j, "ids", list.data);
+        vptq_cli_json_str(&j, "model", c->model);
+        vptq_cli_json_end(&j);
+    } else if (!st) {
+        printf("%s\n%zu tokens: %s\n", prompt->data, ids->count, list.data);
+    }
+    vptq_buf_release(&list);
+    return st;
+}
+
+/* ---- the command ---- */
+
+static vptq_status generate(vptq_cli *cli, const generate_command *c, vptq_cli_eval *s,
+                            const vptq_buf *prompt, vptq_ids *ids, const vptq_ids *ends,
+                            vptq_err *err)
+{
+    vptq_generate_result r = {.new_tokens = 0};
+    generated g = {.stream = cli->common.format != CLI_JSON,
+                   .prompt = c->chat ? NULL : prompt->data,
+                   .err = err};
+    const vptq_generate_options opt = {.prompt = prompt->len ? NULL : "",
+                                       .tokens = c->tokens,
+                                       .temperature = c->temperature,
+                                       .top_p = c->top_p,
+                                       .seed = cli->common.seed,
+                                       .special = c->special,
+                                       .ignore_eos = c->ignore_eos,
+                                       .ends = ends->data,
+                                       .end_count = ends->count,
+                                       .stops = c->stops.items,
+                                       .stop_count = c->stops.count};
+    vptq_buf_init(&g.text, cli->ctx.mem);
+    if (!prompt->len)
+        ids->count = 0; /* encoded by the library, which knows then that a text begins */
+    vptq_status st = vptq_eval_generate(&s->dev, &s->model, &opt, take_text, &g, ids, &r, err);
+    if (g.status)
+        st = g.status;
+    /* an interrupted run says what it came to */
+    if (!st || (st == VPTQ_E_CANCELLED && r.new_tokens > 0))
+        print_generated(c, &g, prompt->data, &r);
+    if (!st)
+        vptq_log(&cli->ctx, VPTQ_LOG_MORE,
+                 "%zu tokens of prompt, %.1f per second; %zu new ones, %.1f per second; "
+                 "ended by %s",
+                 r.prompt_tokens, r.prompt_tokens_per_second, r.new_tokens, r.tokens_per_second,
+                 vptq_stop_reason_name(r.reason));
+    vptq_buf_release(&g.text);
+    return st;
 }
 
 static int run_generate(vptq_cli *cli, const generate_command *c)
@@ -60,62 +209,101 @@ static int run_generate(vptq_cli *cli, const generate_command *c)
     vptq_err err = {0};
     vptq_status st = VPTQ_OK;
     vptq_cli_eval s = {.has_dev = false};
-    generated g = {.stream = cli->common.format != CLI_JSON, .prompt = c->prompt, .err = &err};
-    vptq_generate_options opt = {.prompt = c->prompt,
-                                 .tokens = c->tokens,
-                                 .temperature = c->temperature,
-                                 .top_p = c->top_p,
-                                 .seed = cli->common.seed,
-                                 .special = c->special,
-                                 .ignore_eos = c->ignore_eos};
-    vptq_ids ids;
-    double rate = 0;
+    vptq_ids ids, ends;
+    vptq_buf prompt;
     vptq_ids_init(&ids, cli->ctx.mem);
-    vptq_buf_init(&g.text, cli->ctx.mem);
+    vptq_ids_init(&ends, cli->ctx.mem);
+    vptq_buf_init(&prompt, cli->ctx.mem);
     VPTQ_TRY(vptq_cli_eval_open(&s, cli, c->model, c->tokenizer, c->base, true, &err));
-    VPTQ_TRY(vptq_eval_generate(&s.dev, &s.model, &opt, take_text, &g, &ids, &rate, &err));
-    VPTQ_TRY(g.status);
-    print_generated(c, &g, ids.count, rate);
-    vptq_log(&cli->ctx, VPTQ_LOG_MORE, "%zu tokens with the prompt, %.1f new ones per second",
-             ids.count, rate);
+    VPTQ_TRY(make_prompt(cli, c, &s.model, &prompt, &ids, &ends, &err));
+    if (cli->common.dry_run)
+        VPTQ_TRY(show_prompt(cli, c, &prompt, &ids, &err));
+    else
+        VPTQ_TRY(generate(cli, c, &s, &prompt, &ids, &ends, &err));
 out:
     vptq_cli_eval_close(&s);
-    vptq_buf_release(&g.text);
+    vptq_buf_release(&prompt);
+    vptq_ids_release(&ends);
     vptq_ids_release(&ids);
     return vptq_cli_finish(cli, st, &err);
 }
 
+/* 0, or what a usage error returns. */
+static int check_usage(const vptq_cli *cli, const generate_command *c)
+{
+    const struct {
+        const char *name;
+        bool given;
+    } chat_only[] = {{"system", c->system != NULL},
+                     {"messages", c->messages != NULL},
+                     {"chat-template", c->template_file != NULL},
+                     {"template-arg", c->args.count > 0},
+                     {"date", c->date != NULL}};
+    for (size_t i = 0; i < sizeof chat_only / sizeof *chat_only; i++)
+        if (chat_only[i].given && !c->chat)
+            return vptq_cli_usage_error(cli, "--%s is for --chat", chat_only[i].name);
+    if (c->prompt && c->prompt_file)
+        return vptq_cli_usage_error(cli, "--prompt and --prompt-file exclude each other");
+    if (c->chat && !c->prompt && !c->prompt_file && !c->messages)
+        return vptq_cli_usage_error(cli, "--chat needs --prompt, --prompt-file or --messages");
+    return 0;
+}
+
 int vptq_cli_generate(int argc, char **argv)
 {
-    generate_command c = {.prompt = "", .tokens = 64, .top_p = 1};
+    generate_command c = {.tokens = 64, .top_p = 1};
     const vptq_cli_option options[] = {
         {'m', "model", CLI_STRING, &c.model, "MODEL", "model to run", true},
         {0, "tokenizer", CLI_STRING, &c.tokenizer, "FILE", "tokenizer of another place", false},
         {0, "base", CLI_STRING, &c.base, "MODEL",
          "the model that a work directory was made from, if it was moved", false},
-        {'p', "prompt", CLI_STRING, &c.prompt, "TEXT", "text to continue", false},
-        {'n', "max-tokens", CLI_U64, &c.tokens, "N", "new tokens at most", false},
+        {'p', "prompt", CLI_STRING, &c.prompt, "TEXT", "text to continue; '-' reads stdin",
+         false},
+        {0, "prompt-file", CLI_STRING, &c.prompt_file, "FILE", "text to continue, from a file",
+         false},
+        {'n', "max-tokens", CLI_U64, &c.tokens, "N",
+         "new tokens at most; 0 = until the text ends or the context is full", false},
         {0, "temperature", CLI_DOUBLE, &c.temperature, "X", "0 takes the likeliest token",
          false},
         {0, "top-p", CLI_DOUBLE, &c.top_p, "X", "draw from the likeliest tokens that sum to X",
          false},
+        {0, "stop", CLI_STRINGS, &c.stops, "TEXT", "end in front of this text; may be repeated",
+         false},
         {0, "special", CLI_FLAG, &c.special, NULL,
          "special tokens of the prompt count as such, and are shown", false},
         {0, "ignore-eos", CLI_FLAG, &c.ignore_eos, NULL, "go on behind an end token", false},
+        {0, NULL, CLI_FLAG, NULL, NULL, "Chats", false},
+        {0, "chat", CLI_FLAG, &c.chat, NULL,
+         "the prompt is a user's message, put into the model's chat template", false},
+        {0, "system", CLI_STRING, &c.system, "TEXT", "system message in front", false},
+        {0, "messages", CLI_STRING, &c.messages, "FILE",
+         "JSON list of messages in front of the prompt", false},
+        {0, "chat-template", CLI_STRING, &c.template_file, "FILE",
+         "Jinja template in place of the model's", false},
+        {0, "template-arg", CLI_STRINGS, &c.args, "NAME=JSON",
+         "variable of the template; may be repeated", false},
+        {0, "date", CLI_STRING, &c.date, "DATE",
+         "YYYY-MM-DD[Thh:mm:ss], today for templates that ask; without it none", false},
         CLI_END};
     vptq_cli cli = {
         .tool = "vptq-eval",
         .command = "generate",
-        .summary = "continue a prompt",
-        .usage = "vptq-eval generate -m MODEL -p PROMPT [-n N] [--temperature X] [--top-p X]",
+        .summary = "continue a prompt, or answer it",
+        .usage = "vptq-eval generate -m MODEL -p PROMPT [-n N] [--temperature X] [--top-p X]\n"
+                 "vptq-eval generate -m MODEL --chat -p QUESTION [--system TEXT]",
         .examples = "  vptq-eval generate -m packed -p 'Once upon a time' -n 100\n"
-                    "  vptq-eval generate -m packed -p Hello --temperature 0.8 --seed 7\n",
+                    "  vptq-eval generate -m packed -p Hello --temperature 0.8 --seed 7\n"
+                    "  vptq-eval generate -m packed --chat -p 'What is 2 + 2?' -n 0\n"
+                    "  vptq-eval generate -m packed --chat -p Hello --dry-run\n",
         .options = options,
         .formats = "text|json",
-        .omit = "force|dry-run"};
+        .omit = "force"};
     int code;
-    if (vptq_cli_parse(&cli, argc, argv, 2, &code))
-        code = run_generate(&cli, &c);
+    if (vptq_cli_parse(&cli, argc, argv, 2, &code)) {
+        code = check_usage(&cli, &c);
+        if (!code)
+            code = run_generate(&cli, &c);
+    }
     vptq_cli_release(&cli);
     return code;
 }

@@ -31,13 +31,15 @@
 #include "lib/pipeline.h"
 #include "lib/pipeline_ablate.h"
 
-/* measuring models, and reports */
+/* measuring models, text, and reports */
 #include "lib/eval/error_report.h"
 #include "lib/eval/eval.h"
 #include "lib/eval/gemv.h"
+#include "lib/eval/generate.h"
 #include "lib/eval/report.h"
 #include "lib/eval/serve.h" /* speed of serving */
 #include "lib/eval/table.h"
 #include "lib/eval/tasks.h"
+#include "lib/model/chat.h"
 
 #endif

@@ -29,23 +29,4 @@ vptq_status vptq_eval_error(vptq_device *dev, const vptq_model *quantized,
                             uint32_t last_layer, vptq_error_fn fn, void *arg,
                             vptq_err *err) VPTQ_MUST_CHECK;
 
-typedef struct vptq_generate_options {
-    const char *prompt;
-    size_t tokens;      /* at most, behind the prompt */
-    double temperature; /* 0 = greedy */
-    double top_p;       /* 1 = off */
-    uint64_t seed;
-    bool special; /* special tokens in the prompt become ids; and are shown in the output */
-    bool ignore_eos;
-} vptq_generate_options;
-
-/* `ids` gets prompt and continuation (the end token included); `emit` (may be NULL) gets the
- * text of the new tokens as it comes, cut between characters.  tokens_per_second: of the
- * single steps, 0 where there was none; may be NULL. */
-typedef void (*vptq_emit_fn)(void *arg, const char *text, size_t len);
-vptq_status vptq_eval_generate(vptq_device *dev, const vptq_model *m,
-                               const vptq_generate_options *opt, vptq_emit_fn emit, void *arg,
-                               vptq_ids *ids, double *tokens_per_second,
-                               vptq_err *err) VPTQ_MUST_CHECK;
-
 #endif

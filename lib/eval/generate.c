@@ -1,9 +1,10 @@
-/* Continuing a prompt token by token, greedy or sampled, with its text as it comes. */
+#include "lib/eval/generate.h"
+
 #include <math.h>
 #include <string.h>
 
 #include "lib/base/rng.h"
-#include "lib/eval/eval.h"
+#include "lib/model/chat.h"
 #include "lib/model/forward.h"
 
 /* ---- text ---- */
@@ -25,26 +26,67 @@ static size_t incomplete_tail(const char *text, size_t len)
 
 typedef struct writer {
     const vptq_tokenizer *t;
-    bool special, at_start;
+    const vptq_generate_options *o;
+    bool at_start;
+    bool stopped; /* a stop string came */
     vptq_emit_fn emit;
     void *arg;
-    vptq_buf text; /* bytes that wait for the rest of their character */
+    vptq_buf text; /* bytes that wait for the rest of their character, or of a stop string */
 } writer;
+
+/* Bytes at the end of the text that begin a stop string without ending it. */
+static size_t begun_stop(const writer *w)
+{
+    size_t most = 0;
+    for (size_t i = 0; i < w->o->stop_count; i++) {
+        const char *stop = w->o->stops[i];
+        size_t n = strlen(stop) - 1;
+        n = n < w->text.len ? n : w->text.len;
+        while (n > most && memcmp(w->text.data + w->text.len - n, stop, n) != 0)
+            n--;
+        most = n > most ? n : most;
+    }
+    return most;
+}
+
+/* Where text [len] contains a string; len when nowhere. */
+static size_t find_in(const char *text, size_t len, const char *what)
+{
+    size_t n = strlen(what);
+    for (size_t i = 0; i + n <= len; i++)
+        if (memcmp(text + i, what, n) == 0)
+            return i;
+    return len;
+}
+
+static void give_out(writer *w, size_t n)
+{
+    if (n > 0 && w->emit)
+        w->emit(w->arg, w->text.data, n);
+    memmove(w->text.data, w->text.data + n, w->text.len - n);
+    w->text.len -= n;
+    w->text.data[w->text.len] = 0;
+}
 
 static vptq_status write_token(writer *w, int32_t id, vptq_err *err)
 {
-    if (!w->emit)
-        return VPTQ_OK;
     vptq_status st =
-        vptq_tokenizer_decode(w->t, &id, 1, &w->at_start, w->special, &w->text, err);
+        vptq_tokenizer_decode(w->t, &id, 1, &w->at_start, w->o->special, &w->text, err);
     if (st || w->text.len == 0)
         return st;
-    size_t tail = incomplete_tail(w->text.data, w->text.len), ready = w->text.len - tail;
-    if (ready)
-        w->emit(w->arg, w->text.data, ready);
-    memmove(w->text.data, w->text.data + ready, tail);
-    w->text.len = tail;
-    w->text.data[tail] = 0;
+    size_t end = w->text.len;
+    for (size_t i = 0; i < w->o->stop_count; i++) {
+        size_t at = find_in(w->text.data, w->text.len, w->o->stops[i]);
+        end = at < end ? at : end;
+    }
+    w->stopped = end < w->text.len;
+    if (w->stopped) {
+        give_out(w, end);
+        vptq_buf_clear(&w->text);
+        return VPTQ_OK;
+    }
+    size_t tail = incomplete_tail(w->text.data, w->text.len), begun = begun_stop(w);
+    give_out(w, w->text.len - (tail > begun ? tail : begun));
     return VPTQ_OK;
 }
 
@@ -60,79 +102,138 @@ static vptq_status check_options(const vptq_model *m, const vptq_generate_option
                          o->temperature);
     if (!(o->top_p > 0 && o->top_p <= 1))
         return vptq_fail(err, VPTQ_E_ARG, "top-p %g is not above 0 and at most 1", o->top_p);
+    for (size_t i = 0; i < o->stop_count; i++)
+        if (!*o->stops[i])
+            return vptq_fail(err, VPTQ_E_ARG, "a stop string is empty");
     return VPTQ_OK;
 }
 
-static bool is_end(const vptq_model *m, int32_t id)
+static bool is_in(const int32_t *ids, size_t n, int32_t id)
 {
-    return id == m->desc->eos || id == m->vocab.eos;
+    for (size_t i = 0; i < n; i++)
+        if (ids[i] == id)
+            return true;
+    return false;
 }
 
-/* Steps through the prompt, then token by token; *since: when the prompt was through. */
-static vptq_status continue_prompt(vptq_forward *f, const vptq_model *m,
-                                   const vptq_generate_options *o, writer *w, vptq_ids *ids,
-                                   double *since, vptq_err *err)
+typedef struct generation {
+    vptq_forward *f;
+    const vptq_model *m;
+    const vptq_generate_options *o;
+    vptq_ids *ids, ends;
+    size_t tokens;
+    writer w;
+    double begin, since; /* seconds: start, and when the prompt was through */
+    vptq_stop_reason reason;
+} generation;
+
+/* Steps through the prompt, then token by token. */
+static vptq_status continue_prompt(generation *g, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
+    const vptq_generate_options *o = g->o;
     const vptq_rng rng = vptq_rng_make(o->seed, 0, 0, VPTQ_RNG_GENERATE);
-    const int32_t *feed = ids->data;
-    size_t n = ids->count;
-    for (size_t i = 0; i < o->tokens; i++) {
+    const int32_t *feed = g->ids->data;
+    size_t n = g->ids->count;
+    for (size_t i = 0; i < g->tokens; i++) {
         const vptq_forward_choice choice = {
             .temperature = o->temperature, .top_p = o->top_p, .u = vptq_rng_uniform(&rng, i)};
         int32_t next;
-        VPTQ_TRY(vptq_forward_next(f, feed, n, &choice, &next, err));
+        VPTQ_TRY(vptq_forward_next(g->f, feed, n, &choice, &next, err));
         if (i == 0)
-            *since = vptq_seconds();
+            g->since = vptq_seconds();
         if (next < 0)
             return vptq_fail(err, VPTQ_E_NUMERIC, "%s: the model's output is not a number",
-                             m->ckpt.path);
-        VPTQ_TRY(vptq_ids_add(ids, &next, 1, err));
-        VPTQ_TRY(write_token(w, next, err));
-        if (!o->ignore_eos && is_end(m, next))
+                             g->m->ckpt.path);
+        VPTQ_TRY(vptq_ids_add(g->ids, &next, 1, err));
+        VPTQ_TRY(write_token(&g->w, next, err));
+        if (g->w.stopped) {
+            g->reason = VPTQ_STOPPED_BY_STRING;
             break;
-        feed = &ids->data[ids->count - 1];
+        }
+        if (!o->ignore_eos &&
+            (is_in(g->ends.data, g->ends.count, next) || is_in(o->ends, o->end_count, next))) {
+            g->reason = VPTQ_STOPPED_BY_END;
+            break;
+        }
+        feed = &g->ids->data[g->ids->count - 1];
         n = 1;
     }
-    if (w->text.len)
-        w->emit(w->arg, w->text.data, w->text.len);
+out:
+    if (st == VPTQ_E_CANCELLED)
+        g->reason = VPTQ_STOPPED_BY_CANCEL;
+    if (!st || st == VPTQ_E_CANCELLED)
+        give_out(&g->w, g->w.text.len);
+    return st;
+}
+
+/* The prompt as ids, and the room that is needed behind it. */
+static vptq_status take_prompt(generation *g, size_t *length, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    const vptq_generate_options *o = g->o;
+    const size_t context = g->m->desc->context;
+    if (o->prompt)
+        VPTQ_TRY(vptq_tokenizer_encode(g->m->tokenizer, o->prompt, strlen(o->prompt),
+                                       VPTQ_ENCODE_BOS | (o->special ? VPTQ_ENCODE_SPECIAL : 0),
+                                       g->ids, err));
+    size_t prompt = g->ids->count;
+    if (prompt == 0)
+        return vptq_fail(err, VPTQ_E_ARG, "an empty prompt: this tokenizer adds nothing to it");
+    VPTQ_TRY(vptq_ids_check(g->ids->data, prompt, g->m->desc->vocab, g->m->vocab.source, err));
+    if (prompt >= context)
+        return vptq_fail(err, VPTQ_E_ARG,
+                         "the prompt has %zu tokens, the model's context of %zu leaves no room "
+                         "behind it",
+                         prompt, context);
+    g->w.at_start = o->prompt && o->prompt[0] == 0;
+    g->tokens = o->tokens ? o->tokens : context - prompt;
+    if (!vptq_size_add(prompt, g->tokens, length))
+        st = vptq_fail(err, VPTQ_E_ARG, "%zu tokens are too many", g->tokens);
 out:
     return st;
 }
 
+static void fill_result(const generation *g, size_t prompt, vptq_generate_result *r)
+{
+    double now = vptq_seconds(), first = g->since - g->begin, rest = now - g->since;
+    size_t fresh = g->ids->count - prompt;
+    *r = (vptq_generate_result){
+        .reason = g->reason, .prompt_tokens = prompt, .new_tokens = fresh};
+    if (fresh > 0 && first > 0)
+        r->prompt_tokens_per_second = (double)prompt / first;
+    if (fresh > 1 && rest > 0)
+        r->tokens_per_second = (double)(fresh - 1) / rest;
+}
+
+const char *vptq_stop_reason_name(vptq_stop_reason r)
+{
+    static const char *const names[] = {"length", "end_of_text", "stop", "interrupted"};
+    return names[r];
+}
+
 vptq_status vptq_eval_generate(vptq_device *dev, const vptq_model *m,
                                const vptq_generate_options *o, vptq_emit_fn emit, void *arg,
-                               vptq_ids *ids, double *tokens_per_second, vptq_err *err)
+                               vptq_ids *ids, vptq_generate_result *result, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    vptq_forward *f = NULL;
-    writer w = {.t = m->tokenizer, .special = o->special, .emit = emit, .arg = arg};
-    vptq_buf_init(&w.text, dev->ctx->mem);
+    generation g = {
+        .m = m, .o = o, .ids = ids, .w = {.t = m->tokenizer, .o = o, .emit = emit, .arg = arg}};
+    vptq_buf_init(&g.w.text, dev->ctx->mem);
+    vptq_ids_init(&g.ends, dev->ctx->mem);
+    size_t length = 0;
     VPTQ_TRY(check_options(m, o, err));
-    VPTQ_TRY(vptq_tokenizer_encode(m->tokenizer, o->prompt, strlen(o->prompt),
-                                   VPTQ_ENCODE_BOS | (o->special ? VPTQ_ENCODE_SPECIAL : 0),
-                                   ids, err));
-    size_t prompt = ids->count;
-    if (prompt == 0) {
-        st = vptq_fail(err, VPTQ_E_ARG, "an empty prompt: this tokenizer adds nothing to it");
-        goto out;
-    }
-    VPTQ_TRY(vptq_ids_check(ids->data, prompt, m->desc->vocab, m->vocab.source, err));
-    w.at_start = o->prompt[0] == 0;
-    size_t length;
-    if (!vptq_size_add(prompt, o->tokens, &length)) {
-        st = vptq_fail(err, VPTQ_E_ARG, "%zu tokens are too many", o->tokens);
-        goto out;
-    }
-    VPTQ_TRY(vptq_forward_open(m, dev, length, &f, err));
-    double since = 0;
-    VPTQ_TRY(continue_prompt(f, m, o, &w, ids, &since, err));
-    double seconds = vptq_seconds() - since;
-    size_t steps = ids->count > prompt ? ids->count - prompt - 1 : 0;
-    if (tokens_per_second)
-        *tokens_per_second = steps && seconds > 0 ? (double)steps / seconds : 0;
+    VPTQ_TRY(take_prompt(&g, &length, err));
+    VPTQ_TRY(vptq_model_ends(dev->ctx, m, &g.ends, err));
+    VPTQ_TRY(vptq_forward_open(m, dev, length, &g.f, err));
+    const size_t prompt = ids->count;
+    g.begin = g.since = vptq_seconds();
+    st = continue_prompt(&g, err);
+    if (result && (!st || st == VPTQ_E_CANCELLED))
+        fill_result(&g, prompt, result);
 out:
-    vptq_forward_close(f);
-    vptq_buf_release(&w.text);
+    vptq_forward_close(g.f);
+    vptq_ids_release(&g.ends);
+    vptq_buf_release(&g.w.text);
     return st;
 }

@@ -8,6 +8,7 @@
 #include "formats/json.h"
 #include "hessian/hessian_collect.h"
 #include "lib/eval/eval.h"
+#include "lib/eval/generate.h"
 #include "lib/model/forward.h"
 #include "tests/vrig.h"
 #include "tests/vtest.h"
@@ -389,10 +390,11 @@ static const vptq_generate_options greedy = {.prompt = "", .tokens = 200, .top_p
 static void generate(vrig *r, const vptq_generate_options *o, collected *c, vptq_ids *ids)
 {
     vptq_err err = {0};
-    double rate;
+    vptq_generate_result result;
     c->len = c->calls = 0;
     vptq_ids_init(ids, &r->mem);
-    assert_ok(vptq_eval_generate(&r->dev, &r->m, o, collect_text, c, ids, &rate, &err), &err);
+    assert_ok(vptq_eval_generate(&r->dev, &r->m, o, collect_text, c, ids, &result, &err), &err);
+    assert_int_equal(result.prompt_tokens + result.new_tokens, ids->count);
 }
 
 static void test_greedy(void **state)

@@ -1,0 +1,108 @@
+# Chats: the template of the model in each of its forms, what goes into it, and what ends a reply.
+hf=$(data models/stories260K-hf)
+text=$(data text/tinystories/tiny.utf8)
+mkdir src
+cp "$hf"/{config.json,generation_config.json,model.safetensors,tokenizer.json,tokenizer_config.json} src
+# shellcheck disable=SC2016 # Jinja
+cat > src/chat_template.jinja <<'EOF'
+{{ bos_token }}{% for m in messages %}
+{{ m.role | capitalize }}: {{ m.content }}{{ eos_token if m.role == 'assistant' }}
+{% endfor %}
+{% if add_generation_prompt %}
+Once upon a time{{ ', ' ~ name if name }}
+{%- endif %}
+EOF
+run() { "$BIN/vptq-eval" generate -q -m "$@"; }
+show() { run "$@" --chat --dry-run; }
+
+printf '<s>System: Be kind.\nUser: Tell me.\nOnce upon a time\n' > want.txt
+show src -p 'Tell me.' --system 'Be kind.' > out.txt
+head -n 3 out.txt > prompt.txt
+expect_same prompt.txt want.txt
+expect_line out.txt '^[0-9]* tokens: 1 [0-9 ]*$'
+show src -p 'Tell me.' --system 'Be kind.' --format json > out.json
+[ "$(json_get prompt out.json)" = '<s>System: Be kind.\nUser: Tell me.\nOnce upon a time' ] || fail "$(cat out.json)"
+expect_number "$(json_get ids out.json | wc -w)" == "$(json_get prompt_tokens out.json)"
+
+# The same prompt from a file and from stdin, without the newline at their end.
+echo 'Tell me.' > q.txt
+show src --prompt-file q.txt --system 'Be kind.' > file.txt
+show src -p - --system 'Be kind.' < q.txt > stdin.txt
+expect_same out.txt file.txt
+expect_same out.txt stdin.txt
+
+# Messages of a file come in front; arguments and another template.
+echo '[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]' > talk.json
+show src --messages talk.json -p c --template-arg 'name="Tom"' > talk.txt
+printf '<s>User: a\nAssistant: b</s>\nUser: c\nOnce upon a time, Tom\n' > want.txt
+head -n 4 talk.txt > prompt.txt
+expect_same prompt.txt want.txt
+# shellcheck disable=SC2016
+echo '{{ strftime_now("%d %B %Y") }}' > date.jinja
+show src --chat-template date.jinja -p x --date 2026-02-03 | head -n 1 > date.txt
+[ "$(cat date.txt)" = '03 February 2026' ] || fail "$(cat date.txt)"
+
+# Every form of the model has the template along.
+"$BIN/vptq-hessian" -q -m src -c "$text" -n 2 -l 64 -o h > /dev/null
+"$BIN/vptq-quantize" -q -m src -H h -o work -v 4 -k 16 -r 0 --layers 1-1 > /dev/null
+"$BIN/vptq-pack" -q work -o packed > /dev/null
+"$BIN/vptq-pack" -q packed -o packed.vptq > /dev/null
+"$BIN/vptq-pack" -q --unpack src -o model.gguf > /dev/null
+for model in work packed packed.vptq model.gguf; do
+    show "$model" -p 'Tell me.' --system 'Be kind.' > form.txt
+    expect_same out.txt form.txt "for $model"
+done
+
+# A reply: only it is printed; the reason is told.
+run src --chat -p 'Tell me.' -n 8 > reply.txt
+run src --chat -p 'Tell me.' -n 8 --format json > reply.json
+[ "$(json_get text reply.json)" = "$(cat reply.txt)" ] || fail "$(cat reply.json)"
+[ "$(json_get stop_reason reply.json)" = length ] || fail "$(cat reply.json)"
+[ "$(json_get new_tokens reply.json)" = 8 ] || fail "$(cat reply.json)"
+
+# Ends: of generation_config.json, of a text, by a string across tokens, by the context.
+run src -p 'Once upon a' -n 8 --format json > raw.json
+[ "$(json_get text raw.json)" = ' time, there was a little gir' ] || fail "$(cat raw.json)"
+"$BIN/vptq-eval" generate -q -m src -p 'Once upon a time' --dry-run --format json > ids.json
+json_get ids ids.json | awk '{ printf "{\"eos_token_id\": [2, %d]}\n", $NF }' > src/generation_config.json
+run src -p 'Once upon a' -n 8 --format json > end.json
+[ "$(json_get stop_reason end.json) $(json_get new_tokens end.json)" = 'end_of_text 1' ] || fail "$(cat end.json)"
+run src -p 'Once upon a' -n 8 --ignore-eos --stop 'no such' --stop 's a litt' --format json > stop.json
+[ "$(json_get text stop.json)" = ' time, there wa' ] || fail "$(cat stop.json)"
+[ "$(json_get stop_reason stop.json)" = stop ] || fail "$(cat stop.json)"
+run src -p 'Once upon a' -n 4 --ignore-eos --stop 'there was nothing' --format json > held.json
+[ "$(json_get text held.json)" = ' time, there was' ] || fail "what was held back is lost: $(cat held.json)"
+run src -p 'Once upon a' -n 0 --ignore-eos --format json > all.json
+[ "$(json_get tokens all.json) $(json_get stop_reason all.json)" = '512 length' ] || fail "$(cat all.json)"
+
+# bad STATUS TEXT ARGUMENT..: exit status, and one sentence that has the text.
+bad()
+{
+    local status=$1 part=$2
+    shift 2
+    expect_exit "$status" "$BIN/vptq-eval" generate -q "$@" > /dev/null 2> err.txt
+    expect_line err.txt "$part"
+}
+bad 2 '\-\-system is for --chat' -m src -p x --system y
+bad 2 '\-\-chat needs --prompt' -m src --chat
+bad 2 'exclude each other' -m src -p x --prompt-file q.txt
+bad 2 'a stop string is empty' -m src -p x --stop ''
+bad 2 "'today' is no date" -m src --chat -p x --date today
+bad 1 'has no chat template; give --chat-template FILE' -m "$hf" --chat -p x
+bad 1 'nowhere.jinja' -m src --chat -p x --chat-template nowhere.jinja
+echo "{{ raise_exception('only system messages') }}" > no.jinja
+bad 1 'no.jinja: line 1: the template refuses: only system messages' -m src --chat -p x --chat-template no.jinja
+head -c 4000 "$text" > long.txt
+bad 2 "the prompt has [0-9]* tokens, the model's context of 512" -m src --prompt-file long.txt
+
+# An interrupted text ends with a line, and status 130.
+"$BIN/vptq-eval" generate -q -m src --backend ref -p 'Once upon' -n 60000 --ignore-eos > cut.txt 2> err.txt &
+pid=$!
+begun() { [ "$(wc -c < cut.txt)" -gt 60 ]; }
+wait_for 30 begun
+kill -INT "$pid"
+status=0
+wait "$pid" || status=$?
+[ "$status" = 130 ] || fail "status $status after SIGINT: $(cat err.txt)"
+expect_line cut.txt '^Once upon a time, there was'
+[ -z "$(tail -c 1 cut.txt)" ] || fail "the text has no end of line"
