@@ -3,7 +3,8 @@
 # F32: the logits that transformers computed (tests/golden).  The demo model: the same token ids as
 # ours, and the same perplexity as vptq-eval's: within 0.1 % for the original in F16 and for a model
 # with three quantized blocks, within 0.5 % with the embedding in Q8_0 (llama.cpp rounds what it
-# multiplies with such weights to 8 bits, too).
+# multiplies with such weights to 8 bits, too); and all figures of vptq-eval kld between the two by
+# llama.cpp's protocol, within 0.1 %.
 #
 # The package is built from source (a C++ compiler, some minutes) into build/interop/gguf, which is kept.
 # Where it cannot be had, one line says so and the exit status is 0.  The last line is
@@ -15,7 +16,7 @@ set -euo pipefail
 
 src=$(cd "$(dirname "$0")/.." && pwd)
 dir=${INTEROP_DIR:-$src/build/interop}/gguf
-BIN=${BIN:-$src/build/bin}
+export BIN=${BIN:-$src/build/bin} PYTHONDONTWRITEBYTECODE=1
 data=${VPTQ_DATA:-$src/../shared/data}
 text=${TEXT:-$data/text/wikitext2/wiki.test.raw}
 context=${CONTEXT:-256}
@@ -109,6 +110,18 @@ head -c 200000 "$text" >"$dir/calibration.txt"
     -v 4 -k 256 -r 0 --sweeps 0 --refits 1 -o "$dir/work" >"$dir/quantize.txt" 2>&1
 unpack "$dir/work" -o "$dir/quantized.gguf"
 same quantized "$dir/work" "$dir/quantized.gguf" 1e-3
+
+# In F32, since llama.cpp rounds what it multiplies with F16 weights to F16, too.
+unpack "$model" -o "$dir/original.gguf" --dtype f32
+unpack "$dir/work" -o "$dir/changed.gguf" --dtype f32
+if "$python" "$src/tests/interop/evaluation.py" llama.cpp "$dir/original.gguf" "$dir/changed.gguf" "$text" \
+    "$context" "$windows" "$model" "$dir/work" >"$dir/figures.md" 2>"$dir/llama.log"; then
+    echo "ok figures of kld: $(grep -c '^| `' "$dir/figures.md") within 0.1 % (see $dir/figures.md)"
+    passed=$((passed + 1))
+else
+    echo "not ok figures of kld: $(tail -n 1 "$dir/llama.log") (see $dir/figures.md)"
+    failed=$((failed + 1))
+fi
 
 unpack "$model" -o "$dir/q8_0.gguf" --embeddings q8_0
 same "Q8_0 embedding" "$dir/q8_0.gguf" "$dir/q8_0.gguf" 5e-3

@@ -20,6 +20,7 @@ import torch
 from safetensors.torch import load_file
 
 import branch
+import evaluation
 import upstream
 
 SRC = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../.."))
@@ -168,6 +169,19 @@ def write_model(model, calibration, packed, work, quantize, pack):
     tool("pack", quantized, "-o", packed, "-f", *pack)
 
 
+def check_figures(base, packed, text, work):
+    """Perplexity and divergence from the original, both protocols, from the logits of transformers."""
+    plain = os.path.join(work, "original")
+    tool("pack", "--unpack", base, "-o", plain, "--dtype", "f32", "-f")
+    theirs = evaluation.Transformers(plain, packed, upstream.by_transformers).figures(text, 256, 4)
+    for protocol, figures in theirs.items():
+        shown = []
+        wrong = evaluation.compare(*evaluation.ours(base, packed, text, 256, 4, protocol), figures, shown.append)
+        if wrong:
+            raise Failed("\n".join(line for line in shown if "WRONG" in line))
+    return ", ".join(f"{protocol}: divergence {f['mean_kld']:.4f}, ppl {f['ppl']:.3f}" for protocol, f in theirs.items())
+
+
 def written_models(report, work):
     """Every combination of groups, residual, outliers and normalization on a tiny model of every family; vector
     length, storage type, permutation and shards change from one to the next."""
@@ -236,6 +250,7 @@ def real_models(report, work):
                                                     quantize, ["--lm-head"]) or "quantized and packed")
     check_model(report, name, packed, ids[:256], work)
     report.run(name + " tokenizer", lambda: check_tokenizers(packed, os.path.join(SRC, "docs/formats.md")))
+    report.run(name + " figures", lambda: check_figures(demo, packed, os.path.join(SRC, "docs/formats.md"), work))
 
 
 def skip(why):
