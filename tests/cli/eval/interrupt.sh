@@ -4,7 +4,7 @@ text=$(data text/tinystories/tiny.utf8)
 "$BIN/vptq-eval" ppl -m "$model" --text "$text" --context 512 --backend ref --progress \
     >out.txt 2>err.txt &
 pid=$!
-scoring() { grep -q 'windows 1 to' err.txt; }
+scoring() { grep -q 'windows 1-' err.txt; }
 wait_for 60 scoring
 kill -INT "$pid"
 status=0
