@@ -376,6 +376,8 @@ bool vptq_tpl_same_text(const tpl_value *v, const char *text);
 double vptq_tpl_number(const tpl_value *v);
 vptq_status vptq_tpl_equal(tpl_run *r, const tpl_value *a, const tpl_value *b,
                            bool *equal) VPTQ_MUST_CHECK;
+/* An error for what cannot be a dict's key: lists, dicts, tuples that have one. */
+vptq_status vptq_tpl_hashable(tpl_run *r, const tpl_value *key) VPTQ_MUST_CHECK;
 /* < 0, 0, > 0; an error for what has no order. */
 vptq_status vptq_tpl_order(tpl_run *r, const tpl_value *a, const tpl_value *b,
                            int *order) VPTQ_MUST_CHECK;

@@ -254,6 +254,7 @@ static vptq_status f_unique(tpl_run *r, const tpl_value *v, const tpl_args *args
     TPL_TRY(vptq_tpl_list(r, TPL_FORM_LAZY, items->count, out));
     for (size_t i = 0; i < items->count; i++) {
         bool seen = false;
+        TPL_TRY(vptq_tpl_hashable(r, &keys[i]));
         for (size_t j = 0; j < i && !seen; j++)
             TPL_TRY(vptq_tpl_equal(r, &keys[i], &keys[j], &seen));
         if (!seen)

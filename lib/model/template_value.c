@@ -86,17 +86,25 @@ vptq_status vptq_tpl_dict(tpl_run *r, tpl_kind kind, size_t cap, tpl_value *out)
     return VPTQ_OK;
 }
 
-static vptq_status hashable(tpl_run *r, const tpl_value *key)
+vptq_status vptq_tpl_hashable(tpl_run *r, const tpl_value *key)
 {
+    bool tuple = key->kind == TPL_LIST && key->u.list->form == TPL_FORM_TUPLE;
     if (key->kind == TPL_DICT || (key->kind == TPL_LIST && key->u.list->form == TPL_FORM_LIST))
         return vptq_tpl_fail(r, "%s cannot be a key", vptq_tpl_type(key));
+    if (!tuple)
+        return VPTQ_OK;
+    TPL_TRY(vptq_tpl_deeper(r));
+    TPL_TRY(vptq_tpl_step(r, key->u.list->count));
+    for (size_t i = 0; i < key->u.list->count; i++)
+        TPL_TRY(vptq_tpl_hashable(r, &key->u.list->items[i]));
+    r->depth--;
     return VPTQ_OK;
 }
 
 /* The place of a key; count where it is not there. */
 static vptq_status find_key(tpl_run *r, const tpl_dict *d, const tpl_value *key, size_t *at)
 {
-    TPL_TRY(hashable(r, key));
+    TPL_TRY(vptq_tpl_hashable(r, key));
     TPL_TRY(vptq_tpl_step(r, d->count));
     for (*at = 0; *at < d->count; ++*at) {
         bool equal;

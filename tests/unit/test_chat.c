@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "lib/eval/generate.h"
 #include "lib/model/chat.h"
 #include "tests/vrig.h"
 #include "tests/vtest.h"
@@ -250,12 +251,86 @@ static void test_out_of_memory(void **state)
     vrig_close(&r);
 }
 
+/* ---- the demo model ---- */
+
+static void expect_ids(const int32_t *ids, size_t n, const json_t *want)
+{
+    assert_int_equal(n, json_array_size(want));
+    for (size_t i = 0; i < n; i++)
+        assert_int_equal(ids[i], json_integer_value(json_array_get(want, i)));
+}
+
+static void collect(void *arg, const char *text, size_t len)
+{
+    vptq_err err = {0};
+    assert_ok(vptq_buf_add(arg, text, len, &err), &err);
+}
+
+/* Prompt ids and the greedy reply of a conversation as transformers has them. */
+static void check_reply(vrig *r, const char *dir, const json_t *c, size_t tokens)
+{
+    vptq_err err = {0};
+    char file[PATH];
+    vptq_buf prompt, reply;
+    vptq_ids ids, ends;
+    vptq_generate_result result;
+    vptq_buf_init(&prompt, &r->mem);
+    vptq_buf_init(&reply, &r->mem);
+    vptq_ids_init(&ids, &r->mem);
+    vptq_ids_init(&ends, &r->mem);
+    vtest_path(file, sizeof file, dir, "talk.json");
+    assert_ok(vptq_json_save(file, json_object_get(c, "messages"), &err), &err);
+    assert_ok(vptq_chat_prompt(&r->ctx, &r->m, &(vptq_chat_options){.messages = file}, &prompt,
+                               &ends, &err),
+              &err);
+    assert_ok(vptq_tokenizer_encode(r->m.tokenizer, prompt.data, prompt.len,
+                                    VPTQ_ENCODE_SPECIAL, &ids, &err),
+              &err);
+    size_t n = ids.count;
+    expect_ids(ids.data, n, json_object_get(c, "prompt_ids"));
+    const vptq_generate_options o = {
+        .tokens = tokens, .top_p = 1, .ends = ends.data, .end_count = ends.count};
+    assert_ok(vptq_eval_generate(&r->dev, &r->m, &o, collect, &reply, &ids, &result, &err),
+              &err);
+    expect_ids(ids.data + n, ids.count - n, json_object_get(c, "reply_ids"));
+    assert_string_equal(reply.data, json_string_value(json_object_get(c, "reply")));
+    assert_int_equal(result.reason,
+                     result.new_tokens < tokens ? VPTQ_STOPPED_BY_END : VPTQ_STOPPED_BY_LENGTH);
+    vptq_ids_release(&ends);
+    vptq_ids_release(&ids);
+    vptq_buf_release(&reply);
+    vptq_buf_release(&prompt);
+}
+
+static void test_demo_replies(void **state)
+{
+    const char *model = getenv("VPTQ_DEMO_F16");
+    vptq_err err = {0};
+    vrig r;
+    json_t *golden, *c;
+    size_t i;
+    if (!model) {
+        print_message("VPTQ_DEMO_F16 does not name the demo model\n");
+        skip();
+    }
+    assert_ok(vptq_json_load("tests/golden/chat_demo.json", 1 << 20, &golden, &err), &err);
+    vrig_open(&r, model, NULL, true);
+    json_array_foreach(json_object_get(golden, "cases"), i, c)
+    {
+        check_reply(&r, *state, c,
+                    (size_t)json_integer_value(json_object_get(golden, "new_tokens")));
+    }
+    assert_int_equal(i, 3);
+    vrig_close(&r);
+    json_decref(golden);
+}
+
 int main(int argc, char **argv)
 {
 #define WITH_DIR(test)                                                                         \
     cmocka_unit_test_setup_teardown(test, vtest_scratch_setup, vtest_scratch_teardown)
-    const struct CMUnitTest tests[] = {WITH_DIR(test_places), WITH_DIR(test_tokens_by_id),
-                                       WITH_DIR(test_messages), WITH_DIR(test_ends),
-                                       WITH_DIR(test_out_of_memory)};
+    const struct CMUnitTest tests[] = {
+        WITH_DIR(test_places), WITH_DIR(test_tokens_by_id),  WITH_DIR(test_messages),
+        WITH_DIR(test_ends),   WITH_DIR(test_out_of_memory), WITH_DIR(test_demo_replies)};
     return vtest_main(argc, argv, tests);
 }

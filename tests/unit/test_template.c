@@ -207,6 +207,8 @@ static void test_errors(void **state)
         {"{{ x|tojson }}", VPTQ_E_FORMAT, "undefined cannot be written as JSON"},
         {"{{ [].append(1) }}", VPTQ_E_FORMAT, "'append' would change a list"},
         {"{{ {}.update({}) }}", VPTQ_E_FORMAT, "'update' would change a dict"},
+        {"{{ {(1, []): 2} }}", VPTQ_E_FORMAT, "a list cannot be a key"},
+        {"{{ [{}]|unique|list }}", VPTQ_E_FORMAT, "a dict cannot be a key"},
         {"{% set a, b = [1] %}", VPTQ_E_FORMAT, "1 values for 2 names"},
         {"{% set x.y = 1 %}", VPTQ_E_FORMAT, "'x' is no namespace"},
         {"{% macro m() %}{% endmacro %}{{ m(1) }}", VPTQ_E_FORMAT, "takes at most 0 arguments"},
