@@ -159,6 +159,8 @@ void vptq_cli_json_u64(vptq_cli_json *j, const char *key, uint64_t value);
 void vptq_cli_json_f64(vptq_cli_json *j, const char *key,
                        double value); /* shortest that reads back */
 void vptq_cli_json_bool(vptq_cli_json *j, const char *key, bool value);
+void vptq_cli_json_ids(vptq_cli_json *j, const char *key, const int32_t *ids,
+                       size_t n);         /* an array */
 void vptq_cli_json_end(vptq_cli_json *j); /* closes and ends the line */
 
 #endif

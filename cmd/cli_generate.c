@@ -141,27 +141,23 @@ out:
 }
 
 /* --dry-run: text and ids of the prompt. */
-static vptq_status show_prompt(const vptq_cli *cli, const generate_command *c,
-                               const vptq_buf *prompt, const vptq_ids *ids, vptq_err *err)
+static void show_prompt(const vptq_cli *cli, const generate_command *c, const vptq_buf *prompt,
+                        const vptq_ids *ids)
 {
-    vptq_status st = VPTQ_OK;
-    vptq_buf list;
-    vptq_buf_init(&list, cli->ctx.mem);
-    for (size_t i = 0; i < ids->count && !st; i++)
-        st = vptq_buf_printf(&list, err, "%s%d", i ? " " : "", (int)ids->data[i]);
-    if (!st && cli->common.format == CLI_JSON) {
+    if (cli->common.format == CLI_JSON) {
         vptq_cli_json j;
         vptq_cli_json_begin(&j);
         vptq_cli_json_str(&j, "prompt", prompt->data);
         vptq_cli_json_u64(&j, "prompt_tokens", ids->count);
-        vptq_cli_json_str(&j, "ids", list.data);
+        vptq_cli_json_ids(&j, "ids", ids->data, ids->count);
         vptq_cli_json_str(&j, "model", c->model);
         vptq_cli_json_end(&j);
-    } else if (!st) {
-        printf("%s\n%zu tokens: %s\n", prompt->data, ids->count, list.data);
+        return;
     }
-    vptq_buf_release(&list);
-    return st;
+    printf("%s\n%zu tokens:", prompt->data, ids->count);
+    for (size_t i = 0; i < ids->count; i++)
+        printf(" %d", (int)ids->data[i]);
+    putchar('\n');
 }
 
 /* ---- the command ---- */
@@ -217,7 +213,7 @@ static int run_generate(vptq_cli *cli, const generate_command *c)
     VPTQ_TRY(vptq_cli_eval_open(&s, cli, c->model, c->tokenizer, c->base, true, &err));
     VPTQ_TRY(make_prompt(cli, c, &s.model, &prompt, &ids, &ends, &err));
     if (cli->common.dry_run)
-        VPTQ_TRY(show_prompt(cli, c, &prompt, &ids, &err));
+        show_prompt(cli, c, &prompt, &ids);
     else
         VPTQ_TRY(generate(cli, c, &s, &prompt, &ids, &ends, &err));
 out:

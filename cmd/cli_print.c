@@ -183,6 +183,15 @@ void vptq_cli_json_u64(vptq_cli_json *j, const char *key, uint64_t value)
     printf("%" PRIu64, value);
 }
 
+void vptq_cli_json_ids(vptq_cli_json *j, const char *key, const int32_t *ids, size_t n)
+{
+    put_key(j, key);
+    putchar('[');
+    for (size_t i = 0; i < n; i++)
+        printf("%s%" PRId32, i ? ", " : "", ids[i]);
+    putchar(']');
+}
+
 void vptq_cli_json_f64(vptq_cli_json *j, const char *key, double value)
 {
     char text[40];

@@ -12,6 +12,8 @@ cat > src/chat_template.jinja <<'EOF'
 Once upon a time{{ ', ' ~ name if name }}
 {%- endif %}
 EOF
+# ids FILE: of a dry run's object, with spaces between them
+ids() { sed -n 's/.*"ids": \[\([^]]*\)\].*/\1/p' "$1" | tr -d ','; }
 run() { "$BIN/vptq-eval" generate -q -m "$@"; }
 show() { run "$@" --chat --dry-run; }
 
@@ -22,7 +24,7 @@ expect_same prompt.txt want.txt
 expect_line out.txt '^[0-9]* tokens: 1 [0-9 ]*$'
 show src -p 'Tell me.' --system 'Be kind.' --format json > out.json
 [ "$(json_get prompt out.json)" = '<s>System: Be kind.\nUser: Tell me.\nOnce upon a time' ] || fail "$(cat out.json)"
-expect_number "$(json_get ids out.json | wc -w)" == "$(json_get prompt_tokens out.json)"
+expect_number "$(ids out.json | wc -w)" == "$(json_get prompt_tokens out.json)"
 
 # The same prompt from a file and from stdin, without the newline at their end.
 echo 'Tell me.' > q.txt
@@ -64,7 +66,7 @@ run src --chat -p 'Tell me.' -n 8 --format json > reply.json
 run src -p 'Once upon a' -n 8 --format json > raw.json
 [ "$(json_get text raw.json)" = ' time, there was a little gir' ] || fail "$(cat raw.json)"
 "$BIN/vptq-eval" generate -q -m src -p 'Once upon a time' --dry-run --format json > ids.json
-json_get ids ids.json | awk '{ printf "{\"eos_token_id\": [2, %d]}\n", $NF }' > src/generation_config.json
+ids ids.json | awk '{ printf "{\"eos_token_id\": [2, %d]}\n", $NF }' > src/generation_config.json
 run src -p 'Once upon a' -n 8 --format json > end.json
 [ "$(json_get stop_reason end.json) $(json_get new_tokens end.json)" = 'end_of_text 1' ] || fail "$(cat end.json)"
 run src -p 'Once upon a' -n 8 --ignore-eos --stop 'no such' --stop 's a litt' --format json > stop.json
