@@ -9,7 +9,7 @@
  *     VPTQ_TRY(vptq_kld_base_file_read(&f, first, n, bytes, err));
  *     vptq_kld_base_record r = vptq_kld_base_record_at(&f.head, bytes);
  *     for (size_t i = 0; i < f.head.entries; i++)
- *         use(vptq_kld_base_id(&f.head, &r, i), vptq_kld_base_log(&r, i));
+ *         use(vptq_kld_base_id(&r, i), vptq_kld_base_log(&r, i));
  *     vptq_kld_base_file_release(&f); */
 #ifndef VPTQ_FORMATS_KLD_BASE_H
 #define VPTQ_FORMATS_KLD_BASE_H
