@@ -17,8 +17,7 @@ vptq_status vptq_cpu_accumulate(vptq_dev *dev, size_t n, uint32_t v, uint32_t k,
                                 vptq_err *err);
 vptq_status vptq_cpu_vq_dequant(vptq_dev *dev, const vptq_matrix *m, size_t r0, size_t n,
                                 float *w, size_t ldw, vptq_err *err);
-
-/* cpu_gemv.c, cpu_vq_gemv.c */
+/* cpu_gemv.c, cpu_vq_gemv.c, cpu_vq_many.c */
 vptq_status vptq_cpu_gemv(vptq_dev *dev, size_t out, size_t in, vptq_dtype type, const void *w,
                           const vptq_gemv_args *g, vptq_err *err);
 vptq_status vptq_cpu_library_gemv(vptq_dev *dev, size_t out, size_t in, const float *w,
@@ -27,6 +26,11 @@ vptq_status vptq_cpu_matrix_open(vptq_dev *dev, const vptq_vq *q, vptq_matrix **
                                  vptq_err *err);
 void vptq_cpu_matrix_close(vptq_dev *dev, vptq_matrix *m);
 vptq_status vptq_cpu_vq_gemv(vptq_dev *dev, const vptq_matrix *m, const vptq_gemv_args *g,
+                             vptq_err *err);
+/* vq_gemv of more rows of x than it takes one by one; false: the matrix has vectors that pieces
+ * would cut. */
+bool vptq_cpu_vq_is_many(const vptq_vq *q, size_t n);
+vptq_status vptq_cpu_vq_many(vptq_dev *dev, const vptq_vq *q, const vptq_gemv_args *g,
                              vptq_err *err);
 
 /* cpu_search.c */

@@ -271,6 +271,8 @@ vptq_status vptq_cpu_vq_gemv(vptq_dev *dev, const vptq_matrix *m, const vptq_gem
     vptq_status st = VPTQ_OK;
     const vptq_vq *q = &m->q;
     const vptq_vq_shape *s = &q->shape;
+    if (vptq_cpu_vq_is_many(q, g->n))
+        return vptq_cpu_vq_many(dev, q, g, err);
     if (!m->layout->codes)
         VPTQ_TRY(vptq_layout_make(dev, q, m->layout, err));
     const int threads = vptq_cpu_threads(dev, LOOK_UP * ((size_t)s->out * s->in / s->v));

@@ -331,6 +331,66 @@ static void weights_may_begin_anywhere(void **state)
     free(x);
 }
 
+/* ---- many rows of x ---- */
+
+enum { MANY = 70 };
+typedef struct many_case {
+    const vmatrix *m;
+    const float *x, *bias;
+} many_case;
+
+static void run_many(const vptq_device *dev, const void *arg, void *out)
+{
+    const many_case *c = arg;
+    const vptq_vq_shape *s = &c->m->q.shape;
+    vptq_matrix *m = NULL;
+    vptq_err err;
+    const size_t ldy = s->out + 3;
+    float *y = vtest_alloc(MANY * ldy, sizeof *y);
+    for (size_t i = 0; i < MANY * ldy; i++)
+        y[i] = (float)(i % 11);
+    const vptq_gemv_args g = {.n = MANY,
+                              .x = c->x,
+                              .y = y,
+                              .ldx = s->in + 5,
+                              .ldy = ldy,
+                              .beta = c->bias ? 1 : 0,
+                              .bias = c->bias};
+    assert_ok(dev->ops->matrix_open(dev->state, &c->m->q, &m, &err), &err);
+    assert_ok(dev->ops->vq_gemv(dev->state, m, &g, &err), &err);
+    dev->ops->matrix_close(dev->state, m);
+    for (size_t i = 0; i < MANY; i++) {
+        memcpy((float *)out + i * s->out, y + i * ldy, s->out * sizeof *y);
+        for (size_t j = s->out; j < ldy; j++) /* nothing behind a row is touched */
+            assert_true(y[i * ldy + j] == (float)((i * ldy + j) % 11));
+    }
+    free(y);
+}
+
+/* Pieces of several depths and strips, of which none is whole; groups and outliers that end in
+ * the middle of a piece; vectors that pieces would cut. */
+static void many_rows_multiply(void **state)
+{
+    (void)state;
+    static const vptq_vq_shape shapes[] = {{100, 700, 8, 64, 16, 1, 700, 0, 0, 0, true, true},
+                                           {97, 717, 6, 64, 0, 3, 231, 24, 4, 16, true, true},
+                                           {130, 330, 12, 32, 4, 2, 163, 4, 4, 8, false, false},
+                                           {60, 400, 5, 32, 8, 1, 400, 0, 0, 0, true, false}};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        const vptq_vq_shape *s = &shapes[i];
+        vmatrix m;
+        vmatrix_make(&m, s);
+        float *x = vtest_normals(MANY * (s->in + 5), 41), *bias = vtest_normals(s->out, 42);
+        const many_case c = {&m, x, i % 2 ? NULL : bias};
+        /* Sums of up to 700 products in float, of values whose scale and bias may cancel. */
+        const devices_op op = {run_many, &c, MANY * s->out, sizeof(float), 0x1p-38};
+        devices_check(&op, NULL);
+        vmatrix_free(&m);
+        free(x);
+        free(bias);
+    }
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -339,6 +399,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(entries_of_every_width_are_read),
         cmocka_unit_test(plain_matrices_multiply),
         cmocka_unit_test(weights_may_begin_anywhere),
+        cmocka_unit_test(many_rows_multiply),
     };
     return vtest_main(argc, argv, tests);
 }

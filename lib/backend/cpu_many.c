@@ -1,0 +1,122 @@
+#include "lib/backend/cpu_many.h"
+
+#include "lib/backend/cpu_gemm.h"
+#include "lib/backend/dev.h"
+#include "lib/base/parallel.h"
+
+enum { DEPTH_STEP = 8, LINE = 16 /* floats of a cache line */ };
+
+typedef struct many_job {
+    const vptq_cpu_math *math;
+    const vptq_many_source *source;
+    const vptq_gemv_args *g;
+    const float *start;
+    vptq_cpu_tiles depths;
+    size_t blocks; /* of rows of x */
+    float *x;      /* packed: for every depth, block after block [depth, tile_rows] */
+    float *scratch;
+    size_t slice;
+} many_job;
+
+static size_t block_at(const many_job *job, size_t column, size_t depth, size_t block)
+{
+    return (column * job->blocks + block * depth) * job->math->tile_rows;
+}
+
+static void pack_x(void *arg, size_t begin, size_t end, int thread)
+{
+    const many_job *job = arg;
+    const vptq_gemv_args *g = job->g;
+    const size_t height = job->math->tile_rows;
+    (void)thread;
+    for (size_t t = 0; t < job->depths.count; t++) {
+        const size_t l = t * job->depths.size, depth = vptq_cpu_tile_length(&job->depths, t);
+        for (size_t b = begin; b < end; b++) {
+            const size_t i = b * height, rows = g->n - i < height ? g->n - i : height;
+            vptq_cpu_pack_left(job->math, rows, depth, g->x + i * g->ldx + l, g->ldx, false, 1,
+                               job->x + block_at(job, l, depth, b));
+        }
+    }
+}
+
+/* What the sums of outputs [r0, r0 + n) begin with. */
+static void begin_sums(const many_job *job, size_t r0, size_t n)
+{
+    const vptq_gemv_args *g = job->g;
+    for (size_t i = 0; i < g->n; i++) {
+        const float start = job->start ? job->start[i] : 0;
+        float *y = g->y + i * g->ldy + r0;
+        for (size_t j = 0; j < n; j++)
+            y[j] = (g->beta != 0 ? y[j] : 0) + ((g->bias ? g->bias[r0 + j] : 0) + start);
+    }
+}
+
+static void multiply_strip(void *arg, size_t begin, size_t end, int thread)
+{
+    const many_job *job = arg;
+    const vptq_gemv_args *g = job->g;
+    const vptq_many_source *s = job->source;
+    const size_t width = job->math->tile_cols, height = job->math->tile_rows;
+    float *work = job->scratch + (size_t)thread * job->slice;
+    float *panels = work + VPTQ_MANY_STRIP * VPTQ_MANY_DEPTH;
+    (void)end;
+    const size_t r0 = begin * VPTQ_MANY_STRIP;
+    const size_t n = s->out - r0 < VPTQ_MANY_STRIP ? s->out - r0 : VPTQ_MANY_STRIP;
+    const bool begun = g->bias || job->start || g->beta != 0;
+    if (g->bias || job->start)
+        begin_sums(job, r0, n);
+    for (size_t t = 0; t < job->depths.count; t++) {
+        const size_t l = t * job->depths.size, depth = vptq_cpu_tile_length(&job->depths, t);
+        s->pack(s->arg, job->math, r0, n, l, depth, work, panels);
+        for (size_t b = 0; b < job->blocks; b++) {
+            const size_t i = b * height, rows = g->n - i < height ? g->n - i : height;
+            const float *x = job->x + block_at(job, l, depth, b);
+            for (size_t j = 0; j < n; j += width)
+                job->math->tile(depth, x, panels + j * depth, begun || t > 0,
+                                g->y + i * g->ldy + r0 + j, g->ldy, rows,
+                                n - j < width ? n - j : width);
+        }
+    }
+}
+
+static size_t in_lines(size_t floats)
+{
+    return (floats + LINE - 1) / LINE * LINE;
+}
+
+static many_job job_of(const vptq_dev *dev, const vptq_many_source *source, size_t n)
+{
+    const vptq_cpu_math *math = vptq_cpu_math_get(dev->simd);
+    const size_t width = math->tile_cols;
+    const size_t columns = (VPTQ_MANY_STRIP + width - 1) / width * width;
+    return (many_job){.math = math,
+                      .source = source,
+                      .depths = vptq_cpu_tiles_of(source->in, VPTQ_MANY_DEPTH, DEPTH_STEP),
+                      .blocks = (n + math->tile_rows - 1) / math->tile_rows,
+                      .slice = in_lines((VPTQ_MANY_STRIP + columns) * VPTQ_MANY_DEPTH)};
+}
+
+static size_t packed_x(const many_job *job)
+{
+    return in_lines(job->blocks * job->math->tile_rows * job->source->in);
+}
+
+size_t vptq_cpu_many_work(const vptq_dev *dev, const vptq_many_source *source, size_t n)
+{
+    const many_job job = job_of(dev, source, n);
+    return packed_x(&job) + (size_t)dev->threads * job.slice;
+}
+
+void vptq_cpu_multiply_many(vptq_dev *dev, const vptq_many_source *source,
+                            const vptq_gemv_args *g, const float *start, float *work)
+{
+    many_job job = job_of(dev, source, g->n);
+    job.g = g;
+    job.start = start;
+    job.x = work;
+    job.scratch = work + packed_x(&job);
+    const int threads = vptq_cpu_threads(dev, g->n * source->out * source->in);
+    vptq_parallel_for(threads, job.blocks, 1, pack_x, &job);
+    vptq_parallel_for(threads, (source->out + VPTQ_MANY_STRIP - 1) / VPTQ_MANY_STRIP, 1,
+                      multiply_strip, &job);
+}

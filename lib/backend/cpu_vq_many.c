@@ -1,0 +1,175 @@
+/* vq_gemv for many rows of x.  Order, scale and bias of the matrix go to the side of x, as in
+ * cpu_vq_gemv.c, so that what is left of a vector is a centroid and a residual one: v
+ * neighbours of a panel, no transposing. */
+#include <string.h>
+
+#include "lib/backend/cpu_gemv.h"
+#include "lib/backend/cpu_many.h"
+#include "lib/backend/cpu_vq.h"
+#include "lib/backend/dev.h"
+#include "lib/base/parallel.h"
+
+enum { PIECE = 256, EIGHT = 8, LINE = 16 };
+
+typedef struct vq_job {
+    const vptq_gemv_kernels *kernels;
+    const vptq_vq *q;
+    vptq_fields fields;
+    const vptq_gemv_args *g;
+    float *x;     /* [n, in] as the matrix processes it */
+    float *start; /* [n] */
+} vq_job;
+
+bool vptq_cpu_vq_is_many(const vptq_vq *q, size_t n)
+{
+    const vptq_vq_shape *s = &q->shape;
+    return n > VPTQ_MANY_FROM && VPTQ_MANY_STRIP % s->v == 0 &&
+           (!s->outliers || VPTQ_MANY_STRIP % s->v0 == 0);
+}
+
+/* ---- panels ---- */
+
+/* Vectors of length v of `count` positions into to[position * STRIP ..]; v is a constant where
+ * it is called. */
+static inline __attribute__((always_inline)) void put_vectors(size_t v, const vptq_place *place,
+                                                              size_t count, const float *book,
+                                                              const float *res_book,
+                                                              float *restrict to)
+{
+    for (size_t i = 0; i < count; i++, to += VPTQ_MANY_STRIP) {
+        const float *c = book + place[i].main;
+        if (res_book) {
+            const float *r = res_book + place[i].res;
+            for (size_t e = 0; e < v; e++)
+                to[e] = c[e] + r[e];
+        } else {
+            for (size_t e = 0; e < v; e++)
+                to[e] = c[e];
+        }
+    }
+}
+
+static void put(size_t v, const vptq_place *place, size_t count, const float *book,
+                const float *res_book, float *to)
+{
+    if (v == 8)
+        put_vectors(8, place, count, book, res_book, to);
+    else if (v == 4)
+        put_vectors(4, place, count, book, res_book, to);
+    else if (v == 6)
+        put_vectors(6, place, count, book, res_book, to);
+    else if (v == 12)
+        put_vectors(12, place, count, book, res_book, to);
+    else if (v == 16)
+        put_vectors(16, place, count, book, res_book, to);
+    else
+        put_vectors(v, place, count, book, res_book, to);
+}
+
+/* Positions [p, end) of one group, strips of v rows from row r0 on, into to [.., STRIP]. */
+static void put_group(const vq_job *job, size_t group, size_t p, size_t end, size_t r0,
+                      size_t rows, float *to)
+{
+    const vptq_vq *q = job->q;
+    const vptq_vq_shape *s = &q->shape;
+    const size_t words = vptq_vq_row_words(s), strips = vptq_vq_strips(s), v = s->v;
+    const uint32_t *end_of_indices = q->indices + s->groups * strips * words;
+    const float *book = q->centroids + group * s->k * v;
+    const float *res_book = s->k_res ? q->res_centroids + group * s->k_res * v : NULL;
+    vptq_place place[PIECE + EIGHT];
+    for (size_t n; p < end; p += n, to += n * VPTQ_MANY_STRIP) {
+        const size_t lead = p % EIGHT; /* entries are taken apart from multiples of eight on */
+        n = end - p < PIECE - lead ? end - p : PIECE - lead;
+        for (size_t r = 0; r < rows; r += v) {
+            job->kernels->fields(&job->fields,
+                                 q->indices + (group * strips + (r0 + r) / v) * words,
+                                 end_of_indices, p - lead, lead + n, place);
+            put(v, place + lead, n, book, res_book, to + r);
+        }
+    }
+}
+
+static void put_outliers(const vq_job *job, size_t p, size_t end, size_t r0, size_t rows,
+                         float *to)
+{
+    const vptq_vq *q = job->q;
+    const size_t v = q->shape.v0, outliers = q->shape.outliers;
+    for (; p < end; p++, to += VPTQ_MANY_STRIP)
+        for (size_t r = 0; r < rows; r += v) {
+            const vptq_place place = {.main = q->outlier_indices[(r0 + r) / v * outliers + p] *
+                                              (uint32_t)v};
+            put(v, &place, 1, q->outlier_centroids, NULL, to + r);
+        }
+}
+
+static void pack_vectors(const void *arg, const vptq_cpu_math *math, size_t r0, size_t n,
+                         size_t l, size_t depth, float *work, float *panels)
+{
+    const vq_job *job = arg;
+    const vptq_vq_shape *s = &job->q->shape;
+    const size_t width = math->tile_cols, outliers = s->outliers;
+    size_t p = l, end = l + depth;
+    if (p < outliers) {
+        const size_t to = end < outliers ? end : outliers;
+        put_outliers(job, p, to, r0, n, work);
+        p = to;
+    }
+    while (p < end) {
+        const size_t group = (p - outliers) / s->group_size;
+        const size_t first = outliers + group * s->group_size;
+        const size_t to = end < first + s->group_size ? end : first + s->group_size;
+        put_group(job, group, p - first, to - first, r0, n, work + (p - l) * VPTQ_MANY_STRIP);
+        p = to;
+    }
+    for (size_t j = 0; j < n; j += width, panels += depth * width) {
+        const size_t columns = n - j < width ? n - j : width;
+        if (columns < width)
+            memset(panels, 0, depth * width * sizeof *panels);
+        math->copy(depth, columns, work + j, VPTQ_MANY_STRIP, 1, panels, width);
+    }
+}
+
+/* ---- x ---- */
+
+static void prepare_rows(void *arg, size_t begin, size_t end, int thread)
+{
+    const vq_job *job = arg;
+    const vptq_vq *q = job->q;
+    const size_t in = q->shape.in;
+    (void)thread;
+    for (size_t i = begin; i < end; i++) {
+        const float *from = job->g->x + i * job->g->ldx;
+        float *x = job->x + i * in;
+        double sum = 0;
+        for (size_t p = 0; p < in; p++) {
+            const size_t j = q->perm ? q->perm[p] : p;
+            x[p] = q->scale ? from[j] * q->scale[j] : from[j];
+        }
+        for (size_t j = 0; q->bias && j < in; j++)
+            sum += (double)from[j] * (double)q->bias[j];
+        job->start[i] = (float)sum;
+    }
+}
+
+vptq_status vptq_cpu_vq_many(vptq_dev *dev, const vptq_vq *q, const vptq_gemv_args *g,
+                             vptq_err *err)
+{
+    const vptq_vq_shape *s = &q->shape;
+    vq_job job = {.kernels = vptq_gemv_kernels_get(dev->simd),
+                  .q = q,
+                  .fields = vptq_fields_of(vptq_vq_index_bits(s), vptq_log2u(s->k), s->v),
+                  .g = g};
+    const vptq_many_source source = {pack_vectors, &job, s->out, s->in};
+    const size_t numbers = (g->n * ((size_t)s->in + 1) + LINE - 1) / LINE * LINE;
+    job.x = vptq_dev_scratch(dev, numbers + vptq_cpu_many_work(dev, &source, g->n),
+                             sizeof *job.x, err);
+    if (!job.x)
+        return VPTQ_E_NOMEM;
+    job.start = job.x + g->n * s->in;
+    vptq_parallel_for(dev->threads, g->n, 1, prepare_rows, &job);
+    vptq_gemv_args own = *g;
+    own.x = job.x;
+    own.ldx = s->in;
+    vptq_cpu_multiply_many(dev, &source, &own, job.start, job.x + numbers);
+    return VPTQ_OK;
+}
