@@ -99,6 +99,8 @@ no_leftovers()
     [ -z "$found" ] || fail "left behind: $found"
 }
 
+# A test that signals a program in the background starts the program itself ("$BIN/..." ... &): a
+# function would be a shell of its own there, which gets the signal and does not pass it on.
 # wait_for SECONDS COMMAND..: repeats the command until it succeeds, at most so long.
 wait_for()
 {

@@ -82,7 +82,7 @@ serve -m one="$model" --config 1,8,2 --runs 1 -o text.txt -f >/dev/null
 [ "$(json_get run_name text.txt)" = one_b1_i8_o2_run1 ] || fail "$(cat text.txt)"
 
 # SIGINT: status 130, and the runs that were done stay.
-serve -m one="$model" --config 8,64,64 --runs 100000 -o stopped.jsonl >/dev/null 2>err.txt &
+"$BIN/vptq-eval" serve -q -t 2 -m one="$model" --config 8,64,64 --runs 100000 -o stopped.jsonl >/dev/null 2>err.txt &
 pid=$!
 begun() { [ -s stopped.jsonl ]; }
 wait_for 60 begun
