@@ -101,10 +101,9 @@ bool vptq_cli_parse(vptq_cli *cli, int argc, char **argv, int first, int *exit_c
  * line, and reports a failed write to stdout. */
 int vptq_cli_finish(vptq_cli *cli, vptq_status st, const vptq_err *err);
 void vptq_cli_release(vptq_cli *cli);
-/* Usage error found after parsing: prints it and returns CLI_USAGE. */
 /* Whether the option of that place in the tool's own table was on the command line. */
 bool vptq_cli_given(const vptq_cli *cli, size_t option);
-
+/* Usage error found after parsing: prints it and returns CLI_USAGE. */
 int vptq_cli_usage_error(const vptq_cli *cli, const char *fmt, ...) VPTQ_PRINTF(2, 3);
 
 /* A tool with commands: runs the one that argv[1] names, which gets the whole command line and

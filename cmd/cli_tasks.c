@@ -190,8 +190,8 @@ static vptq_status read_delimiter(const char *from, char *to, size_t size, vptq_
         const char *e = *from == '\\' && from[1] ? strchr(escapes, from[1]) : NULL;
         if (*from == '\\' && (!e || (e - escapes) % 2))
             return vptq_fail(err, VPTQ_E_ARG,
-                             "--delimiter: '\\%c' is not known, expected \\n, \\t or \\\\",
-                             from[1]);
+                             "--delimiter: '%.2s' is not known, expected \\n, \\t or \\\\",
+                             from);
         if (n + 1 >= size)
             return vptq_fail(err, VPTQ_E_ARG, "--delimiter: more than %zu bytes", size - 1);
         to[n++] = e ? e[1] : *from;

@@ -61,7 +61,9 @@ static size_t find_in(const char *text, size_t len, const char *what)
 
 static void give_out(writer *w, size_t n)
 {
-    if (n > 0 && w->emit)
+    if (n == 0)
+        return; /* a buffer that never held anything must not be written to */
+    if (w->emit)
         w->emit(w->arg, w->text.data, n);
     memmove(w->text.data, w->text.data + n, w->text.len - n);
     w->text.len -= n;

@@ -84,7 +84,8 @@ void vptq_serve_run_name(const vptq_serve_record *r, char name[VPTQ_SERVE_RUN_NA
 typedef struct vptq_serve_log vptq_serve_log;
 /* Opens or makes it.  An existing one is continued, and half a line at its end, which a killed
  * run may leave, goes; with `force` it is emptied.  Errors name file and line: VPTQ_E_FORMAT
- * for a file of something else, VPTQ_E_EXISTS for a run that is there twice. */
+ * for a file of something else, which stays as it is, VPTQ_E_EXISTS for a run that is there
+ * twice; VPTQ_E_LOCKED while another one has it open. */
 vptq_status vptq_serve_log_open(vptq_mem *mem, const char *path, bool force,
                                 vptq_serve_log **log, vptq_err *err) VPTQ_MUST_CHECK;
 void vptq_serve_log_close(vptq_serve_log *log); /* accepts NULL */

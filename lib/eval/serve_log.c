@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include "formats/json.h"
@@ -59,13 +60,27 @@ out:
     return st;
 }
 
+/* Half a line that a killed run leaves begins as every record does.  Anything else is not ours
+ * to cut off. */
+static vptq_status check_half(const vptq_serve_log *log, const char *text, size_t n,
+                              size_t number, vptq_err *err)
+{
+    static const char begins[] = "{\"run_name\": ";
+    const size_t most = sizeof begins - 1;
+    if (memcmp(text, begins, n < most ? n : most) == 0)
+        return VPTQ_OK;
+    return vptq_fail(err, VPTQ_E_FORMAT,
+                     "%s:%zu: a line without an end that is no record of a run", log->path,
+                     number);
+}
+
 static vptq_status take_text(vptq_serve_log *log, const char *text, size_t size, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     for (size_t at = 0, number = 1; at < size; number++) {
         const char *end = memchr(text + at, '\n', size - at);
         if (!end)
-            break; /* half a line of a run that was killed */
+            return check_half(log, text + at, size - at, number, err);
         VPTQ_TRY(take_line(log, text + at, (size_t)(end - text) - at, number, err));
         at = (size_t)(end - text) + 1;
         log->end = (off_t)at;
@@ -84,13 +99,19 @@ static vptq_status open_file(vptq_serve_log *log, bool force, vptq_err *err)
     vptq_status st = VPTQ_OK;
     char *text = NULL;
     size_t size;
-    if (!force && vptq_path_exists(log->path)) {
-        VPTQ_TRY(vptq_file_read(log->path, MOST_BYTES, log->mem, &text, &size, err));
-        VPTQ_TRY(take_text(log, text, size, err));
-    }
     log->fd = open(log->path, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
     if (log->fd < 0)
         VPTQ_TRY(cannot(log, "write", err));
+    /* two runs would write over each other's records */
+    if (flock(log->fd, LOCK_EX | LOCK_NB))
+        VPTQ_TRY(
+            errno == EWOULDBLOCK
+                ? vptq_fail(err, VPTQ_E_LOCKED, "'%s' is in use by another process", log->path)
+                : cannot(log, "lock", err));
+    if (!force) {
+        VPTQ_TRY(vptq_file_read(log->path, MOST_BYTES, log->mem, &text, &size, err));
+        VPTQ_TRY(take_text(log, text, size, err));
+    }
     if (ftruncate(log->fd, log->end))
         VPTQ_TRY(cannot(log, "cut", err));
 out:

@@ -1,5 +1,6 @@
 #include "lib/model/chat.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "lib/base/utf8.h"
@@ -18,7 +19,14 @@ static vptq_status add_end(const vptq_model *m, int64_t id, vptq_ids *ends, vptq
     return vptq_ids_add(ends, &small, 1, err);
 }
 
-/* "eos_token_id": a number, which a parse as reals makes a real, or a list of them. */
+/* A parse as reals makes ids reals; -1 for what is none. */
+static int64_t id_of(const json_t *number)
+{
+    const double x = json_number_value(number);
+    return x >= 0 && x <= INT32_MAX && x == floor(x) ? (int64_t)x : -1;
+}
+
+/* "eos_token_id": a number or a list of them. */
 static vptq_status add_ends_of(const vptq_model *m, const json_t *config, vptq_ids *ends,
                                vptq_err *err)
 {
@@ -26,11 +34,11 @@ static vptq_status add_ends_of(const vptq_model *m, const json_t *config, vptq_i
     const json_t *value = json_object_get(config, "eos_token_id"), *item;
     size_t i;
     if (json_is_number(value))
-        VPTQ_TRY(add_end(m, (int64_t)json_number_value(value), ends, err));
+        VPTQ_TRY(add_end(m, id_of(value), ends, err));
     json_array_foreach(value, i, item)
     {
         if (json_is_number(item))
-            VPTQ_TRY(add_end(m, (int64_t)json_number_value(item), ends, err));
+            VPTQ_TRY(add_end(m, id_of(item), ends, err));
     }
 out:
     return st;

@@ -187,7 +187,8 @@ static void test_ends(void **state)
     expect_ends(&r, (const int32_t[]){2}, 1, NULL);
     put(dir, "generation_config.json", "{\"eos_token_id\": 7}");
     expect_ends(&r, (const int32_t[]){2, 7}, 2, NULL);
-    put(dir, "generation_config.json", "{\"eos_token_id\": [9, 2, 8, 100000, -1, \"x\"]}");
+    put(dir, "generation_config.json",
+        "{\"eos_token_id\": [9, 2, 8, 100000, -1, 1e300, 7.5, \"x\"]}");
     expect_ends(&r, (const int32_t[]){2, 9, 8}, 3, NULL);
     put(dir, "generation_config.json", "[");
     vptq_err err = {0};

@@ -527,6 +527,27 @@ static void test_end(void **state)
     vrig_close(&r);
 }
 
+/* The first token ends the text, and is not shown. */
+static void test_end_at_once(void **state)
+{
+    (void)state;
+    vrig r;
+    collected c;
+    vptq_ids ids;
+    if (!stories_open(&r))
+        skip();
+    generate(&r, &greedy, &c, &ids);
+    const int32_t first = ids.data[1];
+    vptq_ids_release(&ids);
+    r.m.vocab.eos = first;
+    r.m.vocab.pieces[first].type = VPTQ_PIECE_CONTROL;
+    generate(&r, &greedy, &c, &ids);
+    assert_int_equal(ids.count, 2);
+    assert_int_equal(c.len, 0);
+    vptq_ids_release(&ids);
+    vrig_close(&r);
+}
+
 static void test_generate_refused(void **state)
 {
     (void)state;
@@ -767,6 +788,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_characters),
         cmocka_unit_test(test_sampling),
         cmocka_unit_test(test_end),
+        cmocka_unit_test(test_end_at_once),
         cmocka_unit_test(test_generate_refused),
         cmocka_unit_test(test_demo_text),
         scratch_test(test_error),

@@ -254,6 +254,8 @@ static void test_bad_files(void **state)
     } bad[] = {{"{}\n", "runs.jsonl:1: key 'run_name' is missing", VPTQ_E_FORMAT},
                {"{\"run_name\": \"a\"}\nx\n", "runs.jsonl:2", VPTQ_E_FORMAT},
                {"[1]\n", "runs.jsonl:1", VPTQ_E_FORMAT},
+               {"no end of line", "runs.jsonl:1: a line without an end", VPTQ_E_FORMAT},
+               {"{\"run_name\": \"a\"}\n{\"name\"", "runs.jsonl:2: a line", VPTQ_E_FORMAT},
                {"{\"run_name\": 7}\n", "run_name", VPTQ_E_FORMAT},
                {"{\"run_name\": \"a\"}\n{\"run_name\": \"a\"}\n",
                 "runs.jsonl:2: run 'a' is there", VPTQ_E_EXISTS}};
@@ -270,7 +272,10 @@ static void test_bad_files(void **state)
         assert_string_equal(text, bad[i].text);
         free(text);
     }
+    vptq_serve_log *other;
     assert_ok(vptq_serve_log_open(NULL, path, true, &log, &err), &err);
+    assert_fails(vptq_serve_log_open(NULL, path, true, &other, &err), VPTQ_E_LOCKED, &err,
+                 "is in use by another process");
     vptq_serve_log_close(log);
     assert_fails(vptq_serve_log_open(NULL, *state, false, &log, &err), VPTQ_E_IO, &err, "");
 }
