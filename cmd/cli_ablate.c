@@ -1,5 +1,6 @@
 #include "cmd/cli_eval.h"
 
+#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,8 +19,8 @@ typedef struct ablate_command {
     int protocol;
     bool text_rows, keep_packed, seconds;
     /* what the words amount to */
-    vptq_setting_text given[MOST_SETTINGS];
-    char key[MOST_SETTINGS][KEY];
+    vptq_setting_text given[MOST_SETTINGS + 1]; /* the seed first */
+    char key[MOST_SETTINGS][KEY], seed[24];
     vptq_ablate_text text[MOST_TEXTS];
 } ablate_command;
 
@@ -35,7 +36,7 @@ static vptq_status take_setting(ablate_command *c, size_t i, vptq_err *err)
     for (size_t k = 0; k < n; k++)
         c->key[i][k] = word[k] == '-' ? '_' : word[k];
     c->key[i][n] = 0;
-    c->given[i] = (vptq_setting_text){c->key[i], equals + 1};
+    c->given[i + 1] = (vptq_setting_text){c->key[i], equals + 1};
     return VPTQ_OK;
 }
 
@@ -78,7 +79,7 @@ static vptq_status take_options(const vptq_cli *cli, ablate_command *c, vptq_abl
         .only_count = c->only.count,
         .encoder = c->encoder,
         .given = c->given,
-        .given_count = c->set.count,
+        .given_count = c->set.count + 1,
         .texts = c->text,
         .text_count = c->texts.count + c->tokens.count,
         .ppl = {.corpus = {.rows = c->text_rows},
@@ -91,6 +92,8 @@ static vptq_status take_options(const vptq_cli *cli, ablate_command *c, vptq_abl
         .dry_run = cli->common.dry_run,
     };
     VPTQ_TRY(take_words(c, err));
+    snprintf(c->seed, sizeof c->seed, "%" PRIu64, cli->common.seed);
+    c->given[0] = (vptq_setting_text){"seed", c->seed};
     if (vptq_cli_calibrate_given(&c->calibrate))
         VPTQ_TRY(vptq_cli_calibrate_take(&c->calibrate, cli->common.seed, &o->collect.calibrate,
                                          &o->collect.factor, err));

@@ -316,7 +316,7 @@ static vptq_status open_models(const vptq_cli *cli, const serve_command *c, serv
     for (size_t i = 0; i < c->models.count; i++) {
         const char *path;
         VPTQ_TRY(split_name(c->models.items[i], j->models[i].name, &path, err));
-        VPTQ_TRY(vptq_model_open(&cli->ctx, path, &opt, true, &j->models[i].model, err));
+        VPTQ_TRY(vptq_serve_model_open(&cli->ctx, path, &opt, &j->models[i], err));
         j->opened++;
     }
     j->o.models = j->models;

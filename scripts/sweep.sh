@@ -44,9 +44,11 @@ done
 [ $# -gt 1 ] || usage "-- and the options of vptq-eval ablate are missing"
 [ -n "$dir" ] || usage "-o DIR is missing"
 shift
-for list in "$vectors" "$centroids" "$residuals" "$groups" "$outliers" "${max_bits:-1}"; do
-    [[ $list =~ ^[0-9]+(\.[0-9]+)?(,[0-9]+(\.[0-9]+)?)*$ ]] || usage "'$list' is no list of numbers"
+for list in "$vectors" "$centroids" "$residuals" "$groups"; do
+    [[ $list =~ ^[0-9]+(,[0-9]+)*$ ]] || usage "'$list' is no list of whole numbers"
 done
+[[ $outliers =~ ^[0-9]+(\.[0-9]+)?(,[0-9]+(\.[0-9]+)?)*$ ]] || usage "'$outliers' is no list of numbers"
+[[ ${max_bits:-1} =~ ^[0-9]+(\.[0-9]+)?$ ]] || usage "'$max_bits' is no number"
 
 # each LIST: its words
 each()
@@ -103,7 +105,7 @@ if [ -n "$max_bits" ]; then
     awk -F'"' 'NR == FNR { large[$0] = 1; next } !($4 in large)' "$dir/large.tmp" "$dir/grid.tmp" >"$dir/small.tmp"
     list "$dir/small.tmp" >"$dir/rows.json"
 fi
-rm -f "$dir"/*.tmp
+rm -f "$dir"/{grid,plan,large,small}.tmp
 
 "$BIN/vptq-eval" ablate "$@" --table "$dir/rows.json" -o "$dir/ablation" --format csv >"$dir/table.tmp"
 

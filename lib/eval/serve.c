@@ -175,6 +175,19 @@ out:
     return st;
 }
 
+vptq_status vptq_serve_model_open(const vptq_ctx *ctx, const char *path,
+                                  const vptq_checkpoint_options *opt, vptq_serve_model *m,
+                                  vptq_err *err)
+{
+    vptq_status st = vptq_model_open(ctx, path, opt, true, &m->model, err);
+    if (st)
+        return st;
+    st = vptq_checkpoint_fingerprint(&m->model.ckpt, ctx, m->fingerprint, err);
+    if (st)
+        vptq_model_release(&m->model);
+    return st;
+}
+
 static vptq_status record_of(const vptq_ctx *ctx, const vptq_serve_options *o,
                              const vptq_device *dev, size_t model, size_t config, uint32_t run,
                              vptq_serve_record *r, vptq_err *err)

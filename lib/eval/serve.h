@@ -34,7 +34,13 @@ vptq_status vptq_serve_parse(const char *text, vptq_serve_config *config,
 typedef struct vptq_serve_model {
     char name[VPTQ_SERVE_NAME];
     vptq_model model;
+    char fingerprint[17]; /* vptq_checkpoint_fingerprint: records of another one are refused */
 } vptq_serve_model;
+/* Opens the model with its tokenizer; `name` is the caller's.  Released by vptq_model_release.
+ */
+vptq_status vptq_serve_model_open(const vptq_ctx *ctx, const char *path,
+                                  const vptq_checkpoint_options *opt, vptq_serve_model *m,
+                                  vptq_err *err) VPTQ_MUST_CHECK;
 
 typedef struct vptq_serve_options {
     const vptq_serve_model *models;

@@ -170,8 +170,7 @@ static json_t *to_json(const vptq_serve_record *r)
     vptq_serve_run_name(r, name);
     return json_pack(
         "{s:s, s:s, s:s, s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, "
-        "s:o, "
-        "s:o, s:s, s:o, s:s, s:o}",
+        "s:o, s:o, s:s, s:o, s:s, s:o, s:s}",
         "run_name", name, "group", group, "model", r->model->name, "config", r->config->name,
         "run", whole(r->run), "batch_size", whole(r->config->batch), "input_len",
         whole(r->config->input), "output_len", whole(r->config->output), "latency",
@@ -182,12 +181,13 @@ static json_t *to_json(const vptq_serve_record *r)
         "weight_bytes", whole(r->need.weights), "cache_bytes", whole(r->need.cache),
         "working_bytes", whole(r->need.working), "bits_per_weight", real(r->bits_per_weight),
         "kv", kv_name(r->kv), "threads", whole((uint64_t)r->threads), "backend", r->backend,
-        "seed", whole(r->seed));
+        "seed", whole(r->seed), "model_fingerprint", r->model->fingerprint);
 }
 
 /* Settings that two runs of one name must share. */
-static const char *const settings[] = {"batch_size",      "input_len", "output_len", "kv",
-                                       "bits_per_weight", "threads",   "backend",    "seed"};
+static const char *const settings[] = {"batch_size",        "input_len", "output_len",
+                                       "model_fingerprint", "kv",        "bits_per_weight",
+                                       "threads",           "backend",   "seed"};
 
 static vptq_status other_setting(const vptq_serve_log *log, const json_t *have,
                                  const json_t *want, const char *key, vptq_err *err)

@@ -63,6 +63,17 @@ expect_line err.txt 'give a calibration text'
 expect_exit 2 "$BIN/vptq-eval" ablate -m "$model" --table rows.json -o d -H h 2>err.txt
 expect_line err.txt 'give --text FILE'
 
+# the seed is that of the rows, too
+ablate_seed() { "$BIN/vptq-eval" ablate -q -m "$model" -H own --text "$text" --context 128 --layers 0 \
+    --table seed.json -o "$@" --no-seconds --format csv | tail -n 1; }
+"$BIN/vptq-hessian" -q -m "$model" -c "$text" -n 4 -l 64 -o own
+printf '[{"name": "a", "settings": {"centroids": 16, "kmeans_iterations": 1}}]' >seed.json
+ablate_seed s0 >a.csv
+ablate_seed s1 --seed 1 >b.csv
+ablate_seed s2 --set seed=1 >c.csv
+expect_same b.csv c.csv
+cmp -s a.csv b.csv && fail "--seed changes nothing"
+
 # Hessians of another model are found before anything is measured
 bin=$(data models/stories260K/stories260K.bin)
 "$BIN/vptq-hessian" -q -m "$bin" --tokenizer "$model/tokenizer.json" -c "$text" -n 1 -l 64 -o h

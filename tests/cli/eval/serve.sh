@@ -62,6 +62,9 @@ refused()
 }
 refused 1 "runs.jsonl:1: run 'one_b3_i20_o5_run1' has seed 5, this one 6; another file, or -f to replace it" \
     -m one="$model" --config 3,20,5 --seed 6 -o runs.jsonl
+packed=$(data golden/vptq_model_stories260K)
+refused 1 "runs.jsonl:1: run 'one_b3_i20_o5_run1' has model_fingerprint" -m one="$packed" --config 3,20,5 --seed 5 \
+    -o runs.jsonl
 refused 2 "configuration 'long_context' has sequences of 16416 tokens, the context of 'one' is 512; --allow-long" \
     -m one="$model" --config 1,8,2 --config long_context -o none.jsonl
 refused 2 "configuration 'many', expected BATCH,INPUT,OUTPUT or one of interactive" -m "$model" --config many
