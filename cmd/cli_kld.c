@@ -162,11 +162,27 @@ static void print_recorded(const vptq_cli *cli, const kld_command *c, const vptq
     vptq_cli_json_end(&j);
 }
 
+/* What is known before a measurement. */
+static void print_plan(const vptq_cli *cli, const kld_command *c, const vptq_kld_result *r)
+{
+    if (cli->common.format == CLI_JSON) {
+        vptq_cli_json j;
+        vptq_cli_json_begin(&j);
+        vptq_cli_json_u64(&j, "tokens", r->tokens);
+        vptq_cli_json_u64(&j, "windows", r->windows);
+        vptq_cli_json_u64(&j, "context", r->context);
+        vptq_cli_json_str(&j, "model", c->model);
+        vptq_cli_json_end(&j);
+        return;
+    }
+    printf("would %s %" PRIu64 " tokens in %" PRIu64 " windows\n",
+           c->model ? "compare" : "record", r->tokens, r->windows);
+}
+
 static void print_result(const vptq_cli *cli, const kld_command *c, const vptq_kld_result *r)
 {
     if (cli->common.dry_run)
-        printf("would %s %" PRIu64 " tokens in %" PRIu64 " windows\n",
-               c->model ? "compare" : "record", r->tokens, r->windows);
+        print_plan(cli, c, r);
     else if (!c->model)
         print_recorded(cli, c, r);
     else if (cli->common.format == CLI_JSON)

@@ -196,14 +196,34 @@ static void print_table(const vptq_cli *cli, const ppl_command *c, size_t i,
     print_row(cli->common.format, columns, measurement_name(c, i), r);
 }
 
+/* What is known before a measurement. */
+static void print_plan(const vptq_cli *cli, const ppl_command *c, const char *name,
+                       const vptq_ppl_result *r)
+{
+    if (cli->common.format == CLI_JSON) {
+        vptq_cli_json j;
+        vptq_cli_json_begin(&j);
+        vptq_cli_json_str(&j, "text", name);
+        vptq_cli_json_u64(&j, "tokens", r->tokens);
+        vptq_cli_json_u64(&j, "windows", r->windows);
+        vptq_cli_json_u64(&j, "skipped", r->skipped);
+        vptq_cli_json_u64(&j, "context", r->context);
+        vptq_cli_json_f64(&j, "bits_per_weight", r->bits_per_weight);
+        vptq_cli_json_str(&j, "model", c->model);
+        vptq_cli_json_end(&j);
+        return;
+    }
+    const bool several = measurement_count(c) > 1;
+    printf("%s%swould score %" PRIu64 " tokens in %" PRIu64 " %s\n", several ? name : "",
+           several ? ": " : "", r->tokens, r->windows, c->documents ? "documents" : "windows");
+}
+
 static void print_result(const vptq_cli *cli, const ppl_command *c, size_t i,
                          const vptq_ppl_result *r)
 {
     size_t count = measurement_count(c);
     if (cli->common.dry_run)
-        printf("%s%swould score %" PRIu64 " tokens in %" PRIu64 " %s\n",
-               count > 1 ? measurement_name(c, i) : "", count > 1 ? ": " : "", r->tokens,
-               r->windows, c->documents ? "documents" : "windows");
+        print_plan(cli, c, measurement_name(c, i), r);
     else if (cli->common.format == CLI_JSON)
         print_json(c, measurement_name(c, i), r);
     else if (cli->common.format == CLI_TEXT && count == 1)

@@ -171,9 +171,20 @@ out:
     return st;
 }
 
-static void print_plan(const task *k)
+static void print_plan(const vptq_cli *cli, const task *k)
 {
     const vptq_task_result *r = &k->result;
+    if (cli->common.format == CLI_JSON) {
+        vptq_cli_json j;
+        vptq_cli_json_begin(&j);
+        vptq_cli_json_str(&j, "task", k->name);
+        vptq_cli_json_u64(&j, "items", r->items);
+        vptq_cli_json_u64(&j, "requests", r->requests);
+        vptq_cli_json_u64(&j, "rows", r->rows);
+        vptq_cli_json_u64(&j, "rows_saved", r->rows_saved);
+        vptq_cli_json_end(&j);
+        return;
+    }
     printf("%s: would score %" PRIu64 " items in %" PRIu64 " requests; %" PRIu64
            " tokens, %" PRIu64 " without sharing\n",
            k->name, r->items, r->requests, r->rows, r->rows + r->rows_saved);
@@ -274,7 +285,7 @@ static vptq_status run_tasks(vptq_cli *cli, const tasks_command *c, vptq_cli_eva
     vptq_file_writer samples = {.fd = -1};
     VPTQ_TRY(read_tasks(cli, c, s, tasks, err));
     for (size_t i = 0; cli->common.dry_run && i < c->tasks.count; i++)
-        print_plan(&tasks[i]);
+        print_plan(cli, &tasks[i]);
     if (cli->common.dry_run)
         goto out;
     if (c->samples)

@@ -62,6 +62,17 @@ expect_near()
         exit !(d <= r * b) }' || fail "$1 is not within $3 of $2"
 }
 
+# expect_alone PAGE: the page of HTML asks for nothing but itself: no script, no address, links within.
+expect_alone()
+{
+    if grep -n -i -E '<script|<link|<iframe|<img|@import|url\(|//|(src|srcset|data)=' "$1" >outside.txt; then
+        fail "$1 asks for something: $(head -c 500 outside.txt)"
+    fi
+    if grep -o -E 'href="[^"]*"' "$1" | grep -v '^href="#' >outside.txt; then
+        fail "$1 leads somewhere: $(head -c 500 outside.txt)"
+    fi
+}
+
 # json_get KEY [FILE]: the value of a key in the objects that our tools print, one a line; the
 # quotes of a string are taken off.  Keys that are not there fail the test.
 json_get()

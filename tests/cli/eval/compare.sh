@@ -98,6 +98,7 @@ head -n 1 rows.json >row.json
 [ "$(json_get latency_median row.json)" = 0.51 ] || fail "$(cat row.json)"
 [ "$(json_get runs_missing row.json)" = run2 ] || fail "$(cat row.json)"
 compare "$records" --format html -o page.html
+expect_alone page.html
 [ "$(grep -c '<svg ' page.html)" -eq 18 ] || fail "pictures"
 compare "$records" --original w8a16_awq >other.md
 expect_line other.md "^Speedups are over 'w8a16_awq'"

@@ -53,6 +53,7 @@ run -H h --sort layer --top 1 >layer.txt
 sed -n 3p layer.txt >first.txt
 expect_line first.txt '^ *0  q_proj '
 run -H h --format html -o error.html
+expect_alone error.html
 expect_line error.html '<caption>The 20 worst matrices</caption>'
 [ "$(grep -c '<svg ' error.html)" -eq 3 ] || fail "pictures"
 

@@ -41,6 +41,8 @@ expect_line out.txt '^rms      change  *0.0[0-9]* ± 0.0[0-9]* %$'
 expect_line out.txt '^same likeliest token  *[0-9.]* ± [0-9.]* %$'
 expect_line out.txt '^1020 tokens in 4 windows of 256, '
 expect_line err.txt '^vptq-eval: divergence [0-9.]* is above --max-kld 1e-09$'
+run -m "$model" --base "$model" --dry-run --format json >plan.json
+expect_number "$(json_get tokens plan.json)" '>' 0
 run -m "$model" --base "$model" --dry-run >out.txt
 expect_line out.txt '^would compare 1020 tokens in 4 windows$'
 

@@ -58,6 +58,10 @@ expect_line rows.md '^| a.txt | [0-9.]* |'
 expect_line rows.md '^| ids.i32 | [0-9.]* | [0-9.]* | [0-9.]* | - |'
 run --text a.txt --text 'b, "c".txt' >rows.txt
 expect_line rows.txt '^a.txt        *[0-9.]* '
+run --text a.txt --text 'b, "c".txt' --dry-run --format json >rows.jsonl
+[ "$(wc -l <rows.jsonl)" -eq 2 ] || fail "$(cat rows.jsonl)"
+[ "$(json_get text rows.jsonl | head -n 1)" = a.txt ] || fail "$(cat rows.jsonl)"
+expect_number "$(json_get tokens rows.jsonl | head -n 1)" '>' 0
 run --text a.txt --text 'b, "c".txt' --dry-run >rows.txt
 expect_line rows.txt '^a.txt: would score [0-9]* tokens in [0-9]* windows$'
 

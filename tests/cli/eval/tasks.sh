@@ -59,6 +59,9 @@ expect_line err.txt '^vptq-eval: arc_easy: accuracy 0.2500 is below --min-acc 0.
 [ "$(wc -l <err.txt)" = 1 ] || fail "$(cat err.txt)"
 
 # Planned only.
+run --task "piqa=$items/piqa.jsonl" --dry-run --format json >plan.json
+[ "$(json_get task plan.json)" = piqa ] || fail "$(cat plan.json)"
+expect_number "$(json_get rows plan.json)" '>' 0
 run --task "piqa=$items/piqa.jsonl" --dry-run >out.txt
 expect_line out.txt '^piqa: would score 3 items in 6 requests; [0-9]* tokens, [0-9]* without sharing$'
 run --task "x=$items/choices.jsonl" --delimiter '\n\\ ->\t' --dry-run >out.txt
