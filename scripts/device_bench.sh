@@ -8,6 +8,8 @@
 #   warm     the published shapes of one pair of books from warm caches
 #   chain    blocks of models, one product after the other
 #   decode   tokens per second of MODELS="PATH PATH.." in turns
+#   serve    batches of sequences: SERVE_MODELS="original=PATH NAME=PATH.." in turns, RUNS (3) of CONFIGS; the report
+#            as Markdown and as a page.  What was measured before it was interrupted is kept
 #   quantize (cuda) the demo model quantized on the GPU and on the processor (MODEL=, HESSIANS=)
 # Environment: BIN (folder of the tools), OUT (default docs/results), SECONDS_PER_ROW, THREADS.
 set -eu
@@ -96,6 +98,28 @@ decode()
     echo "$out/decode.json"
 }
 
+# Five of the seven configurations: the others need a longer context, or more memory and patience.
+serve()
+{
+    if [ -z "${SERVE_MODELS-}" ]; then
+        echo "skip serve: SERVE_MODELS names none"
+        return
+    fi
+    local model config form arguments=(--backend "$backend" --threads "$threads" --runs "${RUNS:-3}")
+    for model in $SERVE_MODELS; do
+        arguments+=(-m "$model")
+    done
+    for config in ${CONFIGS:-interactive decode_bound prefill_bound medium_batch base}; do
+        arguments+=(--config "$config")
+    done
+    "$BIN/vptq-eval" serve -q "${arguments[@]}" -o "$out/serve.jsonl.new" >"$out/serve.txt"
+    mv "$out/serve.jsonl.new" "$out/serve.jsonl"
+    for form in md html; do
+        "$BIN/vptq-eval" compare "$out/serve.jsonl" -q --format $form -o "$out/serve.$form" -f
+    done
+    echo "$out/serve.jsonl"
+}
+
 quantize()
 {
     if [ -z "${MODEL-}" ] || [ -z "${HESSIANS-}" ]; then
@@ -113,7 +137,7 @@ quantize()
 }
 
 steps=("$@")
-[ "${#steps[@]}" -gt 0 ] || steps=(gemv batch warm chain decode)
+[ "${#steps[@]}" -gt 0 ] || steps=(gemv batch warm chain decode serve)
 [ "$#" -gt 0 ] || [ "$backend" = cpu ] || steps+=(quantize)
 for step in "${steps[@]}"; do
     case $step in
@@ -122,6 +146,7 @@ for step in "${steps[@]}"; do
     warm) table warm --books 4096+256 --cache warm; picture warm ;;
     chain) table chain --cache chain ;;
     decode) decode ;;
+    serve) serve ;;
     quantize) quantize ;;
     *) echo "device-bench: unknown step '$step'" >&2; exit 2 ;;
     esac
