@@ -85,6 +85,8 @@ static void print_json(const kld_command *c, const vptq_kld_result *r)
     vptq_cli_json_str(&j, "model", c->model);
     vptq_cli_json_str(&j, "base", c->base ? c->base : r->base_name);
     vptq_cli_json_str(&j, "base_file", c->base_file);
+    vptq_cli_json_str(&j, "base_fingerprint",
+                      r->base_fingerprint[0] ? r->base_fingerprint : NULL);
     vptq_cli_json_end(&j);
 }
 

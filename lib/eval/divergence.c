@@ -2,6 +2,7 @@
  * original was recorded, or is recorded. */
 #include "lib/eval/divergence.h"
 
+#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -95,6 +96,8 @@ static vptq_status plan_recorded(run *r, vptq_arena *arena, vptq_kld_result *res
     result->protocol =
         h->protocol == VPTQ_KLD_BASE_LLAMA_CPP ? VPTQ_PPL_LLAMA_CPP : VPTQ_PPL_GPTQ;
     memcpy(result->base_name, h->name, sizeof result->base_name);
+    snprintf(result->base_fingerprint, sizeof result->base_fingerprint, "%016" PRIx64,
+             h->model);
     r->w.ids = r->file.ids;
     VPTQ_TRY(vptq_windows_cut(&r->w, r->opt->base_file, (size_t)h->windows * h->context,
                               h->context, 0, r->opt->windows, result->protocol, arena, err));

@@ -72,7 +72,8 @@ typedef struct vptq_kld_result {
      * one id, so that it is a lower bound; 0 with an original that was run */
     double base_tail;
     char base_name[VPTQ_KLD_BASE_NAME_MAX +
-                   1]; /* of the recorded original; "" of one that was run */
+                   1];         /* of the recorded original; "" of one that was run */
+    char base_fingerprint[17]; /* of it: vptq_checkpoint_fingerprint; "" likewise */
     uint64_t tokens, windows;
     size_t context;
     vptq_ppl_protocol protocol;

@@ -79,6 +79,11 @@ for name in full top; do
     [ "$(json_get base $name.json)" = stories260K-hf ] || fail "base: $(cat $name.json)"
 done
 expect_near "$(json_get mean_kld full.json)" "$(json_get mean_kld run.json)" 1e-4
+# the record says which original it is of, by the fingerprint that other files know it by
+"$BIN/vptq-eval" serve -q -m m="$model" --config 1,4,2 --runs 1 --warmup 0 -o served.jsonl >/dev/null
+[ "$(json_get base_fingerprint full.json)" = "$(json_get model_fingerprint served.jsonl)" ] ||
+    fail "fingerprint: $(cat full.json)"
+[ "$(json_get base_fingerprint run.json)" = null ] || fail "fingerprint: $(cat run.json)"
 expect_number "$(json_get mean_kld top.json)" '<' "$(json_get mean_kld run.json)"
 expect_number "$(json_get base_tail top.json)" '>' 0
 kld -m "$perturbed" --base-file top -q >out.txt
