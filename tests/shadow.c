@@ -655,6 +655,6 @@ vptq_device shadow_of(const vptq_device *dev)
     s->dev = dev->state;
     s->table = rows;
     s->table.name = dev->ops->name;
-    s->table.packed_rows = dev->ops->packed_rows;
+    s->table.stored_rows = dev->ops->stored_rows;
     return (vptq_device){.ops = &s->table, .state = (vptq_dev *)(void *)s, .ctx = dev->ctx};
 }

@@ -202,7 +202,7 @@ typedef struct vptq_scatter_args {
 /* y [n, out] = x [n, in] W^T + beta * y (+ bias on every row) for few rows, W [out, in] as it
  * is stored: what decoding asks for, where a weight is used once and converting it first would
  * be most of the work.  beta is 0 or 1 (y is not read when 0).  A row of y does not depend on
- * the other rows of x. */
+ * the values of the other rows of x; what it is rounded to may depend on their number. */
 typedef struct vptq_gemv_args {
     size_t n;
     const float *x;
@@ -221,10 +221,10 @@ typedef struct vptq_matrix vptq_matrix;
 typedef struct vptq_backend {
     const char *name; /* "ref", "cpu", "cuda" */
     bool host_memory; /* rows take any host memory: callers need not upload and download */
-    /* Rows of x up to which vq_gemv is the fast way for a matrix that stays open: with more of
-     * them, callers do better to decode tiles of the matrix and multiply those.  A hint:
-     * vq_gemv takes any number. */
-    size_t packed_rows;
+    /* Rows of x up to which vq_gemv is the fast way for a matrix that stays open, and gemv for
+     * one in host memory: with more of them, callers do better to decode tiles of the matrix
+     * and multiply those.  A hint: both take any number. */
+    size_t stored_rows;
 
     /* life */
     vptq_status (*open)(const vptq_ctx *ctx, vptq_dev **dev, vptq_err *err);
@@ -292,8 +292,8 @@ typedef struct vptq_backend {
      * vq.h. */
     vptq_status (*vq_dequant)(vptq_dev *dev, const vptq_matrix *m, size_t r0, size_t n,
                               float *w, size_t ldw, vptq_err *err);
-    /* W = the decoded matrix, which need not exist: centroids are looked up and multiplied.
-     * What a row of y is rounded to may depend on the number of rows (docs/gpu.md). */
+    /* W = the decoded matrix, which need not exist: centroids are looked up and multiplied
+     * (docs/gpu.md: more than 8 rows). */
     vptq_status (*vq_gemv)(vptq_dev *dev, const vptq_matrix *m, const vptq_gemv_args *g,
                            vptq_err *err);
     /* W = w, rows of `in` elements of type F32, F16 or BF16 without gaps, any alignment. */

@@ -51,7 +51,7 @@ static void cpu_describe(const vptq_dev *dev, char *text, size_t size)
 static const vptq_backend cpu_table = {
     .name = "cpu",
     .host_memory = true,
-    .packed_rows = 128,
+    .stored_rows = 128,
     .open = cpu_open,
     .close = cpu_close,
     .describe = cpu_describe,

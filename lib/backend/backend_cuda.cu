@@ -213,7 +213,7 @@ static const vptq_backend cuda_table = {
     .name = "cuda",
 #endif
     .host_memory = false,
-    .packed_rows = VPTQ_CUDA_GEMM_BATCH,
+    .stored_rows = VPTQ_CUDA_GEMM_BATCH,
     .open = cuda_open,
     .close = cuda_close,
     .describe = cuda_describe,

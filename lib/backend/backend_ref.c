@@ -74,7 +74,7 @@ vptq_status vptq_ref_sync(vptq_dev *dev, vptq_err *err)
 const vptq_backend vptq_backend_ref = {
     .name = "ref",
     .host_memory = true,
-    .packed_rows = 8,
+    .stored_rows = 8,
     .open = vptq_ref_open,
     .close = vptq_ref_close,
     .describe = ref_describe,

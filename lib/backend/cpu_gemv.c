@@ -1,11 +1,16 @@
-/* The row gemv: rows of the matrix as they are stored, each read once for up to four rows of x.
- */
+/* The row gemv: a few rows of x meet the rows of the matrix as they are stored, each read once
+ * for up to four of them; more of them meet its panels (cpu_many.h). */
 #include "lib/backend/cpu_gemv.h"
 #include "lib/backend/cpu_blas.h"
 #include "lib/backend/cpu_gemm.h"
+#include "lib/backend/cpu_many.h"
 #include "lib/backend/cpu_vq.h"
 #include "lib/backend/dev.h"
 #include "lib/base/parallel.h"
+
+/* Up to so many rows of x the matrix is read as it is: 9 and 12 rows take 0.7 and 0.8 times as
+ * long as with panels, 16 as long, 24 and 32 1.2 times (AVX2, float16). */
+enum { FEW = 16 };
 
 typedef struct dense_job {
     const vptq_gemv_kernels *kernels;
@@ -33,18 +38,48 @@ static void multiply_rows(void *arg, size_t begin, size_t end, int thread)
         }
 }
 
+static void pack_rows(const void *arg, const vptq_cpu_math *math, size_t r0, size_t n, size_t l,
+                      size_t depth, float *work, float *panels)
+{
+    const dense_job *job = arg;
+    const size_t width = math->tile_cols;
+    const uint8_t *w = job->w + r0 * job->row_bytes + l * vptq_dtype_get(job->type)->bytes;
+    (void)work;
+    for (size_t j = 0; j < n; j += width, panels += depth * width)
+        job->kernels->panel(job->type, w + j * job->row_bytes, job->row_bytes,
+                            n - j < width ? n - j : width, depth, panels, width);
+}
+
+static vptq_status multiply_panels(vptq_dev *dev, const dense_job *job, size_t out,
+                                   vptq_err *err)
+{
+    enum { PANELS = 3 }; /* of a piece */
+    const vptq_many_source source = {.pack = pack_rows,
+                                     .arg = job,
+                                     .out = out,
+                                     .in = job->in,
+                                     .strip = PANELS * vptq_cpu_math_get(dev->simd)->tile_cols};
+    float *work =
+        vptq_dev_scratch(dev, vptq_cpu_many_work(dev, &source, job->g->n), sizeof *work, err);
+    if (!work)
+        return VPTQ_E_NOMEM;
+    vptq_cpu_multiply_many(dev, &source, job->g, NULL, work);
+    return VPTQ_OK;
+}
+
 vptq_status vptq_cpu_gemv(vptq_dev *dev, size_t out, size_t in, vptq_dtype type, const void *w,
                           const vptq_gemv_args *g, vptq_err *err)
 {
-    enum { CHUNK = 1 << 15 }; /* elements */
+    enum { CHUNK = 1 << 15 /* elements */ };
     dense_job job = {.kernels = vptq_gemv_kernels_get(dev->simd),
                      .g = g,
                      .w = w,
                      .type = type,
                      .in = in,
                      .row_bytes = in * vptq_dtype_get(type)->bytes};
-    (void)err;
     VPTQ_BUG_IF(type != VPTQ_F32 && type != VPTQ_F16 && type != VPTQ_BF16);
+    if (g->n > FEW)
+        return multiply_panels(dev, &job, out, err);
     vptq_parallel_for(vptq_cpu_threads(dev, out * in), out, CHUNK / (in + 1) + 1, multiply_rows,
                       &job);
     return VPTQ_OK;

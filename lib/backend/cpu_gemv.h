@@ -53,6 +53,10 @@ typedef struct vptq_gemv_kernels {
     /* y[i] = sum_j w[j] x[i * ldx + j] for i < n, n <= VPTQ_GEMV_ROWS */
     void (*dot)(vptq_dtype type, const void *w, size_t length, size_t n, const float *x,
                 size_t ldx, float *y);
+    /* panel[j * width + i] = element j of row i, for j < length and i < n; 0 for the columns i
+     * from n on.  Rows begin row_bytes apart; n <= width, the tile_cols of the set's math. */
+    void (*panel)(vptq_dtype type, const void *w, size_t row_bytes, size_t n, size_t length,
+                  float *panel, size_t width);
 } vptq_gemv_kernels;
 
 /* The entries one after the other, of any width. */

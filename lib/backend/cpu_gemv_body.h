@@ -383,3 +383,76 @@ static void dot(vptq_dtype type, const void *w, size_t length, size_t n, const f
         break;
     }
 }
+
+/* Columns of eight registers that hold a row each. */
+INLINE void transpose_eight(__m256 r[EIGHT])
+{
+    __m256 t[EIGHT];
+#pragma GCC unroll 4
+    for (size_t i = 0; i < EIGHT; i += 2) { /* pairs of neighbours */
+        t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
+        t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+    }
+#pragma GCC unroll 2
+    for (size_t i = 0; i < EIGHT; i += 4) { /* fours of rows */
+        r[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
+        r[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
+        r[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
+        r[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
+    }
+#pragma GCC unroll 4
+    for (size_t i = 0; i < EIGHT / 2; i++) { /* halves of registers */
+        const __m256 low = r[i], high = r[i + 4];
+        r[i] = _mm256_permute2f128_ps(low, high, 0x20);
+        r[i + 4] = _mm256_permute2f128_ps(low, high, 0x31);
+    }
+}
+
+/* `count` columns of eight rows of a panel, n of them there; both are constants where this is
+ * called in the loop. */
+INLINE void panel_block(vptq_dtype type, const uint8_t *w, size_t row_bytes, size_t n, size_t j,
+                        size_t count, float *panel, size_t width)
+{
+    __m256 r[EIGHT];
+#pragma GCC unroll 8
+    for (size_t i = 0; i < EIGHT; i++)
+        r[i] = i >= n           ? _mm256_setzero_ps()
+               : count == LANES ? widen(type, w + i * row_bytes, j)
+                                : widen_tail(type, w + i * row_bytes, j, count);
+    transpose_eight(r);
+#pragma GCC unroll 8
+    for (size_t i = 0; i < EIGHT; i++)
+        if (i < count)
+            _mm256_storeu_ps(panel + (j + i) * width, r[i]);
+}
+
+INLINE void panel_type(vptq_dtype type, const uint8_t *w, size_t row_bytes, size_t n,
+                       size_t length, float *panel, size_t width)
+{
+    for (size_t i = 0; i < width; i += EIGHT) {
+        const size_t rows = n > i ? n - i : 0;
+        const uint8_t *from = rows ? w + i * row_bytes : w;
+        size_t j = 0;
+        for (; rows >= EIGHT && length - j >= LANES; j += LANES)
+            panel_block(type, from, row_bytes, EIGHT, j, LANES, panel + i, width);
+        for (; j < length; j += LANES)
+            panel_block(type, from, row_bytes, rows, j, length - j < LANES ? length - j : LANES,
+                        panel + i, width);
+    }
+}
+
+static void panel_rows(vptq_dtype type, const void *w, size_t row_bytes, size_t n,
+                       size_t length, float *panel, size_t width)
+{
+    switch (type) {
+    case VPTQ_F32:
+        panel_type(VPTQ_F32, w, row_bytes, n, length, panel, width);
+        break;
+    case VPTQ_F16:
+        panel_type(VPTQ_F16, w, row_bytes, n, length, panel, width);
+        break;
+    default:
+        panel_type(VPTQ_BF16, w, row_bytes, n, length, panel, width);
+        break;
+    }
+}

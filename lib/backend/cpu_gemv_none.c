@@ -67,4 +67,14 @@ static void dot_none(vptq_dtype type, const void *w, size_t length, size_t n, co
     }
 }
 
-const vptq_gemv_kernels vptq_gemv_kernels_none = {fields_none, block_none, dot_none};
+static void panel_none(vptq_dtype type, const void *w, size_t row_bytes, size_t n,
+                       size_t length, float *panel, size_t width)
+{
+    const uint8_t *rows = w;
+    for (size_t j = 0; j < length; j++)
+        for (size_t i = 0; i < width; i++)
+            panel[j * width + i] = i < n ? element(type, rows + i * row_bytes, j) : 0;
+}
+
+const vptq_gemv_kernels vptq_gemv_kernels_none = {fields_none, block_none, dot_none,
+                                                  panel_none};

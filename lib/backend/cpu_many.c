@@ -58,12 +58,12 @@ static void multiply_strip(void *arg, size_t begin, size_t end, int thread)
     const vptq_many_source *s = job->source;
     const size_t width = job->math->tile_cols, height = job->math->tile_rows;
     float *work = job->scratch + (size_t)thread * job->slice;
-    float *panels = work + VPTQ_MANY_STRIP * VPTQ_MANY_DEPTH;
+    float *panels = work + s->work_rows * VPTQ_MANY_DEPTH;
     (void)end;
-    const size_t r0 = begin * VPTQ_MANY_STRIP;
-    const size_t n = s->out - r0 < VPTQ_MANY_STRIP ? s->out - r0 : VPTQ_MANY_STRIP;
+    const size_t r0 = begin * s->strip;
+    const size_t n = s->out - r0 < s->strip ? s->out - r0 : s->strip;
     const bool begun = g->bias || job->start || g->beta != 0;
-    if (g->bias || job->start)
+    if (g->bias || job->start || s->in == 0)
         begin_sums(job, r0, n);
     for (size_t t = 0; t < job->depths.count; t++) {
         const size_t l = t * job->depths.size, depth = vptq_cpu_tile_length(&job->depths, t);
@@ -88,12 +88,12 @@ static many_job job_of(const vptq_dev *dev, const vptq_many_source *source, size
 {
     const vptq_cpu_math *math = vptq_cpu_math_get(dev->simd);
     const size_t width = math->tile_cols;
-    const size_t columns = (VPTQ_MANY_STRIP + width - 1) / width * width;
+    const size_t columns = (source->strip + width - 1) / width * width;
     return (many_job){.math = math,
                       .source = source,
                       .depths = vptq_cpu_tiles_of(source->in, VPTQ_MANY_DEPTH, DEPTH_STEP),
                       .blocks = (n + math->tile_rows - 1) / math->tile_rows,
-                      .slice = in_lines((VPTQ_MANY_STRIP + columns) * VPTQ_MANY_DEPTH)};
+                      .slice = in_lines((source->work_rows + columns) * VPTQ_MANY_DEPTH)};
 }
 
 static size_t packed_x(const many_job *job)
@@ -117,6 +117,6 @@ void vptq_cpu_multiply_many(vptq_dev *dev, const vptq_many_source *source,
     job.scratch = work + packed_x(&job);
     const int threads = vptq_cpu_threads(dev, g->n * source->out * source->in);
     vptq_parallel_for(threads, job.blocks, 1, pack_x, &job);
-    vptq_parallel_for(threads, (source->out + VPTQ_MANY_STRIP - 1) / VPTQ_MANY_STRIP, 1,
+    vptq_parallel_for(threads, (source->out + source->strip - 1) / source->strip, 1,
                       multiply_strip, &job);
 }

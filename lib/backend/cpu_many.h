@@ -1,28 +1,24 @@
-/* Products of some rows of x with a matrix in its stored form, for the row vq_gemv: pieces of
- * the matrix become packed panels in a thread's own memory, where they meet all rows of x at
- * once, so that nothing of the matrix goes to memory as floats. */
+/* Products of some rows of x with a matrix in its stored form, for the rows gemv and vq_gemv:
+ * pieces of the matrix become packed panels in a thread's own memory, where they meet all rows
+ * of x at once, so that nothing of the matrix goes to memory as floats. */
 #ifndef VPTQ_BACKEND_CPU_MANY_H
 #define VPTQ_BACKEND_CPU_MANY_H
 
 #include "lib/backend/backend.h"
 #include "lib/backend/cpu_math.h"
 
-/* Up to so many rows of x look-ups are faster, four rows at a time: for 64 rows they take 0.8
- * to 1.1 times as long (v 8, books of 256 and of 4096 + 256), for 32 rows 0.7 to 0.9. */
-enum { VPTQ_MANY_FROM = 32 };
+/* Columns of a piece at most. */
+enum { VPTQ_MANY_DEPTH = 320 };
 
-/* Rows of a piece, which whole vectors of all usual lengths divide, and its columns at most. */
-enum { VPTQ_MANY_STRIP = 48, VPTQ_MANY_DEPTH = 320 };
-
-/* pack: columns [l, l + depth) of rows [r0, r0 + n) of the matrix, n <= VPTQ_MANY_STRIP, as
- * panels [depth, tile_cols], one behind the other, columns beyond the last row 0.  r0 is a
- * multiple of VPTQ_MANY_STRIP; work: VPTQ_MANY_STRIP * VPTQ_MANY_DEPTH floats.  Called by
- * several threads at once. */
+/* pack: columns [l, l + depth) of rows [r0, r0 + n) of the matrix, n <= strip, as panels
+ * [depth, tile_cols], one behind the other, columns beyond the last row 0.  r0 is a multiple of
+ * strip; work: work_rows * VPTQ_MANY_DEPTH floats.  Called by several threads at once. */
 typedef struct vptq_many_source {
     void (*pack)(const void *arg, const vptq_cpu_math *math, size_t r0, size_t n, size_t l,
                  size_t depth, float *work, float *panels);
     const void *arg;
     size_t out, in;
+    size_t strip, work_rows;
 } vptq_many_source;
 
 /* As the row gemv; start (may be NULL): a number per row of x that all of its results begin

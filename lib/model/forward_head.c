@@ -170,8 +170,8 @@ static vptq_status logits_rows(vptq_forward *f, size_t rows, float *logits, vptq
 {
     vptq_status st = VPTQ_OK;
     const vptq_weight w = head_weight(f);
-    if (f->dev->ops->host_memory && rows <= vptq_weight_gemv_rows(&w, f->dev, true))
-        return vptq_forward_linear(f, &w, NULL, NULL, true, rows, f->x, 0, logits, err);
+    if (f->dev->ops->host_memory && rows <= vptq_weight_gemv_rows(&w, f->dev, false))
+        return vptq_forward_linear(f, &w, NULL, NULL, false, rows, f->x, 0, logits, err);
     const vptq_backend *ops = f->dev->ops;
     const size_t vocab = f->d->vocab, step = vptq_forward_tile_rows(f, rows, f->d->hidden);
     for (size_t first = 0, width; first < vocab; first += width) {

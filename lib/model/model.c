@@ -74,14 +74,14 @@ vptq_status vptq_weight_read(const vptq_weight *w, vptq_device *dev, size_t r0, 
 
 size_t vptq_weight_gemv_rows(const vptq_weight *w, const vptq_device *dev, bool kept)
 {
-    enum { PLAIN_ROWS = 8 };
+    enum { FEW = 8 };
     const vptq_tensor *t = w->tensor;
     if (w->packed)
-        return kept ? dev->ops->packed_rows : 0;
+        return kept ? dev->ops->stored_rows : 0;
     bool has_gemv = dev->ops->host_memory && t->rope_heads == 0 &&
                     (t->round_to == VPTQ_F32 || t->round_to == t->type) &&
                     (t->type == VPTQ_F32 || t->type == VPTQ_F16 || t->type == VPTQ_BF16);
-    return has_gemv ? PLAIN_ROWS : 0;
+    return !has_gemv ? 0 : kept ? dev->ops->stored_rows : FEW;
 }
 
 vptq_status vptq_weight_gemv(const vptq_weight *w, const vptq_matrix *m, vptq_device *dev,

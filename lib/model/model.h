@@ -29,10 +29,10 @@ vptq_status vptq_weight_tile(const vptq_weight *w, const vptq_matrix *m, vptq_de
                              size_t r0, size_t n, float *dst, vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Rows of activations up to which the weight is multiplied as it is stored (vptq_weight_gemv)
- * rather than converted first: of a packed one that stays open for many products (kept) what
- * the device says, else none, since to make it ready for one product costs more than to decode
- * it; a few of a plain one in host memory of type F32, F16 or BF16 that is read as it stands;
- * 0 where that cannot be. */
+ * rather than converted first.  kept: it is open for many products, and the device says how
+ * many rows.  Else none of a packed one, since to make it ready for one product costs more than
+ * to decode it, and a few of a plain one.  Plain ones must be in host memory, of type F32, F16
+ * or BF16, and read as they stand; 0 where that cannot be. */
 size_t vptq_weight_gemv_rows(const vptq_weight *w, const vptq_device *dev, bool kept);
 /* As the row gemv of the backend, of an opened weight. */
 vptq_status vptq_weight_gemv(const vptq_weight *w, const vptq_matrix *m, vptq_device *dev,

@@ -10,7 +10,9 @@
 #include "tests/emu/emu.h"
 #include "tests/vmatrix.h"
 
-enum { MOST_ROWS = 9 };
+/* Rows up to which every number is tried; more of them take other ways. */
+enum { FEW_ROWS = 9, MANY_ROWS = 41 };
+static const size_t many_rows[] = {16, 17, 36, MANY_ROWS};
 
 typedef struct gemv_case {
     const vptq_vq *q; /* or */
@@ -20,9 +22,9 @@ typedef struct gemv_case {
     bool host_only; /* kernels for GPUs take books of 16 bits for granted, as files have them */
     size_t out, in;
     const float *decoded; /* [out, in] */
-    const float *x;       /* [MOST_ROWS, in + 5] */
+    const float *x;       /* [MANY_ROWS, in + 5] */
     const float *bias;    /* [out] */
-    float *alone;         /* [MOST_ROWS, out] what a row gives alone, of the device before */
+    float *alone;         /* [MANY_ROWS, out] what rows gave on the device before */
 } gemv_case;
 
 static void run(const gemv_case *c, const vptq_device *dev, const vptq_gemv_args *g)
@@ -83,8 +85,12 @@ static void check_gemv(void *arg, const vptq_device *dev, bool is_ref)
         return;
     }
     const bool emulated = strcmp(dev->ops->name, "emu") == 0; /* slow: few row counts */
-    for (size_t n = 0; n <= MOST_ROWS; n += emulated && n ? 2 * n + 1 : 1)
+    for (size_t n = 0; n <= FEW_ROWS; n += emulated && n ? 2 * n + 1 : 1)
         check_rows(c, dev, n, (float)(n % 2), n % 3 ? c->bias : NULL);
+    for (size_t i = 0; i < sizeof many_rows / sizeof *many_rows && !emulated; i++) {
+        const size_t n = many_rows[i];
+        check_rows(c, dev, n, (float)(n % 2), n % 3 ? c->bias : NULL);
+    }
 }
 
 /* What rows give together on this device is what they gave alone, on this one if `first`. */
@@ -93,26 +99,46 @@ static void check_company_on(const gemv_case *c, const char *name, vptq_simd sim
 {
     const size_t ldx = c->in + 5;
     devices_one d;
-    float *y = vtest_alloc(MOST_ROWS * c->out, sizeof *y);
+    float *y = vtest_alloc(FEW_ROWS * c->out, sizeof *y);
     devices_open(&d, name, simd, threads);
-    for (size_t i = 0; i < MOST_ROWS && first; i++) {
+    for (size_t i = 0; i < FEW_ROWS && first; i++) {
         const vptq_gemv_args one = {
             .n = 1, .x = c->x + i * ldx, .y = c->alone + i * c->out, .ldx = ldx, .ldy = c->out};
         run(c, &d.dev, &one);
     }
-    const vptq_gemv_args all = {.n = MOST_ROWS, .x = c->x, .y = y, .ldx = ldx, .ldy = c->out};
+    const vptq_gemv_args all = {.n = FEW_ROWS, .x = c->x, .y = y, .ldx = ldx, .ldy = c->out};
     run(c, &d.dev, &all);
-    assert_same_f32(y, c->alone, MOST_ROWS * c->out);
+    assert_same_f32(y, c->alone, FEW_ROWS * c->out);
     devices_close(&d);
     free(y);
 }
 
-/* A row is the same bits alone, among others and for any number of threads. */
+/* Many rows are what they were on the device before, if not `first`. */
+static void check_many_on(const gemv_case *c, vptq_simd simd, int threads, bool first)
+{
+    devices_one d;
+    float *y = vtest_alloc(MANY_ROWS * c->out, sizeof *y);
+    devices_open(&d, "cpu", simd, threads);
+    const vptq_gemv_args g = {
+        .n = MANY_ROWS, .x = c->x, .y = y, .ldx = c->in + 5, .ldy = c->out};
+    run(c, &d.dev, &g);
+    if (first)
+        memcpy(c->alone, y, MANY_ROWS * c->out * sizeof *y);
+    else
+        assert_same_f32(y, c->alone, MANY_ROWS * c->out);
+    devices_close(&d);
+    free(y);
+}
+
+/* A row is the same bits alone, among a few others and for any number of threads. */
 static void check_company(const gemv_case *c)
 {
-    for (int simd = VPTQ_SIMD_NONE; simd <= (int)vptq_cpu_simd(); simd++)
+    for (int simd = VPTQ_SIMD_NONE; simd <= (int)vptq_cpu_simd(); simd++) {
         for (int threads = 1; threads <= 5; threads += 2)
             check_company_on(c, "cpu", (vptq_simd)simd, threads, threads == 1);
+        for (int threads = 1; threads <= 5; threads += 2)
+            check_many_on(c, (vptq_simd)simd, threads, threads == 1);
+    }
     for (uint64_t seed = 0; seed < 2 && !c->q; seed++) {
         cuda_emu_seed(seed);
         check_company_on(c, "emu", VPTQ_SIMD_NONE, 1, seed == 0);
@@ -122,10 +148,10 @@ static void check_company(const gemv_case *c)
 
 static void check_all(gemv_case *c)
 {
-    float *x = vtest_normals(MOST_ROWS * (c->in + 5), 21), *bias = vtest_normals(c->out, 22);
+    float *x = vtest_normals(MANY_ROWS * (c->in + 5), 21), *bias = vtest_normals(c->out, 22);
     c->x = x;
     c->bias = bias;
-    c->alone = vtest_alloc(MOST_ROWS * c->out, sizeof *c->alone);
+    c->alone = vtest_alloc(MANY_ROWS * c->out, sizeof *c->alone);
     if (c->host_only)
         devices_each(check_gemv, c);
     else
