@@ -11,8 +11,8 @@
 
 enum { PIECE = 256, EIGHT = 8, LINE = 16 };
 
-/* Up to so many rows of x look-ups are faster, four rows at a time: for 64 rows they take 0.8
- * to 1.1 times as long (v 8, books of 256 and of 4096 + 256), for 32 rows 0.7 to 0.9. */
+/* Up to so many rows of x look-ups are faster, four rows at a time: steps of 16, 20, 24 and 32
+ * sequences take 0.86, 0.85, 0.93 and 1.0 times as long (v 8, books of 4096 + 256, AVX2). */
 enum { MANY_FROM = 32 };
 
 enum { STRIP = 48 /* rows of a piece, which whole vectors of all usual lengths divide */ };
@@ -34,14 +34,25 @@ bool vptq_cpu_vq_is_many(const vptq_vq *q, size_t n)
 
 /* ---- panels ---- */
 
-/* Vectors of length v of `count` positions into to[position * STRIP ..]; v is a constant where
- * it is called. */
+/* Where the columns of a piece go: panels [depth, width], one behind the other. */
+typedef struct panels_at {
+    float *to;
+    size_t width, depth;
+} panels_at;
+
+/* Row r of the piece at position p of it; the next position is `width` further on. */
+static float *place_in(const panels_at *at, size_t p, size_t r)
+{
+    return at->to + r / at->width * at->width * at->depth + p * at->width + r % at->width;
+}
+
+/* Vectors of length v of `count` positions, `ld` apart; v is a constant where it is called. */
 static inline __attribute__((always_inline)) void put_vectors(size_t v, const vptq_place *place,
                                                               size_t count, const float *book,
                                                               const float *res_book,
-                                                              float *restrict to)
+                                                              float *restrict to, size_t ld)
 {
-    for (size_t i = 0; i < count; i++, to += STRIP) {
+    for (size_t i = 0; i < count; i++, to += ld) {
         const float *c = book + place[i].main;
         if (res_book) {
             const float *r = res_book + place[i].res;
@@ -55,25 +66,26 @@ static inline __attribute__((always_inline)) void put_vectors(size_t v, const vp
 }
 
 static void put(size_t v, const vptq_place *place, size_t count, const float *book,
-                const float *res_book, float *to)
+                const float *res_book, float *to, size_t ld)
 {
     if (v == 8)
-        put_vectors(8, place, count, book, res_book, to);
+        put_vectors(8, place, count, book, res_book, to, ld);
     else if (v == 4)
-        put_vectors(4, place, count, book, res_book, to);
+        put_vectors(4, place, count, book, res_book, to, ld);
     else if (v == 6)
-        put_vectors(6, place, count, book, res_book, to);
+        put_vectors(6, place, count, book, res_book, to, ld);
     else if (v == 12)
-        put_vectors(12, place, count, book, res_book, to);
+        put_vectors(12, place, count, book, res_book, to, ld);
     else if (v == 16)
-        put_vectors(16, place, count, book, res_book, to);
+        put_vectors(16, place, count, book, res_book, to, ld);
     else
-        put_vectors(v, place, count, book, res_book, to);
+        put_vectors(v, place, count, book, res_book, to, ld);
 }
 
-/* Positions [p, end) of one group, strips of v rows from row r0 on, into to [.., STRIP]. */
+/* Positions [p, end) of one group, which begins at position `first` of the piece, strips of v
+ * rows from row r0 on. */
 static void put_group(const vq_job *job, size_t group, size_t p, size_t end, size_t r0,
-                      size_t rows, float *to)
+                      size_t rows, const panels_at *at, size_t first)
 {
     const vptq_vq *q = job->q;
     const vptq_vq_shape *s = &q->shape;
@@ -82,50 +94,65 @@ static void put_group(const vq_job *job, size_t group, size_t p, size_t end, siz
     const float *book = q->centroids + group * s->k * v;
     const float *res_book = s->k_res ? q->res_centroids + group * s->k_res * v : NULL;
     vptq_place place[PIECE + EIGHT];
-    for (size_t n; p < end; p += n, to += n * STRIP) {
+    for (size_t n; p < end; p += n, first += n) {
         const size_t lead = p % EIGHT; /* entries are taken apart from multiples of eight on */
         n = end - p < PIECE - lead ? end - p : PIECE - lead;
         for (size_t r = 0; r < rows; r += v) {
             job->kernels->fields(&job->fields,
                                  q->indices + (group * strips + (r0 + r) / v) * words,
                                  end_of_indices, p - lead, lead + n, place);
-            put(v, place + lead, n, book, res_book, to + r);
+            put(v, place + lead, n, book, res_book, place_in(at, first, r), at->width);
         }
     }
 }
 
 static void put_outliers(const vq_job *job, size_t p, size_t end, size_t r0, size_t rows,
-                         float *to)
+                         const panels_at *at)
 {
     const vptq_vq *q = job->q;
     const size_t v = q->shape.v0, outliers = q->shape.outliers;
-    for (; p < end; p++, to += STRIP)
+    for (size_t i = 0; p < end; p++, i++)
         for (size_t r = 0; r < rows; r += v) {
             const vptq_place place = {.main = q->outlier_indices[(r0 + r) / v * outliers + p] *
                                               (uint32_t)v};
-            put(v, &place, 1, q->outlier_centroids, NULL, to + r);
+            put(v, &place, 1, q->outlier_centroids, NULL, place_in(at, i, r), at->width);
         }
 }
 
-static void pack_vectors(const void *arg, const vptq_cpu_math *math, size_t r0, size_t n,
-                         size_t l, size_t depth, float *work, float *panels)
+/* Columns [l, l + depth) of rows [r0, r0 + n). */
+static void put_piece(const vq_job *job, size_t r0, size_t n, size_t l, const panels_at *at)
 {
-    const vq_job *job = arg;
     const vptq_vq_shape *s = &job->q->shape;
-    const size_t width = math->tile_cols, outliers = s->outliers;
-    size_t p = l, end = l + depth;
+    const size_t outliers = s->outliers, end = l + at->depth;
+    size_t p = l;
     if (p < outliers) {
         const size_t to = end < outliers ? end : outliers;
-        put_outliers(job, p, to, r0, n, work);
+        put_outliers(job, p, to, r0, n, at);
         p = to;
     }
     while (p < end) {
         const size_t group = (p - outliers) / s->group_size;
         const size_t first = outliers + group * s->group_size;
         const size_t to = end < first + s->group_size ? end : first + s->group_size;
-        put_group(job, group, p - first, to - first, r0, n, work + (p - l) * STRIP);
+        put_group(job, group, p - first, to - first, r0, n, at, p - l);
         p = to;
     }
+}
+
+/* Vectors that panels are made of wholly go there at once, others by way of one wide panel. */
+static void pack_vectors(const void *arg, const vptq_cpu_math *math, size_t r0, size_t n,
+                         size_t l, size_t depth, float *work, float *panels)
+{
+    const vq_job *job = arg;
+    const vptq_vq_shape *s = &job->q->shape;
+    const size_t width = math->tile_cols;
+    if (width % s->v == 0 && (!s->outliers || width % s->v0 == 0)) {
+        if (n % width)
+            memset(panels + n / width * width * depth, 0, depth * width * sizeof *panels);
+        put_piece(job, r0, n, l, &(panels_at){panels, width, depth});
+        return;
+    }
+    put_piece(job, r0, n, l, &(panels_at){work, STRIP, depth});
     for (size_t j = 0; j < n; j += width, panels += depth * width) {
         const size_t columns = n - j < width ? n - j : width;
         if (columns < width)
