@@ -81,8 +81,9 @@ typedef struct gemv_job {
     const vptq_vq *q;
     const vptq_layout *layout;
     const vptq_gemv_args *g;
-    const float *x; /* [n, in] in processing order, scaled */
-    size_t row0, n; /* rows of x that are taken */
+    float *x;       /* [n, in] in processing order, scaled */
+    float *start;   /* [n] what the sums of a row begin with, but for y and the bias */
+    size_t row0, n; /* rows of x that are taken at a time */
     int threads;
     bool *fetched; /* [threads] whether a thread has fetched the tables */
 } gemv_job;
@@ -160,76 +161,99 @@ static void fetch_tables(const gemv_job *job, int thread)
     fetch(l->main, 0, begin);
 }
 
+/* The rows of x behind those that are taken, or none. */
+static bool next_rows(gemv_job *job)
+{
+    job->row0 += job->n;
+    const size_t left = job->g->n - job->row0;
+    job->n = left < VPTQ_GEMV_ROWS ? left : VPTQ_GEMV_ROWS;
+    return left > 0;
+}
+
+static void multiply_rows(const gemv_job *job, size_t first, size_t blocks, float *sum)
+{
+    const size_t v = job->q->shape.v, lanes = job->layout->lanes;
+    const size_t strips = vptq_vq_strips(&job->q->shape), strip = first * STRIPS;
+    const size_t ld_sum = blocks * STRIPS * lanes;
+    const size_t count = strips - strip < blocks * STRIPS ? strips - strip : blocks * STRIPS;
+    memset(sum, 0, job->n * ld_sum * sizeof *sum);
+    add_groups(job, first, first + blocks, sum, ld_sum);
+    add_strips(job, strip, count, v, lanes, sum, ld_sum);
+}
+
 static void multiply_blocks(void *arg, size_t begin, size_t end, int thread)
 {
     const gemv_job *job = arg;
-    const size_t v = job->q->shape.v, lanes = job->layout->lanes;
-    const size_t strips = vptq_vq_strips(&job->q->shape);
     _Alignas(64) float sum[MAX_SUMS];
     fetch_tables(job, thread);
-    for (size_t first = begin; first < end; first += BLOCKS) {
-        const size_t blocks = end - first < BLOCKS ? end - first : BLOCKS;
-        const size_t ld_sum = blocks * STRIPS * lanes, strip = first * STRIPS;
-        const size_t count =
-            strips - strip < blocks * STRIPS ? strips - strip : blocks * STRIPS;
-        memset(sum, 0, job->n * ld_sum * sizeof *sum);
-        add_groups(job, first, first + blocks, sum, ld_sum);
-        add_strips(job, strip, count, v, lanes, sum, ld_sum);
+    for (size_t first = begin; first < end; first += BLOCKS)
+        for (gemv_job rows = *job; next_rows(&rows);)
+            multiply_rows(&rows, first, end - first < BLOCKS ? end - first : BLOCKS, sum);
+}
+
+static void multiply_outlier_strip(const gemv_job *job, size_t strip)
+{
+    const vptq_vq *q = job->q;
+    const vptq_vq_shape *s = &q->shape;
+    const uint16_t *index = q->outlier_indices + strip * s->outliers;
+    float sum[VPTQ_GEMV_ROWS * VPTQ_VQ_MAX_V];
+    memset(sum, 0, job->n * s->v0 * sizeof *sum);
+    for (size_t i = 0; i < job->n; i++) {
+        const float *x = job->x + (job->row0 + i) * s->in;
+        for (size_t p = 0; p < s->outliers; p++) {
+            const float *c = q->outlier_centroids + (size_t)index[p] * s->v0;
+            for (size_t e = 0; e < s->v0; e++)
+                sum[i * s->v0 + e] += x[p] * c[e];
+        }
     }
+    add_strips(job, strip, 1, s->v0, s->v0, sum, s->v0);
 }
 
 static void multiply_outliers(void *arg, size_t begin, size_t end, int thread)
 {
     const gemv_job *job = arg;
-    const vptq_vq *q = job->q;
-    const vptq_vq_shape *s = &q->shape;
-    float sum[VPTQ_GEMV_ROWS * VPTQ_VQ_MAX_V];
     (void)thread;
-    for (size_t strip = begin; strip < end; strip++) {
-        const uint16_t *index = q->outlier_indices + strip * s->outliers;
-        memset(sum, 0, job->n * s->v0 * sizeof *sum);
-        for (size_t i = 0; i < job->n; i++) {
-            const float *x = job->x + (job->row0 + i) * s->in;
-            for (size_t p = 0; p < s->outliers; p++) {
-                const float *c = q->outlier_centroids + (size_t)index[p] * s->v0;
-                for (size_t e = 0; e < s->v0; e++)
-                    sum[i * s->v0 + e] += x[p] * c[e];
-            }
-        }
-        add_strips(job, strip, 1, s->v0, s->v0, sum, s->v0);
-    }
+    for (size_t strip = begin; strip < end; strip++)
+        for (gemv_job rows = *job; next_rows(&rows);)
+            multiply_outlier_strip(&rows, strip);
 }
 
 /* ---- the row ---- */
 
-/* x in processing order and scaled, as the tables want it; start[i] = sum of x[i] times the
+/* x in processing order and scaled, as the tables want it; start: the sum of x times the
  * matrix's bias. */
-static void prepare_x(const vptq_vq *q, const vptq_layout *l, const vptq_gemv_args *g, float *x,
-                      float *start)
+static void prepare_row(const gemv_job *job, size_t i)
 {
-    const size_t in = q->shape.in, outliers = q->shape.outliers;
-    const float unit = ldexpf(1, -l->shift);
-    for (size_t i = 0; i < g->n; i++, x += in) {
-        const float *from = g->x + i * g->ldx;
-        double sum = 0;
-        for (size_t p = 0; p < in; p++) {
-            size_t j = q->perm ? q->perm[p] : p;
-            x[p] = q->scale ? from[j] * q->scale[j] : from[j];
-        }
-        for (size_t p = outliers; l->shift && p < in; p++)
-            x[p] *= unit;
-        for (size_t j = 0; q->bias && j < in; j++)
-            sum += (double)from[j] * (double)q->bias[j];
-        start[i] = (float)sum;
+    const vptq_vq *q = job->q;
+    const size_t in = q->shape.in;
+    const float *from = job->g->x + i * job->g->ldx;
+    const float unit = ldexpf(1, -job->layout->shift);
+    float *x = job->x + i * in;
+    double sum = 0;
+    for (size_t p = 0; p < in; p++) {
+        const size_t j = q->perm ? q->perm[p] : p;
+        x[p] = q->scale ? from[j] * q->scale[j] : from[j];
     }
+    for (size_t p = q->shape.outliers; job->layout->shift && p < in; p++)
+        x[p] *= unit;
+    for (size_t j = 0; q->bias && j < in; j++)
+        sum += (double)from[j] * (double)q->bias[j];
+    job->start[i] = (float)sum;
 }
 
-static void begin_rows(const vptq_gemv_args *g, size_t out, const float *start)
+static void begin_rows(void *arg, size_t begin, size_t end, int thread)
 {
-    for (size_t i = 0; i < g->n; i++) {
+    const gemv_job *job = arg;
+    const vptq_gemv_args *g = job->g;
+    const size_t out = job->q->shape.out;
+    (void)thread;
+    for (size_t i = begin; i < end; i++) {
+        prepare_row(job, i);
+        const float start = job->start[i], *bias = g->bias;
+        const bool add = g->beta != 0;
         float *y = g->y + i * g->ldy;
         for (size_t r = 0; r < out; r++)
-            y[r] = (g->beta != 0 ? y[r] : 0) + ((g->bias ? g->bias[r] : 0) + start[i]);
+            y[r] = (add ? y[r] : 0) + ((bias ? bias[r] : 0) + start);
     }
 }
 
@@ -280,25 +304,19 @@ vptq_status vptq_cpu_vq_gemv(vptq_dev *dev, const vptq_matrix *m, const vptq_gem
     float *x = vptq_dev_scratch(dev, numbers + (size_t)threads, sizeof *x, err);
     if (!x)
         return VPTQ_E_NOMEM;
-    float *start = x + g->n * s->in;
     gemv_job job = {.kernels = vptq_gemv_kernels_get(dev->simd),
                     .q = q,
                     .layout = m->layout,
                     .g = g,
                     .x = x,
+                    .start = x + g->n * s->in,
                     .threads = threads,
                     .fetched = (bool *)(x + numbers)};
     memset(job.fetched, 0, (size_t)threads * sizeof *job.fetched);
-    prepare_x(q, m->layout, g, x, start);
-    begin_rows(g, s->out, start);
-    for (; job.row0 < g->n; job.row0 += job.n) {
-        size_t left = g->n - job.row0;
-        job.n = left < VPTQ_GEMV_ROWS ? left : VPTQ_GEMV_ROWS;
-        if (s->outliers)
-            vptq_parallel_for(threads, (s->out + s->v0 - 1) / s->v0, 8, multiply_outliers,
-                              &job);
-        vptq_parallel_for(threads, blocks, share(blocks, threads), multiply_blocks, &job);
-    }
+    vptq_parallel_for(threads, g->n, VPTQ_GEMV_ROWS, begin_rows, &job);
+    if (s->outliers)
+        vptq_parallel_for(threads, (s->out + s->v0 - 1) / s->v0, 8, multiply_outliers, &job);
+    vptq_parallel_for(threads, blocks, share(blocks, threads), multiply_blocks, &job);
 out:
     return st;
 }
