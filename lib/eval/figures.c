@@ -5,6 +5,8 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "lib/eval/stats.h"
+
 const vptq_kld_level vptq_kld_levels[VPTQ_KLD_LEVELS] = {
     {"max", 1},   {"p999", 0.999}, {"p99", 0.99}, {"p95", 0.95}, {"p90", 0.9},
     {"p50", 0.5}, {"p10", 0.1},    {"p05", 0.05}, {"p01", 0.01}, {"min", 0}};
@@ -13,12 +15,6 @@ const vptq_kld_level vptq_delta_levels[VPTQ_DELTA_LEVELS] = {
     {"max", 1},    {"p999", 0.999}, {"p99", 0.99}, {"p95", 0.95}, {"p90", 0.9},
     {"p75", 0.75}, {"p50", 0.5},    {"p25", 0.25}, {"p10", 0.1},  {"p05", 0.05},
     {"p01", 0.01}, {"p001", 0.001}, {"min", 0}};
-
-static int compare_doubles(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
 
 /* The q-th quantile of n sorted numbers, linear between neighbours. */
 static double quantile(const double *x, size_t n, double q)
@@ -31,7 +27,7 @@ static double quantile(const double *x, size_t n, double q)
 static void sort_levels(double *x, size_t n, const vptq_kld_level *levels, size_t count,
                         double *out)
 {
-    qsort(x, n, sizeof *x, compare_doubles);
+    qsort(x, n, sizeof *x, vptq_stats_order);
     for (size_t i = 0; i < count; i++)
         out[i] = quantile(x, n, levels[i].quantile);
 }

@@ -8,6 +8,7 @@
 #include "lib/base/half.h"
 #include "lib/base/parallel.h"
 #include "lib/base/rng.h"
+#include "lib/eval/stats.h"
 
 enum { MOST_ROUNDS = 101, LEAST_ROUNDS = 5, CHECKED_ROWS = 32, SIDES = 3 };
 static const double shortest_sample = 300e-6; /* seconds that are timed at once, at least */
@@ -379,15 +380,9 @@ typedef struct samples {
     size_t calls; /* of one sample */
 } samples;
 
-static int by_size(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 static double percentile(samples *s, double p)
 {
-    qsort(s->time, s->count, sizeof *s->time, by_size);
+    qsort(s->time, s->count, sizeof *s->time, vptq_stats_order);
     return s->time[(size_t)(p * (double)(s->count - 1) + 0.5)];
 }
 

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int order(const void *a, const void *b)
+int vptq_stats_order(const void *a, const void *b)
 {
     double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
@@ -30,7 +30,7 @@ vptq_stats vptq_stats_of(const double *x, size_t n, double *sorted)
         squares += (x[i] - s.mean) * (x[i] - s.mean);
     s.std = n > 1 ? sqrt(squares / (double)(n - 1)) : 0;
     memcpy(sorted, x, n * sizeof *x);
-    qsort(sorted, n, sizeof *sorted, order);
+    qsort(sorted, n, sizeof *sorted, vptq_stats_order);
     s.min = sorted[0];
     s.max = sorted[n - 1];
     s.median = median_of_sorted(sorted, n);
@@ -46,7 +46,7 @@ size_t vptq_stats_outliers(const double *x, size_t n, double median, bool *marke
     size_t count = 0;
     for (size_t i = 0; i < n; i++)
         room[i] = fabs(x[i] - median);
-    qsort(room, n, sizeof *room, order);
+    qsort(room, n, sizeof *room, vptq_stats_order);
     double mad = n ? median_of_sorted(room, n) : 0;
     for (size_t i = 0; i < n; i++) {
         double away = fabs(x[i] - median);
@@ -103,7 +103,7 @@ static void fill_ratio(const double *a, size_t n, const double *b, size_t m, dou
     for (size_t i = 0; i < n; i++)
         for (size_t j = 0; j < m; j++)
             quotients[i * m + j] = a[i] / b[j];
-    qsort(quotients, n * m, sizeof *quotients, order);
+    qsort(quotients, n * m, sizeof *quotients, vptq_stats_order);
     size_t cut = n <= EXACT && m <= EXACT ? exact_cut(n, m, ways) : normal_cut(n, m);
     size_t out = cut ? cut - 1 : 0;
     r->low = quotients[out];

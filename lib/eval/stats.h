@@ -13,6 +13,9 @@ typedef struct vptq_stats {
     double median, min, max; /* all NaN for no value */
 } vptq_stats;
 
+/* Rising doubles, for qsort. */
+int vptq_stats_order(const void *a, const void *b);
+
 /* Sums in the order of x; `sorted` [n] is room, and gets the values in rising order. */
 vptq_stats vptq_stats_of(const double *x, size_t n, double *sorted);
 

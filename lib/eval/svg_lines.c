@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "lib/eval/stats.h"
 #include "lib/eval/svg.h"
 #include "lib/eval/svg_internal.h"
 
@@ -16,12 +17,6 @@ static bool is_range(const double range[2])
     return range[0] <= range[1];
 }
 
-static int order(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 /* Puts x into the rising values where it is not among them and there is room. */
 static size_t add_value(double *values, size_t n, double x)
 {
@@ -30,7 +25,7 @@ static size_t add_value(double *values, size_t n, double x)
             return n;
     if (n < MAX_VALUES)
         values[n++] = x;
-    qsort(values, n, sizeof *values, order);
+    qsort(values, n, sizeof *values, vptq_stats_order);
     return n;
 }
 
