@@ -324,6 +324,11 @@ static int check_ppl_usage(const vptq_cli *cli, const ppl_command *c)
         return vptq_cli_usage_error(cli, "--document-limit needs --documents");
     if (c->dump && c->tokens_only)
         return vptq_cli_usage_error(cli, "--dump and --tokens-only exclude each other");
+    if (c->tokens_only && c->max_ppl < (double)INFINITY)
+        return vptq_cli_usage_error(cli, "--max-ppl and --tokens-only exclude each other");
+    if (c->tokens_only && cli->common.format != CLI_TEXT)
+        return vptq_cli_usage_error(cli,
+                                    "--tokens-only prints ids and takes no other --format");
     return CLI_OK;
 }
 

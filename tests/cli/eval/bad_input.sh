@@ -19,6 +19,8 @@ bad 2 "documents and --join exclude" ppl -m "$model" --documents x --text "$text
 bad 2 "exclude each other" ppl -m "$model" --documents x --text "$text" --rows
 bad 2 "needs --documents" ppl -m "$model" --text "$text" --document-limit 3
 bad 2 "dump and --tokens-only exclude" ppl -m "$model" --text "$text" --tokens-only --dump x
+bad 2 "max-ppl and --tokens-only excl" ppl -m "$model" --text "$text" --tokens-only --max-ppl 9
+bad 2 "takes no other --format" ppl -m "$model" --text "$text" --tokens-only --format json
 echo >taken
 bad 1 "'taken' already exists" ppl -m "$model" --text "$text" --dump taken -q
 bad 2 "unexpected argument 'x'" ppl -m "$model" --text "$text" x
