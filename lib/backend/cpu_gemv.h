@@ -1,6 +1,7 @@
 /* Inner loops of the rows gemv, vq_gemv and vq_dequant, one set per instruction set; for
- * cpu_gemv.c, cpu_layout.c, cpu_vq_gemv.c and cpu_vq_decode.c alone.  What they give for a row
- * of x depends neither on the other rows nor on how a matrix is cut into blocks of strips. */
+ * cpu_gemv.c, cpu_layout.c, cpu_vq_gemv.c, cpu_vq_many.c and cpu_vq_decode.c alone.  What they
+ * give for a row of x depends neither on the other rows nor on how a matrix is cut into blocks
+ * of strips. */
 #ifndef VPTQ_BACKEND_CPU_GEMV_H
 #define VPTQ_BACKEND_CPU_GEMV_H
 
@@ -54,7 +55,8 @@ typedef struct vptq_gemv_kernels {
     void (*dot)(vptq_dtype type, const void *w, size_t length, size_t n, const float *x,
                 size_t ldx, float *y);
     /* panel[j * width + i] = element j of row i, for j < length and i < n; 0 for the columns i
-     * from n on.  Rows begin row_bytes apart; n <= width, the tile_cols of the set's math. */
+     * from n on.  Rows begin row_bytes apart; n <= width, the tile_cols of the set's math,
+     * which whole registers make up. */
     void (*panel)(vptq_dtype type, const void *w, size_t row_bytes, size_t n, size_t length,
                   float *panel, size_t width);
 } vptq_gemv_kernels;

@@ -408,8 +408,8 @@ INLINE void transpose_eight(__m256 r[EIGHT])
     }
 }
 
-/* `count` columns of eight rows of a panel, n of them there; both are constants where this is
- * called in the loop. */
+/* `count` columns of eight rows of a panel, n of them there; both are constants in the first
+ * loop that calls this. */
 INLINE void panel_block(vptq_dtype type, const uint8_t *w, size_t row_bytes, size_t n, size_t j,
                         size_t count, float *panel, size_t width)
 {

@@ -63,7 +63,7 @@ static void multiply_strip(void *arg, size_t begin, size_t end, int thread)
     const size_t r0 = begin * s->strip;
     const size_t n = s->out - r0 < s->strip ? s->out - r0 : s->strip;
     const bool begun = g->bias || job->start || g->beta != 0;
-    if (g->bias || job->start || s->in == 0)
+    if (g->bias || job->start)
         begin_sums(job, r0, n);
     for (size_t t = 0; t < job->depths.count; t++) {
         const size_t l = t * job->depths.size, depth = vptq_cpu_tile_length(&job->depths, t);

@@ -11,8 +11,9 @@
 enum { VPTQ_MANY_DEPTH = 320 };
 
 /* pack: columns [l, l + depth) of rows [r0, r0 + n) of the matrix, n <= strip, as panels
- * [depth, tile_cols], one behind the other, columns beyond the last row 0.  r0 is a multiple of
- * strip; work: work_rows * VPTQ_MANY_DEPTH floats.  Called by several threads at once. */
+ * [depth, tile_cols], one behind the other; what columns beyond the last row are does not
+ * count.  r0 is a multiple of strip; work: work_rows * VPTQ_MANY_DEPTH floats.  Called by
+ * several threads at once. */
 typedef struct vptq_many_source {
     void (*pack)(const void *arg, const vptq_cpu_math *math, size_t r0, size_t n, size_t l,
                  size_t depth, float *work, float *panels);

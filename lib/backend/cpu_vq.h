@@ -27,8 +27,8 @@ vptq_status vptq_cpu_matrix_open(vptq_dev *dev, const vptq_vq *q, vptq_matrix **
 void vptq_cpu_matrix_close(vptq_dev *dev, vptq_matrix *m);
 vptq_status vptq_cpu_vq_gemv(vptq_dev *dev, const vptq_matrix *m, const vptq_gemv_args *g,
                              vptq_err *err);
-/* vq_gemv of more rows of x than it takes one by one; false: the matrix has vectors that pieces
- * would cut. */
+/* vq_gemv of more rows of x than it looks up four by four; false: the matrix has vectors that
+ * pieces would cut. */
 bool vptq_cpu_vq_is_many(const vptq_vq *q, size_t n);
 vptq_status vptq_cpu_vq_many(vptq_dev *dev, const vptq_vq *q, const vptq_gemv_args *g,
                              vptq_err *err);

@@ -82,8 +82,8 @@ static void put(size_t v, const vptq_place *place, size_t count, const float *bo
         put_vectors(v, place, count, book, res_book, to, ld);
 }
 
-/* Positions [p, end) of one group, which begins at position `first` of the piece, strips of v
- * rows from row r0 on. */
+/* Positions [p, end) of one group, the first of them at position `first` of the piece, strips
+ * of v rows from row r0 on. */
 static void put_group(const vq_job *job, size_t group, size_t p, size_t end, size_t r0,
                       size_t rows, const panels_at *at, size_t first)
 {
@@ -147,7 +147,7 @@ static void pack_vectors(const void *arg, const vptq_cpu_math *math, size_t r0, 
     const vptq_vq_shape *s = &job->q->shape;
     const size_t width = math->tile_cols;
     if (width % s->v == 0 && (!s->outliers || width % s->v0 == 0)) {
-        if (n % width)
+        if (n % width) /* columns that no vector has are not left to chance */
             memset(panels + n / width * width * depth, 0, depth * width * sizeof *panels);
         put_piece(job, r0, n, l, &(panels_at){panels, width, depth});
         return;

@@ -170,6 +170,8 @@ static vptq_status logits_rows(vptq_forward *f, size_t rows, float *logits, vptq
 {
     vptq_status st = VPTQ_OK;
     const vptq_weight w = head_weight(f);
+    /* Figures must not depend on how windows are grouped, so that the head counts as one that
+     * is used once, though it stays open. */
     if (f->dev->ops->host_memory && rows <= vptq_weight_gemv_rows(&w, f->dev, false))
         return vptq_forward_linear(f, &w, NULL, NULL, false, rows, f->x, 0, logits, err);
     const vptq_backend *ops = f->dev->ops;

@@ -1,5 +1,6 @@
 /* The rows gemv and vq_gemv: ref and cpu, at every SIMD level, against sums in double over a
- * matrix that was decoded here; the same bits for any number of threads and any company. */
+ * matrix that was decoded here; the same bits for any number of threads and any company, a few
+ * rows for any number of them, too. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +13,7 @@
 
 /* Rows up to which every number is tried; more of them take other ways. */
 enum { FEW_ROWS = 9, MANY_ROWS = 41 };
-static const size_t many_rows[] = {16, 17, 36, MANY_ROWS};
+static const size_t many_rows[] = {16, 17, 20, 33, 36, MANY_ROWS};
 
 typedef struct gemv_case {
     const vptq_vq *q; /* or */
@@ -113,20 +114,32 @@ static void check_company_on(const gemv_case *c, const char *name, vptq_simd sim
     free(y);
 }
 
-/* Many rows are what they were on the device before, if not `first`. */
+/* Many rows are what they were on the device before, if not `first`, and what they are beside
+ * others that are no numbers. */
 static void check_many_on(const gemv_case *c, vptq_simd simd, int threads, bool first)
 {
+    const size_t ldx = c->in + 5;
     devices_one d;
     float *y = vtest_alloc(MANY_ROWS * c->out, sizeof *y);
+    float *x = vtest_alloc(MANY_ROWS * ldx, sizeof *x);
+    memcpy(x, c->x, MANY_ROWS * ldx * sizeof *x);
     devices_open(&d, "cpu", simd, threads);
-    const vptq_gemv_args g = {
-        .n = MANY_ROWS, .x = c->x, .y = y, .ldx = c->in + 5, .ldy = c->out};
+    const vptq_gemv_args g = {.n = MANY_ROWS, .x = x, .y = y, .ldx = ldx, .ldy = c->out};
     run(c, &d.dev, &g);
     if (first)
         memcpy(c->alone, y, MANY_ROWS * c->out * sizeof *y);
     else
         assert_same_f32(y, c->alone, MANY_ROWS * c->out);
+    for (size_t i = 1; i < MANY_ROWS; i += 2)
+        x[i * ldx] = NAN;
+    run(c, &d.dev, &g);
+    for (size_t i = 0; i < MANY_ROWS; i++)
+        if (i % 2)
+            assert_true(isnan(y[i * c->out]));
+        else
+            assert_same_f32(y + i * c->out, c->alone + i * c->out, c->out);
     devices_close(&d);
+    free(x);
     free(y);
 }
 
@@ -401,7 +414,9 @@ static void many_rows_multiply(void **state)
     static const vptq_vq_shape shapes[] = {{100, 700, 8, 64, 16, 1, 700, 0, 0, 0, true, true},
                                            {97, 717, 6, 64, 0, 3, 231, 24, 4, 16, true, true},
                                            {130, 330, 12, 32, 4, 2, 163, 4, 4, 8, false, false},
-                                           {60, 400, 5, 32, 8, 1, 400, 0, 0, 0, true, false}};
+                                           {60, 400, 5, 32, 8, 1, 400, 0, 0, 0, true, false},
+                                           {100, 740, 4, 64, 0, 1, 400, 340, 4, 16, true, true},
+                                           {70, 90, 8, 64, 0, 1, 80, 10, 6, 16, false, true}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         const vptq_vq_shape *s = &shapes[i];
         vmatrix m;
@@ -417,6 +432,41 @@ static void many_rows_multiply(void **state)
     }
 }
 
+static vptq_status multiply_in(void *arg, vptq_mem *mem, vptq_err *err)
+{
+    enum { N = 40 };
+    static const float x[N * N], w[N * N];
+    static float y[N * N];
+    const vmatrix *q = arg;
+    vptq_ctx ctx = {.mem = mem, .threads = 2};
+    const vptq_gemv_args g = {.n = N, .x = x, .y = y, .ldx = N, .ldy = N};
+    vptq_device dev;
+    vptq_matrix *m = NULL;
+    vptq_status st = vptq_device_open(&ctx, "cpu", &dev, err);
+    if (st)
+        return st;
+    if (q) {
+        VPTQ_TRY(dev.ops->matrix_open(dev.state, &q->q, &m, err));
+        VPTQ_TRY(dev.ops->vq_gemv(dev.state, m, &g, err));
+    } else
+        VPTQ_TRY(dev.ops->gemv(dev.state, N, N, VPTQ_F32, w, &g, err));
+out:
+    dev.ops->matrix_close(dev.state, m);
+    vptq_device_close(&dev);
+    return st;
+}
+
+static void many_rows_run_out_of_memory(void **state)
+{
+    (void)state;
+    const vptq_vq_shape s = {40, 40, 8, 16, 0, 1, 40, 0, 0, 0, false, false};
+    vmatrix m;
+    vmatrix_make(&m, &s);
+    assert_true(vtest_oom_walk(multiply_in, NULL) >= 2); /* the device, the panels */
+    assert_true(vtest_oom_walk(multiply_in, &m) >= 4);   /* and the handle */
+    vmatrix_free(&m);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -426,6 +476,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(plain_matrices_multiply),
         cmocka_unit_test(weights_may_begin_anywhere),
         cmocka_unit_test(many_rows_multiply),
+        cmocka_unit_test(many_rows_run_out_of_memory),
     };
     return vtest_main(argc, argv, tests);
 }

@@ -294,6 +294,34 @@ static vptq_status open_model(void *arg, vptq_mem *mem, vptq_err *err)
     return st;
 }
 
+/* Rows that are multiplied with what is stored: of a weight that stays open, and of others. */
+static void test_rows_of_stored_weights(void **state)
+{
+    static const struct {
+        const char *backend;
+        vptq_dtype type, round_to;
+        uint32_t rope_heads;
+        size_t kept, once;
+    } cases[] = {
+        {"cpu", VPTQ_F16, VPTQ_F32, 0, 128, 8}, {"cpu", VPTQ_BF16, VPTQ_BF16, 0, 128, 8},
+        {"ref", VPTQ_F32, VPTQ_F32, 0, 8, 8},   {"cpu", VPTQ_F32, VPTQ_F16, 0, 0, 0},
+        {"cpu", VPTQ_F16, VPTQ_F32, 2, 0, 0},   {"cpu", VPTQ_Q8_0, VPTQ_F32, 0, 0, 0},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        vptq_device dev;
+        vptq_err err;
+        const vptq_tensor t = {.type = cases[i].type,
+                               .round_to = cases[i].round_to,
+                               .rope_heads = cases[i].rope_heads};
+        const vptq_weight w = {.rows = 4, .cols = 4, .tensor = &t};
+        assert_ok(vptq_device_open(&ctx, cases[i].backend, &dev, &err), &err);
+        assert_int_equal(vptq_weight_gemv_rows(&w, &dev, true), cases[i].kept);
+        assert_int_equal(vptq_weight_gemv_rows(&w, &dev, false), cases[i].once);
+        vptq_device_close(&dev);
+    }
+}
+
 static void test_out_of_memory(void **state)
 {
     char path[PATH];
@@ -318,6 +346,7 @@ int main(int argc, char **argv)
         scratch_test(test_quantized_kinds_read_the_same),
         scratch_test(test_bits_per_weight),
         cmocka_unit_test(test_demo_model),
+        cmocka_unit_test(test_rows_of_stored_weights),
         scratch_test(test_out_of_memory),
     };
     return vtest_main(argc, argv, tests);
