@@ -139,31 +139,47 @@ static bool overlaps(const box *a, const box *b)
     return a->left < b->right && b->left < a->right && a->top < b->bottom && b->top < a->bottom;
 }
 
-/* Finds a place for a text of that width beside (x, y), within the area; the left end of its
- * base line in *at_x, *at_y. */
-static bool place(crowd *c, const box *area, double x, double y, double width, double *at_x,
-                  double *at_y)
+/* Takes the place of a text of that width whose base line begins at (left, base), if it is free
+ * and within the area. */
+static bool take(crowd *c, const box *area, double left, double base, double width)
+{
+    const box b = {left, base - 11, left + width, base + 4};
+    if (b.left < area->left || b.right > area->right || b.top < area->top ||
+        b.bottom > area->bottom)
+        return false;
+    for (size_t k = 0; k < c->count; k++)
+        if (overlaps(&b, &c->taken[k]))
+            return false;
+    c->taken[c->count++] = b;
+    return true;
+}
+
+/* Finds a place for a text of that width beside (x, y), or, where it may, up to some lines
+ * above or below; the left end of its base line in *at_x, *at_y. */
+static bool place(crowd *c, const box *area, double x, double y, double width, bool far,
+                  double *at_x, double *at_y)
 {
     static const double offsets[][2] = {
         /* times the width, plus a gap of 9; y of the base line */
         {0, 4},      {-1, 4},     {-0.5, -9},   {-0.5, 19},   {0, -7},     {-1, -7},
         {0, 16},     {-1, 16},    {-0.5, -22},  {-0.5, 32},   {-0.15, -9}, {-0.85, -9},
         {-0.15, 19}, {-0.85, 19}, {-0.85, -22}, {-0.15, -22}, {-0.85, 32}, {-0.15, 32}};
+    static const double aside[] = {0, -20, 20};
+    enum { NEAR_LINES = 2, FAR_LINES = 9, LINE = 13 };
     for (size_t i = 0; i < sizeof offsets / sizeof *offsets; i++) {
-        double share = offsets[i][0], gap = share == 0 ? 9 : share == -1 ? -9 : 0;
-        double left = x + gap + share * width, base = y + offsets[i][1];
-        box b = {left, base - 11, left + width, base + 4};
-        bool free = b.left >= area->left && b.right <= area->right && b.top >= area->top &&
-                    b.bottom <= area->bottom;
-        for (size_t k = 0; k < c->count && free; k++)
-            free = !overlaps(&b, &c->taken[k]);
-        if (free) {
-            c->taken[c->count++] = b;
-            *at_x = left;
-            *at_y = base;
+        const double share = offsets[i][0], gap = share == 0 ? 9 : share == -1 ? -9 : 0;
+        *at_x = x + gap + share * width;
+        *at_y = y + offsets[i][1];
+        if (take(c, area, *at_x, *at_y, width))
             return true;
-        }
     }
+    for (int line = NEAR_LINES; line < FAR_LINES && far; line++)
+        for (int side = 0; side < 6; side++) { /* above and below; over it, left, right */
+            *at_x = x - width / 2 + aside[side / 2];
+            *at_y = y + (side % 2 ? 19 + line * LINE : -9 - line * LINE);
+            if (take(c, area, *at_x, *at_y, width))
+                return true;
+        }
     return false;
 }
 
@@ -204,10 +220,12 @@ static void draw_frontier(vptq_html *h, const vptq_svg_scatter_spec *s, const sv
     }
 }
 
-/* Where the labels go, in the order of the points; numbers where there is no room. */
+/* Where the labels go, in the order of the points; numbers where there is no room, and in the
+ * thickest crowd only the line of the legend. */
 typedef struct label_place {
     double x, y;
     unsigned number; /* 0 = the label itself */
+    bool left_out;   /* of the picture */
 } label_place;
 
 static void place_labels(const vptq_svg_scatter_spec *s, const svg_plot *p, crowd *c,
@@ -229,17 +247,14 @@ static void place_labels(const vptq_svg_scatter_spec *s, const svg_plot *p, crow
             continue;
         double x = vptq_svg_at(&p->x, s->points[i].x), y = vptq_svg_at(&p->y, s->points[i].y);
         const char *label = s->points[i].label;
-        if (place(c, &area, x, y, vptq_svg_width(label, strlen(label), SVG_SMALL), &at->x,
-                  &at->y))
+        if (place(c, &area, x, y, vptq_svg_width(label, strlen(label), SVG_SMALL), false,
+                  &at->x, &at->y))
             continue;
         char text[16];
         at->number = ++numbers;
         snprintf(text, sizeof text, "%u", numbers);
-        if (!place(c, &area, x, y, vptq_svg_width(text, strlen(text), SVG_SMALL), &at->x,
-                   &at->y)) {
-            at->x = x + 8; /* on top of others, rather than not at all */
-            at->y = y - 6;
-        }
+        at->left_out = !place(c, &area, x, y, vptq_svg_width(text, strlen(text), SVG_SMALL),
+                              true, &at->x, &at->y);
     }
 }
 
@@ -266,6 +281,8 @@ static void draw_points(vptq_html *h, const vptq_svg_scatter_spec *s, const svg_
             continue;
         vptq_svg_mark(h, s->points[i].series, vptq_svg_at(&p->x, s->points[i].x),
                       vptq_svg_at(&p->y, s->points[i].y));
+        if (places[i].left_out)
+            continue;
         snprintf(text, sizeof text, "%u", places[i].number);
         vptq_svg_text(h, places[i].x, places[i].y, SVG_SMALL, "start", "halo",
                       places[i].number ? text : s->points[i].label);

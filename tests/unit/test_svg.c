@@ -199,6 +199,45 @@ static void test_frontier(void **state)
     vptq_buf_release(&out);
 }
 
+/* Texts beside points never lie on one another, however many points share a place; those that
+ * find none are in the legend. */
+static void test_crowd(void **state)
+{
+    enum { N = 60 };
+    static char labels[N][16];
+    vptq_svg_point points[N];
+    double x[N], y[N];
+    size_t n = 0;
+    vptq_html h;
+    vptq_buf out;
+    vptq_err err = {0};
+    (void)state;
+    vptq_buf_init(&out, NULL);
+    for (size_t i = 0; i < N; i++) {
+        snprintf(labels[i], sizeof labels[i], "outliers-%zu", i);
+        points[i] = (vptq_svg_point){labels[i], i < N / 2 ? 1 : 2, i < N / 2 ? 1 : 2, 0};
+    }
+    vptq_html_begin(&h, &out, &err, "t", NULL);
+    vptq_svg_scatter(
+        &h, &(vptq_svg_scatter_spec){
+                "t", "d", {"x", false, false}, {"y", false, false}, points, N, NULL, 0, true});
+    assert_ok(vptq_html_end(&h), &err);
+    for (const char *at = out.data; (at = strstr(at, "<text x=\"")) != NULL; at++) {
+        const char *halo = strstr(at, "\"halo\"");
+        if (!halo || halo > strchr(at, '>'))
+            continue;
+        assert_true(n < N);
+        assert_int_equal(sscanf(at, "<text x=\"%lf\" y=\"%lf\"", &x[n], &y[n]), 2);
+        for (size_t k = 0; k < n; k++) /* the narrowest text has one digit */
+            assert_true(fabs(y[n] - y[k]) > 12 || fabs(x[n] - x[k]) > 6);
+        n++;
+    }
+    assert_true(n > 12 && n < N); /* some find a place, not all */
+    for (size_t i = 0; i < N; i++)
+        assert_non_null(strstr(out.data, labels[i]));
+    vptq_buf_release(&out);
+}
+
 /* --- ticks and texts --------------------------------------------------------------------- */
 
 static void test_ticks(void **state)
@@ -265,10 +304,14 @@ static void test_wrapping(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_published_records), cmocka_unit_test(test_pictures),
-        cmocka_unit_test(test_out_of_memory),     cmocka_unit_test(test_frontier),
-        cmocka_unit_test(test_wild_values),       cmocka_unit_test(test_ticks),
-        cmocka_unit_test(test_numbers),           cmocka_unit_test(test_wrapping)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_published_records),
+                                       cmocka_unit_test(test_pictures),
+                                       cmocka_unit_test(test_out_of_memory),
+                                       cmocka_unit_test(test_frontier),
+                                       cmocka_unit_test(test_crowd),
+                                       cmocka_unit_test(test_wild_values),
+                                       cmocka_unit_test(test_ticks),
+                                       cmocka_unit_test(test_numbers),
+                                       cmocka_unit_test(test_wrapping)};
     return vtest_main(argc, argv, tests);
 }
