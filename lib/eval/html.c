@@ -47,6 +47,7 @@ static const char style[] =
     "th.n,td.n{text-align:right;white-space:nowrap}\n"
     "thead th.n{white-space:normal}\n"
     "tbody th{font-weight:500;min-width:min(14rem,38vw);overflow-wrap:anywhere}\n"
+    "tbody .s{min-width:0;white-space:nowrap}\n"
     "tbody tr:hover>*{background:var(--panel)}\n"
     ".figures{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,21rem),1fr));"
     "gap:1rem;margin:1rem 0;align-items:start}\n"

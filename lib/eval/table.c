@@ -363,12 +363,15 @@ static void emit_breakable(vptq_emit *e, const char *s)
 
 static void write_html_cell(const vptq_column *c, const vptq_cell *cell, vptq_emit *e)
 {
+    enum { SHORT = 14 }; /* bytes of a text that is not broken and needs no room to be */
     char room[CELL_TEXT];
     const char *tag = c->head ? "th" : "td";
-    vptq_emit_format(e, "<%s%s%s>", tag, c->head ? " scope=\"row\"" : "",
-                     is_right(c) ? " class=\"n\"" : "");
-    vptq_emit_text(e, cell->strong ? "<strong>" : "");
     const char *text = cell->kind == VPTQ_CELL_MISSING ? "\xe2\x80\x93" : shown(c, cell, room);
+    const char *kind = is_right(c)             ? " class=\"n\""
+                       : strlen(text) <= SHORT ? " class=\"s\""
+                                               : "";
+    vptq_emit_format(e, "<%s%s%s>", tag, c->head ? " scope=\"row\"" : "", kind);
+    vptq_emit_text(e, cell->strong ? "<strong>" : "");
     if (c->head)
         emit_breakable(e, text);
     else

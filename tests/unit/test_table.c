@@ -75,9 +75,10 @@ static void test_formats(void **state)
     written(&t, VPTQ_FORMAT_HTML, &buf);
     assert_non_null(strstr(buf.data, "<caption>Models, all</caption>"));
     assert_non_null(strstr(buf.data, "<th scope=\"col\" class=\"n\">Perplexity</th>"));
-    assert_non_null(strstr(buf.data, "<tr><th scope=\"row\">x|&lt;y&gt;&amp;,&quot;4&quot;</th>"
-                                     "<td class=\"n\">\xe2\x80\x93</td>"
-                                     "<td class=\"n\"><strong>0.10</strong></td>"));
+    assert_non_null(
+        strstr(buf.data, "<tr><th scope=\"row\" class=\"s\">x|&lt;y&gt;&amp;,&quot;4&quot;</th>"
+                         "<td class=\"n\">\xe2\x80\x93</td>"
+                         "<td class=\"n\"><strong>0.10</strong></td>"));
     assert_non_null(strstr(buf.data, "<p class=\"note\">best of 2</p>"));
     vptq_table_release(&t);
     vptq_buf_release(&buf);
