@@ -27,6 +27,9 @@ vptq_status vptq_cpu_matrix_open(vptq_dev *dev, const vptq_vq *q, vptq_matrix **
 void vptq_cpu_matrix_close(vptq_dev *dev, vptq_matrix *m);
 vptq_status vptq_cpu_vq_gemv(vptq_dev *dev, const vptq_matrix *m, const vptq_gemv_args *g,
                              vptq_err *err);
+/* x [in]: a row `from` [in] of activations in the order that the matrix processes its columns
+ * in, scaled; returns the sum of the row times the matrix's bias. */
+float vptq_cpu_vq_prepare(const vptq_vq *q, const float *from, float *x);
 /* vq_gemv of more rows of x than it looks up four by four; false: the matrix has vectors that
  * pieces would cut. */
 bool vptq_cpu_vq_is_many(const vptq_vq *q, size_t n);

@@ -220,25 +220,28 @@ static void multiply_outliers(void *arg, size_t begin, size_t end, int thread)
 
 /* ---- the row ---- */
 
-/* x in processing order and scaled, as the tables want it; start: the sum of x times the
- * matrix's bias. */
-static void prepare_row(const gemv_job *job, size_t i)
+float vptq_cpu_vq_prepare(const vptq_vq *q, const float *from, float *x)
 {
-    const vptq_vq *q = job->q;
     const size_t in = q->shape.in;
-    const float *from = job->g->x + i * job->g->ldx;
-    const float unit = ldexpf(1, -job->layout->shift);
-    float *x = job->x + i * in;
     double sum = 0;
     for (size_t p = 0; p < in; p++) {
         const size_t j = q->perm ? q->perm[p] : p;
         x[p] = q->scale ? from[j] * q->scale[j] : from[j];
     }
-    for (size_t p = q->shape.outliers; job->layout->shift && p < in; p++)
-        x[p] *= unit;
     for (size_t j = 0; q->bias && j < in; j++)
         sum += (double)from[j] * (double)q->bias[j];
-    job->start[i] = (float)sum;
+    return (float)sum;
+}
+
+/* And as the tables want it. */
+static void prepare_row(const gemv_job *job, size_t i)
+{
+    const vptq_vq_shape *s = &job->q->shape;
+    const float unit = ldexpf(1, -job->layout->shift);
+    float *x = job->x + i * s->in;
+    job->start[i] = vptq_cpu_vq_prepare(job->q, job->g->x + i * job->g->ldx, x);
+    for (size_t p = s->outliers; job->layout->shift && p < s->in; p++)
+        x[p] *= unit;
 }
 
 static void begin_rows(void *arg, size_t begin, size_t end, int thread)

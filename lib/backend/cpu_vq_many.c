@@ -166,21 +166,11 @@ static void pack_vectors(const void *arg, const vptq_cpu_math *math, size_t r0, 
 static void prepare_rows(void *arg, size_t begin, size_t end, int thread)
 {
     const vq_job *job = arg;
-    const vptq_vq *q = job->q;
-    const size_t in = q->shape.in;
+    const size_t in = job->q->shape.in;
     (void)thread;
-    for (size_t i = begin; i < end; i++) {
-        const float *from = job->g->x + i * job->g->ldx;
-        float *x = job->x + i * in;
-        double sum = 0;
-        for (size_t p = 0; p < in; p++) {
-            const size_t j = q->perm ? q->perm[p] : p;
-            x[p] = q->scale ? from[j] * q->scale[j] : from[j];
-        }
-        for (size_t j = 0; q->bias && j < in; j++)
-            sum += (double)from[j] * (double)q->bias[j];
-        job->start[i] = (float)sum;
-    }
+    for (size_t i = begin; i < end; i++)
+        job->start[i] =
+            vptq_cpu_vq_prepare(job->q, job->g->x + i * job->g->ldx, job->x + i * in);
 }
 
 vptq_status vptq_cpu_vq_many(vptq_dev *dev, const vptq_vq *q, const vptq_gemv_args *g,
