@@ -104,7 +104,7 @@ B   := build/$(CONFIG)
 OBJ := $(B)/obj
 BIN := $(B)/bin
 
-# OpenBLAS is not among them: the cpu backend loads it when it is opened (lib/backend/cpu_blas.h).
+# OpenBLAS is not among them: the cpu backend loads it when it is opened (lib/backend/cpu/blas.h).
 PACKAGES  := jansson libpcre2-8 libzstd libxxhash libutf8proc
 PKG       := pkg-config
 MISSING   := $(shell for p in $(PACKAGES); do $(PKG) --exists $$p 2>/dev/null || echo $$p; done)
@@ -128,20 +128,21 @@ EMU_CXXFLAGS = -std=c++20 -fno-exceptions -fno-rtti -fno-threadsafe-statics $(OP
 
 # --- sources -------------------------------------------------------------------------------
 
-ROOMS    := lib lib/base lib/backend lib/model lib/quant lib/tune lib/eval formats hessian kmeans
-LIB_SRC  := $(sort $(wildcard $(ROOMS:%=%/*.c)))
-CLI_SRC  := $(sort $(wildcard cmd/cli*.c))
+LIB_SRC  := $(sort $(wildcard lib/*.c lib/*/*.c lib/backend/*/*.c formats/*.c formats/*/*.c hessian/*.c kmeans/*.c))
+CLI_SRC  := $(sort $(wildcard cmd/cli/*.c))
+EVAL_SRC := $(sort $(wildcard cmd/eval/*.c))
 TOOL_SRC := $(sort $(wildcard cmd/vptq_*.c))
-HELP_SRC := $(sort $(wildcard tests/*.c))
+HELP_SRC := $(sort $(wildcard tests/support/*.c))
 ifneq ($(shell uname -m),x86_64)
 LIB_SRC := $(filter-out %_avx2.c %_avx512.c,$(LIB_SRC))
 endif
 
 TOOLS := $(TOOL_SRC:cmd/vptq_%.c=vptq-%)
-UNIT  := $(patsubst tests/unit/test_%.c,%,$(sort $(wildcard tests/unit/test_*.c)))
+UNIT_SRC := $(sort $(wildcard tests/unit/*/test_*.c))
+UNIT  := $(patsubst test_%.c,%,$(notdir $(UNIT_SRC)))
 OPS   := $(patsubst tests/ops/test_%.c,%,$(sort $(wildcard tests/ops/test_*.c)))
 EMU   := $(patsubst tests/emu/test_%.cc,%,$(sort $(wildcard tests/emu/test_*.cc)))
-CU_SRC := $(sort $(wildcard lib/backend/*.cu))
+CU_SRC := $(sort $(wildcard lib/backend/cuda/*.cu))
 FUZZ  := $(patsubst tests/fuzz/fuzz_%.c,%,$(sort $(wildcard tests/fuzz/fuzz_*.c)))
 BENCH := $(patsubst tests/bench/bench_%.c,%,$(sort $(wildcard tests/bench/bench_*.c)))
 BENCH_SRC := $(filter-out tests/bench/bench_%,$(sort $(wildcard tests/bench/*.c)))
@@ -160,7 +161,7 @@ ifeq ($(SANITIZE),)
 EMU_BIN   += $(if $(HAVE_TSAN),$(EMU:%=$(B)/tests/emu/test_%_tsan))
 endif
 EMU_TOOLS := $(TOOLS:%=$(B)/tests/emu/%)
-UNIT_BIN  := $(UNIT:%=$(B)/tests/unit/test_%) $(EMU_BIN)
+UNIT_BIN  := $(UNIT_SRC:%.c=$(B)/%) $(EMU_BIN)
 OPS_BIN   := $(OPS:%=$(B)/tests/ops/test_%)
 FUZZ_BIN  := $(FUZZ:%=$(B)/tests/fuzz/fuzz_%)
 BENCH_BIN := $(BENCH:%=$(B)/tests/bench/bench_%)
@@ -219,22 +220,23 @@ $(LIBVPTQ): $(LIB_SRC:%.c=$(OBJ)/%.o) $(if $(HAVE_CUDA),$(CU_SRC:%.cu=$(OBJ)/%.c
 $(LIBCLI): $(CLI_SRC:%.c=$(OBJ)/%.o)
 $(LIBTEST): $(HELP_SRC:%.c=$(OBJ)/%.o)
 $(LIBVPTQ) $(LIBCLI) $(LIBTEST) $(LIBEMU): | $(B)/probe
-	$(Q)$(if $(V),,echo "  AR    $@";) rm -f $@ && $(AR) rcsD $@ $^
+	$(Q)$(if $(V),,echo "  AR    $@";) rm -f $@ && $(AR) qcsD $@ $^
 
 define link
 	$(Q)mkdir -p $(@D)
-	$(Q)$(if $(V),,echo "  LINK  $@";) $(CC) $(ALL_CFLAGS) -o $@ $^ $(LDLIBS)
+	$(Q)$(if $(V),,echo "  LINK  $@";) $(CC) $(ALL_CFLAGS) -o $@ $(filter %.o,$^) $(filter %.a,$^) $(LDLIBS)
 endef
 
 $(BIN)/vptq-%: $(OBJ)/cmd/vptq_%.o $(LIBCLI) $(LIBVPTQ)
 	$(link)
+$(BIN)/vptq-eval $(B)/tests/emu/vptq-eval: $(EVAL_SRC:%.c=$(OBJ)/%.o)
 
 # The tools with the emulated device, for whole runs on it.
 $(B)/tests/emu/vptq-%: $(OBJ)/cmd/vptq_%.o $(LIBCLI) $(OBJ)/backend_emu.o $(LIBEMU) $(LIBVPTQ)
 	$(link)
 
-$(B)/tests/unit/test_% $(B)/tests/ops/test_% $(B)/tests/emu/test_%: LDLIBS += -lcmocka
-$(B)/tests/unit/test_%: $(OBJ)/tests/unit/test_%.o $(LIBTEST) $(LIBEMU) $(LIBCLI) $(LIBVPTQ)
+$(B)/tests/unit/% $(B)/tests/ops/test_% $(B)/tests/emu/test_%: LDLIBS += -lcmocka
+$(B)/tests/unit/%: $(OBJ)/tests/unit/%.o $(LIBTEST) $(LIBEMU) $(LIBCLI) $(LIBVPTQ)
 	$(link)
 $(B)/tests/ops/test_%: $(OBJ)/tests/ops/test_%.o $(LIBTEST) $(LIBEMU) $(LIBVPTQ)
 	$(link)
@@ -268,8 +270,11 @@ $(B)/tests/bench/bench_%: $(OBJ)/tests/bench/bench_%.o $(BENCH_SRC:%.c=$(OBJ)/%.
         test-programs run-unit run-ops run-cli run-fuzz
 
 # One program; T='PATTERN' picks tests of it.
-$(UNIT:%=test-%): test-%: $(B)/tests/unit/test_%
-	$(Q)$< $(if $(T),-t '$(T)')
+define unit_target
+test-$(patsubst test_%,%,$(notdir $(1))): $(1)
+	$(Q)$$< $$(if $$(T),-t '$$(T)')
+endef
+$(foreach program,$(filter $(B)/tests/unit/%,$(UNIT_BIN)),$(eval $(call unit_target,$(program))))
 $(EMU:%=test-%): test-%: $(B)/tests/emu/test_% $(if $(filter %_tsan,$(EMU_BIN)),$(B)/tests/emu/test_%_tsan)
 	$(Q)for t in $^; do $$t $(if $(T),-t '$(T)') || exit 1; done
 $(OPS:%=op-%): op-%: $(B)/tests/ops/test_%
@@ -429,7 +434,7 @@ help:
 	'make lib           build/CONFIG/libvptq.a' \
 	'make demo          convert a real model end to end (TEXT=, MODEL= override)' \
 	'make check         every test and check, plain and sanitized; ends with a count' \
-	'make unit          unit tests             make test-NAME   tests/unit/test_NAME.c' \
+	'make unit          unit tests             make test-NAME   tests/unit/*/test_NAME.c' \
 	'make test-emu      the CUDA emulator, plain and with ThreadSanitizer' \
 	'make ops           backend op tests       make op-NAME     tests/ops/test_NAME.c' \
 	'make check-cli     command-line tests (with T=PATTERN: some)' \

@@ -1,5 +1,5 @@
 /* vptq-eval: measures a model. */
-#include "cmd/cli_eval.h"
+#include "cmd/eval/eval.h"
 
 int main(int argc, char **argv)
 {

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "cmd/cli_calibrate.h"
+#include "cmd/cli/calibrate.h"
 #include "lib/vptq.h"
 
 typedef struct hessian_args {

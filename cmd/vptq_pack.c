@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "cmd/cli.h"
+#include "cmd/cli/cli.h"
 #include "lib/vptq.h"
 
 typedef struct pack_args {

@@ -4,8 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "cmd/cli_calibrate.h"
-#include "cmd/cli_settings.h"
+#include "cmd/cli/calibrate.h"
+#include "cmd/cli/settings.h"
 #include "lib/vptq.h"
 
 typedef struct quantize_args {

@@ -4,11 +4,11 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "formats/archive.h"
 #include "formats/checkpoint_internal.h"
-#include "formats/hf_config.h"
+#include "formats/hf/config.h"
+#include "formats/hf/safetensors.h"
 #include "formats/llama2c.h"
-#include "formats/safetensors.h"
+#include "formats/vptq/archive.h"
 
 #define CONFIG_FILE "config.json"
 

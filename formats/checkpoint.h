@@ -5,9 +5,9 @@
 #define VPTQ_FORMATS_CHECKPOINT_H
 
 #include "formats/model_desc.h"
-#include "formats/packed.h"
 #include "formats/tensor.h"
-#include "formats/vocab.h"
+#include "formats/vocab/vocab.h"
+#include "formats/vptq/packed.h"
 #include "lib/base/ctx.h"
 
 typedef enum {

@@ -4,11 +4,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "formats/archive.h"
 #include "formats/checkpoint_internal.h"
-#include "formats/hf_config.h"
-#include "formats/layer_file.h"
-#include "formats/safetensors.h"
+#include "formats/hf/config.h"
+#include "formats/hf/safetensors.h"
+#include "formats/vptq/archive.h"
+#include "formats/vptq/layer_file.h"
 
 #define CONFIG_FILE "config.json"
 

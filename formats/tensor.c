@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "formats/ggml_quants.h"
+#include "formats/gguf/quants.h"
 #include "lib/base/half.h"
 
 size_t vptq_tensor_rows(const vptq_tensor *t)

@@ -21,8 +21,8 @@
  *
  * Each step sums the moments of x~ at the input c.next and either how far x is from it, or, for
  * o and down, how far apart the hidden states behind them would be. */
-#ifndef HESSIAN_CALIBRATE_H
-#define HESSIAN_CALIBRATE_H
+#ifndef VPTQ_HESSIAN_CALIBRATE_H
+#define VPTQ_HESSIAN_CALIBRATE_H
 
 #include "hessian/hessian.h"
 #include "hessian/states.h"

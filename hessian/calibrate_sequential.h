@@ -1,6 +1,6 @@
 /* The second stream of a sequential calibration; what calibrate.c and it share. */
-#ifndef HESSIAN_CALIBRATE_SEQUENTIAL_H
-#define HESSIAN_CALIBRATE_SEQUENTIAL_H
+#ifndef VPTQ_HESSIAN_CALIBRATE_SEQUENTIAL_H
+#define VPTQ_HESSIAN_CALIBRATE_SEQUENTIAL_H
 
 #include "hessian/calibrate.h"
 

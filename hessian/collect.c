@@ -1,12 +1,12 @@
 /* Collection: a calibration of which every block's sums become files. */
-#include "hessian/hessian_collect.h"
+#include "hessian/collect.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "hessian/hessian_dir_names.h"
+#include "hessian/dir_names.h"
 #include "lib/base/file.h"
 
 typedef struct collector {

@@ -1,7 +1,7 @@
 /* Walks a model over calibration windows and writes one Hessian per block input into a
  * directory. */
-#ifndef HESSIAN_HESSIAN_COLLECT_H
-#define HESSIAN_HESSIAN_COLLECT_H
+#ifndef VPTQ_HESSIAN_COLLECT_H
+#define VPTQ_HESSIAN_COLLECT_H
 
 #include "hessian/calibrate.h"
 

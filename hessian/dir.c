@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "formats/json.h"
-#include "hessian/hessian_dir_names.h"
+#include "hessian/dir_names.h"
 #include "lib/base/file.h"
 
 enum { DIR_FORMAT = 1, JSON_LIMIT = 1 << 20 };

@@ -1,8 +1,8 @@
 /* Names inside a Hessian directory, for the files of this room. */
-#ifndef HESSIAN_HESSIAN_DIR_NAMES_H
-#define HESSIAN_HESSIAN_DIR_NAMES_H
+#ifndef VPTQ_HESSIAN_DIR_NAMES_H
+#define VPTQ_HESSIAN_DIR_NAMES_H
 
-#include "hessian/hessian_collect.h"
+#include "hessian/collect.h"
 
 #define VPTQ_HESSIAN_KV "kv"
 

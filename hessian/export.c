@@ -2,9 +2,9 @@
 #include <math.h>
 #include <stdio.h>
 
-#include "formats/torch_file.h"
-#include "hessian/hessian_dir_names.h"
-#include "hessian/hessian_foreign.h"
+#include "formats/torch/file.h"
+#include "hessian/dir_names.h"
+#include "hessian/foreign.h"
 
 /* The covariance: as it was imported, or from H. */
 static vptq_status lower_to_covariance(const vptq_hessian_file *h, float *covariance,

@@ -1,11 +1,11 @@
-#include "hessian/hessian_foreign.h"
+#include "hessian/foreign.h"
 
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>
 
-#include "formats/npy.h"
-#include "formats/torch_file.h"
+#include "formats/torch/file.h"
+#include "formats/torch/npy.h"
 #include "hessian/hessian.h"
 #include "lib/base/parallel.h"
 

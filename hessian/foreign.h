@@ -1,10 +1,10 @@
 /* What one file of others says about the input of a linear, for the files of this room. */
-#ifndef HESSIAN_HESSIAN_FOREIGN_H
-#define HESSIAN_HESSIAN_FOREIGN_H
+#ifndef VPTQ_HESSIAN_FOREIGN_H
+#define VPTQ_HESSIAN_FOREIGN_H
 
-#include "formats/imatrix.h"
+#include "formats/gguf/imatrix.h"
 #include "hessian/hessian.h"
-#include "hessian/hessian_import.h"
+#include "hessian/import.h"
 
 typedef struct vptq_foreign {
     vptq_foreign_form form;

@@ -1,9 +1,9 @@
 /* Second moments of a linear's inputs: H = E[x x^T] (raw, not centred), mean and token count;
  * exact pooling, statistics, and the factor that the column pass uses. */
-#ifndef HESSIAN_HESSIAN_H
-#define HESSIAN_HESSIAN_H
+#ifndef VPTQ_HESSIAN_HESSIAN_H
+#define VPTQ_HESSIAN_HESSIAN_H
 
-#include "formats/hessian_file.h"
+#include "formats/vptq/hessian_file.h"
 #include "lib/backend/backend.h"
 
 /* Collecting sums: sum x x^T (lower triangle of [n, n]) and sum x, in double, in the device's

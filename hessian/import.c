@@ -1,11 +1,11 @@
-#include "hessian/hessian_import.h"
+#include "hessian/import.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "hessian/hessian_dir_names.h"
-#include "hessian/hessian_foreign.h"
+#include "hessian/dir_names.h"
+#include "hessian/foreign.h"
 
 /* The fingerprint of a model that nobody named. */
 static const char unknown_model[] = "0000000000000000";

@@ -8,10 +8,10 @@
  * VPTQ_INVERSE_RIDGE; `perm` [n], position -> column; `zero_idx` [n], all false.
  * numpy: H itself, float32 or float64, square and symmetric.
  * llama.cpp's imatrix: one file for all layers with the diagonals of H. */
-#ifndef HESSIAN_HESSIAN_IMPORT_H
-#define HESSIAN_HESSIAN_IMPORT_H
+#ifndef VPTQ_HESSIAN_IMPORT_H
+#define VPTQ_HESSIAN_IMPORT_H
 
-#include "hessian/hessian_collect.h"
+#include "hessian/collect.h"
 
 typedef enum {
     VPTQ_FOREIGN_COVARIANCE,

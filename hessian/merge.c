@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "formats/json.h"
-#include "hessian/hessian_dir_names.h"
+#include "hessian/dir_names.h"
 #include "lib/base/file.h"
 
 static vptq_status merge_one(const vptq_ctx *ctx, const char *const *dirs, size_t count,

@@ -1,8 +1,8 @@
 /* Hidden states of all calibration tokens between two blocks: in memory, or in a file without a
  * name when they would not leave enough of it under the cap.  Either way the numbers are the
  * same.  A checkpoint holds the states of one or more such streams. */
-#ifndef HESSIAN_STATES_H
-#define HESSIAN_STATES_H
+#ifndef VPTQ_HESSIAN_STATES_H
+#define VPTQ_HESSIAN_STATES_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -4,7 +4,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "kmeans/kmeans_parts.h"
+#include "kmeans/parts.h"
 #include "lib/base/mem.h"
 
 vptq_kmeans_options vptq_kmeans_default(uint32_t v, uint32_t k)

@@ -1,8 +1,8 @@
 /* Weighted k-means, deterministic: greedy k-means++ on a fixed subsample, Lloyd with sums of
  * fixed order, empty clusters moved to the worst-served vectors, stop on relative gain. Same
  * bytes for any thread count; random numbers come from opt->rng alone. */
-#ifndef KMEANS_KMEANS_H
-#define KMEANS_KMEANS_H
+#ifndef VPTQ_KMEANS_KMEANS_H
+#define VPTQ_KMEANS_KMEANS_H
 
 #include "lib/backend/backend.h"
 #include "lib/base/rng.h"

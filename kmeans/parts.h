@@ -1,6 +1,6 @@
 /* The parts of k-means that kmeans.c puts together; arrays are in host memory. */
-#ifndef KMEANS_KMEANS_PARTS_H
-#define KMEANS_KMEANS_PARTS_H
+#ifndef VPTQ_KMEANS_PARTS_H
+#define VPTQ_KMEANS_PARTS_H
 
 #include "kmeans/kmeans.h"
 

@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kmeans/kmeans_parts.h"
+#include "kmeans/parts.h"
 #include "lib/base/mem.h"
 
 typedef struct loss {

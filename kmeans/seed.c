@@ -2,12 +2,12 @@
  * seeding", SODA 2007) in its greedy form, on a subsample.  A point is drawn with a probability
  * proportional to its weight times its squared distance from the nearest centroid so far;
  * several are drawn per step and the one that lowers the sum of these products most is kept. */
-#include "kmeans/kmeans_seed.h"
+#include "kmeans/seed.h"
 
 #include <float.h>
 #include <string.h>
 
-#include "kmeans/kmeans_parts.h"
+#include "kmeans/parts.h"
 #include "lib/base/cpu.h"
 #include "lib/base/mem.h"
 #include "lib/base/parallel.h"

@@ -1,7 +1,7 @@
 /* The inner loops of seeding, built for every instruction set from kmeans_seed_body.h; those
  * with fused operations give the same bits. */
-#ifndef KMEANS_KMEANS_SEED_H
-#define KMEANS_KMEANS_SEED_H
+#ifndef VPTQ_KMEANS_SEED_H
+#define VPTQ_KMEANS_SEED_H
 
 #include <stddef.h>
 

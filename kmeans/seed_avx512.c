@@ -8,6 +8,6 @@ static inline floats mul_add(floats a, floats b, floats c)
     return (floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 }
 
-#include "kmeans/kmeans_seed_body.h"
+#include "kmeans/seed_body.h"
 
 const vptq_seed_loops vptq_seed_loops_avx512 = {add, probe};

@@ -4,7 +4,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "kmeans/kmeans_seed.h"
+#include "kmeans/seed.h"
 
 enum { LANES = VPTQ_SEED_LANES, PARTS = LANES / WIDTH, TRIALS = VPTQ_SEED_TRIALS, MOST_V = 64 };
 typedef int32_t ints __attribute__((vector_size(WIDTH * sizeof(int32_t))));

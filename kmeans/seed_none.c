@@ -6,6 +6,6 @@ static inline floats mul_add(floats a, floats b, floats c)
     return a * b + c;
 }
 
-#include "kmeans/kmeans_seed_body.h"
+#include "kmeans/seed_body.h"
 
 const vptq_seed_loops vptq_seed_loops_none = {add, probe};

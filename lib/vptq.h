@@ -13,8 +13,8 @@
  *     if (vptq_device_open(&ctx, "auto", &dev, &err))
  *         fprintf(stderr, "%s\n", err.text);
  */
-#ifndef VPTQ_VPTQ_H
-#define VPTQ_VPTQ_H
+#ifndef VPTQ_H
+#define VPTQ_H
 
 /* what everything needs, and devices */
 #include "lib/backend/backend.h"
@@ -24,22 +24,23 @@
 #include "lib/base/utf8.h"
 
 /* Hessians: collect, merge, show, import, export */
-#include "hessian/hessian_collect.h"
-#include "hessian/hessian_import.h"
+#include "hessian/collect.h"
+#include "hessian/import.h"
 
 /* quantize, pack, unpack, list, check; tables of settings */
-#include "lib/pipeline.h"
-#include "lib/pipeline_ablate.h"
+#include "lib/ablate/ablate.h"
+#include "lib/pack/pack.h"
+#include "lib/quantize/quantize.h"
 
 /* measuring models, text, and reports */
+#include "lib/bench/gemv.h"
+#include "lib/bench/serve.h" /* speed of serving */
+#include "lib/chat/chat.h"
 #include "lib/eval/error_report.h"
 #include "lib/eval/eval.h"
-#include "lib/eval/gemv.h"
 #include "lib/eval/generate.h"
-#include "lib/eval/report.h"
-#include "lib/eval/serve.h" /* speed of serving */
-#include "lib/eval/table.h"
 #include "lib/eval/tasks.h"
-#include "lib/model/chat.h"
+#include "lib/report/report.h"
+#include "lib/report/table.h"
 
 #endif

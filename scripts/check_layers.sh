@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Who may include whom: docs/design.md, "Rooms".  Includes of our own
+# Who may include whom: docs/design.md, "Modules".  Includes of our own
 # headers are written from the root; a module may include itself and what its row names.
 # usage: check_layers.sh [ROOT]      check the sources below ROOT (default: the project)
 #        check_layers.sh --self-test  plant violations and see that each is found
@@ -9,8 +9,8 @@ set -u
 module_of()
 {
     case $1 in
-    lib/vptq.h) echo face ;;
-    lib/pipeline*) echo lib/pipeline ;;
+    lib/vptq.h) echo public ;;
+    lib/vptq.c) echo vptq ;;
     lib/*/*) cut -d/ -f1,2 <<<"$1" ;;
     formats/* | hessian/* | kmeans/* | cmd/* | tests/*) cut -d/ -f1 <<<"$1" ;;
     esac
@@ -19,20 +19,25 @@ module_of()
 # allowed MODULE: the other modules whose headers it may include.
 allowed()
 {
-    local below="lib/base formats lib/backend kmeans lib/model hessian lib/quant lib/tune"
+    local rank3="lib/base formats lib/backend kmeans lib/tokenizer lib/model hessian lib/chat"
+    local rank5="$rank3 lib/encoder lib/uniform lib/tune lib/report lib/eval"
+    local rank6="$rank5 lib/quantize lib/pack lib/bench"
     case $1 in
     lib/base) ;;
     formats | lib/backend) echo "lib/base" ;;
     kmeans) echo "lib/base lib/backend" ;;
-    lib/model) echo "lib/base lib/backend formats" ;;
-    hessian) echo "lib/base lib/backend lib/model formats" ;;
-    lib/quant) echo "lib/base lib/backend kmeans hessian" ;;
+    lib/tokenizer) echo "lib/base formats" ;;
+    lib/model) echo "lib/base lib/backend formats lib/tokenizer" ;;
+    hessian) echo "lib/base lib/backend formats lib/tokenizer lib/model" ;;
+    lib/chat) echo "lib/base formats lib/tokenizer lib/model" ;;
+    lib/encoder | lib/uniform) echo "lib/base lib/backend kmeans hessian" ;;
     lib/tune) echo "lib/base lib/backend kmeans hessian lib/model" ;;
-    lib/eval) echo "$below" ;;
-    lib/pipeline) echo "$below lib/eval" ;;
-    face) echo "$below lib/eval lib/pipeline" ;;
-    cmd) echo "face" ;;
-    tests) echo "$below lib/eval lib/pipeline face cmd" ;;
+    lib/report) echo "lib/base formats" ;;
+    lib/eval) echo "$rank5" ;;
+    lib/quantize | lib/pack | lib/bench) echo "$rank5" ;;
+    lib/ablate | vptq | public) echo "$rank6 lib/ablate" ;;
+    cmd) echo "public" ;;
+    tests) echo "$rank6 lib/ablate public cmd" ;;
     esac
 }
 
@@ -60,19 +65,19 @@ check_include()
     esac
 }
 
-# check_system FILE LINE HEADER: third-party libraries stay in their rooms.
+# check_system FILE LINE HEADER: third-party libraries stay in their modules.
 check_system()
 {
-    local room
+    local home
     case $3 in
-    jansson.h | pcre2.h | zstd*.h | utf8proc.h) room="formats lib/model" ;;
-    cblas.h | lapacke.h | openblas*.h | dlfcn.h | cuda*.h) room="lib/backend" ;;
-    omp.h) room="lib/base lib/backend kmeans hessian" ;;
+    jansson.h | pcre2.h | zstd*.h | utf8proc.h) home="formats lib/tokenizer lib/chat lib/model lib/eval" ;;
+    cblas.h | lapacke.h | openblas*.h | dlfcn.h | cuda*.h) home="lib/backend" ;;
+    omp.h) home="lib/base lib/backend kmeans hessian" ;;
     *) return 0 ;;
     esac
-    case " $room tests " in
+    case " $home tests " in
     *" $(module_of "$1") "*) ;;
-    *) complain "$1" "$2" "<$3> belongs to $room" ;;
+    *) complain "$1" "$2" "<$3> belongs to $home" ;;
     esac
 }
 
@@ -107,19 +112,19 @@ self_test()
     local out want
     tree=$(mktemp -d)
     trap 'rm -rf "$tree"' EXIT
-    mkdir -p "$tree"/{formats,cmd,lib/base,lib/backend,lib/quant}
+    mkdir -p "$tree"/{formats,cmd,lib/base,lib/backend,lib/encoder}
     touch "$tree"/formats/json.h "$tree"/lib/backend/backend.h "$tree"/lib/base/mem.h "$tree"/lib/vptq.h
     printf '#include "lib/base/mem.h"\n#include <stdio.h>\n' >"$tree/formats/good.c"
     printf '#include "lib/vptq.h"\n' >"$tree/cmd/good.c"
     (check_tree "$tree") || { echo "check_layers: a clean tree was refused" >&2; exit 1; }
     printf '#include "lib/backend/backend.h"\n' >"$tree/formats/bad.c"
     printf '#include "formats/json.h"\n' >"$tree/lib/base/bad.c"
-    printf '#include "formats/json.h"\n' >"$tree/lib/quant/bad.c"
+    printf '#include "formats/json.h"\n' >"$tree/lib/encoder/bad.c"
     printf '#include "lib/base/mem.h"\n' >"$tree/cmd/bad.c"
     printf '#  include "mem.h"\n' >"$tree/lib/base/path.c"
     printf '#include <jansson.h>\n' >"$tree/lib/backend/bad.c"
     out=$( (check_tree "$tree") 2>&1) && { echo "check_layers: violations were not found" >&2; exit 1; }
-    for want in formats/bad.c lib/base/bad.c lib/quant/bad.c cmd/bad.c lib/base/path.c lib/backend/bad.c; do
+    for want in formats/bad.c lib/base/bad.c lib/encoder/bad.c cmd/bad.c lib/base/path.c lib/backend/bad.c; do
         grep -q "$want:1:" <<<"$out" || { echo "check_layers: $want was not found" >&2; exit 1; }
     done
     [ "$(wc -l <<<"$out")" -eq 6 ] || { echo "check_layers: too many reports: $out" >&2; exit 1; }

@@ -1,4 +1,4 @@
-"""Makes the table of lib/quant/rates.c from what tests/bench/bench_rates prints.
+"""Makes the table of lib/encoder/rates.c from what tests/bench/bench_rates prints.
 
 Model: loss(matrix, setting) = loss of the quick encoding * rate(setting) * S(x) / S(x0), where x
 is the number of vectors per centroid (both books together) and S(x) = (1 - 1/x)^EXPONENT; x0 is

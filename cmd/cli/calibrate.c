@@ -1,4 +1,4 @@
-#include "cmd/cli_calibrate.h"
+#include "cmd/cli/calibrate.h"
 
 #include <math.h>
 #include <string.h>

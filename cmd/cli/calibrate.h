@@ -1,8 +1,8 @@
 /* Options for calibration texts and windows, which two tools share. */
-#ifndef CMD_CLI_CALIBRATE_H
-#define CMD_CLI_CALIBRATE_H
+#ifndef VPTQ_CMD_CLI_CALIBRATE_H
+#define VPTQ_CMD_CLI_CALIBRATE_H
 
-#include "cmd/cli.h"
+#include "cmd/cli/cli.h"
 
 enum { CLI_CALIBRATE_OPTIONS = 7 };
 

@@ -1,4 +1,4 @@
-#include "cmd/cli.h"
+#include "cmd/cli/cli.h"
 
 #include <errno.h>
 #include <getopt.h>
@@ -9,8 +9,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "cmd/cli_internal.h"
-#include "cmd/cli_value.h"
+#include "cmd/cli/internal.h"
+#include "cmd/cli/value.h"
 
 enum {
     LONG_ONLY = 256,    /* getopt's value of entry i is LONG_ONLY + i, letter or not */

@@ -10,8 +10,8 @@
  *
  * Results are printed to stdout, which is fully buffered while a progress line is shown: the
  * line is taken away before they appear. */
-#ifndef CMD_CLI_H
-#define CMD_CLI_H
+#ifndef VPTQ_CMD_CLI_CLI_H
+#define VPTQ_CMD_CLI_CLI_H
 
 #include <stdbool.h>
 #include <stddef.h>

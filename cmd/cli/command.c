@@ -1,7 +1,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "cmd/cli_internal.h"
+#include "cmd/cli/internal.h"
 
 static void print_commands(const char *tool, const char *summary,
                            const vptq_cli_command *commands)

@@ -3,8 +3,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "cmd/cli_internal.h"
-#include "cmd/cli_value.h"
+#include "cmd/cli/internal.h"
+#include "cmd/cli/value.h"
 
 enum { HELP_COLUMN = 30, HELP_WIDTH = 96 };
 

@@ -1,9 +1,9 @@
 /* What the pieces of cmd/cli*.c share. */
-#ifndef CMD_CLI_INTERNAL_H
-#define CMD_CLI_INTERNAL_H
+#ifndef VPTQ_CMD_CLI_INTERNAL_H
+#define VPTQ_CMD_CLI_INTERNAL_H
 
-#include "cmd/cli.h"
-#include "cmd/cli_progress.h"
+#include "cmd/cli/cli.h"
+#include "cmd/cli/progress.h"
 
 enum { CLI_COMMON_COUNT = 13, CLI_DEFAULT_SIZE = 64 };
 

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cmd/cli.h"
+#include "cmd/cli/cli.h"
 
 void vptq_cli_human_bytes(char text[32], uint64_t bytes)
 {

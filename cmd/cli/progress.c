@@ -1,4 +1,4 @@
-#include "cmd/cli_progress.h"
+#include "cmd/cli/progress.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -6,7 +6,7 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-#include "cmd/cli.h"
+#include "cmd/cli/cli.h"
 
 /* Seconds between redraws of the line, and between log lines. */
 static const double redraw_seconds = 1.0 / 6;

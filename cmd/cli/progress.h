@@ -1,8 +1,8 @@
 /* Progress of a long operation on stderr.  On a terminal: one line, redrawn at most 6 times a
  * second, with rate and time to go.  Elsewhere: a line where a stage starts and one where it
  * ends; with `every`, one a second in between.  Internal to cmd/cli*.c. */
-#ifndef CMD_CLI_PROGRESS_H
-#define CMD_CLI_PROGRESS_H
+#ifndef VPTQ_CMD_CLI_PROGRESS_H
+#define VPTQ_CMD_CLI_PROGRESS_H
 
 #include <stdbool.h>
 #include <stddef.h>

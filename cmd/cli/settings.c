@@ -1,4 +1,4 @@
-#include "cmd/cli_settings.h"
+#include "cmd/cli/settings.h"
 
 #include <inttypes.h>
 #include <stdio.h>

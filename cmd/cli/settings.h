@@ -1,10 +1,10 @@
 /* Options for the settings of a matrix, made from the library's table of settings, so that
  * names, ranges and messages are those of recipes and reports.  The order in which options are
  * given does not matter: encoder, then preset, then what is given by itself. */
-#ifndef CMD_CLI_SETTINGS_H
-#define CMD_CLI_SETTINGS_H
+#ifndef VPTQ_CMD_CLI_SETTINGS_H
+#define VPTQ_CMD_CLI_SETTINGS_H
 
-#include "cmd/cli.h"
+#include "cmd/cli/cli.h"
 
 enum { CLI_SETTINGS = 32, CLI_SETTINGS_NAME = 40, CLI_SETTINGS_HELP = 160 };
 

@@ -1,4 +1,4 @@
-#include "cmd/cli_value.h"
+#include "cmd/cli/value.h"
 
 #include <ctype.h>
 #include <math.h>

@@ -1,8 +1,8 @@
 /* Texts of the command line to values: the whole text or nothing.  Internal to cmd/cli*.c. */
-#ifndef CMD_CLI_VALUE_H
-#define CMD_CLI_VALUE_H
+#ifndef VPTQ_CMD_CLI_VALUE_H
+#define VPTQ_CMD_CLI_VALUE_H
 
-#include "cmd/cli.h"
+#include "cmd/cli/cli.h"
 
 /* Decimal digits only: no sign, space or base prefix; false when over `max`. */
 bool vptq_cli_parse_u64(const char *text, uint64_t max, uint64_t *out);

@@ -1,4 +1,4 @@
-#include "cmd/cli_eval.h"
+#include "cmd/eval/eval.h"
 
 vptq_status vptq_cli_eval_open(vptq_cli_eval *s, const vptq_cli *cli, const char *path,
                                const char *tokenizer, const char *base, bool need_tokenizer,

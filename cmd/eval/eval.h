@@ -1,8 +1,8 @@
 /* The commands of vptq-eval, a file each, and what they share: the device and the models. */
-#ifndef CMD_CLI_EVAL_H
-#define CMD_CLI_EVAL_H
+#ifndef VPTQ_CMD_EVAL_EVAL_H
+#define VPTQ_CMD_EVAL_EVAL_H
 
-#include "cmd/cli.h"
+#include "cmd/cli/cli.h"
 
 /* As vptq_cli_command.run. */
 int vptq_cli_ppl(int argc, char **argv);

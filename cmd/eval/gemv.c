@@ -1,4 +1,4 @@
-#include "cmd/cli_eval.h"
+#include "cmd/eval/eval.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cmd/cli_value.h"
+#include "cmd/cli/value.h"
 
 enum { MOST_BATCHES = 32 };
 

@@ -1,6 +1,6 @@
 /* vptq-eval kld: a model beside its original, which is run, or was recorded; or the original is
  * recorded. */
-#include "cmd/cli_eval.h"
+#include "cmd/eval/eval.h"
 
 #include <inttypes.h>
 #include <math.h>

@@ -1,6 +1,6 @@
 /* vptq-eval ppl: perplexity of one model on one or several texts, each of them a measurement of
  * its own, or on all of them joined. */
-#include "cmd/cli_eval.h"
+#include "cmd/eval/eval.h"
 
 #include <inttypes.h>
 #include <math.h>

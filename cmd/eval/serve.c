@@ -1,4 +1,4 @@
-#include "cmd/cli_eval.h"
+#include "cmd/eval/eval.h"
 
 #include <inttypes.h>
 #include <math.h>

@@ -1,6 +1,6 @@
 /* vptq-eval tasks: accuracy of a model on choice tasks, and how often it chooses as its
  * original does. */
-#include "cmd/cli_eval.h"
+#include "cmd/eval/eval.h"
 
 #include <inttypes.h>
 #include <math.h>

@@ -4,8 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "formats/gguf_write.h"
-#include "formats/vocab_build.h"
+#include "formats/gguf/write.h"
+#include "formats/vocab/build.h"
 
 enum { KEY_MAX = 96 };
 

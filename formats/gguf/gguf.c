@@ -1,7 +1,7 @@
 /* The GGUF container: header, key-value pairs, tensor list.  Everything is read through a
  * cursor that knows what is left of the file, and every count is held against that rest before
  * anything of its size is allocated. */
-#include "formats/gguf.h"
+#include "formats/gguf/gguf.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -1,8 +1,8 @@
 /* GGUF v2 and v3: metadata and tensors by mapping.  Checked: magic, version, counts and lengths
  * against the file, types, nesting of arrays (one level), unique keys and names, offsets,
  * alignment a power of two.  https://github.com/ggml-org/ggml/blob/master/docs/gguf.md */
-#ifndef VPTQ_FORMATS_GGUF_H
-#define VPTQ_FORMATS_GGUF_H
+#ifndef VPTQ_FORMATS_GGUF_GGUF_H
+#define VPTQ_FORMATS_GGUF_GGUF_H
 
 #include "formats/model_desc.h"
 #include "formats/tensor.h"

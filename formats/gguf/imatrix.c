@@ -1,11 +1,11 @@
-#include "formats/imatrix.h"
+#include "formats/gguf/imatrix.h"
 
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "formats/gguf.h"
+#include "formats/gguf/gguf.h"
 #include "lib/base/le.h"
 
 enum { NAME_BYTES_MAX = 255, LAYERS_DIGITS = 4 };

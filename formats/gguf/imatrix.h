@@ -4,8 +4,8 @@
  * per entry i32 length, name, i32 calls, i32 values, float sums over calls; then what is not
  * used here.  Checked: lengths against the file, numbers finite and not negative, unique names.
  * https://github.com/ggml-org/llama.cpp/tree/master/tools/imatrix */
-#ifndef VPTQ_FORMATS_IMATRIX_H
-#define VPTQ_FORMATS_IMATRIX_H
+#ifndef VPTQ_FORMATS_GGUF_IMATRIX_H
+#define VPTQ_FORMATS_GGUF_IMATRIX_H
 
 #include "formats/model_desc.h"
 #include "formats/tensor.h"

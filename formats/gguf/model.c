@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "formats/gguf_write.h"
+#include "formats/gguf/write.h"
 
 enum { KEY_MAX = 128 };
 

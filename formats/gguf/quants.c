@@ -2,7 +2,7 @@
  * ggml's reference code, which fixes the bits of the result; block fields are read byte by
  * byte, because blocks have even sizes and stand at any even address.
  * https://github.com/ggml-org/ggml/blob/master/src/ggml-quants.c and ggml-common.h */
-#include "formats/ggml_quants.h"
+#include "formats/gguf/quants.h"
 
 #include <float.h>
 #include <math.h>

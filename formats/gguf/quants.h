@@ -1,7 +1,7 @@
 /* GGUF block types: dequantized, and one of them made, bit for bit as ggml's reference code
  * does it in float. */
-#ifndef VPTQ_FORMATS_GGML_QUANTS_H
-#define VPTQ_FORMATS_GGML_QUANTS_H
+#ifndef VPTQ_FORMATS_GGUF_QUANTS_H
+#define VPTQ_FORMATS_GGUF_QUANTS_H
 
 #include <stddef.h>
 #include <stdint.h>

@@ -1,4 +1,4 @@
-#include "formats/gguf_write.h"
+#include "formats/gguf/write.h"
 
 #include <string.h>
 

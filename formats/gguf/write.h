@@ -4,8 +4,8 @@
 #ifndef VPTQ_FORMATS_GGUF_WRITE_H
 #define VPTQ_FORMATS_GGUF_WRITE_H
 
-#include "formats/gguf.h"
-#include "formats/vocab.h"
+#include "formats/gguf/gguf.h"
+#include "formats/vocab/vocab.h"
 #include "lib/base/buf.h"
 
 /* Metadata in the order in which it is put.  After a failure `st` holds it, and what is put

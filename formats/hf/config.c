@@ -1,4 +1,4 @@
-#include "formats/hf_config.h"
+#include "formats/hf/config.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 /* Reading safetensors files and directories of them.  Writing: safetensors_write.c. */
-#include "formats/safetensors.h"
+#include "formats/hf/safetensors.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -4,8 +4,8 @@
  * and a 100 MB bound, offsets inside the file, in order, without gap or overlap, bytes = shape
  * x type, unique names.  Written atomically, tensors in the order given, 8-byte aligned header.
  */
-#ifndef VPTQ_FORMATS_SAFETENSORS_H
-#define VPTQ_FORMATS_SAFETENSORS_H
+#ifndef VPTQ_FORMATS_HF_SAFETENSORS_H
+#define VPTQ_FORMATS_HF_SAFETENSORS_H
 
 #include "formats/tensor.h"
 

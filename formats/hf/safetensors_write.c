@@ -1,5 +1,5 @@
 /* Writing safetensors files and sharded directories.  Reading: safetensors.c. */
-#include "formats/safetensors.h"
+#include "formats/hf/safetensors.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,10 +1,10 @@
-#include "formats/torch_file.h"
+#include "formats/torch/file.h"
 
 #include <stdio.h>
 #include <string.h>
 
-#include "formats/torch_pickle.h"
-#include "formats/zip.h"
+#include "formats/torch/pickle.h"
+#include "formats/torch/zip.h"
 
 static const char pickle_name[] = "/data.pkl";
 

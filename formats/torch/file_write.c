@@ -1,8 +1,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "formats/torch_file.h"
-#include "formats/zip.h"
+#include "formats/torch/file.h"
+#include "formats/torch/zip.h"
 #include "lib/base/le.h"
 
 /* The pickle is of protocol 2, as torch.save writes it; nothing is remembered for later. */

@@ -1,4 +1,4 @@
-#include "formats/npy.h"
+#include "formats/torch/npy.h"
 
 #include <string.h>
 

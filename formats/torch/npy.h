@@ -2,8 +2,8 @@
  * type, order and shape, then the numbers.  Read by mapping, versions 1 to 3; checked: lengths
  * against the file, the dictionary's three keys, sizes for overflow.
  * https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html */
-#ifndef VPTQ_FORMATS_NPY_H
-#define VPTQ_FORMATS_NPY_H
+#ifndef VPTQ_FORMATS_TORCH_NPY_H
+#define VPTQ_FORMATS_TORCH_NPY_H
 
 #include "formats/tensor.h"
 

@@ -1,4 +1,4 @@
-#include "formats/torch_pickle.h"
+#include "formats/torch/pickle.h"
 
 #include <string.h>
 

@@ -1,4 +1,4 @@
-#include "formats/zip.h"
+#include "formats/torch/zip.h"
 
 #include <string.h>
 

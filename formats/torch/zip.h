@@ -2,8 +2,8 @@
  * zip64 or not, and written with zip64 records.  Checked when listed: every offset against the
  * file, entries in file order without overlap, unique names, no compression or encryption.
  * Source: PKWARE APPNOTE 6.3.9. */
-#ifndef VPTQ_FORMATS_ZIP_H
-#define VPTQ_FORMATS_ZIP_H
+#ifndef VPTQ_FORMATS_TORCH_ZIP_H
+#define VPTQ_FORMATS_TORCH_ZIP_H
 
 #include <stdbool.h>
 

@@ -3,7 +3,7 @@
 #define VPTQ_FORMATS_VOCAB_BUILD_H
 
 #include "formats/json.h"
-#include "formats/vocab.h"
+#include "formats/vocab/vocab.h"
 #include "lib/base/strmap.h"
 
 enum {

@@ -4,7 +4,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "formats/vocab_build.h"
+#include "formats/vocab/build.h"
 #include "lib/base/utf8.h"
 
 static bool is_string_array(const vptq_gguf_kv *kv)

@@ -3,7 +3,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "formats/vocab_build.h"
+#include "formats/vocab/build.h"
 #include "lib/base/file.h"
 
 static vptq_status wrong(const vptq_vocab *v, const char *what, const char *expected,

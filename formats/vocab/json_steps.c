@@ -2,7 +2,7 @@
  * post_processor.  What is not handled is named, never left out. */
 #include <string.h>
 
-#include "formats/vocab_build.h"
+#include "formats/vocab/build.h"
 #include "lib/base/utf8.h"
 
 enum { DEPTH_MAX = 8 }; /* of Sequences in Sequences */
@@ -80,7 +80,7 @@ static vptq_status copy_string(vptq_vocab *v, const json_t *obj, const char *key
 }
 
 /* In a class, at p: what is not the same in PCRE, nor put in other words there
- * (lib/model/tokenizer_regex.c). */
+ * (lib/tokenizer/regex.c). */
 static bool class_means_else(const char *p)
 {
     static const char *const known[] = {"[:alpha:]", "[:alnum:]", "[:upper:]", "[:lower:]",

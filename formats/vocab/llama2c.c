@@ -5,7 +5,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "formats/vocab_build.h"
+#include "formats/vocab/build.h"
 #include "lib/base/file.h"
 #include "lib/base/le.h"
 

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "formats/vocab_build.h"
+#include "formats/vocab/build.h"
 #include "lib/base/utf8.h"
 
 enum { LLAMA3_RANKS = 128000, LLAMA3_SPECIAL = 256 };

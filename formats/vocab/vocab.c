@@ -1,9 +1,9 @@
-#include "formats/vocab.h"
+#include "formats/vocab/vocab.h"
 
 #include <inttypes.h>
 #include <string.h>
 
-#include "formats/vocab_build.h"
+#include "formats/vocab/build.h"
 #include "lib/base/file.h"
 #include "lib/base/utf8.h"
 

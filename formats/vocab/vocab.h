@@ -1,13 +1,14 @@
-/* What a tokenizer file says, as one plain description; lib/model/tokenizer.h encodes with it.
+/* What a tokenizer file says, as one plain description; lib/tokenizer/tokenizer.h encodes with
+ * it.
  */
-#ifndef VPTQ_FORMATS_VOCAB_H
-#define VPTQ_FORMATS_VOCAB_H
+#ifndef VPTQ_FORMATS_VOCAB_VOCAB_H
+#define VPTQ_FORMATS_VOCAB_VOCAB_H
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-#include "formats/gguf.h"
+#include "formats/gguf/gguf.h"
 #include "formats/json.h"
 #include "lib/base/mem.h"
 

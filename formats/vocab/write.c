@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "formats/vocab_build.h"
+#include "formats/vocab/build.h"
 #include "lib/base/file.h"
 
 static vptq_status no_memory(const vptq_vocab *v, vptq_err *err)

@@ -3,8 +3,8 @@
 #include <inttypes.h>
 #include <zstd.h>
 
-#include "formats/archive_internal.h"
-#include "formats/archive_layout.h"
+#include "formats/vptq/archive_internal.h"
+#include "formats/vptq/archive_layout.h"
 
 /* A frame of zeros shrinks to almost nothing, so sizes that agree with each other may still be
  * absurd: an archive may unpack to this many times its size, and a small one to SLACK more. */

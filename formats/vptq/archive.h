@@ -1,8 +1,8 @@
 /* The .vptq archive: one file with whole small files (config, tokenizer) and tensors in zstd
  * frames, every frame with a checksum, and an index at the end, so that it can be read in
  * parallel and in part.  Byte layout: docs/formats.md. */
-#ifndef VPTQ_FORMATS_ARCHIVE_H
-#define VPTQ_FORMATS_ARCHIVE_H
+#ifndef VPTQ_FORMATS_VPTQ_ARCHIVE_H
+#define VPTQ_FORMATS_VPTQ_ARCHIVE_H
 
 #include "formats/tensor.h"
 

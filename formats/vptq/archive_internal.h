@@ -1,9 +1,9 @@
 /* An open archive, as its files share it: archive.c reads the index, archive_load.c the frames.
  */
-#ifndef VPTQ_FORMATS_ARCHIVE_INTERNAL_H
-#define VPTQ_FORMATS_ARCHIVE_INTERNAL_H
+#ifndef VPTQ_FORMATS_VPTQ_ARCHIVE_INTERNAL_H
+#define VPTQ_FORMATS_VPTQ_ARCHIVE_INTERNAL_H
 
-#include "formats/archive.h"
+#include "formats/vptq/archive.h"
 
 typedef struct vptq_archive_frame {
     uint64_t offset, hash; /* in the file; of the packed bytes */

@@ -1,7 +1,7 @@
 /* Numbers of the .vptq archive that its reader and writer share; docs/formats.md specifies the
  * bytes.  Everything is little endian. */
-#ifndef VPTQ_FORMATS_ARCHIVE_LAYOUT_H
-#define VPTQ_FORMATS_ARCHIVE_LAYOUT_H
+#ifndef VPTQ_FORMATS_VPTQ_ARCHIVE_LAYOUT_H
+#define VPTQ_FORMATS_VPTQ_ARCHIVE_LAYOUT_H
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -3,8 +3,8 @@
 #include <stdlib.h>
 #include <zstd.h>
 
-#include "formats/archive_internal.h"
-#include "formats/archive_layout.h"
+#include "formats/vptq/archive_internal.h"
+#include "formats/vptq/archive_layout.h"
 #include "lib/base/parallel.h"
 
 /* What a thread works with. */

@@ -3,8 +3,8 @@
 #include <stdlib.h>
 #include <zstd.h>
 
-#include "formats/archive.h"
-#include "formats/archive_layout.h"
+#include "formats/vptq/archive.h"
+#include "formats/vptq/archive_layout.h"
 #include "lib/base/buf.h"
 #include "lib/base/parallel.h"
 

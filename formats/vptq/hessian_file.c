@@ -1,4 +1,4 @@
-#include "formats/hessian_file.h"
+#include "formats/vptq/hessian_file.h"
 
 #include <errno.h>
 #include <math.h>

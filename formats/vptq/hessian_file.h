@@ -6,11 +6,11 @@
  *
  * Where tokens were weighted there is "layer_003_kv.safetensors", too: the term T that k and v
  * add to the Hessian of qkv, in the same layout, with metadata `kind` and `windows` besides. */
-#ifndef VPTQ_FORMATS_HESSIAN_FILE_H
-#define VPTQ_FORMATS_HESSIAN_FILE_H
+#ifndef VPTQ_FORMATS_VPTQ_HESSIAN_FILE_H
+#define VPTQ_FORMATS_VPTQ_HESSIAN_FILE_H
 
+#include "formats/hf/safetensors.h"
 #include "formats/json.h"
-#include "formats/safetensors.h"
 
 /* The term T of k and v, a mean over windows.  Nearly every query reads the key and the value
  * of a few tokens that E[x x^T] counts as one in thousands.  sink: x0 x0^T of the window's

@@ -1,4 +1,4 @@
-#include "formats/kld_base.h"
+#include "formats/vptq/kld_base.h"
 
 #include <float.h>
 #include <inttypes.h>

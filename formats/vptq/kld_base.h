@@ -11,8 +11,8 @@
  *     for (size_t i = 0; i < f.head.entries; i++)
  *         use(vptq_kld_base_id(&r, i), vptq_kld_base_log(&r, i));
  *     vptq_kld_base_file_release(&f); */
-#ifndef VPTQ_FORMATS_KLD_BASE_H
-#define VPTQ_FORMATS_KLD_BASE_H
+#ifndef VPTQ_FORMATS_VPTQ_KLD_BASE_H
+#define VPTQ_FORMATS_VPTQ_KLD_BASE_H
 
 #include "lib/base/file.h"
 #include "lib/base/le.h"

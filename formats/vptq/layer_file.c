@@ -1,4 +1,4 @@
-#include "formats/layer_file.h"
+#include "formats/vptq/layer_file.h"
 
 #include <inttypes.h>
 #include <math.h>

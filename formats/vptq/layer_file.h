@@ -1,12 +1,12 @@
 /* One finished matrix of a work directory: a safetensors file with the tensors of the published
- * layout (formats/packed.h), the float codebooks before rounding (`centroids_f32`,
+ * layout (formats/vptq/packed.h), the float codebooks before rounding (`centroids_f32`,
  * `res_centroids_f32`), and metadata: the matrix name, its config entry as JSON, the
  * fingerprint of its settings, and the XXH3 checksum of the data, which reading verifies. */
-#ifndef VPTQ_FORMATS_LAYER_FILE_H
-#define VPTQ_FORMATS_LAYER_FILE_H
+#ifndef VPTQ_FORMATS_VPTQ_LAYER_FILE_H
+#define VPTQ_FORMATS_VPTQ_LAYER_FILE_H
 
-#include "formats/packed.h"
-#include "formats/safetensors.h"
+#include "formats/hf/safetensors.h"
+#include "formats/vptq/packed.h"
 
 typedef struct vptq_layer_file {
     vptq_tensor_set set; /* owns everything below */

@@ -1,6 +1,6 @@
 /* Reading a matrix of the published layout.  Entries: packed_config.c; writing: packed_write.c.
  */
-#include "formats/packed.h"
+#include "formats/vptq/packed.h"
 
 #include <math.h>
 #include <string.h>

@@ -4,8 +4,8 @@
  * quirks: docs/formats.md.  Reads everything upstream or its forks wrote (shared_layer_config,
  * text_config, the two extra keys, indices_as_float null or true, unpacked I16 indices, k_res >
  * k); writes only the portable form. */
-#ifndef VPTQ_FORMATS_PACKED_H
-#define VPTQ_FORMATS_PACKED_H
+#ifndef VPTQ_FORMATS_VPTQ_PACKED_H
+#define VPTQ_FORMATS_VPTQ_PACKED_H
 
 #include "formats/json.h"
 #include "formats/tensor.h"

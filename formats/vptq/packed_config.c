@@ -1,7 +1,7 @@
 /* The `quantization_config` of config.json: finding, reading and making entries. */
 #include <string.h>
 
-#include "formats/packed.h"
+#include "formats/vptq/packed.h"
 
 /* Upstream keeps it at the top, or inside text_config for models with other towers. */
 const json_t *vptq_packed_config(const json_t *config)

@@ -2,7 +2,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "formats/packed.h"
+#include "formats/vptq/packed.h"
 #include "lib/base/half.h"
 
 static bool can_absorb(const vptq_vq_shape *s)

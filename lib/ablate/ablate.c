@@ -9,9 +9,9 @@
 #include <unistd.h>
 
 #include "formats/json.h"
+#include "lib/ablate/ablate.h"
 #include "lib/base/buf.h"
 #include "lib/base/file.h"
-#include "lib/pipeline_ablate.h"
 
 #define MANIFEST "ablate.json"
 

@@ -12,11 +12,13 @@
  * seconds.
  *
  * Source of the built-in rows: Liu et al. 2024 (VPTQ), Table 10. */
-#ifndef VPTQ_PIPELINE_ABLATE_H
-#define VPTQ_PIPELINE_ABLATE_H
+#ifndef VPTQ_ABLATE_ABLATE_H
+#define VPTQ_ABLATE_ABLATE_H
 
-#include "lib/eval/table.h"
-#include "lib/pipeline.h"
+#include "lib/eval/perplexity.h"
+#include "lib/pack/pack.h"
+#include "lib/quantize/quantize.h"
+#include "lib/report/table.h"
 
 /* What the row of the paper was trained with behind quantizing, which is not done here. */
 typedef enum { VPTQ_FINETUNE_NONE, VPTQ_FINETUNE_LAYER, VPTQ_FINETUNE_ALL } vptq_finetune;

@@ -3,9 +3,9 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "lib/ablate/ablate.h"
 #include "lib/base/file.h"
-#include "lib/eval/svg.h"
-#include "lib/pipeline_ablate.h"
+#include "lib/report/svg.h"
 
 enum { QUANTIZED, ORIGINAL, SERIES };
 

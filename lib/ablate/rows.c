@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "lib/pipeline_ablate.h"
+#include "lib/ablate/ablate.h"
 
 /* MAX_ROWS and MAX_NAME bound a hostile list. */
 enum { FILE_LIMIT = 1 << 20, MAX_ROWS = 1000, MAX_NAME = 64, MAX_SETTINGS = 64 };

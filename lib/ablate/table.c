@@ -3,8 +3,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "lib/ablate/ablate.h"
 #include "lib/base/file.h"
-#include "lib/pipeline_ablate.h"
 
 enum { MOST_COLUMNS = 48, TEXT_COLUMNS = 2, NAME = 24 };
 

@@ -8,7 +8,7 @@
 #include "lib/backend/backend.h"
 #include "lib/base/cpu.h"
 
-struct vptq_blas; /* lib/backend/cpu_blas.h */
+struct vptq_blas; /* lib/backend/cpu/blas.h */
 
 struct vptq_dev {
     const vptq_ctx *ctx;
@@ -22,7 +22,7 @@ struct vptq_dev {
 /* The host backends' rows read the arrays themselves, but for products of the cpu backend. */
 struct vptq_matrix {
     vptq_vq q;
-    struct vptq_layout *layout; /* lib/backend/cpu_layout.h; NULL in ref */
+    struct vptq_layout *layout; /* lib/backend/cpu/layout.h; NULL in ref */
 };
 
 /* A working area of at least count * size bytes, 64-byte aligned, not cleared, kept by the

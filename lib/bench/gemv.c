@@ -1,4 +1,4 @@
-#include "lib/eval/gemv.h"
+#include "lib/bench/gemv.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -8,7 +8,7 @@
 #include "lib/base/half.h"
 #include "lib/base/parallel.h"
 #include "lib/base/rng.h"
-#include "lib/eval/stats.h"
+#include "lib/report/stats.h"
 
 enum { MOST_ROUNDS = 101, LEAST_ROUNDS = 5, CHECKED_ROWS = 32, SIDES = 3 };
 static const double shortest_sample = 300e-6; /* seconds that are timed at once, at least */

@@ -4,8 +4,8 @@
  * Both sides run in turns in one process on matrices of random numbers; each call takes the
  * next of several copies that together are larger than the caches, unless told otherwise.  The
  * first product of a row is checked against the decoded matrix before anything is timed. */
-#ifndef VPTQ_EVAL_GEMV_H
-#define VPTQ_EVAL_GEMV_H
+#ifndef VPTQ_BENCH_GEMV_H
+#define VPTQ_BENCH_GEMV_H
 
 #include "lib/backend/backend.h"
 

@@ -1,4 +1,4 @@
-#include "lib/eval/serve.h"
+#include "lib/bench/serve.h"
 
 #include <inttypes.h>
 #include <math.h>

@@ -12,8 +12,8 @@
  * special tokens, and end tokens end nothing.  Tokens are chosen greedily.  Run 1 of every
  * model comes before run 2 of any, so that a machine that gets slower does so for all of them.
  * Warm-up runs have the same batch and short prompts and outputs. */
-#ifndef VPTQ_EVAL_SERVE_H
-#define VPTQ_EVAL_SERVE_H
+#ifndef VPTQ_BENCH_SERVE_H
+#define VPTQ_BENCH_SERVE_H
 
 #include "lib/model/batch.h"
 

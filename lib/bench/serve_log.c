@@ -12,7 +12,7 @@
 #include "formats/json.h"
 #include "lib/base/buf.h"
 #include "lib/base/file.h"
-#include "lib/eval/serve.h"
+#include "lib/bench/serve.h"
 
 enum { MOST_BYTES = 256 << 20 };
 

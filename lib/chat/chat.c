@@ -1,10 +1,10 @@
-#include "lib/model/chat.h"
+#include "lib/chat/chat.h"
 
 #include <math.h>
 #include <string.h>
 
 #include "lib/base/utf8.h"
-#include "lib/model/template.h"
+#include "lib/chat/template.h"
 
 /* ---- ends ---- */
 

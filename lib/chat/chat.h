@@ -1,6 +1,6 @@
 /* Prompts of chats: where a model's template is, what is put into it, and what ends a turn. */
-#ifndef VPTQ_MODEL_CHAT_H
-#define VPTQ_MODEL_CHAT_H
+#ifndef VPTQ_CHAT_CHAT_H
+#define VPTQ_CHAT_CHAT_H
 
 #include "lib/base/buf.h"
 #include "lib/model/model.h"

@@ -1,7 +1,7 @@
 /* Expressions of a template to values. */
 #include <string.h>
 
-#include "lib/model/template_impl.h"
+#include "lib/chat/internal.h"
 
 /* ---- names ---- */
 

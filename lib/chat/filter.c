@@ -2,8 +2,8 @@
 #include <math.h>
 #include <string.h>
 
-#include "lib/model/template_impl.h"
-#include "lib/model/template_list.h"
+#include "lib/chat/internal.h"
+#include "lib/chat/list.h"
 
 static vptq_status no_arguments(tpl_run *r, const char *what, const tpl_args *args)
 {

@@ -10,12 +10,12 @@
  *
  * Values are immutable but for namespaces and live, like everything a rendering makes, in one
  * arena until its end. */
-#ifndef VPTQ_MODEL_TEMPLATE_IMPL_H
-#define VPTQ_MODEL_TEMPLATE_IMPL_H
+#ifndef VPTQ_CHAT_INTERNAL_H
+#define VPTQ_CHAT_INTERNAL_H
 
 #include "lib/base/strmap.h"
 #include "lib/base/utf8.h"
-#include "lib/model/template.h"
+#include "lib/chat/template.h"
 
 /* Functions of the interpreter own nothing but arena memory, so a failure is passed up as it
  * is. */

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "lib/model/template_impl.h"
+#include "lib/chat/internal.h"
 
 typedef struct lexer {
     vptq_template *t;

@@ -1,4 +1,4 @@
-#include "lib/model/template_list.h"
+#include "lib/chat/list.h"
 
 #include <string.h>
 

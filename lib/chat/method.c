@@ -1,7 +1,7 @@
 /* Attributes, subscripts and slices; methods of dicts, lists and loops; global functions. */
 #include <string.h>
 
-#include "lib/model/template_impl.h"
+#include "lib/chat/internal.h"
 
 #define COUNT(table) (sizeof(table) / sizeof *(table))
 

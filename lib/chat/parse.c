@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "lib/model/template_impl.h"
+#include "lib/chat/internal.h"
 
 /* ---- what both parsers use ---- */
 

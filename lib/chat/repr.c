@@ -6,7 +6,7 @@
 
 #include <utf8proc.h>
 
-#include "lib/model/template_impl.h"
+#include "lib/chat/internal.h"
 
 static vptq_status add_text(tpl_run *r, vptq_buf *b, const char *text)
 {

@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "lib/model/template_impl.h"
+#include "lib/chat/internal.h"
 
 /* Names that end a list of statements, at most 3, NULL behind the last. */
 typedef const char *const *tpl_ends;

@@ -3,7 +3,7 @@
 
 #include <utf8proc.h>
 
-#include "lib/model/template_impl.h"
+#include "lib/chat/internal.h"
 
 static vptq_status strip(tpl_run *r, const tpl_value *self, const tpl_args *args, bool left,
                          bool right, tpl_value *out)

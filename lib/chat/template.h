@@ -16,8 +16,8 @@
  *
  * A template is a stranger's program: it cannot change anything outside of a rendering, and its
  * depth, its steps and the bytes it makes are bounded. */
-#ifndef VPTQ_MODEL_TEMPLATE_H
-#define VPTQ_MODEL_TEMPLATE_H
+#ifndef VPTQ_CHAT_TEMPLATE_H
+#define VPTQ_CHAT_TEMPLATE_H
 
 #include "formats/json.h"
 #include "lib/base/buf.h"

@@ -1,7 +1,7 @@
 /* Tests of templates, by name: "x is mapping". */
 #include <string.h>
 
-#include "lib/model/template_impl.h"
+#include "lib/chat/internal.h"
 
 static vptq_status no_argument(tpl_run *r, const tpl_args *args)
 {

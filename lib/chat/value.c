@@ -3,7 +3,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "lib/model/template_impl.h"
+#include "lib/chat/internal.h"
 
 /* ---- making ---- */
 

@@ -1,4 +1,4 @@
-#include "lib/quant/allocate.h"
+#include "lib/encoder/allocate.h"
 
 #include <inttypes.h>
 #include <math.h>

@@ -1,7 +1,7 @@
 /* Where the bits go: one of several options for every matrix, so that the sum of their costs is
  * least and the sum of their bits within a budget.  Numbers only. */
-#ifndef VPTQ_QUANT_ALLOCATE_H
-#define VPTQ_QUANT_ALLOCATE_H
+#ifndef VPTQ_ENCODER_ALLOCATE_H
+#define VPTQ_ENCODER_ALLOCATE_H
 
 #include "lib/base/mem.h"
 

@@ -12,7 +12,7 @@
  * without channel independence. */
 #include <string.h>
 
-#include "lib/quant/encoder.h"
+#include "lib/encoder/encoder.h"
 
 typedef struct pass {
     vptq_encoder *c;

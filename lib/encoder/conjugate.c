@@ -1,4 +1,4 @@
-#include "lib/quant/conjugate.h"
+#include "lib/encoder/conjugate.h"
 
 #include <string.h>
 

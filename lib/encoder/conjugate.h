@@ -1,7 +1,7 @@
 /* Inside lib/quant: preconditioned conjugate gradients for A x = r, A symmetric and positive
  * semidefinite, in double, from x = 0 (Hestenes and Stiefel 1952; Jacobi preconditioner). */
-#ifndef VPTQ_QUANT_CONJUGATE_H
-#define VPTQ_QUANT_CONJUGATE_H
+#ifndef VPTQ_ENCODER_CONJUGATE_H
+#define VPTQ_ENCODER_CONJUGATE_H
 
 #include "lib/base/mem.h"
 #include "lib/base/status.h"

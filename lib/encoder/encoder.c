@@ -1,5 +1,5 @@
 /* The state of a matrix while it is encoded (encoder.h): its present Q, gradient, objective. */
-#include "lib/quant/encoder.h"
+#include "lib/encoder/encoder.h"
 
 #include <math.h>
 #include <string.h>

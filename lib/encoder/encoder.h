@@ -9,12 +9,12 @@
  * A part is a run of positions with books of its own: the outlier columns, then the groups.
  *
  * All arrays are the host's; a step mirrors what it works on (lib/backend/mirror.h). */
-#ifndef VPTQ_QUANT_ENCODER_H
-#define VPTQ_QUANT_ENCODER_H
+#ifndef VPTQ_ENCODER_ENCODER_H
+#define VPTQ_ENCODER_ENCODER_H
 
 #include "lib/backend/mirror.h"
-#include "lib/quant/metric.h"
-#include "lib/quant/quant.h"
+#include "lib/encoder/metric.h"
+#include "lib/encoder/quant.h"
 
 typedef struct vptq_part {
     uint32_t first, cols; /* positions */

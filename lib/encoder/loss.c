@@ -1,5 +1,5 @@
 /* The proxy loss tr(E H E^T) / tr(W H W^T) with the raw Hessian, in double. */
-#include "lib/quant/encoder.h"
+#include "lib/encoder/encoder.h"
 
 static void unpack_lower(uint32_t n, const float *lower, double *h)
 {

@@ -1,5 +1,5 @@
 /* Normalization, order and metric (metric.h). */
-#include "lib/quant/metric.h"
+#include "lib/encoder/metric.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -4,10 +4,10 @@
  * tr(E H E^T) = tr(E_z (S H S) E_z^T): S H S is the metric of Z.  A ridge on H goes in before
  * the scaling.  Everything that looks at Z uses this metric: k-means weights, order and factor.
  */
-#ifndef VPTQ_QUANT_METRIC_H
-#define VPTQ_QUANT_METRIC_H
+#ifndef VPTQ_ENCODER_METRIC_H
+#define VPTQ_ENCODER_METRIC_H
 
-#include "lib/quant/quant.h"
+#include "lib/encoder/quant.h"
 
 typedef struct vptq_metric {
     uint32_t in;

@@ -1,4 +1,4 @@
-#include "lib/quant/presets.h"
+#include "lib/encoder/presets.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -1,9 +1,9 @@
 /* Settings with a name: the rows of the tables in the paper (Liu et al. 2024, Table 8: models
  * at about 2 bits; Table 10: ablation), as far as they decide what is stored. */
-#ifndef VPTQ_QUANT_PRESETS_H
-#define VPTQ_QUANT_PRESETS_H
+#ifndef VPTQ_ENCODER_PRESETS_H
+#define VPTQ_ENCODER_PRESETS_H
 
-#include "lib/quant/settings.h"
+#include "lib/encoder/settings.h"
 
 /* The linears of a block, of which bits per weight follow. */
 typedef struct vptq_preset_model {

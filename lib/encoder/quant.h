@@ -5,11 +5,11 @@
  * books) with k-means weighted by the diagonal of the metric; in normalized coordinates Z = (W
  * - b) S^-1 the metric is S (H + ridge) S, and it is used everywhere: k-means weights, order,
  * factor, sweeps, refit.  docs/encoder.md has the steps with their formulas and gains. */
-#ifndef VPTQ_QUANT_QUANT_H
-#define VPTQ_QUANT_QUANT_H
+#ifndef VPTQ_ENCODER_QUANT_H
+#define VPTQ_ENCODER_QUANT_H
 
 #include "lib/backend/backend.h"
-#include "lib/quant/settings.h"
+#include "lib/encoder/settings.h"
 
 /* One matrix and what its errors cost, host memory.  Hessians are packed lower triangles [in
  * (in

@@ -4,8 +4,8 @@
 #include <string.h>
 
 #include "hessian/hessian.h"
-#include "lib/quant/encoder.h"
-#include "lib/quant/store.h"
+#include "lib/encoder/encoder.h"
+#include "lib/encoder/store.h"
 
 enum {
     REFIT_SWEEPS = 2,      /* after each refit */

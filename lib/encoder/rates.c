@@ -1,4 +1,4 @@
-#include "lib/quant/rates.h"
+#include "lib/encoder/rates.h"
 
 #include <math.h>
 

@@ -2,10 +2,10 @@
  * under the default encoder as measured on real matrices, so that the loss of a matrix under
  * any of them can be predicted from one quick encoding of it.  docs/allocation.md says how
  * good the predictions are. */
-#ifndef VPTQ_QUANT_RATES_H
-#define VPTQ_QUANT_RATES_H
+#ifndef VPTQ_ENCODER_RATES_H
+#define VPTQ_ENCODER_RATES_H
 
-#include "lib/quant/quant.h"
+#include "lib/encoder/quant.h"
 
 typedef struct vptq_rate {
     uint32_t v, k, k_res;

@@ -8,8 +8,8 @@
  * Each iteration lowers the objective; float products end the descent near 1e-6 of it. */
 #include <string.h>
 
-#include "lib/quant/conjugate.h"
-#include "lib/quant/encoder.h"
+#include "lib/encoder/conjugate.h"
+#include "lib/encoder/encoder.h"
 
 typedef struct solver {
     vptq_encoder *c;

@@ -5,8 +5,8 @@
 #include <math.h>
 
 #include "lib/base/half.h"
-#include "lib/quant/conjugate.h"
-#include "lib/quant/encoder.h"
+#include "lib/encoder/conjugate.h"
+#include "lib/encoder/encoder.h"
 
 /* to[p] = q_p . y_p, to[in + p] = sum of y_p, over the rows that are not padding. */
 static void project(const vptq_encoder *c, const float *y, double *to)

@@ -1,5 +1,5 @@
 /* Settings of one matrix: the table, encoders, what cannot be, and the stored shape. */
-#include "lib/quant/settings.h"
+#include "lib/encoder/settings.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "kmeans/kmeans.h"
-#include "lib/quant/encoder.h"
+#include "lib/encoder/encoder.h"
 
 #define AT(field) offsetof(vptq_quant_settings, field)
 

@@ -6,8 +6,8 @@
  * An encoder is a set of values: `best` is this project's ladder, `upstream` the published
  * recipe (microsoft/VPTQ, algorithm branch) as it is, with its known faults; every step can be
  * switched by itself in both. */
-#ifndef VPTQ_QUANT_SETTINGS_H
-#define VPTQ_QUANT_SETTINGS_H
+#ifndef VPTQ_ENCODER_SETTINGS_H
+#define VPTQ_ENCODER_SETTINGS_H
 
 #include <stdbool.h>
 

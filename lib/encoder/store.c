@@ -1,7 +1,7 @@
 /* The stored form.  With one group and no outliers the indices go back to the original order of
  * the columns, so that no permutation is stored; else position and order stay, and perm tells.
  */
-#include "lib/quant/store.h"
+#include "lib/encoder/store.h"
 
 #include <string.h>
 

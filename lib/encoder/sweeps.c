@@ -2,7 +2,7 @@
  * - t_j|^2 + const with t_j = q_j - (E H')_j / H'_jj, separable in vectors; the nearest choice
  * to t_j, the old one kept unless another is strictly nearer, never raises it.  G = H' E stays
  * up to date inside a block on the device and elsewhere by one matrix product per block. */
-#include "lib/quant/encoder.h"
+#include "lib/encoder/encoder.h"
 
 typedef struct sweep {
     vptq_encoder *c;

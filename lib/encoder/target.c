@@ -1,5 +1,5 @@
 /* Corrected targets and how much of the correction to use. */
-#include "lib/quant/target.h"
+#include "lib/encoder/target.h"
 
 #include <string.h>
 

@@ -9,8 +9,8 @@
  * (the first form is known as GPTAQ and ResComp).  All of that correction fits the calibration
  * tokens too well: W + alpha R (H~ + lambda)^-1 with 0 <= alpha <= 1 is the target, alpha and
  * lambda by held-out tokens. */
-#ifndef VPTQ_QUANT_TARGET_H
-#define VPTQ_QUANT_TARGET_H
+#ifndef VPTQ_ENCODER_TARGET_H
+#define VPTQ_ENCODER_TARGET_H
 
 #include "lib/backend/backend.h"
 

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "kmeans/kmeans.h"
-#include "lib/quant/encoder.h"
+#include "lib/encoder/encoder.h"
 
 enum {
     JOINT_ITERATIONS = 8

@@ -2,7 +2,7 @@
 #ifndef VPTQ_EVAL_DIVERGENCE_H
 #define VPTQ_EVAL_DIVERGENCE_H
 
-#include "formats/kld_base.h"
+#include "formats/vptq/kld_base.h"
 #include "lib/eval/perplexity.h"
 #include "lib/model/forward.h"
 

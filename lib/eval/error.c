@@ -2,11 +2,11 @@
 #include <math.h>
 #include <string.h>
 
-#include "hessian/hessian_collect.h"
-#include "hessian/hessian_import.h"
+#include "hessian/collect.h"
+#include "hessian/import.h"
+#include "lib/encoder/quant.h"
 #include "lib/eval/eval.h"
 #include "lib/eval/pair.h"
-#include "lib/quant/quant.h"
 
 typedef struct compare {
     vptq_device *dev;

@@ -5,7 +5,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "lib/eval/stats.h"
+#include "lib/report/stats.h"
 
 const vptq_kld_level vptq_kld_levels[VPTQ_KLD_LEVELS] = {
     {"max", 1},   {"p999", 0.999}, {"p99", 0.99}, {"p95", 0.95}, {"p90", 0.9},

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "lib/base/rng.h"
-#include "lib/model/chat.h"
+#include "lib/chat/chat.h"
 #include "lib/model/forward.h"
 
 /* ---- text ---- */

@@ -1,10 +1,10 @@
-/* A recorded base (formats/kld_base.h): its head made of an original and its windows, and held
- * against a model and a text; its rows made from the logits of an original, and held against
- * those of a model.  Internal to lib/eval. */
+/* A recorded base (formats/vptq/kld_base.h): its head made of an original and its windows, and
+ * held against a model and a text; its rows made from the logits of an original, and held
+ * against those of a model.  Internal to lib/eval. */
 #ifndef VPTQ_EVAL_RECORDED_H
 #define VPTQ_EVAL_RECORDED_H
 
-#include "formats/kld_base.h"
+#include "formats/vptq/kld_base.h"
 #include "lib/eval/divergence.h"
 #include "lib/eval/windows.h"
 

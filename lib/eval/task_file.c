@@ -1,11 +1,11 @@
-#include "formats/task_file.h"
+#include "lib/eval/task_file.h"
 
 #include <stdio.h>
 #include <string.h>
 
-#include "formats/task_records.h"
 #include "lib/base/file.h"
 #include "lib/base/utf8.h"
+#include "lib/eval/task_records.h"
 
 enum { LINES_PER_ITEM = 6, ITEMS_MIN = 64 };
 

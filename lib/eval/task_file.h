@@ -17,8 +17,8 @@
  *
  * A record becomes requests, pairs of a context and a continuation whose log-likelihood is
  * wanted; texts are made as the harness's task definitions make them (docs/evaluation.md). */
-#ifndef VPTQ_FORMATS_TASK_FILE_H
-#define VPTQ_FORMATS_TASK_FILE_H
+#ifndef VPTQ_EVAL_TASK_FILE_H
+#define VPTQ_EVAL_TASK_FILE_H
 
 #include "lib/base/mem.h"
 

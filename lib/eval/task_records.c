@@ -1,8 +1,8 @@
-#include "formats/task_records.h"
+#include "lib/eval/task_records.h"
 
 #include <string.h>
 
-#include "formats/task_text.h"
+#include "lib/eval/task_text.h"
 
 /* ---- values of a record ---- */
 

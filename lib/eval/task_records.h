@@ -1,9 +1,9 @@
 /* Records of the known sets as items.  Internal to formats. */
-#ifndef VPTQ_FORMATS_TASK_RECORDS_H
-#define VPTQ_FORMATS_TASK_RECORDS_H
+#ifndef VPTQ_EVAL_TASK_RECORDS_H
+#define VPTQ_EVAL_TASK_RECORDS_H
 
 #include "formats/json.h"
-#include "formats/task_file.h"
+#include "lib/eval/task_file.h"
 
 /* Where an item comes from and goes to. */
 typedef struct vptq_task_reader {

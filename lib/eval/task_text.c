@@ -1,4 +1,4 @@
-#include "formats/task_text.h"
+#include "lib/eval/task_text.h"
 
 #include <string.h>
 #include <utf8proc.h>

@@ -1,8 +1,8 @@
 /* Texts of task items as the harness makes them: Python's string methods on UTF-8. */
-#ifndef VPTQ_FORMATS_TASK_TEXT_H
-#define VPTQ_FORMATS_TASK_TEXT_H
+#ifndef VPTQ_EVAL_TASK_TEXT_H
+#define VPTQ_EVAL_TASK_TEXT_H
 
-#include "formats/task_file.h"
+#include "lib/eval/task_file.h"
 
 /* Without the white space at both ends (str.strip()), or at the end alone (str.rstrip()). */
 vptq_task_text vptq_task_strip(vptq_task_text t);

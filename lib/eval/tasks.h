@@ -7,9 +7,9 @@
 #ifndef VPTQ_EVAL_TASKS_H
 #define VPTQ_EVAL_TASKS_H
 
-#include "formats/task_file.h"
 #include "lib/backend/backend.h"
 #include "lib/base/buf.h"
+#include "lib/eval/task_file.h"
 #include "lib/model/model.h"
 
 typedef struct vptq_task_options {

@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-#include "formats/task_text.h"
+#include "lib/eval/task_text.h"
 
 vptq_status vptq_task_encoder_open(const vptq_model *m, vptq_mem *mem, vptq_task_encoder *e,
                                    vptq_err *err)

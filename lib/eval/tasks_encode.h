@@ -3,8 +3,8 @@
 #ifndef VPTQ_EVAL_TASKS_ENCODE_H
 #define VPTQ_EVAL_TASKS_ENCODE_H
 
-#include "formats/task_file.h"
 #include "lib/base/buf.h"
+#include "lib/eval/task_file.h"
 #include "lib/model/model.h"
 
 typedef struct vptq_task_encoder {

@@ -3,7 +3,7 @@
 #ifndef VPTQ_EVAL_TASKS_PLAN_H
 #define VPTQ_EVAL_TASKS_PLAN_H
 
-#include "formats/task_file.h"
+#include "lib/eval/task_file.h"
 #include "lib/model/model.h"
 
 /* Requests are numbered through all items.  Everything lives in one arena. */

@@ -1,6 +1,6 @@
 /* Items and answers as JSON lines. */
-#include "lib/eval/emit.h"
 #include "lib/eval/tasks.h"
+#include "lib/report/emit.h"
 
 static void key(vptq_emit *e, const char *prefix, const char *name)
 {

@@ -2,7 +2,7 @@
 #ifndef VPTQ_MODEL_CORPUS_H
 #define VPTQ_MODEL_CORPUS_H
 
-#include "lib/model/tokenizer.h"
+#include "lib/tokenizer/tokenizer.h"
 
 typedef struct vptq_corpus_options {
     const char *const *texts; /* UTF-8 files, each tokenized on its own, ids joined in order */

@@ -5,7 +5,7 @@
 
 #include "formats/checkpoint.h"
 #include "lib/backend/backend.h"
-#include "lib/model/tokenizer.h"
+#include "lib/tokenizer/tokenizer.h"
 
 /* A matrix [rows, cols] that gives out rows: exactly one of the two is set. */
 typedef struct vptq_weight {

@@ -6,10 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "formats/layer_file.h"
+#include "formats/vptq/layer_file.h"
 #include "lib/model/model.h"
-#include "lib/pipeline_check_layout.h"
-#include "lib/pipeline_out.h"
+#include "lib/pack/check_layout.h"
+#include "lib/pack/out.h"
 
 enum { TILE_ROWS = 256, F16_MAX = 65504 };
 

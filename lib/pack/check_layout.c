@@ -1,4 +1,4 @@
-#include "lib/pipeline_check_layout.h"
+#include "lib/pack/check_layout.h"
 
 #include <stdio.h>
 

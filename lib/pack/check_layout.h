@@ -1,7 +1,7 @@
 /* What a matrix of the published layout has that other readers stumble over.  Reading takes it,
  * checking says it, writing the matrix again repairs it. */
-#ifndef VPTQ_PIPELINE_CHECK_LAYOUT_H
-#define VPTQ_PIPELINE_CHECK_LAYOUT_H
+#ifndef VPTQ_PACK_CHECK_LAYOUT_H
+#define VPTQ_PACK_CHECK_LAYOUT_H
 
 #include "formats/checkpoint.h"
 

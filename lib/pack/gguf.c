@@ -3,10 +3,10 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "formats/ggml_quants.h"
-#include "formats/gguf_write.h"
+#include "formats/gguf/quants.h"
+#include "formats/gguf/write.h"
 #include "lib/model/model.h"
-#include "lib/pipeline_out.h"
+#include "lib/pack/out.h"
 
 typedef struct exporting {
     vptq_device *dev;

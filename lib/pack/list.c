@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "lib/pipeline_out.h"
+#include "lib/pack/out.h"
 
 typedef struct listing {
     const vptq_checkpoint *c;

@@ -1,4 +1,4 @@
-#include "lib/pipeline_out.h"
+#include "lib/pack/out.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -1,11 +1,12 @@
 /* What packing and unpacking share: the list of tensors of the model that is to be written, the
  * small files beside them, and writing it all as a directory or an archive, one tensor in
  * memory at a time. */
-#ifndef VPTQ_PIPELINE_OUT_H
-#define VPTQ_PIPELINE_OUT_H
+#ifndef VPTQ_PACK_OUT_H
+#define VPTQ_PACK_OUT_H
 
-#include "formats/archive.h"
-#include "lib/pipeline.h"
+#include "formats/hf/safetensors.h"
+#include "formats/vptq/archive.h"
+#include "lib/pack/pack.h"
 
 /* What a tensor of the output is made from; exactly one is set. */
 typedef struct vptq_out_source {

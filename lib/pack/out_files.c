@@ -4,9 +4,9 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "formats/archive_layout.h"
-#include "formats/hf_config.h"
-#include "lib/pipeline_out.h"
+#include "formats/hf/config.h"
+#include "formats/vptq/archive_layout.h"
+#include "lib/pack/out.h"
 
 #define TEMPLATE_FILE "chat_template.jinja"
 

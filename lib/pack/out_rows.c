@@ -1,5 +1,5 @@
 /* Rows of the tensors of an output as floats, and from there as what is stored. */
-#include "lib/pipeline_out.h"
+#include "lib/pack/out.h"
 
 enum { TILE_FLOATS = 1 << 20, TILE_ALIGN = 64 };
 

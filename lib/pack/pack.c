@@ -3,9 +3,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "formats/layer_file.h"
+#include "formats/vptq/layer_file.h"
 #include "lib/model/model.h"
-#include "lib/pipeline_out.h"
+#include "lib/pack/out.h"
 
 typedef struct packing {
     const vptq_ctx *ctx;

@@ -1,7 +1,7 @@
 /* Any model -> a plain Hugging Face directory, or a GGUF file (pipeline_gguf.c). */
 #include <stdio.h>
 
-#include "lib/pipeline_out.h"
+#include "lib/pack/out.h"
 
 typedef struct unpacking {
     vptq_device *dev;

@@ -3,10 +3,10 @@
 #include <string.h>
 
 #include "lib/base/file.h"
-#include "lib/pipeline_quantize.h"
-#include "lib/pipeline_sensitivity.h"
-#include "lib/quant/allocate.h"
-#include "lib/quant/rates.h"
+#include "lib/encoder/allocate.h"
+#include "lib/encoder/rates.h"
+#include "lib/quantize/internal.h"
+#include "lib/quantize/sensitivity.h"
 
 /* Fewer vectors per centroid than this are no choice: the prediction does not reach there. */
 enum { VECTORS_PER_CENTROID = 4, NO_RATE = UINT32_MAX };

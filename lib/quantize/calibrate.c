@@ -3,14 +3,14 @@
  * --sequential a linear's inputs are those that passed the finished matrices before it, in
  * blocks before and in its own, read from the work directory: what was made by an interrupted
  * run is all that the next one needs. */
-#include "lib/pipeline_calibrate.h"
+#include "lib/quantize/calibrate.h"
 
 #include <math.h>
 #include <string.h>
 
-#include "formats/layer_file.h"
+#include "formats/vptq/layer_file.h"
 #include "lib/base/file.h"
-#include "lib/quant/target.h"
+#include "lib/encoder/target.h"
 
 enum { NO_LAYER = UINT32_MAX };
 

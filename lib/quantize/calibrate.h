@@ -1,9 +1,9 @@
 /* Calibration in the quantize run: a source of Hessians that runs the model over the text block
  * by block while the matrices are made. */
-#ifndef VPTQ_PIPELINE_CALIBRATE_H
-#define VPTQ_PIPELINE_CALIBRATE_H
+#ifndef VPTQ_QUANTIZE_CALIBRATE_H
+#define VPTQ_QUANTIZE_CALIBRATE_H
 
-#include "lib/pipeline_quantize.h"
+#include "lib/quantize/internal.h"
 
 /* Plans the calibration that q->opt asks for and makes q->hessians its source.  Nothing is run
  * before the first Hessian is asked for; blocks are run in order from there on. */

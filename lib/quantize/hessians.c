@@ -1,10 +1,10 @@
-#include "lib/pipeline_hessians.h"
+#include "lib/quantize/hessians.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "hessian/hessian_import.h"
+#include "hessian/import.h"
 #include "lib/base/file.h"
 
 static void dir_release(const vptq_hessian_source *s, vptq_input_hessians *h)

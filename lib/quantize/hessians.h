@@ -1,11 +1,11 @@
 /* Where a quantize run gets the Hessians of a matrix from.  A directory is one source; whatever
  * makes them while the run goes on is another one: it fills a vptq_hessian_source of its own.
  */
-#ifndef VPTQ_PIPELINE_HESSIANS_H
-#define VPTQ_PIPELINE_HESSIANS_H
+#ifndef VPTQ_QUANTIZE_HESSIANS_H
+#define VPTQ_QUANTIZE_HESSIANS_H
 
-#include "hessian/hessian_collect.h"
-#include "lib/quant/quant.h"
+#include "hessian/collect.h"
+#include "lib/encoder/quant.h"
 
 /* What a sequential calibration's targets come from, besides the Hessian, of the tokens learnt
  * from or of those held out; NULL = none. */

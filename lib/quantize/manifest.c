@@ -6,9 +6,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "formats/layer_file.h"
+#include "formats/vptq/layer_file.h"
 #include "lib/base/file.h"
-#include "lib/pipeline_quantize.h"
+#include "lib/quantize/internal.h"
 
 enum { WORK_FORMAT = 1, JSON_LIMIT = 8 << 20, KEY = 256 };
 

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "lib/base/parallel.h"
-#include "lib/pipeline_calibrate.h"
+#include "lib/quantize/calibrate.h"
 
 /* Weights that a thread looks at together. */
 enum { SCAN_VALUES = 1 << 15 };

@@ -4,9 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "formats/layer_file.h"
+#include "formats/vptq/layer_file.h"
 #include "lib/base/file.h"
-#include "lib/pipeline_calibrate.h"
+#include "lib/quantize/calibrate.h"
 
 /* ---- one matrix ---- */
 

@@ -1,101 +1,82 @@
-/* A quantize run: what its parts share (pipeline_quantize.c runs it, pipeline_plan.c is what
- * comes before any work, pipeline_manifest.c keeps quantize.json, pipeline_rows.c the rows of
- * report.jsonl). */
-#ifndef VPTQ_PIPELINE_QUANTIZE_H
-#define VPTQ_PIPELINE_QUANTIZE_H
+/* Whole-model operations: the only place that knows models, files and matrices at once. */
+#ifndef VPTQ_QUANTIZE_QUANTIZE_H
+#define VPTQ_QUANTIZE_QUANTIZE_H
 
-#include <limits.h>
+#include "hessian/collect.h"
+#include "lib/encoder/presets.h"
+#include "lib/encoder/quant.h"
+#include "lib/quantize/settings.h"
 
-#include "lib/base/buf.h"
-#include "lib/pipeline.h"
-#include "lib/pipeline_hessians.h"
+#define VPTQ_VERSION "0.1.0"
 
-typedef struct vptq_quantizer {
-    vptq_device *dev;
-    const vptq_quantize_options *opt;
-    vptq_quantize_fn fn;
-    void *arg;
-    vptq_quantize_result *result;
-    /* the plan */
-    vptq_model model;
-    char base_fingerprint[17];
-    uint32_t first, last;         /* layers, inclusive */
-    vptq_arena arena;             /* of the table of settings */
-    vptq_matrix_settings *matrix; /* [layers * VPTQ_LINEAR_COUNT] */
-    json_t *rules;                /* of the recipe, or NULL */
-    vptq_hessian_source hessians;
-    double *predicted; /* [layers * VPTQ_LINEAR_COUNT] losses; NULL without allocation */
-    /* the work directory */
-    json_t *manifest;     /* quantize.json */
-    char fingerprint[17]; /* of everything that decides the bytes of a matrix */
-    vptq_buf report;      /* report.jsonl so far */
-    /* sums over the rows so far */
-    uint64_t bits, weights;
-    double loss, held_out, predicted_loss;
-    uint64_t all_weights; /* of the layers to be done */
-    /* being worked on, for the progress line */
+/* ---- quantize: model + Hessians -> work directory (pipeline_quantize.c) ---- */
+
+/* How a budget of bits becomes settings. */
+typedef enum {
+    VPTQ_ALLOCATE_UNIFORM, /* one setting for all matrices: the best one that fits */
+    VPTQ_ALLOCATE_PROXY,   /* per matrix, by the losses that a quick encoding shows */
+    VPTQ_ALLOCATE_KL       /* per matrix, by what its errors do to the model's output */
+} vptq_allocate_mode;
+
+typedef struct vptq_quantize_options {
+    const char *model, *work;
+    const char *hessians; /* directory */
+    const char *held_out; /* Hessians of other tokens that every loss is reported on, too; NULL
+                             = what the directory itself keeps, if anything */
+    /* in place of a directory: calibrate in this run (its `run` and `reserve` are not the
+     * caller's)
+     */
+    const vptq_calibrate_options *calibrate;
+    double kv_factor; /* of the term that k_proj and v_proj add to their Hessian; NAN = the
+                         directory's (not with `calibrate`), 0 = none */
+    const char *tokenizer;
+    vptq_quant_settings settings; /* of every matrix (vptq_settings_defaults) ... */
+    const char *recipe;           /* ... but for this file's rules; NULL = none */
+    double bits; /* everything that is stored of all layers, per weight, is at most this: v, k
+                    and k_res of what no rule of the recipe says are chosen.  0 = as given */
+    vptq_allocate_mode allocate;
+    const vptq_corpus_options *allocate_text; /* for VPTQ_ALLOCATE_KL: not the test text */
+    size_t allocate_windows, allocate_length; /* of it; 2 of 512 */
+    uint32_t first_layer, last_layer; /* inclusive; last UINT32_MAX = the model's last */
+    bool force;                       /* start again over a work directory of other settings */
+    bool dry_run;   /* rows with shapes and bits; with a work directory, measurements for the
+                       allocation are kept in it all the same */
+    bool looked_at; /* the caller tells of books that are too large for a matrix */
+} vptq_quantize_options;
+
+typedef struct vptq_quantize_row {
     uint32_t layer;
-    vptq_linear linear;
-} vptq_quantizer;
+    const char *name; /* "q_proj" */
+    uint32_t rows, columns;
+    const vptq_quant_settings *settings;
+    vptq_vq_shape shape;
+    vptq_vq_bits bits;
+    double predicted;        /* loss that the allocation expects; NAN where none is known */
+    bool reused;             /* found finished */
+    bool weighted, held_out; /* the report has these losses */
+    bool diagonal;           /* losses are under the diagonal of the Hessian alone */
+    bool corrected;          /* sequential: the target is W + alpha times its correction */
+    double alpha, alpha_damping, alpha_gain; /* vptq_target_choice */
+    vptq_quant_report report; /* zeros in a dry run; when reused only the final losses and that
+                                 of the first step */
+    const char *json;         /* the row as report.jsonl has it; in a dry run without losses */
+} vptq_quantize_row;
+typedef vptq_status (*vptq_quantize_fn)(void *arg, const vptq_quantize_row *row, vptq_err *err);
 
-static inline const vptq_matrix_settings *vptq_quantizer_matrix(const vptq_quantizer *q,
-                                                                uint32_t layer, vptq_linear l)
-{
-    return &q->matrix[(size_t)layer * VPTQ_LINEAR_COUNT + (size_t)l];
-}
+typedef struct vptq_quantize_result {
+    uint32_t matrices, reused;
+    double bits_per_weight; /* all stored bits of the quantized matrices over their weights */
+    double mean_loss, mean_held_out; /* the latter 0 without held-out Hessians */
+    bool diagonal;                   /* both under the diagonals of Hessians alone */
+    double predicted_loss; /* mean of the rows' predictions; NAN where one is not known */
+    double predicted_kld;  /* 0 without VPTQ_ALLOCATE_KL */
+    uint64_t packed_bytes; /* predicted size of the packed weights file */
+    double seconds;
+} vptq_quantize_result;
 
-/* ---- before any work (pipeline_plan.c) ---- */
-
-/* Opens the model, makes the table of settings and checks it. */
-vptq_status vptq_plan_settings(vptq_quantizer *q, vptq_err *err) VPTQ_MUST_CHECK;
-/* Opens the source of Hessians, and warns of one that is made of few tokens. */
-vptq_status vptq_plan_hessians(vptq_quantizer *q, vptq_err *err) VPTQ_MUST_CHECK;
-/* Weights that are not finite, in every matrix that will be looked at: VPTQ_E_NUMERIC naming
- * tensor and place. */
-vptq_status vptq_plan_weights(const vptq_quantizer *q, vptq_err *err) VPTQ_MUST_CHECK;
-/* Settings that cannot be, and warnings of books larger than what they are trained on. */
-vptq_status vptq_plan_check(const vptq_quantizer *q, vptq_err *err) VPTQ_MUST_CHECK;
-
-/* Settings of all matrices from a budget of bits (pipeline_allocate.c); Hessians first. */
-vptq_status vptq_plan_allocate(vptq_quantizer *q, vptq_err *err) VPTQ_MUST_CHECK;
-/* Whether that looks at every matrix of the model first.  One setting for all is chosen
- * without, so that it needs no Hessians; a dry run that has them predicts its losses. */
-static inline bool vptq_allocate_measures(const vptq_quantize_options *o)
-{
-    return o->bits > 0 && (o->allocate != VPTQ_ALLOCATE_UNIFORM || (o->dry_run && o->hessians));
-}
-
-/* ---- the work directory (pipeline_manifest.c) ---- */
-
-#define VPTQ_SENSITIVITY_FILE "sensitivity.json"
-
-/* Whether the work directory may be begun or continued there. */
-vptq_status vptq_work_check_own(const vptq_quantizer *q, vptq_err *err) VPTQ_MUST_CHECK;
-
-vptq_status vptq_manifest_make(vptq_quantizer *q, vptq_err *err) VPTQ_MUST_CHECK;
-/* Writes it into the work directory.  One of another run is VPTQ_E_MISMATCH naming the first
- * key that differs; with force its matrices are removed. */
-vptq_status vptq_manifest_open(const vptq_quantizer *q, vptq_err *err) VPTQ_MUST_CHECK;
-/* Path of a finished matrix. */
-vptq_status vptq_matrix_path(const vptq_quantizer *q, uint32_t layer, vptq_linear l,
-                             char path[PATH_MAX], vptq_err *err) VPTQ_MUST_CHECK;
-
-/* ---- rows (pipeline_rows.c) ---- */
-
-/* Shape, settings and bits. */
-vptq_quantize_row vptq_row_make(const vptq_quantizer *q, uint32_t layer, vptq_linear l);
-/* One line of JSON, everything that is the same on every run; freed by the caller with free().
- */
-vptq_status vptq_row_json(const vptq_quantize_row *r, bool planned, char **text,
-                          vptq_err *err) VPTQ_MUST_CHECK;
-/* *text becomes the row of the finished matrix at `path` and `row` gets its losses; NULL when
- * there is none of this run: a damaged or foreign one is reported and made again. */
-vptq_status vptq_row_reuse(const vptq_quantizer *q, const char *path, vptq_quantize_row *row,
-                           char **text, vptq_err *err) VPTQ_MUST_CHECK;
-/* Adds the row to the sums and to report.jsonl, and tells the caller. */
-vptq_status vptq_row_account(vptq_quantizer *q, vptq_quantize_row *row, const char *text,
-                             vptq_err *err) VPTQ_MUST_CHECK;
-/* Writes report.jsonl; `all`: with the rows of layers that another run has done. */
-vptq_status vptq_rows_write(vptq_quantizer *q, bool all, vptq_err *err) VPTQ_MUST_CHECK;
+/* Locked, resumable matrix by matrix; the same bytes for any interruption and thread count. */
+vptq_status vptq_quantize_model(vptq_device *dev, const vptq_quantize_options *opt,
+                                vptq_quantize_fn fn, void *arg, vptq_quantize_result *result,
+                                vptq_err *err) VPTQ_MUST_CHECK;
 
 #endif

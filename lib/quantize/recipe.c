@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "lib/pipeline_settings.h"
+#include "lib/quantize/settings.h"
 
 /* MAX_RULES and MAX_PATTERN bound the matching of a hostile file; no model needs as many. */
 enum { FILE_LIMIT = 1 << 20, MAX_RULES = 1024, MAX_PATTERN = 256 };

@@ -1,4 +1,4 @@
-#include "lib/pipeline_sensitivity.h"
+#include "lib/quantize/sensitivity.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -7,9 +7,9 @@
 #include <string.h>
 
 #include "lib/base/file.h"
+#include "lib/encoder/rates.h"
 #include "lib/eval/eval.h"
-#include "lib/pipeline.h"
-#include "lib/quant/rates.h"
+#include "lib/quantize/quantize.h"
 
 enum { SENSITIVITY_FORMAT = 1, JSON_LIMIT = 64 << 20 };
 

@@ -5,12 +5,12 @@
  * Matrix by matrix only the blocks from its own on are run: the states of the original in front
  * of a block go along.  Measurements are kept in one file, layer by layer, and taken up again
  * when model, Hessians, text and settings are the same. */
-#ifndef VPTQ_PIPELINE_SENSITIVITY_H
-#define VPTQ_PIPELINE_SENSITIVITY_H
+#ifndef VPTQ_QUANTIZE_SENSITIVITY_H
+#define VPTQ_QUANTIZE_SENSITIVITY_H
 
 #include "lib/model/corpus.h"
 #include "lib/model/model.h"
-#include "lib/pipeline_hessians.h"
+#include "lib/quantize/hessians.h"
 
 typedef struct vptq_sensitivity_options {
     const vptq_hessian_source *hessians; /* of all layers */

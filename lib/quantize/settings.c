@@ -1,10 +1,10 @@
-#include "lib/pipeline_settings.h"
+#include "lib/quantize/settings.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "lib/quant/presets.h"
+#include "lib/encoder/presets.h"
 
 vptq_status vptq_settings_defaults(const char *encoder, const char *preset,
                                    const vptq_setting_text *given, size_t count,

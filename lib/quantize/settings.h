@@ -5,12 +5,12 @@
  * themselves (these three make the defaults of all matrices), the rules of a recipe.  Whoever
  * allocates bits changes the stored part (vptq_quant_copy_stored) of rows that are not pinned,
  * between vptq_settings_resolve and vptq_settings_check. */
-#ifndef VPTQ_PIPELINE_SETTINGS_H
-#define VPTQ_PIPELINE_SETTINGS_H
+#ifndef VPTQ_QUANTIZE_SETTINGS_H
+#define VPTQ_QUANTIZE_SETTINGS_H
 
 #include "formats/json.h"
 #include "formats/model_desc.h"
-#include "lib/quant/settings.h"
+#include "lib/encoder/settings.h"
 
 typedef struct vptq_matrix_settings {
     uint32_t layer;
@@ -25,7 +25,8 @@ typedef struct vptq_setting_text {
 } vptq_setting_text;
 
 /* The defaults of all matrices.  encoder: "best", "upstream" or NULL (best); preset: a name of
- * lib/quant/presets.h or NULL; then the `count` given ones.  VPTQ_E_ARG naming the setting. */
+ * lib/encoder/presets.h or NULL; then the `count` given ones.  VPTQ_E_ARG naming the setting.
+ */
 vptq_status vptq_settings_defaults(const char *encoder, const char *preset,
                                    const vptq_setting_text *given, size_t count,
                                    vptq_quant_settings *s, vptq_err *err) VPTQ_MUST_CHECK;

@@ -3,8 +3,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "lib/eval/report_internal.h"
-#include "lib/eval/svg.h"
+#include "lib/report/internal.h"
+#include "lib/report/svg.h"
 
 static void even_text(char text[REPORT_TEXT], const vptq_break_even *e)
 {

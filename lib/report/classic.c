@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "lib/eval/report.h"
+#include "lib/report/report.h"
 
 static const char plus_minus[] = " \xc2\xb1 ";
 

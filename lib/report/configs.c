@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "lib/eval/report_internal.h"
-#include "lib/eval/svg.h"
+#include "lib/report/internal.h"
+#include "lib/report/svg.h"
 
 /* Decimals for a figure over a configuration's groups. */
 static int config_decimals(const vptq_report *r, const vptq_report_config *c, vptq_metric m)

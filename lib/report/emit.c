@@ -1,4 +1,4 @@
-#include "lib/eval/emit.h"
+#include "lib/report/emit.h"
 
 #include <math.h>
 #include <stdarg.h>

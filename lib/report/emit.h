@@ -8,8 +8,8 @@
  *
  * Names come from files: every writer of a format has its own escaping, and each takes any
  * bytes, of which those that are not UTF-8 become U+FFFD. */
-#ifndef VPTQ_EVAL_EMIT_H
-#define VPTQ_EVAL_EMIT_H
+#ifndef VPTQ_REPORT_EMIT_H
+#define VPTQ_REPORT_EMIT_H
 
 #include "lib/base/buf.h"
 

@@ -1,4 +1,4 @@
-#include "lib/eval/html.h"
+#include "lib/report/html.h"
 
 /* Eight series: Okabe and Ito's order of hues, darkened until each has a contrast of 3 to the
  * light background, lightened for the dark one; series also differ by mark and dash.  The heat

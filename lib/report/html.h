@@ -13,10 +13,10 @@
  *     return vptq_html_end(&h);
  *
  * All texts are escaped.  The first failure stays and is what vptq_html_end returns. */
-#ifndef VPTQ_EVAL_HTML_H
-#define VPTQ_EVAL_HTML_H
+#ifndef VPTQ_REPORT_HTML_H
+#define VPTQ_REPORT_HTML_H
 
-#include "lib/eval/table.h"
+#include "lib/report/table.h"
 
 typedef struct vptq_html {
     vptq_emit e;

@@ -1,9 +1,9 @@
 /* Inside the report: its parts in their files. */
-#ifndef VPTQ_EVAL_REPORT_INTERNAL_H
-#define VPTQ_EVAL_REPORT_INTERNAL_H
+#ifndef VPTQ_REPORT_INTERNAL_H
+#define VPTQ_REPORT_INTERNAL_H
 
-#include "lib/eval/html.h"
-#include "lib/eval/report.h"
+#include "lib/report/html.h"
+#include "lib/report/report.h"
 
 /* report_names.c: models' names and configurations' labels from the groups' names. */
 vptq_status vptq_report_name(vptq_report *r, vptq_err *err) VPTQ_MUST_CHECK;

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "lib/eval/report_internal.h"
+#include "lib/report/internal.h"
 
 /* --- models and labels ------------------------------------------------------------------- */
 

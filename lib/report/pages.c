@@ -5,8 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "lib/eval/report_internal.h"
-#include "lib/eval/svg.h"
+#include "lib/report/internal.h"
+#include "lib/report/svg.h"
 
 /* --- a document -------------------------------------------------------------------------- */
 

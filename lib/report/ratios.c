@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "lib/eval/report_internal.h"
+#include "lib/report/internal.h"
 
 /* --- within a configuration -------------------------------------------------------------- */
 

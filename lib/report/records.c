@@ -1,4 +1,4 @@
-#include "lib/eval/records.h"
+#include "lib/report/records.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -1,7 +1,7 @@
 /* Records of a serving benchmark: JSON lines, one run each, as `vptq-eval serve` writes them
  * (docs/evaluation.md, "Reports").  Keys that are not named here are passed over. */
-#ifndef VPTQ_EVAL_RECORDS_H
-#define VPTQ_EVAL_RECORDS_H
+#ifndef VPTQ_REPORT_RECORDS_H
+#define VPTQ_REPORT_RECORDS_H
 
 #include "lib/base/mem.h"
 

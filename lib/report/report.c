@@ -1,11 +1,11 @@
 /* From records to groups with their statistics. */
-#include "lib/eval/report.h"
+#include "lib/report/report.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "lib/eval/report_internal.h"
+#include "lib/report/internal.h"
 
 enum { MAX_GROUPS = 2000 };
 

@@ -6,12 +6,12 @@
  * all groups of a configuration end with ("awq" of "awq_interactive" beside
  * "original_interactive"); where group names come back in several configurations they carry no
  * configuration, and are the models' names as they are. */
-#ifndef VPTQ_EVAL_REPORT_H
-#define VPTQ_EVAL_REPORT_H
+#ifndef VPTQ_REPORT_REPORT_H
+#define VPTQ_REPORT_REPORT_H
 
-#include "lib/eval/records.h"
-#include "lib/eval/stats.h"
-#include "lib/eval/table.h"
+#include "lib/report/records.h"
+#include "lib/report/stats.h"
+#include "lib/report/table.h"
 
 typedef enum {
     VPTQ_METRIC_LATENCY, /* seconds for the batch */

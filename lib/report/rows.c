@@ -1,5 +1,5 @@
 /* A row per group with all statistics, for programs. */
-#include "lib/eval/report_internal.h"
+#include "lib/report/internal.h"
 
 #define METRIC_COLUMNS(key)                                                                    \
     {.name = key "_runs", .type = VPTQ_COLUMN_INTEGER},                                        \

@@ -1,12 +1,12 @@
 /* Canvas, scales, ticks and texts. */
-#include "lib/eval/svg.h"
+#include "lib/report/svg.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "lib/base/utf8.h"
-#include "lib/eval/svg_internal.h"
+#include "lib/report/svg_internal.h"
 
 /* --- scales ------------------------------------------------------------------------------ */
 

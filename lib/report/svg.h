@@ -4,10 +4,10 @@
  *
  * Fonts are the reader's, so widths of texts are estimated, on the safe side; long names wrap.
  * Values over 1e30 in size, and on a logarithmic axis those below 1e-30, are left out. */
-#ifndef VPTQ_EVAL_SVG_H
-#define VPTQ_EVAL_SVG_H
+#ifndef VPTQ_REPORT_SVG_H
+#define VPTQ_REPORT_SVG_H
 
-#include "lib/eval/html.h"
+#include "lib/report/html.h"
 
 enum { VPTQ_SVG_SERIES = 8 }; /* colours and marks; more series begin again */
 

@@ -3,8 +3,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "lib/eval/svg.h"
-#include "lib/eval/svg_internal.h"
+#include "lib/report/svg.h"
+#include "lib/report/svg_internal.h"
 
 /* --- bars -------------------------------------------------------------------------------- */
 

@@ -1,8 +1,8 @@
 /* What the pictures share: the canvas, scales, ticks, texts. */
-#ifndef VPTQ_EVAL_SVG_INTERNAL_H
-#define VPTQ_EVAL_SVG_INTERNAL_H
+#ifndef VPTQ_REPORT_SVG_INTERNAL_H
+#define VPTQ_REPORT_SVG_INTERNAL_H
 
-#include "lib/eval/svg.h"
+#include "lib/report/svg.h"
 
 enum { SVG_WIDTH = 380, SVG_FONT = 13, SVG_SMALL = 12, SVG_LINE = 17 };
 

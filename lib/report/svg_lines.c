@@ -4,9 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "lib/eval/stats.h"
-#include "lib/eval/svg.h"
-#include "lib/eval/svg_internal.h"
+#include "lib/report/stats.h"
+#include "lib/report/svg.h"
+#include "lib/report/svg_internal.h"
 
 enum { TOP = 26, LEGEND_GAP = 14, MAX_VALUES = 64 };
 

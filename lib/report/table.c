@@ -1,4 +1,4 @@
-#include "lib/eval/table.h"
+#include "lib/report/table.h"
 
 #include <inttypes.h>
 #include <math.h>

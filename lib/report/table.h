@@ -14,10 +14,10 @@
  *
  * CSV and JSON are for programs: they have the columns' names and every digit.  Text, Markdown
  * and HTML are for people: they have titles and as many digits as the column says. */
-#ifndef VPTQ_EVAL_TABLE_H
-#define VPTQ_EVAL_TABLE_H
+#ifndef VPTQ_REPORT_TABLE_H
+#define VPTQ_REPORT_TABLE_H
 
-#include "lib/eval/emit.h"
+#include "lib/report/emit.h"
 
 /* In the order of the tools' --format. */
 typedef enum {

@@ -4,7 +4,7 @@
 #include <utf8proc.h>
 
 #include "lib/base/utf8.h"
-#include "lib/model/tokenizer_impl.h"
+#include "lib/tokenizer/internal.h"
 
 typedef struct vptq_added_entry {
     vptq_span span;

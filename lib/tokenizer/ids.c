@@ -1,7 +1,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "lib/model/tokenizer.h"
+#include "lib/tokenizer/tokenizer.h"
 
 void vptq_ids_init(vptq_ids *ids, vptq_mem *mem)
 {

@@ -1,12 +1,12 @@
 /* The parts of a tokenizer.  Not for other modules. */
-#ifndef VPTQ_MODEL_TOKENIZER_IMPL_H
-#define VPTQ_MODEL_TOKENIZER_IMPL_H
+#ifndef VPTQ_TOKENIZER_INTERNAL_H
+#define VPTQ_TOKENIZER_INTERNAL_H
 
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
 #include "lib/base/strmap.h"
-#include "lib/model/tokenizer.h"
+#include "lib/tokenizer/tokenizer.h"
 
 #define VPTQ_META "\xE2\x96\x81" /* U+2581 */
 

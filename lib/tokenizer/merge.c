@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "lib/base/utf8.h"
-#include "lib/model/tokenizer_impl.h"
+#include "lib/tokenizer/internal.h"
 
 #define NONE UINT32_MAX
 

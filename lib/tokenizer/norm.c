@@ -3,7 +3,7 @@
 #include <utf8proc.h>
 
 #include "lib/base/utf8.h"
-#include "lib/model/tokenizer_impl.h"
+#include "lib/tokenizer/internal.h"
 
 /* Canonical ordering takes quadratic time in a run of combining marks; longer runs than this,
  * which no language has, are normalized in parts. */

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "lib/model/tokenizer_impl.h"
+#include "lib/tokenizer/internal.h"
 
 /* Bounds on one match.  Patterns of real tokenizers do not backtrack over more than the run of
  * white space at hand. */

@@ -3,7 +3,7 @@
 #include <utf8proc.h>
 
 #include "lib/base/utf8.h"
-#include "lib/model/tokenizer_impl.h"
+#include "lib/tokenizer/internal.h"
 
 /* A word on its way: `first` when it begins where the text does. */
 typedef struct word {

@@ -1,10 +1,10 @@
-#include "lib/model/tokenizer.h"
+#include "lib/tokenizer/tokenizer.h"
 
 #include <inttypes.h>
 #include <string.h>
 
 #include "lib/base/utf8.h"
-#include "lib/model/tokenizer_impl.h"
+#include "lib/tokenizer/internal.h"
 
 /* --- opening --- */
 

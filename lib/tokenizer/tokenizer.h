@@ -1,8 +1,8 @@
 /* Text <-> ids with a vptq_vocab: byte-level BPE and SentencePiece-style BPE. */
-#ifndef VPTQ_MODEL_TOKENIZER_H
-#define VPTQ_MODEL_TOKENIZER_H
+#ifndef VPTQ_TOKENIZER_TOKENIZER_H
+#define VPTQ_TOKENIZER_TOKENIZER_H
 
-#include "formats/vocab.h"
+#include "formats/vocab/vocab.h"
 #include "lib/base/buf.h"
 #include "lib/base/ctx.h"
 

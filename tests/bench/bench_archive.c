@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "formats/archive.h"
+#include "formats/vptq/archive.h"
 #include "lib/base/ctx.h"
 #include "lib/base/parallel.h"
 #include "tests/bench/common.h"

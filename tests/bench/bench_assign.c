@@ -11,7 +11,7 @@
 #include <string.h>
 
 #include "lib/backend/backend.h"
-#include "lib/backend/cpu_blas.h"
+#include "lib/backend/cpu/blas.h"
 #include "lib/base/cpu.h"
 #include "lib/base/rng.h"
 #include "tests/bench/common.h"

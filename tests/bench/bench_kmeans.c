@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "kmeans/kmeans.h"
-#include "kmeans/kmeans_parts.h"
+#include "kmeans/parts.h"
 #include "lib/base/cpu.h"
 #include "tests/bench/common.h"
 

@@ -1,4 +1,4 @@
-/* Loss of every setting of lib/quant/rates.c on matrices of a model, over that of the quick
+/* Loss of every setting of lib/encoder/rates.c on matrices of a model, over that of the quick
  * encoding: what its table is made from.
  *
  *     bench_rates [--quick] MODEL HDIR LAYER:LINEAR[:ROWS]..
@@ -12,8 +12,8 @@
 #include <string.h>
 
 #include "lib/base/parallel.h"
-#include "lib/pipeline.h"
-#include "lib/quant/rates.h"
+#include "lib/encoder/rates.h"
+#include "lib/quantize/quantize.h"
 #include "tests/bench/common.h"
 
 typedef struct bench {

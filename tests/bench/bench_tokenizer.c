@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "lib/base/file.h"
-#include "lib/model/tokenizer.h"
+#include "lib/tokenizer/tokenizer.h"
 #include "tests/bench/common.h"
 
 enum { ROUNDS = 3 };

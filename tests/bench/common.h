@@ -1,6 +1,6 @@
 /* What the benchmarks of single rows share. */
-#ifndef TESTS_BENCH_COMMON_H
-#define TESTS_BENCH_COMMON_H
+#ifndef VPTQ_TESTS_BENCH_COMMON_H
+#define VPTQ_TESTS_BENCH_COMMON_H
 
 #include <stddef.h>
 #include <stdint.h>

@@ -29,8 +29,8 @@
  * which are left out on purpose; `__shared__` variables (port_shared of cuda_port.h stands for
  * them). Tensor core products are summed in float in ascending order, where the hardware has an
  * order and a rounding of its own. */
-#ifndef TESTS_EMU_CUDA_EMU_H
-#define TESTS_EMU_CUDA_EMU_H
+#ifndef VPTQ_TESTS_EMU_CUDA_EMU_H
+#define VPTQ_TESTS_EMU_CUDA_EMU_H
 
 #include <math.h>
 #include <stddef.h>

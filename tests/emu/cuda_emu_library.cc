@@ -1,6 +1,6 @@
 /* cuBLAS and cuSOLVER of the emulator: textbook loops, run as kernels of one thread, so that
  * device memory stays closed to the host. */
-#include "lib/backend/cuda_library.h"
+#include "lib/backend/cuda/library.h"
 
 #include <stdio.h>
 

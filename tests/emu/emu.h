@@ -1,6 +1,6 @@
 /* The emulator's knobs, for tests in C. */
-#ifndef TESTS_EMU_EMU_H
-#define TESTS_EMU_EMU_H
+#ifndef VPTQ_TESTS_EMU_EMU_H
+#define VPTQ_TESTS_EMU_EMU_H
 
 #include <stdbool.h>
 #include <stddef.h>

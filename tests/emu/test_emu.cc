@@ -1,7 +1,7 @@
 /* The emulator itself: that correct kernels run, whatever the order, as CUDA says, and that
  * what is wrong in a kernel is found.  Built a second time with ThreadSanitizer, where a
  * missing barrier is named by both its lines. */
-#include "lib/backend/cuda_port.h"
+#include "lib/backend/cuda/port.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -11,7 +11,7 @@
 
 extern "C" {
 #include "lib/base/half.h"
-#include "tests/vtest.h"
+#include "tests/support/vtest.h"
 }
 
 static const uint64_t seeds[] = {0, 1, 2, 3, 4, 5, 6, 7};

@@ -3,7 +3,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "lib/pipeline_ablate.h"
+#include "lib/ablate/ablate.h"
 #include "tests/fuzz/fuzz_input.h"
 
 static void check_name(const vptq_ablate_row *rows, size_t n)

@@ -3,8 +3,8 @@
 #include <string.h>
 #include <zstd.h>
 
-#include "formats/archive.h"
-#include "formats/archive_layout.h"
+#include "formats/vptq/archive.h"
+#include "formats/vptq/archive_layout.h"
 #include "tests/fuzz/fuzz_input.h"
 
 enum { MAX_LOAD = 16 << 20 };

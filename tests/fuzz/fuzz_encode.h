@@ -1,8 +1,8 @@
 /* What the targets for vocabularies do with one that was accepted. */
-#ifndef TESTS_FUZZ_ENCODE_H
-#define TESTS_FUZZ_ENCODE_H
+#ifndef VPTQ_TESTS_FUZZ_FUZZ_ENCODE_H
+#define VPTQ_TESTS_FUZZ_FUZZ_ENCODE_H
 
-#include "lib/model/tokenizer.h"
+#include "lib/tokenizer/tokenizer.h"
 #include "tests/fuzz/fuzz_input.h"
 
 static inline void fuzz_encode(const vptq_tokenizer *t, const vptq_vocab *v, const char *text,

@@ -1,7 +1,7 @@
 /* Any bytes as a GGUF file: what is accepted is described, renamed, read to its end, and its
  * tokenizer is taken. */
-#include "formats/gguf.h"
-#include "formats/vocab.h"
+#include "formats/gguf/gguf.h"
+#include "formats/vocab/vocab.h"
 #include "tests/fuzz/fuzz_input.h"
 
 static void read_all(const vptq_tensor *t)

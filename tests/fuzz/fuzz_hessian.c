@@ -1,7 +1,7 @@
 /* Any bytes as a Hessian file, and as the hessian.json of a directory.  What is accepted is
  * described, pooled with itself and, where it is small, given its whole triangle. */
+#include "hessian/collect.h"
 #include "hessian/hessian.h"
-#include "hessian/hessian_collect.h"
 #include "tests/fuzz/fuzz_input.h"
 
 enum { MAX_COLUMNS = 32 };

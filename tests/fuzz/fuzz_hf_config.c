@@ -1,6 +1,6 @@
 /* Any bytes as a config.json: what is accepted gives rotary tables and a configuration that is
  * accepted again. */
-#include "formats/hf_config.h"
+#include "formats/hf/config.h"
 #include "tests/fuzz/fuzz_input.h"
 
 enum { POSITIONS = 3, MOST_PAIRS = 1 << 15 };

@@ -1,5 +1,5 @@
 /* Any bytes as an importance matrix, of the GGUF form where they begin with its magic. */
-#include "formats/imatrix.h"
+#include "formats/gguf/imatrix.h"
 #include "tests/fuzz/fuzz_input.h"
 
 static void use(const vptq_imatrix *im)

@@ -1,6 +1,6 @@
 /* What the fuzz targets share: an input as a file, for readers that take a path. */
-#ifndef TESTS_FUZZ_INPUT_H
-#define TESTS_FUZZ_INPUT_H
+#ifndef VPTQ_TESTS_FUZZ_FUZZ_INPUT_H
+#define VPTQ_TESTS_FUZZ_FUZZ_INPUT_H
 
 #include <stdbool.h>
 #include <stddef.h>

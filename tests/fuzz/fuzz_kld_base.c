@@ -3,7 +3,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "formats/kld_base.h"
+#include "formats/vptq/kld_base.h"
 #include "tests/fuzz/fuzz_input.h"
 
 /* Of docs/formats.md. */

@@ -3,7 +3,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "formats/layer_file.h"
+#include "formats/vptq/layer_file.h"
 #include "tests/fuzz/fuzz_input.h"
 
 enum { KEYS = 6, MAX_WEIGHTS = 1 << 20 };

@@ -1,5 +1,5 @@
 /* Any bytes as a .npy file: every element of what is accepted as a matrix is read. */
-#include "formats/npy.h"
+#include "formats/torch/npy.h"
 #include "tests/fuzz/fuzz_input.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

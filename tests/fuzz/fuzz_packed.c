@@ -2,8 +2,8 @@
  * and written again. */
 #include <string.h>
 
-#include "formats/packed.h"
-#include "formats/safetensors.h"
+#include "formats/hf/safetensors.h"
+#include "formats/vptq/packed.h"
 #include "lib/backend/backend.h"
 #include "tests/fuzz/fuzz_input.h"
 

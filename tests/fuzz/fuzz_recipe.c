@@ -2,7 +2,7 @@
  * again, and that the check of settings takes or refuses. */
 #include <string.h>
 
-#include "lib/pipeline_settings.h"
+#include "lib/quantize/settings.h"
 #include "tests/fuzz/fuzz_input.h"
 
 enum { LAYERS = 3, TEXT = 64 };

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "formats/json.h"
-#include "lib/eval/report.h"
+#include "lib/report/report.h"
 #include "tests/fuzz/fuzz_input.h"
 
 static void check_rows(vptq_buf *out)

@@ -1,5 +1,5 @@
 /* Any bytes as a safetensors file: every tensor that is accepted is read to its end. */
-#include "formats/safetensors.h"
+#include "formats/hf/safetensors.h"
 #include "tests/fuzz/fuzz_input.h"
 
 static void read_all(const vptq_tensor *t)

@@ -1,7 +1,7 @@
 /* Any bytes as a file of task items: what is accepted has requests that lie where they say, a
  * right answer among them, and UTF-8 throughout. */
-#include "formats/task_file.h"
 #include "lib/base/utf8.h"
+#include "lib/eval/task_file.h"
 #include "tests/fuzz/fuzz_input.h"
 
 static void check_text(vptq_task_text t)

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "lib/base/utf8.h"
-#include "lib/model/template.h"
+#include "lib/chat/template.h"
 #include "tests/fuzz/fuzz_input.h"
 
 static const char conversation[] =

@@ -1,7 +1,7 @@
 /* A PyTorch file as it is, and, since checksums would stop most damaged ones at the door, the
  * input as the pickle of one whose checksums are made here: u8 length of a storage "0". */
-#include "formats/torch_file.h"
-#include "formats/zip.h"
+#include "formats/torch/file.h"
+#include "formats/torch/zip.h"
 #include "tests/fuzz/fuzz_input.h"
 
 static void read_all(const char *path)

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "lib/model/template.h"
+#include "lib/chat/template.h"
 
 static json_t *render(const json_t *job)
 {

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "lib/model/tokenizer.h"
+#include "lib/tokenizer/tokenizer.h"
 
 enum { DECODE = 16 };
 

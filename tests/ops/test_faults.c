@@ -5,9 +5,9 @@
 #include <string.h>
 
 #include "tests/emu/emu.h"
-#include "tests/vmatrix.h"
-#include "tests/vrows.h"
-#include "tests/vtest.h"
+#include "tests/support/vmatrix.h"
+#include "tests/support/vrows.h"
+#include "tests/support/vtest.h"
 
 static void expect(const char *row, const char *when, vptq_status st, const vptq_err *err,
                    const char *part)

@@ -7,9 +7,9 @@
 
 #include "lib/base/half.h"
 #include "lib/base/rng.h"
-#include "tests/devices.h"
 #include "tests/emu/emu.h"
-#include "tests/vmatrix.h"
+#include "tests/support/devices.h"
+#include "tests/support/vmatrix.h"
 
 /* Rows up to which every number is tried; more of them take other ways. */
 enum { FEW_ROWS = 9, MANY_ROWS = 41 };

@@ -4,9 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "lib/backend/cpu_math.h"
+#include "lib/backend/cpu/math.h"
 #include "lib/base/half.h"
-#include "tests/devices.h"
+#include "tests/support/devices.h"
 
 /* A handful of float operations per element: each is off by at most 2^-24 of its result, which
  * is an NMSE of 2^-48 at worst; eight of them. */

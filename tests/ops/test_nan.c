@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tests/devices.h"
-#include "tests/vbooks.h"
+#include "tests/support/devices.h"
+#include "tests/support/vbooks.h"
 
 enum { COLS = 9, STRIPS = 6, V = 4, ROWS = STRIPS * V, K = 40, K_RES = 6, BAD = 2 };
 

@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tests/devices.h"
 #include "tests/emu/emu.h"
+#include "tests/support/devices.h"
 
 /* A float sum of k products of independent terms is off by about sqrt(k) half ulps, 2^-25, of
  * the root of the sum of squares: an NMSE of k 2^-50; the limit leaves a factor of 16. */

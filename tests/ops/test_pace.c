@@ -5,7 +5,7 @@
 
 #include "lib/backend/backend.h"
 #include "tests/emu/emu.h"
-#include "tests/vtest.h"
+#include "tests/support/vtest.h"
 
 enum { FLOATS = 1 << 16, V = 4, K = 16, K_RES = 8, STRIPS = 200, COLS = 3 };
 

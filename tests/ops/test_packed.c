@@ -5,9 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tests/devices.h"
 #include "tests/emu/emu.h"
-#include "tests/vmatrix.h"
+#include "tests/support/devices.h"
+#include "tests/support/vmatrix.h"
 
 enum { GAP_X = 5, GAP_Y = 3 };
 

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "lib/base/half.h"
-#include "tests/devices.h"
+#include "tests/support/devices.h"
 
 enum { MOST = 8 }; /* sequences */
 

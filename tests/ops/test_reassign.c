@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tests/devices.h"
+#include "tests/support/devices.h"
 
 enum { KINDS = 6 };
 

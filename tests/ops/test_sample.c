@@ -3,7 +3,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "tests/devices.h"
+#include "tests/support/devices.h"
 
 static void run_sample(const vptq_device *dev, const void *arg, void *out)
 {

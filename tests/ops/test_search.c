@@ -3,9 +3,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tests/devices.h"
 #include "tests/emu/emu.h"
-#include "tests/vbooks.h"
+#include "tests/support/devices.h"
+#include "tests/support/vbooks.h"
 
 /* ---- choices ---- */
 

@@ -6,7 +6,7 @@
 
 #include "lib/backend/backend.h"
 #include "tests/emu/emu.h"
-#include "tests/vtest.h"
+#include "tests/support/vtest.h"
 
 enum { BUFFER = 4 << 20, MOST = 3 * BUFFER };
 

@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tests/devices.h"
-#include "tests/vmatrix.h"
+#include "tests/support/devices.h"
+#include "tests/support/vmatrix.h"
 
 enum { THREAD_COUNTS = 4 };
 static const int thread_counts[THREAD_COUNTS] = {1, 2, 3, 5};

@@ -1,4 +1,4 @@
-#include "tests/devices.h"
+#include "tests/support/devices.h"
 
 #include <omp.h>
 #include <stdio.h>
@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "tests/emu/emu.h"
-#include "tests/shadow.h"
+#include "tests/support/shadow.h"
 
 /* Of this program, so that it is linked. */
 static const vptq_backend *(*const emulated)(void) = vptq_backend_emu;

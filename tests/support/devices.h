@@ -1,12 +1,13 @@
 /* Running one operation on every device there is: ref, cpu with each SIMD level of this
  * processor and 1, 2, 3 and 5 threads, emu, the CUDA backend under the emulator, and, where
- * VPTQ_TEST_GPU is set, cuda.  Arrays are in host memory all the same (tests/shadow.h). */
-#ifndef TESTS_DEVICES_H
-#define TESTS_DEVICES_H
+ * VPTQ_TEST_GPU is set, cuda.  Arrays are in host memory all the same (tests/support/shadow.h).
+ */
+#ifndef VPTQ_TESTS_SUPPORT_DEVICES_H
+#define VPTQ_TESTS_SUPPORT_DEVICES_H
 
 #include "lib/backend/backend.h"
 #include "lib/base/cpu.h"
-#include "tests/vtest.h"
+#include "tests/support/vtest.h"
 
 /* A device and what keeps it alive.  VPTQ_SIMD is set while it opens; only cpu looks at it. */
 typedef struct devices_one {

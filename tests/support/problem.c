@@ -1,8 +1,8 @@
-#include "tests/problem.h"
+#include "tests/support/problem.h"
 
 #include <stdlib.h>
 
-#include "tests/vtest.h"
+#include "tests/support/vtest.h"
 
 static void *must_alloc(size_t count, size_t size)
 {

@@ -1,7 +1,7 @@
 /* Random matrices with Hessians, for tests of what quantizes them; and what the library
  * computes from them, written out term by term in double. */
-#ifndef TESTS_PROBLEM_H
-#define TESTS_PROBLEM_H
+#ifndef VPTQ_TESTS_SUPPORT_PROBLEM_H
+#define VPTQ_TESTS_SUPPORT_PROBLEM_H
 
 #include <stddef.h>
 #include <stdint.h>

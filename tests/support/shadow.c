@@ -1,9 +1,9 @@
-#include "tests/shadow.h"
+#include "tests/support/shadow.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#include "tests/vtest.h"
+#include "tests/support/vtest.h"
 
 enum { MOST = 12 };
 

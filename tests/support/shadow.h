@@ -4,8 +4,8 @@
  *
  * An array goes to the device before the row and, if the row writes to it, comes back after it;
  * what lies between its rows goes along both ways. */
-#ifndef TESTS_SHADOW_H
-#define TESTS_SHADOW_H
+#ifndef VPTQ_TESTS_SUPPORT_SHADOW_H
+#define VPTQ_TESTS_SUPPORT_SHADOW_H
 
 #include "lib/backend/backend.h"
 

@@ -1,8 +1,8 @@
-#include "tests/vbooks.h"
+#include "tests/support/vbooks.h"
 
 #include <stdlib.h>
 
-#include "tests/vtest.h"
+#include "tests/support/vtest.h"
 
 vbooks vbooks_make(size_t n, uint32_t v, uint32_t k, uint32_t k_res, uint32_t beam)
 {

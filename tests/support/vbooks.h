@@ -1,6 +1,6 @@
 /* Random books, with vectors to be searched in them, for tests of the rows that search. */
-#ifndef TESTS_VBOOKS_H
-#define TESTS_VBOOKS_H
+#ifndef VPTQ_TESTS_SUPPORT_VBOOKS_H
+#define VPTQ_TESTS_SUPPORT_VBOOKS_H
 
 #include "lib/backend/backend.h"
 

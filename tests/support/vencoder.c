@@ -1,11 +1,11 @@
-#include "tests/vencoder.h"
+#include "tests/support/vencoder.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "hessian/hessian.h"
-#include "tests/vtest.h"
+#include "tests/support/vtest.h"
 
 void vencoder_open(vencoder_run *run, const char *backend, int threads)
 {

@@ -1,10 +1,10 @@
 /* Quantizing one matrix in a test: as a whole, or as the state that the steps of lib/quant work
  * on, put together here from the definitions in encoder.h and metric.h. */
-#ifndef TESTS_VENCODER_H
-#define TESTS_VENCODER_H
+#ifndef VPTQ_TESTS_SUPPORT_VENCODER_H
+#define VPTQ_TESTS_SUPPORT_VENCODER_H
 
-#include "lib/quant/encoder.h"
-#include "tests/problem.h"
+#include "lib/encoder/encoder.h"
+#include "tests/support/problem.h"
 
 /* A device with accounted memory, and what a run on it gave. */
 typedef struct vencoder_run {

@@ -1,11 +1,11 @@
-#include "tests/vgguf.h"
+#include "tests/support/vgguf.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "lib/base/file.h"
-#include "tests/vtest.h"
+#include "tests/support/vtest.h"
 
 enum { U32 = 4, F32 = 6, BOOL = 7, STRING = 8, ARRAY = 9 };
 

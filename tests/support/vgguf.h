@@ -1,7 +1,7 @@
 /* A small writer of GGUF files for tests: keys and tensors in call order, everything in memory,
  * so that a test can also damage the bytes. */
-#ifndef TESTS_VGGUF_H
-#define TESTS_VGGUF_H
+#ifndef VPTQ_TESTS_SUPPORT_VGGUF_H
+#define VPTQ_TESTS_SUPPORT_VGGUF_H
 
 #include <stddef.h>
 #include <stdint.h>

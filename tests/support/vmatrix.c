@@ -1,11 +1,11 @@
-#include "tests/vmatrix.h"
+#include "tests/support/vmatrix.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #include "lib/base/dtype.h"
 #include "lib/base/rng.h"
-#include "tests/vtest.h"
+#include "tests/support/vtest.h"
 
 static uint32_t draw(uint64_t seed, size_t i, uint32_t n)
 {

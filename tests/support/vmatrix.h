@@ -1,6 +1,6 @@
 /* Quantized matrices of random content, with the plain arrays they were packed from. */
-#ifndef TESTS_VMATRIX_H
-#define TESTS_VMATRIX_H
+#ifndef VPTQ_TESTS_SUPPORT_VMATRIX_H
+#define VPTQ_TESTS_SUPPORT_VMATRIX_H
 
 #include "lib/base/vq.h"
 

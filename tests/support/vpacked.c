@@ -1,14 +1,14 @@
-#include "tests/vpacked.h"
+#include "tests/support/vpacked.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "formats/archive.h"
-#include "formats/safetensors.h"
+#include "formats/hf/safetensors.h"
+#include "formats/vptq/archive.h"
 #include "lib/base/bits.h"
 #include "lib/base/file.h"
-#include "tests/vtest.h"
+#include "tests/support/vtest.h"
 
 enum { PATH = 4096, KV = 8, VOCAB = 8 };
 

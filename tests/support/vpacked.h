@@ -1,8 +1,8 @@
 /* A small packed model of one block, as tensors and config.json that a test may spoil before it
  * writes them: gate_proj in the training form, down_proj in the published one with groups,
  * outlier columns and padding, everything else plain. */
-#ifndef TESTS_VPACKED_H
-#define TESTS_VPACKED_H
+#ifndef VPTQ_TESTS_SUPPORT_VPACKED_H
+#define VPTQ_TESTS_SUPPORT_VPACKED_H
 
 #include "formats/json.h"
 #include "formats/tensor.h"

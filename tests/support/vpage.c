@@ -1,11 +1,11 @@
-#include "tests/vpage.h"
+#include "tests/support/vpage.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "lib/eval/svg_internal.h"
-#include "tests/vtest.h"
+#include "lib/report/svg_internal.h"
+#include "tests/support/vtest.h"
 
 /* --- what a page must be ----------------------------------------------------------------- */
 

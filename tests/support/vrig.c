@@ -1,9 +1,9 @@
-#include "tests/vrig.h"
+#include "tests/support/vrig.h"
 
 #include <string.h>
 
 #include "lib/base/rng.h"
-#include "tests/vtest.h"
+#include "tests/support/vtest.h"
 
 void vrig_open(vrig *r, const char *path, const char *tokenizer, bool need_tokenizer)
 {

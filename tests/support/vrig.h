@@ -1,6 +1,6 @@
 /* A model with its device, and token ids for it, for tests of what measures models. */
-#ifndef TESTS_VRIG_H
-#define TESTS_VRIG_H
+#ifndef VPTQ_TESTS_SUPPORT_VRIG_H
+#define VPTQ_TESTS_SUPPORT_VRIG_H
 
 #include "lib/model/model.h"
 

@@ -1,10 +1,10 @@
-#include "tests/vrows.h"
+#include "tests/support/vrows.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#include "tests/vmatrix.h"
-#include "tests/vtest.h"
+#include "tests/support/vmatrix.h"
+#include "tests/support/vtest.h"
 
 /* N x N is the largest of the arrays. */
 enum { N = 32, V = 4, K = 8 };

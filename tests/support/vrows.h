@@ -1,7 +1,7 @@
 /* Every row of the CUDA backend once, on small arrays in the memory of the emulated device, for
  * tests of what rows do where something goes wrong. */
-#ifndef TESTS_VROWS_H
-#define TESTS_VROWS_H
+#ifndef VPTQ_TESTS_SUPPORT_VROWS_H
+#define VPTQ_TESTS_SUPPORT_VROWS_H
 
 #include "lib/backend/backend.h"
 

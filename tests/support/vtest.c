@@ -1,6 +1,6 @@
 #define _XOPEN_SOURCE 700 /* nftw */
 
-#include "tests/vtest.h"
+#include "tests/support/vtest.h"
 
 #include <errno.h>
 #include <fcntl.h>

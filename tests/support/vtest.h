@@ -16,8 +16,8 @@
  *     }
  *
  * A test program takes `-t PATTERN` (shell wildcards over test names). */
-#ifndef TESTS_VTEST_H
-#define TESTS_VTEST_H
+#ifndef VPTQ_TESTS_SUPPORT_VTEST_H
+#define VPTQ_TESTS_SUPPORT_VTEST_H
 
 #include <setjmp.h>
 #include <stdarg.h>

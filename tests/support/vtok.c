@@ -1,4 +1,4 @@
-#include "tests/vtok.h"
+#include "tests/support/vtok.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,9 +1,9 @@
 /* Tokenizers in tests: opened from the data directory, unpacked where they are packed. */
-#ifndef TESTS_VTOK_H
-#define TESTS_VTOK_H
+#ifndef VPTQ_TESTS_SUPPORT_VTOK_H
+#define VPTQ_TESTS_SUPPORT_VTOK_H
 
-#include "lib/model/tokenizer.h"
-#include "tests/vtest.h"
+#include "lib/tokenizer/tokenizer.h"
+#include "tests/support/vtest.h"
 
 typedef struct vtok {
     vptq_vocab vocab;

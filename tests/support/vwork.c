@@ -1,17 +1,17 @@
-#include "tests/vwork.h"
+#include "tests/support/vwork.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "formats/archive.h"
 #include "formats/checkpoint.h"
-#include "formats/layer_file.h"
-#include "formats/packed.h"
-#include "formats/safetensors.h"
+#include "formats/hf/safetensors.h"
+#include "formats/vptq/archive.h"
+#include "formats/vptq/layer_file.h"
+#include "formats/vptq/packed.h"
 #include "lib/base/half.h"
 #include "lib/base/rng.h"
-#include "tests/vtest.h"
+#include "tests/support/vtest.h"
 
 enum { PATH = 4096, MATRICES = 2 };
 

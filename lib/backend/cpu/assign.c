@@ -1,6 +1,6 @@
 /* The row assign. */
-#include "lib/backend/cpu_book.h"
-#include "lib/backend/cpu_vq.h"
+#include "lib/backend/cpu/book.h"
+#include "lib/backend/cpu/vq.h"
 #include "lib/backend/dev.h"
 #include "lib/base/parallel.h"
 

@@ -14,10 +14,10 @@
 #include <math.h>
 #include <string.h>
 
-#include "lib/backend/backend_cpu.h"
-#include "lib/backend/cpu_attention.h"
-#include "lib/backend/cpu_gemm.h"
-#include "lib/backend/cpu_math.h"
+#include "lib/backend/cpu/attention.h"
+#include "lib/backend/cpu/cpu.h"
+#include "lib/backend/cpu/gemm.h"
+#include "lib/backend/cpu/math.h"
 #include "lib/backend/dev.h"
 #include "lib/base/parallel.h"
 

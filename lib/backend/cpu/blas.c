@@ -1,4 +1,4 @@
-#include "lib/backend/cpu_blas.h"
+#include "lib/backend/cpu/blas.h"
 
 #include <dlfcn.h>
 #include <omp.h>

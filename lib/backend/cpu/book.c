@@ -1,4 +1,4 @@
-#include "lib/backend/cpu_book.h"
+#include "lib/backend/cpu/book.h"
 
 #include <math.h>
 #include <string.h>

@@ -3,7 +3,7 @@
 #define VPTQ_BACKEND_CPU_BOOK_H
 
 #include "lib/backend/backend.h"
-#include "lib/backend/cpu_vq_kernels.h"
+#include "lib/backend/cpu/vq_kernels.h"
 
 static inline size_t vptq_round_up(size_t n, size_t unit)
 {

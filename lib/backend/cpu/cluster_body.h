@@ -3,7 +3,7 @@
 #ifndef VPTQ_BACKEND_CPU_CLUSTER_BODY_H
 #define VPTQ_BACKEND_CPU_CLUSTER_BODY_H
 
-#include "lib/backend/cpu_search_body.h"
+#include "lib/backend/cpu/search_body.h"
 
 /* Vectors in the lanes of one register, centroids whose scores are in flight. */
 enum { NEAR_STEP = 8 };

@@ -4,8 +4,8 @@
  * propagated at once), then is quantized. */
 #include <string.h>
 
-#include "lib/backend/cpu_search.h"
-#include "lib/backend/cpu_vq.h"
+#include "lib/backend/cpu/search.h"
+#include "lib/backend/cpu/vq.h"
 #include "lib/backend/dev.h"
 #include "lib/base/parallel.h"
 

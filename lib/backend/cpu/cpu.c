@@ -1,13 +1,13 @@
 /* The `cpu` table and its life. */
-#include "lib/backend/backend_cpu.h"
+#include "lib/backend/cpu/cpu.h"
 
 #include <stdio.h>
 #include <string.h>
 
-#include "lib/backend/backend_ref.h"
-#include "lib/backend/cpu_blas.h"
-#include "lib/backend/cpu_vq.h"
+#include "lib/backend/cpu/blas.h"
+#include "lib/backend/cpu/vq.h"
 #include "lib/backend/dev.h"
+#include "lib/backend/ref/ref.h"
 
 static void cpu_close(vptq_dev *dev)
 {

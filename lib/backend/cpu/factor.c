@@ -3,9 +3,9 @@
  * alone. */
 #include <math.h>
 
-#include "lib/backend/backend_cpu.h"
-#include "lib/backend/cpu_blas.h"
-#include "lib/backend/cpu_gemm.h"
+#include "lib/backend/cpu/blas.h"
+#include "lib/backend/cpu/cpu.h"
+#include "lib/backend/cpu/gemm.h"
 #include "lib/backend/dev.h"
 
 /* BLOCK: rows and columns of a diagonal block, done by one thread while the others wait;

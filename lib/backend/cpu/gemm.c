@@ -1,8 +1,8 @@
-#include "lib/backend/cpu_gemm.h"
+#include "lib/backend/cpu/gemm.h"
 
 #include <string.h>
 
-#include "lib/backend/backend_cpu.h"
+#include "lib/backend/cpu/cpu.h"
 #include "lib/backend/dev.h"
 #include "lib/base/parallel.h"
 

@@ -9,7 +9,7 @@
 #define VPTQ_BACKEND_CPU_GEMM_H
 
 #include "lib/backend/backend.h"
-#include "lib/backend/cpu_math.h"
+#include "lib/backend/cpu/math.h"
 
 /* A range cut into equal tiles of at most `most`, each a multiple of `step` but for the last.
  */

@@ -1,10 +1,10 @@
 /* The row gemv: a few rows of x meet the rows of the matrix as they are stored, each read once
  * for up to four of them; more of them meet its panels (cpu_many.h). */
-#include "lib/backend/cpu_gemv.h"
-#include "lib/backend/cpu_blas.h"
-#include "lib/backend/cpu_gemm.h"
-#include "lib/backend/cpu_many.h"
-#include "lib/backend/cpu_vq.h"
+#include "lib/backend/cpu/gemv.h"
+#include "lib/backend/cpu/blas.h"
+#include "lib/backend/cpu/gemm.h"
+#include "lib/backend/cpu/many.h"
+#include "lib/backend/cpu/vq.h"
 #include "lib/backend/dev.h"
 #include "lib/base/parallel.h"
 

@@ -1,3 +1,3 @@
-#include "lib/backend/cpu_gemv_body.h"
+#include "lib/backend/cpu/gemv_body.h"
 
 const vptq_gemv_kernels vptq_gemv_kernels_avx512 = {fields, block, dot, panel_rows};

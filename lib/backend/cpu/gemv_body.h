@@ -4,8 +4,8 @@
 #include <immintrin.h>
 #include <string.h>
 
-#include "lib/backend/cpu_gemv.h"
-#include "lib/backend/cpu_layout.h"
+#include "lib/backend/cpu/gemv.h"
+#include "lib/backend/cpu/layout.h"
 
 #define INLINE static inline __attribute__((always_inline))
 

@@ -1,8 +1,8 @@
 /* cpu_gemv.h in plain C. */
 #include <string.h>
 
-#include "lib/backend/cpu_gemv.h"
-#include "lib/backend/cpu_layout.h"
+#include "lib/backend/cpu/gemv.h"
+#include "lib/backend/cpu/layout.h"
 #include "lib/base/half.h"
 
 static void fields_none(const vptq_fields *f, const uint32_t *row, const void *end,

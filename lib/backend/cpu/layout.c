@@ -1,10 +1,10 @@
-#include "lib/backend/cpu_layout.h"
+#include "lib/backend/cpu/layout.h"
 
 #include <math.h>
 #include <stdatomic.h>
 #include <string.h>
 
-#include "lib/backend/cpu_gemv.h"
+#include "lib/backend/cpu/gemv.h"
 #include "lib/backend/dev.h"
 #include "lib/base/half.h"
 #include "lib/base/parallel.h"

@@ -1,6 +1,6 @@
-#include "lib/backend/cpu_many.h"
+#include "lib/backend/cpu/many.h"
 
-#include "lib/backend/cpu_gemm.h"
+#include "lib/backend/cpu/gemm.h"
 #include "lib/backend/dev.h"
 #include "lib/base/parallel.h"
 

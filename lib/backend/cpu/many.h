@@ -5,7 +5,7 @@
 #define VPTQ_BACKEND_CPU_MANY_H
 
 #include "lib/backend/backend.h"
-#include "lib/backend/cpu_math.h"
+#include "lib/backend/cpu/math.h"
 
 /* Columns of a piece at most. */
 enum { VPTQ_MANY_DEPTH = 320 };

@@ -1,4 +1,4 @@
-#include "lib/backend/cpu_math.h"
+#include "lib/backend/cpu/math.h"
 
 const vptq_cpu_math *vptq_cpu_math_get(vptq_simd simd)
 {

@@ -22,7 +22,7 @@
 
 #include <math.h>
 
-#include "lib/backend/cpu_math.h"
+#include "lib/backend/cpu/math.h"
 
 /* exp by Cody and Waite: x = n ln 2 + r with ln 2 in two parts, the first so short that n times
  * it is exact, and the polynomial of Cephes' expf for r in +-ln 2 / 2. */
@@ -402,7 +402,7 @@ static void body_scale_columns(float *x, size_t n, const float *f)
             vf_store(x + j, vf_mul(vf_load(x + j), vf_load(f + j)));
 }
 
-#include "lib/backend/cpu_page_body.h"
+#include "lib/backend/cpu/page_body.h"
 
 const vptq_cpu_math VPTQ_CPU_MATH_NAME = {
     .exp_shift = body_exp_shift,

@@ -166,4 +166,4 @@ static inline void transpose_4x4(const float *src, size_t ld_src, float factor, 
 }
 
 #define VPTQ_CPU_MATH_NAME vptq_cpu_math_none
-#include "lib/backend/cpu_math_body.h"
+#include "lib/backend/cpu/math_body.h"

@@ -1,11 +1,11 @@
 /* Row-wise transformer rows of the cpu backend. */
 #include <math.h>
 
-#include "lib/backend/backend_cpu.h"
-#include "lib/backend/backend_ref.h"
-#include "lib/backend/cpu_gemm.h"
-#include "lib/backend/cpu_math.h"
+#include "lib/backend/cpu/cpu.h"
+#include "lib/backend/cpu/gemm.h"
+#include "lib/backend/cpu/math.h"
 #include "lib/backend/dev.h"
+#include "lib/backend/ref/ref.h"
 #include "lib/base/parallel.h"
 
 enum { CHUNK = 1 << 14 }; /* elements that one thread takes at a time */

@@ -2,7 +2,7 @@
  * with, and lists of main centroids that are near. */
 #include <math.h>
 
-#include "lib/backend/cpu_search.h"
+#include "lib/backend/cpu/search.h"
 #include "lib/backend/dev.h"
 #include "lib/base/parallel.h"
 

@@ -7,8 +7,8 @@
 #include <math.h>
 #include <string.h>
 
-#include "lib/backend/cpu_book.h"
-#include "lib/backend/cpu_vq.h"
+#include "lib/backend/cpu/book.h"
+#include "lib/backend/cpu/vq.h"
 #include "lib/backend/dev.h"
 #include "lib/base/parallel.h"
 

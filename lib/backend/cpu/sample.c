@@ -5,7 +5,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "lib/backend/backend_cpu.h"
+#include "lib/backend/cpu/cpu.h"
 #include "lib/backend/dev.h"
 #include "lib/backend/sample.h"
 #include "lib/base/parallel.h"

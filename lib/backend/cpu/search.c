@@ -1,9 +1,9 @@
 /* Finders and the row `find`. */
-#include "lib/backend/cpu_search.h"
+#include "lib/backend/cpu/search.h"
 
 #include <string.h>
 
-#include "lib/backend/cpu_vq.h"
+#include "lib/backend/cpu/vq.h"
 #include "lib/backend/dev.h"
 #include "lib/base/parallel.h"
 

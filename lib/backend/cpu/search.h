@@ -2,7 +2,7 @@
 #ifndef VPTQ_BACKEND_CPU_SEARCH_H
 #define VPTQ_BACKEND_CPU_SEARCH_H
 
-#include "lib/backend/cpu_book.h"
+#include "lib/backend/cpu/book.h"
 
 struct vptq_finder {
     vptq_books books;

@@ -124,8 +124,8 @@ static inline size_t screen_list(const int8_t *t, const int16_t *y, size_t n, in
     return found;
 }
 
-#include "lib/backend/cpu_cluster_body.h"
-#include "lib/backend/cpu_search_body.h"
+#include "lib/backend/cpu/cluster_body.h"
+#include "lib/backend/cpu/search_body.h"
 
 const vptq_search_kernels vptq_search_kernels_avx512 = {search, search_cluster, search_main,
                                                         screen_row, around};

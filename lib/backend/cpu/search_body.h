@@ -30,7 +30,7 @@
 #include <stdbool.h>
 #include <string.h>
 
-#include "lib/backend/cpu_vq_kernels.h"
+#include "lib/backend/cpu/vq_kernels.h"
 #include "lib/base/vq.h"
 
 enum { PARTS = VPTQ_BOOK_LANES / LANES, SETS = 2, TILE = SETS * LANES, STEP = 4 };
@@ -304,7 +304,7 @@ INLINE float distance_of(const tile *t, size_t v, const float *x, uint32_t main,
     return sum;
 }
 
-#include "lib/backend/cpu_screen_body.h"
+#include "lib/backend/cpu/screen_body.h"
 
 /* The best score per lane, and at which place of a list it was. */
 typedef struct lane_best {

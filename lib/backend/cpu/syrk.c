@@ -2,10 +2,10 @@
  * triangle, each tile computed by one thread from beginning to end. */
 #include <string.h>
 
-#include "lib/backend/backend_cpu.h"
-#include "lib/backend/cpu_blas.h"
-#include "lib/backend/cpu_gemm.h"
-#include "lib/backend/cpu_math.h"
+#include "lib/backend/cpu/blas.h"
+#include "lib/backend/cpu/cpu.h"
+#include "lib/backend/cpu/gemm.h"
+#include "lib/backend/cpu/math.h"
 #include "lib/backend/dev.h"
 
 enum {

@@ -3,7 +3,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "lib/backend/cpu_vq_kernels.h"
+#include "lib/backend/cpu/vq_kernels.h"
 #include "lib/base/vq.h"
 
 enum { LANES = 16, MAX_SETS = 2, STEP = 4 };

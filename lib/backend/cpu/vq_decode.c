@@ -1,7 +1,7 @@
 /* The row vq_dequant: a piece of 256 columns of one strip at a time, so that the centroids of
  * the piece stay in L1 while the rows of the strip are written one after the other. */
-#include "lib/backend/cpu_gemv.h"
-#include "lib/backend/cpu_vq.h"
+#include "lib/backend/cpu/gemv.h"
+#include "lib/backend/cpu/vq.h"
 #include "lib/backend/dev.h"
 #include "lib/base/parallel.h"
 

@@ -7,12 +7,12 @@
 #include <math.h>
 #include <string.h>
 
-#include "lib/backend/cpu_gemm.h"
-#include "lib/backend/cpu_gemv.h"
-#include "lib/backend/cpu_layout.h"
-#include "lib/backend/cpu_vq.h"
+#include "lib/backend/cpu/gemm.h"
+#include "lib/backend/cpu/gemv.h"
+#include "lib/backend/cpu/layout.h"
+#include "lib/backend/cpu/vq.h"
 #include "lib/backend/dev.h"
-#include "lib/backend/ref_vq.h"
+#include "lib/backend/ref/vq.h"
 #include "lib/base/parallel.h"
 
 enum {

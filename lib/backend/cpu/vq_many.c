@@ -3,9 +3,9 @@
  * neighbours of a panel, no transposing. */
 #include <string.h>
 
-#include "lib/backend/cpu_gemv.h"
-#include "lib/backend/cpu_many.h"
-#include "lib/backend/cpu_vq.h"
+#include "lib/backend/cpu/gemv.h"
+#include "lib/backend/cpu/many.h"
+#include "lib/backend/cpu/vq.h"
 #include "lib/backend/dev.h"
 #include "lib/base/parallel.h"
 

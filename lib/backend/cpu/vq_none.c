@@ -2,7 +2,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "lib/backend/cpu_vq_kernels.h"
+#include "lib/backend/cpu/vq_kernels.h"
 
 enum { LANES = VPTQ_BOOK_LANES };
 

@@ -2,7 +2,7 @@
  * same order and without atomics.  The vectors are sorted by label (a stable counting sort in
  * pieces), then a warp adds the run of each centroid.  Counts of pieces are what takes memory:
  * where that is short pieces are larger, and the order the same. */
-#include "lib/backend/backend_cuda.h"
+#include "lib/backend/cuda/cuda.h"
 
 enum { THREADS = 128, WARPS = THREADS / PORT_LANES, PIECE = 2048, SCAN = 1024 };
 

@@ -3,7 +3,7 @@
  * stands.  A thread keeps some vectors in registers and meets the centroids in groups: the
  * least score of a group is kept without its index, and the winning group is gone through
  * again at the end, with the same arithmetic, for the lowest index that has it. */
-#include "lib/backend/backend_cuda.h"
+#include "lib/backend/cuda/cuda.h"
 
 enum { THREADS = 128, GROUP = 32, LONGEST = 64 };
 

@@ -3,7 +3,7 @@
  * rows past tiles of keys in shared memory, with a running softmax; scores exist for one tile
  * at a time.  Where there are few panels, their keys are shared out among blocks, whose results
  * are merged in order.  All of that follows from the shape alone. */
-#include "lib/backend/backend_cuda.h"
+#include "lib/backend/cuda/cuda.h"
 
 enum {
     THREADS = 256,

@@ -5,7 +5,7 @@
  * changes of all earlier columns, in their order.  Each element so sees the operations that it
  * would see if every change had been propagated at once: the bits do not depend on panels,
  * blocks or threads. */
-#include "lib/backend/cuda_find.h"
+#include "lib/backend/cuda/find.h"
 
 enum { MOST_PANEL = 128 };
 

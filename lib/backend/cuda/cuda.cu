@@ -1,6 +1,6 @@
 /* The `cuda` table (`emu` under the emulator), its life and its memory. */
-#include "lib/backend/cuda_library.h"
-#include "lib/backend/cuda_matrix.h"
+#include "lib/backend/cuda/library.h"
+#include "lib/backend/cuda/matrix.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -1,10 +1,10 @@
 /* Rows of the `cuda` table, and what they share: the state of a device, errors, working memory.
  * For backend_cuda.cu and cuda_*.cu; contracts are in backend.h.  The same sources compiled
  * against the emulator (cuda_port.h) make backend `emu`. */
-#ifndef VPTQ_BACKEND_BACKEND_CUDA_H
-#define VPTQ_BACKEND_BACKEND_CUDA_H
+#ifndef VPTQ_BACKEND_CUDA_CUDA_H
+#define VPTQ_BACKEND_CUDA_CUDA_H
 
-#include "lib/backend/cuda_port.h"
+#include "lib/backend/cuda/port.h"
 
 extern "C" {
 #include "lib/backend/backend.h"

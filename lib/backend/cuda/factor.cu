@@ -2,7 +2,7 @@
  * gives no word about where a number is NaN. */
 #include <math.h>
 
-#include "lib/backend/cuda_library.h"
+#include "lib/backend/cuda/library.h"
 
 enum { THREADS = 256 };
 

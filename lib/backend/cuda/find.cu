@@ -1,6 +1,6 @@
 /* Finders and the row find: books laid out in device memory, and a persistent kernel that
  * searches them (cuda_find.h has the search). */
-#include "lib/backend/cuda_find.h"
+#include "lib/backend/cuda/find.h"
 
 #include <string.h>
 

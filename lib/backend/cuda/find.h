@@ -13,7 +13,7 @@
 #ifndef VPTQ_BACKEND_CUDA_FIND_H
 #define VPTQ_BACKEND_CUDA_FIND_H
 
-#include "lib/backend/backend_cuda.h"
+#include "lib/backend/cuda/cuda.h"
 
 enum {
     FIND_THREADS = 256,

@@ -1,6 +1,6 @@
 /* gemm: tiles of 64 x 64 in float, a step of 16 through shared memory, 4 x 4 results per
  * thread.  Every result is one sum in ascending order, whatever the shape. */
-#include "lib/backend/backend_cuda.h"
+#include "lib/backend/cuda/cuda.h"
 
 enum { TILE = 64, STEP = 16, SIDE = 16, EACH = TILE / SIDE, THREADS = SIDE * SIDE };
 

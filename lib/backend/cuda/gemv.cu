@@ -3,7 +3,7 @@
  * memory in chunks, up to four rows of it for one reading of W.  A lane adds its products in
  * ascending order, and the lanes as a tree: where W and x lie and what other rows of x there
  * are shows in no bit. */
-#include "lib/backend/cuda_library.h"
+#include "lib/backend/cuda/library.h"
 
 enum { THREADS = 256, WARPS = THREADS / PORT_LANES, CHUNK = 1024, MOST_ROWS = 4 };
 

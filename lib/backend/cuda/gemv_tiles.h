@@ -3,7 +3,7 @@
 #ifndef VPTQ_BACKEND_CUDA_GEMV_TILES_H
 #define VPTQ_BACKEND_CUDA_GEMV_TILES_H
 
-#include "lib/backend/cuda_product.h"
+#include "lib/backend/cuda/product.h"
 
 enum { TILES = VPTQ_CUDA_CHUNK_TILES };
 

@@ -1,5 +1,5 @@
 #ifndef VPTQ_CUDA_EMU /* which has its own, tests/emu/cuda_emu_library.cc */
-#include "lib/backend/cuda_library.h"
+#include "lib/backend/cuda/library.h"
 
 #include <cublas_v2.h>
 #include <cusolverDn.h>

@@ -9,7 +9,7 @@
 #ifndef VPTQ_BACKEND_CUDA_LIBRARY_H
 #define VPTQ_BACKEND_CUDA_LIBRARY_H
 
-#include "lib/backend/backend_cuda.h"
+#include "lib/backend/cuda/cuda.h"
 
 /* A = U^T U, A [n, n] of which only the upper triangle is read and becomes U.  *info = 0, or
  * the order of the first leading minor that is not positive; NaN may go unnoticed. */

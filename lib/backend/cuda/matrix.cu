@@ -1,5 +1,5 @@
 /* Packed matrices on a device: what of them is in its memory, and since when. */
-#include "lib/backend/cuda_matrix.h"
+#include "lib/backend/cuda/matrix.h"
 
 #include <math.h>
 #include <stdlib.h>

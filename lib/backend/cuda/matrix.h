@@ -3,10 +3,10 @@
 #ifndef VPTQ_BACKEND_CUDA_MATRIX_H
 #define VPTQ_BACKEND_CUDA_MATRIX_H
 
-#include "lib/backend/backend_cuda.h"
+#include "lib/backend/cuda/cuda.h"
 
 extern "C" {
-#include "lib/backend/cuda_plan_dispatch.h"
+#include "lib/backend/cuda/plan_dispatch.h"
 }
 
 /* Of a block of the GEMV kernel.  The plan counts on twice as many warps; what it sets aside

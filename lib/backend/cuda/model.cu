@@ -1,6 +1,6 @@
 /* embed, rmsnorm, rope, swiglu and nll: one block per row, neighbouring threads on neighbouring
  * elements. */
-#include "lib/backend/backend_cuda.h"
+#include "lib/backend/cuda/cuda.h"
 
 enum { THREADS = 256 };
 

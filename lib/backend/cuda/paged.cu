@@ -7,7 +7,7 @@
  * softmax of its own, and are merged in order.  Sequences that have no more rows than that
  * (decoding) are also cut into ranges of tokens, a block each; what a range is follows from the
  * token alone, so that a sequence's results do not depend on what else is there. */
-#include "lib/backend/backend_cuda.h"
+#include "lib/backend/cuda/cuda.h"
 
 enum {
     THREADS = 128,

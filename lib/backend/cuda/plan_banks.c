@@ -1,4 +1,4 @@
-#include "lib/backend/cuda_plan_banks.h"
+#include "lib/backend/cuda/plan_banks.h"
 
 #include <string.h>
 

@@ -8,7 +8,7 @@
 #ifndef VPTQ_BACKEND_CUDA_PLAN_BANKS_H
 #define VPTQ_BACKEND_CUDA_PLAN_BANKS_H
 
-#include "lib/backend/cuda_plan_gemv.h"
+#include "lib/backend/cuda/plan_gemv.h"
 
 /* Wavefronts of one access of a warp: byte addresses [32], multiples of `bytes` (4, 8, 16). */
 uint32_t vptq_cuda_wavefronts(const uint32_t *addresses, uint32_t bytes);

@@ -1,4 +1,4 @@
-#include "lib/backend/cuda_plan_copies.h"
+#include "lib/backend/cuda/plan_copies.h"
 
 enum { MAX_PHASE = 16 };
 

@@ -9,7 +9,7 @@
 #ifndef VPTQ_BACKEND_CUDA_PLAN_COPIES_H
 #define VPTQ_BACKEND_CUDA_PLAN_COPIES_H
 
-#include "lib/backend/cuda_plan_table.h"
+#include "lib/backend/cuda/plan_table.h"
 
 /* Rows of one phase: ranks [slots], UINT32_MAX for a lane that pads (it reads along with
  * another lane; row 0 when all pad); `lane` is the first lane of the phase.  Returns the rows

@@ -1,4 +1,4 @@
-#include "lib/backend/cuda_plan_dispatch.h"
+#include "lib/backend/cuda/plan_dispatch.h"
 
 #include <math.h>
 #include <string.h>

@@ -13,7 +13,7 @@
 #ifndef VPTQ_BACKEND_CUDA_PLAN_DISPATCH_H
 #define VPTQ_BACKEND_CUDA_PLAN_DISPATCH_H
 
-#include "lib/backend/cuda_plan_smem.h"
+#include "lib/backend/cuda/plan_smem.h"
 
 typedef struct vptq_cuda_chip {
     const char *name;

@@ -1,9 +1,9 @@
-#include "lib/backend/cuda_plan_gemv.h"
+#include "lib/backend/cuda/plan_gemv.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#include "lib/backend/cuda_plan_copies.h"
+#include "lib/backend/cuda/plan_copies.h"
 #include "lib/base/parallel.h"
 
 enum { PADDING = -1, SMALL_BOOK = 256 };

@@ -26,7 +26,7 @@
 #ifndef VPTQ_BACKEND_CUDA_PLAN_GEMV_H
 #define VPTQ_BACKEND_CUDA_PLAN_GEMV_H
 
-#include "lib/backend/cuda_plan_table.h"
+#include "lib/backend/cuda/plan_table.h"
 #include "lib/base/mem.h"
 #include "lib/base/vq.h"
 

@@ -1,4 +1,4 @@
-#include "lib/backend/cuda_plan_smem.h"
+#include "lib/backend/cuda/plan_smem.h"
 
 enum { ALIGN = 128, FRAGMENT_ROWS = 16, FRAGMENT_COLUMNS = 8, MAX_REPLICAS = 16 };
 enum { LEAST_PART = 8 }; /* less than an eighth of a book more is not worth ranking it */

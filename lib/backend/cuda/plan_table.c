@@ -1,4 +1,4 @@
-#include "lib/backend/cuda_plan_table.h"
+#include "lib/backend/cuda/plan_table.h"
 
 #include <string.h>
 

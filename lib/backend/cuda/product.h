@@ -3,7 +3,7 @@
 #ifndef VPTQ_BACKEND_CUDA_PRODUCT_H
 #define VPTQ_BACKEND_CUDA_PRODUCT_H
 
-#include "lib/backend/cuda_matrix.h"
+#include "lib/backend/cuda/matrix.h"
 
 enum {
     FRAGMENT = 16, /* output rows of a product of the tensor cores */

@@ -1,7 +1,7 @@
 /* sample: a block chooses the token of a row, with integers in place of probabilities
  * (sample.h), so that its atomic sums have no order.  What top_p leaves is found as in
  * cpu_sample.c, digit by digit. */
-#include "lib/backend/backend_cuda.h"
+#include "lib/backend/cuda/cuda.h"
 
 extern "C" {
 #include "lib/backend/sample.h"

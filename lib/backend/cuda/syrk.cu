@@ -1,6 +1,6 @@
 /* syrk_add and quad_trace: tiles of a lower triangle, a block each, numbered by rows.  No
  * result is a sum whose order depends on anything but the shape. */
-#include "lib/backend/backend_cuda.h"
+#include "lib/backend/cuda/cuda.h"
 
 enum {
     SIDE = 16,

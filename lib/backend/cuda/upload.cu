@@ -5,7 +5,7 @@
  * stream had to do before. */
 #include <string.h>
 
-#include "lib/backend/backend_cuda.h"
+#include "lib/backend/cuda/cuda.h"
 
 enum {
     BUFFERS = 2,

@@ -1,5 +1,5 @@
 /* vq_dequant and vq_gather: looking centroids up, in the order of operations of vq.h. */
-#include "lib/backend/cuda_matrix.h"
+#include "lib/backend/cuda/matrix.h"
 
 enum { THREADS = 128 };
 

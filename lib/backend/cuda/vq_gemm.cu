@@ -10,7 +10,7 @@
  *
  * Sums follow an order that shape, plan and number of rows fix: the tiles of a warp in float by
  * the tensor cores, then warps, stripes and blocks in ascending order. */
-#include "lib/backend/cuda_gemv_tiles.h"
+#include "lib/backend/cuda/gemv_tiles.h"
 
 enum {
     WARPS = VPTQ_CUDA_GEMM_WARPS,

@@ -6,7 +6,7 @@
  * A product is a chain of sums in an order that follows from shape, plan and number of rows of
  * x: tiles of a chunk and chunks of a warp in float by the tensor cores, warps in a tree, then
  * passes, stripes and blocks in ascending order. */
-#include "lib/backend/cuda_gemv_tiles.h"
+#include "lib/backend/cuda/gemv_tiles.h"
 
 enum {
     WARPS = VPTQ_CUDA_GEMV_WARPS,

@@ -2,7 +2,7 @@
  * scaled, in float16 fragments (cuda_product.h). */
 #include <float.h>
 
-#include "lib/backend/cuda_product.h"
+#include "lib/backend/cuda/product.h"
 
 enum { TILE = VPTQ_CUDA_TILE, X_THREADS = 512 };
 

@@ -1,8 +1,8 @@
 /* Squared attention that positions receive: the oracle, one query and head at a time. */
 #include <math.h>
 
-#include "lib/backend/backend_ref.h"
 #include "lib/backend/dev.h"
+#include "lib/backend/ref/ref.h"
 
 /* Adds one query's squared probabilities; p: scratch for positions [first, last]. */
 static void ref_receive(const vptq_attention_args *a, size_t query, size_t head, double *p,

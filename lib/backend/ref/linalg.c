@@ -1,7 +1,7 @@
 /* Linear algebra rows of the `ref` table: textbook loops in double. */
 #include <math.h>
 
-#include "lib/backend/backend_ref.h"
+#include "lib/backend/ref/ref.h"
 
 vptq_status vptq_ref_gemm(vptq_dev *dev, const vptq_gemm_args *g, vptq_err *err)
 {

@@ -2,8 +2,8 @@
 #include <math.h>
 #include <string.h>
 
-#include "lib/backend/backend_ref.h"
 #include "lib/backend/dev.h"
+#include "lib/backend/ref/ref.h"
 #include "lib/base/half.h"
 
 vptq_status vptq_ref_embed(vptq_dev *dev, size_t n, size_t dim, const void *table,

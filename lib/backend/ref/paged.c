@@ -2,8 +2,8 @@
  * row of its page, and so are its values. */
 #include <math.h>
 
-#include "lib/backend/backend_ref.h"
 #include "lib/backend/dev.h"
+#include "lib/backend/ref/ref.h"
 #include "lib/base/half.h"
 
 vptq_status vptq_ref_rope_rows(vptq_dev *dev, const vptq_kv_rows *rows, size_t heads,

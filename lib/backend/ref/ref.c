@@ -1,11 +1,11 @@
 /* The `ref` table, its life and its memory. */
-#include "lib/backend/backend_ref.h"
+#include "lib/backend/ref/ref.h"
 
 #include <stdio.h>
 #include <string.h>
 
 #include "lib/backend/dev.h"
-#include "lib/backend/ref_vq.h"
+#include "lib/backend/ref/vq.h"
 
 vptq_status vptq_ref_open(const vptq_ctx *ctx, vptq_dev **dev, vptq_err *err)
 {

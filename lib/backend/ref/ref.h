@@ -1,7 +1,7 @@
 /* Rows of the `ref` table: plain C, one thread, the oracle.  Sums are taken in double and
  * rounded once.  Other host backends may use a row as it is; contracts are in backend.h. */
-#ifndef VPTQ_BACKEND_BACKEND_REF_H
-#define VPTQ_BACKEND_BACKEND_REF_H
+#ifndef VPTQ_BACKEND_REF_REF_H
+#define VPTQ_BACKEND_REF_REF_H
 
 #include "lib/backend/backend.h"
 

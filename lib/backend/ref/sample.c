@@ -2,8 +2,8 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "lib/backend/backend_ref.h"
 #include "lib/backend/dev.h"
+#include "lib/backend/ref/ref.h"
 
 typedef struct candidate {
     double p;

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "lib/backend/dev.h"
-#include "lib/backend/ref_vq.h"
+#include "lib/backend/ref/vq.h"
 
 typedef struct candidate {
     double distance;

@@ -1,4 +1,4 @@
-#include "lib/backend/ref_vq.h"
+#include "lib/backend/ref/vq.h"
 
 #include <math.h>
 #include <string.h>

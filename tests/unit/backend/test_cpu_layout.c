@@ -5,10 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "lib/backend/cpu_layout.h"
+#include "lib/backend/cpu/layout.h"
 #include "lib/base/half.h"
-#include "tests/devices.h"
-#include "tests/vmatrix.h"
+#include "tests/support/devices.h"
+#include "tests/support/vmatrix.h"
 
 enum { STRIPS = VPTQ_LAYOUT_STRIPS };
 

@@ -4,12 +4,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "formats/packed.h"
-#include "lib/backend/cuda_plan_dispatch.h"
+#include "formats/vptq/packed.h"
+#include "lib/backend/cuda/plan_dispatch.h"
 #include "lib/base/half.h"
-#include "tests/vmatrix.h"
-#include "tests/vpacked.h"
-#include "tests/vtest.h"
+#include "tests/support/vmatrix.h"
+#include "tests/support/vpacked.h"
+#include "tests/support/vtest.h"
 
 static vptq_vq_shape make_shape(uint32_t out, uint32_t in, uint32_t v, uint32_t k,
                                 uint32_t k_res)

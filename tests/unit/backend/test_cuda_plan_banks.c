@@ -5,14 +5,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "formats/packed.h"
-#include "lib/backend/cuda_plan_banks.h"
-#include "lib/backend/cuda_plan_copies.h"
-#include "lib/backend/cuda_plan_smem.h"
+#include "formats/vptq/packed.h"
+#include "lib/backend/cuda/plan_banks.h"
+#include "lib/backend/cuda/plan_copies.h"
+#include "lib/backend/cuda/plan_smem.h"
 #include "lib/base/rng.h"
-#include "tests/vmatrix.h"
-#include "tests/vpacked.h"
-#include "tests/vtest.h"
+#include "tests/support/vmatrix.h"
+#include "tests/support/vpacked.h"
+#include "tests/support/vtest.h"
 
 enum { SLOTS = 8, LANES = 32 };
 

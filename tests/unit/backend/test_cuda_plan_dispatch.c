@@ -4,8 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "lib/backend/cuda_plan_dispatch.h"
-#include "tests/vtest.h"
+#include "lib/backend/cuda/plan_dispatch.h"
+#include "tests/support/vtest.h"
 
 static vptq_vq_shape make_shape(uint32_t out, uint32_t in, uint32_t v, uint32_t k,
                                 uint32_t k_res)

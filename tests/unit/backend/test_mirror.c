@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "tests/emu/emu.h"
-#include "tests/vtest.h"
+#include "tests/support/vtest.h"
 
 enum { N = 300 };
 

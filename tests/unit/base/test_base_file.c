@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "lib/base/file.h"
-#include "tests/vtest.h"
+#include "tests/support/vtest.h"
 
 static size_t entries_of(const char *dir)
 {

@@ -8,7 +8,7 @@
 #include "lib/base/dtype.h"
 #include "lib/base/half.h"
 #include "lib/base/rng.h"
-#include "tests/vtest.h"
+#include "tests/support/vtest.h"
 
 static float from_bits(uint32_t u)
 {

@@ -1,7 +1,7 @@
 #include <string.h>
 
 #include "lib/base/mem.h"
-#include "tests/vtest.h"
+#include "tests/support/vtest.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>

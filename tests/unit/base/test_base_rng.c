@@ -2,7 +2,7 @@
 #include <string.h>
 
 #include "lib/base/rng.h"
-#include "tests/vtest.h"
+#include "tests/support/vtest.h"
 
 /* The known-answer vectors that Random123 publishes for philox4x32-10 (kat_vectors). */
 static void test_known_answers(void **state)

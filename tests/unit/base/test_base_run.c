@@ -4,7 +4,7 @@
 
 #include "lib/base/ctx.h"
 #include "lib/base/parallel.h"
-#include "tests/vtest.h"
+#include "tests/support/vtest.h"
 
 typedef struct heard {
     vptq_log_level level;

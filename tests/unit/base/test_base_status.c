@@ -1,7 +1,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "tests/vtest.h"
+#include "tests/support/vtest.h"
 
 static void test_fail_writes_sentence(void **state)
 {

@@ -7,7 +7,7 @@
 #include "lib/base/buf.h"
 #include "lib/base/rng.h"
 #include "lib/base/strmap.h"
-#include "tests/vtest.h"
+#include "tests/support/vtest.h"
 
 static void test_buffer(void **state)
 {

@@ -3,7 +3,7 @@
 
 #include "lib/base/dtype.h"
 #include "lib/base/vq.h"
-#include "tests/vtest.h"
+#include "tests/support/vtest.h"
 
 static void test_dtypes(void **state)
 {

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "lib/eval/serve.h"
-#include "tests/vtest.h"
+#include "lib/bench/serve.h"
+#include "tests/support/vtest.h"
 
 static void test_parse(void **state)
 {

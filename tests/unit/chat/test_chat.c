@@ -4,10 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "lib/chat/chat.h"
 #include "lib/eval/generate.h"
-#include "lib/model/chat.h"
-#include "tests/vrig.h"
-#include "tests/vtest.h"
+#include "tests/support/vrig.h"
+#include "tests/support/vtest.h"
 
 enum { PATH = 4096 };
 

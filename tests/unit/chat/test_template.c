@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "lib/model/template.h"
-#include "tests/vtest.h"
+#include "lib/chat/template.h"
+#include "tests/support/vtest.h"
 
 #define GOLDEN "tests/golden/chat_templates/"
 

@@ -10,8 +10,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "cmd/cli.h"
-#include "tests/vtest.h"
+#include "cmd/cli/cli.h"
+#include "tests/support/vtest.h"
 
 typedef struct settings {
     const char *model, *name;

@@ -2,10 +2,10 @@
 #include <math.h>
 #include <string.h>
 
-#include "cmd/cli.h"
-#include "cmd/cli_progress.h"
-#include "cmd/cli_value.h"
-#include "tests/vtest.h"
+#include "cmd/cli/cli.h"
+#include "cmd/cli/progress.h"
+#include "cmd/cli/value.h"
+#include "tests/support/vtest.h"
 
 static void test_whole_numbers(void **state)
 {

@@ -5,9 +5,9 @@
 #include <string.h>
 
 #include "lib/base/rng.h"
-#include "lib/quant/allocate.h"
-#include "lib/quant/rates.h"
-#include "tests/vtest.h"
+#include "lib/encoder/allocate.h"
+#include "lib/encoder/rates.h"
+#include "tests/support/vtest.h"
 
 enum { MOST = 400, OPTIONS = 12 };
 

@@ -5,9 +5,9 @@
 #include <string.h>
 
 #include "lib/base/rng.h"
-#include "lib/quant/store.h"
-#include "tests/vencoder.h"
-#include "tests/vtest.h"
+#include "lib/encoder/store.h"
+#include "tests/support/vencoder.h"
+#include "tests/support/vtest.h"
 
 /* ---- combinations ---- */
 

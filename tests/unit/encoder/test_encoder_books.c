@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tests/vencoder.h"
-#include "tests/vtest.h"
+#include "tests/support/vencoder.h"
+#include "tests/support/vtest.h"
 
 /* ---- refit ---- */
 

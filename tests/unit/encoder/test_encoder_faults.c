@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tests/vencoder.h"
-#include "tests/vtest.h"
+#include "tests/support/vencoder.h"
+#include "tests/support/vtest.h"
 
 /* ---- a backend that counts its calls and goes wrong at one of them ---- */
 

@@ -5,8 +5,8 @@
 #include <string.h>
 
 #include "lib/base/half.h"
-#include "tests/vencoder.h"
-#include "tests/vtest.h"
+#include "tests/support/vencoder.h"
+#include "tests/support/vtest.h"
 
 static int order_cmp(const void *a, const void *b)
 {

@@ -3,9 +3,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "lib/quant/quant.h"
-#include "lib/quant/settings.h"
-#include "tests/vtest.h"
+#include "lib/encoder/quant.h"
+#include "lib/encoder/settings.h"
+#include "tests/support/vtest.h"
 
 static const vptq_setting *find(const char *key)
 {

@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "lib/quant/target.h"
-#include "tests/vtest.h"
+#include "lib/encoder/target.h"
+#include "tests/support/vtest.h"
 
 enum { OUT = 7, IN = 24, COUNT = OUT * IN };
 

@@ -7,9 +7,9 @@
 
 #include "formats/json.h"
 #include "lib/eval/eval.h"
-#include "tests/vrig.h"
-#include "tests/vtest.h"
-#include "tests/vwork.h"
+#include "tests/support/vrig.h"
+#include "tests/support/vtest.h"
+#include "tests/support/vwork.h"
 
 /* ---- the golden ---- */
 

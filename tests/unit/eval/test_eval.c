@@ -6,12 +6,12 @@
 #include <string.h>
 
 #include "formats/json.h"
-#include "hessian/hessian_collect.h"
+#include "hessian/collect.h"
 #include "lib/eval/eval.h"
 #include "lib/eval/generate.h"
 #include "lib/model/forward.h"
-#include "tests/vrig.h"
-#include "tests/vtest.h"
+#include "tests/support/vrig.h"
+#include "tests/support/vtest.h"
 
 /* ---- perplexity on a tiny model ---- */
 

@@ -4,9 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "formats/task_file.h"
-#include "formats/task_text.h"
-#include "tests/vtest.h"
+#include "lib/eval/task_file.h"
+#include "lib/eval/task_text.h"
+#include "tests/support/vtest.h"
 
 #define GOLDEN "tests/golden/tasks/"
 

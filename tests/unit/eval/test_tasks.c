@@ -12,8 +12,8 @@
 #include "lib/eval/tasks_plan.h"
 #include "lib/model/forward.h"
 #include "tests/emu/emu.h"
-#include "tests/vrig.h"
-#include "tests/vtest.h"
+#include "tests/support/vrig.h"
+#include "tests/support/vtest.h"
 
 #define GOLDEN  "tests/golden/tasks/"
 #define STORIES "models/stories260K-hf"

@@ -6,9 +6,9 @@
 #include <unistd.h>
 #include <zstd.h>
 
-#include "formats/archive.h"
-#include "formats/archive_layout.h"
-#include "tests/vtest.h"
+#include "formats/vptq/archive.h"
+#include "formats/vptq/archive_layout.h"
+#include "tests/support/vtest.h"
 
 static vptq_tensor tensor(const char *name, vptq_dtype type, const void *data, uint64_t rows,
                           uint64_t cols)

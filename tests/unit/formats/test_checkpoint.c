@@ -3,13 +3,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "formats/archive.h"
 #include "formats/checkpoint.h"
-#include "formats/safetensors.h"
+#include "formats/hf/safetensors.h"
+#include "formats/vptq/archive.h"
 #include "lib/base/file.h"
-#include "tests/vgguf.h"
-#include "tests/vtest.h"
-#include "tests/vwork.h"
+#include "tests/support/vgguf.h"
+#include "tests/support/vtest.h"
+#include "tests/support/vwork.h"
 
 enum { PATH = 4096 };
 

@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "formats/ggml_quants.h"
-#include "tests/vtest.h"
+#include "formats/gguf/quants.h"
+#include "tests/support/vtest.h"
 
 enum { BLOCKS = 5 };
 

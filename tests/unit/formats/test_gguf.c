@@ -4,9 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "formats/gguf.h"
-#include "tests/vgguf.h"
-#include "tests/vtest.h"
+#include "formats/gguf/gguf.h"
+#include "tests/support/vgguf.h"
+#include "tests/support/vtest.h"
 
 enum { T_F32 = 0, T_F16 = 1, T_Q4_0 = 2, T_IQ4_NL = 20, T_BF16 = 30 };
 

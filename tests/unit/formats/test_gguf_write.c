@@ -7,12 +7,13 @@
 #include <unistd.h>
 
 #include "formats/checkpoint.h"
-#include "formats/ggml_quants.h"
-#include "formats/gguf_write.h"
-#include "formats/vocab_build.h"
+#include "formats/gguf/quants.h"
+#include "formats/gguf/write.h"
+#include "formats/vocab/build.h"
 #include "lib/base/half.h"
-#include "lib/pipeline.h"
-#include "tests/vtok.h"
+#include "lib/pack/pack.h"
+#include "lib/quantize/quantize.h"
+#include "tests/support/vtok.h"
 
 /* ---- tokenizers ---- */
 

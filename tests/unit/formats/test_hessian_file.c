@@ -2,8 +2,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "formats/hessian_file.h"
-#include "tests/vtest.h"
+#include "formats/vptq/hessian_file.h"
+#include "tests/support/vtest.h"
 
 enum { N = 5, TRIANGLE = 15 };
 

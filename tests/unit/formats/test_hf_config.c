@@ -2,8 +2,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "formats/hf_config.h"
-#include "tests/vtest.h"
+#include "formats/hf/config.h"
+#include "tests/support/vtest.h"
 
 /* A configuration of a family, with more keys behind the usual ones (", \"k\": v"). */
 static json_t *config_of(const char *type, const char *architecture, const char *more)

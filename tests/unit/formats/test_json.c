@@ -2,7 +2,7 @@
 #include <string.h>
 
 #include "formats/json.h"
-#include "tests/vtest.h"
+#include "tests/support/vtest.h"
 
 static json_t *parse(const char *text)
 {

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "formats/kld_base.h"
-#include "tests/vtest.h"
+#include "formats/vptq/kld_base.h"
+#include "tests/support/vtest.h"
 
 /* ---- files of another implementation ---- */
 

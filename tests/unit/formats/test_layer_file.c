@@ -3,9 +3,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "formats/layer_file.h"
+#include "formats/vptq/layer_file.h"
 #include "lib/base/half.h"
-#include "tests/vtest.h"
+#include "tests/support/vtest.h"
 
 enum { OUT = 10, IN = 12, V = 4, K = 16, KR = 8, STRIPS = 3, WORDS = 3 };
 

@@ -1,9 +1,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "formats/hf/safetensors.h"
 #include "formats/llama2c.h"
-#include "formats/safetensors.h"
-#include "tests/vtest.h"
+#include "tests/support/vtest.h"
 
 /* A model of dim 8, hidden 12, 2 layers, 2 heads, 1 kv head, vocabulary 5, sequence 3. */
 enum { DIM = 8, HIDDEN = 12, LAYERS = 2, KV = 4, VOCAB = 5, SEQ = 3, HALF = 2 };

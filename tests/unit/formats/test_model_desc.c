@@ -5,7 +5,7 @@
 
 #include "formats/json.h"
 #include "formats/model_desc.h"
-#include "tests/vtest.h"
+#include "tests/support/vtest.h"
 
 static void test_families(void **state)
 {

@@ -4,10 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "formats/packed.h"
-#include "formats/safetensors.h"
+#include "formats/hf/safetensors.h"
+#include "formats/vptq/packed.h"
 #include "lib/backend/backend.h"
-#include "tests/vtest.h"
+#include "tests/support/vtest.h"
 
 #define LAYER "model.layers.0.mlp.down_proj"
 

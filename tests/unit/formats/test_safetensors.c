@@ -4,8 +4,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "formats/safetensors.h"
-#include "tests/vtest.h"
+#include "formats/hf/safetensors.h"
+#include "tests/support/vtest.h"
 
 /* DIR/NAME holds a safetensors file of this header and `data_bytes` bytes 0, 1, 2, ... */
 static void put_file(const char *dir, const char *name, const char *header, size_t data_bytes)

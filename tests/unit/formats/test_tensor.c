@@ -4,10 +4,10 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "formats/ggml_quants.h"
+#include "formats/gguf/quants.h"
 #include "formats/tensor.h"
 #include "lib/base/half.h"
-#include "tests/vtest.h"
+#include "tests/support/vtest.h"
 
 static vptq_tensor matrix(vptq_dtype type, uint64_t rows, uint64_t cols, const void *data)
 {

@@ -3,10 +3,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "formats/torch_file.h"
-#include "formats/torch_pickle.h"
-#include "formats/zip.h"
-#include "tests/vtest.h"
+#include "formats/torch/file.h"
+#include "formats/torch/pickle.h"
+#include "formats/torch/zip.h"
+#include "tests/support/vtest.h"
 
 #define GOLDEN "tests/golden/torch/"
 

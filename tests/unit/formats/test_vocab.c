@@ -4,8 +4,8 @@
 #include <string.h>
 
 #include "formats/json.h"
-#include "tests/vgguf.h"
-#include "tests/vtok.h"
+#include "tests/support/vgguf.h"
+#include "tests/support/vtok.h"
 
 #define META "\xE2\x96\x81"
 

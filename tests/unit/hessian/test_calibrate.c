@@ -7,7 +7,7 @@
 #include "hessian/calibrate.h"
 #include "lib/base/file.h"
 #include "lib/base/rng.h"
-#include "tests/vtest.h"
+#include "tests/support/vtest.h"
 
 /* Two layers; 6 windows of 16 ids, the last 2 of them held out. */
 enum { VOCAB = 48, WINDOWS = 6, HELD = 2, LENGTH = 16, IDS = WINDOWS * LENGTH, PATH = 4096 };

@@ -5,10 +5,10 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "hessian/hessian_collect.h"
+#include "hessian/collect.h"
 #include "lib/base/file.h"
 #include "lib/base/rng.h"
-#include "tests/vtest.h"
+#include "tests/support/vtest.h"
 
 /* Two layers, 8 windows of 16 ids. */
 enum { VOCAB = 48, IDS = 128, WINDOWS = 8, LENGTH = 16, LAYERS = 2, PATH = 4096 };

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tests/vtest.h"
+#include "tests/support/vtest.h"
 
 #include "hessian/hessian.h"
 

@@ -4,12 +4,12 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "formats/gguf_write.h"
-#include "formats/imatrix.h"
-#include "formats/npy.h"
-#include "formats/torch_file.h"
-#include "hessian/hessian_import.h"
-#include "tests/devices.h"
+#include "formats/gguf/imatrix.h"
+#include "formats/gguf/write.h"
+#include "formats/torch/file.h"
+#include "formats/torch/npy.h"
+#include "hessian/import.h"
+#include "tests/support/devices.h"
 
 enum { N = 12, TOKENS = 40, TRIANGLE = N * (N + 1) / 2 };
 static const char golden[] = "tests/golden/foreign/";

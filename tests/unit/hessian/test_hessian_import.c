@@ -4,9 +4,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "formats/torch_file.h"
-#include "hessian/hessian_import.h"
-#include "tests/devices.h"
+#include "formats/torch/file.h"
+#include "hessian/import.h"
+#include "tests/support/devices.h"
 
 enum { N = 9, TRIANGLE = N * (N + 1) / 2 };
 

@@ -6,9 +6,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "hessian/hessian_collect.h"
+#include "hessian/collect.h"
 #include "lib/base/file.h"
-#include "tests/vtest.h"
+#include "tests/support/vtest.h"
 
 #define GOLDEN "tests/golden/attention_term/"
 enum { PATH = 4096 };

@@ -4,9 +4,9 @@
 #include <string.h>
 
 #include "kmeans/kmeans.h"
-#include "kmeans/kmeans_parts.h"
-#include "kmeans/kmeans_seed.h"
-#include "tests/devices.h"
+#include "kmeans/parts.h"
+#include "kmeans/seed.h"
+#include "tests/support/devices.h"
 
 enum { N = 1500, V = 4, MOST_K = 64, ITERATIONS = 12 };
 

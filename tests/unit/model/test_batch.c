@@ -7,7 +7,7 @@
 #include "lib/base/rng.h"
 #include "lib/model/batch.h"
 #include "tests/emu/emu.h"
-#include "tests/vtest.h"
+#include "tests/support/vtest.h"
 
 static const char *const families[] = {"llama3", "mistral", "qwen2", "qwen3"};
 enum { FAMILIES = 4, VOCAB = 48, SEQUENCES = 5, LENGTH = 90, NEW = 20 };

@@ -7,7 +7,7 @@
 #include "formats/json.h"
 #include "lib/base/file.h"
 #include "lib/model/corpus.h"
-#include "tests/vtok.h"
+#include "tests/support/vtok.h"
 
 static const vptq_ctx ctx = {.threads = 1};
 

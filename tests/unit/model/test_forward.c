@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "lib/model/forward.h"
-#include "tests/vtest.h"
+#include "tests/support/vtest.h"
 
 #define TINY "tests/golden/tiny_"
 static const char *const families[] = {"llama3", "mistral", "qwen2", "qwen3"};

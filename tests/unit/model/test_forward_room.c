@@ -5,7 +5,7 @@
 
 #include "lib/model/forward_internal.h"
 #include "tests/emu/emu.h"
-#include "tests/vtest.h"
+#include "tests/support/vtest.h"
 
 enum { HIDDEN = 32, VOCAB = 48, LENGTH = 24, COUNT = 12, ROWS = COUNT * LENGTH };
 

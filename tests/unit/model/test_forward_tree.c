@@ -6,7 +6,7 @@
 
 #include "lib/model/forward_internal.h"
 #include "tests/emu/emu.h"
-#include "tests/vtest.h"
+#include "tests/support/vtest.h"
 
 #define TINY "tests/golden/tiny_"
 #define ROOT VPTQ_FORWARD_ROOT

@@ -4,9 +4,9 @@
 #include <string.h>
 
 #include "lib/model/model.h"
-#include "tests/vgguf.h"
-#include "tests/vtest.h"
-#include "tests/vwork.h"
+#include "tests/support/vgguf.h"
+#include "tests/support/vtest.h"
+#include "tests/support/vwork.h"
 
 enum { PATH = 4096, MOST = 48 * 32 };
 

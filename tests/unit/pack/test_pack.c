@@ -5,9 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "formats/layer_file.h"
-#include "lib/pipeline.h"
-#include "tests/vtest.h"
+#include "formats/vptq/layer_file.h"
+#include "lib/pack/pack.h"
+#include "lib/quantize/quantize.h"
+#include "tests/support/vtest.h"
 
 #define TINY "tests/golden/tiny_qwen2" /* has biases on q, k and v */
 

@@ -5,14 +5,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "formats/archive.h"
-#include "formats/archive_layout.h"
-#include "formats/layer_file.h"
-#include "formats/safetensors.h"
+#include "formats/hf/safetensors.h"
+#include "formats/vptq/archive.h"
+#include "formats/vptq/archive_layout.h"
+#include "formats/vptq/layer_file.h"
 #include "lib/base/half.h"
-#include "lib/pipeline.h"
-#include "tests/vpacked.h"
-#include "tests/vtest.h"
+#include "lib/pack/pack.h"
+#include "lib/quantize/quantize.h"
+#include "tests/support/vpacked.h"
+#include "tests/support/vtest.h"
 
 enum { PATH = 4096 };
 

@@ -6,8 +6,8 @@
 
 #include "lib/base/file.h"
 #include "lib/base/rng.h"
-#include "lib/pipeline.h"
-#include "tests/vtest.h"
+#include "lib/quantize/quantize.h"
+#include "tests/support/vtest.h"
 
 enum { VOCAB = 48, WINDOWS = 3, LENGTH = 16, PATH = 4096 };
 static const char model_path[] = "tests/golden/tiny_mistral";

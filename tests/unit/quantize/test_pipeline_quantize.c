@@ -7,12 +7,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "formats/layer_file.h"
-#include "hessian/hessian_collect.h"
+#include "formats/vptq/layer_file.h"
+#include "hessian/collect.h"
 #include "lib/base/file.h"
-#include "lib/pipeline.h"
-#include "lib/pipeline_quantize.h"
-#include "tests/vtest.h"
+#include "lib/quantize/internal.h"
+#include "lib/quantize/quantize.h"
+#include "tests/support/vtest.h"
 
 #define TINY "tests/golden/tiny_llama3" /* two blocks of hidden size 32 */
 

@@ -4,9 +4,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "lib/pipeline_settings.h"
-#include "lib/quant/presets.h"
-#include "tests/vtest.h"
+#include "lib/encoder/presets.h"
+#include "lib/quantize/settings.h"
+#include "tests/support/vtest.h"
 
 /* 3 blocks of 64 x 64 attention and 192 wide MLP. */
 static vptq_model_desc desc(void)

@@ -8,10 +8,10 @@
 
 #include "formats/json.h"
 #include "lib/base/rng.h"
+#include "lib/encoder/rates.h"
 #include "lib/eval/eval.h"
-#include "lib/pipeline_sensitivity.h"
-#include "lib/quant/rates.h"
-#include "tests/vtest.h"
+#include "lib/quantize/sensitivity.h"
+#include "tests/support/vtest.h"
 
 #define TINY "tests/golden/tiny_mistral"
 enum { VOCAB = 48, HIDDEN = 32, IDS = 200, LENGTH = 24, WINDOWS = 3 };

@@ -3,8 +3,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "lib/eval/records.h"
-#include "tests/vtest.h"
+#include "lib/report/records.h"
+#include "tests/support/vtest.h"
 
 #define HEAD "\"run_name\": \"m_run1\", \"batch_size\": 2, \"input_len\": 3, \"output_len\": 4"
 

@@ -6,8 +6,8 @@
 #include <string.h>
 
 #include "formats/json.h"
-#include "lib/eval/report.h"
-#include "tests/vtest.h"
+#include "lib/report/report.h"
+#include "tests/support/vtest.h"
 
 /* --- against NumPy ----------------------------------------------------------------------- */
 

@@ -1,14 +1,15 @@
-/* Pages and pictures are what tests/vpage.h asks for, with long names, too; ticks are round. */
+/* Pages and pictures are what tests/support/vpage.h asks for, with long names, too; ticks are
+ * round. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "lib/eval/report.h"
-#include "lib/eval/svg.h"
-#include "lib/eval/svg_internal.h"
-#include "tests/vpage.h"
-#include "tests/vtest.h"
+#include "lib/report/report.h"
+#include "lib/report/svg.h"
+#include "lib/report/svg_internal.h"
+#include "tests/support/vpage.h"
+#include "tests/support/vtest.h"
 
 /* --- the pages --------------------------------------------------------------------------- */
 

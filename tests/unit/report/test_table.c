@@ -5,8 +5,8 @@
 #include <string.h>
 
 #include "formats/json.h"
-#include "lib/eval/table.h"
-#include "tests/vtest.h"
+#include "lib/report/table.h"
+#include "tests/support/vtest.h"
 
 static const vptq_column columns[] = {
     {.name = "model", .title = "Model", .type = VPTQ_COLUMN_TEXT, .head = true},

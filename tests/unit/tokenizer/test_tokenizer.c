@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "formats/json.h"
-#include "tests/vtok.h"
+#include "tests/support/vtok.h"
 
 /* ---- published vectors ---- */
 

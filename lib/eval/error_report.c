@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "lib/eval/svg.h"
+#include "lib/report/svg.h"
 
 enum { KINDS = VPTQ_LINEAR_COUNT };
 

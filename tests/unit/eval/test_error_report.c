@@ -4,8 +4,8 @@
 #include <string.h>
 
 #include "lib/eval/error_report.h"
-#include "tests/vpage.h"
-#include "tests/vtest.h"
+#include "tests/support/vpage.h"
+#include "tests/support/vtest.h"
 
 /* Two layers of q_proj and down_proj; the second layer's down_proj is not quantized. */
 static const vptq_error_row rows[] = {

@@ -3,7 +3,7 @@
 #define VPTQ_EVAL_ERROR_REPORT_H
 
 #include "lib/eval/eval.h"
-#include "lib/eval/table.h"
+#include "lib/report/table.h"
 
 typedef enum {
     VPTQ_ERROR_ORDER_FORMAT, /* CSV and JSON by layer, what is for people worst first */

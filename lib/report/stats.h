@@ -1,6 +1,6 @@
 /* Statistics of a handful of repeated measurements, and of the ratio of two such. */
-#ifndef VPTQ_EVAL_STATS_H
-#define VPTQ_EVAL_STATS_H
+#ifndef VPTQ_REPORT_STATS_H
+#define VPTQ_REPORT_STATS_H
 
 #include <stdbool.h>
 #include <stddef.h>

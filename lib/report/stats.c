@@ -1,4 +1,4 @@
-#include "lib/eval/stats.h"
+#include "lib/report/stats.h"
 
 #include <math.h>
 #include <stdlib.h>
