@@ -78,7 +78,7 @@ static vptq_status print_row(void *arg, const vptq_list_row *r, vptq_err *err)
     if (s->matrices + s->tensors == 0 && s->format != CLI_JSON)
         printf("%-44s %7s %7s %-5s %11s %3s %6s %6s %6s %8s %7s %7s %7s %7s\n", "name", "rows",
                "columns", "type", "bytes", "v", "k", "k_res", "groups", "outliers", "bits/w",
-               "index", "books", "other");
+               "index", "codebooks", "other");
     if (r->quantized)
         s->matrices++;
     else

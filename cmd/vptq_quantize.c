@@ -25,8 +25,8 @@ typedef struct quantize_args {
 
 /* Where the time went, by steps of the encoder in the order in which they came. */
 typedef struct step_seconds {
-    const char *name[VPTQ_QUANT_MAX_STEPS];
-    double seconds[VPTQ_QUANT_MAX_STEPS];
+    const char *name[VPTQ_ENCODER_MAX_STEPS];
+    double seconds[VPTQ_ENCODER_MAX_STEPS];
     uint32_t count;
     double all; /* with what is in front of the first step and behind the last */
 } step_seconds;
@@ -42,7 +42,7 @@ typedef struct printer {
 /* ---- seconds ---- */
 
 /* A step that comes several times is one. */
-static void add_steps(step_seconds *s, const vptq_quant_report *r)
+static void add_steps(step_seconds *s, const vptq_encoder_report *r)
 {
     for (uint32_t i = 0; i < r->steps; i++) {
         uint32_t at = 0;
@@ -90,7 +90,7 @@ static void print_shares(const step_seconds *s)
 }
 
 /* "k-means" is a key without its hyphen, as it is in the names of losses. */
-static void print_step_seconds(const vptq_quant_report *r)
+static void print_step_seconds(const vptq_encoder_report *r)
 {
     step_seconds steps = {.count = 0};
     add_steps(&steps, r);
@@ -124,7 +124,7 @@ static void print_head(const printer *p)
     printf("%5s %-9s %6s %7s %2s %5s %5s %3s %4s ", "layer", "name", "rows", "columns", "v",
            "k", "k_res", "grp", "outl");
     if (p->dry_run)
-        printf("%8s %8s %8s %10s%s\n", "index", "books", "total", "bytes",
+        printf("%8s %8s %8s %10s%s\n", "index", "codebooks", "total", "bytes",
                p->predicted ? "     loss" : "");
     else
         printf("%7s %8s %8s%s %7s\n", "bits", "k-means", "loss", p->held_out ? " held-out" : "",
@@ -296,7 +296,8 @@ static vptq_status take_calibration(const vptq_cli *cli, const quantize_args *a,
     return VPTQ_OK;
 }
 
-static int quantize(vptq_cli *cli, const quantize_args *a, const vptq_quant_settings *settings)
+static int quantize(vptq_cli *cli, const quantize_args *a,
+                    const vptq_encoder_settings *settings)
 {
     vptq_err err = {0};
     vptq_calibrate_options calibrate;
@@ -383,7 +384,7 @@ static int check_budget(const vptq_cli *cli, const quantize_args *a)
 
 static int dispatch(vptq_cli *cli, const quantize_args *a)
 {
-    vptq_quant_settings settings;
+    vptq_encoder_settings settings;
     vptq_err err = {0};
     bool dry = cli->common.dry_run;
 

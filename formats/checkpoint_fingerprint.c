@@ -43,13 +43,13 @@ static void add_bytes(piece_list *list, const void *data, size_t bytes)
 static void add_matrix(piece_list *list, const vptq_vq *q)
 {
     const vptq_vq_shape *s = &q->shape;
-    size_t words = (size_t)s->groups * vptq_vq_strips(s) * vptq_vq_row_words(s);
-    size_t book = (size_t)s->groups * s->v * sizeof(float);
+    size_t words = (size_t)s->groups * vptq_vq_vector_rows(s) * vptq_vq_row_words(s);
+    size_t codebook = (size_t)s->groups * s->v * sizeof(float);
     size_t strips0 = s->v0 ? (s->out + s->v0 - 1) / s->v0 : 0;
     add_bytes(list, q->indices, words * sizeof *q->indices);
-    add_bytes(list, q->centroids, book * s->k);
+    add_bytes(list, q->centroids, codebook * s->k);
     if (q->res_centroids)
-        add_bytes(list, q->res_centroids, book * s->k_res);
+        add_bytes(list, q->res_centroids, codebook * s->k_res);
     if (q->outlier_indices) {
         add_bytes(list, q->outlier_indices, strips0 * s->outliers * sizeof *q->outlier_indices);
         add_bytes(list, q->outlier_centroids, (size_t)s->k0 * s->v0 * sizeof(float));

@@ -129,7 +129,7 @@ void vptq_calibrator_release(vptq_calibrator *c)
 {
     if (!c->dev)
         return;
-    vptq_states_close(&c->states);
+    vptq_hidden_states_close(&c->states);
     vptq_calibrator_close_second(c);
     vptq_forward_close(c->forward);
     for (int i = 0; i < VPTQ_INPUT_COUNT; i++)
@@ -144,15 +144,15 @@ void vptq_calibrator_release(vptq_calibrator *c)
 
 /* ---- start ---- */
 
-static vptq_status embed_all(vptq_calibrator *c, vptq_states *s, vptq_err *err)
+static vptq_status embed_all(vptq_calibrator *c, vptq_hidden_states *s, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     float *rows;
     for (size_t w = 0; w < vptq_calibrator_windows(c); w++) {
-        VPTQ_TRY(vptq_states_get(s, c->starts[w], c->opt.length, true, &rows, err));
+        VPTQ_TRY(vptq_hidden_states_get(s, c->starts[w], c->opt.length, true, &rows, err));
         VPTQ_TRY(vptq_forward_embed(c->forward, c->corpus.ids.data + c->window[w],
                                     c->opt.length, rows, err));
-        VPTQ_TRY(vptq_states_keep(s, c->starts[w], c->opt.length, err));
+        VPTQ_TRY(vptq_hidden_states_keep(s, c->starts[w], c->opt.length, err));
     }
 out:
     return st;
@@ -192,14 +192,14 @@ static vptq_status load_states(vptq_calibrator *c, uint32_t wanted, vptq_err *er
 {
     vptq_status st = VPTQ_OK;
     char fingerprint[17];
-    vptq_states *const streams[] = {&c->states, vptq_calibrator_passed(c)};
+    vptq_hidden_states *const streams[] = {&c->states, vptq_calibrator_passed(c)};
     uint64_t position;
     bool found;
 
     c->layer = 0;
     state_fingerprint(c, fingerprint);
-    VPTQ_TRY(vptq_states_load(streams, c->opt.sequential ? 2 : 1, c->state_path, fingerprint,
-                              wanted, &found, &position, err));
+    VPTQ_TRY(vptq_hidden_states_load(streams, c->opt.sequential ? 2 : 1, c->state_path,
+                                     fingerprint, wanted, &found, &position, err));
     if (found)
         c->layer = (uint32_t)position;
     else if (vptq_path_exists(c->state_path))
@@ -230,8 +230,8 @@ vptq_status vptq_calibrator_start(vptq_calibrator *c, const char *dir, uint32_t 
                                        &c->sum[i], err));
     if (c->opt.weights)
         VPTQ_TRY(open_weights(c, err));
-    VPTQ_TRY(vptq_states_open(c->dev->ctx, dir, c->starts[count], c->model->desc->hidden,
-                              c->most, c->opt.reserve, &c->states, err));
+    VPTQ_TRY(vptq_hidden_states_open(c->dev->ctx, dir, c->starts[count], c->model->desc->hidden,
+                                     c->most, c->opt.reserve, &c->states, err));
     if (c->opt.sequential)
         VPTQ_TRY(vptq_calibrator_open_second(c, dir, err));
     VPTQ_TRY(load_states(c, wanted, err));
@@ -251,8 +251,8 @@ vptq_status vptq_calibrator_add(vptq_calibrator *c, vptq_input input, size_t tok
     return st;
 }
 
-static vptq_status on_tap(void *arg, vptq_input input, size_t sequence, size_t tokens,
-                          size_t dim, const float *x, vptq_err *err)
+static vptq_status on_hook(void *arg, vptq_input input, size_t sequence, size_t tokens,
+                           size_t dim, const float *x, vptq_err *err)
 {
     vptq_calibrator *c = arg;
     char detail[64];
@@ -300,7 +300,7 @@ static vptq_status run_part(vptq_calibrator *c, size_t first, size_t count, bool
     float *rows;
 
     if (sum)
-        hooks.tap = on_tap;
+        hooks.hook = on_hook;
     if (sum && c->opt.weights == VPTQ_WEIGHTS_ATTENTION)
         hooks.attention = vptq_calibrator_attention;
     /* all windows are as long, so the rows of any of them begin like the first ones' */
@@ -308,10 +308,10 @@ static vptq_status run_part(vptq_calibrator *c, size_t first, size_t count, bool
         e = vptq_forward_group(c->starts, count, w);
         const size_t row = c->starts[first + w], n = c->starts[e] - c->starts[w];
         c->first = first + w;
-        VPTQ_TRY(vptq_states_get(&c->states, row, n, false, &rows, err));
+        VPTQ_TRY(vptq_hidden_states_get(&c->states, row, n, false, &rows, err));
         VPTQ_TRY(
             vptq_forward_block_with(c->forward, c->layer, c->starts, e - w, rows, &hooks, err));
-        VPTQ_TRY(vptq_states_keep(&c->states, row, n, err));
+        VPTQ_TRY(vptq_hidden_states_keep(&c->states, row, n, err));
     }
 out:
     return st;
@@ -366,14 +366,14 @@ void vptq_calibrator_checkpoint(vptq_calibrator *c)
 {
     vptq_err why = {0};
     char fingerprint[17];
-    vptq_states *const streams[] = {&c->states, vptq_calibrator_passed(c)};
+    vptq_hidden_states *const streams[] = {&c->states, vptq_calibrator_passed(c)};
 
     /* no result depends on the time */
     if (vptq_seconds() - c->state_time < c->opt.checkpoint_seconds)
         return;
     state_fingerprint(c, fingerprint);
-    if (vptq_states_save(streams, c->opt.sequential ? 2 : 1, c->state_path, fingerprint,
-                         c->layer, &why))
+    if (vptq_hidden_states_save(streams, c->opt.sequential ? 2 : 1, c->state_path, fingerprint,
+                                c->layer, &why))
         vptq_log(c->dev->ctx, VPTQ_LOG_WARN, "no checkpoint of the hidden states: %s",
                  why.text);
     c->state_time = vptq_seconds();

@@ -25,7 +25,7 @@
 #define VPTQ_HESSIAN_CALIBRATE_H
 
 #include "hessian/hessian.h"
-#include "hessian/states.h"
+#include "hessian/hidden_states.h"
 #include "lib/model/corpus.h"
 #include "lib/model/forward.h"
 
@@ -70,7 +70,7 @@ typedef struct vptq_calibrator {
     vptq_corpus corpus;
     size_t *window, *starts; /* [all windows] first ids; [all windows + 1] rows */
     vptq_forward *forward;
-    vptq_states states;
+    vptq_hidden_states states;
     char state_path[4096];
     double state_time;
     vptq_part part; /* being run */

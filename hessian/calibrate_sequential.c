@@ -16,7 +16,7 @@ enum {
 };
 
 typedef struct vptq_second_stream {
-    vptq_states states;            /* x~ */
+    vptq_hidden_states states;     /* x~ */
     double *sum[VPTQ_SHIFT_COUNT]; /* of the input that was run last */
     float *record;       /* [most, largest n] host: x of the group and then x - x~, or x~ */
     float *behind;       /* [most, hidden] host: h~ behind the half, then h - h~ */
@@ -80,8 +80,8 @@ vptq_status vptq_calibrator_open_second(vptq_calibrator *c, const char *dir, vpt
         return VPTQ_E_NOMEM;
     s->states.fd = -1;
     c->second = s;
-    VPTQ_TRY(vptq_states_open(c->dev->ctx, dir, c->starts[vptq_calibrator_windows(c)], hidden,
-                              c->most, c->opt.reserve, &s->states, err));
+    VPTQ_TRY(vptq_hidden_states_open(c->dev->ctx, dir, c->starts[vptq_calibrator_windows(c)],
+                                     hidden, c->most, c->opt.reserve, &s->states, err));
     VPTQ_TRY(open_sums(c, s, n, err));
     VPTQ_TRY(host_floats(c, c->most, n, &s->record, err));
     VPTQ_TRY(host_floats(c, c->most, hidden, &s->behind, err));
@@ -104,14 +104,14 @@ void vptq_calibrator_close_second(vptq_calibrator *c)
     second_stream *s = c->second;
     if (!s)
         return;
-    vptq_states_close(&s->states);
+    vptq_hidden_states_close(&s->states);
     c->dev->ops->release(c->dev->state, s->product);
     c->dev->ops->release(c->dev->state, s->left);
     c->dev->ops->release(c->dev->state, s->right);
     c->second = NULL;
 }
 
-vptq_states *vptq_calibrator_passed(const vptq_calibrator *c)
+vptq_hidden_states *vptq_calibrator_passed(const vptq_calibrator *c)
 {
     return c->second ? &c->second->states : NULL;
 }
@@ -191,7 +191,7 @@ out:
     return st;
 }
 
-/* ---- taps ---- */
+/* ---- hooks ---- */
 
 static float *record_of(const vptq_calibrator *c, size_t sequence, size_t dim)
 {
@@ -300,18 +300,18 @@ typedef struct group {
     const vptq_weight *linear;
 } group;
 
-static vptq_status run_rows(vptq_calibrator *c, vptq_states *states, const group *g, bool keep,
-                            const vptq_block_hooks *hooks, vptq_err *err)
+static vptq_status run_rows(vptq_calibrator *c, vptq_hidden_states *states, const group *g,
+                            bool keep, const vptq_block_hooks *hooks, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     float *rows;
 
-    VPTQ_TRY(vptq_states_get(states, g->row, g->rows, false, &rows, err));
+    VPTQ_TRY(vptq_hidden_states_get(states, g->row, g->rows, false, &rows, err));
     /* all windows are as long, so the rows of any of them begin like the first ones' */
     VPTQ_TRY(
         vptq_forward_block_with(c->forward, c->layer, c->starts, g->windows, rows, hooks, err));
     if (keep)
-        VPTQ_TRY(vptq_states_keep(states, g->row, g->rows, err));
+        VPTQ_TRY(vptq_hidden_states_keep(states, g->row, g->rows, err));
 out:
     return st;
 }
@@ -335,10 +335,10 @@ static vptq_status sum_shift(vptq_calibrator *c, const group *g, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     vptq_block_hooks hooks = {
-        .arg = c, .tap = on_first, .half = half_of(c->next), .stop = true, .last = c->next};
+        .arg = c, .hook = on_first, .half = half_of(c->next), .stop = true, .last = c->next};
 
     VPTQ_TRY(run_rows(c, &c->states, g, false, &hooks, err));
-    hooks.tap = on_second;
+    hooks.hook = on_second;
     hooks.linear = g->linear;
     if (c->next == VPTQ_INPUT_QKV && c->opt.weights == VPTQ_WEIGHTS_ATTENTION) {
         hooks.last = VPTQ_INPUT_O; /* queries and keys as they are before they are made */
@@ -358,14 +358,14 @@ static vptq_status sum_drift(vptq_calibrator *c, const group *g, vptq_err *err)
     const size_t hidden = c->model->desc->hidden, length = c->opt.length;
     const size_t n = c->sum[c->next].n;
     const vptq_block_hooks hooks = {
-        .arg = c, .tap = on_second, .linear = g->linear, .half = half_of(c->next)};
+        .arg = c, .hook = on_second, .linear = g->linear, .half = half_of(c->next)};
     float *rows;
 
-    VPTQ_TRY(vptq_states_get(&s->states, g->row, g->rows, false, &rows, err));
+    VPTQ_TRY(vptq_hidden_states_get(&s->states, g->row, g->rows, false, &rows, err));
     memcpy(s->behind, rows, g->rows * hidden * sizeof *rows);
     VPTQ_TRY(vptq_forward_block_with(c->forward, c->layer, c->starts, g->windows, s->behind,
                                      &hooks, err));
-    VPTQ_TRY(vptq_states_get(&c->states, g->row, g->rows, false, &rows, err));
+    VPTQ_TRY(vptq_hidden_states_get(&c->states, g->row, g->rows, false, &rows, err));
     for (size_t i = 0; i < g->rows * hidden; i++)
         s->behind[i] = rows[i] - s->behind[i];
     for (size_t w = 0; w < g->windows; w++) {

@@ -10,7 +10,7 @@ vptq_status vptq_calibrator_open_second(vptq_calibrator *c, const char *dir,
                                         vptq_err *err) VPTQ_MUST_CHECK;
 void vptq_calibrator_close_second(vptq_calibrator *c);
 /* x~ between two blocks; NULL without a second stream. */
-vptq_states *vptq_calibrator_passed(const vptq_calibrator *c);
+vptq_hidden_states *vptq_calibrator_passed(const vptq_calibrator *c);
 
 /* ---- of calibrate.c ---- */
 

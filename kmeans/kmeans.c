@@ -81,9 +81,9 @@ typedef struct lloyd {
     float *host_c;          /* [k, v] the caller's */
     uint32_t *host_labels;  /* [n] */
     double *host_sums, *host_weights;
-    float *before;        /* [k, v] the book that the labels refer to */
+    float *before;        /* [k, v] the codebook that the labels refer to */
     uint32_t *own_labels; /* NULL where the caller gave room */
-    bool labelled;        /* labels are those of a book before */
+    bool labelled;        /* labels are those of a codebook before */
 } lloyd;
 
 static size_t sums_bytes(const lloyd *l)
@@ -169,7 +169,7 @@ static vptq_status lloyd_open(lloyd *l, vptq_device *dev, const vptq_kmeans_poin
     return VPTQ_OK;
 }
 
-/* Nearest centroids, their sums, and the objective of the book as it is. */
+/* Nearest centroids, their sums, and the objective of the codebook as it is. */
 static vptq_status evaluate(lloyd *l, double *objective, vptq_err *err)
 {
     const vptq_kmeans_points *p = l->points;
@@ -227,7 +227,8 @@ static bool has_empty(const lloyd *l)
     return false;
 }
 
-/* The last evaluation is of the book that is returned, so that the labels and stats fit it. */
+/* The last evaluation is of the codebook that is returned, so that the labels and stats fit it.
+ */
 static vptq_status iterate(lloyd *l, const vptq_kmeans_options *opt, int iterations,
                            vptq_kmeans_stats *stats, vptq_kmeans_iteration *trace,
                            vptq_err *err)

@@ -42,10 +42,11 @@ typedef struct vptq_kmeans_stats {
 } vptq_kmeans_stats;
 
 /* x [n, v], w [n] (>= 0; NULL or all 0 = ones) in host memory; centroids [k, v] out; labels [n]
- * out (may be NULL) are the nearest centroids of the returned book.  n <= k gives the vectors
- * themselves plus copies of the last (never NaN).  VPTQ_E_NUMERIC naming the first vector with
- * a NaN or infinity, or a negative or NaN weight; VPTQ_E_ARG for options out of range or n = 0.
- * `trace` (may be NULL) gets stats->iterations entries, at most opt->iterations. */
+ * out (may be NULL) are the nearest centroids of the returned codebook.  n <= k gives the
+ * vectors themselves plus copies of the last (never NaN).  VPTQ_E_NUMERIC naming the first
+ * vector with a NaN or infinity, or a negative or NaN weight; VPTQ_E_ARG for options out of
+ * range or n = 0. `trace` (may be NULL) gets stats->iterations entries, at most
+ * opt->iterations. */
 vptq_status vptq_kmeans_run(vptq_device *dev, const vptq_kmeans_options *opt, size_t n,
                             const float *x, const float *w, float *centroids, uint32_t *labels,
                             vptq_kmeans_stats *stats, vptq_kmeans_iteration *trace,

@@ -18,8 +18,8 @@ vptq_status vptq_kmeans_seed(const vptq_kmeans_points *points, const vptq_kmeans
 
 /* Moves the empty clusters of `centroids` [k, v] (those with weights[j] == 0) onto the points
  * that are served worst: largest w * |x - c_label|^2 before, lowest index on ties, equal points
- * once.  `before` [k, v] is the book that `labels` refer to.  *repaired = how many were moved:
- * fewer than were empty when too few points differ from their centroid. */
+ * once.  `before` [k, v] is the codebook that `labels` refer to.  *repaired = how many were
+ * moved: fewer than were empty when too few points differ from their centroid. */
 vptq_status vptq_kmeans_repair(const vptq_kmeans_points *points, uint32_t k,
                                const uint32_t *labels, const float *before,
                                const double *weights, float *centroids, uint32_t *repaired,

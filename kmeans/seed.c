@@ -21,7 +21,8 @@ enum { TRIALS = VPTQ_SEED_TRIALS, CHUNK = VPTQ_SEED_CHUNK, TASK = 8 * CHUNK };
 /* More of a sample costs time but serves few vectors per centroid visibly: with 20 of them, 8
  * trials on all leave 5 % less error after Lloyd than one trial on 8 per centroid, and 3 % less
  * than 8 trials on 8 per centroid, nearly all of which later steps of an encoder make good.
- * Hence 8 per centroid; large books take fewer, so that seeding stays cheaper than Lloyd. */
+ * Hence 8 per centroid; large codebooks take fewer, so that seeding stays cheaper than Lloyd.
+ */
 static size_t default_sample(size_t k)
 {
     const size_t least = 32768;

@@ -53,10 +53,10 @@ static void option_name(char name[CLI_SETTINGS_NAME], const char *key)
 static void write_help(char help[CLI_SETTINGS_HELP], const vptq_setting *t)
 {
     char ours[VALUE], theirs[VALUE] = "";
-    vptq_quant_settings best = vptq_quant_default(), upstream = best;
+    vptq_encoder_settings best = vptq_encoder_defaults(), upstream = best;
 
     vptq_setting_print(t, &best, ours, sizeof ours);
-    if (!vptq_quant_set_encoder(&upstream, "upstream", NULL))
+    if (!vptq_encoder_set_encoder(&upstream, "upstream", NULL))
         vptq_setting_print(t, &upstream, theirs, sizeof theirs);
     if (strcmp(ours, theirs))
         snprintf(help, CLI_SETTINGS_HELP, "%s (best: %s, upstream: %s)", t->help, ours, theirs);
@@ -162,7 +162,7 @@ static vptq_status take_outliers(given *g, const char *value, vptq_err *err)
 
 static vptq_status take_search(given *g, const char *value, char beam[VALUE], vptq_err *err)
 {
-    vptq_quant_settings best = vptq_quant_default();
+    vptq_encoder_settings best = vptq_encoder_defaults();
 
     if (!strcmp(value, "greedy"))
         give(g, "beam", "1");
@@ -180,7 +180,7 @@ static vptq_status take_search(given *g, const char *value, char beam[VALUE], vp
 /* Each value by itself, so that the message names the option. */
 static vptq_status try_values(const vptq_cli_settings *s, const given *g, vptq_err *err)
 {
-    vptq_quant_settings scratch = vptq_quant_default();
+    vptq_encoder_settings scratch = vptq_encoder_defaults();
     char name[CLI_SETTINGS_NAME];
 
     for (size_t i = 0; i < g->count; i++) {
@@ -200,7 +200,7 @@ static vptq_status try_values(const vptq_cli_settings *s, const given *g, vptq_e
 }
 
 vptq_status vptq_cli_settings_take(const vptq_cli_settings *s, uint64_t seed,
-                                   vptq_quant_settings *settings, vptq_err *err)
+                                   vptq_encoder_settings *settings, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     given g = {0};

@@ -23,7 +23,7 @@ size_t vptq_cli_settings_options(vptq_cli_settings *s, vptq_cli_option *options,
 
 /* What the options amount to; VPTQ_E_ARG naming the option. */
 vptq_status vptq_cli_settings_take(const vptq_cli_settings *s, uint64_t seed,
-                                   vptq_quant_settings *settings,
+                                   vptq_encoder_settings *settings,
                                    vptq_err *err) VPTQ_MUST_CHECK;
 
 #endif

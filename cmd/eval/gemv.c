@@ -11,7 +11,7 @@
 enum { MOST_BATCHES = 32 };
 
 typedef struct gemv_command {
-    vptq_cli_strings shapes, books, batches;
+    vptq_cli_strings shapes, codebooks, batches;
     uint32_t v;
     int dtype, cache, codes;
     double seconds;
@@ -108,9 +108,9 @@ static vptq_status take_options(const vptq_cli *cli, const gemv_command *c, vptq
                         chain ? vptq_gemv_chain_shapes() : vptq_gemv_published_shapes(),
                         chain ? VPTQ_GEMV_CHAINS : VPTQ_GEMV_SHAPES, arena, &o->shapes,
                         &o->shape_count, err));
-    VPTQ_TRY(take_pairs(&c->books, "books", "K+KRES or K", '+', true,
-                        vptq_gemv_published_books(), VPTQ_GEMV_BOOKS, arena, &o->books,
-                        &o->book_count, err));
+    VPTQ_TRY(take_pairs(&c->codebooks, "books", "K+KRES or K", '+', true,
+                        vptq_gemv_published_codebooks(), VPTQ_GEMV_CODEBOOKS, arena,
+                        &o->codebooks, &o->codebook_count, err));
     st = take_batches(&c->batches, plan->batch, &o->batch_count, err);
 out:
     return st;
@@ -225,7 +225,7 @@ int vptq_cli_gemv(int argc, char **argv)
     const vptq_cli_option options[] = {
         {0, "shape", CLI_STRINGS, &c.shapes, "INxOUT",
          "a matrix; several are allowed (default: the 30 of the published tables)", false},
-        {0, "books", CLI_STRINGS, &c.books, "K+KRES",
+        {0, "books", CLI_STRINGS, &c.codebooks, "K+KRES",
          "centroids and residual ones; several are allowed (default: the 4 of the tables)",
          false},
         {'v', "vector-length", CLI_U32, &c.v, "N", "rows that a centroid covers", false},

@@ -48,15 +48,15 @@ static int by_name(const void *a, const void *b)
     return strcmp(((const vptq_tensor *)a)->name, ((const vptq_tensor *)b)->name);
 }
 
-static void add_float_book(vptq_tensor *list, size_t *count, const char *name,
-                           const vptq_vq_shape *s, uint32_t k, const float *book)
+static void add_float_codebook(vptq_tensor *list, size_t *count, const char *name,
+                               const vptq_vq_shape *s, uint32_t k, const float *codebook)
 {
     list[(*count)++] = (vptq_tensor){.name = name,
                                      .type = VPTQ_F32,
                                      .dims = 3,
                                      .shape = {s->groups, k, s->v},
-                                     .data = (const uint8_t *)(const void *)book,
-                                     .bytes = (size_t)s->groups * k * s->v * sizeof *book,
+                                     .data = (const uint8_t *)(const void *)codebook,
+                                     .bytes = (size_t)s->groups * k * s->v * sizeof *codebook,
                                      .round_to = VPTQ_F32,
                                      .file = ""};
 }
@@ -88,10 +88,11 @@ vptq_status vptq_layer_file_write(const char *path, const vptq_packed_matrix *m,
     size_t count = 0;
     VPTQ_TRY(entry_text(m, &entry, err));
     VPTQ_TRY(vptq_packed_tensors(m, &arena, list, &count, err));
-    add_float_book(list, &count, "centroids_f32", &m->vq.shape, m->vq.shape.k, centroids_f32);
+    add_float_codebook(list, &count, "centroids_f32", &m->vq.shape, m->vq.shape.k,
+                       centroids_f32);
     if (m->vq.shape.k_res)
-        add_float_book(list, &count, "res_centroids_f32", &m->vq.shape, m->vq.shape.k_res,
-                       res_centroids_f32);
+        add_float_codebook(list, &count, "res_centroids_f32", &m->vq.shape, m->vq.shape.k_res,
+                           res_centroids_f32);
     qsort(list, count, sizeof *list, by_name);
     vptq_metadata meta[META_COUNT] = {{"format", LAYER_FORMAT}, {"name", m->name},
                                       {"entry", entry},         {"fingerprint", fingerprint},
@@ -127,8 +128,8 @@ static vptq_status take_metadata(const char *path, const vptq_metadata *found, s
     return VPTQ_OK;
 }
 
-static vptq_status read_float_book(vptq_layer_file *f, const char *path, const char *name,
-                                   uint32_t k, const float **out, vptq_err *err)
+static vptq_status read_float_codebook(vptq_layer_file *f, const char *path, const char *name,
+                                       uint32_t k, const float **out, vptq_err *err)
 {
     const vptq_vq_shape *s = &f->matrix.vq.shape;
     const vptq_tensor *t = vptq_tensor_find(&f->set, name);
@@ -137,19 +138,19 @@ static vptq_status read_float_book(vptq_layer_file *f, const char *path, const c
         return vptq_fail(err, VPTQ_E_FORMAT,
                          "%s: tensor '%s' is missing or not F32 [%u, %u, %u]", path, name,
                          (unsigned)s->groups, (unsigned)k, (unsigned)s->v);
-    const float *book = (const float *)(const void *)t->data;
-    if ((uintptr_t)t->data % sizeof *book) {
+    const float *codebook = (const float *)(const void *)t->data;
+    if ((uintptr_t)t->data % sizeof *codebook) {
         float *copy = vptq_arena_alloc(&f->set.arena, t->bytes, 1, err);
         if (!copy)
             return VPTQ_E_NOMEM;
         memcpy(copy, t->data, t->bytes);
-        book = copy;
+        codebook = copy;
     }
-    for (size_t i = 0; i < t->bytes / sizeof *book; i++)
-        if (!isfinite(book[i]))
+    for (size_t i = 0; i < t->bytes / sizeof *codebook; i++)
+        if (!isfinite(codebook[i]))
             return vptq_fail(err, VPTQ_E_NUMERIC, "%s: tensor '%s': element %zu is %g", path,
-                             name, i, (double)book[i]);
-    *out = book;
+                             name, i, (double)codebook[i]);
+    *out = codebook;
     return VPTQ_OK;
 }
 
@@ -163,10 +164,10 @@ static vptq_status read_matrix(const char *path, const vptq_metadata meta[META_C
     VPTQ_TRY(
         vptq_packed_read(&f->set, entry, meta[1].value, path, &f->set.arena, &f->matrix, err));
     const vptq_vq_shape *s = &f->matrix.vq.shape;
-    VPTQ_TRY(read_float_book(f, path, "centroids_f32", s->k, &f->centroids_f32, err));
+    VPTQ_TRY(read_float_codebook(f, path, "centroids_f32", s->k, &f->centroids_f32, err));
     if (s->k_res)
-        VPTQ_TRY(read_float_book(f, path, "res_centroids_f32", s->k_res, &f->res_centroids_f32,
-                                 err));
+        VPTQ_TRY(read_float_codebook(f, path, "res_centroids_f32", s->k_res,
+                                     &f->res_centroids_f32, err));
     f->fingerprint = meta[3].value;
     f->report = meta[4].value;
 out:

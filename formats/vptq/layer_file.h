@@ -24,7 +24,8 @@ void vptq_layer_file_name(char name[VPTQ_LAYER_FILE_NAME_MAX], uint32_t layer,
 /* Whether a name has this form. */
 bool vptq_layer_file_is(const char *name);
 
-/* Atomic; replaces an old file.  The books before rounding belong to the books of m->vq. */
+/* Atomic; replaces an old file.  The codebooks before rounding belong to the codebooks of
+ * m->vq. */
 vptq_status vptq_layer_file_write(const char *path, const vptq_packed_matrix *m,
                                   const float *centroids_f32, const float *res_centroids_f32,
                                   const char *fingerprint, const char *report, vptq_mem *mem,

@@ -173,7 +173,7 @@ static vptq_status read_u16(const matrix_reader *r, const char *part, const part
 static vptq_status read_packed_indices(const matrix_reader *r, const vptq_vq_shape *s,
                                        const uint32_t **out)
 {
-    part_shape want = {3, {s->groups, vptq_vq_strips(s), vptq_vq_row_words(s)}};
+    part_shape want = {3, {s->groups, vptq_vq_vector_rows(s), vptq_vq_row_words(s)}};
     vptq_tensor t;
     vptq_status st = need_part(r, "indices", VPTQ_I32, VPTQ_U32, &want, &t);
     if (st || r->shapes_only)
@@ -190,19 +190,19 @@ static vptq_status read_packed_indices(const matrix_reader *r, const vptq_vq_sha
     return VPTQ_OK;
 }
 
-/* The training form: one 16-bit number per index and book. */
+/* The training form: one 16-bit number per index and codebook. */
 static vptq_status read_plain_indices(matrix_reader *r, const vptq_vq_shape *s,
                                       const uint32_t **out)
 {
     vptq_status st = VPTQ_OK;
-    part_shape want = {3, {s->groups, vptq_vq_strips(s), s->group_size}};
+    part_shape want = {3, {s->groups, vptq_vq_vector_rows(s), s->group_size}};
     const uint16_t *main_index = NULL, *res_index = NULL;
     VPTQ_TRY(part_done(r, read_u16(r, "indices", &want, s->k, &main_index)));
     if (s->k_res)
         VPTQ_TRY(part_done(r, read_u16(r, "res_indices", &want, s->k_res, &res_index)));
     if (!main_index || (s->k_res && !res_index))
         return VPTQ_OK; /* told, or not looked at */
-    size_t rows = (size_t)s->groups * vptq_vq_strips(s), row_words = vptq_vq_row_words(s);
+    size_t rows = (size_t)s->groups * vptq_vq_vector_rows(s), row_words = vptq_vq_row_words(s);
     unsigned bits = vptq_vq_index_bits(s), main_bits = vptq_log2u(s->k);
     uint32_t *words = vptq_arena_zalloc(r->arena, rows * row_words, sizeof *words, r->err);
     if (!words)
@@ -282,10 +282,10 @@ static vptq_status read_outliers(matrix_reader *r, vptq_vq *q)
 {
     vptq_status st = VPTQ_OK;
     const vptq_vq_shape *s = &q->shape;
-    part_shape book = {2, {1, (uint64_t)s->k0 * s->v0}};
+    part_shape codebook = {2, {1, (uint64_t)s->k0 * s->v0}};
     part_shape indices = {3, {1, (s->out + s->v0 - 1) / s->v0, s->outliers}};
     VPTQ_TRY(part_done(
-        r, read_numbers(r, "outlier_centroids.weight", &book, &q->outlier_centroids)));
+        r, read_numbers(r, "outlier_centroids.weight", &codebook, &q->outlier_centroids)));
     VPTQ_TRY(
         part_done(r, read_u16(r, "outlier_indices", &indices, s->k0, &q->outlier_indices)));
 out:
@@ -348,12 +348,12 @@ static vptq_status read_parts(matrix_reader *r, const vptq_packed_layout *layout
 {
     vptq_status st = VPTQ_OK;
     const vptq_vq_shape *s = &q->shape;
-    part_shape book = {2, {s->groups, (uint64_t)s->k * s->v}};
-    part_shape res_book = {2, {s->groups, (uint64_t)s->k_res * s->v}};
-    VPTQ_TRY(part_done(r, read_numbers(r, "centroids.weight", &book, &q->centroids)));
+    part_shape codebook = {2, {s->groups, (uint64_t)s->k * s->v}};
+    part_shape res_codebook = {2, {s->groups, (uint64_t)s->k_res * s->v}};
+    VPTQ_TRY(part_done(r, read_numbers(r, "centroids.weight", &codebook, &q->centroids)));
     if (s->k_res)
         VPTQ_TRY(part_done(
-            r, read_numbers(r, "res_centroids.weight", &res_book, &q->res_centroids)));
+            r, read_numbers(r, "res_centroids.weight", &res_codebook, &q->res_centroids)));
     if (layout->bit_packed)
         VPTQ_TRY(part_done(r, read_packed_indices(r, s, &q->indices)));
     else

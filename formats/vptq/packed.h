@@ -87,10 +87,10 @@ vptq_status vptq_packed_tensors(const vptq_packed_matrix *m, vptq_arena *arena,
 vptq_status vptq_packed_make_entry(const vptq_packed_matrix *m, bool has_bias, json_t **entry,
                                    vptq_err *err) VPTQ_MUST_CHECK;
 
-/* Main and residual book change places, in the indices, too (k_res > 0): their sum is the same.
- * New indices in `arena`. */
-vptq_status vptq_packed_swap_books(vptq_vq *q, vptq_arena *arena,
-                                   vptq_err *err) VPTQ_MUST_CHECK;
+/* Main and residual codebook change places, in the indices, too (k_res > 0): their sum is the
+ * same. New indices in `arena`. */
+vptq_status vptq_packed_swap_codebooks(vptq_vq *q, vptq_arena *arena,
+                                       vptq_err *err) VPTQ_MUST_CHECK;
 
 /* The permutation folded into the indices (G = 1, no outliers), new indices in `arena`. */
 vptq_status vptq_packed_absorb_perm(vptq_vq *q, vptq_arena *arena,

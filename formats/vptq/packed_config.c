@@ -66,7 +66,7 @@ static vptq_status read_pair(const entry_reader *r, const char *key, uint32_t pa
     return VPTQ_OK;
 }
 
-static vptq_status read_books(const entry_reader *r, vptq_vq_shape *s)
+static vptq_status read_codebooks(const entry_reader *r, vptq_vq_shape *s)
 {
     vptq_status st = VPTQ_OK;
     uint32_t v[2], k[2], k_res[2];
@@ -106,7 +106,7 @@ vptq_status vptq_packed_parse_entry(const json_t *entry, const char *name, const
     VPTQ_TRY(read_size(&r, "group_num", &s->groups));
     VPTQ_TRY(read_size(&r, "group_size", &s->group_size));
     VPTQ_TRY(read_size(&r, "outlier_size", &s->outliers));
-    VPTQ_TRY(read_books(&r, s));
+    VPTQ_TRY(read_codebooks(&r, s));
     VPTQ_TRY(vptq_json_bool_or(entry, r.where, "enable_norm", false, &s->has_norm, err));
     VPTQ_TRY(vptq_json_bool_or(entry, r.where, "enable_perm", false, &s->has_perm, err));
     VPTQ_TRY(

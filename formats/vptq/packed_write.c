@@ -22,12 +22,12 @@ vptq_status vptq_packed_absorb_perm(vptq_vq *q, vptq_arena *arena, vptq_err *err
 {
     vptq_vq_shape *s = &q->shape;
     VPTQ_BUG_IF(!can_absorb(s) || !q->perm);
-    size_t strips = vptq_vq_strips(s), row_words = vptq_vq_row_words(s);
+    size_t vector_rows = vptq_vq_vector_rows(s), row_words = vptq_vq_row_words(s);
     unsigned bits = vptq_vq_index_bits(s);
-    uint32_t *words = vptq_arena_zalloc(arena, strips * row_words, sizeof *words, err);
+    uint32_t *words = vptq_arena_zalloc(arena, vector_rows * row_words, sizeof *words, err);
     if (!words)
         return VPTQ_E_NOMEM;
-    for (size_t r = 0; r < strips; r++)
+    for (size_t r = 0; r < vector_rows; r++)
         for (size_t p = 0; p < s->in; p++)
             vptq_bits_put(words + r * row_words, q->perm[p], bits,
                           vptq_bits_get(q->indices + r * row_words, p, bits));
@@ -37,11 +37,11 @@ vptq_status vptq_packed_absorb_perm(vptq_vq *q, vptq_arena *arena, vptq_err *err
     return VPTQ_OK;
 }
 
-vptq_status vptq_packed_swap_books(vptq_vq *q, vptq_arena *arena, vptq_err *err)
+vptq_status vptq_packed_swap_codebooks(vptq_vq *q, vptq_arena *arena, vptq_err *err)
 {
     vptq_vq_shape *s = &q->shape;
     VPTQ_BUG_IF(s->k_res == 0);
-    size_t rows = (size_t)s->groups * vptq_vq_strips(s), row_words = vptq_vq_row_words(s);
+    size_t rows = (size_t)s->groups * vptq_vq_vector_rows(s), row_words = vptq_vq_row_words(s);
     unsigned bits = vptq_vq_index_bits(s), main_bits = vptq_log2u(s->k);
     unsigned res_bits = vptq_log2u(s->k_res);
     uint32_t *words = vptq_arena_zalloc(arena, rows * row_words, sizeof *words, err);
@@ -54,11 +54,11 @@ vptq_status vptq_packed_swap_books(vptq_vq *q, vptq_arena *arena, vptq_err *err)
             vptq_bits_put(words + r * row_words, c, bits,
                           (uint32_t)(field >> main_bits | main_index << res_bits));
         }
-    const float *book = q->centroids;
+    const float *codebook = q->centroids;
     uint32_t k = s->k;
     q->indices = words;
     q->centroids = q->res_centroids;
-    q->res_centroids = book;
+    q->res_centroids = codebook;
     s->k = s->k_res;
     s->k_res = k;
     return VPTQ_OK;
@@ -75,7 +75,7 @@ static unsigned last_bits(const vptq_vq_shape *s)
 size_t vptq_packed_dirty_rows(const vptq_vq *q)
 {
     const vptq_vq_shape *s = &q->shape;
-    size_t rows = (size_t)s->groups * vptq_vq_strips(s), row_words = vptq_vq_row_words(s);
+    size_t rows = (size_t)s->groups * vptq_vq_vector_rows(s), row_words = vptq_vq_row_words(s);
     size_t dirty = 0;
     unsigned used = last_bits(s);
     for (size_t r = 0; used && r < rows; r++)
@@ -86,7 +86,7 @@ size_t vptq_packed_dirty_rows(const vptq_vq *q)
 static vptq_status clear_padding(vptq_vq *q, vptq_arena *arena, vptq_err *err)
 {
     const vptq_vq_shape *s = &q->shape;
-    size_t rows = (size_t)s->groups * vptq_vq_strips(s), row_words = vptq_vq_row_words(s);
+    size_t rows = (size_t)s->groups * vptq_vq_vector_rows(s), row_words = vptq_vq_row_words(s);
     if (vptq_packed_dirty_rows(q) == 0)
         return VPTQ_OK;
     uint32_t *words = vptq_arena_alloc(arena, rows * row_words, sizeof *words, err);
@@ -200,7 +200,7 @@ vptq_status vptq_packed_tensors(const vptq_packed_matrix *m, vptq_arena *arena,
     const vptq_vq_shape *s = &q.shape;
     vptq_tensor indices = {.type = VPTQ_I32,
                            .dims = 3,
-                           .shape = {s->groups, vptq_vq_strips(s), vptq_vq_row_words(s)}};
+                           .shape = {s->groups, vptq_vq_vector_rows(s), vptq_vq_row_words(s)}};
     VPTQ_TRY(add_part(&w, "indices", indices, q.indices));
     if (s->outliers)
         VPTQ_TRY(add_outliers(&w, &q));

@@ -27,7 +27,7 @@ typedef struct vptq_ablate_row {
     const char *name;  /* of its files: letters, digits, '.', '_' and '-' */
     const char *label; /* "#4" of the paper's table; else the name */
     bool original;     /* the model as it is; nothing of what follows */
-    vptq_quant_settings settings;
+    vptq_encoder_settings settings;
     const char *recipe; /* path or NULL */
     double bits;        /* as vptq_quantize_options.bits; 0 = as the settings say */
     vptq_allocate_mode allocate;

@@ -266,7 +266,7 @@ static vptq_status listed_rows(const vptq_ablate_options *opt, vptq_arena *arena
 {
     reader r = {.opt = opt, .arena = arena};
     json_t *list = NULL;
-    vptq_quant_settings s;
+    vptq_encoder_settings s;
     /* what is wrong for all rows is the caller's, not the file's */
     vptq_status st =
         vptq_settings_defaults(opt->encoder, NULL, opt->given, opt->given_count, &s, err);

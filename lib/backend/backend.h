@@ -111,51 +111,51 @@ typedef struct vptq_sample_args {
     int32_t *ids;    /* [n] */
 } vptq_sample_args;
 
-/* The books of one group of columns, and how pairs of them are searched.  A vector x stands for
- * the pair (c, r) that minimizes |x - c - r|^2 among: the `beam` main centroids nearest to x
- * (or more of them), each with its best residual centroid.  beam 1 is the greedy choice
- * (nearest c, then nearest r to what is left), beam >= k the exact one; without residual book
- * beam means nothing.  The lowest index wins on ties of the computed score.  `local` allows
- * searches that keep choices to look only among the main centroids around the present one: at v
- * 8, k 4096, k_res 256 it takes 1.48 us per vector in place of 2.08 on one core (cpu, AVX-512),
- * and the encoder ends with 0.5 to 0.7 % more loss. */
-typedef struct vptq_books {
-    uint32_t v, k, k_res; /* k_res 0 = no residual book */
+/* The codebooks of one group of columns, and how pairs of them are searched.  A vector x stands
+ * for the pair (c, r) that minimizes |x - c - r|^2 among: the `beam` main centroids nearest to
+ * x (or more of them), each with its best residual centroid.  beam 1 is the greedy choice
+ * (nearest c, then nearest r to what is left), beam >= k the exact one; without residual
+ * codebook beam means nothing.  The lowest index wins on ties of the computed score.  `local`
+ * allows searches that keep choices to look only among the main centroids around the present
+ * one: at v 8, k 4096, k_res 256 it takes 1.48 us per vector in place of 2.08 on one core (cpu,
+ * AVX-512), and the encoder ends with 0.5 to 0.7 % more loss. */
+typedef struct vptq_codebooks {
+    uint32_t v, k, k_res; /* k_res 0 = no residual codebook */
     uint32_t beam;        /* at least 1 */
     bool local;
     const float *centroids;     /* [k, v] */
     const float *res_centroids; /* [k_res, v] or NULL */
-} vptq_books;
+} vptq_codebooks;
 
-/* Books made ready for searching by a backend (packed, norms and products of pairs taken): what
- * is inside is the backend's own.  Belongs to the device that made it; the arrays of the books
- * must live and stay as they are as long as it does. */
-typedef struct vptq_finder vptq_finder;
+/* Codebooks made ready for searching by a backend (packed, norms and products of pairs taken):
+ * what is inside is the backend's own.  Belongs to the device that made it; the arrays of the
+ * codebooks must live and stay as they are as long as it does. */
+typedef struct vptq_search_index vptq_search_index;
 
 /* Choices for n vectors x [n, v].  With `keep`, idx (and idx_res) come in as choices that stay
  * unless another one is strictly nearer (distances compared in the same arithmetic); else they
  * are only written.  dist (may be NULL): |x - (c + r)|^2 of the choice, from the differences.
  */
-typedef struct vptq_find_args {
+typedef struct vptq_search_args {
     size_t n;
-    const vptq_finder *finder;
+    const vptq_search_index *index;
     const float *x;
     bool keep;
-    uint32_t *idx, *idx_res; /* [n]; idx_res NULL without residual book */
+    uint32_t *idx, *idx_res; /* [n]; idx_res NULL without residual codebook */
     float *dist;
-} vptq_find_args;
+} vptq_search_args;
 
 /* One block of the column pass (paper Algorithm 1), all in transposed layout: column j of the
  * (normalized, ordered) matrix is a contiguous run of `rows` floats, rows a multiple of v.
- * For t = 0..cols-1: quantize column t of z as the finder does, err[t] = (z[t] - q[t]) /
- * u[t][t], z[s] -= err[t] * u[t][s] for t < s < cols.  Strips (v rows) are independent of each
- * other. */
+ * For t = 0..cols-1: quantize column t of z as the search index does, err[t] = (z[t] - q[t]) /
+ * u[t][t], z[s] -= err[t] * u[t][s] for t < s < cols.  Vector rows (v rows) are independent of
+ * each other. */
 typedef struct vptq_pass_args {
     size_t cols, rows;
-    const vptq_finder *finder;
+    const vptq_search_index *index;
     float *z; /* [cols, rows] in: compensated so far; out: at the moment of quantization */
     const float *u;          /* [cols, cols], upper triangle used */
-    uint32_t *idx, *idx_res; /* [cols, rows / v]; idx_res NULL without residual book */
+    uint32_t *idx, *idx_res; /* [cols, rows / v]; idx_res NULL without residual codebook */
     float *q;                /* [cols, rows] */
     float *err;              /* [cols, rows] */
     size_t ldz, ldu, ldi, ldq, lde;
@@ -164,12 +164,13 @@ typedef struct vptq_pass_args {
 /* One block of a sweep of coordinate descent over indices, same layout.  With E = q - w and
  * G = E H, the loss tr(E H E^T) as a function of column t alone is H_tt |q_t - (q_t - g_t /
  * H_tt)|^2 + const.  For t = 0..cols-1: the choice nearest to q[t] - g[t] / h[t][t] is taken,
- * the old one kept unless another is strictly nearer (vptq_find_args.keep); delta[t] = new q[t]
+ * the old one kept unless another is strictly nearer (vptq_search_args.keep); delta[t] = new
+ * q[t]
  * - old q[t]; g[s] += delta[t] * h[t][s] for t < s < cols.  g itself is only read: the caller
  * brings it up to date with delta.  A column with h[t][t] <= 0 is left alone. */
 typedef struct vptq_descend_args {
     size_t cols, rows;
-    const vptq_finder *finder;
+    const vptq_search_index *index;
     const float *g;          /* [cols, rows] */
     const float *h;          /* [cols, cols], upper triangle used */
     uint32_t *idx, *idx_res; /* [cols, rows / v] in and out */
@@ -178,7 +179,8 @@ typedef struct vptq_descend_args {
     size_t ldg, ldh, ldi, ldq, ldd;
 } vptq_descend_args;
 
-/* Between books and what they stand for; idx [cols, rows / v], a column's vectors in a run. */
+/* Between codebooks and what they stand for; idx [cols, rows / v], a column's vectors in a run.
+ */
 typedef struct vptq_gather_args {
     size_t cols, rows;
     uint32_t v, k, k_res;
@@ -275,8 +277,8 @@ typedef struct vptq_backend {
     vptq_status (*assign)(vptq_dev *dev, size_t n, uint32_t v, uint32_t k, const float *x,
                           const float *c, uint32_t *idx, float *dist, vptq_err *err);
     /* The same with labels idx[i] < k to start from: faster the nearer the vectors still are to
-     * those centroids.  `before` [k, v] (may be NULL): the book for which this device found the
-     * labels; faster the fewer centroids have moved since. */
+     * those centroids.  `before` [k, v] (may be NULL): the codebook for which this device found
+     * the labels; faster the fewer centroids have moved since. */
     vptq_status (*reassign)(vptq_dev *dev, size_t n, uint32_t v, uint32_t k, const float *x,
                             const float *before, const float *c, uint32_t *idx, vptq_err *err);
     /* sums[j] = sum of w_i x_i [k, v], weights[j] = sum of w_i [k] over idx[i] == j
@@ -303,10 +305,10 @@ typedef struct vptq_backend {
      * threads: only to measure the others against.  VPTQ_E_UNSUPPORTED where there is none. */
     vptq_status (*library_gemv)(vptq_dev *dev, size_t out, size_t in, const float *w,
                                 const vptq_gemv_args *g, vptq_err *err);
-    vptq_status (*finder_open)(vptq_dev *dev, const vptq_books *books, vptq_finder **finder,
-                               vptq_err *err);
-    void (*finder_close)(vptq_dev *dev, vptq_finder *finder); /* accepts NULL */
-    vptq_status (*find)(vptq_dev *dev, const vptq_find_args *f, vptq_err *err);
+    vptq_status (*search_index_open)(vptq_dev *dev, const vptq_codebooks *codebooks,
+                                     vptq_search_index **index, vptq_err *err);
+    void (*search_index_close)(vptq_dev *dev, vptq_search_index *index); /* accepts NULL */
+    vptq_status (*search)(vptq_dev *dev, const vptq_search_args *f, vptq_err *err);
     vptq_status (*vq_pass)(vptq_dev *dev, const vptq_pass_args *p, vptq_err *err);
     vptq_status (*vq_descend)(vptq_dev *dev, const vptq_descend_args *d, vptq_err *err);
     vptq_status (*vq_gather)(vptq_dev *dev, const vptq_gather_args *g, vptq_err *err);

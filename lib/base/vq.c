@@ -2,7 +2,7 @@
 
 enum { STORED_BITS = 16, WORD_BITS = 32, MAX_INDEX_BITS = 32 };
 
-static bool is_book_size(uint32_t k)
+static bool is_codebook_size(uint32_t k)
 {
     return k >= 1 && k <= VPTQ_VQ_MAX_K && (k & (k - 1)) == 0;
 }
@@ -36,10 +36,10 @@ vptq_status vptq_vq_shape_check(const vptq_vq_shape *s, vptq_err *err)
     if (s->v < 1 || s->v > VPTQ_VQ_MAX_V)
         return vptq_fail(err, VPTQ_E_SHAPE, "vector length %u is not in 1..%d", s->v,
                          VPTQ_VQ_MAX_V);
-    if (!is_book_size(s->k))
+    if (!is_codebook_size(s->k))
         return vptq_fail(err, VPTQ_E_SHAPE, "%u centroids is not a power of two up to %d", s->k,
                          VPTQ_VQ_MAX_K);
-    if (s->k_res && !is_book_size(s->k_res))
+    if (s->k_res && !is_codebook_size(s->k_res))
         return vptq_fail(err, VPTQ_E_SHAPE,
                          "%u residual centroids is not a power of two up to %d", s->k_res,
                          VPTQ_VQ_MAX_K);
@@ -64,7 +64,7 @@ vptq_status vptq_vq_shape_check(const vptq_vq_shape *s, vptq_err *err)
 vptq_vq_bits vptq_vq_count_bits(const vptq_vq_shape *s)
 {
     vptq_vq_bits b = {0};
-    uint64_t rows = (uint64_t)s->groups * vptq_vq_strips(s);
+    uint64_t rows = (uint64_t)s->groups * vptq_vq_vector_rows(s);
     b.indices = rows * vptq_vq_row_words(s) * WORD_BITS;
     b.codebooks = (uint64_t)s->groups * (s->k + s->k_res) * s->v * STORED_BITS;
     if (s->has_norm)
@@ -72,8 +72,8 @@ vptq_vq_bits vptq_vq_count_bits(const vptq_vq_shape *s)
     if (s->has_perm)
         b.perm = (uint64_t)s->in * STORED_BITS;
     if (s->outliers) {
-        uint64_t strips = (s->out + s->v0 - 1) / s->v0;
-        b.outlier_indices = strips * s->outliers * STORED_BITS;
+        uint64_t vector_rows = (s->out + s->v0 - 1) / s->v0;
+        b.outlier_indices = vector_rows * s->outliers * STORED_BITS;
         b.outlier_codebook = (uint64_t)s->k0 * s->v0 * STORED_BITS;
     }
     b.total =

@@ -4,7 +4,7 @@
  *
  * W is [out, in].  "Processing order" is the order of columns in the file: position p holds
  * input channel perm[p] (identity without perm).  The first `outliers` positions use the
- * outlier book; then group g covers the next `group_size` positions.  A vector is `v`
+ * outlier codebook; then group g covers the next `group_size` positions.  A vector is `v`
  * consecutive rows of one column; the last vector of a column may run past `out` (its tail is
  * dropped).
  *
@@ -29,10 +29,11 @@ enum { VPTQ_VQ_MAX_V = 64, VPTQ_VQ_MAX_K = 65536 };
 
 typedef struct vptq_vq_shape {
     uint32_t out, in;            /* W is [out, in] */
-    uint32_t v, k, k_res;        /* k_res 0 = no residual book; k, k_res powers of two */
+    uint32_t v, k, k_res;        /* k_res 0 = no residual codebook; k, k_res powers of two */
     uint32_t groups, group_size; /* in = outliers + groups * group_size */
-    uint32_t outliers, v0, k0; /* outlier columns and their book; 0, 0, 0 when there are none */
-    bool has_perm, has_norm;   /* whether perm, and scale + bias, are stored */
+    uint32_t outliers, v0,
+        k0; /* outlier columns and their codebook; 0, 0, 0 when there are none */
+    bool has_perm, has_norm; /* whether perm, and scale + bias, are stored */
 } vptq_vq_shape;
 
 typedef struct vptq_vq {
@@ -46,7 +47,7 @@ typedef struct vptq_vq {
     const float *scale, *bias;       /* [in] by input channel, or NULL both */
 } vptq_vq;
 
-static inline uint32_t vptq_vq_strips(const vptq_vq_shape *s) /* vectors per column */
+static inline uint32_t vptq_vq_vector_rows(const vptq_vq_shape *s) /* vectors per column */
 {
     return (s->out + s->v - 1) / s->v;
 }
@@ -58,14 +59,14 @@ vptq_vq_index_bits(const vptq_vq_shape *s) /* T: main + residual, 0..32 */
 }
 
 static inline size_t
-vptq_vq_row_words(const vptq_vq_shape *s) /* words of one (group, strip) row */
+vptq_vq_row_words(const vptq_vq_shape *s) /* words of one (group, vector row) row */
 {
     return vptq_bits_words(s->group_size, vptq_vq_index_bits(s));
 }
 
 /* VPTQ_E_SHAPE naming the first rule that is broken: v in 1..64, k and k_res powers of two up
- * to 65536 with 1 <= T <= 32, in <= 65536, in = outliers + groups * group_size, outlier book
- * complete. */
+ * to 65536 with 1 <= T <= 32, in <= 65536, in = outliers + groups * group_size, outlier
+ * codebook complete. */
 vptq_status vptq_vq_shape_check(const vptq_vq_shape *s, vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Every bit that is stored for the matrix, by part; storage types are 16 bits wide. */

@@ -32,11 +32,11 @@ const vptq_gemv_pair *vptq_gemv_chain_shapes(void)
     return shapes;
 }
 
-const vptq_gemv_pair *vptq_gemv_published_books(void)
+const vptq_gemv_pair *vptq_gemv_published_codebooks(void)
 {
-    static const vptq_gemv_pair books[VPTQ_GEMV_BOOKS] = {
+    static const vptq_gemv_pair codebooks[VPTQ_GEMV_CODEBOOKS] = {
         {4096, 256}, {8192, 256}, {4096, 512}, {8192, 512}};
-    return books;
+    return codebooks;
 }
 
 /* What is multiplied: the packed matrix, the dense one in 16 bits and in F32. */
@@ -58,10 +58,11 @@ typedef struct bench {
      * device has memory of its own. */
     size_t stored, index_words;
     uint32_t *indices;
-    float *book, *res_book, *norm; /* [stored, k, v], [stored, k_res, v], [stored, 2, in] */
-    uint16_t *half;                /* [copies, out, in] in device memory, as what follows */
-    float *dense;                  /* [copies, out, in] */
-    float *x, *y;                  /* [batch, in], [batch, out] */
+    float *codebook, *res_codebook,
+        *norm;      /* [stored, k, v], [stored, k_res, v], [stored, 2, in] */
+    uint16_t *half; /* [copies, out, in] in device memory, as what follows */
+    float *dense;   /* [copies, out, in] */
+    float *x, *y;   /* [batch, in], [batch, out] */
     size_t next[SIDES];
     double bandwidth; /* bytes per second that are read from memory */
 } bench;
@@ -99,7 +100,7 @@ static void fill_range(void *arg, size_t begin, size_t end, int thread)
         case FILL_FLOATS:
             ((float *)job->dst)[i] = random_float(&job->rng, i);
             break;
-        case FILL_FLOATS_F16: /* that are a float16 each, as books are */
+        case FILL_FLOATS_F16: /* that are a float16 each, as codebooks are */
             ((float *)job->dst)[i] =
                 vptq_f16_to_f32(vptq_f32_to_f16(random_float(&job->rng, i)));
             break;
@@ -171,14 +172,14 @@ static void *make_stored(const bench *b, int kind, uint32_t what, size_t n, vptq
     return dst;
 }
 
-/* Codes 0, 1, 2, ... of both books in every strip. */
+/* Codes 0, 1, 2, ... of both codebooks in every vector row. */
 static void make_sequential(const bench *b)
 {
     const vptq_vq_shape *s = &b->shape;
     const size_t words = vptq_vq_row_words(s), bytes = b->index_words * sizeof(uint32_t);
     uint32_t *rows = b->indices;
     memset(rows, 0, bytes);
-    for (size_t r = 0; r < vptq_vq_strips(s); r++)
+    for (size_t r = 0; r < vptq_vq_vector_rows(s); r++)
         for (size_t c = 0; c < s->in; c++) {
             const uint64_t i = r * s->in + c;
             const uint32_t main = (uint32_t)(i % s->k),
@@ -196,7 +197,7 @@ static void release_matrices(bench *b)
 {
     vptq_mem *mem = b->dev->ctx->mem;
     void *on_device[] = {b->half, b->dense, b->x, b->y};
-    void *on_host[] = {b->matrix, b->indices, b->book, b->res_book, b->norm};
+    void *on_host[] = {b->matrix, b->indices, b->codebook, b->res_codebook, b->norm};
     for (size_t c = 0; b->matrix && c < b->copies[PACKED]; c++)
         b->dev->ops->matrix_close(b->dev->state, b->matrix[c]);
     for (size_t i = 0; i < sizeof on_device / sizeof *on_device; i++)
@@ -205,7 +206,7 @@ static void release_matrices(bench *b)
         vptq_mem_free(mem, on_host[i]);
     b->matrix = NULL;
     b->indices = NULL;
-    b->book = b->res_book = b->norm = b->dense = b->x = b->y = NULL;
+    b->codebook = b->res_codebook = b->norm = b->dense = b->x = b->y = NULL;
     b->half = NULL;
 }
 
@@ -235,8 +236,8 @@ static vptq_vq stored_copy(const bench *b, size_t c)
     const float *norm = b->norm + c * 2 * s->in;
     return (vptq_vq){.shape = *s,
                      .indices = b->indices + c * b->index_words,
-                     .centroids = b->book + c * s->k * s->v,
-                     .res_centroids = s->k_res ? b->res_book + c * s->k_res * s->v : NULL,
+                     .centroids = b->codebook + c * s->k * s->v,
+                     .res_centroids = s->k_res ? b->res_codebook + c * s->k_res * s->v : NULL,
                      .scale = norm,
                      .bias = norm + s->in};
 }
@@ -247,16 +248,16 @@ static vptq_status make_packed(bench *b, vptq_err *err)
     const vptq_vq_shape *s = &b->shape;
     const size_t copies = b->copies[PACKED];
     b->stored = b->dev->ops->host_memory ? copies : 1;
-    b->index_words = vptq_vq_strips(s) * vptq_vq_row_words(s);
+    b->index_words = vptq_vq_vector_rows(s) * vptq_vq_row_words(s);
     b->indices = make_stored(b, FILL_WORDS, 0, b->index_words, err);
     const int kind = b->opt->dtype == VPTQ_F16 ? FILL_FLOATS_F16 : FILL_FLOATS_BF16;
-    b->book = make_stored(b, kind, 1, (size_t)s->k * s->v, err);
-    b->res_book = make_stored(b, kind, 2, (size_t)s->k_res * s->v, err);
+    b->codebook = make_stored(b, kind, 1, (size_t)s->k * s->v, err);
+    b->res_codebook = make_stored(b, kind, 2, (size_t)s->k_res * s->v, err);
     b->norm = make_stored(b, FILL_FLOATS, 3, 2 * (size_t)s->in, err);
     b->matrix = vptq_mem_alloc(b->dev->ctx->mem, copies, sizeof(*b->matrix), err);
     for (size_t c = 0; b->matrix && c < copies; c++)
         b->matrix[c] = NULL;
-    if (!b->indices || !b->book || !b->res_book || !b->norm || !b->matrix)
+    if (!b->indices || !b->codebook || !b->res_codebook || !b->norm || !b->matrix)
         VPTQ_TRY(VPTQ_E_NOMEM);
     if (b->opt->sequential)
         make_sequential(b);
@@ -537,13 +538,13 @@ out:
 /* ---- the table ---- */
 
 static vptq_vq_shape shape_of(const vptq_gemv_options *o, uint32_t in, uint32_t out,
-                              const vptq_gemv_pair *books)
+                              const vptq_gemv_pair *codebooks)
 {
     return (vptq_vq_shape){.out = out,
                            .in = in,
                            .v = o->v,
-                           .k = books->a,
-                           .k_res = books->b,
+                           .k = codebooks->a,
+                           .k_res = codebooks->b,
                            .groups = 1,
                            .group_size = in,
                            .has_norm = true};
@@ -560,7 +561,7 @@ static vptq_status check_shape(const vptq_vq_shape *s, vptq_err *err)
 enum { MOST_PARTS = 3 };
 
 static size_t list_parts(const vptq_gemv_options *o, const vptq_gemv_pair *shape,
-                         const vptq_gemv_pair *books, bench parts[MOST_PARTS])
+                         const vptq_gemv_pair *codebooks, bench parts[MOST_PARTS])
 {
     const uint32_t a = shape->a, b = shape->b;
     const bool chain = o->cache == VPTQ_GEMV_CHAIN;
@@ -569,8 +570,8 @@ static size_t list_parts(const vptq_gemv_options *o, const vptq_gemv_pair *shape
         size_t times;
     } block[MOST_PARTS] = {{a, a, 4}, {a, b, 2}, {b, a, 1}}; /* q k v o, gate up, down */
     for (size_t i = 0; i < MOST_PARTS; i++)
-        parts[i] = (bench){.shape = chain ? shape_of(o, block[i].in, block[i].out, books)
-                                          : shape_of(o, a, b, books),
+        parts[i] = (bench){.shape = chain ? shape_of(o, block[i].in, block[i].out, codebooks)
+                                          : shape_of(o, a, b, codebooks),
                            .times = chain ? block[i].times : 1,
                            .opt = o,
                            .name = *shape,
@@ -592,22 +593,22 @@ static vptq_status check_options(const vptq_gemv_options *o, vptq_err *err)
         if (o->batch[i] == 0 || o->batch[i] > 1024)
             return vptq_fail(err, VPTQ_E_ARG, "a batch of %u, expected 1 to 1024", o->batch[i]);
     for (size_t i = 0; i < o->shape_count; i++)
-        for (size_t k = 0; k < o->book_count; k++)
-            for (size_t n = list_parts(o, &o->shapes[i], &o->books[k], parts); n > 0; n--)
+        for (size_t k = 0; k < o->codebook_count; k++)
+            for (size_t n = list_parts(o, &o->shapes[i], &o->codebooks[k], parts); n > 0; n--)
                 VPTQ_TRY(check_shape(&parts[n - 1].shape, err));
 out:
     return st;
 }
 
-/* All batches of one shape with one pair of books. */
+/* All batches of one shape with one pair of codebooks. */
 static vptq_status run_shape(const bench *base, const vptq_gemv_pair *shape,
-                             const vptq_gemv_pair *books, vptq_gemv_fn fn, void *arg,
+                             const vptq_gemv_pair *codebooks, vptq_gemv_fn fn, void *arg,
                              vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     const vptq_gemv_options *opt = base->opt;
     bench parts[MOST_PARTS];
-    const size_t count = list_parts(opt, shape, books, parts);
+    const size_t count = list_parts(opt, shape, codebooks, parts);
     for (size_t n = 0; n < count; n++) {
         parts[n].dev = base->dev;
         parts[n].bandwidth = base->bandwidth;
@@ -635,9 +636,9 @@ vptq_status vptq_eval_gemv(vptq_device *dev, const vptq_gemv_options *opt, vptq_
     bench b = {.dev = dev, .opt = opt};
     VPTQ_TRY(check_options(opt, err));
     VPTQ_TRY(measure_bandwidth(&b, err));
-    for (size_t k = 0; k < opt->book_count; k++)
+    for (size_t k = 0; k < opt->codebook_count; k++)
         for (size_t i = 0; i < opt->shape_count; i++)
-            VPTQ_TRY(run_shape(&b, &opt->shapes[i], &opt->books[k], fn, arg, err));
+            VPTQ_TRY(run_shape(&b, &opt->shapes[i], &opt->codebooks[k], fn, arg, err));
 out:
     return st;
 }

@@ -1,5 +1,5 @@
 /* How fast a product with a packed matrix is beside the same product with a dense one: the two
- * published tables of VPTQ's kernels, for any backend, shape and pair of books.
+ * published tables of VPTQ's kernels, for any backend, shape and pair of codebooks.
  *
  * Both sides run in turns in one process on matrices of random numbers; each call takes the
  * next of several copies that together are larger than the caches, unless told otherwise.  The
@@ -13,12 +13,12 @@ typedef struct vptq_gemv_pair {
     uint32_t a, b;
 } vptq_gemv_pair;
 
-/* The shapes and books of the published tables: a = in, b = out; a = k, b = k_res. */
-enum { VPTQ_GEMV_SHAPES = 30, VPTQ_GEMV_BOOKS = 4, VPTQ_GEMV_CHAINS = 4 };
+/* The shapes and codebooks of the published tables: a = in, b = out; a = k, b = k_res. */
+enum { VPTQ_GEMV_SHAPES = 30, VPTQ_GEMV_CODEBOOKS = 4, VPTQ_GEMV_CHAINS = 4 };
 const vptq_gemv_pair *vptq_gemv_published_shapes(void);
 /* Blocks of SmolLM2-135M, TinyLlama-1.1B, Llama-2-7B and -13B: a = hidden, b = intermediate. */
 const vptq_gemv_pair *vptq_gemv_chain_shapes(void);
-const vptq_gemv_pair *vptq_gemv_published_books(void);
+const vptq_gemv_pair *vptq_gemv_published_codebooks(void);
 
 typedef enum {
     VPTQ_GEMV_COLD, /* every call takes the next of copies that no cache holds */
@@ -28,12 +28,12 @@ typedef enum {
 } vptq_gemv_cache;
 
 typedef struct vptq_gemv_options {
-    const vptq_gemv_pair *shapes, *books; /* in and out; k and k_res (0 = none) */
-    size_t shape_count, book_count;
+    const vptq_gemv_pair *shapes, *codebooks; /* in and out; k and k_res (0 = none) */
+    size_t shape_count, codebook_count;
     const uint32_t *batch; /* rows of x */
     size_t batch_count;
     uint32_t v;
-    vptq_dtype dtype; /* of the dense 16-bit matrix and of what books hold; F16 or BF16 */
+    vptq_dtype dtype; /* of the dense 16-bit matrix and of what codebooks hold; F16 or BF16 */
     vptq_gemv_cache cache;
     bool sequential; /* codes 0, 1, 2 ... as in the published benchmark; else random */
     double seconds;  /* for a row, about */
@@ -53,7 +53,7 @@ typedef struct vptq_gemv_row {
 
 typedef vptq_status (*vptq_gemv_fn)(void *arg, const vptq_gemv_row *row, vptq_err *err);
 
-/* Rows in the order of the published tables: books, then shapes (out, then in), then batch.
+/* Rows in the order of the published tables: codebooks, then shapes (out, then in), then batch.
  * Errors: VPTQ_E_ARG naming an option that cannot be, VPTQ_E_NOMEM for a matrix that does not
  * fit, VPTQ_E_NUMERIC where a product is wrong, what `fn` returns. */
 vptq_status vptq_eval_gemv(vptq_device *dev, const vptq_gemv_options *opt, vptq_gemv_fn fn,

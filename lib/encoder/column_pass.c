@@ -5,7 +5,7 @@
  *
  * Inside a block the device does it column by column; what lies behind the block gets one
  * matrix product Z_rest -= U[block, rest]^T Err per block.  A block ends where the next part
- * begins: its columns share their books.
+ * begins: its columns share their codebooks.
  *
  * With pass_columns > 1 that many columns are quantized as they stand, and their errors go on
  * together: Err = U_bb^-T (Z_b - Q_b), then the same product.  That is the paper's ablation
@@ -18,7 +18,7 @@ typedef struct pass {
     vptq_encoder *c;
     vptq_mirror mirror;
     vptq_part part; /* as the device has it */
-    vptq_finder *finder;
+    vptq_search_index *index;
     bool main_only;
     float *host_z, *host_err; /* of z and err, where the device is another one */
     /* device memory */
@@ -80,11 +80,11 @@ static vptq_status do_block(pass *a, size_t at, size_t cols, vptq_err *err)
     const vptq_backend *ops = c->dev->ops;
     const vptq_part *part = &a->part;
     size_t rows = c->rows, in = c->in, rest = in - at - cols;
-    size_t first = (at - part->first) * part->strips;
+    size_t first = (at - part->first) * part->vector_rows;
     bool pairs = part->k_res && !a->main_only;
     vptq_pass_args p = {.cols = cols,
                         .rows = part->rows,
-                        .finder = a->finder,
+                        .index = a->index,
                         .z = a->z + at * rows,
                         .u = a->u + at * in + at,
                         .idx = part->idx + first,
@@ -93,7 +93,7 @@ static vptq_status do_block(pass *a, size_t at, size_t cols, vptq_err *err)
                         .err = a->err,
                         .ldz = rows,
                         .ldu = in,
-                        .ldi = part->strips,
+                        .ldi = part->vector_rows,
                         .ldq = rows,
                         .lde = rows};
     vptq_gemm_args g = {.m = rest,
@@ -122,21 +122,21 @@ static vptq_status do_part(pass *a, vptq_err *err)
     vptq_status st = VPTQ_OK;
     const vptq_part *part = &a->part;
     const vptq_backend *ops = a->c->dev->ops;
-    vptq_books books = vptq_part_books(a->c, part);
+    vptq_codebooks codebooks = vptq_part_codebooks(a->c, part);
     size_t step = a->c->s->pass_columns > 1 ? a->c->s->pass_columns : VPTQ_PASS_BLOCK;
 
     if (a->main_only) {
-        books.k_res = 0;
-        books.res_centroids = NULL;
+        codebooks.k_res = 0;
+        codebooks.res_centroids = NULL;
     }
-    VPTQ_TRY(ops->finder_open(a->c->dev->state, &books, &a->finder, err));
+    VPTQ_TRY(ops->search_index_open(a->c->dev->state, &codebooks, &a->index, err));
     for (size_t i = 0; i < part->cols; i += step) {
         size_t left = part->cols - i;
         VPTQ_TRY(do_block(a, part->first + i, left < step ? left : step, err));
     }
 out:
-    ops->finder_close(a->c->dev->state, a->finder);
-    a->finder = NULL;
+    ops->search_index_close(a->c->dev->state, a->index);
+    a->index = NULL;
     return st;
 }
 

@@ -1,4 +1,4 @@
-/* Inside lib/quant: preconditioned conjugate gradients for A x = r, A symmetric and positive
+/* Inside lib/encoder: preconditioned conjugate gradients for A x = r, A symmetric and positive
  * semidefinite, in double, from x = 0 (Hestenes and Stiefel 1952; Jacobi preconditioner). */
 #ifndef VPTQ_ENCODER_CONJUGATE_H
 #define VPTQ_ENCODER_CONJUGATE_H

@@ -6,7 +6,7 @@
 
 vptq_part vptq_part_mirror(vptq_mirror *m, const vptq_part *p, bool choices)
 {
-    const size_t n = p->cols * p->strips, size = p->v * sizeof *p->main;
+    const size_t n = p->cols * p->vector_rows, size = p->v * sizeof *p->main;
     const unsigned ways = VPTQ_MIRROR_THERE | (choices ? VPTQ_MIRROR_BACK : 0);
     vptq_part on = *p;
 
@@ -30,7 +30,7 @@ vptq_status vptq_part_gather(vptq_encoder *c, const vptq_part *p, const float *m
                           .idx = p->idx,
                           .idx_res = p->idx_res,
                           .q = q + p->first * c->rows,
-                          .ldi = p->strips,
+                          .ldi = p->vector_rows,
                           .ldq = c->rows};
     return c->dev->ops->vq_gather(c->dev->state, &g, err);
 }
@@ -100,16 +100,16 @@ vptq_status vptq_encoder_gradient(vptq_encoder *c, vptq_err *err)
     return VPTQ_OK;
 }
 
-static vptq_status round_book(vptq_encoder *c, size_t n, float *book, float **before,
-                              vptq_err *err)
+static vptq_status round_codebook(vptq_encoder *c, size_t n, float *codebook, float **before,
+                                  vptq_err *err)
 {
     *before = vptq_arena_alloc(c->keep, n, sizeof **before, err);
     if (!*before)
         return VPTQ_E_NOMEM;
-    memcpy(*before, book, n * sizeof *book);
-    vptq_round_to_n(c->s->storage, book, n);
+    memcpy(*before, codebook, n * sizeof *codebook);
+    vptq_round_to_n(c->s->storage, codebook, n);
     for (size_t i = 0; i < n; i++)
-        if (!isfinite(book[i]))
+        if (!isfinite(codebook[i]))
             return vptq_fail(err, VPTQ_E_NUMERIC, "a centroid of %g does not fit into %s",
                              (double)(*before)[i], vptq_dtype_get(c->s->storage)->name);
     return VPTQ_OK;
@@ -119,9 +119,9 @@ vptq_status vptq_encoder_round(vptq_encoder *c, vptq_err *err)
 {
     for (uint32_t i = 0; i < c->parts; i++) {
         vptq_part *p = &c->part[i];
-        vptq_status st = round_book(c, (size_t)p->k * p->v, p->main, &p->main_f32, err);
+        vptq_status st = round_codebook(c, (size_t)p->k * p->v, p->main, &p->main_f32, err);
         if (!st && p->k_res)
-            st = round_book(c, (size_t)p->k_res * p->v, p->res, &p->res_f32, err);
+            st = round_codebook(c, (size_t)p->k_res * p->v, p->res, &p->res_f32, err);
         if (st)
             return st;
     }

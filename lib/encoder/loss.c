@@ -16,8 +16,8 @@ static double squared_norm(size_t n, const float *x)
     return s;
 }
 
-vptq_status vptq_quant_trace(vptq_device *dev, size_t rows, uint32_t in, const float *x,
-                             const float *lower, double *trace, vptq_err *err)
+vptq_status vptq_encoder_trace(vptq_device *dev, size_t rows, uint32_t in, const float *x,
+                               const float *lower, double *trace, vptq_err *err)
 {
     size_t square;
     if (!vptq_size_mul(in, in, &square))
@@ -41,14 +41,14 @@ vptq_status vptq_quant_trace(vptq_device *dev, size_t rows, uint32_t in, const f
     return st;
 }
 
-vptq_status vptq_quant_measure(vptq_device *dev, uint32_t out, uint32_t in, const float *w,
-                               const float *what, const float *lower, vptq_quant_loss *loss,
-                               vptq_err *err)
+vptq_status vptq_encoder_measure(vptq_device *dev, uint32_t out, uint32_t in, const float *w,
+                                 const float *what, const float *lower, vptq_encoder_loss *loss,
+                                 vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     size_t n;
 
-    *loss = (vptq_quant_loss){0};
+    *loss = (vptq_encoder_loss){0};
     if (!vptq_size_mul(out, in, &n))
         return vptq_fail(err, VPTQ_E_SHAPE, "a matrix of %u x %u does not fit in memory", out,
                          in);
@@ -57,8 +57,8 @@ vptq_status vptq_quant_measure(vptq_device *dev, uint32_t out, uint32_t in, cons
         return VPTQ_E_NOMEM;
     for (size_t i = 0; i < n; i++)
         e[i] = what[i] - w[i];
-    VPTQ_TRY(vptq_quant_trace(dev, out, in, e, lower, &loss->error, err));
-    VPTQ_TRY(vptq_quant_trace(dev, out, in, w, lower, &loss->norm, err));
+    VPTQ_TRY(vptq_encoder_trace(dev, out, in, e, lower, &loss->error, err));
+    VPTQ_TRY(vptq_encoder_trace(dev, out, in, w, lower, &loss->norm, err));
     loss->error_sq = squared_norm(n, e);
     loss->norm_sq = squared_norm(n, w);
     loss->relative = loss->norm > 0 ? loss->error / loss->norm : 0;

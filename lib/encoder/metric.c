@@ -89,7 +89,7 @@ static void minimum_and_range(size_t out, size_t in, const float *w, column_stat
 }
 
 /* Rounded to the storage type, but for the published recipe, which rounds at the end. */
-static vptq_status column_norms(vptq_metric *m, const vptq_quant_settings *s, uint32_t out,
+static vptq_status column_norms(vptq_metric *m, const vptq_encoder_settings *s, uint32_t out,
                                 const float *w, vptq_arena *arena, vptq_err *err)
 {
     size_t in = m->in;
@@ -178,7 +178,7 @@ void vptq_metric_rescale(vptq_metric *m, double ridge, const float *lower)
     }
 }
 
-vptq_status vptq_metric_make(const vptq_quant_settings *s, uint32_t out, uint32_t in,
+vptq_status vptq_metric_make(const vptq_encoder_settings *s, uint32_t out, uint32_t in,
                              uint32_t outliers, const float *w, const float *lower,
                              vptq_arena *arena, vptq_metric *m, vptq_err *err)
 {

@@ -1,4 +1,4 @@
-/* Inside lib/quant: normalization and the metric in normalized coordinates.
+/* Inside lib/encoder: normalization and the metric in normalized coordinates.
  *
  * With W = Z S + 1 b^T (S = diag(scale)), an error E_z of Z is an error E_z S of W, so
  * tr(E H E^T) = tr(E_z (S H S) E_z^T): S H S is the metric of Z.  A ridge on H goes in before
@@ -7,7 +7,7 @@
 #ifndef VPTQ_ENCODER_METRIC_H
 #define VPTQ_ENCODER_METRIC_H
 
-#include "lib/encoder/quant.h"
+#include "lib/encoder/encode.h"
 
 typedef struct vptq_metric {
     uint32_t in;
@@ -28,7 +28,7 @@ vptq_status vptq_metric_check(const char *name, uint32_t in, const float *lower,
 /* Checks W for NaN and infinity; fills everything from W, H and the settings.  `lower` is the
  * packed lower triangle of the raw H, checked before.  The `outliers` most important columns
  * come first. Memory comes from `arena`. */
-vptq_status vptq_metric_make(const vptq_quant_settings *s, uint32_t out, uint32_t in,
+vptq_status vptq_metric_make(const vptq_encoder_settings *s, uint32_t out, uint32_t in,
                              uint32_t outliers, const float *w, const float *lower,
                              vptq_arena *arena, vptq_metric *m, vptq_err *err) VPTQ_MUST_CHECK;
 

@@ -44,9 +44,9 @@ const vptq_preset *vptq_preset_table(size_t *count)
     return presets;
 }
 
-static void apply(const vptq_preset *p, vptq_quant_settings *s)
+static void apply(const vptq_preset *p, vptq_encoder_settings *s)
 {
-    vptq_quant_settings stored = vptq_quant_default();
+    vptq_encoder_settings stored = vptq_encoder_defaults();
 
     stored.v = p->v;
     stored.k = p->k;
@@ -56,12 +56,12 @@ static void apply(const vptq_preset *p, vptq_quant_settings *s)
     stored.v0 = p->v0 ? p->v0 : stored.v0;
     stored.k0 = p->k0 ? p->k0 : stored.k0;
     stored.storage = s->storage;
-    vptq_quant_copy_stored(s, &stored);
+    vptq_encoder_copy_stored(s, &stored);
     if (p->pass_columns)
         s->pass_columns = p->pass_columns;
 }
 
-vptq_status vptq_preset_apply(const char *name, vptq_quant_settings *s, vptq_err *err)
+vptq_status vptq_preset_apply(const char *name, vptq_encoder_settings *s, vptq_err *err)
 {
     for (size_t i = 0; i < sizeof presets / sizeof presets[0]; i++)
         if (!strcmp(presets[i].name, name)) {
@@ -81,12 +81,12 @@ double vptq_preset_bits(const vptq_preset *p)
         {m->intermediate, m->hidden}, {m->intermediate, m->hidden},
         {m->hidden, m->intermediate},
     };
-    vptq_quant_settings s = vptq_quant_default();
+    vptq_encoder_settings s = vptq_encoder_defaults();
     double bits = 0, weights = 0;
 
     apply(p, &s);
     for (size_t i = 0; i < sizeof linear / sizeof linear[0]; i++) {
-        vptq_vq_shape shape = vptq_quant_shape(&s, linear[i][0], linear[i][1]);
+        vptq_vq_shape shape = vptq_encoder_shape(&s, linear[i][0], linear[i][1]);
         bits += (double)vptq_vq_count_bits(&shape).total;
         weights += (double)linear[i][0] * linear[i][1];
     }

@@ -24,7 +24,7 @@ typedef struct vptq_preset {
 const vptq_preset *vptq_preset_table(size_t *count);
 /* Sets what is stored, but the storage type, and the pass' columns where the row is about them;
  * VPTQ_E_ARG for a name that is not in the table. */
-vptq_status vptq_preset_apply(const char *name, vptq_quant_settings *s,
+vptq_status vptq_preset_apply(const char *name, vptq_encoder_settings *s,
                               vptq_err *err) VPTQ_MUST_CHECK;
 /* Every stored bit of the seven linears of a block of the preset's model, over their weights.
  */

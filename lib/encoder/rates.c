@@ -47,26 +47,26 @@ static double vectors(uint32_t out, uint32_t in, uint32_t v)
     return (double)((out + v - 1) / v) * in;
 }
 
-vptq_quant_settings vptq_rate_probe(uint32_t out, uint32_t in, uint64_t seed,
-                                    vptq_dtype storage)
+vptq_encoder_settings vptq_rate_probe(uint32_t out, uint32_t in, uint64_t seed,
+                                      vptq_dtype storage)
 {
     /* Spelled out, so that a step that the default encoder gains does not get in here. */
-    const vptq_quant_settings best = vptq_quant_default();
-    vptq_quant_settings s = {.v = 4,
-                             .k = PROBE_CENTROIDS,
-                             .groups = 1,
-                             .v0 = best.v0,
-                             .k0 = best.k0,
-                             .storage = storage,
-                             .norm = VPTQ_NORM_STD,
-                             .perm = true,
-                             .kmeans_iterations = 4,
-                             .kmeans_tolerance = best.kmeans_tolerance,
-                             .beam = 1,
-                             .pass_columns = 1,
-                             .ridge = best.ridge,
-                             .damping = best.damping,
-                             .seed = seed};
+    const vptq_encoder_settings best = vptq_encoder_defaults();
+    vptq_encoder_settings s = {.v = 4,
+                               .k = PROBE_CENTROIDS,
+                               .groups = 1,
+                               .v0 = best.v0,
+                               .k0 = best.k0,
+                               .storage = storage,
+                               .norm = VPTQ_NORM_STD,
+                               .perm = true,
+                               .kmeans_iterations = 4,
+                               .kmeans_tolerance = best.kmeans_tolerance,
+                               .beam = 1,
+                               .pass_columns = 1,
+                               .ridge = best.ridge,
+                               .damping = best.damping,
+                               .seed = seed};
     while (s.k > 2 && vectors(out, in, s.v) < PROBE_VECTORS * (double)s.k)
         s.k /= 2;
     return s;
@@ -82,7 +82,7 @@ static double learned(double x)
 
 double vptq_rate_predict(const vptq_rate *r, uint32_t out, uint32_t in)
 {
-    const vptq_quant_settings probe = vptq_rate_probe(out, in, 0, VPTQ_F16);
+    const vptq_encoder_settings probe = vptq_rate_probe(out, in, 0, VPTQ_F16);
     /* Half the centroids for v weights are 1 / v bits, each worth a factor of 4. */
     const double fewer = pow(PROBE_CENTROIDS / (double)probe.k, 2.0 / probe.v);
     return r->loss * learned(vectors(out, in, r->v) / (r->k + r->k_res)) /

@@ -5,7 +5,7 @@
 #ifndef VPTQ_ENCODER_RATES_H
 #define VPTQ_ENCODER_RATES_H
 
-#include "lib/encoder/quant.h"
+#include "lib/encoder/encode.h"
 
 typedef struct vptq_rate {
     uint32_t v, k, k_res;
@@ -16,8 +16,8 @@ const vptq_rate *vptq_rate_table(size_t *count); /* by index bits per weight, as
 
 /* The quick encoding of a matrix [out, in] that losses are relative to: greedy, few iterations,
  * v 4, k 256, or fewer centroids where there are not 16 vectors for each. */
-vptq_quant_settings vptq_rate_probe(uint32_t out, uint32_t in, uint64_t seed,
-                                    vptq_dtype storage);
+vptq_encoder_settings vptq_rate_probe(uint32_t out, uint32_t in, uint64_t seed,
+                                      vptq_dtype storage);
 
 /* Predicted loss of a matrix [out, in] under a rate, over the loss that the quick encoding
  * measured on it.  Few vectors per centroid are learned by heart: the loss is lower for it, and

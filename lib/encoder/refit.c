@@ -1,9 +1,9 @@
-/* Least squares over the books.  With fixed indices Q is linear in the centroids C: Q = G(C)
- * (gather), and tr((Q - Z) H' (Q - Z)^T) is smallest where G^T(H' (G(C) - Z)) = 0 (G^T adds up
- * per centroid).  Conjugate gradients on that system from the books as they are, preconditioned
- * by its diagonal (sum of H'_jj over the uses of a centroid).  A centroid without uses stays as
- * it is.  The system is singular where main and residual book can shift against each other,
- * which conjugate gradients do not mind.
+/* Least squares over the codebooks.  With fixed indices Q is linear in the centroids C: Q =
+ * G(C) (gather), and tr((Q - Z) H' (Q - Z)^T) is smallest where G^T(H' (G(C) - Z)) = 0 (G^T
+ * adds up per centroid).  Conjugate gradients on that system from the codebooks as they are,
+ * preconditioned by its diagonal (sum of H'_jj over the uses of a centroid).  A centroid
+ * without uses stays as it is.  The system is singular where main and residual codebook can
+ * shift against each other, which conjugate gradients do not mind.
  *
  * Each iteration lowers the objective; float products end the descent near 1e-6 of it. */
 #include <string.h>
@@ -13,18 +13,18 @@
 
 typedef struct solver {
     vptq_encoder *c;
-    vptq_part *part; /* the books being fitted ... */
+    vptq_part *part; /* the codebooks being fitted ... */
     uint32_t parts;
     bool diagonal;     /* ... under diag H' alone */
-    vptq_conjugate cg; /* x = step from the books as they are */
+    vptq_conjugate cg; /* x = step from the codebooks as they are */
     double *sums;      /* [n] over uses, in the order of unknowns */
     double *weights;   /* [largest k] */
-    float *books;      /* [n] a direction as books */
+    float *codebooks;  /* [n] a direction as codebooks */
     vptq_mirror mirror;
     struct { /* the same and the encoder's arrays as the device has them */
         vptq_part *part;
         double *sums, *weights;
-        float *books, *e, *g;
+        float *codebooks, *e, *g;
         const float *h, *diag;
     } on;
 } solver;
@@ -34,7 +34,7 @@ static size_t unknowns(const vptq_part *p)
     return ((size_t)p->k + p->k_res) * p->v;
 }
 
-/* The weights of uses of one book, each as often as it has unknowns. */
+/* The weights of uses of one codebook, each as often as it has unknowns. */
 static vptq_status take_weights(solver *a, uint32_t k, uint32_t v, double *diag, vptq_err *err)
 {
     vptq_status st = vptq_mirror_pull(&a->mirror, a->weights, k * sizeof *a->weights, err);
@@ -54,19 +54,19 @@ static vptq_status scatter(solver *a, const float *y, double *sums, double *diag
 
     for (uint32_t i = 0; i < a->parts; i++) {
         const vptq_part *p = &a->on.part[i];
-        for (int book = 0; book < (p->k_res ? 2 : 1); book++) {
-            uint32_t k = book ? p->k_res : p->k;
+        for (int codebook = 0; codebook < (p->k_res ? 2 : 1); codebook++) {
+            uint32_t k = codebook ? p->k_res : p->k;
             vptq_scatter_args s = {.cols = p->cols,
                                    .rows = p->rows,
                                    .v = p->v,
                                    .k = k,
                                    .y = y + p->first * c->rows,
                                    .weight = a->diagonal || diag ? a->on.diag + p->first : NULL,
-                                   .idx = book ? p->idx_res : p->idx,
+                                   .idx = codebook ? p->idx_res : p->idx,
                                    .sums = a->on.sums + at,
                                    .weights = diag ? a->on.weights : NULL,
                                    .ldy = c->rows,
-                                   .ldi = p->strips};
+                                   .ldi = p->vector_rows};
             VPTQ_TRY(ops->vq_scatter(c->dev->state, &s, err));
             if (diag)
                 VPTQ_TRY(take_weights(a, k, p->v, diag + at, err));
@@ -82,16 +82,17 @@ out:
 /* e <- what the direction d stands for. */
 static vptq_status gather(solver *a, const double *d, vptq_err *err)
 {
-    const float *book = a->on.books;
+    const float *codebook = a->on.codebooks;
 
     for (size_t i = 0; i < a->cg.n; i++)
-        a->books[i] = (float)d[i];
-    vptq_status st = vptq_mirror_push(&a->mirror, a->books, a->cg.n * sizeof *a->books, err);
+        a->codebooks[i] = (float)d[i];
+    vptq_status st =
+        vptq_mirror_push(&a->mirror, a->codebooks, a->cg.n * sizeof *a->codebooks, err);
     for (uint32_t i = 0; i < a->parts && !st; i++) {
         const vptq_part *p = &a->on.part[i];
-        const float *res = p->k_res ? book + (size_t)p->k * p->v : NULL;
-        st = vptq_part_gather(a->c, p, book, res, a->on.e, err);
-        book += unknowns(p);
+        const float *res = p->k_res ? codebook + (size_t)p->k * p->v : NULL;
+        st = vptq_part_gather(a->c, p, codebook, res, a->on.e, err);
+        codebook += unknowns(p);
     }
     return st;
 }
@@ -126,7 +127,7 @@ out:
     return st;
 }
 
-static void step_books(const solver *a)
+static void step_codebooks(const solver *a)
 {
     const double *x = a->cg.x;
     for (uint32_t i = 0; i < a->parts; i++) {
@@ -138,7 +139,7 @@ static void step_books(const solver *a)
     }
 }
 
-/* e = q - target of one part, from its books and indices. */
+/* e = q - target of one part, from its codebooks and indices. */
 static vptq_status part_error(vptq_encoder *c, const vptq_part *p, const float *target,
                               vptq_err *err)
 {
@@ -166,8 +167,8 @@ static vptq_status open_solver(solver *a, size_t n, uint32_t largest, vptq_err *
 
     VPTQ_TRY(vptq_conjugate_open(&c->work, n, &a->cg, err));
     a->weights = vptq_arena_alloc(&c->work, largest, sizeof *a->weights, err);
-    a->books = a->weights ? vptq_arena_alloc(&c->work, n, sizeof *a->books, err) : NULL;
-    a->sums = a->books ? vptq_arena_alloc(&c->work, n, sizeof *a->sums, err) : NULL;
+    a->codebooks = a->weights ? vptq_arena_alloc(&c->work, n, sizeof *a->codebooks, err) : NULL;
+    a->sums = a->codebooks ? vptq_arena_alloc(&c->work, n, sizeof *a->sums, err) : NULL;
     a->on.part = a->sums ? vptq_arena_alloc(&c->work, a->parts, sizeof *a->on.part, err) : NULL;
     if (!a->on.part)
         return VPTQ_E_NOMEM;
@@ -175,7 +176,7 @@ static vptq_status open_solver(solver *a, size_t n, uint32_t largest, vptq_err *
         a->on.part[i] = vptq_part_mirror(m, &a->part[i], false);
     a->on.sums = vptq_mirror_take(m, a->sums, n, sizeof *a->sums, 0);
     a->on.weights = vptq_mirror_take(m, a->weights, largest, sizeof *a->weights, 0);
-    a->on.books = vptq_mirror_take(m, a->books, n, sizeof *a->books, 0);
+    a->on.codebooks = vptq_mirror_take(m, a->codebooks, n, sizeof *a->codebooks, 0);
     a->on.diag = vptq_mirror_in(m, c->diag, c->in, sizeof *c->diag);
     a->on.e = vptq_mirror_take(m, c->e, all, sizeof *c->e, VPTQ_MIRROR_THERE);
     if (!a->diagonal) {
@@ -212,7 +213,7 @@ vptq_status vptq_refit(vptq_encoder *c, vptq_part *only, const float *target, in
     VPTQ_TRY(open_solver(&a, n, largest, err));
     VPTQ_TRY(start(&a, err));
     VPTQ_TRY(vptq_conjugate_run(&a.cg, iterations, err));
-    step_books(&a);
+    step_codebooks(&a);
 out:
     st = vptq_mirror_end(&a.mirror, st, err);
     vptq_arena_rewind(&c->work, mark);

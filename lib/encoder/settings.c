@@ -11,7 +11,7 @@
 #include "kmeans/kmeans.h"
 #include "lib/encoder/encoder.h"
 
-#define AT(field) offsetof(vptq_quant_settings, field)
+#define AT(field) offsetof(vptq_encoder_settings, field)
 
 static const vptq_setting table[] = {
     {"vector_length", VPTQ_SETTING_U32, AT(v), 1, VPTQ_VQ_MAX_V, NULL, true,
@@ -58,7 +58,7 @@ static const vptq_setting table[] = {
      "rounds of training on what the pass aimed at before another pass"},
     {"sweeps", VPTQ_SETTING_U32, AT(sweeps), 0, 1000, NULL, false,
      "sweeps of coordinate descent after the pass"},
-    {"refits", VPTQ_SETTING_U32, AT(refits), 0, VPTQ_QUANT_MAX_REFITS, NULL, false,
+    {"refits", VPTQ_SETTING_U32, AT(refits), 0, VPTQ_ENCODER_MAX_REFITS, NULL, false,
      "rounds of least squares over the codebooks and two sweeps"},
     {"scales", VPTQ_SETTING_BOOL, AT(scales), 0, 0, NULL, false,
      "least squares over scale and bias in front of the first refit"},
@@ -133,8 +133,8 @@ static vptq_status parse_number(const vptq_setting *t, const char *text, double 
     return VPTQ_OK;
 }
 
-vptq_status vptq_setting_parse(const vptq_setting *t, const char *text, vptq_quant_settings *s,
-                               vptq_err *err)
+vptq_status vptq_setting_parse(const vptq_setting *t, const char *text,
+                               vptq_encoder_settings *s, vptq_err *err)
 {
     unsigned char *at = (unsigned char *)s + t->offset;
     vptq_status st = VPTQ_OK;
@@ -181,7 +181,7 @@ vptq_status vptq_setting_parse(const vptq_setting *t, const char *text, vptq_qua
     return VPTQ_OK;
 }
 
-void vptq_setting_print(const vptq_setting *t, const vptq_quant_settings *s, char *text,
+void vptq_setting_print(const vptq_setting *t, const vptq_encoder_settings *s, char *text,
                         size_t size)
 {
     const unsigned char *at = (const unsigned char *)s + t->offset;
@@ -243,21 +243,21 @@ static size_t setting_size(const vptq_setting *t)
     return sizeof(uint32_t);
 }
 
-bool vptq_setting_equal(const vptq_setting *t, const vptq_quant_settings *a,
-                        const vptq_quant_settings *b)
+bool vptq_setting_equal(const vptq_setting *t, const vptq_encoder_settings *a,
+                        const vptq_encoder_settings *b)
 {
     return !memcmp((const unsigned char *)a + t->offset, (const unsigned char *)b + t->offset,
                    setting_size(t));
 }
 
-void vptq_setting_copy(const vptq_setting *t, vptq_quant_settings *to,
-                       const vptq_quant_settings *from)
+void vptq_setting_copy(const vptq_setting *t, vptq_encoder_settings *to,
+                       const vptq_encoder_settings *from)
 {
     memcpy((unsigned char *)to + t->offset, (const unsigned char *)from + t->offset,
            setting_size(t));
 }
 
-void vptq_quant_copy_stored(vptq_quant_settings *to, const vptq_quant_settings *from)
+void vptq_encoder_copy_stored(vptq_encoder_settings *to, const vptq_encoder_settings *from)
 {
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++)
         if (table[i].stored)
@@ -266,51 +266,53 @@ void vptq_quant_copy_stored(vptq_quant_settings *to, const vptq_quant_settings *
 
 /* ---- encoders ---- */
 
-static void copy_how(vptq_quant_settings *to, const vptq_quant_settings *from)
+static void copy_how(vptq_encoder_settings *to, const vptq_encoder_settings *from)
 {
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++)
         if (!table[i].stored && table[i].offset != AT(seed))
             vptq_setting_copy(&table[i], to, from);
 }
 
-vptq_quant_settings vptq_quant_default(void)
+vptq_encoder_settings vptq_encoder_defaults(void)
 {
-    return (vptq_quant_settings){.v = 4,
-                                 .k = 256,
-                                 .groups = 1,
-                                 .v0 = 4,
-                                 .k0 = 4096,
-                                 .storage = VPTQ_F16,
-                                 .norm = VPTQ_NORM_STD,
-                                 .perm = true,
-                                 .kmeans_iterations = 25,
-                                 .kmeans_tolerance = 1e-4,
-                                 .joint = 8,
-                                 .beam = 16,
-                                 .pass_columns = 1,
-                                 .retrain = 4,
-                                 .sweeps = 4,
-                                 .refits = 3,
-                                 .scales = true,
-                                 .ridge = 0.0201, /* the published recipe's two ridges in one */
-                                 .damping = 0.01};
+    return (vptq_encoder_settings){.v = 4,
+                                   .k = 256,
+                                   .groups = 1,
+                                   .v0 = 4,
+                                   .k0 = 4096,
+                                   .storage = VPTQ_F16,
+                                   .norm = VPTQ_NORM_STD,
+                                   .perm = true,
+                                   .kmeans_iterations = 25,
+                                   .kmeans_tolerance = 1e-4,
+                                   .joint = 8,
+                                   .beam = 16,
+                                   .pass_columns = 1,
+                                   .retrain = 4,
+                                   .sweeps = 4,
+                                   .refits = 3,
+                                   .scales = true,
+                                   .ridge =
+                                       0.0201, /* the published recipe's two ridges in one */
+                                   .damping = 0.01};
 }
 
-vptq_status vptq_quant_set_encoder(vptq_quant_settings *s, const char *encoder, vptq_err *err)
+vptq_status vptq_encoder_set_encoder(vptq_encoder_settings *s, const char *encoder,
+                                     vptq_err *err)
 {
-    const vptq_quant_settings best = vptq_quant_default();
-    const vptq_quant_settings upstream = {.norm = VPTQ_NORM_MINMAX,
-                                          .metric = VPTQ_METRIC_RAW,
-                                          .init = VPTQ_INIT_RANDOM,
-                                          .residual_from = VPTQ_RESIDUAL_PASS,
-                                          .rounding = VPTQ_ROUND_END,
-                                          .perm = true,
-                                          .kmeans_iterations = 100,
-                                          .kmeans_shift = 1e-5,
-                                          .beam = 1,
-                                          .pass_columns = 1,
-                                          .ridge = best.ridge,
-                                          .damping = best.damping};
+    const vptq_encoder_settings best = vptq_encoder_defaults();
+    const vptq_encoder_settings upstream = {.norm = VPTQ_NORM_MINMAX,
+                                            .metric = VPTQ_METRIC_RAW,
+                                            .init = VPTQ_INIT_RANDOM,
+                                            .residual_from = VPTQ_RESIDUAL_PASS,
+                                            .rounding = VPTQ_ROUND_END,
+                                            .perm = true,
+                                            .kmeans_iterations = 100,
+                                            .kmeans_shift = 1e-5,
+                                            .beam = 1,
+                                            .pass_columns = 1,
+                                            .ridge = best.ridge,
+                                            .damping = best.damping};
     if (strcmp(encoder, "best") && strcmp(encoder, "upstream"))
         return vptq_fail(err, VPTQ_E_ARG, "encoder is '%.60s', expected best|upstream",
                          encoder);
@@ -322,13 +324,13 @@ vptq_status vptq_quant_set_encoder(vptq_quant_settings *s, const char *encoder, 
 
 /* The slack is for products such as 1.1 * 3000 that come out above the whole number they are.
  */
-static uint32_t outlier_columns(const vptq_quant_settings *s, uint32_t in)
+static uint32_t outlier_columns(const vptq_encoder_settings *s, uint32_t in)
 {
     double columns = ceil(s->outliers * in / 100 - 1e-9);
     return columns < in ? (uint32_t)columns : in;
 }
 
-vptq_vq_shape vptq_quant_shape(const vptq_quant_settings *s, uint32_t out, uint32_t in)
+vptq_vq_shape vptq_encoder_shape(const vptq_encoder_settings *s, uint32_t out, uint32_t in)
 {
     uint32_t outliers = outlier_columns(s, in);
     uint32_t unit = s->group_size ? s->group_size : s->groups ? s->groups : 1;
@@ -360,10 +362,10 @@ static vptq_status check_power(const char *key, uint32_t k, vptq_err *err)
     return VPTQ_OK;
 }
 
-static vptq_status check_ranges(const vptq_quant_settings *s, vptq_err *err)
+static vptq_status check_ranges(const vptq_encoder_settings *s, vptq_err *err)
 {
     char text[64];
-    vptq_quant_settings copy = *s;
+    vptq_encoder_settings copy = *s;
 
     if (s->storage != VPTQ_F16 && s->storage != VPTQ_BF16)
         return vptq_fail(err, VPTQ_E_ARG, "storage type is %s, expected F16 or BF16",
@@ -377,7 +379,7 @@ static vptq_status check_ranges(const vptq_quant_settings *s, vptq_err *err)
     return VPTQ_OK;
 }
 
-static vptq_status check_columns(const vptq_quant_settings *s, uint32_t in, vptq_err *err)
+static vptq_status check_columns(const vptq_encoder_settings *s, uint32_t in, vptq_err *err)
 {
     uint32_t outliers = outlier_columns(s, in);
     uint32_t unit = s->group_size ? s->group_size : s->groups;
@@ -401,8 +403,8 @@ static vptq_status check_columns(const vptq_quant_settings *s, uint32_t in, vptq
     return VPTQ_OK;
 }
 
-vptq_status vptq_quant_check(const vptq_quant_settings *s, uint32_t out, uint32_t in,
-                             vptq_err *err)
+vptq_status vptq_encoder_check(const vptq_encoder_settings *s, uint32_t out, uint32_t in,
+                               vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
 
@@ -412,7 +414,7 @@ vptq_status vptq_quant_check(const vptq_quant_settings *s, uint32_t out, uint32_
         VPTQ_TRY(check_power("residual", s->k_res, err));
     VPTQ_TRY(check_power("outlier_centroids", s->k0, err));
     VPTQ_TRY(check_columns(s, in, err));
-    vptq_vq_shape shape = vptq_quant_shape(s, out, in);
+    vptq_vq_shape shape = vptq_encoder_shape(s, out, in);
     st = vptq_vq_shape_check(&shape, err);
 out:
     return st;

@@ -28,55 +28,55 @@ enum {
     VPTQ_INIT_RANDOM /* distinct vectors, uniformly; empty clusters stay (published recipe) */
 };
 enum {
-    VPTQ_RESIDUAL_PLAIN, /* trained on what the main book leaves of the plain weights */
-    VPTQ_RESIDUAL_PASS   /* trained on the errors of a first pass with the main book alone, with
-                            vector t weighted as vector t / v (published recipe) */
+    VPTQ_RESIDUAL_PLAIN, /* trained on what the main codebook leaves of the plain weights */
+    VPTQ_RESIDUAL_PASS   /* trained on the errors of a first pass with the main codebook alone,
+                            with   vector t weighted as vector t / v (published recipe) */
 };
 enum {
-    VPTQ_ROUND_LOOP, /* scale and bias before anything, books before the last sweeps */
+    VPTQ_ROUND_LOOP, /* scale and bias before anything, codebooks before the last sweeps */
     VPTQ_ROUND_END   /* everything after the last decision (published recipe) */
 };
 
-typedef struct vptq_quant_settings {
+typedef struct vptq_encoder_settings {
     /* what is stored */
     uint32_t v, k, k_res; /* vector length; centroids; residual centroids, 0 = none */
-    uint32_t groups;      /* of columns with books of their own; 1 */
+    uint32_t groups;      /* of columns with codebooks of their own; 1 */
     uint32_t group_size;  /* columns per group instead of groups; 0 = by groups */
-    double outliers;      /* percent of columns with the outlier book; 0 */
-    uint32_t v0, k0;      /* vector length and centroids of that book; 4, 4096 */
-    vptq_dtype storage;   /* F16 or BF16: type of books, scale and bias */
+    double outliers;      /* percent of columns with the outlier codebook; 0 */
+    uint32_t v0, k0;      /* vector length and centroids of that codebook; 4, 4096 */
+    vptq_dtype storage;   /* F16 or BF16: type of codebooks, scale and bias */
     /* how it is looked for */
     uint32_t norm, metric, init, residual_from, rounding; /* the constants above */
     bool perm; /* order columns by the metric's diagonal, largest first */
     uint32_t kmeans_iterations;
     double kmeans_tolerance; /* stop at a smaller relative gain */
     double kmeans_shift; /* stop when the squared moves of all centroids sum to less; 0 = off */
-    uint32_t joint;      /* rounds of training main and residual book together, 0 = off */
-    uint32_t beam;       /* main centroids tried per vector with a residual book, 1 = greedy */
+    uint32_t joint;      /* rounds of training main and residual codebook together, 0 = off */
+    uint32_t beam; /* main centroids tried per vector with a residual codebook, 1 = greedy */
     uint32_t pass_columns; /* quantized at a time by the pass before their errors go on; 1 */
     uint32_t retrain;      /* rounds of training on what the pass aimed at, then a pass again */
     uint32_t sweeps;       /* of coordinate descent after the pass, 0 = off */
-    uint32_t refits;       /* rounds of least squares over the books and two sweeps, 0 = off */
-    bool scales;           /* least squares over scale and bias in front of the first refit */
-    double ridge;          /* times mean diag H, added to H before scaling */
-    double damping;        /* first damping step when the factor fails */
+    uint32_t refits; /* rounds of least squares over the codebooks and two sweeps, 0 = off */
+    bool scales;     /* least squares over scale and bias in front of the first refit */
+    double ridge;    /* times mean diag H, added to H before scaling */
+    double damping;  /* first damping step when the factor fails */
     uint64_t seed;
-} vptq_quant_settings;
+} vptq_encoder_settings;
 
-vptq_quant_settings vptq_quant_default(void); /* encoder best, v 4, k 256, F16 */
+vptq_encoder_settings vptq_encoder_defaults(void); /* encoder best, v 4, k 256, F16 */
 
 /* Sets the "how" part to that of an encoder ("best", "upstream"; another name is VPTQ_E_ARG);
  * what is stored, and the seed, stay. */
-vptq_status vptq_quant_set_encoder(vptq_quant_settings *s, const char *encoder,
-                                   vptq_err *err) VPTQ_MUST_CHECK;
+vptq_status vptq_encoder_set_encoder(vptq_encoder_settings *s, const char *encoder,
+                                     vptq_err *err) VPTQ_MUST_CHECK;
 
 /* What cannot be, before any work: VPTQ_E_ARG naming the setting.  `in`, `out` of one matrix.
  */
-vptq_status vptq_quant_check(const vptq_quant_settings *s, uint32_t out, uint32_t in,
-                             vptq_err *err) VPTQ_MUST_CHECK;
+vptq_status vptq_encoder_check(const vptq_encoder_settings *s, uint32_t out, uint32_t in,
+                               vptq_err *err) VPTQ_MUST_CHECK;
 /* The stored shape that the settings give for a matrix (bits via vptq_vq_count_bits).  Outlier
  * columns are ceil(percent * in), plus what makes the rest divisible by the groups. */
-vptq_vq_shape vptq_quant_shape(const vptq_quant_settings *s, uint32_t out, uint32_t in);
+vptq_vq_shape vptq_encoder_shape(const vptq_encoder_settings *s, uint32_t out, uint32_t in);
 
 /* ---- the table ---- */
 
@@ -92,7 +92,7 @@ typedef enum {
 typedef struct vptq_setting {
     const char *key; /* "vector_length": JSON and messages; the option has - for _ */
     vptq_setting_kind kind;
-    size_t offset;       /* in vptq_quant_settings */
+    size_t offset;       /* in vptq_encoder_settings */
     double min, max;     /* numbers */
     const char *choices; /* "none|std|minmax" */
     bool stored;         /* decides what is stored (not only how it is looked for) */
@@ -102,16 +102,16 @@ typedef struct vptq_setting {
 const vptq_setting *vptq_setting_table(size_t *count);
 const vptq_setting *vptq_setting_find(const char *key); /* NULL when there is none */
 /* From text ("8", "true", "std"): VPTQ_E_ARG naming key, value and what is expected. */
-vptq_status vptq_setting_parse(const vptq_setting *t, const char *text, vptq_quant_settings *s,
-                               vptq_err *err) VPTQ_MUST_CHECK;
+vptq_status vptq_setting_parse(const vptq_setting *t, const char *text,
+                               vptq_encoder_settings *s, vptq_err *err) VPTQ_MUST_CHECK;
 /* To text; doubles as the shortest decimal that reads back to the same value. */
-void vptq_setting_print(const vptq_setting *t, const vptq_quant_settings *s, char *text,
+void vptq_setting_print(const vptq_setting *t, const vptq_encoder_settings *s, char *text,
                         size_t size);
-bool vptq_setting_equal(const vptq_setting *t, const vptq_quant_settings *a,
-                        const vptq_quant_settings *b);
-void vptq_setting_copy(const vptq_setting *t, vptq_quant_settings *to,
-                       const vptq_quant_settings *from);
+bool vptq_setting_equal(const vptq_setting *t, const vptq_encoder_settings *a,
+                        const vptq_encoder_settings *b);
+void vptq_setting_copy(const vptq_setting *t, vptq_encoder_settings *to,
+                       const vptq_encoder_settings *from);
 /* What is stored becomes that of `from`; how it is looked for stays. */
-void vptq_quant_copy_stored(vptq_quant_settings *to, const vptq_quant_settings *from);
+void vptq_encoder_copy_stored(vptq_encoder_settings *to, const vptq_encoder_settings *from);
 
 #endif

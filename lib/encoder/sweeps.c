@@ -7,7 +7,7 @@
 typedef struct sweep {
     vptq_encoder *c;
     const vptq_part *part; /* as the device has it */
-    vptq_finder *finder;
+    vptq_search_index *index;
     /* device memory */
     float *q, *g;   /* [in][rows] */
     const float *h; /* [in][in] */
@@ -20,10 +20,10 @@ static vptq_status do_block(sweep *a, size_t at, size_t cols, vptq_err *err)
     const vptq_backend *ops = c->dev->ops;
     const vptq_part *part = a->part;
     size_t rows = c->rows, in = c->in;
-    size_t first = (at - part->first) * part->strips;
+    size_t first = (at - part->first) * part->vector_rows;
     vptq_descend_args d = {.cols = cols,
                            .rows = part->rows,
-                           .finder = a->finder,
+                           .index = a->index,
                            .g = a->g + at * rows,
                            .h = a->h + at * in + at,
                            .idx = part->idx + first,
@@ -32,7 +32,7 @@ static vptq_status do_block(sweep *a, size_t at, size_t cols, vptq_err *err)
                            .delta = a->delta,
                            .ldg = rows,
                            .ldh = in,
-                           .ldi = part->strips,
+                           .ldi = part->vector_rows,
                            .ldq = rows,
                            .ldd = rows};
     vptq_gemm_args g = {.m = in,
@@ -67,13 +67,14 @@ static vptq_status do_part(sweep *a, vptq_err *err)
     return VPTQ_OK;
 }
 
-/* One finder per part serves all sweeps. */
-static vptq_status open_finders(vptq_encoder *c, const vptq_part *part, vptq_finder **finder,
-                                vptq_err *err)
+/* One search index per part serves all sweeps. */
+static vptq_status open_indexes(vptq_encoder *c, const vptq_part *part,
+                                vptq_search_index **index, vptq_err *err)
 {
     for (uint32_t i = 0; i < c->parts; i++) {
-        vptq_books books = vptq_part_books(c, &part[i]);
-        vptq_status st = c->dev->ops->finder_open(c->dev->state, &books, &finder[i], err);
+        vptq_codebooks codebooks = vptq_part_codebooks(c, &part[i]);
+        vptq_status st =
+            c->dev->ops->search_index_open(c->dev->state, &codebooks, &index[i], err);
         if (st)
             return st;
     }
@@ -90,9 +91,9 @@ vptq_status vptq_sweeps(vptq_encoder *c, uint32_t count, vptq_err *err)
 
     float *delta = vptq_arena_alloc(&c->work, block, sizeof *delta, err);
     vptq_part *part = delta ? vptq_arena_alloc(&c->work, c->parts, sizeof *part, err) : NULL;
-    vptq_finder **finder =
-        part ? vptq_arena_zalloc(&c->work, c->parts, sizeof(vptq_finder *), err) : NULL;
-    if (!finder)
+    vptq_search_index **index =
+        part ? vptq_arena_zalloc(&c->work, c->parts, sizeof(vptq_search_index *), err) : NULL;
+    if (!index)
         return VPTQ_E_NOMEM;
     a.q = vptq_mirror_take(&m, c->q, n, sizeof *a.q, VPTQ_MIRROR_THERE | VPTQ_MIRROR_BACK);
     a.g = vptq_mirror_take(&m, c->g, n, sizeof *a.g, VPTQ_MIRROR_THERE);
@@ -101,16 +102,16 @@ vptq_status vptq_sweeps(vptq_encoder *c, uint32_t count, vptq_err *err)
     for (uint32_t i = 0; i < c->parts; i++)
         part[i] = vptq_part_mirror(&m, &c->part[i], true);
     VPTQ_TRY(vptq_mirror_check(&m, err));
-    VPTQ_TRY(open_finders(c, part, finder, err));
+    VPTQ_TRY(open_indexes(c, part, index, err));
     for (uint32_t sweeps = 0; sweeps < count; sweeps++)
         for (uint32_t i = 0; i < c->parts; i++) {
             a.part = &part[i];
-            a.finder = finder[i];
+            a.index = index[i];
             VPTQ_TRY(do_part(&a, err));
         }
 out:
     for (uint32_t i = 0; i < c->parts; i++)
-        c->dev->ops->finder_close(c->dev->state, finder[i]);
+        c->dev->ops->search_index_close(c->dev->state, index[i]);
     st = vptq_mirror_end(&m, st, err);
     vptq_arena_rewind(&c->work, mark);
     return st;

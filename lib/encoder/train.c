@@ -1,6 +1,6 @@
-/* Training the books of every part: k-means on the plain (normalized) weights, k-means on what
- * that leaves, then both books together.  Vectors are weighted with the metric's diagonal at
- * their column. */
+/* Training the codebooks of every part: k-means on the plain (normalized) weights, k-means on
+ * what that leaves, then both codebooks together.  Vectors are weighted with the metric's
+ * diagonal at their column. */
 #include <math.h>
 #include <string.h>
 
@@ -29,38 +29,38 @@ vptq_status vptq_part_vectors(vptq_encoder *c, const vptq_part *p, const float *
 }
 
 /* The weight of vector t is that of its column, or of vector t / v where the published recipe
- * is followed in how it reads the weights of a residual book. */
+ * is followed in how it reads the weights of a residual codebook. */
 static vptq_status vector_weights(vptq_encoder *c, const vptq_part *p, bool shifted, float **w,
                                   vptq_err *err)
 {
-    size_t n = p->cols * p->strips;
+    size_t n = p->cols * p->vector_rows;
 
     *w = vptq_arena_alloc(&c->work, n, sizeof **w, err);
     if (!*w)
         return VPTQ_E_NOMEM;
     for (size_t t = 0; t < n; t++)
-        (*w)[t] = c->diag[p->first + (shifted ? t / p->v : t) / p->strips];
+        (*w)[t] = c->diag[p->first + (shifted ? t / p->v : t) / p->vector_rows];
     return VPTQ_OK;
 }
 
-/* Random numbers: a stream for each book. */
+/* Random numbers: a stream for each codebook. */
 static vptq_status cluster(vptq_encoder *c, const vptq_part *p, bool residual, const float *x,
                            const float *w, vptq_err *err)
 {
-    const vptq_quant_settings *s = c->s;
+    const vptq_encoder_settings *s = c->s;
     vptq_kmeans_options opt = vptq_kmeans_default(p->v, residual ? p->k_res : p->k);
     vptq_kmeans_stats stats;
-    uint32_t book = 2 * (uint32_t)(p - c->part) + residual;
+    uint32_t codebook = 2 * (uint32_t)(p - c->part) + residual;
 
     opt.iterations = (int)s->kmeans_iterations;
     opt.tolerance = s->kmeans_tolerance;
     opt.shift = s->kmeans_shift;
     opt.keep_empty = s->init == VPTQ_INIT_RANDOM;
     opt.seeding = s->init == VPTQ_INIT_RANDOM ? VPTQ_KMEANS_RANDOM : VPTQ_KMEANS_PLUSPLUS;
-    opt.rng = vptq_rng_make(s->seed, c->input->matrix_id, book, VPTQ_RNG_SEEDING);
-    vptq_status st =
-        vptq_kmeans_run(c->dev, &opt, p->cols * p->strips, x, w, residual ? p->res : p->main,
-                        residual ? p->idx_res : p->idx, &stats, NULL, err);
+    opt.rng = vptq_rng_make(s->seed, c->input->matrix_id, codebook, VPTQ_RNG_SEEDING);
+    vptq_status st = vptq_kmeans_run(c->dev, &opt, p->cols * p->vector_rows, x, w,
+                                     residual ? p->res : p->main,
+                                     residual ? p->idx_res : p->idx, &stats, NULL, err);
     if (st)
         return st;
     c->report->kmeans_iterations += stats.iterations;
@@ -87,8 +87,8 @@ out:
     return st;
 }
 
-/* What the residual book has to stand for: target - main centroid, where the target is the
- * plain weight or, after a pass with the main book, the compensated one (left in g). */
+/* What the residual codebook has to stand for: target - main centroid, where the target is the
+ * plain weight or, after a pass with the main codebook, the compensated one (left in g). */
 static vptq_status left_over(vptq_encoder *c, const vptq_part *p, const float *target,
                              float **x, vptq_err *err)
 {
@@ -96,10 +96,10 @@ static vptq_status left_over(vptq_encoder *c, const vptq_part *p, const float *t
     if (!*x)
         return VPTQ_E_NOMEM;
     for (size_t t = 0; t < p->cols; t++)
-        for (size_t i = 0; i < p->strips; i++) {
+        for (size_t i = 0; i < p->vector_rows; i++) {
             const float *from = target + (p->first + t) * c->rows + i * p->v;
-            const float *centroid = p->main + (size_t)p->idx[t * p->strips + i] * p->v;
-            float *to = *x + (t * p->strips + i) * p->v;
+            const float *centroid = p->main + (size_t)p->idx[t * p->vector_rows + i] * p->v;
+            float *to = *x + (t * p->vector_rows + i) * p->v;
             for (uint32_t d = 0; d < p->v; d++)
                 to[d] = from[d] - centroid[d];
         }
@@ -129,40 +129,40 @@ out:
     return st;
 }
 
-/* While books still change a lot, choices need not be the best: all but the last rounds try a
- * fraction of the main centroids. */
+/* While codebooks still change a lot, choices need not be the best: all but the last rounds try
+ * a fraction of the main centroids. */
 enum { WIDE_ROUNDS = 2, NARROW = 4 };
 
-/* The best choices for the books as they are; x in device memory. */
+/* The best choices for the codebooks as they are; x in device memory. */
 static vptq_status choose_pairs(vptq_encoder *c, vptq_part *p, const float *x, bool narrow,
                                 vptq_err *err)
 {
     const vptq_backend *ops = c->dev->ops;
     vptq_status st = VPTQ_OK;
-    vptq_finder *finder = NULL;
+    vptq_search_index *index = NULL;
     vptq_mirror m = vptq_mirror_of(c->dev);
     const vptq_part on = vptq_part_mirror(&m, p, true);
-    vptq_books books = vptq_part_books(c, &on);
+    vptq_codebooks codebooks = vptq_part_codebooks(c, &on);
 
     if (narrow)
-        books.beam = (books.beam + NARROW - 1) / NARROW;
+        codebooks.beam = (codebooks.beam + NARROW - 1) / NARROW;
     VPTQ_TRY(vptq_check_cancel(c->dev->ctx, err));
     VPTQ_TRY(vptq_mirror_check(&m, err));
-    VPTQ_TRY(ops->finder_open(c->dev->state, &books, &finder, err));
-    const vptq_find_args f = {.n = p->cols * p->strips,
-                              .finder = finder,
-                              .x = x,
-                              .keep = true,
-                              .idx = on.idx,
-                              .idx_res = on.idx_res};
-    VPTQ_TRY(ops->find(c->dev->state, &f, err));
+    VPTQ_TRY(ops->search_index_open(c->dev->state, &codebooks, &index, err));
+    const vptq_search_args f = {.n = p->cols * p->vector_rows,
+                                .index = index,
+                                .x = x,
+                                .keep = true,
+                                .idx = on.idx,
+                                .idx_res = on.idx_res};
+    VPTQ_TRY(ops->search(c->dev->state, &f, err));
 out:
-    ops->finder_close(c->dev->state, finder);
+    ops->search_index_close(c->dev->state, index);
     return vptq_mirror_end(&m, st, err);
 }
 
-/* Alternates the best choices for the books and the best books for the choices; either only
- * lowers the sum of H'_jj |target - c - r|^2. */
+/* Alternates the best choices for the codebooks and the best codebooks for the choices; either
+ * only lowers the sum of H'_jj |target - c - r|^2. */
 static vptq_status train_part(vptq_encoder *c, vptq_part *p, const float *target,
                               uint32_t rounds, vptq_err *err)
 {
@@ -195,7 +195,8 @@ vptq_status vptq_train_joint(vptq_encoder *c, vptq_err *err)
 }
 
 /* The pass quantizes other vectors than the plain weights: what earlier errors were pushed
- * into. Books that fit those serve a second pass better (its targets move only a little again).
+ * into. Codebooks that fit those serve a second pass better (its targets move only a little
+ * again).
  */
 vptq_status vptq_retrain(vptq_encoder *c, uint32_t rounds, vptq_err *err)
 {

@@ -4,7 +4,7 @@
 
 #include "hessian/collect.h"
 #include "hessian/import.h"
-#include "lib/encoder/quant.h"
+#include "lib/encoder/encode.h"
 #include "lib/eval/eval.h"
 #include "lib/eval/pair.h"
 
@@ -95,9 +95,9 @@ static vptq_status compare_matrix(const compare *c, uint32_t layer, vptq_linear 
     row.bits_per_weight = vptq_vq_count_bits(&row.shape).per_weight;
     plain_errors(c->w, c->what, &row);
     if (h->lower) {
-        vptq_quant_loss loss;
-        VPTQ_TRY(vptq_quant_measure(c->dev, row.rows, row.columns, c->w, c->what, h->lower,
-                                    &loss, err));
+        vptq_encoder_loss loss;
+        VPTQ_TRY(vptq_encoder_measure(c->dev, row.rows, row.columns, c->w, c->what, h->lower,
+                                      &loss, err));
         row.proxy_loss = loss.relative;
         /* to the last digit what the quantizer reports */
         row.relative_mse = loss.norm_sq > 0 ? loss.error_sq / loss.norm_sq : 0;

@@ -444,10 +444,10 @@ out:
 }
 
 vptq_status vptq_forward_block(vptq_forward *f, uint32_t layer, const size_t *starts,
-                               size_t count, float *hidden, vptq_tap_fn tap, void *arg,
+                               size_t count, float *hidden, vptq_hook_fn hook, void *arg,
                                vptq_err *err)
 {
-    const vptq_block_hooks hooks = {.tap = tap, .arg = arg};
+    const vptq_block_hooks hooks = {.hook = hook, .arg = arg};
     return vptq_forward_block_with(f, layer, starts, count, hidden, &hooks, err);
 }
 

@@ -1,11 +1,12 @@
 /* The forward pass, block by block over packed windows, so that only one block's weights are
- * touched at a time, with taps at the four inputs of a block; and single steps with a KV cache.
+ * touched at a time, with hooks at the four inputs of a block; and single steps with a KV
+ * cache.
  *
  *     vptq_forward *f;
  *     vptq_forward_open(&model, &dev, 2048, &f, err);
  *     vptq_forward_embed(f, ids, n, hidden, err);
  *     for (l = 0; l < layers; l++)
- *         vptq_forward_block(f, l, starts, count, hidden, tap, arg, err);
+ *         vptq_forward_block(f, l, starts, count, hidden, hook, arg, err);
  *     vptq_forward_loss(f, n, hidden, targets, states, err);
  *     vptq_forward_close(f);
  *
@@ -57,14 +58,15 @@ vptq_status vptq_forward_embed(vptq_forward *f, const int32_t *ids, size_t n, fl
 
 /* Called with the rows that enter the linears of an input, x [tokens, dim] in device memory,
  * one sequence at a time, in order. `sequence` counts from 0. */
-typedef vptq_status (*vptq_tap_fn)(void *arg, vptq_input input, size_t sequence, size_t tokens,
-                                   size_t dim, const float *x, vptq_err *err);
+typedef vptq_status (*vptq_hook_fn)(void *arg, vptq_input input, size_t sequence, size_t tokens,
+                                    size_t dim, const float *x, vptq_err *err);
 
-/* Called once per sequence with the same x as the tap of VPTQ_INPUT_QKV and what the sequence's
- * attention is computed from: a->q and a->keys are rotated (device memory), a->n == tokens. */
-typedef vptq_status (*vptq_attention_tap_fn)(void *arg, size_t sequence, size_t tokens,
-                                             size_t dim, const float *x,
-                                             const vptq_attention_args *a, vptq_err *err);
+/* Called once per sequence with the same x as the hook of VPTQ_INPUT_QKV and what the
+ * sequence's attention is computed from: a->q and a->keys are rotated (device memory), a->n ==
+ * tokens. */
+typedef vptq_status (*vptq_attention_hook_fn)(void *arg, size_t sequence, size_t tokens,
+                                              size_t dim, const float *x,
+                                              const vptq_attention_args *a, vptq_err *err);
 
 /* A block is two halves, each of which adds to the hidden states. */
 typedef enum {
@@ -75,24 +77,24 @@ typedef enum {
 
 /* What is looked at, or is different, in a run of a block; all may be NULL or 0. */
 typedef struct vptq_block_hooks {
-    vptq_tap_fn tap;
-    vptq_attention_tap_fn attention;
+    vptq_hook_fn hook;
+    vptq_attention_hook_fn attention;
     void *arg;                 /* of both */
     const vptq_weight *linear; /* [VPTQ_LINEAR_COUNT] in place of the model's */
     vptq_block_half half;
-    bool stop; /* behind the tap of `last`, so that the hidden states stay as they are; only in
+    bool stop; /* behind the hook of `last`, so that the hidden states stay as they are; only in
                   a half that has this input */
     vptq_input last;
     const size_t *parents; /* [count] of sequences that continue others; not together with an
-                              attention tap */
+                              attention hook */
 } vptq_block_hooks;
 
 /* Runs block `layer` in place over `count` sequences; sequence s is rows [starts[s],
- * starts[s+1]) of hidden and attends to itself and to what it continues.  tap may be NULL.
+ * starts[s+1]) of hidden and attends to itself and to what it continues.  hook may be NULL.
  * Cancellation is checked per sequence.  VPTQ_E_ARG for parents that are not in preorder and
  * for more tokens, those of its parents with them, than were announced. */
 vptq_status vptq_forward_block(vptq_forward *f, uint32_t layer, const size_t *starts,
-                               size_t count, float *hidden, vptq_tap_fn tap, void *arg,
+                               size_t count, float *hidden, vptq_hook_fn hook, void *arg,
                                vptq_err *err) VPTQ_MUST_CHECK;
 
 vptq_status vptq_forward_block_with(vptq_forward *f, uint32_t layer, const size_t *starts,

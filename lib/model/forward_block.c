@@ -73,17 +73,17 @@ static size_t sequence_rows(const vptq_forward_pass *p, size_t s, size_t *begin)
     return p->starts[s + 1] - p->starts[s];
 }
 
-static vptq_status tap_rows(vptq_forward *f, const vptq_forward_pass *p, vptq_input input,
-                            const float *x, vptq_err *err)
+static vptq_status hook_rows(vptq_forward *f, const vptq_forward_pass *p, vptq_input input,
+                             const float *x, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    if (!p->hooks.tap)
+    if (!p->hooks.hook)
         return VPTQ_OK;
     size_t dim = vptq_input_size(f->d, input), begin;
     for (size_t s = 0; s < p->count; s++) {
         size_t n = sequence_rows(p, s, &begin);
-        VPTQ_TRY(p->hooks.tap(p->hooks.arg, input, p->first_sequence + s, n, dim,
-                              x + begin * dim, err));
+        VPTQ_TRY(p->hooks.hook(p->hooks.arg, input, p->first_sequence + s, n, dim,
+                               x + begin * dim, err));
     }
 out:
     return st;
@@ -247,7 +247,7 @@ static vptq_status attention_part(vptq_forward *f, const vptq_forward_pass *p, v
     vptq_attention_args a;
     size_t behind = p->position * f->kv_dim; /* 0 without a cache */
     VPTQ_TRY(norm_rows(f, p->rows, p->h, f->params[p->layer].input_norm, f->x, err));
-    VPTQ_TRY(tap_rows(f, p, VPTQ_INPUT_QKV, f->x, err));
+    VPTQ_TRY(hook_rows(f, p, VPTQ_INPUT_QKV, f->x, err));
     if (stops_at(p, VPTQ_INPUT_QKV))
         goto out;
     VPTQ_TRY(block_linear(f, p, VPTQ_LINEAR_Q, f->x, 0, f->q, err));
@@ -259,7 +259,7 @@ static vptq_status attention_part(vptq_forward *f, const vptq_forward_pass *p, v
         VPTQ_TRY(attend(f, p, p->rows, p->position, f->q, k, v, f->gate, &a, err));
     for (size_t s = 0; s < p->count; s++)
         VPTQ_TRY(attend_sequence(f, p, s, err));
-    VPTQ_TRY(tap_rows(f, p, VPTQ_INPUT_O, f->gate, err));
+    VPTQ_TRY(hook_rows(f, p, VPTQ_INPUT_O, f->gate, err));
     if (stops_at(p, VPTQ_INPUT_O))
         goto out;
     VPTQ_TRY(block_linear(f, p, VPTQ_LINEAR_O, f->gate, 1, p->h, err));
@@ -273,14 +273,14 @@ static vptq_status mlp_part(vptq_forward *f, const vptq_forward_pass *p, vptq_er
 {
     vptq_status st = VPTQ_OK;
     VPTQ_TRY(norm_rows(f, p->rows, p->h, f->params[p->layer].post_norm, f->x, err));
-    VPTQ_TRY(tap_rows(f, p, VPTQ_INPUT_UP, f->x, err));
+    VPTQ_TRY(hook_rows(f, p, VPTQ_INPUT_UP, f->x, err));
     if (stops_at(p, VPTQ_INPUT_UP))
         goto out;
     VPTQ_TRY(block_linear(f, p, VPTQ_LINEAR_GATE, f->x, 0, f->gate, err));
     VPTQ_TRY(block_linear(f, p, VPTQ_LINEAR_UP, f->x, 0, f->up, err));
     VPTQ_TRY(f->dev->ops->swiglu(f->dev->state, p->rows, f->d->intermediate, f->gate, f->up,
                                  f->gate, err));
-    VPTQ_TRY(tap_rows(f, p, VPTQ_INPUT_DOWN, f->gate, err));
+    VPTQ_TRY(hook_rows(f, p, VPTQ_INPUT_DOWN, f->gate, err));
     if (stops_at(p, VPTQ_INPUT_DOWN))
         goto out;
     VPTQ_TRY(block_linear(f, p, VPTQ_LINEAR_DOWN, f->gate, 1, p->h, err));

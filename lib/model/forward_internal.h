@@ -160,7 +160,7 @@ typedef struct vptq_forward_pass {
     size_t position;
     const vptq_forward_pages *pages;
     vptq_block_hooks hooks;
-    size_t first_sequence; /* number of sequence 0 for the taps */
+    size_t first_sequence; /* number of sequence 0 for the hooks */
 } vptq_forward_pass;
 vptq_status vptq_forward_run_block(vptq_forward *f, const vptq_forward_pass *p,
                                    vptq_err *err) VPTQ_MUST_CHECK;

@@ -12,7 +12,7 @@ typedef struct packing {
     const vptq_checkpoint *c;
     vptq_out *out;
     vptq_packed_matrix *matrices; /* as they are stored: the type of the output */
-    bool round_again;             /* from the books before rounding, where they are kept */
+    bool round_again;             /* from the codebooks before rounding, where they are kept */
     vptq_troubles troubles;       /* of the matrices of a packed input */
     /* the tensors of the matrix whose tensors were asked for last */
     const vptq_packed_matrix *current;
@@ -33,7 +33,7 @@ static vptq_status copy_matrices(packing *p, vptq_dtype type, vptq_err *err)
     for (size_t i = 0; i < c->quantized_count; i++) {
         p->matrices[i] = c->quantized[i];
         vptq_vq_shape *s = &p->matrices[i].vq.shape;
-        if (s->k_res > s->k) { /* as read_again exchanges the books */
+        if (s->k_res > s->k) { /* as read_again exchanges the codebooks */
             uint32_t k = s->k;
             s->k = s->k_res;
             s->k_res = k;
@@ -73,7 +73,7 @@ static vptq_status read_again(packing *p, const vptq_packed_matrix *m, bool firs
     if (first)
         vptq_troubles_add(&p->troubles, c, stored);
     return stored->vq.shape.k_res > stored->vq.shape.k
-               ? vptq_packed_swap_books(&stored->vq, &p->arena, err)
+               ? vptq_packed_swap_codebooks(&stored->vq, &p->arena, err)
                : VPTQ_OK;
 }
 

@@ -19,7 +19,7 @@ typedef struct vptq_pack_options {
     const char *tokenizer;
     vptq_pack_form form;
     vptq_dtype dtype; /* pack: VPTQ_DTYPE_COUNT = as quantized; another one is re-rounded from
-                         the float books with a warning.  unpack: F16, BF16 or F32 */
+                         the float codebooks with a warning.  unpack: F16, BF16 or F32 */
     vptq_dtype embeddings; /* GGUF: of embedding and output head; F16, BF16, F32 or Q8_0 */
     uint64_t shard_bytes;  /* 0 = 4 GiB */
     uint32_t level;        /* archive: zstd's, 1 to 22; 0 = by kind of tensor */

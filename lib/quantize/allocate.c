@@ -24,9 +24,9 @@ typedef struct allocation {
     size_t *choice;
 } allocation;
 
-static vptq_quant_settings with_rate(const vptq_quant_settings *s, const vptq_rate *r)
+static vptq_encoder_settings with_rate(const vptq_encoder_settings *s, const vptq_rate *r)
 {
-    vptq_quant_settings t = *s;
+    vptq_encoder_settings t = *s;
     t.v = r->v;
     t.k = r->k;
     t.k_res = r->k_res;
@@ -56,13 +56,14 @@ static double price(const allocation *a, size_t i, uint32_t out, uint32_t in)
     return (double)out * in;
 }
 
-/* Whether matrix settings `s` can be at [out, in], with vectors enough to train the books. */
-static bool possible(const vptq_quant_settings *s, uint32_t out, uint32_t in, uint64_t *bits)
+/* Whether matrix settings `s` can be at [out, in], with vectors enough to train the codebooks.
+ */
+static bool possible(const vptq_encoder_settings *s, uint32_t out, uint32_t in, uint64_t *bits)
 {
-    if (vptq_quant_check(s, out, in, NULL))
+    if (vptq_encoder_check(s, out, in, NULL))
         return false;
-    const vptq_vq_shape shape = vptq_quant_shape(s, out, in);
-    const uint64_t vectors = (uint64_t)vptq_vq_strips(&shape) * shape.group_size;
+    const vptq_vq_shape shape = vptq_encoder_shape(s, out, in);
+    const uint64_t vectors = (uint64_t)vptq_vq_vector_rows(&shape) * shape.group_size;
     *bits = vptq_vq_count_bits(&shape).total;
     return vectors >= (uint64_t)VECTORS_PER_CENTROID * s->k &&
            vectors >= (uint64_t)VECTORS_PER_CENTROID * s->k_res;
@@ -77,12 +78,12 @@ static vptq_status list_matrix(allocation *a, size_t i, vptq_err *err)
     vptq_linear_shape(a->q->model.desc, m->linear, &out, &in);
     a->weights += (uint64_t)out * in;
     if (m->pinned) {
-        const vptq_vq_shape shape = vptq_quant_shape(&m->settings, out, in);
+        const vptq_vq_shape shape = vptq_encoder_shape(&m->settings, out, in);
         a->options[n] = (vptq_allocate_option){.bits = vptq_vq_count_bits(&shape).total};
         a->rate_of[n++] = NO_RATE;
     }
     for (uint32_t r = 0; r < a->rates && !m->pinned; r++) {
-        const vptq_quant_settings s = with_rate(&m->settings, &a->rate[r]);
+        const vptq_encoder_settings s = with_rate(&m->settings, &a->rate[r]);
         uint64_t bits;
         if (!possible(&s, out, in, &bits))
             continue;

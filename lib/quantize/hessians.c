@@ -142,7 +142,7 @@ out:
     return st;
 }
 
-void vptq_hessians_of(const vptq_input_hessians *h, vptq_linear l, vptq_quant_input *input)
+void vptq_hessians_of(const vptq_input_hessians *h, vptq_linear l, vptq_encoder_input *input)
 {
     input->lower = h->plain;
     input->metric = l == VPTQ_LINEAR_K || l == VPTQ_LINEAR_V ? h->kv : NULL;

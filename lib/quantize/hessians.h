@@ -5,7 +5,7 @@
 #define VPTQ_QUANTIZE_HESSIANS_H
 
 #include "hessian/collect.h"
-#include "lib/encoder/quant.h"
+#include "lib/encoder/encode.h"
 
 /* What a sequential calibration's targets come from, besides the Hessian, of the tokens learnt
  * from or of those held out; NULL = none. */
@@ -56,6 +56,6 @@ vptq_status vptq_hessian_source_open(const char *dir, const char *held_out, doub
                                      vptq_err *err) VPTQ_MUST_CHECK;
 
 /* The three Hessians of linear `l`, which reads the input. */
-void vptq_hessians_of(const vptq_input_hessians *h, vptq_linear l, vptq_quant_input *input);
+void vptq_hessians_of(const vptq_input_hessians *h, vptq_linear l, vptq_encoder_input *input);
 
 #endif

@@ -53,7 +53,7 @@ vptq_status vptq_plan_hessians(vptq_quantizer *q, vptq_err *err) VPTQ_MUST_CHECK
 /* Weights that are not finite, in every matrix that will be looked at: VPTQ_E_NUMERIC naming
  * tensor and place. */
 vptq_status vptq_plan_weights(const vptq_quantizer *q, vptq_err *err) VPTQ_MUST_CHECK;
-/* Settings that cannot be, and warnings of books larger than what they are trained on. */
+/* Settings that cannot be, and warnings of codebooks larger than what they are trained on. */
 vptq_status vptq_plan_check(const vptq_quantizer *q, vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Settings of all matrices from a budget of bits (pipeline_allocate.c); Hessians first. */

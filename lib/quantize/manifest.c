@@ -74,7 +74,7 @@ static vptq_status resolve(const char *path, char full[PATH_MAX], vptq_err *err)
 vptq_status vptq_manifest_make(vptq_quantizer *q, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    const vptq_quant_settings *s = &q->opt->settings;
+    const vptq_encoder_settings *s = &q->opt->settings;
     const vptq_hessian_source *h = &q->hessians;
     const bool sequential = q->opt->calibrate && q->opt->calibrate->sequential;
     char path[PATH_MAX], tokenizer[PATH_MAX], calibration[64] = "sequential";

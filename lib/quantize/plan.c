@@ -74,12 +74,12 @@ out:
     return st;
 }
 
-/* ---- books ---- */
+/* ---- codebooks ---- */
 
-/* The first book of a matrix that has more centroids than vectors to train them on. */
-static const char *large_book(const vptq_vq_shape *s, uint64_t *vectors, uint32_t *k)
+/* The first codebook of a matrix that has more centroids than vectors to train them on. */
+static const char *large_codebook(const vptq_vq_shape *s, uint64_t *vectors, uint32_t *k)
 {
-    *vectors = (uint64_t)vptq_vq_strips(s) * s->group_size;
+    *vectors = (uint64_t)vptq_vq_vector_rows(s) * s->group_size;
     *k = s->k;
     if (*vectors < s->k)
         return "";
@@ -91,13 +91,13 @@ static const char *large_book(const vptq_vq_shape *s, uint64_t *vectors, uint32_
     return s->outliers && *vectors < s->k0 ? "outlier " : NULL;
 }
 
-static void warn_large_book(const vptq_quantizer *q, const vptq_quantize_row *r,
-                            uint32_t more_layers)
+static void warn_large_codebook(const vptq_quantizer *q, const vptq_quantize_row *r,
+                                uint32_t more_layers)
 {
     char more[48] = "";
     uint64_t vectors;
     uint32_t k;
-    const char *book = large_book(&r->shape, &vectors, &k);
+    const char *codebook = large_codebook(&r->shape, &vectors, &k);
 
     if (more_layers)
         snprintf(more, sizeof more, " (so have %u more layers)", more_layers);
@@ -105,12 +105,12 @@ static void warn_large_book(const vptq_quantizer *q, const vptq_quantize_row *r,
              "layer %u %s has %" PRIu64
              " vectors%s for %u %scentroids: %.2f bits per weight in all%s",
              r->layer, r->name, vectors,
-             r->shape.groups > 1 && strcmp(book, "outlier ") ? " in a group" : "", k, book,
-             r->bits.per_weight, more);
+             r->shape.groups > 1 && strcmp(codebook, "outlier ") ? " in a group" : "", k,
+             codebook, r->bits.per_weight, more);
 }
 
 /* One warning for each kind of linear, for the first of its layers. */
-static void warn_large_books(const vptq_quantizer *q)
+static void warn_large_codebooks(const vptq_quantizer *q)
 {
     for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
         vptq_quantize_row first = {0};
@@ -119,11 +119,11 @@ static void warn_large_books(const vptq_quantizer *q)
             uint64_t vectors;
             uint32_t k;
             vptq_quantize_row r = vptq_row_make(q, layer, (vptq_linear)l);
-            if (large_book(&r.shape, &vectors, &k) && !layers++)
+            if (large_codebook(&r.shape, &vectors, &k) && !layers++)
                 first = r;
         }
         if (layers)
-            warn_large_book(q, &first, layers - 1);
+            warn_large_codebook(q, &first, layers - 1);
     }
 }
 
@@ -215,6 +215,6 @@ vptq_status vptq_plan_check(const vptq_quantizer *q, vptq_err *err)
     if (st)
         return st;
     if (!q->opt->looked_at)
-        warn_large_books(q);
+        warn_large_codebooks(q);
     return VPTQ_OK;
 }

@@ -42,7 +42,7 @@ static void on_step(void *arg, const char *step, double loss)
 }
 
 /* What went otherwise than planned. */
-static void log_remarks(const vptq_quantizer *q, const char *name, const vptq_quant_report *p)
+static void log_remarks(const vptq_quantizer *q, const char *name, const vptq_encoder_report *p)
 {
     if (p->damping_added > 0)
         vptq_log(q->dev->ctx, VPTQ_LOG_WARN,
@@ -83,11 +83,12 @@ static vptq_status compute(vptq_quantizer *q, const char *path, const vptq_input
 {
     vptq_status st = VPTQ_OK;
     vptq_arena arena;
-    vptq_quant_result r;
+    vptq_encoder_result r;
     char name[VPTQ_NAME_MAX];
-    vptq_quant_input input = {.matrix_id = row->layer * VPTQ_LINEAR_COUNT + (uint32_t)q->linear,
-                              .out = row->rows,
-                              .in = row->columns};
+    vptq_encoder_input input = {.matrix_id =
+                                    row->layer * VPTQ_LINEAR_COUNT + (uint32_t)q->linear,
+                                .out = row->rows,
+                                .in = row->columns};
 
     vptq_arena_init(&arena, q->dev->ctx->mem);
     vptq_hessians_of(h, q->linear, &input);
@@ -97,7 +98,7 @@ static vptq_status compute(vptq_quantizer *q, const char *path, const vptq_input
     ask_ahead(q);
     if (h->shifts.shift || h->shifts.drift)
         VPTQ_TRY(vptq_calibration_target(q, h, row, &arena, &input.w, err));
-    VPTQ_TRY(vptq_quant_matrix(q->dev, row->settings, &input, on_step, q, &arena, &r, err));
+    VPTQ_TRY(vptq_encode_matrix(q->dev, row->settings, &input, on_step, q, &arena, &r, err));
     row->report = r.report;
     VPTQ_TRY(vptq_row_json(row, false, text, err));
     vptq_linear_full_name(name, row->layer, q->linear);

@@ -3,8 +3,8 @@
 #define VPTQ_QUANTIZE_QUANTIZE_H
 
 #include "hessian/collect.h"
+#include "lib/encoder/encode.h"
 #include "lib/encoder/presets.h"
-#include "lib/encoder/quant.h"
 #include "lib/quantize/settings.h"
 
 #define VPTQ_VERSION "0.1.0"
@@ -30,8 +30,8 @@ typedef struct vptq_quantize_options {
     double kv_factor; /* of the term that k_proj and v_proj add to their Hessian; NAN = the
                          directory's (not with `calibrate`), 0 = none */
     const char *tokenizer;
-    vptq_quant_settings settings; /* of every matrix (vptq_settings_defaults) ... */
-    const char *recipe;           /* ... but for this file's rules; NULL = none */
+    vptq_encoder_settings settings; /* of every matrix (vptq_settings_defaults) ... */
+    const char *recipe;             /* ... but for this file's rules; NULL = none */
     double bits; /* everything that is stored of all layers, per weight, is at most this: v, k
                     and k_res of what no rule of the recipe says are chosen.  0 = as given */
     vptq_allocate_mode allocate;
@@ -41,14 +41,14 @@ typedef struct vptq_quantize_options {
     bool force;                       /* start again over a work directory of other settings */
     bool dry_run;   /* rows with shapes and bits; with a work directory, measurements for the
                        allocation are kept in it all the same */
-    bool looked_at; /* the caller tells of books that are too large for a matrix */
+    bool looked_at; /* the caller tells of codebooks that are too large for a matrix */
 } vptq_quantize_options;
 
 typedef struct vptq_quantize_row {
     uint32_t layer;
     const char *name; /* "q_proj" */
     uint32_t rows, columns;
-    const vptq_quant_settings *settings;
+    const vptq_encoder_settings *settings;
     vptq_vq_shape shape;
     vptq_vq_bits bits;
     double predicted;        /* loss that the allocation expects; NAN where none is known */
@@ -57,9 +57,9 @@ typedef struct vptq_quantize_row {
     bool diagonal;           /* losses are under the diagonal of the Hessian alone */
     bool corrected;          /* sequential: the target is W + alpha times its correction */
     double alpha, alpha_damping, alpha_gain; /* vptq_target_choice */
-    vptq_quant_report report; /* zeros in a dry run; when reused only the final losses and that
-                                 of the first step */
-    const char *json;         /* the row as report.jsonl has it; in a dry run without losses */
+    vptq_encoder_report report; /* zeros in a dry run; when reused only the final losses and
+                                 that of the first step */
+    const char *json; /* the row as report.jsonl has it; in a dry run without losses */
 } vptq_quantize_row;
 typedef vptq_status (*vptq_quantize_fn)(void *arg, const vptq_quantize_row *row, vptq_err *err);
 

@@ -157,7 +157,7 @@ static vptq_status set_all(const rule *r, vptq_matrix_settings *m, vptq_err *err
     const char *key;
     json_t *value;
 
-    if (r->encoder && vptq_quant_set_encoder(&m->settings, r->encoder, &why))
+    if (r->encoder && vptq_encoder_set_encoder(&m->settings, r->encoder, &why))
         return bad_rule(r, NULL, why.text, err);
     json_object_foreach((json_t *)(uintptr_t)r->settings, key, value)
     {

@@ -17,7 +17,7 @@ vptq_quantize_row vptq_row_make(const vptq_quantizer *q, uint32_t layer, vptq_li
                              .settings = &vptq_quantizer_matrix(q, layer, l)->settings,
                              .diagonal = q->hessians.diagonal};
     vptq_linear_shape(q->model.desc, l, &row.rows, &row.columns);
-    row.shape = vptq_quant_shape(row.settings, row.rows, row.columns);
+    row.shape = vptq_encoder_shape(row.settings, row.rows, row.columns);
     row.bits = vptq_vq_count_bits(&row.shape);
     row.predicted = q->predicted ? q->predicted[(size_t)layer * VPTQ_LINEAR_COUNT + (size_t)l]
                                  : (double)NAN;
@@ -66,7 +66,7 @@ static void loss_key(char key[KEY], const char *step, const char *suffix)
     snprintf(key, KEY, "loss_%s%s", name, suffix);
 }
 
-static uint32_t times(const vptq_quant_report *p, uint32_t steps, const char *name)
+static uint32_t times(const vptq_encoder_report *p, uint32_t steps, const char *name)
 {
     uint32_t n = 0;
     for (uint32_t i = 0; i < steps; i++)
@@ -75,18 +75,18 @@ static uint32_t times(const vptq_quant_report *p, uint32_t steps, const char *na
 }
 
 /* Whether a step's losses are a list: it comes once in every round of refits. */
-static bool is_repeated(const vptq_quant_report *p, const char *name)
+static bool is_repeated(const vptq_encoder_report *p, const char *name)
 {
     return !strcmp(name, "refit") || !strcmp(name, "scales") || times(p, p->steps, name) > 1;
 }
 
 /* loss_STEP, for all steps of one kind of Hessian. */
-static bool put_steps(json_t *doc, const vptq_quant_report *p, const char *suffix)
+static bool put_steps(json_t *doc, const vptq_encoder_report *p, const char *suffix)
 {
     char key[KEY];
 
     for (uint32_t i = 0; i < p->steps; i++) {
-        const vptq_quant_step *s = &p->step[i];
+        const vptq_encoder_step *s = &p->step[i];
         bool list = is_repeated(p, s->name);
         double loss = !*suffix                       ? s->loss
                       : !strcmp(suffix, "_weighted") ? s->weighted
@@ -99,13 +99,13 @@ static bool put_steps(json_t *doc, const vptq_quant_report *p, const char *suffi
 }
 
 /* Names of the steps that were taken back, "refit 2" where a step comes several times. */
-static bool put_undone(json_t *doc, const vptq_quant_report *p)
+static bool put_undone(json_t *doc, const vptq_encoder_report *p)
 {
     char name[KEY];
     json_t *list = json_array();
 
     for (uint32_t i = 0; list && i < p->steps; i++) {
-        const vptq_quant_step *s = &p->step[i];
+        const vptq_encoder_step *s = &p->step[i];
         if (!s->undone)
             continue;
         snprintf(name, sizeof name, "%s", s->name);
@@ -121,7 +121,7 @@ static bool put_undone(json_t *doc, const vptq_quant_report *p)
 
 static bool put_losses(json_t *doc, const vptq_quantize_row *r)
 {
-    const vptq_quant_report *p = &r->report;
+    const vptq_encoder_report *p = &r->report;
 
     return (!r->diagonal || put(doc, "hessian", json_string("diagonal"))) &&
            put_f64(doc, "proxy_loss", p->loss) &&
@@ -145,7 +145,7 @@ static bool put_shape(json_t *doc, const vptq_quantize_row *r)
 
 static bool put_work(json_t *doc, const vptq_quantize_row *r)
 {
-    const vptq_quant_report *p = &r->report;
+    const vptq_encoder_report *p = &r->report;
 
     return put_steps(doc, p, "") && (!r->weighted || put_steps(doc, p, "_weighted")) &&
            (!r->held_out || put_steps(doc, p, "_held_out")) && put_undone(doc, p) &&
@@ -167,7 +167,7 @@ static bool put_bits(json_t *doc, const vptq_vq_bits *b)
 
 vptq_status vptq_row_json(const vptq_quantize_row *r, bool planned, char **text, vptq_err *err)
 {
-    const vptq_quant_settings usual = vptq_quant_default();
+    const vptq_encoder_settings usual = vptq_encoder_defaults();
     json_t *doc = json_object();
     vptq_status st = VPTQ_E_NOMEM;
 
@@ -192,7 +192,7 @@ static vptq_status parse_row(const char *path, const char *text, vptq_quantize_r
 {
     vptq_status st = VPTQ_OK;
     json_t *doc = NULL;
-    vptq_quant_report *p = &r->report;
+    vptq_encoder_report *p = &r->report;
 
     VPTQ_TRY(vptq_json_parse(text, strlen(text), path, &doc, err));
     r->weighted = json_object_get(doc, "proxy_loss_weighted");

@@ -40,7 +40,7 @@ typedef struct meter {
 /* The quick encoding of a large matrix. */
 static json_t *probe_json(const meter *t)
 {
-    const vptq_quant_settings s =
+    const vptq_encoder_settings s =
         vptq_rate_probe(VPTQ_VQ_MAX_K, VPTQ_VQ_MAX_K, t->opt->seed, t->opt->storage);
     return vptq_settings_json(&s, NULL);
 }
@@ -179,11 +179,11 @@ static vptq_status encode(meter *t, uint32_t layer, vptq_linear l, const vptq_in
     vptq_status st = VPTQ_OK;
     const vptq_weight *weight = &t->m->blocks[layer].linear[l];
     vptq_sensitivity *row = &t->rows[layer * VPTQ_LINEAR_COUNT + (uint32_t)l];
-    vptq_quant_input input = {.matrix_id = layer * VPTQ_LINEAR_COUNT + (uint32_t)l,
-                              .out = (uint32_t)weight->rows,
-                              .in = (uint32_t)weight->cols};
-    vptq_quant_result result;
-    vptq_quant_loss loss;
+    vptq_encoder_input input = {.matrix_id = layer * VPTQ_LINEAR_COUNT + (uint32_t)l,
+                                .out = (uint32_t)weight->rows,
+                                .in = (uint32_t)weight->cols};
+    vptq_encoder_result result;
+    vptq_encoder_loss loss;
     vptq_arena work;
     vptq_arena_init(&work, t->dev->ctx->mem);
     float *w = vptq_arena_alloc(&work, weight->rows, weight->cols * sizeof *w, err);
@@ -196,14 +196,14 @@ static vptq_status encode(meter *t, uint32_t layer, vptq_linear l, const vptq_in
     vptq_hessians_of(h, l, &input);
     input.held_out = NULL;
     input.w = w;
-    const vptq_quant_settings probe =
+    const vptq_encoder_settings probe =
         vptq_rate_probe(input.out, input.in, t->opt->seed, t->opt->storage);
-    VPTQ_TRY(vptq_quant_matrix(t->dev, &probe, &input, NULL, NULL, arena, &result, err));
+    VPTQ_TRY(vptq_encode_matrix(t->dev, &probe, &input, NULL, NULL, arena, &result, err));
     *out = (vptq_packed_matrix){
         .name = vptq_linear_name(l), .vq = result.vq, .storage = probe.storage};
     VPTQ_TRY(vptq_device_decode(t->dev, &out->vq, 0, weight->rows, what, weight->cols, err));
-    VPTQ_TRY(vptq_quant_measure(t->dev, input.out, input.in, w, what,
-                                input.metric ? input.metric : input.lower, &loss, err));
+    VPTQ_TRY(vptq_encoder_measure(t->dev, input.out, input.in, w, what,
+                                  input.metric ? input.metric : input.lower, &loss, err));
     row->loss = loss.relative;
     row->norm = loss.norm;
 out:

@@ -18,7 +18,7 @@ typedef struct vptq_sensitivity_options {
     const vptq_corpus_options *text;     /* NULL = losses only */
     size_t windows, length;              /* of the text, drawn by seed */
     uint64_t seed;
-    vptq_dtype storage; /* of the books */
+    vptq_dtype storage; /* of the codebooks */
     const char *file;   /* where measurements are kept; NULL = nowhere */
 } vptq_sensitivity_options;
 

@@ -8,13 +8,13 @@
 
 vptq_status vptq_settings_defaults(const char *encoder, const char *preset,
                                    const vptq_setting_text *given, size_t count,
-                                   vptq_quant_settings *s, vptq_err *err)
+                                   vptq_encoder_settings *s, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
 
-    *s = vptq_quant_default();
+    *s = vptq_encoder_defaults();
     if (encoder)
-        VPTQ_TRY(vptq_quant_set_encoder(s, encoder, err));
+        VPTQ_TRY(vptq_encoder_set_encoder(s, encoder, err));
     if (preset)
         VPTQ_TRY(vptq_preset_apply(preset, s, err));
     for (size_t i = 0; i < count; i++) {
@@ -27,9 +27,10 @@ out:
     return st;
 }
 
-vptq_status vptq_settings_resolve(const vptq_model_desc *d, const vptq_quant_settings *defaults,
-                                  const char *recipe, vptq_arena *arena,
-                                  vptq_matrix_settings **rows, json_t **rules, vptq_err *err)
+vptq_status vptq_settings_resolve(const vptq_model_desc *d,
+                                  const vptq_encoder_settings *defaults, const char *recipe,
+                                  vptq_arena *arena, vptq_matrix_settings **rows,
+                                  json_t **rules, vptq_err *err)
 {
     size_t count = (size_t)d->layers * VPTQ_LINEAR_COUNT;
     vptq_matrix_settings *made = vptq_arena_alloc(arena, count, sizeof *made, err);
@@ -46,7 +47,7 @@ vptq_status vptq_settings_resolve(const vptq_model_desc *d, const vptq_quant_set
 }
 
 /* What the encoder could make and the published layout cannot hold. */
-static vptq_status check_layout(const vptq_quant_settings *s, vptq_err *err)
+static vptq_status check_layout(const vptq_encoder_settings *s, vptq_err *err)
 {
     if (s->k_res <= s->k)
         return VPTQ_OK;
@@ -65,7 +66,7 @@ vptq_status vptq_settings_check(const vptq_model_desc *d, const vptq_matrix_sett
     for (size_t i = 0; i < (size_t)d->layers * VPTQ_LINEAR_COUNT; i++) {
         uint32_t out, in;
         vptq_linear_shape(d, rows[i].linear, &out, &in);
-        vptq_status st = vptq_quant_check(&rows[i].settings, out, in, err);
+        vptq_status st = vptq_encoder_check(&rows[i].settings, out, in, err);
         if (!st)
             st = check_layout(&rows[i].settings, err);
         if (st) {
@@ -79,7 +80,7 @@ vptq_status vptq_settings_check(const vptq_model_desc *d, const vptq_matrix_sett
 /* ---- JSON ---- */
 
 /* Numbers as numbers; what JSON's integers cannot hold as text. */
-static json_t *setting_json(const vptq_setting *t, const vptq_quant_settings *s)
+static json_t *setting_json(const vptq_setting *t, const vptq_encoder_settings *s)
 {
     char text[VPTQ_SETTING_TEXT];
 
@@ -101,7 +102,7 @@ static json_t *setting_json(const vptq_setting *t, const vptq_quant_settings *s)
     return json_string(text);
 }
 
-json_t *vptq_settings_json(const vptq_quant_settings *s, const vptq_quant_settings *unlike)
+json_t *vptq_settings_json(const vptq_encoder_settings *s, const vptq_encoder_settings *unlike)
 {
     size_t count;
     const vptq_setting *table = vptq_setting_table(&count);

@@ -3,8 +3,8 @@
  *
  * Values come in this order, later ones win: the encoder's, the preset's, those given by
  * themselves (these three make the defaults of all matrices), the rules of a recipe.  Whoever
- * allocates bits changes the stored part (vptq_quant_copy_stored) of rows that are not pinned,
- * between vptq_settings_resolve and vptq_settings_check. */
+ * allocates bits changes the stored part (vptq_encoder_copy_stored) of rows that are not
+ * pinned, between vptq_settings_resolve and vptq_settings_check. */
 #ifndef VPTQ_QUANTIZE_SETTINGS_H
 #define VPTQ_QUANTIZE_SETTINGS_H
 
@@ -16,7 +16,7 @@ typedef struct vptq_matrix_settings {
     uint32_t layer;
     vptq_linear linear;
     bool pinned; /* a recipe rule says what is stored: allocation leaves the row alone */
-    vptq_quant_settings settings;
+    vptq_encoder_settings settings;
 } vptq_matrix_settings;
 
 /* A setting as text, by the key of the table of settings. */
@@ -29,26 +29,26 @@ typedef struct vptq_setting_text {
  */
 vptq_status vptq_settings_defaults(const char *encoder, const char *preset,
                                    const vptq_setting_text *given, size_t count,
-                                   vptq_quant_settings *s, vptq_err *err) VPTQ_MUST_CHECK;
+                                   vptq_encoder_settings *s, vptq_err *err) VPTQ_MUST_CHECK;
 
 /* rows [layers * VPTQ_LINEAR_COUNT], row layer * VPTQ_LINEAR_COUNT + linear, in `arena`: the
  * defaults, and over them the rules of a recipe file (NULL = none; docs/formats.md).  *rules
  * becomes the file's list of rules (NULL without a recipe; freed by the caller with
  * json_decref).  A recipe that cannot be is VPTQ_E_FORMAT with file, rule and key: unknown keys
  * and values, rules that match no matrix of the model. */
-vptq_status vptq_settings_resolve(const vptq_model_desc *d, const vptq_quant_settings *defaults,
-                                  const char *recipe, vptq_arena *arena,
-                                  vptq_matrix_settings **rows, json_t **rules,
-                                  vptq_err *err) VPTQ_MUST_CHECK;
+vptq_status vptq_settings_resolve(const vptq_model_desc *d,
+                                  const vptq_encoder_settings *defaults, const char *recipe,
+                                  vptq_arena *arena, vptq_matrix_settings **rows,
+                                  json_t **rules, vptq_err *err) VPTQ_MUST_CHECK;
 
-/* Everything that vptq_quant_check finds, for every matrix: VPTQ_E_ARG naming matrix and
+/* Everything that vptq_encoder_check finds, for every matrix: VPTQ_E_ARG naming matrix and
  * setting. */
 vptq_status vptq_settings_check(const vptq_model_desc *d, const vptq_matrix_settings *rows,
                                 vptq_err *err) VPTQ_MUST_CHECK;
 
 /* The settings as an object by the table's keys, those that equal `unlike` (may be NULL) left
  * out; NULL when memory is out. */
-json_t *vptq_settings_json(const vptq_quant_settings *s, const vptq_quant_settings *unlike);
+json_t *vptq_settings_json(const vptq_encoder_settings *s, const vptq_encoder_settings *unlike);
 
 /* A JSON value in the form in which settings are given anywhere else: the value's own text, or
  * `text`; NULL for one that no setting has. */

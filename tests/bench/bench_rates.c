@@ -33,13 +33,13 @@ static vptq_linear find_linear(const char *name)
     exit(1);
 }
 
-static double encode(bench *b, const vptq_quant_settings *s, const vptq_quant_input *input)
+static double encode(bench *b, const vptq_encoder_settings *s, const vptq_encoder_input *input)
 {
     vptq_err err = {0};
     vptq_arena arena;
-    vptq_quant_result r;
+    vptq_encoder_result r;
     vptq_arena_init(&arena, b->ctx.mem);
-    bench_need(vptq_quant_matrix(&b->dev, s, input, NULL, NULL, &arena, &r, &err), &err);
+    bench_need(vptq_encode_matrix(&b->dev, s, input, NULL, NULL, &arena, &r, &err), &err);
     vptq_arena_release(&arena);
     return r.report.loss;
 }
@@ -55,8 +55,8 @@ static void run_matrix(bench *b, uint32_t layer, vptq_linear l, uint32_t rows)
     if (rows == 0 || rows > w->rows)
         rows = (uint32_t)w->rows;
     const vptq_rate *rate = vptq_rate_table(&count);
-    vptq_quant_settings probe = vptq_rate_probe(rows, (uint32_t)w->cols, 0, VPTQ_F16),
-                        s = vptq_quant_default();
+    vptq_encoder_settings probe = vptq_rate_probe(rows, (uint32_t)w->cols, 0, VPTQ_F16),
+                          s = vptq_encoder_defaults();
     vptq_arena_init(&arena, b->ctx.mem);
     float *x = vptq_arena_alloc(&arena, w->rows, w->cols * sizeof *x, &err);
     bench_need(x ? VPTQ_OK : VPTQ_E_NOMEM, &err);
@@ -64,11 +64,11 @@ static void run_matrix(bench *b, uint32_t layer, vptq_linear l, uint32_t rows)
     bench_need(vptq_hessian_dir_load(b->hessians, layer, vptq_linear_input(l),
                                      (uint32_t)w->cols, b->ctx.mem, &h, &err),
                &err);
-    vptq_quant_input input = {.matrix_id = layer * VPTQ_LINEAR_COUNT + (uint32_t)l,
-                              .out = rows,
-                              .in = (uint32_t)w->cols,
-                              .w = x,
-                              .lower = h.lower};
+    vptq_encoder_input input = {.matrix_id = layer * VPTQ_LINEAR_COUNT + (uint32_t)l,
+                                .out = rows,
+                                .in = (uint32_t)w->cols,
+                                .w = x,
+                                .lower = h.lower};
     double base = encode(b, &probe, &input);
     if (b->quick) {
         s.sweeps = s.refits = 1;

@@ -1,6 +1,6 @@
 /* Microseconds of processor time per vector of the row `find` on one thread: pairs of main and
  * residual centroids at every beam, from nothing and with choices to keep.  Vectors are normal
- * with correlated elements and a spread of lengths; the main book is trained on them, the
+ * with correlated elements and a spread of lengths; the main codebook is trained on them, the
  * residual one on what it leaves.  "keep" and "local" vectors have moved by a third of their
  * error since their choice was made by the same beam.  `ratio` is the time over that of the
  * greedy search (beam 1, from nothing), `loss` the mean squared error relative to the exact
@@ -79,29 +79,30 @@ static void problem_free(problem *p)
 static double measure(const vptq_device *dev, const problem *p, uint32_t beam, bool local,
                       bool keep, const float *x, double *error)
 {
-    const vptq_books books = {p->v, p->k, p->k_res, beam, local, p->c, p->k_res ? p->r : NULL};
-    vptq_finder *finder = NULL;
+    const vptq_codebooks codebooks = {
+        p->v, p->k, p->k_res, beam, local, p->c, p->k_res ? p->r : NULL};
+    vptq_search_index *index = NULL;
     vptq_err err;
     double best = INFINITY;
-    bench_need(dev->ops->finder_open(dev->state, &books, &finder, &err), &err);
+    bench_need(dev->ops->search_index_open(dev->state, &codebooks, &index, &err), &err);
     for (int round = 0; round < ROUNDS; round++) {
         if (keep) {
             memcpy(p->idx, p->old, VECTORS * sizeof *p->idx);
             memcpy(p->idx_res, p->old_res, VECTORS * sizeof *p->idx_res);
         }
-        const vptq_find_args f = {.n = VECTORS,
-                                  .finder = finder,
-                                  .x = x,
-                                  .keep = keep,
-                                  .idx = p->idx,
-                                  .idx_res = p->k_res ? p->idx_res : NULL,
-                                  .dist = p->dist};
+        const vptq_search_args f = {.n = VECTORS,
+                                    .index = index,
+                                    .x = x,
+                                    .keep = keep,
+                                    .idx = p->idx,
+                                    .idx_res = p->k_res ? p->idx_res : NULL,
+                                    .dist = p->dist};
         double t = bench_seconds();
-        bench_need(dev->ops->find(dev->state, &f, &err), &err);
+        bench_need(dev->ops->search(dev->state, &f, &err), &err);
         t = bench_seconds() - t;
         best = t < best ? t : best;
     }
-    dev->ops->finder_close(dev->state, finder);
+    dev->ops->search_index_close(dev->state, index);
     *error = 0;
     for (size_t i = 0; i < VECTORS; i++)
         *error += (double)p->dist[i] / VECTORS;

@@ -22,7 +22,7 @@ static void check_settings(const vptq_ablate_row *row)
     vptq_err err;
     size_t count;
     const vptq_setting *table = vptq_setting_table(&count);
-    vptq_quant_settings again = vptq_quant_default();
+    vptq_encoder_settings again = vptq_encoder_defaults();
     for (size_t i = 0; i < count; i++) {
         vptq_setting_print(&table[i], &row->settings, text, sizeof text);
         if (vptq_setting_parse(&table[i], text, &again, &err))

@@ -24,7 +24,7 @@ static void use(const char *path)
         abort();
     for (size_t i = 0; i < (size_t)s->groups * s->k * s->v && i < MAX_WEIGHTS; i++)
         sum += (double)f.centroids_f32[i] - (double)f.matrix.vq.centroids[i];
-    if (sum != sum) /* books are finite */
+    if (sum != sum) /* codebooks are finite */
         abort();
     vptq_layer_file_release(&f);
 }

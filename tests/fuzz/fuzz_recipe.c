@@ -13,7 +13,7 @@ static void use(const vptq_matrix_settings *m)
     vptq_err err;
     size_t count;
     const vptq_setting *table = vptq_setting_table(&count);
-    vptq_quant_settings again = vptq_quant_default();
+    vptq_encoder_settings again = vptq_encoder_defaults();
 
     for (size_t i = 0; i < count; i++) {
         vptq_setting_print(&table[i], &m->settings, text, sizeof text);
@@ -30,7 +30,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     vptq_arena arena;
     vptq_matrix_settings *rows;
     json_t *rules;
-    vptq_quant_settings usual = vptq_quant_default();
+    vptq_encoder_settings usual = vptq_encoder_defaults();
     vptq_model_desc d = {.hidden = 64,
                          .intermediate = 96,
                          .layers = LAYERS,

@@ -6,7 +6,7 @@
 
 #include "tests/emu/emu.h"
 #include "tests/support/devices.h"
-#include "tests/support/vbooks.h"
+#include "tests/support/vcodebooks.h"
 
 /* ---- column pass ---- */
 
@@ -22,10 +22,10 @@ typedef struct pass_result {
     uint32_t *idx, *idx_res;
 } pass_result;
 
-static pass_case pass_case_make(size_t cols, size_t strips, uint32_t v, uint32_t k,
+static pass_case pass_case_make(size_t cols, size_t vector_rows, uint32_t v, uint32_t k,
                                 uint32_t k_res)
 {
-    pass_case a = {cols, strips * v, v, k, k_res, NULL, NULL, NULL, NULL};
+    pass_case a = {cols, vector_rows * v, v, k, k_res, NULL, NULL, NULL, NULL};
     a.z = vtest_normals(cols * a.rows, 21);
     a.u = vtest_normals(cols * cols, 22);
     a.c = vtest_normals((size_t)k * v, 23);
@@ -75,18 +75,18 @@ static pass_result pass_result_make(const pass_case *a)
     return r;
 }
 
-static vptq_finder *pass_finder(const pass_case *a, const vptq_device *dev)
+static vptq_search_index *pass_index(const pass_case *a, const vptq_device *dev)
 {
-    const vptq_books books = {.v = a->v,
-                              .k = a->k,
-                              .k_res = a->k_res,
-                              .beam = 1,
-                              .centroids = a->c,
-                              .res_centroids = a->k_res ? a->res : NULL};
-    vptq_finder *finder = NULL;
+    const vptq_codebooks codebooks = {.v = a->v,
+                                      .k = a->k,
+                                      .k_res = a->k_res,
+                                      .beam = 1,
+                                      .centroids = a->c,
+                                      .res_centroids = a->k_res ? a->res : NULL};
+    vptq_search_index *index = NULL;
     vptq_err err;
-    assert_ok(dev->ops->finder_open(dev->state, &books, &finder, &err), &err);
-    return finder;
+    assert_ok(dev->ops->search_index_open(dev->state, &codebooks, &index, &err), &err);
+    return index;
 }
 
 static void pass_result_free(pass_result *r)
@@ -153,11 +153,11 @@ static void check_pass(void *arg, const vptq_device *dev, bool is_ref)
     pass_result want = pass_result_make(a), got = pass_result_make(a);
     vptq_err err;
     (void)is_ref;
-    vptq_finder *finder = pass_finder(a, dev);
-    got.args.finder = finder;
+    vptq_search_index *index = pass_index(a, dev);
+    got.args.index = index;
     expected_pass(a, dev, &want);
     assert_ok(dev->ops->vq_pass(dev->state, &got.args, &err), &err);
-    dev->ops->finder_close(dev->state, finder);
+    dev->ops->search_index_close(dev->state, index);
     const vptq_pass_args *p = &got.args;
     for (size_t t = 0; t < a->cols; t++) {
         size_t indices = a->rows / a->v * sizeof *p->idx;
@@ -179,7 +179,7 @@ static void pass_equals_assign_by_columns(void **state)
 {
     (void)state;
     static const struct {
-        size_t cols, strips;
+        size_t cols, vector_rows;
         uint32_t v, k, k_res;
         bool emulated;
     } cases[] = {
@@ -189,8 +189,8 @@ static void pass_equals_assign_by_columns(void **state)
         {130, 33, 8, 64, 0, false}, {9, 11, 3, 40, 16, true},    {150, 3, 4, 16, 4, true},
         {60, 2, 64, 640, 0, true},  {2, 5, 8, 8192, 0, true},    {2, 6, 8, 32, 8192, true}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        pass_case a = pass_case_make(cases[i].cols, cases[i].strips, cases[i].v, cases[i].k,
-                                     cases[i].k_res);
+        pass_case a = pass_case_make(cases[i].cols, cases[i].vector_rows, cases[i].v,
+                                     cases[i].k, cases[i].k_res);
         (cases[i].emulated ? devices_each_emu : devices_each)(check_pass, &a);
         pass_case_free(&a);
     }
@@ -200,29 +200,29 @@ static void pass_equals_assign_by_columns(void **state)
 static void check_chooses_as_find(void *arg, const vptq_device *dev, bool is_ref)
 {
     const pass_case *a = arg;
-    const size_t strips = a->rows / a->v;
-    const vptq_books books = {a->v, a->k, a->k_res, 6, false, a->c, a->res};
+    const size_t vector_rows = a->rows / a->v;
+    const vptq_codebooks codebooks = {a->v, a->k, a->k_res, 6, false, a->c, a->res};
     pass_result r = pass_result_make(a);
-    uint32_t *idx = vtest_alloc(strips, sizeof *idx),
-             *idx_res = vtest_alloc(strips, sizeof *idx_res);
-    vptq_finder *finder = NULL;
+    uint32_t *idx = vtest_alloc(vector_rows, sizeof *idx),
+             *idx_res = vtest_alloc(vector_rows, sizeof *idx_res);
+    vptq_search_index *index = NULL;
     vptq_err err;
     (void)is_ref;
-    assert_ok(dev->ops->finder_open(dev->state, &books, &finder, &err), &err);
-    r.args.finder = finder;
+    assert_ok(dev->ops->search_index_open(dev->state, &codebooks, &index, &err), &err);
+    r.args.index = index;
     assert_ok(dev->ops->vq_pass(dev->state, &r.args, &err), &err);
     for (size_t t = 0; t < a->cols; t++) {
-        const vptq_find_args f = {.n = strips,
-                                  .finder = finder,
-                                  .x = r.z + t * r.args.ldz,
-                                  .idx = idx,
-                                  .idx_res = idx_res};
-        assert_ok(dev->ops->find(dev->state, &f, &err), &err);
-        assert_memory_equal(idx, r.idx + t * r.args.ldi, strips * sizeof *idx);
-        assert_memory_equal(idx_res, r.idx_res + t * r.args.ldi, strips * sizeof *idx_res);
+        const vptq_search_args f = {.n = vector_rows,
+                                    .index = index,
+                                    .x = r.z + t * r.args.ldz,
+                                    .idx = idx,
+                                    .idx_res = idx_res};
+        assert_ok(dev->ops->search(dev->state, &f, &err), &err);
+        assert_memory_equal(idx, r.idx + t * r.args.ldi, vector_rows * sizeof *idx);
+        assert_memory_equal(idx_res, r.idx_res + t * r.args.ldi, vector_rows * sizeof *idx_res);
     }
     check_identity(a, &r);
-    dev->ops->finder_close(dev->state, finder);
+    dev->ops->search_index_close(dev->state, index);
     free(idx);
     free(idx_res);
     pass_result_free(&r);
@@ -232,12 +232,12 @@ static void pass_chooses_as_find(void **state)
 {
     (void)state;
     static const struct {
-        size_t cols, strips;
+        size_t cols, vector_rows;
         uint32_t v, k, k_res;
     } cases[] = {{7, 9, 8, 300, 40}, {5, 13, 4, 6, 20}, {4, 6, 20, 70, 8}, {5, 3, 16, 40, 9}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        pass_case a = pass_case_make(cases[i].cols, cases[i].strips, cases[i].v, cases[i].k,
-                                     cases[i].k_res);
+        pass_case a = pass_case_make(cases[i].cols, cases[i].vector_rows, cases[i].v,
+                                     cases[i].k, cases[i].k_res);
         devices_each_emu(check_chooses_as_find, &a);
         pass_case_free(&a);
     }
@@ -254,10 +254,10 @@ static void pass_same_bits_for_any_threads(void **state)
         devices_open(&d, "cpu", VPTQ_SIMD_AVX512, threads);
         pass_result other = pass_result_make(&a);
         pass_result *r = threads > 1 ? &other : &first;
-        vptq_finder *finder = pass_finder(&a, &d.dev);
-        r->args.finder = finder;
+        vptq_search_index *index = pass_index(&a, &d.dev);
+        r->args.index = index;
         assert_ok(d.dev.ops->vq_pass(d.dev.state, &r->args, &err), &err);
-        d.dev.ops->finder_close(d.dev.state, finder);
+        d.dev.ops->search_index_close(d.dev.state, index);
         size_t floats = a.cols * r->args.ldz * sizeof(float);
         assert_memory_equal(r->z, first.z, floats);
         assert_memory_equal(r->q, first.q, floats);
@@ -273,18 +273,18 @@ static void pass_same_bits_for_any_threads(void **state)
 /* ---- coordinate descent ---- */
 
 typedef struct descend_case {
-    size_t cols, strips;
-    vbooks books; /* n = 0 */
+    size_t cols, vector_rows;
+    vcodebooks codebooks; /* n = 0 */
     float *w, *h, *g, *q;
     uint32_t *idx, *idx_res;
 } descend_case;
 
-static descend_case descend_make(size_t cols, size_t strips, uint32_t v, uint32_t k,
+static descend_case descend_make(size_t cols, size_t vector_rows, uint32_t v, uint32_t k,
                                  uint32_t k_res, uint32_t beam)
 {
-    descend_case a = {.cols = cols, .strips = strips};
-    const size_t rows = strips * v, n = cols * strips;
-    a.books = vbooks_make(0, v, k, k_res, beam);
+    descend_case a = {.cols = cols, .vector_rows = vector_rows};
+    const size_t rows = vector_rows * v, n = cols * vector_rows;
+    a.codebooks = vcodebooks_make(0, v, k, k_res, beam);
     a.w = vtest_normals(cols * rows, 5);
     a.h = vtest_alloc(cols * cols, sizeof *a.h);
     a.g = vtest_alloc(cols * rows, sizeof *a.g);
@@ -307,8 +307,8 @@ static descend_case descend_make(size_t cols, size_t strips, uint32_t v, uint32_
         a.idx[i] = (uint32_t)(i * i % k);
         a.idx_res[i] = k_res ? (uint32_t)(i * 3 % k_res) : 0;
         for (size_t d = 0; d < v; d++)
-            a.q[i * v + d] = a.books.c[(size_t)a.idx[i] * v + d] +
-                             (k_res ? a.books.r[(size_t)a.idx_res[i] * v + d] : 0);
+            a.q[i * v + d] = a.codebooks.c[(size_t)a.idx[i] * v + d] +
+                             (k_res ? a.codebooks.r[(size_t)a.idx_res[i] * v + d] : 0);
     }
     for (size_t t = 0; t < cols; t++) {
         for (size_t s = 0; s < cols; s++) {
@@ -322,7 +322,7 @@ static descend_case descend_make(size_t cols, size_t strips, uint32_t v, uint32_
 
 static void descend_free(descend_case *a)
 {
-    vbooks_free(&a->books);
+    vcodebooks_free(&a->codebooks);
     free(a->w);
     free(a->h);
     free(a->g);
@@ -333,7 +333,7 @@ static void descend_free(descend_case *a)
 
 static double loss_of(const descend_case *a, const float *q)
 {
-    const size_t rows = a->strips * a->books.books.v;
+    const size_t rows = a->vector_rows * a->codebooks.codebooks.v;
     double loss = 0;
     for (size_t s = 0; s < a->cols; s++) {
         for (size_t t = 0; t < a->cols; t++) {
@@ -347,16 +347,18 @@ static double loss_of(const descend_case *a, const float *q)
     return loss;
 }
 
-/* The sweep in double over one strip; false where a choice is too close to call in float. */
-static bool sweep_strip(const descend_case *a, size_t strip, uint32_t *idx, uint32_t *idx_res)
+/* The sweep in double over one vector row; false where a choice is too close to call in float.
+ */
+static bool sweep_vector_row(const descend_case *a, size_t vector_row, uint32_t *idx,
+                             uint32_t *idx_res)
 {
-    const vptq_books *b = &a->books.books;
-    const size_t v = b->v, rows = a->strips * v;
+    const vptq_codebooks *b = &a->codebooks.codebooks;
+    const size_t v = b->v, rows = a->vector_rows * v;
     double *q = vtest_alloc(a->cols * v, sizeof *q);
     bool clear = true;
     for (size_t t = 0; t < a->cols; t++) {
         for (size_t d = 0; d < v; d++)
-            q[t * v + d] = (double)a->q[t * rows + strip * v + d];
+            q[t * v + d] = (double)a->q[t * rows + vector_row * v + d];
     }
     for (size_t t = 0; t < a->cols && clear; t++) {
         const double h = (double)a->h[t * a->cols + t];
@@ -366,16 +368,16 @@ static bool sweep_strip(const descend_case *a, size_t strip, uint32_t *idx, uint
         for (size_t d = 0; d < v; d++) {
             double g = 0;
             for (size_t s = 0; s < a->cols; s++)
-                g += (q[s * v + d] - (double)a->w[s * rows + strip * v + d]) *
+                g += (q[s * v + d] - (double)a->w[s * rows + vector_row * v + d]) *
                      (double)a->h[s * a->cols + t];
             target[d] = (float)(q[t * v + d] - g / h);
         }
-        const size_t at = t * a->strips + strip;
-        double best = vbooks_distance(b, target, idx[at], idx_res[at]);
+        const size_t at = t * a->vector_rows + vector_row;
+        double best = vcodebooks_distance(b, target, idx[at], idx_res[at]);
         uint32_t main = idx[at], res = idx_res[at];
         for (uint32_t j = 0; j < b->k; j++) {
             for (uint32_t l = 0; l < (b->k_res ? b->k_res : 1); l++) {
-                const double now = vbooks_distance(b, target, j, l);
+                const double now = vcodebooks_distance(b, target, j, l);
                 if (j == main && l == res)
                     continue;
                 clear = clear && fabs(now - best) > 1e-4 * (now + best);
@@ -404,22 +406,23 @@ typedef struct descend_run {
 /* In arrays with room behind every column. */
 static descend_run descend_on(const descend_case *a, const vptq_device *dev)
 {
-    const vptq_books *b = &a->books.books;
-    const size_t rows = a->strips * b->v, ld = rows + 3, ldi = a->strips + 2;
+    const vptq_codebooks *b = &a->codebooks.codebooks;
+    const size_t rows = a->vector_rows * b->v, ld = rows + 3, ldi = a->vector_rows + 2;
     descend_run r = {vtest_alloc(a->cols * ld, sizeof(float)),
                      vtest_alloc(a->cols * ld, sizeof(float)),
                      vtest_alloc(a->cols * ldi, sizeof(uint32_t)),
                      vtest_alloc(a->cols * ldi, sizeof(uint32_t))};
-    vptq_finder *finder = vbooks_finder(dev, b);
+    vptq_search_index *index = vcodebooks_index(dev, b);
     vptq_err err;
     for (size_t t = 0; t < a->cols; t++) {
         memcpy(r.q + t * ld, a->q + t * rows, rows * sizeof *r.q);
-        memcpy(r.idx + t * ldi, a->idx + t * a->strips, a->strips * sizeof *r.idx);
-        memcpy(r.idx_res + t * ldi, a->idx_res + t * a->strips, a->strips * sizeof *r.idx_res);
+        memcpy(r.idx + t * ldi, a->idx + t * a->vector_rows, a->vector_rows * sizeof *r.idx);
+        memcpy(r.idx_res + t * ldi, a->idx_res + t * a->vector_rows,
+               a->vector_rows * sizeof *r.idx_res);
     }
     const vptq_descend_args d = {.cols = a->cols,
                                  .rows = rows,
-                                 .finder = finder,
+                                 .index = index,
                                  .g = a->g,
                                  .h = a->h,
                                  .idx = r.idx,
@@ -432,7 +435,7 @@ static descend_run descend_on(const descend_case *a, const vptq_device *dev)
                                  .ldq = ld,
                                  .ldd = ld};
     assert_ok(dev->ops->vq_descend(dev->state, &d, &err), &err);
-    dev->ops->finder_close(dev->state, finder);
+    dev->ops->search_index_close(dev->state, index);
     for (size_t t = 0; t < a->cols; t++) {
         for (size_t i = rows; i < ld; i++) /* nothing behind a column is touched */
             assert_true(r.q[t * ld + i] == 0 && r.delta[t * ld + i] == 0);
@@ -451,11 +454,11 @@ static void descend_run_free(descend_run *r)
 static void check_descend(void *arg, const vptq_device *dev, bool is_ref)
 {
     const descend_case *a = arg;
-    const vptq_books *b = &a->books.books;
-    const size_t rows = a->strips * b->v, ld = rows + 3, ldi = a->strips + 2;
+    const vptq_codebooks *b = &a->codebooks.codebooks;
+    const size_t rows = a->vector_rows * b->v, ld = rows + 3, ldi = a->vector_rows + 2;
     descend_run r = descend_on(a, dev);
-    uint32_t *idx = vtest_alloc(a->cols * a->strips, sizeof *idx);
-    uint32_t *idx_res = vtest_alloc(a->cols * a->strips, sizeof *idx_res);
+    uint32_t *idx = vtest_alloc(a->cols * a->vector_rows, sizeof *idx);
+    uint32_t *idx_res = vtest_alloc(a->cols * a->vector_rows, sizeof *idx_res);
     float *q = vtest_alloc(a->cols * rows, sizeof *q);
     size_t compared = 0;
     (void)is_ref;
@@ -472,18 +475,20 @@ static void check_descend(void *arg, const vptq_device *dev, bool is_ref)
     }
     const double before = loss_of(a, a->q), after = loss_of(a, q);
     assert_true(after <= before * (1 + 1e-6));
-    for (size_t strip = 0; b->beam >= b->k && !b->local && strip < a->strips; strip++) {
-        memcpy(idx, a->idx, a->cols * a->strips * sizeof *idx);
-        memcpy(idx_res, a->idx_res, a->cols * a->strips * sizeof *idx_res);
-        if (!sweep_strip(a, strip, idx, idx_res))
+    for (size_t vector_row = 0; b->beam >= b->k && !b->local && vector_row < a->vector_rows;
+         vector_row++) {
+        memcpy(idx, a->idx, a->cols * a->vector_rows * sizeof *idx);
+        memcpy(idx_res, a->idx_res, a->cols * a->vector_rows * sizeof *idx_res);
+        if (!sweep_vector_row(a, vector_row, idx, idx_res))
             continue;
         compared++;
         for (size_t t = 0; t < a->cols; t++) {
-            assert_int_equal(r.idx[t * ldi + strip], idx[t * a->strips + strip]);
-            assert_int_equal(r.idx_res[t * ldi + strip], idx_res[t * a->strips + strip]);
+            assert_int_equal(r.idx[t * ldi + vector_row], idx[t * a->vector_rows + vector_row]);
+            assert_int_equal(r.idx_res[t * ldi + vector_row],
+                             idx_res[t * a->vector_rows + vector_row]);
         }
     }
-    assert_true(compared * 2 >= a->strips || b->beam < b->k || b->local);
+    assert_true(compared * 2 >= a->vector_rows || b->beam < b->k || b->local);
     free(idx);
     free(idx_res);
     free(q);
@@ -494,7 +499,7 @@ static void descend_equals_the_naive_sweep(void **state)
 {
     (void)state;
     static const struct {
-        size_t cols, strips;
+        size_t cols, vector_rows;
         uint32_t v, k, k_res, beam;
         bool local;
     } cases[] = {{1, 1, 8, 16, 0, 16, false},   {5, 40, 8, 16, 0, 16, false},
@@ -506,9 +511,9 @@ static void descend_equals_the_naive_sweep(void **state)
                  {5, 7, 20, 9, 6, 9, false},    {135, 10, 4, 4, 2, 4, false},
                  {3, 5, 8, 6000, 20, 8, false}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        descend_case a = descend_make(cases[i].cols, cases[i].strips, cases[i].v, cases[i].k,
-                                      cases[i].k_res, cases[i].beam);
-        a.books.books.local = cases[i].local;
+        descend_case a = descend_make(cases[i].cols, cases[i].vector_rows, cases[i].v,
+                                      cases[i].k, cases[i].k_res, cases[i].beam);
+        a.codebooks.codebooks.local = cases[i].local;
         devices_each_emu(check_descend, &a);
         descend_free(&a);
     }
@@ -518,13 +523,15 @@ static void descend_equals_the_naive_sweep(void **state)
 static void check_nothing_to_gain(void *arg, const vptq_device *dev, bool is_ref)
 {
     const descend_case *a = arg;
-    const size_t ld = a->strips * a->books.books.v + 3;
+    const size_t ld = a->vector_rows * a->codebooks.codebooks.v + 3;
     descend_run r = descend_on(a, dev);
     (void)is_ref;
     for (size_t t = 0; t < a->cols; t++) {
-        const size_t bytes = a->strips * sizeof *r.idx;
-        assert_memory_equal(r.idx + t * (a->strips + 2), a->idx + t * a->strips, bytes);
-        assert_memory_equal(r.idx_res + t * (a->strips + 2), a->idx_res + t * a->strips, bytes);
+        const size_t bytes = a->vector_rows * sizeof *r.idx;
+        assert_memory_equal(r.idx + t * (a->vector_rows + 2), a->idx + t * a->vector_rows,
+                            bytes);
+        assert_memory_equal(r.idx_res + t * (a->vector_rows + 2),
+                            a->idx_res + t * a->vector_rows, bytes);
         for (size_t i = 0; i < ld; i++)
             assert_true(r.delta[t * ld + i] == 0);
     }
@@ -538,16 +545,16 @@ static void descend_keeps_what_is_as_good(void **state)
     static const uint32_t beams[] = {1, 3, 2 * HALF};
     for (size_t n = 0; n < 2 * sizeof beams / sizeof *beams; n++) {
         descend_case a = descend_make(5, 9, V, 2 * HALF, n % 2 ? RES : 0, beams[n / 2]);
-        memcpy(a.books.c + HALF * V, a.books.c, HALF * V * sizeof *a.books.c);
+        memcpy(a.codebooks.c + HALF * V, a.codebooks.c, HALF * V * sizeof *a.codebooks.c);
         if (n % 2) /* so that the nearest main centroid is that of the choice */
             for (size_t i = 0; i < RES * V; i++)
-                a.books.r[i] *= 1e-3F;
-        memset(a.g, 0, a.cols * a.strips * V * sizeof *a.g);
-        for (size_t i = 0; i < a.cols * a.strips; i++) {
+                a.codebooks.r[i] *= 1e-3F;
+        memset(a.g, 0, a.cols * a.vector_rows * V * sizeof *a.g);
+        for (size_t i = 0; i < a.cols * a.vector_rows; i++) {
             a.idx[i] = (uint32_t)(HALF + i % HALF);
             for (size_t d = 0; d < V; d++)
-                a.q[i * V + d] = a.books.c[(size_t)a.idx[i] * V + d] +
-                                 (n % 2 ? a.books.r[(size_t)a.idx_res[i] * V + d] : 0);
+                a.q[i * V + d] = a.codebooks.c[(size_t)a.idx[i] * V + d] +
+                                 (n % 2 ? a.codebooks.r[(size_t)a.idx_res[i] * V + d] : 0);
         }
         devices_each_emu(check_nothing_to_gain, &a);
         descend_free(&a);
@@ -616,17 +623,17 @@ static void descend_same_bits_on_a_device(void **state)
 /* ---- gather and scatter ---- */
 
 typedef struct scatter_case {
-    size_t cols, strips;
-    vbooks books;
+    size_t cols, vector_rows;
+    vcodebooks codebooks;
     float *y, *weight;
-    uint32_t *idx, *idx_res; /* [cols, strips + 1] */
+    uint32_t *idx, *idx_res; /* [cols, vector rows + 1] */
 } scatter_case;
 
 static void check_gather(void *arg, const vptq_device *dev, bool is_ref)
 {
     const scatter_case *a = arg;
-    const vptq_books *b = &a->books.books;
-    const size_t v = b->v, rows = a->strips * v, ld = rows + 2;
+    const vptq_codebooks *b = &a->codebooks.codebooks;
+    const size_t v = b->v, rows = a->vector_rows * v, ld = rows + 2;
     float *q = vtest_alloc(a->cols * ld, sizeof *q);
     vptq_err err;
     (void)is_ref;
@@ -635,22 +642,22 @@ static void check_gather(void *arg, const vptq_device *dev, bool is_ref)
                                 .v = b->v,
                                 .k = b->k,
                                 .k_res = b->k_res,
-                                .centroids = a->books.c,
-                                .res_centroids = a->books.r,
+                                .centroids = a->codebooks.c,
+                                .res_centroids = a->codebooks.r,
                                 .idx = a->idx,
                                 .idx_res = b->k_res ? a->idx_res : NULL,
                                 .q = q,
-                                .ldi = a->strips + 1,
+                                .ldi = a->vector_rows + 1,
                                 .ldq = ld};
     assert_ok(dev->ops->vq_gather(dev->state, &g, &err), &err);
     for (size_t t = 0; t < a->cols; t++) {
         for (size_t i = 0; i < ld; i++) {
-            const size_t at = t * (a->strips + 1) + i / v;
+            const size_t at = t * (a->vector_rows + 1) + i / v;
             float want = 0;
             if (i < rows)
-                want = a->books.c[a->idx[at] * v + i % v];
+                want = a->codebooks.c[a->idx[at] * v + i % v];
             if (i < rows && b->k_res)
-                want += a->books.r[a->idx_res[at] * v + i % v];
+                want += a->codebooks.r[a->idx_res[at] * v + i % v];
             assert_true(q[t * ld + i] == want);
         }
     }
@@ -660,8 +667,8 @@ static void check_gather(void *arg, const vptq_device *dev, bool is_ref)
 static void scatter_on(const scatter_case *a, const vptq_device *dev, double *sums,
                        double *weights)
 {
-    const vptq_books *b = &a->books.books;
-    const size_t rows = a->strips * b->v;
+    const vptq_codebooks *b = &a->codebooks.codebooks;
+    const size_t rows = a->vector_rows * b->v;
     vptq_err err;
     const vptq_scatter_args s = {.cols = a->cols,
                                  .rows = rows,
@@ -673,14 +680,15 @@ static void scatter_on(const scatter_case *a, const vptq_device *dev, double *su
                                  .sums = sums,
                                  .weights = weights,
                                  .ldy = rows,
-                                 .ldi = a->strips + 1};
+                                 .ldi = a->vector_rows + 1};
     assert_ok(dev->ops->vq_scatter(dev->state, &s, &err), &err);
 }
 
 static void check_scatter(void *arg, const vptq_device *dev, bool is_ref)
 {
     const scatter_case *a = arg;
-    const size_t v = a->books.books.v, k = a->books.books.k, rows = a->strips * v;
+    const size_t v = a->codebooks.codebooks.v, k = a->codebooks.codebooks.k,
+                 rows = a->vector_rows * v;
     double *sums = vtest_alloc(k * v, sizeof *sums), *weights = vtest_alloc(k, sizeof *weights);
     double *want = vtest_alloc(k * v, sizeof *want),
            *want_weights = vtest_alloc(k, sizeof *want_weights);
@@ -688,7 +696,7 @@ static void check_scatter(void *arg, const vptq_device *dev, bool is_ref)
     for (size_t t = 0; t < a->cols; t++) {
         const double w = a->weight ? (double)a->weight[t] : 1;
         for (size_t i = 0; i < rows; i++) {
-            const size_t j = a->idx[t * (a->strips + 1) + i / v];
+            const size_t j = a->idx[t * (a->vector_rows + 1) + i / v];
             want[j * v + i % v] += w * (double)a->y[t * rows + i];
             want_weights[j] += i % v ? 0 : w;
         }
@@ -707,12 +715,13 @@ static void check_scatter(void *arg, const vptq_device *dev, bool is_ref)
     free(want_weights);
 }
 
-static scatter_case scatter_make(size_t cols, size_t strips, uint32_t v, uint32_t k,
+static scatter_case scatter_make(size_t cols, size_t vector_rows, uint32_t v, uint32_t k,
                                  uint32_t k_res, bool weighted)
 {
-    scatter_case a = {cols, strips, vbooks_make(0, v, k, k_res, 1), NULL, NULL, NULL, NULL};
-    const size_t n = cols * (strips + 1);
-    a.y = vtest_normals(cols * strips * v, 8);
+    scatter_case a = {cols, vector_rows, vcodebooks_make(0, v, k, k_res, 1), NULL, NULL,
+                      NULL, NULL};
+    const size_t n = cols * (vector_rows + 1);
+    a.y = vtest_normals(cols * vector_rows * v, 8);
     a.weight = weighted ? vtest_normals(cols, 9) : NULL;
     a.idx = vtest_alloc(n, sizeof *a.idx);
     a.idx_res = vtest_alloc(n, sizeof *a.idx_res);
@@ -725,7 +734,7 @@ static scatter_case scatter_make(size_t cols, size_t strips, uint32_t v, uint32_
 
 static void scatter_free(scatter_case *a)
 {
-    vbooks_free(&a->books);
+    vcodebooks_free(&a->codebooks);
     free(a->y);
     free(a->weight);
     free(a->idx);
@@ -735,7 +744,7 @@ static void scatter_free(scatter_case *a)
 static void gather_and_scatter_follow_the_indices(void **state)
 {
     (void)state;
-    static const uint32_t shapes[][6] = {/* cols, strips, v, k, k_res, weighted */
+    static const uint32_t shapes[][6] = {/* cols, vector rows, v, k, k_res, weighted */
                                          {0, 5, 4, 4, 0, 0},     {1, 1, 8, 2, 2, 1},
                                          {30, 40, 8, 16, 0, 1},  {77, 33, 4, 5, 3, 0},
                                          {9, 100, 12, 64, 9, 1}, {5, 7, 6, 4096, 16, 1},
@@ -771,21 +780,21 @@ static void scatter_same_bits_for_any_threads(void **state)
 static vptq_status run_all(void *arg, vptq_mem *mem, vptq_err *err)
 {
     const pass_case *a = arg;
-    const vptq_books books = {a->v, a->k, a->k_res, 2, false, a->c, a->res};
+    const vptq_codebooks codebooks = {a->v, a->k, a->k_res, 2, false, a->c, a->res};
     vptq_ctx ctx = {.mem = mem, .threads = 2};
     vptq_device dev;
-    vptq_finder *finder = NULL;
+    vptq_search_index *index = NULL;
     vptq_status st = vptq_device_open(&ctx, "cpu", &dev, err);
     if (st)
         return st;
     pass_result r = pass_result_make(a);
     double *sums = vtest_alloc((size_t)a->k * a->v, sizeof *sums);
-    VPTQ_TRY(dev.ops->finder_open(dev.state, &books, &finder, err));
-    r.args.finder = finder;
+    VPTQ_TRY(dev.ops->search_index_open(dev.state, &codebooks, &index, err));
+    r.args.index = index;
     VPTQ_TRY(dev.ops->vq_pass(dev.state, &r.args, err));
     const vptq_descend_args d = {.cols = a->cols,
                                  .rows = a->rows,
-                                 .finder = finder,
+                                 .index = index,
                                  .g = r.z,
                                  .h = a->u,
                                  .idx = r.idx,
@@ -809,7 +818,7 @@ static vptq_status run_all(void *arg, vptq_mem *mem, vptq_err *err)
     VPTQ_TRY(dev.ops->vq_descend(dev.state, &d, err));
     VPTQ_TRY(dev.ops->vq_scatter(dev.state, &s, err));
 out:
-    dev.ops->finder_close(dev.state, finder);
+    dev.ops->search_index_close(dev.state, index);
     free(sums);
     pass_result_free(&r);
     vptq_device_close(&dev);

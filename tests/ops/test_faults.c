@@ -111,10 +111,10 @@ static void test_refused_launches_and_allocations(void **state)
 
 /* ---- rows that get by with less memory ---- */
 
-enum { VECTORS = 5000, V = 4, BOOK = 8 };
+enum { VECTORS = 5000, V = 4, CODEBOOK = 8 };
 
 typedef struct sums {
-    double sums[BOOK * V], weights[BOOK], objective;
+    double sums[CODEBOOK * V], weights[CODEBOOK], objective;
 } sums;
 
 /* At most `bytes` more device memory than the arrays take; 0: as much as there is. */
@@ -136,7 +136,7 @@ static vptq_status add_up(const float *x, const uint32_t *idx, size_t bytes, sum
         cuda_emu_memory(cuda_emu_memory_used() + bytes);
     sums *s = ds;
     double objective = 0;
-    vptq_status st = ops->accumulate(dev, VECTORS, V, BOOK, dx, NULL, di, dx, s->sums,
+    vptq_status st = ops->accumulate(dev, VECTORS, V, CODEBOOK, dx, NULL, di, dx, s->sums,
                                      s->weights, &objective, err);
     if (!st)
         assert_ok(ops->download(dev, out, ds, sizeof *out, err), err);
@@ -153,13 +153,13 @@ static vptq_status add_up(const float *x, const uint32_t *idx, size_t bytes, sum
 static void test_accumulate_in_larger_pieces(void **state)
 {
     (void)state;
-    enum { ORDER = (VECTORS + BOOK + 1) * 4 + (BOOK + 1) * 8, COUNTS = BOOK * 4 };
+    enum { ORDER = (VECTORS + CODEBOOK + 1) * 4 + (CODEBOOK + 1) * 8, COUNTS = CODEBOOK * 4 };
     float *x = vtest_normals(VECTORS * V, 1);
     uint32_t idx[VECTORS];
     sums want, got;
     vptq_err err;
     for (size_t i = 0; i < VECTORS; i++)
-        idx[i] = (uint32_t)(i * i % BOOK);
+        idx[i] = (uint32_t)(i * i % CODEBOOK);
     assert_ok(add_up(x, idx, 0, &want, &err), &err);
     for (size_t pieces = 1; pieces <= 3; pieces++) {
         assert_ok(add_up(x, idx, ORDER + pieces * COUNTS, &got, &err), &err);

@@ -20,7 +20,8 @@ typedef struct gemv_case {
     const void *w;    /* of this type */
     vptq_dtype type;
     bool library;   /* by library_gemv */
-    bool host_only; /* kernels for GPUs take books of 16 bits for granted, as files have them */
+    bool host_only; /* kernels for GPUs take codebooks of 16 bits for granted, as files have
+                       them */
     size_t out, in;
     const float *decoded; /* [out, in] */
     const float *x;       /* [MANY_ROWS, in + 5] */
@@ -217,9 +218,9 @@ static void packed_matrices_multiply(void **state)
     }
 }
 
-/* Books as files hold them, 16 bits a number, at all magnitudes that float16 itself has not:
- * the cpu keeps large ones so, shifted. */
-static void books_of_any_numbers_multiply(void **state)
+/* Codebooks as files hold them, 16 bits a number, at all magnitudes that float16 itself has
+ * not: the cpu keeps large ones so, shifted. */
+static void codebooks_of_any_numbers_multiply(void **state)
 {
     (void)state;
     static const struct {
@@ -406,8 +407,8 @@ static void run_many(const vptq_device *dev, const void *arg, void *out)
     free(y);
 }
 
-/* Pieces of several depths and strips, of which none is whole; groups and outliers that end in
- * the middle of a piece; vectors that pieces would cut. */
+/* Pieces of several depths and vector rows, of which none is whole; groups and outliers that
+ * end in the middle of a piece; vectors that pieces would cut. */
 static void many_rows_multiply(void **state)
 {
     (void)state;
@@ -471,7 +472,7 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(packed_matrices_multiply),
-        cmocka_unit_test(books_of_any_numbers_multiply),
+        cmocka_unit_test(codebooks_of_any_numbers_multiply),
         cmocka_unit_test(entries_of_every_width_are_read),
         cmocka_unit_test(plain_matrices_multiply),
         cmocka_unit_test(weights_may_begin_anywhere),

@@ -1,11 +1,11 @@
-/* NaN among what vq_pass and vq_descend take: choices stay in range, and strips without one
- * come out as if there were none. */
+/* NaN among what vq_pass and vq_descend take: choices stay in range, and vector rows without
+ * one come out as if there were none. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "tests/support/devices.h"
-#include "tests/support/vbooks.h"
+#include "tests/support/vcodebooks.h"
 
 enum { COLS = 9, STRIPS = 6, V = 4, ROWS = STRIPS * V, K = 40, K_RES = 6, BAD = 2 };
 
@@ -16,23 +16,23 @@ typedef struct columns {
 
 static float factors[COLS * COLS];
 
-/* `bad`: strip BAD of column 3 has a number that is none. */
-static void run(const vptq_device *dev, const vptq_finder *finder, const vbooks *books,
-                bool descend, bool bad, columns *c)
+/* `bad`: vector row BAD of column 3 has a number that is none. */
+static void run(const vptq_device *dev, const vptq_search_index *index,
+                const vcodebooks *codebooks, bool descend, bool bad, columns *c)
 {
     vptq_err err;
     memset(c, 0, sizeof *c);
     for (size_t i = 0; i < COLS * ROWS; i++)
-        c->z[i] = books->x[i];
+        c->z[i] = codebooks->x[i];
     for (size_t t = 0; t < COLS; t++)
         for (size_t i = 0; i < ROWS; i++)
-            c->q[t * ROWS + i] = books->c[i % V] + books->r[i % V]; /* of indices 0 */
+            c->q[t * ROWS + i] = codebooks->c[i % V] + codebooks->r[i % V]; /* of indices 0 */
     if (bad)
         c->z[3 * ROWS + BAD * V + 1] = NAN;
-    const vptq_pass_args p = {COLS, ROWS,      finder, c->z, factors, c->idx, c->idx_res,
-                              c->q, c->change, ROWS,   COLS, STRIPS,  ROWS,   ROWS};
-    const vptq_descend_args d = {COLS, ROWS,      finder, c->z, factors, c->idx, c->idx_res,
-                                 c->q, c->change, ROWS,   COLS, STRIPS,  ROWS,   ROWS};
+    const vptq_pass_args p = {COLS, ROWS,      index, c->z, factors, c->idx, c->idx_res,
+                              c->q, c->change, ROWS,  COLS, STRIPS,  ROWS,   ROWS};
+    const vptq_descend_args d = {COLS, ROWS,      index, c->z, factors, c->idx, c->idx_res,
+                                 c->q, c->change, ROWS,  COLS, STRIPS,  ROWS,   ROWS};
     assert_ok(descend ? dev->ops->vq_descend(dev->state, &d, &err)
                       : dev->ops->vq_pass(dev->state, &p, &err),
               &err);
@@ -40,47 +40,47 @@ static void run(const vptq_device *dev, const vptq_finder *finder, const vbooks 
 
 static void check(void *arg, const vptq_device *dev, bool is_ref)
 {
-    const vbooks *books = arg;
+    const vcodebooks *codebooks = arg;
     static columns good, bad;
-    vptq_finder *finder = vbooks_finder(dev, &books->books);
+    vptq_search_index *index = vcodebooks_index(dev, &codebooks->codebooks);
     (void)is_ref;
     for (int descend = 0; descend < 2; descend++) {
-        run(dev, finder, books, descend, false, &good);
-        run(dev, finder, books, descend, true, &bad);
+        run(dev, index, codebooks, descend, false, &good);
+        run(dev, index, codebooks, descend, true, &bad);
         for (size_t t = 0; t < COLS; t++)
             for (size_t i = 0; i < ROWS; i++) {
-                const size_t at = t * ROWS + i, strip = t * STRIPS + i / V;
-                assert_true(bad.idx[strip] < K && bad.idx_res[strip] < K_RES);
-                assert_true(isfinite(bad.q[at])); /* is in the books */
+                const size_t at = t * ROWS + i, vector_row = t * STRIPS + i / V;
+                assert_true(bad.idx[vector_row] < K && bad.idx_res[vector_row] < K_RES);
+                assert_true(isfinite(bad.q[at])); /* is in the codebooks */
                 if (i / V == BAD)
                     continue;
-                assert_int_equal(bad.idx[strip], good.idx[strip]);
-                assert_int_equal(bad.idx_res[strip], good.idx_res[strip]);
+                assert_int_equal(bad.idx[vector_row], good.idx[vector_row]);
+                assert_int_equal(bad.idx_res[vector_row], good.idx_res[vector_row]);
                 assert_memory_equal(&bad.change[at], &good.change[at], sizeof(float));
             }
         if (!descend) /* carried through, not hidden */
             assert_true(isnan(bad.change[3 * ROWS + BAD * V + 1]));
     }
-    dev->ops->finder_close(dev->state, finder);
+    dev->ops->search_index_close(dev->state, index);
 }
 
-static void nan_stays_in_its_strip(void **state)
+static void nan_stays_in_its_vector_row(void **state)
 {
     (void)state;
     for (uint32_t beam = 1; beam <= 8; beam += 7) {
-        vbooks books = vbooks_make(COLS * STRIPS, V, K, K_RES, beam);
+        vcodebooks codebooks = vcodebooks_make(COLS * STRIPS, V, K, K_RES, beam);
         float *u = vtest_normals(COLS * COLS, 3);
         for (size_t t = 0; t < COLS; t++)
             for (size_t s = 0; s < COLS; s++)
                 factors[t * COLS + s] = s == t ? 1.5F : 0.2F * u[t * COLS + s];
-        devices_each_emu(check, &books);
+        devices_each_emu(check, &codebooks);
         free(u);
-        vbooks_free(&books);
+        vcodebooks_free(&codebooks);
     }
 }
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(nan_stays_in_its_strip)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(nan_stays_in_its_vector_row)};
     return vtest_main(argc, argv, tests);
 }

@@ -15,7 +15,7 @@ typedef struct bench {
     vptq_ctx ctx;
     vptq_device dev;
     float *x, *y;
-    vptq_finder *finder;
+    vptq_search_index *index;
     float *host; /* x */
 } bench;
 
@@ -44,18 +44,18 @@ static void bench_open(bench *b)
     b->x = on_device(b);
     b->y = on_device(b);
     fill(b, b->x);
-    const vptq_books books = {.v = V,
-                              .k = K,
-                              .k_res = K_RES,
-                              .beam = 2,
-                              .centroids = b->x,
-                              .res_centroids = b->x + K * V};
-    assert_ok(b->dev.ops->finder_open(b->dev.state, &books, &b->finder, &err), &err);
+    const vptq_codebooks codebooks = {.v = V,
+                                      .k = K,
+                                      .k_res = K_RES,
+                                      .beam = 2,
+                                      .centroids = b->x,
+                                      .res_centroids = b->x + K * V};
+    assert_ok(b->dev.ops->search_index_open(b->dev.state, &codebooks, &b->index, &err), &err);
 }
 
 static void bench_close(bench *b)
 {
-    b->dev.ops->finder_close(b->dev.state, b->finder);
+    b->dev.ops->search_index_close(b->dev.state, b->index);
     b->dev.ops->release(b->dev.state, b->x);
     b->dev.ops->release(b->dev.state, b->y);
     vptq_device_close(&b->dev);
@@ -125,13 +125,13 @@ static vptq_status run_assign(bench *b, vptq_err *err)
 static vptq_status run_find(bench *b, vptq_err *err)
 {
     void *idx = b->y, *idx_res = b->y + 300;
-    const vptq_find_args f = {.n = 300,
-                              .finder = b->finder,
-                              .x = b->x,
-                              .idx = idx,
-                              .idx_res = idx_res,
-                              .dist = b->y + 600};
-    return b->dev.ops->find(b->dev.state, &f, err);
+    const vptq_search_args f = {.n = 300,
+                                .index = b->index,
+                                .x = b->x,
+                                .idx = idx,
+                                .idx_res = idx_res,
+                                .dist = b->y + 600};
+    return b->dev.ops->search(b->dev.state, &f, err);
 }
 
 enum { ROWS = STRIPS * V, MATRIX = COLS * ROWS, INDICES = COLS * STRIPS };
@@ -141,7 +141,7 @@ static vptq_status run_vq_pass(bench *b, vptq_err *err)
     void *idx = b->y + 3 * MATRIX, *idx_res = b->y + 3 * MATRIX + INDICES;
     const vptq_pass_args p = {.cols = COLS,
                               .rows = ROWS,
-                              .finder = b->finder,
+                              .index = b->index,
                               .z = b->y,
                               .u = b->x + 20000,
                               .idx = idx,
@@ -162,7 +162,7 @@ static vptq_status run_vq_descend(bench *b, vptq_err *err)
     void *idx = b->y + 3 * MATRIX, *idx_res = b->y + 3 * MATRIX + INDICES;
     const vptq_descend_args d = {.cols = COLS,
                                  .rows = ROWS,
-                                 .finder = b->finder,
+                                 .index = b->index,
                                  .g = b->x,
                                  .h = b->x + 20001,
                                  .idx = idx,

@@ -80,9 +80,9 @@ static bool is_kernel(const char *kernel, const char *name)
 }
 
 /* Up to 8 rows of x are taken as two halves of 11 bits each, relative to the row's largest;
- * more as one, and every term is off by at most 2^-12 of itself.  Books are exact; gemm-small
- * adds main and residual centroids in 11 bits, once more 2^-12.  What goes through decoded rows
- * is multiplied in float. */
+ * more as one, and every term is off by at most 2^-12 of itself.  Codebooks are exact;
+ * gemm-small adds main and residual centroids in 11 bits, once more 2^-12.  What goes through
+ * decoded rows is multiplied in float. */
 static double limit_of(const char *kernel, size_t n)
 {
     if (is_kernel(kernel, "gemm-small") || (!kernel && n > 8))
@@ -119,7 +119,7 @@ static void check_values(const product *p, const char *kernel, size_t n, bool mo
 
 typedef struct kernel_case {
     vptq_vq_shape shape;
-    bool large; /* the books do not fit into shared memory */
+    bool large; /* the codebooks do not fit into shared memory */
 } kernel_case;
 
 /* n rows of x; the bits go to y. */
@@ -203,7 +203,8 @@ static void kernels_multiply(void **state)
         {{16, 40, 8, 16384, 256, 1, 40, 0, 0, 0, false, true}, true},
         {{24, 30, 12, 4096, 8192, 1, 30, 0, 0, 0, true, true}, true},
         {{1, 1, 8, 2, 0, 1, 1, 0, 0, 0, false, false}, false},
-        /* several blocks for the same rows; passes; a book that is there one and a half times
+        /* several blocks for the same rows; passes; a codebook that is there one and a half
+         * times
          */
         {{20, 700, 8, 16, 16, 1, 700, 0, 0, 0, true, true}, false},
         {{33, 1400, 4, 16, 0, 1, 1200, 200, 8, 16, false, true}, false},
@@ -322,7 +323,7 @@ static void rows_do_not_depend_on_others(void **state)
     free(turned);
 }
 
-/* Powers of two are all that books and rows of x are brought to float16 by. */
+/* Powers of two are all that codebooks and rows of x are brought to float16 by. */
 static void magnitudes_do_not_matter(void **state)
 {
     (void)state;

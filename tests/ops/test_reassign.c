@@ -1,5 +1,5 @@
-/* The row reassign with the book that labels were found for: to the label what assign finds,
- * whichever centroids have moved, and how far, since. */
+/* The row reassign with the codebook that labels were found for: to the label what assign
+ * finds, whichever centroids have moved, and how far, since. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -82,7 +82,7 @@ static void check(size_t n, uint32_t v, uint32_t k, int kind)
     moves_free(&m);
 }
 
-static void follows_books_that_move(void **state)
+static void follows_codebooks_that_move(void **state)
 {
     (void)state;
     static const uint32_t lengths[] = {1, 4, 6, 7, 8, 12};
@@ -93,7 +93,7 @@ static void follows_books_that_move(void **state)
 }
 
 /* Too few for lists of neighbours, unless most have stayed where they were. */
-static void follows_small_books(void **state)
+static void follows_small_codebooks(void **state)
 {
     (void)state;
     for (int kind = 0; kind < KINDS; kind++) {
@@ -106,8 +106,8 @@ static void follows_small_books(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(follows_books_that_move),
-        cmocka_unit_test(follows_small_books),
+        cmocka_unit_test(follows_codebooks_that_move),
+        cmocka_unit_test(follows_small_codebooks),
     };
     return vtest_main(argc, argv, tests);
 }

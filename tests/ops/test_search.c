@@ -5,7 +5,7 @@
 
 #include "tests/emu/emu.h"
 #include "tests/support/devices.h"
-#include "tests/support/vbooks.h"
+#include "tests/support/vcodebooks.h"
 
 /* ---- choices ---- */
 
@@ -27,22 +27,22 @@ static void choices_free(choices *c)
     free(c->dist);
 }
 
-static void find(const vptq_device *dev, const vptq_finder *finder, const vbooks *p,
+static void find(const vptq_device *dev, const vptq_search_index *index, const vcodebooks *p,
                  size_t begin, size_t n, bool keep, const choices *to)
 {
-    const vptq_find_args f = {.n = n,
-                              .finder = finder,
-                              .x = p->x + begin * p->books.v,
-                              .keep = keep,
-                              .idx = to->idx + begin,
-                              .idx_res = p->books.k_res ? to->idx_res + begin : NULL,
-                              .dist = to->dist + begin};
+    const vptq_search_args f = {.n = n,
+                                .index = index,
+                                .x = p->x + begin * p->codebooks.v,
+                                .keep = keep,
+                                .idx = to->idx + begin,
+                                .idx_res = p->codebooks.k_res ? to->idx_res + begin : NULL,
+                                .dist = to->dist + begin};
     vptq_err err;
-    assert_ok(dev->ops->find(dev->state, &f, &err), &err);
+    assert_ok(dev->ops->search(dev->state, &f, &err), &err);
 }
 
 /* What rounding in scores may cost: they are sums of v + 1 float products of this size. */
-static double slack_of(const vptq_books *b, const float *x, uint32_t main, uint32_t res)
+static double slack_of(const vptq_codebooks *b, const float *x, uint32_t main, uint32_t res)
 {
     double norm = 0;
     for (size_t d = 0; d < b->v; d++) {
@@ -53,25 +53,25 @@ static double slack_of(const vptq_books *b, const float *x, uint32_t main, uint3
     return 4e-7 * norm * (2 + 0.1 * b->v);
 }
 
-/* ---- main book alone, and exact pairs ---- */
+/* ---- main codebook alone, and exact pairs ---- */
 
 typedef struct find_case {
-    const vbooks *p;
+    const vcodebooks *p;
     const double *least; /* smallest distance of every vector to what the beam allows */
 } find_case;
 
 static void check_found(void *arg, const vptq_device *dev, bool is_ref)
 {
     const find_case *a = arg;
-    const vbooks *p = a->p;
-    const vptq_books *b = &p->books;
+    const vcodebooks *p = a->p;
+    const vptq_codebooks *b = &p->codebooks;
     choices got = choices_make(p->n);
-    vptq_finder *finder = vbooks_finder(dev, b);
-    find(dev, finder, p, 0, p->n, false, &got);
+    vptq_search_index *index = vcodebooks_index(dev, b);
+    find(dev, index, p, 0, p->n, false, &got);
     for (size_t i = 0; i < p->n; i++) {
         const float *x = p->x + i * b->v;
         assert_true(got.idx[i] < b->k && got.idx_res[i] < (b->k_res ? b->k_res : 1));
-        const double reached = vbooks_distance(b, x, got.idx[i], got.idx_res[i]);
+        const double reached = vcodebooks_distance(b, x, got.idx[i], got.idx_res[i]);
         const double slack =
             is_ref ? 1e-6 * reached : slack_of(b, x, got.idx[i], got.idx_res[i]);
         if (!(reached <= a->least[i] + slack))
@@ -79,20 +79,20 @@ static void check_found(void *arg, const vptq_device *dev, bool is_ref)
                      b->beam, i, reached, a->least[i]);
         assert_true(fabs((double)got.dist[i] - reached) <= 1e-5 * reached + 1e-12);
     }
-    dev->ops->finder_close(dev->state, finder);
+    dev->ops->search_index_close(dev->state, index);
     choices_free(&got);
 }
 
 /* The best pair whose main centroid is among the `beam` nearest, by looking at all. */
-static double least_distance(const vptq_books *b, const float *x, double *main_distance)
+static double least_distance(const vptq_codebooks *b, const float *x, double *main_distance)
 {
     double least = INFINITY, bound = -1;
-    vptq_books alone = *b;
+    vptq_codebooks alone = *b;
     alone.k_res = 0;
     for (uint32_t j = 0; j < b->k; j++)
-        main_distance[j] = vbooks_distance(&alone, x, j, 0);
+        main_distance[j] = vcodebooks_distance(&alone, x, j, 0);
     for (uint32_t taken = 0; taken < (b->beam < b->k ? b->beam : b->k); taken++) {
-        double next = INFINITY; /* the books hold no main centroid twice */
+        double next = INFINITY; /* the codebooks hold no main centroid twice */
         for (uint32_t j = 0; j < b->k; j++)
             next =
                 main_distance[j] > bound && main_distance[j] < next ? main_distance[j] : next;
@@ -100,14 +100,14 @@ static double least_distance(const vptq_books *b, const float *x, double *main_d
     }
     for (uint32_t j = 0; j < b->k; j++) {
         for (uint32_t l = 0; main_distance[j] <= bound && l < (b->k_res ? b->k_res : 1); l++)
-            least = fmin(least, vbooks_distance(b, x, j, l));
+            least = fmin(least, vcodebooks_distance(b, x, j, l));
     }
     return least;
 }
 
-static void find_problem(const vbooks *p, bool emulated)
+static void find_problem(const vcodebooks *p, bool emulated)
 {
-    const vptq_books *b = &p->books;
+    const vptq_codebooks *b = &p->codebooks;
     double *least = vtest_alloc(p->n, sizeof *least),
            *main_distance = vtest_alloc(b->k, sizeof *main_distance);
     for (size_t i = 0; i < p->n; i++)
@@ -121,9 +121,9 @@ static void find_problem(const vbooks *p, bool emulated)
 static void find_one_shape(size_t n, uint32_t v, uint32_t k, uint32_t k_res, uint32_t beam,
                            bool emulated)
 {
-    vbooks p = vbooks_make(n, v, k, k_res, beam);
+    vcodebooks p = vcodebooks_make(n, v, k, k_res, beam);
     find_problem(&p, emulated);
-    vbooks_free(&p);
+    vcodebooks_free(&p);
 }
 
 static void find_reaches_the_beam(void **state)
@@ -147,8 +147,8 @@ static void find_reaches_the_beam(void **state)
     find_one_shape(0, 8, 16, 16, 4, true);
 }
 
-/* Large books: too large for a table of products, and for the plain loops to try many. */
-static void find_in_large_books(void **state)
+/* Large codebooks: too large for a table of products, and for the plain loops to try many. */
+static void find_in_large_codebooks(void **state)
 {
     (void)state;
     find_one_shape(40, 8, 4096, 256, 16, true);
@@ -168,12 +168,12 @@ static void scale(float *x, size_t n, size_t every, float factor)
 
 /* Screening by integers has steps of its own for every main centroid and a unit for every
  * vector: sizes that differ a lot must not hide the best pair. */
-static void find_in_books_of_odd_sizes(void **state)
+static void find_in_codebooks_of_odd_sizes(void **state)
 {
     (void)state;
     enum { V = 8, K = 128, RES = 96 };
     for (int kind = 0; kind < 9; kind++) {
-        vbooks p = vbooks_make(45, V, K, RES, kind % 2 ? K : 16);
+        vcodebooks p = vcodebooks_make(45, V, K, RES, kind % 2 ? K : 16);
         if (kind == 1)
             scale(p.r, RES * V, 1, 1e-5F);
         if (kind == 2)
@@ -192,7 +192,7 @@ static void find_in_books_of_odd_sizes(void **state)
         if (kind == 8)
             memset(p.r, 0, RES * V * sizeof *p.r);
         find_problem(&p, true);
-        vbooks_free(&p);
+        vcodebooks_free(&p);
     }
 }
 
@@ -204,7 +204,7 @@ static void find_where_near_ones_are_together(void **state)
     enum { V = 4, K = 2048, RES = 40, BEAM = 8 };
     static const uint32_t every[][3] = {{32, 1, 0}, {256, 3, 0}, {37, 2, 0}, {32, 2, 27}};
     for (size_t kind = 0; kind < sizeof every / sizeof *every; kind++) {
-        vbooks p = vbooks_make(9, V, K, RES, BEAM);
+        vcodebooks p = vcodebooks_make(9, V, K, RES, BEAM);
         for (size_t j = 0; j < K; j++) {
             const uint32_t *e = every[kind];
             const bool near = (j + e[2] * (j / 32 % 8)) % e[0] < e[1];
@@ -212,7 +212,7 @@ static void find_where_near_ones_are_together(void **state)
                 p.c[j * V + d] += near ? 0 : p.c[j * V + d] < 0 ? -20 : 20;
         }
         find_problem(&p, true);
-        vbooks_free(&p);
+        vcodebooks_free(&p);
     }
 }
 
@@ -222,32 +222,32 @@ typedef struct ties_case {
     uint32_t half, res_half, beam;
 } ties_case;
 
-/* Both books hold every centroid twice: the first must win, and the second stay where it is
+/* Both codebooks hold every centroid twice: the first must win, and the second stay where it is
  * to be kept. */
 static void check_ties(void *arg, const vptq_device *dev, bool is_ref)
 {
     enum { V = 6 };
     const ties_case *a = arg;
-    vbooks p = vbooks_make(33, V, 2 * a->half, 2 * a->res_half, a->beam);
+    vcodebooks p = vcodebooks_make(33, V, 2 * a->half, 2 * a->res_half, a->beam);
     choices got = choices_make(p.n);
     (void)is_ref;
     memcpy(p.c + a->half * V, p.c, a->half * V * sizeof *p.c);
     memcpy(p.r + a->res_half * V, p.r, a->res_half * V * sizeof *p.r);
-    vptq_finder *finder = vbooks_finder(dev, &p.books);
-    find(dev, finder, &p, 0, p.n, false, &got);
+    vptq_search_index *index = vcodebooks_index(dev, &p.codebooks);
+    find(dev, index, &p, 0, p.n, false, &got);
     for (size_t i = 0; i < p.n; i++) {
         assert_true(got.idx[i] < a->half && got.idx_res[i] < a->res_half);
         got.idx[i] += i % 2 ? a->half : 0;
         got.idx_res[i] += i % 3 ? a->res_half : 0;
     }
-    find(dev, finder, &p, 0, p.n, true, &got);
+    find(dev, index, &p, 0, p.n, true, &got);
     for (size_t i = 0; i < p.n; i++) {
         assert_true((got.idx[i] >= a->half) == (i % 2 > 0));
         assert_true((got.idx_res[i] >= a->res_half) == (i % 3 > 0));
     }
-    dev->ops->finder_close(dev->state, finder);
+    dev->ops->search_index_close(dev->state, index);
     choices_free(&got);
-    vbooks_free(&p);
+    vcodebooks_free(&p);
 }
 
 static void find_takes_the_lowest_on_ties(void **state)
@@ -263,18 +263,18 @@ static void find_takes_the_lowest_on_ties(void **state)
 
 static void check_keep(void *arg, const vptq_device *dev, bool is_ref)
 {
-    const vbooks *p = arg;
-    const vptq_books *b = &p->books;
+    const vcodebooks *p = arg;
+    const vptq_codebooks *b = &p->codebooks;
     choices free_choice = choices_make(p->n), kept = choices_make(p->n);
-    vptq_finder *finder = vbooks_finder(dev, b);
+    vptq_search_index *index = vcodebooks_index(dev, b);
     (void)is_ref;
-    find(dev, finder, p, 0, p->n, false, &free_choice);
+    find(dev, index, p, 0, p->n, false, &free_choice);
 
     /* the best choices stay as they are, to the bit; looking around them may find better ones
      */
     memcpy(kept.idx, free_choice.idx, p->n * sizeof *kept.idx);
     memcpy(kept.idx_res, free_choice.idx_res, p->n * sizeof *kept.idx_res);
-    find(dev, finder, p, 0, p->n, true, &kept);
+    find(dev, index, p, 0, p->n, true, &kept);
     for (size_t i = 0; i < p->n; i++) {
         const bool same =
             kept.idx[i] == free_choice.idx[i] && kept.idx_res[i] == free_choice.idx_res[i];
@@ -286,20 +286,20 @@ static void check_keep(void *arg, const vptq_device *dev, bool is_ref)
         kept.idx[i] = (uint32_t)(i * 7 % b->k);
         kept.idx_res[i] = b->k_res ? (uint32_t)(i * 5 % b->k_res) : 0;
     }
-    find(dev, finder, p, 0, p->n, true, &kept);
+    find(dev, index, p, 0, p->n, true, &kept);
     for (size_t i = 0; i < p->n; i++) {
         const float *x = p->x + i * b->v;
         const uint32_t old = (uint32_t)(i * 7 % b->k);
         const uint32_t old_res = b->k_res ? (uint32_t)(i * 5 % b->k_res) : 0;
-        const double before = vbooks_distance(b, x, old, old_res);
+        const double before = vcodebooks_distance(b, x, old, old_res);
         assert_true((double)kept.dist[i] <= before * (1 + 1e-6));
         if (!b->local)
             assert_true(kept.dist[i] <= free_choice.dist[i]);
         if (kept.idx[i] != old || kept.idx_res[i] != old_res)
-            assert_true(vbooks_distance(b, x, kept.idx[i], kept.idx_res[i]) <
+            assert_true(vcodebooks_distance(b, x, kept.idx[i], kept.idx_res[i]) <
                         before * (1 + 1e-6));
     }
-    dev->ops->finder_close(dev->state, finder);
+    dev->ops->search_index_close(dev->state, index);
     choices_free(&free_choice);
     choices_free(&kept);
 }
@@ -314,10 +314,10 @@ static void find_keeps_what_is_not_worse(void **state)
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         for (int local = 0; local < 2; local++) {
             const uint32_t *s = shapes[i];
-            vbooks p = vbooks_make(61, s[0], s[1], s[2], s[3]);
-            p.books.local = local;
+            vcodebooks p = vcodebooks_make(61, s[0], s[1], s[2], s[3]);
+            p.codebooks.local = local;
             devices_each_emu(check_keep, &p);
-            vbooks_free(&p);
+            vcodebooks_free(&p);
         }
     }
 }
@@ -326,10 +326,10 @@ static void find_keeps_what_is_not_worse(void **state)
 
 static void check_garbage(void *arg, const vptq_device *dev, bool is_ref)
 {
-    const vptq_books *shape = arg;
-    vbooks p = vbooks_make(70, shape->v, shape->k, shape->k_res, shape->beam);
+    const vptq_codebooks *shape = arg;
+    vcodebooks p = vcodebooks_make(70, shape->v, shape->k, shape->k_res, shape->beam);
     choices got = choices_make(p.n);
-    p.books.local = shape->local;
+    p.codebooks.local = shape->local;
     (void)is_ref;
     for (size_t i = 0; i < p.n; i++)
         p.x[i * shape->v + i % shape->v] = i % 5 == 0   ? NAN
@@ -337,29 +337,29 @@ static void check_garbage(void *arg, const vptq_device *dev, bool is_ref)
                                            : i % 5 == 2 ? 3e38F
                                            : i % 5 == 3 ? -3e38F
                                                         : 1;
-    for (int bad_books = 0; bad_books < 3; bad_books++) {
-        vptq_finder *finder = vbooks_finder(dev, &p.books);
+    for (int bad_codebooks = 0; bad_codebooks < 3; bad_codebooks++) {
+        vptq_search_index *index = vcodebooks_index(dev, &p.codebooks);
         for (int keep = 0; keep < 2; keep++) {
-            find(dev, finder, &p, 0, p.n, keep, &got);
+            find(dev, index, &p, 0, p.n, keep, &got);
             for (size_t i = 0; i < p.n; i++) {
                 assert_true(got.idx[i] < shape->k);
                 assert_true(got.idx_res[i] < (shape->k_res ? shape->k_res : 1));
             }
         }
-        dev->ops->finder_close(dev->state, finder);
+        dev->ops->search_index_close(dev->state, index);
         for (size_t j = 0; j < (size_t)shape->k * shape->v; j++)
-            p.c[j] = bad_books ? NAN : j % 3 ? 1e30F : NAN;
+            p.c[j] = bad_codebooks ? NAN : j % 3 ? 1e30F : NAN;
         for (size_t j = 0; j < (size_t)shape->k_res * shape->v; j++)
-            p.r[j] = bad_books ? NAN : j % 2 ? 1e25F : INFINITY;
+            p.r[j] = bad_codebooks ? NAN : j % 2 ? 1e25F : INFINITY;
     }
     choices_free(&got);
-    vbooks_free(&p);
+    vcodebooks_free(&p);
 }
 
 static void find_stays_in_range_for_garbage(void **state)
 {
     (void)state;
-    vptq_books shapes[] = {
+    vptq_codebooks shapes[] = {
         {8, 21, 0, 1, false, NULL, NULL},     {8, 21, 9, 1, false, NULL, NULL},
         {8, 21, 9, 4, false, NULL, NULL},     {4, 300, 300, 16, false, NULL, NULL},
         {5, 300, 18, 300, false, NULL, NULL}, {6, 1024, 300, 16, true, NULL, NULL},
@@ -381,14 +381,14 @@ static void find_does_not_depend_on_place_or_threads(void **state)
     const int best = (int)vptq_cpu_simd();
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         const uint32_t *s = shapes[i];
-        vbooks p = vbooks_make(701, s[0], s[1], s[2], s[3]);
-        p.books.local = i == 5;
+        vcodebooks p = vcodebooks_make(701, s[0], s[1], s[2], s[3]);
+        p.codebooks.local = i == 5;
         choices whole = choices_make(p.n), other = choices_make(p.n);
         for (int simd = VPTQ_SIMD_NONE; simd <= best; simd++) {
             for (int threads = 1; threads <= 3; threads++) {
                 devices_one d;
                 devices_open(&d, "cpu", (vptq_simd)simd, threads);
-                vptq_finder *finder = vbooks_finder(&d.dev, &p.books);
+                vptq_search_index *index = vcodebooks_index(&d.dev, &p.codebooks);
                 for (int keep = 0; keep < 2; keep++) {
                     const choices *to = threads > 1 ? &other : &whole;
                     memset(whole.idx, 0, threads > 1 ? 0 : p.n * sizeof *whole.idx);
@@ -396,13 +396,13 @@ static void find_does_not_depend_on_place_or_threads(void **state)
                         size_t n = threads < 3 ? p.n : p.n - at < step ? p.n - at : step;
                         memset(to->idx + at, 0, n * sizeof *to->idx);
                         memset(to->idx_res + at, 0, n * sizeof *to->idx_res);
-                        find(&d.dev, finder, &p, at, n, keep, to);
+                        find(&d.dev, index, &p, at, n, keep, to);
                         if (n == p.n)
                             break;
                         step = n;
                     }
                 }
-                d.dev.ops->finder_close(d.dev.state, finder);
+                d.dev.ops->search_index_close(d.dev.state, index);
                 devices_close(&d);
                 if (threads == 1)
                     continue;
@@ -413,7 +413,7 @@ static void find_does_not_depend_on_place_or_threads(void **state)
         }
         choices_free(&whole);
         choices_free(&other);
-        vbooks_free(&p);
+        vcodebooks_free(&p);
     }
 }
 
@@ -426,20 +426,20 @@ static void find_does_not_depend_on_place_on_a_device(void **state)
                                          {12, 16, 9, 16},  {16, 200, 70, 8}, {20, 64, 64, 5}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         const uint32_t *s = shapes[i];
-        vbooks p = vbooks_make(43, s[0], s[1], s[2], s[3]);
+        vcodebooks p = vcodebooks_make(43, s[0], s[1], s[2], s[3]);
         choices whole = choices_make(p.n), other = choices_make(p.n);
         for (uint64_t seed = 0; seed < 3; seed++) {
             devices_one d;
             cuda_emu_seed(seed);
             devices_open(&d, "emu", VPTQ_SIMD_NONE, 1);
-            vptq_finder *finder = vbooks_finder(&d.dev, &p.books);
+            vptq_search_index *index = vcodebooks_index(&d.dev, &p.codebooks);
             if (seed == 0)
-                find(&d.dev, finder, &p, 0, p.n, false, &whole);
+                find(&d.dev, index, &p, 0, p.n, false, &whole);
             for (size_t at = 0, step = 1; at < p.n; at += step, step = step % 20 + 6) {
                 step = step < p.n - at ? step : p.n - at;
-                find(&d.dev, finder, &p, at, step, false, &other);
+                find(&d.dev, index, &p, at, step, false, &other);
             }
-            d.dev.ops->finder_close(d.dev.state, finder);
+            d.dev.ops->search_index_close(d.dev.state, index);
             devices_close(&d);
             assert_memory_equal(other.idx, whole.idx, p.n * sizeof *other.idx);
             assert_memory_equal(other.idx_res, whole.idx_res, p.n * sizeof *other.idx_res);
@@ -447,7 +447,7 @@ static void find_does_not_depend_on_place_on_a_device(void **state)
         }
         choices_free(&whole);
         choices_free(&other);
-        vbooks_free(&p);
+        vcodebooks_free(&p);
     }
     cuda_emu_seed(0);
 }
@@ -456,22 +456,22 @@ static void find_does_not_depend_on_place_on_a_device(void **state)
 
 static vptq_status run_all(void *arg, vptq_mem *mem, vptq_err *err)
 {
-    const vbooks *p = arg;
+    const vcodebooks *p = arg;
     vptq_ctx ctx = {.mem = mem, .threads = 2};
     vptq_device dev;
-    vptq_finder *finder = NULL;
+    vptq_search_index *index = NULL;
     vptq_status st = vptq_device_open(&ctx, "cpu", &dev, err);
     if (st)
         return st;
     choices to = choices_make(p->n);
-    vptq_find_args f = {.n = p->n, .x = p->x, .idx = to.idx, .idx_res = to.idx_res};
-    VPTQ_TRY(dev.ops->finder_open(dev.state, &p->books, &finder, err));
-    f.finder = finder;
-    VPTQ_TRY(dev.ops->find(dev.state, &f, err));
+    vptq_search_args f = {.n = p->n, .x = p->x, .idx = to.idx, .idx_res = to.idx_res};
+    VPTQ_TRY(dev.ops->search_index_open(dev.state, &p->codebooks, &index, err));
+    f.index = index;
+    VPTQ_TRY(dev.ops->search(dev.state, &f, err));
     f.keep = true;
-    VPTQ_TRY(dev.ops->find(dev.state, &f, err));
+    VPTQ_TRY(dev.ops->search(dev.state, &f, err));
 out:
-    dev.ops->finder_close(dev.state, finder);
+    dev.ops->search_index_close(dev.state, index);
     vptq_device_close(&dev);
     choices_free(&to);
     return st;
@@ -480,43 +480,43 @@ out:
 static void every_allocation_may_fail(void **state)
 {
     (void)state;
-    vbooks p = vbooks_make(40, 4, 300, 20, 4);
-    p.books.local = true;
+    vcodebooks p = vcodebooks_make(40, 4, 300, 20, 4);
+    p.codebooks.local = true;
     assert_true(vtest_oom_walk(run_all, &p) >= 3);
-    vbooks_free(&p);
+    vcodebooks_free(&p);
 }
 
-/* Books that the memory of a device does not hold: an error, and nothing is left behind. */
+/* Codebooks that the memory of a device does not hold: an error, and nothing is left behind. */
 static void device_memory_may_be_short(void **state)
 {
     (void)state;
-    vbooks p = vbooks_make(1, 8, 512, 32, 4);
+    vcodebooks p = vcodebooks_make(1, 8, 512, 32, 4);
     devices_one d;
     vptq_err err;
-    vptq_finder *finder = NULL;
+    vptq_search_index *index = NULL;
     devices_open(&d, "emu", VPTQ_SIMD_NONE, 1);
     const vptq_backend *ops = d.dev.ops;
     const size_t before = cuda_emu_memory_used();
     cuda_emu_memory(before + (512 + 32) * 8 * sizeof(float) + 1000);
-    assert_fails(ops->finder_open(d.dev.state, &p.books, &finder, &err), VPTQ_E_NOMEM, &err,
-                 "bytes of device memory cannot be had");
-    assert_null(finder);
+    assert_fails(ops->search_index_open(d.dev.state, &p.codebooks, &index, &err), VPTQ_E_NOMEM,
+                 &err, "bytes of device memory cannot be had");
+    assert_null(index);
     assert_int_equal(cuda_emu_memory_used(), before);
     cuda_emu_memory(0);
-    assert_ok(ops->finder_open(d.dev.state, &p.books, &finder, &err), &err);
-    ops->finder_close(d.dev.state, finder);
-    ops->finder_close(d.dev.state, NULL);
+    assert_ok(ops->search_index_open(d.dev.state, &p.codebooks, &index, &err), &err);
+    ops->search_index_close(d.dev.state, index);
+    ops->search_index_close(d.dev.state, NULL);
     assert_int_equal(cuda_emu_memory_used(), before);
     devices_close(&d);
-    vbooks_free(&p);
+    vcodebooks_free(&p);
 }
 
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(find_reaches_the_beam),
-        cmocka_unit_test(find_in_large_books),
-        cmocka_unit_test(find_in_books_of_odd_sizes),
+        cmocka_unit_test(find_in_large_codebooks),
+        cmocka_unit_test(find_in_codebooks_of_odd_sizes),
         cmocka_unit_test(find_where_near_ones_are_together),
         cmocka_unit_test(find_takes_the_lowest_on_ties),
         cmocka_unit_test(find_keeps_what_is_not_worse),

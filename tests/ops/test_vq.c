@@ -71,16 +71,16 @@ static void assign_finds_the_nearest(void **state)
 {
     (void)state;
     static const uint32_t lengths[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 32, 64};
-    static const uint32_t books[] = {1, 2, 15, 16, 17, 33, 100, 260};
+    static const uint32_t codebooks[] = {1, 2, 15, 16, 17, 33, 100, 260};
     for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
-        for (size_t j = 0; j < sizeof books / sizeof *books; j++)
-            assign_one_shape(1 + (i * 13 + j * 29) % 67, lengths[i], books[j]);
+        for (size_t j = 0; j < sizeof codebooks / sizeof *codebooks; j++)
+            assign_one_shape(1 + (i * 13 + j * 29) % 67, lengths[i], codebooks[j]);
     }
     assign_one_shape(33, 8, 4096);
     assign_one_shape(0, 8, 16);
 }
 
-/* A book that holds every centroid twice, the copies 37 further: the first must win. */
+/* A codebook that holds every centroid twice, the copies 37 further: the first must win. */
 static void check_ties(void *arg, const vptq_device *dev, bool is_ref)
 {
     (void)arg;
@@ -121,7 +121,7 @@ static void check_garbage(void *arg, const vptq_device *dev, bool is_ref)
                                         : -3e38F;
     uint32_t idx[N];
     vptq_err err;
-    for (int bad_book = 0; bad_book < 2; bad_book++) {
+    for (int bad_codebook = 0; bad_codebook < 2; bad_codebook++) {
         assert_ok(dev->ops->assign(dev->state, N, V, K, x, c, idx, NULL, &err), &err);
         for (size_t i = 0; i < N; i++)
             assert_true(idx[i] < K);
@@ -132,7 +132,7 @@ static void check_garbage(void *arg, const vptq_device *dev, bool is_ref)
     free(c);
 }
 
-/* A small book without one number in it: the empty places behind it must not win. */
+/* A small codebook without one number in it: the empty places behind it must not win. */
 static void check_empty_places(void *arg, const vptq_device *dev, bool is_ref)
 {
     (void)arg;
@@ -223,7 +223,7 @@ static void check_labels(void *arg, const vptq_device *dev, bool is_ref)
     free(got);
 }
 
-/* Whatever the labels were before: those of a book nearby, all the same, any. */
+/* Whatever the labels were before: those of a codebook nearby, all the same, any. */
 static void labels_one_shape(size_t n, uint32_t v, uint32_t k, int kind)
 {
     float *x = vtest_normals(n * v, n + v), *c = vtest_normals((size_t)k * v, k);

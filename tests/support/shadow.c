@@ -22,12 +22,12 @@ typedef struct shadow {
     size_t count;
 } shadow;
 
-/* A finder of the device, and the books that it looks at. */
-typedef struct shadow_finder {
-    vptq_finder *finder;
-    void *books[2];
+/* A search index of the device, and the codebooks that it looks at. */
+typedef struct shadow_search_index {
+    vptq_search_index *index;
+    void *codebooks[2];
     uint32_t v;
-} shadow_finder;
+} shadow_search_index;
 
 typedef struct shadow_matrix {
     vptq_matrix *matrix;
@@ -39,9 +39,9 @@ static shadow *of(vptq_dev *dev)
     return (shadow *)(void *)dev;
 }
 
-static const shadow_finder *finder_of(const vptq_finder *f)
+static const shadow_search_index *index_of(const vptq_search_index *f)
 {
-    return (const shadow_finder *)(const void *)f;
+    return (const shadow_search_index *)(const void *)f;
 }
 
 static const shadow_matrix *matrix_of(const vptq_matrix *m)
@@ -326,63 +326,64 @@ static vptq_status shadow_vq_gemv(vptq_dev *dev, const vptq_matrix *matrix,
     return done(s, s->ops->vq_gemv(s->dev, m->matrix, &d, err));
 }
 
-static void shadow_finder_close(vptq_dev *dev, vptq_finder *finder)
+static void shadow_search_index_close(vptq_dev *dev, vptq_search_index *index)
 {
     shadow *s = of(dev);
-    shadow_finder *f = (shadow_finder *)(void *)finder;
+    shadow_search_index *f = (shadow_search_index *)(void *)index;
     if (!f)
         return;
-    s->ops->finder_close(s->dev, f->finder);
-    s->ops->release(s->dev, f->books[0]);
-    s->ops->release(s->dev, f->books[1]);
+    s->ops->search_index_close(s->dev, f->index);
+    s->ops->release(s->dev, f->codebooks[0]);
+    s->ops->release(s->dev, f->codebooks[1]);
     free(f);
 }
 
-static vptq_status shadow_finder_open(vptq_dev *dev, const vptq_books *books,
-                                      vptq_finder **finder, vptq_err *err)
+static vptq_status shadow_search_index_open(vptq_dev *dev, const vptq_codebooks *codebooks,
+                                            vptq_search_index **index, vptq_err *err)
 {
     shadow *s = of(dev);
-    vptq_books d = *books;
-    shadow_finder *f = calloc(1, sizeof *f);
+    vptq_codebooks d = *codebooks;
+    shadow_search_index *f = calloc(1, sizeof *f);
     assert_non_null(f);
-    f->v = books->v;
-    const size_t size = books->v * sizeof *books->centroids;
-    d.centroids = f->books[0] = upload(s, books->centroids, books->k * size);
-    if (books->res_centroids)
-        d.res_centroids = f->books[1] = upload(s, books->res_centroids, books->k_res * size);
-    const vptq_status st = s->ops->finder_open(s->dev, &d, &f->finder, err);
-    *finder = (vptq_finder *)(void *)f;
+    f->v = codebooks->v;
+    const size_t size = codebooks->v * sizeof *codebooks->centroids;
+    d.centroids = f->codebooks[0] = upload(s, codebooks->centroids, codebooks->k * size);
+    if (codebooks->res_centroids)
+        d.res_centroids = f->codebooks[1] =
+            upload(s, codebooks->res_centroids, codebooks->k_res * size);
+    const vptq_status st = s->ops->search_index_open(s->dev, &d, &f->index, err);
+    *index = (vptq_search_index *)(void *)f;
     if (st) {
-        shadow_finder_close(dev, *finder);
-        *finder = NULL;
+        shadow_search_index_close(dev, *index);
+        *index = NULL;
     }
     return st;
 }
 
-static vptq_status shadow_find(vptq_dev *dev, const vptq_find_args *f, vptq_err *err)
+static vptq_status shadow_search(vptq_dev *dev, const vptq_search_args *f, vptq_err *err)
 {
     shadow *s = of(dev);
-    vptq_find_args d = *f;
-    const shadow_finder *finder = finder_of(f->finder);
-    d.finder = finder->finder;
-    d.x = in(s, f->x, f->n * finder->v, sizeof *f->x);
+    vptq_search_args d = *f;
+    const shadow_search_index *index = index_of(f->index);
+    d.index = index->index;
+    d.x = in(s, f->x, f->n * index->v, sizeof *f->x);
     d.idx = out(s, f->idx, f->n, sizeof *f->idx);
     d.idx_res = out(s, f->idx_res, f->n, sizeof *f->idx_res);
     d.dist = out(s, f->dist, f->n, sizeof *f->dist);
-    return done(s, s->ops->find(s->dev, &d, err));
+    return done(s, s->ops->search(s->dev, &d, err));
 }
 
 static vptq_status shadow_vq_pass(vptq_dev *dev, const vptq_pass_args *p, vptq_err *err)
 {
     shadow *s = of(dev);
-    const shadow_finder *finder = finder_of(p->finder);
-    const size_t strips = p->rows / finder->v;
+    const shadow_search_index *index = index_of(p->index);
+    const size_t vector_rows = p->rows / index->v;
     vptq_pass_args d = *p;
-    d.finder = finder->finder;
+    d.index = index->index;
     d.z = out(s, p->z, span(p->cols, p->rows, p->ldz), sizeof *p->z);
     d.u = in(s, p->u, span(p->cols, p->cols, p->ldu), sizeof *p->u);
-    d.idx = out(s, p->idx, span(p->cols, strips, p->ldi), sizeof *p->idx);
-    d.idx_res = out(s, p->idx_res, span(p->cols, strips, p->ldi), sizeof *p->idx_res);
+    d.idx = out(s, p->idx, span(p->cols, vector_rows, p->ldi), sizeof *p->idx);
+    d.idx_res = out(s, p->idx_res, span(p->cols, vector_rows, p->ldi), sizeof *p->idx_res);
     d.q = out(s, p->q, span(p->cols, p->rows, p->ldq), sizeof *p->q);
     d.err = out(s, p->err, span(p->cols, p->rows, p->lde), sizeof *p->err);
     return done(s, s->ops->vq_pass(s->dev, &d, err));
@@ -391,14 +392,14 @@ static vptq_status shadow_vq_pass(vptq_dev *dev, const vptq_pass_args *p, vptq_e
 static vptq_status shadow_vq_descend(vptq_dev *dev, const vptq_descend_args *a, vptq_err *err)
 {
     shadow *s = of(dev);
-    const shadow_finder *finder = finder_of(a->finder);
-    const size_t strips = a->rows / finder->v;
+    const shadow_search_index *index = index_of(a->index);
+    const size_t vector_rows = a->rows / index->v;
     vptq_descend_args d = *a;
-    d.finder = finder->finder;
+    d.index = index->index;
     d.g = in(s, a->g, span(a->cols, a->rows, a->ldg), sizeof *a->g);
     d.h = in(s, a->h, span(a->cols, a->cols, a->ldh), sizeof *a->h);
-    d.idx = out(s, a->idx, span(a->cols, strips, a->ldi), sizeof *a->idx);
-    d.idx_res = out(s, a->idx_res, span(a->cols, strips, a->ldi), sizeof *a->idx_res);
+    d.idx = out(s, a->idx, span(a->cols, vector_rows, a->ldi), sizeof *a->idx);
+    d.idx_res = out(s, a->idx_res, span(a->cols, vector_rows, a->ldi), sizeof *a->idx_res);
     d.q = out(s, a->q, span(a->cols, a->rows, a->ldq), sizeof *a->q);
     d.delta = out(s, a->delta, span(a->cols, a->rows, a->ldd), sizeof *a->delta);
     return done(s, s->ops->vq_descend(s->dev, &d, err));
@@ -407,12 +408,12 @@ static vptq_status shadow_vq_descend(vptq_dev *dev, const vptq_descend_args *a, 
 static vptq_status shadow_vq_gather(vptq_dev *dev, const vptq_gather_args *g, vptq_err *err)
 {
     shadow *s = of(dev);
-    const size_t strips = g->rows / g->v;
+    const size_t vector_rows = g->rows / g->v;
     vptq_gather_args d = *g;
     d.centroids = in(s, g->centroids, (size_t)g->k * g->v, sizeof *g->centroids);
     d.res_centroids = in(s, g->res_centroids, (size_t)g->k_res * g->v, sizeof *g->centroids);
-    d.idx = in(s, g->idx, span(g->cols, strips, g->ldi), sizeof *g->idx);
-    d.idx_res = in(s, g->idx_res, span(g->cols, strips, g->ldi), sizeof *g->idx);
+    d.idx = in(s, g->idx, span(g->cols, vector_rows, g->ldi), sizeof *g->idx);
+    d.idx_res = in(s, g->idx_res, span(g->cols, vector_rows, g->ldi), sizeof *g->idx);
     d.q = out(s, g->q, span(g->cols, g->rows, g->ldq), sizeof *g->q);
     return done(s, s->ops->vq_gather(s->dev, &d, err));
 }
@@ -627,9 +628,9 @@ static const vptq_backend rows = {
     .vq_gemv = shadow_vq_gemv,
     .gemv = shadow_gemv,
     .library_gemv = shadow_library_gemv,
-    .finder_open = shadow_finder_open,
-    .finder_close = shadow_finder_close,
-    .find = shadow_find,
+    .search_index_open = shadow_search_index_open,
+    .search_index_close = shadow_search_index_close,
+    .search = shadow_search,
     .vq_pass = shadow_vq_pass,
     .vq_descend = shadow_vq_descend,
     .vq_gather = shadow_vq_gather,

@@ -23,17 +23,17 @@ void vencoder_close(vencoder_run *run)
     assert_int_equal(run->mem.used, 0);
 }
 
-vptq_quant_input vencoder_input(const problem *p)
+vptq_encoder_input vencoder_input(const problem *p)
 {
-    return (vptq_quant_input){
+    return (vptq_encoder_input){
         .matrix_id = 5, .out = p->out, .in = p->in, .w = p->w, .lower = p->lower};
 }
 
-void vencoder_quantize(vencoder_run *run, const vptq_quant_settings *s,
-                       const vptq_quant_input *input)
+void vencoder_quantize(vencoder_run *run, const vptq_encoder_settings *s,
+                       const vptq_encoder_input *input)
 {
     vptq_err err = {0};
-    assert_ok(vptq_quant_matrix(&run->dev, s, input, NULL, NULL, &run->arena, &run->r, &err),
+    assert_ok(vptq_encode_matrix(&run->dev, s, input, NULL, NULL, &run->arena, &run->r, &err),
               &err);
 }
 
@@ -61,23 +61,23 @@ static uint64_t fold(uint64_t sum, const void *data, size_t bytes) /* FNV-1a */
 uint64_t vencoder_digest(const vptq_vq *vq)
 {
     const vptq_vq_shape *s = &vq->shape;
-    size_t strips0 = s->outliers ? (s->out + s->v0 - 1) / s->v0 : 0;
+    size_t vector_rows0 = s->outliers ? (s->out + s->v0 - 1) / s->v0 : 0;
     uint64_t sum = UINT64_C(14695981039346656037);
     sum = fold(sum, vq->indices,
-               s->groups * vptq_vq_strips(s) * vptq_vq_row_words(s) * sizeof(uint32_t));
+               s->groups * vptq_vq_vector_rows(s) * vptq_vq_row_words(s) * sizeof(uint32_t));
     sum = fold(sum, vq->centroids, (size_t)s->groups * s->k * s->v * sizeof(float));
     sum = fold(sum, vq->res_centroids, (size_t)s->groups * s->k_res * s->v * sizeof(float));
-    sum = fold(sum, vq->outlier_indices, strips0 * s->outliers * sizeof(uint16_t));
+    sum = fold(sum, vq->outlier_indices, vector_rows0 * s->outliers * sizeof(uint16_t));
     sum = fold(sum, vq->outlier_centroids, (size_t)s->k0 * s->v0 * sizeof(float));
     sum = fold(sum, vq->perm, s->in * sizeof(uint16_t));
     sum = fold(sum, vq->scale, s->in * sizeof(float));
     return fold(sum, vq->bias, s->in * sizeof(float));
 }
 
-double vencoder_loss(const problem *p, const vptq_quant_settings *s)
+double vencoder_loss(const problem *p, const vptq_encoder_settings *s)
 {
     vencoder_run run;
-    const vptq_quant_input input = vencoder_input(p);
+    const vptq_encoder_input input = vencoder_input(p);
     vencoder_open(&run, "cpu", 2);
     vencoder_quantize(&run, s, &input);
     double loss = run.r.report.loss;
@@ -102,16 +102,16 @@ static void add_part(vencoder_state *e, uint32_t cols, uint32_t v, uint32_t k, u
 
     *p = (vptq_part){.cols = cols, .v = v, .k = k, .k_res = k_res};
     p->first = last ? last->first + last->cols : 0;
-    p->strips = (c->out + v - 1) / v;
-    p->rows = p->strips * v;
-    p->idx = take(&c->work, cols * p->strips, sizeof *p->idx);
+    p->vector_rows = (c->out + v - 1) / v;
+    p->rows = p->vector_rows * v;
+    p->idx = take(&c->work, cols * p->vector_rows, sizeof *p->idx);
     if (k_res)
-        p->idx_res = take(&c->work, cols * p->strips, sizeof *p->idx_res);
+        p->idx_res = take(&c->work, cols * p->vector_rows, sizeof *p->idx_res);
     c->rows = p->rows > c->rows ? p->rows : c->rows;
     c->parts++;
 }
 
-/* The books of all groups are one piece. */
+/* The codebooks of all groups are one piece. */
 static void add_parts(vencoder_state *e)
 {
     vptq_encoder *c = &e->c;
@@ -134,7 +134,7 @@ static void add_parts(vencoder_state *e)
 
 void vencoder_state_metric(vencoder_state *e)
 {
-    const vptq_quant_input *input = &e->input;
+    const vptq_encoder_input *input = &e->input;
     size_t in = e->c.in;
 
     vptq_metric_matrix(&e->c.metric, e->s.ridge, input->metric ? input->metric : input->lower,
@@ -145,7 +145,7 @@ void vencoder_state_metric(vencoder_state *e)
 }
 
 void vencoder_state_open(vencoder_state *e, const char *backend, int threads,
-                         const vptq_quant_settings *s, const vptq_quant_input *input)
+                         const vptq_encoder_settings *s, const vptq_encoder_input *input)
 {
     vptq_err err = {0};
     vptq_encoder *c = &e->c;
@@ -157,13 +157,13 @@ void vencoder_state_open(vencoder_state *e, const char *backend, int threads,
     *c = (vptq_encoder){.dev = &e->run.dev,
                         .s = &e->s,
                         .input = &e->input,
-                        .shape = vptq_quant_shape(s, input->out, input->in),
+                        .shape = vptq_encoder_shape(s, input->out, input->in),
                         .keep = &e->run.arena,
                         .in = input->in,
                         .out = input->out,
                         .report = &e->report};
     vptq_arena_init(&c->work, &e->run.mem);
-    assert_ok(vptq_quant_check(s, c->out, c->in, &err), &err);
+    assert_ok(vptq_encoder_check(s, c->out, c->in, &err), &err);
     assert_ok(vptq_metric_make(s, c->out, c->in, c->shape.outliers, input->w, lower, &c->work,
                                &c->metric, &err),
               &err);
@@ -193,7 +193,7 @@ void vencoder_state_close(vencoder_state *e)
 
 double vencoder_q(const vptq_part *p, size_t column, size_t row)
 {
-    size_t at = column * p->strips + row / p->v, d = row % p->v;
+    size_t at = column * p->vector_rows + row / p->v, d = row % p->v;
     float q = p->main[(size_t)p->idx[at] * p->v + d];
     if (p->k_res)
         q += p->res[(size_t)p->idx_res[at] * p->v + d];
@@ -287,9 +287,9 @@ double *vencoder_target(const vencoder_state *s)
 
 /* ---- cases ---- */
 
-vptq_quant_settings vencoder_settings(uint32_t v, uint32_t k, uint32_t k_res)
+vptq_encoder_settings vencoder_settings(uint32_t v, uint32_t k, uint32_t k_res)
 {
-    vptq_quant_settings s = vptq_quant_default();
+    vptq_encoder_settings s = vptq_encoder_defaults();
     s.v = v;
     s.k = k;
     s.k_res = k_res;
@@ -310,9 +310,9 @@ const vencoder_case vencoder_cases[VENCODER_CASES] = {
     {20, 300, 4, 16, 4, 2, 1, 64, 4, 16, VPTQ_NORM_STD, true}, /* blocks of columns */
 };
 
-static vptq_quant_settings settings_of(const vencoder_case *q)
+static vptq_encoder_settings settings_of(const vencoder_case *q)
 {
-    vptq_quant_settings s = vencoder_settings(q->v, q->k, q->k_res);
+    vptq_encoder_settings s = vencoder_settings(q->v, q->k, q->k_res);
     s.groups = q->groups;
     s.outliers = q->outliers;
     s.v0 = q->v0;
@@ -327,8 +327,8 @@ void vencoder_state_train(vencoder_state *e, const problem *p, const vencoder_ca
                           int threads)
 {
     vptq_err err = {0};
-    vptq_quant_settings s = settings_of(q);
-    const vptq_quant_input input = vencoder_input(p);
+    vptq_encoder_settings s = settings_of(q);
+    const vptq_encoder_input input = vencoder_input(p);
     vencoder_state_open(e, "cpu", threads, &s, &input);
     assert_ok(vptq_train_main(&e->c, &err), &err);
     if (s.k_res)

@@ -29,7 +29,7 @@ static void pack_row(const uint32_t *main, const uint32_t *res, const vptq_vq_sh
 
 static void matrix_codes(vmatrix *m, const vptq_vq_shape *s)
 {
-    size_t strips = vptq_vq_strips(s), rows = s->groups * strips;
+    size_t vector_rows = vptq_vq_vector_rows(s), rows = s->groups * vector_rows;
     m->main = vtest_alloc(rows * s->group_size, sizeof *m->main);
     m->res = vtest_alloc(rows * s->group_size, sizeof *m->res);
     m->indices = vtest_alloc(rows * vptq_vq_row_words(s), sizeof *m->indices);
@@ -103,7 +103,7 @@ void vmatrix_free(vmatrix *m)
 void vmatrix_decode(const vmatrix *m, float *w)
 {
     const vptq_vq_shape *s = &m->q.shape;
-    size_t strips = vptq_vq_strips(s);
+    size_t vector_rows = vptq_vq_vector_rows(s);
     for (size_t p = 0; p < s->in; p++) {
         size_t column = m->perm ? m->perm[p] : p;
         for (size_t r = 0; r < s->out; r++) {
@@ -113,8 +113,8 @@ void vmatrix_decode(const vmatrix *m, float *w)
                 value = m->outlier_centroids[o * s->v0 + r % s->v0];
             } else {
                 size_t g = (p - s->outliers) / s->group_size;
-                size_t at =
-                    (g * strips + r / s->v) * s->group_size + (p - s->outliers) % s->group_size;
+                size_t at = (g * vector_rows + r / s->v) * s->group_size +
+                            (p - s->outliers) % s->group_size;
                 value = m->centroids[(g * s->k + m->main[at]) * s->v + r % s->v];
                 if (s->k_res)
                     value =

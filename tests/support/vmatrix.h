@@ -6,7 +6,7 @@
 
 typedef struct vmatrix {
     vptq_vq q;
-    uint32_t *indices, *main, *res; /* main, res: [groups][strips][group_size] */
+    uint32_t *indices, *main, *res; /* main, res: [groups][vector rows][group_size] */
     uint16_t *outlier_indices, *perm;
     float *centroids, *res_centroids, *outlier_centroids, *scale, *bias;
 } vmatrix;

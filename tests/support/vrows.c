@@ -210,45 +210,45 @@ static vptq_status run_library_gemv(vrows *r, vptq_err *err)
     return r->dev.ops->library_gemv(r->dev.state, N, N, r->x, &g, err);
 }
 
-typedef vptq_status (*finder_fn)(vrows *r, const vptq_finder *f, vptq_err *err);
+typedef vptq_status (*index_fn)(vrows *r, const vptq_search_index *f, vptq_err *err);
 
-static vptq_status with_finder(vrows *r, finder_fn fn, vptq_err *err)
+static vptq_status with_index(vrows *r, index_fn fn, vptq_err *err)
 {
-    const vptq_books books = {
+    const vptq_codebooks codebooks = {
         .v = V, .k = K, .k_res = K, .beam = 2, .centroids = r->x, .res_centroids = r->x};
-    vptq_finder *f = NULL;
-    vptq_status st = r->dev.ops->finder_open(r->dev.state, &books, &f, err);
+    vptq_search_index *f = NULL;
+    vptq_status st = r->dev.ops->search_index_open(r->dev.state, &codebooks, &f, err);
     if (!st && fn)
         st = fn(r, f, err);
-    r->dev.ops->finder_close(r->dev.state, f);
+    r->dev.ops->search_index_close(r->dev.state, f);
     return st;
 }
 
-static vptq_status run_finder_open(vrows *r, vptq_err *err)
+static vptq_status run_search_index_open(vrows *r, vptq_err *err)
 {
-    return with_finder(r, NULL, err);
+    return with_index(r, NULL, err);
 }
 
-static vptq_status find(vrows *r, const vptq_finder *f, vptq_err *err)
+static vptq_status find(vrows *r, const vptq_search_index *f, vptq_err *err)
 {
-    const vptq_find_args a = {
-        .n = N, .finder = f, .x = r->x, .idx = r->idx, .idx_res = r->idx + N};
-    return r->dev.ops->find(r->dev.state, &a, err);
+    const vptq_search_args a = {
+        .n = N, .index = f, .x = r->x, .idx = r->idx, .idx_res = r->idx + N};
+    return r->dev.ops->search(r->dev.state, &a, err);
 }
 
 static vptq_status run_find(vrows *r, vptq_err *err)
 {
-    return with_finder(r, find, err);
+    return with_index(r, find, err);
 }
 
 /* Arrays of C columns in the two halves of x and y. */
 enum { C = N / 4 };
 
-static vptq_status pass(vrows *r, const vptq_finder *f, vptq_err *err)
+static vptq_status pass(vrows *r, const vptq_search_index *f, vptq_err *err)
 {
     const vptq_pass_args a = {.cols = C,
                               .rows = N,
-                              .finder = f,
+                              .index = f,
                               .z = r->y,
                               .u = r->x,
                               .idx = r->idx,
@@ -265,14 +265,14 @@ static vptq_status pass(vrows *r, const vptq_finder *f, vptq_err *err)
 
 static vptq_status run_vq_pass(vrows *r, vptq_err *err)
 {
-    return with_finder(r, pass, err);
+    return with_index(r, pass, err);
 }
 
-static vptq_status descend(vrows *r, const vptq_finder *f, vptq_err *err)
+static vptq_status descend(vrows *r, const vptq_search_index *f, vptq_err *err)
 {
     const vptq_descend_args a = {.cols = C,
                                  .rows = N,
-                                 .finder = f,
+                                 .index = f,
                                  .g = r->x,
                                  .h = r->x,
                                  .idx = r->idx,
@@ -289,7 +289,7 @@ static vptq_status descend(vrows *r, const vptq_finder *f, vptq_err *err)
 
 static vptq_status run_vq_descend(vrows *r, vptq_err *err)
 {
-    return with_finder(r, descend, err);
+    return with_index(r, descend, err);
 }
 
 static vptq_status run_vq_gather(vrows *r, vptq_err *err)
@@ -469,7 +469,7 @@ const vrows_row vrows_all[] = {
     {"vq_gemv through tiles", run_vq_gemv_tiles},
     {"gemv", run_gemv},
     {"library_gemv", run_library_gemv},
-    {"finder_open", run_finder_open},
+    {"search_index_open", run_search_index_open},
     {"find", run_find},
     {"vq_pass", run_vq_pass},
     {"vq_descend", run_vq_descend},

@@ -38,12 +38,12 @@ static float *halves(vptq_arena *a, size_t n, uint64_t seed)
 static uint32_t *indices(vptq_arena *a, const vptq_vq_shape *s, uint64_t seed)
 {
     vptq_err err = {0};
-    size_t words = vptq_vq_row_words(s), strips = vptq_vq_strips(s);
+    size_t words = vptq_vq_row_words(s), vector_rows = vptq_vq_vector_rows(s);
     vptq_rng rng = vptq_rng_make(seed, 0, 0, VPTQ_RNG_TEST);
-    uint32_t *w = vptq_arena_zalloc(a, strips * words, sizeof *w, &err);
+    uint32_t *w = vptq_arena_zalloc(a, vector_rows * words, sizeof *w, &err);
     assert_non_null(w);
     unsigned bits = vptq_vq_index_bits(s);
-    for (size_t r = 0; r < strips; r++)
+    for (size_t r = 0; r < vector_rows; r++)
         for (size_t c = 0; c < s->group_size; c++)
             vptq_bits_put(
                 w + r * words, c, bits,

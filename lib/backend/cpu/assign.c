@@ -1,12 +1,12 @@
 /* The row assign. */
-#include "lib/backend/cpu/book.h"
+#include "lib/backend/cpu/codebook.h"
 #include "lib/backend/cpu/vq.h"
 #include "lib/backend/dev.h"
 #include "lib/base/parallel.h"
 
 typedef struct assign_job {
     const vptq_vq_kernels *kernels;
-    vptq_book book;
+    vptq_codebook codebook;
     const float *x, *c;
     uint32_t *idx;
     float *dist;
@@ -15,9 +15,9 @@ typedef struct assign_job {
 static void assign_range(void *arg, size_t begin, size_t end, int thread)
 {
     const assign_job *job = arg;
-    const size_t v = job->book.v;
+    const size_t v = job->codebook.v;
     (void)thread;
-    job->kernels->nearest(&job->book, end - begin, job->x + begin * v, job->idx + begin);
+    job->kernels->nearest(&job->codebook, end - begin, job->x + begin * v, job->idx + begin);
     if (!job->dist)
         return;
     for (size_t i = begin; i < end; i++) {
@@ -32,11 +32,11 @@ static void assign_range(void *arg, size_t begin, size_t end, int thread)
 vptq_status vptq_cpu_assign(vptq_dev *dev, size_t n, uint32_t v, uint32_t k, const float *x,
                             const float *c, uint32_t *idx, float *dist, vptq_err *err)
 {
-    float *data = vptq_dev_scratch(dev, vptq_book_floats(v, k), sizeof *data, err);
+    float *data = vptq_dev_scratch(dev, vptq_codebook_floats(v, k), sizeof *data, err);
     if (!data)
         return VPTQ_E_NOMEM;
     assign_job job = {.kernels = vptq_vq_kernels_of(dev),
-                      .book = vptq_book_lay(dev, v, k, c, data),
+                      .codebook = vptq_codebook_lay(dev, v, k, c, data),
                       .x = x,
                       .c = c,
                       .idx = idx,

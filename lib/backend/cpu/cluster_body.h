@@ -8,7 +8,7 @@
 /* Vectors in the lanes of one register, centroids whose scores are in flight. */
 enum { NEAR_STEP = 8 };
 
-/* Scores of the vectors of xt [v][LANES] against a row of vptq_cluster_books. */
+/* Scores of the vectors of xt [v][LANES] against a row of vptq_cluster_codebooks. */
 INLINE vf score_row(const float *row, size_t v, const float *xt)
 {
     vf s = vf_set1(row[0]);
@@ -55,7 +55,8 @@ INLINE void nearest_of_list(const float *rows, size_t v, const uint32_t *list, s
 
 /* Entries of a list that counts listed centroids become centroids, and `label` joins them in
  * its place; the new n. */
-static size_t name_listed(const vptq_cluster_books *b, uint32_t label, uint32_t *list, size_t n)
+static size_t name_listed(const vptq_cluster_codebooks *b, uint32_t label, uint32_t *list,
+                          size_t n)
 {
     size_t at = 0;
     for (size_t i = 0; i < n; i++) {
@@ -71,8 +72,8 @@ static size_t name_listed(const vptq_cluster_books *b, uint32_t label, uint32_t 
 
 /* Ascending, the centroids that may be nearest to any vector whose reach is at most `reach`:
  * those no further from the cluster's, a, than that.  All where there is no telling. */
-INLINE size_t list_around(const vptq_cluster_books *b, size_t v, uint32_t label, const float *a,
-                          const float *score, float reach, uint32_t *list)
+INLINE size_t list_around(const vptq_cluster_codebooks *b, size_t v, uint32_t label,
+                          const float *a, const float *score, float reach, uint32_t *list)
 {
     float norm = 0;
     for (size_t d = 0; d < v; d++)
@@ -80,7 +81,8 @@ INLINE size_t list_around(const vptq_cluster_books *b, size_t v, uint32_t label,
     const float square = reach * reach;
     const float bound = 0.5F * (norm - square) - 1e-5F * (norm + square);
     size_t n = 0;
-    for (size_t i = 0; bound > -FLT_MAX && i < b->book.blocks * VPTQ_BOOK_LANES; i += LANES)
+    for (size_t i = 0; bound > -FLT_MAX && i < b->codebook.blocks * VPTQ_CODEBOOK_LANES;
+         i += LANES)
         n = vf_append(list, NULL, n, vf_load(score + i), vf_set1(bound), (uint32_t)i);
     for (; !(bound > -FLT_MAX) && n < b->listed; n++)
         list[n] = (uint32_t)n;
@@ -93,18 +95,18 @@ INLINE size_t list_around(const vptq_cluster_books *b, size_t v, uint32_t label,
     return n;
 }
 
-INLINE void search_near(const vptq_cluster_books *b, size_t v, uint32_t label, size_t n,
+INLINE void search_near(const vptq_cluster_codebooks *b, size_t v, uint32_t label, size_t n,
                         const uint32_t *member, const float *reach, float *room, uint32_t *idx)
 {
-    const size_t all = b->book.blocks * VPTQ_BOOK_LANES;
+    const size_t all = b->codebook.blocks * VPTQ_CODEBOOK_LANES;
     float *score = room, xt[VPTQ_VQ_MAX_V * LANES], a[VPTQ_VQ_MAX_V];
     uint32_t *list = (uint32_t *)(void *)(score + all), found[LANES];
     memcpy(a, b->rows + label * (1 + v) + 1, v * sizeof *a);
-    for (size_t block = 0; block < b->book.blocks; block++) {
+    for (size_t block = 0; block < b->codebook.blocks; block++) {
         vf s[PARTS];
-        score_block(b->book.data + block * (1 + v) * VPTQ_BOOK_LANES, v, a, s);
+        score_block(b->codebook.data + block * (1 + v) * VPTQ_CODEBOOK_LANES, v, a, s);
         for (size_t p = 0; p < PARTS; p++)
-            vf_store(score + block * VPTQ_BOOK_LANES + p * LANES, s[p]);
+            vf_store(score + block * VPTQ_CODEBOOK_LANES + p * LANES, s[p]);
     }
     for (size_t i = 0; i < n; i += LANES) {
         const size_t count = n - i < LANES ? n - i : LANES;
@@ -122,11 +124,11 @@ INLINE void search_near(const vptq_cluster_books *b, size_t v, uint32_t label, s
     }
 }
 
-static void search_cluster(const vptq_cluster_books *b, uint32_t label, size_t n,
+static void search_cluster(const vptq_cluster_codebooks *b, uint32_t label, size_t n,
                            const uint32_t *member, const float *reach, float *room,
                            uint32_t *idx)
 {
-    switch (b->book.v) {
+    switch (b->codebook.v) {
     case 4:
         search_near(b, 4, label, n, member, reach, room, idx);
         break;
@@ -140,7 +142,7 @@ static void search_cluster(const vptq_cluster_books *b, uint32_t label, size_t n
         search_near(b, 12, label, n, member, reach, room, idx);
         break;
     default:
-        search_near(b, b->book.v, label, n, member, reach, room, idx);
+        search_near(b, b->codebook.v, label, n, member, reach, room, idx);
         break;
     }
 }

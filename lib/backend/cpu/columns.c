@@ -1,5 +1,5 @@
-/* The rows vq_pass and vq_descend.  A thread takes a few strips through all columns before it
- * takes the next ones, so that their errors stay in its cache.  A column first receives the
+/* The rows vq_pass and vq_descend.  A thread takes a few vector rows through all columns before
+ * it takes the next ones, so that their errors stay in its cache.  A column first receives the
  * changes of all earlier ones (the same operations in the same order as if each had been
  * propagated at once), then is quantized. */
 #include <string.h>
@@ -9,7 +9,8 @@
 #include "lib/backend/dev.h"
 #include "lib/base/parallel.h"
 
-/* What a thread has of its strips: two columns, room for searching, and the changes of all. */
+/* What a thread has of its vector rows: two columns, room for searching, and the changes of
+ * all. */
 typedef struct chunk {
     size_t row, count, panels;
     float *z, *q;  /* [floats] what fills the last panel counts as 0 */
@@ -17,37 +18,37 @@ typedef struct chunk {
     float *change; /* [panels][cols][VPTQ_PANEL] */
 } chunk;
 
-/* One of the rows over all its strips: `column` takes column t of a chunk. */
+/* One of the rows over all its vector rows: `column` takes column t of a chunk. */
 typedef struct column_job {
     void (*column)(const void *args, const chunk *c, size_t t);
     const void *args;
-    const vptq_finder *finder;
+    const vptq_search_index *index;
     size_t cols, rows;
     size_t floats;  /* of a column of a chunk, whole panels */
     size_t slice;   /* floats of a thread */
     float *scratch; /* one slice per thread */
 } column_job;
 
-/* Strips per chunk: about 256 floats, so that the errors of a block of 128 columns fit into a
- * part of L2, in whole tiles; smaller where there would not be one for every thread. */
-static size_t chunk_strips(const vptq_dev *dev, size_t strips, size_t v)
+/* Vector rows per chunk: about 256 floats, so that the errors of a block of 128 columns fit
+ * into a part of L2, in whole tiles; smaller where there would not be one for every thread. */
+static size_t chunk_vector_rows(const vptq_dev *dev, size_t vector_rows, size_t v)
 {
     size_t threads = (size_t)dev->threads;
     size_t most = v < 8 ? 256 / v / 32 * 32 : 32;
-    size_t share = vptq_round_up((strips + threads - 1) / threads, 16);
+    size_t share = vptq_round_up((vector_rows + threads - 1) / threads, 16);
     return share < most ? share : most;
 }
 
 static void run_chunk(void *arg, size_t begin, size_t end, int thread)
 {
     const column_job *job = arg;
-    const size_t v = job->finder->books.v;
+    const size_t v = job->index->codebooks.v;
     chunk c = {.row = begin * v, .count = (end - begin) * v};
     c.panels = vptq_round_up(c.count, VPTQ_PANEL) / VPTQ_PANEL;
     c.z = job->scratch + (size_t)thread * job->slice;
     c.q = c.z + job->floats;
     c.search = c.q + job->floats;
-    c.change = c.search + vptq_finder_room(job->finder);
+    c.change = c.search + vptq_search_index_room(job->index);
     memset(c.z, 0, 2 * job->floats * sizeof *c.z);
     for (size_t t = 0; t < job->cols; t++)
         job->column(job->args, &c, t);
@@ -55,17 +56,17 @@ static void run_chunk(void *arg, size_t begin, size_t end, int thread)
 
 static vptq_status run_columns(vptq_dev *dev, column_job *job, vptq_err *err)
 {
-    const size_t v = job->finder->books.v, strips = job->rows / v;
-    if (!strips || !job->cols)
+    const size_t v = job->index->codebooks.v, vector_rows = job->rows / v;
+    if (!vector_rows || !job->cols)
         return VPTQ_OK;
-    const size_t size = chunk_strips(dev, strips, v);
+    const size_t size = chunk_vector_rows(dev, vector_rows, v);
     job->floats = vptq_round_up(size * v, VPTQ_PANEL);
-    job->slice = job->floats * (2 + job->cols) + vptq_finder_room(job->finder);
+    job->slice = job->floats * (2 + job->cols) + vptq_search_index_room(job->index);
     job->scratch =
         vptq_dev_scratch(dev, (size_t)dev->threads * job->slice, sizeof *job->scratch, err);
     if (!job->scratch)
         return VPTQ_E_NOMEM;
-    vptq_parallel_for(dev->threads, strips, size, run_chunk, job);
+    vptq_parallel_for(dev->threads, vector_rows, size, run_chunk, job);
     return VPTQ_OK;
 }
 
@@ -83,8 +84,8 @@ static void propagate(const vptq_vq_kernels *kernels, const chunk *c, size_t col
 static void pass_column(const void *args, const chunk *c, size_t t)
 {
     const vptq_pass_args *p = args;
-    const vptq_finder *f = p->finder;
-    const size_t v = f->books.v, at = t * p->ldi + c->row / v;
+    const vptq_search_index *f = p->index;
+    const size_t v = f->codebooks.v, at = t * p->ldi + c->row / v;
     uint32_t *idx_res = p->idx_res ? p->idx_res + at : NULL;
     float *z_out = p->z + t * p->ldz + c->row;
     memcpy(c->z, z_out, c->count * sizeof *c->z);
@@ -107,11 +108,8 @@ static void pass_column(const void *args, const chunk *c, size_t t)
 
 vptq_status vptq_cpu_vq_pass(vptq_dev *dev, const vptq_pass_args *p, vptq_err *err)
 {
-    column_job job = {.column = pass_column,
-                      .args = p,
-                      .finder = p->finder,
-                      .cols = p->cols,
-                      .rows = p->rows};
+    column_job job = {
+        .column = pass_column, .args = p, .index = p->index, .cols = p->cols, .rows = p->rows};
     return run_columns(dev, &job, err);
 }
 
@@ -121,8 +119,8 @@ vptq_status vptq_cpu_vq_pass(vptq_dev *dev, const vptq_pass_args *p, vptq_err *e
 static void descend_column(const void *args, const chunk *c, size_t t)
 {
     const vptq_descend_args *d = args;
-    const vptq_finder *f = d->finder;
-    const size_t v = f->books.v, at = t * d->ldi + c->row / v;
+    const vptq_search_index *f = d->index;
+    const size_t v = f->codebooks.v, at = t * d->ldi + c->row / v;
     uint32_t *idx_res = d->idx_res ? d->idx_res + at : NULL;
     float *q = d->q + t * d->ldq + c->row;
     const float h = d->h[t * d->ldh + t];
@@ -153,7 +151,7 @@ vptq_status vptq_cpu_vq_descend(vptq_dev *dev, const vptq_descend_args *d, vptq_
 {
     column_job job = {.column = descend_column,
                       .args = d,
-                      .finder = d->finder,
+                      .index = d->index,
                       .cols = d->cols,
                       .rows = d->rows};
     return run_columns(dev, &job, err);

@@ -10,14 +10,14 @@
 static void gather_columns(void *arg, size_t begin, size_t end, int thread)
 {
     const vptq_gather_args *g = arg;
-    const size_t v = g->v, strips = g->rows / v;
+    const size_t v = g->v, vector_rows = g->rows / v;
     (void)thread;
     for (size_t t = begin; t < end; t++) {
         float *q = g->q + t * g->ldq;
         const uint32_t *idx = g->idx + t * g->ldi;
-        for (size_t i = 0; i < strips; i++)
+        for (size_t i = 0; i < vector_rows; i++)
             memcpy(q + i * v, g->centroids + idx[i] * v, v * sizeof *q);
-        for (size_t i = 0; g->k_res && i < strips; i++) {
+        for (size_t i = 0; g->k_res && i < vector_rows; i++) {
             const float *r = g->res_centroids + g->idx_res[t * g->ldi + i] * v;
             for (size_t d = 0; d < v; d++)
                 q[i * v + d] += r[d];
@@ -47,7 +47,7 @@ static void scatter_parts(void *arg, size_t begin, size_t end, int thread)
 {
     const scatter_job *job = arg;
     const vptq_scatter_args *s = job->s;
-    const size_t v = s->v, k = s->k, strips = s->rows / v;
+    const size_t v = s->v, k = s->k, vector_rows = s->rows / v;
     (void)thread;
     for (size_t p = begin; p < end; p++) {
         const size_t first = p * job->part_cols;
@@ -59,7 +59,7 @@ static void scatter_parts(void *arg, size_t begin, size_t end, int thread)
             const double w = s->weight ? (double)s->weight[t] : 1;
             const float *y = s->y + t * s->ldy;
             const uint32_t *idx = s->idx + t * s->ldi;
-            for (size_t i = 0; i < strips; i++, y += v) {
+            for (size_t i = 0; i < vector_rows; i++, y += v) {
                 double *sum = sums + idx[i] * v;
                 for (size_t d = 0; d < v; d++)
                     sum[d] += w * (double)y[d];

@@ -236,17 +236,17 @@ vptq_status vptq_cpu_gemm(vptq_dev *dev, const vptq_gemm_args *g, vptq_err *err)
     }
 
     const size_t fit = g->k ? PACKED / g->k : g->n;
-    const vptq_cpu_tiles strips =
+    const vptq_cpu_tiles vector_rows =
         vptq_cpu_tiles_of(g->n, fit > COLS ? fit : COLS, math->tile_cols);
-    const size_t packed = panels_of(math, strips.size) * math->tile_cols * g->k;
+    const size_t packed = panels_of(math, vector_rows.size) * math->tile_cols * g->k;
     job.packed = vptq_dev_scratch(dev, packed + (size_t)dev->threads * left_size(math),
                                   sizeof *job.packed, err);
     if (!job.packed)
         return VPTQ_E_NOMEM;
     job.left = job.packed + packed;
     job.rows = vptq_cpu_tiles_of(g->m, ROWS, math->tile_rows);
-    for (size_t s = 0; s < strips.count; s++) {
-        job.g = columns_of(g, s * strips.size, vptq_cpu_tile_length(&strips, s));
+    for (size_t s = 0; s < vector_rows.count; s++) {
+        job.g = columns_of(g, s * vector_rows.size, vptq_cpu_tile_length(&vector_rows, s));
         job.cols = vptq_cpu_tiles_of(job.g.n, COLS, math->tile_cols);
         vptq_parallel_for(threads, panels_of(math, job.g.n), 4, gemm_pack, &job);
         vptq_parallel_for(threads, job.rows.count * job.cols.count, 1, gemm_tile, &job);

@@ -58,7 +58,8 @@ static vptq_status multiply_panels(vptq_dev *dev, const dense_job *job, size_t o
                                      .arg = job,
                                      .out = out,
                                      .in = job->in,
-                                     .strip = PANELS * vptq_cpu_math_get(dev->simd)->tile_cols};
+                                     .vector_row =
+                                         PANELS * vptq_cpu_math_get(dev->simd)->tile_cols};
     float *work =
         vptq_dev_scratch(dev, vptq_cpu_many_work(dev, &source, job->g->n), sizeof *work, err);
     if (!work)

@@ -1,7 +1,7 @@
 /* Inner loops of the rows gemv, vq_gemv and vq_dequant, one set per instruction set; for
  * cpu_gemv.c, cpu_layout.c, cpu_vq_gemv.c, cpu_vq_many.c and cpu_vq_decode.c alone.  What they
  * give for a row of x depends neither on the other rows nor on how a matrix is cut into blocks
- * of strips. */
+ * of vector rows. */
 #ifndef VPTQ_BACKEND_CPU_GEMV_H
 #define VPTQ_BACKEND_CPU_GEMV_H
 
@@ -31,7 +31,7 @@ typedef struct vptq_place {
     uint32_t main, res;
 } vptq_place;
 
-/* The columns of one group in one block of strips, as in cpu_layout.h. */
+/* The columns of one group in one block of vector rows, as in cpu_layout.h. */
 typedef struct vptq_gemv_block {
     const uint16_t
         *codes;        /* [columns][STRIPS], or [columns][2][STRIPS] with a residual table */

@@ -73,12 +73,12 @@ static void fields(const vptq_fields *f, const uint32_t *row, const void *end, s
 
 /* ---- sums of centroids ---- */
 
-/* What a call of add_columns works on: lanes e .. of strips strip .. strip + strips - 1, for n
- * rows of x from `row` on; everything but e, strip and row is a constant where the function is
- * called.
+/* What a call of add_columns works on: lanes e .. of vector rows vector row .. vector row +
+ * vector rows - 1, for n rows of x from `row` on; everything but e, vector row and row is a
+ * constant where the function is called.
  */
 typedef struct part {
-    size_t e, strip, strips, row, n;
+    size_t e, vector_row, vector_rows, row, n;
     bool half, residual, far;
 } part;
 
@@ -109,10 +109,10 @@ INLINE tables tables_of(const vptq_gemv_block *b, const part *p)
     return t;
 }
 
-/* Where lane e of a row of x and of a strip adds to. */
-INLINE float *sum_of(const vptq_gemv_block *b, const part *p, size_t strip, size_t row)
+/* Where lane e of a row of x and of a vector row adds to. */
+INLINE float *sum_of(const vptq_gemv_block *b, const part *p, size_t vector_row, size_t row)
 {
-    return b->sum + (p->row + row) * b->ld_sum + (p->strip + strip) * b->lanes + p->e;
+    return b->sum + (p->row + row) * b->ld_sum + (p->vector_row + vector_row) * b->lanes + p->e;
 }
 
 INLINE size_t record_of(const part *p)
@@ -136,11 +136,11 @@ INLINE void add_columns(const vptq_gemv_block *b, const part *p)
 {
     const size_t record = record_of(p), columns = b->columns, ldx = b->ldx, far = b->far;
     const tables t = tables_of(b, p);
-    const uint16_t *codes = b->codes + p->strip;
+    const uint16_t *codes = b->codes + p->vector_row;
     const float *x = b->x + p->row * b->ldx;
-    __m256 sum[MOST_SUMS]; /* [strips, n] */
+    __m256 sum[MOST_SUMS]; /* [vector rows, n] */
 #pragma GCC unroll 8
-    for (size_t l = 0; l < p->strips * p->n; l++)
+    for (size_t l = 0; l < p->vector_rows * p->n; l++)
         sum[l] = _mm256_setzero_ps();
     for (size_t j = 0; j < columns; j++, codes += record) {
         __m256 xj[VPTQ_GEMV_ROWS];
@@ -148,7 +148,7 @@ INLINE void add_columns(const vptq_gemv_block *b, const part *p)
         for (size_t r = 0; r < p->n; r++)
             xj[r] = _mm256_broadcast_ss(x + r * ldx + j);
 #pragma GCC unroll 4
-        for (size_t s = 0; s < p->strips; s += 2) {
+        for (size_t s = 0; s < p->vector_rows; s += 2) {
             size_t code[2], res_code[2] = {0, 0};
             codes_of(codes + s, far, p, code);
             if (p->residual)
@@ -167,7 +167,7 @@ INLINE void add_columns(const vptq_gemv_block *b, const part *p)
         }
     }
 #pragma GCC unroll 4
-    for (size_t s = 0; s < p->strips; s++)
+    for (size_t s = 0; s < p->vector_rows; s++)
 #pragma GCC unroll 4
         for (size_t r = 0; r < p->n; r++) {
             float *to = sum_of(b, p, s, r);
@@ -183,11 +183,11 @@ INLINE __m128 row_of_4(const uint8_t *table, size_t code, const part *p)
     return _mm_loadu_ps((const float *)(const void *)at);
 }
 
-/* The codes of all strips at once: beside narrow rows there is time for the shifts. */
+/* The codes of all vector rows at once: beside narrow rows there is time for the shifts. */
 INLINE uint64_t all_codes_of(const uint16_t *codes, const part *p)
 {
     uint64_t all = 0;
-    memcpy(&all, codes, p->strips * sizeof *codes);
+    memcpy(&all, codes, p->vector_rows * sizeof *codes);
     return all;
 }
 
@@ -197,17 +197,17 @@ INLINE size_t code_of(uint64_t all, size_t s, size_t far, const part *p)
     return p->far ? code * far : code;
 }
 
-/* The same with registers of 4 lanes, for layouts that have no more: two strips in one of 8
- * would save a product and cost an insertion for each table. */
+/* The same with registers of 4 lanes, for layouts that have no more: two vector rows in one of
+ * 8 would save a product and cost an insertion for each table. */
 INLINE void add_narrow_columns(const vptq_gemv_block *b, const part *p)
 {
     const size_t record = record_of(p), columns = b->columns, ldx = b->ldx, far = b->far;
     const tables t = tables_of(b, p);
-    const uint16_t *codes = b->codes + p->strip;
+    const uint16_t *codes = b->codes + p->vector_row;
     const float *x = b->x + p->row * b->ldx;
-    __m128 sum[MOST_SUMS]; /* [strips, n] */
+    __m128 sum[MOST_SUMS]; /* [vector rows, n] */
 #pragma GCC unroll 8
-    for (size_t l = 0; l < p->strips * p->n; l++)
+    for (size_t l = 0; l < p->vector_rows * p->n; l++)
         sum[l] = _mm_setzero_ps();
     for (size_t j = 0; j < columns; j++, codes += record) {
         __m128 xj[VPTQ_GEMV_ROWS];
@@ -217,7 +217,7 @@ INLINE void add_narrow_columns(const vptq_gemv_block *b, const part *p)
         const uint64_t main = all_codes_of(codes, p);
         const uint64_t res = p->residual ? all_codes_of(codes + VPTQ_LAYOUT_STRIPS, p) : 0;
 #pragma GCC unroll 4
-        for (size_t s = 0; s < p->strips; s++) {
+        for (size_t s = 0; s < p->vector_rows; s++) {
             __m128 value = row_of_4(t.main, code_of(main, s, far, p), p);
             if (p->residual)
                 value = _mm_add_ps(value, row_of_4(t.res, code_of(res, s, far, p), p));
@@ -227,7 +227,7 @@ INLINE void add_narrow_columns(const vptq_gemv_block *b, const part *p)
         }
     }
 #pragma GCC unroll 4
-    for (size_t s = 0; s < p->strips; s++)
+    for (size_t s = 0; s < p->vector_rows; s++)
 #pragma GCC unroll 4
         for (size_t r = 0; r < p->n; r++) {
             float *to = sum_of(b, p, s, r);
@@ -235,13 +235,14 @@ INLINE void add_narrow_columns(const vptq_gemv_block *b, const part *p)
         }
 }
 
-/* All strips of the block for n rows of x: as many at a time as there are registers for. */
+/* All vector rows of the block for n rows of x: as many at a time as there are registers for.
+ */
 INLINE void add_rows(const vptq_gemv_block *b, part p, bool narrow, size_t row, size_t n)
 {
     p.row = row;
     p.n = n;
-    p.strips = n <= 2 ? VPTQ_LAYOUT_STRIPS : VPTQ_LAYOUT_STRIPS / 2;
-    for (p.strip = 0; p.strip < VPTQ_LAYOUT_STRIPS; p.strip += p.strips) {
+    p.vector_rows = n <= 2 ? VPTQ_LAYOUT_STRIPS : VPTQ_LAYOUT_STRIPS / 2;
+    for (p.vector_row = 0; p.vector_row < VPTQ_LAYOUT_STRIPS; p.vector_row += p.vector_rows) {
         if (narrow)
             add_narrow_columns(b, &p);
         else

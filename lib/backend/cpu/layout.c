@@ -14,7 +14,7 @@ enum { STRIPS = VPTQ_LAYOUT_STRIPS, UNIT = 8 /* bytes */ };
 /* ---- tables ---- */
 
 typedef struct table_job {
-    const float *book;
+    const float *codebook;
     size_t v, lanes;
     float factor;     /* of halves */
     uint16_t *halves; /* [rows, lanes], or */
@@ -29,7 +29,7 @@ static void write_floats(void *arg, size_t begin, size_t end, int thread)
     for (size_t i = begin; i < end; i++) {
         float *row = job->floats + i * job->lanes;
         memset(row, 0, job->lanes * sizeof *row);
-        memcpy(row, job->book + i * job->v, job->v * sizeof *row);
+        memcpy(row, job->codebook + i * job->v, job->v * sizeof *row);
     }
 }
 
@@ -42,11 +42,11 @@ static void write_halves(void *arg, size_t begin, size_t end, int thread)
     for (size_t i = begin; i < end; i++) {
         uint16_t *halves = job->halves + i * job->lanes;
         for (size_t e = 0; e < job->v; e++)
-            row[e] = job->book[i * job->v + e] * job->factor;
+            row[e] = job->codebook[i * job->v + e] * job->factor;
         vptq_f32_to_f16_n(row, halves, job->lanes);
         vptq_f16_to_f32_n(halves, back, job->lanes);
         for (size_t e = 0; e < job->v; e++)
-            if (back[e] / job->factor != job->book[i * job->v + e])
+            if (back[e] / job->factor != job->codebook[i * job->v + e])
                 atomic_store_explicit(&job->inexact, true, memory_order_relaxed);
     }
 }
@@ -60,7 +60,7 @@ static float largest(const float *x, size_t n)
     return most;
 }
 
-/* The power of two that brings the books to the upper end of float16; false without one. */
+/* The power of two that brings the codebooks to the upper end of float16; false without one. */
 static bool choose_shift(const vptq_vq *q, int *shift)
 {
     enum { TOP = 15, MOST = 100 };
@@ -76,12 +76,13 @@ static bool choose_shift(const vptq_vq *q, int *shift)
     return *shift <= MOST && *shift >= -MOST;
 }
 
-/* One book in rows; NULL: no memory, or (with *inexact) one that float16 cannot hold. */
-static const uint8_t *make_table(vptq_dev *dev, vptq_layout *l, const float *book, size_t rows,
-                                 size_t v, bool *inexact, vptq_err *err)
+/* One codebook in rows; NULL: no memory, or (with *inexact) one that float16 cannot hold. */
+static const uint8_t *make_table(vptq_dev *dev, vptq_layout *l, const float *codebook,
+                                 size_t rows, size_t v, bool *inexact, vptq_err *err)
 {
     enum { CHUNK = 4096 };
-    table_job job = {.book = book, .v = v, .lanes = l->lanes, .factor = ldexpf(1, l->shift)};
+    table_job job = {
+        .codebook = codebook, .v = v, .lanes = l->lanes, .factor = ldexpf(1, l->shift)};
     void *table = vptq_arena_alloc(&l->arena, rows, l->row_bytes, err);
     if (!table)
         return NULL;
@@ -136,13 +137,15 @@ typedef struct code_job {
     uint16_t *codes;
 } code_job;
 
-/* Codes of one strip, the s-th of its block, from its row of the stream. */
-static void write_strip(const code_job *job, const uint32_t *row, size_t s, uint16_t *codes)
+/* Codes of one vector row, the s-th of its block, from its row of the stream. */
+static void write_vector_row(const code_job *job, const uint32_t *row, size_t s,
+                             uint16_t *codes)
 {
     enum { PIECE = 256 };
     const vptq_vq *q = job->q;
     const size_t record = job->l->record, columns = q->shape.group_size;
-    const uint32_t *end = q->indices + (size_t)q->shape.groups * vptq_vq_strips(&q->shape) *
+    const uint32_t *end = q->indices + (size_t)q->shape.groups *
+                                           vptq_vq_vector_rows(&q->shape) *
                                            vptq_vq_row_words(&q->shape);
     vptq_place place[PIECE];
     for (size_t c = 0; c < columns; c += PIECE) {
@@ -161,16 +164,16 @@ static void write_blocks(void *arg, size_t begin, size_t end, int thread)
 {
     const code_job *job = arg;
     const vptq_vq_shape *shape = &job->q->shape;
-    const size_t strips = vptq_vq_strips(shape), words = vptq_vq_row_words(shape);
+    const size_t vector_rows = vptq_vq_vector_rows(shape), words = vptq_vq_row_words(shape);
     const size_t size = shape->group_size * job->l->record;
     (void)thread;
     for (size_t i = begin; i < end; i++) {
         const size_t group = i / job->l->blocks, first = i % job->l->blocks * STRIPS;
         uint16_t *codes = job->codes + i * size;
         for (size_t s = 0; s < STRIPS; s++)
-            if (first + s < strips)
-                write_strip(job, job->q->indices + (group * strips + first + s) * words, s,
-                            codes);
+            if (first + s < vector_rows)
+                write_vector_row(
+                    job, job->q->indices + (group * vector_rows + first + s) * words, s, codes);
             else
                 for (size_t j = s; j < size; j += STRIPS)
                     codes[j] = 0;
@@ -204,7 +207,7 @@ vptq_status vptq_layout_make(vptq_dev *dev, const vptq_vq *q, vptq_layout *l, vp
     const vptq_vq_shape *s = &q->shape;
     enum { WIDE = 8, NARROW = 4 };
     *l = (vptq_layout){.lanes = s->v <= NARROW ? NARROW : (s->v + WIDE - 1) / WIDE * WIDE,
-                       .blocks = (vptq_vq_strips(s) + STRIPS - 1) / STRIPS,
+                       .blocks = (vptq_vq_vector_rows(s) + STRIPS - 1) / STRIPS,
                        .record = s->k_res ? 2 * STRIPS : STRIPS};
     vptq_arena_init(&l->arena, dev->ctx->mem);
     VPTQ_TRY(make_tables(dev, q, l, err));

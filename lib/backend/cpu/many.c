@@ -51,7 +51,7 @@ static void begin_sums(const many_job *job, size_t r0, size_t n)
     }
 }
 
-static void multiply_strip(void *arg, size_t begin, size_t end, int thread)
+static void multiply_vector_row(void *arg, size_t begin, size_t end, int thread)
 {
     const many_job *job = arg;
     const vptq_gemv_args *g = job->g;
@@ -60,8 +60,8 @@ static void multiply_strip(void *arg, size_t begin, size_t end, int thread)
     float *work = job->scratch + (size_t)thread * job->slice;
     float *panels = work + s->work_rows * VPTQ_MANY_DEPTH;
     (void)end;
-    const size_t r0 = begin * s->strip;
-    const size_t n = s->out - r0 < s->strip ? s->out - r0 : s->strip;
+    const size_t r0 = begin * s->vector_row;
+    const size_t n = s->out - r0 < s->vector_row ? s->out - r0 : s->vector_row;
     const bool begun = g->bias || job->start || g->beta != 0;
     if (g->bias || job->start)
         begin_sums(job, r0, n);
@@ -88,7 +88,7 @@ static many_job job_of(const vptq_dev *dev, const vptq_many_source *source, size
 {
     const vptq_cpu_math *math = vptq_cpu_math_get(dev->simd);
     const size_t width = math->tile_cols;
-    const size_t columns = (source->strip + width - 1) / width * width;
+    const size_t columns = (source->vector_row + width - 1) / width * width;
     return (many_job){.math = math,
                       .source = source,
                       .depths = vptq_cpu_tiles_of(source->in, VPTQ_MANY_DEPTH, DEPTH_STEP),
@@ -117,6 +117,6 @@ void vptq_cpu_multiply_many(vptq_dev *dev, const vptq_many_source *source,
     job.scratch = work + packed_x(&job);
     const int threads = vptq_cpu_threads(dev, g->n * source->out * source->in);
     vptq_parallel_for(threads, job.blocks, 1, pack_x, &job);
-    vptq_parallel_for(threads, (source->out + source->strip - 1) / source->strip, 1,
-                      multiply_strip, &job);
+    vptq_parallel_for(threads, (source->out + source->vector_row - 1) / source->vector_row, 1,
+                      multiply_vector_row, &job);
 }

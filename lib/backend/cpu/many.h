@@ -10,16 +10,16 @@
 /* Columns of a piece at most. */
 enum { VPTQ_MANY_DEPTH = 320 };
 
-/* pack: columns [l, l + depth) of rows [r0, r0 + n) of the matrix, n <= strip, as panels
+/* pack: columns [l, l + depth) of rows [r0, r0 + n) of the matrix, n <= vector row, as panels
  * [depth, tile_cols], one behind the other; what columns beyond the last row are does not
- * count.  r0 is a multiple of strip; work: work_rows * VPTQ_MANY_DEPTH floats.  Called by
+ * count.  r0 is a multiple of vector row; work: work_rows * VPTQ_MANY_DEPTH floats.  Called by
  * several threads at once. */
 typedef struct vptq_many_source {
     void (*pack)(const void *arg, const vptq_cpu_math *math, size_t r0, size_t n, size_t l,
                  size_t depth, float *work, float *panels);
     const void *arg;
     size_t out, in;
-    size_t strip, work_rows;
+    size_t vector_row, work_rows;
 } vptq_many_source;
 
 /* As the row gemv; start (may be NULL): a number per row of x that all of its results begin

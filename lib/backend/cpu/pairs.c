@@ -1,5 +1,5 @@
-/* What a finder prepares beyond its main book: the residual book, integers to screen pairs
- * with, and lists of main centroids that are near. */
+/* What a search index prepares beyond its main codebook: the residual codebook, integers to
+ * screen pairs with, and lists of main centroids that are near. */
 #include <math.h>
 
 #include "lib/backend/cpu/search.h"
@@ -7,14 +7,14 @@
 #include "lib/base/parallel.h"
 
 enum {
-    LEAST_SCREENED = 64, /* smaller residual books are as fast to compute */
+    LEAST_SCREENED = 64, /* smaller residual codebooks are as fast to compute */
     MOST_SCREEN_BYTES = 1 << 25,
     MOST_NEAR_FLOATS = 1 << 23, /* 32 MiB */
-    LEAST_NEAR_BOOK = 1024      /* smaller books are as fast to search whole */
+    LEAST_NEAR_CODEBOOK = 1024  /* smaller codebooks are as fast to search whole */
 };
 
-/* A beam of more than an eighth of the book costs about as much as the exact search. */
-static void choose_beam(vptq_pair_books *p, uint32_t beam)
+/* A beam of more than an eighth of the codebook costs about as much as the exact search. */
+static void choose_beam(vptq_pair_codebooks *p, uint32_t beam)
 {
     const size_t most = 4 * p->main.blocks;
     p->exact = beam > p->k / 8;
@@ -26,7 +26,7 @@ static void choose_beam(vptq_pair_books *p, uint32_t beam)
 /* ---- screening ---- */
 
 typedef struct screen_job {
-    const vptq_finder *f;
+    const vptq_search_index *f;
     int8_t *rows;
     float *step, *room;
 } screen_job;
@@ -34,23 +34,23 @@ typedef struct screen_job {
 static void fill_rows(void *arg, size_t begin, size_t end, int thread)
 {
     const screen_job *job = arg;
-    const vptq_pair_books *p = &job->f->pair;
-    float *room = job->room + (size_t)thread * p->res.blocks * VPTQ_BOOK_LANES;
+    const vptq_pair_codebooks *p = &job->f->pair;
+    float *room = job->room + (size_t)thread * p->res.blocks * VPTQ_CODEBOOK_LANES;
     for (size_t i = begin; i < end; i++)
         job->f->search->screen_row(&p->res, p->centroids + i * p->res.v, room, p->screen_room,
                                    job->rows + i * p->screen_room, &job->step[i]);
 }
 
-static vptq_status open_screen(vptq_dev *dev, vptq_finder *f, vptq_err *err)
+static vptq_status open_screen(vptq_dev *dev, vptq_search_index *f, vptq_err *err)
 {
-    const size_t k = f->books.k, room = vptq_round_up(f->books.k_res, 64);
+    const size_t k = f->codebooks.k, room = vptq_round_up(f->codebooks.k_res, 64);
     screen_job job = {.f = f};
-    if (f->books.k_res < LEAST_SCREENED || k * room > MOST_SCREEN_BYTES)
+    if (f->codebooks.k_res < LEAST_SCREENED || k * room > MOST_SCREEN_BYTES)
         return VPTQ_OK;
     job.rows = vptq_arena_alloc(&f->arena, k * room, sizeof *job.rows, err);
     job.step = vptq_arena_alloc(&f->arena, k, sizeof *job.step, err);
     job.room =
-        vptq_dev_scratch(dev, (size_t)dev->threads * f->pair.res.blocks * VPTQ_BOOK_LANES,
+        vptq_dev_scratch(dev, (size_t)dev->threads * f->pair.res.blocks * VPTQ_CODEBOOK_LANES,
                          sizeof *job.room, err);
     if (!job.rows || !job.step || !job.room)
         return VPTQ_E_NOMEM;
@@ -61,9 +61,9 @@ static vptq_status open_screen(vptq_dev *dev, vptq_finder *f, vptq_err *err)
     return VPTQ_OK;
 }
 
-/* ---- residual book ---- */
+/* ---- residual codebook ---- */
 
-static float longest(const vptq_books *b)
+static float longest(const vptq_codebooks *b)
 {
     double most = 0;
     for (size_t l = 0; l < b->k_res; l++) {
@@ -77,23 +77,23 @@ static float longest(const vptq_books *b)
     return (float)(sqrt(most) * (1 + 1e-6));
 }
 
-static vptq_status open_residual(vptq_dev *dev, vptq_finder *f, vptq_err *err)
+static vptq_status open_residual(vptq_dev *dev, vptq_search_index *f, vptq_err *err)
 {
-    const vptq_books *b = &f->books;
+    const vptq_codebooks *b = &f->codebooks;
     choose_beam(&f->pair, b->beam);
     f->pair.reach = longest(b);
     float *data =
-        vptq_arena_alloc(&f->arena, vptq_book_floats(b->v, b->k_res), sizeof *data, err);
+        vptq_arena_alloc(&f->arena, vptq_codebook_floats(b->v, b->k_res), sizeof *data, err);
     if (!data)
         return VPTQ_E_NOMEM;
-    f->pair.res = vptq_book_lay(dev, b->v, b->k_res, b->res_centroids, data);
+    f->pair.res = vptq_codebook_lay(dev, b->v, b->k_res, b->res_centroids, data);
     return vptq_is_greedy(b) ? VPTQ_OK : open_screen(dev, f, err);
 }
 
 /* ---- near ones ---- */
 
 typedef struct near_job {
-    const vptq_finder *f;
+    const vptq_search_index *f;
     size_t near;
     float *data;
     uint32_t *index;
@@ -103,18 +103,18 @@ typedef struct near_job {
 /* The lists of centroids begin .. end - 1; what a list lacks can never be chosen. */
 static void list_near(void *arg, size_t begin, size_t end, int thread)
 {
-    enum { LANES = VPTQ_BOOK_LANES };
+    enum { LANES = VPTQ_CODEBOOK_LANES };
     const near_job *job = arg;
-    const vptq_book *book = &job->f->pair.main;
-    const size_t v = book->v;
-    float *room = job->room + (size_t)thread * vptq_around_room(book);
+    const vptq_codebook *codebook = &job->f->pair.main;
+    const size_t v = codebook->v;
+    float *room = job->room + (size_t)thread * vptq_around_room(codebook);
     for (size_t j = begin; j < end; j++) {
         uint32_t *list = job->index + j * job->near;
-        const float *c = job->f->books.centroids + j * v;
-        const size_t n = job->f->search->around(book, job->near, c, room, list);
+        const float *c = job->f->codebooks.centroids + j * v;
+        const size_t n = job->f->search->around(codebook, job->near, c, room, list);
         for (size_t i = 0; i < job->near; i++) {
             const size_t from = i < n ? list[i] : j;
-            const float *block = book->data + from / LANES * (1 + v) * LANES + from % LANES;
+            const float *block = codebook->data + from / LANES * (1 + v) * LANES + from % LANES;
             float *to = job->data + (j * job->near + i / LANES * LANES) * (1 + v) + i % LANES;
             list[i] = (uint32_t)from;
             for (size_t d = 0; d <= v; d++)
@@ -123,13 +123,13 @@ static void list_near(void *arg, size_t begin, size_t end, int thread)
     }
 }
 
-static vptq_status open_near(vptq_dev *dev, vptq_finder *f, vptq_err *err)
+static vptq_status open_near(vptq_dev *dev, vptq_search_index *f, vptq_err *err)
 {
-    const vptq_books *b = &f->books;
+    const vptq_codebooks *b = &f->codebooks;
     const size_t beam = vptq_is_greedy(b) ? 1 : b->beam;
-    size_t near = vptq_round_up(4 * beam, VPTQ_BOOK_LANES);
+    size_t near = vptq_round_up(4 * beam, VPTQ_CODEBOOK_LANES);
     near = near < 64 ? 64 : near < VPTQ_MOST_NEAR ? near : VPTQ_MOST_NEAR;
-    if (b->k < LEAST_NEAR_BOOK || 2 * beam > near || (b->k_res && vptq_is_greedy(b)) ||
+    if (b->k < LEAST_NEAR_CODEBOOK || 2 * beam > near || (b->k_res && vptq_is_greedy(b)) ||
         b->k * near * (1 + b->v) > MOST_NEAR_FLOATS)
         return VPTQ_OK;
     near_job job = {.f = f, .near = near};
@@ -146,8 +146,8 @@ static vptq_status open_near(vptq_dev *dev, vptq_finder *f, vptq_err *err)
     return VPTQ_OK;
 }
 
-vptq_status vptq_pairs_open(vptq_dev *dev, vptq_finder *f, vptq_err *err)
+vptq_status vptq_pairs_open(vptq_dev *dev, vptq_search_index *f, vptq_err *err)
 {
-    vptq_status st = f->books.k_res ? open_residual(dev, f, err) : VPTQ_OK;
-    return !st && f->books.local ? open_near(dev, f, err) : st;
+    vptq_status st = f->codebooks.k_res ? open_residual(dev, f, err) : VPTQ_OK;
+    return !st && f->codebooks.local ? open_near(dev, f, err) : st;
 }

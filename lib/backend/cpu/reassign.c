@@ -7,14 +7,14 @@
 #include <math.h>
 #include <string.h>
 
-#include "lib/backend/cpu/book.h"
+#include "lib/backend/cpu/codebook.h"
 #include "lib/backend/cpu/vq.h"
 #include "lib/backend/dev.h"
 #include "lib/base/parallel.h"
 
 typedef struct reassign_job {
     const vptq_search_kernels *kernels;
-    vptq_cluster_books all, moved;
+    vptq_cluster_codebooks all, moved;
     const float *x, *c, *before;
     size_t n;
     uint32_t *idx;
@@ -26,22 +26,22 @@ typedef struct reassign_job {
     float *room;      /* per thread */
 } reassign_job;
 
-static void lay_rows(const vptq_book *book, uint32_t k, float *rows)
+static void lay_rows(const vptq_codebook *codebook, uint32_t k, float *rows)
 {
-    enum { LANES = VPTQ_BOOK_LANES };
-    const size_t v = book->v;
+    enum { LANES = VPTQ_CODEBOOK_LANES };
+    const size_t v = codebook->v;
     for (size_t j = 0; j < k; j++) {
-        const float *from = book->data + j / LANES * (1 + v) * LANES + j % LANES;
+        const float *from = codebook->data + j / LANES * (1 + v) * LANES + j % LANES;
         for (size_t d = 0; d <= v; d++)
             rows[j * (1 + v) + d] = from[d * LANES];
     }
 }
 
-/* The listed rows as a book, laid into `data`. */
-static vptq_book take_rows(const vptq_cluster_books *b, float *data)
+/* The listed rows as a codebook, laid into `data`. */
+static vptq_codebook take_rows(const vptq_cluster_codebooks *b, float *data)
 {
-    enum { LANES = VPTQ_BOOK_LANES };
-    const size_t v = b->book.v, blocks = vptq_round_up(b->listed, LANES) / LANES;
+    enum { LANES = VPTQ_CODEBOOK_LANES };
+    const size_t v = b->codebook.v, blocks = vptq_round_up(b->listed, LANES) / LANES;
     for (size_t i = 0; i < blocks * LANES; i++) {
         const float *row = i < b->listed ? b->rows + b->index[i] * (1 + v) : NULL;
         float *to = data + i / LANES * (1 + v) * LANES + i % LANES;
@@ -49,7 +49,7 @@ static vptq_book take_rows(const vptq_cluster_books *b, float *data)
         for (size_t d = 1; d <= v; d++)
             to[d * LANES] = row ? row[d] : 0;
     }
-    return (vptq_book){.v = b->book.v, .blocks = blocks, .data = data};
+    return (vptq_codebook){.v = b->codebook.v, .blocks = blocks, .data = data};
 }
 
 /* The centroids that are not what they were, ascending; their number. */
@@ -77,7 +77,7 @@ static float square_distance(const float *x, const float *c, size_t v)
 static void set_reaches(void *arg, size_t begin, size_t end, int thread)
 {
     const reassign_job *job = arg;
-    const size_t v = job->all.book.v;
+    const size_t v = job->all.codebook.v;
     (void)thread;
     for (size_t i = begin; i < end; i++) {
         const float *x = job->x + i * v, *a = job->c + job->idx[i] * v;
@@ -134,7 +134,7 @@ static void search_clusters(void *arg, size_t begin, size_t end, int thread)
     const reassign_job *job = arg;
     float *room = job->room + (size_t)thread * vptq_cluster_room(&job->all);
     for (size_t g = 2 * begin; g < 2 * end; g++) {
-        const vptq_cluster_books *b = g % 2 ? &job->moved : &job->all;
+        const vptq_cluster_codebooks *b = g % 2 ? &job->moved : &job->all;
         const uint32_t first = job->first[g], n = job->first[g + 1] - first;
         if (n && b->listed)
             job->kernels->search_cluster(b, (uint32_t)(g / 2), n, job->member + first,
@@ -142,20 +142,22 @@ static void search_clusters(void *arg, size_t begin, size_t end, int thread)
     }
 }
 
-/* Books of all centroids and of those that moved, and the arrays of the job, in one piece. */
+/* Codebooks of all centroids and of those that moved, and the arrays of the job, in one piece.
+ */
 static vptq_status open_job(vptq_dev *dev, uint32_t v, uint32_t k, reassign_job *job,
                             vptq_err *err)
 {
-    const size_t n = job->n, book = vptq_book_floats(v, k);
-    const size_t rows = vptq_round_up((size_t)k * (1 + v), VPTQ_BOOK_LANES);
-    job->all = (vptq_cluster_books){.k = k, .listed = k, .x = job->x};
-    job->all.book = (vptq_book){.v = v, .blocks = book / ((1 + v) * VPTQ_BOOK_LANES)};
+    const size_t n = job->n, codebook = vptq_codebook_floats(v, k);
+    const size_t rows = vptq_round_up((size_t)k * (1 + v), VPTQ_CODEBOOK_LANES);
+    job->all = (vptq_cluster_codebooks){.k = k, .listed = k, .x = job->x};
+    job->all.codebook =
+        (vptq_codebook){.v = v, .blocks = codebook / ((1 + v) * VPTQ_CODEBOOK_LANES)};
     const size_t room = (size_t)dev->threads * vptq_cluster_room(&job->all);
-    float *data = vptq_dev_scratch(dev, 2 * book + rows + room + 4 * n + 3 * (size_t)k + 1,
+    float *data = vptq_dev_scratch(dev, 2 * codebook + rows + room + 4 * n + 3 * (size_t)k + 1,
                                    sizeof *data, err);
     if (!data)
         return VPTQ_E_NOMEM;
-    float *moved = data + book, *all_rows = moved + book;
+    float *moved = data + codebook, *all_rows = moved + codebook;
     job->room = all_rows + rows;
     job->reach = job->room + room;
     job->group = (uint32_t *)(void *)(job->reach + n);
@@ -163,13 +165,13 @@ static vptq_status open_job(vptq_dev *dev, uint32_t v, uint32_t k, reassign_job 
     job->order = job->member + n;
     job->first = job->order + n;
     uint32_t *index = job->first + 2 * (size_t)k + 1;
-    job->all.book = vptq_book_lay(dev, v, k, job->c, data);
-    lay_rows(&job->all.book, k, all_rows);
+    job->all.codebook = vptq_codebook_lay(dev, v, k, job->c, data);
+    lay_rows(&job->all.codebook, k, all_rows);
     job->all.rows = all_rows;
     job->moved = job->all;
     job->moved.listed = list_moved(job, v, k, index);
     job->moved.index = index;
-    job->moved.book = take_rows(&job->moved, moved);
+    job->moved.codebook = take_rows(&job->moved, moved);
     return VPTQ_OK;
 }
 

@@ -24,24 +24,24 @@ enum {
 /* What x adds for every residual centroid, as integers; the unit, or 0 where there is none. */
 INLINE float screen_vector(const tile *t, size_t v, const float *x, float step)
 {
-    const vptq_book *res = &t->b->res;
+    const vptq_codebook *res = &t->b->res;
     vf most[PARTS];
-    float lane[VPTQ_BOOK_LANES], largest = 0;
+    float lane[VPTQ_CODEBOOK_LANES], largest = 0;
     for (size_t p = 0; p < PARTS; p++)
         most[p] = vf_set1(0);
     for (size_t b = 0; b < res->blocks; b++) {
         vf s[PARTS];
-        score_block(res->data + b * (1 + v) * VPTQ_BOOK_LANES, v, x, s);
+        score_block(res->data + b * (1 + v) * VPTQ_CODEBOOK_LANES, v, x, s);
         for (size_t p = 0; p < PARTS; p++) {
             /* -infinity behind the last centroid is none of them */
             const vf size = vf_max(s[p], vf_fma(s[p], vf_set1(-1), vf_set1(0)));
             most[p] = vf_select_greater(size, vf_set1(FLT_MAX), most[p], vf_max(size, most[p]));
-            vf_store(t->res + b * VPTQ_BOOK_LANES + p * LANES, s[p]);
+            vf_store(t->res + b * VPTQ_CODEBOOK_LANES + p * LANES, s[p]);
         }
     }
     for (size_t p = 0; p < PARTS; p++)
         vf_store(lane + p * LANES, most[p]);
-    for (size_t l = 0; l < VPTQ_BOOK_LANES; l++)
+    for (size_t l = 0; l < VPTQ_CODEBOOK_LANES; l++)
         largest = lane[l] > largest ? lane[l] : largest;
     const float unit =
         step / STEP_UNITS > largest / MOST_UNITS ? step / STEP_UNITS : largest / MOST_UNITS;
@@ -51,7 +51,7 @@ INLINE float screen_vector(const tile *t, size_t v, const float *x, float step)
     for (size_t b = 0; b < res->blocks; b++) {
         vf s[PARTS];
         for (size_t p = 0; p < PARTS; p++)
-            s[p] = vf_load(t->res + b * VPTQ_BOOK_LANES + p * LANES);
+            s[p] = vf_load(t->res + b * VPTQ_CODEBOOK_LANES + p * LANES);
         screen_block(s, factor, t->y, b);
     }
     return unit;
@@ -140,31 +140,31 @@ INLINE bool best_by_screening(tile *t, size_t v, size_t j, size_t n)
 }
 
 /* One row of the table from main centroid c; *step is what its integers count. */
-static void screen_row(const vptq_book *res, const float *c, float *room, size_t n, int8_t *row,
-                       float *step)
+static void screen_row(const vptq_codebook *res, const float *c, float *room, size_t n,
+                       int8_t *row, float *step)
 {
     const size_t v = res->v;
     float largest = 0;
     for (size_t b = 0; b < res->blocks; b++) {
-        const float *block = res->data + b * (1 + v) * VPTQ_BOOK_LANES;
-        float *dot = room + b * VPTQ_BOOK_LANES;
+        const float *block = res->data + b * (1 + v) * VPTQ_CODEBOOK_LANES;
+        float *dot = room + b * VPTQ_CODEBOOK_LANES;
         vf s[PARTS];
         for (size_t p = 0; p < PARTS; p++)
             s[p] = vf_set1(0);
         for (size_t d = 0; d < v; d++) {
             for (size_t p = 0; p < PARTS; p++)
-                s[p] = vf_fma(vf_load(block + (1 + d) * VPTQ_BOOK_LANES + p * LANES),
+                s[p] = vf_fma(vf_load(block + (1 + d) * VPTQ_CODEBOOK_LANES + p * LANES),
                               vf_set1(c[d]), s[p]);
         }
         for (size_t p = 0; p < PARTS; p++)
             vf_store(dot + p * LANES, s[p]);
-        for (size_t l = 0; l < VPTQ_BOOK_LANES; l++)
+        for (size_t l = 0; l < VPTQ_CODEBOOK_LANES; l++)
             largest = fabsf(dot[l]) > largest ? fabsf(dot[l]) : largest;
     }
     *step = largest / 127;
     const float factor = largest > 1e-30F ? 127 / largest : 0;
     memset(row, 0, n);
-    for (size_t e = 0; e < res->blocks * VPTQ_BOOK_LANES; e++) {
+    for (size_t e = 0; e < res->blocks * VPTQ_CODEBOOK_LANES; e++) {
         const float units = room[e] * -factor;
         row[e] = (int8_t)(units > 0   ? fminf(units, 127) + 0.5F
                           : units < 0 ? fmaxf(units, -127) - 0.5F

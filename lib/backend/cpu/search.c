@@ -9,7 +9,7 @@
 
 /* ---- opening ---- */
 
-void vptq_cpu_finder_close(vptq_dev *dev, vptq_finder *f)
+void vptq_cpu_search_index_close(vptq_dev *dev, vptq_search_index *f)
 {
     if (!f)
         return;
@@ -17,54 +17,55 @@ void vptq_cpu_finder_close(vptq_dev *dev, vptq_finder *f)
     vptq_mem_free(dev->ctx->mem, f);
 }
 
-static vptq_status open_books(vptq_dev *dev, vptq_finder *f, vptq_err *err)
+static vptq_status open_codebooks(vptq_dev *dev, vptq_search_index *f, vptq_err *err)
 {
-    const vptq_books *b = &f->books;
-    float *data = vptq_arena_alloc(&f->arena, vptq_book_floats(b->v, b->k), sizeof *data, err);
+    const vptq_codebooks *b = &f->codebooks;
+    float *data =
+        vptq_arena_alloc(&f->arena, vptq_codebook_floats(b->v, b->k), sizeof *data, err);
     if (!data)
         return VPTQ_E_NOMEM;
-    f->pair = (vptq_pair_books){
+    f->pair = (vptq_pair_codebooks){
         .k = b->k, .centroids = b->centroids, .res_centroids = b->res_centroids};
-    f->pair.main = vptq_book_lay(dev, b->v, b->k, b->centroids, data);
+    f->pair.main = vptq_codebook_lay(dev, b->v, b->k, b->centroids, data);
     return vptq_pairs_open(dev, f, err);
 }
 
-vptq_status vptq_cpu_finder_open(vptq_dev *dev, const vptq_books *books, vptq_finder **finder,
-                                 vptq_err *err)
+vptq_status vptq_cpu_search_index_open(vptq_dev *dev, const vptq_codebooks *codebooks,
+                                       vptq_search_index **index, vptq_err *err)
 {
-    vptq_finder *f = vptq_mem_alloc(dev->ctx->mem, 1, sizeof *f, err);
+    vptq_search_index *f = vptq_mem_alloc(dev->ctx->mem, 1, sizeof *f, err);
     if (!f)
         return VPTQ_E_NOMEM;
-    *f = (vptq_finder){.books = *books,
-                       .kernels = vptq_vq_kernels_of(dev),
-                       .search = vptq_search_kernels_of(dev)};
+    *f = (vptq_search_index){.codebooks = *codebooks,
+                             .kernels = vptq_vq_kernels_of(dev),
+                             .search = vptq_search_kernels_of(dev)};
     vptq_arena_init(&f->arena, dev->ctx->mem);
-    vptq_status st = open_books(dev, f, err);
+    vptq_status st = open_codebooks(dev, f, err);
     if (st) {
-        vptq_cpu_finder_close(dev, f);
+        vptq_cpu_search_index_close(dev, f);
         return st;
     }
-    *finder = f;
+    *index = f;
     return VPTQ_OK;
 }
 
 /* ---- searching ---- */
 
-void vptq_decode(const vptq_finder *f, size_t n, const uint32_t *idx, const uint32_t *idx_res,
-                 float *q)
+void vptq_decode(const vptq_search_index *f, size_t n, const uint32_t *idx,
+                 const uint32_t *idx_res, float *q)
 {
-    const size_t v = f->books.v;
+    const size_t v = f->codebooks.v;
     for (size_t i = 0; i < n; i++)
-        memcpy(q + i * v, f->books.centroids + idx[i] * v, v * sizeof *q);
-    for (size_t i = 0; f->books.k_res && i < n; i++) {
-        const float *r = f->books.res_centroids + idx_res[i] * v;
+        memcpy(q + i * v, f->codebooks.centroids + idx[i] * v, v * sizeof *q);
+    for (size_t i = 0; f->codebooks.k_res && i < n; i++) {
+        const float *r = f->codebooks.res_centroids + idx_res[i] * v;
         for (size_t d = 0; d < v; d++)
             q[i * v + d] += r[d];
     }
 }
 
 /* |x - (c + r)|^2, the same operations wherever distances are compared. */
-static float distance_of(const vptq_books *b, const float *x, uint32_t main, uint32_t res)
+static float distance_of(const vptq_codebooks *b, const float *x, uint32_t main, uint32_t res)
 {
     const size_t v = b->v;
     const float *c = b->centroids + main * v;
@@ -77,7 +78,7 @@ static float distance_of(const vptq_books *b, const float *x, uint32_t main, uin
     return sum;
 }
 
-size_t vptq_finder_room(const vptq_finder *f)
+size_t vptq_search_index_room(const vptq_search_index *f)
 {
     return vptq_round_up(vptq_search_room(&f->pair), VPTQ_PANEL);
 }
@@ -85,10 +86,10 @@ size_t vptq_finder_room(const vptq_finder *f)
 enum { GREEDY = 32 };
 
 /* Nearest main centroids, and the nearest residual ones to what is left; n <= GREEDY. */
-static void search_greedily(const vptq_finder *f, size_t n, const float *x, bool keep,
+static void search_greedily(const vptq_search_index *f, size_t n, const float *x, bool keep,
                             uint32_t *idx, uint32_t *idx_res)
 {
-    const vptq_books *b = &f->books;
+    const vptq_codebooks *b = &f->codebooks;
     const size_t v = b->v;
     uint32_t main[GREEDY], res[GREEDY] = {0};
     float rest[GREEDY * VPTQ_VQ_MAX_V];
@@ -111,45 +112,45 @@ static void search_greedily(const vptq_finder *f, size_t n, const float *x, bool
     }
 }
 
-void vptq_search(const vptq_finder *f, size_t n, const float *x, bool keep, float *room,
+void vptq_search(const vptq_search_index *f, size_t n, const float *x, bool keep, float *room,
                  uint32_t *idx, uint32_t *idx_res)
 {
-    if (!vptq_is_greedy(&f->books)) {
+    if (!vptq_is_greedy(&f->codebooks)) {
         f->search->search(&f->pair, n, x, keep, room, idx, idx_res);
         return;
     }
-    if (keep && f->pair.near && !f->books.k_res) {
+    if (keep && f->pair.near && !f->codebooks.k_res) {
         f->search->search_main(&f->pair, n, x, idx);
         return;
     }
     for (size_t i = 0; i < n; i += GREEDY)
-        search_greedily(f, n - i < GREEDY ? n - i : GREEDY, x + i * f->books.v, keep, idx + i,
-                        idx_res ? idx_res + i : NULL);
+        search_greedily(f, n - i < GREEDY ? n - i : GREEDY, x + i * f->codebooks.v, keep,
+                        idx + i, idx_res ? idx_res + i : NULL);
 }
 
 /* ---- find ---- */
 
 typedef struct find_job {
-    const vptq_find_args *args;
-    float *room; /* vptq_finder_room per thread */
+    const vptq_search_args *args;
+    float *room; /* vptq_search_index_room per thread */
 } find_job;
 
 static void find_range(void *arg, size_t begin, size_t end, int thread)
 {
     const find_job *job = arg;
-    const vptq_find_args *f = job->args;
-    const vptq_books *b = &f->finder->books;
-    vptq_search(f->finder, end - begin, f->x + begin * b->v, f->keep,
-                job->room + (size_t)thread * vptq_finder_room(f->finder), f->idx + begin,
+    const vptq_search_args *f = job->args;
+    const vptq_codebooks *b = &f->index->codebooks;
+    vptq_search(f->index, end - begin, f->x + begin * b->v, f->keep,
+                job->room + (size_t)thread * vptq_search_index_room(f->index), f->idx + begin,
                 f->idx_res ? f->idx_res + begin : NULL);
     for (size_t i = begin; f->dist && i < end; i++)
         f->dist[i] = distance_of(b, f->x + i * b->v, f->idx[i], f->idx_res ? f->idx_res[i] : 0);
 }
 
-vptq_status vptq_cpu_find(vptq_dev *dev, const vptq_find_args *f, vptq_err *err)
+vptq_status vptq_cpu_search(vptq_dev *dev, const vptq_search_args *f, vptq_err *err)
 {
     find_job job = {.args = f};
-    job.room = vptq_dev_scratch(dev, (size_t)dev->threads * vptq_finder_room(f->finder),
+    job.room = vptq_dev_scratch(dev, (size_t)dev->threads * vptq_search_index_room(f->index),
                                 sizeof *job.room, err);
     if (!job.room)
         return VPTQ_E_NOMEM;

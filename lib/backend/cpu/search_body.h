@@ -33,7 +33,7 @@
 #include "lib/backend/cpu/vq_kernels.h"
 #include "lib/base/vq.h"
 
-enum { PARTS = VPTQ_BOOK_LANES / LANES, SETS = 2, TILE = SETS * LANES, STEP = 4 };
+enum { PARTS = VPTQ_CODEBOOK_LANES / LANES, SETS = 2, TILE = SETS * LANES, STEP = 4 };
 enum { MOST_CLASSES = 2 * VPTQ_MOST_NEAR };
 
 /* The functions below are compiled once per vector length: v is a constant where it matters. */
@@ -43,7 +43,7 @@ enum { MOST_CLASSES = 2 * VPTQ_MOST_NEAR };
 
 /* A few vectors that are searched together. */
 typedef struct tile {
-    const vptq_pair_books *b;
+    const vptq_pair_codebooks *b;
     const float *x;
     size_t count, classes;
     bool around;      /* candidates are those near the present choice */
@@ -62,20 +62,21 @@ typedef struct tile {
     float nearest[TILE]; /* distance of what was found; infinity = nothing */
 } tile;
 
-static tile tile_in(const vptq_pair_books *b, float *room)
+static tile tile_in(const vptq_pair_codebooks *b, float *room)
 {
     tile t = {.b = b, .classes = b->classes};
     const size_t blocks = b->main.blocks;
     t.tops = room;
     t.class_top = t.tops + blocks * TILE;
     t.score = t.class_top + b->classes * TILE;
-    t.res = t.score + (blocks + 1) * VPTQ_BOOK_LANES;
-    t.list = (uint32_t *)(void *)(t.res + b->res.blocks * VPTQ_BOOK_LANES);
-    t.upper = (int32_t *)(void *)(t.list + (blocks + 1) * VPTQ_BOOK_LANES);
-    t.pairs = (uint32_t *)(void *)(t.upper + (blocks + 1) * VPTQ_BOOK_LANES);
-    t.y = (int16_t *)(void *)(t.pairs + VPTQ_SCREENED_PAIRS + b->screen_room + VPTQ_BOOK_LANES);
+    t.res = t.score + (blocks + 1) * VPTQ_CODEBOOK_LANES;
+    t.list = (uint32_t *)(void *)(t.res + b->res.blocks * VPTQ_CODEBOOK_LANES);
+    t.upper = (int32_t *)(void *)(t.list + (blocks + 1) * VPTQ_CODEBOOK_LANES);
+    t.pairs = (uint32_t *)(void *)(t.upper + (blocks + 1) * VPTQ_CODEBOOK_LANES);
+    t.y = (int16_t *)(void *)(t.pairs + VPTQ_SCREENED_PAIRS + b->screen_room +
+                              VPTQ_CODEBOOK_LANES);
     t.hits = (uint16_t *)(void *)(t.y + b->screen_room);
-    for (size_t e = b->res.blocks; e < b->screen_room / VPTQ_BOOK_LANES; e++) {
+    for (size_t e = b->res.blocks; e < b->screen_room / VPTQ_CODEBOOK_LANES; e++) {
         vf none[PARTS];
         for (size_t p = 0; p < PARTS; p++)
             none[p] = vf_set1(-INFINITY);
@@ -108,7 +109,7 @@ INLINE void best_of_step(const float *c, size_t v, const float *xt, vf top[SETS]
         for (size_t s = 0; s < SETS; s++)
             x[s] = vf_load(xt + d * TILE + s * LANES);
         for (size_t l = 0; l < STEP; l++) {
-            const vf cl = vf_set1(c[(1 + d) * VPTQ_BOOK_LANES + l]);
+            const vf cl = vf_set1(c[(1 + d) * VPTQ_CODEBOOK_LANES + l]);
             for (size_t s = 0; s < SETS; s++)
                 score[l][s] = vf_fma(x[s], cl, score[l][s]);
         }
@@ -123,16 +124,16 @@ INLINE void best_of_step(const float *c, size_t v, const float *xt, vf top[SETS]
 /* Fills tops and class_top. */
 INLINE void score_tile(const tile *t, size_t v, const float *xt)
 {
-    const vptq_book *book = &t->b->main;
+    const vptq_codebook *codebook = &t->b->main;
     size_t class = 0;
     for (size_t i = 0; i < t->classes * TILE; i++)
         t->class_top[i] = -INFINITY;
-    for (size_t b = 0; b < book->blocks; b++) {
-        const float *c = book->data + b * (1 + v) * VPTQ_BOOK_LANES;
+    for (size_t b = 0; b < codebook->blocks; b++) {
+        const float *c = codebook->data + b * (1 + v) * VPTQ_CODEBOOK_LANES;
         vf most[SETS];
         for (size_t s = 0; s < SETS; s++)
             most[s] = vf_set1(-INFINITY);
-        for (size_t j = 0; j < VPTQ_BOOK_LANES; j += STEP, c += STEP) {
+        for (size_t j = 0; j < VPTQ_CODEBOOK_LANES; j += STEP, c += STEP) {
             /* The compiler would hoist the loads of xt and c out of the loops and spill them.
              */
             __asm__("" : "+r"(xt), "+r"(c));
@@ -189,8 +190,8 @@ INLINE void score_block(const float *c, size_t v, const float *x, vf s[PARTS])
 #pragma GCC unroll 16
     for (size_t d = 0; d < v; d++) {
         for (size_t p = 0; p < PARTS; p++)
-            s[p] =
-                vf_fma(vf_load(c + (1 + d) * VPTQ_BOOK_LANES + p * LANES), vf_set1(x[d]), s[p]);
+            s[p] = vf_fma(vf_load(c + (1 + d) * VPTQ_CODEBOOK_LANES + p * LANES), vf_set1(x[d]),
+                          s[p]);
     }
 }
 
@@ -219,10 +220,11 @@ INLINE size_t collect(const tile *t, size_t v, size_t j, size_t hits)
     size_t n = 0;
     for (size_t i = 0; i < hits; i++) {
         vf s[PARTS];
-        score_block(t->b->main.data + hit[i] * (1 + v) * VPTQ_BOOK_LANES, v, t->x + j * v, s);
+        score_block(t->b->main.data + hit[i] * (1 + v) * VPTQ_CODEBOOK_LANES, v, t->x + j * v,
+                    s);
         for (size_t p = 0; p < PARTS; p++)
             n = vf_append(t->list, t->score, n, s[p], vf_set1(t->bound[j]),
-                          (uint32_t)(hit[i] * VPTQ_BOOK_LANES + p * LANES));
+                          (uint32_t)(hit[i] * VPTQ_CODEBOOK_LANES + p * LANES));
     }
     return n;
 }
@@ -261,11 +263,12 @@ INLINE float bound_of(const float *score, size_t n, size_t classes, size_t beam)
 }
 
 /* Scores of x against the near ones of centroid c, [near]. */
-INLINE void score_near(const vptq_pair_books *b, size_t v, uint32_t c, const float *x,
+INLINE void score_near(const vptq_pair_codebooks *b, size_t v, uint32_t c, const float *x,
                        float *score)
 {
     const float *data = b->near_data + c * (b->near * (1 + v));
-    for (size_t e = 0; e < b->near; e += VPTQ_BOOK_LANES, data += (1 + v) * VPTQ_BOOK_LANES) {
+    for (size_t e = 0; e < b->near;
+         e += VPTQ_CODEBOOK_LANES, data += (1 + v) * VPTQ_CODEBOOK_LANES) {
         vf s[PARTS];
         score_block(data, v, x, s);
         for (size_t p = 0; p < PARTS; p++)
@@ -276,9 +279,9 @@ INLINE void score_near(const vptq_pair_books *b, size_t v, uint32_t c, const flo
 /* The candidates of vector j around main centroid c, nearest to c first; their number. */
 INLINE size_t collect_around(const tile *t, size_t v, size_t j, uint32_t c)
 {
-    const vptq_pair_books *b = t->b;
+    const vptq_pair_codebooks *b = t->b;
     const size_t classes =
-        (2 * b->beam + VPTQ_BOOK_LANES - 1) / VPTQ_BOOK_LANES * VPTQ_BOOK_LANES;
+        (2 * b->beam + VPTQ_CODEBOOK_LANES - 1) / VPTQ_CODEBOOK_LANES * VPTQ_CODEBOOK_LANES;
     float score[VPTQ_MOST_NEAR] = {0};
     size_t n = 0;
     score_near(b, v, c, t->x + j * v, score);
@@ -337,13 +340,13 @@ INLINE void offer(lane_best *best, const vf score[PARTS], float base, size_t pla
 /* The largest score and the first place that has it; false where there is none. */
 INLINE bool finish(const lane_best *best, float *top, size_t *place)
 {
-    float score[VPTQ_BOOK_LANES], at[VPTQ_BOOK_LANES], first = 0;
+    float score[VPTQ_CODEBOOK_LANES], at[VPTQ_CODEBOOK_LANES], first = 0;
     for (size_t p = 0; p < PARTS; p++) {
         vf_store(score + p * LANES, best->score[p]);
         vf_store(at + p * LANES, best->place[p]);
     }
     *top = -INFINITY;
-    for (size_t l = 0; l < VPTQ_BOOK_LANES; l++) {
+    for (size_t l = 0; l < VPTQ_CODEBOOK_LANES; l++) {
         if (score[l] > *top || (score[l] >= *top && at[l] < first)) {
             *top = score[l];
             first = at[l];
@@ -370,11 +373,11 @@ INLINE void remainder_of(const tile *t, size_t v, const float *x, uint32_t main,
         w[d] = x[d] - c[d];
 }
 
-/* Candidates i .. i + count - 1 against the whole residual book. */
+/* Candidates i .. i + count - 1 against the whole residual codebook. */
 INLINE void try_some(const tile *t, size_t v, const float *x, size_t i, size_t count,
                      lane_best *best)
 {
-    const vptq_book *res = &t->b->res;
+    const vptq_codebook *res = &t->b->res;
     float w[BOTH * VPTQ_VQ_MAX_V];
     vf most[BOTH][PARTS];
     for (size_t j = 0; j < count; j++) {
@@ -383,7 +386,7 @@ INLINE void try_some(const tile *t, size_t v, const float *x, size_t i, size_t c
             most[j][p] = vf_set1(-INFINITY);
     }
     const float *c = res->data;
-    for (size_t b = 0; b < res->blocks; b++, c += (1 + v) * VPTQ_BOOK_LANES) {
+    for (size_t b = 0; b < res->blocks; b++, c += (1 + v) * VPTQ_CODEBOOK_LANES) {
         for (size_t j = 0; j < count; j++) {
             vf s[PARTS];
             score_block(c, v, w + j * v, s);
@@ -397,7 +400,7 @@ INLINE void try_some(const tile *t, size_t v, const float *x, size_t i, size_t c
 
 INLINE pair best_by_computing(const tile *t, size_t v, const float *x, size_t n)
 {
-    const vptq_book *res = &t->b->res;
+    const vptq_codebook *res = &t->b->res;
     const size_t both = v <= 12 ? BOTH : 1;
     float w[VPTQ_VQ_MAX_V];
     lane_best best;
@@ -414,9 +417,10 @@ INLINE pair best_by_computing(const tile *t, size_t v, const float *x, size_t n)
     remainder_of(t, v, x, found.main, w);
     for (size_t b = 0; b < res->blocks; b++) {
         vf s[PARTS];
-        score_block(res->data + b * (1 + v) * VPTQ_BOOK_LANES, v, w, s);
+        score_block(res->data + b * (1 + v) * VPTQ_CODEBOOK_LANES, v, w, s);
         const uint32_t hit = lanes_reaching(s, t->score[place], found.score);
-        found.res = (uint32_t)(b * VPTQ_BOOK_LANES) + (uint32_t)__builtin_ctz(hit | 1u << 31);
+        found.res =
+            (uint32_t)(b * VPTQ_CODEBOOK_LANES) + (uint32_t)__builtin_ctz(hit | 1u << 31);
         if (hit)
             break;
     }
@@ -528,8 +532,8 @@ INLINE void search_tile(tile *t, size_t v, bool keep, uint32_t *idx, uint32_t *i
     }
 }
 
-INLINE void search_all(const vptq_pair_books *b, size_t v, size_t n, const float *x, bool keep,
-                       float *room, uint32_t *idx, uint32_t *idx_res)
+INLINE void search_all(const vptq_pair_codebooks *b, size_t v, size_t n, const float *x,
+                       bool keep, float *room, uint32_t *idx, uint32_t *idx_res)
 {
     tile t = tile_in(b, room);
     t.around = keep && b->near;
@@ -540,8 +544,8 @@ INLINE void search_all(const vptq_pair_books *b, size_t v, size_t n, const float
     }
 }
 
-static void search(const vptq_pair_books *b, size_t n, const float *x, bool keep, float *room,
-                   uint32_t *idx, uint32_t *idx_res)
+static void search(const vptq_pair_codebooks *b, size_t n, const float *x, bool keep,
+                   float *room, uint32_t *idx, uint32_t *idx_res)
 {
     switch (b->main.v) {
     case 4:
@@ -572,7 +576,7 @@ INLINE float distance_to(const float *x, const float *c, size_t v)
     return sum;
 }
 
-INLINE void search_main_around(const vptq_pair_books *b, size_t v, size_t n, const float *x,
+INLINE void search_main_around(const vptq_pair_codebooks *b, size_t v, size_t n, const float *x,
                                uint32_t *idx)
 {
     for (size_t i = 0; i < n; i++, x += v) {
@@ -599,7 +603,7 @@ INLINE void search_main_around(const vptq_pair_books *b, size_t v, size_t n, con
     }
 }
 
-static void search_main(const vptq_pair_books *b, size_t n, const float *x, uint32_t *idx)
+static void search_main(const vptq_pair_codebooks *b, size_t n, const float *x, uint32_t *idx)
 {
     switch (b->main.v) {
     case 4:
@@ -636,19 +640,20 @@ static size_t keep_best(uint32_t *list, const float *score, size_t n, size_t m, 
     return count;
 }
 
-static size_t around(const vptq_book *book, size_t m, const float *x, float *room,
+static size_t around(const vptq_codebook *codebook, size_t m, const float *x, float *room,
                      uint32_t *list)
 {
-    const size_t all = book->blocks * VPTQ_BOOK_LANES;
+    const size_t all = codebook->blocks * VPTQ_CODEBOOK_LANES;
     float *score = room, best[VPTQ_MOST_NEAR];
-    uint32_t *found = (uint32_t *)(void *)(room + 2 * all + VPTQ_BOOK_LANES);
+    uint32_t *found = (uint32_t *)(void *)(room + 2 * all + VPTQ_CODEBOOK_LANES);
     float *of = room + all;
     size_t n = 0;
-    for (size_t b = 0; b < book->blocks; b++) {
+    for (size_t b = 0; b < codebook->blocks; b++) {
         vf s[PARTS];
-        score_block(book->data + b * (1 + book->v) * VPTQ_BOOK_LANES, book->v, x, s);
+        score_block(codebook->data + b * (1 + codebook->v) * VPTQ_CODEBOOK_LANES, codebook->v,
+                    x, s);
         for (size_t p = 0; p < PARTS; p++)
-            vf_store(score + b * VPTQ_BOOK_LANES + p * LANES, s[p]);
+            vf_store(score + b * VPTQ_CODEBOOK_LANES + p * LANES, s[p]);
     }
     const vf bound = vf_set1(bound_of(score, all, 2 * m, m));
     for (size_t e = 0; e < all; e += LANES)

@@ -37,10 +37,10 @@ vptq_status vptq_cpu_vq_many(vptq_dev *dev, const vptq_vq *q, const vptq_gemv_ar
                              vptq_err *err);
 
 /* cpu_search.c */
-vptq_status vptq_cpu_finder_open(vptq_dev *dev, const vptq_books *books, vptq_finder **finder,
-                                 vptq_err *err);
-void vptq_cpu_finder_close(vptq_dev *dev, vptq_finder *finder);
-vptq_status vptq_cpu_find(vptq_dev *dev, const vptq_find_args *f, vptq_err *err);
+vptq_status vptq_cpu_search_index_open(vptq_dev *dev, const vptq_codebooks *codebooks,
+                                       vptq_search_index **index, vptq_err *err);
+void vptq_cpu_search_index_close(vptq_dev *dev, vptq_search_index *index);
+vptq_status vptq_cpu_search(vptq_dev *dev, const vptq_search_args *f, vptq_err *err);
 
 /* cpu_columns.c */
 vptq_status vptq_cpu_vq_pass(vptq_dev *dev, const vptq_pass_args *p, vptq_err *err);

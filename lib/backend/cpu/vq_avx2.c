@@ -17,7 +17,7 @@ INLINE void best_of_block(const float *c, size_t v, size_t sets, const float *xt
 {
     for (size_t s = 0; s < sets; s++)
         top[s] = _mm256_set1_ps(-INFINITY);
-    for (size_t j = 0; j < VPTQ_BOOK_LANES; j += STEP, c += STEP) {
+    for (size_t j = 0; j < VPTQ_CODEBOOK_LANES; j += STEP, c += STEP) {
         /* The compiler would hoist the loads of xt and c out of the loops and spill them. */
         __asm__("" : "+r"(xt), "+r"(c));
         __m256 score[STEP][MAX_SETS];
@@ -30,7 +30,7 @@ INLINE void best_of_block(const float *c, size_t v, size_t sets, const float *xt
             for (size_t s = 0; s < sets; s++)
                 x[s] = _mm256_load_ps(xt + (d * sets + s) * LANES);
             for (size_t l = 0; l < STEP; l++) {
-                __m256 cl = _mm256_set1_ps(c[(1 + d) * VPTQ_BOOK_LANES + l]);
+                __m256 cl = _mm256_set1_ps(c[(1 + d) * VPTQ_CODEBOOK_LANES + l]);
                 for (size_t s = 0; s < sets; s++)
                     score[l][s] = _mm256_fmadd_ps(x[s], cl, score[l][s]);
             }
@@ -48,7 +48,7 @@ INLINE uint32_t find_in_block(const float *c, size_t v, const float *x, float wa
     __m256 low = _mm256_load_ps(c), high = _mm256_load_ps(c + LANES);
 #pragma GCC unroll 16
     for (size_t d = 0; d < v; d++) {
-        const float *row = c + (1 + d) * VPTQ_BOOK_LANES;
+        const float *row = c + (1 + d) * VPTQ_CODEBOOK_LANES;
         __m256 xd = _mm256_set1_ps(x[d]);
         low = _mm256_fmadd_ps(xd, _mm256_load_ps(row), low);
         high = _mm256_fmadd_ps(xd, _mm256_load_ps(row + LANES), high);
@@ -74,10 +74,10 @@ INLINE void transpose(size_t v, size_t sets, size_t count, const float *x, float
 }
 
 /* `count` vectors, at most sets * LANES. */
-INLINE void nearest_tile(const vptq_book *book, size_t v, size_t sets, size_t count,
+INLINE void nearest_tile(const vptq_codebook *codebook, size_t v, size_t sets, size_t count,
                          const float *x, uint32_t *idx)
 {
-    const size_t stride = (1 + v) * VPTQ_BOOK_LANES;
+    const size_t stride = (1 + v) * VPTQ_CODEBOOK_LANES;
     _Alignas(64) float xt[VPTQ_VQ_MAX_V * MAX_SETS * LANES];
     transpose(v, sets, count, x, xt);
 
@@ -87,9 +87,9 @@ INLINE void nearest_tile(const vptq_book *book, size_t v, size_t sets, size_t co
         best[s] = _mm256_set1_ps(-INFINITY);
         where[s] = _mm256_setzero_si256();
     }
-    for (size_t b = 0; b < book->blocks; b++) {
+    for (size_t b = 0; b < codebook->blocks; b++) {
         __m256 top[MAX_SETS];
-        best_of_block(book->data + b * stride, v, sets, xt, top);
+        best_of_block(codebook->data + b * stride, v, sets, xt, top);
         for (size_t s = 0; s < sets; s++) {
             __m256 better = _mm256_cmp_ps(top[s], best[s], _CMP_GT_OQ);
             best[s] = _mm256_max_ps(top[s], best[s]);
@@ -104,46 +104,47 @@ INLINE void nearest_tile(const vptq_book *book, size_t v, size_t sets, size_t co
         _mm256_store_si256((__m256i *)(void *)(block + s * LANES), where[s]);
     }
     for (size_t r = 0; r < count; r++)
-        idx[r] = block[r] * VPTQ_BOOK_LANES +
-                 find_in_block(book->data + block[r] * stride, v, x + r * v, score[r]);
+        idx[r] = block[r] * VPTQ_CODEBOOK_LANES +
+                 find_in_block(codebook->data + block[r] * stride, v, x + r * v, score[r]);
 }
 
-INLINE void nearest(const vptq_book *book, size_t v, size_t n, const float *x, uint32_t *idx)
+INLINE void nearest(const vptq_codebook *codebook, size_t v, size_t n, const float *x,
+                    uint32_t *idx)
 {
     while (n > LANES) {
         size_t count = n < 2 * LANES ? n : 2 * LANES;
-        nearest_tile(book, v, 2, count, x, idx);
+        nearest_tile(codebook, v, 2, count, x, idx);
         n -= count;
         x += count * v;
         idx += count;
     }
     if (n)
-        nearest_tile(book, v, 1, n, x, idx);
+        nearest_tile(codebook, v, 1, n, x, idx);
 }
 
-static void nearest_avx2(const vptq_book *book, size_t n, const float *x, uint32_t *idx)
+static void nearest_avx2(const vptq_codebook *codebook, size_t n, const float *x, uint32_t *idx)
 {
-    switch (book->v) {
+    switch (codebook->v) {
     case 2:
-        nearest(book, 2, n, x, idx);
+        nearest(codebook, 2, n, x, idx);
         break;
     case 4:
-        nearest(book, 4, n, x, idx);
+        nearest(codebook, 4, n, x, idx);
         break;
     case 6:
-        nearest(book, 6, n, x, idx);
+        nearest(codebook, 6, n, x, idx);
         break;
     case 8:
-        nearest(book, 8, n, x, idx);
+        nearest(codebook, 8, n, x, idx);
         break;
     case 12:
-        nearest(book, 12, n, x, idx);
+        nearest(codebook, 12, n, x, idx);
         break;
     case 16:
-        nearest(book, 16, n, x, idx);
+        nearest(codebook, 16, n, x, idx);
         break;
     default:
-        nearest(book, book->v, n, x, idx);
+        nearest(codebook, codebook->v, n, x, idx);
         break;
     }
 }

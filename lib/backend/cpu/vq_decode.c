@@ -1,5 +1,5 @@
-/* The row vq_dequant: a piece of 256 columns of one strip at a time, so that the centroids of
- * the piece stay in L1 while the rows of the strip are written one after the other. */
+/* The row vq_dequant: a piece of 256 columns of one vector row at a time, so that the centroids
+ * of the piece stay in L1 while the rows of the vector row are written one after the other. */
 #include "lib/backend/cpu/gemv.h"
 #include "lib/backend/cpu/vq.h"
 #include "lib/backend/dev.h"
@@ -7,13 +7,13 @@
 
 enum { PIECE = 256 };
 
-/* Columns of one strip of one book, ready to be looked up. */
+/* Columns of one vector row of one codebook, ready to be looked up. */
 typedef struct piece {
     size_t count;
     vptq_place place[PIECE];
     uint32_t column[PIECE]; /* input channel */
     float scale[PIECE], bias[PIECE];
-    const float *book, *res_book; /* res_book NULL = none */
+    const float *codebook, *res_codebook; /* res_codebook NULL = none */
     bool norm;
 } piece;
 
@@ -36,11 +36,12 @@ static void look_up_columns(const vptq_vq *q, size_t first, piece *p)
 static inline __attribute__((always_inline)) void
 write_kind(const piece *p, size_t e, bool residual, bool norm, bool in_order, float *restrict w)
 {
-    const float *book = p->book + e, *res_book = residual ? p->res_book + e : NULL;
+    const float *codebook = p->codebook + e,
+                *res_codebook = residual ? p->res_codebook + e : NULL;
     for (size_t i = 0; i < p->count; i++) {
-        float value = book[p->place[i].main];
+        float value = codebook[p->place[i].main];
         if (residual)
-            value += res_book[p->place[i].res];
+            value += res_codebook[p->place[i].res];
         if (norm)
             value = value * p->scale[i] + p->bias[i];
         w[in_order ? i : p->column[i]] = value;
@@ -51,21 +52,21 @@ static void write_row(const piece *p, size_t e, bool in_order, float *w)
 {
     if (in_order) {
         w += p->column[0];
-        if (p->res_book && p->norm)
+        if (p->res_codebook && p->norm)
             write_kind(p, e, true, true, true, w);
-        else if (p->res_book)
+        else if (p->res_codebook)
             write_kind(p, e, true, false, true, w);
         else if (p->norm)
             write_kind(p, e, false, true, true, w);
         else
             write_kind(p, e, false, false, true, w);
     } else if (p->norm) {
-        if (p->res_book)
+        if (p->res_codebook)
             write_kind(p, e, true, true, false, w);
         else
             write_kind(p, e, false, true, false, w);
     } else {
-        write_kind(p, e, p->res_book != NULL, false, false, w);
+        write_kind(p, e, p->res_codebook != NULL, false, false, w);
     }
 }
 
@@ -78,38 +79,41 @@ typedef struct decode_job {
     size_t ldw;
 } decode_job;
 
-/* Rows of strip `strip` (of vectors of length v) that were asked for. */
-static void write_strip(const decode_job *job, const piece *p, size_t strip, size_t v)
+/* Rows of vector row `vector row` (of vectors of length v) that were asked for. */
+static void write_vector_row(const decode_job *job, const piece *p, size_t vector_row, size_t v)
 {
-    size_t first = strip * v, end = first + v;
+    size_t first = vector_row * v, end = first + v;
     if (first < job->r0)
         first = job->r0;
     if (end > job->r0 + job->n)
         end = job->r0 + job->n;
     for (size_t r = first; r < end; r++)
-        write_row(p, r - strip * v, job->q->perm == NULL, job->w + (r - job->r0) * job->ldw);
+        write_row(p, r - vector_row * v, job->q->perm == NULL,
+                  job->w + (r - job->r0) * job->ldw);
 }
 
-static void decode_strips(void *arg, size_t begin, size_t end, int thread)
+static void decode_vector_rows(void *arg, size_t begin, size_t end, int thread)
 {
     const decode_job *job = arg;
     const vptq_vq *q = job->q;
     const vptq_vq_shape *s = &q->shape;
-    const size_t words = vptq_vq_row_words(s), strips = vptq_vq_strips(s);
-    const uint32_t *end_of_indices = q->indices + s->groups * strips * words;
-    size_t first_strip = job->r0 / s->v;
+    const size_t words = vptq_vq_row_words(s), vector_rows = vptq_vq_vector_rows(s);
+    const uint32_t *end_of_indices = q->indices + s->groups * vector_rows * words;
+    size_t first_vector_row = job->r0 / s->v;
     piece p;
     (void)thread;
     for (size_t g = 0; g < s->groups; g++) {
-        p.book = q->centroids + g * s->k * s->v;
-        p.res_book = s->k_res ? q->res_centroids + g * s->k_res * s->v : NULL;
+        p.codebook = q->centroids + g * s->k * s->v;
+        p.res_codebook = s->k_res ? q->res_centroids + g * s->k_res * s->v : NULL;
         for (size_t c = 0; c < s->group_size; c += PIECE) {
             p.count = s->group_size - c < PIECE ? s->group_size - c : PIECE;
             look_up_columns(q, s->outliers + g * s->group_size + c, &p);
-            for (size_t strip = first_strip + begin; strip < first_strip + end; strip++) {
-                job->kernels->fields(&job->fields, q->indices + (g * strips + strip) * words,
+            for (size_t vector_row = first_vector_row + begin;
+                 vector_row < first_vector_row + end; vector_row++) {
+                job->kernels->fields(&job->fields,
+                                     q->indices + (g * vector_rows + vector_row) * words,
                                      end_of_indices, c, p.count, p.place);
-                write_strip(job, &p, strip, s->v);
+                write_vector_row(job, &p, vector_row, s->v);
             }
         }
     }
@@ -120,18 +124,19 @@ static void decode_outliers(void *arg, size_t begin, size_t end, int thread)
     const decode_job *job = arg;
     const vptq_vq *q = job->q;
     const vptq_vq_shape *s = &q->shape;
-    size_t first_strip = job->r0 / s->v0;
+    size_t first_vector_row = job->r0 / s->v0;
     piece p;
     (void)thread;
-    p.book = q->outlier_centroids;
-    p.res_book = NULL;
+    p.codebook = q->outlier_centroids;
+    p.res_codebook = NULL;
     for (size_t c = 0; c < s->outliers; c += PIECE) {
         p.count = s->outliers - c < PIECE ? s->outliers - c : PIECE;
         look_up_columns(q, c, &p);
-        for (size_t strip = first_strip + begin; strip < first_strip + end; strip++) {
+        for (size_t vector_row = first_vector_row + begin; vector_row < first_vector_row + end;
+             vector_row++) {
             for (size_t i = 0; i < p.count; i++)
-                p.place[i].main = q->outlier_indices[strip * s->outliers + c + i] * s->v0;
-            write_strip(job, &p, strip, s->v0);
+                p.place[i].main = q->outlier_indices[vector_row * s->outliers + c + i] * s->v0;
+            write_vector_row(job, &p, vector_row, s->v0);
         }
     }
 }
@@ -161,7 +166,7 @@ vptq_status vptq_cpu_vq_dequant(vptq_dev *dev, const vptq_matrix *m, size_t r0, 
     const vptq_vq_shape *s = &m->q.shape;
     decode_job job = job_of(dev, &m->q, r0, n, w, ldw);
     (void)err;
-    vptq_parallel_for(dev->threads, touched(r0, n, s->v), 8, decode_strips, &job);
+    vptq_parallel_for(dev->threads, touched(r0, n, s->v), 8, decode_vector_rows, &job);
     if (s->outliers)
         vptq_parallel_for(dev->threads, touched(r0, n, s->v0), 8, decode_outliers, &job);
     return VPTQ_OK;

@@ -1,6 +1,7 @@
 /* The row vq_gemv: columns are brought into processing order and scaled once, on the side of x;
- * then every strip is a sum of centroids, each times one number.  The centroids are read from a
- * layout that is made for the first product with a matrix and kept with it (cpu_layout.h).
+ * then every vector row is a sum of centroids, each times one number.  The centroids are read
+ * from a layout that is made for the first product with a matrix and kept with it
+ * (cpu_layout.h).
  *
  *     y[r] = sum_p x[perm[p]] scale[perm[p]] q[r][p] + sum_j x[j] bias[j]
  */
@@ -17,8 +18,8 @@
 
 enum {
     STRIPS = VPTQ_LAYOUT_STRIPS,
-    /* blocks of strips that go through the groups together, so that a group's tables are read
-     * once for all of them */
+    /* blocks of vector rows that go through the groups together, so that a group's tables are
+     * read once for all of them */
     BLOCKS = 8,
     LOOK_UP = 4, /* what one costs, in multiplications of a dense product */
     MAX_SUMS = VPTQ_GEMV_ROWS * BLOCKS * STRIPS * VPTQ_VQ_MAX_V
@@ -74,7 +75,7 @@ const vptq_gemv_kernels *vptq_gemv_kernels_get(vptq_simd simd)
     return &vptq_gemv_kernels_none;
 }
 
-/* ---- strips ---- */
+/* ---- vector rows ---- */
 
 typedef struct gemv_job {
     const vptq_gemv_kernels *kernels;
@@ -122,13 +123,13 @@ static void add_to_row(const gemv_job *job, size_t i, size_t first, size_t count
         y[r] += sum[r];
 }
 
-/* y += sums of `strips` strips from `first` on, ld rows apart, for every row of x. */
-static void add_strips(const gemv_job *job, size_t first, size_t strips, size_t v, size_t lanes,
-                       const float *sum, size_t ld_sum)
+/* y += sums of `vector rows` vector rows from `first` on, ld rows apart, for every row of x. */
+static void add_vector_rows(const gemv_job *job, size_t first, size_t vector_rows, size_t v,
+                            size_t lanes, const float *sum, size_t ld_sum)
 {
     const size_t out = job->q->shape.out;
     for (size_t i = 0; i < job->n; i++)
-        for (size_t s = 0; s < strips; s++) {
+        for (size_t s = 0; s < vector_rows; s++) {
             const size_t row = (first + s) * v;
             add_to_row(job, i, row, out - row < v ? out - row : v,
                        sum + i * ld_sum + s * lanes);
@@ -173,12 +174,13 @@ static bool next_rows(gemv_job *job)
 static void multiply_rows(const gemv_job *job, size_t first, size_t blocks, float *sum)
 {
     const size_t v = job->q->shape.v, lanes = job->layout->lanes;
-    const size_t strips = vptq_vq_strips(&job->q->shape), strip = first * STRIPS;
+    const size_t vector_rows = vptq_vq_vector_rows(&job->q->shape), vector_row = first * STRIPS;
     const size_t ld_sum = blocks * STRIPS * lanes;
-    const size_t count = strips - strip < blocks * STRIPS ? strips - strip : blocks * STRIPS;
+    const size_t count =
+        vector_rows - vector_row < blocks * STRIPS ? vector_rows - vector_row : blocks * STRIPS;
     memset(sum, 0, job->n * ld_sum * sizeof *sum);
     add_groups(job, first, first + blocks, sum, ld_sum);
-    add_strips(job, strip, count, v, lanes, sum, ld_sum);
+    add_vector_rows(job, vector_row, count, v, lanes, sum, ld_sum);
 }
 
 static void multiply_blocks(void *arg, size_t begin, size_t end, int thread)
@@ -191,11 +193,11 @@ static void multiply_blocks(void *arg, size_t begin, size_t end, int thread)
             multiply_rows(&rows, first, end - first < BLOCKS ? end - first : BLOCKS, sum);
 }
 
-static void multiply_outlier_strip(const gemv_job *job, size_t strip)
+static void multiply_outlier_vector_row(const gemv_job *job, size_t vector_row)
 {
     const vptq_vq *q = job->q;
     const vptq_vq_shape *s = &q->shape;
-    const uint16_t *index = q->outlier_indices + strip * s->outliers;
+    const uint16_t *index = q->outlier_indices + vector_row * s->outliers;
     float sum[VPTQ_GEMV_ROWS * VPTQ_VQ_MAX_V];
     memset(sum, 0, job->n * s->v0 * sizeof *sum);
     for (size_t i = 0; i < job->n; i++) {
@@ -206,16 +208,16 @@ static void multiply_outlier_strip(const gemv_job *job, size_t strip)
                 sum[i * s->v0 + e] += x[p] * c[e];
         }
     }
-    add_strips(job, strip, 1, s->v0, s->v0, sum, s->v0);
+    add_vector_rows(job, vector_row, 1, s->v0, s->v0, sum, s->v0);
 }
 
 static void multiply_outliers(void *arg, size_t begin, size_t end, int thread)
 {
     const gemv_job *job = arg;
     (void)thread;
-    for (size_t strip = begin; strip < end; strip++)
+    for (size_t vector_row = begin; vector_row < end; vector_row++)
         for (gemv_job rows = *job; next_rows(&rows);)
-            multiply_outlier_strip(&rows, strip);
+            multiply_outlier_vector_row(&rows, vector_row);
 }
 
 /* ---- the row ---- */

@@ -12,7 +12,8 @@
 enum { PIECE = 256, EIGHT = 8, LINE = 16 };
 
 /* Up to so many rows of x look-ups are faster, four rows at a time: steps of 16, 20, 24 and 32
- * sequences take 0.86, 0.85, 0.93 and 1.0 times as long (v 8, books of 4096 + 256, AVX2). */
+ * sequences take 0.86, 0.85, 0.93 and 1.0 times as long (v 8, codebooks of 4096 + 256, AVX2).
+ */
 enum { MANY_FROM = 32 };
 
 enum { STRIP = 48 /* rows of a piece, which whole vectors of all usual lengths divide */ };
@@ -47,15 +48,14 @@ static float *place_in(const panels_at *at, size_t p, size_t r)
 }
 
 /* Vectors of length v of `count` positions, `ld` apart; v is a constant where it is called. */
-static inline __attribute__((always_inline)) void put_vectors(size_t v, const vptq_place *place,
-                                                              size_t count, const float *book,
-                                                              const float *res_book,
-                                                              float *restrict to, size_t ld)
+static inline __attribute__((always_inline)) void
+put_vectors(size_t v, const vptq_place *place, size_t count, const float *codebook,
+            const float *res_codebook, float *restrict to, size_t ld)
 {
     for (size_t i = 0; i < count; i++, to += ld) {
-        const float *c = book + place[i].main;
-        if (res_book) {
-            const float *r = res_book + place[i].res;
+        const float *c = codebook + place[i].main;
+        if (res_codebook) {
+            const float *r = res_codebook + place[i].res;
             for (size_t e = 0; e < v; e++)
                 to[e] = c[e] + r[e];
         } else {
@@ -65,43 +65,43 @@ static inline __attribute__((always_inline)) void put_vectors(size_t v, const vp
     }
 }
 
-static void put(size_t v, const vptq_place *place, size_t count, const float *book,
-                const float *res_book, float *to, size_t ld)
+static void put(size_t v, const vptq_place *place, size_t count, const float *codebook,
+                const float *res_codebook, float *to, size_t ld)
 {
     if (v == 8)
-        put_vectors(8, place, count, book, res_book, to, ld);
+        put_vectors(8, place, count, codebook, res_codebook, to, ld);
     else if (v == 4)
-        put_vectors(4, place, count, book, res_book, to, ld);
+        put_vectors(4, place, count, codebook, res_codebook, to, ld);
     else if (v == 6)
-        put_vectors(6, place, count, book, res_book, to, ld);
+        put_vectors(6, place, count, codebook, res_codebook, to, ld);
     else if (v == 12)
-        put_vectors(12, place, count, book, res_book, to, ld);
+        put_vectors(12, place, count, codebook, res_codebook, to, ld);
     else if (v == 16)
-        put_vectors(16, place, count, book, res_book, to, ld);
+        put_vectors(16, place, count, codebook, res_codebook, to, ld);
     else
-        put_vectors(v, place, count, book, res_book, to, ld);
+        put_vectors(v, place, count, codebook, res_codebook, to, ld);
 }
 
-/* Positions [p, end) of one group, the first of them at position `first` of the piece, strips
- * of v rows from row r0 on. */
+/* Positions [p, end) of one group, the first of them at position `first` of the piece, vector
+ * rows of v rows from row r0 on. */
 static void put_group(const vq_job *job, size_t group, size_t p, size_t end, size_t r0,
                       size_t rows, const panels_at *at, size_t first)
 {
     const vptq_vq *q = job->q;
     const vptq_vq_shape *s = &q->shape;
-    const size_t words = vptq_vq_row_words(s), strips = vptq_vq_strips(s), v = s->v;
-    const uint32_t *end_of_indices = q->indices + s->groups * strips * words;
-    const float *book = q->centroids + group * s->k * v;
-    const float *res_book = s->k_res ? q->res_centroids + group * s->k_res * v : NULL;
+    const size_t words = vptq_vq_row_words(s), vector_rows = vptq_vq_vector_rows(s), v = s->v;
+    const uint32_t *end_of_indices = q->indices + s->groups * vector_rows * words;
+    const float *codebook = q->centroids + group * s->k * v;
+    const float *res_codebook = s->k_res ? q->res_centroids + group * s->k_res * v : NULL;
     vptq_place place[PIECE + EIGHT];
     for (size_t n; p < end; p += n, first += n) {
         const size_t lead = p % EIGHT; /* entries are taken apart from multiples of eight on */
         n = end - p < PIECE - lead ? end - p : PIECE - lead;
         for (size_t r = 0; r < rows; r += v) {
             job->kernels->fields(&job->fields,
-                                 q->indices + (group * strips + (r0 + r) / v) * words,
+                                 q->indices + (group * vector_rows + (r0 + r) / v) * words,
                                  end_of_indices, p - lead, lead + n, place);
-            put(v, place + lead, n, book, res_book, place_in(at, first, r), at->width);
+            put(v, place + lead, n, codebook, res_codebook, place_in(at, first, r), at->width);
         }
     }
 }
@@ -185,7 +185,7 @@ vptq_status vptq_cpu_vq_many(vptq_dev *dev, const vptq_vq *q, const vptq_gemv_ar
                                      .arg = &job,
                                      .out = s->out,
                                      .in = s->in,
-                                     .strip = STRIP,
+                                     .vector_row = STRIP,
                                      .work_rows = STRIP};
     const size_t numbers = (g->n * ((size_t)s->in + 1) + LINE - 1) / LINE * LINE;
     job.x = vptq_dev_scratch(dev, numbers + vptq_cpu_many_work(dev, &source, g->n),

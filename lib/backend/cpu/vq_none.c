@@ -4,7 +4,7 @@
 
 #include "lib/backend/cpu/vq_kernels.h"
 
-enum { LANES = VPTQ_BOOK_LANES };
+enum { LANES = VPTQ_CODEBOOK_LANES };
 
 /* Four lanes that the compiler keeps in one register of whatever machine it builds for. */
 typedef float quad __attribute__((vector_size(16)));
@@ -30,14 +30,14 @@ static float best_of(const float score[LANES])
     return top;
 }
 
-static uint32_t nearest_one(const vptq_book *book, const float *x)
+static uint32_t nearest_one(const vptq_codebook *codebook, const float *x)
 {
     float best[LANES], score[LANES];
     uint32_t where[LANES] = {0};
     for (size_t l = 0; l < LANES; l++)
         best[l] = -INFINITY;
-    for (size_t b = 0; b < book->blocks; b++) {
-        score_block(book->data + b * (1 + book->v) * LANES, book->v, x, score);
+    for (size_t b = 0; b < codebook->blocks; b++) {
+        score_block(codebook->data + b * (1 + codebook->v) * LANES, codebook->v, x, score);
         for (size_t l = 0; l < LANES; l++) {
             uint32_t better = score[l] > best[l] ? UINT32_MAX : 0;
             where[l] = (where[l] & ~better) | ((uint32_t)b & better);
@@ -54,10 +54,10 @@ static uint32_t nearest_one(const vptq_book *book, const float *x)
     return found < UINT32_MAX ? found : 0;
 }
 
-static void nearest_none(const vptq_book *book, size_t n, const float *x, uint32_t *idx)
+static void nearest_none(const vptq_codebook *codebook, size_t n, const float *x, uint32_t *idx)
 {
     for (size_t i = 0; i < n; i++)
-        idx[i] = nearest_one(book, x + i * book->v);
+        idx[i] = nearest_one(codebook, x + i * codebook->v);
 }
 
 static void eliminate_none(size_t count, const float *err, const float *u, size_t ldu, float *z)

@@ -6,9 +6,9 @@
 
 enum { THREADS = 128, WARPS = THREADS / PORT_LANES, PIECE = 2048, SCAN = 1024 };
 
-/* Vector i is strip i % strips of column i / strips. */
+/* Vector i is vector row i % vector rows of column i / vector rows. */
 struct labelled {
-    size_t n, strips, ldx, ldi;
+    size_t n, vector_rows, ldx, ldi;
     uint32_t v, k;
     const float *x, *weight; /* weight NULL: ones */
     const uint32_t *idx;
@@ -18,11 +18,11 @@ struct labelled {
 
 static __device__ inline size_t label_at(const labelled &a, size_t i)
 {
-    return a.idx[i / a.strips * a.ldi + i % a.strips];
+    return a.idx[i / a.vector_rows * a.ldi + i % a.vector_rows];
 }
 static __device__ inline const float *vector_at(const labelled &a, size_t i)
 {
-    return a.x + i / a.strips * a.ldx + i % a.strips * a.v;
+    return a.x + i / a.vector_rows * a.ldx + i % a.vector_rows * a.v;
 }
 static __device__ inline double weight_at(const labelled &a, size_t i)
 {
@@ -236,7 +236,7 @@ vptq_status vptq_cuda_accumulate(vptq_dev *dev, size_t n, uint32_t v, uint32_t k
 {
     labelled a = {};
     a.n = n;
-    a.strips = n ? n : 1;
+    a.vector_rows = n ? n : 1;
     a.v = v;
     a.k = k;
     a.x = x;
@@ -249,8 +249,8 @@ vptq_status vptq_cuda_accumulate(vptq_dev *dev, size_t n, uint32_t v, uint32_t k
 vptq_status vptq_cuda_vq_scatter(vptq_dev *dev, const vptq_scatter_args *s, vptq_err *err)
 {
     labelled a = {};
-    a.strips = s->rows / s->v;
-    a.n = s->cols * a.strips;
+    a.vector_rows = s->rows / s->v;
+    a.n = s->cols * a.vector_rows;
     a.ldx = s->ldy;
     a.ldi = s->ldi;
     a.v = s->v;
@@ -258,6 +258,6 @@ vptq_status vptq_cuda_vq_scatter(vptq_dev *dev, const vptq_scatter_args *s, vptq
     a.x = s->y;
     a.weight = s->weight;
     a.idx = s->idx;
-    a.per_weight = a.strips;
+    a.per_weight = a.vector_rows;
     return add_up(dev, &a, NULL, s->sums, s->weights, NULL, "vq_scatter", err);
 }

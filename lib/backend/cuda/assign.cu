@@ -23,7 +23,7 @@ static __device__ inline float score(const float *y, const float *c, float norm)
     return norm;
 }
 
-/* Centroids [j0, j0 + GROUP) with zeros behind element v; places behind the book score NaN,
+/* Centroids [j0, j0 + GROUP) with zeros behind element v; places behind the codebook score NaN,
  * which never wins. */
 template <unsigned V>
 static __device__ void load_group(assign_group<V> &s, const float *c, uint32_t v, uint32_t k,
@@ -44,7 +44,7 @@ static __device__ void load_group(assign_group<V> &s, const float *c, uint32_t v
     __syncthreads();
 }
 
-/* The same score, straight from the book. */
+/* The same score, straight from the codebook. */
 template <unsigned V>
 static __device__ inline float score_of(const float *y, const float *c, uint32_t v, uint32_t j)
 {

@@ -1,18 +1,18 @@
-/* vq_pass and vq_descend: one persistent launch, or a few (vptq_cuda_pace).  Strips never need
- * each other, so a block takes a few of them through all columns, and only its own barriers
- * order anything.  A panel of columns of its strips is kept in shared memory, where every
- * column's change goes to the columns behind it at once; a later panel first receives the
- * changes of all earlier columns, in their order.  Each element so sees the operations that it
- * would see if every change had been propagated at once: the bits do not depend on panels,
- * blocks or threads. */
-#include "lib/backend/cuda/find.h"
+/* vq_pass and vq_descend: one persistent launch, or a few (vptq_cuda_pace).  Vector rows never
+ * need each other, so a block takes a few of them through all columns, and only its own
+ * barriers order anything.  A panel of columns of its vector rows is kept in shared memory,
+ * where every column's change goes to the columns behind it at once; a later panel first
+ * receives the changes of all earlier columns, in their order.  Each element so sees the
+ * operations that it would see if every change had been propagated at once: the bits do not
+ * depend on panels, blocks or threads. */
+#include "lib/backend/cuda/search.h"
 
 enum { MOST_PANEL = 128 };
 
 /* Both rows.  A pass takes z -= err u, a sweep g += delta h. */
 struct columns_job {
-    find_layout layout;
-    size_t cols, strips;
+    search_layout layout;
+    size_t cols, vector_rows;
     unsigned each;
     const float *from, *factors; /* z or g; u or h */
     uint32_t *idx, *idx_res;
@@ -28,10 +28,10 @@ template <unsigned V> struct columns_area {
     float factor[MOST_PANEL];       /* of the columns of the panel */
 };
 
-static_assert(sizeof(find_area<FIND_LONG>) + sizeof(columns_area<FIND_LONG>) <=
+static_assert(sizeof(search_area<FIND_LONG>) + sizeof(columns_area<FIND_LONG>) <=
               FIND_PLAIN_BYTES);
 
-/* A block's place: strips first .. first + count - 1, columns t0 .. t1 - 1 in the tile
+/* A block's place: vector rows first .. first + count - 1, columns t0 .. t1 - 1 in the tile
  * [][rows]. Of the rows, thread i < rows has row i. */
 struct columns_place {
     size_t first, t0, t1;
@@ -87,7 +87,7 @@ static __device__ inline void propagate(const columns_area<V> &c, const columns_
 /* What is to be quantized in column t. */
 template <unsigned V, bool DESCEND>
 static __device__ inline void put_column(const columns_job &a, const columns_place &p,
-                                         find_area<V> &s, columns_area<V> &c, size_t t,
+                                         search_area<V> &s, columns_area<V> &c, size_t t,
                                          columns_ahead now)
 {
     const unsigned row = threadIdx.x, i = row / a.layout.v, d = row % a.layout.v;
@@ -96,28 +96,28 @@ static __device__ inline void put_column(const columns_job &a, const columns_pla
     const float value = p.tile[(unsigned)(t - p.t0) * p.rows + row];
     if (DESCEND) {
         c.old[i][d] = now.q;
-        find_put(s, i, d, now.q - value / now.pivot);
+        search_put(s, i, d, now.q - value / now.pivot);
     } else {
         a.z[t * a.ld_from + p.first * a.layout.v + row] = value;
-        find_put(s, i, d, value);
+        search_put(s, i, d, value);
     }
 }
 
-/* The choice of one strip is written down, and what it changes; by one warp. */
+/* The choice of one vector row is written down, and what it changes; by one warp. */
 template <unsigned V, bool DESCEND>
-static __device__ inline void write_strip(const columns_job &a, const columns_place &p,
-                                          const find_area<V> &s, columns_area<V> &c, size_t t,
-                                          float pivot, find_choice found)
+static __device__ inline void write_vector_row(const columns_job &a, const columns_place &p,
+                                               const search_area<V> &s, columns_area<V> &c,
+                                               size_t t, float pivot, search_choice found)
 {
     const unsigned i = port_warp();
-    const size_t strip = p.first + i, row = strip * a.layout.v;
+    const size_t vector_row = p.first + i, row = vector_row * a.layout.v;
     if (port_lane() == 0) {
-        a.idx[t * a.ldi + strip] = found.main;
+        a.idx[t * a.ldi + vector_row] = found.main;
         if (a.idx_res)
-            a.idx_res[t * a.ldi + strip] = found.res;
+            a.idx_res[t * a.ldi + vector_row] = found.res;
     }
     for (unsigned d = port_lane(); d < a.layout.v; d += PORT_LANES) {
-        const float q = find_decode<V>(a.layout, found, d);
+        const float q = search_decode<V>(a.layout, found, d);
         const float change = DESCEND ? q - c.old[i][d] : (s.x[i][d] - q) / pivot;
         a.q[t * a.ldq + row + d] = q;
         a.change[t * a.ld_change + row + d] = change;
@@ -141,25 +141,25 @@ static __device__ inline columns_ahead look_ahead(const columns_job &a, const co
 /* Column t of the panel. */
 template <unsigned V, bool DESCEND>
 static __device__ inline void take_column(const columns_job &a, const columns_place &p,
-                                          find_area<V> &s, columns_area<V> &c, size_t t,
+                                          search_area<V> &s, columns_area<V> &c, size_t t,
                                           columns_ahead now)
 {
     const unsigned i = port_warp(), behind = (unsigned)(t - p.t0) + 1 + threadIdx.x;
     const size_t at = t * a.ldi + p.first + i;
-    find_choice old = {0, 0};
+    search_choice old = {0, 0};
     float factor = 0, apart;
     put_column<V, DESCEND>(a, p, s, c, t, now);
     if (behind < p.t1 - p.t0)
         factor = a.factors[t * a.ld_factors + p.t0 + behind];
     if (DESCEND && i < p.count)
         old = {a.idx[at], a.idx_res ? a.idx_res[at] : 0};
-    find_choice found = find_search(a.layout, s, p.count);
+    search_choice found = search_run(a.layout, s, p.count);
     if (behind < p.t1 - p.t0)
         c.factor[behind] = factor;
     if (i < p.count) {
         if (DESCEND)
-            found = find_settle<V>(a.layout, s.x[i], found, old, &apart);
-        write_strip<V, DESCEND>(a, p, s, c, t, now.pivot, found);
+            found = search_settle<V>(a.layout, s.x[i], found, old, &apart);
+        write_vector_row<V, DESCEND>(a, p, s, c, t, now.pivot, found);
     }
     __syncthreads();
     propagate<V, DESCEND>(c, p, t);
@@ -174,13 +174,13 @@ static __device__ inline void skip_column(const columns_job &a, const columns_pl
     __syncthreads(); /* the column before has been propagated */
 }
 
-/* Strips first .. first + count - 1 through all columns. */
+/* Vector rows first .. first + count - 1 through all columns. */
 template <unsigned V, bool DESCEND>
-static __device__ inline void take_strips(const columns_job &a, find_area<V> &s,
-                                          columns_area<V> &c, size_t first, unsigned count)
+static __device__ inline void take_vector_rows(const columns_job &a, search_area<V> &s,
+                                               columns_area<V> &c, size_t first, unsigned count)
 {
     columns_place p = {
-        first, 0, 0, count, count * a.layout.v, find_dynamic<float>(a.layout.tile)};
+        first, 0, 0, count, count * a.layout.v, search_dynamic<float>(a.layout.tile)};
     columns_ahead now = look_ahead<V, DESCEND>(a, p, 0);
     for (p.t0 = 0; p.t0 < a.cols; p.t0 = p.t1) {
         p.t1 = min(p.t0 + a.layout.panel, a.cols);
@@ -198,19 +198,19 @@ static __device__ inline void take_strips(const columns_job &a, find_area<V> &s,
 
 /* budget: columns_kernel 208 registers (class 16; the others 128) */
 template <unsigned V, bool DESCEND>
-__global__ static void __launch_bounds__(FIND_THREADS, find_per_sm<V>)
+__global__ static void __launch_bounds__(FIND_THREADS, search_per_sm<V>)
     columns_kernel(columns_job a)
 {
-    find_area<V> &s = port_shared<find_area<V>>();
+    search_area<V> &s = port_shared<search_area<V>>();
     columns_area<V> &c = port_shared<columns_area<V>>();
-    find_load_books<V>(a.layout);
+    search_load_codebooks<V>(a.layout);
     for (unsigned i = threadIdx.x; i < FIND_VECTORS * V; i += FIND_THREADS)
-        find_put(s, i / V, i % V, 0); /* what is behind element v stays so */
+        search_put(s, i / V, i % V, 0); /* what is behind element v stays so */
     __syncthreads();
     const size_t stride = (size_t)gridDim.x * a.each;
-    for (size_t first = (size_t)blockIdx.x * a.each; first < a.strips; first += stride)
-        take_strips<V, DESCEND>(a, s, c, first,
-                                (unsigned)min((size_t)a.each, a.strips - first));
+    for (size_t first = (size_t)blockIdx.x * a.each; first < a.vector_rows; first += stride)
+        take_vector_rows<V, DESCEND>(a, s, c, first,
+                                     (unsigned)min((size_t)a.each, a.vector_rows - first));
 }
 
 /* ---- the rows ---- */
@@ -221,53 +221,54 @@ static vptq_status launch_class(vptq_dev *dev, unsigned length, unsigned blocks,
 {
     switch (length) {
     case 4:
-        return find_launch(dev, columns_kernel<4, DESCEND>, a.layout, blocks, a, row, err);
+        return search_launch(dev, columns_kernel<4, DESCEND>, a.layout, blocks, a, row, err);
     case 6:
-        return find_launch(dev, columns_kernel<6, DESCEND>, a.layout, blocks, a, row, err);
+        return search_launch(dev, columns_kernel<6, DESCEND>, a.layout, blocks, a, row, err);
     case 8:
-        return find_launch(dev, columns_kernel<8, DESCEND>, a.layout, blocks, a, row, err);
+        return search_launch(dev, columns_kernel<8, DESCEND>, a.layout, blocks, a, row, err);
     case 12:
-        return find_launch(dev, columns_kernel<12, DESCEND>, a.layout, blocks, a, row, err);
+        return search_launch(dev, columns_kernel<12, DESCEND>, a.layout, blocks, a, row, err);
     case 16:
-        return find_launch(dev, columns_kernel<16, DESCEND>, a.layout, blocks, a, row, err);
+        return search_launch(dev, columns_kernel<16, DESCEND>, a.layout, blocks, a, row, err);
     default:
-        return find_launch(dev, columns_kernel<FIND_LONG, DESCEND>, a.layout, blocks, a, row,
+        return search_launch(dev, columns_kernel<FIND_LONG, DESCEND>, a.layout, blocks, a, row,
                            err);
     }
 }
 
-/* The job without its first `strips`. */
-static columns_job behind(columns_job a, size_t strips)
+/* The job without its first `vector rows`. */
+static columns_job behind(columns_job a, size_t vector_rows)
 {
-    const size_t rows = strips * a.layout.v;
-    a.strips -= strips;
+    const size_t rows = vector_rows * a.layout.v;
+    a.vector_rows -= vector_rows;
     a.from += rows;
     a.z = a.z ? a.z + rows : NULL;
     a.q += rows;
     a.change += rows;
-    a.idx += strips;
-    a.idx_res = a.idx_res ? a.idx_res + strips : NULL;
+    a.idx += vector_rows;
+    a.idx_res = a.idx_res ? a.idx_res + vector_rows : NULL;
     return a;
 }
 
-/* A few strips' columns at a time: they never need each other. */
+/* A few vector rows' columns at a time: they never need each other. */
 template <bool DESCEND>
-static vptq_status run(vptq_dev *dev, const vptq_finder *f, columns_job a, const char *row,
-                       vptq_err *err)
+static vptq_status run(vptq_dev *dev, const vptq_search_index *f, columns_job a,
+                       const char *row, vptq_err *err)
 {
     const double cols = (double)a.cols;
-    const double each = cols * (vptq_cuda_find_work(f) + cols / 2 * f->v);
+    const double each = cols * (vptq_cuda_search_work(f) + cols / 2 * f->v);
     const unsigned panel = a.cols < MOST_PANEL ? (unsigned)a.cols : (unsigned)MOST_PANEL;
-    if (!a.cols || !a.strips)
+    if (!a.cols || !a.vector_rows)
         return VPTQ_OK;
-    a.layout = vptq_cuda_find_layout(dev, f, panel);
+    a.layout = vptq_cuda_search_layout(dev, f, panel);
     a.idx_res = f->res.room ? a.idx_res : NULL;
     vptq_status st = VPTQ_OK;
-    for (const size_t piece = vptq_cuda_piece(a.strips, each, FIND_UNIT); a.strips && !st;) {
-        const size_t now = min(piece, a.strips);
+    for (const size_t piece = vptq_cuda_piece(a.vector_rows, each, FIND_UNIT);
+         a.vector_rows && !st;) {
+        const size_t now = min(piece, a.vector_rows);
         columns_job part = a;
-        part.strips = now;
-        const unsigned blocks = vptq_cuda_find_blocks(dev, &a.layout, now, &part.each);
+        part.vector_rows = now;
+        const unsigned blocks = vptq_cuda_search_blocks(dev, &a.layout, now, &part.each);
         st = vptq_cuda_pace(dev, each * (double)now, err);
         if (!st)
             st = launch_class<DESCEND>(dev, f->length, blocks, part, row, err);
@@ -280,7 +281,7 @@ vptq_status vptq_cuda_vq_pass(vptq_dev *dev, const vptq_pass_args *p, vptq_err *
 {
     columns_job a = {};
     a.cols = p->cols;
-    a.strips = p->rows / p->finder->v;
+    a.vector_rows = p->rows / p->index->v;
     a.from = a.z = p->z;
     a.factors = p->u;
     a.idx = p->idx;
@@ -292,14 +293,14 @@ vptq_status vptq_cuda_vq_pass(vptq_dev *dev, const vptq_pass_args *p, vptq_err *
     a.ldi = p->ldi;
     a.ldq = p->ldq;
     a.ld_change = p->lde;
-    return run<false>(dev, p->finder, a, "vq_pass", err);
+    return run<false>(dev, p->index, a, "vq_pass", err);
 }
 
 vptq_status vptq_cuda_vq_descend(vptq_dev *dev, const vptq_descend_args *d, vptq_err *err)
 {
     columns_job a = {};
     a.cols = d->cols;
-    a.strips = d->rows / d->finder->v;
+    a.vector_rows = d->rows / d->index->v;
     a.from = d->g;
     a.factors = d->h;
     a.idx = d->idx;
@@ -311,5 +312,5 @@ vptq_status vptq_cuda_vq_descend(vptq_dev *dev, const vptq_descend_args *d, vptq
     a.ldi = d->ldi;
     a.ldq = d->ldq;
     a.ld_change = d->ldd;
-    return run<true>(dev, d->finder, a, "vq_descend", err);
+    return run<true>(dev, d->index, a, "vq_descend", err);
 }

@@ -102,11 +102,11 @@ vptq_status vptq_cuda_gemv(vptq_dev *dev, size_t out, size_t in, vptq_dtype type
 vptq_status vptq_cuda_library_gemv(vptq_dev *dev, size_t out, size_t in, const float *w,
                                    const vptq_gemv_args *g, vptq_err *err);
 
-/* searching books: cuda_find.cu, cuda_columns.cu */
-vptq_status vptq_cuda_finder_open(vptq_dev *dev, const vptq_books *books, vptq_finder **finder,
-                                  vptq_err *err);
-void vptq_cuda_finder_close(vptq_dev *dev, vptq_finder *finder);
-vptq_status vptq_cuda_find(vptq_dev *dev, const vptq_find_args *f, vptq_err *err);
+/* searching codebooks: cuda_find.cu, cuda_columns.cu */
+vptq_status vptq_cuda_search_index_open(vptq_dev *dev, const vptq_codebooks *codebooks,
+                                        vptq_search_index **index, vptq_err *err);
+void vptq_cuda_search_index_close(vptq_dev *dev, vptq_search_index *index);
+vptq_status vptq_cuda_search(vptq_dev *dev, const vptq_search_args *f, vptq_err *err);
 vptq_status vptq_cuda_vq_pass(vptq_dev *dev, const vptq_pass_args *p, vptq_err *err);
 vptq_status vptq_cuda_vq_descend(vptq_dev *dev, const vptq_descend_args *d, vptq_err *err);
 

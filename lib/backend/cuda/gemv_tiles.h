@@ -40,19 +40,20 @@ static __device__ unsigned char *tail_of(const vptq_cuda_table &t, unsigned char
 }
 
 /* Once from global memory. */
-static __device__ void fill_home(const vptq_cuda_book &b)
+static __device__ void fill_home(const vptq_cuda_codebook &b)
 {
     const vptq_cuda_table &t = b.table;
     if (!t.k || !t.shared)
         return;
     unsigned char *base = shared_at(b.at);
-    const unsigned char *from = reinterpret_cast<const unsigned char *>(b.book);
-    const unsigned char *from_tail = from + (size_t)t.pieces * b.book_rows * VPTQ_CUDA_PIECE;
+    const unsigned char *from = reinterpret_cast<const unsigned char *>(b.codebook);
+    const unsigned char *from_tail =
+        from + (size_t)t.pieces * b.codebook_rows * VPTQ_CUDA_PIECE;
     for (uint32_t rank = threadIdx.x; rank < t.k; rank += blockDim.x) {
         const size_t row = home_row(t, rank);
         for (uint32_t p = 0; p < t.pieces; p++)
             port_copy_async(base + (p * (size_t)t.rows + row) * VPTQ_CUDA_PIECE,
-                            from + (p * (size_t)b.book_rows + rank) * VPTQ_CUDA_PIECE);
+                            from + (p * (size_t)b.codebook_rows + rank) * VPTQ_CUDA_PIECE);
         if (t.tail)
             reinterpret_cast<uint2 *>(tail_of(t, base))[row] =
                 reinterpret_cast<const uint2 *>(from_tail)[rank];
@@ -73,7 +74,7 @@ static __device__ void copy_row(const vptq_cuda_table &t, unsigned char *base, s
 }
 
 /* Then from there to its other places. */
-static __device__ void fill_copies(const vptq_cuda_book &b)
+static __device__ void fill_copies(const vptq_cuda_codebook &b)
 {
     const vptq_cuda_table &t = b.table;
     if (!t.k || !t.shared)
@@ -87,7 +88,7 @@ static __device__ void fill_copies(const vptq_cuda_book &b)
             copy_row(t, base, vptq_cuda_row(&t, c, rank), vptq_cuda_row(&t, 0, rank));
 }
 
-static __device__ void fill_books(const vptq_cuda_stripe &s)
+static __device__ void fill_codebooks(const vptq_cuda_stripe &s)
 {
     __syncthreads(); /* the stripe before is done with its own */
     fill_home(s.main);
@@ -102,8 +103,8 @@ static __device__ void fill_books(const vptq_cuda_stripe &s)
 
 /* ---- a stripe as the loops see it ---- */
 
-/* A book. */
-struct book_view {
+/* A codebook. */
+struct codebook_view {
     const unsigned char *base; /* of shared or global memory */
     uint32_t at;               /* the same as a byte of shared memory */
     uint32_t rows, pieces;     /* rows: of a piece there */
@@ -114,22 +115,22 @@ struct book_view {
 /* In shared memory, because registers hold x: one thread writes it, all read it again and
  * again. */
 struct stripe_view {
-    book_view main, residual;
-    const uint4 *codes, *words; /* a lane's 8 codes; words, bytes: of the residual book */
+    codebook_view main, residual;
+    const uint4 *codes, *words; /* a lane's 8 codes; words, bytes: of the residual codebook */
     const uint2 *bytes;
     uint32_t chunks, v, parts; /* parts: pieces and tail of a centroid */
     float main_unit, residual_unit;
-    bool two; /* there is a residual book */
+    bool two; /* there is a residual codebook */
 };
 
-static __device__ book_view view_of(const vptq_cuda_book &b, bool bytes)
+static __device__ codebook_view view_of(const vptq_cuda_codebook &b, bool bytes)
 {
     const vptq_cuda_table &t = b.table;
-    book_view v;
+    codebook_view v;
     v.shared = t.shared;
-    v.base = t.shared ? shared_at(b.at) : reinterpret_cast<const unsigned char *>(b.book);
+    v.base = t.shared ? shared_at(b.at) : reinterpret_cast<const unsigned char *>(b.codebook);
     v.at = b.at;
-    v.rows = t.shared ? t.rows : b.book_rows;
+    v.rows = t.shared ? t.rows : b.codebook_rows;
     v.pieces = t.pieces;
     v.stride = v.slots = bytes ? t.replicas : 1;
     return v;
@@ -192,15 +193,15 @@ static __device__ inline uint32_t output_row(const stripe_view &s, uint32_t out,
                                              uint32_t pair, uint32_t row)
 {
     const bool tail = part >= s.main.pieces;
-    const uint32_t strip = tail ? row / 4 : row / 8;
+    const uint32_t vector_row = tail ? row / 4 : row / 8;
     const uint32_t value = part * 8 + (tail ? row % 4 : row % 8);
-    const uint32_t at = (2 * pair + strip) * s.v + value;
-    return strip < 2 && value < s.v && at < out ? at : UINT32_MAX;
+    const uint32_t at = (2 * pair + vector_row) * s.v + value;
+    return vector_row < 2 && value < s.v && at < out ? at : UINT32_MAX;
 }
 
 /* ---- a tile ---- */
 
-/* Sums over two strips x 8 columns each.  Of a tail, `main` has both. */
+/* Sums over two vector rows x 8 columns each.  Of a tail, `main` has both. */
 template <x_form X> struct tile_sums {
     float main[tiles_out(X)][4], residual[tiles_out(X)][4];
 };
@@ -214,8 +215,8 @@ static __device__ void multiply(float d[tiles_out(X)][4], const uint32_t a[4],
         port_mma_f16(d[i % tiles_out(X)], a, x[i]);
 }
 
-/* The fragment of a piece of every lane's row, wherever the book is. */
-static __device__ void look_up(const book_view &b, uint32_t piece, unsigned row,
+/* The fragment of a piece of every lane's row, wherever the codebook is. */
+static __device__ void look_up(const codebook_view &b, uint32_t piece, unsigned row,
                                unsigned char *stage, uint32_t a[4])
 {
     const unsigned char *at = b.base + (piece * (size_t)b.rows + row) * VPTQ_CUDA_PIECE;
@@ -230,9 +231,10 @@ static __device__ void look_up(const book_view &b, uint32_t piece, unsigned row,
         __syncwarp(); /* the next one writes there */
 }
 
-/* 4 values of 2 strips are half a fragment: strip g / 4, value g % 4 in row g = lane / 4.  Each
- * lane fetches the values of its 4 columns by itself; low: columns 0..7, high: 8..15. */
-static __device__ void look_up_tail(const book_view &b, unsigned row, uint32_t *low,
+/* 4 values of 2 vector rows are half a fragment: vector row g / 4, value g % 4 in row g = lane
+ * / 4.  Each lane fetches the values of its 4 columns by itself; low: columns 0..7,
+ * high: 8..15. */
+static __device__ void look_up_tail(const codebook_view &b, unsigned row, uint32_t *low,
                                     uint32_t *high)
 {
     const uint16_t *tails = reinterpret_cast<const uint16_t *>(
@@ -280,7 +282,7 @@ static __device__ void multiply_any(tile_sums<X> &d, const stripe_view &s, uint3
                                     const chunk_codes &c, unsigned char *stage,
                                     const uint32_t x[TILES][tiles_in(X)][2])
 {
-    const book_view main = s.main, residual = s.residual;
+    const codebook_view main = s.main, residual = s.residual;
     const uint32_t slot = port_lane() & (residual.slots - 1);
     const bool bytes = s.bytes != NULL, two = s.two;
 #pragma unroll

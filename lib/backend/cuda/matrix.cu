@@ -59,15 +59,16 @@ static vptq_status put_stored(vptq_dev *dev, slab *s, const vptq_vq *q, vptq_vq 
                               vptq_err *err)
 {
     const vptq_vq_shape *p = &q->shape;
-    const size_t groups = p->groups, strips = vptq_vq_strips(p);
-    const size_t outlier_strips = p->outliers ? (p->out + p->v0 - 1) / p->v0 : 0;
+    const size_t groups = p->groups, vector_rows = vptq_vq_vector_rows(p);
+    const size_t outlier_vector_rows = p->outliers ? (p->out + p->v0 - 1) / p->v0 : 0;
     vptq_status st = VPTQ_OK;
     d->shape = *p;
-    VPTQ_TRY(put(dev, s, q->indices, groups * strips * vptq_vq_row_words(p), &d->indices, err));
+    VPTQ_TRY(
+        put(dev, s, q->indices, groups * vector_rows * vptq_vq_row_words(p), &d->indices, err));
     VPTQ_TRY(put(dev, s, q->centroids, groups * p->k * p->v, &d->centroids, err));
     VPTQ_TRY(put(dev, s, q->res_centroids, groups * p->k_res * p->v, &d->res_centroids, err));
-    VPTQ_TRY(put(dev, s, q->outlier_indices, outlier_strips * p->outliers, &d->outlier_indices,
-                 err));
+    VPTQ_TRY(put(dev, s, q->outlier_indices, outlier_vector_rows * p->outliers,
+                 &d->outlier_indices, err));
     VPTQ_TRY(
         put(dev, s, q->outlier_centroids, (size_t)p->k0 * p->v0, &d->outlier_centroids, err));
     VPTQ_TRY(put(dev, s, q->perm, p->in, &d->perm, err));
@@ -104,7 +105,7 @@ static vptq_cuda_chip chip_of(const vptq_dev *dev)
         name = "h200";
     else if (p->major == 8 && p->minor == 0)
         name = "a100";
-    vptq_cuda_chip chip = *vptq_cuda_chip_find(name);
+    vptq_cuda_chip chip = *vptq_cuda_chip_search(name);
     chip.sms = (uint32_t)p->multiProcessorCount;
     chip.smem = (uint32_t)p->sharedMemPerBlockOptin;
     return chip;
@@ -197,7 +198,7 @@ static void choose_small(const vptq_cuda_chip *chip, const vptq_vq_shape *s,
 
 /* ---- the run-time layout ---- */
 
-/* A layout and the images of its books while they are made. */
+/* A layout and the images of its codebooks while they are made. */
 struct building {
     const vptq_cuda_choice *choice;
     const vptq_cuda_small *more;
@@ -216,7 +217,7 @@ static float largest_of(const vptq_cuda_table *t, const float *c)
     return largest;
 }
 
-/* 2^-power brings sums over books back that were multiplied by 2^power. */
+/* 2^-power brings sums over codebooks back that were multiplied by 2^power. */
 static int power_of(const vptq_cuda_segment *g)
 {
     enum { TOP = 14 };
@@ -230,12 +231,12 @@ static int power_of(const vptq_cuda_segment *g)
 }
 
 static vptq_status make_image(vptq_arena *arena, const vptq_cuda_table *t, const float *c,
-                              const uint16_t *order, int power, vptq_cuda_book *book,
+                              const uint16_t *order, int power, vptq_cuda_codebook *codebook,
                               const uint16_t **image, vptq_err *err)
 {
     vptq_cuda_table all;
     const size_t n = (size_t)t->k * t->v;
-    *book = {};
+    *codebook = {};
     *image = NULL;
     if (!t->k)
         return VPTQ_OK;
@@ -248,10 +249,10 @@ static vptq_status make_image(vptq_arena *arena, const vptq_cuda_table *t, const
     for (size_t i = 0; i < n; i++)
         scaled[i] = ldexpf(c[i], power);
     vptq_cuda_table_image(&all, scaled, order, VPTQ_F16, made);
-    book->table = *t;
-    book->book_rows = all.rows;
-    book->unit = ldexpf(1, -power);
-    book->rule = vptq_cuda_rank_rule_of(t);
+    codebook->table = *t;
+    codebook->codebook_rows = all.rows;
+    codebook->unit = ldexpf(1, -power);
+    codebook->rule = vptq_cuda_rank_rule_of(t);
     *image = made;
     return VPTQ_OK;
 }
@@ -286,7 +287,7 @@ out:
     return st;
 }
 
-/* The same stripe with its books in the tables of the kernel for more rows of x. */
+/* The same stripe with its codebooks in the tables of the kernel for more rows of x. */
 static void make_small_stripe(const vptq_cuda_smem *smem, bool outliers,
                               const vptq_cuda_stripe *from, vptq_cuda_stripe *s)
 {
@@ -335,9 +336,9 @@ static size_t codes_of(const vptq_cuda_segment *g)
     return (size_t)g->pairs * g->chunks * VPTQ_CUDA_LANES * VPTQ_CUDA_CHUNK_TILES;
 }
 
-static size_t image_count(const vptq_cuda_book *b)
+static size_t image_count(const vptq_cuda_codebook *b)
 {
-    return (size_t)b->book_rows * vptq_cuda_row_bytes(b->table.v) / sizeof(uint16_t);
+    return (size_t)b->codebook_rows * vptq_cuda_row_bytes(b->table.v) / sizeof(uint16_t);
 }
 
 static vptq_status put_stripe(vptq_dev *dev, slab *s, const building *b, uint32_t i,
@@ -350,10 +351,10 @@ static vptq_status put_stripe(vptq_dev *dev, slab *s, const building *b, uint32_
     VPTQ_TRY(put<uint16_t>(dev, s, g->codes, n, &d->codes, err));
     VPTQ_TRY(put<uint8_t>(dev, s, g->codes8, n, &d->codes8, err));
     VPTQ_TRY(put<uint16_t>(dev, s, g->codes16, n, &d->codes16, err));
-    VPTQ_TRY(put(dev, s, b->main[i], image_count(&d->main), &d->main.book, err));
+    VPTQ_TRY(put(dev, s, b->main[i], image_count(&d->main), &d->main.codebook, err));
     if (d->residual.table.k)
         VPTQ_TRY(
-            put(dev, s, b->residual[i], image_count(&d->residual), &d->residual.book, err));
+            put(dev, s, b->residual[i], image_count(&d->residual), &d->residual.codebook, err));
 out:
     return st;
 }

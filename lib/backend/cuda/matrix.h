@@ -19,15 +19,16 @@ enum {
     VPTQ_CUDA_GEMM_STAGE = VPTQ_CUDA_GEMM_WARPS * 512
 };
 
-/* A codebook.  `book` is in device memory: centroids in the order of their ranks, rows as those
- * of a table in global memory (cuda_plan_table.h), `book_rows` of a piece; as float16, times
- * the power of two that brings the largest value of it and the book that it is added to to
- * 2^13..2^14, so that float16 is exact, of bfloat16 what is not tiny beside the largest, and
- * that sums of two centroids do not overflow.  Products with it are multiplied by `unit`. */
-struct vptq_cuda_book {
-    vptq_cuda_table table; /* k 0: there is no such book */
-    const uint16_t *book;
-    uint32_t book_rows;
+/* A codebook.  `codebook` is in device memory: centroids in the order of their ranks, rows as
+ * those of a table in global memory (cuda_plan_table.h), `codebook_rows` of a piece; as
+ * float16, times the power of two that brings the largest value of it and the codebook that it
+ * is added to to 2^13..2^14, so that float16 is exact, of bfloat16 what is not tiny beside the
+ * largest, and that sums of two centroids do not overflow.  Products with it are multiplied by
+ * `unit`. */
+struct vptq_cuda_codebook {
+    vptq_cuda_table table; /* k 0: there is no such codebook */
+    const uint16_t *codebook;
+    uint32_t codebook_rows;
     uint32_t at; /* byte of shared memory */
     float unit;
     vptq_cuda_rank_rule rule; /* of the codes of the layout, whose table may be another one */
@@ -44,7 +45,7 @@ enum vptq_cuda_loop {
 
 /* A segment of cuda_plan_gemv.h. */
 struct vptq_cuda_stripe {
-    vptq_cuda_book main, residual;
+    vptq_cuda_codebook main, residual;
     const uint16_t *codes, *codes16;
     const uint8_t *codes8; /* one of the two, or none */
     uint32_t v, chunks;
@@ -64,7 +65,7 @@ enum {
     VPTQ_CUDA_SMALL_PLANS = VPTQ_CUDA_GEMM_BATCH / VPTQ_CUDA_SMALL_STEP
 };
 
-/* That kernel on the layout of the GEMV kernel: books in tables of its own. */
+/* That kernel on the layout of the GEMV kernel: codebooks in tables of its own. */
 struct vptq_cuda_small {
     uint32_t from, to; /* numbers of rows of x that it is for; to 0: none */
     const vptq_cuda_stripe *stripes;

@@ -15,7 +15,7 @@ uint32_t vptq_cuda_wavefronts(const uint32_t *addresses, uint32_t bytes);
 
 typedef struct vptq_cuda_bank_count {
     uint64_t tiles;                  /* of 32 indices */
-    uint64_t main, residual;         /* wavefronts of all pieces and tails of a book */
+    uint64_t main, residual;         /* wavefronts of all pieces and tails of a codebook */
     double main_mean, residual_mean; /* per tile; 0 without tiles */
 } vptq_cuda_bank_count;
 

@@ -31,7 +31,7 @@ const vptq_cuda_chip *vptq_cuda_chips(size_t *count)
     return chips;
 }
 
-const vptq_cuda_chip *vptq_cuda_chip_find(const char *name)
+const vptq_cuda_chip *vptq_cuda_chip_search(const char *name)
 {
     for (size_t i = 0; i < sizeof chips / sizeof *chips; i++) {
         if (strcmp(chips[i].name, name) == 0)
@@ -72,9 +72,9 @@ static uint32_t chunks_of(uint32_t columns)
     return ceil_div(columns, VPTQ_CUDA_CHUNK);
 }
 
-/* Rows go to blocks in units that are whole pairs of strips, of the outlier book, too.  Of the
- * ways to split the columns among a cluster, the smallest, unless a larger one takes an eighth
- * of the work from the busiest block: the blocks have to add up what they have.  `ways`:
+/* Rows go to blocks in units that are whole pairs of vector rows, of the outlier codebook, too.
+ * Of the ways to split the columns among a cluster, the smallest, unless a larger one takes an
+ * eighth of the work from the busiest block: the blocks have to add up what they have.  `ways`:
  * clusters that take the same rows, each with rows of x of its own. */
 static void spread(const vptq_cuda_chip *chip, const vptq_vq_shape *s, uint32_t ways,
                    vptq_cuda_choice *c)
@@ -103,7 +103,7 @@ static void spread(const vptq_cuda_chip *chip, const vptq_vq_shape *s, uint32_t 
     }
 }
 
-/* Tiles of the busiest block, those of the outlier columns as tiles of their own books. */
+/* Tiles of the busiest block, those of the outlier columns as tiles of their own codebooks. */
 static double tiles_of(const vptq_vq_shape *s, const vptq_cuda_choice *c, bool outliers)
 {
     double rows = c->rows;
@@ -139,8 +139,8 @@ static double tile_clocks(const vptq_cuda_chip *chip, const vptq_cuda_table *mai
                      chip->extra_clocks) /
                     chip->pipe;
     looked += gather_clocks(chip, main) + gather_clocks(chip, res);
-    double n = ceil_div(columns, 8) * 8.0, books = res->k ? 2 : 1;
-    double mma = 2.0 * main->v * VPTQ_CUDA_TILE * n * books / macs;
+    double n = ceil_div(columns, 8) * 8.0, codebooks = res->k ? 2 : 1;
+    double mma = 2.0 * main->v * VPTQ_CUDA_TILE * n * codebooks / macs;
     double memory = bytes * chip->ghz * chip->sms / chip->memory_gb_s;
     return fmax(fmax(looked, mma), memory);
 }
@@ -158,24 +158,26 @@ static double body_clocks(const vptq_cuda_chip *chip, const vptq_vq_shape *s,
     return clocks;
 }
 
-/* Books into every SM once a segment, then their copies within it, a read and a write each. */
+/* Codebooks into every SM once a segment, then their copies within it, a read and a write each.
+ */
 static void fill(const vptq_cuda_chip *chip, const vptq_vq_shape *s, vptq_cuda_choice *c)
 {
     const vptq_cuda_table *all[] = {&c->smem.tables.main, &c->smem.tables.residual,
                                     &c->smem.tables.outlier};
-    double books = 0, copies = 0;
+    double codebooks = 0, copies = 0;
     for (size_t i = 0; i < 3; i++) {
         const vptq_cuda_table *t = all[i];
         if (!t->k || !t->shared)
             continue;
         double times = i < 2 ? s->groups : 1, one = (double)vptq_cuda_copy_bytes(t->v, t->k);
-        books += times * one;
+        codebooks += times * one;
         copies += times * fmax((double)vptq_cuda_table_bytes(t) - one, 0);
     }
-    double into_sm = us_of_clocks(chip, books / chip->fill_bytes);
-    double out_of_l2 = us_of_bytes(chip->l2_gb_s, books * c->blocks);
-    c->fill_us =
-        books > 0 ? chip->fill_us + (chip->multicast ? into_sm : fmax(into_sm, out_of_l2)) : 0;
+    double into_sm = us_of_clocks(chip, codebooks / chip->fill_bytes);
+    double out_of_l2 = us_of_bytes(chip->l2_gb_s, codebooks * c->blocks);
+    c->fill_us = codebooks > 0
+                     ? chip->fill_us + (chip->multicast ? into_sm : fmax(into_sm, out_of_l2))
+                     : 0;
     c->copy_us = us_of_clocks(chip, copies / (VPTQ_CUDA_LINE / 2.0));
 }
 
@@ -216,7 +218,7 @@ static vptq_status predict_gemv(const vptq_cuda_chip *chip, const vptq_vq_shape 
 }
 
 /* Tables of GEMM_SMALL, which leave room for as many rows of x as they can: replicas of small
- * books, one copy of large ones, as a choice of copies belongs to the codes. */
+ * codebooks, one copy of large ones, as a choice of copies belongs to the codes. */
 static vptq_status fit_small(const vptq_cuda_chip *chip, const vptq_vq_shape *s,
                              vptq_cuda_smem *smem, uint32_t *columns, vptq_err *err)
 {
@@ -235,10 +237,10 @@ static vptq_status fit_small(const vptq_cuda_chip *chip, const vptq_vq_shape *s,
     }
 }
 
-/* Clocks of a block per tile of a pair of strips.  Shared memory serves look-ups, codes (16
- * bytes a lane for 8 tiles, to every warp that takes some of the tiles) and x (2 lines for 8
- * rows of it, to all fragments of a warp at once); the tensor cores multiply the sum of the two
- * books. */
+/* Clocks of a block per tile of a pair of vector rows.  Shared memory serves look-ups, codes
+ * (16 bytes a lane for 8 tiles, to every warp that takes some of the tiles) and x (2 lines for
+ * 8 rows of it, to all fragments of a warp at once); the tensor cores multiply the sum of the
+ * two codebooks. */
 static double small_clocks(const vptq_cuda_chip *chip, const vptq_cuda_table *main,
                            const vptq_cuda_table *res, double bytes, uint32_t pairs,
                            uint32_t columns)

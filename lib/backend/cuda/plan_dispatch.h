@@ -37,12 +37,13 @@ typedef struct vptq_cuda_chip {
 /* The chips with constants of their own; for another one, take the nearest and set sms, smem,
  * ghz and memory_gb_s from the device's properties. */
 const vptq_cuda_chip *vptq_cuda_chips(size_t *count);
-const vptq_cuda_chip *vptq_cuda_chip_find(const char *name); /* NULL: none of that name */
+const vptq_cuda_chip *vptq_cuda_chip_search(const char *name); /* NULL: none of that name */
 
 typedef enum vptq_cuda_kernel {
-    VPTQ_CUDA_GEMV_SMEM,   /* batch 1..16, books in shared memory */
-    VPTQ_CUDA_GEMV_DIRECT, /* batch 1..16, the main book through L2 */
-    VPTQ_CUDA_GEMM_SMALL,  /* the books once in shared memory, or replicas, and beside them x */
+    VPTQ_CUDA_GEMV_SMEM,   /* batch 1..16, codebooks in shared memory */
+    VPTQ_CUDA_GEMV_DIRECT, /* batch 1..16, the main codebook through L2 */
+    VPTQ_CUDA_GEMM_SMALL, /* the codebooks once in shared memory, or replicas, and beside them x
+                           */
     VPTQ_CUDA_GEMM_DEQUANT /* the whole matrix to 16 bits, then a dense product */
 } vptq_cuda_kernel;
 enum { VPTQ_CUDA_KERNELS = 4 };
@@ -72,7 +73,7 @@ typedef struct vptq_cuda_choice {
     vptq_cuda_smem smem; /* tables to build the layout with; zero for GEMM_DEQUANT */
     uint32_t blocks;     /* thread blocks, one an SM */
     uint32_t split;      /* blocks of a cluster that share the columns: 1, 2, 4 */
-    uint32_t pairs;      /* strip pairs of the busiest block */
+    uint32_t pairs;      /* vector row pairs of the busiest block */
     uint32_t rows;       /* output rows of a cluster: a multiple of 2 v and 2 v0, or out */
     uint32_t passes;     /* over columns, 8192 at a time, of the longest segment */
     uint32_t columns;    /* GEMM_SMALL: rows of x of a block, 32, 64 or 128 at most ... */
@@ -83,8 +84,8 @@ typedef struct vptq_cuda_choice {
 } vptq_cuda_choice;
 
 /* One kernel; copies as in vptq_cuda_smem_want, and nothing to GEMM_SMALL, whose tables do not
- * depend on the batch either.  VPTQ_E_UNSUPPORTED where it cannot run: books too large, batch
- * too large, with sizes. */
+ * depend on the batch either.  VPTQ_E_UNSUPPORTED where it cannot run: codebooks too large,
+ * batch too large, with sizes. */
 vptq_status vptq_cuda_predict(const vptq_cuda_chip *chip, const vptq_vq_shape *s,
                               uint32_t batch, vptq_cuda_kernel kernel, uint32_t copies,
                               vptq_cuda_choice *out, vptq_err *err) VPTQ_MUST_CHECK;

@@ -6,7 +6,7 @@
 #include "lib/backend/cuda/plan_copies.h"
 #include "lib/base/parallel.h"
 
-enum { PADDING = -1, SMALL_BOOK = 256 };
+enum { PADDING = -1, SMALL_CODEBOOK = 256 };
 
 /* What building one segment needs beside the segment. */
 typedef struct builder {
@@ -16,14 +16,14 @@ typedef struct builder {
     const uint16_t *rank, *res_rank; /* [k] centroid -> rank, or NULL */
 } builder;
 
-/* Main and residual index of a strip and column that exist. */
-static uint32_t index_at(const builder *b, uint32_t strip, uint32_t column, uint32_t *res)
+/* Main and residual index of a vector row and column that exist. */
+static uint32_t index_at(const builder *b, uint32_t vector_row, uint32_t column, uint32_t *res)
 {
     const vptq_vq_shape *s = &b->q->shape;
     *res = 0;
     if (b->group == UINT32_MAX)
-        return b->q->outlier_indices[(size_t)strip * s->outliers + column];
-    size_t row = (size_t)b->group * b->s->strips + strip;
+        return b->q->outlier_indices[(size_t)vector_row * s->outliers + column];
+    size_t row = (size_t)b->group * b->s->vector_rows + vector_row;
     uint32_t both = vptq_bits_get(b->q->indices + row * vptq_vq_row_words(s), column,
                                   vptq_vq_index_bits(s));
     if (s->k_res)
@@ -46,12 +46,12 @@ static void put_tile(const builder *b, uint32_t pair, uint32_t chunk, uint32_t t
     vptq_cuda_segment *s = b->s;
     uint32_t ranks[VPTQ_CUDA_LANES], res_ranks[VPTQ_CUDA_LANES];
     for (uint32_t l = 0; l < VPTQ_CUDA_LANES; l++) {
-        uint32_t strip = vptq_cuda_lane_strip(pair, l);
+        uint32_t vector_row = vptq_cuda_lane_vector_row(pair, l);
         uint32_t column = vptq_cuda_lane_column(chunk, tile, l), res;
         ranks[l] = res_ranks[l] = UINT32_MAX;
-        if (strip >= s->strips || column >= s->columns)
+        if (vector_row >= s->vector_rows || column >= s->columns)
             continue;
-        uint32_t i = index_at(b, strip, column, &res);
+        uint32_t i = index_at(b, vector_row, column, &res);
         ranks[l] = b->rank ? b->rank[i] : i;
         res_ranks[l] = b->res_rank ? b->res_rank[res] : res;
     }
@@ -86,9 +86,9 @@ static int by_key(const void *a, const void *b)
 
 static void count_use(const builder *b, bool residual, uint64_t *uses)
 {
-    for (uint32_t strip = 0; strip < b->s->strips; strip++) {
+    for (uint32_t vector_row = 0; vector_row < b->s->vector_rows; vector_row++) {
         for (uint32_t column = 0; column < b->s->columns; column++) {
-            uint32_t res, i = index_at(b, strip, column, &res);
+            uint32_t res, i = index_at(b, vector_row, column, &res);
             uses[residual ? res : i]++;
         }
     }
@@ -96,8 +96,8 @@ static void count_use(const builder *b, bool residual, uint64_t *uses)
 
 /* Centroids by falling use, equal ones by number.  *order and *rank stay NULL for a table that
  * holds every centroid equally often.  `rank` is freed by the caller. */
-static vptq_status rank_book(const builder *b, bool residual, vptq_arena *arena,
-                             const uint16_t **order, uint16_t **rank, vptq_err *err)
+static vptq_status rank_codebook(const builder *b, bool residual, vptq_arena *arena,
+                                 const uint16_t **order, uint16_t **rank, vptq_err *err)
 {
     const vptq_cuda_table *t = residual ? &b->s->residual : &b->s->main;
     if (!t->ranked)
@@ -125,15 +125,16 @@ out:
     return st;
 }
 
-static vptq_status check_table(const vptq_cuda_table *t, const char *book, uint32_t v,
+static vptq_status check_table(const vptq_cuda_table *t, const char *codebook, uint32_t v,
                                uint32_t k, vptq_err *err)
 {
     if (t->k == k && (!k || t->v == v))
         return VPTQ_OK;
-    return vptq_fail(err, VPTQ_E_SHAPE,
-                     "the run-time table of the %s book is of %u centroids of %u, not of %u of "
-                     "%u as the matrix has them",
-                     book, t->k, t->v, k, v);
+    return vptq_fail(
+        err, VPTQ_E_SHAPE,
+        "the run-time table of the %s codebook is of %u centroids of %u, not of %u of "
+        "%u as the matrix has them",
+        codebook, t->k, t->v, k, v);
 }
 
 static vptq_status check(const vptq_vq *q, const vptq_cuda_tables *t, vptq_err *err)
@@ -148,8 +149,8 @@ static vptq_status check(const vptq_vq *q, const vptq_cuda_tables *t, vptq_err *
         st = check_table(&t->outlier, "outlier", s->v0, s->k0, err);
     if (st)
         return st;
-    uint32_t strips = s->outliers ? (s->out + s->v0 - 1) / s->v0 : 0;
-    for (size_t i = 0; i < (size_t)strips * s->outliers; i++) {
+    uint32_t vector_rows = s->outliers ? (s->out + s->v0 - 1) / s->v0 : 0;
+    for (size_t i = 0; i < (size_t)vector_rows * s->outliers; i++) {
         if (q->outlier_indices[i] >= s->k0)
             return vptq_fail(err, VPTQ_E_ARG, "outlier index %u of %u centroids",
                              q->outlier_indices[i], s->k0);
@@ -170,8 +171,8 @@ static void describe(const vptq_vq *q, const vptq_cuda_tables *t, vptq_cuda_layo
         *g = (vptq_cuda_segment){.first = position, .at = l->columns};
         g->columns = outlier ? s->outliers : s->group_size;
         g->chunks = (g->columns + VPTQ_CUDA_CHUNK - 1) / VPTQ_CUDA_CHUNK;
-        g->strips = (s->out + v - 1) / v;
-        g->pairs = (g->strips + 1) / 2;
+        g->vector_rows = (s->out + v - 1) / v;
+        g->pairs = (g->vector_rows + 1) / 2;
         g->main = outlier ? t->outlier : t->main;
         g->centroids = outlier ? q->outlier_centroids
                                : q->centroids + (size_t)(i - has_outliers) * s->k * s->v;
@@ -210,7 +211,7 @@ static vptq_status build_segment(builder *b, int threads, vptq_arena *arena,
     vptq_status st = VPTQ_OK;
     uint16_t *rank = NULL, *res_rank = NULL;
     size_t codes = (size_t)s->pairs * s->chunks * VPTQ_CUDA_LANES * VPTQ_CUDA_CHUNK_TILES;
-    bool narrow = s->residual.replicas && s->residual.k <= SMALL_BOOK;
+    bool narrow = s->residual.replicas && s->residual.k <= SMALL_CODEBOOK;
     s->codes = vptq_arena_alloc(arena, codes, sizeof *s->codes, err);
     if (s->codes && s->residual.k && narrow)
         s->codes8 = vptq_arena_alloc(arena, codes, sizeof *s->codes8, err);
@@ -219,8 +220,8 @@ static vptq_status build_segment(builder *b, int threads, vptq_arena *arena,
     if (!s->codes || (s->residual.k && !s->codes8 && !s->codes16))
         return VPTQ_E_NOMEM;
     *stream_bytes += codes * (2 + (s->codes8 ? 1U : 0U) + (s->codes16 ? 2U : 0U));
-    VPTQ_TRY(rank_book(b, false, arena, &s->order, &rank, err));
-    VPTQ_TRY(rank_book(b, true, arena, &s->res_order, &res_rank, err));
+    VPTQ_TRY(rank_codebook(b, false, arena, &s->order, &rank, err));
+    VPTQ_TRY(rank_codebook(b, true, arena, &s->res_order, &res_rank, err));
     b->rank = rank;
     b->res_rank = res_rank;
     vptq_parallel_for(threads, s->pairs, 1, put_pairs, b);
@@ -258,13 +259,13 @@ static uint32_t centroid_of(const vptq_cuda_table *t, const uint16_t *order, uin
     return order && rank != UINT32_MAX ? order[rank] : rank;
 }
 
-/* Indices of one strip and column of a segment, as the stream has them. */
-static uint32_t decode(const vptq_cuda_segment *s, uint32_t strip, uint32_t column,
+/* Indices of one vector row and column of a segment, as the stream has them. */
+static uint32_t decode(const vptq_cuda_segment *s, uint32_t vector_row, uint32_t column,
                        uint32_t *res)
 {
     uint32_t in_tile = column % VPTQ_CUDA_TILE;
-    uint32_t lane = (in_tile >> 3) * 16 + (strip & 1) * 8 + (in_tile & 7);
-    size_t at = vptq_cuda_code_at(s, strip / 2, column / VPTQ_CUDA_CHUNK,
+    uint32_t lane = (in_tile >> 3) * 16 + (vector_row & 1) * 8 + (in_tile & 7);
+    size_t at = vptq_cuda_code_at(s, vector_row / 2, column / VPTQ_CUDA_CHUNK,
                                   column % VPTQ_CUDA_CHUNK / VPTQ_CUDA_TILE, lane);
     *res = 0;
     if (s->residual.k)
@@ -276,17 +277,17 @@ void vptq_cuda_layout_unpack(const vptq_cuda_layout *l, uint32_t *indices,
                              uint16_t *outlier_indices)
 {
     const vptq_vq_shape *s = &l->shape;
-    uint32_t has_outliers = s->outliers > 0, strips = vptq_vq_strips(s), res;
+    uint32_t has_outliers = s->outliers > 0, vector_rows = vptq_vq_vector_rows(s), res;
     size_t words = vptq_vq_row_words(s);
-    memset(indices, 0, (size_t)s->groups * strips * words * sizeof *indices);
+    memset(indices, 0, (size_t)s->groups * vector_rows * words * sizeof *indices);
     for (uint32_t i = 0; i < l->segments; i++) {
         const vptq_cuda_segment *g = &l->segment[i];
-        for (uint32_t strip = 0; strip < g->strips; strip++) {
-            size_t row = (size_t)(i - has_outliers) * strips + strip;
+        for (uint32_t vector_row = 0; vector_row < g->vector_rows; vector_row++) {
+            size_t row = (size_t)(i - has_outliers) * vector_rows + vector_row;
             for (uint32_t c = 0; c < g->columns; c++) {
-                uint32_t main = decode(g, strip, c, &res);
+                uint32_t main = decode(g, vector_row, c, &res);
                 if (i < has_outliers)
-                    outlier_indices[(size_t)strip * s->outliers + c] = (uint16_t)main;
+                    outlier_indices[(size_t)vector_row * s->outliers + c] = (uint16_t)main;
                 else
                     vptq_bits_put(indices + row * words, c, vptq_vq_index_bits(s),
                                   main | res << vptq_log2u(s->k));

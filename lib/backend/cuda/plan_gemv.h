@@ -1,13 +1,13 @@
 /* The run-time layout of a packed matrix for the GPU's GEMV: built once at load from the bits
  * of the file, exact both ways.  Plain C, no CUDA.
  *
- * The columns are cut into segments, each with its own books: the outlier columns (if any),
- * then every group.  A segment's strips (v rows each) are taken in pairs, its columns in tiles
- * of 16 and chunks of 8 tiles; strips beyond the last and columns beyond the segment are
- * padding.  A tile is 2 strips x 16 columns = 32 codes, one a lane, in the order in which
- * ldmatrix.x4 takes row addresses: lane l belongs to 8 x 8 matrix l / 8, which is
+ * The columns are cut into segments, each with its own codebooks: the outlier columns (if any),
+ * then every group.  A segment's vector rows (v rows each) are taken in pairs, its columns in
+ * tiles of 16 and chunks of 8 tiles; vector rows beyond the last and columns beyond the segment
+ * are padding.  A tile is 2 vector rows x 16 columns = 32 codes, one a lane, in the order in
+ * which ldmatrix.x4 takes row addresses: lane l belongs to 8 x 8 matrix l / 8, which is
  *
- *     strip 2 * pair + (l / 8) % 2,  column 16 * tile + (l / 16) * 8 + l % 8,
+ *     vector row 2 * pair + (l / 8) % 2,  column 16 * tile + (l / 16) * 8 + l % 8,
  *
  * and .trans of the four is the A fragment (2 v rows, 16 columns) of an m16n8k16 product.
  *
@@ -18,7 +18,7 @@
  * the centroid's number in a table of replicas: row = code * replicas + lane % replicas.
  *
  * Padding contributes nothing: a lane that pads reads a row that exists (without a bank
- * conflict), x is 0 in padded columns (channel -1), and rows of padded strips are dropped.
+ * conflict), x is 0 in padded columns (channel -1), and rows of padded vector rows are dropped.
  *
  * Scale and bias of the columns belong to x (x * scale, and sum x * bias once); nothing here
  * depends on them.  Source of the lane order and of the idea to choose copies offline: PTX ISA,
@@ -37,7 +37,7 @@ enum {
 };
 
 /* Of every segment but the outliers', which has `outlier` alone.  Chosen by cuda_plan_smem.h;
- * k, v as in the shape, k 0 where the shape has no such book. */
+ * k, v as in the shape, k 0 where the shape has no such codebook. */
 typedef struct vptq_cuda_tables {
     vptq_cuda_table main, residual, outlier;
 } vptq_cuda_tables;
@@ -45,7 +45,7 @@ typedef struct vptq_cuda_tables {
 typedef struct vptq_cuda_segment {
     uint32_t first, columns; /* positions first .. first + columns - 1 in processing order */
     uint32_t at, chunks;     /* its padded columns: channel[at], chunks * 128 of them */
-    uint32_t strips, pairs;  /* of v rows, of two strips */
+    uint32_t vector_rows, pairs; /* of v rows, of two vector rows */
     vptq_cuda_table main, residual;
     const float *centroids, *res_centroids; /* [k][v], of the vptq_vq; not owned */
     const uint16_t *order;                  /* [k] rank -> centroid of main, or NULL */
@@ -64,15 +64,15 @@ typedef struct vptq_cuda_layout {
     size_t stream_bytes;    /* main and residual streams of all segments */
 } vptq_cuda_layout;
 
-/* Everything of *out is in `arena`; books and orders refer to q, which must live as long.  The
- * result does not depend on `threads`.  VPTQ_E_SHAPE: tables of other books; VPTQ_E_ARG: an
- * outlier index beyond its book; VPTQ_E_NOMEM. */
+/* Everything of *out is in `arena`; codebooks and orders refer to q, which must live as long.
+ * The result does not depend on `threads`.  VPTQ_E_SHAPE: tables of other codebooks;
+ * VPTQ_E_ARG: an outlier index beyond its codebook; VPTQ_E_NOMEM. */
 vptq_status vptq_cuda_layout_build(const vptq_vq *q, const vptq_cuda_tables *tables,
                                    int threads, vptq_arena *arena, vptq_cuda_layout *out,
                                    vptq_err *err) VPTQ_MUST_CHECK;
 
-/* Back to the indices of the file: [groups][strips][vptq_vq_row_words], bits behind the last
- * index zero, and [ceil(out / v0)][outliers] (NULL without outliers). */
+/* Back to the indices of the file: [groups][vector rows][vptq_vq_row_words], bits behind the
+ * last index zero, and [ceil(out / v0)][outliers] (NULL without outliers). */
 void vptq_cuda_layout_unpack(const vptq_cuda_layout *l, uint32_t *indices,
                              uint16_t *outlier_indices);
 
@@ -84,8 +84,8 @@ static inline size_t vptq_cuda_code_at(const vptq_cuda_segment *s, uint32_t pair
     return load * VPTQ_CUDA_CHUNK_TILES + tile;
 }
 
-/* Strip and column (within the segment, padding included) of a lane. */
-static inline uint32_t vptq_cuda_lane_strip(uint32_t pair, uint32_t lane)
+/* Vector row and column (within the segment, padding included) of a lane. */
+static inline uint32_t vptq_cuda_lane_vector_row(uint32_t pair, uint32_t lane)
 {
     return 2 * pair + ((lane >> 3) & 1);
 }

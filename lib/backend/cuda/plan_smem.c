@@ -1,7 +1,7 @@
 #include "lib/backend/cuda/plan_smem.h"
 
 enum { ALIGN = 128, FRAGMENT_ROWS = 16, FRAGMENT_COLUMNS = 8, MAX_REPLICAS = 16 };
-enum { LEAST_PART = 8 }; /* less than an eighth of a book more is not worth ranking it */
+enum { LEAST_PART = 8 }; /* less than an eighth of a codebook more is not worth ranking it */
 
 /* Clocks per access, by whole copies; a part of a copy is worth more than its share, as hot
  * slots have it to go to.  Means of 200,000 random phases with the copies chosen. */
@@ -76,7 +76,8 @@ static bool place(const vptq_cuda_smem_want *w, vptq_cuda_smem *s, size_t *total
     return true;
 }
 
-/* The most copies of the main book in `room` bytes, replicas where all slots can have one. */
+/* The most copies of the main codebook in `room` bytes, replicas where all slots can have one.
+ */
 static bool fill_main(const vptq_cuda_smem_want *w, size_t room, vptq_cuda_table *t)
 {
     const vptq_vq_shape *s = &w->shape;
@@ -100,7 +101,7 @@ static bool fill_main(const vptq_cuda_smem_want *w, size_t room, vptq_cuda_table
         part = (uint32_t)((room - whole * one) / width);
     if (part < s->k / LEAST_PART)
         part = 0;
-    while (whole) { /* no more than 65536 rows: small books in much memory */
+    while (whole) { /* no more than 65536 rows: small codebooks in much memory */
         if (!vptq_cuda_table_copies(t, s->v, s->k, (uint32_t)whole, part, NULL))
             return true;
         whole--;
@@ -109,7 +110,7 @@ static bool fill_main(const vptq_cuda_smem_want *w, size_t room, vptq_cuda_table
     return false;
 }
 
-/* One copy of the outlier book, or replicas, in the bytes that the others leave unused; its
+/* One copy of the outlier codebook, or replicas, in the bytes that the others leave unused; its
  * columns are few, so it is given no room of its own. */
 static void add_outliers(const vptq_cuda_smem_want *w, size_t room, vptq_cuda_tables *t)
 {

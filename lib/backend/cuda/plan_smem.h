@@ -1,5 +1,5 @@
-/* What fits into the shared memory of a thread block, and where it lies: books, their copies,
- * and the staging of the GEMV kernel.  Plain C, no CUDA.
+/* What fits into the shared memory of a thread block, and where it lies: codebooks, their
+ * copies, and the staging of the GEMV kernel.  Plain C, no CUDA.
  *
  *     main table | residual table | partial sums of the warps | sums that wait      bytes
  *     (the outlier table in the same place: segments run one after another)
@@ -29,7 +29,7 @@ typedef struct vptq_cuda_smem_want {
     uint32_t batch;   /* 1..16 */
     uint32_t rows;    /* output rows of a block whose sums wait; 0: none do */
     uint32_t staging; /* bytes that another kernel needs in place of the partial sums; or 0 */
-    uint32_t copies;  /* of the main book at most, parts counted; 0: what serves best */
+    uint32_t copies;  /* of the main codebook at most, parts counted; 0: what serves best */
 } vptq_cuda_smem_want;
 
 typedef struct vptq_cuda_smem {
@@ -40,16 +40,16 @@ typedef struct vptq_cuda_smem {
     double main_clocks, residual_clocks;
 } vptq_cuda_smem;
 
-/* Of all ways to store the books that fit, the one with the fewest expected clocks; among
- * equals the one with the fewest bytes.  The outlier book is read from global memory where it
- * does not fit.  VPTQ_E_UNSUPPORTED, with sizes, when one copy of main and residual book does
- * not fit; VPTQ_E_ARG for a batch that is not in 1..16. */
+/* Of all ways to store the codebooks that fit, the one with the fewest expected clocks; among
+ * equals the one with the fewest bytes.  The outlier codebook is read from global memory where
+ * it does not fit.  VPTQ_E_UNSUPPORTED, with sizes, when one copy of main and residual codebook
+ * does not fit; VPTQ_E_ARG for a batch that is not in 1..16. */
 vptq_status vptq_cuda_smem_fit(const vptq_cuda_smem_want *w, vptq_cuda_smem *out,
                                vptq_err *err) VPTQ_MUST_CHECK;
 
-/* For the direct kernel: the main book in global memory; the residual book in shared memory
- * where its replicas take no more than a quarter of the budget, else global, too.  Errors as
- * above: sums that wait may be too many. */
+/* For the direct kernel: the main codebook in global memory; the residual codebook in shared
+ * memory where its replicas take no more than a quarter of the budget, else global, too. Errors
+ * as above: sums that wait may be too many. */
 vptq_status vptq_cuda_smem_direct(const vptq_cuda_smem_want *w, vptq_cuda_smem *out,
                                   vptq_err *err) VPTQ_MUST_CHECK;
 

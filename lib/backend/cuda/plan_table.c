@@ -132,7 +132,7 @@ vptq_cuda_rank_rule vptq_cuda_rank_rule_of(const vptq_cuda_table *t)
     r.mask = t->slots - 1;
     if (t->replicas)
         r.shift = vptq_log2u(t->replicas);
-    if (t->copies > 1) /* of books of 2^n centroids: outliers' books are there once */
+    if (t->copies > 1) /* of codebooks of 2^n centroids: outliers' codebooks are there once */
         r.log2_rows = vptq_log2u(t->copy[1].base);
     for (uint32_t c = 0; c < t->copies; c++)
         r.rotations |= t->copy[c].rotation << 4 * c;

@@ -10,9 +10,9 @@
  *
  * Shared memory serves 128 bytes a clock, one access to each of 32 banks.  Rows that lie in the
  * same slot of a 128-byte line (row mod `slots`: 8, or 16 where only a tail is) wait for each
- * other, so a book is stored more than once, each copy with its slots rotated, and the code of
- * a lane says which copy it reads (cuda_plan_copies.h).  A copy may hold the beginning of the
- * book only: with the centroids in order of use ("rank"), a beginning is its hot part.
+ * other, so a codebook is stored more than once, each copy with its slots rotated, and the code
+ * of a lane says which copy it reads (cuda_plan_copies.h).  A copy may hold the beginning of
+ * the codebook only: with the centroids in order of use ("rank"), a beginning is its hot part.
  *
  *     copies:    row = copy.base + group of rank + (rank + copy.rotation) mod slots
  *     replicas:  row = rank * replicas + lane mod replicas       (every lane its own slot)
@@ -44,7 +44,7 @@ typedef struct vptq_cuda_copy {
 } vptq_cuda_copy;
 
 typedef struct vptq_cuda_table {
-    uint32_t k, v;     /* k 0: there is no such book */
+    uint32_t k, v;     /* k 0: there is no such codebook */
     uint32_t pieces;   /* rows of 16 bytes of a centroid */
     uint32_t tail;     /* 0, or 1: a row of 8 bytes behind them */
     uint32_t slots;    /* rows of a 128-byte line, and lanes of a phase of an access */
@@ -59,12 +59,12 @@ typedef struct vptq_cuda_table {
 /* Bytes of one row of every piece and of the tail. */
 uint32_t vptq_cuda_row_bytes(uint32_t v);
 size_t vptq_cuda_table_bytes(const vptq_cuda_table *t);
-/* Bytes of one copy of a whole book. */
+/* Bytes of one copy of a whole codebook. */
 size_t vptq_cuda_copy_bytes(uint32_t v, uint32_t k);
 
-/* `whole` copies of the book and one more of its first `part` ranks (0: none; rounded down to
- * lines).  VPTQ_E_UNSUPPORTED when that needs more than 65536 rows or too many copies.  k 0
- * gives a table of no book. */
+/* `whole` copies of the codebook and one more of its first `part` ranks (0: none; rounded down
+ * to lines).  VPTQ_E_UNSUPPORTED when that needs more than 65536 rows or too many copies.  k 0
+ * gives a table of no codebook. */
 vptq_status vptq_cuda_table_copies(vptq_cuda_table *t, uint32_t v, uint32_t k, uint32_t whole,
                                    uint32_t part, vptq_err *err) VPTQ_MUST_CHECK;
 /* Every centroid `replicas` times side by side: a power of two, 2 .. slots. */

@@ -75,7 +75,7 @@ static __device__ u64 block_before(u64 value, u64 *total)
 
 /* The bin, from the highest on, in which the sum reaches s.left, which becomes what of it is
  * left for that bin. */
-static __device__ void find_bin(void)
+static __device__ void search_bin(void)
 {
     constexpr unsigned each = BINS / THREADS;
     sample_shared &s = shared_state();
@@ -113,7 +113,7 @@ static __device__ void clear_bins(void)
 static __device__ uint32_t cut_at(const sample_job &j, const float *logits, const u64 *weights)
 {
     sample_shared &s = shared_state();
-    find_bin();
+    search_bin();
     uint32_t key = s.bin << VPTQ_SAMPLE_FIRST, known = VPTQ_SAMPLE_FIRST;
     for (uint32_t shift = VPTQ_SAMPLE_SECOND, d = 0; d < 2; d++, shift = 0) {
         const uint32_t above = (uint32_t)(UINT64_MAX << known);
@@ -124,7 +124,7 @@ static __device__ uint32_t cut_at(const sample_job &j, const float *logits, cons
             if ((k & above) == key && weights[i])
                 atomicAdd(&s.bins[k >> shift & (BINS - 1)], weights[i]);
         }
-        find_bin();
+        search_bin();
         key |= s.bin << shift;
         known = shift;
     }

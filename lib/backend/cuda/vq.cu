@@ -8,29 +8,30 @@ enum { THREADS = 128 };
 /* A matrix on the device, and what its shape says, worked out once on the host. */
 struct stored_matrix {
     vptq_vq q;
-    size_t row_words; /* words of one strip of one group */
-    uint32_t strips;
+    size_t row_words; /* words of one vector row of one group */
+    uint32_t vector_rows;
     unsigned bits, main_bits; /* of an entry, and of its main index */
 };
 
-/* Rows [first, last) of one column p, all of one strip.  Block: 128 columns of a strip. */
+/* Rows [first, last) of one column p, all of one vector row.  Block: 128 columns of a vector
+ * row. */
 /* budget: dequant_kernel 64 registers */
 __global__ static void __launch_bounds__(THREADS)
     dequant_kernel(stored_matrix m, size_t r0, size_t r1, float *w, size_t ldw)
 {
     const vptq_vq_shape &s = m.q.shape;
     const uint32_t p = blockIdx.x * THREADS + threadIdx.x;
-    const size_t strip = r0 / s.v + blockIdx.y;
+    const size_t vector_row = r0 / s.v + blockIdx.y;
     if (p >= s.in)
         return;
     const size_t column = m.q.perm ? m.q.perm[p] : p;
-    const size_t first = max(r0, strip * s.v), last = min(r1, (strip + 1) * s.v);
+    const size_t first = max(r0, vector_row * s.v), last = min(r1, (vector_row + 1) * s.v);
     const float *main = NULL, *res = NULL;
     if (p >= s.outliers) {
         const uint32_t g = (p - s.outliers) / s.group_size,
                        at = (p - s.outliers) % s.group_size;
         const uint32_t entry = vptq_bits_get(
-            m.q.indices + (g * (size_t)m.strips + strip) * m.row_words, at, m.bits);
+            m.q.indices + (g * (size_t)m.vector_rows + vector_row) * m.row_words, at, m.bits);
         main = m.q.centroids + (g * (size_t)s.k + (entry & (s.k - 1))) * s.v;
         if (s.k_res)
             res = m.q.res_centroids + (g * (size_t)s.k_res + (entry >> m.main_bits)) * s.v;
@@ -63,12 +64,12 @@ vptq_status vptq_cuda_vq_dequant(vptq_dev *dev, const vptq_matrix *matrix, size_
     const vptq_status uploaded = vptq_cuda_matrix_stored(dev, matrix, &q, err);
     if (uploaded)
         return uploaded;
-    const stored_matrix m = {*q, vptq_vq_row_words(s), vptq_vq_strips(s), vptq_vq_index_bits(s),
-                             vptq_log2u(s->k)};
-    const size_t most = 65535; /* strips of one launch: the grid's second side */
+    const stored_matrix m = {*q, vptq_vq_row_words(s), vptq_vq_vector_rows(s),
+                             vptq_vq_index_bits(s), vptq_log2u(s->k)};
+    const size_t most = 65535; /* vector rows of one launch: the grid's second side */
     for (size_t first = r0; first < r0 + n;) {
-        const size_t strips = (r0 + n - 1) / s->v - first / s->v + 1;
-        const size_t now = strips < most ? strips : most;
+        const size_t vector_rows = (r0 + n - 1) / s->v - first / s->v + 1;
+        const size_t now = vector_rows < most ? vector_rows : most;
         const size_t end = (first / s->v + now) * s->v, last = end < r0 + n ? end : r0 + n;
         const dim3 grid(vptq_cuda_blocks(s->in, THREADS), (unsigned)now);
         const vptq_status st =

@@ -1,9 +1,9 @@
 /* vq_gemv for more rows of x than registers hold: gemm-small of cuda_plan_dispatch.h;
  * docs/gpu.md has the picture.  A block takes some output rows, some rows of x and its share of
- * the columns of every stripe.  Books are in shared memory beside two chunks of x, one of which
- * is on its way.  A warp looks up fragments of two pairs of strips (main and residual centroid
- * are added in float16), and multiplies them with all rows of x of the block; warps that have
- * the same fragments share the tiles of every chunk out among them.
+ * the columns of every stripe.  Codebooks are in shared memory beside two chunks of x, one of
+ * which is on its way.  A warp looks up fragments of two pairs of vector rows (main and
+ * residual centroid are added in float16), and multiplies them with all rows of x of the block;
+ * warps that have the same fragments share the tiles of every chunk out among them.
  *
  * The codes are those of the GEMV kernel's layout, whatever copies they choose: the rank of a
  * centroid is worked out of them, and looked up in a table that leaves room for x.
@@ -57,36 +57,36 @@ static __device__ void stage_x(const gemm_job &j, const gemm_place &p, uint32_t 
 
 /* ---- look-ups ---- */
 
-/* A book as look_up takes it, and the way from a code to a row of it. */
-struct gemm_book {
-    book_view view;
+/* A codebook as look_up takes it, and the way from a code to a row of it. */
+struct gemm_codebook {
+    codebook_view view;
     vptq_cuda_rank_rule rule;
 };
 
 struct gemm_stripe {
     stripe_view s;
-    gemm_book main, residual;
+    gemm_codebook main, residual;
 };
 
-static __device__ gemm_book gemm_book_of(const vptq_cuda_book &b)
+static __device__ gemm_codebook gemm_codebook_of(const vptq_cuda_codebook &b)
 {
-    gemm_book g = {view_of(b, false), b.rule};
+    gemm_codebook g = {view_of(b, false), b.rule};
     if (b.table.replicas)
         g.view.stride = g.view.slots = b.table.replicas;
     return g;
 }
 
-static __device__ unsigned row_of(const book_view &b, uint32_t rank)
+static __device__ unsigned row_of(const codebook_view &b, uint32_t rank)
 {
     return rank * b.stride + (port_lane() & (b.slots - 1));
 }
 
-/* The fragment of a piece or tail of both books' centroids, added up. */
+/* The fragment of a piece or tail of both codebooks' centroids, added up. */
 template <bool PLAIN>
 static __device__ void fetch(const gemm_stripe &g, uint32_t part, const chunk_codes &c,
                              unsigned tile, unsigned char *stage, uint32_t a[4])
 {
-    const book_view &main = g.main.view, &residual = g.residual.view;
+    const codebook_view &main = g.main.view, &residual = g.residual.view;
     const unsigned row = row_of(main, vptq_cuda_rank_by(g.main.rule, code16(c.main, tile)));
     uint32_t r[4] = {};
     unsigned residual_row = 0;
@@ -276,10 +276,10 @@ template <unsigned N, bool PLAIN>
 static __device__ void run_stripe(const gemm_job &j, const gemm_place &p,
                                   const vptq_cuda_stripe &stripe, uint32_t c0, uint32_t c1)
 {
-    const gemm_stripe g = {view_of(stripe), gemm_book_of(stripe.main),
-                           gemm_book_of(stripe.residual)};
-    const uint32_t strips = 2 * g.s.v, pair0 = p.row0 / strips;
-    const uint32_t fragments = (p.rows + strips - 1) / strips * g.s.parts;
+    const gemm_stripe g = {view_of(stripe), gemm_codebook_of(stripe.main),
+                           gemm_codebook_of(stripe.residual)};
+    const uint32_t vector_rows = 2 * g.s.v, pair0 = p.row0 / vector_rows;
+    const uint32_t fragments = (p.rows + vector_rows - 1) / vector_rows * g.s.parts;
     gemm_team t = {};
     t.warps = 1;
     while (t.warps < WARPS && t.warps * AT_ONCE < fragments)
@@ -310,7 +310,7 @@ static __device__ void run_any(const gemm_job &j, const gemm_place &p,
     const uint32_t c0 = p.rank * each, c1 = min(c0 + each, s.chunks);
     if (c0 >= c1)
         return;
-    fill_books(s);
+    fill_codebooks(s);
     if (s.loop == VPTQ_CUDA_ANYTHING)
         run_stripe<N, false>(j, p, s, c0, c1);
     else

@@ -42,11 +42,11 @@ struct gemv_job {
 /* ---- what a block has summed up ---- */
 
 /* A pass over some chunks of a stripe, in shared memory.  Teams of `size` warps take the pairs
- * of strips in turn, the warps of a team every size-th chunk. */
+ * of vector rows in turn, the warps of a team every size-th chunk. */
 struct pass_place {
     stripe_view stripe;
     uint32_t row0, rows, range, rank; /* of the block */
-    uint32_t pair0, end;              /* pairs of strips */
+    uint32_t pair0, end;              /* pairs of vector rows */
     uint32_t rounds;                  /* in each of them every team takes one */
     uint32_t size, log2_size, teams;
     uint32_t chunk0, chunks;
@@ -225,7 +225,7 @@ static __device__ unsigned char *stage_of_warp(const gemv_job &j)
     return shared_at(j.room.stage_at) + port_warp() * PORT_LANES * VPTQ_CUDA_PIECE;
 }
 
-/* Chunks [c0, c1), no more than the warps hold, of all pairs of strips of the block. */
+/* Chunks [c0, c1), no more than the warps hold, of all pairs of vector rows of the block. */
 template <x_form X, vptq_cuda_loop LOOP>
 static __device__ void run_pass(const gemv_job &j, const vptq_cuda_stripe &stripe, uint32_t c0,
                                 uint32_t c1)
@@ -281,7 +281,7 @@ static __device__ void run_stripe(const gemv_job &j, const vptq_cuda_stripe &s)
     const uint32_t c0 = place_of(j).rank * each, c1 = min(c0 + each, s.chunks);
     if (c0 >= c1)
         return;
-    fill_books(s);
+    fill_codebooks(s);
     if (LOOP != VPTQ_CUDA_ANYTHING && s.loop == LOOP)
         run_passes<X, LOOP>(j, s, c0, c1);
     else

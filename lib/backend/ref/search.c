@@ -1,5 +1,5 @@
-/* Searching books, one vector at a time, and what uses it.  Distances are those of the float
- * that a choice decodes to, c + r, taken in double. */
+/* Searching codebooks, one vector at a time, and what uses it.  Distances are those of the
+ * float that a choice decodes to, c + r, taken in double. */
 #include <math.h>
 #include <string.h>
 
@@ -11,8 +11,8 @@ typedef struct candidate {
     uint32_t index;
 } candidate;
 
-struct vptq_finder {
-    vptq_books books;
+struct vptq_search_index {
+    vptq_codebooks codebooks;
     uint32_t beam;         /* at most k */
     candidate *candidates; /* [beam] */
 };
@@ -22,33 +22,35 @@ typedef struct choice {
     double distance;
 } choice;
 
-vptq_status vptq_ref_finder_open(vptq_dev *dev, const vptq_books *books, vptq_finder **finder,
-                                 vptq_err *err)
+vptq_status vptq_ref_search_index_open(vptq_dev *dev, const vptq_codebooks *codebooks,
+                                       vptq_search_index **index, vptq_err *err)
 {
     vptq_mem *mem = dev->ctx->mem;
-    vptq_finder *f = vptq_mem_alloc(mem, 1, sizeof *f, err);
+    vptq_search_index *f = vptq_mem_alloc(mem, 1, sizeof *f, err);
     if (!f)
         return VPTQ_E_NOMEM;
-    *f = (vptq_finder){.books = *books};
-    f->beam = !books->k_res ? 1 : books->beam < books->k ? books->beam : books->k;
+    *f = (vptq_search_index){.codebooks = *codebooks};
+    f->beam = !codebooks->k_res                ? 1
+              : codebooks->beam < codebooks->k ? codebooks->beam
+                                               : codebooks->k;
     f->candidates = vptq_mem_alloc(mem, f->beam, sizeof *f->candidates, err);
     if (!f->candidates) {
         vptq_mem_free(mem, f);
         return VPTQ_E_NOMEM;
     }
-    *finder = f;
+    *index = f;
     return VPTQ_OK;
 }
 
-void vptq_ref_finder_close(vptq_dev *dev, vptq_finder *finder)
+void vptq_ref_search_index_close(vptq_dev *dev, vptq_search_index *index)
 {
-    if (!finder)
+    if (!index)
         return;
-    vptq_mem_free(dev->ctx->mem, finder->candidates);
-    vptq_mem_free(dev->ctx->mem, finder);
+    vptq_mem_free(dev->ctx->mem, index->candidates);
+    vptq_mem_free(dev->ctx->mem, index);
 }
 
-static void decode(const vptq_books *b, uint32_t main, uint32_t res, float *q)
+static void decode(const vptq_codebooks *b, uint32_t main, uint32_t res, float *q)
 {
     for (size_t d = 0; d < b->v; d++) {
         q[d] = b->centroids[(size_t)main * b->v + d];
@@ -69,9 +71,9 @@ static double square_distance(const float *x, const float *q, uint32_t v)
 
 /* The nearest main centroids, nearest first, the lower index first on ties; their number.
  * What has no finite distance is not among them. */
-static uint32_t nearest_mains(const vptq_finder *f, const float *x)
+static uint32_t nearest_mains(const vptq_search_index *f, const float *x)
 {
-    const vptq_books *b = &f->books;
+    const vptq_codebooks *b = &f->codebooks;
     uint32_t count = 0;
     for (uint32_t j = 0; j < b->k; j++) {
         double distance = square_distance(x, b->centroids + (size_t)j * b->v, b->v);
@@ -94,9 +96,9 @@ static bool comes_first(const choice *a, const choice *b)
            (a->main < b->main || (a->main == b->main && a->res < b->res));
 }
 
-static choice search(const vptq_finder *f, const float *x)
+static choice search(const vptq_search_index *f, const float *x)
 {
-    const vptq_books *b = &f->books;
+    const vptq_codebooks *b = &f->codebooks;
     const uint32_t count = nearest_mains(f, x), k_res = b->k_res ? b->k_res : 1;
     float q[VPTQ_VQ_MAX_V];
     choice best = {0, 0, INFINITY};
@@ -113,10 +115,10 @@ static choice search(const vptq_finder *f, const float *x)
 }
 
 /* The choice for x, and in q what it stands for. */
-static choice choose(const vptq_finder *f, const float *x, bool keep, uint32_t *idx,
+static choice choose(const vptq_search_index *f, const float *x, bool keep, uint32_t *idx,
                      uint32_t *idx_res, float *q)
 {
-    const vptq_books *b = &f->books;
+    const vptq_codebooks *b = &f->codebooks;
     choice best = search(f, x);
     if (keep) {
         choice old = {*idx, b->k_res ? *idx_res : 0, 0};
@@ -132,15 +134,15 @@ static choice choose(const vptq_finder *f, const float *x, bool keep, uint32_t *
     return best;
 }
 
-vptq_status vptq_ref_find(vptq_dev *dev, const vptq_find_args *f, vptq_err *err)
+vptq_status vptq_ref_search(vptq_dev *dev, const vptq_search_args *f, vptq_err *err)
 {
-    const uint32_t v = f->finder->books.v;
+    const uint32_t v = f->index->codebooks.v;
     float q[VPTQ_VQ_MAX_V];
     (void)dev;
     (void)err;
     for (size_t i = 0; i < f->n; i++) {
         uint32_t *res = f->idx_res ? f->idx_res + i : NULL;
-        choose(f->finder, f->x + i * v, f->keep, f->idx + i, res, q);
+        choose(f->index, f->x + i * v, f->keep, f->idx + i, res, q);
         if (f->dist)
             f->dist[i] = (float)square_distance(f->x + i * v, q, v);
     }
@@ -149,14 +151,14 @@ vptq_status vptq_ref_find(vptq_dev *dev, const vptq_find_args *f, vptq_err *err)
 
 vptq_status vptq_ref_vq_pass(vptq_dev *dev, const vptq_pass_args *p, vptq_err *err)
 {
-    const uint32_t v = p->finder->books.v;
+    const uint32_t v = p->index->codebooks.v;
     (void)dev;
     (void)err;
     for (size_t t = 0; t < p->cols; t++) {
         float *z = p->z + t * p->ldz, *q = p->q + t * p->ldq, *e = p->err + t * p->lde;
         for (size_t i = 0; i < p->rows / v; i++) {
             uint32_t *res = p->idx_res ? p->idx_res + t * p->ldi + i : NULL;
-            choose(p->finder, z + i * v, false, p->idx + t * p->ldi + i, res, q + i * v);
+            choose(p->index, z + i * v, false, p->idx + t * p->ldi + i, res, q + i * v);
         }
         for (size_t r = 0; r < p->rows; r++)
             e[r] = (z[r] - q[r]) / p->u[t * p->ldu + t];
@@ -178,12 +180,12 @@ static void gradient(const vptq_descend_args *d, size_t t, size_t row, uint32_t 
     }
 }
 
-static void descend_vector(const vptq_descend_args *d, size_t t, size_t strip)
+static void descend_vector(const vptq_descend_args *d, size_t t, size_t vector_row)
 {
-    const uint32_t v = d->finder->books.v;
-    const size_t row = strip * v;
+    const uint32_t v = d->index->codebooks.v;
+    const size_t row = vector_row * v;
     const float h = d->h[t * d->ldh + t];
-    uint32_t *res = d->idx_res ? d->idx_res + t * d->ldi + strip : NULL;
+    uint32_t *res = d->idx_res ? d->idx_res + t * d->ldi + vector_row : NULL;
     float *q = d->q + t * d->ldq + row, *delta = d->delta + t * d->ldd + row;
     float target[VPTQ_VQ_MAX_V], now[VPTQ_VQ_MAX_V];
     if (!(h > 0)) {
@@ -193,7 +195,7 @@ static void descend_vector(const vptq_descend_args *d, size_t t, size_t strip)
     gradient(d, t, row, v, target);
     for (size_t e = 0; e < v; e++)
         target[e] = q[e] - target[e] / h;
-    choose(d->finder, target, true, d->idx + t * d->ldi + strip, res, now);
+    choose(d->index, target, true, d->idx + t * d->ldi + vector_row, res, now);
     for (size_t e = 0; e < v; e++) {
         delta[e] = now[e] - q[e];
         q[e] = now[e];
@@ -205,25 +207,25 @@ vptq_status vptq_ref_vq_descend(vptq_dev *dev, const vptq_descend_args *d, vptq_
     (void)dev;
     (void)err;
     for (size_t t = 0; t < d->cols; t++) {
-        for (size_t strip = 0; strip < d->rows / d->finder->books.v; strip++)
-            descend_vector(d, t, strip);
+        for (size_t vector_row = 0; vector_row < d->rows / d->index->codebooks.v; vector_row++)
+            descend_vector(d, t, vector_row);
     }
     return VPTQ_OK;
 }
 
 vptq_status vptq_ref_vq_gather(vptq_dev *dev, const vptq_gather_args *g, vptq_err *err)
 {
-    const vptq_books books = {.v = g->v,
-                              .k = g->k,
-                              .k_res = g->k_res,
-                              .centroids = g->centroids,
-                              .res_centroids = g->res_centroids};
+    const vptq_codebooks codebooks = {.v = g->v,
+                                      .k = g->k,
+                                      .k_res = g->k_res,
+                                      .centroids = g->centroids,
+                                      .res_centroids = g->res_centroids};
     (void)dev;
     (void)err;
     for (size_t t = 0; t < g->cols; t++) {
         for (size_t i = 0; i < g->rows / g->v; i++)
-            decode(&books, g->idx[t * g->ldi + i], g->k_res ? g->idx_res[t * g->ldi + i] : 0,
-                   g->q + t * g->ldq + i * g->v);
+            decode(&codebooks, g->idx[t * g->ldi + i],
+                   g->k_res ? g->idx_res[t * g->ldi + i] : 0, g->q + t * g->ldq + i * g->v);
     }
     return VPTQ_OK;
 }

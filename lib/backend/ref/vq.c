@@ -101,7 +101,7 @@ static float decode_one(const vptq_vq *q, size_t r, size_t p)
     size_t g = (p - s->outliers) / s->group_size;
     size_t column = (p - s->outliers) % s->group_size;
     const uint32_t *row =
-        q->indices + (g * vptq_vq_strips(s) + r / s->v) * vptq_vq_row_words(s);
+        q->indices + (g * vptq_vq_vector_rows(s) + r / s->v) * vptq_vq_row_words(s);
     uint32_t entry = vptq_bits_get(row, column, vptq_vq_index_bits(s));
     size_t i = entry & (s->k - 1);
     float value = q->centroids[(g * s->k + i) * s->v + r % s->v];

@@ -27,10 +27,10 @@ vptq_status vptq_ref_library_gemv(vptq_dev *dev, size_t out, size_t in, const fl
                                   const vptq_gemv_args *g, vptq_err *err);
 
 /* ref_search.c */
-vptq_status vptq_ref_finder_open(vptq_dev *dev, const vptq_books *books, vptq_finder **finder,
-                                 vptq_err *err);
-void vptq_ref_finder_close(vptq_dev *dev, vptq_finder *finder);
-vptq_status vptq_ref_find(vptq_dev *dev, const vptq_find_args *f, vptq_err *err);
+vptq_status vptq_ref_search_index_open(vptq_dev *dev, const vptq_codebooks *codebooks,
+                                       vptq_search_index **index, vptq_err *err);
+void vptq_ref_search_index_close(vptq_dev *dev, vptq_search_index *index);
+vptq_status vptq_ref_search(vptq_dev *dev, const vptq_search_args *f, vptq_err *err);
 vptq_status vptq_ref_vq_pass(vptq_dev *dev, const vptq_pass_args *p, vptq_err *err);
 vptq_status vptq_ref_vq_descend(vptq_dev *dev, const vptq_descend_args *d, vptq_err *err);
 vptq_status vptq_ref_vq_gather(vptq_dev *dev, const vptq_gather_args *g, vptq_err *err);

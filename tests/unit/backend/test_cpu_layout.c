@@ -14,7 +14,7 @@ enum { STRIPS = VPTQ_LAYOUT_STRIPS };
 
 typedef struct layout_case {
     vptq_vq_shape shape;
-    vptq_dtype type; /* that books are rounded to */
+    vptq_dtype type; /* that codebooks are rounded to */
     bool half;       /* what is expected where there is SIMD */
     size_t lanes, far_half, far_float;
 } layout_case;
@@ -43,8 +43,8 @@ static void check_row(const vptq_layout *l, const uint8_t *table, uint16_t code,
 static void check_codes(const vptq_layout *l, const vmatrix *m)
 {
     const vptq_vq_shape *s = &m->q.shape;
-    const size_t strips = vptq_vq_strips(s);
-    assert_true(l->blocks == (strips + STRIPS - 1) / STRIPS);
+    const size_t vector_rows = vptq_vq_vector_rows(s);
+    assert_true(l->blocks == (vector_rows + STRIPS - 1) / STRIPS);
     assert_true(l->record == (s->k_res ? 2 * STRIPS : STRIPS));
     for (size_t g = 0; g < s->groups; g++)
         for (size_t i = 0; i < l->blocks * STRIPS; i++)
@@ -52,8 +52,8 @@ static void check_codes(const vptq_layout *l, const vmatrix *m)
                 const size_t block = g * l->blocks + i / STRIPS;
                 const uint16_t *code =
                     l->codes + (block * s->group_size + j) * l->record + i % STRIPS;
-                const size_t at = (g * strips + i) * s->group_size + j;
-                if (i >= strips) { /* nothing is read from beyond a table */
+                const size_t at = (g * vector_rows + i) * s->group_size + j;
+                if (i >= vector_rows) { /* nothing is read from beyond a table */
                     assert_true(code[0] == 0 && (!s->k_res || code[STRIPS] == 0));
                     continue;
                 }
@@ -80,7 +80,7 @@ static void codes_lead_to_their_centroids(void **state)
 {
     (void)state;
     static const layout_case cases[] = {
-        /* books of 16 KB and less stay as they are */
+        /* codebooks of 16 KB and less stay as they are */
         {{40, 30, 8, 256, 256, 1, 30, 0, 0, 0, false, false}, VPTQ_F16, false, 8, 2, 1},
         {{40, 30, 8, 256, 512, 1, 30, 0, 0, 0, false, false}, VPTQ_F16, true, 8, 1, 1},
         {{41, 300, 6, 4096, 0, 1, 300, 0, 0, 0, true, true}, VPTQ_F16, true, 8, 1, 1},
@@ -119,8 +119,8 @@ static void codes_lead_to_their_centroids(void **state)
         }
 }
 
-/* A NaN or an infinity in a book stays what it is. */
-static void books_of_anything_are_kept(void **state)
+/* A NaN or an infinity in a codebook stays what it is. */
+static void codebooks_of_anything_are_kept(void **state)
 {
     (void)state;
     static const float odd[] = {NAN, INFINITY, -INFINITY, FLT_MAX, FLT_MIN / 8};
@@ -199,7 +199,7 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(codes_lead_to_their_centroids),
-        cmocka_unit_test(books_of_anything_are_kept),
+        cmocka_unit_test(codebooks_of_anything_are_kept),
         cmocka_unit_test(products_survive_a_lack_of_memory),
     };
     return vtest_main(argc, argv, tests);

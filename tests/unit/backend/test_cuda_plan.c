@@ -18,7 +18,7 @@ static vptq_vq_shape make_shape(uint32_t out, uint32_t in, uint32_t v, uint32_t 
         .out = out, .in = in, .v = v, .k = k, .k_res = k_res, .groups = 1, .group_size = in};
 }
 
-/* Groups of 31, 7 outlier columns in vectors of 3 with a book of 50, permuted. */
+/* Groups of 31, 7 outlier columns in vectors of 3 with a codebook of 50, permuted. */
 static vptq_vq_shape grouped(void)
 {
     vptq_vq_shape s = make_shape(43, 7 + 3 * 31, 8, 64, 16);
@@ -56,22 +56,24 @@ static void check_row(const vptq_cuda_table *t, const uint16_t *image, uint32_t 
     }
 }
 
-/* Main and residual centroid number of a segment's strip and column, from the plain arrays. */
-static uint32_t plain_code(const vmatrix *m, uint32_t segment, uint32_t strip, uint32_t column,
-                           uint32_t *res)
+/* Main and residual centroid number of a segment's vector row and column, from the plain
+ * arrays. */
+static uint32_t plain_code(const vmatrix *m, uint32_t segment, uint32_t vector_row,
+                           uint32_t column, uint32_t *res)
 {
     const vptq_vq_shape *s = &m->q.shape;
     uint32_t group = segment - (s->outliers > 0);
     *res = 0;
     if (s->outliers && segment == 0)
-        return m->outlier_indices[(size_t)strip * s->outliers + column];
-    size_t at = ((size_t)group * ((s->out + s->v - 1) / s->v) + strip) * s->group_size + column;
+        return m->outlier_indices[(size_t)vector_row * s->outliers + column];
+    size_t at =
+        ((size_t)group * ((s->out + s->v - 1) / s->v) + vector_row) * s->group_size + column;
     *res = m->res[at];
     return m->main[at];
 }
 
-/* Walks the streams in the order of the bytes and says from the place of each code which strip
- * and column it belongs to. */
+/* Walks the streams in the order of the bytes and says from the place of each code which vector
+ * row and column it belongs to. */
 static void check_segment(const vmatrix *m, const vptq_cuda_layout *l, uint32_t segment)
 {
     const vptq_cuda_segment *g = &l->segment[segment];
@@ -81,7 +83,7 @@ static void check_segment(const vmatrix *m, const vptq_cuda_layout *l, uint32_t 
     for (size_t at = 0; at < codes; at++) {
         uint32_t tile = at % 8, lane = at / 8 % 32;
         uint32_t chunk = (uint32_t)(at / 256 % g->chunks), matrix = lane / 8, res;
-        uint32_t strip = 2 * (uint32_t)(at / 256 / g->chunks) + matrix % 2;
+        uint32_t vector_row = 2 * (uint32_t)(at / 256 / g->chunks) + matrix % 2;
         uint32_t column = chunk * 128 + tile * 16 + matrix / 2 * 8 + lane % 8;
         uint32_t rank = vptq_cuda_rank(&g->main, g->codes[at]);
         assert_true(rank < g->main.k);
@@ -90,9 +92,9 @@ static void check_segment(const vmatrix *m, const vptq_cuda_layout *l, uint32_t 
         uint32_t res_row = g->residual.k ? vptq_cuda_residual_row(g, at, lane) : 0;
         if (g->residual.k)
             assert_true(vptq_cuda_rank(&g->residual, res_row) < g->residual.k);
-        if (strip >= g->strips || column >= g->columns)
+        if (vector_row >= g->vector_rows || column >= g->columns)
             continue;
-        uint32_t code = plain_code(m, segment, strip, column, &res);
+        uint32_t code = plain_code(m, segment, vector_row, column, &res);
         check_row(&g->main, main, g->codes[at], g->centroids + (size_t)code * g->main.v);
         if (g->residual.k)
             check_row(&g->residual, residual, res_row,
@@ -126,7 +128,7 @@ static void check_channels(const vmatrix *m, const vptq_cuda_layout *l)
 static void check_unpack(const vmatrix *m, const vptq_cuda_layout *l)
 {
     const vptq_vq_shape *s = &m->q.shape;
-    size_t words = (size_t)s->groups * vptq_vq_strips(s) * vptq_vq_row_words(s);
+    size_t words = (size_t)s->groups * vptq_vq_vector_rows(s) * vptq_vq_row_words(s);
     size_t outliers = s->outliers ? (size_t)((s->out + s->v0 - 1) / s->v0) * s->outliers : 0;
     uint32_t *indices = vtest_alloc(words, sizeof *indices);
     uint16_t *outlier_indices = vtest_alloc(outliers, sizeof *outlier_indices);
@@ -154,7 +156,7 @@ static void check_layout(const vmatrix *m, const vptq_cuda_tables *tables)
     vptq_arena_release(&arena);
 }
 
-/* ---- all shapes, in every way to store their books ---- */
+/* ---- all shapes, in every way to store their codebooks ---- */
 
 typedef struct seen {
     int ranked, replicas, narrow, refused, copies[VPTQ_CUDA_MAX_COPIES + 1];
@@ -225,13 +227,13 @@ static void test_there_and_back(void **state)
         assert_true(n.copies[c]);
 }
 
-/* Books that no block holds are read from global memory. */
-static void test_large_books(void **state)
+/* Codebooks that no block holds are read from global memory. */
+static void test_large_codebooks(void **state)
 {
     (void)state;
-    static const uint32_t books[][3] = {{8, 65536, 256}, {4, 65536, 65536}, {2, 65536, 0}};
+    static const uint32_t codebooks[][3] = {{8, 65536, 256}, {4, 65536, 65536}, {2, 65536, 0}};
     for (size_t i = 0; i < 3; i++) {
-        vptq_vq_shape s = make_shape(24, 20, books[i][0], books[i][1], books[i][2]);
+        vptq_vq_shape s = make_shape(24, 20, codebooks[i][0], codebooks[i][1], codebooks[i][2]);
         vptq_cuda_smem_want w = {.shape = s, .budget = VPTQ_CUDA_SMEM_HOPPER, .batch = 1};
         vptq_cuda_smem smem;
         vptq_err err = {0};
@@ -256,7 +258,7 @@ static void check_real(const vptq_vq *q, const char *chip, vptq_cuda_kernel kern
     vptq_cuda_layout l;
     vmatrix m = {.q = *q}; /* what check_unpack compares with; nothing else of it is used */
     size_t words =
-        (size_t)q->shape.groups * vptq_vq_strips(&q->shape) * vptq_vq_row_words(&q->shape);
+        (size_t)q->shape.groups * vptq_vq_vector_rows(&q->shape) * vptq_vq_row_words(&q->shape);
     size_t outliers =
         q->shape.outliers
             ? (size_t)((q->shape.out + q->shape.v0 - 1) / q->shape.v0) * q->shape.outliers
@@ -267,7 +269,7 @@ static void check_real(const vptq_vq *q, const char *chip, vptq_cuda_kernel kern
     if (outliers)
         memcpy(m.outlier_indices, q->outlier_indices, outliers * sizeof *m.outlier_indices);
     vptq_arena_init(&arena, NULL);
-    assert_ok(vptq_cuda_predict(vptq_cuda_chip_find(chip), &q->shape, 1, kernel, 0, &c, &err),
+    assert_ok(vptq_cuda_predict(vptq_cuda_chip_search(chip), &q->shape, 1, kernel, 0, &c, &err),
               &err);
     assert_ok(vptq_cuda_layout_build(q, &c.smem.tables, 1, &arena, &l, &err), &err);
     check_unpack(&m, &l);
@@ -300,8 +302,8 @@ static void test_real_model(void **state)
     vptq_tensor_set_release(&set);
 }
 
-/* One tile by hand: the code of lane 13 is that of strip 1, column 5; of lane 18: strip 0,
- * column 10. */
+/* One tile by hand: the code of lane 13 is that of vector row 1, column 5; of lane 18: vector
+ * row 0, column 10. */
 static void test_lane_order(void **state)
 {
     (void)state;
@@ -399,16 +401,16 @@ static void test_image_of_bfloat16(void **state)
     (void)state;
     vptq_err err = {0};
     vptq_cuda_table t;
-    static const float book[2] = {1.0F, 3.0e38F};
+    static const float codebook[2] = {1.0F, 3.0e38F};
     uint16_t image[16 * 4 * 2];
     memset(image, 0xFF, sizeof image);
     assert_ok(vptq_cuda_table_copies(&t, 1, 2, 2, 0, &err), &err);
     assert_int_equal(vptq_cuda_table_bytes(&t), sizeof image);
-    vptq_cuda_table_image(&t, book, NULL, VPTQ_BF16, image);
+    vptq_cuda_table_image(&t, codebook, NULL, VPTQ_BF16, image);
     assert_int_equal(image[0], 0x3F80);
     assert_int_equal(image[4], vptq_f32_to_bf16(3.0e38F));
     assert_int_equal(image[1], 0);
-    assert_int_equal(image[2 * 4], 0);             /* behind the book */
+    assert_int_equal(image[2 * 4], 0);             /* behind the codebook */
     assert_int_equal(image[(16 + 1) * 4], 0x3F80); /* rotated by one */
 }
 
@@ -468,7 +470,7 @@ static void test_refused(void **state)
     vptq_cuda_tables t = fit.tables;
     t.main.k = 32;
     assert_fails(vptq_cuda_layout_build(&m.q, &t, 1, &arena, &l, &err), VPTQ_E_SHAPE, &err,
-                 "main book is of 32 centroids of 8, not of 64 of 8");
+                 "main codebook is of 32 centroids of 8, not of 64 of 8");
     t = fit.tables;
     t.residual.k = 0;
     assert_fails(vptq_cuda_layout_build(&m.q, &t, 1, &arena, &l, &err), VPTQ_E_SHAPE, &err,
@@ -524,7 +526,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_rows),           cmocka_unit_test(test_lane_order),
         cmocka_unit_test(test_ranks_by_use),   cmocka_unit_test(test_image_of_bfloat16),
-        cmocka_unit_test(test_there_and_back), cmocka_unit_test(test_large_books),
+        cmocka_unit_test(test_there_and_back), cmocka_unit_test(test_large_codebooks),
         cmocka_unit_test(test_real_model),     cmocka_unit_test(test_same_for_any_threads),
         cmocka_unit_test(test_refused),        cmocka_unit_test(test_out_of_memory),
     };

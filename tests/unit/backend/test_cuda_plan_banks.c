@@ -297,8 +297,8 @@ static void test_other_tables(void **state)
     assert_ok(vptq_cuda_table_copies(&t, 8, 4096, 2, 2048, &err), &err);
     check_mean(&t, 5.92);
     assert_true(fabs(vptq_cuda_expected_clocks(&t) - 5.92) < 0.2);
-    /* a small book without replicas: some rows are equal; a second copy of a hot half that has
-     * 64 % of the uses: published 8.2, with the best of all choices 8.02 */
+    /* a small codebook without replicas: some rows are equal; a second copy of a hot half that
+     * has 64 % of the uses: published 8.2, with the best of all choices 8.02 */
     assert_ok(vptq_cuda_table_copies(&t, 8, 256, 1, 0, &err), &err);
     check_mean(&t, 10.17);
     assert_ok(vptq_cuda_table_copies(&t, 8, 4096, 1, 2048, &err), &err);
@@ -402,13 +402,13 @@ static void add_real(const vptq_vq *q, uint32_t copies, vptq_cuda_bank_count *su
     assert_ok(vptq_cuda_table_copies(&t.main, s->v, s->k, copies, 0, &err), &err);
     assert_ok(vptq_cuda_table_replicas(&t.residual, s->v, s->k_res, 8, &err), &err);
     vptq_cuda_bank_count n = count_matrix(q, &t);
-    uint64_t padding = n.tiles - (s->in + 15) / 16 * ((vptq_vq_strips(s) + 1) / 2);
+    uint64_t padding = n.tiles - (s->in + 15) / 16 * ((vptq_vq_vector_rows(s) + 1) / 2);
     sum->tiles += n.tiles - padding;
     sum->main += n.main - 4 * padding;
     sum->residual += n.residual - 4 * padding;
 }
 
-/* Codes of up_proj (172 x 64, v = 8, k = 256, 22 strips) of the 5 blocks of stories260K as
+/* Codes of up_proj (172 x 64, v = 8, k = 256, 22 vector rows) of the 5 blocks of stories260K as
  * upstream quantized it: 220 tiles.  Centroids of a trained matrix are used unevenly and equal
  * codes are sent once, so there are somewhat fewer clocks than for random codes. */
 static void test_real_codes(void **state)

@@ -30,9 +30,10 @@ static vptq_cuda_smem fit(uint32_t v, uint32_t k, uint32_t k_res, uint32_t budge
 
 /* ---- shared memory ---- */
 
-/* The classes of books that models use, at batch 1: whole copies of the main book, centroids of
- * a part of one more, replicas of the residual book, clocks per 32 codes.  By hand: what is
- * left of 232,448 bytes behind replicas and 2,048 bytes of partial sums, over 16 a row. */
+/* The classes of codebooks that models use, at batch 1: whole copies of the main codebook,
+ * centroids of a part of one more, replicas of the residual codebook, clocks per 32 codes.  By
+ * hand: what is left of 232,448 bytes behind replicas and 2,048 bytes of partial sums, over 16
+ * a row. */
 static void test_classes_on_hopper(void **state)
 {
     (void)state;
@@ -45,7 +46,8 @@ static void test_classes_on_hopper(void **state)
         {8, 4096, 512, 2, 2112, 8, 5.9, 4},  /* 10,304 rows */
         {8, 8192, 512, 1, 2112, 8, 9.2, 4},
         {6, 4096, 0, 3, 2112, 0, 4.5, 0},         /* 14,400 rows */
-        {12, 4096, 4096, 1, 1408, 0, 15.0, 16.5}, /* 24 bytes a row, 9,600 rows, 1 + 1 books */
+        {12, 4096, 4096, 1, 1408, 0, 15.0, 16.5}, /* 24 bytes a row, 9,600 rows, 1 + 1 codebooks
+                                                   */
         {4, 4096, 0, 5, 0, 0, 2.11, 0},
     };
     for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
@@ -60,7 +62,7 @@ static void test_classes_on_hopper(void **state)
         assert_true(fabs(s.main_clocks - list[i].main_clocks) < 0.25);
         assert_true(fabs(s.residual_clocks - list[i].residual_clocks) < 0.1);
     }
-    /* small books: every lane its own slot */
+    /* small codebooks: every lane its own slot */
     vptq_cuda_smem s = fit(8, 256, 256, VPTQ_CUDA_SMEM_HOPPER, 1, 0);
     assert_int_equal(s.tables.main.replicas, 8);
     assert_true(s.main_clocks <= 4 && s.residual_clocks <= 4);
@@ -135,7 +137,7 @@ static void test_too_large(void **state)
 
 static const vptq_cuda_chip *h200(void)
 {
-    return vptq_cuda_chip_find("h200");
+    return vptq_cuda_chip_search("h200");
 }
 
 static vptq_cuda_choice predict(const vptq_cuda_chip *chip, vptq_vq_shape s, uint32_t batch,
@@ -148,7 +150,7 @@ static vptq_cuda_choice predict(const vptq_cuda_chip *chip, vptq_vq_shape s, uin
     return c;
 }
 
-static void test_strip_pairs(void **state)
+static void test_vector_row_pairs(void **state)
 {
     (void)state;
     static const struct {
@@ -172,7 +174,7 @@ static void test_strip_pairs(void **state)
      * be filled while this one ends */
     c = predict(h200(), make_shape(1024, 4096, 8, 4096, 256), 1, VPTQ_CUDA_GEMV_SMEM, 1);
     assert_true(c.overlaps);
-    /* rows of a block are whole strips of the outlier book, too: lcm(2 6, 2 4) = 24 */
+    /* rows of a block are whole vector rows of the outlier codebook, too: lcm(2 6, 2 4) = 24 */
     vptq_vq_shape s = make_shape(4096, 4096, 6, 4096, 0);
     s.outliers = 16;
     s.group_size = 4080;
@@ -207,10 +209,10 @@ static void test_published_predictions(void **state)
     }
 }
 
-/* The published clocks per 32 indices, by classes of books: look-ups of one copy (v1) and of
- * what fits best (v2), both with 1.5 of loads; codes out of memory; and the share of a 16-bit
- * matrix's time that v1 is.  What the planner finds to fit is nowhere slower than the plan that
- * was published, up to the digit that it was written with. */
+/* The published clocks per 32 indices, by classes of codebooks: look-ups of one copy (v1) and
+ * of what fits best (v2), both with 1.5 of loads; codes out of memory; and the share of a
+ * 16-bit matrix's time that v1 is.  What the planner finds to fit is nowhere slower than the
+ * plan that was published, up to the digit that it was written with. */
 static void test_published_classes(void **state)
 {
     (void)state;
@@ -260,7 +262,7 @@ static vptq_cuda_choice choose(const char *chip, vptq_vq_shape s, uint32_t batch
 {
     vptq_err err = {0};
     vptq_cuda_choice c;
-    const vptq_cuda_chip *p = vptq_cuda_chip_find(chip);
+    const vptq_cuda_chip *p = vptq_cuda_chip_search(chip);
     assert_non_null(p);
     assert_ok(vptq_cuda_dispatch(p, &s, batch, &c, &err), &err);
     return c;
@@ -314,9 +316,9 @@ static void check_choice(const vptq_cuda_chip *chip, const vptq_vq_shape *s, uin
     }
 }
 
-/* The kernel for more rows of x: one copy of a large book, replicas of small ones, and 2 x 128
- * columns x 2 bytes of every row of x behind them.  By hand: of 4096 x 4096, 128 blocks of 2
- * pairs have 2 fragments, which 8 warps share out among them; of twice as many rows of x, 4
+/* The kernel for more rows of x: one copy of a large codebook, replicas of small ones, and 2 x
+ * 128 columns x 2 bytes of every row of x behind them.  By hand: of 4096 x 4096, 128 blocks of
+ * 2 pairs have 2 fragments, which 8 warps share out among them; of twice as many rows of x, 4
  * pairs and half of them each. */
 static void test_small_products(void **state)
 {
@@ -355,7 +357,7 @@ static void test_small_products(void **state)
     double read = 128 * (128 * 2 * 4096 + 1024 * 96.0) / 5500e3;
     assert_true(fabs(c.body_us - fmax(1024 * clocks / 1980, read)) < 1e-6);
     /* 99 KB: room for 32 rows of x at a time */
-    const vptq_cuda_chip *small = vptq_cuda_chip_find("rtx4090");
+    const vptq_cuda_chip *small = vptq_cuda_chip_search("rtx4090");
     c = predict(small, s, 256, VPTQ_CUDA_GEMM_SMALL, 0);
     assert_int_equal(c.columns, 32);
     assert_int_equal(c.ways, 8);
@@ -371,13 +373,13 @@ static void test_every_shape_has_a_kernel(void **state)
     (void)state;
     static const uint32_t sizes[] = {1, 33, 1024, 11008, 65536},
                           lengths[] = {1, 4, 6, 8, 12, 64};
-    static const uint32_t books[][2] = {{2, 0}, {256, 256}, {4096, 512}, {65536, 65536}};
+    static const uint32_t codebooks[][2] = {{2, 0}, {256, 256}, {4096, 512}, {65536, 65536}};
     static const uint32_t batches[] = {1, 16, 17, 300, 100000};
     size_t count;
     const vptq_cuda_chip *chips = vptq_cuda_chips(&count);
     for (size_t i = 0; i < 5 * 5 * 6 * 4 * 5; i++) {
         vptq_vq_shape s = make_shape(sizes[i % 5], sizes[i / 5 % 5], lengths[i / 25 % 6],
-                                     books[i / 150 % 4][0], books[i / 150 % 4][1]);
+                                     codebooks[i / 150 % 4][0], codebooks[i / 150 % 4][1]);
         if (s.in > 100 && i % 3 == 0) {
             s.outliers = s.in % 10 + 10;
             s.group_size = s.in - s.outliers;
@@ -403,7 +405,7 @@ static void test_cannot_run(void **state)
     assert_fails(vptq_cuda_dispatch(h200(), &s, 0, &c, &err), VPTQ_E_ARG, &err, "batch of 0");
     s.in = 63;
     assert_fails(vptq_cuda_dispatch(h200(), &s, 1, &c, &err), VPTQ_E_SHAPE, &err, "63");
-    assert_null(vptq_cuda_chip_find("h2000"));
+    assert_null(vptq_cuda_chip_search("h2000"));
 }
 
 int main(int argc, char **argv)
@@ -412,7 +414,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_classes_on_hopper),
         cmocka_unit_test(test_places),
         cmocka_unit_test(test_too_large),
-        cmocka_unit_test(test_strip_pairs),
+        cmocka_unit_test(test_vector_row_pairs),
         cmocka_unit_test(test_published_predictions),
         cmocka_unit_test(test_published_classes),
         cmocka_unit_test(test_direct_prediction),

@@ -55,8 +55,8 @@ static void test_bits_by_hand(void **state)
     assert_int_equal(b.norm + b.perm + b.outlier_indices + b.outlier_codebook, 0);
     assert_int_equal(b.total, b.indices + b.codebooks);
     assert_true(b.per_weight == (double)b.total / (4096.0 * 4096));
-    /* Ragged: 10 rows in vectors of 4 (3 strips), 7 outlier columns in vectors of 3 (4 strips),
-     * 3 groups of 31 columns with 5 bits each: 155 bits in 5 words a row. */
+    /* Ragged: 10 rows in vectors of 4 (3 vector rows), 7 outlier columns in vectors of 3 (4
+     * vector rows), 3 groups of 31 columns with 5 bits each: 155 bits in 5 words a row. */
     s = (vptq_vq_shape){.out = 10,
                         .in = 100,
                         .v = 4,

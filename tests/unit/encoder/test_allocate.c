@@ -165,11 +165,11 @@ static void test_rates(void **state)
     size_t count;
     const vptq_rate *r = vptq_rate_table(&count);
     for (size_t i = 0; i < count; i++) {
-        vptq_quant_settings s = vptq_quant_default();
+        vptq_encoder_settings s = vptq_encoder_defaults();
         s.v = r[i].v;
         s.k = r[i].k;
         s.k_res = r[i].k_res;
-        assert_ok(vptq_quant_check(&s, 1536, 1536, &err), &err);
+        assert_ok(vptq_encoder_check(&s, 1536, 1536, &err), &err);
         assert_true(i == 0 || index_bits(&r[i]) >= index_bits(&r[i - 1]));
         for (size_t j = 0; j < count; j++)
             if (r[i].v == r[j].v && r[i].k <= r[j].k && r[i].k_res <= r[j].k_res)
@@ -178,7 +178,8 @@ static void test_rates(void **state)
     }
 }
 
-/* Fewer rows: less loss where vectors are few, and at the quick encoding's own books none. */
+/* Fewer rows: less loss where vectors are few, and at the quick encoding's own codebooks none.
+ */
 static void test_few_vectors(void **state)
 {
     (void)state;

@@ -14,10 +14,10 @@
 enum { COMBINATIONS = 96 };
 
 /* Number i of them, for matrices of 21 x 26. */
-static vptq_quant_settings combination(unsigned i)
+static vptq_encoder_settings combination(unsigned i)
 {
     static const uint32_t norms[] = {VPTQ_NORM_STD, VPTQ_NORM_NONE, VPTQ_NORM_MINMAX};
-    vptq_quant_settings s = vptq_quant_default();
+    vptq_encoder_settings s = vptq_encoder_defaults();
     s.v = i & 1 ? 8 : 4;
     s.k = 8;
     s.k_res = i & 2 ? 4 : 0;
@@ -39,11 +39,11 @@ static vptq_quant_settings combination(unsigned i)
     return s;
 }
 
-static vptq_quant_settings published(const vptq_quant_settings *like)
+static vptq_encoder_settings published(const vptq_encoder_settings *like)
 {
-    vptq_quant_settings s = *like;
+    vptq_encoder_settings s = *like;
     vptq_err err = {0};
-    assert_ok(vptq_quant_set_encoder(&s, "upstream", &err), &err);
+    assert_ok(vptq_encoder_set_encoder(&s, "upstream", &err), &err);
     s.norm = like->norm;
     s.perm = like->perm;
     s.kmeans_iterations = 10;
@@ -52,7 +52,7 @@ static vptq_quant_settings published(const vptq_quant_settings *like)
 
 /* ---- the metric ---- */
 
-static double by_hand(const problem *p, const vptq_quant_settings *s, const vptq_metric *m,
+static double by_hand(const problem *p, const vptq_encoder_settings *s, const vptq_metric *m,
                       size_t i, size_t j)
 {
     double mean = 0, h = p->h[i * p->in + j];
@@ -64,10 +64,10 @@ static double by_hand(const problem *p, const vptq_quant_settings *s, const vptq
 }
 
 /* Scale and bias of every norm, W in their coordinates, H' and its order. */
-static void check_metric(const problem *p, const vptq_quant_settings *s)
+static void check_metric(const problem *p, const vptq_encoder_settings *s)
 {
     vencoder_state e;
-    const vptq_quant_input input = vencoder_input(p);
+    const vptq_encoder_input input = vencoder_input(p);
     vencoder_state_open(&e, "cpu", 1, s, &input);
     const vptq_encoder *c = &e.c;
     const vptq_metric *m = &c->metric;
@@ -128,7 +128,7 @@ static void test_metric(void **state)
     (void)state;
     problem p = problem_make(21, 26, 1);
     for (unsigned i = 0; i < 24; i++) {
-        vptq_quant_settings s = vptq_quant_default();
+        vptq_encoder_settings s = vptq_encoder_defaults();
         s.norm = i % 3 == 0 ? VPTQ_NORM_NONE : i % 3 == 1 ? VPTQ_NORM_STD : VPTQ_NORM_MINMAX;
         s.metric = i & 1 ? VPTQ_METRIC_RAW : VPTQ_METRIC_SCALED;
         s.perm = i & 2;
@@ -143,14 +143,14 @@ static void test_metric(void **state)
 
 /* ---- the stored form ---- */
 
-static uint64_t bits_by_hand(const vptq_quant_settings *s, uint32_t out, uint32_t in)
+static uint64_t bits_by_hand(const vptq_encoder_settings *s, uint32_t out, uint32_t in)
 {
     uint64_t outliers = s->outliers > 0 ? (uint64_t)ceil(s->outliers * in / 100) : 0;
     if (outliers)
         outliers += (in - outliers) % s->groups;
-    uint64_t columns = (in - outliers) / s->groups, strips = (out + s->v - 1) / s->v;
+    uint64_t columns = (in - outliers) / s->groups, vector_rows = (out + s->v - 1) / s->v;
     uint64_t width = (uint64_t)log2(s->k) + (s->k_res ? (uint64_t)log2(s->k_res) : 0);
-    uint64_t bits = s->groups * strips * ((columns * width + 31) / 32) * 32;
+    uint64_t bits = s->groups * vector_rows * ((columns * width + 31) / 32) * 32;
     bits += 16 * s->groups * (uint64_t)(s->k + s->k_res) * s->v + 16 * 2 * (uint64_t)in;
     if (outliers)
         bits += 16 * ((out + s->v0 - 1) / s->v0 * outliers + (uint64_t)s->k0 * s->v0);
@@ -169,7 +169,7 @@ static void random_state(vptq_encoder *c, uint64_t seed)
             p->main[j] = (float)vptq_rng_normal(&rng, at++);
         for (size_t j = 0; j < (size_t)p->k_res * p->v; j++)
             p->res[j] = 0.1F * (float)vptq_rng_normal(&rng, at++);
-        for (size_t j = 0; j < p->cols * p->strips; j++) {
+        for (size_t j = 0; j < p->cols * p->vector_rows; j++) {
             p->idx[j] = (uint32_t)vptq_rng_below(&rng, at++, p->k);
             if (p->k_res)
                 p->idx_res[j] = (uint32_t)vptq_rng_below(&rng, at++, p->k_res);
@@ -177,19 +177,20 @@ static void random_state(vptq_encoder *c, uint64_t seed)
     }
 }
 
-/* Any books and indices, rounded and stored: a reader decodes what q stands for, bit for bit.
+/* Any codebooks and indices, rounded and stored: a reader decodes what q stands for, bit for
+ * bit.
  */
 static void test_stored_form(void **state)
 {
     (void)state;
     problem p = problem_make(21, 26, 3);
-    const vptq_quant_input input = vencoder_input(&p);
+    const vptq_encoder_input input = vencoder_input(&p);
     for (unsigned i = 0; i < COMBINATIONS; i++) {
         vencoder_state e;
         vptq_encoder *c = &e.c;
         vptq_err err = {0};
-        vptq_quant_result r = {0};
-        const vptq_quant_settings s = combination(i);
+        vptq_encoder_result r = {0};
+        const vptq_encoder_settings s = combination(i);
         vencoder_state_open(&e, "cpu", 1, &s, &input);
         random_state(c, i);
         assert_ok(vptq_encoder_round(c, &err), &err);
@@ -232,14 +233,14 @@ static bool is_stored(vptq_dtype type, const float *x, size_t n)
 }
 
 /* A whole run: what is stored can be stored, and its loss is the one reported. */
-static void check_result(const problem *p, const vptq_quant_settings *s,
-                         const vptq_quant_result *r)
+static void check_result(const problem *p, const vptq_encoder_settings *s,
+                         const vptq_encoder_result *r)
 {
     const vptq_vq *vq = &r->vq;
     const vptq_vq_shape *shape = &vq->shape;
-    size_t books = shape->groups * (size_t)shape->v;
-    assert_true(is_stored(s->storage, vq->centroids, books * shape->k));
-    assert_true(is_stored(s->storage, vq->res_centroids, books * shape->k_res));
+    size_t codebooks = shape->groups * (size_t)shape->v;
+    assert_true(is_stored(s->storage, vq->centroids, codebooks * shape->k));
+    assert_true(is_stored(s->storage, vq->res_centroids, codebooks * shape->k_res));
     assert_true(is_stored(s->storage, vq->outlier_centroids, (size_t)shape->k0 * shape->v0));
     assert_true(is_stored(s->storage, vq->scale, p->in));
     assert_true(is_stored(s->storage, vq->bias, p->in));
@@ -255,9 +256,9 @@ static void test_same_bytes_for_any_threads(void **state)
 {
     (void)state;
     problem p = problem_make(21, 26, 5);
-    const vptq_quant_input input = vencoder_input(&p);
+    const vptq_encoder_input input = vencoder_input(&p);
     for (unsigned i = 0; i < 2 * COMBINATIONS; i++) {
-        vptq_quant_settings s = combination(i % COMBINATIONS);
+        vptq_encoder_settings s = combination(i % COMBINATIONS);
         uint64_t first = 0;
         double loss = 0;
         if (i >= COMBINATIONS)
@@ -285,9 +286,9 @@ static void test_same_bytes_of_a_larger_matrix(void **state)
 {
     (void)state;
     problem p = problem_make(200, 300, 71);
-    const vptq_quant_input input = vencoder_input(&p);
+    const vptq_encoder_input input = vencoder_input(&p);
     for (int residual = 0; residual < 2; residual++) {
-        vptq_quant_settings s = vptq_quant_default();
+        vptq_encoder_settings s = vptq_encoder_defaults();
         uint64_t digest[3];
         s.k = residual ? 16 : 256;
         s.k_res = residual ? 8 : 0;
@@ -312,12 +313,12 @@ static void test_ref_and_cpu(void **state)
 {
     (void)state;
     problem p = problem_make(48, 40, 7);
-    const vptq_quant_input input = vencoder_input(&p);
+    const vptq_encoder_input input = vencoder_input(&p);
     double sum = 0;
     enum { COUNT = 8 };
     for (unsigned i = 0; i < COUNT; i++) {
         vencoder_run run[2];
-        vptq_quant_settings s = combination(i * 6 + i % 2);
+        vptq_encoder_settings s = combination(i * 6 + i % 2);
         s.groups = s.outliers > 0 ? s.groups : 1;
         if (i > 4)
             s = published(&s);
@@ -337,7 +338,7 @@ static void test_ref_and_cpu(void **state)
 
 /* ---- the published recipe ---- */
 
-static void put_books(vptq_encoder *c, const float *main, const float *res)
+static void put_codebooks(vptq_encoder *c, const float *main, const float *res)
 {
     vptq_part *p = &c->part[0];
     memcpy(p->main, main, (size_t)p->k * p->v * sizeof *main);
@@ -351,37 +352,38 @@ static size_t differing(const vptq_encoder *c, const vptq_vq *vq)
     size_t words = vptq_vq_row_words(&vq->shape), differ = 0;
     unsigned width = vptq_vq_index_bits(&vq->shape), main = vptq_log2u(p->k);
     for (size_t t = 0; t < p->cols; t++)
-        for (size_t g = 0; g < p->strips; g++) {
+        for (size_t g = 0; g < p->vector_rows; g++) {
             uint32_t got = vptq_bits_get(vq->indices + g * words, c->metric.order[t], width);
-            uint32_t want = p->idx[t * p->strips + g] | p->idx_res[t * p->strips + g] << main;
+            uint32_t want = p->idx[t * p->vector_rows + g] | p->idx_res[t * p->vector_rows + g]
+                                                                 << main;
             differ += got != want;
         }
     return differ;
 }
 
-/* Rounding is the last thing: the indices are those of a pass with books, scale and bias in
+/* Rounding is the last thing: the indices are those of a pass with codebooks, scale and bias in
  * float, not with what is stored. */
 static void test_upstream_rounds_at_the_end(void **state)
 {
     (void)state;
     problem p = problem_make(64, 64, 9);
-    const vptq_quant_input input = vencoder_input(&p);
-    vptq_quant_settings s = vptq_quant_default();
+    const vptq_encoder_input input = vencoder_input(&p);
+    vptq_encoder_settings s = vptq_encoder_defaults();
     vptq_err err = {0};
     vencoder_run run;
     vencoder_state e;
     s.k = 16;
     s.k_res = 8;
     s.storage = VPTQ_BF16; /* the coarser one */
-    assert_ok(vptq_quant_set_encoder(&s, "upstream", &err), &err);
+    assert_ok(vptq_encoder_set_encoder(&s, "upstream", &err), &err);
     vencoder_open(&run, "cpu", 1);
     vencoder_quantize(&run, &s, &input);
-    const vptq_quant_result *r = &run.r;
+    const vptq_encoder_result *r = &run.r;
     vencoder_state_open(&e, "cpu", 1, &s, &input);
-    put_books(&e.c, r->centroids_f32, r->res_centroids_f32);
+    put_codebooks(&e.c, r->centroids_f32, r->res_centroids_f32);
     assert_ok(vptq_column_pass(&e.c, false, &err), &err);
     assert_int_equal(differing(&e.c, &r->vq), 0);
-    put_books(&e.c, r->vq.centroids, r->vq.res_centroids);
+    put_codebooks(&e.c, r->vq.centroids, r->vq.res_centroids);
     assert_ok(vptq_column_pass(&e.c, false, &err), &err);
     assert_true(differing(&e.c, &r->vq) > 0);
     for (size_t j = 0; j < p.in; j++) {
@@ -401,15 +403,15 @@ static void test_upstream_rounds_at_the_end(void **state)
 }
 
 /* With rounding in the loop the last choices are those for what is stored: a sweep more with
- * the stored books, scale and bias gains next to nothing. */
+ * the stored codebooks, scale and bias gains next to nothing. */
 static void test_best_decides_for_what_is_stored(void **state)
 {
     (void)state;
     problem p = problem_make(64, 64, 11);
-    const vptq_quant_input input = vencoder_input(&p);
+    const vptq_encoder_input input = vencoder_input(&p);
     vptq_err err = {0};
     for (int steps = 0; steps < 2; steps++) {
-        vptq_quant_settings s = vptq_quant_default();
+        vptq_encoder_settings s = vptq_encoder_defaults();
         vencoder_run run;
         vencoder_state e;
         s.k = 16;
@@ -420,12 +422,12 @@ static void test_best_decides_for_what_is_stored(void **state)
         vencoder_open(&run, "cpu", 1);
         vencoder_quantize(&run, &s, &input);
         vencoder_state_open(&e, "cpu", 1, &s, &input);
-        put_books(&e.c, run.r.vq.centroids, run.r.vq.res_centroids);
+        put_codebooks(&e.c, run.r.vq.centroids, run.r.vq.res_centroids);
         if (!steps) {
             assert_ok(vptq_column_pass(&e.c, false, &err), &err);
             assert_int_equal(differing(&e.c, &run.r.vq), 0);
         } else {
-            const vptq_quant_report *r = &run.r.report;
+            const vptq_encoder_report *r = &run.r.report;
             assert_string_equal(r->step[r->steps - 1].name, "storage");
             double lost = r->step[r->steps - 1].loss / r->step[r->steps - 2].loss;
             assert_true(lost < 1.005);
@@ -436,19 +438,19 @@ static void test_best_decides_for_what_is_stored(void **state)
     problem_free(&p);
 }
 
-/* Few different vectors: books drawn at random hold some twice, and the copies that are left
- * empty stay; the other start repairs them. */
+/* Few different vectors: codebooks drawn at random hold some twice, and the copies that are
+ * left empty stay; the other start repairs them. */
 static void test_upstream_keeps_empty_clusters(void **state)
 {
     (void)state;
     enum { K = 32 };
     problem p = problem_make(32, 48, 13);
-    const vptq_quant_input input = vencoder_input(&p);
+    const vptq_encoder_input input = vencoder_input(&p);
     for (size_t r = 0; r < p.out; r++)
         for (size_t j = 0; j < p.in; j++) /* 40 vectors, most of them often */
             p.w[r * p.in + j] = (float)((r / 4 * 31 + j * j * 7) % 40) * (float)(r % 4 + 1);
     for (int encoder = 0; encoder < 2; encoder++) {
-        vptq_quant_settings s = vptq_quant_default();
+        vptq_encoder_settings s = vptq_encoder_defaults();
         vencoder_run run;
         s.k = K;
         if (encoder)
@@ -477,8 +479,8 @@ static void test_seeds(void **state)
     for (int encoder = 0; encoder < 2; encoder++) {
         uint64_t digest[4];
         for (int i = 0; i < 4; i++) {
-            vptq_quant_input input = vencoder_input(&p);
-            vptq_quant_settings s = vptq_quant_default();
+            vptq_encoder_input input = vencoder_input(&p);
+            vptq_encoder_settings s = vptq_encoder_defaults();
             vencoder_run run;
             s.k = 16;
             s.k_res = 4;

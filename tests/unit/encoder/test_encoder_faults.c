@@ -38,7 +38,7 @@ static vptq_status count(vptq_err *err)
         vptq_status st = count(err);                                                           \
         return st ? st : fault.real->name(dev, args, err);                                     \
     }
-ROW(find, vptq_find_args)
+ROW(search, vptq_search_args)
 ROW(vq_gather, vptq_gather_args)
 ROW(vq_scatter, vptq_scatter_args)
 #undef ROW
@@ -120,11 +120,11 @@ static vptq_status accumulate(vptq_dev *dev, size_t n, uint32_t v, uint32_t k, c
                                        err);
 }
 
-static vptq_status finder_open(vptq_dev *dev, const vptq_books *books, vptq_finder **finder,
-                               vptq_err *err)
+static vptq_status search_index_open(vptq_dev *dev, const vptq_codebooks *codebooks,
+                                     vptq_search_index **index, vptq_err *err)
 {
     vptq_status st = count(err);
-    return st ? st : fault.real->finder_open(dev, books, finder, err);
+    return st ? st : fault.real->search_index_open(dev, codebooks, index, err);
 }
 
 static vptq_status vq_dequant(vptq_dev *dev, const vptq_matrix *m, size_t r0, size_t n,
@@ -145,7 +145,7 @@ static vptq_backend faulty(vencoder_run *run)
     run->ctx.cancel = &fault.stop;
     vptq_backend table = *run->dev.ops;
     table.gemm = gemm;
-    table.find = find;
+    table.search = search;
     table.vq_gather = vq_gather;
     table.vq_scatter = vq_scatter;
     table.vq_pass = vq_pass;
@@ -156,15 +156,15 @@ static vptq_backend faulty(vencoder_run *run)
     table.assign = assign;
     table.reassign = reassign;
     table.accumulate = accumulate;
-    table.finder_open = finder_open;
+    table.search_index_open = search_index_open;
     table.vq_dequant = vq_dequant;
     return table;
 }
 
 /* Everything at once, small. */
-static vptq_quant_settings everything(void)
+static vptq_encoder_settings everything(void)
 {
-    vptq_quant_settings s = vptq_quant_default();
+    vptq_encoder_settings s = vptq_encoder_defaults();
     s.v = 4;
     s.k = 8;
     s.k_res = 4;
@@ -181,11 +181,11 @@ static vptq_quant_settings everything(void)
     return s;
 }
 
-static vptq_quant_settings published(void)
+static vptq_encoder_settings published(void)
 {
     vptq_err err = {0};
-    vptq_quant_settings s = everything();
-    assert_ok(vptq_quant_set_encoder(&s, "upstream", &err), &err);
+    vptq_encoder_settings s = everything();
+    assert_ok(vptq_encoder_set_encoder(&s, "upstream", &err), &err);
     s.kmeans_iterations = 3;
     return s;
 }
@@ -202,19 +202,19 @@ static void watch(void *arg, const char *step, double loss)
 }
 
 /* `which` is the call of vq_descend that is spoilt. */
-static uint64_t digest_of(const problem *p, const vptq_quant_settings *s, spoil what,
-                          long which, vptq_quant_report *report)
+static uint64_t digest_of(const problem *p, const vptq_encoder_settings *s, spoil what,
+                          long which, vptq_encoder_report *report)
 {
     vencoder_run run;
     vptq_err err = {0};
-    const vptq_quant_input input = vencoder_input(p);
+    const vptq_encoder_input input = vencoder_input(p);
     vencoder_open(&run, "cpu", 1);
     const vptq_backend table = faulty(&run);
     fault.spoil = what == SPOIL_DESCENT ? which : -1;
     fault.spoil_pass = what == SPOIL_PASS;
     fault.spoil_scales = what == SPOIL_SCALES;
     run.dev.ops = &table;
-    assert_ok(vptq_quant_matrix(&run.dev, s, &input, watch, NULL, &run.arena, &run.r, &err),
+    assert_ok(vptq_encode_matrix(&run.dev, s, &input, watch, NULL, &run.arena, &run.r, &err),
               &err);
     *report = run.r.report;
     uint64_t digest = vencoder_digest(&run.r.vq);
@@ -222,7 +222,7 @@ static uint64_t digest_of(const problem *p, const vptq_quant_settings *s, spoil 
     return digest;
 }
 
-static const vptq_quant_step *step_named(const vptq_quant_report *r, const char *name)
+static const vptq_encoder_step *step_named(const vptq_encoder_report *r, const char *name)
 {
     for (uint32_t i = 0; i < r->steps; i++)
         if (!strcmp(r->step[i].name, name))
@@ -237,8 +237,8 @@ static void test_bad_steps_are_undone(void **state)
 {
     (void)state;
     problem p = problem_make(24, 22, 11);
-    vptq_quant_report with, without;
-    vptq_quant_settings s = everything();
+    vptq_encoder_report with, without;
+    vptq_encoder_settings s = everything();
     s.rounding = VPTQ_ROUND_END; /* nothing is decided behind the last step */
     s.refits = 0;
     s.sweeps = 1;
@@ -246,13 +246,13 @@ static void test_bad_steps_are_undone(void **state)
     uint64_t spoilt = digest_of(&p, &s, SPOIL_DESCENT, 1, &with);
     s.sweeps = 0;
     assert_true(spoilt == digest_of(&p, &s, SPOIL_NOTHING, 0, &without));
-    const vptq_quant_step *step = step_named(&with, "sweeps");
+    const vptq_encoder_step *step = step_named(&with, "sweeps");
     assert_true(step->undone);
     assert_true(step->loss == step_named(&with, "retrain")->loss &&
                 step->loss == step_named(&without, "retrain")->loss);
     assert_true(with.loss == without.loss);
 
-    s.refits = 1; /* takes back books, indices, and what sweeps changed */
+    s.refits = 1; /* takes back codebooks, indices, and what sweeps changed */
     s.scales = false;
     spoilt = digest_of(&p, &s, SPOIL_DESCENT, 5, &with);
     s.refits = 0;
@@ -279,7 +279,7 @@ static void test_bad_steps_are_undone(void **state)
     assert_true(spoilt != digest_of(&p, &s, SPOIL_NOTHING, 0, &without));
     assert_false(step_named(&without, "pass")->undone);
     assert_true(without.loss < with.loss);
-    s.retrain = 2; /* as bad, and with other books */
+    s.retrain = 2; /* as bad, and with other codebooks */
     assert_true(spoilt == digest_of(&p, &s, SPOIL_PASS, 0, &with));
     assert_true(step_named(&with, "retrain")->undone);
     problem_free(&p);
@@ -290,8 +290,8 @@ static void test_steps_go_on_from_what_was_undone(void **state)
 {
     (void)state;
     problem p = problem_make(24, 22, 12);
-    vptq_quant_report with, without;
-    vptq_quant_settings s = everything();
+    vptq_encoder_report with, without;
+    vptq_encoder_settings s = everything();
     s.sweeps = 1;
     s.refits = 2;
     uint64_t spoilt = digest_of(&p, &s, SPOIL_DESCENT, 0, &with);
@@ -308,10 +308,10 @@ static void test_upstream_undoes_nothing(void **state)
 {
     (void)state;
     problem p = problem_make(24, 22, 13);
-    vptq_quant_report r;
-    vptq_quant_settings s = published();
+    vptq_encoder_report r;
+    vptq_encoder_settings s = published();
     (void)digest_of(&p, &s, SPOIL_PASS, 0, &r);
-    const vptq_quant_step *pass = step_named(&r, "pass");
+    const vptq_encoder_step *pass = step_named(&r, "pass");
     assert_true(pass->loss > pass[-1].loss);
     for (uint32_t i = 0; i < r.steps; i++)
         assert_false(r.step[i].undone);
@@ -326,8 +326,8 @@ static void test_a_pass_that_does_not_pay(void **state)
     size_t undone = 0;
     for (uint64_t seed = 0; seed < 60; seed++) {
         problem p = problem_make(4, 5, 3000 + seed);
-        const vptq_quant_input input = vencoder_input(&p);
-        vptq_quant_settings s = vptq_quant_default();
+        const vptq_encoder_input input = vencoder_input(&p);
+        vptq_encoder_settings s = vptq_encoder_defaults();
         vencoder_run run;
         vencoder_state e;
         vptq_err err = {0};
@@ -337,7 +337,7 @@ static void test_a_pass_that_does_not_pay(void **state)
         s.rounding = VPTQ_ROUND_END;
         vencoder_open(&run, "cpu", 1);
         vencoder_quantize(&run, &s, &input);
-        const vptq_quant_step *step = run.r.report.step;
+        const vptq_encoder_step *step = run.r.report.step;
         if (step[1].undone) {
             undone++;
             assert_true(step[1].loss == step[0].loss);
@@ -361,11 +361,11 @@ static void test_a_pass_that_does_not_pay(void **state)
 
 /* ---- cancelling, and devices that fail ---- */
 
-static vptq_status run_at(const problem *p, const vptq_quant_settings *s, long at, bool broken,
-                          vptq_err *err)
+static vptq_status run_at(const problem *p, const vptq_encoder_settings *s, long at,
+                          bool broken, vptq_err *err)
 {
     vencoder_run run;
-    vptq_quant_input input = vencoder_input(p);
+    vptq_encoder_input input = vencoder_input(p);
     float *held_out = problem_hessian(p->in, 77);
     input.held_out = held_out;
     vencoder_open(&run, "cpu", 1);
@@ -374,7 +374,7 @@ static vptq_status run_at(const problem *p, const vptq_quant_settings *s, long a
     fault.broken = broken;
     run.dev.ops = &table;
     vptq_status st =
-        vptq_quant_matrix(&run.dev, s, &input, NULL, NULL, &run.arena, &run.r, err);
+        vptq_encode_matrix(&run.dev, s, &input, NULL, NULL, &run.arena, &run.r, err);
     run.dev.ops = fault.real;
     vencoder_close(&run);
     free(held_out);
@@ -383,7 +383,7 @@ static vptq_status run_at(const problem *p, const vptq_quant_settings *s, long a
 
 /* Cancelled at any call of the device, a run ends a few calls later; a call that fails ends it
  * at once. */
-static void check_every_call(const vptq_quant_settings *s)
+static void check_every_call(const vptq_encoder_settings *s)
 {
     problem p = problem_make(10, 14, 15);
     vptq_err err = {0};
@@ -410,7 +410,7 @@ static void check_every_call(const vptq_quant_settings *s)
 static void test_cancelled_or_failing_anywhere(void **state)
 {
     (void)state;
-    vptq_quant_settings s = everything();
+    vptq_encoder_settings s = everything();
     check_every_call(&s);
     s = published();
     check_every_call(&s);
@@ -438,8 +438,8 @@ static void test_cancelled_in_every_step(void **state)
     static const char *const names[] = {"factor",  "k-means", "residual", "joint", "pass",
                                         "retrain", "sweeps",  "scales",   "refit", "storage"};
     problem p = problem_make(16, 22, 17);
-    const vptq_quant_input input = vencoder_input(&p);
-    const vptq_quant_settings s = everything();
+    const vptq_encoder_input input = vencoder_input(&p);
+    const vptq_encoder_settings s = everything();
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         vencoder_run run;
         vptq_err err = {0};
@@ -447,7 +447,7 @@ static void test_cancelled_in_every_step(void **state)
         vencoder_open(&run, "cpu", 2);
         run.ctx.cancel = &a.stop;
         assert_fails(
-            vptq_quant_matrix(&run.dev, &s, &input, stop_at, &a, &run.arena, &run.r, &err),
+            vptq_encode_matrix(&run.dev, &s, &input, stop_at, &a, &run.arena, &run.r, &err),
             VPTQ_E_CANCELLED, &err, "interrupted");
         assert_string_equal(a.last, names[i]);
         vencoder_close(&run);
@@ -459,7 +459,7 @@ static void test_cancelled_in_every_step(void **state)
 
 typedef struct walk {
     const problem *p;
-    const vptq_quant_settings *s;
+    const vptq_encoder_settings *s;
     const char *backend;
 } walk;
 
@@ -467,8 +467,8 @@ static vptq_status quantize_with(void *arg, vptq_mem *mem, vptq_err *err)
 {
     const walk *a = arg;
     vptq_ctx ctx = {.mem = mem, .threads = 1};
-    vptq_quant_input input = vencoder_input(a->p);
-    vptq_quant_result r;
+    vptq_encoder_input input = vencoder_input(a->p);
+    vptq_encoder_result r;
     vptq_device dev;
     vptq_arena arena;
     vptq_status st = vptq_device_open(&ctx, a->backend, &dev, err);
@@ -477,7 +477,7 @@ static vptq_status quantize_with(void *arg, vptq_mem *mem, vptq_err *err)
     input.held_out = a->p->lower;
     input.metric = a->p->lower;
     vptq_arena_init(&arena, mem);
-    st = vptq_quant_matrix(&dev, a->s, &input, NULL, NULL, &arena, &r, err);
+    st = vptq_encode_matrix(&dev, a->s, &input, NULL, NULL, &arena, &r, err);
     vptq_arena_release(&arena);
     vptq_device_close(&dev);
     return st;
@@ -487,7 +487,7 @@ static void test_out_of_memory(void **state)
 {
     (void)state;
     problem p = problem_make(9, 14, 19);
-    const vptq_quant_settings best = everything(), other = published();
+    const vptq_encoder_settings best = everything(), other = published();
     walk a = {&p, &best, "cpu"};
     assert_true(vtest_oom_walk(quantize_with, &a) > 50);
     a.s = &other;
@@ -499,12 +499,13 @@ static void test_out_of_memory(void **state)
 
 /* ---- bad input ---- */
 
-static vptq_status quantize(const vptq_quant_settings *s, const vptq_quant_input *input,
-                            vptq_quant_report *report, vptq_err *err)
+static vptq_status quantize(const vptq_encoder_settings *s, const vptq_encoder_input *input,
+                            vptq_encoder_report *report, vptq_err *err)
 {
     vencoder_run run;
     vencoder_open(&run, "cpu", 1);
-    vptq_status st = vptq_quant_matrix(&run.dev, s, input, NULL, NULL, &run.arena, &run.r, err);
+    vptq_status st =
+        vptq_encode_matrix(&run.dev, s, input, NULL, NULL, &run.arena, &run.r, err);
     if (report)
         *report = run.r.report;
     vencoder_close(&run);
@@ -517,14 +518,14 @@ static void test_bad_hessians(void **state)
     static const float bad[] = {NAN, INFINITY, -INFINITY};
     problem p = problem_make(8, 10, 21);
     vptq_err err = {0};
-    const vptq_quant_settings s = everything(), other = published();
+    const vptq_encoder_settings s = everything(), other = published();
     for (int which = 0; which < 3; which++)
         for (size_t i = 0; i < 4; i++) {
             static const char *const names[] = {"hessian entry", "weighted hessian entry",
                                                 "held-out hessian entry"};
             char part[80];
             float *h = problem_hessian(p.in, 22), *good = problem_hessian(p.in, 23);
-            vptq_quant_input input = vencoder_input(&p);
+            vptq_encoder_input input = vencoder_input(&p);
             input.metric = good;
             input.held_out = good;
             *(which == 0 ? &input.lower : which == 1 ? &input.metric : &input.held_out) = h;
@@ -549,10 +550,10 @@ static void test_bad_weights(void **state)
     (void)state;
     static const float bad[] = {NAN, INFINITY, -INFINITY};
     vptq_err err = {0};
-    const vptq_quant_settings s = everything();
+    const vptq_encoder_settings s = everything();
     for (size_t i = 0; i < 3; i++) {
         problem p = problem_make(8, 10, 24);
-        const vptq_quant_input input = vencoder_input(&p);
+        const vptq_encoder_input input = vencoder_input(&p);
         p.w[7 * 10 + 3 * i] = bad[i];
         char part[40];
         snprintf(part, sizeof part, "row 7, column %zu", 3 * i);
@@ -561,10 +562,10 @@ static void test_bad_weights(void **state)
         assert_fails(quantize(&s, &input, NULL, &err), VPTQ_E_NUMERIC, &err, "F16 cannot hold");
         problem_free(&p);
     }
-    /* Without scales the books are what must fit. */
+    /* Without scales the codebooks are what must fit. */
     problem p = problem_make(8, 10, 25);
-    const vptq_quant_input input = vencoder_input(&p);
-    vptq_quant_settings none = everything();
+    const vptq_encoder_input input = vencoder_input(&p);
+    vptq_encoder_settings none = everything();
     none.norm = VPTQ_NORM_NONE;
     none.scales = false;
     for (size_t i = 0; i < 80; i++)
@@ -596,12 +597,12 @@ static void test_singular_hessian(void **state)
 {
     (void)state;
     problem p = problem_make(24, 22, 31);
-    const vptq_quant_input input = vencoder_input(&p);
+    const vptq_encoder_input input = vencoder_input(&p);
     vptq_err err = {0};
     make_singular(&p, 6);
     for (int encoder = 0; encoder < 2; encoder++) {
-        vptq_quant_settings s = encoder ? published() : everything();
-        vptq_quant_report r;
+        vptq_encoder_settings s = encoder ? published() : everything();
+        vptq_encoder_report r;
         assert_ok(quantize(&s, &input, &r, &err), &err);
         assert_true(r.damping_added <= 0); /* the ridge is enough */
         assert_true(r.loss > 0 && r.loss < 0.3);
@@ -621,14 +622,14 @@ static void test_indefinite_hessian(void **state)
 {
     (void)state;
     problem p = problem_make(24, 22, 33);
-    const vptq_quant_input input = vencoder_input(&p);
+    const vptq_encoder_input input = vencoder_input(&p);
     vptq_err err = {0};
     for (uint32_t i = 0; i < p.in; i++)
         for (uint32_t j = 0; j < i; j++)
             p.lower[i * (i + 1) / 2 + j] *= (i + j) % 3 ? -2.0F : 2.0F;
     for (int encoder = 0; encoder < 2; encoder++) {
-        vptq_quant_settings s = encoder ? published() : everything();
-        vptq_quant_report r;
+        vptq_encoder_settings s = encoder ? published() : everything();
+        vptq_encoder_report r;
         assert_ok(quantize(&s, &input, &r, &err), &err);
         double raised = r.damping_added / s.damping; /* 10, 100 ... times the first share */
         assert_true(raised > 9 && fabs(log10(raised) - round(log10(raised))) < 1e-9);

@@ -7,9 +7,9 @@
 #include "tests/support/vencoder.h"
 #include "tests/support/vtest.h"
 
-static vptq_quant_settings small(uint32_t v, uint32_t k, uint32_t k_res)
+static vptq_encoder_settings small(uint32_t v, uint32_t k, uint32_t k_res)
 {
-    vptq_quant_settings s = vptq_quant_default();
+    vptq_encoder_settings s = vptq_encoder_defaults();
     s.v = v;
     s.k = k;
     s.k_res = k_res;
@@ -21,11 +21,11 @@ static vptq_quant_settings small(uint32_t v, uint32_t k, uint32_t k_res)
     return s;
 }
 
-static vptq_quant_settings upstream(const vptq_quant_settings *like)
+static vptq_encoder_settings upstream(const vptq_encoder_settings *like)
 {
-    vptq_quant_settings s = *like;
+    vptq_encoder_settings s = *like;
     vptq_err err = {0};
-    assert_ok(vptq_quant_set_encoder(&s, "upstream", &err), &err);
+    assert_ok(vptq_encoder_set_encoder(&s, "upstream", &err), &err);
     s.kmeans_iterations = 20;
     return s;
 }
@@ -38,7 +38,7 @@ static void test_more_bits_are_not_worse(void **state)
     for (uint64_t seed = 1; seed <= 4; seed++) {
         problem p = problem_make(64, 48, 20 * seed);
         double last = INFINITY, loss;
-        vptq_quant_settings s = small(4, 4, 0);
+        vptq_encoder_settings s = small(4, 4, 0);
         s.seed = seed;
         for (; s.k <= 1024; s.k *= 4, last = loss) {
             loss = vencoder_loss(&p, &s);
@@ -83,7 +83,7 @@ static void test_norm_pays_on_spread_columns(void **state)
         for (size_t i = 0; i < (size_t)p.out * p.in; i++)
             p.w[i] *= powf(10, (float)((i % p.in + seed) % 5) - 2);
         for (int residual = 0; residual < 2; residual++) {
-            vptq_quant_settings s = small(4, 16, residual ? 8 : 0);
+            vptq_encoder_settings s = small(4, 16, residual ? 8 : 0);
             double with = vencoder_loss(&p, &s);
             s.norm = VPTQ_NORM_NONE;
             assert_true(with < vencoder_loss(&p, &s));
@@ -96,12 +96,12 @@ static void test_norm_pays_on_spread_columns(void **state)
 
 /* Pass, sweeps and refits of a matrix; the objective with its padded rows after each, in
  * double. */
-static void check_descent(const problem *p, const vptq_quant_settings *s)
+static void check_descent(const problem *p, const vptq_encoder_settings *s)
 {
     vencoder_state e;
     vptq_encoder *c = &e.c;
     vptq_err err = {0};
-    const vptq_quant_input input = vencoder_input(p);
+    const vptq_encoder_input input = vencoder_input(p);
 
     vencoder_state_open(&e, "cpu", 1, s, &input);
     assert_ok(vptq_train_main(c, &err), &err);
@@ -133,7 +133,7 @@ static void test_descent_never_raises(void **state)
                  out = v * (1 + (uint32_t)(seed / 4 % 5)) + (uint32_t)(seed / 48);
         uint32_t in = 6 * (1 + (uint32_t)seed % 3);
         problem p = problem_make(out, in, 1000 + seed);
-        vptq_quant_settings s = small(v, 2U << seed % 3, seed % 2 ? 4 : 0);
+        vptq_encoder_settings s = small(v, 2U << seed % 3, seed % 2 ? 4 : 0);
         s.groups = seed % 5 ? 1 : 3;
         s.outliers = seed % 7 ? 0 : 20;
         s.norm = seed % 3 ? VPTQ_NORM_STD : VPTQ_NORM_NONE;
@@ -154,8 +154,8 @@ static void test_ladder_goes_down(void **state)
     enum { STEPS = sizeof names / sizeof names[0] };
     for (uint64_t seed = 0; seed < 12; seed++) {
         problem p = problem_make(32, 24, 2000 + seed);
-        vptq_quant_settings s = small(4, 8, 4);
-        const vptq_quant_input input = vencoder_input(&p);
+        vptq_encoder_settings s = small(4, 8, 4);
+        const vptq_encoder_input input = vencoder_input(&p);
         vencoder_run run;
         s.groups = seed % 2 ? 3 : 1;
         s.outliers = seed % 3 ? 0 : 10;
@@ -163,7 +163,7 @@ static void test_ladder_goes_down(void **state)
         s.refits = 2;
         vencoder_open(&run, "cpu", 2);
         vencoder_quantize(&run, &s, &input);
-        const vptq_quant_report *r = &run.r.report;
+        const vptq_encoder_report *r = &run.r.report;
         assert_int_equal(r->steps, STEPS);
         for (uint32_t i = 0; i < STEPS; i++) {
             assert_string_equal(r->step[i].name, names[i]);
@@ -194,8 +194,8 @@ static float *as_weights(const vencoder_state *e)
     return what;
 }
 
-static void check_step(const problem *p, const vptq_quant_input *input, const vencoder_state *e,
-                       const vptq_quant_step *step)
+static void check_step(const problem *p, const vptq_encoder_input *input,
+                       const vencoder_state *e, const vptq_encoder_step *step)
 {
     float *what = as_weights(e);
     double want[3] = {problem_loss(p, what), 0, 0};
@@ -207,14 +207,14 @@ static void check_step(const problem *p, const vptq_quant_input *input, const ve
 }
 
 /* Goes through the first steps beside a run and compares each entry of its report. */
-static void check_losses(const problem *p, const vptq_quant_settings *s,
-                         const vptq_quant_input *input)
+static void check_losses(const problem *p, const vptq_encoder_settings *s,
+                         const vptq_encoder_input *input)
 {
     vencoder_run run;
     vencoder_state e;
     vptq_encoder *c = &e.c;
     vptq_err err = {0};
-    const vptq_quant_step *step = run.r.report.step;
+    const vptq_encoder_step *step = run.r.report.step;
 
     vencoder_open(&run, "cpu", 2);
     vencoder_quantize(&run, s, input);
@@ -223,7 +223,7 @@ static void check_losses(const problem *p, const vptq_quant_settings *s,
     for (uint32_t i = 0; i < c->parts; i++)
         if (c->part[i].k_res)
             memset(c->part[i].idx_res, 0,
-                   c->part[i].cols * c->part[i].strips * sizeof(uint32_t));
+                   c->part[i].cols * c->part[i].vector_rows * sizeof(uint32_t));
     check_step(p, input, &e, step++);
     if (s->k_res) {
         assert_ok(vptq_train_residual(c, &err), &err);
@@ -255,14 +255,14 @@ static void check_losses(const problem *p, const vptq_quant_settings *s,
         error += ((double)what[i] - (double)p->w[i]) * ((double)what[i] - (double)p->w[i]);
         norm += (double)p->w[i] * (double)p->w[i];
     }
-    const vptq_quant_report *r = &run.r.report;
+    const vptq_encoder_report *r = &run.r.report;
     double want[4] = {problem_loss(p, what), 0, 0, error / norm};
     want[1] = input->metric ? problem_loss_under(p, input->metric, what) : want[0];
     want[2] = input->held_out ? problem_loss_under(p, input->held_out, what) : 0;
     double got[4] = {r->loss, r->weighted, r->held_out, r->relative_mse};
     assert_close_f64(got, want, 4, 0, 1e-5);
     if (s->rounding == VPTQ_ROUND_LOOP) {
-        const vptq_quant_step *last = &r->step[r->steps - 1];
+        const vptq_encoder_step *last = &r->step[r->steps - 1];
         double told[3] = {last->loss, last->weighted, last->held_out};
         assert_close_f64(told, want, 3, 0, 1e-4);
     }
@@ -276,8 +276,8 @@ static void test_reported_losses(void **state)
     problem p = problem_make(42, 40, 41);
     float *metric = problem_hessian(40, 141), *held_out = problem_hessian(40, 241);
     for (int i = 0; i < 16; i++) {
-        vptq_quant_settings s = small(4, 16, i & 1 ? 8 : 0);
-        vptq_quant_input input = vencoder_input(&p);
+        vptq_encoder_settings s = small(4, 16, i & 1 ? 8 : 0);
+        vptq_encoder_input input = vencoder_input(&p);
         input.metric = i & 2 ? metric : NULL;
         input.held_out = i & 4 ? held_out : NULL;
         s.groups = i & 1 ? 3 : 1;
@@ -292,7 +292,7 @@ static void test_reported_losses(void **state)
     problem_free(&p);
 }
 
-/* The losses of the last steps, before rounding, from what the books were then. */
+/* The losses of the last steps, before rounding, from what the codebooks were then. */
 static void test_losses_of_refits(void **state)
 {
     (void)state;
@@ -300,14 +300,14 @@ static void test_losses_of_refits(void **state)
     for (uint32_t refits = 0; refits < 3; refits++) {
         vencoder_run run;
         vencoder_state e;
-        const vptq_quant_input input = vencoder_input(&p);
-        vptq_quant_settings s = small(4, 16, 8);
+        const vptq_encoder_input input = vencoder_input(&p);
+        vptq_encoder_settings s = small(4, 16, 8);
         s.refits = refits;
         s.scales = false;
         s.rounding = VPTQ_ROUND_END; /* nothing is decided after the last step */
         vencoder_open(&run, "cpu", 2);
         vencoder_quantize(&run, &s, &input);
-        const vptq_quant_report *r = &run.r.report;
+        const vptq_encoder_report *r = &run.r.report;
         assert_string_equal(r->step[r->steps - 1].name, "storage");
         vptq_vq vq = run.r.vq;
         vencoder_state_open(&e, "cpu", 1, &s, &input); /* scale and bias before rounding */
@@ -331,12 +331,12 @@ static void test_what_losses_look_at(void **state)
     (void)state;
     problem p = problem_make(32, 40, 45);
     float *other = problem_hessian(40, 345);
-    vptq_quant_settings s = small(4, 16, 8);
+    vptq_encoder_settings s = small(4, 16, 8);
     uint64_t digest[4];
     double loss[4];
     for (int i = 0; i < 4; i++) {
         vencoder_run run;
-        vptq_quant_input input = vencoder_input(&p);
+        vptq_encoder_input input = vencoder_input(&p);
         input.held_out = i == 1 ? other : NULL;
         input.metric = i == 2 ? p.lower : i == 3 ? other : NULL;
         vencoder_open(&run, "cpu", 2);
@@ -376,8 +376,8 @@ static void test_permutation_invariance(void **state)
     problem_unpack(&q);
     for (int i = 0; i < 8; i++) {
         vencoder_run a, b;
-        vptq_quant_settings s = small(4, 16, i & 1 ? 8 : 0);
-        const vptq_quant_input in_p = vencoder_input(&p), in_q = vencoder_input(&q);
+        vptq_encoder_settings s = small(4, 16, i & 1 ? 8 : 0);
+        const vptq_encoder_input in_p = vencoder_input(&p), in_q = vencoder_input(&q);
         s.groups = i & 2 ? 4 : 1;
         s.outliers = i & 2 ? 10 : 0;
         if (i & 4)
@@ -418,13 +418,13 @@ static const edge edges[] = {
     {8, 12, 4, 64, 0, 1, 0, 4, 16},    /* more centroids than vectors */
     {8, 12, 4, 64, 128, 1, 0, 4, 16},  /* of both kinds */
     {16, 12, 4, 4, 32, 1, 0, 4, 16},   /* k_res > k */
-    {16, 12, 4, 2, 2, 1, 0, 4, 16},    /* the smallest books */
+    {16, 12, 4, 2, 2, 1, 0, 4, 16},    /* the smallest codebooks */
     {16, 12, 4, 2, 0, 12, 0, 4, 16},   /* a group of every column */
     {16, 12, 4, 2, 4, 11, 8, 4, 16},   /* the same beside one outlier column */
     {10, 24, 4, 8, 4, 2, 8, 64, 4},    /* v0 > out */
     {10, 24, 8, 8, 4, 3, 12, 3, 256},  /* odd v0; more outlier centroids than vectors */
     {13, 24, 4, 8, 4, 1, 95, 5, 16},   /* all but one column are outliers */
-    {16, 12, 1, 65536, 0, 1, 0, 4, 2}, /* scalars, the largest book */
+    {16, 12, 1, 65536, 0, 1, 0, 4, 2}, /* scalars, the largest codebook */
 };
 
 static bool is_finite(const float *x, size_t n)
@@ -436,7 +436,7 @@ static bool is_finite(const float *x, size_t n)
 }
 
 /* What is stored is whole and finite, and as good as the report says. */
-static void check_result(const problem *p, const vptq_quant_result *r)
+static void check_result(const problem *p, const vptq_encoder_result *r)
 {
     vptq_err err = {0};
     const vptq_vq_shape *s = &r->vq.shape;
@@ -453,9 +453,9 @@ static void check_result(const problem *p, const vptq_quant_result *r)
     free(what);
 }
 
-static vptq_quant_settings settings_of(const edge *e)
+static vptq_encoder_settings settings_of(const edge *e)
 {
-    vptq_quant_settings s = small(e->v, e->k, e->k_res);
+    vptq_encoder_settings s = small(e->v, e->k, e->k_res);
     s.groups = e->groups;
     s.outliers = e->outliers;
     s.v0 = e->v0;
@@ -468,10 +468,10 @@ static void test_edge_shapes(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof edges / sizeof edges[0]; i++) {
         problem p = problem_make(edges[i].out, edges[i].in, 600 + i);
-        const vptq_quant_input input = vencoder_input(&p);
+        const vptq_encoder_input input = vencoder_input(&p);
         for (int encoder = 0; encoder < 2; encoder++) {
             vencoder_run run;
-            vptq_quant_settings s = settings_of(&edges[i]);
+            vptq_encoder_settings s = settings_of(&edges[i]);
             if (encoder)
                 s = upstream(&s);
             vencoder_open(&run, encoder ? "ref" : "cpu", 2);
@@ -488,7 +488,7 @@ static void test_more_centroids_than_vectors(void **state)
 {
     (void)state;
     problem p = problem_make(8, 12, 61);
-    vptq_quant_settings s = small(4, 64, 0); /* 24 vectors */
+    vptq_encoder_settings s = small(4, 64, 0); /* 24 vectors */
     assert_true(vencoder_loss(&p, &s) < 1e-5);
     s.k = 32;
     s.k_res = 128;
@@ -505,8 +505,8 @@ static void test_degenerate_columns(void **state)
     (void)state;
     for (int i = 0; i < 16; i++) {
         problem p = problem_make(40, 32, 71);
-        vptq_quant_settings s = small(4, 16, i & 1 ? 8 : 0);
-        const vptq_quant_input input = vencoder_input(&p);
+        vptq_encoder_settings s = small(4, 16, i & 1 ? 8 : 0);
+        const vptq_encoder_input input = vencoder_input(&p);
         vencoder_run run;
         s.groups = i & 2 ? 4 : 1;
         s.outliers = i & 2 ? 10 : 0;
@@ -542,8 +542,8 @@ static void test_flat_matrices(void **state)
     (void)state;
     for (int i = 0; i < 8; i++) {
         problem p = problem_make(12, 16, 73);
-        vptq_quant_settings s = small(4, 8, i & 1 ? 4 : 0);
-        const vptq_quant_input input = vencoder_input(&p);
+        vptq_encoder_settings s = small(4, 8, i & 1 ? 4 : 0);
+        const vptq_encoder_input input = vencoder_input(&p);
         vencoder_run run;
         if (i & 4)
             s = upstream(&s);

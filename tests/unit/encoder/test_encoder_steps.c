@@ -7,7 +7,7 @@
 #include "tests/support/vencoder.h"
 #include "tests/support/vtest.h"
 
-enum { MOST_BOOK = 1024 };
+enum { MOST_CODEBOOK = 1024 };
 
 /* ---- choices ---- */
 
@@ -51,8 +51,8 @@ static size_t check_pass(vencoder_state *s, bool main_only)
         for (size_t t = p->first; t < p->first + p->cols; t++) {
             if ((t - p->first) % c->s->pass_columns == 0)
                 memcpy(aim, z, n * rows * sizeof *aim);
-            for (size_t g = 0; g < p->strips; g++) {
-                size_t at = (t - p->first) * p->strips + g;
+            for (size_t g = 0; g < p->vector_rows; g++) {
+                size_t at = (t - p->first) * p->vector_rows + g;
                 for (uint32_t d = 0; d < p->v; d++) {
                     size_t r = t * rows + g * p->v + d;
                     x[d] = aim[r];
@@ -86,7 +86,7 @@ static size_t choices_of(const vptq_encoder *c)
 {
     size_t n = 0;
     for (uint32_t i = 0; i < c->parts; i++)
-        n += c->part[i].cols * c->part[i].strips;
+        n += c->part[i].cols * c->part[i].vector_rows;
     return n;
 }
 
@@ -138,8 +138,8 @@ static size_t check_sweep(const vencoder_state *s, double *q, uint32_t *const *i
     for (uint32_t i = 0; i < c->parts; i++) {
         const vptq_part *p = &c->part[i];
         for (size_t t = p->first; t < p->first + p->cols; t++)
-            for (size_t g = 0; g < p->strips; g++) {
-                size_t at = (t - p->first) * p->strips + g;
+            for (size_t g = 0; g < p->vector_rows; g++) {
+                size_t at = (t - p->first) * p->vector_rows + g;
                 for (uint32_t d = 0; d < p->v; d++) {
                     size_t r = g * p->v + d;
                     double gradient = 0;
@@ -191,8 +191,8 @@ static void check_one_sweep(const vencoder_case *q, uint64_t seed)
     for (size_t i = 0; i < c->in * c->rows; i++)
         now[i] = (double)c->q[i];
     for (uint32_t i = 0; i < c->parts; i++) {
-        idx[i] = copy_indices(c->part[i].idx, c->part[i].cols * c->part[i].strips);
-        res[i] = copy_indices(c->part[i].idx_res, c->part[i].cols * c->part[i].strips);
+        idx[i] = copy_indices(c->part[i].idx, c->part[i].cols * c->part[i].vector_rows);
+        res[i] = copy_indices(c->part[i].idx_res, c->part[i].cols * c->part[i].vector_rows);
     }
     assert_ok(vptq_sweeps(c, 1, &err), &err);
     size_t ties = check_sweep(&e, now, idx, res);
@@ -266,8 +266,9 @@ static double fit(const vencoder_state *s, const vptq_part *p, const float *targ
     return sum;
 }
 
-/* Retraining without rounds is two passes with the same books, which give the same; rounds fit
- * the books to what the first pass aimed at, and the last pass is one with these books. */
+/* Retraining without rounds is two passes with the same codebooks, which give the same; rounds
+ * fit the codebooks to what the first pass aimed at, and the last pass is one with these
+ * codebooks. */
 static void test_retrain(void **state)
 {
     (void)state;
@@ -285,20 +286,21 @@ static void test_retrain(void **state)
         for (uint32_t g = 0; g < c->parts; g++)
             before += fit(&e, &c->part[g], target);
         const vptq_part *last = &c->part[c->parts - 1];
-        float book[MOST_BOOK];
+        float codebook[MOST_CODEBOOK];
         size_t size = (size_t)last->k * last->v;
-        assert_true(size <= MOST_BOOK);
-        memcpy(book, last->main, size * sizeof *book);
+        assert_true(size <= MOST_CODEBOOK);
+        memcpy(codebook, last->main, size * sizeof *codebook);
         assert_ok(vptq_retrain(c, 3, &err), &err);
         ties += check_pass(&e, false);
         assert_true(ties <= choices_of(c) / 100);
-        assert_true(memcmp(book, last->main, size * sizeof *book) != 0);
-        /* The plain choices for the new books: they fit what the first pass aimed at. */
+        assert_true(memcmp(codebook, last->main, size * sizeof *codebook) != 0);
+        /* The plain choices for the new codebooks: they fit what the first pass aimed at. */
         for (uint32_t g = 0; g < c->parts; g++) {
             const vptq_part *part = &c->part[g];
-            for (size_t at = 0; at < part->cols * part->strips; at++) {
+            for (size_t at = 0; at < part->cols * part->vector_rows; at++) {
                 double x[VPTQ_VQ_MAX_V];
-                size_t t = part->first + at / part->strips, r = at % part->strips * part->v;
+                size_t t = part->first + at / part->vector_rows,
+                       r = at % part->vector_rows * part->v;
                 for (uint32_t d = 0; d < part->v; d++)
                     x[d] = (double)target[t * c->rows + r + d];
                 vencoder_choice best = vencoder_choose(part, x, e.s.beam, part->k_res);

@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "lib/encoder/quant.h"
+#include "lib/encoder/encode.h"
 #include "lib/encoder/settings.h"
 #include "tests/support/vtest.h"
 
@@ -14,20 +14,20 @@ static const vptq_setting *find(const char *key)
     return t;
 }
 
-static void set(vptq_quant_settings *s, const char *key, const char *text)
+static void set(vptq_encoder_settings *s, const char *key, const char *text)
 {
     vptq_err err = {0};
     assert_ok(vptq_setting_parse(find(key), text, s, &err), &err);
 }
 
-static void assert_value(const vptq_quant_settings *s, const char *key, const char *text)
+static void assert_value(const vptq_encoder_settings *s, const char *key, const char *text)
 {
     char got[64];
     vptq_setting_print(find(key), s, got, sizeof got);
     assert_string_equal(got, text);
 }
 
-static void assert_same(const vptq_quant_settings *a, const vptq_quant_settings *b)
+static void assert_same(const vptq_encoder_settings *a, const vptq_encoder_settings *b)
 {
     size_t count;
     const vptq_setting *t = vptq_setting_table(&count);
@@ -42,7 +42,7 @@ static void test_table_covers_everything(void **state)
     (void)state;
     static const size_t size[] = {sizeof(uint32_t), sizeof(uint64_t), sizeof(bool),
                                   sizeof(double),   sizeof(uint32_t), sizeof(vptq_dtype)};
-    unsigned char covered[sizeof(vptq_quant_settings)] = {0};
+    unsigned char covered[sizeof(vptq_encoder_settings)] = {0};
     size_t count, holes = 0;
     const vptq_setting *t = vptq_setting_table(&count);
     for (size_t i = 0; i < count; i++) {
@@ -64,12 +64,12 @@ static void test_table_covers_everything(void **state)
 }
 
 /* Prints every value of `s` and reads it back into other settings. */
-static void check_round_trip(const vptq_quant_settings *s)
+static void check_round_trip(const vptq_encoder_settings *s)
 {
     char text[64];
     size_t count;
     const vptq_setting *t = vptq_setting_table(&count);
-    vptq_quant_settings copy;
+    vptq_encoder_settings copy;
     memset(&copy, 0xff, sizeof copy);
     copy.perm = false;
     for (size_t i = 0; i < count; i++) {
@@ -84,9 +84,9 @@ static void test_values_read_back(void **state)
 {
     (void)state;
     vptq_err err = {0};
-    vptq_quant_settings s = vptq_quant_default();
+    vptq_encoder_settings s = vptq_encoder_defaults();
     check_round_trip(&s);
-    assert_ok(vptq_quant_set_encoder(&s, "upstream", &err), &err);
+    assert_ok(vptq_encoder_set_encoder(&s, "upstream", &err), &err);
     check_round_trip(&s);
     s.seed = UINT64_MAX;
     s.storage = VPTQ_BF16;
@@ -116,10 +116,10 @@ static void test_ranges(void **state)
     char text[64], part[80];
     size_t count;
     const vptq_setting *t = vptq_setting_table(&count);
-    vptq_quant_settings s = vptq_quant_default();
+    vptq_encoder_settings s = vptq_encoder_defaults();
     vptq_err err = {0};
     for (size_t i = 0; i < count; i++) {
-        const vptq_quant_settings before = s;
+        const vptq_encoder_settings before = s;
         snprintf(part, sizeof part, "%s is '", t[i].key); /* every sentence begins with it */
         if (t[i].kind == VPTQ_SETTING_U32 || t[i].kind == VPTQ_SETTING_DOUBLE) {
             double step = t[i].kind == VPTQ_SETTING_U32 ? 1 : 1e-6 + t[i].max * 1e-6;
@@ -153,7 +153,7 @@ static void test_ranges(void **state)
 static void test_choices(void **state)
 {
     (void)state;
-    vptq_quant_settings s = vptq_quant_default();
+    vptq_encoder_settings s = vptq_encoder_defaults();
     set(&s, "norm", "none");
     assert_int_equal(s.norm, VPTQ_NORM_NONE);
     set(&s, "norm", "std");
@@ -192,19 +192,19 @@ static void test_encoders(void **state)
     vptq_err err = {0};
     size_t count;
     const vptq_setting *t = vptq_setting_table(&count);
-    const vptq_quant_settings best = vptq_quant_default();
-    vptq_quant_settings mine = {.v = 12,
-                                .k = 8192,
-                                .k_res = 16,
-                                .groups = 3,
-                                .group_size = 64,
-                                .outliers = 1.5,
-                                .v0 = 2,
-                                .k0 = 128,
-                                .storage = VPTQ_BF16,
-                                .seed = 77};
-    vptq_quant_settings s = mine;
-    assert_ok(vptq_quant_set_encoder(&s, "upstream", &err), &err);
+    const vptq_encoder_settings best = vptq_encoder_defaults();
+    vptq_encoder_settings mine = {.v = 12,
+                                  .k = 8192,
+                                  .k_res = 16,
+                                  .groups = 3,
+                                  .group_size = 64,
+                                  .outliers = 1.5,
+                                  .v0 = 2,
+                                  .k0 = 128,
+                                  .storage = VPTQ_BF16,
+                                  .seed = 77};
+    vptq_encoder_settings s = mine;
+    assert_ok(vptq_encoder_set_encoder(&s, "upstream", &err), &err);
     assert_int_equal(s.norm, VPTQ_NORM_MINMAX);
     assert_int_equal(s.metric, VPTQ_METRIC_RAW);
     assert_int_equal(s.init, VPTQ_INIT_RANDOM);
@@ -215,16 +215,16 @@ static void test_encoders(void **state)
     for (size_t i = 0; i < count; i++)
         if (t[i].stored || !strcmp(t[i].key, "seed"))
             assert_true(vptq_setting_equal(&t[i], &s, &mine));
-    assert_ok(vptq_quant_set_encoder(&s, "best", &err), &err);
+    assert_ok(vptq_encoder_set_encoder(&s, "best", &err), &err);
     for (size_t i = 0; i < count; i++)
         assert_true(vptq_setting_equal(
             &t[i], &s, t[i].stored || !strcmp(t[i].key, "seed") ? &mine : &best));
     mine = s;
-    assert_fails(vptq_quant_set_encoder(&s, "fastest", &err), VPTQ_E_ARG, &err,
+    assert_fails(vptq_encoder_set_encoder(&s, "fastest", &err), VPTQ_E_ARG, &err,
                  "encoder is 'fastest', expected best|upstream");
     assert_same(&s, &mine);
-    s = vptq_quant_default();
-    vptq_quant_copy_stored(&s, &mine);
+    s = vptq_encoder_defaults();
+    vptq_encoder_copy_stored(&s, &mine);
     for (size_t i = 0; i < count; i++)
         assert_true(vptq_setting_equal(&t[i], &s, t[i].stored ? &mine : &best));
 }
@@ -233,11 +233,11 @@ static void test_encoders_are_valid(void **state)
 {
     (void)state;
     vptq_err err = {0};
-    vptq_quant_settings s = vptq_quant_default();
-    assert_ok(vptq_quant_check(&s, 576, 576, &err), &err);
-    assert_ok(vptq_quant_set_encoder(&s, "upstream", &err), &err);
-    assert_ok(vptq_quant_check(&s, 576, 576, &err), &err);
-    assert_ok(vptq_quant_check(&s, 1, 1, &err), &err);
+    vptq_encoder_settings s = vptq_encoder_defaults();
+    assert_ok(vptq_encoder_check(&s, 576, 576, &err), &err);
+    assert_ok(vptq_encoder_set_encoder(&s, "upstream", &err), &err);
+    assert_ok(vptq_encoder_check(&s, 576, 576, &err), &err);
+    assert_ok(vptq_encoder_check(&s, 1, 1, &err), &err);
 }
 
 /* ---- checks ---- */
@@ -245,16 +245,16 @@ static void test_encoders_are_valid(void **state)
 static void refused(const char *key, const char *text, uint32_t in, const char *part)
 {
     vptq_err err = {0};
-    vptq_quant_settings s = vptq_quant_default();
+    vptq_encoder_settings s = vptq_encoder_defaults();
     set(&s, key, text);
-    assert_fails(vptq_quant_check(&s, 64, in, &err), VPTQ_E_ARG, &err, part);
+    assert_fails(vptq_encoder_check(&s, 64, in, &err), VPTQ_E_ARG, &err, part);
 }
 
 static void test_what_cannot_be(void **state)
 {
     (void)state;
     vptq_err err = {0};
-    vptq_quant_settings s = vptq_quant_default();
+    vptq_encoder_settings s = vptq_encoder_defaults();
     refused("centroids", "100", 64, "centroids is 100, expected a power of two");
     refused("residual", "3", 64, "residual is 3, expected a power of two");
     refused("residual", "1", 64, "residual is 1, expected a power of two");
@@ -267,18 +267,18 @@ static void test_what_cannot_be(void **state)
     refused("outliers", "99", 64, "outliers is 99 percent, which leaves none of 64 columns");
     s.groups = 2;
     s.group_size = 32;
-    assert_fails(vptq_quant_check(&s, 64, 64, &err), VPTQ_E_ARG, &err,
+    assert_fails(vptq_encoder_check(&s, 64, 64, &err), VPTQ_E_ARG, &err,
                  "groups is 2 and group_size is 32, expected only one of them");
-    s = vptq_quant_default();
+    s = vptq_encoder_defaults();
     s.outliers = 50;
     s.groups = 33;
-    assert_fails(vptq_quant_check(&s, 64, 64, &err), VPTQ_E_ARG, &err,
+    assert_fails(vptq_encoder_check(&s, 64, 64, &err), VPTQ_E_ARG, &err,
                  "groups is 33, which leaves an empty group of 32 columns");
     s.groups = 32;
-    assert_ok(vptq_quant_check(&s, 64, 64, &err), &err);
+    assert_ok(vptq_encoder_check(&s, 64, 64, &err), &err);
     s.groups = 5; /* with outliers the remainder joins them */
-    assert_ok(vptq_quant_check(&s, 64, 64, &err), &err);
-    assert_fails(vptq_quant_check(&s, 64, 65537, &err), VPTQ_E_SHAPE, &err, "65537");
+    assert_ok(vptq_encoder_check(&s, 64, 64, &err), &err);
+    assert_fails(vptq_encoder_check(&s, 64, 65537, &err), VPTQ_E_SHAPE, &err, "65537");
 }
 
 /* Values that no text gives: each is refused with its key. */
@@ -290,32 +290,32 @@ static void test_fields_out_of_range(void **state)
     const vptq_setting *t = vptq_setting_table(&count);
     for (size_t i = 0; i < count; i++) {
         vptq_err err = {0};
-        vptq_quant_settings s = vptq_quant_default();
+        vptq_encoder_settings s = vptq_encoder_defaults();
         unsigned char *at = (unsigned char *)&s + t[i].offset;
         const uint32_t large = UINT32_MAX;
         const double wrong[] = {(double)NAN, (double)INFINITY, -1};
         snprintf(part, sizeof part, "%s is '", t[i].key);
         if (t[i].kind == VPTQ_SETTING_U32 || t[i].kind == VPTQ_SETTING_CHOICE) {
             memcpy(at, &large, sizeof large);
-            assert_fails(vptq_quant_check(&s, 64, 64, &err), VPTQ_E_ARG, &err, part);
+            assert_fails(vptq_encoder_check(&s, 64, 64, &err), VPTQ_E_ARG, &err, part);
         }
         for (size_t n = 0; t[i].kind == VPTQ_SETTING_DOUBLE && n < 3; n++) {
             memcpy(at, &wrong[n], sizeof wrong[n]);
-            assert_fails(vptq_quant_check(&s, 64, 64, &err), VPTQ_E_ARG, &err, part);
+            assert_fails(vptq_encoder_check(&s, 64, 64, &err), VPTQ_E_ARG, &err, part);
         }
     }
     vptq_err err = {0};
-    vptq_quant_settings s = vptq_quant_default();
+    vptq_encoder_settings s = vptq_encoder_defaults();
     s.storage = VPTQ_Q4_0;
-    assert_fails(vptq_quant_check(&s, 64, 64, &err), VPTQ_E_ARG, &err,
+    assert_fails(vptq_encoder_check(&s, 64, 64, &err), VPTQ_E_ARG, &err,
                  "storage type is Q4_0, expected F16 or BF16");
 }
 
 /* ---- the stored shape ---- */
 
-static void assert_shape(const vptq_quant_settings *s, const vptq_vq_shape *want)
+static void assert_shape(const vptq_encoder_settings *s, const vptq_vq_shape *want)
 {
-    const vptq_vq_shape got = vptq_quant_shape(s, want->out, want->in);
+    const vptq_vq_shape got = vptq_encoder_shape(s, want->out, want->in);
     assert_memory_equal(&got, want, offsetof(vptq_vq_shape, has_perm)); /* no padding */
     assert_int_equal(got.has_perm, want->has_perm);
     assert_int_equal(got.has_norm, want->has_norm);
@@ -324,7 +324,7 @@ static void assert_shape(const vptq_quant_settings *s, const vptq_vq_shape *want
 static void test_shape(void **state)
 {
     (void)state;
-    vptq_quant_settings s = vptq_quant_default();
+    vptq_encoder_settings s = vptq_encoder_defaults();
     s.v = 6;
     s.k = 1024;
     s.k_res = 64;
@@ -335,12 +335,12 @@ static void test_shape(void **state)
     assert_shape(&s, &four);
     s.perm = false;
     s.norm = VPTQ_NORM_NONE; /* scale and bias are stored all the same */
-    vptq_vq_shape got = vptq_quant_shape(&s, 50, 96);
+    vptq_vq_shape got = vptq_encoder_shape(&s, 50, 96);
     assert_false(got.has_perm);
     assert_true(got.has_norm);
     s.groups = 1;
     s.group_size = 32;
-    got = vptq_quant_shape(&s, 50, 96);
+    got = vptq_encoder_shape(&s, 50, 96);
     assert_int_equal(got.groups, 3);
     assert_int_equal(got.group_size, 32);
     s.outliers = 3; /* 2.88 columns, then as many as make the rest whole groups */
@@ -361,9 +361,9 @@ static void test_outlier_columns(void **state)
                {29, 100, 29}, {0.1, 1536, 2}, {0.01, 64, 1},  {2, 576, 12},
                {5, 576, 29},  {57, 100, 57},  {0.7, 1000, 7}, {33.3, 1000, 333}};
     for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
-        vptq_quant_settings s = vptq_quant_default();
+        vptq_encoder_settings s = vptq_encoder_defaults();
         s.outliers = row[i].percent;
-        assert_int_equal(vptq_quant_shape(&s, 8, row[i].in).outliers, row[i].columns);
+        assert_int_equal(vptq_encoder_shape(&s, 8, row[i].in).outliers, row[i].columns);
     }
 }
 

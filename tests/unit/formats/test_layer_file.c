@@ -10,8 +10,8 @@
 enum { OUT = 10, IN = 12, V = 4, K = 16, KR = 8, STRIPS = 3, WORDS = 3 };
 
 typedef struct sample {
-    float books[K * V], res[KR * V]; /* before rounding */
-    float stored_books[K * V], stored_res[KR * V];
+    float codebooks[K * V], res[KR * V]; /* before rounding */
+    float stored_codebooks[K * V], stored_res[KR * V];
     float scale[IN], bias[IN];
     uint32_t indices[STRIPS * WORDS];
     vptq_packed_matrix m;
@@ -25,11 +25,11 @@ static void rounded(const float *x, float *y, size_t n)
 
 static void make_sample(sample *s)
 {
-    vtest_normal(s->books, K * V, 1);
+    vtest_normal(s->codebooks, K * V, 1);
     vtest_normal(s->res, KR * V, 2);
     vtest_normal(s->scale, IN, 3);
     vtest_normal(s->bias, IN, 4);
-    rounded(s->books, s->stored_books, K * V);
+    rounded(s->codebooks, s->stored_codebooks, K * V);
     rounded(s->res, s->stored_res, KR * V);
     rounded(s->scale, s->scale, IN);
     rounded(s->bias, s->bias, IN);
@@ -46,7 +46,7 @@ static void make_sample(sample *s)
                                   .group_size = IN,
                                   .has_norm = true},
                         .indices = s->indices,
-                        .centroids = s->stored_books,
+                        .centroids = s->stored_codebooks,
                         .res_centroids = s->stored_res,
                         .scale = s->scale,
                         .bias = s->bias};
@@ -55,7 +55,7 @@ static void make_sample(sample *s)
 static void write_sample(const sample *s, const char *path)
 {
     vptq_err err = {0};
-    assert_ok(vptq_layer_file_write(path, &s->m, s->books, s->res, "0123456789abcdef",
+    assert_ok(vptq_layer_file_write(path, &s->m, s->codebooks, s->res, "0123456789abcdef",
                                     "{\"loss\":0.5}", NULL, &err),
               &err);
 }
@@ -86,11 +86,11 @@ static void test_round_trip(void **state)
     assert_string_equal(f.report, "{\"loss\":0.5}");
     assert_memory_equal(&f.matrix.vq.shape, &s.m.vq.shape, sizeof s.m.vq.shape);
     assert_memory_equal(f.matrix.vq.indices, s.indices, sizeof s.indices);
-    assert_same_f32(f.matrix.vq.centroids, s.stored_books, K * V);
+    assert_same_f32(f.matrix.vq.centroids, s.stored_codebooks, K * V);
     assert_same_f32(f.matrix.vq.res_centroids, s.stored_res, KR * V);
     assert_same_f32(f.matrix.vq.scale, s.scale, IN);
     assert_same_f32(f.matrix.vq.bias, s.bias, IN);
-    assert_same_f32(f.centroids_f32, s.books, K * V);
+    assert_same_f32(f.centroids_f32, s.codebooks, K * V);
     assert_same_f32(f.res_centroids_f32, s.res, KR * V);
     /* what was read gives the same bytes when it is written */
     assert_ok(vptq_layer_file_write(again, &f.matrix, f.centroids_f32, f.res_centroids_f32,
@@ -127,14 +127,14 @@ static void test_every_flipped_byte(void **state)
         if (st)
             continue;
         quiet++;
-        assert_same_f32(f.matrix.vq.centroids, s.stored_books, K * V);
-        assert_same_f32(f.centroids_f32, s.books, K * V);
+        assert_same_f32(f.matrix.vq.centroids, s.stored_codebooks, K * V);
+        assert_same_f32(f.centroids_f32, s.codebooks, K * V);
         assert_memory_equal(f.matrix.vq.indices, s.indices, sizeof s.indices);
         vptq_layer_file_release(&f);
     }
     free(bytes);
     assert_true(quiet < 8);
-    assert_true(checksums > sizeof s.books + sizeof s.res + sizeof s.indices);
+    assert_true(checksums > sizeof s.codebooks + sizeof s.res + sizeof s.indices);
 }
 
 static void test_truncated(void **state)
@@ -192,8 +192,8 @@ static vptq_status write_and_read(void *arg, vptq_mem *mem, vptq_err *err)
 {
     const walk *w = arg;
     vptq_layer_file f;
-    vptq_status st =
-        vptq_layer_file_write(w->path, &w->s->m, w->s->books, w->s->res, "f", "{}", mem, err);
+    vptq_status st = vptq_layer_file_write(w->path, &w->s->m, w->s->codebooks, w->s->res, "f",
+                                           "{}", mem, err);
     if (st)
         return st;
     st = vptq_layer_file_read(w->path, mem, &f, err);

@@ -103,7 +103,7 @@ static void check_indices(const golden *g, const char *file, bool residual)
     vtest_npy want;
     vtest_path(path, sizeof path, g->dir, file);
     vtest_npy_load(path, &want);
-    size_t rows = (size_t)s->groups * vptq_vq_strips(s);
+    size_t rows = (size_t)s->groups * vptq_vq_vector_rows(s);
     assert_int_equal(want.count, rows * s->group_size);
     const uint16_t *x = vtest_npy_as(&want, "u2");
     for (size_t r = 0; r < rows; r++)
@@ -177,7 +177,7 @@ static void check_round_trip(golden *g)
                             (s->out + s->v0 - 1) / s->v0 * s->outliers * sizeof(uint16_t));
     if (s->has_perm == a->shape.has_perm)
         assert_memory_equal(a->indices, b->indices,
-                            (size_t)s->groups * vptq_vq_strips(s) * vptq_vq_row_words(s) *
+                            (size_t)s->groups * vptq_vq_vector_rows(s) * vptq_vq_row_words(s) *
                                 sizeof(uint32_t));
     if (s->has_perm)
         assert_memory_equal(a->perm, b->perm, s->in * sizeof(uint16_t));
@@ -348,7 +348,8 @@ enum { OUT = 6, IN = 9, V = 4, K = 8, KR = 4, GROUPS = 2, GS = 4, V0 = 2, K0 = 4
 
 typedef struct small_matrix {
     uint16_t indices[GROUPS][2][GS], res[GROUPS][2][GS], outlier[3];
-    uint16_t books[GROUPS * K * V], res_books[GROUPS * KR * V], outlier_book[K0 * V0];
+    uint16_t codebooks[GROUPS * K * V], res_codebooks[GROUPS * KR * V],
+        outlier_codebook[K0 * V0];
     uint16_t perm[IN], scale[IN], bias[IN];
     int64_t perm64[IN];
     uint32_t packed[GROUPS][2][1];
@@ -381,9 +382,9 @@ static void fill_numbers(uint16_t *x, size_t n)
 static void make_small(small_matrix *s, bool plain)
 {
     memset(s, 0, sizeof *s);
-    fill_numbers(s->books, GROUPS * K * V);
-    fill_numbers(s->res_books, GROUPS * KR * V);
-    fill_numbers(s->outlier_book, K0 * V0);
+    fill_numbers(s->codebooks, GROUPS * K * V);
+    fill_numbers(s->res_codebooks, GROUPS * KR * V);
+    fill_numbers(s->outlier_codebook, K0 * V0);
     fill_numbers(s->scale, IN);
     fill_numbers(s->bias, IN);
     for (int i = 0; i < IN; i++)
@@ -410,9 +411,9 @@ static void make_small(small_matrix *s, bool plain)
         add(s, "P.indices", VPTQ_I32, s->packed, GROUPS, 2, 1);
         add(s, "P.perm", VPTQ_I16, s->perm, IN, 0, 0);
     }
-    add(s, "P.centroids.weight", VPTQ_F16, s->books, GROUPS, K * V, 0);
-    add(s, "P.res_centroids.weight", VPTQ_F16, s->res_books, GROUPS, KR * V, 0);
-    add(s, "P.outlier_centroids.weight", VPTQ_F16, s->outlier_book, 1, K0 * V0, 0);
+    add(s, "P.centroids.weight", VPTQ_F16, s->codebooks, GROUPS, K * V, 0);
+    add(s, "P.res_centroids.weight", VPTQ_F16, s->res_codebooks, GROUPS, KR * V, 0);
+    add(s, "P.outlier_centroids.weight", VPTQ_F16, s->outlier_codebook, 1, K0 * V0, 0);
     add(s, "P.outlier_indices", VPTQ_I16, s->outlier, 1, 3, 1);
     add(s, "P.weight_scale", VPTQ_F16, s->scale, IN, 0, 0);
     add(s, "P.weight_bias", VPTQ_F16, s->bias, IN, 0, 0);
@@ -530,7 +531,7 @@ static void test_bad_tensors(void **state)
     (void)state;
     small_matrix s;
     make_small(&s, false);
-    s.books[5] = 0x7e00;
+    s.codebooks[5] = 0x7e00;
     expect(&s, VPTQ_E_NUMERIC, "'P.centroids.weight': element 5 is nan");
     make_small(&s, false);
     s.bias[8] = 0xfc00;

@@ -186,17 +186,17 @@ static void exact_matrix(rig *r, const vptq_weight *w, vptq_arena *arena,
     uint32_t k = 2;
     while (k < count)
         k *= 2;
-    float *book = vptq_arena_zalloc(arena, k, sizeof *book, &err);
+    float *codebook = vptq_arena_zalloc(arena, k, sizeof *codebook, &err);
     *out = (vptq_packed_matrix){.name = "exact", .storage = VPTQ_BF16};
     out->vq.shape = (vptq_vq_shape){
         .out = rows, .in = cols, .v = 1, .k = k, .groups = 1, .group_size = cols};
     const size_t words = vptq_vq_row_words(&out->vq.shape);
     uint32_t *codes = vptq_arena_zalloc(arena, rows * words, sizeof *codes, &err);
-    assert_ok(vptq_weight_read(w, &r->dev, 0, rows, book, &err), &err);
+    assert_ok(vptq_weight_read(w, &r->dev, 0, rows, codebook, &err), &err);
     for (uint32_t row = 0; row < rows; row++)
         for (uint32_t col = 0; col < cols; col++)
             vptq_bits_put(codes + row * words, col, vptq_log2u(k), row * cols + col);
-    out->vq.centroids = book;
+    out->vq.centroids = codebook;
     out->vq.indices = codes;
 }
 
@@ -241,16 +241,16 @@ typedef struct stream {
     float weight[IDS];
 } stream;
 
-typedef struct tap {
+typedef struct hook {
     stream *s;
     vptq_device *dev;
     vptq_input input;
-} tap;
+} hook;
 
 static vptq_status weigh(void *arg, size_t sequence, size_t tokens, size_t dim, const float *x,
                          const vptq_attention_args *a, vptq_err *err)
 {
-    const tap *t = arg;
+    const hook *t = arg;
     double mass[LENGTH] = {0};
     (void)dim, (void)x;
     assert_int_equal(tokens, LENGTH);
@@ -264,7 +264,7 @@ static vptq_status weigh(void *arg, size_t sequence, size_t tokens, size_t dim, 
 static vptq_status record(void *arg, vptq_input input, size_t sequence, size_t tokens,
                           size_t dim, const float *x, vptq_err *err)
 {
-    const tap *t = arg;
+    const hook *t = arg;
     (void)err;
     if (input == t->input)
         memcpy(t->s->x[input] + sequence * LENGTH * dim, x, tokens * dim * sizeof *x);
@@ -297,8 +297,8 @@ static void run_by_hand(rig *r, const vptq_weight *first, const vptq_weight *sec
     for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
         vptq_weight mixed[VPTQ_LINEAR_COUNT];
         const bool attention = i <= VPTQ_INPUT_O;
-        tap t = {s, &r->dev, (vptq_input)i};
-        vptq_block_hooks half = {.tap = record,
+        hook t = {s, &r->dev, (vptq_input)i};
+        vptq_block_hooks half = {.hook = record,
                                  .attention = i == VPTQ_INPUT_QKV ? weigh : NULL,
                                  .arg = &t,
                                  .linear = mixed,
@@ -369,9 +369,9 @@ static void coarse_matrix(rig *r, const vptq_weight *w, vptq_arena *arena,
                           vptq_packed_matrix *out)
 {
     exact_matrix(r, w, arena, out);
-    float *book = (float *)(uintptr_t)out->vq.centroids;
+    float *codebook = (float *)(uintptr_t)out->vq.centroids;
     for (uint32_t i = 0; i < out->vq.shape.k; i++)
-        book[i] = roundf(book[i] * 64) / 64;
+        codebook[i] = roundf(codebook[i] * 64) / 64;
 }
 
 static void coarse_layer(rig *r, uint32_t layer, vptq_arena *arena, vptq_packed_matrix *coarse,

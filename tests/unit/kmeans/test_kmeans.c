@@ -300,7 +300,7 @@ static void same_bytes_for_any_threads(void **state)
     }
 }
 
-/* Another seed gives another book, the same seed the same one. */
+/* Another seed gives another codebook, the same seed the same one. */
 static void seed_decides(void **state)
 {
     (void)state;

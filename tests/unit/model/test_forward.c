@@ -1,5 +1,5 @@
 /* The forward pass: logits of every family against transformers, the same result by every road
- * (blocks, groups, cached steps, backends, threads), taps, bad input. */
+ * (blocks, groups, cached steps, backends, threads), hooks, bad input. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -428,24 +428,24 @@ static void test_device_memory(void **state)
     }
 }
 
-/* ---- taps ---- */
+/* ---- hooks ---- */
 
 enum { TAP_MAX = 64 };
-typedef struct taps {
+typedef struct hooks {
     const vptq_model *m;
     size_t rows[VPTQ_INPUT_COUNT], calls[VPTQ_INPUT_COUNT];
     float x[VPTQ_INPUT_COUNT][TINY_TOKENS * TAP_MAX];
-} taps;
+} hooks;
 
-static const size_t tap_starts[3] = {0, 13, TINY_TOKENS};
+static const size_t hook_starts[3] = {0, 13, TINY_TOKENS};
 
-static vptq_status record_tap(void *arg, vptq_input input, size_t sequence, size_t tokens,
-                              size_t dim, const float *x, vptq_err *err)
+static vptq_status record_hook(void *arg, vptq_input input, size_t sequence, size_t tokens,
+                               size_t dim, const float *x, vptq_err *err)
 {
-    taps *t = arg;
+    hooks *t = arg;
     (void)err;
     assert_int_equal(sequence, t->calls[input]++);
-    assert_int_equal(tokens, tap_starts[sequence + 1] - tap_starts[sequence]);
+    assert_int_equal(tokens, hook_starts[sequence + 1] - hook_starts[sequence]);
     assert_int_equal(dim, vptq_input_size(t->m->desc, input));
     assert_true(dim <= TAP_MAX);
     memcpy(t->x[input] + t->rows[input] * dim, x, tokens * dim * sizeof *x);
@@ -481,21 +481,21 @@ static void norm_row(rig *r, const vptq_tensor *weight, const double *h, float *
                          (double)w[i]);
 }
 
-/* What the taps saw, put through the linears by hand, gives the block's output. */
-static void test_taps(void **state)
+/* What the hooks saw, put through the linears by hand, gives the block's output. */
+static void test_hooks(void **state)
 {
     (void)state;
     rig r;
     vptq_err err = {0};
     float before[TINY_TOKENS * TINY_HIDDEN], after[TINY_TOKENS * TINY_HIDDEN];
-    taps *t = xmalloc(sizeof *t);
+    hooks *t = xmalloc(sizeof *t);
     int32_t *ids = tiny_ids("qwen3");
     rig_open(&r, TINY "qwen3", "cpu", TINY_TOKENS);
     memset(t, 0, sizeof *t);
     t->m = &r.m;
     assert_ok(vptq_forward_embed(r.f, ids, TINY_TOKENS, before, &err), &err);
     memcpy(after, before, sizeof after);
-    assert_ok(vptq_forward_block(r.f, 0, tap_starts, 2, after, record_tap, t, &err), &err);
+    assert_ok(vptq_forward_block(r.f, 0, hook_starts, 2, after, record_hook, t, &err), &err);
     const vptq_block *b = &r.m.blocks[0];
     size_t q = (size_t)r.m.desc->heads * r.m.desc->head_dim, f = r.m.desc->intermediate;
     for (size_t i = 0; i < TINY_TOKENS; i++) {
@@ -528,31 +528,31 @@ static void test_halves(void **state)
     vptq_err err = {0};
     float whole[TINY_TOKENS * TINY_HIDDEN], halves[TINY_TOKENS * TINY_HIDDEN];
     float before[TINY_TOKENS * TINY_HIDDEN];
-    taps *t = xmalloc(sizeof *t), *u = xmalloc(sizeof *u);
+    hooks *t = xmalloc(sizeof *t), *u = xmalloc(sizeof *u);
     int32_t *ids = tiny_ids("qwen3");
     rig_open(&r, TINY "qwen3", "cpu", TINY_TOKENS);
     memset(t, 0, sizeof *t);
     t->m = &r.m;
     assert_ok(vptq_forward_embed(r.f, ids, TINY_TOKENS, whole, &err), &err);
     memcpy(halves, whole, sizeof halves);
-    assert_ok(vptq_forward_block(r.f, 0, tap_starts, 2, whole, record_tap, t, &err), &err);
+    assert_ok(vptq_forward_block(r.f, 0, hook_starts, 2, whole, record_hook, t, &err), &err);
     for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
         const size_t count = TINY_TOKENS * vptq_input_size(r.m.desc, (vptq_input)i);
-        vptq_block_hooks hooks = {.tap = record_tap, .arg = u, .stop = true};
+        vptq_block_hooks now = {.hook = record_hook, .arg = u, .stop = true};
         memset(u, 0, sizeof *u);
         u->m = &r.m;
-        hooks.last = (vptq_input)i;
-        hooks.half = i <= VPTQ_INPUT_O ? VPTQ_BLOCK_ATTENTION : VPTQ_BLOCK_FEED_FORWARD;
+        now.last = (vptq_input)i;
+        now.half = i <= VPTQ_INPUT_O ? VPTQ_BLOCK_ATTENTION : VPTQ_BLOCK_FEED_FORWARD;
         memcpy(before, halves, sizeof before);
-        assert_ok(vptq_forward_block_with(r.f, 0, tap_starts, 2, halves, &hooks, &err), &err);
+        assert_ok(vptq_forward_block_with(r.f, 0, hook_starts, 2, halves, &now, &err), &err);
         assert_same_f32(halves, before, TINY_TOKENS * TINY_HIDDEN);
         assert_same_f32(u->x[i], t->x[i], count);
         for (int later = i + 1; later < VPTQ_INPUT_COUNT; later++)
             assert_int_equal(u->calls[later], 0);
-        hooks.stop = false;
-        hooks.tap = NULL;
+        now.stop = false;
+        now.hook = NULL;
         if (i == VPTQ_INPUT_O || i == VPTQ_INPUT_DOWN)
-            assert_ok(vptq_forward_block_with(r.f, 0, tap_starts, 2, halves, &hooks, &err),
+            assert_ok(vptq_forward_block_with(r.f, 0, hook_starts, 2, halves, &now, &err),
                       &err);
     }
     assert_same_f32(halves, whole, TINY_TOKENS * TINY_HIDDEN);
@@ -562,11 +562,11 @@ static void test_halves(void **state)
     rig_close(&r);
 }
 
-static vptq_status failing_tap(void *arg, vptq_input input, size_t sequence, size_t tokens,
-                               size_t dim, const float *x, vptq_err *err)
+static vptq_status failing_hook(void *arg, vptq_input input, size_t sequence, size_t tokens,
+                                size_t dim, const float *x, vptq_err *err)
 {
     (void)arg, (void)sequence, (void)tokens, (void)dim, (void)x;
-    return input == VPTQ_INPUT_DOWN ? vptq_fail(err, VPTQ_E_IO, "tap") : VPTQ_OK;
+    return input == VPTQ_INPUT_DOWN ? vptq_fail(err, VPTQ_E_IO, "hook") : VPTQ_OK;
 }
 
 /* ---- head ---- */
@@ -632,8 +632,8 @@ static void test_bad_input(void **state)
     assert_fails(vptq_forward_block(r.f, 0, empty, 1, hidden, NULL, NULL, &err), VPTQ_E_ARG,
                  &err, "0 tokens");
     starts[1] = 8;
-    assert_fails(vptq_forward_block(r.f, 1, starts, 1, hidden, failing_tap, NULL, &err),
-                 VPTQ_E_IO, &err, "layer 1: tap");
+    assert_fails(vptq_forward_block(r.f, 1, starts, 1, hidden, failing_hook, NULL, &err),
+                 VPTQ_E_IO, &err, "layer 1: hook");
     sig_atomic_t stop = 1;
     r.ctx.cancel = &stop;
     assert_fails(vptq_forward_block(r.f, 0, starts, 1, hidden, NULL, NULL, &err),
@@ -828,7 +828,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_families),       cmocka_unit_test(test_packed),
         cmocka_unit_test(test_steps),          cmocka_unit_test(test_groups),
         cmocka_unit_test(test_group_cut),      cmocka_unit_test(test_threads),
-        cmocka_unit_test(test_device_memory),  cmocka_unit_test(test_taps),
+        cmocka_unit_test(test_device_memory),  cmocka_unit_test(test_hooks),
         cmocka_unit_test(test_halves),         cmocka_unit_test(test_loss),
         cmocka_unit_test(test_bad_input),      cmocka_unit_test(test_next),
         cmocka_unit_test(test_no_memory),      cmocka_unit_test(test_stories_hf),

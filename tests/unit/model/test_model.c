@@ -246,8 +246,8 @@ static void test_quantized_kinds_read_the_same(void **state)
 
 /* ---- bits ---- */
 
-/* 15,360 weights; q of block 0: 8 x 4 index words, a book of 16 x 4, norm of 32; down of block
- * 1: 4 x 9 index words, books of (16 + 4) x 8, norm of 48; all others 16 bits. */
+/* 15,360 weights; q of block 0: 8 x 4 index words, a codebook of 16 x 4, norm of 32; down of
+ * block 1: 4 x 9 index words, codebooks of (16 + 4) x 8, norm of 48; all others 16 bits. */
 static void test_bits_per_weight(void **state)
 {
     static const char *const names[] = {"work", "packed", "x.vptq"};

@@ -113,32 +113,33 @@ static void write_layer(const char *work, uint32_t layer, vptq_linear linear,
     vptq_err err = {0};
     uint32_t out, in;
     char file[VPTQ_LAYER_FILE_NAME_MAX], path[4096], name[VPTQ_NAME_MAX];
-    float books[32], scale[256], bias[256];
+    float codebooks[32], scale[256], bias[256];
     vptq_linear_shape(d, linear, &out, &in);
     assert_true(in <= 256);
     vptq_packed_matrix m = {.name = name, .storage = VPTQ_F16};
     m.vq.shape = (vptq_vq_shape){
         .out = out, .in = in, .v = 2, .k = 16, .groups = 1, .group_size = in, .has_norm = true};
-    size_t strips = vptq_vq_strips(&m.vq.shape), words = vptq_vq_row_words(&m.vq.shape);
-    uint32_t *indices = calloc(strips * words, sizeof *indices);
+    size_t vector_rows = vptq_vq_vector_rows(&m.vq.shape),
+           words = vptq_vq_row_words(&m.vq.shape);
+    uint32_t *indices = calloc(vector_rows * words, sizeof *indices);
     assert_non_null(indices);
-    for (size_t i = 0; i < strips * in; i++)
+    for (size_t i = 0; i < vector_rows * in; i++)
         vptq_bits_put(indices + i / in * words, i % in, 4, (uint32_t)(i * 7 % 16));
     for (size_t i = 0; i < 32; i++)
-        books[i] = ((float)i - 16) / 64;
+        codebooks[i] = ((float)i - 16) / 64;
     for (size_t i = 0; i < in; i++) {
         scale[i] = 1 + (float)i / 16;
         bias[i] = (float)i / 8;
     }
     vptq_linear_full_name(name, layer, linear);
     m.vq.indices = indices;
-    m.vq.centroids = books;
+    m.vq.centroids = codebooks;
     m.vq.scale = scale;
     m.vq.bias = bias;
     vptq_layer_file_name(file, layer, vptq_linear_name(linear));
     vtest_path(path, sizeof path, work, file);
     assert_ok(
-        vptq_layer_file_write(path, &m, books, NULL, "0123456789abcdef", "{}", NULL, &err),
+        vptq_layer_file_write(path, &m, codebooks, NULL, "0123456789abcdef", "{}", NULL, &err),
         &err);
     free(indices);
 }

@@ -487,7 +487,7 @@ static void rename_tensor(vpacked_plan *p, const char *from, const char *to)
     t->name = own_text(to);
 }
 
-/* Everything that can be repaired: the gate's books the other way round (more residual than
+/* Everything that can be repaired: the gate's codebooks the other way round (more residual than
  * main centroids), no scale and bias, keys of the algorithm branch, set padding; and all of it
  * inside text_config. */
 static void spoil(vpacked_plan *p)

@@ -46,7 +46,7 @@ static vptq_status quantize(void *arg, vptq_mem *mem, vptq_err *err)
                                  .work = j->work,
                                  .calibrate = &calibrate,
                                  .kv_factor = 0.1,
-                                 .settings = vptq_quant_default(),
+                                 .settings = vptq_encoder_defaults(),
                                  .last_layer = 1,
                                  .force = j->force};
     opt.settings.k = 4;

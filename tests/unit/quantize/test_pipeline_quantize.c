@@ -142,9 +142,9 @@ static void free_rows(rows *r)
     *r = (rows){0};
 }
 
-static vptq_quant_settings small_settings(void)
+static vptq_encoder_settings small_settings(void)
 {
-    vptq_quant_settings s = vptq_quant_default();
+    vptq_encoder_settings s = vptq_encoder_defaults();
     s.k = 16;
     s.k_res = 4;
     s.joint = 2;
@@ -232,7 +232,7 @@ static json_t *parse(const char *text)
 }
 
 /* The losses of step `name` as `key` of the row has them: plain, weighted or held-out. */
-static void check_step(const json_t *doc, const char *key, const vptq_quant_report *p,
+static void check_step(const json_t *doc, const char *key, const vptq_encoder_report *p,
                        const char *name, size_t loss)
 {
     size_t seen = 0;
@@ -254,9 +254,9 @@ static void check_step(const json_t *doc, const char *key, const vptq_quant_repo
     assert_int_equal(json_array_size(value), list ? rounds : 0);
 }
 
-static void check_row(const json_t *doc, const vptq_quant_result *want, bool weighted)
+static void check_row(const json_t *doc, const vptq_encoder_result *want, bool weighted)
 {
-    const vptq_quant_report *p = &want->report;
+    const vptq_encoder_report *p = &want->report;
     static const char *const names[][2] = {
         {"k-means", "loss_kmeans"}, {"residual", "loss_residual"}, {"joint", "loss_joint"},
         {"pass", "loss_pass"},      {"retrain", "loss_retrain"},   {"sweeps", "loss_sweeps"},
@@ -270,12 +270,12 @@ static void check_row(const json_t *doc, const vptq_quant_result *want, bool wei
         assert_true(number(doc, "proxy_loss_weighted") == p->weighted);
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         char key[64];
-        check_step(doc, names[i][1], p, names[i][0], offsetof(vptq_quant_step, loss));
+        check_step(doc, names[i][1], p, names[i][0], offsetof(vptq_encoder_step, loss));
         snprintf(key, sizeof key, "%s_held_out", names[i][1]);
-        check_step(doc, key, p, names[i][0], offsetof(vptq_quant_step, held_out));
+        check_step(doc, key, p, names[i][0], offsetof(vptq_encoder_step, held_out));
         snprintf(key, sizeof key, "%s_weighted", names[i][1]);
         if (weighted)
-            check_step(doc, key, p, names[i][0], offsetof(vptq_quant_step, weighted));
+            check_step(doc, key, p, names[i][0], offsetof(vptq_encoder_step, weighted));
         else
             assert_null(json_object_get(doc, key));
     }
@@ -288,14 +288,14 @@ static void check_row(const json_t *doc, const vptq_quant_result *want, bool wei
 }
 
 static void check_file(const char *work, uint32_t layer, vptq_linear l,
-                       const vptq_quant_result *want)
+                       const vptq_encoder_result *want)
 {
     vptq_err err = {0};
     vptq_mem mem;
     vptq_layer_file f;
     char path[PATH], name[VPTQ_LAYER_FILE_NAME_MAX];
     const vptq_vq_shape *s = &want->vq.shape;
-    size_t words = (size_t)s->groups * vptq_vq_strips(s) * vptq_vq_row_words(s);
+    size_t words = (size_t)s->groups * vptq_vq_vector_rows(s) * vptq_vq_row_words(s);
 
     vptq_mem_init(&mem, 0);
     vptq_layer_file_name(name, layer, vptq_linear_name(l));
@@ -317,9 +317,9 @@ static void check_file(const char *work, uint32_t layer, vptq_linear l,
 }
 
 /* The settings that the recipe below gives. */
-static vptq_quant_settings settings_of(uint32_t layer, vptq_linear l)
+static vptq_encoder_settings settings_of(uint32_t layer, vptq_linear l)
 {
-    vptq_quant_settings s = small_settings();
+    vptq_encoder_settings s = small_settings();
     if (l == VPTQ_LINEAR_V)
         s.k = 32;
     if (l == VPTQ_LINEAR_DOWN && layer == 1)
@@ -332,9 +332,9 @@ static void check_matrix(vptq_device *dev, const vptq_model *m, const char *work
 {
     vptq_err err = {0};
     vptq_arena arena;
-    vptq_quant_result want;
+    vptq_encoder_result want;
     vptq_input input = vptq_linear_input(l);
-    vptq_quant_settings s = settings_of(layer, l);
+    vptq_encoder_settings s = settings_of(layer, l);
     bool weighted = l == VPTQ_LINEAR_K || l == VPTQ_LINEAR_V;
     uint32_t out, in;
 
@@ -347,14 +347,14 @@ static void check_matrix(vptq_device *dev, const vptq_model *m, const char *work
     assert_ok(vptq_weight_read(&m->blocks[layer].linear[l], dev, 0, out, w, &err), &err);
     for (uint32_t i = 0; i < in * (in + 1) / 2; i++)
         term[i] = (float)((double)lower[i] + factor * (double)term[i]);
-    vptq_quant_input q = {.matrix_id = layer * VPTQ_LINEAR_COUNT + (uint32_t)l,
-                          .out = out,
-                          .in = in,
-                          .w = w,
-                          .lower = lower,
-                          .metric = weighted ? term : NULL,
-                          .held_out = held_out};
-    assert_ok(vptq_quant_matrix(dev, &s, &q, NULL, NULL, &arena, &want, &err), &err);
+    vptq_encoder_input q = {.matrix_id = layer * VPTQ_LINEAR_COUNT + (uint32_t)l,
+                            .out = out,
+                            .in = in,
+                            .w = w,
+                            .lower = lower,
+                            .metric = weighted ? term : NULL,
+                            .held_out = held_out};
+    assert_ok(vptq_encode_matrix(dev, &s, &q, NULL, NULL, &arena, &want, &err), &err);
     check_row(doc, &want, weighted);
     check_file(work, layer, l, &want);
     free(lower);
@@ -509,7 +509,7 @@ static void test_row_json(void **state)
 {
     (void)state;
     vptq_err err = {0};
-    vptq_quant_settings s = vptq_quant_default();
+    vptq_encoder_settings s = vptq_encoder_defaults();
     s.v = 8;
     s.k = 16;
     vptq_quantize_row row = {.layer = 3,
@@ -517,7 +517,7 @@ static void test_row_json(void **state)
                              .rows = 32,
                              .columns = 64,
                              .settings = &s,
-                             .shape = vptq_quant_shape(&s, 32, 64),
+                             .shape = vptq_encoder_shape(&s, 32, 64),
                              .predicted = NAN,
                              .weighted = true,
                              .held_out = true,
@@ -539,7 +539,8 @@ static void test_row_json(void **state)
     row.bits = vptq_vq_count_bits(&row.shape);
     char *text = NULL;
     assert_ok(vptq_row_json(&row, false, &text, &err), &err);
-    /* 4 strips of 64 4-bit indices, 16 * 8 * 16 and 64 * 2 * 16 bits: 5120 over 2048 weights */
+    /* 4 vector rows of 64 4-bit indices, 16 * 8 * 16 and 64 * 2 * 16 bits: 5120 over 2048
+     * weights */
     assert_string_equal(
         text,
         "{\"layer\": 3, \"name\": \"v_proj\", \"rows\": 32, \"columns\": 64, "

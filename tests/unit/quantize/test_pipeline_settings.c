@@ -37,7 +37,7 @@ static vptq_status resolve(const char *dir, const char *recipe, vptq_mem *mem, r
 {
     char path[4096];
     vptq_model_desc d = desc();
-    vptq_quant_settings s = vptq_quant_default();
+    vptq_encoder_settings s = vptq_encoder_defaults();
 
     *r = (resolved){0};
     vptq_arena_init(&r->arena, mem);
@@ -60,7 +60,7 @@ static void test_defaults_in_order(void **state)
 {
     (void)state;
     vptq_err err = {0};
-    vptq_quant_settings s, best = vptq_quant_default();
+    vptq_encoder_settings s, best = vptq_encoder_defaults();
     const vptq_setting_text given[] = {
         {"sweeps", "5"}, {"centroids", "512"}, {"outliers", "2.5"}, {"seed", "7"}};
 
@@ -83,7 +83,7 @@ static void test_defaults_refused(void **state)
 {
     (void)state;
     vptq_err err = {0};
-    vptq_quant_settings s;
+    vptq_encoder_settings s;
     const struct {
         const char *key, *value, *part;
     } bad[] = {
@@ -139,7 +139,7 @@ static void test_recipe(void **state)
 {
     vptq_err err = {0};
     resolved r;
-    vptq_quant_settings best = vptq_quant_default();
+    vptq_encoder_settings best = vptq_encoder_defaults();
 
     assert_ok(
         resolve(*state,
@@ -265,7 +265,7 @@ static void test_check(void **state)
 static void test_json(void **state)
 {
     (void)state;
-    vptq_quant_settings s = vptq_quant_default(), other = s;
+    vptq_encoder_settings s = vptq_encoder_defaults(), other = s;
     const char *expected =
         "{\"vector_length\": 6, \"outliers\": 1.5, \"dtype\": \"bf16\", \"norm\": \"minmax\", "
         "\"perm\": false, \"seed\": \"18446744073709551615\"}";
@@ -291,22 +291,23 @@ static void test_json(void **state)
 static void test_copy_stored(void **state)
 {
     (void)state;
-    vptq_quant_settings a = vptq_quant_default(), b = a;
+    vptq_encoder_settings a = vptq_encoder_defaults(), b = a;
 
     b.v = 8;
     b.k_res = 16;
     b.outliers = 1;
     b.sweeps = 77;
     b.seed = 5;
-    vptq_quant_copy_stored(&a, &b);
+    vptq_encoder_copy_stored(&a, &b);
     assert_int_equal(a.v, 8);
     assert_int_equal(a.k_res, 16);
     assert_true(a.outliers == 1);
-    assert_int_equal(a.sweeps, vptq_quant_default().sweeps);
+    assert_int_equal(a.sweeps, vptq_encoder_defaults().sweeps);
     assert_true(a.seed == 0);
 }
 
-/* Bits by hand: index words of 32 bits for every strip, books, scale and bias, outlier parts.
+/* Bits by hand: index words of 32 bits for every vector row, codebooks, scale and bias, outlier
+ * parts.
  */
 static double bits_by_hand(uint32_t out, uint32_t in, const vptq_preset *p)
 {
@@ -314,8 +315,8 @@ static double bits_by_hand(uint32_t out, uint32_t in, const vptq_preset *p)
     if (outliers > 0)
         outliers += fmod(in - outliers, p->groups);
     double t = log2(p->k) + (p->k_res ? log2(p->k_res) : 0);
-    double strips = ceil((double)out / p->v), size = (in - outliers) / p->groups;
-    double bits = strips * p->groups * ceil(size * t / 32) * 32;
+    double vector_rows = ceil((double)out / p->v), size = (in - outliers) / p->groups;
+    double bits = vector_rows * p->groups * ceil(size * t / 32) * 32;
     bits += 16.0 * p->groups * p->v * (p->k + p->k_res) + 16.0 * 2 * in;
     if (p->groups > 1 || outliers > 0)
         bits += 16.0 * in; /* the order */
@@ -335,17 +336,17 @@ static void test_presets(void **state)
     for (size_t i = 0; i < count; i++) {
         const vptq_preset *p = &table[i];
         uint32_t h = p->model->hidden, kv = p->model->key_value, f = p->model->intermediate;
-        vptq_quant_settings s = vptq_quant_default();
+        vptq_encoder_settings s = vptq_encoder_defaults();
         s.storage = VPTQ_BF16;
         s.sweeps = 7;
         assert_ok(vptq_preset_apply(p->name, &s, &err), &err);
         assert_int_equal(s.storage, VPTQ_BF16);
         assert_int_equal(s.sweeps, 7);
         assert_int_equal(s.v, p->v);
-        assert_ok(vptq_quant_check(&s, h, h, &err), &err);
-        assert_ok(vptq_quant_check(&s, kv, h, &err), &err);
-        assert_ok(vptq_quant_check(&s, f, h, &err), &err);
-        assert_ok(vptq_quant_check(&s, h, f, &err), &err);
+        assert_ok(vptq_encoder_check(&s, h, h, &err), &err);
+        assert_ok(vptq_encoder_check(&s, kv, h, &err), &err);
+        assert_ok(vptq_encoder_check(&s, f, h, &err), &err);
+        assert_ok(vptq_encoder_check(&s, h, f, &err), &err);
         double bits = 2 * bits_by_hand(h, h, p) + 2 * bits_by_hand(kv, h, p) +
                       2 * bits_by_hand(f, h, p) + bits_by_hand(h, f, p);
         double weights = (double)h * (2.0 * h + 2.0 * kv + 3.0 * f);

@@ -126,12 +126,12 @@ static double encode(rig *r, uint32_t layer, vptq_linear l, float *what)
     vptq_err err = {0};
     vptq_arena arena;
     vptq_input_hessians h = {0};
-    vptq_quant_result result;
+    vptq_encoder_result result;
     const vptq_weight *w = &r->m.blocks[layer].linear[l];
-    vptq_quant_input input = {.matrix_id = layer * VPTQ_LINEAR_COUNT + (uint32_t)l,
-                              .out = (uint32_t)w->rows,
-                              .in = (uint32_t)w->cols};
-    vptq_quant_settings s = vptq_rate_probe(input.out, input.in, r->opt.seed, VPTQ_F16);
+    vptq_encoder_input input = {.matrix_id = layer * VPTQ_LINEAR_COUNT + (uint32_t)l,
+                                .out = (uint32_t)w->rows,
+                                .in = (uint32_t)w->cols};
+    vptq_encoder_settings s = vptq_rate_probe(input.out, input.in, r->opt.seed, VPTQ_F16);
     vptq_arena_init(&arena, &r->mem);
     float *x = vptq_arena_alloc(&arena, w->rows, w->cols * sizeof *x, &err);
     assert_non_null(x);
@@ -139,7 +139,7 @@ static double encode(rig *r, uint32_t layer, vptq_linear l, float *what)
     assert_ok(load(&r->source, layer, vptq_linear_input(l), input.in, &h, &err), &err);
     input.w = x;
     input.lower = h.plain;
-    assert_ok(vptq_quant_matrix(&r->dev, &s, &input, NULL, NULL, &arena, &result, &err), &err);
+    assert_ok(vptq_encode_matrix(&r->dev, &s, &input, NULL, NULL, &arena, &result, &err), &err);
     assert_ok(vptq_device_decode(&r->dev, &result.vq, 0, w->rows, what, w->cols, &err), &err);
     release(&r->source, &h);
     vptq_arena_release(&arena);

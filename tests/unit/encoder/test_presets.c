@@ -18,13 +18,13 @@ static int order_cmp(const void *a, const void *b)
 
 /* Optimal brain surgeon written out: quantize the column of largest metric diagonal, move the
  * others by -e / [A^-1]_pp * [A^-1]_p., take p out of A^-1 by elimination.  Indices come out in
- * original column order, idx [strips][in]. */
-static void naive_pass(const problem *p, const vptq_quant_settings *s, const vptq_vq *vq,
+ * original column order, idx [vector rows][in]. */
+static void naive_pass(const problem *p, const vptq_encoder_settings *s, const vptq_vq *vq,
                        uint32_t *idx)
 {
-    size_t n = p->in, strips = vptq_vq_strips(&vq->shape);
+    size_t n = p->in, vector_rows = vptq_vq_vector_rows(&vq->shape);
     double *a = malloc(sizeof *a * n * n), *rank = malloc(sizeof *rank * 2 * n), mean = 0;
-    double *z = calloc(strips * s->v * n, sizeof *z);
+    double *z = calloc(vector_rows * s->v * n, sizeof *z);
 
     for (size_t i = 0; i < n; i++)
         mean += p->h[i * n + i] / (double)n;
@@ -43,7 +43,7 @@ static void naive_pass(const problem *p, const vptq_quant_settings *s, const vpt
     problem_invert(n, a);
     for (size_t t = 0; t < n; t++) {
         size_t c = (size_t)rank[2 * t + 1];
-        for (size_t g = 0; g < strips; g++) {
+        for (size_t g = 0; g < vector_rows; g++) {
             double best = INFINITY;
             for (uint32_t k = 0; k < s->k; k++) {
                 double d = 0;
@@ -82,8 +82,8 @@ static void check_against_naive(uint32_t out, uint32_t in, uint32_t v, uint32_t 
     problem p = problem_make(out, in, 11);
     vencoder_run b;
     vptq_err err = {0};
-    vptq_quant_result r;
-    vptq_quant_settings s = vptq_quant_default();
+    vptq_encoder_result r;
+    vptq_encoder_settings s = vptq_encoder_defaults();
 
     s.v = v;
     s.k = k;
@@ -91,16 +91,17 @@ static void check_against_naive(uint32_t out, uint32_t in, uint32_t v, uint32_t 
     s.perm = perm;
     s.retrain = s.sweeps = s.refits = 0; /* the pass is the last decision */
     vencoder_open(&b, "cpu", 2);
-    assert_ok(
-        vptq_quant_matrix(&b.dev, &s,
-                          &(vptq_quant_input){
-                              .matrix_id = 5, .out = out, .in = in, .w = p.w, .lower = p.lower},
-                          NULL, NULL, &b.arena, &r, &err),
-        &err);
-    size_t strips = vptq_vq_strips(&r.vq.shape), words = vptq_vq_row_words(&r.vq.shape);
-    uint32_t *want = malloc(sizeof *want * strips * in);
+    assert_ok(vptq_encode_matrix(
+                  &b.dev, &s,
+                  &(vptq_encoder_input){
+                      .matrix_id = 5, .out = out, .in = in, .w = p.w, .lower = p.lower},
+                  NULL, NULL, &b.arena, &r, &err),
+              &err);
+    size_t vector_rows = vptq_vq_vector_rows(&r.vq.shape),
+           words = vptq_vq_row_words(&r.vq.shape);
+    uint32_t *want = malloc(sizeof *want * vector_rows * in);
     naive_pass(&p, &s, &r.vq, want);
-    for (size_t g = 0; g < strips; g++)
+    for (size_t g = 0; g < vector_rows; g++)
         for (size_t c = 0; c < in; c++)
             assert_int_equal(
                 vptq_bits_get(r.vq.indices + g * words, c, vptq_vq_index_bits(&r.vq.shape)),
@@ -138,13 +139,13 @@ static void test_bad_numbers_are_refused(void **state)
     problem p = problem_make(16, 8, 81);
     vencoder_run b;
     vptq_err err = {0};
-    vptq_quant_result r;
-    vptq_quant_settings s = vptq_quant_default();
+    vptq_encoder_result r;
+    vptq_encoder_settings s = vptq_encoder_defaults();
     vencoder_open(&b, "cpu", 1);
 #define RUN()                                                                                  \
-    vptq_quant_matrix(                                                                         \
+    vptq_encode_matrix(                                                                        \
         &b.dev, &s,                                                                            \
-        &(vptq_quant_input){                                                                   \
+        &(vptq_encoder_input){                                                                 \
             .matrix_id = 0, .out = p.out, .in = p.in, .w = p.w, .lower = p.lower},             \
         NULL, NULL, &b.arena, &r, &err)
     p.w[3 * 8 + 5] = NAN;
@@ -163,13 +164,13 @@ static void test_bad_numbers_are_refused(void **state)
     assert_fails(RUN(), VPTQ_E_ARG, &err, "power of two");
     s.k = 131072;
     assert_fails(RUN(), VPTQ_E_ARG, &err, "65536");
-    s = vptq_quant_default();
+    s = vptq_encoder_defaults();
     s.v = 65;
     assert_fails(RUN(), VPTQ_E_ARG, &err, "vector_length is '65'");
-    s = vptq_quant_default();
+    s = vptq_encoder_defaults();
     s.storage = VPTQ_F32;
     assert_fails(RUN(), VPTQ_E_ARG, &err, "F16 or BF16");
-    s = vptq_quant_default();
+    s = vptq_encoder_defaults();
     memset(p.lower, 0, sizeof(float) * 36);
     assert_fails(RUN(), VPTQ_E_NUMERIC, &err, "hessian is zero");
 #undef RUN
@@ -184,10 +185,10 @@ static void test_cancelled(void **state)
     volatile sig_atomic_t stop = 1;
     vencoder_run b;
     vptq_err err = {0};
-    vptq_quant_loss loss;
+    vptq_encoder_loss loss;
     vencoder_open(&b, "cpu", 1);
     b.ctx.cancel = &stop;
-    assert_fails(vptq_quant_measure(&b.dev, p.out, p.in, p.w, p.w, p.lower, &loss, &err),
+    assert_fails(vptq_encoder_measure(&b.dev, p.out, p.in, p.w, p.w, p.lower, &loss, &err),
                  VPTQ_E_CANCELLED, &err, "interrupted");
     vencoder_close(&b);
     problem_free(&p);
@@ -198,17 +199,18 @@ static vptq_status quantize_with(void *arg, vptq_mem *mem, vptq_err *err)
     const problem *p = arg;
     vptq_ctx ctx = {.mem = mem, .threads = 1};
     vptq_device dev = {0};
-    vptq_quant_result r;
-    vptq_quant_settings s = vptq_quant_default();
+    vptq_encoder_result r;
+    vptq_encoder_settings s = vptq_encoder_defaults();
     vptq_arena arena;
 
     vptq_status st = vptq_device_open(&ctx, "cpu", &dev, err);
     if (st)
         return st;
     vptq_arena_init(&arena, mem);
-    st = vptq_quant_matrix(
-        &dev, &s, &(vptq_quant_input){.out = p->out, .in = p->in, .w = p->w, .lower = p->lower},
-        NULL, NULL, &arena, &r, err);
+    st = vptq_encode_matrix(
+        &dev, &s,
+        &(vptq_encoder_input){.out = p->out, .in = p->in, .w = p->w, .lower = p->lower}, NULL,
+        NULL, &arena, &r, err);
     vptq_arena_release(&arena);
     vptq_device_close(&dev);
     return st;

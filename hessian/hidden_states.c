@@ -1,5 +1,5 @@
 /* Streams of hidden states and their checkpoint. */
-#include "hessian/states.h"
+#include "hessian/hidden_states.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -12,7 +12,7 @@
 
 /* ---- the file without a name ---- */
 
-static vptq_status open_spill(vptq_states *s, const char *dir, vptq_err *err)
+static vptq_status open_spill(vptq_hidden_states *s, const char *dir, vptq_err *err)
 {
     vptq_status st = vptq_path_join(s->dir, sizeof s->dir, dir, "hidden.spill.XXXXXX", err);
     if (st)
@@ -29,14 +29,15 @@ static vptq_status open_spill(vptq_states *s, const char *dir, vptq_err *err)
     return st;
 }
 
-vptq_status vptq_states_open(const vptq_ctx *ctx, const char *dir, size_t rows, size_t dim,
-                             size_t most, size_t reserve, vptq_states *s, vptq_err *err)
+vptq_status vptq_hidden_states_open(const vptq_ctx *ctx, const char *dir, size_t rows,
+                                    size_t dim, size_t most, size_t reserve,
+                                    vptq_hidden_states *s, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     const size_t left = vptq_mem_left(ctx->mem);
     size_t bytes;
 
-    *s = (vptq_states){.ctx = ctx, .rows = rows, .dim = dim, .most = most, .fd = -1};
+    *s = (vptq_hidden_states){.ctx = ctx, .rows = rows, .dim = dim, .most = most, .fd = -1};
     if (!vptq_size_mul(rows, dim, &bytes) || !vptq_size_mul(bytes, sizeof *s->data, &bytes))
         return vptq_fail(err, VPTQ_E_NOMEM, "hidden states of %zu tokens are too large", rows);
     if (most < rows && (left < reserve || bytes > (left - reserve) / 2)) {
@@ -52,22 +53,22 @@ vptq_status vptq_states_open(const vptq_ctx *ctx, const char *dir, size_t rows, 
     }
 out:
     if (st)
-        vptq_states_close(s);
+        vptq_hidden_states_close(s);
     return st;
 }
 
-void vptq_states_close(vptq_states *s)
+void vptq_hidden_states_close(vptq_hidden_states *s)
 {
     if (!s->ctx)
         return;
     if (s->fd >= 0)
         close(s->fd);
     vptq_mem_free(s->ctx->mem, s->data);
-    *s = (vptq_states){.fd = -1};
+    *s = (vptq_hidden_states){.fd = -1};
 }
 
-vptq_status vptq_states_get(vptq_states *s, size_t first, size_t n, bool fresh, float **rows,
-                            vptq_err *err)
+vptq_status vptq_hidden_states_get(vptq_hidden_states *s, size_t first, size_t n, bool fresh,
+                                   float **rows, vptq_err *err)
 {
     const size_t row = s->dim * sizeof *s->data;
     VPTQ_BUG_IF(n > s->rows || first > s->rows - n || (s->fd >= 0 && n > s->most));
@@ -81,7 +82,8 @@ vptq_status vptq_states_get(vptq_states *s, size_t first, size_t n, bool fresh, 
                      s->dir);
 }
 
-vptq_status vptq_states_keep(vptq_states *s, size_t first, size_t n, vptq_err *err)
+vptq_status vptq_hidden_states_keep(vptq_hidden_states *s, size_t first, size_t n,
+                                    vptq_err *err)
 {
     const size_t row = s->dim * sizeof *s->data;
     if (s->fd < 0 || vptq_write_at(s->fd, s->data, n * row, (uint64_t)first * row))
@@ -101,14 +103,14 @@ typedef struct state_header {
 
 static const char state_magic[8] = "VPTQHS2";
 
-static size_t chunk_rows(const vptq_states *s, size_t row)
+static size_t chunk_rows(const vptq_hidden_states *s, size_t row)
 {
     size_t n = s->most < CHUNK ? s->most : CHUNK;
     return s->rows - row < n ? s->rows - row : n;
 }
 
-static state_header header_of(vptq_states *const *s, size_t count, const char fingerprint[16],
-                              uint64_t position)
+static state_header header_of(vptq_hidden_states *const *s, size_t count,
+                              const char fingerprint[16], uint64_t position)
 {
     state_header h = {
         .position = position, .streams = count, .rows = s[0]->rows, .dim = s[0]->dim};
@@ -117,8 +119,9 @@ static state_header header_of(vptq_states *const *s, size_t count, const char fi
     return h;
 }
 
-vptq_status vptq_states_save(vptq_states *const *s, size_t count, const char *path,
-                             const char fingerprint[16], uint64_t position, vptq_err *err)
+vptq_status vptq_hidden_states_save(vptq_hidden_states *const *s, size_t count,
+                                    const char *path, const char fingerprint[16],
+                                    uint64_t position, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     vptq_file_writer w = {.fd = -1};
@@ -132,7 +135,7 @@ vptq_status vptq_states_save(vptq_states *const *s, size_t count, const char *pa
         for (size_t row = 0, n; row < s[i]->rows; row += n) {
             n = chunk_rows(s[i], row);
             const size_t bytes = n * s[i]->dim * sizeof *rows;
-            VPTQ_TRY(vptq_states_get(s[i], row, n, false, &rows, err));
+            VPTQ_TRY(vptq_hidden_states_get(s[i], row, n, false, &rows, err));
             sum = vptq_hash(rows, bytes, sum);
             VPTQ_TRY(vptq_file_write(&w, rows, bytes, err));
         }
@@ -144,7 +147,7 @@ out:
 }
 
 /* The bytes behind the header into the streams. */
-static vptq_status load_rows(vptq_states *const *s, size_t count, int fd, uint64_t sum,
+static vptq_status load_rows(vptq_hidden_states *const *s, size_t count, int fd, uint64_t sum,
                              bool *found, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
@@ -155,21 +158,21 @@ static vptq_status load_rows(vptq_states *const *s, size_t count, int fd, uint64
         for (size_t row = 0, n; row < s[i]->rows; row += n) {
             n = chunk_rows(s[i], row);
             const size_t bytes = n * s[i]->dim * sizeof *rows;
-            VPTQ_TRY(vptq_states_get(s[i], row, n, true, &rows, err));
+            VPTQ_TRY(vptq_hidden_states_get(s[i], row, n, true, &rows, err));
             if (!vptq_read_at(fd, rows, bytes, offset))
                 return VPTQ_OK;
             sum = vptq_hash(rows, bytes, sum);
             offset += bytes;
-            VPTQ_TRY(vptq_states_keep(s[i], row, n, err));
+            VPTQ_TRY(vptq_hidden_states_keep(s[i], row, n, err));
         }
     *found = vptq_read_at(fd, &end, sizeof end, offset) && end == sum;
 out:
     return st;
 }
 
-vptq_status vptq_states_load(vptq_states *const *s, size_t count, const char *path,
-                             const char fingerprint[16], uint64_t last, bool *found,
-                             uint64_t *position, vptq_err *err)
+vptq_status vptq_hidden_states_load(vptq_hidden_states *const *s, size_t count,
+                                    const char *path, const char fingerprint[16], uint64_t last,
+                                    bool *found, uint64_t *position, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     state_header h;

@@ -1,14 +1,14 @@
-/* Finders and the row find: books laid out in device memory, and a persistent kernel that
+/* Finders and the row find: codebooks laid out in device memory, and a persistent kernel that
  * searches them (cuda_find.h has the search). */
-#include "lib/backend/cuda/find.h"
+#include "lib/backend/cuda/search.h"
 
 #include <string.h>
 
-/* ---- finders ---- */
+/* ---- search indexes ---- */
 
 enum { PACK_THREADS = 128 };
 
-/* Centroid j of a book [k, v] into its place; wide: see find_wide. */
+/* Centroid j of a codebook [k, v] into its place; wide: see search_wide. */
 /* budget: pack_kernel 40 registers */
 __global__ static void __launch_bounds__(PACK_THREADS)
     pack_kernel(uint32_t v, uint32_t k, unsigned wide, uint32_t room, const float *c,
@@ -27,43 +27,43 @@ __global__ static void __launch_bounds__(PACK_THREADS)
     data[wide * room + j] = j < k ? norm : NAN;
 }
 
-static size_t book_floats(const vptq_finder *f, const find_book *b)
+static size_t codebook_floats(const vptq_search_index *f, const search_codebook *b)
 {
-    return (size_t)(find_wide(f->length, f->v) + 1) * b->room;
+    return (size_t)(search_wide(f->length, f->v) + 1) * b->room;
 }
 
-static cudaError_t pack(vptq_dev *dev, const vptq_finder *f, const find_book *b,
+static cudaError_t pack(vptq_dev *dev, const vptq_search_index *f, const search_codebook *b,
                         const float *centroids, float *data)
 {
     return port_launch(pack_kernel, vptq_cuda_blocks(b->room, PACK_THREADS), PACK_THREADS, 0,
-                       dev->stream, f->v, b->k, find_wide(f->length, f->v), b->room, centroids,
-                       data);
+                       dev->stream, f->v, b->k, search_wide(f->length, f->v), b->room,
+                       centroids, data);
 }
 
-/* Both books into one piece of device memory. */
-static vptq_status pack_books(vptq_dev *dev, const vptq_books *books, vptq_finder *f,
-                              vptq_err *err)
+/* Both codebooks into one piece of device memory. */
+static vptq_status pack_codebooks(vptq_dev *dev, const vptq_codebooks *codebooks,
+                                  vptq_search_index *f, vptq_err *err)
 {
-    const size_t floats = book_floats(f, &f->main);
-    const vptq_status st =
-        vptq_cuda_alloc((floats + book_floats(f, &f->res)) * sizeof(float), &f->memory, err);
+    const size_t floats = codebook_floats(f, &f->main);
+    const vptq_status st = vptq_cuda_alloc(
+        (floats + codebook_floats(f, &f->res)) * sizeof(float), &f->memory, err);
     if (st)
         return st;
     float *data = static_cast<float *>(f->memory);
     f->main.data = data;
     f->res.data = data + floats;
-    cudaError_t e = pack(dev, f, &f->main, books->centroids, data);
+    cudaError_t e = pack(dev, f, &f->main, codebooks->centroids, data);
     if (!e && f->res.room)
-        e = pack(dev, f, &f->res, books->res_centroids, data + floats);
-    return vptq_cuda_check(e, "finder_open", err);
+        e = pack(dev, f, &f->res, codebooks->res_centroids, data + floats);
+    return vptq_cuda_check(e, "search_index_open", err);
 }
 
-void vptq_cuda_finder_close(vptq_dev *dev, vptq_finder *finder)
+void vptq_cuda_search_index_close(vptq_dev *dev, vptq_search_index *index)
 {
-    if (!finder)
+    if (!index)
         return;
-    (void)cudaFree(finder->memory); /* after what is running */
-    vptq_mem_free(dev->ctx->mem, finder);
+    (void)cudaFree(index->memory); /* after what is running */
+    vptq_mem_free(dev->ctx->mem, index);
 }
 
 static unsigned class_of(uint32_t v)
@@ -75,42 +75,42 @@ static unsigned class_of(uint32_t v)
     return FIND_LONG;
 }
 
-static unsigned beam_of(const vptq_books *b)
+static unsigned beam_of(const vptq_codebooks *b)
 {
     if (!b->k_res || b->k == 1 || b->beam == 1)
         return 1;
     return b->beam >= b->k || b->beam > FIND_MOST_BEAM ? 0 : b->beam;
 }
 
-static find_book book_of(uint32_t k)
+static search_codebook codebook_of(uint32_t k)
 {
-    find_book b = {};
+    search_codebook b = {};
     b.k = k;
     b.room = (k + PORT_LANES - 1) / PORT_LANES * PORT_LANES;
     return b;
 }
 
-vptq_status vptq_cuda_finder_open(vptq_dev *dev, const vptq_books *books, vptq_finder **finder,
-                                  vptq_err *err)
+vptq_status vptq_cuda_search_index_open(vptq_dev *dev, const vptq_codebooks *codebooks,
+                                        vptq_search_index **index, vptq_err *err)
 {
-    *finder = NULL;
-    VPTQ_BUG_IF(!books->v || books->v > VPTQ_VQ_MAX_V);
-    vptq_finder *f =
-        static_cast<vptq_finder *>(vptq_mem_alloc(dev->ctx->mem, 1, sizeof *f, err));
+    *index = NULL;
+    VPTQ_BUG_IF(!codebooks->v || codebooks->v > VPTQ_VQ_MAX_V);
+    vptq_search_index *f =
+        static_cast<vptq_search_index *>(vptq_mem_alloc(dev->ctx->mem, 1, sizeof *f, err));
     if (!f)
         return VPTQ_E_NOMEM;
     memset(f, 0, sizeof *f);
-    f->v = books->v;
-    f->length = class_of(books->v);
-    f->beam = beam_of(books);
-    f->main = book_of(books->k);
-    f->res = book_of(books->k_res);
-    const vptq_status st = pack_books(dev, books, f, err);
+    f->v = codebooks->v;
+    f->length = class_of(codebooks->v);
+    f->beam = beam_of(codebooks);
+    f->main = codebook_of(codebooks->k);
+    f->res = codebook_of(codebooks->k_res);
+    const vptq_status st = pack_codebooks(dev, codebooks, f, err);
     if (st) {
-        vptq_cuda_finder_close(dev, f);
+        vptq_cuda_search_index_close(dev, f);
         return st;
     }
-    *finder = f;
+    *index = f;
     return VPTQ_OK;
 }
 
@@ -118,7 +118,7 @@ vptq_status vptq_cuda_finder_open(vptq_dev *dev, const vptq_books *books, vptq_f
 
 enum { LEAST_PANEL = 32 };
 
-static unsigned take(find_layout *l, size_t bytes)
+static unsigned take(search_layout *l, size_t bytes)
 {
     const unsigned at = l->bytes;
     l->bytes += (unsigned)((bytes + 15) / 16 * 16);
@@ -126,7 +126,7 @@ static unsigned take(find_layout *l, size_t bytes)
 }
 
 /* Room for choosing the beam and for rests of long vectors. */
-static void lay_lists(const vptq_finder *f, find_layout *l)
+static void lay_lists(const vptq_search_index *f, search_layout *l)
 {
     if (l->beam > 1) {
         l->groups = PORT_LANES;
@@ -142,28 +142,29 @@ static void lay_lists(const vptq_finder *f, find_layout *l)
         l->rests = take(l, FIND_WARPS * FIND_VECTORS * FIND_LONG * sizeof(float));
 }
 
-static void lay_book(const vptq_finder *f, size_t most, find_layout *l, find_book *b)
+static void lay_codebook(const vptq_search_index *f, size_t most, search_layout *l,
+                         search_codebook *b)
 {
-    const size_t bytes = book_floats(f, b) * sizeof(float);
+    const size_t bytes = codebook_floats(f, b) * sizeof(float);
     b->shared = b->room && l->bytes + bytes <= most;
     if (b->shared)
         b->at = take(l, bytes) / (unsigned)sizeof(float);
 }
 
-find_layout vptq_cuda_find_layout(const vptq_dev *dev, const vptq_finder *finder,
-                                  unsigned columns)
+search_layout vptq_cuda_search_layout(const vptq_dev *dev, const vptq_search_index *index,
+                                      unsigned columns)
 {
     const size_t all = dev->properties.sharedMemPerBlockOptin - FIND_PLAIN_BYTES;
-    const size_t column = FIND_VECTORS * finder->v * sizeof(float);
+    const size_t column = FIND_VECTORS * index->v * sizeof(float);
     const size_t least = (columns < LEAST_PANEL ? columns : (unsigned)LEAST_PANEL) * column;
-    find_layout l = {};
-    l.main = finder->main;
-    l.res = finder->res;
-    l.v = finder->v;
-    l.beam = finder->beam;
-    lay_lists(finder, &l);
-    lay_book(finder, all - least, &l, &l.res);
-    lay_book(finder, all - least, &l, &l.main);
+    search_layout l = {};
+    l.main = index->main;
+    l.res = index->res;
+    l.v = index->v;
+    l.beam = index->beam;
+    lay_lists(index, &l);
+    lay_codebook(index, all - least, &l, &l.res);
+    lay_codebook(index, all - least, &l, &l.main);
     if (columns) {
         const size_t room = (all - l.bytes) / column;
         l.panel = room < columns ? (unsigned)room : columns;
@@ -172,8 +173,8 @@ find_layout vptq_cuda_find_layout(const vptq_dev *dev, const vptq_finder *finder
     return l;
 }
 
-unsigned vptq_cuda_find_blocks(const vptq_dev *dev, const find_layout *l, size_t n,
-                               unsigned *each)
+unsigned vptq_cuda_search_blocks(const vptq_dev *dev, const search_layout *l, size_t n,
+                                 unsigned *each)
 {
     const cudaDeviceProp *p = &dev->properties;
     const size_t half = (p->sharedMemPerBlockOptin - 1024) / 2;
@@ -185,7 +186,7 @@ unsigned vptq_cuda_find_blocks(const vptq_dev *dev, const find_layout *l, size_t
     return (unsigned)(tasks < at_once ? tasks : at_once);
 }
 
-double vptq_cuda_find_work(const vptq_finder *f)
+double vptq_cuda_search_work(const vptq_search_index *f)
 {
     const double k = f->main.k, k_res = f->res.k, mains = f->beam ? f->beam : k;
     return (k + mains * k_res) * (f->length + 1);
@@ -193,8 +194,8 @@ double vptq_cuda_find_work(const vptq_finder *f)
 
 /* ---- find ---- */
 
-struct find_job {
-    find_layout layout;
+struct search_job {
+    search_layout layout;
     size_t n;
     unsigned each;
     const float *x;
@@ -205,14 +206,15 @@ struct find_job {
 
 /* The choice for vector i of all, which is x; by one warp. */
 template <unsigned V>
-static __device__ void answer(const find_job &a, size_t i, const float *x, find_choice found)
+static __device__ void answer(const search_job &a, size_t i, const float *x,
+                              search_choice found)
 {
-    find_choice old = found;
+    search_choice old = found;
     float apart;
     if (a.keep)
         old = {a.idx[i], a.idx_res ? a.idx_res[i] : 0};
     __syncwarp(); /* the old choice has been read */
-    found = find_settle<V>(a.layout, x, found, old, &apart);
+    found = search_settle<V>(a.layout, x, found, old, &apart);
     if (port_lane() != 0)
         return;
     a.idx[i] = found.main;
@@ -222,20 +224,21 @@ static __device__ void answer(const find_job &a, size_t i, const float *x, find_
         a.dist[i] = apart;
 }
 
-/* Persistent: a block loads its books once and takes `each` vectors at a time. */
-/* budget: find_kernel 208 registers (class 16; the others 128) */
+/* Persistent: a block loads its codebooks once and takes `each` vectors at a time. */
+/* budget: search_kernel 208 registers (class 16; the others 128) */
 template <unsigned V>
-__global__ static void __launch_bounds__(FIND_THREADS, find_per_sm<V>) find_kernel(find_job a)
+__global__ static void __launch_bounds__(FIND_THREADS, search_per_sm<V>)
+    search_kernel(search_job a)
 {
-    find_area<V> &s = port_shared<find_area<V>>();
+    search_area<V> &s = port_shared<search_area<V>>();
     const size_t stride = (size_t)gridDim.x * a.each;
-    find_load_books<V>(a.layout);
+    search_load_codebooks<V>(a.layout);
     for (size_t first = (size_t)blockIdx.x * a.each; first < a.n; first += stride) {
         const unsigned count = (unsigned)min((size_t)a.each, a.n - first);
         const uint32_t v = a.layout.v;
         for (unsigned i = threadIdx.x; i < count * V; i += FIND_THREADS)
-            find_put(s, i / V, i % V, i % V < v ? a.x[(first + i / V) * v + i % V] : 0);
-        const find_choice found = find_search(a.layout, s, count);
+            search_put(s, i / V, i % V, i % V < v ? a.x[(first + i / V) * v + i % V] : 0);
+        const search_choice found = search_run(a.layout, s, count);
         if (port_warp() < count)
             answer<V>(a, first + port_warp(), s.x[port_warp()], found);
         __syncthreads();
@@ -243,42 +246,42 @@ __global__ static void __launch_bounds__(FIND_THREADS, find_per_sm<V>) find_kern
 }
 
 static vptq_status launch_class(vptq_dev *dev, unsigned length, unsigned blocks,
-                                const find_job &a, vptq_err *err)
+                                const search_job &a, vptq_err *err)
 {
     switch (length) {
     case 4:
-        return find_launch(dev, find_kernel<4>, a.layout, blocks, a, "find", err);
+        return search_launch(dev, search_kernel<4>, a.layout, blocks, a, "find", err);
     case 6:
-        return find_launch(dev, find_kernel<6>, a.layout, blocks, a, "find", err);
+        return search_launch(dev, search_kernel<6>, a.layout, blocks, a, "find", err);
     case 8:
-        return find_launch(dev, find_kernel<8>, a.layout, blocks, a, "find", err);
+        return search_launch(dev, search_kernel<8>, a.layout, blocks, a, "find", err);
     case 12:
-        return find_launch(dev, find_kernel<12>, a.layout, blocks, a, "find", err);
+        return search_launch(dev, search_kernel<12>, a.layout, blocks, a, "find", err);
     case 16:
-        return find_launch(dev, find_kernel<16>, a.layout, blocks, a, "find", err);
+        return search_launch(dev, search_kernel<16>, a.layout, blocks, a, "find", err);
     default:
-        return find_launch(dev, find_kernel<FIND_LONG>, a.layout, blocks, a, "find", err);
+        return search_launch(dev, search_kernel<FIND_LONG>, a.layout, blocks, a, "find", err);
     }
 }
 
-vptq_status vptq_cuda_find(vptq_dev *dev, const vptq_find_args *f, vptq_err *err)
+vptq_status vptq_cuda_search(vptq_dev *dev, const vptq_search_args *f, vptq_err *err)
 {
-    const double each = vptq_cuda_find_work(f->finder);
+    const double each = vptq_cuda_search_work(f->index);
     const size_t piece = vptq_cuda_piece(f->n, each, FIND_UNIT);
     vptq_status st = VPTQ_OK;
-    find_job a = {};
-    a.layout = vptq_cuda_find_layout(dev, f->finder, 0);
+    search_job a = {};
+    a.layout = vptq_cuda_search_layout(dev, f->index, 0);
     a.keep = f->keep;
     for (size_t i = 0; i < f->n && !st; i += piece) {
         a.n = min(piece, f->n - i);
-        a.x = f->x + i * f->finder->v;
+        a.x = f->x + i * f->index->v;
         a.idx = f->idx + i;
-        a.idx_res = f->finder->res.room ? f->idx_res + i : NULL;
+        a.idx_res = f->index->res.room ? f->idx_res + i : NULL;
         a.dist = f->dist ? f->dist + i : NULL;
-        const unsigned blocks = vptq_cuda_find_blocks(dev, &a.layout, a.n, &a.each);
+        const unsigned blocks = vptq_cuda_search_blocks(dev, &a.layout, a.n, &a.each);
         st = vptq_cuda_pace(dev, each * (double)a.n, err);
         if (!st)
-            st = launch_class(dev, f->finder->length, blocks, a, err);
+            st = launch_class(dev, f->index->length, blocks, a, err);
     }
     return st;
 }

@@ -1,5 +1,5 @@
-/* How the encoder's books come about and change, against the same written out in double: dense
- * normal equations, all pairs, the published recipe's residual training. */
+/* How the encoder's codebooks come about and change, against the same written out in double:
+ * dense normal equations, all pairs, the published recipe's residual training. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,14 +35,14 @@ static void solve(size_t n, double *a, double *b)
 /* Unknowns that entry (position t of part p, row r) is the sum of; their number. */
 static int uses(const vptq_part *p, size_t start, size_t t, size_t r, size_t *unknown)
 {
-    size_t at = t * p->strips + r / p->v, d = r % p->v;
+    size_t at = t * p->vector_rows + r / p->v, d = r % p->v;
     unknown[0] = start + (size_t)p->idx[at] * p->v + d;
     if (p->k_res)
         unknown[1] = start + ((size_t)p->k + p->idx_res[at]) * p->v + d;
     return p->k_res ? 2 : 1;
 }
 
-/* The least tr(E H' E^T) that books of the parts [first, end) can give under the indices as
+/* The least tr(E H' E^T) that codebooks of the parts [first, end) can give under the indices as
  * they are, from the dense normal equations; with `diagonal` H' is its diagonal. */
 static double least_objective(const vencoder_state *s, uint32_t first, uint32_t end,
                               bool diagonal)
@@ -140,7 +140,7 @@ static void test_refit(void **state)
     }
 }
 
-/* The books of one part under the diagonal; those of others stay. */
+/* The codebooks of one part under the diagonal; those of others stay. */
 static void test_refit_of_a_part(void **state)
 {
     (void)state;
@@ -182,7 +182,7 @@ static void test_refit_descends(void **state)
     vencoder_state_train(&e, &p, &q, 1);
     assert_ok(vptq_column_pass(c, false, &err), &err);
     vptq_part *part = &c->part[0];
-    for (size_t i = 0; i < part->cols * part->strips; i++)
+    for (size_t i = 0; i < part->cols * part->vector_rows; i++)
         part->idx[i] = part->idx[i] == 7 ? 6 : part->idx[i];
     float unused[4];
     memcpy(unused, part->main + (size_t)7 * part->v, sizeof unused);
@@ -327,8 +327,8 @@ static void test_scales_can_be_stored(void **state)
 
 /* ---- training ---- */
 
-/* The joint choice tries all pairs where the beam is as wide as the book; each round lowers
- * what the choice and the books are fitted to. */
+/* The joint choice tries all pairs where the beam is as wide as the codebook; each round lowers
+ * what the choice and the codebooks are fitted to. */
 static void test_joint(void **state)
 {
     (void)state;
@@ -354,9 +354,10 @@ static void test_joint(void **state)
         assert_ok(vptq_train_joint(c, &err), &err);
         for (uint32_t g = 0; g < 2; g++) {
             const vptq_part *part = &c->part[1 + g];
-            for (size_t i = 0; i < part->cols * part->strips; i++) {
+            for (size_t i = 0; i < part->cols * part->vector_rows; i++) {
                 double best = INFINITY;
-                size_t t = part->first + i / part->strips, r = i % part->strips * part->v;
+                size_t t = part->first + i / part->vector_rows,
+                       r = i % part->vector_rows * part->v;
                 for (uint32_t d = 0; d < 4; d++)
                     x[d] = (double)c->z[t * c->rows + r + d];
                 for (uint32_t j = 0; j < 16; j++)
@@ -375,10 +376,10 @@ static void test_joint(void **state)
     problem_free(&p);
 }
 
-static void settings_upstream(vptq_quant_settings *s)
+static void settings_upstream(vptq_encoder_settings *s)
 {
     vptq_err err = {0};
-    assert_ok(vptq_quant_set_encoder(s, "upstream", &err), &err);
+    assert_ok(vptq_encoder_set_encoder(s, "upstream", &err), &err);
 }
 
 /* Whether `x` [v] is one of the n vectors; its number. */
@@ -406,8 +407,8 @@ static void test_upstream_starts_from_vectors(void **state)
 {
     (void)state;
     problem p = problem_make(32, 24, 71);
-    vptq_quant_settings s = vencoder_settings(4, 32, 0);
-    vptq_quant_input input = vencoder_input(&p);
+    vptq_encoder_settings s = vencoder_settings(4, 32, 0);
+    vptq_encoder_input input = vencoder_input(&p);
     vencoder_state e;
     vptq_err err = {0};
     size_t drawn[32];
@@ -424,7 +425,7 @@ static void test_upstream_starts_from_vectors(void **state)
     problem_free(&p);
 }
 
-/* What is left of the compensated columns after a pass with the main book, in double. */
+/* What is left of the compensated columns after a pass with the main codebook, in double. */
 static double *naive_left_over(vencoder_state *s)
 {
     vptq_encoder *c = &s->c;
@@ -432,7 +433,7 @@ static double *naive_left_over(vencoder_state *s)
     size_t n = c->in, rows = c->rows;
     double *a = vencoder_inverse(s), *z = vencoder_target(s);
     for (size_t t = 0; t < n; t++) {
-        for (size_t g = 0; g < p->strips; g++) {
+        for (size_t g = 0; g < p->vector_rows; g++) {
             vencoder_choice q = vencoder_choose(p, z + t * rows + g * p->v, 1, false);
             for (uint32_t d = 0; d < p->v; d++) {
                 size_t r = g * p->v + d;
@@ -453,11 +454,11 @@ static void naive_means(const vencoder_state *s, const double *x, const size_t *
                         uint32_t k, double *means)
 {
     const vptq_part *p = &s->c.part[0];
-    size_t n = p->cols * p->strips, v = p->v;
+    size_t n = p->cols * p->vector_rows, v = p->v;
     double *weight = calloc(k, sizeof *weight);
     memset(means, 0, k * v * sizeof *means);
     for (size_t i = 0; i < n; i++) {
-        size_t best = 0, column = i / v / p->strips;
+        size_t best = 0, column = i / v / p->vector_rows;
         double least = INFINITY, w = s->h[column * s->c.in + column];
         for (size_t j = 0; j < k; j++) {
             double sum = 0;
@@ -479,15 +480,15 @@ static void naive_means(const vencoder_state *s, const double *x, const size_t *
     free(weight);
 }
 
-/* The residual book of the published recipe: its start is drawn from the errors of a first
+/* The residual codebook of the published recipe: its start is drawn from the errors of a first
  * pass, and its first means weigh vector i as vector i / v. */
 static void test_upstream_residual(void **state)
 {
     (void)state;
     enum { K_RES = 8, V = 4 };
     problem p = problem_make(32, 24, 81);
-    vptq_quant_settings s = vencoder_settings(V, 16, K_RES);
-    vptq_quant_input input = vencoder_input(&p);
+    vptq_encoder_settings s = vencoder_settings(V, 16, K_RES);
+    vptq_encoder_input input = vencoder_input(&p);
     vptq_err err = {0};
     size_t start[K_RES];
     double means[K_RES * V], got[K_RES * V];

@@ -46,11 +46,11 @@ static void make_part(vptq_part *p, uint32_t first, uint32_t cols, uint32_t out,
                       uint32_t k, uint32_t k_res)
 {
     *p = (vptq_part){.first = first, .cols = cols, .v = v, .k = k, .k_res = k_res};
-    p->strips = (out + v - 1) / v;
-    p->rows = p->strips * v;
+    p->vector_rows = (out + v - 1) / v;
+    p->rows = p->vector_rows * v;
 }
 
-/* Books of a kind are one piece, as they are stored. */
+/* Codebooks of a kind are one piece, as they are stored. */
 static vptq_status make_parts(vptq_encoder *c, vptq_err *err)
 {
     const vptq_vq_shape *s = &c->shape;
@@ -80,8 +80,8 @@ static vptq_status make_parts(vptq_encoder *c, vptq_err *err)
             p->res = res ? res + g * res_size : NULL;
         }
         c->rows = p->rows > c->rows ? p->rows : c->rows;
-        p->idx = vptq_arena_zalloc(&c->work, p->cols * p->strips, sizeof *p->idx, err);
-        p->idx_res = p->idx && p->k_res ? vptq_arena_zalloc(&c->work, p->cols * p->strips,
+        p->idx = vptq_arena_zalloc(&c->work, p->cols * p->vector_rows, sizeof *p->idx, err);
+        p->idx_res = p->idx && p->k_res ? vptq_arena_zalloc(&c->work, p->cols * p->vector_rows,
                                                             sizeof *p->idx_res, err)
                                         : NULL;
         if (!p->idx || (p->k_res && !p->idx_res))
@@ -122,10 +122,10 @@ static vptq_status make_probe(vptq_encoder *c, const float *lower, bool own, vpt
             return VPTQ_E_NOMEM;
         vptq_metric_full(&c->metric, true, 0, lower, probe->h);
     }
-    return vptq_quant_trace(c->dev, c->out, c->in, c->input->w, lower, &probe->norm, err);
+    return vptq_encoder_trace(c->dev, c->out, c->in, c->input->w, lower, &probe->norm, err);
 }
 
-static vptq_status check_hessians(const vptq_quant_input *in, vptq_err *err)
+static vptq_status check_hessians(const vptq_encoder_input *in, vptq_err *err)
 {
     vptq_status st = vptq_metric_check("hessian", in->in, in->lower, err);
     if (!st && in->metric)
@@ -138,7 +138,7 @@ static vptq_status check_hessians(const vptq_quant_input *in, vptq_err *err)
 static vptq_status prepare(vptq_encoder *c, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    const vptq_quant_input *in = c->input;
+    const vptq_encoder_input *in = c->input;
     const float *lower = in->metric ? in->metric : in->lower;
     bool scaled = c->s->metric == VPTQ_METRIC_SCALED;
     size_t square;
@@ -238,15 +238,15 @@ static void begin(vptq_encoder *c, const char *step)
         c->on_step(c->arg, step, last_loss(c));
 }
 
-/* Leaves q and a fresh gradient of the present books and indices. */
+/* Leaves q and a fresh gradient of the present codebooks and indices. */
 static vptq_status finish(vptq_encoder *c, const char *name, bool undone, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    vptq_quant_step *step = &c->report->step[c->report->steps];
+    vptq_encoder_step *step = &c->report->step[c->report->steps];
 
     VPTQ_TRY(vptq_encoder_gather(c, err));
     VPTQ_TRY(vptq_encoder_gradient(c, err));
-    *step = (vptq_quant_step){.name = name, .undone = undone};
+    *step = (vptq_encoder_step){.name = name, .undone = undone};
     VPTQ_TRY(probe_loss(c, &c->plain, &step->loss, err));
     VPTQ_TRY(probe_loss(c, &c->weighted, &step->weighted, err));
     VPTQ_TRY(probe_loss(c, &c->held_out, &step->held_out, err));
@@ -258,14 +258,14 @@ out:
     return st;
 }
 
-/* What a step may change: scale and bias, books and indices of all parts, in one piece. */
+/* What a step may change: scale and bias, codebooks and indices of all parts, in one piece. */
 static size_t state_bytes(const vptq_encoder *c)
 {
     size_t n = 2 * c->in * sizeof(float);
     for (uint32_t i = 0; i < c->parts; i++) {
         const vptq_part *p = &c->part[i];
         n += ((size_t)p->k + p->k_res) * p->v * sizeof(float);
-        n += p->cols * p->strips * (p->k_res ? 2 : 1) * sizeof(uint32_t);
+        n += p->cols * p->vector_rows * (p->k_res ? 2 : 1) * sizeof(uint32_t);
     }
     return n;
 }
@@ -286,8 +286,8 @@ static void copy_state(vptq_encoder *c, char *saved, bool save)
         vptq_part *p = &c->part[i];
         copy_piece(&saved, p->main, (size_t)p->k * p->v * sizeof *p->main, save);
         copy_piece(&saved, p->res, (size_t)p->k_res * p->v * sizeof *p->res, save);
-        copy_piece(&saved, p->idx, p->cols * p->strips * sizeof *p->idx, save);
-        copy_piece(&saved, p->idx_res, p->cols * p->strips * sizeof *p->idx_res, save);
+        copy_piece(&saved, p->idx, p->cols * p->vector_rows * sizeof *p->idx, save);
+        copy_piece(&saved, p->idx_res, p->cols * p->vector_rows * sizeof *p->idx_res, save);
     }
 }
 
@@ -351,7 +351,7 @@ out:
     return st;
 }
 
-/* The books change here whatever the loss says; the sweeps behind that only lower it. */
+/* The codebooks change here whatever the loss says; the sweeps behind that only lower it. */
 static vptq_status step_storage(vptq_encoder *c, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
@@ -374,10 +374,10 @@ static vptq_status train(vptq_encoder *c, vptq_err *err)
 
     begin(c, "k-means");
     VPTQ_TRY(vptq_train_main(c, err));
-    for (uint32_t i = 0; i < c->parts; i++) /* the residual books are still all zero */
+    for (uint32_t i = 0; i < c->parts; i++) /* the residual codebooks are still all zero */
         if (c->part[i].k_res)
             memset(c->part[i].idx_res, 0,
-                   c->part[i].cols * c->part[i].strips * sizeof(uint32_t));
+                   c->part[i].cols * c->part[i].vector_rows * sizeof(uint32_t));
     VPTQ_TRY(finish(c, "k-means", false, err));
     if (!c->s->k_res)
         goto out;
@@ -393,7 +393,7 @@ out:
     return st;
 }
 
-/* Where nothing follows the pass, it is the last decision, and looks at rounded books. */
+/* Where nothing follows the pass, it is the last decision, and looks at rounded codebooks. */
 static vptq_status refine(vptq_encoder *c, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
@@ -430,7 +430,7 @@ static vptq_status stored_loss(vptq_encoder *c, const vptq_probe *probe, const f
     vptq_status st = VPTQ_OK;
     *loss = 0;
     if (probe->lower)
-        st = vptq_quant_trace(c->dev, c->out, c->in, e, probe->lower, loss, err);
+        st = vptq_encoder_trace(c->dev, c->out, c->in, e, probe->lower, loss, err);
     *loss = probe->norm > 0 ? *loss / probe->norm : 0;
     return st;
 }
@@ -464,9 +464,9 @@ out:
     return st;
 }
 
-vptq_status vptq_quant_matrix(vptq_device *dev, const vptq_quant_settings *s,
-                              const vptq_quant_input *input, vptq_step_fn on_step, void *arg,
-                              vptq_arena *arena, vptq_quant_result *result, vptq_err *err)
+vptq_status vptq_encode_matrix(vptq_device *dev, const vptq_encoder_settings *s,
+                               const vptq_encoder_input *input, vptq_step_fn on_step, void *arg,
+                               vptq_arena *arena, vptq_encoder_result *result, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     double start = vptq_seconds();
@@ -480,10 +480,10 @@ vptq_status vptq_quant_matrix(vptq_device *dev, const vptq_quant_settings *s,
                       .arg = arg,
                       .report = &result->report};
 
-    *result = (vptq_quant_result){0};
+    *result = (vptq_encoder_result){0};
     vptq_arena_init(&c.work, dev->ctx->mem);
-    VPTQ_TRY(vptq_quant_check(s, c.out, c.in, err));
-    c.shape = vptq_quant_shape(s, c.out, c.in);
+    VPTQ_TRY(vptq_encoder_check(s, c.out, c.in, err));
+    c.shape = vptq_encoder_shape(s, c.out, c.in);
     begin(&c, "factor");
     VPTQ_TRY(prepare(&c, err));
     VPTQ_TRY(train(&c, err));

@@ -1,4 +1,4 @@
-#include "lib/backend/cpu/book.h"
+#include "lib/backend/cpu/codebook.h"
 
 #include <math.h>
 #include <string.h>
@@ -30,26 +30,26 @@ const vptq_search_kernels *vptq_search_kernels_of(const vptq_dev *dev)
     return &vptq_search_kernels_none;
 }
 
-static size_t book_blocks(uint32_t k)
+static size_t codebook_blocks(uint32_t k)
 {
-    return vptq_round_up(k, VPTQ_BOOK_LANES) / VPTQ_BOOK_LANES;
+    return vptq_round_up(k, VPTQ_CODEBOOK_LANES) / VPTQ_CODEBOOK_LANES;
 }
 
-size_t vptq_book_floats(uint32_t v, uint32_t k)
+size_t vptq_codebook_floats(uint32_t v, uint32_t k)
 {
-    return book_blocks(k) * (1 + (size_t)v) * VPTQ_BOOK_LANES;
+    return codebook_blocks(k) * (1 + (size_t)v) * VPTQ_CODEBOOK_LANES;
 }
 
-typedef struct book_job {
+typedef struct codebook_job {
     uint32_t v, k;
     const float *c;
     float *data;
-} book_job;
+} codebook_job;
 
 static void lay_blocks(void *arg, size_t begin, size_t end, int thread)
 {
-    enum { LANES = VPTQ_BOOK_LANES };
-    const book_job *job = arg;
+    enum { LANES = VPTQ_CODEBOOK_LANES };
+    const codebook_job *job = arg;
     const size_t v = job->v;
     (void)thread;
     for (size_t b = begin; b < end; b++) {
@@ -75,11 +75,11 @@ static void lay_blocks(void *arg, size_t begin, size_t end, int thread)
     }
 }
 
-vptq_book vptq_book_lay(const vptq_dev *dev, uint32_t v, uint32_t k, const float *c,
-                        float *data)
+vptq_codebook vptq_codebook_lay(const vptq_dev *dev, uint32_t v, uint32_t k, const float *c,
+                                float *data)
 {
-    book_job job = {.v = v, .k = k, .c = c, .data = data};
-    vptq_book book = {.v = v, .blocks = book_blocks(k), .data = data};
-    vptq_parallel_for(dev->threads, book.blocks, 32, lay_blocks, &job);
-    return book;
+    codebook_job job = {.v = v, .k = k, .c = c, .data = data};
+    vptq_codebook codebook = {.v = v, .blocks = codebook_blocks(k), .data = data};
+    vptq_parallel_for(dev->threads, codebook.blocks, 32, lay_blocks, &job);
+    return codebook;
 }
