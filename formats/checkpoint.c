@@ -104,29 +104,23 @@ static vptq_status refuse_other_methods(const char *path, const json_t *config, 
 
 static vptq_status open_hf(vptq_checkpoint *c, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     char name[4096];
-    VPTQ_TRY(vptq_path_join(name, sizeof name, c->path, CONFIG_FILE, err));
-    VPTQ_TRY(load_config(c->path, &c->config, err));
-    VPTQ_TRY(refuse_other_methods(c->path, c->config, err));
-    VPTQ_TRY(vptq_hf_config_parse(c->config, name, &c->desc, err));
-    st = vptq_safetensors_read_dir(c->path, &c->set, err);
-out:
-    return st;
+    VPTQ_CHECK(vptq_path_join(name, sizeof name, c->path, CONFIG_FILE, err));
+    VPTQ_CHECK(load_config(c->path, &c->config, err));
+    VPTQ_CHECK(refuse_other_methods(c->path, c->config, err));
+    VPTQ_CHECK(vptq_hf_config_parse(c->config, name, &c->desc, err));
+    return vptq_safetensors_read_dir(c->path, &c->set, err);
 }
 
 static vptq_status open_gguf(vptq_checkpoint *c, vptq_mem *mem, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     vptq_gguf *g = vptq_arena_zalloc(&c->arena, 1, sizeof *g, err);
     if (!g)
         return VPTQ_E_NOMEM;
-    VPTQ_TRY(vptq_gguf_open(c->path, mem, g, err));
+    VPTQ_CHECK(vptq_gguf_open(c->path, mem, g, err));
     c->gguf = g; /* from here on released with c */
-    VPTQ_TRY(vptq_gguf_desc(g, &c->desc, err));
-    st = vptq_gguf_hf_tensors(g, &c->desc, &c->set, err);
-out:
-    return st;
+    VPTQ_CHECK(vptq_gguf_desc(g, &c->desc, err));
+    return vptq_gguf_hf_tensors(g, &c->desc, &c->set, err);
 }
 
 /* The 16-bit type, or F32, that most weights of matrices have; block types count as F16, which
@@ -225,19 +219,16 @@ vptq_status vptq_checkpoint_vocab(const vptq_checkpoint *c, const vptq_ctx *ctx,
 static vptq_status text_of_dir(const char *dir, size_t dir_len, const char *name, size_t limit,
                                vptq_arena *arena, char **text, size_t *len, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     char path[4096], *data = NULL;
     int n = snprintf(path, sizeof path, "%.*s/%s", (int)dir_len, dir, name);
     if (n < 0 || (size_t)n >= sizeof path)
         return vptq_fail(err, VPTQ_E_ARG, "%s: the path is too long", dir);
     if (!vptq_path_exists(path))
         return VPTQ_OK;
-    VPTQ_TRY(vptq_file_read(path, limit, arena->mem, &data, len, err));
+    VPTQ_CHECK(vptq_file_read(path, limit, arena->mem, &data, len, err));
     *text = vptq_arena_strndup(arena, data, *len, err);
     vptq_mem_free(arena->mem, data);
-    st = *text ? VPTQ_OK : VPTQ_E_NOMEM;
-out:
-    return st;
+    return *text ? VPTQ_OK : VPTQ_E_NOMEM;
 }
 
 vptq_status vptq_checkpoint_companion(const vptq_checkpoint *c, const vptq_ctx *ctx,
@@ -304,19 +295,17 @@ static vptq_status open_kind(const vptq_ctx *ctx, const vptq_checkpoint_options 
 
 static vptq_status index_quantized(vptq_checkpoint *c, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
-    VPTQ_TRY(vptq_strmap_init(&c->quantized_by_name, c->arena.mem, c->quantized_count, err));
+    VPTQ_CHECK(vptq_strmap_init(&c->quantized_by_name, c->arena.mem, c->quantized_count, err));
     for (size_t i = 0; i < c->quantized_count; i++) {
         const char *name = c->quantized[i].name;
         bool fresh = true;
-        VPTQ_TRY(vptq_strmap_add(&c->quantized_by_name, name, strlen(name), (uint32_t)i, &fresh,
-                                 err));
+        VPTQ_CHECK(vptq_strmap_add(&c->quantized_by_name, name, strlen(name), (uint32_t)i,
+                                   &fresh, err));
         if (!fresh)
             return vptq_fail(err, VPTQ_E_FORMAT, "%s: matrix '%s' is there twice", c->path,
                              name);
     }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 vptq_status vptq_checkpoint_open(const vptq_ctx *ctx, const char *path,

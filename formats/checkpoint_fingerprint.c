@@ -123,14 +123,12 @@ static vptq_status describe_matrix(const vptq_packed_matrix *m, vptq_buf *b, vpt
 /* One text about everything but the bytes. */
 static vptq_status describe(const vptq_checkpoint *c, vptq_buf *b, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
-    VPTQ_TRY(describe_model(&c->desc, b, err));
+    VPTQ_CHECK(describe_model(&c->desc, b, err));
     for (size_t i = 0; i < c->set.count; i++)
-        VPTQ_TRY(describe_tensor(&c->set.tensors[i], b, err));
+        VPTQ_CHECK(describe_tensor(&c->set.tensors[i], b, err));
     for (size_t i = 0; i < c->quantized_count; i++)
-        VPTQ_TRY(describe_matrix(&c->quantized[i], b, err));
-out:
-    return st;
+        VPTQ_CHECK(describe_matrix(&c->quantized[i], b, err));
+    return VPTQ_OK;
 }
 
 vptq_status vptq_checkpoint_fingerprint(const vptq_checkpoint *c, const vptq_ctx *ctx,

@@ -125,7 +125,6 @@ static vptq_status read_one(vptq_checkpoint *c, const json_t *entry, const char 
 static vptq_status read_claimed(vptq_checkpoint *c, vptq_strmap *claimed, bool shapes_only,
                                 vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     for (uint32_t layer = 0; layer < c->desc.layers; layer++)
         for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
             char name[VPTQ_NAME_MAX];
@@ -137,17 +136,15 @@ static vptq_status read_claimed(vptq_checkpoint *c, vptq_strmap *claimed, bool s
             const char *own = vptq_arena_strdup(&c->arena, name, err);
             if (!own)
                 return VPTQ_E_NOMEM;
-            VPTQ_TRY(vptq_strmap_add(claimed, own, strlen(own), 0, &fresh, err));
-            VPTQ_TRY(read_one(c, entry, own, shapes_only, err));
+            VPTQ_CHECK(vptq_strmap_add(claimed, own, strlen(own), 0, &fresh, err));
+            VPTQ_CHECK(read_one(c, entry, own, shapes_only, err));
         }
     if (claimed->count == 0)
         return vptq_fail(err, VPTQ_E_FORMAT,
                          "%s: " CONFIG_FILE " says quant_method vptq, but lists no linear of "
                          "a block",
                          c->path);
-    st = check_claimed(c, claimed, err);
-out:
-    return st;
+    return check_claimed(c, claimed, err);
 }
 
 static vptq_status read_matrices(vptq_checkpoint *c, bool shapes_only, vptq_err *err)
@@ -171,15 +168,12 @@ static vptq_status read_matrices(vptq_checkpoint *c, bool shapes_only, vptq_err 
 
 vptq_status vptq_checkpoint_open_packed(bool shapes_only, vptq_checkpoint *c, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     char name[4096];
-    VPTQ_TRY(vptq_path_join(name, sizeof name, c->path, CONFIG_FILE, err));
-    VPTQ_TRY(vptq_json_load(name, VPTQ_CONFIG_LIMIT, &c->config, err));
-    VPTQ_TRY(vptq_hf_config_parse(c->config, name, &c->desc, err));
-    VPTQ_TRY(vptq_safetensors_read_dir(c->path, &c->set, err));
-    st = read_matrices(c, shapes_only, err);
-out:
-    return st;
+    VPTQ_CHECK(vptq_path_join(name, sizeof name, c->path, CONFIG_FILE, err));
+    VPTQ_CHECK(vptq_json_load(name, VPTQ_CONFIG_LIMIT, &c->config, err));
+    VPTQ_CHECK(vptq_hf_config_parse(c->config, name, &c->desc, err));
+    VPTQ_CHECK(vptq_safetensors_read_dir(c->path, &c->set, err));
+    return read_matrices(c, shapes_only, err);
 }
 
 /* ---- archive ---- */
@@ -257,43 +251,37 @@ out:
 /* Files that nobody reads here would be copied on as they are. */
 static vptq_status archive_entries(vptq_checkpoint *c, bool shapes_only, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const extra *x = c->extra;
     for (size_t i = 0; i < vptq_archive_count(x->archive); i++) {
         const vptq_archive_entry *e = vptq_archive_at(x->archive, i);
         if (e->is_tensor)
-            VPTQ_TRY(archive_tensor(c, e, shapes_only, err));
+            VPTQ_CHECK(archive_tensor(c, e, shapes_only, err));
         else if (c->fault)
-            VPTQ_TRY(vptq_checkpoint_tell(
+            VPTQ_CHECK(vptq_checkpoint_tell(
                 c, vptq_archive_verify(x->archive, e, x->threads, err), err));
     }
-    st = vptq_tensor_set_finish(&c->set, err);
-out:
-    return st;
+    return vptq_tensor_set_finish(&c->set, err);
 }
 
 vptq_status vptq_checkpoint_open_archive(const vptq_ctx *ctx, bool shapes_only,
                                          vptq_checkpoint *c, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     char *text = NULL;
     size_t len = 0;
-    VPTQ_TRY(make_extra(c, err));
+    VPTQ_CHECK(make_extra(c, err));
     extra *x = c->extra;
     x->threads = ctx->threads;
-    VPTQ_TRY(vptq_archive_open(c->path, ctx->mem, &x->archive, err));
-    VPTQ_TRY(vptq_checkpoint_archive_text(c, CONFIG_FILE, VPTQ_CONFIG_LIMIT, &c->arena, &text,
-                                          &len, err));
+    VPTQ_CHECK(vptq_archive_open(c->path, ctx->mem, &x->archive, err));
+    VPTQ_CHECK(vptq_checkpoint_archive_text(c, CONFIG_FILE, VPTQ_CONFIG_LIMIT, &c->arena, &text,
+                                            &len, err));
     if (!text)
         return vptq_fail(err, VPTQ_E_FORMAT, "%s: the archive holds no " CONFIG_FILE, c->path);
-    VPTQ_TRY(vptq_json_parse(text, len, c->path, &c->config, err));
-    VPTQ_TRY(vptq_hf_config_parse(c->config, c->path, &c->desc, err));
-    VPTQ_TRY(archive_entries(c, shapes_only, err));
+    VPTQ_CHECK(vptq_json_parse(text, len, c->path, &c->config, err));
+    VPTQ_CHECK(vptq_hf_config_parse(c->config, c->path, &c->desc, err));
+    VPTQ_CHECK(archive_entries(c, shapes_only, err));
     if (vptq_archive_find(x->archive, "tokenizer.json", false))
         c->tokenizer = c->path;
-    st = read_matrices(c, shapes_only, err);
-out:
-    return st;
+    return read_matrices(c, shapes_only, err);
 }
 
 vptq_status vptq_checkpoint_archive_vocab(const vptq_checkpoint *c, const vptq_ctx *ctx,
@@ -323,20 +311,18 @@ typedef struct work_header {
 
 static vptq_status read_work_header(vptq_checkpoint *c, work_header *h, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     char path[4096];
     const char *dtype = NULL;
-    VPTQ_TRY(vptq_path_join(path, sizeof path, c->path, VPTQ_WORK_FILE, err));
-    VPTQ_TRY(vptq_json_load(path, VPTQ_CONFIG_LIMIT, &h->json, err));
-    VPTQ_TRY(vptq_json_str_or(h->json, path, "base_model", NULL, &h->base, err));
-    VPTQ_TRY(vptq_json_str_or(h->json, path, "base_fingerprint", NULL, &h->fingerprint, err));
-    VPTQ_TRY(vptq_json_str_or(h->json, path, "dtype", NULL, &dtype, err));
-    VPTQ_TRY(vptq_json_str_or(h->json, path, "tokenizer", "", &h->tokenizer, err));
+    VPTQ_CHECK(vptq_path_join(path, sizeof path, c->path, VPTQ_WORK_FILE, err));
+    VPTQ_CHECK(vptq_json_load(path, VPTQ_CONFIG_LIMIT, &h->json, err));
+    VPTQ_CHECK(vptq_json_str_or(h->json, path, "base_model", NULL, &h->base, err));
+    VPTQ_CHECK(vptq_json_str_or(h->json, path, "base_fingerprint", NULL, &h->fingerprint, err));
+    VPTQ_CHECK(vptq_json_str_or(h->json, path, "dtype", NULL, &dtype, err));
+    VPTQ_CHECK(vptq_json_str_or(h->json, path, "tokenizer", "", &h->tokenizer, err));
     if (vptq_dtype_from_option(dtype, &c->storage, NULL) || c->storage == VPTQ_F32)
         return vptq_fail(err, VPTQ_E_FORMAT, "%s: key 'dtype' is '%.32s', expected f16 or bf16",
                          path, dtype);
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 static vptq_status open_base(const vptq_ctx *ctx, const char *path, const char *fingerprint,
@@ -372,15 +358,12 @@ out:
 /* The base model's tensors as a packed file will hold them. */
 static vptq_status take_base_tensors(vptq_checkpoint *c, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     for (size_t i = 0; i < c->base->set.count; i++) {
         vptq_tensor t = c->base->set.tensors[i];
         t.round_to = c->storage;
-        VPTQ_TRY(vptq_tensor_set_add(&c->set, &t, err));
+        VPTQ_CHECK(vptq_tensor_set_add(&c->set, &t, err));
     }
-    st = vptq_tensor_set_finish(&c->set, err);
-out:
-    return st;
+    return vptq_tensor_set_finish(&c->set, err);
 }
 
 static vptq_status check_layer(const vptq_checkpoint *c, const char *path,

@@ -178,18 +178,17 @@ static vptq_status check_positive(const char *file, const char *what, double x, 
 
 static vptq_status check_rope(const vptq_model_desc *d, const char *file, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
-    VPTQ_TRY(check_positive(file, "RoPE theta", d->rope_theta, err));
+    VPTQ_CHECK(check_positive(file, "RoPE theta", d->rope_theta, err));
     if (d->rope_scaling == VPTQ_ROPE_NONE)
         return VPTQ_OK;
-    VPTQ_TRY(check_positive(file, "RoPE factor", d->rope_factor, err));
+    VPTQ_CHECK(check_positive(file, "RoPE factor", d->rope_factor, err));
     if (d->rope_scaling == VPTQ_ROPE_LINEAR)
         return VPTQ_OK;
-    VPTQ_TRY(check_positive(file, "lower RoPE frequency bound", d->rope_low, err));
-    VPTQ_TRY(check_positive(file, "upper RoPE frequency bound", d->rope_high, err));
-    VPTQ_TRY(check_positive(file, "RoPE attention factor", d->rope_attention_factor, err));
-    VPTQ_TRY(check_positive(file, "original context of RoPE scaling", d->rope_original_context,
-                            err));
+    VPTQ_CHECK(check_positive(file, "lower RoPE frequency bound", d->rope_low, err));
+    VPTQ_CHECK(check_positive(file, "upper RoPE frequency bound", d->rope_high, err));
+    VPTQ_CHECK(check_positive(file, "RoPE attention factor", d->rope_attention_factor, err));
+    VPTQ_CHECK(check_positive(file, "original context of RoPE scaling",
+                              d->rope_original_context, err));
     if (!(d->rope_low < d->rope_high))
         return vptq_fail(err, VPTQ_E_FORMAT,
                          "%s: the RoPE frequency bounds are %g and %g, expected the first to "
@@ -199,14 +198,12 @@ static vptq_status check_rope(const vptq_model_desc *d, const char *file, vptq_e
         return vptq_fail(err, VPTQ_E_FORMAT,
                          "%s: RoPE theta is %g, YaRN scaling expects more than 1", file,
                          d->rope_theta);
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 vptq_status vptq_model_desc_check(const vptq_model_desc *d, const char *file, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
-    VPTQ_TRY(check_sizes(d, file, err));
+    VPTQ_CHECK(check_sizes(d, file, err));
     if (d->heads % d->kv_heads != 0)
         return vptq_fail(err, VPTQ_E_FORMAT,
                          "%s: %u heads cannot share %u key-value heads evenly", file, d->heads,
@@ -215,10 +212,8 @@ vptq_status vptq_model_desc_check(const vptq_model_desc *d, const char *file, vp
         return vptq_fail(err, VPTQ_E_FORMAT,
                          "%s: the head dimension %u is odd, RoPE needs pairs", file,
                          d->head_dim);
-    VPTQ_TRY(check_positive(file, "RMS norm epsilon", (double)d->norm_eps, err));
-    VPTQ_TRY(check_rope(d, file, err));
-out:
-    return st;
+    VPTQ_CHECK(check_positive(file, "RMS norm epsilon", (double)d->norm_eps, err));
+    return check_rope(d, file, err);
 }
 
 double vptq_rope_yarn_attention(double factor, double weight)

@@ -338,29 +338,27 @@ static const char *keep_path(vptq_tensor_set *s, const char *path, vptq_err *err
 
 vptq_status vptq_tensor_set_add(vptq_tensor_set *s, const vptq_tensor *t, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     for (const char *c = t->name; *c; c++)
         if ((unsigned char)*c < 0x20)
             return vptq_fail(err, VPTQ_E_FORMAT,
                              "%s: the name of tensor %zu holds a control character", t->file,
                              s->count);
     if (!s->by_name.slots)
-        VPTQ_TRY(vptq_strmap_init(&s->by_name, s->arena.mem, 0, err));
-    VPTQ_TRY(make_room(s, err));
+        VPTQ_CHECK(vptq_strmap_init(&s->by_name, s->arena.mem, 0, err));
+    VPTQ_CHECK(make_room(s, err));
     vptq_tensor copy = *t;
     copy.name = vptq_arena_strdup(&s->arena, t->name, err);
     copy.file = copy.name ? keep_path(s, t->file, err) : NULL;
     if (!copy.file)
         return VPTQ_E_NOMEM;
     bool fresh = true;
-    VPTQ_TRY(vptq_strmap_add(&s->by_name, copy.name, strlen(copy.name), (uint32_t)s->count,
-                             &fresh, err));
+    VPTQ_CHECK(vptq_strmap_add(&s->by_name, copy.name, strlen(copy.name), (uint32_t)s->count,
+                               &fresh, err));
     if (!fresh)
         return vptq_fail(err, VPTQ_E_FORMAT, "%s: tensor '%s' is there twice", t->file,
                          t->name);
     s->tensors[s->count++] = copy;
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 static int by_name(const void *a, const void *b)
@@ -371,20 +369,18 @@ static int by_name(const void *a, const void *b)
 
 vptq_status vptq_tensor_set_finish(vptq_tensor_set *s, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     if (s->count == 0)
         return VPTQ_OK;
     qsort(s->tensors, s->count, sizeof *s->tensors, by_name);
     vptq_strmap_release(&s->by_name);
     s->by_name = (vptq_strmap){0};
-    VPTQ_TRY(vptq_strmap_init(&s->by_name, s->arena.mem, s->count, err));
+    VPTQ_CHECK(vptq_strmap_init(&s->by_name, s->arena.mem, s->count, err));
     for (size_t i = 0; i < s->count; i++) {
         const char *name = s->tensors[i].name;
         bool fresh;
-        VPTQ_TRY(vptq_strmap_add(&s->by_name, name, strlen(name), (uint32_t)i, &fresh, err));
+        VPTQ_CHECK(vptq_strmap_add(&s->by_name, name, strlen(name), (uint32_t)i, &fresh, err));
     }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 vptq_status vptq_tensor_set_own_map(vptq_tensor_set *s, vptq_map *map, vptq_err *err)

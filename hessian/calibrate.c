@@ -146,16 +146,14 @@ void vptq_calibrator_release(vptq_calibrator *c)
 
 static vptq_status embed_all(vptq_calibrator *c, vptq_hidden_states *s, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     float *rows;
     for (size_t w = 0; w < vptq_calibrator_windows(c); w++) {
-        VPTQ_TRY(vptq_hidden_states_get(s, c->starts[w], c->opt.length, true, &rows, err));
-        VPTQ_TRY(vptq_forward_embed(c->forward, c->corpus.ids.data + c->window[w],
-                                    c->opt.length, rows, err));
-        VPTQ_TRY(vptq_hidden_states_keep(s, c->starts[w], c->opt.length, err));
+        VPTQ_CHECK(vptq_hidden_states_get(s, c->starts[w], c->opt.length, true, &rows, err));
+        VPTQ_CHECK(vptq_forward_embed(c->forward, c->corpus.ids.data + c->window[w],
+                                      c->opt.length, rows, err));
+        VPTQ_CHECK(vptq_hidden_states_keep(s, c->starts[w], c->opt.length, err));
     }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 /* What the attention of one window is turned into weights with. */
@@ -190,7 +188,6 @@ static void state_fingerprint(const vptq_calibrator *c, char out[17])
 
 static vptq_status load_states(vptq_calibrator *c, uint32_t wanted, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     char fingerprint[17];
     vptq_hidden_states *const streams[] = {&c->states, vptq_calibrator_passed(c)};
     uint64_t position;
@@ -198,8 +195,8 @@ static vptq_status load_states(vptq_calibrator *c, uint32_t wanted, vptq_err *er
 
     c->layer = 0;
     state_fingerprint(c, fingerprint);
-    VPTQ_TRY(vptq_hidden_states_load(streams, c->opt.sequential ? 2 : 1, c->state_path,
-                                     fingerprint, wanted, &found, &position, err));
+    VPTQ_CHECK(vptq_hidden_states_load(streams, c->opt.sequential ? 2 : 1, c->state_path,
+                                       fingerprint, wanted, &found, &position, err));
     if (found)
         c->layer = (uint32_t)position;
     else if (vptq_path_exists(c->state_path))
@@ -207,37 +204,35 @@ static vptq_status load_states(vptq_calibrator *c, uint32_t wanted, vptq_err *er
                  "%s cannot be used here; the blocks before layer %u are run again",
                  c->state_path, wanted);
     if (!found)
-        VPTQ_TRY(embed_all(c, &c->states, err));
+        VPTQ_CHECK(embed_all(c, &c->states, err));
     if (!found && c->opt.sequential)
-        VPTQ_TRY(embed_all(c, streams[1], err));
-out:
-    return st;
+        VPTQ_CHECK(embed_all(c, streams[1], err));
+    return VPTQ_OK;
 }
 
 vptq_status vptq_calibrator_start(vptq_calibrator *c, const char *dir, uint32_t wanted,
                                   uint32_t last, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const size_t count = vptq_calibrator_windows(c);
 
     c->last = last;
     c->most = c->starts[vptq_forward_group(c->starts, count, 0)]; /* windows are as long */
-    VPTQ_TRY(vptq_path_join(c->state_path, sizeof c->state_path, dir, STATE_FILE, err));
-    VPTQ_TRY(vptq_forward_open(c->model, c->dev, c->opt.length, &c->forward, err));
-    VPTQ_TRY(vptq_forward_reserve(c->forward, c->most, err));
+    VPTQ_CHECK(vptq_path_join(c->state_path, sizeof c->state_path, dir, STATE_FILE, err));
+    VPTQ_CHECK(vptq_forward_open(c->model, c->dev, c->opt.length, &c->forward, err));
+    VPTQ_CHECK(vptq_forward_reserve(c->forward, c->most, err));
     for (int i = 0; i < VPTQ_INPUT_COUNT; i++)
-        VPTQ_TRY(vptq_hessian_sum_init(c->dev, vptq_input_size(c->model->desc, (vptq_input)i),
-                                       &c->sum[i], err));
+        VPTQ_CHECK(vptq_hessian_sum_init(c->dev, vptq_input_size(c->model->desc, (vptq_input)i),
+                                         &c->sum[i], err));
     if (c->opt.weights)
-        VPTQ_TRY(open_weights(c, err));
-    VPTQ_TRY(vptq_hidden_states_open(c->dev->ctx, dir, c->starts[count], c->model->desc->hidden,
-                                     c->most, c->opt.reserve, &c->states, err));
+        VPTQ_CHECK(open_weights(c, err));
+    VPTQ_CHECK(vptq_hidden_states_open(c->dev->ctx, dir, c->starts[count],
+                                       c->model->desc->hidden, c->most, c->opt.reserve,
+                                       &c->states, err));
     if (c->opt.sequential)
-        VPTQ_TRY(vptq_calibrator_open_second(c, dir, err));
-    VPTQ_TRY(load_states(c, wanted, err));
+        VPTQ_CHECK(vptq_calibrator_open_second(c, dir, err));
+    VPTQ_CHECK(load_states(c, wanted, err));
     c->state_time = vptq_seconds();
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 /* ---- running ---- */
@@ -276,26 +271,22 @@ vptq_status vptq_calibrator_attention(void *arg, size_t sequence, size_t tokens,
     vptq_calibrator *c = arg;
     const vptq_backend *ops = c->dev->ops;
     vptq_dev *dev = c->dev->state;
-    vptq_status st = VPTQ_OK;
     const double pairs = (double)a->heads * (double)a->n;
 
     (void)sequence;
     memset(c->host_mass, 0, tokens * sizeof *c->host_mass);
-    VPTQ_TRY(ops->upload(dev, c->mass, c->host_mass, tokens * sizeof *c->mass, err));
-    VPTQ_TRY(ops->attention_mass(dev, a, c->mass, err));
-    VPTQ_TRY(ops->download(dev, c->host_mass, c->mass, tokens * sizeof *c->mass, err));
+    VPTQ_CHECK(ops->upload(dev, c->mass, c->host_mass, tokens * sizeof *c->mass, err));
+    VPTQ_CHECK(ops->attention_mass(dev, a, c->mass, err));
+    VPTQ_CHECK(ops->download(dev, c->host_mass, c->mass, tokens * sizeof *c->mass, err));
     for (size_t t = 0; t < tokens; t++)
         c->host_weight[t] = (float)(c->host_mass[t] / pairs);
-    VPTQ_TRY(ops->upload(dev, c->weight, c->host_weight, tokens * sizeof *c->weight, err));
-    VPTQ_TRY(vptq_hessian_sum_add_window(c->dev, &c->term, tokens, x, dim, c->weight, err));
-out:
-    return st;
+    VPTQ_CHECK(ops->upload(dev, c->weight, c->host_weight, tokens * sizeof *c->weight, err));
+    return vptq_hessian_sum_add_window(c->dev, &c->term, tokens, x, dim, c->weight, err);
 }
 
 static vptq_status run_part(vptq_calibrator *c, size_t first, size_t count, bool sum,
                             vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     vptq_block_hooks hooks = {.arg = c};
     float *rows;
 
@@ -308,13 +299,12 @@ static vptq_status run_part(vptq_calibrator *c, size_t first, size_t count, bool
         e = vptq_forward_group(c->starts, count, w);
         const size_t row = c->starts[first + w], n = c->starts[e] - c->starts[w];
         c->first = first + w;
-        VPTQ_TRY(vptq_hidden_states_get(&c->states, row, n, false, &rows, err));
-        VPTQ_TRY(
+        VPTQ_CHECK(vptq_hidden_states_get(&c->states, row, n, false, &rows, err));
+        VPTQ_CHECK(
             vptq_forward_block_with(c->forward, c->layer, c->starts, e - w, rows, &hooks, err));
-        VPTQ_TRY(vptq_hidden_states_keep(&c->states, row, n, err));
+        VPTQ_CHECK(vptq_hidden_states_keep(&c->states, row, n, err));
     }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 static void clear_sums(vptq_calibrator *c)
@@ -328,7 +318,6 @@ static void clear_sums(vptq_calibrator *c)
 vptq_status vptq_calibrator_run(vptq_calibrator *c, vptq_calibrator_fn fn, void *arg,
                                 vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     size_t first = 0;
 
     VPTQ_BUG_IF(c->opt.sequential);
@@ -336,13 +325,12 @@ vptq_status vptq_calibrator_run(vptq_calibrator *c, vptq_calibrator_fn fn, void 
         if (!c->windows[part])
             continue;
         clear_sums(c);
-        VPTQ_TRY(run_part(c, first, c->windows[part], fn != NULL, err));
+        VPTQ_CHECK(run_part(c, first, c->windows[part], fn != NULL, err));
         if (fn)
-            VPTQ_TRY(fn(arg, c, (vptq_part)part, err));
+            VPTQ_CHECK(fn(arg, c, (vptq_part)part, err));
     }
     c->layer++;
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 vptq_status vptq_calibrator_finish(const vptq_hessian_sum *s, uint32_t layer, const char *input,

@@ -72,7 +72,6 @@ static vptq_status open_sums(vptq_calibrator *c, second_stream *s, size_t n, vpt
 
 vptq_status vptq_calibrator_open_second(vptq_calibrator *c, const char *dir, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const size_t hidden = c->model->desc->hidden, n = largest_input(c);
     second_stream *s = vptq_arena_zalloc(&c->arena, 1, sizeof *s, err);
 
@@ -80,23 +79,21 @@ vptq_status vptq_calibrator_open_second(vptq_calibrator *c, const char *dir, vpt
         return VPTQ_E_NOMEM;
     s->states.fd = -1;
     c->second = s;
-    VPTQ_TRY(vptq_hidden_states_open(c->dev->ctx, dir, c->starts[vptq_calibrator_windows(c)],
-                                     hidden, c->most, c->opt.reserve, &s->states, err));
-    VPTQ_TRY(open_sums(c, s, n, err));
-    VPTQ_TRY(host_floats(c, c->most, n, &s->record, err));
-    VPTQ_TRY(host_floats(c, c->most, hidden, &s->behind, err));
+    VPTQ_CHECK(vptq_hidden_states_open(c->dev->ctx, dir, c->starts[vptq_calibrator_windows(c)],
+                                       hidden, c->most, c->opt.reserve, &s->states, err));
+    VPTQ_CHECK(open_sums(c, s, n, err));
+    VPTQ_CHECK(host_floats(c, c->most, n, &s->record, err));
+    VPTQ_CHECK(host_floats(c, c->most, hidden, &s->behind, err));
     if (c->opt.weights == VPTQ_WEIGHTS_ATTENTION)
-        VPTQ_TRY(host_floats(c, c->opt.length, hidden, &s->scaled, err));
+        VPTQ_CHECK(host_floats(c, c->opt.length, hidden, &s->scaled, err));
     s->product_floats = n * n < PRODUCT_FLOATS ? n * n : PRODUCT_FLOATS; /* over one row */
-    VPTQ_TRY(device_floats(c, 1, s->product_floats, &s->product, err));
+    VPTQ_CHECK(device_floats(c, 1, s->product_floats, &s->product, err));
     if (c->dev->ops->host_memory)
         return VPTQ_OK;
-    VPTQ_TRY(device_floats(c, c->opt.length, n, &s->left, err));
-    VPTQ_TRY(device_floats(c, c->opt.length, n, &s->right, err));
-    VPTQ_TRY(host_floats(c, c->opt.length, n, &s->host_tokens, err));
-    VPTQ_TRY(host_floats(c, 1, s->product_floats, &s->host_product, err));
-out:
-    return st;
+    VPTQ_CHECK(device_floats(c, c->opt.length, n, &s->left, err));
+    VPTQ_CHECK(device_floats(c, c->opt.length, n, &s->right, err));
+    VPTQ_CHECK(host_floats(c, c->opt.length, n, &s->host_tokens, err));
+    return host_floats(c, 1, s->product_floats, &s->host_product, err);
 }
 
 void vptq_calibrator_close_second(vptq_calibrator *c)
@@ -136,7 +133,6 @@ static void add_rows(void *arg, size_t begin, size_t end, int thread)
 static vptq_status add_product(vptq_calibrator *c, size_t t, size_t m, const float *d, size_t n,
                                const float *x, double *sum, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const vptq_backend *ops = c->dev->ops;
     second_stream *s = c->second;
     const size_t step = s->product_floats / n;
@@ -155,16 +151,15 @@ static vptq_status add_product(vptq_calibrator *c, size_t t, size_t m, const flo
                                   .trans_a = true,
                                   .alpha = 1};
         add_job job = {n, s->product, sum + i * n};
-        VPTQ_TRY(ops->gemm(c->dev->state, &g, err));
+        VPTQ_CHECK(ops->gemm(c->dev->state, &g, err));
         if (s->host_product) {
             job.product = s->host_product;
-            VPTQ_TRY(ops->download(c->dev->state, s->host_product, s->product,
-                                   rows * n * sizeof *s->product, err));
+            VPTQ_CHECK(ops->download(c->dev->state, s->host_product, s->product,
+                                     rows * n * sizeof *s->product, err));
         }
         vptq_parallel_for(c->dev->ctx->threads, rows, ADD_ROWS, add_rows, &job);
     }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 /* sum [m, n] += d^T x of a window, d [tokens, m] in host memory, x [tokens, n] of the device.
@@ -172,23 +167,21 @@ out:
 static vptq_status add_window(vptq_calibrator *c, size_t tokens, size_t m, const float *d,
                               size_t n, const float *x, double *sum, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     second_stream *s = c->second;
     bool any = false;
 
     for (size_t i = 0; i < tokens * m && !any; i++)
         any = d[i] != 0;
     if (!any) /* in front of the first quantized linear */
-        goto out;
+        return VPTQ_OK;
     if (s->left) {
-        VPTQ_TRY(c->dev->ops->upload(c->dev->state, s->left, d, tokens * m * sizeof *d, err));
+        VPTQ_CHECK(c->dev->ops->upload(c->dev->state, s->left, d, tokens * m * sizeof *d, err));
         d = s->left;
     }
     for (size_t t = 0; t < tokens; t += TOKENS)
-        VPTQ_TRY(add_product(c, tokens - t < TOKENS ? tokens - t : TOKENS, m, d + t * m, n,
-                             x + t * n, sum, err));
-out:
-    return st;
+        VPTQ_CHECK(add_product(c, tokens - t < TOKENS ? tokens - t : TOKENS, m, d + t * m, n,
+                               x + t * n, sum, err));
+    return VPTQ_OK;
 }
 
 /* ---- hooks ---- */
@@ -225,58 +218,51 @@ static void report(const vptq_calibrator *c, size_t sequence)
 static vptq_status subtract(vptq_calibrator *c, size_t count, const float *x, float *d,
                             vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     float *copy = c->second->host_tokens;
 
     if (copy) {
-        VPTQ_TRY(c->dev->ops->download(c->dev->state, copy, x, count * sizeof *x, err));
+        VPTQ_CHECK(c->dev->ops->download(c->dev->state, copy, x, count * sizeof *x, err));
         x = copy;
     }
     for (size_t i = 0; i < count; i++)
         d[i] -= x[i];
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 /* Of the second, for the same group; keeps x~ where the drift behind it is asked for. */
 static vptq_status on_second(void *arg, vptq_input input, size_t sequence, size_t tokens,
                              size_t dim, const float *x, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     vptq_calibrator *c = arg;
     second_stream *s = c->second;
     float *d = record_of(c, sequence, dim);
 
     if (input != c->next)
         return VPTQ_OK;
-    VPTQ_TRY(vptq_calibrator_add(c, input, tokens, dim, x, err));
+    VPTQ_CHECK(vptq_calibrator_add(c, input, tokens, dim, x, err));
     report(c, sequence);
     if (vptq_calibrator_has(c, input, VPTQ_DRIFT))
         return c->dev->ops->download(c->dev->state, d, x, tokens * dim * sizeof *x, err);
-    VPTQ_TRY(subtract(c, tokens * dim, x, d, err));
-    VPTQ_TRY(add_window(c, tokens, dim, d, dim, x, s->sum[VPTQ_SHIFT], err));
+    VPTQ_CHECK(subtract(c, tokens * dim, x, d, err));
+    VPTQ_CHECK(add_window(c, tokens, dim, d, dim, x, s->sum[VPTQ_SHIFT], err));
     if (input == VPTQ_INPUT_QKV && c->opt.weights == VPTQ_WEIGHTS_SINK)
-        VPTQ_TRY(add_window(c, 1, dim, d, dim, x, s->sum[VPTQ_TERM_SHIFT], err));
-out:
-    return st;
+        VPTQ_CHECK(add_window(c, 1, dim, d, dim, x, s->sum[VPTQ_TERM_SHIFT], err));
+    return VPTQ_OK;
 }
 
 /* Behind on_second for all windows of the group. */
 static vptq_status on_attention(void *arg, size_t sequence, size_t tokens, size_t dim,
                                 const float *x, const vptq_attention_args *a, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     vptq_calibrator *c = arg;
     second_stream *s = c->second;
     const float *d = record_of(c, sequence, dim);
 
-    VPTQ_TRY(vptq_calibrator_attention(arg, sequence, tokens, dim, x, a, err));
+    VPTQ_CHECK(vptq_calibrator_attention(arg, sequence, tokens, dim, x, a, err));
     for (size_t t = 0; t < tokens; t++)
         for (size_t i = 0; i < dim; i++)
             s->scaled[t * dim + i] = c->host_weight[t] * d[t * dim + i];
-    VPTQ_TRY(add_window(c, tokens, dim, s->scaled, dim, x, s->sum[VPTQ_TERM_SHIFT], err));
-out:
-    return st;
+    return add_window(c, tokens, dim, s->scaled, dim, x, s->sum[VPTQ_TERM_SHIFT], err);
 }
 
 /* ---- steps ---- */
@@ -303,17 +289,15 @@ typedef struct group {
 static vptq_status run_rows(vptq_calibrator *c, vptq_hidden_states *states, const group *g,
                             bool keep, const vptq_block_hooks *hooks, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     float *rows;
 
-    VPTQ_TRY(vptq_hidden_states_get(states, g->row, g->rows, false, &rows, err));
+    VPTQ_CHECK(vptq_hidden_states_get(states, g->row, g->rows, false, &rows, err));
     /* all windows are as long, so the rows of any of them begin like the first ones' */
-    VPTQ_TRY(
+    VPTQ_CHECK(
         vptq_forward_block_with(c->forward, c->layer, c->starts, g->windows, rows, hooks, err));
     if (keep)
-        VPTQ_TRY(vptq_hidden_states_keep(states, g->row, g->rows, err));
-out:
-    return st;
+        VPTQ_CHECK(vptq_hidden_states_keep(states, g->row, g->rows, err));
+    return VPTQ_OK;
 }
 
 /* The half that an input belongs to. */
@@ -333,27 +317,23 @@ static vptq_status finish_half(vptq_calibrator *c, const group *g, vptq_block_ha
 /* Sums at the input of q, k and v or of gate and up: x at the same place is recorded first. */
 static vptq_status sum_shift(vptq_calibrator *c, const group *g, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     vptq_block_hooks hooks = {
         .arg = c, .hook = on_first, .half = half_of(c->next), .stop = true, .last = c->next};
 
-    VPTQ_TRY(run_rows(c, &c->states, g, false, &hooks, err));
+    VPTQ_CHECK(run_rows(c, &c->states, g, false, &hooks, err));
     hooks.hook = on_second;
     hooks.linear = g->linear;
     if (c->next == VPTQ_INPUT_QKV && c->opt.weights == VPTQ_WEIGHTS_ATTENTION) {
         hooks.last = VPTQ_INPUT_O; /* queries and keys as they are before they are made */
         hooks.attention = on_attention;
     }
-    VPTQ_TRY(run_rows(c, &c->second->states, g, false, &hooks, err));
-out:
-    return st;
+    return run_rows(c, &c->second->states, g, false, &hooks, err);
 }
 
 /* Sums at the input of o or of down: both streams go to the end of the half, x~ only to look.
  */
 static vptq_status sum_drift(vptq_calibrator *c, const group *g, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     second_stream *s = c->second;
     const size_t hidden = c->model->desc->hidden, length = c->opt.length;
     const size_t n = c->sum[c->next].n;
@@ -361,50 +341,45 @@ static vptq_status sum_drift(vptq_calibrator *c, const group *g, vptq_err *err)
         .arg = c, .hook = on_second, .linear = g->linear, .half = half_of(c->next)};
     float *rows;
 
-    VPTQ_TRY(vptq_hidden_states_get(&s->states, g->row, g->rows, false, &rows, err));
+    VPTQ_CHECK(vptq_hidden_states_get(&s->states, g->row, g->rows, false, &rows, err));
     memcpy(s->behind, rows, g->rows * hidden * sizeof *rows);
-    VPTQ_TRY(vptq_forward_block_with(c->forward, c->layer, c->starts, g->windows, s->behind,
-                                     &hooks, err));
-    VPTQ_TRY(vptq_hidden_states_get(&c->states, g->row, g->rows, false, &rows, err));
+    VPTQ_CHECK(vptq_forward_block_with(c->forward, c->layer, c->starts, g->windows, s->behind,
+                                       &hooks, err));
+    VPTQ_CHECK(vptq_hidden_states_get(&c->states, g->row, g->rows, false, &rows, err));
     for (size_t i = 0; i < g->rows * hidden; i++)
         s->behind[i] = rows[i] - s->behind[i];
     for (size_t w = 0; w < g->windows; w++) {
         const float *x = record_of(c, w, n);
         if (s->right) {
-            VPTQ_TRY(
+            VPTQ_CHECK(
                 c->dev->ops->upload(c->dev->state, s->right, x, length * n * sizeof *x, err));
             x = s->right;
         }
-        VPTQ_TRY(add_window(c, length, hidden, s->behind + w * length * hidden, n, x,
-                            s->sum[VPTQ_DRIFT], err));
+        VPTQ_CHECK(add_window(c, length, hidden, s->behind + w * length * hidden, n, x,
+                              s->sum[VPTQ_DRIFT], err));
     }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 static vptq_status run_group(vptq_calibrator *c, const group *g, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const vptq_block_hooks whole = {.half = half_of(c->next)};
 
     if (c->next == VPTQ_INPUT_COUNT)
         return finish_half(c, g, VPTQ_BLOCK_FEED_FORWARD, err);
     if (c->next == VPTQ_INPUT_UP)
-        VPTQ_TRY(finish_half(c, g, VPTQ_BLOCK_ATTENTION, err));
+        VPTQ_CHECK(finish_half(c, g, VPTQ_BLOCK_ATTENTION, err));
     if (!vptq_calibrator_has(c, c->next, VPTQ_DRIFT))
         return g->sum ? sum_shift(c, g, err) : VPTQ_OK;
-    VPTQ_TRY(run_rows(c, &c->states, g, true, &whole, err));
+    VPTQ_CHECK(run_rows(c, &c->states, g, true, &whole, err));
     if (g->sum)
-        VPTQ_TRY(sum_drift(c, g, err));
-out:
-    return st;
+        VPTQ_CHECK(sum_drift(c, g, err));
+    return VPTQ_OK;
 }
 
 static vptq_status run_part(vptq_calibrator *c, size_t first, size_t count, group *g,
                             vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
-
     /* parts one by one, so that groups are cut as they are for one stream */
     for (size_t w = 0, e; w < count; w = e) {
         e = vptq_forward_group(c->starts, count, w);
@@ -412,16 +387,14 @@ static vptq_status run_part(vptq_calibrator *c, size_t first, size_t count, grou
         g->rows = c->starts[e] - c->starts[w];
         g->windows = e - w;
         c->first = first + w;
-        VPTQ_TRY(run_group(c, g, err));
+        VPTQ_CHECK(run_group(c, g, err));
     }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 vptq_status vptq_calibrator_step(vptq_calibrator *c, const vptq_weight *linear,
                                  vptq_calibrator_fn fn, void *arg, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const bool sum = fn && c->next < VPTQ_INPUT_COUNT;
     group g = {.sum = sum, .linear = linear};
     size_t first = 0;
@@ -432,16 +405,15 @@ vptq_status vptq_calibrator_step(vptq_calibrator *c, const vptq_weight *linear,
             continue;
         if (sum)
             clear_sums(c);
-        VPTQ_TRY(run_part(c, first, c->windows[part], &g, err));
+        VPTQ_CHECK(run_part(c, first, c->windows[part], &g, err));
         if (sum)
-            VPTQ_TRY(fn(arg, c, (vptq_part)part, err));
+            VPTQ_CHECK(fn(arg, c, (vptq_part)part, err));
     }
     if (c->next++ == VPTQ_INPUT_COUNT) {
         c->next = VPTQ_INPUT_QKV;
         c->layer++;
     }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 /* ---- results ---- */

@@ -28,7 +28,6 @@ static bool has_part(const collector *c, int part)
 
 static vptq_status plan(collector *c, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const vptq_collect_options *o = c->opt;
     const vptq_model_desc *d = c->model->desc;
     const uint32_t last = o->last_layer == UINT32_MAX ? d->layers - 1 : o->last_layer;
@@ -36,7 +35,7 @@ static vptq_status plan(collector *c, vptq_err *err)
     if (o->first_layer > last || last >= d->layers)
         return vptq_fail(err, VPTQ_E_ARG, "layers %u-%u of a model of %u layers (0-%u)",
                          o->first_layer, last, d->layers, d->layers - 1);
-    VPTQ_TRY(vptq_calibrator_plan(c->dev, c->model, &o->calibrate, &c->calibrator, err));
+    VPTQ_CHECK(vptq_calibrator_plan(c->dev, c->model, &o->calibrate, &c->calibrator, err));
     for (int part = 0; part < VPTQ_PART_COUNT; part++) {
         c->meta[part] = (vptq_hessian_dir){.layers = d->layers,
                                            .first_layer = o->first_layer,
@@ -49,8 +48,7 @@ static vptq_status plan(collector *c, vptq_err *err)
         memcpy(c->meta[part].fingerprint, c->calibrator.fingerprint[part], 17);
     }
     c->meta[VPTQ_PART_MAIN].held_out_tokens = c->meta[VPTQ_PART_HELD_OUT].tokens;
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 static vptq_status settings_json(const collector *c, int part, json_t **out, vptq_err *err)
@@ -103,51 +101,45 @@ static vptq_status compare_dir(const char *dir, const vptq_hessian_dir *old,
 
 static vptq_status remove_hessians(const char *dir, uint32_t layers, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     char path[4096];
 
     for (uint32_t layer = 0; layer < layers; layer++)
         for (int i = 0; i <= VPTQ_INPUT_COUNT; i++) {
-            VPTQ_TRY(vptq_hessian_dir_file(
+            VPTQ_CHECK(vptq_hessian_dir_file(
                 path, dir, layer,
                 i < VPTQ_INPUT_COUNT ? vptq_input_name((vptq_input)i) : VPTQ_HESSIAN_KV, err));
             (void)unlink(path); /* most are not there */
         }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 /* Everything that a collection makes, of either part. */
 static vptq_status remove_old(const collector *c, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const uint32_t layers = c->model->desc->layers;
     char path[4096];
 
     vptq_calibrator_forget(c->dir[VPTQ_PART_MAIN]);
-    VPTQ_TRY(remove_hessians(c->dir[VPTQ_PART_MAIN], layers, err));
-    VPTQ_TRY(remove_hessians(c->dir[VPTQ_PART_HELD_OUT], layers, err));
-    VPTQ_TRY(
+    VPTQ_CHECK(remove_hessians(c->dir[VPTQ_PART_MAIN], layers, err));
+    VPTQ_CHECK(remove_hessians(c->dir[VPTQ_PART_HELD_OUT], layers, err));
+    VPTQ_CHECK(
         vptq_path_join(path, sizeof path, c->dir[VPTQ_PART_HELD_OUT], "hessian.json", err));
     (void)unlink(path);
     (void)rmdir(c->dir[VPTQ_PART_HELD_OUT]); /* stays when it holds something else */
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 static vptq_status compare_old(const collector *c, bool *same_factor, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     vptq_hessian_dir old;
     for (int part = 0; part < VPTQ_PART_COUNT; part++) {
         if (!has_part(c, part))
             continue;
-        VPTQ_TRY(vptq_hessian_dir_open(c->dir[part], &old, err));
-        VPTQ_TRY(compare_dir(c->dir[part], &old, &c->meta[part], err));
+        VPTQ_CHECK(vptq_hessian_dir_open(c->dir[part], &old, err));
+        VPTQ_CHECK(compare_dir(c->dir[part], &old, &c->meta[part], err));
         *same_factor = old.factor == c->meta[part].factor;
     }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 /* hessian.json of both parts, that of the main one last: it speaks for all. */
@@ -197,19 +189,17 @@ out:
 
 static vptq_status is_finished(const collector *c, uint32_t layer, bool *yes, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const int inputs = VPTQ_INPUT_COUNT + (c->opt->calibrate.weights ? 1 : 0);
     char path[4096];
     *yes = true;
     for (int part = 0; part < VPTQ_PART_COUNT; part++)
         for (int i = 0; has_part(c, part) && i < inputs; i++) {
-            VPTQ_TRY(vptq_hessian_dir_file(
+            VPTQ_CHECK(vptq_hessian_dir_file(
                 path, c->dir[part], layer,
                 i < VPTQ_INPUT_COUNT ? vptq_input_name((vptq_input)i) : VPTQ_HESSIAN_KV, err));
             *yes = *yes && vptq_path_exists(path);
         }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 /* ---- running ---- */
@@ -246,35 +236,31 @@ out:
 
 static vptq_status write_part(void *arg, vptq_calibrator *k, vptq_part part, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     collector *c = arg;
     for (int i = 0; i < VPTQ_INPUT_COUNT; i++)
-        VPTQ_TRY(write_sum(c, part, &k->sum[i], vptq_input_name((vptq_input)i), err));
+        VPTQ_CHECK(write_sum(c, part, &k->sum[i], vptq_input_name((vptq_input)i), err));
     if (k->opt.weights)
-        VPTQ_TRY(write_sum(c, part, &k->term, NULL, err));
-out:
-    return st;
+        VPTQ_CHECK(write_sum(c, part, &k->term, NULL, err));
+    return VPTQ_OK;
 }
 
 static vptq_status run_layers(collector *c, uint32_t wanted, vptq_collect_result *r,
                               vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     vptq_calibrator *k = &c->calibrator;
     const vptq_hessian_dir *d = &c->meta[VPTQ_PART_MAIN];
 
-    VPTQ_TRY(vptq_calibrator_start(k, c->dir[VPTQ_PART_MAIN], wanted, d->last_layer, err));
+    VPTQ_CHECK(vptq_calibrator_start(k, c->dir[VPTQ_PART_MAIN], wanted, d->last_layer, err));
     while (k->layer <= d->last_layer) {
         bool finished = k->layer < d->first_layer;
         if (!finished)
-            VPTQ_TRY(is_finished(c, k->layer, &finished, err));
-        VPTQ_TRY(vptq_calibrator_run(k, finished ? NULL : write_part, c, err));
+            VPTQ_CHECK(is_finished(c, k->layer, &finished, err));
+        VPTQ_CHECK(vptq_calibrator_run(k, finished ? NULL : write_part, c, err));
         r->layers_done += !finished;
         if (k->layer <= d->last_layer)
             vptq_calibrator_checkpoint(k);
     }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 static uint64_t file_bytes(uint64_t n)
@@ -298,23 +284,21 @@ static void fill_result(const collector *c, vptq_collect_result *r)
 
 static vptq_status collect_locked(collector *c, vptq_collect_result *r, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const vptq_hessian_dir *d = &c->meta[VPTQ_PART_MAIN];
     uint32_t wanted = UINT32_MAX;
 
-    VPTQ_TRY(open_dir(c, err));
+    VPTQ_CHECK(open_dir(c, err));
     for (uint32_t layer = d->first_layer; layer <= d->last_layer; layer++) {
         bool finished;
-        VPTQ_TRY(is_finished(c, layer, &finished, err));
+        VPTQ_CHECK(is_finished(c, layer, &finished, err));
         r->layers_reused += finished;
         if (!finished && wanted == UINT32_MAX)
             wanted = layer;
     }
     if (wanted != UINT32_MAX)
-        VPTQ_TRY(run_layers(c, wanted, r, err));
+        VPTQ_CHECK(run_layers(c, wanted, r, err));
     vptq_calibrator_forget(c->dir[VPTQ_PART_MAIN]);
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 vptq_status vptq_hessian_collect(vptq_device *dev, const vptq_model *m,

@@ -100,28 +100,25 @@ static vptq_status add_mean(const char *path, vptq_foreign *f, vptq_err *err)
 static vptq_status take_covariance(const vptq_torch_file *t, const char *path,
                                    vptq_arena *arena, vptq_foreign *f, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const vptq_tensor *flat = NULL, *mean = NULL;
     uint64_t n = 0;
-    VPTQ_TRY(need_vector(t, path, "flatH", &flat, err));
-    VPTQ_TRY(need_vector(t, path, "mu", &mean, err));
-    VPTQ_TRY(need_count(t, path, "n", 1, &n, err));
-    VPTQ_TRY(need_count(t, path, "ct", 0, &f->tokens, err));
+    VPTQ_CHECK(need_vector(t, path, "flatH", &flat, err));
+    VPTQ_CHECK(need_vector(t, path, "mu", &mean, err));
+    VPTQ_CHECK(need_count(t, path, "n", 1, &n, err));
+    VPTQ_CHECK(need_count(t, path, "ct", 0, &f->tokens, err));
     if (n > UINT32_MAX || mean->shape[0] != n || flat->shape[0] != vptq_triangle((size_t)n))
-        VPTQ_TRY(vptq_fail(err, VPTQ_E_SHAPE,
-                           "%s: n is %" PRIu64 ", mu has %" PRIu64 " and flatH %" PRIu64
-                           " numbers, expected n and n (n + 1) / 2",
-                           path, n, mean->shape[0], flat->shape[0]));
+        VPTQ_CHECK(vptq_fail(err, VPTQ_E_SHAPE,
+                             "%s: n is %" PRIu64 ", mu has %" PRIu64 " and flatH %" PRIu64
+                             " numbers, expected n and n (n + 1) / 2",
+                             path, n, mean->shape[0], flat->shape[0]));
     f->n = (uint32_t)n;
-    VPTQ_TRY(allocate(f, arena, err));
+    VPTQ_CHECK(allocate(f, arena, err));
     f->covariance = vptq_arena_alloc(arena, vptq_triangle(f->n), sizeof *f->covariance, err);
     if (!f->covariance)
-        VPTQ_TRY(VPTQ_E_NOMEM);
-    VPTQ_TRY(vptq_tensor_read(mean, 0, 1, f->mean, err));
-    VPTQ_TRY(vptq_tensor_read(flat, 0, 1, f->covariance, err));
-    st = add_mean(path, f, err);
-out:
-    return st;
+        VPTQ_CHECK(VPTQ_E_NOMEM);
+    VPTQ_CHECK(vptq_tensor_read(mean, 0, 1, f->mean, err));
+    VPTQ_CHECK(vptq_tensor_read(flat, 0, 1, f->covariance, err));
+    return add_mean(path, f, err);
 }
 
 /* ---- PyTorch, inverse form ---- */
@@ -242,7 +239,6 @@ static void put_back(const double *a, const uint32_t *order, vptq_foreign *f)
 static vptq_status take_inverse(vptq_device *dev, const vptq_torch_file *t, const char *path,
                                 vptq_arena *arena, vptq_foreign *f, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const vptq_torch_item *item = vptq_torch_find(t, "invH");
     const vptq_tensor *u = &item->tensor;
     uint32_t *order = NULL;
@@ -257,24 +253,22 @@ static vptq_status take_inverse(vptq_device *dev, const vptq_torch_file *t, cons
                          "%s: key 'invH' is no square matrix of real numbers", path);
     f->n = (uint32_t)u->shape[0];
     const size_t n = f->n;
-    VPTQ_TRY(allocate(f, arena, err));
-    VPTQ_TRY(take_order(t, path, arena, f->n, &order, err));
+    VPTQ_CHECK(allocate(f, arena, err));
+    VPTQ_CHECK(take_order(t, path, arena, f->n, &order, err));
     double *work = vptq_arena_alloc(arena, n, sizeof *work, err);
     double *a = work ? vptq_arena_alloc(arena, square_size, sizeof *a, err) : NULL;
     if (!a)
-        VPTQ_TRY(VPTQ_E_NOMEM);
-    VPTQ_TRY(take_factor(u, path, arena, a, err));
-    VPTQ_TRY(vptq_hessian_invert_lower(dev, n, a, err));
-    VPTQ_TRY(square(dev->ctx, n, a, work, err));
+        VPTQ_CHECK(VPTQ_E_NOMEM);
+    VPTQ_CHECK(take_factor(u, path, arena, a, err));
+    VPTQ_CHECK(vptq_hessian_invert_lower(dev, n, a, err));
+    VPTQ_CHECK(square(dev->ctx, n, a, work, err));
     for (size_t i = 0; i < n; i++)
         mean += a[i * n + i];
     mean /= (double)n;
     if (fabs(mean - (1 + VPTQ_INVERSE_RIDGE)) < RIDGE_SLACK)
         f->ridge = VPTQ_INVERSE_RIDGE;
     put_back(a, order, f);
-    st = check_values(path, f, err);
-out:
-    return st;
+    return check_values(path, f, err);
 }
 
 vptq_status vptq_foreign_read_torch(vptq_device *dev, const char *path, vptq_arena *arena,

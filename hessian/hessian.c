@@ -65,16 +65,14 @@ static vptq_status zero(vptq_device *dev, double *to, size_t count, vptq_err *er
 static vptq_status add(vptq_device *dev, vptq_hessian_sum *s, size_t t, const float *x,
                        size_t ldx, const float *w, uint64_t tokens, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     if (s->clear) {
-        VPTQ_TRY(zero(dev, s->h, (size_t)s->n * s->n, err));
-        VPTQ_TRY(zero(dev, s->x, s->n, err));
+        VPTQ_CHECK(zero(dev, s->h, (size_t)s->n * s->n, err));
+        VPTQ_CHECK(zero(dev, s->x, s->n, err));
         s->clear = false;
     }
-    VPTQ_TRY(dev->ops->syrk_add(dev->state, t, s->n, x, ldx, w, s->h, s->x, err));
+    VPTQ_CHECK(dev->ops->syrk_add(dev->state, t, s->n, x, ldx, w, s->h, s->x, err));
     s->tokens += tokens;
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 vptq_status vptq_hessian_sum_add(vptq_device *dev, vptq_hessian_sum *s, size_t t,

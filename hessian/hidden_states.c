@@ -150,7 +150,6 @@ out:
 static vptq_status load_rows(vptq_hidden_states *const *s, size_t count, int fd, uint64_t sum,
                              bool *found, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     uint64_t offset = sizeof(state_header), end;
     float *rows;
 
@@ -158,16 +157,15 @@ static vptq_status load_rows(vptq_hidden_states *const *s, size_t count, int fd,
         for (size_t row = 0, n; row < s[i]->rows; row += n) {
             n = chunk_rows(s[i], row);
             const size_t bytes = n * s[i]->dim * sizeof *rows;
-            VPTQ_TRY(vptq_hidden_states_get(s[i], row, n, true, &rows, err));
+            VPTQ_CHECK(vptq_hidden_states_get(s[i], row, n, true, &rows, err));
             if (!vptq_read_at(fd, rows, bytes, offset))
                 return VPTQ_OK;
             sum = vptq_hash(rows, bytes, sum);
             offset += bytes;
-            VPTQ_TRY(vptq_hidden_states_keep(s[i], row, n, err));
+            VPTQ_CHECK(vptq_hidden_states_keep(s[i], row, n, err));
         }
     *found = vptq_read_at(fd, &end, sizeof end, offset) && end == sum;
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 vptq_status vptq_hidden_states_load(vptq_hidden_states *const *s, size_t count,

@@ -199,19 +199,17 @@ out:
 
 static vptq_status import_all(importer *im, const char *to, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     vptq_hessian_dir *d = &im->made->dir;
     const uint64_t files = (uint64_t)(d->last_layer - d->first_layer + 1) * VPTQ_INPUT_COUNT;
     for (uint64_t i = 0; i < files; i++) {
-        VPTQ_TRY(vptq_check_cancel(im->dev->ctx, err));
-        VPTQ_TRY(import_one(im, d->first_layer + (uint32_t)(i / VPTQ_INPUT_COUNT),
-                            (vptq_input)(i % VPTQ_INPUT_COUNT), to, err));
+        VPTQ_CHECK(vptq_check_cancel(im->dev->ctx, err));
+        VPTQ_CHECK(import_one(im, d->first_layer + (uint32_t)(i / VPTQ_INPUT_COUNT),
+                              (vptq_input)(i % VPTQ_INPUT_COUNT), to, err));
         vptq_progress(im->dev->ctx, "import", i + 1, files, NULL);
     }
     memcpy(d->model_fingerprint, unknown_model, sizeof unknown_model);
     snprintf(d->fingerprint, sizeof d->fingerprint, "%016" PRIx64, im->hash);
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 /* hessian.json's settings: where the Hessians are from and what was done to them. */

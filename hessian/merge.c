@@ -126,25 +126,22 @@ out:
 static vptq_status merge_part(const vptq_ctx *ctx, const char *const *dirs, size_t count,
                               const vptq_hessian_dir *pooled, const char *tmp, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const uint32_t first = pooled->first_layer, last = pooled->last_layer;
 
     for (uint32_t layer = first; layer <= last; layer++) {
         for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
-            VPTQ_TRY(vptq_check_cancel(ctx, err));
-            VPTQ_TRY(merge_one(ctx, dirs, count, layer, vptq_input_name((vptq_input)i),
-                               VPTQ_WEIGHTS_PLAIN, tmp, err));
+            VPTQ_CHECK(vptq_check_cancel(ctx, err));
+            VPTQ_CHECK(merge_one(ctx, dirs, count, layer, vptq_input_name((vptq_input)i),
+                                 VPTQ_WEIGHTS_PLAIN, tmp, err));
             vptq_progress(ctx, "merge",
                           (uint64_t)(layer - first) * VPTQ_INPUT_COUNT + (unsigned)i + 1,
                           (uint64_t)(last - first + 1) * VPTQ_INPUT_COUNT, NULL);
         }
         if (pooled->weights)
-            VPTQ_TRY(
+            VPTQ_CHECK(
                 merge_one(ctx, dirs, count, layer, VPTQ_HESSIAN_KV, pooled->weights, tmp, err));
     }
-    VPTQ_TRY(save_meta(dirs, count, pooled, tmp, err));
-out:
-    return st;
+    return save_meta(dirs, count, pooled, tmp, err);
 }
 
 /* The held-out parts, into "holdout" in the directory that is being filled. */

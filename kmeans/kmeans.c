@@ -175,28 +175,26 @@ static vptq_status evaluate(lloyd *l, double *objective, vptq_err *err)
     const vptq_kmeans_points *p = l->points;
     const vptq_backend *ops = l->dev->ops;
     const float *x = ops->host_memory ? p->x : l->x, *w = ops->host_memory ? p->w : l->w;
-    vptq_status st = VPTQ_OK;
     if (!ops->host_memory) {
         const size_t bytes = (size_t)l->k * p->v * sizeof *l->c;
-        VPTQ_TRY(ops->upload(l->dev->state, l->c, l->host_c, bytes, err));
+        VPTQ_CHECK(ops->upload(l->dev->state, l->c, l->host_c, bytes, err));
         if (l->labelled)
-            VPTQ_TRY(ops->upload(l->dev->state, l->last, l->before, bytes, err));
+            VPTQ_CHECK(ops->upload(l->dev->state, l->last, l->before, bytes, err));
     }
     if (l->labelled)
-        VPTQ_TRY(
+        VPTQ_CHECK(
             ops->reassign(l->dev->state, p->n, p->v, l->k, x, l->last, l->c, l->labels, err));
     else
-        VPTQ_TRY(ops->assign(l->dev->state, p->n, p->v, l->k, x, l->c, l->labels, NULL, err));
+        VPTQ_CHECK(ops->assign(l->dev->state, p->n, p->v, l->k, x, l->c, l->labels, NULL, err));
     l->labelled = true;
-    VPTQ_TRY(ops->accumulate(l->dev->state, p->n, p->v, l->k, x, w, l->labels, l->c, l->sums,
-                             l->weights, objective, err));
+    VPTQ_CHECK(ops->accumulate(l->dev->state, p->n, p->v, l->k, x, w, l->labels, l->c, l->sums,
+                               l->weights, objective, err));
     if (!ops->host_memory) {
-        VPTQ_TRY(ops->download(l->dev->state, l->host_sums, l->sums, sums_bytes(l), err));
-        VPTQ_TRY(ops->download(l->dev->state, l->host_labels, l->labels,
-                               p->n * sizeof *l->labels, err));
+        VPTQ_CHECK(ops->download(l->dev->state, l->host_sums, l->sums, sums_bytes(l), err));
+        VPTQ_CHECK(ops->download(l->dev->state, l->host_labels, l->labels,
+                                 p->n * sizeof *l->labels, err));
     }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 /* Every centroid to the weighted mean of its vectors; *moved = the sum of their squared moves.
@@ -233,13 +231,12 @@ static vptq_status iterate(lloyd *l, const vptq_kmeans_options *opt, int iterati
                            vptq_kmeans_stats *stats, vptq_kmeans_iteration *trace,
                            vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     double moved = INFINITY;
     for (int t = 0; t < iterations; t++) {
         double objective = 0;
         uint32_t repaired = 0;
-        VPTQ_TRY(vptq_check_cancel(l->points->ctx, err));
-        VPTQ_TRY(evaluate(l, &objective, err));
+        VPTQ_CHECK(vptq_check_cancel(l->points->ctx, err));
+        VPTQ_CHECK(evaluate(l, &objective, err));
         bool settled = t > 0 && (!(stats->last - objective > opt->tolerance * stats->last) ||
                                  moved < opt->shift);
         stats->iterations = t + 1;
@@ -253,8 +250,8 @@ static vptq_status iterate(lloyd *l, const vptq_kmeans_options *opt, int iterati
             break;
         move(l, &moved);
         if (!opt->keep_empty)
-            VPTQ_TRY(vptq_kmeans_repair(l->points, l->k, l->host_labels, l->before,
-                                        l->host_weights, l->host_c, &repaired, err));
+            VPTQ_CHECK(vptq_kmeans_repair(l->points, l->k, l->host_labels, l->before,
+                                          l->host_weights, l->host_c, &repaired, err));
         if (settled && !repaired) { /* what is empty has nowhere better to go */
             memcpy(l->host_c, l->before, (size_t)l->k * l->points->v * sizeof *l->before);
             stats->converged = true;
@@ -264,8 +261,7 @@ static vptq_status iterate(lloyd *l, const vptq_kmeans_options *opt, int iterati
         if (trace)
             trace[t].empty = repaired;
     }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 vptq_status vptq_kmeans_run(vptq_device *dev, const vptq_kmeans_options *opt, size_t n,

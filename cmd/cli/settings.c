@@ -202,7 +202,6 @@ static vptq_status try_values(const vptq_cli_settings *s, const given *g, vptq_e
 vptq_status vptq_cli_settings_take(const vptq_cli_settings *s, uint64_t seed,
                                    vptq_encoder_settings *settings, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     given g = {0};
     char beam[VALUE];
     size_t count;
@@ -214,7 +213,7 @@ vptq_status vptq_cli_settings_take(const vptq_cli_settings *s, uint64_t seed,
         if (!strcmp(table[i].key, "norm") && !s->norm)
             return vptq_fail(err, VPTQ_E_ARG, "--norm and --no-norm exclude each other");
         if (!strcmp(table[i].key, "outliers"))
-            VPTQ_TRY(take_outliers(&g, s->value[i], err));
+            VPTQ_CHECK(take_outliers(&g, s->value[i], err));
         else
             give(&g, table[i].key, s->value[i]);
     }
@@ -223,11 +222,9 @@ vptq_status vptq_cli_settings_take(const vptq_cli_settings *s, uint64_t seed,
     if (!s->perm)
         give(&g, "perm", "false");
     if (s->search)
-        VPTQ_TRY(take_search(&g, s->search, beam, err));
+        VPTQ_CHECK(take_search(&g, s->search, beam, err));
     snprintf(g.seed, sizeof g.seed, "%" PRIu64, seed);
     give(&g, "seed", g.seed);
-    VPTQ_TRY(try_values(s, &g, err));
-    st = vptq_settings_defaults(s->encoder, s->preset, g.item, g.count, settings, err);
-out:
-    return st;
+    VPTQ_CHECK(try_values(s, &g, err));
+    return vptq_settings_defaults(s->encoder, s->preset, g.item, g.count, settings, err);
 }

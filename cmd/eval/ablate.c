@@ -64,7 +64,6 @@ static vptq_status take_words(ablate_command *c, vptq_err *err)
 static vptq_status take_options(const vptq_cli *cli, ablate_command *c, vptq_ablate_options *o,
                                 vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     *o = (vptq_ablate_options){
         .model = c->model,
         .tokenizer = c->tokenizer,
@@ -91,14 +90,13 @@ static vptq_status take_options(const vptq_cli *cli, ablate_command *c, vptq_abl
         .force = cli->common.force,
         .dry_run = cli->common.dry_run,
     };
-    VPTQ_TRY(take_words(c, err));
+    VPTQ_CHECK(take_words(c, err));
     snprintf(c->seed, sizeof c->seed, "%" PRIu64, cli->common.seed);
     c->given[0] = (vptq_setting_text){"seed", c->seed};
     if (vptq_cli_calibrate_given(&c->calibrate))
-        VPTQ_TRY(vptq_cli_calibrate_take(&c->calibrate, cli->common.seed, &o->collect.calibrate,
-                                         &o->collect.factor, err));
-out:
-    return st;
+        VPTQ_CHECK(vptq_cli_calibrate_take(&c->calibrate, cli->common.seed,
+                                           &o->collect.calibrate, &o->collect.factor, err));
+    return VPTQ_OK;
 }
 
 static int check_usage(const vptq_cli *cli, const ablate_command *c)

@@ -5,13 +5,11 @@ vptq_status vptq_cli_eval_open(vptq_cli_eval *s, const vptq_cli *cli, const char
                                vptq_err *err)
 {
     vptq_checkpoint_options opt = {.tokenizer = tokenizer, .base = base};
-    vptq_status st = VPTQ_OK;
-    VPTQ_TRY(vptq_device_open(&cli->ctx, cli->common.backend, &s->dev, err));
+    VPTQ_CHECK(vptq_device_open(&cli->ctx, cli->common.backend, &s->dev, err));
     s->has_dev = true;
-    VPTQ_TRY(vptq_model_open(&cli->ctx, path, &opt, need_tokenizer, &s->model, err));
+    VPTQ_CHECK(vptq_model_open(&cli->ctx, path, &opt, need_tokenizer, &s->model, err));
     s->has_model = true;
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 void vptq_cli_eval_close(vptq_cli_eval *s)

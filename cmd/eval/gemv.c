@@ -94,7 +94,6 @@ static vptq_status take_batches(const vptq_cli_strings *words, uint32_t batch[MO
 static vptq_status take_options(const vptq_cli *cli, const gemv_command *c, vptq_arena *arena,
                                 gemv_plan *plan, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     vptq_gemv_options *o = &plan->options;
     *o = (vptq_gemv_options){.batch = plan->batch,
                              .v = c->v,
@@ -104,16 +103,14 @@ static vptq_status take_options(const vptq_cli *cli, const gemv_command *c, vptq
                              .seconds = c->seconds,
                              .seed = cli->common.seed};
     const bool chain = o->cache == VPTQ_GEMV_CHAIN;
-    VPTQ_TRY(take_pairs(&c->shapes, "shape", "INxOUT", 'x', false,
-                        chain ? vptq_gemv_chain_shapes() : vptq_gemv_published_shapes(),
-                        chain ? VPTQ_GEMV_CHAINS : VPTQ_GEMV_SHAPES, arena, &o->shapes,
-                        &o->shape_count, err));
-    VPTQ_TRY(take_pairs(&c->codebooks, "books", "K+KRES or K", '+', true,
-                        vptq_gemv_published_codebooks(), VPTQ_GEMV_CODEBOOKS, arena,
-                        &o->codebooks, &o->codebook_count, err));
-    st = take_batches(&c->batches, plan->batch, &o->batch_count, err);
-out:
-    return st;
+    VPTQ_CHECK(take_pairs(&c->shapes, "shape", "INxOUT", 'x', false,
+                          chain ? vptq_gemv_chain_shapes() : vptq_gemv_published_shapes(),
+                          chain ? VPTQ_GEMV_CHAINS : VPTQ_GEMV_SHAPES, arena, &o->shapes,
+                          &o->shape_count, err));
+    VPTQ_CHECK(take_pairs(&c->codebooks, "books", "K+KRES or K", '+', true,
+                          vptq_gemv_published_codebooks(), VPTQ_GEMV_CODEBOOKS, arena,
+                          &o->codebooks, &o->codebook_count, err));
+    return take_batches(&c->batches, plan->batch, &o->batch_count, err);
 }
 
 /* ---- the table ---- */

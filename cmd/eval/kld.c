@@ -199,22 +199,20 @@ static void print_result(const vptq_cli *cli, const kld_command *c, const vptq_k
 static vptq_status open_models(vptq_cli *cli, const kld_command *c, vptq_cli_eval *s,
                                vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const vptq_checkpoint_options base = {.tokenizer = c->tokenizer};
     const vptq_checkpoint_options model = {.tokenizer = c->tokenizer, .base = c->base};
     const bool text = c->texts.count > 0;
-    VPTQ_TRY(vptq_device_open(&cli->ctx, cli->common.backend, &s->dev, err));
+    VPTQ_CHECK(vptq_device_open(&cli->ctx, cli->common.backend, &s->dev, err));
     s->has_dev = true;
     if (c->model) {
-        VPTQ_TRY(vptq_model_open(&cli->ctx, c->model, &model, text, &s->model, err));
+        VPTQ_CHECK(vptq_model_open(&cli->ctx, c->model, &model, text, &s->model, err));
         s->has_model = true;
     }
     if (c->base) {
-        VPTQ_TRY(vptq_model_open(&cli->ctx, c->base, &base, text, &s->base, err));
+        VPTQ_CHECK(vptq_model_open(&cli->ctx, c->base, &base, text, &s->base, err));
         s->has_base = true;
     }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 /* Whether the option was on the command line. */

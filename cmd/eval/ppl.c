@@ -238,15 +238,13 @@ static void print_result(const vptq_cli *cli, const ppl_command *c, size_t i,
 static vptq_status check_texts(vptq_cli *cli, const ppl_command *c, vptq_cli_eval *s,
                                vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     for (size_t i = 1; i < measurement_count(c) && !cli->common.dry_run; i++) {
         vptq_ppl_options opt = measurement(cli, c, i);
         vptq_ppl_result r;
         opt.dry_run = true;
-        VPTQ_TRY(vptq_eval_ppl(&s->dev, &s->model, &opt, NULL, NULL, NULL, NULL, &r, err));
+        VPTQ_CHECK(vptq_eval_ppl(&s->dev, &s->model, &opt, NULL, NULL, NULL, NULL, &r, err));
     }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 /* Measurement i, and the losses of its tokens to `file` where that is open. */

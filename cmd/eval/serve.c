@@ -228,16 +228,14 @@ static void print_need(const vptq_serve_options *o, const vptq_serve_record *r, 
 
 static vptq_status print_plan(const vptq_cli *cli, const vptq_serve_options *o, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
-    VPTQ_TRY(vptq_serve_check(&cli->ctx, o, NULL, err));
+    VPTQ_CHECK(vptq_serve_check(&cli->ctx, o, NULL, err));
     for (size_t c = 0; c < o->config_count; c++)
         for (size_t m = 0; m < o->model_count; m++) {
             vptq_serve_record r = {.model = &o->models[m], .config = &o->configs[c]};
-            VPTQ_TRY(vptq_serve_need_of(&r.model->model, r.config, o->kv, &r.need, err));
+            VPTQ_CHECK(vptq_serve_need_of(&r.model->model, r.config, o->kv, &r.need, err));
             print_need(o, &r, cli->common.format, c == 0 && m == 0);
         }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 /* ---- the command ---- */
@@ -286,7 +284,6 @@ typedef struct serve_job {
 static vptq_status take_configs(const serve_command *c, serve_job *j, vptq_arena *arena,
                                 vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     size_t count;
     j->o.configs = vptq_serve_named(&count);
     j->o.config_count = count;
@@ -296,17 +293,15 @@ static vptq_status take_configs(const serve_command *c, serve_job *j, vptq_arena
     if (!j->configs)
         return VPTQ_E_NOMEM;
     for (size_t i = 0; i < c->configs.count; i++)
-        VPTQ_TRY(vptq_serve_parse(c->configs.items[i], &j->configs[i], err));
+        VPTQ_CHECK(vptq_serve_parse(c->configs.items[i], &j->configs[i], err));
     j->o.configs = j->configs;
     j->o.config_count = c->configs.count;
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 static vptq_status open_models(const vptq_cli *cli, const serve_command *c, serve_job *j,
                                vptq_arena *arena, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const vptq_checkpoint_options opt = {.tokenizer = c->tokenizer, .base = c->base};
     j->models = vptq_arena_alloc(arena, c->models.count, sizeof *j->models, err);
     j->groups =
@@ -315,14 +310,13 @@ static vptq_status open_models(const vptq_cli *cli, const serve_command *c, serv
         return VPTQ_E_NOMEM;
     for (size_t i = 0; i < c->models.count; i++) {
         const char *path;
-        VPTQ_TRY(split_name(c->models.items[i], j->models[i].name, &path, err));
-        VPTQ_TRY(vptq_serve_model_open(&cli->ctx, path, &opt, &j->models[i], err));
+        VPTQ_CHECK(split_name(c->models.items[i], j->models[i].name, &path, err));
+        VPTQ_CHECK(vptq_serve_model_open(&cli->ctx, path, &opt, &j->models[i], err));
         j->opened++;
     }
     j->o.models = j->models;
     j->o.model_count = c->models.count;
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 static int run_serve(vptq_cli *cli, const serve_command *c)

@@ -233,18 +233,16 @@ static vptq_status read_task(vptq_cli *cli, const tasks_command *c, const char *
 static vptq_status read_tasks(vptq_cli *cli, const tasks_command *c, vptq_cli_eval *s,
                               task *tasks, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const vptq_task_options plan = {.context = c->context, .dry_run = true};
     char delimiter[256];
-    VPTQ_TRY(read_delimiter(c->delimiter, delimiter, sizeof delimiter, err));
+    VPTQ_CHECK(read_delimiter(c->delimiter, delimiter, sizeof delimiter, err));
     for (size_t i = 0; i < c->tasks.count; i++)
-        VPTQ_TRY(read_task(cli, c, c->tasks.items[i], delimiter, &tasks[i], err));
+        VPTQ_CHECK(read_task(cli, c, c->tasks.items[i], delimiter, &tasks[i], err));
     for (size_t i = 0; i < c->tasks.count; i++)
         if (cli->common.dry_run || i > 0)
-            VPTQ_TRY(vptq_eval_task(&s->dev, &s->model, tasks[i].name, &tasks[i].file, &plan,
-                                    NULL, NULL, &tasks[i].result, err));
-out:
-    return st;
+            VPTQ_CHECK(vptq_eval_task(&s->dev, &s->model, tasks[i].name, &tasks[i].file, &plan,
+                                      NULL, NULL, &tasks[i].result, err));
+    return VPTQ_OK;
 }
 
 static vptq_status run_task(vptq_cli *cli, const tasks_command *c, vptq_cli_eval *s, task *k,

@@ -71,13 +71,11 @@ static vptq_status take_str(cursor *c, const char *what, vptq_gguf_str *s, vptq_
 {
     uint64_t len = 0;
     const uint8_t *p = NULL;
-    vptq_status st = VPTQ_OK;
-    VPTQ_TRY(take_u64(c, what, &len, err));
-    VPTQ_TRY(take(c, len, what, &p, err));
+    VPTQ_CHECK(take_u64(c, what, &len, err));
+    VPTQ_CHECK(take(c, len, what, &p, err));
     s->data = (const char *)p;
     s->len = (size_t)len;
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 /* Names go into messages and are compared as C strings. */
@@ -141,13 +139,12 @@ static vptq_status take_type(cursor *c, const vptq_gguf_str *key, vptq_gguf_type
 
 static vptq_status take_value(cursor *c, vptq_arena *arena, vptq_gguf_kv *kv, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     kv->count = 1;
-    VPTQ_TRY(take_type(c, &kv->key, &kv->type, err));
+    VPTQ_CHECK(take_type(c, &kv->key, &kv->type, err));
     kv->is_array = kv->type == VPTQ_GGUF_ARRAY;
     if (kv->is_array) {
-        VPTQ_TRY(take_type(c, &kv->key, &kv->type, err));
-        VPTQ_TRY(take_u64(c, "the length of an array", &kv->count, err));
+        VPTQ_CHECK(take_type(c, &kv->key, &kv->type, err));
+        VPTQ_CHECK(take_u64(c, "the length of an array", &kv->count, err));
         if (kv->type == VPTQ_GGUF_ARRAY)
             return vptq_fail(err, VPTQ_E_UNSUPPORTED,
                              "%s: key '%.*s' is an array of arrays, which is not supported",
@@ -169,37 +166,34 @@ static vptq_status take_value(cursor *c, vptq_arena *arena, vptq_gguf_kv *kv, vp
     if (!str)
         return VPTQ_E_NOMEM;
     for (size_t i = 0; i < kv->count; i++)
-        VPTQ_TRY(take_str(c, "a string value", &str[i], err));
+        VPTQ_CHECK(take_str(c, "a string value", &str[i], err));
     kv->str = str;
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 static vptq_status take_keys(cursor *c, vptq_gguf *g, uint64_t count, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     /* a key takes at least its length field, one byte, its type and one byte of value */
     if (count > MAX_KEYS || count > (c->size - c->at) / 14)
         return vptq_fail(err, VPTQ_E_FORMAT,
                          "%s: header says %" PRIu64 " keys, more than the file can hold",
                          c->path, count);
-    VPTQ_TRY(vptq_strmap_init(&g->keys, g->set.arena.mem, (size_t)count, err));
+    VPTQ_CHECK(vptq_strmap_init(&g->keys, g->set.arena.mem, (size_t)count, err));
     g->kv = vptq_arena_zalloc(&g->set.arena, (size_t)count, sizeof *g->kv, err);
     if (!g->kv)
         return VPTQ_E_NOMEM;
     for (; g->kv_count < count; g->kv_count++) {
         vptq_gguf_kv *kv = &g->kv[g->kv_count];
         bool fresh = true;
-        VPTQ_TRY(take_name(c, "a key", &kv->key, err));
-        VPTQ_TRY(take_value(c, &g->set.arena, kv, err));
-        VPTQ_TRY(vptq_strmap_add(&g->keys, kv->key.data, kv->key.len, (uint32_t)g->kv_count,
-                                 &fresh, err));
+        VPTQ_CHECK(take_name(c, "a key", &kv->key, err));
+        VPTQ_CHECK(take_value(c, &g->set.arena, kv, err));
+        VPTQ_CHECK(vptq_strmap_add(&g->keys, kv->key.data, kv->key.len, (uint32_t)g->kv_count,
+                                   &fresh, err));
         if (!fresh)
             return vptq_fail(err, VPTQ_E_FORMAT, "%s: key '%.*s' is there twice", c->path,
                              (int)kv->key.len, kv->key.data);
     }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 /* ---- tensors ---- */
@@ -268,16 +262,15 @@ static vptq_status tensor_type(const vptq_tensor *t, uint32_t number, vptq_dtype
 /* Dimensions stand innermost first in the file. */
 static vptq_status tensor_shape(cursor *c, vptq_tensor *t, uint64_t *elements, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     size_t total = 1;
-    VPTQ_TRY(take_u32(c, "the rank of a tensor", &t->dims, err));
+    VPTQ_CHECK(take_u32(c, "the rank of a tensor", &t->dims, err));
     if (t->dims > MAX_GGUF_DIMS)
         return vptq_fail(err, VPTQ_E_FORMAT,
                          "%s: tensor '%s' has %" PRIu32 " dimensions, expected at most %d",
                          c->path, t->name, t->dims, MAX_GGUF_DIMS);
     for (uint32_t i = t->dims; i-- > 0;) {
         uint64_t n = 0;
-        VPTQ_TRY(take_u64(c, "a dimension of a tensor", &n, err));
+        VPTQ_CHECK(take_u64(c, "a dimension of a tensor", &n, err));
         if (n == 0 || n > SIZE_MAX || !vptq_size_mul(total, (size_t)n, &total))
             return vptq_fail(err, VPTQ_E_FORMAT,
                              "%s: tensor '%s' has a dimension of %" PRIu64
@@ -286,26 +279,24 @@ static vptq_status tensor_shape(cursor *c, vptq_tensor *t, uint64_t *elements, v
         t->shape[i] = n;
     }
     *elements = total;
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 /* One entry of the tensor list; t->data stays NULL, the offset is in the data section. */
 static vptq_status take_tensor(cursor *c, char name[MAX_NAME + 1], vptq_tensor *t,
                                uint64_t *offset, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     vptq_gguf_str s = {NULL, 0};
     uint32_t number = 0;
     uint64_t elements = 0;
-    VPTQ_TRY(take_name(c, "a tensor's name", &s, err));
+    VPTQ_CHECK(take_name(c, "a tensor's name", &s, err));
     memcpy(name, s.data, s.len);
     name[s.len] = '\0';
     *t = (vptq_tensor){.name = name, .file = c->path, .round_to = VPTQ_F32};
-    VPTQ_TRY(tensor_shape(c, t, &elements, err));
-    VPTQ_TRY(take_u32(c, "the type of a tensor", &number, err));
-    VPTQ_TRY(take_u64(c, "the offset of a tensor", offset, err));
-    VPTQ_TRY(tensor_type(t, number, &t->type, err));
+    VPTQ_CHECK(tensor_shape(c, t, &elements, err));
+    VPTQ_CHECK(take_u32(c, "the type of a tensor", &number, err));
+    VPTQ_CHECK(take_u64(c, "the offset of a tensor", offset, err));
+    VPTQ_CHECK(tensor_type(t, number, &t->type, err));
     uint64_t row = t->dims ? t->shape[t->dims - 1] : 1;
     if (row % vptq_dtype_get(t->type)->block != 0)
         return vptq_fail(err, VPTQ_E_FORMAT,
@@ -316,8 +307,7 @@ static vptq_status take_tensor(cursor *c, char name[MAX_NAME + 1], vptq_tensor *
     if (!vptq_dtype_bytes(t->type, (size_t)elements, &t->bytes))
         return vptq_fail(err, VPTQ_E_FORMAT, "%s: the size of tensor '%s' overflows", c->path,
                          name);
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 static vptq_status alignment_of(const vptq_gguf *g, uint64_t *alignment, vptq_err *err)
@@ -363,8 +353,7 @@ static vptq_status place_tensors(cursor *c, vptq_gguf *g, const uint64_t *offset
                                  vptq_err *err)
 {
     uint64_t alignment = 0;
-    vptq_status st = VPTQ_OK;
-    VPTQ_TRY(alignment_of(g, &alignment, err));
+    VPTQ_CHECK(alignment_of(g, &alignment, err));
     uint64_t start = (c->at + alignment - 1) / alignment * alignment;
     uint64_t room = c->size > start ? c->size - start : 0;
     for (size_t i = 0; i < g->set.count; i++) {
@@ -383,10 +372,8 @@ static vptq_status place_tensors(cursor *c, vptq_gguf *g, const uint64_t *offset
         t->data = c->data + start + offsets[i];
         t->mapped = true;
     }
-    VPTQ_TRY(check_overlap(g, err));
-    st = vptq_tensor_set_finish(&g->set, err);
-out:
-    return st;
+    VPTQ_CHECK(check_overlap(g, err));
+    return vptq_tensor_set_finish(&g->set, err);
 }
 
 static vptq_status take_tensors(cursor *c, vptq_gguf *g, uint64_t count, vptq_err *err)
@@ -417,12 +404,11 @@ out:
 static vptq_status take_header(cursor *c, uint32_t *version, uint64_t *tensors, uint64_t *keys,
                                vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const uint8_t *magic = NULL;
-    VPTQ_TRY(take(c, 4, "the magic", &magic, err));
+    VPTQ_CHECK(take(c, 4, "the magic", &magic, err));
     if (memcmp(magic, "GGUF", 4) != 0)
         return vptq_fail(err, VPTQ_E_FORMAT, "%s: does not begin with \"GGUF\"", c->path);
-    VPTQ_TRY(take_u32(c, "the version", version, err));
+    VPTQ_CHECK(take_u32(c, "the version", version, err));
     if (*version == 0x02000000 || *version == 0x03000000)
         return vptq_fail(err, VPTQ_E_UNSUPPORTED,
                          "%s: is a big-endian GGUF file, only little-endian ones are supported",
@@ -431,10 +417,8 @@ static vptq_status take_header(cursor *c, uint32_t *version, uint64_t *tensors, 
         return vptq_fail(err, VPTQ_E_UNSUPPORTED,
                          "%s: has GGUF version %" PRIu32 ", supported are 2 and 3", c->path,
                          *version);
-    VPTQ_TRY(take_u64(c, "the tensor count", tensors, err));
-    VPTQ_TRY(take_u64(c, "the key count", keys, err));
-out:
-    return st;
+    VPTQ_CHECK(take_u64(c, "the tensor count", tensors, err));
+    return take_u64(c, "the key count", keys, err);
 }
 
 vptq_status vptq_gguf_open(const char *path, vptq_mem *mem, vptq_gguf *g, vptq_err *err)

@@ -60,10 +60,9 @@ static vptq_status take_count(cursor *c, const char *what, int32_t least, size_t
 
 static vptq_status take_legacy(cursor *c, vptq_imatrix *im, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     vptq_imatrix_entry e = {.name = NULL};
     uint32_t len = 0, calls = 0;
-    VPTQ_TRY(take_count(c, "bytes of a name", 1, 1, &len, err));
+    VPTQ_CHECK(take_count(c, "bytes of a name", 1, 1, &len, err));
     if (len > NAME_BYTES_MAX || memchr(c->at, 0, len))
         return vptq_fail(err, VPTQ_E_FORMAT, "%s: entry %zu has no usable name", c->path,
                          im->count + 1);
@@ -72,8 +71,8 @@ static vptq_status take_legacy(cursor *c, vptq_imatrix *im, vptq_err *err)
         return VPTQ_E_NOMEM;
     c->at += len;
     c->left -= len;
-    VPTQ_TRY(take_count(c, "calls", 0, 0, &calls, err));
-    VPTQ_TRY(take_count(c, "values", 1, 4, &e.n, err));
+    VPTQ_CHECK(take_count(c, "calls", 0, 0, &calls, err));
+    VPTQ_CHECK(take_count(c, "values", 1, 4, &e.n, err));
     float *mean = vptq_arena_alloc(&im->arena, e.n, sizeof *mean, err);
     if (!mean)
         return VPTQ_E_NOMEM;
@@ -83,9 +82,7 @@ static vptq_status take_legacy(cursor *c, vptq_imatrix *im, vptq_err *err)
     for (uint32_t i = 0; calls && i < e.n; i++)
         mean[i] = (float)((double)mean[i] / calls);
     e.mean_square = mean;
-    st = add_entry(im, c->path, &e, err);
-out:
-    return st;
+    return add_entry(im, c->path, &e, err);
 }
 
 static vptq_status read_legacy(const char *path, vptq_mem *mem, vptq_imatrix *im, vptq_err *err)
@@ -143,7 +140,6 @@ static vptq_status mean_of(vptq_imatrix *im, const vptq_tensor *sum, double toke
 static vptq_status take_sums(const vptq_gguf *g, const vptq_tensor *sum2, vptq_imatrix *im,
                              vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const size_t len = strlen(sum2->name) - (sizeof sum2_end - 1);
     const vptq_tensor *counts, *sum;
     vptq_imatrix_entry e = {.n = (uint32_t)vptq_tensor_cols(sum2)};
@@ -156,21 +152,19 @@ static vptq_status take_sums(const vptq_gguf *g, const vptq_tensor *sum2, vptq_i
     e.name = vptq_arena_strndup(&im->arena, sum2->name, len, err);
     if (!e.name)
         return VPTQ_E_NOMEM;
-    VPTQ_TRY(find_part(g, &e, ".counts", 1, &counts, err));
-    VPTQ_TRY(find_part(g, &e, ".in_sum", e.n, &sum, err));
+    VPTQ_CHECK(find_part(g, &e, ".counts", 1, &counts, err));
+    VPTQ_CHECK(find_part(g, &e, ".in_sum", e.n, &sum, err));
     if (counts)
-        VPTQ_TRY(vptq_tensor_read(counts, 0, 1, &tokens, err));
+        VPTQ_CHECK(vptq_tensor_read(counts, 0, 1, &tokens, err));
     if (!(tokens >= 1 && tokens < 0x1p53F))
         return vptq_fail(err, VPTQ_E_FORMAT,
                          "%s: tensor '%s.counts' is missing or no number of tokens", g->path,
                          e.name);
     e.tokens = (uint64_t)lround((double)tokens);
-    VPTQ_TRY(mean_of(im, sum2, (double)tokens, &e.mean_square, err));
+    VPTQ_CHECK(mean_of(im, sum2, (double)tokens, &e.mean_square, err));
     if (sum)
-        VPTQ_TRY(mean_of(im, sum, (double)tokens, &e.mean, err));
-    st = add_entry(im, g->path, &e, err);
-out:
-    return st;
+        VPTQ_CHECK(mean_of(im, sum, (double)tokens, &e.mean, err));
+    return add_entry(im, g->path, &e, err);
 }
 
 static vptq_status read_gguf(const char *path, vptq_mem *mem, vptq_imatrix *im, vptq_err *err)

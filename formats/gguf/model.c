@@ -82,24 +82,22 @@ static vptq_status refuse_others(const reader *r, vptq_err *err)
         "expert_count",           "attention.scale", "logit_scale",
         "residual_scale",         "embedding_scale", "attn_logit_softcapping",
         "final_logit_softcapping"};
-    vptq_status st = VPTQ_OK;
     uint64_t parts = 0;
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
         double x = 0;
-        VPTQ_TRY(f64_or(r, keys[i], 0, &x, err));
+        VPTQ_CHECK(f64_or(r, keys[i], 0, &x, err));
         if (x != 0)
             return vptq_fail(err, VPTQ_E_UNSUPPORTED,
                              "%s: key '%s.%s' is %g, a model of that kind is not supported",
                              r->g->path, r->arch, keys[i], x);
     }
-    VPTQ_TRY(vptq_gguf_u64_or(r->g, "split.count", 0, &parts, err));
+    VPTQ_CHECK(vptq_gguf_u64_or(r->g, "split.count", 0, &parts, err));
     if (parts > 1)
         return vptq_fail(err, VPTQ_E_UNSUPPORTED,
                          "%s: is one of %" PRIu64 " parts of a split model, which are not "
                          "supported; join them into one file first",
                          r->g->path, parts);
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 /* The embedding knows; a file without tensors has the key or the token list. */
@@ -129,34 +127,31 @@ static vptq_status read_window(const reader *r, vptq_model_desc *d, vptq_err *er
 
 static vptq_status read_sizes(const reader *r, vptq_model_desc *d, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     double eps = 0;
     uint32_t value_dim = 0;
-    VPTQ_TRY(u32_need(r, "block_count", &d->layers, err));
-    VPTQ_TRY(u32_need(r, "embedding_length", &d->hidden, err));
-    VPTQ_TRY(u32_need(r, "feed_forward_length", &d->intermediate, err));
-    VPTQ_TRY(u32_need(r, "attention.head_count", &d->heads, err));
-    VPTQ_TRY(u32_need(r, "context_length", &d->context, err));
-    VPTQ_TRY(u32_or(r, "attention.head_count_kv", d->heads, &d->kv_heads, err));
+    VPTQ_CHECK(u32_need(r, "block_count", &d->layers, err));
+    VPTQ_CHECK(u32_need(r, "embedding_length", &d->hidden, err));
+    VPTQ_CHECK(u32_need(r, "feed_forward_length", &d->intermediate, err));
+    VPTQ_CHECK(u32_need(r, "attention.head_count", &d->heads, err));
+    VPTQ_CHECK(u32_need(r, "context_length", &d->context, err));
+    VPTQ_CHECK(u32_or(r, "attention.head_count_kv", d->heads, &d->kv_heads, err));
     uint32_t head_dim = d->heads ? d->hidden / d->heads : 0;
-    VPTQ_TRY(u32_or(r, "attention.key_length", head_dim, &d->head_dim, err));
-    VPTQ_TRY(u32_or(r, "attention.value_length", d->head_dim, &value_dim, err));
+    VPTQ_CHECK(u32_or(r, "attention.key_length", head_dim, &d->head_dim, err));
+    VPTQ_CHECK(u32_or(r, "attention.value_length", d->head_dim, &value_dim, err));
     if (value_dim != d->head_dim)
         return vptq_fail(err, VPTQ_E_UNSUPPORTED,
                          "%s: heads have %" PRIu32 " values for keys and %" PRIu32
                          " for values, only equal sizes are supported",
                          r->g->path, d->head_dim, value_dim);
-    VPTQ_TRY(read_window(r, d, err));
-    VPTQ_TRY(f64_or(r, "attention.layer_norm_rms_epsilon", 0, &eps, err));
+    VPTQ_CHECK(read_window(r, d, err));
+    VPTQ_CHECK(f64_or(r, "attention.layer_norm_rms_epsilon", 0, &eps, err));
     if (!(eps > 0 && eps < 1))
         return vptq_fail(err, VPTQ_E_FORMAT,
                          "%s: key '%s.attention.layer_norm_rms_epsilon' is missing or not "
                          "between 0 and 1",
                          r->g->path, r->arch);
     d->norm_eps = (float)eps;
-    st = read_vocab_size(r, d, err);
-out:
-    return st;
+    return read_vocab_size(r, d, err);
 }
 
 /* ---- rotary positions ---- */
@@ -234,14 +229,13 @@ static bool is_text(const vptq_gguf_str *s, const char *text)
 
 static vptq_status read_scaling(const reader *r, vptq_model_desc *d, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     char key[KEY_MAX];
     vptq_gguf_str type;
     double factor = 0, legacy = 0, attention = 1;
     full_key(r, "rope.scaling.type", key);
-    VPTQ_TRY(vptq_gguf_str_or(r->g, key, &type, err));
-    VPTQ_TRY(f64_or(r, "rope.scale_linear", 0, &legacy, err));
-    VPTQ_TRY(f64_or(r, "rope.scaling.factor", legacy, &factor, err));
+    VPTQ_CHECK(vptq_gguf_str_or(r->g, key, &type, err));
+    VPTQ_CHECK(f64_or(r, "rope.scale_linear", 0, &legacy, err));
+    VPTQ_CHECK(f64_or(r, "rope.scaling.factor", legacy, &factor, err));
     bool linear = type.data ? is_text(&type, "linear") : factor != 0;
     bool yarn = type.data && is_text(&type, "yarn");
     if (type.data && !linear && !yarn && !is_text(&type, "none"))
@@ -257,37 +251,33 @@ static vptq_status read_scaling(const reader *r, vptq_model_desc *d, vptq_err *e
     d->rope_factor = factor;
     if (!yarn)
         return VPTQ_OK;
-    VPTQ_TRY(f64_or(r, "rope.scaling.yarn_beta_slow", 1, &d->rope_low, err));
-    VPTQ_TRY(f64_or(r, "rope.scaling.yarn_beta_fast", 32, &d->rope_high, err));
-    VPTQ_TRY(f64_or(r, "rope.scaling.yarn_attn_factor", 1, &attention, err));
+    VPTQ_CHECK(f64_or(r, "rope.scaling.yarn_beta_slow", 1, &d->rope_low, err));
+    VPTQ_CHECK(f64_or(r, "rope.scaling.yarn_beta_fast", 32, &d->rope_high, err));
+    VPTQ_CHECK(f64_or(r, "rope.scaling.yarn_attn_factor", 1, &attention, err));
     d->rope_attention_factor = attention * vptq_rope_yarn_attention(factor, 1);
     if (!d->rope_original_context)
         d->rope_original_context = d->context;
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 static vptq_status read_rope(const reader *r, vptq_model_desc *d, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     uint32_t rotated = 0;
     d->rope_factor = d->rope_attention_factor = 1;
-    VPTQ_TRY(u32_or(r, "rope.dimension_count", d->head_dim, &rotated, err));
+    VPTQ_CHECK(u32_or(r, "rope.dimension_count", d->head_dim, &rotated, err));
     if (rotated != d->head_dim)
         return vptq_fail(err, VPTQ_E_UNSUPPORTED,
                          "%s: rotary positions turn %" PRIu32 " of the %" PRIu32
                          " values of a head, only all are supported",
                          r->g->path, rotated, d->head_dim);
-    VPTQ_TRY(f64_or(r, "rope.freq_base", 10000, &d->rope_theta, err));
+    VPTQ_CHECK(f64_or(r, "rope.freq_base", 10000, &d->rope_theta, err));
     if (!(d->rope_theta > 0) || isinf(d->rope_theta))
         return vptq_fail(err, VPTQ_E_FORMAT, "%s: key '%s.rope.freq_base' is %g", r->g->path,
                          r->arch, d->rope_theta);
-    VPTQ_TRY(
+    VPTQ_CHECK(
         u32_or(r, "rope.scaling.original_context_length", 0, &d->rope_original_context, err));
-    VPTQ_TRY(read_scaling(r, d, err));
-    st = read_rope_freqs(r, d, err);
-out:
-    return st;
+    VPTQ_CHECK(read_scaling(r, d, err));
+    return read_rope_freqs(r, d, err);
 }
 
 /* ---- the description ---- */
@@ -313,23 +303,20 @@ static bool has(const vptq_gguf *g, const char *name)
 
 vptq_status vptq_gguf_desc(const vptq_gguf *g, vptq_model_desc *desc, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     reader r = {g, NULL};
     *desc = (vptq_model_desc){0};
-    VPTQ_TRY(find_family(g, &desc->family, err));
+    VPTQ_CHECK(find_family(g, &desc->family, err));
     r.arch = desc->family->gguf_arch;
-    VPTQ_TRY(refuse_others(&r, err));
-    VPTQ_TRY(read_sizes(&r, desc, err));
-    VPTQ_TRY(read_rope(&r, desc, err));
+    VPTQ_CHECK(refuse_others(&r, err));
+    VPTQ_CHECK(read_sizes(&r, desc, err));
+    VPTQ_CHECK(read_rope(&r, desc, err));
     desc->tied = !has(g, "output.weight");
     desc->qkv_bias = has(g, "blk.0.attn_q.bias");
     desc->o_bias = has(g, "blk.0.attn_output.bias");
     desc->mlp_bias = has(g, "blk.0.ffn_up.bias");
-    VPTQ_TRY(vptq_model_desc_check(desc, g->path, err));
-    VPTQ_TRY(read_token(g, "tokenizer.ggml.bos_token_id", desc, &desc->bos, err));
-    VPTQ_TRY(read_token(g, "tokenizer.ggml.eos_token_id", desc, &desc->eos, err));
-out:
-    return st;
+    VPTQ_CHECK(vptq_model_desc_check(desc, g->path, err));
+    VPTQ_CHECK(read_token(g, "tokenizer.ggml.bos_token_id", desc, &desc->bos, err));
+    return read_token(g, "tokenizer.ggml.eos_token_id", desc, &desc->eos, err);
 }
 
 /* ---- names ---- */
@@ -437,7 +424,6 @@ static uint32_t permuted_heads(const vptq_model_desc *d, const char *name)
 vptq_status vptq_gguf_hf_tensors(const vptq_gguf *g, const vptq_model_desc *desc,
                                  vptq_tensor_set *set, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     for (size_t i = 0; i < g->set.count; i++) {
         vptq_tensor t = g->set.tensors[i];
         char name[VPTQ_NAME_MAX];
@@ -457,9 +443,7 @@ vptq_status vptq_gguf_hf_tensors(const vptq_gguf *g, const vptq_model_desc *desc
                              " heads of %" PRIu32,
                              g->path, t.name, permuted, t.rope_heads, desc->head_dim);
         t.name = name;
-        VPTQ_TRY(vptq_tensor_set_add(set, &t, err));
+        VPTQ_CHECK(vptq_tensor_set_add(set, &t, err));
     }
-    st = vptq_tensor_set_finish(set, err);
-out:
-    return st;
+    return vptq_tensor_set_finish(set, err);
 }

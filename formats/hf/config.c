@@ -62,44 +62,39 @@ static vptq_status find_family(source s, const vptq_family **out, vptq_err *err)
 
 static vptq_status parse_sizes(source s, vptq_model_desc *d, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     double eps;
-    VPTQ_TRY(get_u32(s, "hidden_size", &d->hidden, err));
-    VPTQ_TRY(get_u32(s, "intermediate_size", &d->intermediate, err));
-    VPTQ_TRY(get_u32(s, "num_hidden_layers", &d->layers, err));
-    VPTQ_TRY(get_u32(s, "num_attention_heads", &d->heads, err));
-    VPTQ_TRY(get_u32(s, "vocab_size", &d->vocab, err));
-    VPTQ_TRY(get_u32_or(s, "num_key_value_heads", d->heads, &d->kv_heads, err));
-    VPTQ_TRY(get_u32_or(s, "max_position_embeddings", DEFAULT_CONTEXT, &d->context, err));
+    VPTQ_CHECK(get_u32(s, "hidden_size", &d->hidden, err));
+    VPTQ_CHECK(get_u32(s, "intermediate_size", &d->intermediate, err));
+    VPTQ_CHECK(get_u32(s, "num_hidden_layers", &d->layers, err));
+    VPTQ_CHECK(get_u32(s, "num_attention_heads", &d->heads, err));
+    VPTQ_CHECK(get_u32(s, "vocab_size", &d->vocab, err));
+    VPTQ_CHECK(get_u32_or(s, "num_key_value_heads", d->heads, &d->kv_heads, err));
+    VPTQ_CHECK(get_u32_or(s, "max_position_embeddings", DEFAULT_CONTEXT, &d->context, err));
     uint32_t head_dim = d->family->head_dim;
     if (!head_dim && d->heads)
         head_dim = d->hidden / d->heads;
-    VPTQ_TRY(get_u32_or(s, "head_dim", head_dim, &d->head_dim, err));
-    VPTQ_TRY(vptq_json_f64_or(s.obj, s.name, "rms_norm_eps", DEFAULT_EPS, &eps, err));
+    VPTQ_CHECK(get_u32_or(s, "head_dim", head_dim, &d->head_dim, err));
+    VPTQ_CHECK(vptq_json_f64_or(s.obj, s.name, "rms_norm_eps", DEFAULT_EPS, &eps, err));
     d->norm_eps = (float)eps;
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 static vptq_status parse_switches(source s, vptq_model_desc *d, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const char *activation;
     bool attention_bias;
-    VPTQ_TRY(vptq_json_str_or(s.obj, s.name, "hidden_act", "silu", &activation, err));
+    VPTQ_CHECK(vptq_json_str_or(s.obj, s.name, "hidden_act", "silu", &activation, err));
     if (strcmp(activation, "silu") != 0)
         return vptq_fail(err, VPTQ_E_UNSUPPORTED,
                          "%s: 'hidden_act' is '%.100s', only 'silu' is supported", s.name,
                          activation);
-    VPTQ_TRY(vptq_json_bool_or(s.obj, s.name, "tie_word_embeddings", false, &d->tied, err));
-    VPTQ_TRY(vptq_json_bool_or(s.obj, s.name, "attention_bias", false, &attention_bias, err));
+    VPTQ_CHECK(vptq_json_bool_or(s.obj, s.name, "tie_word_embeddings", false, &d->tied, err));
+    VPTQ_CHECK(vptq_json_bool_or(s.obj, s.name, "attention_bias", false, &attention_bias, err));
     /* Families with biases of their own on q, k, v have none on o and do not look at the key.
      */
     d->qkv_bias = d->family->qkv_bias || attention_bias;
     d->o_bias = !d->family->qkv_bias && attention_bias;
-    VPTQ_TRY(vptq_json_bool_or(s.obj, s.name, "mlp_bias", false, &d->mlp_bias, err));
-out:
-    return st;
+    return vptq_json_bool_or(s.obj, s.name, "mlp_bias", false, &d->mlp_bias, err);
 }
 
 /* `layer_types` must say what window and window_from can: full attention in the first layers,
@@ -137,25 +132,23 @@ static vptq_status check_layer_types(source s, vptq_model_desc *d, vptq_err *err
  * with use_sliding_window, from layer max_window_layers. */
 static vptq_status parse_window(source s, vptq_model_desc *d, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     bool slides = d->family->sliding_by_default;
     uint32_t fallback =
         slides && !json_object_get(s.obj, "sliding_window") ? DEFAULT_WINDOW : 0;
     if (!slides)
-        VPTQ_TRY(vptq_json_bool_or(s.obj, s.name, "use_sliding_window", false, &slides, err));
+        VPTQ_CHECK(vptq_json_bool_or(s.obj, s.name, "use_sliding_window", false, &slides, err));
     if (!slides)
         return VPTQ_OK;
-    VPTQ_TRY(get_u32_or(s, "sliding_window", fallback, &d->window, err));
+    VPTQ_CHECK(get_u32_or(s, "sliding_window", fallback, &d->window, err));
     if (!d->family->sliding_by_default && d->window) {
-        VPTQ_TRY(get_u32_or(s, "max_window_layers", 28, &d->window_from, err));
-        VPTQ_TRY(check_layer_types(s, d, err));
+        VPTQ_CHECK(get_u32_or(s, "max_window_layers", 28, &d->window_from, err));
+        VPTQ_CHECK(check_layer_types(s, d, err));
     }
     if (d->window_from >= d->layers)
         d->window = 0;
     if (!d->window)
         d->window_from = 0;
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 /* A number of a rope_scaling object; `needed` = an error when it is missing. */
@@ -170,39 +163,32 @@ static vptq_status rope_number(source s, const char *key, bool needed, double fa
 
 static vptq_status parse_llama3(source s, vptq_model_desc *d, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     d->rope_scaling = VPTQ_ROPE_LLAMA3;
-    VPTQ_TRY(rope_number(s, "low_freq_factor", true, 0, &d->rope_low, err));
-    VPTQ_TRY(rope_number(s, "high_freq_factor", true, 0, &d->rope_high, err));
-    VPTQ_TRY(get_u32(s, "original_max_position_embeddings", &d->rope_original_context, err));
-out:
-    return st;
+    VPTQ_CHECK(rope_number(s, "low_freq_factor", true, 0, &d->rope_low, err));
+    VPTQ_CHECK(rope_number(s, "high_freq_factor", true, 0, &d->rope_high, err));
+    return get_u32(s, "original_max_position_embeddings", &d->rope_original_context, err);
 }
 
 static vptq_status parse_yarn(source s, vptq_model_desc *d, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     double mscale, all;
     bool truncate;
     d->rope_scaling = VPTQ_ROPE_YARN;
-    VPTQ_TRY(rope_number(s, "beta_slow", false, 1, &d->rope_low, err));
-    VPTQ_TRY(rope_number(s, "beta_fast", false, 32, &d->rope_high, err));
-    VPTQ_TRY(get_u32_or(s, "original_max_position_embeddings", d->context,
-                        &d->rope_original_context, err));
-    VPTQ_TRY(vptq_json_bool_or(s.obj, s.name, "truncate", true, &truncate, err));
+    VPTQ_CHECK(rope_number(s, "beta_slow", false, 1, &d->rope_low, err));
+    VPTQ_CHECK(rope_number(s, "beta_fast", false, 32, &d->rope_high, err));
+    VPTQ_CHECK(get_u32_or(s, "original_max_position_embeddings", d->context,
+                          &d->rope_original_context, err));
+    VPTQ_CHECK(vptq_json_bool_or(s.obj, s.name, "truncate", true, &truncate, err));
     if (!truncate)
         return vptq_fail(err, VPTQ_E_UNSUPPORTED,
                          "%s: YaRN scaling with 'truncate' false is not supported", s.name);
-    VPTQ_TRY(rope_number(s, "mscale", false, 0, &mscale, err));
-    VPTQ_TRY(rope_number(s, "mscale_all_dim", false, 0, &all, err));
+    VPTQ_CHECK(rope_number(s, "mscale", false, 0, &mscale, err));
+    VPTQ_CHECK(rope_number(s, "mscale_all_dim", false, 0, &all, err));
     double attention = vptq_rope_yarn_attention(d->rope_factor, 1);
     if (mscale != 0 && all != 0)
         attention = vptq_rope_yarn_attention(d->rope_factor, mscale) /
                     vptq_rope_yarn_attention(d->rope_factor, all);
-    VPTQ_TRY(
-        rope_number(s, "attention_factor", false, attention, &d->rope_attention_factor, err));
-out:
-    return st;
+    return rope_number(s, "attention_factor", false, attention, &d->rope_attention_factor, err);
 }
 
 static vptq_status parse_scaling(source s, vptq_model_desc *d, vptq_err *err)
@@ -252,24 +238,23 @@ static vptq_status check_whole_rotation(source s, vptq_err *err)
 /* `rope_parameters` (theta and scaling in one object) or `rope_theta` with `rope_scaling`. */
 static vptq_status parse_rope(source s, vptq_model_desc *d, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const json_t *parameters, *scaling;
     d->rope_factor = d->rope_attention_factor = 1;
-    VPTQ_TRY(vptq_json_f64_or(s.obj, s.name, "rope_theta", DEFAULT_THETA, &d->rope_theta, err));
-    VPTQ_TRY(check_whole_rotation(s, err));
-    VPTQ_TRY(get_object(s, "rope_parameters", &parameters, err));
-    VPTQ_TRY(get_object(s, "rope_scaling", &scaling, err));
+    VPTQ_CHECK(
+        vptq_json_f64_or(s.obj, s.name, "rope_theta", DEFAULT_THETA, &d->rope_theta, err));
+    VPTQ_CHECK(check_whole_rotation(s, err));
+    VPTQ_CHECK(get_object(s, "rope_parameters", &parameters, err));
+    VPTQ_CHECK(get_object(s, "rope_scaling", &scaling, err));
     if (parameters) {
         source p = {parameters, s.name};
-        VPTQ_TRY(
+        VPTQ_CHECK(
             vptq_json_f64_or(p.obj, p.name, "rope_theta", d->rope_theta, &d->rope_theta, err));
-        VPTQ_TRY(check_whole_rotation(p, err));
+        VPTQ_CHECK(check_whole_rotation(p, err));
         scaling = parameters;
     }
     if (scaling)
-        VPTQ_TRY(parse_scaling((source){scaling, s.name}, d, err));
-out:
-    return st;
+        VPTQ_CHECK(parse_scaling((source){scaling, s.name}, d, err));
+    return VPTQ_OK;
 }
 
 /* A token id, the first of a list of ids, or -1. */
@@ -291,27 +276,25 @@ static vptq_status parse_token(source s, const char *key, int32_t *out, vptq_err
 vptq_status vptq_hf_config_parse(const json_t *config, const char *name, vptq_model_desc *desc,
                                  vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     source s = {config, name};
     const json_t *nested;
     vptq_model_desc d = {0};
     if (!json_is_object(config))
         return vptq_fail(err, VPTQ_E_FORMAT, "%s: the configuration is not a JSON object",
                          name);
-    VPTQ_TRY(get_object(s, "text_config", &nested, err));
+    VPTQ_CHECK(get_object(s, "text_config", &nested, err));
     if (nested)
         s.obj = nested;
-    VPTQ_TRY(find_family(s, &d.family, err));
-    VPTQ_TRY(parse_sizes(s, &d, err));
-    VPTQ_TRY(parse_switches(s, &d, err));
-    VPTQ_TRY(parse_window(s, &d, err));
-    VPTQ_TRY(parse_rope(s, &d, err));
-    VPTQ_TRY(parse_token(s, "bos_token_id", &d.bos, err));
-    VPTQ_TRY(parse_token(s, "eos_token_id", &d.eos, err));
-    VPTQ_TRY(vptq_model_desc_check(&d, name, err));
+    VPTQ_CHECK(find_family(s, &d.family, err));
+    VPTQ_CHECK(parse_sizes(s, &d, err));
+    VPTQ_CHECK(parse_switches(s, &d, err));
+    VPTQ_CHECK(parse_window(s, &d, err));
+    VPTQ_CHECK(parse_rope(s, &d, err));
+    VPTQ_CHECK(parse_token(s, "bos_token_id", &d.bos, err));
+    VPTQ_CHECK(parse_token(s, "eos_token_id", &d.eos, err));
+    VPTQ_CHECK(vptq_model_desc_check(&d, name, err));
     *desc = d;
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 /* json_pack takes over what it is given with "o", also when it fails. */

@@ -341,19 +341,16 @@ static vptq_status read_all_files(const char *dir, vptq_tensor_set *set, vptq_er
 {
     char **names = NULL;
     size_t count = 0, found = 0;
-    vptq_status st = VPTQ_OK;
-    VPTQ_TRY(vptq_dir_list(dir, &set->arena, &names, &count, err));
+    VPTQ_CHECK(vptq_dir_list(dir, &set->arena, &names, &count, err));
     for (size_t i = 0; i < count; i++)
         if (has_suffix(names[i], ".safetensors")) {
-            VPTQ_TRY(read_shard(dir, names[i], set, err));
+            VPTQ_CHECK(read_shard(dir, names[i], set, err));
             found++;
         }
     if (!found)
-        VPTQ_TRY(
+        VPTQ_CHECK(
             vptq_fail(err, VPTQ_E_FORMAT, "%s: there is no *.safetensors file in it", dir));
-    VPTQ_TRY(vptq_tensor_set_finish(set, err));
-out:
-    return st;
+    return vptq_tensor_set_finish(set, err);
 }
 
 vptq_status vptq_safetensors_read_dir(const char *dir, vptq_tensor_set *set, vptq_err *err)

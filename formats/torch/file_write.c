@@ -74,45 +74,39 @@ static vptq_status add_numbers(vptq_buf *b, const uint64_t *x, uint32_t n, vptq_
 
 static vptq_status add_tensor(vptq_buf *b, const vptq_tensor *t, size_t key, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     char name[24];
     uint64_t stride[VPTQ_MAX_DIMS], step = 1;
     for (uint32_t d = t->dims; d-- > 0; step *= t->shape[d])
         stride[d] = step;
     snprintf(name, sizeof name, "%zu", key);
-    VPTQ_TRY(vptq_buf_printf(b, err, "ctorch._utils\n_rebuild_tensor_v2\n(("));
-    VPTQ_TRY(add_text(b, "storage", err));
-    VPTQ_TRY(vptq_buf_printf(b, err, "ctorch\n%sStorage\n", storage_name(t->type)));
-    VPTQ_TRY(add_text(b, name, err));
-    VPTQ_TRY(add_text(b, "cpu", err));
-    VPTQ_TRY(add_int(b, (int64_t)elements_of(t), err));
-    VPTQ_TRY(vptq_buf_add(b, "tQ", 2, err));
-    VPTQ_TRY(add_int(b, 0, err));
-    VPTQ_TRY(add_numbers(b, t->shape, t->dims, err));
-    VPTQ_TRY(add_numbers(b, stride, t->dims, err));
-    VPTQ_TRY(vptq_buf_add(b, "\x89", 1, err)); /* False: no gradient wanted */
-    VPTQ_TRY(vptq_buf_printf(b, err, "ccollections\nOrderedDict\n)RtR"));
-out:
-    return st;
+    VPTQ_CHECK(vptq_buf_printf(b, err, "ctorch._utils\n_rebuild_tensor_v2\n(("));
+    VPTQ_CHECK(add_text(b, "storage", err));
+    VPTQ_CHECK(vptq_buf_printf(b, err, "ctorch\n%sStorage\n", storage_name(t->type)));
+    VPTQ_CHECK(add_text(b, name, err));
+    VPTQ_CHECK(add_text(b, "cpu", err));
+    VPTQ_CHECK(add_int(b, (int64_t)elements_of(t), err));
+    VPTQ_CHECK(vptq_buf_add(b, "tQ", 2, err));
+    VPTQ_CHECK(add_int(b, 0, err));
+    VPTQ_CHECK(add_numbers(b, t->shape, t->dims, err));
+    VPTQ_CHECK(add_numbers(b, stride, t->dims, err));
+    VPTQ_CHECK(vptq_buf_add(b, "\x89", 1, err)); /* False: no gradient wanted */
+    return vptq_buf_printf(b, err, "ccollections\nOrderedDict\n)RtR");
 }
 
 static vptq_status make_pickle(const vptq_torch_item *items, size_t count, vptq_buf *b,
                                vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
-    VPTQ_TRY(vptq_buf_add(b, "\x80\x02}(", 4, err));
+    VPTQ_CHECK(vptq_buf_add(b, "\x80\x02}(", 4, err));
     for (size_t i = 0; i < count; i++) {
-        VPTQ_TRY(add_text(b, items[i].name, err));
+        VPTQ_CHECK(add_text(b, items[i].name, err));
         if (items[i].kind == VPTQ_TORCH_TENSOR)
-            VPTQ_TRY(add_tensor(b, &items[i].tensor, i, err));
+            VPTQ_CHECK(add_tensor(b, &items[i].tensor, i, err));
         else if (items[i].kind == VPTQ_TORCH_INT)
-            VPTQ_TRY(add_int(b, items[i].i, err));
+            VPTQ_CHECK(add_int(b, items[i].i, err));
         else
-            VPTQ_TRY(add_float(b, items[i].f, err));
+            VPTQ_CHECK(add_float(b, items[i].f, err));
     }
-    VPTQ_TRY(vptq_buf_add(b, "u.", 2, err));
-out:
-    return st;
+    return vptq_buf_add(b, "u.", 2, err);
 }
 
 static vptq_status check_items(const char *path, const vptq_torch_item *items, size_t count,

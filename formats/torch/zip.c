@@ -260,7 +260,6 @@ vptq_status vptq_zip_write(vptq_zip_writer *w, const char *name, const void *dat
                            vptq_err *err)
 {
     enum { LOCAL64 = 20, CENTRAL64 = 28 };
-    vptq_status st = VPTQ_OK;
     const uint64_t at = w->file.written;
     const size_t len = strlen(name);
     const uint32_t crc = vptq_crc32_of(&w->crc, data, n);
@@ -278,10 +277,10 @@ vptq_status vptq_zip_write(vptq_zip_writer *w, const char *name, const void *dat
     vptq_put_le(extra + 12, n, 8);
     vptq_put_le(extra + LOCAL64, PADDING_EXTRA, 2);
     vptq_put_le(extra + LOCAL64 + 2, pad, 2);
-    VPTQ_TRY(vptq_file_write(&w->file, local, sizeof local, err));
-    VPTQ_TRY(vptq_file_write(&w->file, name, len, err));
-    VPTQ_TRY(vptq_file_write(&w->file, extra, LOCAL64 + 4 + pad, err));
-    VPTQ_TRY(vptq_file_write(&w->file, data, n, err));
+    VPTQ_CHECK(vptq_file_write(&w->file, local, sizeof local, err));
+    VPTQ_CHECK(vptq_file_write(&w->file, name, len, err));
+    VPTQ_CHECK(vptq_file_write(&w->file, extra, LOCAL64 + 4 + pad, err));
+    VPTQ_CHECK(vptq_file_write(&w->file, data, n, err));
 
     vptq_put_le(record, central_magic, 4);
     vptq_put_le(record + 4, 45, 2);
@@ -294,17 +293,15 @@ vptq_status vptq_zip_write(vptq_zip_writer *w, const char *name, const void *dat
     vptq_put_le(wide + 4, n, 8);
     vptq_put_le(wide + 12, n, 8);
     vptq_put_le(wide + 20, at, 8);
-    VPTQ_TRY(vptq_buf_add(&w->directory, record, sizeof record, err));
-    VPTQ_TRY(vptq_buf_add(&w->directory, name, len, err));
-    VPTQ_TRY(vptq_buf_add(&w->directory, wide, sizeof wide, err));
+    VPTQ_CHECK(vptq_buf_add(&w->directory, record, sizeof record, err));
+    VPTQ_CHECK(vptq_buf_add(&w->directory, name, len, err));
+    VPTQ_CHECK(vptq_buf_add(&w->directory, wide, sizeof wide, err));
     w->count++;
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 vptq_status vptq_zip_writer_commit(vptq_zip_writer *w, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const uint64_t at = w->file.written, end64 = at + w->directory.len;
     uint8_t tail[END64_BYTES + LOCATOR_BYTES + END_BYTES] = {0};
     uint8_t *locator = tail + END64_BYTES, *end = locator + LOCATOR_BYTES;
@@ -325,11 +322,9 @@ vptq_status vptq_zip_writer_commit(vptq_zip_writer *w, vptq_err *err)
     vptq_put_le(end + 10, UINT16_MAX, 2);
     vptq_put_le(end + 12, UINT32_MAX, 4);
     vptq_put_le(end + 16, UINT32_MAX, 4);
-    VPTQ_TRY(vptq_file_write(&w->file, w->directory.data, w->directory.len, err));
-    VPTQ_TRY(vptq_file_write(&w->file, tail, sizeof tail, err));
-    VPTQ_TRY(vptq_file_writer_commit(&w->file, err));
-out:
-    return st;
+    VPTQ_CHECK(vptq_file_write(&w->file, w->directory.data, w->directory.len, err));
+    VPTQ_CHECK(vptq_file_write(&w->file, tail, sizeof tail, err));
+    return vptq_file_writer_commit(&w->file, err);
 }
 
 void vptq_zip_writer_abort(vptq_zip_writer *w)

@@ -137,18 +137,16 @@ static vptq_status read_specials(const vptq_gguf *g, vptq_vocab *v, vptq_err *er
 {
     bool spm = v->kind == VPTQ_VOCAB_SPM_BPE;
     vptq_gguf_str chat;
-    vptq_status st = VPTQ_OK;
-    VPTQ_TRY(read_id(g, "tokenizer.ggml.bos_token_id", spm ? 1 : -1, &v->bos, err));
-    VPTQ_TRY(read_id(g, "tokenizer.ggml.eos_token_id", spm ? 2 : -1, &v->eos, err));
-    VPTQ_TRY(read_id(g, "tokenizer.ggml.unknown_token_id", spm ? 0 : -1, &v->unk, err));
-    VPTQ_TRY(vptq_gguf_str_or(g, "tokenizer.chat_template", &chat, err));
+    VPTQ_CHECK(read_id(g, "tokenizer.ggml.bos_token_id", spm ? 1 : -1, &v->bos, err));
+    VPTQ_CHECK(read_id(g, "tokenizer.ggml.eos_token_id", spm ? 2 : -1, &v->eos, err));
+    VPTQ_CHECK(read_id(g, "tokenizer.ggml.unknown_token_id", spm ? 0 : -1, &v->unk, err));
+    VPTQ_CHECK(vptq_gguf_str_or(g, "tokenizer.chat_template", &chat, err));
     if (chat.data && vptq_utf8_valid_prefix(chat.data, chat.len) == chat.len) {
         v->chat_template = vptq_arena_strndup(&v->arena, chat.data, chat.len, err);
         if (!v->chat_template)
             return VPTQ_E_NOMEM;
     }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 static vptq_status read_spm(const vptq_gguf *g, vptq_vocab *v, vptq_err *err)

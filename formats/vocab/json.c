@@ -274,12 +274,11 @@ const char *vptq_chat_template_of(const json_t *value)
 static vptq_status apply_config(vptq_vocab *v, const vptq_strmap *map, const json_t *config,
                                 vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
-    VPTQ_TRY(config_token(v, map, config, "bos_token", v->add_bos, &v->bos, err));
-    VPTQ_TRY(config_token(v, map, config, "eos_token", v->add_eos, &v->eos, err));
-    VPTQ_TRY(
+    VPTQ_CHECK(config_token(v, map, config, "bos_token", v->add_bos, &v->bos, err));
+    VPTQ_CHECK(config_token(v, map, config, "eos_token", v->add_eos, &v->eos, err));
+    VPTQ_CHECK(
         vptq_json_bool_or(config, v->source, "add_bos_token", v->add_bos, &v->add_bos, err));
-    VPTQ_TRY(
+    VPTQ_CHECK(
         vptq_json_bool_or(config, v->source, "add_eos_token", v->add_eos, &v->add_eos, err));
     const char *chat = vptq_chat_template_of(json_object_get(config, "chat_template"));
     if (chat) {
@@ -287,8 +286,7 @@ static vptq_status apply_config(vptq_vocab *v, const vptq_strmap *map, const jso
         if (!v->chat_template)
             return VPTQ_E_NOMEM;
     }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 /* One of the two texts that make a tokenizer, and what messages call it. */

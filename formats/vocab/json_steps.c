@@ -169,7 +169,6 @@ static vptq_status normalizer(vptq_vocab *v, const json_t *step, const char *typ
         [VPTQ_NORM_NFKC] = "NFKC",
         [VPTQ_NORM_NFKD] = "NFKD",
     };
-    vptq_status st = VPTQ_OK;
     vptq_norm n = {0};
     for (int k = 0; k < 4; k++) {
         if (strcmp(type, forms[k]) == 0) {
@@ -179,16 +178,16 @@ static vptq_status normalizer(vptq_vocab *v, const json_t *step, const char *typ
     }
     if (strcmp(type, "Prepend") == 0) {
         n.kind = VPTQ_NORM_PREPEND;
-        VPTQ_TRY(copy_string(v, step, "prepend", &n.content, err));
+        VPTQ_CHECK(copy_string(v, step, "prepend", &n.content, err));
     } else if (strcmp(type, "Replace") == 0) {
         bool regex = false;
-        VPTQ_TRY(copy_pattern(v, step, &n.pattern, &regex, err));
-        VPTQ_TRY(copy_string(v, step, "content", &n.content, err));
+        VPTQ_CHECK(copy_pattern(v, step, &n.pattern, &regex, err));
+        VPTQ_CHECK(copy_string(v, step, "content", &n.content, err));
         n.kind = regex ? VPTQ_NORM_REGEX : VPTQ_NORM_REPLACE;
     } else if (strcmp(type, "Strip") == 0) {
         n.kind = VPTQ_NORM_STRIP;
-        VPTQ_TRY(vptq_json_bool_or(step, v->source, "strip_left", true, &n.left, err));
-        VPTQ_TRY(vptq_json_bool_or(step, v->source, "strip_right", true, &n.right, err));
+        VPTQ_CHECK(vptq_json_bool_or(step, v->source, "strip_left", true, &n.left, err));
+        VPTQ_CHECK(vptq_json_bool_or(step, v->source, "strip_right", true, &n.right, err));
     } else if (strcmp(type, "Lowercase") == 0) {
         n.kind = VPTQ_NORM_LOWER;
     } else if (strcmp(type, "StripAccents") == 0) {
@@ -196,9 +195,7 @@ static vptq_status normalizer(vptq_vocab *v, const json_t *step, const char *typ
     } else {
         return unsupported(v, "normalizer", type, err);
     }
-    VPTQ_TRY(vptq_vocab_add_norm(v, n, err));
-out:
-    return st;
+    return vptq_vocab_add_norm(v, n, err);
 }
 
 /* --- pre_tokenizer --- */
@@ -268,17 +265,15 @@ out:
 static vptq_status byte_level(vptq_vocab *v, const json_t *step, vptq_err *err)
 {
     bool prefix = true, regex = true;
-    vptq_status st = VPTQ_OK;
-    VPTQ_TRY(vptq_json_bool_or(step, v->source, "add_prefix_space", true, &prefix, err));
-    VPTQ_TRY(vptq_json_bool_or(step, v->source, "use_regex", true, &regex, err));
+    VPTQ_CHECK(vptq_json_bool_or(step, v->source, "add_prefix_space", true, &prefix, err));
+    VPTQ_CHECK(vptq_json_bool_or(step, v->source, "use_regex", true, &regex, err));
     if (prefix)
-        VPTQ_TRY(vptq_vocab_add_split(v, (vptq_split){.kind = VPTQ_SPLIT_PREFIX}, err));
+        VPTQ_CHECK(vptq_vocab_add_split(v, (vptq_split){.kind = VPTQ_SPLIT_PREFIX}, err));
     if (regex)
-        VPTQ_TRY(vptq_vocab_add_split(
+        VPTQ_CHECK(vptq_vocab_add_split(
             v, (vptq_split){.kind = VPTQ_SPLIT_ISOLATED, .pattern = vptq_pattern_gpt2()}, err));
     v->kind = VPTQ_VOCAB_BYTE_BPE;
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 static vptq_status need_meta(const vptq_vocab *v, const json_t *step, vptq_err *err)
@@ -315,13 +310,10 @@ static vptq_status prepend_scheme(const vptq_vocab *v, const json_t *step, vptq_
 static vptq_status metaspace(vptq_vocab *v, const json_t *step, vptq_err *err)
 {
     vptq_split s = {.kind = VPTQ_SPLIT_METASPACE};
-    vptq_status st = VPTQ_OK;
-    VPTQ_TRY(need_meta(v, step, err));
-    VPTQ_TRY(prepend_scheme(v, step, &s.prepend, err));
-    VPTQ_TRY(vptq_json_bool_or(step, v->source, "split", true, &s.individual, err));
-    VPTQ_TRY(vptq_vocab_add_split(v, s, err));
-out:
-    return st;
+    VPTQ_CHECK(need_meta(v, step, err));
+    VPTQ_CHECK(prepend_scheme(v, step, &s.prepend, err));
+    VPTQ_CHECK(vptq_json_bool_or(step, v->source, "split", true, &s.individual, err));
+    return vptq_vocab_add_split(v, s, err);
 }
 
 /* Every character of \p{P} or of ASCII's punctuation is a match of its own. */
@@ -533,15 +525,12 @@ static vptq_status post_processor(vptq_vocab *v, const json_t *step, const char 
 
 vptq_status vptq_vocab_json_steps(vptq_vocab *v, const json_t *root, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     v->kind = VPTQ_VOCAB_SPM_BPE; /* until a ByteLevel step says otherwise */
-    VPTQ_TRY(each(v, json_object_get(root, "normalizer"), "normalizer", "normalizers",
-                  normalizer, err));
-    VPTQ_TRY(each(v, json_object_get(root, "pre_tokenizer"), "pre-tokenizer", "pretokenizers",
-                  pre_tokenizer, err));
-    VPTQ_TRY(each_decoder(v, json_object_get(root, "decoder"), err));
-    VPTQ_TRY(each(v, json_object_get(root, "post_processor"), "post-processor", "processors",
-                  post_processor, err));
-out:
-    return st;
+    VPTQ_CHECK(each(v, json_object_get(root, "normalizer"), "normalizer", "normalizers",
+                    normalizer, err));
+    VPTQ_CHECK(each(v, json_object_get(root, "pre_tokenizer"), "pre-tokenizer", "pretokenizers",
+                    pre_tokenizer, err));
+    VPTQ_CHECK(each_decoder(v, json_object_get(root, "decoder"), err));
+    return each(v, json_object_get(root, "post_processor"), "post-processor", "processors",
+                post_processor, err);
 }

@@ -63,17 +63,15 @@ vptq_status vptq_vocab_pre(vptq_vocab *v, const char *name, size_t len, bool *bo
             "%s: the pre-tokenizer '%.*s' is not known; known are default, gpt-2, "
             "smollm, starcoder, refact, llama-bpe, qwen2, deepseek-r1-qwen, tekken",
             v->source, len < 100 ? (int)len : 100, name);
-    vptq_status st = VPTQ_OK;
     v->ignore_merges = row->ignore_merges;
     *bos = row->add_bos;
     if (row->nfc)
-        VPTQ_TRY(vptq_vocab_add_norm(v, (vptq_norm){.kind = VPTQ_NORM_NFC}, err));
+        VPTQ_CHECK(vptq_vocab_add_norm(v, (vptq_norm){.kind = VPTQ_NORM_NFC}, err));
     if (row->digits)
-        VPTQ_TRY(vptq_vocab_add_split(
+        VPTQ_CHECK(vptq_vocab_add_split(
             v, (vptq_split){.kind = VPTQ_SPLIT_DIGITS, .individual = true}, err));
     for (size_t i = 0; i < 4 && row->patterns[i]; i++)
-        VPTQ_TRY(vptq_vocab_add_split(
+        VPTQ_CHECK(vptq_vocab_add_split(
             v, (vptq_split){.kind = VPTQ_SPLIT_ISOLATED, .pattern = row->patterns[i]}, err));
-out:
-    return st;
+    return VPTQ_OK;
 }

@@ -172,21 +172,19 @@ vptq_status vptq_vocab_add_split(vptq_vocab *v, vptq_split split, vptq_err *err)
 
 vptq_status vptq_vocab_spm_norms(vptq_vocab *v, bool prefix, bool squeeze, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     if (squeeze) {
-        VPTQ_TRY(vptq_vocab_add_norm(
+        VPTQ_CHECK(vptq_vocab_add_norm(
             v, (vptq_norm){VPTQ_NORM_REGEX, .pattern = "\\A +| +\\z", .content = ""}, err));
-        VPTQ_TRY(vptq_vocab_add_norm(
+        VPTQ_CHECK(vptq_vocab_add_norm(
             v, (vptq_norm){VPTQ_NORM_REGEX, .pattern = " {2,}", .content = " "}, err));
     }
     if (prefix)
-        VPTQ_TRY(
+        VPTQ_CHECK(
             vptq_vocab_add_norm(v, (vptq_norm){VPTQ_NORM_PREPEND, .content = VPTQ_META}, err));
-    VPTQ_TRY(vptq_vocab_add_norm(
+    VPTQ_CHECK(vptq_vocab_add_norm(
         v, (vptq_norm){VPTQ_NORM_REPLACE, .pattern = " ", .content = VPTQ_META}, err));
     v->strip_start = prefix;
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 /* The text as it stands in front of a SentencePiece normalizer: U+2581 back to spaces. */

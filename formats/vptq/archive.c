@@ -87,13 +87,12 @@ static vptq_status read_ends(const vptq_archive *a, index_place *p, vptq_err *er
 {
     uint8_t header[VPTQ_ARCHIVE_HEADER_BYTES], footer[VPTQ_ARCHIVE_FOOTER_BYTES];
     uint64_t size = a->file.size;
-    vptq_status st = VPTQ_OK;
     if (size < sizeof header + sizeof footer)
         return vptq_fail(err, VPTQ_E_FORMAT, "%s: not a .vptq archive", a->path);
     uint64_t end = size - sizeof footer;
-    VPTQ_TRY(vptq_file_read_at(&a->file, 0, header, sizeof header, err));
-    VPTQ_TRY(vptq_file_read_at(&a->file, end, footer, sizeof footer, err));
-    VPTQ_TRY(check_ends(a, header, footer, err));
+    VPTQ_CHECK(vptq_file_read_at(&a->file, 0, header, sizeof header, err));
+    VPTQ_CHECK(vptq_file_read_at(&a->file, end, footer, sizeof footer, err));
+    VPTQ_CHECK(check_ends(a, header, footer, err));
     uint64_t offset = vptq_get_le(footer, 8), packed = vptq_get_le(footer + 8, 8);
     uint64_t raw = vptq_get_le(footer + 16, 8);
     if (offset < VPTQ_ARCHIVE_HEADER_BYTES || offset > end || packed != end - offset)
@@ -101,8 +100,7 @@ static vptq_status read_ends(const vptq_archive *a, index_place *p, vptq_err *er
     if (raw > VPTQ_ARCHIVE_INDEX_MAX || packed > VPTQ_ARCHIVE_INDEX_PACKED)
         return damaged(a, "the size of its index is wrong", err);
     *p = (index_place){offset, vptq_get_le(footer + 24, 8), (size_t)packed, (size_t)raw};
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 /* The unpacked index, in a.mem; the caller frees it. */
@@ -222,7 +220,6 @@ static vptq_status take_name(vptq_archive *a, const uint8_t *at, size_t len, siz
 static vptq_status take_entry(vptq_archive *a, size_t i, const uint8_t *at, size_t left,
                               size_t *next_frame, size_t *used, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     if (left < VPTQ_ARCHIVE_ENTRY_BYTES || at[0] > VPTQ_ARCHIVE_TENSOR || at[3] != 0 ||
         at[2] > (at[0] == VPTQ_ARCHIVE_TENSOR ? VPTQ_MAX_DIMS : 0))
         return damaged(a, "an entry of its index is wrong", err);
@@ -236,8 +233,8 @@ static vptq_status take_entry(vptq_archive *a, size_t i, const uint8_t *at, size
                               .first_frame = (uint32_t)vptq_get_le(at + 8, 4),
                               .frame_count = (uint32_t)vptq_get_le(at + 12, 4)};
     a->planes[i] = at[1];
-    VPTQ_TRY(take_name(a, at + name_at, (size_t)name_len, i, e, err));
-    VPTQ_TRY(check_frames(a, e, at[1], *next_frame, err));
+    VPTQ_CHECK(take_name(a, at + name_at, (size_t)name_len, i, e, err));
+    VPTQ_CHECK(check_frames(a, e, at[1], *next_frame, err));
     for (size_t f = 0; f < e->frame_count; f++)
         e->packed_size += a->frames[*next_frame + f].packed;
     if (e->is_tensor) {
@@ -246,7 +243,7 @@ static vptq_status take_entry(vptq_archive *a, size_t i, const uint8_t *at, size
                                   .bytes = (size_t)e->size,
                                   .file = a->path,
                                   .round_to = VPTQ_F32};
-        VPTQ_TRY(take_shape(a, at, &e->tensor, err));
+        VPTQ_CHECK(take_shape(a, at, &e->tensor, err));
     }
     *next_frame += e->frame_count;
     size_t end = name_at + (size_t)name_len;
@@ -255,8 +252,7 @@ static vptq_status take_entry(vptq_archive *a, size_t i, const uint8_t *at, size
         return damaged(a, "an entry of its index is cut off", err);
     if (!all_zero(at + end, *used - end) || (!e->is_tensor && !all_zero(at + 24, 8)))
         return damaged(a, "an entry of its index has something where zeros belong", err);
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 static vptq_status take_entries(vptq_archive *a, const uint8_t *at, size_t left, vptq_err *err)
@@ -286,7 +282,6 @@ static vptq_status take_entries(vptq_archive *a, const uint8_t *at, size_t left,
 static vptq_status take_index(vptq_archive *a, const index_place *p, const uint8_t *raw,
                               vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     if (p->raw < 8)
         return damaged(a, "its index is cut off", err);
     a->frame_count = (size_t)vptq_get_le(raw, 4);
@@ -298,12 +293,10 @@ static vptq_status take_index(vptq_archive *a, const index_place *p, const uint8
     left -= frames_size;
     if (a->entry_count > left / VPTQ_ARCHIVE_ENTRY_BYTES)
         return damaged(a, "its index is cut off", err);
-    VPTQ_TRY(vptq_strmap_init(&a->names[0], a->mem, 0, err));
-    VPTQ_TRY(vptq_strmap_init(&a->names[1], a->mem, a->entry_count, err));
-    VPTQ_TRY(take_frames(a, raw + 8, p->offset, err));
-    VPTQ_TRY(take_entries(a, raw + 8 + frames_size, left, err));
-out:
-    return st;
+    VPTQ_CHECK(vptq_strmap_init(&a->names[0], a->mem, 0, err));
+    VPTQ_CHECK(vptq_strmap_init(&a->names[1], a->mem, a->entry_count, err));
+    VPTQ_CHECK(take_frames(a, raw + 8, p->offset, err));
+    return take_entries(a, raw + 8 + frames_size, left, err);
 }
 
 vptq_status vptq_archive_open(const char *path, vptq_mem *mem, vptq_archive **out,

@@ -168,15 +168,13 @@ static vptq_status write_frame(vptq_archive_writer *w, const slot *s, vptq_err *
 
 static vptq_status flush_batch(vptq_archive_writer *w, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     for (int i = 0; i < w->filled; i++)
-        VPTQ_TRY(set_level(w, w->slots[i].zstd, w->level, err));
+        VPTQ_CHECK(set_level(w, w->slots[i].zstd, w->level, err));
     vptq_parallel_for(w->batch, (size_t)w->filled, 1, compress_frames, w);
     for (int i = 0; i < w->filled; i++)
-        VPTQ_TRY(write_frame(w, &w->slots[i], err));
+        VPTQ_CHECK(write_frame(w, &w->slots[i], err));
     w->filled = 0;
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 /* ---- entries ---- */
@@ -214,12 +212,11 @@ static vptq_status begin_entry(vptq_archive_writer *w, int kind, const vptq_tens
 
 vptq_status vptq_archive_put(vptq_archive_writer *w, const void *data, size_t n, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const uint8_t *p = data;
     VPTQ_BUG_IF(n > w->left);
     while (n) {
         if (w->filled == w->slot_count)
-            VPTQ_TRY(make_slot(w, err));
+            VPTQ_CHECK(make_slot(w, err));
         slot *s = &w->slots[w->filled];
         size_t room = VPTQ_ARCHIVE_FRAME_RAW - s->raw_size, part = n < room ? n : room;
         memcpy(s->raw + s->raw_size, p, part);
@@ -231,17 +228,15 @@ vptq_status vptq_archive_put(vptq_archive_writer *w, const void *data, size_t n,
             continue; /* more to come */
         w->filled++;
         if (w->filled == w->batch || w->left == 0)
-            VPTQ_TRY(flush_batch(w, err));
+            VPTQ_CHECK(flush_batch(w, err));
         if (w->filled < w->slot_count)
             w->slots[w->filled].raw_size = 0;
     }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 static vptq_status end_entry(vptq_archive_writer *w, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const vptq_tensor *t = &w->entry;
     size_t name_len = strlen(t->name);
     VPTQ_BUG_IF(w->left);
@@ -255,29 +250,25 @@ static vptq_status end_entry(vptq_archive_writer *w, vptq_err *err)
         const char *type = vptq_dtype_get(t->type)->safetensors;
         memcpy(head + 24, type, strlen(type));
     }
-    VPTQ_TRY(vptq_buf_add(&w->entries, head, sizeof head, err));
+    VPTQ_CHECK(vptq_buf_add(&w->entries, head, sizeof head, err));
     for (uint32_t i = 0; i < t->dims; i++) {
         uint8_t size[8];
         vptq_put_le(size, t->shape[i], 8);
-        VPTQ_TRY(vptq_buf_add(&w->entries, size, sizeof size, err));
+        VPTQ_CHECK(vptq_buf_add(&w->entries, size, sizeof size, err));
     }
-    VPTQ_TRY(vptq_buf_add(&w->entries, t->name, name_len, err));
-    VPTQ_TRY(vptq_buf_add(&w->entries, "\0\0\0\0\0\0\0", (8 - name_len % 8) % 8, err));
+    VPTQ_CHECK(vptq_buf_add(&w->entries, t->name, name_len, err));
+    VPTQ_CHECK(vptq_buf_add(&w->entries, "\0\0\0\0\0\0\0", (8 - name_len % 8) % 8, err));
     w->entry_count++;
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 vptq_status vptq_archive_add_file(vptq_archive_writer *w, const char *name, const void *data,
                                   size_t n, int level, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     vptq_tensor t = {.name = name, .bytes = n};
-    VPTQ_TRY(begin_entry(w, VPTQ_ARCHIVE_FILE, &t, 1, level, err));
-    VPTQ_TRY(vptq_archive_put(w, data, n, err));
-    VPTQ_TRY(end_entry(w, err));
-out:
-    return st;
+    VPTQ_CHECK(begin_entry(w, VPTQ_ARCHIVE_FILE, &t, 1, level, err));
+    VPTQ_CHECK(vptq_archive_put(w, data, n, err));
+    return end_entry(w, err);
 }
 
 vptq_status vptq_archive_begin_tensor(vptq_archive_writer *w, const vptq_tensor *t, int level,
@@ -297,12 +288,9 @@ vptq_status vptq_archive_end_tensor(vptq_archive_writer *w, vptq_err *err)
 vptq_status vptq_archive_add_tensor(vptq_archive_writer *w, const vptq_tensor *t, int level,
                                     vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
-    VPTQ_TRY(vptq_archive_begin_tensor(w, t, level, err));
-    VPTQ_TRY(vptq_archive_put(w, t->data, t->bytes, err));
-    VPTQ_TRY(end_entry(w, err));
-out:
-    return st;
+    VPTQ_CHECK(vptq_archive_begin_tensor(w, t, level, err));
+    VPTQ_CHECK(vptq_archive_put(w, t->data, t->bytes, err));
+    return end_entry(w, err);
 }
 
 /* ---- index ---- */

@@ -193,12 +193,11 @@ static vptq_status check_size(const vptq_kld_base_file *f, size_t *ids, vptq_err
 
 static vptq_status read_ids(vptq_kld_base_file *f, size_t bytes, uint64_t sum, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const size_t n = bytes / sizeof *f->ids;
     f->ids = vptq_mem_alloc(f->mem, bytes, 1, err);
     if (!f->ids)
         return VPTQ_E_NOMEM;
-    VPTQ_TRY(vptq_file_read_at(&f->file, HEAD_BYTES, f->ids, bytes, err));
+    VPTQ_CHECK(vptq_file_read_at(&f->file, HEAD_BYTES, f->ids, bytes, err));
     if (vptq_hash(f->ids, bytes, 0) != sum)
         return damaged(f->file.path, "the token ids", err);
     for (size_t i = 0; i < n; i++) {
@@ -210,8 +209,7 @@ static vptq_status read_ids(vptq_kld_base_file *f, size_t bytes, uint64_t sum, v
                              "%s: token %zu has the id %" PRId32 " in a vocabulary of %" PRIu32,
                              f->file.path, i, f->ids[i], f->head.vocab);
     }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 vptq_status vptq_kld_base_file_open(const char *path, vptq_mem *mem, vptq_kld_base_file *f,
@@ -279,10 +277,9 @@ static bool check_record(const vptq_kld_base_head *h, const vptq_kld_base_record
 vptq_status vptq_kld_base_file_read(const vptq_kld_base_file *f, uint64_t first, size_t n,
                                     uint8_t *bytes, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const size_t size = vptq_kld_base_record_bytes(&f->head);
     const uint64_t ids = (uint64_t)f->head.windows * f->head.context * sizeof *f->ids;
-    VPTQ_TRY(
+    VPTQ_CHECK(
         vptq_file_read_at(&f->file, HEAD_BYTES + ids + first * size, bytes, n * size, err));
     for (size_t i = 0; i < n; i++) {
         const uint8_t *b = bytes + i * size;
@@ -298,8 +295,7 @@ vptq_status vptq_kld_base_file_read(const vptq_kld_base_file *f, uint64_t first,
                              "%s: record %" PRIu64 " has no probabilities in ascending ids",
                              f->file.path, number);
     }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 /* ---- writing ---- */

@@ -194,12 +194,11 @@ static vptq_status read_packed_indices(const matrix_reader *r, const vptq_vq_sha
 static vptq_status read_plain_indices(matrix_reader *r, const vptq_vq_shape *s,
                                       const uint32_t **out)
 {
-    vptq_status st = VPTQ_OK;
     part_shape want = {3, {s->groups, vptq_vq_vector_rows(s), s->group_size}};
     const uint16_t *main_index = NULL, *res_index = NULL;
-    VPTQ_TRY(part_done(r, read_u16(r, "indices", &want, s->k, &main_index)));
+    VPTQ_CHECK(part_done(r, read_u16(r, "indices", &want, s->k, &main_index)));
     if (s->k_res)
-        VPTQ_TRY(part_done(r, read_u16(r, "res_indices", &want, s->k_res, &res_index)));
+        VPTQ_CHECK(part_done(r, read_u16(r, "res_indices", &want, s->k_res, &res_index)));
     if (!main_index || (s->k_res && !res_index))
         return VPTQ_OK; /* told, or not looked at */
     size_t rows = (size_t)s->groups * vptq_vq_vector_rows(s), row_words = vptq_vq_row_words(s);
@@ -216,8 +215,7 @@ static vptq_status read_plain_indices(matrix_reader *r, const vptq_vq_shape *s,
             vptq_bits_put(words + row * row_words, c, bits, field);
         }
     *out = words;
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 /* Element i of a perm tensor, which is 16 bits unsigned in published files and I64 in the
@@ -270,26 +268,19 @@ static vptq_status read_perm(const matrix_reader *r, const vptq_vq_shape *s, boo
 
 static vptq_status read_norm(matrix_reader *r, vptq_vq *q)
 {
-    vptq_status st = VPTQ_OK;
     part_shape want = {1, {q->shape.in}};
-    VPTQ_TRY(part_done(r, read_numbers(r, "weight_scale", &want, &q->scale)));
-    VPTQ_TRY(part_done(r, read_numbers(r, "weight_bias", &want, &q->bias)));
-out:
-    return st;
+    VPTQ_CHECK(part_done(r, read_numbers(r, "weight_scale", &want, &q->scale)));
+    return part_done(r, read_numbers(r, "weight_bias", &want, &q->bias));
 }
 
 static vptq_status read_outliers(matrix_reader *r, vptq_vq *q)
 {
-    vptq_status st = VPTQ_OK;
     const vptq_vq_shape *s = &q->shape;
     part_shape codebook = {2, {1, (uint64_t)s->k0 * s->v0}};
     part_shape indices = {3, {1, (s->out + s->v0 - 1) / s->v0, s->outliers}};
-    VPTQ_TRY(part_done(
+    VPTQ_CHECK(part_done(
         r, read_numbers(r, "outlier_centroids.weight", &codebook, &q->outlier_centroids)));
-    VPTQ_TRY(
-        part_done(r, read_u16(r, "outlier_indices", &indices, s->k0, &q->outlier_indices)));
-out:
-    return st;
+    return part_done(r, read_u16(r, "outlier_indices", &indices, s->k0, &q->outlier_indices));
 }
 
 /* What the entry says is not there must not be there: a reader that trusts the entry and one
@@ -308,18 +299,15 @@ static vptq_status check_absent(const matrix_reader *r, const char *part, const 
 static vptq_status match_leftovers(matrix_reader *r, const vptq_packed_layout *layout)
 {
     const vptq_vq_shape *s = &layout->shape;
-    vptq_status st = VPTQ_OK;
     if (!s->has_norm && !find_part(r, "weight_scale"))
-        VPTQ_TRY(part_done(r, check_absent(r, "weight_bias", "enable_norm")));
+        VPTQ_CHECK(part_done(r, check_absent(r, "weight_bias", "enable_norm")));
     if (!s->outliers)
-        VPTQ_TRY(part_done(r, check_absent(r, "outlier_centroids.weight", "outlier_size")));
+        VPTQ_CHECK(part_done(r, check_absent(r, "outlier_centroids.weight", "outlier_size")));
     if (layout->bit_packed)
-        VPTQ_TRY(part_done(r, check_absent(r, "res_indices", "is_indice_packed")));
+        VPTQ_CHECK(part_done(r, check_absent(r, "res_indices", "is_indice_packed")));
     else if (!s->k_res)
-        VPTQ_TRY(part_done(r, check_absent(r, "res_indices", "num_res_centroids")));
-    st = part_done(r, check_absent(r, "weight", "its parts stand for it"));
-out:
-    return st;
+        VPTQ_CHECK(part_done(r, check_absent(r, "res_indices", "num_res_centroids")));
+    return part_done(r, check_absent(r, "weight", "its parts stand for it"));
 }
 
 /* The other way round is read: files whose permutation was absorbed later may still say
@@ -327,67 +315,61 @@ out:
 static vptq_status match_flags(matrix_reader *r, const vptq_packed_layout *layout,
                                vptq_vq_shape *s)
 {
-    vptq_status st = VPTQ_OK;
     if (!s->has_perm)
-        VPTQ_TRY(part_done(r, check_absent(r, "perm", "enable_perm")));
+        VPTQ_CHECK(part_done(r, check_absent(r, "perm", "enable_perm")));
     if (!s->has_norm)
-        VPTQ_TRY(part_done(r, check_absent(r, "weight_scale", "enable_norm")));
+        VPTQ_CHECK(part_done(r, check_absent(r, "weight_scale", "enable_norm")));
     if (!s->k_res)
-        VPTQ_TRY(part_done(r, check_absent(r, "res_centroids.weight", "num_res_centroids")));
+        VPTQ_CHECK(part_done(r, check_absent(r, "res_centroids.weight", "num_res_centroids")));
     if (!s->outliers)
-        VPTQ_TRY(part_done(r, check_absent(r, "outlier_indices", "outlier_size")));
+        VPTQ_CHECK(part_done(r, check_absent(r, "outlier_indices", "outlier_size")));
     if (r->fault)
-        VPTQ_TRY(match_leftovers(r, layout));
+        VPTQ_CHECK(match_leftovers(r, layout));
     s->has_perm = find_part(r, "perm") != NULL;
     s->has_norm = find_part(r, "weight_scale") || find_part(r, "weight_bias");
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 static vptq_status read_parts(matrix_reader *r, const vptq_packed_layout *layout, vptq_vq *q)
 {
-    vptq_status st = VPTQ_OK;
     const vptq_vq_shape *s = &q->shape;
     part_shape codebook = {2, {s->groups, (uint64_t)s->k * s->v}};
     part_shape res_codebook = {2, {s->groups, (uint64_t)s->k_res * s->v}};
-    VPTQ_TRY(part_done(r, read_numbers(r, "centroids.weight", &codebook, &q->centroids)));
+    VPTQ_CHECK(part_done(r, read_numbers(r, "centroids.weight", &codebook, &q->centroids)));
     if (s->k_res)
-        VPTQ_TRY(part_done(
+        VPTQ_CHECK(part_done(
             r, read_numbers(r, "res_centroids.weight", &res_codebook, &q->res_centroids)));
     if (layout->bit_packed)
-        VPTQ_TRY(part_done(r, read_packed_indices(r, s, &q->indices)));
+        VPTQ_CHECK(part_done(r, read_packed_indices(r, s, &q->indices)));
     else
-        VPTQ_TRY(read_plain_indices(r, s, &q->indices));
+        VPTQ_CHECK(read_plain_indices(r, s, &q->indices));
     if (s->outliers)
-        VPTQ_TRY(read_outliers(r, q));
+        VPTQ_CHECK(read_outliers(r, q));
     if (s->has_perm)
-        VPTQ_TRY(part_done(r, read_perm(r, s, layout->bit_packed, &q->perm)));
+        VPTQ_CHECK(part_done(r, read_perm(r, s, layout->bit_packed, &q->perm)));
     if (s->has_norm)
-        VPTQ_TRY(read_norm(r, q));
-out:
-    return st;
+        VPTQ_CHECK(read_norm(r, q));
+    return VPTQ_OK;
 }
 
 static vptq_status read_matrix(matrix_reader *r, const json_t *entry, vptq_packed_matrix *out)
 {
-    vptq_status st = VPTQ_OK;
     vptq_packed_layout layout;
     size_t before = r->faults;
-    VPTQ_TRY(part_done(r, vptq_packed_parse_entry(entry, r->name, r->file, &layout, r->err)));
+    VPTQ_CHECK(part_done(r, vptq_packed_parse_entry(entry, r->name, r->file, &layout, r->err)));
     if (r->faults == before)
-        VPTQ_TRY(part_done(r, read_storage(r)));
+        VPTQ_CHECK(part_done(r, read_storage(r)));
     if (r->faults != before)
         return VPTQ_OK; /* without its entry and the type of its numbers nothing can be said */
     vptq_vq q = {.shape = layout.shape};
     r->as_float = layout.as_float;
-    VPTQ_TRY(match_flags(r, &layout, &q.shape));
-    VPTQ_TRY(read_parts(r, &layout, &q));
+    VPTQ_CHECK(match_flags(r, &layout, &q.shape));
+    VPTQ_CHECK(read_parts(r, &layout, &q));
     char *own_name = vptq_arena_strdup(r->arena, r->name, r->err);
     if (!own_name)
         return VPTQ_E_NOMEM;
     *out = (vptq_packed_matrix){.name = own_name, .vq = q, .storage = r->storage};
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 vptq_status vptq_packed_read(const vptq_tensor_set *set, const json_t *entry, const char *name,

@@ -68,11 +68,10 @@ static vptq_status read_pair(const entry_reader *r, const char *key, uint32_t pa
 
 static vptq_status read_codebooks(const entry_reader *r, vptq_vq_shape *s)
 {
-    vptq_status st = VPTQ_OK;
     uint32_t v[2], k[2], k_res[2];
-    VPTQ_TRY(read_pair(r, "vector_lens", v));
-    VPTQ_TRY(read_pair(r, "num_centroids", k));
-    VPTQ_TRY(read_pair(r, "num_res_centroids", k_res));
+    VPTQ_CHECK(read_pair(r, "vector_lens", v));
+    VPTQ_CHECK(read_pair(r, "num_centroids", k));
+    VPTQ_CHECK(read_pair(r, "num_res_centroids", k_res));
     s->v = v[1];
     s->k = k[1];
     s->k_res = k_res[1];
@@ -86,8 +85,7 @@ static vptq_status read_codebooks(const entry_reader *r, vptq_vq_shape *s)
                 "which the layout has no tensor for",
                 r->where, (unsigned)k_res[0]);
     }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 vptq_status vptq_packed_parse_entry(const json_t *entry, const char *name, const char *file,
@@ -98,27 +96,25 @@ vptq_status vptq_packed_parse_entry(const json_t *entry, const char *name, const
     if (!json_is_object(entry))
         return vptq_fail(err, VPTQ_E_FORMAT,
                          "%s: its entry in quantization_config is no object", r.where);
-    vptq_status st = VPTQ_OK;
     vptq_packed_layout layout = {.bit_packed = true};
     vptq_vq_shape *s = &layout.shape;
-    VPTQ_TRY(read_size(&r, "in_features", &s->in));
-    VPTQ_TRY(read_size(&r, "out_features", &s->out));
-    VPTQ_TRY(read_size(&r, "group_num", &s->groups));
-    VPTQ_TRY(read_size(&r, "group_size", &s->group_size));
-    VPTQ_TRY(read_size(&r, "outlier_size", &s->outliers));
-    VPTQ_TRY(read_codebooks(&r, s));
-    VPTQ_TRY(vptq_json_bool_or(entry, r.where, "enable_norm", false, &s->has_norm, err));
-    VPTQ_TRY(vptq_json_bool_or(entry, r.where, "enable_perm", false, &s->has_perm, err));
-    VPTQ_TRY(
+    VPTQ_CHECK(read_size(&r, "in_features", &s->in));
+    VPTQ_CHECK(read_size(&r, "out_features", &s->out));
+    VPTQ_CHECK(read_size(&r, "group_num", &s->groups));
+    VPTQ_CHECK(read_size(&r, "group_size", &s->group_size));
+    VPTQ_CHECK(read_size(&r, "outlier_size", &s->outliers));
+    VPTQ_CHECK(read_codebooks(&r, s));
+    VPTQ_CHECK(vptq_json_bool_or(entry, r.where, "enable_norm", false, &s->has_norm, err));
+    VPTQ_CHECK(vptq_json_bool_or(entry, r.where, "enable_perm", false, &s->has_perm, err));
+    VPTQ_CHECK(
         vptq_json_bool_or(entry, r.where, "is_indice_packed", true, &layout.bit_packed, err));
-    VPTQ_TRY(vptq_json_bool_or(entry, r.where, "bias", false, &layout.has_bias, err));
-    VPTQ_TRY(
+    VPTQ_CHECK(vptq_json_bool_or(entry, r.where, "bias", false, &layout.has_bias, err));
+    VPTQ_CHECK(
         vptq_json_bool_or(entry, r.where, "indices_as_float", false, &layout.as_float, err));
     if (vptq_vq_shape_check(s, err))
         return vptq_err_context(err, "%s", r.where);
     *out = layout;
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 vptq_status vptq_packed_make_entry(const vptq_packed_matrix *m, bool has_bias, json_t **entry,

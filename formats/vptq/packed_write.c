@@ -152,7 +152,6 @@ static vptq_status add_numbers(const matrix_writer *w, const char *part, uint32_
 
 static vptq_status add_norm(const matrix_writer *w, const vptq_vq *q)
 {
-    vptq_status st = VPTQ_OK;
     const float *scale = q->scale, *bias = q->bias;
     if (!q->shape.has_norm) {
         float *ones = vptq_arena_alloc(w->arena, q->shape.in, sizeof *ones, w->err);
@@ -164,30 +163,24 @@ static vptq_status add_norm(const matrix_writer *w, const vptq_vq *q)
         scale = ones;
         bias = zeros;
     }
-    VPTQ_TRY(add_numbers(w, "weight_scale", 1, 1, q->shape.in, scale));
-    VPTQ_TRY(add_numbers(w, "weight_bias", 1, 1, q->shape.in, bias));
-out:
-    return st;
+    VPTQ_CHECK(add_numbers(w, "weight_scale", 1, 1, q->shape.in, scale));
+    return add_numbers(w, "weight_bias", 1, 1, q->shape.in, bias);
 }
 
 static vptq_status add_outliers(const matrix_writer *w, const vptq_vq *q)
 {
     const vptq_vq_shape *s = &q->shape;
-    vptq_status st = VPTQ_OK;
     vptq_tensor indices = {
         .type = VPTQ_I16, .dims = 3, .shape = {1, (s->out + s->v0 - 1) / s->v0, s->outliers}};
-    VPTQ_TRY(add_part(w, "outlier_indices", indices, q->outlier_indices));
-    VPTQ_TRY(add_numbers(w, "outlier_centroids.weight", 2, 1, (uint64_t)s->k0 * s->v0,
-                         q->outlier_centroids));
-out:
-    return st;
+    VPTQ_CHECK(add_part(w, "outlier_indices", indices, q->outlier_indices));
+    return add_numbers(w, "outlier_centroids.weight", 2, 1, (uint64_t)s->k0 * s->v0,
+                       q->outlier_centroids);
 }
 
 vptq_status vptq_packed_tensors(const vptq_packed_matrix *m, vptq_arena *arena,
                                 vptq_tensor *list, size_t *count, vptq_err *err)
 {
     vptq_vq q = m->vq;
-    vptq_status st = VPTQ_OK;
     matrix_writer w = {.m = m, .arena = arena, .list = list, .count = count, .err = err};
     if (q.shape.k_res > q.shape.k)
         return vptq_fail(err, VPTQ_E_UNSUPPORTED,
@@ -195,25 +188,24 @@ vptq_status vptq_packed_tensors(const vptq_packed_matrix *m, vptq_arena *arena,
                          "written: other readers of the layout would cut the indices",
                          m->name, (unsigned)q.shape.k_res, (unsigned)q.shape.k);
     if (can_absorb(&q.shape))
-        VPTQ_TRY(vptq_packed_absorb_perm(&q, arena, err));
-    VPTQ_TRY(clear_padding(&q, arena, err));
+        VPTQ_CHECK(vptq_packed_absorb_perm(&q, arena, err));
+    VPTQ_CHECK(clear_padding(&q, arena, err));
     const vptq_vq_shape *s = &q.shape;
     vptq_tensor indices = {.type = VPTQ_I32,
                            .dims = 3,
                            .shape = {s->groups, vptq_vq_vector_rows(s), vptq_vq_row_words(s)}};
-    VPTQ_TRY(add_part(&w, "indices", indices, q.indices));
+    VPTQ_CHECK(add_part(&w, "indices", indices, q.indices));
     if (s->outliers)
-        VPTQ_TRY(add_outliers(&w, &q));
-    VPTQ_TRY(
+        VPTQ_CHECK(add_outliers(&w, &q));
+    VPTQ_CHECK(
         add_numbers(&w, "centroids.weight", 2, s->groups, (uint64_t)s->k * s->v, q.centroids));
     if (s->k_res)
-        VPTQ_TRY(add_numbers(&w, "res_centroids.weight", 2, s->groups,
-                             (uint64_t)s->k_res * s->v, q.res_centroids));
-    VPTQ_TRY(add_norm(&w, &q));
+        VPTQ_CHECK(add_numbers(&w, "res_centroids.weight", 2, s->groups,
+                               (uint64_t)s->k_res * s->v, q.res_centroids));
+    VPTQ_CHECK(add_norm(&w, &q));
     if (s->has_perm) {
         vptq_tensor perm = {.type = VPTQ_I16, .dims = 1, .shape = {s->in}};
-        VPTQ_TRY(add_part(&w, "perm", perm, q.perm));
+        VPTQ_CHECK(add_part(&w, "perm", perm, q.perm));
     }
-out:
-    return st;
+    return VPTQ_OK;
 }

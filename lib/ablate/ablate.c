@@ -171,15 +171,13 @@ static vptq_quantize_options quantize_options(const ablation *a, const vptq_abla
 /* A hash of report.jsonl, which has the losses and settings of every matrix. */
 static vptq_status hash_work(making *m, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     char path[PATH_MAX];
     vptq_map map;
-    VPTQ_TRY(vptq_path_join(path, sizeof path, m->work, "report.jsonl", err));
-    VPTQ_TRY(vptq_map_open(path, &map, err));
+    VPTQ_CHECK(vptq_path_join(path, sizeof path, m->work, "report.jsonl", err));
+    VPTQ_CHECK(vptq_map_open(path, &map, err));
     snprintf(m->made_of, sizeof m->made_of, "%016" PRIx64, vptq_hash(map.data, map.size, 0));
     vptq_map_release(&map);
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 static vptq_status quantize_row(making *m, vptq_err *err)
@@ -244,7 +242,6 @@ static vptq_status keep_score(making *m, size_t i, const vptq_ppl_result *r, vpt
 
 static vptq_status score_text(making *m, const vptq_model *model, size_t i, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const vptq_ablate_text *t = &m->a->opt->texts[i];
     vptq_ppl_options o = m->a->opt->ppl;
     vptq_ppl_result r;
@@ -253,12 +250,11 @@ static vptq_status score_text(making *m, const vptq_model *model, size_t i, vptq
                                      .tokens = &t->path,
                                      .token_count = t->tokens,
                                      .rows = o.corpus.rows};
-    VPTQ_TRY(vptq_eval_ppl(m->a->dev, model, &o, NULL, NULL, NULL, NULL, &r, err));
-    VPTQ_TRY(keep_score(m, i, &r, err));
+    VPTQ_CHECK(vptq_eval_ppl(m->a->dev, model, &o, NULL, NULL, NULL, NULL, &r, err));
+    VPTQ_CHECK(keep_score(m, i, &r, err));
     m->result->scores[i] = (vptq_ablate_score){
         .ppl = r.ppl, .ppl_stderr = r.ppl_stderr, .nll = r.nll, .tokens = r.tokens};
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 /* All texts that the row file does not know, with the model at `path`. */
@@ -288,7 +284,6 @@ static bool all_known(const making *m)
 /* Measured as a reader of the packed file sees it. */
 static vptq_status pack_row(making *m, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     vptq_pack_result r;
     const vptq_pack_options o = {.input = m->work,
                                  .output = m->packed,
@@ -296,14 +291,13 @@ static vptq_status pack_row(making *m, vptq_err *err)
                                  .form = VPTQ_PACK_ARCHIVE,
                                  .dtype = VPTQ_DTYPE_COUNT,
                                  .force = true};
-    VPTQ_TRY(vptq_pack_model(m->a->dev->ctx, &o, &r, err));
+    VPTQ_CHECK(vptq_pack_model(m->a->dev->ctx, &o, &r, err));
     if (json_object_set_new(m->doc, "packed_bytes", json_integer((json_int_t)r.bytes)) ||
         !put_f64(m->doc, "bits_per_weight", m->result->bits_per_weight) ||
         !put_f64(m->doc, "mean_loss", m->result->mean_loss) ||
         !put_f64(m->doc, "mean_held_out", m->result->mean_held_out))
-        VPTQ_TRY(no_memory(err));
-out:
-    return st;
+        VPTQ_CHECK(no_memory(err));
+    return VPTQ_OK;
 }
 
 static vptq_status make_quantized(making *m, vptq_err *err)
@@ -402,16 +396,15 @@ static vptq_status plan_row(const ablation *a, const vptq_ablate_row *row, doubl
 
 static vptq_status plan(ablation *a, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const vptq_ablate_options *o = a->opt;
     vptq_model model;
-    VPTQ_TRY(vptq_ablate_rows(o, &a->report->arena, &a->rows, &a->report->count, err));
-    VPTQ_TRY(hash_texts(a, err));
+    VPTQ_CHECK(vptq_ablate_rows(o, &a->report->arena, &a->rows, &a->report->count, err));
+    VPTQ_CHECK(hash_texts(a, err));
     a->report->rows =
         vptq_arena_alloc(&a->report->arena, a->report->count, sizeof *a->report->rows, err);
     if (!a->report->rows)
         return VPTQ_E_NOMEM;
-    VPTQ_TRY(open_model(a, o->model, &model, err));
+    VPTQ_CHECK(open_model(a, o->model, &model, err));
     const double bits = vptq_model_bits_per_weight(&model);
     const uint32_t layers = model.desc->layers;
     vptq_model_release(&model);
@@ -420,12 +413,11 @@ static vptq_status plan(ablation *a, vptq_err *err)
                                                   .bits_per_weight = bits,
                                                   .mean_loss = (double)NAN,
                                                   .mean_held_out = (double)NAN};
-        VPTQ_TRY(check_budget(a, &a->rows[i], layers, err));
+        VPTQ_CHECK(check_budget(a, &a->rows[i], layers, err));
         if (!a->rows[i].original && !a->rows[i].skipped)
-            VPTQ_TRY(plan_row(a, &a->rows[i], bits, &a->report->rows[i], err));
+            VPTQ_CHECK(plan_row(a, &a->rows[i], bits, &a->report->rows[i], err));
     }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 /* Whether a row needs Hessians at all. */
@@ -521,15 +513,13 @@ out:
 vptq_status vptq_ablate_run(vptq_device *dev, const vptq_ablate_options *opt, vptq_ablate_fn fn,
                             void *arg, vptq_ablate_report *report, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     ablation a = {.dev = dev, .opt = opt, .report = report};
     *report = (vptq_ablate_report){.opt = opt};
     vptq_arena_init(&report->arena, dev->ctx->mem);
-    VPTQ_TRY(plan(&a, err));
+    VPTQ_CHECK(plan(&a, err));
     if (!opt->dry_run)
-        VPTQ_TRY(make_all(&a, fn, arg, err));
-out:
-    return st;
+        VPTQ_CHECK(make_all(&a, fn, arg, err));
+    return VPTQ_OK;
 }
 
 void vptq_ablate_release(vptq_ablate_report *report)

@@ -52,7 +52,6 @@ static vptq_status paper_rows(const vptq_ablate_options *opt, vptq_arena *arena,
                               vptq_ablate_row **rows, size_t *count, vptq_err *err)
 {
     enum { ROWS = sizeof paper / sizeof paper[0], LABEL = 8 };
-    vptq_status st = VPTQ_OK;
     vptq_ablate_row *made = vptq_arena_alloc(arena, ROWS, sizeof *made, err);
     char(*labels)[LABEL] = vptq_arena_alloc(arena, ROWS, sizeof *labels, err);
     if (!made || !labels)
@@ -68,13 +67,12 @@ static vptq_status paper_rows(const vptq_ablate_options *opt, vptq_arena *arena,
                                     .paper_ppl = {p->ppl[0], p->ppl[1]},
                                     .skipped = stands_already(i)};
         if (p->preset)
-            VPTQ_TRY(vptq_settings_defaults(opt->encoder, p->preset, opt->given,
-                                            opt->given_count, &made[i].settings, err));
+            VPTQ_CHECK(vptq_settings_defaults(opt->encoder, p->preset, opt->given,
+                                              opt->given_count, &made[i].settings, err));
     }
     *rows = made;
     *count = ROWS;
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 /* ---- a list ---- */
@@ -121,23 +119,20 @@ static bool is_file_name(const char *name)
 
 static vptq_status take_name(reader *r, const json_t *doc, vptq_ablate_row *row, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
-    VPTQ_TRY(take_text(r, doc, "name", &row->name, err));
+    VPTQ_CHECK(take_text(r, doc, "name", &row->name, err));
     if (!row->name || !is_file_name(row->name))
         return bad(r, "name", "is missing or not of 1 to 64 letters, digits, '.', '_' and '-'",
                    err);
-    VPTQ_TRY(take_text(r, doc, "label", &row->label, err));
+    VPTQ_CHECK(take_text(r, doc, "label", &row->label, err));
     if (!row->label)
         row->label = row->name;
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 /* The row's own settings behind those of all rows. */
 static vptq_status take_settings(reader *r, const json_t *doc, vptq_ablate_row *row,
                                  vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     vptq_setting_text text[MAX_SETTINGS];
     char buffer[MAX_SETTINGS][VPTQ_SETTING_TEXT];
     const char *encoder, *preset, *key;
@@ -146,8 +141,8 @@ static vptq_status take_settings(reader *r, const json_t *doc, vptq_ablate_row *
     vptq_err why = {0};
     size_t n = 0;
 
-    VPTQ_TRY(take_text(r, doc, "encoder", &encoder, err));
-    VPTQ_TRY(take_text(r, doc, "preset", &preset, err));
+    VPTQ_CHECK(take_text(r, doc, "encoder", &encoder, err));
+    VPTQ_CHECK(take_text(r, doc, "preset", &preset, err));
     if (settings && !json_is_object(settings))
         return bad(r, "settings", "is no object", err);
     if (r->opt->given_count + json_object_size(settings) > MAX_SETTINGS)
@@ -164,29 +159,26 @@ static vptq_status take_settings(reader *r, const json_t *doc, vptq_ablate_row *
     if (vptq_settings_defaults(encoder ? encoder : r->opt->encoder, preset, text, n,
                                &row->settings, &why))
         return bad(r, NULL, why.text, err);
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 static vptq_status take_budget(reader *r, const json_t *doc, vptq_ablate_row *row,
                                vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const char *allocate;
     const json_t *bits = json_object_get(doc, "bits");
 
     if (bits && !(json_is_number(bits) && json_number_value(bits) > 0))
         return bad(r, "bits", "is no number above 0", err);
     row->bits = bits ? json_number_value(bits) : 0;
-    VPTQ_TRY(take_text(r, doc, "allocate", &allocate, err));
+    VPTQ_CHECK(take_text(r, doc, "allocate", &allocate, err));
     if (allocate && !bits)
         return bad(r, "allocate", "means nothing without key 'bits'", err);
     if (allocate && strcmp(allocate, "uniform") && strcmp(allocate, "proxy"))
         return bad(r, "allocate", "is neither \"uniform\" nor \"proxy\"", err);
     row->allocate =
         allocate && !strcmp(allocate, "uniform") ? VPTQ_ALLOCATE_UNIFORM : VPTQ_ALLOCATE_PROXY;
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 static vptq_status take_row(reader *r, const json_t *doc, vptq_ablate_row *row, vptq_err *err)
@@ -194,7 +186,6 @@ static vptq_status take_row(reader *r, const json_t *doc, vptq_ablate_row *row, 
     static const char *const keys[] = {"name",     "label",  "original", "encoder", "preset",
                                        "settings", "recipe", "bits",     "allocate"};
     enum { KEYS = sizeof keys / sizeof keys[0], OF_ALL = 3 };
-    vptq_status st = VPTQ_OK;
     const char *key;
     json_t *value;
 
@@ -215,14 +206,12 @@ static vptq_status take_row(reader *r, const json_t *doc, vptq_ablate_row *row, 
         if (row->original && i >= OF_ALL)
             return bad(r, key, "means nothing in a row with \"original\": true", err);
     }
-    VPTQ_TRY(take_name(r, doc, row, err));
+    VPTQ_CHECK(take_name(r, doc, row, err));
     if (row->original)
         return VPTQ_OK;
-    VPTQ_TRY(take_text(r, doc, "recipe", &row->recipe, err));
-    VPTQ_TRY(take_settings(r, doc, row, err));
-    VPTQ_TRY(take_budget(r, doc, row, err));
-out:
-    return st;
+    VPTQ_CHECK(take_text(r, doc, "recipe", &row->recipe, err));
+    VPTQ_CHECK(take_settings(r, doc, row, err));
+    return take_budget(r, doc, row, err);
 }
 
 /* Names are those of files; a file system may not tell A from a. */
@@ -339,10 +328,7 @@ static vptq_status choose(const vptq_ablate_options *opt, vptq_arena *arena,
 vptq_status vptq_ablate_rows(const vptq_ablate_options *opt, vptq_arena *arena,
                              vptq_ablate_row **rows, size_t *count, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
-    VPTQ_TRY(opt->rows ? listed_rows(opt, arena, rows, count, err)
-                       : paper_rows(opt, arena, rows, count, err));
-    VPTQ_TRY(choose(opt, arena, *rows, count, err));
-out:
-    return st;
+    VPTQ_CHECK(opt->rows ? listed_rows(opt, arena, rows, count, err)
+                         : paper_rows(opt, arena, rows, count, err));
+    return choose(opt, arena, *rows, count, err);
 }

@@ -292,7 +292,6 @@ static vptq_status add_texts(made_columns *m, vptq_ablate_report *r, vptq_err *e
 static vptq_status add_columns(made_columns *m, vptq_ablate_report *r, bool seconds,
                                vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const wanted w = look(r);
     vptq_column label = text("row", "");
     label.head = true;
@@ -301,7 +300,7 @@ static vptq_status add_columns(made_columns *m, vptq_ablate_report *r, bool seco
         add(m, text("name", "name"), fill_name);
     add_settings(m, &w);
     add(m, real("bits_per_weight", "bits", 3), fill_bits);
-    VPTQ_TRY(add_texts(m, r, err));
+    VPTQ_CHECK(add_texts(m, r, err));
     add(m, real("mean_loss", "mean loss", 5), fill_loss);
     if (w.held_out)
         add(m, real("mean_held_out", "held-out loss", 5), fill_held_out);
@@ -314,8 +313,7 @@ static vptq_status add_columns(made_columns *m, vptq_ablate_report *r, bool seco
         add(m, real("paper_ppl", "W2", -5), fill_paper_w2);
         add(m, real("paper_ppl_2", "C4", -5), fill_paper_c4);
     }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 static void add_notes(vptq_table *t, const vptq_ablate_report *r)
@@ -335,13 +333,12 @@ static void add_notes(vptq_table *t, const vptq_ablate_report *r)
 vptq_status vptq_ablate_table(vptq_ablate_report *report, bool seconds, vptq_mem *mem,
                               vptq_table *t, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     made_columns *m = vptq_arena_alloc(&report->arena, 1, sizeof *m, err);
     *t = (vptq_table){.title = NULL};
     if (!m)
         return VPTQ_E_NOMEM;
     memset(m, 0, sizeof *m);
-    VPTQ_TRY(add_columns(m, report, seconds, err));
+    VPTQ_CHECK(add_columns(m, report, seconds, err));
     vptq_table_init(t, mem, "Ablation", m->column, m->count);
     for (size_t i = 0; i < report->count; i++) {
         vptq_table_row(t);
@@ -351,6 +348,5 @@ vptq_status vptq_ablate_table(vptq_ablate_report *report, bool seconds, vptq_mem
         }
     }
     add_notes(t, report);
-out:
-    return st;
+    return VPTQ_OK;
 }

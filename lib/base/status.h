@@ -67,7 +67,16 @@ vptq_status vptq_err_context(vptq_err *err, const char *fmt, ...) VPTQ_PRINTF(2,
 /* Stable name of a status ("VPTQ_E_FORMAT"), for logs and tests; never NULL. */
 const char *vptq_status_name(vptq_status st);
 
-/* Needs a local `vptq_status st` and a label `out`. */
+/* Passes a failure up at once: for functions that own nothing when `call` fails. */
+#define VPTQ_CHECK(call)                                                                       \
+    do {                                                                                       \
+        const vptq_status checked_ = (call);                                                   \
+        if (checked_)                                                                          \
+            return checked_;                                                                   \
+    } while (0)
+
+/* Goes to the label `out` with the failure in the local `st`: for functions that have something
+ * to release.  A function uses one of the two, never both. */
 #define VPTQ_TRY(call)                                                                         \
     do {                                                                                       \
         st = (call);                                                                           \

@@ -244,7 +244,6 @@ static vptq_vq stored_copy(const bench *b, size_t c)
 
 static vptq_status make_packed(bench *b, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const vptq_vq_shape *s = &b->shape;
     const size_t copies = b->copies[PACKED];
     b->stored = b->dev->ops->host_memory ? copies : 1;
@@ -258,15 +257,14 @@ static vptq_status make_packed(bench *b, vptq_err *err)
     for (size_t c = 0; b->matrix && c < copies; c++)
         b->matrix[c] = NULL;
     if (!b->indices || !b->codebook || !b->res_codebook || !b->norm || !b->matrix)
-        VPTQ_TRY(VPTQ_E_NOMEM);
+        VPTQ_CHECK(VPTQ_E_NOMEM);
     if (b->opt->sequential)
         make_sequential(b);
     for (size_t c = 0; c < copies; c++) {
         const vptq_vq q = stored_copy(b, c % b->stored);
-        VPTQ_TRY(b->dev->ops->matrix_open(b->dev->state, &q, &b->matrix[c], err));
+        VPTQ_CHECK(b->dev->ops->matrix_open(b->dev->state, &q, &b->matrix[c], err));
     }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 static vptq_status make_matrices(bench *b, vptq_err *err)
@@ -390,69 +388,61 @@ static double percentile(samples *s, double p)
 /* One product, or one with every matrix of the chain. */
 static vptq_status multiply_all(bench *b, side which, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     for (bench *part = b; part; part = part->next_part)
         for (size_t i = 0; i < part->times; i++)
-            VPTQ_TRY(multiply(part, which, err));
-out:
-    return st;
+            VPTQ_CHECK(multiply(part, which, err));
+    return VPTQ_OK;
 }
 
 /* Seconds for one call, over `calls` of them. */
 static vptq_status time_calls(bench *b, side which, size_t calls, double *seconds,
                               vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
-    VPTQ_TRY(b->dev->ops->sync(b->dev->state, err));
+    VPTQ_CHECK(b->dev->ops->sync(b->dev->state, err));
     double start = vptq_seconds();
     for (size_t i = 0; i < calls; i++)
-        VPTQ_TRY(multiply_all(b, which, err));
-    VPTQ_TRY(b->dev->ops->sync(b->dev->state, err));
+        VPTQ_CHECK(multiply_all(b, which, err));
+    VPTQ_CHECK(b->dev->ops->sync(b->dev->state, err));
     *seconds = (vptq_seconds() - start) / (double)calls;
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 /* A first call of each side, not counted, says how many calls a sample takes.  A packed matrix
  * is made ready at its first product. */
 static vptq_status warm_up(bench *b, bool has_library, samples s[SIDES], vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     for (bench *part = b; part; part = part->next_part)
         for (size_t c = 0; c < part->copies[PACKED]; c++)
-            VPTQ_TRY(multiply(part, PACKED, err));
+            VPTQ_CHECK(multiply(part, PACKED, err));
     for (int i = 0; i < SIDES; i++) {
         double first = 0;
         s[i].count = 0;
         if (i == LIBRARY && !has_library)
             continue;
-        VPTQ_TRY(time_calls(b, (side)i, 1, &first, err));
+        VPTQ_CHECK(time_calls(b, (side)i, 1, &first, err));
         s[i].calls =
             first < shortest_sample ? (size_t)(shortest_sample / (first + 1e-9)) + 1 : 1;
     }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 /* The sides in turns, until the time for the row is over. */
 static vptq_status time_row(bench *b, bool has_library, samples s[SIDES], vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
-    VPTQ_TRY(warm_up(b, has_library, s, err));
+    VPTQ_CHECK(warm_up(b, has_library, s, err));
     const double start = vptq_seconds();
     for (size_t round = 0; round < MOST_ROUNDS; round++) {
         if (round >= LEAST_ROUNDS && vptq_seconds() - start > b->opt->seconds)
             break;
-        VPTQ_TRY(vptq_check_cancel(b->dev->ctx, err));
+        VPTQ_CHECK(vptq_check_cancel(b->dev->ctx, err));
         for (int i = 0; i < SIDES; i++) {
             if (i == LIBRARY && !has_library)
                 continue;
-            VPTQ_TRY(time_calls(b, (side)i, s[i].calls, &s[i].time[s[i].count], err));
+            VPTQ_CHECK(time_calls(b, (side)i, s[i].calls, &s[i].time[s[i].count], err));
             s[i].count++;
         }
     }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 /* Whether the backend has a library to compare with. */
@@ -466,24 +456,21 @@ static vptq_status find_library(bench *b, bool *has, vptq_err *err)
 /* Activations for one batch, and whether what comes out of them is right. */
 static vptq_status prepare_parts(bench *b, size_t batch, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     for (bench *part = b; part; part = part->next_part) {
         part->batch = batch;
-        VPTQ_TRY(make_activations(part, err));
-        VPTQ_TRY(check_product(part, err));
+        VPTQ_CHECK(make_activations(part, err));
+        VPTQ_CHECK(check_product(part, err));
     }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 static vptq_status measure_row(bench *b, vptq_gemv_row *row, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const vptq_vq_shape *s = &b->shape;
     samples t[SIDES];
     bool has_library = false;
-    VPTQ_TRY(find_library(b, &has_library, err));
-    VPTQ_TRY(time_row(b, has_library, t, err));
+    VPTQ_CHECK(find_library(b, &has_library, err));
+    VPTQ_CHECK(time_row(b, has_library, t, err));
     *row = (vptq_gemv_row){.in_features = b->name.a,
                            .out_features = b->name.b,
                            .v = s->v,
@@ -505,8 +492,7 @@ static vptq_status measure_row(bench *b, vptq_gemv_row *row, vptq_err *err)
     const double rate = (double)row->packed_bytes / (row->time_us * 1e-6);
     row->gb_per_second = rate / 1e9;
     row->floor_fraction = rate / b->bandwidth;
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 /* Bytes per second at which a large dense matrix is read, the best of a few times. */
@@ -581,7 +567,6 @@ static size_t list_parts(const vptq_gemv_options *o, const vptq_gemv_pair *shape
 
 static vptq_status check_options(const vptq_gemv_options *o, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     bench parts[MOST_PARTS];
     if (o->dtype != VPTQ_F16 && o->dtype != VPTQ_BF16)
         return vptq_fail(err, VPTQ_E_ARG, "dtype %s, expected f16 or bf16",
@@ -595,9 +580,8 @@ static vptq_status check_options(const vptq_gemv_options *o, vptq_err *err)
     for (size_t i = 0; i < o->shape_count; i++)
         for (size_t k = 0; k < o->codebook_count; k++)
             for (size_t n = list_parts(o, &o->shapes[i], &o->codebooks[k], parts); n > 0; n--)
-                VPTQ_TRY(check_shape(&parts[n - 1].shape, err));
-out:
-    return st;
+                VPTQ_CHECK(check_shape(&parts[n - 1].shape, err));
+    return VPTQ_OK;
 }
 
 /* All batches of one shape with one pair of codebooks. */
@@ -632,13 +616,11 @@ out:
 vptq_status vptq_eval_gemv(vptq_device *dev, const vptq_gemv_options *opt, vptq_gemv_fn fn,
                            void *arg, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     bench b = {.dev = dev, .opt = opt};
-    VPTQ_TRY(check_options(opt, err));
-    VPTQ_TRY(measure_bandwidth(&b, err));
+    VPTQ_CHECK(check_options(opt, err));
+    VPTQ_CHECK(measure_bandwidth(&b, err));
     for (size_t k = 0; k < opt->codebook_count; k++)
         for (size_t i = 0; i < opt->shape_count; i++)
-            VPTQ_TRY(run_shape(&b, &opt->shapes[i], &opt->codebooks[k], fn, arg, err));
-out:
-    return st;
+            VPTQ_CHECK(run_shape(&b, &opt->shapes[i], &opt->codebooks[k], fn, arg, err));
+    return VPTQ_OK;
 }

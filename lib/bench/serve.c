@@ -153,13 +153,12 @@ static vptq_status check_lengths(const vptq_serve_options *o, vptq_err *err)
 static vptq_status check_memory(const vptq_serve_options *o, const vptq_device *dev,
                                 vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const uint64_t left = dev->ops->left(dev->state);
     for (size_t c = 0; c < o->config_count; c++) {
         uint64_t cache = 0, working = 0;
         for (size_t i = 0; i < o->model_count; i++) {
             vptq_serve_need need;
-            VPTQ_TRY(
+            VPTQ_CHECK(
                 vptq_serve_need_of(&o->models[i].model, &o->configs[c], o->kv, &need, err));
             cache += need.cache;
             working += need.working;
@@ -171,8 +170,7 @@ static vptq_status check_memory(const vptq_serve_options *o, const vptq_device *
                              o->configs[c].name, (double)cache / 0x1p20,
                              (double)working / 0x1p20, (double)left / 0x1p20);
     }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 vptq_status vptq_serve_model_open(const vptq_ctx *ctx, const char *path,
@@ -213,7 +211,6 @@ static vptq_status check_records(const vptq_ctx *ctx, const vptq_serve_options *
                                  const vptq_device *dev, const vptq_serve_log *log,
                                  amount *tokens, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     *tokens = (amount){0, 0};
     for (size_t c = 0; c < o->config_count; c++)
         for (size_t i = 0; i < o->model_count; i++)
@@ -222,27 +219,23 @@ static vptq_status check_records(const vptq_ctx *ctx, const vptq_serve_options *
                 bool found = false;
                 const vptq_serve_config *k = &o->configs[c];
                 const uint64_t n = (uint64_t)k->batch * ((uint64_t)k->input + k->output);
-                VPTQ_TRY(record_of(ctx, o, dev, i, c, run, &r, err));
+                VPTQ_CHECK(record_of(ctx, o, dev, i, c, run, &r, err));
                 if (log)
-                    VPTQ_TRY(vptq_serve_log_find(log, &r, &found, err));
+                    VPTQ_CHECK(vptq_serve_log_find(log, &r, &found, err));
                 tokens->all += n;
                 tokens->done += found ? n : 0;
             }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 static vptq_status check_all(const vptq_ctx *ctx, const vptq_serve_options *o,
                              const vptq_device *dev, const vptq_serve_log *log, amount *tokens,
                              vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
-    VPTQ_TRY(check_names(o, err));
-    VPTQ_TRY(check_lengths(o, err));
-    VPTQ_TRY(check_memory(o, dev, err));
-    VPTQ_TRY(check_records(ctx, o, dev, log, tokens, err));
-out:
-    return st;
+    VPTQ_CHECK(check_names(o, err));
+    VPTQ_CHECK(check_lengths(o, err));
+    VPTQ_CHECK(check_memory(o, dev, err));
+    return check_records(ctx, o, dev, log, tokens, err);
 }
 
 vptq_status vptq_serve_check(const vptq_ctx *ctx, const vptq_serve_options *o,
@@ -350,15 +343,13 @@ static void lane_close(const server *s, lane *l)
 static vptq_status add_prompts(server *s, lane *l, const vptq_serve_config *c, uint32_t run,
                                vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     for (uint32_t q = 0; q < c->batch; q++) {
         const vptq_rng rng = vptq_rng_make(s->o->seed, q, run, VPTQ_RNG_PROMPT);
         for (uint32_t i = 0; i < c->input; i++)
             s->prompt[i] = l->plain[vptq_rng_below(&rng, i, l->plain_count)];
-        VPTQ_TRY(vptq_batch_add(l->b, s->prompt, c->input, &s->at[q], err));
+        VPTQ_CHECK(vptq_batch_add(l->b, s->prompt, c->input, &s->at[q], err));
     }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 static void tell(server *s, const lane *l, const vptq_serve_config *c, uint32_t run,
@@ -427,39 +418,34 @@ static vptq_status measured_batch(server *s, lane *l, const vptq_serve_config *c
 
 static vptq_status warm_up(server *s, const vptq_serve_config *c, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     vptq_serve_config w = *c;
     w.input = c->input < WARM_INPUT ? c->input : WARM_INPUT;
     w.output = c->output < WARM_OUTPUT ? c->output : WARM_OUTPUT;
     for (uint32_t i = 0; i < s->o->warmup; i++)
         for (size_t m = 0; m < s->o->model_count; m++) {
             vptq_serve_record r = {.latency = 0};
-            VPTQ_TRY(measured_batch(s, &s->lanes[m], &w, 0, &r, err));
+            VPTQ_CHECK(measured_batch(s, &s->lanes[m], &w, 0, &r, err));
         }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 static vptq_status run_one(server *s, vptq_serve_log *log, size_t config, size_t model,
                            uint32_t run, vptq_serve_fn fn, void *arg, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     lane *l = &s->lanes[model];
     const vptq_serve_config *c = &s->o->configs[config];
     vptq_serve_record r;
     bool found = false;
-    VPTQ_TRY(record_of(s->ctx, s->o, &l->dev, model, config, run, &r, err));
+    VPTQ_CHECK(record_of(s->ctx, s->o, &l->dev, model, config, run, &r, err));
     if (log)
-        VPTQ_TRY(vptq_serve_log_find(log, &r, &found, err));
+        VPTQ_CHECK(vptq_serve_log_find(log, &r, &found, err));
     if (!found) {
-        VPTQ_TRY(measured_batch(s, l, c, run, &r, err));
+        VPTQ_CHECK(measured_batch(s, l, c, run, &r, err));
         if (log)
-            VPTQ_TRY(vptq_serve_log_add(log, &r, err));
+            VPTQ_CHECK(vptq_serve_log_add(log, &r, err));
         s->tokens.done += (uint64_t)c->batch * ((uint64_t)c->input + c->output);
     }
-    VPTQ_TRY(fn(arg, &r, err));
-out:
-    return st;
+    return fn(arg, &r, err);
 }
 
 static vptq_status run_config(server *s, vptq_serve_log *log, size_t config, vptq_serve_fn fn,
@@ -493,20 +479,18 @@ static vptq_status resume_config(const server *s, const vptq_device *dev,
                                  const vptq_serve_log *log, size_t config, vptq_serve_fn fn,
                                  void *arg, bool *whole, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const vptq_serve_options *o = s->o;
     *whole = log != NULL;
     for (int tell_them = 0; tell_them < 2 && *whole; tell_them++)
         for (uint32_t run = 1; run <= o->runs && *whole; run++)
             for (size_t m = 0; m < o->model_count && *whole; m++) {
                 vptq_serve_record r;
-                VPTQ_TRY(record_of(s->ctx, o, dev, m, config, run, &r, err));
-                VPTQ_TRY(vptq_serve_log_find(log, &r, whole, err));
+                VPTQ_CHECK(record_of(s->ctx, o, dev, m, config, run, &r, err));
+                VPTQ_CHECK(vptq_serve_log_find(log, &r, whole, err));
                 if (tell_them)
-                    VPTQ_TRY(fn(arg, &r, err));
+                    VPTQ_CHECK(fn(arg, &r, err));
             }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 vptq_status vptq_eval_serve(const vptq_ctx *ctx, const vptq_serve_options *o,

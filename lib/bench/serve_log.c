@@ -76,17 +76,15 @@ static vptq_status check_half(const vptq_serve_log *log, const char *text, size_
 
 static vptq_status take_text(vptq_serve_log *log, const char *text, size_t size, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     for (size_t at = 0, number = 1; at < size; number++) {
         const char *end = memchr(text + at, '\n', size - at);
         if (!end)
             return check_half(log, text + at, size - at, number, err);
-        VPTQ_TRY(take_line(log, text + at, (size_t)(end - text) - at, number, err));
+        VPTQ_CHECK(take_line(log, text + at, (size_t)(end - text) - at, number, err));
         at = (size_t)(end - text) + 1;
         log->end = (off_t)at;
     }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 static vptq_status cannot(const vptq_serve_log *log, const char *what, vptq_err *err)

@@ -30,18 +30,16 @@ static int64_t id_of(const json_t *number)
 static vptq_status add_ends_of(const vptq_model *m, const json_t *config, vptq_ids *ends,
                                vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const json_t *value = json_object_get(config, "eos_token_id"), *item;
     size_t i;
     if (json_is_number(value))
-        VPTQ_TRY(add_end(m, id_of(value), ends, err));
+        VPTQ_CHECK(add_end(m, id_of(value), ends, err));
     json_array_foreach(value, i, item)
     {
         if (json_is_number(item))
-            VPTQ_TRY(add_end(m, id_of(item), ends, err));
+            VPTQ_CHECK(add_end(m, id_of(item), ends, err));
     }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 static vptq_status add_gguf_ends(const vptq_model *m, const vptq_gguf *g, vptq_ids *ends,
@@ -49,16 +47,14 @@ static vptq_status add_gguf_ends(const vptq_model *m, const vptq_gguf *g, vptq_i
 {
     static const char *const keys[] = {"tokenizer.ggml.eot_token_id",
                                        "tokenizer.ggml.eom_token_id"};
-    vptq_status st = VPTQ_OK;
     for (int i = 0; i < 2; i++) {
         uint64_t id = 0;
         if (!vptq_gguf_find(g, keys[i]))
             continue;
-        VPTQ_TRY(vptq_gguf_u64_or(g, keys[i], 0, &id, err));
-        VPTQ_TRY(add_end(m, id > INT32_MAX ? -1 : (int64_t)id, ends, err));
+        VPTQ_CHECK(vptq_gguf_u64_or(g, keys[i], 0, &id, err));
+        VPTQ_CHECK(add_end(m, id > INT32_MAX ? -1 : (int64_t)id, ends, err));
     }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 /* A JSON file that came with the model; *json is NULL where there is none. */

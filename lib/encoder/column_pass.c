@@ -51,7 +51,6 @@ static void solve_block(const pass *a, size_t at, size_t cols, size_t rows)
 /* The columns of a block as they stand, then their errors together. */
 static vptq_status together(pass *a, size_t at, const vptq_pass_args *p, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     vptq_encoder *c = a->c;
     const size_t bytes = p->cols * c->rows * sizeof *p->z;
 
@@ -64,14 +63,12 @@ static vptq_status together(pass *a, size_t at, const vptq_pass_args *p, vptq_er
         one.err += t * p->lde;
         one.idx += t * p->ldi;
         one.idx_res = p->idx_res ? p->idx_res + t * p->ldi : NULL;
-        VPTQ_TRY(c->dev->ops->vq_pass(c->dev->state, &one, err));
+        VPTQ_CHECK(c->dev->ops->vq_pass(c->dev->state, &one, err));
     }
-    VPTQ_TRY(vptq_mirror_pull(&a->mirror, a->host_z + at * c->rows, bytes, err));
-    VPTQ_TRY(vptq_mirror_pull(&a->mirror, c->q + at * c->rows, bytes, err));
+    VPTQ_CHECK(vptq_mirror_pull(&a->mirror, a->host_z + at * c->rows, bytes, err));
+    VPTQ_CHECK(vptq_mirror_pull(&a->mirror, c->q + at * c->rows, bytes, err));
     solve_block(a, at, p->cols, p->rows);
-    VPTQ_TRY(vptq_mirror_push(&a->mirror, a->host_err, bytes, err));
-out:
-    return st;
+    return vptq_mirror_push(&a->mirror, a->host_err, bytes, err);
 }
 
 static vptq_status do_block(pass *a, size_t at, size_t cols, vptq_err *err)

@@ -137,7 +137,6 @@ static vptq_status check_hessians(const vptq_encoder_input *in, vptq_err *err)
 
 static vptq_status prepare(vptq_encoder *c, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const vptq_encoder_input *in = c->input;
     const float *lower = in->metric ? in->metric : in->lower;
     bool scaled = c->s->metric == VPTQ_METRIC_SCALED;
@@ -146,20 +145,18 @@ static vptq_status prepare(vptq_encoder *c, vptq_err *err)
     if (!vptq_size_mul(c->in, c->in, &square))
         return vptq_fail(err, VPTQ_E_SHAPE, "a hessian of %u columns does not fit in memory",
                          c->in);
-    VPTQ_TRY(check_hessians(in, err));
-    VPTQ_TRY(vptq_metric_make(c->s, c->out, c->in, c->shape.outliers, in->w, lower, &c->work,
-                              &c->metric, err));
+    VPTQ_CHECK(check_hessians(in, err));
+    VPTQ_CHECK(vptq_metric_make(c->s, c->out, c->in, c->shape.outliers, in->w, lower, &c->work,
+                                &c->metric, err));
     c->report->dead_columns = c->metric.dead;
-    VPTQ_TRY(make_parts(c, err));
-    VPTQ_TRY(make_arrays(c, square, err));
+    VPTQ_CHECK(make_parts(c, err));
+    VPTQ_CHECK(make_arrays(c, square, err));
     vptq_encoder_normalize(c);
-    VPTQ_TRY(factor(c, square, err));
+    VPTQ_CHECK(factor(c, square, err));
     add_damping(c);
-    VPTQ_TRY(make_probe(c, in->lower, in->metric || !scaled, &c->plain, err));
-    VPTQ_TRY(make_probe(c, in->metric, !scaled, &c->weighted, err));
-    VPTQ_TRY(make_probe(c, in->held_out, true, &c->held_out, err));
-out:
-    return st;
+    VPTQ_CHECK(make_probe(c, in->lower, in->metric || !scaled, &c->plain, err));
+    VPTQ_CHECK(make_probe(c, in->metric, !scaled, &c->weighted, err));
+    return make_probe(c, in->held_out, true, &c->held_out, err);
 }
 
 /* ---- losses ---- */
@@ -241,21 +238,19 @@ static void begin(vptq_encoder *c, const char *step)
 /* Leaves q and a fresh gradient of the present codebooks and indices. */
 static vptq_status finish(vptq_encoder *c, const char *name, bool undone, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     vptq_encoder_step *step = &c->report->step[c->report->steps];
 
-    VPTQ_TRY(vptq_encoder_gather(c, err));
-    VPTQ_TRY(vptq_encoder_gradient(c, err));
+    VPTQ_CHECK(vptq_encoder_gather(c, err));
+    VPTQ_CHECK(vptq_encoder_gradient(c, err));
     *step = (vptq_encoder_step){.name = name, .undone = undone};
-    VPTQ_TRY(probe_loss(c, &c->plain, &step->loss, err));
-    VPTQ_TRY(probe_loss(c, &c->weighted, &step->weighted, err));
-    VPTQ_TRY(probe_loss(c, &c->held_out, &step->held_out, err));
+    VPTQ_CHECK(probe_loss(c, &c->plain, &step->loss, err));
+    VPTQ_CHECK(probe_loss(c, &c->weighted, &step->weighted, err));
+    VPTQ_CHECK(probe_loss(c, &c->held_out, &step->held_out, err));
     if (!c->weighted.lower)
         step->weighted = step->loss;
     step->seconds = vptq_seconds() - c->step_begin;
     c->report->steps++;
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 /* What a step may change: scale and bias, codebooks and indices of all parts, in one piece. */
@@ -341,85 +336,71 @@ static vptq_status step_scales(vptq_encoder *c, vptq_err *err)
 
 static vptq_status step_refit(vptq_encoder *c, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
-
-    VPTQ_TRY(vptq_refit(c, NULL, NULL, REFIT_ITERATIONS, err));
-    VPTQ_TRY(vptq_encoder_gather(c, err));
-    VPTQ_TRY(vptq_encoder_gradient(c, err));
-    VPTQ_TRY(vptq_sweeps(c, REFIT_SWEEPS, err));
-out:
-    return st;
+    VPTQ_CHECK(vptq_refit(c, NULL, NULL, REFIT_ITERATIONS, err));
+    VPTQ_CHECK(vptq_encoder_gather(c, err));
+    VPTQ_CHECK(vptq_encoder_gradient(c, err));
+    return vptq_sweeps(c, REFIT_SWEEPS, err);
 }
 
 /* The codebooks change here whatever the loss says; the sweeps behind that only lower it. */
 static vptq_status step_storage(vptq_encoder *c, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
-
     begin(c, "storage");
-    VPTQ_TRY(vptq_encoder_round(c, err));
+    VPTQ_CHECK(vptq_encoder_round(c, err));
     if (c->s->rounding == VPTQ_ROUND_LOOP) {
-        VPTQ_TRY(vptq_encoder_gather(c, err));
-        VPTQ_TRY(vptq_encoder_gradient(c, err));
-        VPTQ_TRY(vptq_sweeps(c, STORAGE_SWEEPS, err));
+        VPTQ_CHECK(vptq_encoder_gather(c, err));
+        VPTQ_CHECK(vptq_encoder_gradient(c, err));
+        VPTQ_CHECK(vptq_sweeps(c, STORAGE_SWEEPS, err));
     }
-    VPTQ_TRY(finish(c, "storage", false, err));
-out:
-    return st;
+    return finish(c, "storage", false, err);
 }
 
 static vptq_status train(vptq_encoder *c, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
-
     begin(c, "k-means");
-    VPTQ_TRY(vptq_train_main(c, err));
+    VPTQ_CHECK(vptq_train_main(c, err));
     for (uint32_t i = 0; i < c->parts; i++) /* the residual codebooks are still all zero */
         if (c->part[i].k_res)
             memset(c->part[i].idx_res, 0,
                    c->part[i].cols * c->part[i].vector_rows * sizeof(uint32_t));
-    VPTQ_TRY(finish(c, "k-means", false, err));
+    VPTQ_CHECK(finish(c, "k-means", false, err));
     if (!c->s->k_res)
-        goto out;
+        return VPTQ_OK;
     begin(c, "residual");
-    VPTQ_TRY(vptq_train_residual(c, err));
-    VPTQ_TRY(finish(c, "residual", false, err));
+    VPTQ_CHECK(vptq_train_residual(c, err));
+    VPTQ_CHECK(finish(c, "residual", false, err));
     if (!c->s->joint)
-        goto out;
+        return VPTQ_OK;
     begin(c, "joint");
-    VPTQ_TRY(vptq_train_joint(c, err));
-    VPTQ_TRY(finish(c, "joint", false, err));
-out:
-    return st;
+    VPTQ_CHECK(vptq_train_joint(c, err));
+    return finish(c, "joint", false, err);
 }
 
 /* Where nothing follows the pass, it is the last decision, and looks at rounded codebooks. */
 static vptq_status refine(vptq_encoder *c, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     bool more = c->s->retrain || c->s->sweeps || c->s->refits;
     /* another scale would make the damping another one, and objectives not comparable */
     bool scales = c->s->scales && c->s->metric == VPTQ_METRIC_SCALED && !(c->damped > 0);
 
     if (!more && c->s->rounding == VPTQ_ROUND_LOOP) {
-        VPTQ_TRY(vptq_encoder_round(c, err));
-        VPTQ_TRY(vptq_encoder_gather(c, err));
-        VPTQ_TRY(vptq_encoder_gradient(c, err));
+        VPTQ_CHECK(vptq_encoder_round(c, err));
+        VPTQ_CHECK(vptq_encoder_gather(c, err));
+        VPTQ_CHECK(vptq_encoder_gradient(c, err));
     }
-    VPTQ_TRY(descend(c, "pass", step_pass, err));
+    VPTQ_CHECK(descend(c, "pass", step_pass, err));
     if (c->s->retrain)
-        VPTQ_TRY(descend(c, "retrain", step_retrain, err));
+        VPTQ_CHECK(descend(c, "retrain", step_retrain, err));
     if (c->s->sweeps)
-        VPTQ_TRY(descend(c, "sweeps", step_sweeps, err));
+        VPTQ_CHECK(descend(c, "sweeps", step_sweeps, err));
     for (uint32_t i = 0; i < c->s->refits; i++) {
         if (scales && !i) /* later ones gain a thousandth */
-            VPTQ_TRY(descend(c, "scales", step_scales, err));
-        VPTQ_TRY(descend(c, "refit", step_refit, err));
+            VPTQ_CHECK(descend(c, "scales", step_scales, err));
+        VPTQ_CHECK(descend(c, "refit", step_refit, err));
     }
     if (!c->rounded)
-        VPTQ_TRY(step_storage(c, err));
-out:
-    return st;
+        VPTQ_CHECK(step_storage(c, err));
+    return VPTQ_OK;
 }
 
 /* ---- the stored matrix ---- */

@@ -182,8 +182,6 @@ vptq_status vptq_metric_make(const vptq_encoder_settings *s, uint32_t out, uint3
                              uint32_t outliers, const float *w, const float *lower,
                              vptq_arena *arena, vptq_metric *m, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
-
     *m = (vptq_metric){.in = in, .scaled = s->metric == VPTQ_METRIC_SCALED};
     m->scale = vptq_arena_alloc(arena, in, sizeof *m->scale, err);
     m->bias = m->scale ? vptq_arena_alloc(arena, in, sizeof *m->bias, err) : NULL;
@@ -191,18 +189,16 @@ vptq_status vptq_metric_make(const vptq_encoder_settings *s, uint32_t out, uint3
     m->order = m->diag ? vptq_arena_alloc(arena, in, sizeof *m->order, err) : NULL;
     if (!m->order)
         return VPTQ_E_NOMEM;
-    VPTQ_TRY(check_weights(out, in, w, err));
-    VPTQ_TRY(mean_of_diagonal(m, lower, err));
+    VPTQ_CHECK(check_weights(out, in, w, err));
+    VPTQ_CHECK(mean_of_diagonal(m, lower, err));
     for (uint32_t c = 0; c < in; c++) {
         m->scale[c] = 1;
         m->bias[c] = 0;
     }
     if (s->norm != VPTQ_NORM_NONE)
-        VPTQ_TRY(column_norms(m, s, out, w, arena, err));
+        VPTQ_CHECK(column_norms(m, s, out, w, arena, err));
     vptq_metric_rescale(m, s->ridge, lower);
-    VPTQ_TRY(make_order(m, s->perm, outliers, arena, err));
-out:
-    return st;
+    return make_order(m, s->perm, outliers, arena, err);
 }
 
 void vptq_metric_normalize(const vptq_metric *m, uint32_t out, size_t rows, const float *w,

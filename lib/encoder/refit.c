@@ -49,7 +49,6 @@ static vptq_status scatter(solver *a, const float *y, double *sums, double *diag
 {
     vptq_encoder *c = a->c;
     const vptq_backend *ops = c->dev->ops;
-    vptq_status st = VPTQ_OK;
     size_t at = 0;
 
     for (uint32_t i = 0; i < a->parts; i++) {
@@ -67,16 +66,15 @@ static vptq_status scatter(solver *a, const float *y, double *sums, double *diag
                                    .weights = diag ? a->on.weights : NULL,
                                    .ldy = c->rows,
                                    .ldi = p->vector_rows};
-            VPTQ_TRY(ops->vq_scatter(c->dev->state, &s, err));
+            VPTQ_CHECK(ops->vq_scatter(c->dev->state, &s, err));
             if (diag)
-                VPTQ_TRY(take_weights(a, k, p->v, diag + at, err));
+                VPTQ_CHECK(take_weights(a, k, p->v, diag + at, err));
             at += (size_t)k * p->v;
         }
     }
-    VPTQ_TRY(vptq_mirror_pull(&a->mirror, a->sums, at * sizeof *a->sums, err));
+    VPTQ_CHECK(vptq_mirror_pull(&a->mirror, a->sums, at * sizeof *a->sums, err));
     memcpy(sums, a->sums, at * sizeof *sums);
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 /* e <- what the direction d stands for. */
@@ -114,17 +112,16 @@ static vptq_status apply(void *arg, const double *d, double *ad, vptq_err *err)
 static vptq_status start(solver *a, vptq_err *err)
 {
     vptq_conjugate *cg = &a->cg;
-    vptq_status st = VPTQ_OK;
 
-    VPTQ_TRY(scatter(a, a->on.e, cg->ad, cg->m, err)); /* sums unused: the weights are wanted */
+    VPTQ_CHECK(
+        scatter(a, a->on.e, cg->ad, cg->m, err)); /* sums unused: the weights are wanted */
     if (a->diagonal)
         memcpy(cg->r, cg->ad, cg->n * sizeof *cg->r);
     else
-        VPTQ_TRY(scatter(a, a->on.g, cg->r, NULL, err));
+        VPTQ_CHECK(scatter(a, a->on.g, cg->r, NULL, err));
     for (size_t i = 0; i < cg->n; i++)
         cg->r[i] = -cg->r[i];
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 static void step_codebooks(const solver *a)
@@ -163,9 +160,8 @@ static vptq_status open_solver(solver *a, size_t n, uint32_t largest, vptq_err *
     vptq_encoder *c = a->c;
     vptq_mirror *m = &a->mirror;
     const size_t all = (size_t)c->in * c->rows;
-    vptq_status st = VPTQ_OK;
 
-    VPTQ_TRY(vptq_conjugate_open(&c->work, n, &a->cg, err));
+    VPTQ_CHECK(vptq_conjugate_open(&c->work, n, &a->cg, err));
     a->weights = vptq_arena_alloc(&c->work, largest, sizeof *a->weights, err);
     a->codebooks = a->weights ? vptq_arena_alloc(&c->work, n, sizeof *a->codebooks, err) : NULL;
     a->sums = a->codebooks ? vptq_arena_alloc(&c->work, n, sizeof *a->sums, err) : NULL;
@@ -183,9 +179,7 @@ static vptq_status open_solver(solver *a, size_t n, uint32_t largest, vptq_err *
         a->on.g = vptq_mirror_take(m, c->g, all, sizeof *c->g, VPTQ_MIRROR_THERE);
         a->on.h = vptq_mirror_in(m, c->h, (size_t)c->in * c->in, sizeof *c->h);
     }
-    st = vptq_mirror_check(m, err);
-out:
-    return st;
+    return vptq_mirror_check(m, err);
 }
 
 vptq_status vptq_refit(vptq_encoder *c, vptq_part *only, const float *target, int iterations,

@@ -406,16 +406,12 @@ static vptq_status check_columns(const vptq_encoder_settings *s, uint32_t in, vp
 vptq_status vptq_encoder_check(const vptq_encoder_settings *s, uint32_t out, uint32_t in,
                                vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
-
-    VPTQ_TRY(check_ranges(s, err));
-    VPTQ_TRY(check_power("centroids", s->k, err));
+    VPTQ_CHECK(check_ranges(s, err));
+    VPTQ_CHECK(check_power("centroids", s->k, err));
     if (s->k_res)
-        VPTQ_TRY(check_power("residual", s->k_res, err));
-    VPTQ_TRY(check_power("outlier_centroids", s->k0, err));
-    VPTQ_TRY(check_columns(s, in, err));
+        VPTQ_CHECK(check_power("residual", s->k_res, err));
+    VPTQ_CHECK(check_power("outlier_centroids", s->k0, err));
+    VPTQ_CHECK(check_columns(s, in, err));
     vptq_vq_shape shape = vptq_encoder_shape(s, out, in);
-    st = vptq_vq_shape_check(&shape, err);
-out:
-    return st;
+    return vptq_vq_shape_check(&shape, err);
 }

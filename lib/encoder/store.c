@@ -97,20 +97,17 @@ static vptq_status join_codebooks(const vptq_encoder *c, bool residual, const fl
 
 vptq_status vptq_store(vptq_encoder *c, vptq_encoder_result *result, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const vptq_part *group = first_group(c);
     vptq_vq *vq = &result->vq;
 
     *vq = (vptq_vq){.shape = c->shape, .centroids = group->main, .res_centroids = group->res};
-    VPTQ_TRY(join_codebooks(c, false, &result->centroids_f32, err));
+    VPTQ_CHECK(join_codebooks(c, false, &result->centroids_f32, err));
     if (c->shape.k_res)
-        VPTQ_TRY(join_codebooks(c, true, &result->res_centroids_f32, err));
-    VPTQ_TRY(pack_indices(c, &vq->indices, err));
+        VPTQ_CHECK(join_codebooks(c, true, &result->res_centroids_f32, err));
+    VPTQ_CHECK(pack_indices(c, &vq->indices, err));
     if (c->shape.outliers)
-        VPTQ_TRY(pack_outliers(c, vq, err));
+        VPTQ_CHECK(pack_outliers(c, vq, err));
     if (c->shape.has_perm)
-        VPTQ_TRY(store_perm(c, vq, err));
-    VPTQ_TRY(store_norm(c, vq, err));
-out:
-    return st;
+        VPTQ_CHECK(store_perm(c, vq, err));
+    return store_norm(c, vq, err);
 }

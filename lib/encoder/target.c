@@ -101,17 +101,14 @@ vptq_status vptq_target_judge_make(vptq_device *dev, uint32_t out, uint32_t in, 
                                    const vptq_target_moments *held_out, vptq_arena *arena,
                                    vptq_target_judge *j, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     *j = (vptq_target_judge){.out = out, .in = in};
     j->h = vptq_arena_alloc(arena, in, in * sizeof *j->h, err);
     j->r = j->h ? vptq_arena_alloc(arena, out, in * sizeof *j->r, err) : NULL;
     if (!j->r)
         return VPTQ_E_NOMEM;
     widen(in, held_out->lower, 0, j->h);
-    VPTQ_TRY(trace_of(dev, out, in, w, j->h, &j->norm, err));
-    VPTQ_TRY(numerator(dev, out, in, w, held_out, j->r, err));
-out:
-    return st;
+    VPTQ_CHECK(trace_of(dev, out, in, w, j->h, &j->norm, err));
+    return numerator(dev, out, in, w, held_out, j->r, err);
 }
 
 /* The error of W + alpha delta is, but for a constant,

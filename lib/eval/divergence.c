@@ -68,30 +68,27 @@ out:
 /* Windows of a text for one model or both. */
 static vptq_status plan_text(run *r, vptq_corpus *corpus, vptq_arena *arena, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const vptq_kld_options *o = r->opt;
     const vptq_model *m = r->model.m ? r->model.m : r->base.m;
-    VPTQ_TRY(
+    VPTQ_CHECK(
         vptq_corpus_load(r->dev->ctx, &o->corpus, m->tokenizer, m->desc->vocab, corpus, err));
     if (r->model.m)
-        VPTQ_TRY(check_tokenizers(r, corpus, err));
+        VPTQ_CHECK(check_tokenizers(r, corpus, err));
     r->w.ids = corpus->ids.data;
-    VPTQ_TRY(vptq_windows_cut(&r->w, corpus->name, corpus->ids.count, o->context, 0, o->windows,
-                              o->protocol, arena, err));
+    VPTQ_CHECK(vptq_windows_cut(&r->w, corpus->name, corpus->ids.count, o->context, 0,
+                                o->windows, o->protocol, arena, err));
     r->w.bos = vptq_windows_bos(m, o->protocol);
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 /* The recorded windows. */
 static vptq_status plan_recorded(run *r, vptq_arena *arena, vptq_kld_result *result,
                                  vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const vptq_ctx *ctx = r->dev->ctx;
     const vptq_kld_base_head *h = &r->file.head;
-    VPTQ_TRY(vptq_kld_base_file_open(r->opt->base_file, ctx->mem, &r->file, err));
-    VPTQ_TRY(vptq_kld_base_head_check(ctx, &r->file, r->model.m, r->opt, err));
+    VPTQ_CHECK(vptq_kld_base_file_open(r->opt->base_file, ctx->mem, &r->file, err));
+    VPTQ_CHECK(vptq_kld_base_head_check(ctx, &r->file, r->model.m, r->opt, err));
     result->context = h->context;
     result->protocol =
         h->protocol == VPTQ_KLD_BASE_LLAMA_CPP ? VPTQ_PPL_LLAMA_CPP : VPTQ_PPL_GPTQ;
@@ -99,29 +96,27 @@ static vptq_status plan_recorded(run *r, vptq_arena *arena, vptq_kld_result *res
     snprintf(result->base_fingerprint, sizeof result->base_fingerprint, "%016" PRIx64,
              h->model);
     r->w.ids = r->file.ids;
-    VPTQ_TRY(vptq_windows_cut(&r->w, r->opt->base_file, (size_t)h->windows * h->context,
-                              h->context, 0, r->opt->windows, result->protocol, arena, err));
+    VPTQ_CHECK(vptq_windows_cut(&r->w, r->opt->base_file, (size_t)h->windows * h->context,
+                                h->context, 0, r->opt->windows, result->protocol, arena, err));
     r->w.bos = h->bos;
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 static vptq_status plan(run *r, vptq_corpus *corpus, vptq_arena *arena, vptq_kld_result *result,
                         vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     if (r->model.m && r->base.m)
-        VPTQ_TRY(vptq_eval_check_shapes(r->model.m, r->base.m, err));
+        VPTQ_CHECK(vptq_eval_check_shapes(r->model.m, r->base.m, err));
     if (r->opt->base_file)
-        VPTQ_TRY(plan_recorded(r, arena, result, err));
+        VPTQ_CHECK(plan_recorded(r, arena, result, err));
     else
-        VPTQ_TRY(plan_text(r, corpus, arena, err));
+        VPTQ_CHECK(plan_text(r, corpus, arena, err));
     if (r->opt->save_base)
-        VPTQ_TRY(vptq_kld_base_head_make(r->dev->ctx, r->base.m, r->opt, &r->w, &r->head, err));
+        VPTQ_CHECK(
+            vptq_kld_base_head_make(r->dev->ctx, r->base.m, r->opt, &r->w, &r->head, err));
     result->windows = r->w.count;
     result->tokens = (uint64_t)r->w.count * vptq_windows_scored(&r->w, 0);
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 /* ---- the run ---- */
@@ -220,18 +215,16 @@ static vptq_status add_scores(run *r, size_t s, const vptq_kld_token *t, const d
 static vptq_status run_blocks(run *r, side *s, size_t first, size_t end, uint32_t *done,
                               vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const size_t *starts = r->w.starts, count = end - first;
     if (!s->m)
         return VPTQ_OK;
-    VPTQ_TRY(vptq_forward_embed(s->f, r->w.inputs, starts[count], s->hidden, err));
+    VPTQ_CHECK(vptq_forward_embed(s->f, r->w.inputs, starts[count], s->hidden, err));
     for (uint32_t l = 0; l < s->m->desc->layers; l++) {
         progress(r, first, end, *done + l);
-        VPTQ_TRY(vptq_forward_block(s->f, l, starts, count, s->hidden, NULL, NULL, err));
+        VPTQ_CHECK(vptq_forward_block(s->f, l, starts, count, s->hidden, NULL, NULL, err));
     }
     *done += s->m->desc->layers;
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 /* Records n rows, which begin at window `s`. */
@@ -250,7 +243,6 @@ static vptq_status record(run *r, size_t s, size_t n, const float *hidden, vptq_
 /* Windows [g, e) of the batch that begins at `first`. */
 static vptq_status score_group(run *r, size_t first, size_t g, size_t e, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const vptq_model_desc *d = (r->model.m ? r->model.m : r->base.m)->desc;
     const size_t at = r->w.starts[g] * d->hidden;
     const float *hidden = r->model.m ? r->model.hidden + at : NULL;
@@ -261,39 +253,36 @@ static vptq_status score_group(run *r, size_t first, size_t g, size_t e, vptq_er
     if (r->model.m)
         rows = vptq_windows_gather(&r->w, first, g, e, d->hidden, r->model.hidden);
     if (r->opt->save_base)
-        VPTQ_TRY(record(r, first + g, rows, hidden_base, err));
+        VPTQ_CHECK(record(r, first + g, rows, hidden_base, err));
     if (!r->model.m)
-        goto out;
+        return VPTQ_OK;
     if (r->base.m)
-        VPTQ_TRY(vptq_eval_kld_states(r->dev->ctx, d, r->base.f, r->model.f, rows, 1,
-                                      hidden_base, hidden, r->w.targets, r->scores, err));
+        VPTQ_CHECK(vptq_eval_kld_states(r->dev->ctx, d, r->base.f, r->model.f, rows, 1,
+                                        hidden_base, hidden, r->w.targets, r->scores, err));
     else
-        VPTQ_TRY(vptq_kld_base_rows_compare(&r->recorded, r->model.f, rows, d->hidden, hidden,
-                                            r->w.targets, &r->file, r->tokens, r->scores,
-                                            r->tail, err));
+        VPTQ_CHECK(vptq_kld_base_rows_compare(&r->recorded, r->model.f, rows, d->hidden, hidden,
+                                              r->w.targets, &r->file, r->tokens, r->scores,
+                                              r->tail, err));
     for (size_t i = g, from = 0; i < e; i++) {
         size_t n = vptq_windows_scored(&r->w, first + i);
-        VPTQ_TRY(add_scores(r, first + i, r->scores + from, r->tail + from, n, err));
+        VPTQ_CHECK(add_scores(r, first + i, r->scores + from, r->tail + from, n, err));
         from += n;
     }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 static vptq_status run_batch(run *r, size_t first, size_t end, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     uint32_t done = 0;
     vptq_windows_fill(&r->w, first, end);
-    VPTQ_TRY(run_blocks(r, &r->base, first, end, &done, err));
-    VPTQ_TRY(run_blocks(r, &r->model, first, end, &done, err));
+    VPTQ_CHECK(run_blocks(r, &r->base, first, end, &done, err));
+    VPTQ_CHECK(run_blocks(r, &r->model, first, end, &done, err));
     for (size_t g = 0, e; g < end - first; g = e) {
         e = vptq_forward_group(r->w.starts, end - first, g);
-        VPTQ_TRY(score_group(r, first, g, e, err));
+        VPTQ_CHECK(score_group(r, first, g, e, err));
     }
     progress(r, first, end, done + 1);
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 static vptq_status run_all(run *r, vptq_arena *arena, vptq_err *err)

@@ -121,7 +121,6 @@ static vptq_status fold_heads(heads *h, const vptq_ctx *ctx, size_t rows,
                               const float *hidden_base, const float *hidden,
                               const int32_t *targets, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const size_t all = rows * h->variants;
     h->job.rows = rows;
     h->job.targets = targets;
@@ -130,18 +129,17 @@ static vptq_status fold_heads(heads *h, const vptq_ctx *ctx, size_t rows,
         *f = (fold){
             .max = -INFINITY, .best = -INFINITY, .best_id = h->vocab, .target = (double)NAN};
     }
-    VPTQ_TRY(vptq_forward_head_begin(h->base, rows, hidden_base, err));
-    VPTQ_TRY(vptq_forward_head_begin(h->model, all, hidden, err));
+    VPTQ_CHECK(vptq_forward_head_begin(h->base, rows, hidden_base, err));
+    VPTQ_CHECK(vptq_forward_head_begin(h->model, all, hidden, err));
     for (size_t first = 0; first < h->vocab; first += h->job.width) {
         size_t width;
-        VPTQ_TRY(vptq_forward_head_tile(h->base, rows, first, h->base_tile, &width, err));
-        VPTQ_TRY(vptq_forward_head_tile(h->model, all, first, h->model_tile, &width, err));
+        VPTQ_CHECK(vptq_forward_head_tile(h->base, rows, first, h->base_tile, &width, err));
+        VPTQ_CHECK(vptq_forward_head_tile(h->model, all, first, h->model_tile, &width, err));
         h->job.first = first;
         h->job.width = width;
         vptq_parallel_for(ctx->threads, rows, FOLD_ROWS, fold_rows, &h->job);
     }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 static vptq_status alloc_heads(heads *h, size_t rows, vptq_arena *arena, vptq_err *err)

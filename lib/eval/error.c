@@ -20,13 +20,12 @@ typedef struct compare {
 static vptq_status check_hessians(const compare *c, uint32_t first, uint32_t last,
                                   vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     vptq_hessian_dir h;
     char fingerprint[17];
     if (!c->hdir)
         return VPTQ_OK;
-    VPTQ_TRY(vptq_hessian_dir_open(c->hdir, &h, err));
-    VPTQ_TRY(vptq_checkpoint_fingerprint(&c->base->ckpt, c->dev->ctx, fingerprint, err));
+    VPTQ_CHECK(vptq_hessian_dir_open(c->hdir, &h, err));
+    VPTQ_CHECK(vptq_checkpoint_fingerprint(&c->base->ckpt, c->dev->ctx, fingerprint, err));
     if (!vptq_hessian_is_of(h.model_fingerprint, fingerprint))
         return vptq_fail(err, VPTQ_E_MISMATCH,
                          "%s: the Hessians are of a model with fingerprint %s, %s has %s",
@@ -40,8 +39,7 @@ static vptq_status check_hessians(const compare *c, uint32_t first, uint32_t las
         return vptq_fail(err, VPTQ_E_MISMATCH,
                          "%s holds layers %u to %u, layers %u to %u are asked for", c->hdir,
                          h.first_layer, h.last_layer, first, last);
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 /* A whole matrix as float in host memory. */

@@ -77,27 +77,25 @@ static vptq_status plan_documents(run *r, const size_t *offsets, size_t count,
 static vptq_status plan(run *r, vptq_corpus *corpus, vptq_ids *documents, uint64_t *skipped,
                         vptq_arena *arena, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const vptq_ppl_options *o = r->opt;
     const vptq_ctx *ctx = r->dev->ctx;
-    VPTQ_TRY(check_options(r->m, o, err));
+    VPTQ_CHECK(check_options(r->m, o, err));
     if (o->documents) {
         size_t *offsets, count;
-        VPTQ_TRY(vptq_corpus_documents(ctx, o->corpus.texts[0], o->documents, r->m->tokenizer,
-                                       r->m->desc->vocab, arena, documents, &offsets, &count,
-                                       err));
+        VPTQ_CHECK(vptq_corpus_documents(ctx, o->corpus.texts[0], o->documents, r->m->tokenizer,
+                                         r->m->desc->vocab, arena, documents, &offsets, &count,
+                                         err));
         r->w.ids = documents->data;
-        VPTQ_TRY(plan_documents(r, offsets, count, skipped, arena, err));
+        VPTQ_CHECK(plan_documents(r, offsets, count, skipped, arena, err));
     } else {
-        VPTQ_TRY(
+        VPTQ_CHECK(
             vptq_corpus_load(ctx, &o->corpus, r->m->tokenizer, r->m->desc->vocab, corpus, err));
         r->w.ids = corpus->ids.data;
-        VPTQ_TRY(vptq_windows_cut(&r->w, corpus->name, corpus->ids.count, o->context, o->stride,
-                                  o->windows, o->protocol, arena, err));
+        VPTQ_CHECK(vptq_windows_cut(&r->w, corpus->name, corpus->ids.count, o->context,
+                                    o->stride, o->windows, o->protocol, arena, err));
         r->w.bos = vptq_windows_bos(r->m, o->protocol);
     }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 /* Bytes that the scored tokens stand for; 0 where a part of the text is token ids.  Of a text
@@ -186,38 +184,34 @@ static vptq_status add_scores(run *r, size_t s, const vptq_nll_state *state, siz
 /* Scores one group of the batch. */
 static vptq_status score_group(run *r, size_t first, size_t g0, size_t g1, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     size_t dim = r->m->desc->hidden;
     size_t rows = vptq_windows_gather(&r->w, first, g0, g1, dim, r->hidden);
-    VPTQ_TRY(vptq_forward_loss(r->f, rows, r->hidden + r->w.starts[g0] * dim, r->w.targets,
-                               r->state, err));
+    VPTQ_CHECK(vptq_forward_loss(r->f, rows, r->hidden + r->w.starts[g0] * dim, r->w.targets,
+                                 r->state, err));
     for (size_t i = g0, at = 0; i < g1; i++) {
         size_t n = vptq_windows_scored(&r->w, first + i);
-        VPTQ_TRY(add_scores(r, first + i, r->state + at, n, err));
+        VPTQ_CHECK(add_scores(r, first + i, r->state + at, n, err));
         at += n;
     }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 static vptq_status run_batch(run *r, size_t first, size_t end, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     size_t count = end - first;
     const size_t *starts = r->w.starts;
     vptq_windows_fill(&r->w, first, end);
-    VPTQ_TRY(vptq_forward_embed(r->f, r->w.inputs, starts[count], r->hidden, err));
+    VPTQ_CHECK(vptq_forward_embed(r->f, r->w.inputs, starts[count], r->hidden, err));
     for (uint32_t l = 0; l < r->m->desc->layers; l++) {
         progress(r, first, end, l);
-        VPTQ_TRY(vptq_forward_block(r->f, l, starts, count, r->hidden, NULL, NULL, err));
+        VPTQ_CHECK(vptq_forward_block(r->f, l, starts, count, r->hidden, NULL, NULL, err));
     }
     for (size_t g = 0, e; g < count; g = e) {
         e = vptq_forward_group(starts, count, g);
-        VPTQ_TRY(score_group(r, first, g, e, err));
+        VPTQ_CHECK(score_group(r, first, g, e, err));
     }
     progress(r, first, end, r->m->desc->layers + 1);
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 static vptq_status run_all(run *r, vptq_arena *work, vptq_err *err)

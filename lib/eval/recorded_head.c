@@ -31,7 +31,6 @@ vptq_status vptq_kld_base_head_make(const vptq_ctx *ctx, const vptq_model *base,
                                     const vptq_kld_options *opt, const vptq_windows *w,
                                     vptq_kld_base_head *head, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     char hex[17];
     const uint32_t vocab = base->desc->vocab;
     const bool full = opt->precision == VPTQ_KLD_BASE_FULL;
@@ -50,13 +49,12 @@ vptq_status vptq_kld_base_head_make(const vptq_ctx *ctx, const vptq_model *base,
         .windows = (uint32_t)w->count,
         .bos = w->bos,
     };
-    VPTQ_TRY(vptq_checkpoint_fingerprint(&base->ckpt, ctx, hex, err));
+    VPTQ_CHECK(vptq_checkpoint_fingerprint(&base->ckpt, ctx, hex, err));
     head->model = strtoull(hex, NULL, 16);
-    VPTQ_TRY(vocabulary_fingerprint(ctx, base, &head->vocabulary, err));
+    VPTQ_CHECK(vocabulary_fingerprint(ctx, base, &head->vocabulary, err));
     const char *name = vptq_path_base(base->ckpt.path);
     memcpy(head->name, name, strnlen(name, VPTQ_KLD_BASE_NAME_MAX));
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 /* ---- may it stand in ---- */
@@ -121,14 +119,13 @@ vptq_status vptq_kld_base_head_check(const vptq_ctx *ctx, const vptq_kld_base_fi
                                      const vptq_model *m, const vptq_kld_options *opt,
                                      vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const vptq_kld_base_head *h = &file->head;
     uint64_t vocabulary;
-    VPTQ_TRY(check_settings(file, m, opt, err));
-    VPTQ_TRY(vocabulary_fingerprint(ctx, m, &vocabulary, err));
+    VPTQ_CHECK(check_settings(file, m, opt, err));
+    VPTQ_CHECK(vocabulary_fingerprint(ctx, m, &vocabulary, err));
     const bool other = h->vocabulary && vocabulary && h->vocabulary != vocabulary;
     if (opt->corpus.text_count + opt->corpus.token_count > 0)
-        VPTQ_TRY(check_text(ctx, file, m, opt, other, err));
+        VPTQ_CHECK(check_text(ctx, file, m, opt, other, err));
     else if (other)
         return vptq_fail(err, VPTQ_E_MISMATCH,
                          "%s: recorded with another tokenizer than that of %s", file->file.path,
@@ -140,6 +137,5 @@ vptq_status vptq_kld_base_head_check(const vptq_ctx *ctx, const vptq_kld_base_fi
                          "%s: recorded with the id %" PRId32 " in place of a window's first "
                          "token, %s puts %" PRId32 " there (-1: none)",
                          file->file.path, h->bos, m->ckpt.path, bos);
-out:
-    return st;
+    return VPTQ_OK;
 }

@@ -193,22 +193,20 @@ vptq_status vptq_kld_base_rows_record(vptq_kld_base_rows *b, vptq_forward *f, si
                                       size_t dim, const float *hidden, const int32_t *targets,
                                       vptq_kld_base_writer *w, size_t *bad, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     *bad = n;
     for (size_t at = 0, rows; at < n; at += rows) {
         rows = n - at < b->most ? n - at : b->most;
         rows_job job = {.b = b, .first = w->records, .targets = targets + at};
-        VPTQ_TRY(vptq_forward_logits(f, rows, hidden + at * dim, b->logits, err));
+        VPTQ_CHECK(vptq_forward_logits(f, rows, hidden + at * dim, b->logits, err));
         vptq_parallel_for(b->ctx->threads, rows, ROWS_STEP, record_rows, &job);
         for (size_t i = 0; i < rows; i++)
             if (!b->finite[i]) {
                 *bad = at + i;
                 return VPTQ_OK;
             }
-        VPTQ_TRY(vptq_kld_base_writer_add(w, b->records, rows, err));
+        VPTQ_CHECK(vptq_kld_base_writer_add(w, b->records, rows, err));
     }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 vptq_status vptq_kld_base_rows_compare(vptq_kld_base_rows *b, vptq_forward *f, size_t n,
@@ -216,14 +214,12 @@ vptq_status vptq_kld_base_rows_compare(vptq_kld_base_rows *b, vptq_forward *f, s
                                        const vptq_kld_base_file *file, uint64_t first,
                                        vptq_kld_token *out, double *tail, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     for (size_t at = 0, rows; at < n; at += rows) {
         rows = n - at < b->most ? n - at : b->most;
         rows_job job = {.b = b, .targets = targets + at, .out = out + at, .tail = tail + at};
-        VPTQ_TRY(vptq_kld_base_file_read(file, first + at, rows, b->records, err));
-        VPTQ_TRY(vptq_forward_logits(f, rows, hidden + at * dim, b->logits, err));
+        VPTQ_CHECK(vptq_kld_base_file_read(file, first + at, rows, b->records, err));
+        VPTQ_CHECK(vptq_forward_logits(f, rows, hidden + at * dim, b->logits, err));
         vptq_parallel_for(b->ctx->threads, rows, ROWS_STEP, compare_rows, &job);
     }
-out:
-    return st;
+    return VPTQ_OK;
 }

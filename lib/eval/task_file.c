@@ -151,20 +151,19 @@ out:
 static vptq_status read_lines(job *j, cursor *c, vptq_task_text line, const char *name,
                               vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const vptq_task_reader r = {j->opt, &j->file->arena, name};
     const size_t first = c->line;
     vptq_task_item *item;
     vptq_task_text lines[LINES_PER_ITEM] = {line};
     if (j->file->count == 0)
-        VPTQ_TRY(check_name(c, j->opt->task, VPTQ_TASK_ENDINGS, err));
+        VPTQ_CHECK(check_name(c, j->opt->task, VPTQ_TASK_ENDINGS, err));
     j->file->form = VPTQ_TASK_ENDINGS;
     for (int i = 0; i < LINES_PER_ITEM; i++) {
         if (i > 0 && !take_line(c, &lines[i]))
             return vptq_fail(err, VPTQ_E_FORMAT,
                              "%s: the file ends within the item of six lines that begins here",
                              name);
-        VPTQ_TRY(check_line(c, lines[i], err));
+        VPTQ_CHECK(check_line(c, lines[i], err));
         if (is_blank(lines[i]))
             return vptq_fail(err, VPTQ_E_FORMAT,
                              "%s: line %zu is empty within an item of six lines", c->path,
@@ -173,10 +172,8 @@ static vptq_status read_lines(job *j, cursor *c, vptq_task_text line, const char
         if (!lines[i].s)
             return VPTQ_E_NOMEM;
     }
-    VPTQ_TRY(next_item(j, first, &item, err));
-    VPTQ_TRY(vptq_task_lines_read(&r, lines, item, err));
-out:
-    return st;
+    VPTQ_CHECK(next_item(j, first, &item, err));
+    return vptq_task_lines_read(&r, lines, item, err);
 }
 
 static vptq_status read_all(job *j, cursor *c, vptq_err *err)

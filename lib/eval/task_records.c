@@ -99,17 +99,15 @@ static vptq_status put_choices(const vptq_task_reader *r, vptq_task_text context
                                const char *delimiter, const vptq_task_text *choices,
                                uint32_t count, vptq_task_item *item, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     vptq_task_request *q;
-    VPTQ_TRY(new_requests(r, count, item, &q, err));
+    VPTQ_CHECK(new_requests(r, count, item, &q, err));
     for (uint32_t i = 0; i < count; i++) {
         const vptq_task_text parts[] = {text_of(delimiter), choices[i]};
         q[i].context = context;
         q[i].characters = vptq_task_characters(choices[i]);
-        VPTQ_TRY(vptq_task_join(parts, 2, r->arena, &q[i].continuation, err));
+        VPTQ_CHECK(vptq_task_join(parts, 2, r->arena, &q[i].continuation, err));
     }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 /* Every context with the same text behind it, a space between them. */
@@ -117,19 +115,17 @@ static vptq_status put_contexts(const vptq_task_reader *r, const vptq_task_text 
                                 uint32_t count, vptq_task_text behind, vptq_task_item *item,
                                 vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     vptq_task_request *q;
     vptq_task_text continuation;
     const vptq_task_text parts[] = {text_of(" "), behind};
-    VPTQ_TRY(new_requests(r, count, item, &q, err));
-    VPTQ_TRY(vptq_task_join(parts, 2, r->arena, &continuation, err));
+    VPTQ_CHECK(new_requests(r, count, item, &q, err));
+    VPTQ_CHECK(vptq_task_join(parts, 2, r->arena, &continuation, err));
     for (uint32_t i = 0; i < count; i++) {
         q[i].context = contexts[i];
         q[i].continuation = continuation;
         q[i].characters = vptq_task_characters(contexts[i]);
     }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 static vptq_status join3(const vptq_task_reader *r, const char *a, vptq_task_text b,
@@ -146,7 +142,6 @@ static vptq_status labelled_choices(const vptq_task_reader *r, const json_t *rec
                                     vptq_task_text **choices, uint32_t *count, uint32_t *gold,
                                     vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const json_t *both = json_object_get(record, "choices");
     vptq_task_text *labels, key;
     uint32_t label_count;
@@ -154,9 +149,9 @@ static vptq_status labelled_choices(const vptq_task_reader *r, const json_t *rec
         return vptq_fail(err, VPTQ_E_FORMAT,
                          "%s: key 'choices' is %s, expected an object with 'text' and 'label'",
                          r->name, both ? "none" : "missing");
-    VPTQ_TRY(get_texts(r, both, "text", 2, choices, count, err));
-    VPTQ_TRY(get_texts(r, both, "label", 2, &labels, &label_count, err));
-    VPTQ_TRY(get_text(r, record, "answerKey", &key, err));
+    VPTQ_CHECK(get_texts(r, both, "text", 2, choices, count, err));
+    VPTQ_CHECK(get_texts(r, both, "label", 2, &labels, &label_count, err));
+    VPTQ_CHECK(get_text(r, record, "answerKey", &key, err));
     if (label_count != *count)
         return vptq_fail(err, VPTQ_E_FORMAT, "%s: %u labels for %u choices", r->name,
                          label_count, *count);
@@ -164,86 +159,71 @@ static vptq_status labelled_choices(const vptq_task_reader *r, const json_t *rec
     for (*gold = 0; *gold < *count; ++*gold)
         if (labels[*gold].n == key.n && memcmp(labels[*gold].s, key.s, key.n) == 0)
             return VPTQ_OK;
-    st = vptq_fail(err, VPTQ_E_FORMAT, "%s: key 'answerKey' is '%.*s', which no choice has",
-                   r->name, (int)(key.n < 32 ? key.n : 32), key.s);
-out:
-    return st;
+    return vptq_fail(err, VPTQ_E_FORMAT, "%s: key 'answerKey' is '%.*s', which no choice has",
+                     r->name, (int)(key.n < 32 ? key.n : 32), key.s);
 }
 
 static vptq_status read_arc(const vptq_task_reader *r, const json_t *record,
                             vptq_task_item *item, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     vptq_task_text question, context, *choices;
     uint32_t count;
-    VPTQ_TRY(get_text(r, record, "question", &question, err));
-    VPTQ_TRY(labelled_choices(r, record, &choices, &count, &item->gold, err));
-    VPTQ_TRY(join3(r, "Question: ", question, "\nAnswer:", &context, err));
-    VPTQ_TRY(put_choices(r, context, " ", choices, count, item, err));
-out:
-    return st;
+    VPTQ_CHECK(get_text(r, record, "question", &question, err));
+    VPTQ_CHECK(labelled_choices(r, record, &choices, &count, &item->gold, err));
+    VPTQ_CHECK(join3(r, "Question: ", question, "\nAnswer:", &context, err));
+    return put_choices(r, context, " ", choices, count, item, err);
 }
 
 static vptq_status read_openbookqa(const vptq_task_reader *r, const json_t *record,
                                    vptq_task_item *item, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     vptq_task_text question, *choices;
     uint32_t count;
-    VPTQ_TRY(get_text(r, record, "question_stem", &question, err));
-    VPTQ_TRY(labelled_choices(r, record, &choices, &count, &item->gold, err));
-    VPTQ_TRY(put_choices(r, question, " ", choices, count, item, err));
-out:
-    return st;
+    VPTQ_CHECK(get_text(r, record, "question_stem", &question, err));
+    VPTQ_CHECK(labelled_choices(r, record, &choices, &count, &item->gold, err));
+    return put_choices(r, question, " ", choices, count, item, err);
 }
 
 static vptq_status read_piqa(const vptq_task_reader *r, const json_t *record,
                              vptq_task_item *item, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     vptq_task_text goal, context, choices[2];
-    VPTQ_TRY(get_text(r, record, "goal", &goal, err));
-    VPTQ_TRY(get_text(r, record, "sol1", &choices[0], err));
-    VPTQ_TRY(get_text(r, record, "sol2", &choices[1], err));
-    VPTQ_TRY(get_gold(r, record, "label", 0, 2, &item->gold, err));
-    VPTQ_TRY(join3(r, "Question: ", goal, "\nAnswer:", &context, err));
-    VPTQ_TRY(put_choices(r, context, " ", choices, 2, item, err));
-out:
-    return st;
+    VPTQ_CHECK(get_text(r, record, "goal", &goal, err));
+    VPTQ_CHECK(get_text(r, record, "sol1", &choices[0], err));
+    VPTQ_CHECK(get_text(r, record, "sol2", &choices[1], err));
+    VPTQ_CHECK(get_gold(r, record, "label", 0, 2, &item->gold, err));
+    VPTQ_CHECK(join3(r, "Question: ", goal, "\nAnswer:", &context, err));
+    return put_choices(r, context, " ", choices, 2, item, err);
 }
 
 static vptq_status read_hellaswag(const vptq_task_reader *r, const json_t *record,
                                   vptq_task_item *item, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     vptq_task_text activity, a, b, context, *endings;
     uint32_t count;
-    VPTQ_TRY(get_text(r, record, "activity_label", &activity, err));
-    VPTQ_TRY(get_text(r, record, "ctx_a", &a, err));
-    VPTQ_TRY(get_text(r, record, "ctx_b", &b, err));
-    VPTQ_TRY(get_texts(r, record, "endings", 2, &endings, &count, err));
-    VPTQ_TRY(get_gold(r, record, "label", 0, count, &item->gold, err));
-    VPTQ_TRY(vptq_task_capitalize(b, r->arena, &b, err));
+    VPTQ_CHECK(get_text(r, record, "activity_label", &activity, err));
+    VPTQ_CHECK(get_text(r, record, "ctx_a", &a, err));
+    VPTQ_CHECK(get_text(r, record, "ctx_b", &b, err));
+    VPTQ_CHECK(get_texts(r, record, "endings", 2, &endings, &count, err));
+    VPTQ_CHECK(get_gold(r, record, "label", 0, count, &item->gold, err));
+    VPTQ_CHECK(vptq_task_capitalize(b, r->arena, &b, err));
     const vptq_task_text parts[] = {activity, text_of(": "), a, text_of(" "), b};
-    VPTQ_TRY(vptq_task_join(parts, 5, r->arena, &context, err));
-    VPTQ_TRY(vptq_task_clean(context, r->arena, &context, err));
+    VPTQ_CHECK(vptq_task_join(parts, 5, r->arena, &context, err));
+    VPTQ_CHECK(vptq_task_clean(context, r->arena, &context, err));
     for (uint32_t i = 0; i < count; i++)
-        VPTQ_TRY(vptq_task_clean(endings[i], r->arena, &endings[i], err));
-    VPTQ_TRY(put_choices(r, context, " ", endings, count, item, err));
-out:
-    return st;
+        VPTQ_CHECK(vptq_task_clean(endings[i], r->arena, &endings[i], err));
+    return put_choices(r, context, " ", endings, count, item, err);
 }
 
 /* The options in place of the "_", up to there; what is behind it is to be continued with. */
 static vptq_status read_winogrande(const vptq_task_reader *r, const json_t *record,
                                    vptq_task_item *item, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     vptq_task_text sentence, options[2];
-    VPTQ_TRY(get_text(r, record, "sentence", &sentence, err));
-    VPTQ_TRY(get_text(r, record, "option1", &options[0], err));
-    VPTQ_TRY(get_text(r, record, "option2", &options[1], err));
-    VPTQ_TRY(get_gold(r, record, "answer", 1, 2, &item->gold, err));
+    VPTQ_CHECK(get_text(r, record, "sentence", &sentence, err));
+    VPTQ_CHECK(get_text(r, record, "option1", &options[0], err));
+    VPTQ_CHECK(get_text(r, record, "option2", &options[1], err));
+    VPTQ_CHECK(get_gold(r, record, "answer", 1, 2, &item->gold, err));
     const char *gap = memchr(sentence.s, '_', sentence.n);
     if (!gap)
         return vptq_fail(err, VPTQ_E_FORMAT, "%s: key 'sentence' has no '_' for the options",
@@ -253,22 +233,19 @@ static vptq_status read_winogrande(const vptq_task_reader *r, const json_t *reco
         vptq_task_strip((vptq_task_text){gap + 1, sentence.n - before.n - 1});
     for (int i = 0; i < 2; i++) {
         const vptq_task_text parts[] = {before, options[i]};
-        VPTQ_TRY(vptq_task_join(parts, 2, r->arena, &options[i], err));
+        VPTQ_CHECK(vptq_task_join(parts, 2, r->arena, &options[i], err));
     }
-    VPTQ_TRY(put_contexts(r, options, 2, behind, item, err));
-out:
-    return st;
+    return put_contexts(r, options, 2, behind, item, err);
 }
 
 static vptq_status read_copa(const vptq_task_reader *r, const json_t *record,
                              vptq_task_item *item, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     static const char *const keys[] = {"choice1", "choice2"};
     vptq_task_text premise, question, context, choices[2];
-    VPTQ_TRY(get_text(r, record, "premise", &premise, err));
-    VPTQ_TRY(get_text(r, record, "question", &question, err));
-    VPTQ_TRY(get_gold(r, record, "label", 0, 2, &item->gold, err));
+    VPTQ_CHECK(get_text(r, record, "premise", &premise, err));
+    VPTQ_CHECK(get_text(r, record, "question", &question, err));
+    VPTQ_CHECK(get_gold(r, record, "label", 0, 2, &item->gold, err));
     const bool cause = question.n == 5 && memcmp(question.s, "cause", 5) == 0;
     if (!cause && (question.n != 6 || memcmp(question.s, "effect", 6) != 0))
         return vptq_fail(err, VPTQ_E_FORMAT,
@@ -276,85 +253,72 @@ static vptq_status read_copa(const vptq_task_reader *r, const json_t *record,
     premise = vptq_task_strip(premise);
     while (premise.n > 0 && ((unsigned char)premise.s[--premise.n] & 0xC0) == 0x80)
         ; /* without its last character, a full stop */
-    VPTQ_TRY(join3(r, "", premise, cause ? " because" : " therefore", &context, err));
+    VPTQ_CHECK(join3(r, "", premise, cause ? " because" : " therefore", &context, err));
     for (int i = 0; i < 2; i++) {
-        VPTQ_TRY(get_text(r, record, keys[i], &choices[i], err));
+        VPTQ_CHECK(get_text(r, record, keys[i], &choices[i], err));
         if (choices[i].n == 0)
             return vptq_fail(err, VPTQ_E_FORMAT, "%s: key '%s' is empty", r->name, keys[i]);
-        VPTQ_TRY(vptq_task_lower_first(choices[i], r->arena, &choices[i], err));
-        VPTQ_TRY(join3(r, " ", choices[i], "", &choices[i], err));
+        VPTQ_CHECK(vptq_task_lower_first(choices[i], r->arena, &choices[i], err));
+        VPTQ_CHECK(join3(r, " ", choices[i], "", &choices[i], err));
     }
-    VPTQ_TRY(put_choices(r, context, " ", choices, 2, item, err));
-out:
-    return st;
+    return put_choices(r, context, " ", choices, 2, item, err);
 }
 
 static vptq_status read_boolq(const vptq_task_reader *r, const json_t *record,
                               vptq_task_item *item, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const vptq_task_text choices[] = {{"no", 2}, {"yes", 3}};
     const char *key = json_object_get(record, "label") ? "label" : "answer";
     vptq_task_text passage, question, context;
-    VPTQ_TRY(get_text(r, record, "passage", &passage, err));
-    VPTQ_TRY(get_text(r, record, "question", &question, err));
-    VPTQ_TRY(get_gold(r, record, key, 0, 2, &item->gold, err));
+    VPTQ_CHECK(get_text(r, record, "passage", &passage, err));
+    VPTQ_CHECK(get_text(r, record, "question", &question, err));
+    VPTQ_CHECK(get_gold(r, record, key, 0, 2, &item->gold, err));
     const vptq_task_text parts[] = {passage, text_of("\nQuestion: "), question,
                                     text_of("?\nAnswer:")};
-    VPTQ_TRY(vptq_task_join(parts, 4, r->arena, &context, err));
-    VPTQ_TRY(put_choices(r, context, " ", choices, 2, item, err));
-out:
-    return st;
+    VPTQ_CHECK(vptq_task_join(parts, 4, r->arena, &context, err));
+    return put_choices(r, context, " ", choices, 2, item, err);
 }
 
 /* The last word, with the space in front of it, behind all others. */
 static vptq_status read_lambada(const vptq_task_reader *r, const json_t *record,
                                 vptq_task_item *item, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     vptq_task_text text;
     vptq_task_request *q;
-    VPTQ_TRY(get_text(r, record, "text", &text, err));
+    VPTQ_CHECK(get_text(r, record, "text", &text, err));
     size_t n = text.n;
     while (n > 0 && text.s[n - 1] != ' ')
         n--;
     const vptq_task_text word = {text.s + n, text.n - n};
-    VPTQ_TRY(new_requests(r, 1, item, &q, err));
+    VPTQ_CHECK(new_requests(r, 1, item, &q, err));
     q->context = (vptq_task_text){text.s, n ? n - 1 : 0};
     q->characters = vptq_task_characters(word);
-    VPTQ_TRY(join3(r, " ", word, "", &q->continuation, err));
+    VPTQ_CHECK(join3(r, " ", word, "", &q->continuation, err));
     item->gold = 0;
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 static vptq_status read_choices(const vptq_task_reader *r, const json_t *record,
                                 vptq_task_item *item, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     vptq_task_text query, context, *choices;
     uint32_t count;
-    VPTQ_TRY(get_text(r, record, "query", &query, err));
-    VPTQ_TRY(get_texts(r, record, "choices", 2, &choices, &count, err));
-    VPTQ_TRY(get_gold(r, record, "gold", 0, count, &item->gold, err));
-    VPTQ_TRY(join3(r, "", query, r->opt->delimiter, &context, err));
-    VPTQ_TRY(put_choices(r, context, "", choices, count, item, err));
-out:
-    return st;
+    VPTQ_CHECK(get_text(r, record, "query", &query, err));
+    VPTQ_CHECK(get_texts(r, record, "choices", 2, &choices, &count, err));
+    VPTQ_CHECK(get_gold(r, record, "gold", 0, count, &item->gold, err));
+    VPTQ_CHECK(join3(r, "", query, r->opt->delimiter, &context, err));
+    return put_choices(r, context, "", choices, count, item, err);
 }
 
 static vptq_status read_schema(const vptq_task_reader *r, const json_t *record,
                                vptq_task_item *item, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     vptq_task_text continuation, *contexts;
     uint32_t count;
-    VPTQ_TRY(get_texts(r, record, "context_options", 2, &contexts, &count, err));
-    VPTQ_TRY(get_text(r, record, "continuation", &continuation, err));
-    VPTQ_TRY(get_gold(r, record, "gold", 0, count, &item->gold, err));
-    VPTQ_TRY(put_contexts(r, contexts, count, continuation, item, err));
-out:
-    return st;
+    VPTQ_CHECK(get_texts(r, record, "context_options", 2, &contexts, &count, err));
+    VPTQ_CHECK(get_text(r, record, "continuation", &continuation, err));
+    VPTQ_CHECK(get_gold(r, record, "gold", 0, count, &item->gold, err));
+    return put_contexts(r, contexts, count, continuation, item, err);
 }
 
 vptq_status vptq_task_lines_read(const vptq_task_reader *r, const vptq_task_text *lines,

@@ -189,19 +189,16 @@ static vptq_status score_pairs(run *r, size_t first_row, size_t row_end, vptq_er
 /* The pairs and items of the batch's rows up to the end of a group. */
 static vptq_status score_group(run *r, size_t first_row, size_t row_end, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const vptq_task_plan *p = r->plan;
     while (r->pair < p->pairs && p->pair_row[r->pair] < row_end)
-        VPTQ_TRY(score_pairs(r, first_row, row_end, err));
+        VPTQ_CHECK(score_pairs(r, first_row, row_end, err));
     while (r->item < r->file->count && p->item_rows[r->item] <= row_end)
-        VPTQ_TRY(finish_item(r, err));
-out:
-    return st;
+        VPTQ_CHECK(finish_item(r, err));
+    return VPTQ_OK;
 }
 
 static vptq_status run_batch(run *r, size_t first, size_t end, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const vptq_task_plan *p = r->plan;
     const vptq_block_hooks hooks = {.parents = r->parents};
     const size_t count = end - first, row = p->starts[first], rows = p->starts[end] - row;
@@ -211,18 +208,17 @@ static vptq_status run_batch(run *r, size_t first, size_t end, vptq_err *err)
         const size_t parent = p->parents[first + s];
         r->parents[s] = parent == VPTQ_FORWARD_ROOT ? parent : parent - first;
     }
-    VPTQ_TRY(vptq_forward_embed(r->f, p->ids + row, rows, r->hidden, err));
+    VPTQ_CHECK(vptq_forward_embed(r->f, p->ids + row, rows, r->hidden, err));
     for (uint32_t l = 0; l < r->m->desc->layers; l++) {
         progress(r, row, rows, l, 0);
-        VPTQ_TRY(vptq_forward_block_with(r->f, l, r->starts, count, r->hidden, &hooks, err));
+        VPTQ_CHECK(vptq_forward_block_with(r->f, l, r->starts, count, r->hidden, &hooks, err));
     }
     for (size_t g = 0; g < count;) {
         g = vptq_forward_group_trees(r->starts, r->parents, count, g);
-        VPTQ_TRY(score_group(r, row, row + r->starts[g], err));
+        VPTQ_CHECK(score_group(r, row, row + r->starts[g], err));
         progress(r, row, rows, r->m->desc->layers, r->starts[g]);
     }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 static vptq_status run_all(run *r, vptq_arena *work, vptq_err *err)

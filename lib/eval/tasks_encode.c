@@ -62,21 +62,19 @@ static vptq_status encode_context(vptq_task_encoder *e, vptq_task_text context, 
 static vptq_status encode_alone(vptq_task_encoder *e, vptq_task_text continuation,
                                 vptq_ids *out, size_t *scored, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     e->whole.count = 0;
-    VPTQ_TRY(vptq_tokenizer_encode(e->m->tokenizer, continuation.s, continuation.n,
-                                   VPTQ_ENCODE_SPECIAL, &e->whole, err));
+    VPTQ_CHECK(vptq_tokenizer_encode(e->m->tokenizer, continuation.s, continuation.n,
+                                     VPTQ_ENCODE_SPECIAL, &e->whole, err));
     const bool there = e->whole.count && e->whole.data[0] == e->prefix;
     if (e->prefix < 0)
         return vptq_fail(err, VPTQ_E_FORMAT,
                          "a context is empty, and the tokenizer has neither a BOS nor an EOS "
                          "token to stand for it");
     if (!there)
-        VPTQ_TRY(vptq_ids_add(out, &e->prefix, 1, err));
-    VPTQ_TRY(vptq_ids_add(out, e->whole.data, e->whole.count, err));
+        VPTQ_CHECK(vptq_ids_add(out, &e->prefix, 1, err));
+    VPTQ_CHECK(vptq_ids_add(out, e->whole.data, e->whole.count, err));
     *scored = e->whole.count - there;
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 /* The continuation's tokens are those of the whole text behind as many as the context has
@@ -84,25 +82,23 @@ out:
 static vptq_status encode_pair(vptq_task_encoder *e, const vptq_task_request *q, vptq_ids *out,
                                size_t *scored, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     vptq_buf_clear(&e->text);
-    VPTQ_TRY(vptq_buf_add(&e->text, q->context.s, q->context.n, err));
-    VPTQ_TRY(vptq_buf_add(&e->text, q->continuation.s, q->continuation.n, err));
+    VPTQ_CHECK(vptq_buf_add(&e->text, q->context.s, q->context.n, err));
+    VPTQ_CHECK(vptq_buf_add(&e->text, q->continuation.s, q->continuation.n, err));
     e->whole.count = 0;
-    VPTQ_TRY(vptq_tokenizer_encode(e->m->tokenizer, e->text.data, e->text.len,
-                                   flags_of(e, e->text.data, e->text.len), &e->whole, err));
-    VPTQ_TRY(encode_context(e, q->context, err));
+    VPTQ_CHECK(vptq_tokenizer_encode(e->m->tokenizer, e->text.data, e->text.len,
+                                     flags_of(e, e->text.data, e->text.len), &e->whole, err));
+    VPTQ_CHECK(encode_context(e, q->context, err));
     const size_t n = e->context.count;
     if (n == 0)
         return vptq_fail(err, VPTQ_E_FORMAT,
                          "a context is nothing but white space, for which the tokenizer has no "
                          "token");
     *scored = e->whole.count > n ? e->whole.count - n : 0;
-    VPTQ_TRY(vptq_ids_add(out, e->context.data, n, err));
+    VPTQ_CHECK(vptq_ids_add(out, e->context.data, n, err));
     if (*scored)
-        VPTQ_TRY(vptq_ids_add(out, e->whole.data + n, *scored, err));
-out:
-    return st;
+        VPTQ_CHECK(vptq_ids_add(out, e->whole.data + n, *scored, err));
+    return VPTQ_OK;
 }
 
 vptq_status vptq_task_encode(vptq_task_encoder *e, const vptq_task_request *q, vptq_ids *out,

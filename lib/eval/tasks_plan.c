@@ -77,7 +77,6 @@ out:
 /* What is needed while building only is in `work`. */
 static vptq_status encode_all(builder *b, vptq_arena *arena, vptq_arena *work, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     vptq_task_plan *p = b->plan;
     size_t request = 0;
     for (size_t i = 0; i < b->file->count; i++)
@@ -87,11 +86,9 @@ static vptq_status encode_all(builder *b, vptq_arena *arena, vptq_arena *work, v
     if (!b->begin || !p->scored)
         return VPTQ_E_NOMEM;
     for (size_t i = 0; i < b->file->count; i++)
-        VPTQ_TRY(encode_item(b, &b->file->items[i], &request, err));
-    st = vptq_ids_check(b->ids.data, b->ids.count, b->encoder.m->desc->vocab, b->file->path,
-                        err);
-out:
-    return st;
+        VPTQ_CHECK(encode_item(b, &b->file->items[i], &request, err));
+    return vptq_ids_check(b->ids.data, b->ids.count, b->encoder.m->desc->vocab, b->file->path,
+                          err);
 }
 
 /* ---- a tree ---- */

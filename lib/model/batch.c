@@ -99,11 +99,10 @@ static vptq_status check_options(const vptq_batch_options *o, vptq_err *err)
 vptq_status vptq_batch_plan(const vptq_model *m, const vptq_batch_options *o,
                             vptq_batch_memory *memory, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const vptq_model_desc *d = m->desc;
     size_t pages, page_bytes, ids;
-    VPTQ_TRY(check_options(o, err));
-    VPTQ_TRY(pool_size(m, o, &pages, &page_bytes, &memory->cache, err));
+    VPTQ_CHECK(check_options(o, err));
+    VPTQ_CHECK(pool_size(m, o, &pages, &page_bytes, &memory->cache, err));
     if (!vptq_size_mul(o->sequences * sizeof(int32_t), o->length, &ids))
         return vptq_fail(err, VPTQ_E_NOMEM, "%zu sequences of %zu tokens are too large",
                          o->sequences, o->length);
@@ -112,8 +111,7 @@ vptq_status vptq_batch_plan(const vptq_model *m, const vptq_batch_options *o,
     memory->working = vptq_forward_bytes(d, o->length, group_rows(o)) +
                       head * ((size_t)d->vocab + d->hidden) * sizeof(float) + ids +
                       2 * numbers_count(o) * sizeof(uint32_t) + pages * sizeof(uint32_t);
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 /* ---- open and close ---- */
@@ -329,29 +327,26 @@ static vptq_status describe_rows(vptq_batch *b, vptq_kv_rows *rows, vptq_err *er
 
 static vptq_status run_blocks(vptq_batch *b, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const vptq_model_desc *d = b->m->desc;
     const size_t layer_bytes = b->pages * b->page_bytes;
     vptq_kv_rows rows;
     vptq_forward_pages pages = {
         .rows = &rows,
         .pool = {.type = b->o.kv, .kv_heads = d->kv_heads, .head_dim = d->head_dim}};
-    VPTQ_TRY(describe_rows(b, &rows, err));
-    VPTQ_TRY(vptq_forward_start(b->f, b->row_ids, b->rows, err));
+    VPTQ_CHECK(describe_rows(b, &rows, err));
+    VPTQ_CHECK(vptq_forward_start(b->f, b->row_ids, b->rows, err));
     for (uint32_t l = 0; l < d->layers; l++) {
         pages.pool.keys = (char *)b->keys + l * layer_bytes;
         pages.pool.values = (char *)b->values + l * layer_bytes;
-        VPTQ_TRY(vptq_forward_pages_block(b->f, l, b->rows, &pages, err));
+        VPTQ_CHECK(vptq_forward_pages_block(b->f, l, b->rows, &pages, err));
     }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 /* The next token of up to VPTQ_BATCH_HEAD_ROWS members, whose last rows are given. */
 static vptq_status choose(vptq_batch *b, const size_t *members, const uint32_t *rows, size_t n,
                           vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const vptq_backend *ops = b->dev->ops;
     const size_t hidden = b->m->desc->hidden;
     int32_t *at = (int32_t *)(void *)b->device_numbers;
@@ -360,10 +355,10 @@ static vptq_status choose(vptq_batch *b, const size_t *members, const uint32_t *
         const vptq_rng rng = vptq_rng_make(b->o.seed, q->number, 0, VPTQ_RNG_GENERATE);
         b->u[i] = vptq_rng_uniform(&rng, q->count - q->prompt);
     }
-    VPTQ_TRY(ops->upload(b->dev->state, at, rows, n * sizeof *rows, err));
-    VPTQ_TRY(ops->embed(b->dev->state, n, hidden, b->f->hidden, VPTQ_F32, at, b->last, err));
-    VPTQ_TRY(vptq_forward_choose(b->f, n, b->last, b->o.temperature, b->o.top_p, b->u, b->next,
-                                 err));
+    VPTQ_CHECK(ops->upload(b->dev->state, at, rows, n * sizeof *rows, err));
+    VPTQ_CHECK(ops->embed(b->dev->state, n, hidden, b->f->hidden, VPTQ_F32, at, b->last, err));
+    VPTQ_CHECK(vptq_forward_choose(b->f, n, b->last, b->o.temperature, b->o.top_p, b->u,
+                                   b->next, err));
     for (size_t i = 0; i < n; i++) {
         sequence *q = &b->sequences[members[i]];
         if (b->next[i] < 0)
@@ -371,16 +366,14 @@ static vptq_status choose(vptq_batch *b, const size_t *members, const uint32_t *
                              b->m->ckpt.path);
         b->ids[members[i] * b->o.length + q->count++] = b->next[i];
     }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 /* Runs the group; members of which all ids have gone through get one more. */
 static vptq_status run_group(vptq_batch *b, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     size_t ready = 0, end = 0;
-    VPTQ_TRY(run_blocks(b, err));
+    VPTQ_CHECK(run_blocks(b, err));
     uint32_t *last = b->numbers; /* the device has read what was there */
     for (size_t i = 0; i < b->members; i++) {
         sequence *q = &b->sequences[b->member[i]];
@@ -393,10 +386,9 @@ static vptq_status run_group(vptq_batch *b, vptq_err *err)
     }
     for (size_t i = 0, n; i < ready; i += n) {
         n = ready - i < VPTQ_BATCH_HEAD_ROWS ? ready - i : VPTQ_BATCH_HEAD_ROWS;
-        VPTQ_TRY(choose(b, b->member + i, last + i, n, err));
+        VPTQ_CHECK(choose(b, b->member + i, last + i, n, err));
     }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 /* ---- steps ---- */
@@ -422,7 +414,6 @@ static size_t next_in_prompt(const vptq_batch *b, uint32_t from)
 
 vptq_status vptq_batch_prefill(vptq_batch *b, size_t *left, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     start_group(b);
     for (uint32_t from = 0; b->rows < VPTQ_FORWARD_ROWS;) {
         const size_t s = next_in_prompt(b, from);
@@ -430,21 +421,19 @@ vptq_status vptq_batch_prefill(vptq_batch *b, size_t *left, vptq_err *err)
             break;
         const sequence *q = &b->sequences[s];
         const size_t room = VPTQ_FORWARD_ROWS - b->rows, rest = q->prompt - q->stored;
-        VPTQ_TRY(join(b, s, rest < room ? rest : room, err));
+        VPTQ_CHECK(join(b, s, rest < room ? rest : room, err));
         from = q->number + 1;
     }
     if (b->rows)
-        VPTQ_TRY(run_group(b, err));
+        VPTQ_CHECK(run_group(b, err));
     *left = 0;
     for (size_t s = 0; s < b->o.sequences; s++)
         *left += in_prompt(&b->sequences[s]);
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 vptq_status vptq_batch_decode(vptq_batch *b, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     start_group(b);
     for (size_t s = 0; s < b->o.sequences; s++) {
         const sequence *q = &b->sequences[s];
@@ -452,10 +441,9 @@ vptq_status vptq_batch_decode(vptq_batch *b, vptq_err *err)
             continue;
         if (q->count == b->o.length)
             return vptq_fail(err, VPTQ_E_ARG, "a sequence has its %zu tokens", b->o.length);
-        VPTQ_TRY(join(b, s, 1, err));
+        VPTQ_CHECK(join(b, s, 1, err));
     }
     if (b->rows)
-        VPTQ_TRY(run_group(b, err));
-out:
-    return st;
+        VPTQ_CHECK(run_group(b, err));
+    return VPTQ_OK;
 }

@@ -43,20 +43,18 @@ static size_t trim_space(const char *text, size_t len)
 /* The text as Hugging Face's reader gives it: one row per line, "\n\n" between rows. */
 static vptq_status form_rows(const char *text, size_t len, vptq_buf *out, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     /* every line grows by at most the two newlines in front of it */
     for (size_t i = 0; i < len;) {
         const char *line = text + i;
         const char *end = memchr(line, '\n', len - i);
         size_t n = end ? (size_t)(end - line) + 1 : len - i;
         if (i > 0)
-            VPTQ_TRY(vptq_buf_add(out, "\n\n", 2, err));
+            VPTQ_CHECK(vptq_buf_add(out, "\n\n", 2, err));
         if (skip_space(line, n) < n)
-            VPTQ_TRY(vptq_buf_add(out, line, n, err));
+            VPTQ_CHECK(vptq_buf_add(out, line, n, err));
         i += n;
     }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 static vptq_status add_text(const char *path, bool rows, const vptq_tokenizer *t,

@@ -175,35 +175,31 @@ static vptq_status load_vector(vptq_forward *f, const vptq_tensor *t, float *sta
     *out = NULL;
     if (!t)
         return VPTQ_OK;
-    vptq_status st = VPTQ_OK;
     size_t n = vptq_tensor_cols(t);
     float *dst = f->vectors + *used;
-    VPTQ_TRY(vptq_tensor_read(t, 0, 1, stage, err));
-    VPTQ_TRY(f->dev->ops->upload(f->dev->state, dst, stage, n * sizeof *dst, err));
+    VPTQ_CHECK(vptq_tensor_read(t, 0, 1, stage, err));
+    VPTQ_CHECK(f->dev->ops->upload(f->dev->state, dst, stage, n * sizeof *dst, err));
     *out = dst;
     *used += n;
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 static vptq_status load_block_vectors(vptq_forward *f, uint32_t layer, float *stage,
                                       size_t *used, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     vptq_forward_block_params *p = &f->params[layer];
     const vptq_tensor *v[VECTOR_COUNT];
     const float *at[VECTOR_COUNT];
     block_vectors(&f->m->blocks[layer], v);
     for (int i = 0; i < VECTOR_COUNT; i++)
-        VPTQ_TRY(load_vector(f, v[i], stage, used, &at[i], err));
+        VPTQ_CHECK(load_vector(f, v[i], stage, used, &at[i], err));
     p->input_norm = at[0];
     p->post_norm = at[1];
     p->q_norm = at[2];
     p->k_norm = at[3];
     for (int i = 0; i < VPTQ_LINEAR_COUNT; i++)
         p->bias[i] = at[NORM_COUNT + i];
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 static vptq_status load_vectors(vptq_forward *f, vptq_err *err)
@@ -343,17 +339,15 @@ void vptq_forward_close(vptq_forward *f)
 vptq_status vptq_forward_embed(vptq_forward *f, const int32_t *ids, size_t n, float *hidden,
                                vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     for (size_t i = 0; i < n; i++) {
         if (ids[i] < 0 || (uint32_t)ids[i] >= f->d->vocab)
             return vptq_fail(err, VPTQ_E_ARG,
                              "token %zu is %d, outside the model's vocabulary of %u", i, ids[i],
                              f->d->vocab);
-        VPTQ_TRY(vptq_tensor_read(f->m->embedding, (size_t)ids[i], 1, hidden + i * f->d->hidden,
-                                  err));
+        VPTQ_CHECK(vptq_tensor_read(f->m->embedding, (size_t)ids[i], 1,
+                                    hidden + i * f->d->hidden, err));
     }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 /* ---- sequences ---- */
@@ -369,21 +363,18 @@ static vptq_status of_layer(uint32_t layer, vptq_status st, vptq_err *err)
 static vptq_status run_group(vptq_forward *f, vptq_forward_pass *p, float *hidden,
                              vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const vptq_backend *ops = f->dev->ops;
     size_t bytes = p->rows * f->d->hidden * sizeof *hidden;
     if (ops->host_memory) {
         p->h = hidden;
         return vptq_forward_run_block(f, p, err);
     }
-    VPTQ_TRY(vptq_forward_grow(f, p->rows, err));
-    VPTQ_TRY(vptq_forward_reserve_hidden(f, p->rows, err));
+    VPTQ_CHECK(vptq_forward_grow(f, p->rows, err));
+    VPTQ_CHECK(vptq_forward_reserve_hidden(f, p->rows, err));
     p->h = f->hidden;
-    VPTQ_TRY(ops->upload(f->dev->state, p->h, hidden, bytes, err));
-    VPTQ_TRY(vptq_forward_run_block(f, p, err));
-    VPTQ_TRY(ops->download(f->dev->state, hidden, p->h, bytes, err));
-out:
-    return st;
+    VPTQ_CHECK(ops->upload(f->dev->state, p->h, hidden, bytes, err));
+    VPTQ_CHECK(vptq_forward_run_block(f, p, err));
+    return ops->download(f->dev->state, hidden, p->h, bytes, err);
 }
 
 /* The next run of the block is a whole model away. */
@@ -480,15 +471,13 @@ out:
 
 vptq_status vptq_forward_start(vptq_forward *f, const int32_t *ids, size_t n, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
-    VPTQ_TRY(vptq_forward_grow(f, n, err));
-    VPTQ_TRY(vptq_forward_reserve_hidden(f, n, err));
-    VPTQ_TRY(vptq_forward_embed(f, ids, n, f->stage ? f->stage : f->hidden, err));
+    VPTQ_CHECK(vptq_forward_grow(f, n, err));
+    VPTQ_CHECK(vptq_forward_reserve_hidden(f, n, err));
+    VPTQ_CHECK(vptq_forward_embed(f, ids, n, f->stage ? f->stage : f->hidden, err));
     if (f->stage)
-        VPTQ_TRY(f->dev->ops->upload(f->dev->state, f->hidden, f->stage,
-                                     n * f->d->hidden * sizeof(float), err));
-out:
-    return st;
+        VPTQ_CHECK(f->dev->ops->upload(f->dev->state, f->hidden, f->stage,
+                                       n * f->d->hidden * sizeof(float), err));
+    return VPTQ_OK;
 }
 
 /* What all passes over kept linears have in common. */
@@ -512,40 +501,36 @@ vptq_status vptq_forward_pages_block(vptq_forward *f, uint32_t layer, size_t row
 /* n <= VPTQ_FORWARD_ROWS ids through all blocks; their states end in f->hidden. */
 static vptq_status step_rows(vptq_forward *f, const int32_t *ids, size_t n, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
-    VPTQ_TRY(vptq_forward_start(f, ids, n, err));
+    VPTQ_CHECK(vptq_forward_start(f, ids, n, err));
     for (uint32_t l = 0; l < f->d->layers; l++) {
         size_t at = (size_t)l * f->max_length * f->kv_dim;
         vptq_forward_pass p = kept_pass(f, l, n);
         p.cache_k = f->cache_k + at;
         p.cache_v = f->cache_v + at;
         p.position = f->position;
-        VPTQ_TRY(of_layer(l, vptq_forward_run_block(f, &p, err), err));
+        VPTQ_CHECK(of_layer(l, vptq_forward_run_block(f, &p, err), err));
     }
     f->position += n;
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 /* n ids through all blocks; *state: of the last one, in device memory. */
 static vptq_status feed(vptq_forward *f, const int32_t *ids, size_t n, const float **state,
                         vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     size_t last = 0;
     if (n == 0 || n > f->max_length - f->position)
         return vptq_fail(err, VPTQ_E_ARG,
                          "%zu tokens behind %zu do not fit in a cache of %zu tokens", n,
                          f->position, f->max_length);
-    VPTQ_TRY(open_cache(f, err));
-    VPTQ_TRY(vptq_forward_keep(f, err));
+    VPTQ_CHECK(open_cache(f, err));
+    VPTQ_CHECK(vptq_forward_keep(f, err));
     for (size_t i = 0; i < n; i += last) {
         last = n - i < VPTQ_FORWARD_ROWS ? n - i : VPTQ_FORWARD_ROWS;
-        VPTQ_TRY(step_rows(f, ids + i, last, err));
+        VPTQ_CHECK(step_rows(f, ids + i, last, err));
     }
     *state = f->hidden + (last - 1) * f->d->hidden;
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 vptq_status vptq_forward_step(vptq_forward *f, const int32_t *ids, size_t n, float *logits,

@@ -32,14 +32,13 @@ vptq_status vptq_forward_linear(vptq_forward *f, const vptq_weight *w, const vpt
                                 const float *bias, bool kept, size_t rows, const float *x,
                                 float beta, float *out, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     if (rows <= vptq_weight_gemv_rows(w, f->dev, kept))
         return few_rows(f, w, m, bias, rows, x, beta, out, err);
     size_t step = vptq_forward_tile_rows(f, rows, w->cols);
     for (size_t r = 0; r < w->rows; r += step) {
         size_t n = w->rows - r < step ? w->rows - r : step;
-        VPTQ_TRY(vptq_check_cancel(f->dev->ctx, err));
-        VPTQ_TRY(vptq_weight_tile(w, m, f->dev, r, n, f->tile, err));
+        VPTQ_CHECK(vptq_check_cancel(f->dev->ctx, err));
+        VPTQ_CHECK(vptq_weight_tile(w, m, f->dev, r, n, f->tile, err));
         vptq_gemm_args g = {.m = rows,
                             .n = n,
                             .k = w->cols,
@@ -53,10 +52,9 @@ vptq_status vptq_forward_linear(vptq_forward *f, const vptq_weight *w, const vpt
                             .alpha = 1,
                             .beta = beta,
                             .bias = bias ? bias + r : NULL};
-        VPTQ_TRY(f->dev->ops->gemm(f->dev->state, &g, err));
+        VPTQ_CHECK(f->dev->ops->gemm(f->dev->state, &g, err));
     }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 static vptq_status block_linear(vptq_forward *f, const vptq_forward_pass *p, vptq_linear l,
@@ -76,17 +74,15 @@ static size_t sequence_rows(const vptq_forward_pass *p, size_t s, size_t *begin)
 static vptq_status hook_rows(vptq_forward *f, const vptq_forward_pass *p, vptq_input input,
                              const float *x, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     if (!p->hooks.hook)
         return VPTQ_OK;
     size_t dim = vptq_input_size(f->d, input), begin;
     for (size_t s = 0; s < p->count; s++) {
         size_t n = sequence_rows(p, s, &begin);
-        VPTQ_TRY(p->hooks.hook(p->hooks.arg, input, p->first_sequence + s, n, dim,
-                               x + begin * dim, err));
+        VPTQ_CHECK(p->hooks.hook(p->hooks.arg, input, p->first_sequence + s, n, dim,
+                                 x + begin * dim, err));
     }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 static bool stops_at(const vptq_forward_pass *p, vptq_input input)
@@ -119,13 +115,10 @@ static vptq_status norm_heads(vptq_forward *f, const float *norm, size_t rows, s
 static vptq_status rotate_heads(vptq_forward *f, const float *norm, size_t rows, size_t heads,
                                 size_t position, float *x, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     size_t dim = f->d->head_dim;
-    VPTQ_TRY(norm_heads(f, norm, rows, heads, x, err));
-    VPTQ_TRY(f->dev->ops->rope(f->dev->state, rows, heads, dim, x, heads * dim, f->cos_table,
-                               f->sin_table, position, err));
-out:
-    return st;
+    VPTQ_CHECK(norm_heads(f, norm, rows, heads, x, err));
+    return f->dev->ops->rope(f->dev->state, rows, heads, dim, x, heads * dim, f->cos_table,
+                             f->sin_table, position, err);
 }
 
 static size_t window_of(const vptq_forward *f, uint32_t layer)
@@ -143,7 +136,6 @@ static float score_scale(const vptq_forward *f)
 static vptq_status attend_pages(vptq_forward *f, const vptq_forward_pass *p, float *out,
                                 vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const vptq_model_desc *d = f->d;
     const vptq_backend *ops = f->dev->ops;
     const vptq_forward_block_params *b = &f->params[p->layer];
@@ -157,16 +149,15 @@ static vptq_status attend_pages(vptq_forward *f, const vptq_forward_pass *p, flo
                                .out = out,
                                .ldq = f->q_dim,
                                .ldo = f->q_dim};
-    VPTQ_TRY(norm_heads(f, b->q_norm, p->rows, d->heads, f->q, err));
-    VPTQ_TRY(norm_heads(f, b->k_norm, p->rows, d->kv_heads, f->k, err));
-    VPTQ_TRY(ops->rope_rows(f->dev->state, rows, d->heads, d->head_dim, f->q, f->q_dim,
-                            f->cos_table, f->sin_table, err));
-    VPTQ_TRY(ops->rope_rows(f->dev->state, rows, d->kv_heads, d->head_dim, f->k, f->kv_dim,
-                            f->cos_table, f->sin_table, err));
-    VPTQ_TRY(ops->kv_store(f->dev->state, rows, a.pool, f->k, f->kv_dim, f->v, f->kv_dim, err));
-    VPTQ_TRY(ops->attention_paged(f->dev->state, &a, err));
-out:
-    return st;
+    VPTQ_CHECK(norm_heads(f, b->q_norm, p->rows, d->heads, f->q, err));
+    VPTQ_CHECK(norm_heads(f, b->k_norm, p->rows, d->kv_heads, f->k, err));
+    VPTQ_CHECK(ops->rope_rows(f->dev->state, rows, d->heads, d->head_dim, f->q, f->q_dim,
+                              f->cos_table, f->sin_table, err));
+    VPTQ_CHECK(ops->rope_rows(f->dev->state, rows, d->kv_heads, d->head_dim, f->k, f->kv_dim,
+                              f->cos_table, f->sin_table, err));
+    VPTQ_CHECK(
+        ops->kv_store(f->dev->state, rows, a.pool, f->k, f->kv_dim, f->v, f->kv_dim, err));
+    return ops->attention_paged(f->dev->state, &a, err);
 }
 
 /* n rows that stand at `position`, with their keys and values behind those of the cache; *done:
@@ -175,12 +166,11 @@ static vptq_status attend(vptq_forward *f, const vptq_forward_pass *p, size_t n,
                           size_t position, float *q, float *keys, float *values, float *out,
                           vptq_attention_args *done, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const vptq_model_desc *d = f->d;
     const vptq_forward_block_params *b = &f->params[p->layer];
-    VPTQ_TRY(vptq_check_cancel(f->dev->ctx, err));
-    VPTQ_TRY(rotate_heads(f, b->q_norm, n, d->heads, position, q, err));
-    VPTQ_TRY(
+    VPTQ_CHECK(vptq_check_cancel(f->dev->ctx, err));
+    VPTQ_CHECK(rotate_heads(f, b->q_norm, n, d->heads, position, q, err));
+    VPTQ_CHECK(
         rotate_heads(f, b->k_norm, n, d->kv_heads, position, keys + position * f->kv_dim, err));
     *done = (vptq_attention_args){.n = n,
                                   .pos0 = position,
@@ -197,9 +187,7 @@ static vptq_status attend(vptq_forward *f, const vptq_forward_pass *p, size_t n,
                                   .ldk = f->kv_dim,
                                   .ldv = f->kv_dim,
                                   .ldo = f->q_dim};
-    VPTQ_TRY(f->dev->ops->attention(f->dev->state, done, err));
-out:
-    return st;
+    return f->dev->ops->attention(f->dev->state, done, err);
 }
 
 /* A sequence that continues others.  In preorder their keys and values are still where the
@@ -207,85 +195,74 @@ out:
 static vptq_status attend_child(vptq_forward *f, const vptq_forward_pass *p, size_t s,
                                 size_t parent, vptq_attention_args *a, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     size_t begin, at, n = sequence_rows(p, s, &begin);
     const size_t *starts = p->starts - p->first_sequence, *parents = p->hooks.parents;
     const size_t position = vptq_forward_tree_position(starts, parents, p->first_sequence + s);
     if (parents[parent] == VPTQ_FORWARD_ROOT && parent + 1 == p->first_sequence + s) {
         const size_t rows = sequence_rows(p, s - 1, &at);
-        VPTQ_TRY(vptq_forward_tree_keep(f, at, rows, 0, err));
+        VPTQ_CHECK(vptq_forward_tree_keep(f, at, rows, 0, err));
     }
-    VPTQ_TRY(vptq_forward_tree_keep(f, begin, n, position, err));
-    VPTQ_TRY(attend(f, p, n, position, f->q + begin * f->q_dim, f->tree_k, f->tree_v,
-                    f->gate + begin * f->q_dim, a, err));
-out:
-    return st;
+    VPTQ_CHECK(vptq_forward_tree_keep(f, begin, n, position, err));
+    return attend(f, p, n, position, f->q + begin * f->q_dim, f->tree_k, f->tree_v,
+                  f->gate + begin * f->q_dim, a, err);
 }
 
 static vptq_status attend_sequence(vptq_forward *f, const vptq_forward_pass *p, size_t s,
                                    vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     vptq_attention_args a;
     size_t begin, n = sequence_rows(p, s, &begin), dim = f->d->hidden;
     const size_t *parents = p->hooks.parents;
     if (parents && parents[p->first_sequence + s] != VPTQ_FORWARD_ROOT)
         return attend_child(f, p, s, parents[p->first_sequence + s], &a, err);
-    VPTQ_TRY(attend(f, p, n, 0, f->q + begin * f->q_dim, f->k + begin * f->kv_dim,
-                    f->v + begin * f->kv_dim, f->gate + begin * f->q_dim, &a, err));
+    VPTQ_CHECK(attend(f, p, n, 0, f->q + begin * f->q_dim, f->k + begin * f->kv_dim,
+                      f->v + begin * f->kv_dim, f->gate + begin * f->q_dim, &a, err));
     if (p->hooks.attention)
-        VPTQ_TRY(p->hooks.attention(p->hooks.arg, p->first_sequence + s, n, dim,
-                                    f->x + begin * dim, &a, err));
-out:
-    return st;
+        VPTQ_CHECK(p->hooks.attention(p->hooks.arg, p->first_sequence + s, n, dim,
+                                      f->x + begin * dim, &a, err));
+    return VPTQ_OK;
 }
 
 static vptq_status attention_part(vptq_forward *f, const vptq_forward_pass *p, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     float *k = p->cache_k ? p->cache_k : f->k, *v = p->cache_v ? p->cache_v : f->v;
     vptq_attention_args a;
     size_t behind = p->position * f->kv_dim; /* 0 without a cache */
-    VPTQ_TRY(norm_rows(f, p->rows, p->h, f->params[p->layer].input_norm, f->x, err));
-    VPTQ_TRY(hook_rows(f, p, VPTQ_INPUT_QKV, f->x, err));
+    VPTQ_CHECK(norm_rows(f, p->rows, p->h, f->params[p->layer].input_norm, f->x, err));
+    VPTQ_CHECK(hook_rows(f, p, VPTQ_INPUT_QKV, f->x, err));
     if (stops_at(p, VPTQ_INPUT_QKV))
-        goto out;
-    VPTQ_TRY(block_linear(f, p, VPTQ_LINEAR_Q, f->x, 0, f->q, err));
-    VPTQ_TRY(block_linear(f, p, VPTQ_LINEAR_K, f->x, 0, k + behind, err));
-    VPTQ_TRY(block_linear(f, p, VPTQ_LINEAR_V, f->x, 0, v + behind, err));
+        return VPTQ_OK;
+    VPTQ_CHECK(block_linear(f, p, VPTQ_LINEAR_Q, f->x, 0, f->q, err));
+    VPTQ_CHECK(block_linear(f, p, VPTQ_LINEAR_K, f->x, 0, k + behind, err));
+    VPTQ_CHECK(block_linear(f, p, VPTQ_LINEAR_V, f->x, 0, v + behind, err));
     if (p->pages)
-        VPTQ_TRY(attend_pages(f, p, f->gate, err));
+        VPTQ_CHECK(attend_pages(f, p, f->gate, err));
     if (p->cache_k)
-        VPTQ_TRY(attend(f, p, p->rows, p->position, f->q, k, v, f->gate, &a, err));
+        VPTQ_CHECK(attend(f, p, p->rows, p->position, f->q, k, v, f->gate, &a, err));
     for (size_t s = 0; s < p->count; s++)
-        VPTQ_TRY(attend_sequence(f, p, s, err));
-    VPTQ_TRY(hook_rows(f, p, VPTQ_INPUT_O, f->gate, err));
+        VPTQ_CHECK(attend_sequence(f, p, s, err));
+    VPTQ_CHECK(hook_rows(f, p, VPTQ_INPUT_O, f->gate, err));
     if (stops_at(p, VPTQ_INPUT_O))
-        goto out;
-    VPTQ_TRY(block_linear(f, p, VPTQ_LINEAR_O, f->gate, 1, p->h, err));
-out:
-    return st;
+        return VPTQ_OK;
+    return block_linear(f, p, VPTQ_LINEAR_O, f->gate, 1, p->h, err);
 }
 
 /* ---- feed forward ---- */
 
 static vptq_status mlp_part(vptq_forward *f, const vptq_forward_pass *p, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
-    VPTQ_TRY(norm_rows(f, p->rows, p->h, f->params[p->layer].post_norm, f->x, err));
-    VPTQ_TRY(hook_rows(f, p, VPTQ_INPUT_UP, f->x, err));
+    VPTQ_CHECK(norm_rows(f, p->rows, p->h, f->params[p->layer].post_norm, f->x, err));
+    VPTQ_CHECK(hook_rows(f, p, VPTQ_INPUT_UP, f->x, err));
     if (stops_at(p, VPTQ_INPUT_UP))
-        goto out;
-    VPTQ_TRY(block_linear(f, p, VPTQ_LINEAR_GATE, f->x, 0, f->gate, err));
-    VPTQ_TRY(block_linear(f, p, VPTQ_LINEAR_UP, f->x, 0, f->up, err));
-    VPTQ_TRY(f->dev->ops->swiglu(f->dev->state, p->rows, f->d->intermediate, f->gate, f->up,
-                                 f->gate, err));
-    VPTQ_TRY(hook_rows(f, p, VPTQ_INPUT_DOWN, f->gate, err));
+        return VPTQ_OK;
+    VPTQ_CHECK(block_linear(f, p, VPTQ_LINEAR_GATE, f->x, 0, f->gate, err));
+    VPTQ_CHECK(block_linear(f, p, VPTQ_LINEAR_UP, f->x, 0, f->up, err));
+    VPTQ_CHECK(f->dev->ops->swiglu(f->dev->state, p->rows, f->d->intermediate, f->gate, f->up,
+                                   f->gate, err));
+    VPTQ_CHECK(hook_rows(f, p, VPTQ_INPUT_DOWN, f->gate, err));
     if (stops_at(p, VPTQ_INPUT_DOWN))
-        goto out;
-    VPTQ_TRY(block_linear(f, p, VPTQ_LINEAR_DOWN, f->gate, 1, p->h, err));
-out:
-    return st;
+        return VPTQ_OK;
+    return block_linear(f, p, VPTQ_LINEAR_DOWN, f->gate, 1, p->h, err);
 }
 
 vptq_status vptq_forward_run_block(vptq_forward *f, const vptq_forward_pass *p, vptq_err *err)

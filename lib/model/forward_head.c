@@ -52,20 +52,17 @@ static vptq_weight head_weight(const vptq_forward *f)
  * memory. */
 static vptq_status normalize(vptq_forward *f, size_t rows, const float *hidden, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const vptq_backend *ops = f->dev->ops;
     size_t dim = f->d->hidden;
-    VPTQ_TRY(vptq_forward_grow(f, rows, err));
+    VPTQ_CHECK(vptq_forward_grow(f, rows, err));
     if (!ops->host_memory) {
-        VPTQ_TRY(vptq_forward_reserve_hidden(f, rows, err));
-        VPTQ_TRY(
+        VPTQ_CHECK(vptq_forward_reserve_hidden(f, rows, err));
+        VPTQ_CHECK(
             ops->upload(f->dev->state, f->hidden, hidden, rows * dim * sizeof *hidden, err));
         hidden = f->hidden;
     }
-    VPTQ_TRY(ops->rmsnorm(f->dev->state, rows, dim, hidden, dim, f->final_norm, f->d->norm_eps,
-                          f->x, dim, err));
-out:
-    return st;
+    return ops->rmsnorm(f->dev->state, rows, dim, hidden, dim, f->final_norm, f->d->norm_eps,
+                        f->x, dim, err);
 }
 
 /* The next tile of the head, rows [first, first + *width) with *width <= step: f->logits [rows,
@@ -73,11 +70,10 @@ out:
 static vptq_status head_tile(vptq_forward *f, size_t rows, size_t step, size_t first,
                              size_t *width, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     vptq_weight w = head_weight(f);
     *width = w.rows - first < step ? w.rows - first : step;
-    VPTQ_TRY(vptq_check_cancel(f->dev->ctx, err));
-    VPTQ_TRY(vptq_weight_tile(&w, NULL, f->dev, first, *width, f->tile, err));
+    VPTQ_CHECK(vptq_check_cancel(f->dev->ctx, err));
+    VPTQ_CHECK(vptq_weight_tile(&w, NULL, f->dev, first, *width, f->tile, err));
     vptq_gemm_args g = {.m = rows,
                         .n = *width,
                         .k = w.cols,
@@ -89,9 +85,7 @@ static vptq_status head_tile(vptq_forward *f, size_t rows, size_t step, size_t f
                         .ldc = *width,
                         .trans_b = true,
                         .alpha = 1};
-    VPTQ_TRY(f->dev->ops->gemm(f->dev->state, &g, err));
-out:
-    return st;
+    return f->dev->ops->gemm(f->dev->state, &g, err);
 }
 
 /* A sum that goes from tile to tile needs tiles that do not depend on the threads, as those
@@ -104,39 +98,36 @@ size_t vptq_forward_head_step(const vptq_forward *f)
 static vptq_status loss_rows(vptq_forward *f, size_t rows, const int32_t *targets,
                              vptq_nll_state *state, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const vptq_backend *ops = f->dev->ops;
     const int32_t *t = targets;
     vptq_nll_state *s = state;
     const size_t step = vptq_forward_head_step(f);
     if (!ops->host_memory) {
-        VPTQ_TRY(ops->upload(f->dev->state, f->targets, targets, rows * sizeof *targets, err));
+        VPTQ_CHECK(
+            ops->upload(f->dev->state, f->targets, targets, rows * sizeof *targets, err));
         t = f->targets;
         s = f->states;
     }
     for (size_t first = 0, width; first < f->d->vocab; first += width) {
-        VPTQ_TRY(head_tile(f, rows, step, first, &width, err));
-        VPTQ_TRY(ops->nll(f->dev->state, rows, width, f->logits, width, (int32_t)first, t,
-                          first == 0, s, err));
+        VPTQ_CHECK(head_tile(f, rows, step, first, &width, err));
+        VPTQ_CHECK(ops->nll(f->dev->state, rows, width, f->logits, width, (int32_t)first, t,
+                            first == 0, s, err));
     }
     if (!ops->host_memory)
-        VPTQ_TRY(ops->download(f->dev->state, state, s, rows * sizeof *s, err));
-out:
-    return st;
+        VPTQ_CHECK(ops->download(f->dev->state, state, s, rows * sizeof *s, err));
+    return VPTQ_OK;
 }
 
 vptq_status vptq_forward_loss(vptq_forward *f, size_t n, const float *hidden,
                               const int32_t *targets, vptq_nll_state *state, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     for (size_t i = 0, rows; i < n; i += rows) {
         rows = vptq_forward_chunk(f, n, i, true);
-        VPTQ_TRY(head_reserve(f, rows, err));
-        VPTQ_TRY(normalize(f, rows, hidden + i * f->d->hidden, err));
-        VPTQ_TRY(loss_rows(f, rows, targets + i, state + i, err));
+        VPTQ_CHECK(head_reserve(f, rows, err));
+        VPTQ_CHECK(normalize(f, rows, hidden + i * f->d->hidden, err));
+        VPTQ_CHECK(loss_rows(f, rows, targets + i, state + i, err));
     }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 size_t vptq_forward_head_fit(const vptq_forward *f, size_t rows)
@@ -147,28 +138,21 @@ size_t vptq_forward_head_fit(const vptq_forward *f, size_t rows)
 vptq_status vptq_forward_head_begin(vptq_forward *f, size_t n, const float *hidden,
                                     vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
-    VPTQ_TRY(head_reserve(f, n, err));
-    VPTQ_TRY(normalize(f, n, hidden, err));
-out:
-    return st;
+    VPTQ_CHECK(head_reserve(f, n, err));
+    return normalize(f, n, hidden, err);
 }
 
 vptq_status vptq_forward_head_tile(vptq_forward *f, size_t n, size_t first, float *logits,
                                    size_t *width, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
-    VPTQ_TRY(head_tile(f, n, vptq_forward_head_step(f), first, width, err));
-    VPTQ_TRY(f->dev->ops->download(f->dev->state, logits, f->logits,
-                                   n * *width * sizeof *logits, err));
-out:
-    return st;
+    VPTQ_CHECK(head_tile(f, n, vptq_forward_head_step(f), first, width, err));
+    return f->dev->ops->download(f->dev->state, logits, f->logits, n * *width * sizeof *logits,
+                                 err);
 }
 
 /* logits [rows, vocab] in host memory of the rows in f->x, tile by tile. */
 static vptq_status logits_rows(vptq_forward *f, size_t rows, float *logits, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const vptq_weight w = head_weight(f);
     /* Figures must not depend on how windows are grouped, so that the head counts as one that
      * is used once, though it stays open. */
@@ -177,27 +161,24 @@ static vptq_status logits_rows(vptq_forward *f, size_t rows, float *logits, vptq
     const vptq_backend *ops = f->dev->ops;
     const size_t vocab = f->d->vocab, step = vptq_forward_tile_rows(f, rows, f->d->hidden);
     for (size_t first = 0, width; first < vocab; first += width) {
-        VPTQ_TRY(head_tile(f, rows, step, first, &width, err));
+        VPTQ_CHECK(head_tile(f, rows, step, first, &width, err));
         for (size_t r = 0; r < rows; r++)
-            VPTQ_TRY(ops->download(f->dev->state, logits + r * vocab + first,
-                                   f->logits + r * width, width * sizeof *logits, err));
+            VPTQ_CHECK(ops->download(f->dev->state, logits + r * vocab + first,
+                                     f->logits + r * width, width * sizeof *logits, err));
     }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 vptq_status vptq_forward_logits(vptq_forward *f, size_t n, const float *hidden, float *logits,
                                 vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     for (size_t i = 0, rows; i < n; i += rows) {
         rows = vptq_forward_chunk(f, n, i, true);
-        VPTQ_TRY(head_reserve(f, rows, err));
-        VPTQ_TRY(normalize(f, rows, hidden + i * f->d->hidden, err));
-        VPTQ_TRY(logits_rows(f, rows, logits + i * f->d->vocab, err));
+        VPTQ_CHECK(head_reserve(f, rows, err));
+        VPTQ_CHECK(normalize(f, rows, hidden + i * f->d->hidden, err));
+        VPTQ_CHECK(logits_rows(f, rows, logits + i * f->d->vocab, err));
     }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 /* f->x = the normalized states of n rows in device memory. */
@@ -212,12 +193,9 @@ static vptq_status normalize_states(vptq_forward *f, size_t n, const float *hidd
 vptq_status vptq_forward_device_logits(vptq_forward *f, const float *hidden, float *logits,
                                        vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
-    VPTQ_TRY(head_reserve(f, 1, err));
-    VPTQ_TRY(normalize_states(f, 1, hidden, err));
-    VPTQ_TRY(logits_rows(f, 1, logits, err));
-out:
-    return st;
+    VPTQ_CHECK(head_reserve(f, 1, err));
+    VPTQ_CHECK(normalize_states(f, 1, hidden, err));
+    return logits_rows(f, 1, logits, err);
 }
 
 /* What f->chosen holds for a row in front of all logits. */
@@ -253,16 +231,15 @@ vptq_status vptq_forward_choose(vptq_forward *f, size_t n, const float *hidden,
                                 double temperature, double top_p, const double *u,
                                 int32_t *next, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const vptq_backend *ops = f->dev->ops;
     const vptq_weight w = head_weight(f);
-    VPTQ_TRY(reserve_chosen(f, n, err));
+    VPTQ_CHECK(reserve_chosen(f, n, err));
     double *device_u = f->chosen;
     int32_t *ids = (int32_t *)(void *)(device_u + n);
     float *logits = (float *)(void *)((char *)f->chosen + chosen_bytes(n));
-    VPTQ_TRY(normalize_states(f, n, hidden, err));
-    VPTQ_TRY(vptq_forward_linear(f, &w, NULL, NULL, true, n, f->x, 0, logits, err));
-    VPTQ_TRY(ops->upload(f->dev->state, device_u, u, n * sizeof *u, err));
+    VPTQ_CHECK(normalize_states(f, n, hidden, err));
+    VPTQ_CHECK(vptq_forward_linear(f, &w, NULL, NULL, true, n, f->x, 0, logits, err));
+    VPTQ_CHECK(ops->upload(f->dev->state, device_u, u, n * sizeof *u, err));
     const vptq_sample_args s = {.n = n,
                                 .vocab = w.rows,
                                 .logits = logits,
@@ -271,23 +248,19 @@ vptq_status vptq_forward_choose(vptq_forward *f, size_t n, const float *hidden,
                                 .top_p = top_p,
                                 .u = device_u,
                                 .ids = ids};
-    VPTQ_TRY(ops->sample(f->dev->state, &s, err));
-    VPTQ_TRY(ops->download(f->dev->state, next, ids, n * sizeof *next, err));
-out:
-    return st;
+    VPTQ_CHECK(ops->sample(f->dev->state, &s, err));
+    return ops->download(f->dev->state, next, ids, n * sizeof *next, err);
 }
 
 vptq_status vptq_forward_final_norm(vptq_forward *f, size_t n, const float *hidden, float *out,
                                     vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     size_t dim = f->d->hidden;
     for (size_t i = 0, rows; i < n; i += rows) {
         rows = vptq_forward_chunk(f, n, i, false);
-        VPTQ_TRY(normalize(f, rows, hidden + i * dim, err));
-        VPTQ_TRY(f->dev->ops->download(f->dev->state, out + i * dim, f->x,
-                                       rows * dim * sizeof *out, err));
+        VPTQ_CHECK(normalize(f, rows, hidden + i * dim, err));
+        VPTQ_CHECK(f->dev->ops->download(f->dev->state, out + i * dim, f->x,
+                                         rows * dim * sizeof *out, err));
     }
-out:
-    return st;
+    return VPTQ_OK;
 }

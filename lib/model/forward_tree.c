@@ -144,13 +144,10 @@ out:
 vptq_status vptq_forward_tree_keep(vptq_forward *f, size_t begin, size_t n, size_t at,
                                    vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const vptq_backend *ops = f->dev->ops;
     const size_t to = at * f->kv_dim;
-    VPTQ_TRY(ops->embed(f->dev->state, n, f->kv_dim, f->k, VPTQ_F32, f->tree_ids + begin,
-                        f->tree_k + to, err));
-    VPTQ_TRY(ops->embed(f->dev->state, n, f->kv_dim, f->v, VPTQ_F32, f->tree_ids + begin,
-                        f->tree_v + to, err));
-out:
-    return st;
+    VPTQ_CHECK(ops->embed(f->dev->state, n, f->kv_dim, f->k, VPTQ_F32, f->tree_ids + begin,
+                          f->tree_k + to, err));
+    return ops->embed(f->dev->state, n, f->kv_dim, f->v, VPTQ_F32, f->tree_ids + begin,
+                      f->tree_v + to, err);
 }

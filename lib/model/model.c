@@ -184,38 +184,33 @@ out:
 
 static vptq_status find_block(const vptq_model *m, uint32_t layer, vptq_block *b, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const vptq_model_desc *d = m->desc;
     *b = (vptq_block){0};
     for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
-        VPTQ_TRY(find_linear(m, layer, (vptq_linear)l, b, err));
-    VPTQ_TRY(need_in_block(m, layer, "input_layernorm", d->hidden, &b->input_norm, err));
-    VPTQ_TRY(
+        VPTQ_CHECK(find_linear(m, layer, (vptq_linear)l, b, err));
+    VPTQ_CHECK(need_in_block(m, layer, "input_layernorm", d->hidden, &b->input_norm, err));
+    VPTQ_CHECK(
         need_in_block(m, layer, "post_attention_layernorm", d->hidden, &b->post_norm, err));
     if (!d->family->qk_norm)
         return VPTQ_OK;
-    VPTQ_TRY(need_in_block(m, layer, "self_attn.q_norm", d->head_dim, &b->q_norm, err));
-    VPTQ_TRY(need_in_block(m, layer, "self_attn.k_norm", d->head_dim, &b->k_norm, err));
-out:
-    return st;
+    VPTQ_CHECK(need_in_block(m, layer, "self_attn.q_norm", d->head_dim, &b->q_norm, err));
+    return need_in_block(m, layer, "self_attn.k_norm", d->head_dim, &b->k_norm, err);
 }
 
 static vptq_status find_weights(vptq_model *m, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const vptq_model_desc *d = m->desc;
-    VPTQ_TRY(need(m, "model.embed_tokens.weight", d->vocab, d->hidden, &m->embedding, err));
-    VPTQ_TRY(need(m, "model.norm.weight", 0, d->hidden, &m->final_norm, err));
+    VPTQ_CHECK(need(m, "model.embed_tokens.weight", d->vocab, d->hidden, &m->embedding, err));
+    VPTQ_CHECK(need(m, "model.norm.weight", 0, d->hidden, &m->final_norm, err));
     m->head = m->embedding;
     if (!d->tied)
-        VPTQ_TRY(need(m, "lm_head.weight", d->vocab, d->hidden, &m->head, err));
+        VPTQ_CHECK(need(m, "lm_head.weight", d->vocab, d->hidden, &m->head, err));
     m->blocks = vptq_arena_alloc(&m->ckpt.arena, d->layers, sizeof *m->blocks, err);
     if (!m->blocks)
         return VPTQ_E_NOMEM;
     for (uint32_t layer = 0; layer < d->layers; layer++)
-        VPTQ_TRY(find_block(m, layer, &m->blocks[layer], err));
-out:
-    return st;
+        VPTQ_CHECK(find_block(m, layer, &m->blocks[layer], err));
+    return VPTQ_OK;
 }
 
 /* ---- open and release ---- */

@@ -40,12 +40,11 @@ static bool is_left_out(const exporting *e, const char *hf)
 
 static vptq_status list_sources(exporting *e, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const vptq_checkpoint *c = e->c;
     for (size_t i = 0; i < c->set.count; i++) {
         const vptq_tensor *t = &c->set.tensors[i];
         if (!vptq_out_is_quantized(c, t->name) && !is_left_out(e, t->name))
-            VPTQ_TRY(vptq_out_add_plain(&e->out, t, VPTQ_DTYPE_COUNT, err));
+            VPTQ_CHECK(vptq_out_add_plain(&e->out, t, VPTQ_DTYPE_COUNT, err));
     }
     for (size_t i = 0; i < c->quantized_count; i++) {
         const vptq_packed_matrix *m = &c->quantized[i];
@@ -55,11 +54,9 @@ static vptq_status list_sources(exporting *e, vptq_err *err)
                                .dims = 2,
                                .shape = {m->vq.shape.out, m->vq.shape.in},
                                .file = c->path};
-        VPTQ_TRY(vptq_out_add(&e->out, &t, (vptq_out_source){.matrix = m}, err));
+        VPTQ_CHECK(vptq_out_add(&e->out, &t, (vptq_out_source){.matrix = m}, err));
     }
-    VPTQ_TRY(vptq_out_finish(&e->out, err));
-out:
-    return st;
+    return vptq_out_finish(&e->out, err);
 }
 
 static vptq_status add_tensor(exporting *e, const char *gguf, vptq_out_tensor *source,
@@ -125,10 +122,9 @@ static vptq_status name_foreign(const exporting *e, vptq_err *err)
 
 static vptq_status list_tensors(exporting *e, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const vptq_model_desc *d = &e->c->desc;
     char gguf[VPTQ_NAME_MAX], hf[VPTQ_NAME_MAX];
-    VPTQ_TRY(list_sources(e, err));
+    VPTQ_CHECK(list_sources(e, err));
     const size_t most = e->out.count + 1;
     e->tensors = vptq_arena_alloc(&e->arena, most, sizeof *e->tensors, err);
     e->source =
@@ -138,15 +134,14 @@ static vptq_status list_tensors(exporting *e, vptq_err *err)
     for (size_t i = 0; vptq_gguf_name_pair(d->layers, i, gguf, hf); i++) {
         vptq_out_tensor *t = find_source(e, hf);
         if (t)
-            VPTQ_TRY(add_tensor(e, gguf, t, t->tensor.dims, t->tensor.shape, err));
+            VPTQ_CHECK(add_tensor(e, gguf, t, t->tensor.dims, t->tensor.shape, err));
     }
     if (e->count != e->out.count)
-        VPTQ_TRY(name_foreign(e, err));
+        VPTQ_CHECK(name_foreign(e, err));
     const uint64_t half = d->head_dim / 2;
     if (d->rope_scaling == VPTQ_ROPE_LLAMA3)
-        VPTQ_TRY(add_tensor(e, "rope_freqs.weight", NULL, 1, &half, err));
-out:
-    return st;
+        VPTQ_CHECK(add_tensor(e, "rope_freqs.weight", NULL, 1, &half, err));
+    return VPTQ_OK;
 }
 
 /* ---- metadata ---- */

@@ -228,15 +228,13 @@ static writing begin(vptq_out *o, vptq_out_fill fill, void *arg)
 
 static vptq_status write_small_files(const vptq_out *o, const char *dir, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     char path[4096];
     for (size_t i = 0; i < o->file_count; i++) {
         const vptq_out_file *f = &o->files[i];
-        VPTQ_TRY(vptq_path_join(path, sizeof path, dir, f->name, err));
-        VPTQ_TRY(vptq_file_replace(path, f->data, f->size, err));
+        VPTQ_CHECK(vptq_path_join(path, sizeof path, dir, f->name, err));
+        VPTQ_CHECK(vptq_file_replace(path, f->data, f->size, err));
     }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 vptq_status vptq_out_write_dir(vptq_out *o, const char *path, bool force, uint64_t shard_bytes,

@@ -171,20 +171,17 @@ vptq_status vptq_out_add_config(vptq_out *o, const json_t *config, vptq_err *err
 /* DIR/NAME where it is there and not yet on the list. */
 static vptq_status add_from_dir(vptq_out *o, const char *dir, const char *name, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     char path[4096], *data = NULL;
     size_t size = 0;
-    VPTQ_TRY(vptq_path_join(path, sizeof path, dir, name, err));
+    VPTQ_CHECK(vptq_path_join(path, sizeof path, dir, name, err));
     if (has_file(o, name) || !vptq_path_exists(path))
         return VPTQ_OK;
-    VPTQ_TRY(vptq_file_read(path, MAX_TOKENIZER_FILE, o->ctx->mem, &data, &size, err));
+    VPTQ_CHECK(vptq_file_read(path, MAX_TOKENIZER_FILE, o->ctx->mem, &data, &size, err));
     char *own = vptq_arena_strndup(&o->arena, data, size, err);
     vptq_mem_free(o->ctx->mem, data);
     if (!own)
         return VPTQ_E_NOMEM;
-    st = add_file(o, name, own, size, err);
-out:
-    return st;
+    return add_file(o, name, own, size, err);
 }
 
 /* Every other file of the directory that is no weights; those in folders inside are not. */
@@ -305,24 +302,22 @@ vptq_status vptq_out_add_tokenizer(vptq_out *o, const vptq_checkpoint *c,
                                    const char *given_tokenizer, const char *beside,
                                    vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const vptq_checkpoint *origin = origin_of(c);
     const bool foreign = is_foreign(c, given_tokenizer);
     if (is_dir(origin)) {
         for (size_t i = foreign ? TOKENIZER_FILES : 0; i < TOKENIZER_FILES; i++)
-            VPTQ_TRY(add_from_dir(o, origin->path, tokenizer_files[i], err));
-        VPTQ_TRY(add_others(o, origin->path, err));
+            VPTQ_CHECK(add_from_dir(o, origin->path, tokenizer_files[i], err));
+        VPTQ_CHECK(add_others(o, origin->path, err));
     }
     if (origin->kind == VPTQ_CKPT_ARCHIVE)
-        VPTQ_TRY(add_from_archive(o, origin->path, foreign, err));
+        VPTQ_CHECK(add_from_archive(o, origin->path, foreign, err));
     if (has_file(o, "tokenizer.json") || !beside)
         return VPTQ_OK;
     if (c->tokenizer)
         return add_made_tokenizer(o, c, beside, err);
     vptq_log(o->ctx, VPTQ_LOG_WARN, "%s has no tokenizer, so the output has none either",
              c->path);
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 /* ---- the chat template ---- */
@@ -330,18 +325,15 @@ out:
 static vptq_status template_of_dir(const vptq_ctx *ctx, const char *dir, vptq_arena *arena,
                                    const char **text, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     char path[4096], *data = NULL;
     size_t size = 0;
-    VPTQ_TRY(vptq_path_join(path, sizeof path, dir, TEMPLATE_FILE, err));
+    VPTQ_CHECK(vptq_path_join(path, sizeof path, dir, TEMPLATE_FILE, err));
     if (!vptq_path_exists(path))
         return VPTQ_OK;
-    VPTQ_TRY(vptq_file_read(path, MAX_TEMPLATE, ctx->mem, &data, &size, err));
+    VPTQ_CHECK(vptq_file_read(path, MAX_TEMPLATE, ctx->mem, &data, &size, err));
     *text = vptq_arena_strndup(arena, data, size, err);
     vptq_mem_free(ctx->mem, data);
-    st = *text ? VPTQ_OK : VPTQ_E_NOMEM;
-out:
-    return st;
+    return *text ? VPTQ_OK : VPTQ_E_NOMEM;
 }
 
 static vptq_status template_of_archive(const vptq_ctx *ctx, const char *path, vptq_arena *arena,

@@ -42,19 +42,16 @@ static vptq_status open_matrix(vptq_out_rows *r, const vptq_packed_matrix *m, vp
 {
     const vptq_checkpoint *c = r->from;
     vptq_packed_matrix read = *m;
-    vptq_status st = VPTQ_OK;
     if (is_packed(c) && !m->vq.indices)
-        VPTQ_TRY(vptq_packed_read(&c->set, vptq_packed_entry(c->config, m->name), m->name,
-                                  c->path, &r->arena, &read, err));
-    VPTQ_TRY(r->dev->ops->matrix_open(r->dev->state, &read.vq, &r->matrix, err));
-    VPTQ_TRY(
+        VPTQ_CHECK(vptq_packed_read(&c->set, vptq_packed_entry(c->config, m->name), m->name,
+                                    c->path, &r->arena, &read, err));
+    VPTQ_CHECK(r->dev->ops->matrix_open(r->dev->state, &read.vq, &r->matrix, err));
+    VPTQ_CHECK(
         r->dev->ops->alloc(r->dev->state, r->most * r->cols, sizeof(float), &r->device, err));
     if (r->dev->ops->host_memory)
         return VPTQ_OK;
     r->host = vptq_mem_alloc(r->ctx->mem, r->most, r->cols * sizeof(float), err);
-    st = r->host ? VPTQ_OK : VPTQ_E_NOMEM;
-out:
-    return st;
+    return r->host ? VPTQ_OK : VPTQ_E_NOMEM;
 }
 
 static vptq_status open_plain(vptq_out_rows *r, const vptq_tensor *t, vptq_err *err)

@@ -18,10 +18,9 @@ static vptq_status fill(void *arg, const vptq_out_tensor *t, vptq_out_sink *s, v
 static vptq_status add_tensors(const vptq_checkpoint *c, vptq_dtype type, vptq_out *o,
                                vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     for (size_t i = 0; i < c->set.count; i++)
         if (!vptq_out_is_quantized(c, c->set.tensors[i].name))
-            VPTQ_TRY(vptq_out_add_plain(o, &c->set.tensors[i], type, err));
+            VPTQ_CHECK(vptq_out_add_plain(o, &c->set.tensors[i], type, err));
     for (size_t i = 0; i < c->quantized_count; i++) {
         const vptq_packed_matrix *m = &c->quantized[i];
         char name[VPTQ_NAME_MAX + 8];
@@ -32,12 +31,10 @@ static vptq_status add_tensors(const vptq_checkpoint *c, vptq_dtype type, vptq_o
                          .shape = {m->vq.shape.out, m->vq.shape.in},
                          .file = c->path};
         if (!vptq_dtype_bytes(type, (size_t)m->vq.shape.out * m->vq.shape.in, &t.bytes))
-            VPTQ_TRY(vptq_fail(err, VPTQ_E_FORMAT, "%s: '%s' is too large", c->path, name));
-        VPTQ_TRY(vptq_out_add(o, &t, (vptq_out_source){.matrix = m}, err));
+            VPTQ_CHECK(vptq_fail(err, VPTQ_E_FORMAT, "%s: '%s' is too large", c->path, name));
+        VPTQ_CHECK(vptq_out_add(o, &t, (vptq_out_source){.matrix = m}, err));
     }
-    VPTQ_TRY(vptq_out_finish(o, err));
-out:
-    return st;
+    return vptq_out_finish(o, err);
 }
 
 static vptq_status add_config(const vptq_checkpoint *c, vptq_dtype type, vptq_out *o,

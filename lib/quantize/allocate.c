@@ -105,7 +105,6 @@ static vptq_status list_matrix(allocation *a, size_t i, vptq_err *err)
 
 static vptq_status list_options(allocation *a, vptq_arena *arena, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const size_t most = a->matrices * (a->rates + 1);
     a->first = vptq_arena_zalloc(arena, a->matrices + 1, sizeof *a->first, err);
     a->options = vptq_arena_alloc(arena, most, sizeof *a->options, err);
@@ -114,12 +113,11 @@ static vptq_status list_options(allocation *a, vptq_arena *arena, vptq_err *err)
     if (!a->first || !a->options || !a->rate_of || !a->choice)
         return VPTQ_E_NOMEM;
     for (size_t i = 0; i < a->matrices; i++)
-        VPTQ_TRY(list_matrix(a, i, err));
+        VPTQ_CHECK(list_matrix(a, i, err));
     a->problem =
         (vptq_allocate_problem){.count = a->matrices, .first = a->first, .options = a->options};
     a->budget = (uint64_t)(a->q->opt->bits * (double)a->weights);
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 static vptq_status too_small(const allocation *a, uint64_t least, vptq_err *err)

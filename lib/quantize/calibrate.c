@@ -50,20 +50,19 @@ static vptq_status open_linears(const calibration *k, uint32_t layer, vptq_input
                                 vptq_layer_file file[VPTQ_LINEAR_COUNT],
                                 vptq_weight linear[VPTQ_LINEAR_COUNT], int *open, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     char path[PATH_MAX];
     const int count = linears_before(input);
 
     memcpy(linear, k->q->model.blocks[layer].linear, VPTQ_LINEAR_COUNT * sizeof *linear);
     for (*open = 0; *open < count; ++*open) {
         const vptq_linear l = (vptq_linear)*open;
-        VPTQ_TRY(vptq_matrix_path(k->q, layer, l, path, err));
+        VPTQ_CHECK(vptq_matrix_path(k->q, layer, l, path, err));
         if (!vptq_path_exists(path))
             return vptq_fail(err, VPTQ_E_MISMATCH,
                              "%s is missing: sequential calibration of later layers needs "
                              "layer %u quantized",
                              path, layer);
-        VPTQ_TRY(vptq_layer_file_read(path, k->q->dev->ctx->mem, &file[l], err));
+        VPTQ_CHECK(vptq_layer_file_read(path, k->q->dev->ctx->mem, &file[l], err));
         linear[l].tensor = NULL;
         linear[l].packed = &file[l].matrix;
         if (strcmp(file[l].fingerprint, k->q->fingerprint)) {
@@ -74,8 +73,7 @@ static vptq_status open_linears(const calibration *k, uint32_t layer, vptq_input
                              path, layer);
         }
     }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 /* ---- moments ---- */
@@ -89,39 +87,36 @@ static vptq_status take_sum(calibration *k, const vptq_hessian_sum *s, const cha
 /* The term of k and v added to the Hessian of q, k and v. */
 static vptq_status take_kv(calibration *k, const part_moments *m, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const vptq_calibrator *c = &k->calibrator;
     const double factor = k->q->hessians.kv_factor;
     const size_t n = c->term.n;
 
-    VPTQ_TRY(take_sum(k, &c->term, "k and v", m->kv, err));
+    VPTQ_CHECK(take_sum(k, &c->term, "k and v", m->kv, err));
     vptq_hessian_mix(n, m->lower[VPTQ_INPUT_QKV], m->kv, factor, m->kv);
     if (c->opt.sequential) {
         float *shift = m->shift[VPTQ_TERM_SHIFT];
         for (size_t i = 0; i < n * n; i++)
             shift[i] = (float)((double)m->shift[VPTQ_SHIFT][i] + factor * (double)shift[i]);
     }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 static vptq_status take(void *arg, vptq_calibrator *c, vptq_part part, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     calibration *k = arg;
     part_moments *m = &k->part[part];
     const bool sequential = c->opt.sequential;
 
     for (int i = 0; i < VPTQ_INPUT_COUNT; i++)
         if (!sequential || i == (int)c->next)
-            VPTQ_TRY(take_sum(k, &c->sum[i], vptq_input_name((vptq_input)i), m->lower[i], err));
+            VPTQ_CHECK(
+                take_sum(k, &c->sum[i], vptq_input_name((vptq_input)i), m->lower[i], err));
     for (int kind = 0; sequential && kind < VPTQ_SHIFT_COUNT; kind++)
         if (m->shift[kind] && vptq_calibrator_has(c, c->next, (vptq_shift_kind)kind))
             vptq_calibrator_shift(c, c->next, (vptq_shift_kind)kind, m->shift[kind]);
     if (m->kv && (!sequential || c->next == VPTQ_INPUT_QKV))
-        VPTQ_TRY(take_kv(k, m, err));
-out:
-    return st;
+        VPTQ_CHECK(take_kv(k, m, err));
+    return VPTQ_OK;
 }
 
 /* One step of two streams, through what is finished of the block. */
@@ -151,48 +146,44 @@ static vptq_status floats(calibration *k, size_t count, float **out, vptq_err *e
 static vptq_status make_part(calibration *k, part_moments *m, bool held_out, size_t widest,
                              vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const vptq_model_desc *d = k->q->model.desc;
     const bool sequential = k->calibrator.opt.sequential;
     const bool kv = k->q->hessians.kv_factor > 0 && (sequential || !held_out);
     const size_t hidden = d->hidden;
 
     if (sequential)
-        VPTQ_TRY(floats(k, widest * (widest + 1) / 2, &m->lower[0], err));
+        VPTQ_CHECK(floats(k, widest * (widest + 1) / 2, &m->lower[0], err));
     for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
         const size_t n = vptq_input_size(d, (vptq_input)i);
         if (sequential)
             m->lower[i] = m->lower[0];
         else
-            VPTQ_TRY(floats(k, n * (n + 1) / 2, &m->lower[i], err));
+            VPTQ_CHECK(floats(k, n * (n + 1) / 2, &m->lower[i], err));
     }
     if (kv)
-        VPTQ_TRY(floats(k, hidden * (hidden + 1) / 2, &m->kv, err));
+        VPTQ_CHECK(floats(k, hidden * (hidden + 1) / 2, &m->kv, err));
     if (!sequential)
         return VPTQ_OK;
-    VPTQ_TRY(floats(k, hidden * hidden, &m->shift[VPTQ_SHIFT], err));
-    VPTQ_TRY(floats(k, hidden * widest, &m->shift[VPTQ_DRIFT], err));
+    VPTQ_CHECK(floats(k, hidden * hidden, &m->shift[VPTQ_SHIFT], err));
+    VPTQ_CHECK(floats(k, hidden * widest, &m->shift[VPTQ_DRIFT], err));
     if (kv)
-        VPTQ_TRY(floats(k, hidden * hidden, &m->shift[VPTQ_TERM_SHIFT], err));
-out:
-    return st;
+        VPTQ_CHECK(floats(k, hidden * hidden, &m->shift[VPTQ_TERM_SHIFT], err));
+    return VPTQ_OK;
 }
 
 static vptq_status make_room(calibration *k, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     size_t widest = 0;
 
     for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
         const size_t n = vptq_input_size(k->q->model.desc, (vptq_input)i);
         widest = n > widest ? n : widest;
     }
-    VPTQ_TRY(floats(k, widest, &k->mean, err));
+    VPTQ_CHECK(floats(k, widest, &k->mean, err));
     for (int part = 0; part < VPTQ_PART_COUNT; part++)
         if (k->calibrator.windows[part])
-            VPTQ_TRY(make_part(k, &k->part[part], part == VPTQ_PART_HELD_OUT, widest, err));
-out:
-    return st;
+            VPTQ_CHECK(make_part(k, &k->part[part], part == VPTQ_PART_HELD_OUT, widest, err));
+    return VPTQ_OK;
 }
 
 /* About what the encoder takes for the largest matrix: some copies of the weights, factor and
@@ -213,7 +204,6 @@ static size_t encoder_memory(const vptq_model_desc *d)
 /* From the checkpoint or from block 0 on; again, where that lies behind. */
 static vptq_status start(calibration *k, uint32_t layer, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     vptq_quantizer *q = k->q;
     vptq_calibrate_options opt = *q->opt->calibrate;
 
@@ -227,49 +217,41 @@ static vptq_status start(calibration *k, uint32_t layer, vptq_err *err)
     vptq_arena_release(&k->arena);
     k->layer = NO_LAYER;
     memset(k->part, 0, sizeof k->part);
-    VPTQ_TRY(vptq_calibrator_plan(q->dev, &q->model, &opt, &k->calibrator, err));
-    VPTQ_TRY(make_room(k, err));
-    VPTQ_TRY(vptq_calibrator_start(&k->calibrator, q->opt->work, layer, q->last, err));
+    VPTQ_CHECK(vptq_calibrator_plan(q->dev, &q->model, &opt, &k->calibrator, err));
+    VPTQ_CHECK(make_room(k, err));
+    VPTQ_CHECK(vptq_calibrator_start(&k->calibrator, q->opt->work, layer, q->last, err));
     k->started = true;
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 /* Two streams: brings both in front of the layer's input and sums its moments. */
 static vptq_status step_to(calibration *k, uint32_t layer, vptq_input input, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     vptq_calibrator *c = &k->calibrator;
 
     while (c->layer < layer)
-        VPTQ_TRY(step(k, NULL, err));
+        VPTQ_CHECK(step(k, NULL, err));
     if (layer > 0 && c->next == VPTQ_INPUT_QKV)
         vptq_calibrator_checkpoint(c);
     while (c->next < input)
-        VPTQ_TRY(step(k, NULL, err));
-    VPTQ_TRY(step(k, take, err));
-out:
-    return st;
+        VPTQ_CHECK(step(k, NULL, err));
+    return step(k, take, err);
 }
 
 static vptq_status run_to(calibration *k, uint32_t layer, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     vptq_calibrator *c = &k->calibrator;
 
     while (c->layer < layer)
-        VPTQ_TRY(vptq_calibrator_run(c, NULL, NULL, err));
+        VPTQ_CHECK(vptq_calibrator_run(c, NULL, NULL, err));
     if (layer > 0)
         vptq_calibrator_checkpoint(c);
-    VPTQ_TRY(vptq_calibrator_run(c, take, k, err));
-out:
-    return st;
+    return vptq_calibrator_run(c, take, k, err);
 }
 
 /* Makes the moments of an input ready. */
 static vptq_status bring(calibration *k, uint32_t layer, vptq_input input, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     vptq_calibrator *c = &k->calibrator;
     const bool fresh = !k->started || k->measuring != !k->q->manifest;
 
@@ -278,13 +260,12 @@ static vptq_status bring(calibration *k, uint32_t layer, vptq_input input, vptq_
     /* what lies behind is run again */
     if (fresh || layer < c->layer ||
         (c->opt.sequential && layer == c->layer && input < c->next))
-        VPTQ_TRY(start(k, layer, err));
+        VPTQ_CHECK(start(k, layer, err));
     k->layer = NO_LAYER;
-    VPTQ_TRY(c->opt.sequential ? step_to(k, layer, input, err) : run_to(k, layer, err));
+    VPTQ_CHECK(c->opt.sequential ? step_to(k, layer, input, err) : run_to(k, layer, err));
     k->layer = layer;
     k->input = input;
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 /* ---- the source ---- */
@@ -303,20 +284,18 @@ static vptq_input_shifts shifts_of(const calibration *k, const part_moments *m,
 static vptq_status load(const vptq_hessian_source *s, uint32_t layer, vptq_input input,
                         uint32_t columns, vptq_input_hessians *h, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     calibration *k = s->state;
     const part_moments *main = &k->part[VPTQ_PART_MAIN];
     const part_moments *held_out = &k->part[VPTQ_PART_HELD_OUT];
 
     (void)columns;
-    VPTQ_TRY(bring(k, layer, input, err));
+    VPTQ_CHECK(bring(k, layer, input, err));
     *h = (vptq_input_hessians){.plain = main->lower[input],
                                .kv = input == VPTQ_INPUT_QKV ? main->kv : NULL,
                                .held_out = held_out->lower[input],
                                .shifts = shifts_of(k, main, input),
                                .held_out_shifts = shifts_of(k, held_out, input)};
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 static void release(const vptq_hessian_source *s, vptq_input_hessians *h)
@@ -339,7 +318,6 @@ static void close_source(vptq_hessian_source *s)
 
 vptq_status vptq_calibration_open(vptq_quantizer *q, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     vptq_hessian_source *s = &q->hessians;
     const vptq_quantize_options *o = q->opt;
     vptq_mem *mem = q->dev->ctx->mem;
@@ -351,14 +329,13 @@ vptq_status vptq_calibration_open(vptq_quantizer *q, vptq_err *err)
     vptq_arena_init(&k->arena, mem);
     *s = (vptq_hessian_source){
         .load = load, .release = release, .close = close_source, .mem = mem, .state = k};
-    VPTQ_TRY(vptq_calibrator_plan(q->dev, &q->model, o->calibrate, &k->calibrator, err));
+    VPTQ_CHECK(vptq_calibrator_plan(q->dev, &q->model, o->calibrate, &k->calibrator, err));
     memcpy(s->fingerprint, k->calibrator.fingerprint[VPTQ_PART_MAIN], sizeof s->fingerprint);
     memcpy(s->held_out_fingerprint, k->calibrator.fingerprint[VPTQ_PART_HELD_OUT],
            sizeof s->held_out_fingerprint);
     s->tokens = (uint64_t)k->calibrator.windows[VPTQ_PART_MAIN] * o->calibrate->length;
     s->kv_factor = o->calibrate->weights ? o->kv_factor : 0;
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 /* ---- targets ---- */
@@ -376,7 +353,6 @@ vptq_status vptq_calibration_target(vptq_quantizer *q, const vptq_input_hessians
                                     vptq_quantize_row *row, vptq_arena *arena, const float **w,
                                     vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     vptq_target_choice choice;
     const size_t count = (size_t)row->rows * row->columns;
     const vptq_target_moments moments = moments_of(q->linear, h->plain, &h->shifts);
@@ -390,12 +366,11 @@ vptq_status vptq_calibration_target(vptq_quantizer *q, const vptq_input_hessians
     float *target = vptq_arena_alloc(arena, count, sizeof *target, err);
     if (!target)
         return VPTQ_E_NOMEM;
-    VPTQ_TRY(vptq_target_find(q->dev, row->rows, row->columns, *w, &moments, &held_out, most,
-                              target, &choice, err));
+    VPTQ_CHECK(vptq_target_find(q->dev, row->rows, row->columns, *w, &moments, &held_out, most,
+                                target, &choice, err));
     row->alpha = choice.alpha;
     row->alpha_damping = choice.damping;
     row->alpha_gain = choice.gain;
     *w = target;
-out:
-    return st;
+    return VPTQ_OK;
 }

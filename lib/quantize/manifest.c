@@ -73,7 +73,6 @@ static vptq_status resolve(const char *path, char full[PATH_MAX], vptq_err *err)
 /* Paths are stored in full: the directory may be read from anywhere. */
 vptq_status vptq_manifest_make(vptq_quantizer *q, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const vptq_encoder_settings *s = &q->opt->settings;
     const vptq_hessian_source *h = &q->hessians;
     const bool sequential = q->opt->calibrate && q->opt->calibrate->sequential;
@@ -82,9 +81,9 @@ vptq_status vptq_manifest_make(vptq_quantizer *q, vptq_err *err)
     if (sequential && q->opt->calibrate->correction > 0)
         snprintf(calibration, sizeof calibration, "sequential, correction up to %.15g",
                  q->opt->calibrate->correction);
-    VPTQ_TRY(resolve(q->opt->model, path, err));
+    VPTQ_CHECK(resolve(q->opt->model, path, err));
     if (q->opt->tokenizer)
-        VPTQ_TRY(resolve(q->opt->tokenizer, tokenizer, err));
+        VPTQ_CHECK(resolve(q->opt->tokenizer, tokenizer, err));
     q->manifest = json_pack(
         "{s:i, s:s, s:s, s:s, s:s, s:s?, s:f, s:s?, s:s?, s:s, s:o, s:O?, s:o}", "format",
         WORK_FORMAT, "tool", "vptq-quantize " VPTQ_VERSION, "base_model", path,
@@ -96,9 +95,7 @@ vptq_status vptq_manifest_make(vptq_quantizer *q, vptq_err *err)
         matrices_json(q));
     if (!q->manifest)
         return vptq_fail(err, VPTQ_E_NOMEM, "out of memory");
-    st = hash_manifest(q, err);
-out:
-    return st;
+    return hash_manifest(q, err);
 }
 
 /* ---- comparing ---- */

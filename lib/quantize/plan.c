@@ -39,22 +39,21 @@ vptq_status vptq_plan_settings(vptq_quantizer *q, vptq_err *err)
 
 vptq_status vptq_plan_hessians(vptq_quantizer *q, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const vptq_quantize_options *o = q->opt;
     uint32_t widest = 0, first = q->first, last = q->last;
 
-    VPTQ_TRY(
+    VPTQ_CHECK(
         vptq_checkpoint_fingerprint(&q->model.ckpt, q->dev->ctx, q->base_fingerprint, err));
     if (vptq_allocate_measures(o)) {
         first = 0;
         last = q->model.desc->layers - 1;
     }
     if (o->calibrate)
-        VPTQ_TRY(vptq_calibration_open(q, err));
+        VPTQ_CHECK(vptq_calibration_open(q, err));
     else
-        VPTQ_TRY(vptq_hessian_source_open(o->hessians, o->held_out, o->kv_factor,
-                                          q->base_fingerprint, first, last, q->dev->ctx->mem,
-                                          &q->hessians, err));
+        VPTQ_CHECK(vptq_hessian_source_open(o->hessians, o->held_out, o->kv_factor,
+                                            q->base_fingerprint, first, last, q->dev->ctx->mem,
+                                            &q->hessians, err));
     for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
         uint32_t columns = vptq_input_size(q->model.desc, (vptq_input)i);
         widest = columns > widest ? columns : widest;
@@ -70,8 +69,7 @@ vptq_status vptq_plan_hessians(vptq_quantizer *q, vptq_err *err)
                  " tokens, fewer than the %u columns of the widest matrix: what they do not "
                  "reach does not count, expect errors there",
                  o->hessians ? o->hessians : "the calibration", q->hessians.tokens, widest);
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 /* ---- codebooks ---- */

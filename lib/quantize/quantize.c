@@ -158,19 +158,16 @@ static vptq_status quantize_input(vptq_quantizer *q, uint32_t layer, vptq_input 
 
 static vptq_status quantize_layers(vptq_quantizer *q, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
-
     q->all_weights = count_weights(q);
     for (uint32_t layer = q->first; layer <= q->last; layer++) {
         for (int i = 0; i < VPTQ_INPUT_COUNT; i++)
-            VPTQ_TRY(quantize_input(q, layer, (vptq_input)i, err));
-        VPTQ_TRY(vptq_rows_write(q, false, err));
+            VPTQ_CHECK(quantize_input(q, layer, (vptq_input)i, err));
+        VPTQ_CHECK(vptq_rows_write(q, false, err));
     }
     if (q->first > 0 || q->last + 1 < q->model.desc->layers)
-        VPTQ_TRY(vptq_rows_write(q, true, err));
+        VPTQ_CHECK(vptq_rows_write(q, true, err));
     show_progress(q, NULL);
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 /* ---- the whole ---- */

@@ -295,13 +295,10 @@ static vptq_status report_everything(vptq_quantizer *q, vptq_err *err)
 
 vptq_status vptq_rows_write(vptq_quantizer *q, bool all, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     char path[PATH_MAX];
 
-    VPTQ_TRY(vptq_path_join(path, sizeof path, q->opt->work, "report.jsonl", err));
+    VPTQ_CHECK(vptq_path_join(path, sizeof path, q->opt->work, "report.jsonl", err));
     if (all)
-        VPTQ_TRY(report_everything(q, err));
-    VPTQ_TRY(vptq_file_replace(path, q->report.data, q->report.len, err));
-out:
-    return st;
+        VPTQ_CHECK(report_everything(q, err));
+    return vptq_file_replace(path, q->report.data, q->report.len, err);
 }

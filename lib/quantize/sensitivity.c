@@ -95,7 +95,6 @@ static bool same_run(const meter *t, const json_t *old)
  * row for every matrix stays as it is when only losses are asked for. */
 static vptq_status take_rows(meter *t, json_t *old, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     json_t *rows = json_object_get(old, "rows");
     const size_t all = (size_t)t->m->desc->layers * VPTQ_LINEAR_COUNT;
     size_t n = json_array_size(rows) / VPTQ_LINEAR_COUNT * VPTQ_LINEAR_COUNT;
@@ -104,14 +103,13 @@ static vptq_status take_rows(meter *t, json_t *old, vptq_err *err)
     if (!t->keep && n < all)
         return VPTQ_OK;
     for (size_t i = 0; i < n; i++)
-        VPTQ_TRY(read_row(json_array_get(rows, i), t->opt->file, &t->rows[i], err));
+        VPTQ_CHECK(read_row(json_array_get(rows, i), t->opt->file, &t->rows[i], err));
     t->done = (uint32_t)(n / VPTQ_LINEAR_COUNT);
     json_t *ours = json_object_get(t->doc, "rows");
     for (size_t i = 0; i < n; i++)
         if (json_array_append(ours, json_array_get(rows, i)))
             return vptq_fail(err, VPTQ_E_NOMEM, "out of memory");
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 /* What is there of this run; what is damaged or of another run is measured again.  A file that
@@ -260,7 +258,6 @@ out:
 /* The original's states in front of block 0 and behind the last. */
 static vptq_status begin_divergence(meter *t, vptq_arena *arena, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const vptq_model_desc *d = t->m->desc;
     const size_t bytes = d->hidden * sizeof(float);
     t->changed = *t->m;
@@ -272,15 +269,14 @@ static vptq_status begin_divergence(meter *t, vptq_arena *arena, vptq_err *err)
     if (!t->changed.blocks || !t->hidden || !t->final || !t->variants || !t->scores)
         return VPTQ_E_NOMEM;
     memcpy(t->changed.blocks, t->m->blocks, d->layers * sizeof *t->changed.blocks);
-    VPTQ_TRY(vptq_forward_open(t->m, t->dev, t->opt->length, &t->base, err));
-    VPTQ_TRY(vptq_forward_open(&t->changed, t->dev, t->opt->length, &t->variant, err));
-    VPTQ_TRY(vptq_forward_embed(t->base, t->ids.data, t->tokens, t->hidden, err));
+    VPTQ_CHECK(vptq_forward_open(t->m, t->dev, t->opt->length, &t->base, err));
+    VPTQ_CHECK(vptq_forward_open(&t->changed, t->dev, t->opt->length, &t->variant, err));
+    VPTQ_CHECK(vptq_forward_embed(t->base, t->ids.data, t->tokens, t->hidden, err));
     memcpy(t->final, t->hidden, t->tokens * bytes);
     for (uint32_t layer = 0; layer < d->layers; layer++)
-        VPTQ_TRY(vptq_forward_block(t->base, layer, t->starts, t->windows, t->final, NULL, NULL,
-                                    err));
-out:
-    return st;
+        VPTQ_CHECK(vptq_forward_block(t->base, layer, t->starts, t->windows, t->final, NULL,
+                                      NULL, err));
+    return VPTQ_OK;
 }
 
 /* variants[l] = the states behind the last block when matrix l of `layer` is replaced. */
@@ -324,16 +320,14 @@ static vptq_status summarize(const meter *t, uint32_t layer, uint32_t l, vptq_er
 static vptq_status measure_block(meter *t, uint32_t layer, const vptq_packed_matrix *matrices,
                                  vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     for (uint32_t l = 0; l < VPTQ_LINEAR_COUNT; l++)
-        VPTQ_TRY(run_variant(t, layer, l, &matrices[l], err));
-    VPTQ_TRY(vptq_eval_kld_states(t->dev->ctx, t->m->desc, t->base, t->variant, t->tokens,
-                                  VPTQ_LINEAR_COUNT, t->final, t->variants, NULL, t->scores,
-                                  err));
+        VPTQ_CHECK(run_variant(t, layer, l, &matrices[l], err));
+    VPTQ_CHECK(vptq_eval_kld_states(t->dev->ctx, t->m->desc, t->base, t->variant, t->tokens,
+                                    VPTQ_LINEAR_COUNT, t->final, t->variants, NULL, t->scores,
+                                    err));
     for (uint32_t l = 0; l < VPTQ_LINEAR_COUNT; l++)
-        VPTQ_TRY(summarize(t, layer, l, err));
-out:
-    return st;
+        VPTQ_CHECK(summarize(t, layer, l, err));
+    return VPTQ_OK;
 }
 
 /* ---- the whole ---- */

@@ -10,21 +10,18 @@ vptq_status vptq_settings_defaults(const char *encoder, const char *preset,
                                    const vptq_setting_text *given, size_t count,
                                    vptq_encoder_settings *s, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
-
     *s = vptq_encoder_defaults();
     if (encoder)
-        VPTQ_TRY(vptq_encoder_set_encoder(s, encoder, err));
+        VPTQ_CHECK(vptq_encoder_set_encoder(s, encoder, err));
     if (preset)
-        VPTQ_TRY(vptq_preset_apply(preset, s, err));
+        VPTQ_CHECK(vptq_preset_apply(preset, s, err));
     for (size_t i = 0; i < count; i++) {
         const vptq_setting *t = vptq_setting_find(given[i].key);
         if (!t)
             return vptq_fail(err, VPTQ_E_ARG, "there is no setting '%.60s'", given[i].key);
-        VPTQ_TRY(vptq_setting_parse(t, given[i].value, s, err));
+        VPTQ_CHECK(vptq_setting_parse(t, given[i].value, s, err));
     }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 vptq_status vptq_settings_resolve(const vptq_model_desc *d,

@@ -125,26 +125,24 @@ static vptq_status name_config(vptq_report *r, vptq_report_config *c, const char
 
 static vptq_status name_groups(vptq_report *r, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     bool back;
-    VPTQ_TRY(names_come_back(r, &back, err));
+    VPTQ_CHECK(names_come_back(r, &back, err));
     for (size_t i = 0; i < r->config_count; i++) {
         const vptq_report_config *c = &r->configs[i];
         const char *suffix = back ? NULL : label_by_record(r, c);
         if (!suffix && !back)
             suffix = label_by_original(r, c);
         if (suffix || back)
-            VPTQ_TRY(name_config(r, &r->configs[i], suffix, err));
+            VPTQ_CHECK(name_config(r, &r->configs[i], suffix, err));
     }
     for (size_t i = 0; i < r->config_count; i++) {
         vptq_report_config *c = &r->configs[i];
         /* one configuration alone: nothing says that the common end is no part of the models */
         if (!r->groups[c->first].model)
-            VPTQ_TRY(name_config(
+            VPTQ_CHECK(name_config(
                 r, c, r->config_count > 1 && c->count > 1 ? label_by_others(r, c) : NULL, err));
     }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 /* --- models ------------------------------------------------------------------------------ */
@@ -247,7 +245,6 @@ static const char *short_name(const vptq_report_group *g, const char *run_name)
 
 static vptq_status list_repeated(vptq_report *r, vptq_report_group *g, list *l, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     for (size_t i = 0; i < g->run_count; i++) {
         const char *name = g->runs[i]->run_name;
         size_t same = 0, before = 0;
@@ -260,18 +257,15 @@ static vptq_status list_repeated(vptq_report *r, vptq_report_group *g, list *l, 
             char times[32] = " (twice)";
             if (same > 2)
                 snprintf(times, sizeof times, " (%zu times)", same);
-            VPTQ_TRY(add(l, err, short_name(g, name), times));
+            VPTQ_CHECK(add(l, err, short_name(g, name), times));
         }
     }
-    VPTQ_TRY(take(l, r, &g->repeated, err));
-out:
-    return st;
+    return take(l, r, &g->repeated, err);
 }
 
 static vptq_status list_missing(vptq_report *r, vptq_report_group *g, unsigned last, list *l,
                                 vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     bool seen[RUN_NUMBERS + 1] = {false};
     for (size_t i = 0; i < g->run_count; i++)
         seen[run_number(g->runs[i]->run_name)] = true;
@@ -279,32 +273,27 @@ static vptq_status list_missing(vptq_report *r, vptq_report_group *g, unsigned l
         if (!seen[n]) {
             char text[32];
             snprintf(text, sizeof text, "run%u", n);
-            VPTQ_TRY(add(l, err, text, ""));
+            VPTQ_CHECK(add(l, err, text, ""));
         }
-    VPTQ_TRY(take(l, r, &g->missing, err));
+    VPTQ_CHECK(take(l, r, &g->missing, err));
     for (size_t i = 0; i < g->run_count; i++) {
         const char *name = g->runs[i]->run_name;
         if (name[vptq_run_name_stem(name)] && short_name(g, name) == name)
-            VPTQ_TRY(add(l, err, name, ""));
+            VPTQ_CHECK(add(l, err, name, ""));
     }
-    VPTQ_TRY(take(l, r, &g->elsewhere, err));
-out:
-    return st;
+    return take(l, r, &g->elsewhere, err);
 }
 
 static vptq_status list_absent(vptq_report *r, vptq_report_config *c, list *l, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     for (size_t m = 0; m < r->model_count; m++) {
         bool there = false;
         for (size_t i = 0; i < c->count; i++)
             there |= r->groups[c->first + i].model_index == m;
         if (!there)
-            VPTQ_TRY(add(l, err, r->models[m].name, ""));
+            VPTQ_CHECK(add(l, err, r->models[m].name, ""));
     }
-    VPTQ_TRY(take(l, r, &c->absent, err));
-out:
-    return st;
+    return take(l, r, &c->absent, err);
 }
 
 vptq_status vptq_report_remark(vptq_report *r, vptq_err *err)

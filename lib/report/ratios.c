@@ -162,12 +162,9 @@ static vptq_status find_families(vptq_report *r, vptq_err *err)
 
 vptq_status vptq_report_relate(vptq_report *r, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
-    VPTQ_TRY(relate_groups(r, err));
-    VPTQ_TRY(relate_models(r, err));
-    VPTQ_TRY(find_families(r, err));
-out:
-    return st;
+    VPTQ_CHECK(relate_groups(r, err));
+    VPTQ_CHECK(relate_models(r, err));
+    return find_families(r, err);
 }
 
 vptq_break_even vptq_report_break_even(const vptq_report *r, const vptq_report_family *f,

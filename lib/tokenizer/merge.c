@@ -240,24 +240,21 @@ static vptq_status emit_unknown(vptq_encoder *e, const char *bytes, uint32_t len
 
 static vptq_status emit(vptq_encoder *e, const char *word, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     bool unknown = false;
     for (uint32_t i = 0; i != NONE; i = e->symbols[i].next) {
         const vptq_symbol *s = &e->symbols[i];
         if (s->id < 0) {
-            VPTQ_TRY(emit_unknown(e, word + s->start, s->len, &unknown, err));
+            VPTQ_CHECK(emit_unknown(e, word + s->start, s->len, &unknown, err));
         } else {
             unknown = false;
-            VPTQ_TRY(vptq_ids_add(e->out, &s->id, 1, err));
+            VPTQ_CHECK(vptq_ids_add(e->out, &s->id, 1, err));
         }
     }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 vptq_status vptq_merge_word(vptq_encoder *e, const char *word, size_t len, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     uint32_t whole = 0;
     if (len == 0)
         return VPTQ_OK;
@@ -269,12 +266,12 @@ vptq_status vptq_merge_word(vptq_encoder *e, const char *word, size_t len, vptq_
         int32_t id = (int32_t)whole;
         return vptq_ids_add(e->out, &id, 1, err);
     }
-    VPTQ_TRY(need_symbols(e, len, err));
+    VPTQ_CHECK(need_symbols(e, len, err));
     uint32_t n = cut_symbols(e, word, len);
     vptq_symbol *s = e->symbols;
     e->heap_len = 0;
     for (uint32_t i = 0; i + 1 < n; i++)
-        VPTQ_TRY(consider(e, word, i, i + 1, err));
+        VPTQ_CHECK(consider(e, word, i, i + 1, err));
     while (e->heap_len > 0) {
         vptq_candidate c = heap_pop(e);
         /* stale when one of the two has been merged since: then the lengths differ or the
@@ -288,10 +285,8 @@ vptq_status vptq_merge_word(vptq_encoder *e, const char *word, size_t len, vptq_
         if (s[c.right].next != NONE)
             s[s[c.right].next].prev = c.left;
         s[c.right].len = 0;
-        VPTQ_TRY(consider(e, word, s[c.left].prev, c.left, err));
-        VPTQ_TRY(consider(e, word, c.left, s[c.left].next, err));
+        VPTQ_CHECK(consider(e, word, s[c.left].prev, c.left, err));
+        VPTQ_CHECK(consider(e, word, c.left, s[c.left].next, err));
     }
-    VPTQ_TRY(emit(e, word, err));
-out:
-    return st;
+    return emit(e, word, err);
 }

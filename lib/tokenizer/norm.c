@@ -66,24 +66,22 @@ static size_t part_length(const char *text, size_t len)
 static vptq_status compose(vptq_mem *mem, vptq_norm_kind kind, const char *text, size_t len,
                            vptq_buf *out, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     for (size_t i = 0; i < len;) {
         size_t ascii = ascii_run(text + i, len - i);
         if (i + ascii == len)
             return vptq_buf_add(out, text + i, ascii, err);
         /* the last ASCII character may be the base of a mark behind it */
         size_t keep = ascii > 0 ? ascii - 1 : 0;
-        VPTQ_TRY(vptq_buf_add(out, text + i, keep, err));
+        VPTQ_CHECK(vptq_buf_add(out, text + i, keep, err));
         i += keep;
         size_t n = part_length(text + i, len - i);
         if (n == 0)
-            VPTQ_TRY(vptq_buf_add(out, text + i, n = 1, err));
+            VPTQ_CHECK(vptq_buf_add(out, text + i, n = 1, err));
         else
-            VPTQ_TRY(compose_part(mem, kind, text + i, n, out, err));
+            VPTQ_CHECK(compose_part(mem, kind, text + i, n, out, err));
         i += n;
     }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 /* Appends `content` unless it is empty; *cut as in vptq_normalize when the match at the start
@@ -99,7 +97,6 @@ static vptq_status put_content(const vptq_norm *step, bool at_start, vptq_buf *o
 static vptq_status replace(const vptq_norm *step, vptq_span s, vptq_buf *out, bool *cut,
                            vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     size_t pattern_len = strlen(step->pattern), copied = 0;
     for (size_t i = 0; i + pattern_len <= s.len;) {
         const char *hit = memchr(s.text + i, step->pattern[0], s.len - pattern_len - i + 1);
@@ -110,36 +107,32 @@ static vptq_status replace(const vptq_norm *step, vptq_span s, vptq_buf *out, bo
             i++;
             continue;
         }
-        VPTQ_TRY(vptq_buf_add(out, s.text + copied, i - copied, err));
-        VPTQ_TRY(put_content(step, i == 0, out, cut, err));
+        VPTQ_CHECK(vptq_buf_add(out, s.text + copied, i - copied, err));
+        VPTQ_CHECK(put_content(step, i == 0, out, cut, err));
         i += pattern_len;
         copied = i;
     }
-    VPTQ_TRY(vptq_buf_add(out, s.text + copied, s.len - copied, err));
-out:
-    return st;
+    return vptq_buf_add(out, s.text + copied, s.len - copied, err);
 }
 
 /* Bytes that are not UTF-8 end a text for the pattern and pass. */
 static vptq_status replace_regex(const vptq_tokenizer *t, uint32_t step, vptq_regex_run *run,
                                  vptq_span s, vptq_buf *out, bool *cut, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     for (size_t i = 0; i < s.len;) {
         size_t valid = vptq_utf8_valid_prefix(s.text + i, s.len - i), at = 0;
         for (vptq_matches m = {.found = valid > 0}; m.found; at = m.end) {
-            VPTQ_TRY(vptq_regex_next(t, t->norm_code[step], run, s.text + i, valid, &m, err));
-            VPTQ_TRY(vptq_buf_add(out, s.text + i + at, m.begin - at, err));
+            VPTQ_CHECK(vptq_regex_next(t, t->norm_code[step], run, s.text + i, valid, &m, err));
+            VPTQ_CHECK(vptq_buf_add(out, s.text + i + at, m.begin - at, err));
             if (m.found)
-                VPTQ_TRY(put_content(&t->v->norms[step], m.end > 0 && m.begin == 0 && i == 0,
-                                     out, cut, err));
+                VPTQ_CHECK(put_content(&t->v->norms[step], m.end > 0 && m.begin == 0 && i == 0,
+                                       out, cut, err));
         }
         i += valid;
         if (i < s.len)
-            VPTQ_TRY(vptq_buf_add(out, s.text + i++, 1, err));
+            VPTQ_CHECK(vptq_buf_add(out, s.text + i++, 1, err));
     }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 uint32_t vptq_char_before(const char *text, size_t at, size_t *size)
@@ -181,7 +174,6 @@ static bool is_mark(uint32_t cp)
 static vptq_status each_char(vptq_norm_kind kind, vptq_span s, vptq_buf *out, bool *cut,
                              vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     for (size_t i = 0; i < s.len;) {
         uint32_t cp = 0;
         char lower[4];
@@ -199,17 +191,15 @@ static vptq_status each_char(vptq_norm_kind kind, vptq_span s, vptq_buf *out, bo
             *cut = *cut || i == n;
             continue;
         }
-        VPTQ_TRY(vptq_buf_add(out, put, n, err));
+        VPTQ_CHECK(vptq_buf_add(out, put, n, err));
     }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 vptq_status vptq_normalize(const vptq_tokenizer *t, vptq_regex_run *run, vptq_buf norm[2],
                            const char *text, size_t len, vptq_span *out, bool *cut,
                            vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     *out = (vptq_span){text, len};
     *cut = false;
     for (uint32_t s = 0; s < t->v->norm_count; s++) {
@@ -219,33 +209,32 @@ vptq_status vptq_normalize(const vptq_tokenizer *t, vptq_regex_run *run, vptq_bu
         switch (step->kind) {
         case VPTQ_NORM_PREPEND:
             if (out->len > 0)
-                VPTQ_TRY(vptq_buf_add(to, step->content, strlen(step->content), err));
-            VPTQ_TRY(vptq_buf_add(to, out->text, out->len, err));
+                VPTQ_CHECK(vptq_buf_add(to, step->content, strlen(step->content), err));
+            VPTQ_CHECK(vptq_buf_add(to, out->text, out->len, err));
             break;
         case VPTQ_NORM_REPLACE:
-            VPTQ_TRY(replace(step, *out, to, cut, err));
+            VPTQ_CHECK(replace(step, *out, to, cut, err));
             break;
         case VPTQ_NORM_REGEX:
-            VPTQ_TRY(replace_regex(t, s, run, *out, to, cut, err));
+            VPTQ_CHECK(replace_regex(t, s, run, *out, to, cut, err));
             break;
         case VPTQ_NORM_NFC:
         case VPTQ_NORM_NFD:
         case VPTQ_NORM_NFKC:
         case VPTQ_NORM_NFKD:
-            VPTQ_TRY(compose(t->arena.mem, step->kind, out->text, out->len, to, err));
+            VPTQ_CHECK(compose(t->arena.mem, step->kind, out->text, out->len, to, err));
             break;
         case VPTQ_NORM_STRIP: {
             vptq_span rest = strip(step, *out, cut);
-            VPTQ_TRY(vptq_buf_add(to, rest.text, rest.len, err));
+            VPTQ_CHECK(vptq_buf_add(to, rest.text, rest.len, err));
             break;
         }
         case VPTQ_NORM_LOWER:
         case VPTQ_NORM_UNMARK:
-            VPTQ_TRY(each_char(step->kind, *out, to, cut, err));
+            VPTQ_CHECK(each_char(step->kind, *out, to, cut, err));
             break;
         }
         *out = (vptq_span){to->data, to->len};
     }
-out:
-    return st;
+    return VPTQ_OK;
 }

@@ -122,26 +122,25 @@ static vptq_status spell_out(const vptq_tokenizer *t, const char *p, vptq_buf *o
                              vptq_err *err)
 {
     bool in_class = false;
-    vptq_status st = VPTQ_OK;
     while (*p) {
         const spelling *s = find_spelling(p);
         const char *put = !s ? NULL : in_class ? s->in_class : s->alone;
         size_t n = 1;
         if (put) {
-            VPTQ_TRY(vptq_buf_add(out, put, strlen(put), err));
+            VPTQ_CHECK(vptq_buf_add(out, put, strlen(put), err));
             p += strlen(s->name);
             if (s->name[1] != 'u')
                 continue;
             n = strspn(p, "0123456789abcdefABCDEF");
             n = n < 4 ? n : 4;
-            VPTQ_TRY(vptq_buf_printf(out, err, "{%.*s}", (int)n, p));
+            VPTQ_CHECK(vptq_buf_printf(out, err, "{%.*s}", (int)n, p));
             p += n;
             continue;
         }
         size_t script = 0;
-        VPTQ_TRY(find_script(t, p, &script, err));
+        VPTQ_CHECK(find_script(t, p, &script, err));
         if (script > 0) {
-            VPTQ_TRY(vptq_buf_printf(out, err, "%.*ssc:", (int)script, p));
+            VPTQ_CHECK(vptq_buf_printf(out, err, "%.*ssc:", (int)script, p));
             p += script;
             continue;
         }
@@ -156,11 +155,10 @@ static vptq_status spell_out(const vptq_tokenizer *t, const char *p, vptq_buf *o
         } else if (*p == ']') {
             in_class = false;
         }
-        VPTQ_TRY(vptq_buf_add(out, p, n, err));
+        VPTQ_CHECK(vptq_buf_add(out, p, n, err));
         p += n;
     }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 static vptq_status compile(vptq_tokenizer *t, const char *pattern, pcre2_code **out,
@@ -180,7 +178,6 @@ static vptq_status compile(vptq_tokenizer *t, const char *pattern, pcre2_code **
 vptq_status vptq_regex_prepare(vptq_tokenizer *t, vptq_err *err)
 {
     const vptq_vocab *v = t->v;
-    vptq_status st = VPTQ_OK;
     t->pcre = pcre2_general_context_create(take, give, t->arena.mem);
     if (!t->pcre)
         return out_of_memory(t, err);
@@ -190,14 +187,13 @@ vptq_status vptq_regex_prepare(vptq_tokenizer *t, vptq_err *err)
         return VPTQ_E_NOMEM;
     for (uint32_t i = 0; i < v->norm_count; i++) {
         if (v->norms[i].kind == VPTQ_NORM_REGEX)
-            VPTQ_TRY(compile(t, v->norms[i].pattern, &t->norm_code[i], err));
+            VPTQ_CHECK(compile(t, v->norms[i].pattern, &t->norm_code[i], err));
     }
     for (uint32_t i = 0; i < v->split_count; i++) {
         if (v->splits[i].pattern)
-            VPTQ_TRY(compile(t, v->splits[i].pattern, &t->split_code[i], err));
+            VPTQ_CHECK(compile(t, v->splits[i].pattern, &t->split_code[i], err));
     }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 void vptq_regex_release(vptq_tokenizer *t)

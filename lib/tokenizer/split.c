@@ -29,17 +29,14 @@ static vptq_status hand_on(vptq_encoder *e, uint32_t step, word w, size_t begin,
 static vptq_status merge_cut(vptq_encoder *e, word w, vptq_err *err)
 {
     size_t begin = 0;
-    vptq_status st = VPTQ_OK;
     for (size_t i = 3; i + 3 <= w.len; i++) {
         if (w.text[i] == VPTQ_META[0] && memcmp(w.text + i, VPTQ_META, 3) == 0 &&
             memcmp(w.text + i - 3, VPTQ_META, 3) != 0) {
-            VPTQ_TRY(vptq_merge_word(e, w.text + begin, i - begin, err));
+            VPTQ_CHECK(vptq_merge_word(e, w.text + begin, i - begin, err));
             begin = i;
         }
     }
-    VPTQ_TRY(vptq_merge_word(e, w.text + begin, w.len - begin, err));
-out:
-    return st;
+    return vptq_merge_word(e, w.text + begin, w.len - begin, err);
 }
 
 /* Words that come out of a pattern: matches and what lies between them, put together as the
@@ -97,38 +94,34 @@ static vptq_status cut_valid(cutter *c, size_t begin, size_t len, vptq_err *err)
     const vptq_tokenizer *t = c->e->t;
     bool invert = t->v->splits[c->step].invert;
     size_t at = 0;
-    vptq_status st = VPTQ_OK;
     c->match = false;
     for (vptq_matches m = {.found = len > 0}; m.found; at = m.end) {
-        VPTQ_TRY(vptq_regex_next(t, t->split_code[c->step], &c->e->regex, c->w.text + begin,
-                                 len, &m, err));
+        VPTQ_CHECK(vptq_regex_next(t, t->split_code[c->step], &c->e->regex, c->w.text + begin,
+                                   len, &m, err));
         if (m.begin > at)
-            VPTQ_TRY(cut_part(c, begin + at, begin + m.begin, invert, err));
+            VPTQ_CHECK(cut_part(c, begin + at, begin + m.begin, invert, err));
         if (m.found)
-            VPTQ_TRY(cut_part(c, begin + m.begin, begin + m.end, !invert, err));
+            VPTQ_CHECK(cut_part(c, begin + m.begin, begin + m.end, !invert, err));
     }
     if (c->waits)
-        VPTQ_TRY(flush(c, err));
-out:
-    return st;
+        VPTQ_CHECK(flush(c, err));
+    return VPTQ_OK;
 }
 
 static vptq_status split_regex(vptq_encoder *e, uint32_t step, word w, vptq_err *err)
 {
     cutter c = {.e = e, .step = step, .w = w};
-    vptq_status st = VPTQ_OK;
     for (size_t i = 0; i < w.len;) {
         size_t run = vptq_utf8_valid_prefix(w.text + i, w.len - i);
-        VPTQ_TRY(cut_valid(&c, i, run, err));
+        VPTQ_CHECK(cut_valid(&c, i, run, err));
         i += run;
         size_t bad = i; /* bytes that are not UTF-8 are a word of their own */
         uint32_t cp = 0;
         while (i < w.len && vptq_utf8_decode(w.text + i, w.len - i, &cp) == 0)
             i++;
-        VPTQ_TRY(hand_on(e, step, w, bad, i, err));
+        VPTQ_CHECK(hand_on(e, step, w, bad, i, err));
     }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 static bool is_numeric(uint32_t cp)
@@ -143,7 +136,6 @@ static vptq_status split_digits(vptq_encoder *e, uint32_t step, word w, vptq_err
 {
     bool individual = e->t->v->splits[step].individual, in_digits = false;
     size_t begin = 0;
-    vptq_status st = VPTQ_OK;
     for (size_t i = 0, k = 0; i < w.len; i += k) {
         uint32_t cp = 0;
         k = vptq_utf8_decode(w.text + i, w.len - i, &cp);
@@ -151,33 +143,30 @@ static vptq_status split_digits(vptq_encoder *e, uint32_t step, word w, vptq_err
         if (k == 0)
             k = 1;
         if (i > begin && (digit != in_digits || (digit && individual))) {
-            VPTQ_TRY(hand_on(e, step, w, begin, i, err));
+            VPTQ_CHECK(hand_on(e, step, w, begin, i, err));
             begin = i;
         }
         in_digits = digit;
     }
-    VPTQ_TRY(hand_on(e, step, w, begin, w.len, err));
-out:
-    return st;
+    return hand_on(e, step, w, begin, w.len, err);
 }
 
 static vptq_status split_metaspace(vptq_encoder *e, uint32_t step, word w, vptq_err *err)
 {
     const vptq_split *s = &e->t->v->splits[step];
     vptq_buf *b = &e->step[step];
-    vptq_status st = VPTQ_OK;
     bool has = w.text[0] == ' ' || (w.len >= 3 && memcmp(w.text, VPTQ_META, 3) == 0);
     vptq_buf_clear(b);
     if (!has &&
         (s->prepend == VPTQ_PREPEND_ALWAYS || (s->prepend == VPTQ_PREPEND_FIRST && w.first)))
-        VPTQ_TRY(vptq_buf_add(b, VPTQ_META, 3, err));
+        VPTQ_CHECK(vptq_buf_add(b, VPTQ_META, 3, err));
     for (size_t i = 0; i < w.len;) {
         const char *space = memchr(w.text + i, ' ', w.len - i);
         size_t n = space ? (size_t)(space - w.text) - i : w.len - i;
-        VPTQ_TRY(vptq_buf_add(b, w.text + i, n, err));
+        VPTQ_CHECK(vptq_buf_add(b, w.text + i, n, err));
         i += n;
         if (i < w.len) {
-            VPTQ_TRY(vptq_buf_add(b, VPTQ_META, 3, err));
+            VPTQ_CHECK(vptq_buf_add(b, VPTQ_META, 3, err));
             i++;
         }
     }
@@ -185,13 +174,11 @@ static vptq_status split_metaspace(vptq_encoder *e, uint32_t step, word w, vptq_
     size_t begin = 0;
     for (size_t i = 1; s->individual && i + 3 <= all.len; i++) {
         if (memcmp(all.text + i, VPTQ_META, 3) == 0) {
-            VPTQ_TRY(hand_on(e, step, all, begin, i, err));
+            VPTQ_CHECK(hand_on(e, step, all, begin, i, err));
             begin = i;
         }
     }
-    VPTQ_TRY(hand_on(e, step, all, begin, all.len, err));
-out:
-    return st;
+    return hand_on(e, step, all, begin, all.len, err);
 }
 
 static vptq_status split_prefix(vptq_encoder *e, uint32_t step, word w, vptq_err *err)

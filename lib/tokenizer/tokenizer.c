@@ -195,22 +195,20 @@ static vptq_status encode_section(vptq_encoder *e, const char *text, size_t len,
 {
     vptq_span s;
     bool cut = false;
-    vptq_status st = VPTQ_OK;
     if (len == 0)
         return VPTQ_OK;
-    VPTQ_TRY(vptq_normalize(e->t, &e->regex, e->norm, text, len, &s, &cut, err));
+    VPTQ_CHECK(vptq_normalize(e->t, &e->regex, e->norm, text, len, &s, &cut, err));
     size_t at = 0;
     vptq_added_match m = {0};
     for (bool found = true; found; at = m.end) {
         found = vptq_added_next(&e->t->normalized, s.text, s.len, special, &m);
         if (m.begin > at)
-            VPTQ_TRY(
+            VPTQ_CHECK(
                 vptq_split_words(e, s.text + at, m.begin - at, first && !cut && at == 0, err));
         if (found)
-            VPTQ_TRY(vptq_ids_add(e->out, &m.id, 1, err));
+            VPTQ_CHECK(vptq_ids_add(e->out, &m.id, 1, err));
     }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 vptq_status vptq_tokenizer_encode(const vptq_tokenizer *t, const char *text, size_t len,
@@ -269,23 +267,20 @@ vptq_status vptq_tokenizer_decode(const vptq_tokenizer *t, const int32_t *ids, s
                                   bool *start, bool special, vptq_buf *out, vptq_err *err)
 {
     const vptq_vocab *v = t->v;
-    vptq_status st = VPTQ_OK;
     for (size_t i = 0; i < n; i++) {
         if (ids[i] < 0 || (uint32_t)ids[i] >= v->count) {
-            st = vptq_fail(err, VPTQ_E_ARG,
-                           "token id %" PRId32 " is outside the vocabulary of %" PRIu32
-                           " entries of %s",
-                           ids[i], v->count, v->source);
-            goto out;
+            return vptq_fail(err, VPTQ_E_ARG,
+                             "token id %" PRId32 " is outside the vocabulary of %" PRIu32
+                             " entries of %s",
+                             ids[i], v->count, v->source);
         }
         uint8_t type = v->pieces[ids[i]].type;
         if ((type == VPTQ_PIECE_CONTROL || type == VPTQ_PIECE_UNKNOWN) && !special)
             continue;
         if (*start)
-            VPTQ_TRY(decode_first(t, ids[i], start, out, err));
+            VPTQ_CHECK(decode_first(t, ids[i], start, out, err));
         else
-            VPTQ_TRY(vptq_buf_add(out, t->bytes[ids[i]].text, t->bytes[ids[i]].len, err));
+            VPTQ_CHECK(vptq_buf_add(out, t->bytes[ids[i]].text, t->bytes[ids[i]].len, err));
     }
-out:
-    return st;
+    return VPTQ_OK;
 }

@@ -47,13 +47,11 @@ vptq_status vptq_cpu_rope_rows(vptq_dev *dev, const vptq_kv_rows *rows, size_t h
                                size_t head_dim, float *x, size_t ldx, const float *cos_table,
                                const float *sin_table, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     for (size_t s = 0; s < rows->sequences; s++)
-        VPTQ_TRY(vptq_cpu_rope(dev, rows_of(rows, s), heads, head_dim,
-                               x + rows->starts[s] * ldx, ldx, cos_table, sin_table,
-                               rows->positions[s], err));
-out:
-    return st;
+        VPTQ_CHECK(vptq_cpu_rope(dev, rows_of(rows, s), heads, head_dim,
+                                 x + rows->starts[s] * ldx, ldx, cos_table, sin_table,
+                                 rows->positions[s], err));
+    return VPTQ_OK;
 }
 
 /* ---- kv_store ---- */
@@ -350,11 +348,9 @@ static vptq_status attend_prompt(vptq_dev *dev, const vptq_paged_args *a, size_t
 
 vptq_status vptq_cpu_attention_paged(vptq_dev *dev, const vptq_paged_args *a, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
-    VPTQ_TRY(attend_rows(dev, a, err));
+    VPTQ_CHECK(attend_rows(dev, a, err));
     for (size_t s = 0; s < a->rows->sequences; s++)
         if (!is_few(a, s))
-            VPTQ_TRY(attend_prompt(dev, a, s, err));
-out:
-    return st;
+            VPTQ_CHECK(attend_prompt(dev, a, s, err));
+    return VPTQ_OK;
 }

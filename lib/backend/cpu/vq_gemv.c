@@ -297,13 +297,12 @@ static size_t share(size_t blocks, int threads)
 vptq_status vptq_cpu_vq_gemv(vptq_dev *dev, const vptq_matrix *m, const vptq_gemv_args *g,
                              vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const vptq_vq *q = &m->q;
     const vptq_vq_shape *s = &q->shape;
     if (vptq_cpu_vq_is_many(q, g->n))
         return vptq_cpu_vq_many(dev, q, g, err);
     if (!m->layout->codes)
-        VPTQ_TRY(vptq_layout_make(dev, q, m->layout, err));
+        VPTQ_CHECK(vptq_layout_make(dev, q, m->layout, err));
     const int threads = vptq_cpu_threads(dev, LOOK_UP * ((size_t)s->out * s->in / s->v));
     const size_t blocks = m->layout->blocks, numbers = g->n * ((size_t)s->in + 1);
     float *x = vptq_dev_scratch(dev, numbers + (size_t)threads, sizeof *x, err);
@@ -322,6 +321,5 @@ vptq_status vptq_cpu_vq_gemv(vptq_dev *dev, const vptq_matrix *m, const vptq_gem
     if (s->outliers)
         vptq_parallel_for(threads, (s->out + s->v0 - 1) / s->v0, 8, multiply_outliers, &job);
     vptq_parallel_for(threads, blocks, share(blocks, threads), multiply_blocks, &job);
-out:
-    return st;
+    return VPTQ_OK;
 }

@@ -232,7 +232,7 @@ static vptq_status launch_class(vptq_dev *dev, unsigned length, unsigned blocks,
         return search_launch(dev, columns_kernel<16, DESCEND>, a.layout, blocks, a, row, err);
     default:
         return search_launch(dev, columns_kernel<FIND_LONG, DESCEND>, a.layout, blocks, a, row,
-                           err);
+                             err);
     }
 }
 

@@ -61,21 +61,18 @@ static vptq_status put_stored(vptq_dev *dev, slab *s, const vptq_vq *q, vptq_vq 
     const vptq_vq_shape *p = &q->shape;
     const size_t groups = p->groups, vector_rows = vptq_vq_vector_rows(p);
     const size_t outlier_vector_rows = p->outliers ? (p->out + p->v0 - 1) / p->v0 : 0;
-    vptq_status st = VPTQ_OK;
     d->shape = *p;
-    VPTQ_TRY(
+    VPTQ_CHECK(
         put(dev, s, q->indices, groups * vector_rows * vptq_vq_row_words(p), &d->indices, err));
-    VPTQ_TRY(put(dev, s, q->centroids, groups * p->k * p->v, &d->centroids, err));
-    VPTQ_TRY(put(dev, s, q->res_centroids, groups * p->k_res * p->v, &d->res_centroids, err));
-    VPTQ_TRY(put(dev, s, q->outlier_indices, outlier_vector_rows * p->outliers,
-                 &d->outlier_indices, err));
-    VPTQ_TRY(
+    VPTQ_CHECK(put(dev, s, q->centroids, groups * p->k * p->v, &d->centroids, err));
+    VPTQ_CHECK(put(dev, s, q->res_centroids, groups * p->k_res * p->v, &d->res_centroids, err));
+    VPTQ_CHECK(put(dev, s, q->outlier_indices, outlier_vector_rows * p->outliers,
+                   &d->outlier_indices, err));
+    VPTQ_CHECK(
         put(dev, s, q->outlier_centroids, (size_t)p->k0 * p->v0, &d->outlier_centroids, err));
-    VPTQ_TRY(put(dev, s, q->perm, p->in, &d->perm, err));
-    VPTQ_TRY(put(dev, s, q->scale, p->in, &d->scale, err));
-    VPTQ_TRY(put(dev, s, q->bias, p->in, &d->bias, err));
-out:
-    return st;
+    VPTQ_CHECK(put(dev, s, q->perm, p->in, &d->perm, err));
+    VPTQ_CHECK(put(dev, s, q->scale, p->in, &d->scale, err));
+    return put(dev, s, q->bias, p->in, &d->bias, err);
 }
 
 vptq_status vptq_cuda_matrix_stored(vptq_dev *dev, const vptq_matrix *m, const vptq_vq **q,
@@ -266,13 +263,12 @@ static vptq_status make_stripe(vptq_arena *arena, building *b, uint32_t i, vptq_
 {
     const vptq_cuda_segment *g = &b->layout.segment[i];
     vptq_cuda_stripe *s = &b->stripes[i];
-    vptq_status st = VPTQ_OK;
     const int power = power_of(g);
     *s = {};
-    VPTQ_TRY(
+    VPTQ_CHECK(
         make_image(arena, &g->main, g->centroids, g->order, power, &s->main, &b->main[i], err));
-    VPTQ_TRY(make_image(arena, &g->residual, g->res_centroids, g->res_order, power,
-                        &s->residual, &b->residual[i], err));
+    VPTQ_CHECK(make_image(arena, &g->residual, g->res_centroids, g->res_order, power,
+                          &s->residual, &b->residual[i], err));
     s->main.at = b->choice->smem.main_at;
     s->residual.at = b->choice->smem.residual_at;
     s->v = g->main.v;
@@ -283,8 +279,7 @@ static vptq_status make_stripe(vptq_arena *arena, building *b, uint32_t i, vptq_
         s->loop = g->codes8    ? VPTQ_CUDA_WITH_BYTES
                   : g->codes16 ? VPTQ_CUDA_WITH_WORDS
                                : VPTQ_CUDA_MAIN_ALONE;
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 /* The same stripe with its codebooks in the tables of the kernel for more rows of x. */
@@ -344,42 +339,39 @@ static size_t image_count(const vptq_cuda_codebook *b)
 static vptq_status put_stripe(vptq_dev *dev, slab *s, const building *b, uint32_t i,
                               vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const vptq_cuda_segment *g = &b->layout.segment[i];
     vptq_cuda_stripe *d = &b->stripes[i];
     const size_t n = codes_of(g);
-    VPTQ_TRY(put<uint16_t>(dev, s, g->codes, n, &d->codes, err));
-    VPTQ_TRY(put<uint8_t>(dev, s, g->codes8, n, &d->codes8, err));
-    VPTQ_TRY(put<uint16_t>(dev, s, g->codes16, n, &d->codes16, err));
-    VPTQ_TRY(put(dev, s, b->main[i], image_count(&d->main), &d->main.codebook, err));
+    VPTQ_CHECK(put<uint16_t>(dev, s, g->codes, n, &d->codes, err));
+    VPTQ_CHECK(put<uint8_t>(dev, s, g->codes8, n, &d->codes8, err));
+    VPTQ_CHECK(put<uint16_t>(dev, s, g->codes16, n, &d->codes16, err));
+    VPTQ_CHECK(put(dev, s, b->main[i], image_count(&d->main), &d->main.codebook, err));
     if (d->residual.table.k)
-        VPTQ_TRY(
+        VPTQ_CHECK(
             put(dev, s, b->residual[i], image_count(&d->residual), &d->residual.codebook, err));
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 static vptq_status put_runtime(vptq_dev *dev, slab *s, const vptq_vq *q, const building *b,
                                vptq_cuda_runtime *r, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const vptq_cuda_layout *l = &b->layout;
     const unsigned *arrived = NULL;
     for (uint32_t i = 0; i < l->segments; i++)
-        VPTQ_TRY(put_stripe(dev, s, b, i, err));
+        VPTQ_CHECK(put_stripe(dev, s, b, i, err));
     for (uint32_t i = 0; i < l->segments; i++)
         make_small_stripe(&b->more->smem, q->shape.outliers && i == 0, &b->stripes[i],
                           &b->small[i]);
-    VPTQ_TRY(put<vptq_cuda_stripe>(dev, s, b->stripes, l->segments, &r->stripes, err));
+    VPTQ_CHECK(put<vptq_cuda_stripe>(dev, s, b->stripes, l->segments, &r->stripes, err));
     if (b->more->to)
-        VPTQ_TRY(put<vptq_cuda_stripe>(dev, s, b->small, l->segments, &r->small.stripes, err));
-    VPTQ_TRY(put(dev, s, l->channel, l->columns, &r->channel, err));
-    VPTQ_TRY(put(dev, s, q->scale, q->shape.in, &r->scale, err));
-    VPTQ_TRY(put(dev, s, q->bias, q->shape.in, &r->bias, err));
-    VPTQ_TRY(put<unsigned>(dev, s, b->zeros, b->blocks, &arrived, err));
+        VPTQ_CHECK(
+            put<vptq_cuda_stripe>(dev, s, b->small, l->segments, &r->small.stripes, err));
+    VPTQ_CHECK(put(dev, s, l->channel, l->columns, &r->channel, err));
+    VPTQ_CHECK(put(dev, s, q->scale, q->shape.in, &r->scale, err));
+    VPTQ_CHECK(put(dev, s, q->bias, q->shape.in, &r->bias, err));
+    VPTQ_CHECK(put<unsigned>(dev, s, b->zeros, b->blocks, &arrived, err));
     r->arrived = const_cast<unsigned *>(arrived);
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 /* What is known of it without its arrays.  The first block of a range takes chunks 0 .. n - 1,

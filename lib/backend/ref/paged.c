@@ -10,13 +10,11 @@ vptq_status vptq_ref_rope_rows(vptq_dev *dev, const vptq_kv_rows *rows, size_t h
                                size_t head_dim, float *x, size_t ldx, const float *cos_table,
                                const float *sin_table, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     for (size_t s = 0; s < rows->sequences; s++)
-        VPTQ_TRY(vptq_ref_rope(dev, rows->starts[s + 1] - rows->starts[s], heads, head_dim,
-                               x + rows->starts[s] * ldx, ldx, cos_table, sin_table,
-                               rows->positions[s], err));
-out:
-    return st;
+        VPTQ_CHECK(vptq_ref_rope(dev, rows->starts[s + 1] - rows->starts[s], heads, head_dim,
+                                 x + rows->starts[s] * ldx, ldx, cos_table, sin_table,
+                                 rows->positions[s], err));
+    return VPTQ_OK;
 }
 
 /* Index of the first number of a token's row. */

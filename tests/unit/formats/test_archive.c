@@ -30,18 +30,15 @@ static const int8_t few[6] = {1, -2, 3, -4, 5, -6};
 /* The large one, `step` bytes handed over at a time; 0 = all at once, as a whole tensor. */
 static vptq_status add_big(vptq_archive_writer *w, const float *big, size_t step, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const vptq_tensor t = tensor("model.big", VPTQ_F32, step ? NULL : big, BIG_ROWS, BIG_COLS);
     if (!step)
         return vptq_archive_add_tensor(w, &t, 3, err);
-    VPTQ_TRY(vptq_archive_begin_tensor(w, &t, 3, err));
+    VPTQ_CHECK(vptq_archive_begin_tensor(w, &t, 3, err));
     for (size_t at = 0, part; at < t.bytes; at += part) {
         part = t.bytes - at < step ? t.bytes - at : step;
-        VPTQ_TRY(vptq_archive_put(w, (const uint8_t *)big + at, part, err));
+        VPTQ_CHECK(vptq_archive_put(w, (const uint8_t *)big + at, part, err));
     }
-    VPTQ_TRY(vptq_archive_end_tensor(w, err));
-out:
-    return st;
+    return vptq_archive_end_tensor(w, err);
 }
 
 static vptq_status write_in_steps(const char *path, bool force, const float *big, size_t step,

@@ -431,15 +431,12 @@ static vptq_tensor *part(small_matrix *s, const char *name)
 static vptq_status read_small(const small_matrix *s, vptq_mem *mem, vptq_tensor_set *set,
                               vptq_packed_matrix *m, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     vptq_tensor_set_init(set, mem);
     for (size_t i = 0; i < s->count; i++)
         if (s->list[i].name)
-            VPTQ_TRY(vptq_tensor_set_add(set, &s->list[i], err));
-    VPTQ_TRY(vptq_tensor_set_finish(set, err));
-    st = vptq_packed_read(set, s->entry, "P", "x.safetensors", &set->arena, m, err);
-out:
-    return st;
+            VPTQ_CHECK(vptq_tensor_set_add(set, &s->list[i], err));
+    VPTQ_CHECK(vptq_tensor_set_finish(set, err));
+    return vptq_packed_read(set, s->entry, "P", "x.safetensors", &set->arena, m, err);
 }
 
 static void expect(small_matrix *s, vptq_status code, const char *text)

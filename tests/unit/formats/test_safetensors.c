@@ -359,16 +359,14 @@ static vptq_status fill_letters(void *arg, const vptq_tensor *t, vptq_safetensor
                                 vptq_err *err)
 {
     (void)arg;
-    vptq_status st = VPTQ_OK;
     for (size_t at = 0; at < t->bytes; at += 3) {
         uint8_t piece[3];
         size_t n = t->bytes - at < 3 ? t->bytes - at : 3;
         for (size_t i = 0; i < n; i++)
             piece[i] = (uint8_t)((size_t)t->name[0] + at + i);
-        VPTQ_TRY(vptq_safetensors_write(w, piece, n, err));
+        VPTQ_CHECK(vptq_safetensors_write(w, piece, n, err));
     }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 static const vptq_tensor letters[] = {

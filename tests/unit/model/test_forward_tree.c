@@ -61,16 +61,14 @@ static int32_t token(size_t row)
 
 static vptq_status run_trees(rig *r, float *hidden, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     int32_t ids[ROWS];
     const vptq_block_hooks hooks = {.parents = parents};
     for (size_t i = 0; i < ROWS; i++)
         ids[i] = token(i);
-    VPTQ_TRY(vptq_forward_embed(r->f, ids, ROWS, hidden, err));
+    VPTQ_CHECK(vptq_forward_embed(r->f, ids, ROWS, hidden, err));
     for (uint32_t l = 0; l < r->m.desc->layers; l++)
-        VPTQ_TRY(vptq_forward_block_with(r->f, l, starts, SEQUENCES, hidden, &hooks, err));
-out:
-    return st;
+        VPTQ_CHECK(vptq_forward_block_with(r->f, l, starts, SEQUENCES, hidden, &hooks, err));
+    return VPTQ_OK;
 }
 
 /* The tokens from the root to the end of sequence s as one sequence: the rows that they are. */
