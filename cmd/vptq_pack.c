@@ -173,8 +173,8 @@ static int check(vptq_cli *cli, const pack_args *a)
 /* What was wrong and is not in the output any more. */
 static void print_repairs(const vptq_cli *cli, const vptq_pack_result *r)
 {
-    for (int i = 0; i < VPTQ_TROUBLE_COUNT; i++) {
-        const char *text = vptq_trouble_repair((vptq_trouble)i);
+    for (int i = 0; i < VPTQ_QUIRK_COUNT; i++) {
+        const char *text = vptq_quirk_repair((vptq_quirk)i);
         if (r->repaired[i] == 0)
             continue;
         if (cli->common.format == CLI_JSON) {

@@ -71,7 +71,7 @@ vptq_status vptq_packed_check(const vptq_tensor_set *set, const json_t *entry, c
                               vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Rows of `indices` in which bits behind the last index are set. */
-size_t vptq_packed_dirty_rows(const vptq_vq *q);
+size_t vptq_packed_count_dirty_rows(const vptq_vq *q);
 
 /* The tensors of a matrix as they are to be stored (names and data in `arena`), appended to
  * list[*count]; the list has room for 8 more.  G = 1 without outliers is written with its

@@ -72,7 +72,7 @@ static unsigned last_bits(const vptq_vq_shape *s)
     return (unsigned)((uint64_t)s->group_size * vptq_vq_index_bits(s) % 32);
 }
 
-size_t vptq_packed_dirty_rows(const vptq_vq *q)
+size_t vptq_packed_count_dirty_rows(const vptq_vq *q)
 {
     const vptq_vq_shape *s = &q->shape;
     size_t rows = (size_t)s->groups * vptq_vq_vector_rows(s), row_words = vptq_vq_row_words(s);
@@ -87,7 +87,7 @@ static vptq_status clear_padding(vptq_vq *q, vptq_arena *arena, vptq_err *err)
 {
     const vptq_vq_shape *s = &q->shape;
     size_t rows = (size_t)s->groups * vptq_vq_vector_rows(s), row_words = vptq_vq_row_words(s);
-    if (vptq_packed_dirty_rows(q) == 0)
+    if (vptq_packed_count_dirty_rows(q) == 0)
         return VPTQ_OK;
     uint32_t *words = vptq_arena_alloc(arena, rows * row_words, sizeof *words, err);
     if (!words)

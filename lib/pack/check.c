@@ -7,8 +7,8 @@
 #include <string.h>
 
 #include "formats/vptq/layer_file.h"
+#include "formats/vptq/quirks.h"
 #include "lib/model/model.h"
-#include "lib/pack/check_layout.h"
 #include "lib/pack/out.h"
 
 enum { TILE_ROWS = 256, F16_MAX = 65504 };
@@ -19,7 +19,7 @@ typedef struct checking {
     vptq_finding_fn fn;
     void *arg;
     uint32_t errors, warnings;
-    vptq_troubles troubles; /* of the matrices of a packed model */
+    vptq_quirks quirks; /* of the matrices of a packed model */
 } checking;
 
 static void found(checking *k, bool is_error, const char *fmt, ...) VPTQ_PRINTF(3, 4);
@@ -145,8 +145,8 @@ static vptq_status check_packed(checking *k, const vptq_packed_matrix *m, vptq_e
     vptq_status st = vptq_packed_read(&c->set, vptq_packed_entry(c->config, m->name), m->name,
                                       c->path, &arena, &read, err);
     if (!st) {
-        read.name = m->name; /* which troubles keep */
-        vptq_troubles_add(&k->troubles, c, &read);
+        read.name = m->name; /* kept by the quirks */
+        vptq_quirks_add(&k->quirks, c->config, &c->set, &read);
         st = check_matrix(k, &read, err);
     }
     vptq_arena_release(&arena);
@@ -250,13 +250,13 @@ static void check_extra(checking *k)
 
 /* ---- what other readers of the layout stumble over ---- */
 
-/* The same trouble of many layers is one finding. */
+/* One finding for a quirk of many matrices. */
 static void check_portability(checking *k)
 {
     const vptq_checkpoint *c = &k->m->ckpt;
-    const vptq_troubles *t = &k->troubles;
-    for (size_t i = 0; i < VPTQ_TROUBLE_COUNT; i++) {
-        const char *text = vptq_trouble_finding((vptq_trouble)i);
+    const vptq_quirks *t = &k->quirks;
+    for (size_t i = 0; i < VPTQ_QUIRK_COUNT; i++) {
+        const char *text = vptq_quirk_warning((vptq_quirk)i);
         if (text && t->count[i] == 1)
             found(k, false, "%s: matrix '%s' %s", c->path, t->first[i], text);
         else if (text && t->count[i])

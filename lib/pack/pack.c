@@ -13,7 +13,7 @@ typedef struct packing {
     vptq_out *out;
     vptq_packed_matrix *matrices; /* as they are stored: the type of the output */
     bool round_again;             /* from the codebooks before rounding, where they are kept */
-    vptq_troubles troubles;       /* of the matrices of a packed input */
+    vptq_quirks quirks;           /* of the matrices of a packed input */
     /* the tensors of the matrix whose tensors were asked for last */
     const vptq_packed_matrix *current;
     vptq_arena arena;
@@ -71,7 +71,7 @@ static vptq_status read_again(packing *p, const vptq_packed_matrix *m, bool firs
     stored->name = m->name;
     stored->storage = m->storage;
     if (first)
-        vptq_troubles_add(&p->troubles, c, stored);
+        vptq_quirks_add(&p->quirks, c->config, &c->set, stored);
     return stored->vq.shape.k_res > stored->vq.shape.k
                ? vptq_packed_swap_codebooks(&stored->vq, &p->arena, err)
                : VPTQ_OK;
@@ -235,7 +235,7 @@ static vptq_status pack(packing *p, const vptq_pack_options *opt, vptq_pack_resu
                                     err));
     r->quantized = (uint32_t)p->c->quantized_count;
     r->bits_per_weight = bits_per_weight(p);
-    memcpy(r->repaired, p->troubles.count, sizeof r->repaired);
+    memcpy(r->repaired, p->quirks.count, sizeof r->repaired);
     r->bytes = o->bytes;
     if (opt->dry_run)
         return VPTQ_OK;

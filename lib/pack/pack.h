@@ -2,8 +2,9 @@
 #ifndef VPTQ_PACK_PACK_H
 #define VPTQ_PACK_PACK_H
 
+#include "formats/checkpoint.h"
+#include "formats/vptq/quirks.h"
 #include "lib/backend/backend.h"
-#include "lib/pack/check_layout.h"
 
 /* ---- pack (pipeline_pack.c) ---- */
 
@@ -30,9 +31,9 @@ typedef struct vptq_pack_options {
 } vptq_pack_options;
 
 typedef struct vptq_pack_result {
-    uint64_t bytes;                        /* written */
-    uint32_t quantized, plain;             /* tensors or matrices of each kind */
-    uint32_t repaired[VPTQ_TROUBLE_COUNT]; /* matrices that had it in a packed input */
+    uint64_t bytes;                      /* written */
+    uint32_t quantized, plain;           /* tensors or matrices of each kind */
+    uint32_t repaired[VPTQ_QUIRK_COUNT]; /* matrices with the quirk in a packed input */
     double bits_per_weight;
     double seconds;
 } vptq_pack_result;

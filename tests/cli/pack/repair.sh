@@ -15,7 +15,7 @@ expect_line check.txt "norm_dim"
 expect_line check.txt "no 'indices_as_float'"
 
 pack --repair algorithm_raw -o fixed > out.txt
-expect_line out.txt "^35 matrices: keys 'norm_dim' and 'enable_proxy_error' taken out"
+expect_line out.txt "^35 matrices: keys 'norm_dim' and 'enable_proxy_error' removed"
 expect_line out.txt "^35 matrices: 'indices_as_float' set to false"
 expect_line out.txt "^10 matrices: permutation absorbed"
 expect_line out.txt "^5 matrices: scale 1 and bias 0 added"

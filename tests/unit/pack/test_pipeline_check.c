@@ -151,7 +151,7 @@ static const fault faults[] = {
     {CONFIG, .text = "hidden_size", .json = "\"16\"", .expect = "hidden_size"},
     {BYTES, .text = "{\"quantization_config\": ", .expect = "config.json"},
     {OR32, VPACKED_DOWN ".indices", 1, INT64_C(1) << 31, .is_warning = true,
-     .expect = "'" VPACKED_DOWN "' has bits set behind the last index of a row"},
+     .expect = "'" VPACKED_DOWN "' has bits set after the last index of a row"},
     {ENTRY, VPACKED_DOWN, .text = "bias", .json = "true", .is_warning = true,
      .expect = "'" VPACKED_DOWN "' has a 'bias' key"},
     {ENTRY, VPACKED_DOWN, .text = "norm_dim", .json = "0", .is_warning = true,
@@ -568,7 +568,7 @@ static void expect_same_weights(const char *a, const char *b)
 
 static void test_repair(void **state)
 {
-    static const uint32_t repaired[VPTQ_TROUBLE_COUNT] = {1, 1, 1, 1, 1, 0, 1, 1, 1, 1};
+    static const uint32_t repaired[VPTQ_QUIRK_COUNT] = {1, 1, 1, 1, 1, 0, 1, 1, 1, 1};
     vpacked_plan p;
     findings f;
     char bad[PATH], good[PATH], again[PATH], path[PATH];
@@ -593,7 +593,7 @@ static void test_repair(void **state)
     expect_same_weights(bad, good);
     /* nothing is left to repair */
     r = repair(good, again, 0);
-    for (size_t i = 0; i < VPTQ_TROUBLE_COUNT; i++)
+    for (size_t i = 0; i < VPTQ_QUIRK_COUNT; i++)
         assert_int_equal(r.repaired[i], 0);
     expect_same_weights(bad, again);
     vpacked_free(&p);
