@@ -70,7 +70,11 @@ static vptq_status add(vptq_device *dev, vptq_hessian_sum *s, size_t t, const fl
         VPTQ_CHECK(zero(dev, s->x, s->n, err));
         s->clear = false;
     }
-    VPTQ_CHECK(dev->ops->syrk_add(dev->state, t, s->n, x, ldx, w, s->h, s->x, err));
+    VPTQ_CHECK(dev->ops->syrk_add(
+        dev->state,
+        &(vptq_syrk_args){
+            .tokens = t, .n = s->n, .x = x, .ldx = ldx, .w = w, .h = s->h, .sum = s->x},
+        err));
     s->tokens += tokens;
     return VPTQ_OK;
 }

@@ -182,13 +182,34 @@ static vptq_status evaluate(lloyd *l, double *objective, vptq_err *err)
             VPTQ_CHECK(ops->upload(l->dev->state, l->last, l->before, bytes, err));
     }
     if (l->labelled)
-        VPTQ_CHECK(
-            ops->reassign(l->dev->state, p->n, p->v, l->k, x, l->last, l->c, l->labels, err));
+        VPTQ_CHECK(ops->reassign(l->dev->state,
+                                 &(vptq_assign_args){.n = p->n,
+                                                     .v = p->v,
+                                                     .k = l->k,
+                                                     .x = x,
+                                                     .previous = l->last,
+                                                     .centroids = l->c,
+                                                     .idx = l->labels},
+                                 err));
     else
-        VPTQ_CHECK(ops->assign(l->dev->state, p->n, p->v, l->k, x, l->c, l->labels, NULL, err));
+        VPTQ_CHECK(ops->assign(
+            l->dev->state,
+            &(vptq_assign_args){
+                .n = p->n, .v = p->v, .k = l->k, .x = x, .centroids = l->c, .idx = l->labels},
+            err));
     l->labelled = true;
-    VPTQ_CHECK(ops->accumulate(l->dev->state, p->n, p->v, l->k, x, w, l->labels, l->c, l->sums,
-                               l->weights, objective, err));
+    VPTQ_CHECK(ops->accumulate(l->dev->state,
+                               &(vptq_accumulate_args){.n = p->n,
+                                                       .v = p->v,
+                                                       .k = l->k,
+                                                       .x = x,
+                                                       .w = w,
+                                                       .idx = l->labels,
+                                                       .centroids = l->c,
+                                                       .sums = l->sums,
+                                                       .weights = l->weights,
+                                                       .objective = objective},
+                               err));
     if (!ops->host_memory) {
         VPTQ_CHECK(ops->download(l->dev->state, l->host_sums, l->sums, sums_bytes(l), err));
         VPTQ_CHECK(ops->download(l->dev->state, l->host_labels, l->labels,

@@ -35,7 +35,11 @@ vptq_status vptq_encoder_trace(vptq_device *dev, size_t rows, uint32_t in, const
     const double *hd = vptq_mirror_in(&m, h, square, sizeof *h);
     st = vptq_mirror_check(&m, err);
     if (!st)
-        st = dev->ops->quad_trace(dev->state, rows, in, xd, in, hd, in, trace, err);
+        st = dev->ops->quad_trace(
+            dev->state,
+            &(vptq_quad_trace_args){
+                .m = rows, .n = in, .e = xd, .lde = in, .h = hd, .ldh = in, .trace = trace},
+            err);
     st = vptq_mirror_end(&m, st, err);
     vptq_mem_free(dev->ctx->mem, h);
     return st;

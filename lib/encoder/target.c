@@ -56,7 +56,11 @@ static vptq_status trace_of(vptq_device *dev, uint32_t out, uint32_t in, const f
     const double *hd = vptq_mirror_in(&m, h, (size_t)in * in, sizeof *h);
     vptq_status st = vptq_mirror_check(&m, err);
     if (!st)
-        st = dev->ops->quad_trace(dev->state, out, in, xd, in, hd, in, trace, err);
+        st = dev->ops->quad_trace(
+            dev->state,
+            &(vptq_quad_trace_args){
+                .m = out, .n = in, .e = xd, .lde = in, .h = hd, .ldh = in, .trace = trace},
+            err);
     return vptq_mirror_end(&m, st, err);
 }
 

@@ -309,10 +309,10 @@ static vptq_status describe_rows(vptq_batch *b, vptq_kv_rows *rows, vptq_err *er
         const size_t tokens = q->stored + b->take[i];
         starts[i + 1] = starts[i] + (uint32_t)b->take[i];
         positions[i] = (uint32_t)q->stored;
-        rows->most_rows = b->take[i] > rows->most_rows ? b->take[i] : rows->most_rows;
-        rows->most_tokens = tokens > rows->most_tokens ? tokens : rows->most_tokens;
+        rows->max_rows = b->take[i] > rows->max_rows ? b->take[i] : rows->max_rows;
+        rows->max_tokens = tokens > rows->max_tokens ? tokens : rows->max_tokens;
     }
-    rows->ld_table = pages_of(rows->most_tokens);
+    rows->ld_table = pages_of(rows->max_tokens);
     for (size_t i = 0; i < n; i++) { /* what is behind a sequence's last page is not read */
         const size_t s = b->member[i], pages = b->sequences[s].pages;
         memset(table + i * rows->ld_table, 0, rows->ld_table * sizeof *table);
@@ -356,7 +356,14 @@ static vptq_status choose(vptq_batch *b, const size_t *members, const uint32_t *
         b->u[i] = vptq_rng_uniform(&rng, q->count - q->prompt);
     }
     VPTQ_CHECK(ops->upload(b->dev->state, at, rows, n * sizeof *rows, err));
-    VPTQ_CHECK(ops->embed(b->dev->state, n, hidden, b->f->hidden, VPTQ_F32, at, b->last, err));
+    VPTQ_CHECK(ops->embed(b->dev->state,
+                          &(vptq_embed_args){.n = n,
+                                             .dim = hidden,
+                                             .table = b->f->hidden,
+                                             .type = VPTQ_F32,
+                                             .ids = at,
+                                             .out = b->last},
+                          err));
     VPTQ_CHECK(vptq_forward_choose(b->f, n, b->last, b->o.temperature, b->o.top_p, b->u,
                                    b->next, err));
     for (size_t i = 0; i < n; i++) {

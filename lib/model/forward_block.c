@@ -94,8 +94,16 @@ static vptq_status norm_rows(vptq_forward *f, size_t rows, const float *h, const
                              float *x, vptq_err *err)
 {
     size_t dim = f->d->hidden;
-    return f->dev->ops->rmsnorm(f->dev->state, rows, dim, h, dim, weight, f->d->norm_eps, x,
-                                dim, err);
+    return f->dev->ops->rmsnorm(f->dev->state,
+                                &(vptq_rmsnorm_args){.n = rows,
+                                                     .dim = dim,
+                                                     .x = h,
+                                                     .ldx = dim,
+                                                     .weight = weight,
+                                                     .eps = f->d->norm_eps,
+                                                     .y = x,
+                                                     .ldy = dim},
+                                err);
 }
 
 /* ---- attention ---- */
@@ -107,8 +115,16 @@ static vptq_status norm_heads(vptq_forward *f, const float *norm, size_t rows, s
     const size_t dim = f->d->head_dim;
     if (!norm)
         return VPTQ_OK;
-    return f->dev->ops->rmsnorm(f->dev->state, rows * heads, dim, x, dim, norm, f->d->norm_eps,
-                                x, dim, err);
+    return f->dev->ops->rmsnorm(f->dev->state,
+                                &(vptq_rmsnorm_args){.n = rows * heads,
+                                                     .dim = dim,
+                                                     .x = x,
+                                                     .ldx = dim,
+                                                     .weight = norm,
+                                                     .eps = f->d->norm_eps,
+                                                     .y = x,
+                                                     .ldy = dim},
+                                err);
 }
 
 /* And rotation. */
@@ -117,8 +133,16 @@ static vptq_status rotate_heads(vptq_forward *f, const float *norm, size_t rows,
 {
     size_t dim = f->d->head_dim;
     VPTQ_CHECK(norm_heads(f, norm, rows, heads, x, err));
-    return f->dev->ops->rope(f->dev->state, rows, heads, dim, x, heads * dim, f->cos_table,
-                             f->sin_table, position, err);
+    return f->dev->ops->rope(f->dev->state,
+                             &(vptq_rope_args){.n = rows,
+                                               .heads = heads,
+                                               .head_dim = dim,
+                                               .x = x,
+                                               .ldx = heads * dim,
+                                               .cos_table = f->cos_table,
+                                               .sin_table = f->sin_table,
+                                               .pos0 = position},
+                             err);
 }
 
 static size_t window_of(const vptq_forward *f, uint32_t layer)
@@ -151,12 +175,30 @@ static vptq_status attend_pages(vptq_forward *f, const vptq_forward_pass *p, flo
                                .ldo = f->q_dim};
     VPTQ_CHECK(norm_heads(f, b->q_norm, p->rows, d->heads, f->q, err));
     VPTQ_CHECK(norm_heads(f, b->k_norm, p->rows, d->kv_heads, f->k, err));
-    VPTQ_CHECK(ops->rope_rows(f->dev->state, rows, d->heads, d->head_dim, f->q, f->q_dim,
-                              f->cos_table, f->sin_table, err));
-    VPTQ_CHECK(ops->rope_rows(f->dev->state, rows, d->kv_heads, d->head_dim, f->k, f->kv_dim,
-                              f->cos_table, f->sin_table, err));
-    VPTQ_CHECK(
-        ops->kv_store(f->dev->state, rows, a.pool, f->k, f->kv_dim, f->v, f->kv_dim, err));
+    VPTQ_CHECK(ops->rope_rows(f->dev->state, rows,
+                              &(vptq_rope_args){.heads = d->heads,
+                                                .head_dim = d->head_dim,
+                                                .x = f->q,
+                                                .ldx = f->q_dim,
+                                                .cos_table = f->cos_table,
+                                                .sin_table = f->sin_table},
+                              err));
+    VPTQ_CHECK(ops->rope_rows(f->dev->state, rows,
+                              &(vptq_rope_args){.heads = d->kv_heads,
+                                                .head_dim = d->head_dim,
+                                                .x = f->k,
+                                                .ldx = f->kv_dim,
+                                                .cos_table = f->cos_table,
+                                                .sin_table = f->sin_table},
+                              err));
+    VPTQ_CHECK(ops->kv_store(f->dev->state,
+                             &(vptq_kv_store_args){.rows = rows,
+                                                   .pool = a.pool,
+                                                   .keys = f->k,
+                                                   .ldk = f->kv_dim,
+                                                   .values = f->v,
+                                                   .ldv = f->kv_dim},
+                             err));
     return ops->attention_paged(f->dev->state, &a, err);
 }
 
@@ -257,8 +299,13 @@ static vptq_status mlp_part(vptq_forward *f, const vptq_forward_pass *p, vptq_er
         return VPTQ_OK;
     VPTQ_CHECK(block_linear(f, p, VPTQ_LINEAR_GATE, f->x, 0, f->gate, err));
     VPTQ_CHECK(block_linear(f, p, VPTQ_LINEAR_UP, f->x, 0, f->up, err));
-    VPTQ_CHECK(f->dev->ops->swiglu(f->dev->state, p->rows, f->d->intermediate, f->gate, f->up,
-                                   f->gate, err));
+    VPTQ_CHECK(f->dev->ops->swiglu(f->dev->state,
+                                   &(vptq_swiglu_args){.n = p->rows,
+                                                       .dim = f->d->intermediate,
+                                                       .gate = f->gate,
+                                                       .up = f->up,
+                                                       .y = f->gate},
+                                   err));
     VPTQ_CHECK(hook_rows(f, p, VPTQ_INPUT_DOWN, f->gate, err));
     if (stops_at(p, VPTQ_INPUT_DOWN))
         return VPTQ_OK;

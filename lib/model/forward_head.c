@@ -61,8 +61,16 @@ static vptq_status normalize(vptq_forward *f, size_t rows, const float *hidden, 
             ops->upload(f->dev->state, f->hidden, hidden, rows * dim * sizeof *hidden, err));
         hidden = f->hidden;
     }
-    return ops->rmsnorm(f->dev->state, rows, dim, hidden, dim, f->final_norm, f->d->norm_eps,
-                        f->x, dim, err);
+    return ops->rmsnorm(f->dev->state,
+                        &(vptq_rmsnorm_args){.n = rows,
+                                             .dim = dim,
+                                             .x = hidden,
+                                             .ldx = dim,
+                                             .weight = f->final_norm,
+                                             .eps = f->d->norm_eps,
+                                             .y = f->x,
+                                             .ldy = dim},
+                        err);
 }
 
 /* The next tile of the head, rows [first, first + *width) with *width <= step: f->logits [rows,
@@ -110,8 +118,16 @@ static vptq_status loss_rows(vptq_forward *f, size_t rows, const int32_t *target
     }
     for (size_t first = 0, width; first < f->d->vocab; first += width) {
         VPTQ_CHECK(head_tile(f, rows, step, first, &width, err));
-        VPTQ_CHECK(ops->nll(f->dev->state, rows, width, f->logits, width, (int32_t)first, t,
-                            first == 0, s, err));
+        VPTQ_CHECK(ops->nll(f->dev->state,
+                            &(vptq_nll_args){.n = rows,
+                                             .width = width,
+                                             .logits = f->logits,
+                                             .ld = width,
+                                             .first = (int32_t)first,
+                                             .targets = t,
+                                             .start = first == 0,
+                                             .state = s},
+                            err));
     }
     if (!ops->host_memory)
         VPTQ_CHECK(ops->download(f->dev->state, state, s, rows * sizeof *s, err));
@@ -186,8 +202,16 @@ static vptq_status normalize_states(vptq_forward *f, size_t n, const float *hidd
                                     vptq_err *err)
 {
     size_t dim = f->d->hidden;
-    return f->dev->ops->rmsnorm(f->dev->state, n, dim, hidden, dim, f->final_norm,
-                                f->d->norm_eps, f->x, dim, err);
+    return f->dev->ops->rmsnorm(f->dev->state,
+                                &(vptq_rmsnorm_args){.n = n,
+                                                     .dim = dim,
+                                                     .x = hidden,
+                                                     .ldx = dim,
+                                                     .weight = f->final_norm,
+                                                     .eps = f->d->norm_eps,
+                                                     .y = f->x,
+                                                     .ldy = dim},
+                                err);
 }
 
 vptq_status vptq_forward_device_logits(vptq_forward *f, const float *hidden, float *logits,

@@ -146,8 +146,20 @@ vptq_status vptq_forward_tree_keep(vptq_forward *f, size_t begin, size_t n, size
 {
     const vptq_backend *ops = f->dev->ops;
     const size_t to = at * f->kv_dim;
-    VPTQ_CHECK(ops->embed(f->dev->state, n, f->kv_dim, f->k, VPTQ_F32, f->tree_ids + begin,
-                          f->tree_k + to, err));
-    return ops->embed(f->dev->state, n, f->kv_dim, f->v, VPTQ_F32, f->tree_ids + begin,
-                      f->tree_v + to, err);
+    VPTQ_CHECK(ops->embed(f->dev->state,
+                          &(vptq_embed_args){.n = n,
+                                             .dim = f->kv_dim,
+                                             .table = f->k,
+                                             .type = VPTQ_F32,
+                                             .ids = f->tree_ids + begin,
+                                             .out = f->tree_k + to},
+                          err));
+    return ops->embed(f->dev->state,
+                      &(vptq_embed_args){.n = n,
+                                         .dim = f->kv_dim,
+                                         .table = f->v,
+                                         .type = VPTQ_F32,
+                                         .ids = f->tree_ids + begin,
+                                         .out = f->tree_v + to},
+                      err);
 }

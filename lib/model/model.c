@@ -77,11 +77,11 @@ size_t vptq_weight_gemv_rows(const vptq_weight *w, const vptq_device *dev, bool 
     enum { FEW = 8 };
     const vptq_tensor *t = w->tensor;
     if (w->packed)
-        return kept ? dev->ops->stored_rows : 0;
+        return kept ? dev->ops->gemv_max_tokens : 0;
     bool has_gemv = dev->ops->host_memory && t->rope_heads == 0 &&
                     (t->round_to == VPTQ_F32 || t->round_to == t->type) &&
                     (t->type == VPTQ_F32 || t->type == VPTQ_F16 || t->type == VPTQ_BF16);
-    return !has_gemv ? 0 : kept ? dev->ops->stored_rows : FEW;
+    return !has_gemv ? 0 : kept ? dev->ops->gemv_max_tokens : FEW;
 }
 
 vptq_status vptq_weight_gemv(const vptq_weight *w, const vptq_matrix *m, vptq_device *dev,

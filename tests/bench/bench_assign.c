@@ -209,7 +209,11 @@ static void bench_row(const bench *b, uint32_t v, uint32_t k)
     for (int r = 0; r < ROUNDS; r++) {
         double t = bench_seconds();
         bench_need(
-            b->dev.ops->assign(b->dev.state, VECTORS, v, k, p.x, p.c, p.ours, NULL, &err),
+            b->dev.ops->assign(
+                b->dev.state,
+                &(vptq_assign_args){
+                    .n = VECTORS, .v = v, .k = k, .x = p.x, .centroids = p.c, .idx = p.ours},
+                &err),
             &err);
         ours = least(ours, bench_seconds() - t);
         t = bench_seconds();

@@ -110,23 +110,49 @@ static void bench_rows(bench *b)
     double norm = 1e9, swiglu = 1e9, rope = 1e9, nll = 1e9;
     for (int r = 0; r < ROUNDS; r++) {
         double t = vptq_seconds();
-        bench_need(ops->rmsnorm(b->dev.state, TOKENS, HIDDEN, b->a, HIDDEN, b->b, 1e-5f, b->c,
-                                HIDDEN, &b->err),
+        bench_need(ops->rmsnorm(b->dev.state,
+                                &(vptq_rmsnorm_args){.n = TOKENS,
+                                                     .dim = HIDDEN,
+                                                     .x = b->a,
+                                                     .ldx = HIDDEN,
+                                                     .weight = b->b,
+                                                     .eps = 1e-5f,
+                                                     .y = b->c,
+                                                     .ldy = HIDDEN},
+                                &b->err),
                    &b->err);
         norm = faster(norm, vptq_seconds() - t);
         t = vptq_seconds();
-        bench_need(ops->swiglu(b->dev.state, TOKENS, INNER, b->a, b->b, b->c, &b->err),
-                   &b->err);
+        bench_need(
+            ops->swiglu(b->dev.state,
+                        &(vptq_swiglu_args){
+                            .n = TOKENS, .dim = INNER, .gate = b->a, .up = b->b, .y = b->c},
+                        &b->err),
+            &b->err);
         swiglu = faster(swiglu, vptq_seconds() - t);
         t = vptq_seconds();
-        bench_need(ops->rope(b->dev.state, TOKENS, HIDDEN / 2 / HALF, (size_t)2 * HALF, b->c,
-                             HIDDEN, b->a, b->b, 0, &b->err),
+        bench_need(ops->rope(b->dev.state,
+                             &(vptq_rope_args){.n = TOKENS,
+                                               .heads = HIDDEN / 2 / HALF,
+                                               .head_dim = (size_t)2 * HALF,
+                                               .x = b->c,
+                                               .ldx = HIDDEN,
+                                               .cos_table = b->a,
+                                               .sin_table = b->b},
+                             &b->err),
                    &b->err);
         rope = faster(rope, vptq_seconds() - t);
         t = vptq_seconds();
-        bench_need(
-            ops->nll(b->dev.state, TOKENS, TILE, b->a, TILE, 0, targets, true, state, &b->err),
-            &b->err);
+        bench_need(ops->nll(b->dev.state,
+                            &(vptq_nll_args){.n = TOKENS,
+                                             .width = TILE,
+                                             .logits = b->a,
+                                             .ld = TILE,
+                                             .targets = targets,
+                                             .start = true,
+                                             .state = state},
+                            &b->err),
+                   &b->err);
         nll = faster(nll, vptq_seconds() - t);
     }
     printf("rmsnorm %d x %d   %8.3f ms %7.2f G elements/s\n", TOKENS, HIDDEN, norm * 1e3,
@@ -148,14 +174,23 @@ static void bench_hessian(bench *b, size_t n)
         memset(b->h, 0, n * n * sizeof *b->h);
         double t = vptq_seconds();
         bench_need(
-            ops->syrk_add(b->dev.state, TOKENS, n, b->a, n, NULL, b->h, b->work, &b->err),
+            ops->syrk_add(
+                b->dev.state,
+                &(vptq_syrk_args){
+                    .tokens = TOKENS, .n = n, .x = b->a, .ldx = n, .h = b->h, .sum = b->work},
+                &b->err),
             &b->err);
         syrk = faster(syrk, vptq_seconds() - t);
         for (size_t i = 0; i < n; i++)
             b->h[i * n + i] += 1e4;
         t = vptq_seconds();
-        bench_need(ops->quad_trace(b->dev.state, n, n, b->a, n, b->h, n, &trace, &b->err),
-                   &b->err);
+        bench_need(
+            ops->quad_trace(
+                b->dev.state,
+                &(vptq_quad_trace_args){
+                    .m = n, .n = n, .e = b->a, .lde = n, .h = b->h, .ldh = n, .trace = &trace},
+                &b->err),
+            &b->err);
         quad = faster(quad, vptq_seconds() - t);
         t = vptq_seconds();
         bench_need(ops->potrf(b->dev.state, n, b->h, n, NULL, &b->err), &b->err);

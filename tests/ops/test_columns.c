@@ -108,14 +108,25 @@ static void expected_pass(const pass_case *a, const vptq_device *dev, pass_resul
     for (size_t t = 0; t < a->cols; t++) {
         float *z = r->z + t * p->ldz, *q = r->q + t * p->ldq, *e = r->err + t * p->lde;
         uint32_t *idx = r->idx + t * p->ldi, *idx_res = r->idx_res + t * p->ldi;
-        assert_ok(dev->ops->assign(dev->state, n, a->v, a->k, z, a->c, idx, NULL, &err), &err);
+        assert_ok(dev->ops->assign(
+                      dev->state,
+                      &(vptq_assign_args){
+                          .n = n, .v = a->v, .k = a->k, .x = z, .centroids = a->c, .idx = idx},
+                      &err),
+                  &err);
         for (size_t i = 0; i < a->rows; i++) {
             q[i] = a->c[(size_t)idx[i / a->v] * a->v + i % a->v];
             rest[i] = z[i] - q[i];
         }
         if (a->k_res) {
-            assert_ok(dev->ops->assign(dev->state, n, a->v, a->k_res, rest, a->res, idx_res,
-                                       NULL, &err),
+            assert_ok(dev->ops->assign(dev->state,
+                                       &(vptq_assign_args){.n = n,
+                                                           .v = a->v,
+                                                           .k = a->k_res,
+                                                           .x = rest,
+                                                           .centroids = a->res,
+                                                           .idx = idx_res},
+                                       &err),
                       &err);
             for (size_t i = 0; i < a->rows; i++)
                 q[i] += a->res[(size_t)idx_res[i / a->v] * a->v + i % a->v];

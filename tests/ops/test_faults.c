@@ -136,8 +136,17 @@ static vptq_status add_up(const float *x, const uint32_t *idx, size_t bytes, sum
         cuda_emu_memory(cuda_emu_memory_used() + bytes);
     sums *s = ds;
     double objective = 0;
-    vptq_status st = ops->accumulate(dev, VECTORS, V, CODEBOOK, dx, NULL, di, dx, s->sums,
-                                     s->weights, &objective, err);
+    vptq_status st = ops->accumulate(dev,
+                                     &(vptq_accumulate_args){.n = VECTORS,
+                                                             .v = V,
+                                                             .k = CODEBOOK,
+                                                             .x = dx,
+                                                             .idx = di,
+                                                             .centroids = dx,
+                                                             .sums = s->sums,
+                                                             .weights = s->weights,
+                                                             .objective = &objective},
+                                     err);
     if (!st)
         assert_ok(ops->download(dev, out, ds, sizeof *out, err), err);
     out->objective = objective;

@@ -108,7 +108,14 @@ static void run_embed(const vptq_device *dev, const void *arg, void *out)
 {
     const embed_case *c = arg;
     vptq_err err;
-    assert_ok(dev->ops->embed(dev->state, c->n, c->dim, c->table, c->type, c->ids, out, &err),
+    assert_ok(dev->ops->embed(dev->state,
+                              &(vptq_embed_args){.n = c->n,
+                                                 .dim = c->dim,
+                                                 .table = c->table,
+                                                 .type = c->type,
+                                                 .ids = c->ids,
+                                                 .out = out},
+                              &err),
               &err);
 }
 
@@ -158,8 +165,13 @@ static void test_embed_refuses_blocks(void **state)
         vptq_err err;
         float out[32];
         devices_open(&d, names[i], vptq_cpu_simd(), 1);
-        assert_fails(d.dev.ops->embed(d.dev.state, 1, 32, out, VPTQ_Q4_1, &id, out, &err),
-                     VPTQ_E_UNSUPPORTED, &err, "an embedding table of type Q4_1");
+        assert_fails(
+            d.dev.ops->embed(
+                d.dev.state,
+                &(vptq_embed_args){
+                    .n = 1, .dim = 32, .table = out, .type = VPTQ_Q4_1, .ids = &id, .out = out},
+                &err),
+            VPTQ_E_UNSUPPORTED, &err, "an embedding table of type Q4_1");
         devices_close(&d);
     }
 }
@@ -176,16 +188,32 @@ static void run_norm(const vptq_device *dev, const void *arg, void *out)
     const norm_case *c = arg;
     vptq_err err;
     float *y = out;
-    assert_ok(dev->ops->rmsnorm(dev->state, c->n, c->dim, c->x, c->dim + 3, c->weight, 1e-5f, y,
-                                c->dim, &err),
+    assert_ok(dev->ops->rmsnorm(dev->state,
+                                &(vptq_rmsnorm_args){.n = c->n,
+                                                     .dim = c->dim,
+                                                     .x = c->x,
+                                                     .ldx = c->dim + 3,
+                                                     .weight = c->weight,
+                                                     .eps = 1e-5f,
+                                                     .y = y,
+                                                     .ldy = c->dim},
+                                &err),
               &err);
     /* in place gives the same */
     const size_t size = c->n * (c->dim + 3);
     float *same = malloc((size + 1) * sizeof *same);
     assert_non_null(same);
     memcpy(same, c->x, size * sizeof *same);
-    assert_ok(dev->ops->rmsnorm(dev->state, c->n, c->dim, same, c->dim + 3, c->weight, 1e-5f,
-                                same, c->dim + 3, &err),
+    assert_ok(dev->ops->rmsnorm(dev->state,
+                                &(vptq_rmsnorm_args){.n = c->n,
+                                                     .dim = c->dim,
+                                                     .x = same,
+                                                     .ldx = c->dim + 3,
+                                                     .weight = c->weight,
+                                                     .eps = 1e-5f,
+                                                     .y = same,
+                                                     .ldy = c->dim + 3},
+                                &err),
               &err);
     for (size_t i = 0; i < c->n; i++)
         assert_same_f32(same + i * (c->dim + 3), y + i * c->dim, c->dim);
@@ -217,7 +245,13 @@ static void test_rmsnorm_by_hand(void **state)
     vptq_err err;
     float y[2];
     devices_open(&d, "ref", VPTQ_SIMD_NONE, 1);
-    assert_ok(d.dev.ops->rmsnorm(d.dev.state, 1, 2, x, 2, w, 3.5f, y, 2, &err), &err);
+    assert_ok(
+        d.dev.ops->rmsnorm(
+            d.dev.state,
+            &(vptq_rmsnorm_args){
+                .n = 1, .dim = 2, .x = x, .ldx = 2, .weight = w, .eps = 3.5f, .y = y, .ldy = 2},
+            &err),
+        &err);
     assert_same_f32(y, want, 2);
     devices_close(&d);
 }
@@ -235,8 +269,16 @@ static void run_rope(const vptq_device *dev, const void *arg, void *out)
     vptq_err err;
     const size_t ldx = c->heads * c->head_dim + 5;
     memcpy(out, c->x, c->n * ldx * sizeof(float));
-    assert_ok(dev->ops->rope(dev->state, c->n, c->heads, c->head_dim, out, ldx, c->cosine,
-                             c->sine, c->pos0, &err),
+    assert_ok(dev->ops->rope(dev->state,
+                             &(vptq_rope_args){.n = c->n,
+                                               .heads = c->heads,
+                                               .head_dim = c->head_dim,
+                                               .x = out,
+                                               .ldx = ldx,
+                                               .cos_table = c->cosine,
+                                               .sin_table = c->sine,
+                                               .pos0 = c->pos0},
+                             &err),
               &err);
 }
 
@@ -277,7 +319,17 @@ static void test_rope_by_hand(void **state)
     devices_one d;
     vptq_err err;
     devices_open(&d, "ref", VPTQ_SIMD_NONE, 1);
-    assert_ok(d.dev.ops->rope(d.dev.state, 1, 2, 4, x, 8, cosine, sine, 1, &err), &err);
+    assert_ok(d.dev.ops->rope(d.dev.state,
+                              &(vptq_rope_args){.n = 1,
+                                                .heads = 2,
+                                                .head_dim = 4,
+                                                .x = x,
+                                                .ldx = 8,
+                                                .cos_table = cosine,
+                                                .sin_table = sine,
+                                                .pos0 = 1},
+                              &err),
+              &err);
     assert_same_f32(x, want, 8);
     devices_close(&d);
 }
@@ -548,7 +600,12 @@ static void run_swiglu(const vptq_device *dev, const void *arg, void *out)
     const swiglu_case *c = arg;
     vptq_err err;
     memcpy(out, c->gate, c->n * c->dim * sizeof(float)); /* y may be gate */
-    assert_ok(dev->ops->swiglu(dev->state, c->n, c->dim, out, c->up, out, &err), &err);
+    assert_ok(
+        dev->ops->swiglu(
+            dev->state,
+            &(vptq_swiglu_args){.n = c->n, .dim = c->dim, .gate = out, .up = c->up, .y = out},
+            &err),
+        &err);
 }
 
 static void test_swiglu(void **state)
@@ -578,7 +635,11 @@ static void test_swiglu_by_hand(void **state)
         vptq_err err;
         float y[5];
         devices_open(&d, names[i], vptq_cpu_simd(), 1);
-        assert_ok(d.dev.ops->swiglu(d.dev.state, 1, 5, gate, up, y, &err), &err);
+        assert_ok(d.dev.ops->swiglu(
+                      d.dev.state,
+                      &(vptq_swiglu_args){.n = 1, .dim = 5, .gate = gate, .up = up, .y = y},
+                      &err),
+                  &err);
         assert_close(y, want, 5, 0, 2e-7);
         devices_close(&d);
     }
@@ -597,8 +658,16 @@ static void fold(const vptq_device *dev, const nll_case *c, vptq_nll_state *s)
     vptq_err err;
     for (size_t j = 0; j < c->vocab; j += c->tile) {
         const size_t width = c->vocab - j < c->tile ? c->vocab - j : c->tile;
-        assert_ok(dev->ops->nll(dev->state, c->n, width, c->logits + j, c->vocab, (int32_t)j,
-                                c->targets, j == 0, s, &err),
+        assert_ok(dev->ops->nll(dev->state,
+                                &(vptq_nll_args){.n = c->n,
+                                                 .width = width,
+                                                 .logits = c->logits + j,
+                                                 .ld = c->vocab,
+                                                 .first = (int32_t)j,
+                                                 .targets = c->targets,
+                                                 .start = j == 0,
+                                                 .state = s},
+                                &err),
                   &err);
     }
 }

@@ -329,7 +329,15 @@ static void run_syrk(const vptq_device *dev, const void *arg, void *out)
     double *h = out, *sum = h + c->n * c->n;
     for (size_t i = 0; i < c->n * (c->n + 1); i++)
         h[i] = 0.25;
-    assert_ok(dev->ops->syrk_add(dev->state, c->t, c->n, c->x, c->ldx, c->w, h, sum, &err),
+    assert_ok(dev->ops->syrk_add(dev->state,
+                                 &(vptq_syrk_args){.tokens = c->t,
+                                                   .n = c->n,
+                                                   .x = c->x,
+                                                   .ldx = c->ldx,
+                                                   .w = c->w,
+                                                   .h = h,
+                                                   .sum = sum},
+                                 &err),
               &err);
     for (size_t i = 0; i < c->n; i++)
         for (size_t j = i + 1; j < c->n; j++)
@@ -371,7 +379,12 @@ static void test_syrk_by_hand(void **state)
     devices_one d;
     vptq_err err;
     devices_open(&d, "ref", VPTQ_SIMD_NONE, 1);
-    assert_ok(d.dev.ops->syrk_add(d.dev.state, 2, 2, x, 2, w, h, sum, &err), &err);
+    assert_ok(d.dev.ops->syrk_add(
+                  d.dev.state,
+                  &(vptq_syrk_args){
+                      .tokens = 2, .n = 2, .x = x, .ldx = 2, .w = w, .h = h, .sum = sum},
+                  &err),
+              &err);
     const double want_h[] = {1 + 1 + 4.5, 7, 2 + 2 - 1.5, 3 + 4 + 0.5}, want[] = {2.5, 2.5};
     assert_close_f64(h, want_h, 4, 0, 0);
     assert_close_f64(sum, want, 2, 0, 0);
@@ -575,9 +588,16 @@ static void run_quad(const vptq_device *dev, const void *arg, void *out)
 {
     const quad_case *c = arg;
     vptq_err err;
-    assert_ok(
-        dev->ops->quad_trace(dev->state, c->m, c->n, c->e, c->n + 1, c->h, c->n + 2, out, &err),
-        &err);
+    assert_ok(dev->ops->quad_trace(dev->state,
+                                   &(vptq_quad_trace_args){.m = c->m,
+                                                           .n = c->n,
+                                                           .e = c->e,
+                                                           .lde = c->n + 1,
+                                                           .h = c->h,
+                                                           .ldh = c->n + 2,
+                                                           .trace = out},
+                                   &err),
+              &err);
 }
 
 static void test_quad_trace(void **state)
@@ -633,8 +653,8 @@ static vptq_status all_scratch_rows(void *arg, vptq_mem *mem, vptq_err *err)
     const uint32_t starts[] = {0, 1, 10}, positions[] = {19, 0}, table[] = {0, 1};
     const vptq_kv_rows rows = {.rows = 10,
                                .sequences = 2,
-                               .most_rows = 9,
-                               .most_tokens = 20,
+                               .max_rows = 9,
+                               .max_tokens = 20,
                                .starts = starts,
                                .positions = positions,
                                .table = table,
@@ -646,9 +666,15 @@ static vptq_status all_scratch_rows(void *arg, vptq_mem *mem, vptq_err *err)
     for (size_t i = 0; i < N * N; i++)
         h[i] = i % (N + 1) == 0;
     memset(sum, 0, sizeof sum);
-    VPTQ_TRY(dev.ops->quad_trace(dev.state, N, N, x, N, h, N, &trace, err));
+    VPTQ_TRY(dev.ops->quad_trace(
+        dev.state,
+        &(vptq_quad_trace_args){
+            .m = N, .n = N, .e = x, .lde = N, .h = h, .ldh = N, .trace = &trace},
+        err));
     VPTQ_TRY(dev.ops->trtri(dev.state, N, h, N, err));
-    VPTQ_TRY(dev.ops->syrk_add(dev.state, N, N, x, N, NULL, h, sum, err));
+    VPTQ_TRY(dev.ops->syrk_add(
+        dev.state, &(vptq_syrk_args){.tokens = N, .n = N, .x = x, .ldx = N, .h = h, .sum = sum},
+        err));
     VPTQ_TRY(dev.ops->attention(dev.state, &a, err));
     VPTQ_TRY(dev.ops->attention_mass(dev.state, &a, sum, err));
     VPTQ_TRY(dev.ops->attention_paged(dev.state, &paged, err));

@@ -103,7 +103,9 @@ static vptq_status run_syrk_add(bench *b, vptq_err *err)
     enum { N = 160 };
     void *h = b->y;
     double *sum = (double *)h + N * N;
-    return b->dev.ops->syrk_add(b->dev.state, 20, N, b->x, N, NULL, h, sum, err);
+    return b->dev.ops->syrk_add(
+        b->dev.state,
+        &(vptq_syrk_args){.tokens = 20, .n = N, .x = b->x, .ldx = N, .h = h, .sum = sum}, err);
 }
 
 static vptq_status run_quad_trace(bench *b, vptq_err *err)
@@ -111,15 +113,30 @@ static vptq_status run_quad_trace(bench *b, vptq_err *err)
     enum { N = 150 };
     const void *h = b->x;
     double trace;
-    vptq_status st =
-        b->dev.ops->quad_trace(b->dev.state, 40, N, b->x + 2 * N * N, N, h, N, &trace, err);
+    vptq_status st = b->dev.ops->quad_trace(b->dev.state,
+                                            &(vptq_quad_trace_args){.m = 40,
+                                                                    .n = N,
+                                                                    .e = b->x + 2 * N * N,
+                                                                    .lde = N,
+                                                                    .h = h,
+                                                                    .ldh = N,
+                                                                    .trace = &trace},
+                                            err);
     return st ? st : b->dev.ops->upload(b->dev.state, b->y, &trace, sizeof trace, err);
 }
 
 static vptq_status run_assign(bench *b, vptq_err *err)
 {
     void *idx = b->y;
-    return b->dev.ops->assign(b->dev.state, 1500, V, K, b->x, b->x, idx, b->y + 1500, err);
+    return b->dev.ops->assign(b->dev.state,
+                              &(vptq_assign_args){.n = 1500,
+                                                  .v = V,
+                                                  .k = K,
+                                                  .x = b->x,
+                                                  .centroids = b->x,
+                                                  .idx = idx,
+                                                  .dist = b->y + 1500},
+                              err);
 }
 
 static vptq_status run_find(bench *b, vptq_err *err)
@@ -218,8 +235,8 @@ static vptq_status run_attention_paged(bench *b, vptq_err *err)
     uint32_t *at = (uint32_t *)(void *)(b->y + 8192);
     const vptq_kv_rows kv = {.rows = 101,
                              .sequences = 2,
-                             .most_rows = 100,
-                             .most_tokens = 100,
+                             .max_rows = 100,
+                             .max_tokens = 100,
                              .starts = at,
                              .positions = at + 3,
                              .table = at + 5,

@@ -19,7 +19,7 @@ typedef struct paged_case {
 typedef struct problem {
     const paged_case *c;
     uint32_t starts[MOST + 1], positions[MOST], all[MOST + 1]; /* all: tokens, summed up */
-    size_t most_rows, most_tokens, pages;
+    size_t max_rows, max_tokens, pages;
     float *q, *keys, *values; /* [rows, ..]; [tokens, ..] of all sequences */
 } problem;
 
@@ -31,8 +31,8 @@ static problem problem_of(const paged_case *c)
         p.starts[s + 1] = p.starts[s] + (uint32_t)c->rows[s];
         p.positions[s] = (uint32_t)c->positions[s];
         p.all[s + 1] = p.all[s] + (uint32_t)tokens;
-        p.most_rows = c->rows[s] > p.most_rows ? c->rows[s] : p.most_rows;
-        p.most_tokens = tokens > p.most_tokens ? tokens : p.most_tokens;
+        p.max_rows = c->rows[s] > p.max_rows ? c->rows[s] : p.max_rows;
+        p.max_tokens = tokens > p.max_tokens ? tokens : p.max_tokens;
         p.pages += (tokens + VPTQ_KV_PAGE - 1) / VPTQ_KV_PAGE;
     }
     const size_t wide = c->heads * c->head_dim, narrow = c->kv_heads * c->head_dim;
@@ -87,17 +87,23 @@ static void store_before(const vptq_device *dev, const problem *p, vptq_kv_rows 
             const uint32_t starts[2] = {0, cut[part + 1] - cut[part]};
             const vptq_kv_rows one = {.rows = starts[1],
                                       .sequences = 1,
-                                      .most_rows = starts[1],
-                                      .most_tokens = cut[part + 1],
+                                      .max_rows = starts[1],
+                                      .max_tokens = cut[part + 1],
                                       .starts = starts,
                                       .positions = &cut[part],
                                       .table = rows.table + s * rows.ld_table,
                                       .ld_table = rows.ld_table};
             const size_t at = p->all[s] + cut[part];
             if (starts[1])
-                assert_ok(dev->ops->kv_store(dev->state, &one, pool,
-                                             p->keys + at * (narrow + 2), narrow + 2,
-                                             p->values + at * narrow, narrow, &err),
+                assert_ok(dev->ops->kv_store(
+                              dev->state,
+                              &(vptq_kv_store_args){.rows = &one,
+                                                    .pool = pool,
+                                                    .keys = p->keys + at * (narrow + 2),
+                                                    .ldk = narrow + 2,
+                                                    .values = p->values + at * narrow,
+                                                    .ldv = narrow},
+                              &err),
                           &err);
         }
     }
@@ -108,13 +114,13 @@ static void run_paged(const vptq_device *dev, const void *arg, void *out)
     const problem *p = arg;
     const paged_case *c = p->c;
     const size_t wide = c->heads * c->head_dim, narrow = c->kv_heads * c->head_dim;
-    const size_t ld = (p->most_tokens + VPTQ_KV_PAGE - 1) / VPTQ_KV_PAGE + 1;
+    const size_t ld = (p->max_tokens + VPTQ_KV_PAGE - 1) / VPTQ_KV_PAGE + 1;
     uint32_t *table = table_of(p, ld);
     const vptq_kv_pool pool = {c->type, c->kv_heads, c->head_dim, empty_pool(p), empty_pool(p)};
     const vptq_kv_rows rows = {.rows = p->starts[c->sequences],
                                .sequences = c->sequences,
-                               .most_rows = p->most_rows,
-                               .most_tokens = p->most_tokens,
+                               .max_rows = p->max_rows,
+                               .max_tokens = p->max_tokens,
                                .starts = p->starts,
                                .positions = p->positions,
                                .table = table,
@@ -130,9 +136,15 @@ static void run_paged(const vptq_device *dev, const void *arg, void *out)
                    narrow * sizeof *values);
         }
     store_before(dev, p, rows, &pool);
-    assert_ok(
-        dev->ops->kv_store(dev->state, &rows, &pool, keys, narrow, values, narrow + 3, &err),
-        &err);
+    assert_ok(dev->ops->kv_store(dev->state,
+                                 &(vptq_kv_store_args){.rows = &rows,
+                                                       .pool = &pool,
+                                                       .keys = keys,
+                                                       .ldk = narrow,
+                                                       .values = values,
+                                                       .ldv = narrow + 3},
+                                 &err),
+              &err);
     const vptq_paged_args a = {.rows = &rows,
                                .pool = &pool,
                                .heads = c->heads,
@@ -194,8 +206,7 @@ static void check_plain(const problem *p, const float *got)
 /* What the emulator does in seconds. */
 static bool emulated(const problem *p)
 {
-    return p->starts[p->c->sequences] * p->most_tokens * p->c->heads * p->c->head_dim <=
-           1 << 22;
+    return p->starts[p->c->sequences] * p->max_tokens * p->c->heads * p->c->head_dim <= 1 << 22;
 }
 
 static const paged_case cases[] = {{1, 1, 1, 0, 1, {1}, {0}, VPTQ_F32},
@@ -275,14 +286,20 @@ static void run_rope(const vptq_device *dev, const void *arg, void *out)
     const rope_case *c = arg;
     const vptq_kv_rows rows = {.rows = ROPE_ROWS,
                                .sequences = 3,
-                               .most_rows = 7,
-                               .most_tokens = 41,
+                               .max_rows = 7,
+                               .max_tokens = 41,
                                .starts = rope_starts,
                                .positions = rope_positions};
     vptq_err err;
     memcpy(out, c->x, ROPE_ROWS * ROPE_LD * sizeof(float));
-    assert_ok(dev->ops->rope_rows(dev->state, &rows, ROPE_HEADS, ROPE_DIM, out, ROPE_LD,
-                                  c->cosine, c->sine, &err),
+    assert_ok(dev->ops->rope_rows(dev->state, &rows,
+                                  &(vptq_rope_args){.heads = ROPE_HEADS,
+                                                    .head_dim = ROPE_DIM,
+                                                    .x = out,
+                                                    .ldx = ROPE_LD,
+                                                    .cos_table = c->cosine,
+                                                    .sin_table = c->sine},
+                                  &err),
               &err);
 }
 

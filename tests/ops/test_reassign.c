@@ -60,15 +60,32 @@ static void follow(void *arg, const vptq_device *dev, bool is_ref)
     uint32_t *got = vtest_alloc(m->n, sizeof *got), *want = vtest_alloc(m->n, sizeof *want);
     vptq_err err;
     (void)is_ref;
-    assert_ok(dev->ops->assign(dev->state, m->n, m->v, m->k, m->x, m->c, want, NULL, &err),
-              &err);
-    assert_ok(dev->ops->assign(dev->state, m->n, m->v, m->k, m->x, m->before, got, NULL, &err),
-              &err);
+    assert_ok(
+        dev->ops->assign(
+            dev->state,
+            &(vptq_assign_args){
+                .n = m->n, .v = m->v, .k = m->k, .x = m->x, .centroids = m->c, .idx = want},
+            &err),
+        &err);
+    assert_ok(
+        dev->ops->assign(
+            dev->state,
+            &(vptq_assign_args){
+                .n = m->n, .v = m->v, .k = m->k, .x = m->x, .centroids = m->before, .idx = got},
+            &err),
+        &err);
     for (int round = 0; round < 2; round++) { /* at last, nothing has moved */
         const float *before = round ? m->c : m->before;
-        assert_ok(
-            dev->ops->reassign(dev->state, m->n, m->v, m->k, m->x, before, m->c, got, &err),
-            &err);
+        assert_ok(dev->ops->reassign(dev->state,
+                                     &(vptq_assign_args){.n = m->n,
+                                                         .v = m->v,
+                                                         .k = m->k,
+                                                         .x = m->x,
+                                                         .previous = before,
+                                                         .centroids = m->c,
+                                                         .idx = got},
+                                     &err),
+                  &err);
         assert_memory_equal(got, want, m->n * sizeof *got);
     }
     free(got);

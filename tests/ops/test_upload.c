@@ -143,7 +143,11 @@ static void test_rows_and_uploads_keep_their_order(void **state)
             host[i] = 100;
         /* y = silu(100) x = 100 x */
         assert_ok(ops->upload(r.dev.state, one, host, N * sizeof *one, &err), &err);
-        assert_ok(ops->swiglu(r.dev.state, 1, N, one, x, y, &err), &err);
+        assert_ok(
+            ops->swiglu(r.dev.state,
+                        &(vptq_swiglu_args){.n = 1, .dim = N, .gate = one, .up = x, .y = y},
+                        &err),
+            &err);
         for (size_t i = 0; i < N; i++)
             host[i] = -1;
         assert_ok(ops->upload(r.dev.state, x, host, N * sizeof *x, &err), &err);

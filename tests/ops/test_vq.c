@@ -33,7 +33,15 @@ static void check_assign(void *arg, const vptq_device *dev, bool is_ref)
     uint32_t *idx = vtest_alloc(a->n, sizeof *idx);
     float *dist = vtest_alloc(a->n, sizeof *dist);
     vptq_err err;
-    assert_ok(dev->ops->assign(dev->state, a->n, a->v, a->k, a->x, a->c, idx, dist, &err),
+    assert_ok(dev->ops->assign(dev->state,
+                               &(vptq_assign_args){.n = a->n,
+                                                   .v = a->v,
+                                                   .k = a->k,
+                                                   .x = a->x,
+                                                   .centroids = a->c,
+                                                   .idx = idx,
+                                                   .dist = dist},
+                               &err),
               &err);
     for (size_t i = 0; i < a->n; i++) {
         assert_true(idx[i] < a->k);
@@ -90,11 +98,21 @@ static void check_ties(void *arg, const vptq_device *dev, bool is_ref)
     memcpy(c + HALF * V, c, HALF * V * sizeof *c);
     uint32_t idx[N];
     vptq_err err;
-    assert_ok(dev->ops->assign(dev->state, N, V, 2 * HALF, x, c, idx, NULL, &err), &err);
+    assert_ok(
+        dev->ops->assign(dev->state,
+                         &(vptq_assign_args){
+                             .n = N, .v = V, .k = 2 * HALF, .x = x, .centroids = c, .idx = idx},
+                         &err),
+        &err);
     for (size_t i = 0; i < N; i++)
         assert_true(idx[i] < HALF);
     memset(c, 0, 2 * HALF * V * sizeof *c); /* all the same */
-    assert_ok(dev->ops->assign(dev->state, N, V, 2 * HALF, x, c, idx, NULL, &err), &err);
+    assert_ok(
+        dev->ops->assign(dev->state,
+                         &(vptq_assign_args){
+                             .n = N, .v = V, .k = 2 * HALF, .x = x, .centroids = c, .idx = idx},
+                         &err),
+        &err);
     for (size_t i = 0; i < N; i++)
         assert_int_equal(idx[i], 0);
     free(x);
@@ -122,7 +140,12 @@ static void check_garbage(void *arg, const vptq_device *dev, bool is_ref)
     uint32_t idx[N];
     vptq_err err;
     for (int bad_codebook = 0; bad_codebook < 2; bad_codebook++) {
-        assert_ok(dev->ops->assign(dev->state, N, V, K, x, c, idx, NULL, &err), &err);
+        assert_ok(
+            dev->ops->assign(
+                dev->state,
+                &(vptq_assign_args){.n = N, .v = V, .k = K, .x = x, .centroids = c, .idx = idx},
+                &err),
+            &err);
         for (size_t i = 0; i < N; i++)
             assert_true(idx[i] < K);
         for (size_t j = 0; j < K * V; j++)
@@ -144,7 +167,12 @@ static void check_empty_places(void *arg, const vptq_device *dev, bool is_ref)
     for (size_t i = 0; i < MOST * V; i++)
         c[i] = NAN;
     for (uint32_t k = 1; k <= MOST; k++) {
-        assert_ok(dev->ops->assign(dev->state, N, V, k, x, c, idx, NULL, &err), &err);
+        assert_ok(
+            dev->ops->assign(
+                dev->state,
+                &(vptq_assign_args){.n = N, .v = V, .k = k, .x = x, .centroids = c, .idx = idx},
+                &err),
+            &err);
         for (size_t i = 0; i < N; i++)
             assert_int_equal(idx[i], 0);
     }
@@ -175,13 +203,24 @@ static void assign_does_not_depend_on_place_or_threads(void **state)
             for (int t = 0; t < THREAD_COUNTS; t++) {
                 devices_open(&d, "cpu", (vptq_simd)simd, thread_counts[t]);
                 uint32_t *to = t ? part : whole;
-                assert_ok(d.dev.ops->assign(d.dev.state, N, v, K, x, c, to, NULL, &err), &err);
+                assert_ok(d.dev.ops->assign(
+                              d.dev.state,
+                              &(vptq_assign_args){
+                                  .n = N, .v = v, .k = K, .x = x, .centroids = c, .idx = to},
+                              &err),
+                          &err);
                 assert_memory_equal(to, whole, N * sizeof *to);
                 if (t < 2 || simd == best)
                     for (size_t i = 0, step = 1; i < N; i += step, step = step % 45 + 1) {
                         size_t n = N - i < step ? N - i : step;
-                        assert_ok(d.dev.ops->assign(d.dev.state, n, v, K, x + i * v, c, part,
-                                                    NULL, &err),
+                        assert_ok(d.dev.ops->assign(d.dev.state,
+                                                    &(vptq_assign_args){.n = n,
+                                                                        .v = v,
+                                                                        .k = K,
+                                                                        .x = x + i * v,
+                                                                        .centroids = c,
+                                                                        .idx = part},
+                                                    &err),
                                   &err);
                         assert_memory_equal(part, whole + i, n * sizeof *part);
                     }
@@ -210,14 +249,29 @@ static void check_labels(void *arg, const vptq_device *dev, bool is_ref)
     uint32_t *want = vtest_alloc(a->n, sizeof *want), *got = vtest_alloc(a->n, sizeof *got);
     vptq_err err;
     (void)is_ref;
-    assert_ok(dev->ops->assign(dev->state, a->n, a->v, a->k, a->x, a->c, want, NULL, &err),
-              &err);
+    assert_ok(
+        dev->ops->assign(
+            dev->state,
+            &(vptq_assign_args){
+                .n = a->n, .v = a->v, .k = a->k, .x = a->x, .centroids = a->c, .idx = want},
+            &err),
+        &err);
     memcpy(got, a->labels, a->n * sizeof *got);
-    assert_ok(dev->ops->reassign(dev->state, a->n, a->v, a->k, a->x, NULL, a->c, got, &err),
-              &err);
+    assert_ok(
+        dev->ops->reassign(
+            dev->state,
+            &(vptq_assign_args){
+                .n = a->n, .v = a->v, .k = a->k, .x = a->x, .centroids = a->c, .idx = got},
+            &err),
+        &err);
     assert_memory_equal(got, want, a->n * sizeof *got);
-    assert_ok(dev->ops->reassign(dev->state, a->n, a->v, a->k, a->x, NULL, a->c, got, &err),
-              &err);
+    assert_ok(
+        dev->ops->reassign(
+            dev->state,
+            &(vptq_assign_args){
+                .n = a->n, .v = a->v, .k = a->k, .x = a->x, .centroids = a->c, .idx = got},
+            &err),
+        &err);
     assert_memory_equal(got, want, a->n * sizeof *got);
     free(want);
     free(got);
@@ -291,8 +345,18 @@ static void check_sums(void *arg, const vptq_device *dev, bool is_ref)
     memset(weights, 0xff, s->k * sizeof *weights);
     double objective = NAN;
     vptq_err err;
-    assert_ok(dev->ops->accumulate(dev->state, s->n, s->v, s->k, s->x, s->w, s->idx, s->c, sums,
-                                   weights, &objective, &err),
+    assert_ok(dev->ops->accumulate(dev->state,
+                                   &(vptq_accumulate_args){.n = s->n,
+                                                           .v = s->v,
+                                                           .k = s->k,
+                                                           .x = s->x,
+                                                           .w = s->w,
+                                                           .idx = s->idx,
+                                                           .centroids = s->c,
+                                                           .sums = sums,
+                                                           .weights = weights,
+                                                           .objective = &objective},
+                                   &err),
               &err);
     assert_close_f64(sums, s->sums, count, 1e-12, 1e-12);
     assert_close_f64(weights, s->weights, s->k, 1e-12, 1e-12);
@@ -353,8 +417,17 @@ static void accumulate_same_bits_for_any_threads(void **state)
         vptq_err err;
         double *to = t ? other : first;
         devices_open(&d, "cpu", VPTQ_SIMD_AVX512, thread_counts[t]);
-        assert_ok(d.dev.ops->accumulate(d.dev.state, N, V, K, x, NULL, idx, c, to, to + SUMS,
-                                        to + SUMS + K, &err),
+        assert_ok(d.dev.ops->accumulate(d.dev.state,
+                                        &(vptq_accumulate_args){.n = N,
+                                                                .v = V,
+                                                                .k = K,
+                                                                .x = x,
+                                                                .idx = idx,
+                                                                .centroids = c,
+                                                                .sums = to,
+                                                                .weights = to + SUMS,
+                                                                .objective = to + SUMS + K},
+                                        &err),
                   &err);
         assert_memory_equal(to, first, sizeof first);
         devices_close(&d);
@@ -445,10 +518,31 @@ static vptq_status run_all(void *arg, vptq_mem *mem, vptq_err *err)
         return st;
     uint32_t *idx = vtest_alloc(a->n, sizeof *idx);
     double *sums = vtest_alloc((size_t)a->k * (a->v + 1), sizeof *sums), objective;
-    VPTQ_TRY(dev.ops->assign(dev.state, a->n, a->v, a->k, a->x, a->c, idx, NULL, err));
-    VPTQ_TRY(dev.ops->reassign(dev.state, a->n, a->v, a->k, a->x, a->c, a->c, idx, err));
-    VPTQ_TRY(dev.ops->accumulate(dev.state, a->n, a->v, a->k, a->x, NULL, idx, a->c, sums,
-                                 sums + a->k * a->v, &objective, err));
+    VPTQ_TRY(dev.ops->assign(
+        dev.state,
+        &(vptq_assign_args){
+            .n = a->n, .v = a->v, .k = a->k, .x = a->x, .centroids = a->c, .idx = idx},
+        err));
+    VPTQ_TRY(dev.ops->reassign(dev.state,
+                               &(vptq_assign_args){.n = a->n,
+                                                   .v = a->v,
+                                                   .k = a->k,
+                                                   .x = a->x,
+                                                   .previous = a->c,
+                                                   .centroids = a->c,
+                                                   .idx = idx},
+                               err));
+    VPTQ_TRY(dev.ops->accumulate(dev.state,
+                                 &(vptq_accumulate_args){.n = a->n,
+                                                         .v = a->v,
+                                                         .k = a->k,
+                                                         .x = a->x,
+                                                         .idx = idx,
+                                                         .centroids = a->c,
+                                                         .sums = sums,
+                                                         .weights = sums + a->k * a->v,
+                                                         .objective = &objective},
+                                 err));
 out:
     free(idx);
     free(sums);

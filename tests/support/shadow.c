@@ -178,14 +178,22 @@ static vptq_status shadow_gemm(vptq_dev *dev, const vptq_gemm_args *g, vptq_err 
     return done(s, s->ops->gemm(s->dev, &d, err));
 }
 
-static vptq_status shadow_syrk_add(vptq_dev *dev, size_t t, size_t n, const float *x,
-                                   size_t ldx, const float *w, double *h, double *sum,
-                                   vptq_err *err)
+static vptq_status shadow_syrk_add(vptq_dev *dev, const vptq_syrk_args *a, vptq_err *err)
 {
     shadow *s = of(dev);
-    const float *dx = in(s, x, span(t, n, ldx), sizeof *x), *dw = in(s, w, t, sizeof *w);
-    double *dh = out(s, h, n * n, sizeof *h), *dsum = out(s, sum, n, sizeof *sum);
-    return done(s, s->ops->syrk_add(s->dev, t, n, dx, ldx, dw, dh, dsum, err));
+    const float *dx = in(s, a->x, span(a->tokens, a->n, a->ldx), sizeof *a->x),
+                *dw = in(s, a->w, a->tokens, sizeof *a->w);
+    double *dh = out(s, a->h, a->n * a->n, sizeof *a->h),
+           *dsum = out(s, a->sum, a->n, sizeof *a->sum);
+    return done(s, s->ops->syrk_add(s->dev,
+                                    &(vptq_syrk_args){.tokens = a->tokens,
+                                                      .n = a->n,
+                                                      .x = dx,
+                                                      .ldx = a->ldx,
+                                                      .w = dw,
+                                                      .h = dh,
+                                                      .sum = dsum},
+                                    err));
 }
 
 static vptq_status shadow_potrf(vptq_dev *dev, size_t n, double *a, size_t lda,
@@ -203,52 +211,83 @@ static vptq_status shadow_trtri(vptq_dev *dev, size_t n, double *a, size_t lda, 
     return done(s, s->ops->trtri(s->dev, n, d, lda, err));
 }
 
-static vptq_status shadow_quad_trace(vptq_dev *dev, size_t m, size_t n, const float *e,
-                                     size_t lde, const double *h, size_t ldh, double *trace,
+static vptq_status shadow_quad_trace(vptq_dev *dev, const vptq_quad_trace_args *a,
                                      vptq_err *err)
 {
     shadow *s = of(dev);
-    const float *de = in(s, e, span(m, n, lde), sizeof *e);
-    const double *dh = in(s, h, span(n, n, ldh), sizeof *h);
-    return done(s, s->ops->quad_trace(s->dev, m, n, de, lde, dh, ldh, trace, err));
+    const float *de = in(s, a->e, span(a->m, a->n, a->lde), sizeof *a->e);
+    const double *dh = in(s, a->h, span(a->n, a->n, a->ldh), sizeof *a->h);
+    return done(s, s->ops->quad_trace(s->dev,
+                                      &(vptq_quad_trace_args){.m = a->m,
+                                                              .n = a->n,
+                                                              .e = de,
+                                                              .lde = a->lde,
+                                                              .h = dh,
+                                                              .ldh = a->ldh,
+                                                              .trace = a->trace},
+                                      err));
 }
 
 /* ---- clustering ---- */
 
-static vptq_status shadow_assign(vptq_dev *dev, size_t n, uint32_t v, uint32_t k,
-                                 const float *x, const float *c, uint32_t *idx, float *dist,
-                                 vptq_err *err)
+static vptq_status shadow_assign(vptq_dev *dev, const vptq_assign_args *a, vptq_err *err)
 {
     shadow *s = of(dev);
-    const float *dx = in(s, x, n * v, sizeof *x), *dc = in(s, c, (size_t)k * v, sizeof *c);
-    uint32_t *di = out(s, idx, n, sizeof *idx);
-    float *dd = out(s, dist, n, sizeof *dist);
-    return done(s, s->ops->assign(s->dev, n, v, k, dx, dc, di, dd, err));
+    const float *dx = in(s, a->x, a->n * a->v, sizeof *a->x),
+                *dc = in(s, a->centroids, (size_t)a->k * a->v, sizeof *a->centroids);
+    uint32_t *di = out(s, a->idx, a->n, sizeof *a->idx);
+    float *dd = out(s, a->dist, a->n, sizeof *a->dist);
+    return done(s, s->ops->assign(s->dev,
+                                  &(vptq_assign_args){.n = a->n,
+                                                      .v = a->v,
+                                                      .k = a->k,
+                                                      .x = dx,
+                                                      .centroids = dc,
+                                                      .idx = di,
+                                                      .dist = dd},
+                                  err));
 }
 
-static vptq_status shadow_reassign(vptq_dev *dev, size_t n, uint32_t v, uint32_t k,
-                                   const float *x, const float *before, const float *c,
-                                   uint32_t *idx, vptq_err *err)
+static vptq_status shadow_reassign(vptq_dev *dev, const vptq_assign_args *a, vptq_err *err)
 {
     shadow *s = of(dev);
-    const float *dx = in(s, x, n * v, sizeof *x), *dc = in(s, c, (size_t)k * v, sizeof *c);
-    const float *db = in(s, before, (size_t)k * v, sizeof *before);
-    uint32_t *di = out(s, idx, n, sizeof *idx);
-    return done(s, s->ops->reassign(s->dev, n, v, k, dx, db, dc, di, err));
+    const float *dx = in(s, a->x, a->n * a->v, sizeof *a->x),
+                *dc = in(s, a->centroids, (size_t)a->k * a->v, sizeof *a->centroids);
+    const float *db = in(s, a->previous, (size_t)a->k * a->v, sizeof *a->previous);
+    uint32_t *di = out(s, a->idx, a->n, sizeof *a->idx);
+    return done(s, s->ops->reassign(s->dev,
+                                    &(vptq_assign_args){.n = a->n,
+                                                        .v = a->v,
+                                                        .k = a->k,
+                                                        .x = dx,
+                                                        .previous = db,
+                                                        .centroids = dc,
+                                                        .idx = di},
+                                    err));
 }
 
-static vptq_status shadow_accumulate(vptq_dev *dev, size_t n, uint32_t v, uint32_t k,
-                                     const float *x, const float *w, const uint32_t *idx,
-                                     const float *c, double *sums, double *weights,
-                                     double *objective, vptq_err *err)
+static vptq_status shadow_accumulate(vptq_dev *dev, const vptq_accumulate_args *a,
+                                     vptq_err *err)
 {
     shadow *s = of(dev);
-    const float *dx = in(s, x, n * v, sizeof *x), *dw = in(s, w, n, sizeof *w);
-    const uint32_t *di = in(s, idx, n, sizeof *idx);
-    const float *dc = in(s, c, (size_t)k * v, sizeof *c);
-    double *ds = out(s, sums, (size_t)k * v, sizeof *sums);
-    double *dk = out(s, weights, k, sizeof *weights);
-    return done(s, s->ops->accumulate(s->dev, n, v, k, dx, dw, di, dc, ds, dk, objective, err));
+    const float *dx = in(s, a->x, a->n * a->v, sizeof *a->x),
+                *dw = in(s, a->w, a->n, sizeof *a->w);
+    const uint32_t *di = in(s, a->idx, a->n, sizeof *a->idx);
+    const float *dc = in(s, a->centroids, (size_t)a->k * a->v, sizeof *a->centroids);
+    double *ds = out(s, a->sums, (size_t)a->k * a->v, sizeof *a->sums);
+    double *dk = out(s, a->weights, a->k, sizeof *a->weights);
+    return done(s, s->ops->accumulate(s->dev,
+                                      &(vptq_accumulate_args){.n = a->n,
+                                                              .v = a->v,
+                                                              .k = a->k,
+                                                              .x = dx,
+                                                              .w = dw,
+                                                              .idx = di,
+                                                              .centroids = dc,
+                                                              .sums = ds,
+                                                              .weights = dk,
+                                                              .objective = a->objective},
+                                      err));
 }
 
 /* ---- vector quantization ---- */
@@ -432,40 +471,61 @@ static vptq_status shadow_vq_scatter(vptq_dev *dev, const vptq_scatter_args *a, 
 
 /* ---- transformer ---- */
 
-static vptq_status shadow_embed(vptq_dev *dev, size_t n, size_t dim, const void *table,
-                                vptq_dtype type, const int32_t *ids, float *y, vptq_err *err)
+static vptq_status shadow_embed(vptq_dev *dev, const vptq_embed_args *a, vptq_err *err)
 {
     shadow *s = of(dev);
-    int32_t last = 0; /* of the table, only the rows up to the last id are known to be there */
-    for (size_t i = 0; i < n; i++)
-        last = ids[i] > last ? ids[i] : last;
-    const void *dt = in(s, table, ((size_t)last + 1) * dim, vptq_dtype_get(type)->bytes);
-    const int32_t *di = in(s, ids, n, sizeof *ids);
-    float *dy = out(s, y, n * dim, sizeof *y);
-    return done(s, s->ops->embed(s->dev, n, dim, dt, type, di, dy, err));
+    int32_t last =
+        0; /* of the a->table, only the rows up to the last id are known to be there */
+    for (size_t i = 0; i < a->n; i++)
+        last = a->ids[i] > last ? a->ids[i] : last;
+    const void *dt =
+        in(s, a->table, ((size_t)last + 1) * a->dim, vptq_dtype_get(a->type)->bytes);
+    const int32_t *di = in(s, a->ids, a->n, sizeof *a->ids);
+    float *dy = out(s, a->out, a->n * a->dim, sizeof *a->out);
+    return done(
+        s,
+        s->ops->embed(
+            s->dev,
+            &(vptq_embed_args){
+                .n = a->n, .dim = a->dim, .table = dt, .type = a->type, .ids = di, .out = dy},
+            err));
 }
 
-static vptq_status shadow_rmsnorm(vptq_dev *dev, size_t n, size_t dim, const float *x,
-                                  size_t ldx, const float *weight, float eps, float *y,
-                                  size_t ldy, vptq_err *err)
+static vptq_status shadow_rmsnorm(vptq_dev *dev, const vptq_rmsnorm_args *a, vptq_err *err)
 {
     shadow *s = of(dev);
-    const float *dx = in(s, x, span(n, dim, ldx), sizeof *x);
-    const float *dw = in(s, weight, dim, sizeof *weight);
-    float *dy = out(s, y, span(n, dim, ldy), sizeof *y);
-    return done(s, s->ops->rmsnorm(s->dev, n, dim, dx, ldx, dw, eps, dy, ldy, err));
+    const float *dx = in(s, a->x, span(a->n, a->dim, a->ldx), sizeof *a->x);
+    const float *dw = in(s, a->weight, a->dim, sizeof *a->weight);
+    float *dy = out(s, a->y, span(a->n, a->dim, a->ldy), sizeof *a->y);
+    return done(s, s->ops->rmsnorm(s->dev,
+                                   &(vptq_rmsnorm_args){.n = a->n,
+                                                        .dim = a->dim,
+                                                        .x = dx,
+                                                        .ldx = a->ldx,
+                                                        .weight = dw,
+                                                        .eps = a->eps,
+                                                        .y = dy,
+                                                        .ldy = a->ldy},
+                                   err));
 }
 
-static vptq_status shadow_rope(vptq_dev *dev, size_t n, size_t heads, size_t head_dim, float *x,
-                               size_t ldx, const float *cos_table, const float *sin_table,
-                               size_t pos0, vptq_err *err)
+static vptq_status shadow_rope(vptq_dev *dev, const vptq_rope_args *a, vptq_err *err)
 {
     shadow *s = of(dev);
-    const size_t angles = (pos0 + n) * (head_dim / 2);
-    float *dx = out(s, x, span(n, heads * head_dim, ldx), sizeof *x);
-    const float *dc = in(s, cos_table, angles, sizeof *dc);
-    const float *ds = in(s, sin_table, angles, sizeof *ds);
-    return done(s, s->ops->rope(s->dev, n, heads, head_dim, dx, ldx, dc, ds, pos0, err));
+    const size_t angles = (a->pos0 + a->n) * (a->head_dim / 2);
+    float *dx = out(s, a->x, span(a->n, a->heads * a->head_dim, a->ldx), sizeof *a->x);
+    const float *dc = in(s, a->cos_table, angles, sizeof *dc);
+    const float *ds = in(s, a->sin_table, angles, sizeof *ds);
+    return done(s, s->ops->rope(s->dev,
+                                &(vptq_rope_args){.n = a->n,
+                                                  .heads = a->heads,
+                                                  .head_dim = a->head_dim,
+                                                  .x = dx,
+                                                  .ldx = a->ldx,
+                                                  .cos_table = dc,
+                                                  .sin_table = ds,
+                                                  .pos0 = a->pos0},
+                                err));
 }
 
 static void attention_arrays(shadow *s, const vptq_attention_args *a, vptq_attention_args *d)
@@ -503,7 +563,7 @@ static void kv_rows_arrays(shadow *s, const vptq_kv_rows *r, vptq_kv_rows *d)
     *d = *r;
     d->starts = in(s, r->starts, r->sequences + 1, sizeof *r->starts);
     d->positions = in(s, r->positions, r->sequences, sizeof *r->positions);
-    const size_t pages = (r->most_tokens + VPTQ_KV_PAGE - 1) / VPTQ_KV_PAGE;
+    const size_t pages = (r->max_tokens + VPTQ_KV_PAGE - 1) / VPTQ_KV_PAGE;
     d->table = in(s, r->table, span(r->sequences, pages, r->ld_table), sizeof *r->table);
 }
 
@@ -524,35 +584,44 @@ static void kv_pool_arrays(shadow *s, const vptq_kv_rows *r, const vptq_kv_pool 
     d->values = out(s, pool->values, numbers, vptq_dtype_get(pool->type)->bytes);
 }
 
-static vptq_status shadow_rope_rows(vptq_dev *dev, const vptq_kv_rows *rows, size_t heads,
-                                    size_t head_dim, float *x, size_t ldx,
-                                    const float *cos_table, const float *sin_table,
-                                    vptq_err *err)
+static vptq_status shadow_rope_rows(vptq_dev *dev, const vptq_kv_rows *rows,
+                                    const vptq_rope_args *a, vptq_err *err)
 {
     shadow *s = of(dev);
-    const size_t angles = rows->most_tokens * (head_dim / 2);
+    const size_t angles = rows->max_tokens * (a->head_dim / 2);
     vptq_kv_rows d = *rows;
     d.starts = in(s, rows->starts, rows->sequences + 1, sizeof *rows->starts);
     d.positions = in(s, rows->positions, rows->sequences, sizeof *rows->positions);
-    float *dx = out(s, x, span(rows->rows, heads * head_dim, ldx), sizeof *x);
-    const float *dc = in(s, cos_table, angles, sizeof *dc);
-    const float *ds = in(s, sin_table, angles, sizeof *ds);
-    return done(s, s->ops->rope_rows(s->dev, &d, heads, head_dim, dx, ldx, dc, ds, err));
+    float *dx = out(s, a->x, span(rows->rows, a->heads * a->head_dim, a->ldx), sizeof *a->x);
+    const float *dc = in(s, a->cos_table, angles, sizeof *dc);
+    const float *ds = in(s, a->sin_table, angles, sizeof *ds);
+    return done(s, s->ops->rope_rows(s->dev, &d,
+                                     &(vptq_rope_args){.heads = a->heads,
+                                                       .head_dim = a->head_dim,
+                                                       .x = dx,
+                                                       .ldx = a->ldx,
+                                                       .cos_table = dc,
+                                                       .sin_table = ds},
+                                     err));
 }
 
-static vptq_status shadow_kv_store(vptq_dev *dev, const vptq_kv_rows *rows,
-                                   const vptq_kv_pool *pool, const float *keys, size_t ldk,
-                                   const float *values, size_t ldv, vptq_err *err)
+static vptq_status shadow_kv_store(vptq_dev *dev, const vptq_kv_store_args *a, vptq_err *err)
 {
     shadow *s = of(dev);
-    const size_t width = pool->kv_heads * pool->head_dim;
+    const size_t width = a->pool->kv_heads * a->pool->head_dim;
     vptq_kv_rows d;
     vptq_kv_pool p;
-    kv_rows_arrays(s, rows, &d);
-    kv_pool_arrays(s, rows, pool, &p);
-    const float *dk = in(s, keys, span(rows->rows, width, ldk), sizeof *keys);
-    const float *dv = in(s, values, span(rows->rows, width, ldv), sizeof *values);
-    return done(s, s->ops->kv_store(s->dev, &d, &p, dk, ldk, dv, ldv, err));
+    kv_rows_arrays(s, a->rows, &d);
+    kv_pool_arrays(s, a->rows, a->pool, &p);
+    const float *dk = in(s, a->keys, span(a->rows->rows, width, a->ldk), sizeof *a->keys);
+    const float *dv = in(s, a->values, span(a->rows->rows, width, a->ldv), sizeof *a->values);
+    return done(
+        s,
+        s->ops->kv_store(
+            s->dev,
+            &(vptq_kv_store_args){
+                .rows = &d, .pool = &p, .keys = dk, .ldk = a->ldk, .values = dv, .ldv = a->ldv},
+            err));
 }
 
 static vptq_status shadow_attention_paged(vptq_dev *dev, const vptq_paged_args *a,
@@ -572,24 +641,34 @@ static vptq_status shadow_attention_paged(vptq_dev *dev, const vptq_paged_args *
     return done(s, s->ops->attention_paged(s->dev, &d, err));
 }
 
-static vptq_status shadow_swiglu(vptq_dev *dev, size_t n, size_t dim, const float *gate,
-                                 const float *up, float *y, vptq_err *err)
+static vptq_status shadow_swiglu(vptq_dev *dev, const vptq_swiglu_args *a, vptq_err *err)
 {
     shadow *s = of(dev);
-    const float *dg = in(s, gate, n * dim, sizeof *gate), *du = in(s, up, n * dim, sizeof *up);
-    float *dy = out(s, y, n * dim, sizeof *y);
-    return done(s, s->ops->swiglu(s->dev, n, dim, dg, du, dy, err));
+    const float *dg = in(s, a->gate, a->n * a->dim, sizeof *a->gate),
+                *du = in(s, a->up, a->n * a->dim, sizeof *a->up);
+    float *dy = out(s, a->y, a->n * a->dim, sizeof *a->y);
+    return done(s, s->ops->swiglu(s->dev,
+                                  &(vptq_swiglu_args){
+                                      .n = a->n, .dim = a->dim, .gate = dg, .up = du, .y = dy},
+                                  err));
 }
 
-static vptq_status shadow_nll(vptq_dev *dev, size_t n, size_t width, const float *logits,
-                              size_t ld, int32_t first, const int32_t *targets, bool start,
-                              vptq_nll_state *state, vptq_err *err)
+static vptq_status shadow_nll(vptq_dev *dev, const vptq_nll_args *a, vptq_err *err)
 {
     shadow *s = of(dev);
-    const float *dl = in(s, logits, span(n, width, ld), sizeof *logits);
-    const int32_t *dt = in(s, targets, n, sizeof *targets);
-    vptq_nll_state *ds = out(s, state, n, sizeof *state);
-    return done(s, s->ops->nll(s->dev, n, width, dl, ld, first, dt, start, ds, err));
+    const float *dl = in(s, a->logits, span(a->n, a->width, a->ld), sizeof *a->logits);
+    const int32_t *dt = in(s, a->targets, a->n, sizeof *a->targets);
+    vptq_nll_state *ds = out(s, a->state, a->n, sizeof *a->state);
+    return done(s, s->ops->nll(s->dev,
+                               &(vptq_nll_args){.n = a->n,
+                                                .width = a->width,
+                                                .logits = dl,
+                                                .ld = a->ld,
+                                                .first = a->first,
+                                                .targets = dt,
+                                                .start = a->start,
+                                                .state = ds},
+                               err));
 }
 
 static vptq_status shadow_sample(vptq_dev *dev, const vptq_sample_args *a, vptq_err *err)
@@ -640,12 +719,12 @@ static const vptq_backend rows = {
     .rope = shadow_rope,
     .attention = shadow_attention,
     .attention_mass = shadow_attention_mass,
-    .rope_rows = shadow_rope_rows,
-    .kv_store = shadow_kv_store,
-    .attention_paged = shadow_attention_paged,
     .swiglu = shadow_swiglu,
     .nll = shadow_nll,
     .sample = shadow_sample,
+    .rope_rows = shadow_rope_rows,
+    .kv_store = shadow_kv_store,
+    .attention_paged = shadow_attention_paged,
 };
 
 vptq_device shadow_of(const vptq_device *dev)
@@ -656,6 +735,6 @@ vptq_device shadow_of(const vptq_device *dev)
     s->dev = dev->state;
     s->table = rows;
     s->table.name = dev->ops->name;
-    s->table.stored_rows = dev->ops->stored_rows;
+    s->table.gemv_max_tokens = dev->ops->gemv_max_tokens;
     return (vptq_device){.ops = &s->table, .state = (vptq_dev *)(void *)s, .ctx = dev->ctx};
 }

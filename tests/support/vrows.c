@@ -94,7 +94,10 @@ static vptq_status run_gemm(vrows *r, vptq_err *err)
 static vptq_status run_syrk_add(vrows *r, vptq_err *err)
 {
     double *sum = r->d + N * (N - 1);
-    return r->dev.ops->syrk_add(r->dev.state, N, N - 1, r->x, N, NULL, r->d, sum, err);
+    return r->dev.ops->syrk_add(
+        r->dev.state,
+        &(vptq_syrk_args){.tokens = N, .n = N - 1, .x = r->x, .ldx = N, .h = r->d, .sum = sum},
+        err);
 }
 
 static vptq_status run_potrf(vrows *r, vptq_err *err)
@@ -110,26 +113,47 @@ static vptq_status run_trtri(vrows *r, vptq_err *err)
 static vptq_status run_quad_trace(vrows *r, vptq_err *err)
 {
     double trace;
-    return r->dev.ops->quad_trace(r->dev.state, N, N, r->x, N, r->d, N, &trace, err);
+    return r->dev.ops->quad_trace(
+        r->dev.state,
+        &(vptq_quad_trace_args){
+            .m = N, .n = N, .e = r->x, .lde = N, .h = r->d, .ldh = N, .trace = &trace},
+        err);
 }
 
 /* ---- clustering ---- */
 
 static vptq_status run_assign(vrows *r, vptq_err *err)
 {
-    return r->dev.ops->assign(r->dev.state, N, V, K, r->x, r->x, r->idx, NULL, err);
+    return r->dev.ops->assign(
+        r->dev.state,
+        &(vptq_assign_args){
+            .n = N, .v = V, .k = K, .x = r->x, .centroids = r->x, .idx = r->idx},
+        err);
 }
 
 static vptq_status run_reassign(vrows *r, vptq_err *err)
 {
-    return r->dev.ops->reassign(r->dev.state, N, V, K, r->x, NULL, r->x, r->idx, err);
+    return r->dev.ops->reassign(
+        r->dev.state,
+        &(vptq_assign_args){
+            .n = N, .v = V, .k = K, .x = r->x, .centroids = r->x, .idx = r->idx},
+        err);
 }
 
 static vptq_status run_accumulate(vrows *r, vptq_err *err)
 {
     double objective;
-    return r->dev.ops->accumulate(r->dev.state, N, V, K, r->x, NULL, r->idx, r->x, r->d,
-                                  r->d + K * V, &objective, err);
+    return r->dev.ops->accumulate(r->dev.state,
+                                  &(vptq_accumulate_args){.n = N,
+                                                          .v = V,
+                                                          .k = K,
+                                                          .x = r->x,
+                                                          .idx = r->idx,
+                                                          .centroids = r->x,
+                                                          .sums = r->d,
+                                                          .weights = r->d + K * V,
+                                                          .objective = &objective},
+                                  err);
 }
 
 /* ---- vector quantization ---- */
@@ -326,17 +350,38 @@ static vptq_status run_vq_scatter(vrows *r, vptq_err *err)
 static vptq_status run_embed(vrows *r, vptq_err *err)
 {
     const void *ids = r->idx;
-    return r->dev.ops->embed(r->dev.state, 2, N, r->x, VPTQ_F32, ids, r->y, err);
+    return r->dev.ops->embed(
+        r->dev.state,
+        &(vptq_embed_args){
+            .n = 2, .dim = N, .table = r->x, .type = VPTQ_F32, .ids = ids, .out = r->y},
+        err);
 }
 
 static vptq_status run_rmsnorm(vrows *r, vptq_err *err)
 {
-    return r->dev.ops->rmsnorm(r->dev.state, 2, N, r->x, N, r->x, 1e-5f, r->y, N, err);
+    return r->dev.ops->rmsnorm(r->dev.state,
+                               &(vptq_rmsnorm_args){.n = 2,
+                                                    .dim = N,
+                                                    .x = r->x,
+                                                    .ldx = N,
+                                                    .weight = r->x,
+                                                    .eps = 1e-5f,
+                                                    .y = r->y,
+                                                    .ldy = N},
+                               err);
 }
 
 static vptq_status run_rope(vrows *r, vptq_err *err)
 {
-    return r->dev.ops->rope(r->dev.state, 2, 2, N / 2, r->y, N, r->x, r->x, 0, err);
+    return r->dev.ops->rope(r->dev.state,
+                            &(vptq_rope_args){.n = 2,
+                                              .heads = 2,
+                                              .head_dim = N / 2,
+                                              .x = r->y,
+                                              .ldx = N,
+                                              .cos_table = r->x,
+                                              .sin_table = r->x},
+                            err);
 }
 
 static vptq_attention_args attention_of(const vrows *r)
@@ -381,8 +426,8 @@ static vptq_status paged_of(vrows *r, paged_rows *p, vptq_err *err)
     const vptq_status st = r->dev.ops->upload(r->dev.state, at, starts, sizeof starts, err);
     *p = (paged_rows){.rows = {.rows = 2,
                                .sequences = 1,
-                               .most_rows = 2,
-                               .most_tokens = 2,
+                               .max_rows = 2,
+                               .max_tokens = 2,
                                .starts = at,
                                .positions = r->idx,
                                .table = r->idx,
@@ -396,7 +441,13 @@ static vptq_status run_rope_rows(vrows *r, vptq_err *err)
     paged_rows p;
     const vptq_status st = paged_of(r, &p, err);
     return st ? st
-              : r->dev.ops->rope_rows(r->dev.state, &p.rows, 2, N / 2, r->y, N, r->x, r->x,
+              : r->dev.ops->rope_rows(r->dev.state, &p.rows,
+                                      &(vptq_rope_args){.heads = 2,
+                                                        .head_dim = N / 2,
+                                                        .x = r->y,
+                                                        .ldx = N,
+                                                        .cos_table = r->x,
+                                                        .sin_table = r->x},
                                       err);
 }
 
@@ -405,7 +456,14 @@ static vptq_status run_kv_store(vrows *r, vptq_err *err)
     paged_rows p;
     const vptq_status st = paged_of(r, &p, err);
     return st ? st
-              : r->dev.ops->kv_store(r->dev.state, &p.rows, &p.pool, r->x, N, r->x, N, err);
+              : r->dev.ops->kv_store(r->dev.state,
+                                     &(vptq_kv_store_args){.rows = &p.rows,
+                                                           .pool = &p.pool,
+                                                           .keys = r->x,
+                                                           .ldk = N,
+                                                           .values = r->x,
+                                                           .ldv = N},
+                                     err);
 }
 
 static vptq_status run_attention_paged(vrows *r, vptq_err *err)
@@ -425,14 +483,24 @@ static vptq_status run_attention_paged(vrows *r, vptq_err *err)
 
 static vptq_status run_swiglu(vrows *r, vptq_err *err)
 {
-    return r->dev.ops->swiglu(r->dev.state, 2, N, r->x, r->x, r->y, err);
+    return r->dev.ops->swiglu(
+        r->dev.state,
+        &(vptq_swiglu_args){.n = 2, .dim = N, .gate = r->x, .up = r->x, .y = r->y}, err);
 }
 
 static vptq_status run_nll(vrows *r, vptq_err *err)
 {
     const void *targets = r->idx;
     void *states = r->d;
-    return r->dev.ops->nll(r->dev.state, 2, N, r->x, N, 0, targets, true, states, err);
+    return r->dev.ops->nll(r->dev.state,
+                           &(vptq_nll_args){.n = 2,
+                                            .width = N,
+                                            .logits = r->x,
+                                            .ld = N,
+                                            .targets = targets,
+                                            .start = true,
+                                            .state = states},
+                           err);
 }
 
 static vptq_status run_sample(vrows *r, vptq_err *err)

@@ -83,34 +83,38 @@ static void add_parts(void *arg, size_t begin, size_t end, int thread)
     }
 }
 
-vptq_status vptq_cpu_accumulate(vptq_dev *dev, size_t n, uint32_t v, uint32_t k, const float *x,
-                                const float *w, const uint32_t *idx, const float *c,
-                                double *sums, double *weights, double *objective, vptq_err *err)
+vptq_status vptq_cpu_accumulate(vptq_dev *dev, const vptq_accumulate_args *a, vptq_err *err)
 {
-    /* Enough parts for many threads, but no more zeroing and adding of sums than summing, and
-     * at most 64 MiB of them. */
-    const size_t slots = (size_t)k * (v + 1);
-    size_t parts = n / ((size_t)k * 4);
+    /* Enough parts for many threads, but no more zeroing and adding of sums than summing,
+     * and at most 64 MiB of them. */
+    const size_t slots = (size_t)a->k * (a->v + 1);
+    size_t parts = a->n / ((size_t)a->k * 4);
     if (parts > ((size_t)1 << 23) / slots)
         parts = ((size_t)1 << 23) / slots;
     if (parts > 64)
         parts = 64;
     if (parts < 1)
         parts = 1;
-    accumulate_job job = {.n = n, .v = v, .k = k, .x = x, .w = w, .c = c, .idx = idx};
-    job.part_size = (n + parts - 1) / parts;
-    job.parts = n ? (n + job.part_size - 1) / job.part_size : 0;
+    accumulate_job job = {.n = a->n,
+                          .v = a->v,
+                          .k = a->k,
+                          .x = a->x,
+                          .w = a->w,
+                          .c = a->centroids,
+                          .idx = a->idx};
+    job.part_size = (a->n + parts - 1) / parts;
+    job.parts = a->n ? (a->n + job.part_size - 1) / job.part_size : 0;
     job.part_sums = vptq_dev_scratch(dev, parts * (slots + 1), sizeof *job.part_sums, err);
     if (!job.part_sums)
         return VPTQ_E_NOMEM;
-    job.part_weights = job.part_sums + parts * k * v;
-    job.part_objective = job.part_weights + parts * k;
-    job.sums = sums;
-    job.weights = weights;
+    job.part_weights = job.part_sums + parts * a->k * a->v;
+    job.part_objective = job.part_weights + parts * a->k;
+    job.sums = a->sums;
+    job.weights = a->weights;
     vptq_parallel_for(dev->threads, job.parts, 1, accumulate_parts, &job);
-    vptq_parallel_for(dev->threads, k, 256, add_parts, &job);
-    *objective = 0;
+    vptq_parallel_for(dev->threads, a->k, 256, add_parts, &job);
+    *a->objective = 0;
     for (size_t p = 0; p < job.parts; p++)
-        *objective += job.part_objective[p];
+        *a->objective += job.part_objective[p];
     return VPTQ_OK;
 }

@@ -29,20 +29,19 @@ static void assign_range(void *arg, size_t begin, size_t end, int thread)
     }
 }
 
-vptq_status vptq_cpu_assign(vptq_dev *dev, size_t n, uint32_t v, uint32_t k, const float *x,
-                            const float *c, uint32_t *idx, float *dist, vptq_err *err)
+vptq_status vptq_cpu_assign(vptq_dev *dev, const vptq_assign_args *p, vptq_err *err)
 {
-    float *data = vptq_dev_scratch(dev, vptq_codebook_floats(v, k), sizeof *data, err);
+    float *data = vptq_dev_scratch(dev, vptq_codebook_floats(p->v, p->k), sizeof *data, err);
     if (!data)
         return VPTQ_E_NOMEM;
     assign_job job = {.kernels = vptq_vq_kernels_of(dev),
-                      .codebook = vptq_codebook_lay(dev, v, k, c, data),
-                      .x = x,
-                      .c = c,
-                      .idx = idx,
-                      .dist = dist};
+                      .codebook = vptq_codebook_lay(dev, p->v, p->k, p->centroids, data),
+                      .x = p->x,
+                      .c = p->centroids,
+                      .idx = p->idx,
+                      .dist = p->dist};
     /* About a million products per chunk, whole tiles of the widest kernel. */
-    size_t chunk = vptq_round_up(((size_t)1 << 20) / ((size_t)k * v) + 1, 32);
-    vptq_parallel_for(dev->threads, n, chunk, assign_range, &job);
+    size_t chunk = vptq_round_up(((size_t)1 << 20) / ((size_t)p->k * p->v) + 1, 32);
+    vptq_parallel_for(dev->threads, p->n, chunk, assign_range, &job);
     return VPTQ_OK;
 }

@@ -51,7 +51,7 @@ static void cpu_describe(const vptq_dev *dev, char *text, size_t size)
 static const vptq_backend cpu_table = {
     .name = "cpu",
     .host_memory = true,
-    .stored_rows = 128,
+    .gemv_max_tokens = 128,
     .open = cpu_open,
     .close = cpu_close,
     .describe = cpu_describe,
@@ -88,12 +88,12 @@ static const vptq_backend cpu_table = {
     .rope = vptq_cpu_rope,
     .attention = vptq_cpu_attention,
     .attention_mass = vptq_cpu_attention_mass,
-    .rope_rows = vptq_cpu_rope_rows,
-    .kv_store = vptq_cpu_kv_store,
-    .attention_paged = vptq_cpu_attention_paged,
     .swiglu = vptq_cpu_swiglu,
     .nll = vptq_cpu_nll,
     .sample = vptq_cpu_sample,
+    .rope_rows = vptq_cpu_rope_rows,
+    .kv_store = vptq_cpu_kv_store,
+    .attention_paged = vptq_cpu_attention_paged,
 };
 
 const vptq_backend *vptq_backend_cpu(void)

@@ -8,35 +8,22 @@
 
 /* linear algebra: cpu_gemm.c, cpu_syrk.c, cpu_factor.c */
 vptq_status vptq_cpu_gemm(vptq_dev *dev, const vptq_gemm_args *g, vptq_err *err);
-vptq_status vptq_cpu_syrk_add(vptq_dev *dev, size_t t, size_t n, const float *x, size_t ldx,
-                              const float *w, double *h, double *sum, vptq_err *err);
-vptq_status vptq_cpu_quad_trace(vptq_dev *dev, size_t m, size_t n, const float *e, size_t lde,
-                                const double *h, size_t ldh, double *trace, vptq_err *err);
+vptq_status vptq_cpu_syrk_add(vptq_dev *dev, const vptq_syrk_args *a, vptq_err *err);
+vptq_status vptq_cpu_quad_trace(vptq_dev *dev, const vptq_quad_trace_args *a, vptq_err *err);
 vptq_status vptq_cpu_potrf(vptq_dev *dev, size_t n, double *a, size_t lda, size_t *bad_pivot,
                            vptq_err *err);
 vptq_status vptq_cpu_trtri(vptq_dev *dev, size_t n, double *a, size_t lda, vptq_err *err);
 
 /* transformer: cpu_model.c, cpu_attention.c, cpu_attention_mass.c, cpu_paged.c */
-vptq_status vptq_cpu_embed(vptq_dev *dev, size_t n, size_t dim, const void *table,
-                           vptq_dtype type, const int32_t *ids, float *out, vptq_err *err);
-vptq_status vptq_cpu_rmsnorm(vptq_dev *dev, size_t n, size_t dim, const float *x, size_t ldx,
-                             const float *weight, float eps, float *y, size_t ldy,
-                             vptq_err *err);
-vptq_status vptq_cpu_rope(vptq_dev *dev, size_t n, size_t heads, size_t head_dim, float *x,
-                          size_t ldx, const float *cos_table, const float *sin_table,
-                          size_t pos0, vptq_err *err);
-vptq_status vptq_cpu_rope_rows(vptq_dev *dev, const vptq_kv_rows *rows, size_t heads,
-                               size_t head_dim, float *x, size_t ldx, const float *cos_table,
-                               const float *sin_table, vptq_err *err);
-vptq_status vptq_cpu_kv_store(vptq_dev *dev, const vptq_kv_rows *rows, const vptq_kv_pool *pool,
-                              const float *keys, size_t ldk, const float *values, size_t ldv,
-                              vptq_err *err);
+vptq_status vptq_cpu_embed(vptq_dev *dev, const vptq_embed_args *a, vptq_err *err);
+vptq_status vptq_cpu_rmsnorm(vptq_dev *dev, const vptq_rmsnorm_args *a, vptq_err *err);
+vptq_status vptq_cpu_rope(vptq_dev *dev, const vptq_rope_args *a, vptq_err *err);
+vptq_status vptq_cpu_rope_rows(vptq_dev *dev, const vptq_kv_rows *rows, const vptq_rope_args *a,
+                               vptq_err *err);
+vptq_status vptq_cpu_kv_store(vptq_dev *dev, const vptq_kv_store_args *a, vptq_err *err);
 vptq_status vptq_cpu_attention_paged(vptq_dev *dev, const vptq_paged_args *a, vptq_err *err);
-vptq_status vptq_cpu_swiglu(vptq_dev *dev, size_t n, size_t dim, const float *gate,
-                            const float *up, float *y, vptq_err *err);
-vptq_status vptq_cpu_nll(vptq_dev *dev, size_t n, size_t width, const float *logits, size_t ld,
-                         int32_t first, const int32_t *targets, bool start,
-                         vptq_nll_state *state, vptq_err *err);
+vptq_status vptq_cpu_swiglu(vptq_dev *dev, const vptq_swiglu_args *a, vptq_err *err);
+vptq_status vptq_cpu_nll(vptq_dev *dev, const vptq_nll_args *a, vptq_err *err);
 vptq_status vptq_cpu_sample(vptq_dev *dev, const vptq_sample_args *s, vptq_err *err);
 vptq_status vptq_cpu_attention(vptq_dev *dev, const vptq_attention_args *a, vptq_err *err);
 vptq_status vptq_cpu_attention_mass(vptq_dev *dev, const vptq_attention_args *a, double *mass,

@@ -1,4 +1,5 @@
-/* Row-wise transformer rows of the cpu backend. */
+/* Transformer ops of the cpu backend that work row by row: embed, rmsnorm, rope, swiglu, nll.
+ */
 #include <math.h>
 
 #include "lib/backend/cpu/cpu.h"
@@ -8,9 +9,10 @@
 #include "lib/backend/ref/ref.h"
 #include "lib/base/parallel.h"
 
-enum { CHUNK = 1 << 14 }; /* elements that one thread takes at a time */
+enum { CHUNK = 1 << 14 }; /* elements per task of a thread */
 
-static size_t rows_of(size_t elements_per_row)
+/* Rows per task. */
+static size_t chunk_rows(size_t elements_per_row)
 {
     return elements_per_row < CHUNK ? CHUNK / (elements_per_row ? elements_per_row : 1) : 1;
 }
@@ -19,32 +21,29 @@ static size_t rows_of(size_t elements_per_row)
 
 typedef struct embed_job {
     vptq_dev *dev;
-    size_t dim;
-    const void *table;
-    vptq_dtype type;
-    const int32_t *ids;
-    float *out;
+    const vptq_embed_args *args;
 } embed_job;
 
-static void embed_rows(void *arg, size_t begin, size_t end, int thread)
+static void embed_range(void *arg, size_t begin, size_t end, int thread)
 {
     const embed_job *job = arg;
     (void)thread;
-    /* The type was checked; nothing else in it can fail. */
-    const vptq_status st =
-        vptq_ref_embed(job->dev, end - begin, job->dim, job->table, job->type, job->ids + begin,
-                       job->out + begin * job->dim, NULL);
+    vptq_embed_args part = *job->args;
+    part.n = end - begin;
+    part.ids += begin;
+    part.out += begin * part.dim;
+    /* Fails only for an unsupported type, which the caller has excluded. */
+    const vptq_status st = vptq_ref_embed(job->dev, &part, NULL);
     VPTQ_BUG_IF(st);
 }
 
-vptq_status vptq_cpu_embed(vptq_dev *dev, size_t n, size_t dim, const void *table,
-                           vptq_dtype type, const int32_t *ids, float *out, vptq_err *err)
+vptq_status vptq_cpu_embed(vptq_dev *dev, const vptq_embed_args *a, vptq_err *err)
 {
-    embed_job job = {
-        .dev = dev, .dim = dim, .table = table, .type = type, .ids = ids, .out = out};
-    if (type != VPTQ_F32 && type != VPTQ_F16 && type != VPTQ_BF16)
-        return vptq_ref_embed(dev, n, dim, table, type, ids, out, err);
-    vptq_parallel_for(vptq_cpu_threads(dev, n * dim), n, rows_of(dim), embed_rows, &job);
+    embed_job job = {dev, a};
+    if (a->type != VPTQ_F32 && a->type != VPTQ_F16 && a->type != VPTQ_BF16)
+        return vptq_ref_embed(dev, a, err);
+    vptq_parallel_for(vptq_cpu_threads(dev, a->n * a->dim), a->n, chunk_rows(a->dim),
+                      embed_range, &job);
     return VPTQ_OK;
 }
 
@@ -52,38 +51,28 @@ vptq_status vptq_cpu_embed(vptq_dev *dev, size_t n, size_t dim, const void *tabl
 
 typedef struct norm_job {
     const vptq_cpu_math *math;
-    size_t dim, ldx, ldy;
-    const float *x, *weight;
-    double eps;
-    float *y;
+    const vptq_rmsnorm_args *args;
 } norm_job;
 
 static void norm_rows(void *arg, size_t begin, size_t end, int thread)
 {
     const norm_job *job = arg;
+    const vptq_rmsnorm_args *a = job->args;
     (void)thread;
     for (size_t r = begin; r < end; r++) {
-        const float *x = job->x + r * job->ldx;
-        const double mean = job->math->sum_squares(x, job->dim) / (double)job->dim;
-        job->math->norm(x, job->weight, (float)(1 / sqrt(mean + job->eps)),
-                        job->y + r * job->ldy, job->dim);
+        const float *x = a->x + r * a->ldx;
+        const double mean = job->math->sum_squares(x, a->dim) / (double)a->dim;
+        job->math->norm(x, a->weight, (float)(1 / sqrt(mean + (double)a->eps)),
+                        a->y + r * a->ldy, a->dim);
     }
 }
 
-vptq_status vptq_cpu_rmsnorm(vptq_dev *dev, size_t n, size_t dim, const float *x, size_t ldx,
-                             const float *weight, float eps, float *y, size_t ldy,
-                             vptq_err *err)
+vptq_status vptq_cpu_rmsnorm(vptq_dev *dev, const vptq_rmsnorm_args *a, vptq_err *err)
 {
     (void)err;
-    norm_job job = {.math = vptq_cpu_math_get(dev->simd),
-                    .dim = dim,
-                    .x = x,
-                    .ldx = ldx,
-                    .weight = weight,
-                    .eps = (double)eps,
-                    .y = y,
-                    .ldy = ldy};
-    vptq_parallel_for(vptq_cpu_threads(dev, n * dim), n, rows_of(dim), norm_rows, &job);
+    norm_job job = {vptq_cpu_math_get(dev->simd), a};
+    vptq_parallel_for(vptq_cpu_threads(dev, a->n * a->dim), a->n, chunk_rows(a->dim), norm_rows,
+                      &job);
     return VPTQ_OK;
 }
 
@@ -91,37 +80,43 @@ vptq_status vptq_cpu_rmsnorm(vptq_dev *dev, size_t n, size_t dim, const float *x
 
 typedef struct rope_job {
     const vptq_cpu_math *math;
-    size_t heads, half, ldx;
-    float *x;
-    const float *cosine, *sine; /* of the first row */
+    const vptq_rope_args *args;
 } rope_job;
 
-static void rope_rows(void *arg, size_t begin, size_t end, int thread)
+static void rotate_rows(void *arg, size_t begin, size_t end, int thread)
 {
     const rope_job *job = arg;
+    const vptq_rope_args *a = job->args;
+    const size_t half = a->head_dim / 2;
     (void)thread;
     for (size_t r = begin; r < end; r++)
-        for (size_t h = 0; h < job->heads; h++) {
-            float *lo = job->x + r * job->ldx + h * 2 * job->half;
-            job->math->rotate(lo, lo + job->half, job->cosine + r * job->half,
-                              job->sine + r * job->half, job->half);
+        for (size_t h = 0; h < a->heads; h++) {
+            float *lo = a->x + r * a->ldx + h * 2 * half;
+            job->math->rotate(lo, lo + half, a->cos_table + (a->pos0 + r) * half,
+                              a->sin_table + (a->pos0 + r) * half, half);
         }
 }
 
-vptq_status vptq_cpu_rope(vptq_dev *dev, size_t n, size_t heads, size_t head_dim, float *x,
-                          size_t ldx, const float *cos_table, const float *sin_table,
-                          size_t pos0, vptq_err *err)
+vptq_status vptq_cpu_rope(vptq_dev *dev, const vptq_rope_args *a, vptq_err *err)
 {
     (void)err;
-    const size_t half = head_dim / 2, dim = heads * head_dim;
-    rope_job job = {.math = vptq_cpu_math_get(dev->simd),
-                    .heads = heads,
-                    .half = half,
-                    .x = x,
-                    .ldx = ldx,
-                    .cosine = cos_table + pos0 * half,
-                    .sine = sin_table + pos0 * half};
-    vptq_parallel_for(vptq_cpu_threads(dev, n * dim), n, rows_of(dim), rope_rows, &job);
+    const size_t dim = a->heads * a->head_dim;
+    rope_job job = {vptq_cpu_math_get(dev->simd), a};
+    vptq_parallel_for(vptq_cpu_threads(dev, a->n * dim), a->n, chunk_rows(dim), rotate_rows,
+                      &job);
+    return VPTQ_OK;
+}
+
+vptq_status vptq_cpu_rope_rows(vptq_dev *dev, const vptq_kv_rows *rows, const vptq_rope_args *a,
+                               vptq_err *err)
+{
+    for (size_t s = 0; s < rows->sequences; s++) {
+        vptq_rope_args part = *a;
+        part.n = rows->starts[s + 1] - rows->starts[s];
+        part.x += rows->starts[s] * a->ldx;
+        part.pos0 = rows->positions[s];
+        VPTQ_CHECK(vptq_cpu_rope(dev, &part, err));
+    }
     return VPTQ_OK;
 }
 
@@ -129,23 +124,23 @@ vptq_status vptq_cpu_rope(vptq_dev *dev, size_t n, size_t heads, size_t head_dim
 
 typedef struct swiglu_job {
     const vptq_cpu_math *math;
-    const float *gate, *up;
-    float *y;
+    const vptq_swiglu_args *args;
 } swiglu_job;
 
 static void swiglu_range(void *arg, size_t begin, size_t end, int thread)
 {
     const swiglu_job *job = arg;
+    const vptq_swiglu_args *a = job->args;
     (void)thread;
-    job->math->swiglu(job->gate + begin, job->up + begin, job->y + begin, end - begin);
+    job->math->swiglu(a->gate + begin, a->up + begin, a->y + begin, end - begin);
 }
 
-vptq_status vptq_cpu_swiglu(vptq_dev *dev, size_t n, size_t dim, const float *gate,
-                            const float *up, float *y, vptq_err *err)
+vptq_status vptq_cpu_swiglu(vptq_dev *dev, const vptq_swiglu_args *a, vptq_err *err)
 {
     (void)err;
-    swiglu_job job = {.math = vptq_cpu_math_get(dev->simd), .gate = gate, .up = up, .y = y};
-    vptq_parallel_for(vptq_cpu_threads(dev, n * dim), n * dim, CHUNK, swiglu_range, &job);
+    const size_t count = a->n * a->dim;
+    swiglu_job job = {vptq_cpu_math_get(dev->simd), a};
+    vptq_parallel_for(vptq_cpu_threads(dev, count), count, CHUNK, swiglu_range, &job);
     return VPTQ_OK;
 }
 
@@ -153,33 +148,31 @@ vptq_status vptq_cpu_swiglu(vptq_dev *dev, size_t n, size_t dim, const float *ga
 
 typedef struct nll_job {
     const vptq_cpu_math *math;
-    size_t width, ld;
-    const float *logits;
-    int32_t first;
-    const int32_t *targets;
-    bool start;
-    vptq_nll_state *state;
+    const vptq_nll_args *args;
 } nll_job;
 
-static void nll_row(const nll_job *job, const float *logits, int32_t target, vptq_nll_state *s)
+static void add_logits(const vptq_cpu_math *math, const vptq_nll_args *a, size_t row)
 {
-    const float max = job->math->max(logits, job->width);
+    const float *logits = a->logits + row * a->ld;
+    const int32_t target = a->targets[row];
+    vptq_nll_state *s = &a->state[row];
+    const float max = math->max(logits, a->width);
     if (max > s->best) {
         size_t j = 0;
         while (logits[j] != max)
             j++;
         s->best = max;
-        s->best_id = job->first + (int32_t)j;
+        s->best_id = a->first + (int32_t)j;
     }
     if ((double)max > s->max) {
         s->sum *= exp(s->max - (double)max);
         s->max = (double)max;
     }
-    /* While everything seen is -inf the shift must not be, or the sum would turn NaN. */
+    /* While all logits so far are -inf, subtracting the maximum would give NaN. */
     const bool none = isinf(s->max) && s->max < 0;
-    s->sum += job->math->exp_sum(logits, job->width, none ? 0 : (float)s->max);
-    if (target >= job->first && (size_t)(target - job->first) < job->width)
-        s->target = logits[target - job->first];
+    s->sum += math->exp_sum(logits, a->width, none ? 0 : (float)s->max);
+    if (target >= a->first && (size_t)(target - a->first) < a->width)
+        s->target = logits[target - a->first];
 }
 
 static void nll_rows(void *arg, size_t begin, size_t end, int thread)
@@ -187,26 +180,18 @@ static void nll_rows(void *arg, size_t begin, size_t end, int thread)
     const nll_job *job = arg;
     (void)thread;
     for (size_t i = begin; i < end; i++) {
-        if (job->start)
-            job->state[i] = (vptq_nll_state){
+        if (job->args->start)
+            job->args->state[i] = (vptq_nll_state){
                 .max = -INFINITY, .target = -INFINITY, .best = -INFINITY, .best_id = -1};
-        nll_row(job, job->logits + i * job->ld, job->targets[i], &job->state[i]);
+        add_logits(job->math, job->args, i);
     }
 }
 
-vptq_status vptq_cpu_nll(vptq_dev *dev, size_t n, size_t width, const float *logits, size_t ld,
-                         int32_t first, const int32_t *targets, bool start,
-                         vptq_nll_state *state, vptq_err *err)
+vptq_status vptq_cpu_nll(vptq_dev *dev, const vptq_nll_args *a, vptq_err *err)
 {
     (void)err;
-    nll_job job = {.math = vptq_cpu_math_get(dev->simd),
-                   .width = width,
-                   .logits = logits,
-                   .ld = ld,
-                   .first = first,
-                   .targets = targets,
-                   .start = start,
-                   .state = state};
-    vptq_parallel_for(vptq_cpu_threads(dev, n * width), n, rows_of(width), nll_rows, &job);
+    nll_job job = {vptq_cpu_math_get(dev->simd), a};
+    vptq_parallel_for(vptq_cpu_threads(dev, a->n * a->width), a->n, chunk_rows(a->width),
+                      nll_rows, &job);
     return VPTQ_OK;
 }

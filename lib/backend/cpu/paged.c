@@ -41,19 +41,6 @@ static const void *numbers_at(const vptq_kv_pool *pool, const void *array, size_
     return (const char *)array + at * vptq_dtype_get(pool->type)->bytes;
 }
 
-/* ---- rope_rows ---- */
-
-vptq_status vptq_cpu_rope_rows(vptq_dev *dev, const vptq_kv_rows *rows, size_t heads,
-                               size_t head_dim, float *x, size_t ldx, const float *cos_table,
-                               const float *sin_table, vptq_err *err)
-{
-    for (size_t s = 0; s < rows->sequences; s++)
-        VPTQ_CHECK(vptq_cpu_rope(dev, rows_of(rows, s), heads, head_dim,
-                                 x + rows->starts[s] * ldx, ldx, cos_table, sin_table,
-                                 rows->positions[s], err));
-    return VPTQ_OK;
-}
-
 /* ---- kv_store ---- */
 
 typedef struct store_job {
@@ -106,16 +93,18 @@ static void store_rows(void *arg, size_t begin, size_t end, int thread)
     }
 }
 
-vptq_status vptq_cpu_kv_store(vptq_dev *dev, const vptq_kv_rows *rows, const vptq_kv_pool *pool,
-                              const float *keys, size_t ldk, const float *values, size_t ldv,
-                              vptq_err *err)
+vptq_status vptq_cpu_kv_store(vptq_dev *dev, const vptq_kv_store_args *a, vptq_err *err)
 {
     (void)err;
-    store_job job = {
-        .rows = rows, .pool = pool, .keys = keys, .values = values, .ldk = ldk, .ldv = ldv};
-    for (job.sequence = 0; job.sequence < rows->sequences; job.sequence++) {
-        const size_t n = rows_of(rows, job.sequence);
-        vptq_parallel_for(vptq_cpu_threads(dev, n * pool->kv_heads * pool->head_dim), n,
+    store_job job = {.rows = a->rows,
+                     .pool = a->pool,
+                     .keys = a->keys,
+                     .values = a->values,
+                     .ldk = a->ldk,
+                     .ldv = a->ldv};
+    for (job.sequence = 0; job.sequence < a->rows->sequences; job.sequence++) {
+        const size_t n = rows_of(a->rows, job.sequence);
+        vptq_parallel_for(vptq_cpu_threads(dev, n * a->pool->kv_heads * a->pool->head_dim), n,
                           STORE_ROWS, store_rows, &job);
     }
     return VPTQ_OK;

@@ -185,22 +185,21 @@ static bool worth_grouping(const reassign_job *job, uint32_t v, uint32_t k)
     return (k >= 512 || (job->before && 4 * moved < k)) && job->n >= k && job->n < UINT32_MAX;
 }
 
-vptq_status vptq_cpu_reassign(vptq_dev *dev, size_t n, uint32_t v, uint32_t k, const float *x,
-                              const float *before, const float *c, uint32_t *idx, vptq_err *err)
+vptq_status vptq_cpu_reassign(vptq_dev *dev, const vptq_assign_args *a, vptq_err *err)
 {
     reassign_job job = {.kernels = vptq_search_kernels_of(dev),
-                        .x = x,
-                        .c = c,
-                        .before = before,
-                        .n = n,
-                        .idx = idx};
-    if (!worth_grouping(&job, v, k))
-        return vptq_cpu_assign(dev, n, v, k, x, c, idx, NULL, err);
-    vptq_status st = open_job(dev, v, k, &job, err);
+                        .x = a->x,
+                        .c = a->centroids,
+                        .before = a->previous,
+                        .n = a->n,
+                        .idx = a->idx};
+    if (!worth_grouping(&job, a->v, a->k))
+        return vptq_cpu_assign(dev, a, err);
+    vptq_status st = open_job(dev, a->v, a->k, &job, err);
     if (st)
         return st;
-    vptq_parallel_for(dev->threads, n, 4096, set_reaches, &job);
+    vptq_parallel_for(dev->threads, a->n, 4096, set_reaches, &job);
     sort_members(&job);
-    vptq_parallel_for(dev->threads, k, 8, search_clusters, &job);
+    vptq_parallel_for(dev->threads, a->k, 8, search_clusters, &job);
     return VPTQ_OK;
 }

@@ -91,27 +91,26 @@ static void syrk_tile(void *arg, size_t begin, size_t end, int thread)
     }
 }
 
-vptq_status vptq_cpu_syrk_add(vptq_dev *dev, size_t t, size_t n, const float *x, size_t ldx,
-                              const float *w, double *h, double *sum, vptq_err *err)
+vptq_status vptq_cpu_syrk_add(vptq_dev *dev, const vptq_syrk_args *a, vptq_err *err)
 {
     syrk_job job = {.math = vptq_cpu_math_get(dev->simd),
-                    .tiles = vptq_cpu_tiles_of(n, TILE, STEP),
-                    .t = t,
-                    .n = n,
-                    .x = x,
-                    .ldx = ldx,
-                    .w = w,
-                    .h = h,
-                    .sum = sum};
+                    .tiles = vptq_cpu_tiles_of(a->n, TILE, STEP),
+                    .t = a->tokens,
+                    .n = a->n,
+                    .x = a->x,
+                    .ldx = a->ldx,
+                    .w = a->w,
+                    .h = a->h,
+                    .sum = a->sum};
     const size_t size = job.tiles.size;
-    job.slice =
-        size * (size + (w ? (size_t)TOKENS : 0)) + vptq_cpu_gemm_work(job.math, size, TOKENS);
+    job.slice = size * (size + (a->w ? (size_t)TOKENS : 0)) +
+                vptq_cpu_gemm_work(job.math, size, TOKENS);
     job.scratch =
         vptq_dev_scratch(dev, (size_t)dev->threads * job.slice, sizeof *job.scratch, err);
     if (!job.scratch)
         return VPTQ_E_NOMEM;
-    vptq_blas_parallel_for(vptq_cpu_threads(dev, t * n * n), lower_count(job.tiles.count), 1,
-                           syrk_tile, &job);
+    vptq_blas_parallel_for(vptq_cpu_threads(dev, a->tokens * a->n * a->n),
+                           lower_count(job.tiles.count), 1, syrk_tile, &job);
     return VPTQ_OK;
 }
 
@@ -174,17 +173,16 @@ static void quad_tile(void *arg, size_t begin, size_t end, int thread)
     job->partial[begin] = diagonal ? total : 2 * total;
 }
 
-vptq_status vptq_cpu_quad_trace(vptq_dev *dev, size_t m, size_t n, const float *e, size_t lde,
-                                const double *h, size_t ldh, double *trace, vptq_err *err)
+vptq_status vptq_cpu_quad_trace(vptq_dev *dev, const vptq_quad_trace_args *a, vptq_err *err)
 {
     quad_job job = {.blas = dev->blas,
                     .math = vptq_cpu_math_get(dev->simd),
-                    .tiles = vptq_cpu_tiles_of(n, TILE, STEP),
-                    .m = m,
-                    .e = e,
-                    .lde = lde,
-                    .h = h,
-                    .ldh = ldh};
+                    .tiles = vptq_cpu_tiles_of(a->n, TILE, STEP),
+                    .m = a->m,
+                    .e = a->e,
+                    .lde = a->lde,
+                    .h = a->h,
+                    .ldh = a->ldh};
     const size_t count = lower_count(job.tiles.count), size = job.tiles.size;
     job.slice = size * (2 * (size_t)ROWS + size);
     job.scratch = vptq_dev_scratch(dev, (size_t)dev->threads * job.slice + count,
@@ -192,11 +190,12 @@ vptq_status vptq_cpu_quad_trace(vptq_dev *dev, size_t m, size_t n, const float *
     if (!job.scratch)
         return VPTQ_E_NOMEM;
     job.partial = job.scratch + (size_t)dev->threads * job.slice;
-    vptq_blas_parallel_for(vptq_cpu_threads(dev, m * n * n), count, 1, quad_tile, &job);
+    vptq_blas_parallel_for(vptq_cpu_threads(dev, a->m * a->n * a->n), count, 1, quad_tile,
+                           &job);
 
     double total = 0;
     for (size_t i = 0; i < count; i++)
         total += job.partial[i];
-    *trace = total;
+    *a->trace = total;
     return VPTQ_OK;
 }

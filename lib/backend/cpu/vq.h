@@ -6,15 +6,9 @@
 
 #include "lib/backend/backend.h"
 
-vptq_status vptq_cpu_assign(vptq_dev *dev, size_t n, uint32_t v, uint32_t k, const float *x,
-                            const float *c, uint32_t *idx, float *dist, vptq_err *err);
-vptq_status vptq_cpu_reassign(vptq_dev *dev, size_t n, uint32_t v, uint32_t k, const float *x,
-                              const float *before, const float *c, uint32_t *idx,
-                              vptq_err *err);
-vptq_status vptq_cpu_accumulate(vptq_dev *dev, size_t n, uint32_t v, uint32_t k, const float *x,
-                                const float *w, const uint32_t *idx, const float *c,
-                                double *sums, double *weights, double *objective,
-                                vptq_err *err);
+vptq_status vptq_cpu_assign(vptq_dev *dev, const vptq_assign_args *a, vptq_err *err);
+vptq_status vptq_cpu_reassign(vptq_dev *dev, const vptq_assign_args *a, vptq_err *err);
+vptq_status vptq_cpu_accumulate(vptq_dev *dev, const vptq_accumulate_args *a, vptq_err *err);
 vptq_status vptq_cpu_vq_dequant(vptq_dev *dev, const vptq_matrix *m, size_t r0, size_t n,
                                 float *w, size_t ldw, vptq_err *err);
 /* cpu_gemv.c, cpu_vq_gemv.c, cpu_vq_many.c */

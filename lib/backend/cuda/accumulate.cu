@@ -229,21 +229,18 @@ static vptq_status add_up(vptq_dev *dev, labelled *a, const float *c, double *su
     return c ? vptq_cuda_download(dev, objective, total, sizeof *total, err) : VPTQ_OK;
 }
 
-vptq_status vptq_cuda_accumulate(vptq_dev *dev, size_t n, uint32_t v, uint32_t k,
-                                 const float *x, const float *w, const uint32_t *idx,
-                                 const float *c, double *sums, double *weights,
-                                 double *objective, vptq_err *err)
+vptq_status vptq_cuda_accumulate(vptq_dev *dev, const vptq_accumulate_args *p, vptq_err *err)
 {
     labelled a = {};
-    a.n = n;
-    a.vector_rows = n ? n : 1;
-    a.v = v;
-    a.k = k;
-    a.x = x;
-    a.weight = w;
-    a.idx = idx;
+    a.n = p->n;
+    a.vector_rows = p->n ? p->n : 1;
+    a.v = p->v;
+    a.k = p->k;
+    a.x = p->x;
+    a.weight = p->w;
+    a.idx = p->idx;
     a.per_weight = 1;
-    return add_up(dev, &a, c, sums, weights, objective, "accumulate", err);
+    return add_up(dev, &a, p->centroids, p->sums, p->weights, p->objective, "accumulate", err);
 }
 
 vptq_status vptq_cuda_vq_scatter(vptq_dev *dev, const vptq_scatter_args *s, vptq_err *err)

@@ -140,29 +140,20 @@ static cudaError_t launch_class(vptq_dev *dev, size_t n, uint32_t v, uint32_t k,
     return launch<LONGEST, 1>(dev, n, v, k, x, c, idx, dist);
 }
 
-vptq_status vptq_cuda_assign(vptq_dev *dev, size_t n, uint32_t v, uint32_t k, const float *x,
-                             const float *c, uint32_t *idx, float *dist, vptq_err *err)
+vptq_status vptq_cuda_assign(vptq_dev *dev, const vptq_assign_args *a, vptq_err *err)
 {
-    const double each = (double)k * (v + 1);
-    const size_t piece = vptq_cuda_piece(n, each, THREADS * 4);
+    const double each = (double)a->k * (a->v + 1);
+    const size_t piece = vptq_cuda_piece(a->n, each, THREADS * 4);
     vptq_status st = VPTQ_OK;
-    VPTQ_BUG_IF(v > LONGEST);
-    for (size_t i = 0; i < n && !st; i += piece) {
-        const size_t now = min(piece, n - i);
+    VPTQ_BUG_IF(a->v > LONGEST);
+    for (size_t i = 0; i < a->n && !st; i += piece) {
+        const size_t now = min(piece, a->n - i);
         st = vptq_cuda_pace(dev, each * (double)now, err);
         if (!st)
-            st = vptq_cuda_check(
-                launch_class(dev, now, v, k, x + i * v, c, idx + i, dist ? dist + i : NULL),
-                "assign", err);
+            st = vptq_cuda_check(launch_class(dev, now, a->v, a->k, a->x + i * a->v,
+                                              a->centroids, a->idx + i,
+                                              a->dist ? a->dist + i : NULL),
+                                 "assign", err);
     }
     return st;
-}
-
-/* The whole search again: `before` and the labels would only save time. */
-vptq_status vptq_cuda_reassign(vptq_dev *dev, size_t n, uint32_t v, uint32_t k, const float *x,
-                               const float *before, const float *c, uint32_t *idx,
-                               vptq_err *err)
-{
-    (void)before;
-    return vptq_cuda_assign(dev, n, v, k, x, c, idx, NULL, err);
 }

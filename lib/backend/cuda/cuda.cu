@@ -213,7 +213,7 @@ static const vptq_backend cuda_table = {
     .name = "cuda",
 #endif
     .host_memory = false,
-    .stored_rows = VPTQ_CUDA_GEMM_BATCH,
+    .gemv_max_tokens = VPTQ_CUDA_GEMM_BATCH,
     .open = cuda_open,
     .close = cuda_close,
     .describe = cuda_describe,
@@ -230,7 +230,7 @@ static const vptq_backend cuda_table = {
     .trtri = vptq_cuda_trtri,
     .quad_trace = vptq_cuda_quad_trace,
     .assign = vptq_cuda_assign,
-    .reassign = vptq_cuda_reassign,
+    .reassign = vptq_cuda_assign,
     .accumulate = vptq_cuda_accumulate,
     .matrix_open = vptq_cuda_matrix_open,
     .matrix_close = vptq_cuda_matrix_close,
@@ -250,12 +250,12 @@ static const vptq_backend cuda_table = {
     .rope = vptq_cuda_rope,
     .attention = vptq_cuda_attention,
     .attention_mass = vptq_cuda_attention_mass,
-    .rope_rows = vptq_cuda_rope_rows,
-    .kv_store = vptq_cuda_kv_store,
-    .attention_paged = vptq_cuda_attention_paged,
     .swiglu = vptq_cuda_swiglu,
     .nll = vptq_cuda_nll,
     .sample = vptq_cuda_sample,
+    .rope_rows = vptq_cuda_rope_rows,
+    .kv_store = vptq_cuda_kv_store,
+    .attention_paged = vptq_cuda_attention_paged,
 };
 
 #ifdef VPTQ_CUDA_EMU

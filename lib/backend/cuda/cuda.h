@@ -64,25 +64,16 @@ static inline unsigned vptq_cuda_blocks(size_t n, size_t size)
 
 /* linear algebra: cuda_gemm.cu, cuda_syrk.cu, cuda_factor.cu */
 vptq_status vptq_cuda_gemm(vptq_dev *dev, const vptq_gemm_args *g, vptq_err *err);
-vptq_status vptq_cuda_syrk_add(vptq_dev *dev, size_t t, size_t n, const float *x, size_t ldx,
-                               const float *w, double *h, double *sum, vptq_err *err);
-vptq_status vptq_cuda_quad_trace(vptq_dev *dev, size_t m, size_t n, const float *e, size_t lde,
-                                 const double *h, size_t ldh, double *trace, vptq_err *err);
+vptq_status vptq_cuda_syrk_add(vptq_dev *dev, const vptq_syrk_args *a, vptq_err *err);
+vptq_status vptq_cuda_quad_trace(vptq_dev *dev, const vptq_quad_trace_args *a, vptq_err *err);
 
 vptq_status vptq_cuda_potrf(vptq_dev *dev, size_t n, double *a, size_t lda, size_t *bad_pivot,
                             vptq_err *err);
 vptq_status vptq_cuda_trtri(vptq_dev *dev, size_t n, double *a, size_t lda, vptq_err *err);
 
 /* clustering: cuda_assign.cu, cuda_accumulate.cu */
-vptq_status vptq_cuda_assign(vptq_dev *dev, size_t n, uint32_t v, uint32_t k, const float *x,
-                             const float *c, uint32_t *idx, float *dist, vptq_err *err);
-vptq_status vptq_cuda_reassign(vptq_dev *dev, size_t n, uint32_t v, uint32_t k, const float *x,
-                               const float *before, const float *c, uint32_t *idx,
-                               vptq_err *err);
-vptq_status vptq_cuda_accumulate(vptq_dev *dev, size_t n, uint32_t v, uint32_t k,
-                                 const float *x, const float *w, const uint32_t *idx,
-                                 const float *c, double *sums, double *weights,
-                                 double *objective, vptq_err *err);
+vptq_status vptq_cuda_assign(vptq_dev *dev, const vptq_assign_args *a, vptq_err *err);
+vptq_status vptq_cuda_accumulate(vptq_dev *dev, const vptq_accumulate_args *a, vptq_err *err);
 vptq_status vptq_cuda_vq_scatter(vptq_dev *dev, const vptq_scatter_args *s, vptq_err *err);
 
 /* packed matrices: cuda_matrix.cu, cuda_vq.cu, cuda_vq_gemv.cu */
@@ -111,29 +102,18 @@ vptq_status vptq_cuda_vq_pass(vptq_dev *dev, const vptq_pass_args *p, vptq_err *
 vptq_status vptq_cuda_vq_descend(vptq_dev *dev, const vptq_descend_args *d, vptq_err *err);
 
 /* transformer: cuda_model.cu, cuda_attention.cu, cuda_paged.cu, cuda_sample.cu */
-vptq_status vptq_cuda_embed(vptq_dev *dev, size_t n, size_t dim, const void *table,
-                            vptq_dtype type, const int32_t *ids, float *out, vptq_err *err);
-vptq_status vptq_cuda_rmsnorm(vptq_dev *dev, size_t n, size_t dim, const float *x, size_t ldx,
-                              const float *weight, float eps, float *y, size_t ldy,
-                              vptq_err *err);
-vptq_status vptq_cuda_rope(vptq_dev *dev, size_t n, size_t heads, size_t head_dim, float *x,
-                           size_t ldx, const float *cos_table, const float *sin_table,
-                           size_t pos0, vptq_err *err);
-vptq_status vptq_cuda_swiglu(vptq_dev *dev, size_t n, size_t dim, const float *gate,
-                             const float *up, float *y, vptq_err *err);
+vptq_status vptq_cuda_embed(vptq_dev *dev, const vptq_embed_args *a, vptq_err *err);
+vptq_status vptq_cuda_rmsnorm(vptq_dev *dev, const vptq_rmsnorm_args *a, vptq_err *err);
+vptq_status vptq_cuda_rope(vptq_dev *dev, const vptq_rope_args *a, vptq_err *err);
+vptq_status vptq_cuda_swiglu(vptq_dev *dev, const vptq_swiglu_args *a, vptq_err *err);
 vptq_status vptq_cuda_attention(vptq_dev *dev, const vptq_attention_args *a, vptq_err *err);
 vptq_status vptq_cuda_attention_mass(vptq_dev *dev, const vptq_attention_args *a, double *mass,
                                      vptq_err *err);
-vptq_status vptq_cuda_rope_rows(vptq_dev *dev, const vptq_kv_rows *rows, size_t heads,
-                                size_t head_dim, float *x, size_t ldx, const float *cos_table,
-                                const float *sin_table, vptq_err *err);
-vptq_status vptq_cuda_kv_store(vptq_dev *dev, const vptq_kv_rows *rows,
-                               const vptq_kv_pool *pool, const float *keys, size_t ldk,
-                               const float *values, size_t ldv, vptq_err *err);
+vptq_status vptq_cuda_rope_rows(vptq_dev *dev, const vptq_kv_rows *rows,
+                                const vptq_rope_args *a, vptq_err *err);
+vptq_status vptq_cuda_kv_store(vptq_dev *dev, const vptq_kv_store_args *a, vptq_err *err);
 vptq_status vptq_cuda_attention_paged(vptq_dev *dev, const vptq_paged_args *a, vptq_err *err);
-vptq_status vptq_cuda_nll(vptq_dev *dev, size_t n, size_t width, const float *logits, size_t ld,
-                          int32_t first, const int32_t *targets, bool start,
-                          vptq_nll_state *state, vptq_err *err);
+vptq_status vptq_cuda_nll(vptq_dev *dev, const vptq_nll_args *a, vptq_err *err);
 vptq_status vptq_cuda_sample(vptq_dev *dev, const vptq_sample_args *s, vptq_err *err);
 
 #endif

@@ -24,17 +24,16 @@ __global__ static void __launch_bounds__(THREADS)
         out[blockIdx.x * dim + j] = stored(table, type, row + j);
 }
 
-vptq_status vptq_cuda_embed(vptq_dev *dev, size_t n, size_t dim, const void *table,
-                            vptq_dtype type, const int32_t *ids, float *out, vptq_err *err)
+vptq_status vptq_cuda_embed(vptq_dev *dev, const vptq_embed_args *a, vptq_err *err)
 {
-    if (type != VPTQ_F32 && type != VPTQ_F16 && type != VPTQ_BF16)
+    if (a->type != VPTQ_F32 && a->type != VPTQ_F16 && a->type != VPTQ_BF16)
         return vptq_fail(err, VPTQ_E_UNSUPPORTED,
                          "an embedding table of type %s; it must be F32, F16 or BF16",
-                         vptq_dtype_get(type)->name);
-    if (!n)
+                         vptq_dtype_get(a->type)->name);
+    if (!a->n)
         return VPTQ_OK;
-    return vptq_cuda_check(port_launch(embed_kernel, (unsigned)n, THREADS, 0, dev->stream, dim,
-                                       table, type, ids, out),
+    return vptq_cuda_check(port_launch(embed_kernel, (unsigned)a->n, THREADS, 0, dev->stream,
+                                       a->dim, a->table, a->type, a->ids, a->out),
                            "embed", err);
 }
 
@@ -57,14 +56,12 @@ __global__ static void __launch_bounds__(THREADS)
         y[j] = (float)((double)x[j] * scale * (double)weight[j]);
 }
 
-vptq_status vptq_cuda_rmsnorm(vptq_dev *dev, size_t n, size_t dim, const float *x, size_t ldx,
-                              const float *weight, float eps, float *y, size_t ldy,
-                              vptq_err *err)
+vptq_status vptq_cuda_rmsnorm(vptq_dev *dev, const vptq_rmsnorm_args *a, vptq_err *err)
 {
-    if (!n)
+    if (!a->n)
         return VPTQ_OK;
-    return vptq_cuda_check(port_launch(rmsnorm_kernel, (unsigned)n, THREADS, 0, dev->stream,
-                                       dim, x, ldx, weight, eps, y, ldy),
+    return vptq_cuda_check(port_launch(rmsnorm_kernel, (unsigned)a->n, THREADS, 0, dev->stream,
+                                       a->dim, a->x, a->ldx, a->weight, a->eps, a->y, a->ldy),
                            "rmsnorm", err);
 }
 
@@ -88,15 +85,13 @@ __global__ static void __launch_bounds__(THREADS)
     }
 }
 
-vptq_status vptq_cuda_rope(vptq_dev *dev, size_t n, size_t heads, size_t head_dim, float *x,
-                           size_t ldx, const float *cos_table, const float *sin_table,
-                           size_t pos0, vptq_err *err)
+vptq_status vptq_cuda_rope(vptq_dev *dev, const vptq_rope_args *a, vptq_err *err)
 {
-    if (!n)
+    if (!a->n)
         return VPTQ_OK;
-    return vptq_cuda_check(port_launch(rope_kernel, (unsigned)n, THREADS, 0, dev->stream,
-                                       (unsigned)heads, (unsigned)head_dim, x, ldx, cos_table,
-                                       sin_table, pos0),
+    return vptq_cuda_check(port_launch(rope_kernel, (unsigned)a->n, THREADS, 0, dev->stream,
+                                       (unsigned)a->heads, (unsigned)a->head_dim, a->x, a->ldx,
+                                       a->cos_table, a->sin_table, a->pos0),
                            "rope", err);
 }
 
@@ -113,15 +108,14 @@ __global__ static void __launch_bounds__(THREADS)
     }
 }
 
-vptq_status vptq_cuda_swiglu(vptq_dev *dev, size_t n, size_t dim, const float *gate,
-                             const float *up, float *y, vptq_err *err)
+vptq_status vptq_cuda_swiglu(vptq_dev *dev, const vptq_swiglu_args *a, vptq_err *err)
 {
-    const size_t count = n * dim;
+    const size_t count = a->n * a->dim;
     if (!count)
         return VPTQ_OK;
     const unsigned most = 1 << 16, blocks = vptq_cuda_blocks(count, THREADS);
     return vptq_cuda_check(port_launch(swiglu_kernel, blocks < most ? blocks : most, THREADS, 0,
-                                       dev->stream, count, gate, up, y),
+                                       dev->stream, count, a->gate, a->up, a->y),
                            "swiglu", err);
 }
 
@@ -200,13 +194,12 @@ __global__ static void __launch_bounds__(THREADS)
     *state = s;
 }
 
-vptq_status vptq_cuda_nll(vptq_dev *dev, size_t n, size_t width, const float *logits, size_t ld,
-                          int32_t first, const int32_t *targets, bool start,
-                          vptq_nll_state *state, vptq_err *err)
+vptq_status vptq_cuda_nll(vptq_dev *dev, const vptq_nll_args *a, vptq_err *err)
 {
-    if (!n)
+    if (!a->n)
         return VPTQ_OK;
-    return vptq_cuda_check(port_launch(nll_kernel, (unsigned)n, THREADS, 0, dev->stream, width,
-                                       logits, ld, first, targets, start, state),
+    return vptq_cuda_check(port_launch(nll_kernel, (unsigned)a->n, THREADS, 0, dev->stream,
+                                       a->width, a->logits, a->ld, a->first, a->targets,
+                                       a->start, a->state),
                            "nll", err);
 }

@@ -90,16 +90,16 @@ __global__ static void __launch_bounds__(THREADS)
 
 static dim3 row_grid(const vptq_kv_rows *rows)
 {
-    return dim3((unsigned)rows->most_rows, (unsigned)rows->sequences);
+    return dim3((unsigned)rows->max_rows, (unsigned)rows->sequences);
 }
 
-vptq_status vptq_cuda_rope_rows(vptq_dev *dev, const vptq_kv_rows *rows, size_t heads,
-                                size_t head_dim, float *x, size_t ldx, const float *cos_table,
-                                const float *sin_table, vptq_err *err)
+vptq_status vptq_cuda_rope_rows(vptq_dev *dev, const vptq_kv_rows *rows,
+                                const vptq_rope_args *a, vptq_err *err)
 {
     return vptq_cuda_check(port_launch(rope_rows_kernel, row_grid(rows), THREADS, 0,
-                                       dev->stream, *rows, (unsigned)heads, (unsigned)head_dim,
-                                       x, ldx, cos_table, sin_table),
+                                       dev->stream, *rows, (unsigned)a->heads,
+                                       (unsigned)a->head_dim, a->x, a->ldx, a->cos_table,
+                                       a->sin_table),
                            "rope_rows", err);
 }
 
@@ -125,16 +125,14 @@ __global__ static void __launch_bounds__(THREADS)
     }
 }
 
-vptq_status vptq_cuda_kv_store(vptq_dev *dev, const vptq_kv_rows *rows,
-                               const vptq_kv_pool *pool, const float *keys, size_t ldk,
-                               const float *values, size_t ldv, vptq_err *err)
+vptq_status vptq_cuda_kv_store(vptq_dev *dev, const vptq_kv_store_args *a, vptq_err *err)
 {
     const cudaError_t e =
-        pool->type == VPTQ_F16
-            ? port_launch(kv_store_kernel<unsigned short>, row_grid(rows), THREADS, 0,
-                          dev->stream, *rows, *pool, keys, ldk, values, ldv)
-            : port_launch(kv_store_kernel<float>, row_grid(rows), THREADS, 0, dev->stream,
-                          *rows, *pool, keys, ldk, values, ldv);
+        a->pool->type == VPTQ_F16
+            ? port_launch(kv_store_kernel<unsigned short>, row_grid(a->rows), THREADS, 0,
+                          dev->stream, *a->rows, *a->pool, a->keys, a->ldk, a->values, a->ldv)
+            : port_launch(kv_store_kernel<float>, row_grid(a->rows), THREADS, 0, dev->stream,
+                          *a->rows, *a->pool, a->keys, a->ldk, a->values, a->ldv);
     return vptq_cuda_check(e, "kv_store", err);
 }
 
@@ -370,7 +368,7 @@ static vptq_status launch_panels(vptq_dev *dev, paged_job *job, size_t panels, v
     const vptq_kv_rows *rows = &job->rows;
     const size_t dynamic = STACK * job->pool.head_dim * sizeof(float);
     const double each = (double)(rows->sequences * job->pool.kv_heads * STACK) *
-                        (double)rows->most_tokens * (double)job->pool.head_dim *
+                        (double)rows->max_tokens * (double)job->pool.head_dim *
                         (double)(job->chunks + 1);
     const size_t piece = vptq_cuda_piece(panels, each, 1);
     for (size_t now; job->first < panels && !st; job->first += now) {
@@ -403,7 +401,7 @@ vptq_status vptq_cuda_attention_paged(vptq_dev *dev, const vptq_paged_args *a, v
     job.scale = a->scale;
     job.q = a->q;
     job.out = a->out;
-    job.ranges = (a->rows->most_tokens + RANGE - 1) / RANGE;
+    job.ranges = (a->rows->max_tokens + RANGE - 1) / RANGE;
     job.chunks = (d + DIMS - 1) / DIMS;
     const size_t parts = a->rows->sequences * a->pool->kv_heads * job.ranges * STACK;
     void *memory = NULL;
@@ -412,7 +410,7 @@ vptq_status vptq_cuda_attention_paged(vptq_dev *dev, const vptq_paged_args *a, v
         return st;
     job.partial = static_cast<float *>(memory);
     job.stat = job.partial + parts * d;
-    st = launch_panels(dev, &job, (a->rows->most_rows * job.group + STACK - 1) / STACK, err);
+    st = launch_panels(dev, &job, (a->rows->max_rows * job.group + STACK - 1) / STACK, err);
     if (st)
         return st;
     const dim3 grid(STACK, (unsigned)a->rows->sequences, (unsigned)a->pool->kv_heads);

@@ -126,15 +126,14 @@ __global__ static void __launch_bounds__(THREADS) sum_kernel(moments m)
     m.sum[j] += sum;
 }
 
-vptq_status vptq_cuda_syrk_add(vptq_dev *dev, size_t t, size_t n, const float *x, size_t ldx,
-                               const float *w, double *h, double *sum, vptq_err *err)
+vptq_status vptq_cuda_syrk_add(vptq_dev *dev, const vptq_syrk_args *a, vptq_err *err)
 {
-    moments m = {t, n, ldx, x, w, h, sum, 0};
-    const size_t tiles = lower_count(vptq_cuda_blocks(n, ROWS), ROWS / COLUMNS);
-    const double tile = (double)(t * ROWS * COLUMNS);
+    moments m = {a->tokens, a->n, a->ldx, a->x, a->w, a->h, a->sum, 0};
+    const size_t tiles = lower_count(vptq_cuda_blocks(a->n, ROWS), ROWS / COLUMNS);
+    const double tile = (double)(a->tokens * ROWS * COLUMNS);
     const size_t piece = vptq_cuda_piece(tiles, tile, 1);
     vptq_status st = VPTQ_OK;
-    if (!t || !n)
+    if (!a->tokens || !a->n)
         return VPTQ_OK;
     for (; m.tile0 < tiles && !st; m.tile0 += piece) {
         const size_t now = min(piece, tiles - m.tile0);
@@ -147,7 +146,7 @@ vptq_status vptq_cuda_syrk_add(vptq_dev *dev, size_t t, size_t n, const float *x
     if (st)
         return st;
     return vptq_cuda_check(
-        port_launch(sum_kernel, vptq_cuda_blocks(n, PORT_LANES), THREADS, 0, dev->stream, m),
+        port_launch(sum_kernel, vptq_cuda_blocks(a->n, PORT_LANES), THREADS, 0, dev->stream, m),
         "syrk_add", err);
 }
 
@@ -215,20 +214,19 @@ __global__ static void __launch_bounds__(THREADS, 2) quad_kernel(quad q)
         q.partial[blockIdx.y * q.tiles + q.tile0 + blockIdx.x] = sum;
 }
 
-vptq_status vptq_cuda_quad_trace(vptq_dev *dev, size_t m, size_t n, const float *e, size_t lde,
-                                 const double *h, size_t ldh, double *trace, vptq_err *err)
+vptq_status vptq_cuda_quad_trace(vptq_dev *dev, const vptq_quad_trace_args *a, vptq_err *err)
 {
-    const size_t tiles = lower_count(vptq_cuda_blocks(n, TILE), 1);
-    const size_t chunks = vptq_cuda_blocks(m, CHUNK);
+    const size_t tiles = lower_count(vptq_cuda_blocks(a->n, TILE), 1);
+    const size_t chunks = vptq_cuda_blocks(a->m, CHUNK);
     void *memory = NULL;
-    *trace = 0;
-    if (!m || !n)
+    *a->trace = 0;
+    if (!a->m || !a->n)
         return VPTQ_OK;
     vptq_status st =
         vptq_cuda_scratch(dev, (chunks * tiles + 1) * sizeof(double), &memory, err);
     double *total = static_cast<double *>(memory);
-    quad q = {m, n, lde, ldh, e, h, total + 1, 0, tiles};
-    const double tile = (double)(m * TILE * TILE);
+    quad q = {a->m, a->n, a->lde, a->ldh, a->e, a->h, total + 1, 0, tiles};
+    const double tile = (double)(a->m * TILE * TILE);
     const size_t piece = vptq_cuda_piece(tiles, tile, 1);
     for (; q.tile0 < tiles && !st; q.tile0 += piece) {
         const size_t now = min(piece, tiles - q.tile0);
@@ -243,5 +241,5 @@ vptq_status vptq_cuda_quad_trace(vptq_dev *dev, size_t m, size_t n, const float 
                              "quad_trace", err);
     if (st)
         return st;
-    return vptq_cuda_download(dev, trace, total, sizeof *total, err);
+    return vptq_cuda_download(dev, a->trace, total, sizeof *total, err);
 }

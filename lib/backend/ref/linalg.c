@@ -28,19 +28,18 @@ vptq_status vptq_ref_gemm(vptq_dev *dev, const vptq_gemm_args *g, vptq_err *err)
     return VPTQ_OK;
 }
 
-vptq_status vptq_ref_syrk_add(vptq_dev *dev, size_t t, size_t n, const float *x, size_t ldx,
-                              const float *w, double *h, double *sum, vptq_err *err)
+vptq_status vptq_ref_syrk_add(vptq_dev *dev, const vptq_syrk_args *a, vptq_err *err)
 {
     (void)dev;
     (void)err;
-    for (size_t s = 0; s < t; s++) {
-        const float *row = x + s * ldx;
-        const double weight = w ? (double)w[s] : 1;
-        for (size_t i = 0; i < n; i++) {
+    for (size_t s = 0; s < a->tokens; s++) {
+        const float *row = a->x + s * a->ldx;
+        const double weight = a->w ? (double)a->w[s] : 1;
+        for (size_t i = 0; i < a->n; i++) {
             const double wx = weight * (double)row[i];
-            sum[i] += wx;
+            a->sum[i] += wx;
             for (size_t j = 0; j <= i; j++)
-                h[i * n + j] += wx * (double)row[j];
+                a->h[i * a->n + j] += wx * (double)row[j];
         }
     }
     return VPTQ_OK;
@@ -97,21 +96,20 @@ vptq_status vptq_ref_trtri(vptq_dev *dev, size_t n, double *a, size_t lda, vptq_
     return VPTQ_OK;
 }
 
-vptq_status vptq_ref_quad_trace(vptq_dev *dev, size_t m, size_t n, const float *e, size_t lde,
-                                const double *h, size_t ldh, double *trace, vptq_err *err)
+vptq_status vptq_ref_quad_trace(vptq_dev *dev, const vptq_quad_trace_args *a, vptq_err *err)
 {
     (void)dev;
     (void)err;
     double total = 0;
-    for (size_t r = 0; r < m; r++) {
-        const float *row = e + r * lde;
-        for (size_t i = 0; i < n; i++) {
+    for (size_t r = 0; r < a->m; r++) {
+        const float *row = a->e + r * a->lde;
+        for (size_t i = 0; i < a->n; i++) {
             double s = 0;
             for (size_t j = 0; j < i; j++)
-                s += h[i * ldh + j] * (double)row[j];
-            total += (double)row[i] * (2 * s + h[i * ldh + i] * (double)row[i]);
+                s += a->h[i * a->ldh + j] * (double)row[j];
+            total += (double)row[i] * (2 * s + a->h[i * a->ldh + i] * (double)row[i]);
         }
     }
-    *trace = total;
+    *a->trace = total;
     return VPTQ_OK;
 }

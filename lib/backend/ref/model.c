@@ -1,4 +1,4 @@
-/* Transformer rows of the `ref` table. */
+/* Transformer ops of the reference backend: one element at a time, sums in double. */
 #include <math.h>
 #include <string.h>
 
@@ -6,63 +6,77 @@
 #include "lib/backend/ref/ref.h"
 #include "lib/base/half.h"
 
-vptq_status vptq_ref_embed(vptq_dev *dev, size_t n, size_t dim, const void *table,
-                           vptq_dtype type, const int32_t *ids, float *out, vptq_err *err)
+vptq_status vptq_ref_embed(vptq_dev *dev, const vptq_embed_args *a, vptq_err *err)
 {
     (void)dev;
-    for (size_t i = 0; i < n; i++, out += dim) {
-        const size_t at = (size_t)ids[i] * dim;
-        if (type == VPTQ_F32)
-            memcpy(out, (const float *)table + at, dim * sizeof *out);
-        else if (type == VPTQ_F16)
-            vptq_f16_to_f32_n((const uint16_t *)table + at, out, dim);
-        else if (type == VPTQ_BF16)
-            vptq_bf16_to_f32_n((const uint16_t *)table + at, out, dim);
+    for (size_t i = 0; i < a->n; i++) {
+        const size_t at = (size_t)a->ids[i] * a->dim;
+        float *out = a->out + i * a->dim;
+        if (a->type == VPTQ_F32)
+            memcpy(out, (const float *)a->table + at, a->dim * sizeof *out);
+        else if (a->type == VPTQ_F16)
+            vptq_f16_to_f32_n((const uint16_t *)a->table + at, out, a->dim);
+        else if (a->type == VPTQ_BF16)
+            vptq_bf16_to_f32_n((const uint16_t *)a->table + at, out, a->dim);
         else
             return vptq_fail(err, VPTQ_E_UNSUPPORTED,
                              "an embedding table of type %s; it must be F32, F16 or BF16",
-                             vptq_dtype_get(type)->name);
+                             vptq_dtype_get(a->type)->name);
     }
     return VPTQ_OK;
 }
 
-vptq_status vptq_ref_rmsnorm(vptq_dev *dev, size_t n, size_t dim, const float *x, size_t ldx,
-                             const float *weight, float eps, float *y, size_t ldy,
-                             vptq_err *err)
+vptq_status vptq_ref_rmsnorm(vptq_dev *dev, const vptq_rmsnorm_args *a, vptq_err *err)
 {
     (void)dev;
     (void)err;
-    for (size_t r = 0; r < n; r++, x += ldx, y += ldy) {
+    for (size_t r = 0; r < a->n; r++) {
+        const float *x = a->x + r * a->ldx;
+        float *y = a->y + r * a->ldy;
         double s = 0;
-        for (size_t i = 0; i < dim; i++)
+        for (size_t i = 0; i < a->dim; i++)
             s += (double)x[i] * (double)x[i];
-        const double scale = 1 / sqrt(s / (double)dim + (double)eps);
-        for (size_t i = 0; i < dim; i++)
-            y[i] = (float)((double)x[i] * scale * (double)weight[i]);
+        const double scale = 1 / sqrt(s / (double)a->dim + (double)a->eps);
+        for (size_t i = 0; i < a->dim; i++)
+            y[i] = (float)((double)x[i] * scale * (double)a->weight[i]);
     }
     return VPTQ_OK;
 }
 
-vptq_status vptq_ref_rope(vptq_dev *dev, size_t n, size_t heads, size_t head_dim, float *x,
-                          size_t ldx, const float *cos_table, const float *sin_table,
-                          size_t pos0, vptq_err *err)
+/* Rotates one row of x at `position`. */
+static void rotate_row(const vptq_rope_args *args, float *x, size_t position)
 {
-    (void)dev;
-    (void)err;
-    const size_t half = head_dim / 2;
-    for (size_t r = 0; r < n; r++, x += ldx) {
-        const float *cosine = cos_table + (pos0 + r) * half;
-        const float *sine = sin_table + (pos0 + r) * half;
-        for (size_t h = 0; h < heads; h++) {
-            float *lo = x + h * head_dim, *hi = lo + half;
-            for (size_t i = 0; i < half; i++) {
-                const double a = (double)lo[i], b = (double)hi[i];
-                const double c = (double)cosine[i], s = (double)sine[i];
-                lo[i] = (float)(a * c - b * s);
-                hi[i] = (float)(b * c + a * s);
-            }
+    const size_t half = args->head_dim / 2;
+    const float *cosine = args->cos_table + position * half;
+    const float *sine = args->sin_table + position * half;
+    for (size_t h = 0; h < args->heads; h++) {
+        float *lo = x + h * args->head_dim, *hi = lo + half;
+        for (size_t i = 0; i < half; i++) {
+            const double a = (double)lo[i], b = (double)hi[i];
+            const double c = (double)cosine[i], s = (double)sine[i];
+            lo[i] = (float)(a * c - b * s);
+            hi[i] = (float)(b * c + a * s);
         }
     }
+}
+
+vptq_status vptq_ref_rope(vptq_dev *dev, const vptq_rope_args *a, vptq_err *err)
+{
+    (void)dev;
+    (void)err;
+    for (size_t r = 0; r < a->n; r++)
+        rotate_row(a, a->x + r * a->ldx, a->pos0 + r);
+    return VPTQ_OK;
+}
+
+vptq_status vptq_ref_rope_rows(vptq_dev *dev, const vptq_kv_rows *rows, const vptq_rope_args *a,
+                               vptq_err *err)
+{
+    (void)dev;
+    (void)err;
+    for (size_t s = 0; s < rows->sequences; s++)
+        for (size_t r = rows->starts[s]; r < rows->starts[s + 1]; r++)
+            rotate_row(a, a->x + r * a->ldx, rows->positions[s] + r - rows->starts[s]);
     return VPTQ_OK;
 }
 
@@ -107,49 +121,48 @@ vptq_status vptq_ref_attention(vptq_dev *dev, const vptq_attention_args *a, vptq
     return VPTQ_OK;
 }
 
-vptq_status vptq_ref_swiglu(vptq_dev *dev, size_t n, size_t dim, const float *gate,
-                            const float *up, float *y, vptq_err *err)
+vptq_status vptq_ref_swiglu(vptq_dev *dev, const vptq_swiglu_args *a, vptq_err *err)
 {
     (void)dev;
     (void)err;
-    for (size_t i = 0; i < n * dim; i++) {
-        const double g = (double)gate[i];
-        y[i] = (float)(g / (1 + exp(-g)) * (double)up[i]);
+    for (size_t i = 0; i < a->n * a->dim; i++) {
+        const double g = (double)a->gate[i];
+        a->y[i] = (float)(g / (1 + exp(-g)) * (double)a->up[i]);
     }
     return VPTQ_OK;
 }
 
-static void ref_nll_row(vptq_nll_state *s, const float *logits, size_t width, int32_t first,
-                        int32_t target)
+static void add_logits(const vptq_nll_args *a, size_t row)
 {
+    const float *logits = a->logits + row * a->ld;
+    const int32_t target = a->targets[row];
+    vptq_nll_state *s = &a->state[row];
     const double old_max = s->max;
-    for (size_t j = 0; j < width; j++)
+    for (size_t j = 0; j < a->width; j++)
         if (logits[j] > s->best) {
             s->best = logits[j];
-            s->best_id = first + (int32_t)j;
+            s->best_id = a->first + (int32_t)j;
         }
     s->max = (double)s->best > s->max ? (double)s->best : s->max;
-    /* While everything seen is -inf the shift must not be, or the sum would turn NaN. */
+    /* While all logits so far are -inf, subtracting the maximum would give NaN. */
     const double shift = isinf(s->max) && s->max < 0 ? 0 : s->max;
     if (s->max > old_max)
         s->sum *= exp(old_max - s->max);
-    for (size_t j = 0; j < width; j++)
+    for (size_t j = 0; j < a->width; j++)
         s->sum += exp((double)logits[j] - shift);
-    if (target >= first && (size_t)(target - first) < width)
-        s->target = logits[target - first];
+    if (target >= a->first && (size_t)(target - a->first) < a->width)
+        s->target = logits[target - a->first];
 }
 
-vptq_status vptq_ref_nll(vptq_dev *dev, size_t n, size_t width, const float *logits, size_t ld,
-                         int32_t first, const int32_t *targets, bool start,
-                         vptq_nll_state *state, vptq_err *err)
+vptq_status vptq_ref_nll(vptq_dev *dev, const vptq_nll_args *a, vptq_err *err)
 {
     (void)dev;
     (void)err;
-    for (size_t i = 0; i < n; i++) {
-        if (start)
-            state[i] = (vptq_nll_state){
+    for (size_t i = 0; i < a->n; i++) {
+        if (a->start)
+            a->state[i] = (vptq_nll_state){
                 .max = -INFINITY, .target = -INFINITY, .best = -INFINITY, .best_id = -1};
-        ref_nll_row(&state[i], logits + i * ld, width, first, targets[i]);
+        add_logits(a, i);
     }
     return VPTQ_OK;
 }

@@ -6,17 +6,6 @@
 #include "lib/backend/ref/ref.h"
 #include "lib/base/half.h"
 
-vptq_status vptq_ref_rope_rows(vptq_dev *dev, const vptq_kv_rows *rows, size_t heads,
-                               size_t head_dim, float *x, size_t ldx, const float *cos_table,
-                               const float *sin_table, vptq_err *err)
-{
-    for (size_t s = 0; s < rows->sequences; s++)
-        VPTQ_CHECK(vptq_ref_rope(dev, rows->starts[s + 1] - rows->starts[s], heads, head_dim,
-                                 x + rows->starts[s] * ldx, ldx, cos_table, sin_table,
-                                 rows->positions[s], err));
-    return VPTQ_OK;
-}
-
 /* Index of the first number of a token's row. */
 static size_t token_at(const vptq_kv_rows *rows, const vptq_kv_pool *pool, size_t sequence,
                        size_t token)
@@ -40,17 +29,16 @@ static double get(const vptq_kv_pool *pool, const void *array, size_t at)
                                   : (double)((const float *)array)[at];
 }
 
-vptq_status vptq_ref_kv_store(vptq_dev *dev, const vptq_kv_rows *rows, const vptq_kv_pool *pool,
-                              const float *keys, size_t ldk, const float *values, size_t ldv,
-                              vptq_err *err)
+vptq_status vptq_ref_kv_store(vptq_dev *dev, const vptq_kv_store_args *a, vptq_err *err)
 {
     (void)dev;
     (void)err;
-    for (size_t s = 0; s < rows->sequences; s++)
-        for (size_t r = rows->starts[s]; r < rows->starts[s + 1]; r++) {
-            const size_t at = token_at(rows, pool, s, rows->positions[s] + r - rows->starts[s]);
-            put(pool, pool->keys, at, keys + r * ldk);
-            put(pool, pool->values, at, values + r * ldv);
+    for (size_t s = 0; s < a->rows->sequences; s++)
+        for (size_t r = a->rows->starts[s]; r < a->rows->starts[s + 1]; r++) {
+            const size_t at =
+                token_at(a->rows, a->pool, s, a->rows->positions[s] + r - a->rows->starts[s]);
+            put(a->pool, a->pool->keys, at, a->keys + r * a->ldk);
+            put(a->pool, a->pool->values, at, a->values + r * a->ldv);
         }
     return VPTQ_OK;
 }
@@ -89,7 +77,7 @@ static void attend(const vptq_paged_args *a, size_t sequence, size_t row, size_t
 
 vptq_status vptq_ref_attention_paged(vptq_dev *dev, const vptq_paged_args *a, vptq_err *err)
 {
-    double *p = vptq_dev_scratch(dev, a->rows->most_tokens, sizeof *p, err);
+    double *p = vptq_dev_scratch(dev, a->rows->max_tokens, sizeof *p, err);
     if (!p)
         return VPTQ_E_NOMEM;
     for (size_t s = 0; s < a->rows->sequences; s++)

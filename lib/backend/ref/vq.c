@@ -31,43 +31,34 @@ static uint32_t nearest(const float *x, const float *c, uint32_t v, uint32_t k)
     return best;
 }
 
-vptq_status vptq_ref_assign(vptq_dev *dev, size_t n, uint32_t v, uint32_t k, const float *x,
-                            const float *c, uint32_t *idx, float *dist, vptq_err *err)
+vptq_status vptq_ref_assign(vptq_dev *dev, const vptq_assign_args *a, vptq_err *err)
 {
     (void)dev;
     (void)err;
-    for (size_t i = 0; i < n; i++) {
-        idx[i] = nearest(x + i * v, c, v, k);
-        if (dist)
-            dist[i] = (float)square_distance(x + i * v, c + (size_t)idx[i] * v, v);
+    for (size_t i = 0; i < a->n; i++) {
+        a->idx[i] = nearest(a->x + i * a->v, a->centroids, a->v, a->k);
+        if (a->dist)
+            a->dist[i] = (float)square_distance(a->x + i * a->v,
+                                                a->centroids + (size_t)a->idx[i] * a->v, a->v);
     }
     return VPTQ_OK;
 }
 
-vptq_status vptq_ref_reassign(vptq_dev *dev, size_t n, uint32_t v, uint32_t k, const float *x,
-                              const float *before, const float *c, uint32_t *idx, vptq_err *err)
-{
-    (void)before;
-    return vptq_ref_assign(dev, n, v, k, x, c, idx, NULL, err);
-}
-
-vptq_status vptq_ref_accumulate(vptq_dev *dev, size_t n, uint32_t v, uint32_t k, const float *x,
-                                const float *w, const uint32_t *idx, const float *c,
-                                double *sums, double *weights, double *objective, vptq_err *err)
+vptq_status vptq_ref_accumulate(vptq_dev *dev, const vptq_accumulate_args *a, vptq_err *err)
 {
     (void)dev;
     (void)err;
-    memset(sums, 0, (size_t)k * v * sizeof *sums);
-    memset(weights, 0, k * sizeof *weights);
-    *objective = 0;
-    for (size_t i = 0; i < n; i++) {
-        const float *xi = x + i * v;
-        size_t j = idx[i];
-        double wi = w ? (double)w[i] : 1;
-        for (uint32_t d = 0; d < v; d++)
-            sums[j * v + d] += wi * (double)xi[d];
-        weights[j] += wi;
-        *objective += wi * square_distance(xi, c + j * v, v);
+    memset(a->sums, 0, (size_t)a->k * a->v * sizeof *a->sums);
+    memset(a->weights, 0, a->k * sizeof *a->weights);
+    *a->objective = 0;
+    for (size_t i = 0; i < a->n; i++) {
+        const float *xi = a->x + i * a->v;
+        size_t j = a->idx[i];
+        double wi = a->w ? (double)a->w[i] : 1;
+        for (uint32_t d = 0; d < a->v; d++)
+            a->sums[j * a->v + d] += wi * (double)xi[d];
+        a->weights[j] += wi;
+        *a->objective += wi * square_distance(xi, a->centroids + j * a->v, a->v);
     }
     return VPTQ_OK;
 }

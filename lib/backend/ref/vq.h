@@ -5,15 +5,8 @@
 
 #include "lib/backend/backend.h"
 
-vptq_status vptq_ref_assign(vptq_dev *dev, size_t n, uint32_t v, uint32_t k, const float *x,
-                            const float *c, uint32_t *idx, float *dist, vptq_err *err);
-vptq_status vptq_ref_reassign(vptq_dev *dev, size_t n, uint32_t v, uint32_t k, const float *x,
-                              const float *before, const float *c, uint32_t *idx,
-                              vptq_err *err);
-vptq_status vptq_ref_accumulate(vptq_dev *dev, size_t n, uint32_t v, uint32_t k, const float *x,
-                                const float *w, const uint32_t *idx, const float *c,
-                                double *sums, double *weights, double *objective,
-                                vptq_err *err);
+vptq_status vptq_ref_assign(vptq_dev *dev, const vptq_assign_args *a, vptq_err *err);
+vptq_status vptq_ref_accumulate(vptq_dev *dev, const vptq_accumulate_args *a, vptq_err *err);
 vptq_status vptq_ref_matrix_open(vptq_dev *dev, const vptq_vq *q, vptq_matrix **m,
                                  vptq_err *err);
 void vptq_ref_matrix_close(vptq_dev *dev, vptq_matrix *m);

@@ -48,7 +48,8 @@ static void rig_close(rig *r)
 /* y = silu(x) * x, on whatever the device is. */
 static vptq_status square_gate(rig *r, const float *x, float *y, vptq_err *err)
 {
-    return r->dev.ops->swiglu(r->dev.state, 1, N, x, x, y, err);
+    return r->dev.ops->swiglu(
+        r->dev.state, &(vptq_swiglu_args){.n = 1, .dim = N, .gate = x, .up = x, .y = y}, err);
 }
 
 static void assert_done(const rig *r)

@@ -89,35 +89,28 @@ static vptq_status trtri(vptq_dev *dev, size_t n, double *a, size_t lda, vptq_er
     return st ? st : fault.real->trtri(dev, n, a, lda, err);
 }
 
-static vptq_status quad_trace(vptq_dev *dev, size_t m, size_t n, const float *e, size_t lde,
-                              const double *h, size_t ldh, double *trace, vptq_err *err)
+static vptq_status quad_trace(vptq_dev *dev, const vptq_quad_trace_args *a, vptq_err *err)
 {
     vptq_status st = count(err);
-    return st ? st : fault.real->quad_trace(dev, m, n, e, lde, h, ldh, trace, err);
+    return st ? st : fault.real->quad_trace(dev, a, err);
 }
 
-static vptq_status assign(vptq_dev *dev, size_t n, uint32_t v, uint32_t k, const float *x,
-                          const float *c, uint32_t *idx, float *dist, vptq_err *err)
+static vptq_status assign(vptq_dev *dev, const vptq_assign_args *a, vptq_err *err)
 {
     vptq_status st = count(err);
-    return st ? st : fault.real->assign(dev, n, v, k, x, c, idx, dist, err);
+    return st ? st : fault.real->assign(dev, a, err);
 }
 
-static vptq_status reassign(vptq_dev *dev, size_t n, uint32_t v, uint32_t k, const float *x,
-                            const float *before, const float *c, uint32_t *idx, vptq_err *err)
+static vptq_status reassign(vptq_dev *dev, const vptq_assign_args *a, vptq_err *err)
 {
     vptq_status st = count(err);
-    return st ? st : fault.real->reassign(dev, n, v, k, x, before, c, idx, err);
+    return st ? st : fault.real->reassign(dev, a, err);
 }
 
-static vptq_status accumulate(vptq_dev *dev, size_t n, uint32_t v, uint32_t k, const float *x,
-                              const float *w, const uint32_t *idx, const float *c, double *sums,
-                              double *weights, double *objective, vptq_err *err)
+static vptq_status accumulate(vptq_dev *dev, const vptq_accumulate_args *a, vptq_err *err)
 {
     vptq_status st = count(err);
-    return st ? st
-              : fault.real->accumulate(dev, n, v, k, x, w, idx, c, sums, weights, objective,
-                                       err);
+    return st ? st : fault.real->accumulate(dev, a, err);
 }
 
 static vptq_status search_index_open(vptq_dev *dev, const vptq_codebooks *codebooks,

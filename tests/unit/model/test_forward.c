@@ -354,29 +354,22 @@ static vptq_status far_gemm(vptq_dev *dev, const vptq_gemm_args *g, vptq_err *er
     return vptq_backend_ref.gemm(dev, g, err);
 }
 
-static vptq_status far_rmsnorm(vptq_dev *dev, size_t n, size_t dim, const float *x, size_t ldx,
-                               const float *weight, float eps, float *y, size_t ldy,
-                               vptq_err *err)
+static vptq_status far_rmsnorm(vptq_dev *dev, const vptq_rmsnorm_args *a, vptq_err *err)
 {
-    assert_true(on_device(x) && on_device(weight) && on_device(y));
-    return vptq_backend_ref.rmsnorm(dev, n, dim, x, ldx, weight, eps, y, ldy, err);
+    assert_true(on_device(a->x) && on_device(a->weight) && on_device(a->y));
+    return vptq_backend_ref.rmsnorm(dev, a, err);
 }
 
-static vptq_status far_rope(vptq_dev *dev, size_t n, size_t heads, size_t head_dim, float *x,
-                            size_t ldx, const float *cos_table, const float *sin_table,
-                            size_t pos0, vptq_err *err)
+static vptq_status far_rope(vptq_dev *dev, const vptq_rope_args *a, vptq_err *err)
 {
-    assert_true(on_device(x) && on_device(cos_table) && on_device(sin_table));
-    return vptq_backend_ref.rope(dev, n, heads, head_dim, x, ldx, cos_table, sin_table, pos0,
-                                 err);
+    assert_true(on_device(a->x) && on_device(a->cos_table) && on_device(a->sin_table));
+    return vptq_backend_ref.rope(dev, a, err);
 }
 
-static vptq_status far_nll(vptq_dev *dev, size_t n, size_t width, const float *logits,
-                           size_t ld, int32_t first, const int32_t *targets, bool start,
-                           vptq_nll_state *state, vptq_err *err)
+static vptq_status far_nll(vptq_dev *dev, const vptq_nll_args *a, vptq_err *err)
 {
-    assert_true(on_device(logits) && on_device(targets) && on_device(state));
-    return vptq_backend_ref.nll(dev, n, width, logits, ld, first, targets, start, state, err);
+    assert_true(on_device(a->logits) && on_device(a->targets) && on_device(a->state));
+    return vptq_backend_ref.nll(dev, a, err);
 }
 
 static void test_device_memory(void **state)
