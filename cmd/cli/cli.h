@@ -133,6 +133,10 @@ void vptq_cli_table_row(int format, const vptq_cli_column *columns, size_t count
 void vptq_cli_table_texts(int format, const vptq_cli_column *columns, size_t count,
                           const char *const *cells);
 
+/* Prints rows of a table to stdout in the format that the options name. */
+vptq_printer vptq_cli_printer(const vptq_cli *cli, const vptq_column *columns,
+                              size_t column_count);
+
 /* A finished text goes to the file `path` (whole or not at all; an existing one is replaced
  * only with --force), or to stdout for NULL and "-". */
 vptq_status vptq_cli_deliver(const vptq_cli *cli, const char *path, const vptq_buf *text,

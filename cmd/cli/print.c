@@ -102,6 +102,12 @@ void vptq_cli_table_texts(int format, const vptq_cli_column *columns, size_t cou
     putchar('\n');
 }
 
+vptq_printer vptq_cli_printer(const vptq_cli *cli, const vptq_column *columns,
+                              size_t column_count)
+{
+    return vptq_printer_make(stdout, (vptq_format)cli->common.format, columns, column_count);
+}
+
 vptq_status vptq_cli_check_output(const vptq_cli *cli, const char *path, vptq_err *err)
 {
     if (!path || !strcmp(path, "-") || cli->common.force || !vptq_path_exists(path))

@@ -17,7 +17,7 @@ typedef struct tasks_command {
 /* One --task NAME=FILE, and what came of it. */
 typedef struct task {
     char name[64];
-    const char *path;
+    const char *path, *model, *base_model; /* as the options have them */
     vptq_task_file file;
     bool has_file, done;
     vptq_task_result result, base;
@@ -26,163 +26,99 @@ typedef struct task {
 
 /* ---- the table ---- */
 
-/* Columns of people's tables, of programs' tables, and those that need a base, a normalized
- * accuracy or a perplexity in one of the tasks. */
-enum { PEOPLE = 1, PROGRAM = 2, BASE = 4, NORM = 8, PERPLEXITY = 16, BOTH = PEOPLE | PROGRAM };
+/* What columns need: a base, a normalized accuracy or a perplexity in one of the tasks. */
+enum { BASE = 1, NORM = 2, PERPLEXITY = 4 };
+enum { PROGRAMS = VPTQ_IN_JSON | VPTQ_IN_CSV };
 
-enum { RESULT, BASE_RESULT, AGREEMENT };
-
-typedef struct figure {
-    vptq_column column;
-    int shown;
-    int of;        /* RESULT .. */
-    size_t offset; /* in that */
-} figure;
-
-#define REAL(name, title, decimals, shown, of, type, member)                                   \
+/* Key, title, member and needs of a column. */
+#define FIGURE(k, t, member, n)                                                                \
     {                                                                                          \
-        {name, title, VPTQ_COLUMN_REAL, decimals, VPTQ_ALIGN_AUTO, false}, shown, of,          \
-            offsetof(type, member)                                                             \
+        .name = k, .title = t, VPTQ_REAL(task, member), .decimals = 4, .needs = n              \
     }
-#define COUNT(name, title, shown, of, type, member)                                            \
+#define COUNT(k, t, member, n)                                                                 \
     {                                                                                          \
-        {name, title, VPTQ_COLUMN_INTEGER, 0, VPTQ_ALIGN_AUTO, false}, shown, of,              \
-            offsetof(type, member)                                                             \
+        .name = k, .title = t, VPTQ_INTEGER(task, member), .needs = n                          \
+    }
+/* Key and member of a column that only programs get. */
+#define FACT(k, field)                                                                         \
+    {                                                                                          \
+        .name = k, field, .formats = PROGRAMS                                                  \
     }
 
-static const figure figures[] = {
-    COUNT("items", "Items", BOTH, RESULT, vptq_task_result, items),
-    REAL("acc", "acc", 4, BOTH, RESULT, vptq_task_result, acc),
-    REAL("acc_stderr", "±", 4, BOTH, RESULT, vptq_task_result, acc_stderr),
-    REAL("acc_norm", "acc_norm", 4, BOTH | NORM, RESULT, vptq_task_result, acc_norm),
-    REAL("acc_norm_stderr", "±", 4, BOTH | NORM, RESULT, vptq_task_result, acc_norm_stderr),
-    REAL("perplexity", "Perplexity", 4, BOTH | PERPLEXITY, RESULT, vptq_task_result,
-         perplexity),
-    REAL("perplexity_stderr", "±", 4, BOTH | PERPLEXITY, RESULT, vptq_task_result,
-         perplexity_stderr),
-    REAL("acc_base", "acc of base", 4, BOTH | BASE, BASE_RESULT, vptq_task_result, acc),
-    REAL("acc_norm_base", "acc_norm of base", 4, BOTH | BASE | NORM, BASE_RESULT,
-         vptq_task_result, acc_norm),
-    REAL("perplexity_base", "Perplexity of base", 4, BOTH | BASE | PERPLEXITY, BASE_RESULT,
-         vptq_task_result, perplexity),
-    REAL("agreement", "Agreement", 4, BOTH | BASE, AGREEMENT, vptq_task_agreement, same),
-    REAL("agreement_stderr", "±", 4, BOTH | BASE, AGREEMENT, vptq_task_agreement, same_stderr),
-    REAL("agreement_norm", "Agreement (norm)", 4, BOTH | BASE | NORM, AGREEMENT,
-         vptq_task_agreement, same_norm),
-    REAL("agreement_norm_stderr", "±", 4, BOTH | BASE | NORM, AGREEMENT, vptq_task_agreement,
-         same_norm_stderr),
-    COUNT("right_to_wrong", "Right to wrong", BOTH | BASE, AGREEMENT, vptq_task_agreement,
-          right_to_wrong),
-    COUNT("wrong_to_right", "Wrong to right", BOTH | BASE, AGREEMENT, vptq_task_agreement,
-          wrong_to_right),
-    COUNT("requests", NULL, PROGRAM, RESULT, vptq_task_result, requests),
-    COUNT("rows", NULL, PROGRAM, RESULT, vptq_task_result, rows),
-    COUNT("rows_saved", NULL, PROGRAM, RESULT, vptq_task_result, rows_saved),
-    REAL("seconds", "Seconds", 1, BOTH, RESULT, vptq_task_result, seconds),
-};
-enum { FIGURES = sizeof figures / sizeof *figures, EXTRA_COLUMNS = 3 };
+static const vptq_column columns[] = {
+    {.name = "task", .title = "Task", VPTQ_CHARS(task, name), .head = true},
+    COUNT("items", "Items", result.items, 0),
+    FIGURE("acc", "acc", result.acc, 0),
+    FIGURE("acc_stderr", "±", result.acc_stderr, 0),
+    FIGURE("acc_norm", "acc_norm", result.acc_norm, NORM),
+    FIGURE("acc_norm_stderr", "±", result.acc_norm_stderr, NORM),
+    FIGURE("perplexity", "Perplexity", result.perplexity, PERPLEXITY),
+    FIGURE("perplexity_stderr", "±", result.perplexity_stderr, PERPLEXITY),
+    FIGURE("acc_base", "acc of base", base.acc, BASE),
+    FIGURE("acc_norm_base", "acc_norm of base", base.acc_norm, BASE | NORM),
+    FIGURE("perplexity_base", "Perplexity of base", base.perplexity, BASE | PERPLEXITY),
+    FIGURE("agreement", "Agreement", agreement.same, BASE),
+    FIGURE("agreement_stderr", "±", agreement.same_stderr, BASE),
+    FIGURE("agreement_norm", "Agreement (norm)", agreement.same_norm, BASE | NORM),
+    FIGURE("agreement_norm_stderr", "±", agreement.same_norm_stderr, BASE | NORM),
+    COUNT("right_to_wrong", "Right to wrong", agreement.right_to_wrong, BASE),
+    COUNT("wrong_to_right", "Wrong to right", agreement.wrong_to_right, BASE),
+    FACT("requests", VPTQ_INTEGER(task, result.requests)),
+    FACT("rows", VPTQ_INTEGER(task, result.rows)),
+    FACT("rows_saved", VPTQ_INTEGER(task, result.rows_saved)),
+    {.name = "seconds", .title = "Seconds", VPTQ_REAL(task, result.seconds), .decimals = 1},
+    FACT("model", VPTQ_TEXT(task, model)),
+    {.name = "base", VPTQ_TEXT(task, base_model), .formats = PROGRAMS, .needs = BASE}};
 
-/* Programs get every column that the options ask for, people none that is empty. */
-static bool is_shown(const figure *f, bool people, const tasks_command *c, const task *tasks)
+static size_t count_done(const tasks_command *c, const task *tasks)
 {
-    bool norm = !people, perplexity = !people;
-    for (size_t i = 0; i < c->tasks.count; i++) {
-        norm |= tasks[i].done && !isnan(tasks[i].result.acc_norm);
-        perplexity |= tasks[i].done && !isnan(tasks[i].result.perplexity);
-    }
-    return (f->shown & (people ? PEOPLE : PROGRAM)) && (!(f->shown & BASE) || c->base) &&
-           (!(f->shown & NORM) || norm) && (!(f->shown & PERPLEXITY) || perplexity);
+    size_t n = 0;
+    while (n < c->tasks.count && tasks[n].done)
+        n++;
+    return n;
 }
 
-static void put_figure(vptq_table *t, const figure *f, const task *k)
-{
-    const void *of[] = {&k->result, &k->base, &k->agreement};
-    const char *at = (const char *)of[f->of] + f->offset;
-    uint64_t count;
-    double real;
-    if (f->column.type == VPTQ_COLUMN_INTEGER) {
-        memcpy(&count, at, sizeof count);
-        vptq_table_integer(t, (int64_t)count);
-    } else {
-        memcpy(&real, at, sizeof real);
-        vptq_table_real(t, real);
-    }
-}
-
-static void put_notes(vptq_table *t, const tasks_command *c, const task *tasks)
+static void print_total(const tasks_command *c, const task *tasks, size_t count)
 {
     uint64_t rows = 0, saved = 0;
     double seconds = 0;
-    for (size_t i = 0; i < c->tasks.count && tasks[i].done; i++) {
+    for (size_t i = 0; i < count; i++) {
         rows += tasks[i].result.rows;
         saved += tasks[i].result.rows_saved;
         seconds += tasks[i].result.seconds;
     }
-    vptq_table_notef(t, "%s%s%s: %" PRIu64 " tokens, %.0f per second; sharing saved %" PRIu64,
-                     c->model, c->base ? " beside " : "", c->base ? c->base : "", rows,
-                     seconds > 0 ? (double)rows / seconds : 0, saved);
+    printf("%s%s%s: %" PRIu64 " tokens, %.0f per second; sharing saved %" PRIu64 "\n", c->model,
+           c->base ? " beside " : "", c->base ? c->base : "", rows,
+           seconds > 0 ? (double)rows / seconds : 0, saved);
 }
 
-/* The tasks that are done. */
-static vptq_status print_table(const vptq_cli *cli, const tasks_command *c, const task *tasks,
-                               vptq_err *err)
+/* Prints the tasks that are done.  Programs get every column that the options ask for, people
+ * none that is empty. */
+static void print_table(const vptq_cli *cli, const tasks_command *c, const task *tasks)
 {
-    static const vptq_column name = {"task", "Task",          VPTQ_COLUMN_TEXT,
-                                     0,      VPTQ_ALIGN_AUTO, true};
-    static const vptq_column model = {.name = "model", .type = VPTQ_COLUMN_TEXT};
-    static const vptq_column base = {.name = "base", .type = VPTQ_COLUMN_TEXT};
-    const int format = cli->common.format;
-    const bool people = format == CLI_TEXT || format == CLI_MD;
-    vptq_status st = VPTQ_OK;
-    vptq_column columns[FIGURES + EXTRA_COLUMNS] = {name};
-    const figure *shown[FIGURES];
-    size_t n = 0, count;
-    vptq_table t;
-    vptq_buf text;
-    for (size_t f = 0; f < FIGURES; f++)
-        if (is_shown(&figures[f], people, c, tasks)) {
-            columns[n + 1] = figures[f].column;
-            shown[n++] = &figures[f];
-        }
-    count = n + 1;
-    if (!people)
-        columns[count++] = model;
-    if (!people && c->base)
-        columns[count++] = base;
-    vptq_buf_init(&text, cli->ctx.mem);
-    vptq_table_init(&t, cli->ctx.mem, NULL, columns, count);
-    for (size_t i = 0; i < c->tasks.count && tasks[i].done; i++) {
-        vptq_table_row(&t);
-        vptq_table_text(&t, tasks[i].name);
-        for (size_t f = 0; f < n; f++)
-            put_figure(&t, shown[f], &tasks[i]);
-        if (!people)
-            vptq_table_text(&t, c->model);
-        if (!people && c->base)
-            vptq_table_text(&t, c->base);
-    }
-    if (format == CLI_TEXT)
-        put_notes(&t, c, tasks);
-    VPTQ_TRY(vptq_table_write(&t, (vptq_format)format, &text, err));
-    fwrite(text.data, 1, text.len, stdout);
-out:
-    vptq_table_release(&t);
-    vptq_buf_release(&text);
-    return st;
+    const size_t count = count_done(c, tasks);
+    vptq_printer p = vptq_cli_printer(cli, VPTQ_COLUMNS(columns));
+    const bool all = p.format == VPTQ_FORMAT_JSON || p.format == VPTQ_FORMAT_CSV;
+    p.has = (c->base ? BASE : 0) | (all ? NORM | PERPLEXITY : 0);
+    for (size_t i = 0; i < count; i++)
+        p.has |= (isnan(tasks[i].result.acc_norm) ? 0 : NORM) |
+                 (isnan(tasks[i].result.perplexity) ? 0 : PERPLEXITY);
+    vptq_print_rows(&p, tasks, count, sizeof *tasks);
+    if (p.format == VPTQ_FORMAT_TEXT)
+        print_total(c, tasks, count);
 }
 
 static void print_plan(const vptq_cli *cli, const task *k)
 {
+    static const vptq_column plan[] = {
+        {.name = "task", VPTQ_CHARS(task, name)},
+        {.name = "items", VPTQ_INTEGER(task, result.items)},
+        {.name = "requests", VPTQ_INTEGER(task, result.requests)},
+        {.name = "rows", VPTQ_INTEGER(task, result.rows)},
+        {.name = "rows_saved", VPTQ_INTEGER(task, result.rows_saved)}};
     const vptq_task_result *r = &k->result;
     if (cli->common.format == CLI_JSON) {
-        vptq_cli_json j;
-        vptq_cli_json_begin(&j);
-        vptq_cli_json_str(&j, "task", k->name);
-        vptq_cli_json_u64(&j, "items", r->items);
-        vptq_cli_json_u64(&j, "requests", r->requests);
-        vptq_cli_json_u64(&j, "rows", r->rows);
-        vptq_cli_json_u64(&j, "rows_saved", r->rows_saved);
-        vptq_cli_json_end(&j);
+        vptq_print_object(stdout, VPTQ_COLUMNS(plan), k);
         return;
     }
     printf("%s: would score %" PRIu64 " items in %" PRIu64 " requests; %" PRIu64
@@ -222,6 +158,8 @@ static vptq_status read_task(vptq_cli *cli, const tasks_command *c, const char *
                          word, sizeof k->name - 1);
     memcpy(k->name, word, (size_t)(path - word));
     k->path = path + 1;
+    k->model = c->model;
+    k->base_model = c->base;
     const vptq_task_file_options opt = {
         .task = k->name, .delimiter = delimiter, .limit = c->limit};
     vptq_status st = vptq_task_file_read(k->path, &opt, cli->ctx.mem, &k->file, err);
@@ -290,10 +228,8 @@ static vptq_status run_tasks(vptq_cli *cli, const tasks_command *c, vptq_cli_eva
         VPTQ_TRY(vptq_file_writer_open(c->samples, cli->common.force, &samples, err));
     for (size_t i = 0; i < c->tasks.count && !st; i++)
         st = run_task(cli, c, s, &tasks[i], &samples, err);
-    if (tasks[0].done) {
-        vptq_status printed = print_table(cli, c, tasks, st ? NULL : err);
-        st = st ? st : printed;
-    }
+    if (tasks[0].done)
+        print_table(cli, c, tasks);
     if (!st && samples.fd >= 0)
         st = vptq_file_writer_commit(&samples, err);
 out:

@@ -1,3 +1,4 @@
+/* Text and its escaping in HTML, JSON, CSV and Markdown. */
 #include "lib/report/emit.h"
 
 #include <math.h>
@@ -10,7 +11,9 @@
 
 void vptq_emit_bytes(vptq_emit *e, const char *s, size_t n)
 {
-    if (!e->st)
+    if (!e->buf)
+        fwrite(s, 1, n, e->file);
+    else if (!e->st)
         e->st = vptq_buf_add(e->buf, s, n, e->err);
 }
 
@@ -23,8 +26,10 @@ void vptq_emit_format(vptq_emit *e, const char *fmt, ...)
 {
     va_list ap;
     va_start(ap, fmt);
-    int n = vsnprintf(NULL, 0, fmt, ap);
+    int n = e->buf ? vsnprintf(NULL, 0, fmt, ap) : vfprintf(e->file, fmt, ap);
     va_end(ap);
+    if (!e->buf)
+        return;
     VPTQ_BUG_IF(n < 0);
     if (!e->st)
         e->st = vptq_buf_reserve(e->buf, (size_t)n, e->err);
@@ -38,17 +43,17 @@ void vptq_emit_format(vptq_emit *e, const char *fmt, ...)
 
 /* --- escaping ---------------------------------------------------------------------------- */
 
-/* What stands for one character in a format; NULL: the character itself. */
-typedef const char *(*escape_fn)(uint32_t cp, char room[8]);
+/* The escape of a character, in `text` or constant; NULL: the character itself. */
+typedef const char *(*escape_fn)(uint32_t cp, char text[8]);
 
 static void emit_escaped(vptq_emit *e, const char *s, escape_fn escape)
 {
     size_t n = strlen(s);
     while (n) {
         uint32_t cp = 0;
-        char room[8];
+        char text[8];
         size_t len = vptq_utf8_decode(s, n, &cp);
-        const char *to = len ? escape(cp, room) : "\xef\xbf\xbd";
+        const char *to = len ? escape(cp, text) : "\xef\xbf\xbd";
         len = len ? len : 1;
         if (to)
             vptq_emit_text(e, to);
@@ -64,9 +69,9 @@ static bool is_control(uint32_t cp)
     return cp < 0x20 || (cp >= 0x7f && cp < 0xa0);
 }
 
-static const char *escape_xml(uint32_t cp, char room[8])
+static const char *escape_xml(uint32_t cp, char text[8])
 {
-    (void)room;
+    (void)text;
     switch (cp) {
     case '&':
         return "&amp;";
@@ -86,7 +91,7 @@ static const char *escape_xml(uint32_t cp, char room[8])
     }
 }
 
-static const char *escape_json(uint32_t cp, char room[8])
+static const char *escape_json(uint32_t cp, char text[8])
 {
     switch (cp) {
     case '"':
@@ -95,24 +100,22 @@ static const char *escape_json(uint32_t cp, char room[8])
         return "\\\\";
     case '\n':
         return "\\n";
-    case '\t':
-        return "\\t";
     default:
         break;
     }
-    if (!is_control(cp))
+    if (cp >= 0x20 && cp != 0x7f)
         return NULL;
-    snprintf(room, 8, "\\u%04x", (unsigned)cp);
-    return room;
+    snprintf(text, 8, "\\u%04x", (unsigned)cp);
+    return text;
 }
 
-static const char *escape_csv(uint32_t cp, char room[8])
+static const char *escape_csv(uint32_t cp, char text[8])
 {
-    (void)room;
+    (void)text;
     return cp == '"' ? "\"\"" : NULL;
 }
 
-static const char *escape_markdown(uint32_t cp, char room[8])
+static const char *escape_markdown(uint32_t cp, char text[8])
 {
     if (is_control(cp))
         return " ";
@@ -122,8 +125,8 @@ static const char *escape_markdown(uint32_t cp, char room[8])
         return "&amp;";
     if (cp >= 0x80 || !strchr("\\|`*[]#", (int)cp))
         return NULL;
-    snprintf(room, 8, "\\%c", (int)cp);
-    return room;
+    snprintf(text, 8, "\\%c", (int)cp);
+    return text;
 }
 
 void vptq_emit_xml(vptq_emit *e, const char *s)

@@ -1,22 +1,17 @@
+/* Fills, sorts and writes a table in memory. */
 #include "lib/report/table.h"
 
-#include <inttypes.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "lib/base/utf8.h"
-
-/* Room for a number as people read it: a double with decimals may have 309 digits. */
-enum { CELL_TEXT = 384 };
-
-/* --- filling ----------------------------------------------------------------------------- */
+/* ---- filling ----------------------------------------------------------------------------- */
 
 void vptq_table_init(vptq_table *t, vptq_mem *mem, const char *title,
                      const vptq_column *columns, size_t column_count)
 {
-    VPTQ_BUG_IF(!column_count || column_count > VPTQ_TABLE_COLUMNS);
+    VPTQ_BUG_IF(!column_count || column_count > VPTQ_MAX_COLUMNS);
     *t = (vptq_table){.title = title, .columns = columns, .column_count = column_count};
     vptq_arena_init(&t->arena, mem);
 }
@@ -115,7 +110,7 @@ void vptq_table_integer(vptq_table *t, int64_t value)
 void vptq_table_real(vptq_table *t, double value)
 {
     if (isfinite(value))
-        put(t, (vptq_cell){.kind = VPTQ_CELL_REAL, .as.real = value});
+        put(t, (vptq_cell){.kind = VPTQ_CELL_REAL, .as.real = value, .deviation = (double)NAN});
     else
         vptq_table_skip(t);
 }
@@ -123,6 +118,18 @@ void vptq_table_real(vptq_table *t, double value)
 void vptq_table_skip(vptq_table *t)
 {
     put(t, (vptq_cell){.kind = VPTQ_CELL_MISSING});
+}
+
+void vptq_table_add(vptq_table *t, const void *row)
+{
+    vptq_table_row(t);
+    for (size_t i = 0; i < t->column_count; i++) {
+        const vptq_cell cell = vptq_cell_of(&t->columns[i], row);
+        if (cell.kind == VPTQ_CELL_TEXT)
+            vptq_table_text(t, cell.as.text);
+        else
+            put(t, cell);
+    }
 }
 
 void vptq_table_strong(vptq_table *t)
@@ -135,16 +142,19 @@ void vptq_table_strong(vptq_table *t)
 
 /* --- order ------------------------------------------------------------------------------- */
 
-/* < 0 when a belongs in front of b. */
+/* < 0 if a comes before b. */
 static int order(const vptq_cell *a, const vptq_cell *b, bool descending)
 {
     int sign = descending ? -1 : 1;
-    if (a->kind == VPTQ_CELL_MISSING || b->kind == VPTQ_CELL_MISSING)
-        return (a->kind == VPTQ_CELL_MISSING) - (b->kind == VPTQ_CELL_MISSING);
+    const bool a_missing = a->kind <= VPTQ_CELL_ABSENT, b_missing = b->kind <= VPTQ_CELL_ABSENT;
+    if (a_missing || b_missing)
+        return a_missing - b_missing;
     if (a->kind == VPTQ_CELL_TEXT && b->kind == VPTQ_CELL_TEXT)
         return sign * strcmp(a->as.text, b->as.text);
     if (a->kind == VPTQ_CELL_INTEGER && b->kind == VPTQ_CELL_INTEGER)
         return sign * ((a->as.integer > b->as.integer) - (a->as.integer < b->as.integer));
+    if (a->kind == VPTQ_CELL_UNSIGNED && b->kind == VPTQ_CELL_UNSIGNED)
+        return sign * ((a->as.natural > b->as.natural) - (a->as.natural < b->as.natural));
     if (a->kind == VPTQ_CELL_REAL && b->kind == VPTQ_CELL_REAL)
         return sign * ((a->as.real > b->as.real) - (a->as.real < b->as.real));
     return (int)a->kind - (int)b->kind;
@@ -197,190 +207,8 @@ void vptq_table_cut(vptq_table *t, size_t rows)
 
 /* --- writing ----------------------------------------------------------------------------- */
 
-static const char *column_title(const vptq_column *c)
-{
-    return c->title ? c->title : c->name;
-}
-
-static bool is_right(const vptq_column *c)
-{
-    return c->align == VPTQ_ALIGN_AUTO ? c->type != VPTQ_COLUMN_TEXT
-                                       : c->align == VPTQ_ALIGN_RIGHT;
-}
-
-/* As people read it; the text of the cell, or `room`. */
-static const char *shown(const vptq_column *c, const vptq_cell *cell, char room[CELL_TEXT])
-{
-    switch (cell->kind) {
-    case VPTQ_CELL_TEXT:
-        return cell->as.text;
-    case VPTQ_CELL_INTEGER:
-        snprintf(room, CELL_TEXT, "%" PRId64, cell->as.integer);
-        break;
-    case VPTQ_CELL_REAL:
-        if (c->decimals < 0)
-            snprintf(room, CELL_TEXT, "%.*g", -c->decimals, cell->as.real);
-        else
-            snprintf(room, CELL_TEXT, "%.*f", c->decimals, cell->as.real);
-        break;
-    case VPTQ_CELL_MISSING:
-        return "-";
-    }
-    return room;
-}
-
-/* Columns of a terminal, a character being one. */
-static size_t text_width(const char *s)
-{
-    size_t n = 0;
-    for (; *s; s++)
-        n += ((unsigned char)*s & 0xC0) != 0x80;
-    return n;
-}
-
-static void emit_padded(vptq_emit *e, const char *s, size_t width, bool right, bool last)
-{
-    size_t n = text_width(s), pad = width > n ? width - n : 0;
-    if (right)
-        vptq_emit_format(e, "%*s", (int)pad, "");
-    vptq_emit_text(e, s);
-    if (!right && !last)
-        vptq_emit_format(e, "%*s", (int)pad, "");
-}
-
-static void write_text(const vptq_table *t, vptq_emit *e)
-{
-    char room[CELL_TEXT];
-    size_t width[VPTQ_TABLE_COLUMNS];
-    for (size_t i = 0; i < t->column_count; i++) {
-        width[i] = text_width(column_title(&t->columns[i]));
-        for (size_t k = 0; k < t->row_count; k++) {
-            size_t n =
-                text_width(shown(&t->columns[i], &t->cells[k * t->column_count + i], room));
-            width[i] = n > width[i] ? n : width[i];
-        }
-    }
-    if (t->title)
-        vptq_emit_format(e, "%s\n", t->title);
-    for (size_t r = 0; r <= t->row_count; r++) {
-        const vptq_cell *row = r ? t->cells + (r - 1) * t->column_count : NULL;
-        for (size_t i = 0; i < t->column_count; i++) {
-            const vptq_column *c = &t->columns[i];
-            vptq_emit_text(e, i ? "  " : "");
-            emit_padded(e, row ? shown(c, &row[i], room) : column_title(c), width[i],
-                        is_right(c), i + 1 == t->column_count);
-        }
-        vptq_emit_text(e, "\n");
-    }
-    for (size_t i = 0; i < t->note_count; i++)
-        vptq_emit_format(e, "%s\n", t->notes[i]);
-}
-
-static void write_csv(const vptq_table *t, vptq_emit *e)
-{
-    for (size_t i = 0; i < t->column_count; i++) {
-        vptq_emit_text(e, i ? "," : "");
-        vptq_emit_csv(e, t->columns[i].name);
-    }
-    vptq_emit_text(e, "\n");
-    for (size_t k = 0; k < t->row_count * t->column_count; k++) {
-        const vptq_cell *cell = &t->cells[k];
-        vptq_emit_text(e, k % t->column_count ? "," : "");
-        if (cell->kind == VPTQ_CELL_TEXT)
-            vptq_emit_csv(e, cell->as.text);
-        else if (cell->kind == VPTQ_CELL_INTEGER)
-            vptq_emit_format(e, "%" PRId64, cell->as.integer);
-        else if (cell->kind == VPTQ_CELL_REAL)
-            vptq_emit_real(e, cell->as.real);
-        vptq_emit_text(e, (k + 1) % t->column_count ? "" : "\n");
-    }
-}
-
-static void write_json(const vptq_table *t, vptq_emit *e)
-{
-    for (size_t k = 0; k < t->row_count * t->column_count; k++) {
-        const vptq_cell *cell = &t->cells[k];
-        vptq_emit_text(e, k % t->column_count ? ", " : "{");
-        vptq_emit_json(e, t->columns[k % t->column_count].name);
-        vptq_emit_text(e, ": ");
-        if (cell->kind == VPTQ_CELL_INTEGER)
-            vptq_emit_format(e, "%" PRId64, cell->as.integer);
-        else if (cell->kind == VPTQ_CELL_REAL)
-            vptq_emit_real(e, cell->as.real);
-        else
-            vptq_emit_json(e, cell->kind == VPTQ_CELL_TEXT ? cell->as.text : NULL);
-        vptq_emit_text(e, (k + 1) % t->column_count ? "" : "}\n");
-    }
-}
-
-static void write_markdown(const vptq_table *t, vptq_emit *e)
-{
-    char room[CELL_TEXT];
-    if (t->title) {
-        vptq_emit_markdown(e, t->title);
-        vptq_emit_text(e, "\n\n");
-    }
-    vptq_emit_text(e, "|");
-    for (size_t i = 0; i < t->column_count; i++) {
-        vptq_emit_text(e, " ");
-        vptq_emit_markdown(e, column_title(&t->columns[i]));
-        vptq_emit_text(e, " |");
-    }
-    vptq_emit_text(e, "\n|");
-    for (size_t i = 0; i < t->column_count; i++)
-        vptq_emit_text(e, is_right(&t->columns[i]) ? " ---: |" : " --- |");
-    vptq_emit_text(e, "\n");
-    for (size_t k = 0; k < t->row_count * t->column_count; k++) {
-        const vptq_cell *cell = &t->cells[k];
-        vptq_emit_text(e, k % t->column_count ? " " : "| ");
-        vptq_emit_text(e, cell->strong ? "**" : "");
-        vptq_emit_markdown(e, shown(&t->columns[k % t->column_count], cell, room));
-        vptq_emit_text(e, cell->strong ? "** |" : " |");
-        vptq_emit_text(e, (k + 1) % t->column_count ? "" : "\n");
-    }
-    for (size_t i = 0; i < t->note_count; i++) {
-        vptq_emit_text(e, "\n");
-        vptq_emit_markdown(e, t->notes[i]);
-        vptq_emit_text(e, "\n");
-    }
-}
-
-/* A name may be broken behind these, rather than anywhere. */
-static void emit_breakable(vptq_emit *e, const char *s)
-{
-    while (*s) {
-        char part[256];
-        size_t n = strcspn(s, "_-/"), cut = n + (s[n] != 0);
-        cut = cut < sizeof part ? cut : vptq_utf8_valid_prefix(s, sizeof part - 1);
-        cut = cut ? cut : 1;
-        memcpy(part, s, cut);
-        part[cut] = 0;
-        vptq_emit_xml(e, part);
-        s += cut;
-        vptq_emit_text(e, *s && cut == n + 1 ? "<wbr>" : "");
-    }
-}
-
-static void write_html_cell(const vptq_column *c, const vptq_cell *cell, vptq_emit *e)
-{
-    enum { SHORT = 14 }; /* bytes of a text that is not broken and needs no room to be */
-    char room[CELL_TEXT];
-    const char *tag = c->head ? "th" : "td";
-    const char *text = cell->kind == VPTQ_CELL_MISSING ? "\xe2\x80\x93" : shown(c, cell, room);
-    const char *kind = is_right(c)             ? " class=\"n\""
-                       : strlen(text) <= SHORT ? " class=\"s\""
-                                               : "";
-    vptq_emit_format(e, "<%s%s%s>", tag, c->head ? " scope=\"row\"" : "", kind);
-    vptq_emit_text(e, cell->strong ? "<strong>" : "");
-    if (c->head)
-        emit_breakable(e, text);
-    else
-        vptq_emit_xml(e, text);
-    vptq_emit_format(e, "%s</%s>", cell->strong ? "</strong>" : "", tag);
-}
-
 /* A box that scrolls must be reachable by keyboard, and then needs a name. */
-static void write_html(const vptq_table *t, vptq_emit *e)
+static void begin_html(const vptq_table *t, vptq_emit *e)
 {
     vptq_emit_text(e, "<div class=\"scroll\" role=\"region\" tabindex=\"0\" aria-label=\"");
     vptq_emit_xml(e, t->title ? t->title : "table");
@@ -390,23 +218,32 @@ static void write_html(const vptq_table *t, vptq_emit *e)
         vptq_emit_xml(e, t->title);
         vptq_emit_text(e, "</caption>\n");
     }
-    vptq_emit_text(e, "<thead><tr>");
-    for (size_t i = 0; i < t->column_count; i++) {
-        vptq_emit_format(e, "<th scope=\"col\"%s>",
-                         is_right(&t->columns[i]) ? " class=\"n\"" : "");
-        vptq_emit_xml(e, column_title(&t->columns[i]));
-        vptq_emit_text(e, "</th>");
+}
+
+static void begin(const vptq_table *t, vptq_format format, vptq_emit *e)
+{
+    if (format == VPTQ_FORMAT_HTML)
+        begin_html(t, e);
+    if (format == VPTQ_FORMAT_MD && t->title) {
+        vptq_emit_markdown(e, t->title);
+        vptq_emit_text(e, "\n\n");
     }
-    vptq_emit_text(e, "</tr></thead>\n<tbody>\n");
-    for (size_t k = 0; k < t->row_count * t->column_count; k++) {
-        vptq_emit_text(e, k % t->column_count ? "" : "<tr>");
-        write_html_cell(&t->columns[k % t->column_count], &t->cells[k], e);
-        vptq_emit_text(e, (k + 1) % t->column_count ? "" : "</tr>\n");
+    if (format == VPTQ_FORMAT_TEXT && t->title)
+        vptq_emit_format(e, "%s\n", t->title);
+}
+
+static void write_note(vptq_format format, const char *note, vptq_emit *e)
+{
+    if (format == VPTQ_FORMAT_TEXT)
+        vptq_emit_format(e, "%s\n", note);
+    if (format == VPTQ_FORMAT_MD) {
+        vptq_emit_text(e, "\n");
+        vptq_emit_markdown(e, note);
+        vptq_emit_text(e, "\n");
     }
-    vptq_emit_text(e, "</tbody>\n</table>\n</div>\n");
-    for (size_t i = 0; i < t->note_count; i++) {
+    if (format == VPTQ_FORMAT_HTML) {
         vptq_emit_text(e, "<p class=\"note\">");
-        vptq_emit_xml(e, t->notes[i]);
+        vptq_emit_xml(e, note);
         vptq_emit_text(e, "</p>\n");
     }
 }
@@ -414,11 +251,23 @@ static void write_html(const vptq_table *t, vptq_emit *e)
 vptq_status vptq_table_write(const vptq_table *t, vptq_format format_of, vptq_buf *out,
                              vptq_err *err)
 {
-    static void (*const writers[])(const vptq_table *, vptq_emit *) = {
-        write_text, write_json, write_csv, write_markdown, write_html};
-    vptq_emit e = {.buf = out, .err = err};
+    vptq_sheet s = {.columns = t->columns,
+                    .column_count = t->column_count,
+                    .has = t->has,
+                    .format = format_of,
+                    .e = {.buf = out, .err = err}};
     if (t->err.code)
         return vptq_fail(err, t->err.code, "%s", t->err.text);
-    writers[format_of](t, &e);
-    return e.st;
+    vptq_sheet_titles(&s);
+    for (size_t i = 0; format_of == VPTQ_FORMAT_TEXT && i < t->row_count; i++)
+        vptq_sheet_fit(&s, t->cells + i * t->column_count);
+    begin(t, format_of, &s.e);
+    vptq_sheet_head(&s);
+    vptq_emit_text(&s.e, format_of == VPTQ_FORMAT_HTML ? "<tbody>\n" : "");
+    for (size_t i = 0; i < t->row_count; i++)
+        vptq_sheet_row(&s, t->cells + i * t->column_count);
+    vptq_emit_text(&s.e, format_of == VPTQ_FORMAT_HTML ? "</tbody>\n</table>\n</div>\n" : "");
+    for (size_t i = 0; i < t->note_count; i++)
+        write_note(format_of, t->notes[i], &s.e);
+    return s.e.st;
 }

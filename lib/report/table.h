@@ -1,65 +1,56 @@
-/* A table that is filled once and written as text, Markdown, CSV, JSON lines or HTML.
+/* Internal: a table in memory that is filled row by row, may be sorted and cut, and is written
+ * as text, Markdown, CSV, JSON lines or HTML.
  *
- *     static const vptq_column columns[] = {
- *         {.name = "model", .title = "Model", .type = VPTQ_COLUMN_TEXT, .head = true},
- *         {.name = "ppl", .title = "Perplexity", .type = VPTQ_COLUMN_REAL, .decimals = 4}};
  *     vptq_table t;
- *     vptq_table_init(&t, mem, "Ablation", columns, 2);
- *     vptq_table_row(&t);
- *     vptq_table_text(&t, name);
- *     vptq_table_real(&t, ppl);
+ *     vptq_table_init(&t, mem, "Ablation", columns, column_count);
+ *     for (...)
+ *         vptq_table_add(&t, &row);
  *     VPTQ_TRY(vptq_table_write(&t, VPTQ_FORMAT_MD, &buf, err));
  *     ...
  *     vptq_table_release(&t);
  *
- * CSV and JSON are for programs: they have the columns' names and every digit.  Text, Markdown
- * and HTML are for people: they have titles and as many digits as the column says. */
+ * Where rows are not structs, vptq_table_row begins a row and vptq_table_text and its siblings
+ * put its cells from left to right. */
 #ifndef VPTQ_REPORT_TABLE_H
 #define VPTQ_REPORT_TABLE_H
 
+#include "lib/report/column.h"
 #include "lib/report/emit.h"
 
-/* In the order of the tools' --format. */
-typedef enum {
-    VPTQ_FORMAT_TEXT,
-    VPTQ_FORMAT_JSON, /* one object per row and line */
-    VPTQ_FORMAT_CSV,
-    VPTQ_FORMAT_MD,
-    VPTQ_FORMAT_HTML
-} vptq_format;
-
-typedef enum { VPTQ_COLUMN_TEXT, VPTQ_COLUMN_INTEGER, VPTQ_COLUMN_REAL } vptq_column_type;
-
-typedef enum { VPTQ_ALIGN_AUTO, VPTQ_ALIGN_LEFT, VPTQ_ALIGN_RIGHT } vptq_align;
-
-typedef struct vptq_column {
-    const char *name;  /* key in snake_case, for CSV and JSON */
-    const char *title; /* for people; NULL = the name */
-    vptq_column_type type;
-    int decimals;     /* of a REAL for people; negative: that many significant digits */
-    vptq_align align; /* AUTO: text left, numbers right */
-    bool head;        /* names the row: a row header in HTML */
-} vptq_column;
-
-enum { VPTQ_TABLE_COLUMNS = 96 }; /* at most */
-
 typedef struct vptq_cell {
-    enum { VPTQ_CELL_MISSING, VPTQ_CELL_TEXT, VPTQ_CELL_INTEGER, VPTQ_CELL_REAL } kind;
-    bool strong; /* stands out in Markdown and HTML: the best of its column, ... */
+    enum {
+        VPTQ_CELL_MISSING,
+        VPTQ_CELL_ABSENT, /* missing, and without a key in JSON */
+        VPTQ_CELL_TEXT,
+        VPTQ_CELL_BOOL,
+        VPTQ_CELL_INTEGER,
+        VPTQ_CELL_UNSIGNED,
+        VPTQ_CELL_REAL,
+        VPTQ_CELL_IDS,
+        VPTQ_CELL_OBJECT,
+        VPTQ_CELL_MEMBERS
+    } kind;
+    bool strong; /* emphasized in Markdown and HTML: the best of its column, ... */
     union {
         const char *text;
+        bool boolean;
         int64_t integer;
+        uint64_t natural;
         double real;
+        const vptq_id_list *ids;
+        const vptq_object *object;
     } as;
+    double deviation; /* of a REAL; 0 = none */
 } vptq_cell;
 
 typedef struct vptq_table {
     const char *title; /* not copied; NULL = none */
     const vptq_column *columns;
     size_t column_count;
+    unsigned has;                      /* bits that vptq_column.needs asks for */
     vptq_cell *cells;                  /* [row_count, column_count] */
     size_t row_count, row_cap, filled; /* filled: cells of the last row */
-    const char *notes[8];              /* what stands below it for people */
+    const char *notes[8];              /* sentences below it, for people */
     size_t note_count;
     vptq_arena arena; /* texts */
     vptq_err err;     /* the first failure of filling it; code 0 = none */
@@ -71,15 +62,18 @@ void vptq_table_init(vptq_table *t, vptq_mem *mem, const char *title,
                      const vptq_column *columns, size_t column_count);
 void vptq_table_release(vptq_table *t);
 
-/* Begins a row, all of it missing; then its cells from left to right.  Texts are copied. */
+/* Adds a row from a struct; texts are copied. */
+void vptq_table_add(vptq_table *t, const void *row);
+
+/* Begins a row of missing cells; then its cells from left to right.  Texts are copied. */
 void vptq_table_row(vptq_table *t);
 void vptq_table_text(vptq_table *t, const char *text); /* NULL = missing */
 void vptq_table_textf(vptq_table *t, const char *fmt, ...) VPTQ_PRINTF(2, 3);
 void vptq_table_integer(vptq_table *t, int64_t value);
 void vptq_table_real(vptq_table *t, double value); /* not finite = missing */
 void vptq_table_skip(vptq_table *t);               /* missing */
-void vptq_table_strong(vptq_table *t);             /* the cell that was put last stands out */
-/* A sentence below the table; at most 8. */
+void vptq_table_strong(vptq_table *t);             /* emphasizes the last cell */
+/* Adds a sentence below the table; at most 8. */
 void vptq_table_notef(vptq_table *t, const char *fmt, ...) VPTQ_PRINTF(2, 3);
 
 /* Sorts rows by a column, missing cells last; equal rows keep their order. */
@@ -87,11 +81,29 @@ void vptq_table_sort(vptq_table *t, size_t column, bool descending);
 /* Keeps at most the first `rows`. */
 void vptq_table_cut(vptq_table *t, size_t rows);
 
-/* Appended to `out`.  The title stands above the table in text and Markdown (as a line, not as
- * a heading) and is its caption in HTML, which is a fragment in a box of its own that scrolls;
- * notes come below.  CSV and JSON have neither.  A missing cell is "-" for people, nothing in
- * CSV, null in JSON. */
+/* Appends the table to `out`.  The title is a line above the table in text and Markdown, and
+ * its caption in HTML, which is a fragment in a scrolling box; notes come below.  CSV and JSON
+ * have neither. */
 vptq_status vptq_table_write(const vptq_table *t, vptq_format format, vptq_buf *out,
                              vptq_err *err) VPTQ_MUST_CHECK;
+
+/* The parts that tables and printers share, in write.c. */
+
+/* The value of a column in a row struct, whose texts it points to. */
+vptq_cell vptq_cell_of(const vptq_column *c, const void *row);
+
+/* A table that is being written. */
+typedef struct vptq_sheet {
+    const vptq_column *columns;
+    size_t column_count;
+    unsigned has;
+    vptq_format format;
+    size_t width[VPTQ_MAX_COLUMNS]; /* in text */
+    vptq_emit e;
+} vptq_sheet;
+void vptq_sheet_titles(vptq_sheet *s); /* widths of the titles, or those that columns fix */
+void vptq_sheet_fit(vptq_sheet *s, const vptq_cell *row); /* widens columns to hold a row */
+void vptq_sheet_head(vptq_sheet *s);
+void vptq_sheet_row(vptq_sheet *s, const vptq_cell *row);
 
 #endif

@@ -1,0 +1,491 @@
+/* Writes the head and the rows of a table in every format, for tables in memory and for rows
+ * that are printed one by one. */
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "lib/base/utf8.h"
+#include "lib/report/table.h"
+
+/* Bytes of a number for people: a double with decimals may have 309 digits. */
+enum { NUMBER_TEXT = 384 };
+
+/* ---- values ---- */
+
+static vptq_cell integer_cell(const vptq_column *c, const void *at)
+{
+    uint64_t value;
+    if (c->size == sizeof(uint32_t)) {
+        uint32_t small;
+        memcpy(&small, at, sizeof small);
+        value = small;
+    } else {
+        VPTQ_BUG_IF(c->size != sizeof value);
+        memcpy(&value, at, sizeof value);
+    }
+    if (!value && c->zero_missing)
+        return (vptq_cell){.kind = VPTQ_CELL_MISSING};
+    if (c->scale != 0)
+        return (vptq_cell){.kind = VPTQ_CELL_REAL,
+                           .as.real = (double)value * c->scale,
+                           .deviation = (double)NAN};
+    return (vptq_cell){.kind = VPTQ_CELL_UNSIGNED, .as.natural = value};
+}
+
+static vptq_cell real_cell(const vptq_column *c, const void *at, const char *row)
+{
+    const double scale = c->scale != 0 ? c->scale : 1;
+    double value, deviation = (double)NAN;
+    memcpy(&value, at, sizeof value);
+    if (isnan(value) || (value == 0 && c->zero_missing))
+        return (vptq_cell){.kind = VPTQ_CELL_MISSING};
+    if (c->deviation)
+        memcpy(&deviation, row + c->deviation, sizeof deviation);
+    return (vptq_cell){
+        .kind = VPTQ_CELL_REAL, .as.real = value * scale, .deviation = deviation * scale};
+}
+
+static vptq_cell text_cell(const char *text, int kind)
+{
+    vptq_cell cell = {.kind = VPTQ_CELL_MISSING};
+    if (text) {
+        cell.kind = kind == VPTQ_COLUMN_MEMBERS ? VPTQ_CELL_MEMBERS : VPTQ_CELL_TEXT;
+        cell.as.text = text;
+    }
+    return cell;
+}
+
+vptq_cell vptq_cell_of(const vptq_column *c, const void *row)
+{
+    const char *at = (const char *)row + c->offset;
+    const char *text;
+    bool flag;
+    if (c->when) {
+        memcpy(&flag, (const char *)row + c->when, sizeof flag);
+        if (!flag)
+            return (vptq_cell){.kind = VPTQ_CELL_ABSENT};
+    }
+    switch (c->type) {
+    case VPTQ_COLUMN_TEXT:
+    case VPTQ_COLUMN_MEMBERS:
+        memcpy(&text, at, sizeof text);
+        return text_cell(text, c->type);
+    case VPTQ_COLUMN_CHARS:
+        return text_cell(*at ? at : NULL, c->type);
+    case VPTQ_COLUMN_BOOL:
+        memcpy(&flag, at, sizeof flag);
+        return (vptq_cell){.kind = VPTQ_CELL_BOOL, .as.boolean = flag};
+    case VPTQ_COLUMN_INTEGER:
+        return integer_cell(c, at);
+    case VPTQ_COLUMN_REAL:
+        return real_cell(c, at, row);
+    case VPTQ_COLUMN_IDS:
+        return (vptq_cell){.kind = VPTQ_CELL_IDS, .as.ids = (const void *)at};
+    case VPTQ_COLUMN_OBJECT:
+        return (vptq_cell){.kind = VPTQ_CELL_OBJECT, .as.object = (const void *)at};
+    }
+    return (vptq_cell){.kind = VPTQ_CELL_MISSING};
+}
+
+/* ---- cells as text ---- */
+
+static bool is_missing(const vptq_cell *cell)
+{
+    return cell->kind == VPTQ_CELL_MISSING || cell->kind == VPTQ_CELL_ABSENT;
+}
+
+static const char *column_title(const vptq_column *c)
+{
+    return c->title ? c->title : c->name;
+}
+
+static bool is_right(const vptq_column *c)
+{
+    const bool number = c->type == VPTQ_COLUMN_INTEGER || c->type == VPTQ_COLUMN_REAL;
+    return c->align == VPTQ_ALIGN_AUTO ? number : c->align == VPTQ_ALIGN_RIGHT;
+}
+
+static void format_real(const vptq_column *c, double x, char text[NUMBER_TEXT])
+{
+    if (c->decimals < 0)
+        snprintf(text, NUMBER_TEXT, "%.*g", -c->decimals, x);
+    else
+        snprintf(text, NUMBER_TEXT, "%.*f", c->decimals, x);
+}
+
+/* The cell for people, without deviation and unit: the text of the cell, or `number`. */
+static const char *cell_value(const vptq_column *c, const vptq_cell *cell,
+                              char number[NUMBER_TEXT])
+{
+    switch (cell->kind) {
+    case VPTQ_CELL_TEXT:
+    case VPTQ_CELL_MEMBERS:
+        return cell->as.text;
+    case VPTQ_CELL_BOOL:
+        return cell->as.boolean ? "yes" : "no";
+    case VPTQ_CELL_INTEGER:
+        snprintf(number, NUMBER_TEXT, "%" PRId64, cell->as.integer);
+        return number;
+    case VPTQ_CELL_UNSIGNED:
+        snprintf(number, NUMBER_TEXT, "%" PRIu64, cell->as.natural);
+        return number;
+    case VPTQ_CELL_REAL:
+        format_real(c, cell->as.real, number);
+        return number;
+    default:
+        return c->missing ? c->missing : "-";
+    }
+}
+
+/* " ± 0.12", the unit, both or nothing. */
+static void format_suffix(const vptq_column *c, const vptq_cell *cell, char text[NUMBER_TEXT])
+{
+    char number[NUMBER_TEXT - 64] = "";
+    const bool deviates = cell->kind == VPTQ_CELL_REAL && isfinite(cell->deviation);
+    if (deviates)
+        snprintf(number, sizeof number, c->decimals < 0 ? " ± %.*g" : " ± %.*f",
+                 c->decimals < 0 ? -c->decimals : c->decimals, cell->deviation);
+    snprintf(text, NUMBER_TEXT, "%s%.60s", number, c->unit && !is_missing(cell) ? c->unit : "");
+}
+
+/* The cell for people: the text of the cell, or `text`. */
+static const char *shown(const vptq_column *c, const vptq_cell *cell,
+                         char text[2 * NUMBER_TEXT])
+{
+    char suffix[NUMBER_TEXT];
+    const char *value = cell_value(c, cell, text);
+    format_suffix(c, cell, suffix);
+    if (*suffix && value == text)
+        memcpy(text + strlen(text), suffix, strlen(suffix) + 1);
+    return value;
+}
+
+/* Columns of a terminal, counting one per character. */
+static size_t text_width(const char *s)
+{
+    size_t n = 0;
+    for (; *s; s++)
+        n += ((unsigned char)*s & 0xC0) != 0x80;
+    return n;
+}
+
+/* ---- formats ---- */
+
+static bool is_shown(const vptq_sheet *s, const vptq_column *c)
+{
+    return (!c->formats || (c->formats & 1u << s->format)) && !(c->needs & ~s->has);
+}
+
+/* The next column that the format has, from i on; column_count after the last. */
+static size_t next_shown(const vptq_sheet *s, size_t i)
+{
+    while (i < s->column_count && !is_shown(s, &s->columns[i]))
+        i++;
+    return i;
+}
+
+void vptq_sheet_titles(vptq_sheet *s)
+{
+    VPTQ_BUG_IF(s->column_count > VPTQ_MAX_COLUMNS);
+    for (size_t i = 0; i < s->column_count; i++) {
+        const size_t least = (size_t)s->columns[i].width;
+        const size_t title =
+            text_width(is_shown(s, &s->columns[i]) ? column_title(&s->columns[i]) : "");
+        s->width[i] = least > title ? least : title;
+    }
+}
+
+void vptq_sheet_fit(vptq_sheet *s, const vptq_cell *row)
+{
+    char text[2 * NUMBER_TEXT];
+    for (size_t i = 0; i < s->column_count; i++) {
+        const size_t n = text_width(shown(&s->columns[i], &row[i], text));
+        s->width[i] = n > s->width[i] ? n : s->width[i];
+    }
+}
+
+/* A line of text: the titles, or the cells of a row.  No line ends in spaces. */
+static void write_text(vptq_sheet *s, const vptq_cell *row)
+{
+    char text[2 * NUMBER_TEXT];
+    size_t pending = 0; /* spaces before the next character */
+    for (size_t i = next_shown(s, 0); i < s->column_count; i = next_shown(s, i + 1)) {
+        const vptq_column *c = &s->columns[i];
+        const char *cell = row ? shown(c, &row[i], text) : column_title(c);
+        const size_t n = text_width(cell), pad = s->width[i] > n ? s->width[i] - n : 0;
+        pending += is_right(c) ? pad : 0;
+        if (n) {
+            vptq_emit_format(&s->e, "%*s%s", (int)pending, "", cell);
+            pending = 0;
+        }
+        pending += (is_right(c) ? 0 : pad) + 2;
+    }
+    vptq_emit_text(&s->e, "\n");
+}
+
+static void write_csv(vptq_sheet *s, const vptq_cell *row)
+{
+    char number[NUMBER_TEXT];
+    const char *separator = "";
+    for (size_t i = next_shown(s, 0); i < s->column_count; i = next_shown(s, i + 1)) {
+        const vptq_column *c = &s->columns[i];
+        vptq_emit_text(&s->e, separator);
+        separator = ",";
+        if (!row)
+            vptq_emit_csv(&s->e, c->name);
+        else if (row[i].kind == VPTQ_CELL_BOOL)
+            vptq_emit_text(&s->e, row[i].as.boolean ? "true" : "false");
+        else if (row[i].kind == VPTQ_CELL_REAL && !c->fixed)
+            vptq_emit_real(&s->e, row[i].as.real);
+        else if (!is_missing(&row[i]))
+            vptq_emit_csv(&s->e, cell_value(c, &row[i], number));
+    }
+    vptq_emit_text(&s->e, "\n");
+}
+
+static void write_members(vptq_emit *e, const vptq_sheet *s, const vptq_cell *row);
+
+static void write_object(vptq_emit *e, const vptq_object *o)
+{
+    vptq_cell cells[VPTQ_MAX_COLUMNS];
+    const vptq_sheet s = {
+        .columns = o->columns, .column_count = o->column_count, .format = VPTQ_FORMAT_JSON};
+    if (!o->columns) {
+        vptq_emit_text(e, "null");
+        return;
+    }
+    VPTQ_BUG_IF(o->column_count > VPTQ_MAX_COLUMNS);
+    for (size_t i = 0; i < o->column_count; i++)
+        cells[i] = vptq_cell_of(&o->columns[i], o->row);
+    vptq_emit_text(e, "{");
+    write_members(e, &s, cells);
+    vptq_emit_text(e, "}");
+}
+
+static void write_ids(vptq_emit *e, const vptq_id_list *ids)
+{
+    vptq_emit_text(e, "[");
+    for (size_t i = 0; i < ids->count; i++)
+        vptq_emit_format(e, "%s%" PRId32, i ? ", " : "", ids->data[i]);
+    vptq_emit_text(e, "]");
+}
+
+static void write_json_value(vptq_emit *e, const vptq_column *c, const vptq_cell *cell)
+{
+    char number[NUMBER_TEXT];
+    switch (cell->kind) {
+    case VPTQ_CELL_MISSING:
+    case VPTQ_CELL_ABSENT:
+        vptq_emit_text(e, "null");
+        break;
+    case VPTQ_CELL_TEXT:
+    case VPTQ_CELL_MEMBERS:
+        vptq_emit_json(e, cell->as.text);
+        break;
+    case VPTQ_CELL_BOOL:
+        vptq_emit_text(e, cell->as.boolean ? "true" : "false");
+        break;
+    case VPTQ_CELL_REAL:
+        if (!c->fixed || !isfinite(cell->as.real)) {
+            vptq_emit_real(e, cell->as.real);
+            break;
+        }
+        /* fallthrough */
+    case VPTQ_CELL_INTEGER:
+    case VPTQ_CELL_UNSIGNED:
+        vptq_emit_text(e, cell_value(c, cell, number));
+        break;
+    case VPTQ_CELL_IDS:
+        write_ids(e, cell->as.ids);
+        break;
+    case VPTQ_CELL_OBJECT:
+        write_object(e, cell->as.object);
+        break;
+    }
+}
+
+static void write_members(vptq_emit *e, const vptq_sheet *s, const vptq_cell *row)
+{
+    const char *separator = "";
+    for (size_t i = next_shown(s, 0); i < s->column_count; i = next_shown(s, i + 1)) {
+        if (row[i].kind == VPTQ_CELL_ABSENT)
+            continue;
+        vptq_emit_text(e, separator);
+        separator = ", ";
+        if (row[i].kind == VPTQ_CELL_MEMBERS) { /* without its braces */
+            vptq_emit_bytes(e, row[i].as.text + 1, strlen(row[i].as.text) - 2);
+            continue;
+        }
+        vptq_emit_json(e, s->columns[i].name);
+        vptq_emit_text(e, ": ");
+        write_json_value(e, &s->columns[i], &row[i]);
+    }
+}
+
+static void write_json(vptq_sheet *s, const vptq_cell *row)
+{
+    if (!row)
+        return;
+    vptq_emit_text(&s->e, "{");
+    write_members(&s->e, s, row);
+    vptq_emit_text(&s->e, "}\n");
+}
+
+static void write_markdown(vptq_sheet *s, const vptq_cell *row)
+{
+    char text[2 * NUMBER_TEXT];
+    vptq_emit_text(&s->e, "|");
+    for (size_t i = next_shown(s, 0); i < s->column_count; i = next_shown(s, i + 1)) {
+        const vptq_column *c = &s->columns[i];
+        const char *mark = row && row[i].strong ? "**" : "";
+        vptq_emit_format(&s->e, " %s", mark);
+        vptq_emit_markdown(&s->e, row ? shown(c, &row[i], text) : column_title(c));
+        vptq_emit_format(&s->e, "%s |", mark);
+    }
+    vptq_emit_text(&s->e, "\n");
+    if (row)
+        return;
+    vptq_emit_text(&s->e, "|");
+    for (size_t i = next_shown(s, 0); i < s->column_count; i = next_shown(s, i + 1))
+        vptq_emit_text(&s->e, is_right(&s->columns[i]) ? " ---: |" : " --- |");
+    vptq_emit_text(&s->e, "\n");
+}
+
+/* Allows a line break after each of "_-/" rather than anywhere. */
+static void emit_breakable(vptq_emit *e, const char *s)
+{
+    while (*s) {
+        char part[256];
+        size_t n = strcspn(s, "_-/"), cut = n + (s[n] != 0);
+        cut = cut < sizeof part ? cut : vptq_utf8_valid_prefix(s, sizeof part - 1);
+        cut = cut ? cut : 1;
+        memcpy(part, s, cut);
+        part[cut] = 0;
+        vptq_emit_xml(e, part);
+        s += cut;
+        vptq_emit_text(e, *s && cut == n + 1 ? "<wbr>" : "");
+    }
+}
+
+static void write_html_cell(vptq_emit *e, const vptq_column *c, const vptq_cell *cell)
+{
+    enum { SHORT = 14 }; /* bytes of a text that the page never breaks */
+    char number[2 * NUMBER_TEXT];
+    const char *tag = c->head ? "th" : "td";
+    const char *text = is_missing(cell) ? "\xe2\x80\x93" : shown(c, cell, number);
+    const char *class = is_right(c)             ? " class=\"n\""
+                        : strlen(text) <= SHORT ? " class=\"s\""
+                                                : "";
+    vptq_emit_format(e, "<%s%s%s>", tag, c->head ? " scope=\"row\"" : "", class);
+    vptq_emit_text(e, cell->strong ? "<strong>" : "");
+    if (c->head)
+        emit_breakable(e, text);
+    else
+        vptq_emit_xml(e, text);
+    vptq_emit_format(e, "%s</%s>", cell->strong ? "</strong>" : "", tag);
+}
+
+static void write_html(vptq_sheet *s, const vptq_cell *row)
+{
+    vptq_emit_text(&s->e, row ? "<tr>" : "<thead><tr>");
+    for (size_t i = next_shown(s, 0); i < s->column_count; i = next_shown(s, i + 1)) {
+        const vptq_column *c = &s->columns[i];
+        if (row) {
+            write_html_cell(&s->e, c, &row[i]);
+            continue;
+        }
+        vptq_emit_format(&s->e, "<th scope=\"col\"%s>", is_right(c) ? " class=\"n\"" : "");
+        vptq_emit_xml(&s->e, column_title(c));
+        vptq_emit_text(&s->e, "</th>");
+    }
+    vptq_emit_text(&s->e, row ? "</tr>\n" : "</tr></thead>\n");
+}
+
+/* In the order of vptq_format; a NULL row is the head. */
+static void (*const writers[])(vptq_sheet *, const vptq_cell *) = {
+    write_text, write_json, write_csv, write_markdown, write_html};
+
+void vptq_sheet_head(vptq_sheet *s)
+{
+    writers[s->format](s, NULL);
+}
+
+void vptq_sheet_row(vptq_sheet *s, const vptq_cell *row)
+{
+    writers[s->format](s, row);
+}
+
+/* ---- printing ---- */
+
+vptq_printer vptq_printer_make(FILE *out, vptq_format format, const vptq_column *columns,
+                               size_t column_count)
+{
+    return (vptq_printer){
+        .out = out, .format = format, .columns = columns, .column_count = column_count};
+}
+
+static void fill_cells(const vptq_printer *p, const void *row, vptq_cell *cells)
+{
+    VPTQ_BUG_IF(p->column_count > VPTQ_MAX_COLUMNS);
+    for (size_t i = 0; i < p->column_count; i++)
+        cells[i] = vptq_cell_of(&p->columns[i], row);
+}
+
+static vptq_sheet printer_sheet(const vptq_printer *p)
+{
+    vptq_sheet s = {.columns = p->columns,
+                    .column_count = p->column_count,
+                    .has = p->has,
+                    .format = p->format,
+                    .e = {.file = p->out}};
+    vptq_sheet_titles(&s);
+    return s;
+}
+
+void vptq_print_rows(vptq_printer *p, const void *rows, size_t count, size_t size)
+{
+    vptq_cell cells[VPTQ_MAX_COLUMNS];
+    vptq_sheet s = printer_sheet(p);
+    for (size_t i = 0; count > 1 && i < count; i++) {
+        fill_cells(p, (const char *)rows + i * size, cells);
+        vptq_sheet_fit(&s, cells);
+    }
+    if (p->rows == 0)
+        vptq_sheet_head(&s);
+    for (size_t i = 0; i < count; i++, p->rows++) {
+        fill_cells(p, (const char *)rows + i * size, cells);
+        vptq_sheet_row(&s, cells);
+    }
+}
+
+void vptq_print_row(vptq_printer *p, const void *row)
+{
+    vptq_print_rows(p, row, 1, 0);
+}
+
+void vptq_print_object(FILE *out, const vptq_column *columns, size_t column_count,
+                       const void *row)
+{
+    vptq_printer p = vptq_printer_make(out, VPTQ_FORMAT_JSON, columns, column_count);
+    vptq_print_row(&p, row);
+}
+
+void vptq_print_list(FILE *out, const vptq_column *columns, size_t column_count,
+                     int title_width, const void *row)
+{
+    char number[NUMBER_TEXT], suffix[NUMBER_TEXT];
+    for (size_t i = 0; i < column_count; i++) {
+        const vptq_column *c = &columns[i];
+        if (c->formats && !(c->formats & VPTQ_IN_TEXT))
+            continue;
+        if (c->size == 0) {
+            fprintf(out, "%s\n", column_title(c));
+            continue;
+        }
+        const vptq_cell cell = vptq_cell_of(c, row);
+        format_suffix(c, &cell, suffix);
+        fprintf(out, "%-*s %*s%s\n", title_width, column_title(c), c->width,
+                cell_value(c, &cell, number), suffix);
+    }
+}
