@@ -1,21 +1,21 @@
-/* Writing .vptq archives.  Frames are compressed in batches, a context per place in the batch,
- * so that the bytes do not depend on the number of threads. */
+/* Writes .vptq archives.  Frames are compressed in batches with one zstd context per slot of
+ * the batch, so that the bytes do not depend on the number of threads. */
 #include <stdlib.h>
+#include <string.h>
 #include <zstd.h>
 
-#include "formats/vptq/archive.h"
-#include "formats/vptq/archive_layout.h"
+#include "formats/vptq/archive_internal.h"
 #include "lib/base/buf.h"
 #include "lib/base/parallel.h"
 
 enum { MAX_BATCH = 64, INDEX_LEVEL = 3 };
 
-/* A frame of the batch.  raw_size > 0 while it waits to be compressed. */
+/* One frame of the batch; raw_size > 0 until it is compressed. */
 typedef struct slot {
     ZSTD_CCtx *zstd;
     uint8_t *raw, *planes;        /* FRAME_RAW bytes each */
     uint8_t *packed;              /* FRAME_PACKED bytes */
-    size_t raw_size, packed_size; /* packed_size: ZSTD_isError on failure */
+    size_t raw_size, packed_size; /* packed_size: a zstd error code on failure */
     uint64_t hash;
 } slot;
 
@@ -24,16 +24,16 @@ struct vptq_archive_writer {
     vptq_file_writer file;
     vptq_arena arena;         /* names */
     vptq_strmap names[2];     /* by kind */
-    vptq_buf frames, entries; /* index records as they will be written */
+    vptq_buf frames, entries; /* index records in file form */
     uint32_t frame_count, entry_count;
     slot slots[MAX_BATCH];
-    int slot_count, batch; /* slots that exist; slots that are filled at a time */
-    /* the entry that is being written */
+    int slot_count, batch; /* allocated slots; slots compressed at a time */
+    /* the entry being written */
     vptq_tensor entry; /* its name is in the arena */
     int kind, level;
-    size_t planes, left; /* left: bytes still to come */
+    size_t planes, left; /* left: bytes not written yet */
     uint32_t first_frame;
-    int filled; /* slots of the batch */
+    int filled; /* slots of the batch with a whole frame */
 };
 
 static void free_slots(vptq_archive_writer *w)
@@ -102,6 +102,12 @@ static vptq_status no_memory(const vptq_archive_writer *w, vptq_err *err)
     return vptq_fail(err, VPTQ_E_NOMEM, "%s: out of memory for compression", w->file.path);
 }
 
+static vptq_status compression_failed(const vptq_archive_writer *w, size_t code, vptq_err *err)
+{
+    return vptq_fail(err, VPTQ_E_NOMEM, "%s: compression failed: %s", w->file.path,
+                     ZSTD_getErrorName(code));
+}
+
 static vptq_status set_level(const vptq_archive_writer *w, ZSTD_CCtx *zstd, int level,
                              vptq_err *err)
 {
@@ -110,8 +116,7 @@ static vptq_status set_level(const vptq_archive_writer *w, ZSTD_CCtx *zstd, int 
                : VPTQ_OK;
 }
 
-/* One slot more, while the batch is not as large as it may become. */
-static vptq_status make_slot(vptq_archive_writer *w, vptq_err *err)
+static vptq_status add_slot(vptq_archive_writer *w, vptq_err *err)
 {
     slot *s = &w->slots[w->slot_count++];
     *s = (slot){.zstd = ZSTD_createCCtx()};
@@ -152,18 +157,16 @@ static void compress_frames(void *arg, size_t begin, size_t end, int thread)
 static vptq_status write_frame(vptq_archive_writer *w, const slot *s, vptq_err *err)
 {
     if (ZSTD_isError(s->packed_size))
-        return vptq_fail(err, VPTQ_E_NOMEM, "%s: compression failed: %s", w->file.path,
-                         ZSTD_getErrorName(s->packed_size));
+        return compression_failed(w, s->packed_size, err);
     uint8_t record[VPTQ_ARCHIVE_FRAME_BYTES];
     vptq_put_le(record, w->file.written, 8);
     vptq_put_le(record + 8, s->packed_size, 4);
     vptq_put_le(record + 12, s->raw_size, 4);
     vptq_put_le(record + 16, s->hash, 8);
-    vptq_status st = vptq_buf_add(&w->frames, record, sizeof record, err);
-    if (!st)
-        st = vptq_file_write(&w->file, s->packed, s->packed_size, err);
+    VPTQ_CHECK(vptq_buf_add(&w->frames, record, sizeof record, err));
+    VPTQ_CHECK(vptq_file_write(&w->file, s->packed, s->packed_size, err));
     w->frame_count++;
-    return st;
+    return VPTQ_OK;
 }
 
 static vptq_status flush_batch(vptq_archive_writer *w, vptq_err *err)
@@ -179,21 +182,21 @@ static vptq_status flush_batch(vptq_archive_writer *w, vptq_err *err)
 
 /* ---- entries ---- */
 
-static vptq_status take_name(vptq_archive_writer *w, const char *name, int kind, vptq_err *err)
+static vptq_status set_name(vptq_archive_writer *w, const char *name, int kind, vptq_err *err)
 {
     size_t len = strlen(name);
     bool fresh = false;
     if (!vptq_archive_name_ok(name, len, kind == VPTQ_ARCHIVE_TENSOR))
-        return vptq_fail(err, VPTQ_E_UNSUPPORTED, "%s: '%.100s' is no name for an entry",
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED, "%s: '%.100s' is not a valid entry name",
                          w->file.path, name);
     w->entry.name = vptq_arena_strndup(&w->arena, name, len, err);
     if (!w->entry.name)
         return VPTQ_E_NOMEM;
-    vptq_status st = vptq_strmap_add(&w->names[kind], w->entry.name, len, 0, &fresh, err);
-    if (!st && !fresh)
-        st = vptq_fail(err, VPTQ_E_UNSUPPORTED, "%s: two entries with the name '%.100s'",
-                       w->file.path, name);
-    return st;
+    VPTQ_CHECK(vptq_strmap_add(&w->names[kind], w->entry.name, len, 0, &fresh, err));
+    if (!fresh)
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED, "%s: duplicate entry '%.100s'", w->file.path,
+                         name);
+    return VPTQ_OK;
 }
 
 static vptq_status begin_entry(vptq_archive_writer *w, int kind, const vptq_tensor *t,
@@ -205,9 +208,9 @@ static vptq_status begin_entry(vptq_archive_writer *w, int kind, const vptq_tens
     w->planes = planes;
     w->level = level;
     w->first_frame = w->frame_count;
-    vptq_status st = take_name(w, t->name, kind, err);
-    w->left = st ? 0 : t->bytes;
-    return st;
+    VPTQ_CHECK(set_name(w, t->name, kind, err));
+    w->left = t->bytes;
+    return VPTQ_OK;
 }
 
 vptq_status vptq_archive_put(vptq_archive_writer *w, const void *data, size_t n, vptq_err *err)
@@ -216,16 +219,16 @@ vptq_status vptq_archive_put(vptq_archive_writer *w, const void *data, size_t n,
     VPTQ_BUG_IF(n > w->left);
     while (n) {
         if (w->filled == w->slot_count)
-            VPTQ_CHECK(make_slot(w, err));
+            VPTQ_CHECK(add_slot(w, err));
         slot *s = &w->slots[w->filled];
-        size_t room = VPTQ_ARCHIVE_FRAME_RAW - s->raw_size, part = n < room ? n : room;
+        size_t space = VPTQ_ARCHIVE_FRAME_RAW - s->raw_size, part = n < space ? n : space;
         memcpy(s->raw + s->raw_size, p, part);
         s->raw_size += part;
         w->left -= part;
         p += part;
         n -= part;
         if (s->raw_size < VPTQ_ARCHIVE_FRAME_RAW && w->left)
-            continue; /* more to come */
+            continue; /* the frame is not full yet */
         w->filled++;
         if (w->filled == w->batch || w->left == 0)
             VPTQ_CHECK(flush_batch(w, err));
@@ -276,7 +279,8 @@ vptq_status vptq_archive_begin_tensor(vptq_archive_writer *w, const vptq_tensor 
 {
     const vptq_dtype_info *info = vptq_dtype_get(t->type);
     VPTQ_BUG_IF(!info->safetensors);
-    /* exponents are alike, indices packed to the bit are not */
+    /* exponents of neighbours are alike and compress well side by side, packed indices do not
+     */
     return begin_entry(w, VPTQ_ARCHIVE_TENSOR, t, info->is_float ? info->bytes : 1, level, err);
 }
 
@@ -304,14 +308,11 @@ static vptq_status write_index(vptq_archive_writer *w, const vptq_buf *raw,
     if (!packed)
         return VPTQ_E_NOMEM;
     if (w->slot_count == 0)
-        VPTQ_TRY(make_slot(w, err));
+        VPTQ_TRY(add_slot(w, err));
     VPTQ_TRY(set_level(w, w->slots[0].zstd, INDEX_LEVEL, err));
     size_t n = ZSTD_compress2(w->slots[0].zstd, packed, bound, raw->data, raw->len);
-    if (ZSTD_isError(n)) {
-        st = vptq_fail(err, VPTQ_E_NOMEM, "%s: compression failed: %s", w->file.path,
-                       ZSTD_getErrorName(n));
-        goto out;
-    }
+    if (ZSTD_isError(n))
+        VPTQ_TRY(compression_failed(w, n, err));
     vptq_put_le(footer, w->file.written, 8);
     vptq_put_le(footer + 8, n, 8);
     vptq_put_le(footer + 16, raw->len, 8);
@@ -334,14 +335,12 @@ vptq_status vptq_archive_writer_commit(vptq_archive_writer *w, vptq_err *err)
     VPTQ_TRY(vptq_buf_add(&raw, counts, sizeof counts, err));
     VPTQ_TRY(vptq_buf_add(&raw, w->frames.data, w->frames.len, err));
     VPTQ_TRY(vptq_buf_add(&raw, w->entries.data, w->entries.len, err));
-    if (raw.len > VPTQ_ARCHIVE_INDEX_MAX) {
-        st = vptq_fail(err, VPTQ_E_UNSUPPORTED,
-                       "%s: %u entries in %u frames need an index of %zu bytes, more than the "
-                       "%d of the format",
-                       w->file.path, (unsigned)w->entry_count, (unsigned)w->frame_count,
-                       raw.len, (int)VPTQ_ARCHIVE_INDEX_MAX);
-        goto out;
-    }
+    if (raw.len > VPTQ_ARCHIVE_INDEX_MAX)
+        VPTQ_TRY(vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                           "%s: %u entries in %u frames need an index of %zu bytes; the format "
+                           "allows %d",
+                           w->file.path, (unsigned)w->entry_count, (unsigned)w->frame_count,
+                           raw.len, (int)VPTQ_ARCHIVE_INDEX_MAX));
     VPTQ_TRY(write_index(w, &raw, footer, err));
     make_header(hashed);
     memcpy(hashed + VPTQ_ARCHIVE_HEADER_BYTES, footer, VPTQ_ARCHIVE_FOOTER_HASHED);

@@ -5,7 +5,7 @@
 #include <sys/stat.h>
 
 #include "formats/hf/config.h"
-#include "formats/vptq/archive_layout.h"
+#include "formats/vptq/archive.h"
 #include "lib/pack/out.h"
 
 #define TEMPLATE_FILE "chat_template.jinja"

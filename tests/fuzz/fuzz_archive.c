@@ -4,7 +4,7 @@
 #include <zstd.h>
 
 #include "formats/vptq/archive.h"
-#include "formats/vptq/archive_layout.h"
+#include "formats/vptq/archive_internal.h"
 #include "tests/fuzz/fuzz_input.h"
 
 enum { MAX_LOAD = 16 << 20 };

@@ -1,4 +1,5 @@
-/* Archives: round trips, the same bytes for any number of threads, and no trust in the file. */
+/* Tests .vptq archives: round trips, the same bytes for any number of threads, and every kind
+ * of damaged or hostile file. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -7,7 +8,7 @@
 #include <zstd.h>
 
 #include "formats/vptq/archive.h"
-#include "formats/vptq/archive_layout.h"
+#include "formats/vptq/archive_internal.h"
 #include "tests/support/vtest.h"
 
 static vptq_tensor tensor(const char *name, vptq_dtype type, const void *data, uint64_t rows,
@@ -22,12 +23,12 @@ static vptq_tensor tensor(const char *name, vptq_dtype type, const void *data, u
                          .round_to = VPTQ_F32};
 }
 
-/* A text, a tensor of three frames and a bit, a small one of bytes and an empty one. */
+/* The sample: a text, a tensor of more than three frames, a small tensor and an empty one. */
 enum { BIG_ROWS = 3301, BIG_COLS = 1001 };
 static const char text[] = "{\"model_type\": \"llama\"}\n";
-static const int8_t few[6] = {1, -2, 3, -4, 5, -6};
+static const int8_t small_data[6] = {1, -2, 3, -4, 5, -6};
 
-/* The large one, `step` bytes handed over at a time; 0 = all at once, as a whole tensor. */
+/* Adds the large tensor in steps of `step` bytes; 0 = as a whole. */
 static vptq_status add_big(vptq_archive_writer *w, const float *big, size_t step, vptq_err *err)
 {
     const vptq_tensor t = tensor("model.big", VPTQ_F32, step ? NULL : big, BIG_ROWS, BIG_COLS);
@@ -48,7 +49,7 @@ static vptq_status write_in_steps(const char *path, bool force, const float *big
     vptq_status st = vptq_archive_writer_open(path, force, threads, mem, &w, err);
     if (st)
         return st;
-    vptq_tensor b = tensor("model.few", VPTQ_I8, few, 2, 3);
+    vptq_tensor b = tensor("model.few", VPTQ_I8, small_data, 2, 3);
     vptq_tensor c = tensor("model.none", VPTQ_F16, NULL, 0, 5);
     VPTQ_TRY(vptq_archive_add_file(w, "config.json", text, sizeof text - 1, 3, err));
     VPTQ_TRY(add_big(w, big, step, err));
@@ -106,14 +107,14 @@ static void test_round_trip(void **state)
         assert_ok(vptq_archive_load(a, e, threads, back, &err), &err);
         assert_memory_equal(back, big, (size_t)e->size);
     }
-    int8_t few_back[6];
+    int8_t small[6];
     e = vptq_archive_at(a, 2);
-    assert_ok(vptq_archive_load(a, e, 2, few_back, &err), &err);
-    assert_memory_equal(few_back, few, sizeof few);
+    assert_ok(vptq_archive_load(a, e, 2, small, &err), &err);
+    assert_memory_equal(small, small_data, sizeof small);
     e = vptq_archive_at(a, 3);
     assert_int_equal(e->size, 0);
     assert_int_equal(e->tensor.shape[1], 5);
-    assert_ok(vptq_archive_load(a, e, 2, few_back, &err), &err);
+    assert_ok(vptq_archive_load(a, e, 2, small, &err), &err);
     vptq_archive_close(a);
     free(back);
     free(big);
@@ -150,15 +151,15 @@ static void test_bad_names(void **state)
     assert_ok(vptq_archive_writer_open(path, false, 1, NULL, &w, &err), &err);
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
         assert_fails(vptq_archive_add_file(w, names[i], "x", 1, 3, &err), VPTQ_E_UNSUPPORTED,
-                     &err, "no name");
+                     &err, "not a valid entry name");
     assert_ok(vptq_archive_add_file(w, "a", "x", 1, 3, &err), &err);
     assert_fails(vptq_archive_add_file(w, "a", "x", 1, 3, &err), VPTQ_E_UNSUPPORTED, &err,
-                 "two entries");
+                 "duplicate entry 'a'");
     vptq_archive_writer_abort(w);
     assert_false(vptq_archive_is(path));
 }
 
-/* Every way to cut an entry gives its own bytes, and only the frames in question are read. */
+/* Every range of an entry gives its bytes, and only the frames that hold it are read. */
 static void test_parts(void **state)
 {
     static const size_t edges[] = {0,
@@ -192,7 +193,7 @@ static void test_parts(void **state)
         }
     assert_ok(vptq_archive_verify(a, e, 2, &err), &err);
     vptq_archive_close(a);
-    /* damage in its second frame is no trouble to who reads the first and the third */
+    /* damage in the second frame does not affect reading the first and the third */
     size_t n;
     char *bytes = vtest_read_file(path, &n);
     bytes[n / 3] ^= 1;
@@ -210,7 +211,7 @@ static void test_parts(void **state)
     free(big);
 }
 
-/* However a tensor's bytes are handed over, the file is the same. */
+/* The size of the pieces does not change the file. */
 static void test_pieces(void **state)
 {
     static const size_t steps[] = {1 << 20, 999983, 5000011, SIZE_MAX};
@@ -233,8 +234,8 @@ static void test_pieces(void **state)
     free(big);
 }
 
-/* A file that is cut short while it is open is an error, and not the end of the process. */
-static void test_cut_while_open(void **state)
+/* A file truncated while it is open causes an error, not a crash. */
+static void test_truncated_while_open(void **state)
 {
     char path[4096];
     vptq_err err = {0};
@@ -251,27 +252,27 @@ static void test_cut_while_open(void **state)
     free(big);
 }
 
-/* ---- archives made by hand, byte by byte as docs/formats.md has it ---- */
+/* ---- archives made byte by byte after docs/formats.md ---- */
 
 typedef struct hand_made {
     uint8_t bytes[4096], index[1024];
     size_t size, index_size;
-    uint8_t *frame, *entry; /* the only ones, in index */
+    uint8_t *frame, *entry; /* the only records, in index */
 } hand_made;
 
-/* A frame as the format wants it: with its size and a checksum. */
-static size_t pack(void *dst, size_t room, const void *src, size_t n, bool checksum)
+/* Compresses a frame with its size and a checksum. */
+static size_t pack(void *dst, size_t size, const void *src, size_t n, bool checksum)
 {
     ZSTD_CCtx *zstd = ZSTD_createCCtx();
     assert_non_null(zstd);
     ZSTD_CCtx_setParameter(zstd, ZSTD_c_checksumFlag, checksum);
-    size_t packed = ZSTD_compress2(zstd, dst, room, src, n);
+    size_t packed = ZSTD_compress2(zstd, dst, size, src, n);
     assert_false(ZSTD_isError(packed));
     ZSTD_freeCCtx(zstd);
     return packed;
 }
 
-/* Frame and index of a file "f" with 5 bytes. */
+/* Frame and index of a file "f" of 5 bytes. */
 static void begin_with(hand_made *h, bool checksum)
 {
     memset(h, 0, sizeof *h);
@@ -300,13 +301,13 @@ static void begin(hand_made *h)
     begin_with(h, true);
 }
 
-/* Index and footer behind the `size` bytes at `file`, which has `room` bytes for the packed
- * index: the size of the whole. */
-static size_t put_end(uint8_t *file, size_t size, size_t room, const uint8_t *index,
+/* Appends index and footer to the `size` bytes at `file`, which has space for `max_packed`
+ * bytes of packed index.  Returns the size of the file. */
+static size_t put_end(uint8_t *file, size_t size, size_t max_packed, const uint8_t *index,
                       size_t index_size)
 {
     uint8_t hashed[48];
-    size_t n = pack(file + size, room, index, index_size, true);
+    size_t n = pack(file + size, max_packed, index, index_size, true);
     uint8_t *footer = file + size + n;
     vptq_put_le(footer, size, 8);
     vptq_put_le(footer + 8, n, 8);
@@ -325,14 +326,6 @@ static void finish(hand_made *h, const char *path)
     vtest_write_file(path, h->bytes, h->size);
 }
 
-static void expect_bad(hand_made *h, const char *path, vptq_status code, const char *part)
-{
-    vptq_archive *a = NULL;
-    vptq_err err = {0};
-    finish(h, path);
-    assert_fails(vptq_archive_open(path, NULL, &a, &err), code, &err, part);
-}
-
 static void test_hand_made(void **state)
 {
     hand_made h;
@@ -348,89 +341,77 @@ static void test_hand_made(void **state)
     vptq_archive_close(a);
 }
 
+/* A change to a hand-made archive and the error it must cause. */
+typedef struct index_fault {
+    enum { FILE_BYTES, INDEX_BYTES, FRAME_RECORD, ENTRY_RECORD } where;
+    size_t offset, width; /* width 0: the part grows by `value` bytes */
+    uint64_t value;
+    const char *type; /* makes the entry a tensor of this type */
+    vptq_status code; /* 0 = VPTQ_E_FORMAT */
+    const char *expect;
+} index_fault;
+
+static const index_fault index_faults[] = {
+    {FILE_BYTES, 8, 1, 3, .code = VPTQ_E_UNSUPPORTED,
+     .expect = "archive version 3, expected 2"},
+    {INDEX_BYTES, 3, 1, 0xff, .expect = "index is truncated"}, /* four billion frames */
+    {INDEX_BYTES, 7, 1, 0xff, .expect = "index is truncated"},
+    {FRAME_RECORD, 0, 1, 17, .expect = "does not begin where the previous one ends"},
+    {FRAME_RECORD, 11, 1, 0x7f, .expect = "does not begin where the previous one ends"},
+    {FRAME_RECORD, 8, 4, 0, .expect = "size of a frame is wrong"},
+    {FRAME_RECORD, 12, 4, VPTQ_ARCHIVE_FRAME_RAW + 1, .expect = "size of a frame is wrong"},
+    {FILE_BYTES, 0, 0, 1, .expect = "do not reach the index"}, /* a byte outside all frames */
+    {INDEX_BYTES, 0, 0, 8, .expect = "does not end with its last entry"},
+    {ENTRY_RECORD, 0, 1, 2, .expect = "entry of its index is wrong"},
+    {ENTRY_RECORD, 3, 1, 1, .expect = "entry of its index is wrong"},
+    {ENTRY_RECORD, 24, 1, 'F', .expect = "index entry are not zero"}, /* a file has no type */
+    {ENTRY_RECORD, 39, 1, 1, .expect = "index entry are not zero"},   /* after the name */
+    {FILE_BYTES, 12, 1, 1, .expect = "header are not zero"},
+    {ENTRY_RECORD, 1, 1, 3, .expect = "byte planes"},
+    {ENTRY_RECORD, 1, 1, 2, .expect = "byte planes"}, /* 5 bytes are not whole pairs */
+    {ENTRY_RECORD, 4, 1, 200, .expect = "truncated"},
+    {ENTRY_RECORD, 8, 1, 1, .expect = "frames of an entry"},
+    {ENTRY_RECORD, 12, 1, 2, .expect = "frames of an entry"},
+    {ENTRY_RECORD, 16, 1, 4, .expect = "sizes of an entry's frames"},
+    {ENTRY_RECORD, 22, 1, 1, .expect = "frames of an entry"}, /* 2^48 bytes */
+    {ENTRY_RECORD, 32, 1, '/', .expect = "invalid name"},
+    {ENTRY_RECORD, 0, 1, 1, .type = "F99", .code = VPTQ_E_UNSUPPORTED, .expect = "F99"},
+    /* a scalar of 5 bytes */
+    {ENTRY_RECORD, 0, 1, 1, .type = "F32", .expect = "does not match its type and shape"},
+    /* nine dimensions */
+    {ENTRY_RECORD, 2, 1, 9, .type = "", .expect = "entry of its index is wrong"},
+};
+
+static void plant_fault(hand_made *h, const index_fault *f)
+{
+    uint8_t *const parts[] = {h->bytes, h->index, h->frame, h->entry};
+    if (f->width)
+        vptq_put_le(parts[f->where] + f->offset, f->value, (unsigned)f->width);
+    else if (f->where == FILE_BYTES)
+        h->size += f->value;
+    else
+        h->index_size += f->value;
+    if (f->type) {
+        h->entry[0] = 1;
+        memcpy(h->entry + 24, f->type, strlen(f->type));
+    }
+}
+
 static void test_bad_index(void **state)
 {
-    hand_made h;
     char path[4096];
     vtest_path(path, sizeof path, *state, "a.vptq");
-    begin(&h);
-    h.bytes[8] = 3;
-    expect_bad(&h, path, VPTQ_E_UNSUPPORTED, "archive version 3, expected 2");
-    begin(&h);
-    h.index[3] = 0xff; /* four billion frames */
-    expect_bad(&h, path, VPTQ_E_FORMAT, "index is cut off");
-    begin(&h);
-    h.index[7] = 0xff;
-    expect_bad(&h, path, VPTQ_E_FORMAT, "index is cut off");
-    begin(&h);
-    h.frame[0] = 17;
-    expect_bad(&h, path, VPTQ_E_FORMAT, "not where the one before it ends");
-    begin(&h);
-    h.frame[11] = 0x7f; /* packed size */
-    expect_bad(&h, path, VPTQ_E_FORMAT, "not where the one before it ends");
-    begin(&h);
-    vptq_put_le(h.frame + 8, 0, 4);
-    expect_bad(&h, path, VPTQ_E_FORMAT, "size of a frame is wrong");
-    begin(&h);
-    vptq_put_le(h.frame + 12, VPTQ_ARCHIVE_FRAME_RAW + 1, 4);
-    expect_bad(&h, path, VPTQ_E_FORMAT, "size of a frame is wrong");
-    begin(&h);
-    h.bytes[h.size++] = 0; /* a byte that belongs to no frame */
-    expect_bad(&h, path, VPTQ_E_FORMAT, "do not reach the index");
-    begin(&h);
-    h.index_size += 8;
-    expect_bad(&h, path, VPTQ_E_FORMAT, "does not end where it should");
-    begin(&h);
-    h.entry[0] = 2;
-    expect_bad(&h, path, VPTQ_E_FORMAT, "entry of its index is wrong");
-    begin(&h);
-    h.entry[3] = 1;
-    expect_bad(&h, path, VPTQ_E_FORMAT, "entry of its index is wrong");
-    begin(&h);
-    h.entry[24] = 'F'; /* a file has no type */
-    expect_bad(&h, path, VPTQ_E_FORMAT, "where zeros belong");
-    begin(&h);
-    h.entry[39] = 1; /* behind the name */
-    expect_bad(&h, path, VPTQ_E_FORMAT, "where zeros belong");
-    begin(&h);
-    h.bytes[12] = 1;
-    expect_bad(&h, path, VPTQ_E_FORMAT, "where zeros belong");
-    begin(&h);
-    h.entry[1] = 3;
-    expect_bad(&h, path, VPTQ_E_FORMAT, "byte planes");
-    begin(&h);
-    h.entry[1] = 2; /* 5 bytes are not whole pairs */
-    expect_bad(&h, path, VPTQ_E_FORMAT, "byte planes");
-    begin(&h);
-    h.entry[4] = 200;
-    expect_bad(&h, path, VPTQ_E_FORMAT, "cut off");
-    begin(&h);
-    h.entry[8] = 1;
-    expect_bad(&h, path, VPTQ_E_FORMAT, "frames of an entry");
-    begin(&h);
-    h.entry[12] = 2;
-    expect_bad(&h, path, VPTQ_E_FORMAT, "frames of an entry");
-    begin(&h);
-    h.entry[16] = 4;
-    expect_bad(&h, path, VPTQ_E_FORMAT, "sizes of an entry's frames");
-    begin(&h);
-    h.entry[22] = 1; /* 2^48 bytes */
-    expect_bad(&h, path, VPTQ_E_FORMAT, "frames of an entry");
-    begin(&h);
-    h.entry[32] = '/';
-    expect_bad(&h, path, VPTQ_E_FORMAT, "name that none can have");
-    begin(&h);
-    h.entry[0] = 1; /* a tensor of an unknown type */
-    memcpy(h.entry + 24, "F99", 3);
-    expect_bad(&h, path, VPTQ_E_UNSUPPORTED, "F99");
-    begin(&h);
-    h.entry[0] = 1; /* a scalar of 5 bytes */
-    memcpy(h.entry + 24, "F32", 3);
-    expect_bad(&h, path, VPTQ_E_FORMAT, "not that of its type and shape");
-    begin(&h);
-    h.entry[2] = 9; /* dimensions */
-    h.entry[0] = 1;
-    expect_bad(&h, path, VPTQ_E_FORMAT, "entry of its index is wrong");
+    for (size_t i = 0; i < sizeof index_faults / sizeof index_faults[0]; i++) {
+        const index_fault *f = &index_faults[i];
+        hand_made h;
+        vptq_archive *a = NULL;
+        vptq_err err = {0};
+        begin(&h);
+        plant_fault(&h, f);
+        finish(&h, path);
+        assert_fails(vptq_archive_open(path, NULL, &a, &err), f->code ? f->code : VPTQ_E_FORMAT,
+                     &err, f->expect);
+    }
 }
 
 static void expect_bad_frame(hand_made *h, const char *path)
@@ -441,11 +422,18 @@ static void expect_bad_frame(hand_made *h, const char *path)
     finish(h, path);
     assert_ok(vptq_archive_open(path, NULL, &a, &err), &err);
     assert_fails(vptq_archive_load(a, vptq_archive_at(a, 0), 1, copy, &err), VPTQ_E_CHECKSUM,
-                 &err, "file 'f' is damaged: frame 1 of 1 is not what its record says");
+                 &err, "file 'f' is damaged: frame 1 of 1 does not match its record");
     vptq_archive_close(a);
 }
 
-/* Frames whose checksum is right and which are something else than the format asks for. */
+/* Makes the frame end where the file does now and gives it the right checksum. */
+static void seal_frame(hand_made *h)
+{
+    vptq_put_le(h->frame + 8, h->size - 16, 4);
+    vptq_put_le(h->frame + 16, vptq_hash(h->bytes + 16, h->size - 16, 0), 8);
+}
+
+/* Frames with the right checksum that are not what the format requires. */
 static void test_bad_frames(void **state)
 {
     hand_made h;
@@ -458,21 +446,20 @@ static void test_bad_frames(void **state)
     expect_bad_frame(&h, path);
     begin(&h); /* two zstd frames in one */
     h.size += pack(h.bytes + h.size, 1024, "", 0, true);
-    vptq_put_le(h.frame + 8, h.size - 16, 4);
-    vptq_put_le(h.frame + 16, vptq_hash(h.bytes + 16, h.size - 16, 0), 8);
+    seal_frame(&h);
     expect_bad_frame(&h, path);
-    begin(&h); /* zstd's checksum of something else */
+    begin(&h); /* zstd's checksum of other data */
     h.bytes[h.size - 1] ^= 1;
-    vptq_put_le(h.frame + 16, vptq_hash(h.bytes + 16, h.size - 16, 0), 8);
+    seal_frame(&h);
     expect_bad_frame(&h, path);
     begin(&h);
-    memset(h.bytes + 16, 0x55, h.size - 16); /* nothing of zstd's */
-    vptq_put_le(h.frame + 16, vptq_hash(h.bytes + 16, h.size - 16, 0), 8);
+    memset(h.bytes + 16, 0x55, h.size - 16); /* not zstd data */
+    seal_frame(&h);
     expect_bad_frame(&h, path);
 }
 
-/* Frames of zeros are tiny: an archive that is almost nothing else is refused before anybody
- * allocates what it claims. */
+/* Frames of zeros are tiny: an archive of almost nothing else is refused before the claimed
+ * size is allocated. */
 static void test_bomb(void **state)
 {
     enum { FRAMES = 100 };
@@ -503,10 +490,9 @@ static void test_bomb(void **state)
     vptq_put_le(e + 12, FRAMES, 4);
     vptq_put_le(e + 16, (uint64_t)FRAMES * VPTQ_ARCHIVE_FRAME_RAW, 8);
     e[32] = 'f';
-    size_t at = 16 + FRAMES * n;
-    size_t all = put_end(file, at, 60000, index, index_size);
+    size_t size = put_end(file, 16 + FRAMES * n, 60000, index, index_size);
     vtest_path(path, sizeof path, *state, "a.vptq");
-    vtest_write_file(path, file, all);
+    vtest_write_file(path, file, size);
     assert_fails(vptq_archive_open(path, NULL, &a, &err), VPTQ_E_FORMAT, &err,
                  "would unpack to 419430400");
     free(file);
@@ -514,7 +500,7 @@ static void test_bomb(void **state)
     free(zeros);
 }
 
-/* An archive that was written by another implementation (tests/golden/make_pack_corpus.py). */
+/* An archive written by another implementation (tests/golden/make_pack_corpus.py). */
 static void test_other_writer(void **state)
 {
     (void)state;
@@ -560,7 +546,7 @@ static void write_small(const char *path)
     vptq_archive_writer_abort(w);
 }
 
-/* Reads everything; what comes without an error must be what was written. */
+/* Reads everything; data read without an error must be what was written. */
 static vptq_status read_small(const char *path, vptq_mem *mem, vptq_err *err)
 {
     vptq_archive *a = NULL;
@@ -580,12 +566,12 @@ out:
     return st;
 }
 
-/* Changes a byte of a file where it stands. */
-static void change_byte(const char *path, size_t at, char byte)
+/* Overwrites one byte of a file. */
+static void change_byte(const char *path, size_t offset, char byte)
 {
     int fd = open(path, O_WRONLY);
     assert_true(fd >= 0);
-    assert_int_equal(pwrite(fd, &byte, 1, (off_t)at), 1);
+    assert_int_equal(pwrite(fd, &byte, 1, (off_t)offset), 1);
     close(fd);
 }
 
@@ -612,7 +598,7 @@ static void test_every_flipped_byte(void **state)
     free(bytes);
 }
 
-/* ---- one byte of a larger one, anywhere ---- */
+/* ---- one flipped byte anywhere in a larger archive ---- */
 
 enum { TENSORS = 24, FLIPS = 1000, MAX_NUMBERS = 6000 };
 
@@ -635,21 +621,22 @@ static void write_many(const char *path)
     vptq_archive_writer_abort(w);
 }
 
-/* What stands at byte `at` of the file: the entries' frames follow each other from 16 on. */
-static const char *what_is_at(const vptq_archive *a, size_t size, size_t at)
+/* Names the part of the file that holds byte `offset`.  The entries' frames begin at byte 16.
+ */
+static const char *part_at(const vptq_archive *a, size_t size, size_t offset)
 {
     uint64_t end = VPTQ_ARCHIVE_HEADER_BYTES;
-    if (at < end)
+    if (offset < end)
         return "header";
     for (size_t i = 0; i < vptq_archive_count(a); i++) {
         end += vptq_archive_at(a, i)->packed_size;
-        if (at < end)
+        if (offset < end)
             return vptq_archive_at(a, i)->name;
     }
-    return at < size - VPTQ_ARCHIVE_FOOTER_BYTES ? "index" : "footer";
+    return offset < size - VPTQ_ARCHIVE_FOOTER_BYTES ? "index" : "footer";
 }
 
-/* The sentence about the only thing that is wrong. */
+/* Opens and verifies everything; at most one thing may be wrong. */
 static vptq_status verify_all(const char *path, vptq_err *err)
 {
     vptq_archive *a = NULL;
@@ -680,9 +667,9 @@ static void test_flips_are_named(void **state)
     assert_ok(vptq_archive_open(path, NULL, &a, &err), &err);
     char *bytes = vtest_read_file(path, &size);
     for (size_t i = 0; i < FLIPS; i++) {
-        /* even steps over the whole file, a different change at each */
+        /* evenly spaced over the whole file, with a different change each time */
         size_t at = i * (size - 1) / (FLIPS - 1);
-        const char *what = what_is_at(a, size, at);
+        const char *what = part_at(a, size, at);
         change_byte(path, at, (char)(bytes[at] ^ (int)(1 + i % 255)));
         vptq_status st = verify_all(path, &err);
         change_byte(path, at, bytes[at]);
@@ -739,7 +726,7 @@ int main(int argc, char **argv)
         IN_SCRATCH(test_hand_made),
         IN_SCRATCH(test_parts),
         IN_SCRATCH(test_pieces),
-        IN_SCRATCH(test_cut_while_open),
+        IN_SCRATCH(test_truncated_while_open),
         IN_SCRATCH(test_bad_frames),
         IN_SCRATCH(test_bad_index),
         IN_SCRATCH(test_bomb),

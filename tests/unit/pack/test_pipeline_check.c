@@ -7,7 +7,7 @@
 
 #include "formats/hf/safetensors.h"
 #include "formats/vptq/archive.h"
-#include "formats/vptq/archive_layout.h"
+#include "formats/vptq/archive_internal.h"
 #include "formats/vptq/layer_file.h"
 #include "lib/base/half.h"
 #include "lib/pack/pack.h"
@@ -157,7 +157,7 @@ static const fault faults[] = {
     {ENTRY, VPACKED_DOWN, .text = "norm_dim", .json = "0", .is_warning = true,
      .expect = "'" VPACKED_DOWN "' has key 'norm_dim'"},
     {ENTRY, VPACKED_GATE, .text = "indices_as_float", .json = "null", .is_warning = true,
-     .expect = "'" VPACKED_GATE "' has no 'indices_as_float'"},
+     .expect = "'" VPACKED_GATE "' lacks key 'indices_as_float'"},
     {SET16, VPACKED_DOWN ".weight_bias", 2, 0x7bff, .is_warning = true,
      .expect = "'" VPACKED_DOWN "' has a weight of magnitude 65"},
     {ADD_ENTRY, VPACKED_DOWN, .text = "model.layers.3.mlp.down_proj", .is_warning = true,
