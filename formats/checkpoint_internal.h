@@ -1,31 +1,50 @@
-/* Parts of the checkpoint module that are shared by its files: opening of the quantized kinds,
- * and what they hold. */
+/* Internal to formats/checkpoint*.c: what an open checkpoint holds, and the steps of opening
+ * one. Order of the files, each calling only those before it: checkpoint.c (an open
+ * checkpoint), checkpoint_quantized.c (quantized matrices), checkpoint_open.c (detection and
+ * opening). */
 #ifndef VPTQ_FORMATS_CHECKPOINT_INTERNAL_H
 #define VPTQ_FORMATS_CHECKPOINT_INTERNAL_H
 
 #include "formats/checkpoint.h"
+#include "formats/vptq/archive.h"
+#include "formats/vptq/layer_file.h"
 
 enum { VPTQ_CONFIG_LIMIT = 64 << 20 }; /* bytes of a config.json or quantize.json */
+#define VPTQ_CONFIG_FILE "config.json"
 
-/* What kind a path is, by content; VPTQ_E_FORMAT saying what was looked for. */
-vptq_status vptq_checkpoint_detect(const char *path, vptq_checkpoint_kind *kind,
-                                   vptq_err *err) VPTQ_MUST_CHECK;
+typedef struct vptq_checkpoint_files {
+    vptq_archive *archive;   /* ARCHIVE */
+    int threads;             /* for unpacking it */
+    vptq_layer_file *layers; /* WORK */
+    size_t layer_count;
+} vptq_checkpoint_files;
 
-/* The rest of opening, with kind, path, arena and set of `c` in place; on failure the caller
- * releases c. */
+/* ---- checkpoint.c ---- */
+
+vptq_status vptq_checkpoint_add_files(vptq_checkpoint *c, vptq_err *err) VPTQ_MUST_CHECK;
+/* Reads a file of an archive, at most `limit` bytes, into `arena`. */
+vptq_status vptq_checkpoint_archive_text(const vptq_checkpoint *c, const char *name,
+                                         size_t limit, vptq_arena *arena, vptq_text *text,
+                                         vptq_err *err) VPTQ_MUST_CHECK;
+
+/* ---- checkpoint_quantized.c: c has kind, path, arena and set; on failure the caller releases
+ * it ---- */
+
 vptq_status vptq_checkpoint_open_packed(bool shapes_only, vptq_checkpoint *c,
                                         vptq_err *err) VPTQ_MUST_CHECK;
 vptq_status vptq_checkpoint_open_archive(const vptq_ctx *ctx, bool shapes_only,
                                          vptq_checkpoint *c, vptq_err *err) VPTQ_MUST_CHECK;
-vptq_status vptq_checkpoint_open_work(const vptq_ctx *ctx, const char *base, vptq_checkpoint *c,
+
+/* The manifest of a work directory; the texts are in the arena of the checkpoint. */
+typedef struct vptq_work_header {
+    const char *base, *fingerprint;
+    const char *tokenizer; /* "" = that of the base model */
+} vptq_work_header;
+/* Also sets c->storage. */
+vptq_status vptq_checkpoint_read_work_header(vptq_checkpoint *c, vptq_work_header *h,
+                                             vptq_err *err) VPTQ_MUST_CHECK;
+/* Adds the tensors of c->base, rounded to c->storage, and the finished matrices. */
+vptq_status vptq_checkpoint_read_work(const vptq_ctx *ctx, vptq_checkpoint *c,
                                       vptq_err *err) VPTQ_MUST_CHECK;
-void vptq_checkpoint_release_extra(vptq_checkpoint *c);
-/* tokenizer.json of an ARCHIVE. */
-vptq_status vptq_checkpoint_archive_vocab(const vptq_checkpoint *c, const vptq_ctx *ctx,
-                                          vptq_vocab *v, vptq_err *err) VPTQ_MUST_CHECK;
-/* A file of an ARCHIVE that is no tensor; *text is NULL where there is none. */
-vptq_status vptq_checkpoint_archive_text(const vptq_checkpoint *c, const char *name,
-                                         size_t limit, vptq_arena *arena, char **text,
-                                         size_t *len, vptq_err *err) VPTQ_MUST_CHECK;
 
 #endif

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "formats/gguf/write.h"
+#include "formats/gguf/model.h"
 #include "formats/vocab/build.h"
 
 enum { KEY_MAX = 96 };

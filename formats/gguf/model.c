@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "formats/gguf/write.h"
+#include "formats/gguf/model.h"
 
 enum { KEY_MAX = 128 };
 

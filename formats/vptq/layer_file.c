@@ -161,8 +161,8 @@ static vptq_status read_matrix(const char *path, const vptq_metadata meta[META_C
     vptq_status st = vptq_json_parse(meta[2].value, strlen(meta[2].value), path, &entry, err);
     if (st)
         return st;
-    VPTQ_TRY(
-        vptq_packed_read(&f->set, entry, meta[1].value, path, &f->set.arena, &f->matrix, err));
+    VPTQ_TRY(vptq_packed_read(&(vptq_packed_source){&f->set, entry, meta[1].value, path},
+                              &f->set.arena, &f->matrix, err));
     const vptq_vq_shape *s = &f->matrix.vq.shape;
     VPTQ_TRY(read_float_codebook(f, path, "centroids_f32", s->k, &f->centroids_f32, err));
     if (s->k_res)

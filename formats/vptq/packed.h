@@ -1,9 +1,11 @@
-/* The published VPTQ layout: tensors P.centroids.weight, P.res_centroids.weight, P.indices,
- * P.outlier_centroids.weight, P.outlier_indices, P.perm, P.weight_scale, P.weight_bias, P.bias
- * of a linear at module path P, and the `quantization_config` of config.json.  Byte layout and
- * quirks: docs/formats.md.  Reads everything upstream or its forks wrote (shared_layer_config,
- * text_config, the two extra keys, indices_as_float null or true, unpacked I16 indices, k_res >
- * k); writes only the portable form. */
+/* The published VPTQ layout of a linear layer at module path P: tensors P.centroids.weight,
+ * P.res_centroids.weight, P.indices, P.outlier_centroids.weight, P.outlier_indices, P.perm,
+ * P.weight_scale, P.weight_bias and P.bias, described by the `quantization_config` of
+ * config.json.  Byte layout and quirks: docs/formats.md.
+ *
+ * Reads every form that upstream or its forks wrote (shared_layer_config, text_config, the two
+ * extra keys, indices_as_float null or true, unpacked I16 indices, k_res > k); writes only the
+ * portable form. */
 #ifndef VPTQ_FORMATS_VPTQ_PACKED_H
 #define VPTQ_FORMATS_VPTQ_PACKED_H
 
@@ -17,83 +19,88 @@ typedef struct vptq_packed_matrix {
     vptq_dtype storage; /* F16 or BF16: type of every stored number */
 } vptq_packed_matrix;
 
-/* The shape of a matrix as vptq_packed_tensors stores it. */
-vptq_vq_shape vptq_packed_stored_shape(const vptq_vq_shape *s);
+/* ---- config.json ---- */
 
-/* What a config entry says, before any tensor is seen. */
+/* Layout of a matrix according to its config entry. */
 typedef struct vptq_packed_layout {
     vptq_vq_shape shape; /* has_perm, has_norm as flagged */
     bool bit_packed;     /* false: the training form, I16 `indices` and `res_indices` */
-    bool as_float;       /* 16-bit indices may be called F16: their bits are those of u16 */
+    bool as_float;       /* 16-bit indices may be labelled F16; their bits are those of U16 */
     bool has_bias;
 } vptq_packed_layout;
 
-/* The quantization_config, at the top or inside text_config; NULL when there is none. */
+/* The quantization_config, at the top or inside text_config; NULL if there is none. */
 const json_t *vptq_packed_config(const json_t *config);
-/* Looks up the entry of a module: config_for_layers by full name, else shared_layer_config by
- * last component; NULL when the module is not quantized.  `config` is the whole config.json. */
+/* Entry of a module: from config_for_layers by full name, else from shared_layer_config by last
+ * component; NULL if the module is not quantized.  `config` is the whole config.json. */
 const json_t *vptq_packed_entry(const json_t *config, const char *module);
-/* Whether config.json says quant_method vptq (also inside text_config). */
+/* True if config.json has quant_method vptq (also inside text_config). */
 bool vptq_packed_is_config(const json_t *config);
 
-/* Missing keys, wrong types, impossible shapes: VPTQ_E_FORMAT or VPTQ_E_SHAPE naming file,
- * module and key.  Keys that no reader needs are ignored. */
+/* Missing keys, wrong types and impossible shapes are VPTQ_E_FORMAT or VPTQ_E_SHAPE naming
+ * file, module and key.  Ignores keys that readers do not need. */
 vptq_status vptq_packed_parse_entry(const json_t *entry, const char *name, const char *file,
                                     vptq_packed_layout *out, vptq_err *err) VPTQ_MUST_CHECK;
 
-/* The module that a tensor of the layout belongs to: length of P when the name is P and one of
- * the parts above (P.bias, which is a plain tensor, not counted), else 0. */
+/* The shape that vptq_packed_tensors stores for a matrix of shape *s. */
+vptq_vq_shape vptq_packed_stored_shape(const vptq_vq_shape *s);
+/* Makes the config_for_layers entry (portable keys) of the matrix as vptq_packed_tensors stores
+ * it.  has_bias: the linear layer has a bias.  The caller owns *entry. */
+vptq_status vptq_packed_make_entry(const vptq_packed_matrix *m, bool has_bias, json_t **entry,
+                                   vptq_err *err) VPTQ_MUST_CHECK;
+
+/* ---- reading ---- */
+
+/* Length of P for a tensor named P plus one of the parts above except P.bias, which is a plain
+ * tensor; 0 for other names. */
 size_t vptq_packed_module_length(const char *tensor_name);
 
-/* One matrix out of a set; codebooks are widened to float in `arena`, indices stay views where
- * the file allows it.  Everything is checked: shapes against the entry and the file, indices
- * below k, perm a permutation, finite numbers.  What is packed in an archive is unpacked into
- * `arena`.  `file` is for messages. */
-vptq_status vptq_packed_read(const vptq_tensor_set *set, const json_t *entry, const char *name,
-                             const char *file, vptq_arena *arena, vptq_packed_matrix *out,
-                             vptq_err *err) VPTQ_MUST_CHECK;
+/* One matrix within a set of tensors. */
+typedef struct vptq_packed_source {
+    const vptq_tensor_set *set;
+    const json_t *entry;
+    const char *name; /* module path */
+    const char *file; /* for messages */
+} vptq_packed_source;
 
-/* What reading sees without a look at any bytes: shapes and types against the entry, and what
- * is missing; the matrix has no data. */
-vptq_status vptq_packed_read_shape(const vptq_tensor_set *set, const json_t *entry,
-                                   const char *name, const char *file, vptq_arena *arena,
+/* Reads one matrix.  Codebooks are widened to float in `arena`; indices stay views if the file
+ * allows it; archived tensors are unpacked into `arena`.  Checks shapes against the entry and
+ * the file, indices against k, that perm is a permutation, and that numbers are finite. */
+vptq_status vptq_packed_read(const vptq_packed_source *source, vptq_arena *arena,
+                             vptq_packed_matrix *out, vptq_err *err) VPTQ_MUST_CHECK;
+
+/* Checks only shapes, types and presence of the tensors; the matrix has no data. */
+vptq_status vptq_packed_read_shape(const vptq_packed_source *source, vptq_arena *arena,
                                    vptq_packed_matrix *out, vptq_err *err) VPTQ_MUST_CHECK;
 
-/* As reading, but tells everything that is wrong, part by part, instead of stopping at the
- * first; parts that nothing reads count as wrong, too.  *whole: nothing was, and *out is what
- * reading gives.  A tensor of the set without data or source is one whose bytes are known to
- * be damaged: the matrix is not whole, and nothing more is said of it.  Fails for lack of
- * memory and where the file cannot be read. */
+/* Like vptq_packed_read, but passes every fault of every part to `fault` instead of stopping at
+ * the first; parts that no reader uses count as faults.  *whole: there was no fault, and *out
+ * is valid.  A tensor with neither data nor source is damaged: the matrix is not whole, and the
+ * fault has already been reported.  Fails only for lack of memory or if the file cannot be
+ * read. */
 typedef void (*vptq_fault_fn)(void *arg, const char *text);
-vptq_status vptq_packed_check(const vptq_tensor_set *set, const json_t *entry, const char *name,
-                              const char *file, vptq_arena *arena, vptq_fault_fn fault,
-                              void *arg, vptq_packed_matrix *out, bool *whole,
-                              vptq_err *err) VPTQ_MUST_CHECK;
+vptq_status vptq_packed_check(const vptq_packed_source *source, vptq_arena *arena,
+                              vptq_fault_fn fault, void *arg, vptq_packed_matrix *out,
+                              bool *whole, vptq_err *err) VPTQ_MUST_CHECK;
 
-/* Rows of `indices` in which bits behind the last index are set. */
+/* ---- writing ---- */
+
+/* Number of rows of `indices` with bits set after the last index. */
 size_t vptq_packed_count_dirty_rows(const vptq_vq *q);
 
-/* The tensors of a matrix as they are to be stored (names and data in `arena`), appended to
- * list[*count]; the list has room for 8 more.  G = 1 without outliers is written with its
- * permutation absorbed; bits behind the last index of a row are cleared; a matrix without
- * normalization gets scale 1 and bias 0 (upstream's kernels want them; x * 1 + 0 is x).
- * VPTQ_E_UNSUPPORTED for k_res > k, whose indices upstream's readers cut. */
+/* Appends the stored tensors of a matrix (names and data in `arena`) to list[*count]; the list
+ * has space for VPTQ_PACKED_MAX_TENSORS more.  With G = 1 and no outliers the permutation is
+ * absorbed into the indices.  Bits after the last index of a row are cleared.  A matrix without
+ * normalization gets scale 1 and bias 0, which upstream's kernels require (x * 1 + 0 is x).
+ * VPTQ_E_UNSUPPORTED for k_res > k, because upstream's readers truncate such indices. */
 enum { VPTQ_PACKED_MAX_TENSORS = 8 };
 vptq_status vptq_packed_tensors(const vptq_packed_matrix *m, vptq_arena *arena,
                                 vptq_tensor *list, size_t *count,
                                 vptq_err *err) VPTQ_MUST_CHECK;
-/* Its config_for_layers entry (portable keys); has_bias: the linear has a bias of its own.  The
- * caller owns *entry.  Describes the matrix as vptq_packed_tensors stores it. */
-vptq_status vptq_packed_make_entry(const vptq_packed_matrix *m, bool has_bias, json_t **entry,
-                                   vptq_err *err) VPTQ_MUST_CHECK;
 
-/* Main and residual codebook change places, in the indices, too (k_res > 0): their sum is the
- * same. New indices in `arena`. */
+/* Exchanges main and residual codebook and their fields in the indices (k_res > 0), which
+ * leaves the decoded weights the same.  The new indices are in `arena`. */
 vptq_status vptq_packed_swap_codebooks(vptq_vq *q, vptq_arena *arena,
                                        vptq_err *err) VPTQ_MUST_CHECK;
-
-/* The permutation folded into the indices (G = 1, no outliers), new indices in `arena`. */
-vptq_status vptq_packed_absorb_perm(vptq_vq *q, vptq_arena *arena,
-                                    vptq_err *err) VPTQ_MUST_CHECK;
 
 #endif

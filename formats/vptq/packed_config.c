@@ -1,9 +1,9 @@
-/* The `quantization_config` of config.json: finding, reading and making entries. */
+/* The `quantization_config` of config.json: finds, parses and makes the entries of layers. */
 #include <string.h>
 
 #include "formats/vptq/packed.h"
 
-/* Upstream keeps it at the top, or inside text_config for models with other towers. */
+/* Upstream puts it at the top, or inside text_config for multimodal models. */
 const json_t *vptq_packed_config(const json_t *config)
 {
     const json_t *q = json_object_get(config, "quantization_config");
@@ -29,10 +29,9 @@ const json_t *vptq_packed_entry(const json_t *config, const char *module)
     return json_object_get(json_object_get(q, "shared_layer_config"), dot ? dot + 1 : module);
 }
 
-/* "FILE: layer MODULE", which messages about an entry begin with. */
 typedef struct entry_reader {
     const json_t *entry;
-    char where[768];
+    char where[768]; /* "FILE: layer MODULE", for messages */
     vptq_err *err;
 } entry_reader;
 
@@ -44,7 +43,7 @@ static vptq_status read_size(const entry_reader *r, const char *key, uint32_t *o
     return st;
 }
 
-/* [outlier, main]; -1 and 0 both mean none. */
+/* Reads [outlier, main]; -1 and 0 both mean none. */
 static vptq_status read_pair(const entry_reader *r, const char *key, uint32_t pair[2])
 {
     const json_t *list = json_object_get(r->entry, key);
@@ -59,7 +58,7 @@ static vptq_status read_pair(const entry_reader *r, const char *key, uint32_t pa
         json_int_t value = json_integer_value(item);
         if (!json_is_integer(item) || value < -1 || value > VPTQ_VQ_MAX_K)
             return vptq_fail(r->err, VPTQ_E_FORMAT,
-                             "%s: key '%s' holds something that is no number from -1 to %d",
+                             "%s: key '%s' holds a value that is not a number from -1 to %d",
                              r->where, key, (int)VPTQ_VQ_MAX_K);
         pair[i] = value < 0 ? 0 : (uint32_t)value;
     }
@@ -81,8 +80,8 @@ static vptq_status read_codebooks(const entry_reader *r, vptq_vq_shape *s)
         if (k_res[0])
             return vptq_fail(
                 r->err, VPTQ_E_UNSUPPORTED,
-                "%s: the outlier columns have a residual codebook of %u centroids, "
-                "which the layout has no tensor for",
+                "%s: the outlier columns have a residual codebook of %u centroids, for "
+                "which the layout has no tensor",
                 r->where, (unsigned)k_res[0]);
     }
     return VPTQ_OK;
@@ -95,7 +94,7 @@ vptq_status vptq_packed_parse_entry(const json_t *entry, const char *name, const
     snprintf(r.where, sizeof r.where, "%.400s: layer '%.200s'", file, name);
     if (!json_is_object(entry))
         return vptq_fail(err, VPTQ_E_FORMAT,
-                         "%s: its entry in quantization_config is no object", r.where);
+                         "%s: its entry in quantization_config is not an object", r.where);
     vptq_packed_layout layout = {.bit_packed = true};
     vptq_vq_shape *s = &layout.shape;
     VPTQ_CHECK(read_size(&r, "in_features", &s->in));
@@ -115,6 +114,19 @@ vptq_status vptq_packed_parse_entry(const json_t *entry, const char *name, const
         return vptq_err_context(err, "%s", r.where);
     *out = layout;
     return VPTQ_OK;
+}
+
+static bool can_absorb_perm(const vptq_vq_shape *s)
+{
+    return s->has_perm && s->groups == 1 && s->outliers == 0;
+}
+
+vptq_vq_shape vptq_packed_stored_shape(const vptq_vq_shape *s)
+{
+    vptq_vq_shape stored = *s;
+    stored.has_norm = true;
+    stored.has_perm = s->has_perm && !can_absorb_perm(s);
+    return stored;
 }
 
 vptq_status vptq_packed_make_entry(const vptq_packed_matrix *m, bool has_bias, json_t **entry,

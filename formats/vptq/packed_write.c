@@ -1,30 +1,24 @@
-/* A matrix as it is to be stored: the tensors of the portable form. */
+/* Makes the tensors of a matrix in the portable form of the published layout. */
 #include <math.h>
 #include <string.h>
 
 #include "formats/vptq/packed.h"
 #include "lib/base/half.h"
 
-static bool can_absorb(const vptq_vq_shape *s)
+/* Zeroed words for the indices of a matrix. */
+static uint32_t *new_words(const vptq_vq_shape *s, vptq_arena *arena, vptq_err *err)
 {
-    return s->has_perm && s->groups == 1 && s->outliers == 0;
+    size_t rows = (size_t)s->groups * vptq_vq_vector_rows(s);
+    return vptq_arena_zalloc(arena, rows * vptq_vq_row_words(s), sizeof(uint32_t), err);
 }
 
-vptq_vq_shape vptq_packed_stored_shape(const vptq_vq_shape *s)
-{
-    vptq_vq_shape stored = *s;
-    stored.has_norm = true;
-    stored.has_perm = s->has_perm && !can_absorb(s);
-    return stored;
-}
-
-vptq_status vptq_packed_absorb_perm(vptq_vq *q, vptq_arena *arena, vptq_err *err)
+/* Reorders the indices (G = 1, no outliers) so that the matrix needs no permutation. */
+static vptq_status absorb_perm(vptq_vq *q, vptq_arena *arena, vptq_err *err)
 {
     vptq_vq_shape *s = &q->shape;
-    VPTQ_BUG_IF(!can_absorb(s) || !q->perm);
     size_t vector_rows = vptq_vq_vector_rows(s), row_words = vptq_vq_row_words(s);
     unsigned bits = vptq_vq_index_bits(s);
-    uint32_t *words = vptq_arena_zalloc(arena, vector_rows * row_words, sizeof *words, err);
+    uint32_t *words = new_words(s, arena, err);
     if (!words)
         return VPTQ_E_NOMEM;
     for (size_t r = 0; r < vector_rows; r++)
@@ -44,7 +38,7 @@ vptq_status vptq_packed_swap_codebooks(vptq_vq *q, vptq_arena *arena, vptq_err *
     size_t rows = (size_t)s->groups * vptq_vq_vector_rows(s), row_words = vptq_vq_row_words(s);
     unsigned bits = vptq_vq_index_bits(s), main_bits = vptq_log2u(s->k);
     unsigned res_bits = vptq_log2u(s->k_res);
-    uint32_t *words = vptq_arena_zalloc(arena, rows * row_words, sizeof *words, err);
+    uint32_t *words = new_words(s, arena, err);
     if (!words)
         return VPTQ_E_NOMEM;
     for (size_t r = 0; r < rows; r++)
@@ -66,7 +60,7 @@ vptq_status vptq_packed_swap_codebooks(vptq_vq *q, vptq_arena *arena, vptq_err *
 
 /* ---- padding ---- */
 
-/* Bits of the last word of a row that indices take; 0 = all. */
+/* Number of bits used in the last word of a row; 0 = all. */
 static unsigned last_bits(const vptq_vq_shape *s)
 {
     return (unsigned)((uint64_t)s->group_size * vptq_vq_index_bits(s) % 32);
@@ -89,7 +83,7 @@ static vptq_status clear_padding(vptq_vq *q, vptq_arena *arena, vptq_err *err)
     size_t rows = (size_t)s->groups * vptq_vq_vector_rows(s), row_words = vptq_vq_row_words(s);
     if (vptq_packed_count_dirty_rows(q) == 0)
         return VPTQ_OK;
-    uint32_t *words = vptq_arena_alloc(arena, rows * row_words, sizeof *words, err);
+    uint32_t *words = new_words(s, arena, err);
     if (!words)
         return VPTQ_E_NOMEM;
     memcpy(words, q->indices, rows * row_words * sizeof *words);
@@ -98,6 +92,8 @@ static vptq_status clear_padding(vptq_vq *q, vptq_arena *arena, vptq_err *err)
     q->indices = words;
     return VPTQ_OK;
 }
+
+/* ---- tensors ---- */
 
 typedef struct matrix_writer {
     const vptq_packed_matrix *m;
@@ -124,11 +120,11 @@ static vptq_status add_part(const matrix_writer *w, const char *part, vptq_tenso
     return VPTQ_OK;
 }
 
-/* `x` has shape[0] * shape[1] numbers for dims 2, shape[0] for dims 1. */
-static vptq_status add_numbers(const matrix_writer *w, const char *part, uint32_t dims,
-                               uint64_t rows, uint64_t cols, const float *x)
+/* Adds x, rounded to the storage type: a [rows, cols] matrix, or with rows 0 a vector. */
+static vptq_status add_numbers(const matrix_writer *w, const char *part, uint64_t rows,
+                               uint64_t cols, const float *x)
 {
-    size_t n = (size_t)(dims == 2 ? rows * cols : cols);
+    size_t n = (size_t)((rows ? rows : 1) * cols);
     uint16_t *stored = vptq_arena_alloc(w->arena, n, sizeof *stored, w->err);
     if (!stored)
         return VPTQ_E_NOMEM;
@@ -144,9 +140,10 @@ static vptq_status add_numbers(const matrix_writer *w, const char *part, uint32_
         vptq_f32_to_f16_n(x, stored, n);
     else
         vptq_f32_to_bf16_n(x, stored, n);
-    vptq_tensor t = {.type = w->m->storage, .dims = dims, .shape = {rows, cols}};
-    if (dims == 1)
-        t.shape[0] = cols;
+    vptq_tensor t = {.type = w->m->storage};
+    if (rows)
+        t.shape[t.dims++] = rows;
+    t.shape[t.dims++] = cols;
     return add_part(w, part, t, stored);
 }
 
@@ -163,8 +160,8 @@ static vptq_status add_norm(const matrix_writer *w, const vptq_vq *q)
         scale = ones;
         bias = zeros;
     }
-    VPTQ_CHECK(add_numbers(w, "weight_scale", 1, 1, q->shape.in, scale));
-    return add_numbers(w, "weight_bias", 1, 1, q->shape.in, bias);
+    VPTQ_CHECK(add_numbers(w, "weight_scale", 0, q->shape.in, scale));
+    return add_numbers(w, "weight_bias", 0, q->shape.in, bias);
 }
 
 static vptq_status add_outliers(const matrix_writer *w, const vptq_vq *q)
@@ -173,7 +170,7 @@ static vptq_status add_outliers(const matrix_writer *w, const vptq_vq *q)
     vptq_tensor indices = {
         .type = VPTQ_I16, .dims = 3, .shape = {1, (s->out + s->v0 - 1) / s->v0, s->outliers}};
     VPTQ_CHECK(add_part(w, "outlier_indices", indices, q->outlier_indices));
-    return add_numbers(w, "outlier_centroids.weight", 2, 1, (uint64_t)s->k0 * s->v0,
+    return add_numbers(w, "outlier_centroids.weight", 1, (uint64_t)s->k0 * s->v0,
                        q->outlier_centroids);
 }
 
@@ -184,11 +181,11 @@ vptq_status vptq_packed_tensors(const vptq_packed_matrix *m, vptq_arena *arena,
     matrix_writer w = {.m = m, .arena = arena, .list = list, .count = count, .err = err};
     if (q.shape.k_res > q.shape.k)
         return vptq_fail(err, VPTQ_E_UNSUPPORTED,
-                         "layer '%s': %u residual centroids over %u main ones cannot be "
-                         "written: other readers of the layout would cut the indices",
+                         "layer '%s': cannot write %u residual centroids for %u main ones: "
+                         "other readers of the layout truncate such indices",
                          m->name, (unsigned)q.shape.k_res, (unsigned)q.shape.k);
-    if (can_absorb(&q.shape))
-        VPTQ_CHECK(vptq_packed_absorb_perm(&q, arena, err));
+    if (q.shape.has_perm && !vptq_packed_stored_shape(&q.shape).has_perm)
+        VPTQ_CHECK(absorb_perm(&q, arena, err));
     VPTQ_CHECK(clear_padding(&q, arena, err));
     const vptq_vq_shape *s = &q.shape;
     vptq_tensor indices = {.type = VPTQ_I32,
@@ -198,10 +195,10 @@ vptq_status vptq_packed_tensors(const vptq_packed_matrix *m, vptq_arena *arena,
     if (s->outliers)
         VPTQ_CHECK(add_outliers(&w, &q));
     VPTQ_CHECK(
-        add_numbers(&w, "centroids.weight", 2, s->groups, (uint64_t)s->k * s->v, q.centroids));
+        add_numbers(&w, "centroids.weight", s->groups, (uint64_t)s->k * s->v, q.centroids));
     if (s->k_res)
-        VPTQ_CHECK(add_numbers(&w, "res_centroids.weight", 2, s->groups,
-                               (uint64_t)s->k_res * s->v, q.res_centroids));
+        VPTQ_CHECK(add_numbers(&w, "res_centroids.weight", s->groups, (uint64_t)s->k_res * s->v,
+                               q.res_centroids));
     VPTQ_CHECK(add_norm(&w, &q));
     if (s->has_perm) {
         vptq_tensor perm = {.type = VPTQ_I16, .dims = 1, .shape = {s->in}};

@@ -58,17 +58,15 @@ static vptq_status add_gguf_ends(const vptq_model *m, const vptq_gguf *g, vptq_i
 }
 
 /* A JSON file that came with the model; *json is NULL where there is none. */
-static vptq_status companion_json(const vptq_ctx *ctx, const vptq_model *m, const char *name,
-                                  bool tokenizer, vptq_arena *arena, json_t **json,
-                                  vptq_err *err)
+static vptq_status companion_json(const vptq_model *m, const char *name, bool tokenizer,
+                                  vptq_arena *arena, json_t **json, vptq_err *err)
 {
-    char *text;
-    size_t len;
+    vptq_text text;
     *json = NULL;
-    vptq_status st = vptq_checkpoint_companion(&m->ckpt, ctx, name, tokenizer,
-                                               VPTQ_TOKENIZER_LIMIT, arena, &text, &len, err);
-    if (!st && text)
-        st = vptq_json_parse_reals(text, len, name, json, err);
+    vptq_status st = vptq_checkpoint_companion(&m->ckpt, name, tokenizer, VPTQ_TOKENIZER_LIMIT,
+                                               arena, &text, err);
+    if (!st && text.data)
+        st = vptq_json_parse_reals(text.data, text.len, name, json, err);
     return st;
 }
 
@@ -84,7 +82,7 @@ vptq_status vptq_model_ends(const vptq_ctx *ctx, const vptq_model *m, vptq_ids *
     if (m->tokenizer)
         VPTQ_TRY(add_end(m, m->vocab.eos, ends, err));
     VPTQ_TRY(add_ends_of(m, origin->config, ends, err));
-    VPTQ_TRY(companion_json(ctx, m, "generation_config.json", false, &arena, &generation, err));
+    VPTQ_TRY(companion_json(m, "generation_config.json", false, &arena, &generation, err));
     VPTQ_TRY(add_ends_of(m, generation, ends, err));
     if (origin->gguf && m->ckpt.tokenizer == origin->tokenizer)
         VPTQ_TRY(add_gguf_ends(m, origin->gguf, ends, err));
@@ -127,18 +125,19 @@ static vptq_status find_template(const vptq_ctx *ctx, const vptq_model *m, const
     static const char jinja[] = "chat_template.jinja", other[] = "chat_template.json";
     vptq_status st = VPTQ_OK;
     json_t *json = NULL;
-    char *text;
+    vptq_text text;
     if (file)
         return read_template(ctx, file, arena, s, err);
-    VPTQ_TRY(vptq_checkpoint_companion(&m->ckpt, ctx, jinja, true, VPTQ_TEMPLATE_LIMIT, arena,
-                                       &text, &s->len, err));
-    s->text = text;
+    VPTQ_TRY(vptq_checkpoint_companion(&m->ckpt, jinja, true, VPTQ_TEMPLATE_LIMIT, arena, &text,
+                                       err));
+    s->text = text.data;
+    s->len = text.len;
     s->name = jinja;
     if (!s->text)
         take_text(s, vptq_chat_template_of(json_object_get(config, "chat_template")),
                   "the chat template of tokenizer_config.json");
     if (!s->text) {
-        VPTQ_TRY(companion_json(ctx, m, other, true, arena, &json, err));
+        VPTQ_TRY(companion_json(m, other, true, arena, &json, err));
         const char *found = vptq_chat_template_of(json_object_get(json, "chat_template"));
         take_text(s, found ? vptq_arena_strdup(arena, found, err) : NULL, other);
         st = found && !s->text ? VPTQ_E_NOMEM : VPTQ_OK;
@@ -361,7 +360,7 @@ vptq_status vptq_chat_prompt(const vptq_ctx *ctx, const vptq_model *m,
         VPTQ_TRY(no_memory(err));
     if (!m->tokenizer)
         VPTQ_TRY(vptq_fail(err, VPTQ_E_ARG, "%s: a chat needs a tokenizer", m->ckpt.path));
-    VPTQ_TRY(companion_json(ctx, m, "tokenizer_config.json", true, &arena, &config, err));
+    VPTQ_TRY(companion_json(m, "tokenizer_config.json", true, &arena, &config, err));
     VPTQ_TRY(find_template(ctx, m, o->template_file, config, &arena, &s, err));
     VPTQ_TRY(vptq_template_parse(s.text, s.len, s.name, ctx->mem, &c.template, err));
     VPTQ_TRY(set(c.variables, "tools", json_null(), err));

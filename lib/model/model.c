@@ -112,13 +112,13 @@ static vptq_status need(const vptq_model *m, const char *name, uint64_t rows, ui
 {
     vptq_status st = vptq_tensor_need(&m->ckpt.set, name, rows, cols, out, err);
     if (st)
-        return vptq_checkpoint_tell(&m->ckpt, st, err);
+        return vptq_checkpoint_report_fault(&m->ckpt, st, err);
     const vptq_dtype_info *info = vptq_dtype_get((*out)->type);
     if (!info->is_float)
         st = vptq_fail(err, VPTQ_E_UNSUPPORTED,
                        "%s: tensor '%s' holds %s values, expected real numbers", (*out)->file,
                        name, info->name);
-    return vptq_checkpoint_tell(&m->ckpt, st, err);
+    return vptq_checkpoint_report_fault(&m->ckpt, st, err);
 }
 
 static vptq_status need_in_block(const vptq_model *m, uint32_t layer, const char *path,
@@ -142,7 +142,7 @@ static vptq_status check_packed(const vptq_model *m, const vptq_packed_matrix *p
     const vptq_vq_shape *s = &p->vq.shape;
     if (s->out == rows && s->in == cols)
         return VPTQ_OK;
-    return vptq_checkpoint_tell(
+    return vptq_checkpoint_report_fault(
         &m->ckpt,
         vptq_fail(err, VPTQ_E_SHAPE,
                   "%s: quantized matrix '%s' has shape [%u, %u], expected [%u, %u]",

@@ -142,8 +142,9 @@ static vptq_status check_packed(checking *k, const vptq_packed_matrix *m, vptq_e
     vptq_packed_matrix read;
     vptq_arena arena;
     vptq_arena_init(&arena, k->dev->ctx->mem);
-    vptq_status st = vptq_packed_read(&c->set, vptq_packed_entry(c->config, m->name), m->name,
-                                      c->path, &arena, &read, err);
+    vptq_status st = vptq_packed_read(
+        &(vptq_packed_source){&c->set, vptq_packed_entry(c->config, m->name), m->name, c->path},
+        &arena, &read, err);
     if (!st) {
         read.name = m->name; /* kept by the quirks */
         vptq_quirks_add(&k->quirks, c->config, &c->set, &read);

@@ -3,8 +3,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "formats/gguf/model.h"
 #include "formats/gguf/quants.h"
-#include "formats/gguf/write.h"
 #include "lib/model/model.h"
 #include "lib/pack/out.h"
 

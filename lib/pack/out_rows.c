@@ -43,8 +43,10 @@ static vptq_status open_matrix(vptq_out_rows *r, const vptq_packed_matrix *m, vp
     const vptq_checkpoint *c = r->from;
     vptq_packed_matrix read = *m;
     if (is_packed(c) && !m->vq.indices)
-        VPTQ_CHECK(vptq_packed_read(&c->set, vptq_packed_entry(c->config, m->name), m->name,
-                                    c->path, &r->arena, &read, err));
+        VPTQ_CHECK(vptq_packed_read(&(vptq_packed_source){&c->set,
+                                                          vptq_packed_entry(c->config, m->name),
+                                                          m->name, c->path},
+                                    &r->arena, &read, err));
     VPTQ_CHECK(r->dev->ops->matrix_open(r->dev->state, &read.vq, &r->matrix, err));
     VPTQ_CHECK(
         r->dev->ops->alloc(r->dev->state, r->most * r->cols, sizeof(float), &r->device, err));

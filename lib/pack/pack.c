@@ -65,7 +65,8 @@ static vptq_status read_again(packing *p, const vptq_packed_matrix *m, bool firs
 {
     const vptq_checkpoint *c = p->c;
     const json_t *entry = vptq_packed_entry(c->config, m->name);
-    vptq_status st = vptq_packed_read(&c->set, entry, m->name, c->path, &p->arena, stored, err);
+    vptq_status st = vptq_packed_read(&(vptq_packed_source){&c->set, entry, m->name, c->path},
+                                      &p->arena, stored, err);
     if (st)
         return st;
     stored->name = m->name;

@@ -1,6 +1,6 @@
 /* Any bytes as a GGUF file: what is accepted is described, renamed, read to its end, and its
  * tokenizer is taken. */
-#include "formats/gguf/gguf.h"
+#include "formats/gguf/model.h"
 #include "formats/vocab/vocab.h"
 #include "tests/fuzz/fuzz_input.h"
 

@@ -49,7 +49,8 @@ static void read_modules(const json_t *config, vptq_tensor_set *set)
         vptq_packed_matrix m;
         module = json_object_iter_key(it);
         entry = json_object_iter_value(it);
-        if (vptq_packed_read(set, entry, module, "input", &set->arena, &m, NULL) == VPTQ_OK)
+        if (vptq_packed_read(&(vptq_packed_source){set, entry, module, "input"}, &set->arena,
+                             &m, NULL) == VPTQ_OK)
             use_matrix(&dev, &m);
         it = json_object_iter_next((json_t *)(uintptr_t)layers, it);
     }

@@ -49,7 +49,7 @@ bad 1 "nothing" pack --check nothing
 bad 1 "nothing" pack --unpack nothing -o out
 bad 1 "no quantized matrices" pack "$hf" -o out
 mkdir empty
-bad 1 "empty: is no model" pack empty -o out
+bad 1 "empty is not a model" pack empty -o out
 [ ! -e out ] || fail "an output was made"
 
 # Outputs that are there.

@@ -42,7 +42,7 @@ unpack "$hf" -o model.gguf -f > out.txt
 expect_exit 2 unpack model.gguf -o model.gguf -f 2> err.txt
 expect_line err.txt "is the input itself"
 expect_exit 1 unpack "$bin" -o none.gguf 2> err.txt
-expect_line err.txt "give --tokenizer FILE"
+expect_line err.txt "pass --tokenizer FILE"
 expect_exit 2 unpack "$hf" -o none.gguf --embeddings q4_0 2> err.txt
 expect_line err.txt "expected f16, bf16, f32 or q8_0"
 expect_exit 2 unpack "$hf" -o none --embeddings q8_0 2> err.txt

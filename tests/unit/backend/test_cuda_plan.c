@@ -294,7 +294,9 @@ static void test_real_model(void **state)
         vptq_packed_matrix m;
         snprintf(name, sizeof name, "model.layers.%zu.%s", i / 7, linears[i % 7]);
         const json_t *entry = vptq_packed_entry(config, name);
-        assert_ok(vptq_packed_read(&set, entry, name, path, &set.arena, &m, &err), &err);
+        assert_ok(vptq_packed_read(&(vptq_packed_source){&set, entry, name, path}, &set.arena,
+                                   &m, &err),
+                  &err);
         check_real(&m.vq, "h200", VPTQ_CUDA_GEMV_SMEM);
         check_real(&m.vq, "rtx4090", VPTQ_CUDA_GEMV_DIRECT);
     }

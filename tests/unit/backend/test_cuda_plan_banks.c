@@ -427,7 +427,9 @@ static void test_real_codes(void **state)
             vptq_packed_matrix m;
             snprintf(name, sizeof name, "model.layers.%d.mlp.up_proj", layer);
             const json_t *entry = vptq_packed_entry(config, name);
-            assert_ok(vptq_packed_read(&set, entry, name, path, &set.arena, &m, &err), &err);
+            assert_ok(vptq_packed_read(&(vptq_packed_source){&set, entry, name, path},
+                                       &set.arena, &m, &err),
+                      &err);
             add_real(&m.vq, copies, &sum);
         }
         assert_int_equal(sum.tiles, 220);

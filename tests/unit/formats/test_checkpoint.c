@@ -406,19 +406,21 @@ static void test_fingerprint_of_quantized_kinds(void **state)
 
 /* ---- refusals ---- */
 
-static void test_refuses_what_is_no_model(void **state)
+static void test_refuses_files_that_are_not_models(void **state)
 {
     refuse(state, "absent", VPTQ_E_IO, "absent");
     make_dir(state, "empty");
     refuse(state, "empty", VPTQ_E_FORMAT, "neither config.json");
+    make_dir(state, "hub/snapshots");
+    refuse(state, "hub", VPTQ_E_FORMAT, "keeps its models in snapshots/REVISION");
     write_text(state, "text", "no model at all");
-    refuse(state, "text", VPTQ_E_FORMAT, "neither a GGUF file");
+    refuse(state, "text", VPTQ_E_FORMAT, "is not a model: expected");
     write_text(state, "nothing", "");
-    refuse(state, "nothing", VPTQ_E_FORMAT, "neither a GGUF file");
+    refuse(state, "nothing", VPTQ_E_FORMAT, "is not a model: expected");
     write_text(state, "short.gguf", "GGUF\3");
     refuse(state, "short.gguf", VPTQ_E_FORMAT, "short.gguf");
     vtest_copy_file(LLAMA3 "/model.safetensors", *state, "model.safetensors");
-    refuse(state, "model.safetensors", VPTQ_E_FORMAT, "named by its directory");
+    refuse(state, "model.safetensors", VPTQ_E_FORMAT, "directory (not a file in it)");
 }
 
 static void test_refuses_broken_directories(void **state)
@@ -445,7 +447,7 @@ static void test_refuses_unclaimed_matrices(void **state)
                  "layers.0.self_attn.x_proj");
     refuse(state, "packed", VPTQ_E_FORMAT, "lists no linear");
     replace_text(state, "packed/config.json", "layers.1.mlp.down_proj", "layers.1.x");
-    refuse(state, "packed", VPTQ_E_FORMAT, "lists no linear of a block");
+    refuse(state, "packed", VPTQ_E_FORMAT, "lists no linear layer of the model");
 }
 
 static void test_refuses_work_of_another_model(void **state)
@@ -484,7 +486,7 @@ static void test_refuses_broken_work(void **state)
     assert_int_equal(remove(path), 0);
     in(path, state, "work/layer_000_q_proj.safetensors");
     vtest_copy_file(path, *state, "work/layer_000_again.safetensors");
-    refuse(state, "work", VPTQ_E_FORMAT, "is there twice");
+    refuse(state, "work", VPTQ_E_FORMAT, "duplicate matrix 'model.layers.0.self_attn.q_proj'");
     in(path, state, "work/layer_000_again.safetensors");
     assert_int_equal(remove(path), 0);
     size_t n;
@@ -548,7 +550,7 @@ static void test_large_config_in_an_archive(void **state)
     assert_ok(vptq_archive_writer_commit(w, &err), &err);
     vptq_archive_writer_abort(w);
     refuse(state, "large.vptq", VPTQ_E_FORMAT,
-           "file 'config.json' has 67108865 bytes, more than the 67108864 expected");
+           "file 'config.json' has 67108865 bytes, expected at most 67108864");
     free(spaces);
 }
 
@@ -579,7 +581,7 @@ int main(int argc, char **argv)
         scratch_test(test_golden_packed_model),
         scratch_test(test_fingerprint_covers_what_counts),
         scratch_test(test_fingerprint_of_quantized_kinds),
-        scratch_test(test_refuses_what_is_no_model),
+        scratch_test(test_refuses_files_that_are_not_models),
         scratch_test(test_refuses_broken_directories),
         scratch_test(test_refuses_unclaimed_matrices),
         scratch_test(test_refuses_work_of_another_model),

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "formats/gguf/gguf.h"
+#include "formats/gguf/model.h"
 #include "tests/support/vgguf.h"
 #include "tests/support/vtest.h"
 

@@ -7,8 +7,8 @@
 #include <unistd.h>
 
 #include "formats/checkpoint.h"
+#include "formats/gguf/model.h"
 #include "formats/gguf/quants.h"
-#include "formats/gguf/write.h"
 #include "formats/vocab/build.h"
 #include "lib/base/half.h"
 #include "lib/pack/pack.h"
@@ -511,7 +511,7 @@ static void test_models_that_do_not_go(void **state)
     vtest_path(out, sizeof out, *state, "out.gguf");
     put_small(tok, gpt2, small_merges);
     assert_fails(export(llama, out, NULL, VPTQ_F16, VPTQ_F16, NULL, &err), VPTQ_E_FORMAT, &err,
-                 "give --tokenizer FILE");
+                 "pass --tokenizer FILE");
     assert_fails(export(llama, out, tok, VPTQ_Q8_0, VPTQ_F16, NULL, &err), VPTQ_E_UNSUPPORTED,
                  &err, "which Q8_0 cannot hold in blocks of 32");
     assert_fails(export(QWEN2, out, tok, VPTQ_F16, VPTQ_F16, NULL, &err), VPTQ_E_UNSUPPORTED,

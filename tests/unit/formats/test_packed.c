@@ -57,7 +57,8 @@ static void open_golden(golden *g, const char *scratch)
     assert_ok(vptq_json_load(path, 1 << 20, &g->config, &err), &err);
     const json_t *entry = vptq_packed_entry(g->config, LAYER);
     assert_non_null(entry);
-    assert_ok(vptq_packed_read(&g->set, entry, LAYER, "layer", &g->set.arena, &g->m, &err),
+    assert_ok(vptq_packed_read(&(vptq_packed_source){&g->set, entry, LAYER, "layer"},
+                               &g->set.arena, &g->m, &err),
               &err);
     assert_string_equal(g->m.name, LAYER);
 }
@@ -157,7 +158,9 @@ static void check_round_trip(golden *g)
     vptq_packed_matrix back;
     json_t *entry = NULL;
     write_to_set(&g->m, &set, &entry);
-    assert_ok(vptq_packed_read(&set, entry, LAYER, "copy", &set.arena, &back, &err), &err);
+    assert_ok(vptq_packed_read(&(vptq_packed_source){&set, entry, LAYER, "copy"}, &set.arena,
+                               &back, &err),
+              &err);
     const vptq_vq *a = &g->m.vq, *b = &back.vq;
     vptq_vq_shape want = vptq_packed_stored_shape(&a->shape);
     assert_memory_equal(&b->shape, &want, sizeof want);
@@ -237,7 +240,7 @@ static void test_more_residual_than_main(void **state)
     vptq_tensor list[VPTQ_PACKED_MAX_TENSORS];
     size_t count = 0;
     assert_fails(vptq_packed_tensors(&g.m, &g.set.arena, list, &count, &err),
-                 VPTQ_E_UNSUPPORTED, &err, "256 residual centroids over 16");
+                 VPTQ_E_UNSUPPORTED, &err, "256 residual centroids for 16");
     close_golden(&g);
 }
 
@@ -310,7 +313,9 @@ static void test_model_configs(void **state)
             if (f == 0)
                 first[i] = layout;
             assert_memory_equal(&layout.shape, &first[i].shape, sizeof layout.shape);
-            assert_ok(vptq_packed_read(&set, entry, name, path, &set.arena, &m, &err), &err);
+            assert_ok(vptq_packed_read(&(vptq_packed_source){&set, entry, name, path},
+                                       &set.arena, &m, &err),
+                      &err);
             assert_int_equal(m.storage, VPTQ_F16);
         }
         json_decref(config);
@@ -436,7 +441,8 @@ static vptq_status read_small(const small_matrix *s, vptq_mem *mem, vptq_tensor_
         if (s->list[i].name)
             VPTQ_CHECK(vptq_tensor_set_add(set, &s->list[i], err));
     VPTQ_CHECK(vptq_tensor_set_finish(set, err));
-    return vptq_packed_read(set, s->entry, "P", "x.safetensors", &set->arena, m, err);
+    return vptq_packed_read(&(vptq_packed_source){set, s->entry, "P", "x.safetensors"},
+                            &set->arena, m, err);
 }
 
 static void expect(small_matrix *s, vptq_status code, const char *text)
@@ -505,7 +511,7 @@ static void test_bad_indices(void **state)
     small_matrix s;
     make_small(&s, true);
     s.indices[1][0][2] = K;
-    expect(&s, VPTQ_E_FORMAT, "'P.indices': row 2, column 2: index 8, but there are 8");
+    expect(&s, VPTQ_E_FORMAT, "'P.indices': row 2, column 2: index 8, expected less than 8");
     make_small(&s, true);
     s.res[0][1][3] = 0xffff;
     expect(&s, VPTQ_E_FORMAT, "'P.res_indices': row 1, column 3: index 65535");
@@ -514,13 +520,13 @@ static void test_bad_indices(void **state)
     expect(&s, VPTQ_E_FORMAT, "'P.outlier_indices': row 2, column 0: index 4");
     make_small(&s, false);
     s.perm[4] = s.perm[0];
-    expect(&s, VPTQ_E_FORMAT, "no permutation: element 4 names column 0 again");
+    expect(&s, VPTQ_E_FORMAT, "not a permutation: element 4 repeats column 0");
     make_small(&s, false);
     s.perm[8] = IN;
-    expect(&s, VPTQ_E_FORMAT, "element 8 is no column of the 9");
+    expect(&s, VPTQ_E_FORMAT, "element 8 is not a column below 9");
     make_small(&s, true);
     s.perm64[3] = -1;
-    expect(&s, VPTQ_E_FORMAT, "element 3 is no column of the 9");
+    expect(&s, VPTQ_E_FORMAT, "element 3 is not a column below 9");
 }
 
 static void test_bad_tensors(void **state)
@@ -551,7 +557,7 @@ static void test_bad_tensors(void **state)
     expect(&s, VPTQ_E_FORMAT, "'P.weight_bias' is missing");
     make_small(&s, false);
     json_object_set_new(s.entry, "enable_norm", json_false());
-    expect(&s, VPTQ_E_FORMAT, "'P.weight_scale' is there, but the entry");
+    expect(&s, VPTQ_E_FORMAT, "'P.weight_scale' is present, but the layer's entry");
 }
 
 static void test_bad_entries(void **state)

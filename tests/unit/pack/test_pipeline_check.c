@@ -94,12 +94,13 @@ static const fault faults[] = {
     {SET16, VPACKED_DOWN ".outlier_indices", 6, 8,
      .expect = "down_proj.outlier_indices': row 1, column 2: index 8"},
     {SET16, VPACKED_DOWN ".perm", 3, 0,
-     .expect = "down_proj.perm' is no permutation: element 3"},
+     .expect = "down_proj.perm' is not a permutation: element 3"},
     {SET16, VPACKED_DOWN ".perm", 23, VPACKED_FFN,
-     .expect = "down_proj.perm': element 23 is no column"},
-    {SET64, VPACKED_GATE ".perm", 7, -1, .expect = "gate_proj.perm': element 7 is no column"},
+     .expect = "down_proj.perm': element 23 is not a column"},
+    {SET64, VPACKED_GATE ".perm", 7, -1,
+     .expect = "gate_proj.perm': element 7 is not a column"},
     {SET64, VPACKED_GATE ".perm", 2, 65536 + 6,
-     .expect = "gate_proj.perm': element 2 is no column"},
+     .expect = "gate_proj.perm': element 2 is not a column"},
     {SET16, VPACKED_DOWN ".centroids.weight", 70, 0x7e00,
      .expect = "down_proj.centroids.weight': element 70 is nan"},
     {SET16, VPACKED_GATE ".res_centroids.weight", 5, 0x7c00,
@@ -128,9 +129,9 @@ static const fault faults[] = {
     {COPY, VPACKED_DOWN ".perm", .text = "model.layers.0.mlp.up_proj.perm",
      .expect = "tensor 'model.layers.0.mlp.up_proj.perm' is part of a quantized matrix"},
     {COPY, "model.layers.0.mlp.up_proj.weight", .text = VPACKED_GATE ".weight",
-     .expect = "tensor '" VPACKED_GATE ".weight' is there, but"},
+     .expect = "tensor '" VPACKED_GATE ".weight' is present, but"},
     {COPY, VPACKED_DOWN ".outlier_indices", .text = VPACKED_DOWN ".res_indices",
-     .expect = "tensor '" VPACKED_DOWN ".res_indices' is there, but"},
+     .expect = "tensor '" VPACKED_DOWN ".res_indices' is present, but"},
     {TRANSPOSE, VPACKED_DOWN ".indices",
      .expect = "down_proj.indices' is [4, 2, 2], expected [2, 4, 2]"},
     {TRANSPOSE, "model.layers.0.self_attn.k_proj.weight",
@@ -144,7 +145,7 @@ static const fault faults[] = {
      .expect = "layer '" VPACKED_DOWN "'"},
     {ENTRY, VPACKED_GATE, .text = "vector_lens", .expect = "key 'vector_lens' is missing"},
     {ENTRY, VPACKED_DOWN, .text = "enable_perm", .json = "false",
-     .expect = "tensor '" VPACKED_DOWN ".perm' is there, but"},
+     .expect = "tensor '" VPACKED_DOWN ".perm' is present, but"},
     {ENTRY, VPACKED_GATE, .text = "out_features", .json = "22",
      .expect = "quantized matrix '" VPACKED_GATE "' has shape [22, 16], expected [24, 16]"},
     {CONFIG, .text = "num_hidden_layers", .json = "2", .expect = "model.layers.1."},
@@ -411,7 +412,8 @@ static void write_layer(work *w, const char *name, double factor)
     for (size_t i = 0; i < p.count; i++)
         assert_ok(vptq_tensor_set_add(&set, &p.list[i], &err), &err);
     assert_ok(vptq_tensor_set_finish(&set, &err), &err);
-    assert_ok(vptq_packed_read(&set, vpacked_entry(&p, VPACKED_DOWN), VPACKED_DOWN, "plan",
+    assert_ok(vptq_packed_read(&(vptq_packed_source){&set, vpacked_entry(&p, VPACKED_DOWN),
+                                                     VPACKED_DOWN, "plan"},
                                &set.arena, &m, &err),
               &err);
     w->bits = vptq_vq_count_bits(&m.vq.shape).per_weight;

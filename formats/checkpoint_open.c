@@ -1,0 +1,271 @@
+/* Opens a MODEL: detects its kind, reads the plain kinds and finds the tokenizer. */
+#include <string.h>
+
+#include "formats/checkpoint_internal.h"
+#include "formats/gguf/model.h"
+#include "formats/hf/config.h"
+#include "formats/hf/safetensors.h"
+#include "formats/llama2c.h"
+
+/* ---- detection ---- */
+
+static vptq_status load_config(const char *dir, json_t **config, vptq_err *err)
+{
+    char path[4096];
+    VPTQ_CHECK(vptq_path_join(path, sizeof path, dir, VPTQ_CONFIG_FILE, err));
+    return vptq_json_load(path, VPTQ_CONFIG_LIMIT, config, err);
+}
+
+static bool has_file(const char *dir, const char *name)
+{
+    char path[4096];
+    return !vptq_path_join(path, sizeof path, dir, name, NULL) && vptq_path_exists(path);
+}
+
+static vptq_status detect_dir(const char *path, vptq_checkpoint_kind *kind, vptq_err *err)
+{
+    json_t *json = NULL;
+    if (has_file(path, VPTQ_WORK_FILE)) {
+        *kind = VPTQ_CKPT_WORK;
+        return VPTQ_OK;
+    }
+    if (!has_file(path, VPTQ_CONFIG_FILE))
+        return vptq_fail(
+            err, VPTQ_E_FORMAT,
+            "%s is not a model: found neither " VPTQ_CONFIG_FILE
+            " (a Hugging Face model) nor " VPTQ_WORK_FILE " (a quantize work directory)%s",
+            path,
+            has_file(path, "snapshots") ? "; a hub cache keeps its models in snapshots/REVISION"
+                                        : "");
+    VPTQ_CHECK(load_config(path, &json, err));
+    *kind = vptq_packed_is_config(json) ? VPTQ_CKPT_PACKED : VPTQ_CKPT_HF;
+    json_decref(json);
+    return VPTQ_OK;
+}
+
+/* Detects the kind of a path by its content. */
+static vptq_status detect(const char *path, vptq_checkpoint_kind *kind, vptq_err *err)
+{
+    vptq_map map = {NULL, 0};
+    if (vptq_path_is_dir(path))
+        return detect_dir(path, kind, err);
+    /* gives a missing or unreadable file the system's error message */
+    VPTQ_CHECK(vptq_map_open(path, &map, err));
+    vptq_map_release(&map);
+    if (vptq_gguf_is(path))
+        *kind = VPTQ_CKPT_GGUF;
+    else if (vptq_archive_is(path))
+        *kind = VPTQ_CKPT_ARCHIVE;
+    else if (vptq_llama2c_is(path))
+        *kind = VPTQ_CKPT_LLAMA2C;
+    else
+        return vptq_fail(err, VPTQ_E_FORMAT,
+                         "%s is not a model: expected a Hugging Face directory (not a file in "
+                         "it), a GGUF file, a .vptq archive or a llama2.c file",
+                         path);
+    return VPTQ_OK;
+}
+
+static bool is_plain(vptq_checkpoint_kind kind)
+{
+    return kind == VPTQ_CKPT_HF || kind == VPTQ_CKPT_GGUF || kind == VPTQ_CKPT_LLAMA2C;
+}
+
+/* ---- the plain kinds ---- */
+
+/* Refuses other quantization methods, which would otherwise fail with missing tensors. */
+static vptq_status refuse_other_methods(const char *path, const json_t *config, vptq_err *err)
+{
+    const json_t *q = json_object_get(config, "quantization_config");
+    const char *method = json_string_value(json_object_get(q, "quant_method"));
+    if (!method)
+        return VPTQ_OK;
+    return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                     "%s: is quantized by '%.64s', only vptq is supported", path, method);
+}
+
+static vptq_status open_hf(vptq_checkpoint *c, vptq_err *err)
+{
+    char name[4096];
+    VPTQ_CHECK(vptq_path_join(name, sizeof name, c->path, VPTQ_CONFIG_FILE, err));
+    VPTQ_CHECK(load_config(c->path, &c->config, err));
+    VPTQ_CHECK(refuse_other_methods(c->path, c->config, err));
+    VPTQ_CHECK(vptq_hf_config_parse(c->config, name, &c->desc, err));
+    return vptq_safetensors_read_dir(c->path, &c->set, err);
+}
+
+static vptq_status open_gguf(vptq_checkpoint *c, vptq_mem *mem, vptq_err *err)
+{
+    vptq_gguf *g = vptq_arena_zalloc(&c->arena, 1, sizeof *g, err);
+    if (!g)
+        return VPTQ_E_NOMEM;
+    VPTQ_CHECK(vptq_gguf_open(c->path, mem, g, err));
+    c->gguf = g; /* from here on released with c */
+    VPTQ_CHECK(vptq_gguf_desc(g, &c->desc, err));
+    return vptq_gguf_hf_tensors(g, &c->desc, &c->set, err);
+}
+
+/* The 16-bit type, or F32, of most weights.  Block types count as F16, the type of their
+ * scales. */
+static vptq_dtype main_type(const vptq_tensor_set *set)
+{
+    uint64_t f32 = 0, f16 = 0, bf16 = 0;
+    for (size_t i = 0; i < set->count; i++) {
+        const vptq_tensor *t = &set->tensors[i];
+        uint64_t n = (uint64_t)vptq_tensor_rows(t) * vptq_tensor_cols(t);
+        if (t->type == VPTQ_F32)
+            f32 += n;
+        else if (t->type == VPTQ_BF16)
+            bf16 += n;
+        else if (t->type == VPTQ_F16 || vptq_dtype_get(t->type)->block > 1)
+            f16 += n;
+    }
+    if (bf16 > f16 && bf16 >= f32)
+        return VPTQ_BF16;
+    return f32 > f16 ? VPTQ_F32 : VPTQ_F16;
+}
+
+/* ---- work directories ---- */
+
+static vptq_status open_base(const vptq_ctx *ctx, const char *path, const char *fingerprint,
+                             vptq_checkpoint *c, vptq_err *err)
+{
+    vptq_checkpoint_kind kind;
+    char found[17];
+    VPTQ_CHECK(detect(path, &kind, err));
+    if (!is_plain(kind))
+        return vptq_fail(err, VPTQ_E_FORMAT, "'%s' is a %s, expected a plain model", path,
+                         vptq_checkpoint_kind_name(kind));
+    vptq_checkpoint *base = vptq_arena_zalloc(&c->arena, 1, sizeof *base, err);
+    if (!base)
+        return VPTQ_E_NOMEM;
+    VPTQ_CHECK(vptq_checkpoint_open(ctx, path, NULL, base, err));
+    c->base = base; /* from here on released with c */
+    c->base_path = base->path;
+    VPTQ_CHECK(vptq_checkpoint_fingerprint(base, ctx, found, err));
+    if (strcmp(found, fingerprint) == 0)
+        return VPTQ_OK;
+    vptq_status st = vptq_fail(err, VPTQ_E_MISMATCH,
+                               "'%s' has fingerprint %s, but the matrices were made from %.40s",
+                               path, found, fingerprint);
+    return vptq_checkpoint_report_fault(c, st, err);
+}
+
+static vptq_status open_work(const vptq_ctx *ctx, const char *base, vptq_checkpoint *c,
+                             vptq_err *err)
+{
+    vptq_work_header h;
+    VPTQ_CHECK(vptq_checkpoint_read_work_header(c, &h, err));
+    vptq_status st = open_base(ctx, base ? base : h.base, h.fingerprint, c, err);
+    if (st && err)
+        vptq_err_context(err, "%s: its base model (--base names another)", c->path);
+    if (st)
+        return st;
+    c->desc = c->base->desc;
+    c->tokenizer = *h.tokenizer ? h.tokenizer : c->base->tokenizer;
+    return vptq_checkpoint_read_work(ctx, c, err);
+}
+
+/* ---- the tokenizer ---- */
+
+static vptq_status set_tokenizer(vptq_checkpoint *c, const char *path, vptq_err *err)
+{
+    c->tokenizer = vptq_arena_strdup(&c->arena, path, err);
+    return c->tokenizer ? VPTQ_OK : VPTQ_E_NOMEM;
+}
+
+/* Searches the model's directory, or that of its file. */
+static vptq_status search_tokenizer(vptq_checkpoint *c, vptq_err *err)
+{
+    static const char *const names[] = {"tokenizer.json", "tokenizer.model", "tokenizer.bin"};
+    bool is_dir = c->kind == VPTQ_CKPT_HF || c->kind == VPTQ_CKPT_PACKED;
+    size_t dir_len = (size_t)(vptq_path_base(c->path) - c->path);
+    const char *dir = is_dir        ? c->path
+                      : dir_len > 0 ? vptq_arena_strndup(&c->arena, c->path, dir_len, err)
+                                    : ".";
+    if (!dir)
+        return VPTQ_E_NOMEM;
+    /* llama2.c's own tokenizer format belongs to its models only */
+    size_t count = c->kind == VPTQ_CKPT_LLAMA2C ? 3 : 2;
+    for (size_t i = 0; i < count && !c->tokenizer; i++) {
+        char path[4096];
+        VPTQ_CHECK(vptq_path_join(path, sizeof path, dir, names[i], err));
+        if (vptq_path_exists(path))
+            VPTQ_CHECK(set_tokenizer(c, path, err));
+    }
+    return VPTQ_OK;
+}
+
+static vptq_status find_tokenizer(vptq_checkpoint *c, const char *given, vptq_err *err)
+{
+    if (given)
+        return set_tokenizer(c, given, err);
+    if (c->tokenizer) /* set while opening an archive or a work directory */
+        return VPTQ_OK;
+    if (c->kind == VPTQ_CKPT_GGUF && vptq_gguf_find(c->gguf, "tokenizer.ggml.model")) {
+        c->tokenizer = c->path;
+        return VPTQ_OK;
+    }
+    return c->kind == VPTQ_CKPT_WORK ? VPTQ_OK : search_tokenizer(c, err);
+}
+
+/* ---- open ---- */
+
+static vptq_status open_kind(const vptq_ctx *ctx, const vptq_checkpoint_options *opt,
+                             vptq_checkpoint *c, vptq_err *err)
+{
+    switch (c->kind) {
+    case VPTQ_CKPT_HF:
+        return open_hf(c, err);
+    case VPTQ_CKPT_GGUF:
+        return open_gguf(c, ctx->mem, err);
+    case VPTQ_CKPT_LLAMA2C:
+        return vptq_llama2c_read(c->path, &c->set, &c->desc, err);
+    case VPTQ_CKPT_PACKED:
+        return vptq_checkpoint_open_packed(opt->shapes_only, c, err);
+    case VPTQ_CKPT_ARCHIVE:
+        return vptq_checkpoint_open_archive(ctx, opt->shapes_only, c, err);
+    case VPTQ_CKPT_WORK:
+        return open_work(ctx, opt->base, c, err);
+    }
+    return vptq_fail(err, VPTQ_E_ARG, "%s: unknown kind of model", c->path);
+}
+
+static vptq_status index_quantized(vptq_checkpoint *c, vptq_err *err)
+{
+    VPTQ_CHECK(vptq_strmap_init(&c->quantized_by_name, c->arena.mem, c->quantized_count, err));
+    for (size_t i = 0; i < c->quantized_count; i++) {
+        const char *name = c->quantized[i].name;
+        bool fresh = true;
+        VPTQ_CHECK(vptq_strmap_add(&c->quantized_by_name, name, strlen(name), (uint32_t)i,
+                                   &fresh, err));
+        if (!fresh)
+            return vptq_fail(err, VPTQ_E_FORMAT, "%s: duplicate matrix '%s'", c->path, name);
+    }
+    return VPTQ_OK;
+}
+
+vptq_status vptq_checkpoint_open(const vptq_ctx *ctx, const char *path,
+                                 const vptq_checkpoint_options *opt, vptq_checkpoint *c,
+                                 vptq_err *err)
+{
+    static const vptq_checkpoint_options none = {0};
+    vptq_status st = VPTQ_OK;
+    opt = opt ? opt : &none;
+    *c = (vptq_checkpoint){.fault = opt->fault, .fault_arg = opt->fault_arg};
+    vptq_arena_init(&c->arena, ctx->mem);
+    vptq_tensor_set_init(&c->set, ctx->mem);
+    VPTQ_TRY(detect(path, &c->kind, err));
+    c->path = vptq_arena_strdup(&c->arena, path, err);
+    if (!c->path)
+        VPTQ_TRY(VPTQ_E_NOMEM);
+    VPTQ_TRY(open_kind(ctx, opt, c, err));
+    VPTQ_TRY(index_quantized(c, err));
+    if (is_plain(c->kind))
+        c->storage = main_type(&c->set);
+    st = find_tokenizer(c, opt->tokenizer, err);
+out:
+    if (st)
+        vptq_checkpoint_release(c);
+    return st;
+}
