@@ -317,8 +317,8 @@ interop-gguf: tools
 interop-tasks: tools
 	$(Q)BIN=$(abspath $(BIN)) scripts/interop_tasks.sh
 
-# Lines that the tests reach, of formats/ (ROOM=lib/model: of another room).  A failing test does
-# not keep the others from counting.
+# Lines of formats/ that the tests reach (MODULE=lib/model selects another module), counted even
+# if a test fails.
 coverage:
 	+$(Q)$(MAKE) EXTRA_CFLAGS='--coverage -O1' run-coverage
 .PHONY: coverage run-coverage
@@ -327,7 +327,7 @@ run-coverage: tools $(UNIT_BIN) $(FUZZ_BIN)
 	-$(Q)scripts/run_tests.sh $(UNIT_BIN)
 	-$(Q)scripts/run_cli_tests.sh --bin $(BIN)
 	-$(Q)scripts/run_fuzz.sh $(FUZZ_BIN)
-	$(Q)scripts/coverage.sh $(B) $(or $(ROOM),formats)
+	$(Q)scripts/coverage.sh $(B) $(or $(MODULE),formats)
 
 # On a machine with a GPU; a kit serves one that has nothing but the driver.
 .PHONY: gpu-test gpu-bench gpu-kit run-gpu-test run-gpu-bench run-gpu-kit
@@ -364,8 +364,9 @@ demo:
 
 # --- source checks -------------------------------------------------------------------------
 
-.PHONY: format format-check lint shellcheck layers symbols cuda-check
+.PHONY: format format-check lint shellcheck style layers symbols cuda-check
 C_FILES  := $(sort $(shell find lib formats hessian kmeans cmd tests -name '*.[ch]' -o -name '*.cu' -o -name '*.cc' 2>/dev/null))
+LINT_SRC := $(LIB_SRC) $(CLI_SRC) $(EVAL_SRC) $(TOOL_SRC)
 SH_FILES := $(sort $(wildcard scripts/*.sh tests/cli/*.sh tests/cli/*/*.sh tests/bench/*.sh) .ci/run)
 
 format:
@@ -375,10 +376,17 @@ format-check:
 shellcheck:
 	$(Q)shellcheck -s bash $(SH_FILES)
 # cppcheck does not follow arrays through helper functions: gcc and the sanitizers watch those.
+TIDY_FLAGS := $(STANDARD) -I. $(PKG_CFLAGS) -mavx2 -mfma -mf16c
 lint: shellcheck
 	$(Q)if command -v cppcheck >/dev/null; then cppcheck -q --std=c11 --inline-suppr -I. -D__GNUC__ \
 		--enable=warning,portability --suppress=missingIncludeSystem --suppress=uninitvar --error-exitcode=1 \
 		lib formats hessian kmeans cmd; else echo "cppcheck is not installed"; fi
+	$(Q)if command -v clang-tidy >/dev/null; then printf '%s\n' $(filter-out %_avx512.c,$(LINT_SRC)) | \
+		xargs -n 8 -P $$(nproc) sh -c 'clang-tidy --quiet "$$@" -- $(TIDY_FLAGS) 2>/dev/null' clang-tidy; \
+		else echo "clang-tidy is not installed"; fi
+style:
+	$(Q)scripts/check_style.py --self-test
+	$(Q)scripts/check_style.py
 layers:
 	$(Q)scripts/check_layers.sh --self-test
 	$(Q)scripts/check_layers.sh
@@ -446,7 +454,8 @@ help:
 	'make interop-gguf  the demo model as a GGUF file, run by llama.cpp (PyPI; builds for minutes)' \
 	'make bench         benchmarks' \
 	'make format        clang-format           make format-check' \
-	'make lint          shellcheck, cppcheck   make layers      make symbols' \
+	'make lint          shellcheck, cppcheck, clang-tidy' \
+	'make style         words that docs/style.md rules out     make layers      make symbols' \
 	'make cuda-check    every CUDA kernel for every architecture, against its budget (nvcc)' \
 	'make gpu-test      the CUDA backend on a GPU: op tests, compute-sanitizer, whole runs' \
 	'make gpu-bench     its figures, into docs/results/DEVICE (T=STEP..)' \
