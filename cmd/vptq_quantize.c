@@ -44,15 +44,15 @@ typedef struct printer {
 /* A step that comes several times is one. */
 static void add_steps(step_seconds *s, const vptq_encoder_report *r)
 {
-    for (uint32_t i = 0; i < r->steps; i++) {
+    for (uint32_t i = 0; i < r->num_steps; i++) {
         uint32_t at = 0;
-        while (at < s->count && strcmp(s->name[at], r->step[i].name) != 0)
+        while (at < s->count && strcmp(s->name[at], r->steps[i].name) != 0)
             at++;
         if (at == s->count) {
-            s->name[s->count] = r->step[i].name;
+            s->name[s->count] = r->steps[i].name;
             s->seconds[s->count++] = 0;
         }
-        s->seconds[at] += r->step[i].seconds;
+        s->seconds[at] += r->steps[i].seconds;
     }
     s->all += r->seconds;
 }
@@ -133,7 +133,7 @@ static void print_head(const printer *p)
 
 static void print_losses(const printer *p, const vptq_quantize_row *r)
 {
-    printf("%7.4f %8.6f %8.6f ", r->bits.per_weight, r->report.step[0].loss, r->report.loss);
+    printf("%7.4f %8.6f %8.6f ", r->bits.per_weight, r->report.steps[0].loss, r->report.loss);
     if (p->held_out)
         printf("%8.6f ", r->report.held_out);
     if (r->reused)

@@ -1,3 +1,4 @@
+/* Conjugate gradients for the least-squares steps (refit.c, scales.c). */
 #include "lib/encoder/conjugate.h"
 
 #include <string.h>
@@ -32,14 +33,12 @@ static double precondition(vptq_conjugate *c)
 
 vptq_status vptq_conjugate_run(vptq_conjugate *c, int iterations, vptq_err *err)
 {
-    const double enough = 1e-12;
+    const double tolerance = 1e-12;
     double rho = precondition(c), first = rho;
 
     memcpy(c->d, c->s, c->n * sizeof *c->d);
-    for (int t = 0; t < iterations && rho > enough * first; t++) {
-        vptq_status st = c->apply(c->arg, c->d, c->ad, err);
-        if (st)
-            return st;
+    for (int t = 0; t < iterations && rho > tolerance * first; t++) {
+        VPTQ_CHECK(c->apply(c->arg, c->d, c->ad, err));
         double curvature = dot(c->n, c->d, c->ad);
         if (!(curvature > 0))
             break;

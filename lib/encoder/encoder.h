@@ -1,133 +1,192 @@
-/* Inside lib/encoder: the state of one matrix while it is encoded, and the steps that change
- * it.
+/* Internal to lib/encoder: the state of one matrix while it is encoded, and the steps that
+ * change it.
  *
- * Everything is in processing order and transposed: position p holds input channel
- * metric.order[p] as one run of `rows` floats (out, zero padded).  With Z the normalized
- * target, Q what codebooks and indices stand for, E = Q - Z and H' the metric, every step
- * behind training lowers the objective tr(E H' E^T), padded rows included.  Where the metric
- * does not factor, H' is the damped one that does, so that there is a least objective.
+ * Everything is transposed and in processing order: position p holds input channel
+ * problem.order[p] as one run of `rows` floats (out, zero padded).  With Z the normalized
+ * weights, Q the matrix that codebooks and indices stand for, E = Q - Z and H' the metric,
+ * every step after training lowers the objective tr(E H' E^T), padded rows included.
  *
- * A part is a run of positions with codebooks of its own: the outlier columns, then the groups.
- *
- * All arrays are the host's; a step mirrors what it works on (lib/backend/mirror.h). */
+ * All arrays are in host memory; a step mirrors those it works on (lib/backend/mirror.h). */
 #ifndef VPTQ_ENCODER_ENCODER_H
 #define VPTQ_ENCODER_ENCODER_H
 
 #include "lib/backend/mirror.h"
 #include "lib/encoder/encode.h"
-#include "lib/encoder/metric.h"
 
-typedef struct vptq_part {
+/* ---- the unknowns: codebooks and indices (columns.c) ---- */
+
+/* A run of positions with codebooks of its own. */
+typedef struct vptq_column_group {
     uint32_t first, cols; /* positions */
     uint32_t v, k, k_res;
-    size_t vector_rows, rows;  /* vectors per column, vector rows * v */
-    float *main, *res;         /* [k][v], [k_res][v] or NULL: the codebooks as they are now */
-    uint32_t *idx, *idx_res;   /* [cols][vector rows]; idx_res NULL without residual codebook */
-    float *main_f32, *res_f32; /* copies from before rounding; set by _round */
-} vptq_part;
+    size_t vector_rows, rows;  /* vectors per column; vector_rows * v */
+    float *main, *res;         /* [k][v]; [k_res][v] or NULL */
+    uint32_t *idx, *idx_res;   /* [cols][vector_rows]; idx_res NULL without residual codebook */
+    float *main_f32, *res_f32; /* the codebooks before vptq_columns_round */
+} vptq_column_group;
 
-/* A Hessian that losses are reported with. */
+typedef struct vptq_columns {
+    vptq_vq_shape shape;
+    size_t rows;               /* padded length of a column: the longest of all groups */
+    vptq_column_group *groups; /* the outlier columns, if any, then shape.groups others */
+    uint32_t num_groups;
+    bool rounded; /* codebooks are exact in the storage type */
+} vptq_columns;
+
+/* Codebooks are allocated in `keep`, as the stored form wants them: all main codebooks as one
+ * array, all residual ones as another.  Everything starts at zero. */
+vptq_status vptq_columns_make(vptq_columns *l, const vptq_vq_shape *shape, vptq_arena *keep,
+                              vptq_arena *scratch, vptq_err *err) VPTQ_MUST_CHECK;
+/* Rounds the codebooks to the storage type; VPTQ_E_NUMERIC if a centroid is out of range. */
+vptq_status vptq_columns_round(vptq_columns *l, vptq_dtype storage, vptq_arena *keep,
+                               vptq_err *err) VPTQ_MUST_CHECK;
+/* The first group after the outlier columns. */
+static inline vptq_column_group *vptq_columns_first(const vptq_columns *l)
+{
+    return l->groups + (l->shape.outliers ? 1 : 0);
+}
+
+/* The group in device memory: its codebooks and indices are copied to the device, and with
+ * `indices_back` the indices are copied back. */
+vptq_column_group vptq_group_mirror(vptq_mirror *m, const vptq_column_group *g,
+                                    bool indices_back);
+/* q [in][ldq] at the positions of the group = the given codebooks under the group's indices;
+ * all arrays in device memory. */
+vptq_status vptq_group_gather(vptq_device *dev, const vptq_column_group *g, const float *main,
+                              const float *res, float *q, size_t ldq,
+                              vptq_err *err) VPTQ_MUST_CHECK;
+/* *x = the group's columns of from [in][ld] without the gaps between columns: a copy in
+ * `scratch`, or `from` itself if there are none. */
+vptq_status vptq_group_vectors(const vptq_column_group *g, const float *from, size_t ld,
+                               vptq_arena *scratch, const float **x,
+                               vptq_err *err) VPTQ_MUST_CHECK;
+/* The group's codebooks for a search that tries `beam` main centroids. */
+vptq_codebooks vptq_group_codebooks(const vptq_column_group *g, uint32_t beam);
+
+/* ---- what is minimized (problem.c) ----
+ *
+ * With W = Z S + 1 b^T, S = diag(scale), an error E of Z is an error E S of W, so the metric of
+ * Z is H' = S (H + ridge) S.  It is used everywhere: k-means weights, column order, factor,
+ * sweeps, refit. */
+
+typedef struct vptq_problem {
+    const vptq_encoder_settings *settings;
+    const vptq_encoder_input *input;
+    const float *lower; /* the packed Hessian to minimize with: input->metric or input->lower */
+    uint32_t in, out;
+    size_t rows;          /* of z */
+    double mean_diag;     /* of the raw Hessian */
+    uint32_t dead;        /* columns with H_jj = 0 */
+    float *scale, *bias;  /* [in] by column; exact in the storage type with VPTQ_ROUND_LOOP */
+    double *column_diag;  /* [in] diagonal of S (H + ridge) S by column */
+    uint32_t *order;      /* [in] the column at each position */
+    float *z;             /* [in][rows] */
+    float *h;             /* [in][in] H', both triangles, damping included */
+    float *diag;          /* [in] of h */
+    float *u;             /* [in][in] factor of H' (vptq_hessian_factor) */
+    double damping_added; /* that the factorization needed, times the mean of column_diag */
+    double damping;       /* the same, absolute */
+} vptq_problem;
+
+/* Checks weights and Hessians for NaN and infinity, fills everything and factors H'. */
+vptq_status vptq_problem_make(vptq_problem *p, vptq_device *dev, const vptq_encoder_settings *s,
+                              const vptq_encoder_input *input, const vptq_columns *columns,
+                              vptq_arena *scratch, vptq_err *err) VPTQ_MUST_CHECK;
+/* z, h and diag anew for the present scale, bias and damping; u stays. */
+void vptq_problem_normalize(vptq_problem *p);
+/* S (H + ridge) S in processing order, without damping: lower triangle of a [in][in]. */
+void vptq_problem_metric(const vptq_problem *p, double *a);
+/* The raw Hessian `lower` in processing order, both triangles of h [in][in]. */
+void vptq_problem_raw(const vptq_problem *p, const float *lower, float *h);
+
+/* ---- losses (losses.c) ---- */
+
+/* One Hessian that losses are reported with. */
 typedef struct vptq_probe {
-    const float *lower; /* packed, NULL = not used */
-    float *h;           /* [in][in] full, processing order, raw; NULL where H' serves instead */
-    double norm;        /* tr(W H W^T) */
+    const float *lower; /* packed; NULL = not used */
+    float *h;    /* [in][in] raw, in processing order; NULL: computed from the gradient */
+    double norm; /* tr(W H W^T) */
 } vptq_probe;
+
+typedef struct vptq_losses {
+    vptq_probe plain, weighted, held_out;
+} vptq_losses;
+
+/* ---- everything together ---- */
 
 typedef struct vptq_encoder {
     vptq_device *dev;
-    const vptq_encoder_settings *s;
-    const vptq_encoder_input *input;
-    vptq_vq_shape shape;
-    vptq_arena *keep; /* the caller's: what the result points to */
-    vptq_arena work;
-    vptq_metric metric;
-    vptq_probe plain, weighted, held_out;
-    uint32_t in, out;
-    size_t rows; /* of a column, padded: the longest of the parts */
-    vptq_part *part;
-    uint32_t parts;
-    float *z;      /* [in][rows] target */
-    float *q;      /* [in][rows] */
-    float *e, *g;  /* [in][rows] E and G = H' E as vptq_encoder_gradient left them; scratch */
-    float *h;      /* [in][in] H', full */
-    float *u;      /* [in][in] its factor (vptq_hessian_factor) */
-    float *diag;   /* [in] of H', by position */
-    double damped; /* added to the diagonal of H' where only that factors, else 0 */
-    double objective; /* of the present q, once vptq_encoder_gradient has run */
-    bool rounded;     /* codebooks are exact in the storage type */
-    double step_begin;
-    vptq_step_fn on_step;
-    void *arg;
+    const vptq_encoder_settings *settings;
+    vptq_arena *keep;   /* the caller's: arrays that the result points to */
+    vptq_arena scratch; /* everything else */
+    vptq_columns columns;
+    vptq_problem problem;
+    /* the present solution */
+    float *q;         /* [in][rows] */
+    float *e, *g;     /* [in][rows] E and G = H' E after vptq_encoder_gradient; scratch */
+    double objective; /* of q, after vptq_encoder_gradient */
+    vptq_losses losses;
     vptq_encoder_report *report;
 } vptq_encoder;
 
-/* ---- encoder.c: state ---- */
-vptq_status vptq_encoder_gather(vptq_encoder *c,
-                                vptq_err *err); /* q from codebooks and indices */
-/* The part as the device has it: codebooks go there, indices too, and come back with `choices`.
- */
-vptq_part vptq_part_mirror(vptq_mirror *m, const vptq_part *p, bool choices);
-/* The part's columns of q [in][rows]: what the given codebooks stand for under its indices. All
- * in device memory. */
-vptq_status vptq_part_gather(vptq_encoder *c, const vptq_part *p, const float *main,
-                             const float *res, float *q, vptq_err *err);
-/* g = h e, all columns and rows: h [in][in], e and g [in][rows].  May be cancelled. */
-vptq_status vptq_encoder_product(vptq_encoder *c, const float *h, const float *e, float *g,
-                                 vptq_err *err);
-/* The same in device memory. */
-vptq_status vptq_encoder_multiply(vptq_encoder *c, const float *h, const float *e, float *g,
-                                  vptq_err *err);
+/* Allocates q, e and g, opens `losses`. */
+vptq_status vptq_encoder_open(vptq_encoder *enc, vptq_err *err) VPTQ_MUST_CHECK;
+/* q = codebooks under indices. */
+vptq_status vptq_encoder_gather(vptq_encoder *enc, vptq_err *err) VPTQ_MUST_CHECK;
 /* e = q - z, g = H' e, objective. */
-vptq_status vptq_encoder_gradient(vptq_encoder *c, vptq_err *err);
-/* Codebooks to the storage type; VPTQ_E_NUMERIC when one does not fit. */
-vptq_status vptq_encoder_round(vptq_encoder *c, vptq_err *err);
-/* z, H' and its diagonal from W, H, scale, bias and damping. */
-void vptq_encoder_normalize(vptq_encoder *c);
-/* The part's columns of a [in][rows] array as vectors in a run: in place where the part fills
- * the rows, else a copy in c->work. */
-vptq_status vptq_part_vectors(vptq_encoder *c, const vptq_part *p, const float *from,
-                              const float **x, vptq_err *err);
-static inline vptq_codebooks vptq_part_codebooks(const vptq_encoder *c, const vptq_part *p)
-{
-    uint32_t beam = c->s->beam < p->k ? c->s->beam : p->k;
-    return (vptq_codebooks){.v = p->v,
-                            .k = p->k,
-                            .k_res = p->k_res,
-                            .beam = beam,
-                            .centroids = p->main,
-                            .res_centroids = p->res};
-}
+vptq_status vptq_encoder_gradient(vptq_encoder *enc, vptq_err *err) VPTQ_MUST_CHECK;
+/* Both of them. */
+vptq_status vptq_encoder_update(vptq_encoder *enc, vptq_err *err) VPTQ_MUST_CHECK;
+/* g = h e for h [in][in], e and g [in][rows].  May be cancelled. */
+vptq_status vptq_encoder_product(const vptq_encoder *enc, const float *h, const float *e,
+                                 float *g, vptq_err *err) VPTQ_MUST_CHECK;
+/* The same with all arrays in device memory. */
+vptq_status vptq_encoder_multiply(const vptq_encoder *enc, const float *h, const float *e,
+                                  float *g, vptq_err *err) VPTQ_MUST_CHECK;
+
+/* *trace = tr(X H X^T) in double for x [rows][in] and the lower triangle of h [in][in]. */
+vptq_status vptq_encoder_trace(vptq_device *dev, size_t rows, uint32_t in, const float *x,
+                               const double *h, double *trace, vptq_err *err) VPTQ_MUST_CHECK;
+vptq_status vptq_losses_open(vptq_encoder *enc, vptq_err *err) VPTQ_MUST_CHECK;
+/* The three losses of the present solution; needs a fresh gradient. */
+vptq_status vptq_losses_measure(vptq_encoder *enc, vptq_encoder_step *step,
+                                vptq_err *err) VPTQ_MUST_CHECK;
+/* The losses of the stored matrix, decoded as a reader of the file does it; fills the report.
+ */
+vptq_status vptq_losses_stored(vptq_encoder *enc, const vptq_vq *vq,
+                               vptq_err *err) VPTQ_MUST_CHECK;
 
 /* ---- the steps; each leaves q unset unless it says otherwise ---- */
-vptq_status vptq_train_main(vptq_encoder *c, vptq_err *err);     /* train.c */
-vptq_status vptq_train_residual(vptq_encoder *c, vptq_err *err); /* train.c */
-vptq_status vptq_train_joint(vptq_encoder *c, vptq_err *err);    /* train.c */
-/* Algorithm 1 over all parts with the codebooks as they are: idx, q; g = the compensated target
- * at the moment of quantization.  `main_only` leaves the residual codebooks out. */
-vptq_status vptq_column_pass(vptq_encoder *c, bool main_only,
-                             vptq_err *err); /* column_pass.c */
-/* Coordinate descent over indices: needs q and a fresh gradient; leaves q. */
-vptq_status vptq_sweeps(vptq_encoder *c, uint32_t count, vptq_err *err); /* sweeps.c */
 
-/* Least squares over the codebooks with fixed indices, by conjugate gradients from the
- * codebooks as they are (refit.c).  With `only` NULL: all codebooks together under the full H',
- * needs q and a fresh gradient.  Else the codebooks of that part alone under diag H' for
- * `target` [in][rows]; needs idx alone. */
-vptq_status vptq_refit(vptq_encoder *c, vptq_part *only, const float *target, int iterations,
-                       vptq_err *err);
-/* Training as in vptq_train_joint, `rounds` of it and for parts without residual codebook too,
- * on what a pass with the codebooks as they are aims at instead of z. */
-vptq_status vptq_retrain(vptq_encoder *c, uint32_t rounds, vptq_err *err); /* train.c */
-/* Least squares over scale and bias with fixed codebooks and indices (scales.c).  Needs q and a
- * fresh gradient; changes scale and bias, and with them z, H' and its diagonal, but not u. */
-vptq_status vptq_refit_scales(vptq_encoder *c, int iterations, vptq_err *err);
+/* k-means for the main codebooks, then for the residual ones (train.c). */
+vptq_status vptq_train_main(vptq_encoder *enc, vptq_err *err) VPTQ_MUST_CHECK;
+vptq_status vptq_train_residual(vptq_encoder *enc, vptq_err *err) VPTQ_MUST_CHECK;
+/* settings.joint rounds over main and residual codebook together (train.c). */
+vptq_status vptq_train_joint(vptq_encoder *enc, vptq_err *err) VPTQ_MUST_CHECK;
+/* Algorithm 1 with the present codebooks: indices and q; g = the compensated target of each
+ * column when it was quantized.  `main_only` leaves the residual codebooks out
+ * (column_pass.c). */
+vptq_status vptq_column_pass(vptq_encoder *enc, bool main_only, vptq_err *err) VPTQ_MUST_CHECK;
+/* Joint training of all groups on the compensated targets of a column pass instead of z, then
+ * the pass again (train.c). */
+vptq_status vptq_retrain(vptq_encoder *enc, uint32_t rounds, vptq_err *err) VPTQ_MUST_CHECK;
+/* Coordinate descent over the indices: needs q and a fresh gradient, leaves q (sweeps.c). */
+vptq_status vptq_sweeps(vptq_encoder *enc, uint32_t count, vptq_err *err) VPTQ_MUST_CHECK;
+/* Least squares over scale and bias with fixed codebooks and indices: needs q and a fresh
+ * gradient; changes scale, bias, z, h and diag, but not u (scales.c). */
+vptq_status vptq_refit_scales(vptq_encoder *enc, int iterations, vptq_err *err) VPTQ_MUST_CHECK;
+/* Least squares over the codebooks with fixed indices, by conjugate gradients from the present
+ * codebooks (refit.c).  With `only` NULL: all codebooks under the full H'; needs q and a fresh
+ * gradient.  Otherwise the codebooks of that group under the diagonal of H' for `target`
+ * [in][rows]; needs indices only. */
+vptq_status vptq_refit(vptq_encoder *enc, vptq_column_group *only, const float *target,
+                       int iterations, vptq_err *err) VPTQ_MUST_CHECK;
 
-/* ---- column_pass.c ---- */
-enum { VPTQ_PASS_BLOCK = 128 }; /* columns between updates of the rest by one matrix product */
+enum { VPTQ_PASS_BLOCK = 128 }; /* columns between two updates of all others by one product */
 
-/* ---- loss.c ---- */
-/* *trace = tr(X H X^T) in double; x [rows, in], lower packed. */
-vptq_status vptq_encoder_trace(vptq_device *dev, size_t rows, uint32_t in, const float *x,
-                               const float *lower, double *trace, vptq_err *err);
+/* The stored form of columns and problem (store.c).  Codebooks must have been rounded; scale
+ * and bias are rounded here if they are not yet. */
+vptq_status vptq_store(const vptq_encoder *enc, vptq_encoder_result *result,
+                       vptq_err *err) VPTQ_MUST_CHECK;
 
 #endif

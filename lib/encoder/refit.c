@@ -1,120 +1,119 @@
 /* Least squares over the codebooks.  With fixed indices Q is linear in the centroids C: Q =
  * G(C) (gather), and tr((Q - Z) H' (Q - Z)^T) is smallest where G^T(H' (G(C) - Z)) = 0 (G^T
- * adds up per centroid).  Conjugate gradients on that system from the codebooks as they are,
- * preconditioned by its diagonal (sum of H'_jj over the uses of a centroid).  A centroid
- * without uses stays as it is.  The system is singular where main and residual codebook can
- * shift against each other, which conjugate gradients do not mind.
+ * adds up per centroid: scatter).  Conjugate gradients on that system from the present
+ * codebooks, preconditioned by its diagonal (the sum of H'_jj over the uses of a centroid).  A
+ * centroid without uses stays as it is.  Where main and residual codebook can shift against
+ * each other the system is singular, which conjugate gradients tolerate.
  *
- * Each iteration lowers the objective; float products end the descent near 1e-6 of it. */
+ * Each iteration lowers the objective, until float products limit it near 1e-6 of its value. */
 #include <string.h>
 
 #include "lib/encoder/conjugate.h"
 #include "lib/encoder/encoder.h"
 
 typedef struct solver {
-    vptq_encoder *c;
-    vptq_part *part; /* the codebooks being fitted ... */
-    uint32_t parts;
-    bool diagonal;     /* ... under diag H' alone */
-    vptq_conjugate cg; /* x = step from the codebooks as they are */
+    vptq_encoder *enc;
+    vptq_column_group *groups; /* whose codebooks are fitted */
+    uint32_t num_groups;
+    bool diagonal;     /* under diag H' only */
+    vptq_conjugate cg; /* x = step from the present codebooks */
     double *sums;      /* [n] over uses, in the order of unknowns */
     double *weights;   /* [largest k] */
     float *codebooks;  /* [n] a direction as codebooks */
     vptq_mirror mirror;
-    struct { /* the same and the encoder's arrays as the device has them */
-        vptq_part *part;
+    struct { /* the same and the encoder's arrays in device memory */
+        vptq_column_group *groups;
         double *sums, *weights;
         float *codebooks, *e, *g;
         const float *h, *diag;
     } on;
 } solver;
 
-static size_t unknowns(const vptq_part *p)
+static size_t num_unknowns(const vptq_column_group *g)
 {
-    return ((size_t)p->k + p->k_res) * p->v;
+    return ((size_t)g->k + g->k_res) * g->v;
 }
 
-/* The weights of uses of one codebook, each as often as it has unknowns. */
-static vptq_status take_weights(solver *a, uint32_t k, uint32_t v, double *diag, vptq_err *err)
+/* diag [k * v] = the weight of the uses of each centroid, repeated for its v unknowns. */
+static vptq_status pull_weights(solver *a, uint32_t k, uint32_t v, double *diag, vptq_err *err)
 {
-    vptq_status st = vptq_mirror_pull(&a->mirror, a->weights, k * sizeof *a->weights, err);
-    for (size_t j = 0; !st && j < (size_t)k * v; j++)
+    VPTQ_CHECK(vptq_mirror_pull(&a->mirror, a->weights, k * sizeof *a->weights, err));
+    for (size_t j = 0; j < (size_t)k * v; j++)
         diag[j] = a->weights[j / v];
-    return st;
-}
-
-/* y (device memory) -> sums over uses, in the order of unknowns; where `diag` is given, the
- * weights of uses. */
-static vptq_status scatter(solver *a, const float *y, double *sums, double *diag, vptq_err *err)
-{
-    vptq_encoder *c = a->c;
-    const vptq_backend *ops = c->dev->ops;
-    size_t at = 0;
-
-    for (uint32_t i = 0; i < a->parts; i++) {
-        const vptq_part *p = &a->on.part[i];
-        for (int codebook = 0; codebook < (p->k_res ? 2 : 1); codebook++) {
-            uint32_t k = codebook ? p->k_res : p->k;
-            vptq_scatter_args s = {.cols = p->cols,
-                                   .rows = p->rows,
-                                   .v = p->v,
-                                   .k = k,
-                                   .y = y + p->first * c->rows,
-                                   .weight = a->diagonal || diag ? a->on.diag + p->first : NULL,
-                                   .idx = codebook ? p->idx_res : p->idx,
-                                   .sums = a->on.sums + at,
-                                   .weights = diag ? a->on.weights : NULL,
-                                   .ldy = c->rows,
-                                   .ldi = p->vector_rows};
-            VPTQ_CHECK(ops->vq_scatter(c->dev->state, &s, err));
-            if (diag)
-                VPTQ_CHECK(take_weights(a, k, p->v, diag + at, err));
-            at += (size_t)k * p->v;
-        }
-    }
-    VPTQ_CHECK(vptq_mirror_pull(&a->mirror, a->sums, at * sizeof *a->sums, err));
-    memcpy(sums, a->sums, at * sizeof *sums);
     return VPTQ_OK;
 }
 
-/* e <- what the direction d stands for. */
+/* sums = G^T(y) for y in device memory, in the order of unknowns; with `diag` also the weights
+ * of the uses. */
+static vptq_status scatter(solver *a, const float *y, double *sums, double *diag, vptq_err *err)
+{
+    const vptq_device *dev = a->enc->dev;
+    const size_t rows = a->enc->columns.rows;
+    size_t done = 0;
+
+    for (uint32_t i = 0; i < a->num_groups; i++) {
+        const vptq_column_group *g = &a->on.groups[i];
+        for (int residual = 0; residual < (g->k_res ? 2 : 1); residual++) {
+            const uint32_t k = residual ? g->k_res : g->k;
+            const vptq_scatter_args s = {.cols = g->cols,
+                                         .rows = g->rows,
+                                         .v = g->v,
+                                         .k = k,
+                                         .y = y + g->first * rows,
+                                         .weight =
+                                             a->diagonal || diag ? a->on.diag + g->first : NULL,
+                                         .idx = residual ? g->idx_res : g->idx,
+                                         .sums = a->on.sums + done,
+                                         .weights = diag ? a->on.weights : NULL,
+                                         .ldy = rows,
+                                         .ldi = g->vector_rows};
+            VPTQ_CHECK(dev->ops->vq_scatter(dev->state, &s, err));
+            if (diag)
+                VPTQ_CHECK(pull_weights(a, k, g->v, diag + done, err));
+            done += (size_t)k * g->v;
+        }
+    }
+    VPTQ_CHECK(vptq_mirror_pull(&a->mirror, a->sums, done * sizeof *a->sums, err));
+    memcpy(sums, a->sums, done * sizeof *sums);
+    return VPTQ_OK;
+}
+
+/* e = G(d) in device memory. */
 static vptq_status gather(solver *a, const double *d, vptq_err *err)
 {
-    const float *codebook = a->on.codebooks;
+    const float *main = a->on.codebooks;
 
     for (size_t i = 0; i < a->cg.n; i++)
         a->codebooks[i] = (float)d[i];
-    vptq_status st =
-        vptq_mirror_push(&a->mirror, a->codebooks, a->cg.n * sizeof *a->codebooks, err);
-    for (uint32_t i = 0; i < a->parts && !st; i++) {
-        const vptq_part *p = &a->on.part[i];
-        const float *res = p->k_res ? codebook + (size_t)p->k * p->v : NULL;
-        st = vptq_part_gather(a->c, p, codebook, res, a->on.e, err);
-        codebook += unknowns(p);
+    VPTQ_CHECK(vptq_mirror_push(&a->mirror, a->codebooks, a->cg.n * sizeof *a->codebooks, err));
+    for (uint32_t i = 0; i < a->num_groups; i++) {
+        const vptq_column_group *g = &a->on.groups[i];
+        const float *res = g->k_res ? main + (size_t)g->k * g->v : NULL;
+        VPTQ_CHECK(
+            vptq_group_gather(a->enc->dev, g, main, res, a->on.e, a->enc->columns.rows, err));
+        main += num_unknowns(g);
     }
-    return st;
+    return VPTQ_OK;
 }
 
+/* ad = G^T(H' G(d)). */
 static vptq_status apply(void *arg, const double *d, double *ad, vptq_err *err)
 {
     solver *a = arg;
-    vptq_encoder *c = a->c;
-    vptq_status st = vptq_check_cancel(c->dev->ctx, err);
 
-    if (!st)
-        st = gather(a, d, err);
-    if (!st && !a->diagonal)
-        st = vptq_encoder_multiply(c, a->on.h, a->on.e, a->on.g, err);
-    return st ? st : scatter(a, a->diagonal ? a->on.e : a->on.g, ad, NULL, err);
+    VPTQ_CHECK(vptq_check_cancel(a->enc->dev->ctx, err));
+    VPTQ_CHECK(gather(a, d, err));
+    if (!a->diagonal)
+        VPTQ_CHECK(vptq_encoder_multiply(a->enc, a->on.h, a->on.e, a->on.g, err));
+    return scatter(a, a->diagonal ? a->on.e : a->on.g, ad, NULL, err);
 }
 
-/* The first residual is minus the gradient; the diagonal comes with it. */
+/* The first residual is minus the gradient; the preconditioner comes with it. */
 static vptq_status start(solver *a, vptq_err *err)
 {
     vptq_conjugate *cg = &a->cg;
 
-    VPTQ_CHECK(
-        scatter(a, a->on.e, cg->ad, cg->m, err)); /* sums unused: the weights are wanted */
+    VPTQ_CHECK(scatter(a, a->on.e, cg->ad, cg->m, err));
     if (a->diagonal)
         memcpy(cg->r, cg->ad, cg->n * sizeof *cg->r);
     else
@@ -127,89 +126,93 @@ static vptq_status start(solver *a, vptq_err *err)
 static void step_codebooks(const solver *a)
 {
     const double *x = a->cg.x;
-    for (uint32_t i = 0; i < a->parts; i++) {
-        const vptq_part *p = &a->part[i];
-        for (size_t j = 0; j < (size_t)p->k * p->v; j++)
-            p->main[j] = (float)((double)p->main[j] + *x++);
-        for (size_t j = 0; j < (size_t)p->k_res * p->v; j++)
-            p->res[j] = (float)((double)p->res[j] + *x++);
+    for (uint32_t i = 0; i < a->num_groups; i++) {
+        const vptq_column_group *g = &a->groups[i];
+        for (size_t j = 0; j < (size_t)g->k * g->v; j++)
+            g->main[j] = (float)((double)g->main[j] + *x++);
+        for (size_t j = 0; j < (size_t)g->k_res * g->v; j++)
+            g->res[j] = (float)((double)g->res[j] + *x++);
     }
 }
 
-/* e = q - target of one part, from its codebooks and indices. */
-static vptq_status part_error(vptq_encoder *c, const vptq_part *p, const float *target,
-                              vptq_err *err)
+/* e = q - target for one group, from its codebooks and indices. */
+static vptq_status group_error(vptq_encoder *enc, const vptq_column_group *g,
+                               const float *target, vptq_err *err)
 {
-    vptq_mirror m = vptq_mirror_of(c->dev);
-    const vptq_part on = vptq_part_mirror(&m, p, false);
-    float *e = vptq_mirror_take(&m, c->e, (size_t)c->in * c->rows, sizeof *e,
+    const size_t ld = enc->columns.rows;
+    vptq_mirror m = vptq_mirror_of(enc->dev);
+    const vptq_column_group on = vptq_group_mirror(&m, g, false);
+    float *e = vptq_mirror_take(&m, enc->e, enc->problem.in * ld, sizeof *e,
                                 VPTQ_MIRROR_THERE | VPTQ_MIRROR_BACK);
     vptq_status st = vptq_mirror_check(&m, err);
     if (!st)
-        st = vptq_part_gather(c, &on, on.main, on.res, e, err);
+        st = vptq_group_gather(enc->dev, &on, on.main, on.res, e, ld, err);
     st = vptq_mirror_end(&m, st, err);
-    for (size_t t = p->first; !st && t < p->first + p->cols; t++)
-        for (size_t r = 0; r < p->rows; r++)
-            c->e[t * c->rows + r] -= target[t * c->rows + r];
+    for (size_t t = g->first; !st && t < g->first + g->cols; t++)
+        for (size_t r = 0; r < g->rows; r++)
+            enc->e[t * ld + r] -= target[t * ld + r];
     return st;
 }
 
-/* Room for n unknowns, and all that the iterations need on the device. */
-static vptq_status open_solver(solver *a, size_t n, uint32_t largest, vptq_err *err)
+/* Allocates the arrays for n unknowns and copies to the device everything that the iterations
+ * need. */
+static vptq_status open_solver(solver *a, size_t n, uint32_t largest_k, vptq_err *err)
 {
-    vptq_encoder *c = a->c;
+    vptq_encoder *enc = a->enc;
+    vptq_arena *arena = &enc->scratch;
     vptq_mirror *m = &a->mirror;
-    const size_t all = (size_t)c->in * c->rows;
+    const size_t in = enc->problem.in, size = in * enc->problem.rows;
 
-    VPTQ_CHECK(vptq_conjugate_open(&c->work, n, &a->cg, err));
-    a->weights = vptq_arena_alloc(&c->work, largest, sizeof *a->weights, err);
-    a->codebooks = a->weights ? vptq_arena_alloc(&c->work, n, sizeof *a->codebooks, err) : NULL;
-    a->sums = a->codebooks ? vptq_arena_alloc(&c->work, n, sizeof *a->sums, err) : NULL;
-    a->on.part = a->sums ? vptq_arena_alloc(&c->work, a->parts, sizeof *a->on.part, err) : NULL;
-    if (!a->on.part)
+    VPTQ_CHECK(vptq_conjugate_open(arena, n, &a->cg, err));
+    a->weights = vptq_arena_alloc(arena, largest_k, sizeof *a->weights, err);
+    a->codebooks = a->weights ? vptq_arena_alloc(arena, n, sizeof *a->codebooks, err) : NULL;
+    a->sums = a->codebooks ? vptq_arena_alloc(arena, n, sizeof *a->sums, err) : NULL;
+    a->on.groups =
+        a->sums ? vptq_arena_alloc(arena, a->num_groups, sizeof *a->on.groups, err) : NULL;
+    if (!a->on.groups)
         return VPTQ_E_NOMEM;
-    for (uint32_t i = 0; i < a->parts; i++)
-        a->on.part[i] = vptq_part_mirror(m, &a->part[i], false);
+    for (uint32_t i = 0; i < a->num_groups; i++)
+        a->on.groups[i] = vptq_group_mirror(m, &a->groups[i], false);
     a->on.sums = vptq_mirror_take(m, a->sums, n, sizeof *a->sums, 0);
-    a->on.weights = vptq_mirror_take(m, a->weights, largest, sizeof *a->weights, 0);
+    a->on.weights = vptq_mirror_take(m, a->weights, largest_k, sizeof *a->weights, 0);
     a->on.codebooks = vptq_mirror_take(m, a->codebooks, n, sizeof *a->codebooks, 0);
-    a->on.diag = vptq_mirror_in(m, c->diag, c->in, sizeof *c->diag);
-    a->on.e = vptq_mirror_take(m, c->e, all, sizeof *c->e, VPTQ_MIRROR_THERE);
+    a->on.diag = vptq_mirror_in(m, enc->problem.diag, in, sizeof *a->on.diag);
+    a->on.e = vptq_mirror_take(m, enc->e, size, sizeof *a->on.e, VPTQ_MIRROR_THERE);
     if (!a->diagonal) {
-        a->on.g = vptq_mirror_take(m, c->g, all, sizeof *c->g, VPTQ_MIRROR_THERE);
-        a->on.h = vptq_mirror_in(m, c->h, (size_t)c->in * c->in, sizeof *c->h);
+        a->on.g = vptq_mirror_take(m, enc->g, size, sizeof *a->on.g, VPTQ_MIRROR_THERE);
+        a->on.h = vptq_mirror_in(m, enc->problem.h, in * in, sizeof *a->on.h);
     }
     return vptq_mirror_check(m, err);
 }
 
-vptq_status vptq_refit(vptq_encoder *c, vptq_part *only, const float *target, int iterations,
-                       vptq_err *err)
+vptq_status vptq_refit(vptq_encoder *enc, vptq_column_group *only, const float *target,
+                       int iterations, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    vptq_arena_mark mark = vptq_arena_get_mark(&c->work);
-    solver a = {.c = c,
-                .part = only ? only : c->part,
-                .parts = only ? 1 : c->parts,
+    vptq_arena_mark mark = vptq_arena_get_mark(&enc->scratch);
+    solver a = {.enc = enc,
+                .groups = only ? only : enc->columns.groups,
+                .num_groups = only ? 1 : enc->columns.num_groups,
                 .diagonal = only,
                 .cg = {.apply = apply, .arg = &a},
-                .mirror = vptq_mirror_of(c->dev)};
-    uint32_t largest = 0;
+                .mirror = vptq_mirror_of(enc->dev)};
+    uint32_t largest_k = 0;
     size_t n = 0;
 
-    for (uint32_t i = 0; i < a.parts; i++) {
-        const vptq_part *p = &a.part[i];
-        n += unknowns(p);
-        largest = p->k > largest ? p->k : largest;
-        largest = p->k_res > largest ? p->k_res : largest;
+    for (uint32_t i = 0; i < a.num_groups; i++) {
+        const vptq_column_group *g = &a.groups[i];
+        n += num_unknowns(g);
+        largest_k = g->k > largest_k ? g->k : largest_k;
+        largest_k = g->k_res > largest_k ? g->k_res : largest_k;
     }
     if (only)
-        VPTQ_TRY(part_error(c, only, target, err));
-    VPTQ_TRY(open_solver(&a, n, largest, err));
+        VPTQ_TRY(group_error(enc, only, target, err));
+    VPTQ_TRY(open_solver(&a, n, largest_k, err));
     VPTQ_TRY(start(&a, err));
     VPTQ_TRY(vptq_conjugate_run(&a.cg, iterations, err));
     step_codebooks(&a);
 out:
     st = vptq_mirror_end(&a.mirror, st, err);
-    vptq_arena_rewind(&c->work, mark);
+    vptq_arena_rewind(&enc->scratch, mark);
     return st;
 }

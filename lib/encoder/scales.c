@@ -1,89 +1,94 @@
 /* Least squares over scale and bias.  With Q fixed, scale s_p (1 + a_p) and bias b_p + s_p c_p
- * change the error of column p, in present coordinates, by a_p q_p + c_p 1.  The 2 n unknowns
- * (a, c) minimize tr(E H' E^T) with the present H'; conjugate gradients, preconditioned by the
- * diagonal.  The new scale and bias are rounded to the storage type, and z and H' made anew. */
+ * change the error of column p, in present coordinates, by a_p q_p + c_p 1.  The 2 in unknowns
+ * (a, c) minimize tr(E H' E^T) with the present H' by conjugate gradients, preconditioned by
+ * the diagonal.  The new scale and bias are rounded to the storage type; Z and H' follow. */
 #include <math.h>
 
 #include "lib/base/half.h"
 #include "lib/encoder/conjugate.h"
 #include "lib/encoder/encoder.h"
 
-/* to[p] = q_p . y_p, to[in + p] = sum of y_p, over the rows that are not padding. */
-static void project(const vptq_encoder *c, const float *y, double *to)
+/* to[p] = q_p . y_p, to[in + p] = sum of y_p, without padded rows. */
+static void project(const vptq_encoder *enc, const float *y, double *to)
 {
-    for (size_t p = 0; p < c->in; p++) {
-        const float *q = c->q + p * c->rows, *yp = y + p * c->rows;
+    const size_t in = enc->problem.in, rows = enc->problem.rows;
+
+    for (size_t p = 0; p < in; p++) {
+        const float *q = enc->q + p * rows, *yp = y + p * rows;
         double product = 0, sum = 0;
-        for (size_t r = 0; r < c->out; r++) {
+        for (size_t r = 0; r < enc->problem.out; r++) {
             product += (double)q[r] * (double)yp[r];
             sum += (double)yp[r];
         }
         to[p] = product;
-        to[c->in + p] = sum;
+        to[in + p] = sum;
     }
 }
 
 /* ad = A d through one product with H'.  Unknowns: a [in], then c [in]. */
 static vptq_status apply(void *arg, const double *d, double *ad, vptq_err *err)
 {
-    vptq_encoder *c = arg;
+    vptq_encoder *enc = arg;
+    const size_t in = enc->problem.in, rows = enc->problem.rows;
 
-    for (size_t p = 0; p < c->in; p++) {
-        const float *q = c->q + p * c->rows;
-        float *e = c->e + p * c->rows, a = (float)d[p], b = (float)d[c->in + p];
-        for (size_t r = 0; r < c->rows; r++)
-            e[r] = r < c->out ? a * q[r] + b : 0;
+    for (size_t p = 0; p < in; p++) {
+        const float *q = enc->q + p * rows;
+        float *e = enc->e + p * rows, a = (float)d[p], b = (float)d[in + p];
+        for (size_t r = 0; r < rows; r++)
+            e[r] = r < enc->problem.out ? a * q[r] + b : 0;
     }
-    vptq_status st = vptq_encoder_product(c, c->h, c->e, c->g, err);
-    if (!st)
-        project(c, c->g, ad);
-    return st;
+    VPTQ_CHECK(vptq_encoder_product(enc, enc->problem.h, enc->e, enc->g, err));
+    project(enc, enc->g, ad);
+    return VPTQ_OK;
 }
 
-static void diagonal(const vptq_encoder *c, double *m)
+static void diagonal(const vptq_encoder *enc, double *m)
 {
-    for (size_t p = 0; p < c->in; p++) {
+    const size_t in = enc->problem.in, rows = enc->problem.rows;
+
+    for (size_t p = 0; p < in; p++) {
         double square = 0;
-        for (size_t r = p * c->rows; r < p * c->rows + c->out; r++)
-            square += (double)c->q[r] * (double)c->q[r];
-        m[p] = square * (double)c->diag[p];
-        m[c->in + p] = (double)c->out * (double)c->diag[p];
+        for (size_t r = p * rows; r < p * rows + enc->problem.out; r++)
+            square += (double)enc->q[r] * (double)enc->q[r];
+        m[p] = square * (double)enc->problem.diag[p];
+        m[in + p] = (double)enc->problem.out * (double)enc->problem.diag[p];
     }
 }
 
-/* A scale that would vanish, turn round or not fit into the storage type stays as it is. */
-static void take(vptq_encoder *c, const double *x)
+/* Leaves a column as it is if its scale would vanish, change sign or not fit into the storage
+ * type. */
+static void apply_step(vptq_problem *p, const double *x)
 {
-    const float least = 6.103515625e-5F; /* below, halves lose precision */
+    const float min_scale = 6.103515625e-5F; /* the smallest normal half */
 
-    for (size_t p = 0; p < c->in; p++) {
-        size_t column = c->metric.order[p];
-        double old = (double)c->metric.scale[column];
-        float scale = vptq_round_to(c->s->storage, (float)(old * (1 + x[p])));
-        float bias = vptq_round_to(
-            c->s->storage, (float)((double)c->metric.bias[column] + old * x[c->in + p]));
-        if (!(scale >= least) || !isfinite(scale) || !isfinite(bias))
+    for (size_t i = 0; i < p->in; i++) {
+        const size_t column = p->order[i];
+        double old = (double)p->scale[column];
+        float scale = vptq_round_to(p->settings->storage, (float)(old * (1 + x[i])));
+        float bias = vptq_round_to(p->settings->storage,
+                                   (float)((double)p->bias[column] + old * x[p->in + i]));
+        if (!(scale >= min_scale) || !isfinite(scale) || !isfinite(bias))
             continue;
-        c->metric.scale[column] = scale;
-        c->metric.bias[column] = bias;
+        p->scale[column] = scale;
+        p->bias[column] = bias;
     }
 }
 
-vptq_status vptq_refit_scales(vptq_encoder *c, int iterations, vptq_err *err)
+vptq_status vptq_refit_scales(vptq_encoder *enc, int iterations, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    vptq_arena_mark mark = vptq_arena_get_mark(&c->work);
-    vptq_conjugate cg = {.apply = apply, .arg = c};
+    vptq_arena_mark mark = vptq_arena_get_mark(&enc->scratch);
+    vptq_conjugate cg = {.apply = apply, .arg = enc};
 
-    VPTQ_TRY(vptq_conjugate_open(&c->work, 2 * (size_t)c->in, &cg, err));
-    project(c, c->g, cg.r); /* the gradient */
+    VPTQ_TRY(vptq_conjugate_open(&enc->scratch, 2 * (size_t)enc->problem.in, &cg, err));
+    project(enc, enc->g, cg.r); /* the gradient */
     for (size_t i = 0; i < cg.n; i++)
         cg.r[i] = -cg.r[i];
-    diagonal(c, cg.m);
+    diagonal(enc, cg.m);
     VPTQ_TRY(vptq_conjugate_run(&cg, iterations, err));
-    take(c, cg.x);
-    vptq_encoder_normalize(c);
+    apply_step(&enc->problem, cg.x);
+    vptq_problem_normalize(&enc->problem);
 out:
-    vptq_arena_rewind(&c->work, mark);
+    vptq_arena_rewind(&enc->scratch, mark);
     return st;
 }

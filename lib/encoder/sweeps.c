@@ -1,12 +1,13 @@
-/* Coordinate descent over indices.  As a function of column j alone the objective is H'_jj |q_j
- * - t_j|^2 + const with t_j = q_j - (E H')_j / H'_jj, separable in vectors; the nearest choice
- * to t_j, the old one kept unless another is strictly nearer, never raises it.  G = H' E stays
- * up to date inside a block on the device and elsewhere by one matrix product per block. */
+/* Coordinate-descent sweeps over the indices.  As a function of column j alone the objective is
+ * H'_jj |q_j - t_j|^2 + const with t_j = q_j - (E H')_j / H'_jj, separable in vectors; choosing
+ * the nearest pair to t_j, and keeping the old one unless another is strictly nearer, never
+ * raises it.  G = H' E is kept up to date by the device inside a block, and elsewhere by one
+ * matrix product per block. */
 #include "lib/encoder/encoder.h"
 
 typedef struct sweep {
-    vptq_encoder *c;
-    const vptq_part *part; /* as the device has it */
+    const vptq_encoder *enc;
+    const vptq_column_group *group; /* in device memory */
     vptq_search_index *index;
     /* device memory */
     float *q, *g;   /* [in][rows] */
@@ -14,105 +15,101 @@ typedef struct sweep {
     float *delta;   /* [VPTQ_PASS_BLOCK][rows] */
 } sweep;
 
-static vptq_status do_block(sweep *a, size_t at, size_t cols, vptq_err *err)
+static vptq_status sweep_block(const sweep *a, size_t first, size_t cols, vptq_err *err)
 {
-    vptq_encoder *c = a->c;
-    const vptq_backend *ops = c->dev->ops;
-    const vptq_part *part = a->part;
-    size_t rows = c->rows, in = c->in;
-    size_t first = (at - part->first) * part->vector_rows;
-    vptq_descend_args d = {.cols = cols,
-                           .rows = part->rows,
-                           .index = a->index,
-                           .g = a->g + at * rows,
-                           .h = a->h + at * in + at,
-                           .idx = part->idx + first,
-                           .idx_res = part->k_res ? part->idx_res + first : NULL,
-                           .q = a->q + at * rows,
-                           .delta = a->delta,
-                           .ldg = rows,
-                           .ldh = in,
-                           .ldi = part->vector_rows,
-                           .ldq = rows,
-                           .ldd = rows};
-    vptq_gemm_args g = {.m = in,
-                        .n = part->rows,
-                        .k = cols,
-                        .a = a->h + at * in,
-                        .b = a->delta,
-                        .c = a->g,
-                        .lda = in,
-                        .ldb = rows,
-                        .ldc = rows,
-                        .trans_a = true,
-                        .alpha = 1,
-                        .beta = 1};
-    vptq_status st = vptq_check_cancel(c->dev->ctx, err);
-    if (!st)
-        st = ops->vq_descend(c->dev->state, &d, err);
-    if (!st)
-        st = ops->gemm(c->dev->state, &g, err);
-    return st;
+    const vptq_device *dev = a->enc->dev;
+    const vptq_column_group *group = a->group;
+    const size_t rows = a->enc->problem.rows, in = a->enc->problem.in;
+    const size_t vectors = (first - group->first) * group->vector_rows;
+    const vptq_descend_args block = {.cols = cols,
+                                     .rows = group->rows,
+                                     .index = a->index,
+                                     .g = a->g + first * rows,
+                                     .h = a->h + first * in + first,
+                                     .idx = group->idx + vectors,
+                                     .idx_res = group->k_res ? group->idx_res + vectors : NULL,
+                                     .q = a->q + first * rows,
+                                     .delta = a->delta,
+                                     .ldg = rows,
+                                     .ldh = in,
+                                     .ldi = group->vector_rows,
+                                     .ldq = rows,
+                                     .ldd = rows};
+    const vptq_gemm_args update = {.m = in,
+                                   .n = group->rows,
+                                   .k = cols,
+                                   .a = a->h + first * in,
+                                   .b = a->delta,
+                                   .c = a->g,
+                                   .lda = in,
+                                   .ldb = rows,
+                                   .ldc = rows,
+                                   .trans_a = true,
+                                   .alpha = 1,
+                                   .beta = 1};
+    VPTQ_CHECK(vptq_check_cancel(dev->ctx, err));
+    VPTQ_CHECK(dev->ops->vq_descend(dev->state, &block, err));
+    return dev->ops->gemm(dev->state, &update, err);
 }
 
-static vptq_status do_part(sweep *a, vptq_err *err)
+static vptq_status sweep_group(const sweep *a, vptq_err *err)
 {
-    for (size_t i = 0; i < a->part->cols; i += VPTQ_PASS_BLOCK) {
-        size_t left = a->part->cols - i;
-        vptq_status st = do_block(a, a->part->first + i,
-                                  left < VPTQ_PASS_BLOCK ? left : VPTQ_PASS_BLOCK, err);
-        if (st)
-            return st;
+    for (size_t i = 0; i < a->group->cols; i += VPTQ_PASS_BLOCK) {
+        const size_t left = a->group->cols - i;
+        VPTQ_CHECK(sweep_block(a, a->group->first + i,
+                               left < VPTQ_PASS_BLOCK ? left : VPTQ_PASS_BLOCK, err));
     }
     return VPTQ_OK;
 }
 
-/* One search index per part serves all sweeps. */
-static vptq_status open_indexes(vptq_encoder *c, const vptq_part *part,
+/* One search index per group serves all sweeps. */
+static vptq_status open_indexes(const vptq_encoder *enc, const vptq_column_group *groups,
                                 vptq_search_index **index, vptq_err *err)
 {
-    for (uint32_t i = 0; i < c->parts; i++) {
-        vptq_codebooks codebooks = vptq_part_codebooks(c, &part[i]);
-        vptq_status st =
-            c->dev->ops->search_index_open(c->dev->state, &codebooks, &index[i], err);
-        if (st)
-            return st;
+    const vptq_device *dev = enc->dev;
+    for (uint32_t i = 0; i < enc->columns.num_groups; i++) {
+        const vptq_codebooks codebooks = vptq_group_codebooks(&groups[i], enc->settings->beam);
+        VPTQ_CHECK(dev->ops->search_index_open(dev->state, &codebooks, &index[i], err));
     }
     return VPTQ_OK;
 }
 
-vptq_status vptq_sweeps(vptq_encoder *c, uint32_t count, vptq_err *err)
+vptq_status vptq_sweeps(vptq_encoder *enc, uint32_t count, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    vptq_arena_mark mark = vptq_arena_get_mark(&c->work);
-    vptq_mirror m = vptq_mirror_of(c->dev);
-    const size_t n = (size_t)c->in * c->rows, block = VPTQ_PASS_BLOCK * c->rows;
-    sweep a = {.c = c};
+    vptq_arena_mark mark = vptq_arena_get_mark(&enc->scratch);
+    vptq_mirror m = vptq_mirror_of(enc->dev);
+    const uint32_t num_groups = enc->columns.num_groups;
+    const size_t in = enc->problem.in, rows = enc->problem.rows;
+    sweep a = {.enc = enc};
 
-    float *delta = vptq_arena_alloc(&c->work, block, sizeof *delta, err);
-    vptq_part *part = delta ? vptq_arena_alloc(&c->work, c->parts, sizeof *part, err) : NULL;
+    float *delta = vptq_arena_alloc(&enc->scratch, VPTQ_PASS_BLOCK * rows, sizeof *delta, err);
+    vptq_column_group *groups =
+        delta ? vptq_arena_alloc(&enc->scratch, num_groups, sizeof *groups, err) : NULL;
     vptq_search_index **index =
-        part ? vptq_arena_zalloc(&c->work, c->parts, sizeof(vptq_search_index *), err) : NULL;
+        groups ? vptq_arena_zalloc(&enc->scratch, num_groups, sizeof(vptq_search_index *), err)
+               : NULL;
     if (!index)
         return VPTQ_E_NOMEM;
-    a.q = vptq_mirror_take(&m, c->q, n, sizeof *a.q, VPTQ_MIRROR_THERE | VPTQ_MIRROR_BACK);
-    a.g = vptq_mirror_take(&m, c->g, n, sizeof *a.g, VPTQ_MIRROR_THERE);
-    a.h = vptq_mirror_in(&m, c->h, (size_t)c->in * c->in, sizeof *a.h);
-    a.delta = vptq_mirror_take(&m, delta, block, sizeof *delta, 0);
-    for (uint32_t i = 0; i < c->parts; i++)
-        part[i] = vptq_part_mirror(&m, &c->part[i], true);
+    a.q = vptq_mirror_take(&m, enc->q, in * rows, sizeof *a.q,
+                           VPTQ_MIRROR_THERE | VPTQ_MIRROR_BACK);
+    a.g = vptq_mirror_take(&m, enc->g, in * rows, sizeof *a.g, VPTQ_MIRROR_THERE);
+    a.h = vptq_mirror_in(&m, enc->problem.h, in * in, sizeof *a.h);
+    a.delta = vptq_mirror_take(&m, delta, VPTQ_PASS_BLOCK * rows, sizeof *delta, 0);
+    for (uint32_t i = 0; i < num_groups; i++)
+        groups[i] = vptq_group_mirror(&m, &enc->columns.groups[i], true);
     VPTQ_TRY(vptq_mirror_check(&m, err));
-    VPTQ_TRY(open_indexes(c, part, index, err));
-    for (uint32_t sweeps = 0; sweeps < count; sweeps++)
-        for (uint32_t i = 0; i < c->parts; i++) {
-            a.part = &part[i];
+    VPTQ_TRY(open_indexes(enc, groups, index, err));
+    for (uint32_t n = 0; n < count; n++)
+        for (uint32_t i = 0; i < num_groups; i++) {
+            a.group = &groups[i];
             a.index = index[i];
-            VPTQ_TRY(do_part(&a, err));
+            VPTQ_TRY(sweep_group(&a, err));
         }
 out:
-    for (uint32_t i = 0; i < c->parts; i++)
-        c->dev->ops->search_index_close(c->dev->state, index[i]);
+    for (uint32_t i = 0; i < num_groups; i++)
+        enc->dev->ops->search_index_close(enc->dev->state, index[i]);
     st = vptq_mirror_end(&m, st, err);
-    vptq_arena_rewind(&c->work, mark);
+    vptq_arena_rewind(&enc->scratch, mark);
     return st;
 }

@@ -94,8 +94,9 @@ static vptq_status compare_matrix(const compare *c, uint32_t layer, vptq_linear 
     plain_errors(c->w, c->what, &row);
     if (h->lower) {
         vptq_encoder_loss loss;
-        VPTQ_TRY(vptq_encoder_measure(c->dev, row.rows, row.columns, c->w, c->what, h->lower,
-                                      &loss, err));
+        const vptq_encoder_input input = {
+            .out = row.rows, .in = row.columns, .w = c->w, .lower = h->lower};
+        VPTQ_TRY(vptq_encoder_measure(c->dev, &input, c->what, &loss, err));
         row.proxy_loss = loss.relative;
         /* to the last digit what the quantizer reports */
         row.relative_mse = loss.norm_sq > 0 ? loss.error_sq / loss.norm_sq : 0;

@@ -341,12 +341,17 @@ vptq_status vptq_calibration_open(vptq_quantizer *q, vptq_err *err)
 /* ---- targets ---- */
 
 /* k and v look at tokens with other weights, in their targets as in what they minimize. */
-static vptq_target_moments moments_of(vptq_linear l, const float *plain,
+static vptq_target_moments moments_of(vptq_linear l, const vptq_quantize_row *row,
+                                      const float *w, const float *plain,
                                       const vptq_input_shifts *s)
 {
     const bool kv = s->kv && (l == VPTQ_LINEAR_K || l == VPTQ_LINEAR_V);
-    return (vptq_target_moments){
-        .lower = kv ? s->kv : plain, .shift = kv ? s->kv_shift : s->shift, .drift = s->drift};
+    return (vptq_target_moments){.out = row->rows,
+                                 .in = row->columns,
+                                 .w = w,
+                                 .lower = kv ? s->kv : plain,
+                                 .shift = kv ? s->kv_shift : s->shift,
+                                 .drift = s->drift};
 }
 
 vptq_status vptq_calibration_target(vptq_quantizer *q, const vptq_input_hessians *h,
@@ -355,9 +360,9 @@ vptq_status vptq_calibration_target(vptq_quantizer *q, const vptq_input_hessians
 {
     vptq_target_choice choice;
     const size_t count = (size_t)row->rows * row->columns;
-    const vptq_target_moments moments = moments_of(q->linear, h->plain, &h->shifts);
+    const vptq_target_moments moments = moments_of(q->linear, row, *w, h->plain, &h->shifts);
     const vptq_target_moments held_out =
-        moments_of(q->linear, h->held_out, &h->held_out_shifts);
+        moments_of(q->linear, row, *w, h->held_out, &h->held_out_shifts);
 
     row->corrected = true;
     const double most = q->opt->calibrate->correction;
@@ -366,8 +371,7 @@ vptq_status vptq_calibration_target(vptq_quantizer *q, const vptq_input_hessians
     float *target = vptq_arena_alloc(arena, count, sizeof *target, err);
     if (!target)
         return VPTQ_E_NOMEM;
-    VPTQ_CHECK(vptq_target_find(q->dev, row->rows, row->columns, *w, &moments, &held_out, most,
-                                target, &choice, err));
+    VPTQ_CHECK(vptq_target_find(q->dev, &moments, &held_out, most, target, &choice, err));
     row->alpha = choice.alpha;
     row->alpha_damping = choice.damping;
     row->alpha_gain = choice.gain;

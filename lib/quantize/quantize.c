@@ -48,11 +48,10 @@ static void log_remarks(const vptq_quantizer *q, const char *name, const vptq_en
         vptq_log(q->dev->ctx, VPTQ_LOG_WARN,
                  "%s: the hessian needed %g of its mean diagonal added before it factored",
                  name, p->damping_added);
-    for (uint32_t i = 0; i < p->steps; i++)
-        if (p->step[i].undone)
+    for (uint32_t i = 0; i < p->num_steps; i++)
+        if (p->steps[i].reverted)
             vptq_log(q->dev->ctx, VPTQ_LOG_MORE,
-                     "%s: step '%s' would have raised the loss and was taken back", name,
-                     p->step[i].name);
+                     "%s: step '%s' raised the loss and was reverted", name, p->steps[i].name);
 }
 
 static vptq_status read_weights(const vptq_quantizer *q, const vptq_quantize_row *row,
@@ -88,7 +87,9 @@ static vptq_status compute(vptq_quantizer *q, const char *path, const vptq_input
     vptq_encoder_input input = {.matrix_id =
                                     row->layer * VPTQ_LINEAR_COUNT + (uint32_t)q->linear,
                                 .out = row->rows,
-                                .in = row->columns};
+                                .in = row->columns,
+                                .on_step = on_step,
+                                .on_step_arg = q};
 
     vptq_arena_init(&arena, q->dev->ctx->mem);
     vptq_hessians_of(h, q->linear, &input);
@@ -98,7 +99,7 @@ static vptq_status compute(vptq_quantizer *q, const char *path, const vptq_input
     ask_ahead(q);
     if (h->shifts.shift || h->shifts.drift)
         VPTQ_TRY(vptq_calibration_target(q, h, row, &arena, &input.w, err));
-    VPTQ_TRY(vptq_encode_matrix(q->dev, row->settings, &input, on_step, q, &arena, &r, err));
+    VPTQ_TRY(vptq_encode_matrix(q->dev, row->settings, &input, &arena, &r, err));
     row->report = r.report;
     VPTQ_TRY(vptq_row_json(row, false, text, err));
     vptq_linear_full_name(name, row->layer, q->linear);

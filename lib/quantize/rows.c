@@ -70,14 +70,15 @@ static uint32_t times(const vptq_encoder_report *p, uint32_t steps, const char *
 {
     uint32_t n = 0;
     for (uint32_t i = 0; i < steps; i++)
-        n += !strcmp(p->step[i].name, name);
+        n += !strcmp(p->steps[i].name, name);
     return n;
 }
 
 /* Whether a step's losses are a list: it comes once in every round of refits. */
 static bool is_repeated(const vptq_encoder_report *p, const char *name)
 {
-    return !strcmp(name, "refit") || !strcmp(name, "scales") || times(p, p->steps, name) > 1;
+    return !strcmp(name, "refit") || !strcmp(name, "scales") ||
+           times(p, p->num_steps, name) > 1;
 }
 
 /* loss_STEP, for all steps of one kind of Hessian. */
@@ -85,8 +86,8 @@ static bool put_steps(json_t *doc, const vptq_encoder_report *p, const char *suf
 {
     char key[KEY];
 
-    for (uint32_t i = 0; i < p->steps; i++) {
-        const vptq_encoder_step *s = &p->step[i];
+    for (uint32_t i = 0; i < p->num_steps; i++) {
+        const vptq_encoder_step *s = &p->steps[i];
         bool list = is_repeated(p, s->name);
         double loss = !*suffix                       ? s->loss
                       : !strcmp(suffix, "_weighted") ? s->weighted
@@ -98,15 +99,15 @@ static bool put_steps(json_t *doc, const vptq_encoder_report *p, const char *suf
     return true;
 }
 
-/* Names of the steps that were taken back, "refit 2" where a step comes several times. */
-static bool put_undone(json_t *doc, const vptq_encoder_report *p)
+/* Names of the reverted steps; "refit 2" if a step comes several times. */
+static bool put_reverted(json_t *doc, const vptq_encoder_report *p)
 {
     char name[KEY];
     json_t *list = json_array();
 
-    for (uint32_t i = 0; list && i < p->steps; i++) {
-        const vptq_encoder_step *s = &p->step[i];
-        if (!s->undone)
+    for (uint32_t i = 0; list && i < p->num_steps; i++) {
+        const vptq_encoder_step *s = &p->steps[i];
+        if (!s->reverted)
             continue;
         snprintf(name, sizeof name, "%s", s->name);
         if (is_repeated(p, s->name))
@@ -148,7 +149,7 @@ static bool put_work(json_t *doc, const vptq_quantize_row *r)
     const vptq_encoder_report *p = &r->report;
 
     return put_steps(doc, p, "") && (!r->weighted || put_steps(doc, p, "_weighted")) &&
-           (!r->held_out || put_steps(doc, p, "_held_out")) && put_undone(doc, p) &&
+           (!r->held_out || put_steps(doc, p, "_held_out")) && put_reverted(doc, p) &&
            put_u64(doc, "kmeans_iterations", (uint64_t)p->kmeans_iterations) &&
            put_u64(doc, "kmeans_repaired", p->kmeans_repaired) &&
            put_f64(doc, "damping_added", p->damping_added) &&
@@ -201,7 +202,7 @@ static vptq_status parse_row(const char *path, const char *text, vptq_quantize_r
     VPTQ_TRY(vptq_json_f64_or(doc, path, "proxy_loss_weighted", 0, &p->weighted, err));
     VPTQ_TRY(vptq_json_f64_or(doc, path, "proxy_loss_held_out", 0, &p->held_out, err));
     VPTQ_TRY(vptq_json_f64_or(doc, path, "relative_mse", 0, &p->relative_mse, err));
-    VPTQ_TRY(vptq_json_f64_or(doc, path, "loss_kmeans", 0, &p->step[0].loss, err));
+    VPTQ_TRY(vptq_json_f64_or(doc, path, "loss_kmeans", 0, &p->steps[0].loss, err));
 out:
     json_decref(doc);
     return st;

@@ -196,12 +196,12 @@ static vptq_status encode(meter *t, uint32_t layer, vptq_linear l, const vptq_in
     input.w = w;
     const vptq_encoder_settings probe =
         vptq_rate_probe(input.out, input.in, t->opt->seed, t->opt->storage);
-    VPTQ_TRY(vptq_encode_matrix(t->dev, &probe, &input, NULL, NULL, arena, &result, err));
+    VPTQ_TRY(vptq_encode_matrix(t->dev, &probe, &input, arena, &result, err));
     *out = (vptq_packed_matrix){
         .name = vptq_linear_name(l), .vq = result.vq, .storage = probe.storage};
     VPTQ_TRY(vptq_device_decode(t->dev, &out->vq, 0, weight->rows, what, weight->cols, err));
-    VPTQ_TRY(vptq_encoder_measure(t->dev, input.out, input.in, w, what,
-                                  input.metric ? input.metric : input.lower, &loss, err));
+    input.lower = input.metric ? input.metric : input.lower;
+    VPTQ_TRY(vptq_encoder_measure(t->dev, &input, what, &loss, err));
     row->loss = loss.relative;
     row->norm = loss.norm;
 out:

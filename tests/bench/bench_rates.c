@@ -39,7 +39,7 @@ static double encode(bench *b, const vptq_encoder_settings *s, const vptq_encode
     vptq_arena arena;
     vptq_encoder_result r;
     vptq_arena_init(&arena, b->ctx.mem);
-    bench_need(vptq_encode_matrix(&b->dev, s, input, NULL, NULL, &arena, &r, &err), &err);
+    bench_need(vptq_encode_matrix(&b->dev, s, input, &arena, &r, &err), &err);
     vptq_arena_release(&arena);
     return r.report.loss;
 }

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "lib/base/rng.h"
-#include "lib/encoder/store.h"
+#include "lib/encoder/encoder.h"
 #include "tests/support/vencoder.h"
 #include "tests/support/vtest.h"
 
@@ -52,7 +52,7 @@ static vptq_encoder_settings published(const vptq_encoder_settings *like)
 
 /* ---- the metric ---- */
 
-static double by_hand(const problem *p, const vptq_encoder_settings *s, const vptq_metric *m,
+static double by_hand(const problem *p, const vptq_encoder_settings *s, const vptq_problem *m,
                       size_t i, size_t j)
 {
     double mean = 0, h = p->h[i * p->in + j];
@@ -69,8 +69,8 @@ static void check_metric(const problem *p, const vptq_encoder_settings *s)
     vencoder_state e;
     const vptq_encoder_input input = vencoder_input(p);
     vencoder_state_open(&e, "cpu", 1, s, &input);
-    const vptq_encoder *c = &e.c;
-    const vptq_metric *m = &c->metric;
+    const vptq_encoder *enc = &e.enc;
+    const vptq_problem *m = &enc->problem;
     for (size_t j = 0; j < p->in; j++) {
         double sum = 0, square = 0, least = INFINITY, most = -INFINITY;
         for (size_t r = 0; r < p->out; r++) {
@@ -101,23 +101,24 @@ static void check_metric(const problem *p, const vptq_encoder_settings *s)
         size_t ci = m->order[i];
         assert_false(seen[ci]);
         seen[ci] = true;
-        for (size_t r = 0; r < c->rows; r++) {
-            float z = c->z[i * c->rows + r];
+        for (size_t r = 0; r < enc->problem.rows; r++) {
+            float z = enc->problem.z[i * enc->problem.rows + r];
             float want = r < p->out ? (p->w[r * p->in + ci] - m->bias[ci]) / m->scale[ci] : 0;
             assert_close(&z, &want, 1, 0, 1e-6);
         }
         for (size_t j = 0; j < p->in; j++) {
             double want = by_hand(p, s, m, ci, m->order[j]);
-            double got = (double)c->h[i * p->in + j];
+            double got = (double)enc->problem.h[i * p->in + j];
             assert_close_f64(&got, &want, 1, 0, 1e-6);
         }
         double d = by_hand(p, s, m, ci, ci),
                last = i ? by_hand(p, s, m, m->order[i - 1], m->order[i - 1]) : (double)INFINITY;
-        if (s->perm || i < c->shape.outliers)
+        if (s->perm || i < enc->columns.shape.outliers)
             assert_true(d <= last);
-        else if (i > c->shape.outliers)
+        else if (i > enc->columns.shape.outliers)
             assert_true(ci > m->order[i - 1]);
-        for (size_t j = c->shape.outliers; i < c->shape.outliers && j < p->in; j++)
+        for (size_t j = enc->columns.shape.outliers;
+             i < enc->columns.shape.outliers && j < p->in; j++)
             assert_true(d >= by_hand(p, s, m, m->order[j], m->order[j]));
     }
     vencoder_state_close(&e);
@@ -159,12 +160,12 @@ static uint64_t bits_by_hand(const vptq_encoder_settings *s, uint32_t out, uint3
     return bits;
 }
 
-static void random_state(vptq_encoder *c, uint64_t seed)
+static void random_state(vptq_encoder *enc, uint64_t seed)
 {
     vptq_rng rng = vptq_rng_make(seed, 0, 0, VPTQ_RNG_TEST);
     uint64_t at = 0;
-    for (uint32_t i = 0; i < c->parts; i++) {
-        vptq_part *p = &c->part[i];
+    for (uint32_t i = 0; i < enc->columns.num_groups; i++) {
+        vptq_column_group *p = &enc->columns.groups[i];
         for (size_t j = 0; j < (size_t)p->k * p->v; j++)
             p->main[j] = (float)vptq_rng_normal(&rng, at++);
         for (size_t j = 0; j < (size_t)p->k_res * p->v; j++)
@@ -187,16 +188,16 @@ static void test_stored_form(void **state)
     const vptq_encoder_input input = vencoder_input(&p);
     for (unsigned i = 0; i < COMBINATIONS; i++) {
         vencoder_state e;
-        vptq_encoder *c = &e.c;
+        vptq_encoder *enc = &e.enc;
         vptq_err err = {0};
         vptq_encoder_result r = {0};
         const vptq_encoder_settings s = combination(i);
         vencoder_state_open(&e, "cpu", 1, &s, &input);
-        random_state(c, i);
-        assert_ok(vptq_encoder_round(c, &err), &err);
-        assert_true(c->rounded);
-        assert_ok(vptq_encoder_gather(c, &err), &err);
-        assert_ok(vptq_store(c, &r, &err), &err);
+        random_state(enc, i);
+        assert_ok(vptq_columns_round(&enc->columns, s.storage, enc->keep, &err), &err);
+        assert_true(enc->columns.rounded);
+        assert_ok(vptq_encoder_gather(enc, &err), &err);
+        assert_ok(vptq_store(enc, &r, &err), &err);
         const vptq_vq_shape *shape = &r.vq.shape;
         assert_ok(vptq_vq_shape_check(shape, &err), &err);
         assert_true(vptq_vq_count_bits(shape).total == bits_by_hand(&s, p.out, p.in));
@@ -205,10 +206,10 @@ static void test_stored_form(void **state)
         assert_int_equal(r.vq.outlier_indices != NULL, s.outliers > 0);
         float *what = vencoder_decode(&r.vq);
         for (size_t j = 0; j < p.in; j++) {
-            size_t col = c->metric.order[j];
+            size_t col = enc->problem.order[j];
             for (size_t row = 0; row < p.out; row++) {
-                float product = c->q[j * c->rows + row] * c->metric.scale[col];
-                float want = product + c->metric.bias[col];
+                float product = enc->q[j * enc->problem.rows + row] * enc->problem.scale[col];
+                float want = product + enc->problem.bias[col];
                 assert_true(what[row * p.in + col] == want);
             }
         }
@@ -338,22 +339,22 @@ static void test_ref_and_cpu(void **state)
 
 /* ---- the published recipe ---- */
 
-static void put_codebooks(vptq_encoder *c, const float *main, const float *res)
+static void put_codebooks(vptq_encoder *enc, const float *main, const float *res)
 {
-    vptq_part *p = &c->part[0];
+    vptq_column_group *p = &enc->columns.groups[0];
     memcpy(p->main, main, (size_t)p->k * p->v * sizeof *main);
     memcpy(p->res, res, (size_t)p->k_res * p->v * sizeof *res);
 }
 
 /* Indices of the stored form that are not those of the state. */
-static size_t differing(const vptq_encoder *c, const vptq_vq *vq)
+static size_t differing(const vptq_encoder *enc, const vptq_vq *vq)
 {
-    const vptq_part *p = &c->part[0];
+    const vptq_column_group *p = &enc->columns.groups[0];
     size_t words = vptq_vq_row_words(&vq->shape), differ = 0;
     unsigned width = vptq_vq_index_bits(&vq->shape), main = vptq_log2u(p->k);
     for (size_t t = 0; t < p->cols; t++)
         for (size_t g = 0; g < p->vector_rows; g++) {
-            uint32_t got = vptq_bits_get(vq->indices + g * words, c->metric.order[t], width);
+            uint32_t got = vptq_bits_get(vq->indices + g * words, enc->problem.order[t], width);
             uint32_t want = p->idx[t * p->vector_rows + g] | p->idx_res[t * p->vector_rows + g]
                                                                  << main;
             differ += got != want;
@@ -380,23 +381,23 @@ static void test_upstream_rounds_at_the_end(void **state)
     vencoder_quantize(&run, &s, &input);
     const vptq_encoder_result *r = &run.r;
     vencoder_state_open(&e, "cpu", 1, &s, &input);
-    put_codebooks(&e.c, r->centroids_f32, r->res_centroids_f32);
-    assert_ok(vptq_column_pass(&e.c, false, &err), &err);
-    assert_int_equal(differing(&e.c, &r->vq), 0);
-    put_codebooks(&e.c, r->vq.centroids, r->vq.res_centroids);
-    assert_ok(vptq_column_pass(&e.c, false, &err), &err);
-    assert_true(differing(&e.c, &r->vq) > 0);
+    put_codebooks(&e.enc, r->centroids_f32, r->res_centroids_f32);
+    assert_ok(vptq_column_pass(&e.enc, false, &err), &err);
+    assert_int_equal(differing(&e.enc, &r->vq), 0);
+    put_codebooks(&e.enc, r->vq.centroids, r->vq.res_centroids);
+    assert_ok(vptq_column_pass(&e.enc, false, &err), &err);
+    assert_true(differing(&e.enc, &r->vq) > 0);
     for (size_t j = 0; j < p.in; j++) {
-        assert_true(r->vq.scale[j] == vptq_round_to(VPTQ_BF16, e.c.metric.scale[j]));
-        assert_true(r->vq.bias[j] == vptq_round_to(VPTQ_BF16, e.c.metric.bias[j]));
+        assert_true(r->vq.scale[j] == vptq_round_to(VPTQ_BF16, e.enc.problem.scale[j]));
+        assert_true(r->vq.bias[j] == vptq_round_to(VPTQ_BF16, e.enc.problem.bias[j]));
     }
-    assert_false(is_stored(VPTQ_BF16, e.c.metric.scale, p.in));
+    assert_false(is_stored(VPTQ_BF16, e.enc.problem.scale, p.in));
     vencoder_state_close(&e);
     static const char *const names[] = {"k-means", "residual", "pass", "storage"};
-    assert_int_equal(r->report.steps, 4);
+    assert_int_equal(r->report.num_steps, 4);
     for (uint32_t i = 0; i < 4; i++) {
-        assert_string_equal(r->report.step[i].name, names[i]);
-        assert_false(r->report.step[i].undone);
+        assert_string_equal(r->report.steps[i].name, names[i]);
+        assert_false(r->report.steps[i].reverted);
     }
     vencoder_close(&run);
     problem_free(&p);
@@ -422,14 +423,14 @@ static void test_best_decides_for_what_is_stored(void **state)
         vencoder_open(&run, "cpu", 1);
         vencoder_quantize(&run, &s, &input);
         vencoder_state_open(&e, "cpu", 1, &s, &input);
-        put_codebooks(&e.c, run.r.vq.centroids, run.r.vq.res_centroids);
+        put_codebooks(&e.enc, run.r.vq.centroids, run.r.vq.res_centroids);
         if (!steps) {
-            assert_ok(vptq_column_pass(&e.c, false, &err), &err);
-            assert_int_equal(differing(&e.c, &run.r.vq), 0);
+            assert_ok(vptq_column_pass(&e.enc, false, &err), &err);
+            assert_int_equal(differing(&e.enc, &run.r.vq), 0);
         } else {
             const vptq_encoder_report *r = &run.r.report;
-            assert_string_equal(r->step[r->steps - 1].name, "storage");
-            double lost = r->step[r->steps - 1].loss / r->step[r->steps - 2].loss;
+            assert_string_equal(r->steps[r->num_steps - 1].name, "storage");
+            double lost = r->steps[r->num_steps - 1].loss / r->steps[r->num_steps - 2].loss;
             assert_true(lost < 1.005);
         }
         vencoder_state_close(&e);

@@ -33,7 +33,7 @@ static void solve(size_t n, double *a, double *b)
 }
 
 /* Unknowns that entry (position t of part p, row r) is the sum of; their number. */
-static int uses(const vptq_part *p, size_t start, size_t t, size_t r, size_t *unknown)
+static int uses(const vptq_column_group *p, size_t start, size_t t, size_t r, size_t *unknown)
 {
     size_t at = t * p->vector_rows + r / p->v, d = r % p->v;
     unknown[0] = start + (size_t)p->idx[at] * p->v + d;
@@ -47,12 +47,14 @@ static int uses(const vptq_part *p, size_t start, size_t t, size_t r, size_t *un
 static double least_objective(const vencoder_state *s, uint32_t first, uint32_t end,
                               bool diagonal)
 {
-    const vptq_encoder *c = &s->c;
-    size_t n = 0, in = c->in, rows = c->rows, start[8], from = c->part[first].first;
-    size_t to = c->part[end - 1].first + c->part[end - 1].cols;
+    const vptq_encoder *enc = &s->enc;
+    size_t n = 0, in = enc->problem.in, rows = enc->problem.rows, start[8],
+           from = enc->columns.groups[first].first;
+    size_t to = enc->columns.groups[end - 1].first + enc->columns.groups[end - 1].cols;
     for (uint32_t i = first; i < end; i++) {
         start[i] = n;
-        n += ((size_t)c->part[i].k + c->part[i].k_res) * c->part[i].v;
+        n += ((size_t)enc->columns.groups[i].k + enc->columns.groups[i].k_res) *
+             enc->columns.groups[i].v;
     }
     double *a = calloc(n * n, sizeof *a), *b = calloc(n, sizeof *b), sum = 0;
     size_t *unknown = calloc((to - from) * 2, sizeof *unknown);
@@ -62,14 +64,15 @@ static double least_objective(const vencoder_state *s, uint32_t first, uint32_t 
     for (int solved = 0; solved < 2; solved++) {
         for (size_t r = 0; r < rows; r++) {
             for (uint32_t i = first; i < end; i++)
-                for (size_t t = 0; t < c->part[i].cols; t++) {
-                    size_t p = c->part[i].first + t - from;
-                    count[p] = r < c->part[i].rows
-                                   ? uses(&c->part[i], start[i], t, r, unknown + 2 * p)
-                                   : 0;
+                for (size_t t = 0; t < enc->columns.groups[i].cols; t++) {
+                    size_t p = enc->columns.groups[i].first + t - from;
+                    count[p] =
+                        r < enc->columns.groups[i].rows
+                            ? uses(&enc->columns.groups[i], start[i], t, r, unknown + 2 * p)
+                            : 0;
                 }
             for (size_t p = 0; p < to - from; p++) {
-                double z = (double)c->z[(from + p) * rows + r];
+                double z = (double)enc->problem.z[(from + p) * rows + r];
                 if (solved) {
                     e[p * rows + r] = -z;
                     for (int u = 0; u < count[p]; u++)
@@ -103,15 +106,15 @@ static double least_objective(const vencoder_state *s, uint32_t first, uint32_t 
 }
 
 /* sum of H'_tt |q_t - z_t|^2 over a part. */
-static double diagonal_objective(const vencoder_state *s, const vptq_part *p)
+static double diagonal_objective(const vencoder_state *s, const vptq_column_group *p)
 {
-    const vptq_encoder *c = &s->c;
+    const vptq_encoder *enc = &s->enc;
     double sum = 0;
     for (size_t t = 0; t < p->cols; t++)
         for (size_t r = 0; r < p->rows; r++) {
             size_t at = p->first + t;
-            double e = vencoder_q(p, t, r) - (double)c->z[at * c->rows + r];
-            sum += s->h[at * c->in + at] * e * e;
+            double e = vencoder_q(p, t, r) - (double)enc->problem.z[at * enc->problem.rows + r];
+            sum += s->h[at * enc->problem.in + at] * e * e;
         }
     return sum;
 }
@@ -122,17 +125,17 @@ static void test_refit(void **state)
     for (size_t i = 0; i < VENCODER_CASES; i++) {
         problem p = problem_make(vencoder_cases[i].out, vencoder_cases[i].in, 300 + i);
         vencoder_state e;
-        vptq_encoder *c = &e.c;
+        vptq_encoder *enc = &e.enc;
         vptq_err err = {0};
         vencoder_state_train(&e, &p, &vencoder_cases[i], 2);
-        assert_ok(vptq_column_pass(c, false, &err), &err);
+        assert_ok(vptq_column_pass(enc, false, &err), &err);
         double before = vencoder_objective(&e);
         for (int n = 0; n < 3; n++) { /* again: past what float keeps of one descent */
-            assert_ok(vptq_encoder_gather(c, &err), &err);
-            assert_ok(vptq_encoder_gradient(c, &err), &err);
-            assert_ok(vptq_refit(c, NULL, NULL, 300, &err), &err);
+            assert_ok(vptq_encoder_update(enc, &err), &err);
+            assert_ok(vptq_refit(enc, NULL, NULL, 300, &err), &err);
         }
-        double after = vencoder_objective(&e), best = least_objective(&e, 0, c->parts, false);
+        double after = vencoder_objective(&e),
+               best = least_objective(&e, 0, enc->columns.num_groups, false);
         assert_true(best < 0.995 * before);
         assert_close_f64(&after, &best, 1, 0, 1e-5);
         vencoder_state_close(&e);
@@ -147,22 +150,22 @@ static void test_refit_of_a_part(void **state)
     for (size_t i = 0; i < VENCODER_CASES; i++) {
         problem p = problem_make(vencoder_cases[i].out, vencoder_cases[i].in, 400 + i);
         vencoder_state e;
-        vptq_encoder *c = &e.c;
+        vptq_encoder *enc = &e.enc;
         vptq_err err = {0};
         vencoder_state_train(&e, &p, &vencoder_cases[i], 2);
-        assert_ok(vptq_column_pass(c, false, &err), &err); /* far from the means */
-        for (uint32_t g = 0; g < c->parts; g++) {
-            vptq_part *part = &c->part[g];
+        assert_ok(vptq_column_pass(enc, false, &err), &err); /* far from the means */
+        for (uint32_t g = 0; g < enc->columns.num_groups; g++) {
+            vptq_column_group *part = &enc->columns.groups[g];
             double before = diagonal_objective(&e, part), others = 0, same = 0;
-            for (uint32_t o = 0; o < c->parts; o++)
-                others += o == g ? 0 : diagonal_objective(&e, &c->part[o]);
-            assert_ok(vptq_refit(c, part, c->z, 300, &err), &err);
+            for (uint32_t o = 0; o < enc->columns.num_groups; o++)
+                others += o == g ? 0 : diagonal_objective(&e, &enc->columns.groups[o]);
+            assert_ok(vptq_refit(enc, part, enc->problem.z, 300, &err), &err);
             double after = diagonal_objective(&e, part);
             double best = least_objective(&e, g, g + 1, true);
             assert_true(best < before || before < 1e-9); /* few vectors: nothing is lost */
             assert_close_f64(&after, &best, 1, 1e-9, 1e-5);
-            for (uint32_t o = 0; o < c->parts; o++)
-                same += o == g ? 0 : diagonal_objective(&e, &c->part[o]);
+            for (uint32_t o = 0; o < enc->columns.num_groups; o++)
+                same += o == g ? 0 : diagonal_objective(&e, &enc->columns.groups[o]);
             assert_true(same == others);
         }
         vencoder_state_close(&e);
@@ -177,20 +180,19 @@ static void test_refit_descends(void **state)
     problem p = problem_make(32, 40, 51);
     const vencoder_case q = {32, 40, 4, 16, 8, 1, 0, 4, 16, 16, VPTQ_NORM_STD, true};
     vencoder_state e;
-    vptq_encoder *c = &e.c;
+    vptq_encoder *enc = &e.enc;
     vptq_err err = {0};
     vencoder_state_train(&e, &p, &q, 1);
-    assert_ok(vptq_column_pass(c, false, &err), &err);
-    vptq_part *part = &c->part[0];
+    assert_ok(vptq_column_pass(enc, false, &err), &err);
+    vptq_column_group *part = &enc->columns.groups[0];
     for (size_t i = 0; i < part->cols * part->vector_rows; i++)
         part->idx[i] = part->idx[i] == 7 ? 6 : part->idx[i];
     float unused[4];
     memcpy(unused, part->main + (size_t)7 * part->v, sizeof unused);
     double last = vencoder_objective(&e);
     for (int n = 0; n < 6; n++) {
-        assert_ok(vptq_encoder_gather(c, &err), &err);
-        assert_ok(vptq_encoder_gradient(c, &err), &err);
-        assert_ok(vptq_refit(c, NULL, NULL, 2, &err), &err);
+        assert_ok(vptq_encoder_update(enc, &err), &err);
+        assert_ok(vptq_refit(enc, NULL, NULL, 2, &err), &err);
         double now = vencoder_objective(&e);
         assert_true(now < last);
         last = now;
@@ -205,21 +207,23 @@ static void test_refit_descends(void **state)
 /* tr(E H' E^T) without padded rows, with e[in][rows]. */
 static double without_padding(const vencoder_state *s, const double *e)
 {
-    const vptq_encoder *c = &s->c;
+    const vptq_encoder *enc = &s->enc;
     double sum = 0;
-    for (size_t i = 0; i < c->in; i++)
-        for (size_t j = 0; j < c->in; j++)
-            for (size_t r = 0; r < c->out; r++)
-                sum += e[i * c->rows + r] * s->h[i * c->in + j] * e[j * c->rows + r];
+    for (size_t i = 0; i < enc->problem.in; i++)
+        for (size_t j = 0; j < enc->problem.in; j++)
+            for (size_t r = 0; r < enc->problem.out; r++)
+                sum += e[i * enc->problem.rows + r] * s->h[i * enc->problem.in + j] *
+                       e[j * enc->problem.rows + r];
     return sum;
 }
 
-static double *error_of(const vptq_encoder *c)
+static double *error_of(const vptq_encoder *enc)
 {
-    double *e = calloc((size_t)c->in * c->rows, sizeof *e);
-    for (size_t p = 0; p < c->in; p++)
-        for (size_t r = 0; r < c->out; r++)
-            e[p * c->rows + r] = (double)c->q[p * c->rows + r] - (double)c->z[p * c->rows + r];
+    double *e = calloc((size_t)enc->problem.in * enc->problem.rows, sizeof *e);
+    for (size_t p = 0; p < enc->problem.in; p++)
+        for (size_t r = 0; r < enc->problem.out; r++)
+            e[p * enc->problem.rows + r] = (double)enc->q[p * enc->problem.rows + r] -
+                                           (double)enc->problem.z[p * enc->problem.rows + r];
     return e;
 }
 
@@ -227,15 +231,15 @@ static double *error_of(const vptq_encoder *c)
  * the 2 n unknowns. */
 static double least_by_scales(const vencoder_state *s)
 {
-    const vptq_encoder *c = &s->c;
-    size_t in = c->in, n = 2 * in, rows = c->rows;
-    double *e = error_of(c), *a = calloc(n * n, sizeof *a), *b = calloc(n, sizeof *b);
+    const vptq_encoder *enc = &s->enc;
+    size_t in = enc->problem.in, n = 2 * in, rows = enc->problem.rows;
+    double *e = error_of(enc), *a = calloc(n * n, sizeof *a), *b = calloc(n, sizeof *b);
 
     for (size_t p = 0; p < in; p++)
         for (size_t u = 0; u < in; u++)
-            for (size_t r = 0; r < c->out; r++) {
-                double h = s->h[p * in + u], qp = (double)c->q[p * rows + r];
-                double qu = (double)c->q[u * rows + r];
+            for (size_t r = 0; r < enc->problem.out; r++) {
+                double h = s->h[p * in + u], qp = (double)enc->q[p * rows + r];
+                double qu = (double)enc->q[u * rows + r];
                 a[p * n + u] += h * qp * qu;
                 a[p * n + in + u] += h * qp;
                 a[(in + p) * n + u] += h * qu;
@@ -245,8 +249,8 @@ static double least_by_scales(const vencoder_state *s)
             }
     solve(n, a, b);
     for (size_t p = 0; p < in; p++)
-        for (size_t r = 0; r < c->out; r++)
-            e[p * rows + r] += b[p] * (double)c->q[p * rows + r] + b[in + p];
+        for (size_t r = 0; r < enc->problem.out; r++)
+            e[p * rows + r] += b[p] * (double)enc->q[p * rows + r] + b[in + p];
     double least = without_padding(s, e);
     free(a);
     free(b);
@@ -260,32 +264,34 @@ static void test_refit_of_scales(void **state)
     for (size_t i = 0; i < VENCODER_CASES; i++) {
         problem p = problem_make(vencoder_cases[i].out, vencoder_cases[i].in, 500 + i);
         vencoder_state e;
-        vptq_encoder *c = &e.c;
+        vptq_encoder *enc = &e.enc;
         vptq_err err = {0};
         vencoder_state_train(&e, &p, &vencoder_cases[i], 2);
         e.s.storage = VPTQ_F32; /* nothing is lost by rounding */
-        assert_ok(vptq_column_pass(c, false, &err), &err);
-        assert_ok(vptq_encoder_gradient(c, &err), &err);
-        double *at_first = error_of(c);
+        assert_ok(vptq_column_pass(enc, false, &err), &err);
+        assert_ok(vptq_encoder_gradient(enc, &err), &err);
+        double *at_first = error_of(enc);
         double before = without_padding(&e, at_first), best = least_by_scales(&e);
         for (int n = 0; n < 3; n++) {
-            assert_ok(vptq_refit_scales(c, 300, &err), &err);
-            assert_ok(vptq_encoder_gradient(c, &err), &err);
+            assert_ok(vptq_refit_scales(enc, 300, &err), &err);
+            assert_ok(vptq_encoder_gradient(enc, &err), &err);
         }
         vencoder_state_metric(&e);
-        double *at_last = error_of(c), after = without_padding(&e, at_last);
+        double *at_last = error_of(enc), after = without_padding(&e, at_last);
         assert_true(best < 0.999 * before);
         assert_close_f64(&after, &best, 1, 0, 1e-4);
-        for (size_t j = 0; j < c->in; j++) { /* H' and its diagonal are those of the scale */
-            float want = (float)e.h[j * c->in + j];
-            assert_close(&c->diag[j], &want, 1, 0, 1e-6);
-            assert_close(&c->h[j * c->in + j], &want, 1, 0, 1e-6);
+        for (size_t j = 0; j < enc->problem.in;
+             j++) { /* H' and its diagonal are those of the scale */
+            float want = (float)e.h[j * enc->problem.in + j];
+            assert_close(&enc->problem.diag[j], &want, 1, 0, 1e-6);
+            assert_close(&enc->problem.h[j * enc->problem.in + j], &want, 1, 0, 1e-6);
         }
-        for (size_t j = 0; j < c->in; j++) /* z is W in the new coordinates */
-            for (size_t r = 0; r < c->out; r++) {
-                size_t col = c->metric.order[j];
-                float w = c->z[j * c->rows + r] * c->metric.scale[col] + c->metric.bias[col];
-                assert_close(&w, &p.w[r * c->in + col], 1, 1e-6, 1e-6);
+        for (size_t j = 0; j < enc->problem.in; j++) /* z is W in the new coordinates */
+            for (size_t r = 0; r < enc->problem.out; r++) {
+                size_t col = enc->problem.order[j];
+                float w = enc->problem.z[j * enc->problem.rows + r] * enc->problem.scale[col] +
+                          enc->problem.bias[col];
+                assert_close(&w, &p.w[r * enc->problem.in + col], 1, 1e-6, 1e-6);
             }
         free(at_first);
         free(at_last);
@@ -304,22 +310,22 @@ static void test_scales_can_be_stored(void **state)
     const vencoder_case q = {24, 16, 4, 8, 0, 1, 0, 4, 16, 1, VPTQ_NORM_STD, true};
     for (int i = 0; i < 4; i++) {
         vencoder_state e;
-        vptq_encoder *c = &e.c;
+        vptq_encoder *enc = &e.enc;
         vptq_err err = {0};
         vencoder_state_train(&e, &p, &q, 1);
-        assert_ok(vptq_encoder_gather(c, &err), &err);
-        for (size_t r = 0; r < c->rows; r++)
-            c->q[r] *= factor[i];
-        float kept = c->metric.scale[c->metric.order[0]];
-        assert_ok(vptq_encoder_gradient(c, &err), &err);
-        assert_ok(vptq_refit_scales(c, 60, &err), &err);
+        assert_ok(vptq_encoder_gather(enc, &err), &err);
+        for (size_t r = 0; r < enc->problem.rows; r++)
+            enc->q[r] *= factor[i];
+        float kept = enc->problem.scale[enc->problem.order[0]];
+        assert_ok(vptq_encoder_gradient(enc, &err), &err);
+        assert_ok(vptq_refit_scales(enc, 60, &err), &err);
         for (size_t j = 0; j < 16; j++) {
-            float scale = c->metric.scale[j], bias = c->metric.bias[j];
+            float scale = enc->problem.scale[j], bias = enc->problem.bias[j];
             assert_true(scale >= 6e-5F && isfinite(bias));
             assert_true(scale == vptq_round_to(VPTQ_F16, scale));
             assert_true(bias == vptq_round_to(VPTQ_F16, bias));
         }
-        assert_true((c->metric.scale[c->metric.order[0]] == kept) == (i > 0));
+        assert_true((enc->problem.scale[enc->problem.order[0]] == kept) == (i > 0));
         vencoder_state_close(&e);
     }
     problem_free(&p);
@@ -335,7 +341,7 @@ static void test_joint(void **state)
     problem p = problem_make(64, 48, 61);
     vencoder_case q = {64, 48, 4, 16, 8, 2, 5, 8, 16, 16, VPTQ_NORM_STD, true};
     vencoder_state e;
-    vptq_encoder *c = &e.c;
+    vptq_encoder *enc = &e.enc;
     vptq_err err = {0};
     float main[2][64], res[2][32];
     double x[4], last[2] = {INFINITY, INFINITY};
@@ -343,23 +349,23 @@ static void test_joint(void **state)
     vencoder_state_train(&e, &p, &q, 2);
     e.s.joint = 1;
     for (int round = 0; round < 3; round++) {
-        vptq_part old[2];
+        vptq_column_group old[2];
         for (uint32_t g = 0; g < 2; g++) {
-            old[g] = c->part[1 + g];
+            old[g] = enc->columns.groups[1 + g];
             memcpy(main[g], old[g].main, sizeof main[g]);
             memcpy(res[g], old[g].res, sizeof res[g]);
             old[g].main = main[g];
             old[g].res = res[g];
         }
-        assert_ok(vptq_train_joint(c, &err), &err);
+        assert_ok(vptq_train_joint(enc, &err), &err);
         for (uint32_t g = 0; g < 2; g++) {
-            const vptq_part *part = &c->part[1 + g];
+            const vptq_column_group *part = &enc->columns.groups[1 + g];
             for (size_t i = 0; i < part->cols * part->vector_rows; i++) {
                 double best = INFINITY;
                 size_t t = part->first + i / part->vector_rows,
                        r = i % part->vector_rows * part->v;
                 for (uint32_t d = 0; d < 4; d++)
-                    x[d] = (double)c->z[t * c->rows + r + d];
+                    x[d] = (double)enc->problem.z[t * enc->problem.rows + r + d];
                 for (uint32_t j = 0; j < 16; j++)
                     for (uint32_t l = 0; l < 8; l++)
                         best = fmin(best, vencoder_distance(&old[g], x, j, l, true));
@@ -415,10 +421,11 @@ static void test_upstream_starts_from_vectors(void **state)
     settings_upstream(&s);
     s.kmeans_iterations = 1;
     vencoder_state_open(&e, "cpu", 1, &s, &input);
-    assert_ok(vptq_train_main(&e.c, &err), &err);
+    assert_ok(vptq_train_main(&e.enc, &err), &err);
     double *vectors = vencoder_target(&e);
     for (size_t j = 0; j < 32; j++)
-        assert_true(find_vector(e.c.part[0].main + j * 4, vectors, 32 * 24 / 4, 4, &drawn[j]));
+        assert_true(find_vector(e.enc.columns.groups[0].main + j * 4, vectors, 32 * 24 / 4, 4,
+                                &drawn[j]));
     all_different(drawn, 32);
     free(vectors);
     vencoder_state_close(&e);
@@ -428,9 +435,9 @@ static void test_upstream_starts_from_vectors(void **state)
 /* What is left of the compensated columns after a pass with the main codebook, in double. */
 static double *naive_left_over(vencoder_state *s)
 {
-    vptq_encoder *c = &s->c;
-    const vptq_part *p = &c->part[0];
-    size_t n = c->in, rows = c->rows;
+    vptq_encoder *enc = &s->enc;
+    const vptq_column_group *p = &enc->columns.groups[0];
+    size_t n = enc->problem.in, rows = enc->problem.rows;
     double *a = vencoder_inverse(s), *z = vencoder_target(s);
     for (size_t t = 0; t < n; t++) {
         for (size_t g = 0; g < p->vector_rows; g++) {
@@ -453,13 +460,13 @@ static double *naive_left_over(vencoder_state *s)
 static void naive_means(const vencoder_state *s, const double *x, const size_t *start,
                         uint32_t k, double *means)
 {
-    const vptq_part *p = &s->c.part[0];
+    const vptq_column_group *p = &s->enc.columns.groups[0];
     size_t n = p->cols * p->vector_rows, v = p->v;
     double *weight = calloc(k, sizeof *weight);
     memset(means, 0, k * v * sizeof *means);
     for (size_t i = 0; i < n; i++) {
         size_t best = 0, column = i / v / p->vector_rows;
-        double least = INFINITY, w = s->h[column * s->c.in + column];
+        double least = INFINITY, w = s->h[column * s->enc.problem.in + column];
         for (size_t j = 0; j < k; j++) {
             double sum = 0;
             for (size_t d = 0; d < v; d++) {
@@ -497,11 +504,11 @@ static void test_upstream_residual(void **state)
         vencoder_state e;
         s.kmeans_iterations = 5;
         vencoder_state_open(&e, "cpu", 2, &s, &input);
-        assert_ok(vptq_train_main(&e.c, &err), &err);
+        assert_ok(vptq_train_main(&e.enc, &err), &err);
         e.s.kmeans_iterations = iterations;
-        assert_ok(vptq_train_residual(&e.c, &err), &err);
+        assert_ok(vptq_train_residual(&e.enc, &err), &err);
         double *x = naive_left_over(&e);
-        const float *res = e.c.part[0].res;
+        const float *res = e.enc.columns.groups[0].res;
         if (iterations == 1) {
             for (size_t j = 0; j < K_RES; j++)
                 assert_true(find_vector(res + j * V, x, 32 * 24 / V, V, &start[j]));

@@ -200,15 +200,15 @@ static uint64_t digest_of(const problem *p, const vptq_encoder_settings *s, spoi
 {
     vencoder_run run;
     vptq_err err = {0};
-    const vptq_encoder_input input = vencoder_input(p);
+    vptq_encoder_input input = vencoder_input(p);
+    input.on_step = watch;
     vencoder_open(&run, "cpu", 1);
     const vptq_backend table = faulty(&run);
     fault.spoil = what == SPOIL_DESCENT ? which : -1;
     fault.spoil_pass = what == SPOIL_PASS;
     fault.spoil_scales = what == SPOIL_SCALES;
     run.dev.ops = &table;
-    assert_ok(vptq_encode_matrix(&run.dev, s, &input, watch, NULL, &run.arena, &run.r, &err),
-              &err);
+    assert_ok(vptq_encode_matrix(&run.dev, s, &input, &run.arena, &run.r, &err), &err);
     *report = run.r.report;
     uint64_t digest = vencoder_digest(&run.r.vq);
     vencoder_close(&run);
@@ -217,11 +217,11 @@ static uint64_t digest_of(const problem *p, const vptq_encoder_settings *s, spoi
 
 static const vptq_encoder_step *step_named(const vptq_encoder_report *r, const char *name)
 {
-    for (uint32_t i = 0; i < r->steps; i++)
-        if (!strcmp(r->step[i].name, name))
-            return &r->step[i];
+    for (uint32_t i = 0; i < r->num_steps; i++)
+        if (!strcmp(r->steps[i].name, name))
+            return &r->steps[i];
     fail_msg("no step %s", name);
-    return &r->step[0]; /* not reached */
+    return &r->steps[0]; /* not reached */
 }
 
 /* Sweeps, or the sweeps of a refit, that choose badly: what is stored is what it would have
@@ -240,7 +240,7 @@ static void test_bad_steps_are_undone(void **state)
     s.sweeps = 0;
     assert_true(spoilt == digest_of(&p, &s, SPOIL_NOTHING, 0, &without));
     const vptq_encoder_step *step = step_named(&with, "sweeps");
-    assert_true(step->undone);
+    assert_true(step->reverted);
     assert_true(step->loss == step_named(&with, "retrain")->loss &&
                 step->loss == step_named(&without, "retrain")->loss);
     assert_true(with.loss == without.loss);
@@ -250,7 +250,7 @@ static void test_bad_steps_are_undone(void **state)
     spoilt = digest_of(&p, &s, SPOIL_DESCENT, 5, &with);
     s.refits = 0;
     assert_true(spoilt == digest_of(&p, &s, SPOIL_NOTHING, 0, &without));
-    assert_true(step_named(&with, "refit")->undone);
+    assert_true(step_named(&with, "refit")->reverted);
     assert_true(with.loss == without.loss);
 
     s.refits = 1; /* takes back scale and bias, and what follows from them */
@@ -258,23 +258,23 @@ static void test_bad_steps_are_undone(void **state)
     spoilt = digest_of(&p, &s, SPOIL_SCALES, 0, &with);
     s.scales = false;
     assert_true(spoilt == digest_of(&p, &s, SPOIL_NOTHING, 0, &without));
-    assert_true(step_named(&with, "scales")->undone);
+    assert_true(step_named(&with, "scales")->reverted);
     assert_true(step_named(&with, "refit")->loss == step_named(&without, "refit")->loss);
     s.scales = true;
     assert_true(spoilt != digest_of(&p, &s, SPOIL_NOTHING, 0, &without));
-    assert_false(step_named(&without, "scales")->undone);
+    assert_false(step_named(&without, "scales")->reverted);
     s.refits = 0;
 
     s.retrain = 0;
     spoilt = digest_of(&p, &s, SPOIL_PASS, 0, &with);
-    assert_true(step_named(&with, "pass")->undone);
+    assert_true(step_named(&with, "pass")->reverted);
     assert_true(step_named(&with, "pass")->loss == step_named(&with, "joint")->loss);
     assert_true(spoilt != digest_of(&p, &s, SPOIL_NOTHING, 0, &without));
-    assert_false(step_named(&without, "pass")->undone);
+    assert_false(step_named(&without, "pass")->reverted);
     assert_true(without.loss < with.loss);
     s.retrain = 2; /* as bad, and with other codebooks */
     assert_true(spoilt == digest_of(&p, &s, SPOIL_PASS, 0, &with));
-    assert_true(step_named(&with, "retrain")->undone);
+    assert_true(step_named(&with, "retrain")->reverted);
     problem_free(&p);
 }
 
@@ -288,7 +288,7 @@ static void test_steps_go_on_from_what_was_undone(void **state)
     s.sweeps = 1;
     s.refits = 2;
     uint64_t spoilt = digest_of(&p, &s, SPOIL_DESCENT, 0, &with);
-    assert_true(step_named(&with, "sweeps")->undone);
+    assert_true(step_named(&with, "sweeps")->reverted);
     s.sweeps = 0;
     assert_true(spoilt == digest_of(&p, &s, SPOIL_NOTHING, 0, &without));
     assert_true(with.loss == without.loss);
@@ -306,8 +306,8 @@ static void test_upstream_undoes_nothing(void **state)
     (void)digest_of(&p, &s, SPOIL_PASS, 0, &r);
     const vptq_encoder_step *pass = step_named(&r, "pass");
     assert_true(pass->loss > pass[-1].loss);
-    for (uint32_t i = 0; i < r.steps; i++)
-        assert_false(r.step[i].undone);
+    for (uint32_t i = 0; i < r.num_steps; i++)
+        assert_false(r.steps[i].reverted);
     assert_true(fabs(r.loss / pass->loss - 1) < 0.01);
     problem_free(&p);
 }
@@ -316,7 +316,7 @@ static void test_upstream_undoes_nothing(void **state)
 static void test_a_pass_that_does_not_pay(void **state)
 {
     (void)state;
-    size_t undone = 0;
+    size_t reverted = 0;
     for (uint64_t seed = 0; seed < 60; seed++) {
         problem p = problem_make(4, 5, 3000 + seed);
         const vptq_encoder_input input = vencoder_input(&p);
@@ -330,18 +330,19 @@ static void test_a_pass_that_does_not_pay(void **state)
         s.rounding = VPTQ_ROUND_END;
         vencoder_open(&run, "cpu", 1);
         vencoder_quantize(&run, &s, &input);
-        const vptq_encoder_step *step = run.r.report.step;
-        if (step[1].undone) {
-            undone++;
+        const vptq_encoder_step *step = run.r.report.steps;
+        if (step[1].reverted) {
+            reverted++;
             assert_true(step[1].loss == step[0].loss);
             vencoder_state_open(&e, "cpu", 1, &s, &input);
-            assert_ok(vptq_train_main(&e.c, &err), &err);
-            assert_memory_equal(run.r.centroids_f32, e.c.part[0].main, 8 * sizeof(float));
+            assert_ok(vptq_train_main(&e.enc, &err), &err);
+            assert_memory_equal(run.r.centroids_f32, e.enc.columns.groups[0].main,
+                                8 * sizeof(float));
             for (size_t t = 0; t < 5; t++)
                 for (size_t g = 0; g < 2; g++)
                     assert_int_equal(
-                        vptq_bits_get(run.r.vq.indices + g, e.c.metric.order[t], 2),
-                        e.c.part[0].idx[t * 2 + g]);
+                        vptq_bits_get(run.r.vq.indices + g, e.enc.problem.order[t], 2),
+                        e.enc.columns.groups[0].idx[t * 2 + g]);
             vencoder_state_close(&e);
         } else {
             assert_true(step[1].loss <= step[0].loss * 1.001); /* the ridge counts too */
@@ -349,7 +350,7 @@ static void test_a_pass_that_does_not_pay(void **state)
         vencoder_close(&run);
         problem_free(&p);
     }
-    assert_true(undone > 0 && undone < 60);
+    assert_true(reverted > 0 && reverted < 60);
 }
 
 /* ---- cancelling, and devices that fail ---- */
@@ -366,8 +367,7 @@ static vptq_status run_at(const problem *p, const vptq_encoder_settings *s, long
     fault.at = at;
     fault.broken = broken;
     run.dev.ops = &table;
-    vptq_status st =
-        vptq_encode_matrix(&run.dev, s, &input, NULL, NULL, &run.arena, &run.r, err);
+    vptq_status st = vptq_encode_matrix(&run.dev, s, &input, &run.arena, &run.r, err);
     run.dev.ops = fault.real;
     vencoder_close(&run);
     free(held_out);
@@ -431,17 +431,18 @@ static void test_cancelled_in_every_step(void **state)
     static const char *const names[] = {"factor",  "k-means", "residual", "joint", "pass",
                                         "retrain", "sweeps",  "scales",   "refit", "storage"};
     problem p = problem_make(16, 22, 17);
-    const vptq_encoder_input input = vencoder_input(&p);
+    vptq_encoder_input input = vencoder_input(&p);
     const vptq_encoder_settings s = everything();
+    input.on_step = stop_at;
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         vencoder_run run;
         vptq_err err = {0};
         stopper a = {.step = names[i]};
         vencoder_open(&run, "cpu", 2);
         run.ctx.cancel = &a.stop;
-        assert_fails(
-            vptq_encode_matrix(&run.dev, &s, &input, stop_at, &a, &run.arena, &run.r, &err),
-            VPTQ_E_CANCELLED, &err, "interrupted");
+        input.on_step_arg = &a;
+        assert_fails(vptq_encode_matrix(&run.dev, &s, &input, &run.arena, &run.r, &err),
+                     VPTQ_E_CANCELLED, &err, "interrupted");
         assert_string_equal(a.last, names[i]);
         vencoder_close(&run);
     }
@@ -470,7 +471,7 @@ static vptq_status quantize_with(void *arg, vptq_mem *mem, vptq_err *err)
     input.held_out = a->p->lower;
     input.metric = a->p->lower;
     vptq_arena_init(&arena, mem);
-    st = vptq_encode_matrix(&dev, a->s, &input, NULL, NULL, &arena, &r, err);
+    st = vptq_encode_matrix(&dev, a->s, &input, &arena, &r, err);
     vptq_arena_release(&arena);
     vptq_device_close(&dev);
     return st;
@@ -497,8 +498,7 @@ static vptq_status quantize(const vptq_encoder_settings *s, const vptq_encoder_i
 {
     vencoder_run run;
     vencoder_open(&run, "cpu", 1);
-    vptq_status st =
-        vptq_encode_matrix(&run.dev, s, input, NULL, NULL, &run.arena, &run.r, err);
+    vptq_status st = vptq_encode_matrix(&run.dev, s, input, &run.arena, &run.r, err);
     if (report)
         *report = run.r.report;
     vencoder_close(&run);
@@ -603,8 +603,8 @@ static void test_singular_hessian(void **state)
         assert_ok(quantize(&s, &input, &r, &err), &err);
         assert_true(fabs(r.damping_added - s.damping) < 1e-9);
         assert_true(r.loss > 0 && r.loss < 0.3);
-        for (uint32_t i = 1; !encoder && i < r.steps; i++) /* the damping counts too */
-            assert_true(r.step[i].loss <= r.step[i - 1].loss * 1.5);
+        for (uint32_t i = 1; !encoder && i < r.num_steps; i++) /* the damping counts too */
+            assert_true(r.steps[i].loss <= r.steps[i - 1].loss * 1.5);
     }
     problem_free(&p);
 }

@@ -99,23 +99,22 @@ static void test_norm_pays_on_spread_columns(void **state)
 static void check_descent(const problem *p, const vptq_encoder_settings *s)
 {
     vencoder_state e;
-    vptq_encoder *c = &e.c;
+    vptq_encoder *enc = &e.enc;
     vptq_err err = {0};
     const vptq_encoder_input input = vencoder_input(p);
 
     vencoder_state_open(&e, "cpu", 1, s, &input);
-    assert_ok(vptq_train_main(c, &err), &err);
+    assert_ok(vptq_train_main(enc, &err), &err);
     if (s->k_res)
-        assert_ok(vptq_train_residual(c, &err), &err);
-    assert_ok(vptq_column_pass(c, false, &err), &err);
+        assert_ok(vptq_train_residual(enc, &err), &err);
+    assert_ok(vptq_column_pass(enc, false, &err), &err);
     double last = vencoder_objective(&e);
     for (int n = 0; n < 4; n++) {
-        assert_ok(vptq_encoder_gather(c, &err), &err);
-        assert_ok(vptq_encoder_gradient(c, &err), &err);
+        assert_ok(vptq_encoder_update(enc, &err), &err);
         if (n % 2)
-            assert_ok(vptq_refit(c, NULL, NULL, 12, &err), &err);
+            assert_ok(vptq_refit(enc, NULL, NULL, 12, &err), &err);
         else
-            assert_ok(vptq_sweeps(c, 2, &err), &err);
+            assert_ok(vptq_sweeps(enc, 2, &err), &err);
         double now = vencoder_objective(&e);
         if (!(now <= last * (1 + 1e-6) + 1e-9))
             fail_msg("%s raised the objective from %.9g to %.9g", n % 2 ? "refit" : "sweeps",
@@ -145,7 +144,7 @@ static void test_descent_never_raises(void **state)
     }
 }
 
-/* The report of a whole run: nothing goes up that is not undone. */
+/* The report of a whole run: nothing goes up that is not reverted. */
 static void test_ladder_goes_down(void **state)
 {
     (void)state;
@@ -164,13 +163,13 @@ static void test_ladder_goes_down(void **state)
         vencoder_open(&run, "cpu", 2);
         vencoder_quantize(&run, &s, &input);
         const vptq_encoder_report *r = &run.r.report;
-        assert_int_equal(r->steps, STEPS);
+        assert_int_equal(r->num_steps, STEPS);
         for (uint32_t i = 0; i < STEPS; i++) {
-            assert_string_equal(r->step[i].name, names[i]);
+            assert_string_equal(r->steps[i].name, names[i]);
             if (i > 0 && i < STEPS - 1)
-                assert_true(r->step[i].loss <= r->step[i - 1].loss * (1 + 1e-5));
+                assert_true(r->steps[i].loss <= r->steps[i - 1].loss * (1 + 1e-5));
         }
-        assert_true(r->step[STEPS - 1].loss < r->step[STEPS - 2].loss * 1.001);
+        assert_true(r->steps[STEPS - 1].loss < r->steps[STEPS - 2].loss * 1.001);
         assert_true(r->damping_added <= 0);
         vencoder_close(&run);
         problem_free(&p);
@@ -181,15 +180,16 @@ static void test_ladder_goes_down(void **state)
 
 static float *as_weights(const vencoder_state *e)
 {
-    const vptq_encoder *c = &e->c;
-    float *what = calloc((size_t)c->out * c->in, sizeof *what);
-    for (uint32_t i = 0; i < c->parts; i++)
-        for (size_t t = 0; t < c->part[i].cols; t++) {
-            size_t j = c->metric.order[c->part[i].first + t];
-            for (size_t r = 0; r < c->out; r++)
-                what[r * c->in + j] =
-                    (float)(vencoder_q(&c->part[i], t, r) * (double)c->metric.scale[j] +
-                            (double)c->metric.bias[j]);
+    const vptq_encoder *enc = &e->enc;
+    float *what = calloc((size_t)enc->problem.out * enc->problem.in, sizeof *what);
+    for (uint32_t i = 0; i < enc->columns.num_groups; i++)
+        for (size_t t = 0; t < enc->columns.groups[i].cols; t++) {
+            size_t j = enc->problem.order[enc->columns.groups[i].first + t];
+            for (size_t r = 0; r < enc->problem.out; r++)
+                what[r * enc->problem.in + j] =
+                    (float)(vencoder_q(&enc->columns.groups[i], t, r) *
+                                (double)enc->problem.scale[j] +
+                            (double)enc->problem.bias[j]);
         }
     return what;
 }
@@ -212,41 +212,41 @@ static void check_losses(const problem *p, const vptq_encoder_settings *s,
 {
     vencoder_run run;
     vencoder_state e;
-    vptq_encoder *c = &e.c;
+    vptq_encoder *enc = &e.enc;
     vptq_err err = {0};
-    const vptq_encoder_step *step = run.r.report.step;
+    const vptq_encoder_step *step = run.r.report.steps;
 
     vencoder_open(&run, "cpu", 2);
     vencoder_quantize(&run, s, input);
     vencoder_state_open(&e, "cpu", 2, s, input);
-    assert_ok(vptq_train_main(c, &err), &err);
-    for (uint32_t i = 0; i < c->parts; i++)
-        if (c->part[i].k_res)
-            memset(c->part[i].idx_res, 0,
-                   c->part[i].cols * c->part[i].vector_rows * sizeof(uint32_t));
+    assert_ok(vptq_train_main(enc, &err), &err);
+    for (uint32_t i = 0; i < enc->columns.num_groups; i++)
+        if (enc->columns.groups[i].k_res)
+            memset(enc->columns.groups[i].idx_res, 0,
+                   enc->columns.groups[i].cols * enc->columns.groups[i].vector_rows *
+                       sizeof(uint32_t));
     check_step(p, input, &e, step++);
     if (s->k_res) {
-        assert_ok(vptq_train_residual(c, &err), &err);
+        assert_ok(vptq_train_residual(enc, &err), &err);
         check_step(p, input, &e, step++);
     }
     if (s->k_res && s->joint) {
-        assert_ok(vptq_train_joint(c, &err), &err);
+        assert_ok(vptq_train_joint(enc, &err), &err);
         check_step(p, input, &e, step++);
     }
-    assert_ok(vptq_column_pass(c, false, &err), &err);
+    assert_ok(vptq_column_pass(enc, false, &err), &err);
     check_step(p, input, &e, step++);
     if (s->retrain) {
-        assert_ok(vptq_retrain(c, s->retrain, &err), &err);
+        assert_ok(vptq_retrain(enc, s->retrain, &err), &err);
         check_step(p, input, &e, step++);
     }
     if (s->sweeps) {
-        assert_ok(vptq_encoder_gather(c, &err), &err);
-        assert_ok(vptq_encoder_gradient(c, &err), &err);
-        assert_ok(vptq_sweeps(c, s->sweeps, &err), &err);
+        assert_ok(vptq_encoder_update(enc, &err), &err);
+        assert_ok(vptq_sweeps(enc, s->sweeps, &err), &err);
         check_step(p, input, &e, step++);
     }
-    for (uint32_t i = 0; i < run.r.report.steps; i++)
-        assert_false(run.r.report.step[i].undone);
+    for (uint32_t i = 0; i < run.r.report.num_steps; i++)
+        assert_false(run.r.report.steps[i].reverted);
     vencoder_state_close(&e);
 
     float *what = vencoder_decode(&run.r.vq);
@@ -262,7 +262,7 @@ static void check_losses(const problem *p, const vptq_encoder_settings *s,
     double got[4] = {r->loss, r->weighted, r->held_out, r->relative_mse};
     assert_close_f64(got, want, 4, 0, 1e-5);
     if (s->rounding == VPTQ_ROUND_LOOP) {
-        const vptq_encoder_step *last = &r->step[r->steps - 1];
+        const vptq_encoder_step *last = &r->steps[r->num_steps - 1];
         double told[3] = {last->loss, last->weighted, last->held_out};
         assert_close_f64(told, want, 3, 0, 1e-4);
     }
@@ -308,16 +308,16 @@ static void test_losses_of_refits(void **state)
         vencoder_open(&run, "cpu", 2);
         vencoder_quantize(&run, &s, &input);
         const vptq_encoder_report *r = &run.r.report;
-        assert_string_equal(r->step[r->steps - 1].name, "storage");
+        assert_string_equal(r->steps[r->num_steps - 1].name, "storage");
         vptq_vq vq = run.r.vq;
         vencoder_state_open(&e, "cpu", 1, &s, &input); /* scale and bias before rounding */
         vq.centroids = run.r.centroids_f32;
         vq.res_centroids = run.r.res_centroids_f32;
-        vq.scale = e.c.metric.scale;
-        vq.bias = e.c.metric.bias;
+        vq.scale = e.enc.problem.scale;
+        vq.bias = e.enc.problem.bias;
         float *what = vencoder_decode(&vq);
         double want = problem_loss(&p, what);
-        assert_close_f64(&r->step[r->steps - 2].loss, &want, 1, 0, 1e-4);
+        assert_close_f64(&r->steps[r->num_steps - 2].loss, &want, 1, 0, 1e-4);
         free(what);
         vencoder_state_close(&e);
         vencoder_close(&run);

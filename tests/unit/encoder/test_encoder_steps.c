@@ -13,7 +13,7 @@ enum { MOST_CODEBOOK = 1024 };
 
 /* What the device chose is what it should be, or as near up to rounding: the choice of another
  * main centroid by a greedy search counts as that when both mains are as near. */
-static void check_choice(const vptq_part *p, const double *x, uint32_t beam, bool pairs,
+static void check_choice(const vptq_column_group *p, const double *x, uint32_t beam, bool pairs,
                          const vencoder_choice *want, const vencoder_choice *got, size_t *ties)
 {
     const double rounding = 1e-5;
@@ -39,35 +39,35 @@ static void check_choice(const vptq_part *p, const double *x, uint32_t beam, boo
  * them.  Follows the device's choices where they are as good; gives their number. */
 static size_t check_pass(vencoder_state *s, bool main_only)
 {
-    vptq_encoder *c = &s->c;
-    size_t n = c->in, rows = c->rows, ties = 0;
+    vptq_encoder *enc = &s->enc;
+    size_t n = enc->problem.in, rows = enc->problem.rows, ties = 0;
     double *a = vencoder_inverse(s), *z = vencoder_target(s), x[VPTQ_VQ_MAX_V];
     double *aim = malloc(n * rows * sizeof *aim);
 
     assert_non_null(aim);
-    for (uint32_t i = 0; i < c->parts; i++) {
-        const vptq_part *p = &c->part[i];
+    for (uint32_t i = 0; i < enc->columns.num_groups; i++) {
+        const vptq_column_group *p = &enc->columns.groups[i];
         bool pairs = p->k_res && !main_only;
         for (size_t t = p->first; t < p->first + p->cols; t++) {
-            if ((t - p->first) % c->s->pass_columns == 0)
+            if ((t - p->first) % enc->settings->pass_columns == 0)
                 memcpy(aim, z, n * rows * sizeof *aim);
             for (size_t g = 0; g < p->vector_rows; g++) {
                 size_t at = (t - p->first) * p->vector_rows + g;
                 for (uint32_t d = 0; d < p->v; d++) {
                     size_t r = t * rows + g * p->v + d;
                     x[d] = aim[r];
-                    assert_true(fabs((double)c->g[r] - x[d]) <= 2e-5 * (1 + fabs(x[d])));
+                    assert_true(fabs((double)enc->g[r] - x[d]) <= 2e-5 * (1 + fabs(x[d])));
                 }
                 vencoder_choice got = {p->idx[at], pairs ? p->idx_res[at] : 0, 0};
                 got.distance = vencoder_distance(p, x, got.main, got.res, pairs);
-                vencoder_choice want = vencoder_choose(p, x, c->s->beam, pairs);
-                check_choice(p, x, c->s->beam, pairs, &want, &got, &ties);
+                vencoder_choice want = vencoder_choose(p, x, enc->settings->beam, pairs);
+                check_choice(p, x, enc->settings->beam, pairs, &want, &got, &ties);
                 for (uint32_t d = 0; d < p->v; d++) {
                     float q = p->main[(size_t)got.main * p->v + d];
                     if (pairs)
                         q += p->res[(size_t)got.res * p->v + d];
                     size_t r = g * p->v + d;
-                    assert_true(c->q[t * rows + r] == q);
+                    assert_true(enc->q[t * rows + r] == q);
                     double e = z[t * rows + r] - (double)q;
                     for (size_t u = t + 1; u < n; u++)
                         z[u * rows + r] -= e / a[t * n + t] * a[t * n + u];
@@ -82,11 +82,11 @@ static size_t check_pass(vencoder_state *s, bool main_only)
     return ties;
 }
 
-static size_t choices_of(const vptq_encoder *c)
+static size_t choices_of(const vptq_encoder *enc)
 {
     size_t n = 0;
-    for (uint32_t i = 0; i < c->parts; i++)
-        n += c->part[i].cols * c->part[i].vector_rows;
+    for (uint32_t i = 0; i < enc->columns.num_groups; i++)
+        n += enc->columns.groups[i].cols * enc->columns.groups[i].vector_rows;
     return n;
 }
 
@@ -99,9 +99,9 @@ static void test_pass(void **state)
             vencoder_state e;
             vptq_err err = {0};
             vencoder_state_train(&e, &p, &vencoder_cases[i], 2);
-            assert_ok(vptq_column_pass(&e.c, main_only, &err), &err);
+            assert_ok(vptq_column_pass(&e.enc, main_only, &err), &err);
             size_t ties = check_pass(&e, main_only);
-            assert_true(ties <= choices_of(&e.c) / 200);
+            assert_true(ties <= choices_of(&e.enc) / 200);
             vencoder_state_close(&e);
             problem_free(&p);
         }
@@ -117,9 +117,9 @@ static void test_pass_of_columns_together(void **state)
         vptq_err err = {0};
         vencoder_state_train(&e, &p, &vencoder_cases[i], 2);
         e.s.pass_columns = 7;
-        assert_ok(vptq_column_pass(&e.c, false, &err), &err);
+        assert_ok(vptq_column_pass(&e.enc, false, &err), &err);
         size_t ties = check_pass(&e, false);
-        assert_true(ties <= choices_of(&e.c) / 200);
+        assert_true(ties <= choices_of(&e.enc) / 200);
         vencoder_state_close(&e);
         problem_free(&p);
     }
@@ -131,12 +131,12 @@ static void test_pass_of_columns_together(void **state)
 static size_t check_sweep(const vencoder_state *s, double *q, uint32_t *const *idx,
                           uint32_t *const *res)
 {
-    const vptq_encoder *c = &s->c;
-    size_t n = c->in, rows = c->rows, ties = 0;
+    const vptq_encoder *enc = &s->enc;
+    size_t n = enc->problem.in, rows = enc->problem.rows, ties = 0;
     double x[VPTQ_VQ_MAX_V];
 
-    for (uint32_t i = 0; i < c->parts; i++) {
-        const vptq_part *p = &c->part[i];
+    for (uint32_t i = 0; i < enc->columns.num_groups; i++) {
+        const vptq_column_group *p = &enc->columns.groups[i];
         for (size_t t = p->first; t < p->first + p->cols; t++)
             for (size_t g = 0; g < p->vector_rows; g++) {
                 size_t at = (t - p->first) * p->vector_rows + g;
@@ -144,20 +144,20 @@ static size_t check_sweep(const vencoder_state *s, double *q, uint32_t *const *i
                     size_t r = g * p->v + d;
                     double gradient = 0;
                     for (size_t u = 0; u < n; u++)
-                        gradient +=
-                            (q[u * rows + r] - (double)c->z[u * rows + r]) * s->h[u * n + t];
+                        gradient += (q[u * rows + r] - (double)enc->problem.z[u * rows + r]) *
+                                    s->h[u * n + t];
                     x[d] = q[t * rows + r] - gradient / s->h[t * n + t];
                 }
                 vencoder_choice old = {idx[i][at], p->k_res ? res[i][at] : 0, 0};
                 vencoder_choice got = {p->idx[at], p->k_res ? p->idx_res[at] : 0, 0};
                 old.distance = vencoder_distance(p, x, old.main, old.res, p->k_res);
                 got.distance = vencoder_distance(p, x, got.main, got.res, p->k_res);
-                vencoder_choice want = vencoder_choose(p, x, c->s->beam, p->k_res);
+                vencoder_choice want = vencoder_choose(p, x, enc->settings->beam, p->k_res);
                 if (!(want.distance < old.distance))
                     want = old;
                 if (got.main != old.main || got.res != old.res)
                     assert_true(got.distance <= old.distance + 1e-5 * (1 + old.distance));
-                check_choice(p, x, c->s->beam, p->k_res, &want, &got, &ties);
+                check_choice(p, x, enc->settings->beam, p->k_res, &want, &got, &ties);
                 for (uint32_t d = 0; d < p->v; d++)
                     q[t * rows + g * p->v + d] = vencoder_q(p, t - p->first, g * p->v + d);
             }
@@ -177,36 +177,39 @@ static void check_one_sweep(const vencoder_case *q, uint64_t seed)
 {
     problem p = problem_make(q->out, q->in, seed);
     vencoder_state e;
-    vptq_encoder *c = &e.c;
+    vptq_encoder *enc = &e.enc;
     vptq_err err = {0};
     uint32_t *idx[8], *res[8];
 
     vencoder_state_train(&e, &p, q, 2);
-    assert_ok(vptq_column_pass(c, false, &err), &err);
-    assert_ok(vptq_encoder_gather(c, &err), &err);
-    assert_ok(vptq_encoder_gradient(c, &err), &err);
+    assert_ok(vptq_column_pass(enc, false, &err), &err);
+    assert_ok(vptq_encoder_update(enc, &err), &err);
     double before = vencoder_objective(&e);
-    assert_close_f64(&c->objective, &before, 1, 0, 1e-5);
-    double *now = malloc(c->in * c->rows * sizeof *now);
-    for (size_t i = 0; i < c->in * c->rows; i++)
-        now[i] = (double)c->q[i];
-    for (uint32_t i = 0; i < c->parts; i++) {
-        idx[i] = copy_indices(c->part[i].idx, c->part[i].cols * c->part[i].vector_rows);
-        res[i] = copy_indices(c->part[i].idx_res, c->part[i].cols * c->part[i].vector_rows);
+    assert_close_f64(&enc->objective, &before, 1, 0, 1e-5);
+    double *now = malloc(enc->problem.in * enc->problem.rows * sizeof *now);
+    for (size_t i = 0; i < enc->problem.in * enc->problem.rows; i++)
+        now[i] = (double)enc->q[i];
+    for (uint32_t i = 0; i < enc->columns.num_groups; i++) {
+        idx[i] = copy_indices(enc->columns.groups[i].idx,
+                              enc->columns.groups[i].cols * enc->columns.groups[i].vector_rows);
+        res[i] = copy_indices(enc->columns.groups[i].idx_res,
+                              enc->columns.groups[i].cols * enc->columns.groups[i].vector_rows);
     }
-    assert_ok(vptq_sweeps(c, 1, &err), &err);
+    assert_ok(vptq_sweeps(enc, 1, &err), &err);
     size_t ties = check_sweep(&e, now, idx, res);
-    assert_true(ties <= choices_of(c) / 200);
-    for (uint32_t i = 0; i < c->parts; i++)
-        for (size_t t = 0; t < c->part[i].cols; t++)
-            for (size_t r = 0; r < c->part[i].rows; r++)
-                assert_true((double)c->q[(c->part[i].first + t) * c->rows + r] ==
-                            vencoder_q(&c->part[i], t, r));
+    assert_true(ties <= choices_of(enc) / 200);
+    for (uint32_t i = 0; i < enc->columns.num_groups; i++)
+        for (size_t t = 0; t < enc->columns.groups[i].cols; t++)
+            for (size_t r = 0; r < enc->columns.groups[i].rows; r++)
+                assert_true(
+                    (double)
+                        enc->q[(enc->columns.groups[i].first + t) * enc->problem.rows + r] ==
+                    vencoder_q(&enc->columns.groups[i], t, r));
     double after = vencoder_objective(&e);
     assert_true(after < before);
-    assert_ok(vptq_encoder_gradient(c, &err), &err);
-    assert_close_f64(&c->objective, &after, 1, 0, 1e-5);
-    for (uint32_t i = 0; i < c->parts; i++) {
+    assert_ok(vptq_encoder_gradient(enc, &err), &err);
+    assert_close_f64(&enc->objective, &after, 1, 0, 1e-5);
+    for (uint32_t i = 0; i < enc->columns.num_groups; i++) {
         free(idx[i]);
         free(res[i]);
     }
@@ -233,16 +236,15 @@ static void test_sweeps_go_on(void **state)
     vencoder_state_train(&a, &p, &q, 1);
     vencoder_state_train(&b, &p, &q, 2);
     for (int which = 0; which < 2; which++) {
-        vptq_encoder *c = which ? &b.c : &a.c;
-        assert_ok(vptq_column_pass(c, false, &err), &err);
-        assert_ok(vptq_encoder_gather(c, &err), &err);
-        assert_ok(vptq_encoder_gradient(c, &err), &err);
+        vptq_encoder *enc = which ? &b.enc : &a.enc;
+        assert_ok(vptq_column_pass(enc, false, &err), &err);
+        assert_ok(vptq_encoder_update(enc, &err), &err);
         for (int n = 0; which && n < 3; n++) {
-            assert_ok(vptq_sweeps(c, 1, &err), &err);
-            assert_ok(vptq_encoder_gradient(c, &err), &err);
+            assert_ok(vptq_sweeps(enc, 1, &err), &err);
+            assert_ok(vptq_encoder_gradient(enc, &err), &err);
         }
         if (!which)
-            assert_ok(vptq_sweeps(c, 3, &err), &err);
+            assert_ok(vptq_sweeps(enc, 3, &err), &err);
     }
     double x = vencoder_objective(&a), y = vencoder_objective(&b);
     assert_close_f64(&x, &y, 1, 0, 1e-3); /* rounding decides a few choices */
@@ -254,14 +256,14 @@ static void test_sweeps_go_on(void **state)
 /* ---- retraining ---- */
 
 /* sum of H'_tt |q_t - target_t|^2 over a part. */
-static double fit(const vencoder_state *s, const vptq_part *p, const float *target)
+static double fit(const vencoder_state *s, const vptq_column_group *p, const float *target)
 {
     double sum = 0;
     for (size_t t = 0; t < p->cols; t++)
         for (size_t r = 0; r < p->rows; r++) {
             size_t at = p->first + t;
-            double e = vencoder_q(p, t, r) - (double)target[at * s->c.rows + r];
-            sum += s->h[at * s->c.in + at] * e * e;
+            double e = vencoder_q(p, t, r) - (double)target[at * s->enc.problem.rows + r];
+            sum += s->h[at * s->enc.problem.in + at] * e * e;
         }
     return sum;
 }
@@ -275,34 +277,34 @@ static void test_retrain(void **state)
     for (size_t i = 0; i < VENCODER_CASES; i++) {
         problem p = problem_make(vencoder_cases[i].out, vencoder_cases[i].in, 500 + i);
         vencoder_state e;
-        vptq_encoder *c = &e.c;
+        vptq_encoder *enc = &e.enc;
         vptq_err err = {0};
         double before = 0, after = 0;
         vencoder_state_train(&e, &p, &vencoder_cases[i], 2);
-        assert_ok(vptq_retrain(c, 0, &err), &err);
-        size_t n = c->in * c->rows, ties = check_pass(&e, false);
+        assert_ok(vptq_retrain(enc, 0, &err), &err);
+        size_t n = enc->problem.in * enc->problem.rows, ties = check_pass(&e, false);
         float *target = malloc(n * sizeof *target);
-        memcpy(target, c->g, n * sizeof *target);
-        for (uint32_t g = 0; g < c->parts; g++)
-            before += fit(&e, &c->part[g], target);
-        const vptq_part *last = &c->part[c->parts - 1];
+        memcpy(target, enc->g, n * sizeof *target);
+        for (uint32_t g = 0; g < enc->columns.num_groups; g++)
+            before += fit(&e, &enc->columns.groups[g], target);
+        const vptq_column_group *last = &enc->columns.groups[enc->columns.num_groups - 1];
         float codebook[MOST_CODEBOOK];
         size_t size = (size_t)last->k * last->v;
         assert_true(size <= MOST_CODEBOOK);
         memcpy(codebook, last->main, size * sizeof *codebook);
-        assert_ok(vptq_retrain(c, 3, &err), &err);
+        assert_ok(vptq_retrain(enc, 3, &err), &err);
         ties += check_pass(&e, false);
-        assert_true(ties <= choices_of(c) / 100);
+        assert_true(ties <= choices_of(enc) / 100);
         assert_true(memcmp(codebook, last->main, size * sizeof *codebook) != 0);
         /* The plain choices for the new codebooks: they fit what the first pass aimed at. */
-        for (uint32_t g = 0; g < c->parts; g++) {
-            const vptq_part *part = &c->part[g];
+        for (uint32_t g = 0; g < enc->columns.num_groups; g++) {
+            const vptq_column_group *part = &enc->columns.groups[g];
             for (size_t at = 0; at < part->cols * part->vector_rows; at++) {
                 double x[VPTQ_VQ_MAX_V];
                 size_t t = part->first + at / part->vector_rows,
                        r = at % part->vector_rows * part->v;
                 for (uint32_t d = 0; d < part->v; d++)
-                    x[d] = (double)target[t * c->rows + r + d];
+                    x[d] = (double)target[t * enc->problem.rows + r + d];
                 vencoder_choice best = vencoder_choose(part, x, e.s.beam, part->k_res);
                 part->idx[at] = best.main;
                 if (part->k_res)

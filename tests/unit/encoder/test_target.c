@@ -39,7 +39,10 @@ static vptq_target_moments moments_of(const problem *p, bool held_out)
 {
     const vtest_npy *shift = held_out ? &p->held_shift : &p->shift;
     const float *data = vtest_npy_as(shift, "f4");
-    return (vptq_target_moments){.lower =
+    return (vptq_target_moments){.out = OUT,
+                                 .in = IN,
+                                 .w = vtest_npy_as(&p->w, "f4"),
+                                 .lower =
                                      vtest_npy_as(held_out ? &p->held_lower : &p->lower, "f4"),
                                  .shift = p->drift ? NULL : data,
                                  .drift = p->drift ? data : NULL};
@@ -57,16 +60,16 @@ static void unload(problem *p)
 }
 
 /* What held-out moments choose for a delta. */
-static vptq_target_choice choose(vptq_device *dev, const float *w, const float *delta,
-                                 const vptq_target_moments *held_out, double most)
+static vptq_target_choice choose(vptq_device *dev, const float *delta,
+                                 const vptq_target_moments *held_out, double max_alpha)
 {
     vptq_err err = {0};
     vptq_arena arena;
     vptq_target_judge judge;
     vptq_target_choice choice;
     vptq_arena_init(&arena, dev->ctx->mem);
-    assert_ok(vptq_target_judge_make(dev, OUT, IN, w, held_out, &arena, &judge, &err), &err);
-    assert_ok(vptq_target_choose(dev, &judge, delta, most, &choice, &err), &err);
+    assert_ok(vptq_target_judge_make(dev, held_out, &arena, &judge, &err), &err);
+    assert_ok(vptq_target_choose(dev, &judge, delta, max_alpha, &choice, &err), &err);
     vptq_arena_release(&arena);
     return choice;
 }
@@ -82,15 +85,15 @@ static void check_find(vptq_device *dev, const problem *p, const vptq_target_cho
     const vptq_target_moments m = moments_of(p, false), held = moments_of(p, true);
     memcpy(want, w, sizeof want);
     for (int i = 0; i < 3; i++) {
-        assert_ok(vptq_target_delta(dev, OUT, IN, w, &m, dampings[i], delta, &err), &err);
-        one = choose(dev, w, delta, &held, 1);
+        assert_ok(vptq_target_delta(dev, &m, dampings[i], delta, &err), &err);
+        one = choose(dev, delta, &held, 1);
         if (!(one.gain > best.gain))
             continue;
         best = one;
         best.damping = dampings[i];
         vptq_target_apply(COUNT, w, delta, one.alpha, want);
     }
-    assert_ok(vptq_target_find(dev, OUT, IN, w, &m, &held, 1, target, &found, &err), &err);
+    assert_ok(vptq_target_find(dev, &m, &held, 1, target, &found, &err), &err);
     assert_same_f32(target, want, COUNT);
     assert_true(found.gain == best.gain && found.gain >= small->gain);
     assert_true(found.alpha == best.alpha && found.damping == best.damping);
@@ -106,16 +109,16 @@ static void check(vptq_device *dev, const char *name)
     const float *w = vtest_npy_as(&p.w, "f4");
     const double *want = vtest_npy_as(&p.delta, "f8"), *errors = vtest_npy_as(&p.errors, "f8");
     const vptq_target_moments m = moments_of(&p, false), held = moments_of(&p, true);
-    assert_ok(vptq_target_delta(dev, OUT, IN, w, &m, 0.01, delta, &err), &err);
+    assert_ok(vptq_target_delta(dev, &m, 0.01, delta, &err), &err);
     for (int i = 0; i < COUNT; i++)
         got[i] = (double)delta[i];
     assert_close_f64(got, want, COUNT, 2e-5, 0);
-    const vptq_target_choice choice = choose(dev, w, delta, &held, 1);
+    const vptq_target_choice choice = choose(dev, delta, &held, 1);
     int best = 0;
     for (int i = 1; i < 5; i++)
         best = errors[i] < errors[best] ? i : best;
     assert_true(choice.alpha == best / 4.0);
-    const vptq_target_choice bounded = choose(dev, w, delta, &held, 0.25);
+    const vptq_target_choice bounded = choose(dev, delta, &held, 0.25);
     assert_true(bounded.alpha == (best ? 0.25 : 0));
     assert_true(bounded.gain <= choice.gain);
     const double gain = -errors[best];
@@ -164,16 +167,17 @@ static void test_no_shift(void **state)
     (void)state;
     load("few", &p);
     const float *w = vtest_npy_as(&p.w, "f4");
-    const vptq_target_moments m = {.lower = vtest_npy_as(&p.lower, "f4"), .shift = none};
+    const vptq_target_moments m = {
+        .out = OUT, .in = IN, .w = w, .lower = vtest_npy_as(&p.lower, "f4"), .shift = none};
     assert_ok(vptq_device_open(&ctx, "cpu", &dev, &err), &err);
-    assert_ok(vptq_target_delta(&dev, OUT, IN, w, &m, 0.01, delta, &err), &err);
-    choice = choose(&dev, w, delta, &m, 1);
+    assert_ok(vptq_target_delta(&dev, &m, 0.01, delta, &err), &err);
+    choice = choose(&dev, delta, &m, 1);
     assert_true(choice.alpha == 0);
     assert_true(choice.gain == 0);
     vptq_target_apply(COUNT, w, delta, choice.alpha, delta);
     assert_same_f32(delta, w, COUNT);
     memset(delta, 0, sizeof delta);
-    assert_ok(vptq_target_find(&dev, OUT, IN, w, &m, &m, 1, delta, &choice, &err), &err);
+    assert_ok(vptq_target_find(&dev, &m, &m, 1, delta, &choice, &err), &err);
     assert_true(choice.alpha == 0 && choice.gain == 0 && choice.damping == 0);
     assert_same_f32(delta, w, COUNT);
     vptq_device_close(&dev);
@@ -187,12 +191,11 @@ static vptq_status both(void *arg, vptq_mem *mem, vptq_err *err)
     vptq_device dev;
     vptq_target_choice choice;
     float target[COUNT];
-    const float *w = vtest_npy_as(&p->w, "f4");
     const vptq_target_moments m = moments_of(p, false);
     vptq_status st = vptq_device_open(&ctx, "cpu", &dev, err);
     if (st)
         return st;
-    st = vptq_target_find(&dev, OUT, IN, w, &m, &m, 1, target, &choice, err);
+    st = vptq_target_find(&dev, &m, &m, 1, target, &choice, err);
     vptq_device_close(&dev);
     return st;
 }

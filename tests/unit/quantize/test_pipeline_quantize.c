@@ -240,11 +240,11 @@ static void check_step(const json_t *doc, const char *key, const vptq_encoder_re
     bool list = !strcmp(name, "refit") || !strcmp(name, "scales");
     size_t rounds = !strcmp(name, "refit") ? 2 : 1;
 
-    for (uint32_t i = 0; i < p->steps; i++) {
+    for (uint32_t i = 0; i < p->num_steps; i++) {
         double want;
-        if (strcmp(p->step[i].name, name))
+        if (strcmp(p->steps[i].name, name))
             continue;
-        memcpy(&want, (const char *)&p->step[i] + loss, sizeof want);
+        memcpy(&want, (const char *)&p->steps[i] + loss, sizeof want);
         const json_t *got = list ? json_array_get(value, seen) : value;
         assert_true(json_is_real(got));
         assert_true(json_real_value(got) == want);
@@ -354,7 +354,7 @@ static void check_matrix(vptq_device *dev, const vptq_model *m, const char *work
                             .lower = lower,
                             .metric = weighted ? term : NULL,
                             .held_out = held_out};
-    assert_ok(vptq_encode_matrix(dev, &s, &q, NULL, NULL, &arena, &want, &err), &err);
+    assert_ok(vptq_encode_matrix(dev, &s, &q, &arena, &want, &err), &err);
     check_row(doc, &want, weighted);
     check_file(work, layer, l, &want);
     free(lower);
@@ -512,30 +512,31 @@ static void test_row_json(void **state)
     vptq_encoder_settings s = vptq_encoder_defaults();
     s.v = 8;
     s.k = 16;
-    vptq_quantize_row row = {.layer = 3,
-                             .name = "v_proj",
-                             .rows = 32,
-                             .columns = 64,
-                             .settings = &s,
-                             .shape = vptq_encoder_shape(&s, 32, 64),
-                             .predicted = NAN,
-                             .weighted = true,
-                             .held_out = true,
-                             .report = {.step = {{"k-means", 0.5, 0.625, 0.75, false, 1},
-                                                 {"pass", 0.25, 0.3125, 0.375, false, 1},
-                                                 {"refit", 0.125, 0.15625, 0.1875, false, 1},
-                                                 {"refit", 0.125, 0.15625, 0.1875, true, 1},
-                                                 {"storage", 0.125, 0.15625, 0.1875, false, 1}},
-                                        .steps = 5,
-                                        .loss = 0.125,
-                                        .weighted = 0.15625,
-                                        .held_out = 0.1875,
-                                        .relative_mse = 0.1,
-                                        .kmeans_iterations = 11,
-                                        .kmeans_repaired = 1,
-                                        .damping_added = 0.01,
-                                        .dead_columns = 2,
-                                        .seconds = 99}};
+    vptq_quantize_row row = {
+        .layer = 3,
+        .name = "v_proj",
+        .rows = 32,
+        .columns = 64,
+        .settings = &s,
+        .shape = vptq_encoder_shape(&s, 32, 64),
+        .predicted = NAN,
+        .weighted = true,
+        .held_out = true,
+        .report = {.steps = {{"k-means", 0.5, 0.625, 0.75, false, 1},
+                             {"pass", 0.25, 0.3125, 0.375, false, 1},
+                             {"refit", 0.125, 0.15625, 0.1875, false, 1},
+                             {"refit", 0.125, 0.15625, 0.1875, true, 1},
+                             {"storage", 0.125, 0.15625, 0.1875, false, 1}},
+                   .num_steps = 5,
+                   .loss = 0.125,
+                   .weighted = 0.15625,
+                   .held_out = 0.1875,
+                   .relative_mse = 0.1,
+                   .kmeans_iterations = 11,
+                   .kmeans_repaired = 1,
+                   .damping_added = 0.01,
+                   .dead_columns = 2,
+                   .seconds = 99}};
     row.bits = vptq_vq_count_bits(&row.shape);
     char *text = NULL;
     assert_ok(vptq_row_json(&row, false, &text, &err), &err);
@@ -650,7 +651,7 @@ static void test_rows_of_a_finished_run(void **state)
         assert_true(a->report.loss == b->report.loss);
         assert_true(a->report.weighted == b->report.weighted || !a->weighted);
         assert_true(a->report.held_out == b->report.held_out);
-        assert_true(a->report.step[0].loss == b->report.step[0].loss);
+        assert_true(a->report.steps[0].loss == b->report.steps[0].loss);
     }
     free_rows(&first);
     free_rows(&again);

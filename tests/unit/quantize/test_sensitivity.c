@@ -139,7 +139,7 @@ static double encode(rig *r, uint32_t layer, vptq_linear l, float *what)
     assert_ok(load(&r->source, layer, vptq_linear_input(l), input.in, &h, &err), &err);
     input.w = x;
     input.lower = h.plain;
-    assert_ok(vptq_encode_matrix(&r->dev, &s, &input, NULL, NULL, &arena, &result, &err), &err);
+    assert_ok(vptq_encode_matrix(&r->dev, &s, &input, &arena, &result, &err), &err);
     assert_ok(vptq_device_decode(&r->dev, &result.vq, 0, w->rows, what, w->cols, &err), &err);
     release(&r->source, &h);
     vptq_arena_release(&arena);
