@@ -17,23 +17,29 @@ typedef struct hessian_args {
 
 /* ---- collect ---- */
 
+/* A collection, or the plan of one, and its options. */
+typedef struct collected {
+    const char *model, *output;
+    vptq_collect_result r;
+} collected;
+static const vptq_column collected_columns[] = {
+    {.name = "model", VPTQ_TEXT(collected, model)},
+    {.name = "output", VPTQ_TEXT(collected, output)},
+    {.name = "windows", VPTQ_INTEGER(collected, r.windows)},
+    {.name = "windows_held_out", VPTQ_INTEGER(collected, r.held_out)},
+    {.name = "window_length", VPTQ_INTEGER(collected, r.length)},
+    {.name = "tokens", VPTQ_INTEGER(collected, r.tokens)},
+    {.name = "layers_done", VPTQ_INTEGER(collected, r.layers_done)},
+    {.name = "layers_reused", VPTQ_INTEGER(collected, r.layers_reused)},
+    {.name = "bytes", VPTQ_INTEGER(collected, r.bytes)},
+    {.name = "seconds", VPTQ_REAL(collected, r.seconds)}};
+
 static void print_collected(const vptq_cli *cli, const hessian_args *a,
                             const vptq_collect_result *r)
 {
     if (cli->common.format == CLI_JSON) {
-        vptq_cli_json j;
-        vptq_cli_json_begin(&j);
-        vptq_cli_json_str(&j, "model", a->model);
-        vptq_cli_json_str(&j, "output", a->output);
-        vptq_cli_json_u64(&j, "windows", r->windows);
-        vptq_cli_json_u64(&j, "windows_held_out", r->held_out);
-        vptq_cli_json_u64(&j, "window_length", r->length);
-        vptq_cli_json_u64(&j, "tokens", r->tokens);
-        vptq_cli_json_u64(&j, "layers_done", r->layers_done);
-        vptq_cli_json_u64(&j, "layers_reused", r->layers_reused);
-        vptq_cli_json_u64(&j, "bytes", r->bytes);
-        vptq_cli_json_f64(&j, "seconds", r->seconds);
-        vptq_cli_json_end(&j);
+        const collected row = {a->model, a->output, *r};
+        vptq_print_object(stdout, VPTQ_COLUMNS(collected_columns), &row);
         return;
     }
     char bytes[32], seconds[32];
@@ -82,68 +88,66 @@ static int collect(vptq_cli *cli, const hessian_args *a)
 
 /* ---- show ---- */
 
+/* The statistics of one Hessian. */
+typedef struct show_row {
+    const char *input;
+    uint32_t layer;
+    vptq_hessian_stats s;
+} show_row;
+
+/* 0 tokens: not known. */
+#define TOKENS .zero_missing = true, .missing = "?"
+
+static const vptq_column show_columns[] = {
+    {.name = "layer", VPTQ_INTEGER(show_row, layer)},
+    {.name = "input", VPTQ_TEXT(show_row, input)},
+    {.name = "columns", VPTQ_INTEGER(show_row, s.n)},
+    {.name = "tokens", VPTQ_INTEGER(show_row, s.tokens), TOKENS, .width = 9},
+    {.name = "samples_per_dim",
+     .title = "per dim",
+     VPTQ_REAL(show_row, s.samples_per_dim),
+     .decimals = 1,
+     .missing = "?",
+     .width = 8},
+    {.name = "diagonal", VPTQ_BOOL(show_row, s.diagonal), .formats = VPTQ_IN_JSON},
+    {.name = "trace", VPTQ_REAL(show_row, s.trace), .decimals = -4, .width = 10},
+    {.name = "mean_diag", VPTQ_REAL(show_row, s.mean_diag), .formats = VPTQ_IN_JSON},
+    {.name = "max_diag",
+     .title = "max diag",
+     VPTQ_REAL(show_row, s.max_diag),
+     .decimals = -3,
+     .width = 9},
+    {.name = "mean_share",
+     .title = "mean",
+     VPTQ_REAL(show_row, s.mean_share),
+     .scale = 100,
+     .unit = "%",
+     .missing = "?",
+     .width = 6},
+    {.name = "dead", VPTQ_INTEGER(show_row, s.dead), .width = 5},
+    {.name = "constant", VPTQ_INTEGER(show_row, s.constant)},
+    {.name = "nan", VPTQ_INTEGER(show_row, s.nan), .width = 4},
+    {.name = "condition", VPTQ_REAL(show_row, s.condition), .decimals = -2},
+    {.name = "verdict", VPTQ_TEXT(show_row, s.verdict)}};
+
 typedef struct show_state {
-    int format;
-    uint64_t rows, bad;
+    vptq_printer printer;
+    uint64_t bad;
     double worst_condition;
     bool diagonal; /* some are nothing but a diagonal */
 } show_state;
-
-/* null where they are not known. */
-static void print_tokens(vptq_cli_json *j, uint64_t tokens)
-{
-    if (tokens)
-        vptq_cli_json_u64(j, "tokens", tokens);
-    else
-        vptq_cli_json_str(j, "tokens", NULL);
-}
 
 static vptq_status print_stats(void *arg, uint32_t layer, const char *input,
                                const vptq_hessian_stats *s, vptq_err *err)
 {
     show_state *show = arg;
-
+    const show_row row = {input, layer, *s};
     (void)err;
-    show->rows++;
     show->bad += strcmp(s->verdict, "good") != 0;
     show->diagonal = show->diagonal || s->diagonal;
     if (s->condition > show->worst_condition)
         show->worst_condition = s->condition;
-    if (show->format == CLI_JSON) {
-        vptq_cli_json j;
-        vptq_cli_json_begin(&j);
-        vptq_cli_json_u64(&j, "layer", layer);
-        vptq_cli_json_str(&j, "input", input);
-        vptq_cli_json_u64(&j, "columns", s->n);
-        print_tokens(&j, s->tokens);
-        vptq_cli_json_f64(&j, "samples_per_dim", s->samples_per_dim);
-        vptq_cli_json_bool(&j, "diagonal", s->diagonal);
-        vptq_cli_json_f64(&j, "trace", s->trace);
-        vptq_cli_json_f64(&j, "mean_diag", s->mean_diag);
-        vptq_cli_json_f64(&j, "max_diag", s->max_diag);
-        vptq_cli_json_f64(&j, "mean_share", s->mean_share);
-        vptq_cli_json_u64(&j, "dead", s->dead);
-        vptq_cli_json_u64(&j, "constant", s->constant);
-        vptq_cli_json_u64(&j, "nan", s->nan);
-        vptq_cli_json_f64(&j, "condition", s->condition);
-        vptq_cli_json_str(&j, "verdict", s->verdict);
-        vptq_cli_json_end(&j);
-        return VPTQ_OK;
-    }
-    if (show->rows == 1)
-        printf("%5s %-5s %7s %9s %8s %10s %9s %6s %5s %8s %4s %9s  %s\n", "layer", "input",
-               "columns", "tokens", "per dim", "trace", "max diag", "mean", "dead", "constant",
-               "nan", "condition", "verdict");
-    char tokens[24] = "?", per_dim[24] = "?", mean[24] = "?";
-    if (s->tokens) {
-        snprintf(tokens, sizeof tokens, "%" PRIu64, s->tokens);
-        snprintf(per_dim, sizeof per_dim, "%.1f", s->samples_per_dim);
-    }
-    if (!isnan(s->mean_share))
-        snprintf(mean, sizeof mean, "%.0f%%", s->mean_share * 100);
-    printf("%5u %-5s %7u %9s %8s %10.4g %9.3g %6s %5u %8u %4u %9.2g  %s\n", layer, input, s->n,
-           tokens, per_dim, s->trace, s->max_diag, mean, s->dead, s->constant, s->nan,
-           s->condition, s->verdict);
+    vptq_print_row(&show->printer, &row);
     return VPTQ_OK;
 }
 
@@ -151,16 +155,17 @@ static int show(vptq_cli *cli, const char *dir)
 {
     vptq_err err = {0};
     vptq_device dev = {0};
-    show_state state = {.format = cli->common.format};
+    show_state state = {.printer = vptq_cli_printer(cli, VPTQ_COLUMNS(show_columns))};
+    const bool text = cli->common.format == CLI_TEXT;
 
     vptq_status st = vptq_device_open(&cli->ctx, cli->common.backend, &dev, &err);
     if (st)
         return vptq_cli_finish(cli, st, &err);
     st = vptq_hessian_show(&dev, dir, print_stats, &state, &err);
-    if (!st && state.format == CLI_TEXT)
-        printf("%s: %" PRIu64 " of %" PRIu64 " hessians are good, worst condition %.2g\n", dir,
-               state.rows - state.bad, state.rows, state.worst_condition);
-    if (!st && state.format == CLI_TEXT && state.diagonal)
+    if (!st && text)
+        printf("%s: %" PRIu64 " of %zu hessians are good, worst condition %.2g\n", dir,
+               state.printer.rows - state.bad, state.printer.rows, state.worst_condition);
+    if (!st && text && state.diagonal)
         printf("only diagonals are known: they weight errors, but cannot compensate them\n");
     vptq_device_close(&dev);
     return vptq_cli_finish(cli, st, &err);
@@ -168,22 +173,43 @@ static int show(vptq_cli *cli, const char *dir)
 
 /* ---- main ---- */
 
+typedef struct merged {
+    const char *output;
+    size_t merged;
+} merged;
+static const vptq_column merged_columns[] = {{.name = "output", VPTQ_TEXT(merged, output)},
+                                             {.name = "merged", VPTQ_INTEGER(merged, merged)}};
+
 static int merge(vptq_cli *cli, const hessian_args *a)
 {
     vptq_err err = {0};
+    const merged row = {a->output, cli->arg_count};
     vptq_status st = vptq_hessian_merge(&cli->ctx, cli->args, cli->arg_count, a->output,
                                         cli->common.force, &err);
-    if (!st && cli->common.format == CLI_JSON) {
-        vptq_cli_json j;
-        vptq_cli_json_begin(&j);
-        vptq_cli_json_str(&j, "output", a->output);
-        vptq_cli_json_u64(&j, "merged", cli->arg_count);
-        vptq_cli_json_end(&j);
-    } else if (!st) {
+    if (!st && cli->common.format == CLI_JSON)
+        vptq_print_object(stdout, VPTQ_COLUMNS(merged_columns), &row);
+    else if (!st)
         printf("%s: pooled from %zu directories\n", a->output, cli->arg_count);
-    }
     return vptq_cli_finish(cli, st, &err);
 }
+
+/* What was imported or exported. */
+typedef struct exchanged {
+    const char *output, *form;
+    vptq_exchange x;
+    bool took_ridge, added_ridge;
+} exchanged;
+static const vptq_column exchanged_columns[] = {
+    {.name = "output", VPTQ_TEXT(exchanged, output)},
+    {.name = "form", VPTQ_TEXT(exchanged, form)},
+    {.name = "first_layer", VPTQ_INTEGER(exchanged, x.dir.first_layer)},
+    {.name = "last_layer", VPTQ_INTEGER(exchanged, x.dir.last_layer)},
+    {.name = "tokens", VPTQ_INTEGER(exchanged, x.dir.tokens), TOKENS},
+    {.name = "diagonal", VPTQ_BOOL(exchanged, x.dir.diagonal)},
+    {.name = "ridge_removed",
+     VPTQ_REAL(exchanged, x.ridge),
+     .when = offsetof(exchanged, took_ridge)},
+    {.name = "ridge", VPTQ_REAL(exchanged, x.ridge), .when = offsetof(exchanged, added_ridge)}};
 
 static void print_exchanged(const vptq_cli *cli, const hessian_args *a, const vptq_exchange *x)
 {
@@ -191,17 +217,12 @@ static void print_exchanged(const vptq_cli *cli, const hessian_args *a, const vp
     const bool inverse = x->form == VPTQ_FOREIGN_INVERSE;
 
     if (cli->common.format == CLI_JSON) {
-        vptq_cli_json j;
-        vptq_cli_json_begin(&j);
-        vptq_cli_json_str(&j, "output", a->output);
-        vptq_cli_json_str(&j, "form", vptq_foreign_form_name(x->form));
-        vptq_cli_json_u64(&j, "first_layer", d->first_layer);
-        vptq_cli_json_u64(&j, "last_layer", d->last_layer);
-        print_tokens(&j, d->tokens);
-        vptq_cli_json_bool(&j, "diagonal", d->diagonal);
-        if (inverse)
-            vptq_cli_json_f64(&j, a->import ? "ridge_removed" : "ridge", x->ridge);
-        vptq_cli_json_end(&j);
+        const exchanged row = {.output = a->output,
+                               .form = vptq_foreign_form_name(x->form),
+                               .x = *x,
+                               .took_ridge = inverse && a->import,
+                               .added_ridge = inverse && !a->import};
+        vptq_print_object(stdout, VPTQ_COLUMNS(exchanged_columns), &row);
         return;
     }
     printf("%s: %s, hessians of layers %" PRIu32 "-%" PRIu32 ", ", a->output,

@@ -19,74 +19,79 @@ enum { FORM_AUTO, FORM_HF, FORM_ARCHIVE, FORM_GGUF };
 
 /* ---- list ---- */
 
-typedef struct list_state {
-    int format;
-    uint64_t matrices, tensors;
-} list_state;
+/* A row of the list, with the bits per weight of its parts. */
+typedef struct list_line {
+    vptq_list_row r;
+    double indices, codebooks, norm, perm, outliers, other;
+} list_line;
 
-static double per_weight(uint64_t bits, const vptq_list_row *r)
-{
-    return (double)bits / ((double)r->rows * r->columns);
-}
-
-static void print_row_json(const vptq_list_row *r)
-{
-    const vptq_vq_bits *b = &r->bits;
-    vptq_cli_json j;
-    vptq_cli_json_begin(&j);
-    vptq_cli_json_str(&j, "name", r->name);
-    vptq_cli_json_bool(&j, "quantized", r->quantized);
-    vptq_cli_json_u64(&j, "rows", r->rows);
-    vptq_cli_json_u64(&j, "columns", r->columns);
-    vptq_cli_json_str(&j, "dtype", r->dtype);
-    vptq_cli_json_u64(&j, "bytes", r->bytes);
-    if (r->quantized) {
-        vptq_cli_json_u64(&j, "v", r->shape.v);
-        vptq_cli_json_u64(&j, "k", r->shape.k);
-        vptq_cli_json_u64(&j, "k_res", r->shape.k_res);
-        vptq_cli_json_u64(&j, "groups", r->shape.groups);
-        vptq_cli_json_u64(&j, "outliers", r->shape.outliers);
-        vptq_cli_json_f64(&j, "bits_per_weight", b->per_weight);
-        vptq_cli_json_f64(&j, "index_bits_per_weight", per_weight(b->indices, r));
-        vptq_cli_json_f64(&j, "codebook_bits_per_weight", per_weight(b->codebooks, r));
-        vptq_cli_json_f64(&j, "norm_bits_per_weight", per_weight(b->norm, r));
-        vptq_cli_json_f64(&j, "perm_bits_per_weight", per_weight(b->perm, r));
-        vptq_cli_json_f64(&j, "outlier_bits_per_weight",
-                          per_weight(b->outlier_indices + b->outlier_codebook, r));
+#define BITS(key, text, member, where)                                                         \
+    {                                                                                          \
+        .name = key, .title = text, VPTQ_REAL(list_line, member), .decimals = 4, .width = 7,   \
+        .missing = "", .when = offsetof(list_line, r.quantized), .formats = where              \
     }
-    vptq_cli_json_end(&j);
-}
+#define SHAPE(key, text, member, columns)                                                      \
+    {                                                                                          \
+        .name = key, .title = text, VPTQ_INTEGER(list_line, r.shape.member), .width = columns, \
+        .missing = "", .when = offsetof(list_line, r.quantized)                                \
+    }
+static const vptq_column list_columns[] = {
+    {.name = "name", VPTQ_TEXT(list_line, r.name), .width = 44},
+    {.name = "quantized", VPTQ_BOOL(list_line, r.quantized), .formats = VPTQ_IN_JSON},
+    {.name = "rows", VPTQ_INTEGER(list_line, r.rows), .width = 7},
+    {.name = "columns", VPTQ_INTEGER(list_line, r.columns), .width = 7},
+    {.name = "dtype", .title = "type", VPTQ_TEXT(list_line, r.dtype), .width = 5},
+    {.name = "bytes", VPTQ_INTEGER(list_line, r.bytes), .width = 11},
+    SHAPE("v", NULL, v, 3),
+    SHAPE("k", NULL, k, 6),
+    SHAPE("k_res", NULL, k_res, 6),
+    SHAPE("groups", NULL, groups, 6),
+    SHAPE("outliers", NULL, outliers, 8),
+    BITS("bits_per_weight", "bits/w", r.bits.per_weight, 0),
+    BITS("index_bits_per_weight", "index", indices, 0),
+    BITS("codebook_bits_per_weight", "codebooks", codebooks, 0),
+    BITS("norm_bits_per_weight", NULL, norm, VPTQ_IN_JSON),
+    BITS("perm_bits_per_weight", NULL, perm, VPTQ_IN_JSON),
+    BITS("outlier_bits_per_weight", NULL, outliers, VPTQ_IN_JSON),
+    BITS("other", NULL, other, VPTQ_IN_TEXT)};
 
-static void print_row_text(const vptq_list_row *r)
-{
-    const vptq_vq_bits *b = &r->bits;
-    printf("%-44s %7" PRIu32 " %7" PRIu32 " %-5s %11" PRIu64, r->name, r->rows, r->columns,
-           r->dtype, r->bytes);
-    if (r->quantized)
-        printf(" %3" PRIu32 " %6" PRIu32 " %6" PRIu32 " %6" PRIu32 " %8" PRIu32
-               " %7.4f %7.4f %7.4f %7.4f",
-               r->shape.v, r->shape.k, r->shape.k_res, r->shape.groups, r->shape.outliers,
-               b->per_weight, per_weight(b->indices, r), per_weight(b->codebooks, r),
-               per_weight(b->total - b->indices - b->codebooks, r));
-    putchar('\n');
-}
+/* The last line of the list. */
+typedef struct list_total {
+    const char *model;
+    uint64_t matrices, tensors, bytes;
+    double bits_per_weight;
+} list_total;
+static const vptq_column total_columns[] = {
+    {.name = "model", VPTQ_TEXT(list_total, model)},
+    {.name = "matrices", VPTQ_INTEGER(list_total, matrices)},
+    {.name = "tensors", VPTQ_INTEGER(list_total, tensors)},
+    {.name = "bits_per_weight", VPTQ_REAL(list_total, bits_per_weight)},
+    {.name = "total_bytes", VPTQ_INTEGER(list_total, bytes)}};
+
+typedef struct list_state {
+    vptq_printer printer;
+    list_total total;
+} list_state;
 
 static vptq_status print_row(void *arg, const vptq_list_row *r, vptq_err *err)
 {
     list_state *s = arg;
+    const vptq_vq_bits *b = &r->bits;
+    const double weights = (double)r->rows * r->columns;
+    const list_line line = {.r = *r,
+                            .indices = (double)b->indices / weights,
+                            .codebooks = (double)b->codebooks / weights,
+                            .norm = (double)b->norm / weights,
+                            .perm = (double)b->perm / weights,
+                            .outliers =
+                                (double)(b->outlier_indices + b->outlier_codebook) / weights,
+                            .other = (double)(b->total - b->indices - b->codebooks) / weights};
     (void)err;
-    if (s->matrices + s->tensors == 0 && s->format != CLI_JSON)
-        printf("%-44s %7s %7s %-5s %11s %3s %6s %6s %6s %8s %7s %7s %7s %7s\n", "name", "rows",
-               "columns", "type", "bytes", "v", "k", "k_res", "groups", "outliers", "bits/w",
-               "index", "codebooks", "other");
+    vptq_print_row(&s->printer, &line);
     if (r->quantized)
-        s->matrices++;
+        s->total.matrices++;
     else
-        s->tensors++;
-    if (s->format == CLI_JSON)
-        print_row_json(r);
-    else
-        print_row_text(r);
+        s->total.tensors++;
     return VPTQ_OK;
 }
 
@@ -98,48 +103,50 @@ static vptq_checkpoint_options open_options(const pack_args *a)
 static vptq_status list_model(vptq_cli *cli, const pack_args *a, vptq_err *err)
 {
     vptq_checkpoint_options open = open_options(a);
-    list_state s = {.format = cli->common.format};
-    uint64_t bytes = 0;
-    double bits = 0;
-    vptq_status st =
-        vptq_list_model(&cli->ctx, a->model, &open, print_row, &s, &bytes, &bits, err);
-    if (st)
-        return st;
-    if (s.format == CLI_JSON) {
-        vptq_cli_json j;
-        vptq_cli_json_begin(&j);
-        vptq_cli_json_str(&j, "model", a->model);
-        vptq_cli_json_u64(&j, "matrices", s.matrices);
-        vptq_cli_json_u64(&j, "tensors", s.tensors);
-        vptq_cli_json_f64(&j, "bits_per_weight", bits);
-        vptq_cli_json_u64(&j, "total_bytes", bytes);
-        vptq_cli_json_end(&j);
+    list_state s = {.printer = vptq_cli_printer(cli, VPTQ_COLUMNS(list_columns)),
+                    .total = {.model = a->model}};
+    list_total *t = &s.total;
+    char size[32];
+    VPTQ_CHECK(vptq_list_model(&cli->ctx, a->model, &open, print_row, &s, &t->bytes,
+                               &t->bits_per_weight, err));
+    if (cli->common.format == CLI_JSON) {
+        vptq_print_object(stdout, VPTQ_COLUMNS(total_columns), t);
         return VPTQ_OK;
     }
-    char size[32];
-    vptq_cli_human_bytes(size, bytes);
-    printf("%s: %" PRIu64 " quantized matrices", a->model, s.matrices);
-    if (s.matrices)
-        printf(" at %.4f bits per weight", bits);
-    printf(", %" PRIu64 " plain tensors, %s in all\n", s.tensors, size);
+    vptq_cli_human_bytes(size, t->bytes);
+    printf("%s: %" PRIu64 " quantized matrices", a->model, t->matrices);
+    if (t->matrices)
+        printf(" at %.4f bits per weight", t->bits_per_weight);
+    printf(", %" PRIu64 " plain tensors, %s in all\n", t->tensors, size);
     return VPTQ_OK;
 }
 
 /* ---- check ---- */
 
+typedef struct finding {
+    const char *severity, *text;
+} finding;
+static const vptq_column finding_columns[] = {
+    {.name = "severity", VPTQ_TEXT(finding, severity)},
+    {.name = "text", VPTQ_TEXT(finding, text)}};
+
+typedef struct check_result {
+    const char *model;
+    uint32_t errors, warnings;
+} check_result;
+static const vptq_column check_columns[] = {
+    {.name = "model", VPTQ_TEXT(check_result, model)},
+    {.name = "errors", VPTQ_INTEGER(check_result, errors)},
+    {.name = "warnings", VPTQ_INTEGER(check_result, warnings)}};
+
 static void print_finding(void *arg, bool is_error, const char *text)
 {
     const vptq_cli *cli = arg;
-    const char *severity = is_error ? "error" : "warning";
-    if (cli->common.format == CLI_JSON) {
-        vptq_cli_json j;
-        vptq_cli_json_begin(&j);
-        vptq_cli_json_str(&j, "severity", severity);
-        vptq_cli_json_str(&j, "text", text);
-        vptq_cli_json_end(&j);
-    } else {
-        printf("%s: %s\n", severity, text);
-    }
+    const finding f = {is_error ? "error" : "warning", text};
+    if (cli->common.format == CLI_JSON)
+        vptq_print_object(stdout, VPTQ_COLUMNS(finding_columns), &f);
+    else
+        printf("%s: %s\n", f.severity, text);
 }
 
 static int check(vptq_cli *cli, const pack_args *a)
@@ -147,66 +154,69 @@ static int check(vptq_cli *cli, const pack_args *a)
     vptq_checkpoint_options open = open_options(a);
     vptq_err err = {0};
     vptq_device dev = {0};
-    uint32_t errors = 0, warnings = 0;
+    check_result r = {.model = a->model};
     vptq_status st = vptq_device_open(&cli->ctx, cli->common.backend, &dev, &err);
     if (!st)
-        st = vptq_check_model(&dev, a->model, &open, print_finding, cli, &errors, &warnings,
+        st = vptq_check_model(&dev, a->model, &open, print_finding, cli, &r.errors, &r.warnings,
                               &err);
-    if (!st && cli->common.format == CLI_JSON) {
-        vptq_cli_json j;
-        vptq_cli_json_begin(&j);
-        vptq_cli_json_str(&j, "model", a->model);
-        vptq_cli_json_u64(&j, "errors", errors);
-        vptq_cli_json_u64(&j, "warnings", warnings);
-        vptq_cli_json_end(&j);
-    } else if (!st) {
-        printf("%s: %" PRIu32 " error%s, %" PRIu32 " warning%s\n", a->model, errors,
-               errors == 1 ? "" : "s", warnings, warnings == 1 ? "" : "s");
-    }
+    if (!st && cli->common.format == CLI_JSON)
+        vptq_print_object(stdout, VPTQ_COLUMNS(check_columns), &r);
+    else if (!st)
+        printf("%s: %" PRIu32 " error%s, %" PRIu32 " warning%s\n", a->model, r.errors,
+               r.errors == 1 ? "" : "s", r.warnings, r.warnings == 1 ? "" : "s");
     vptq_device_close(&dev);
     int code = vptq_cli_finish(cli, st, &err);
-    return code == CLI_OK && errors ? CLI_CHECK_FAILED : code;
+    return code == CLI_OK && r.errors ? CLI_CHECK_FAILED : code;
 }
 
 /* ---- pack and unpack ---- */
 
-/* What was wrong and is not in the output any more. */
+typedef struct repair {
+    const char *text;
+    uint32_t matrices;
+} repair;
+static const vptq_column repair_columns[] = {
+    {.name = "repair", VPTQ_TEXT(repair, text)},
+    {.name = "matrices", VPTQ_INTEGER(repair, matrices)}};
+
+/* Prints the defects of the input that the output does not have. */
 static void print_repairs(const vptq_cli *cli, const vptq_pack_result *r)
 {
     for (int i = 0; i < VPTQ_QUIRK_COUNT; i++) {
-        const char *text = vptq_quirk_repair((vptq_quirk)i);
-        if (r->repaired[i] == 0)
+        const repair one = {vptq_quirk_repair((vptq_quirk)i), r->repaired[i]};
+        if (one.matrices == 0)
             continue;
-        if (cli->common.format == CLI_JSON) {
-            vptq_cli_json j;
-            vptq_cli_json_begin(&j);
-            vptq_cli_json_str(&j, "repair", text);
-            vptq_cli_json_u64(&j, "matrices", r->repaired[i]);
-            vptq_cli_json_end(&j);
-        } else {
-            printf("%" PRIu32 " %s: %s\n", r->repaired[i],
-                   r->repaired[i] == 1 ? "matrix" : "matrices", text);
-        }
+        if (cli->common.format == CLI_JSON)
+            vptq_print_object(stdout, VPTQ_COLUMNS(repair_columns), &one);
+        else
+            printf("%" PRIu32 " %s: %s\n", one.matrices,
+                   one.matrices == 1 ? "matrix" : "matrices", one.text);
     }
 }
+
+typedef struct written {
+    const char *input, *output, *form;
+    bool dry_run;
+    vptq_pack_result r;
+} written;
+static const vptq_column written_columns[] = {
+    {.name = "input", VPTQ_TEXT(written, input)},
+    {.name = "output", VPTQ_TEXT(written, output)},
+    {.name = "form", VPTQ_TEXT(written, form)},
+    {.name = "dry_run", VPTQ_BOOL(written, dry_run)},
+    {.name = "matrices", VPTQ_INTEGER(written, r.quantized)},
+    {.name = "tensors", VPTQ_INTEGER(written, r.plain)},
+    {.name = "bits_per_weight", VPTQ_REAL(written, r.bits_per_weight)},
+    {.name = "total_bytes", VPTQ_INTEGER(written, r.bytes)},
+    {.name = "seconds", VPTQ_REAL(written, r.seconds)}};
 
 static void print_written(const vptq_cli *cli, const pack_args *a, const char *form,
                           const vptq_pack_result *r)
 {
-    bool dry = cli->common.dry_run;
+    const bool dry = cli->common.dry_run;
     if (cli->common.format == CLI_JSON) {
-        vptq_cli_json j;
-        vptq_cli_json_begin(&j);
-        vptq_cli_json_str(&j, "input", a->model);
-        vptq_cli_json_str(&j, "output", a->output);
-        vptq_cli_json_str(&j, "form", form);
-        vptq_cli_json_bool(&j, "dry_run", dry);
-        vptq_cli_json_u64(&j, "matrices", r->quantized);
-        vptq_cli_json_u64(&j, "tensors", r->plain);
-        vptq_cli_json_f64(&j, "bits_per_weight", r->bits_per_weight);
-        vptq_cli_json_u64(&j, "total_bytes", r->bytes);
-        vptq_cli_json_f64(&j, "seconds", r->seconds);
-        vptq_cli_json_end(&j);
+        const written w = {a->model, a->output, form, dry, *r};
+        vptq_print_object(stdout, VPTQ_COLUMNS(written_columns), &w);
         return;
     }
     char size[32], seconds[32];

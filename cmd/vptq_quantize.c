@@ -31,14 +31,6 @@ typedef struct step_seconds {
     double all; /* with what is in front of the first step and behind the last */
 } step_seconds;
 
-typedef struct printer {
-    int format;
-    bool dry_run;
-    uint64_t rows;
-    bool held_out, predicted; /* the table has a column for it */
-    step_seconds steps;       /* of all rows that were made in this run */
-} printer;
-
 /* ---- seconds ---- */
 
 /* A step that comes several times is one. */
@@ -89,91 +81,133 @@ static void print_shares(const step_seconds *s)
     putchar('\n');
 }
 
-/* "k-means" is a key without its hyphen, as it is in the names of losses. */
-static void print_step_seconds(const vptq_encoder_report *r)
+/* ---- rows ---- */
+
+/* A row of the library, and what belongs to this run alone. */
+typedef struct quantize_line {
+    vptq_quantize_row r;
+    double index_bits, codebook_bits, loss; /* bits per weight; loss after the first step */
+    uint64_t bytes;
+    bool quantized; /* in this run, not found finished */
+    vptq_object seconds;
+} quantize_line;
+
+/* What columns need. */
+enum { PLAN = 1, RUN = 2, HELD_OUT = 4, PREDICTED = 8 };
+
+#define TEXT(key, field, columns, bits)                                                        \
+    {                                                                                          \
+        .name = key, field, .width = columns, .formats = VPTQ_IN_TEXT, .needs = bits           \
+    }
+#define REAL(key, member, digits, columns, bits)                                               \
+    {                                                                                          \
+        .name = key, VPTQ_REAL(quantize_line, member), .decimals = digits, .width = columns,   \
+        .formats = VPTQ_IN_TEXT, .needs = bits                                                 \
+    }
+#define MILLISECONDS .decimals = 3, .fixed = VPTQ_IN_JSON, .formats = VPTQ_IN_JSON
+
+static const vptq_column columns[] = {
+    /* JSON has the row of report.jsonl and these keys */
+    {.type = VPTQ_COLUMN_MEMBERS,
+     .offset = offsetof(quantize_line, r.json),
+     .formats = VPTQ_IN_JSON},
+    {.name = "bytes", VPTQ_INTEGER(quantize_line, bytes), .formats = VPTQ_IN_JSON},
+    {.name = "reused",
+     VPTQ_BOOL(quantize_line, r.reused),
+     .formats = VPTQ_IN_JSON,
+     .needs = RUN},
+    {.name = "seconds", VPTQ_REAL(quantize_line, r.report.seconds), MILLISECONDS, .needs = RUN},
+    {.name = "step_seconds",
+     VPTQ_OBJECT(quantize_line, seconds),
+     .formats = VPTQ_IN_JSON,
+     .when = offsetof(quantize_line, quantized)},
+
+    TEXT("layer", VPTQ_INTEGER(quantize_line, r.layer), 5, 0),
+    TEXT("name", VPTQ_TEXT(quantize_line, r.name), 9, 0),
+    TEXT("rows", VPTQ_INTEGER(quantize_line, r.rows), 6, 0),
+    TEXT("columns", VPTQ_INTEGER(quantize_line, r.columns), 7, 0),
+    TEXT("v", VPTQ_INTEGER(quantize_line, r.shape.v), 2, 0),
+    TEXT("k", VPTQ_INTEGER(quantize_line, r.shape.k), 5, 0),
+    TEXT("k_res", VPTQ_INTEGER(quantize_line, r.shape.k_res), 5, 0),
+    TEXT("grp", VPTQ_INTEGER(quantize_line, r.shape.groups), 3, 0),
+    TEXT("outl", VPTQ_INTEGER(quantize_line, r.shape.outliers), 4, 0),
+    REAL("index", index_bits, 4, 8, PLAN),
+    REAL("codebooks", codebook_bits, 4, 9, PLAN),
+    REAL("total", r.bits.per_weight, 4, 8, PLAN),
+    TEXT("bytes", VPTQ_INTEGER(quantize_line, bytes), 10, PLAN),
+    REAL("loss", r.predicted, 6, 8, PLAN | PREDICTED),
+    REAL("bits", r.bits.per_weight, 4, 7, RUN),
+    REAL("k-means", loss, 6, 8, RUN),
+    REAL("loss", r.report.loss, 6, 8, RUN),
+    REAL("held-out", r.report.held_out, 6, 8, RUN | HELD_OUT),
+    {.name = "seconds",
+     VPTQ_REAL(quantize_line, r.report.seconds),
+     .decimals = 2,
+     .width = 7,
+     .when = offsetof(quantize_line, quantized),
+     .missing = "kept",
+     .formats = VPTQ_IN_TEXT,
+     .needs = RUN}};
+
+typedef struct row_printer {
+    vptq_printer printer;
+    step_seconds steps; /* of all matrices that this run quantizes */
+} row_printer;
+
+/* The seconds of steps as columns of an object, with their names without hyphens as keys. */
+typedef struct step_columns {
+    char key[VPTQ_ENCODER_MAX_STEPS][32];
+    vptq_column columns[VPTQ_ENCODER_MAX_STEPS + 1];
+    double seconds[VPTQ_ENCODER_MAX_STEPS + 1];
+} step_columns;
+
+static vptq_object make_step_columns(const vptq_encoder_report *r, step_columns *c)
 {
     step_seconds steps = {.count = 0};
     add_steps(&steps, r);
-    printf(", \"step_seconds\": {");
-    for (uint32_t i = 0; i < steps.count; i++) {
-        putchar('"');
-        for (const char *c = steps.name[i]; *c; c++)
-            if (*c != '-')
-                putchar(*c);
-        printf("\": %.3f, ", steps.seconds[i]);
+    for (uint32_t i = 0; i <= steps.count; i++) {
+        const char *name = i < steps.count ? steps.name[i] : "rest";
+        c->columns[i] = (vptq_column){.name = name,
+                                      .type = VPTQ_COLUMN_REAL,
+                                      .offset = i * sizeof *c->seconds,
+                                      .size = sizeof *c->seconds,
+                                      MILLISECONDS};
+        c->seconds[i] = i < steps.count ? steps.seconds[i] : rest_of(&steps);
+        if (i < steps.count && strchr(name, '-')) {
+            size_t n = 0;
+            for (; *name && n + 1 < sizeof c->key[i]; name++)
+                if (*name != '-')
+                    c->key[i][n++] = *name;
+            c->key[i][n] = 0;
+            c->columns[i].name = c->key[i];
+        }
     }
-    printf("\"rest\": %.3f}", rest_of(&steps));
-}
-
-/* ---- rows ---- */
-
-/* The row as report.jsonl has it, and what belongs to this run alone. */
-static void print_json(const vptq_quantize_row *r, bool dry_run)
-{
-    printf("%.*s, \"bytes\": %" PRIu64, (int)strlen(r->json) - 1, r->json, r->bits.total / 8);
-    if (!dry_run)
-        printf(", \"reused\": %s, \"seconds\": %.3f", r->reused ? "true" : "false",
-               r->report.seconds);
-    if (!dry_run && !r->reused)
-        print_step_seconds(&r->report);
-    puts("}");
-}
-
-static void print_head(const printer *p)
-{
-    printf("%5s %-9s %6s %7s %2s %5s %5s %3s %4s ", "layer", "name", "rows", "columns", "v",
-           "k", "k_res", "grp", "outl");
-    if (p->dry_run)
-        printf("%8s %8s %8s %10s%s\n", "index", "codebooks", "total", "bytes",
-               p->predicted ? "     loss" : "");
-    else
-        printf("%7s %8s %8s%s %7s\n", "bits", "k-means", "loss", p->held_out ? " held-out" : "",
-               "seconds");
-}
-
-static void print_losses(const printer *p, const vptq_quantize_row *r)
-{
-    printf("%7.4f %8.6f %8.6f ", r->bits.per_weight, r->report.steps[0].loss, r->report.loss);
-    if (p->held_out)
-        printf("%8.6f ", r->report.held_out);
-    if (r->reused)
-        printf("%7s\n", "kept");
-    else
-        printf("%7.2f\n", r->report.seconds);
+    return (vptq_object){c->columns, steps.count + 1, c->seconds};
 }
 
 static vptq_status print_row(void *arg, const vptq_quantize_row *r, vptq_err *err)
 {
-    printer *p = arg;
-    double weights = (double)r->rows * r->columns;
-    const vptq_vq_shape *s = &r->shape;
-
+    row_printer *p = arg;
+    const double weights = (double)r->rows * r->columns;
+    const vptq_vq_bits *b = &r->bits;
+    const bool run = p->printer.has & RUN;
+    step_columns steps;
+    quantize_line line = {.r = *r,
+                          .index_bits = (double)(b->indices + b->outlier_indices) / weights,
+                          .codebook_bits =
+                              (double)(b->codebooks + b->outlier_codebook) / weights,
+                          .loss = r->report.steps[0].loss,
+                          .bytes = b->total / 8,
+                          .quantized = run && !r->reused};
     (void)err;
-    p->rows++;
-    if (!p->dry_run && !r->reused)
+    if (line.quantized) {
         add_steps(&p->steps, &r->report);
-    if (p->format == CLI_JSON) {
-        print_json(r, p->dry_run);
-        return VPTQ_OK;
+        line.seconds = make_step_columns(&r->report, &steps);
     }
-    if (p->rows == 1) {
-        p->held_out = r->held_out;
-        p->predicted = isfinite(r->predicted);
-        print_head(p);
-    }
-    printf("%5u %-9s %6u %7u %2u %5u %5u %3u %4u ", r->layer, r->name, r->rows, r->columns,
-           s->v, s->k, s->k_res, s->groups, s->outliers);
-    if (!p->dry_run) {
-        print_losses(p, r);
-        return VPTQ_OK;
-    }
-    printf("%8.4f %8.4f %8.4f %10" PRIu64,
-           (double)(r->bits.indices + r->bits.outlier_indices) / weights,
-           (double)(r->bits.codebooks + r->bits.outlier_codebook) / weights, r->bits.per_weight,
-           r->bits.total / 8);
-    if (p->predicted)
-        printf(" %8.6f", r->predicted);
-    putchar('\n');
+    if (p->printer.rows == 0)
+        p->printer.has |=
+            (r->held_out ? HELD_OUT : 0) | (isfinite(r->predicted) ? PREDICTED : 0);
+    vptq_print_row(&p->printer, &line);
     return VPTQ_OK;
 }
 
@@ -204,7 +238,8 @@ static void print_plan_in_all(const vptq_quantize_result *r)
         putchar('\n');
 }
 
-static void print_summary(const vptq_cli *cli, const printer *p, const vptq_quantize_result *r)
+static void print_summary(const vptq_cli *cli, const row_printer *p,
+                          const vptq_quantize_result *r)
 {
     char bytes[32], seconds[32];
 
@@ -221,47 +256,53 @@ static void print_summary(const vptq_cli *cli, const printer *p, const vptq_quan
         print_plan_in_all(r);
         return;
     }
-    print_losses_in_all(r, p->held_out);
+    print_losses_in_all(r, p->printer.has & HELD_OUT);
     print_shares(&p->steps);
 }
 
 /* ---- presets ---- */
 
-static void print_preset_json(const vptq_preset *p)
-{
-    vptq_cli_json j;
-    vptq_cli_json_begin(&j);
-    vptq_cli_json_str(&j, "name", p->name);
-    vptq_cli_json_str(&j, "paper", p->paper);
-    vptq_cli_json_str(&j, "model", p->model->name);
-    vptq_cli_json_u64(&j, "v", p->v);
-    vptq_cli_json_u64(&j, "k", p->k);
-    vptq_cli_json_u64(&j, "k_res", p->k_res);
-    vptq_cli_json_u64(&j, "groups", p->groups);
-    vptq_cli_json_f64(&j, "outlier_percent", p->outliers);
-    vptq_cli_json_u64(&j, "v0", p->v0);
-    vptq_cli_json_u64(&j, "k0", p->k0);
-    vptq_cli_json_f64(&j, "bits_per_weight", vptq_preset_bits(p));
-    vptq_cli_json_end(&j);
-}
+typedef struct preset_row {
+    vptq_preset p;
+    const char *model;
+    double bits;
+} preset_row;
+
+#define SETTING(key, text, member, columns)                                                    \
+    {                                                                                          \
+        .name = key, .title = text, VPTQ_INTEGER(preset_row, p.member), .width = columns       \
+    }
+static const vptq_column preset_columns[] = {
+    {.name = "name", VPTQ_TEXT(preset_row, p.name), .width = 20},
+    {.name = "paper", VPTQ_TEXT(preset_row, p.paper), .formats = VPTQ_IN_JSON},
+    {.name = "model", VPTQ_TEXT(preset_row, model), .formats = VPTQ_IN_JSON},
+    SETTING("v", NULL, v, 2),
+    SETTING("k", NULL, k, 5),
+    SETTING("k_res", NULL, k_res, 5),
+    SETTING("groups", "grp", groups, 3),
+    {.name = "outlier_percent",
+     .title = "outl%",
+     VPTQ_REAL(preset_row, p.outliers),
+     .decimals = -6},
+    SETTING("v0", NULL, v0, 2),
+    SETTING("k0", NULL, k0, 4),
+    {.name = "bits_per_weight",
+     .title = "bits",
+     VPTQ_REAL(preset_row, bits),
+     .decimals = 4,
+     .width = 7},
+    {.name = "of", VPTQ_TEXT(preset_row, model), .width = 11, .formats = VPTQ_IN_TEXT},
+    {.name = "paper", VPTQ_TEXT(preset_row, p.paper), .formats = VPTQ_IN_TEXT}};
 
 static int list_presets(vptq_cli *cli)
 {
     size_t count;
     const vptq_preset *table = vptq_preset_table(&count);
-    bool text = cli->common.format != CLI_JSON;
-
-    if (text)
-        printf("%-20s %2s %5s %5s %3s %5s %2s %4s %7s  %-11s  %s\n", "name", "v", "k", "k_res",
-               "grp", "outl%", "v0", "k0", "bits", "of", "paper");
+    const bool text = cli->common.format != CLI_JSON;
+    vptq_printer p = vptq_cli_printer(cli, VPTQ_COLUMNS(preset_columns));
     for (size_t i = 0; i < count; i++) {
-        const vptq_preset *p = &table[i];
-        if (text)
-            printf("%-20s %2u %5u %5u %3u %5g %2u %4u %7.4f  %-11s  %s\n", p->name, p->v, p->k,
-                   p->k_res, p->groups, p->outliers, p->v0, p->k0, vptq_preset_bits(p),
-                   p->model->name, p->paper);
-        else
-            print_preset_json(p);
+        const preset_row row = {table[i], table[i].model->name, vptq_preset_bits(&table[i])};
+        vptq_print_row(&p, &row);
     }
     if (text)
         printf("\nbits: everything that is stored for the linears of that model, per weight; "
@@ -324,7 +365,8 @@ static int quantize(vptq_cli *cli, const quantize_args *a,
                                  .last_layer = a->layers.last,
                                  .force = cli->common.force,
                                  .dry_run = cli->common.dry_run};
-    printer p = {.format = cli->common.format, .dry_run = cli->common.dry_run};
+    row_printer p = {.printer = vptq_cli_printer(cli, VPTQ_COLUMNS(columns))};
+    p.printer.has = opt.dry_run ? PLAN : RUN;
 
     vptq_status st = VPTQ_OK;
     if (vptq_cli_calibrate_given(&a->calibrate)) {

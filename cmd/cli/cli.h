@@ -119,20 +119,6 @@ int vptq_cli_run_command(const char *tool, const char *summary,
 void vptq_cli_human_bytes(char text[32], uint64_t bytes);
 void vptq_cli_human_seconds(char text[32], double seconds);
 
-/* A table of text cells, printed line by line: in text padded to widths, as CSV (quoted where
- * that is needed) or as Markdown. */
-enum { CLI_CELL = 64 };
-typedef struct vptq_cli_column {
-    const char *name;
-    int width; /* in text; 0 = that of the name, negative = aligned to the left */
-} vptq_cli_column;
-void vptq_cli_table_head(int format, const vptq_cli_column *columns, size_t count);
-void vptq_cli_table_row(int format, const vptq_cli_column *columns, size_t count,
-                        char (*cells)[CLI_CELL]);
-/* The same with cells of any length. */
-void vptq_cli_table_texts(int format, const vptq_cli_column *columns, size_t count,
-                          const char *const *cells);
-
 /* Prints rows of a table to stdout in the format that the options name. */
 vptq_printer vptq_cli_printer(const vptq_cli *cli, const vptq_column *columns,
                               size_t column_count);
@@ -146,24 +132,5 @@ vptq_status vptq_cli_deliver(const vptq_cli *cli, const char *path, const vptq_b
  */
 vptq_status vptq_cli_check_output(const vptq_cli *cli, const char *path,
                                   vptq_err *err) VPTQ_MUST_CHECK;
-
-/* One JSON object on one line of stdout, written member by member so that key order is ours:
- *     vptq_cli_json_begin(&j);
- *     vptq_cli_json_str(&j, "model", path);
- *     vptq_cli_json_f64(&j, "ppl", x);
- *     vptq_cli_json_end(&j);
- * NaN and infinity become null, bytes that are not UTF-8 the replacement character. */
-typedef struct vptq_cli_json {
-    bool first;
-} vptq_cli_json;
-void vptq_cli_json_begin(vptq_cli_json *j);
-void vptq_cli_json_str(vptq_cli_json *j, const char *key, const char *value); /* NULL -> null */
-void vptq_cli_json_u64(vptq_cli_json *j, const char *key, uint64_t value);
-void vptq_cli_json_f64(vptq_cli_json *j, const char *key,
-                       double value); /* shortest that reads back */
-void vptq_cli_json_bool(vptq_cli_json *j, const char *key, bool value);
-void vptq_cli_json_ids(vptq_cli_json *j, const char *key, const int32_t *ids,
-                       size_t n);         /* an array */
-void vptq_cli_json_end(vptq_cli_json *j); /* closes and ends the line */
 
 #endif

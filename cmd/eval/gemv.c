@@ -24,10 +24,8 @@ typedef struct gemv_plan {
 } gemv_plan;
 
 typedef struct gemv_table {
-    const vptq_cli *cli;
+    vptq_printer printer;
     const char *dtype, *cache;
-    bool began;
-    size_t rows;
     double log_ratio, worst;
 } gemv_table;
 
@@ -115,74 +113,67 @@ static vptq_status take_options(const vptq_cli *cli, const gemv_command *c, vptq
 
 /* ---- the table ---- */
 
-enum { COLUMNS = 10 };
-static const vptq_cli_column columns[COLUMNS] = {{.name = "batch_size"},
-                                                 {.name = "in_features"},
-                                                 {.name = "out_features"},
-                                                 {.name = "main_centroids"},
-                                                 {.name = "residual_centroids"},
-                                                 {.name = "vptq (ms)"},
-                                                 {.name = "dense (ms)"},
-                                                 {.name = "ratio"},
-                                                 {.name = "GB/s"},
-                                                 {.name = "floor"}};
+/* A row of the benchmark and its conditions. */
+typedef struct gemv_line {
+    vptq_gemv_row r;
+    const char *dtype, *cache;
+} gemv_line;
 
-static void print_text(int format, const vptq_gemv_row *r)
-{
-    char cell[COLUMNS][CLI_CELL];
-    const uint32_t numbers[] = {r->batch, r->in_features, r->out_features, r->k, r->k_res};
-    for (int i = 0; i < 5; i++)
-        snprintf(cell[i], CLI_CELL, "%" PRIu32, numbers[i]);
-    snprintf(cell[5], CLI_CELL, "%.4f", r->time_us / 1000);
-    snprintf(cell[6], CLI_CELL, "%.4f", r->dense_us / 1000);
-    snprintf(cell[7], CLI_CELL, "%.2f", r->ratio);
-    snprintf(cell[8], CLI_CELL, "%.1f", r->gb_per_second);
-    snprintf(cell[9], CLI_CELL, "%.2f", r->floor_fraction);
-    vptq_cli_table_row(format, columns, COLUMNS, cell);
-}
+enum { TABLE = VPTQ_IN_TEXT | VPTQ_IN_CSV | VPTQ_IN_MD };
 
-static void print_json(const gemv_table *t, const vptq_gemv_row *r)
-{
-    vptq_cli_json j;
-    vptq_cli_json_begin(&j);
-    vptq_cli_json_u64(&j, "in_features", r->in_features);
-    vptq_cli_json_u64(&j, "out_features", r->out_features);
-    vptq_cli_json_u64(&j, "v", r->v);
-    vptq_cli_json_u64(&j, "k", r->k);
-    vptq_cli_json_u64(&j, "k_res", r->k_res);
-    vptq_cli_json_u64(&j, "batch", r->batch);
-    vptq_cli_json_str(&j, "dtype", t->dtype);
-    vptq_cli_json_str(&j, "cache", t->cache);
-    vptq_cli_json_f64(&j, "time_us", r->time_us);
-    vptq_cli_json_f64(&j, "time_p10_us", r->time_p10_us);
-    vptq_cli_json_f64(&j, "time_p90_us", r->time_p90_us);
-    vptq_cli_json_f64(&j, "dense_us", r->dense_us);
-    vptq_cli_json_f64(&j, "dense_half_us", r->half_us);
-    vptq_cli_json_f64(&j, "dense_library_us", r->library_us);
-    vptq_cli_json_f64(&j, "ratio", r->ratio);
-    vptq_cli_json_f64(&j, "gb_per_second", r->gb_per_second);
-    vptq_cli_json_f64(&j, "floor_fraction", r->floor_fraction);
-    vptq_cli_json_u64(&j, "packed_bytes", r->packed_bytes);
-    vptq_cli_json_u64(&j, "dense_half_bytes", r->half_bytes);
-    vptq_cli_json_end(&j);
-}
+/* Columns of the table, with the names of the published ones; CSV has the same digits. */
+#define IN_TABLE(title, field)                                                                 \
+    {                                                                                          \
+        .name = title, field, .formats = TABLE                                                 \
+    }
+#define REAL_IN_TABLE(title, field, digits, unit)                                              \
+    {                                                                                          \
+        .name = title, VPTQ_REAL(gemv_line, field), .decimals = digits, .scale = unit,         \
+        .fixed = VPTQ_IN_CSV, .formats = TABLE                                                 \
+    }
+/* A key of the JSON rows. */
+#define IN_JSON(key, field)                                                                    \
+    {                                                                                          \
+        .name = key, field, .formats = VPTQ_IN_JSON                                            \
+    }
+
+static const vptq_column columns[] = {
+    IN_TABLE("batch_size", VPTQ_INTEGER(gemv_line, r.batch)),
+    {.name = "in_features", VPTQ_INTEGER(gemv_line, r.in_features)},
+    {.name = "out_features", VPTQ_INTEGER(gemv_line, r.out_features)},
+    IN_JSON("v", VPTQ_INTEGER(gemv_line, r.v)),
+    IN_JSON("k", VPTQ_INTEGER(gemv_line, r.k)),
+    IN_JSON("k_res", VPTQ_INTEGER(gemv_line, r.k_res)),
+    IN_JSON("batch", VPTQ_INTEGER(gemv_line, r.batch)),
+    IN_JSON("dtype", VPTQ_TEXT(gemv_line, dtype)),
+    IN_JSON("cache", VPTQ_TEXT(gemv_line, cache)),
+    IN_JSON("time_us", VPTQ_REAL(gemv_line, r.time_us)),
+    IN_JSON("time_p10_us", VPTQ_REAL(gemv_line, r.time_p10_us)),
+    IN_JSON("time_p90_us", VPTQ_REAL(gemv_line, r.time_p90_us)),
+    IN_JSON("dense_us", VPTQ_REAL(gemv_line, r.dense_us)),
+    IN_JSON("dense_half_us", VPTQ_REAL(gemv_line, r.half_us)),
+    IN_JSON("dense_library_us", VPTQ_REAL(gemv_line, r.library_us)),
+    IN_JSON("ratio", VPTQ_REAL(gemv_line, r.ratio)),
+    IN_JSON("gb_per_second", VPTQ_REAL(gemv_line, r.gb_per_second)),
+    IN_JSON("floor_fraction", VPTQ_REAL(gemv_line, r.floor_fraction)),
+    IN_JSON("packed_bytes", VPTQ_INTEGER(gemv_line, r.packed_bytes)),
+    IN_JSON("dense_half_bytes", VPTQ_INTEGER(gemv_line, r.half_bytes)),
+    IN_TABLE("main_centroids", VPTQ_INTEGER(gemv_line, r.k)),
+    IN_TABLE("residual_centroids", VPTQ_INTEGER(gemv_line, r.k_res)),
+    REAL_IN_TABLE("vptq (ms)", r.time_us, 4, 1e-3),
+    REAL_IN_TABLE("dense (ms)", r.dense_us, 4, 1e-3),
+    REAL_IN_TABLE("ratio", r.ratio, 2, 1),
+    REAL_IN_TABLE("GB/s", r.gb_per_second, 1, 1),
+    REAL_IN_TABLE("floor", r.floor_fraction, 2, 1)};
 
 static vptq_status print_row(void *arg, const vptq_gemv_row *row, vptq_err *err)
 {
     gemv_table *t = arg;
-    const int format = t->cli->common.format;
+    const gemv_line line = {*row, t->dtype, t->cache};
     (void)err;
-    t->rows++;
     t->log_ratio += log(row->ratio);
     t->worst = row->ratio > t->worst ? row->ratio : t->worst;
-    if (format == CLI_JSON) {
-        print_json(t, row);
-    } else {
-        if (!t->began)
-            vptq_cli_table_head(format, columns, COLUMNS);
-        t->began = true;
-        print_text(format, row);
-    }
+    vptq_print_row(&t->printer, &line);
     fflush(stdout); /* a table takes minutes */
     return VPTQ_OK;
 }
@@ -197,7 +188,9 @@ static int run_gemv(vptq_cli *cli, const gemv_command *c)
     vptq_arena arena;
     char about[256];
     static const char *const caches[] = {"cold", "warm", "chain"};
-    gemv_table t = {.cli = cli, .dtype = c->dtype ? "bf16" : "f16", .cache = caches[c->cache]};
+    gemv_table t = {.printer = vptq_cli_printer(cli, VPTQ_COLUMNS(columns)),
+                    .dtype = c->dtype ? "bf16" : "f16",
+                    .cache = caches[c->cache]};
     vptq_arena_init(&arena, cli->ctx.mem);
     VPTQ_TRY(take_options(cli, c, &arena, &plan, &err));
     VPTQ_TRY(vptq_device_open(&cli->ctx, cli->common.backend, &dev, &err));
@@ -207,7 +200,7 @@ static int run_gemv(vptq_cli *cli, const gemv_command *c)
     VPTQ_TRY(vptq_eval_gemv(&dev, &plan.options, print_row, &t, &err));
     if (cli->common.format == CLI_TEXT)
         printf("geometric mean of the ratio %.3f, largest %.2f (%zu rows, %s%s)\n",
-               exp(t.log_ratio / (double)t.rows), t.worst, t.rows, t.cache,
+               exp(t.log_ratio / (double)t.printer.rows), t.worst, t.printer.rows, t.cache,
                c->cache == VPTQ_GEMV_CHAIN ? "" : " caches");
 out:
     if (has_dev)

@@ -42,6 +42,14 @@ static void take_text(void *arg, const char *text, size_t len)
     }
 }
 
+/* What is printed of a prompt and its continuation. */
+typedef struct generate_row {
+    const char *prompt, *text, *model, *reason;
+    size_t tokens;
+    vptq_id_list ids;
+    vptq_generate_result r;
+} generate_row;
+
 static void print_generated(const generate_command *c, generated *g, const char *prompt,
                             const vptq_generate_result *r)
 {
@@ -51,18 +59,24 @@ static void print_generated(const generate_command *c, generated *g, const char 
         fflush(stdout);
         return;
     }
-    vptq_cli_json j;
-    vptq_cli_json_begin(&j);
-    vptq_cli_json_str(&j, "prompt", prompt);
-    vptq_cli_json_str(&j, "text", g->text.len ? g->text.data : "");
-    vptq_cli_json_u64(&j, "tokens", r->prompt_tokens + r->new_tokens);
-    vptq_cli_json_u64(&j, "prompt_tokens", r->prompt_tokens);
-    vptq_cli_json_u64(&j, "new_tokens", r->new_tokens);
-    vptq_cli_json_f64(&j, "tokens_per_second", r->tokens_per_second);
-    vptq_cli_json_f64(&j, "prompt_tokens_per_second", r->prompt_tokens_per_second);
-    vptq_cli_json_str(&j, "stop_reason", vptq_stop_reason_name(r->reason));
-    vptq_cli_json_str(&j, "model", c->model);
-    vptq_cli_json_end(&j);
+    const generate_row row = {.prompt = prompt,
+                              .text = g->text.len ? g->text.data : "",
+                              .model = c->model,
+                              .reason = vptq_stop_reason_name(r->reason),
+                              .tokens = r->prompt_tokens + r->new_tokens,
+                              .r = *r};
+    static const vptq_column columns[] = {
+        {.name = "prompt", VPTQ_TEXT(generate_row, prompt)},
+        {.name = "text", VPTQ_TEXT(generate_row, text)},
+        {.name = "tokens", VPTQ_INTEGER(generate_row, tokens)},
+        {.name = "prompt_tokens", VPTQ_INTEGER(generate_row, r.prompt_tokens)},
+        {.name = "new_tokens", VPTQ_INTEGER(generate_row, r.new_tokens)},
+        {.name = "tokens_per_second", VPTQ_REAL(generate_row, r.tokens_per_second)},
+        {.name = "prompt_tokens_per_second",
+         VPTQ_REAL(generate_row, r.prompt_tokens_per_second)},
+        {.name = "stop_reason", VPTQ_TEXT(generate_row, reason)},
+        {.name = "model", VPTQ_TEXT(generate_row, model)}};
+    vptq_print_object(stdout, VPTQ_COLUMNS(columns), &row);
 }
 
 /* ---- the prompt ---- */
@@ -145,13 +159,14 @@ static void show_prompt(const vptq_cli *cli, const generate_command *c, const vp
                         const vptq_ids *ids)
 {
     if (cli->common.format == CLI_JSON) {
-        vptq_cli_json j;
-        vptq_cli_json_begin(&j);
-        vptq_cli_json_str(&j, "prompt", prompt->data);
-        vptq_cli_json_u64(&j, "prompt_tokens", ids->count);
-        vptq_cli_json_ids(&j, "ids", ids->data, ids->count);
-        vptq_cli_json_str(&j, "model", c->model);
-        vptq_cli_json_end(&j);
+        static const vptq_column columns[] = {
+            {.name = "prompt", VPTQ_TEXT(generate_row, prompt)},
+            {.name = "prompt_tokens", VPTQ_INTEGER(generate_row, ids.count)},
+            {.name = "ids", VPTQ_IDS(generate_row, ids)},
+            {.name = "model", VPTQ_TEXT(generate_row, model)}};
+        const generate_row row = {
+            .prompt = prompt->data, .model = c->model, .ids = {ids->data, ids->count}};
+        vptq_print_object(stdout, VPTQ_COLUMNS(columns), &row);
         return;
     }
     printf("%s\n%zu tokens:", prompt->data, ids->count);

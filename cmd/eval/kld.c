@@ -35,108 +35,129 @@ static void print_kld_window(void *arg, uint64_t window, double kld, uint64_t to
 
 /* ---- results ---- */
 
-/* "p99_kld" and the like. */
-static void json_levels(vptq_cli_json *j, const char *of, const vptq_kld_level *levels,
-                        const double *values, size_t count)
-{
-    char key[32];
-    for (size_t i = 0; i < count; i++) {
-        snprintf(key, sizeof key, "%s_%s", levels[i].name, of);
-        vptq_cli_json_f64(j, key, values[i]);
+/* What is measured, planned or saved, and the options that it came from. */
+typedef struct kld_row {
+    const char *model, *base, *base_file, *protocol, *fingerprint;
+    vptq_kld_result r;
+} kld_row;
+
+/* A key of JSON only. */
+#define KEY(key, field)                                                                        \
+    {                                                                                          \
+        .name = key, field, .formats = VPTQ_IN_JSON                                            \
     }
-}
-
-static const char *protocol_name(const vptq_kld_result *r)
-{
-    return r->protocol == VPTQ_PPL_LLAMA_CPP ? "llama.cpp" : "gptq";
-}
-
-static void print_json(const kld_command *c, const vptq_kld_result *r)
-{
-    vptq_cli_json j;
-    vptq_cli_json_begin(&j);
-    vptq_cli_json_f64(&j, "mean_kld", r->mean_kld);
-    vptq_cli_json_f64(&j, "kld_stderr", r->kld_stderr);
-    json_levels(&j, "kld", vptq_kld_levels, r->kld, VPTQ_KLD_LEVELS);
-    vptq_cli_json_f64(&j, "same_top1", r->same_top1);
-    vptq_cli_json_f64(&j, "same_top1_stderr", r->same_top1_stderr);
-    vptq_cli_json_f64(&j, "ppl", r->ppl);
-    vptq_cli_json_f64(&j, "ppl_stderr", r->ppl_stderr);
-    vptq_cli_json_f64(&j, "ppl_base", r->ppl_base);
-    vptq_cli_json_f64(&j, "ppl_base_stderr", r->ppl_base_stderr);
-    vptq_cli_json_f64(&j, "ln_ppl_correlation", r->ln_ppl_correlation);
-    vptq_cli_json_f64(&j, "ln_ppl_ratio", r->ln_ppl_ratio);
-    vptq_cli_json_f64(&j, "ln_ppl_ratio_stderr", r->ln_ppl_ratio_stderr);
-    vptq_cli_json_f64(&j, "ppl_ratio", r->ppl_ratio);
-    vptq_cli_json_f64(&j, "ppl_ratio_stderr", r->ppl_ratio_stderr);
-    vptq_cli_json_f64(&j, "ppl_difference", r->ppl_difference);
-    vptq_cli_json_f64(&j, "ppl_difference_stderr", r->ppl_difference_stderr);
-    vptq_cli_json_f64(&j, "mean_delta_p", r->mean_delta_p);
-    vptq_cli_json_f64(&j, "delta_p_stderr", r->delta_p_stderr);
-    json_levels(&j, "delta_p", vptq_delta_levels, r->delta_p, VPTQ_DELTA_LEVELS);
-    vptq_cli_json_f64(&j, "rms_delta_p", r->rms_delta_p);
-    vptq_cli_json_f64(&j, "rms_delta_p_stderr", r->rms_delta_p_stderr);
-    vptq_cli_json_u64(&j, "tokens", r->tokens);
-    vptq_cli_json_u64(&j, "windows", r->windows);
-    vptq_cli_json_u64(&j, "context", r->context);
-    vptq_cli_json_str(&j, "protocol", protocol_name(r));
-    vptq_cli_json_f64(&j, "seconds", r->seconds);
-    vptq_cli_json_f64(&j, "base_tail", r->base_tail);
-    vptq_cli_json_str(&j, "model", c->model);
-    vptq_cli_json_str(&j, "base", c->base ? c->base : r->base_name);
-    vptq_cli_json_str(&j, "base_file", c->base_file);
-    vptq_cli_json_str(&j, "base_fingerprint",
-                      r->base_fingerprint[0] ? r->base_fingerprint : NULL);
-    vptq_cli_json_end(&j);
-}
-
-/* "99.9 %", "median", "maximum". */
-static void level_title(char title[16], double quantile)
-{
-    if (quantile == 0 || quantile == 1)
-        snprintf(title, 16, "%s", quantile > 0 ? "maximum" : "minimum");
-    else if (quantile == 0.5)
-        snprintf(title, 16, "median");
-    else
-        snprintf(title, 16, "%.1f %%", 100 * quantile);
-}
-
-static void print_levels(const char *of, const vptq_kld_level *levels, const double *values,
-                         size_t count, double unit, int decimals, const char *name)
-{
-    char title[16];
-    for (size_t i = 0; i < count; i++) {
-        level_title(title, levels[i].quantile);
-        printf("%-8s %-21s %10.*f%s\n", title, of, decimals, unit * values[i], name);
+/* A figure: key, title, member, decimals, and scale and unit for people. */
+#define FIGURE(key, text, member, digits, factor, suffix, ...)                                 \
+    {                                                                                          \
+        .name = key, .title = text, VPTQ_REAL(kld_row, r.member), .decimals = digits,          \
+        .scale = factor, .unit = suffix, .width = 10, __VA_ARGS__                              \
     }
+#define LEVEL(key, text, member)  FIGURE(key, text " divergence", member, 6, 1, NULL, .needs = 0)
+#define CHANGE(key, text, member) FIGURE(key, text " change", member, 3, 100, " %", .needs = 0)
+/* A figure with the key and the member of its standard error. */
+#define ESTIMATE(key, text, member, error_key, error, digits, factor, suffix)                  \
+    FIGURE(key, text, member, digits, factor, suffix,                                          \
+           .deviation = offsetof(kld_row, r.error)),                                           \
+        KEY(error_key, VPTQ_REAL(kld_row, r.error))
+#define NATS(key, text, member, error_key, error)                                              \
+    ESTIMATE(key, text, member, error_key, error, 6, 1, NULL)
+#define PERCENT(key, text, member, error_key, error)                                           \
+    ESTIMATE(key, text, member, error_key, error, 3, 100, " %")
+
+/* The keys of a comparison in order; people see the sections in another one. */
+static const vptq_column divergence[] = {
+    NATS("mean_kld", "mean     divergence", mean_kld, "kld_stderr", kld_stderr),
+    LEVEL("max_kld", "maximum ", kld[0]),
+    LEVEL("p999_kld", "99.9 %  ", kld[1]),
+    LEVEL("p99_kld", "99.0 %  ", kld[2]),
+    LEVEL("p95_kld", "95.0 %  ", kld[3]),
+    LEVEL("p90_kld", "90.0 %  ", kld[4]),
+    LEVEL("p50_kld", "median  ", kld[5]),
+    LEVEL("p10_kld", "10.0 %  ", kld[6]),
+    LEVEL("p05_kld", "5.0 %   ", kld[7]),
+    LEVEL("p01_kld", "1.0 %   ", kld[8]),
+    LEVEL("min_kld", "minimum ", kld[9])};
+static const vptq_column same_token[] = {PERCENT("same_top1", "same likeliest token", same_top1,
+                                                 "same_top1_stderr", same_top1_stderr)};
+static const vptq_column perplexity[] = {
+    NATS("ppl", "ppl", ppl, "ppl_stderr", ppl_stderr),
+    NATS("ppl_base", "ppl of the base", ppl_base, "ppl_base_stderr", ppl_base_stderr),
+    FIGURE("ln_ppl_correlation", "correlation of ln ppl", ln_ppl_correlation, 2, 100, " %",
+           .missing = "nan %"),
+    NATS("ln_ppl_ratio", "ln ratio of ppl", ln_ppl_ratio, "ln_ppl_ratio_stderr",
+         ln_ppl_ratio_stderr),
+    NATS("ppl_ratio", "ratio of ppl", ppl_ratio, "ppl_ratio_stderr", ppl_ratio_stderr),
+    NATS("ppl_difference", "difference of ppl", ppl_difference, "ppl_difference_stderr",
+         ppl_difference_stderr)};
+static const vptq_column change[] = {
+    PERCENT("mean_delta_p", "mean     change", mean_delta_p, "delta_p_stderr", delta_p_stderr),
+    CHANGE("max_delta_p", "maximum ", delta_p[0]),
+    CHANGE("p999_delta_p", "99.9 %  ", delta_p[1]),
+    CHANGE("p99_delta_p", "99.0 %  ", delta_p[2]),
+    CHANGE("p95_delta_p", "95.0 %  ", delta_p[3]),
+    CHANGE("p90_delta_p", "90.0 %  ", delta_p[4]),
+    CHANGE("p75_delta_p", "75.0 %  ", delta_p[5]),
+    CHANGE("p50_delta_p", "median  ", delta_p[6]),
+    CHANGE("p25_delta_p", "25.0 %  ", delta_p[7]),
+    CHANGE("p10_delta_p", "10.0 %  ", delta_p[8]),
+    CHANGE("p05_delta_p", "5.0 %   ", delta_p[9]),
+    CHANGE("p01_delta_p", "1.0 %   ", delta_p[10]),
+    CHANGE("p001_delta_p", "0.1 %   ", delta_p[11]),
+    CHANGE("min_delta_p", "minimum ", delta_p[12]),
+    PERCENT("rms_delta_p", "rms      change", rms_delta_p, "rms_delta_p_stderr",
+            rms_delta_p_stderr)};
+static const vptq_column run[] = {KEY("tokens", VPTQ_INTEGER(kld_row, r.tokens)),
+                                  KEY("windows", VPTQ_INTEGER(kld_row, r.windows)),
+                                  KEY("context", VPTQ_INTEGER(kld_row, r.context)),
+                                  KEY("protocol", VPTQ_TEXT(kld_row, protocol)),
+                                  KEY("seconds", VPTQ_REAL(kld_row, r.seconds)),
+                                  KEY("base_tail", VPTQ_REAL(kld_row, r.base_tail)),
+                                  KEY("model", VPTQ_TEXT(kld_row, model)),
+                                  KEY("base", VPTQ_TEXT(kld_row, base)),
+                                  KEY("base_file", VPTQ_TEXT(kld_row, base_file)),
+                                  KEY("base_fingerprint", VPTQ_TEXT(kld_row, fingerprint))};
+static const vptq_column saved[] = {KEY("tokens", VPTQ_INTEGER(kld_row, r.tokens)),
+                                    KEY("windows", VPTQ_INTEGER(kld_row, r.windows)),
+                                    KEY("context", VPTQ_INTEGER(kld_row, r.context)),
+                                    KEY("protocol", VPTQ_TEXT(kld_row, protocol)),
+                                    KEY("seconds", VPTQ_REAL(kld_row, r.seconds)),
+                                    KEY("base", VPTQ_TEXT(kld_row, base)),
+                                    KEY("base_file", VPTQ_TEXT(kld_row, base_file))};
+static const vptq_column planned[] = {KEY("tokens", VPTQ_INTEGER(kld_row, r.tokens)),
+                                      KEY("windows", VPTQ_INTEGER(kld_row, r.windows)),
+                                      KEY("context", VPTQ_INTEGER(kld_row, r.context)),
+                                      KEY("model", VPTQ_TEXT(kld_row, model))};
+
+static void append(vptq_column *columns, size_t *count, const vptq_column *more, size_t n)
+{
+    memcpy(columns + *count, more, n * sizeof *more);
+    *count += n;
 }
 
-static void print_estimate(const char *title, double value, double error, int decimals,
-                           const char *unit)
+static void print_json(const kld_row *row)
 {
-    printf("%-30s %10.*f ± %.*f%s\n", title, decimals, value, decimals, error, unit);
+    vptq_column columns[VPTQ_MAX_COLUMNS];
+    size_t n = 0;
+    append(columns, &n, VPTQ_COLUMNS(divergence));
+    append(columns, &n, VPTQ_COLUMNS(same_token));
+    append(columns, &n, VPTQ_COLUMNS(perplexity));
+    append(columns, &n, VPTQ_COLUMNS(change));
+    append(columns, &n, VPTQ_COLUMNS(run));
+    vptq_print_object(stdout, columns, n, row);
 }
 
 /* As llama.cpp's perplexity tool lays it out. */
-static void print_text(const vptq_kld_result *r)
+static void print_text(const kld_row *row)
 {
+    enum { TITLES = 30 };
+    const vptq_kld_result *r = &row->r;
     printf("perplexity\n");
-    print_estimate("ppl", r->ppl, r->ppl_stderr, 6, "");
-    print_estimate("ppl of the base", r->ppl_base, r->ppl_base_stderr, 6, "");
-    printf("%-30s %10.2f %%\n", "correlation of ln ppl", 100 * r->ln_ppl_correlation);
-    print_estimate("ln ratio of ppl", r->ln_ppl_ratio, r->ln_ppl_ratio_stderr, 6, "");
-    print_estimate("ratio of ppl", r->ppl_ratio, r->ppl_ratio_stderr, 6, "");
-    print_estimate("difference of ppl", r->ppl_difference, r->ppl_difference_stderr, 6, "");
+    vptq_print_list(stdout, VPTQ_COLUMNS(perplexity), TITLES, row);
     printf("\ndivergence in nats per token\n");
-    print_estimate("mean     divergence", r->mean_kld, r->kld_stderr, 6, "");
-    print_levels("divergence", vptq_kld_levels, r->kld, VPTQ_KLD_LEVELS, 1, 6, "");
+    vptq_print_list(stdout, VPTQ_COLUMNS(divergence), TITLES, row);
     printf("\nchange of the right token's probability\n");
-    print_estimate("mean     change", 100 * r->mean_delta_p, 100 * r->delta_p_stderr, 3, " %");
-    print_levels("change", vptq_delta_levels, r->delta_p, VPTQ_DELTA_LEVELS, 100, 3, " %");
-    print_estimate("rms      change", 100 * r->rms_delta_p, 100 * r->rms_delta_p_stderr, 3,
-                   " %");
-    print_estimate("same likeliest token", 100 * r->same_top1, 100 * r->same_top1_stderr, 3,
-                   " %");
+    vptq_print_list(stdout, VPTQ_COLUMNS(change), TITLES, row);
+    vptq_print_list(stdout, VPTQ_COLUMNS(same_token), TITLES, row);
     printf("\n%" PRIu64 " tokens in %" PRIu64 " windows of %zu, %.1f s\n", r->tokens,
            r->windows, r->context, r->seconds);
     if (r->base_tail > 0)
@@ -145,52 +166,29 @@ static void print_text(const vptq_kld_result *r)
                100 * r->base_tail);
 }
 
-static void print_recorded(const vptq_cli *cli, const kld_command *c, const vptq_kld_result *r)
-{
-    if (cli->common.format != CLI_JSON) {
-        printf("recorded %" PRIu64 " tokens in %" PRIu64 " windows of %zu in %s, %.1f s\n",
-               r->tokens, r->windows, r->context, c->save_base, r->seconds);
-        return;
-    }
-    vptq_cli_json j;
-    vptq_cli_json_begin(&j);
-    vptq_cli_json_u64(&j, "tokens", r->tokens);
-    vptq_cli_json_u64(&j, "windows", r->windows);
-    vptq_cli_json_u64(&j, "context", r->context);
-    vptq_cli_json_str(&j, "protocol", protocol_name(r));
-    vptq_cli_json_f64(&j, "seconds", r->seconds);
-    vptq_cli_json_str(&j, "base", c->base);
-    vptq_cli_json_str(&j, "base_file", c->save_base);
-    vptq_cli_json_end(&j);
-}
-
-/* What is known before a measurement. */
-static void print_plan(const vptq_cli *cli, const kld_command *c, const vptq_kld_result *r)
-{
-    if (cli->common.format == CLI_JSON) {
-        vptq_cli_json j;
-        vptq_cli_json_begin(&j);
-        vptq_cli_json_u64(&j, "tokens", r->tokens);
-        vptq_cli_json_u64(&j, "windows", r->windows);
-        vptq_cli_json_u64(&j, "context", r->context);
-        vptq_cli_json_str(&j, "model", c->model);
-        vptq_cli_json_end(&j);
-        return;
-    }
-    printf("would %s %" PRIu64 " tokens in %" PRIu64 " windows\n",
-           c->model ? "compare" : "record", r->tokens, r->windows);
-}
-
 static void print_result(const vptq_cli *cli, const kld_command *c, const vptq_kld_result *r)
 {
-    if (cli->common.dry_run)
-        print_plan(cli, c, r);
+    const bool json = cli->common.format == CLI_JSON;
+    const kld_row row = {.model = c->model,
+                         .base = c->base ? c->base : r->base_name,
+                         .base_file = c->model ? c->base_file : c->save_base,
+                         .protocol = r->protocol == VPTQ_PPL_LLAMA_CPP ? "llama.cpp" : "gptq",
+                         .fingerprint = r->base_fingerprint[0] ? r->base_fingerprint : NULL,
+                         .r = *r};
+    if (cli->common.dry_run && json)
+        vptq_print_object(stdout, VPTQ_COLUMNS(planned), &row);
+    else if (cli->common.dry_run)
+        printf("would %s %" PRIu64 " tokens in %" PRIu64 " windows\n",
+               c->model ? "compare" : "record", r->tokens, r->windows);
+    else if (!c->model && json)
+        vptq_print_object(stdout, VPTQ_COLUMNS(saved), &row);
     else if (!c->model)
-        print_recorded(cli, c, r);
-    else if (cli->common.format == CLI_JSON)
-        print_json(c, r);
+        printf("recorded %" PRIu64 " tokens in %" PRIu64 " windows of %zu in %s, %.1f s\n",
+               r->tokens, r->windows, r->context, c->save_base, r->seconds);
+    else if (json)
+        print_json(&row);
     else
-        print_text(r);
+        print_text(&row);
 }
 
 /* ---- the run ---- */

@@ -117,25 +117,50 @@ out:
 
 /* ---- results ---- */
 
-static void print_json(const ppl_command *c, const char *name, const vptq_ppl_result *r)
-{
-    vptq_cli_json j;
-    vptq_cli_json_begin(&j);
-    vptq_cli_json_f64(&j, "ppl", r->ppl);
-    vptq_cli_json_f64(&j, "ppl_stderr", r->ppl_stderr);
-    vptq_cli_json_f64(&j, "nll", r->nll);
-    vptq_cli_json_f64(&j, "bits_per_byte", r->bits_per_byte);
-    vptq_cli_json_u64(&j, "tokens", r->tokens);
-    vptq_cli_json_u64(&j, "windows", r->windows);
-    vptq_cli_json_u64(&j, "skipped", r->skipped);
-    vptq_cli_json_u64(&j, "context", r->context);
-    vptq_cli_json_f64(&j, "seconds", r->seconds);
-    vptq_cli_json_f64(&j, "tokens_per_second", r->tokens_per_second);
-    vptq_cli_json_f64(&j, "bits_per_weight", r->bits_per_weight);
-    vptq_cli_json_str(&j, "text", name);
-    vptq_cli_json_str(&j, "model", c->model);
-    vptq_cli_json_end(&j);
-}
+/* A measurement and its names. */
+typedef struct ppl_row {
+    const char *text, *model;
+    vptq_ppl_result r;
+} ppl_row;
+
+enum { TABLE = VPTQ_IN_TEXT | VPTQ_IN_CSV | VPTQ_IN_MD };
+/* What columns need: a measurement, not a plan. */
+enum { MEASURED = 1, PLANNED = 2 };
+
+#define FIGURE(key, member, digits, bits)                                                      \
+    {                                                                                          \
+        .name = key, VPTQ_REAL(ppl_row, member), .decimals = digits, .fixed = VPTQ_IN_CSV,     \
+        .width = 9, .needs = bits                                                              \
+    }
+#define COUNT(key, member)                                                                     \
+    {                                                                                          \
+        .name = key, VPTQ_INTEGER(ppl_row, member), .width = 8                                 \
+    }
+#define NAME(key, member, where, bits)                                                         \
+    {                                                                                          \
+        .name = key, VPTQ_TEXT(ppl_row, member), .formats = where, .needs = bits               \
+    }
+
+enum { TEXT_COLUMN };
+static const vptq_column columns[] = {
+    [TEXT_COLUMN] = NAME("text", text, TABLE, 0),
+    NAME("text", text, VPTQ_IN_JSON, PLANNED),
+    FIGURE("ppl", r.ppl, 4, MEASURED),
+    FIGURE("ppl_stderr", r.ppl_stderr, 4, MEASURED),
+    FIGURE("nll", r.nll, 6, MEASURED),
+    FIGURE("bits_per_byte", r.bits_per_byte, 4, MEASURED),
+    COUNT("tokens", r.tokens),
+    COUNT("windows", r.windows),
+    COUNT("skipped", r.skipped),
+    COUNT("context", r.context),
+    {.name = "seconds",
+     VPTQ_REAL(ppl_row, r.seconds),
+     .formats = VPTQ_IN_JSON,
+     .needs = MEASURED},
+    FIGURE("tokens_per_second", r.tokens_per_second, 1, MEASURED),
+    FIGURE("bits_per_weight", r.bits_per_weight, 4, 0),
+    NAME("text", text, VPTQ_IN_JSON, MEASURED),
+    NAME("model", model, VPTQ_IN_JSON, 0)};
 
 static void print_text(const ppl_command *c, const vptq_ppl_result *r)
 {
@@ -151,85 +176,40 @@ static void print_text(const ppl_command *c, const vptq_ppl_result *r)
     printf("%.1f s, %.0f tokens per second\n", r->seconds, r->tokens_per_second);
 }
 
-enum { PPL_COLUMNS = 11 };
-
-static void print_row(int format, const vptq_cli_column *columns, const char *name,
-                      const vptq_ppl_result *r)
+/* As wide as the longest name in text. */
+static void print_row(const vptq_cli *cli, const ppl_command *c, size_t i, const ppl_row *row)
 {
-    char cell[PPL_COLUMNS][CLI_CELL];
-    const char *cells[PPL_COLUMNS] = {name};
-    const uint64_t counts[] = {r->tokens, r->windows, r->skipped, r->context};
-    snprintf(cell[1], CLI_CELL, "%.4f", r->ppl);
-    snprintf(cell[2], CLI_CELL, "%.4f", r->ppl_stderr);
-    snprintf(cell[3], CLI_CELL, "%.6f", r->nll);
-    snprintf(cell[4], CLI_CELL, "%.4f", r->bits_per_byte);
-    if (isnan(r->bits_per_byte))
-        snprintf(cell[4], CLI_CELL, "%s", format == CLI_CSV ? "" : "-");
-    for (int i = 0; i < 4; i++)
-        snprintf(cell[5 + i], CLI_CELL, "%" PRIu64, counts[i]);
-    snprintf(cell[9], CLI_CELL, "%.1f", r->tokens_per_second);
-    snprintf(cell[10], CLI_CELL, "%.4f", r->bits_per_weight);
-    for (int i = 1; i < PPL_COLUMNS; i++)
-        cells[i] = cell[i];
-    vptq_cli_table_texts(format, columns, PPL_COLUMNS, cells);
-}
-
-/* A row of the table, with the head in front of the first one. */
-static void print_table(const vptq_cli *cli, const ppl_command *c, size_t i,
-                        const vptq_ppl_result *r)
-{
-    vptq_cli_column columns[PPL_COLUMNS] = {
-        {.name = "text"},           {.name = "ppl", .width = 10},
-        {.name = "ppl_stderr"},     {.name = "nll", .width = 9},
-        {.name = "bits_per_byte"},  {.name = "tokens", .width = 8},
-        {.name = "windows"},        {.name = "skipped"},
-        {.name = "context"},        {.name = "tokens_per_second"},
-        {.name = "bits_per_weight"}};
-    size_t width = strlen(columns[0].name);
+    vptq_column shown[sizeof columns / sizeof *columns];
+    memcpy(shown, columns, sizeof columns);
     for (size_t k = 0; k < measurement_count(c); k++) {
-        size_t n = strlen(measurement_name(c, k));
-        width = n > width ? n : width;
+        const int n = (int)strlen(measurement_name(c, k));
+        shown[TEXT_COLUMN].width = n > shown[TEXT_COLUMN].width ? n : shown[TEXT_COLUMN].width;
     }
-    columns[0].width = -(int)width;
-    if (i == 0)
-        vptq_cli_table_head(cli->common.format, columns, PPL_COLUMNS);
-    print_row(cli->common.format, columns, measurement_name(c, i), r);
+    vptq_printer p = vptq_cli_printer(cli, VPTQ_COLUMNS(shown));
+    p.has = cli->common.dry_run ? PLANNED : MEASURED;
+    p.rows = i;
+    vptq_print_row(&p, row);
 }
 
-/* What is known before a measurement. */
-static void print_plan(const vptq_cli *cli, const ppl_command *c, const char *name,
-                       const vptq_ppl_result *r)
+static void print_plan(const ppl_command *c, const ppl_row *row)
 {
-    if (cli->common.format == CLI_JSON) {
-        vptq_cli_json j;
-        vptq_cli_json_begin(&j);
-        vptq_cli_json_str(&j, "text", name);
-        vptq_cli_json_u64(&j, "tokens", r->tokens);
-        vptq_cli_json_u64(&j, "windows", r->windows);
-        vptq_cli_json_u64(&j, "skipped", r->skipped);
-        vptq_cli_json_u64(&j, "context", r->context);
-        vptq_cli_json_f64(&j, "bits_per_weight", r->bits_per_weight);
-        vptq_cli_json_str(&j, "model", c->model);
-        vptq_cli_json_end(&j);
-        return;
-    }
-    const bool several = measurement_count(c) > 1;
-    printf("%s%swould score %" PRIu64 " tokens in %" PRIu64 " %s\n", several ? name : "",
-           several ? ": " : "", r->tokens, r->windows, c->documents ? "documents" : "windows");
+    if (measurement_count(c) > 1)
+        printf("%s: ", row->text);
+    printf("would score %" PRIu64 " tokens in %" PRIu64 " %s\n", row->r.tokens, row->r.windows,
+           c->documents ? "documents" : "windows");
 }
 
 static void print_result(const vptq_cli *cli, const ppl_command *c, size_t i,
                          const vptq_ppl_result *r)
 {
-    size_t count = measurement_count(c);
-    if (cli->common.dry_run)
-        print_plan(cli, c, measurement_name(c, i), r);
-    else if (cli->common.format == CLI_JSON)
-        print_json(c, measurement_name(c, i), r);
-    else if (cli->common.format == CLI_TEXT && count == 1)
+    const ppl_row row = {.text = measurement_name(c, i), .model = c->model, .r = *r};
+    const int format = cli->common.format;
+    if (cli->common.dry_run && format != CLI_JSON)
+        print_plan(c, &row);
+    else if (format == CLI_TEXT && measurement_count(c) == 1)
         print_text(c, r);
     else
-        print_table(cli, c, i, r);
+        print_row(cli, c, i, &row);
 }
 
 /* ---- the run ---- */

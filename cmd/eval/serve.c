@@ -16,224 +16,188 @@ typedef struct serve_command {
 /* ---- figures of a group ---- */
 
 enum { LATENCY, TTFT, OUTPUT, OVERALL, INPUT, FIGURES };
-static const char *const figure_names[FIGURES] = {"latency", "ttft", "output_throughput",
-                                                  "overall_throughput", "input_throughput"};
-static const char *const figure_titles[FIGURES] = {
-    "latency (s)", "first token (s)", "output tok/s", "overall tok/s", "input tok/s"};
 
-/* Mean and sum of squared differences from it, run by run (Welford). */
-typedef struct group_stats {
-    uint32_t runs;
-    double mean[FIGURES], square[FIGURES];
-    uint64_t peak;
-} group_stats;
+/* One model under one configuration: means and standard deviations over its runs, or what a run
+ * would need. */
+typedef struct serve_row {
+    char group[VPTQ_SERVE_RUN_NAME];
+    const char *model, *config, *kv, *backend;
+    uint32_t batch, input, output, runs, threads;
+    double mean[FIGURES], deviation[FIGURES]; /* the latter NaN for one run */
+    double square[FIGURES]; /* sums of squared differences from the mean (Welford) */
+    uint64_t peak, seed;
+    double bits_per_weight;
+    vptq_serve_need need;
+    char weights[24], cache_and_work[48]; /* mebibytes of `need` */
+} serve_row;
 
-static void add_run(group_stats *g, const vptq_serve_record *r)
+static serve_row make_row(const vptq_serve_record *r)
+{
+    serve_row row = {.model = r->model->name,
+                     .config = r->config->name,
+                     .kv = r->kv == VPTQ_F16 ? "f16" : "f32",
+                     .backend = r->backend,
+                     .batch = r->config->batch,
+                     .input = r->config->input,
+                     .output = r->config->output,
+                     .threads = (uint32_t)r->threads,
+                     .seed = r->seed,
+                     .bits_per_weight = r->bits_per_weight,
+                     .need = r->need};
+    vptq_serve_group(r, row.group);
+    return row;
+}
+
+static void add_run(serve_row *g, const vptq_serve_record *r)
 {
     const double x[FIGURES] = {r->latency, r->ttft, r->output_throughput, r->overall_throughput,
                                r->input_throughput};
     if (r->run == 1)
-        *g = (group_stats){.runs = 0};
+        *g = make_row(r);
     g->runs++;
     for (int i = 0; i < FIGURES; i++) {
         const double from = x[i] - g->mean[i];
         g->mean[i] += from / g->runs;
         g->square[i] += from * (x[i] - g->mean[i]);
+        g->deviation[i] = g->runs > 1 ? sqrt(g->square[i] / (g->runs - 1)) : (double)NAN;
     }
     g->peak = r->peak_memory_bytes > g->peak ? r->peak_memory_bytes : g->peak;
 }
 
-/* The sample's standard deviation; NaN of one run. */
-static double deviation(const group_stats *g, int figure)
-{
-    return g->runs > 1 ? sqrt(g->square[figure] / (g->runs - 1)) : (double)NAN;
-}
-
 /* ---- tables ---- */
 
-enum { FACTS = 6, TEXT_COLUMNS = FACTS + FIGURES + 1, CSV_COLUMNS = FACTS + 2 * FIGURES + 1 };
+enum { PEOPLE = VPTQ_IN_TEXT | VPTQ_IN_MD, PROGRAMS = VPTQ_IN_JSON | VPTQ_IN_CSV };
+
+/* Name for programs, title for people, and member. */
+#define FACT(key, text, field, columns)                                                        \
+    {                                                                                          \
+        .name = key, .title = text, field, .width = columns                                    \
+    }
+#define KEY(key, field)                                                                        \
+    {                                                                                          \
+        .name = key, field, .formats = VPTQ_IN_JSON                                            \
+    }
+/* People see "mean ± deviation", programs two columns. */
+#define FIGURE(key, text, i, digits)                                                           \
+    {.title = text,                                                                            \
+     VPTQ_REAL(serve_row, mean[i]),                                                            \
+     .decimals = digits,                                                                       \
+     .deviation = offsetof(serve_row, deviation[i]),                                           \
+     .width = 19,                                                                              \
+     .formats = PEOPLE},                                                                       \
+        {.name = key "_mean", NINE_DIGITS(serve_row, mean[i])},                                \
+    {                                                                                          \
+        .name = key "_std", NINE_DIGITS(serve_row, deviation[i])                               \
+    }
+#define NINE_DIGITS(row, member)                                                               \
+    VPTQ_REAL(row, member), .decimals = -9, .fixed = VPTQ_IN_CSV, .formats = PROGRAMS
+#define MEBIBYTES .scale = 1 / 0x1p20, .decimals = 1
+
+enum { MODEL_COLUMN = 1, CONFIG_COLUMN };
+
+static const vptq_column table[] = {
+    KEY("group", VPTQ_CHARS(serve_row, group)),
+    FACT("model", NULL, VPTQ_TEXT(serve_row, model), 0),
+    FACT("config", NULL, VPTQ_TEXT(serve_row, config), 0),
+    FACT("batch_size", "batch", VPTQ_INTEGER(serve_row, batch), 6),
+    FACT("input_len", "input", VPTQ_INTEGER(serve_row, input), 6),
+    FACT("output_len", "output", VPTQ_INTEGER(serve_row, output), 6),
+    FACT("runs", NULL, VPTQ_INTEGER(serve_row, runs), 6),
+    FIGURE("latency", "latency (s)", LATENCY, 3),
+    FIGURE("ttft", "first token (s)", TTFT, 3),
+    FIGURE("output_throughput", "output tok/s", OUTPUT, 2),
+    FIGURE("overall_throughput", "overall tok/s", OVERALL, 2),
+    FIGURE("input_throughput", "input tok/s", INPUT, 2),
+    {.name = "peak_memory_bytes",
+     .title = "memory (MiB)",
+     VPTQ_INTEGER(serve_row, peak),
+     MEBIBYTES},
+    KEY("bits_per_weight", VPTQ_REAL(serve_row, bits_per_weight)),
+    KEY("kv", VPTQ_TEXT(serve_row, kv)),
+    KEY("threads", VPTQ_INTEGER(serve_row, threads)),
+    KEY("backend", VPTQ_TEXT(serve_row, backend)),
+    KEY("seed", VPTQ_INTEGER(serve_row, seed))};
+
+/* A column of the plan that JSON does not have, or has under another key. */
+#define IN_PLAN(text, field, columns)                                                          \
+    {                                                                                          \
+        .name = text, field, .width = columns, .align = VPTQ_ALIGN_RIGHT,                      \
+        .formats = PEOPLE | VPTQ_IN_CSV                                                        \
+    }
+static const vptq_column plan[] = {
+    KEY("group", VPTQ_CHARS(serve_row, group)),
+    FACT("model", NULL, VPTQ_TEXT(serve_row, model), 0),
+    FACT("config", NULL, VPTQ_TEXT(serve_row, config), 0),
+    IN_PLAN("batch", VPTQ_INTEGER(serve_row, batch), 6),
+    IN_PLAN("input", VPTQ_INTEGER(serve_row, input), 6),
+    IN_PLAN("output", VPTQ_INTEGER(serve_row, output), 6),
+    KEY("batch_size", VPTQ_INTEGER(serve_row, batch)),
+    KEY("input_len", VPTQ_INTEGER(serve_row, input)),
+    KEY("output_len", VPTQ_INTEGER(serve_row, output)),
+    FACT("runs", NULL, VPTQ_INTEGER(serve_row, runs), 6),
+    IN_PLAN("weights (MiB)", VPTQ_CHARS(serve_row, weights), 13),
+    IN_PLAN("cache and work (MiB)", VPTQ_CHARS(serve_row, cache_and_work), 20),
+    KEY("weight_bytes", VPTQ_INTEGER(serve_row, need.weights)),
+    KEY("cache_bytes", VPTQ_INTEGER(serve_row, need.cache)),
+    KEY("working_bytes", VPTQ_INTEGER(serve_row, need.working))};
+
+enum { MAX_COLUMNS = sizeof table / sizeof *table };
 
 typedef struct serve_table {
-    const vptq_cli *cli;
     const vptq_serve_options *o;
-    group_stats *groups; /* [models] of the configuration at hand */
-    bool began;
+    serve_row *groups; /* [models] of the configuration at hand */
+    vptq_column columns[MAX_COLUMNS];
+    vptq_printer printer;
 } serve_table;
 
-static int name_width(const serve_table *t, bool configs)
+static void widen(vptq_column *c, const char *name)
 {
-    size_t width = strlen(configs ? "config" : "model");
-    const size_t count = configs ? t->o->config_count : t->o->model_count;
-    for (size_t i = 0; i < count; i++) {
-        const size_t n = strlen(configs ? t->o->configs[i].name : t->o->models[i].name);
-        width = n > width ? n : width;
-    }
-    return -(int)width;
+    const int n = (int)strlen(name);
+    c->width = n > c->width ? n : c->width;
 }
 
-static void put_facts(const vptq_serve_record *r, char (*cell)[CLI_CELL])
+/* Copies the columns, with those of names as wide as the longest. */
+static void begin_table(serve_table *t, const vptq_cli *cli, const vptq_serve_options *o,
+                        const vptq_column *columns, size_t count)
 {
-    snprintf(cell[0], CLI_CELL, "%s", r->model->name);
-    snprintf(cell[1], CLI_CELL, "%s", r->config->name);
-    snprintf(cell[2], CLI_CELL, "%" PRIu32, r->config->batch);
-    snprintf(cell[3], CLI_CELL, "%" PRIu32, r->config->input);
-    snprintf(cell[4], CLI_CELL, "%" PRIu32, r->config->output);
-}
-
-static void print_text(serve_table *t, const vptq_serve_record *r, const group_stats *g)
-{
-    const int format = t->cli->common.format;
-    const char *const facts[FACTS] = {"model", "config", "batch", "input", "output", "runs"};
-    vptq_cli_column columns[TEXT_COLUMNS];
-    char cell[TEXT_COLUMNS][CLI_CELL];
-    for (int i = 0; i < FACTS; i++)
-        columns[i] = (vptq_cli_column){facts[i], i < 2 ? name_width(t, i == 1) : 6};
-    for (int i = 0; i < FIGURES; i++)
-        columns[FACTS + i] = (vptq_cli_column){figure_titles[i], 19};
-    columns[FACTS + FIGURES] = (vptq_cli_column){"memory (MiB)", 0};
-    if (!t->began)
-        vptq_cli_table_head(format, columns, TEXT_COLUMNS);
-    put_facts(r, cell);
-    snprintf(cell[5], CLI_CELL, "%" PRIu32, g->runs);
-    for (int i = 0; i < FIGURES; i++) {
-        const int digits = i <= TTFT ? 3 : 2;
-        if (isnan(g->mean[i]))
-            snprintf(cell[FACTS + i], CLI_CELL, "-");
-        else if (g->runs == 1)
-            snprintf(cell[FACTS + i], CLI_CELL, "%.*f", digits, g->mean[i]);
-        else {
-            snprintf(cell[FACTS + i], CLI_CELL, "%.*f ± %.*f", digits, g->mean[i], digits,
-                     deviation(g, i));
-            columns[FACTS + i].width++; /* widths count bytes */
-        }
-    }
-    snprintf(cell[FACTS + FIGURES], CLI_CELL, "%.1f", (double)g->peak / 0x1p20);
-    vptq_cli_table_row(format, columns, TEXT_COLUMNS, cell);
-}
-
-static void put_number(char cell[CLI_CELL], double x)
-{
-    snprintf(cell, CLI_CELL, isfinite(x) ? "%.9g" : "", x);
-}
-
-static void print_csv(serve_table *t, const vptq_serve_record *r, const group_stats *g)
-{
-    const char *const facts[FACTS] = {"model",     "config",     "batch_size",
-                                      "input_len", "output_len", "runs"};
-    vptq_cli_column columns[CSV_COLUMNS];
-    char cell[CSV_COLUMNS][CLI_CELL], name[FIGURES][2][40];
-    for (int i = 0; i < FACTS; i++)
-        columns[i] = (vptq_cli_column){facts[i], 0};
-    put_facts(r, cell);
-    snprintf(cell[5], CLI_CELL, "%" PRIu32, g->runs);
-    for (int i = 0; i < FIGURES; i++) {
-        const int at = FACTS + 2 * i;
-        snprintf(name[i][0], sizeof name[i][0], "%s_mean", figure_names[i]);
-        snprintf(name[i][1], sizeof name[i][1], "%s_std", figure_names[i]);
-        columns[at] = (vptq_cli_column){name[i][0], 0};
-        columns[at + 1] = (vptq_cli_column){name[i][1], 0};
-        put_number(cell[at], g->mean[i]);
-        put_number(cell[at + 1], deviation(g, i));
-    }
-    columns[CSV_COLUMNS - 1] = (vptq_cli_column){"peak_memory_bytes", 0};
-    snprintf(cell[CSV_COLUMNS - 1], CLI_CELL, "%" PRIu64, g->peak);
-    if (!t->began)
-        vptq_cli_table_head(CLI_CSV, columns, CSV_COLUMNS);
-    vptq_cli_table_row(CLI_CSV, columns, CSV_COLUMNS, cell);
-}
-
-static void json_of(vptq_cli_json *j, const vptq_serve_record *r)
-{
-    char group[VPTQ_SERVE_RUN_NAME];
-    vptq_serve_group(r, group);
-    vptq_cli_json_begin(j);
-    vptq_cli_json_str(j, "group", group);
-    vptq_cli_json_str(j, "model", r->model->name);
-    vptq_cli_json_str(j, "config", r->config->name);
-    vptq_cli_json_u64(j, "batch_size", r->config->batch);
-    vptq_cli_json_u64(j, "input_len", r->config->input);
-    vptq_cli_json_u64(j, "output_len", r->config->output);
-}
-
-static void print_json(const vptq_serve_record *r, const group_stats *g)
-{
-    vptq_cli_json j;
-    char name[48];
-    json_of(&j, r);
-    vptq_cli_json_u64(&j, "runs", g->runs);
-    for (int i = 0; i < FIGURES; i++) {
-        snprintf(name, sizeof name, "%s_mean", figure_names[i]);
-        vptq_cli_json_f64(&j, name, g->mean[i]);
-        snprintf(name, sizeof name, "%s_std", figure_names[i]);
-        vptq_cli_json_f64(&j, name, deviation(g, i));
-    }
-    vptq_cli_json_u64(&j, "peak_memory_bytes", g->peak);
-    vptq_cli_json_f64(&j, "bits_per_weight", r->bits_per_weight);
-    vptq_cli_json_str(&j, "kv", r->kv == VPTQ_F16 ? "f16" : "f32");
-    vptq_cli_json_u64(&j, "threads", (uint64_t)r->threads);
-    vptq_cli_json_str(&j, "backend", r->backend);
-    vptq_cli_json_u64(&j, "seed", r->seed);
-    vptq_cli_json_end(&j);
+    t->o = o;
+    memcpy(t->columns, columns, count * sizeof *columns);
+    for (size_t i = 0; i < o->model_count; i++)
+        widen(&t->columns[MODEL_COLUMN], o->models[i].name);
+    for (size_t i = 0; i < o->config_count; i++)
+        widen(&t->columns[CONFIG_COLUMN], o->configs[i].name);
+    t->printer = vptq_cli_printer(cli, t->columns, count);
 }
 
 static vptq_status take_run(void *arg, const vptq_serve_record *r, vptq_err *err)
 {
     serve_table *t = arg;
-    group_stats *g = &t->groups[r->model - t->o->models];
+    serve_row *g = &t->groups[r->model - t->o->models];
     (void)err;
     add_run(g, r);
     if (r->run < t->o->runs)
         return VPTQ_OK;
-    if (t->cli->common.format == CLI_JSON)
-        print_json(r, g);
-    else if (t->cli->common.format == CLI_CSV)
-        print_csv(t, r, g);
-    else
-        print_text(t, r, g);
-    t->began = true;
+    vptq_print_row(&t->printer, g);
     fflush(stdout); /* a table takes long */
     return VPTQ_OK;
 }
 
-/* ---- what would be run ---- */
-
-enum { PLAN_COLUMNS = 8 };
-
-static void print_need(const vptq_serve_options *o, const vptq_serve_record *r, int format,
-                       bool first)
-{
-    static const vptq_cli_column columns[PLAN_COLUMNS] = {
-        {"model", -24}, {"config", -16}, {"batch", 6},          {"input", 6},
-        {"output", 6},  {"runs", 6},     {"weights (MiB)", 13}, {"cache and work (MiB)", 20}};
-    char cell[PLAN_COLUMNS][CLI_CELL];
-    if (format == CLI_JSON) {
-        vptq_cli_json j;
-        json_of(&j, r);
-        vptq_cli_json_u64(&j, "runs", o->runs);
-        vptq_cli_json_u64(&j, "weight_bytes", r->need.weights);
-        vptq_cli_json_u64(&j, "cache_bytes", r->need.cache);
-        vptq_cli_json_u64(&j, "working_bytes", r->need.working);
-        vptq_cli_json_end(&j);
-        return;
-    }
-    put_facts(r, cell);
-    snprintf(cell[5], CLI_CELL, "%" PRIu32, o->runs);
-    snprintf(cell[6], CLI_CELL, "%.1f", (double)r->need.weights / 0x1p20);
-    snprintf(cell[7], CLI_CELL, "%.1f + %.1f", (double)r->need.cache / 0x1p20,
-             (double)r->need.working / 0x1p20);
-    if (first)
-        vptq_cli_table_head(format, columns, PLAN_COLUMNS);
-    vptq_cli_table_row(format, columns, PLAN_COLUMNS, cell);
-}
-
 static vptq_status print_plan(const vptq_cli *cli, const vptq_serve_options *o, vptq_err *err)
 {
+    serve_table t;
     VPTQ_CHECK(vptq_serve_check(&cli->ctx, o, NULL, err));
+    begin_table(&t, cli, o, VPTQ_COLUMNS(plan));
     for (size_t c = 0; c < o->config_count; c++)
         for (size_t m = 0; m < o->model_count; m++) {
             vptq_serve_record r = {.model = &o->models[m], .config = &o->configs[c]};
             VPTQ_CHECK(vptq_serve_need_of(&r.model->model, r.config, o->kv, &r.need, err));
-            print_need(o, &r, cli->common.format, c == 0 && m == 0);
+            serve_row row = make_row(&r);
+            row.runs = o->runs;
+            snprintf(row.weights, sizeof row.weights, "%.1f",
+                     (double)row.need.weights / 0x1p20);
+            snprintf(row.cache_and_work, sizeof row.cache_and_work, "%.1f + %.1f",
+                     (double)row.need.cache / 0x1p20, (double)row.need.working / 0x1p20);
+            vptq_print_row(&t.printer, &row);
         }
     return VPTQ_OK;
 }
@@ -277,7 +241,7 @@ typedef struct serve_job {
     size_t opened;
     vptq_serve_config *configs;
     vptq_serve_log *log;
-    group_stats *groups;
+    serve_row *groups;
     vptq_serve_options o;
 } serve_job;
 
@@ -340,7 +304,8 @@ static int run_serve(vptq_cli *cli, const serve_command *c)
     VPTQ_TRY(vptq_serve_check(&cli->ctx, &j.o, NULL, &err)); /* before a file is touched */
     if (c->output)
         VPTQ_TRY(vptq_serve_log_open(cli->ctx.mem, c->output, cli->common.force, &j.log, &err));
-    serve_table t = {.cli = cli, .o = &j.o, .groups = j.groups};
+    serve_table t = {.groups = j.groups};
+    begin_table(&t, cli, &j.o, VPTQ_COLUMNS(table));
     VPTQ_TRY(vptq_eval_serve(&cli->ctx, &j.o, j.log, take_run, &t, &err));
 out:
     vptq_serve_log_close(j.log);

@@ -55,8 +55,10 @@ typedef struct vptq_column {
     const char *name;  /* key in snake_case, for CSV and JSON */
     const char *title; /* for people; NULL = the name */
     vptq_column_type type;
-    int decimals; /* of a REAL for people; negative: that many significant digits */
-    bool fixed;   /* CSV and JSON show these decimals, too, not every digit */
+    /* Of a REAL, or an INTEGER with a scale, for people; negative: significant digits. */
+    int decimals;
+    unsigned
+        fixed; /* VPTQ_IN_CSV, VPTQ_IN_JSON: these show the same decimals, not every digit */
 
     /* Where the value lies in a row; set by VPTQ_TEXT and its siblings. */
     size_t offset, size;
@@ -66,7 +68,7 @@ typedef struct vptq_column {
      */
     size_t when;
     bool zero_missing; /* 0 is a missing value */
-    double scale;      /* shown is value * scale; 0 = 1.  Makes a REAL of an INTEGER */
+    double scale;      /* where `decimals` count, value * scale is shown; 0 = 1 */
 
     vptq_align align;    /* AUTO: text left, numbers right */
     bool head;           /* names the row: a row header in HTML */

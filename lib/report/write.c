@@ -8,8 +8,13 @@
 #include "lib/base/utf8.h"
 #include "lib/report/table.h"
 
-/* Bytes of a number for people: a double with decimals may have 309 digits. */
-enum { NUMBER_TEXT = 384 };
+/* Bytes of a number for people (a double with decimals may have 309 digits), of a deviation and
+ * a unit, and of them all. */
+enum {
+    NUMBER_TEXT = 384,
+    SUFFIX_TEXT = NUMBER_TEXT + 64,
+    SHOWN_TEXT = NUMBER_TEXT + SUFFIX_TEXT
+};
 
 /* ---- values ---- */
 
@@ -26,24 +31,18 @@ static vptq_cell integer_cell(const vptq_column *c, const void *at)
     }
     if (!value && c->zero_missing)
         return (vptq_cell){.kind = VPTQ_CELL_MISSING};
-    if (c->scale != 0)
-        return (vptq_cell){.kind = VPTQ_CELL_REAL,
-                           .as.real = (double)value * c->scale,
-                           .deviation = (double)NAN};
     return (vptq_cell){.kind = VPTQ_CELL_UNSIGNED, .as.natural = value};
 }
 
 static vptq_cell real_cell(const vptq_column *c, const void *at, const char *row)
 {
-    const double scale = c->scale != 0 ? c->scale : 1;
     double value, deviation = (double)NAN;
     memcpy(&value, at, sizeof value);
     if (isnan(value) || (value == 0 && c->zero_missing))
         return (vptq_cell){.kind = VPTQ_CELL_MISSING};
     if (c->deviation)
         memcpy(&deviation, row + c->deviation, sizeof deviation);
-    return (vptq_cell){
-        .kind = VPTQ_CELL_REAL, .as.real = value * scale, .deviation = deviation * scale};
+    return (vptq_cell){.kind = VPTQ_CELL_REAL, .as.real = value, .deviation = deviation};
 }
 
 static vptq_cell text_cell(const char *text, int kind)
@@ -108,10 +107,9 @@ static bool is_right(const vptq_column *c)
 
 static void format_real(const vptq_column *c, double x, char text[NUMBER_TEXT])
 {
-    if (c->decimals < 0)
-        snprintf(text, NUMBER_TEXT, "%.*g", -c->decimals, x);
-    else
-        snprintf(text, NUMBER_TEXT, "%.*f", c->decimals, x);
+    const int digits = c->decimals < 0 ? -c->decimals : c->decimals;
+    x *= c->scale != 0 ? c->scale : 1;
+    snprintf(text, NUMBER_TEXT, c->decimals < 0 ? "%.*g" : "%.*f", digits, x);
 }
 
 /* The cell for people, without deviation and unit: the text of the cell, or `number`. */
@@ -128,7 +126,10 @@ static const char *cell_value(const vptq_column *c, const vptq_cell *cell,
         snprintf(number, NUMBER_TEXT, "%" PRId64, cell->as.integer);
         return number;
     case VPTQ_CELL_UNSIGNED:
-        snprintf(number, NUMBER_TEXT, "%" PRIu64, cell->as.natural);
+        if (c->scale != 0)
+            format_real(c, (double)cell->as.natural, number);
+        else
+            snprintf(number, NUMBER_TEXT, "%" PRIu64, cell->as.natural);
         return number;
     case VPTQ_CELL_REAL:
         format_real(c, cell->as.real, number);
@@ -139,25 +140,22 @@ static const char *cell_value(const vptq_column *c, const vptq_cell *cell,
 }
 
 /* " ± 0.12", the unit, both or nothing. */
-static void format_suffix(const vptq_column *c, const vptq_cell *cell, char text[NUMBER_TEXT])
+static void format_suffix(const vptq_column *c, const vptq_cell *cell, char text[SUFFIX_TEXT])
 {
-    char number[NUMBER_TEXT - 64] = "";
+    char number[NUMBER_TEXT] = "";
     const bool deviates = cell->kind == VPTQ_CELL_REAL && isfinite(cell->deviation);
+    const char *unit = c->unit && !is_missing(cell) ? c->unit : "";
     if (deviates)
-        snprintf(number, sizeof number, c->decimals < 0 ? " ± %.*g" : " ± %.*f",
-                 c->decimals < 0 ? -c->decimals : c->decimals, cell->deviation);
-    snprintf(text, NUMBER_TEXT, "%s%.60s", number, c->unit && !is_missing(cell) ? c->unit : "");
+        format_real(c, cell->deviation, number);
+    snprintf(text, SUFFIX_TEXT, "%s%s%.40s", deviates ? " ± " : "", number, unit);
 }
 
 /* The cell for people: the text of the cell, or `text`. */
-static const char *shown(const vptq_column *c, const vptq_cell *cell,
-                         char text[2 * NUMBER_TEXT])
+static const char *shown(const vptq_column *c, const vptq_cell *cell, char text[SHOWN_TEXT])
 {
-    char suffix[NUMBER_TEXT];
     const char *value = cell_value(c, cell, text);
-    format_suffix(c, cell, suffix);
-    if (*suffix && value == text)
-        memcpy(text + strlen(text), suffix, strlen(suffix) + 1);
+    if (value == text)
+        format_suffix(c, cell, text + strlen(text));
     return value;
 }
 
@@ -188,17 +186,18 @@ static size_t next_shown(const vptq_sheet *s, size_t i)
 void vptq_sheet_titles(vptq_sheet *s)
 {
     VPTQ_BUG_IF(s->column_count > VPTQ_MAX_COLUMNS);
-    for (size_t i = 0; i < s->column_count; i++) {
+    if (s->format != VPTQ_FORMAT_TEXT)
+        return;
+    for (size_t i = next_shown(s, 0); i < s->column_count; i = next_shown(s, i + 1)) {
         const size_t least = (size_t)s->columns[i].width;
-        const size_t title =
-            text_width(is_shown(s, &s->columns[i]) ? column_title(&s->columns[i]) : "");
+        const size_t title = text_width(column_title(&s->columns[i]));
         s->width[i] = least > title ? least : title;
     }
 }
 
 void vptq_sheet_fit(vptq_sheet *s, const vptq_cell *row)
 {
-    char text[2 * NUMBER_TEXT];
+    char text[SHOWN_TEXT];
     for (size_t i = 0; i < s->column_count; i++) {
         const size_t n = text_width(shown(&s->columns[i], &row[i], text));
         s->width[i] = n > s->width[i] ? n : s->width[i];
@@ -208,7 +207,7 @@ void vptq_sheet_fit(vptq_sheet *s, const vptq_cell *row)
 /* A line of text: the titles, or the cells of a row.  No line ends in spaces. */
 static void write_text(vptq_sheet *s, const vptq_cell *row)
 {
-    char text[2 * NUMBER_TEXT];
+    char text[SHOWN_TEXT];
     size_t pending = 0; /* spaces before the next character */
     for (size_t i = next_shown(s, 0); i < s->column_count; i = next_shown(s, i + 1)) {
         const vptq_column *c = &s->columns[i];
@@ -236,8 +235,10 @@ static void write_csv(vptq_sheet *s, const vptq_cell *row)
             vptq_emit_csv(&s->e, c->name);
         else if (row[i].kind == VPTQ_CELL_BOOL)
             vptq_emit_text(&s->e, row[i].as.boolean ? "true" : "false");
-        else if (row[i].kind == VPTQ_CELL_REAL && !c->fixed)
+        else if (row[i].kind == VPTQ_CELL_REAL && !(c->fixed & VPTQ_IN_CSV))
             vptq_emit_real(&s->e, row[i].as.real);
+        else if (row[i].kind == VPTQ_CELL_UNSIGNED)
+            vptq_emit_format(&s->e, "%" PRIu64, row[i].as.natural);
         else if (!is_missing(&row[i]))
             vptq_emit_csv(&s->e, cell_value(c, &row[i], number));
     }
@@ -287,14 +288,16 @@ static void write_json_value(vptq_emit *e, const vptq_column *c, const vptq_cell
         vptq_emit_text(e, cell->as.boolean ? "true" : "false");
         break;
     case VPTQ_CELL_REAL:
-        if (!c->fixed || !isfinite(cell->as.real)) {
+        if (!(c->fixed & VPTQ_IN_JSON) || !isfinite(cell->as.real)) {
             vptq_emit_real(e, cell->as.real);
             break;
         }
         /* fallthrough */
     case VPTQ_CELL_INTEGER:
-    case VPTQ_CELL_UNSIGNED:
         vptq_emit_text(e, cell_value(c, cell, number));
+        break;
+    case VPTQ_CELL_UNSIGNED:
+        vptq_emit_format(e, "%" PRIu64, cell->as.natural);
         break;
     case VPTQ_CELL_IDS:
         write_ids(e, cell->as.ids);
@@ -334,7 +337,7 @@ static void write_json(vptq_sheet *s, const vptq_cell *row)
 
 static void write_markdown(vptq_sheet *s, const vptq_cell *row)
 {
-    char text[2 * NUMBER_TEXT];
+    char text[SHOWN_TEXT];
     vptq_emit_text(&s->e, "|");
     for (size_t i = next_shown(s, 0); i < s->column_count; i = next_shown(s, i + 1)) {
         const vptq_column *c = &s->columns[i];
@@ -371,7 +374,7 @@ static void emit_breakable(vptq_emit *e, const char *s)
 static void write_html_cell(vptq_emit *e, const vptq_column *c, const vptq_cell *cell)
 {
     enum { SHORT = 14 }; /* bytes of a text that the page never breaks */
-    char number[2 * NUMBER_TEXT];
+    char number[SHOWN_TEXT];
     const char *tag = c->head ? "th" : "td";
     const char *text = is_missing(cell) ? "\xe2\x80\x93" : shown(c, cell, number);
     const char *class = is_right(c)             ? " class=\"n\""
@@ -474,7 +477,7 @@ void vptq_print_object(FILE *out, const vptq_column *columns, size_t column_coun
 void vptq_print_list(FILE *out, const vptq_column *columns, size_t column_count,
                      int title_width, const void *row)
 {
-    char number[NUMBER_TEXT], suffix[NUMBER_TEXT];
+    char number[NUMBER_TEXT], suffix[SUFFIX_TEXT];
     for (size_t i = 0; i < column_count; i++) {
         const vptq_column *c = &columns[i];
         if (c->formats && !(c->formats & VPTQ_IN_TEXT))

@@ -362,32 +362,6 @@ static void test_progress(void **state)
     done(&o);
 }
 
-static int body_json(vptq_cli *cli, const settings *s)
-{
-    vptq_cli_json j;
-    (void)s;
-    vptq_cli_json_begin(&j);
-    vptq_cli_json_str(&j, "text", "a\"b\\c\n\t\xc3\xa9\xff|");
-    vptq_cli_json_str(&j, "none", NULL);
-    vptq_cli_json_u64(&j, "big", UINT64_MAX);
-    vptq_cli_json_f64(&j, "tenth", 0.1);
-    vptq_cli_json_f64(&j, "third", 1.0 / 3);
-    vptq_cli_json_f64(&j, "nan", strtod("nan", NULL));
-    vptq_cli_json_bool(&j, "yes", true);
-    vptq_cli_json_end(&j);
-    return vptq_cli_finish(cli, VPTQ_OK, NULL);
-}
-
-static void test_json(void **state)
-{
-    outcome o = run_body(*state, "-mA", body_json);
-    assert_string_equal(o.out,
-                        "{\"text\": \"a\\\"b\\\\c\\n\\u0009\xc3\xa9\xef\xbf\xbd|\", "
-                        "\"none\": null, \"big\": 18446744073709551615, \"tenth\": 0.1, "
-                        "\"third\": 0.3333333333333333, \"nan\": null, \"yes\": true}\n");
-    done(&o);
-}
-
 #define SCRATCH_TEST(fn)                                                                       \
     cmocka_unit_test_setup_teardown(fn, vtest_scratch_setup, vtest_scratch_teardown)
 
@@ -398,7 +372,6 @@ int main(int argc, char **argv)
         SCRATCH_TEST(test_help),           SCRATCH_TEST(test_version),
         SCRATCH_TEST(test_exit_codes),     SCRATCH_TEST(test_signals),
         SCRATCH_TEST(test_message_levels), SCRATCH_TEST(test_progress),
-        SCRATCH_TEST(test_json),
     };
     /* A tool that finds no such setting starts itself anew with one; this program must not. */
     if (setenv("GOMP_SPINCOUNT", "2000", 0))

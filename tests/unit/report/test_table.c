@@ -165,6 +165,178 @@ static void test_numbers_read_back(void **state)
     vptq_buf_release(&buf);
 }
 
+/* ---- rows of structs ---- */
+
+typedef struct record {
+    char name[16];
+    const char *text;
+    uint32_t small;
+    uint64_t big;
+    double real, error;
+    bool flag, has_real;
+    vptq_id_list ids;
+    vptq_object object;
+    const char *members;
+} record;
+
+enum { EXTRA = 1 };
+#define PEOPLE (VPTQ_IN_TEXT | VPTQ_IN_MD)
+
+static const vptq_column record_columns[] = {
+    {.name = "name", VPTQ_CHARS(record, name), .width = 6},
+    {.name = "text", .title = "Text", VPTQ_TEXT(record, text), .missing = "none"},
+    {.name = "small", VPTQ_INTEGER(record, small), .zero_missing = true},
+    {.name = "big", VPTQ_INTEGER(record, big), .formats = VPTQ_IN_JSON},
+    {.name = "kilo",
+     VPTQ_INTEGER(record, small),
+     .scale = 1e-3,
+     .decimals = 1,
+     .formats = PEOPLE},
+    {.name = "real",
+     VPTQ_REAL(record, real),
+     .decimals = 2,
+     .deviation = offsetof(record, error),
+     .when = offsetof(record, has_real),
+     .scale = 100,
+     .unit = " %"},
+    {.name = "fixed",
+     VPTQ_REAL(record, real),
+     .decimals = 3,
+     .fixed = VPTQ_IN_CSV | VPTQ_IN_JSON},
+    {.name = "flag", VPTQ_BOOL(record, flag), .needs = EXTRA}};
+
+static record make_record(void)
+{
+    return (record){.name = "a,b",
+                    .text = "x|y",
+                    .small = 1500,
+                    .big = UINT64_MAX,
+                    .real = 0.125,
+                    .error = 0.5,
+                    .has_real = true};
+}
+
+/* Prints a full row and one of missing values. */
+static char *print_records(vptq_format format, unsigned has)
+{
+    const record rows[] = {make_record(), {.real = (double)NAN}};
+    char *text = NULL;
+    size_t size;
+    FILE *out = open_memstream(&text, &size);
+    assert_non_null(out);
+    vptq_printer p = vptq_printer_make(out, format, VPTQ_COLUMNS(record_columns));
+    p.has = has;
+    for (size_t i = 0; i < 2; i++)
+        vptq_print_row(&p, &rows[i]);
+    assert_int_equal(p.rows, 2);
+    assert_int_equal(fclose(out), 0);
+    return text;
+}
+
+static void assert_printed(vptq_format format, unsigned has, const char *expected)
+{
+    char *text = print_records(format, has);
+    assert_string_equal(text, expected);
+    free(text);
+}
+
+static void test_printed_rows(void **state)
+{
+    (void)state;
+    assert_printed(VPTQ_FORMAT_TEXT, 0,
+                   "name    Text  small  kilo  real  fixed\n"
+                   "a,b     x|y    1500   1.5  12.50 ± 50.00 %  0.125\n"
+                   "-       none      -   0.0     -      -\n");
+    assert_printed(VPTQ_FORMAT_CSV, EXTRA,
+                   "name,text,small,real,fixed,flag\n"
+                   "\"a,b\",x|y,1500,0.125,0.125,false\n"
+                   ",,,,,false\n");
+    assert_printed(VPTQ_FORMAT_MD, EXTRA,
+                   "| name | Text | small | kilo | real | fixed | flag |\n"
+                   "| --- | --- | ---: | ---: | ---: | ---: | --- |\n"
+                   "| a,b | x\\|y | 1500 | 1.5 | 12.50 ± 50.00 % | 0.125 | no |\n"
+                   "| - | none | - | 0.0 | - | - | no |\n");
+    assert_printed(VPTQ_FORMAT_JSON, EXTRA,
+                   "{\"name\": \"a,b\", \"text\": \"x|y\", \"small\": 1500, "
+                   "\"big\": 18446744073709551615, \"real\": 0.125, \"fixed\": 0.125, "
+                   "\"flag\": false}\n"
+                   "{\"name\": null, \"text\": null, \"small\": null, \"big\": 0, "
+                   "\"fixed\": null, \"flag\": false}\n");
+}
+
+/* Columns are as wide as the content of all rows. */
+static void test_printed_together(void **state)
+{
+    const record rows[] = {{.name = "a", .text = "short"},
+                           {.name = "b", .text = "a longer one"}};
+    char *text = NULL;
+    size_t size;
+    FILE *out = open_memstream(&text, &size);
+    (void)state;
+    assert_non_null(out);
+    vptq_printer p = vptq_printer_make(out, VPTQ_FORMAT_TEXT, record_columns, 3);
+    vptq_print_rows(&p, rows, 2, sizeof *rows);
+    assert_int_equal(fclose(out), 0);
+    assert_string_equal(text, "name    Text          small\n"
+                              "a       short             -\n"
+                              "b       a longer one      -\n");
+    free(text);
+}
+
+static void test_printed_object(void **state)
+{
+    static const vptq_column inner[] = {{.name = "real", VPTQ_REAL(record, real)},
+                                        {.name = "nan", VPTQ_REAL(record, error)}};
+    static const vptq_column columns_of[] = {{VPTQ_MEMBERS(record, members)},
+                                             {.name = "text", VPTQ_TEXT(record, text)},
+                                             {.name = "ids", VPTQ_IDS(record, ids)},
+                                             {.name = "inner", VPTQ_OBJECT(record, object)},
+                                             {.name = "yes", VPTQ_BOOL(record, flag)}};
+    static const int32_t ids[] = {7, -1};
+    char *text = NULL;
+    size_t size;
+    FILE *out = open_memstream(&text, &size);
+    record r = {.text = "a\"b\\c\n\t\xc3\xa9\xff|",
+                .members = "{\"x\": 1, \"y\": []}",
+                .ids = {ids, 2},
+                .real = 1.0 / 3,
+                .error = (double)NAN,
+                .flag = true};
+    r.object = (vptq_object){VPTQ_COLUMNS(inner), &r};
+    (void)state;
+    assert_non_null(out);
+    vptq_print_object(out, VPTQ_COLUMNS(columns_of), &r);
+    assert_int_equal(fclose(out), 0);
+    assert_string_equal(text, "{\"x\": 1, \"y\": [], "
+                              "\"text\": \"a\\\"b\\\\c\\n\\u0009\xc3\xa9\xef\xbf\xbd|\", "
+                              "\"ids\": [7, -1], \"inner\": {\"real\": 0.3333333333333333, "
+                              "\"nan\": null}, \"yes\": true}\n");
+    free(text);
+}
+
+static void test_printed_list(void **state)
+{
+    static const vptq_column lines[] = {
+        {.title = "a heading"},
+        {.title = "value",
+         VPTQ_REAL(record, real),
+         .decimals = 1,
+         .deviation = offsetof(record, error),
+         .width = 6,
+         .unit = " s"},
+        {.name = "key", VPTQ_REAL(record, real), .formats = VPTQ_IN_JSON}};
+    const record r = {.real = 2, .error = 0.5};
+    char *text = NULL;
+    size_t size;
+    FILE *out = open_memstream(&text, &size);
+    (void)state;
+    assert_non_null(out);
+    vptq_print_list(out, VPTQ_COLUMNS(lines), 8, &r);
+    assert_int_equal(fclose(out), 0);
+    assert_string_equal(text, "a heading\nvalue       2.0 ± 0.5 s\n");
+    free(text);
+}
+
 static vptq_status fill_and_write(void *arg, vptq_mem *mem, vptq_err *err)
 {
     vptq_table t;
@@ -192,8 +364,10 @@ static void test_out_of_memory(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_formats), cmocka_unit_test(test_sort_and_cut),
-        cmocka_unit_test(test_hostile_names), cmocka_unit_test(test_numbers_read_back),
+        cmocka_unit_test(test_formats),        cmocka_unit_test(test_sort_and_cut),
+        cmocka_unit_test(test_hostile_names),  cmocka_unit_test(test_numbers_read_back),
+        cmocka_unit_test(test_printed_rows),   cmocka_unit_test(test_printed_together),
+        cmocka_unit_test(test_printed_object), cmocka_unit_test(test_printed_list),
         cmocka_unit_test(test_out_of_memory)};
     return vtest_main(argc, argv, tests);
 }
