@@ -157,6 +157,7 @@ static int show(vptq_cli *cli, const char *dir)
     vptq_device dev = {0};
     show_state state = {.printer = vptq_cli_printer(cli, VPTQ_COLUMNS(show_columns))};
     const bool text = cli->common.format == CLI_TEXT;
+    state.printer.gap = 1;
 
     vptq_status st = vptq_device_open(&cli->ctx, cli->common.backend, &dev, &err);
     if (st)

@@ -107,6 +107,7 @@ static vptq_status list_model(vptq_cli *cli, const pack_args *a, vptq_err *err)
                     .total = {.model = a->model}};
     list_total *t = &s.total;
     char size[32];
+    s.printer.gap = 1;
     VPTQ_CHECK(vptq_list_model(&cli->ctx, a->model, &open, print_row, &s, &t->bytes,
                                &t->bits_per_weight, err));
     if (cli->common.format == CLI_JSON) {

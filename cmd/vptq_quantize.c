@@ -300,6 +300,7 @@ static int list_presets(vptq_cli *cli)
     const vptq_preset *table = vptq_preset_table(&count);
     const bool text = cli->common.format != CLI_JSON;
     vptq_printer p = vptq_cli_printer(cli, VPTQ_COLUMNS(preset_columns));
+    p.gap = 1;
     for (size_t i = 0; i < count; i++) {
         const preset_row row = {table[i], table[i].model->name, vptq_preset_bits(&table[i])};
         vptq_print_row(&p, &row);
@@ -367,6 +368,7 @@ static int quantize(vptq_cli *cli, const quantize_args *a,
                                  .dry_run = cli->common.dry_run};
     row_printer p = {.printer = vptq_cli_printer(cli, VPTQ_COLUMNS(columns))};
     p.printer.has = opt.dry_run ? PLAN : RUN;
+    p.printer.gap = 1;
 
     vptq_status st = VPTQ_OK;
     if (vptq_cli_calibrate_given(&a->calibrate)) {

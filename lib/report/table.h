@@ -96,7 +96,7 @@ vptq_cell vptq_cell_of(const vptq_column *c, const void *row);
 typedef struct vptq_sheet {
     const vptq_column *columns;
     size_t column_count;
-    unsigned has;
+    unsigned has, gap; /* as in vptq_printer */
     vptq_format format;
     size_t width[VPTQ_MAX_COLUMNS]; /* in text */
     vptq_emit e;

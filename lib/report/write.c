@@ -218,7 +218,7 @@ static void write_text(vptq_sheet *s, const vptq_cell *row)
             vptq_emit_format(&s->e, "%*s%s", (int)pending, "", cell);
             pending = 0;
         }
-        pending += (is_right(c) ? 0 : pad) + 2;
+        pending += (is_right(c) ? 0 : pad) + (s->gap ? s->gap : 2);
     }
     vptq_emit_text(&s->e, "\n");
 }
@@ -440,6 +440,7 @@ static vptq_sheet printer_sheet(const vptq_printer *p)
     vptq_sheet s = {.columns = p->columns,
                     .column_count = p->column_count,
                     .has = p->has,
+                    .gap = p->gap,
                     .format = p->format,
                     .e = {.file = p->out}};
     vptq_sheet_titles(&s);
