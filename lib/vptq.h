@@ -36,9 +36,10 @@
 #include "lib/bench/gemv.h"
 #include "lib/bench/serve.h" /* speed of serving */
 #include "lib/chat/chat.h"
-#include "lib/eval/error_report.h"
-#include "lib/eval/eval.h"
+#include "lib/eval/error.h"
 #include "lib/eval/generate.h"
+#include "lib/eval/kld.h"
+#include "lib/eval/perplexity.h"
 #include "lib/eval/tasks.h"
 #include "lib/report/report.h"
 #include "lib/report/table.h"

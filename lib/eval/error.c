@@ -1,12 +1,11 @@
-/* How far the quantized matrices are from their originals, in the metric of the Hessians. */
+/* Error of quantized matrices against their originals, in the metric of the Hessians. */
 #include <math.h>
 #include <string.h>
 
 #include "hessian/collect.h"
 #include "hessian/import.h"
 #include "lib/encoder/encode.h"
-#include "lib/eval/eval.h"
-#include "lib/eval/pair.h"
+#include "lib/eval/error.h"
 
 typedef struct compare {
     vptq_device *dev;
@@ -32,17 +31,17 @@ static vptq_status check_hessians(const compare *c, uint32_t first, uint32_t las
                          c->hdir, h.model_fingerprint, c->base->ckpt.path, fingerprint);
     if (h.diagonal)
         vptq_log(c->dev->ctx, VPTQ_LOG_WARN,
-                 "'%s' holds only diagonals of Hessians: losses do not see how columns go "
-                 "together",
+                 "'%s' has only the diagonals of Hessians: losses ignore correlations between "
+                 "columns",
                  c->hdir);
     if (h.first_layer > first || h.last_layer < last)
         return vptq_fail(err, VPTQ_E_MISMATCH,
-                         "%s holds layers %u to %u, layers %u to %u are asked for", c->hdir,
+                         "%s has layers %u to %u, expected layers %u to %u", c->hdir,
                          h.first_layer, h.last_layer, first, last);
     return VPTQ_OK;
 }
 
-/* A whole matrix as float in host memory. */
+/* Reads a whole matrix as floats. */
 static vptq_status read_matrix(const compare *c, const vptq_weight *w, float *dst,
                                vptq_err *err)
 {
@@ -51,8 +50,8 @@ static vptq_status read_matrix(const compare *c, const vptq_weight *w, float *ds
     return st;
 }
 
-/* Plain squared errors, in double, row by row: of the matrix, and the row of the largest one
- * (its number and error; rows of zeros have none). */
+/* Fills relative_mse and the worst row with squared errors in double.  Rows of zeros have no
+ * relative error. */
 static void plain_errors(const float *w, const float *what, vptq_error_row *row)
 {
     double error = 0, norm = 0;
@@ -98,7 +97,7 @@ static vptq_status compare_matrix(const compare *c, uint32_t layer, vptq_linear 
             .out = row.rows, .in = row.columns, .w = c->w, .lower = h->lower};
         VPTQ_TRY(vptq_encoder_measure(c->dev, &input, c->what, &loss, err));
         row.proxy_loss = loss.relative;
-        /* to the last digit what the quantizer reports */
+        /* the same figure as the quantizer's report to the last digit */
         row.relative_mse = loss.norm_sq > 0 ? loss.error_sq / loss.norm_sq : 0;
     }
     VPTQ_TRY(c->fn(c->arg, &row, err));
@@ -108,7 +107,7 @@ out:
     return st;
 }
 
-/* The quantized matrices of a layer that read one input, with its Hessian. */
+/* Compares the quantized matrices of a layer that read one input, with its Hessian. */
 static vptq_status compare_input(const compare *c, uint32_t layer, vptq_input input,
                                  uint64_t *found, vptq_err *err)
 {
@@ -136,18 +135,33 @@ out:
 
 static vptq_status alloc_matrices(compare *c, vptq_arena *arena, vptq_err *err)
 {
-    size_t most = 0;
+    size_t largest = 0;
     for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
         uint32_t out, in;
         vptq_linear_shape(c->base->desc, (vptq_linear)l, &out, &in);
         size_t n = (size_t)out * in;
-        most = n > most ? n : most;
+        largest = n > largest ? n : largest;
     }
-    c->w = vptq_arena_alloc(arena, most, sizeof *c->w, err);
-    c->what = vptq_arena_alloc(arena, most, sizeof *c->what, err);
-    if (!c->w || !c->what)
-        return VPTQ_E_NOMEM;
-    return VPTQ_OK;
+    c->w = vptq_arena_alloc(arena, largest, sizeof *c->w, err);
+    c->what = vptq_arena_alloc(arena, largest, sizeof *c->what, err);
+    return c->w && c->what ? VPTQ_OK : VPTQ_E_NOMEM;
+}
+
+vptq_status vptq_eval_check_shapes(const vptq_model *m, const vptq_model *base, vptq_err *err)
+{
+    const vptq_model_desc *a = m->desc, *b = base->desc;
+    if (a->vocab != b->vocab)
+        return vptq_fail(err, VPTQ_E_MISMATCH,
+                         "%s (vocabulary of %u) is not a version of %s (vocabulary of %u)",
+                         m->ckpt.path, a->vocab, base->ckpt.path, b->vocab);
+    if (a->layers == b->layers && a->hidden == b->hidden &&
+        a->intermediate == b->intermediate && a->heads == b->heads &&
+        a->kv_heads == b->kv_heads && a->head_dim == b->head_dim)
+        return VPTQ_OK;
+    return vptq_fail(err, VPTQ_E_MISMATCH,
+                     "%s (%u layers of %u, %u) is not a version of %s (%u layers of %u, %u)",
+                     m->ckpt.path, a->layers, a->hidden, a->intermediate, base->ckpt.path,
+                     b->layers, b->hidden, b->intermediate);
 }
 
 vptq_status vptq_eval_error(vptq_device *dev, const vptq_model *quantized,
@@ -165,8 +179,8 @@ vptq_status vptq_eval_error(vptq_device *dev, const vptq_model *quantized,
     if (last_layer == UINT32_MAX)
         last_layer = layers - 1;
     if (first_layer > last_layer || last_layer >= layers) {
-        st = vptq_fail(err, VPTQ_E_ARG, "layers %u to %u are asked for, %s has 0 to %u",
-                       first_layer, last_layer, base->ckpt.path, layers - 1);
+        st = vptq_fail(err, VPTQ_E_ARG, "--layers %u-%u: %s has layers 0 to %u", first_layer,
+                       last_layer, base->ckpt.path, layers - 1);
         goto out;
     }
     VPTQ_TRY(check_hessians(&c, first_layer, last_layer, err));

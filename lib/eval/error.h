@@ -1,14 +1,12 @@
-/* Measuring a model: perplexity (perplexity.h), divergence from its original (divergence.h),
- * error of quantized matrices against their originals, generation. */
-#ifndef VPTQ_EVAL_EVAL_H
-#define VPTQ_EVAL_EVAL_H
+/* Error of quantized matrices against their originals, and reports of it. */
+#ifndef VPTQ_EVAL_ERROR_H
+#define VPTQ_EVAL_ERROR_H
 
 #include "lib/backend/backend.h"
-#include "lib/eval/divergence.h"
-#include "lib/eval/perplexity.h"
 #include "lib/model/model.h"
+#include "lib/report/table.h"
 
-/* One row per quantized matrix, in layer and linear order. */
+/* One row per quantized matrix, ordered by layer and by linear layer. */
 typedef struct vptq_error_row {
     uint32_t layer;
     const char *name; /* "q_proj" */
@@ -21,12 +19,38 @@ typedef struct vptq_error_row {
     vptq_vq_shape shape;
 } vptq_error_row;
 typedef vptq_status (*vptq_error_fn)(void *arg, const vptq_error_row *row, vptq_err *err);
-/* The quantized model against the original, both as float, with the Hessians of `hdir` (NULL:
- * proxy_loss is NaN).  VPTQ_E_UNSUPPORTED when nothing is quantized, VPTQ_E_MISMATCH when the
- * two models do not have the same shape or the Hessians are of another model than `base`. */
+/* Compares the quantized matrices with their originals, both as floats, in the metric of the
+ * Hessians in `hdir` (NULL: proxy_loss is NaN).  last_layer UINT32_MAX is the model's last.
+ * VPTQ_E_UNSUPPORTED if no matrix is quantized, VPTQ_E_MISMATCH if the models differ in shape
+ * or the Hessians are of another model than `base`. */
 vptq_status vptq_eval_error(vptq_device *dev, const vptq_model *quantized,
                             const vptq_model *base, const char *hdir, uint32_t first_layer,
                             uint32_t last_layer, vptq_error_fn fn, void *arg,
                             vptq_err *err) VPTQ_MUST_CHECK;
+
+/* Whether two models can be versions of each other: VPTQ_E_MISMATCH with both files and shapes
+ * if their shapes differ. */
+vptq_status vptq_eval_check_shapes(const vptq_model *m, const vptq_model *base,
+                                   vptq_err *err) VPTQ_MUST_CHECK;
+
+typedef enum {
+    VPTQ_ERROR_ORDER_FORMAT, /* CSV and JSON by layer, all other formats worst first */
+    VPTQ_ERROR_ORDER_WORST,  /* by falling output error, or weight error without Hessians */
+    VPTQ_ERROR_ORDER_LAYER
+} vptq_error_order;
+
+typedef struct vptq_error_report {
+    const vptq_error_row *rows;
+    size_t count;
+    vptq_error_order order;
+    size_t top;               /* maximum rows of the table; 0 = all.  Means are over all rows */
+    const char *model, *base; /* their names, for the page */
+} vptq_error_report;
+
+/* Appends the report to `out`.  CSV and JSON have the rows; text and Markdown add means over
+ * all matrices and over each kind; HTML adds charts over layers and kinds. */
+vptq_status vptq_error_report_write(const vptq_error_report *r, vptq_format format,
+                                    vptq_mem *mem, vptq_buf *out,
+                                    vptq_err *err) VPTQ_MUST_CHECK;
 
 #endif

@@ -1,4 +1,5 @@
-#include "lib/eval/error_report.h"
+/* Reports of the errors of quantized matrices: tables, and an HTML page with charts. */
+#include "lib/eval/error.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -8,20 +9,21 @@
 
 enum { KINDS = VPTQ_LINEAR_COUNT };
 
-/* Over some matrices: plain means, each matrix counts as one. */
+/* Unweighted means over some matrices. */
 typedef struct means {
     size_t count;
-    double output, weight, bits; /* sums, until divide() */
-    double low, high;            /* of what is compared: output error, or weight error */
+    double output, weight, bits; /* sums until divide() */
+    double low, high;            /* smallest and largest compared() */
 } means;
 
 typedef struct writer {
     const vptq_error_report *r;
     vptq_mem *mem;
-    bool outputs; /* there are Hessians: output errors */
+    bool outputs; /* output errors are known, else only weight errors */
     means all, kind[KINDS];
 } writer;
 
+/* The error that rows are sorted by and charts show. */
 static double compared(const writer *w, const vptq_error_row *row)
 {
     return w->outputs ? row->proxy_loss : row->relative_mse;
@@ -74,7 +76,7 @@ static void average(writer *w)
 
 /* --- tables ------------------------------------------------------------------------------ */
 
-/* Places of columns that rows are sorted by. */
+/* Indices of the columns that rows are sorted by. */
 enum { OUTPUT_COLUMN = 4, WEIGHT_COLUMN = 5 };
 
 static const vptq_column row_columns[] = {
@@ -150,14 +152,14 @@ static void fill_means(const writer *w, vptq_table *t, const char *title)
     vptq_table_notef(t, "Means over matrices; least and largest %s.", compared_title(w));
 }
 
-/* What the two errors are, below the tables. */
+/* Explanations of the two errors, below the tables. */
 static const char output_note[] =
     "Output error: tr(E H E^T) / tr(W H W^T), the squared error of a matrix's outputs on the "
-    "calibration inputs over the square of the outputs (E = quantized less original, H the "
+    "calibration inputs over the square of the outputs (E = quantized minus original, H the "
     "Hessian).";
-static const char weight_note[] = "Weight error: |E|^2 / |W|^2; of the worst row: the largest "
-                                  "such quotient of a row, which is "
-                                  "an output channel.";
+static const char weight_note[] =
+    "Weight error: |E|^2 / |W|^2; of the worst row: the largest such quotient of any row "
+    "(output channel).";
 
 static vptq_status write_text(const writer *w, vptq_format format, bool worst, vptq_buf *out,
                               vptq_err *err)
@@ -190,7 +192,7 @@ static vptq_status write_rows(const writer *w, vptq_format format, bool worst, v
 
 /* --- the page ---------------------------------------------------------------------------- */
 
-/* Errors by layer (rows) and kind (columns, those that occur). */
+/* Errors by layer (rows) and kind (columns).  Kinds without a matrix have no column. */
 typedef struct grid {
     uint32_t first; /* layer of row 0 */
     size_t layers, kinds;
@@ -206,7 +208,7 @@ typedef struct grid {
 static vptq_status make_grid(const writer *w, vptq_arena *arena, grid *g, vptq_err *err)
 {
     const vptq_error_report *r = w->r;
-    size_t place[KINDS] = {0}, cells;
+    size_t column[KINDS] = {0}, cells;
     uint32_t last = 0;
     *g = (grid){.first = UINT32_MAX};
     for (size_t i = 0; i < r->count; i++) {
@@ -216,7 +218,7 @@ static vptq_status make_grid(const writer *w, vptq_arena *arena, grid *g, vptq_e
     for (int k = 0; k < KINDS; k++)
         if (w->kind[k].count) {
             const char *name = vptq_linear_name((vptq_linear)k);
-            place[k] = g->kinds;
+            column[k] = g->kinds;
             snprintf(g->kind_short[g->kinds], sizeof g->kind_short[0], "%.*s",
                      (int)strcspn(name, "_"), name);
             g->kind_shown[g->kinds] = g->kind_short[g->kinds];
@@ -239,12 +241,12 @@ static vptq_status make_grid(const writer *w, vptq_arena *arena, grid *g, vptq_e
         g->names[i] = g->texts[i];
     }
     for (size_t i = 0; i < r->count; i++)
-        g->values[(r->rows[i].layer - g->first) * g->kinds + place[kind_of(&r->rows[i])]] =
+        g->values[(r->rows[i].layer - g->first) * g->kinds + column[kind_of(&r->rows[i])]] =
             compared(w, &r->rows[i]);
     return VPTQ_OK;
 }
 
-/* Three digits of the smallest value, 2 to 6. */
+/* Decimals that show two significant digits of the smallest value, within 2 to 5. */
 static int heat_decimals(const grid *g)
 {
     double smallest = (double)INFINITY;

@@ -1,3 +1,4 @@
+/* Continues a prompt token by token and decodes the text as it grows. */
 #include "lib/eval/generate.h"
 
 #include <math.h>
@@ -9,7 +10,7 @@
 
 /* ---- text ---- */
 
-/* Bytes at the end of text [len] that begin a UTF-8 character without ending it. */
+/* Bytes at the end of text [len] that begin an incomplete UTF-8 character. */
 static size_t incomplete_tail(const char *text, size_t len)
 {
     for (size_t back = 1; back <= 3 && back <= len; back++) {
@@ -28,28 +29,28 @@ typedef struct writer {
     const vptq_tokenizer *t;
     const vptq_generate_options *o;
     bool at_start;
-    bool stopped; /* a stop string came */
+    bool stopped; /* found a stop string */
     vptq_emit_fn emit;
     void *arg;
-    vptq_buf text; /* bytes that wait for the rest of their character, or of a stop string */
+    vptq_buf text; /* held back: part of a character, or possibly of a stop string */
 } writer;
 
-/* Bytes at the end of the text that begin a stop string without ending it. */
+/* Bytes at the end of the text that begin an incomplete stop string. */
 static size_t begun_stop(const writer *w)
 {
-    size_t most = 0;
+    size_t longest = 0;
     for (size_t i = 0; i < w->o->stop_count; i++) {
         const char *stop = w->o->stops[i];
         size_t n = strlen(stop) - 1;
         n = n < w->text.len ? n : w->text.len;
-        while (n > most && memcmp(w->text.data + w->text.len - n, stop, n) != 0)
+        while (n > longest && memcmp(w->text.data + w->text.len - n, stop, n) != 0)
             n--;
-        most = n > most ? n : most;
+        longest = n > longest ? n : longest;
     }
-    return most;
+    return longest;
 }
 
-/* Where text [len] contains a string; len when nowhere. */
+/* Offset of the first `what` in text [len]; len if there is none. */
 static size_t find_in(const char *text, size_t len, const char *what)
 {
     size_t n = strlen(what);
@@ -59,10 +60,10 @@ static size_t find_in(const char *text, size_t len, const char *what)
     return len;
 }
 
-static void give_out(writer *w, size_t n)
+static void emit_text(writer *w, size_t n)
 {
     if (n == 0)
-        return; /* a buffer that never held anything must not be written to */
+        return; /* the buffer may not have been allocated */
     if (w->emit)
         w->emit(w->arg, w->text.data, n);
     memmove(w->text.data, w->text.data + n, w->text.len - n);
@@ -83,12 +84,12 @@ static vptq_status write_token(writer *w, int32_t id, vptq_err *err)
     }
     w->stopped = end < w->text.len;
     if (w->stopped) {
-        give_out(w, end);
+        emit_text(w, end);
         vptq_buf_clear(&w->text);
         return VPTQ_OK;
     }
     size_t tail = incomplete_tail(w->text.data, w->text.len), begun = begun_stop(w);
-    give_out(w, w->text.len - (tail > begun ? tail : begun));
+    emit_text(w, w->text.len - (tail > begun ? tail : begun));
     return VPTQ_OK;
 }
 
@@ -100,10 +101,11 @@ static vptq_status check_options(const vptq_model *m, const vptq_generate_option
     if (!m->tokenizer)
         return vptq_fail(err, VPTQ_E_ARG, "%s: generation needs a tokenizer", m->ckpt.path);
     if (!(o->temperature >= 0) || !isfinite(o->temperature))
-        return vptq_fail(err, VPTQ_E_ARG, "temperature %g is not a number from 0 up",
+        return vptq_fail(err, VPTQ_E_ARG, "temperature %g: expected a number of at least 0",
                          o->temperature);
     if (!(o->top_p > 0 && o->top_p <= 1))
-        return vptq_fail(err, VPTQ_E_ARG, "top-p %g is not above 0 and at most 1", o->top_p);
+        return vptq_fail(err, VPTQ_E_ARG, "top-p %g: expected a number above 0 and at most 1",
+                         o->top_p);
     for (size_t i = 0; i < o->stop_count; i++)
         if (!*o->stops[i])
             return vptq_fail(err, VPTQ_E_ARG, "a stop string is empty");
@@ -122,14 +124,14 @@ typedef struct generation {
     vptq_forward *f;
     const vptq_model *m;
     const vptq_generate_options *o;
-    vptq_ids *ids, ends;
-    size_t tokens;
+    vptq_ids *ids, stop_ids;
+    size_t tokens; /* maximum number of new ones */
     writer w;
-    double begin, since; /* seconds: start, and when the prompt was through */
+    double begin, prompt_done; /* seconds */
     vptq_stop_reason reason;
 } generation;
 
-/* Steps through the prompt, then token by token. */
+/* Runs the prompt, then one token after the other. */
 static vptq_status continue_prompt(generation *g, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
@@ -143,18 +145,18 @@ static vptq_status continue_prompt(generation *g, vptq_err *err)
         int32_t next;
         VPTQ_TRY(vptq_forward_next(g->f, feed, n, &choice, &next, err));
         if (i == 0)
-            g->since = vptq_seconds();
+            g->prompt_done = vptq_seconds();
         if (next < 0)
-            return vptq_fail(err, VPTQ_E_NUMERIC, "%s: the model's output is not a number",
-                             g->m->ckpt.path);
+            VPTQ_TRY(vptq_fail(err, VPTQ_E_NUMERIC, "%s: the model's output is not a number",
+                               g->m->ckpt.path));
         VPTQ_TRY(vptq_ids_add(g->ids, &next, 1, err));
         VPTQ_TRY(write_token(&g->w, next, err));
         if (g->w.stopped) {
             g->reason = VPTQ_STOPPED_BY_STRING;
             break;
         }
-        if (!o->ignore_eos &&
-            (is_in(g->ends.data, g->ends.count, next) || is_in(o->ends, o->end_count, next))) {
+        if (!o->ignore_eos && (is_in(g->stop_ids.data, g->stop_ids.count, next) ||
+                               is_in(o->ends, o->end_count, next))) {
             g->reason = VPTQ_STOPPED_BY_END;
             break;
         }
@@ -165,47 +167,46 @@ out:
     if (st == VPTQ_E_CANCELLED)
         g->reason = VPTQ_STOPPED_BY_CANCEL;
     if (!st || st == VPTQ_E_CANCELLED)
-        give_out(&g->w, g->w.text.len);
+        emit_text(&g->w, g->w.text.len);
     return st;
 }
 
-/* The prompt as ids, and the room that is needed behind it. */
-static vptq_status take_prompt(generation *g, size_t *length, vptq_err *err)
+/* Encodes and checks the prompt; *length = its tokens plus the maximum of new ones. */
+static vptq_status prepare_prompt(generation *g, size_t *length, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const vptq_generate_options *o = g->o;
     const size_t context = g->m->desc->context;
     if (o->prompt)
-        VPTQ_TRY(vptq_tokenizer_encode(g->m->tokenizer, o->prompt, strlen(o->prompt),
-                                       VPTQ_ENCODE_BOS | (o->special ? VPTQ_ENCODE_SPECIAL : 0),
-                                       g->ids, err));
+        VPTQ_CHECK(vptq_tokenizer_encode(
+            g->m->tokenizer, o->prompt, strlen(o->prompt),
+            VPTQ_ENCODE_BOS | (o->special ? VPTQ_ENCODE_SPECIAL : 0), g->ids, err));
     size_t prompt = g->ids->count;
     if (prompt == 0)
-        return vptq_fail(err, VPTQ_E_ARG, "an empty prompt: this tokenizer adds nothing to it");
-    VPTQ_TRY(vptq_ids_check(g->ids->data, prompt, g->m->desc->vocab, g->m->vocab.source, err));
+        return vptq_fail(err, VPTQ_E_ARG,
+                         "the prompt is empty, and this tokenizer adds no token to it");
+    VPTQ_CHECK(
+        vptq_ids_check(g->ids->data, prompt, g->m->desc->vocab, g->m->vocab.source, err));
     if (prompt >= context)
         return vptq_fail(err, VPTQ_E_ARG,
-                         "the prompt has %zu tokens, the model's context of %zu leaves no room "
-                         "behind it",
+                         "the prompt has %zu tokens and fills the model's context of %zu",
                          prompt, context);
     g->w.at_start = o->prompt && o->prompt[0] == 0;
     g->tokens = o->tokens ? o->tokens : context - prompt;
     if (!vptq_size_add(prompt, g->tokens, length))
-        st = vptq_fail(err, VPTQ_E_ARG, "%zu tokens are too many", g->tokens);
-out:
-    return st;
+        return vptq_fail(err, VPTQ_E_ARG, "%zu tokens are too many", g->tokens);
+    return VPTQ_OK;
 }
 
 static void fill_result(const generation *g, size_t prompt, vptq_generate_result *r)
 {
-    double now = vptq_seconds(), first = g->since - g->begin, rest = now - g->since;
-    size_t fresh = g->ids->count - prompt;
+    double first = g->prompt_done - g->begin, rest = vptq_seconds() - g->prompt_done;
+    size_t added = g->ids->count - prompt;
     *r = (vptq_generate_result){
-        .reason = g->reason, .prompt_tokens = prompt, .new_tokens = fresh};
-    if (fresh > 0 && first > 0)
+        .reason = g->reason, .prompt_tokens = prompt, .new_tokens = added};
+    if (added > 0 && first > 0)
         r->prompt_tokens_per_second = (double)prompt / first;
-    if (fresh > 1 && rest > 0)
-        r->tokens_per_second = (double)(fresh - 1) / rest;
+    if (added > 1 && rest > 0)
+        r->tokens_per_second = (double)(added - 1) / rest;
 }
 
 const char *vptq_stop_reason_name(vptq_stop_reason r)
@@ -222,20 +223,20 @@ vptq_status vptq_eval_generate(vptq_device *dev, const vptq_model *m,
     generation g = {
         .m = m, .o = o, .ids = ids, .w = {.t = m->tokenizer, .o = o, .emit = emit, .arg = arg}};
     vptq_buf_init(&g.w.text, dev->ctx->mem);
-    vptq_ids_init(&g.ends, dev->ctx->mem);
+    vptq_ids_init(&g.stop_ids, dev->ctx->mem);
     size_t length = 0;
     VPTQ_TRY(check_options(m, o, err));
-    VPTQ_TRY(take_prompt(&g, &length, err));
-    VPTQ_TRY(vptq_model_ends(dev->ctx, m, &g.ends, err));
+    VPTQ_TRY(prepare_prompt(&g, &length, err));
+    VPTQ_TRY(vptq_model_ends(dev->ctx, m, &g.stop_ids, err));
     VPTQ_TRY(vptq_forward_open(m, dev, length, &g.f, err));
     const size_t prompt = ids->count;
-    g.begin = g.since = vptq_seconds();
+    g.begin = g.prompt_done = vptq_seconds();
     st = continue_prompt(&g, err);
     if (result && (!st || st == VPTQ_E_CANCELLED))
         fill_result(&g, prompt, result);
 out:
     vptq_forward_close(g.f);
-    vptq_ids_release(&g.ends);
+    vptq_ids_release(&g.stop_ids);
     vptq_buf_release(&g.w.text);
     return st;
 }

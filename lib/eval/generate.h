@@ -1,4 +1,4 @@
-/* Continuing a prompt token by token, greedy or sampled, with its text as it comes. */
+/* Continues a prompt token by token, greedily or by sampling. */
 #ifndef VPTQ_EVAL_GENERATE_H
 #define VPTQ_EVAL_GENERATE_H
 
@@ -34,11 +34,11 @@ typedef struct vptq_generate_result {
     double prompt_tokens_per_second;  /* up to the first new token; 0 as well */
 } vptq_generate_result;
 
-/* `ids` gets prompt and continuation (the end token included); `emit` (may be NULL) gets the
- * text of the new tokens as it comes, cut between characters, and held back as long as it may
- * be the beginning of a stop string.  `result` may be NULL; it is filled, and what was held
- * back is given out, when the caller's flag cancels (VPTQ_E_CANCELLED), too.  A prompt that
- * does not fit into the model's context is VPTQ_E_ARG; a continuation may go on behind it. */
+/* Appends prompt and continuation, with the stop token, to `ids`.  `emit` (may be NULL) gets
+ * the text of the new tokens in whole characters; text that may begin a stop string is held
+ * back. When the caller's flag cancels the run (VPTQ_E_CANCELLED), text held back is still
+ * emitted and `result` (may be NULL) filled.  VPTQ_E_ARG for a prompt longer than the model's
+ * context; the continuation may exceed it. */
 typedef void (*vptq_emit_fn)(void *arg, const char *text, size_t len);
 vptq_status vptq_eval_generate(vptq_device *dev, const vptq_model *m,
                                const vptq_generate_options *opt, vptq_emit_fn emit, void *arg,

@@ -1,20 +1,29 @@
-/* Divergence of a model from its original on a text: both run over the same windows, or the
- * original was recorded, or is recorded. */
-#include "lib/eval/divergence.h"
+/* Divergence of a model from its original on a text.  Both run over the same windows, or the
+ * logits of the original are read from a saved file, or saved to one. */
+#include "lib/eval/kld.h"
 
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
-#include "lib/eval/figures.h"
-#include "lib/eval/pair.h"
-#include "lib/eval/recorded.h"
+#include "lib/eval/error.h"
+#include "lib/eval/saved_base.h"
 #include "lib/eval/windows.h"
+#include "lib/report/stats.h"
 
-/* One of the two models, where it is run. */
+/* Values of every scored token.  Sorting changes the order of kld and delta only. */
+typedef struct columns {
+    double *kld, *delta; /* delta: probability of the target by the model minus that by the
+                            base */
+    double *nll, *nll_base;
+    uint64_t same; /* tokens for which both models have the same likeliest token */
+} columns;
+
+/* One of the two models. */
 typedef struct side {
-    const vptq_model *m; /* NULL: it is not */
+    const vptq_model *m; /* NULL: is not run */
     vptq_forward *f;
     float *hidden; /* [rows of a batch, hidden] */
 } side;
@@ -26,22 +35,23 @@ typedef struct run {
     vptq_window_fn fn;
     void *arg;
     side model, base;
-    vptq_kld_base_file file; /* a recorded base; file.fd < 0: none */
-    vptq_kld_base_head head; /* of the one that is recorded */
-    vptq_kld_base_writer writer;
-    vptq_kld_base_rows recorded, recording;
-    vptq_kld_token *scores; /* [rows of a batch] */
-    double *tail;           /* [rows of a batch] */
+    vptq_kld_base_file file;     /* a saved base; file.fd < 0: none */
+    vptq_saved_base_rows saved;  /* of `file` */
+    vptq_kld_base_head head;     /* of the file that the base is saved to ... */
+    vptq_kld_base_writer writer; /* ... its writer ... */
+    vptq_saved_base_rows saving; /* ... and its rows */
+    vptq_kld_token *scores;      /* [rows of a batch] */
+    double *tail;                /* [rows of a batch] */
 
     size_t tokens;   /* scored so far */
     double sum;      /* of their divergences */
-    double tail_sum; /* of the base's probabilities outside its records */
-    vptq_kld_columns columns;
+    double tail_sum; /* of the base's probabilities outside the saved ids */
+    columns columns;
 } run;
 
-/* ---- what is compared ---- */
+/* ---- windows ---- */
 
-/* The ids of the text are those of the base's tokenizer, too. */
+/* Checks that the base's tokenizer gives the same ids for the text. */
 static vptq_status check_tokenizers(const run *r, const vptq_corpus *corpus, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
@@ -65,7 +75,7 @@ out:
     return st;
 }
 
-/* Windows of a text for one model or both. */
+/* Cuts the windows of a text for one model or both. */
 static vptq_status plan_text(run *r, vptq_corpus *corpus, vptq_arena *arena, vptq_err *err)
 {
     const vptq_kld_options *o = r->opt;
@@ -75,20 +85,20 @@ static vptq_status plan_text(run *r, vptq_corpus *corpus, vptq_arena *arena, vpt
     if (r->model.m)
         VPTQ_CHECK(check_tokenizers(r, corpus, err));
     r->w.ids = corpus->ids.data;
-    VPTQ_CHECK(vptq_windows_cut(&r->w, corpus->name, corpus->ids.count, o->context, 0,
-                                o->windows, o->protocol, arena, err));
+    const vptq_windows_options cut = {
+        .context = o->context, .max_windows = o->windows, .protocol = o->protocol};
+    VPTQ_CHECK(vptq_windows_cut(&r->w, corpus->name, corpus->ids.count, &cut, arena, err));
     r->w.bos = vptq_windows_bos(m, o->protocol);
     return VPTQ_OK;
 }
 
-/* The recorded windows. */
-static vptq_status plan_recorded(run *r, vptq_arena *arena, vptq_kld_result *result,
-                                 vptq_err *err)
+/* Takes the windows of the saved base. */
+static vptq_status plan_saved(run *r, vptq_arena *arena, vptq_kld_result *result, vptq_err *err)
 {
     const vptq_ctx *ctx = r->dev->ctx;
     const vptq_kld_base_head *h = &r->file.head;
     VPTQ_CHECK(vptq_kld_base_file_open(r->opt->base_file, ctx->mem, &r->file, err));
-    VPTQ_CHECK(vptq_kld_base_head_check(ctx, &r->file, r->model.m, r->opt, err));
+    VPTQ_CHECK(vptq_saved_base_check(ctx, &r->file, r->model.m, r->opt, err));
     result->context = h->context;
     result->protocol =
         h->protocol == VPTQ_KLD_BASE_LLAMA_CPP ? VPTQ_PPL_LLAMA_CPP : VPTQ_PPL_GPTQ;
@@ -96,8 +106,10 @@ static vptq_status plan_recorded(run *r, vptq_arena *arena, vptq_kld_result *res
     snprintf(result->base_fingerprint, sizeof result->base_fingerprint, "%016" PRIx64,
              h->model);
     r->w.ids = r->file.ids;
-    VPTQ_CHECK(vptq_windows_cut(&r->w, r->opt->base_file, (size_t)h->windows * h->context,
-                                h->context, 0, r->opt->windows, result->protocol, arena, err));
+    const vptq_windows_options cut = {
+        .context = h->context, .max_windows = r->opt->windows, .protocol = result->protocol};
+    VPTQ_CHECK(vptq_windows_cut(&r->w, r->opt->base_file, (size_t)h->windows * h->context, &cut,
+                                arena, err));
     r->w.bos = h->bos;
     return VPTQ_OK;
 }
@@ -108,12 +120,12 @@ static vptq_status plan(run *r, vptq_corpus *corpus, vptq_arena *arena, vptq_kld
     if (r->model.m && r->base.m)
         VPTQ_CHECK(vptq_eval_check_shapes(r->model.m, r->base.m, err));
     if (r->opt->base_file)
-        VPTQ_CHECK(plan_recorded(r, arena, result, err));
+        VPTQ_CHECK(plan_saved(r, arena, result, err));
     else
         VPTQ_CHECK(plan_text(r, corpus, arena, err));
     if (r->opt->save_base)
         VPTQ_CHECK(
-            vptq_kld_base_head_make(r->dev->ctx, r->base.m, r->opt, &r->w, &r->head, err));
+            vptq_saved_base_make_head(r->dev->ctx, r->base.m, r->opt, &r->w, &r->head, err));
     result->windows = r->w.count;
     result->tokens = (uint64_t)r->w.count * vptq_windows_scored(&r->w, 0);
     return VPTQ_OK;
@@ -121,8 +133,7 @@ static vptq_status plan(run *r, vptq_corpus *corpus, vptq_arena *arena, vptq_kld
 
 /* ---- the run ---- */
 
-/* The columns of all tokens; the scores of a batch. */
-static vptq_status alloc_scores(run *r, vptq_arena *arena, vptq_err *err)
+static vptq_status alloc_columns(run *r, vptq_arena *arena, vptq_err *err)
 {
     const size_t tokens = r->w.count * vptq_windows_scored(&r->w, 0);
     double **column[] = {&r->columns.kld, &r->columns.delta, &r->columns.nll,
@@ -137,35 +148,31 @@ static vptq_status alloc_scores(run *r, vptq_arena *arena, vptq_err *err)
 
 static vptq_status alloc_run(run *r, vptq_arena *arena, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const vptq_ctx *ctx = r->dev->ctx;
     side *sides[] = {&r->base, &r->model};
     const size_t bytes = (r->model.m ? r->model.m : r->base.m)->desc->hidden * sizeof(float);
     const size_t count = (size_t)(r->model.m != NULL) + (r->base.m != NULL);
     if (r->model.m)
-        VPTQ_TRY(alloc_scores(r, arena, err));
+        VPTQ_CHECK(alloc_columns(r, arena, err));
     if (r->opt->base_file)
-        VPTQ_TRY(vptq_kld_base_rows_open(&r->recorded, ctx, &r->file.head, false, arena, err));
+        VPTQ_CHECK(vptq_saved_base_rows_open(&r->saved, ctx, &r->file.head, false, arena, err));
     if (r->opt->save_base)
-        VPTQ_TRY(vptq_kld_base_rows_open(&r->recording, ctx, &r->head, true, arena, err));
-    VPTQ_TRY(vptq_windows_plan(&r->w, count * bytes + sizeof *r->scores + sizeof *r->tail,
-                               vptq_mem_left(ctx->mem), arena, err));
+        VPTQ_CHECK(vptq_saved_base_rows_open(&r->saving, ctx, &r->head, true, arena, err));
+    VPTQ_CHECK(vptq_windows_plan(&r->w, count * bytes + sizeof *r->scores + sizeof *r->tail,
+                                 vptq_mem_left(ctx->mem), arena, err));
     for (size_t i = 0; i < 2; i++) {
         if (!sides[i]->m)
             continue;
         sides[i]->hidden = vptq_arena_alloc(arena, r->w.batch_rows, bytes, err);
         if (!sides[i]->hidden)
-            VPTQ_TRY(VPTQ_E_NOMEM);
+            return VPTQ_E_NOMEM;
     }
     r->scores = vptq_arena_alloc(arena, r->w.batch_rows, sizeof *r->scores, err);
     r->tail = vptq_arena_zalloc(arena, r->w.batch_rows, sizeof *r->tail, err);
-    if (!r->scores || !r->tail)
-        st = VPTQ_E_NOMEM;
-out:
-    return st;
+    return r->scores && r->tail ? VPTQ_OK : VPTQ_E_NOMEM;
 }
 
-/* The models' blocks count as done one after the other. */
+/* `blocks`: done in this batch, of both models together. */
 static void progress(const run *r, size_t first, size_t end, uint32_t blocks)
 {
     char text[128], so_far[32] = "";
@@ -188,7 +195,7 @@ static vptq_status not_finite(const run *r, size_t s, size_t row, vptq_err *err)
                      model && base ? base : "", s, r->w.seq[s].from + row);
 }
 
-/* The scores of window `s`, with the base's probabilities outside its records. */
+/* Adds the n scores of window `s`; tail [n]: the base's probabilities outside the saved ids. */
 static vptq_status add_scores(run *r, size_t s, const vptq_kld_token *t, const double *tail,
                               size_t n, vptq_err *err)
 {
@@ -227,20 +234,49 @@ static vptq_status run_blocks(run *r, side *s, size_t first, size_t end, uint32_
     return VPTQ_OK;
 }
 
-/* Records n rows, which begin at window `s`. */
-static vptq_status record(run *r, size_t s, size_t n, const float *hidden, vptq_err *err)
+/* Saves n rows of the base, beginning with those of window `s`. */
+static vptq_status save_rows(run *r, size_t s, size_t n, const float *hidden, vptq_err *err)
 {
     size_t bad;
-    vptq_status st =
-        vptq_kld_base_rows_record(&r->recording, r->base.f, n, r->base.m->desc->hidden, hidden,
-                                  r->w.targets, &r->writer, &bad, err);
-    if (st || bad == n)
-        return st;
-    const size_t each = vptq_windows_scored(&r->w, s);
-    return not_finite(r, s + bad / each, bad % each, err);
+    const vptq_saved_base_batch batch = {.f = r->base.f,
+                                         .rows = n,
+                                         .dim = r->base.m->desc->hidden,
+                                         .hidden = hidden,
+                                         .targets = r->w.targets};
+    VPTQ_CHECK(vptq_saved_base_rows_save(&r->saving, &batch, &r->writer, &bad, err));
+    if (bad == n)
+        return VPTQ_OK;
+    const size_t per_window = vptq_windows_scored(&r->w, s);
+    return not_finite(r, s + bad / per_window, bad % per_window, err);
 }
 
-/* Windows [g, e) of the batch that begins at `first`. */
+/* Fills r->scores and r->tail for n rows: against the base if it is run, else against its saved
+ * rows. */
+static vptq_status compare_rows(run *r, size_t n, const float *hidden_base, const float *hidden,
+                                vptq_err *err)
+{
+    const vptq_model_desc *d = r->model.m->desc;
+    if (r->base.m) {
+        const vptq_kld_args args = {.shape = d,
+                                    .base = r->base.f,
+                                    .model = r->model.f,
+                                    .rows = n,
+                                    .variants = 1,
+                                    .hidden_base = hidden_base,
+                                    .hidden = hidden,
+                                    .targets = r->w.targets};
+        return vptq_eval_kld_rows(r->dev->ctx, &args, r->scores, err);
+    }
+    const vptq_saved_base_batch batch = {.f = r->model.f,
+                                         .rows = n,
+                                         .dim = d->hidden,
+                                         .hidden = hidden,
+                                         .targets = r->w.targets};
+    return vptq_saved_base_rows_compare(&r->saved, &batch, &r->file, r->tokens, r->scores,
+                                        r->tail, err);
+}
+
+/* Scores windows [g, e) of the batch that begins at `first`. */
 static vptq_status score_group(run *r, size_t first, size_t g, size_t e, vptq_err *err)
 {
     const vptq_model_desc *d = (r->model.m ? r->model.m : r->base.m)->desc;
@@ -253,16 +289,10 @@ static vptq_status score_group(run *r, size_t first, size_t g, size_t e, vptq_er
     if (r->model.m)
         rows = vptq_windows_gather(&r->w, first, g, e, d->hidden, r->model.hidden);
     if (r->opt->save_base)
-        VPTQ_CHECK(record(r, first + g, rows, hidden_base, err));
+        VPTQ_CHECK(save_rows(r, first + g, rows, hidden_base, err));
     if (!r->model.m)
         return VPTQ_OK;
-    if (r->base.m)
-        VPTQ_CHECK(vptq_eval_kld_states(r->dev->ctx, d, r->base.f, r->model.f, rows, 1,
-                                        hidden_base, hidden, r->w.targets, r->scores, err));
-    else
-        VPTQ_CHECK(vptq_kld_base_rows_compare(&r->recorded, r->model.f, rows, d->hidden, hidden,
-                                              r->w.targets, &r->file, r->tokens, r->scores,
-                                              r->tail, err));
+    VPTQ_CHECK(compare_rows(r, rows, hidden_base, hidden, err));
     for (size_t i = g, from = 0; i < e; i++) {
         size_t n = vptq_windows_scored(&r->w, first + i);
         VPTQ_CHECK(add_scores(r, first + i, r->scores + from, r->tail + from, n, err));
@@ -309,6 +339,112 @@ out:
     return st;
 }
 
+/* ---- figures ---- */
+
+/* Standard errors are those of llama.cpp's perplexity tool: of means over tokens, with the
+ * covariance of the two models' losses where both enter. */
+
+const vptq_kld_level vptq_kld_levels[VPTQ_KLD_LEVELS] = {
+    {"max", 1},   {"p999", 0.999}, {"p99", 0.99}, {"p95", 0.95}, {"p90", 0.9},
+    {"p50", 0.5}, {"p10", 0.1},    {"p05", 0.05}, {"p01", 0.01}, {"min", 0}};
+
+const vptq_kld_level vptq_delta_levels[VPTQ_DELTA_LEVELS] = {
+    {"max", 1},    {"p999", 0.999}, {"p99", 0.99}, {"p95", 0.95}, {"p90", 0.9},
+    {"p75", 0.75}, {"p50", 0.5},    {"p25", 0.25}, {"p10", 0.1},  {"p05", 0.05},
+    {"p01", 0.01}, {"p001", 0.001}, {"min", 0}};
+
+/* The q-quantile of n sorted numbers, with linear interpolation. */
+static double quantile(const double *x, size_t n, double q)
+{
+    double at = q * (double)(n - 1);
+    size_t i = (size_t)at;
+    return i + 1 < n ? x[i] + (at - (double)i) * (x[i + 1] - x[i]) : x[n - 1];
+}
+
+static void sort_levels(double *x, size_t n, const vptq_kld_level *levels, size_t count,
+                        double *out)
+{
+    qsort(x, n, sizeof *x, vptq_stats_order);
+    for (size_t i = 0; i < count; i++)
+        out[i] = quantile(x, n, levels[i].quantile);
+}
+
+/* Mean of a x_i + b y_i and its standard error; y may be NULL. */
+static double mean_of(const double *x, double a, const double *y, double b, size_t n,
+                      double *standard_error)
+{
+    double sum = 0, sq = 0;
+    for (size_t i = 0; i < n; i++)
+        sum += a * x[i] + (y ? b * y[i] : 0);
+    const double mean = sum / (double)n;
+    for (size_t i = 0; i < n; i++) {
+        double d = a * x[i] + (y ? b * y[i] : 0) - mean;
+        sq += d * d;
+    }
+    *standard_error = n > 1 ? sqrt(sq / (double)(n - 1) / (double)n) : 0;
+    return mean;
+}
+
+static double correlation(const double *x, double x_mean, const double *y, double y_mean,
+                          size_t n)
+{
+    double xx = 0, xy = 0, yy = 0;
+    for (size_t i = 0; i < n; i++) {
+        const double a = x[i] - x_mean, b = y[i] - y_mean;
+        xx += a * a;
+        xy += a * b;
+        yy += b * b;
+    }
+    return xy / sqrt(xx * yy);
+}
+
+static void loss_figures(const columns *c, size_t n, vptq_kld_result *r)
+{
+    double error, error_base;
+    const double mean = mean_of(c->nll, 1, NULL, 0, n, &error);
+    const double mean_base = mean_of(c->nll_base, 1, NULL, 0, n, &error_base);
+    r->ppl = exp(mean);
+    r->ppl_stderr = r->ppl * error;
+    r->ppl_base = exp(mean_base);
+    r->ppl_base_stderr = r->ppl_base * error_base;
+    r->ln_ppl_correlation = correlation(c->nll, mean, c->nll_base, mean_base, n);
+    /* Errors of differences come from the differences of every token: the same as the two
+     * variances minus the covariance, but exactly 0 between equal models. */
+    r->ln_ppl_ratio = mean_of(c->nll, 1, c->nll_base, -1, n, &r->ln_ppl_ratio_stderr);
+    r->ppl_ratio = exp(r->ln_ppl_ratio);
+    r->ppl_ratio_stderr = r->ppl_ratio * r->ln_ppl_ratio_stderr;
+    r->ppl_difference = r->ppl - r->ppl_base;
+    mean_of(c->nll, r->ppl, c->nll_base, -r->ppl_base, n, &r->ppl_difference_stderr);
+}
+
+static void delta_figures(const columns *c, size_t n, vptq_kld_result *r)
+{
+    double square = 0, fourth = 0;
+    r->mean_delta_p = mean_of(c->delta, 1, NULL, 0, n, &r->delta_p_stderr);
+    for (size_t i = 0; i < n; i++)
+        square += c->delta[i] * c->delta[i];
+    square /= (double)n;
+    for (size_t i = 0; i < n; i++) {
+        double d = c->delta[i] * c->delta[i] - square;
+        fourth += d * d;
+    }
+    const double error = n > 1 ? sqrt(fourth / (double)(n - 1) / (double)n) : 0;
+    r->rms_delta_p = sqrt(square);
+    r->rms_delta_p_stderr = square > 0 ? error / (2 * r->rms_delta_p) : 0;
+}
+
+static void compute_figures(const columns *c, size_t n, vptq_kld_result *r)
+{
+    const double same = (double)c->same / (double)n;
+    loss_figures(c, n, r);
+    delta_figures(c, n, r);
+    r->mean_kld = mean_of(c->kld, 1, NULL, 0, n, &r->kld_stderr);
+    r->same_top1 = same;
+    r->same_top1_stderr = n > 1 ? sqrt(same * (1 - same) / (double)(n - 1)) : 0;
+    sort_levels(c->kld, n, vptq_kld_levels, VPTQ_KLD_LEVELS, r->kld);
+    sort_levels(c->delta, n, vptq_delta_levels, VPTQ_DELTA_LEVELS, r->delta_p);
+}
+
 vptq_status vptq_eval_kld(vptq_device *dev, const vptq_model *m, const vptq_model *base,
                           const vptq_kld_options *opt, vptq_window_fn fn, void *arg,
                           vptq_kld_result *result, vptq_err *err)
@@ -329,8 +465,7 @@ vptq_status vptq_eval_kld(vptq_device *dev, const vptq_model *m, const vptq_mode
     if (!base == !opt->base_file || (opt->save_base && !base) || (!m && !opt->save_base))
         return vptq_fail(
             err, VPTQ_E_ARG,
-            "a model is compared with an original that is run or was recorded, and "
-            "one that is run can be recorded");
+            "give either an original to run or a saved one; only one that is run can be saved");
     vptq_arena_init(&arena, dev->ctx->mem);
     VPTQ_TRY(plan(&r, &corpus, &arena, result, err));
     if (opt->dry_run)
@@ -338,7 +473,7 @@ vptq_status vptq_eval_kld(vptq_device *dev, const vptq_model *m, const vptq_mode
     double begin = vptq_seconds();
     VPTQ_TRY(run_all(&r, &arena, err));
     if (m) {
-        vptq_kld_figures(&r.columns, r.tokens, result);
+        compute_figures(&r.columns, r.tokens, result);
         result->base_tail = r.tail_sum / (double)r.tokens;
     }
     result->seconds = vptq_seconds() - begin;

@@ -1,4 +1,4 @@
-/* Divergence of a model from its original on a text. */
+/* Kullback-Leibler divergence of a model from its original on a text. */
 #ifndef VPTQ_EVAL_DIVERGENCE_H
 #define VPTQ_EVAL_DIVERGENCE_H
 
@@ -6,26 +6,28 @@
 #include "lib/eval/perplexity.h"
 #include "lib/model/forward.h"
 
-/* What a model makes of one token against what its original makes of it. */
+/* One token under a model and under its original. */
 typedef struct vptq_kld_token {
     double kld;           /* KL(original || model) over the whole vocabulary, nats */
     double nll, nll_base; /* of the target; NaN without one */
     bool same_top1;       /* the likeliest token is the same */
 } vptq_kld_token;
 
-/* From final hidden states (in front of the last norm) of n rows: hidden_base [n, hidden] goes
- * through the norm and head of `base`, hidden [variants, n, hidden] of `variants` models
- * through those of `model`; out [variants, n].  targets [n]: the next ids, or NULL.  The heads
- * go tile by tile over the vocabulary, all sums are in double, and equal states under equal
- * heads give exactly 0.  `base` and `model` are two contexts over models of shape `d` (or over
- * the same one).  Values that are not finite are handed out as they are. */
-vptq_status vptq_eval_kld_states(const vptq_ctx *ctx, const vptq_model_desc *d,
-                                 vptq_forward *base, vptq_forward *model, size_t n,
-                                 size_t variants, const float *hidden_base, const float *hidden,
-                                 const int32_t *targets, vptq_kld_token *out,
-                                 vptq_err *err) VPTQ_MUST_CHECK;
+typedef struct vptq_kld_args {
+    const vptq_model_desc *shape; /* of both models */
+    vptq_forward *base, *model;   /* contexts with the heads of base and model */
+    size_t rows, variants;        /* variants: versions of the model, 1 to VPTQ_FORWARD_ROWS */
+    const float *hidden_base;     /* [rows, hidden] final hidden states, before the last norm */
+    const float *hidden;          /* [variants, rows, hidden] */
+    const int32_t *targets;       /* [rows] the next ids, or NULL */
+} vptq_kld_args;
+/* Compares rows of hidden states: out [variants, rows].  Sums are in double, and equal hidden
+ * states under equal heads give exactly 0.  Values that are not finite are returned as they
+ * are. */
+vptq_status vptq_eval_kld_rows(const vptq_ctx *ctx, const vptq_kld_args *a, vptq_kld_token *out,
+                               vptq_err *err) VPTQ_MUST_CHECK;
 
-/* Likeliest ids that a compact record has unless told otherwise. */
+/* Default number of likeliest ids in a compact record. */
 enum { VPTQ_KLD_TOP = 1024 };
 
 typedef struct vptq_kld_options {
@@ -80,14 +82,13 @@ typedef struct vptq_kld_result {
     double seconds;
 } vptq_kld_result;
 
-/* Model and original over the tokens that vptq_eval_ppl scores by the same protocol; fn gets
- * the mean divergence of each window.  A text must give the same ids by the tokenizers of both.
- * m NULL: the original is recorded and nothing compared, and all figures are 0.  base NULL: a
- * recorded one is read.
- * Errors: VPTQ_E_ARG, VPTQ_E_FORMAT as vptq_eval_ppl, those of reading and writing files,
- * VPTQ_E_MISMATCH for models of other shapes, vocabularies or tokenizers and for a recorded
- * base of another vocabulary, text, context or protocol, VPTQ_E_NUMERIC naming the window whose
- * output is not finite. */
+/* Compares a model with its original over the tokens that vptq_eval_ppl scores under the same
+ * protocol; fn gets the mean divergence of each window.  Both tokenizers must give the same ids
+ * for the text.  m NULL: saves the original and compares nothing; all figures are 0.  base
+ * NULL: reads a saved original. Errors: VPTQ_E_ARG and VPTQ_E_FORMAT as vptq_eval_ppl, errors
+ * of reading and writing files, VPTQ_E_MISMATCH for models of different shape, vocabulary or
+ * tokenizer and for a saved base of another vocabulary, text, context or protocol,
+ * VPTQ_E_NUMERIC with the window whose output is not finite. */
 vptq_status vptq_eval_kld(vptq_device *dev, const vptq_model *m, const vptq_model *base,
                           const vptq_kld_options *opt, vptq_window_fn fn, void *arg,
                           vptq_kld_result *r, vptq_err *err) VPTQ_MUST_CHECK;

@@ -1,14 +1,14 @@
-/* Divergence of rows: KL(base || model) of every row of hidden states through two heads.
+/* KL(base || model) of rows of hidden states under the output heads of two models.
  *
- * With z, y the logits of base and model, p = exp(z - lse(z)), the divergence of a row is
- * sum_j p_j (z_j - y_j) - lse(z) + lse(y).  The three sums run over tiles of the vocabulary
- * together, each relative to its running maximum, so that no row of logits is ever whole. */
+ * With z, y the logits of base and model and p = exp(z - lse(z)), the divergence of a row is
+ * sum_j p_j (z_j - y_j) - lse(z) + lse(y).  The three sums run over tiles of the vocabulary,
+ * each relative to its running maximum, so that no whole row of logits is stored. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "lib/base/parallel.h"
-#include "lib/eval/divergence.h"
+#include "lib/eval/kld.h"
 
 /* Running sums of one row of one model. */
 typedef struct fold {
@@ -19,7 +19,7 @@ typedef struct fold {
     size_t best_id;
 } fold;
 
-/* Columns of which the weights of the base are kept, and rows that are folded at once. */
+/* Columns of one step, whose base probabilities are kept; rows of a parallel chunk. */
 enum { FOLD_COLUMNS = 256, FOLD_ROWS = 16 };
 
 typedef struct fold_job {
@@ -31,8 +31,8 @@ typedef struct fold_job {
     fold *model_folds; /* [variants * rows] */
 } fold_job;
 
-/* Maximum, likeliest token and target of n more columns; returns by what the old sums shrink.
- */
+/* Updates maximum, likeliest token and target with n more columns.  Returns the factor that
+ * rescales older sums to the new maximum. */
 static double fold_columns(fold *f, const float *z, size_t n, size_t first, size_t target)
 {
     double shrink = 1;
@@ -54,8 +54,9 @@ static double fold_columns(fold *f, const float *z, size_t n, size_t first, size
     return shrink;
 }
 
-/* At most FOLD_COLUMNS columns of row r of all models. */
-static void fold_part(const fold_job *job, size_t r, size_t at, size_t n, size_t target)
+/* Adds columns [at, at + n) of the tile, n <= FOLD_COLUMNS, to the sums of row r of all models.
+ */
+static void fold_step(const fold_job *job, size_t r, size_t at, size_t n, size_t target)
 {
     const float *z = job->base + r * job->width + at;
     fold *b = &job->base_folds[r];
@@ -71,7 +72,7 @@ static void fold_part(const fold_job *job, size_t r, size_t at, size_t n, size_t
         fold *m = &job->model_folds[c * job->rows + r];
         fold_columns(m, y, n, job->first + at, target);
         double cross = 0;
-        sum = 0; /* added as above: equal logits give equal sums */
+        sum = 0; /* in the same order as above: equal logits give equal sums */
         for (size_t j = 0; j < n; j++) {
             cross += p[j] * ((double)z[j] - (double)y[j]);
             sum += exp((double)y[j] - m->max);
@@ -90,7 +91,7 @@ static void fold_rows(void *arg, size_t begin, size_t end, int thread)
             job->targets && job->targets[r] >= 0 ? (size_t)job->targets[r] : SIZE_MAX;
         for (size_t at = 0, n; at < job->width; at += n) {
             n = job->width - at < FOLD_COLUMNS ? job->width - at : FOLD_COLUMNS;
-            fold_part(job, r, at, n, target);
+            fold_step(job, r, at, n, target);
         }
     }
 }
@@ -100,7 +101,7 @@ static vptq_kld_token finish(const fold *b, const fold *m)
     const double lse_base = b->max + log(b->sum), lse = m->max + log(m->sum);
     const double kld = m->cross / b->sum - lse_base + lse;
     return (vptq_kld_token){
-        /* Rounding may leave a divergence of almost nothing below zero; NaN stays. */
+        /* rounding may make a tiny divergence negative; NaN stays */
         .kld = kld < 0 ? 0 : kld,
         .nll = lse - m->target,
         .nll_base = lse_base - b->target,
@@ -108,13 +109,13 @@ static vptq_kld_token finish(const fold *b, const fold *m)
     };
 }
 
-/* One chunk of rows through both heads. */
+/* Buffers for a chunk of rows under both heads. */
 typedef struct heads {
     vptq_forward *base, *model;
     size_t vocab, dim, variants;
     fold_job job;
     float *base_tile, *model_tile;
-    float *stacked; /* [variants * rows, dim] states of all models; NULL for one model */
+    float *stacked; /* [variants * rows, dim] hidden states of all variants; NULL for one */
 } heads;
 
 static vptq_status fold_heads(heads *h, const vptq_ctx *ctx, size_t rows,
@@ -162,7 +163,7 @@ static vptq_status alloc_heads(heads *h, size_t rows, vptq_arena *arena, vptq_er
     return VPTQ_OK;
 }
 
-/* Rows [at, at + rows) of the states of all models, one model after the other. */
+/* Rows [at, at + rows) of the hidden states of all variants, one variant after the other. */
 static const float *stack_states(heads *h, size_t n, size_t at, size_t rows,
                                  const float *hidden)
 {
@@ -174,34 +175,31 @@ static const float *stack_states(heads *h, size_t n, size_t at, size_t rows,
     return h->stacked;
 }
 
-vptq_status vptq_eval_kld_states(const vptq_ctx *ctx, const vptq_model_desc *d,
-                                 vptq_forward *base, vptq_forward *model, size_t n,
-                                 size_t variants, const float *hidden_base, const float *hidden,
-                                 const int32_t *targets, vptq_kld_token *out, vptq_err *err)
+vptq_status vptq_eval_kld_rows(const vptq_ctx *ctx, const vptq_kld_args *a, vptq_kld_token *out,
+                               vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    heads h = {.base = base,
-               .model = model,
-               .vocab = d->vocab,
-               .dim = d->hidden,
+    const size_t n = a->rows, variants = a->variants;
+    heads h = {.base = a->base,
+               .model = a->model,
+               .vocab = a->shape->vocab,
+               .dim = a->shape->hidden,
                .variants = variants};
     vptq_arena arena;
+    if (variants == 0 || variants > VPTQ_FORWARD_ROWS)
+        return vptq_fail(err, VPTQ_E_ARG, "%zu models at once, expected 1 to %d", variants,
+                         VPTQ_FORWARD_ROWS);
     vptq_arena_init(&arena, ctx->mem);
-    if (variants == 0 || variants > VPTQ_FORWARD_ROWS) {
-        st = vptq_fail(err, VPTQ_E_ARG, "%zu models at once, at most %d go", variants,
-                       VPTQ_FORWARD_ROWS);
-        goto out;
-    }
-    /* the base's rows and those of all variants, each with a pass of its own */
-    const size_t fit = vptq_forward_head_fit(base, VPTQ_FORWARD_ROWS + VPTQ_FORWARD_ROWS);
-    size_t most = fit / 2 / variants ? fit / 2 / variants : 1;
-    most = most < n ? most : n;
-    VPTQ_TRY(alloc_heads(&h, most, &arena, err));
+    /* half for the rows of the base, half for those of all variants */
+    const size_t fit = vptq_forward_head_fit(a->base, VPTQ_FORWARD_ROWS + VPTQ_FORWARD_ROWS);
+    size_t chunk = fit / 2 / variants ? fit / 2 / variants : 1;
+    chunk = chunk < n ? chunk : n;
+    VPTQ_TRY(alloc_heads(&h, chunk, &arena, err));
     for (size_t at = 0, rows; at < n; at += rows) {
-        rows = n - at < most ? n - at : most;
-        VPTQ_TRY(fold_heads(&h, ctx, rows, hidden_base + at * h.dim,
-                            stack_states(&h, n, at, rows, hidden),
-                            targets ? targets + at : NULL, err));
+        rows = n - at < chunk ? n - at : chunk;
+        VPTQ_TRY(fold_heads(&h, ctx, rows, a->hidden_base + at * h.dim,
+                            stack_states(&h, n, at, rows, a->hidden),
+                            a->targets ? a->targets + at : NULL, err));
         for (size_t c = 0; c < variants; c++)
             for (size_t r = 0; r < rows; r++)
                 out[c * n + at + r] =

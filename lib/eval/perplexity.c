@@ -1,5 +1,4 @@
-/* Perplexity of a model on a text: which tokens are scored with what in front of them, and the
- * walk over batches of windows. */
+/* Perplexity of a model on a text: plans windows or documents and runs them in batches. */
 #include "lib/eval/perplexity.h"
 
 #include <math.h>
@@ -27,19 +26,19 @@ typedef struct run {
     double *token_nll; /* or NULL */
 } run;
 
-/* ---- what is scored ---- */
+/* ---- planning ---- */
 
 static vptq_status check_options(const vptq_model *m, const vptq_ppl_options *o, vptq_err *err)
 {
     if (o->context < 2)
-        return vptq_fail(err, VPTQ_E_ARG, "context %zu is too short, at least 2 is needed",
+        return vptq_fail(err, VPTQ_E_ARG, "context %zu is too short, expected at least 2",
                          o->context);
     if (o->documents && (o->stride || o->windows || o->protocol != VPTQ_PPL_GPTQ))
         return vptq_fail(err, VPTQ_E_ARG,
-                         "documents are scored whole: no stride, number of windows or other "
-                         "protocol goes with them");
+                         "documents are scored whole, without a stride, a number of windows or "
+                         "another protocol");
     if (o->documents && (o->corpus.text_count != 1 || o->corpus.token_count || o->corpus.rows))
-        return vptq_fail(err, VPTQ_E_ARG, "documents are taken from one text");
+        return vptq_fail(err, VPTQ_E_ARG, "documents need exactly one text");
     if (o->documents && !m->tokenizer)
         return vptq_fail(err, VPTQ_E_ARG, "%s: a text needs a tokenizer, none is given",
                          o->corpus.texts[0]);
@@ -73,7 +72,7 @@ static vptq_status plan_documents(run *r, const size_t *offsets, size_t count,
     return VPTQ_OK;
 }
 
-/* Fills r->w.seq and r->w.ids from the text. */
+/* Plans the windows or documents of the text: r->w.seq, r->w.ids and r->w.bos. */
 static vptq_status plan(run *r, vptq_corpus *corpus, vptq_ids *documents, uint64_t *skipped,
                         vptq_arena *arena, vptq_err *err)
 {
@@ -91,15 +90,18 @@ static vptq_status plan(run *r, vptq_corpus *corpus, vptq_ids *documents, uint64
         VPTQ_CHECK(
             vptq_corpus_load(ctx, &o->corpus, r->m->tokenizer, r->m->desc->vocab, corpus, err));
         r->w.ids = corpus->ids.data;
-        VPTQ_CHECK(vptq_windows_cut(&r->w, corpus->name, corpus->ids.count, o->context,
-                                    o->stride, o->windows, o->protocol, arena, err));
+        const vptq_windows_options cut = {.context = o->context,
+                                          .stride = o->stride,
+                                          .max_windows = o->windows,
+                                          .protocol = o->protocol};
+        VPTQ_CHECK(vptq_windows_cut(&r->w, corpus->name, corpus->ids.count, &cut, arena, err));
         r->w.bos = vptq_windows_bos(r->m, o->protocol);
     }
     return VPTQ_OK;
 }
 
-/* Bytes that the scored tokens stand for; 0 where a part of the text is token ids.  Of a text
- * that is read from its beginning the space that encoding puts in front does not count. */
+/* Counts the bytes of the scored tokens; 0 if any of the text was given as token ids.  At the
+ * beginning of a text the space that encoding adds does not count. */
 static vptq_status count_bytes(const run *r, uint64_t *bytes, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
@@ -111,14 +113,14 @@ static vptq_status count_bytes(const run *r, uint64_t *bytes, vptq_err *err)
     for (size_t s = 0; s < r->w.count; s++) {
         const vptq_sequence *q = &r->w.seq[s];
         const int32_t *ids = r->w.ids + q->at;
-        size_t given = q->from + 1;
+        size_t context = q->from + 1; /* ids before the scored ones */
         bool start = r->opt->documents || q->at == 0;
         if (start)
-            VPTQ_TRY(
-                vptq_tokenizer_decode(r->m->tokenizer, ids, given, &start, false, &text, err));
+            VPTQ_TRY(vptq_tokenizer_decode(r->m->tokenizer, ids, context, &start, false, &text,
+                                           err));
         vptq_buf_clear(&text);
-        VPTQ_TRY(vptq_tokenizer_decode(r->m->tokenizer, ids + given, q->length - given, &start,
-                                       false, &text, err));
+        VPTQ_TRY(vptq_tokenizer_decode(r->m->tokenizer, ids + context, q->length - context,
+                                       &start, false, &text, err));
         *bytes += text.len;
         vptq_buf_clear(&text);
     }
@@ -131,16 +133,12 @@ out:
 
 static vptq_status alloc_batches(run *r, vptq_arena *arena, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     size_t dim = r->m->desc->hidden;
-    VPTQ_TRY(vptq_windows_plan(&r->w, dim * sizeof *r->hidden, vptq_mem_left(r->dev->ctx->mem),
-                               arena, err));
+    VPTQ_CHECK(vptq_windows_plan(&r->w, dim * sizeof *r->hidden,
+                                 vptq_mem_left(r->dev->ctx->mem), arena, err));
     r->state = vptq_arena_alloc(arena, r->w.batch_rows, sizeof *r->state, err);
     r->hidden = vptq_arena_alloc(arena, r->w.batch_rows, dim * sizeof *r->hidden, err);
-    if (!r->state || !r->hidden)
-        st = VPTQ_E_NOMEM;
-out:
-    return st;
+    return r->state && r->hidden ? VPTQ_OK : VPTQ_E_NOMEM;
 }
 
 static void progress(const run *r, size_t first, size_t end, uint32_t blocks)
@@ -157,7 +155,7 @@ static void progress(const run *r, size_t first, size_t end, uint32_t blocks)
 
 /* ---- scores ---- */
 
-/* Adds the losses of sequence `s`, which are state[0 .. n). */
+/* Adds the losses of sequence `s` from state [n]. */
 static vptq_status add_scores(run *r, size_t s, const vptq_nll_state *state, size_t n,
                               vptq_err *err)
 {
@@ -181,7 +179,7 @@ static vptq_status add_scores(run *r, size_t s, const vptq_nll_state *state, siz
     return VPTQ_OK;
 }
 
-/* Scores one group of the batch. */
+/* Scores sequences [g0, g1) of the batch that begins at `first`. */
 static vptq_status score_group(run *r, size_t first, size_t g0, size_t g1, vptq_err *err)
 {
     size_t dim = r->m->desc->hidden;

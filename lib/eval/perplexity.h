@@ -39,13 +39,12 @@ typedef struct vptq_ppl_result {
     double bits_per_weight;
 } vptq_ppl_result;
 
-/* Called after each window with its mean loss and its scored tokens; may be NULL. */
+/* Called after each window with its mean loss and number of scored tokens; may be NULL. */
 typedef void (*vptq_window_fn)(void *arg, uint64_t window, double mean, uint64_t tokens);
-/* Windows run in batches through one block after the other; the result does not depend on the
- * size of a batch, which follows from the memory that is left.  token_nll (may be NULL): NLL of
- * every scored token in order, in `arena`.  Errors: VPTQ_E_ARG for settings that exclude each
- * other, VPTQ_E_FORMAT for a text shorter than one window, VPTQ_E_NUMERIC naming the window
- * whose loss is not finite. */
+/* Runs windows in batches, block by block.  The size of a batch depends on the free memory and
+ * does not change the result.  token_nll (may be NULL) becomes the NLL of every scored token in
+ * order, in `arena`.  Errors: VPTQ_E_ARG for conflicting options, VPTQ_E_FORMAT for a text
+ * shorter than one window, VPTQ_E_NUMERIC with the window whose loss is not finite. */
 vptq_status vptq_eval_ppl(vptq_device *dev, const vptq_model *m, const vptq_ppl_options *opt,
                           vptq_window_fn fn, void *arg, vptq_arena *arena, double **token_nll,
                           vptq_ppl_result *r, vptq_err *err) VPTQ_MUST_CHECK;

@@ -1,35 +1,178 @@
-/* With p^ the recorded probabilities of the ids K of a record, T that of all others, s = sum p^
- * + T (1 but for rounding), and q the model's, the divergence is that of the distribution p^/s
- * over K and one bucket for the rest:
+/* The saved logits of an original (formats/vptq/kld_base.h): checks that a file matches a model
+ * and a text, saves rows, and compares rows of a model with saved ones.
+ *
+ * Let p^ be the saved probabilities of the ids K of a record, T that of all other ids, s = sum
+ * p^
+ * + T (1 up to rounding) and q the model's probabilities.  The divergence is that of p^/s over
+ * K and one bucket for the rest:
  *
  *     (sum_K p^_j (ln p^_j - ln q_j) + T (ln T - ln Q)) / s - ln s,   Q = sum of q outside K
  *
- * which by the log sum inequality is at most that over all ids. */
-#include "lib/eval/recorded.h"
+ * By the log sum inequality it is at most the divergence over all ids. */
+#include "lib/eval/saved_base.h"
 
+#include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "lib/base/parallel.h"
 
-/* Logits and records of some rows; rows of a parallel step. */
+/* ---- the head of a file ---- */
+
+/* XXH3 over the bytes of all ids in order, each seeded with the hash so far: the same for any
+ * file format of a tokenizer.  0 without a tokenizer. */
+static vptq_status vocabulary_fingerprint(const vptq_ctx *ctx, const vptq_model *m,
+                                          uint64_t *sum, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_buf text;
+    *sum = 0;
+    if (!m->tokenizer)
+        return VPTQ_OK;
+    vptq_buf_init(&text, ctx->mem);
+    for (uint32_t i = 0; i < m->vocab.count; i++) {
+        const int32_t id = (int32_t)i;
+        bool start = false;
+        vptq_buf_clear(&text);
+        VPTQ_TRY(vptq_tokenizer_decode(m->tokenizer, &id, 1, &start, true, &text, err));
+        *sum = vptq_hash(text.data, text.len, *sum);
+    }
+out:
+    vptq_buf_release(&text);
+    return st;
+}
+
+vptq_status vptq_saved_base_make_head(const vptq_ctx *ctx, const vptq_model *base,
+                                      const vptq_kld_options *opt, const vptq_windows *w,
+                                      vptq_kld_base_head *head, vptq_err *err)
+{
+    char hex[17];
+    const uint32_t vocab = base->desc->vocab;
+    const bool full = opt->precision == VPTQ_KLD_BASE_FULL;
+    if (!full && opt->top == 0)
+        return vptq_fail(err, VPTQ_E_ARG,
+                         "the number of likeliest ids to save is 0, expected at least 1");
+    if (w->count > UINT32_MAX || opt->context > INT32_MAX)
+        return vptq_fail(err, VPTQ_E_ARG, "%zu windows of %zu tokens are too many to save",
+                         w->count, opt->context);
+    *head = (vptq_kld_base_head){
+        .precision = opt->precision,
+        .protocol =
+            opt->protocol == VPTQ_PPL_LLAMA_CPP ? VPTQ_KLD_BASE_LLAMA_CPP : VPTQ_KLD_BASE_GPTQ,
+        .vocab = vocab,
+        .entries = full || opt->top > vocab ? vocab : (uint32_t)opt->top,
+        .context = (uint32_t)opt->context,
+        .windows = (uint32_t)w->count,
+        .bos = w->bos,
+    };
+    VPTQ_CHECK(vptq_checkpoint_fingerprint(&base->ckpt, ctx, hex, err));
+    head->model = strtoull(hex, NULL, 16);
+    VPTQ_CHECK(vocabulary_fingerprint(ctx, base, &head->vocabulary, err));
+    const char *name = vptq_path_base(base->ckpt.path);
+    memcpy(head->name, name, strnlen(name, VPTQ_KLD_BASE_NAME_MAX));
+    return VPTQ_OK;
+}
+
+static const char *protocol_name(bool llama_cpp)
+{
+    return llama_cpp ? "llama.cpp" : "gptq";
+}
+
+static vptq_status check_settings(const vptq_kld_base_file *file, const vptq_model *m,
+                                  const vptq_kld_options *opt, vptq_err *err)
+{
+    const vptq_kld_base_head *h = &file->head;
+    const bool llama_cpp = h->protocol == VPTQ_KLD_BASE_LLAMA_CPP;
+    if (h->vocab != m->desc->vocab)
+        return vptq_fail(err, VPTQ_E_MISMATCH,
+                         "%s: saved over a vocabulary of %" PRIu32 " ids, %s has %" PRIu32,
+                         file->file.path, h->vocab, m->ckpt.path, m->desc->vocab);
+    if (opt->context && opt->context != h->context)
+        return vptq_fail(err, VPTQ_E_MISMATCH,
+                         "%s: saved with a context of %" PRIu32 " tokens, not of %zu",
+                         file->file.path, h->context, opt->context);
+    if (!opt->any_protocol && llama_cpp != (opt->protocol == VPTQ_PPL_LLAMA_CPP))
+        return vptq_fail(err, VPTQ_E_MISMATCH, "%s: saved by the %s protocol, not by %s",
+                         file->file.path, protocol_name(llama_cpp), protocol_name(!llama_cpp));
+    return VPTQ_OK;
+}
+
+/* Checks that the text begins with the saved ids.  `other`: the tokenizers differ. */
+static vptq_status check_text(const vptq_ctx *ctx, const vptq_kld_base_file *file,
+                              const vptq_model *m, const vptq_kld_options *opt, bool other,
+                              vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_corpus c = {.ids = {.data = NULL}};
+    const size_t n = (size_t)file->head.windows * file->head.context;
+    size_t i = 0;
+    VPTQ_TRY(vptq_corpus_load(ctx, &opt->corpus, m->tokenizer, m->desc->vocab, &c, err));
+    while (i < n && i < c.ids.count && c.ids.data[i] == file->ids[i])
+        i++;
+    if (i < n && other)
+        st = vptq_fail(err, VPTQ_E_MISMATCH,
+                       "%s: saved with another tokenizer: that of %s gives %s other tokens "
+                       "from token %zu on",
+                       file->file.path, m->ckpt.path, c.name, i);
+    else if (i < n && i == c.ids.count)
+        st = vptq_fail(err, VPTQ_E_MISMATCH,
+                       "%s: saved from another text: %s has %zu tokens, the saved windows "
+                       "%zu",
+                       file->file.path, c.name, c.ids.count, n);
+    else if (i < n)
+        st = vptq_fail(err, VPTQ_E_MISMATCH,
+                       "%s: saved from another text: %s has other tokens from token %zu on",
+                       file->file.path, c.name, i);
+out:
+    vptq_corpus_release(&c);
+    return st;
+}
+
+vptq_status vptq_saved_base_check(const vptq_ctx *ctx, const vptq_kld_base_file *file,
+                                  const vptq_model *m, const vptq_kld_options *opt,
+                                  vptq_err *err)
+{
+    const vptq_kld_base_head *h = &file->head;
+    uint64_t vocabulary;
+    VPTQ_CHECK(check_settings(file, m, opt, err));
+    VPTQ_CHECK(vocabulary_fingerprint(ctx, m, &vocabulary, err));
+    const bool other = h->vocabulary && vocabulary && h->vocabulary != vocabulary;
+    if (opt->corpus.text_count + opt->corpus.token_count > 0)
+        VPTQ_CHECK(check_text(ctx, file, m, opt, other, err));
+    else if (other)
+        return vptq_fail(err, VPTQ_E_MISMATCH, "%s: saved with another tokenizer than %s has",
+                         file->file.path, m->ckpt.path);
+    const int32_t bos = vptq_windows_bos(
+        m, h->protocol == VPTQ_KLD_BASE_LLAMA_CPP ? VPTQ_PPL_LLAMA_CPP : VPTQ_PPL_GPTQ);
+    if (m->tokenizer && bos != h->bos)
+        return vptq_fail(err, VPTQ_E_MISMATCH,
+                         "%s: saved with id %" PRId32 " in place of each window's first token, "
+                         "%s uses %" PRId32 " (-1: none)",
+                         file->file.path, h->bos, m->ckpt.path, bos);
+    return VPTQ_OK;
+}
+
+/* ---- rows ---- */
+
+/* Bytes of the logits and records of a chunk; rows of a parallel step. */
 enum { ROWS_BYTES = 64 << 20, ROWS_STEP = 4 };
 
-vptq_status vptq_kld_base_rows_open(vptq_kld_base_rows *b, const vptq_ctx *ctx,
-                                    const vptq_kld_base_head *head, bool record,
-                                    vptq_arena *arena, vptq_err *err)
+vptq_status vptq_saved_base_rows_open(vptq_saved_base_rows *b, const vptq_ctx *ctx,
+                                      const vptq_kld_base_head *head, bool save,
+                                      vptq_arena *arena, vptq_err *err)
 {
     const size_t row = head->vocab * sizeof(float) + vptq_kld_base_record_bytes(head);
     const size_t left = vptq_mem_left(ctx->mem) / 4;
     const size_t fit = (left < ROWS_BYTES ? left : ROWS_BYTES) / row;
-    const size_t scratch = record ? (size_t)ctx->threads * head->entries : 0;
-    *b = (vptq_kld_base_rows){.ctx = ctx, .head = head};
-    b->most = fit < 1 ? 1 : fit < VPTQ_FORWARD_ROWS ? fit : VPTQ_FORWARD_ROWS;
-    b->logits = vptq_arena_alloc(arena, b->most, head->vocab * sizeof *b->logits, err);
-    b->records = vptq_arena_alloc(arena, b->most, vptq_kld_base_record_bytes(head), err);
+    const size_t scratch = save ? (size_t)ctx->threads * head->entries : 0;
+    *b = (vptq_saved_base_rows){.ctx = ctx, .head = head};
+    b->chunk = fit < 1 ? 1 : fit < VPTQ_FORWARD_ROWS ? fit : VPTQ_FORWARD_ROWS;
+    b->logits = vptq_arena_alloc(arena, b->chunk, head->vocab * sizeof *b->logits, err);
+    b->records = vptq_arena_alloc(arena, b->chunk, vptq_kld_base_record_bytes(head), err);
     b->values = vptq_arena_alloc(arena, scratch, sizeof *b->values, err);
     b->ids = vptq_arena_alloc(arena, scratch, sizeof *b->ids, err);
-    b->finite = vptq_arena_alloc(arena, b->most, sizeof *b->finite, err);
+    b->finite = vptq_arena_alloc(arena, b->chunk, sizeof *b->finite, err);
     if (!b->logits || !b->records || !b->values || !b->ids || !b->finite)
         return VPTQ_E_NOMEM;
     return VPTQ_OK;
@@ -37,8 +180,8 @@ vptq_status vptq_kld_base_rows_open(vptq_kld_base_rows *b, const vptq_ctx *ctx,
 
 /* ---- one row of logits ---- */
 
-/* Log of the sum of exp over a row; *best: the likeliest id, the first of several.  NaN or
- * infinity where a logit is. */
+/* Log of the sum of exp(z); *best = the likeliest id, the first of equals.  Not finite if a
+ * logit is not. */
 static double log_sum(const float *z, size_t n, size_t *best)
 {
     double sum = 0;
@@ -51,14 +194,13 @@ static double log_sum(const float *z, size_t n, size_t *best)
     return max + log(sum);
 }
 
-/* Whether id a is less likely than b; of equals the larger one is. */
+/* Whether id a is less likely than b; of equals the larger id counts as less likely. */
 static bool below(const float *z, uint32_t a, uint32_t b)
 {
     return z[a] < z[b] || (z[a] == z[b] && a > b);
 }
 
-/* A heap with the least likely of n ids on top: puts the one at place i where it belongs among
- * those under it. */
+/* Restores a heap of n ids, the least likely on top, after the id at i has changed. */
 static void sift(const float *z, uint32_t *heap, size_t n, size_t i)
 {
     for (size_t child; (child = 2 * i + 1) < n; i = child) {
@@ -78,7 +220,7 @@ static int by_id(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* The k likeliest of n ids, ascending. */
+/* Fills ids with the k likeliest of n ids, in rising order. */
 static void select_likeliest(const float *z, size_t n, uint32_t *ids, size_t k)
 {
     for (size_t i = 0; i < k; i++)
@@ -94,16 +236,16 @@ static void select_likeliest(const float *z, size_t n, uint32_t *ids, size_t k)
 }
 
 typedef struct rows_job {
-    const vptq_kld_base_rows *b;
-    uint64_t first; /* number of the first record, for recording */
+    const vptq_saved_base_rows *b;
+    uint64_t first; /* number of the first record; for saving only */
     const int32_t *targets;
-    vptq_kld_token *out; /* for comparing ... */
+    vptq_kld_token *out; /* out and tail: for comparing only */
     double *tail;
 } rows_job;
 
-static void record_row(const rows_job *job, size_t row, int thread)
+static void save_row(const rows_job *job, size_t row, int thread)
 {
-    const vptq_kld_base_rows *b = job->b;
+    const vptq_saved_base_rows *b = job->b;
     const vptq_kld_base_head *h = b->head;
     const float *z = b->logits + row * h->vocab;
     double *values = b->values + (size_t)thread * h->entries;
@@ -130,14 +272,14 @@ static void record_row(const rows_job *job, size_t row, int thread)
                               b->records + row * vptq_kld_base_record_bytes(h));
 }
 
-static void record_rows(void *arg, size_t begin, size_t end, int thread)
+static void save_rows(void *arg, size_t begin, size_t end, int thread)
 {
     for (size_t row = begin; row < end; row++)
-        record_row(arg, row, thread);
+        save_row(arg, row, thread);
 }
 
-/* Sum of p^ (ln p^ - ln q) over the ids of a record; *mass: that of p^; *outside: sum of
- * exp(y - max) of all other ids. */
+/* Sum of p^ (ln p^ - ln q) over the ids of a record.  *mass = sum of p^, *outside = sum of
+ * exp(y - max) over all other ids. */
 static double cross_entries(const vptq_kld_base_record *r, size_t entries, const float *y,
                             size_t vocab, double lse, double max, double *mass, double *outside)
 {
@@ -161,7 +303,7 @@ static double cross_entries(const vptq_kld_base_record *r, size_t entries, const
 static void compare_rows(void *arg, size_t begin, size_t end, int thread)
 {
     const rows_job *job = arg;
-    const vptq_kld_base_rows *b = job->b;
+    const vptq_saved_base_rows *b = job->b;
     const vptq_kld_base_head *h = b->head;
     (void)thread;
     for (size_t row = begin; row < end; row++) {
@@ -178,7 +320,7 @@ static void compare_rows(void *arg, size_t begin, size_t end, int thread)
         const double kld = sum / (mass + tail) - log(mass + tail);
         job->tail[row] = tail;
         job->out[row] = (vptq_kld_token){
-            /* Rounding may leave a divergence of almost nothing below zero; NaN stays. */
+            /* rounding may make a tiny divergence negative; NaN stays */
             .kld = kld < 0 ? 0 : kld,
             .nll = lse - (double)y[job->targets[row]],
             .nll_base = -(double)r.target,
@@ -187,18 +329,20 @@ static void compare_rows(void *arg, size_t begin, size_t end, int thread)
     }
 }
 
-/* ---- rows of states ---- */
+/* ---- rows of hidden states ---- */
 
-vptq_status vptq_kld_base_rows_record(vptq_kld_base_rows *b, vptq_forward *f, size_t n,
-                                      size_t dim, const float *hidden, const int32_t *targets,
+vptq_status vptq_saved_base_rows_save(vptq_saved_base_rows *b,
+                                      const vptq_saved_base_batch *batch,
                                       vptq_kld_base_writer *w, size_t *bad, vptq_err *err)
 {
+    const size_t n = batch->rows;
     *bad = n;
     for (size_t at = 0, rows; at < n; at += rows) {
-        rows = n - at < b->most ? n - at : b->most;
-        rows_job job = {.b = b, .first = w->records, .targets = targets + at};
-        VPTQ_CHECK(vptq_forward_logits(f, rows, hidden + at * dim, b->logits, err));
-        vptq_parallel_for(b->ctx->threads, rows, ROWS_STEP, record_rows, &job);
+        rows = n - at < b->chunk ? n - at : b->chunk;
+        rows_job job = {.b = b, .first = w->records, .targets = batch->targets + at};
+        VPTQ_CHECK(vptq_forward_logits(batch->f, rows, batch->hidden + at * batch->dim,
+                                       b->logits, err));
+        vptq_parallel_for(b->ctx->threads, rows, ROWS_STEP, save_rows, &job);
         for (size_t i = 0; i < rows; i++)
             if (!b->finite[i]) {
                 *bad = at + i;
@@ -209,16 +353,19 @@ vptq_status vptq_kld_base_rows_record(vptq_kld_base_rows *b, vptq_forward *f, si
     return VPTQ_OK;
 }
 
-vptq_status vptq_kld_base_rows_compare(vptq_kld_base_rows *b, vptq_forward *f, size_t n,
-                                       size_t dim, const float *hidden, const int32_t *targets,
-                                       const vptq_kld_base_file *file, uint64_t first,
-                                       vptq_kld_token *out, double *tail, vptq_err *err)
+vptq_status vptq_saved_base_rows_compare(vptq_saved_base_rows *b,
+                                         const vptq_saved_base_batch *batch,
+                                         const vptq_kld_base_file *file, uint64_t first,
+                                         vptq_kld_token *out, double *tail, vptq_err *err)
 {
+    const size_t n = batch->rows;
     for (size_t at = 0, rows; at < n; at += rows) {
-        rows = n - at < b->most ? n - at : b->most;
-        rows_job job = {.b = b, .targets = targets + at, .out = out + at, .tail = tail + at};
+        rows = n - at < b->chunk ? n - at : b->chunk;
+        rows_job job = {
+            .b = b, .targets = batch->targets + at, .out = out + at, .tail = tail + at};
         VPTQ_CHECK(vptq_kld_base_file_read(file, first + at, rows, b->records, err));
-        VPTQ_CHECK(vptq_forward_logits(f, rows, hidden + at * dim, b->logits, err));
+        VPTQ_CHECK(vptq_forward_logits(batch->f, rows, batch->hidden + at * batch->dim,
+                                       b->logits, err));
         vptq_parallel_for(b->ctx->threads, rows, ROWS_STEP, compare_rows, &job);
     }
     return VPTQ_OK;

@@ -1,7 +1,7 @@
-/* Items of choice tasks: what a model is asked, in the words of lm-evaluation-harness.
+/* Items of choice tasks, with the texts that lm-evaluation-harness makes of them.
  *
- * A file is JSON lines, one record a line, or HellaSwag's text form of six lines an item. Which
- * form a record has says its first known key; all records of a file have the same:
+ * A file is JSON lines with one record per line, or HellaSwag's text form with six lines per
+ * item.  The first known key of a record decides its form; all records of a file share it:
  *
  *     ARC          question, choices {text[], label[]}, answerKey
  *     OpenBookQA   question_stem, choices {text[], label[]}, answerKey
@@ -15,8 +15,8 @@
  *     schema       context_options[], continuation, gold
  *     endings      lines: context, index of the right ending, four endings
  *
- * A record becomes requests, pairs of a context and a continuation whose log-likelihood is
- * wanted; texts are made as the harness's task definitions make them (docs/evaluation.md). */
+ * A record becomes requests: pairs of a context and a continuation, whose log-likelihood is
+ * measured.  Texts follow the harness's task definitions (docs/evaluation.md). */
 #ifndef VPTQ_EVAL_TASK_FILE_H
 #define VPTQ_EVAL_TASK_FILE_H
 
@@ -42,15 +42,15 @@ typedef struct vptq_task_text {
 } vptq_task_text;
 
 typedef struct vptq_task_request {
-    vptq_task_text context; /* the same s for all choices of an item that share it; may be "" */
+    vptq_task_text context; /* choices that share it have the same s; may be "" */
     vptq_task_text continuation;
-    uint32_t characters; /* code points of the choice, without the delimiter in front of it */
+    uint32_t characters; /* code points of the choice, without the delimiter before it */
 } vptq_task_request;
 
 typedef struct vptq_task_item {
-    uint32_t line;  /* of the file, from 1 */
-    uint32_t count; /* of requests: 2 to VPTQ_TASK_CHOICES_MAX, of LAMBADA 1 */
-    uint32_t gold;  /* the right request */
+    uint32_t line;  /* in the file, from 1 */
+    uint32_t count; /* of requests: 2 to VPTQ_TASK_CHOICES_MAX, or 1 (LAMBADA) */
+    uint32_t gold;  /* index of the right request */
     const vptq_task_request *requests;
 } vptq_task_item;
 
@@ -70,23 +70,23 @@ typedef struct vptq_task_file {
 } vptq_task_file;
 
 typedef struct vptq_task_file_options {
-    const char *task;      /* name of the task: a record of another known set than the one that
-                              it names is an error; any other name is free */
-    const char *delimiter; /* of the form choices, between query and choice */
-    size_t limit;          /* the first items only; 0 = all */
+    const char *task;      /* name of the task; if it names a known data set, records of another
+                              set are an error */
+    const char *delimiter; /* between query and choice, in the form `choices` */
+    size_t limit;          /* maximum number of items; 0 = all */
 } vptq_task_file_options;
 
-/* VPTQ_E_FORMAT with file and line for a form that is not known or not that of the first
- * record, keys that are missing, of a wrong type or there twice, text that is not UTF-8, fewer
- * than two choices or too many, a right answer that there is not, lines that are too long, and
- * a file without items. */
+/* VPTQ_E_FORMAT with file and line for an unknown form or another one than the first record's,
+ * keys that are missing, duplicate or of a wrong type, text that is not UTF-8, fewer than two
+ * choices or too many, a right answer that is not among them, a line that is too long, or a
+ * file without items. */
 vptq_status vptq_task_file_read(const char *path, const vptq_task_file_options *opt,
                                 vptq_mem *mem, vptq_task_file *file,
                                 vptq_err *err) VPTQ_MUST_CHECK;
 void vptq_task_file_release(vptq_task_file *file);
 
-/* Whether accuracies by log-likelihood per character are of use: not where all requests of an
- * item have the same continuation, nor where there is one request alone. */
+/* Whether accuracy by log-likelihood per character is meaningful: not if all requests of an
+ * item share the continuation, nor for a single request. */
 bool vptq_task_form_has_norm(vptq_task_form form);
 
 #endif

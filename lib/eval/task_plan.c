@@ -1,18 +1,131 @@
-/* Trees are built token by token, one node a token, and written out in preorder: a node whose
- * parent has other children too begins a sequence. */
-#include "lib/eval/tasks_plan.h"
+/* Tokens of requests, and the trees in which the requests of an item share common beginnings.
+ */
+#include "lib/eval/task_plan.h"
 
 #include <string.h>
 
-#include "lib/eval/tasks_encode.h"
+#include "lib/eval/task_text.h"
 #include "lib/model/forward.h"
 
-enum { NONE = 0 }; /* node 0 is above the roots, wanted 0 ends a list */
+/* ---- the tokens of a request ---- */
+
+vptq_status vptq_task_encoder_open(const vptq_model *m, vptq_mem *mem, vptq_task_encoder *e,
+                                   vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    bool start = false;
+    *e = (vptq_task_encoder){.m = m};
+    vptq_buf_init(&e->prefix_text, mem);
+    vptq_buf_init(&e->text, mem);
+    vptq_ids_init(&e->whole, mem);
+    vptq_ids_init(&e->context, mem);
+    if (!m->tokenizer)
+        return vptq_fail(err, VPTQ_E_ARG, "%s: tasks need a tokenizer, none is given",
+                         m->ckpt.path);
+    e->prefix = m->vocab.bos >= 0 ? m->vocab.bos : m->vocab.eos;
+    if (e->prefix >= 0)
+        VPTQ_TRY(vptq_tokenizer_decode(m->tokenizer, &e->prefix, 1, &start, true,
+                                       &e->prefix_text, err));
+out:
+    if (st)
+        vptq_task_encoder_close(e);
+    return st;
+}
+
+void vptq_task_encoder_close(vptq_task_encoder *e)
+{
+    vptq_buf_release(&e->prefix_text);
+    vptq_buf_release(&e->text);
+    vptq_ids_release(&e->whole);
+    vptq_ids_release(&e->context);
+}
+
+/* Special tokens written in the text are recognized.  The tokenizer adds its own unless the
+ * text begins with the first of them. */
+static unsigned flags_of(const vptq_task_encoder *e, const char *s, size_t n)
+{
+    const vptq_buf *p = &e->prefix_text;
+    const bool there = p->len && n >= p->len && memcmp(s, p->data, p->len) == 0;
+    return VPTQ_ENCODE_SPECIAL | (there ? 0 : (unsigned)VPTQ_ENCODE_BOS);
+}
+
+/* Encodes the context alone into e->context.  Keeps the last result, because the choices of an
+ * item share their context. */
+static vptq_status encode_context(vptq_task_encoder *e, vptq_task_text context, vptq_err *err)
+{
+    if (e->context_of.s == context.s && e->context_of.n == context.n)
+        return VPTQ_OK;
+    const size_t n = vptq_task_strip_end(context).n;
+    e->context.count = 0;
+    vptq_status st = vptq_tokenizer_encode(e->m->tokenizer, context.s, n,
+                                           flags_of(e, context.s, n), &e->context, err);
+    e->context_of = st ? (vptq_task_text){NULL, 0} : context;
+    return st;
+}
+
+/* Encodes a continuation without a context: after the prefix, unless it begins with it. */
+static vptq_status encode_alone(vptq_task_encoder *e, vptq_task_text continuation,
+                                vptq_ids *out, size_t *scored, vptq_err *err)
+{
+    e->whole.count = 0;
+    VPTQ_CHECK(vptq_tokenizer_encode(e->m->tokenizer, continuation.s, continuation.n,
+                                     VPTQ_ENCODE_SPECIAL, &e->whole, err));
+    const bool there = e->whole.count && e->whole.data[0] == e->prefix;
+    if (e->prefix < 0)
+        return vptq_fail(err, VPTQ_E_FORMAT,
+                         "a context is empty, and the tokenizer has neither a BOS nor an EOS "
+                         "token to replace it");
+    if (!there)
+        VPTQ_CHECK(vptq_ids_add(out, &e->prefix, 1, err));
+    VPTQ_CHECK(vptq_ids_add(out, e->whole.data, e->whole.count, err));
+    *scored = e->whole.count - there;
+    return VPTQ_OK;
+}
+
+/* Encodes context and continuation together: the tokens after as many as the context has alone
+ * are the continuation's. */
+static vptq_status encode_pair(vptq_task_encoder *e, const vptq_task_request *q, vptq_ids *out,
+                               size_t *scored, vptq_err *err)
+{
+    vptq_buf_clear(&e->text);
+    VPTQ_CHECK(vptq_buf_add(&e->text, q->context.s, q->context.n, err));
+    VPTQ_CHECK(vptq_buf_add(&e->text, q->continuation.s, q->continuation.n, err));
+    e->whole.count = 0;
+    VPTQ_CHECK(vptq_tokenizer_encode(e->m->tokenizer, e->text.data, e->text.len,
+                                     flags_of(e, e->text.data, e->text.len), &e->whole, err));
+    VPTQ_CHECK(encode_context(e, q->context, err));
+    const size_t n = e->context.count;
+    if (n == 0)
+        return vptq_fail(err, VPTQ_E_FORMAT,
+                         "a context is only white space, for which the tokenizer has no token");
+    *scored = e->whole.count > n ? e->whole.count - n : 0;
+    VPTQ_CHECK(vptq_ids_add(out, e->context.data, n, err));
+    if (*scored)
+        VPTQ_CHECK(vptq_ids_add(out, e->whole.data + n, *scored, err));
+    return VPTQ_OK;
+}
+
+vptq_status vptq_task_encode(vptq_task_encoder *e, const vptq_task_request *q, vptq_ids *out,
+                             size_t *scored, vptq_err *err)
+{
+    vptq_status st = q->context.n ? encode_pair(e, q, out, scored, err)
+                                  : encode_alone(e, q->continuation, out, scored, err);
+    if (!st && *scored == 0)
+        st = vptq_fail(err, VPTQ_E_FORMAT, "a continuation has no token");
+    return st;
+}
+
+/* ---- trees ---- */
+
+/* A tree is built with one node per token and written in preorder.  A node whose parent has
+ * other children begins a sequence. */
+
+enum { NONE = 0 }; /* node 0 is the parent of the roots, wanted 0 ends a list */
 
 typedef struct node {
     int32_t token;
     uint32_t parent, child, last_child, next; /* nodes */
-    uint32_t wanted;                          /* tokens that are scored behind it */
+    uint32_t wanted;                          /* list of the tokens scored after it */
     uint32_t sequence;
 } node;
 
@@ -27,28 +140,28 @@ typedef struct builder {
     vptq_task_plan *plan;
     vptq_task_encoder encoder;
     vptq_ids ids;   /* of all requests */
-    size_t *begin;  /* [requests + 1] in ids */
-    size_t context; /* rows of a request at most */
-    node *nodes;    /* of the tree that is being built; 0 is above its roots */
-    wanted *wanted; /* from 1 on */
+    size_t *begin;  /* [requests + 1] offset of each request in ids */
+    size_t context; /* maximum rows of a request */
+    node *nodes;    /* of the current tree */
+    wanted *wanted; /* of the current tree, from 1 on */
     uint32_t count, wanted_count;
-    size_t first; /* in plan->scored_pair, of the tree's first request */
+    size_t first; /* offset of the tree's first request in plan->scored_pair */
 } builder;
 
-/* ---- tokens ---- */
+/* ---- tokens of all requests ---- */
 
-/* The tokens of a request that are left of b->ids behind `from`. */
+/* Cuts the request that begins at b->ids[from] down to its last context + 1 tokens. */
 static vptq_status keep_last(builder *b, size_t from, size_t scored, vptq_err *err)
 {
     vptq_ids *ids = &b->ids;
-    const size_t n = ids->count - from, most = b->context + 1;
+    const size_t n = ids->count - from, max = b->context + 1;
     if (scored > b->context)
         return vptq_fail(err, VPTQ_E_FORMAT,
                          "a continuation has %zu tokens, more than the context of %zu", scored,
                          b->context);
-    if (n > most) {
-        memmove(ids->data + from, ids->data + from + n - most, most * sizeof *ids->data);
-        ids->count = from + most;
+    if (n > max) {
+        memmove(ids->data + from, ids->data + from + n - max, max * sizeof *ids->data);
+        ids->count = from + max;
     }
     return VPTQ_OK;
 }
@@ -74,7 +187,7 @@ out:
     return st;
 }
 
-/* What is needed while building only is in `work`. */
+/* Encodes all requests; `work` has what only building needs. */
 static vptq_status encode_all(builder *b, vptq_arena *arena, vptq_arena *work, vptq_err *err)
 {
     vptq_task_plan *p = b->plan;
@@ -107,7 +220,7 @@ static uint32_t child_of(const builder *b, uint32_t at, int32_t token)
     return c;
 }
 
-/* How many of n tokens the tree begins with. */
+/* Number of leading tokens of ids [n] that are already in the tree. */
 static size_t matching(const builder *b, const int32_t *ids, size_t n)
 {
     size_t i = 0;
@@ -145,8 +258,8 @@ static uint32_t add_wanted(builder *b, uint32_t at, int32_t token)
     return w;
 }
 
-/* A request's tokens but the last are rows; the last `scored` are wanted, each behind the row
- * in front of it. */
+/* Adds a request: all of its tokens but the last are rows, and each of the last `scored` ones
+ * is wanted after the row before it. */
 static void add_request(builder *b, size_t request)
 {
     vptq_task_plan *p = b->plan;
@@ -189,7 +302,7 @@ static void put_node(builder *b, uint32_t at)
     p->ids[p->rows++] = n->token;
 }
 
-/* Writes the tree out, which holds the scored tokens up to `last`. */
+/* Writes the tree to the plan; `last` ends its requests in plan->scored_pair. */
 static void end_tree(builder *b, size_t last)
 {
     vptq_task_plan *p = b->plan;
@@ -210,7 +323,7 @@ static vptq_status alloc_plan(builder *b, vptq_arena *arena, vptq_arena *work, v
     if (p->unshared > UINT32_MAX || b->ids.count > UINT32_MAX)
         return vptq_fail(err, VPTQ_E_FORMAT, "%s: %llu tokens are too many for one run",
                          b->file->path, (unsigned long long)p->unshared);
-    /* a tree of n requests has at most n leaves and n - 1 nodes with several children */
+    /* a tree of n requests has at most n leaves and n - 1 nodes with more than one child */
     const size_t sequences = 2 * p->requests;
     p->ids = vptq_arena_alloc(arena, p->unshared, sizeof *p->ids, err);
     p->starts = vptq_arena_alloc(arena, sequences + 1, sizeof *p->starts, err);
@@ -219,18 +332,18 @@ static vptq_status alloc_plan(builder *b, vptq_arena *arena, vptq_arena *work, v
     p->pair_target = vptq_arena_alloc(arena, scored, sizeof *p->pair_target, err);
     p->scored_pair = vptq_arena_alloc(arena, scored, sizeof *p->scored_pair, err);
     p->item_rows = vptq_arena_alloc(arena, items, sizeof *p->item_rows, err);
-    const size_t most = p->longest > VPTQ_FORWARD_ROWS ? p->longest : VPTQ_FORWARD_ROWS;
-    b->nodes = vptq_arena_alloc(work, most + 1, sizeof *b->nodes, err);
-    /* behind a row every child's token, and the last ones of requests */
+    const size_t rows = p->longest > VPTQ_FORWARD_ROWS ? p->longest : VPTQ_FORWARD_ROWS;
+    b->nodes = vptq_arena_alloc(work, rows + 1, sizeof *b->nodes, err);
+    /* every node's token after its parent, and the last token of each request */
     b->wanted =
-        vptq_arena_alloc(work, most + 1 + VPTQ_TASK_CHOICES_MAX, sizeof *b->wanted, err);
+        vptq_arena_alloc(work, rows + 1 + VPTQ_TASK_CHOICES_MAX, sizeof *b->wanted, err);
     return p->ids && p->starts && p->parents && p->pair_row && p->pair_target &&
                    p->scored_pair && p->item_rows && b->nodes && b->wanted
                ? VPTQ_OK
                : VPTQ_E_NOMEM;
 }
 
-/* An item is one tree, or as many as keep to VPTQ_FORWARD_ROWS rows. */
+/* Builds one tree per item, or several of at most VPTQ_FORWARD_ROWS rows. */
 static void build_all(builder *b)
 {
     vptq_task_plan *p = b->plan;

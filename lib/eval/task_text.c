@@ -1,3 +1,4 @@
+/* Python's string methods on UTF-8, as lm-evaluation-harness uses them to make texts. */
 #include "lib/eval/task_text.h"
 
 #include <string.h>
@@ -7,7 +8,7 @@
 
 /* ---- white space ---- */
 
-/* str.isspace() of one character: Unicode's white space and four separators. */
+/* str.isspace() of one character: Unicode's white space and four control characters. */
 static bool is_space(uint32_t cp)
 {
     return vptq_utf8_space(cp) || (cp >= 0x1C && cp <= 0x1F);
@@ -68,8 +69,8 @@ vptq_status vptq_task_join(const vptq_task_text *parts, size_t count, vptq_arena
 
 enum { DOTTED_I = 0x130, DOT_ABOVE = 0x307, CASE_BYTES_MAX = 4 };
 
-/* A character in lower or title case at `to`, at most CASE_BYTES_MAX bytes; returns their
- * number. */
+/* Writes a character in lower or title case to `to`; returns its bytes, at most CASE_BYTES_MAX.
+ */
 static size_t put_case(uint32_t cp, bool title, char *to)
 {
     if (cp == DOTTED_I && !title) {
@@ -80,7 +81,7 @@ static size_t put_case(uint32_t cp, bool title, char *to)
     return vptq_utf8_encode((uint32_t)(title ? utf8proc_totitle(c) : utf8proc_tolower(c)), to);
 }
 
-/* The first character in title or lower case, the others in lower case or as they are. */
+/* Changes the first character to title or lower case, and the others to lower case or not. */
 static vptq_status change_case(vptq_task_text t, bool title_first, bool lower_rest,
                                vptq_arena *arena, vptq_task_text *out, vptq_err *err)
 {
@@ -91,7 +92,7 @@ static vptq_status change_case(vptq_task_text t, bool title_first, bool lower_re
     for (size_t i = 0; i < t.n; i += k) {
         uint32_t cp = 0;
         k = vptq_utf8_decode(t.s + i, t.n - i, &cp);
-        if (k == 0) { /* not UTF-8: a byte as it is */
+        if (k == 0) { /* not UTF-8: copies the byte */
             s[n++] = t.s[i];
             k = 1;
         } else if (i == 0 || lower_rest) {
@@ -125,7 +126,7 @@ static bool begins(vptq_task_text t, size_t at, const char *with)
     return t.n - at >= n && memcmp(t.s + at, with, n) == 0;
 }
 
-/* In place: every `from`, left to right, by `to`, which is not longer. */
+/* Replaces every `from` by `to`, which is not longer, in place; returns the new length. */
 static size_t replace(char *s, size_t n, const char *from, const char *to)
 {
     const size_t skip = strlen(from), put = strlen(to);
@@ -142,10 +143,10 @@ static size_t replace(char *s, size_t n, const char *from, const char *to)
     return m;
 }
 
-/* In place: re.sub("\\[.*?\\]", ""). */
+/* re.sub("\\[.*?\\]", "") in place; returns the new length. */
 static size_t drop_brackets(char *s, size_t n)
 {
-    size_t m = 0, open = 0; /* no bracket closes from here up to `open` */
+    size_t m = 0, open = 0; /* no "]" before `open` */
     for (size_t i = 0; i < n;) {
         size_t end = i;
         if (s[i] == '[' && i >= open) {

@@ -1,16 +1,17 @@
-/* Log-likelihoods of planned requests, batch by batch through the blocks, and what follows from
- * them. */
+/* Choice tasks: log-likelihoods of planned requests batch by batch, answers, figures, samples.
+ */
 #include "lib/eval/tasks.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "lib/eval/tasks_plan.h"
+#include "lib/eval/task_plan.h"
 #include "lib/model/forward.h"
+#include "lib/report/emit.h"
 
-/* Hidden states of a batch: enough groups that a model larger than the memory is read a few
- * times only. */
+/* Limits of a batch: bytes of its hidden states, and groups of the forward pass.  Enough that a
+ * model larger than memory is read only a few times. */
 enum { BATCH_BYTES = 256 << 20, BATCH_GROUPS = 16 };
 
 typedef struct run {
@@ -23,19 +24,19 @@ typedef struct run {
     vptq_task_answer *answers; /* [file->count] */
 
     /* one batch of sequences [first, end) */
-    size_t limit;             /* rows, unless one group has more */
-    size_t *starts, *parents; /* its own numbers, from 0 */
+    size_t limit;             /* maximum rows, unless one group has more */
+    size_t *starts, *parents; /* relative to the batch */
     float *hidden;            /* [rows, dim] */
 
-    /* a part of its pairs */
+    /* a chunk of its pairs */
     float *picked; /* [VPTQ_FORWARD_ROWS, dim] */
     vptq_nll_state *state;
 
     /* by pair */
     float *logprob;
     bool *likeliest;
-    size_t pair, item, request; /* all in front of them are done */
-    uint64_t correct;           /* of the items that are done */
+    size_t pair, item, request; /* all before them are done */
+    uint64_t correct;           /* of the finished items */
 } run;
 
 /* ---- batches ---- */
@@ -79,15 +80,15 @@ static vptq_status alloc_run(run *r, vptq_arena *arena, vptq_err *err)
 
 /* ---- answers ---- */
 
-/* numpy.argmax of values by their characters (NULL: as they are). */
+/* numpy.argmax of values, each divided by the characters of its request (`by` NULL: not). */
 static uint32_t largest(const double *values, const vptq_task_request *by, uint32_t n)
 {
     uint32_t best = 0;
-    double most = 0;
+    double max = 0;
     for (uint32_t i = 0; i < n; i++) {
         const double v = by ? values[i] / by[i].characters : values[i];
-        if (i == 0 || v > most) {
-            most = v;
+        if (i == 0 || v > max) {
+            max = v;
             best = i;
         }
     }
@@ -119,9 +120,7 @@ static vptq_status finish_item(run *r, vptq_err *err)
     const vptq_task_item *item = &r->file->items[r->item];
     vptq_task_answer *a = &r->answers[r->item];
     for (uint32_t i = 0; i < item->count; i++) {
-        vptq_status st = finish_request(r, item, i, a, err);
-        if (st)
-            return st;
+        VPTQ_CHECK(finish_request(r, item, i, a, err));
     }
     a->choice = largest(a->loglikelihoods, NULL, item->count);
     a->choice_norm = largest(a->loglikelihoods, item->requests, item->count);
@@ -152,8 +151,8 @@ static vptq_status alloc_answers(run *r, vptq_arena *arena, vptq_err *err)
 
 /* ---- the model ---- */
 
-/* Of the batch of `rows` rows from `first` on, so many blocks are done, and the head of so many
- * rows. */
+/* In the batch of `rows` rows from `first` on, `blocks` blocks are done for all rows, and the
+ * output head for `heads` rows. */
 static void progress(const run *r, size_t first, size_t rows, uint32_t blocks, size_t heads)
 {
     const uint64_t steps = (uint64_t)rows * blocks + heads;
@@ -167,7 +166,7 @@ static void progress(const run *r, size_t first, size_t rows, uint32_t blocks, s
                   text);
 }
 
-/* At most VPTQ_FORWARD_ROWS pairs from r->pair on, whose rows are in front of `row_end`. */
+/* Scores at most VPTQ_FORWARD_ROWS pairs from r->pair on whose rows are before `row_end`. */
 static vptq_status score_pairs(run *r, size_t first_row, size_t row_end, vptq_err *err)
 {
     const vptq_task_plan *p = r->plan;
@@ -186,7 +185,7 @@ static vptq_status score_pairs(run *r, size_t first_row, size_t row_end, vptq_er
     return st;
 }
 
-/* The pairs and items of the batch's rows up to the end of a group. */
+/* Scores all pairs and finishes all items up to the end of a group. */
 static vptq_status score_group(run *r, size_t first_row, size_t row_end, vptq_err *err)
 {
     const vptq_task_plan *p = r->plan;
@@ -239,8 +238,8 @@ out:
 
 typedef double (*item_fn)(const vptq_task_answer *a, const vptq_task_answer *base);
 
-/* Mean of a figure of every item, and its standard error; figures of one model alone are given
- * it twice. */
+/* Mean of a figure over all items, and its standard error.  Figures of one model get its
+ * answers twice. */
 static double mean_of(const vptq_task_answer *a, const vptq_task_answer *base, size_t n,
                       item_fn fn, double *standard_error)
 {
@@ -351,4 +350,74 @@ vptq_status vptq_eval_task(vptq_device *dev, const vptq_model *m, const char *na
 out:
     vptq_arena_release(&work);
     return st;
+}
+
+/* ---- samples ---- */
+
+static void key(vptq_emit *e, const char *prefix, const char *name)
+{
+    vptq_emit_format(e, ", \"%s%s\": ", prefix, name);
+}
+
+/* Lists of an answer. */
+typedef enum { LIST_LOGLIKELIHOODS, LIST_GREEDY, LIST_TOKENS, LIST_CHARACTERS } list;
+
+static void put_list(vptq_emit *e, const char *prefix, const char *name, list what,
+                     const vptq_task_item *item, const vptq_task_answer *a)
+{
+    key(e, prefix, name);
+    for (uint32_t i = 0; i < item->count; i++) {
+        vptq_emit_text(e, i ? ", " : "[");
+        if (what == LIST_LOGLIKELIHOODS)
+            vptq_emit_real(e, a->loglikelihoods[i]);
+        else if (what == LIST_GREEDY)
+            vptq_emit_text(e, a->greedy[i] ? "true" : "false");
+        else
+            vptq_emit_format(e, "%u",
+                             what == LIST_TOKENS ? a->tokens[i] : item->requests[i].characters);
+    }
+    vptq_emit_text(e, "]");
+}
+
+static void put_choice(vptq_emit *e, const char *prefix, const char *name, uint32_t choice,
+                       bool there)
+{
+    key(e, prefix, name);
+    if (there)
+        vptq_emit_format(e, "%u", choice);
+    else
+        vptq_emit_text(e, "null");
+}
+
+static void put_answer(vptq_emit *e, const char *prefix, bool norm, const vptq_task_item *item,
+                       const vptq_task_answer *a)
+{
+    put_choice(e, prefix, "choice", a->choice, item->count > 1);
+    put_choice(e, prefix, "choice_norm", a->choice_norm, norm);
+    key(e, prefix, "correct");
+    vptq_emit_text(e, a->correct ? "true" : "false");
+    put_list(e, prefix, "loglikelihoods", LIST_LOGLIKELIHOODS, item, a);
+    put_list(e, prefix, "greedy", LIST_GREEDY, item, a);
+}
+
+vptq_status vptq_eval_task_samples(const char *name, const vptq_task_file *file,
+                                   const vptq_task_answer *answers,
+                                   const vptq_task_answer *base, vptq_buf *out, vptq_err *err)
+{
+    vptq_emit e = {.buf = out, .err = err};
+    const bool norm = vptq_task_form_has_norm(file->form);
+    for (size_t i = 0; i < file->count; i++) {
+        const vptq_task_item *item = &file->items[i];
+        vptq_emit_text(&e, "{\"task\": ");
+        vptq_emit_json(&e, name);
+        vptq_emit_format(&e, ", \"item\": %zu, \"line\": %u", i, item->line);
+        put_choice(&e, "", "gold", item->gold, item->count > 1);
+        put_answer(&e, "", norm, item, &answers[i]);
+        put_list(&e, "", "tokens", LIST_TOKENS, item, &answers[i]);
+        put_list(&e, "", "characters", LIST_CHARACTERS, item, &answers[i]);
+        if (base)
+            put_answer(&e, "base_", norm, item, &base[i]);
+        vptq_emit_text(&e, "}\n");
+    }
+    return e.st;
 }

@@ -1,9 +1,9 @@
-/* Choice tasks without examples, scored as lm-evaluation-harness scores them: the choice of an
- * item is the request with the largest log-likelihood (acc), or with the largest one per
- * character of the choice (acc_norm).
+/* Zero-shot choice tasks, scored as lm-evaluation-harness scores them: the model chooses the
+ * request with the largest log-likelihood (acc), or with the largest one per character of the
+ * choice (acc_norm).
  *
- * Requests of an item that begin with the same tokens run them once (forward.h, sequences that
- * continue others), and many items go through a block together. */
+ * Requests of an item share the rows of a common beginning (forward.h, sequences that continue
+ * others), and many items go through a block together. */
 #ifndef VPTQ_EVAL_TASKS_H
 #define VPTQ_EVAL_TASKS_H
 
@@ -42,11 +42,11 @@ typedef struct vptq_task_result {
     double seconds;
 } vptq_task_result;
 
-/* One file of items.  `name` is the task's, for progress.  answers (may be NULL) gets
- * [file->count], in `arena`.  The result does not depend on the size of a batch, which follows
- * from the memory that is left.  Errors: VPTQ_E_ARG without a tokenizer, VPTQ_E_FORMAT naming
- * file and line where a continuation has no token or more than the context, VPTQ_E_NUMERIC
- * where the model's output is not finite. */
+/* Measures one file of items.  `name` is the task's, for progress.  answers (may be NULL)
+ * becomes [file->count], in `arena`.  The size of a batch depends on the free memory and does
+ * not change the result.  Errors: VPTQ_E_ARG without a tokenizer, VPTQ_E_FORMAT with file and
+ * line for a continuation without a token or longer than the context, VPTQ_E_NUMERIC if the
+ * model's output is not finite. */
 vptq_status vptq_eval_task(vptq_device *dev, const vptq_model *m, const char *name,
                            const vptq_task_file *file, const vptq_task_options *opt,
                            vptq_arena *arena, vptq_task_answer **answers, vptq_task_result *r,
@@ -62,7 +62,8 @@ typedef struct vptq_task_agreement {
 void vptq_eval_task_compare(const vptq_task_file *file, const vptq_task_answer *answers,
                             const vptq_task_answer *base, vptq_task_agreement *a);
 
-/* One JSON object per item and line, appended to `out`; base NULL: no keys of it. */
+/* Appends one line of JSON per item to `out`.  base (may be NULL) adds the original's answers.
+ */
 vptq_status vptq_eval_task_samples(const char *name, const vptq_task_file *file,
                                    const vptq_task_answer *answers,
                                    const vptq_task_answer *base, vptq_buf *out,

@@ -1,31 +1,30 @@
+/* Windows of a text and their batches. */
 #include "lib/eval/windows.h"
 
 #include <string.h>
 
 #include "lib/model/forward.h"
 
-/* Hidden states of a batch. */
+/* Limits of a batch: bytes of its hidden states, and groups of the forward pass. */
 enum { BATCH_BYTES = 256 << 20, BATCH_GROUPS = 16 };
 
-vptq_status vptq_windows_cut(vptq_windows *w, const char *name, size_t total, size_t context,
-                             size_t stride, size_t want, vptq_ppl_protocol protocol,
-                             vptq_arena *arena, vptq_err *err)
+vptq_status vptq_windows_cut(vptq_windows *w, const char *name, size_t total,
+                             const vptq_windows_options *o, vptq_arena *arena, vptq_err *err)
 {
-    const size_t from = protocol == VPTQ_PPL_LLAMA_CPP ? context / 2 : 0;
+    const size_t context = o->context, stride = o->stride ? o->stride : context;
+    const size_t from = o->protocol == VPTQ_PPL_LLAMA_CPP ? context / 2 : 0;
     if (context < 2)
-        return vptq_fail(err, VPTQ_E_ARG, "context %zu is too short, at least 2 is needed",
+        return vptq_fail(err, VPTQ_E_ARG, "context %zu is too short, expected at least 2",
                          context);
     if (from + 1 >= context)
         return vptq_fail(err, VPTQ_E_ARG, "context %zu leaves no token to score", context);
-    if (!stride)
-        stride = context;
     if (total < context)
         return vptq_fail(err, VPTQ_E_FORMAT,
-                         "%s: the text has %zu tokens, one window of the context needs %zu",
-                         name, total, context);
+                         "%s: the text has %zu tokens, one window needs %zu", name, total,
+                         context);
     w->count = 1 + (total - context) / stride;
-    if (want && w->count > want)
-        w->count = want;
+    if (o->max_windows && w->count > o->max_windows)
+        w->count = o->max_windows;
     w->seq = vptq_arena_alloc(arena, w->count, sizeof *w->seq, err);
     if (!w->seq)
         return VPTQ_E_NOMEM;

@@ -1,5 +1,4 @@
-/* Checking a model: all that is wrong with it, and not only the first thing that opening would
- * stop at. */
+/* Checks a model and reports everything that is wrong with it, not only the first error. */
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -9,7 +8,7 @@
 #include "formats/vptq/layer_file.h"
 #include "formats/vptq/quirks.h"
 #include "lib/model/model.h"
-#include "lib/pack/out.h"
+#include "lib/pack/output.h"
 
 enum { TILE_ROWS = 256, F16_MAX = 65504 };
 
@@ -22,9 +21,9 @@ typedef struct checking {
     vptq_quirks quirks; /* of the matrices of a packed model */
 } checking;
 
-static void found(checking *k, bool is_error, const char *fmt, ...) VPTQ_PRINTF(3, 4);
+static void report(checking *k, bool is_error, const char *fmt, ...) VPTQ_PRINTF(3, 4);
 
-static void found(checking *k, bool is_error, const char *fmt, ...)
+static void report(checking *k, bool is_error, const char *fmt, ...)
 {
     char text[1024];
     va_list ap;
@@ -38,36 +37,31 @@ static void found(checking *k, bool is_error, const char *fmt, ...)
     k->fn(k->arg, is_error, text);
 }
 
-/* What opening tells instead of failing. */
-static void told(void *arg, const char *text)
+/* Reports a fault that opening the model found and continued after. */
+static void report_fault(void *arg, const char *text)
 {
-    found(arg, true, "%s", text);
+    report(arg, true, "%s", text);
 }
 
-/* A failure that says something about the file is a finding; one of the run is passed on.
- * Damage of an archive was told when it was opened. */
+/* Turns a fault of the file into a finding and returns all other failures.  Opening an archive
+ * has reported its damage already. */
 static vptq_status judge(checking *k, vptq_status st, const vptq_err *err)
 {
     if (!vptq_checkpoint_is_fault(st))
         return st;
     if (st == VPTQ_E_CHECKSUM && k->m && k->m->ckpt.kind == VPTQ_CKPT_ARCHIVE)
         return VPTQ_OK;
-    found(k, true, "%s", err->text);
+    report(k, true, "%s", err->text);
     return VPTQ_OK;
-}
-
-/* As published, whole in its own files. */
-static bool is_packed(const vptq_checkpoint *c)
-{
-    return c->kind == VPTQ_CKPT_PACKED || c->kind == VPTQ_CKPT_ARCHIVE;
 }
 
 /* ---- numbers ---- */
 
-/* A tensor that opening has looked at as a part of a matrix, or that one stands for. */
+/* Whether a tensor is a stored part of a matrix, or replaced by one. */
 static bool is_of_matrix(const vptq_checkpoint *c, const char *name)
 {
-    return (is_packed(c) && vptq_packed_module_length(name)) || vptq_out_is_quantized(c, name);
+    return (vptq_output_is_packed(c) && vptq_packed_module_length(name)) ||
+           vptq_output_matrix_of(c, name);
 }
 
 static vptq_status check_plain(checking *k, vptq_err *err)
@@ -76,24 +70,23 @@ static vptq_status check_plain(checking *k, vptq_err *err)
     for (size_t i = 0; i < c->set.count; i++) {
         const vptq_tensor *t = &c->set.tensors[i];
         bool numbers = vptq_dtype_get(t->type)->is_float;
-        vptq_status st = vptq_check_cancel(k->dev->ctx, err);
-        if (!st && numbers && !is_of_matrix(c, t->name))
-            st = judge(k, vptq_out_walk(k->dev->ctx, c, t, NULL, err), err);
-        if (st)
-            return st;
+        VPTQ_CHECK(vptq_check_cancel(k->dev->ctx, err));
+        if (numbers && !is_of_matrix(c, t->name))
+            VPTQ_CHECK(judge(k, vptq_output_copy(k->dev->ctx, c, t, NULL, err), err));
     }
     return VPTQ_OK;
 }
 
-/* Largest magnitude of a tile; a NaN or infinity is reported and ends the search. */
+/* Raises *largest to the largest magnitude of a tile.  Reports the first NaN or infinity and
+ * returns false. */
 static bool scan_tile(checking *k, const vptq_packed_matrix *m, const float *w, size_t r,
                       size_t n, float *largest)
 {
     size_t cols = m->vq.shape.in;
     for (size_t i = 0; i < n * cols; i++) {
         if (!isfinite(w[i])) {
-            found(k, true, "%s: matrix '%s': row %zu, column %zu dequantizes to %g",
-                  k->m->ckpt.path, m->name, r + i / cols, i % cols, (double)w[i]);
+            report(k, true, "%s: matrix '%s': row %zu, column %zu dequantizes to %g",
+                   k->m->ckpt.path, m->name, r + i / cols, i % cols, (double)w[i]);
             return false;
         }
         if (fabsf(w[i]) > *largest)
@@ -124,10 +117,10 @@ static vptq_status check_matrix(checking *k, const vptq_packed_matrix *m, vptq_e
         good = scan_tile(k, m, host, r, n, &largest);
     }
     if (good && largest > F16_MAX)
-        found(k, false,
-              "%s: matrix '%s' has a weight of magnitude %g, which float16 cannot hold; "
-              "upstream's loader converts to it by default",
-              k->m->ckpt.path, m->name, (double)largest);
+        report(k, false,
+               "%s: matrix '%s' has a weight of magnitude %g, too large for float16, to which "
+               "upstream's loader converts by default",
+               k->m->ckpt.path, m->name, (double)largest);
 out:
     dev->ops->release(dev->state, w);
     dev->ops->matrix_close(dev->state, matrix);
@@ -135,7 +128,7 @@ out:
     return st;
 }
 
-/* A matrix that was opened for its shape only. */
+/* Checks a matrix of a packed model, which was opened for its shape only. */
 static vptq_status check_packed(checking *k, const vptq_packed_matrix *m, vptq_err *err)
 {
     const vptq_checkpoint *c = &k->m->ckpt;
@@ -146,7 +139,7 @@ static vptq_status check_packed(checking *k, const vptq_packed_matrix *m, vptq_e
         &(vptq_packed_source){&c->set, vptq_packed_entry(c->config, m->name), m->name, c->path},
         &arena, &read, err);
     if (!st) {
-        read.name = m->name; /* kept by the quirks */
+        read.name = m->name; /* which k->quirks keeps */
         vptq_quirks_add(&k->quirks, c->config, &c->set, &read);
         st = check_matrix(k, &read, err);
     }
@@ -159,8 +152,8 @@ static vptq_status check_matrices(checking *k, vptq_err *err)
     const vptq_checkpoint *c = &k->m->ckpt;
     for (size_t i = 0; i < c->quantized_count; i++) {
         vptq_progress(k->dev->ctx, "check", i, c->quantized_count, c->quantized[i].name);
-        vptq_status st = is_packed(c) ? check_packed(k, &c->quantized[i], err)
-                                      : check_matrix(k, &c->quantized[i], err);
+        vptq_status st = vptq_output_is_packed(c) ? check_packed(k, &c->quantized[i], err)
+                                                  : check_matrix(k, &c->quantized[i], err);
         vptq_checkpoint_forget(c);
         if (st)
             return st;
@@ -169,10 +162,9 @@ static vptq_status check_matrices(checking *k, vptq_err *err)
     return VPTQ_OK;
 }
 
-/* ---- what is there too much ---- */
+/* ---- extra tensors ---- */
 
-/* The number of "model.layers.N.", and what follows it; NULL where it is not that of a block.
- */
+/* The rest of a name after "model.layers.N."; NULL if N is not a layer of the model. */
 static const char *in_block(const vptq_checkpoint *c, const char *name)
 {
     static const char prefix[] = "model.layers.";
@@ -199,8 +191,8 @@ static bool ends_with(const char *name, const char *end)
     return n >= m && strcmp(name + n - m, end) == 0;
 }
 
-/* Whether the architecture has a use for the tensor; buffers that old releases of transformers
- * saved, and a head beside the embedding that stands for it, are common and harmless. */
+/* Whether the architecture uses the tensor, or it is common and harmless: a buffer that old
+ * releases of transformers saved, or the head of a model that ties it to the embedding. */
 static bool is_known(const vptq_checkpoint *c, const char *name)
 {
     static const char *const top[] = {"model.embed_tokens.weight", "model.norm.weight",
@@ -228,30 +220,32 @@ static bool is_known(const vptq_checkpoint *c, const char *name)
     return false;
 }
 
-/* Other towers than the language model's have tensors of their own. */
+/* Reports tensors that the architecture does not have.  They are only warnings in models with
+ * other towers next to the language model. */
 static void check_extra(checking *k)
 {
     const vptq_checkpoint *c = &k->m->ckpt;
-    bool is_error = is_packed(c) && !json_object_get(c->config, "text_config");
+    bool packed = vptq_output_is_packed(c);
+    bool is_error = packed && !json_object_get(c->config, "text_config");
     for (size_t i = 0; i < c->set.count; i++) {
         const vptq_tensor *t = &c->set.tensors[i];
         if (!is_of_matrix(c, t->name) && !is_known(c, t->name))
-            found(k, is_error,
-                  "%s: tensor '%s' is nothing that a model of this architecture has", t->file,
-                  t->name);
+            report(k, is_error, "%s: a model of this architecture has no tensor '%s'", t->file,
+                   t->name);
     }
     const char *name;
     json_t *entry,
         *entries = json_object_get(vptq_packed_config(c->config), "config_for_layers");
-    if (is_packed(c))
+    if (packed)
         json_object_foreach(entries, name, entry) if (!is_linear(c, name))
-            found(k, false, "%s: config_for_layers lists '%s', which is no linear of a block",
-                  c->path, name);
+            report(k, false,
+                   "%s: config_for_layers lists '%s', which is not a linear layer of a block",
+                   c->path, name);
 }
 
-/* ---- what other readers of the layout stumble over ---- */
+/* ---- defects ---- */
 
-/* One finding for a quirk of many matrices. */
+/* Reports a defect of several matrices as one finding. */
 static void check_portability(checking *k)
 {
     const vptq_checkpoint *c = &k->m->ckpt;
@@ -259,32 +253,33 @@ static void check_portability(checking *k)
     for (size_t i = 0; i < VPTQ_QUIRK_COUNT; i++) {
         const char *text = vptq_quirk_warning((vptq_quirk)i);
         if (text && t->count[i] == 1)
-            found(k, false, "%s: matrix '%s' %s", c->path, t->first[i], text);
+            report(k, false, "%s: matrix '%s' %s", c->path, t->first[i], text);
         else if (text && t->count[i])
-            found(k, false, "%s: matrix '%s' (and %u more) %s", c->path, t->first[i],
-                  (unsigned)t->count[i] - 1, text);
+            report(k, false, "%s: matrix '%s' (and %u more) %s", c->path, t->first[i],
+                   (unsigned)t->count[i] - 1, text);
     }
 }
 
-/* ---- what a work directory says of itself ---- */
+/* ---- work directories ---- */
 
+/* Checks the bits per weight in a matrix file's report against what is stored. */
 static void check_report(checking *k, const char *path, const vptq_layer_file *f)
 {
     json_t *row = NULL;
     vptq_err err = {0};
-    double said = 0, bits = vptq_vq_count_bits(&f->matrix.vq.shape).per_weight;
+    double reported = 0, bits = vptq_vq_count_bits(&f->matrix.vq.shape).per_weight;
     vptq_status st = vptq_json_parse(f->report, strlen(f->report), path, &row, &err);
     if (!st)
-        st = vptq_json_f64_or(row, path, "bits_per_weight", NAN, &said, &err);
+        st = vptq_json_f64_or(row, path, "bits_per_weight", NAN, &reported, &err);
     if (st)
-        found(k, true, "%s", err.text);
-    else if (!(fabs(said - bits) <= 1e-6 * bits))
-        found(k, true, "%s: its report says %g bits per weight, but %g are stored", path, said,
-              bits);
+        report(k, true, "%s", err.text);
+    else if (!(fabs(reported - bits) <= 1e-6 * bits))
+        report(k, true, "%s: its report has %g bits per weight, the file has %g", path,
+               reported, bits);
     json_decref(row);
 }
 
-/* The name and the report of each matrix's file. */
+/* Checks the name and the report of each matrix file. */
 static void check_layer_files(checking *k)
 {
     const vptq_checkpoint *c = &k->m->ckpt;
@@ -292,27 +287,28 @@ static void check_layer_files(checking *k)
         const char *name = c->quantized[i].name, *dot = strrchr(name, '.');
         const char *number = strpbrk(name, "0123456789");
         const vptq_layer_file *f = vptq_checkpoint_layer(c, i);
-        const char *path = f->set.tensors[0].file; /* of which it has several */
+        const char *path = f->set.tensors[0].file;
         char expected[VPTQ_LAYER_FILE_NAME_MAX];
         if (!dot || !number)
             continue;
         vptq_layer_file_name(expected, (uint32_t)strtoul(number, NULL, 10), dot + 1);
         if (strcmp(vptq_path_base(path), expected) != 0)
-            found(k, true, "%s: matrix '%s' is in a file of another name, expected '%s'", path,
-                  name, expected);
+            report(k, true, "%s: this file holds matrix '%s' and must be named '%s'", path,
+                   name, expected);
         check_report(k, path, f);
     }
 }
 
+/* Checks that a work directory is complete and that the tokenizer can be read. */
 static vptq_status check_surroundings(checking *k, vptq_err *err)
 {
     const vptq_checkpoint *c = &k->m->ckpt;
     uint32_t all = c->desc.layers * VPTQ_LINEAR_COUNT;
     if (c->kind == VPTQ_CKPT_WORK && c->quantized_count < all)
-        found(k, false, "%s: %zu of %u matrices are quantized", c->path, c->quantized_count,
-              (unsigned)all);
+        report(k, false, "%s: %zu of %u matrices are quantized", c->path, c->quantized_count,
+               (unsigned)all);
     if (!c->tokenizer) {
-        found(k, false, "%s: there is no tokenizer", c->path);
+        report(k, false, "%s: the model has no tokenizer", c->path);
         return VPTQ_OK;
     }
     vptq_vocab vocab;
@@ -320,6 +316,16 @@ static vptq_status check_surroundings(checking *k, vptq_err *err)
     if (!st)
         vptq_vocab_release(&vocab);
     return judge(k, st, err);
+}
+
+static vptq_status check_opened(checking *k, vptq_err *err)
+{
+    VPTQ_CHECK(check_plain(k, err));
+    VPTQ_CHECK(check_matrices(k, err));
+    check_extra(k);
+    check_layer_files(k);
+    check_portability(k);
+    return check_surroundings(k, err);
 }
 
 vptq_status vptq_check_model(vptq_device *dev, const char *path,
@@ -331,25 +337,17 @@ vptq_status vptq_check_model(vptq_device *dev, const char *path,
     vptq_err own = {0};
     vptq_model m;
     tolerant.shapes_only = true;
-    tolerant.fault = told;
+    tolerant.fault = report_fault;
     tolerant.fault_arg = &k;
     vptq_status st = vptq_model_open(dev->ctx, path, &tolerant, false, &m, &own);
     if (st) {
         st = judge(&k, st, &own);
-        *errors = k.errors;
-        *warnings = k.warnings;
-        return st ? vptq_fail(err, st, "%s", own.text) : VPTQ_OK;
+    } else {
+        k.m = &m;
+        st = check_opened(&k, &own);
+        vptq_model_release(&m);
     }
-    k.m = &m;
-    VPTQ_TRY(check_plain(&k, &own));
-    VPTQ_TRY(check_matrices(&k, &own));
-    check_extra(&k);
-    check_layer_files(&k);
-    check_portability(&k);
-    VPTQ_TRY(check_surroundings(&k, &own));
     *errors = k.errors;
     *warnings = k.warnings;
-out:
-    vptq_model_release(&m);
     return st ? vptq_fail(err, st, "%s", own.text) : VPTQ_OK;
 }

@@ -1,4 +1,5 @@
-/* config.json, tokenizer files, and where an output may be. */
+/* Files that accompany the weights: config.json, tokenizer, chat template, license and others.
+ */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -6,17 +7,17 @@
 
 #include "formats/hf/config.h"
 #include "formats/vptq/archive.h"
-#include "lib/pack/out.h"
+#include "lib/pack/output.h"
 
 #define TEMPLATE_FILE "chat_template.jinja"
 
 enum {
     MAX_TOKENIZER_FILE = 256 << 20,
     MAX_TEMPLATE = 1 << 20,
-    MAX_OTHER_FILE = 16 << 20 /* licenses and the like; larger ones are weights of some kind */
+    MAX_OTHER_FILE = 16 << 20 /* a license or the like; larger files are weights of some kind */
 };
 
-/* What of a Hugging Face directory belongs to its tokenizer. */
+/* Files of a Hugging Face directory that belong to its tokenizer. */
 static const char *const tokenizer_files[] = {"tokenizer.json",
                                               "tokenizer_config.json",
                                               "special_tokens_map.json",
@@ -36,7 +37,7 @@ static bool is_tokenizer_file(const char *name)
     return false;
 }
 
-/* Weights and arrays in whatever form, their indices, and hidden files. */
+/* Skips weights and arrays in any format, their indices, and hidden files. */
 static bool is_left_out(const char *name)
 {
     static const char *const endings[] = {
@@ -51,7 +52,7 @@ static bool is_left_out(const char *name)
     return name[0] == '.';
 }
 
-/* What config, tokenizer and other files come from. */
+/* The checkpoint that has config, tokenizer and other files: of a work directory its base. */
 static const vptq_checkpoint *origin_of(const vptq_checkpoint *c)
 {
     return c->kind == VPTQ_CKPT_WORK ? c->base : c;
@@ -64,13 +65,14 @@ static const char *torch_name(vptq_dtype type)
     return type == VPTQ_F16 ? "float16" : type == VPTQ_BF16 ? "bfloat16" : "float32";
 }
 
-json_t *vptq_out_config_holder(json_t *config)
+json_t *vptq_output_config_holder(json_t *config)
 {
     json_t *text = json_object_get(config, "text_config");
     return json_is_object(text) ? text : config;
 }
 
-/* transformers knows the key by two names; the one that every release reads is always set. */
+/* transformers has two names for this key.  `always` sets the one that every release reads even
+ * if the config lacks it. */
 static int set_type(json_t *config, vptq_dtype type, bool always)
 {
     int bad = 0;
@@ -81,8 +83,8 @@ static int set_type(json_t *config, vptq_dtype type, bool always)
     return bad;
 }
 
-/* transformers 4, the only one that loads the published layout, knows RoPE's base and scaling
- * by their older names and passes over `rope_parameters`; readers of ours go by that first. */
+/* Adds the older names of RoPE's base and scaling.  transformers 4, the only release that loads
+ * the published layout, ignores `rope_parameters`, which our reader prefers. */
 static int set_rope(json_t *config)
 {
     int bad = 0;
@@ -101,8 +103,8 @@ static int set_rope(json_t *config)
     return bad | json_object_set_new(config, "rope_scaling", scaling);
 }
 
-vptq_status vptq_out_config(const vptq_checkpoint *c, vptq_dtype type, json_t **out,
-                            vptq_err *err)
+vptq_status vptq_output_make_config(const vptq_checkpoint *c, vptq_dtype type, json_t **out,
+                                    vptq_err *err)
 {
     const vptq_checkpoint *origin = origin_of(c);
     if (!origin->config)
@@ -111,7 +113,7 @@ vptq_status vptq_out_config(const vptq_checkpoint *c, vptq_dtype type, json_t **
     json_t *config = json_deep_copy(origin->config);
     if (!config)
         return vptq_fail(err, VPTQ_E_NOMEM, "out of memory for config.json");
-    json_t *holder = vptq_out_config_holder(config);
+    json_t *holder = vptq_output_config_holder(config);
     json_object_del(config, "quantization_config");
     json_object_del(holder, "quantization_config");
     int bad = set_rope(holder);
@@ -130,30 +132,7 @@ vptq_status vptq_out_config(const vptq_checkpoint *c, vptq_dtype type, json_t **
 
 /* ---- small files ---- */
 
-static bool has_file(const vptq_out *o, const char *name)
-{
-    for (size_t i = 0; i < o->file_count; i++)
-        if (strcmp(o->files[i].name, name) == 0)
-            return true;
-    return false;
-}
-
-static vptq_status add_file(vptq_out *o, const char *name, const char *data, size_t size,
-                            vptq_err *err)
-{
-    if (o->file_count == VPTQ_OUT_MAX_FILES)
-        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
-                         "%s: has more than %d files beside its weights", o->from->path,
-                         (int)VPTQ_OUT_MAX_FILES);
-    char *own = vptq_arena_strdup(&o->arena, name, err);
-    if (!own)
-        return VPTQ_E_NOMEM;
-    o->files[o->file_count++] = (vptq_out_file){own, data, size};
-    o->bytes += size;
-    return VPTQ_OK;
-}
-
-vptq_status vptq_out_add_config(vptq_out *o, const json_t *config, vptq_err *err)
+vptq_status vptq_output_add_config(vptq_output *o, const json_t *config, vptq_err *err)
 {
     char *text = NULL;
     vptq_status st = vptq_json_text(config, "config.json", &text, err);
@@ -164,28 +143,29 @@ vptq_status vptq_out_add_config(vptq_out *o, const json_t *config, vptq_err *err
     free(text);
     if (!own)
         return VPTQ_E_NOMEM;
-    own[len] = '\n'; /* in place of the 0, which nothing needs */
-    return add_file(o, "config.json", own, len + 1, err);
+    own[len] = '\n'; /* replaces the terminator, which is not needed */
+    return vptq_output_add_file(o, "config.json", own, len + 1, err);
 }
 
-/* DIR/NAME where it is there and not yet on the list. */
-static vptq_status add_from_dir(vptq_out *o, const char *dir, const char *name, vptq_err *err)
+/* Adds DIR/NAME if it exists and is not on the list yet. */
+static vptq_status add_from_dir(vptq_output *o, const char *dir, const char *name,
+                                vptq_err *err)
 {
     char path[4096], *data = NULL;
     size_t size = 0;
     VPTQ_CHECK(vptq_path_join(path, sizeof path, dir, name, err));
-    if (has_file(o, name) || !vptq_path_exists(path))
+    if (vptq_output_has_file(o, name) || !vptq_path_exists(path))
         return VPTQ_OK;
     VPTQ_CHECK(vptq_file_read(path, MAX_TOKENIZER_FILE, o->ctx->mem, &data, &size, err));
     char *own = vptq_arena_strndup(&o->arena, data, size, err);
     vptq_mem_free(o->ctx->mem, data);
     if (!own)
         return VPTQ_E_NOMEM;
-    return add_file(o, name, own, size, err);
+    return vptq_output_add_file(o, name, own, size, err);
 }
 
-/* Every other file of the directory that is no weights; those in folders inside are not. */
-static vptq_status add_others(vptq_out *o, const char *dir, vptq_err *err)
+/* Adds every other file of the directory that is not weights, without subdirectories. */
+static vptq_status add_others(vptq_output *o, const char *dir, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     vptq_arena arena;
@@ -197,24 +177,25 @@ static vptq_status add_others(vptq_out *o, const char *dir, vptq_err *err)
         struct stat sb;
         const char *name = names[i];
         VPTQ_TRY(vptq_path_join(path, sizeof path, dir, name, err));
-        if (is_left_out(name) || is_tokenizer_file(name) || has_file(o, name) ||
+        if (is_left_out(name) || is_tokenizer_file(name) || vptq_output_has_file(o, name) ||
             stat(path, &sb) != 0 || !S_ISREG(sb.st_mode))
             continue;
         if (sb.st_size <= MAX_OTHER_FILE && vptq_archive_name_ok(name, strlen(name), false))
             VPTQ_TRY(add_from_dir(o, dir, name, err));
         else
-            vptq_log(o->ctx, VPTQ_LOG_WARN, "%s does not go along: its %s", path,
+            vptq_log(o->ctx, VPTQ_LOG_WARN, "%s is not copied: %s", path,
                      sb.st_size > MAX_OTHER_FILE
-                         ? "size is that of weights, not of a file beside them"
-                         : "name is not of letters, digits, '_', '-' and '.'");
+                         ? "it is as large as weights"
+                         : "its name has characters other than letters, digits, '_', '-', '.'");
     }
 out:
     vptq_arena_release(&arena);
     return st;
 }
 
-/* Without those of the tokenizer where it comes from somewhere else. */
-static vptq_status add_from_archive(vptq_out *o, const char *path, bool foreign, vptq_err *err)
+/* Adds the files of an archive; `foreign` leaves out those of its tokenizer. */
+static vptq_status add_from_archive(vptq_output *o, const char *path, bool foreign,
+                                    vptq_err *err)
 {
     vptq_archive *a = NULL;
     vptq_status st = vptq_archive_open(path, o->ctx->mem, &a, err);
@@ -222,34 +203,35 @@ static vptq_status add_from_archive(vptq_out *o, const char *path, bool foreign,
         return st;
     for (size_t i = 0; i < vptq_archive_count(a); i++) {
         const vptq_archive_entry *e = vptq_archive_at(a, i);
-        if (e->is_tensor || has_file(o, e->name) || (foreign && is_tokenizer_file(e->name)))
+        if (e->is_tensor || vptq_output_has_file(o, e->name) ||
+            (foreign && is_tokenizer_file(e->name)))
             continue;
         char *data = vptq_arena_alloc(&o->arena, (size_t)e->size, 1, err);
         if (!data)
             VPTQ_TRY(VPTQ_E_NOMEM);
         VPTQ_TRY(vptq_archive_load(a, e, o->ctx->threads, data, err));
-        VPTQ_TRY(add_file(o, e->name, data, (size_t)e->size, err));
+        VPTQ_TRY(vptq_output_add_file(o, e->name, data, (size_t)e->size, err));
     }
 out:
     vptq_archive_close(a);
     return st;
 }
 
-/* Writes what the model's tokenizer is as tokenizer.json, by way of a directory that goes away
- * again, and takes the files that are not on the list yet. */
-static vptq_status add_made_tokenizer(vptq_out *o, const vptq_checkpoint *c, const char *beside,
-                                      vptq_err *err)
+/* Converts the model's tokenizer to tokenizer.json in a temporary directory next to `output`
+ * and adds the files that are not on the list yet. */
+static vptq_status add_converted_tokenizer(vptq_output *o, const vptq_checkpoint *c,
+                                           const char *output, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     vptq_vocab vocab;
     vptq_dir_writer dir;
     char path[4096];
-    size_t len = strlen(beside);
-    while (len > 1 && beside[len - 1] == '/')
+    size_t len = strlen(output);
+    while (len > 1 && output[len - 1] == '/')
         len--;
-    int n = snprintf(path, sizeof path, "%.*s.tokenizer", (int)len, beside);
+    int n = snprintf(path, sizeof path, "%.*s.tokenizer", (int)len, output);
     if (n < 0 || (size_t)n >= sizeof path)
-        return vptq_fail(err, VPTQ_E_ARG, "'%.80s' is too long for a path", beside);
+        return vptq_fail(err, VPTQ_E_ARG, "the path '%.80s...' is too long", output);
     st = vptq_checkpoint_vocab(c, o->ctx, &vocab, err);
     if (st)
         return st;
@@ -267,40 +249,22 @@ out:
     return st;
 }
 
-static bool same_file(const char *a, const char *b)
-{
-    struct stat x, y;
-    return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
-}
-
-/* Whether a file lies in the directory, however the two are spelled. */
-static bool lies_in(const char *dir, const char *file)
-{
-    char parent[4096];
-    size_t n = (size_t)(vptq_path_base(file) - file);
-    if (n >= sizeof parent - 1)
-        return false;
-    memcpy(parent, file, n);
-    memcpy(parent + n, ".", 2);
-    return same_file(dir, parent);
-}
-
 static bool is_dir(const vptq_checkpoint *origin)
 {
     return origin->kind == VPTQ_CKPT_HF || origin->kind == VPTQ_CKPT_PACKED;
 }
 
-/* A tokenizer from somewhere else replaces all files of the old one. */
+/* Whether the tokenizer comes from elsewhere: it then replaces all files of the model's own. */
 static bool is_foreign(const vptq_checkpoint *c, const char *given_tokenizer)
 {
     const vptq_checkpoint *origin = origin_of(c);
     return given_tokenizer ||
-           (is_dir(origin) && c->tokenizer && !lies_in(origin->path, c->tokenizer));
+           (is_dir(origin) && c->tokenizer && !vptq_output_lies_in(origin->path, c->tokenizer));
 }
 
-vptq_status vptq_out_add_tokenizer(vptq_out *o, const vptq_checkpoint *c,
-                                   const char *given_tokenizer, const char *beside,
-                                   vptq_err *err)
+vptq_status vptq_output_add_companions(vptq_output *o, const vptq_checkpoint *c,
+                                       const char *given_tokenizer, const char *output,
+                                       vptq_err *err)
 {
     const vptq_checkpoint *origin = origin_of(c);
     const bool foreign = is_foreign(c, given_tokenizer);
@@ -311,11 +275,11 @@ vptq_status vptq_out_add_tokenizer(vptq_out *o, const vptq_checkpoint *c,
     }
     if (origin->kind == VPTQ_CKPT_ARCHIVE)
         VPTQ_CHECK(add_from_archive(o, origin->path, foreign, err));
-    if (has_file(o, "tokenizer.json") || !beside)
+    if (vptq_output_has_file(o, "tokenizer.json") || !output)
         return VPTQ_OK;
     if (c->tokenizer)
-        return add_made_tokenizer(o, c, beside, err);
-    vptq_log(o->ctx, VPTQ_LOG_WARN, "%s has no tokenizer, so the output has none either",
+        return add_converted_tokenizer(o, c, output, err);
+    vptq_log(o->ctx, VPTQ_LOG_WARN, "%s has no tokenizer; the output will have none either",
              c->path);
     return VPTQ_OK;
 }
@@ -361,9 +325,9 @@ out:
     return st;
 }
 
-vptq_status vptq_out_chat_template(const vptq_ctx *ctx, const vptq_checkpoint *c,
-                                   const char *given_tokenizer, vptq_arena *arena,
-                                   const char **text, vptq_err *err)
+vptq_status vptq_output_chat_template(const vptq_ctx *ctx, const vptq_checkpoint *c,
+                                      const char *given_tokenizer, vptq_arena *arena,
+                                      const char **text, vptq_err *err)
 {
     const vptq_checkpoint *origin = origin_of(c);
     *text = NULL;
@@ -374,51 +338,4 @@ vptq_status vptq_out_chat_template(const vptq_ctx *ctx, const vptq_checkpoint *c
     if (origin->kind == VPTQ_CKPT_ARCHIVE)
         return template_of_archive(ctx, origin->path, arena, text, err);
     return VPTQ_OK;
-}
-
-/* ---- places ---- */
-
-static vptq_status check_place(const char *model, const char *what, const char *output,
-                               vptq_err *err)
-{
-    if (same_file(output, model))
-        return vptq_fail(err, VPTQ_E_ARG, "the output '%s' is %s itself", output, what);
-    if (lies_in(output, model))
-        return vptq_fail(err, VPTQ_E_ARG, "the output '%s' is the directory of %s", output,
-                         what);
-    return VPTQ_OK;
-}
-
-vptq_status vptq_out_check_place(const vptq_checkpoint *c, const char *output, vptq_err *err)
-{
-    vptq_status st = check_place(c->path, "the input", output, err);
-    if (!st && c->base)
-        st = check_place(c->base->path, "the base model", output, err);
-    return st;
-}
-
-vptq_status vptq_out_path_bytes(const vptq_ctx *ctx, const char *path, uint64_t *bytes,
-                                vptq_err *err)
-{
-    vptq_status st = VPTQ_OK;
-    vptq_arena arena;
-    struct stat sb;
-    char **names = NULL, file[4096];
-    size_t count = 0;
-    *bytes = 0;
-    if (!vptq_path_is_dir(path)) {
-        if (stat(path, &sb) == 0)
-            *bytes = (uint64_t)sb.st_size;
-        return VPTQ_OK;
-    }
-    vptq_arena_init(&arena, ctx->mem);
-    VPTQ_TRY(vptq_dir_list(path, &arena, &names, &count, err));
-    for (size_t i = 0; i < count; i++) {
-        VPTQ_TRY(vptq_path_join(file, sizeof file, path, names[i], err));
-        if (stat(file, &sb) == 0 && S_ISREG(sb.st_mode))
-            *bytes += (uint64_t)sb.st_size;
-    }
-out:
-    vptq_arena_release(&arena);
-    return st;
 }

@@ -1,9 +1,16 @@
-/* Rows of the tensors of an output as floats, and from there as what is stored. */
-#include "lib/pack/out.h"
+/* Bytes of the tensors of an output: copied, converted or dequantized, tile by tile. */
+#include <math.h>
+#include <string.h>
+
+#include "lib/base/half.h"
+#include "lib/pack/output.h"
 
 enum { TILE_FLOATS = 1 << 20, TILE_ALIGN = 64 };
 
-/* As many rows as fit TILE_FLOATS; of a matrix whole vectors for every usual length. */
+/* ---- rows as floats ---- */
+
+/* As many rows as fit into TILE_FLOATS.  TILE_ALIGN rows of a matrix are whole vectors for
+ * every usual v. */
 static size_t tile_rows(size_t rows, size_t cols, size_t step)
 {
     size_t n = TILE_FLOATS / (cols ? cols : 1) / step * step;
@@ -11,14 +18,14 @@ static size_t tile_rows(size_t rows, size_t cols, size_t step)
     return n < rows ? n : rows;
 }
 
-/* Bytes of rows that are not in memory. */
-static size_t row_room(const vptq_tensor *src, size_t rows)
+/* Buffer size for the stored bytes of `rows` rows; 0 for a tensor in memory. */
+static size_t raw_bytes(const vptq_tensor *src, size_t rows)
 {
     size_t all = vptq_tensor_rows(src);
     return src->data || all == 0 ? 0 : src->bytes / all * rows;
 }
 
-static vptq_status read_plain(const vptq_tensor *src, size_t r, size_t n, void *room, float *x,
+static vptq_status read_plain(const vptq_tensor *src, size_t r, size_t n, void *raw, float *x,
                               vptq_err *err)
 {
     if (src->data)
@@ -28,64 +35,59 @@ static vptq_status read_plain(const vptq_tensor *src, size_t r, size_t n, void *
     tile.bytes = n * row;
     if (src->dims >= 2)
         tile.shape[0] = n;
-    vptq_status st = vptq_tensor_bytes(src, r * row, tile.bytes, room, &tile.data, err);
-    return st ? st : vptq_tensor_read(&tile, 0, n, x, err);
+    VPTQ_CHECK(vptq_tensor_bytes(src, r * row, tile.bytes, raw, &tile.data, err));
+    return vptq_tensor_read(&tile, 0, n, x, err);
 }
 
-static bool is_packed(const vptq_checkpoint *c)
-{
-    return c->kind == VPTQ_CKPT_PACKED || c->kind == VPTQ_CKPT_ARCHIVE;
-}
-
-/* A matrix of a packed model may have been opened for its shape only. */
-static vptq_status open_matrix(vptq_out_rows *r, const vptq_packed_matrix *m, vptq_err *err)
+static vptq_status open_matrix(vptq_output_rows *r, const vptq_packed_matrix *m, vptq_err *err)
 {
     const vptq_checkpoint *c = r->from;
     vptq_packed_matrix read = *m;
-    if (is_packed(c) && !m->vq.indices)
+    if (vptq_output_is_packed(c) && !m->vq.indices) /* opened for its shape only */
         VPTQ_CHECK(vptq_packed_read(&(vptq_packed_source){&c->set,
                                                           vptq_packed_entry(c->config, m->name),
                                                           m->name, c->path},
                                     &r->arena, &read, err));
     VPTQ_CHECK(r->dev->ops->matrix_open(r->dev->state, &read.vq, &r->matrix, err));
-    VPTQ_CHECK(
-        r->dev->ops->alloc(r->dev->state, r->most * r->cols, sizeof(float), &r->device, err));
+    VPTQ_CHECK(r->dev->ops->alloc(r->dev->state, r->tile_rows * r->cols, sizeof(float),
+                                  &r->device, err));
     if (r->dev->ops->host_memory)
         return VPTQ_OK;
-    r->host = vptq_mem_alloc(r->ctx->mem, r->most, r->cols * sizeof(float), err);
+    r->host = vptq_mem_alloc(r->ctx->mem, r->tile_rows, r->cols * sizeof(float), err);
     return r->host ? VPTQ_OK : VPTQ_E_NOMEM;
 }
 
-static vptq_status open_plain(vptq_out_rows *r, const vptq_tensor *t, vptq_err *err)
+static vptq_status open_plain(vptq_output_rows *r, const vptq_tensor *t, vptq_err *err)
 {
-    r->host = vptq_mem_alloc(r->ctx->mem, r->most, r->cols * sizeof(float), err);
-    r->room = vptq_mem_alloc(r->ctx->mem, row_room(t, r->most), 1, err);
-    return r->host && r->room ? VPTQ_OK : VPTQ_E_NOMEM;
+    r->host = vptq_mem_alloc(r->ctx->mem, r->tile_rows, r->cols * sizeof(float), err);
+    r->raw = vptq_mem_alloc(r->ctx->mem, raw_bytes(t, r->tile_rows), 1, err);
+    return r->host && r->raw ? VPTQ_OK : VPTQ_E_NOMEM;
 }
 
-vptq_status vptq_out_rows_open(const vptq_out *o, vptq_device *dev, const vptq_out_tensor *t,
-                               size_t multiple, vptq_out_rows *r, vptq_err *err)
+vptq_status vptq_output_rows_open(const vptq_output *o, vptq_device *dev,
+                                  const vptq_output_tensor *t, size_t multiple,
+                                  vptq_output_rows *r, vptq_err *err)
 {
     const vptq_packed_matrix *m = t->source.matrix;
     const vptq_tensor *plain = t->source.plain;
-    *r = (vptq_out_rows){.ctx = o->ctx, .dev = m ? dev : NULL, .from = o->from, .t = t};
+    *r = (vptq_output_rows){.ctx = o->ctx, .dev = m ? dev : NULL, .from = o->from, .t = t};
     vptq_arena_init(&r->arena, o->ctx->mem);
     r->rows = m ? m->vq.shape.out : vptq_tensor_rows(plain);
     r->cols = m ? m->vq.shape.in : vptq_tensor_cols(plain);
-    r->most = tile_rows(r->rows, r->cols, multiple ? multiple : m ? TILE_ALIGN : 1);
+    r->tile_rows = tile_rows(r->rows, r->cols, multiple ? multiple : m ? TILE_ALIGN : 1);
     vptq_status st = m ? open_matrix(r, m, err) : open_plain(r, plain, err);
     if (st)
-        vptq_out_rows_close(r);
+        vptq_output_rows_close(r);
     return st;
 }
 
-vptq_status vptq_out_rows_read(vptq_out_rows *r, size_t first, size_t n, const float **x,
-                               vptq_err *err)
+vptq_status vptq_output_rows_read(vptq_output_rows *r, size_t first, size_t n, const float **x,
+                                  vptq_err *err)
 {
     vptq_status st;
     *x = r->host;
     if (!r->dev) {
-        st = read_plain(r->t->source.plain, first, n, r->room, r->host, err);
+        st = read_plain(r->t->source.plain, first, n, r->raw, r->host, err);
         vptq_checkpoint_forget(r->from);
         return st;
     }
@@ -98,7 +100,7 @@ vptq_status vptq_out_rows_read(vptq_out_rows *r, size_t first, size_t n, const f
     return st;
 }
 
-void vptq_out_rows_close(vptq_out_rows *r)
+void vptq_output_rows_close(vptq_output_rows *r)
 {
     if (!r->ctx)
         return;
@@ -107,35 +109,115 @@ void vptq_out_rows_close(vptq_out_rows *r)
         r->dev->ops->matrix_close(r->dev->state, r->matrix);
     }
     vptq_mem_free(r->ctx->mem, r->host);
-    vptq_mem_free(r->ctx->mem, r->room);
+    vptq_mem_free(r->ctx->mem, r->raw);
     vptq_arena_release(&r->arena);
     vptq_checkpoint_forget(r->from);
-    *r = (vptq_out_rows){.rows = 0};
+    *r = (vptq_output_rows){.rows = 0};
 }
 
-vptq_status vptq_out_fill_rows(const vptq_out *o, vptq_device *dev, const vptq_out_tensor *t,
-                               vptq_out_sink *s, vptq_err *err)
+/* ---- floats as stored ---- */
+
+/* The smallest magnitude that rounds to infinity. */
+static float limit_of(vptq_dtype type)
+{
+    if (type == VPTQ_F16)
+        return 65520.0F;
+    return type == VPTQ_BF16 ? 0x1.FFp127F : INFINITY;
+}
+
+vptq_status vptq_output_convert(const vptq_tensor *t, vptq_dtype type, const float *x, size_t n,
+                                size_t first, size_t cols, void *stored, vptq_err *err)
+{
+    float limit = limit_of(type);
+    for (size_t i = 0; i < n; i++) {
+        if (fabsf(x[i]) < limit)
+            continue;
+        size_t at = first + i;
+        if (!isfinite(x[i]))
+            return vptq_fail(err, VPTQ_E_NUMERIC, "%s: tensor '%s': row %zu, column %zu is %g",
+                             t->file, t->name, at / cols, at % cols, (double)x[i]);
+        return vptq_fail(err, VPTQ_E_NUMERIC,
+                         "%s: tensor '%s': row %zu, column %zu is %g, too large for %s "
+                         "(choose another --dtype)",
+                         t->file, t->name, at / cols, at % cols, (double)x[i],
+                         vptq_dtype_get(type)->name);
+    }
+    if (type == VPTQ_F16)
+        vptq_f32_to_f16_n(x, stored, n);
+    else if (type == VPTQ_BF16)
+        vptq_f32_to_bf16_n(x, stored, n);
+    else
+        memcpy(stored, x, n * sizeof *x);
+    return VPTQ_OK;
+}
+
+/* ---- whole tensors ---- */
+
+vptq_status vptq_output_put(vptq_output_sink *s, const void *data, size_t n, vptq_err *err)
+{
+    if (n == 0)
+        return VPTQ_OK;
+    return s->file ? vptq_safetensors_write(s->file, data, n, err)
+                   : vptq_archive_put(s->archive, data, n, err);
+}
+
+vptq_status vptq_output_copy(const vptq_ctx *ctx, const vptq_checkpoint *from,
+                             const vptq_tensor *t, vptq_output_sink *s, vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    uint8_t *buffer = vptq_mem_alloc(ctx->mem, t->data ? 0 : vptq_tensor_piece(t, 0), 1, err);
+    if (!buffer)
+        return VPTQ_E_NOMEM;
+    for (size_t at = 0, n; at < t->bytes; at += n) {
+        const uint8_t *bytes;
+        n = vptq_tensor_piece(t, at);
+        VPTQ_TRY(vptq_check_cancel(ctx, err));
+        VPTQ_TRY(vptq_tensor_bytes(t, at, n, buffer, &bytes, err));
+        VPTQ_TRY(vptq_tensor_check_piece(t, bytes, at, n, err));
+        if (s)
+            VPTQ_TRY(vptq_output_put(s, bytes, n, err));
+        vptq_checkpoint_forget(from);
+    }
+out:
+    vptq_mem_free(ctx->mem, buffer);
+    return st;
+}
+
+vptq_status vptq_output_fill_rows(const vptq_output *o, vptq_device *dev,
+                                  const vptq_output_tensor *t, vptq_output_sink *s,
+                                  vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     const vptq_dtype type = t->tensor.type;
     const size_t width = vptq_dtype_get(type)->bytes;
-    vptq_out_rows in;
+    vptq_output_rows in;
     uint8_t *stored = NULL;
-    VPTQ_TRY(vptq_out_rows_open(o, dev, t, 0, &in, err));
-    stored = vptq_mem_alloc(o->ctx->mem, in.most, in.cols * width, err);
+    VPTQ_TRY(vptq_output_rows_open(o, dev, t, 0, &in, err));
+    stored = vptq_mem_alloc(o->ctx->mem, in.tile_rows, in.cols * width, err);
     if (!stored)
         VPTQ_TRY(VPTQ_E_NOMEM);
-    for (size_t r = 0; r < in.rows; r += in.most) {
-        size_t n = in.rows - r < in.most ? in.rows - r : in.most;
+    for (size_t r = 0; r < in.rows; r += in.tile_rows) {
+        size_t n = in.rows - r < in.tile_rows ? in.rows - r : in.tile_rows;
         const float *x = NULL;
         VPTQ_TRY(vptq_check_cancel(o->ctx, err));
-        VPTQ_TRY(vptq_out_rows_read(&in, r, n, &x, err));
-        VPTQ_TRY(vptq_out_narrow(&t->tensor, type, x, n * in.cols, r * in.cols, in.cols, stored,
-                                 err));
-        VPTQ_TRY(vptq_out_put(s, stored, n * in.cols * width, err));
+        VPTQ_TRY(vptq_output_rows_read(&in, r, n, &x, err));
+        VPTQ_TRY(vptq_output_convert(&t->tensor, type, x, n * in.cols, r * in.cols, in.cols,
+                                     stored, err));
+        VPTQ_TRY(vptq_output_put(s, stored, n * in.cols * width, err));
     }
 out:
-    vptq_out_rows_close(&in);
+    vptq_output_rows_close(&in);
     vptq_mem_free(o->ctx->mem, stored);
     return st;
+}
+
+vptq_status vptq_output_fill_plain(const vptq_output *o, const vptq_output_tensor *t,
+                                   vptq_output_sink *s, vptq_err *err)
+{
+    const vptq_tensor *src = t->source.plain;
+    bool number = vptq_dtype_get(src->type)->is_float;
+    bool unchanged = !number || (t->tensor.type == src->type && !src->rope_heads &&
+                                 (src->round_to == VPTQ_F32 || src->round_to == src->type));
+    return unchanged ? vptq_output_copy(o->ctx, o->from, src, s, err)
+                     : vptq_output_fill_rows(o, NULL, t, s, err);
 }

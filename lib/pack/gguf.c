@@ -1,21 +1,22 @@
-/* Any model -> one GGUF file: names, the order of q's and k's rows, vectors in F32, description
- * and tokenizer as its readers want them; one tensor's tile in memory at a time. */
+/* Unpacks any model to one GGUF file, following llama.cpp's conventions for names, the order of
+ * the rows of q and k, vectors in F32, metadata and tokenizer.  One tile of a tensor is in
+ * memory at a time. */
 #include <stdio.h>
 #include <string.h>
 
 #include "formats/gguf/model.h"
 #include "formats/gguf/quants.h"
 #include "lib/model/model.h"
-#include "lib/pack/out.h"
+#include "lib/pack/output.h"
 
 typedef struct exporting {
     vptq_device *dev;
     const vptq_checkpoint *c;
     const vptq_pack_options *opt;
     vptq_arena arena;
-    vptq_out out;             /* under Hugging Face names */
-    vptq_tensor *tensors;     /* as they are written, in order ... */
-    vptq_out_tensor **source; /* ... and from what; NULL = rope_freqs */
+    vptq_output out;             /* under Hugging Face names */
+    vptq_tensor *tensors;        /* [count] in the order of the file */
+    vptq_output_tensor **source; /* [count] NULL = rope_freqs, which is computed */
     size_t count;
     vptq_gguf_keys keys;
     uint64_t bytes; /* of tensors */
@@ -28,38 +29,16 @@ static bool is_embedding(const char *gguf)
     return strcmp(gguf, "token_embd.weight") == 0 || strcmp(gguf, "output.weight") == 0;
 }
 
-/* Older checkpoints hold the rotary frequencies, and tied ones may hold the head a second time.
- */
-static bool is_left_out(const exporting *e, const char *hf)
+/* Skips the rotary frequencies of older checkpoints, and the second copy of a tied head. */
+static bool is_left_out(const vptq_checkpoint *c, const char *hf)
 {
     static const char frequencies[] = ".rotary_emb.inv_freq";
     const size_t len = strlen(hf), end = sizeof frequencies - 1;
     return (len > end && strcmp(hf + len - end, frequencies) == 0) ||
-           (e->c->desc.tied && strcmp(hf, "lm_head.weight") == 0);
+           (c->desc.tied && strcmp(hf, "lm_head.weight") == 0);
 }
 
-static vptq_status list_sources(exporting *e, vptq_err *err)
-{
-    const vptq_checkpoint *c = e->c;
-    for (size_t i = 0; i < c->set.count; i++) {
-        const vptq_tensor *t = &c->set.tensors[i];
-        if (!vptq_out_is_quantized(c, t->name) && !is_left_out(e, t->name))
-            VPTQ_CHECK(vptq_out_add_plain(&e->out, t, VPTQ_DTYPE_COUNT, err));
-    }
-    for (size_t i = 0; i < c->quantized_count; i++) {
-        const vptq_packed_matrix *m = &c->quantized[i];
-        char name[VPTQ_NAME_MAX + 8];
-        snprintf(name, sizeof name, "%.*s.weight", VPTQ_NAME_MAX, m->name);
-        const vptq_tensor t = {.name = name,
-                               .dims = 2,
-                               .shape = {m->vq.shape.out, m->vq.shape.in},
-                               .file = c->path};
-        VPTQ_CHECK(vptq_out_add(&e->out, &t, (vptq_out_source){.matrix = m}, err));
-    }
-    return vptq_out_finish(&e->out, err);
-}
-
-static vptq_status add_tensor(exporting *e, const char *gguf, vptq_out_tensor *source,
+static vptq_status add_tensor(exporting *e, const char *gguf, vptq_output_tensor *source,
                               uint32_t dims, const uint64_t *shape, vptq_err *err)
 {
     vptq_tensor *t = &e->tensors[e->count];
@@ -74,14 +53,13 @@ static vptq_status add_tensor(exporting *e, const char *gguf, vptq_out_tensor *s
         return VPTQ_E_NOMEM;
     for (uint32_t d = 0; d < dims; d++) {
         t->shape[d] = shape[d];
-        elements *= (size_t)shape[d]; /* it was in memory or in a file */
+        elements *= (size_t)shape[d]; /* cannot overflow: it was in memory or in a file */
     }
     t->type = dims < 2 ? VPTQ_F32 : is_embedding(gguf) ? e->opt->embeddings : e->opt->dtype;
     const size_t block = vptq_dtype_get(t->type)->block;
     if (shape[dims - 1] % block || !vptq_dtype_bytes(t->type, elements, &t->bytes))
         return vptq_fail(err, VPTQ_E_UNSUPPORTED,
-                         "%s: tensor '%s' has rows of %llu numbers, which %s cannot hold in "
-                         "blocks of %zu",
+                         "%s: tensor '%s' has rows of %llu numbers, %s needs a multiple of %zu",
                          e->c->path, gguf, (unsigned long long)shape[dims - 1],
                          vptq_dtype_get(t->type)->name, block);
     e->source[e->count++] = source;
@@ -89,7 +67,7 @@ static vptq_status add_tensor(exporting *e, const char *gguf, vptq_out_tensor *s
     return VPTQ_OK;
 }
 
-static vptq_out_tensor *find_source(exporting *e, const char *hf)
+static vptq_output_tensor *find_source(exporting *e, const char *hf)
 {
     size_t lo = 0, hi = e->out.count;
     while (lo < hi) {
@@ -105,8 +83,8 @@ static vptq_out_tensor *find_source(exporting *e, const char *hf)
     return NULL;
 }
 
-/* The first tensor that no name of GGUF took. */
-static vptq_status name_foreign(const exporting *e, vptq_err *err)
+/* VPTQ_E_UNSUPPORTED with the first tensor that has no GGUF name. */
+static vptq_status report_unnamed(const exporting *e, vptq_err *err)
 {
     for (size_t i = 0; i < e->out.count; i++) {
         const char *name = e->out.tensors[i].tensor.name;
@@ -114,8 +92,8 @@ static vptq_status name_foreign(const exporting *e, vptq_err *err)
         for (size_t j = 0; j < e->count && !found; j++)
             found = e->source[j] == &e->out.tensors[i];
         if (!found)
-            return vptq_fail(err, VPTQ_E_UNSUPPORTED,
-                             "%s: tensor '%s' has no place in a GGUF file", e->c->path, name);
+            return vptq_fail(err, VPTQ_E_UNSUPPORTED, "%s: tensor '%s' has no name in GGUF",
+                             e->c->path, name);
     }
     return VPTQ_OK;
 }
@@ -124,20 +102,20 @@ static vptq_status list_tensors(exporting *e, vptq_err *err)
 {
     const vptq_model_desc *d = &e->c->desc;
     char gguf[VPTQ_NAME_MAX], hf[VPTQ_NAME_MAX];
-    VPTQ_CHECK(list_sources(e, err));
-    const size_t most = e->out.count + 1;
-    e->tensors = vptq_arena_alloc(&e->arena, most, sizeof *e->tensors, err);
-    e->source =
-        e->tensors ? vptq_arena_alloc(&e->arena, most, sizeof(vptq_out_tensor *), err) : NULL;
-    if (!e->source)
+    VPTQ_CHECK(
+        vptq_output_add_dequantized(&e->out, VPTQ_DTYPE_COUNT, VPTQ_F32, is_left_out, err));
+    const size_t max = e->out.count + 1; /* and rope_freqs */
+    e->tensors = vptq_arena_alloc(&e->arena, max, sizeof *e->tensors, err);
+    e->source = vptq_arena_alloc(&e->arena, max, sizeof(vptq_output_tensor *), err);
+    if (!e->tensors || !e->source)
         return VPTQ_E_NOMEM;
     for (size_t i = 0; vptq_gguf_name_pair(d->layers, i, gguf, hf); i++) {
-        vptq_out_tensor *t = find_source(e, hf);
+        vptq_output_tensor *t = find_source(e, hf);
         if (t)
             VPTQ_CHECK(add_tensor(e, gguf, t, t->tensor.dims, t->tensor.shape, err));
     }
     if (e->count != e->out.count)
-        VPTQ_CHECK(name_foreign(e, err));
+        VPTQ_CHECK(report_unnamed(e, err));
     const uint64_t half = d->head_dim / 2;
     if (d->rope_scaling == VPTQ_ROPE_LLAMA3)
         VPTQ_CHECK(add_tensor(e, "rope_freqs.weight", NULL, 1, &half, err));
@@ -146,7 +124,7 @@ static vptq_status list_tensors(exporting *e, vptq_err *err)
 
 /* ---- metadata ---- */
 
-/* general.file_type, which says what most weights are. */
+/* general.file_type: the type of most weights. */
 static uint32_t file_type(vptq_dtype type)
 {
     return type == VPTQ_F16 ? 1 : type == VPTQ_BF16 ? 32 : 0;
@@ -154,29 +132,26 @@ static uint32_t file_type(vptq_dtype type)
 
 static vptq_status make_keys(exporting *e, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     vptq_vocab v;
-    VPTQ_TRY(vptq_gguf_put_desc(&e->keys, &e->c->desc, e->c->path, err));
+    VPTQ_CHECK(vptq_gguf_put_desc(&e->keys, &e->c->desc, e->c->path, err));
     vptq_gguf_put_u32(&e->keys, "general.file_type", file_type(e->opt->dtype));
     if (e->opt->embeddings == VPTQ_Q8_0)
         vptq_gguf_put_u32(&e->keys, "general.quantization_version", 2);
-    VPTQ_TRY(vptq_checkpoint_vocab(e->c, e->dev->ctx, &v, err));
-    const char *chat; /* a file of its own goes before tokenizer_config.json */
-    st = vptq_out_chat_template(e->dev->ctx, e->c, e->opt->tokenizer, &v.arena, &chat, err);
+    VPTQ_CHECK(vptq_checkpoint_vocab(e->c, e->dev->ctx, &v, err));
+    const char *chat; /* its own file takes precedence over tokenizer_config.json */
+    vptq_status st =
+        vptq_output_chat_template(e->dev->ctx, e->c, e->opt->tokenizer, &v.arena, &chat, err);
     if (!st && chat)
         v.chat_template = chat;
     if (!st)
         st = vptq_gguf_put_vocab(&e->keys, &v, &e->c->desc, err);
     vptq_vocab_release(&v);
-    if (!st)
-        st = vptq_gguf_keys_status(&e->keys, err);
-out:
-    return st;
+    return st ? st : vptq_gguf_keys_status(&e->keys, err);
 }
 
 /* ---- bytes ---- */
 
-/* Whether the architecture wants both halves of the heads of a q or k interleaved. */
+/* Whether the architecture interleaves the two halves of each head in q and k. */
 static bool is_interleaved(const exporting *e, const char *gguf)
 {
     const char *rest = strncmp(gguf, "blk.", 4) == 0 ? strchr(gguf + 4, '.') : NULL;
@@ -184,7 +159,7 @@ static bool is_interleaved(const exporting *e, const char *gguf)
            (strncmp(rest, ".attn_q.", 8) == 0 || strncmp(rest, ".attn_k.", 8) == 0);
 }
 
-/* Row h d + half d/2 + i of x becomes row h d + 2 i + half of y; n rows, whole heads. */
+/* Moves row h d + half d/2 + i of x to row h d + 2 i + half of y; n rows, whole heads. */
 static void interleave(const float *x, size_t n, size_t cols, size_t d, float *y)
 {
     for (size_t r = 0; r < n; r++) {
@@ -197,40 +172,41 @@ static vptq_status store(const exporting *e, const vptq_tensor *t, const float *
                          size_t first, size_t cols, uint8_t *stored, vptq_err *err)
 {
     if (t->type != VPTQ_Q8_0)
-        return vptq_out_narrow(t, t->type, x, n, first, cols, stored, err);
+        return vptq_output_convert(t, t->type, x, n, first, cols, stored, err);
     const float limit = 65504.0F * 127; /* of a block's scale */
     for (size_t i = 0; i < n; i++)
         if (!(x[i] <= limit && x[i] >= -limit))
-            return vptq_fail(
-                err, VPTQ_E_NUMERIC,
-                "%s: tensor '%s': row %zu, column %zu is %g, which Q8_0 cannot hold",
-                e->c->path, t->name, (first + i) / cols, (first + i) % cols, (double)x[i]);
+            return vptq_fail(err, VPTQ_E_NUMERIC,
+                             "%s: tensor '%s': row %zu, column %zu is %g, too large for Q8_0",
+                             e->c->path, t->name, (first + i) / cols, (first + i) % cols,
+                             (double)x[i]);
     vptq_ggml_quantize_q8_0(x, n, stored);
     return VPTQ_OK;
 }
 
-static vptq_status write_rows(exporting *e, vptq_out_rows *in, const vptq_tensor *t,
+static vptq_status write_rows(exporting *e, vptq_output_rows *in, const vptq_tensor *t,
                               bool interleaved, vptq_gguf_writer *w, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     vptq_mem *mem = e->dev->ctx->mem;
-    /* a bias is one row, whose elements change places */
+    /* a bias is one row whose elements are interleaved */
     const bool vector = t->dims < 2;
     const size_t cols = vector ? 1 : in->cols, per_row = vector ? in->cols : 1;
     size_t bytes;
-    float *turned =
-        interleaved ? vptq_mem_alloc(mem, in->most, in->cols * sizeof *turned, err) : NULL;
-    uint8_t *stored = vptq_mem_alloc(mem, in->most, in->cols * sizeof(float), err);
-    if (!stored || (interleaved && !turned))
+    float *permuted = interleaved
+                          ? vptq_mem_alloc(mem, in->tile_rows, in->cols * sizeof *permuted, err)
+                          : NULL;
+    uint8_t *stored = vptq_mem_alloc(mem, in->tile_rows, in->cols * sizeof(float), err);
+    if (!stored || (interleaved && !permuted))
         VPTQ_TRY(VPTQ_E_NOMEM);
-    for (size_t r = 0; r < in->rows; r += in->most) {
+    for (size_t r = 0; r < in->rows; r += in->tile_rows) {
         const float *x = NULL;
-        size_t n = in->rows - r < in->most ? in->rows - r : in->most;
+        size_t n = in->rows - r < in->tile_rows ? in->rows - r : in->tile_rows;
         VPTQ_TRY(vptq_check_cancel(e->dev->ctx, err));
-        VPTQ_TRY(vptq_out_rows_read(in, r, n, &x, err));
+        VPTQ_TRY(vptq_output_rows_read(in, r, n, &x, err));
         if (interleaved) {
-            interleave(x, n * per_row, cols, e->c->desc.head_dim, turned);
-            x = turned;
+            interleave(x, n * per_row, cols, e->c->desc.head_dim, permuted);
+            x = permuted;
         }
         VPTQ_TRY(store(e, t, x, n * in->cols, r * in->cols, in->cols, stored, err));
         vptq_dtype_bytes(t->type, n * in->cols, &bytes);
@@ -238,28 +214,27 @@ static vptq_status write_rows(exporting *e, vptq_out_rows *in, const vptq_tensor
     }
 out:
     vptq_mem_free(mem, stored);
-    vptq_mem_free(mem, turned);
+    vptq_mem_free(mem, permuted);
     return st;
 }
 
+/* Writes tensor `i`, or rope_freqs, which has no source. */
 static vptq_status write_tensor(exporting *e, size_t i, vptq_gguf_writer *w, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
-    vptq_out_rows in;
+    vptq_output_rows in;
     const vptq_tensor *t = &e->tensors[i];
     const vptq_model_desc *d = &e->c->desc;
     for (uint32_t f = 0; !e->source[i] && f < d->head_dim / 2; f++) {
         const float divisor = (float)vptq_gguf_rope_divisor(d, f);
-        VPTQ_TRY(vptq_gguf_write(w, &divisor, sizeof divisor, err));
+        VPTQ_CHECK(vptq_gguf_write(w, &divisor, sizeof divisor, err));
     }
     if (!e->source[i])
         return VPTQ_OK;
     const bool interleaved = is_interleaved(e, t->name);
-    VPTQ_TRY(vptq_out_rows_open(&e->out, e->dev, e->source[i], interleaved ? d->head_dim : 0,
-                                &in, err));
-    st = write_rows(e, &in, t, interleaved, w, err);
-    vptq_out_rows_close(&in);
-out:
+    VPTQ_CHECK(vptq_output_rows_open(&e->out, e->dev, e->source[i],
+                                     interleaved ? d->head_dim : 0, &in, err));
+    vptq_status st = write_rows(e, &in, t, interleaved, w, err);
+    vptq_output_rows_close(&in);
     return st;
 }
 
@@ -269,8 +244,8 @@ static vptq_status write_file(exporting *e, uint64_t *bytes, vptq_err *err)
     const vptq_ctx *ctx = e->dev->ctx;
     vptq_gguf_writer w;
     uint64_t done = 0;
-    VPTQ_TRY(vptq_gguf_writer_open(e->opt->output, e->opt->force, &e->keys, e->tensors,
-                                   e->count, &w, err));
+    VPTQ_CHECK(vptq_gguf_writer_open(e->opt->output, e->opt->force, &e->keys, e->tensors,
+                                     e->count, &w, err));
     for (size_t i = 0; !st && i < e->count; i++) {
         vptq_progress(ctx, "unpack", done, e->bytes, e->tensors[i].name);
         st = write_tensor(e, i, &w, err);
@@ -281,23 +256,18 @@ static vptq_status write_file(exporting *e, uint64_t *bytes, vptq_err *err)
         st = vptq_gguf_writer_commit(&w, err);
     vptq_gguf_writer_abort(&w);
     vptq_progress(ctx, "unpack", done, e->bytes, NULL);
-out:
     return st;
 }
 
 static vptq_status export_model(exporting *e, vptq_pack_result *r, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const vptq_pack_options *opt = e->opt;
-    VPTQ_TRY(list_tensors(e, err));
-    VPTQ_TRY(make_keys(e, err));
+    VPTQ_CHECK(list_tensors(e, err));
+    VPTQ_CHECK(make_keys(e, err));
     r->plain = (uint32_t)e->count;
     r->bytes = e->bytes + e->keys.bytes.len;
     r->bits_per_weight = 8.0 * (double)vptq_dtype_get(opt->dtype)->bytes;
-    if (!opt->dry_run)
-        st = write_file(e, &r->bytes, err);
-out:
-    return st;
+    return opt->dry_run ? VPTQ_OK : write_file(e, &r->bytes, err);
 }
 
 vptq_status vptq_unpack_gguf(vptq_device *dev, const vptq_pack_options *opt,
@@ -306,20 +276,20 @@ vptq_status vptq_unpack_gguf(vptq_device *dev, const vptq_pack_options *opt,
     vptq_model m;
     const vptq_checkpoint_options open = {
         .tokenizer = opt->tokenizer, .base = opt->base, .shapes_only = true};
-    /* opening as a model holds every matrix and tensor against the architecture */
+    /* opening it as a model checks every matrix and tensor against the architecture */
     vptq_status st = vptq_model_open(dev->ctx, opt->input, &open, false, &m, err);
     if (st)
         return st;
     exporting e = {.dev = dev, .c = &m.ckpt, .opt = opt};
     vptq_arena_init(&e.arena, dev->ctx->mem);
-    vptq_out_init(&e.out, dev->ctx, e.c, "unpack");
+    vptq_output_init(&e.out, dev->ctx, e.c, "unpack");
     vptq_gguf_keys_init(&e.keys, dev->ctx->mem);
     if (!opt->dry_run)
-        st = vptq_out_check_place(e.c, opt->output, err);
+        st = vptq_output_check_path(e.c, opt->output, err);
     if (!st)
         st = export_model(&e, r, err);
     vptq_gguf_keys_release(&e.keys);
-    vptq_out_release(&e.out);
+    vptq_output_release(&e.out);
     vptq_arena_release(&e.arena);
     vptq_model_release(&m);
     return st;

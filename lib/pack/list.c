@@ -1,8 +1,8 @@
-/* What is in a model: one row per matrix and tensor. */
+/* Lists a model: one row per matrix and tensor. */
 #include <stdlib.h>
 #include <string.h>
 
-#include "lib/pack/out.h"
+#include "lib/pack/output.h"
 
 typedef struct listing {
     const vptq_checkpoint *c;
@@ -11,7 +11,7 @@ typedef struct listing {
     size_t count;
 } listing;
 
-/* Numbers inside names compare as numbers, so that layer 10 comes behind layer 9. */
+/* Compares numbers inside names as numbers, so that layer 10 comes after layer 9. */
 static int compare_names(const char *a, const char *b)
 {
     while (*a && *b) {
@@ -39,29 +39,24 @@ static int by_name(const void *a, const void *b)
     return order ? order : strcmp(x->name, y->name);
 }
 
-/* Bytes that an entry of the archive takes. */
-static uint64_t archived(const listing *l, const char *tensor)
+/* Bytes of a tensor in the archive. */
+static uint64_t archived_bytes(const listing *l, const char *tensor)
 {
     const vptq_archive_entry *e = vptq_archive_find(l->archive, tensor, true);
     return e ? e->packed_size : 0;
 }
 
-/* What each matrix takes: in an archive the sum of its parts' frames. */
+/* Bytes of each matrix; in an archive the sum over its tensors. */
 static void measure_matrices(const listing *l, uint64_t *bytes)
 {
     const vptq_checkpoint *c = l->c;
     for (size_t i = 0; i < c->quantized_count; i++)
         bytes[i] = l->archive ? 0 : vptq_vq_count_bits(&c->quantized[i].vq.shape).total / 8;
     for (size_t i = 0; l->archive && i < c->set.count; i++) {
-        char module[VPTQ_NAME_MAX];
-        size_t len = vptq_packed_module_length(c->set.tensors[i].name);
-        if (len == 0 || len >= sizeof module)
-            continue;
-        memcpy(module, c->set.tensors[i].name, len);
-        module[len] = '\0';
-        const vptq_packed_matrix *m = vptq_checkpoint_quantized(c, module);
-        if (m)
-            bytes[m - c->quantized] += archived(l, c->set.tensors[i].name);
+        const char *name = c->set.tensors[i].name;
+        const vptq_packed_matrix *m = vptq_output_matrix_of(c, name);
+        if (m && vptq_packed_module_length(name))
+            bytes[m - c->quantized] += archived_bytes(l, name);
     }
 }
 
@@ -84,18 +79,7 @@ static void add_plain(listing *l, const vptq_tensor *t)
                         .rows = (uint32_t)vptq_tensor_rows(t),
                         .columns = (uint32_t)vptq_tensor_cols(t),
                         .dtype = vptq_dtype_get(t->type)->name,
-                        .bytes = l->archive ? archived(l, t->name) : t->bytes};
-}
-
-static double total_bits(const vptq_checkpoint *c)
-{
-    double bits = 0, weights = 0;
-    for (size_t i = 0; i < c->quantized_count; i++) {
-        const vptq_vq_shape *s = &c->quantized[i].vq.shape;
-        bits += (double)vptq_vq_count_bits(s).total;
-        weights += (double)s->out * s->in;
-    }
-    return weights > 0 ? bits / weights : 0;
+                        .bytes = l->archive ? archived_bytes(l, t->name) : t->bytes};
 }
 
 static vptq_status list_rows(const vptq_ctx *ctx, listing *l, vptq_list_fn fn, void *arg,
@@ -111,7 +95,7 @@ static vptq_status list_rows(const vptq_ctx *ctx, listing *l, vptq_list_fn fn, v
     for (size_t i = 0; i < c->quantized_count; i++)
         add_matrix(l, &c->quantized[i], bytes[i]);
     for (size_t i = 0; i < c->set.count; i++)
-        if (!vptq_out_is_quantized(c, c->set.tensors[i].name))
+        if (!vptq_output_matrix_of(c, c->set.tensors[i].name))
             add_plain(l, &c->set.tensors[i]);
     if (l->count)
         qsort(l->rows, l->count, sizeof *l->rows, by_name);
@@ -137,8 +121,8 @@ vptq_status vptq_list_model(const vptq_ctx *ctx, const char *path,
     if (c.kind == VPTQ_CKPT_ARCHIVE)
         VPTQ_TRY(vptq_archive_open(path, ctx->mem, &l.archive, err));
     VPTQ_TRY(list_rows(ctx, &l, fn, arg, err));
-    VPTQ_TRY(vptq_out_path_bytes(ctx, path, total_bytes, err));
-    *bits_per_weight = total_bits(&c);
+    VPTQ_TRY(vptq_output_path_bytes(ctx, path, total_bytes, err));
+    *bits_per_weight = vptq_output_mean_bits(c.quantized, c.quantized_count, false);
 out:
     vptq_archive_close(l.archive);
     vptq_checkpoint_release(&c);

@@ -1,30 +1,30 @@
-#include "lib/pack/out.h"
+/* The list of tensors and files of an output, and writing it as a directory or an archive. */
+#include "lib/pack/output.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include "lib/base/half.h"
+#include <sys/stat.h>
 
 #define SHARD_BYTES (UINT64_C(4) << 30)
 
-void vptq_out_init(vptq_out *o, const vptq_ctx *ctx, const vptq_checkpoint *from,
-                   const char *stage)
+void vptq_output_init(vptq_output *o, const vptq_ctx *ctx, const vptq_checkpoint *from,
+                      const char *stage)
 {
-    *o = (vptq_out){.ctx = ctx, .from = from, .stage = stage};
+    *o = (vptq_output){.ctx = ctx, .from = from, .stage = stage};
     vptq_arena_init(&o->arena, ctx->mem);
 }
 
-void vptq_out_release(vptq_out *o)
+void vptq_output_release(vptq_output *o)
 {
     vptq_mem_free(o->ctx->mem, o->tensors);
     vptq_arena_release(&o->arena);
 }
 
-/* ---- the list ---- */
+/* ---- tensors ---- */
 
-bool vptq_out_is_quantized(const vptq_checkpoint *c, const char *tensor_name)
+const vptq_packed_matrix *vptq_output_matrix_of(const vptq_checkpoint *c,
+                                                const char *tensor_name)
 {
     static const char weight[] = ".weight";
     char module[VPTQ_NAME_MAX];
@@ -33,16 +33,29 @@ bool vptq_out_is_quantized(const vptq_checkpoint *c, const char *tensor_name)
         strcmp(tensor_name + len - (sizeof weight - 1), weight) == 0)
         n = len - (sizeof weight - 1);
     if (n == 0 || n >= sizeof module)
-        return false;
+        return NULL;
     memcpy(module, tensor_name, n);
     module[n] = '\0';
-    return vptq_checkpoint_quantized(c, module) != NULL;
+    return vptq_checkpoint_quantized(c, module);
 }
 
-static vptq_status grow(vptq_out *o, vptq_err *err)
+double vptq_output_mean_bits(const vptq_packed_matrix *matrices, size_t count, bool stored)
+{
+    double bits = 0, weights = 0;
+    for (size_t i = 0; i < count; i++) {
+        vptq_vq_shape s = matrices[i].vq.shape;
+        if (stored)
+            s = vptq_packed_stored_shape(&s);
+        bits += (double)vptq_vq_count_bits(&s).total;
+        weights += (double)s.out * s.in;
+    }
+    return weights > 0 ? bits / weights : 0;
+}
+
+static vptq_status grow(vptq_output *o, vptq_err *err)
 {
     size_t cap = o->cap ? 2 * o->cap : 256;
-    vptq_out_tensor *list = vptq_mem_alloc(o->ctx->mem, cap, sizeof *list, err);
+    vptq_output_tensor *list = vptq_mem_alloc(o->ctx->mem, cap, sizeof *list, err);
     if (!list)
         return VPTQ_E_NOMEM;
     if (o->count)
@@ -53,16 +66,13 @@ static vptq_status grow(vptq_out *o, vptq_err *err)
     return VPTQ_OK;
 }
 
-vptq_status vptq_out_add(vptq_out *o, const vptq_tensor *t, vptq_out_source source,
-                         vptq_err *err)
+vptq_status vptq_output_add(vptq_output *o, const vptq_tensor *t, vptq_output_source source,
+                            vptq_err *err)
 {
-    if (o->count == o->cap) {
-        vptq_status st = grow(o, err);
-        if (st)
-            return st;
-    }
-    vptq_out_tensor *out = &o->tensors[o->count];
-    *out = (vptq_out_tensor){*t, source};
+    if (o->count == o->cap)
+        VPTQ_CHECK(grow(o, err));
+    vptq_output_tensor *out = &o->tensors[o->count];
+    *out = (vptq_output_tensor){*t, source};
     out->tensor.data = NULL;
     out->tensor.mapped = false;
     out->tensor.source = NULL;
@@ -76,149 +86,188 @@ vptq_status vptq_out_add(vptq_out *o, const vptq_tensor *t, vptq_out_source sour
     return VPTQ_OK;
 }
 
-vptq_status vptq_out_add_plain(vptq_out *o, const vptq_tensor *t, vptq_dtype type,
-                               vptq_err *err)
+static vptq_status set_type(vptq_tensor *t, vptq_dtype type, size_t elements, vptq_err *err)
+{
+    t->type = type;
+    if (vptq_dtype_bytes(type, elements, &t->bytes))
+        return VPTQ_OK;
+    return vptq_fail(err, VPTQ_E_FORMAT, "%s: tensor '%s' is too large", t->file, t->name);
+}
+
+vptq_status vptq_output_add_plain(vptq_output *o, const vptq_tensor *t, vptq_dtype type,
+                                  vptq_err *err)
 {
     vptq_tensor out = *t;
-    if (type != VPTQ_DTYPE_COUNT && vptq_dtype_get(t->type)->is_float) {
-        out.type = type;
-        if (!vptq_dtype_bytes(type, vptq_tensor_rows(t) * vptq_tensor_cols(t), &out.bytes))
-            return vptq_fail(err, VPTQ_E_FORMAT, "%s: tensor '%s' is too large", t->file,
-                             t->name);
+    if (type != VPTQ_DTYPE_COUNT && vptq_dtype_get(t->type)->is_float)
+        VPTQ_CHECK(set_type(&out, type, vptq_tensor_rows(t) * vptq_tensor_cols(t), err));
+    return vptq_output_add(o, &out, (vptq_output_source){.plain = t}, err);
+}
+
+/* Adds a quantized matrix as the plain tensor NAME.weight. */
+static vptq_status add_matrix(vptq_output *o, const vptq_packed_matrix *m, vptq_dtype type,
+                              vptq_err *err)
+{
+    char name[VPTQ_NAME_MAX + 8];
+    snprintf(name, sizeof name, "%.*s.weight", VPTQ_NAME_MAX, m->name);
+    vptq_tensor t = {.name = name,
+                     .dims = 2,
+                     .shape = {m->vq.shape.out, m->vq.shape.in},
+                     .file = o->from->path};
+    VPTQ_CHECK(set_type(&t, type, (size_t)m->vq.shape.out * m->vq.shape.in, err));
+    return vptq_output_add(o, &t, (vptq_output_source){.matrix = m}, err);
+}
+
+vptq_status vptq_output_add_dequantized(vptq_output *o, vptq_dtype plain_type,
+                                        vptq_dtype matrix_type, vptq_output_skip skip,
+                                        vptq_err *err)
+{
+    const vptq_checkpoint *c = o->from;
+    for (size_t i = 0; i < c->set.count; i++) {
+        const vptq_tensor *t = &c->set.tensors[i];
+        if (!vptq_output_matrix_of(c, t->name) && !(skip && skip(c, t->name)))
+            VPTQ_CHECK(vptq_output_add_plain(o, t, plain_type, err));
     }
-    return vptq_out_add(o, &out, (vptq_out_source){.plain = t}, err);
+    for (size_t i = 0; i < c->quantized_count; i++)
+        VPTQ_CHECK(add_matrix(o, &c->quantized[i], matrix_type, err));
+    return vptq_output_finish(o, err);
 }
 
 static int by_name(const void *a, const void *b)
 {
-    return strcmp(((const vptq_out_tensor *)a)->tensor.name,
-                  ((const vptq_out_tensor *)b)->tensor.name);
+    return strcmp(((const vptq_output_tensor *)a)->tensor.name,
+                  ((const vptq_output_tensor *)b)->tensor.name);
 }
 
-vptq_status vptq_out_finish(vptq_out *o, vptq_err *err)
+vptq_status vptq_output_finish(vptq_output *o, vptq_err *err)
 {
     if (o->count)
         qsort(o->tensors, o->count, sizeof *o->tensors, by_name);
     for (size_t i = 1; i < o->count; i++)
         if (by_name(&o->tensors[i - 1], &o->tensors[i]) == 0)
             return vptq_fail(err, VPTQ_E_FORMAT,
-                             "%s: tensor '%s' would be written twice: it is there plain and as "
-                             "a part of a quantized matrix",
+                             "%s: tensor '%s' would be written twice: the model has it plain "
+                             "and as a part of a quantized matrix",
                              o->tensors[i].tensor.file, o->tensors[i].tensor.name);
     return VPTQ_OK;
 }
 
-/* ---- bytes ---- */
+/* ---- files ---- */
 
-vptq_status vptq_out_put(vptq_out_sink *s, const void *data, size_t n, vptq_err *err)
+bool vptq_output_has_file(const vptq_output *o, const char *name)
 {
-    if (n == 0)
-        return VPTQ_OK;
-    return s->file ? vptq_safetensors_write(s->file, data, n, err)
-                   : vptq_archive_put(s->archive, data, n, err);
+    for (size_t i = 0; i < o->file_count; i++)
+        if (strcmp(o->files[i].name, name) == 0)
+            return true;
+    return false;
 }
 
-/* The smallest magnitude that rounds to infinity. */
-static float limit_of(vptq_dtype type)
+vptq_status vptq_output_add_file(vptq_output *o, const char *name, const char *data,
+                                 size_t size, vptq_err *err)
 {
-    if (type == VPTQ_F16)
-        return 65520.0F;
-    return type == VPTQ_BF16 ? 0x1.FFp127F : INFINITY;
-}
-
-vptq_status vptq_out_narrow(const vptq_tensor *t, vptq_dtype type, const float *x, size_t n,
-                            size_t first, size_t cols, void *stored, vptq_err *err)
-{
-    float limit = limit_of(type);
-    for (size_t i = 0; i < n; i++) {
-        if (fabsf(x[i]) < limit)
-            continue;
-        size_t at = first + i;
-        if (!isfinite(x[i]))
-            return vptq_fail(err, VPTQ_E_NUMERIC, "%s: tensor '%s': row %zu, column %zu is %g",
-                             t->file, t->name, at / cols, at % cols, (double)x[i]);
-        return vptq_fail(err, VPTQ_E_NUMERIC,
-                         "%s: tensor '%s': row %zu, column %zu is %g, which %s cannot hold "
-                         "(give another --dtype)",
-                         t->file, t->name, at / cols, at % cols, (double)x[i],
-                         vptq_dtype_get(type)->name);
-    }
-    if (type == VPTQ_F16)
-        vptq_f32_to_f16_n(x, stored, n);
-    else if (type == VPTQ_BF16)
-        vptq_f32_to_bf16_n(x, stored, n);
-    else
-        memcpy(stored, x, n * sizeof *x);
+    if (o->file_count == VPTQ_OUTPUT_MAX_FILES)
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED, "%s: more than %d files next to the weights",
+                         o->from->path, (int)VPTQ_OUTPUT_MAX_FILES);
+    char *own = vptq_arena_strdup(&o->arena, name, err);
+    if (!own)
+        return VPTQ_E_NOMEM;
+    o->files[o->file_count++] = (vptq_output_file){own, data, size};
+    o->bytes += size;
     return VPTQ_OK;
 }
 
-vptq_status vptq_out_walk(const vptq_ctx *ctx, const vptq_checkpoint *from,
-                          const vptq_tensor *t, vptq_out_sink *s, vptq_err *err)
+/* ---- paths ---- */
+
+static bool same_file(const char *a, const char *b)
 {
-    vptq_status st = VPTQ_OK;
-    uint8_t *room = vptq_mem_alloc(ctx->mem, t->data ? 0 : vptq_tensor_piece(t, 0), 1, err);
-    if (!room)
-        return VPTQ_E_NOMEM;
-    for (size_t at = 0, n; at < t->bytes; at += n) {
-        const uint8_t *bytes;
-        n = vptq_tensor_piece(t, at);
-        VPTQ_TRY(vptq_check_cancel(ctx, err));
-        VPTQ_TRY(vptq_tensor_bytes(t, at, n, room, &bytes, err));
-        VPTQ_TRY(vptq_tensor_check_piece(t, bytes, at, n, err));
-        if (s)
-            VPTQ_TRY(vptq_out_put(s, bytes, n, err));
-        vptq_checkpoint_forget(from);
-    }
-out:
-    vptq_mem_free(ctx->mem, room);
-    return st;
+    struct stat x, y;
+    return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
 
-vptq_status vptq_out_fill_plain(const vptq_out *o, const vptq_out_tensor *t, vptq_out_sink *s,
-                                vptq_err *err)
+bool vptq_output_lies_in(const char *dir, const char *file)
 {
-    const vptq_tensor *src = t->source.plain;
-    bool number = vptq_dtype_get(src->type)->is_float;
-    bool as_is = !number || (t->tensor.type == src->type && !src->rope_heads &&
-                             (src->round_to == VPTQ_F32 || src->round_to == src->type));
-    return as_is ? vptq_out_walk(o->ctx, o->from, src, s, err)
-                 : vptq_out_fill_rows(o, NULL, t, s, err);
+    char parent[4096];
+    size_t n = (size_t)(vptq_path_base(file) - file);
+    if (n >= sizeof parent - 1)
+        return false;
+    memcpy(parent, file, n);
+    memcpy(parent + n, ".", 2);
+    return same_file(dir, parent);
+}
+
+static vptq_status check_path(const char *model, const char *what, const char *output,
+                              vptq_err *err)
+{
+    if (same_file(output, model))
+        return vptq_fail(err, VPTQ_E_ARG, "the output '%s' is %s itself", output, what);
+    if (vptq_output_lies_in(output, model))
+        return vptq_fail(err, VPTQ_E_ARG, "the output '%s' is the directory of %s", output,
+                         what);
+    return VPTQ_OK;
+}
+
+vptq_status vptq_output_check_path(const vptq_checkpoint *c, const char *output, vptq_err *err)
+{
+    VPTQ_CHECK(check_path(c->path, "the input", output, err));
+    return c->base ? check_path(c->base->path, "the base model", output, err) : VPTQ_OK;
+}
+
+vptq_status vptq_output_path_bytes(const vptq_ctx *ctx, const char *path, uint64_t *bytes,
+                                   vptq_err *err)
+{
+    vptq_status st = VPTQ_OK;
+    vptq_arena arena;
+    struct stat sb;
+    char **names = NULL, file[4096];
+    size_t count = 0;
+    *bytes = 0;
+    if (!vptq_path_is_dir(path)) {
+        if (stat(path, &sb) == 0)
+            *bytes = (uint64_t)sb.st_size;
+        return VPTQ_OK;
+    }
+    vptq_arena_init(&arena, ctx->mem);
+    VPTQ_TRY(vptq_dir_list(path, &arena, &names, &count, err));
+    for (size_t i = 0; i < count; i++) {
+        VPTQ_TRY(vptq_path_join(file, sizeof file, path, names[i], err));
+        if (stat(file, &sb) == 0 && S_ISREG(sb.st_mode))
+            *bytes += (uint64_t)sb.st_size;
+    }
+out:
+    vptq_arena_release(&arena);
+    return st;
 }
 
 /* ---- writing ---- */
 
 typedef struct writing {
-    vptq_out *o;
-    vptq_out_fill fill;
+    vptq_output *o;
+    vptq_output_fill fill;
     void *arg;
-    uint64_t done, total;
+    uint64_t done, total; /* bytes of tensors */
 } writing;
 
-static vptq_status fill_one(writing *w, const vptq_out_tensor *t, vptq_out_sink *s,
+static vptq_status fill_one(writing *w, const vptq_output_tensor *t, vptq_output_sink *s,
                             vptq_err *err)
 {
-    vptq_status st = vptq_check_cancel(w->o->ctx, err);
-    if (st)
-        return st;
+    VPTQ_CHECK(vptq_check_cancel(w->o->ctx, err));
     vptq_progress(w->o->ctx, w->o->stage, w->done, w->total, t->tensor.name);
-    st = w->fill(w->arg, t, s, err);
     w->done += t->tensor.bytes;
-    return st;
+    return w->fill(w->arg, t, s, err);
 }
 
 static vptq_status fill_file(void *arg, const vptq_tensor *t, vptq_safetensors_writer *file,
                              vptq_err *err)
 {
     writing *w = arg;
-    vptq_out_tensor key = {.tensor = *t};
-    const vptq_out_tensor *found =
+    vptq_output_tensor key = {.tensor = *t};
+    const vptq_output_tensor *found =
         bsearch(&key, w->o->tensors, w->o->count, sizeof key, by_name);
-    vptq_out_sink s = {.file = file};
+    vptq_output_sink s = {.file = file};
     VPTQ_BUG_IF(!found);
     return fill_one(w, found, &s, err);
 }
 
-static writing begin(vptq_out *o, vptq_out_fill fill, void *arg)
+static writing begin(vptq_output *o, vptq_output_fill fill, void *arg)
 {
     writing w = {.o = o, .fill = fill, .arg = arg};
     for (size_t i = 0; i < o->count; i++)
@@ -226,19 +275,20 @@ static writing begin(vptq_out *o, vptq_out_fill fill, void *arg)
     return w;
 }
 
-static vptq_status write_small_files(const vptq_out *o, const char *dir, vptq_err *err)
+static vptq_status write_small_files(const vptq_output *o, const char *dir, vptq_err *err)
 {
     char path[4096];
     for (size_t i = 0; i < o->file_count; i++) {
-        const vptq_out_file *f = &o->files[i];
+        const vptq_output_file *f = &o->files[i];
         VPTQ_CHECK(vptq_path_join(path, sizeof path, dir, f->name, err));
         VPTQ_CHECK(vptq_file_replace(path, f->data, f->size, err));
     }
     return VPTQ_OK;
 }
 
-vptq_status vptq_out_write_dir(vptq_out *o, const char *path, bool force, uint64_t shard_bytes,
-                               vptq_out_fill fill, void *arg, uint64_t *bytes, vptq_err *err)
+vptq_status vptq_output_write_dir(vptq_output *o, const char *path, bool force,
+                                  uint64_t shard_bytes, vptq_output_fill fill, void *arg,
+                                  uint64_t *bytes, vptq_err *err)
 {
     vptq_dir_writer dir;
     writing w = begin(o, fill, arg);
@@ -255,7 +305,7 @@ vptq_status vptq_out_write_dir(vptq_out *o, const char *path, bool force, uint64
     VPTQ_TRY(write_small_files(o, dir.tmp, err));
     VPTQ_TRY(vptq_safetensors_write_dir(
         dir.tmp, list, o->count, shard_bytes ? shard_bytes : SHARD_BYTES, fill_file, &w, err));
-    VPTQ_TRY(vptq_out_path_bytes(o->ctx, dir.tmp, bytes, err));
+    VPTQ_TRY(vptq_output_path_bytes(o->ctx, dir.tmp, bytes, err));
     vptq_progress(o->ctx, o->stage, w.total, w.total, NULL);
     VPTQ_TRY(vptq_dir_writer_commit(&dir, err));
 out:
@@ -264,30 +314,24 @@ out:
     return st;
 }
 
-static vptq_status archive_tensor(writing *w, vptq_archive_writer *a, const vptq_out_tensor *t,
-                                  int level, vptq_err *err)
-{
-    vptq_out_sink s = {.archive = a};
-    vptq_status st = vptq_archive_begin_tensor(a, &t->tensor, level, err);
-    if (!st)
-        st = fill_one(w, t, &s, err);
-    return st ? st : vptq_archive_end_tensor(a, err);
-}
-
-/* docs/benchmarks.md has what each level gives for each kind: of weights, codebooks and indices
- * none more than the first, as they do not repeat; vectors and texts are small and gain. */
+/* docs/benchmarks.md measures each level for each kind of entry: weights, codebooks and indices
+ * hardly repeat and gain nothing above level 1; vectors and texts are small and do gain. */
 enum { MATRIX_LEVEL = 1, VECTOR_LEVEL = 9, FILE_LEVEL = 9 };
 
-static int level_of(const vptq_tensor *t, int asked)
+static vptq_status archive_tensor(writing *w, vptq_archive_writer *a,
+                                  const vptq_output_tensor *t, int level, vptq_err *err)
 {
-    if (asked)
-        return asked;
-    return t->dims < 2 ? VECTOR_LEVEL : MATRIX_LEVEL;
+    vptq_output_sink s = {.archive = a};
+    if (!level)
+        level = t->tensor.dims < 2 ? VECTOR_LEVEL : MATRIX_LEVEL;
+    VPTQ_CHECK(vptq_archive_begin_tensor(a, &t->tensor, level, err));
+    VPTQ_CHECK(fill_one(w, t, &s, err));
+    return vptq_archive_end_tensor(a, err);
 }
 
-vptq_status vptq_out_write_archive(vptq_out *o, const char *path, bool force, int level,
-                                   vptq_out_fill fill, void *arg, uint64_t *bytes,
-                                   vptq_err *err)
+vptq_status vptq_output_write_archive(vptq_output *o, const char *path, bool force, int level,
+                                      vptq_output_fill fill, void *arg, uint64_t *bytes,
+                                      vptq_err *err)
 {
     vptq_archive_writer *a = NULL;
     writing w = begin(o, fill, arg);
@@ -299,11 +343,10 @@ vptq_status vptq_out_write_archive(vptq_out *o, const char *path, bool force, in
         VPTQ_TRY(vptq_archive_add_file(a, o->files[i].name, o->files[i].data, o->files[i].size,
                                        level ? level : FILE_LEVEL, err));
     for (size_t i = 0; i < o->count; i++)
-        VPTQ_TRY(
-            archive_tensor(&w, a, &o->tensors[i], level_of(&o->tensors[i].tensor, level), err));
+        VPTQ_TRY(archive_tensor(&w, a, &o->tensors[i], level, err));
     vptq_progress(o->ctx, o->stage, w.total, w.total, NULL);
     VPTQ_TRY(vptq_archive_writer_commit(a, err));
-    VPTQ_TRY(vptq_out_path_bytes(o->ctx, path, bytes, err));
+    VPTQ_TRY(vptq_output_path_bytes(o->ctx, path, bytes, err));
 out:
     vptq_archive_writer_abort(a);
     return st;

@@ -1,20 +1,21 @@
-/* Quantized models -> the published layout or an archive. */
+/* Packs a quantized model into the published layout or an archive. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "formats/vptq/layer_file.h"
+#include "formats/vptq/quirks.h"
 #include "lib/model/model.h"
-#include "lib/pack/out.h"
+#include "lib/pack/output.h"
 
 typedef struct packing {
     const vptq_ctx *ctx;
     const vptq_checkpoint *c;
-    vptq_out *out;
-    vptq_packed_matrix *matrices; /* as they are stored: the type of the output */
-    bool round_again;             /* from the codebooks before rounding, where they are kept */
+    vptq_output *out;
+    vptq_packed_matrix *matrices; /* with the storage type of the output */
+    bool round_again;             /* from the float codebooks, where the input keeps them */
     vptq_quirks quirks;           /* of the matrices of a packed input */
-    /* the tensors of the matrix whose tensors were asked for last */
+    /* tensors of the matrix that is being written */
     const vptq_packed_matrix *current;
     vptq_arena arena;
     vptq_tensor parts[VPTQ_PACKED_MAX_TENSORS];
@@ -33,7 +34,7 @@ static vptq_status copy_matrices(packing *p, vptq_dtype type, vptq_err *err)
     for (size_t i = 0; i < c->quantized_count; i++) {
         p->matrices[i] = c->quantized[i];
         vptq_vq_shape *s = &p->matrices[i].vq.shape;
-        if (s->k_res > s->k) { /* as read_again exchanges the codebooks */
+        if (s->k_res > s->k) { /* read_packed exchanges the codebooks */
             uint32_t k = s->k;
             s->k = s->k_res;
             s->k_res = k;
@@ -45,8 +46,8 @@ static vptq_status copy_matrices(packing *p, vptq_dtype type, vptq_err *err)
     }
     if (p->round_again)
         vptq_log(p->ctx, VPTQ_LOG_WARN,
-                 "the matrices were quantized for %s; as %s their codebooks are rounded again, "
-                 "which the choice of indices did not foresee",
+                 "the matrices were quantized for %s; rounding their codebooks to %s makes the "
+                 "chosen indices slightly worse",
                  vptq_dtype_get(c->storage)->name, vptq_dtype_get(type)->name);
     return VPTQ_OK;
 }
@@ -59,16 +60,15 @@ static void forget_matrix(packing *p)
     vptq_checkpoint_forget(p->c);
 }
 
-/* A matrix of a packed input, which was opened for its shapes only. */
-static vptq_status read_again(packing *p, const vptq_packed_matrix *m, bool first,
-                              vptq_packed_matrix *stored, vptq_err *err)
+/* Reads a matrix of a packed input, which was opened for its shapes only.  `first`: counts its
+ * defects. */
+static vptq_status read_packed(packing *p, const vptq_packed_matrix *m, bool first,
+                               vptq_packed_matrix *stored, vptq_err *err)
 {
     const vptq_checkpoint *c = p->c;
     const json_t *entry = vptq_packed_entry(c->config, m->name);
-    vptq_status st = vptq_packed_read(&(vptq_packed_source){&c->set, entry, m->name, c->path},
-                                      &p->arena, stored, err);
-    if (st)
-        return st;
+    VPTQ_CHECK(vptq_packed_read(&(vptq_packed_source){&c->set, entry, m->name, c->path},
+                                &p->arena, stored, err));
     stored->name = m->name;
     stored->storage = m->storage;
     if (first)
@@ -78,22 +78,19 @@ static vptq_status read_again(packing *p, const vptq_packed_matrix *m, bool firs
                : VPTQ_OK;
 }
 
-/* `first`: the matrix is looked at for the first time. */
+/* Makes the stored tensors of a matrix in p->parts; `first` as in read_packed. */
 static vptq_status make_parts(packing *p, const vptq_packed_matrix *m, bool first,
                               vptq_err *err)
 {
     vptq_packed_matrix stored = *m;
-    vptq_status st = VPTQ_OK;
     forget_matrix(p);
     if (p->c->kind != VPTQ_CKPT_WORK) {
-        st = read_again(p, m, first, &stored, err);
+        VPTQ_CHECK(read_packed(p, m, first, &stored, err));
     } else if (p->round_again) {
         const vptq_layer_file *f = vptq_checkpoint_layer(p->c, (size_t)(m - p->matrices));
         stored.vq.centroids = f->centroids_f32; /* before rounding */
         stored.vq.res_centroids = f->res_centroids_f32;
     }
-    if (st)
-        return st;
     p->current = m;
     return vptq_packed_tensors(&stored, &p->arena, p->parts, &p->part_count, err);
 }
@@ -115,33 +112,35 @@ static vptq_status add_matrices(packing *p, vptq_err *err)
         VPTQ_TRY(vptq_check_cancel(p->ctx, err));
         VPTQ_TRY(make_parts(p, m, true, err));
         for (size_t k = 0; k < p->part_count; k++)
-            VPTQ_TRY(vptq_out_add(p->out, &p->parts[k], (vptq_out_source){.matrix = m}, err));
+            VPTQ_TRY(
+                vptq_output_add(p->out, &p->parts[k], (vptq_output_source){.matrix = m}, err));
     }
 out:
     forget_matrix(p);
     return st;
 }
 
-/* Plain tensors keep the type that evaluating the input sees: a work directory's are rounded to
- * its storage type. */
+/* Adds a plain tensor.  Without a `type` it keeps the one that evaluating the input uses: a
+ * work directory rounds to its storage type. */
+static vptq_status add_tensor(packing *p, const vptq_tensor *t, vptq_dtype type,
+                              uint32_t *count, vptq_err *err)
+{
+    if (type == VPTQ_DTYPE_COUNT && t->round_to != VPTQ_F32)
+        type = t->round_to;
+    ++*count;
+    return vptq_output_add_plain(p->out, t, type, err);
+}
+
 static vptq_status add_plain(packing *p, vptq_dtype type, uint32_t *count, vptq_err *err)
 {
     const vptq_tensor_set *set = &p->c->set;
-    for (size_t i = 0; i < set->count; i++) {
-        const vptq_tensor *t = &set->tensors[i];
-        if (vptq_out_is_quantized(p->c, t->name))
-            continue;
-        vptq_dtype own = t->round_to != VPTQ_F32 ? t->round_to : VPTQ_DTYPE_COUNT;
-        vptq_status st =
-            vptq_out_add_plain(p->out, t, type == VPTQ_DTYPE_COUNT ? own : type, err);
-        if (st)
-            return st;
-        ++*count;
-    }
+    for (size_t i = 0; i < set->count; i++)
+        if (!vptq_output_matrix_of(p->c, set->tensors[i].name))
+            VPTQ_CHECK(add_tensor(p, &set->tensors[i], type, count, err));
     return VPTQ_OK;
 }
 
-/* The embedding once more, by the name of the head that it stands for. */
+/* Adds the embedding a second time, under the name of the output head that is tied to it. */
 static vptq_status add_head(packing *p, vptq_dtype type, uint32_t *count, vptq_err *err)
 {
     const vptq_checkpoint *c = p->c;
@@ -153,9 +152,7 @@ static vptq_status add_head(packing *p, vptq_dtype type, uint32_t *count, vptq_e
         return VPTQ_E_NOMEM;
     *head = *t;
     head->name = "lm_head.weight";
-    vptq_dtype own = t->round_to != VPTQ_F32 ? t->round_to : VPTQ_DTYPE_COUNT;
-    ++*count;
-    return vptq_out_add_plain(p->out, head, type == VPTQ_DTYPE_COUNT ? own : type, err);
+    return add_tensor(p, head, type, count, err);
 }
 
 static vptq_status quantization_config(const packing *p, json_t *config, vptq_err *err)
@@ -171,81 +168,67 @@ static vptq_status quantization_config(const packing *p, json_t *config, vptq_er
         }
     }
     json_t *q = json_pack("{s:s, s:o}", "quant_method", "vptq", "config_for_layers", layers);
-    if (!q || json_object_set_new(vptq_out_config_holder(config), "quantization_config", q))
+    if (!q || json_object_set_new(vptq_output_config_holder(config), "quantization_config", q))
         return vptq_fail(err, VPTQ_E_NOMEM, "out of memory for config.json");
     return VPTQ_OK;
 }
 
 static vptq_status add_config(packing *p, vptq_dtype type, vptq_err *err)
 {
-    json_t *config = NULL;
+    json_t *config;
     if (type == VPTQ_DTYPE_COUNT && p->c->kind == VPTQ_CKPT_WORK)
         type = p->c->storage;
-    vptq_status st = vptq_out_config(p->c, type, &config, err);
+    VPTQ_CHECK(vptq_output_make_config(p->c, type, &config, err));
+    vptq_status st = quantization_config(p, config, err);
     if (!st)
-        st = quantization_config(p, config, err);
-    if (!st)
-        st = vptq_out_add_config(p->out, config, err);
+        st = vptq_output_add_config(p->out, config, err);
     json_decref(config);
     return st;
 }
 
 /* ---- writing ---- */
 
-static vptq_status fill(void *arg, const vptq_out_tensor *t, vptq_out_sink *s, vptq_err *err)
+static vptq_status fill(void *arg, const vptq_output_tensor *t, vptq_output_sink *s,
+                        vptq_err *err)
 {
     packing *p = arg;
     if (t->source.plain)
-        return vptq_out_fill_plain(p->out, t, s, err);
-    if (p->current != t->source.matrix) {
-        vptq_status st = make_parts(p, t->source.matrix, false, err);
-        if (st)
-            return st;
-    }
+        return vptq_output_fill_plain(p->out, t, s, err);
+    if (p->current != t->source.matrix)
+        VPTQ_CHECK(make_parts(p, t->source.matrix, false, err));
     size_t k = 0;
     while (k < p->part_count && strcmp(p->parts[k].name, t->tensor.name) != 0)
         k++;
     VPTQ_BUG_IF(k == p->part_count || p->parts[k].bytes != t->tensor.bytes);
-    return vptq_out_put(s, p->parts[k].data, p->parts[k].bytes, err);
-}
-
-static double bits_per_weight(const packing *p)
-{
-    double bits = 0, weights = 0;
-    for (size_t i = 0; i < p->c->quantized_count; i++) {
-        vptq_vq_shape s = vptq_packed_stored_shape(&p->matrices[i].vq.shape);
-        bits += (double)vptq_vq_count_bits(&s).total;
-        weights += (double)s.out * s.in;
-    }
-    return weights > 0 ? bits / weights : 0;
+    return vptq_output_put(s, p->parts[k].data, p->parts[k].bytes, err);
 }
 
 static vptq_status pack(packing *p, const vptq_pack_options *opt, vptq_pack_result *r,
                         vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    vptq_out *o = p->out;
+    vptq_output *o = p->out;
     VPTQ_TRY(copy_matrices(p, opt->dtype, err));
     VPTQ_TRY(add_matrices(p, err));
     VPTQ_TRY(add_plain(p, opt->dtype, &r->plain, err));
     if (opt->lm_head)
         VPTQ_TRY(add_head(p, opt->dtype, &r->plain, err));
-    VPTQ_TRY(vptq_out_finish(o, err));
+    VPTQ_TRY(vptq_output_finish(o, err));
     VPTQ_TRY(add_config(p, opt->dtype, err));
-    VPTQ_TRY(vptq_out_add_tokenizer(o, p->c, opt->tokenizer, opt->dry_run ? NULL : opt->output,
-                                    err));
+    VPTQ_TRY(vptq_output_add_companions(o, p->c, opt->tokenizer,
+                                        opt->dry_run ? NULL : opt->output, err));
     r->quantized = (uint32_t)p->c->quantized_count;
-    r->bits_per_weight = bits_per_weight(p);
+    r->bits_per_weight = vptq_output_mean_bits(p->matrices, p->c->quantized_count, true);
     memcpy(r->repaired, p->quirks.count, sizeof r->repaired);
     r->bytes = o->bytes;
     if (opt->dry_run)
-        return VPTQ_OK;
+        goto out;
     if (opt->form == VPTQ_PACK_ARCHIVE)
-        st = vptq_out_write_archive(o, opt->output, opt->force, (int)opt->level, fill, p,
-                                    &r->bytes, err);
+        st = vptq_output_write_archive(o, opt->output, opt->force, (int)opt->level, fill, p,
+                                       &r->bytes, err);
     else
-        st = vptq_out_write_dir(o, opt->output, opt->force, opt->shard_bytes, fill, p,
-                                &r->bytes, err);
+        st = vptq_output_write_dir(o, opt->output, opt->force, opt->shard_bytes, fill, p,
+                                   &r->bytes, err);
 out:
     forget_matrix(p);
     return st;
@@ -256,19 +239,19 @@ vptq_status vptq_pack_model(const vptq_ctx *ctx, const vptq_pack_options *opt,
 {
     double start = vptq_seconds();
     vptq_model model;
-    vptq_out out;
+    vptq_output out;
     vptq_checkpoint_options open = {
         .tokenizer = opt->tokenizer, .base = opt->base, .shapes_only = true};
     *r = (vptq_pack_result){0};
     if (opt->level > VPTQ_ARCHIVE_MAX_LEVEL)
         return vptq_fail(err, VPTQ_E_ARG, "--level is %u, expected 1 to %d", opt->level,
                          (int)VPTQ_ARCHIVE_MAX_LEVEL);
-    /* opening as a model holds every matrix and tensor against the architecture */
+    /* opening it as a model checks every matrix and tensor against the architecture */
     vptq_status st = vptq_model_open(ctx, opt->input, &open, false, &model, err);
     if (st)
         return st;
     const vptq_checkpoint *c = &model.ckpt;
-    vptq_out_init(&out, ctx, c, "pack");
+    vptq_output_init(&out, ctx, c, "pack");
     packing p = {.ctx = ctx, .c = c, .out = &out};
     vptq_arena_init(&p.arena, ctx->mem);
     if (c->quantized_count == 0)
@@ -276,13 +259,13 @@ vptq_status vptq_pack_model(const vptq_ctx *ctx, const vptq_pack_options *opt,
                        c->path, vptq_checkpoint_kind_name(c->kind));
     else if (opt->repair && c->kind == VPTQ_CKPT_WORK)
         st = vptq_fail(err, VPTQ_E_UNSUPPORTED,
-                       "%s: is a %s, expected a packed directory or an archive to repair",
+                       "%s is a %s, expected a packed directory or an archive to repair",
                        c->path, vptq_checkpoint_kind_name(c->kind));
     if (!st && !opt->dry_run)
-        st = vptq_out_check_place(c, opt->output, err);
+        st = vptq_output_check_path(c, opt->output, err);
     if (!st)
         st = pack(&p, opt, r, err);
-    vptq_out_release(&out);
+    vptq_output_release(&out);
     vptq_model_release(&model);
     r->seconds = vptq_seconds() - start;
     return st;

@@ -6,7 +6,7 @@
 #include "formats/vptq/quirks.h"
 #include "lib/backend/backend.h"
 
-/* ---- pack (pipeline_pack.c) ---- */
+/* ---- pack and unpack ---- */
 
 typedef enum {
     VPTQ_PACK_HF,

@@ -8,7 +8,7 @@
 
 #include "lib/base/file.h"
 #include "lib/encoder/rates.h"
-#include "lib/eval/eval.h"
+#include "lib/eval/kld.h"
 #include "lib/quantize/quantize.h"
 
 enum { SENSITIVITY_FORMAT = 1, JSON_LIMIT = 64 << 20 };
@@ -322,9 +322,14 @@ static vptq_status measure_block(meter *t, uint32_t layer, const vptq_packed_mat
 {
     for (uint32_t l = 0; l < VPTQ_LINEAR_COUNT; l++)
         VPTQ_CHECK(run_variant(t, layer, l, &matrices[l], err));
-    VPTQ_CHECK(vptq_eval_kld_states(t->dev->ctx, t->m->desc, t->base, t->variant, t->tokens,
-                                    VPTQ_LINEAR_COUNT, t->final, t->variants, NULL, t->scores,
-                                    err));
+    const vptq_kld_args args = {.shape = t->m->desc,
+                                .base = t->base,
+                                .model = t->variant,
+                                .rows = t->tokens,
+                                .variants = VPTQ_LINEAR_COUNT,
+                                .hidden_base = t->final,
+                                .hidden = t->variants};
+    VPTQ_CHECK(vptq_eval_kld_rows(t->dev->ctx, &args, t->scores, err));
     for (uint32_t l = 0; l < VPTQ_LINEAR_COUNT; l++)
         VPTQ_CHECK(summarize(t, layer, l, err));
     return VPTQ_OK;

@@ -27,7 +27,7 @@ bad 2 "unexpected argument 'x'" ppl -m "$model" --text "$text" x
 bad 1 "no-such-text': No such file" ppl -m "$model" --text no-such-text -q
 bad 1 "no-such-text': No such file" ppl -m "$model" --text no-such-text --documents x -q
 echo 'One day.' >short
-bad 1 "short: the text has [0-9]* tokens, one window of the context needs 2048" \
+bad 1 "short: the text has [0-9]* tokens, one window needs 2048" \
     ppl -m "$model" --text short -q
 bad 1 "short: none of 1 documents has between 2 and 3 tokens" \
     ppl -m "$model" --text short --documents x --context 3 -q

@@ -94,13 +94,13 @@ kld -m "$perturbed" --base-file top --text "$text" --windows 2 -q --format json 
 # Not with another text, context, protocol or vocabulary; not over a file that is there; not what
 # is no recorded base.
 expect_exit 1 kld -m "$model" --base-file top --tokens ids.i32 -q 2>err.txt
-expect_line err.txt "^vptq-eval: top: recorded from another text: ids.i32 has other tokens from token 0 on$"
+expect_line err.txt "^vptq-eval: top: saved from another text: ids.i32 has other tokens from token 0 on$"
 expect_exit 1 kld -m "$model" --base-file top --context 128 -q 2>err.txt
-expect_line err.txt 'top: recorded with a context of 256 tokens, not of 128$'
+expect_line err.txt 'top: saved with a context of 256 tokens, not of 128$'
 expect_exit 1 kld -m "$model" --base-file top --protocol llama.cpp -q 2>err.txt
-expect_line err.txt 'top: recorded by the gptq protocol, not by llama.cpp$'
+expect_line err.txt 'top: saved by the gptq protocol, not by llama.cpp$'
 expect_exit 1 kld -m "$SRC/tests/golden/tiny_mistral" --base-file top -q 2>err.txt
-expect_line err.txt 'top: recorded over a vocabulary of 512 ids, .*tiny_mistral has 48$'
+expect_line err.txt 'top: saved over a vocabulary of 512 ids, .*tiny_mistral has 48$'
 expect_exit 1 kld --base "$model" "${words[@]}" --save-base top 2>err.txt
 expect_line err.txt "'top' already exists"
 kld --base "$model" --tokens ids.i32 --context 64 --windows 1 -q --save-base top -f >out.txt
@@ -111,7 +111,7 @@ expect_exit 1 kld -m "$model" --base-file short.base -q 2>err.txt
 expect_line err.txt 'short.base: the file has 5000 bytes, 4 windows of 256 tokens need [0-9]*$'
 sed 's/"▁with"/"@"/; s/"▁said"/"▁with"/; s/"@"/"▁said"/' "$model/tokenizer.json" >tokenizer.json
 expect_exit 1 kld -m "$model" --tokenizer tokenizer.json --base-file full --text "$text" -q 2>err.txt
-expect_line err.txt 'full: recorded with another tokenizer: .* gives .*tiny.utf8 other tokens from token [0-9]* on$'
+expect_line err.txt 'full: saved with another tokenizer: .* gives .*tiny.utf8 other tokens from token [0-9]* on$'
 
 # Options that exclude each other.
 usage() { expect_exit 2 kld "${@:2}" 2>err.txt; expect_line err.txt "$1"; }

@@ -56,8 +56,8 @@ done
 echo x > 'src/two words.txt'
 truncate -s 17M src/huge.dat
 "$BIN/vptq-pack" -q --unpack src -o named > out.txt 2> err.txt
-expect_line err.txt "src/huge.dat does not go along: its size"
-expect_line err.txt "src/two words.txt does not go along: its name"
+expect_line err.txt "src/huge.dat is not copied: it is as large as weights"
+expect_line err.txt "src/two words.txt is not copied: its name has characters"
 expect_companions named
 
 # The template of a file of its own is in a GGUF file, too, unless another tokenizer is.

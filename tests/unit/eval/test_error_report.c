@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "lib/eval/error_report.h"
+#include "lib/eval/error.h"
 #include "tests/support/vpage.h"
 #include "tests/support/vtest.h"
 

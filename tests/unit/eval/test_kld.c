@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "formats/json.h"
-#include "lib/eval/eval.h"
+#include "lib/eval/kld.h"
 #include "tests/support/vrig.h"
 #include "tests/support/vtest.h"
 #include "tests/support/vwork.h"
@@ -237,7 +237,7 @@ static void test_record_once(void **state)
                  VPTQ_E_EXISTS, &err, "already exists");
     opt.save_base = NULL;
     assert_fails(vptq_eval_kld(&r.dev, NULL, &r.base, &opt, NULL, NULL, &got, &err), VPTQ_E_ARG,
-                 &err, "is compared with");
+                 &err, "give either an original");
 
     /* A model with itself, over fewer windows, and with the text given. */
     vptq_kld_options use = {.base_file = path, .any_protocol = true, .windows = 3};
@@ -266,7 +266,7 @@ static void test_record_once(void **state)
     assert_non_null(strstr(err.text, "from token 4321 on"));
     vtest_write_file(longer, all, 4000 * sizeof *all);
     assert_fails(vptq_eval_kld(&r.dev, &r.m, NULL, &use, NULL, NULL, &got, &err),
-                 VPTQ_E_MISMATCH, &err, "4000 tokens, the recorded windows 6000");
+                 VPTQ_E_MISMATCH, &err, "4000 tokens, the saved windows 6000");
     vptq_model_desc desc = *r.m.desc;
     r.m.desc = &desc;
     desc.vocab++;
@@ -318,9 +318,10 @@ static void check_states(vrig *r, size_t n, size_t variants)
     memcpy(x, h, n / 2 * VRIG_HIDDEN * sizeof *x); /* equal states of the first model */
     assert_ok(vptq_forward_open(&r->base, &r->dev, 16, &f, &err), &err);
     assert_ok(vptq_forward_open(&r->m, &r->dev, 16, &g, &err), &err);
-    assert_ok(
-        vptq_eval_kld_states(&r->ctx, r->m.desc, f, g, n, variants, h, x, targets, out, &err),
-        &err);
+    assert_ok(vptq_eval_kld_rows(&r->ctx,
+                                 &(vptq_kld_args){r->m.desc, f, g, n, variants, h, x, targets},
+                                 out, &err),
+              &err);
     assert_ok(vptq_forward_logits(f, n, h, z, &err), &err);
     for (size_t c = 0; c < variants; c++) {
         assert_ok(vptq_forward_logits(g, n, x + c * n * VRIG_HIDDEN, y, &err), &err);
@@ -359,7 +360,8 @@ static void check_not_finite(vrig *r)
     x[VRIG_HIDDEN] = (float)NAN;
     assert_ok(vptq_forward_open(&r->base, &r->dev, 16, &f, &err), &err);
     assert_ok(vptq_forward_open(&r->m, &r->dev, 16, &g, &err), &err);
-    assert_ok(vptq_eval_kld_states(&r->ctx, r->m.desc, f, g, 2, 1, h, x, NULL, out, &err),
+    assert_ok(vptq_eval_kld_rows(&r->ctx, &(vptq_kld_args){r->m.desc, f, g, 2, 1, h, x, NULL},
+                                 out, &err),
               &err);
     assert_true(out[0].kld == 0 && isnan(out[1].kld));
     vptq_forward_close(f);
@@ -377,7 +379,7 @@ static void test_states(void **state)
     check_states(&r, 2100, 3);
     check_not_finite(&r);
     assert_fails(
-        vptq_eval_kld_states(&r.ctx, r.m.desc, NULL, NULL, 1, 0, NULL, NULL, NULL, NULL, &err),
+        vptq_eval_kld_rows(&r.ctx, &(vptq_kld_args){.shape = r.m.desc, .rows = 1}, NULL, &err),
         VPTQ_E_ARG, &err, "0 models");
     vrig_close(&r);
 }

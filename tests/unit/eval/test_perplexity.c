@@ -7,8 +7,10 @@
 
 #include "formats/json.h"
 #include "hessian/collect.h"
-#include "lib/eval/eval.h"
+#include "lib/eval/error.h"
 #include "lib/eval/generate.h"
+#include "lib/eval/kld.h"
+#include "lib/eval/perplexity.h"
 #include "lib/model/forward.h"
 #include "tests/support/vrig.h"
 #include "tests/support/vtest.h"
@@ -186,7 +188,7 @@ static void test_refused(void **state)
     free(vrig_ids(*state, 100, path, sizeof path));
     vrig_open(&r, VRIG_TINY, NULL, false);
     check_refused(&r, (vptq_ppl_options){.corpus = ids, .context = 101}, VPTQ_E_FORMAT,
-                  "100 tokens, one window of the context needs 101");
+                  "100 tokens, one window needs 101");
     check_refused(&r, (vptq_ppl_options){.corpus = ids, .context = 1}, VPTQ_E_ARG, "context 1");
     check_refused(
         &r, (vptq_ppl_options){.corpus = ids, .context = 2, .protocol = VPTQ_PPL_LLAMA_CPP},
@@ -762,7 +764,7 @@ static void test_error_refused(void **state)
     assert_fails(vptq_eval_error(&q.dev, &base.m, &base.m, NULL, 0, 1, log_error, &rows, &err),
                  VPTQ_E_UNSUPPORTED, &err, "no quantized matrix");
     assert_fails(vptq_eval_error(&q.dev, &q.m, &base.m, NULL, 3, 5, log_error, &rows, &err),
-                 VPTQ_E_ARG, &err, "has 0 to 4");
+                 VPTQ_E_ARG, &err, "has layers 0 to 4");
     vrig_close(&other);
     vrig_close(&q);
     vrig_close(&base);

@@ -7,9 +7,8 @@
 #include <string.h>
 
 #include "formats/json.h"
+#include "lib/eval/task_plan.h"
 #include "lib/eval/tasks.h"
-#include "lib/eval/tasks_encode.h"
-#include "lib/eval/tasks_plan.h"
 #include "lib/model/forward.h"
 #include "tests/emu/emu.h"
 #include "tests/support/vrig.h"

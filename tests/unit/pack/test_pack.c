@@ -75,9 +75,8 @@ static void test_range_of_types(void **state)
     vtest_path(in, sizeof in, *state, "in");
     vtest_path(out, sizeof out, *state, "out");
     one_tensor_model(in, x, 2, 3);
-    assert_fails(
-        unpack(in, out, VPTQ_F16, NULL, &err), VPTQ_E_NUMERIC, &err,
-        "'model.embed_tokens.weight': row 1, column 2 is 300000, which F16 cannot hold");
+    assert_fails(unpack(in, out, VPTQ_F16, NULL, &err), VPTQ_E_NUMERIC, &err,
+                 "'model.embed_tokens.weight': row 1, column 2 is 300000, too large for F16");
     assert_false(vptq_path_exists(out));
     assert_ok(unpack(in, out, VPTQ_BF16, NULL, &err), &err);
     x[5] = 0x1.FEFFFEp127F;
@@ -86,7 +85,7 @@ static void test_range_of_types(void **state)
     x[5] = -0x1.FFp127F;
     one_tensor_model(in, x, 2, 3);
     assert_fails(unpack(in, out, VPTQ_BF16, NULL, &err), VPTQ_E_NUMERIC, &err,
-                 "which BF16 cannot hold");
+                 "too large for BF16");
     assert_ok(unpack(in, out, VPTQ_F32, NULL, &err), &err);
     x[3] = NAN;
     one_tensor_model(in, x, 2, 3);

@@ -123,9 +123,9 @@ static const fault faults[] = {
      .expect = "post_attention_layernorm.weight"},
     {DROP, "model.layers.0.self_attn.v_proj.weight", .expect = "v_proj.weight"},
     {COPY, "model.norm.weight", .text = "model.norm2.weight",
-     .expect = "tensor 'model.norm2.weight' is nothing that"},
+     .expect = "has no tensor 'model.norm2.weight'"},
     {COPY, "model.norm.weight", .text = "model.layers.1.input_layernorm.weight",
-     .expect = "tensor 'model.layers.1.input_layernorm.weight' is nothing that"},
+     .expect = "has no tensor 'model.layers.1.input_layernorm.weight'"},
     {COPY, VPACKED_DOWN ".perm", .text = "model.layers.0.mlp.up_proj.perm",
      .expect = "tensor 'model.layers.0.mlp.up_proj.perm' is part of a quantized matrix"},
     {COPY, "model.layers.0.mlp.up_proj.weight", .text = VPACKED_GATE ".weight",
@@ -461,12 +461,11 @@ static void test_work(void **state)
     assert_int_equal(f.errors, 1);
     write_layer(&w, LAYER_FILE, 0.5);
     check(w.dir, &f);
-    expect_line(&f, "error", LAYER_FILE ": its report says");
+    expect_line(&f, "error", LAYER_FILE ": its report has");
     remove(w.layer);
     write_layer(&w, "layer_000_up_proj.safetensors", 1);
     check(w.dir, &f);
-    expect_line(&f, "error",
-                "'" VPACKED_DOWN "' is in a file of another name, expected '" LAYER_FILE);
+    expect_line(&f, "error", "holds matrix '" VPACKED_DOWN "' and must be named '" LAYER_FILE);
     remove(w.layer);
     write_layer(&w, LAYER_FILE, 1);
     /* several at once: another base model, another type, and a damaged file */
@@ -589,7 +588,7 @@ static void test_repair(void **state)
     check(good, &f);
     assert_int_equal(f.errors, 0);
     assert_int_equal(f.warnings, 1);
-    expect_line(&f, "warning", "there is no tokenizer");
+    expect_line(&f, "warning", "the model has no tokenizer");
     vtest_path(path, sizeof path, good, "model.safetensors.index.json");
     assert_true(vptq_path_exists(path));
     expect_same_weights(bad, good);

@@ -9,7 +9,7 @@
 #include "formats/json.h"
 #include "lib/base/rng.h"
 #include "lib/encoder/rates.h"
-#include "lib/eval/eval.h"
+#include "lib/eval/kld.h"
 #include "lib/quantize/sensitivity.h"
 #include "tests/support/vtest.h"
 
