@@ -75,4 +75,4 @@ refused 1 "is not a version of" \
 refused 1 "'error.html' already exists" \
     "$BIN/vptq-eval" error -m "$packed" --base "$base" -q --format html -o error.html
 run --format html -o error.html -f
-refused 2 "layers 9 to 9" "$BIN/vptq-eval" error -m "$packed" --base "$base" --layers 9 -q
+refused 2 "--layers 9-9: .* has layers 0 to 4" "$BIN/vptq-eval" error -m "$packed" --base "$base" --layers 9 -q

@@ -95,7 +95,7 @@ bad 1 'nowhere.jinja' -m src --chat -p x --chat-template nowhere.jinja
 echo "{{ raise_exception('only system messages') }}" > no.jinja
 bad 1 'no.jinja: line 1: the template refuses: only system messages' -m src --chat -p x --chat-template no.jinja
 head -c 4000 "$text" > long.txt
-bad 2 "the prompt has [0-9]* tokens, the model's context of 512" -m src --prompt-file long.txt
+bad 2 "the prompt has [0-9]* tokens and fills the model's context of 512" -m src --prompt-file long.txt
 
 # An interrupted text ends with a line, and status 130.
 "$BIN/vptq-eval" generate -q -m src --backend ref -p 'Once upon' -n 60000 --ignore-eos > cut.txt 2> err.txt &

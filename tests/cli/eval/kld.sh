@@ -122,5 +122,5 @@ usage 'give --model MODEL, or --save-base FILE' --base "$model" --text "$text"
 usage 'need --save-base' -m "$model" --base-file full --base-top 8
 usage 'not with full' --base "$model" --text "$text" --save-base x --base-precision full --base-top 8
 usage 'max-kld needs --model' --base "$model" --text "$text" --save-base x --max-kld 1
-usage 'no likeliest ids' --base "$model" "${words[@]}" --save-base x --base-top 0
+usage 'the number of likeliest ids to save is 0' --base "$model" "${words[@]}" --save-base x --base-top 0
 [ ! -e x ] || fail "a refused run writes"

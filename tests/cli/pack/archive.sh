@@ -45,7 +45,7 @@ echo x > "strange/a b.txt"
 echo x > strange/pytorch_model.bin
 other write strange -o strange.vptq 2> err.txt
 for name in .gitattributes 'a b.txt' onnx pytorch_model.bin; do
-    expect_line err.txt "strange/$name is not copied"
+    expect_line err.txt "strange/$name does not go along"
 done
 expect_same theirs.vptq strange.vptq
 expect_exit 1 other list nothing.vptq 2> err.txt

@@ -99,7 +99,7 @@ sed -i 's/model.layers.3.mlp.up_proj.perm/model.layers.3.mlp.up_proj.prem/
     s/model.layers.3.mlp.up_proj.indices/model.layers.3.mlp.up_proj.endices/' \
     model/model.safetensors
 finds "'model.layers.3.mlp.up_proj.indices' is missing" model
-finds "'model.layers.3.mlp.up_proj.endices' is nothing that" model
+finds "has no tensor 'model.layers.3.mlp.up_proj.endices'" model
 cp "$golden/model.safetensors" model/model.safetensors
 sed 's/"model.layers.2.mlp.up_proj"/"model.layers.9.mlp.up_proj"/' "$golden/config.json" \
     > model/config.json

@@ -12,7 +12,7 @@ for form in algorithm_raw shared; do
 done
 pack --check algorithm_raw > check.txt
 expect_line check.txt "norm_dim"
-expect_line check.txt "no 'indices_as_float'"
+expect_line check.txt "lacks key 'indices_as_float'"
 
 pack --repair algorithm_raw -o fixed > out.txt
 expect_line out.txt "^35 matrices: keys 'norm_dim' and 'enable_proxy_error' removed"

@@ -23,7 +23,7 @@ expect_line check.txt "^dir: 0 errors, 0 warnings"
 
 # The other storage type is rounded from the books before rounding, and says so.
 "$BIN/vptq-pack" work -o bf16 --dtype bf16 > /dev/null 2> err.txt
-expect_line err.txt "warning: .*rounded again"
+expect_line err.txt "warning: .*rounding their codebooks to BF16"
 "$BIN/vptq-pack" -q --list bf16 --format json > list.json
 ! grep -q '"dtype": "F16"' list.json || fail "F16 tensors in a bf16 directory"
 expect_near "$(nll bf16)" "$want" 0.02

@@ -245,7 +245,7 @@ static void test_refused(void **state)
         {ARC("[\"A\",\"B\",\"C\"]", "A"), "3 labels for 2 choices"},
         {ARC("[\"A\",\"B\"]", "C"), "key 'answerKey' is 'C', which no choice has"},
         {"{\"answerKey\":\"A\",\"question\":\"q\",\"choices\":[\"a\"]}",
-         "key 'choices' is none, expected an object"},
+         "key 'choices' is not an object, expected an object"},
         {"{\"goal\":\"g\",\"sol1\":\"a\",\"label\":0}", "line 1: key 'sol2' is missing"},
         {"{\"goal\":\"g\",\"sol1\":\"a\",\"sol2\":\"b\",\"label\":-1}", "key 'label' is not"},
         {"{\"sentence\":\"no gap\",\"option1\":\"a\",\"option2\":\"b\",\"answer\":\"1\"}",
