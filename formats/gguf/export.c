@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "formats/gguf/model.h"
-#include "formats/vocab/build.h"
+#include "formats/vocab/internal.h"
 
 enum { KEY_MAX = 96 };
 

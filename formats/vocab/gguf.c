@@ -1,10 +1,10 @@
-/* The vocabulary inside a GGUF file: tokenizer.ggml.*.  Texts are copied, so the description
+/* Reads the vocabulary of a GGUF file (tokenizer.ggml.*). Copies all texts, so that the result
  * outlives the mapping. */
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>
 
-#include "formats/vocab/build.h"
+#include "formats/vocab/internal.h"
 #include "lib/base/utf8.h"
 
 static bool is_string_array(const vptq_gguf_kv *kv)
@@ -24,7 +24,7 @@ static vptq_status need_strings(const vptq_gguf *g, const char *key, const vptq_
     return VPTQ_OK;
 }
 
-/* A numeric array with one number per piece, or NULL when the file has none. */
+/* Finds a numeric array with one number per piece; NULL if the file has none. */
 static vptq_status find_numbers(const vptq_gguf *g, const char *key, uint64_t count,
                                 const vptq_gguf_kv **out, vptq_err *err)
 {
@@ -43,16 +43,14 @@ static vptq_status read_pieces(const vptq_gguf *g, vptq_vocab *v, vptq_err *err)
 {
     const vptq_gguf_kv *tokens, *types, *scores;
     vptq_pool pool;
-    vptq_status st = need_strings(g, "tokenizer.ggml.tokens", &tokens, err);
-    if (st)
-        return st;
-    VPTQ_TRY(find_numbers(g, "tokenizer.ggml.token_type", tokens->count, &types, err));
-    VPTQ_TRY(find_numbers(g, "tokenizer.ggml.scores", tokens->count, &scores, err));
-    VPTQ_TRY(vptq_vocab_pieces(v, tokens->count, err));
+    VPTQ_CHECK(need_strings(g, "tokenizer.ggml.tokens", &tokens, err));
+    VPTQ_CHECK(find_numbers(g, "tokenizer.ggml.token_type", tokens->count, &types, err));
+    VPTQ_CHECK(find_numbers(g, "tokenizer.ggml.scores", tokens->count, &scores, err));
+    VPTQ_CHECK(vptq_vocab_pieces(v, tokens->count, err));
     size_t bytes = 0;
     for (uint32_t i = 0; i < v->count; i++)
-        bytes += tokens->str[i].len; /* all inside the file, so the sum cannot overflow */
-    VPTQ_TRY(vptq_pool_init(&pool, &v->arena, bytes, v->count, err));
+        bytes += tokens->str[i].len; /* all inside the file: the sum cannot overflow */
+    VPTQ_CHECK(vptq_pool_init(&pool, &v->arena, bytes, v->count, err));
     for (uint32_t i = 0; i < v->count; i++) {
         vptq_gguf_str s = tokens->str[i];
         double type = types ? vptq_gguf_num_at(types, i) : VPTQ_PIECE_NORMAL;
@@ -70,11 +68,10 @@ static vptq_status read_pieces(const vptq_gguf *g, vptq_vocab *v, vptq_err *err)
         if (v->pieces[i].len == 0)
             v->pieces[i].type = VPTQ_PIECE_UNUSED;
     }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
-/* Files without types (old ones) still have their byte pieces and the unknown one. */
+/* Old files without types still have byte pieces and an unknown piece. */
 static void mark_untyped(const vptq_gguf *g, vptq_vocab *v)
 {
     if (vptq_gguf_find(g, "tokenizer.ggml.token_type"))
@@ -95,9 +92,7 @@ static vptq_status read_merges(const vptq_gguf *g, vptq_vocab *v, const vptq_str
                                vptq_err *err)
 {
     const vptq_gguf_kv *merges;
-    vptq_status st = need_strings(g, "tokenizer.ggml.merges", &merges, err);
-    if (st)
-        return st;
+    VPTQ_CHECK(need_strings(g, "tokenizer.ggml.merges", &merges, err));
     if (merges->count >= UINT32_MAX)
         return vptq_fail(err, VPTQ_E_FORMAT, "%s: %" PRIu64 " merges", g->path, merges->count);
     v->merges = vptq_arena_alloc(&v->arena, merges->count, sizeof *v->merges, err);
@@ -110,11 +105,10 @@ static vptq_status read_merges(const vptq_gguf *g, vptq_vocab *v, const vptq_str
         if (!space || left + 1 == s.len)
             return vptq_fail(err, VPTQ_E_FORMAT, "%s: merge %zu is not two pieces with a space",
                              g->path, i);
-        VPTQ_TRY(vptq_vocab_merge(v, map, i, s.data, left, space + 1, s.len - left - 1, err));
+        VPTQ_CHECK(vptq_vocab_merge(v, map, i, s.data, left, space + 1, s.len - left - 1, err));
     }
     v->merge_count = (uint32_t)merges->count;
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 static vptq_status read_id(const vptq_gguf *g, const char *key, int32_t fallback, int32_t *out,
@@ -126,8 +120,9 @@ static vptq_status read_id(const vptq_gguf *g, const char *key, int32_t fallback
         return VPTQ_OK;
     vptq_status st = vptq_gguf_u64_or(g, key, 0, &id, err);
     if (!st && id > INT32_MAX)
-        st = vptq_fail(err, VPTQ_E_FORMAT, "%s: key '%s' is %" PRIu64 ", which is no token id",
-                       g->path, key, id);
+        st =
+            vptq_fail(err, VPTQ_E_FORMAT,
+                      "%s: key '%s' is %" PRIu64 ", which is not a token id", g->path, key, id);
     if (!st)
         *out = (int32_t)id;
     return st;
@@ -166,7 +161,7 @@ static vptq_status read_spm(const vptq_gguf *g, vptq_vocab *v, vptq_err *err)
     v->by_score = true;
     v->byte_fallback = true;
     v->fuse_unk = true;
-    VPTQ_TRY(vptq_vocab_index(v, &map, err)); /* refuses doubles */
+    VPTQ_TRY(vptq_vocab_index(v, &map, err)); /* refuses duplicates */
 out:
     vptq_strmap_release(&map);
     return st;
@@ -208,11 +203,11 @@ vptq_status vptq_vocab_read_gguf(const vptq_gguf *g, vptq_mem *mem, vptq_vocab *
         v->kind = VPTQ_VOCAB_BYTE_BPE;
     } else {
         st = model.data ? vptq_fail(err, VPTQ_E_UNSUPPORTED,
-                                    "%s: the tokenizer model '%.*s' is not handled; llama and "
-                                    "gpt2 are",
+                                    "%s: the tokenizer model '%.*s' is not supported, only "
+                                    "llama and gpt2 are",
                                     g->path, model.len < 100 ? (int)model.len : 100, model.data)
                         : vptq_fail(err, VPTQ_E_FORMAT,
-                                    "%s: key 'tokenizer.ggml.model' is missing, the file has "
+                                    "%s: key 'tokenizer.ggml.model' is missing: the file has "
                                     "no tokenizer",
                                     g->path);
         goto out;

@@ -1,9 +1,9 @@
-/* tokenizer.json of Hugging Face: the model (vocabulary and merges), added tokens, and what
- * tokenizer_config.json beside it says about BOS and EOS. */
+/* Reads a Hugging Face tokenizer.json: model (vocabulary and merges) and added tokens, with
+ * BOS, EOS and chat template from the tokenizer_config.json in the same folder. */
 #include <inttypes.h>
 #include <string.h>
 
-#include "formats/vocab/build.h"
+#include "formats/vocab/internal.h"
 #include "lib/base/file.h"
 
 static vptq_status wrong(const vptq_vocab *v, const char *what, const char *expected,
@@ -15,8 +15,8 @@ static vptq_status wrong(const vptq_vocab *v, const char *what, const char *expe
 static vptq_status unsupported(const vptq_vocab *v, const char *key, const char *value,
                                vptq_err *err)
 {
-    return vptq_fail(err, VPTQ_E_UNSUPPORTED, "%s: %s '%.100s' is not handled", v->source, key,
-                     value);
+    return vptq_fail(err, VPTQ_E_UNSUPPORTED, "%s: %s '%.100s' is not supported", v->source,
+                     key, value);
 }
 
 /* --- pieces --- */
@@ -41,7 +41,7 @@ static vptq_status measure(const vptq_vocab *v, json_t *vocab, json_t *added, si
     for (void *it = json_object_iter(vocab); it; it = json_object_iter_next(vocab, it)) {
         const json_t *id = json_object_iter_value(it);
         if (!json_is_integer(id) || json_integer_value(id) < 0)
-            return vptq_fail(err, VPTQ_E_FORMAT, "%s: the id of piece '%.100s' is no number",
+            return vptq_fail(err, VPTQ_E_FORMAT, "%s: the id of piece '%.100s' is not a number",
                              v->source, json_object_iter_key(it));
         grow(s, json_object_iter_key_len(it), json_integer_value(id));
     }
@@ -53,7 +53,7 @@ static vptq_status measure(const vptq_vocab *v, json_t *vocab, json_t *added, si
                              v->source, i);
         grow(s, json_string_length(text), json_integer_value(id));
     }
-    /* ids may have holes, but not so many that a small file asks for a large table */
+    /* ids may have gaps, but not so many that a small file needs a large table */
     if (s->highest >= (json_int_t)(2 * s->entries + 65536))
         return vptq_fail(err, VPTQ_E_FORMAT,
                          "%s: the id %" JSON_INTEGER_FORMAT
@@ -62,7 +62,7 @@ static vptq_status measure(const vptq_vocab *v, json_t *vocab, json_t *added, si
     return VPTQ_OK;
 }
 
-/* Gives `id` its text; another text that it has already is an error. */
+/* Sets the text of `id`; an error if it already has another one. */
 static vptq_status set_piece(vptq_vocab *v, vptq_pool *pool, size_t id, const char *text,
                              size_t len, uint8_t type, vptq_err *err)
 {
@@ -86,11 +86,9 @@ static vptq_status read_pieces(vptq_vocab *v, json_t *vocab, json_t *added, vptq
 {
     sizes s;
     vptq_pool pool;
-    vptq_status st = measure(v, vocab, added, &s, err);
-    if (st)
-        return st;
-    VPTQ_TRY(vptq_vocab_pieces(v, (size_t)(s.highest + 1), err));
-    VPTQ_TRY(vptq_pool_init(&pool, &v->arena, s.bytes, s.entries, err));
+    VPTQ_CHECK(measure(v, vocab, added, &s, err));
+    VPTQ_CHECK(vptq_vocab_pieces(v, (size_t)(s.highest + 1), err));
+    VPTQ_CHECK(vptq_pool_init(&pool, &v->arena, s.bytes, s.entries, err));
     for (void *it = json_object_iter(vocab); it; it = json_object_iter_next(vocab, it)) {
         size_t id = (size_t)json_integer_value(json_object_iter_value(it));
         size_t len = json_object_iter_key_len(it);
@@ -99,7 +97,7 @@ static vptq_status read_pieces(vptq_vocab *v, json_t *vocab, json_t *added, vptq
             return vptq_fail(err, VPTQ_E_FORMAT,
                              "%s: the id %zu belongs to '%.100s' and '%.100s'", v->source, id,
                              v->pieces[id].text, text);
-        VPTQ_TRY(set_piece(v, &pool, id, text, len, VPTQ_PIECE_NORMAL, err));
+        VPTQ_CHECK(set_piece(v, &pool, id, text, len, VPTQ_PIECE_NORMAL, err));
     }
     v->added = vptq_arena_alloc(&v->arena, json_array_size(added), sizeof *v->added, err);
     if (!v->added)
@@ -109,20 +107,19 @@ static vptq_status read_pieces(vptq_vocab *v, json_t *vocab, json_t *added, vptq
         const json_t *text = json_object_get(a, "content");
         vptq_added_token *t = &v->added[v->added_count];
         *t = (vptq_added_token){.id = (uint32_t)json_integer_value(json_object_get(a, "id"))};
-        VPTQ_TRY(vptq_json_bool_or(a, v->source, "special", false, &t->special, err));
-        VPTQ_TRY(vptq_json_bool_or(a, v->source, "lstrip", false, &t->lstrip, err));
-        VPTQ_TRY(vptq_json_bool_or(a, v->source, "rstrip", false, &t->rstrip, err));
-        VPTQ_TRY(vptq_json_bool_or(a, v->source, "single_word", false, &t->single_word, err));
-        VPTQ_TRY(
+        VPTQ_CHECK(vptq_json_bool_or(a, v->source, "special", false, &t->special, err));
+        VPTQ_CHECK(vptq_json_bool_or(a, v->source, "lstrip", false, &t->lstrip, err));
+        VPTQ_CHECK(vptq_json_bool_or(a, v->source, "rstrip", false, &t->rstrip, err));
+        VPTQ_CHECK(vptq_json_bool_or(a, v->source, "single_word", false, &t->single_word, err));
+        VPTQ_CHECK(
             vptq_json_bool_or(a, v->source, "normalized", !t->special, &t->normalized, err));
-        VPTQ_TRY(set_piece(v, &pool, t->id, json_string_value(text), json_string_length(text),
-                           t->special ? VPTQ_PIECE_CONTROL : VPTQ_PIECE_USER, err));
+        VPTQ_CHECK(set_piece(v, &pool, t->id, json_string_value(text), json_string_length(text),
+                             t->special ? VPTQ_PIECE_CONTROL : VPTQ_PIECE_USER, err));
         t->text = v->pieces[t->id].text;
         t->len = v->pieces[t->id].len;
         v->added_count++;
     }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 /* --- merges --- */
@@ -172,13 +169,13 @@ static vptq_status find_token(const vptq_vocab *v, const vptq_strmap *map, const
 {
     uint32_t found = 0;
     if (!vptq_strmap_get(map, text, len, &found))
-        return vptq_fail(err, VPTQ_E_FORMAT, "%s: %s '%.100s' is no token of the vocabulary",
+        return vptq_fail(err, VPTQ_E_FORMAT, "%s: %s '%.100s' is not a token of the vocabulary",
                          v->source, key, text);
     *id = (int32_t)found;
     return VPTQ_OK;
 }
 
-/* Settings of the model that change what it does and have one value only that is handled. */
+/* Refuses values of model settings that would change the ids and are not supported. */
 static vptq_status refuse_settings(const vptq_vocab *v, const json_t *model, vptq_err *err)
 {
     static const char *const affixes[2] = {"continuing_subword_prefix", "end_of_word_suffix"};
@@ -190,7 +187,7 @@ static vptq_status refuse_settings(const vptq_vocab *v, const json_t *model, vpt
     double dropout = 0;
     vptq_status st = vptq_json_f64_or(model, v->source, "dropout", 0, &dropout, err);
     if (!st && dropout != 0)
-        st = vptq_fail(err, VPTQ_E_UNSUPPORTED, "%s: dropout %g is not handled", v->source,
+        st = vptq_fail(err, VPTQ_E_UNSUPPORTED, "%s: dropout %g is not supported", v->source,
                        dropout);
     return st;
 }
@@ -205,39 +202,36 @@ static vptq_status read_model(vptq_vocab *v, const json_t *root, vptq_strmap *ma
         return wrong(v, "model", "an object", err);
     if (added && !json_is_null(added) && !json_is_array(added))
         return wrong(v, "added_tokens", "an array", err);
-    vptq_status st = vptq_json_str_or(model, v->source, "type", "BPE", &type, err);
-    if (st)
-        return st;
+    VPTQ_CHECK(vptq_json_str_or(model, v->source, "type", "BPE", &type, err));
     if (strcmp(type, "BPE") != 0)
         return unsupported(v, "the model type", type, err);
-    VPTQ_TRY(refuse_settings(v, model, err));
+    VPTQ_CHECK(refuse_settings(v, model, err));
     json_t *vocab = json_object_get(model, "vocab");
     if (!json_is_object(vocab))
         return wrong(v, "model.vocab", "an object", err);
-    VPTQ_TRY(
+    VPTQ_CHECK(
         vptq_json_bool_or(model, v->source, "ignore_merges", false, &v->ignore_merges, err));
-    VPTQ_TRY(
+    VPTQ_CHECK(
         vptq_json_bool_or(model, v->source, "byte_fallback", false, &v->byte_fallback, err));
-    VPTQ_TRY(vptq_json_bool_or(model, v->source, "fuse_unk", false, &v->fuse_unk, err));
-    VPTQ_TRY(vptq_json_str_or(model, v->source, "unk_token", "", &unk, err));
-    VPTQ_TRY(read_pieces(v, vocab, added, err));
-    VPTQ_TRY(vptq_vocab_index(v, map, err));
-    VPTQ_TRY(read_merges(v, model, map, err));
+    VPTQ_CHECK(vptq_json_bool_or(model, v->source, "fuse_unk", false, &v->fuse_unk, err));
+    VPTQ_CHECK(vptq_json_str_or(model, v->source, "unk_token", "", &unk, err));
+    VPTQ_CHECK(read_pieces(v, vocab, added, err));
+    VPTQ_CHECK(vptq_vocab_index(v, map, err));
+    VPTQ_CHECK(read_merges(v, model, map, err));
     if (unk[0] != 0) {
-        VPTQ_TRY(find_token(v, map, "unk_token", unk, strlen(unk), &v->unk, err));
+        VPTQ_CHECK(find_token(v, map, "unk_token", unk, strlen(unk), &v->unk, err));
         if (v->pieces[v->unk].type == VPTQ_PIECE_NORMAL)
             v->pieces[v->unk].type = VPTQ_PIECE_UNKNOWN;
     }
     if (v->byte_fallback)
         vptq_vocab_mark_bytes(v);
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 /* --- tokenizer_config.json --- */
 
-/* "bos_token" is a string, an object with "content", or null.  With `used` the post-processor
- * has named the token that is added, and its word counts. */
+/* Reads "bos_token" or "eos_token": a string, an object with "content", or null. With `used`
+ * the post-processor has already named the token to add, which takes precedence. */
 static vptq_status config_token(vptq_vocab *v, const vptq_strmap *map, const json_t *config,
                                 const char *key, bool used, int32_t *id, vptq_err *err)
 {
@@ -289,11 +283,11 @@ static vptq_status apply_config(vptq_vocab *v, const vptq_strmap *map, const jso
     return VPTQ_OK;
 }
 
-/* One of the two texts that make a tokenizer, and what messages call it. */
+/* One of the two texts of a tokenizer. */
 typedef struct json_source {
-    const char *text; /* NULL: there is none */
+    const char *text; /* NULL if there is none */
     size_t len;
-    const char *name;
+    const char *name; /* for messages */
 } json_source;
 
 static vptq_status read_config(vptq_vocab *v, const vptq_strmap *map, const json_source *src,
@@ -346,12 +340,13 @@ vptq_status vptq_vocab_parse_json(const char *text, size_t len, const char *conf
                                   size_t config_len, const char *name, vptq_mem *mem,
                                   vptq_vocab *v, vptq_err *err)
 {
-    json_source tokenizer = {text, len, name}, beside = {config, config_len, name};
-    return read_texts(&tokenizer, &beside, mem, v, err);
+    json_source tokenizer = {text, len, name}, extra = {config, config_len, name};
+    return read_texts(&tokenizer, &extra, mem, v, err);
 }
 
-/* tokenizer_config.json in the folder of `path`: *found is false where there is none. */
-static vptq_status config_beside(const char *path, char name[4096], bool *found, vptq_err *err)
+/* Builds the path of tokenizer_config.json in the folder of `path`; *found: whether it exists.
+ */
+static vptq_status config_path(const char *path, char name[4096], bool *found, vptq_err *err)
 {
     static const char file[] = "tokenizer_config.json";
     size_t dir = (size_t)(vptq_path_base(path) - path);
@@ -370,11 +365,11 @@ vptq_status vptq_vocab_read_json(const char *path, vptq_mem *mem, vptq_vocab *v,
     size_t len = 0, config_len = 0;
     bool found = false;
     VPTQ_TRY(vptq_file_read(path, VPTQ_TOKENIZER_LIMIT, mem, &text, &len, err));
-    VPTQ_TRY(config_beside(path, name, &found, err));
+    VPTQ_TRY(config_path(path, name, &found, err));
     if (found)
         VPTQ_TRY(vptq_file_read(name, VPTQ_TOKENIZER_LIMIT, mem, &config, &config_len, err));
-    json_source tokenizer = {text, len, path}, beside = {config, config_len, name};
-    VPTQ_TRY(read_texts(&tokenizer, &beside, mem, v, err));
+    json_source tokenizer = {text, len, path}, extra = {config, config_len, name};
+    VPTQ_TRY(read_texts(&tokenizer, &extra, mem, v, err));
 out:
     vptq_mem_free(mem, config);
     vptq_mem_free(mem, text);

@@ -1,31 +1,31 @@
-/* The parts of a tokenizer.json around its model: normalizer, pre_tokenizer, decoder and
- * post_processor.  What is not handled is named, never left out. */
+/* Reads normalizer, pre_tokenizer, decoder and post_processor of a tokenizer.json. Every step
+ * that is not supported is an error. */
 #include <string.h>
 
-#include "formats/vocab/build.h"
+#include "formats/vocab/internal.h"
 #include "lib/base/utf8.h"
 
-enum { DEPTH_MAX = 8 }; /* of Sequences in Sequences */
+enum { DEPTH_MAX = 8 }; /* of nested Sequences */
 
 static vptq_status unsupported(const vptq_vocab *v, const char *what, const char *which,
                                vptq_err *err)
 {
-    return vptq_fail(err, VPTQ_E_UNSUPPORTED, "%s: the %s '%.100s' is not handled", v->source,
+    return vptq_fail(err, VPTQ_E_UNSUPPORTED, "%s: the %s '%.100s' is not supported", v->source,
                      what, which);
 }
 
-/* The steps of one part of the file, Sequences taken apart. */
+/* The steps of one part of the file, with Sequences flattened. */
 typedef struct steps {
-    const char *what; /* what messages call one */
+    const char *what; /* name of a step in messages */
     const char *list; /* the key of a Sequence's members */
     const json_t *of[VPTQ_STEPS_MAX];
     const char *type[VPTQ_STEPS_MAX];
     size_t count;
 } steps;
 
-/* Appends a step, or every member of a Sequence, in order. */
-static vptq_status take_apart(const vptq_vocab *v, const json_t *step, int depth, steps *s,
-                              vptq_err *err)
+/* Appends a step, or all members of a Sequence in order. */
+static vptq_status flatten(const vptq_vocab *v, const json_t *step, int depth, steps *s,
+                           vptq_err *err)
 {
     const char *type = NULL;
     if (!step || json_is_null(step))
@@ -50,7 +50,7 @@ static vptq_status take_apart(const vptq_vocab *v, const json_t *step, int depth
     if (depth == DEPTH_MAX)
         return unsupported(v, s->what, "Sequence nested deeply", err);
     for (size_t i = 0; i < json_array_size(members) && !st; i++)
-        st = take_apart(v, json_array_get(members, i), depth + 1, s, err);
+        st = flatten(v, json_array_get(members, i), depth + 1, s, err);
     return st;
 }
 
@@ -61,27 +61,27 @@ static vptq_status each(vptq_vocab *v, const json_t *part, const char *what, con
                         step_fn fn, vptq_err *err)
 {
     steps s = {.what = what, .list = list};
-    vptq_status st = take_apart(v, part, 0, &s, err);
+    vptq_status st = flatten(v, part, 0, &s, err);
     for (size_t i = 0; i < s.count && !st; i++)
         st = fn(v, s.of[i], s.type[i], err);
     return st;
 }
 
-/* A copy in the arena of the string under key. */
+/* Copies the string under `key` into the arena. */
 static vptq_status copy_string(vptq_vocab *v, const json_t *obj, const char *key,
                                const char **out, vptq_err *err)
 {
     const json_t *s = json_object_get(obj, key);
     if (!json_is_string(s) || strlen(json_string_value(s)) != json_string_length(s))
-        return vptq_fail(err, VPTQ_E_FORMAT, "%s: '%s' is missing or no plain string",
+        return vptq_fail(err, VPTQ_E_FORMAT, "%s: '%s' is missing or not a plain string",
                          v->source, key);
     *out = vptq_arena_strdup(&v->arena, json_string_value(s), err);
     return *out ? VPTQ_OK : VPTQ_E_NOMEM;
 }
 
-/* In a class, at p: what is not the same in PCRE, nor put in other words there
- * (lib/tokenizer/regex.c). */
-static bool class_means_else(const char *p)
+/* Returns whether the class member at p differs in PCRE and lib/tokenizer/regex.c does not
+ * translate it. */
+static bool class_differs(const char *p)
 {
     static const char *const known[] = {"[:alpha:]", "[:alnum:]", "[:upper:]", "[:lower:]",
                                         "[:digit:]", "[:space:]", "[:word:]",  "[:punct:]"};
@@ -98,8 +98,9 @@ static bool class_means_else(const char *p)
     return true;
 }
 
-/* A quantifier {n,m}+ or {n}? at p: PCRE reads the sign behind it as a part of it. */
-static bool repeat_means_else(const char *p)
+/* Returns whether a quantifier {n,m}+ or {n}? is at p: PCRE reads the last sign as part of it.
+ */
+static bool repeat_differs(const char *p)
 {
     size_t n = strspn(p + 1, "0123456789,") + 1;
     if (p[n] != '}')
@@ -107,14 +108,14 @@ static bool repeat_means_else(const char *p)
     return p[n + 1] == '+' || (p[n + 1] == '?' && !memchr(p, ',', n));
 }
 
-/* Patterns are written for Oniguruma.  True for one with a part that means something else in
- * PCRE: \h, classes in classes and rare names of classes, intersections of classes, the option
- * m, some quantifiers. */
-static bool means_else(const char *p)
+/* Returns whether a pattern, written for Oniguruma, has a part that means something else in
+ * PCRE: \h, classes inside classes, rare class names, intersections, the option m, some
+ * quantifiers. */
+static bool pattern_differs(const char *p)
 {
     bool in_class = false;
     for (; *p; p++) {
-        if (in_class && class_means_else(p))
+        if (in_class && class_differs(p))
             return true;
         if (*p == '\\' && p[1] != 0) {
             p++;
@@ -130,8 +131,8 @@ static bool means_else(const char *p)
         } else if (*p == '[') {
             in_class = true;
             p += p[1] == '^';
-            p += p[1] == ']'; /* the first one is a member */
-        } else if (*p == '{' && repeat_means_else(p)) {
+            p += p[1] == ']'; /* a first ] is a member */
+        } else if (*p == '{' && repeat_differs(p)) {
             return true;
         } else if (*p == '(' && p[1] == '?') {
             size_t n = strspn(p + 2, "imsx-");
@@ -142,7 +143,7 @@ static bool means_else(const char *p)
     return false;
 }
 
-/* {"String": ..} or {"Regex": ..}; *regex says which. */
+/* Copies a pattern, {"String": ..} or {"Regex": ..}; *regex: which of them. */
 static vptq_status copy_pattern(vptq_vocab *v, const json_t *step, const char **out,
                                 bool *regex, vptq_err *err)
 {
@@ -153,7 +154,7 @@ static vptq_status copy_pattern(vptq_vocab *v, const json_t *step, const char **
         return st;
     if ((*out)[0] == 0)
         return vptq_fail(err, VPTQ_E_FORMAT, "%s: a pattern is empty", v->source);
-    if (*regex && means_else(*out))
+    if (*regex && pattern_differs(*out))
         return unsupported(v, "pattern", *out, err);
     return VPTQ_OK;
 }
@@ -200,7 +201,7 @@ static vptq_status normalizer(vptq_vocab *v, const json_t *step, const char *typ
 
 /* --- pre_tokenizer --- */
 
-/* A plain string as a pattern: everything that could mean something is escaped. */
+/* Returns a pattern that matches a plain string: escapes all special characters. */
 static const char *quoted(vptq_vocab *v, const char *text, vptq_err *err)
 {
     char *out = vptq_arena_alloc(&v->arena, 2 * strlen(text) + 1, 1, err);
@@ -218,7 +219,7 @@ static const char *quoted(vptq_vocab *v, const char *text, vptq_err *err)
     return out;
 }
 
-/* What becomes of the matches; `fallback` NULL: the step must say. */
+/* Reads the behavior of a split; required if `fallback` is NULL. */
 static vptq_status split_behavior(const vptq_vocab *v, const json_t *step, const char *fallback,
                                   vptq_split_kind *kind, vptq_err *err)
 {
@@ -247,19 +248,15 @@ static vptq_status split_step(vptq_vocab *v, const json_t *step, vptq_err *err)
 {
     vptq_split s = {.kind = VPTQ_SPLIT_ISOLATED};
     bool regex = false;
-    vptq_status st = copy_pattern(v, step, &s.pattern, &regex, err);
-    if (st)
-        return st;
+    VPTQ_CHECK(copy_pattern(v, step, &s.pattern, &regex, err));
     if (!regex) {
         s.pattern = quoted(v, s.pattern, err);
         if (!s.pattern)
             return VPTQ_E_NOMEM;
     }
-    VPTQ_TRY(split_behavior(v, step, NULL, &s.kind, err));
-    VPTQ_TRY(vptq_json_bool_or(step, v->source, "invert", false, &s.invert, err));
-    VPTQ_TRY(vptq_vocab_add_split(v, s, err));
-out:
-    return st;
+    VPTQ_CHECK(split_behavior(v, step, NULL, &s.kind, err));
+    VPTQ_CHECK(vptq_json_bool_or(step, v->source, "invert", false, &s.invert, err));
+    return vptq_vocab_add_split(v, s, err);
 }
 
 static vptq_status byte_level(vptq_vocab *v, const json_t *step, vptq_err *err)
@@ -316,7 +313,7 @@ static vptq_status metaspace(vptq_vocab *v, const json_t *step, vptq_err *err)
     return vptq_vocab_add_split(v, s, err);
 }
 
-/* Every character of \p{P} or of ASCII's punctuation is a match of its own. */
+/* Matches single characters of \p{P} and of ASCII punctuation. */
 static vptq_status punctuation(vptq_vocab *v, const json_t *step, vptq_err *err)
 {
     vptq_split s = {.pattern = "[\\p{P}$+<=>^`|~]"};
@@ -324,8 +321,8 @@ static vptq_status punctuation(vptq_vocab *v, const json_t *step, vptq_err *err)
     return st ? st : vptq_vocab_add_split(v, s, err);
 }
 
-/* Words, and runs of neither words nor space.  Not a pattern for Oniguruma there: joiners
- * belong to words. */
+/* Words, and runs of characters that are neither words nor space. The original is not an
+ * Oniguruma pattern: joiners belong to words. */
 static vptq_status whitespace(vptq_vocab *v, vptq_err *err)
 {
     static const char pattern[] = "[\\w\\x{200C}\\x{200D}]+|[^\\w\\x{200C}\\x{200D}\\s]+";
@@ -360,9 +357,9 @@ static vptq_status digits(vptq_vocab *v, const json_t *step, vptq_err *err)
 static vptq_status pre_tokenizer(vptq_vocab *v, const json_t *step, const char *type,
                                  vptq_err *err)
 {
-    /* ByteLevel turns text into its alphabet: a step behind it would see that */
+    /* ByteLevel turns text into its alphabet: a later step would see that */
     if (v->kind == VPTQ_VOCAB_BYTE_BPE)
-        return unsupported(v, "pre-tokenizer behind ByteLevel,", type, err);
+        return unsupported(v, "pre-tokenizer after ByteLevel,", type, err);
     if (strcmp(type, "Split") == 0)
         return split_step(v, step, err);
     if (strcmp(type, "ByteLevel") == 0)
@@ -385,21 +382,19 @@ static vptq_status pre_tokenizer(vptq_vocab *v, const json_t *step, const char *
 
 /* --- decoder --- */
 
-/* U+2581 to a space is what decoding does anyway. */
+/* Accepts only U+2581 to a space, which decoding does anyway. */
 static vptq_status decoder_replace(const vptq_vocab *v, const json_t *step, vptq_err *err)
 {
     const char *from = NULL, *to = NULL;
-    vptq_status st = VPTQ_OK;
-    VPTQ_TRY(vptq_json_str_or(json_object_get(step, "pattern"), v->source, "String", NULL,
-                              &from, err));
-    VPTQ_TRY(vptq_json_str_or(step, v->source, "content", NULL, &to, err));
+    VPTQ_CHECK(vptq_json_str_or(json_object_get(step, "pattern"), v->source, "String", NULL,
+                                &from, err));
+    VPTQ_CHECK(vptq_json_str_or(step, v->source, "content", NULL, &to, err));
     if (strcmp(from, VPTQ_META) != 0 || strcmp(to, " ") != 0)
-        st = unsupported(v, "decoder Replace of", from, err);
-out:
-    return st;
+        return unsupported(v, "decoder Replace of", from, err);
+    return VPTQ_OK;
 }
 
-/* The only one that is handled takes at most a space off the start of the whole text. */
+/* Accepts only a Strip of at most one space at the start of the whole text. */
 static vptq_status decoder_strip(vptq_vocab *v, const json_t *step, bool fused, vptq_err *err)
 {
     const char *content = NULL;
@@ -426,14 +421,14 @@ static vptq_status decoder_metaspace(vptq_vocab *v, const json_t *step, bool fus
     VPTQ_TRY(need_meta(v, step, err));
     VPTQ_TRY(prepend_scheme(v, step, &scheme, err));
     if (fused)
-        st = unsupported(v, "decoder", "Metaspace behind Fuse", err);
+        st = unsupported(v, "decoder", "Metaspace after Fuse", err);
     v->strip_marks = scheme != VPTQ_PREPEND_NEVER;
 out:
     return st;
 }
 
-/* Decoding is the inverse of the model's kind; a decoder that says something else is refused.
- * `fused`: a Fuse stands in front of it. */
+/* Decoding is the inverse of the model's kind; refuses any other decoder. `fused`: a Fuse came
+ * before. */
 static vptq_status decoder(vptq_vocab *v, const json_t *step, const char *type, bool fused,
                            vptq_err *err)
 {
@@ -462,7 +457,7 @@ static vptq_status each_decoder(vptq_vocab *v, const json_t *part, vptq_err *err
 {
     steps s = {.what = "decoder", .list = "decoders"};
     bool fused = false;
-    vptq_status st = take_apart(v, part, 0, &s, err);
+    vptq_status st = flatten(v, part, 0, &s, err);
     for (size_t i = 0; i < s.count && !st; i++) {
         st = decoder(v, s.of[i], s.type[i], fused, err);
         fused = fused || strcmp(s.type[i], "Fuse") == 0;
@@ -472,7 +467,7 @@ static vptq_status each_decoder(vptq_vocab *v, const json_t *part, vptq_err *err
 
 /* --- post_processor --- */
 
-/* The id that a template's special token stands for. */
+/* Reads the id of a special token of the template. */
 static vptq_status template_id(const vptq_vocab *v, const json_t *step, const json_t *token,
                                int32_t *id, vptq_err *err)
 {
@@ -496,31 +491,31 @@ static vptq_status post_processor(vptq_vocab *v, const json_t *step, const char 
                                   vptq_err *err)
 {
     if (strcmp(type, "ByteLevel") == 0)
-        return VPTQ_OK; /* only about offsets */
+        return VPTQ_OK; /* concerns offsets only */
     if (strcmp(type, "TemplateProcessing") != 0)
         return unsupported(v, "post-processor", type, err);
     const json_t *single = json_object_get(step, "single");
     if (!json_is_array(single))
         return vptq_fail(err, VPTQ_E_FORMAT, "%s: the template has no array 'single'",
                          v->source);
-    bool behind = false;
+    bool after_text = false;
     for (size_t i = 0; i < json_array_size(single); i++) {
         const json_t *part = json_array_get(single, i);
         const json_t *token = json_object_get(part, "SpecialToken");
-        bool *adds = behind ? &v->add_eos : &v->add_bos;
-        if (json_object_get(part, "Sequence") && !behind) {
-            behind = true;
+        bool *adds = after_text ? &v->add_eos : &v->add_bos;
+        if (json_object_get(part, "Sequence") && !after_text) {
+            after_text = true;
             continue;
         }
         if (!token || *adds)
             return unsupported(v, "template with",
                                token ? "two tokens at one end" : "two texts", err);
         *adds = true;
-        vptq_status st = template_id(v, step, token, behind ? &v->eos : &v->bos, err);
+        vptq_status st = template_id(v, step, token, after_text ? &v->eos : &v->bos, err);
         if (st)
             return st;
     }
-    return behind ? VPTQ_OK : unsupported(v, "template without", "a text", err);
+    return after_text ? VPTQ_OK : unsupported(v, "template without", "a text", err);
 }
 
 vptq_status vptq_vocab_json_steps(vptq_vocab *v, const json_t *root, vptq_err *err)

@@ -1,17 +1,17 @@
-/* llama2.c's tokenizer.bin: int32 length of the longest piece, then per piece a float32 score,
- * an int32 length and the bytes.  Ids 0, 1, 2 are unknown, BOS and EOS, 3..258 the bytes;
- * spaces stand as spaces.  The number of pieces is nowhere: it is the model's vocabulary. */
+/* Reads llama2.c's tokenizer.bin: int32 length of the longest piece, then per piece a float32
+ * score, an int32 length and the bytes. Ids 0, 1, 2 are unknown, BOS and EOS, 3..258 the bytes;
+ * spaces are plain spaces. The file does not give the number of pieces; the model does. */
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>
 
-#include "formats/vocab/build.h"
+#include "formats/vocab/internal.h"
 #include "lib/base/file.h"
 #include "lib/base/le.h"
 
 enum { HEAD = 8, FIRST_NORMAL = 259 };
 
-/* Walks the records; counts pieces and what their texts weigh with U+2581 for every space. */
+/* Walks the records; counts pieces and the bytes of their texts with U+2581 for spaces. */
 static vptq_status measure(const vptq_vocab *v, const vptq_map *map, size_t *count,
                            size_t *bytes, vptq_err *err)
 {
@@ -41,7 +41,7 @@ static vptq_piece read_piece(vptq_pool *pool, uint32_t id, const uint8_t *rec)
     uint32_t bits = (uint32_t)vptq_get_le(rec, 4), len = (uint32_t)vptq_get_le(rec + 4, 4);
     memcpy(&p.score, &bits, sizeof p.score);
     uint8_t byte;
-    if (id == 1 || id == 2) { /* in the file they have newlines around them for printing */
+    if (id == 1 || id == 2) { /* the file has newlines around them, for printing */
         p.type = VPTQ_PIECE_CONTROL;
         p.text = vptq_pool_add(pool, id == 1 ? "<s>" : "</s>", id == 1 ? 3 : 4);
         p.len = id == 1 ? 3 : 4;
@@ -69,9 +69,7 @@ static vptq_status fill(vptq_vocab *v, const vptq_map *map, size_t bytes, vptq_e
 {
     vptq_pool pool;
     vptq_strmap index = {0};
-    vptq_status st = vptq_pool_init(&pool, &v->arena, bytes + 7, v->count, err);
-    if (st)
-        return st;
+    VPTQ_CHECK(vptq_pool_init(&pool, &v->arena, bytes + 7, v->count, err));
     const uint8_t *rec = map->data + 4;
     for (uint32_t i = 0; i < v->count; i++) {
         v->pieces[i] = read_piece(&pool, i, rec);
@@ -80,11 +78,9 @@ static vptq_status fill(vptq_vocab *v, const vptq_map *map, size_t bytes, vptq_e
                              v->source, i);
         rec += HEAD + vptq_get_le(rec + 4, 4);
     }
-    VPTQ_TRY(vptq_vocab_index(v, &index, err));
+    VPTQ_CHECK(vptq_vocab_index(v, &index, err));
     vptq_strmap_release(&index);
-    VPTQ_TRY(vptq_vocab_spm_norms(v, true, false, err));
-out:
-    return st;
+    return vptq_vocab_spm_norms(v, true, false, err);
 }
 
 vptq_status vptq_vocab_read_llama2c(const char *path, uint32_t expect, vptq_mem *mem,

@@ -1,7 +1,7 @@
 /* Byte-level pre-tokenizers by the names that GGUF files use (tokenizer.ggml.pre). */
 #include <string.h>
 
-#include "formats/vocab/build.h"
+#include "formats/vocab/internal.h"
 
 #define GPT2                                                                                   \
     "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"

@@ -1,4 +1,4 @@
-/* SentencePiece's tokenizer.model: a protobuf, read by hand.  Fields that matter
+/* Reads SentencePiece's tokenizer.model, a protobuf, without a library. Fields in use
  * (sentencepiece_model.proto): ModelProto {1 pieces, 2 trainer_spec, 3 normalizer_spec};
  * SentencePiece {1 piece, 2 score, 3 type}; TrainerSpec {3 model_type, 24
  * treat_whitespace_as_suffix, 35 byte_fallback, 40..42 unk, bos, eos id}; NormalizerSpec {1
@@ -8,7 +8,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "formats/vocab/build.h"
+#include "formats/vocab/internal.h"
 #include "lib/base/file.h"
 #include "lib/base/le.h"
 
@@ -41,7 +41,7 @@ static bool take_varint(message *m, uint64_t *out)
     return false;
 }
 
-/* The next field; false at a place that is no field. */
+/* Reads the next field; false if there is no valid one. */
 static bool take_field(message *m, field *f)
 {
     uint64_t tag = 0;
@@ -80,7 +80,7 @@ static bool take_field(message *m, field *f)
 static vptq_status broken(const vptq_vocab *v, const message *whole, const message *m,
                           vptq_err *err)
 {
-    return vptq_fail(err, VPTQ_E_FORMAT, "%s: no valid protobuf field at byte %zu of %zu",
+    return vptq_fail(err, VPTQ_E_FORMAT, "%s: invalid protobuf field at byte %zu of %zu",
                      v->source, (size_t)(m->at - whole->at), (size_t)(whole->end - whole->at));
 }
 
@@ -110,7 +110,7 @@ static vptq_status read_piece(vptq_vocab *v, const message *whole, message m, vp
                                  " bytes, at most %d are read",
                                  v->source, id, f.value, VPTQ_PIECE_MAX);
             p->len = (uint32_t)f.value;
-            if (pool->left <= p->len) /* a piece that names its text many times */
+            if (pool->left <= p->len) /* a piece that repeats its text */
                 return broken(v, whole, &m, err);
             p->text = vptq_pool_add(pool, (const char *)f.bytes.at, p->len);
         } else if (f.number == 2 && f.wire == 5) {
@@ -195,25 +195,22 @@ static vptq_status read_message(vptq_vocab *v, const message *whole, spec *s, vp
 {
     size_t count = 0;
     vptq_pool pool;
-    vptq_status st = count_pieces(v, whole, &count, err);
-    if (st)
-        return st;
-    VPTQ_TRY(vptq_vocab_pieces(v, count, err));
-    v->count = 0; /* counts up as they come */
-    VPTQ_TRY(vptq_pool_init(&pool, &v->arena, (size_t)(whole->end - whole->at), count, err));
+    VPTQ_CHECK(count_pieces(v, whole, &count, err));
+    VPTQ_CHECK(vptq_vocab_pieces(v, count, err));
+    v->count = 0; /* counts the pieces as they are read */
+    VPTQ_CHECK(vptq_pool_init(&pool, &v->arena, (size_t)(whole->end - whole->at), count, err));
     field f;
     for (message m = *whole; m.at < m.end && take_field(&m, &f);) {
         if (f.wire != 2)
             continue;
         if (f.number == 1)
-            VPTQ_TRY(read_piece(v, whole, f.bytes, &pool, err));
+            VPTQ_CHECK(read_piece(v, whole, f.bytes, &pool, err));
         else if (f.number == 2)
-            VPTQ_TRY(read_trainer(v, whole, f.bytes, s, err));
+            VPTQ_CHECK(read_trainer(v, whole, f.bytes, s, err));
         else if (f.number == 3)
-            VPTQ_TRY(read_normalizer(v, whole, f.bytes, s, err));
+            VPTQ_CHECK(read_normalizer(v, whole, f.bytes, s, err));
     }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 static vptq_status check_spec(const vptq_vocab *v, const spec *s, vptq_err *err)
@@ -222,20 +219,20 @@ static vptq_status check_spec(const vptq_vocab *v, const spec *s, vptq_err *err)
     const char *what = NULL;
     if (s->model_type != 2)
         return vptq_fail(err, VPTQ_E_UNSUPPORTED,
-                         "%s: SentencePiece model of type %s is not handled, BPE is", v->source,
-                         s->model_type < 5 ? types[s->model_type] : "unknown");
+                         "%s: SentencePiece model of type %s is not supported, only BPE is",
+                         v->source, s->model_type < 5 ? types[s->model_type] : "unknown");
     if (s->charsmap.at != s->charsmap.end)
-        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
-                         "%s: the SentencePiece normalizer '%.*s' is not handled, identity is",
-                         v->source,
-                         (int)(s->name.end - s->name.at < 50 ? s->name.end - s->name.at : 50),
-                         s->name.at ? (const char *)s->name.at : "");
+        return vptq_fail(
+            err, VPTQ_E_UNSUPPORTED,
+            "%s: the SentencePiece normalizer '%.*s' is not supported, only identity is",
+            v->source, (int)(s->name.end - s->name.at < 50 ? s->name.end - s->name.at : 50),
+            s->name.at ? (const char *)s->name.at : "");
     if (s->suffix)
         what = "treat_whitespace_as_suffix";
     else if (!s->escape)
         what = "escape_whitespaces = false";
     if (what)
-        return vptq_fail(err, VPTQ_E_UNSUPPORTED, "%s: %s is not handled", v->source, what);
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED, "%s: %s is not supported", v->source, what);
     return VPTQ_OK;
 }
 
@@ -269,7 +266,7 @@ out:
     return st;
 }
 
-/* A protobuf begins with the tag of its first piece (0x0A), which no base64 has. */
+/* A protobuf begins with the tag of its first piece, 0x0A, which does not occur in base64. */
 vptq_status vptq_vocab_read_spm(const char *path, vptq_mem *mem, vptq_vocab *v, vptq_err *err)
 {
     vptq_map map = {0};

@@ -1,11 +1,11 @@
-/* Llama 3's tokenizer.model: tiktoken ranks, one "base64 rank" a line.  A piece's rank is its
- * id and its place in the order of merges.  Pattern and special tokens are not in the file;
- * they are those of Llama 3 (llama-models, llama3/tokenizer.py). */
+/* Reads Llama 3's tokenizer.model: tiktoken ranks, one "base64 rank" per line. The rank of a
+ * piece is its id and its position in the order of merges. Pattern and special tokens are not
+ * in the file but those of Llama 3 (llama-models, llama3/tokenizer.py). */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "formats/vocab/build.h"
+#include "formats/vocab/internal.h"
 #include "lib/base/utf8.h"
 
 enum { LLAMA3_RANKS = 128000, LLAMA3_SPECIAL = 256 };
@@ -21,7 +21,7 @@ static int base64_value(char c)
     return c == '+' ? 62 : c == '/' ? 63 : -1;
 }
 
-/* Decodes n characters with their padding; false when they are no base64. */
+/* Decodes n characters with their padding; false if they are not base64. */
 static bool base64(const char *text, size_t n, uint8_t *out, size_t *len)
 {
     *len = 0;
@@ -43,7 +43,7 @@ static bool base64(const char *text, size_t n, uint8_t *out, size_t *len)
     return true;
 }
 
-/* One line without its newline. */
+/* Reads one line without its newline. */
 static vptq_status read_line(vptq_vocab *v, size_t number, const char *line, size_t len,
                              vptq_pool *pool, vptq_err *err)
 {
@@ -112,9 +112,10 @@ vptq_status vptq_vocab_tiktoken(vptq_vocab *v, const char *text, size_t len, vpt
     for (size_t i = 0; i < len; i++)
         lines += text[i] == '\n' || i + 1 == len;
     if (lines != LLAMA3_RANKS)
-        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
-                         "%s: a list of %zu tiktoken ranks; only the %d of Llama 3 are handled",
-                         v->source, lines, LLAMA3_RANKS);
+        return vptq_fail(
+            err, VPTQ_E_UNSUPPORTED,
+            "%s: a list of %zu tiktoken ranks; only the %d of Llama 3 are supported", v->source,
+            lines, LLAMA3_RANKS);
     v->kind = VPTQ_VOCAB_BYTE_BPE;
     v->by_score = true;
     vptq_status st = vptq_vocab_pieces(v, LLAMA3_RANKS + LLAMA3_SPECIAL, err);

@@ -1,9 +1,10 @@
+/* Building blocks of vocabularies, checks that all share, and choosing a reader by content. */
 #include "formats/vocab/vocab.h"
 
 #include <inttypes.h>
 #include <string.h>
 
-#include "formats/vocab/build.h"
+#include "formats/vocab/internal.h"
 #include "lib/base/file.h"
 #include "lib/base/utf8.h"
 
@@ -13,7 +14,7 @@ void vptq_vocab_release(vptq_vocab *v)
     *v = (vptq_vocab){.bos = -1, .eos = -1, .unk = -1};
 }
 
-/* Printable Latin-1 stands for itself; the other bytes follow from U+0100 on, in order. */
+/* Printable Latin-1 characters stand for themselves, the other bytes for U+0100 and up. */
 static bool stands_for_itself(uint32_t b)
 {
     return (b >= 33 && b <= 126) || (b >= 161 && b <= 172) || (b >= 174 && b <= 255);
@@ -138,7 +139,7 @@ vptq_status vptq_vocab_merge(vptq_vocab *v, const vptq_strmap *map, size_t index
     }
     if (bad)
         return vptq_fail(err, VPTQ_E_FORMAT,
-                         "%s: merge %zu names '%.*s', which is no piece of the vocabulary",
+                         "%s: merge %zu names '%.*s', which is not a piece of the vocabulary",
                          v->source, index, bad_len < 100 ? (int)bad_len : 100, bad);
     v->merges[index] = m;
     return VPTQ_OK;
@@ -151,8 +152,9 @@ vptq_status vptq_vocab_add_norm(vptq_vocab *v, vptq_norm norm, vptq_err *err)
     if (!v->norms)
         return VPTQ_E_NOMEM;
     if (v->norm_count == VPTQ_STEPS_MAX)
-        return vptq_fail(err, VPTQ_E_UNSUPPORTED, "%s: a normalizer of more than %d steps",
-                         v->source, VPTQ_STEPS_MAX);
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                         "%s: a normalizer with more than %d steps is not supported", v->source,
+                         VPTQ_STEPS_MAX);
     v->norms[v->norm_count++] = norm;
     return VPTQ_OK;
 }
@@ -164,7 +166,8 @@ vptq_status vptq_vocab_add_split(vptq_vocab *v, vptq_split split, vptq_err *err)
     if (!v->splits)
         return VPTQ_E_NOMEM;
     if (v->split_count == VPTQ_STEPS_MAX)
-        return vptq_fail(err, VPTQ_E_UNSUPPORTED, "%s: a pre-tokenizer of more than %d steps",
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                         "%s: a pre-tokenizer with more than %d steps is not supported",
                          v->source, VPTQ_STEPS_MAX);
     v->splits[v->split_count++] = split;
     return VPTQ_OK;
@@ -187,7 +190,7 @@ vptq_status vptq_vocab_spm_norms(vptq_vocab *v, bool prefix, bool squeeze, vptq_
     return VPTQ_OK;
 }
 
-/* The text as it stands in front of a SentencePiece normalizer: U+2581 back to spaces. */
+/* Returns a copy with U+2581 turned back into spaces, as before SentencePiece's normalizer. */
 static char *unescaped(vptq_arena *arena, const char *text, size_t len, uint32_t *out_len,
                        vptq_err *err)
 {
@@ -307,8 +310,8 @@ static vptq_status read_file(const char *path, uint32_t expect, vptq_mem *mem, v
     vptq_status st = vptq_map_open(path, &map, err);
     if (st)
         return st;
-    /* llama2.c begins with its longest piece's length, an int32 that is small; a protobuf with
-     * the tag of its first piece, a list of ranks with base64. */
+    /* llama2.c begins with a small int32, the length of its longest piece; a protobuf with the
+     * tag of its first piece, a list of ranks with base64. */
     bool llama2c = map.size >= 4 && map.data[2] == 0 && map.data[3] == 0;
     bool json = map.size > 0 && map.data[0] == '{';
     vptq_map_release(&map);

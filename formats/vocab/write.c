@@ -1,9 +1,9 @@
-/* A vocabulary as tokenizer.json and tokenizer_config.json. */
+/* Writes a vocabulary as tokenizer.json and tokenizer_config.json. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "formats/vocab/build.h"
+#include "formats/vocab/internal.h"
 #include "lib/base/file.h"
 
 static vptq_status no_memory(const vptq_vocab *v, vptq_err *err)
@@ -12,7 +12,7 @@ static vptq_status no_memory(const vptq_vocab *v, vptq_err *err)
                      v->source);
 }
 
-/* Takes value over; NULL (a failed allocation before) stays a failure. */
+/* Appends and takes over `value`; false for NULL, an earlier failed allocation. */
 static bool append(json_t *array, json_t *value)
 {
     return json_array_append_new(array, value) == 0;
@@ -42,8 +42,8 @@ static int by_order(const void *a, const void *b)
     return x->right < y->right ? -1 : x->right > y->right;
 }
 
-/* Every way to put a NORMAL piece together out of two others, appended to list when it is not
- * NULL; returns how many. */
+/* Counts the ways to join a NORMAL piece from two others, and lists them if `list` is not
+ * NULL. */
 static size_t imply(const vptq_vocab *v, const vptq_strmap *map, implied *list)
 {
     size_t n = 0;
@@ -67,7 +67,7 @@ static size_t imply(const vptq_vocab *v, const vptq_strmap *map, implied *list)
     return n;
 }
 
-/* The merges of a vocabulary that merges by score, in an array of `v->arena.mem`. */
+/* Lists the merges of a vocabulary that merges by score, in an array of `v->arena.mem`. */
 static vptq_status implied_merges(const vptq_vocab *v, implied **out, size_t *count,
                                   vptq_err *err)
 {
@@ -96,7 +96,7 @@ static bool has_space(const vptq_vocab *v)
     return false;
 }
 
-/* "a b", which all versions of the format know, or ["a", "b"] when a piece holds a space. */
+/* Returns "a b", which all versions of the format know, or ["a", "b"] if `pair`. */
 static json_t *merge_json(const vptq_vocab *v, uint32_t left, uint32_t right, bool pair)
 {
     const vptq_piece *a = &v->pieces[left], *b = &v->pieces[right];
@@ -134,7 +134,7 @@ static vptq_status merges_json(const vptq_vocab *v, json_t **out, vptq_err *err)
 
 /* --- pieces --- */
 
-/* An added token stands under the text that is cut out of a text. */
+/* Maps texts to ids; an added token under the text by which it is recognized. */
 static vptq_status vocab_json(const vptq_vocab *v, json_t **out, vptq_err *err)
 {
     json_t *vocab = json_object();
@@ -149,7 +149,8 @@ static vptq_status vocab_json(const vptq_vocab *v, json_t **out, vptq_err *err)
             continue;
         if (names[i] == v->pieces[i].text && strlen(names[i]) != v->pieces[i].len)
             st = vptq_fail(err, VPTQ_E_UNSUPPORTED,
-                           "%s: piece %" PRIu32 " holds a zero byte, which JSON keys cannot",
+                           "%s: piece %" PRIu32
+                           " contains a zero byte, which a JSON key cannot hold",
                            v->source, i);
         else if (!put(vocab, names[i], json_integer((json_int_t)i)))
             st = no_memory(v, err);
@@ -183,7 +184,7 @@ static json_t *added_json(const vptq_vocab *v)
 
 /* --- steps --- */
 
-/* null, the only member, or a Sequence; takes the array over. */
+/* Returns null, the only member, or a Sequence; takes over the array. */
 static json_t *sequence(json_t *members, const char *list)
 {
     json_t *out = NULL;
@@ -271,8 +272,7 @@ static json_t *byte_level_json(bool prefix, bool regex)
                      "trim_offsets", 1, "use_regex", regex);
 }
 
-/* The format has the space in front only as a part of its last step, before the GPT-2 pattern.
- */
+/* The format can add a leading space only in its last step, before the GPT-2 pattern. */
 static vptq_status pre_tokenizer_json(const vptq_vocab *v, json_t **out, vptq_err *err)
 {
     uint32_t n = v->split_count;
@@ -289,8 +289,8 @@ static vptq_status pre_tokenizer_json(const vptq_vocab *v, json_t **out, vptq_er
         if (v->splits[i].kind == VPTQ_SPLIT_PREFIX) {
             json_decref(members);
             return vptq_fail(err, VPTQ_E_UNSUPPORTED,
-                             "%s: tokenizer.json cannot say that a space is put in front of "
-                             "words before other steps",
+                             "%s: tokenizer.json cannot express a space added before words "
+                             "ahead of other steps",
                              v->source);
         }
         if (!append(members, split_json(&v->splits[i]))) {
@@ -326,7 +326,7 @@ static json_t *decoder_json(const vptq_vocab *v)
     return sequence(members, "decoders");
 }
 
-/* The text under which tokenizer_config.json names a special id. */
+/* Returns the text that names a special id in tokenizer_config.json. */
 static const char *special_text(const vptq_vocab *v, int32_t id)
 {
     for (uint32_t i = 0; i < v->added_count; i++) {
@@ -382,7 +382,7 @@ static vptq_status tokenizer_json(const vptq_vocab *v, json_t **out, vptq_err *e
                               "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk",
                               v->fuse_unk, "byte_fallback", v->byte_fallback, "ignore_merges",
                               v->ignore_merges, "vocab", vocab, "merges", merges);
-    /* "o" takes a reference over, also when packing fails */
+    /* "o" takes over the reference even if packing fails */
     *out = json_pack("{s:s, s:n, s:n, s:o, s:o, s:O, s:o, s:o, s:o}", "version", "1.0",
                      "truncation", "padding", "added_tokens", added_json(v), "normalizer",
                      normalizer_json(v), "pre_tokenizer", pre, "post_processor",

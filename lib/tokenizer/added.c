@@ -1,4 +1,4 @@
-/* Added tokens: cut out of a text before anything else, longest match first. */
+/* Finds added tokens in a text, the longest match first. */
 #include <stdlib.h>
 #include <string.h>
 #include <utf8proc.h>
@@ -20,10 +20,10 @@ static int by_text(const void *a, const void *b)
         return c;
     if (x->span.len != y->span.len)
         return x->span.len < y->span.len ? -1 : 1;
-    return x->token < y->token ? -1 : x->token > y->token; /* of equal ones the first counts */
+    return x->token < y->token ? -1 : x->token > y->token; /* the first of equal ones counts */
 }
 
-/* Adds an entry whose text is a copy of `text`. */
+/* Adds an entry with a copy of `text`. */
 static vptq_status add_entry(vptq_tokenizer *t, vptq_added_set *set, vptq_span text,
                              const vptq_added_token *token, vptq_err *err)
 {
@@ -75,8 +75,8 @@ out:
     return st;
 }
 
-/* The longest entry that text begins with, or NULL: the range of entries that agree with the
- * first d bytes narrows as d grows. */
+/* Returns the longest entry that the text begins with, or NULL. The range of entries that agree
+ * with the first d bytes narrows as d grows. */
 static const entry *longest(const vptq_added_set *set, const char *text, size_t len)
 {
     const entry *best = NULL;
@@ -113,8 +113,8 @@ static const entry *longest(const vptq_added_set *set, const char *text, size_t 
     return best;
 }
 
-/* \w of a regular expression: what is alphabetic (letters, letter numbers, letters in circles
- * and squares), marks, decimal digits, connecting punctuation, the two joiners. */
+/* Matches \w: alphabetic characters (letters, letter numbers, letters in circles and squares),
+ * marks, decimal digits, connecting punctuation, the two joiners. */
 static bool is_word(uint32_t cp)
 {
     if (cp == 0x200C || cp == 0x200D || (cp >= 0x24B6 && cp <= 0x24E9) ||
@@ -180,14 +180,14 @@ bool vptq_added_next(const vptq_added_set *set, const char *text, size_t len, bo
         size_t behind = i + hit->span.len;
         if ((a->special && !special) ||
             (a->single_word && !stands_alone(text, len, i, behind))) {
-            i = behind - 1; /* a match that does not count still hides what it covers */
+            i = behind - 1; /* a match that does not count still hides the text it covers */
             continue;
         }
         *m = (vptq_added_match){i, behind, (int32_t)a->id, behind};
         swallow_space(a, text, len, taken, &m->begin, &m->end);
         if (m->begin < m->end)
             return true;
-        taken = m->end; /* all of it was taken before */
+        taken = m->end; /* the previous token absorbed all of it */
     }
     m->begin = len;
     return false;

@@ -1,6 +1,6 @@
-/* Byte-pair merging of one word: symbols in a doubly linked list, candidate merges in a binary
- * heap ordered by (rank, position).  A candidate whose symbols have changed since is dropped
- * when it comes up.  n symbols make at most n - 1 merges and 3 n candidates: O(n log n). */
+/* Merges byte pairs of one word: symbols in a doubly linked list, candidate merges in a binary
+ * heap ordered by (rank, position). A candidate whose symbols have changed meanwhile is dropped
+ * when it is popped. n symbols make at most n - 1 merges and 3 n candidates: O(n log n). */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -38,7 +38,7 @@ static vptq_status build_pairs(vptq_tokenizer *t, vptq_err *err)
             i = (i + 1) & t->pairs.mask;
             s = &t->pairs.slots[i];
         }
-        /* of a pair that is there twice the last rank counts */
+        /* the last rank of a repeated pair counts */
         *s = (vptq_pair_slot){m->left, m->right, r};
     }
     return VPTQ_OK;
@@ -99,7 +99,7 @@ static bool before(const vptq_candidate *a, const vptq_candidate *b)
     return a->rank < b->rank || (a->rank == b->rank && a->left < b->left);
 }
 
-static vptq_status heap_push(vptq_encoder *e, vptq_candidate c, vptq_err *err)
+static vptq_status heap_push(vptq_encode_run *e, vptq_candidate c, vptq_err *err)
 {
     if (e->heap_len == e->heap_cap) {
         size_t cap = e->heap_cap ? 2 * e->heap_cap : 64;
@@ -124,7 +124,7 @@ static vptq_status heap_push(vptq_encoder *e, vptq_candidate c, vptq_err *err)
     return VPTQ_OK;
 }
 
-static vptq_candidate heap_pop(vptq_encoder *e)
+static vptq_candidate heap_pop(vptq_encode_run *e)
 {
     vptq_candidate top = e->heap[0];
     vptq_candidate c = e->heap[--e->heap_len];
@@ -146,8 +146,8 @@ static vptq_candidate heap_pop(vptq_encoder *e)
 
 /* --- one word --- */
 
-/* Puts the merge of two neighbours into the heap, if there is one. */
-static vptq_status consider(vptq_encoder *e, const char *word, uint32_t left, uint32_t right,
+/* Pushes the merge of two neighbours, if there is one. */
+static vptq_status consider(vptq_encode_run *e, const char *word, uint32_t left, uint32_t right,
                             vptq_err *err)
 {
     const vptq_tokenizer *t = e->t;
@@ -173,7 +173,7 @@ static vptq_status consider(vptq_encoder *e, const char *word, uint32_t left, ui
 }
 
 /* Fills symbols with the bytes (BYTE_BPE) or characters of the word; returns their number. */
-static uint32_t cut_symbols(vptq_encoder *e, const char *word, size_t len)
+static uint32_t cut_symbols(vptq_encode_run *e, const char *word, size_t len)
 {
     const vptq_tokenizer *t = e->t;
     bool bytes = t->v->kind == VPTQ_VOCAB_BYTE_BPE;
@@ -197,7 +197,7 @@ static uint32_t cut_symbols(vptq_encoder *e, const char *word, size_t len)
     return n;
 }
 
-static vptq_status need_symbols(vptq_encoder *e, size_t n, vptq_err *err)
+static vptq_status need_symbols(vptq_encode_run *e, size_t n, vptq_err *err)
 {
     if (n <= e->symbol_cap)
         return VPTQ_OK;
@@ -211,9 +211,10 @@ static vptq_status need_symbols(vptq_encoder *e, size_t n, vptq_err *err)
     return VPTQ_OK;
 }
 
-/* What no piece covers: its bytes where all have a piece, else the unknown token. */
-static vptq_status emit_unknown(vptq_encoder *e, const char *bytes, uint32_t len, bool *unknown,
-                                vptq_err *err)
+/* Emits bytes that no piece covers: byte pieces if all of them have one, else the unknown
+ * token. */
+static vptq_status emit_unknown(vptq_encode_run *e, const char *bytes, uint32_t len,
+                                bool *unknown, vptq_err *err)
 {
     const vptq_tokenizer *t = e->t;
     int32_t ids[4];
@@ -230,7 +231,7 @@ static vptq_status emit_unknown(vptq_encoder *e, const char *bytes, uint32_t len
     }
     if (t->v->unk < 0)
         return vptq_fail(err, VPTQ_E_FORMAT,
-                         "%s: no piece for the byte 0x%02x of the text and no unknown token",
+                         "%s: neither a piece for byte 0x%02x of the text nor an unknown token",
                          t->v->source, (unsigned)(unsigned char)bytes[0]);
     if (*unknown && t->v->fuse_unk)
         return VPTQ_OK;
@@ -238,7 +239,7 @@ static vptq_status emit_unknown(vptq_encoder *e, const char *bytes, uint32_t len
     return vptq_ids_add(e->out, &t->v->unk, 1, err);
 }
 
-static vptq_status emit(vptq_encoder *e, const char *word, vptq_err *err)
+static vptq_status emit(vptq_encode_run *e, const char *word, vptq_err *err)
 {
     bool unknown = false;
     for (uint32_t i = 0; i != NONE; i = e->symbols[i].next) {
@@ -253,7 +254,7 @@ static vptq_status emit(vptq_encoder *e, const char *word, vptq_err *err)
     return VPTQ_OK;
 }
 
-vptq_status vptq_merge_word(vptq_encoder *e, const char *word, size_t len, vptq_err *err)
+vptq_status vptq_merge_word(vptq_encode_run *e, const char *word, size_t len, vptq_err *err)
 {
     uint32_t whole = 0;
     if (len == 0)
@@ -274,8 +275,8 @@ vptq_status vptq_merge_word(vptq_encoder *e, const char *word, size_t len, vptq_
         VPTQ_CHECK(consider(e, word, i, i + 1, err));
     while (e->heap_len > 0) {
         vptq_candidate c = heap_pop(e);
-        /* stale when one of the two has been merged since: then the lengths differ or the
-         * right one is no neighbour */
+        /* stale if one of the two has been merged meanwhile: then the lengths differ or the
+         * right one is not a neighbour */
         if (s[c.left].len == 0 || s[c.left].next != c.right ||
             s[c.left].len + s[c.right].len != c.len)
             continue;

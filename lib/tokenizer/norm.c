@@ -1,12 +1,12 @@
-/* The steps of a normalizer.  Bytes that are not UTF-8 pass unchanged. */
+/* Runs the steps of a normalizer. Bytes that are not UTF-8 pass unchanged. */
 #include <string.h>
 #include <utf8proc.h>
 
 #include "lib/base/utf8.h"
 #include "lib/tokenizer/internal.h"
 
-/* Canonical ordering takes quadratic time in a run of combining marks; longer runs than this,
- * which no language has, are normalized in parts. */
+/* Canonical ordering takes quadratic time in a run of combining marks. Longer runs than this,
+ * which occur in no language, are normalized in parts. */
 enum { MARKS_MAX = 256 };
 
 static vptq_status compose_part(vptq_mem *mem, vptq_norm_kind kind, const char *text,
@@ -23,7 +23,7 @@ static vptq_status compose_part(vptq_mem *mem, vptq_norm_kind kind, const char *
     if (n < 0)
         return vptq_fail(err, VPTQ_E_FORMAT, "normalizing %zu bytes of text: %s", len,
                          utf8proc_errmsg(n));
-    /* one more: the result is written over the code points with a 0 behind it */
+    /* one more: the result overwrites the code points and has a terminating 0 */
     utf8proc_int32_t *points = vptq_mem_alloc(mem, (size_t)n + 1, sizeof *points, err);
     if (!points)
         return VPTQ_E_NOMEM;
@@ -45,8 +45,8 @@ static size_t ascii_run(const char *text, size_t len)
     return n;
 }
 
-/* Where a part ends that can be normalized alone: before an ASCII character (none composes with
- * what is in front of it), before invalid bytes, or inside an absurd run of marks. */
+/* Returns the length of a part that can be normalized alone: up to an ASCII character (which
+ * composes with nothing before it), to invalid bytes, or into an overlong run of marks. */
 static size_t part_length(const char *text, size_t len)
 {
     size_t n = 0, marks = 0;
@@ -70,7 +70,7 @@ static vptq_status compose(vptq_mem *mem, vptq_norm_kind kind, const char *text,
         size_t ascii = ascii_run(text + i, len - i);
         if (i + ascii == len)
             return vptq_buf_add(out, text + i, ascii, err);
-        /* the last ASCII character may be the base of a mark behind it */
+        /* the last ASCII character may be the base of a following mark */
         size_t keep = ascii > 0 ? ascii - 1 : 0;
         VPTQ_CHECK(vptq_buf_add(out, text + i, keep, err));
         i += keep;
@@ -84,8 +84,8 @@ static vptq_status compose(vptq_mem *mem, vptq_norm_kind kind, const char *text,
     return VPTQ_OK;
 }
 
-/* Appends `content` unless it is empty; *cut as in vptq_normalize when the match at the start
- * of the text leaves nothing. */
+/* Appends `content`; sets *cut as in vptq_normalize if it is empty and replaces the start of
+ * the text. */
 static vptq_status put_content(const vptq_norm *step, bool at_start, vptq_buf *out, bool *cut,
                                vptq_err *err)
 {
@@ -115,7 +115,7 @@ static vptq_status replace(const vptq_norm *step, vptq_span s, vptq_buf *out, bo
     return vptq_buf_add(out, s.text + copied, s.len - copied, err);
 }
 
-/* Bytes that are not UTF-8 end a text for the pattern and pass. */
+/* Replaces matches in each run of valid UTF-8; other bytes pass unchanged. */
 static vptq_status replace_regex(const vptq_tokenizer *t, uint32_t step, vptq_regex_run *run,
                                  vptq_span s, vptq_buf *out, bool *cut, vptq_err *err)
 {
@@ -147,7 +147,7 @@ uint32_t vptq_char_before(const char *text, size_t at, size_t *size)
     return cp;
 }
 
-/* The text without white space at its ends. */
+/* Returns the text without white space at its ends. */
 static vptq_span strip(const vptq_norm *step, vptq_span s, bool *cut)
 {
     size_t begin = 0, end = s.len, size = 0;
@@ -170,7 +170,7 @@ static bool is_mark(uint32_t cp)
     return c == UTF8PROC_CATEGORY_MN || c == UTF8PROC_CATEGORY_MC || c == UTF8PROC_CATEGORY_ME;
 }
 
-/* LOWER or UNMARK, character by character. */
+/* Applies LOWER or UNMARK to each character. */
 static vptq_status each_char(vptq_norm_kind kind, vptq_span s, vptq_buf *out, bool *cut,
                              vptq_err *err)
 {
@@ -182,7 +182,7 @@ static vptq_status each_char(vptq_norm_kind kind, vptq_span s, vptq_buf *out, bo
         size_t n = size > 0 ? size : 1;
         i += n;
         if (size > 0 && kind == VPTQ_NORM_LOWER && cp == 0x130) {
-            put = "i\xCC\x87"; /* the only one whose lower case is two characters */
+            put = "i\xCC\x87"; /* the only character whose lower case is two characters */
             n = 3;
         } else if (size > 0 && kind == VPTQ_NORM_LOWER) {
             n = vptq_utf8_encode((uint32_t)utf8proc_tolower((utf8proc_int32_t)cp), lower);

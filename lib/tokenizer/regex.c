@@ -1,13 +1,14 @@
-/* Regular expressions of tokenizers through PCRE2.  They are written for Oniguruma, so `^` and
- * `$` are ends of lines and \s, \d, \w, \p follow Unicode. */
+/* Runs the regular expressions of tokenizers with PCRE2. They are written for Oniguruma: `^`
+ * and
+ * `$` match at line ends, and \s, \d, \w, \p follow Unicode. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "lib/tokenizer/internal.h"
 
-/* Bounds on one match.  Patterns of real tokenizers do not backtrack over more than the run of
- * white space at hand. */
+/* Bounds of one match. Patterns of real tokenizers backtrack at most over the current run of
+ * white space. */
 enum {
     MATCH_LIMIT = 10000000,
     HEAP_LIMIT_KB = 65536,
@@ -30,9 +31,9 @@ static vptq_status out_of_memory(const vptq_tokenizer *t, vptq_err *err)
     return vptq_fail(err, VPTQ_E_NOMEM, "%s: out of memory for the patterns", t->v->source);
 }
 
-/* Oniguruma's sets where PCRE's are others: PCRE counts U+180E as white space, and neither
- * marks nor letters in circles and squares as parts of words.  Alone, Oniguruma's \w also takes
- * the superscripts and fractions of Latin-1, in a class it does not. */
+/* Oniguruma's sets that differ from PCRE's: PCRE counts U+180E as white space, and neither
+ * marks nor letters in circles and squares as parts of words. Outside of a class, Oniguruma's
+ * \w also matches the superscripts and fractions of Latin-1. */
 #define SPACES "\\t-\\r\\x{85}\\p{Z}"
 #define WORDS                                                                                  \
     "\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}\\x{24B6}-\\x{24E9}\\x{1F130}-\\x{1F149}\\x{1F150}-\\x{" \
@@ -41,11 +42,11 @@ static vptq_status out_of_memory(const vptq_tokenizer *t, vptq_err *err)
 #define WORD     "[" WORDS "\\xB2\\xB3\\xB9\\xBC-\\xBE]"
 #define NOT_WORD "[^" WORDS "\\xB2\\xB3\\xB9\\xBC-\\xBE]"
 
-typedef struct spelling {
-    const char *name, *alone, *in_class; /* NULL: stays as it is */
-} spelling;
+typedef struct translation {
+    const char *name, *alone, *in_class; /* NULL: unchanged */
+} translation;
 
-static const spelling spellings[] = {
+static const translation translations[] = {
     {"\\s", "[" SPACES "]", SPACES},
     {"\\S", "[^" SPACES "]", "\\P{White_Space}"},
     {"\\w", WORD, WORDS},
@@ -62,11 +63,11 @@ static const spelling spellings[] = {
     {"[:punct:]", NULL, "\\p{P}\\p{S}"},
 };
 
-static const spelling *find_spelling(const char *p)
+static const translation *find_translation(const char *p)
 {
-    for (size_t i = 0; i < sizeof spellings / sizeof spellings[0]; i++) {
-        if (strncmp(p, spellings[i].name, strlen(spellings[i].name)) == 0)
-            return &spellings[i];
+    for (size_t i = 0; i < sizeof translations / sizeof translations[0]; i++) {
+        if (strncmp(p, translations[i].name, strlen(translations[i].name)) == 0)
+            return &translations[i];
     }
     return NULL;
 }
@@ -95,9 +96,8 @@ static vptq_status compile_text(const vptq_tokenizer *t, const char *text, const
     return VPTQ_OK;
 }
 
-/* *before: bytes of "\\p{Han" up to the name of a script when p begins with one, else 0.  PCRE
- * takes it for the script's characters and those that it shares, but for `sc:` in front of the
- * name. */
+/* Sets *before to the bytes up to the script name if p begins with one, as in "\\p{Han", else
+ * 0. PCRE includes characters that scripts share unless the name has the prefix `sc:`. */
 static vptq_status find_script(const vptq_tokenizer *t, const char *p, size_t *before,
                                vptq_err *err)
 {
@@ -117,13 +117,13 @@ static vptq_status find_script(const vptq_tokenizer *t, const char *p, size_t *b
     return st == VPTQ_E_NOMEM ? st : VPTQ_OK;
 }
 
-/* Appends the pattern in PCRE's words. */
-static vptq_status spell_out(const vptq_tokenizer *t, const char *p, vptq_buf *out,
+/* Appends the pattern translated to PCRE. */
+static vptq_status translate(const vptq_tokenizer *t, const char *p, vptq_buf *out,
                              vptq_err *err)
 {
     bool in_class = false;
     while (*p) {
-        const spelling *s = find_spelling(p);
+        const translation *s = find_translation(p);
         const char *put = !s ? NULL : in_class ? s->in_class : s->alone;
         size_t n = 1;
         if (put) {
@@ -149,7 +149,7 @@ static vptq_status spell_out(const vptq_tokenizer *t, const char *p, vptq_buf *o
         } else if (!in_class && *p == '[') {
             in_class = true;
             n += p[1] == '^';
-            n += p[n] == ']'; /* the first one is a member */
+            n += p[n] == ']'; /* a first ] is a member */
         } else if (in_class && *p == '[' && p[1] == ':' && strstr(p, ":]")) {
             n = (size_t)(strstr(p, ":]") - p) + 2;
         } else if (*p == ']') {
@@ -166,10 +166,10 @@ static vptq_status compile(vptq_tokenizer *t, const char *pattern, pcre2_code **
 {
     vptq_buf text;
     vptq_buf_init(&text, t->arena.mem);
-    vptq_status st = spell_out(t, pattern, &text, err);
+    vptq_status st = translate(t, pattern, &text, err);
     if (!st)
         st = compile_text(t, text.data, pattern, out, err);
-    if (!st) /* without a JIT compiler the interpreter serves */
+    if (!st) /* without a JIT compiler the interpreter runs */
         (void)pcre2_jit_compile(*out, PCRE2_JIT_COMPLETE);
     vptq_buf_release(&text);
     return st;
@@ -219,8 +219,8 @@ vptq_status vptq_regex_open(const vptq_tokenizer *t, vptq_regex_run *run, vptq_e
     return VPTQ_OK;
 }
 
-/* Compiled patterns have 32 KiB of the machine's stack.  One that needs more gets its own,
- * which costs as much as a short text, once. */
+/* Matches once. Compiled patterns use 32 KiB of the machine's stack; one that needs more gets a
+ * stack of its own, created once. */
 static vptq_status match_at(const vptq_tokenizer *t, const pcre2_code *code,
                             vptq_regex_run *run, vptq_span s, size_t from, int *rc,
                             vptq_err *err)
@@ -252,7 +252,7 @@ static vptq_status match_failed(const vptq_tokenizer *t, int code, size_t at, vp
     PCRE2_UCHAR why[160];
     (void)pcre2_get_error_message(code, why, sizeof why);
     return vptq_fail(err, VPTQ_E_FORMAT,
-                     "%s: a pattern of the tokenizer gives up at byte %zu of a section: %s",
+                     "%s: a pattern of the tokenizer failed at byte %zu of a section: %s",
                      t->v->source, at, (const char *)why);
 }
 
@@ -271,11 +271,11 @@ vptq_status vptq_regex_next(const vptq_tokenizer *t, const pcre2_code *code,
         if (rc < 0)
             return match_failed(t, rc, m->from, err);
         const PCRE2_SIZE *place = pcre2_get_ovector_pointer(run->match);
-        /* \K can put the begin of a match in front of the search or behind its end */
+        /* \K can move the start of a match before the search start or past its end */
         size_t end = place[1] > m->from ? place[1] : m->from;
         size_t begin = place[0] < m->from ? m->from : place[0] > end ? end : place[0];
-        if (begin == end && m->behind && end == m->end) {
-            m->from++; /* search on behind the next character */
+        if (begin == end && m->at_end && end == m->end) {
+            m->from++; /* continue after the next character */
             while (m->from < len && ((unsigned char)text[m->from] & 0xC0) == 0x80)
                 m->from++;
             continue;

@@ -1,21 +1,22 @@
-/* The pre-tokenizer: each step cuts the words of the step before it and hands its own on. */
+/* Runs the pre-tokenizer: each step cuts the words of the previous step and passes its own on.
+ */
 #include <string.h>
 #include <utf8proc.h>
 
 #include "lib/base/utf8.h"
 #include "lib/tokenizer/internal.h"
 
-/* A word on its way: `first` when it begins where the text does. */
+/* A word between two steps; `first`: it begins the text. */
 typedef struct word {
     const char *text;
     size_t len;
     bool first;
 } word;
 
-static vptq_status run_step(vptq_encoder *e, uint32_t step, word w, vptq_err *err);
+static vptq_status run_step(vptq_encode_run *e, uint32_t step, word w, vptq_err *err);
 
-/* Part [begin, end) of a word goes to the next step. */
-static vptq_status hand_on(vptq_encoder *e, uint32_t step, word w, size_t begin, size_t end,
+/* Passes part [begin, end) of a word to the next step. */
+static vptq_status pass_on(vptq_encode_run *e, uint32_t step, word w, size_t begin, size_t end,
                            vptq_err *err)
 {
     if (begin == end)
@@ -24,9 +25,9 @@ static vptq_status hand_on(vptq_encoder *e, uint32_t step, word w, size_t begin,
     return run_step(e, step + 1, part, err);
 }
 
-/* SentencePiece words end before a U+2581 that does not follow another one: when no merge
- * reaches over such a place, cutting there changes nothing and keeps the heaps small. */
-static vptq_status merge_cut(vptq_encoder *e, word w, vptq_err *err)
+/* Merges a SentencePiece word in parts, cut before each U+2581 that does not follow another
+ * one. If no merge spans such a position, this changes nothing and keeps the heaps small. */
+static vptq_status merge_cut(vptq_encode_run *e, word w, vptq_err *err)
 {
     size_t begin = 0;
     for (size_t i = 3; i + 3 <= w.len; i++) {
@@ -39,23 +40,23 @@ static vptq_status merge_cut(vptq_encoder *e, word w, vptq_err *err)
     return vptq_merge_word(e, w.text + begin, w.len - begin, err);
 }
 
-/* Words that come out of a pattern: matches and what lies between them, put together as the
- * kind says.  The last one waits for what follows. */
+/* Joins matches and the text between them into words, as the kind of split requires. The last
+ * word waits for what follows. */
 typedef struct cutter {
-    vptq_encoder *e;
+    vptq_encode_run *e;
     uint32_t step;
     word w;
-    size_t begin, end; /* of the word that waits */
-    bool waits, match; /* `match`: the part before was one */
+    size_t begin, end; /* of the waiting word */
+    bool waits, match; /* match: the previous part was one */
 } cutter;
 
 static vptq_status flush(cutter *c, vptq_err *err)
 {
     c->waits = false;
-    return hand_on(c->e, c->step, c->w, c->begin, c->end, err);
+    return pass_on(c->e, c->step, c->w, c->begin, c->end, err);
 }
 
-/* The next part [begin, end) of the text. */
+/* Adds the next part [begin, end) of the text. */
 static vptq_status cut_part(cutter *c, size_t begin, size_t end, bool match, vptq_err *err)
 {
     bool before = c->match, joins = false;
@@ -63,7 +64,7 @@ static vptq_status cut_part(cutter *c, size_t begin, size_t end, bool match, vpt
     c->match = match;
     switch (c->e->t->v->splits[c->step].kind) {
     case VPTQ_SPLIT_REMOVED:
-        return match ? VPTQ_OK : hand_on(c->e, c->step, c->w, begin, end, err);
+        return match ? VPTQ_OK : pass_on(c->e, c->step, c->w, begin, end, err);
     case VPTQ_SPLIT_CONTIGUOUS:
         joins = match == before;
         break;
@@ -74,7 +75,7 @@ static vptq_status cut_part(cutter *c, size_t begin, size_t end, bool match, vpt
         joins = !match && before;
         break;
     default: /* ISOLATED */
-        return hand_on(c->e, c->step, c->w, begin, end, err);
+        return pass_on(c->e, c->step, c->w, begin, end, err);
     }
     if (c->waits && joins) {
         c->end = end;
@@ -88,7 +89,7 @@ static vptq_status cut_part(cutter *c, size_t begin, size_t end, bool match, vpt
     return st;
 }
 
-/* [begin, begin + len) is valid UTF-8. */
+/* Cuts the valid UTF-8 in [begin, begin + len). */
 static vptq_status cut_valid(cutter *c, size_t begin, size_t len, vptq_err *err)
 {
     const vptq_tokenizer *t = c->e->t;
@@ -108,18 +109,18 @@ static vptq_status cut_valid(cutter *c, size_t begin, size_t len, vptq_err *err)
     return VPTQ_OK;
 }
 
-static vptq_status split_regex(vptq_encoder *e, uint32_t step, word w, vptq_err *err)
+static vptq_status split_regex(vptq_encode_run *e, uint32_t step, word w, vptq_err *err)
 {
     cutter c = {.e = e, .step = step, .w = w};
     for (size_t i = 0; i < w.len;) {
         size_t run = vptq_utf8_valid_prefix(w.text + i, w.len - i);
         VPTQ_CHECK(cut_valid(&c, i, run, err));
         i += run;
-        size_t bad = i; /* bytes that are not UTF-8 are a word of their own */
+        size_t bad = i; /* bytes that are not UTF-8 form a word */
         uint32_t cp = 0;
         while (i < w.len && vptq_utf8_decode(w.text + i, w.len - i, &cp) == 0)
             i++;
-        VPTQ_CHECK(hand_on(e, step, w, bad, i, err));
+        VPTQ_CHECK(pass_on(e, step, w, bad, i, err));
     }
     return VPTQ_OK;
 }
@@ -132,7 +133,7 @@ static bool is_numeric(uint32_t cp)
     return c == UTF8PROC_CATEGORY_ND || c == UTF8PROC_CATEGORY_NL || c == UTF8PROC_CATEGORY_NO;
 }
 
-static vptq_status split_digits(vptq_encoder *e, uint32_t step, word w, vptq_err *err)
+static vptq_status split_digits(vptq_encode_run *e, uint32_t step, word w, vptq_err *err)
 {
     bool individual = e->t->v->splits[step].individual, in_digits = false;
     size_t begin = 0;
@@ -143,15 +144,15 @@ static vptq_status split_digits(vptq_encoder *e, uint32_t step, word w, vptq_err
         if (k == 0)
             k = 1;
         if (i > begin && (digit != in_digits || (digit && individual))) {
-            VPTQ_CHECK(hand_on(e, step, w, begin, i, err));
+            VPTQ_CHECK(pass_on(e, step, w, begin, i, err));
             begin = i;
         }
         in_digits = digit;
     }
-    return hand_on(e, step, w, begin, w.len, err);
+    return pass_on(e, step, w, begin, w.len, err);
 }
 
-static vptq_status split_metaspace(vptq_encoder *e, uint32_t step, word w, vptq_err *err)
+static vptq_status split_metaspace(vptq_encode_run *e, uint32_t step, word w, vptq_err *err)
 {
     const vptq_split *s = &e->t->v->splits[step];
     vptq_buf *b = &e->step[step];
@@ -174,14 +175,14 @@ static vptq_status split_metaspace(vptq_encoder *e, uint32_t step, word w, vptq_
     size_t begin = 0;
     for (size_t i = 1; s->individual && i + 3 <= all.len; i++) {
         if (memcmp(all.text + i, VPTQ_META, 3) == 0) {
-            VPTQ_CHECK(hand_on(e, step, all, begin, i, err));
+            VPTQ_CHECK(pass_on(e, step, all, begin, i, err));
             begin = i;
         }
     }
-    return hand_on(e, step, all, begin, all.len, err);
+    return pass_on(e, step, all, begin, all.len, err);
 }
 
-static vptq_status split_prefix(vptq_encoder *e, uint32_t step, word w, vptq_err *err)
+static vptq_status split_prefix(vptq_encode_run *e, uint32_t step, word w, vptq_err *err)
 {
     if (w.text[0] == ' ')
         return run_step(e, step + 1, w, err);
@@ -193,8 +194,8 @@ static vptq_status split_prefix(vptq_encoder *e, uint32_t step, word w, vptq_err
     return st ? st : run_step(e, step + 1, (word){b->data, b->len, w.first}, err);
 }
 
-/* Steps nest, VPTQ_STEPS_MAX deep at most. */
-static vptq_status run_step(vptq_encoder *e, uint32_t step, word w, vptq_err *err)
+/* Runs one step; steps nest at most VPTQ_STEPS_MAX deep. */
+static vptq_status run_step(vptq_encode_run *e, uint32_t step, word w, vptq_err *err)
 {
     const vptq_vocab *v = e->t->v;
     if (step == v->split_count)
@@ -216,7 +217,7 @@ static vptq_status run_step(vptq_encoder *e, uint32_t step, word w, vptq_err *er
     return VPTQ_OK;
 }
 
-vptq_status vptq_split_words(vptq_encoder *e, const char *text, size_t len, bool first,
+vptq_status vptq_split_words(vptq_encode_run *e, const char *text, size_t len, bool first,
                              vptq_err *err)
 {
     return len > 0 ? run_step(e, 0, (word){text, len, first}, err) : VPTQ_OK;

@@ -8,8 +8,8 @@
 
 /* --- opening --- */
 
-/* The bytes that a piece in GPT-2's alphabet stands for, into out; false when a character is
- * not of the alphabet. */
+/* Decodes a piece in GPT-2's alphabet into bytes; false if a character is not in the alphabet.
+ */
 static bool from_alphabet(const vptq_piece *p, char *out, size_t *len)
 {
     *len = 0;
@@ -35,7 +35,7 @@ static void from_meta(const vptq_piece *p, char *out, size_t *len)
     }
 }
 
-/* What every piece decodes to: one piece of the arena for all texts. */
+/* Sets the decoded text of every piece, all in one allocation. */
 static vptq_status decode_pieces(vptq_tokenizer *t, vptq_err *err)
 {
     const vptq_vocab *v = t->v;
@@ -72,7 +72,7 @@ static vptq_status decode_pieces(vptq_tokenizer *t, vptq_err *err)
     return VPTQ_OK;
 }
 
-/* True when a character other than U+2581 has one behind it. */
+/* Returns whether a character other than U+2581 is followed by U+2581. */
 static bool meta_inside(const vptq_piece *p)
 {
     for (size_t i = 3; i + 3 <= p->len; i++) {
@@ -80,7 +80,7 @@ static bool meta_inside(const vptq_piece *p)
             memcmp(p->text + i - 3, VPTQ_META, 3) != 0)
             return true;
     }
-    /* one or two bytes in front of the mark */
+    /* one or two bytes before the mark */
     for (size_t i = 1; i < 3 && i + 3 <= p->len; i++) {
         if (memcmp(p->text + i, VPTQ_META, 3) == 0)
             return true;
@@ -88,7 +88,7 @@ static bool meta_inside(const vptq_piece *p)
     return false;
 }
 
-/* The map from what a text holds to NORMAL pieces, and the symbols of single bytes. */
+/* Builds the map from text to NORMAL pieces, and the symbols of single bytes. */
 static vptq_status index_pieces(vptq_tokenizer *t, vptq_err *err)
 {
     const vptq_vocab *v = t->v;
@@ -104,7 +104,7 @@ static vptq_status index_pieces(vptq_tokenizer *t, vptq_err *err)
             continue;
         vptq_span key = bytes ? t->bytes[i] : (vptq_span){p->text, p->len};
         if (key.text == p->text && bytes)
-            continue; /* not of the alphabet: no text leads to it */
+            continue; /* not in the alphabet: no text encodes to it */
         bool fresh = true;
         if (by_text)
             st = vptq_strmap_add(&t->text, key.text, key.len, i, &fresh, err);
@@ -160,10 +160,10 @@ void vptq_tokenizer_close(vptq_tokenizer *t)
 
 /* --- encoding --- */
 
-static vptq_status encoder_open(vptq_encoder *e, const vptq_tokenizer *t, vptq_ids *out,
+static vptq_status encoder_open(vptq_encode_run *e, const vptq_tokenizer *t, vptq_ids *out,
                                 vptq_err *err)
 {
-    *e = (vptq_encoder){.t = t, .mem = t->arena.mem, .out = out};
+    *e = (vptq_encode_run){.t = t, .mem = t->arena.mem, .out = out};
     vptq_buf_init(&e->norm[0], e->mem);
     vptq_buf_init(&e->norm[1], e->mem);
     if (t->v->split_count > 0) {
@@ -176,7 +176,7 @@ static vptq_status encoder_open(vptq_encoder *e, const vptq_tokenizer *t, vptq_i
     return vptq_regex_open(t, &e->regex, err);
 }
 
-static void encoder_close(vptq_encoder *e)
+static void encoder_close(vptq_encode_run *e)
 {
     for (uint32_t i = 0; e->step && i < e->t->v->split_count; i++)
         vptq_buf_release(&e->step[i]);
@@ -188,9 +188,9 @@ static void encoder_close(vptq_encoder *e)
     vptq_regex_close(&e->regex);
 }
 
-/* A section between added tokens: normalized, cut once more at the added tokens that are looked
- * for in normalized text, then split and merged. */
-static vptq_status encode_section(vptq_encoder *e, const char *text, size_t len, bool first,
+/* Encodes a section between added tokens: normalizes it, cuts it again at the added tokens that
+ * count in normalized text, then splits and merges. */
+static vptq_status encode_section(vptq_encode_run *e, const char *text, size_t len, bool first,
                                   bool special, vptq_err *err)
 {
     vptq_span s;
@@ -216,7 +216,7 @@ vptq_status vptq_tokenizer_encode(const vptq_tokenizer *t, const char *text, siz
 {
     const vptq_vocab *v = t->v;
     bool special = (flags & VPTQ_ENCODE_SPECIAL) != 0, ends = (flags & VPTQ_ENCODE_BOS) != 0;
-    vptq_encoder e;
+    vptq_encode_run e;
     vptq_status st = encoder_open(&e, t, out, err);
     if (st)
         goto out;
@@ -240,8 +240,9 @@ out:
 
 /* --- decoding --- */
 
-/* An id at the start of a text.  The text loses one space (strip_start), so that an id without
- * bytes leaves the start to the next one; the first id loses all of its marks (strip_marks). */
+/* Decodes an id at the start of a text. The text loses one space (strip_start), so an id
+ * without bytes leaves the start to the next one; the first id loses all of its marks
+ * (strip_marks). */
 static vptq_status decode_first(const vptq_tokenizer *t, int32_t id, bool *start, vptq_buf *out,
                                 vptq_err *err)
 {

@@ -1,4 +1,5 @@
-/* Text <-> ids with a vptq_vocab: byte-level BPE and SentencePiece-style BPE. */
+/* Internal: text to token ids and back with a vptq_vocab, by byte-level or SentencePiece-style
+ * BPE. */
 #ifndef VPTQ_TOKENIZER_TOKENIZER_H
 #define VPTQ_TOKENIZER_TOKENIZER_H
 
@@ -8,8 +9,8 @@
 
 typedef struct vptq_tokenizer vptq_tokenizer;
 
-/* Compiles the vocabulary (which must outlive the tokenizer).  VPTQ_E_FORMAT for one that
- * cannot encode (a byte without a symbol, a pattern that does not compile). */
+/* Prepares a vocabulary, which must outlive the tokenizer. VPTQ_E_FORMAT if it cannot encode (a
+ * byte without a symbol, a pattern that does not compile). */
 vptq_status vptq_tokenizer_open(const vptq_vocab *vocab, vptq_mem *mem, vptq_tokenizer **t,
                                 vptq_err *err) VPTQ_MUST_CHECK;
 void vptq_tokenizer_close(vptq_tokenizer *t); /* accepts NULL */
@@ -23,8 +24,8 @@ void vptq_ids_init(vptq_ids *ids, vptq_mem *mem);
 void vptq_ids_release(vptq_ids *ids);
 vptq_status vptq_ids_add(vptq_ids *ids, const int32_t *more, size_t n,
                          vptq_err *err) VPTQ_MUST_CHECK;
-/* Whether all are ids of a vocabulary of so many entries; VPTQ_E_FORMAT naming `file`, the
- * place and the id: a tokenizer or a token file of another model. */
+/* Checks that all ids are below `vocab`. VPTQ_E_FORMAT with `file`, position and id otherwise:
+ * a tokenizer or a token file of another model. */
 vptq_status vptq_ids_check(const int32_t *ids, size_t n, uint32_t vocab, const char *file,
                            vptq_err *err) VPTQ_MUST_CHECK;
 
@@ -35,16 +36,14 @@ typedef enum {
              are plain text (non-special added tokens are always recognized) */
 } vptq_encode_flags;
 
-/* Appends the ids of text [len]; any bytes are allowed (invalid UTF-8 goes through as bytes).
- */
+/* Appends the ids of text [len]. Any bytes are allowed; invalid UTF-8 is encoded as bytes. */
 vptq_status vptq_tokenizer_encode(const vptq_tokenizer *t, const char *text, size_t len,
                                   unsigned flags, vptq_ids *out, vptq_err *err) VPTQ_MUST_CHECK;
 
-/* Appends the bytes of the ids, as the model's users see them: special tokens as their text
- * when `special`, else nothing.  *start: nothing of the text came before these ids, so that the
- * space that encoding puts in front of a text is dropped from its first one; false from the
- * first id on that begins the text, so that a text can be decoded id by id.  An id's bytes may
- * end within a character.  An id outside the vocabulary is VPTQ_E_ARG. */
+/* Appends the text of the ids: special tokens as their text if `special`, else as nothing.
+ * While *start is true the text is still empty, and the space that encoding adds at the start
+ * of a text is dropped; the call clears it, so that a text can be decoded id by id. The bytes
+ * of an id may end inside a character. VPTQ_E_ARG for an id outside the vocabulary. */
 vptq_status vptq_tokenizer_decode(const vptq_tokenizer *t, const int32_t *ids, size_t n,
                                   bool *start, bool special, vptq_buf *out,
                                   vptq_err *err) VPTQ_MUST_CHECK;

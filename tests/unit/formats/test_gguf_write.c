@@ -9,7 +9,7 @@
 #include "formats/checkpoint.h"
 #include "formats/gguf/model.h"
 #include "formats/gguf/quants.h"
-#include "formats/vocab/build.h"
+#include "formats/vocab/internal.h"
 #include "lib/base/half.h"
 #include "lib/pack/pack.h"
 #include "lib/quantize/quantize.h"

@@ -1,4 +1,4 @@
-/* Readers of vocabularies: what they take from files, and what they refuse. */
+/* Tests the readers of vocabularies: what they accept, and what they refuse. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -37,7 +37,7 @@ static void accept_json(void **state, const char *text, vptq_vocab *v)
     assert_ok(read_bytes(state, "tokenizer.json", text, strlen(text), v, &err), &err);
 }
 
-/* printf at the end of a text of n characters; `size` is all there is room for. */
+/* Appends to a text of n characters in a buffer of `size` bytes; returns the new length. */
 static size_t put(char *text, size_t size, size_t n, const char *fmt, ...)
 {
     va_list args;
@@ -48,7 +48,7 @@ static size_t put(char *text, size_t size, size_t n, const char *fmt, ...)
     return n + (size_t)k;
 }
 
-/* A small tokenizer.json: model fields and top-level fields are put in. */
+/* A small tokenizer.json with the given model fields and top-level fields. */
 #define MODEL(vocab, merges, more)                                                             \
     "\"model\": {\"type\": \"BPE\", \"vocab\": {" vocab "}, \"merges\": [" merges "]" more "}"
 #define ABC MODEL("\"a\": 0, \"b\": 1, \"ab\": 2", "\"a b\"", "")
@@ -74,7 +74,7 @@ static void test_json_contents(void **state)
     assert_int_equal(v.pieces[1].type, VPTQ_PIECE_UNKNOWN);
     assert_int_equal(v.pieces[2].type, VPTQ_PIECE_USER);
     assert_int_equal(v.pieces[3].type, VPTQ_PIECE_BYTE);
-    assert_int_equal(v.pieces[5].type, VPTQ_PIECE_UNUSED); /* a hole */
+    assert_int_equal(v.pieces[5].type, VPTQ_PIECE_UNUSED); /* an id without a piece */
     assert_int_equal(v.pieces[5].len, 0);
     assert_int_equal(v.pieces[6].type, VPTQ_PIECE_CONTROL);
     assert_int_equal(v.unk, 1);
@@ -122,11 +122,11 @@ static void test_json_template_and_config(void **state)
     assert_string_equal(v.chat_template, "{{ x }}");
     vptq_vocab_release(&v);
 
-    /* a directory is read by its name too */
+    /* reads a directory as well */
     assert_ok(vptq_vocab_read(*state, 0, NULL, &v, &err), &err);
     vptq_vocab_release(&v);
 
-    /* the template's own token is the one that is added */
+    /* the template's own token takes precedence */
     static const char other[] = "{\"bos_token\": \"</s>\"}";
     vtest_write_file(path, other, sizeof other - 1);
     accept_json(state, json, &v);
@@ -134,7 +134,7 @@ static void test_json_template_and_config(void **state)
     vptq_vocab_release(&v);
 
     static const char *const bad[4][2] = {
-        {"{\"bos_token\": \"nobody\"}", "'nobody' is no token"},
+        {"{\"bos_token\": \"nobody\"}", "'nobody' is not a token"},
         {"{\"add_eos_token\": true}", "names none"},
         {"{\"add_eos_token\": 1}", "'add_eos_token' is"},
         {"[]", "tokenizer_config.json: not an object"},
@@ -158,8 +158,8 @@ static void test_json_refusals(void **state)
         {"{\"model\": {\"merges\": []}}", "model.vocab is not an object"},
         {"{\"model\": {\"vocab\": {\"a\": 0, \"a\": 1}, \"merges\": []}}", "duplicate"},
         {"{" MODEL("\"a\": 0, \"b\": 0", "", "") "}", "id 0 belongs to 'a' and 'b'"},
-        {"{" MODEL("\"a\": \"0\"", "", "") "}", "'a' is no number"},
-        {"{" MODEL("\"a\": -1", "", "") "}", "'a' is no number"},
+        {"{" MODEL("\"a\": \"0\"", "", "") "}", "'a' is not a number"},
+        {"{" MODEL("\"a\": -1", "", "") "}", "'a' is not a number"},
         {"{" MODEL("\"a\": 99999999999", "", "") "}", "99999999999 is out of range"},
         {"{" MODEL("\"a\": 70000", "", "") "}", "70000 is out of range"},
         {"{" MODEL("\"a\": 0", "\"a b\"", "") "}", "merge 0 names 'b'"},
@@ -168,7 +168,8 @@ static void test_json_refusals(void **state)
         {"{" MODEL("\"a\": 0", "\"a a a\"", "") "}", "merge 0 is not two pieces"},
         {"{" MODEL("\"a\": 0", "[\"a\"]", "") "}", "merge 0 is not two pieces"},
         {"{" MODEL("\"a\": 0", "7", "") "}", "merge 0 is not two pieces"},
-        {"{" MODEL("\"a\": 0", "", ", \"unk_token\": \"u\"") "}", "unk_token 'u' is no token"},
+        {"{" MODEL("\"a\": 0", "", ", \"unk_token\": \"u\"") "}",
+         "unk_token 'u' is not a token"},
         {"{" MODEL("\"a\": 0", "", ", \"byte_fallback\": 1") "}", "'byte_fallback' is"},
         {"{\"added_tokens\": {}, " ABC "}", "added_tokens is not an array"},
         {"{\"added_tokens\": [7], " ABC "}", "added token 0 has no content"},
@@ -221,7 +222,7 @@ static void test_json_unsupported(void **state)
         {PRE("{\"type\": \"Punctuation\", \"behavior\": \"Gone\"}"), "behavior 'Gone'"},
         {PRE("{\"type\": \"Sequence\", \"pretokenizers\": [{\"type\": \"ByteLevel\"}, "
              "{\"type\": \"Digits\"}]}"),
-         "behind ByteLevel, 'Digits'"},
+         "after ByteLevel, 'Digits'"},
         {PRE("{\"type\": \"Metaspace\", \"replacement\": \"_\"}"), "replacement '_'"},
         {PRE("{\"type\": \"Metaspace\", \"prepend_scheme\": \"last\"}"), "'last'"},
         {SPLIT("{\"String\": \"a\"}", "MergedWithBoth"), "'MergedWithBoth'"},
@@ -242,7 +243,7 @@ static void test_json_unsupported(void **state)
          "Strip before Fuse"},
         {"{\"decoder\": {\"type\": \"Sequence\", \"decoders\": [{\"type\": \"Fuse\"}, "
          "{\"type\": \"Metaspace\"}]}, " ABC "}",
-         "Metaspace behind Fuse"},
+         "Metaspace after Fuse"},
         {"{\"decoder\": {\"type\": \"CTC\"}, " ABC "}", "decoder 'CTC'"},
         {"{\"decoder\": {\"type\": \"Replace\", \"pattern\": {\"String\": \"x\"}, "
          "\"content\": \" \"}, " ABC "}",
@@ -254,7 +255,7 @@ static void test_json_unsupported(void **state)
     for (size_t i = 0; i < sizeof unsupported / sizeof unsupported[0]; i++)
         expect_json(state, unsupported[i].text, VPTQ_E_UNSUPPORTED, unsupported[i].part);
 
-    /* escapes and names of classes are not mistaken for those */
+    /* escapes and class names are not mistaken for those */
     vptq_vocab v;
     accept_json(
         state,
@@ -276,7 +277,7 @@ static void test_json_depth_and_size(void **state)
     text[DEEP] = 0;
     expect_json(state, text, VPTQ_E_FORMAT, "not valid JSON");
 
-    /* Sequences in Sequences */
+    /* nested Sequences */
     size_t n = put(text, size, 0, "{\"normalizer\": ");
     for (int i = 0; i < 20; i++)
         n = put(text, size, n, "{\"type\": \"Sequence\", \"normalizers\": [");
@@ -286,14 +287,14 @@ static void test_json_depth_and_size(void **state)
     (void)put(text, size, n, ", " ABC "}");
     expect_json(state, text, VPTQ_E_UNSUPPORTED, "nested deeply");
 
-    /* more steps than a real one has */
+    /* too many steps */
     n = put(text, size, 0, "{\"normalizer\": {\"type\": \"Sequence\", \"normalizers\": [");
     for (int i = 0; i < 40; i++)
         n = put(text, size, n, "%s{\"type\": \"NFC\"}", i ? "," : "");
     (void)put(text, size, n, "]}, " ABC "}");
     expect_json(state, text, VPTQ_E_UNSUPPORTED, "more than 32 steps");
 
-    /* a piece that is too long */
+    /* an overlong piece */
     n = put(text, size, 0, "{\"model\": {\"merges\": [], \"vocab\": {\"");
     memset(text + n, 'x', LONG);
     (void)put(text, size, n + LONG, "\": 0}}}");
@@ -376,7 +377,7 @@ static void test_spm(void **state)
     assert_int_equal(v.added_count, 2);
     assert_string_equal(v.added[1].text, " <u>");
 
-    /* the default normalizer: spaces at the ends go, runs of them become one */
+    /* default normalizer: removes spaces at the ends, collapses runs */
     static const int32_t want[4] = {4, 4, 5, 4};
     vtok k = {.vocab = v};
     assert_ok(vptq_tokenizer_open(&k.vocab, NULL, &k.t, &err), &err);
@@ -427,14 +428,15 @@ static void test_spm_refusals(void **state)
     expect_bytes(state, "t.model", "", 0, VPTQ_E_FORMAT, "empty");
     expect_bytes(state, "t.model", "\x12\x00", 2, VPTQ_E_FORMAT, "empty"); /* no pieces */
     expect_bytes(state, "t.model", "\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x7f", 11,
-                 VPTQ_E_FORMAT, "no valid protobuf field");
-    expect_bytes(state, "t.model", "\x0b\x01\x01\x01\x01", 5, VPTQ_E_FORMAT, "no valid");
-    /* a text inside a piece that says it is longer than the piece */
+                 VPTQ_E_FORMAT, "invalid protobuf field");
+    expect_bytes(state, "t.model", "\x0b\x01\x01\x01\x01", 5, VPTQ_E_FORMAT,
+                 "invalid protobuf field");
+    /* a text longer than its piece */
     expect_bytes(state, "t.model", "\x0a\x03\x0a\x09xyzabcdefgh", 14, VPTQ_E_FORMAT,
-                 "no valid");
+                 "invalid protobuf field");
 }
 
-/* Cut anywhere, and with every byte changed: an error or a vocabulary, never more. */
+/* Cut anywhere and with any byte changed, a file gives an error or a vocabulary. */
 static void test_spm_damage(void **state)
 {
     proto p, q;
@@ -536,7 +538,7 @@ static void test_llama2c(void **state)
     vptq_vocab_release(&v);
     assert_fails(vptq_vocab_read(path, 7, NULL, &v, &err), VPTQ_E_MISMATCH, &err,
                  "6 pieces, the model's vocabulary has 7");
-    for (size_t cut = 4; cut < n; cut++) { /* at the end of a piece it is a shorter file */
+    for (size_t cut = 4; cut < n; cut++) { /* cut after a piece, it is a valid shorter file */
         vtest_write_file(path, file, cut);
         vptq_status st = vptq_vocab_read(path, 6, NULL, &v, &err);
         assert_true(st == VPTQ_E_FORMAT || st == VPTQ_E_MISMATCH);
@@ -637,7 +639,7 @@ static void test_gguf(void **state)
     assert_true(v.add_bos && v.ignore_merges && v.bos == 0);
     vptq_vocab_release(&v);
 
-    /* without types the byte pieces are known by their text */
+    /* without types, byte pieces are recognized by their text */
     static const char *const spm[5] = {"<unk>", "<s>", "</s>", "<0x41>", "a"};
     p = (gguf_parts){.model = "llama", .tokens = spm, .token_count = 5, .has_scores = 1};
     small_gguf(&w, &p);

@@ -1,5 +1,5 @@
-/* Encoding and decoding: published vectors, files that must agree with each other, and one
- * small tokenizer per feature with the ids of the Python package `tokenizers`
+/* Tests encoding and decoding: published vectors, files that must agree with each other, and
+ * one small tokenizer per feature against the ids of the Python package `tokenizers`
  * (tests/golden/make_tokenizer_steps.py). */
 #include <stdio.h>
 #include <stdlib.h>
@@ -154,7 +154,7 @@ static void test_stories_tokenizers_agree(void **state)
     vtok_close(&b);
 }
 
-/* What vptq_vocab_write_hf writes encodes as its source does. */
+/* A tokenizer written by vptq_vocab_write_hf encodes like its source. */
 static void check_rewritten(const char *source, const char *dir, const char *vectors)
 {
     vtok a, b;
@@ -213,7 +213,7 @@ static void test_rewritten_json(void **state)
     if (!vtok_unpack(*state, "tokenizers/qwen3/tokenizer.json.xz",
                      "tokenizers/qwen3/tokenizer_config.json"))
         skip();
-    check_rewritten(*state, *state, "qwen2"); /* read whole before it is replaced */
+    check_rewritten(*state, *state, "qwen2"); /* read completely before it is replaced */
 }
 
 static void test_rewritten_demo(void **state)
@@ -239,7 +239,7 @@ static void apply(json_t *tokenizer, json_t *change)
     }
 }
 
-/* An array of ids into want, which has room for 1024. */
+/* Copies an array of ids into want [1024]. */
 static size_t take_ids(const json_t *ids, int32_t *want)
 {
     size_t n = json_array_size(ids);
@@ -295,7 +295,7 @@ static void test_features(void **state)
     const json_t *cases = json_object_get(root, "cases");
     assert_true(json_array_size(cases) > 30);
     for (size_t i = 0; i < json_array_size(cases); i++) {
-        char path[4096]; /* of the case before */
+        char path[4096]; /* of the previous case */
         vtest_path(path, sizeof path, *state, "tokenizer_config.json");
         (void)remove(path);
         check_case(*state, json_object_get(root, "bases"), json_object_get(root, "texts"),
@@ -306,7 +306,7 @@ static void test_features(void **state)
 
 /* ---- families ---- */
 
-/* Decoding id by id gives what decoding all at once gives. */
+/* Decoding id by id gives the same as decoding all at once. */
 static void expect_stream(const vtok *k, const int32_t *ids, size_t n, bool special,
                           const char *what)
 {
@@ -351,7 +351,7 @@ static void check_family(const char *dir, const char *name, const json_t *family
     const json_t *rows = json_object_get(family, "rows");
     vtest_path(path, sizeof path, dir, "tokenizer.json");
     vtest_path(config, sizeof config, dir, "tokenizer_config.json");
-    (void)remove(config); /* of the family before */
+    (void)remove(config); /* of the previous family */
     assert_ok(vptq_json_save(path, json_object_get(family, "tokenizer"), &err), &err);
     vtok_open(&k[0], path);
     assert_ok(vptq_vocab_write_hf(&k[0].vocab, dir, &err), &err);
@@ -386,7 +386,7 @@ static void test_families(void **state)
     json_decref(root);
 }
 
-/* The shared bases with changes, from a JSON text; NULL = none. */
+/* Opens a shared base tokenizer with changes from a JSON text; NULL = none. */
 static void open_base(void **state, vtok *k, const char *base, const char *change)
 {
     char path[4096];
@@ -432,7 +432,7 @@ static void test_bytes_that_are_no_text(void **state)
         vptq_ids_release(&ids);
         vtok_close(&k);
     }
-    /* 0xff is the symbol 255 of the byte alphabet, in front of and behind other words */
+    /* 0xff is symbol 255 of the byte alphabet, before and after other words */
     static const int32_t want[4] = {255, 256 + 1, 254, 'a'};
     vtok k;
     open_base(state, &k, "bytes", NULL);
@@ -461,7 +461,7 @@ static void test_special_tokens_in_text(void **state)
     assert_int_equal(ids.data[0], as_special[0]);
     assert_int_equal(ids.data[1], a);
     assert_int_equal(ids.data[2], as_special[2]);
-    /* without the flag the same text is text, and comes back whole */
+    /* without the flag the same text is plain text and decodes unchanged */
     vtok_encode(&k, "<s>a<unk>", 9, 0, &ids);
     assert_true(ids.count > 5);
     for (size_t i = 0; i < ids.count; i++)
@@ -531,7 +531,7 @@ static void test_demo_prompts(void **state)
 
 /* ---- sizes ---- */
 
-/* A quarter of a million bytes of one word: quadratic work would not come to an end here. */
+/* One word of a quarter of a million bytes: quadratic work would not finish. */
 static void test_long_words(void **state)
 {
     enum { LONG = 1 << 18 };
@@ -569,12 +569,12 @@ static void test_backtracking_is_bounded(void **state)
               "\"add_prefix_space\": false, \"use_regex\": false}]}}");
     vptq_ids_init(&ids, NULL);
     assert_fails(vptq_tokenizer_encode(k.t, text, sizeof text, 0, &ids, &err), VPTQ_E_FORMAT,
-                 &err, "gives up");
+                 &err, "failed at byte");
     vptq_ids_release(&ids);
     vtok_close(&k);
 }
 
-/* A script has its own characters, and not what several share (U+3001), by any of its names. */
+/* A script matches its own characters, not shared ones (U+3001), under each of its names. */
 static void test_scripts(void **state)
 {
     static const char *const names[] = {"Yi", "Yiii", "Han", "Hani", "^Latin"};
@@ -598,7 +598,7 @@ static void test_scripts(void **state)
     }
 }
 
-/* A match that remembers every character needs more than the machine's stack gives. */
+/* A match that remembers every character needs more than the machine's stack. */
 static void test_deep_match(void **state)
 {
     enum { DEEP = 1 << 14 };
@@ -639,7 +639,7 @@ static void test_refusals(void **state)
     open_base(state, &k, "pieces",
               "{\"model\": {\"byte_fallback\": false, \"unk_token\": null}}");
     assert_fails(vptq_tokenizer_encode(k.t, "a\xc3\xbc", 3, 0, &ids, &err), VPTQ_E_FORMAT, &err,
-                 "no piece for the byte 0xc3");
+                 "neither a piece for byte 0xc3");
     const int32_t beyond[1] = {(int32_t)k.vocab.count}, below[1] = {-1};
     assert_fails(vptq_tokenizer_decode(k.t, beyond, 1, &start, true, &b, &err), VPTQ_E_ARG,
                  &err, "outside the vocabulary");
@@ -647,7 +647,7 @@ static void test_refusals(void **state)
                  "-1");
     vtok_close(&k);
 
-    /* a pattern that is no pattern */
+    /* an invalid pattern */
     open_base(state, &k, "bytes", NULL);
     vtok_close(&k);
     vtest_path(path, sizeof path, *state, "tokenizer.json");
