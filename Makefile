@@ -133,9 +133,9 @@ CLI_SRC  := $(sort $(wildcard cmd/cli/*.c))
 EVAL_SRC := $(sort $(wildcard cmd/eval/*.c))
 TOOL_SRC := $(sort $(wildcard cmd/vptq_*.c))
 HELP_SRC := $(sort $(wildcard tests/support/*.c))
-ifneq ($(shell uname -m),x86_64)
-LIB_SRC := $(filter-out %_avx2.c %_avx512.c,$(LIB_SRC))
-endif
+# Compiled once per SIMD level: lib/base/simd.h.
+SIMD_SRC := $(filter %_simd.c,$(LIB_SRC))
+SIMD_LEVELS := none $(if $(filter x86_64,$(shell uname -m)),avx2 avx512)
 
 TOOLS := $(TOOL_SRC:cmd/vptq_%.c=vptq-%)
 UNIT_SRC := $(sort $(wildcard tests/unit/*/test_*.c))
@@ -187,12 +187,22 @@ ifneq ($(MISSING),)
 endif
 	$(Q)touch $@
 
-$(OBJ)/%_avx2.o: SIMD := -mavx2 -mfma -mf16c
-$(OBJ)/%_avx512.o: SIMD := -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma -mf16c
+SIMD_none   := -DVPTQ_SIMD_LEVEL=0
+SIMD_avx2   := -DVPTQ_SIMD_LEVEL=1 -mavx2 -mfma -mf16c
+SIMD_avx512 := -DVPTQ_SIMD_LEVEL=2 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma -mf16c
 
-$(OBJ)/%.o: %.c | $(B)/probe
+define cc
 	$(Q)mkdir -p $(@D)
-	$(Q)$(if $(V),,echo "  CC    $<";) $(CC) $(ALL_CFLAGS) $(SIMD) -MMD -MP -c $< -o $@
+	$(Q)$(if $(V),,echo "  CC    $<$(1:%= (%))";) $(CC) $(ALL_CFLAGS) $(if $(1),$(SIMD_$(1))) -MMD -MP -c $< -o $@
+endef
+$(OBJ)/%.o: %.c | $(B)/probe
+	$(call cc)
+$(OBJ)/%.none.o: %.c | $(B)/probe
+	$(call cc,none)
+$(OBJ)/%.avx2.o: %.c | $(B)/probe
+	$(call cc,avx2)
+$(OBJ)/%.avx512.o: %.c | $(B)/probe
+	$(call cc,avx512)
 
 define cxx
 	$(Q)mkdir -p $(@D)
@@ -216,7 +226,9 @@ $(OBJ)/%.cuda.o: %.cu | $(B)/probe
 $(LIBEMU): $(OBJ)/tests/emu/cuda_emu.o $(OBJ)/tests/emu/cuda_emu_memory.o \
            $(OBJ)/tests/emu/cuda_emu_faults.o $(OBJ)/tests/emu/cuda_emu_streams.o \
            $(OBJ)/backend_emu.o
-$(LIBVPTQ): $(LIB_SRC:%.c=$(OBJ)/%.o) $(if $(HAVE_CUDA),$(CU_SRC:%.cu=$(OBJ)/%.cuda.o))
+LIB_OBJ := $(patsubst %.c,$(OBJ)/%.o,$(filter-out $(SIMD_SRC),$(LIB_SRC))) \
+           $(foreach level,$(SIMD_LEVELS),$(SIMD_SRC:%.c=$(OBJ)/%.$(level).o))
+$(LIBVPTQ): $(LIB_OBJ) $(if $(HAVE_CUDA),$(CU_SRC:%.cu=$(OBJ)/%.cuda.o))
 $(LIBCLI): $(CLI_SRC:%.c=$(OBJ)/%.o)
 $(LIBTEST): $(HELP_SRC:%.c=$(OBJ)/%.o)
 $(LIBVPTQ) $(LIBCLI) $(LIBTEST) $(LIBEMU): | $(B)/probe

@@ -164,21 +164,6 @@ static vptq_status plus_plus(const vptq_ctx *ctx, seeding *g, uint32_t k, float 
     return VPTQ_OK;
 }
 
-static const vptq_seed_loops *loops_of_this_cpu(void)
-{
-#if defined(__x86_64__)
-    switch (vptq_cpu_simd()) {
-    case VPTQ_SIMD_AVX512:
-        return &vptq_seed_loops_avx512;
-    case VPTQ_SIMD_AVX2:
-        return &vptq_seed_loops_avx2;
-    case VPTQ_SIMD_NONE:
-        break;
-    }
-#endif
-    return &vptq_seed_loops_none;
-}
-
 /* Lanes past the sample repeat its last point with weight 0: they are never drawn. */
 static void fill_sample(const vptq_kmeans_points *points, const size_t *chosen, size_t count,
                         vptq_seed_points *s)
@@ -208,7 +193,7 @@ static vptq_status seed_plus_plus(const vptq_kmeans_points *points, const vptq_r
     vptq_status st = floats && doubles && c ? VPTQ_OK : VPTQ_E_NOMEM;
     if (!st) {
         seeding g = {.s = {.m = m, .v = v, .xt = floats, .w = floats + m * v},
-                     .loops = loops_of_this_cpu(),
+                     .loops = VPTQ_SIMD_SELECT(vptq_cpu_simd(), vptq_seed_loops),
                      .rng = rng,
                      .threads = points->ctx->threads,
                      .chunks = chunks,

@@ -1,4 +1,4 @@
-/* The inner loops of seeding, built for every instruction set from kmeans_seed_body.h; those
+/* The inner loops of seeding, built for every instruction set from seed_simd.c; those
  * with fused operations give the same bits. */
 #ifndef VPTQ_KMEANS_SEED_H
 #define VPTQ_KMEANS_SEED_H
@@ -28,9 +28,6 @@ typedef struct vptq_seed_loops {
                   size_t end, double *sums);
 } vptq_seed_loops;
 
-extern const vptq_seed_loops vptq_seed_loops_none;
-#if defined(__x86_64__)
-extern const vptq_seed_loops vptq_seed_loops_avx2, vptq_seed_loops_avx512;
-#endif
+extern const vptq_seed_loops vptq_seed_loops_none, vptq_seed_loops_avx2, vptq_seed_loops_avx512;
 
 #endif

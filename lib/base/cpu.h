@@ -15,4 +15,15 @@ typedef enum {
 vptq_simd vptq_cpu_simd(void);
 const char *vptq_simd_name(vptq_simd s);
 
+/* Pointer to the table `name` of a level: a *_simd.c file defines name_none and, on x86-64,
+ * name_avx2 and name_avx512 (lib/base/simd.h). */
+#if defined(__x86_64__)
+#define VPTQ_SIMD_SELECT(simd, name)                                                           \
+    ((simd) == VPTQ_SIMD_AVX512 ? &name##_avx512                                               \
+     : (simd) == VPTQ_SIMD_AVX2 ? &name##_avx2                                                 \
+                                : &name##_none)
+#else
+#define VPTQ_SIMD_SELECT(simd, name) ((void)(simd), &name##_none)
+#endif
+
 #endif

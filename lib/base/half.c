@@ -67,38 +67,21 @@ uint16_t vptq_f32_to_bf16(float f)
     return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
 }
 
+/* Short arrays are not worth the call that asks for the level. */
+static const vptq_half_kernels *kernels_for(size_t n)
+{
+    const vptq_simd simd = n < SIMD_MIN ? VPTQ_SIMD_NONE : vptq_cpu_simd();
+    return VPTQ_SIMD_SELECT(simd, vptq_half_kernels);
+}
+
 void vptq_f16_to_f32_n(const uint16_t *src, float *dst, size_t n)
 {
-#if defined(__x86_64__)
-    vptq_simd simd = n < SIMD_MIN ? VPTQ_SIMD_NONE : vptq_cpu_simd();
-    if (simd == VPTQ_SIMD_AVX512) {
-        vptq_f16_to_f32_avx512(src, dst, n);
-        return;
-    }
-    if (simd == VPTQ_SIMD_AVX2) {
-        vptq_f16_to_f32_avx2(src, dst, n);
-        return;
-    }
-#endif
-    for (size_t i = 0; i < n; i++)
-        vptq_store_f32(dst, i, vptq_f16_to_f32(vptq_load_u16(src, i)));
+    kernels_for(n)->widen(src, dst, n);
 }
 
 void vptq_f32_to_f16_n(const float *src, uint16_t *dst, size_t n)
 {
-#if defined(__x86_64__)
-    vptq_simd simd = n < SIMD_MIN ? VPTQ_SIMD_NONE : vptq_cpu_simd();
-    if (simd == VPTQ_SIMD_AVX512) {
-        vptq_f32_to_f16_avx512(src, dst, n);
-        return;
-    }
-    if (simd == VPTQ_SIMD_AVX2) {
-        vptq_f32_to_f16_avx2(src, dst, n);
-        return;
-    }
-#endif
-    for (size_t i = 0; i < n; i++)
-        vptq_store_u16(dst, i, vptq_f32_to_f16(vptq_load_f32(src, i)));
+    kernels_for(n)->narrow(src, dst, n);
 }
 
 /* bfloat16 is shifts and adds on integers, which every compiler vectorizes. */

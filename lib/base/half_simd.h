@@ -1,5 +1,4 @@
-/* Array conversions of half.h, one set per instruction set; internal to half.c.  All give the
- * bits of the scalar forms, NaN payloads included. */
+/* Internal to half.c: array conversions, one set per SIMD level. */
 #ifndef VPTQ_BASE_HALF_SIMD_H
 #define VPTQ_BASE_HALF_SIMD_H
 
@@ -7,7 +6,7 @@
 #include <stdint.h>
 #include <string.h>
 
-/* Element i of arrays of any alignment (tensors of a file lie where they lie). */
+/* Element i of an array of any alignment, such as a mapped tensor. */
 static inline uint16_t vptq_load_u16(const uint16_t *p, size_t i)
 {
     uint16_t x;
@@ -32,9 +31,12 @@ static inline void vptq_store_f32(float *p, size_t i, float x)
     memcpy((char *)p + i * sizeof x, &x, sizeof x);
 }
 
-void vptq_f16_to_f32_avx2(const uint16_t *src, float *dst, size_t n);
-void vptq_f32_to_f16_avx2(const float *src, uint16_t *dst, size_t n);
-void vptq_f16_to_f32_avx512(const uint16_t *src, float *dst, size_t n);
-void vptq_f32_to_f16_avx512(const float *src, uint16_t *dst, size_t n);
+typedef struct vptq_half_kernels {
+    void (*widen)(const uint16_t *src, float *dst, size_t n);  /* float16 to float */
+    void (*narrow)(const float *src, uint16_t *dst, size_t n); /* float to float16 */
+} vptq_half_kernels;
+
+extern const vptq_half_kernels vptq_half_kernels_none, vptq_half_kernels_avx2,
+    vptq_half_kernels_avx512;
 
 #endif

@@ -1,5 +1,5 @@
 /* The row accumulate. */
-#include "lib/backend/cpu/vq.h"
+#include "lib/backend/cpu/cpu.h"
 
 #include <string.h>
 

@@ -1,11 +1,11 @@
 /* The row assign. */
 #include "lib/backend/cpu/codebook.h"
-#include "lib/backend/cpu/vq.h"
+#include "lib/backend/cpu/cpu.h"
 #include "lib/backend/dev.h"
 #include "lib/base/parallel.h"
 
 typedef struct assign_job {
-    const vptq_vq_kernels *kernels;
+    const vptq_nearest_kernels *kernels;
     vptq_codebook codebook;
     const float *x, *c;
     uint32_t *idx;
@@ -34,7 +34,7 @@ vptq_status vptq_cpu_assign(vptq_dev *dev, const vptq_assign_args *p, vptq_err *
     float *data = vptq_dev_scratch(dev, vptq_codebook_floats(p->v, p->k), sizeof *data, err);
     if (!data)
         return VPTQ_E_NOMEM;
-    assign_job job = {.kernels = vptq_vq_kernels_of(dev),
+    assign_job job = {.kernels = vptq_nearest_kernels_get(dev->simd),
                       .codebook = vptq_codebook_lay(dev, p->v, p->k, p->centroids, data),
                       .x = p->x,
                       .c = p->centroids,

@@ -1,3 +1,4 @@
+/* Lays codebooks out for the kernels. */
 #include "lib/backend/cpu/codebook.h"
 
 #include <math.h>
@@ -5,30 +6,6 @@
 
 #include "lib/backend/dev.h"
 #include "lib/base/parallel.h"
-
-const vptq_vq_kernels *vptq_vq_kernels_of(const vptq_dev *dev)
-{
-#if defined(__x86_64__)
-    if (dev->simd == VPTQ_SIMD_AVX512)
-        return &vptq_vq_kernels_avx512;
-    if (dev->simd == VPTQ_SIMD_AVX2)
-        return &vptq_vq_kernels_avx2;
-#endif
-    (void)dev;
-    return &vptq_vq_kernels_none;
-}
-
-const vptq_search_kernels *vptq_search_kernels_of(const vptq_dev *dev)
-{
-#if defined(__x86_64__)
-    if (dev->simd == VPTQ_SIMD_AVX512)
-        return &vptq_search_kernels_avx512;
-    if (dev->simd == VPTQ_SIMD_AVX2)
-        return &vptq_search_kernels_avx2;
-#endif
-    (void)dev;
-    return &vptq_search_kernels_none;
-}
 
 static size_t codebook_blocks(uint32_t k)
 {

@@ -4,8 +4,8 @@
  * propagated at once), then is quantized. */
 #include <string.h>
 
+#include "lib/backend/cpu/cpu.h"
 #include "lib/backend/cpu/search.h"
-#include "lib/backend/cpu/vq.h"
 #include "lib/backend/dev.h"
 #include "lib/base/parallel.h"
 
@@ -34,9 +34,9 @@ typedef struct column_job {
 static size_t chunk_vector_rows(const vptq_dev *dev, size_t vector_rows, size_t v)
 {
     size_t threads = (size_t)dev->threads;
-    size_t most = v < 8 ? 256 / v / 32 * 32 : 32;
+    size_t max = v < 8 ? 256 / v / 32 * 32 : 32;
     size_t share = vptq_round_up((vector_rows + threads - 1) / threads, 16);
-    return share < most ? share : most;
+    return share < max ? share : max;
 }
 
 static void run_chunk(void *arg, size_t begin, size_t end, int thread)
@@ -48,7 +48,7 @@ static void run_chunk(void *arg, size_t begin, size_t end, int thread)
     c.z = job->scratch + (size_t)thread * job->slice;
     c.q = c.z + job->floats;
     c.search = c.q + job->floats;
-    c.change = c.search + vptq_search_index_room(job->index);
+    c.change = c.search + vptq_search_index_work(job->index);
     memset(c.z, 0, 2 * job->floats * sizeof *c.z);
     for (size_t t = 0; t < job->cols; t++)
         job->column(job->args, &c, t);
@@ -61,7 +61,7 @@ static vptq_status run_columns(vptq_dev *dev, column_job *job, vptq_err *err)
         return VPTQ_OK;
     const size_t size = chunk_vector_rows(dev, vector_rows, v);
     job->floats = vptq_round_up(size * v, VPTQ_PANEL);
-    job->slice = job->floats * (2 + job->cols) + vptq_search_index_room(job->index);
+    job->slice = job->floats * (2 + job->cols) + vptq_search_index_work(job->index);
     job->scratch =
         vptq_dev_scratch(dev, (size_t)dev->threads * job->slice, sizeof *job->scratch, err);
     if (!job->scratch)
@@ -71,8 +71,8 @@ static vptq_status run_columns(vptq_dev *dev, column_job *job, vptq_err *err)
 }
 
 /* c->z -= the changes of columns 0 .. t - 1 times their factors. */
-static void propagate(const vptq_vq_kernels *kernels, const chunk *c, size_t cols, size_t t,
-                      const float *factors, size_t ld)
+static void propagate(const vptq_nearest_kernels *kernels, const chunk *c, size_t cols,
+                      size_t t, const float *factors, size_t ld)
 {
     for (size_t b = 0; b < c->panels; b++)
         kernels->eliminate(t, c->change + b * cols * VPTQ_PANEL, factors + t, ld,

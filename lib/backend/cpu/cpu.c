@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "lib/backend/cpu/blas.h"
-#include "lib/backend/cpu/vq.h"
+#include "lib/backend/cpu/cpu.h"
 #include "lib/backend/dev.h"
 #include "lib/backend/ref/ref.h"
 

@@ -1,7 +1,7 @@
 /* The rows vq_gather and vq_scatter. */
 #include <string.h>
 
-#include "lib/backend/cpu/vq.h"
+#include "lib/backend/cpu/cpu.h"
 #include "lib/backend/dev.h"
 #include "lib/base/parallel.h"
 

@@ -2,9 +2,8 @@
  * for up to four of them; more of them meet its panels (cpu_many.h). */
 #include "lib/backend/cpu/gemv.h"
 #include "lib/backend/cpu/blas.h"
+#include "lib/backend/cpu/cpu.h"
 #include "lib/backend/cpu/gemm.h"
-#include "lib/backend/cpu/many.h"
-#include "lib/backend/cpu/vq.h"
 #include "lib/backend/dev.h"
 #include "lib/base/parallel.h"
 
@@ -54,17 +53,17 @@ static vptq_status multiply_panels(vptq_dev *dev, const dense_job *job, size_t o
                                    vptq_err *err)
 {
     enum { PANELS = 3 }; /* of a piece */
-    const vptq_many_source source = {.pack = pack_rows,
-                                     .arg = job,
-                                     .out = out,
-                                     .in = job->in,
-                                     .vector_row =
-                                         PANELS * vptq_cpu_math_get(dev->simd)->tile_cols};
+    const vptq_batch_source source = {.pack = pack_rows,
+                                      .arg = job,
+                                      .out = out,
+                                      .in = job->in,
+                                      .piece_rows =
+                                          PANELS * vptq_cpu_math_get(dev->simd)->tile_cols};
     float *work =
-        vptq_dev_scratch(dev, vptq_cpu_many_work(dev, &source, job->g->n), sizeof *work, err);
+        vptq_dev_scratch(dev, vptq_batch_work(dev, &source, job->g->n), sizeof *work, err);
     if (!work)
         return VPTQ_E_NOMEM;
-    vptq_cpu_multiply_many(dev, &source, job->g, NULL, work);
+    vptq_batch_multiply(dev, &source, job->g, NULL, work);
     return VPTQ_OK;
 }
 

@@ -1,4 +1,3 @@
-#include "lib/backend/cpu/layout.h"
 
 #include <math.h>
 #include <stdatomic.h>
@@ -9,7 +8,23 @@
 #include "lib/base/half.h"
 #include "lib/base/parallel.h"
 
-enum { STRIPS = VPTQ_LAYOUT_STRIPS, UNIT = 8 /* bytes */ };
+enum { ROWS = VPTQ_BLOCK_VECTOR_ROWS, UNIT = 8 /* bytes */ };
+
+/* ---- entries of the stream ---- */
+
+vptq_fields vptq_fields_of(unsigned bits, unsigned main_bits, uint32_t v)
+{
+    enum { MAX = 25, HALF = 4 };
+    vptq_fields f = {.bits = bits, .main_bits = main_bits, .v = v, .by_bytes = bits <= MAX};
+    f.half = HALF * bits / 8;
+    for (unsigned i = 0; i < 2 * HALF; i++) {
+        unsigned bit = i < HALF ? i * bits : i * bits - 8 * f.half;
+        f.shift[i] = bit % 8;
+        for (unsigned b = 0; b < 4; b++)
+            f.shuffle[4 * i + b] = (uint8_t)((bit / 8 + b) & 15);
+    }
+    return f;
+}
 
 /* ---- tables ---- */
 
@@ -53,27 +68,27 @@ static void write_halves(void *arg, size_t begin, size_t end, int thread)
 
 static float largest(const float *x, size_t n)
 {
-    float most = 0;
+    float max = 0;
     for (size_t i = 0; i < n; i++)
-        if (!(fabsf(x[i]) <= most)) /* a NaN stays */
-            most = fabsf(x[i]);
-    return most;
+        if (!(fabsf(x[i]) <= max)) /* a NaN stays */
+            max = fabsf(x[i]);
+    return max;
 }
 
 /* The power of two that brings the codebooks to the upper end of float16; false without one. */
 static bool choose_shift(const vptq_vq *q, int *shift)
 {
-    enum { TOP = 15, MOST = 100 };
+    enum { TOP = 15, MAX = 100 };
     const vptq_vq_shape *s = &q->shape;
     int exponent;
-    float most = largest(q->centroids, (size_t)s->groups * s->k * s->v);
+    float max = largest(q->centroids, (size_t)s->groups * s->k * s->v);
     if (s->k_res)
-        most = fmaxf(most, largest(q->res_centroids, (size_t)s->groups * s->k_res * s->v));
-    if (!isfinite(most))
+        max = fmaxf(max, largest(q->res_centroids, (size_t)s->groups * s->k_res * s->v));
+    if (!isfinite(max))
         return false;
-    frexpf(most, &exponent);
-    *shift = most > 0 ? TOP - exponent : 0;
-    return *shift <= MOST && *shift >= -MOST;
+    frexpf(max, &exponent);
+    *shift = max > 0 ? TOP - exponent : 0;
+    return *shift <= MAX && *shift >= -MAX;
 }
 
 /* One codebook in rows; NULL: no memory, or (with *inexact) one that float16 cannot hold. */
@@ -147,15 +162,15 @@ static void write_vector_row(const code_job *job, const uint32_t *row, size_t s,
     const uint32_t *end = q->indices + (size_t)q->shape.groups *
                                            vptq_vq_vector_rows(&q->shape) *
                                            vptq_vq_row_words(&q->shape);
-    vptq_place place[PIECE];
+    vptq_entry entry[PIECE];
     for (size_t c = 0; c < columns; c += PIECE) {
         const size_t count = columns - c < PIECE ? columns - c : PIECE;
         uint16_t *at = codes + c * record + s;
-        job->kernels->fields(&job->fields, row, end, c, count, place);
+        job->kernels->fields(&job->fields, row, end, c, count, entry);
         for (size_t j = 0; j < count; j++, at += record) {
-            at[0] = (uint16_t)place[j].main;
+            at[0] = (uint16_t)entry[j].main;
             if (q->shape.k_res)
-                at[STRIPS] = (uint16_t)place[j].res;
+                at[ROWS] = (uint16_t)entry[j].res;
         }
     }
 }
@@ -168,14 +183,14 @@ static void write_blocks(void *arg, size_t begin, size_t end, int thread)
     const size_t size = shape->group_size * job->l->record;
     (void)thread;
     for (size_t i = begin; i < end; i++) {
-        const size_t group = i / job->l->blocks, first = i % job->l->blocks * STRIPS;
+        const size_t group = i / job->l->blocks, first = i % job->l->blocks * ROWS;
         uint16_t *codes = job->codes + i * size;
-        for (size_t s = 0; s < STRIPS; s++)
+        for (size_t s = 0; s < ROWS; s++)
             if (first + s < vector_rows)
                 write_vector_row(
                     job, job->q->indices + (group * vector_rows + first + s) * words, s, codes);
             else
-                for (size_t j = s; j < size; j += STRIPS)
+                for (size_t j = s; j < size; j += ROWS)
                     codes[j] = 0;
     }
 }
@@ -183,10 +198,10 @@ static void write_blocks(void *arg, size_t begin, size_t end, int thread)
 static vptq_status make_codes(vptq_dev *dev, const vptq_vq *q, vptq_layout *l, vptq_err *err)
 {
     const vptq_vq_shape *s = &q->shape;
-    const size_t units = l->row_bytes / UNIT, most = s->k > s->k_res ? s->k : s->k_res;
-    const bool near = (most - 1) * units <= UINT16_MAX;
+    const size_t units = l->row_bytes / UNIT, max = s->k > s->k_res ? s->k : s->k_res;
+    const bool near = (max - 1) * units <= UINT16_MAX;
     const size_t blocks = s->groups * l->blocks, size = s->group_size * l->record;
-    l->far = near ? 1 : units;
+    l->code_scale = near ? 1 : units;
     code_job job = {.kernels = vptq_gemv_kernels_get(dev->simd),
                     .q = q,
                     .l = l,
@@ -207,8 +222,8 @@ vptq_status vptq_layout_make(vptq_dev *dev, const vptq_vq *q, vptq_layout *l, vp
     const vptq_vq_shape *s = &q->shape;
     enum { WIDE = 8, NARROW = 4 };
     *l = (vptq_layout){.lanes = s->v <= NARROW ? NARROW : (s->v + WIDE - 1) / WIDE * WIDE,
-                       .blocks = (vptq_vq_vector_rows(s) + STRIPS - 1) / STRIPS,
-                       .record = s->k_res ? 2 * STRIPS : STRIPS};
+                       .blocks = (vptq_vq_vector_rows(s) + ROWS - 1) / ROWS,
+                       .record = s->k_res ? 2 * ROWS : ROWS};
     vptq_arena_init(&l->arena, dev->ctx->mem);
     VPTQ_TRY(make_tables(dev, q, l, err));
     VPTQ_TRY(make_codes(dev, q, l, err));

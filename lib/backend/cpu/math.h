@@ -61,6 +61,9 @@ typedef struct vptq_cpu_math {
 
 extern const vptq_cpu_math vptq_cpu_math_none, vptq_cpu_math_avx2, vptq_cpu_math_avx512;
 
-const vptq_cpu_math *vptq_cpu_math_get(vptq_simd simd);
+static inline const vptq_cpu_math *vptq_cpu_math_get(vptq_simd simd)
+{
+    return VPTQ_SIMD_SELECT(simd, vptq_cpu_math);
+}
 
 #endif

@@ -7,20 +7,20 @@
 #include "lib/base/parallel.h"
 
 enum {
-    LEAST_SCREENED = 64, /* smaller residual codebooks are as fast to compute */
-    MOST_SCREEN_BYTES = 1 << 25,
-    MOST_NEAR_FLOATS = 1 << 23, /* 32 MiB */
-    LEAST_NEAR_CODEBOOK = 1024  /* smaller codebooks are as fast to search whole */
+    MIN_SCREENED = 64, /* smaller residual codebooks are as fast to compute */
+    MAX_SCREEN_BYTES = 1 << 25,
+    MAX_NEAR_FLOATS = 1 << 23, /* 32 MiB */
+    MIN_NEAR_CODEBOOK = 1024   /* smaller codebooks are as fast to search whole */
 };
 
 /* A beam of more than an eighth of the codebook costs about as much as the exact search. */
 static void choose_beam(vptq_pair_codebooks *p, uint32_t beam)
 {
-    const size_t most = 4 * p->main.blocks;
+    const size_t max = 4 * p->main.blocks;
     p->exact = beam > p->k / 8;
     p->beam = !p->exact ? beam : p->k / 8 < 8 ? (p->k + 7) / 8 : 8;
     p->classes = 2 * (size_t)p->beam < 32 ? 32 : 2 * (size_t)p->beam;
-    p->classes = p->classes < most ? p->classes : most;
+    p->classes = p->classes < max ? p->classes : max;
 }
 
 /* ---- screening ---- */
@@ -28,33 +28,33 @@ static void choose_beam(vptq_pair_codebooks *p, uint32_t beam)
 typedef struct screen_job {
     const vptq_search_index *f;
     int8_t *rows;
-    float *step, *room;
+    float *step, *work;
 } screen_job;
 
 static void fill_rows(void *arg, size_t begin, size_t end, int thread)
 {
     const screen_job *job = arg;
     const vptq_pair_codebooks *p = &job->f->pair;
-    float *room = job->room + (size_t)thread * p->res.blocks * VPTQ_CODEBOOK_LANES;
+    float *work = job->work + (size_t)thread * p->res.blocks * VPTQ_CODEBOOK_LANES;
     for (size_t i = begin; i < end; i++)
-        job->f->search->screen_row(&p->res, p->centroids + i * p->res.v, room, p->screen_room,
-                                   job->rows + i * p->screen_room, &job->step[i]);
+        job->f->search->screen_row(&p->res, p->centroids + i * p->res.v, work, p->screen_stride,
+                                   job->rows + i * p->screen_stride, &job->step[i]);
 }
 
 static vptq_status open_screen(vptq_dev *dev, vptq_search_index *f, vptq_err *err)
 {
-    const size_t k = f->codebooks.k, room = vptq_round_up(f->codebooks.k_res, 64);
+    const size_t k = f->codebooks.k, work = vptq_round_up(f->codebooks.k_res, 64);
     screen_job job = {.f = f};
-    if (f->codebooks.k_res < LEAST_SCREENED || k * room > MOST_SCREEN_BYTES)
+    if (f->codebooks.k_res < MIN_SCREENED || k * work > MAX_SCREEN_BYTES)
         return VPTQ_OK;
-    job.rows = vptq_arena_alloc(&f->arena, k * room, sizeof *job.rows, err);
+    job.rows = vptq_arena_alloc(&f->arena, k * work, sizeof *job.rows, err);
     job.step = vptq_arena_alloc(&f->arena, k, sizeof *job.step, err);
-    job.room =
+    job.work =
         vptq_dev_scratch(dev, (size_t)dev->threads * f->pair.res.blocks * VPTQ_CODEBOOK_LANES,
-                         sizeof *job.room, err);
-    if (!job.rows || !job.step || !job.room)
+                         sizeof *job.work, err);
+    if (!job.rows || !job.step || !job.work)
         return VPTQ_E_NOMEM;
-    f->pair.screen_room = room;
+    f->pair.screen_stride = work;
     vptq_parallel_for(dev->threads, k, 16, fill_rows, &job);
     f->pair.screen = job.rows;
     f->pair.screen_step = job.step;
@@ -65,23 +65,23 @@ static vptq_status open_screen(vptq_dev *dev, vptq_search_index *f, vptq_err *er
 
 static float longest(const vptq_codebooks *b)
 {
-    double most = 0;
+    double max = 0;
     for (size_t l = 0; l < b->k_res; l++) {
         double square = 0;
         for (size_t d = 0; d < b->v; d++) {
             const double r = (double)b->res_centroids[l * b->v + d];
             square += r * r;
         }
-        most = square > most ? square : most;
+        max = square > max ? square : max;
     }
-    return (float)(sqrt(most) * (1 + 1e-6));
+    return (float)(sqrt(max) * (1 + 1e-6));
 }
 
 static vptq_status open_residual(vptq_dev *dev, vptq_search_index *f, vptq_err *err)
 {
     const vptq_codebooks *b = &f->codebooks;
     choose_beam(&f->pair, b->beam);
-    f->pair.reach = longest(b);
+    f->pair.longest_res = longest(b);
     float *data =
         vptq_arena_alloc(&f->arena, vptq_codebook_floats(b->v, b->k_res), sizeof *data, err);
     if (!data)
@@ -94,10 +94,10 @@ static vptq_status open_residual(vptq_dev *dev, vptq_search_index *f, vptq_err *
 
 typedef struct near_job {
     const vptq_search_index *f;
-    size_t near;
+    size_t neighbors;
     float *data;
     uint32_t *index;
-    float *room;
+    float *work;
 } near_job;
 
 /* The lists of centroids begin .. end - 1; what a list lacks can never be chosen. */
@@ -107,15 +107,16 @@ static void list_near(void *arg, size_t begin, size_t end, int thread)
     const near_job *job = arg;
     const vptq_codebook *codebook = &job->f->pair.main;
     const size_t v = codebook->v;
-    float *room = job->room + (size_t)thread * vptq_around_room(codebook);
+    float *work = job->work + (size_t)thread * vptq_list_nearest_work(codebook);
     for (size_t j = begin; j < end; j++) {
-        uint32_t *list = job->index + j * job->near;
+        uint32_t *list = job->index + j * job->neighbors;
         const float *c = job->f->codebooks.centroids + j * v;
-        const size_t n = job->f->search->around(codebook, job->near, c, room, list);
-        for (size_t i = 0; i < job->near; i++) {
+        const size_t n = job->f->kernels->list_nearest(codebook, job->neighbors, c, work, list);
+        for (size_t i = 0; i < job->neighbors; i++) {
             const size_t from = i < n ? list[i] : j;
             const float *block = codebook->data + from / LANES * (1 + v) * LANES + from % LANES;
-            float *to = job->data + (j * job->near + i / LANES * LANES) * (1 + v) + i % LANES;
+            float *to =
+                job->data + (j * job->neighbors + i / LANES * LANES) * (1 + v) + i % LANES;
             list[i] = (uint32_t)from;
             for (size_t d = 0; d <= v; d++)
                 to[d * LANES] = d || i < n ? block[d * LANES] : -INFINITY;
@@ -128,21 +129,22 @@ static vptq_status open_near(vptq_dev *dev, vptq_search_index *f, vptq_err *err)
     const vptq_codebooks *b = &f->codebooks;
     const size_t beam = vptq_is_greedy(b) ? 1 : b->beam;
     size_t near = vptq_round_up(4 * beam, VPTQ_CODEBOOK_LANES);
-    near = near < 64 ? 64 : near < VPTQ_MOST_NEAR ? near : VPTQ_MOST_NEAR;
-    if (b->k < LEAST_NEAR_CODEBOOK || 2 * beam > near || (b->k_res && vptq_is_greedy(b)) ||
-        b->k * near * (1 + b->v) > MOST_NEAR_FLOATS)
+    near = near < 64 ? 64 : near < VPTQ_MAX_NEIGHBORS ? near : VPTQ_MAX_NEIGHBORS;
+    if (b->k < MIN_NEAR_CODEBOOK || 2 * beam > near || (b->k_res && vptq_is_greedy(b)) ||
+        b->k * near * (1 + b->v) > MAX_NEAR_FLOATS)
         return VPTQ_OK;
-    near_job job = {.f = f, .near = near};
+    near_job job = {.f = f, .neighbors = near};
     job.data = vptq_arena_alloc(&f->arena, b->k * near * (1 + b->v), sizeof *job.data, err);
     job.index = vptq_arena_alloc(&f->arena, b->k * near, sizeof *job.index, err);
-    job.room = vptq_dev_scratch(dev, (size_t)dev->threads * vptq_around_room(&f->pair.main),
-                                sizeof *job.room, err);
-    if (!job.data || !job.index || !job.room)
+    job.work =
+        vptq_dev_scratch(dev, (size_t)dev->threads * vptq_list_nearest_work(&f->pair.main),
+                         sizeof *job.work, err);
+    if (!job.data || !job.index || !job.work)
         return VPTQ_E_NOMEM;
     vptq_parallel_for(dev->threads, b->k, 16, list_near, &job);
-    f->pair.near = near;
-    f->pair.near_data = job.data;
-    f->pair.near_index = job.index;
+    f->pair.neighbors = near;
+    f->pair.neighbor_data = job.data;
+    f->pair.neighbor_index = job.index;
     return VPTQ_OK;
 }
 

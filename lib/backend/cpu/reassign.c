@@ -8,12 +8,12 @@
 #include <string.h>
 
 #include "lib/backend/cpu/codebook.h"
-#include "lib/backend/cpu/vq.h"
+#include "lib/backend/cpu/cpu.h"
 #include "lib/backend/dev.h"
 #include "lib/base/parallel.h"
 
 typedef struct reassign_job {
-    const vptq_search_kernels *kernels;
+    const vptq_nearest_kernels *kernels;
     vptq_cluster_codebooks all, moved;
     const float *x, *c, *before;
     size_t n;
@@ -23,7 +23,7 @@ typedef struct reassign_job {
     uint32_t *member; /* [n] sorted by group and reach */
     uint32_t *order;  /* [n] */
     uint32_t *first;  /* [2 k + 1] of member: where groups begin */
-    float *room;      /* per thread */
+    float *work;      /* per thread */
 } reassign_job;
 
 static void lay_rows(const vptq_codebook *codebook, uint32_t k, float *rows)
@@ -102,10 +102,10 @@ static void sort_members(reassign_job *job)
     enum { BUCKETS = 256 };
     const size_t n = job->n, groups = 2 * (size_t)job->all.k;
     uint32_t start[BUCKETS + 1] = {0};
-    float most = 0;
+    float max = 0;
     for (size_t i = 0; i < n; i++)
-        most = job->reach[i] > most && job->reach[i] < INFINITY ? job->reach[i] : most;
-    const float scale = most > 0 ? (BUCKETS - 2) / most : 0;
+        max = job->reach[i] > max && job->reach[i] < INFINITY ? job->reach[i] : max;
+    const float scale = max > 0 ? (BUCKETS - 2) / max : 0;
     for (int pass = 0; pass < 2; pass++) {
         for (size_t i = 0; i < n; i++) {
             const float reach = job->reach[i];
@@ -132,13 +132,13 @@ static void sort_members(reassign_job *job)
 static void search_clusters(void *arg, size_t begin, size_t end, int thread)
 {
     const reassign_job *job = arg;
-    float *room = job->room + (size_t)thread * vptq_cluster_room(&job->all);
+    float *work = job->work + (size_t)thread * vptq_cluster_work(&job->all);
     for (size_t g = 2 * begin; g < 2 * end; g++) {
         const vptq_cluster_codebooks *b = g % 2 ? &job->moved : &job->all;
         const uint32_t first = job->first[g], n = job->first[g + 1] - first;
         if (n && b->listed)
-            job->kernels->search_cluster(b, (uint32_t)(g / 2), n, job->member + first,
-                                         job->reach, room, job->idx);
+            job->kernels->nearest_in_cluster(b, (uint32_t)(g / 2), n, job->member + first,
+                                             job->reach, work, job->idx);
     }
 }
 
@@ -152,14 +152,14 @@ static vptq_status open_job(vptq_dev *dev, uint32_t v, uint32_t k, reassign_job 
     job->all = (vptq_cluster_codebooks){.k = k, .listed = k, .x = job->x};
     job->all.codebook =
         (vptq_codebook){.v = v, .blocks = codebook / ((1 + v) * VPTQ_CODEBOOK_LANES)};
-    const size_t room = (size_t)dev->threads * vptq_cluster_room(&job->all);
-    float *data = vptq_dev_scratch(dev, 2 * codebook + rows + room + 4 * n + 3 * (size_t)k + 1,
+    const size_t work = (size_t)dev->threads * vptq_cluster_work(&job->all);
+    float *data = vptq_dev_scratch(dev, 2 * codebook + rows + work + 4 * n + 3 * (size_t)k + 1,
                                    sizeof *data, err);
     if (!data)
         return VPTQ_E_NOMEM;
     float *moved = data + codebook, *all_rows = moved + codebook;
-    job->room = all_rows + rows;
-    job->reach = job->room + room;
+    job->work = all_rows + rows;
+    job->reach = job->work + work;
     job->group = (uint32_t *)(void *)(job->reach + n);
     job->member = job->group + n;
     job->order = job->member + n;
@@ -187,7 +187,7 @@ static bool worth_grouping(const reassign_job *job, uint32_t v, uint32_t k)
 
 vptq_status vptq_cpu_reassign(vptq_dev *dev, const vptq_assign_args *a, vptq_err *err)
 {
-    reassign_job job = {.kernels = vptq_search_kernels_of(dev),
+    reassign_job job = {.kernels = vptq_nearest_kernels_get(dev->simd),
                         .x = a->x,
                         .c = a->centroids,
                         .before = a->previous,

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "lib/backend/cpu/vq.h"
+#include "lib/backend/cpu/cpu.h"
 #include "lib/backend/dev.h"
 #include "lib/base/parallel.h"
 
@@ -37,8 +37,8 @@ vptq_status vptq_cpu_search_index_open(vptq_dev *dev, const vptq_codebooks *code
     if (!f)
         return VPTQ_E_NOMEM;
     *f = (vptq_search_index){.codebooks = *codebooks,
-                             .kernels = vptq_vq_kernels_of(dev),
-                             .search = vptq_search_kernels_of(dev)};
+                             .kernels = vptq_nearest_kernels_get(dev->simd),
+                             .search = vptq_search_kernels_get(dev->simd)};
     vptq_arena_init(&f->arena, dev->ctx->mem);
     vptq_status st = open_codebooks(dev, f, err);
     if (st) {
@@ -78,9 +78,9 @@ static float distance_of(const vptq_codebooks *b, const float *x, uint32_t main,
     return sum;
 }
 
-size_t vptq_search_index_room(const vptq_search_index *f)
+size_t vptq_search_index_work(const vptq_search_index *f)
 {
-    return vptq_round_up(vptq_search_room(&f->pair), VPTQ_PANEL);
+    return vptq_round_up(vptq_search_work(&f->pair), VPTQ_PANEL);
 }
 
 enum { GREEDY = 32 };
@@ -112,15 +112,15 @@ static void search_greedily(const vptq_search_index *f, size_t n, const float *x
     }
 }
 
-void vptq_search(const vptq_search_index *f, size_t n, const float *x, bool keep, float *room,
+void vptq_search(const vptq_search_index *f, size_t n, const float *x, bool keep, float *work,
                  uint32_t *idx, uint32_t *idx_res)
 {
     if (!vptq_is_greedy(&f->codebooks)) {
-        f->search->search(&f->pair, n, x, keep, room, idx, idx_res);
+        f->search->search(&f->pair, n, x, keep, work, idx, idx_res);
         return;
     }
-    if (keep && f->pair.near && !f->codebooks.k_res) {
-        f->search->search_main(&f->pair, n, x, idx);
+    if (keep && f->pair.neighbors && !f->codebooks.k_res) {
+        f->kernels->nearest_neighbor(&f->pair, n, x, idx);
         return;
     }
     for (size_t i = 0; i < n; i += GREEDY)
@@ -132,7 +132,7 @@ void vptq_search(const vptq_search_index *f, size_t n, const float *x, bool keep
 
 typedef struct find_job {
     const vptq_search_args *args;
-    float *room; /* vptq_search_index_room per thread */
+    float *work; /* vptq_search_index_room per thread */
 } find_job;
 
 static void find_range(void *arg, size_t begin, size_t end, int thread)
@@ -141,7 +141,7 @@ static void find_range(void *arg, size_t begin, size_t end, int thread)
     const vptq_search_args *f = job->args;
     const vptq_codebooks *b = &f->index->codebooks;
     vptq_search(f->index, end - begin, f->x + begin * b->v, f->keep,
-                job->room + (size_t)thread * vptq_search_index_room(f->index), f->idx + begin,
+                job->work + (size_t)thread * vptq_search_index_work(f->index), f->idx + begin,
                 f->idx_res ? f->idx_res + begin : NULL);
     for (size_t i = begin; f->dist && i < end; i++)
         f->dist[i] = distance_of(b, f->x + i * b->v, f->idx[i], f->idx_res ? f->idx_res[i] : 0);
@@ -150,9 +150,9 @@ static void find_range(void *arg, size_t begin, size_t end, int thread)
 vptq_status vptq_cpu_search(vptq_dev *dev, const vptq_search_args *f, vptq_err *err)
 {
     find_job job = {.args = f};
-    job.room = vptq_dev_scratch(dev, (size_t)dev->threads * vptq_search_index_room(f->index),
-                                sizeof *job.room, err);
-    if (!job.room)
+    job.work = vptq_dev_scratch(dev, (size_t)dev->threads * vptq_search_index_work(f->index),
+                                sizeof *job.work, err);
+    if (!job.work)
         return VPTQ_E_NOMEM;
     vptq_parallel_for(dev->threads, f->n, 256, find_range, &job);
     return VPTQ_OK;

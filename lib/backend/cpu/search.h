@@ -6,7 +6,7 @@
 
 struct vptq_search_index {
     vptq_codebooks codebooks;
-    const vptq_vq_kernels *kernels;
+    const vptq_nearest_kernels *kernels;
     const vptq_search_kernels *search;
     vptq_pair_codebooks pair; /* of one codebook where there is no residual one */
     vptq_arena arena;         /* what pair points to */
@@ -23,10 +23,10 @@ static inline bool vptq_is_greedy(const vptq_codebooks *b)
 }
 
 /* Floats that vptq_search needs for one thread. */
-size_t vptq_search_index_room(const vptq_search_index *f);
+size_t vptq_search_index_work(const vptq_search_index *f);
 
 /* Choices for n vectors, by one thread; answers depend on each vector alone. */
-void vptq_search(const vptq_search_index *f, size_t n, const float *x, bool keep, float *room,
+void vptq_search(const vptq_search_index *f, size_t n, const float *x, bool keep, float *work,
                  uint32_t *idx, uint32_t *idx_res);
 
 /* q [n, v] = what the choices stand for. */

@@ -8,72 +8,21 @@
 #include <math.h>
 #include <string.h>
 
+#include "lib/backend/cpu/cpu.h"
 #include "lib/backend/cpu/gemm.h"
 #include "lib/backend/cpu/gemv.h"
-#include "lib/backend/cpu/layout.h"
-#include "lib/backend/cpu/vq.h"
 #include "lib/backend/dev.h"
 #include "lib/backend/ref/vq.h"
 #include "lib/base/parallel.h"
 
 enum {
-    STRIPS = VPTQ_LAYOUT_STRIPS,
+    ROWS = VPTQ_BLOCK_VECTOR_ROWS,
     /* blocks of vector rows that go through the groups together, so that a group's tables are
      * read once for all of them */
     BLOCKS = 8,
-    LOOK_UP = 4, /* what one costs, in multiplications of a dense product */
-    MAX_SUMS = VPTQ_GEMV_ROWS * BLOCKS * STRIPS * VPTQ_VQ_MAX_V
+    LOOKUP_COST = 4, /* what one costs, in multiplications of a dense product */
+    MAX_SUMS = VPTQ_GEMV_ROWS * BLOCKS * ROWS * VPTQ_VQ_MAX_V
 };
-
-/* ---- entries of the stream ---- */
-
-vptq_fields vptq_fields_of(unsigned bits, unsigned main_bits, uint32_t v)
-{
-    enum { MOST = 25, HALF = 4 };
-    vptq_fields f = {.bits = bits, .main_bits = main_bits, .v = v, .by_bytes = bits <= MOST};
-    f.half = HALF * bits / 8;
-    for (unsigned i = 0; i < 2 * HALF; i++) {
-        unsigned bit = i < HALF ? i * bits : i * bits - 8 * f.half;
-        f.shift[i] = bit % 8;
-        for (unsigned b = 0; b < 4; b++)
-            f.shuffle[4 * i + b] = (uint8_t)((bit / 8 + b) & 15);
-    }
-    return f;
-}
-
-void vptq_fields_plain(const vptq_fields *f, const uint32_t *row, size_t first, size_t count,
-                       vptq_place *place)
-{
-    const uint64_t mask = (UINT64_C(1) << f->bits) - 1;
-    const uint32_t main_mask = (uint32_t)((UINT64_C(1) << f->main_bits) - 1);
-    size_t bit = first * f->bits;
-    const uint32_t *word = row + bit / 32;
-    uint64_t have = (uint64_t)*word++ >> (bit & 31);
-    unsigned left = 32 - (unsigned)(bit & 31);
-    for (size_t i = 0; i < count; i++) {
-        if (left < f->bits) {
-            have |= (uint64_t)*word++ << left;
-            left += 32;
-        }
-        uint32_t entry = (uint32_t)(have & mask);
-        have >>= f->bits;
-        left -= f->bits;
-        place[i].main = (entry & main_mask) * f->v;
-        place[i].res = (uint32_t)((uint64_t)entry >> f->main_bits) * f->v;
-    }
-}
-
-const vptq_gemv_kernels *vptq_gemv_kernels_get(vptq_simd simd)
-{
-#if defined(__x86_64__)
-    if (simd == VPTQ_SIMD_AVX512)
-        return &vptq_gemv_kernels_avx512;
-    if (simd == VPTQ_SIMD_AVX2)
-        return &vptq_gemv_kernels_avx2;
-#endif
-    (void)simd;
-    return &vptq_gemv_kernels_none;
-}
 
 /* ---- vector rows ---- */
 
@@ -99,7 +48,7 @@ static void add_groups(const gemv_job *job, size_t begin, size_t end, float *sum
                          .n = job->n,
                          .ldx = s->in,
                          .lanes = l->lanes,
-                         .far = l->far,
+                         .code_scale = l->code_scale,
                          .half = l->half,
                          .ld_sum = ld_sum};
     for (size_t g = 0; g < s->groups; g++) {
@@ -108,7 +57,7 @@ static void add_groups(const gemv_job *job, size_t begin, size_t end, float *sum
         b.x = job->x + job->row0 * s->in + s->outliers + g * s->group_size;
         for (size_t i = begin; i < end; i++) {
             b.codes = l->codes + (g * l->blocks + i) * size;
-            b.sum = sum + (i - begin) * STRIPS * l->lanes;
+            b.sum = sum + (i - begin) * ROWS * l->lanes;
             job->kernels->block(&b);
         }
     }
@@ -148,13 +97,13 @@ static void fetch(const uint8_t *table, size_t begin, size_t end)
  */
 static void fetch_tables(const gemv_job *job, int thread)
 {
-    enum { MOST = 512 << 10 };
+    enum { MAX = 512 << 10 };
     const vptq_layout *l = job->layout;
     const vptq_vq_shape *s = &job->q->shape;
     const size_t main = s->groups * s->k * l->row_bytes;
     const size_t res = s->groups * s->k_res * l->row_bytes;
     const size_t begin = main / (size_t)job->threads * (size_t)thread;
-    if (job->fetched[thread] || main + res > MOST)
+    if (job->fetched[thread] || main + res > MAX)
         return;
     job->fetched[thread] = true;
     fetch(l->res, 0, res);
@@ -174,10 +123,10 @@ static bool next_rows(gemv_job *job)
 static void multiply_rows(const gemv_job *job, size_t first, size_t blocks, float *sum)
 {
     const size_t v = job->q->shape.v, lanes = job->layout->lanes;
-    const size_t vector_rows = vptq_vq_vector_rows(&job->q->shape), vector_row = first * STRIPS;
-    const size_t ld_sum = blocks * STRIPS * lanes;
+    const size_t vector_rows = vptq_vq_vector_rows(&job->q->shape), vector_row = first * ROWS;
+    const size_t ld_sum = blocks * ROWS * lanes;
     const size_t count =
-        vector_rows - vector_row < blocks * STRIPS ? vector_rows - vector_row : blocks * STRIPS;
+        vector_rows - vector_row < blocks * ROWS ? vector_rows - vector_row : blocks * ROWS;
     memset(sum, 0, job->n * ld_sum * sizeof *sum);
     add_groups(job, first, first + blocks, sum, ld_sum);
     add_vector_rows(job, vector_row, count, v, lanes, sum, ld_sum);
@@ -222,7 +171,7 @@ static void multiply_outliers(void *arg, size_t begin, size_t end, int thread)
 
 /* ---- the row ---- */
 
-float vptq_cpu_vq_prepare(const vptq_vq *q, const float *from, float *x)
+float vptq_vq_prepare_x(const vptq_vq *q, const float *from, float *x)
 {
     const size_t in = q->shape.in;
     double sum = 0;
@@ -241,7 +190,7 @@ static void prepare_row(const gemv_job *job, size_t i)
     const vptq_vq_shape *s = &job->q->shape;
     const float unit = ldexpf(1, -job->layout->shift);
     float *x = job->x + i * s->in;
-    job->start[i] = vptq_cpu_vq_prepare(job->q, job->g->x + i * job->g->ldx, x);
+    job->start[i] = vptq_vq_prepare_x(job->q, job->g->x + i * job->g->ldx, x);
     for (size_t p = s->outliers; job->layout->shift && p < s->in; p++)
         x[p] *= unit;
 }
@@ -299,11 +248,11 @@ vptq_status vptq_cpu_vq_gemv(vptq_dev *dev, const vptq_matrix *m, const vptq_gem
 {
     const vptq_vq *q = &m->q;
     const vptq_vq_shape *s = &q->shape;
-    if (vptq_cpu_vq_is_many(q, g->n))
-        return vptq_cpu_vq_many(dev, q, g, err);
+    if (vptq_vq_uses_panels(q, g->n))
+        return vptq_vq_gemv_batch(dev, q, g, err);
     if (!m->layout->codes)
         VPTQ_CHECK(vptq_layout_make(dev, q, m->layout, err));
-    const int threads = vptq_cpu_threads(dev, LOOK_UP * ((size_t)s->out * s->in / s->v));
+    const int threads = vptq_cpu_threads(dev, LOOKUP_COST * ((size_t)s->out * s->in / s->v));
     const size_t blocks = m->layout->blocks, numbers = g->n * ((size_t)s->in + 1);
     float *x = vptq_dev_scratch(dev, numbers + (size_t)threads, sizeof *x, err);
     if (!x)

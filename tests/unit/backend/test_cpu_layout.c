@@ -5,12 +5,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "lib/backend/cpu/layout.h"
+#include "lib/backend/cpu/gemv.h"
 #include "lib/base/half.h"
 #include "tests/support/devices.h"
 #include "tests/support/vmatrix.h"
 
-enum { STRIPS = VPTQ_LAYOUT_STRIPS };
+enum { ROWS = VPTQ_BLOCK_VECTOR_ROWS };
 
 typedef struct layout_case {
     vptq_vq_shape shape;
@@ -22,7 +22,7 @@ typedef struct layout_case {
 /* Number e of the row that `code` leads to. */
 static float number(const vptq_layout *l, const uint8_t *table, uint16_t code, size_t e)
 {
-    const uint8_t *row = table + 8 * code * l->far;
+    const uint8_t *row = table + 8 * code * l->code_scale;
     float value;
     uint16_t half;
     if (!l->half) {
@@ -44,23 +44,23 @@ static void check_codes(const vptq_layout *l, const vmatrix *m)
 {
     const vptq_vq_shape *s = &m->q.shape;
     const size_t vector_rows = vptq_vq_vector_rows(s);
-    assert_true(l->blocks == (vector_rows + STRIPS - 1) / STRIPS);
-    assert_true(l->record == (s->k_res ? 2 * STRIPS : STRIPS));
+    assert_true(l->blocks == (vector_rows + ROWS - 1) / ROWS);
+    assert_true(l->record == (s->k_res ? 2 * ROWS : ROWS));
     for (size_t g = 0; g < s->groups; g++)
-        for (size_t i = 0; i < l->blocks * STRIPS; i++)
+        for (size_t i = 0; i < l->blocks * ROWS; i++)
             for (size_t j = 0; j < s->group_size; j++) {
-                const size_t block = g * l->blocks + i / STRIPS;
+                const size_t block = g * l->blocks + i / ROWS;
                 const uint16_t *code =
-                    l->codes + (block * s->group_size + j) * l->record + i % STRIPS;
+                    l->codes + (block * s->group_size + j) * l->record + i % ROWS;
                 const size_t at = (g * vector_rows + i) * s->group_size + j;
                 if (i >= vector_rows) { /* nothing is read from beyond a table */
-                    assert_true(code[0] == 0 && (!s->k_res || code[STRIPS] == 0));
+                    assert_true(code[0] == 0 && (!s->k_res || code[ROWS] == 0));
                     continue;
                 }
                 check_row(l, l->main + g * s->k * l->row_bytes, code[0],
                           m->centroids + (g * s->k + m->main[at]) * s->v, s->v);
                 if (s->k_res)
-                    check_row(l, l->res + g * s->k_res * l->row_bytes, code[STRIPS],
+                    check_row(l, l->res + g * s->k_res * l->row_bytes, code[ROWS],
                               m->res_centroids + (g * s->k_res + m->res[at]) * s->v, s->v);
             }
 }
@@ -109,7 +109,7 @@ static void codes_lead_to_their_centroids(void **state)
             assert_ok(vptq_layout_make(d.dev.state, &m.q, &l, &err), &err);
             assert_int_equal(l.half, half);
             assert_int_equal(l.lanes, c->lanes);
-            assert_int_equal(l.far, half ? c->far_half : c->far_float);
+            assert_int_equal(l.code_scale, half ? c->far_half : c->far_float);
             assert_int_equal(l.row_bytes, l.lanes * (half ? 2 : 4));
             check_codes(&l, &m);
             vptq_layout_clear(&l);

@@ -1,28 +1,23 @@
-/* The body of vptq_cpu_math, included by cpu_math_{none,avx2,avx512}.c behind their vector
- * type:
- *
- *     vf              a vector of LANES floats
- *     vf_set1, vf_load, vf_store                  any alignment
- *     vf_load_half     of as many float16
- *     vf_load_part(p, n), vf_store_part(p, v, n)  the first n < LANES; absent lanes read 0
- *     vf_add, vf_sub, vf_mul, vf_div, vf_max, vf_min   b where a or b is NaN, in the last two
- *     vf_fma(a, b, c)  a * b + c
- *     vf_select_equal(a, b, x, y)  x where a == b, else y
- *     vf_round         to the nearest integer, ties to even
- *     vf_ldexp(x, n)   x * 2^n, n integral, one rounding
- *     vf_sum           of the lanes, as a fixed tree
- *     vf_hmax          of the lanes
- *     vd               LANES doubles: vd_zero, vd_add(d, v): d + v, vd_sum
- *     vd_load, vd_store, vd_from(v), vd_mul_add(a, b, d): d + a * b
- *     transpose_4x4(src, ld_src, factor, dst, ld_dst)
- *     vf_mask_tail(v, n, fill)  lanes from n on replaced by fill
- */
-#ifndef VPTQ_BACKEND_CPU_MATH_BODY_H
-#define VPTQ_BACKEND_CPU_MATH_BODY_H
+/* The kernels of vptq_cpu_math (math.h).  Level 0 has vectors of one lane. */
+#if VPTQ_SIMD_LEVEL == 0
+#define SIMD_MAX_LANES 1
+#endif
+#include "lib/base/simd.h"
 
-#include <math.h>
-
+#include "lib/backend/backend.h"
 #include "lib/backend/cpu/math.h"
+#include "lib/base/half.h"
+
+/* Shape of a block of C in `tile`: TILE_ROWS * TILE_VECTORS accumulators, the vectors of B and
+ * one element of A fill the registers. */
+#if VPTQ_SIMD_LEVEL == 2
+enum { TILE_ROWS = 14, TILE_VECTORS = 2 };
+#elif VPTQ_SIMD_LEVEL == 1
+enum { TILE_ROWS = 6, TILE_VECTORS = 2 };
+#else
+enum { TILE_ROWS = 4, TILE_VECTORS = 4 };
+#endif
+enum { LANES = SIMD_LANES, TILE_COLS = TILE_VECTORS * LANES };
 
 /* exp by Cody and Waite: x = n ln 2 + r with ln 2 in two parts, the first so short that n times
  * it is exact, and the polynomial of Cephes' expf for r in +-ln 2 / 2. */
@@ -43,7 +38,7 @@ static inline vf vf_exp(vf x)
     return vf_ldexp(vf_add(p, vf_set1(1)), n);
 }
 
-static float body_exp_shift(float *x, size_t n, float shift)
+static float exp_shift(float *x, size_t n, float shift)
 {
     const vf s = vf_set1(shift);
     vf sum = vf_set1(0);
@@ -56,12 +51,12 @@ static float body_exp_shift(float *x, size_t n, float shift)
     if (i < n) {
         const vf e = vf_exp(vf_sub(vf_load_part(x + i, n - i), s));
         vf_store_part(x + i, e, n - i);
-        sum = vf_add(sum, vf_mask_tail(e, n - i, 0));
+        sum = vf_add(sum, vf_fill_after(e, n - i, 0));
     }
     return vf_sum(sum);
 }
 
-static double body_exp_sum(const float *x, size_t n, float shift)
+static double exp_sum(const float *x, size_t n, float shift)
 {
     const vf s = vf_set1(shift);
     vd sum = vd_zero();
@@ -70,23 +65,23 @@ static double body_exp_sum(const float *x, size_t n, float shift)
         sum = vd_add(sum, vf_exp(vf_sub(vf_load(x + i), s)));
     if (i < n) {
         const vf e = vf_exp(vf_sub(vf_load_part(x + i, n - i), s));
-        sum = vd_add(sum, vf_mask_tail(e, n - i, 0));
+        sum = vd_add(sum, vf_fill_after(e, n - i, 0));
     }
     return vd_sum(sum);
 }
 
-static float body_max(const float *x, size_t n)
+static float row_max(const float *x, size_t n)
 {
     vf m = vf_set1(-INFINITY);
     size_t i = 0;
     for (; i + LANES <= n; i += LANES)
         m = vf_max(vf_load(x + i), m);
     if (i < n)
-        m = vf_max(vf_mask_tail(vf_load_part(x + i, n - i), n - i, -INFINITY), m);
+        m = vf_max(vf_fill_after(vf_load_part(x + i, n - i), n - i, -INFINITY), m);
     return vf_hmax(m);
 }
 
-static void body_scale(float *x, size_t n, float s)
+static void scale(float *x, size_t n, float s)
 {
     const vf v = vf_set1(s);
     size_t i = 0;
@@ -96,7 +91,7 @@ static void body_scale(float *x, size_t n, float s)
         vf_store_part(x + i, vf_mul(vf_load_part(x + i, n - i), v), n - i);
 }
 
-static double body_sum_squares(const float *x, size_t n)
+static double sum_squares(const float *x, size_t n)
 {
     vd sum = vd_zero();
     size_t i = 0;
@@ -111,7 +106,7 @@ static double body_sum_squares(const float *x, size_t n)
     return vd_sum(sum);
 }
 
-static double body_dot_double(const double *a, const float *b, size_t n)
+static double dot_double(const double *a, const float *b, size_t n)
 {
     vd sum = vd_zero();
     size_t i = 0;
@@ -123,7 +118,7 @@ static double body_dot_double(const double *a, const float *b, size_t n)
     return total;
 }
 
-static void body_widen(const float *x, double *y, size_t n)
+static void widen(const float *x, double *y, size_t n)
 {
     size_t i = 0;
     for (; i + LANES <= n; i += LANES)
@@ -132,7 +127,7 @@ static void body_widen(const float *x, double *y, size_t n)
         y[i] = (double)x[i];
 }
 
-static void body_norm(const float *x, const float *w, float s, float *y, size_t n)
+static void norm(const float *x, const float *w, float s, float *y, size_t n)
 {
     const vf v = vf_set1(s);
     size_t i = 0;
@@ -144,7 +139,7 @@ static void body_norm(const float *x, const float *w, float s, float *y, size_t 
                       n - i);
 }
 
-static void body_rotate(float *lo, float *hi, const float *c, const float *s, size_t n)
+static void rotate(float *lo, float *hi, const float *c, const float *s, size_t n)
 {
     size_t i = 0;
     for (; i + LANES <= n; i += LANES) {
@@ -168,7 +163,7 @@ static inline vf vf_swiglu(vf gate, vf up)
     return vf_mul(vf_div(gate, vf_add(vf_set1(1), e)), up);
 }
 
-static void body_swiglu(const float *gate, const float *up, float *y, size_t n)
+static void swiglu(const float *gate, const float *up, float *y, size_t n)
 {
     size_t i = 0;
     for (; i + LANES <= n; i += LANES)
@@ -179,7 +174,7 @@ static void body_swiglu(const float *gate, const float *up, float *y, size_t n)
     }
 }
 
-static void body_add_double(const float *x, double *sum, size_t n)
+static void add_double(const float *x, double *sum, size_t n)
 {
     size_t i = 0;
     for (; i + LANES <= n; i += LANES)
@@ -188,8 +183,8 @@ static void body_add_double(const float *x, double *sum, size_t n)
         sum[i] += (double)x[i];
 }
 
-static void body_copy(size_t rows, size_t cols, const float *src, size_t ld_src, float factor,
-                      float *dst, size_t ld_dst)
+static void copy(size_t rows, size_t cols, const float *src, size_t ld_src, float factor,
+                 float *dst, size_t ld_dst)
 {
     const vf f = vf_set1(factor);
     for (size_t i = 0; i < rows; i++, src += ld_src, dst += ld_dst) {
@@ -201,8 +196,8 @@ static void body_copy(size_t rows, size_t cols, const float *src, size_t ld_src,
     }
 }
 
-static void body_transpose(size_t rows, size_t cols, const float *src, size_t ld_src,
-                           float factor, float *dst, size_t ld_dst)
+static void transpose(size_t rows, size_t cols, const float *src, size_t ld_src, float factor,
+                      float *dst, size_t ld_dst)
 {
     /* A cache line of every row at a time: lines of rows that fall on the same few sets of the
      * cache are then used up before they push each other out. */
@@ -250,8 +245,8 @@ static inline void dots_block(size_t rows_a, size_t rows_b, size_t k, float alph
             c[i * ldc + j] += alpha * vf_sum(s[i][j]);
 }
 
-static void body_dots(size_t m, size_t n, size_t k, float alpha, const float *a, size_t lda,
-                      const float *b, size_t ldb, float *c, size_t ldc)
+static void dots(size_t m, size_t n, size_t k, float alpha, const float *a, size_t lda,
+                 const float *b, size_t ldb, float *c, size_t ldc)
 {
     size_t j = 0;
     for (; j + ROWS_B <= n; j += ROWS_B) {
@@ -302,8 +297,8 @@ static void axpys_tail(size_t n, size_t k, float alpha, const float *a, const fl
     vf_store_part(c, vf_fma(vf_set1(alpha), s, vf_load_part(c, n)), n);
 }
 
-static void body_axpys(size_t m, size_t n, size_t k, float alpha, const float *a, size_t lda,
-                       const float *b, size_t ldb, float *c, size_t ldc)
+static void axpys(size_t m, size_t n, size_t k, float alpha, const float *a, size_t lda,
+                  const float *b, size_t ldb, float *c, size_t ldc)
 {
     size_t j = 0;
     for (; j + COLS * LANES <= n; j += COLS * LANES) {
@@ -322,12 +317,8 @@ static void body_axpys(size_t m, size_t n, size_t k, float alpha, const float *a
             axpys_tail(n - j, k, alpha, a + i * lda, b + j, ldb, c + i * ldc + j);
 }
 
-/* TILE_ROWS and TILE_VECTORS, set by the including file, fill the registers: rows * vectors
- * accumulators, the vectors of B and one element of A. */
-enum { TILE_COLS = TILE_VECTORS * LANES };
-
-static void body_tile(size_t k, const float *a, const float *b, bool add, float *c, size_t ldc,
-                      size_t rows, size_t cols)
+static void tile(size_t k, const float *a, const float *b, bool add, float *c, size_t ldc,
+                 size_t rows, size_t cols)
 {
     /* C is wanted last; on its way while the products are taken. */
     for (size_t i = 0; i < rows; i++)
@@ -389,44 +380,185 @@ static void softmax_vector(float *s, size_t n, float *max, float *sum, float *f)
     vf_store(f, factor);
 }
 
-static void body_softmax(float *s, size_t n, float *max, float *sum, float *f)
+static void softmax(float *s, size_t n, float *max, float *sum, float *f)
 {
     for (size_t j = 0; j < TILE_COLS; j += LANES)
         softmax_vector(s + j, n, max + j, sum + j, f + j);
 }
 
-static void body_scale_columns(float *x, size_t n, const float *f)
+static void scale_columns(float *x, size_t n, const float *f)
 {
     for (size_t l = 0; l < n; l++, x += TILE_COLS)
         for (size_t j = 0; j < TILE_COLS; j += LANES)
             vf_store(x + j, vf_mul(vf_load(x + j), vf_load(f + j)));
 }
 
-#include "lib/backend/cpu/page_body.h"
+/* ---- pages of the key-value cache ----
+ *
+ * Each vector that is loaded from a page, and converted, serves up to PAGE_HEADS query heads.
+ */
 
-const vptq_cpu_math VPTQ_CPU_MATH_NAME = {
-    .exp_shift = body_exp_shift,
-    .exp_sum = body_exp_sum,
-    .max = body_max,
-    .scale = body_scale,
-    .sum_squares = body_sum_squares,
-    .norm = body_norm,
-    .rotate = body_rotate,
-    .swiglu = body_swiglu,
-    .add_double = body_add_double,
-    .widen = body_widen,
-    .dot_double = body_dot_double,
-    .copy = body_copy,
-    .transpose = body_transpose,
-    .dots = body_dots,
-    .axpys = body_axpys,
-    .tile_rows = TILE_ROWS,
-    .tile_cols = TILE_COLS,
-    .tile = body_tile,
-    .softmax = body_softmax,
-    .scale_columns = body_scale_columns,
-    .page_scores = body_page_scores,
-    .page_mix = body_page_mix,
+/* Accumulators are heads * vectors; those, one factor per head and a loaded vector fill the 16
+ * registers of AVX2. */
+enum {
+    PAGE_HEADS = 3,
+    PAGE_VECTORS = VPTQ_KV_PAGE / LANES < 4 ? VPTQ_KV_PAGE / LANES : 4,
+    PAGE_STEP = PAGE_VECTORS * LANES
 };
 
-#endif
+SIMD_INLINE vf page_load(bool half, const void *page, size_t at)
+{
+    return half ? vf_load_f16((const uint16_t *)page + at) : vf_load((const float *)page + at);
+}
+
+/* Tokens [t0, t0 + PAGE_STEP) for `heads` <= PAGE_HEADS heads; constants where it is called. */
+SIMD_INLINE void scores_block(bool half, size_t heads, size_t d, const float *q,
+                              const void *keys, size_t t0, float *score, size_t ld)
+{
+    vf s[PAGE_HEADS][PAGE_VECTORS];
+#pragma GCC unroll 3
+    for (size_t h = 0; h < heads; h++)
+#pragma GCC unroll 4
+        for (size_t v = 0; v < PAGE_VECTORS; v++)
+            s[h][v] = vf_set1(0);
+    for (size_t i = 0; i < d; i++) {
+        vf x[PAGE_HEADS];
+#pragma GCC unroll 3
+        for (size_t h = 0; h < heads; h++)
+            x[h] = vf_set1(q[h * d + i]);
+#pragma GCC unroll 4
+        for (size_t v = 0; v < PAGE_VECTORS; v++) {
+            const vf k = page_load(half, keys, i * VPTQ_KV_PAGE + t0 + v * LANES);
+#pragma GCC unroll 3
+            for (size_t h = 0; h < heads; h++)
+                s[h][v] = vf_fma(x[h], k, s[h][v]);
+        }
+    }
+#pragma GCC unroll 3
+    for (size_t h = 0; h < heads; h++)
+#pragma GCC unroll 4
+        for (size_t v = 0; v < PAGE_VECTORS; v++)
+            vf_store(score + h * ld + t0 + v * LANES, s[h][v]);
+}
+
+SIMD_INLINE void scores_heads(bool half, size_t heads, size_t d, const float *q,
+                              const void *keys, float *score, size_t ld)
+{
+    for (size_t t = 0; t < VPTQ_KV_PAGE; t += PAGE_STEP)
+        scores_block(half, heads, d, q, keys, t, score, ld);
+}
+
+SIMD_INLINE void scores_all(bool half, size_t heads, size_t d, const float *q, const void *keys,
+                            float *score, size_t ld)
+{
+    size_t h = 0;
+    for (; h + PAGE_HEADS <= heads; h += PAGE_HEADS)
+        scores_heads(half, PAGE_HEADS, d, q + h * d, keys, score + h * ld, ld);
+    if (heads - h == 2)
+        scores_heads(half, 2, d, q + h * d, keys, score + h * ld, ld);
+    else if (heads - h == 1)
+        scores_heads(half, 1, d, q + h * d, keys, score + h * ld, ld);
+}
+
+static void page_scores(bool half, size_t heads, size_t d, const float *q, const void *keys,
+                        float *score, size_t ld)
+{
+    if (half)
+        scores_all(true, heads, d, q, keys, score, ld);
+    else
+        scores_all(false, heads, d, q, keys, score, ld);
+}
+
+/* Dimensions [i0, i0 + vectors * LANES). */
+SIMD_INLINE void mix_block(bool half, size_t heads, size_t vectors, size_t d, const float *p,
+                           size_t ld, size_t first, size_t end, const void *values, size_t i0,
+                           float *out)
+{
+    vf s[PAGE_HEADS][PAGE_VECTORS];
+#pragma GCC unroll 3
+    for (size_t h = 0; h < heads; h++)
+#pragma GCC unroll 4
+        for (size_t v = 0; v < vectors; v++)
+            s[h][v] = vf_load(out + h * d + i0 + v * LANES);
+    for (size_t t = first; t < end; t++) {
+        vf x[PAGE_HEADS];
+#pragma GCC unroll 3
+        for (size_t h = 0; h < heads; h++)
+            x[h] = vf_set1(p[h * ld + t]);
+#pragma GCC unroll 4
+        for (size_t v = 0; v < vectors; v++) {
+            const vf y = page_load(half, values, t * d + i0 + v * LANES);
+#pragma GCC unroll 3
+            for (size_t h = 0; h < heads; h++)
+                s[h][v] = vf_fma(x[h], y, s[h][v]);
+        }
+    }
+#pragma GCC unroll 3
+    for (size_t h = 0; h < heads; h++)
+#pragma GCC unroll 4
+        for (size_t v = 0; v < vectors; v++)
+            vf_store(out + h * d + i0 + v * LANES, s[h][v]);
+}
+
+SIMD_INLINE void mix_heads(bool half, size_t heads, size_t d, const float *p, size_t ld,
+                           size_t first, size_t end, const void *values, float *out)
+{
+    size_t i = 0;
+    for (; i + PAGE_STEP <= d; i += PAGE_STEP)
+        mix_block(half, heads, PAGE_VECTORS, d, p, ld, first, end, values, i, out);
+    for (; i + LANES <= d; i += LANES)
+        mix_block(half, heads, 1, d, p, ld, first, end, values, i, out);
+    for (; i < d; i++)
+        for (size_t h = 0; h < heads; h++)
+            for (size_t t = first; t < end; t++) {
+                const float y = half ? vptq_f16_to_f32(((const uint16_t *)values)[t * d + i])
+                                     : ((const float *)values)[t * d + i];
+                out[h * d + i] += p[h * ld + t] * y;
+            }
+}
+
+SIMD_INLINE void mix_all(bool half, size_t heads, size_t d, const float *p, size_t ld,
+                         size_t first, size_t end, const void *values, float *out)
+{
+    size_t h = 0;
+    for (; h + PAGE_HEADS <= heads; h += PAGE_HEADS)
+        mix_heads(half, PAGE_HEADS, d, p + h * ld, ld, first, end, values, out + h * d);
+    if (heads - h == 2)
+        mix_heads(half, 2, d, p + h * ld, ld, first, end, values, out + h * d);
+    else if (heads - h == 1)
+        mix_heads(half, 1, d, p + h * ld, ld, first, end, values, out + h * d);
+}
+
+static void page_mix(bool half, size_t heads, size_t d, const float *p, size_t ld, size_t first,
+                     size_t end, const void *values, float *out)
+{
+    if (half)
+        mix_all(true, heads, d, p, ld, first, end, values, out);
+    else
+        mix_all(false, heads, d, p, ld, first, end, values, out);
+}
+
+const vptq_cpu_math VPTQ_SIMD_SYMBOL(vptq_cpu_math) = {
+    .exp_shift = exp_shift,
+    .exp_sum = exp_sum,
+    .max = row_max,
+    .scale = scale,
+    .sum_squares = sum_squares,
+    .norm = norm,
+    .rotate = rotate,
+    .swiglu = swiglu,
+    .add_double = add_double,
+    .widen = widen,
+    .dot_double = dot_double,
+    .copy = copy,
+    .transpose = transpose,
+    .dots = dots,
+    .axpys = axpys,
+    .tile_rows = TILE_ROWS,
+    .tile_cols = TILE_COLS,
+    .tile = tile,
+    .softmax = softmax,
+    .scale_columns = scale_columns,
+    .page_scores = page_scores,
+    .page_mix = page_mix,
+};

@@ -1,43 +1,23 @@
-/* The body of vptq_search_kernels, included by cpu_search_{none,avx2,avx512}.c behind their
- * vector type:
+/* Search of pairs of main and residual centroids: the kernels of vptq_search_kernels.
  *
- *     vf           a vector of LANES floats
- *     BOTH         candidates whose remainders, of up to 12 dimensions, fit into the registers
- *     vf_set1, vf_load, vf_store              any alignment
- *     vf_add
- *     vf_fma(a, b, c)                         a * b + c
- *     vf_max(a, b), vf_min(a, b)              b where either is NaN
- *     vf_select_greater(a, b, x, y)           x where a > b, else y
- *     vf_at_least(a, b), vf_greater(a, b)     bit l: a >= b, a > b in lane l
- *     screen_block, screen_max, screen_list   see cpu_screen_body.h
- *     vf_append(list, score, n, s, least, first)   first + l, and its score, for every lane l
- * of s that is at least `least`, ascending, behind entry n - 1; the new n.  May write LANES
- * entries.
+ * The score of a centroid is that of kernels.h; the score of a pair for x is x.(c + r) -
+ * |c + r|^2 / 2.
  *
- * The score of a centroid is that of cpu_vq_kernels.h, summed in the same order, so that it has
- * the same bits wherever it is taken; that of a pair for x is x.(c + r) - |c + r|^2 / 2.
- *
- * How the `beam` nearest main centroids are found: 32 (16, 8) vectors in the lanes meet all
- * centroids.  Kept are the maximum of every block of 16, and the maxima of at least twice as
- * many classes as the beam, a class being every so-many-th run of 4 centroids.  The beam-th
- * largest of these is a bound that at least `beam` scores reach and few others do, about 1.4
- * beams in all.  Blocks whose maximum reaches it are scored again, vector by vector. */
-#ifndef VPTQ_BACKEND_CPU_SEARCH_BODY_H
-#define VPTQ_BACKEND_CPU_SEARCH_BODY_H
-
+ * Finding the `beam` nearest main centroids: 32 (16, 8) vectors in the lanes are scored against
+ * all centroids.  Of the scores, only the maximum of each block of 16 and the maxima of at
+ * least 2 * beam classes are kept; a class is every so-many-th run of 4 centroids.  The beam-th
+ * largest class maximum is a bound that at least `beam` scores reach, and about 1.4 * beam in
+ * all.  Blocks whose maximum reaches it are scored again, vector by vector. */
 #include <float.h>
 #include <math.h>
 #include <stdbool.h>
 #include <string.h>
 
-#include "lib/backend/cpu/vq_kernels.h"
-#include "lib/base/vq.h"
+#include "lib/backend/cpu/codebook_simd.h"
+#include "lib/backend/cpu/screen_simd.h"
 
-enum { PARTS = VPTQ_CODEBOOK_LANES / LANES, SETS = 2, TILE = SETS * LANES, STEP = 4 };
-enum { MOST_CLASSES = 2 * VPTQ_MOST_NEAR };
-
-/* The functions below are compiled once per vector length: v is a constant where it matters. */
-#define INLINE static inline __attribute__((always_inline))
+/* Candidates whose remainders, of up to 12 dimensions, fit into the registers together. */
+enum { BOTH = VPTQ_SIMD_LEVEL == 2 ? 2 : 1 };
 
 /* ---- main scores ---- */
 
@@ -62,21 +42,21 @@ typedef struct tile {
     float nearest[TILE]; /* distance of what was found; infinity = nothing */
 } tile;
 
-static tile tile_in(const vptq_pair_codebooks *b, float *room)
+static tile tile_in(const vptq_pair_codebooks *b, float *work)
 {
     tile t = {.b = b, .classes = b->classes};
     const size_t blocks = b->main.blocks;
-    t.tops = room;
+    t.tops = work;
     t.class_top = t.tops + blocks * TILE;
     t.score = t.class_top + b->classes * TILE;
     t.res = t.score + (blocks + 1) * VPTQ_CODEBOOK_LANES;
     t.list = (uint32_t *)(void *)(t.res + b->res.blocks * VPTQ_CODEBOOK_LANES);
     t.upper = (int32_t *)(void *)(t.list + (blocks + 1) * VPTQ_CODEBOOK_LANES);
     t.pairs = (uint32_t *)(void *)(t.upper + (blocks + 1) * VPTQ_CODEBOOK_LANES);
-    t.y = (int16_t *)(void *)(t.pairs + VPTQ_SCREENED_PAIRS + b->screen_room +
+    t.y = (int16_t *)(void *)(t.pairs + VPTQ_SCREENED_PAIRS + b->screen_stride +
                               VPTQ_CODEBOOK_LANES);
-    t.hits = (uint16_t *)(void *)(t.y + b->screen_room);
-    for (size_t e = b->res.blocks; e < b->screen_room / VPTQ_CODEBOOK_LANES; e++) {
+    t.hits = (uint16_t *)(void *)(t.y + b->screen_stride);
+    for (size_t e = b->res.blocks; e < b->screen_stride / VPTQ_CODEBOOK_LANES; e++) {
         vf none[PARTS];
         for (size_t p = 0; p < PARTS; p++)
             none[p] = vf_set1(-INFINITY);
@@ -85,44 +65,8 @@ static tile tile_in(const vptq_pair_codebooks *b, float *room)
     return t;
 }
 
-/* xt[d] = dimension d of the tile's vectors; lanes past `count` repeat the last one. */
-INLINE void transpose(size_t v, size_t count, const float *x, float *xt)
-{
-    for (size_t l = 0; l < TILE; l++) {
-        const float *from = x + (l < count ? l : count - 1) * v;
-        for (size_t d = 0; d < v; d++)
-            xt[d * TILE + l] = from[d];
-    }
-}
-
-/* Largest score per lane over STEP centroids. */
-INLINE void best_of_step(const float *c, size_t v, const float *xt, vf top[SETS])
-{
-    vf score[STEP][SETS];
-    for (size_t l = 0; l < STEP; l++) {
-        for (size_t s = 0; s < SETS; s++)
-            score[l][s] = vf_set1(c[l]);
-    }
-#pragma GCC unroll 16
-    for (size_t d = 0; d < v; d++) {
-        vf x[SETS];
-        for (size_t s = 0; s < SETS; s++)
-            x[s] = vf_load(xt + d * TILE + s * LANES);
-        for (size_t l = 0; l < STEP; l++) {
-            const vf cl = vf_set1(c[(1 + d) * VPTQ_CODEBOOK_LANES + l]);
-            for (size_t s = 0; s < SETS; s++)
-                score[l][s] = vf_fma(x[s], cl, score[l][s]);
-        }
-    }
-    for (size_t s = 0; s < SETS; s++) {
-        top[s] = vf_max(score[0][s], vf_set1(-INFINITY));
-        for (size_t l = 1; l < STEP; l++)
-            top[s] = vf_max(score[l][s], top[s]);
-    }
-}
-
 /* Fills tops and class_top. */
-INLINE void score_tile(const tile *t, size_t v, const float *xt)
+SIMD_INLINE void score_tile(const tile *t, size_t v, const float *xt)
 {
     const vptq_codebook *codebook = &t->b->main;
     size_t class = 0;
@@ -130,24 +74,24 @@ INLINE void score_tile(const tile *t, size_t v, const float *xt)
         t->class_top[i] = -INFINITY;
     for (size_t b = 0; b < codebook->blocks; b++) {
         const float *c = codebook->data + b * (1 + v) * VPTQ_CODEBOOK_LANES;
-        vf most[SETS];
+        vf max[SETS];
         for (size_t s = 0; s < SETS; s++)
-            most[s] = vf_set1(-INFINITY);
+            max[s] = vf_set1(-INFINITY);
         for (size_t j = 0; j < VPTQ_CODEBOOK_LANES; j += STEP, c += STEP) {
-            /* The compiler would hoist the loads of xt and c out of the loops and spill them.
-             */
-            __asm__("" : "+r"(xt), "+r"(c));
+            SIMD_KEEP_IN_LOOP(xt, c);
             float *of_class = t->class_top + class * TILE;
             vf top[SETS];
-            best_of_step(c, v, xt, top);
+            for (size_t s = 0; s < SETS; s++)
+                top[s] = vf_set1(-INFINITY);
+            best_of_step(c, v, SETS, xt, top);
             for (size_t s = 0; s < SETS; s++) {
                 vf_store(of_class + s * LANES, vf_max(top[s], vf_load(of_class + s * LANES)));
-                most[s] = vf_max(top[s], most[s]);
+                max[s] = vf_max(top[s], max[s]);
             }
             class = class + 1 < t->classes ? class + 1 : 0;
         }
         for (size_t s = 0; s < SETS; s++)
-            vf_store(t->tops + b * TILE + s * LANES, most[s]);
+            vf_store(t->tops + b * TILE + s * LANES, max[s]);
     }
 }
 
@@ -182,19 +126,6 @@ static void sort_classes(const tile *t)
 
 /* ---- candidates ---- */
 
-/* Scores of x against the 16 centroids of block c. */
-INLINE void score_block(const float *c, size_t v, const float *x, vf s[PARTS])
-{
-    for (size_t p = 0; p < PARTS; p++)
-        s[p] = vf_load(c + p * LANES);
-#pragma GCC unroll 16
-    for (size_t d = 0; d < v; d++) {
-        for (size_t p = 0; p < PARTS; p++)
-            s[p] = vf_fma(vf_load(c + (1 + d) * VPTQ_CODEBOOK_LANES + p * LANES), vf_set1(x[d]),
-                          s[p]);
-    }
-}
-
 /* The blocks in which any score of a vector reaches its bound; n [TILE] of them each. */
 static void find_hits(const tile *t, size_t *n)
 {
@@ -214,7 +145,7 @@ static void find_hits(const tile *t, size_t *n)
 }
 
 /* The candidates of vector j, ascending, into list and score; their number. */
-INLINE size_t collect(const tile *t, size_t v, size_t j, size_t hits)
+SIMD_INLINE size_t collect(const tile *t, size_t v, size_t j, size_t hits)
 {
     const uint16_t *hit = t->hits + j * t->b->main.blocks;
     size_t n = 0;
@@ -231,72 +162,28 @@ INLINE size_t collect(const tile *t, size_t v, size_t j, size_t hits)
 
 /* ---- around the present choice ---- */
 
-/* The `rank`-th largest of n scores, a multiple of LANES. */
-static float ranked(const float *score, size_t n, size_t rank)
-{
-    float bound = INFINITY;
-    for (size_t i = 0; i < n; i++) {
-        size_t larger = 0;
-        for (size_t e = 0; e < n; e += LANES)
-            larger +=
-                (size_t)__builtin_popcount(vf_greater(vf_load(score + e), vf_set1(score[i])));
-        if (larger < rank && score[i] < bound)
-            bound = score[i];
-    }
-    return bound;
-}
-
-/* A bound that `beam` of n scores reach, and few others: from the maxima of `classes` classes,
- * a multiple of 16 of at least the beam, where there are not fewer scores. */
-INLINE float bound_of(const float *score, size_t n, size_t classes, size_t beam)
-{
-    float top[MOST_CLASSES];
-    classes = classes < n ? classes : n;
-    for (size_t e = 0; e < classes; e += LANES) {
-        vf most = vf_max(vf_load(score + e), vf_set1(-INFINITY));
-        for (size_t i = e + classes; i < n; i += classes)
-            most = vf_max(vf_load(score + i), most);
-        vf_store(top + e, most);
-    }
-    const float bound = ranked(top, classes, beam < classes ? beam : classes);
-    return bound > -FLT_MAX ? bound : -FLT_MAX;
-}
-
-/* Scores of x against the near ones of centroid c, [near]. */
-INLINE void score_near(const vptq_pair_codebooks *b, size_t v, uint32_t c, const float *x,
-                       float *score)
-{
-    const float *data = b->near_data + c * (b->near * (1 + v));
-    for (size_t e = 0; e < b->near;
-         e += VPTQ_CODEBOOK_LANES, data += (1 + v) * VPTQ_CODEBOOK_LANES) {
-        vf s[PARTS];
-        score_block(data, v, x, s);
-        for (size_t p = 0; p < PARTS; p++)
-            vf_store(score + e + p * LANES, s[p]);
-    }
-}
-
 /* The candidates of vector j around main centroid c, nearest to c first; their number. */
-INLINE size_t collect_around(const tile *t, size_t v, size_t j, uint32_t c)
+SIMD_INLINE size_t collect_around(const tile *t, size_t v, size_t j, uint32_t c)
 {
     const vptq_pair_codebooks *b = t->b;
     const size_t classes =
         (2 * b->beam + VPTQ_CODEBOOK_LANES - 1) / VPTQ_CODEBOOK_LANES * VPTQ_CODEBOOK_LANES;
-    float score[VPTQ_MOST_NEAR] = {0};
+    float score[VPTQ_MAX_NEIGHBORS] = {0};
     size_t n = 0;
     score_near(b, v, c, t->x + j * v, score);
-    const vf bound = vf_set1(bound_of(score, b->near, classes, b->beam));
-    for (size_t e = 0; e < b->near; e += LANES)
+    const vf bound = vf_set1(bound_of(score, b->neighbors, classes, b->beam));
+    for (size_t e = 0; e < b->neighbors; e += LANES)
         n = vf_append(t->list, t->score, n, vf_load(score + e), bound, (uint32_t)e);
     for (size_t i = 0; i < n; i++)
-        t->list[i] = b->near_index[c * b->near + t->list[i]];
+        t->list[i] = b->neighbor_index[c * b->neighbors + t->list[i]];
     return n;
 }
 
 /* ---- pairs ---- */
 
 /* |x - (c + r)|^2 */
-INLINE float distance_of(const tile *t, size_t v, const float *x, uint32_t main, uint32_t res)
+SIMD_INLINE float distance_of(const tile *t, size_t v, const float *x, uint32_t main,
+                              uint32_t res)
 {
     const float *c = t->b->centroids + main * v, *r = t->b->res_centroids + res * v;
     float sum = 0;
@@ -307,7 +194,172 @@ INLINE float distance_of(const tile *t, size_t v, const float *x, uint32_t main,
     return sum;
 }
 
-#include "lib/backend/cpu/screen_body.h"
+/* ---- screening ----
+ *
+ * A residual centroid r adds x.r - |r|^2 / 2 - c.r to the score of a main centroid c.  The last
+ * term is stored as 8 bits times a step of c; the other two are computed for each x.  All are
+ * summed in 16 bits in units of that x.  The error of a sum is at most e(c) units, so that only
+ * pairs within e(c) of the largest lower bound can be best.  The distances of these few pairs
+ * are then computed. */
+
+enum {
+    MAX_UNITS = 16000, /* of what x adds; with the table's 127 * 64 no sum overflows */
+    STEP_UNITS = 64,   /* of the largest step among the candidates */
+    MAX_PAIRS = VPTQ_SCREENED_PAIRS
+};
+
+/* What x adds for every residual centroid, as integers; the unit, or 0 where there is none. */
+SIMD_INLINE float screen_vector(const tile *t, size_t v, const float *x, float step)
+{
+    const vptq_codebook *res = &t->b->res;
+    vf max[PARTS];
+    float lane[VPTQ_CODEBOOK_LANES], largest = 0;
+    for (size_t p = 0; p < PARTS; p++)
+        max[p] = vf_set1(0);
+    for (size_t b = 0; b < res->blocks; b++) {
+        vf s[PARTS];
+        score_block(res->data + b * (1 + v) * VPTQ_CODEBOOK_LANES, v, x, s);
+        for (size_t p = 0; p < PARTS; p++) {
+            /* -infinity behind the last centroid is none of them */
+            const vf size = vf_max(s[p], vf_fma(s[p], vf_set1(-1), vf_set1(0)));
+            max[p] = vf_select_greater(size, vf_set1(FLT_MAX), max[p], vf_max(size, max[p]));
+            vf_store(t->res + b * VPTQ_CODEBOOK_LANES + p * LANES, s[p]);
+        }
+    }
+    for (size_t p = 0; p < PARTS; p++)
+        vf_store(lane + p * LANES, max[p]);
+    for (size_t l = 0; l < VPTQ_CODEBOOK_LANES; l++)
+        largest = lane[l] > largest ? lane[l] : largest;
+    const float unit =
+        step / STEP_UNITS > largest / MAX_UNITS ? step / STEP_UNITS : largest / MAX_UNITS;
+    const float factor = 1 / unit;
+    if (!(unit > 1e-30F && factor > 1e-30F))
+        return 0;
+    for (size_t b = 0; b < res->blocks; b++) {
+        vf s[PARTS];
+        for (size_t p = 0; p < PARTS; p++)
+            s[p] = vf_load(t->res + b * VPTQ_CODEBOOK_LANES + p * LANES);
+        screen_block(s, factor, t->y, b);
+    }
+    return unit;
+}
+
+/* What the integers of one candidate stand for. */
+typedef struct screen {
+    int32_t factor; /* of the table's row, in 1/128 */
+    int32_t base;   /* what its main score and the error add: sums are upper bounds */
+    int32_t error;
+} screen;
+
+/* `best`: main score of the best candidate; `per_unit`: units in one. */
+static inline screen screen_of(const tile *t, size_t place, float best, float per_unit,
+                               float slack)
+{
+    const float step = t->b->screen_step[t->list[place]] * per_unit;
+    const float base = (t->score[place] - best) * per_unit;
+    screen s = {.factor = (int32_t)(128 * step + 0.5F)};
+    s.error = (int32_t)(0.5F * step + slack) + 4;
+    s.base = (int32_t)(base > -MAX_UNITS ? base - 0.5F : -MAX_UNITS) + s.error;
+    return s;
+}
+
+/* The pairs that may be best, as place in the list * 65536 + residual centroid; more than
+ * MOST_PAIRS where screening does not help. */
+static size_t screen_pairs(const tile *t, size_t n, float best, float unit, float slack)
+{
+    const size_t work = t->b->screen_stride;
+    const float per_unit = 1 / unit;
+    int32_t bound = INT32_MIN;
+    for (size_t i = 0; i < n; i++) {
+        const screen s = screen_of(t, i, best, per_unit, slack);
+        const int32_t upper =
+            s.base + screen_max(t->b->screen + t->list[i] * work, t->y, work, s.factor);
+        t->upper[i] = upper;
+        bound = upper - 2 * s.error > bound ? upper - 2 * s.error : bound;
+    }
+    size_t pairs = 0;
+    for (size_t i = 0; i < n && pairs <= MAX_PAIRS; i++) {
+        if (t->upper[i] < bound)
+            continue;
+        const screen s = screen_of(t, i, best, per_unit, slack);
+        const size_t more = screen_list(t->b->screen + t->list[i] * work, t->y, work, s.factor,
+                                        bound - s.base, t->pairs + pairs);
+        for (size_t e = 0; e < more; e++)
+            t->pairs[pairs + e] |= (uint32_t)i << 16;
+        pairs += more;
+    }
+    return pairs;
+}
+
+/* The best pair of vector j; false where it has to be computed. */
+SIMD_INLINE bool best_by_screening(tile *t, size_t v, size_t j, size_t n)
+{
+    const float *x = t->x + j * v;
+    float best = t->score[0], step = 0, norm = 0;
+    for (size_t i = 0; i < n; i++) {
+        const float s = t->b->screen_step[t->list[i]];
+        const int8_t *row = t->b->screen + t->list[i] * t->b->screen_stride;
+        for (size_t e = 0; e < 256 && e < t->b->screen_stride; e += 64)
+            __builtin_prefetch(row + e);
+        step = s > step ? s : step;
+        best = t->score[i] > best ? t->score[i] : best;
+    }
+    for (size_t d = 0; d < v; d++)
+        norm += x[d] * x[d];
+    const float unit = screen_vector(t, v, x, step);
+    const float slack = 4e-6F * norm / unit; /* far more than the rounding of scores */
+    if (!(unit > 0 && slack < MAX_UNITS) || n > 1u << 16)
+        return false;
+    const size_t pairs = screen_pairs(t, n, best, unit, slack);
+    if (pairs > MAX_PAIRS)
+        return false;
+    for (size_t e = 0; e < pairs; e++) {
+        const uint32_t main = t->list[t->pairs[e] >> 16], res = t->pairs[e] & 0xffff;
+        const float distance = distance_of(t, v, x, main, res);
+        const bool first = main < t->found[j] || (main == t->found[j] && res < t->found_res[j]);
+        if (distance < t->nearest[j] || (distance <= t->nearest[j] && first)) {
+            t->nearest[j] = distance;
+            t->found[j] = main;
+            t->found_res[j] = res;
+        }
+    }
+    return true;
+}
+
+/* One row of the table from main centroid c; *step is what its integers count. */
+static void screen_row(const vptq_codebook *res, const float *c, float *work, size_t n,
+                       int8_t *row, float *step)
+{
+    const size_t v = res->v;
+    float largest = 0;
+    for (size_t b = 0; b < res->blocks; b++) {
+        const float *block = res->data + b * (1 + v) * VPTQ_CODEBOOK_LANES;
+        float *dot = work + b * VPTQ_CODEBOOK_LANES;
+        vf s[PARTS];
+        for (size_t p = 0; p < PARTS; p++)
+            s[p] = vf_set1(0);
+        for (size_t d = 0; d < v; d++) {
+            for (size_t p = 0; p < PARTS; p++)
+                s[p] = vf_fma(vf_load(block + (1 + d) * VPTQ_CODEBOOK_LANES + p * LANES),
+                              vf_set1(c[d]), s[p]);
+        }
+        for (size_t p = 0; p < PARTS; p++)
+            vf_store(dot + p * LANES, s[p]);
+        for (size_t l = 0; l < VPTQ_CODEBOOK_LANES; l++)
+            largest = fabsf(dot[l]) > largest ? fabsf(dot[l]) : largest;
+    }
+    *step = largest / 127;
+    const float factor = largest > 1e-30F ? 127 / largest : 0;
+    memset(row, 0, n);
+    for (size_t e = 0; e < res->blocks * VPTQ_CODEBOOK_LANES; e++) {
+        const float units = work[e] * -factor;
+        row[e] = (int8_t)(units > 0   ? fminf(units, 127) + 0.5F
+                          : units < 0 ? fmaxf(units, -127) - 0.5F
+                                      : 0);
+    }
+}
+
+/* ---- computing ---- */
 
 /* The best score per lane, and at which place of a list it was. */
 typedef struct lane_best {
@@ -319,7 +371,7 @@ typedef struct pair {
     float score; /* -infinity = none */
 } pair;
 
-INLINE void start(lane_best *best)
+SIMD_INLINE void start(lane_best *best)
 {
     for (size_t p = 0; p < PARTS; p++) {
         best->score[p] = vf_set1(-INFINITY);
@@ -327,7 +379,7 @@ INLINE void start(lane_best *best)
     }
 }
 
-INLINE void offer(lane_best *best, const vf score[PARTS], float base, size_t place)
+SIMD_INLINE void offer(lane_best *best, const vf score[PARTS], float base, size_t place)
 {
     for (size_t p = 0; p < PARTS; p++) {
         const vf s = vf_add(score[p], vf_set1(base));
@@ -338,7 +390,7 @@ INLINE void offer(lane_best *best, const vf score[PARTS], float base, size_t pla
 }
 
 /* The largest score and the first place that has it; false where there is none. */
-INLINE bool finish(const lane_best *best, float *top, size_t *place)
+SIMD_INLINE bool finish(const lane_best *best, float *top, size_t *place)
 {
     float score[VPTQ_CODEBOOK_LANES], at[VPTQ_CODEBOOK_LANES], first = 0;
     for (size_t p = 0; p < PARTS; p++) {
@@ -357,7 +409,7 @@ INLINE bool finish(const lane_best *best, float *top, size_t *place)
 }
 
 /* Lanes of s + base that reach `score`. */
-INLINE uint32_t lanes_reaching(const vf s[PARTS], float base, float score)
+SIMD_INLINE uint32_t lanes_reaching(const vf s[PARTS], float base, float score)
 {
     uint32_t hit = 0;
     for (size_t p = 0; p < PARTS; p++)
@@ -366,7 +418,7 @@ INLINE uint32_t lanes_reaching(const vf s[PARTS], float base, float score)
 }
 
 /* x less its main centroid. */
-INLINE void remainder_of(const tile *t, size_t v, const float *x, uint32_t main, float *w)
+SIMD_INLINE void remainder_of(const tile *t, size_t v, const float *x, uint32_t main, float *w)
 {
     const float *c = t->b->centroids + main * v;
     for (size_t d = 0; d < v; d++)
@@ -374,16 +426,16 @@ INLINE void remainder_of(const tile *t, size_t v, const float *x, uint32_t main,
 }
 
 /* Candidates i .. i + count - 1 against the whole residual codebook. */
-INLINE void try_some(const tile *t, size_t v, const float *x, size_t i, size_t count,
-                     lane_best *best)
+SIMD_INLINE void try_some(const tile *t, size_t v, const float *x, size_t i, size_t count,
+                          lane_best *best)
 {
     const vptq_codebook *res = &t->b->res;
     float w[BOTH * VPTQ_VQ_MAX_V];
-    vf most[BOTH][PARTS];
+    vf max[BOTH][PARTS];
     for (size_t j = 0; j < count; j++) {
         remainder_of(t, v, x, t->list[i + j], w + j * v);
         for (size_t p = 0; p < PARTS; p++)
-            most[j][p] = vf_set1(-INFINITY);
+            max[j][p] = vf_set1(-INFINITY);
     }
     const float *c = res->data;
     for (size_t b = 0; b < res->blocks; b++, c += (1 + v) * VPTQ_CODEBOOK_LANES) {
@@ -391,14 +443,14 @@ INLINE void try_some(const tile *t, size_t v, const float *x, size_t i, size_t c
             vf s[PARTS];
             score_block(c, v, w + j * v, s);
             for (size_t p = 0; p < PARTS; p++)
-                most[j][p] = vf_max(s[p], most[j][p]);
+                max[j][p] = vf_max(s[p], max[j][p]);
         }
     }
     for (size_t j = 0; j < count; j++)
-        offer(best, most[j], t->score[i + j], i + j);
+        offer(best, max[j], t->score[i + j], i + j);
 }
 
-INLINE pair best_by_computing(const tile *t, size_t v, const float *x, size_t n)
+SIMD_INLINE pair best_by_computing(const tile *t, size_t v, const float *x, size_t n)
 {
     const vptq_codebook *res = &t->b->res;
     const size_t both = v <= 12 ? BOTH : 1;
@@ -428,7 +480,7 @@ INLINE pair best_by_computing(const tile *t, size_t v, const float *x, size_t n)
 }
 
 /* The best pair of vector j with a candidate of the list, n of them. */
-INLINE void best_pair(tile *t, size_t v, size_t j, size_t n)
+SIMD_INLINE void best_pair(tile *t, size_t v, size_t j, size_t n)
 {
     const float *x = t->x + j * v;
     if (t->b->screen && best_by_screening(t, v, j, n))
@@ -441,7 +493,7 @@ INLINE void best_pair(tile *t, size_t v, size_t j, size_t n)
     t->nearest[j] = distance_of(t, v, x, best.main, best.res);
 }
 
-INLINE void best_pairs(tile *t, size_t v, const uint32_t *idx)
+SIMD_INLINE void best_pairs(tile *t, size_t v, const uint32_t *idx)
 {
     size_t hits[TILE];
     if (!t->around)
@@ -459,18 +511,18 @@ INLINE void best_pairs(tile *t, size_t v, const uint32_t *idx)
 /* Main centroids whose score is below this cannot be part of a pair nearer than `distance`
  * (squared): then |x - c| is more than that distance and the longest residual together.  The
  * slack is far above the rounding of scores. */
-INLINE float reach_bound(const tile *t, size_t v, const float *x, float distance)
+SIMD_INLINE float reach_bound(const tile *t, size_t v, const float *x, float distance)
 {
     float norm = 0;
     for (size_t d = 0; d < v; d++)
         norm += x[d] * x[d];
-    const float radius = t->b->reach + sqrtf(distance);
+    const float radius = t->b->longest_res + sqrtf(distance);
     const float bound = 0.5F * (norm - radius * radius) - 1e-5F * (norm + radius * radius);
     return bound > -FLT_MAX ? bound : -FLT_MAX; /* also where it is not a number */
 }
 
-INLINE void start_tile(tile *t, size_t v, bool keep, const uint32_t *idx,
-                       const uint32_t *idx_res)
+SIMD_INLINE void start_tile(tile *t, size_t v, bool keep, const uint32_t *idx,
+                            const uint32_t *idx_res)
 {
     for (size_t j = 0; j < TILE; j++) {
         t->found[j] = t->found_res[j] = 0;
@@ -481,7 +533,7 @@ INLINE void start_tile(tile *t, size_t v, bool keep, const uint32_t *idx,
 }
 
 /* Bounds that the beam reaches, in `bound`. */
-INLINE void first_bounds(tile *t, size_t v, bool keep)
+SIMD_INLINE void first_bounds(tile *t, size_t v, bool keep)
 {
     sort_classes(t);
     memcpy(t->bound, t->class_top + (t->b->beam - 1) * TILE, sizeof t->bound);
@@ -498,7 +550,7 @@ INLINE void first_bounds(tile *t, size_t v, bool keep)
 
 /* All main centroids that could still win; infinity where there are none that were not tried.
  */
-INLINE void exact_bounds(tile *t, size_t v)
+SIMD_INLINE void exact_bounds(tile *t, size_t v)
 {
     for (size_t j = 0; j < t->count; j++) {
         const float least = t->nearest[j] < t->old[j] ? t->nearest[j] : t->old[j];
@@ -509,12 +561,12 @@ INLINE void exact_bounds(tile *t, size_t v)
 
 /* ---- search ---- */
 
-INLINE void search_tile(tile *t, size_t v, bool keep, uint32_t *idx, uint32_t *idx_res)
+SIMD_INLINE void search_tile(tile *t, size_t v, bool keep, uint32_t *idx, uint32_t *idx_res)
 {
     start_tile(t, v, keep, idx, idx_res);
     if (!t->around) {
         float xt[VPTQ_VQ_MAX_V * TILE];
-        transpose(v, t->count, t->x, xt);
+        transpose_tile(v, SETS, t->count, t->x, xt);
         score_tile(t, v, xt);
         first_bounds(t, v, keep);
     }
@@ -532,11 +584,11 @@ INLINE void search_tile(tile *t, size_t v, bool keep, uint32_t *idx, uint32_t *i
     }
 }
 
-INLINE void search_all(const vptq_pair_codebooks *b, size_t v, size_t n, const float *x,
-                       bool keep, float *room, uint32_t *idx, uint32_t *idx_res)
+SIMD_INLINE void search_all(const vptq_pair_codebooks *b, size_t v, size_t n, const float *x,
+                            bool keep, float *work, uint32_t *idx, uint32_t *idx_res)
 {
-    tile t = tile_in(b, room);
-    t.around = keep && b->near;
+    tile t = tile_in(b, work);
+    t.around = keep && b->neighbors;
     for (size_t i = 0; i < n; i += TILE) {
         t.x = x + i * v;
         t.count = n - i < TILE ? n - i : TILE;
@@ -545,120 +597,25 @@ INLINE void search_all(const vptq_pair_codebooks *b, size_t v, size_t n, const f
 }
 
 static void search(const vptq_pair_codebooks *b, size_t n, const float *x, bool keep,
-                   float *room, uint32_t *idx, uint32_t *idx_res)
+                   float *work, uint32_t *idx, uint32_t *idx_res)
 {
     switch (b->main.v) {
     case 4:
-        search_all(b, 4, n, x, keep, room, idx, idx_res);
+        search_all(b, 4, n, x, keep, work, idx, idx_res);
         break;
     case 6:
-        search_all(b, 6, n, x, keep, room, idx, idx_res);
+        search_all(b, 6, n, x, keep, work, idx, idx_res);
         break;
     case 8:
-        search_all(b, 8, n, x, keep, room, idx, idx_res);
+        search_all(b, 8, n, x, keep, work, idx, idx_res);
         break;
     case 12:
-        search_all(b, 12, n, x, keep, room, idx, idx_res);
+        search_all(b, 12, n, x, keep, work, idx, idx_res);
         break;
     default:
-        search_all(b, b->main.v, n, x, keep, room, idx, idx_res);
+        search_all(b, b->main.v, n, x, keep, work, idx, idx_res);
         break;
     }
 }
 
-/* ---- main centroids alone ---- */
-
-INLINE float distance_to(const float *x, const float *c, size_t v)
-{
-    float sum = 0;
-    for (size_t d = 0; d < v; d++)
-        sum += (x[d] - c[d]) * (x[d] - c[d]);
-    return sum;
-}
-
-INLINE void search_main_around(const vptq_pair_codebooks *b, size_t v, size_t n, const float *x,
-                               uint32_t *idx)
-{
-    for (size_t i = 0; i < n; i++, x += v) {
-        float score[VPTQ_MOST_NEAR] = {0}, top = -INFINITY;
-        score_near(b, v, idx[i], x, score);
-        vf most = vf_load(score);
-        for (size_t e = LANES; e < b->near; e += LANES)
-            most = vf_max(vf_load(score + e), most);
-        float lane[LANES];
-        vf_store(lane, most);
-        for (size_t l = 0; l < LANES; l++)
-            top = lane[l] > top ? lane[l] : top;
-        uint32_t hit = 0;
-        size_t e = 0;
-        for (; !hit && e < b->near; e += LANES)
-            hit = vf_at_least(vf_load(score + e), vf_set1(top));
-        if (!hit || !(top > -INFINITY))
-            continue;
-        const uint32_t found =
-            b->near_index[idx[i] * b->near + e - LANES + (size_t)__builtin_ctz(hit)];
-        if (distance_to(x, b->centroids + found * v, v) <
-            distance_to(x, b->centroids + idx[i] * v, v))
-            idx[i] = found;
-    }
-}
-
-static void search_main(const vptq_pair_codebooks *b, size_t n, const float *x, uint32_t *idx)
-{
-    switch (b->main.v) {
-    case 4:
-        search_main_around(b, 4, n, x, idx);
-        break;
-    case 6:
-        search_main_around(b, 6, n, x, idx);
-        break;
-    case 8:
-        search_main_around(b, 8, n, x, idx);
-        break;
-    default:
-        search_main_around(b, b->main.v, n, x, idx);
-        break;
-    }
-}
-
-/* The m best of n entries of list, best first; before, list and score ascend by centroid. */
-static size_t keep_best(uint32_t *list, const float *score, size_t n, size_t m, float *best,
-                        uint32_t *kept)
-{
-    size_t count = 0;
-    for (size_t i = 0; i < n; i++) {
-        if (count == m && !(score[i] > best[m - 1]))
-            continue;
-        size_t at = count < m ? count++ : m - 1;
-        for (; at > 0 && best[at - 1] < score[i]; at--) {
-            best[at] = best[at - 1];
-            kept[at] = kept[at - 1];
-        }
-        best[at] = score[i];
-        kept[at] = list[i];
-    }
-    return count;
-}
-
-static size_t around(const vptq_codebook *codebook, size_t m, const float *x, float *room,
-                     uint32_t *list)
-{
-    const size_t all = codebook->blocks * VPTQ_CODEBOOK_LANES;
-    float *score = room, best[VPTQ_MOST_NEAR];
-    uint32_t *found = (uint32_t *)(void *)(room + 2 * all + VPTQ_CODEBOOK_LANES);
-    float *of = room + all;
-    size_t n = 0;
-    for (size_t b = 0; b < codebook->blocks; b++) {
-        vf s[PARTS];
-        score_block(codebook->data + b * (1 + codebook->v) * VPTQ_CODEBOOK_LANES, codebook->v,
-                    x, s);
-        for (size_t p = 0; p < PARTS; p++)
-            vf_store(score + b * VPTQ_CODEBOOK_LANES + p * LANES, s[p]);
-    }
-    const vf bound = vf_set1(bound_of(score, all, 2 * m, m));
-    for (size_t e = 0; e < all; e += LANES)
-        n = vf_append(found, of, n, vf_load(score + e), bound, (uint32_t)e);
-    return keep_best(found, of, n, m, best, list);
-}
-
-#endif
+const vptq_search_kernels VPTQ_SIMD_SYMBOL(vptq_search_kernels) = {search, screen_row};

@@ -1,15 +1,38 @@
-/* The loops of cpu_gemv.h on registers of 8 floats, for AVX2 and, with twice as many registers,
- * for AVX-512: a centroid of 8 rows is one register, and two look-ups per entry are what it
- * costs, so wider ones would gain nothing. */
-#include <immintrin.h>
-#include <string.h>
+/* The kernels of gemv.h.  Levels 1 and 2 share registers of 8 floats, of which level 2 has
+ * twice as many: a centroid of 8 rows is one register, and the cost of an entry is its two
+ * look-ups, so that wider registers would gain nothing. */
+#define SIMD_MAX_LANES 8
+#include "lib/base/simd.h"
 
 #include "lib/backend/cpu/gemv.h"
-#include "lib/backend/cpu/layout.h"
+#include "lib/base/half.h"
 
-#define INLINE static inline __attribute__((always_inline))
+/* Extracts entries of any width one after the other. */
+static void fields_plain(const vptq_fields *f, const uint32_t *row, size_t first, size_t count,
+                         vptq_entry *entry)
+{
+    const uint64_t mask = (UINT64_C(1) << f->bits) - 1;
+    const uint32_t main_mask = (uint32_t)((UINT64_C(1) << f->main_bits) - 1);
+    size_t bit = first * f->bits;
+    const uint32_t *word = row + bit / 32;
+    uint64_t have = (uint64_t)*word++ >> (bit & 31);
+    unsigned left = 32 - (unsigned)(bit & 31);
+    for (size_t i = 0; i < count; i++) {
+        if (left < f->bits) {
+            have |= (uint64_t)*word++ << left;
+            left += 32;
+        }
+        const uint32_t bits = (uint32_t)(have & mask);
+        have >>= f->bits;
+        left -= f->bits;
+        entry[i].main = (bits & main_mask) * f->v;
+        entry[i].res = (uint32_t)((uint64_t)bits >> f->main_bits) * f->v;
+    }
+}
 
-enum { LANES = 8, EIGHT = 8 };
+#if VPTQ_SIMD_LEVEL > 0
+
+enum { LANES = SIMD_LANES, EIGHT = 8 };
 
 /* ---- entries ---- */
 
@@ -19,7 +42,7 @@ typedef struct splitter {
     __m128i main_bits;
 } splitter;
 
-INLINE splitter splitter_of(const vptq_fields *f)
+SIMD_INLINE splitter splitter_of(const vptq_fields *f)
 {
     return (splitter){.shuffle = _mm256_loadu_si256((const __m256i *)(const void *)f->shuffle),
                       .shift = _mm256_loadu_si256((const __m256i *)(const void *)f->shift),
@@ -31,7 +54,8 @@ INLINE splitter splitter_of(const vptq_fields *f)
 
 /* Places of the eight entries that begin at byte `at`; reads 16 bytes from there and 16 from
  * at + half. */
-INLINE void split_eight(const splitter *p, const uint8_t *at, size_t half, vptq_place *place)
+SIMD_INLINE void split_eight(const splitter *p, const uint8_t *at, size_t half,
+                             vptq_entry *entry)
 {
     __m256i x = _mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)at));
     x = _mm256_inserti128_si256(x, _mm_loadu_si128((const __m128i *)(const void *)(at + half)),
@@ -41,34 +65,34 @@ INLINE void split_eight(const splitter *p, const uint8_t *at, size_t half, vptq_
     __m256i main = _mm256_mullo_epi32(_mm256_and_si256(x, p->main_mask), p->v);
     __m256i res = _mm256_mullo_epi32(_mm256_srl_epi32(x, p->main_bits), p->v);
     __m256i lo = _mm256_unpacklo_epi32(main, res), hi = _mm256_unpackhi_epi32(main, res);
-    _mm256_storeu_si256((__m256i *)(void *)place, _mm256_permute2x128_si256(lo, hi, 0x20));
-    _mm256_storeu_si256((__m256i *)(void *)(place + EIGHT / 2),
+    _mm256_storeu_si256((__m256i *)(void *)entry, _mm256_permute2x128_si256(lo, hi, 0x20));
+    _mm256_storeu_si256((__m256i *)(void *)(entry + EIGHT / 2),
                         _mm256_permute2x128_si256(lo, hi, 0x31));
 }
 
 /* How many of `count` entries from `first` on can be taken eight at a time. */
-INLINE size_t in_eights(const vptq_fields *f, const uint32_t *row, const void *end,
-                        size_t first, size_t count)
+SIMD_INLINE size_t in_eights(const vptq_fields *f, const uint32_t *row, const void *end,
+                             size_t first, size_t count)
 {
     const uint8_t *at = (const uint8_t *)row + first / EIGHT * f->bits;
     const size_t reach = f->half + sizeof(__m128i);
     const size_t left = (size_t)((const uint8_t *)end - at);
     if (!f->by_bytes || left < reach)
         return 0;
-    const size_t most = ((left - reach) / f->bits + 1) * EIGHT;
-    return (count < most ? count : most) / EIGHT * EIGHT;
+    const size_t max = ((left - reach) / f->bits + 1) * EIGHT;
+    return (count < max ? count : max) / EIGHT * EIGHT;
 }
 
 static void fields(const vptq_fields *f, const uint32_t *row, const void *end, size_t first,
-                   size_t count, vptq_place *place)
+                   size_t count, vptq_entry *entry)
 {
     const splitter p = splitter_of(f);
     const uint8_t *at = (const uint8_t *)row + first / EIGHT * f->bits;
     const size_t fast = in_eights(f, row, end, first, count);
     for (size_t i = 0; i < fast; i += EIGHT, at += f->bits)
-        split_eight(&p, at, f->half, place + i);
+        split_eight(&p, at, f->half, entry + i);
     if (fast < count)
-        vptq_fields_plain(f, row, first + fast, count - fast, place + fast);
+        fields_plain(f, row, first + fast, count - fast, entry + fast);
 }
 
 /* ---- sums of centroids ---- */
@@ -79,20 +103,20 @@ static void fields(const vptq_fields *f, const uint32_t *row, const void *end, s
  */
 typedef struct part {
     size_t e, vector_row, vector_rows, row, n;
-    bool half, residual, far;
+    bool half, residual, code_scale;
 } part;
 
 /* Two codes come with one load and leave by a move and a shift: a load each would keep the
  * ports busy that the tables need, four codes a load cost more shifts. */
-INLINE void codes_of(const uint16_t *codes, size_t far, const part *p, size_t *code)
+SIMD_INLINE void codes_of(const uint16_t *codes, size_t code_scale, const part *p, size_t *code)
 {
     uint32_t two;
     memcpy(&two, codes, sizeof two);
     code[0] = two & UINT16_MAX;
     code[1] = two >> 16;
-    if (p->far) {
-        code[0] *= far;
-        code[1] *= far;
+    if (p->code_scale) {
+        code[0] *= code_scale;
+        code[1] *= code_scale;
     }
 }
 
@@ -101,7 +125,7 @@ typedef struct tables {
     const uint8_t *main, *res;
 } tables;
 
-INLINE tables tables_of(const vptq_gemv_block *b, const part *p)
+SIMD_INLINE tables tables_of(const vptq_gemv_block *b, const part *p)
 {
     const size_t offset = p->e * (p->half ? sizeof(uint16_t) : sizeof(float));
     tables t = {b->main + offset, p->residual ? b->res + offset : NULL};
@@ -110,19 +134,20 @@ INLINE tables tables_of(const vptq_gemv_block *b, const part *p)
 }
 
 /* Where lane e of a row of x and of a vector row adds to. */
-INLINE float *sum_of(const vptq_gemv_block *b, const part *p, size_t vector_row, size_t row)
+SIMD_INLINE float *sum_of(const vptq_gemv_block *b, const part *p, size_t vector_row,
+                          size_t row)
 {
     return b->sum + (p->row + row) * b->ld_sum + (p->vector_row + vector_row) * b->lanes + p->e;
 }
 
-INLINE size_t record_of(const part *p)
+SIMD_INLINE size_t record_of(const part *p)
 {
-    return p->residual ? 2 * VPTQ_LAYOUT_STRIPS : VPTQ_LAYOUT_STRIPS;
+    return p->residual ? 2 * VPTQ_BLOCK_VECTOR_ROWS : VPTQ_BLOCK_VECTOR_ROWS;
 }
 
-enum { MOST_SUMS = 8 /* that fit into registers beside the rest */ };
+enum { MAX_SUMS = 8 /* that fit into registers beside the rest */ };
 
-INLINE __m256 row_of_8(const uint8_t *table, size_t code, const part *p)
+SIMD_INLINE __m256 row_of_8(const uint8_t *table, size_t code, const part *p)
 {
     const uint8_t *at = table + 8 * code;
     if (p->half)
@@ -132,13 +157,14 @@ INLINE __m256 row_of_8(const uint8_t *table, size_t code, const part *p)
 
 /* A centroid and its residual centroid are added first, as they are where a matrix is decoded,
  * then multiplied: as many operations as two products, half as many sums. */
-INLINE void add_columns(const vptq_gemv_block *b, const part *p)
+SIMD_INLINE void add_columns(const vptq_gemv_block *b, const part *p)
 {
-    const size_t record = record_of(p), columns = b->columns, ldx = b->ldx, far = b->far;
+    const size_t record = record_of(p), columns = b->columns, ldx = b->ldx,
+                 code_scale = b->code_scale;
     const tables t = tables_of(b, p);
     const uint16_t *codes = b->codes + p->vector_row;
     const float *x = b->x + p->row * b->ldx;
-    __m256 sum[MOST_SUMS]; /* [vector rows, n] */
+    __m256 sum[MAX_SUMS]; /* [vector rows, n] */
 #pragma GCC unroll 8
     for (size_t l = 0; l < p->vector_rows * p->n; l++)
         sum[l] = _mm256_setzero_ps();
@@ -150,9 +176,9 @@ INLINE void add_columns(const vptq_gemv_block *b, const part *p)
 #pragma GCC unroll 4
         for (size_t s = 0; s < p->vector_rows; s += 2) {
             size_t code[2], res_code[2] = {0, 0};
-            codes_of(codes + s, far, p, code);
+            codes_of(codes + s, code_scale, p, code);
             if (p->residual)
-                codes_of(codes + VPTQ_LAYOUT_STRIPS + s, far, p, res_code);
+                codes_of(codes + VPTQ_BLOCK_VECTOR_ROWS + s, code_scale, p, res_code);
 #pragma GCC unroll 2
             for (size_t i = 0; i < 2; i++) {
                 __m256 value = row_of_8(t.main, code[i], p);
@@ -175,7 +201,7 @@ INLINE void add_columns(const vptq_gemv_block *b, const part *p)
         }
 }
 
-INLINE __m128 row_of_4(const uint8_t *table, size_t code, const part *p)
+SIMD_INLINE __m128 row_of_4(const uint8_t *table, size_t code, const part *p)
 {
     const uint8_t *at = table + 8 * code;
     if (p->half)
@@ -184,28 +210,29 @@ INLINE __m128 row_of_4(const uint8_t *table, size_t code, const part *p)
 }
 
 /* The codes of all vector rows at once: beside narrow rows there is time for the shifts. */
-INLINE uint64_t all_codes_of(const uint16_t *codes, const part *p)
+SIMD_INLINE uint64_t all_codes_of(const uint16_t *codes, const part *p)
 {
     uint64_t all = 0;
     memcpy(&all, codes, p->vector_rows * sizeof *codes);
     return all;
 }
 
-INLINE size_t code_of(uint64_t all, size_t s, size_t far, const part *p)
+SIMD_INLINE size_t code_of(uint64_t all, size_t s, size_t code_scale, const part *p)
 {
     const size_t code = (uint16_t)(all >> 16 * s);
-    return p->far ? code * far : code;
+    return p->code_scale ? code * code_scale : code;
 }
 
 /* The same with registers of 4 lanes, for layouts that have no more: two vector rows in one of
  * 8 would save a product and cost an insertion for each table. */
-INLINE void add_narrow_columns(const vptq_gemv_block *b, const part *p)
+SIMD_INLINE void add_narrow_columns(const vptq_gemv_block *b, const part *p)
 {
-    const size_t record = record_of(p), columns = b->columns, ldx = b->ldx, far = b->far;
+    const size_t record = record_of(p), columns = b->columns, ldx = b->ldx,
+                 code_scale = b->code_scale;
     const tables t = tables_of(b, p);
     const uint16_t *codes = b->codes + p->vector_row;
     const float *x = b->x + p->row * b->ldx;
-    __m128 sum[MOST_SUMS]; /* [vector rows, n] */
+    __m128 sum[MAX_SUMS]; /* [vector rows, n] */
 #pragma GCC unroll 8
     for (size_t l = 0; l < p->vector_rows * p->n; l++)
         sum[l] = _mm_setzero_ps();
@@ -215,12 +242,12 @@ INLINE void add_narrow_columns(const vptq_gemv_block *b, const part *p)
         for (size_t r = 0; r < p->n; r++)
             xj[r] = _mm_broadcast_ss(x + r * ldx + j);
         const uint64_t main = all_codes_of(codes, p);
-        const uint64_t res = p->residual ? all_codes_of(codes + VPTQ_LAYOUT_STRIPS, p) : 0;
+        const uint64_t res = p->residual ? all_codes_of(codes + VPTQ_BLOCK_VECTOR_ROWS, p) : 0;
 #pragma GCC unroll 4
         for (size_t s = 0; s < p->vector_rows; s++) {
-            __m128 value = row_of_4(t.main, code_of(main, s, far, p), p);
+            __m128 value = row_of_4(t.main, code_of(main, s, code_scale, p), p);
             if (p->residual)
-                value = _mm_add_ps(value, row_of_4(t.res, code_of(res, s, far, p), p));
+                value = _mm_add_ps(value, row_of_4(t.res, code_of(res, s, code_scale, p), p));
 #pragma GCC unroll 4
             for (size_t r = 0; r < p->n; r++)
                 sum[s * p->n + r] = _mm_fmadd_ps(xj[r], value, sum[s * p->n + r]);
@@ -237,12 +264,13 @@ INLINE void add_narrow_columns(const vptq_gemv_block *b, const part *p)
 
 /* All vector rows of the block for n rows of x: as many at a time as there are registers for.
  */
-INLINE void add_rows(const vptq_gemv_block *b, part p, bool narrow, size_t row, size_t n)
+SIMD_INLINE void add_rows(const vptq_gemv_block *b, part p, bool narrow, size_t row, size_t n)
 {
     p.row = row;
     p.n = n;
-    p.vector_rows = n <= 2 ? VPTQ_LAYOUT_STRIPS : VPTQ_LAYOUT_STRIPS / 2;
-    for (p.vector_row = 0; p.vector_row < VPTQ_LAYOUT_STRIPS; p.vector_row += p.vector_rows) {
+    p.vector_rows = n <= 2 ? VPTQ_BLOCK_VECTOR_ROWS : VPTQ_BLOCK_VECTOR_ROWS / 2;
+    for (p.vector_row = 0; p.vector_row < VPTQ_BLOCK_VECTOR_ROWS;
+         p.vector_row += p.vector_rows) {
         if (narrow)
             add_narrow_columns(b, &p);
         else
@@ -250,9 +278,10 @@ INLINE void add_rows(const vptq_gemv_block *b, part p, bool narrow, size_t row, 
     }
 }
 
-INLINE void add_lanes(const vptq_gemv_block *b, bool narrow, bool half, bool residual, bool far)
+SIMD_INLINE void add_lanes(const vptq_gemv_block *b, bool narrow, bool half, bool residual,
+                           bool code_scale)
 {
-    part p = {.half = half, .residual = residual, .far = far};
+    part p = {.half = half, .residual = residual, .code_scale = code_scale};
     for (p.e = 0; p.e < b->lanes; p.e += LANES) {
         size_t row = 0;
         if (b->n - row >= 4) {
@@ -269,14 +298,14 @@ INLINE void add_lanes(const vptq_gemv_block *b, bool narrow, bool half, bool res
 }
 
 /* The kinds of layouts, each with loops of its own. */
-INLINE void add_kind(const vptq_gemv_block *b, bool half, bool residual)
+SIMD_INLINE void add_kind(const vptq_gemv_block *b, bool half, bool residual)
 {
     const bool narrow = b->lanes < LANES;
-    if (narrow && b->far != 1)
+    if (narrow && b->code_scale != 1)
         add_lanes(b, true, half, residual, true);
     else if (narrow)
         add_lanes(b, true, half, residual, false);
-    else if (b->far != 1)
+    else if (b->code_scale != 1)
         add_lanes(b, false, half, residual, true);
     else
         add_lanes(b, false, half, residual, false);
@@ -296,7 +325,7 @@ static void block(const vptq_gemv_block *b)
 
 /* ---- plain rows ---- */
 
-INLINE __m256 widen(vptq_dtype type, const uint8_t *w, size_t j)
+SIMD_INLINE __m256 widen(vptq_dtype type, const uint8_t *w, size_t j)
 {
     if (type == VPTQ_F32)
         return _mm256_loadu_ps((const float *)(const void *)(w + 4 * j));
@@ -307,7 +336,7 @@ INLINE __m256 widen(vptq_dtype type, const uint8_t *w, size_t j)
 }
 
 /* The last `count` < LANES elements, zeros behind them. */
-INLINE __m256 widen_tail(vptq_dtype type, const uint8_t *w, size_t j, size_t count)
+SIMD_INLINE __m256 widen_tail(vptq_dtype type, const uint8_t *w, size_t j, size_t count)
 {
     uint8_t tail[LANES * sizeof(float)] = {0};
     const size_t bytes = type == VPTQ_F32 ? 4 : 2;
@@ -315,7 +344,7 @@ INLINE __m256 widen_tail(vptq_dtype type, const uint8_t *w, size_t j, size_t cou
     return widen(type, tail, 0);
 }
 
-INLINE float total(__m256 a)
+SIMD_INLINE float total(__m256 a)
 {
     __m128 x = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
     x = _mm_add_ps(x, _mm_movehl_ps(x, x));
@@ -323,12 +352,12 @@ INLINE float total(__m256 a)
 }
 
 /* n rows of x, in CHAINS sums each. */
-INLINE void dot_rows(vptq_dtype type, const uint8_t *w, size_t length, size_t n, const float *x,
-                     size_t ldx, float *y)
+SIMD_INLINE void dot_rows(vptq_dtype type, const uint8_t *w, size_t length, size_t n,
+                          const float *x, size_t ldx, float *y)
 {
-    enum { CHAINS = 4, MOST = 2 };
+    enum { CHAINS = 4, MAX = 2 };
     const __m256i iota = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-    __m256 sum[MOST][CHAINS];
+    __m256 sum[MAX][CHAINS];
     size_t j = 0;
 #pragma GCC unroll 16
     for (size_t i = 0; i < n; i++)
@@ -359,8 +388,8 @@ INLINE void dot_rows(vptq_dtype type, const uint8_t *w, size_t length, size_t n,
                                    _mm256_add_ps(sum[i][2], sum[i][3])));
 }
 
-INLINE void dot_type(vptq_dtype type, const uint8_t *w, size_t length, size_t n, const float *x,
-                     size_t ldx, float *y)
+SIMD_INLINE void dot_type(vptq_dtype type, const uint8_t *w, size_t length, size_t n,
+                          const float *x, size_t ldx, float *y)
 {
     size_t i = 0;
     for (; n - i >= 2; i += 2)
@@ -386,7 +415,7 @@ static void dot(vptq_dtype type, const void *w, size_t length, size_t n, const f
 }
 
 /* Columns of eight registers that hold a row each. */
-INLINE void transpose_eight(__m256 r[EIGHT])
+SIMD_INLINE void transpose_eight(__m256 r[EIGHT])
 {
     __m256 t[EIGHT];
 #pragma GCC unroll 4
@@ -411,8 +440,8 @@ INLINE void transpose_eight(__m256 r[EIGHT])
 
 /* `count` columns of eight rows of a panel, n of them there; both are constants in the first
  * loop that calls this. */
-INLINE void panel_block(vptq_dtype type, const uint8_t *w, size_t row_bytes, size_t n, size_t j,
-                        size_t count, float *panel, size_t width)
+SIMD_INLINE void panel_block(vptq_dtype type, const uint8_t *w, size_t row_bytes, size_t n,
+                             size_t j, size_t count, float *panel, size_t width)
 {
     __m256 r[EIGHT];
 #pragma GCC unroll 8
@@ -427,8 +456,8 @@ INLINE void panel_block(vptq_dtype type, const uint8_t *w, size_t row_bytes, siz
             _mm256_storeu_ps(panel + (j + i) * width, r[i]);
 }
 
-INLINE void panel_type(vptq_dtype type, const uint8_t *w, size_t row_bytes, size_t n,
-                       size_t length, float *panel, size_t width)
+SIMD_INLINE void panel_type(vptq_dtype type, const uint8_t *w, size_t row_bytes, size_t n,
+                            size_t length, float *panel, size_t width)
 {
     for (size_t i = 0; i < width; i += EIGHT) {
         const size_t rows = n > i ? n - i : 0;
@@ -457,3 +486,82 @@ static void panel_rows(vptq_dtype type, const void *w, size_t row_bytes, size_t 
         break;
     }
 }
+
+#else
+
+/* ---- plain C ---- */
+
+static void fields(const vptq_fields *f, const uint32_t *row, const void *end, size_t first,
+                   size_t count, vptq_entry *entry)
+{
+    (void)end;
+    fields_plain(f, row, first, count, entry);
+}
+
+/* Row of a table of floats; layouts that are made for this set have no others. */
+static const float *table_row(const uint8_t *table, uint16_t code, size_t code_scale)
+{
+    return (const float *)(const void *)(table + 8 * (code * code_scale));
+}
+
+static void block(const vptq_gemv_block *b)
+{
+    enum { ROWS = VPTQ_BLOCK_VECTOR_ROWS };
+    const size_t record = b->res ? 2 * ROWS : ROWS;
+    for (size_t s = 0; s < ROWS; s++) {
+        const uint16_t *code = b->codes + s;
+        for (size_t j = 0; j < b->columns; j++, code += record) {
+            const float *c = table_row(b->main, code[0], b->code_scale);
+            const float *d = b->res ? table_row(b->res, code[ROWS], b->code_scale) : NULL;
+            for (size_t i = 0; i < b->n; i++) {
+                const float x = b->x[i * b->ldx + j];
+                float *sum = b->sum + i * b->ld_sum + s * b->lanes;
+                for (size_t e = 0; e < b->lanes; e++)
+                    sum[e] += x * (d ? c[e] + d[e] : c[e]);
+            }
+        }
+    }
+}
+
+/* Element j of a row of any alignment. */
+static float element(vptq_dtype type, const uint8_t *w, size_t j)
+{
+    float f;
+    uint16_t h;
+    if (type == VPTQ_F32) {
+        memcpy(&f, w + 4 * j, sizeof f);
+        return f;
+    }
+    memcpy(&h, w + 2 * j, sizeof h);
+    return type == VPTQ_F16 ? vptq_f16_to_f32(h) : vptq_bf16_to_f32(h);
+}
+
+static void dot(vptq_dtype type, const void *w, size_t length, size_t n, const float *x,
+                size_t ldx, float *y)
+{
+    enum { CHAINS = 8 };
+    float sum[VPTQ_GEMV_ROWS][CHAINS] = {{0}};
+    for (size_t j = 0; j < length; j++) {
+        float value = element(type, w, j);
+        for (size_t i = 0; i < n; i++)
+            sum[i][j % CHAINS] += value * x[i * ldx + j];
+    }
+    for (size_t i = 0; i < n; i++) {
+        y[i] = 0;
+        for (size_t c = 0; c < CHAINS; c++)
+            y[i] += sum[i][c];
+    }
+}
+
+static void panel_rows(vptq_dtype type, const void *w, size_t row_bytes, size_t n,
+                       size_t length, float *panel, size_t width)
+{
+    const uint8_t *rows = w;
+    for (size_t j = 0; j < length; j++)
+        for (size_t i = 0; i < width; i++)
+            panel[j * width + i] = i < n ? element(type, rows + i * row_bytes, j) : 0;
+}
+
+#endif
+
+const vptq_gemv_kernels VPTQ_SIMD_SYMBOL(vptq_gemv_kernels) = {fields, block, dot, panel_rows};

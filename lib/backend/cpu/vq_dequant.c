@@ -1,7 +1,7 @@
 /* The row vq_dequant: a piece of 256 columns of one vector row at a time, so that the centroids
  * of the piece stay in L1 while the rows of the vector row are written one after the other. */
+#include "lib/backend/cpu/cpu.h"
 #include "lib/backend/cpu/gemv.h"
-#include "lib/backend/cpu/vq.h"
 #include "lib/backend/dev.h"
 #include "lib/base/parallel.h"
 
@@ -10,7 +10,7 @@ enum { PIECE = 256 };
 /* Columns of one vector row of one codebook, ready to be looked up. */
 typedef struct piece {
     size_t count;
-    vptq_place place[PIECE];
+    vptq_entry entry[PIECE];
     uint32_t column[PIECE]; /* input channel */
     float scale[PIECE], bias[PIECE];
     const float *codebook, *res_codebook; /* res_codebook NULL = none */
@@ -39,9 +39,9 @@ write_kind(const piece *p, size_t e, bool residual, bool norm, bool in_order, fl
     const float *codebook = p->codebook + e,
                 *res_codebook = residual ? p->res_codebook + e : NULL;
     for (size_t i = 0; i < p->count; i++) {
-        float value = codebook[p->place[i].main];
+        float value = codebook[p->entry[i].main];
         if (residual)
-            value += res_codebook[p->place[i].res];
+            value += res_codebook[p->entry[i].res];
         if (norm)
             value = value * p->scale[i] + p->bias[i];
         w[in_order ? i : p->column[i]] = value;
@@ -112,7 +112,7 @@ static void decode_vector_rows(void *arg, size_t begin, size_t end, int thread)
                  vector_row < first_vector_row + end; vector_row++) {
                 job->kernels->fields(&job->fields,
                                      q->indices + (g * vector_rows + vector_row) * words,
-                                     end_of_indices, c, p.count, p.place);
+                                     end_of_indices, c, p.count, p.entry);
                 write_vector_row(job, &p, vector_row, s->v);
             }
         }
@@ -135,7 +135,7 @@ static void decode_outliers(void *arg, size_t begin, size_t end, int thread)
         for (size_t vector_row = first_vector_row + begin; vector_row < first_vector_row + end;
              vector_row++) {
             for (size_t i = 0; i < p.count; i++)
-                p.place[i].main = q->outlier_indices[vector_row * s->outliers + c + i] * s->v0;
+                p.entry[i].main = q->outlier_indices[vector_row * s->outliers + c + i] * s->v0;
             write_vector_row(job, &p, vector_row, s->v0);
         }
     }

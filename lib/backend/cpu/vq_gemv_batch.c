@@ -4,8 +4,6 @@
 #include <string.h>
 
 #include "lib/backend/cpu/gemv.h"
-#include "lib/backend/cpu/many.h"
-#include "lib/backend/cpu/vq.h"
 #include "lib/backend/dev.h"
 #include "lib/base/parallel.h"
 
@@ -14,9 +12,9 @@ enum { PIECE = 256, EIGHT = 8, LINE = 16 };
 /* Up to so many rows of x look-ups are faster, four rows at a time: steps of 16, 20, 24 and 32
  * sequences take 0.86, 0.85, 0.93 and 1.0 times as long (v 8, codebooks of 4096 + 256, AVX2).
  */
-enum { MANY_FROM = 32 };
+enum { MAX_LOOKUP_ROWS = 32 };
 
-enum { STRIP = 48 /* rows of a piece, which whole vectors of all usual lengths divide */ };
+enum { PIECE_ROWS = 48 /* rows of a piece, which whole vectors of all usual lengths divide */ };
 
 typedef struct vq_job {
     const vptq_gemv_kernels *kernels;
@@ -27,10 +25,11 @@ typedef struct vq_job {
     float *start; /* [n] */
 } vq_job;
 
-bool vptq_cpu_vq_is_many(const vptq_vq *q, size_t n)
+bool vptq_vq_uses_panels(const vptq_vq *q, size_t n)
 {
     const vptq_vq_shape *s = &q->shape;
-    return n > MANY_FROM && STRIP % s->v == 0 && (!s->outliers || STRIP % s->v0 == 0);
+    return n > MAX_LOOKUP_ROWS && PIECE_ROWS % s->v == 0 &&
+           (!s->outliers || PIECE_ROWS % s->v0 == 0);
 }
 
 /* ---- panels ---- */
@@ -42,20 +41,20 @@ typedef struct panels_at {
 } panels_at;
 
 /* Row r of the piece at position p of it; the next position is `width` further on. */
-static float *place_in(const panels_at *at, size_t p, size_t r)
+static float *panel_position(const panels_at *at, size_t p, size_t r)
 {
     return at->to + r / at->width * at->width * at->depth + p * at->width + r % at->width;
 }
 
 /* Vectors of length v of `count` positions, `ld` apart; v is a constant where it is called. */
 static inline __attribute__((always_inline)) void
-put_vectors(size_t v, const vptq_place *place, size_t count, const float *codebook,
+put_vectors(size_t v, const vptq_entry *entry, size_t count, const float *codebook,
             const float *res_codebook, float *restrict to, size_t ld)
 {
     for (size_t i = 0; i < count; i++, to += ld) {
-        const float *c = codebook + place[i].main;
+        const float *c = codebook + entry[i].main;
         if (res_codebook) {
-            const float *r = res_codebook + place[i].res;
+            const float *r = res_codebook + entry[i].res;
             for (size_t e = 0; e < v; e++)
                 to[e] = c[e] + r[e];
         } else {
@@ -65,21 +64,21 @@ put_vectors(size_t v, const vptq_place *place, size_t count, const float *codebo
     }
 }
 
-static void put(size_t v, const vptq_place *place, size_t count, const float *codebook,
+static void put(size_t v, const vptq_entry *entry, size_t count, const float *codebook,
                 const float *res_codebook, float *to, size_t ld)
 {
     if (v == 8)
-        put_vectors(8, place, count, codebook, res_codebook, to, ld);
+        put_vectors(8, entry, count, codebook, res_codebook, to, ld);
     else if (v == 4)
-        put_vectors(4, place, count, codebook, res_codebook, to, ld);
+        put_vectors(4, entry, count, codebook, res_codebook, to, ld);
     else if (v == 6)
-        put_vectors(6, place, count, codebook, res_codebook, to, ld);
+        put_vectors(6, entry, count, codebook, res_codebook, to, ld);
     else if (v == 12)
-        put_vectors(12, place, count, codebook, res_codebook, to, ld);
+        put_vectors(12, entry, count, codebook, res_codebook, to, ld);
     else if (v == 16)
-        put_vectors(16, place, count, codebook, res_codebook, to, ld);
+        put_vectors(16, entry, count, codebook, res_codebook, to, ld);
     else
-        put_vectors(v, place, count, codebook, res_codebook, to, ld);
+        put_vectors(v, entry, count, codebook, res_codebook, to, ld);
 }
 
 /* Positions [p, end) of one group, the first of them at position `first` of the piece, vector
@@ -93,15 +92,16 @@ static void put_group(const vq_job *job, size_t group, size_t p, size_t end, siz
     const uint32_t *end_of_indices = q->indices + s->groups * vector_rows * words;
     const float *codebook = q->centroids + group * s->k * v;
     const float *res_codebook = s->k_res ? q->res_centroids + group * s->k_res * v : NULL;
-    vptq_place place[PIECE + EIGHT];
+    vptq_entry entry[PIECE + EIGHT];
     for (size_t n; p < end; p += n, first += n) {
         const size_t lead = p % EIGHT; /* entries are taken apart from multiples of eight on */
         n = end - p < PIECE - lead ? end - p : PIECE - lead;
         for (size_t r = 0; r < rows; r += v) {
             job->kernels->fields(&job->fields,
                                  q->indices + (group * vector_rows + (r0 + r) / v) * words,
-                                 end_of_indices, p - lead, lead + n, place);
-            put(v, place + lead, n, codebook, res_codebook, place_in(at, first, r), at->width);
+                                 end_of_indices, p - lead, lead + n, entry);
+            put(v, entry + lead, n, codebook, res_codebook, panel_position(at, first, r),
+                at->width);
         }
     }
 }
@@ -113,9 +113,9 @@ static void put_outliers(const vq_job *job, size_t p, size_t end, size_t r0, siz
     const size_t v = q->shape.v0, outliers = q->shape.outliers;
     for (size_t i = 0; p < end; p++, i++)
         for (size_t r = 0; r < rows; r += v) {
-            const vptq_place place = {.main = q->outlier_indices[(r0 + r) / v * outliers + p] *
+            const vptq_entry entry = {.main = q->outlier_indices[(r0 + r) / v * outliers + p] *
                                               (uint32_t)v};
-            put(v, &place, 1, q->outlier_centroids, NULL, place_in(at, i, r), at->width);
+            put(v, &entry, 1, q->outlier_centroids, NULL, panel_position(at, i, r), at->width);
         }
 }
 
@@ -152,12 +152,12 @@ static void pack_vectors(const void *arg, const vptq_cpu_math *math, size_t r0, 
         put_piece(job, r0, n, l, &(panels_at){panels, width, depth});
         return;
     }
-    put_piece(job, r0, n, l, &(panels_at){work, STRIP, depth});
+    put_piece(job, r0, n, l, &(panels_at){work, PIECE_ROWS, depth});
     for (size_t j = 0; j < n; j += width, panels += depth * width) {
         const size_t columns = n - j < width ? n - j : width;
         if (columns < width)
             memset(panels, 0, depth * width * sizeof *panels);
-        math->copy(depth, columns, work + j, STRIP, 1, panels, width);
+        math->copy(depth, columns, work + j, PIECE_ROWS, 1, panels, width);
     }
 }
 
@@ -169,27 +169,26 @@ static void prepare_rows(void *arg, size_t begin, size_t end, int thread)
     const size_t in = job->q->shape.in;
     (void)thread;
     for (size_t i = begin; i < end; i++)
-        job->start[i] =
-            vptq_cpu_vq_prepare(job->q, job->g->x + i * job->g->ldx, job->x + i * in);
+        job->start[i] = vptq_vq_prepare_x(job->q, job->g->x + i * job->g->ldx, job->x + i * in);
 }
 
-vptq_status vptq_cpu_vq_many(vptq_dev *dev, const vptq_vq *q, const vptq_gemv_args *g,
-                             vptq_err *err)
+vptq_status vptq_vq_gemv_batch(vptq_dev *dev, const vptq_vq *q, const vptq_gemv_args *g,
+                               vptq_err *err)
 {
     const vptq_vq_shape *s = &q->shape;
     vq_job job = {.kernels = vptq_gemv_kernels_get(dev->simd),
                   .q = q,
                   .fields = vptq_fields_of(vptq_vq_index_bits(s), vptq_log2u(s->k), s->v),
                   .g = g};
-    const vptq_many_source source = {.pack = pack_vectors,
-                                     .arg = &job,
-                                     .out = s->out,
-                                     .in = s->in,
-                                     .vector_row = STRIP,
-                                     .work_rows = STRIP};
+    const vptq_batch_source source = {.pack = pack_vectors,
+                                      .arg = &job,
+                                      .out = s->out,
+                                      .in = s->in,
+                                      .piece_rows = PIECE_ROWS,
+                                      .work_rows = PIECE_ROWS};
     const size_t numbers = (g->n * ((size_t)s->in + 1) + LINE - 1) / LINE * LINE;
-    job.x = vptq_dev_scratch(dev, numbers + vptq_cpu_many_work(dev, &source, g->n),
-                             sizeof *job.x, err);
+    job.x = vptq_dev_scratch(dev, numbers + vptq_batch_work(dev, &source, g->n), sizeof *job.x,
+                             err);
     if (!job.x)
         return VPTQ_E_NOMEM;
     job.start = job.x + g->n * s->in;
@@ -197,6 +196,6 @@ vptq_status vptq_cpu_vq_many(vptq_dev *dev, const vptq_vq *q, const vptq_gemv_ar
     vptq_gemv_args own = *g;
     own.x = job.x;
     own.ldx = s->in;
-    vptq_cpu_multiply_many(dev, &source, &own, job.start, job.x + numbers);
+    vptq_batch_multiply(dev, &source, &own, job.start, job.x + numbers);
     return VPTQ_OK;
 }

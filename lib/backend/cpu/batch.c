@@ -1,14 +1,14 @@
-#include "lib/backend/cpu/many.h"
 
 #include "lib/backend/cpu/gemm.h"
+#include "lib/backend/cpu/gemv.h"
 #include "lib/backend/dev.h"
 #include "lib/base/parallel.h"
 
 enum { DEPTH_STEP = 8, LINE = 16 /* floats of a cache line */ };
 
-typedef struct many_job {
+typedef struct batch_job {
     const vptq_cpu_math *math;
-    const vptq_many_source *source;
+    const vptq_batch_source *source;
     const vptq_gemv_args *g;
     const float *start;
     vptq_cpu_tiles depths;
@@ -16,16 +16,16 @@ typedef struct many_job {
     float *x;      /* packed: for every depth, block after block [depth, tile_rows] */
     float *scratch;
     size_t slice;
-} many_job;
+} batch_job;
 
-static size_t block_at(const many_job *job, size_t column, size_t depth, size_t block)
+static size_t block_at(const batch_job *job, size_t column, size_t depth, size_t block)
 {
     return (column * job->blocks + block * depth) * job->math->tile_rows;
 }
 
 static void pack_x(void *arg, size_t begin, size_t end, int thread)
 {
-    const many_job *job = arg;
+    const batch_job *job = arg;
     const vptq_gemv_args *g = job->g;
     const size_t height = job->math->tile_rows;
     (void)thread;
@@ -40,7 +40,7 @@ static void pack_x(void *arg, size_t begin, size_t end, int thread)
 }
 
 /* What the sums of outputs [r0, r0 + n) begin with. */
-static void begin_sums(const many_job *job, size_t r0, size_t n)
+static void begin_sums(const batch_job *job, size_t r0, size_t n)
 {
     const vptq_gemv_args *g = job->g;
     for (size_t i = 0; i < g->n; i++) {
@@ -51,17 +51,17 @@ static void begin_sums(const many_job *job, size_t r0, size_t n)
     }
 }
 
-static void multiply_vector_row(void *arg, size_t begin, size_t end, int thread)
+static void multiply_piece(void *arg, size_t begin, size_t end, int thread)
 {
-    const many_job *job = arg;
+    const batch_job *job = arg;
     const vptq_gemv_args *g = job->g;
-    const vptq_many_source *s = job->source;
+    const vptq_batch_source *s = job->source;
     const size_t width = job->math->tile_cols, height = job->math->tile_rows;
     float *work = job->scratch + (size_t)thread * job->slice;
-    float *panels = work + s->work_rows * VPTQ_MANY_DEPTH;
+    float *panels = work + s->work_rows * VPTQ_BATCH_DEPTH;
     (void)end;
-    const size_t r0 = begin * s->vector_row;
-    const size_t n = s->out - r0 < s->vector_row ? s->out - r0 : s->vector_row;
+    const size_t r0 = begin * s->piece_rows;
+    const size_t n = s->out - r0 < s->piece_rows ? s->out - r0 : s->piece_rows;
     const bool begun = g->bias || job->start || g->beta != 0;
     if (g->bias || job->start)
         begin_sums(job, r0, n);
@@ -84,39 +84,39 @@ static size_t in_lines(size_t floats)
     return (floats + LINE - 1) / LINE * LINE;
 }
 
-static many_job job_of(const vptq_dev *dev, const vptq_many_source *source, size_t n)
+static batch_job job_of(const vptq_dev *dev, const vptq_batch_source *source, size_t n)
 {
     const vptq_cpu_math *math = vptq_cpu_math_get(dev->simd);
     const size_t width = math->tile_cols;
-    const size_t columns = (source->vector_row + width - 1) / width * width;
-    return (many_job){.math = math,
-                      .source = source,
-                      .depths = vptq_cpu_tiles_of(source->in, VPTQ_MANY_DEPTH, DEPTH_STEP),
-                      .blocks = (n + math->tile_rows - 1) / math->tile_rows,
-                      .slice = in_lines((source->work_rows + columns) * VPTQ_MANY_DEPTH)};
+    const size_t columns = (source->piece_rows + width - 1) / width * width;
+    return (batch_job){.math = math,
+                       .source = source,
+                       .depths = vptq_cpu_tiles_of(source->in, VPTQ_BATCH_DEPTH, DEPTH_STEP),
+                       .blocks = (n + math->tile_rows - 1) / math->tile_rows,
+                       .slice = in_lines((source->work_rows + columns) * VPTQ_BATCH_DEPTH)};
 }
 
-static size_t packed_x(const many_job *job)
+static size_t packed_x(const batch_job *job)
 {
     return in_lines(job->blocks * job->math->tile_rows * job->source->in);
 }
 
-size_t vptq_cpu_many_work(const vptq_dev *dev, const vptq_many_source *source, size_t n)
+size_t vptq_batch_work(const vptq_dev *dev, const vptq_batch_source *source, size_t n)
 {
-    const many_job job = job_of(dev, source, n);
+    const batch_job job = job_of(dev, source, n);
     return packed_x(&job) + (size_t)dev->threads * job.slice;
 }
 
-void vptq_cpu_multiply_many(vptq_dev *dev, const vptq_many_source *source,
-                            const vptq_gemv_args *g, const float *start, float *work)
+void vptq_batch_multiply(vptq_dev *dev, const vptq_batch_source *source,
+                         const vptq_gemv_args *g, const float *start, float *work)
 {
-    many_job job = job_of(dev, source, g->n);
+    batch_job job = job_of(dev, source, g->n);
     job.g = g;
     job.start = start;
     job.x = work;
     job.scratch = work + packed_x(&job);
     const int threads = vptq_cpu_threads(dev, g->n * source->out * source->in);
     vptq_parallel_for(threads, job.blocks, 1, pack_x, &job);
-    vptq_parallel_for(threads, (source->out + source->vector_row - 1) / source->vector_row, 1,
-                      multiply_vector_row, &job);
+    vptq_parallel_for(threads, (source->out + source->piece_rows - 1) / source->piece_rows, 1,
+                      multiply_piece, &job);
 }

@@ -1,0 +1,30 @@
+/* Conversions of arrays between float16 and float: the kernels of half.c.  All levels give the
+ * bits of the scalar functions, NaN payloads included. */
+#include "lib/base/half_simd.h"
+
+#include "lib/base/half.h"
+#include "lib/base/simd.h"
+
+static void widen(const uint16_t *src, float *dst, size_t n)
+{
+    size_t i = 0;
+#if VPTQ_SIMD_LEVEL > 0
+    for (; i + SIMD_LANES <= n; i += SIMD_LANES)
+        vf_store(dst + i, vf_load_f16(src + i));
+#endif
+    for (; i < n; i++)
+        vptq_store_f32(dst, i, vptq_f16_to_f32(vptq_load_u16(src, i)));
+}
+
+static void narrow(const float *src, uint16_t *dst, size_t n)
+{
+    size_t i = 0;
+#if VPTQ_SIMD_LEVEL > 0
+    for (; i + SIMD_LANES <= n; i += SIMD_LANES)
+        vf_store_f16(dst + i, vf_load(src + i));
+#endif
+    for (; i < n; i++)
+        vptq_store_u16(dst, i, vptq_f32_to_f16(vptq_load_f32(src, i)));
+}
+
+const vptq_half_kernels VPTQ_SIMD_SYMBOL(vptq_half_kernels) = {widen, narrow};
