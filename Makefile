@@ -124,7 +124,7 @@ EMU_CXXFLAGS = -std=c++20 -fno-exceptions -fno-rtti -fno-threadsafe-statics $(OP
                -Wno-missing-field-initializers -Wno-deprecated-enum-enum-conversion \
                -Wno-deprecated-enum-float-conversion -Wno-unknown-pragmas \
                $(filter -Werror,$(WARNINGS)) -I. \
-               -include tests/emu/cuda_emu.h -DVPTQ_CUDA_EMU $(EXTRA_CFLAGS)
+               -include tests/emu/cuda_emu.h '-DVPTQ_CUDA_PORT=<tests/emu/port.h>' $(EXTRA_CFLAGS)
 
 # --- sources -------------------------------------------------------------------------------
 
@@ -215,8 +215,10 @@ $(OBJ)/%.o: %.cc | $(B)/probe
 $(OBJ)/%.tsan.o: %.cc | $(B)/probe
 	$(call cxx,-fsanitize=thread)
 
-# The same names as in a build for a GPU: all but the table's are taken out of sight.
-$(OBJ)/backend_emu.o: $(CU_SRC:%.cu=$(OBJ)/%.emu.o) $(OBJ)/tests/emu/cuda_emu_library.o
+# Hides all names but one, so that a program can have both the cuda backend and this one.
+# cuda_emu_library.cc stands in for library.cu, which loads cuBLAS and cuSOLVER.
+$(OBJ)/backend_emu.o: $(patsubst %.cu,$(OBJ)/%.emu.o,$(filter-out %/library.cu,$(CU_SRC))) \
+                      $(OBJ)/tests/emu/cuda_emu_library.o $(OBJ)/tests/emu/backend_emu.o
 	$(Q)$(LD) -r -o $@ $^ && objcopy --wildcard --keep-global-symbol='vptq_backend_emu' $@
 
 $(OBJ)/%.cuda.o: %.cu | $(B)/probe

@@ -7,13 +7,19 @@
 #include "lib/backend/dev.h"
 #include "lib/backend/mirror.h"
 
-/* The CUDA backend under its emulator is linked by tests alone. */
-#pragma weak vptq_backend_emu
+enum { MAX_DESCRIPTION = 256, MAX_BACKENDS = 4 };
 
-enum { DESCRIPTION = 256, MOST = 4 };
+static const vptq_backend *registered;
 
-/* The backends of this program, the fastest first; how many of them `auto` may take. */
-static size_t backends(const vptq_backend *list[MOST], size_t *automatic)
+void vptq_backend_register(const vptq_backend *backend)
+{
+    VPTQ_BUG_IF(registered != NULL); /* one is enough so far */
+    registered = backend;
+}
+
+/* Lists the backends of this program, the fastest first; "auto" considers the first *automatic
+ * of them. */
+static size_t backends(const vptq_backend *list[MAX_BACKENDS], size_t *automatic)
 {
     size_t n = 0;
 #ifdef VPTQ_CUDA
@@ -22,14 +28,14 @@ static size_t backends(const vptq_backend *list[MOST], size_t *automatic)
     list[n++] = vptq_backend_cpu();
     *automatic = n;
     list[n++] = &vptq_backend_ref;
-    if (vptq_backend_emu)
-        list[n++] = vptq_backend_emu();
+    if (registered)
+        list[n++] = registered;
     return n;
 }
 
 static vptq_status no_such_backend(const char *name, vptq_err *err)
 {
-    const vptq_backend *list[MOST];
+    const vptq_backend *list[MAX_BACKENDS];
     char names[64] = "auto";
     size_t automatic, n = backends(list, &automatic), used = strlen(names);
     for (size_t i = 0; i < n; i++)
@@ -48,7 +54,7 @@ static vptq_status open_one(const vptq_ctx *ctx, const vptq_backend *backend, bo
         return st;
     *dev = (vptq_device){.ops = backend, .state = state, .ctx = ctx};
 
-    char text[DESCRIPTION];
+    char text[MAX_DESCRIPTION];
     backend->describe(state, text, sizeof text);
     vptq_log(ctx, VPTQ_LOG_MORE, "backend %s%s: %s", backend->name,
              automatic ? " (automatic)" : "", text);
@@ -58,7 +64,7 @@ static vptq_status open_one(const vptq_ctx *ctx, const vptq_backend *backend, bo
 /* The first one whose device answers. */
 static vptq_status open_automatically(const vptq_ctx *ctx, vptq_device *dev, vptq_err *err)
 {
-    const vptq_backend *list[MOST];
+    const vptq_backend *list[MAX_BACKENDS];
     size_t automatic;
     vptq_status st = VPTQ_E_UNSUPPORTED;
     (void)backends(list, &automatic);
@@ -74,7 +80,7 @@ static vptq_status open_automatically(const vptq_ctx *ctx, vptq_device *dev, vpt
 vptq_status vptq_device_open(const vptq_ctx *ctx, const char *name, vptq_device *dev,
                              vptq_err *err)
 {
-    const vptq_backend *list[MOST];
+    const vptq_backend *list[MAX_BACKENDS];
     size_t automatic;
     const size_t n = backends(list, &automatic);
 

@@ -450,10 +450,11 @@ typedef struct vptq_backend {
 
 extern const vptq_backend vptq_backend_ref;
 const vptq_backend *vptq_backend_cpu(void);
-/* Only in programs that link them (docs/backend-howto.md): the GPU, and the same kernels under
- * the emulator. */
-const vptq_backend *vptq_backend_cuda(void);
-const vptq_backend *vptq_backend_emu(void);
+const vptq_backend *vptq_backend_cuda(void); /* only in builds with CUDA */
+
+/* Adds a backend to those that vptq_device_open finds by name; "auto" never chooses it.  The
+ * table must stay valid until the program ends.  Call it before any thread opens a device. */
+void vptq_backend_register(const vptq_backend *backend);
 
 typedef struct vptq_device {
     const vptq_backend *ops;

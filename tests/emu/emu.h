@@ -1,4 +1,4 @@
-/* The emulator's knobs, for tests in C. */
+/* The CUDA backend under the emulator, and the emulator's controls for tests. */
 #ifndef VPTQ_TESTS_EMU_EMU_H
 #define VPTQ_TESTS_EMU_EMU_H
 
@@ -9,6 +9,11 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+/* The ops of the cuda backend, compiled for the emulator, as backend "emu".  A program that
+ * links this function has the backend registered from its start. */
+typedef struct vptq_backend vptq_backend;
+const vptq_backend *vptq_backend_emu(void);
 
 /* 0: everything in ascending order; others: an order of their own in every round. */
 void cuda_emu_seed(uint64_t seed);

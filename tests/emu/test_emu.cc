@@ -218,18 +218,15 @@ __global__ static void load_matrices(const uint16_t *in, uint32_t *out)
         t.at[threadIdx.x][j] = in[threadIdx.x * 8 + j];
     __syncwarp();
     /* rows in an order of their own: lane l brings row 31 - l */
-    port_ldmatrix(r, t.at[31 - threadIdx.x]);
-    for (unsigned i = 0; i < 4; i++)
-        out[threadIdx.x * 8 + i] = r[i];
     port_ldmatrix_trans(r, t.at[31 - threadIdx.x]);
     for (unsigned i = 0; i < 4; i++)
-        out[threadIdx.x * 8 + 4 + i] = r[i];
+        out[threadIdx.x * 4 + i] = r[i];
 }
 
 static void ldmatrix_follows_its_layout(void **)
 {
     uint16_t in[32][8];
-    uint32_t out[32][8];
+    uint32_t out[32][4];
     for (unsigned i = 0; i < 256; i++)
         in[i / 8][i % 8] = (uint16_t)(i * 257 + 1);
     for (size_t s = 0; s < SEEDS; s++) {
@@ -239,16 +236,14 @@ static void ldmatrix_follows_its_layout(void **)
             for (unsigned i = 0; i < 4; i++) {
                 /* matrix i has row r where lane 8 i + r said: row 31 - (8 i + r) of `in` */
                 const unsigned last = 31 - 8 * i, g = l / 4, t = 2 * (l % 4);
-                const uint32_t plain = in[last - g][t] | (uint32_t)in[last - g][t + 1] << 16;
-                const uint32_t turned = in[last - t][g] | (uint32_t)in[last - t - 1][g] << 16;
-                assert_int_equal(out[l][i], plain);
-                assert_int_equal(out[l][4 + i], turned);
+                const uint32_t pair = in[last - t][g] | (uint32_t)in[last - t - 1][g] << 16;
+                assert_int_equal(out[l][i], pair);
             }
     }
 }
 
 /* A [16, 16] and B [16, 8] as 16-bit numbers row by row, D [16, 8]. */
-__global__ static void multiply_tile(const uint16_t *a, const uint16_t *b, float *d, bool wide)
+__global__ static void multiply_tile(const uint16_t *a, const uint16_t *b, float *d)
 {
     const unsigned g = threadIdx.x / 4, t = threadIdx.x % 4 * 2;
     uint32_t fa[4], fb[2];
@@ -261,10 +256,7 @@ __global__ static void multiply_tile(const uint16_t *a, const uint16_t *b, float
         fb[i] = b[(t + i * 8) * 8 + g] | (uint32_t)b[(t + i * 8 + 1) * 8 + g] << 16;
     for (unsigned i = 0; i < 4; i++)
         fd[i] = d[(g + i / 2 * 8) * 8 + t + i % 2];
-    if (wide)
-        port_mma_bf16(fd, fa, fb);
-    else
-        port_mma_f16(fd, fa, fb);
+    port_mma_f16(fd, fa, fb);
     for (unsigned i = 0; i < 4; i++)
         d[(g + i / 2 * 8) * 8 + t + i % 2] = fd[i];
 }
@@ -272,29 +264,25 @@ __global__ static void multiply_tile(const uint16_t *a, const uint16_t *b, float
 static void mma_multiplies(void **)
 {
     float *x = vtest_normals(16 * 16 + 16 * 8 + 16 * 8, 3);
-    for (int wide = 0; wide < 2; wide++) {
-        uint16_t a[16 * 16], b[16 * 8];
-        float fa[16 * 16], fb[16 * 8], d[16 * 8], want[16 * 8];
-        for (unsigned i = 0; i < 256; i++) {
-            a[i] = wide ? vptq_f32_to_bf16(x[i]) : vptq_f32_to_f16(x[i]);
-            fa[i] = wide ? vptq_bf16_to_f32(a[i]) : vptq_f16_to_f32(a[i]);
-        }
-        for (unsigned i = 0; i < 128; i++) {
-            b[i] = wide ? vptq_f32_to_bf16(x[256 + i]) : vptq_f32_to_f16(x[256 + i]);
-            fb[i] = wide ? vptq_bf16_to_f32(b[i]) : vptq_f16_to_f32(b[i]);
-            d[i] = x[384 + i];
-        }
-        for (unsigned i = 0; i < 16; i++)
-            for (unsigned j = 0; j < 8; j++) {
-                double sum = (double)d[i * 8 + j];
-                for (unsigned k = 0; k < 16; k++)
-                    sum += (double)fa[i * 16 + k] * (double)fb[k * 8 + j];
-                want[i * 8 + j] = (float)sum;
-            }
-        cuda_emu_seed(9);
-        run(multiply_tile, 1, 32, 0, a, b, d, wide != 0);
-        assert_close(d, want, 16 * 8, 1e-5, 0);
+    uint16_t a[16 * 16], b[16 * 8];
+    float d[16 * 8], want[16 * 8];
+    for (unsigned i = 0; i < 16 * 16; i++)
+        a[i] = vptq_f32_to_f16(x[i]);
+    for (unsigned i = 0; i < 16 * 8; i++) {
+        b[i] = vptq_f32_to_f16(x[256 + i]);
+        d[i] = x[384 + i];
     }
+    for (unsigned i = 0; i < 16; i++)
+        for (unsigned j = 0; j < 8; j++) {
+            double sum = (double)d[i * 8 + j];
+            for (unsigned k = 0; k < 16; k++)
+                sum += (double)vptq_f16_to_f32(a[i * 16 + k]) *
+                       (double)vptq_f16_to_f32(b[k * 8 + j]);
+            want[i * 8 + j] = (float)sum;
+        }
+    cuda_emu_seed(9);
+    run(multiply_tile, 1, 32, 0, a, b, d);
+    assert_close(d, want, 16 * 8, 1e-5, 0);
     free(x);
 }
 
@@ -398,7 +386,7 @@ __global__ static void misuse(int what, float *global)
     row &r = port_shared<row>();
     uint32_t m[4];
     if (what == 0)
-        port_ldmatrix(m, &r.at[1]);
+        port_ldmatrix_trans(m, &r.at[1]);
     if (what == 1)
         port_ldmatrix_trans(m, global);
     if (what == 2)

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tests/emu/emu.h"
 #include "tests/support/vmatrix.h"
 #include "tests/support/vtest.h"
 
@@ -214,7 +215,7 @@ static vptq_status run_vq_gemv_many(vrows *r, vptq_err *err)
 }
 
 /* Through decoded tiles. */
-static vptq_status run_vq_gemv_tiles(vrows *r, vptq_err *err)
+static vptq_status run_vq_vq_tiles(vrows *r, vptq_err *err)
 {
     setenv("VPTQ_CUDA_GEMV", "gemm-dequant", 1);
     const vptq_status st = with_matrix(r, many_products, err);
@@ -534,7 +535,7 @@ const vrows_row vrows_all[] = {
     {"vq_dequant", run_vq_dequant},
     {"vq_gemv", run_vq_gemv},
     {"vq_gemv of many rows", run_vq_gemv_many},
-    {"vq_gemv through tiles", run_vq_gemv_tiles},
+    {"vq_gemv through tiles", run_vq_vq_tiles},
     {"gemv", run_gemv},
     {"library_gemv", run_library_gemv},
     {"search_index_open", run_search_index_open},

@@ -116,13 +116,7 @@ static __device__ void score_tile(panel<T> &t, const attention_job &job, size_t 
             t.k[d][k] = in ? a.keys[(k0 + k) * a.ldk + kv * a.head_dim + d0 + d] : 0;
         }
         __syncthreads();
-#pragma unroll
-        for (unsigned d = 0; d < STEP; d++)
-#pragma unroll
-            for (unsigned i = 0; i < T::EACH_ROWS; i++)
-#pragma unroll
-                for (unsigned j = 0; j < T::EACH_KEYS; j++)
-                    score[i][j] = fmaf(t.q[d][tr + i], t.k[d][tk + j], score[i][j]);
+        port_multiply_tile<STEP, T::EACH_ROWS, T::EACH_KEYS>(score, t.q, t.k, tr, tk);
         __syncthreads();
     }
 #pragma unroll
@@ -131,13 +125,6 @@ static __device__ void score_tile(panel<T> &t, const attention_job &job, size_t 
         for (unsigned j = 0; j < T::EACH_KEYS; j++)
             if (!sees(t, tr + i, k0 + tk + j))
                 score[i][j] = -INFINITY;
-}
-
-static __device__ inline float warp_max(float value)
-{
-    for (int with = PORT_LANES / 2; with; with /= 2)
-        value = fmaxf(value, __shfl_xor_sync(port_all, value, with));
-    return value;
 }
 
 /* Scores become exp(score - max) in t.p, max the row's largest so far and sum the sum of all so
@@ -160,7 +147,7 @@ static __device__ void soften(panel<T> &t, const float score[T::EACH_ROWS][T::EA
         float max = before, sum = 0;
         for (unsigned k = lane; k < T::KEYS; k += PORT_LANES)
             max = fmaxf(max, t.p[k][r]);
-        max = warp_max(max);
+        max = port_warp_max(max);
         /* While a row has seen no key the shift must not be -inf, or sums would turn NaN. */
         const float shift = max == -INFINITY ? 0 : max;
         for (unsigned k = lane; k < T::KEYS; k += PORT_LANES) {
@@ -307,11 +294,6 @@ __global__ static void __launch_bounds__(THREADS) merge_kernel(attention_job job
     }
 }
 
-static size_t pieces(size_t n, size_t size)
-{
-    return (n + size - 1) / size;
-}
-
 /* Multiplications of a panel over all kv heads, at most. */
 template <class T> static double panel_work(const attention_job &job, size_t chunks)
 {
@@ -342,15 +324,16 @@ static vptq_status in_pieces(vptq_dev *dev, attention_job *job, size_t n, double
 template <class T> static vptq_status attend(vptq_dev *dev, attention_job *job, vptq_err *err)
 {
     const vptq_attention_args *a = &job->a;
-    const size_t panels = pieces(job->rows, T::ROWS), chunks = pieces(a->head_dim, T::DIMS);
+    const size_t panels = vptq_cuda_blocks(job->rows, T::ROWS),
+                 chunks = vptq_cuda_blocks(a->head_dim, T::DIMS);
     const size_t blocks = panels * a->kv_heads * chunks, all = a->kv_heads * job->rows;
     job->tile0 = first_key(*a, 0) / T::KEYS;
-    job->tiles = pieces(a->pos0 + a->n, T::KEYS) - job->tile0;
+    job->tiles = vptq_cuda_blocks(a->pos0 + a->n, T::KEYS) - job->tile0;
     const size_t want = ENOUGH / blocks ? ENOUGH / blocks : 1;
-    job->part = pieces(job->tiles, want);
+    job->part = vptq_cuda_blocks(job->tiles, want);
     if (job->part < LEAST)
         job->part = LEAST;
-    job->splits = pieces(job->tiles, job->part);
+    job->splits = vptq_cuda_blocks(job->tiles, job->part);
     if (job->splits > 1) {
         void *memory = NULL;
         const size_t floats = job->splits * all * (a->head_dim + 2);
@@ -520,7 +503,8 @@ vptq_status vptq_cuda_attention_mass(vptq_dev *dev, const vptq_attention_args *a
                                            0, dev->stream, job),
                                "attention_mass", err);
     };
-    const size_t panels = pieces(job.of.rows, T::ROWS), tiles = pieces(keys, T::KEYS);
+    const size_t panels = vptq_cuda_blocks(job.of.rows, T::ROWS),
+                 tiles = vptq_cuda_blocks(keys, T::KEYS);
     const double each = panel_work<T>(job.of, 0);
     st = in_pieces(
         dev, &job.of, panels, each,

@@ -66,9 +66,6 @@ static vptq_status open_device(vptq_dev *d, vptq_err *err)
 static vptq_status cuda_open(const vptq_ctx *ctx, vptq_dev **dev, vptq_err *err)
 {
     int count = 0;
-#ifdef VPTQ_CUDA_EMU
-    cuda_emu_guard(true);
-#endif
     const cudaError_t e = cudaGetDeviceCount(&count);
     if (e || !count)
         return no_device(e, err);
@@ -102,18 +99,9 @@ static void cuda_describe(const vptq_dev *dev, char *text, size_t size)
 
 /* ---- pace ---- */
 
-static double most_work(void)
-{
-#ifdef VPTQ_CUDA_EMU
-    if (cuda_emu_work_limit() > 0)
-        return cuda_emu_work_limit();
-#endif
-    return VPTQ_CUDA_WORK;
-}
-
 size_t vptq_cuda_piece(size_t n, double each, size_t unit)
 {
-    const double fit = most_work() / each / (double)unit;
+    const double fit = port_launch_work() / each / (double)unit;
     if ((double)n <= fit * (double)unit || n <= unit)
         return n;
     return fit < 2 ? unit : (size_t)fit * unit;
@@ -125,7 +113,7 @@ vptq_status vptq_cuda_pace(vptq_dev *dev, double work, vptq_err *err)
     if (st)
         return st;
     dev->queued += work;
-    if (dev->queued <= most_work())
+    if (dev->queued <= port_launch_work())
         return VPTQ_OK;
     dev->queued = work;
     return vptq_cuda_check(cudaStreamSynchronize(dev->stream), "work", err);
@@ -207,11 +195,7 @@ vptq_status vptq_cuda_scratch(vptq_dev *dev, size_t bytes, void **ptr, vptq_err 
 /* ---- the table ---- */
 
 static const vptq_backend cuda_table = {
-#ifdef VPTQ_CUDA_EMU
-    .name = "emu",
-#else
     .name = "cuda",
-#endif
     .host_memory = false,
     .gemv_max_tokens = VPTQ_CUDA_GEMM_BATCH,
     .open = cuda_open,
@@ -258,11 +242,7 @@ static const vptq_backend cuda_table = {
     .attention_paged = vptq_cuda_attention_paged,
 };
 
-#ifdef VPTQ_CUDA_EMU
-extern "C" const vptq_backend *vptq_backend_emu(void)
-#else
 extern "C" const vptq_backend *vptq_backend_cuda(void)
-#endif
 {
     return &cuda_table;
 }

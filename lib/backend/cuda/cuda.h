@@ -35,13 +35,14 @@ vptq_status vptq_cuda_alloc(size_t bytes, void **ptr, vptq_err *err);
  * valid until the next call. */
 vptq_status vptq_cuda_scratch(vptq_dev *dev, size_t bytes, void **ptr, vptq_err *err);
 
-/* Rows that may take long queue their work in launches of at most about VPTQ_CUDA_WORK fused
- * multiplications and look at the caller's cancel flag before each.  No more than twice as much
- * is ever queued, so that a raised flag is seen soon.  A piece: how many of n things of `each`
- * multiplications go into a launch, all of them or a multiple of `unit`. */
-static const double VPTQ_CUDA_WORK = 1e12; /* docs/gpu.md says what it comes from */
-size_t vptq_cuda_piece(size_t n, double each, size_t unit);
-/* Before a launch of so much work: VPTQ_E_CANCELLED, or what became of the work before. */
+/* Ops that can take long divide their work into launches of about port_launch_work() fused
+ * multiplications and check the caller's cancel flag before each.  At most twice that much work
+ * is queued, so that a cancellation takes effect soon.
+ *
+ * Returns how many of n items of `work_each` multiplications go into one launch: all of them or
+ * a multiple of `unit`. */
+size_t vptq_cuda_piece(size_t n, double work_each, size_t unit);
+/* Call before each launch.  Returns VPTQ_E_CANCELLED, or the status of earlier work. */
 vptq_status vptq_cuda_pace(vptq_dev *dev, double work, vptq_err *err);
 
 /* Device memory <- host memory, which may change once it returns. */

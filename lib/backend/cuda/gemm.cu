@@ -41,13 +41,7 @@ __global__ static void __launch_bounds__(THREADS)
         load_tile(t.a, a, i0, l0, k);
         load_tile(t.b, b, j0, l0, k);
         __syncthreads();
-#pragma unroll
-        for (unsigned l = 0; l < STEP; l++)
-#pragma unroll
-            for (unsigned i = 0; i < EACH; i++)
-#pragma unroll
-                for (unsigned j = 0; j < EACH; j++)
-                    sum[i][j] = fmaf(t.a[l][ti + i], t.b[l][tj + j], sum[i][j]);
+        port_multiply_tile<STEP, EACH, EACH>(sum, t.a, t.b, ti, tj);
         __syncthreads();
     }
 #pragma unroll

@@ -1,4 +1,3 @@
-#ifndef VPTQ_CUDA_EMU /* which has its own, tests/emu/cuda_emu_library.cc */
 #include "lib/backend/cuda/library.h"
 
 #include <cublas_v2.h>
@@ -321,4 +320,3 @@ vptq_status vptq_cuda_library_sgemv(vptq_dev *dev, size_t m, size_t n, const flo
                                            1),
                        err);
 }
-#endif

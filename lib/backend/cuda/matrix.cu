@@ -88,10 +88,6 @@ vptq_status vptq_cuda_matrix_stored(vptq_dev *dev, const vptq_matrix *m, const v
 
 /* ---- which kernel ---- */
 
-/* Rows of x that the layout is planned for.  One layout serves every number of them; what is
- * set aside for the sums of 4 costs a single row less than a hundredth of its look-ups. */
-enum { PLANNED_BATCH = 4 };
-
 /* The nearest chip with constants, in the size of this one.  Clock and bandwidth stay those of
  * the nearest: they choose between kernels, and never what a kernel computes. */
 static vptq_cuda_chip chip_of(const vptq_dev *dev)
@@ -106,91 +102,6 @@ static vptq_cuda_chip chip_of(const vptq_dev *dev)
     chip.sms = (uint32_t)p->multiProcessorCount;
     chip.smem = (uint32_t)p->sharedMemPerBlockOptin;
     return chip;
-}
-
-static bool reads_pieces(const vptq_cuda_table *t)
-{
-    return t->k && t->pieces && !t->shared;
-}
-
-/* Pieces that come out of global memory go through shared memory. */
-static bool is_staged(const vptq_cuda_tables *t)
-{
-    return reads_pieces(&t->main) || reads_pieces(&t->residual) || reads_pieces(&t->outlier);
-}
-
-static vptq_status predict(vptq_cuda_chip chip, const vptq_vq_shape *s, uint32_t batch,
-                           vptq_cuda_kernel kernel, uint32_t copies, vptq_cuda_choice *c,
-                           vptq_err *err)
-{
-    const vptq_status st = vptq_cuda_predict(&chip, s, batch, kernel, copies, c, err);
-    if (st || !is_staged(&c->smem.tables))
-        return st;
-    chip.smem -= kernel == VPTQ_CUDA_GEMM_SMALL ? VPTQ_CUDA_GEMM_STAGE : VPTQ_CUDA_GEMV_STAGE;
-    return vptq_cuda_predict(&chip, s, batch, kernel, copies, c, err);
-}
-
-/* The GEMV kernel and number of copies with the least predicted time; GEMM_DEQUANT where none
- * can run. */
-static void choose(const vptq_cuda_chip *chip, const vptq_vq_shape *s, vptq_cuda_choice *best)
-{
-    static const vptq_cuda_kernel kernels[] = {VPTQ_CUDA_GEMV_SMEM, VPTQ_CUDA_GEMV_DIRECT};
-    vptq_cuda_choice c;
-    *best = {};
-    best->kernel = VPTQ_CUDA_GEMM_DEQUANT;
-    for (vptq_cuda_kernel kernel : kernels)
-        for (uint32_t copies = 0; copies <= VPTQ_CUDA_MAX_COPIES; copies++)
-            if (!predict(*chip, s, PLANNED_BATCH, kernel, copies, &c, NULL) &&
-                (best->kernel == VPTQ_CUDA_GEMM_DEQUANT || c.total_us < best->total_us))
-                *best = c;
-}
-
-/* "KERNEL" or "KERNEL:COPIES". */
-static vptq_status choose_named(const vptq_cuda_chip *chip, const vptq_vq_shape *s,
-                                const char *name, vptq_cuda_choice *c, vptq_err *err)
-{
-    const char *colon = strchr(name, ':');
-    const size_t length = colon ? (size_t)(colon - name) : strlen(name);
-    const uint32_t copies = colon ? (uint32_t)strtoul(colon + 1, NULL, 10) : 0;
-    for (int k = 0; k < VPTQ_CUDA_KERNELS; k++) {
-        const char *known = vptq_cuda_kernel_name((vptq_cuda_kernel)k);
-        if (strlen(known) == length && strncmp(known, name, length) == 0)
-            return predict(*chip, s, PLANNED_BATCH, (vptq_cuda_kernel)k, copies, c, err);
-    }
-    return vptq_fail(err, VPTQ_E_ARG,
-                     "VPTQ_CUDA_GEMV is '%s', expected gemv-smem[:COPIES], "
-                     "gemv-direct[:COPIES], gemm-small or gemm-dequant",
-                     name);
-}
-
-static double predicted_us(const vptq_cuda_chip *chip, const vptq_vq_shape *s, uint32_t batch,
-                           vptq_cuda_kernel kernel)
-{
-    vptq_cuda_choice c;
-    return predict(*chip, s, batch, kernel, 0, &c, NULL) ? HUGE_VAL : c.total_us;
-}
-
-/* For which numbers of rows of x the kernel for more of them is taken: from 9 where it is
- * predicted to be faster than `few`, what the layout is for; up to the end of what it is for,
- * as what there is besides (rows decoded to float, a product in float) is far behind. */
-static void choose_small(const vptq_cuda_chip *chip, const vptq_vq_shape *s,
-                         vptq_cuda_kernel few, vptq_cuda_small *small)
-{
-    const uint32_t most = VPTQ_CUDA_MAX_BATCH;
-    vptq_cuda_choice c;
-    for (uint32_t i = 0; i < VPTQ_CUDA_SMALL_PLANS; i++) {
-        const uint32_t batch = (i + 1) * VPTQ_CUDA_SMALL_STEP;
-        if (predict(*chip, s, batch, VPTQ_CUDA_GEMM_SMALL, 0, &c, NULL))
-            return;
-        small->plan[i] = {c.columns, c.ways, c.rows, c.split};
-    }
-    small->smem = c.smem; /* the same for all of them */
-    small->staged = is_staged(&c.smem.tables);
-    small->from = few == VPTQ_CUDA_GEMM_SMALL ? 1 : most + 1;
-    small->to = VPTQ_CUDA_GEMM_BATCH;
-    if (few != VPTQ_CUDA_GEMM_SMALL &&
-        predicted_us(chip, s, most, VPTQ_CUDA_GEMM_SMALL) < predicted_us(chip, s, most, few))
-        small->from = VPTQ_CUDA_EXACT_BATCH + 1;
 }
 
 /* ---- the run-time layout ---- */
@@ -365,7 +276,7 @@ static vptq_status put_runtime(vptq_dev *dev, slab *s, const vptq_vq *q, const b
     VPTQ_CHECK(put<vptq_cuda_stripe>(dev, s, b->stripes, l->segments, &r->stripes, err));
     if (b->more->to)
         VPTQ_CHECK(
-            put<vptq_cuda_stripe>(dev, s, b->small, l->segments, &r->small.stripes, err));
+            put<vptq_cuda_stripe>(dev, s, b->small, l->segments, &r->small_stripes, err));
     VPTQ_CHECK(put(dev, s, l->channel, l->columns, &r->channel, err));
     VPTQ_CHECK(put(dev, s, q->scale, q->shape.in, &r->scale, err));
     VPTQ_CHECK(put(dev, s, q->bias, q->shape.in, &r->bias, err));
@@ -382,7 +293,7 @@ static void describe(const building *b, vptq_cuda_runtime *r)
     const vptq_cuda_layout *l = &b->layout;
     r->count = l->segments;
     r->columns = l->columns;
-    r->staged = is_staged(&r->choice.smem.tables);
+    r->staged = vptq_cuda_is_staged(&r->choice.smem.tables);
     r->loop = b->stripes[l->segments - 1].loop;
     r->any_loop = r->loop == VPTQ_CUDA_ANYTHING;
     for (uint32_t i = 0; i < l->segments; i++) {
@@ -393,23 +304,12 @@ static void describe(const building *b, vptq_cuda_runtime *r)
         vptq_cuda_blocks(r->most_chunks, vptq_cuda_blocks(r->most_chunks, r->choice.split));
 }
 
-static vptq_status make_runtime(vptq_dev *dev, const vptq_matrix *m, vptq_cuda_runtime *r,
-                                vptq_err *err)
+static vptq_status build_runtime(vptq_dev *dev, const vptq_matrix *m, vptq_cuda_runtime *r,
+                                 vptq_err *err)
 {
-    const vptq_cuda_chip chip = chip_of(dev);
-    const char *name = getenv("VPTQ_CUDA_GEMV");
     building b = {};
     vptq_arena arena;
     vptq_status st = VPTQ_OK;
-    *r = {};
-    if (name)
-        st = choose_named(&chip, &m->q.shape, name, &r->choice, err);
-    else
-        choose(&chip, &m->q.shape, &r->choice);
-    if (st || r->choice.kernel == VPTQ_CUDA_GEMM_DEQUANT)
-        return st;
-    if (!name || r->choice.kernel == VPTQ_CUDA_GEMM_SMALL)
-        choose_small(&chip, &m->q.shape, r->choice.kernel, &r->small);
     b.choice = &r->choice;
     b.more = &r->small;
     vptq_arena_init(&arena, dev->ctx->mem);
@@ -421,6 +321,20 @@ static vptq_status make_runtime(vptq_dev *dev, const vptq_matrix *m, vptq_cuda_r
 out:
     vptq_arena_release(&arena);
     return st;
+}
+
+static vptq_status make_runtime(vptq_dev *dev, const vptq_matrix *m, vptq_cuda_runtime *r,
+                                vptq_err *err)
+{
+    const vptq_cuda_chip chip = chip_of(dev);
+    vptq_cuda_dispatch_plan plan;
+    *r = {};
+    VPTQ_CHECK(vptq_cuda_dispatch(&chip, &m->q.shape, getenv("VPTQ_CUDA_GEMV"), &plan, err));
+    r->choice = plan.few;
+    r->small = plan.small;
+    if (r->choice.kernel == VPTQ_CUDA_GEMM_DEQUANT)
+        return VPTQ_OK;
+    return build_runtime(dev, m, r, err);
 }
 
 vptq_status vptq_cuda_matrix_runtime(vptq_dev *dev, const vptq_matrix *m,

@@ -1,5 +1,5 @@
 /* A packed matrix on a device: as it is stored, to decode rows, and in the run-time layout of
- * cuda_plan_gemv.h, for products.  For the .cu files alone. */
+ * plan_layout.h, for products.  For the .cu files alone. */
 #ifndef VPTQ_BACKEND_CUDA_MATRIX_H
 #define VPTQ_BACKEND_CUDA_MATRIX_H
 
@@ -9,15 +9,7 @@ extern "C" {
 #include "lib/backend/cuda/plan_dispatch.h"
 }
 
-/* Of a block of the GEMV kernel.  The plan counts on twice as many warps; what it sets aside
- * for their partial sums holds those of two rounds here, and with them what describes a pass.
- */
-enum {
-    VPTQ_CUDA_GEMV_WARPS = 16,
-    VPTQ_CUDA_GEMV_PLACE = 256,                        /* bytes */
-    VPTQ_CUDA_GEMV_STAGE = VPTQ_CUDA_GEMV_WARPS * 512, /* bytes */
-    VPTQ_CUDA_GEMM_STAGE = VPTQ_CUDA_GEMM_WARPS * 512
-};
+enum { VPTQ_CUDA_GEMV_PASS = 256 }; /* bytes of shared memory that describe a pass */
 
 /* A codebook.  `codebook` is in device memory: centroids in the order of their ranks, rows as
  * those of a table in global memory (cuda_plan_table.h), `codebook_rows` of a piece; as
@@ -43,7 +35,7 @@ enum vptq_cuda_loop {
     VPTQ_CUDA_ANYTHING
 };
 
-/* A segment of cuda_plan_gemv.h. */
+/* A segment of plan_layout.h. */
 struct vptq_cuda_stripe {
     vptq_cuda_codebook main, residual;
     const uint16_t *codes, *codes16;
@@ -53,41 +45,21 @@ struct vptq_cuda_stripe {
     vptq_cuda_loop loop;
 };
 
-/* How the kernel for more rows of x (cuda_vq_gemm.cu) spreads its work: at most `columns` rows
- * of x in a block, `ways` times as many in a launch. */
-struct vptq_cuda_small_plan {
-    uint32_t columns, ways, rows, split;
-};
-
-/* Plans are made for numbers of rows of x in steps. */
-enum {
-    VPTQ_CUDA_SMALL_STEP = 32,
-    VPTQ_CUDA_SMALL_PLANS = VPTQ_CUDA_GEMM_BATCH / VPTQ_CUDA_SMALL_STEP
-};
-
-/* That kernel on the layout of the GEMV kernel: codebooks in tables of its own. */
-struct vptq_cuda_small {
-    uint32_t from, to; /* numbers of rows of x that it is for; to 0: none */
-    const vptq_cuda_stripe *stripes;
-    vptq_cuda_smem smem; /* the tables; behind them is room for x */
-    bool staged;         /* pieces are read out of global memory */
-    vptq_cuda_small_plan plan[VPTQ_CUDA_SMALL_PLANS]; /* [(rows - 1) / step] */
-};
-
 /* The run-time layout; arrays are in device memory. */
 struct vptq_cuda_runtime {
     vptq_cuda_choice choice; /* GEMM_DEQUANT: there is nothing else */
     vptq_cuda_small small;
-    const vptq_cuda_stripe *stripes; /* [count] */
-    uint32_t count, columns;         /* columns: padded, of all stripes */
-    uint32_t most_chunks;            /* of a stripe */
-    uint32_t split;                  /* choice.split, as far as there are chunks for it */
-    vptq_cuda_loop loop;             /* of the groups; outliers' may be another one */
-    bool any_loop;                   /* some stripe needs ANYTHING */
-    bool staged;                     /* pieces are read out of global memory */
-    const int32_t *channel;          /* [columns] input channel, -1: padding */
-    const float *scale, *bias;       /* [in] or NULL both */
-    unsigned *arrived;               /* [blocks] zeros between launches */
+    const vptq_cuda_stripe *small_stripes; /* [count] the stripes with the tables of `small` */
+    const vptq_cuda_stripe *stripes;       /* [count] */
+    uint32_t count, columns;               /* columns: padded, of all stripes */
+    uint32_t most_chunks;                  /* of a stripe */
+    uint32_t split;                        /* choice.split, as far as there are chunks for it */
+    vptq_cuda_loop loop;                   /* of the groups; outliers' may be another one */
+    bool any_loop;                         /* some stripe needs ANYTHING */
+    bool staged;                           /* pieces are read out of global memory */
+    const int32_t *channel;                /* [columns] input channel, -1: padding */
+    const float *scale, *bias;             /* [in] or NULL both */
+    unsigned *arrived;                     /* [blocks] zeros between launches */
 };
 
 /* What a use needs comes to the device at the first such use: decoding rows asks for no

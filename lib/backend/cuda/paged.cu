@@ -160,13 +160,6 @@ struct running {
     float max[STACK], sum[STACK], out[STACK][EACH];
 };
 
-static __device__ inline float lanes_max(float value)
-{
-    for (int with = PORT_LANES / 2; with; with /= 2)
-        value = fmaxf(value, __shfl_xor_sync(port_all, value, with));
-    return value;
-}
-
 /* One page: scores of the lane's token, then the mix of the lane's dimensions over tokens
  * [from, to) of the page, which the block's rows see. */
 template <class N>
@@ -191,7 +184,7 @@ meet_page(const paged_job &job, running &w, const float *q, const unsigned end[S
         const size_t token = token0 + lane;
         const bool sees = token < end[r] && token >= first_of(job, end[r]);
         const float score = sees ? p[r] : -INFINITY;
-        const float before = w.max[r], max = fmaxf(before, lanes_max(score));
+        const float before = w.max[r], max = fmaxf(before, port_warp_max(score));
         /* While a row has seen no token the shift must not be -inf. */
         const float shift = max == -INFINITY ? 0 : max, factor = expf(before - shift);
         p[r] = expf(score - shift);

@@ -1,51 +1,44 @@
+/* The time model of the kernels for packed matrices, and the choice among them. */
 #include "lib/backend/cuda/plan_dispatch.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum {
-    SECTOR = 32,        /* bytes that L2 gives for one row */
-    MAX_SPLIT = 4,      /* blocks of a cluster */
-    SM_RESERVED = 1024, /* bytes of an SM that a block takes beside its own */
-    STORED = 2,         /* bytes of a 16-bit value */
-    LEAST_COLUMNS = 32  /* rows of x of a block of GEMM_SMALL */
+    SECTOR = 32,      /* bytes that L2 transfers for one row */
+    MAX_SPLIT = 4,    /* blocks of a cluster */
+    VALUE_BYTES = 2,  /* of a 16-bit value */
+    MIN_COLUMNS = 32, /* tokens of a block of GEMM_SMALL */
+    MMA_COLUMNS = 8,  /* columns of a tensor core product */
+    /* Tokens that the layout is planned for.  One layout serves any number of tokens; reserving
+     * the sums of 4 costs a single token less than a hundredth of its lookups. */
+    PLANNED_BATCH = 4
 };
-static const double dense_efficiency = 0.7; /* of the peak, large products */
 
-/* Launch and memory: public figures and one copy test for the H200; the others are data sheets
- * and guesses by proportion.  To be replaced by measurements. */
+/* H200: launch and memory from published figures and one copy test.  The others: data sheets
+ * and estimates by proportion. */
 static const vptq_cuda_chip chips[] = {
-    {"h200", 132, VPTQ_CUDA_SMEM_HOPPER, 233472, true, 1.98, 4300, 5500, 2.5, 2.0, 0.05, 64,
-     1280, 2048, 0.85, 1.5},
-    {"h100", 132, VPTQ_CUDA_SMEM_HOPPER, 233472, true, 1.98, 3000, 5500, 2.5, 2.0, 0.05, 64,
-     1280, 2048, 0.85, 1.5},
-    {"a100", 108, VPTQ_CUDA_SMEM_AMPERE, 167936, false, 1.41, 1700, 4000, 3.0, 2.0, 0.05, 64,
-     1024, 1024, 0.85, 1.5},
-    {"rtx4090", 128, VPTQ_CUDA_SMEM_SMALL, 102400, false, 2.52, 920, 4500, 3.0, 2.0, 0.05, 64,
-     256, 256, 0.85, 1.5},
+    {"h200", 132, VPTQ_CUDA_SMEM_HOPPER, true, 1.98, 4300, 5500, 2.5, 0.05, 64, 1280, 0.85,
+     1.5},
+    {"h100", 132, VPTQ_CUDA_SMEM_HOPPER, true, 1.98, 3000, 5500, 2.5, 0.05, 64, 1280, 0.85,
+     1.5},
+    {"a100", 108, VPTQ_CUDA_SMEM_AMPERE, false, 1.41, 1700, 4000, 3.0, 0.05, 64, 1024, 0.85,
+     1.5},
+    {"rtx4090", 128, VPTQ_CUDA_SMEM_SMALL, false, 2.52, 920, 4500, 3.0, 0.05, 64, 256, 0.85,
+     1.5},
 };
-
-const vptq_cuda_chip *vptq_cuda_chips(size_t *count)
-{
-    *count = sizeof chips / sizeof *chips;
-    return chips;
-}
 
 const vptq_cuda_chip *vptq_cuda_chip_search(const char *name)
 {
-    for (size_t i = 0; i < sizeof chips / sizeof *chips; i++) {
+    for (size_t i = 0; i < sizeof chips / sizeof *chips; i++)
         if (strcmp(chips[i].name, name) == 0)
             return &chips[i];
-    }
     return NULL;
 }
 
-const char *vptq_cuda_kernel_name(vptq_cuda_kernel kernel)
-{
-    static const char *const names[VPTQ_CUDA_KERNELS] = {"gemv-smem", "gemv-direct",
-                                                         "gemm-small", "gemm-dequant"};
-    return names[kernel];
-}
+static const char *const kernel_names[VPTQ_CUDA_KERNELS] = {"gemv-smem", "gemv-direct",
+                                                            "gemm-small", "gemm-dequant"};
 
 static double us_of_clocks(const vptq_cuda_chip *c, double clocks)
 {
@@ -72,10 +65,10 @@ static uint32_t chunks_of(uint32_t columns)
     return ceil_div(columns, VPTQ_CUDA_CHUNK);
 }
 
-/* Rows go to blocks in units that are whole pairs of vector rows, of the outlier codebook, too.
- * Of the ways to split the columns among a cluster, the smallest, unless a larger one takes an
- * eighth of the work from the busiest block: the blocks have to add up what they have.  `ways`:
- * clusters that take the same rows, each with rows of x of its own. */
+/* Divides the output rows among blocks, in units of whole pairs of vector rows (also of the
+ * outlier codebook), and the columns among the blocks of a cluster.  A larger cluster must save
+ * the busiest block an eighth of its work to pay for adding up the parts.  `ways` clusters take
+ * the same output rows for different tokens. */
 static void spread(const vptq_cuda_chip *chip, const vptq_vq_shape *s, uint32_t ways,
                    vptq_cuda_choice *c)
 {
@@ -103,7 +96,7 @@ static void spread(const vptq_cuda_chip *chip, const vptq_vq_shape *s, uint32_t 
     }
 }
 
-/* Tiles of the busiest block, those of the outlier columns as tiles of their own codebooks. */
+/* Tiles of the busiest block: of the outlier columns, or of all groups. */
 static double tiles_of(const vptq_vq_shape *s, const vptq_cuda_choice *c, bool outliers)
 {
     double rows = c->rows;
@@ -117,32 +110,32 @@ static double tiles_of(const vptq_vq_shape *s, const vptq_cuda_choice *c, bool o
 
 static double stream_bytes(const vptq_cuda_tables *t)
 {
-    double res = t->residual.replicas && t->residual.k <= 256 ? 1 : STORED;
-    return VPTQ_CUDA_LANES * (STORED + (t->residual.k ? res : 0));
+    double res = t->residual.replicas && t->residual.k <= 256 ? 1 : VALUE_BYTES;
+    return VPTQ_CUDA_LANES * (VALUE_BYTES + (t->residual.k ? res : 0));
 }
 
-/* Clocks per 32 indices through L2: a sector a row of every piece and tail. */
+/* Clocks per 32 indices of a codebook in global memory: one sector for each piece and tail. */
 static double gather_clocks(const vptq_cuda_chip *chip, const vptq_cuda_table *t)
 {
-    double bytes_a_clock = chip->l2_gb_s / (chip->ghz * chip->sms);
+    double bytes_per_clock = chip->l2_gb_s / (chip->ghz * chip->sms);
     if (!t->k || t->shared)
         return 0;
-    return VPTQ_CUDA_LANES * (t->pieces + t->tail) * SECTOR / bytes_a_clock;
+    return VPTQ_CUDA_LANES * (t->pieces + t->tail) * SECTOR / bytes_per_clock;
 }
 
-/* Clocks per tile of 32 indices; columns of x are of one n-tile of 8 at least. */
+/* Clocks per tile of 32 indices; products take tokens in groups of 8. */
 static double tile_clocks(const vptq_cuda_chip *chip, const vptq_cuda_table *main,
                           const vptq_cuda_table *res, double bytes, uint32_t columns,
                           double macs)
 {
-    double looked = (vptq_cuda_expected_clocks(main) + vptq_cuda_expected_clocks(res) +
-                     chip->extra_clocks) /
-                    chip->pipe;
-    looked += gather_clocks(chip, main) + gather_clocks(chip, res);
-    double n = ceil_div(columns, 8) * 8.0, codebooks = res->k ? 2 : 1;
+    double lookups = (vptq_cuda_expected_clocks(main) + vptq_cuda_expected_clocks(res) +
+                      chip->extra_clocks) /
+                     chip->pipe;
+    lookups += gather_clocks(chip, main) + gather_clocks(chip, res);
+    double n = ceil_div(columns, MMA_COLUMNS) * (double)MMA_COLUMNS, codebooks = res->k ? 2 : 1;
     double mma = 2.0 * main->v * VPTQ_CUDA_TILE * n * codebooks / macs;
     double memory = bytes * chip->ghz * chip->sms / chip->memory_gb_s;
-    return fmax(fmax(looked, mma), memory);
+    return fmax(fmax(lookups, mma), memory);
 }
 
 static double body_clocks(const vptq_cuda_chip *chip, const vptq_vq_shape *s,
@@ -153,13 +146,14 @@ static double body_clocks(const vptq_cuda_chip *chip, const vptq_vq_shape *s,
     double clocks = tiles_of(s, c, false) *
                     tile_clocks(chip, &t->main, &t->residual, stream_bytes(t), columns, macs);
     if (s->outliers)
-        clocks += tiles_of(s, c, true) * tile_clocks(chip, &t->outlier, &none,
-                                                     VPTQ_CUDA_LANES * STORED, columns, macs);
+        clocks +=
+            tiles_of(s, c, true) *
+            tile_clocks(chip, &t->outlier, &none, VPTQ_CUDA_LANES * VALUE_BYTES, columns, macs);
     return clocks;
 }
 
-/* Codebooks into every SM once a segment, then their copies within it, a read and a write each.
- */
+/* Predicts loading the codebooks into every SM, once per segment, and copying them there (a
+ * read and a write per copy). */
 static void fill(const vptq_cuda_chip *chip, const vptq_vq_shape *s, vptq_cuda_choice *c)
 {
     const vptq_cuda_table *all[] = {&c->smem.tables.main, &c->smem.tables.residual,
@@ -181,13 +175,6 @@ static void fill(const vptq_cuda_chip *chip, const vptq_vq_shape *s, vptq_cuda_c
     c->copy_us = us_of_clocks(chip, copies / (VPTQ_CUDA_LINE / 2.0));
 }
 
-static void add_up(const vptq_cuda_chip *chip, vptq_cuda_choice *c)
-{
-    c->overlaps = c->kernel != VPTQ_CUDA_GEMM_DEQUANT &&
-                  2 * (c->smem.total + SM_RESERVED) <= chip->smem_sm;
-    c->total_us = c->launch_us + c->fill_us + c->copy_us + c->body_us;
-}
-
 static vptq_cuda_smem_want want_of(const vptq_cuda_chip *chip, const vptq_vq_shape *s,
                                    uint32_t batch, uint32_t copies, const vptq_cuda_choice *c)
 {
@@ -204,7 +191,7 @@ static vptq_status predict_gemv(const vptq_cuda_chip *chip, const vptq_vq_shape 
 {
     if (batch > VPTQ_CUDA_MAX_BATCH)
         return vptq_fail(err, VPTQ_E_UNSUPPORTED, "a batch of %u is too large for %s (1..%d)",
-                         batch, vptq_cuda_kernel_name(c->kernel), VPTQ_CUDA_MAX_BATCH);
+                         batch, kernel_names[c->kernel], VPTQ_CUDA_MAX_BATCH);
     spread(chip, s, 1, c);
     vptq_cuda_smem_want w = want_of(chip, s, batch, copies, c);
     vptq_status st = c->kernel == VPTQ_CUDA_GEMV_SMEM
@@ -217,15 +204,15 @@ static vptq_status predict_gemv(const vptq_cuda_chip *chip, const vptq_vq_shape 
     return VPTQ_OK;
 }
 
-/* Tables of GEMM_SMALL, which leave room for as many rows of x as they can: replicas of small
- * codebooks, one copy of large ones, as a choice of copies belongs to the codes. */
+/* Chooses the tables of GEMM_SMALL and the largest number of tokens that fits beside them.
+ * Large codebooks are stored once, because their codes choose copies of another table. */
 static vptq_status fit_small(const vptq_cuda_chip *chip, const vptq_vq_shape *s,
                              vptq_cuda_smem *smem, uint32_t *columns, vptq_err *err)
 {
     vptq_cuda_smem_want w = {.shape = *s, .budget = chip->smem, .batch = 1};
     vptq_status st = VPTQ_E_UNSUPPORTED;
     for (*columns = VPTQ_CUDA_GEMM_COLUMNS;; *columns /= 2) {
-        bool last = *columns == LEAST_COLUMNS;
+        bool last = *columns == MIN_COLUMNS;
         w.staging = vptq_cuda_gemm_staging(*columns);
         w.copies = 0;
         st = vptq_cuda_smem_fit(&w, smem, last ? err : NULL);
@@ -237,10 +224,10 @@ static vptq_status fit_small(const vptq_cuda_chip *chip, const vptq_vq_shape *s,
     }
 }
 
-/* Clocks of a block per tile of a pair of vector rows.  Shared memory serves look-ups, codes
- * (16 bytes a lane for 8 tiles, to every warp that takes some of the tiles) and x (2 lines for
- * 8 rows of it, to all fragments of a warp at once); the tensor cores multiply the sum of the
- * two codebooks. */
+/* Clocks of a block per tile of a pair of vector rows.  Shared memory serves lookups, codes (16
+ * bytes per lane for 8 tiles, to every warp that shares the fragment) and x (2 lines for 8
+ * tokens, once for all fragments of a warp).  The tensor cores multiply the sum of both
+ * codebooks. */
 static double small_clocks(const vptq_cuda_chip *chip, const vptq_cuda_table *main,
                            const vptq_cuda_table *res, double bytes, uint32_t pairs,
                            uint32_t columns)
@@ -251,15 +238,16 @@ static double small_clocks(const vptq_cuda_chip *chip, const vptq_cuda_table *ma
         warps *= 2;
     double codes = bytes / VPTQ_CUDA_LINE * VPTQ_CUDA_GEMM_WARPS / warps;
     double x = 2.0 * columns / 8 / VPTQ_CUDA_GEMM_FRAGMENTS;
-    double looked = vptq_cuda_expected_clocks(main) + vptq_cuda_expected_clocks(res);
-    looked = (looked + parts * (codes + x)) / chip->pipe;
-    looked += gather_clocks(chip, main) + gather_clocks(chip, res);
+    double lookups = vptq_cuda_expected_clocks(main) + vptq_cuda_expected_clocks(res);
+    lookups = (lookups + parts * (codes + x)) / chip->pipe;
+    lookups += gather_clocks(chip, main) + gather_clocks(chip, res);
     double mma = parts * 16.0 * VPTQ_CUDA_TILE * columns / chip->mma_macs;
     double memory = bytes * chip->ghz * chip->sms / chip->memory_gb_s;
-    return fmax(fmax(looked, mma), memory);
+    return fmax(fmax(lookups, mma), memory);
 }
 
-/* Every block reads its rows of x, 16 fragments at a time, and its codes out of L2. */
+/* Predicted time of a launch; every block reads its tokens (once per 16 fragments) and codes
+ * through L2. */
 static double small_us(const vptq_cuda_chip *chip, const vptq_vq_shape *s,
                        const vptq_cuda_choice *c, uint32_t columns)
 {
@@ -269,27 +257,27 @@ static double small_us(const vptq_cuda_chip *chip, const vptq_vq_shape *s,
     double clocks =
         tiles * small_clocks(chip, &t->main, &t->residual, stream_bytes(t), c->pairs, columns);
     if (s->outliers)
-        clocks += outlier_tiles * small_clocks(chip, &t->outlier, &none,
-                                               VPTQ_CUDA_LANES * STORED, c->pairs, columns);
+        clocks +=
+            outlier_tiles * small_clocks(chip, &t->outlier, &none,
+                                         VPTQ_CUDA_LANES * VALUE_BYTES, c->pairs, columns);
     double times = ceil_div(c->pairs * (t->main.pieces + t->main.tail),
                             VPTQ_CUDA_GEMM_WARPS * VPTQ_CUDA_GEMM_FRAGMENTS);
-    double x = times * columns * STORED * s->in / c->split, codes = tiles * stream_bytes(t);
+    double x = times * columns * VALUE_BYTES * s->in / c->split,
+           codes = tiles * stream_bytes(t);
     return fmax(us_of_clocks(chip, clocks),
                 us_of_bytes(chip->l2_gb_s, c->blocks * (x + codes)));
 }
 
-/* Up to 256 rows of x a launch.  More rows of x in a block spare look-ups, fewer of them give
- * it more output rows and so fewer readers of x: whichever is predicted to be faster. */
+/* Plans GEMM_SMALL with the number of tokens per block that is predicted to be fastest: many
+ * save lookups; few give a block more output rows, so that fewer blocks read x. */
 static vptq_status predict_small(const vptq_cuda_chip *chip, const vptq_vq_shape *s,
                                  uint32_t batch, vptq_cuda_choice *c, vptq_err *err)
 {
     vptq_cuda_smem smem;
-    uint32_t most;
-    vptq_status st = fit_small(chip, s, &smem, &most, err);
-    if (st)
-        return st;
-    double least = 0;
-    for (uint32_t columns = LEAST_COLUMNS; columns <= most; columns *= 2) {
+    uint32_t max_columns;
+    VPTQ_CHECK(fit_small(chip, s, &smem, &max_columns, err));
+    double fastest = 0;
+    for (uint32_t columns = MIN_COLUMNS; columns <= max_columns; columns *= 2) {
         vptq_cuda_choice t = *c;
         uint32_t launch = batch < VPTQ_CUDA_GEMM_BATCH ? batch : VPTQ_CUDA_GEMM_BATCH;
         uint32_t ways = ceil_div(launch, columns);
@@ -300,80 +288,140 @@ static vptq_status predict_small(const vptq_cuda_chip *chip, const vptq_vq_shape
         t.smem = smem;
         t.columns = columns;
         spread(chip, s, ways, &t);
-        uint32_t each = ceil_div(ceil_div(launch, 8), ways) * 8;
+        uint32_t each = ceil_div(ceil_div(launch, MMA_COLUMNS), ways) * MMA_COLUMNS;
         t.body_us = ceil_div(batch, launch) * small_us(chip, s, &t, each);
         fill(chip, s, &t);
-        if (columns == LEAST_COLUMNS || t.body_us < least) {
-            least = t.body_us;
+        if (columns == MIN_COLUMNS || t.body_us < fastest) {
+            fastest = t.body_us;
             *c = t;
         }
     }
     return VPTQ_OK;
 }
 
-double vptq_cuda_dense_us(const vptq_cuda_chip *chip, uint32_t out, uint32_t in, uint32_t batch)
+static bool reads_pieces(const vptq_cuda_table *t)
 {
-    double values = (double)out * in + (double)batch * ((double)out + in);
-    double macs = (double)out * in * batch;
-    double rate = dense_efficiency * chip->gemm_macs * chip->sms;
-    return chip->launch_us + fmax(us_of_bytes(chip->memory_gb_s, values * STORED),
-                                  us_of_clocks(chip, macs / rate));
+    return t->k && t->pieces && !t->shared;
 }
 
-/* The decoder writes what the product then reads; its look-ups hide behind the writing. */
-static void predict_dequant(const vptq_cuda_chip *chip, const vptq_vq_shape *s, uint32_t batch,
-                            vptq_cuda_choice *c)
+bool vptq_cuda_is_staged(const vptq_cuda_tables *t)
 {
-    double weights = (double)s->out * s->in;
-    double index_bytes = (double)vptq_vq_count_bits(s).total / 8;
-    c->blocks = chip->sms;
-    c->split = c->ways = c->passes = 1;
-    c->balance = 1;
-    c->body_us = us_of_bytes(chip->memory_gb_s, weights * STORED + index_bytes);
-    c->body_us += vptq_cuda_dense_us(chip, s->out, s->in, batch) - chip->launch_us;
-    c->launch_us += chip->next_us;
+    return reads_pieces(&t->main) || reads_pieces(&t->residual) || reads_pieces(&t->outlier);
 }
 
 vptq_status vptq_cuda_predict(const vptq_cuda_chip *chip, const vptq_vq_shape *s,
                               uint32_t batch, vptq_cuda_kernel kernel, uint32_t copies,
                               vptq_cuda_choice *out, vptq_err *err)
 {
-    vptq_status st = vptq_vq_shape_check(s, err);
-    if (!st && !batch)
-        st = vptq_fail(err, VPTQ_E_ARG, "a batch of 0 columns");
-    if (st)
-        return st;
+    VPTQ_CHECK(vptq_vq_shape_check(s, err));
+    if (!batch)
+        return vptq_fail(err, VPTQ_E_ARG, "a batch of 0 tokens");
     *out = (vptq_cuda_choice){.kernel = kernel, .launch_us = chip->launch_us};
-    if (kernel == VPTQ_CUDA_GEMM_DEQUANT)
-        predict_dequant(chip, s, batch, out);
-    else if (kernel == VPTQ_CUDA_GEMM_SMALL)
-        st = predict_small(chip, s, batch, out, err);
+    if (kernel == VPTQ_CUDA_GEMM_SMALL)
+        VPTQ_CHECK(predict_small(chip, s, batch, out, err));
     else
-        st = predict_gemv(chip, s, batch, copies, out, err);
-    if (!st)
-        add_up(chip, out);
-    return st;
+        VPTQ_CHECK(predict_gemv(chip, s, batch, copies, out, err));
+    out->total_us = out->launch_us + out->fill_us + out->copy_us + out->body_us;
+    return VPTQ_OK;
+}
+
+/* ---- choosing ---- */
+
+/* vptq_cuda_predict with shared memory set aside for the staging area, if one is needed. */
+static vptq_status predict_staged(const vptq_cuda_chip *chip, const vptq_vq_shape *s,
+                                  uint32_t batch, vptq_cuda_kernel kernel, uint32_t copies,
+                                  vptq_cuda_choice *c, vptq_err *err)
+{
+    VPTQ_CHECK(vptq_cuda_predict(chip, s, batch, kernel, copies, c, err));
+    if (!vptq_cuda_is_staged(&c->smem.tables))
+        return VPTQ_OK;
+    vptq_cuda_chip rest = *chip;
+    rest.smem -= kernel == VPTQ_CUDA_GEMM_SMALL ? VPTQ_CUDA_GEMM_STAGE : VPTQ_CUDA_GEMV_STAGE;
+    return vptq_cuda_predict(&rest, s, batch, kernel, copies, c, err);
+}
+
+/* The GEMV kernel and number of copies with the shortest predicted time; GEMM_DEQUANT if
+ * neither kernel can run. */
+static void choose_few(const vptq_cuda_chip *chip, const vptq_vq_shape *s,
+                       vptq_cuda_choice *best)
+{
+    vptq_cuda_choice c;
+    *best = (vptq_cuda_choice){.kernel = VPTQ_CUDA_GEMM_DEQUANT};
+    for (int kernel = VPTQ_CUDA_GEMV_SMEM; kernel <= VPTQ_CUDA_GEMV_DIRECT; kernel++)
+        for (uint32_t copies = 0; copies <= VPTQ_CUDA_MAX_COPIES; copies++)
+            if (!predict_staged(chip, s, PLANNED_BATCH, (vptq_cuda_kernel)kernel, copies, &c,
+                                NULL) &&
+                (best->kernel == VPTQ_CUDA_GEMM_DEQUANT || c.total_us < best->total_us))
+                *best = c;
+}
+
+static vptq_status choose_forced(const vptq_cuda_chip *chip, const vptq_vq_shape *s,
+                                 const char *forced, vptq_cuda_choice *c, vptq_err *err)
+{
+    const char *colon = strchr(forced, ':');
+    const size_t length = colon ? (size_t)(colon - forced) : strlen(forced);
+    const uint32_t copies = colon ? (uint32_t)strtoul(colon + 1, NULL, 10) : 0;
+    for (int k = 0; k < VPTQ_CUDA_KERNELS; k++) {
+        if (strlen(kernel_names[k]) != length || strncmp(kernel_names[k], forced, length) != 0)
+            continue;
+        *c = (vptq_cuda_choice){.kernel = (vptq_cuda_kernel)k};
+        if (k == VPTQ_CUDA_GEMM_DEQUANT)
+            return VPTQ_OK;
+        return predict_staged(chip, s, PLANNED_BATCH, (vptq_cuda_kernel)k, copies, c, err);
+    }
+    return vptq_fail(err, VPTQ_E_ARG,
+                     "VPTQ_CUDA_GEMV is '%s', expected gemv-smem[:COPIES], "
+                     "gemv-direct[:COPIES], gemm-small or gemm-dequant",
+                     forced);
+}
+
+static double predicted_us(const vptq_cuda_chip *chip, const vptq_vq_shape *s, uint32_t batch,
+                           vptq_cuda_kernel kernel)
+{
+    vptq_cuda_choice c;
+    return predict_staged(chip, s, batch, kernel, 0, &c, NULL) ? HUGE_VAL : c.total_us;
+}
+
+/* Plans GEMM_SMALL, unless its tables do not fit.  It is used from 9 tokens on where it is
+ * predicted to be faster than `few`, and up to its limit, because the alternative (decoding
+ * rows to float and multiplying in float) is far slower. */
+static void choose_small(const vptq_cuda_chip *chip, const vptq_vq_shape *s,
+                         vptq_cuda_kernel few, vptq_cuda_small *small)
+{
+    const uint32_t max_few = VPTQ_CUDA_MAX_BATCH;
+    vptq_cuda_choice c;
+    for (uint32_t i = 0; i < VPTQ_CUDA_SMALL_PLANS; i++) {
+        const uint32_t batch = (i + 1) * VPTQ_CUDA_SMALL_STEP;
+        if (predict_staged(chip, s, batch, VPTQ_CUDA_GEMM_SMALL, 0, &c, NULL))
+            return;
+        small->plan[i].columns = c.columns;
+        small->plan[i].ways = c.ways;
+        small->plan[i].rows = c.rows;
+        small->plan[i].split = c.split;
+    }
+    small->smem = c.smem; /* the same in all plans */
+    small->staged = vptq_cuda_is_staged(&c.smem.tables);
+    small->to = VPTQ_CUDA_GEMM_BATCH;
+    if (few == VPTQ_CUDA_GEMM_SMALL)
+        small->from = 1;
+    else if (predicted_us(chip, s, max_few, VPTQ_CUDA_GEMM_SMALL) <
+             predicted_us(chip, s, max_few, few))
+        small->from = VPTQ_CUDA_EXACT_BATCH + 1;
+    else
+        small->from = max_few + 1;
 }
 
 vptq_status vptq_cuda_dispatch(const vptq_cuda_chip *chip, const vptq_vq_shape *s,
-                               uint32_t batch, vptq_cuda_choice *out, vptq_err *err)
+                               const char *forced, vptq_cuda_dispatch_plan *out, vptq_err *err)
 {
-    vptq_cuda_choice best, c;
-    vptq_status st = vptq_cuda_predict(chip, s, batch, VPTQ_CUDA_GEMM_DEQUANT, 0, &best, err);
-    if (st)
-        return st;
-    for (int kernel = 0; kernel < VPTQ_CUDA_GEMM_DEQUANT; kernel++) {
-        if (kernel == VPTQ_CUDA_GEMM_SMALL && batch <= VPTQ_CUDA_EXACT_BATCH)
-            continue;
-        uint32_t most = kernel == VPTQ_CUDA_GEMM_SMALL ? 0 : VPTQ_CUDA_MAX_COPIES;
-        for (uint32_t copies = 0; copies <= most; copies++) {
-            /* what cannot run is passed over: dequantizing always can */
-            if (!vptq_cuda_predict(chip, s, batch, (vptq_cuda_kernel)kernel, copies, &c,
-                                   NULL) &&
-                c.total_us < best.total_us)
-                best = c;
-        }
-    }
-    *out = best;
+    *out = (vptq_cuda_dispatch_plan){0};
+    VPTQ_CHECK(vptq_vq_shape_check(s, err));
+    if (forced)
+        VPTQ_CHECK(choose_forced(chip, s, forced, &out->few, err));
+    else
+        choose_few(chip, s, &out->few);
+    const vptq_cuda_kernel few = out->few.kernel;
+    if (few != VPTQ_CUDA_GEMM_DEQUANT && (!forced || few == VPTQ_CUDA_GEMM_SMALL))
+        choose_small(chip, s, few, &out->small);
     return VPTQ_OK;
 }

@@ -1,15 +1,15 @@
-/* Which kernel multiplies by a packed matrix on a GPU, how its work is spread, and how long a
- * model says that it takes.  Plain C, no CUDA.
+/* Internal: chooses the kernel that multiplies by a packed matrix on a GPU, divides its work
+ * among thread blocks and predicts its time.  Plain C, no CUDA.
  *
- * Every time in this file is a PREDICTION from a few constants of a device and counts of
- * accesses; none is a measurement, and none belongs into a table of results.  They exist to
- * choose a kernel and to be held against measurements.
+ * All times are predictions from a few constants of a chip and counts of memory accesses; none
+ * is a measurement.  They only serve to choose a kernel and never belong in a table of results.
  *
- * The model (docs/gpu.md has the derivation): time = launch + filling the tables + making their
- * copies + body.  The body of a block is its tiles of 32 indices times the largest of
- *   look-ups   clocks of the shared memory (cuda_plan_smem.h) + 1.5, over a pipe efficiency
- *   products   2 v rows x 16 columns x batch, over the rate of the tensor cores
- *   stream     bytes of codes over the block's share of the memory's bandwidth. */
+ * The model (derived in docs/gpu.md): time = launch + filling the tables + copying them within
+ * shared memory + body.  The body of a block is its number of tiles (32 indices each) times the
+ * largest of
+ *   lookups    (clocks of shared memory (plan_smem.h) + 1.5) / pipe efficiency
+ *   products   2 v rows x 16 columns x tokens, at the rate of the tensor cores
+ *   codes      their bytes, at the block's share of the memory bandwidth. */
 #ifndef VPTQ_BACKEND_CUDA_PLAN_DISPATCH_H
 #define VPTQ_BACKEND_CUDA_PLAN_DISPATCH_H
 
@@ -17,87 +17,115 @@
 
 typedef struct vptq_cuda_chip {
     const char *name;
-    uint32_t sms;
-    uint32_t smem;      /* bytes of a block */
-    uint32_t smem_sm;   /* of an SM; each block on it takes 1024 more than its own */
-    bool multicast;     /* a cluster loads a table once for all its blocks */
-    double ghz;         /* clock under load */
-    double memory_gb_s; /* sustained */
-    double l2_gb_s;
-    double launch_us;    /* of one kernel in a graph, its latencies included */
-    double next_us;      /* of a second kernel behind it */
-    double fill_us;      /* before the first byte of a table arrives */
-    double fill_bytes;   /* a clock into one SM */
-    double mma_macs;     /* a clock and SM by mma.sync, 16-bit inputs, float sums */
-    double gemm_macs;    /* the same at the chip's peak */
-    double pipe;         /* share of the clocks in which look-ups keep shared memory busy */
-    double extra_clocks; /* per 32 indices: loads of codes and x */
+    uint32_t sms;        /* streaming multiprocessors */
+    uint32_t smem;       /* bytes of shared memory that a block can use */
+    bool multicast;      /* a cluster loads a table once for all its blocks */
+    double ghz;          /* clock under load */
+    double memory_gb_s;  /* sustained */
+    double l2_gb_s;      /* sustained */
+    double launch_us;    /* one kernel in a graph, latencies included */
+    double fill_us;      /* until the first byte of a table arrives */
+    double fill_bytes;   /* per clock into one SM */
+    double mma_macs;     /* per clock and SM by mma.sync, f16 inputs, float sums */
+    double pipe;         /* share of the clocks in which lookups keep shared memory busy */
+    double extra_clocks; /* per 32 indices, for loading codes and x */
 } vptq_cuda_chip;
 
-/* The chips with constants of their own; for another one, take the nearest and set sms, smem,
- * ghz and memory_gb_s from the device's properties. */
-const vptq_cuda_chip *vptq_cuda_chips(size_t *count);
-const vptq_cuda_chip *vptq_cuda_chip_search(const char *name); /* NULL: none of that name */
+/* Returns the constants of a chip ("h200", "h100", "a100", "rtx4090"), NULL for another name.
+ * For other chips take the nearest and replace sms and smem by the device's properties. */
+const vptq_cuda_chip *vptq_cuda_chip_search(const char *name);
 
 typedef enum vptq_cuda_kernel {
-    VPTQ_CUDA_GEMV_SMEM,   /* batch 1..16, codebooks in shared memory */
-    VPTQ_CUDA_GEMV_DIRECT, /* batch 1..16, the main codebook through L2 */
-    VPTQ_CUDA_GEMM_SMALL, /* the codebooks once in shared memory, or replicas, and beside them x
-                           */
-    VPTQ_CUDA_GEMM_DEQUANT /* the whole matrix to 16 bits, then a dense product */
+    VPTQ_CUDA_GEMV_SMEM,   /* up to 16 tokens, codebooks in shared memory */
+    VPTQ_CUDA_GEMV_DIRECT, /* up to 16 tokens, the main codebook through L2 */
+    VPTQ_CUDA_GEMM_SMALL, /* any number; one copy of the codebooks in shared memory, beside x */
+    VPTQ_CUDA_GEMM_DEQUANT /* tiles of the matrix are decoded, then multiplied by gemm */
 } vptq_cuda_kernel;
 enum { VPTQ_CUDA_KERNELS = 4 };
 
-/* Of GEMM_SMALL: rows of x in a launch and in a block, at most; warps of a block; fragments (16
- * output rows) of a warp at a time. */
+/* Limits of GEMM_SMALL. */
 enum {
-    VPTQ_CUDA_GEMM_BATCH = 256,
-    VPTQ_CUDA_GEMM_COLUMNS = 128,
-    VPTQ_CUDA_GEMM_WARPS = 8,
-    VPTQ_CUDA_GEMM_FRAGMENTS = 2
+    VPTQ_CUDA_GEMM_BATCH = 256,   /* tokens of a launch */
+    VPTQ_CUDA_GEMM_COLUMNS = 128, /* tokens of a block */
+    VPTQ_CUDA_GEMM_WARPS = 8,     /* of a block */
+    VPTQ_CUDA_GEMM_FRAGMENTS = 2  /* of 16 output rows each, that a warp multiplies at once */
 };
 
-const char *vptq_cuda_kernel_name(vptq_cuda_kernel kernel);
+/* Warps of a block of the GEMV kernels.  The planner reserves partial sums for twice as many,
+ * which leaves room for double buffering. */
+enum { VPTQ_CUDA_GEMV_WARPS = 16 };
 
-/* Bytes of shared memory behind the tables of GEMM_SMALL: two chunks (128 columns of the
- * matrix) of so many rows of x in 16 bits. */
-static inline VPTQ_HD uint32_t vptq_cuda_gemm_staging(uint32_t columns)
+/* Bytes of shared memory through which warps pass pieces that they read from global memory. */
+enum {
+    VPTQ_CUDA_GEMV_STAGE =
+        (int)VPTQ_CUDA_GEMV_WARPS * (int)VPTQ_CUDA_LANES * (int)VPTQ_CUDA_PIECE,
+    VPTQ_CUDA_GEMM_STAGE =
+        (int)VPTQ_CUDA_GEMM_WARPS * (int)VPTQ_CUDA_LANES * (int)VPTQ_CUDA_PIECE
+};
+
+/* Bytes of shared memory that GEMM_SMALL needs after its tables: two chunks (128 columns of the
+ * matrix each) of x in 16 bits. */
+static inline VPTQ_HD uint32_t vptq_cuda_gemm_staging(uint32_t tokens)
 {
-    return 2 * VPTQ_CUDA_CHUNK * 2 * columns;
+    return 2 * VPTQ_CUDA_CHUNK * 2 * tokens;
 }
 
-/* Cluster i of `split` blocks works on output rows i * rows .. of all columns; its block r on
- * chunks r * n .. (r + 1) * n - 1 of every group, n = ceil(chunks / split). */
+/* How one kernel would run.  Cluster i of `split` blocks computes output rows i * rows ..;
+ * block r of a cluster takes chunks r * n .. (r + 1) * n - 1 of every group, n = ceil(chunks /
+ * split).
+ */
 typedef struct vptq_cuda_choice {
     vptq_cuda_kernel kernel;
-    vptq_cuda_smem smem; /* tables to build the layout with; zero for GEMM_DEQUANT */
-    uint32_t blocks;     /* thread blocks, one an SM */
-    uint32_t split;      /* blocks of a cluster that share the columns: 1, 2, 4 */
-    uint32_t pairs;      /* vector row pairs of the busiest block */
+    vptq_cuda_smem smem; /* tables that the layout must be built with */
+    uint32_t blocks;     /* thread blocks, one per SM */
+    uint32_t split;      /* blocks of a cluster, which share the columns: 1, 2 or 4 */
+    uint32_t pairs;      /* pairs of vector rows of the busiest block */
     uint32_t rows;       /* output rows of a cluster: a multiple of 2 v and 2 v0, or out */
-    uint32_t passes;     /* over columns, 8192 at a time, of the longest segment */
-    uint32_t columns;    /* GEMM_SMALL: rows of x of a block, 32, 64 or 128 at most ... */
-    uint32_t ways;       /* ... and clusters that share output rows, each with x of its own */
-    bool overlaps; /* two such blocks fit on an SM: the next launch may fill its tables early */
-    double balance; /* mean load of the SMs over that of the busiest */
+    uint32_t passes;     /* over the columns of the longest segment, 8192 at a time */
+    uint32_t columns;    /* GEMM_SMALL: largest number of tokens of a block: 32, 64 or 128 */
+    uint32_t ways;       /* GEMM_SMALL: clusters that share output rows, for different tokens */
+    double balance;      /* mean load of the SMs over that of the busiest */
     double launch_us, fill_us, copy_us, body_us, total_us; /* predicted */
 } vptq_cuda_choice;
 
-/* One kernel; copies as in vptq_cuda_smem_want, and nothing to GEMM_SMALL, whose tables do not
- * depend on the batch either.  VPTQ_E_UNSUPPORTED where it cannot run: codebooks too large,
- * batch too large, with sizes. */
+/* Whether pieces of some codebook come from global memory, through a staging area. */
+bool vptq_cuda_is_staged(const vptq_cuda_tables *t);
+
+/* Plans one kernel for a batch of tokens.  `copies` as in vptq_cuda_smem_want; GEMM_SMALL
+ * ignores it.  VPTQ_E_UNSUPPORTED, with the sizes, if the codebooks or the batch are too large.
+ * Not for GEMM_DEQUANT. */
 vptq_status vptq_cuda_predict(const vptq_cuda_chip *chip, const vptq_vq_shape *s,
                               uint32_t batch, vptq_cuda_kernel kernel, uint32_t copies,
                               vptq_cuda_choice *out, vptq_err *err) VPTQ_MUST_CHECK;
 
-/* The kernel and number of copies with the least predicted time; every valid shape and batch
- * (>= 1) has one.  Up to 8 rows of x are not given to GEMM_SMALL, which has 11 bits of them. */
-vptq_status vptq_cuda_dispatch(const vptq_cuda_chip *chip, const vptq_vq_shape *s,
-                               uint32_t batch, vptq_cuda_choice *out,
-                               vptq_err *err) VPTQ_MUST_CHECK;
+/* GEMM_SMALL is planned for numbers of tokens in steps. */
+enum {
+    VPTQ_CUDA_SMALL_STEP = 32,
+    VPTQ_CUDA_SMALL_PLANS = VPTQ_CUDA_GEMM_BATCH / VPTQ_CUDA_SMALL_STEP
+};
 
-/* Predicted time of the dense 16-bit product of the same shape, at full bandwidth. */
-double vptq_cuda_dense_us(const vptq_cuda_chip *chip, uint32_t out, uint32_t in,
-                          uint32_t batch);
+/* GEMM_SMALL on the layout of the GEMV kernel, with tables of its own. */
+typedef struct vptq_cuda_small {
+    uint32_t from, to;   /* numbers of tokens that it is used for; to 0: none */
+    vptq_cuda_smem smem; /* the tables; x comes after them */
+    bool staged;
+    struct {
+        uint32_t columns, ways, rows, split; /* see vptq_cuda_choice */
+    } plan[VPTQ_CUDA_SMALL_PLANS];           /* [(tokens - 1) / step] */
+} vptq_cuda_small;
+
+/* The kernels of a matrix.  Its one run-time layout is built with the tables of `few`. */
+typedef struct vptq_cuda_dispatch_plan {
+    vptq_cuda_choice few; /* for up to 16 tokens; GEMM_DEQUANT: no kernel can run */
+    vptq_cuda_small small;
+} vptq_cuda_dispatch_plan;
+
+/* Chooses the kernels with the shortest predicted time.  `forced` ("KERNEL" or "KERNEL:COPIES",
+ * with KERNEL gemv-smem, gemv-direct, gemm-small or gemm-dequant) restricts the choice for
+ * tests and measurements; NULL: no restriction.  VPTQ_E_ARG for another name,
+ * VPTQ_E_UNSUPPORTED if the forced kernel cannot run. */
+vptq_status vptq_cuda_dispatch(const vptq_cuda_chip *chip, const vptq_vq_shape *s,
+                               const char *forced, vptq_cuda_dispatch_plan *out,
+                               vptq_err *err) VPTQ_MUST_CHECK;
 
 #endif

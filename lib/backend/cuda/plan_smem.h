@@ -11,7 +11,7 @@
 #ifndef VPTQ_BACKEND_CUDA_PLAN_SMEM_H
 #define VPTQ_BACKEND_CUDA_PLAN_SMEM_H
 
-#include "lib/backend/cuda/plan_gemv.h"
+#include "lib/backend/cuda/plan_layout.h"
 
 enum {
     VPTQ_CUDA_SMEM_HOPPER = 232448, /* bytes of a block at most: sm_90, 227 KB */

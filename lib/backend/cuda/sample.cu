@@ -23,7 +23,6 @@ struct sample_job {
 struct sample_shared {
     u64 bins[BINS];
     u64 of_warp[WARPS];
-    unsigned parts[WARPS];
     u64 left;
     unsigned bin;
 };
@@ -34,17 +33,6 @@ static __device__ sample_shared &shared_state(void)
 }
 
 /* ---- over the block ---- */
-
-static __device__ unsigned block_max(unsigned value)
-{
-    unsigned *parts = shared_state().parts;
-    value = __reduce_max_sync(port_all, value);
-    __syncthreads(); /* what was there before has been read */
-    if (port_lane() == 0)
-        parts[port_warp()] = value;
-    __syncthreads();
-    return __reduce_max_sync(port_all, parts[port_lane()]);
-}
 
 static __device__ u64 warp_scan(u64 value)
 {
@@ -195,13 +183,13 @@ __global__ static void __launch_bounds__(THREADS, 1) sample_kernel(sample_job j)
     uint32_t best = 0;
     for (size_t i = threadIdx.x; i < j.vocab; i += THREADS)
         best = max(best, vptq_sample_key(logits[i]));
-    best = block_max(best);
+    best = port_block_max(best);
     if (best == UINT32_MAX || j.temperature <= 0) {
         unsigned back = 0; /* from the end: the largest is the first */
         for (size_t i = threadIdx.x; i < j.vocab; i += THREADS)
             if (vptq_sample_key(logits[i]) == best)
                 back = max(back, (unsigned)(j.vocab - i));
-        back = block_max(back);
+        back = port_block_max(back);
         if (threadIdx.x == 0)
             j.ids[blockIdx.x] = best == UINT32_MAX ? -1 : (int32_t)(j.vocab - back);
         return;

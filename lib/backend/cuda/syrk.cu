@@ -80,13 +80,7 @@ __global__ static void __launch_bounds__(THREADS, 2) syrk_kernel(moments m)
             load_tokens(&t.a[0][0], m, m.w, ROWS, s, i0);
             load_tokens(&t.b[0][0], m, NULL, COLUMNS, s, j0);
             __syncthreads();
-#pragma unroll
-            for (unsigned l = 0; l < STEP; l++)
-#pragma unroll
-                for (unsigned i = 0; i < EACH_ROWS; i++)
-#pragma unroll
-                    for (unsigned j = 0; j < EACH_COLUMNS; j++)
-                        part[i][j] = fmaf(t.a[l][ti + i], t.b[l][tj + j], part[i][j]);
+            port_multiply_tile<STEP, EACH_ROWS, EACH_COLUMNS>(part, t.a, t.b, ti, tj);
             __syncthreads();
         }
 #pragma unroll
@@ -191,13 +185,7 @@ __global__ static void __launch_bounds__(THREADS, 2) quad_kernel(quad q)
         load_errors(t.a, q, r, last, i0);
         load_errors(t.b, q, r, last, j0);
         __syncthreads();
-#pragma unroll
-        for (unsigned l = 0; l < STEP; l++)
-#pragma unroll
-            for (unsigned i = 0; i < EACH; i++)
-#pragma unroll
-                for (unsigned j = 0; j < EACH; j++)
-                    product[i][j] = fma(t.a[l][ti + i], t.b[l][tj + j], product[i][j]);
+        port_multiply_tile<STEP, EACH, EACH>(product, t.a, t.b, ti, tj);
         __syncthreads();
     }
     double sum = 0;

@@ -10,7 +10,7 @@
  *
  * Sums follow an order that shape, plan and number of rows fix: the tiles of a warp in float by
  * the tensor cores, then warps, stripes and blocks in ascending order. */
-#include "lib/backend/cuda/gemv_tiles.h"
+#include "lib/backend/cuda/vq_tiles.h"
 
 enum {
     WARPS = VPTQ_CUDA_GEMM_WARPS,
@@ -373,7 +373,7 @@ vptq_status vptq_cuda_vq_gemm(vptq_dev *dev, const vptq_matrix *m, const vptq_cu
     const vptq_vq_shape *s = &m->q.shape;
     const vptq_cuda_small *small = &r->small;
     const size_t most = min(g->n, (size_t)VPTQ_CUDA_GEMM_BATCH);
-    const vptq_cuda_small_plan *plan = &small->plan[(most - 1) / VPTQ_CUDA_SMALL_STEP];
+    const auto *plan = &small->plan[(most - 1) / VPTQ_CUDA_SMALL_STEP];
     const size_t n = min(most, (size_t)plan->columns * plan->ways);
     const uint32_t split =
         vptq_cuda_blocks(r->most_chunks, vptq_cuda_blocks(r->most_chunks, plan->split));
@@ -383,7 +383,7 @@ vptq_status vptq_cuda_vq_gemm(vptq_dev *dev, const vptq_matrix *m, const vptq_cu
         vptq_cuda_product_open(dev, m, r, g, n, X_MANY, split, split > 1 || sums, &j.o, err);
     if (st)
         return st;
-    j.stripes = small->stripes;
+    j.stripes = r->small_stripes;
     j.count = r->count;
     j.rows = plan->rows;
     j.n_tiles = vptq_cuda_blocks(n, COLUMNS);

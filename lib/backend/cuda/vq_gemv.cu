@@ -1,4 +1,4 @@
-/* vq_gemv on the run-time layout of cuda_plan_gemv.h: codes select rows of a codebook in shared
+/* vq_gemv on the run-time layout of plan_layout.h: codes select rows of a codebook in shared
  * (or global) memory, tensor cores multiply them with x; docs/gpu.md has the picture.  Here is
  * the row, and the kernel for up to 16 rows of x, which stay in registers; for more there is
  * cuda_vq_gemm.cu.  A block: some output rows, its share of the columns of every stripe.
@@ -6,7 +6,7 @@
  * A product is a chain of sums in an order that follows from shape, plan and number of rows of
  * x: tiles of a chunk and chunks of a warp in float by the tensor cores, warps in a tree, then
  * passes, stripes and blocks in ascending order. */
-#include "lib/backend/cuda/gemv_tiles.h"
+#include "lib/backend/cuda/vq_tiles.h"
 
 enum {
     WARPS = VPTQ_CUDA_GEMV_WARPS,
@@ -53,7 +53,7 @@ struct pass_place {
     unsigned arrived; /* for join_parts */
 };
 
-static_assert(sizeof(pass_place) <= VPTQ_CUDA_GEMV_PLACE, "there is room for a pass");
+static_assert(sizeof(pass_place) <= VPTQ_CUDA_GEMV_PASS, "there is room for a pass");
 
 static __device__ pass_place &place_of(const gemv_job &j)
 {
@@ -346,7 +346,7 @@ static bool fit(const vptq_cuda_runtime *r, size_t limit, uint32_t n, gemv_room 
     room->rows = n;
     room->sums = r->count > 1 || chunks > pass_chunks(r, n);
     room->place_at = at;
-    room->stage_at = at += VPTQ_CUDA_GEMV_PLACE;
+    room->stage_at = at += VPTQ_CUDA_GEMV_PASS;
     at += r->staged ? VPTQ_CUDA_GEMV_STAGE : 0;
     room->partial_at = at;
     const size_t sums = room->sums ? (size_t)c->rows * n * sizeof(float) : 0;

@@ -2,7 +2,7 @@
  * scaled, in float16 fragments (cuda_product.h). */
 #include <float.h>
 
-#include "lib/backend/cuda/product.h"
+#include "lib/backend/cuda/vq_product.h"
 
 enum { TILE = VPTQ_CUDA_TILE, X_THREADS = 512 };
 
@@ -20,21 +20,6 @@ struct x_job {
 static __device__ float scaled(const x_job &j, const float *x, size_t channel)
 {
     return j.scale ? x[channel] * j.scale[channel] : x[channel];
-}
-
-/* The largest of the block's values; every thread calls it. */
-static __device__ unsigned block_max(unsigned value)
-{
-    struct partial {
-        unsigned of_warp[PORT_LANES];
-    };
-    partial &p = port_shared<partial>();
-    value = __reduce_max_sync(port_all, value);
-    if (port_lane() == 0)
-        p.of_warp[port_warp()] = value;
-    __syncthreads();
-    value = port_lane() < X_THREADS / PORT_LANES ? p.of_warp[port_lane()] : 0;
-    return __reduce_max_sync(port_all, value);
 }
 
 /* The power of two that brings a value with these bits to 2^14..2^15; 1 for what is no number.
@@ -74,7 +59,7 @@ __global__ static void __launch_bounds__(X_THREADS) gemv_x_kernel(x_job j)
         if (j.bias)
             sum += (double)x[i] * (double)j.bias[i];
     }
-    const float up = to_top(block_max(largest));
+    const float up = to_top(port_block_max(largest));
     sum = port_block_sum(sum);
     if (threadIdx.x == 0) {
         j.start[b] = (float)sum;

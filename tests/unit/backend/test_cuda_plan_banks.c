@@ -6,10 +6,10 @@
 #include <string.h>
 
 #include "formats/vptq/packed.h"
-#include "lib/backend/cuda/plan_banks.h"
 #include "lib/backend/cuda/plan_copies.h"
 #include "lib/backend/cuda/plan_smem.h"
 #include "lib/base/rng.h"
+#include "tests/support/vbanks.h"
 #include "tests/support/vmatrix.h"
 #include "tests/support/vpacked.h"
 #include "tests/support/vtest.h"
@@ -28,7 +28,7 @@ static uint32_t strided(uint32_t stride, uint32_t bytes)
     uint32_t a[LANES];
     for (uint32_t l = 0; l < LANES; l++)
         a[l] = l * stride;
-    return vptq_cuda_wavefronts(a, bytes);
+    return vbanks_wavefronts(a, bytes);
 }
 
 static void test_wavefronts_by_hand(void **state)
@@ -49,7 +49,7 @@ static void test_wavefronts_by_hand(void **state)
     uint32_t a[LANES] = {0}; /* lanes 0 and 1 in one slot, lanes 2 and 3 in it with one row */
     a[1] = 128;
     a[2] = a[3] = 256;
-    assert_int_equal(vptq_cuda_wavefronts(a, 16), 3 + 3);
+    assert_int_equal(vbanks_wavefronts(a, 16), 3 + 3);
 }
 
 /* ---- the choice, against all choices ---- */
@@ -60,7 +60,7 @@ static uint32_t phase_clocks(const vptq_cuda_table *t, const uint16_t *rows)
     uint32_t a[LANES], bytes = t->pieces ? 16 : 8;
     for (uint32_t l = 0; l < LANES; l++)
         a[l] = (uint32_t)rows[l < t->slots ? l : 0] * bytes;
-    return vptq_cuda_wavefronts(a, bytes) - (LANES / t->slots - 1);
+    return vbanks_wavefronts(a, bytes) - (LANES / t->slots - 1);
 }
 
 /* The least over every combination of copies that the lanes could read. */
@@ -312,21 +312,21 @@ static void test_other_tables(void **state)
         uint32_t a[LANES];
         for (uint32_t l = 0; l < LANES; l++)
             a[l] = 4 * draw(&rng, &counter, 4096);
-        sum += vptq_cuda_wavefronts(a, 4);
+        sum += vbanks_wavefronts(a, 4);
     }
     assert_true(fabs(sum / WARPS - 3.51) < 5 * 0.8 / sqrt(WARPS) + 0.005);
 }
 
 /* ---- whole layouts ---- */
 
-static vptq_cuda_bank_count count_matrix(const vptq_vq *q, const vptq_cuda_tables *t)
+static vbanks_count count_matrix(const vptq_vq *q, const vptq_cuda_tables *t)
 {
     vptq_err err = {0};
     vptq_arena arena;
     vptq_cuda_layout l;
     vptq_arena_init(&arena, NULL);
     assert_ok(vptq_cuda_layout_build(q, t, 1, &arena, &l, &err), &err);
-    vptq_cuda_bank_count n = vptq_cuda_count_layout(&l);
+    vbanks_count n = vbanks_count_layout(&l);
     vptq_arena_release(&arena);
     return n;
 }
@@ -352,7 +352,7 @@ static void test_random_matrix(void **state)
     for (uint32_t copies = 1; copies <= 3; copies++) {
         assert_ok(vptq_cuda_table_copies(&t.main, V, K, copies, 0, &err), &err);
         moments one = expectation(&t.main);
-        vptq_cuda_bank_count n = count_matrix(&m.q, &t);
+        vbanks_count n = count_matrix(&m.q, &t);
         assert_int_equal(n.tiles, TILES);
         assert_int_equal(n.residual, 4 * TILES); /* replicated: never a conflict */
         double error = 4 * sqrt(one.variance / (4.0 * TILES));
@@ -360,7 +360,7 @@ static void test_random_matrix(void **state)
         assert_true(n.main_mean > 4 * one.mean - 5 * error - 4 * 28.0 / 4096);
     }
     assert_ok(vptq_cuda_table_copies(&t.residual, V, RES, 1, 0, &err), &err);
-    vptq_cuda_bank_count n = count_matrix(&m.q, &t);
+    vbanks_count n = count_matrix(&m.q, &t);
     /* 256 rows, one copy: 10.2 */
     assert_true(fabs(n.residual_mean - 10.2) < 4 * 5 * 0.7 / sqrt(4.0 * TILES) + 0.05);
     vptq_cuda_table_global(&t.main, V, K);
@@ -385,7 +385,7 @@ static void test_equal_codes(void **state)
         vmatrix_make(&m, &s);
         memset(m.indices, 0xFF, vptq_vq_row_words(&s) * 4 * sizeof *m.indices);
         assert_ok(vptq_cuda_table_copies(&t.main, s.v, s.k, 2, 32, &err), &err);
-        vptq_cuda_bank_count n = count_matrix(&m.q, &t);
+        vbanks_count n = count_matrix(&m.q, &t);
         assert_int_equal(n.tiles, 16);
         assert_int_equal(n.main, 16 * list[i].clocks);
         vmatrix_free(&m);
@@ -394,14 +394,14 @@ static void test_equal_codes(void **state)
 
 /* ---- a real model ---- */
 
-static void add_real(const vptq_vq *q, uint32_t copies, vptq_cuda_bank_count *sum)
+static void add_real(const vptq_vq *q, uint32_t copies, vbanks_count *sum)
 {
     vptq_err err = {0};
     vptq_cuda_tables t = {0};
     const vptq_vq_shape *s = &q->shape;
     assert_ok(vptq_cuda_table_copies(&t.main, s->v, s->k, copies, 0, &err), &err);
     assert_ok(vptq_cuda_table_replicas(&t.residual, s->v, s->k_res, 8, &err), &err);
-    vptq_cuda_bank_count n = count_matrix(q, &t);
+    vbanks_count n = count_matrix(q, &t);
     uint64_t padding = n.tiles - (s->in + 15) / 16 * ((vptq_vq_vector_rows(s) + 1) / 2);
     sum->tiles += n.tiles - padding;
     sum->main += n.main - 4 * padding;
@@ -422,7 +422,7 @@ static void test_real_codes(void **state)
         skip();
     double mean[3];
     for (uint32_t copies = 1; copies <= 3; copies++) {
-        vptq_cuda_bank_count sum = {0};
+        vbanks_count sum = {0};
         for (int layer = 0; layer < 5; layer++) {
             vptq_packed_matrix m;
             snprintf(name, sizeof name, "model.layers.%d.mlp.up_proj", layer);

@@ -169,11 +169,6 @@ static void test_vector_row_pairs(void **state)
     vptq_cuda_choice c =
         predict(h200(), make_shape(4096, 16384, 8, 4096, 256), 1, VPTQ_CUDA_GEMV_SMEM, 0);
     assert_int_equal(c.passes, 2);
-    assert_false(c.overlaps);
-    /* one copy and replicas take 96 KB: two blocks share an SM, and the next one's tables can
-     * be filled while this one ends */
-    c = predict(h200(), make_shape(1024, 4096, 8, 4096, 256), 1, VPTQ_CUDA_GEMV_SMEM, 1);
-    assert_true(c.overlaps);
     /* rows of a block are whole vector rows of the outlier codebook, too: lcm(2 6, 2 4) = 24 */
     vptq_vq_shape s = make_shape(4096, 4096, 6, 4096, 0);
     s.outliers = 16;
@@ -194,18 +189,15 @@ static void test_published_predictions(void **state)
     (void)state;
     static const struct {
         uint32_t in, out;
-        double us, dense_us;
-    } list[] = {{1024, 1024, 3.4, 3.0},      {8192, 1024, 5.4, 6.4},
-                {4096, 4096, 7.8, 10.3},     {16384, 4096, 21.8, 33.7},
-                {8192, 14336, 35.9, 57.1},   {8192, 28672, 68.7, 111.7},
-                {16384, 53248, 246.7, 408.3}};
+        double us;
+    } list[] = {{1024, 1024, 3.4},    {8192, 1024, 5.4},   {4096, 4096, 7.8},
+                {16384, 4096, 21.8},  {8192, 14336, 35.9}, {8192, 28672, 68.7},
+                {16384, 53248, 246.7}};
     for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
         vptq_cuda_choice c = predict(h200(), make_shape(list[i].out, list[i].in, 8, 4096, 256),
                                      1, VPTQ_CUDA_GEMV_SMEM, 1);
         double even = c.launch_us + c.fill_us + c.body_us * c.balance;
         assert_true(fabs(even - list[i].us) < 0.06 + 0.003 * list[i].us);
-        double dense = vptq_cuda_dense_us(h200(), list[i].out, list[i].in, 1);
-        assert_true(fabs(dense - list[i].dense_us) < 0.06 + 0.001 * dense);
     }
 }
 
@@ -258,62 +250,93 @@ static void test_direct_prediction(void **state)
     assert_false(c.smem.tables.main.shared);
 }
 
-static vptq_cuda_choice choose(const char *chip, vptq_vq_shape s, uint32_t batch)
+static vptq_cuda_dispatch_plan dispatch(const char *chip, vptq_vq_shape s, const char *forced)
 {
     vptq_err err = {0};
-    vptq_cuda_choice c;
+    vptq_cuda_dispatch_plan plan;
     const vptq_cuda_chip *p = vptq_cuda_chip_search(chip);
     assert_non_null(p);
-    assert_ok(vptq_cuda_dispatch(p, &s, batch, &c, &err), &err);
-    return c;
+    assert_ok(vptq_cuda_dispatch(p, &s, forced, &plan, &err), &err);
+    return plan;
 }
 
 static void test_dispatch(void **state)
 {
     (void)state;
     vptq_vq_shape plain = make_shape(4096, 4096, 8, 4096, 256);
-    vptq_vq_shape large = make_shape(4096, 4096, 8, 65536, 256);
-    assert_int_equal(choose("h200", plain, 1).kernel, VPTQ_CUDA_GEMV_SMEM);
-    assert_int_equal(choose("h200", plain, 16).kernel, VPTQ_CUDA_GEMV_SMEM);
-    assert_int_equal(choose("h200", plain, 17).kernel, VPTQ_CUDA_GEMM_SMALL);
-    assert_int_equal(choose("h200", plain, 4096).kernel, VPTQ_CUDA_GEMM_DEQUANT);
-    assert_int_equal(choose("h200", large, 1).kernel, VPTQ_CUDA_GEMV_DIRECT);
-    assert_int_equal(choose("h200", large, 64).kernel, VPTQ_CUDA_GEMM_DEQUANT);
-    assert_int_equal(choose("rtx4090", make_shape(4096, 4096, 8, 8192, 256), 1).kernel,
+    vptq_cuda_dispatch_plan p = dispatch("h200", plain, NULL);
+    assert_int_equal(p.few.kernel, VPTQ_CUDA_GEMV_SMEM);
+    assert_int_equal(p.small.from, 17);
+    assert_int_equal(p.small.to, 256);
+    assert_false(p.small.staged);
+    /* 1 MiB of codebook does not fit: through L2, and nothing for more tokens */
+    p = dispatch("h200", make_shape(4096, 4096, 8, 65536, 256), NULL);
+    assert_int_equal(p.few.kernel, VPTQ_CUDA_GEMV_DIRECT);
+    assert_int_equal(p.small.to, 0);
+    assert_int_equal(dispatch("rtx4090", make_shape(4096, 4096, 8, 8192, 256), NULL).few.kernel,
                      VPTQ_CUDA_GEMV_DIRECT);
-    assert_int_equal(choose("rtx4090", plain, 1).kernel, VPTQ_CUDA_GEMV_SMEM);
-    /* tiny: the tables would take longer than the look-ups */
-    assert_int_equal(choose("h200", make_shape(256, 1024, 8, 8192, 256), 1).kernel,
+    assert_int_equal(dispatch("rtx4090", plain, NULL).few.kernel, VPTQ_CUDA_GEMV_SMEM);
+    /* tiny: the tables would take longer than the lookups */
+    assert_int_equal(dispatch("h200", make_shape(256, 1024, 8, 8192, 256), NULL).few.kernel,
                      VPTQ_CUDA_GEMV_DIRECT);
     /* more copies where there is more to look up */
-    vptq_cuda_choice small = choose("h200", make_shape(1024, 8192, 8, 4096, 256), 1);
-    vptq_cuda_choice big = choose("h200", make_shape(53248, 8192, 8, 4096, 256), 1);
-    assert_true(small.smem.tables.main.copies < big.smem.tables.main.copies);
-    assert_int_equal(big.smem.tables.main.copies, 3);
-    assert_true(big.total_us < 0.45 * vptq_cuda_dense_us(h200(), 53248, 8192, 1));
+    p = dispatch("h200", make_shape(1024, 8192, 8, 4096, 256), NULL);
+    vptq_cuda_dispatch_plan big = dispatch("h200", make_shape(53248, 8192, 8, 4096, 256), NULL);
+    assert_true(p.few.smem.tables.main.copies < big.few.smem.tables.main.copies);
+    assert_int_equal(big.few.smem.tables.main.copies, 3);
 }
 
-/* Every valid shape and batch has a kernel that fits, no other kernel is predicted faster. */
-static void check_choice(const vptq_cuda_chip *chip, const vptq_vq_shape *s, uint32_t batch)
+static void test_forced_kernels(void **state)
 {
+    (void)state;
+    vptq_vq_shape s = make_shape(4096, 4096, 8, 4096, 256);
+    vptq_cuda_dispatch_plan p = dispatch("h200", s, "gemv-smem:2");
+    assert_int_equal(p.few.kernel, VPTQ_CUDA_GEMV_SMEM);
+    assert_int_equal(p.few.smem.tables.main.copies, 2);
+    assert_int_equal(p.small.to, 0);
+    assert_int_equal(dispatch("h200", s, "gemv-direct").few.kernel, VPTQ_CUDA_GEMV_DIRECT);
+    p = dispatch("h200", s, "gemm-small");
+    assert_int_equal(p.few.kernel, VPTQ_CUDA_GEMM_SMALL);
+    assert_int_equal(p.small.from, 1);
+    assert_int_equal(p.small.to, 256);
+    p = dispatch("h200", s, "gemm-dequant");
+    assert_int_equal(p.few.kernel, VPTQ_CUDA_GEMM_DEQUANT);
+    assert_int_equal(p.small.to, 0);
     vptq_err err = {0};
-    vptq_cuda_choice c, other;
-    assert_ok(vptq_cuda_dispatch(chip, s, batch, &c, &err), &err);
-    assert_true(isfinite(c.total_us) && c.total_us >= chip->launch_us);
-    assert_true(c.smem.total <= chip->smem);
-    assert_true(c.blocks >= 1 && c.blocks <= chip->sms);
-    assert_true(c.balance > 0 && c.balance <= 1 + 1e-9);
-    if (c.kernel != VPTQ_CUDA_GEMM_DEQUANT) {
-        assert_true(c.smem.residual_at % 128 == 0 && c.smem.partial_at % 128 == 0 &&
-                    c.smem.sums_at % 128 == 0 && c.smem.total % 128 == 0);
-        assert_true((uint64_t)c.rows * (c.blocks / c.split / c.ways) >= s->out);
-    }
-    for (int kernel = 0; kernel < VPTQ_CUDA_KERNELS; kernel++) {
-        if (kernel == VPTQ_CUDA_GEMM_SMALL && batch <= VPTQ_CUDA_EXACT_BATCH)
-            continue;
-        if (!vptq_cuda_predict(chip, s, batch, (vptq_cuda_kernel)kernel, 2, &other, NULL))
-            assert_true(other.total_us >= c.total_us);
-    }
+    assert_fails(vptq_cuda_dispatch(h200(), &s, "gemv", &p, &err), VPTQ_E_ARG, &err,
+                 "VPTQ_CUDA_GEMV is 'gemv', expected gemv-smem[:COPIES], gemv-direct[:COPIES], "
+                 "gemm-small or gemm-dequant");
+    s.k = 65536;
+    assert_fails(vptq_cuda_dispatch(h200(), &s, "gemv-smem", &p, &err), VPTQ_E_UNSUPPORTED,
+                 &err, "65536");
+}
+
+/* Every valid shape has a kernel that fits, and no other kernel is predicted to be faster. */
+static void check_choice(const vptq_cuda_chip *chip, const vptq_vq_shape *s)
+{
+    enum { PLANNED = 4 }; /* tokens that the choice is made for */
+    vptq_err err = {0};
+    vptq_cuda_dispatch_plan p;
+    vptq_cuda_choice other;
+    assert_ok(vptq_cuda_dispatch(chip, s, NULL, &p, &err), &err);
+    const vptq_cuda_choice *c = &p.few;
+    assert_true(c->kernel <= VPTQ_CUDA_GEMV_DIRECT);
+    assert_true(isfinite(c->total_us) && c->total_us >= chip->launch_us);
+    assert_true(c->smem.total <= chip->smem);
+    assert_true(c->blocks >= 1 && c->blocks <= chip->sms);
+    assert_true(c->balance > 0 && c->balance <= 1 + 1e-9);
+    assert_true(c->smem.residual_at % 128 == 0 && c->smem.partial_at % 128 == 0 &&
+                c->smem.sums_at % 128 == 0 && c->smem.total % 128 == 0);
+    assert_true((uint64_t)c->rows * (c->blocks / c->split) >= s->out);
+    for (int kernel = 0; kernel <= VPTQ_CUDA_GEMV_DIRECT; kernel++)
+        if (!vptq_cuda_predict(chip, s, PLANNED, (vptq_cuda_kernel)kernel, 2, &other, NULL) &&
+            !vptq_cuda_is_staged(&other.smem.tables))
+            assert_true(other.total_us >= c->total_us);
+    if (!p.small.to)
+        return;
+    assert_true(p.small.smem.total <= chip->smem);
+    for (uint32_t i = 0; i < VPTQ_CUDA_SMALL_PLANS; i++)
+        assert_true(p.small.plan[i].columns >= 32 && p.small.plan[i].rows >= 1);
 }
 
 /* The kernel for more rows of x: one copy of a large codebook, replicas of small ones, and 2 x
@@ -374,10 +397,8 @@ static void test_every_shape_has_a_kernel(void **state)
     static const uint32_t sizes[] = {1, 33, 1024, 11008, 65536},
                           lengths[] = {1, 4, 6, 8, 12, 64};
     static const uint32_t codebooks[][2] = {{2, 0}, {256, 256}, {4096, 512}, {65536, 65536}};
-    static const uint32_t batches[] = {1, 16, 17, 300, 100000};
-    size_t count;
-    const vptq_cuda_chip *chips = vptq_cuda_chips(&count);
-    for (size_t i = 0; i < 5 * 5 * 6 * 4 * 5; i++) {
+    static const char *const chips[] = {"h200", "h100", "a100", "rtx4090"};
+    for (size_t i = 0; i < 5 * 5 * 6 * 4; i++) {
         vptq_vq_shape s = make_shape(sizes[i % 5], sizes[i / 5 % 5], lengths[i / 25 % 6],
                                      codebooks[i / 150 % 4][0], codebooks[i / 150 % 4][1]);
         if (s.in > 100 && i % 3 == 0) {
@@ -386,7 +407,7 @@ static void test_every_shape_has_a_kernel(void **state)
             s.v0 = 5;
             s.k0 = 1000;
         }
-        check_choice(&chips[i % count], &s, batches[i / 600 % 5]);
+        check_choice(vptq_cuda_chip_search(chips[i % 4]), &s);
     }
 }
 
@@ -402,9 +423,11 @@ static void test_cannot_run(void **state)
                  VPTQ_E_UNSUPPORTED, &err, "65536");
     assert_fails(vptq_cuda_predict(h200(), &s, 17, VPTQ_CUDA_GEMV_DIRECT, 0, &c, &err),
                  VPTQ_E_UNSUPPORTED, &err, "batch of 17 is too large for gemv-direct");
-    assert_fails(vptq_cuda_dispatch(h200(), &s, 0, &c, &err), VPTQ_E_ARG, &err, "batch of 0");
+    assert_fails(vptq_cuda_predict(h200(), &s, 0, VPTQ_CUDA_GEMV_DIRECT, 0, &c, &err),
+                 VPTQ_E_ARG, &err, "batch of 0");
     s.in = 63;
-    assert_fails(vptq_cuda_dispatch(h200(), &s, 1, &c, &err), VPTQ_E_SHAPE, &err, "63");
+    vptq_cuda_dispatch_plan p;
+    assert_fails(vptq_cuda_dispatch(h200(), &s, NULL, &p, &err), VPTQ_E_SHAPE, &err, "63");
     assert_null(vptq_cuda_chip_search("h2000"));
 }
 
@@ -419,6 +442,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_published_classes),
         cmocka_unit_test(test_direct_prediction),
         cmocka_unit_test(test_dispatch),
+        cmocka_unit_test(test_forced_kernels),
         cmocka_unit_test(test_small_products),
         cmocka_unit_test(test_every_shape_has_a_kernel),
         cmocka_unit_test(test_cannot_run),

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "lib/model/forward.h"
+#include "tests/emu/emu.h"
 #include "tests/support/vtest.h"
 
 #define TINY "tests/golden/tiny_"

@@ -5,22 +5,22 @@
  * bytes; an access of 4, 8, 16 bytes a lane runs in phases of 32, 16, 8 consecutive lanes; a
  * phase takes as many clocks ("wavefronts") as the bank with the most different words asked of
  * it has such words. */
-#ifndef VPTQ_BACKEND_CUDA_PLAN_BANKS_H
-#define VPTQ_BACKEND_CUDA_PLAN_BANKS_H
+#ifndef VPTQ_TESTS_SUPPORT_VBANKS_H
+#define VPTQ_TESTS_SUPPORT_VBANKS_H
 
-#include "lib/backend/cuda/plan_gemv.h"
+#include "lib/backend/cuda/plan_layout.h"
 
 /* Wavefronts of one access of a warp: byte addresses [32], multiples of `bytes` (4, 8, 16). */
-uint32_t vptq_cuda_wavefronts(const uint32_t *addresses, uint32_t bytes);
+uint32_t vbanks_wavefronts(const uint32_t *addresses, uint32_t bytes);
 
-typedef struct vptq_cuda_bank_count {
+typedef struct vbanks_count {
     uint64_t tiles;                  /* of 32 indices */
     uint64_t main, residual;         /* wavefronts of all pieces and tails of a codebook */
     double main_mean, residual_mean; /* per tile; 0 without tiles */
-} vptq_cuda_bank_count;
+} vbanks_count;
 
 /* The look-ups of one segment, or of all; tables in global memory count nothing. */
-vptq_cuda_bank_count vptq_cuda_count_segment(const vptq_cuda_segment *s);
-vptq_cuda_bank_count vptq_cuda_count_layout(const vptq_cuda_layout *l);
+vbanks_count vbanks_count_segment(const vptq_cuda_segment *s);
+vbanks_count vbanks_count_layout(const vptq_cuda_layout *l);
 
 #endif

@@ -1,10 +1,10 @@
-#include "lib/backend/cuda/plan_banks.h"
+#include "tests/support/vbanks.h"
 
 #include <string.h>
 
 enum { WORD = 4, BANKS = 32 };
 
-uint32_t vptq_cuda_wavefronts(const uint32_t *addresses, uint32_t bytes)
+uint32_t vbanks_wavefronts(const uint32_t *addresses, uint32_t bytes)
 {
     uint32_t lanes = VPTQ_CUDA_LINE / bytes, clocks = 0;
     for (uint32_t first = 0; first < VPTQ_CUDA_LANES; first += lanes) {
@@ -31,14 +31,14 @@ static uint32_t fetch(const vptq_cuda_table *t, const uint32_t *rows)
     for (uint32_t p = 0; p < t->pieces; p++) {
         for (uint32_t l = 0; l < VPTQ_CUDA_LANES; l++)
             addresses[l] = (p * t->rows + rows[l]) * VPTQ_CUDA_PIECE;
-        clocks += vptq_cuda_wavefronts(addresses, VPTQ_CUDA_PIECE);
+        clocks += vbanks_wavefronts(addresses, VPTQ_CUDA_PIECE);
     }
     for (uint32_t l = 0; t->tail && l < VPTQ_CUDA_LANES; l++)
         addresses[l] = t->pieces * t->rows * VPTQ_CUDA_PIECE + rows[l] * VPTQ_CUDA_TAIL;
-    return t->tail ? clocks + vptq_cuda_wavefronts(addresses, VPTQ_CUDA_TAIL) : clocks;
+    return t->tail ? clocks + vbanks_wavefronts(addresses, VPTQ_CUDA_TAIL) : clocks;
 }
 
-static void count_tile(const vptq_cuda_segment *s, size_t at, vptq_cuda_bank_count *n)
+static void count_tile(const vptq_cuda_segment *s, size_t at, vbanks_count *n)
 {
     uint32_t rows[VPTQ_CUDA_LANES];
     n->tiles++;
@@ -53,15 +53,15 @@ static void count_tile(const vptq_cuda_segment *s, size_t at, vptq_cuda_bank_cou
     n->residual += fetch(&s->residual, rows);
 }
 
-static void set_means(vptq_cuda_bank_count *n)
+static void set_means(vbanks_count *n)
 {
     n->main_mean = n->tiles ? (double)n->main / (double)n->tiles : 0;
     n->residual_mean = n->tiles ? (double)n->residual / (double)n->tiles : 0;
 }
 
-vptq_cuda_bank_count vptq_cuda_count_segment(const vptq_cuda_segment *s)
+vbanks_count vbanks_count_segment(const vptq_cuda_segment *s)
 {
-    vptq_cuda_bank_count n = {0};
+    vbanks_count n = {0};
     for (uint32_t pair = 0; pair < s->pairs; pair++) {
         for (uint32_t chunk = 0; chunk < s->chunks; chunk++) {
             for (uint32_t tile = 0; tile < VPTQ_CUDA_CHUNK_TILES; tile++)
@@ -72,11 +72,11 @@ vptq_cuda_bank_count vptq_cuda_count_segment(const vptq_cuda_segment *s)
     return n;
 }
 
-vptq_cuda_bank_count vptq_cuda_count_layout(const vptq_cuda_layout *l)
+vbanks_count vbanks_count_layout(const vptq_cuda_layout *l)
 {
-    vptq_cuda_bank_count n = {0};
+    vbanks_count n = {0};
     for (uint32_t i = 0; i < l->segments; i++) {
-        vptq_cuda_bank_count one = vptq_cuda_count_segment(&l->segment[i]);
+        vbanks_count one = vbanks_count_segment(&l->segment[i]);
         n.tiles += one.tiles;
         n.main += one.main;
         n.residual += one.residual;

@@ -23,8 +23,8 @@
  * Scale and bias of the columns belong to x (x * scale, and sum x * bias once); nothing here
  * depends on them.  Source of the lane order and of the idea to choose copies offline: PTX ISA,
  * ldmatrix and mma.m16n8k16 fragments; docs/gpu.md. */
-#ifndef VPTQ_BACKEND_CUDA_PLAN_GEMV_H
-#define VPTQ_BACKEND_CUDA_PLAN_GEMV_H
+#ifndef VPTQ_BACKEND_CUDA_PLAN_LAYOUT_H
+#define VPTQ_BACKEND_CUDA_PLAN_LAYOUT_H
 
 #include "lib/backend/cuda/plan_table.h"
 #include "lib/base/mem.h"

@@ -1,9 +1,9 @@
 /* Inner parts of the kernels of cuda_vq_gemv.cu and cuda_vq_gemm.cu: codebooks on their way
  * into shared memory, codes, look-ups; and products of a chunk of codes with x in registers. */
-#ifndef VPTQ_BACKEND_CUDA_GEMV_TILES_H
-#define VPTQ_BACKEND_CUDA_GEMV_TILES_H
+#ifndef VPTQ_BACKEND_CUDA_VQ_TILES_H
+#define VPTQ_BACKEND_CUDA_VQ_TILES_H
 
-#include "lib/backend/cuda/product.h"
+#include "lib/backend/cuda/vq_product.h"
 
 enum { TILES = VPTQ_CUDA_CHUNK_TILES };
 

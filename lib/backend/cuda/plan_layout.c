@@ -1,4 +1,4 @@
-#include "lib/backend/cuda/plan_gemv.h"
+#include "lib/backend/cuda/plan_layout.h"
 
 #include <stdlib.h>
 #include <string.h>

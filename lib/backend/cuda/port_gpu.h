@@ -1,0 +1,101 @@
+/* Internal: the device-specific part of port.h for a GPU.  Include port.h instead. */
+#ifndef VPTQ_BACKEND_CUDA_PORT_GPU_H
+#define VPTQ_BACKEND_CUDA_PORT_GPU_H
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+/* docs/gpu.md derives the number. */
+static inline double port_launch_work(void)
+{
+    return 1e12;
+}
+
+/* ---- launches and shared memory ---- */
+
+template <class... P>
+static inline cudaError_t port_start(void (*kernel)(P...), dim3 grid, dim3 block,
+                                     size_t dynamic, cudaStream_t stream, P... args)
+{
+    kernel<<<grid, block, dynamic, stream>>>(args...);
+    return cudaGetLastError();
+}
+
+template <class T> static __device__ inline T &port_shared(void)
+{
+    __shared__ T object;
+    return object;
+}
+
+static __device__ inline void *port_shared_dynamic(void)
+{
+    extern __shared__ __align__(16) unsigned char port_dynamic[];
+    return port_dynamic;
+}
+
+/* ---- tensor cores ---- */
+
+/* ldmatrix.x4.trans: loads four 8 x 8 matrices of 16-bit elements from shared memory,
+ * transposed.  Lane l passes the address of row l % 8 of matrix l / 8 (16 bytes, aligned).  On
+ * return, r[i] of lane l holds elements (2 (l % 4), l / 4) of matrix i and, in its high half,
+ * (2 (l % 4) + 1, l / 4). */
+static __device__ inline void port_ldmatrix_trans(uint32_t r[4], const void *row)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"((unsigned)__cvta_generic_to_shared(row))
+                 : "memory");
+}
+
+/* mma.m16n8k16: d [16, 8] += A [16, 16] B [16, 8] with f16 elements and float sums.  Lane l,
+ * with g = l / 4 and t = l % 4, holds pairs of neighbours, the first in the low half:
+ *     a[0] = A(g, 2t..)      a[1] = A(g + 8, 2t..)  a[2] = A(g, 2t + 8..)
+ *     a[3] = A(g + 8, 2t + 8..)
+ *     b[0] = B(2t.., g)      b[1] = B(2t + 8.., g)
+ *     d[0], d[1] = d(g, 2t..)        d[2], d[3] = d(g + 8, 2t..) */
+static __device__ inline void port_mma_f16(float d[4], const uint32_t a[4], const uint32_t b[2])
+{
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+                 "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+/* add.rn.f16x2: adds both halves of a pair of f16. */
+static __device__ inline uint32_t port_add_f16x2(uint32_t a, uint32_t b)
+{
+    uint32_t sum;
+    asm("add.rn.f16x2 %0, %1, %2;" : "=r"(sum) : "r"(a), "r"(b));
+    return sum;
+}
+
+/* redux.sync.min.u32: the smallest value among the lanes of the mask. */
+static __device__ inline unsigned port_redux_min(unsigned mask, unsigned value)
+{
+    return __reduce_min_sync(mask, value);
+}
+
+/* ---- asynchronous copies ---- */
+
+/* cp.async: copies 16 bytes from global to shared memory through L2, both 16-byte aligned.  The
+ * calling thread may read them after waiting for the group that port_copy_commit closes; other
+ * threads after a barrier that follows the wait. */
+static __device__ inline void port_copy_async(void *to, const void *from)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
+                     (unsigned)__cvta_generic_to_shared(to)),
+                 "l"(__cvta_generic_to_global(from))
+                 : "memory");
+}
+static __device__ inline void port_copy_commit(void)
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+/* Waits until at most the newest LEFT groups are in flight. */
+template <unsigned LEFT> static __device__ inline void port_copy_wait(void)
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+}
+
+#endif

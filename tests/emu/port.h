@@ -1,0 +1,105 @@
+/* The device-specific part of lib/backend/cuda/port.h under the emulator: same functions and
+ * contracts as port_gpu.h. */
+#ifndef VPTQ_TESTS_EMU_PORT_H
+#define VPTQ_TESTS_EMU_PORT_H
+
+#include "tests/emu/cuda_emu.h"
+
+static const unsigned port_emu_warp = 0xffffffffu;
+
+static inline double port_launch_work(void)
+{
+    return cuda_emu_work_limit() > 0 ? cuda_emu_work_limit() : 1e12;
+}
+
+/* ---- launches and shared memory ---- */
+
+template <class... P>
+static inline cudaError_t port_start(void (*kernel)(P...), dim3 grid, dim3 block,
+                                     size_t dynamic, cudaStream_t stream, P... args)
+{
+    return cuda_emu_launch(kernel, grid, block, dynamic, stream, args...);
+}
+
+template <class T> static inline T &port_shared(void)
+{
+    static const char key = 0;
+    return *static_cast<T *>(cuda_emu_shared(&key, sizeof(T)));
+}
+
+static inline void *port_shared_dynamic(void)
+{
+    return cuda_emu_shared_dynamic();
+}
+
+/* ---- tensor cores ---- */
+
+static inline void port_ldmatrix_trans(uint32_t r[4], const void *row)
+{
+    const cuda_emu_site site = {__FILE__, __LINE__};
+    if (!cuda_emu_is_shared(row, 16) || reinterpret_cast<uintptr_t>(row) % 16)
+        cuda_emu_fail(site, "ldmatrix of a row that is not 16 aligned bytes of shared memory");
+    const cuda_emu_words *rows =
+        cuda_emu_exchange("ldmatrix", port_emu_warp, cuda_emu_pack(row), false, site);
+    const unsigned lane = cuda_emu_lane();
+    for (unsigned i = 0; i < 4; i++) {
+        const unsigned first = 8 * i + lane % 4 * 2;
+        const uint16_t *lo = cuda_emu_unpack<const uint16_t *>(rows[first]);
+        const uint16_t *hi = cuda_emu_unpack<const uint16_t *>(rows[first + 1]);
+        r[i] = lo[lane / 4] | (uint32_t)hi[lane / 4] << 16;
+    }
+}
+
+static inline float port_emu_f16(uint32_t pair, unsigned high)
+{
+    return __half2float(__ushort_as_half((unsigned short)(pair >> 16 * high)));
+}
+
+/* The sum over k runs in float in ascending order. */
+static inline void port_mma_f16(float d[4], const uint32_t a[4], const uint32_t b[2])
+{
+    const cuda_emu_words given = {{a[0], a[1], a[2], a[3], b[0], b[1]}};
+    const cuda_emu_words *all =
+        cuda_emu_exchange("mma.f16", port_emu_warp, given, false, {__FILE__, __LINE__});
+    const unsigned lane = cuda_emu_lane();
+    for (unsigned i = 0; i < 4; i++) {
+        const unsigned row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+        for (unsigned k = 0; k < 16; k++) {
+            const uint32_t pair_a = all[row % 8 * 4 + k % 8 / 2].word[row / 8 + k / 8 * 2];
+            const uint32_t pair_b = all[column * 4 + k % 8 / 2].word[4 + k / 8];
+            d[i] += port_emu_f16(pair_a, k % 2) * port_emu_f16(pair_b, k % 2);
+        }
+    }
+}
+
+static inline uint32_t port_add_f16x2(uint32_t a, uint32_t b)
+{
+    uint32_t sum = 0;
+    for (unsigned i = 0; i < 2; i++) /* float is wide enough that rounding twice is harmless */
+        sum |=
+            (uint32_t)__half_as_ushort(__float2half_rn(port_emu_f16(a, i) + port_emu_f16(b, i)))
+            << 16 * i;
+    return sum;
+}
+
+static inline unsigned port_redux_min(unsigned mask, unsigned value)
+{
+    return __reduce_min_sync(mask, value);
+}
+
+/* ---- asynchronous copies ---- */
+
+static inline void port_copy_async(void *to, const void *from)
+{
+    cuda_emu_copy_async(to, from, 16);
+}
+static inline void port_copy_commit(void)
+{
+    cuda_emu_copy_commit();
+}
+template <unsigned LEFT> static inline void port_copy_wait(void)
+{
+    cuda_emu_copy_wait(LEFT);
+}
+
+#endif
