@@ -5,11 +5,11 @@
 #   SANITIZE=address,undefined    instrumented build, kept apart from the plain one
 #   EXTRA_CFLAGS=...              added to the compiler's flags (a configuration of its own)
 #   V=1                           show the commands
-#   CUDA=auto|1                   the CUDA backend, too: where there is an nvcc that works, or surely
+#   CUDA=auto|1                   also the CUDA backend: if a working nvcc is found, or required
 #   CC, CXX, AR, CLANG_FORMAT, NVCC  the tools
 #   PREFIX, DESTDIR               where `install` puts things
-#   TEXT=, MODEL=                 taken by `make demo`
-#   T=                            tests to run, seconds of `make fuzz`
+#   TEXT=, MODEL=                 inputs of `make demo`
+#   T=                            tests to run, or seconds of `make fuzz`
 #
 # Objects live in build/CONFIG, where CONFIG follows from the flags, so that a change of flags
 # never mixes objects.  The four tools of the plain build are also in build/bin.
@@ -47,13 +47,13 @@ ifneq ($(findstring clang,$(CC)),)
 WARNINGS += -Wno-double-promotion # clang takes INFINITY and NAN, floats by C, for promotions
 endif
 STANDARD := -std=c11 -D_POSIX_C_SOURCE=200809L -D_DEFAULT_SOURCE
-# Contraction would let the compiler fuse a*b+c where it likes: other bits for other compilers.
+# Contraction would let the compiler fuse a*b+c at will: other bits from other compilers.
 NUMERICS := -ffp-contract=off
 OPTIMIZE := -O3 -g
 
 CONFIG := release
 ifeq ($(DEVELOPER),1)
-# gcc follows impossible null pointers through inlined calls: a hint worth reading, no error.
+# gcc follows impossible null pointers through inlined calls: worth reading, but not an error.
 WARNINGS += -Werror -Wno-error=null-dereference
 CONFIG   := dev
 endif
@@ -70,8 +70,8 @@ ifneq ($(strip $(EXTRA_CFLAGS)$(filter-out gcc,$(CC))),)
 CONFIG := $(CONFIG)-$(firstword $(shell printf '%s' '$(CC) $(EXTRA_CFLAGS)' | cksum))
 endif
 
-# A GPU: nvcc compiles kernels for what docs/backend-howto.md names, and the newest architecture
-# it knows as PTX.  Without CUDA= nothing of it is looked for.
+# nvcc compiles the kernels for the architectures in docs/backend-howto.md, and for the newest one it
+# knows as PTX.  Without CUDA= nothing of this is probed.
 NVCC       := $(or $(NVCC),$(shell command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null))
 CUDA_WHY   :=
 HAVE_CUDA  :=
@@ -104,7 +104,7 @@ B   := build/$(CONFIG)
 OBJ := $(B)/obj
 BIN := $(B)/bin
 
-# OpenBLAS is not among them: the cpu backend loads it when it is opened (lib/backend/cpu/blas.h).
+# Without OpenBLAS: the cpu backend loads it when it is opened (lib/backend/cpu/blas.h).
 PACKAGES  := jansson libpcre2-8 libzstd libxxhash libutf8proc
 PKG       := pkg-config
 MISSING   := $(shell for p in $(PACKAGES); do $(PKG) --exists $$p 2>/dev/null || echo $$p; done)
@@ -117,8 +117,8 @@ ALL_CFLAGS = $(STANDARD) $(OPTIMIZE) -fopenmp $(NUMERICS) $(WARNINGS) $(SAN) -I.
              $(if $(HAVE_CUDA),-DVPTQ_CUDA) $(EXTRA_CFLAGS)
 LDLIBS     = $(PKG_LIBS) $(if $(HAVE_CUDA),-L$(CUDA_LIB) -lcudart_static -lrt -lpthread -lstdc++) -lm -ldl
 
-# Kernels without a GPU: the .cu files compiled as C++ against tests/emu/cuda_emu.h, no run-time
-# library of C++ needed.  CUDA's own names and enumerations are not what -Wpedantic likes.
+# Kernels without a GPU: the .cu files compiled as C++ against tests/emu/cuda_emu.h, without a C++
+# run-time library.  CUDA's own names and enumerations do not pass -Wpedantic.
 EMU_CXXFLAGS = -std=c++20 -fno-exceptions -fno-rtti -fno-threadsafe-statics $(OPTIMIZE) \
                $(NUMERICS) -Wall -Wextra -Wshadow -Wdouble-promotion -Wcast-qual -Wundef \
                -Wno-missing-field-initializers -Wno-deprecated-enum-enum-conversion \
@@ -155,7 +155,7 @@ LIBTEST := $(B)/libvtest.a
 
 LIBEMU  := $(B)/libemu.a
 
-# ThreadSanitizer follows the emulator's fibers: the same tests once more, in the plain build.
+# In the plain build the emulator's tests run a second time under ThreadSanitizer.
 EMU_BIN   := $(EMU:%=$(B)/tests/emu/test_%)
 ifeq ($(SANITIZE),)
 EMU_BIN   += $(if $(HAVE_TSAN),$(EMU:%=$(B)/tests/emu/test_%_tsan))
@@ -172,7 +172,7 @@ BENCH_BIN := $(BENCH:%=$(B)/tests/bench/bench_%)
 all: tools
 lib: $(LIBVPTQ)
 
-# The plain build's tools are what README, demo and scripts call.
+# README, demo and scripts call the tools of the plain build.
 tools: $(TOOLS:%=$(BIN)/%)
 ifeq ($(SANITIZE),)
 	$(Q)mkdir -p build/bin
@@ -245,7 +245,7 @@ $(BIN)/vptq-%: $(OBJ)/cmd/vptq_%.o $(LIBCLI) $(LIBVPTQ)
 	$(link)
 $(BIN)/vptq-eval $(B)/tests/emu/vptq-eval: $(EVAL_SRC:%.c=$(OBJ)/%.o)
 
-# The tools with the emulated device, for whole runs on it.
+# The tools with the emulated device, for end-to-end runs on it.
 $(B)/tests/emu/vptq-%: $(OBJ)/cmd/vptq_%.o $(LIBCLI) $(OBJ)/backend_emu.o $(LIBEMU) $(LIBVPTQ)
 	$(link)
 
@@ -259,14 +259,14 @@ $(B)/tests/emu/test_%: $(OBJ)/tests/emu/test_%.o $(LIBTEST) $(LIBEMU) $(LIBVPTQ)
 $(B)/tests/emu/test_%_tsan: private SAN := -fsanitize=thread
 $(B)/tests/emu/test_%_tsan: $(OBJ)/tests/emu/test_%.tsan.o $(LIBTEST) $(LIBEMU) $(LIBVPTQ)
 	$(link)
-# With a fuzzer's own main, or with the driver that runs a corpus.
+# Linked with libFuzzer's main, or with the driver that runs a corpus.
 FUZZ_MAIN := $(if $(LIBFUZZER),,$(OBJ)/tests/fuzz/regression_driver.o)
 $(B)/tests/fuzz/fuzz_%: LDLIBS += $(if $(LIBFUZZER),-fsanitize=fuzzer)
 $(B)/tests/fuzz/fuzz_%: $(OBJ)/tests/fuzz/fuzz_%.o $(FUZZ_MAIN) $(LIBVPTQ)
 	$(link)
 $(B)/tests/interop/%: $(OBJ)/tests/interop/%.o $(LIBVPTQ)
 	$(link)
-# Loaded in front of libc by command-line tests; never instrumented.
+# Preloaded by command-line tests; never instrumented.
 FAULTS := $(B)/tests/faults.so
 $(FAULTS): tests/faults/faults.c | $(B)/probe
 	$(Q)mkdir -p $(@D)
@@ -283,7 +283,7 @@ $(B)/tests/bench/bench_%: $(OBJ)/tests/bench/bench_%.o $(BENCH_SRC:%.c=$(OBJ)/%.
 .PHONY: $(UNIT:%=test-%) $(OPS:%=op-%) $(EMU:%=test-%) unit ops check-cli fuzz-check fuzz check interop bench demo \
         test-programs run-unit run-ops run-cli run-fuzz
 
-# One program; T='PATTERN' picks tests of it.
+# Runs one program; T='PATTERN' selects tests.
 define unit_target
 test-$(patsubst test_%,%,$(notdir $(1))): $(1)
 	$(Q)$$< $$(if $$(T),-t '$$(T)')
@@ -296,7 +296,7 @@ $(OPS:%=op-%): op-%: $(B)/tests/ops/test_%
 
 test-programs: $(UNIT_BIN) $(OPS_BIN) $(FAULTS) $(EMU_TOOLS) $(if $(SANITIZE),$(FUZZ_BIN))
 
-# The run-* targets run what has been built: a program that does not compile is a failed test.
+# The run-* targets build nothing: a program that does not compile counts as a failed test.
 unit: $(UNIT_BIN) run-unit
 ops: $(OPS_BIN) run-ops
 check-cli: tools $(FAULTS) run-cli
@@ -310,7 +310,7 @@ run-cli: | $(if $(filter check-cli,$(MAKECMDGOALS)),tools $(FAULTS) $(EMU_TOOLS)
 run-fuzz: | $(if $(filter fuzz-check,$(MAKECMDGOALS)),$(FUZZ_BIN))
 	$(Q)scripts/run_fuzz.sh $(FUZZ_BIN)
 
-# With clang's libFuzzer, T seconds each; FUZZ='gguf npy' picks some.
+# Fuzzes with clang's libFuzzer, T seconds per target; FUZZ='gguf npy' selects targets.
 LIBFUZZER_MAKE = $(MAKE) CC=clang SANITIZE=fuzzer-no-link,address,undefined LIBFUZZER=1
 fuzz:
 	+$(Q)$(LIBFUZZER_MAKE) run-libfuzzer
@@ -321,12 +321,12 @@ libfuzzer-programs: $(FUZZ_BIN)
 run-libfuzzer: $(FUZZ_BIN)
 	$(Q)scripts/fuzz.sh $(or $(T),60) $(FUZZ_BIN)
 
-# The demo model run by llama.cpp's Python package, which comes from PyPI; not a part of check.
+# Runs our GGUF files with llama.cpp's Python package (PyPI); not part of check.
 .PHONY: interop-gguf
 interop-gguf: tools
 	$(Q)BIN=$(abspath $(BIN)) scripts/interop_gguf.sh
 
-# Choice tasks by lm-evaluation-harness, which comes from PyPI; not a part of check.
+# Compares choice tasks with lm-evaluation-harness (PyPI); not part of check.
 .PHONY: interop-tasks
 interop-tasks: tools
 	$(Q)BIN=$(abspath $(BIN)) scripts/interop_tasks.sh
@@ -343,7 +343,7 @@ run-coverage: tools $(UNIT_BIN) $(FUZZ_BIN)
 	-$(Q)scripts/run_fuzz.sh $(FUZZ_BIN)
 	$(Q)scripts/coverage.sh $(B) $(or $(MODULE),formats)
 
-# On a machine with a GPU; a kit serves one that has nothing but the driver.
+# For a machine with a GPU; the kit is for one that has only the driver.
 .PHONY: gpu-test gpu-bench gpu-kit run-gpu-test run-gpu-bench run-gpu-kit
 gpu-test gpu-bench gpu-kit:
 	+$(Q)$(MAKE) CUDA=1 run-$@
@@ -361,7 +361,7 @@ cpu-bench: tools
 check:
 	+$(Q)MAKE='$(MAKE)' scripts/check.sh
 
-# Needs packages from PyPI; not a part of check.
+# Needs packages from PyPI; not part of check.
 interop: tools $(B)/tests/interop/logits
 	$(Q)BIN=$(abspath $(BIN)) LOGITS=$(abspath $(B))/tests/interop/logits scripts/interop.sh $(if $(T),'$(T)')
 
@@ -370,7 +370,7 @@ bench: tools $(BENCH_BIN)
 	$(Q)for b in $(sort $(wildcard tests/bench/bench_*.sh)); do echo "== $$(basename $$b)"; \
 		BIN=$(abspath $(BIN)) $$b || exit 1; done
 
-# The packages come first, then a make that finds them.
+# Installs the packages before starting a make that finds them.
 demo:
 	$(Q)scripts/deps.sh build $(if $(and $(MODEL),$(TEXT)),,demo)
 	+$(Q)$(MAKE) tools
@@ -389,7 +389,7 @@ format-check:
 	$(Q)$(CLANG_FORMAT) --dry-run -Werror $(C_FILES)
 shellcheck:
 	$(Q)shellcheck -s bash $(SH_FILES)
-# cppcheck does not follow arrays through helper functions: gcc and the sanitizers watch those.
+# cppcheck does not follow arrays through helper functions: gcc and the sanitizers check those.
 TIDY_FLAGS := $(STANDARD) -I. $(PKG_CFLAGS) -mavx2 -mfma -mf16c
 lint: shellcheck
 	$(Q)if command -v cppcheck >/dev/null; then cppcheck -q --std=c11 --inline-suppr -I. -D__GNUC__ \
@@ -423,7 +423,7 @@ SCDOC  := $(shell command -v scdoc 2>/dev/null)
 HEADERS = $(shell $(CC) $(STANDARD) -I. $(PKG_CFLAGS) -MM lib/vptq.h | tr -d '\\' | tr ' ' '\n' \
             | grep '\.h$$')
 
-# scdoc turns the sources of the manual pages into pages; without it there are none.
+# scdoc builds the manual pages; without it there are none.
 .PHONY: man
 man: $(PAGES:docs/man/%.scd=$(B)/man/%)
 $(B)/man/%: docs/man/%.scd
@@ -482,7 +482,7 @@ help:
 	'' \
 	'DEVELOPER=1 SANITIZE=address,undefined CUDA=auto EXTRA_CFLAGS=... V=1 CC=clang'
 
-# found, or what to install
+# Prints whether a tool is found, or the package that has it.
 define probe
 	@if $(1) >/dev/null 2>&1; then printf '  \342\234\223 %s\n' '$(2)'; \
 		else printf '  \342\234\227 %-12s install %s\n' '$(2)' '$(3)'; fi
@@ -500,7 +500,7 @@ info:
 	$(call probe,$(PKG) --exists libxxhash,xxhash,libxxhash-dev)
 	$(call probe,$(PKG) --exists libutf8proc,utf8proc,libutf8proc-dev)
 	$(call probe,PATH="$$PATH:/sbin" ldconfig -p | grep -q libopenblas.so.0,openblas,libopenblas0-openmp)
-	@echo "cuda          $(if $(HAVE_CUDA),$(NVCC),$(or $(CUDA_WHY),not asked for (CUDA=auto)))"
+	@echo "cuda          $(if $(HAVE_CUDA),$(NVCC),$(or $(CUDA_WHY),not requested (CUDA=auto)))"
 	@echo "for the tests:"
 	$(call probe,$(PKG) --exists cmocka,cmocka,libcmocka-dev)
 	$(call probe,command -v $(CLANG_FORMAT),clang-format,clang-format)

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# `make check`: everything that must hold, counted.  Every part runs even when an earlier one has
-# failed; the last line is "N passed, N failed" with ", N skipped" where there are any.
+# `make check`: runs and counts every test and check.  All parts run even if an earlier one fails;
+# the last line is "N passed, N failed", with ", N skipped" if there are any.
 #
 # Parts: the plain build with unit, op and command-line tests; the same under AddressSanitizer
-# and UndefinedBehaviorSanitizer with the fuzzers' corpora; layers, symbols, formatting, shell,
-# CUDA kernels where there is nvcc.
-# Each test program's tests count one by one, every other part counts as one.
+# and UndefinedBehaviorSanitizer with the fuzz corpora; layers, symbols, style, formatting, shell,
+# CUDA kernels if nvcc is found.
+# The tests of a program count one by one, every other part counts as one.
 set -u
 
 cd "$(dirname "$0")/.." || exit 1
@@ -14,10 +14,10 @@ TALLY=$(mktemp)
 export TALLY
 trap 'rm -f "$TALLY"' EXIT
 jobs=-j$(nproc)
-# As the tools do: idle threads sleep soon, so that a busy machine does not slow the tests down.
+# Idle threads sleep soon, as in the tools, so that a busy machine does not slow the tests down.
 export GOMP_SPINCOUNT="${GOMP_SPINCOUNT-2000}"
 
-# part NAME COMMAND..: one check that passes or fails.
+# part NAME COMMAND..: runs one check that passes or fails.
 part()
 {
     local name=$1
@@ -31,7 +31,7 @@ part()
     fi
 }
 
-# tool_part TOOL NAME COMMAND..: as part, skipped where the tool is not installed.
+# tool_part TOOL NAME COMMAND..: like part, but skipped if the tool is not installed.
 tool_part()
 {
     local tool=$1
@@ -50,8 +50,7 @@ title()
     printf '\n== %s\n' "$1"
 }
 
-# suites SETTING..: build and run all test programs of one configuration.  The runners count
-# for themselves.
+# suites SETTING..: builds and runs all test programs of one configuration; the runners count.
 suites()
 {
     part "build $*" "$MAKE" -k "$jobs" "$@" tools test-programs
@@ -66,7 +65,7 @@ suites()
 title "dependencies"
 part dependencies scripts/deps.sh check demo
 
-# The tests on a real model: fetched where packages can be, skipped by name elsewhere.
+# The real model for tests; without access to packages they are skipped by name.
 demo_model()
 {
     scripts/fetch_demo.sh --model-only build/demo || return 1
@@ -82,7 +81,7 @@ else
     echo "the demo model cannot be fetched; its tests are skipped"
 fi
 suites
-# Under the sanitizers a real model would take hours; the small ones go through the same code.
+# Under the sanitizers a real model would take hours; the small models exercise the same code.
 unset VPTQ_DEMO_GGUF VPTQ_DEMO_F16
 
 title "sanitized build"
@@ -94,6 +93,7 @@ title "fuzz corpora"
 
 title "source checks"
 part layers "$MAKE" -s layers
+part style "$MAKE" -s style
 part symbols "$MAKE" -s symbols
 tool_part clang-format format "$MAKE" -s format-check
 tool_part shellcheck shellcheck "$MAKE" -s shellcheck

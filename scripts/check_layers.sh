@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Who may include whom: docs/design.md, "Modules".  Includes of our own
-# headers are written from the root; a module may include itself and what its row names.
-# usage: check_layers.sh [ROOT]      check the sources below ROOT (default: the project)
-#        check_layers.sh --self-test  plant violations and see that each is found
+# Checks includes against the table of modules in docs/design.md.  Includes of our own headers are
+# written from the root; a module may include itself and the modules that its row names.
+# usage: check_layers.sh [ROOT]       checks the sources below ROOT (default: the project)
+#        check_layers.sh --self-test  plants violations and expects each to be found
 set -u
 
-# module_of PATH: the module that a source or header belongs to, empty for none.
+# module_of PATH: prints the module of a source or header, nothing for other files.
 module_of()
 {
     case $1 in
@@ -16,7 +16,7 @@ module_of()
     esac
 }
 
-# allowed MODULE: the other modules whose headers it may include.
+# allowed MODULE: prints the other modules whose headers it may include.
 allowed()
 {
     local rank3="lib/base formats lib/backend kmeans lib/tokenizer lib/model hessian lib/chat"
@@ -65,7 +65,7 @@ check_include()
     esac
 }
 
-# check_system FILE LINE HEADER: third-party libraries stay in their modules.
+# check_system FILE LINE HEADER: third-party headers stay in their modules.
 check_system()
 {
     local home
@@ -95,7 +95,7 @@ check_tree()
     return "$bad"
 }
 
-# includes OPEN CLOSE: "file:line:header" of every include with these quotes.
+# includes OPEN CLOSE: prints "file:line:header" of every include with these quotes.
 includes()
 {
     local dirs=() d
@@ -106,7 +106,7 @@ includes()
         "${dirs[@]}" | sed -E "s/^([^:]*:[0-9]+):.*$1([^$2]*)$2.*/\1:\2/"
 }
 
-# Plants one violation of each kind in a small tree and looks for its report.
+# Plants one violation of each kind in a small tree and expects its report.
 self_test()
 {
     local out want

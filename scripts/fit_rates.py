@@ -1,10 +1,10 @@
-"""Makes the table of lib/encoder/rates.c from what tests/bench/bench_rates prints.
+"""Makes the table of lib/encoder/rates.c from the output of tests/bench/bench_rates.
 
 Model: loss(matrix, setting) = loss of the quick encoding * rate(setting) * S(x) / S(x0), where x
-is the number of vectors per centroid (both books together) and S(x) = (1 - 1/x)^EXPONENT; x0 is
-that of the quick encoding.  A rate is the geometric mean over the matrices, each first freed of
-what it has in common in all settings, because not every matrix has every setting.  Prints the rows, by
-index bits per weight, and how far single matrices are from them.
+is the number of vectors per centroid (both codebooks together) and S(x) = (1 - 1/x)^EXPONENT; x0 is
+that of the quick encoding.  A rate is the geometric mean over the matrices, after dividing each by its
+own level over all settings, because not every matrix has every setting.  Prints the rows, by index bits
+per weight, and the deviation of single matrices.
 
     build/release/tests/bench/bench_rates --quick MODEL HDIR 15:o_proj .. > rates.txt
     python3 scripts/fit_rates.py rates.txt

@@ -2,8 +2,8 @@
 # Runs libFuzzer programs (`make fuzz-programs`) one after another, each for SECONDS, with its
 # dictionary tests/fuzz/dict/NAME.dict and a scratch copy of its corpus tests/fuzz/corpus/NAME.
 # usage: fuzz.sh SECONDS PROGRAM..
-# Prints executions and new inputs of each.  What makes one fail is left beside it, in
-# findings/NAME, and the status is 1: add it to the corpus when it is mended.
+# Prints the executions and new inputs of each.  An input that makes one fail is kept in findings/NAME next to
+# the program, and the exit status is 1; add it to the corpus once it is fixed.
 set -u
 
 src=$(cd "$(dirname "$0")/.." && pwd)
@@ -16,7 +16,7 @@ scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 failed=0
 
-# stat NAME: of the statistics that libFuzzer prints at its end
+# stat NAME: prints a number from libFuzzer's closing statistics
 stat() { sed -n "s/^stat::$1: *//p" "$scratch/log"; }
 
 for program in "$@"; do

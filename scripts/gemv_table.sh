@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The records of `vptq-eval gemv --format json` as a table, and what they come to: the geometric mean of
-# the ratio, in all and by books, and the largest ratio of small and of large matrices.
+# Prints the records of `vptq-eval gemv --format json` as a table, with the geometric mean of the ratio, in
+# total and by pair of codebooks, and the largest ratio of small and of large matrices.
 # usage: gemv_table.sh RECORDS.json
 set -eu
 

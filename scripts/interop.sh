@@ -1,13 +1,12 @@
 #!/usr/bin/env bash
-# make interop: what the tools write and repair, held against the vptq package and transformers.
+# make interop: loads files that the tools write and repair with the vptq package and transformers.
 # usage: interop.sh [PATTERN]      checks whose name contains PATTERN
 #
-# The packages go into a virtual environment in build/interop/venv, which is kept (6 GB; 1 GB with a
-# TORCH_INDEX that has PyTorch without GPU libraries).  Where they cannot be had, one line says so
-# and the exit status is 0.  The last line is "N passed, N failed, N skipped"; exit 1 when
-# something failed.
+# Installs the packages once into a virtual environment in build/interop/venv (6 GB; 1 GB with a
+# TORCH_INDEX that has PyTorch without GPU libraries).  If they cannot be installed, prints one line
+# and exits with 0.  The last line is "N passed, N failed, N skipped"; exits with 1 if a check failed.
 # Environment: BIN (tools), LOGITS (tests/interop/logits), INTEROP_DIR (default build/interop),
-# PYTHON (to make the environment with), VPTQ_DATA, VPTQ_DEMO_GGUF.
+# PYTHON (creates the environment), VPTQ_DATA, VPTQ_DEMO_GGUF.
 set -euo pipefail
 
 src=$(cd "$(dirname "$0")/.." && pwd)
@@ -15,8 +14,8 @@ dir=${INTEROP_DIR:-$src/build/interop}
 export BIN=${BIN:-$src/build/bin}
 export LOGITS=${LOGITS:-$src/build/release/tests/interop/logits}
 
-# transformers 4.57 is the last one that loads the layout.  sentence-transformers is imported by
-# vptq; what else that asks for is for its demos and is left out.
+# transformers 4.57 is the last version that loads the layout.  vptq imports sentence-transformers;
+# its other requirements serve its demos and are left out.
 torch=torch==2.15.0
 vptq=vptq==0.0.5.post1
 packages=(transformers==4.57.6 accelerate==1.15.0 sentence-transformers==5.1.2 safetensors numpy)

@@ -1,16 +1,15 @@
 #!/usr/bin/env bash
-# make interop-gguf: GGUF files run by llama.cpp's Python package.  Tiny models of every family, in
-# F32: the logits that transformers computed (tests/golden).  The demo model: the same token ids as
-# ours, and the same perplexity as vptq-eval's: within 0.1 % for the original in F16 and for a model
-# with three quantized blocks, within 0.5 % with the embedding in Q8_0 (llama.cpp rounds what it
-# multiplies with such weights to 8 bits, too); and all figures of vptq-eval kld between the two by
-# llama.cpp's protocol, within 0.1 %.
+# make interop-gguf: runs our GGUF files with llama.cpp's Python package.  Tiny models of every family
+# in F32 must give the logits that transformers computed (tests/golden).  The demo model must give the
+# same token ids and the perplexity of vptq-eval: within 0.1 % for the original in F16 and for a model
+# with three quantized blocks, within 0.5 % with the embedding in Q8_0 (llama.cpp then also rounds
+# activations to 8 bits); and all figures of vptq-eval kld between the two by llama.cpp's protocol,
+# within 0.1 %.
 #
-# The package is built from source (a C++ compiler, some minutes) into build/interop/gguf, which is kept.
-# Where it cannot be had, one line says so and the exit status is 0.  The last line is
-# "N passed, N failed, N skipped"; exit 1 when something failed.
-# Environment: BIN (tools), INTEROP_DIR (default build/interop), PYTHON (to make the environment
-# with), INTEROP_PYTHON (an interpreter that has the package), VPTQ_DEMO_GGUF (the demo model),
+# Builds the package once from source (C++ compiler, some minutes) in build/interop/gguf.  If that is
+# impossible, prints one line and exits with 0.  The last line is "N passed, N failed, N skipped"; exits
+# with 1 if a check failed.
+# Environment: BIN (tools), INTEROP_DIR (default build/interop), PYTHON (creates the environment), INTEROP_PYTHON (an interpreter that has the package), VPTQ_DEMO_GGUF (the demo model),
 # TEXT (default: the WikiText-2 test text of VPTQ_DATA), CONTEXT (256), WINDOWS (8).
 set -euo pipefail
 
@@ -45,7 +44,7 @@ if ! "$python" -c 'import llama_cpp, numpy' 2>/dev/null; then
     make_environment >"$dir/pip.log" 2>&1 || skip "$package cannot be installed (see $dir/pip.log)"
 fi
 
-# logits FAMILY MODEL TOKENS: those of the golden model for its first tokens.
+# logits FAMILY MODEL TOKENS: compares the logits of a golden model for its first tokens.
 logits()
 {
     local golden=$src/tests/golden/tiny_$1 error
@@ -65,8 +64,8 @@ cat >"$dir/tokenizer.json" <<'EOF'
  "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "use_regex": true},
  "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]]}}
 EOF
-# llama.cpp slides for none of these architectures, and a window from a later layer on is refused
-# here: those two are compared as far as their windows reach.
+# llama.cpp has no sliding window for these architectures, and we refuse one that starts at a later
+# layer: those two are compared up to the length of their windows.
 rm -rf "$dir/tiny_qwen2"
 cp -r "$src/tests/golden/tiny_qwen2" "$dir/tiny_qwen2"
 sed -i 's/"use_sliding_window": true/"use_sliding_window": false/' "$dir/tiny_qwen2/config.json"
@@ -78,7 +77,7 @@ logits qwen3 "$src/tests/golden/tiny_qwen3" 40
 model=${VPTQ_DEMO_GGUF:-$dir/model.gguf}
 [ -e "$model" ] || "$src/scripts/fetch_demo.sh" --model-only "$dir" || skip "the demo model cannot be fetched"
 
-# same NAME MODEL FILE WITHIN: both give the text the same ids and the same perplexity.
+# same NAME MODEL FILE WITHIN: compares token ids and perplexity of the text on both sides.
 same()
 {
     local name=$1 ours theirs
@@ -111,7 +110,7 @@ head -c 200000 "$text" >"$dir/calibration.txt"
 unpack "$dir/work" -o "$dir/quantized.gguf"
 same quantized "$dir/work" "$dir/quantized.gguf" 1e-3
 
-# In F32, since llama.cpp rounds what it multiplies with F16 weights to F16, too.
+# In F32, since with F16 weights llama.cpp rounds activations to F16 as well.
 unpack "$model" -o "$dir/original.gguf" --dtype f32
 unpack "$dir/work" -o "$dir/changed.gguf" --dtype f32
 if "$python" "$src/tests/interop/evaluation.py" llama.cpp "$dir/original.gguf" "$dir/changed.gguf" "$text" \

@@ -1,14 +1,13 @@
 #!/usr/bin/env bash
-# make interop-tasks: `vptq-eval tasks` held against lm-evaluation-harness, both in float32 on the
-# CPU, choice by choice.  The items of tests/golden/tasks on stories260K; where VPTQ_DEMO_F16 names
-# the demo model, unpacked, also the first LIMIT items (200) of the files in DATA/qa.
+# make interop-tasks: compares `vptq-eval tasks` with lm-evaluation-harness choice by choice, both in
+# float32 on the CPU: the items of tests/golden/tasks on stories260K and, if VPTQ_DEMO_F16 names the
+# unpacked demo model, the first LIMIT items (200) of the files in DATA/qa.
 #
-# The packages go into a virtual environment in build/interop/tasks, which is kept (1 GB with a
-# TORCH_INDEX that has PyTorch without GPU libraries).  Where they cannot be had, one line says so
-# and the exit status is 0.  The last line is "N passed, N failed, N skipped"; exit 1 when something
-# failed.
-# Environment: BIN (tools), INTEROP_DIR (default build/interop), PYTHON (to make the environment
-# with), INTEROP_PYTHON (an interpreter that has the packages), VPTQ_DATA, VPTQ_DEMO_F16, LIMIT.
+# Installs the packages once into a virtual environment in build/interop/tasks (1 GB with a TORCH_INDEX
+# that has PyTorch without GPU libraries).  If they cannot be installed, prints one line and exits with
+# 0.  The last line is "N passed, N failed, N skipped"; exits with 1 if a check failed.
+# Environment: BIN (tools), INTEROP_DIR (default build/interop), PYTHON (creates the environment),
+# INTEROP_PYTHON (an interpreter that has the packages), VPTQ_DATA, VPTQ_DEMO_F16, LIMIT.
 set -euo pipefail
 
 src=$(cd "$(dirname "$0")/.." && pwd)
@@ -52,7 +51,7 @@ work=$(mktemp -d "$dir/run.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 export PYTHONDONTWRITEBYTECODE=1
 
-# check WHAT MODEL LIMIT NAME=FILE..: both on the same items; LIMIT 0 = all.
+# check WHAT MODEL LIMIT NAME=FILE..: runs both on the same items; LIMIT 0 = all.
 check()
 {
     local what=$1 model=$2 limit=$3 task ours=()
@@ -83,7 +82,7 @@ model=$data/models/stories260K-hf
 if [ -e "$model" ]; then
     check "items of every form on stories260K" "$model" 0 "${golden[@]}"
 else
-    echo "skip stories260K: there is no '$model' (VPTQ_DATA)"
+    echo "skip stories260K: '$model' does not exist (VPTQ_DATA)"
     skipped=$((skipped + 1))
 fi
 if [ -n "${VPTQ_DEMO_F16-}" ] && [ -e "$data/qa" ]; then
@@ -91,7 +90,7 @@ if [ -n "${VPTQ_DEMO_F16-}" ] && [ -e "$data/qa" ]; then
         "arc_easy=$data/qa/arc_easy.jsonl" "piqa=$data/qa/piqa.jsonl" \
         "winogrande=$data/qa/winogrande.jsonl" "hellaswag=$data/qa/hellaswag_val_1500.txt"
 else
-    echo "skip the demo model: VPTQ_DEMO_F16 is not set, or there is no '$data/qa'"
+    echo "skip the demo model: VPTQ_DEMO_F16 is not set, or '$data/qa' does not exist"
     skipped=$((skipped + 1))
 fi
 echo "$passed passed, $failed failed, $skipped skipped"

@@ -1,12 +1,12 @@
 #!/bin/sh
-# Losses after each step of the encoder, over the matrices of some layers: a row per step of
-# docs/encoder.md, section 8.
+# Prints the loss after each step of the encoder over the matrices of some layers: the rows of the table
+# in docs/encoder.md, section 8.
 #
 #     scripts/ladder.sh MODEL HDIR HELD_OUT DIR [OPTION..]
 #
 # HELD_OUT is a directory of Hessians of other tokens.  OPTIONs go to vptq-quantize.  LAYERS (default
-# "0 15 29") chooses the layers, BIN (default build/bin) the tools.  DIR keeps the work directories, so a
-# run that was interrupted goes on.  Columns: geometric mean over the matrices, then the plain mean, each
+# "0 15 29") chooses the layers, BIN (default build/bin) the tools.  DIR keeps the work directories, so an
+# interrupted run continues.  Columns: geometric mean over the matrices, then the plain mean, each
 # for the Hessian and the held-out one, in percent.
 set -eu
 
@@ -19,7 +19,7 @@ shift 4
 bin=${BIN:-build/bin}
 mkdir -p "$dir"
 
-# One number or list of numbers of every row under a key, as lines "key index value".
+# Prints the numbers under a key of every row as lines "key index value".
 steps() {
     tr -d ' ' < "$1" | awk '
     BEGIN { n = split("kmeans residual joint pass retrain sweeps scales refit storage", name, " ") }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# A picture of `vptq-eval gemv --format json`: the ratio of packed to dense products over the size of the
-# dense matrix, with the published kernel's (docs/results/published-gemv.csv) beside it.
+# Plots `vptq-eval gemv --format json`: the ratio of packed to dense products over the size of the dense
+# matrix, next to that of the published kernel (docs/results/published-gemv.csv).
 # usage: plot_gemv.sh RECORDS.json PICTURE.svg|PICTURE.png
 set -eu
 
@@ -11,13 +11,13 @@ picture=${2:?$usage}
 case $picture in
 *.svg) terminal="svg size 900,560 dynamic background '#ffffff' font 'sans-serif,14'" ;;
 *.png) terminal="pngcairo size 1350,840 font 'sans-serif,16'" ;;
-*) echo "plot-gemv: '$picture', expected a name that ends in .svg or .png" >&2; exit 2 ;;
+*) echo "plot-gemv: '$picture', expected a name ending in .svg or .png" >&2; exit 2 ;;
 esac
 command -v gnuplot >/dev/null || { echo "plot-gemv: gnuplot is not installed" >&2; exit 1; }
 
 data=$(mktemp -d)
 trap 'rm -rf "$data"' EXIT
-# megabytes and ratio, a file for every pair of books
+# megabytes and ratio, one file per pair of codebooks
 tr -d '{}"' <"$records" | awk -F', ' -v data="$data" '{
     for (i = 1; i <= NF; i++) {
         at = index($i, ": ")
@@ -29,7 +29,7 @@ awk -F, 'NR > 1 { print $1 * $2 * 2 / 1e6, $7 }' "$src/docs/results/published-ge
 mapfile -t files < <(find "$data" -name '*.ours' | sort -V)
 [ "${#files[@]}" -gt 0 ] || { echo "plot-gemv: no records in '$records'" >&2; exit 1; }
 
-# one series a pair of books, in the order of their sizes
+# one series per pair of codebooks, ordered by size
 lines=''
 color=0
 colors=('#0b6fb8' '#d1740b' '#1f8a4c' '#8a3fa8' '#b8322a' '#5a6b7a')

@@ -2,17 +2,17 @@
 # Runs the command-line tests: tests/cli/TOOL/NAME.sh, each with bash -eu in a scratch directory
 # of its own, with the helpers of tests/cli/lib.sh and
 #     BIN   folder of the tools      DATA  data directory      SRC  root of the sources
-# A test passes when it exits with the status in NAME.exit (0 without one) and its output is
-# what NAME.stdout.exact / NAME.stderr.exact hold, or matches NAME.stdout.glob / .stderr.glob:
-# one shell pattern a line, where a line "..." stands for any number of lines.  Status 77 means
+# A test passes if it exits with the status in NAME.exit (default 0) and its output equals
+# NAME.stdout.exact / NAME.stderr.exact, or matches NAME.stdout.glob / .stderr.glob: one shell
+# pattern per line, where a line "..." stands for any number of lines.  Status 77 means
 # skipped (see skip in lib.sh).
 #
 # usage: run_cli_tests.sh [--bin DIR] [--update] [PATTERN..]
 #   --bin DIR   tools to test (default: build/bin)
-#   --update    write what came out to the .exit and .exact files that are there
-#   PATTERN     only tests whose TOOL/NAME matches one of these shell patterns
+#   --update    writes the actual results to the existing .exit and .exact files
+#   PATTERN     runs only tests whose TOOL/NAME matches one of these shell patterns
 #
-# FAULTS in the environment is the library of tests/faults (`make check-cli` builds and names it).
+# FAULTS in the environment is the library built from tests/faults (`make check-cli` sets it).
 #
 # Last line and TALLY as in run_tests.sh.
 set -u
@@ -38,7 +38,7 @@ passed=0
 failed=0
 skipped=0
 
-# matches TEXT PATTERNS: line by line, "..." takes any number of lines.
+# matches TEXT PATTERNS: compares line by line; "..." matches any number of lines.
 matches()
 {
     local -a text pattern
@@ -57,7 +57,7 @@ match_from()
             done
             return 1
         fi
-        # The right side is a pattern on purpose.
+        # The right side is meant to be a pattern.
         # shellcheck disable=SC2053
         [ "$t" -lt "${#text[@]}" ] && [[ ${text[t]} == ${pattern[p]} ]] || return 1
         t=$((t + 1))
@@ -96,7 +96,7 @@ run_one()
         cd "$work/dir" || exit 1
         unset VPTQ_SIMD OMP_NUM_THREADS
         export BIN=$bin DATA=$data SRC LC_ALL=C TERM=dumb TMPDIR=$work/dir
-        # The single quotes are right: the inner shell expands.
+        # The inner shell expands the single-quoted text.
         # shellcheck disable=SC2016
         exec timeout "${TEST_TIMEOUT:-600}" bash -eu -c '. "$SRC/tests/cli/lib.sh"; . "$1"' \
             "$name" "$script"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Runs each fuzz program over its corpus: tests/fuzz/corpus/NAME/* for fuzz_NAME, every file as
-# it is and in a fixed number of damaged forms (see tests/fuzz/regression_driver.c).
+# Runs each fuzz program on its corpus, tests/fuzz/corpus/NAME/* for fuzz_NAME: every file unchanged
+# and in a fixed number of damaged forms (see tests/fuzz/regression_driver.c).
 # usage: run_fuzz.sh PROGRAM..
-# One test per program; last line and TALLY as in run_tests.sh.
+# Each program counts as one test; last line and TALLY as in run_tests.sh.
 set -u
 
 src=$(cd "$(dirname "$0")/.." && pwd)

@@ -2,10 +2,10 @@
 # Runs cmocka test programs and counts their tests.
 # usage: run_tests.sh PROGRAM..
 #
-# Each program gets one line; the whole output of one that fails follows it.  Skipped tests are
-# named.  A program that is missing, dies, or runs too long (TEST_TIMEOUT seconds) counts as one
-# failed test more.  The last line is "N passed, N failed" with ", N skipped" where there are
-# any; with TALLY=FILE the three numbers are appended to FILE.  Exit 1 when something failed.
+# Prints one line per program, followed by the whole output if it failed.  Skipped tests are named.
+# A program that is missing, dies or runs too long (TEST_TIMEOUT seconds) counts as one more failed
+# test.  The last line is "N passed, N failed", with ", N skipped" if there are any; with TALLY=FILE
+# the three numbers are appended to FILE.  Exits with 1 if a test failed.
 set -u
 
 passed=0
@@ -29,7 +29,7 @@ run_one()
     ok=$(grep -a -c -E '^ok [0-9]+' "$log")
     skip=$(grep -a -c -E '^not ok [0-9]+ # SKIP' "$log")
     not_ok=$(($(grep -a -c -E '^not ok [0-9]+' "$log") - skip))
-    # A program that stopped half-way has a plan that is not fulfilled.
+    # A program that stopped early has run fewer tests than planned.
     if [ "$((ok + not_ok + skip))" -ne "${plan:--1}" ] ||
         { [ "$status" -ne 0 ] && [ "$not_ok" -eq 0 ]; }; then
         echo "# $name: ended with status $status after $((ok + not_ok + skip)) of ${plan:-?} tests" >>"$log"

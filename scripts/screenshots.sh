@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Pages that vptq-eval writes, in a headless Chromium: as on a desk (1280 pixels) and on a phone (360),
-# light and dark.  Dark is forced in a copy of the page.
-# usage: screenshots.sh OUTDIR PAGE.html..   take pictures
-#        screenshots.sh --check PAGE.html..  see that no page is wider than its window, and that in its
-#                                            pictures no text is cut off or lies on another
+# Shows HTML pages written by vptq-eval in a headless Chromium: at desktop (1280 pixels) and phone width
+# (360), light and dark.  Dark is forced in a copy of the page.
+# usage: screenshots.sh OUTDIR PAGE.html..   takes screenshots
+#        screenshots.sh --check PAGE.html..  checks that no page is wider than its window, and that no
+#                                            text in its figures is cut off or overlaps another
 set -euo pipefail
 
 if [ $# -lt 2 ]; then
@@ -11,7 +11,7 @@ if [ $# -lt 2 ]; then
     exit 2
 fi
 browser=$(command -v chromium || command -v chromium-browser || command -v google-chrome) || {
-    echo "screenshots: no Chromium in PATH" >&2
+    echo "screenshots: Chromium is not in PATH" >&2
     exit 1
 }
 out=$1
@@ -19,7 +19,7 @@ shift
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
 
-# browse ARGUMENT..: the browser on the frame that was written.
+# browse ARGUMENT..: opens the frame in the browser.
 browse()
 {
     "$browser" --headless=new --no-sandbox --disable-gpu --hide-scrollbars --user-data-dir="$tmp/profile" \
@@ -29,7 +29,7 @@ browse()
     }
 }
 
-# frame PAGE WIDTH HEIGHT: windows are no narrower than 500 pixels, so the page stands in a frame.
+# frame PAGE WIDTH HEIGHT: puts the page into a frame, since windows have at least 500 pixels.
 frame()
 {
     printf '<!doctype html><style>body{margin:0}iframe{border:0;display:block}</style>'
@@ -38,7 +38,7 @@ frame()
     printf '"></iframe>'
 }
 
-# check PAGE WIDTH: prints what is wrong as it is drawn.
+# check PAGE WIDTH: prints the faults of the rendered page.
 check()
 {
     {
@@ -70,11 +70,11 @@ END
     } >"$tmp/frame.html"
     browse --dump-dom >"$tmp/dom"
     if ! grep -q '>RIGHT<' "$tmp/dom"; then
-        echo "screenshots: $1 in $2 pixels:" >&2
+        echo "screenshots: $1 at $2 pixels:" >&2
         grep -o 'WRONG .* END' "$tmp/dom" | sed 's/^WRONG //; s/ END$//' >&2
         return 1
     fi
-    echo "$1: right in $2 pixels"
+    echo "$1: good at $2 pixels"
 }
 
 if [ "$out" = --check ]; then

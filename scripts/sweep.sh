@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
-# A grid of settings on one model: every combination quantized, packed and measured, one CSV and the
-# picture of perplexity over all stored bits with the settings that nothing else beats.
+# Quantizes, packs and measures one model with every combination of a grid of settings, and writes a CSV
+# file and a plot of perplexity over all stored bits with the frontier of the best settings.
 #
 #     scripts/sweep.sh -o DIR [-v 4,8] [-k 256,4096] [-r 0,256] [-g 1] [--outliers 0] [--max-bits X]
 #                      -- -m MODEL -c CALIBRATION --text FILE [OPTION..]
 #
 # Lists are separated by commas: vector lengths (4,6,8), centroids (256), residual centroids (0),
-# groups (1), percent of outlier columns (0).  Combinations that cannot be (more residual centroids
-# than centroids), or that take more than --max-bits bits per weight on this model, are left out and
-# named.  What follows -- goes to vptq-eval ablate, which also resumes: a sweep that was interrupted,
-# or whose lists have grown, does only what is missing.
+# groups (1), percent of outlier columns (0).  Combinations with more residual centroids than centroids,
+# or that take more than --max-bits bits per weight on this model, are left out with a message.
+# Arguments after -- go to vptq-eval ablate, which resumes: an interrupted sweep, or one whose lists have
+# grown, computes only the missing rows.
 #
-# DIR/rows.json: the rows.  DIR/sweep.csv: one line per row, as of vptq-eval ablate, and whether it is
-# on the frontier.  DIR/sweep.svg: the picture, where gnuplot is installed.
-# Environment: BIN (tools, default build/bin beside this script's folder).
+# DIR/rows.json: the rows.  DIR/sweep.csv: the table of vptq-eval ablate and whether a row is on the
+# frontier.  DIR/sweep.svg: the plot, if gnuplot is installed.
+# Environment: BIN (folder of the tools, default build/bin).
 set -euo pipefail
 
 src=$(cd "$(dirname "$0")/.." && pwd)
@@ -50,13 +50,13 @@ done
 [[ $outliers =~ ^[0-9]+(\.[0-9]+)?(,[0-9]+(\.[0-9]+)?)*$ ]] || usage "'$outliers' is no list of numbers"
 [[ ${max_bits:-1} =~ ^[0-9]+(\.[0-9]+)?$ ]] || usage "'$max_bits' is no number"
 
-# each LIST: its words
+# each LIST: prints its words
 each()
 {
     tr ',' '\n' <<<"$1"
 }
 
-# One row a line, so that the rows to leave out can be taken from the file by their names.
+# One row per line, so that rows can be removed from the file by name.
 grid()
 {
     local v k r g o name
@@ -82,7 +82,7 @@ grid()
     done
 }
 
-# list FILE: lines of rows as a JSON list, behind the original
+# list FILE: prints lines of rows as a JSON list after the original
 list()
 {
     echo '[{"name": "original", "original": true}'
@@ -109,7 +109,7 @@ rm -f "$dir"/{grid,plan,large,small}.tmp
 
 "$BIN/vptq-eval" ablate "$@" --table "$dir/rows.json" -o "$dir/ablation" --format csv >"$dir/table.tmp"
 
-# On the frontier: no row with as few bits has a lower perplexity.
+# A row is on the frontier if no row with as few bits has a lower perplexity.
 awk -F, '
     NR == 1 { for (i = 1; i <= NF; i++) { if ($i == "bits_per_weight") b = i; if ($i == "ppl") p = i }
               head = $0; next }
@@ -128,10 +128,10 @@ rm -f "$dir/table.tmp"
 cat "$dir/sweep.csv"
 
 if ! command -v gnuplot >/dev/null; then
-    echo "sweep: gnuplot is not installed; there is no picture" >&2
+    echo "sweep: gnuplot is not installed; no plot" >&2
     exit 0
 fi
-# points CONDITION: bits, perplexity, its error and name of rows but the original
+# points CONDITION: prints bits, perplexity, error and name of the rows except the original
 points()
 {
     awk -F, "
