@@ -1,3 +1,4 @@
+/* Times products with packed matrices against dense ones. */
 #include "lib/bench/gemv.h"
 
 #include <math.h>
@@ -10,8 +11,8 @@
 #include "lib/base/rng.h"
 #include "lib/report/stats.h"
 
-enum { MOST_ROUNDS = 101, LEAST_ROUNDS = 5, CHECKED_ROWS = 32, SIDES = 3 };
-static const double shortest_sample = 300e-6; /* seconds that are timed at once, at least */
+enum { MAX_ROUNDS = 101, MIN_ROUNDS = 5, CHECKED_ROWS = 32, MAX_BATCH = 1024 };
+static const double min_sample = 300e-6; /* seconds of a timed sample */
 
 const vptq_gemv_pair *vptq_gemv_published_shapes(void)
 {
@@ -39,50 +40,48 @@ const vptq_gemv_pair *vptq_gemv_published_codebooks(void)
     return codebooks;
 }
 
-/* What is multiplied: the packed matrix, the dense one in 16 bits and in F32. */
-typedef enum { PACKED, HALF, LIBRARY } side;
+/* The operands: the packed matrix, the dense one in 16 bits, and in F32 for the library. */
+typedef enum { PACKED, HALF, LIBRARY, KINDS } kind;
 
-/* Matrices of one shape.  What is timed is one product, or, of a chain, `times` products with
- * every part in turn. */
+/* Matrices of one shape.  A call is one product, or `times` products with each part of a chain.
+ */
 typedef struct bench {
-    struct bench *next_part; /* NULL at the end */
+    struct bench *next_part; /* of the chain, or NULL */
     size_t times;            /* 1 without a chain */
     vptq_device *dev;
     const vptq_gemv_options *opt;
-    vptq_gemv_pair name; /* of the row */
+    vptq_gemv_pair name; /* in_features and out_features of the row */
     vptq_vq_shape shape;
     size_t batch;
-    size_t copies[SIDES];
+    size_t copies[KINDS];
     vptq_matrix **matrix; /* [copies] */
-    /* What they are made from, in host memory, copies in a row; once for all of them where a
-     * device has memory of its own. */
+    /* Content of the packed matrices in host memory: one for each copy, or one for all where
+     * the device has memory of its own. */
     size_t stored, index_words;
     uint32_t *indices;
-    float *codebook, *res_codebook,
-        *norm;      /* [stored, k, v], [stored, k_res, v], [stored, 2, in] */
-    uint16_t *half; /* [copies, out, in] in device memory, as what follows */
+    float *codebook;     /* [stored, k, v] */
+    float *res_codebook; /* [stored, k_res, v] */
+    float *norm;         /* [stored, 2, in] */
+    /* In device memory: */
+    uint16_t *half; /* [copies, out, in] */
     float *dense;   /* [copies, out, in] */
     float *x, *y;   /* [batch, in], [batch, out] */
-    size_t next[SIDES];
-    double bandwidth; /* bytes per second that are read from memory */
+    size_t next[KINDS];
+    double bandwidth; /* bytes per second of reading memory */
 } bench;
 
 /* ---- matrices of random content ---- */
 
+/* Content of an array; CODEBOOK is floats that are exact in 16 bits. */
+typedef enum { WORDS, FLOATS, CODEBOOK_F16, CODEBOOK_BF16, FLOAT16, BFLOAT16 } content;
+
 typedef struct fill_job {
     vptq_rng rng;
-    enum {
-        FILL_WORDS,
-        FILL_FLOATS,
-        FILL_FLOATS_F16,
-        FILL_FLOATS_BF16,
-        FILL_F16,
-        FILL_BF16
-    } kind;
+    content content;
     void *dst;
 } fill_job;
 
-/* From -1 to 1. */
+/* Uniform in [-1, 1). */
 static float random_float(const vptq_rng *rng, uint64_t i)
 {
     return (float)(vptq_rng_uniform(rng, i) * 2 - 1);
@@ -91,88 +90,82 @@ static float random_float(const vptq_rng *rng, uint64_t i)
 static void fill_range(void *arg, size_t begin, size_t end, int thread)
 {
     const fill_job *job = arg;
+    uint32_t *words = job->dst;
+    float *floats = job->dst;
+    uint16_t *halves = job->dst;
     (void)thread;
-    for (size_t i = begin; i < end; i++)
-        switch (job->kind) {
-        case FILL_WORDS:
-            ((uint32_t *)job->dst)[i] = (uint32_t)vptq_rng_u64(&job->rng, i);
-            break;
-        case FILL_FLOATS:
-            ((float *)job->dst)[i] = random_float(&job->rng, i);
-            break;
-        case FILL_FLOATS_F16: /* that are a float16 each, as codebooks are */
-            ((float *)job->dst)[i] =
-                vptq_f16_to_f32(vptq_f32_to_f16(random_float(&job->rng, i)));
-            break;
-        case FILL_FLOATS_BF16:
-            ((float *)job->dst)[i] =
-                vptq_bf16_to_f32(vptq_f32_to_bf16(random_float(&job->rng, i)));
-            break;
-        case FILL_F16:
-            ((uint16_t *)job->dst)[i] = vptq_f32_to_f16(random_float(&job->rng, i));
-            break;
-        case FILL_BF16:
-            ((uint16_t *)job->dst)[i] = vptq_f32_to_bf16(random_float(&job->rng, i));
-            break;
+    for (size_t i = begin; i < end; i++) {
+        if (job->content == WORDS) {
+            words[i] = (uint32_t)vptq_rng_u64(&job->rng, i);
+            continue;
         }
+        const float x = random_float(&job->rng, i);
+        if (job->content == FLOATS)
+            floats[i] = x;
+        else if (job->content == CODEBOOK_F16)
+            floats[i] = vptq_f16_to_f32(vptq_f32_to_f16(x));
+        else if (job->content == CODEBOOK_BF16)
+            floats[i] = vptq_bf16_to_f32(vptq_f32_to_bf16(x));
+        else
+            halves[i] = job->content == FLOAT16 ? vptq_f32_to_f16(x) : vptq_f32_to_bf16(x);
+    }
 }
 
-static size_t element_size(int kind)
+static size_t element_size(content c)
 {
-    return kind == FILL_F16 || kind == FILL_BF16 ? sizeof(uint16_t) : sizeof(float);
+    return c == FLOAT16 || c == BFLOAT16 ? sizeof(uint16_t) : sizeof(float);
 }
 
-/* Large arrays repeat themselves, beyond any cache: to draw every number would take longer than
- * all that is timed. */
-static void fill_random(const bench *b, int kind, uint32_t what, size_t n, void *dst)
+/* Fills dst [n] from random stream `stream`.  Large arrays repeat with a period larger than any
+ * cache, because drawing every number would take longer than the measurement. */
+static void fill_random(const bench *b, content c, uint32_t stream, size_t n, void *dst)
 {
-    const size_t period = (size_t)3 << 23, size = element_size(kind);
+    const size_t period = (size_t)3 << 23, size = element_size(c);
     fill_job job = {
-        .rng = vptq_rng_make(b->opt->seed, what, 0, VPTQ_RNG_TEST), .kind = kind, .dst = dst};
+        .rng = vptq_rng_make(b->opt->seed, stream, 0, VPTQ_RNG_TEST), .content = c, .dst = dst};
     vptq_parallel_for(b->dev->ctx->threads, n < period ? n : period, 1 << 14, fill_range, &job);
     for (size_t at = period; at < n; at += period)
         memcpy((uint8_t *)dst + at * size, dst, (n - at < period ? n - at : period) * size);
 }
 
-/* `copies` times n elements in device memory: the first of them random, the others its copies,
- * at places of their own. */
-static vptq_status make_random(const bench *b, int kind, uint32_t what, size_t n, size_t copies,
-                               void **dst, vptq_err *err)
+/* Allocates `copies` identical arrays of n random elements in device memory. */
+static vptq_status make_random(const bench *b, content c, uint32_t stream, size_t n,
+                               size_t copies, void **dst, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     const vptq_backend *ops = b->dev->ops;
-    const size_t bytes = n * element_size(kind);
+    const size_t bytes = n * element_size(c);
     void *stage = NULL;
     *dst = NULL;
     VPTQ_TRY(ops->alloc(b->dev->state, copies, bytes ? bytes : 1, dst, err));
     if (!ops->host_memory) {
-        stage = vptq_mem_alloc(b->dev->ctx->mem, n ? n : 1, element_size(kind), err);
+        stage = vptq_mem_alloc(b->dev->ctx->mem, n ? n : 1, element_size(c), err);
         if (!stage)
             VPTQ_TRY(VPTQ_E_NOMEM);
     }
     void *one = stage ? stage : *dst;
-    fill_random(b, kind, what, n, one);
-    for (size_t c = stage ? 0 : 1; c < copies; c++)
-        VPTQ_TRY(ops->upload(b->dev->state, (uint8_t *)*dst + c * bytes, one, bytes, err));
+    fill_random(b, c, stream, n, one);
+    for (size_t i = stage ? 0 : 1; i < copies; i++)
+        VPTQ_TRY(ops->upload(b->dev->state, (uint8_t *)*dst + i * bytes, one, bytes, err));
 out:
     vptq_mem_free(b->dev->ctx->mem, stage);
     return st;
 }
 
-/* The same of b->stored copies in host memory; NULL: out of memory. */
-static void *make_stored(const bench *b, int kind, uint32_t what, size_t n, vptq_err *err)
+/* The same for b->stored arrays in host memory; NULL without memory. */
+static void *make_stored(const bench *b, content c, uint32_t stream, size_t n, vptq_err *err)
 {
-    const size_t bytes = n * element_size(kind);
+    const size_t bytes = n * element_size(c);
     uint8_t *dst = vptq_mem_alloc(b->dev->ctx->mem, b->stored, bytes ? bytes : 1, err);
     if (!dst)
         return NULL;
-    fill_random(b, kind, what, n, dst);
-    for (size_t c = 1; c < b->stored; c++)
-        memcpy(dst + c * bytes, dst, bytes);
+    fill_random(b, c, stream, n, dst);
+    for (size_t i = 1; i < b->stored; i++)
+        memcpy(dst + i * bytes, dst, bytes);
     return dst;
 }
 
-/* Codes 0, 1, 2, ... of both codebooks in every vector row. */
+/* Indices 0, 1, 2, ... into both codebooks in every vector row. */
 static void make_sequential(const bench *b)
 {
     const vptq_vq_shape *s = &b->shape;
@@ -196,24 +189,24 @@ static void make_sequential(const bench *b)
 static void release_matrices(bench *b)
 {
     vptq_mem *mem = b->dev->ctx->mem;
-    void *on_device[] = {b->half, b->dense, b->x, b->y};
-    void *on_host[] = {b->matrix, b->indices, b->codebook, b->res_codebook, b->norm};
+    void *device_arrays[] = {b->half, b->dense, b->x, b->y};
+    void *host_arrays[] = {b->matrix, b->indices, b->codebook, b->res_codebook, b->norm};
     for (size_t c = 0; b->matrix && c < b->copies[PACKED]; c++)
         b->dev->ops->matrix_close(b->dev->state, b->matrix[c]);
-    for (size_t i = 0; i < sizeof on_device / sizeof *on_device; i++)
-        b->dev->ops->release(b->dev->state, on_device[i]);
-    for (size_t i = 0; i < sizeof on_host / sizeof *on_host; i++)
-        vptq_mem_free(mem, on_host[i]);
+    for (size_t i = 0; i < sizeof device_arrays / sizeof *device_arrays; i++)
+        b->dev->ops->release(b->dev->state, device_arrays[i]);
+    for (size_t i = 0; i < sizeof host_arrays / sizeof *host_arrays; i++)
+        vptq_mem_free(mem, host_arrays[i]);
     b->matrix = NULL;
     b->indices = NULL;
     b->codebook = b->res_codebook = b->norm = b->dense = b->x = b->y = NULL;
     b->half = NULL;
 }
 
-/* Copies of `bytes` that no cache holds together, unless they are tiny. */
-static size_t copies_of(const bench *b, double bytes)
+/* Number of copies of `bytes` that together exceed the caches three times. */
+static size_t count_copies(const bench *b, double bytes)
 {
-    enum { TIMES = 3, MOST = 1024, DEFAULT_CACHE = 32 << 20 };
+    enum { TIMES = 3, MAX_COPIES = 1024, DEFAULT_CACHE = 32 << 20 };
     long cache = -1;
 #ifdef _SC_LEVEL3_CACHE_SIZE
     cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
@@ -221,7 +214,7 @@ static size_t copies_of(const bench *b, double bytes)
     if (b->opt->cache == VPTQ_GEMV_WARM)
         return 1;
     const double wanted = TIMES * (double)(cache > 0 ? cache : DEFAULT_CACHE) / bytes + 1;
-    const size_t copies = wanted < MOST ? (size_t)wanted : MOST;
+    const size_t copies = wanted < MAX_COPIES ? (size_t)wanted : MAX_COPIES;
     return copies > b->times ? copies : b->times;
 }
 
@@ -248,11 +241,11 @@ static vptq_status make_packed(bench *b, vptq_err *err)
     const size_t copies = b->copies[PACKED];
     b->stored = b->dev->ops->host_memory ? copies : 1;
     b->index_words = vptq_vq_vector_rows(s) * vptq_vq_row_words(s);
-    b->indices = make_stored(b, FILL_WORDS, 0, b->index_words, err);
-    const int kind = b->opt->dtype == VPTQ_F16 ? FILL_FLOATS_F16 : FILL_FLOATS_BF16;
-    b->codebook = make_stored(b, kind, 1, (size_t)s->k * s->v, err);
-    b->res_codebook = make_stored(b, kind, 2, (size_t)s->k_res * s->v, err);
-    b->norm = make_stored(b, FILL_FLOATS, 3, 2 * (size_t)s->in, err);
+    b->indices = make_stored(b, WORDS, 0, b->index_words, err);
+    const content codebook = b->opt->dtype == VPTQ_F16 ? CODEBOOK_F16 : CODEBOOK_BF16;
+    b->codebook = make_stored(b, codebook, 1, (size_t)s->k * s->v, err);
+    b->res_codebook = make_stored(b, codebook, 2, (size_t)s->k_res * s->v, err);
+    b->norm = make_stored(b, FLOATS, 3, 2 * (size_t)s->in, err);
     b->matrix = vptq_mem_alloc(b->dev->ctx->mem, copies, sizeof(*b->matrix), err);
     for (size_t c = 0; b->matrix && c < copies; c++)
         b->matrix[c] = NULL;
@@ -267,47 +260,44 @@ static vptq_status make_packed(bench *b, vptq_err *err)
     return VPTQ_OK;
 }
 
+/* Replaces the float array *array in device memory. */
+static vptq_status make_floats(const bench *b, uint32_t stream, size_t n, size_t copies,
+                               float **array, vptq_err *err)
+{
+    void *p = NULL;
+    b->dev->ops->release(b->dev->state, *array);
+    *array = NULL;
+    const vptq_status st = make_random(b, FLOATS, stream, n, copies, &p, err);
+    *array = p;
+    return st;
+}
+
+/* release_matrices frees what it has allocated after a failure. */
 static vptq_status make_matrices(bench *b, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
-    const vptq_vq_shape *s = &b->shape;
-    const size_t n = (size_t)s->out * s->in;
-    const size_t *copies = b->copies;
-    void *p = NULL;
-    b->copies[PACKED] = copies_of(b, packed_bytes(s));
-    b->copies[HALF] = copies_of(b, 2 * (double)n);
-    b->copies[LIBRARY] = copies_of(b, 4 * (double)n);
-    VPTQ_TRY(make_packed(b, err));
-    st = make_random(b, b->opt->dtype == VPTQ_F16 ? FILL_F16 : FILL_BF16, 4, n, copies[HALF],
-                     &p, err);
-    b->half = p;
-    VPTQ_TRY(st);
-    st = make_random(b, FILL_FLOATS, 5, n, copies[LIBRARY], &p, err);
-    b->dense = p;
-    VPTQ_TRY(st);
-out:
-    return st;
+    const size_t n = (size_t)b->shape.out * b->shape.in;
+    void *half = NULL;
+    b->copies[PACKED] = count_copies(b, packed_bytes(&b->shape));
+    b->copies[HALF] = count_copies(b, 2 * (double)n);
+    b->copies[LIBRARY] = count_copies(b, 4 * (double)n);
+    VPTQ_CHECK(make_packed(b, err));
+    const vptq_status st = make_random(b, b->opt->dtype == VPTQ_F16 ? FLOAT16 : BFLOAT16, 4, n,
+                                       b->copies[HALF], &half, err);
+    b->half = half;
+    VPTQ_CHECK(st);
+    return make_floats(b, 5, n, b->copies[LIBRARY], &b->dense, err);
 }
 
 static vptq_status make_activations(bench *b, vptq_err *err)
 {
-    void *p = NULL;
-    b->dev->ops->release(b->dev->state, b->x);
-    b->dev->ops->release(b->dev->state, b->y);
-    b->x = b->y = NULL;
-    vptq_status st = make_random(b, FILL_FLOATS, 6, b->batch * b->shape.in, 1, &p, err);
-    b->x = p;
-    if (st)
-        return st;
-    st = make_random(b, FILL_FLOATS, 7, b->batch * b->shape.out, 1, &p, err);
-    b->y = p;
-    return st;
+    VPTQ_CHECK(make_floats(b, 6, b->batch * b->shape.in, 1, &b->x, err));
+    return make_floats(b, 7, b->batch * b->shape.out, 1, &b->y, err);
 }
 
 /* ---- products ---- */
 
 /* One product with the next copy. */
-static vptq_status multiply(bench *b, side which, vptq_err *err)
+static vptq_status multiply(bench *b, kind which, vptq_err *err)
 {
     const vptq_backend *ops = b->dev->ops;
     const vptq_vq_shape *s = &b->shape;
@@ -320,27 +310,28 @@ static vptq_status multiply(bench *b, side which, vptq_err *err)
     return ops->library_gemv(b->dev->state, s->out, s->in, b->dense + c * n, &g, err);
 }
 
-/* y of the packed product against w, its first rows decoded. */
+/* Compares y of the packed product with that of w, the first rows decoded. */
 static vptq_status compare_rows(const bench *b, size_t rows, const float *w, const float *x,
                                 const float *y, vptq_err *err)
 {
     const vptq_vq_shape *s = &b->shape;
-    double off = 0, norm = 0;
+    double error = 0, norm = 0;
     for (size_t i = 0; i < b->batch; i++)
         for (size_t r = 0; r < rows; r++) {
             double want = 0;
             for (size_t j = 0; j < s->in; j++)
                 want += (double)w[r * s->in + j] * (double)x[i * s->in + j];
-            off += (want - (double)y[i * s->out + r]) * (want - (double)y[i * s->out + r]);
+            const double d = want - (double)y[i * s->out + r];
+            error += d * d;
             norm += want * want;
         }
-    if (off <= 1e-6 * norm && norm > 0)
+    if (error <= 1e-6 * norm && norm > 0)
         return VPTQ_OK;
     return vptq_fail(
         err, VPTQ_E_NUMERIC,
         "in %u, out %u, k %u, k_res %u, batch %zu: the product is off by %g of its "
         "norm, expected at most 1e-3",
-        s->in, s->out, s->k, s->k_res, b->batch, sqrt(off / norm));
+        s->in, s->out, s->k, s->k_res, b->batch, sqrt(error / norm));
 }
 
 static vptq_status check_product(bench *b, vptq_err *err)
@@ -374,19 +365,20 @@ out:
 /* ---- time ---- */
 
 typedef struct samples {
-    double time[MOST_ROUNDS];
+    double seconds[MAX_ROUNDS]; /* per call */
     size_t count;
-    size_t calls; /* of one sample */
+    size_t calls; /* in one sample */
 } samples;
 
-static double percentile(samples *s, double p)
+/* Quantile of the seconds, in microseconds; sorts them. */
+static double quantile_us(samples *s, double q)
 {
-    qsort(s->time, s->count, sizeof *s->time, vptq_stats_order);
-    return s->time[(size_t)(p * (double)(s->count - 1) + 0.5)];
+    qsort(s->seconds, s->count, sizeof *s->seconds, vptq_stats_order);
+    return 1e6 * vptq_quantile(s->seconds, s->count, q);
 }
 
-/* One product, or one with every matrix of the chain. */
-static vptq_status multiply_all(bench *b, side which, vptq_err *err)
+/* One call: a product, or one with every matrix of the chain. */
+static vptq_status multiply_all(bench *b, kind which, vptq_err *err)
 {
     for (bench *part = b; part; part = part->next_part)
         for (size_t i = 0; i < part->times; i++)
@@ -394,8 +386,8 @@ static vptq_status multiply_all(bench *b, side which, vptq_err *err)
     return VPTQ_OK;
 }
 
-/* Seconds for one call, over `calls` of them. */
-static vptq_status time_calls(bench *b, side which, size_t calls, double *seconds,
+/* Mean seconds of a call over `calls` calls. */
+static vptq_status time_calls(bench *b, kind which, size_t calls, double *seconds,
                               vptq_err *err)
 {
     VPTQ_CHECK(b->dev->ops->sync(b->dev->state, err));
@@ -407,45 +399,44 @@ static vptq_status time_calls(bench *b, side which, size_t calls, double *second
     return VPTQ_OK;
 }
 
-/* A first call of each side, not counted, says how many calls a sample takes.  A packed matrix
- * is made ready at its first product. */
-static vptq_status warm_up(bench *b, bool has_library, samples s[SIDES], vptq_err *err)
+/* Multiplies once with every packed matrix, whose first product prepares it, and chooses the
+ * calls per sample from one more call of each kind. */
+static vptq_status warm_up(bench *b, bool has_library, samples s[KINDS], vptq_err *err)
 {
     for (bench *part = b; part; part = part->next_part)
         for (size_t c = 0; c < part->copies[PACKED]; c++)
             VPTQ_CHECK(multiply(part, PACKED, err));
-    for (int i = 0; i < SIDES; i++) {
+    for (int i = 0; i < KINDS; i++) {
         double first = 0;
         s[i].count = 0;
         if (i == LIBRARY && !has_library)
             continue;
-        VPTQ_CHECK(time_calls(b, (side)i, 1, &first, err));
-        s[i].calls =
-            first < shortest_sample ? (size_t)(shortest_sample / (first + 1e-9)) + 1 : 1;
+        VPTQ_CHECK(time_calls(b, (kind)i, 1, &first, err));
+        s[i].calls = first < min_sample ? (size_t)(min_sample / (first + 1e-9)) + 1 : 1;
     }
     return VPTQ_OK;
 }
 
-/* The sides in turns, until the time for the row is over. */
-static vptq_status time_row(bench *b, bool has_library, samples s[SIDES], vptq_err *err)
+/* Times the kinds in turns until the time for the row is over. */
+static vptq_status time_row(bench *b, bool has_library, samples s[KINDS], vptq_err *err)
 {
     VPTQ_CHECK(warm_up(b, has_library, s, err));
     const double start = vptq_seconds();
-    for (size_t round = 0; round < MOST_ROUNDS; round++) {
-        if (round >= LEAST_ROUNDS && vptq_seconds() - start > b->opt->seconds)
+    for (size_t round = 0; round < MAX_ROUNDS; round++) {
+        if (round >= MIN_ROUNDS && vptq_seconds() - start > b->opt->seconds)
             break;
         VPTQ_CHECK(vptq_check_cancel(b->dev->ctx, err));
-        for (int i = 0; i < SIDES; i++) {
+        for (int i = 0; i < KINDS; i++) {
             if (i == LIBRARY && !has_library)
                 continue;
-            VPTQ_CHECK(time_calls(b, (side)i, s[i].calls, &s[i].time[s[i].count], err));
+            VPTQ_CHECK(time_calls(b, (kind)i, s[i].calls, &s[i].seconds[s[i].count], err));
             s[i].count++;
         }
     }
     return VPTQ_OK;
 }
 
-/* Whether the backend has a library to compare with. */
+/* Sets *has if the backend has a library to compare with. */
 static vptq_status find_library(bench *b, bool *has, vptq_err *err)
 {
     vptq_status st = multiply(b, LIBRARY, err);
@@ -453,7 +444,7 @@ static vptq_status find_library(bench *b, bool *has, vptq_err *err)
     return st == VPTQ_E_UNSUPPORTED ? VPTQ_OK : st;
 }
 
-/* Activations for one batch, and whether what comes out of them is right. */
+/* Makes the activations of a batch and checks the packed products with them. */
 static vptq_status prepare_parts(bench *b, size_t batch, vptq_err *err)
 {
     for (bench *part = b; part; part = part->next_part) {
@@ -467,7 +458,7 @@ static vptq_status prepare_parts(bench *b, size_t batch, vptq_err *err)
 static vptq_status measure_row(bench *b, vptq_gemv_row *row, vptq_err *err)
 {
     const vptq_vq_shape *s = &b->shape;
-    samples t[SIDES];
+    samples t[KINDS];
     bool has_library = false;
     VPTQ_CHECK(find_library(b, &has_library, err));
     VPTQ_CHECK(time_row(b, has_library, t, err));
@@ -477,12 +468,12 @@ static vptq_status measure_row(bench *b, vptq_gemv_row *row, vptq_err *err)
                            .k = s->k,
                            .k_res = s->k_res,
                            .batch = (uint32_t)b->batch,
-                           .time_us = 1e6 * percentile(&t[PACKED], 0.5),
-                           .time_p10_us = 1e6 * percentile(&t[PACKED], 0.1),
-                           .time_p90_us = 1e6 * percentile(&t[PACKED], 0.9),
-                           .half_us = 1e6 * percentile(&t[HALF], 0.5),
+                           .time_us = quantile_us(&t[PACKED], 0.5),
+                           .time_p10_us = quantile_us(&t[PACKED], 0.1),
+                           .time_p90_us = quantile_us(&t[PACKED], 0.9),
+                           .half_us = quantile_us(&t[HALF], 0.5),
                            .library_us =
-                               has_library ? 1e6 * percentile(&t[LIBRARY], 0.5) : (double)NAN};
+                               has_library ? quantile_us(&t[LIBRARY], 0.5) : (double)NAN};
     for (const bench *part = b; part; part = part->next_part) {
         row->packed_bytes += part->times * (uint64_t)packed_bytes(&part->shape);
         row->half_bytes += part->times * 2 * (uint64_t)part->shape.out * part->shape.in;
@@ -495,7 +486,7 @@ static vptq_status measure_row(bench *b, vptq_gemv_row *row, vptq_err *err)
     return VPTQ_OK;
 }
 
-/* Bytes per second at which a large dense matrix is read, the best of a few times. */
+/* Best of several measurements of the rate at which a large dense matrix is read. */
 static vptq_status measure_bandwidth(bench *b, vptq_err *err)
 {
     enum { ROWS = 4096, COLUMNS = 16384, TIMES = 7 };
@@ -503,9 +494,9 @@ static vptq_status measure_bandwidth(bench *b, vptq_err *err)
     const vptq_backend *ops = b->dev->ops;
     void *w = NULL, *x = NULL, *y = NULL;
     const size_t n = (size_t)ROWS * COLUMNS;
-    VPTQ_TRY(make_random(b, FILL_FLOATS, 8, n, 1, &w, err));
-    VPTQ_TRY(make_random(b, FILL_FLOATS, 9, COLUMNS, 1, &x, err));
-    VPTQ_TRY(make_random(b, FILL_FLOATS, 10, ROWS, 1, &y, err));
+    VPTQ_TRY(make_random(b, FLOATS, 8, n, 1, &w, err));
+    VPTQ_TRY(make_random(b, FLOATS, 9, COLUMNS, 1, &x, err));
+    VPTQ_TRY(make_random(b, FLOATS, 10, ROWS, 1, &y, err));
     const vptq_gemv_args g = {.n = 1, .x = x, .y = y, .ldx = COLUMNS, .ldy = ROWS};
     for (int i = 0; i < TIMES; i++) {
         double start = vptq_seconds();
@@ -539,44 +530,45 @@ static vptq_vq_shape shape_of(const vptq_gemv_options *o, uint32_t in, uint32_t 
 static vptq_status check_shape(const vptq_vq_shape *s, vptq_err *err)
 {
     if (s->out == 0)
-        return vptq_fail(err, VPTQ_E_ARG, "a matrix without rows");
+        return vptq_fail(err, VPTQ_E_ARG, "a matrix has 0 rows, expected at least 1");
     return vptq_vq_shape_check(s, err) ? VPTQ_E_ARG : VPTQ_OK;
 }
 
-/* The matrices of a row: one, or those of a block of a model, inputs of one size together. */
-enum { MOST_PARTS = 3 };
+enum { MAX_PARTS = 3 };
 
+/* Lists the matrices of a row: one, or those of a block of a model grouped by shape.  Returns
+ * their number. */
 static size_t list_parts(const vptq_gemv_options *o, const vptq_gemv_pair *shape,
-                         const vptq_gemv_pair *codebooks, bench parts[MOST_PARTS])
+                         const vptq_gemv_pair *codebooks, bench parts[MAX_PARTS])
 {
     const uint32_t a = shape->a, b = shape->b;
     const bool chain = o->cache == VPTQ_GEMV_CHAIN;
     const struct {
         uint32_t in, out;
         size_t times;
-    } block[MOST_PARTS] = {{a, a, 4}, {a, b, 2}, {b, a, 1}}; /* q k v o, gate up, down */
-    for (size_t i = 0; i < MOST_PARTS; i++)
+    } block[MAX_PARTS] = {{a, a, 4}, {a, b, 2}, {b, a, 1}}; /* q k v o, gate up, down */
+    for (size_t i = 0; i < MAX_PARTS; i++)
         parts[i] = (bench){.shape = chain ? shape_of(o, block[i].in, block[i].out, codebooks)
                                           : shape_of(o, a, b, codebooks),
                            .times = chain ? block[i].times : 1,
                            .opt = o,
                            .name = *shape,
-                           .next_part = chain && i + 1 < MOST_PARTS ? &parts[i + 1] : NULL};
-    return chain ? MOST_PARTS : 1;
+                           .next_part = chain && i + 1 < MAX_PARTS ? &parts[i + 1] : NULL};
+    return chain ? MAX_PARTS : 1;
 }
 
 static vptq_status check_options(const vptq_gemv_options *o, vptq_err *err)
 {
-    bench parts[MOST_PARTS];
+    bench parts[MAX_PARTS];
     if (o->dtype != VPTQ_F16 && o->dtype != VPTQ_BF16)
-        return vptq_fail(err, VPTQ_E_ARG, "dtype %s, expected f16 or bf16",
+        return vptq_fail(err, VPTQ_E_ARG, "--dtype is %s, expected f16 or bf16",
                          vptq_dtype_get(o->dtype)->name);
     if (!(o->seconds > 0))
-        return vptq_fail(err, VPTQ_E_ARG, "%g seconds for a row, expected more than 0",
-                         o->seconds);
+        return vptq_fail(err, VPTQ_E_ARG, "--seconds is %g, expected more than 0", o->seconds);
     for (size_t i = 0; i < o->batch_count; i++)
-        if (o->batch[i] == 0 || o->batch[i] > 1024)
-            return vptq_fail(err, VPTQ_E_ARG, "a batch of %u, expected 1 to 1024", o->batch[i]);
+        if (o->batch[i] == 0 || o->batch[i] > MAX_BATCH)
+            return vptq_fail(err, VPTQ_E_ARG, "--batch is %u, expected 1 to %d", o->batch[i],
+                             (int)MAX_BATCH);
     for (size_t i = 0; i < o->shape_count; i++)
         for (size_t k = 0; k < o->codebook_count; k++)
             for (size_t n = list_parts(o, &o->shapes[i], &o->codebooks[k], parts); n > 0; n--)
@@ -584,14 +576,14 @@ static vptq_status check_options(const vptq_gemv_options *o, vptq_err *err)
     return VPTQ_OK;
 }
 
-/* All batches of one shape with one pair of codebooks. */
+/* Measures all batches of one shape with one pair of codebooks. */
 static vptq_status run_shape(const bench *base, const vptq_gemv_pair *shape,
                              const vptq_gemv_pair *codebooks, vptq_gemv_fn fn, void *arg,
                              vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     const vptq_gemv_options *opt = base->opt;
-    bench parts[MOST_PARTS];
+    bench parts[MAX_PARTS];
     const size_t count = list_parts(opt, shape, codebooks, parts);
     for (size_t n = 0; n < count; n++) {
         parts[n].dev = base->dev;

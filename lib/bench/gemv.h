@@ -1,8 +1,8 @@
-/* How fast a product with a packed matrix is beside the same product with a dense one: the two
- * published tables of VPTQ's kernels, for any backend, shape and pair of codebooks.
+/* Internal: speed of products with packed matrices against dense ones, as in the two published
+ * tables of VPTQ's kernels, for any backend, shape and pair of codebooks.
  *
- * Both sides run in turns in one process on matrices of random numbers; each call takes the
- * next of several copies that together are larger than the caches, unless told otherwise.  The
+ * The kinds run in turns in one process on matrices of random numbers.  Each call uses the next
+ * of several copies that together exceed the caches, unless the options say otherwise.  The
  * first product of a row is checked against the decoded matrix before anything is timed. */
 #ifndef VPTQ_BENCH_GEMV_H
 #define VPTQ_BENCH_GEMV_H
@@ -21,22 +21,22 @@ const vptq_gemv_pair *vptq_gemv_chain_shapes(void);
 const vptq_gemv_pair *vptq_gemv_published_codebooks(void);
 
 typedef enum {
-    VPTQ_GEMV_COLD, /* every call takes the next of copies that no cache holds */
-    VPTQ_GEMV_WARM, /* the same one every time */
-    VPTQ_GEMV_CHAIN /* a call is a block of a model, cold: a shape AxB stands for four matrices
-                     * A to A, two A to B and one B to A, one after the other */
+    VPTQ_GEMV_COLD, /* each call uses the next copy; together they exceed the caches */
+    VPTQ_GEMV_WARM, /* each call uses the same copy */
+    VPTQ_GEMV_CHAIN /* a call is a block of a model, cold: for a shape AxB, four matrices
+                     * A to A, two A to B and one B to A in sequence */
 } vptq_gemv_cache;
 
 typedef struct vptq_gemv_options {
     const vptq_gemv_pair *shapes, *codebooks; /* in and out; k and k_res (0 = none) */
     size_t shape_count, codebook_count;
-    const uint32_t *batch; /* rows of x */
+    const uint32_t *batch; /* tokens: rows of x */
     size_t batch_count;
     uint32_t v;
     vptq_dtype dtype; /* of the dense 16-bit matrix and of what codebooks hold; F16 or BF16 */
     vptq_gemv_cache cache;
-    bool sequential; /* codes 0, 1, 2 ... as in the published benchmark; else random */
-    double seconds;  /* for a row, about */
+    bool sequential; /* indices 0, 1, 2 ... as in the published benchmark; else random */
+    double seconds;  /* per row, approximately */
     uint64_t seed;
 } vptq_gemv_options;
 
@@ -53,9 +53,9 @@ typedef struct vptq_gemv_row {
 
 typedef vptq_status (*vptq_gemv_fn)(void *arg, const vptq_gemv_row *row, vptq_err *err);
 
-/* Rows in the order of the published tables: codebooks, then shapes (out, then in), then batch.
- * Errors: VPTQ_E_ARG naming an option that cannot be, VPTQ_E_NOMEM for a matrix that does not
- * fit, VPTQ_E_NUMERIC where a product is wrong, what `fn` returns. */
+/* Measures rows in the order of the published tables: codebooks, then shapes (out, then in),
+ * then batch.  Errors: VPTQ_E_ARG naming an impossible option, VPTQ_E_NOMEM for a matrix that
+ * does not fit, VPTQ_E_NUMERIC for a wrong product, and what `fn` returns. */
 vptq_status vptq_eval_gemv(vptq_device *dev, const vptq_gemv_options *opt, vptq_gemv_fn fn,
                            void *arg, vptq_err *err) VPTQ_MUST_CHECK;
 

@@ -353,36 +353,12 @@ const vptq_kld_level vptq_delta_levels[VPTQ_DELTA_LEVELS] = {
     {"p75", 0.75}, {"p50", 0.5},    {"p25", 0.25}, {"p10", 0.1},  {"p05", 0.05},
     {"p01", 0.01}, {"p001", 0.001}, {"min", 0}};
 
-/* The q-quantile of n sorted numbers, with linear interpolation. */
-static double quantile(const double *x, size_t n, double q)
-{
-    double at = q * (double)(n - 1);
-    size_t i = (size_t)at;
-    return i + 1 < n ? x[i] + (at - (double)i) * (x[i + 1] - x[i]) : x[n - 1];
-}
-
 static void sort_levels(double *x, size_t n, const vptq_kld_level *levels, size_t count,
                         double *out)
 {
     qsort(x, n, sizeof *x, vptq_stats_order);
     for (size_t i = 0; i < count; i++)
-        out[i] = quantile(x, n, levels[i].quantile);
-}
-
-/* Mean of a x_i + b y_i and its standard error; y may be NULL. */
-static double mean_of(const double *x, double a, const double *y, double b, size_t n,
-                      double *standard_error)
-{
-    double sum = 0, sq = 0;
-    for (size_t i = 0; i < n; i++)
-        sum += a * x[i] + (y ? b * y[i] : 0);
-    const double mean = sum / (double)n;
-    for (size_t i = 0; i < n; i++) {
-        double d = a * x[i] + (y ? b * y[i] : 0) - mean;
-        sq += d * d;
-    }
-    *standard_error = n > 1 ? sqrt(sq / (double)(n - 1) / (double)n) : 0;
-    return mean;
+        out[i] = vptq_quantile(x, n, levels[i].quantile);
 }
 
 static double correlation(const double *x, double x_mean, const double *y, double y_mean,
@@ -401,8 +377,8 @@ static double correlation(const double *x, double x_mean, const double *y, doubl
 static void loss_figures(const columns *c, size_t n, vptq_kld_result *r)
 {
     double error, error_base;
-    const double mean = mean_of(c->nll, 1, NULL, 0, n, &error);
-    const double mean_base = mean_of(c->nll_base, 1, NULL, 0, n, &error_base);
+    const double mean = vptq_mean_with_error(c->nll, 1, NULL, 0, n, &error);
+    const double mean_base = vptq_mean_with_error(c->nll_base, 1, NULL, 0, n, &error_base);
     r->ppl = exp(mean);
     r->ppl_stderr = r->ppl * error;
     r->ppl_base = exp(mean_base);
@@ -410,17 +386,19 @@ static void loss_figures(const columns *c, size_t n, vptq_kld_result *r)
     r->ln_ppl_correlation = correlation(c->nll, mean, c->nll_base, mean_base, n);
     /* Errors of differences come from the differences of every token: the same as the two
      * variances minus the covariance, but exactly 0 between equal models. */
-    r->ln_ppl_ratio = mean_of(c->nll, 1, c->nll_base, -1, n, &r->ln_ppl_ratio_stderr);
+    r->ln_ppl_ratio =
+        vptq_mean_with_error(c->nll, 1, c->nll_base, -1, n, &r->ln_ppl_ratio_stderr);
     r->ppl_ratio = exp(r->ln_ppl_ratio);
     r->ppl_ratio_stderr = r->ppl_ratio * r->ln_ppl_ratio_stderr;
     r->ppl_difference = r->ppl - r->ppl_base;
-    mean_of(c->nll, r->ppl, c->nll_base, -r->ppl_base, n, &r->ppl_difference_stderr);
+    vptq_mean_with_error(c->nll, r->ppl, c->nll_base, -r->ppl_base, n,
+                         &r->ppl_difference_stderr);
 }
 
 static void delta_figures(const columns *c, size_t n, vptq_kld_result *r)
 {
     double square = 0, fourth = 0;
-    r->mean_delta_p = mean_of(c->delta, 1, NULL, 0, n, &r->delta_p_stderr);
+    r->mean_delta_p = vptq_mean_with_error(c->delta, 1, NULL, 0, n, &r->delta_p_stderr);
     for (size_t i = 0; i < n; i++)
         square += c->delta[i] * c->delta[i];
     square /= (double)n;
@@ -438,7 +416,7 @@ static void compute_figures(const columns *c, size_t n, vptq_kld_result *r)
     const double same = (double)c->same / (double)n;
     loss_figures(c, n, r);
     delta_figures(c, n, r);
-    r->mean_kld = mean_of(c->kld, 1, NULL, 0, n, &r->kld_stderr);
+    r->mean_kld = vptq_mean_with_error(c->kld, 1, NULL, 0, n, &r->kld_stderr);
     r->same_top1 = same;
     r->same_top1_stderr = n > 1 ? sqrt(same * (1 - same) / (double)(n - 1)) : 0;
     sort_levels(c->kld, n, vptq_kld_levels, VPTQ_KLD_LEVELS, r->kld);

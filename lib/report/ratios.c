@@ -37,7 +37,7 @@ static vptq_status speedup(vptq_report *r, vptq_report_group *g,
                            vptq_err *err)
 {
     bool less = vptq_metric_less_is_better(m);
-    double *mine = room, *theirs = room + VPTQ_RATIO_VALUES;
+    double *mine = room, *theirs = room + VPTQ_MAX_RATIO_VALUES;
     size_t n = values_of(g, m, mine), k = values_of(original, m, theirs);
     return vptq_ratio_of(less ? theirs : mine, less ? k : n, less ? mine : theirs, less ? n : k,
                          r->arena.mem, &g->metric[m].speedup, err);
@@ -47,7 +47,7 @@ static vptq_status relate_groups(vptq_report *r, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     double *room =
-        vptq_mem_alloc(r->arena.mem, 2 * (size_t)VPTQ_RATIO_VALUES, sizeof *room, err);
+        vptq_mem_alloc(r->arena.mem, 2 * (size_t)VPTQ_MAX_RATIO_VALUES, sizeof *room, err);
     if (!room)
         return VPTQ_E_NOMEM;
     for (int m = 0; m < VPTQ_METRIC_COUNT; m++) {

@@ -87,9 +87,9 @@ static vptq_status cut(vptq_report *r, const vptq_record **sorted, vptq_err *err
                 .name = sorted[i]->group, .config = r->config_count - 1, .runs = sorted + i};
         }
         vptq_report_group *g = &r->groups[r->group_count - 1];
-        if (++g->run_count > VPTQ_RATIO_VALUES)
+        if (++g->run_count > VPTQ_MAX_RATIO_VALUES)
             return vptq_fail(err, VPTQ_E_FORMAT, "group '%s' has more than %d runs", g->name,
-                             (int)VPTQ_RATIO_VALUES);
+                             (int)VPTQ_MAX_RATIO_VALUES);
     }
     return VPTQ_OK;
 }

@@ -1,87 +1,63 @@
 /* A row per group with all statistics, for programs. */
 #include "lib/report/internal.h"
 
-#define METRIC_COLUMNS(key)                                                                    \
-    {.name = key "_runs", .type = VPTQ_COLUMN_INTEGER},                                        \
-        {.name = key "_median", .type = VPTQ_COLUMN_REAL},                                     \
-        {.name = key "_mean", .type = VPTQ_COLUMN_REAL},                                       \
-        {.name = key "_std", .type = VPTQ_COLUMN_REAL},                                        \
-        {.name = key "_min", .type = VPTQ_COLUMN_REAL},                                        \
-        {.name = key "_max", .type = VPTQ_COLUMN_REAL},                                        \
-        {.name = key "_outliers", .type = VPTQ_COLUMN_INTEGER},                                \
-        {.name = key "_rank", .type = VPTQ_COLUMN_INTEGER},                                    \
-        {.name = key "_speedup", .type = VPTQ_COLUMN_REAL},                                    \
-        {.name = key "_speedup_low", .type = VPTQ_COLUMN_REAL},                                \
+typedef struct group_row {
+    vptq_report_group g;
+    uint32_t batch_size, input_len, output_len;
+    const char *label;
+} group_row;
+
+#define METRIC(key, m)                                                                         \
+    {.name = key "_runs", VPTQ_INTEGER(group_row, g.metric[m].stats.count)},                   \
+        {.name = key "_median", VPTQ_REAL(group_row, g.metric[m].stats.median)},               \
+        {.name = key "_mean", VPTQ_REAL(group_row, g.metric[m].stats.mean)},                   \
+        {.name = key "_std", VPTQ_REAL(group_row, g.metric[m].stats.std)},                     \
+        {.name = key "_min", VPTQ_REAL(group_row, g.metric[m].stats.min)},                     \
+        {.name = key "_max", VPTQ_REAL(group_row, g.metric[m].stats.max)},                     \
+        {.name = key "_outliers", VPTQ_INTEGER(group_row, g.metric[m].outliers)},              \
+        {.name = key "_rank",                                                                  \
+         VPTQ_INTEGER(group_row, g.metric[m].rank),                                            \
+         .zero_missing = true},                                                                \
+        {.name = key "_speedup", VPTQ_REAL(group_row, g.metric[m].speedup.value)},             \
+        {.name = key "_speedup_low", VPTQ_REAL(group_row, g.metric[m].speedup.low)},           \
     {                                                                                          \
-        .name = key "_speedup_high", .type = VPTQ_COLUMN_REAL                                  \
+        .name = key "_speedup_high", VPTQ_REAL(group_row, g.metric[m].speedup.high)            \
     }
 
-/* The metrics in the order of vptq_metric. */
 static const vptq_column columns[] = {
-    {.name = "group", .type = VPTQ_COLUMN_TEXT},
-    {.name = "model", .type = VPTQ_COLUMN_TEXT},
-    {.name = "configuration", .type = VPTQ_COLUMN_TEXT},
-    {.name = "batch_size", .type = VPTQ_COLUMN_INTEGER},
-    {.name = "input_len", .type = VPTQ_COLUMN_INTEGER},
-    {.name = "output_len", .type = VPTQ_COLUMN_INTEGER},
-    {.name = "runs", .type = VPTQ_COLUMN_INTEGER},
-    METRIC_COLUMNS("latency"),
-    METRIC_COLUMNS("output_throughput"),
-    METRIC_COLUMNS("input_throughput"),
-    METRIC_COLUMNS("overall_throughput"),
-    METRIC_COLUMNS("ttft"),
-    {.name = "ttft_derived_runs", .type = VPTQ_COLUMN_INTEGER},
-    {.name = "backend", .type = VPTQ_COLUMN_TEXT},
-    {.name = "bits_per_weight", .type = VPTQ_COLUMN_REAL},
-    {.name = "peak_memory_bytes", .type = VPTQ_COLUMN_REAL},
-    {.name = "runs_repeated", .type = VPTQ_COLUMN_TEXT},
-    {.name = "runs_missing", .type = VPTQ_COLUMN_TEXT},
-    {.name = "runs_of_other_names", .type = VPTQ_COLUMN_TEXT}};
-enum { COLUMNS = sizeof columns / sizeof *columns };
-
-static void put_metric(vptq_table *t, const vptq_report_metric *m)
-{
-    vptq_table_integer(t, (int64_t)m->stats.count);
-    vptq_table_real(t, m->stats.median);
-    vptq_table_real(t, m->stats.mean);
-    vptq_table_real(t, m->stats.std);
-    vptq_table_real(t, m->stats.min);
-    vptq_table_real(t, m->stats.max);
-    vptq_table_integer(t, (int64_t)m->outliers);
-    if (m->rank)
-        vptq_table_integer(t, m->rank);
-    else
-        vptq_table_skip(t);
-    vptq_table_real(t, m->speedup.value);
-    vptq_table_real(t, m->speedup.low);
-    vptq_table_real(t, m->speedup.high);
-}
+    {.name = "group", VPTQ_TEXT(group_row, g.name)},
+    {.name = "model", VPTQ_TEXT(group_row, g.model)},
+    {.name = "configuration", VPTQ_TEXT(group_row, label)},
+    {.name = "batch_size", VPTQ_INTEGER(group_row, batch_size)},
+    {.name = "input_len", VPTQ_INTEGER(group_row, input_len)},
+    {.name = "output_len", VPTQ_INTEGER(group_row, output_len)},
+    {.name = "runs", VPTQ_INTEGER(group_row, g.run_count)},
+    METRIC("latency", VPTQ_METRIC_LATENCY),
+    METRIC("output_throughput", VPTQ_METRIC_DECODE),
+    METRIC("input_throughput", VPTQ_METRIC_PREFILL),
+    METRIC("overall_throughput", VPTQ_METRIC_OVERALL),
+    METRIC("ttft", VPTQ_METRIC_TTFT),
+    {.name = "ttft_derived_runs", VPTQ_INTEGER(group_row, g.derived_ttft)},
+    {.name = "backend", VPTQ_TEXT(group_row, g.backend)},
+    {.name = "bits_per_weight", VPTQ_REAL(group_row, g.bits_per_weight)},
+    {.name = "peak_memory_bytes", VPTQ_REAL(group_row, g.peak_memory_bytes)},
+    {.name = "runs_repeated", VPTQ_TEXT(group_row, g.repeated)},
+    {.name = "runs_missing", VPTQ_TEXT(group_row, g.missing)},
+    {.name = "runs_of_other_names", VPTQ_TEXT(group_row, g.elsewhere)}};
 
 vptq_status vptq_report_write_rows(const vptq_report *r, vptq_format format, vptq_buf *out,
                                    vptq_err *err)
 {
     vptq_table t;
-    vptq_table_init(&t, r->arena.mem, NULL, columns, COLUMNS);
+    vptq_table_init(&t, r->arena.mem, NULL, VPTQ_COLUMNS(columns));
     for (size_t i = 0; i < r->group_count; i++) {
-        const vptq_report_group *g = &r->groups[i];
-        const vptq_report_config *c = &r->configs[g->config];
-        vptq_table_row(&t);
-        vptq_table_text(&t, g->name);
-        vptq_table_text(&t, g->model);
-        vptq_table_text(&t, c->label);
-        vptq_table_integer(&t, c->batch_size);
-        vptq_table_integer(&t, c->input_len);
-        vptq_table_integer(&t, c->output_len);
-        vptq_table_integer(&t, (int64_t)g->run_count);
-        for (int m = 0; m < VPTQ_METRIC_COUNT; m++)
-            put_metric(&t, &g->metric[m]);
-        vptq_table_integer(&t, (int64_t)g->derived_ttft);
-        vptq_table_text(&t, g->backend);
-        vptq_table_real(&t, g->bits_per_weight);
-        vptq_table_real(&t, g->peak_memory_bytes);
-        vptq_table_text(&t, g->repeated);
-        vptq_table_text(&t, g->missing);
-        vptq_table_text(&t, g->elsewhere);
+        const vptq_report_config *c = &r->configs[r->groups[i].config];
+        const group_row row = {.g = r->groups[i],
+                               .batch_size = c->batch_size,
+                               .input_len = c->input_len,
+                               .output_len = c->output_len,
+                               .label = c->label};
+        vptq_table_add(&t, &row);
     }
     vptq_status st = vptq_table_write(&t, format, out, err);
     vptq_table_release(&t);

@@ -1,3 +1,4 @@
+/* Statistics of measurements. */
 #include "lib/report/stats.h"
 
 #include <math.h>
@@ -13,6 +14,30 @@ int vptq_stats_order(const void *a, const void *b)
 static double median_of_sorted(const double *x, size_t n)
 {
     return n % 2 ? x[n / 2] : (x[n / 2 - 1] + x[n / 2]) / 2;
+}
+
+double vptq_quantile(const double *sorted, size_t n, double q)
+{
+    const double position = q * (double)(n - 1);
+    const size_t i = (size_t)position;
+    if (i + 1 >= n)
+        return sorted[n - 1];
+    return sorted[i] + (position - (double)i) * (sorted[i + 1] - sorted[i]);
+}
+
+double vptq_mean_with_error(const double *x, double a, const double *y, double b, size_t n,
+                            double *standard_error)
+{
+    double sum = 0, squares = 0;
+    for (size_t i = 0; i < n; i++)
+        sum += a * x[i] + (y ? b * y[i] : 0);
+    const double mean = sum / (double)n;
+    for (size_t i = 0; i < n; i++) {
+        const double d = a * x[i] + (y ? b * y[i] : 0) - mean;
+        squares += d * d;
+    }
+    *standard_error = n > 1 ? sqrt(squares / (double)(n - 1) / (double)n) : 0;
+    return mean;
 }
 
 vptq_stats vptq_stats_of(const double *x, size_t n, double *sorted)
@@ -34,37 +59,38 @@ vptq_stats vptq_stats_of(const double *x, size_t n, double *sorted)
     s.min = sorted[0];
     s.max = sorted[n - 1];
     s.median = median_of_sorted(sorted, n);
-    if (s.min == s.max) { /* what the rounding of the sums leaves is no scatter */
+    if (s.min == s.max) { /* only rounding errors of the sums would remain */
         s.mean = s.min;
         s.std = 0;
     }
     return s;
 }
 
-size_t vptq_stats_outliers(const double *x, size_t n, double median, bool *marked, double *room)
+size_t vptq_stats_outliers(const double *x, size_t n, double median, bool *marked,
+                           double *scratch)
 {
     size_t count = 0;
     for (size_t i = 0; i < n; i++)
-        room[i] = fabs(x[i] - median);
-    qsort(room, n, sizeof *room, vptq_stats_order);
-    double mad = n ? median_of_sorted(room, n) : 0;
+        scratch[i] = fabs(x[i] - median);
+    qsort(scratch, n, sizeof *scratch, vptq_stats_order);
+    double mad = n ? median_of_sorted(scratch, n) : 0;
     for (size_t i = 0; i < n; i++) {
-        double away = fabs(x[i] - median);
-        marked[i] = n >= 3 && 0.6745 * away > VPTQ_OUTLIER_Z * mad &&
-                    away > VPTQ_OUTLIER_RELATIVE * fabs(median);
+        const double distance = fabs(x[i] - median);
+        marked[i] = n >= 3 && 0.6745 * distance > VPTQ_OUTLIER_Z * mad &&
+                    distance > VPTQ_OUTLIER_RELATIVE * fabs(median);
         count += marked[i];
     }
     return count;
 }
 
-/* --- ratio ------------------------------------------------------------------------------- */
+/* ---- ratio ---- */
 
-enum { EXACT = 20 }; /* values on a side up to which the distribution is counted */
-static const double level = 0.9;
+enum { MAX_EXACT = 20 }; /* values on a side for which the distribution is counted exactly */
+static const double confidence = 0.9;
 
-/* How many of the smallest quotients lie outside: the largest c for which P(U < c) is at most
- * (1 - level) / 2, U being the Mann-Whitney statistic of n and m values.  The number of ways to
- * get U = u satisfies w(u; i, j) = w(u - j; i - 1, j) + w(u; i, j - 1); here as a product of
+/* Number of quotients below the interval: the largest c with P(U < c) <= (1 - confidence) / 2,
+ * where U is the Mann-Whitney statistic of n and m values.  The number of ways to get U = u
+ * satisfies w(u; i, j) = w(u - j; i - 1, j) + w(u; i, j - 1); it is computed as a product of
  * quotients of polynomials, (1 - q^(m + k)) / (1 - q^k) for k = 1..n.  `ways` [n m + 1]. */
 static size_t exact_cut(size_t n, size_t m, double *ways)
 {
@@ -81,7 +107,7 @@ static size_t exact_cut(size_t n, size_t m, double *ways)
     for (size_t u = 0; u <= last; u++)
         all += ways[u];
     size_t c = 0;
-    while (c < last && (below + ways[c]) / all <= (1 - level) / 2 + 1e-12)
+    while (c < last && (below + ways[c]) / all <= (1 - confidence) / 2 + 1e-12)
         below += ways[c++];
     return c;
 }
@@ -104,11 +130,11 @@ static void fill_ratio(const double *a, size_t n, const double *b, size_t m, dou
         for (size_t j = 0; j < m; j++)
             quotients[i * m + j] = a[i] / b[j];
     qsort(quotients, n * m, sizeof *quotients, vptq_stats_order);
-    size_t cut = n <= EXACT && m <= EXACT ? exact_cut(n, m, ways) : normal_cut(n, m);
+    size_t cut = n <= MAX_EXACT && m <= MAX_EXACT ? exact_cut(n, m, ways) : normal_cut(n, m);
     size_t out = cut ? cut - 1 : 0;
     r->low = quotients[out];
     r->high = quotients[n * m - 1 - out];
-    /* medians of even numbers of values need not be among the quotients */
+    /* the ratio of medians of even numbers of values may lie outside the quotients */
     r->low = r->value < r->low ? r->value : r->low;
     r->high = r->value > r->high ? r->value : r->high;
     if (n * m == 1)
@@ -121,12 +147,12 @@ vptq_status vptq_ratio_of(const double *a, size_t n, const double *b, size_t m, 
     *r = (vptq_ratio){.value = (double)NAN, .low = (double)NAN, .high = (double)NAN};
     if (!n || !m)
         return VPTQ_OK;
-    VPTQ_BUG_IF(n > VPTQ_RATIO_VALUES || m > VPTQ_RATIO_VALUES);
-    size_t room = n * m + n + m;
-    double *quotients = vptq_mem_alloc(mem, 2 * room, sizeof *quotients, err);
+    VPTQ_BUG_IF(n > VPTQ_MAX_RATIO_VALUES || m > VPTQ_MAX_RATIO_VALUES);
+    const size_t count = n * m + n + m; /* of quotients, and of ways */
+    double *quotients = vptq_mem_alloc(mem, 2 * count, sizeof *quotients, err);
     if (!quotients)
         return VPTQ_E_NOMEM;
-    fill_ratio(a, n, b, m, quotients, quotients + room, r);
+    fill_ratio(a, n, b, m, quotients, quotients + count, r);
     vptq_mem_free(mem, quotients);
     return VPTQ_OK;
 }

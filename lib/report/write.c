@@ -235,6 +235,8 @@ static void write_csv(vptq_sheet *s, const vptq_cell *row)
             vptq_emit_csv(&s->e, c->name);
         else if (row[i].kind == VPTQ_CELL_BOOL)
             vptq_emit_text(&s->e, row[i].as.boolean ? "true" : "false");
+        else if (row[i].kind == VPTQ_CELL_REAL && !isfinite(row[i].as.real))
+            continue;
         else if (row[i].kind == VPTQ_CELL_REAL && !(c->fixed & VPTQ_IN_CSV))
             vptq_emit_real(&s->e, row[i].as.real);
         else if (row[i].kind == VPTQ_CELL_UNSIGNED)
