@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "cmd/cli/calibrate.h"
+#include "lib/internal.h"
 #include "lib/vptq.h"
 
 typedef struct hessian_args {

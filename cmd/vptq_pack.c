@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "cmd/cli/cli.h"
+#include "lib/internal.h"
 #include "lib/vptq.h"
 
 typedef struct pack_args {

@@ -6,6 +6,7 @@
 
 #include "cmd/cli/calibrate.h"
 #include "cmd/cli/settings.h"
+#include "lib/internal.h"
 #include "lib/vptq.h"
 
 typedef struct quantize_args {
@@ -355,7 +356,7 @@ static int quantize(vptq_cli *cli, const quantize_args *a,
                                  .kv_factor = a->kv_factor,
                                  .work = a->output,
                                  .tokenizer = a->tokenizer,
-                                 .settings = *settings,
+                                 .settings = settings,
                                  .recipe = a->recipe,
                                  .bits = isnan(a->bits) ? 0 : a->bits,
                                  .allocate = (vptq_allocate_mode)a->allocate,

@@ -182,7 +182,7 @@ out:
 static void state_fingerprint(const vptq_calibrator *c, char out[17])
 {
     uint64_t h = vptq_hash(c->fingerprint, sizeof c->fingerprint, 0);
-    h = vptq_hash(&c->opt.run, sizeof c->opt.run, h);
+    h = vptq_hash(&c->run, sizeof c->run, h);
     snprintf(out, 17, "%016" PRIx64, h);
 }
 
@@ -226,8 +226,8 @@ vptq_status vptq_calibrator_start(vptq_calibrator *c, const char *dir, uint32_t 
     if (c->opt.weights)
         VPTQ_CHECK(open_weights(c, err));
     VPTQ_CHECK(vptq_hidden_states_open(c->dev->ctx, dir, c->starts[count],
-                                       c->model->desc->hidden, c->most, c->opt.reserve,
-                                       &c->states, err));
+                                       c->model->desc->hidden, c->most, c->reserve, &c->states,
+                                       err));
     if (c->opt.sequential)
         VPTQ_CHECK(vptq_calibrator_open_second(c, dir, err));
     VPTQ_CHECK(load_states(c, wanted, err));

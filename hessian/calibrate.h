@@ -31,26 +31,6 @@
 
 typedef enum { VPTQ_PART_MAIN, VPTQ_PART_HELD_OUT, VPTQ_PART_COUNT } vptq_part;
 
-typedef struct vptq_calibrate_options {
-    vptq_corpus_options corpus;
-    size_t windows; /* at most; both parts */
-    size_t length;  /* tokens per window */
-    uint64_t seed;
-    double holdout; /* share of the windows, rounded up, never all; 0 = none */
-    vptq_token_weights weights;
-    bool sequential;
-    double correction; /* sequential: the largest alpha of a target's correction, 0..1 */
-    uint64_t run;      /* sequential: what decides x~ beside all this, so that no checkpoint of
-                          another run is taken */
-    size_t reserve;    /* bytes that the caller will need besides; matters under a memory cap */
-    double checkpoint_seconds; /* at least between checkpoints */
-} vptq_calibrate_options;
-
-/* "plain", "sink", "sink:0.3", "attention:1": the kind, and the factor c of H + c T (the kind's
- * default where none is given). */
-vptq_status vptq_token_weights_parse(const char *text, vptq_token_weights *weights,
-                                     double *factor, vptq_err *err) VPTQ_MUST_CHECK;
-
 typedef struct vptq_calibrator {
     vptq_device *dev;
     const vptq_model *model;
@@ -60,6 +40,9 @@ typedef struct vptq_calibrator {
     char fingerprint[VPTQ_PART_COUNT][17];
     size_t windows[VPTQ_PART_COUNT];
     uint32_t layer, last; /* to run next; the last that will be, for the progress */
+    uint64_t run;         /* sequential, set after planning: what else decides x~, so that no
+                             checkpoint of another run is loaded */
+    size_t reserve;  /* set after planning: bytes the caller will need, under a memory cap */
     vptq_input next; /* sequential: input of that block, VPTQ_INPUT_COUNT behind the last */
     /* of the part that was run last; sequential: of x~ at the input that was run last */
     vptq_hessian_sum sum[VPTQ_INPUT_COUNT];

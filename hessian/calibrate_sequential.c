@@ -80,7 +80,7 @@ vptq_status vptq_calibrator_open_second(vptq_calibrator *c, const char *dir, vpt
     s->states.fd = -1;
     c->second = s;
     VPTQ_CHECK(vptq_hidden_states_open(c->dev->ctx, dir, c->starts[vptq_calibrator_windows(c)],
-                                       hidden, c->most, c->opt.reserve, &s->states, err));
+                                       hidden, c->most, c->reserve, &s->states, err));
     VPTQ_CHECK(open_sums(c, s, n, err));
     VPTQ_CHECK(host_floats(c, c->most, n, &s->record, err));
     VPTQ_CHECK(host_floats(c, c->most, hidden, &s->behind, err));

@@ -4,24 +4,7 @@
 #define VPTQ_HESSIAN_COLLECT_H
 
 #include "hessian/calibrate.h"
-
-typedef struct vptq_collect_options {
-    vptq_calibrate_options calibrate;
-    double factor;                    /* of the weights' term; the directory's default */
-    uint32_t first_layer, last_layer; /* inclusive; last UINT32_MAX = the model's last */
-    bool force;                       /* start again over a directory of other settings */
-    bool dry_run;                     /* plan only: fills the result, writes nothing */
-    const char *tool_version;
-} vptq_collect_options;
-
-typedef struct vptq_collect_result {
-    size_t windows, length;              /* windows of the main part */
-    size_t held_out;                     /* windows in DIR/holdout */
-    uint64_t tokens;                     /* of the main part */
-    uint32_t layers_done, layers_reused; /* reused: found finished in the directory */
-    uint64_t bytes;                      /* of all Hessian files */
-    double seconds;
-} vptq_collect_result;
+#include "lib/vptq.h"
 
 /* Collects into `dir` (made when missing, locked while running), the held-out windows into
  * "holdout" inside it, which is a Hessian directory of its own.  A directory that holds some
@@ -43,18 +26,6 @@ vptq_status vptq_hessian_merge(const vptq_ctx *ctx, const char *const *dirs, siz
 /* The directory of held-out Hessians inside a directory. */
 #define VPTQ_HESSIAN_HOLDOUT "holdout"
 
-/* A directory's hessian.json, as a user of the Hessians needs it. */
-typedef struct vptq_hessian_dir {
-    char model_fingerprint[17];
-    char fingerprint[17]; /* of the Hessians themselves: model, ids, windows, length */
-    uint32_t layers;      /* of the model */
-    uint32_t first_layer, last_layer; /* inclusive: what the directory holds */
-    uint64_t tokens;                  /* 0 = not known (imported) */
-    bool diagonal; /* only the diagonals are known (imported): files without `lower` */
-    vptq_token_weights weights; /* with a term of k and v unless plain */
-    double factor;              /* of the term, unless the user asks for another */
-    uint64_t held_out_tokens;   /* of DIR/holdout; 0 = there is none */
-} vptq_hessian_dir;
 vptq_status vptq_hessian_dir_open(const char *dir, vptq_hessian_dir *h,
                                   vptq_err *err) VPTQ_MUST_CHECK;
 
@@ -75,10 +46,6 @@ vptq_status vptq_hessian_dir_load_kv(const char *dir, uint32_t layer, uint32_t n
                                      vptq_mem *mem, const float *plain, float *mixed,
                                      vptq_err *err) VPTQ_MUST_CHECK;
 
-/* Statistics row by row: fn is called for each Hessian in layer and input order, also for one
- * that holds NaN (its verdict is "broken"); that of k and v, "kv", is plain plus term. */
-typedef vptq_status (*vptq_hessian_row_fn)(void *arg, uint32_t layer, const char *input,
-                                           const vptq_hessian_stats *s, vptq_err *err);
 vptq_status vptq_hessian_show(vptq_device *dev, const char *dir, vptq_hessian_row_fn fn,
                               void *arg, vptq_err *err) VPTQ_MUST_CHECK;
 

@@ -5,6 +5,7 @@
 
 #include "formats/vptq/hessian_file.h"
 #include "lib/backend/backend.h"
+#include "lib/vptq.h"
 
 /* Collecting sums: sum x x^T (lower triangle of [n, n]) and sum x, in double, in the device's
  * memory. */
@@ -44,23 +45,6 @@ vptq_status vptq_hessian_pool(vptq_mem *mem, const vptq_hessian_file *parts, siz
                               float *lower, float *mean, uint64_t *tokens,
                               vptq_err *err) VPTQ_MUST_CHECK;
 
-/* What --show prints of one Hessian. */
-typedef struct vptq_hessian_stats {
-    uint32_t n;
-    uint64_t tokens;
-    double trace, mean_diag, max_diag;
-    double mean_share; /* |mean|^2 / trace: how much of H is the mean; NAN = it is not known */
-    uint32_t dead;     /* columns with H_jj = 0 */
-    uint32_t constant; /* columns with variance below 1e-6 of H_jj (and not dead) */
-    uint32_t nan;      /* entries that are not finite */
-    double condition;  /* estimate of the 2-norm condition of H + 1e-6 mean_diag I, by power and
-                          inverse iteration; INFINITY when it does not factor */
-    double samples_per_dim; /* tokens / n; NAN = tokens are not known */
-    bool diagonal;          /* nothing but the diagonal is known */
-    const char *verdict;    /* "good", "diagonal only", "few samples", "rank deficient", "dead
-                               columns", "broken": the first that applies, worst first; constant
-                               text */
-} vptq_hessian_stats;
 vptq_status vptq_hessian_describe(vptq_device *dev, const vptq_hessian_file *h,
                                   vptq_hessian_stats *s, vptq_err *err) VPTQ_MUST_CHECK;
 

@@ -12,23 +12,7 @@
 #define VPTQ_HESSIAN_IMPORT_H
 
 #include "hessian/collect.h"
-
-typedef enum {
-    VPTQ_FOREIGN_COVARIANCE,
-    VPTQ_FOREIGN_INVERSE,
-    VPTQ_FOREIGN_NUMPY,
-    VPTQ_FOREIGN_IMATRIX
-} vptq_foreign_form;
-/* "pytorch covariance", "pytorch inverse", "numpy", "imatrix" */
-const char *vptq_foreign_form_name(vptq_foreign_form form);
-
-/* What was read or written. */
-typedef struct vptq_exchange {
-    vptq_hessian_dir dir;
-    vptq_foreign_form form;
-    double ridge; /* inverse form: taken off (put on) the diagonal of H / mean(diag H); 0 on
-                     import = it is not known how much is in there, and all of it stays */
-} vptq_exchange;
+#include "lib/vptq.h"
 
 /* Whether Hessians with the fingerprint `hessians` may be used with a model of fingerprint
  * `model`.  Those that were imported do not say of which model they are: only shapes tell. */

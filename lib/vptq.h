@@ -1,47 +1,992 @@
-/* The public face of libvptq: everything a program (our four tools included) may use.
+/* libvptq: quantizes the weight matrices of language models to 2 to 4 bits by vector
+ * quantization (VPTQ, Liu et al. 2024), packs the result, and measures what it costs.
  *
- * A program makes a vptq_ctx (threads, memory cap, log and progress callbacks, cancel flag),
- * opens a vptq_device on it, and calls one of the operations below with an options struct; each
- * returns a vptq_status and writes one sentence into vptq_err when it fails.  The library never
- * prints and never exits.
+ * Every operation takes a context, an options struct whose zero value means "default" unless a
+ * field says otherwise, and an error; it returns a status.  Example (a calibration text in
+ * "text.txt"; error handling left out):
  *
- *     vptq_mem mem;
- *     vptq_mem_init(&mem, 0);
- *     vptq_ctx ctx = {.mem = &mem, .threads = vptq_cpu_count()};
- *     vptq_device dev;
- *     vptq_err err = {0};
- *     if (vptq_device_open(&ctx, "auto", &dev, &err))
+ *     vptq_err err = {VPTQ_OK, ""};
+ *     vptq_ctx *ctx = NULL;
+ *     vptq_ctx_open(NULL, &ctx, &err);
+ *     const char *const texts[] = {"text.txt"};
+ *     vptq_calibrate_options text = {{texts, 1, NULL, 0, false}, 128, 2048};
+ *     vptq_quantize_options quantize = vptq_quantize_defaults();
+ *     quantize.model = "model", quantize.work = "work", quantize.calibrate = &text;
+ *     vptq_pack_options pack = {"work", "model.vptq", NULL, NULL, VPTQ_PACK_ARCHIVE};
+ *     pack.dtype = VPTQ_DTYPE_COUNT;
+ *     if (vptq_quantize(ctx, &quantize, NULL, NULL, NULL, &err) ||
+ *         vptq_pack(ctx, &pack, NULL, &err))
  *         fprintf(stderr, "%s\n", err.text);
- */
+ *     vptq_ctx_close(ctx);
+ *
+ * MODEL.  A path to a model is one of: a Hugging Face directory, a GGUF file, a llama2.c .bin
+ * file, a packed VPTQ directory, a .vptq archive, or a work directory of vptq_quantize.
+ *
+ * Lifetime.  Handles (vptq_ctx, vptq_model, ...) are made by an _open, _load or _new function
+ * and freed by the matching _close or _free, which accepts NULL.  A context outlives everything
+ * made from it.  The library copies no string of an options struct: strings, arrays and structs
+ * that options point to stay valid until the call returns.  What a callback receives is valid
+ * until the callback returns; static strings are marked as such.  Functions that fail leave a
+ * handle argument NULL and results unspecified.
+ *
+ * Threads.  A context, and everything made from it, is used by one thread at a time; contexts
+ * are independent of each other.  Operations start their own threads and call callbacks only on
+ * the calling thread.  Results do not depend on the number of threads or the memory cap.
+ *
+ * Errors.  The library never prints, exits or aborts because of its input.  A failing function
+ * writes one sentence to its vptq_err, which may be NULL: lower case, no full stop, naming the
+ * file or setting, what was found and what was expected.  A callback that returns a status
+ * other than VPTQ_OK ends the operation with that status.
+ *
+ * Files.  Output appears whole under its name or not at all.  Long operations write a directory
+ * that the same call continues after an interruption, with the same bytes as without one. */
 #ifndef VPTQ_H
 #define VPTQ_H
 
-/* what everything needs, and devices */
-#include "lib/backend/backend.h"
-#include "lib/base/ctx.h"
-#include "lib/base/file.h"
-#include "lib/base/parallel.h"
-#include "lib/base/utf8.h"
+#include <signal.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
 
-/* Hessians: collect, merge, show, import, export */
-#include "hessian/collect.h"
-#include "hessian/import.h"
+#define VPTQ_VERSION "0.1.0" /* major.minor.patch; the major number is that of the ABI */
 
-/* quantize, pack, unpack, list, check; tables of settings */
-#include "lib/ablate/ablate.h"
-#include "lib/pack/pack.h"
-#include "lib/quantize/quantize.h"
+#if defined(__GNUC__)
+#define VPTQ_API               __attribute__((visibility("default")))
+#define VPTQ_MUST_CHECK        __attribute__((warn_unused_result))
+#define VPTQ_PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
+#else
+#define VPTQ_API
+#define VPTQ_MUST_CHECK
+#define VPTQ_PRINTF(fmt, args)
+#endif
+#define VPTQ_CALL VPTQ_API VPTQ_MUST_CHECK
 
-/* measuring models, text, and reports */
-#include "lib/bench/gemv.h"
-#include "lib/bench/serve.h" /* speed of serving */
-#include "lib/chat/chat.h"
-#include "lib/eval/error.h"
-#include "lib/eval/generate.h"
-#include "lib/eval/kld.h"
-#include "lib/eval/perplexity.h"
-#include "lib/eval/tasks.h"
-#include "lib/report/report.h"
-#include "lib/report/table.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
 
+/* ---- Status and errors ------------------------------------------------------------------ */
+
+typedef enum {
+    VPTQ_OK = 0,
+    VPTQ_E_ARG = 10,         /* an impossible argument or setting */
+    VPTQ_E_SHAPE = 12,       /* shapes that do not match */
+    VPTQ_E_IO = 20,          /* the system refused to open, read or write */
+    VPTQ_E_EXISTS = 21,      /* the output exists and may not be replaced */
+    VPTQ_E_FORMAT = 22,      /* a file is not what was expected */
+    VPTQ_E_CHECKSUM = 24,    /* a file is damaged */
+    VPTQ_E_LOCKED = 26,      /* another process works on the same output */
+    VPTQ_E_MISMATCH = 28,    /* a valid file of another run or another model */
+    VPTQ_E_NOMEM = 30,       /* out of memory, or over the cap */
+    VPTQ_E_NUMERIC = 40,     /* NaN, infinity, or a matrix that is not positive definite */
+    VPTQ_E_DEVICE = 50,      /* a device or its library failed */
+    VPTQ_E_UNSUPPORTED = 60, /* valid, but not handled by this build */
+    VPTQ_E_CANCELLED = 70    /* the cancel flag was raised; finished work is kept */
+} vptq_status;
+
+/* Untouched on success. */
+typedef struct vptq_err {
+    vptq_status code;
+    char text[1024]; /* one sentence, always terminated */
+} vptq_err;
+
+/* VPTQ_VERSION of the library that is running. */
+VPTQ_API const char *vptq_version(void);
+
+/* Name of a status, "VPTQ_E_FORMAT"; static, never NULL. */
+VPTQ_API const char *vptq_status_name(vptq_status st);
+
+/* Writes a sentence and returns `code`, so that a callback can fail in one line. */
+VPTQ_API vptq_status vptq_fail(vptq_err *err, vptq_status code, const char *fmt, ...)
+    VPTQ_PRINTF(3, 4);
+
+/* Puts "context: " before the sentence of a failure that is passed on; returns its code.  Text
+ * that does not fit is cut at the end of the sentence. */
+VPTQ_API vptq_status vptq_err_context(vptq_err *err, const char *fmt, ...) VPTQ_PRINTF(2, 3);
+
+/* ---- Context ---------------------------------------------------------------------------- */
+
+typedef struct vptq_ctx vptq_ctx;
+
+/* Warnings that the user should act on, then what is shown by default, with -v, with -vv. */
+typedef enum { VPTQ_LOG_WARN = 1, VPTQ_LOG_INFO, VPTQ_LOG_MORE, VPTQ_LOG_DEBUG } vptq_log_level;
+
+typedef void (*vptq_log_fn)(void *user, vptq_log_level level, const char *text);
+
+/* `stage` ("quantize") is static; `done` of `total` counts its units (tokens, matrices), total
+ * 0 = unknown; `detail` ("layer 3 mlp.down_proj, loss 0.0123") may be NULL. */
+typedef void (*vptq_progress_fn)(void *user, const char *stage, uint64_t done, uint64_t total,
+                                 const char *detail);
+
+typedef struct vptq_ctx_options {
+    int threads;         /* 0 = one per usable processor */
+    uint64_t memory_cap; /* bytes of working memory; 0 = no cap.  Mapped files do not count */
+    const char *backend; /* "cpu", "cuda", "ref"; NULL or "auto" = the fastest available */
+    vptq_log_fn log;     /* may be NULL */
+    vptq_progress_fn progress;           /* may be NULL */
+    void *user;                          /* passed to both */
+    const volatile sig_atomic_t *cancel; /* non-zero stops soon with VPTQ_E_CANCELLED; may be
+                                            NULL.  A signal handler may set it */
+} vptq_ctx_options;
+
+/* `options` may be NULL.  The backend is opened by the first operation that needs it. */
+VPTQ_CALL vptq_status vptq_ctx_open(const vptq_ctx_options *options, vptq_ctx **ctx,
+                                    vptq_err *err);
+VPTQ_API void vptq_ctx_close(vptq_ctx *ctx);
+
+typedef struct vptq_backend_info {
+    const char *name;     /* static */
+    char device[256];     /* "AMD EPYC 7713, AVX2, 8 threads" */
+    char libraries[1200]; /* "OpenBLAS 0.3.21"; "" if none is used */
+} vptq_backend_info;
+
+/* Opens the backend if it is not open yet, and describes it; `info` may be NULL. */
+VPTQ_CALL vptq_status vptq_ctx_backend(vptq_ctx *ctx, vptq_backend_info *info, vptq_err *err);
+
+/* ---- Models and texts ------------------------------------------------------------------- */
+
+typedef struct vptq_model vptq_model;
+
+typedef struct vptq_model_options {
+    const char *tokenizer; /* file; NULL = the model's own */
+    const char *base;      /* of a work directory: where its model is now; NULL = as recorded */
+    bool need_tokenizer;   /* fail if there is none.  Texts, chats and tasks need one */
+} vptq_model_options;
+
+/* Opens a model of any kind and checks that every tensor is present with its shape.  Weights
+ * stay in the mapped file.  `options` may be NULL. */
+VPTQ_CALL vptq_status vptq_model_load(vptq_ctx *ctx, const char *path,
+                                      const vptq_model_options *options, vptq_model **m,
+                                      vptq_err *err);
+VPTQ_API void vptq_model_free(vptq_model *m);
+
+/* Element types.  Options name the ones that they accept. */
+/* clang-format off */
+typedef enum {
+    VPTQ_F32, VPTQ_F16, VPTQ_BF16, VPTQ_F64, VPTQ_I8, VPTQ_U8, VPTQ_I16, VPTQ_U16, VPTQ_I32,
+    VPTQ_U32, VPTQ_I64, VPTQ_U64, VPTQ_BOOL, /* then block types of GGUF */ VPTQ_Q4_0,
+    VPTQ_Q4_1, VPTQ_Q5_0, VPTQ_Q5_1, VPTQ_Q8_0, VPTQ_Q2_K, VPTQ_Q3_K, VPTQ_Q4_K, VPTQ_Q5_K,
+    VPTQ_Q6_K, VPTQ_DTYPE_COUNT
+} vptq_dtype;
+/* clang-format on */
+
+/* How a report or table is written. */
+typedef enum {
+    VPTQ_FORMAT_TEXT,
+    VPTQ_FORMAT_JSON, /* one object per row and line */
+    VPTQ_FORMAT_CSV,
+    VPTQ_FORMAT_MD,
+    VPTQ_FORMAT_HTML /* a page that needs no other file */
+} vptq_format;
+
+/* A text as files.  All ids are joined in order, texts before token files. */
+typedef struct vptq_corpus_options {
+    const char *const *texts; /* [text_count] UTF-8 files, each tokenized on its own */
+    size_t text_count;
+    const char *const *tokens; /* [token_count] files of ids, int32 little endian */
+    size_t token_count;
+    bool rows; /* read each text as Hugging Face rows joined by two newlines: a line keeps its
+                  newline unless it is blank, a blank line is an empty row */
+} vptq_corpus_options;
+
+/* ---- Hessians: second moments of the inputs of linear layers ------------------------------
+ */
+
+/* An extra term T of the Hessian of k and v, a mean over windows: nearly every query reads the
+ * key and value of a few tokens that E[x x^T] counts as one in thousands. */
+typedef enum {
+    VPTQ_WEIGHTS_PLAIN,     /* no term */
+    VPTQ_WEIGHTS_SINK,      /* x0 x0^T of the first token of each window */
+    VPTQ_WEIGHTS_ATTENTION, /* sum_t a_t x_t x_t^T, a_t the mean over query heads and queries of
+                               the squared attention probability that t receives */
+    VPTQ_WEIGHTS_COUNT
+} vptq_token_weights;
+
+/* Parses "plain", "sink", "sink:0.3", "attention:1": the kind, and the factor c of H + c T (the
+ * kind's default if none is given). */
+VPTQ_CALL vptq_status vptq_token_weights_parse(const char *text, vptq_token_weights *weights,
+                                               double *factor, vptq_err *err);
+
+/* The calibration windows that a model runs over. */
+typedef struct vptq_calibrate_options {
+    vptq_corpus_options corpus;
+    size_t windows; /* at most, drawn by `seed` if the text has more; at least 1 */
+    size_t length;  /* tokens per window, at least 2 */
+    uint64_t seed;
+    double holdout; /* fraction of the windows kept out for measuring, rounded up; 0 = none */
+    vptq_token_weights weights;
+    bool sequential;   /* quantizing only: each linear layer sees inputs that passed the
+                          quantized layers before it */
+    double correction; /* sequential: move targets towards the original's outputs by up to this
+                          share, 0 to 1, as held-out windows decide */
+    double checkpoint_seconds; /* at least this long between checkpoints */
+} vptq_calibrate_options;
+
+typedef struct vptq_collect_options {
+    vptq_calibrate_options calibrate;
+    double factor;                    /* of the term of k and v; recorded as the default */
+    uint32_t first_layer, last_layer; /* inclusive; last UINT32_MAX = the model's last */
+    bool force;                       /* start over in a directory of another run */
+    bool dry_run;                     /* fill the result, write nothing */
+    const char *tool_version;         /* recorded; static */
+} vptq_collect_options;
+
+typedef struct vptq_collect_result {
+    size_t windows, length;              /* windows learned from, tokens of each */
+    size_t held_out;                     /* windows in DIR/holdout */
+    uint64_t tokens;                     /* learned from */
+    uint32_t layers_done, layers_reused; /* reused: found finished in the directory */
+    uint64_t bytes;                      /* of all Hessian files */
+    double seconds;
+} vptq_collect_result;
+
+/* Collects one Hessian E[x x^T] per input of a linear layer into directory `dir`; held-out
+ * windows go to "holdout" inside it.  Continues a directory of the same model, text and
+ * settings; VPTQ_E_MISMATCH names the key that differs. */
+VPTQ_CALL vptq_status vptq_hessians_collect(vptq_ctx *ctx, const vptq_model *m,
+                                            const vptq_collect_options *opt, const char *dir,
+                                            vptq_collect_result *result, vptq_err *err);
+
+/* Pools directories of the same model, layers and weights into `out`, weighted by tokens.
+ * `force` replaces a Hessian directory. */
+VPTQ_CALL vptq_status vptq_hessians_merge(const vptq_ctx *ctx, const char *const *dirs,
+                                          size_t count, const char *out, bool force,
+                                          vptq_err *err);
+
+typedef struct vptq_hessian_stats {
+    uint32_t n;      /* columns */
+    uint64_t tokens; /* 0 = unknown */
+    double trace, mean_diag, max_diag;
+    double mean_share;      /* |mean|^2 / trace; NAN = the mean is unknown */
+    uint32_t dead;          /* columns with H_jj = 0 */
+    uint32_t constant;      /* other columns with a variance below 1e-6 of H_jj */
+    uint32_t nan;           /* entries that are not finite */
+    double condition;       /* estimated, of H + 1e-6 mean_diag I; INFINITY = does not factor */
+    double samples_per_dim; /* tokens / n; NAN = unknown */
+    bool diagonal;          /* only the diagonal is known */
+    const char *verdict;    /* "good", "diagonal only", "few samples", "rank deficient", "dead
+                               columns" or "broken": the worst that applies; static */
+} vptq_hessian_stats;
+
+/* `input` is "qkv", "o", "up", "down", or "kv" for the Hessian of k and v with its term. */
+typedef vptq_status (*vptq_hessian_row_fn)(void *arg, uint32_t layer, const char *input,
+                                           const vptq_hessian_stats *s, vptq_err *err);
+
+/* Calls `fn` for every Hessian of a directory, in layer and input order. */
+VPTQ_CALL vptq_status vptq_hessians_show(vptq_ctx *ctx, const char *dir, vptq_hessian_row_fn fn,
+                                         void *arg, vptq_err *err);
+
+/* A Hessian directory as a whole. */
+typedef struct vptq_hessian_dir {
+    char model_fingerprint[17];
+    char fingerprint[17];             /* of model, ids, windows and length */
+    uint32_t layers;                  /* of the model */
+    uint32_t first_layer, last_layer; /* inclusive: what the directory holds */
+    uint64_t tokens;                  /* 0 = unknown (imported) */
+    bool diagonal;                    /* only diagonals are known (imported) */
+    vptq_token_weights weights;       /* a term of k and v unless plain */
+    double factor;                    /* of the term, by default */
+    uint64_t held_out_tokens;         /* of DIR/holdout; 0 = none */
+} vptq_hessian_dir;
+
+/* Files of other programs: LAYER_INPUT.pt, LAYER_INPUT.npy, or one imatrix for all layers. */
+typedef enum {
+    VPTQ_FOREIGN_COVARIANCE, /* PyTorch: covariance, mean, columns, tokens */
+    VPTQ_FOREIGN_INVERSE,    /* PyTorch: factor of the damped inverse */
+    VPTQ_FOREIGN_NUMPY,      /* H as it is; import only */
+    VPTQ_FOREIGN_IMATRIX     /* llama.cpp: diagonals; import only */
+} vptq_foreign_form;
+
+/* "pytorch covariance", "pytorch inverse", "numpy" or "imatrix"; static. */
+VPTQ_API const char *vptq_foreign_form_name(vptq_foreign_form form);
+
+typedef struct vptq_exchange {
+    vptq_hessian_dir dir; /* what was written or read */
+    vptq_foreign_form form;
+    double ridge; /* inverse form: removed from (import) or added to (export) the diagonal of
+                     H / mean(diag H); 0 on import = unknown, and left in */
+} vptq_exchange;
+
+/* Reads every layer of `from`, a directory of one form or an imatrix file, into the new Hessian
+ * directory `dir`.  docs/formats.md has the layouts and what each form preserves. */
+VPTQ_CALL vptq_status vptq_hessians_import(vptq_ctx *ctx, const char *from, const char *dir,
+                                           bool force, vptq_exchange *result, vptq_err *err);
+/* Writes the Hessians of `dir` as PyTorch files into the new directory `out`. */
+VPTQ_CALL vptq_status vptq_hessians_export(vptq_ctx *ctx, const char *dir,
+                                           vptq_foreign_form form, const char *out,
+                                           vptq_exchange *result, vptq_err *err);
+
+/* ---- Settings: how a matrix is quantized ------------------------------------------------ */
+
+typedef struct vptq_encoder_settings vptq_settings;
+
+/* A setting by its key ("vector_length"), the value as text ("8", "true", "std"). */
+typedef struct vptq_setting_text {
+    const char *key, *value;
+} vptq_setting_text;
+
+typedef struct vptq_setting_info {
+    const char *key, *help; /* static */
+    const char *values;     /* "none|std|minmax", "true|false", "X" (number), "N" (integer) */
+    bool stored;            /* decides what is stored, not only how it is searched */
+    char best[64], upstream[64]; /* default of each encoder */
+} vptq_setting_info;
+
+/* Describes setting `i`; false when there are no more. */
+VPTQ_API bool vptq_setting_describe(size_t i, vptq_setting_info *info);
+/* VPTQ_E_ARG naming the key, the value and what is expected. */
+VPTQ_CALL vptq_status vptq_setting_check(vptq_setting_text setting, vptq_err *err);
+
+/* The settings of encoder "best" (this project's steps) or "upstream" (the published recipe;
+ * NULL = "best"), then those of the preset (NULL = none), then the `count` given ones. */
+VPTQ_CALL vptq_status vptq_settings_new(const char *encoder, const char *preset,
+                                        const vptq_setting_text *given, size_t count,
+                                        vptq_settings **settings, vptq_err *err);
+VPTQ_API void vptq_settings_free(vptq_settings *settings);
+
+/* The weight matrices of a block, from which bits per weight follow. */
+typedef struct vptq_preset_model {
+    const char *name; /* "Llama-2-7B" */
+    uint32_t hidden, key_value, intermediate;
+} vptq_preset_model;
+
+/* A row of the paper's tables, as far as it decides what is stored. */
+typedef struct vptq_preset {
+    const char *name;  /* "llama2-7b-v6" */
+    const char *paper; /* "Table 8", "Table 10 #4, #11, #12" */
+    const vptq_preset_model *model;
+    uint32_t v, k, k_res, groups;
+    double outliers;       /* percent of the columns */
+    uint32_t v0, k0;       /* vector length and centroids of outlier columns; 0 without */
+    uint32_t pass_columns; /* columns per step of the column pass if the row is about it */
+} vptq_preset;
+
+/* [*count] presets; static. */
+VPTQ_API const vptq_preset *vptq_preset_table(size_t *count);
+/* Stored bits per weight of the seven linear layers of a block of the preset's model. */
+VPTQ_API double vptq_preset_bits(const vptq_preset *preset);
+
+/* ---- Quantizing a model ----------------------------------------------------------------- */
+
+/* How a bit budget becomes settings. */
+typedef enum {
+    VPTQ_ALLOCATE_UNIFORM, /* one setting for all matrices: the best one that fits */
+    VPTQ_ALLOCATE_PROXY,   /* per matrix, by the losses of a quick encoding */
+    VPTQ_ALLOCATE_KL       /* per matrix, by the effect of its errors on the model's output */
+} vptq_allocate_mode;
+
+typedef struct vptq_quantize_options {
+    const char *model;    /* path */
+    const char *work;     /* directory to make or to continue */
+    const char *hessians; /* directory; NULL = calibrate in this run */
+    const char *held_out; /* Hessians of other tokens, on which losses are also reported; NULL =
+                             the held-out part of `hessians`, if it has one */
+    const vptq_calibrate_options *calibrate; /* instead of `hessians` */
+    double kv_factor; /* of the term that k_proj and v_proj add to their Hessian; 0 = none, NAN
+                         = as recorded in `hessians` */
+    const char *tokenizer;         /* file; NULL = the model's own */
+    const vptq_settings *settings; /* of every matrix; NULL = encoder "best", v 4, k 256 */
+    const char *recipe;            /* JSON rules that override them per matrix; NULL = none */
+    double bits; /* budget, all stored bits per weight: chooses v, k and k_res of every matrix
+                    that no recipe rule fixes.  0 = as the settings say */
+    vptq_allocate_mode allocate;
+    const vptq_corpus_options *allocate_text; /* VPTQ_ALLOCATE_KL; must differ from the
+                                                 evaluation text */
+    size_t allocate_windows, allocate_length; /* of it, and tokens of each; e.g. 2, 512 */
+    uint32_t first_layer, last_layer; /* inclusive; last UINT32_MAX = the model's last */
+    bool force;                       /* start over in a directory of other settings */
+    bool dry_run; /* rows with shapes and bits only; measurements for the allocation are kept if
+                     there is a work directory */
+    bool no_size_warnings; /* do not warn about codebooks too large for a matrix */
+} vptq_quantize_options;
+
+/* Options with their defaults: all layers, NAN where that means "as recorded". */
+VPTQ_API vptq_quantize_options vptq_quantize_defaults(void);
+
+/* What is stored of a matrix W [out, in]. */
+typedef struct vptq_vq_shape {
+    uint32_t out, in;
+    uint32_t v, k, k_res; /* vector length; centroids, residual centroids: powers of two.  k_res
+                             0 = no residual codebook */
+    uint32_t groups, group_size; /* in = outliers + groups * group_size */
+    uint32_t outliers, v0, k0;   /* outlier columns, vector length and centroids of theirs */
+    bool has_perm, has_norm;     /* whether perm, and scale and bias, are stored */
+} vptq_vq_shape;
+
+/* Every stored bit of a matrix, by part. */
+typedef struct vptq_vq_bits {
+    uint64_t indices, codebooks, norm, perm, outlier_indices, outlier_codebook, total;
+    double per_weight; /* total / (out * in) */
+} vptq_vq_bits;
+
+/* After a step of the encoder.  Losses are tr(E H E^T) / tr(W H W^T) of what would be stored if
+ * the encoder stopped there. */
+typedef struct vptq_encoder_step {
+    const char *name; /* "k-means", "residual", "joint", "pass", "retrain", "sweeps", "scales",
+                         "refit", "storage"; static */
+    double loss;      /* under the plain Hessian */
+    double weighted;  /* under the Hessian that is minimized */
+    double held_out;  /* 0 if there is none */
+    bool reverted;    /* the step would have raised the loss and was reverted */
+    double seconds;   /* never written to files */
+} vptq_encoder_step;
+
+enum { VPTQ_ENCODER_MAX_REFITS = 16, VPTQ_ENCODER_MAX_STEPS = 8 + 2 * VPTQ_ENCODER_MAX_REFITS };
+
+typedef struct vptq_encoder_report {
+    vptq_encoder_step steps[VPTQ_ENCODER_MAX_STEPS];
+    uint32_t num_steps;
+    double loss, weighted,
+        held_out;             /* of the stored matrix as a reader of the file decodes it */
+    double relative_mse;      /* |E|^2 / |W|^2 of the stored matrix */
+    int kmeans_iterations;    /* of all codebooks together */
+    uint32_t kmeans_repaired; /* empty clusters that were moved */
+    double damping_added;     /* times the mean diagonal; 0 = none was needed */
+    uint32_t dead_columns;    /* H_jj = 0: the column does not count in the loss */
+    double seconds;           /* never written to files */
+} vptq_encoder_report;
+
+/* A finished matrix. */
+typedef struct vptq_quantize_row {
+    uint32_t layer;
+    const char *name; /* "q_proj" */
+    uint32_t rows, columns;
+    const vptq_settings *settings;
+    vptq_vq_shape shape;
+    vptq_vq_bits bits;
+    double predicted;        /* loss that the allocation expects; NAN = unknown */
+    bool reused;             /* found finished in the work directory */
+    bool weighted, held_out; /* whether the report has these losses */
+    bool diagonal;           /* losses are under the diagonal of the Hessian */
+    bool corrected;          /* sequential: the target was moved by alpha */
+    double alpha, alpha_damping, alpha_gain; /* share of the correction, damping of its
+                                                solution, and its gain on held-out windows */
+    vptq_encoder_report report; /* zero in a dry run; of a reused matrix only the final losses
+                                   and those of the first step */
+    const char *json;           /* the row of report.jsonl; without losses in a dry run */
+} vptq_quantize_row;
+typedef vptq_status (*vptq_quantize_fn)(void *arg, const vptq_quantize_row *row, vptq_err *err);
+
+typedef struct vptq_quantize_result {
+    uint32_t matrices, reused;
+    double bits_per_weight;          /* all stored bits of the quantized matrices */
+    double mean_loss, mean_held_out; /* the latter 0 without held-out Hessians */
+    bool diagonal;                   /* both under the diagonals of Hessians */
+    double predicted_loss;           /* mean of the rows' predictions; NAN = one is unknown */
+    double predicted_kld;            /* 0 without VPTQ_ALLOCATE_KL */
+    uint64_t packed_bytes;           /* expected size of the packed weights */
+    double seconds;
+} vptq_quantize_result;
+
+/* Quantizes the linear layers of a model into a work directory, matrix by matrix, and calls
+ * `fn` (may be NULL) after each.  Locks the directory and continues one of the same model,
+ * Hessians and settings; VPTQ_E_MISMATCH names the key that differs.  `result` may be NULL. */
+VPTQ_CALL vptq_status vptq_quantize(vptq_ctx *ctx, const vptq_quantize_options *opt,
+                                    vptq_quantize_fn fn, void *arg,
+                                    vptq_quantize_result *result, vptq_err *err);
+
+/* ---- Packing, unpacking, listing, checking ---------------------------------------------- */
+
+typedef enum {
+    VPTQ_PACK_HF,      /* directory in the published VPTQ layout; unpacked: a plain one */
+    VPTQ_PACK_ARCHIVE, /* one .vptq file; vptq_pack only */
+    VPTQ_PACK_GGUF     /* one GGUF file; vptq_unpack only */
+} vptq_pack_form;
+
+typedef struct vptq_pack_options {
+    const char *input, *output; /* paths; output may be NULL in a dry run */
+    const char *base;      /* of a work directory: where its model is now; NULL = as recorded */
+    const char *tokenizer; /* file; NULL = the model's own */
+    vptq_pack_form form;
+    vptq_dtype dtype;      /* vptq_pack: F16 or BF16, VPTQ_DTYPE_COUNT = as quantized; changing
+                              it rounds again, with a warning.  vptq_unpack: F16, BF16 or F32 */
+    vptq_dtype embeddings; /* GGUF: of embedding and output head; F16, BF16, F32 or Q8_0 */
+    uint64_t shard_bytes;  /* largest weights file of a directory; 0 = 4 GiB */
+    uint32_t level;        /* archive: zstd level 1 to 22; 0 = chosen by kind of tensor */
+    bool repair;           /* vptq_pack: the input must be packed already; reports what
+                              rewriting it repaired */
+    bool lm_head; /* vptq_pack: store an output head that is tied to the embedding as well; the
+                     loader of the `vptq` package requires it */
+    bool force, dry_run;
+} vptq_pack_options;
+
+enum { VPTQ_REPAIR_COUNT = 10 }; /* kinds of known defects of published files */
+
+typedef struct vptq_pack_result {
+    uint64_t bytes;                       /* written */
+    uint32_t quantized, plain;            /* matrices and tensors of each kind */
+    uint32_t repaired[VPTQ_REPAIR_COUNT]; /* matrices of the input with each defect */
+    double bits_per_weight;
+    double seconds;
+} vptq_pack_result;
+
+/* Writes a work directory, or any quantized model, as a packed directory or an archive.
+ * `result` may be NULL. */
+VPTQ_CALL vptq_status vptq_pack(const vptq_ctx *ctx, const vptq_pack_options *opt,
+                                vptq_pack_result *result, vptq_err *err);
+/* Writes any model as a plain Hugging Face directory or a GGUF file, with its tokenizer. */
+VPTQ_CALL vptq_status vptq_unpack(vptq_ctx *ctx, const vptq_pack_options *opt,
+                                  vptq_pack_result *result, vptq_err *err);
+/* What rewriting does about defect `i`, to follow "3 matrices: "; static. */
+VPTQ_API const char *vptq_repair_text(size_t i);
+
+typedef struct vptq_list_row {
+    const char *name;
+    bool quantized;
+    uint32_t rows, columns;
+    vptq_vq_shape shape; /* quantized only, as `bits` */
+    vptq_vq_bits bits;
+    const char *dtype;
+    uint64_t bytes; /* in the file */
+} vptq_list_row;
+typedef vptq_status (*vptq_list_fn)(void *arg, const vptq_list_row *row, vptq_err *err);
+
+/* Calls `fn` for every matrix and tensor of a model.  *total_bytes is the size of its files,
+ * *bits_per_weight that of the quantized matrices.  `open` may be NULL. */
+VPTQ_CALL vptq_status vptq_list(const vptq_ctx *ctx, const char *path,
+                                const vptq_model_options *open, vptq_list_fn fn, void *arg,
+                                uint64_t *total_bytes, double *bits_per_weight, vptq_err *err);
+
+typedef void (*vptq_finding_fn)(void *arg, bool is_error, const char *text);
+
+/* Reads every byte of a model and checks indices, numbers, checksums, completeness and whether
+ * other programs can load it.  VPTQ_OK if the model could be checked, whatever was found. */
+VPTQ_CALL vptq_status vptq_check(vptq_ctx *ctx, const char *path,
+                                 const vptq_model_options *open, vptq_finding_fn fn, void *arg,
+                                 uint32_t *errors, uint32_t *warnings, vptq_err *err);
+
+/* ---- Perplexity ------------------------------------------------------------------------- */
+
+typedef enum {
+    VPTQ_PPL_GPTQ,     /* every token of a window after its first is scored */
+    VPTQ_PPL_LLAMA_CPP /* BOS replaces the first token of each window if the tokenizer adds one;
+                          only the second half of each window is scored */
+} vptq_ppl_protocol;
+
+typedef struct vptq_ppl_options {
+    vptq_corpus_options corpus;
+    const char *documents; /* separator: score each document of the one text alone, from BOS;
+                              NULL = windows */
+    size_t document_limit; /* documents at most, before skipping long ones; 0 = all */
+    size_t context;        /* tokens per window */
+    size_t windows;        /* at most; 0 = all */
+    size_t stride; /* tokens between window starts; 0 = context.  With overlap every token is
+                      scored once: the first window whole, then the last `stride` of each */
+    vptq_ppl_protocol protocol;
+    bool dry_run; /* fill windows, tokens, bytes, skipped and bits_per_weight only */
+} vptq_ppl_options;
+
+typedef struct vptq_ppl_result {
+    double ppl, ppl_stderr; /* standard error of the mean NLL times ppl */
+    double nll;             /* mean over the scored tokens, nats */
+    uint64_t tokens;        /* scored */
+    uint64_t bytes;         /* of the text that they stand for; 0 = unknown (token files) */
+    double bits_per_byte;   /* NAN = unknown */
+    uint64_t windows;       /* or documents */
+    uint64_t skipped;       /* documents longer than the context */
+    size_t context;
+    double seconds, tokens_per_second;
+    double bits_per_weight; /* of the model's linear layers as stored */
+} vptq_ppl_result;
+
+/* After each window: the mean over its scored tokens. */
+typedef void (*vptq_window_fn)(void *arg, uint64_t window, double mean, uint64_t tokens);
+/* Once, at the end: the NLL of every scored token in order. */
+typedef vptq_status (*vptq_losses_fn)(void *arg, const double *nll, size_t tokens,
+                                      vptq_err *err);
+/* Ids of the text, or of one document. */
+typedef vptq_status (*vptq_ids_fn)(void *arg, const int32_t *ids, size_t count, vptq_err *err);
+
+/* Perplexity of a model on a text.  Both callbacks may be NULL.  VPTQ_E_FORMAT: the text is
+ * shorter than one window; VPTQ_E_NUMERIC names the window whose loss is not finite. */
+VPTQ_CALL vptq_status vptq_perplexity(vptq_ctx *ctx, const vptq_model *m,
+                                      const vptq_ppl_options *opt, vptq_window_fn window,
+                                      vptq_losses_fn losses, void *arg, vptq_ppl_result *result,
+                                      vptq_err *err);
+/* Hands out the ids that vptq_perplexity would read: corpus, documents and document_limit of
+ * the options count. */
+VPTQ_CALL vptq_status vptq_tokenize(vptq_ctx *ctx, const vptq_model *m,
+                                    const vptq_ppl_options *opt, vptq_ids_fn fn, void *arg,
+                                    vptq_err *err);
+
+/* ---- Divergence from the original ------------------------------------------------------- */
+
+/* What a saved base keeps of every token: its likeliest ids, or all. */
+typedef enum { VPTQ_KLD_BASE_COMPACT, VPTQ_KLD_BASE_FULL } vptq_kld_base_precision;
+
+enum {
+    VPTQ_KLD_TOP = 1024,         /* ids that a compact saved base keeps by default */
+    VPTQ_KLD_BASE_NAME_MAX = 63, /* bytes of a saved base's name */
+    VPTQ_KLD_LEVELS = 10,
+    VPTQ_DELTA_LEVELS = 13
+};
+
+typedef struct vptq_kld_options {
+    vptq_corpus_options corpus;
+    size_t context; /* tokens per window */
+    size_t windows; /* at most; 0 = all */
+    vptq_ppl_protocol protocol;
+    const char *base_file; /* saved base logits instead of a base model.  The corpus may then be
+                              empty, and context 0: as saved */
+    bool any_protocol;     /* with base_file: the saved protocol */
+    const char *save_base; /* file to save the base logits in; NULL = none */
+    bool force;            /* replace it */
+    vptq_kld_base_precision precision;
+    size_t top;   /* ids that a compact saved base keeps per token */
+    bool dry_run; /* fill tokens, windows, context and protocol only */
+} vptq_kld_options;
+
+/* _stderr: standard error of the figure before it, over tokens; 0 for one token. */
+typedef struct vptq_kld_result {
+    double mean_kld, kld_stderr; /* KL(original || model) per token, nats */
+    double kld[VPTQ_KLD_LEVELS]; /* max, p99.9, p99, p95, p90, median, p10, p5, p1, min */
+    double same_top1, same_top1_stderr; /* fraction of tokens with the same likeliest id */
+    double ppl, ppl_stderr, ppl_base, ppl_base_stderr;
+    double ln_ppl_correlation; /* of the losses per token; NAN = all are equal */
+    double ln_ppl_ratio, ln_ppl_ratio_stderr, ppl_ratio, ppl_ratio_stderr;
+    double ppl_difference, ppl_difference_stderr; /* model minus base */
+    double mean_delta_p, delta_p_stderr; /* probability of the right token, model minus base */
+    double delta_p[VPTQ_DELTA_LEVELS];
+    double rms_delta_p, rms_delta_p_stderr;
+    double base_tail; /* mean probability outside the saved ids, counted as one id: with it the
+                         divergence is a lower bound.  0 with a base model */
+    char base_name[VPTQ_KLD_BASE_NAME_MAX + 1]; /* of a saved base, else "" */
+    char base_fingerprint[17];                  /* likewise */
+    uint64_t tokens, windows;
+    size_t context;
+    vptq_ppl_protocol protocol;
+    double seconds;
+} vptq_kld_result;
+
+/* Divergence of `m` from its original `base` over the tokens that vptq_perplexity scores; `fn`
+ * (may be NULL) gets the mean of each window.  m NULL: only saves the base logits.  base NULL:
+ * reads saved ones.  VPTQ_E_MISMATCH: other shapes, vocabularies, tokenizers, or a saved base
+ * of another text or protocol. */
+VPTQ_CALL vptq_status vptq_divergence(vptq_ctx *ctx, const vptq_model *m,
+                                      const vptq_model *base, const vptq_kld_options *opt,
+                                      vptq_window_fn fn, void *arg, vptq_kld_result *result,
+                                      vptq_err *err);
+
+/* ---- Choice tasks ----------------------------------------------------------------------- */
+
+/* The items of a task: a JSON Lines file of ARC, OpenBookQA, PIQA, HellaSwag, WinoGrande, COPA,
+ * BoolQ or LAMBADA, or of {query, choices, gold}; scored as lm-evaluation-harness does. */
+typedef struct vptq_task_file vptq_task;
+
+typedef struct vptq_task_file_options {
+    const char *task;      /* name; that of another known set is an error */
+    const char *delimiter; /* between query and choice of {query, choices, gold} */
+    size_t limit;          /* the first items only; 0 = all */
+} vptq_task_file_options;
+
+VPTQ_CALL vptq_status vptq_task_open(vptq_ctx *ctx, const char *path,
+                                     const vptq_task_file_options *opt, vptq_task **task,
+                                     vptq_err *err);
+VPTQ_API void vptq_task_close(vptq_task *task);
+
+typedef struct vptq_task_options {
+    size_t
+        context;  /* tokens per request at most, older ones are cut; 0 = the model's context */
+    bool dry_run; /* fill items, requests, rows and rows_saved only */
+} vptq_task_options;
+
+/* Means over items with their standard errors (NAN for one item).  acc: the choice with the
+ * largest log-likelihood is right; acc_norm: with the largest per character (NAN where that
+ * says nothing); perplexity: of the right continuation (NAN for items with choices). */
+typedef struct vptq_task_result {
+    double acc, acc_stderr, acc_norm, acc_norm_stderr, perplexity, perplexity_stderr;
+    uint64_t items, requests;
+    uint64_t rows, rows_saved; /* tokens that ran, and that sharing of prefixes saved */
+    double seconds;
+} vptq_task_result;
+
+typedef struct vptq_task_agreement {
+    double same, same_stderr;                /* fraction of items with the same choice */
+    double same_norm, same_norm_stderr;      /* by acc_norm; NAN as that */
+    uint64_t right_to_wrong, wrong_to_right; /* by acc, from the base to the model */
+} vptq_task_agreement;
+
+/* Scores a task by `m` and, if `base` is not NULL, by its original; base_result and agreement
+ * are then filled.  `name` is for progress.  `samples` (may be NULL) receives one JSON line per
+ * item. */
+typedef struct vptq_writer vptq_writer;
+VPTQ_CALL vptq_status vptq_task_score(vptq_ctx *ctx, const vptq_task *task, const char *name,
+                                      const vptq_model *m, const vptq_model *base,
+                                      const vptq_task_options *opt, vptq_writer *samples,
+                                      vptq_task_result *result, vptq_task_result *base_result,
+                                      vptq_task_agreement *agreement, vptq_err *err);
+
+/* ---- Error of quantized matrices -------------------------------------------------------- */
+
+typedef enum {
+    VPTQ_ERROR_ORDER_FORMAT, /* CSV and JSON by layer, formats for people worst first */
+    VPTQ_ERROR_ORDER_WORST,  /* falling output error, or weight error without Hessians */
+    VPTQ_ERROR_ORDER_LAYER
+} vptq_error_order;
+
+typedef struct vptq_error_options {
+    const char *hessians; /* directory; NULL = errors of weights only */
+    uint32_t first_layer, last_layer;
+    vptq_error_order order;
+    size_t top;                         /* rows at most; 0 = all.  Means are over all */
+    const char *model_name, *base_name; /* for the page */
+} vptq_error_options;
+
+/* Appends a report on every quantized matrix of `m` against `base` to *out. */
+typedef struct vptq_string vptq_string;
+VPTQ_CALL vptq_status vptq_measure_error(vptq_ctx *ctx, const vptq_model *m,
+                                         const vptq_model *base, const vptq_error_options *opt,
+                                         vptq_format format, vptq_string *out, vptq_err *err);
+
+/* ---- Generating text -------------------------------------------------------------------- */
+
+typedef struct vptq_chat_options {
+    const char *template_file; /* Jinja; NULL = the model's own */
+    const char *system;        /* first message; NULL = none */
+    const char *messages; /* file: a JSON list of messages, or an object of template variables
+                             with such a list as "messages"; NULL = none */
+    const char *user;     /* last message; NULL = none */
+    const char *date;     /* YYYY-MM-DD[Thh:mm:ss] for templates that use it; NULL = none */
+    const char *const *args; /* [arg_count] "NAME=JSON": template variables */
+    size_t arg_count;
+} vptq_chat_options;
+
+/* Text and tokens that a model continues. */
+typedef struct vptq_prompt {
+    char *text; /* terminated */
+    size_t text_length;
+    int32_t *ids;
+    size_t id_count;
+    int32_t *stop_tokens; /* besides the model's own: what ends a reply in the template */
+    size_t stop_token_count;
+} vptq_prompt;
+
+/* Tokenizes `text` or, with `chat`, the model's chat template filled with those messages (text
+ * is ignored).  `special`: special tokens written in a plain text become their ids. */
+VPTQ_CALL vptq_status vptq_prompt_new(vptq_ctx *ctx, const vptq_model *m, const char *text,
+                                      const vptq_chat_options *chat, bool special,
+                                      vptq_prompt **prompt, vptq_err *err);
+VPTQ_API void vptq_prompt_free(vptq_prompt *prompt);
+
+typedef struct vptq_generate_options {
+    const char *prompt; /* plain text; NULL = the vptq_prompt */
+    size_t tokens;      /* new ones at most; 0 = until the model's context is full */
+    double temperature; /* 0 = the likeliest token */
+    double top_p;       /* draw from the likeliest tokens that sum to this; 1 = all */
+    uint64_t seed;
+    bool special; /* special tokens of the prompt become ids, and are shown in the output */
+    bool ignore_eos;
+    const int32_t *ends; /* [end_count] stop tokens besides the model's own */
+    size_t end_count;
+    const char *const *stops; /* [stop_count] not empty: the text ends before the first */
+    size_t stop_count;
+} vptq_generate_options;
+
+typedef enum {
+    VPTQ_STOPPED_BY_LENGTH, /* `tokens`, or the context */
+    VPTQ_STOPPED_BY_END,    /* a stop token */
+    VPTQ_STOPPED_BY_STRING,
+    VPTQ_STOPPED_BY_CANCEL
+} vptq_stop_reason;
+VPTQ_API const char *vptq_stop_reason_name(vptq_stop_reason r); /* "length" ...; static */
+
+typedef struct vptq_generate_result {
+    vptq_stop_reason reason;
+    size_t prompt_tokens, new_tokens; /* the stop token included */
+    double tokens_per_second;         /* of single steps; 0 = there was none */
+    double prompt_tokens_per_second;
+} vptq_generate_result;
+
+/* Receives the text of new tokens as it comes, cut between characters. */
+typedef void (*vptq_emit_fn)(void *arg, const char *text, size_t length);
+
+/* Continues `prompt`.  `emit` and `result` may be NULL; result is also filled when the run is
+ * cancelled.  VPTQ_E_ARG: the prompt does not fit into the model's context. */
+VPTQ_CALL vptq_status vptq_generate(vptq_ctx *ctx, const vptq_model *m,
+                                    const vptq_prompt *prompt, const vptq_generate_options *opt,
+                                    vptq_emit_fn emit, void *arg, vptq_generate_result *result,
+                                    vptq_err *err);
+
+/* ---- Benchmarks ------------------------------------------------------------------------- */
+
+typedef struct vptq_gemv_pair {
+    uint32_t a, b;
+} vptq_gemv_pair;
+
+typedef enum {
+    VPTQ_GEMV_COLD, /* every call takes the next of several copies that no cache holds */
+    VPTQ_GEMV_WARM, /* every call takes the same copy */
+    VPTQ_GEMV_CHAIN /* a call is a block of a model, cold: shape AxB stands for four matrices A
+                       to A, two A to B and one B to A */
+} vptq_gemv_cache;
+
+typedef struct vptq_gemv_options {
+    const vptq_gemv_pair *shapes, *codebooks; /* in and out; k and k_res (0 = none).  Count 0:
+                                                 those of the published tables */
+    size_t shape_count, codebook_count;
+    const uint32_t *batch; /* [batch_count] rows of activations */
+    size_t batch_count;
+    uint32_t v;
+    vptq_dtype dtype; /* of the dense matrix and of codebooks; F16 or BF16 */
+    vptq_gemv_cache cache;
+    bool sequential; /* codes 0, 1, 2 ... as in the published benchmark; else random */
+    double seconds;  /* per row, approximately */
+    uint64_t seed;
+} vptq_gemv_options;
+
+typedef struct vptq_gemv_row {
+    uint32_t in_features, out_features, v, k, k_res, batch;
+    double time_us, time_p10_us, time_p90_us; /* packed: median and percentiles of a call */
+    double half_us, library_us; /* dense: this backend on 16 bits, the library on F32 */
+    double dense_us;            /* the faster of the two */
+    double ratio;               /* time_us / dense_us */
+    double gb_per_second;       /* bytes of the packed matrix over time_us */
+    double floor_fraction;      /* of the rate at which the device reads memory */
+    uint64_t packed_bytes, half_bytes;
+} vptq_gemv_row;
+typedef vptq_status (*vptq_gemv_fn)(void *arg, const vptq_gemv_row *row, vptq_err *err);
+
+/* Times products with packed matrices against dense ones, by codebooks, shapes and batches. */
+VPTQ_CALL vptq_status vptq_gemv(vptq_ctx *ctx, const vptq_gemv_options *opt, vptq_gemv_fn fn,
+                                void *arg, vptq_err *err);
+
+enum { VPTQ_SERVE_NAME = 64, VPTQ_SERVE_RUN_NAME = 2 * VPTQ_SERVE_NAME + 16 }; /* bytes */
+
+typedef struct vptq_serve_config {
+    char name[VPTQ_SERVE_NAME];
+    uint32_t batch, input, output; /* sequences; tokens of each prompt and of each reply */
+} vptq_serve_config;
+
+/* The [*count] configurations of the published report; static. */
+VPTQ_API const vptq_serve_config *vptq_serve_named(size_t *count);
+/* One of those by its name, or "BATCH,INPUT,OUTPUT". */
+VPTQ_CALL vptq_status vptq_serve_parse(const char *text, vptq_serve_config *config,
+                                       vptq_err *err);
+
+typedef struct vptq_serve_model {
+    char name[VPTQ_SERVE_NAME];
+    vptq_model *model; /* loaded with need_tokenizer */
+} vptq_serve_model;
+
+typedef struct vptq_serve_options {
+    const vptq_serve_model *models;
+    size_t model_count;
+    const vptq_serve_config *configs;
+    size_t config_count;
+    uint32_t runs, warmup; /* per model and configuration */
+    vptq_dtype kv;         /* type of keys and values, F16 or F32 */
+    uint64_t seed;
+    bool allow_long;     /* sequences may exceed a model's context */
+    const char *backend; /* NULL = the context's.  Every model gets a device of its own */
+    const char
+        *records; /* file to append a JSON line per run to; runs it has are not repeated */
+    bool force;   /* empty the file first */
+    bool dry_run; /* records of run 1 with `need` only */
+} vptq_serve_options;
+
+typedef struct vptq_serve_need {
+    uint64_t weights;        /* as stored: mapped, not allocated */
+    uint64_t cache, working; /* bytes */
+} vptq_serve_need;
+
+typedef struct vptq_serve_record {
+    const vptq_serve_model *model;
+    const vptq_serve_config *config;
+    uint32_t run;         /* from 1 */
+    bool resumed;         /* read from the file */
+    double latency, ttft; /* seconds to the last token of all, and to the last first token */
+    double output_throughput; /* batch * output / (latency - ttft), tokens per second */
+    double overall_throughput, input_throughput; /* all tokens / latency, input / ttft */
+    double last_gen_throughput; /* of the last step; this and output_throughput are NAN if the
+                                   output is one token */
+    uint64_t peak_memory_bytes; /* weights, and most that was allocated for this model */
+    vptq_serve_need need;
+    double bits_per_weight;
+    vptq_dtype kv;
+    int threads;
+    const char *backend;
+    uint64_t seed;
+} vptq_serve_record;
+typedef vptq_status (*vptq_serve_fn)(void *arg, const vptq_serve_record *r, vptq_err *err);
+
+/* "MODEL_CONFIG" */
+VPTQ_API void vptq_serve_group(const vptq_serve_record *r, char name[VPTQ_SERVE_RUN_NAME]);
+
+/* Times batches of random prompts that all models answer in turn: run 1 of every model, then
+ * run 2.  Checks names, lengths and memory before the first run. */
+VPTQ_CALL vptq_status vptq_serve(vptq_ctx *ctx, const vptq_serve_options *opt, vptq_serve_fn fn,
+                                 void *arg, vptq_err *err);
+
+typedef struct vptq_compare_options {
+    const char *original; /* model that the others are compared with; NULL = "original" */
+    const char *source;   /* what the report says it was generated from */
+    bool classic;         /* layout of the published report; Markdown only */
+} vptq_compare_options;
+
+/* Appends a report on [count] files of serving records to *out. */
+VPTQ_CALL vptq_status vptq_compare(vptq_ctx *ctx, const char *const *records, size_t count,
+                                   const vptq_compare_options *opt, vptq_format format,
+                                   vptq_string *out, vptq_err *err);
+
+/* ---- Ablation tables -------------------------------------------------------------------- */
+
+typedef struct vptq_ablate_text {
+    const char *path;
+    bool tokens; /* ids, int32 little endian */
+} vptq_ablate_text;
+
+typedef struct vptq_ablate_options {
+    const char *model, *tokenizer; /* tokenizer may be NULL */
+    const char *dir;               /* directory of the table, to make or to continue */
+    const char *hessians; /* directory; NULL = DIR/hessians, collected as `collect` says */
+    vptq_collect_options collect; /* its layers are those of all rows */
+    const char *rows;             /* file: a JSON list of rows; NULL = the paper's Table 10 */
+    const char *const *only; /* [only_count] names, labels, numbers ("4", "2-10"); none = all */
+    size_t only_count;
+    const char *encoder; /* of all rows, and settings before their own */
+    const vptq_setting_text *given;
+    size_t given_count;
+    const vptq_ablate_text *texts; /* [text_count], at least 1: a column of perplexities each */
+    size_t text_count;
+    vptq_ppl_options ppl; /* of each text; of its corpus only `rows` counts */
+    bool keep_packed;     /* keep the archive of every row in DIR/packed */
+    bool force;           /* quantize rows of other settings again */
+    bool dry_run;         /* bits of all rows; needs no directory */
+} vptq_ablate_options;
+
+typedef struct vptq_ablate_progress {
+    const char *name;
+    size_t done, count; /* rows */
+    double bits_per_weight, ppl, ppl_stderr;
+} vptq_ablate_progress;
+
+/* Quantizes, packs and measures every row, calls `fn` (may be NULL) after each, and appends the
+ * table to *out.  `seconds` = false leaves out timings: the same bytes from every run. */
+VPTQ_CALL vptq_status vptq_ablate(vptq_ctx *ctx, const vptq_ablate_options *opt,
+                                  void (*fn)(void *arg, const vptq_ablate_progress *row),
+                                  void *arg, vptq_format format, bool seconds, vptq_string *out,
+                                  vptq_err *err);
+
+/* ---- Output ----------------------------------------------------------------------------- */
+
+/* A text that reports are appended to; starts as {NULL, 0}. */
+struct vptq_string {
+    char *data; /* terminated; NULL = empty */
+    size_t length;
+};
+VPTQ_API void vptq_string_free(vptq_string *out);
+
+/* A file that appears whole: it replaces `path` when it is committed.  Without `force` an
+ * existing file is VPTQ_E_EXISTS. */
+VPTQ_CALL vptq_status vptq_writer_open(const char *path, bool force, vptq_writer **w,
+                                       vptq_err *err);
+VPTQ_CALL vptq_status vptq_writer_write(vptq_writer *w, const void *data, size_t bytes,
+                                        vptq_err *err);
+VPTQ_CALL vptq_status vptq_writer_commit(vptq_writer *w, vptq_err *err);
+VPTQ_API void vptq_writer_close(vptq_writer *w); /* without a commit, nothing appears */
+
+#ifdef __cplusplus
+}
+#endif
 #endif

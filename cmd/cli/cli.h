@@ -17,6 +17,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "lib/internal.h"
 #include "lib/vptq.h"
 
 enum { CLI_OK = 0, CLI_FAILED = 1, CLI_USAGE = 2, CLI_CHECK_FAILED = 3, CLI_INTERRUPTED = 130 };

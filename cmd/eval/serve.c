@@ -190,7 +190,7 @@ static vptq_status print_plan(const vptq_cli *cli, const vptq_serve_options *o, 
     for (size_t c = 0; c < o->config_count; c++)
         for (size_t m = 0; m < o->model_count; m++) {
             vptq_serve_record r = {.model = &o->models[m], .config = &o->configs[c]};
-            VPTQ_CHECK(vptq_serve_need_of(&r.model->model, r.config, o->kv, &r.need, err));
+            VPTQ_CHECK(vptq_serve_need_of(r.model->model, r.config, o->kv, &r.need, err));
             serve_row row = make_row(&r);
             row.runs = o->runs;
             snprintf(row.weights, sizeof row.weights, "%.1f",
@@ -275,8 +275,13 @@ static vptq_status open_models(const vptq_cli *cli, const serve_command *c, serv
     for (size_t i = 0; i < c->models.count; i++) {
         const char *path;
         VPTQ_CHECK(split_name(c->models.items[i], j->models[i].name, &path, err));
-        VPTQ_CHECK(vptq_serve_model_open(&cli->ctx, path, &opt, &j->models[i], err));
+        j->models[i].model = vptq_arena_zalloc(arena, 1, sizeof *j->models[i].model, err);
+        if (!j->models[i].model)
+            return VPTQ_E_NOMEM;
+        VPTQ_CHECK(vptq_model_open(&cli->ctx, path, &opt, true, j->models[i].model, err));
         j->opened++;
+        VPTQ_CHECK(vptq_checkpoint_fingerprint(&j->models[i].model->ckpt, &cli->ctx,
+                                               j->models[i].model->fingerprint, err));
     }
     j->o.models = j->models;
     j->o.model_count = c->models.count;
@@ -310,7 +315,7 @@ static int run_serve(vptq_cli *cli, const serve_command *c)
 out:
     vptq_serve_log_close(j.log);
     for (size_t i = 0; i < j.opened; i++)
-        vptq_model_release(&j.models[i].model);
+        vptq_model_release(j.models[i].model);
     vptq_arena_release(&arena);
     return vptq_cli_finish(cli, st, &err);
 }

@@ -11,17 +11,8 @@
 
 #include "formats/hf/safetensors.h"
 #include "formats/json.h"
+#include "lib/vptq.h"
 
-/* The term T of k and v, a mean over windows.  Nearly every query reads the key and the value
- * of a few tokens that E[x x^T] counts as one in thousands.  sink: x0 x0^T of the window's
- * first token.  attention: sum_t a_t x_t x_t^T, a_t the mean over query heads and queries of
- * the squared attention probability that t receives. */
-typedef enum {
-    VPTQ_WEIGHTS_PLAIN, /* no term */
-    VPTQ_WEIGHTS_SINK,
-    VPTQ_WEIGHTS_ATTENTION,
-    VPTQ_WEIGHTS_COUNT
-} vptq_token_weights;
 const char *vptq_token_weights_name(vptq_token_weights w); /* "plain", "sink", "attention" */
 /* Of the `len` bytes at `name`; VPTQ_WEIGHTS_COUNT when there is none of that name. */
 vptq_token_weights vptq_token_weights_find(const char *name, size_t len);

@@ -18,14 +18,13 @@
 #include "lib/base/le.h"
 #include "lib/base/mem.h"
 
-typedef enum { VPTQ_KLD_BASE_COMPACT, VPTQ_KLD_BASE_FULL } vptq_kld_base_precision;
 typedef enum {
     VPTQ_KLD_BASE_GPTQ,
     VPTQ_KLD_BASE_LLAMA_CPP,
     VPTQ_KLD_BASE_PROTOCOLS
 } vptq_kld_base_protocol;
 
-enum { VPTQ_KLD_BASE_NAME_MAX = 63, VPTQ_KLD_BASE_CODES = 65536 };
+enum { VPTQ_KLD_BASE_CODES = 65536 };
 
 typedef struct vptq_kld_base_head {
     vptq_kld_base_precision precision;

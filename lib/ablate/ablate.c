@@ -158,14 +158,14 @@ static vptq_quantize_options quantize_options(const ablation *a, const vptq_abla
                                    .hessians = a->hessians,
                                    .kv_factor = NAN,
                                    .tokenizer = a->opt->tokenizer,
-                                   .settings = row->settings,
+                                   .settings = &row->settings,
                                    .recipe = row->recipe,
                                    .bits = row->bits,
                                    .allocate = row->allocate,
                                    .first_layer = c->first_layer,
                                    .last_layer = c->last_layer,
                                    .force = a->opt->force,
-                                   .looked_at = true};
+                                   .no_size_warnings = true};
 }
 
 /* A hash of report.jsonl, which has the losses and settings of every matrix. */

@@ -19,6 +19,7 @@
 #include "lib/pack/pack.h"
 #include "lib/quantize/quantize.h"
 #include "lib/report/table.h"
+#include "lib/vptq.h"
 
 /* What the row of the paper was trained with behind quantizing, which is not done here. */
 typedef enum { VPTQ_FINETUNE_NONE, VPTQ_FINETUNE_LAYER, VPTQ_FINETUNE_ALL } vptq_finetune;
@@ -38,32 +39,6 @@ typedef struct vptq_ablate_row {
      * not run. */
     bool skipped;
 } vptq_ablate_row;
-
-typedef struct vptq_ablate_text {
-    const char *path;
-    bool tokens; /* ids, int32 little endian */
-} vptq_ablate_text;
-
-typedef struct vptq_ablate_options {
-    const char *model, *tokenizer; /* tokenizer may be NULL */
-    const char *dir;
-    const char *hessians;         /* a directory; NULL = DIR/hessians, made as `collect` says */
-    vptq_collect_options collect; /* its layers are those of all rows */
-    const char *rows; /* a JSON list of rows (docs/formats.md); NULL = the paper's */
-    /* of them: names, labels, numbers from 1 ("4", "2-10"); none = all */
-    const char *const *only;
-    size_t only_count;
-    /* for all rows, before their own */
-    const char *encoder; /* or NULL */
-    const vptq_setting_text *given;
-    size_t given_count;
-    const vptq_ablate_text *texts;
-    size_t text_count;    /* at least 1 */
-    vptq_ppl_options ppl; /* of each text; its corpus holds `rows` only */
-    bool keep_packed;     /* archives stay */
-    bool force;           /* rows and Hessians of other settings are made again */
-    bool dry_run;         /* bits of all rows; needs no directory */
-} vptq_ablate_options;
 
 typedef struct vptq_ablate_score {
     double ppl, ppl_stderr, nll;

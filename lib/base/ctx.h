@@ -3,36 +3,17 @@
 #ifndef VPTQ_BASE_CTX_H
 #define VPTQ_BASE_CTX_H
 
-#include <signal.h>
-#include <stdbool.h>
-#include <stdint.h>
-
 #include "lib/base/mem.h"
 #include "lib/base/status.h"
 
-typedef enum {
-    VPTQ_LOG_WARN = 1, /* something the user should act on; shown unless -qq */
-    VPTQ_LOG_INFO = 2, /* shown by default */
-    VPTQ_LOG_MORE = 3, /* -v */
-    VPTQ_LOG_DEBUG = 4 /* -vv */
-} vptq_log_level;
-
-typedef void (*vptq_log_fn)(void *user, vptq_log_level level, const char *text);
-
-/* `stage` is a constant ("hessian", "quantize"), done/total count its units (tokens, matrices);
- * `detail` is a short free text ("layer 3 mlp.down_proj, loss 0.0123") or NULL. */
-typedef void (*vptq_progress_fn)(void *user, const char *stage, uint64_t done, uint64_t total,
-                                 const char *detail);
-
-typedef struct vptq_ctx {
-    vptq_mem *mem;             /* NULL: plain allocation */
-    int threads;               /* >= 1; results never depend on it */
-    vptq_log_fn log;           /* NULL: silent */
-    vptq_progress_fn progress; /* NULL: silent */
-    void *user;                /* passed to both */
-    const volatile sig_atomic_t
-        *cancel; /* non-zero = stop soon with VPTQ_E_CANCELLED; may be NULL */
-} vptq_ctx;
+struct vptq_ctx {
+    vptq_mem *mem;                       /* NULL: plain allocation */
+    int threads;                         /* >= 1; results never depend on it */
+    vptq_log_fn log;                     /* NULL: silent */
+    vptq_progress_fn progress;           /* NULL: silent */
+    void *user;                          /* passed to both */
+    const volatile sig_atomic_t *cancel; /* as vptq_ctx_options.cancel */
+};
 
 void vptq_log(const vptq_ctx *ctx, vptq_log_level level, const char *fmt, ...)
     VPTQ_PRINTF(3, 4);

@@ -6,34 +6,7 @@
 #include <stddef.h>
 
 #include "lib/base/status.h"
-
-typedef enum {
-    VPTQ_F32,
-    VPTQ_F16,
-    VPTQ_BF16,
-    VPTQ_F64,
-    VPTQ_I8,
-    VPTQ_U8,
-    VPTQ_I16,
-    VPTQ_U16,
-    VPTQ_I32,
-    VPTQ_U32,
-    VPTQ_I64,
-    VPTQ_U64,
-    VPTQ_BOOL,
-    /* GGUF block types: `block` elements in `bytes` bytes */
-    VPTQ_Q4_0,
-    VPTQ_Q4_1,
-    VPTQ_Q5_0,
-    VPTQ_Q5_1,
-    VPTQ_Q8_0,
-    VPTQ_Q2_K,
-    VPTQ_Q3_K,
-    VPTQ_Q4_K,
-    VPTQ_Q5_K,
-    VPTQ_Q6_K,
-    VPTQ_DTYPE_COUNT
-} vptq_dtype;
+#include "lib/vptq.h"
 
 typedef struct vptq_dtype_info {
     const char *name; /* "F16", "Q4_1": the name in messages; = safetensors' for plain types */

@@ -24,17 +24,9 @@
 
 #include "lib/base/bits.h"
 #include "lib/base/status.h"
+#include "lib/vptq.h"
 
 enum { VPTQ_VQ_MAX_V = 64, VPTQ_VQ_MAX_K = 65536 };
-
-typedef struct vptq_vq_shape {
-    uint32_t out, in;            /* W is [out, in] */
-    uint32_t v, k, k_res;        /* k_res 0 = no residual codebook; k, k_res powers of two */
-    uint32_t groups, group_size; /* in = outliers + groups * group_size */
-    uint32_t outliers, v0,
-        k0; /* outlier columns and their codebook; 0, 0, 0 when there are none */
-    bool has_perm, has_norm; /* whether perm, and scale + bias, are stored */
-} vptq_vq_shape;
 
 typedef struct vptq_vq {
     vptq_vq_shape shape;
@@ -69,11 +61,6 @@ vptq_vq_row_words(const vptq_vq_shape *s) /* words of one (group, vector row) ro
  * codebook complete. */
 vptq_status vptq_vq_shape_check(const vptq_vq_shape *s, vptq_err *err) VPTQ_MUST_CHECK;
 
-/* Every bit that is stored for the matrix, by part; storage types are 16 bits wide. */
-typedef struct vptq_vq_bits {
-    uint64_t indices, codebooks, norm, perm, outlier_indices, outlier_codebook, total;
-    double per_weight; /* total / (out * in) */
-} vptq_vq_bits;
 vptq_vq_bits vptq_vq_count_bits(const vptq_vq_shape *s);
 
 #endif

@@ -8,10 +8,7 @@
 #define VPTQ_BENCH_GEMV_H
 
 #include "lib/backend/backend.h"
-
-typedef struct vptq_gemv_pair {
-    uint32_t a, b;
-} vptq_gemv_pair;
+#include "lib/vptq.h"
 
 /* The shapes and codebooks of the published tables: a = in, b = out; a = k, b = k_res. */
 enum { VPTQ_GEMV_SHAPES = 30, VPTQ_GEMV_CODEBOOKS = 4, VPTQ_GEMV_CHAINS = 4 };
@@ -19,39 +16,6 @@ const vptq_gemv_pair *vptq_gemv_published_shapes(void);
 /* Blocks of SmolLM2-135M, TinyLlama-1.1B, Llama-2-7B and -13B: a = hidden, b = intermediate. */
 const vptq_gemv_pair *vptq_gemv_chain_shapes(void);
 const vptq_gemv_pair *vptq_gemv_published_codebooks(void);
-
-typedef enum {
-    VPTQ_GEMV_COLD, /* each call uses the next copy; together they exceed the caches */
-    VPTQ_GEMV_WARM, /* each call uses the same copy */
-    VPTQ_GEMV_CHAIN /* a call is a block of a model, cold: for a shape AxB, four matrices
-                     * A to A, two A to B and one B to A in sequence */
-} vptq_gemv_cache;
-
-typedef struct vptq_gemv_options {
-    const vptq_gemv_pair *shapes, *codebooks; /* in and out; k and k_res (0 = none) */
-    size_t shape_count, codebook_count;
-    const uint32_t *batch; /* tokens: rows of x */
-    size_t batch_count;
-    uint32_t v;
-    vptq_dtype dtype; /* of the dense 16-bit matrix and of what codebooks hold; F16 or BF16 */
-    vptq_gemv_cache cache;
-    bool sequential; /* indices 0, 1, 2 ... as in the published benchmark; else random */
-    double seconds;  /* per row, approximately */
-    uint64_t seed;
-} vptq_gemv_options;
-
-typedef struct vptq_gemv_row {
-    uint32_t in_features, out_features, v, k, k_res, batch;
-    double time_us, time_p10_us, time_p90_us; /* packed: median and percentiles of a call */
-    double half_us, library_us; /* dense: this backend's on 16 bits, the library's on F32 */
-    double dense_us;            /* the faster of the two */
-    double ratio;               /* time_us / dense_us */
-    double gb_per_second;       /* bytes of the packed matrix over time_us */
-    double floor_fraction;      /* of the rate at which the device reads memory */
-    uint64_t packed_bytes, half_bytes;
-} vptq_gemv_row;
-
-typedef vptq_status (*vptq_gemv_fn)(void *arg, const vptq_gemv_row *row, vptq_err *err);
 
 /* Measures rows in the order of the published tables: codebooks, then shapes (out, then in),
  * then batch.  Errors: VPTQ_E_ARG naming an impossible option, VPTQ_E_NOMEM for a matrix that

@@ -139,7 +139,7 @@ static vptq_status check_lengths(const vptq_serve_options *o, vptq_err *err)
     for (size_t c = 0; c < o->config_count && !o->allow_long; c++)
         for (size_t i = 0; i < o->model_count; i++) {
             const uint64_t length = (uint64_t)o->configs[c].input + o->configs[c].output;
-            const uint32_t context = o->models[i].model.desc->context;
+            const uint32_t context = o->models[i].model->desc->context;
             if (length > context)
                 return vptq_fail(err, VPTQ_E_ARG,
                                  "configuration '%s' has sequences of %" PRIu64
@@ -159,7 +159,7 @@ static vptq_status check_memory(const vptq_serve_options *o, const vptq_device *
         for (size_t i = 0; i < o->model_count; i++) {
             vptq_serve_need need;
             VPTQ_CHECK(
-                vptq_serve_need_of(&o->models[i].model, &o->configs[c], o->kv, &need, err));
+                vptq_serve_need_of(o->models[i].model, &o->configs[c], o->kv, &need, err));
             cache += need.cache;
             working += need.working;
         }
@@ -173,19 +173,6 @@ static vptq_status check_memory(const vptq_serve_options *o, const vptq_device *
     return VPTQ_OK;
 }
 
-vptq_status vptq_serve_model_open(const vptq_ctx *ctx, const char *path,
-                                  const vptq_checkpoint_options *opt, vptq_serve_model *m,
-                                  vptq_err *err)
-{
-    vptq_status st = vptq_model_open(ctx, path, opt, true, &m->model, err);
-    if (st)
-        return st;
-    st = vptq_checkpoint_fingerprint(&m->model.ckpt, ctx, m->fingerprint, err);
-    if (st)
-        vptq_model_release(&m->model);
-    return st;
-}
-
 static vptq_status record_of(const vptq_ctx *ctx, const vptq_serve_options *o,
                              const vptq_device *dev, size_t model, size_t config, uint32_t run,
                              vptq_serve_record *r, vptq_err *err)
@@ -194,12 +181,12 @@ static vptq_status record_of(const vptq_ctx *ctx, const vptq_serve_options *o,
                              .config = &o->configs[config],
                              .run = run,
                              .bits_per_weight =
-                                 vptq_model_bits_per_weight(&o->models[model].model),
+                                 vptq_model_bits_per_weight(o->models[model].model),
                              .kv = o->kv,
                              .threads = ctx->threads,
                              .backend = dev->ops->name,
                              .seed = o->seed};
-    return vptq_serve_need_of(&r->model->model, r->config, o->kv, &r->need, err);
+    return vptq_serve_need_of(r->model->model, r->config, o->kv, &r->need, err);
 }
 
 /* Tokens of all runs, for progress, and of those that the file has. */
@@ -320,8 +307,8 @@ static vptq_status lane_open(server *s, lane *l, const vptq_serve_config *c, vpt
     VPTQ_TRY(vptq_device_open(s->ctx, s->o->backend, &l->dev, err));
     l->has_dev = true;
     l->left0 = l->dev.ops->left(l->dev.state);
-    VPTQ_TRY(vptq_serve_plain_ids(&l->m->model, s->ctx->mem, &l->plain, &l->plain_count, err));
-    VPTQ_TRY(vptq_batch_open(&l->m->model, &l->dev, &o, &l->b, err));
+    VPTQ_TRY(vptq_serve_plain_ids(l->m->model, s->ctx->mem, &l->plain, &l->plain_count, err));
+    VPTQ_TRY(vptq_batch_open(l->m->model, &l->dev, &o, &l->b, err));
     l->held = used_bytes(s) - before;
 out:
     if (st)

@@ -179,7 +179,7 @@ static json_t *to_json(const vptq_serve_record *r)
         "weight_bytes", whole(r->need.weights), "cache_bytes", whole(r->need.cache),
         "working_bytes", whole(r->need.working), "bits_per_weight", real(r->bits_per_weight),
         "kv", kv_name(r->kv), "threads", whole((uint64_t)r->threads), "backend", r->backend,
-        "seed", whole(r->seed), "model_fingerprint", r->model->fingerprint);
+        "seed", whole(r->seed), "model_fingerprint", r->model->model->fingerprint);
 }
 
 /* Settings that two runs of one name must share. */

@@ -4,17 +4,7 @@
 
 #include "lib/base/buf.h"
 #include "lib/model/model.h"
-
-typedef struct vptq_chat_options {
-    const char *template_file; /* Jinja, in place of the model's own; NULL = that */
-    const char *system;        /* first message; NULL = none */
-    const char *messages; /* file: a JSON list of messages, or an object of variables of which
-                             "messages" is such a list; NULL = none */
-    const char *user;     /* last message; NULL = none */
-    const char *date;     /* as vptq_template_input.date */
-    const char *const *args; /* [arg_count] "NAME=JSON": variables of the template */
-    size_t arg_count;
-} vptq_chat_options;
+#include "lib/vptq.h"
 
 /* Appends what the template makes of the messages, with the beginning of a reply behind them.
  * Like transformers it is meant to be encoded with special tokens and without a BOS in front of

@@ -9,6 +9,7 @@
 
 #include "lib/backend/backend.h"
 #include "lib/encoder/settings.h"
+#include "lib/vptq.h"
 
 /* Called when a step begins, with the loss so far (NAN at first). */
 typedef void (*vptq_step_fn)(void *arg, const char *step, double loss);
@@ -25,32 +26,6 @@ typedef struct vptq_encoder_input {
     vptq_step_fn on_step;  /* may be NULL */
     void *on_step_arg;
 } vptq_encoder_input;
-
-/* Losses are tr(E H E^T) / tr(W H W^T) without ridge, of the matrix that would be stored if the
- * encoder stopped after this step. */
-typedef struct vptq_encoder_step {
-    const char *name; /* "k-means", "residual", "joint", "pass", "retrain", "sweeps", "scales",
-                         "refit", "storage" */
-    double loss;      /* under the plain Hessian */
-    double weighted;  /* under input.metric, if given; otherwise the same as loss */
-    double held_out;  /* 0 without one */
-    bool reverted;    /* the step raised the objective: all its changes were reverted */
-    double seconds;   /* never written to files */
-} vptq_encoder_step;
-
-enum { VPTQ_ENCODER_MAX_REFITS = 16, VPTQ_ENCODER_MAX_STEPS = 8 + 2 * VPTQ_ENCODER_MAX_REFITS };
-
-typedef struct vptq_encoder_report {
-    vptq_encoder_step steps[VPTQ_ENCODER_MAX_STEPS];
-    uint32_t num_steps;
-    double loss, weighted, held_out; /* of the stored matrix, as a reader decodes it */
-    double relative_mse;             /* |E|^2 / |W|^2 of the stored matrix */
-    int kmeans_iterations;           /* of all codebooks together */
-    uint32_t kmeans_repaired;        /* empty clusters that were filled again */
-    double damping_added;            /* times the mean diagonal; 0: H' factored without */
-    uint32_t dead_columns;           /* H_jj = 0: their errors do not count */
-    double seconds;                  /* never written to files */
-} vptq_encoder_report;
 
 /* All memory belongs to the caller's arena. */
 typedef struct vptq_encoder_result {

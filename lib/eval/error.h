@@ -5,6 +5,7 @@
 #include "lib/backend/backend.h"
 #include "lib/model/model.h"
 #include "lib/report/table.h"
+#include "lib/vptq.h"
 
 /* One row per quantized matrix, ordered by layer and by linear layer. */
 typedef struct vptq_error_row {
@@ -32,12 +33,6 @@ vptq_status vptq_eval_error(vptq_device *dev, const vptq_model *quantized,
  * if their shapes differ. */
 vptq_status vptq_eval_check_shapes(const vptq_model *m, const vptq_model *base,
                                    vptq_err *err) VPTQ_MUST_CHECK;
-
-typedef enum {
-    VPTQ_ERROR_ORDER_FORMAT, /* CSV and JSON by layer, all other formats worst first */
-    VPTQ_ERROR_ORDER_WORST,  /* by falling output error, or weight error without Hessians */
-    VPTQ_ERROR_ORDER_LAYER
-} vptq_error_order;
 
 typedef struct vptq_error_report {
     const vptq_error_row *rows;

@@ -21,6 +21,7 @@
 #define VPTQ_EVAL_TASK_FILE_H
 
 #include "lib/base/mem.h"
+#include "lib/vptq.h"
 
 typedef enum {
     VPTQ_TASK_ARC,
@@ -68,13 +69,6 @@ typedef struct vptq_task_file {
     vptq_task_item *items;
     size_t count;
 } vptq_task_file;
-
-typedef struct vptq_task_file_options {
-    const char *task;      /* name of the task; if it names a known data set, records of another
-                              set are an error */
-    const char *delimiter; /* between query and choice, in the form `choices` */
-    size_t limit;          /* maximum number of items; 0 = all */
-} vptq_task_file_options;
 
 /* VPTQ_E_FORMAT with file and line for an unknown form or another one than the first record's,
  * keys that are missing, duplicate or of a wrong type, text that is not UTF-8, fewer than two

@@ -11,12 +11,7 @@
 #include "lib/base/buf.h"
 #include "lib/eval/task_file.h"
 #include "lib/model/model.h"
-
-typedef struct vptq_task_options {
-    size_t context; /* tokens that run for a request at most, older ones are cut off; 0 = the
-                       model's context */
-    bool dry_run;   /* plan only: fills counts */
-} vptq_task_options;
+#include "lib/vptq.h"
 
 /* What a model makes of one item. */
 typedef struct vptq_task_answer {
@@ -29,19 +24,6 @@ typedef struct vptq_task_answer {
     bool correct_norm;
 } vptq_task_answer;
 
-/* Means over items with their standard errors: sample deviation / sqrt(items), NaN for one
- * item.  acc_norm is NaN where vptq_task_form_has_norm is false, perplexity, exp of the mean
- * negated log-likelihood, where items have choices; its standard error is that of the mean
- * times the perplexity. */
-typedef struct vptq_task_result {
-    double acc, acc_stderr, acc_norm, acc_norm_stderr;
-    double perplexity, perplexity_stderr;
-    uint64_t items, requests;
-    uint64_t rows;       /* tokens that went through the blocks */
-    uint64_t rows_saved; /* more that it would be without sharing */
-    double seconds;
-} vptq_task_result;
-
 /* Measures one file of items.  `name` is the task's, for progress.  answers (may be NULL)
  * becomes [file->count], in `arena`.  The size of a batch depends on the free memory and does
  * not change the result.  Errors: VPTQ_E_ARG without a tokenizer, VPTQ_E_FORMAT with file and
@@ -52,13 +34,6 @@ vptq_status vptq_eval_task(vptq_device *dev, const vptq_model *m, const char *na
                            vptq_arena *arena, vptq_task_answer **answers, vptq_task_result *r,
                            vptq_err *err) VPTQ_MUST_CHECK;
 
-/* The answers of a model beside those of its original. */
-typedef struct vptq_task_agreement {
-    double same, same_stderr; /* fraction of items with the same choice; of one request
-                                 alone: both greedy or neither */
-    double same_norm, same_norm_stderr;      /* NaN as acc_norm */
-    uint64_t right_to_wrong, wrong_to_right; /* by acc, from the original to the model */
-} vptq_task_agreement;
 void vptq_eval_task_compare(const vptq_task_file *file, const vptq_task_answer *answers,
                             const vptq_task_answer *base, vptq_task_agreement *a);
 

@@ -3,15 +3,7 @@
 #define VPTQ_MODEL_CORPUS_H
 
 #include "lib/tokenizer/tokenizer.h"
-
-typedef struct vptq_corpus_options {
-    const char *const *texts; /* UTF-8 files, each tokenized on its own, ids joined in order */
-    size_t text_count;
-    const char *const *tokens; /* raw int32 little-endian id files, appended after the texts */
-    size_t token_count;
-    bool rows; /* form a text as Hugging Face rows joined by two newlines: a line that is not
-                  blank keeps its newline, a blank line is an empty row */
-} vptq_corpus_options;
+#include "lib/vptq.h"
 
 typedef struct vptq_corpus {
     vptq_ids ids;

@@ -57,6 +57,7 @@ typedef struct vptq_model {
     const vptq_tensor *embedding, *final_norm, *head; /* head == embedding when tied */
     vptq_vocab vocab;                                 /* only when tokenizer != NULL */
     vptq_tokenizer *tokenizer;
+    char fingerprint[17]; /* of the checkpoint, set for serving; "" = not computed */
 } vptq_model;
 
 /* Opens and checks every tensor's presence and shape (names what is missing).  With

@@ -196,8 +196,8 @@ static vptq_status measure(allocation *a, vptq_err *err)
                                                                             : NULL,
                                     .windows = o->allocate_windows,
                                     .length = o->allocate_length,
-                                    .seed = o->settings.seed,
-                                    .storage = o->settings.storage};
+                                    .seed = o->settings->seed,
+                                    .storage = o->settings->storage};
     if (o->work) {
         VPTQ_TRY(vptq_work_check_own(q, err));
         VPTQ_TRY(vptq_dir_make(o->work, err));

@@ -211,13 +211,13 @@ static vptq_status start(calibration *k, uint32_t layer, vptq_err *err)
         vptq_calibrator_forget(q->opt->work);
     k->measuring = !q->manifest;
     opt.sequential = opt.sequential && !k->measuring;
-    opt.run = opt.sequential ? vptq_hash(q->fingerprint, 16, 0) : 0;
-    opt.reserve = encoder_memory(q->model.desc);
     vptq_calibrator_release(&k->calibrator);
     vptq_arena_release(&k->arena);
     k->layer = NO_LAYER;
     memset(k->part, 0, sizeof k->part);
     VPTQ_CHECK(vptq_calibrator_plan(q->dev, &q->model, &opt, &k->calibrator, err));
+    k->calibrator.run = opt.sequential ? vptq_hash(q->fingerprint, 16, 0) : 0;
+    k->calibrator.reserve = encoder_memory(q->model.desc);
     VPTQ_CHECK(make_room(k, err));
     VPTQ_CHECK(vptq_calibrator_start(&k->calibrator, q->opt->work, layer, q->last, err));
     k->started = true;

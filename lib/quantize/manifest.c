@@ -49,7 +49,7 @@ static json_t *matrices_json(const vptq_quantizer *q)
 
     for (size_t i = 0; doc && i < (size_t)q->model.desc->layers * VPTQ_LINEAR_COUNT; i++) {
         const vptq_matrix_settings *m = &q->matrix[i];
-        json_t *own = vptq_settings_json(&m->settings, &q->opt->settings);
+        json_t *own = vptq_settings_json(&m->settings, q->opt->settings);
         bool bad = !own;
         vptq_linear_full_name(name, m->layer, m->linear);
         if (!bad && json_object_size(own))
@@ -73,7 +73,7 @@ static vptq_status resolve(const char *path, char full[PATH_MAX], vptq_err *err)
 /* Paths are stored in full: the directory may be read from anywhere. */
 vptq_status vptq_manifest_make(vptq_quantizer *q, vptq_err *err)
 {
-    const vptq_encoder_settings *s = &q->opt->settings;
+    const vptq_encoder_settings *s = q->opt->settings;
     const vptq_hessian_source *h = &q->hessians;
     const bool sequential = q->opt->calibrate && q->opt->calibrate->sequential;
     char path[PATH_MAX], tokenizer[PATH_MAX], calibration[64] = "sequential";

@@ -31,8 +31,8 @@ vptq_status vptq_plan_settings(vptq_quantizer *q, vptq_err *err)
     if (q->first > q->last || q->last >= d->layers)
         return vptq_fail(err, VPTQ_E_ARG, "layers %u-%u of a model of %u layers (0-%u)",
                          q->first, q->last, d->layers, d->layers - 1);
-    st = vptq_settings_resolve(d, &o->settings, o->recipe, &q->arena, &q->matrix, &q->rules,
-                               err);
+    st =
+        vptq_settings_resolve(d, o->settings, o->recipe, &q->arena, &q->matrix, &q->rules, err);
     /* also what an allocation will not change, before it takes its time */
     return st ? st : vptq_settings_check(d, q->matrix, err);
 }
@@ -212,7 +212,7 @@ vptq_status vptq_plan_check(const vptq_quantizer *q, vptq_err *err)
     vptq_status st = vptq_settings_check(q->model.desc, q->matrix, err);
     if (st)
         return st;
-    if (!q->opt->looked_at)
+    if (!q->opt->no_size_warnings)
         warn_large_codebooks(q);
     return VPTQ_OK;
 }

@@ -11,6 +11,7 @@
 #include "formats/json.h"
 #include "formats/model_desc.h"
 #include "lib/encoder/settings.h"
+#include "lib/vptq.h"
 
 typedef struct vptq_matrix_settings {
     uint32_t layer;
@@ -18,11 +19,6 @@ typedef struct vptq_matrix_settings {
     bool pinned; /* a recipe rule says what is stored: allocation leaves the row alone */
     vptq_encoder_settings settings;
 } vptq_matrix_settings;
-
-/* A setting as text, by the key of the table of settings. */
-typedef struct vptq_setting_text {
-    const char *key, *value;
-} vptq_setting_text;
 
 /* The defaults of all matrices.  encoder: "best", "upstream" or NULL (best); preset: a name of
  * lib/encoder/presets.h or NULL; then the `count` given ones.  VPTQ_E_ARG naming the setting.

@@ -22,14 +22,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
-/* In the order of the tools' --format. */
-typedef enum {
-    VPTQ_FORMAT_TEXT,
-    VPTQ_FORMAT_JSON, /* one object per row and line */
-    VPTQ_FORMAT_CSV,
-    VPTQ_FORMAT_MD,
-    VPTQ_FORMAT_HTML
-} vptq_format;
+#include "lib/vptq.h"
 
 /* Bits of vptq_column.formats. */
 #define VPTQ_IN_TEXT (1u << VPTQ_FORMAT_TEXT)

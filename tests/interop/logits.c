@@ -6,7 +6,7 @@
  * [ids, vocabulary]. */
 #include <stdio.h>
 
-#include "lib/vptq.h"
+#include "lib/internal.h"
 
 static vptq_status write_logits(const vptq_model *m, vptq_device *dev, const vptq_ids *ids,
                                 const char *path, vptq_arena *arena, vptq_err *err)

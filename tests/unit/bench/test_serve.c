@@ -39,6 +39,7 @@ static void test_parse(void **state)
 typedef struct rig {
     vptq_mem mem;
     vptq_ctx ctx;
+    vptq_model model[2];
     vptq_serve_model models[2];
     size_t count;
 } rig;
@@ -57,7 +58,8 @@ static bool rig_open(rig *r, size_t count)
     const vptq_checkpoint_options opt = {.tokenizer = tokenizer};
     for (size_t i = 0; i < count; i++) {
         strcpy(r->models[i].name, names[i]);
-        assert_ok(vptq_model_open(&r->ctx, model, &opt, true, &r->models[i].model, &err), &err);
+        r->models[i].model = &r->model[i];
+        assert_ok(vptq_model_open(&r->ctx, model, &opt, true, &r->model[i], &err), &err);
     }
     return true;
 }
@@ -65,7 +67,7 @@ static bool rig_open(rig *r, size_t count)
 static void rig_close(rig *r)
 {
     for (size_t i = 0; i < r->count; i++)
-        vptq_model_release(&r->models[i].model);
+        vptq_model_release(&r->model[i]);
     assert_int_equal(r->mem.used, 0);
 }
 
@@ -90,7 +92,7 @@ static void test_plain_ids(void **state)
     size_t count;
     if (!rig_open(&r, 1))
         skip();
-    assert_ok(vptq_serve_plain_ids(&r.models[0].model, &r.mem, &ids, &count, &err), &err);
+    assert_ok(vptq_serve_plain_ids(&r.model[0], &r.mem, &ids, &count, &err), &err);
     assert_int_equal(count, 512 - 3); /* all but <unk>, <s> and </s> */
     for (size_t i = 0; i < count; i++)
         assert_int_equal(ids[i], i + 3);

@@ -156,11 +156,13 @@ static vptq_encoder_settings small_settings(void)
 
 static vptq_quantize_options options(const char *h, const char *work)
 {
+    static vptq_encoder_settings settings;
+    settings = small_settings();
     return (vptq_quantize_options){.model = TINY,
                                    .hessians = h,
                                    .work = work,
                                    .kv_factor = NAN,
-                                   .settings = small_settings(),
+                                   .settings = &settings,
                                    .last_layer = UINT32_MAX};
 }
 
@@ -487,7 +489,9 @@ static void test_differences(void **state)
     vtest_path(path, sizeof path, work, "quantize.json");
     vptq_quantize_options opt = options(h, work);
     opt.last_layer = 0;
-    opt.settings.refits = opt.settings.retrain = opt.settings.joint = 0;
+    vptq_encoder_settings settings = *opt.settings;
+    settings.refits = settings.retrain = settings.joint = 0;
+    opt.settings = &settings;
     assert_ok(run_plain(&opt, NULL, &err), &err);
     size_t n;
     char *original = vtest_read_file(path, &n);
@@ -728,8 +732,10 @@ static vptq_status run_once(void *arg, vptq_mem *mem, vptq_err *err)
     vtest_path(work, sizeof work, o->dir, name);
     vptq_quantize_options opt = options(o->h, work);
     opt.last_layer = 0;
-    opt.settings.k_res = opt.settings.retrain = opt.settings.sweeps = opt.settings.refits = 0;
-    opt.settings.kmeans_iterations = 1;
+    vptq_encoder_settings settings = *opt.settings;
+    settings.k_res = settings.retrain = settings.sweeps = settings.refits = 0;
+    settings.kmeans_iterations = 1;
+    opt.settings = &settings;
     return run(&ctx, &opt, NULL, &result, err);
 }
 

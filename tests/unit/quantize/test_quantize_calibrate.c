@@ -42,15 +42,16 @@ static vptq_status quantize(void *arg, vptq_mem *mem, vptq_err *err)
                                               .holdout = 0.3,
                                               .weights = VPTQ_WEIGHTS_SINK,
                                               .sequential = j->sequential};
+    vptq_encoder_settings settings = vptq_encoder_defaults();
+    settings.k = 4;
+    settings.kmeans_iterations = 2;
     vptq_quantize_options opt = {.model = model_path,
                                  .work = j->work,
                                  .calibrate = &calibrate,
                                  .kv_factor = 0.1,
-                                 .settings = vptq_encoder_defaults(),
+                                 .settings = &settings,
                                  .last_layer = 1,
                                  .force = j->force};
-    opt.settings.k = 4;
-    opt.settings.kmeans_iterations = 2;
     vptq_status st = vptq_device_open(&ctx, "cpu", &dev, err);
     if (st)
         return st;
