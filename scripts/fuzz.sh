@@ -10,7 +10,7 @@ src=$(cd "$(dirname "$0")/.." && pwd)
 seconds=${1:?usage: fuzz.sh SECONDS PROGRAM..}
 shift
 case $seconds in
-'' | *[!0-9]* | 0) echo "fuzz.sh: '$seconds' is no number of seconds above 0" >&2; exit 2 ;;
+'' | *[!0-9]* | 0) echo "fuzz.sh: '$seconds' is not a number of seconds above 0" >&2; exit 2 ;;
 esac
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT

@@ -45,10 +45,10 @@ done
 [ -n "$dir" ] || usage "-o DIR is missing"
 shift
 for list in "$vectors" "$centroids" "$residuals" "$groups"; do
-    [[ $list =~ ^[0-9]+(,[0-9]+)*$ ]] || usage "'$list' is no list of whole numbers"
+    [[ $list =~ ^[0-9]+(,[0-9]+)*$ ]] || usage "'$list' is not a list of whole numbers"
 done
-[[ $outliers =~ ^[0-9]+(\.[0-9]+)?(,[0-9]+(\.[0-9]+)?)*$ ]] || usage "'$outliers' is no list of numbers"
-[[ ${max_bits:-1} =~ ^[0-9]+(\.[0-9]+)?$ ]] || usage "'$max_bits' is no number"
+[[ $outliers =~ ^[0-9]+(\.[0-9]+)?(,[0-9]+(\.[0-9]+)?)*$ ]] || usage "'$outliers' is not a list of numbers"
+[[ ${max_bits:-1} =~ ^[0-9]+(\.[0-9]+)?$ ]] || usage "'$max_bits' is not a number"
 
 # each LIST: prints its words
 each()

@@ -1,10 +1,10 @@
-/* What it takes to get one tensor out of an archive, and a part of it.
+/* Measures the time to read one tensor, or a part of it, from an archive.
  *
  *     bench_archive ARCHIVE [NAME..]
  *
- * One line for opening it, then for each tensor (without names: the largest of each type) its
- * bytes, what they take in the file, milliseconds to load it with one thread and with all, and
- * to load 1 KiB from its middle.  The best of several rounds; the file is in the page cache. */
+ * Prints one line for opening it, then for each tensor (by default the largest of each type)
+ * its bytes, its bytes in the file, milliseconds to load it with one thread and with all, and
+ * to load 1 KiB from its middle. The best of several rounds; the file is in the page cache. */
 #include <stdio.h>
 #include <stdlib.h>
 

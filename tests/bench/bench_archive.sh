@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# An archive beside the directory that it is made from: sizes and seconds at each level, what each kind of
-# entry gains, and what it takes to get one tensor out.
+# Compares an archive with the directory that it was made from: sizes and seconds at each level, the gain of
+# each kind of entry, and the time to read one tensor.
 # Usage: bench_archive.sh PACKED [LEVEL..]   (a packed directory; default: by kind, 1 3 9 19)
 # Environment: BIN (tools, default build/bin), BENCH_DIR (benchmarks, default those of the plain build),
 # PYTHON (one with numpy and zstandard, default python3).

@@ -1,8 +1,7 @@
-/* Nearest centroids per second on one core, beside the same work by an OpenBLAS product and a
- * scan of it, and as a fraction of what fused multiply-adds in registers reach here.  All three
- * are timed in turns, best of many short runs in processor time, so that whatever else runs
- * falls on all of them alike.  VPTQ_SIMD=avx2 measures the narrower kernel; --json prints one
- * object per row. */
+/* Measures nearest centroids per second on one core, against an OpenBLAS product followed by a
+ * scan, and as a fraction of the peak of fused multiply-adds in registers. The three alternate,
+ * best of many short runs in processor time, so that other load affects all alike.
+ * VPTQ_SIMD=avx2 measures the narrower kernel; --json prints one object per row. */
 #include <dlfcn.h>
 #include <math.h>
 #include <stdbool.h>

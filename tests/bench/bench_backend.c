@@ -1,8 +1,7 @@
-/* Speed of the cpu backend's rows on the shapes of a 135 M-parameter model (hidden 576, 9 heads
- * over 3 kv heads of 64, inner 1536, vocabulary 49152, 2048 tokens).  Matrix products stand
- * beside the same product by one call of OpenBLAS with as many threads; the two are timed in
- * turns, best of several, so that whatever else runs falls on both: their ratio is the result.
- */
+/* Measures the ops of the cpu backend on the shapes of a 135 M-parameter model (hidden 576, 9
+ * heads over 3 kv heads of 64, inner 1536, vocabulary 49152, 2048 tokens).  Matrix products
+ * alternate with the same product by one call of OpenBLAS with as many threads, best of
+ * several, so that other load affects both; their ratio is the result. */
 #include <dlfcn.h>
 #include <omp.h>
 #include <stdbool.h>

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Perplexity and decoding speed beside PyTorch, in turns on the same machine.
+"""Compares perplexity and decoding speed with PyTorch, alternating on the same machine.
 
     python3 tests/bench/bench_forward.py MODEL [--tokens IDS] [--threads N] [--rounds N] [--windows N]
 

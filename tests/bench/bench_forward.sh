@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Perplexity and decoding of the demo model beside PyTorch (bench_forward.py), in turns.
+# Compares perplexity and decoding of the demo model with PyTorch (bench_forward.py), alternating.
 # Environment: BIN (tools, default build/bin), PYTHON (one with torch and transformers, default
-# python3), VPTQ_DEMO_GGUF (default build/demo/model.gguf).  Says what is missing and does nothing
-# where it cannot run.
+# python3), VPTQ_DEMO_GGUF (default build/demo/model.gguf).  If something is missing, it says so and
+# does nothing.
 set -euo pipefail
 
 src=$(cd "$(dirname "$0")/../.." && pwd)

@@ -1,7 +1,7 @@
-/* Seconds of processor time that k-means takes on one thread: seeding, and 25 iterations after
- * it, on as many vectors as a matrix of 1536 x 576 has.  Vectors are normal with correlated
- * elements and a spread of lengths, weights are log-normal by column, as in a real matrix.
- * VPTQ_SIMD=avx2 measures narrower kernels; --json prints one object per row. */
+/* Measures processor seconds of k-means on one thread: seeding, then 25 iterations, on as many
+ * vectors as a matrix of 1536 x 576 has. Vectors are normal with correlated elements and
+ * varying lengths, weights are log-normal by column, as in a real matrix. VPTQ_SIMD=avx2
+ * measures narrower kernels; --json prints one object per row. */
 #include <math.h>
 #include <stdbool.h>
 #include <stdio.h>

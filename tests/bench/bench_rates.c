@@ -1,11 +1,11 @@
-/* Loss of every setting of lib/encoder/rates.c on matrices of a model, over that of the quick
- * encoding: what its table is made from.
+/* Measures the loss of every setting of lib/encoder/rates.c on matrices of a model, relative to
+ * the quick encoding. Its table is made from these.
  *
  *     bench_rates [--quick] MODEL HDIR LAYER:LINEAR[:ROWS]..
  *
  * One line per matrix (or its first ROWS rows) and setting: layer, name, rows, columns, v, k,
- * k_res, loss of the quick encoding, loss.  --quick takes a lighter encoder, with half the time
- * and nearly the same ratios.  scripts/fit_rates.py makes the table. */
+ * k_res, loss of the quick encoding, loss.  --quick uses a lighter encoder, in half the time
+ * and with nearly the same ratios.  scripts/fit_rates.py makes the table. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

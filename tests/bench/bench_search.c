@@ -1,7 +1,7 @@
-/* Microseconds of processor time per vector of the row `find` on one thread: pairs of main and
- * residual centroids at every beam, from nothing and with choices to keep.  Vectors are normal
- * with correlated elements and a spread of lengths; the main codebook is trained on them, the
- * residual one on what it leaves.  "keep" and "local" vectors have moved by a third of their
+/* Measures microseconds of processor time per vector of the op `search` on one thread: pairs of
+ * main and residual centroids at every beam, from scratch and with choices to keep. Vectors are
+ * normal with correlated elements and varying lengths; the main codebook is trained on them,
+ * the residual one on the remainder.  "keep" and "local" vectors have moved by a third of their
  * error since their choice was made by the same beam.  `ratio` is the time over that of the
  * greedy search (beam 1, from nothing), `loss` the mean squared error relative to the exact
  * search of the same vectors.  VPTQ_SIMD=avx2 measures narrower kernels;

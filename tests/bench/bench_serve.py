@@ -1,4 +1,4 @@
-"""Serving beside PyTorch: batches of random prompts, greedy, with a KV cache, on the same cores.
+"""Compares serving with PyTorch: batches of random prompts, greedy, with a KV cache, on the same cores.
 
 usage: bench_serve.py TOOL ORIGINAL [PACKED] [--batches 1,8,32,64] [--input 128] [--output 32]
        [--threads 2] [--rounds 3] [--dtypes float32,bfloat16]

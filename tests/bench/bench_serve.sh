@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Serving beside PyTorch (bench_serve.py), in turns.  Arguments go on to it: --batches 1,8,32,64
+# Compares serving with PyTorch (bench_serve.py), alternating.  Passes its arguments on: --batches 1,8,32,64
 # --input 128 --output 32 --threads 2 --rounds 3 --dtypes float32,bfloat16.
 # Environment: BIN (tools, default build/bin), PYTHON (one with torch and transformers, default
 # python3), MODEL (a Hugging Face directory; default: made of VPTQ_DEMO_GGUF, default
-# build/demo/model.gguf), PACKED (the same packed, or nothing).  Says what is missing and does
-# nothing where it cannot run.
+# build/demo/model.gguf), PACKED (the same packed, or nothing).  If something is missing, it says
+# so and does nothing.
 set -euo pipefail
 
 src=$(cd "$(dirname "$0")/../.." && pwd)

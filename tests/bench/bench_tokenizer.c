@@ -1,6 +1,6 @@
-/* Seconds that a tokenizer takes to load, and megabytes of text per second that it encodes, on
- * one thread: every TEXT whole, and line by line.  bench_tokenizer.sh puts the Python package
- * `tokenizers` beside it.  --json prints one object per row. */
+/* Measures the seconds to load a tokenizer and the megabytes of text per second that it encodes
+ * on one thread: every TEXT whole, and line by line. bench_tokenizer.sh compares it with the
+ * Python package `tokenizers`. --json prints one object per row. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

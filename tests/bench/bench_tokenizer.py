@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Loading and encoding beside the Python package `tokenizers`, in turns, one core, processor seconds.
+"""Compares loading and encoding with the Python package `tokenizers`: alternating, one core, processor seconds.
 
     python3 tests/bench/bench_tokenizer.py DATA [--rounds N]
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Loading and encoding beside the Python package `tokenizers` (bench_tokenizer.py), on one core.
+# Compares loading and encoding with the Python package `tokenizers` (bench_tokenizer.py) on one core.
 # Environment: PYTHON (one with tokenizers, default python3), PROGRAM (bench_tokenizer, default that
-# of the plain build), VPTQ_DATA (default ../shared/data).  Says what is missing and does nothing
-# where it cannot run.
+# of the plain build), VPTQ_DATA (default ../shared/data).  If something is missing, it says so and
+# does nothing.
 set -euo pipefail
 
 src=$(cd "$(dirname "$0")/../.." && pwd)

@@ -1,4 +1,4 @@
-/* What the benchmarks of single rows share. */
+/* Helpers of the benchmarks: clocks, options, random vectors. */
 #ifndef VPTQ_TESTS_BENCH_COMMON_H
 #define VPTQ_TESTS_BENCH_COMMON_H
 
@@ -7,7 +7,7 @@
 
 #include "lib/base/status.h"
 
-/* One line to stderr, and the end. */
+/* Prints one line to stderr and exits with 1. */
 _Noreturn void bench_give_up(const char *why);
 
 /* Gives up with the error unless st is VPTQ_OK. */

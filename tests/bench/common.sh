@@ -1,14 +1,14 @@
 # shellcheck shell=bash
-# What the scripts beside it share; sourced by them.
+# Helpers of the benchmark scripts; sourced by them.
 
-# skip REASON: the benchmark cannot run here, which is no failure.
+# skip REASON: the benchmark cannot run here; exits with 0.
 skip()
 {
     echo "skipped: $*"
     exit 0
 }
 
-# need_python MODULE..: the Python to run (PYTHON, default python3) has these.
+# need_python MODULE..: skips unless PYTHON (default python3) has these modules.
 need_python()
 {
     PYTHON=${PYTHON:-python3}
@@ -18,7 +18,7 @@ need_python()
     done
 }
 
-# need_file PATH HOW: where it comes from
+# need_file PATH HOW: skips if the file is missing, and says how to get it
 need_file()
 {
     [ -e "$1" ] || skip "$1 is not there ($2)"

@@ -1,4 +1,4 @@
-"""Writes the terms of k and v that token weights give, computed with PyTorch in double.
+"""Writes the Hessian terms of k and v for weighted tokens, computed with PyTorch in double.
 
 For every block, from the input x of k_proj and the attention probabilities p of eager attention:
     sink       mean over windows of x_0 x_0^T

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""One Hessian in the forms of others, for tests/unit/test_hessian_foreign.c and the fuzz corpora.
+"""Writes one Hessian in the formats of other tools, for tests/unit/test_hessian_foreign.c and the fuzz corpora.
 
     make_foreign_hessians.py            writes tests/golden/foreign; needs torch, numpy, gguf
 

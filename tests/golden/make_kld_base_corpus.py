@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the corpus of tests/fuzz/fuzz_kld_base.c: recorded bases, from docs/formats.md alone.
+"""Writes the corpus of tests/fuzz/fuzz_kld_base.c: saved base logits, from docs/formats/kld-base.md alone.
 
     make_kld_base_corpus.py tests/fuzz/corpus/kld_base          needs: pip install xxhash
 """

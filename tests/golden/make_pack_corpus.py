@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the corpora of tests/fuzz/fuzz_packed.c and fuzz_archive.c, from the descriptions in docs/formats.md alone.
+"""Writes the corpora of tests/fuzz/fuzz_packed.c and fuzz_archive.c, from docs/formats/vptq-layout.md and archive.md alone.
 
     make_pack_corpus.py tests/fuzz/corpus          needs: pip install xxhash zstandard
 """

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Small packed models as our tools write them, with the logits that upstream's loaders give.
+"""Makes small packed models with our tools, and the logits that upstream's loaders give for them.
 
     make interop                                                 makes the environment
     build/interop/venv/bin/python tests/golden/make_packed.py    writes tests/golden/packed_FAMILY/

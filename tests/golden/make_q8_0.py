@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes q8_0.bin: float32 blocks of 32, then the Q8_0 bytes that the `gguf` Python package makes of them.
+"""Writes q8_0.bin: float32 blocks of 32, then the Q8_0 bytes that the `gguf` Python package makes from them.
 
     make_q8_0.py tests/golden/q8_0.bin          needs: pip install numpy gguf
 """

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a comparison of served models must find in the records of the published report.
+"""Writes the results that a comparison of served models must find in the records of the published report.
 
 usage: make_serving.py RECORDS.jsonl > serving.jsonl
 

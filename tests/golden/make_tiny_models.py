@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tiny random models of every family with the logits that `transformers` computes.
+"""Makes tiny random models of every family with the logits that `transformers` computes.
 
     python3 tests/golden/make_tiny_models.py [family ...]      writes tests/golden/tiny_FAMILY/
 

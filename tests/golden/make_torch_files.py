@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Small PyTorch files for tests/unit/test_torch_file.c and the fuzz corpus: make_torch_files.py.
+"""Makes small PyTorch files for tests/unit/formats/test_torch_file.c and the fuzz corpus: make_torch_files.py.
 
 Needs PyTorch.  With --check FILE.. it reads files back with torch.load(weights_only=True) and
 prints every key, type, shape and the bits of every number.

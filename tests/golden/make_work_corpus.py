@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the corpora of tests/fuzz/fuzz_hessian.c and fuzz_layer_file.c, from docs/formats.md alone.
+"""Writes the corpora of tests/fuzz/fuzz_hessian.c and fuzz_layer_file.c, from docs/formats/hessians.md and work.md alone.
 
     make_work_corpus.py tests/fuzz/corpus          needs: pip install xxhash zstandard
 """

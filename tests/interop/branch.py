@@ -1,4 +1,4 @@
-"""Models as the algorithm branch of VPTQ and its users leave them, with the plain weights that they stand for.
+"""Makes models as the algorithm branch of VPTQ and its users leave them, with the plain weights that they encode.
 
 Random codebooks and indices; everything is computed here from the description of the layout in docs/formats.md, with
 NumPy, and no code is shared with the tools.

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Random and adversarial texts through our tokenizers and through the Python packages `tokenizers`
+"""Runs random and adversarial texts through our tokenizers and through the Python packages `tokenizers`
 (tokenizer.json) and `sentencepiece` (tokenizer.model): same ids, same decoded texts.
 
     python3 tests/interop/check_tokenizers.py [--pipe PROGRAM] [--seed N] [--texts N] [--mixed N] [--points] [NAME..]

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What `vptq-eval tasks --samples` and lm_eval_run.py say of the same items, side by side.
+"""Compares the results of `vptq-eval tasks --samples` and lm_eval_run.py on the same items.
 
 usage: compare_tasks.py SAMPLES HARNESS [--tolerance X]
 

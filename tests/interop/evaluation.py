@@ -1,4 +1,4 @@
-"""vptq-eval ppl and kld beside the same figures from the logits of other programs.
+"""Compares vptq-eval ppl and kld with the same figures from the logits of other programs.
 
     evaluation.py transformers BASE MODEL TEXT CONTEXT WINDOWS
     evaluation.py llama.cpp BASE.gguf MODEL.gguf TEXT CONTEXT WINDOWS [OUR_BASE OUR_MODEL]

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Logits of a GGUF file as llama.cpp computes them against stored ones: gguf_logits.py FILE IDS LOGITS N
+"""Compares the logits that llama.cpp computes for a GGUF file with stored ones: gguf_logits.py FILE IDS LOGITS N
 
 IDS: int32; LOGITS: .npy [tokens, vocabulary].  The first N tokens are compared: prints the largest
 difference as a share of the largest logit, and fails from 1e-4 on.  Needs: llama-cpp-python, numpy.

@@ -1,4 +1,4 @@
-"""What the checks of GGUF files share: a model opened by llama.cpp's Python package."""
+"""Opens a GGUF model with llama.cpp's Python package, for the checks of GGUF files."""
 import llama_cpp.llama_cpp as lib
 from llama_cpp import Llama
 

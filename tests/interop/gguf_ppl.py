@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Perplexity of a GGUF file as llama.cpp computes it: gguf_ppl.py FILE TEXT CONTEXT WINDOWS IDS
+"""Prints the perplexity that llama.cpp computes for a GGUF file: gguf_ppl.py FILE TEXT CONTEXT WINDOWS IDS
 
 Prints the perplexity; the ids of the whole text, one a line, go to the file IDS.  Windows without
 overlap over the text, which is tokenized once; the mean over the predicted tokens of each.  Keys

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Item files through lm-evaluation-harness on the CPU in float32: one JSON line per item, in the
+"""Runs item files through lm-evaluation-harness on the CPU in float32: one JSON line per item, in the
 words of `vptq-eval tasks --samples`, and one per task with its figures.
 
 usage: lm_eval_run.py MODEL OUT [--limit N] [--max-length N] NAME=FILE..      limit 0 = all

@@ -1,8 +1,9 @@
-/* Logits of a model at every position of a sequence, for comparison with other programs.
+/* Writes the logits of a model at every position of a sequence, for comparison with other
+ * programs.
  *
  *     logits MODEL IDS OUT [BACKEND]
  *
- * MODEL is anything the tools take, IDS raw ids (int32, little endian), OUT becomes raw float32
+ * MODEL is any kind that the tools read, IDS raw ids (int32, little endian), OUT raw float32
  * [ids, vocabulary]. */
 #include <stdio.h>
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What the tools write, held against the `vptq` package and `transformers`; run by scripts/interop.sh.
+"""Checks files written by the tools with the `vptq` package and `transformers`; run by scripts/interop.sh.
 
     run.py WORK [PATTERN]        checks whose name contains PATTERN, in the empty directory WORK
 

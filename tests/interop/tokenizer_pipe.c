@@ -1,5 +1,5 @@
-/* Encodes and decodes what comes through a pipe, for a script that holds the results against
- * another implementation (check_tokenizers.py).
+/* Encodes and decodes requests from a pipe, for a script that compares the results with another
+ * implementation (check_tokenizers.py).
  *
  *     tokenizer_pipe TOKENIZER
  *

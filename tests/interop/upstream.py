@@ -1,4 +1,4 @@
-"""Loading packed models with the `vptq` package and with `transformers`, both as they are on PyPI, on a CPU."""
+"""Loads packed models with the `vptq` package and with `transformers`, both unmodified from PyPI, on a CPU."""
 import contextlib
 import io
 import logging

@@ -39,8 +39,8 @@ grep '^v8-k16,' more.csv | sed 's/,[01]$//' >b.txt
 expect_same a.txt b.txt
 [ -s a.txt ] || fail "no row v8-k16"
 expect_exit 2 "$SRC/scripts/sweep.sh" -o dir -v x -- -m "$model" 2>err.txt
-expect_line err.txt "'x' is no list of whole numbers"
+expect_line err.txt "'x' is not a list of whole numbers"
 expect_exit 2 "$SRC/scripts/sweep.sh" -o dir -k 0.5 -- -m "$model" 2>err.txt
-expect_line err.txt "'0.5' is no list of whole numbers"
+expect_line err.txt "'0.5' is not a list of whole numbers"
 expect_exit 2 "$SRC/scripts/sweep.sh" -o dir --max-bits 3,4 -- -m "$model" 2>err.txt
-expect_line err.txt "'3,4' is no number"
+expect_line err.txt "'3,4' is not a number"
