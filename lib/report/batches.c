@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "lib/report/internal.h"
-#include "lib/report/svg.h"
 
 static void even_text(char text[REPORT_TEXT], const vptq_break_even *e)
 {
@@ -38,8 +37,7 @@ static void even_table(report_page *p)
     const vptq_report *r = p->r;
     char text[REPORT_TEXT];
     vptq_table t;
-    vptq_table_init(&t, r->arena.mem, "Break-even with the original", columns,
-                    sizeof columns / sizeof *columns);
+    vptq_table_init(&t, r->arena.mem, "Break-even with the original", VPTQ_COLUMNS(columns));
     for (size_t f = 0; f < r->family_count; f++)
         for (size_t i = 0; i < r->model_count; i++) {
             if (r->models[i].original)
@@ -58,11 +56,11 @@ static void even_table(report_page *p)
     vptq_page_table(p, &t);
 }
 
-/* Batch sizes that occur, rising; at most `most`. */
-static size_t batch_sizes(const vptq_report *r, uint32_t *batches, size_t most)
+/* Lists up to `max_count` batch sizes that occur, from small to large; returns their number. */
+static size_t batch_sizes(const vptq_report *r, uint32_t *batches, size_t max_count)
 {
     size_t n = 0;
-    for (size_t i = 0; i < r->config_count && n < most; i++)
+    for (size_t i = 0; i < r->config_count && n < max_count; i++)
         if (!n || batches[n - 1] != r->configs[i].batch_size)
             batches[n++] = r->configs[i].batch_size;
     return n;
@@ -95,11 +93,12 @@ static void by_batch_table(report_page *p, vptq_metric metric, const char *title
     vptq_page_table(p, &t);
 }
 
-/* --- pictures ---------------------------------------------------------------------------- */
+/* ---- pictures ---- */
 
-/* The series of a picture: [count] values of each kind for one line. */
+/* Fills the line of a model; `values` [4, f->count] receives x, y, low and high.  Returns the
+ * number of points. */
 static size_t fill_line(const report_page *p, const vptq_report_family *f,
-                        const vptq_report_model *m, vptq_metric metric, double *room,
+                        const vptq_report_model *m, vptq_metric metric, double *values,
                         vptq_svg_line *line)
 {
     size_t n = 0, count = f->count;
@@ -107,17 +106,17 @@ static size_t fill_line(const report_page *p, const vptq_report_family *f,
         const vptq_report_group *g = m->by_config[f->configs[i]];
         if (!g || isnan(g->metric[metric].speedup.value))
             continue;
-        room[n] = p->r->configs[f->configs[i]].batch_size;
-        room[count + n] = g->metric[metric].speedup.value;
-        room[2 * count + n] = g->metric[metric].speedup.low;
-        room[3 * count + n] = g->metric[metric].speedup.high;
+        values[n] = p->r->configs[f->configs[i]].batch_size;
+        values[count + n] = g->metric[metric].speedup.value;
+        values[2 * count + n] = g->metric[metric].speedup.low;
+        values[3 * count + n] = g->metric[metric].speedup.high;
         n++;
     }
     *line = (vptq_svg_line){.label = m->name,
-                            .x = room,
-                            .y = room + count,
-                            .low = room + 2 * count,
-                            .high = room + 3 * count,
+                            .x = values,
+                            .y = values + count,
+                            .low = values + 2 * count,
+                            .high = values + 3 * count,
                             .count = n};
     return n;
 }
@@ -127,16 +126,12 @@ static void family_picture(report_page *p, const vptq_report_family *f, vptq_met
     const vptq_report *r = p->r;
     size_t n = 0;
     char caption[128];
-    vptq_svg_line *lines =
-        vptq_mem_alloc(r->arena.mem, r->model_count, sizeof *lines, p->h.e.err);
-    double *room = lines ? vptq_mem_alloc(r->arena.mem, r->model_count * 4 * f->count,
-                                          sizeof *room, p->h.e.err)
-                         : NULL;
-    if (!room)
-        p->h.e.st = p->h.e.st ? p->h.e.st : VPTQ_E_NOMEM;
-    for (size_t i = 0; room && i < r->model_count; i++)
+    vptq_svg_line *lines = vptq_page_alloc(p, r->model_count, sizeof *lines);
+    double *values =
+        lines ? vptq_page_alloc(p, r->model_count * 4 * f->count, sizeof *values) : NULL;
+    for (size_t i = 0; values && i < r->model_count; i++)
         if (!r->models[i].original &&
-            fill_line(p, f, &r->models[i], metric, room + i * 4 * f->count, &lines[n]))
+            fill_line(p, f, &r->models[i], metric, values + i * 4 * f->count, &lines[n]))
             n++;
     if (n) {
         snprintf(caption, sizeof caption, "%s speedup over the batch size, input %u, output %u",
@@ -154,7 +149,7 @@ static void family_picture(report_page *p, const vptq_report_family *f, vptq_met
                                   .even = 1});
         vptq_html_figure_end(&p->h);
     }
-    vptq_mem_free(r->arena.mem, room);
+    vptq_mem_free(r->arena.mem, values);
     vptq_mem_free(r->arena.mem, lines);
 }
 

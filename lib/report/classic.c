@@ -1,4 +1,4 @@
-/* The layout of the report that the field's records come with. */
+/* The report in the layout of the published one. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,7 +7,7 @@
 
 static const char plus_minus[] = " \xc2\xb1 ";
 
-/* Input throughput as it was recorded, never derived. */
+/* Mean of the recorded input throughputs, without derived ones; 0 if there are none. */
 static double recorded_input(const vptq_report_group *g)
 {
     double sum = 0;
@@ -22,7 +22,7 @@ static double recorded_input(const vptq_report_group *g)
     return n ? sum / (double)n : 0;
 }
 
-/* A name in backticks, whatever it contains. */
+/* A name in backticks, or escaped if it contains some. */
 static void emit_name(vptq_emit *e, const char *name)
 {
     if (!name[strcspn(name, "`|")]) {
@@ -45,7 +45,7 @@ static double mean_decode(const vptq_report_group *g)
     return s->count ? s->mean : 0;
 }
 
-/* By falling mean decode throughput, then by name (the order in the report). */
+/* By decreasing mean decode throughput, then by name (the order in the report). */
 static int compare_decode(const void *left, const void *right)
 {
     const vptq_report_group *a = *(const vptq_report_group *const *)left,

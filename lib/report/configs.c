@@ -1,13 +1,12 @@
-/* A section per configuration: ranks, speedups, how runs scatter, pictures. */
+/* The section of each configuration: ranks, speedups, spread of the runs, pictures. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "lib/report/internal.h"
-#include "lib/report/svg.h"
 
-/* Decimals for a figure over a configuration's groups. */
+/* Decimals of a metric that suit all groups of a configuration. */
 static int config_decimals(const vptq_report *r, const vptq_report_config *c, vptq_metric m)
 {
     double smallest = (double)INFINITY;
@@ -70,7 +69,7 @@ static void rank_table(report_page *p, const vptq_report_config *c,
     vptq_table t;
     for (int m = 0; m < VPTQ_METRIC_COUNT; m++)
         decimals[m] = config_decimals(p->r, c, (vptq_metric)m);
-    vptq_table_init(&t, p->r->arena.mem, "Medians", columns, sizeof columns / sizeof *columns);
+    vptq_table_init(&t, p->r->arena.mem, "Medians", VPTQ_COLUMNS(columns));
     for (size_t i = 0; i < c->count; i++) {
         const vptq_report_group *g = sorted[i];
         const vptq_report_metric *m = g->metric;
@@ -131,8 +130,7 @@ static void spread_table(report_page *p, const vptq_report_config *c,
                                           VPTQ_METRIC_OVERALL};
     size_t outliers = 0;
     vptq_table t;
-    vptq_table_init(&t, p->r->arena.mem, "How runs scatter", columns,
-                    sizeof columns / sizeof *columns);
+    vptq_table_init(&t, p->r->arena.mem, "How runs scatter", VPTQ_COLUMNS(columns));
     for (size_t i = 0; i < c->count; i++) {
         vptq_table_row(&t);
         vptq_table_text(&t, sorted[i]->model);
@@ -152,51 +150,38 @@ static void config_picture(report_page *p, const vptq_report_config *c,
                            const vptq_report_group **sorted, vptq_metric metric)
 {
     const vptq_report *r = p->r;
-    size_t n = 0;
+    const int decimals = config_decimals(r, c, metric);
+    page_bars bars;
     char caption[64], axis[64];
-    vptq_svg_bar *bars = vptq_mem_alloc(r->arena.mem, c->count, sizeof *bars, p->h.e.err);
-    char(*texts)[REPORT_TEXT] =
-        bars ? vptq_mem_alloc(r->arena.mem, c->count, sizeof *texts, p->h.e.err) : NULL;
-    if (!texts)
-        p->h.e.st = p->h.e.st ? p->h.e.st : VPTQ_E_NOMEM;
-    for (size_t i = 0; texts && i < c->count; i++) {
-        const vptq_report_metric *m = &sorted[i]->metric[metric];
-        if (!m->stats.count)
-            continue;
-        snprintf(texts[n], REPORT_TEXT, "%.*f", config_decimals(r, c, metric), m->stats.median);
-        bars[n] =
-            (vptq_svg_bar){.label = sorted[i]->model,
-                           .value = m->stats.median,
-                           .low = m->stats.count > 1 ? m->stats.min : (double)NAN,
-                           .high = m->stats.max,
-                           .series = vptq_report_series(&r->models[sorted[i]->model_index], r),
-                           .text = texts[n]};
-        n++;
+    vptq_page_bars_begin(p, c->count, &bars);
+    for (size_t i = 0; i < c->count; i++) {
+        const vptq_stats *s = &sorted[i]->metric[metric].stats;
+        const vptq_report_model *model = &r->models[sorted[i]->model_index];
+        if (s->count)
+            vptq_page_bars_add(&bars,
+                               (vptq_svg_bar){.label = sorted[i]->model,
+                                              .value = s->median,
+                                              .low = s->count > 1 ? s->min : (double)NAN,
+                                              .high = s->max,
+                                              .series = vptq_report_series(model, r)},
+                               decimals);
     }
     snprintf(caption, sizeof caption, "%s (%s is better)", vptq_metric_title(metric),
              vptq_metric_less_is_better(metric) ? "less" : "more");
     snprintf(axis, sizeof axis, "%s, median and range of the runs", vptq_metric_unit(metric));
-    if (n) {
-        vptq_html_figure_begin(&p->h, caption);
-        vptq_svg_bars(&p->h, &(vptq_svg_bars_spec){
-                                 .title = caption,
-                                 .description =
-                                     "A bar per model: the median of its runs, and from the "
-                                     "smallest to the largest of them.",
-                                 .axis = axis,
-                                 .bars = bars,
-                                 .count = n,
-                                 .even = (double)NAN});
-        vptq_html_figure_end(&p->h);
-    }
-    vptq_mem_free(r->arena.mem, texts);
-    vptq_mem_free(r->arena.mem, bars);
+    vptq_page_bars_end(p, &bars,
+                       (vptq_svg_bars_spec){.title = caption,
+                                            .description =
+                                                "A bar per model: the median of its runs, and "
+                                                "from the smallest to the largest of them.",
+                                            .axis = axis,
+                                            .even = (double)NAN});
 }
 
 static void page_config(report_page *p, const vptq_report_config *c,
                         const vptq_report_group **sorted)
 {
-    char text[1200], id[32];
+    char text[CONFIG_TEXT], id[32];
     for (size_t i = 0; i < c->count; i++)
         sorted[i] = &p->r->groups[c->first + i];
     qsort(sorted, c->count, sizeof *sorted, compare_latency);
@@ -219,12 +204,9 @@ static void page_config(report_page *p, const vptq_report_config *c,
 
 void vptq_report_page_configs(report_page *p)
 {
-    const vptq_report_group **sorted =
-        vptq_mem_alloc(p->r->arena.mem, p->r->group_count, sizeof *sorted, p->h.e.err);
-    if (!sorted) {
-        p->h.e.st = p->h.e.st ? p->h.e.st : VPTQ_E_NOMEM;
+    const vptq_report_group **sorted = vptq_page_alloc(p, p->r->group_count, sizeof *sorted);
+    if (!sorted)
         return;
-    }
     for (size_t i = 0; i < p->r->config_count; i++)
         page_config(p, &p->r->configs[i], sorted);
     vptq_mem_free(p->r->arena.mem, sorted);

@@ -1,8 +1,9 @@
+/* Writes the parts of an HTML page, and its style sheet. */
 #include "lib/report/html.h"
 
-/* Eight series: Okabe and Ito's order of hues, darkened until each has a contrast of 3 to the
- * light background, lightened for the dark one; series also differ by mark and dash.  The heat
- * colour carries text of the page's own colour at any strength. */
+/* The eight series have the hues of Okabe and Ito in their order, darkened to a contrast of 3
+ * with the light background and lightened for the dark one; they also differ by mark and dash.
+ * Text in the page's colour is readable on the heat colour at any strength. */
 static const char style[] =
     ":root{color-scheme:light dark;--bg:#fff;--panel:#f6f7f9;--fg:#1b1f24;--soft:#57606a;"
     "--line:#d0d7de;--grid:#e4e8ec;--link:#0b5cad;--heat:#f59331;--s0:#0072b2;--s1:#c44e00;"
@@ -134,11 +135,6 @@ void vptq_html_links(vptq_html *h, const char *label, const vptq_html_link *link
 void vptq_html_paragraph(vptq_html *h, const char *text)
 {
     emit_element(h, "<p>", text, "</p>\n");
-}
-
-void vptq_html_note(vptq_html *h, const char *text)
-{
-    emit_element(h, "<p class=\"note\">", text, "</p>\n");
 }
 
 void vptq_html_table(vptq_html *h, const vptq_table *t)

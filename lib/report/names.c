@@ -1,5 +1,5 @@
-/* What the names of groups and runs say: models, labels of configurations, runs that are
- * repeated, missing or elsewhere. */
+/* Reads the names of groups and runs: models, labels of configurations, and runs that are
+ * repeated, missing or misplaced. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -7,15 +7,15 @@
 
 #include "lib/report/internal.h"
 
-/* --- models and labels ------------------------------------------------------------------- */
+/* ---- models and labels ---- */
 
 static int compare_names(const void *left, const void *right)
 {
     return strcmp(*(const char *const *)left, *(const char *const *)right);
 }
 
-/* Whether some group's name is in several configurations. */
-static vptq_status names_come_back(vptq_report *r, bool *back, vptq_err *err)
+/* Sets *repeated if a group name appears in several configurations. */
+static vptq_status find_repeated_names(vptq_report *r, bool *repeated, vptq_err *err)
 {
     const char **names = vptq_arena_alloc(&r->arena, r->group_count, sizeof *names, err);
     if (!names)
@@ -23,9 +23,9 @@ static vptq_status names_come_back(vptq_report *r, bool *back, vptq_err *err)
     for (size_t i = 0; i < r->group_count; i++)
         names[i] = r->groups[i].name;
     qsort(names, r->group_count, sizeof *names, compare_names);
-    *back = false;
+    *repeated = false;
     for (size_t i = 1; i < r->group_count; i++)
-        *back |= strcmp(names[i - 1], names[i]) == 0;
+        *repeated |= strcmp(names[i - 1], names[i]) == 0;
     return VPTQ_OK;
 }
 
@@ -43,7 +43,8 @@ static bool all_end_with(const vptq_report *r, const vptq_report_config *c, cons
     return true;
 }
 
-/* "_CONFIG" where all runs have that configuration's name and all groups end with it. */
+/* The ending "_CONFIG" if all runs record that configuration and all groups end with it, or
+ * NULL. */
 static const char *label_by_record(const vptq_report *r, const vptq_report_config *c)
 {
     const vptq_report_group *first = &r->groups[c->first];
@@ -59,7 +60,8 @@ static const char *label_by_record(const vptq_report *r, const vptq_report_confi
     return strcmp(first->name + n - k, config) == 0 ? first->name + n - k - 1 : NULL;
 }
 
-/* "_LABEL" where the original's group is "ORIGINAL_LABEL" and all others end like it. */
+/* The ending "_LABEL" if the original's group is "ORIGINAL_LABEL" and all others end with it,
+ * or NULL. */
 static const char *label_by_original(const vptq_report *r, const vptq_report_config *c)
 {
     size_t n = strlen(r->original);
@@ -72,9 +74,10 @@ static const char *label_by_original(const vptq_report *r, const vptq_report_con
     return NULL;
 }
 
-/* How many groups of c are known models (of configurations with a label) without `suffix`. */
-static size_t known_models(const vptq_report *r, const vptq_report_config *c,
-                           const char *suffix)
+/* Counts the groups of c whose name without `suffix` is a model known from other
+ * configurations. */
+static size_t count_known_models(const vptq_report *r, const vptq_report_config *c,
+                                 const char *suffix)
 {
     size_t known = 0;
     for (size_t i = 0; i < c->count; i++) {
@@ -91,19 +94,19 @@ static size_t known_models(const vptq_report *r, const vptq_report_config *c,
     return known;
 }
 
-/* Without the original: of the ends that all groups share, from an underscore on, the one that
- * leaves most known models, the longest of these. */
+/* Without the original: of the endings that all groups share and that start with an underscore,
+ * the longest of those that leave the most known models. */
 static const char *label_by_others(const vptq_report *r, const vptq_report_config *c)
 {
     const char *best = NULL, *name = r->groups[c->first].name;
-    size_t most = 0;
+    size_t best_known = 0;
     for (const char *s = strchr(name, '_'); s; s = strchr(s + 1, '_')) {
         if (s == name || !s[1] || !all_end_with(r, c, s))
             continue;
-        size_t known = known_models(r, c, s);
-        if (!best || known > most) {
+        size_t known = count_known_models(r, c, s);
+        if (!best || known > best_known) {
             best = s;
-            most = known;
+            best_known = known;
         }
     }
     return best;
@@ -125,19 +128,19 @@ static vptq_status name_config(vptq_report *r, vptq_report_config *c, const char
 
 static vptq_status name_groups(vptq_report *r, vptq_err *err)
 {
-    bool back;
-    VPTQ_CHECK(names_come_back(r, &back, err));
+    bool repeated;
+    VPTQ_CHECK(find_repeated_names(r, &repeated, err));
     for (size_t i = 0; i < r->config_count; i++) {
         const vptq_report_config *c = &r->configs[i];
-        const char *suffix = back ? NULL : label_by_record(r, c);
-        if (!suffix && !back)
+        const char *suffix = repeated ? NULL : label_by_record(r, c);
+        if (!suffix && !repeated)
             suffix = label_by_original(r, c);
-        if (suffix || back)
+        if (suffix || repeated)
             VPTQ_CHECK(name_config(r, &r->configs[i], suffix, err));
     }
     for (size_t i = 0; i < r->config_count; i++) {
         vptq_report_config *c = &r->configs[i];
-        /* one configuration alone: nothing says that the common end is no part of the models */
+        /* in a single configuration the shared ending may belong to the models */
         if (!r->groups[c->first].model)
             VPTQ_CHECK(name_config(
                 r, c, r->config_count > 1 && c->count > 1 ? label_by_others(r, c) : NULL, err));
@@ -145,7 +148,7 @@ static vptq_status name_groups(vptq_report *r, vptq_err *err)
     return VPTQ_OK;
 }
 
-/* --- models ------------------------------------------------------------------------------ */
+/* ---- models ---- */
 
 static size_t find_model(vptq_report *r, const char *name)
 {
@@ -163,7 +166,7 @@ static vptq_status list_models(vptq_report *r, vptq_err *err)
     for (size_t i = 0; i < r->group_count; i++) {
         vptq_report_group *g = &r->groups[i];
         if (strcmp(g->name, r->original) == 0)
-            r->original = g->model; /* a whole group was named */
+            r->original = g->model; /* the user named a group */
         g->model_index = find_model(r, g->model);
         if (g->model_index == r->model_count)
             r->models[r->model_count++] = (vptq_report_model){.name = g->model,
@@ -186,39 +189,39 @@ static vptq_status list_models(vptq_report *r, vptq_err *err)
 
 vptq_status vptq_report_name(vptq_report *r, vptq_err *err)
 {
-    vptq_status st = name_groups(r, err);
-    return st ? st : list_models(r, err);
+    VPTQ_CHECK(name_groups(r, err));
+    return list_models(r, err);
 }
 
-/* --- remarks ----------------------------------------------------------------------------- */
+/* ---- remarks ---- */
 
 enum {
-    LISTED = 8,       /* of one kind in a group; the rest is counted */
-    RUN_NUMBERS = 100 /* numbers above say nothing of what is missing */
+    MAX_LISTED = 8,      /* texts in a list; the others are counted */
+    MAX_RUN_NUMBER = 100 /* larger numbers do not show which runs are missing */
 };
 
-/* Texts joined with ", ", the first LISTED of them. */
+/* The first MAX_LISTED texts, joined with ", ". */
 typedef struct list {
     vptq_buf buf;
     size_t count;
 } list;
 
-static vptq_status add(list *l, vptq_err *err, const char *text, const char *more)
+static vptq_status add_text(list *l, vptq_err *err, const char *text, const char *more)
 {
     vptq_status st = VPTQ_OK;
-    if (l->count < LISTED)
+    if (l->count < MAX_LISTED)
         st = vptq_buf_printf(&l->buf, err, "%s%s%s", l->count ? ", " : "", text, more);
     l->count++;
     return st;
 }
 
-/* The list as a text of the report, NULL where nothing is in it; empties it. */
-static vptq_status take(list *l, vptq_report *r, const char **out, vptq_err *err)
+/* Sets *out to the list as a text of the report, NULL if it is empty, and empties it. */
+static vptq_status take_list(list *l, vptq_report *r, const char **out, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     *out = NULL;
-    if (l->count > LISTED)
-        st = vptq_buf_printf(&l->buf, err, " and %zu more", l->count - LISTED);
+    if (l->count > MAX_LISTED)
+        st = vptq_buf_printf(&l->buf, err, " and %zu more", l->count - MAX_LISTED);
     if (!st && l->count && !(*out = vptq_arena_strdup(&r->arena, l->buf.data, err)))
         st = VPTQ_E_NOMEM;
     vptq_buf_clear(&l->buf);
@@ -226,15 +229,15 @@ static vptq_status take(list *l, vptq_report *r, const char **out, vptq_err *err
     return st;
 }
 
-/* N of "..._runN" up to RUN_NUMBERS, else 0. */
+/* N of "..._runN" up to MAX_RUN_NUMBER, else 0. */
 static unsigned run_number(const char *run_name)
 {
     size_t stem = vptq_run_name_stem(run_name);
     unsigned long n = run_name[stem] ? strtoul(run_name + stem + 4, NULL, 10) : 0;
-    return n <= RUN_NUMBERS ? (unsigned)n : 0;
+    return n <= MAX_RUN_NUMBER ? (unsigned)n : 0;
 }
 
-/* "run3" where the rest of the name is the group's, else the whole name. */
+/* "run3" if the rest of the name is the group's, else the whole name. */
 static const char *short_name(const vptq_report_group *g, const char *run_name)
 {
     size_t stem = vptq_run_name_stem(run_name);
@@ -257,43 +260,43 @@ static vptq_status list_repeated(vptq_report *r, vptq_report_group *g, list *l, 
             char times[32] = " (twice)";
             if (same > 2)
                 snprintf(times, sizeof times, " (%zu times)", same);
-            VPTQ_CHECK(add(l, err, short_name(g, name), times));
+            VPTQ_CHECK(add_text(l, err, short_name(g, name), times));
         }
     }
-    return take(l, r, &g->repeated, err);
+    return take_list(l, r, &g->repeated, err);
 }
 
 static vptq_status list_missing(vptq_report *r, vptq_report_group *g, unsigned last, list *l,
                                 vptq_err *err)
 {
-    bool seen[RUN_NUMBERS + 1] = {false};
+    bool seen[MAX_RUN_NUMBER + 1] = {false};
     for (size_t i = 0; i < g->run_count; i++)
         seen[run_number(g->runs[i]->run_name)] = true;
     for (unsigned n = 1; n <= last && !seen[0]; n++)
         if (!seen[n]) {
             char text[32];
             snprintf(text, sizeof text, "run%u", n);
-            VPTQ_CHECK(add(l, err, text, ""));
+            VPTQ_CHECK(add_text(l, err, text, ""));
         }
-    VPTQ_CHECK(take(l, r, &g->missing, err));
+    VPTQ_CHECK(take_list(l, r, &g->missing, err));
     for (size_t i = 0; i < g->run_count; i++) {
         const char *name = g->runs[i]->run_name;
         if (name[vptq_run_name_stem(name)] && short_name(g, name) == name)
-            VPTQ_CHECK(add(l, err, name, ""));
+            VPTQ_CHECK(add_text(l, err, name, ""));
     }
-    return take(l, r, &g->elsewhere, err);
+    return take_list(l, r, &g->elsewhere, err);
 }
 
 static vptq_status list_absent(vptq_report *r, vptq_report_config *c, list *l, vptq_err *err)
 {
     for (size_t m = 0; m < r->model_count; m++) {
-        bool there = false;
+        bool present = false;
         for (size_t i = 0; i < c->count; i++)
-            there |= r->groups[c->first + i].model_index == m;
-        if (!there)
-            VPTQ_CHECK(add(l, err, r->models[m].name, ""));
+            present |= r->groups[c->first + i].model_index == m;
+        if (!present)
+            VPTQ_CHECK(add_text(l, err, r->models[m].name, ""));
     }
-    return take(l, r, &c->absent, err);
+    return take_list(l, r, &c->absent, err);
 }
 
 vptq_status vptq_report_remark(vptq_report *r, vptq_err *err)

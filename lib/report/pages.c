@@ -1,16 +1,15 @@
-/* The default layout for people: summary and remarks; the sections between are in
- * report_batches.c and report_configs.c. */
+/* The page of a report: summary and remarks; batches.c and configs.c write the sections between
+ * them. */
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "lib/report/internal.h"
-#include "lib/report/svg.h"
 
-/* --- a document -------------------------------------------------------------------------- */
+/* ---- writing a page ---- */
 
-enum { TEXT_ROOM = 16384 }; /* lists of eight names of 1000 bytes, twice */
+enum { MAX_PARAGRAPH = 16384 }; /* bytes: two lists of eight names of 1000 bytes */
 
 void vptq_page_heading(report_page *p, int level, const char *id, const char *text)
 {
@@ -23,33 +22,19 @@ void vptq_page_heading(report_page *p, int level, const char *id, const char *te
     vptq_emit_text(&p->h.e, "\n\n");
 }
 
-static void put_text(report_page *p, bool note, const char *fmt, va_list ap)
-{
-    char text[TEXT_ROOM];
-    vsnprintf(text, sizeof text, fmt, ap);
-    if (p->html && note)
-        vptq_html_note(&p->h, text);
-    else if (p->html)
-        vptq_html_paragraph(&p->h, text);
-    else
-        vptq_emit_markdown(&p->h.e, text);
-    vptq_emit_text(&p->h.e, p->html ? "" : "\n\n");
-}
-
 void vptq_page_paragraph(report_page *p, const char *fmt, ...)
 {
+    char text[MAX_PARAGRAPH];
     va_list ap;
     va_start(ap, fmt);
-    put_text(p, false, fmt, ap);
+    vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
-}
-
-void vptq_page_note(report_page *p, const char *fmt, ...)
-{
-    va_list ap;
-    va_start(ap, fmt);
-    put_text(p, true, fmt, ap);
-    va_end(ap);
+    if (p->html) {
+        vptq_html_paragraph(&p->h, text);
+        return;
+    }
+    vptq_emit_markdown(&p->h.e, text);
+    vptq_emit_text(&p->h.e, "\n\n");
 }
 
 void vptq_page_table(report_page *p, vptq_table *t)
@@ -61,7 +46,43 @@ void vptq_page_table(report_page *p, vptq_table *t)
     vptq_table_release(t);
 }
 
-/* --- texts of figures -------------------------------------------------------------------- */
+void *vptq_page_alloc(report_page *p, size_t count, size_t size)
+{
+    void *memory = vptq_mem_alloc(p->r->arena.mem, count, size, p->h.e.err);
+    if (!memory && !p->h.e.st)
+        p->h.e.st = VPTQ_E_NOMEM;
+    return memory;
+}
+
+void vptq_page_bars_begin(report_page *p, size_t max_count, page_bars *b)
+{
+    *b = (page_bars){.bars = vptq_page_alloc(p, max_count, sizeof *b->bars)};
+    b->texts = b->bars ? vptq_page_alloc(p, max_count, sizeof *b->texts) : NULL;
+}
+
+void vptq_page_bars_add(page_bars *b, vptq_svg_bar bar, int decimals)
+{
+    if (!b->texts)
+        return;
+    snprintf(b->texts[b->count], REPORT_TEXT, "%.*f", decimals, bar.value);
+    bar.text = b->texts[b->count];
+    b->bars[b->count++] = bar;
+}
+
+void vptq_page_bars_end(report_page *p, page_bars *b, vptq_svg_bars_spec spec)
+{
+    spec.bars = b->bars;
+    spec.count = b->count;
+    if (b->count) {
+        vptq_html_figure_begin(&p->h, spec.title);
+        vptq_svg_bars(&p->h, &spec);
+        vptq_html_figure_end(&p->h);
+    }
+    vptq_mem_free(p->r->arena.mem, b->texts);
+    vptq_mem_free(p->r->arena.mem, b->bars);
+}
+
+/* ---- texts of figures ---- */
 
 void vptq_report_ratio_text(char text[REPORT_TEXT], const vptq_ratio *x)
 {
@@ -97,13 +118,13 @@ unsigned vptq_report_series(const vptq_report_model *m, const vptq_report *r)
     return (unsigned)((i - r->models[0].original) % (VPTQ_SVG_SERIES - 1));
 }
 
-void vptq_report_config_text(char text[1200], const vptq_report_config *c)
+void vptq_report_config_text(char text[CONFIG_TEXT], const vptq_report_config *c)
 {
-    snprintf(text, 1200, "%s%sbatch %u, input %u, output %u", c->label ? c->label : "",
+    snprintf(text, CONFIG_TEXT, "%s%sbatch %u, input %u, output %u", c->label ? c->label : "",
              c->label ? ": " : "", c->batch_size, c->input_len, c->output_len);
 }
 
-/* --- summary ----------------------------------------------------------------------------- */
+/* ---- summary ---- */
 
 static void put_summary(vptq_table *t, const vptq_report_summary *s)
 {
@@ -169,40 +190,27 @@ static void summary_table(report_page *p)
 static void summary_picture(report_page *p, vptq_metric metric, const char *caption)
 {
     const vptq_report *r = p->r;
-    vptq_svg_bar *bars = vptq_mem_alloc(r->arena.mem, r->model_count, sizeof *bars, p->h.e.err);
-    char(*texts)[REPORT_TEXT] =
-        bars ? vptq_mem_alloc(r->arena.mem, r->model_count, sizeof *texts, p->h.e.err) : NULL;
-    size_t n = 0;
-    if (!texts)
-        p->h.e.st = p->h.e.st ? p->h.e.st : VPTQ_E_NOMEM;
-    for (size_t i = 0; texts && i < r->model_count; i++) {
+    page_bars bars;
+    vptq_page_bars_begin(p, r->model_count, &bars);
+    for (size_t i = 0; i < r->model_count; i++) {
         const vptq_report_summary *s = &r->models[i].summary[metric];
-        if (!s->count)
-            continue;
-        snprintf(texts[n], REPORT_TEXT, "%.2f", s->mean);
-        bars[n] = (vptq_svg_bar){.label = r->models[i].name,
-                                 .value = s->mean,
-                                 .low = s->min,
-                                 .high = s->max,
-                                 .series = vptq_report_series(&r->models[i], r),
-                                 .text = texts[n]};
-        n++;
+        if (s->count)
+            vptq_page_bars_add(&bars,
+                               (vptq_svg_bar){.label = r->models[i].name,
+                                              .value = s->mean,
+                                              .low = s->min,
+                                              .high = s->max,
+                                              .series = vptq_report_series(&r->models[i], r)},
+                               2);
     }
-    if (n) {
-        vptq_html_figure_begin(&p->h, caption);
-        vptq_svg_bars(&p->h, &(vptq_svg_bars_spec){
-                                 .title = caption,
-                                 .description = "A bar per model: the geometric mean of its "
+    vptq_page_bars_end(p, &bars,
+                       (vptq_svg_bars_spec){.title = caption,
+                                            .description =
+                                                "A bar per model: the geometric mean of its "
                                                 "speedups, and from the smallest to the "
                                                 "largest of them.",
-                                 .axis = "times the original (dashed: 1)",
-                                 .bars = bars,
-                                 .count = n,
-                                 .even = 1});
-        vptq_html_figure_end(&p->h);
-    }
-    vptq_mem_free(r->arena.mem, texts);
-    vptq_mem_free(r->arena.mem, bars);
+                                            .axis = "times the original (dashed: 1)",
+                                            .even = 1});
 }
 
 static void page_summary(report_page *p)
@@ -229,7 +237,7 @@ static void page_summary(report_page *p)
     vptq_html_figures_end(&p->h);
 }
 
-/* --- remarks ----------------------------------------------------------------------------- */
+/* ---- remarks ---- */
 
 static void put_outliers(vptq_table *t, const vptq_report *r, const vptq_report_group *g)
 {
@@ -238,7 +246,7 @@ static void put_outliers(vptq_table *t, const vptq_report *r, const vptq_report_
         for (size_t i = 0; i < g->run_count; i++) {
             if (!x->outlier[i])
                 continue;
-            char text[1200];
+            char text[CONFIG_TEXT];
             const char *label = r->configs[g->config].label;
             vptq_report_config_text(text, &r->configs[g->config]);
             vptq_table_row(t);
@@ -265,7 +273,7 @@ static void outlier_table(report_page *p)
         {.name = "median", .title = "Median", .type = VPTQ_COLUMN_REAL, .decimals = -6},
         {.name = "off", .title = "Off", .align = VPTQ_ALIGN_RIGHT}};
     vptq_table t;
-    vptq_table_init(&t, p->r->arena.mem, "Outliers", columns, sizeof columns / sizeof *columns);
+    vptq_table_init(&t, p->r->arena.mem, "Outliers", VPTQ_COLUMNS(columns));
     for (size_t i = 0; i < p->r->group_count; i++)
         put_outliers(&t, p->r, &p->r->groups[i]);
     vptq_page_paragraph(
@@ -286,21 +294,19 @@ static void outlier_table(report_page *p)
 
 static void runs_table(report_page *p)
 {
-    static const vptq_column columns[] = {{.name = "group", .title = "Group", .head = true},
-                                          {.name = "repeated", .title = "Repeated names"},
-                                          {.name = "missing", .title = "Missing"},
-                                          {.name = "elsewhere", .title = "Named otherwise"}};
+    static const vptq_column columns[] = {
+        {.name = "group", .title = "Group", VPTQ_TEXT(vptq_report_group, name), .head = true},
+        {.name = "repeated", .title = "Repeated names", VPTQ_TEXT(vptq_report_group, repeated)},
+        {.name = "missing", .title = "Missing", VPTQ_TEXT(vptq_report_group, missing)},
+        {.name = "elsewhere",
+         .title = "Named otherwise",
+         VPTQ_TEXT(vptq_report_group, elsewhere)}};
     vptq_table t;
-    vptq_table_init(&t, p->r->arena.mem, "Runs", columns, sizeof columns / sizeof *columns);
+    vptq_table_init(&t, p->r->arena.mem, "Runs", VPTQ_COLUMNS(columns));
     for (size_t i = 0; i < p->r->group_count; i++) {
         const vptq_report_group *g = &p->r->groups[i];
-        if (!g->repeated && !g->missing && !g->elsewhere)
-            continue;
-        vptq_table_row(&t);
-        vptq_table_text(&t, g->name);
-        vptq_table_text(&t, g->repeated);
-        vptq_table_text(&t, g->missing);
-        vptq_table_text(&t, g->elsewhere);
+        if (g->repeated || g->missing || g->elsewhere)
+            vptq_table_add(&t, g);
     }
     if (t.row_count) {
         vptq_page_paragraph(p,
@@ -314,7 +320,7 @@ static void runs_table(report_page *p)
 
 static void page_remarks(report_page *p)
 {
-    char text[1200];
+    char text[CONFIG_TEXT];
     vptq_page_heading(p, 2, "remarks", "Remarks");
     outlier_table(p);
     runs_table(p);
@@ -332,17 +338,14 @@ static void page_remarks(report_page *p)
            "largest quotient, and so do fewer, with less confidence.");
 }
 
-/* --- the page ---------------------------------------------------------------------------- */
+/* ---- the page ---- */
 
 static void page_links(report_page *p)
 {
     const vptq_report *r = p->r;
     size_t count = r->config_count + 3, n = 0;
-    vptq_html_link *links = vptq_mem_alloc(r->arena.mem, count, sizeof *links, p->h.e.err);
-    char(*texts)[2][1200] =
-        links ? vptq_mem_alloc(r->arena.mem, count, sizeof *texts, p->h.e.err) : NULL;
-    if (!texts)
-        p->h.e.st = p->h.e.st ? p->h.e.st : VPTQ_E_NOMEM;
+    vptq_html_link *links = vptq_page_alloc(p, count, sizeof *links);
+    char(*texts)[2][CONFIG_TEXT] = links ? vptq_page_alloc(p, count, sizeof *texts) : NULL;
     if (texts) {
         links[n++] = (vptq_html_link){"summary", "Summary"};
         links[n++] = (vptq_html_link){"batch", "Batch size"};

@@ -1,12 +1,12 @@
-/* What is relative to others: ranks within a configuration, speedups over the original, and
- * what comes of them over configurations. */
+/* Compares groups: ranks within a configuration, speedups over the original, and their
+ * summaries over configurations and batch sizes. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "lib/report/internal.h"
 
-/* --- within a configuration -------------------------------------------------------------- */
+/* ---- within a configuration ---- */
 
 static void rank_config(vptq_report *r, const vptq_report_config *c, vptq_metric m)
 {
@@ -22,23 +22,23 @@ static void rank_config(vptq_report *r, const vptq_report_config *c, vptq_metric
     }
 }
 
-/* The values that are there, in front of `room`; returns how many. */
-static size_t values_of(const vptq_report_group *g, vptq_metric m, double *room)
+/* Copies the known values of a metric; returns their number. */
+static size_t copy_values(const vptq_report_group *g, vptq_metric m, double *values)
 {
     size_t n = 0;
     for (size_t i = 0; i < g->run_count; i++)
         if (!isnan(g->metric[m].values[i]))
-            room[n++] = g->metric[m].values[i];
+            values[n++] = g->metric[m].values[i];
     return n;
 }
 
-static vptq_status speedup(vptq_report *r, vptq_report_group *g,
-                           const vptq_report_group *original, vptq_metric m, double *room,
-                           vptq_err *err)
+static vptq_status compute_speedup(vptq_report *r, vptq_report_group *g,
+                                   const vptq_report_group *original, vptq_metric m,
+                                   double *scratch, vptq_err *err)
 {
     bool less = vptq_metric_less_is_better(m);
-    double *mine = room, *theirs = room + VPTQ_MAX_RATIO_VALUES;
-    size_t n = values_of(g, m, mine), k = values_of(original, m, theirs);
+    double *mine = scratch, *theirs = scratch + VPTQ_MAX_RATIO_VALUES;
+    size_t n = copy_values(g, m, mine), k = copy_values(original, m, theirs);
     return vptq_ratio_of(less ? theirs : mine, less ? k : n, less ? mine : theirs, less ? n : k,
                          r->arena.mem, &g->metric[m].speedup, err);
 }
@@ -46,9 +46,9 @@ static vptq_status speedup(vptq_report *r, vptq_report_group *g,
 static vptq_status relate_groups(vptq_report *r, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    double *room =
-        vptq_mem_alloc(r->arena.mem, 2 * (size_t)VPTQ_MAX_RATIO_VALUES, sizeof *room, err);
-    if (!room)
+    double *scratch =
+        vptq_mem_alloc(r->arena.mem, 2 * (size_t)VPTQ_MAX_RATIO_VALUES, sizeof *scratch, err);
+    if (!scratch)
         return VPTQ_E_NOMEM;
     for (int m = 0; m < VPTQ_METRIC_COUNT; m++) {
         for (size_t i = 0; i < r->config_count; i++)
@@ -57,15 +57,15 @@ static vptq_status relate_groups(vptq_report *r, vptq_err *err)
             vptq_report_group *g = &r->groups[i];
             const vptq_report_group *original = r->configs[g->config].original;
             if (original && original != g)
-                VPTQ_TRY(speedup(r, g, original, (vptq_metric)m, room, err));
+                VPTQ_TRY(compute_speedup(r, g, original, (vptq_metric)m, scratch, err));
         }
     }
 out:
-    vptq_mem_free(r->arena.mem, room);
+    vptq_mem_free(r->arena.mem, scratch);
     return st;
 }
 
-/* --- over configurations ----------------------------------------------------------------- */
+/* ---- over configurations ---- */
 
 static vptq_report_summary summarize(const vptq_report *r, const vptq_report_model *model,
                                      vptq_metric m)
@@ -88,7 +88,8 @@ static vptq_report_summary summarize(const vptq_report *r, const vptq_report_mod
     return s;
 }
 
-/* The original, then by falling mean latency speedup, then by name; without one last. */
+/* The original first, then by decreasing mean latency speedup (models without one last), then
+ * by name. */
 static int compare_models(const void *left, const void *right)
 {
     const vptq_report_model *a = left, *b = right;
@@ -125,7 +126,7 @@ static vptq_status relate_models(vptq_report *r, vptq_err *err)
     return VPTQ_OK;
 }
 
-/* --- over batch sizes -------------------------------------------------------------------- */
+/* ---- over batch sizes ---- */
 
 static bool same_lengths(const vptq_report_config *a, const vptq_report_config *b)
 {

@@ -1,3 +1,4 @@
+/* Reads the records of a serving benchmark. */
 #include "lib/report/records.h"
 
 #include <math.h>
@@ -8,20 +9,21 @@
 #include "lib/base/file.h"
 
 enum {
-    FILE_LIMIT = 256 << 20,  /* bytes: half a million records */
-    NAME_LIMIT = 1000,       /* bytes of a name */
-    COUNT_LIMIT = 1000000000 /* of requests and tokens: products of three stay in a double */
+    MAX_FILE = 256 << 20, /* bytes: half a million records */
+    MAX_NAME = 1000,      /* bytes */
+    MAX_COUNT =
+        1000000000 /* requests or tokens: a product of three is exact enough in a double */
 };
 
-/* What seconds, rates, bits and bytes may be: quotients and products of a few stay finite. */
-static const double least = 1e-12, largest = 1e18;
+/* Range of seconds, rates, bits and bytes; quotients and products of a few stay finite. */
+static const double min_real = 1e-12, max_real = 1e18;
 
-/* A record that is being read, for the errors. */
-typedef struct place {
+/* A record that is being read. */
+typedef struct reader {
     vptq_records *to;
     const json_t *object;
-    const char *where; /* "FILE: line N" */
-} place;
+    const char *where; /* "FILE: line N", for errors */
+} reader;
 
 void vptq_records_init(vptq_records *r, vptq_mem *mem)
 {
@@ -46,11 +48,11 @@ size_t vptq_run_name_stem(const char *run_name)
     return digits - 4;
 }
 
-/* --- keys -------------------------------------------------------------------------------- */
+/* ---- keys ---- */
 
-/* What stands at a key, for an error. */
-static vptq_status refuse(const place *p, const char *key, const json_t *found,
-                          const char *expected, vptq_err *err)
+/* Fails with the value found at a key. */
+static vptq_status refuse_value(const reader *p, const char *key, const json_t *found,
+                                const char *expected, vptq_err *err)
 {
     static const char *const kinds[] = {"an object", "a list", "a string", "an integer",
                                         "a real",    "true",   "false",    "null"};
@@ -64,18 +66,18 @@ static vptq_status refuse(const place *p, const char *key, const json_t *found,
                      text, expected);
 }
 
-static vptq_status read_count(const place *p, const char *key, uint32_t *out, vptq_err *err)
+static vptq_status read_count(const reader *p, const char *key, uint32_t *out, vptq_err *err)
 {
     const json_t *v = json_object_get(p->object, key);
     json_int_t n = json_integer_value(v);
-    if (!json_is_integer(v) || n < 1 || n > COUNT_LIMIT)
-        return refuse(p, key, v, "a whole number from 1 to 1000000000", err);
+    if (!json_is_integer(v) || n < 1 || n > MAX_COUNT)
+        return refuse_value(p, key, v, "a whole number from 1 to 1000000000", err);
     *out = (uint32_t)n;
     return VPTQ_OK;
 }
 
-/* NaN for a key that is missing or null, which `required` refuses. */
-static vptq_status read_real(const place *p, const char *key, bool required, double *out,
+/* Sets *out to NaN if the key is missing or null, which fails if it is required. */
+static vptq_status read_real(const reader *p, const char *key, bool required, double *out,
                              vptq_err *err)
 {
     const json_t *v = json_object_get(p->object, key);
@@ -84,9 +86,9 @@ static vptq_status read_real(const place *p, const char *key, bool required, dou
     if (!required && (!v || json_is_null(v)))
         return VPTQ_OK;
     if (!json_is_number(v) || !(x > 0) || !isfinite(x))
-        return refuse(p, key, v, "a number above 0", err);
-    if (x < least || x > largest)
-        return refuse(p, key, v, "a number from 1e-12 to 1e18", err);
+        return refuse_value(p, key, v, "a number above 0", err);
+    if (x < min_real || x > max_real)
+        return refuse_value(p, key, v, "a number from 1e-12 to 1e18", err);
     *out = x;
     return VPTQ_OK;
 }
@@ -96,10 +98,10 @@ static bool is_name(const char *s, size_t n)
     for (size_t i = 0; i < n; i++)
         if ((unsigned char)s[i] < 0x20 || s[i] == 0x7f)
             return false;
-    return n > 0 && n <= NAME_LIMIT;
+    return n > 0 && n <= MAX_NAME;
 }
 
-static vptq_status read_name(const place *p, const char *key, bool required, const char **out,
+static vptq_status read_name(const reader *p, const char *key, bool required, const char **out,
                              vptq_err *err)
 {
     const json_t *v = json_object_get(p->object, key);
@@ -107,43 +109,43 @@ static vptq_status read_name(const place *p, const char *key, bool required, con
     if (!required && (!v || json_is_null(v)))
         return VPTQ_OK;
     if (!json_is_string(v))
-        return refuse(p, key, v, "a string", err);
+        return refuse_value(p, key, v, "a string", err);
     if (!is_name(json_string_value(v), json_string_length(v)))
-        return vptq_fail(err, VPTQ_E_FORMAT,
-                         "%s: key '%s': found a text of %zu bytes, expected a name of 1 to %d "
-                         "without control characters",
-                         p->where, key, json_string_length(v), (int)NAME_LIMIT);
+        return vptq_fail(
+            err, VPTQ_E_FORMAT,
+            "%s: key '%s': found a string of %zu bytes, expected a name of 1 to %d "
+            "bytes without control characters",
+            p->where, key, json_string_length(v), (int)MAX_NAME);
     *out = vptq_arena_strdup(&p->to->arena, json_string_value(v), err);
     return *out ? VPTQ_OK : VPTQ_E_NOMEM;
 }
 
-static vptq_status read_record(const place *p, vptq_record *r, vptq_err *err)
+static vptq_status read_record(const reader *p, vptq_record *r, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
-    VPTQ_TRY(read_name(p, "run_name", true, &r->run_name, err));
-    VPTQ_TRY(read_name(p, "group", false, &r->group, err));
-    VPTQ_TRY(read_count(p, "batch_size", &r->batch_size, err));
-    VPTQ_TRY(read_count(p, "input_len", &r->input_len, err));
-    VPTQ_TRY(read_count(p, "output_len", &r->output_len, err));
-    VPTQ_TRY(read_real(p, "latency", true, &r->latency, err));
-    VPTQ_TRY(read_real(p, "output_throughput", false, &r->output_throughput, err));
-    VPTQ_TRY(read_real(p, "overall_throughput", false, &r->overall_throughput, err));
-    VPTQ_TRY(read_real(p, "input_throughput", false, &r->input_throughput, err));
-    VPTQ_TRY(read_real(p, "ttft", false, &r->ttft, err));
-    VPTQ_TRY(read_real(p, "bits_per_weight", false, &r->bits_per_weight, err));
-    VPTQ_TRY(read_real(p, "peak_memory_bytes", false, &r->peak_memory_bytes, err));
-    VPTQ_TRY(read_name(p, "config", false, &r->config, err));
-    VPTQ_TRY(read_name(p, "backend", false, &r->backend, err));
+    VPTQ_CHECK(read_name(p, "run_name", true, &r->run_name, err));
+    VPTQ_CHECK(read_name(p, "group", false, &r->group, err));
+    VPTQ_CHECK(read_count(p, "batch_size", &r->batch_size, err));
+    VPTQ_CHECK(read_count(p, "input_len", &r->input_len, err));
+    VPTQ_CHECK(read_count(p, "output_len", &r->output_len, err));
+    VPTQ_CHECK(read_real(p, "latency", true, &r->latency, err));
+    VPTQ_CHECK(read_real(p, "output_throughput", false, &r->output_throughput, err));
+    VPTQ_CHECK(read_real(p, "overall_throughput", false, &r->overall_throughput, err));
+    VPTQ_CHECK(read_real(p, "input_throughput", false, &r->input_throughput, err));
+    VPTQ_CHECK(read_real(p, "ttft", false, &r->ttft, err));
+    VPTQ_CHECK(read_real(p, "bits_per_weight", false, &r->bits_per_weight, err));
+    VPTQ_CHECK(read_real(p, "peak_memory_bytes", false, &r->peak_memory_bytes, err));
+    VPTQ_CHECK(read_name(p, "config", false, &r->config, err));
+    VPTQ_CHECK(read_name(p, "backend", false, &r->backend, err));
     if (!r->group) {
         r->group = vptq_arena_strndup(&p->to->arena, r->run_name,
                                       vptq_run_name_stem(r->run_name), err);
-        st = r->group ? VPTQ_OK : VPTQ_E_NOMEM;
+        if (!r->group)
+            return VPTQ_E_NOMEM;
     }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
-/* --- lines ------------------------------------------------------------------------------- */
+/* ---- lines ---- */
 
 static vptq_status append(vptq_records *r, const vptq_record *record, vptq_err *err)
 {
@@ -175,7 +177,7 @@ static vptq_status parse_line(vptq_records *r, const char *text, size_t len, con
         st = vptq_fail(err, VPTQ_E_FORMAT, "%s: not an object, expected a record {...}", where);
         goto out;
     }
-    VPTQ_TRY(read_record(&(place){.to = r, .object = value, .where = where}, &record, err));
+    VPTQ_TRY(read_record(&(reader){.to = r, .object = value, .where = where}, &record, err));
     VPTQ_TRY(append(r, &record, err));
 out:
     json_decref(value);
@@ -197,14 +199,12 @@ vptq_status vptq_records_parse(vptq_records *r, const char *text, size_t len, co
     for (size_t at = 0; at < len; line++) {
         const char *end = memchr(text + at, '\n', len - at);
         size_t n = end ? (size_t)(end - (text + at)) : len - at;
-        vptq_status st =
-            is_blank(text + at, n) ? VPTQ_OK : parse_line(r, text + at, n, name, line, err);
-        if (st)
-            return st;
+        if (!is_blank(text + at, n))
+            VPTQ_CHECK(parse_line(r, text + at, n, name, line, err));
         at += n + 1;
     }
     if (r->count == before)
-        return vptq_fail(err, VPTQ_E_FORMAT, "%s: no record in it", name);
+        return vptq_fail(err, VPTQ_E_FORMAT, "%s: has no records", name);
     return VPTQ_OK;
 }
 
@@ -212,10 +212,8 @@ vptq_status vptq_records_read(vptq_records *r, const char *path, vptq_err *err)
 {
     char *text = NULL;
     size_t len = 0;
-    vptq_status st = vptq_file_read(path, FILE_LIMIT, r->arena.mem, &text, &len, err);
-    if (st)
-        return st;
-    st = vptq_records_parse(r, text, len, path, err);
+    VPTQ_CHECK(vptq_file_read(path, MAX_FILE, r->arena.mem, &text, &len, err));
+    const vptq_status st = vptq_records_parse(r, text, len, path, err);
     vptq_mem_free(r->arena.mem, text);
     return st;
 }

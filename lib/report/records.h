@@ -1,5 +1,5 @@
-/* Records of a serving benchmark: JSON lines, one run each, as `vptq-eval serve` writes them
- * (docs/evaluation.md, "Reports").  Keys that are not named here are passed over. */
+/* Internal: reads the records of a serving benchmark, JSON lines with one run each, as
+ * `vptq-eval serve` writes them (docs/evaluation.md, "Reports").  Unknown keys are ignored. */
 #ifndef VPTQ_REPORT_RECORDS_H
 #define VPTQ_REPORT_RECORDS_H
 
@@ -7,12 +7,12 @@
 
 typedef struct vptq_record {
     const char *run_name;
-    const char *group; /* not recorded: run_name without its "_runN" */
+    const char *group; /* if not recorded, run_name without its "_runN" */
     uint32_t batch_size, input_len, output_len;
     double latency; /* seconds for the whole batch */
     /* NaN = not recorded */
-    double output_throughput;  /* tokens per second behind the first ones: B out / (latency -
-                                  ttft) */
+    double output_throughput;  /* output tokens per second after the first ones:
+                                  B out / (latency - ttft) */
     double overall_throughput; /* B (in + out) / latency */
     double input_throughput;   /* B in / ttft */
     double ttft;               /* seconds until the last request of the batch has its first
@@ -32,14 +32,14 @@ void vptq_records_release(vptq_records *r);
 
 /* Appends the records of a file.  Required: run_name, batch_size, input_len, output_len (whole
  * numbers above 0), latency (above 0); the others may be missing or null.  Empty lines are
- * passed over.  VPTQ_E_FORMAT names file, line and key, what was found and what was expected;
- * a file without a record is one. */
+ * ignored.  VPTQ_E_FORMAT for a bad record, naming file, line and key, and for a file without
+ * records. */
 vptq_status vptq_records_read(vptq_records *r, const char *path, vptq_err *err) VPTQ_MUST_CHECK;
-/* The same from a text; `name` is what errors call it. */
+/* The same from a text; errors call it `name`. */
 vptq_status vptq_records_parse(vptq_records *r, const char *text, size_t len, const char *name,
                                vptq_err *err) VPTQ_MUST_CHECK;
 
-/* Where "_runN" with a decimal number N begins at the end of a run's name, or its length. */
+/* Length of a run's name without "_runN" at its end, N being a decimal number. */
 size_t vptq_run_name_stem(const char *run_name);
 
 #endif

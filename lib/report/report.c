@@ -1,4 +1,4 @@
-/* From records to groups with their statistics. */
+/* Cuts records into groups and computes their statistics. */
 #include "lib/report/report.h"
 
 #include <math.h>
@@ -10,20 +10,15 @@
 enum { MAX_GROUPS = 2000 };
 
 typedef struct metric_facts {
-    const char *key, *title, *unit;
+    const char *title, *unit;
     bool less;
 } metric_facts;
 static const metric_facts facts[VPTQ_METRIC_COUNT] = {
-    [VPTQ_METRIC_LATENCY] = {"latency", "Latency", "s", true},
-    [VPTQ_METRIC_DECODE] = {"output_throughput", "Decode throughput", "tok/s", false},
-    [VPTQ_METRIC_PREFILL] = {"input_throughput", "Prefill throughput", "tok/s", false},
-    [VPTQ_METRIC_OVERALL] = {"overall_throughput", "Overall throughput", "tok/s", false},
-    [VPTQ_METRIC_TTFT] = {"ttft", "Time to first token", "s", true}};
-
-const char *vptq_metric_key(vptq_metric m)
-{
-    return facts[m].key;
-}
+    [VPTQ_METRIC_LATENCY] = {"Latency", "s", true},
+    [VPTQ_METRIC_DECODE] = {"Decode throughput", "tok/s", false},
+    [VPTQ_METRIC_PREFILL] = {"Prefill throughput", "tok/s", false},
+    [VPTQ_METRIC_OVERALL] = {"Overall throughput", "tok/s", false},
+    [VPTQ_METRIC_TTFT] = {"Time to first token", "s", true}};
 
 const char *vptq_metric_title(vptq_metric m)
 {
@@ -40,7 +35,7 @@ bool vptq_metric_less_is_better(vptq_metric m)
     return facts[m].less;
 }
 
-/* --- grouping ---------------------------------------------------------------------------- */
+/* ---- grouping ---- */
 
 static int compare_config(const vptq_record *a, const vptq_record *b)
 {
@@ -53,7 +48,7 @@ static int compare_config(const vptq_record *a, const vptq_record *b)
     return 0;
 }
 
-/* Records are in one array: their addresses are their order. */
+/* By configuration, group, and address, which is the order in the files. */
 static int compare_records(const void *left, const void *right)
 {
     const vptq_record *a = *(const vptq_record *const *)left,
@@ -64,8 +59,8 @@ static int compare_records(const void *left, const void *right)
     return c ? c : (a > b) - (a < b);
 }
 
-/* Cuts the sorted records into groups and configurations. */
-static vptq_status cut(vptq_report *r, const vptq_record **sorted, vptq_err *err)
+/* Cuts the sorted records into configurations and groups. */
+static vptq_status cut_groups(vptq_report *r, const vptq_record **sorted, vptq_err *err)
 {
     for (size_t i = 0; i < r->records; i++) {
         bool config = !i || compare_config(sorted[i - 1], sorted[i]) != 0;
@@ -79,7 +74,7 @@ static vptq_status cut(vptq_report *r, const vptq_record **sorted, vptq_err *err
         if (group) {
             if (r->group_count == MAX_GROUPS)
                 return vptq_fail(err, VPTQ_E_FORMAT,
-                                 "the records are of more than %d groups (models times "
+                                 "the records have more than %d groups (models times "
                                  "configurations)",
                                  (int)MAX_GROUPS);
             r->configs[r->config_count - 1].count++;
@@ -96,26 +91,26 @@ static vptq_status cut(vptq_report *r, const vptq_record **sorted, vptq_err *err
 
 static vptq_status group_records(vptq_report *r, const vptq_records *records, vptq_err *err)
 {
-    size_t most = records->count < MAX_GROUPS ? records->count : MAX_GROUPS;
+    size_t max_groups = records->count < MAX_GROUPS ? records->count : MAX_GROUPS;
     const vptq_record **sorted =
         vptq_arena_alloc(&r->arena, records->count, sizeof *sorted, err);
-    r->groups = sorted ? vptq_arena_alloc(&r->arena, most, sizeof *r->groups, err) : NULL;
-    /* a configuration has one group at least, and is seen before its first is refused */
+    r->groups = sorted ? vptq_arena_alloc(&r->arena, max_groups, sizeof *r->groups, err) : NULL;
+    /* one more: a configuration is added before its first group is refused */
     r->configs =
-        r->groups ? vptq_arena_alloc(&r->arena, most + 1, sizeof *r->configs, err) : NULL;
+        r->groups ? vptq_arena_alloc(&r->arena, max_groups + 1, sizeof *r->configs, err) : NULL;
     if (!r->configs)
         return VPTQ_E_NOMEM;
     for (size_t i = 0; i < records->count; i++)
         sorted[i] = &records->items[i];
     qsort(sorted, records->count, sizeof *sorted, compare_records);
     r->records = records->count;
-    return cut(r, sorted, err);
+    return cut_groups(r, sorted, err);
 }
 
-/* --- statistics of a group --------------------------------------------------------------- */
+/* ---- statistics of a group ---- */
 
-/* Seconds until the first token, as recorded or from what was: the decode throughput is the
- * tokens behind the first ones over the rest of the latency.  NaN when that leaves nothing. */
+/* Seconds until the first token, as recorded or computed from the throughputs: the latency
+ * minus the output tokens over the decode throughput.  NaN if that is not positive. */
 static double run_ttft(const vptq_record *run, bool *derived)
 {
     double batch = run->batch_size, in = batch * run->input_len, out = batch * run->output_len;
@@ -140,7 +135,7 @@ static void run_values(const vptq_record *run, double values[VPTQ_METRIC_COUNT],
         isnan(run->input_throughput) ? in / ttft : run->input_throughput;
 }
 
-/* What runs of a group have in common besides their figures. */
+/* Sets what all runs of a group share besides their figures. */
 static void describe_setting(vptq_report_group *g)
 {
     g->backend = g->runs[0]->backend;
@@ -154,20 +149,20 @@ static void describe_setting(vptq_report_group *g)
     }
 }
 
-/* Statistics and outliers over the values that are there.  `room` [2 n] */
-static void describe(vptq_report_metric *m, size_t n, double *room, bool *marked)
+/* Statistics and outliers over the known values; `scratch` [2 n]. */
+static void describe(vptq_report_metric *m, size_t n, double *scratch, bool *marked)
 {
-    size_t there = 0;
+    size_t known = 0;
     for (size_t i = 0; i < n; i++)
         if (!isnan(m->values[i]))
-            room[there++] = m->values[i];
-    m->stats = vptq_stats_of(room, there, room + n);
-    m->outliers = vptq_stats_outliers(room, there, m->stats.median, marked, room + n);
+            scratch[known++] = m->values[i];
+    m->stats = vptq_stats_of(scratch, known, scratch + n);
+    m->outliers = vptq_stats_outliers(scratch, known, m->stats.median, marked, scratch + n);
     for (size_t i = 0, k = 0; i < n; i++)
         m->outlier[i] = isnan(m->values[i]) ? false : marked[k++];
 }
 
-static void unmark(vptq_report_metric *m, size_t n)
+static void clear_outliers(vptq_report_metric *m, size_t n)
 {
     m->outliers = 0;
     memset(m->outlier, 0, n * sizeof *m->outlier);
@@ -177,8 +172,8 @@ static vptq_status describe_group(vptq_report *r, vptq_report_group *g, vptq_err
 {
     size_t n = g->run_count;
     describe_setting(g);
-    double *room = vptq_arena_alloc(&r->arena, 2 * n, sizeof *room, err);
-    bool *marked = room ? vptq_arena_alloc(&r->arena, n, sizeof *marked, err) : NULL;
+    double *scratch = vptq_arena_alloc(&r->arena, 2 * n, sizeof *scratch, err);
+    bool *marked = scratch ? vptq_arena_alloc(&r->arena, n, sizeof *marked, err) : NULL;
     if (!marked)
         return VPTQ_E_NOMEM;
     for (int m = 0; m < VPTQ_METRIC_COUNT; m++) {
@@ -199,15 +194,15 @@ static vptq_status describe_group(vptq_report *r, vptq_report_group *g, vptq_err
     }
     r->derived_ttft |= g->derived_ttft > 0;
     for (int m = 0; m < VPTQ_METRIC_COUNT; m++)
-        describe(&g->metric[m], n, room, marked);
-    if (g->derived_ttft) { /* differences of rounded figures scatter by themselves */
-        unmark(&g->metric[VPTQ_METRIC_TTFT], n);
-        unmark(&g->metric[VPTQ_METRIC_PREFILL], n);
+        describe(&g->metric[m], n, scratch, marked);
+    if (g->derived_ttft) { /* differences of rounded figures scatter too much */
+        clear_outliers(&g->metric[VPTQ_METRIC_TTFT], n);
+        clear_outliers(&g->metric[VPTQ_METRIC_PREFILL], n);
     }
     return VPTQ_OK;
 }
 
-/* --- all of it --------------------------------------------------------------------------- */
+/* ---- the report ---- */
 
 vptq_status vptq_report_build(const vptq_records *records, const char *original, vptq_mem *mem,
                               vptq_report *r, vptq_err *err)
@@ -221,8 +216,8 @@ vptq_status vptq_report_build(const vptq_records *records, const char *original,
     VPTQ_TRY(vptq_report_name(r, err));
     if (original && !r->has_original) {
         st = vptq_fail(err, VPTQ_E_ARG,
-                       "no records of a model '%s' to compare with; there is '%s'", original,
-                       r->models[0].name);
+                       "--original '%s': no records of such a model; there are some of '%s'",
+                       original, r->models[0].name);
         goto out;
     }
     VPTQ_TRY(vptq_report_remark(r, err));

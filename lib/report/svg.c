@@ -1,4 +1,4 @@
-/* Canvas, scales, ticks and texts. */
+/* Canvas, scales, ticks and texts of pictures. */
 #include "lib/report/svg.h"
 
 #include <math.h>
@@ -8,7 +8,7 @@
 #include "lib/base/utf8.h"
 #include "lib/report/svg_internal.h"
 
-/* --- scales ------------------------------------------------------------------------------ */
+/* ---- scales ---- */
 
 double vptq_svg_at(const svg_scale *s, double value)
 {
@@ -19,7 +19,7 @@ double vptq_svg_at(const svg_scale *s, double value)
 
 bool vptq_svg_shown(double v, bool log_axis)
 {
-    static const double largest = 1e30; /* beyond, the ends of an axis would overflow */
+    static const double largest = 1e30; /* keeps the ends of an axis finite */
     return fabs(v) <= largest && (!log_axis || v >= 1 / largest);
 }
 
@@ -31,60 +31,61 @@ void vptq_svg_widen(double range[2], double v, bool log_axis)
     range[1] = range[1] > v ? range[1] : v;
 }
 
-/* The smallest step of the kind from which on `most` values fit. */
-static double round_step(double span, size_t most)
+/* The smallest round step with at most `max_count` values in the span. */
+static double round_step(double span, size_t max_count)
 {
     static const double steps[] = {1, 2, 2.5, 5, 10};
-    double raw = span / (double)(most - 1), power = pow(10, floor(log10(raw)));
+    double raw = span / (double)(max_count - 1), power = pow(10, floor(log10(raw)));
     for (size_t i = 0; i < sizeof steps / sizeof *steps; i++)
         if (steps[i] * power >= raw * (1 - 1e-9))
             return steps[i] * power;
     return 10 * power;
 }
 
-static size_t linear_ticks(double low, double high, size_t most, double *ticks)
+static size_t linear_ticks(double low, double high, size_t max_count, double *ticks)
 {
     size_t n = 0;
-    double step = round_step(high - low, most);
-    for (double k = ceil(low / step - 1e-9); k * step <= high + 1e-9 * step && n < most; k++)
+    double step = round_step(high - low, max_count);
+    for (double k = ceil(low / step - 1e-9); k * step <= high + 1e-9 * step && n < max_count;
+         k++)
         ticks[n++] = k * step + 0.0;
     return n;
 }
 
-/* Multiples of powers of ten within the range, every so many powers; only counts beyond `most`.
- */
-static size_t log_ticks(double low, double high, const double *multiples, size_t kinds,
-                        int every, size_t most, double *ticks)
+/* Multiples of every `every`-th power of ten within the range; those after `max_count` are only
+ * counted. */
+static size_t log_ticks(double low, double high, const double *multiples, size_t multiple_count,
+                        int every, size_t max_count, double *ticks)
 {
     size_t n = 0;
     for (int p = (int)floor(log10(low)); p <= (int)ceil(log10(high)); p++)
-        for (size_t i = 0; i < kinds && p % every == 0; i++) {
+        for (size_t i = 0; i < multiple_count && p % every == 0; i++) {
             double v = multiples[i] * pow(10, p);
             if (v < low * (1 - 1e-9) || v > high * (1 + 1e-9))
                 continue;
-            if (n < most)
+            if (n < max_count)
                 ticks[n] = v;
             n++;
         }
     return n;
 }
 
-size_t vptq_svg_ticks(double low, double high, bool log_axis, size_t most,
+size_t vptq_svg_ticks(double low, double high, bool log_axis, size_t max_count,
                       double ticks[VPTQ_SVG_TICKS])
 {
     static const double fine[] = {1, 2, 5}, coarse[] = {1, 3};
-    most = most > VPTQ_SVG_TICKS ? VPTQ_SVG_TICKS : most;
+    max_count = max_count > VPTQ_SVG_TICKS ? VPTQ_SVG_TICKS : max_count;
     if (!(high > low)) {
         ticks[0] = low;
         return 1;
     }
     if (!log_axis || high < 10 * low)
-        return linear_ticks(low, high, most, ticks);
-    size_t n = log_ticks(low, high, fine, 3, 1, most, ticks);
-    if (n > most)
-        n = log_ticks(low, high, coarse, 2, 1, most, ticks);
-    for (int every = 1; n > most; every++)
-        n = log_ticks(low, high, fine, 1, every, most, ticks);
+        return linear_ticks(low, high, max_count, ticks);
+    size_t n = log_ticks(low, high, fine, 3, 1, max_count, ticks);
+    if (n > max_count)
+        n = log_ticks(low, high, coarse, 2, 1, max_count, ticks);
+    for (int every = 1; n > max_count; every++)
+        n = log_ticks(low, high, fine, 1, every, max_count, ticks);
     return n;
 }
 
@@ -103,9 +104,9 @@ void vptq_svg_number(char text[32], double value)
     }
 }
 
-/* --- texts ------------------------------------------------------------------------------- */
+/* ---- texts ---- */
 
-/* In units of the size, from the wider of the common sans serif fonts. */
+/* In units of the font size, after the wider of the common sans serif fonts. */
 static double character_width(uint32_t cp)
 {
     if (cp >= 0x2e80)
@@ -137,7 +138,7 @@ double vptq_svg_width(const char *text, size_t bytes, int size)
 
 size_t vptq_svg_fit(const char *text, int size, double width)
 {
-    size_t all = strlen(text), fits = 0, softly = 0;
+    size_t all = strlen(text), fits = 0, soft_break = 0;
     while (fits < all) {
         uint32_t cp = 0xfffd;
         size_t n = vptq_utf8_decode(text + fits, all - fits, &cp);
@@ -146,12 +147,12 @@ size_t vptq_svg_fit(const char *text, int size, double width)
             break;
         fits += n;
         if (cp < 0x80 && strchr(" _-/.,", (int)cp))
-            softly = fits;
+            soft_break = fits;
     }
-    return fits < all && softly ? softly : fits;
+    return fits < all && soft_break ? soft_break : fits;
 }
 
-/* -0.0 would be printed with its sign. */
+/* Rounds to a tenth; + 0.0 because -0.0 is printed with its sign. */
 static double position(double x)
 {
     return round(x * 10) / 10 + 0.0;
@@ -178,7 +179,7 @@ void vptq_svg_line_from(vptq_html *h, const char *class, double x1, double y1, d
                      position(x1), position(y1), position(x2), position(y2));
 }
 
-/* --- canvas ------------------------------------------------------------------------------ */
+/* ---- canvas ---- */
 
 void vptq_svg_begin(vptq_html *h, double height, const char *title, const char *description)
 {
@@ -198,7 +199,7 @@ void vptq_svg_end(vptq_html *h)
     vptq_emit_text(&h->e, "</svg>\n");
 }
 
-/* Paths around (0, 0); the last ones are open: strokes. */
+/* The last three paths are open and drawn as strokes. */
 void vptq_svg_mark(vptq_html *h, unsigned series, double x, double y)
 {
     static const char *const paths[VPTQ_SVG_SERIES] = {"m-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z",
@@ -236,20 +237,20 @@ double vptq_svg_legend_row(vptq_html *h, unsigned series, bool line, double y, c
     return y;
 }
 
-/* --- axes -------------------------------------------------------------------------------- */
+/* ---- axes ---- */
 
-/* A little air around the values; a range of one value gets some width. */
-static void pad_range(double range[2], bool log_axis, double air)
+/* Extends a range by `margin` of its span on both sides; a single value gets some width. */
+static void pad_range(double range[2], bool log_axis, double margin)
 {
     double span = log_axis ? log(range[1] / range[0]) : range[1] - range[0];
     if (!(span > 0))
         span = log_axis ? 0.2 : range[0] != 0 ? 0.2 * fabs(range[0]) : 1;
     if (log_axis) {
-        range[0] /= exp(air * span);
-        range[1] *= exp(air * span);
+        range[0] /= exp(margin * span);
+        range[1] *= exp(margin * span);
     } else {
-        range[0] -= air * span;
-        range[1] += air * span;
+        range[0] -= margin * span;
+        range[1] += margin * span;
     }
 }
 

@@ -1,4 +1,4 @@
-/* Bars and heat maps. */
+/* Bar charts and heat maps. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -6,13 +6,13 @@
 #include "lib/report/svg.h"
 #include "lib/report/svg_internal.h"
 
-/* --- bars -------------------------------------------------------------------------------- */
+/* ---- bars ---- */
 
 enum { BAR_HEIGHT = 12, BAR_GAP = 10, BAR_LEFT = 2, BAR_RIGHT = SVG_WIDTH - 12 };
 
-/* The label in lines beside its value, from y on (its first base line); returns the y of the
- * bar.  With h NULL only measures. */
-static double bar_label(vptq_html *h, const vptq_svg_bar *b, double y)
+/* Draws the wrapped label and the value from base line y on and returns the y of the bar.  With
+ * h NULL it only measures. */
+static double draw_bar_label(vptq_html *h, const vptq_svg_bar *b, double y)
 {
     const char *rest = b->label;
     double value = b->text ? vptq_svg_width(b->text, strlen(b->text), SVG_FONT) + 12 : 0;
@@ -42,7 +42,7 @@ static void draw_bar(vptq_html *h, const svg_scale *x, const vptq_svg_bar *b, do
         return;
     double low = vptq_svg_at(x, fmax(b->low, 0)), high = vptq_svg_at(x, fmax(b->high, 0)),
            mid = y + BAR_HEIGHT / 2.0;
-    /* with an edge of the page's colour, to be seen on the bar as well as beside it */
+    /* an outline in the page's colour keeps it visible on the bar */
     for (int top = 0; top < 2; top++)
         vptq_emit_format(&h->e,
                          "<path class=\"%s\" d=\"M%.1f %.1fV%.1fM%.1f %.1fH%.1fM%.1f "
@@ -53,18 +53,18 @@ static void draw_bar(vptq_html *h, const svg_scale *x, const vptq_svg_bar *b, do
 
 void vptq_svg_bars(vptq_html *h, const vptq_svg_bars_spec *s)
 {
-    double most[2] = {0, 0}, ticks[VPTQ_SVG_TICKS], y = SVG_FONT + 2;
+    double range[2] = {0, 0}, ticks[VPTQ_SVG_TICKS], y = SVG_FONT + 2;
     for (size_t i = 0; i < s->count; i++) {
-        vptq_svg_widen(most, s->bars[i].value, false);
-        vptq_svg_widen(most, s->bars[i].high, false);
-        y = bar_label(NULL, &s->bars[i], y) + BAR_HEIGHT + BAR_GAP + SVG_FONT;
+        vptq_svg_widen(range, s->bars[i].value, false);
+        vptq_svg_widen(range, s->bars[i].high, false);
+        y = draw_bar_label(NULL, &s->bars[i], y) + BAR_HEIGHT + BAR_GAP + SVG_FONT;
     }
-    vptq_svg_widen(most, s->even, false);
-    most[1] = most[1] > 0 ? most[1] : 1;
-    svg_scale x = {0, most[1], BAR_LEFT, BAR_RIGHT, false};
+    vptq_svg_widen(range, s->even, false);
+    range[1] = range[1] > 0 ? range[1] : 1;
+    svg_scale x = {0, range[1], BAR_LEFT, BAR_RIGHT, false};
     double bottom = y - SVG_FONT - BAR_GAP + 4;
     vptq_svg_begin(h, bottom + SVG_BELOW, s->title, s->description);
-    size_t n = vptq_svg_ticks(0, most[1], false, 6, ticks);
+    size_t n = vptq_svg_ticks(0, range[1], false, 6, ticks);
     for (size_t i = 0; i < n; i++) {
         char text[32];
         double at = vptq_svg_at(&x, ticks[i]);
@@ -79,7 +79,7 @@ void vptq_svg_bars(vptq_html *h, const vptq_svg_bars_spec *s)
     vptq_svg_line_from(h, "axis", BAR_LEFT, bottom, BAR_RIGHT, bottom);
     y = SVG_FONT + 2;
     for (size_t i = 0; i < s->count; i++) {
-        double bar = bar_label(h, &s->bars[i], y);
+        double bar = draw_bar_label(h, &s->bars[i], y);
         draw_bar(h, &x, &s->bars[i], bar);
         if (vptq_svg_shown(s->even, false)) {
             double at = vptq_svg_at(&x, s->even);
@@ -91,11 +91,11 @@ void vptq_svg_bars(vptq_html *h, const vptq_svg_bars_spec *s)
     vptq_svg_end(h);
 }
 
-/* --- heat map ---------------------------------------------------------------------------- */
+/* ---- heat map ---- */
 
 enum { HEAT_ROW = 18, HEAT_SCALE = 46 };
 
-/* 0 for the smallest value to 1 for the largest. */
+/* From 0 for the smallest value to 1 for the largest. */
 static double strength(const vptq_svg_heat_spec *s, const double range[2], double v)
 {
     if (!(range[1] > range[0]))
@@ -128,7 +128,7 @@ static void draw_heat_row(vptq_html *h, const vptq_svg_heat_spec *s, const doubl
     }
 }
 
-/* Which colour is which value, in five steps. */
+/* Draws the legend of the colours in five steps. */
 static void draw_heat_scale(vptq_html *h, const vptq_svg_heat_spec *s, const double range[2],
                             double left, double y)
 {

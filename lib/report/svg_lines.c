@@ -1,4 +1,4 @@
-/* Lines and points over two axes. */
+/* Line charts and scatter plots. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,14 +10,15 @@
 
 enum { TOP = 26, LEGEND_GAP = 14, MAX_VALUES = 64 };
 
-static const double nothing[2] = {(double)INFINITY, -(double)INFINITY};
+static const double empty_range[2] = {(double)INFINITY, -(double)INFINITY};
 
 static bool is_range(const double range[2])
 {
     return range[0] <= range[1];
 }
 
-/* Puts x into the rising values where it is not among them and there is room. */
+/* Inserts x into the sorted values [MAX_VALUES] unless it is there or they are full; returns
+ * their number. */
 static size_t add_value(double *values, size_t n, double x)
 {
     for (size_t i = 0; i < n; i++)
@@ -29,15 +30,14 @@ static size_t add_value(double *values, size_t n, double x)
     return n;
 }
 
-static void begin_or_say_empty(vptq_html *h, bool empty, double height, const char *title,
-                               const char *description)
+static void draw_empty(vptq_html *h, const char *title, const char *description)
 {
-    vptq_svg_begin(h, empty ? 40 : height, title, description);
-    if (empty)
-        vptq_svg_text(h, SVG_WIDTH / 2.0, 24, SVG_FONT, "middle", "soft", "no values");
+    vptq_svg_begin(h, 40, title, description);
+    vptq_svg_text(h, SVG_WIDTH / 2.0, 24, SVG_FONT, "middle", "soft", "no values");
+    vptq_svg_end(h);
 }
 
-/* --- lines ------------------------------------------------------------------------------- */
+/* ---- lines ---- */
 
 static bool point_shown(const vptq_svg_lines_spec *s, const vptq_svg_line *line, size_t i)
 {
@@ -93,13 +93,12 @@ static void draw_series(vptq_html *h, const vptq_svg_lines_spec *s, const svg_pl
 
 void vptq_svg_lines(vptq_html *h, const vptq_svg_lines_spec *s)
 {
-    double rx[2] = {nothing[0], nothing[1]}, ry[2] = {nothing[0], nothing[1]},
+    double rx[2] = {empty_range[0], empty_range[1]}, ry[2] = {empty_range[0], empty_range[1]},
            values[MAX_VALUES], y = 0;
     size_t n = 0;
     lines_ranges(s, rx, ry, values, &n);
     if (!is_range(rx)) {
-        begin_or_say_empty(h, true, 0, s->title, s->description);
-        vptq_svg_end(h);
+        draw_empty(h, s->title, s->description);
         return;
     }
     svg_plot p = vptq_svg_plan(&s->x, &s->y, rx, ry, TOP, 230);
@@ -107,7 +106,7 @@ void vptq_svg_lines(vptq_html *h, const vptq_svg_lines_spec *s)
     y = legend;
     for (unsigned k = 0; k < s->count; k++)
         y = vptq_svg_legend_row(NULL, k, true, y, s->lines[k].label);
-    begin_or_say_empty(h, false, y - SVG_LINE + 8, s->title, s->description);
+    vptq_svg_begin(h, y - SVG_LINE + 8, s->title, s->description);
     vptq_svg_axes(h, &p, &s->x, &s->y, values, n);
     if (vptq_svg_shown(s->even, s->y.log)) {
         double at = vptq_svg_at(&p.y, s->even);
@@ -121,63 +120,64 @@ void vptq_svg_lines(vptq_html *h, const vptq_svg_lines_spec *s)
     vptq_svg_end(h);
 }
 
-/* --- scatter ----------------------------------------------------------------------------- */
+/* ---- scatter ---- */
 
 typedef struct box {
     double left, top, right, bottom;
 } box;
 
-/* Boxes that are taken: marks and labels so far. */
 enum { MAX_POINTS = 500 };
-typedef struct crowd {
-    box taken[2 * MAX_POINTS];
+
+/* The areas of marks and labels so far. */
+typedef struct box_list {
+    box boxes[2 * MAX_POINTS];
     size_t count;
-} crowd;
+} box_list;
 
 static bool overlaps(const box *a, const box *b)
 {
     return a->left < b->right && b->left < a->right && a->top < b->bottom && b->top < a->bottom;
 }
 
-/* Takes the place of a text of that width whose base line begins at (left, base), if it is free
- * and within the area. */
-static bool take(crowd *c, const box *area, double left, double base, double width)
+/* Reserves the box of a text of that width whose base line begins at (left, base); false if it
+ * is not free or leaves the area. */
+static bool reserve(box_list *c, const box *area, double left, double base, double width)
 {
     const box b = {left, base - 11, left + width, base + 4};
     if (b.left < area->left || b.right > area->right || b.top < area->top ||
         b.bottom > area->bottom)
         return false;
     for (size_t k = 0; k < c->count; k++)
-        if (overlaps(&b, &c->taken[k]))
+        if (overlaps(&b, &c->boxes[k]))
             return false;
-    c->taken[c->count++] = b;
+    c->boxes[c->count++] = b;
     return true;
 }
 
-/* Finds a place for a text of that width beside (x, y), or, where it may, up to some lines
- * above or below; the left end of its base line in *at_x, *at_y. */
-static bool place(crowd *c, const box *area, double x, double y, double width, bool far,
-                  double *at_x, double *at_y)
+/* Finds a free position for a text of that width next to (x, y) or, with `distant`, up to eight
+ * lines above or below.  Sets *at_x, *at_y to the left end of its base line. */
+static bool find_position(box_list *c, const box *area, double x, double y, double width,
+                          bool distant, double *at_x, double *at_y)
 {
     static const double offsets[][2] = {
-        /* times the width, plus a gap of 9; y of the base line */
+        /* x as a share of the width, plus a gap of 9; y of the base line */
         {0, 4},      {-1, 4},     {-0.5, -9},   {-0.5, 19},   {0, -7},     {-1, -7},
         {0, 16},     {-1, 16},    {-0.5, -22},  {-0.5, 32},   {-0.15, -9}, {-0.85, -9},
         {-0.15, 19}, {-0.85, 19}, {-0.85, -22}, {-0.15, -22}, {-0.85, 32}, {-0.15, 32}};
-    static const double aside[] = {0, -20, 20};
-    enum { NEAR_LINES = 2, FAR_LINES = 9, LINE = 13 };
+    static const double shifts[] = {0, -20, 20};
+    enum { FIRST_LINE = 2, END_LINE = 9, LINE = 13 };
     for (size_t i = 0; i < sizeof offsets / sizeof *offsets; i++) {
         const double share = offsets[i][0], gap = share == 0 ? 9 : share == -1 ? -9 : 0;
         *at_x = x + gap + share * width;
         *at_y = y + offsets[i][1];
-        if (take(c, area, *at_x, *at_y, width))
+        if (reserve(c, area, *at_x, *at_y, width))
             return true;
     }
-    for (int line = NEAR_LINES; line < FAR_LINES && far; line++)
-        for (int side = 0; side < 6; side++) { /* above and below; over it, left, right */
-            *at_x = x - width / 2 + aside[side / 2];
+    for (int line = FIRST_LINE; line < END_LINE && distant; line++)
+        for (int side = 0; side < 6; side++) { /* above and below, centred, left and right */
+            *at_x = x - width / 2 + shifts[side / 2];
             *at_y = y + (side % 2 ? 19 + line * LINE : -9 - line * LINE);
-            if (take(c, area, *at_x, *at_y, width))
+            if (reserve(c, area, *at_x, *at_y, width))
                 return true;
         }
     return false;
@@ -220,16 +220,15 @@ static void draw_frontier(vptq_html *h, const vptq_svg_scatter_spec *s, const sv
     }
 }
 
-/* Where the labels go, in the order of the points; numbers where there is no room, and in the
- * thickest crowd only the line of the legend. */
-typedef struct label_place {
+/* The position of a point's label or, if that does not fit, of its number in the legend. */
+typedef struct label_position {
     double x, y;
     unsigned number; /* 0 = the label itself */
-    bool left_out;   /* of the picture */
-} label_place;
+    bool left_out;   /* the number does not fit either: only the legend has it */
+} label_position;
 
-static void place_labels(const vptq_svg_scatter_spec *s, const svg_plot *p, crowd *c,
-                         label_place *places)
+static void position_labels(const vptq_svg_scatter_spec *s, const svg_plot *p, box_list *c,
+                            label_position *positions)
 {
     const box area = {p->left + 2, p->top, SVG_WIDTH - 2, p->bottom - 2};
     unsigned numbers = 0;
@@ -238,42 +237,43 @@ static void place_labels(const vptq_svg_scatter_spec *s, const svg_plot *p, crow
         if (is_shown(s, i)) {
             double x = vptq_svg_at(&p->x, s->points[i].x),
                    y = vptq_svg_at(&p->y, s->points[i].y);
-            c->taken[c->count++] = (box){x - 6, y - 6, x + 6, y + 6};
+            c->boxes[c->count++] = (box){x - 6, y - 6, x + 6, y + 6};
         }
     for (size_t i = 0; i < s->count; i++) {
-        label_place *at = &places[i];
-        *at = (label_place){.number = 0};
+        label_position *at = &positions[i];
+        *at = (label_position){.number = 0};
         if (!is_shown(s, i))
             continue;
         double x = vptq_svg_at(&p->x, s->points[i].x), y = vptq_svg_at(&p->y, s->points[i].y);
         const char *label = s->points[i].label;
-        if (place(c, &area, x, y, vptq_svg_width(label, strlen(label), SVG_SMALL), false,
-                  &at->x, &at->y))
+        if (find_position(c, &area, x, y, vptq_svg_width(label, strlen(label), SVG_SMALL),
+                          false, &at->x, &at->y))
             continue;
         char text[16];
         at->number = ++numbers;
         snprintf(text, sizeof text, "%u", numbers);
-        at->left_out = !place(c, &area, x, y, vptq_svg_width(text, strlen(text), SVG_SMALL),
-                              true, &at->x, &at->y);
+        at->left_out =
+            !find_position(c, &area, x, y, vptq_svg_width(text, strlen(text), SVG_SMALL), true,
+                           &at->x, &at->y);
     }
 }
 
 static double scatter_legend(vptq_html *h, const vptq_svg_scatter_spec *s,
-                             const label_place *places, double y)
+                             const label_position *positions, double y)
 {
     for (unsigned k = 0; k < s->series_count; k++)
         y = vptq_svg_legend_row(h, k, false, y, s->series[k]);
     for (size_t i = 0; i < s->count; i++)
-        if (is_shown(s, i) && places[i].number) {
+        if (is_shown(s, i) && positions[i].number) {
             char text[1100];
-            snprintf(text, sizeof text, "%u  %.1024s", places[i].number, s->points[i].label);
+            snprintf(text, sizeof text, "%u  %.1024s", positions[i].number, s->points[i].label);
             y = vptq_svg_legend_row(h, s->points[i].series, false, y, text);
         }
     return y;
 }
 
 static void draw_points(vptq_html *h, const vptq_svg_scatter_spec *s, const svg_plot *p,
-                        const label_place *places)
+                        const label_position *positions)
 {
     for (size_t i = 0; i < s->count; i++) {
         char text[16];
@@ -281,17 +281,17 @@ static void draw_points(vptq_html *h, const vptq_svg_scatter_spec *s, const svg_
             continue;
         vptq_svg_mark(h, s->points[i].series, vptq_svg_at(&p->x, s->points[i].x),
                       vptq_svg_at(&p->y, s->points[i].y));
-        if (places[i].left_out)
+        if (positions[i].left_out)
             continue;
-        snprintf(text, sizeof text, "%u", places[i].number);
-        vptq_svg_text(h, places[i].x, places[i].y, SVG_SMALL, "start", "halo",
-                      places[i].number ? text : s->points[i].label);
+        snprintf(text, sizeof text, "%u", positions[i].number);
+        vptq_svg_text(h, positions[i].x, positions[i].y, SVG_SMALL, "start", "halo",
+                      positions[i].number ? text : s->points[i].label);
     }
 }
 
 void vptq_svg_scatter(vptq_html *h, const vptq_svg_scatter_spec *s)
 {
-    double rx[2] = {nothing[0], nothing[1]}, ry[2] = {nothing[0], nothing[1]},
+    double rx[2] = {empty_range[0], empty_range[1]}, ry[2] = {empty_range[0], empty_range[1]},
            values[MAX_VALUES];
     size_t n = 0;
     for (size_t i = 0; i < s->count; i++)
@@ -301,15 +301,14 @@ void vptq_svg_scatter(vptq_html *h, const vptq_svg_scatter_spec *s)
             n = add_value(values, n, s->points[i].x);
         }
     if (!is_range(rx)) {
-        begin_or_say_empty(h, true, 0, s->title, s->description);
-        vptq_svg_end(h);
+        draw_empty(h, s->title, s->description);
         return;
     }
     size_t points = s->count < MAX_POINTS ? s->count : MAX_POINTS;
-    crowd *c = vptq_mem_alloc(h->e.buf->mem, 1, sizeof *c, h->e.err);
-    label_place *places =
-        c ? vptq_mem_alloc(h->e.buf->mem, points, sizeof *places, h->e.err) : NULL;
-    if (!places) {
+    box_list *c = vptq_mem_alloc(h->e.buf->mem, 1, sizeof *c, h->e.err);
+    label_position *positions =
+        c ? vptq_mem_alloc(h->e.buf->mem, points, sizeof *positions, h->e.err) : NULL;
+    if (!positions) {
         h->e.st = h->e.st ? h->e.st : VPTQ_E_NOMEM;
         vptq_mem_free(h->e.buf->mem, c);
         return;
@@ -317,16 +316,16 @@ void vptq_svg_scatter(vptq_html *h, const vptq_svg_scatter_spec *s)
     vptq_svg_scatter_spec shown = *s;
     shown.count = points;
     svg_plot p = vptq_svg_plan(&s->x, &s->y, rx, ry, TOP, 290);
-    place_labels(&shown, &p, c, places);
+    position_labels(&shown, &p, c, positions);
     double legend = p.bottom + SVG_BELOW + LEGEND_GAP;
-    begin_or_say_empty(h, false, scatter_legend(NULL, &shown, places, legend) - SVG_LINE + 8,
-                       s->title, s->description);
+    vptq_svg_begin(h, scatter_legend(NULL, &shown, positions, legend) - SVG_LINE + 8, s->title,
+                   s->description);
     vptq_svg_axes(h, &p, &s->x, &s->y, values, n);
     if (s->frontier)
         draw_frontier(h, &shown, &p);
-    draw_points(h, &shown, &p, places);
-    scatter_legend(h, &shown, places, legend);
+    draw_points(h, &shown, &p, positions);
+    scatter_legend(h, &shown, positions, legend);
     vptq_svg_end(h);
-    vptq_mem_free(h->e.buf->mem, places);
+    vptq_mem_free(h->e.buf->mem, positions);
     vptq_mem_free(h->e.buf->mem, c);
 }

@@ -63,8 +63,8 @@ static void test_refuses(void **state)
     static const struct {
         const char *text, *part;
     } cases[] = {
-        {"", "r.jsonl: no record in it"},
-        {" \n\n", "r.jsonl: no record in it"},
+        {"", "r.jsonl: has no records"},
+        {" \n\n", "r.jsonl: has no records"},
         {"\n[1]", "r.jsonl: line 2: not an object"},
         {"{" HEAD "}\n", "line 1: key 'latency': found nothing, expected a number above 0"},
         {"{" HEAD ", \"latency\": 0}",
@@ -83,7 +83,7 @@ static void test_refuses(void **state)
         {"{" HEAD ", \"latency\": 1, \"ttft\": -1}", "key 'ttft': found -1, expected a number"},
         {"{" HEAD ", \"latency\": 1, \"output_throughput\": {}}", "found an object"},
         {"{" HEAD ", \"latency\": 1, \"group\": 3}", "key 'group': found 3, expected a string"},
-        {"{" HEAD ", \"latency\": 1, \"group\": \"\"}", "found a text of 0 bytes"},
+        {"{" HEAD ", \"latency\": 1, \"group\": \"\"}", "found a string of 0 bytes"},
         {"{" HEAD ", \"latency\": 1, \"group\": \"a\\nb\"}", "without control characters"},
         {"{\"latency\": 1}", "key 'run_name': found nothing, expected a string"},
         {"{\"run_name\": \"a\", \"batch_size\": 0}",
