@@ -1,41 +1,41 @@
-/* Sequential calibration: both streams go half a block at a time.  x runs through a half when
- * the input at its end (of o, of down) is looked at; x~ does that twice: with the model's o or
- * down, to see where that leads, and, when it is made, with what it was made into. */
-#include "hessian/calibrate_sequential.h"
-
+/* Sequential calibration: both streams go half a block at a time.  x leaves a half when the
+ * input at its end (of o or down) is measured.  x~ runs through it twice: with the model's o or
+ * down to measure the drift, and later with the quantized matrix. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
+#include "hessian/calibrate_internal.h"
 #include "lib/base/parallel.h"
 
 enum {
-    TOKENS = 256,             /* of a product in float, as in the Hessians */
-    PRODUCT_FLOATS = 1 << 22, /* of a product at a time */
-    ADD_ROWS = 16             /* that one thread adds at a time */
+    PRODUCT_TOKENS = 256,         /* summed in float, as in the Hessians */
+    MAX_PRODUCT_FLOATS = 1 << 22, /* computed at a time */
+    ADD_ROWS = 16                 /* that one thread adds at a time */
 };
 
 typedef struct vptq_second_stream {
     vptq_hidden_states states;     /* x~ */
     double *sum[VPTQ_SHIFT_COUNT]; /* of the input that was run last */
-    float *record;       /* [most, largest n] host: x of the group and then x - x~, or x~ */
-    float *behind;       /* [most, hidden] host: h~ behind the half, then h - h~ */
-    float *scaled;       /* [length, hidden] host: weighted x - x~; NULL = no weights */
-    float *product;      /* rows of a product, device */
-    float *host_product; /* as product, on the host; this and the next NULL for hosts */
-    float *left, *right; /* [length, largest n] of a window, device */
-    float *host_tokens;  /* [length, largest n] */
+    float *record;                 /* [group_rows, largest n] host: x, then x - x~, or x~ */
+    float *after;   /* [group_rows, hidden] host: h~ after the half, then h - h~ */
+    float *scaled;  /* [length, hidden] host: weighted x - x~; NULL = no weights */
+    float *product; /* [product_floats] device */
     size_t product_floats;
+    /* NULL on devices that work in host memory */
+    float *host_product; /* [product_floats] host */
+    float *left, *right; /* [length, largest n] of a window, device */
+    float *host_tokens;  /* [length, largest n] host */
 } second_stream;
 
 /* ---- memory ---- */
 
 static size_t largest_input(const vptq_calibrator *c)
 {
-    size_t most = 0;
+    size_t max = 0;
     for (int i = 0; i < VPTQ_INPUT_COUNT; i++)
-        most = c->sum[i].n > most ? c->sum[i].n : most;
-    return most;
+        max = c->sum[i].n > max ? c->sum[i].n : max;
+    return max;
 }
 
 static vptq_status device_floats(vptq_calibrator *c, size_t rows, size_t n, float **out,
@@ -80,13 +80,14 @@ vptq_status vptq_calibrator_open_second(vptq_calibrator *c, const char *dir, vpt
     s->states.fd = -1;
     c->second = s;
     VPTQ_CHECK(vptq_hidden_states_open(c->dev->ctx, dir, c->starts[vptq_calibrator_windows(c)],
-                                       hidden, c->most, c->reserve, &s->states, err));
+                                       hidden, c->group_rows, c->reserve, &s->states, err));
     VPTQ_CHECK(open_sums(c, s, n, err));
-    VPTQ_CHECK(host_floats(c, c->most, n, &s->record, err));
-    VPTQ_CHECK(host_floats(c, c->most, hidden, &s->behind, err));
+    VPTQ_CHECK(host_floats(c, c->group_rows, n, &s->record, err));
+    VPTQ_CHECK(host_floats(c, c->group_rows, hidden, &s->after, err));
     if (c->opt.weights == VPTQ_WEIGHTS_ATTENTION)
         VPTQ_CHECK(host_floats(c, c->opt.length, hidden, &s->scaled, err));
-    s->product_floats = n * n < PRODUCT_FLOATS ? n * n : PRODUCT_FLOATS; /* over one row */
+    s->product_floats =
+        n * n < MAX_PRODUCT_FLOATS ? n * n : MAX_PRODUCT_FLOATS; /* more than one row */
     VPTQ_CHECK(device_floats(c, 1, s->product_floats, &s->product, err));
     if (c->dev->ops->host_memory)
         return VPTQ_OK;
@@ -108,7 +109,7 @@ void vptq_calibrator_close_second(vptq_calibrator *c)
     c->second = NULL;
 }
 
-vptq_hidden_states *vptq_calibrator_passed(const vptq_calibrator *c)
+vptq_hidden_states *vptq_calibrator_second(const vptq_calibrator *c)
 {
     return c->second ? &c->second->states : NULL;
 }
@@ -129,7 +130,7 @@ static void add_rows(void *arg, size_t begin, size_t end, int thread)
         job->sum[i] += (double)job->product[i];
 }
 
-/* sum [m, n] += d^T x for t <= TOKENS tokens of device memory, some rows at a time. */
+/* sum [m, n] += d^T x for t <= PRODUCT_TOKENS tokens in device memory, some rows at a time. */
 static vptq_status add_product(vptq_calibrator *c, size_t t, size_t m, const float *d, size_t n,
                                const float *x, double *sum, vptq_err *err)
 {
@@ -162,7 +163,7 @@ static vptq_status add_product(vptq_calibrator *c, size_t t, size_t m, const flo
     return VPTQ_OK;
 }
 
-/* sum [m, n] += d^T x of a window, d [tokens, m] in host memory, x [tokens, n] of the device.
+/* sum [m, n] += d^T x over a window, d [tokens, m] in host and x [tokens, n] in device memory.
  */
 static vptq_status add_window(vptq_calibrator *c, size_t tokens, size_t m, const float *d,
                               size_t n, const float *x, double *sum, vptq_err *err)
@@ -172,15 +173,15 @@ static vptq_status add_window(vptq_calibrator *c, size_t tokens, size_t m, const
 
     for (size_t i = 0; i < tokens * m && !any; i++)
         any = d[i] != 0;
-    if (!any) /* in front of the first quantized linear */
+    if (!any) /* before the first quantized matrix both streams are the same */
         return VPTQ_OK;
     if (s->left) {
         VPTQ_CHECK(c->dev->ops->upload(c->dev->state, s->left, d, tokens * m * sizeof *d, err));
         d = s->left;
     }
-    for (size_t t = 0; t < tokens; t += TOKENS)
-        VPTQ_CHECK(add_product(c, tokens - t < TOKENS ? tokens - t : TOKENS, m, d + t * m, n,
-                               x + t * n, sum, err));
+    for (size_t t = 0; t < tokens; t += PRODUCT_TOKENS)
+        VPTQ_CHECK(add_product(c, tokens - t < PRODUCT_TOKENS ? tokens - t : PRODUCT_TOKENS, m,
+                               d + t * m, n, x + t * n, sum, err));
     return VPTQ_OK;
 }
 
@@ -191,7 +192,7 @@ static float *record_of(const vptq_calibrator *c, size_t sequence, size_t dim)
     return c->second->record + sequence * c->opt.length * dim;
 }
 
-/* Of the first stream: keeps x of the group. */
+/* First stream: keeps x of the group. */
 static vptq_status on_first(void *arg, vptq_input input, size_t sequence, size_t tokens,
                             size_t dim, const float *x, vptq_err *err)
 {
@@ -214,7 +215,7 @@ static void report(const vptq_calibrator *c, size_t sequence)
                   (uint64_t)(c->last + 1) * VPTQ_INPUT_COUNT * windows, detail);
 }
 
-/* The record of a window from x to x - x~. */
+/* d -= x over `count` floats, d in host and x in device memory. */
 static vptq_status subtract(vptq_calibrator *c, size_t count, const float *x, float *d,
                             vptq_err *err)
 {
@@ -229,7 +230,7 @@ static vptq_status subtract(vptq_calibrator *c, size_t count, const float *x, fl
     return VPTQ_OK;
 }
 
-/* Of the second, for the same group; keeps x~ where the drift behind it is asked for. */
+/* Second stream, same group: sums x~ and the shift, or keeps x~ for the drift. */
 static vptq_status on_second(void *arg, vptq_input input, size_t sequence, size_t tokens,
                              size_t dim, const float *x, vptq_err *err)
 {
@@ -250,7 +251,7 @@ static vptq_status on_second(void *arg, vptq_input input, size_t sequence, size_
     return VPTQ_OK;
 }
 
-/* Behind on_second for all windows of the group. */
+/* Second stream, after on_second of the same window. */
 static vptq_status on_attention(void *arg, size_t sequence, size_t tokens, size_t dim,
                                 const float *x, const vptq_attention_args *a, vptq_err *err)
 {
@@ -279,11 +280,11 @@ static void clear_sums(vptq_calibrator *c)
             memset(c->second->sum[kind], 0, hidden * h->n * sizeof *c->second->sum[kind]);
 }
 
-/* A group of windows: which rows, and how they are to be run. */
+/* Windows that run together. */
 typedef struct group {
-    size_t row, rows, windows;
+    size_t row, rows, windows; /* the first row, and counts */
     bool sum;
-    const vptq_weight *linear;
+    const vptq_weight *linear; /* the quantized weights of the block */
 } group;
 
 static vptq_status run_rows(vptq_calibrator *c, vptq_hidden_states *states, const group *g,
@@ -292,7 +293,7 @@ static vptq_status run_rows(vptq_calibrator *c, vptq_hidden_states *states, cons
     float *rows;
 
     VPTQ_CHECK(vptq_hidden_states_get(states, g->row, g->rows, false, &rows, err));
-    /* all windows are as long, so the rows of any of them begin like the first ones' */
+    /* all windows have one length, so every group has the row offsets of the first */
     VPTQ_CHECK(
         vptq_forward_block_with(c->forward, c->layer, c->starts, g->windows, rows, hooks, err));
     if (keep)
@@ -306,7 +307,7 @@ static vptq_block_half half_of(vptq_input input)
     return input <= VPTQ_INPUT_O ? VPTQ_BLOCK_ATTENTION : VPTQ_BLOCK_FEED_FORWARD;
 }
 
-/* x~ to the end of the half whose linears have all been made. */
+/* Moves x~ to the end of a half whose matrices are all quantized. */
 static vptq_status finish_half(vptq_calibrator *c, const group *g, vptq_block_half half,
                                vptq_err *err)
 {
@@ -314,7 +315,7 @@ static vptq_status finish_half(vptq_calibrator *c, const group *g, vptq_block_ha
     return run_rows(c, &c->second->states, g, true, &hooks, err);
 }
 
-/* Sums at the input of q, k and v or of gate and up: x at the same place is recorded first. */
+/* Sums at the input of q, k and v or of gate and up; x at that input is recorded first. */
 static vptq_status sum_shift(vptq_calibrator *c, const group *g, vptq_err *err)
 {
     vptq_block_hooks hooks = {
@@ -324,14 +325,13 @@ static vptq_status sum_shift(vptq_calibrator *c, const group *g, vptq_err *err)
     hooks.hook = on_second;
     hooks.linear = g->linear;
     if (c->next == VPTQ_INPUT_QKV && c->opt.weights == VPTQ_WEIGHTS_ATTENTION) {
-        hooks.last = VPTQ_INPUT_O; /* queries and keys as they are before they are made */
+        hooks.last = VPTQ_INPUT_O; /* with queries and keys that are not quantized yet */
         hooks.attention = on_attention;
     }
     return run_rows(c, &c->second->states, g, false, &hooks, err);
 }
 
-/* Sums at the input of o or of down: both streams go to the end of the half, x~ only to look.
- */
+/* Sums at the input of o or down, after x has passed the half: x~ passes it in a copy only. */
 static vptq_status sum_drift(vptq_calibrator *c, const group *g, vptq_err *err)
 {
     second_stream *s = c->second;
@@ -342,12 +342,12 @@ static vptq_status sum_drift(vptq_calibrator *c, const group *g, vptq_err *err)
     float *rows;
 
     VPTQ_CHECK(vptq_hidden_states_get(&s->states, g->row, g->rows, false, &rows, err));
-    memcpy(s->behind, rows, g->rows * hidden * sizeof *rows);
-    VPTQ_CHECK(vptq_forward_block_with(c->forward, c->layer, c->starts, g->windows, s->behind,
+    memcpy(s->after, rows, g->rows * hidden * sizeof *rows);
+    VPTQ_CHECK(vptq_forward_block_with(c->forward, c->layer, c->starts, g->windows, s->after,
                                        &hooks, err));
     VPTQ_CHECK(vptq_hidden_states_get(&c->states, g->row, g->rows, false, &rows, err));
     for (size_t i = 0; i < g->rows * hidden; i++)
-        s->behind[i] = rows[i] - s->behind[i];
+        s->after[i] = rows[i] - s->after[i];
     for (size_t w = 0; w < g->windows; w++) {
         const float *x = record_of(c, w, n);
         if (s->right) {
@@ -355,7 +355,7 @@ static vptq_status sum_drift(vptq_calibrator *c, const group *g, vptq_err *err)
                 c->dev->ops->upload(c->dev->state, s->right, x, length * n * sizeof *x, err));
             x = s->right;
         }
-        VPTQ_CHECK(add_window(c, length, hidden, s->behind + w * length * hidden, n, x,
+        VPTQ_CHECK(add_window(c, length, hidden, s->after + w * length * hidden, n, x,
                               s->sum[VPTQ_DRIFT], err));
     }
     return VPTQ_OK;
@@ -380,7 +380,7 @@ static vptq_status run_group(vptq_calibrator *c, const group *g, vptq_err *err)
 static vptq_status run_part(vptq_calibrator *c, size_t first, size_t count, group *g,
                             vptq_err *err)
 {
-    /* parts one by one, so that groups are cut as they are for one stream */
+    /* groups never span two parts, as with one stream */
     for (size_t w = 0, e; w < count; w = e) {
         e = vptq_forward_group(c->starts, count, w);
         g->row = c->starts[first + w];

@@ -1,4 +1,4 @@
-/* Collection: a calibration of which every block's sums become files. */
+/* Collection: a calibration that writes the sums of every block to files. */
 #include "hessian/collect.h"
 
 #include <errno.h>
@@ -6,14 +6,14 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "hessian/dir_names.h"
+#include "hessian/dir.h"
 #include "lib/base/file.h"
 
 typedef struct collector {
     vptq_device *dev;
     const vptq_model *model;
     const vptq_collect_options *opt;
-    const char *dir[VPTQ_PART_COUNT]; /* of each part */
+    const char *dir[VPTQ_PART_COUNT];
     char holdout[4096];
     vptq_hessian_dir meta[VPTQ_PART_COUNT];
     vptq_calibrator calibrator;
@@ -24,7 +24,7 @@ static bool has_part(const collector *c, int part)
     return c->calibrator.windows[part] > 0;
 }
 
-/* ---- what the run is ---- */
+/* ---- the plan ---- */
 
 static vptq_status plan(collector *c, vptq_err *err)
 {
@@ -61,8 +61,8 @@ static vptq_status settings_json(const collector *c, int part, json_t **out, vpt
     return *out ? VPTQ_OK : vptq_fail(err, VPTQ_E_NOMEM, "out of memory");
 }
 
-/* The keys of hessian.json that must be those of this run, in the order a user would look at
- * them.  The factor is no such key: no file depends on it. */
+/* Compares the keys of hessian.json that decide the files, most telling first.  The factor is
+ * not one of them. */
 static vptq_status compare_dir(const char *dir, const vptq_hessian_dir *old,
                                const vptq_hessian_dir *new, vptq_err *err)
 {
@@ -108,12 +108,12 @@ static vptq_status remove_hessians(const char *dir, uint32_t layers, vptq_err *e
             VPTQ_CHECK(vptq_hessian_dir_file(
                 path, dir, layer,
                 i < VPTQ_INPUT_COUNT ? vptq_input_name((vptq_input)i) : VPTQ_HESSIAN_KV, err));
-            (void)unlink(path); /* most are not there */
+            (void)unlink(path); /* usually missing */
         }
     return VPTQ_OK;
 }
 
-/* Everything that a collection makes, of either part. */
+/* Removes everything that a collection writes, for both parts. */
 static vptq_status remove_old(const collector *c, vptq_err *err)
 {
     const uint32_t layers = c->model->desc->layers;
@@ -125,7 +125,7 @@ static vptq_status remove_old(const collector *c, vptq_err *err)
     VPTQ_CHECK(
         vptq_path_join(path, sizeof path, c->dir[VPTQ_PART_HELD_OUT], "hessian.json", err));
     (void)unlink(path);
-    (void)rmdir(c->dir[VPTQ_PART_HELD_OUT]); /* stays when it holds something else */
+    (void)rmdir(c->dir[VPTQ_PART_HELD_OUT]); /* stays if it holds something else */
     return VPTQ_OK;
 }
 
@@ -142,7 +142,8 @@ static vptq_status compare_old(const collector *c, bool *same_factor, vptq_err *
     return VPTQ_OK;
 }
 
-/* hessian.json of both parts, that of the main one last: it speaks for all. */
+/* Writes hessian.json of both parts, the main one last, because it marks the whole directory.
+ */
 static vptq_status save_meta(const collector *c, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
@@ -164,14 +165,13 @@ out:
 /* Continues a directory of this run, or begins one. */
 static vptq_status open_dir(const collector *c, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     char path[4096];
 
-    VPTQ_TRY(vptq_path_join(path, sizeof path, c->dir[VPTQ_PART_MAIN], "hessian.json", err));
+    VPTQ_CHECK(vptq_path_join(path, sizeof path, c->dir[VPTQ_PART_MAIN], "hessian.json", err));
     if (vptq_path_exists(path)) {
         vptq_err why = {0};
         bool same_factor = false;
-        st = compare_old(c, &same_factor, &why);
+        const vptq_status st = compare_old(c, &same_factor, &why);
         if (!st && same_factor)
             return VPTQ_OK;
         if (st && !c->opt->force) {
@@ -180,11 +180,9 @@ static vptq_status open_dir(const collector *c, vptq_err *err)
             return st;
         }
         if (st)
-            VPTQ_TRY(remove_old(c, err));
+            VPTQ_CHECK(remove_old(c, err));
     }
-    VPTQ_TRY(save_meta(c, err));
-out:
-    return st;
+    return save_meta(c, err);
 }
 
 static vptq_status is_finished(const collector *c, uint32_t layer, bool *yes, vptq_err *err)
@@ -204,7 +202,7 @@ static vptq_status is_finished(const collector *c, uint32_t layer, bool *yes, vp
 
 /* ---- running ---- */
 
-/* One file; `input` NULL: the term. */
+/* Writes one file: that of an input or, with `input` NULL, of the term. */
 static vptq_status write_sum(collector *c, vptq_part part, const vptq_hessian_sum *s,
                              const char *input, vptq_err *err)
 {
@@ -218,10 +216,8 @@ static vptq_status write_sum(collector *c, vptq_part part, const vptq_hessian_su
     vptq_arena_init(&arena, c->dev->ctx->mem);
     float *lower = vptq_arena_alloc(&arena, n * (n + 1) / 2, sizeof *lower, err);
     float *mean = lower ? vptq_arena_alloc(&arena, n, sizeof *mean, err) : NULL;
-    if (!mean) {
-        st = VPTQ_E_NOMEM;
-        goto out;
-    }
+    if (!mean)
+        VPTQ_TRY(VPTQ_E_NOMEM);
     VPTQ_TRY(vptq_calibrator_finish(s, layer, name, lower, mean, err));
     VPTQ_TRY(vptq_hessian_dir_file(path, c->dir[part], layer, name, err));
     if (input)
@@ -317,7 +313,7 @@ vptq_status vptq_hessian_collect(vptq_device *dev, const vptq_model *m,
         goto out;
     VPTQ_TRY(vptq_path_join(c.holdout, sizeof c.holdout, dir, VPTQ_HESSIAN_HOLDOUT, err));
     c.dir[VPTQ_PART_HELD_OUT] = c.holdout;
-    /* files of layers in a work directory would be taken for its own */
+    /* a work directory would take our files for its own */
     for (int part = 0; part < VPTQ_PART_COUNT; part++)
         if (has_part(&c, part))
             VPTQ_TRY(vptq_dir_check_own(c.dir[part], "hessian.json", "hessian directory",

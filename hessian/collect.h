@@ -1,51 +1,54 @@
-/* Walks a model over calibration windows and writes one Hessian per block input into a
- * directory. */
+/* Internal: runs calibration windows through a model and writes one Hessian per block input
+ * into a directory; merging, reading and showing such directories. */
 #ifndef VPTQ_HESSIAN_COLLECT_H
 #define VPTQ_HESSIAN_COLLECT_H
 
 #include "hessian/calibrate.h"
 #include "lib/vptq.h"
 
-/* Collects into `dir` (made when missing, locked while running), the held-out windows into
- * "holdout" inside it, which is a Hessian directory of its own.  A directory that holds some
- * of the layers of the same run (fingerprints of model, ids and settings in hessian.json) is
- * continued; one of another run is VPTQ_E_MISMATCH naming the key, unless force.  The hidden
- * states go into a checkpoint file beside the Hessians now and then, so that a killed run goes
- * on near where it was; one that is damaged or comes too late is only passed over.  Same bytes
- * in the end for any interruption, thread count and memory cap. */
+/* Collects into `dir` (created if missing, locked while running); the held-out windows go into
+ * "holdout" inside it, a Hessian directory of its own.  A directory of the same run
+ * (fingerprints of model, ids and settings in hessian.json) is continued; another run's is
+ * VPTQ_E_MISMATCH naming the key, or replaced with force.  From time to time the hidden states
+ * are written to a checkpoint file next to the Hessians, so that a killed run continues near
+ * where it stopped; an unusable checkpoint is ignored.  The result has the same bytes for any
+ * interruption, thread count and memory cap. */
 vptq_status vptq_hessian_collect(vptq_device *dev, const vptq_model *m,
                                  const vptq_collect_options *opt, const char *dir,
                                  vptq_collect_result *result, vptq_err *err) VPTQ_MUST_CHECK;
 
-/* Exact pooling of directories of the same model, layers and weights into a new one; held-out
- * parts are pooled, too, where every directory has one.  With force a Hessian directory that is
- * there is replaced, its held-out part with it. */
+/* Pools directories of the same model, layers and token weights exactly into a new one, and
+ * their held-out parts if every directory has one.  With force an existing Hessian directory is
+ * replaced, including its held-out part. */
 vptq_status vptq_hessian_merge(const vptq_ctx *ctx, const char *const *dirs, size_t count,
                                const char *out, bool force, vptq_err *err) VPTQ_MUST_CHECK;
 
 /* The directory of held-out Hessians inside a directory. */
 #define VPTQ_HESSIAN_HOLDOUT "holdout"
 
+/* Reads hessian.json. */
 vptq_status vptq_hessian_dir_open(const char *dir, vptq_hessian_dir *h,
                                   vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Writes hessian.json; `details` (borrowed) becomes its key "settings". */
 vptq_status vptq_hessian_dir_save(const char *dir, const vptq_hessian_dir *h, json_t *details,
                                   vptq_err *err) VPTQ_MUST_CHECK;
-/* The Hessian of one input, `n` columns (0 = any); a missing file is VPTQ_E_FORMAT naming it, a
- * number that is not finite VPTQ_E_NUMERIC.  `lower` is there in any case: a diagonal gets
- * zeros beside it, but with n = 0 is VPTQ_E_UNSUPPORTED. */
+/* Reads the Hessian of one input with `n` columns (0 = any).  VPTQ_E_FORMAT naming a missing
+ * file, VPTQ_E_NUMERIC for a number that is not finite.  `lower` is always set: a diagonal is
+ * expanded with zeros, or VPTQ_E_UNSUPPORTED with n = 0. */
 vptq_status vptq_hessian_dir_load(const char *dir, uint32_t layer, vptq_input input, uint32_t n,
                                   vptq_mem *mem, vptq_hessian_file *h,
                                   vptq_err *err) VPTQ_MUST_CHECK;
 
-/* The Hessian of k and v: plain (the lower triangle of that of qkv) plus `factor` times the
- * term of layer, into mixed [n (n + 1) / 2], which may be plain.  NAN takes the directory's
- * factor.  VPTQ_E_MISMATCH where the directory has no terms. */
+/* mixed [n (n + 1) / 2] = the Hessian of k and v: plain (the lower triangle of qkv) plus
+ * `factor` times the term of the layer; mixed may be plain.  A factor of NAN means the
+ * directory's. VPTQ_E_MISMATCH if the directory has no terms. */
 vptq_status vptq_hessian_dir_load_kv(const char *dir, uint32_t layer, uint32_t n, double factor,
                                      vptq_mem *mem, const float *plain, float *mixed,
                                      vptq_err *err) VPTQ_MUST_CHECK;
 
+/* Calls fn with the statistics of each Hessian in layer and input order, also of one that holds
+ * NaN (verdict "broken"); that of k and v, "kv", is plain plus term. */
 vptq_status vptq_hessian_show(vptq_device *dev, const char *dir, vptq_hessian_row_fn fn,
                               void *arg, vptq_err *err) VPTQ_MUST_CHECK;
 

@@ -1,11 +1,11 @@
-/* A Hessian directory as a whole: its hessian.json, what is read from it, and --show. */
+/* A Hessian directory: its hessian.json, reading its files, and the rows of --show. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "formats/json.h"
-#include "hessian/dir_names.h"
+#include "hessian/dir.h"
 #include "lib/base/file.h"
 
 enum { DIR_FORMAT = 1, JSON_LIMIT = 1 << 20 };
@@ -14,9 +14,7 @@ static vptq_status get_hex(const json_t *doc, const char *path, const char *key,
                            vptq_err *err)
 {
     const char *s;
-    vptq_status st = vptq_json_str_or(doc, path, key, NULL, &s, err);
-    if (st)
-        return st;
+    VPTQ_CHECK(vptq_json_str_or(doc, path, key, NULL, &s, err));
     if (strlen(s) != 16 || strspn(s, "0123456789abcdef") != 16)
         return vptq_fail(err, VPTQ_E_FORMAT, "%s: key '%s' is '%.40s', expected 16 hex digits",
                          path, key, s);
@@ -24,27 +22,25 @@ static vptq_status get_hex(const json_t *doc, const char *path, const char *key,
     return VPTQ_OK;
 }
 
-/* Keys that are there only when they say something. */
+/* Reads the optional keys. */
 static vptq_status get_weights(const json_t *doc, const char *path, vptq_hessian_dir *h,
                                vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const char *name;
-    VPTQ_TRY(vptq_json_str_or(doc, path, "weights", "plain", &name, err));
-    VPTQ_TRY(vptq_json_f64_or(doc, path, "weights_factor", 0, &h->factor, err));
-    VPTQ_TRY(vptq_json_u64_or(doc, path, "held_out_tokens", UINT64_MAX >> 1, 0,
-                              &h->held_out_tokens, err));
+    VPTQ_CHECK(vptq_json_str_or(doc, path, "weights", "plain", &name, err));
+    VPTQ_CHECK(vptq_json_f64_or(doc, path, "weights_factor", 0, &h->factor, err));
+    VPTQ_CHECK(vptq_json_u64_or(doc, path, "held_out_tokens", UINT64_MAX >> 1, 0,
+                                &h->held_out_tokens, err));
     h->weights = vptq_token_weights_find(name, strlen(name));
     if (h->weights == VPTQ_WEIGHTS_COUNT)
-        st = vptq_fail(err, VPTQ_E_UNSUPPORTED,
-                       "%s: key 'weights' is '%.40s', expected plain, sink or attention", path,
-                       name);
-    else if (!(h->factor >= 0) || isinf(h->factor))
-        st = vptq_fail(err, VPTQ_E_FORMAT,
-                       "%s: key 'weights_factor' is %g, expected a number from 0 on", path,
-                       h->factor);
-out:
-    return st;
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                         "%s: key 'weights' is '%.40s', expected plain, sink or attention",
+                         path, name);
+    if (!(h->factor >= 0) || isinf(h->factor))
+        return vptq_fail(err, VPTQ_E_FORMAT,
+                         "%s: key 'weights_factor' is %g, expected zero or a positive number",
+                         path, h->factor);
+    return VPTQ_OK;
 }
 
 vptq_status vptq_hessian_dir_open(const char *dir, vptq_hessian_dir *h, vptq_err *err)
@@ -56,32 +52,28 @@ vptq_status vptq_hessian_dir_open(const char *dir, vptq_hessian_dir *h, vptq_err
 
     *h = (vptq_hessian_dir){0};
     VPTQ_TRY(vptq_path_join(path, sizeof path, dir, "hessian.json", err));
-    if (!vptq_path_exists(path)) {
-        st = vptq_fail(err, VPTQ_E_IO,
-                       "'%s' is not a hessian directory (it has no hessian.json)", dir);
-        goto out;
-    }
+    if (!vptq_path_exists(path))
+        VPTQ_TRY(vptq_fail(err, VPTQ_E_IO,
+                           "'%s' is not a hessian directory (it has no hessian.json)", dir));
     VPTQ_TRY(vptq_json_load(path, JSON_LIMIT, &doc, err));
     VPTQ_TRY(vptq_json_u64(doc, path, "format", UINT32_MAX, &format, err));
-    if (format != DIR_FORMAT) {
-        st = vptq_fail(err, VPTQ_E_UNSUPPORTED, "%s: format %" PRIu64 " (this build reads %d)",
-                       path, format, DIR_FORMAT);
-        goto out;
-    }
+    if (format != DIR_FORMAT)
+        VPTQ_TRY(vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                           "%s: format %" PRIu64 " (this build reads %d)", path, format,
+                           DIR_FORMAT));
     VPTQ_TRY(get_hex(doc, path, "model_fingerprint", h->model_fingerprint, err));
     VPTQ_TRY(get_hex(doc, path, "fingerprint", h->fingerprint, err));
-    VPTQ_TRY(vptq_json_u64(doc, path, "model_layers", VPTQ_HESSIAN_LAYERS, &layers, err));
-    VPTQ_TRY(vptq_json_u64(doc, path, "first_layer", VPTQ_HESSIAN_LAYERS, &first, err));
-    VPTQ_TRY(vptq_json_u64(doc, path, "last_layer", VPTQ_HESSIAN_LAYERS, &last, err));
+    VPTQ_TRY(vptq_json_u64(doc, path, "model_layers", VPTQ_HESSIAN_MAX_LAYERS, &layers, err));
+    VPTQ_TRY(vptq_json_u64(doc, path, "first_layer", VPTQ_HESSIAN_MAX_LAYERS, &first, err));
+    VPTQ_TRY(vptq_json_u64(doc, path, "last_layer", VPTQ_HESSIAN_MAX_LAYERS, &last, err));
     VPTQ_TRY(vptq_json_u64(doc, path, "tokens", UINT64_MAX >> 1, &h->tokens, err));
     VPTQ_TRY(vptq_json_bool_or(doc, path, "diagonal", false, &h->diagonal, err));
     VPTQ_TRY(get_weights(doc, path, h, err));
-    if (first > last || last >= layers) {
-        st = vptq_fail(err, VPTQ_E_FORMAT,
-                       "%s: layers %" PRIu64 "-%" PRIu64 " of a model of %" PRIu64 " layers",
-                       path, first, last, layers);
-        goto out;
-    }
+    if (first > last || last >= layers)
+        VPTQ_TRY(vptq_fail(err, VPTQ_E_FORMAT,
+                           "%s: layers %" PRIu64 "-%" PRIu64 " of a model of %" PRIu64
+                           " layers",
+                           path, first, last, layers));
     h->layers = (uint32_t)layers;
     h->first_layer = (uint32_t)first;
     h->last_layer = (uint32_t)last;
@@ -94,9 +86,7 @@ vptq_status vptq_hessian_dir_save(const char *dir, const vptq_hessian_dir *h, js
                                   vptq_err *err)
 {
     char path[4096];
-    vptq_status st = vptq_path_join(path, sizeof path, dir, "hessian.json", err);
-    if (st)
-        return st;
+    VPTQ_CHECK(vptq_path_join(path, sizeof path, dir, "hessian.json", err));
     json_t *doc = json_pack("{s:i, s:s, s:s, s:i, s:i, s:i, s:I, s:O}", "format", DIR_FORMAT,
                             "fingerprint", h->fingerprint, "model_fingerprint",
                             h->model_fingerprint, "model_layers", (int)h->layers, "first_layer",
@@ -112,8 +102,8 @@ vptq_status vptq_hessian_dir_save(const char *dir, const vptq_hessian_dir *h, js
     if (whole && h->held_out_tokens)
         whole = !json_object_set_new(doc, "held_out_tokens",
                                      json_integer((json_int_t)h->held_out_tokens));
-    st = whole ? vptq_json_save(path, doc, err)
-               : vptq_fail(err, VPTQ_E_NOMEM, "%s: out of memory", path);
+    vptq_status st = whole ? vptq_json_save(path, doc, err)
+                           : vptq_fail(err, VPTQ_E_NOMEM, "%s: out of memory", path);
     json_decref(doc);
     return st;
 }
@@ -133,21 +123,19 @@ vptq_status vptq_hessian_dir_read(const char *dir, uint32_t layer, const char *i
                                   vptq_hessian_file *h, vptq_err *err)
 {
     char path[4096];
-    vptq_status st = vptq_hessian_dir_file(path, dir, layer, input, err);
-    if (st)
-        return st;
+    VPTQ_CHECK(vptq_hessian_dir_file(path, dir, layer, input, err));
     if (!vptq_path_exists(path))
         return vptq_fail(err, VPTQ_E_FORMAT,
                          "'%s' has no hessian of layer %u input %s (%s is missing; if its "
                          "collection was interrupted, run vptq-hessian again)",
                          dir, layer, input, vptq_path_base(path));
-    st = vptq_hessian_file_read(path, n, mem, h, err);
-    if (!st && h->kind != kind) {
-        st = vptq_fail(err, VPTQ_E_MISMATCH, "%s holds token weights of kind %s, expected %s",
-                       path, vptq_token_weights_name(h->kind), vptq_token_weights_name(kind));
-        vptq_hessian_file_release(h);
-    }
-    return st;
+    VPTQ_CHECK(vptq_hessian_file_read(path, n, mem, h, err));
+    if (h->kind == kind)
+        return VPTQ_OK;
+    const vptq_token_weights found = h->kind;
+    vptq_hessian_file_release(h);
+    return vptq_fail(err, VPTQ_E_MISMATCH, "%s holds token weights of kind %s, expected %s",
+                     path, vptq_token_weights_name(found), vptq_token_weights_name(kind));
 }
 
 vptq_status vptq_hessian_dir_read_finite(const char *dir, uint32_t layer, const char *input,
@@ -155,10 +143,8 @@ vptq_status vptq_hessian_dir_read_finite(const char *dir, uint32_t layer, const 
                                          vptq_hessian_file *h, vptq_err *err)
 {
     char path[4096];
-    vptq_status st = vptq_hessian_dir_read(dir, layer, input, n, kind, mem, h, err);
-    if (st)
-        return st;
-    st = vptq_hessian_dir_file(path, dir, layer, input, err);
+    VPTQ_CHECK(vptq_hessian_dir_read(dir, layer, input, n, kind, mem, h, err));
+    vptq_status st = vptq_hessian_dir_file(path, dir, layer, input, err);
     if (!st)
         st = vptq_hessian_file_check_finite(h, path, err);
     if (!st && h->diagonal && !n)
@@ -187,13 +173,11 @@ vptq_status vptq_hessian_dir_load_kv(const char *dir, uint32_t layer, uint32_t n
     vptq_hessian_file term = {.n = 0};
 
     VPTQ_TRY(vptq_hessian_dir_open(dir, &h, err));
-    if (!h.weights) {
-        st = vptq_fail(err, VPTQ_E_MISMATCH,
-                       "'%s' holds plain hessians, without token weights of k and v (collect "
-                       "with --weights)",
-                       dir);
-        goto out;
-    }
+    if (!h.weights)
+        VPTQ_TRY(vptq_fail(err, VPTQ_E_MISMATCH,
+                           "'%s' holds plain hessians, without token weights of k and v; "
+                           "collect with --weights",
+                           dir));
     VPTQ_TRY(vptq_hessian_dir_read_finite(dir, layer, VPTQ_HESSIAN_KV, n, h.weights, mem, &term,
                                           err));
     vptq_hessian_mix(n, plain, term.lower, isnan(factor) ? h.factor : factor, mixed);
@@ -209,11 +193,11 @@ static vptq_status show_file(vptq_device *dev, const vptq_hessian_file *file, ui
                              vptq_err *err)
 {
     vptq_hessian_stats stats;
-    vptq_status st = vptq_hessian_describe(dev, file, &stats, err);
-    return st ? st : fn(arg, layer, input, &stats, err);
+    VPTQ_CHECK(vptq_hessian_describe(dev, file, &stats, err));
+    return fn(arg, layer, input, &stats, err);
 }
 
-/* What k and v are quantized with: the Hessian of qkv with the term. */
+/* The row of the Hessian that k and v are quantized with: that of qkv plus the term. */
 static vptq_status show_kv(vptq_device *dev, const char *dir, const vptq_hessian_dir *h,
                            uint32_t layer, const vptq_hessian_file *plain,
                            vptq_hessian_row_fn fn, void *arg, vptq_err *err)

@@ -1,22 +1,21 @@
-/* Hessians out to PyTorch files (hessian_import.h). */
+/* Exports Hessians as PyTorch files (hessian/import.h). */
 #include <math.h>
 #include <stdio.h>
 
 #include "formats/torch/file.h"
-#include "hessian/dir_names.h"
+#include "hessian/dir.h"
 #include "hessian/foreign.h"
 
-/* The covariance: as it was imported, or from H. */
+/* Reads the imported covariance, or computes it from H. */
 static vptq_status lower_to_covariance(const vptq_hessian_file *h, float *covariance,
                                        vptq_err *err)
 {
     const size_t entries = vptq_triangle(h->n);
     const vptq_tensor *kept = vptq_tensor_find(&h->set, VPTQ_COVARIANCE);
     if (kept) {
-        vptq_status st = vptq_tensor_need(&h->set, VPTQ_COVARIANCE, 0, entries, &kept, err);
-        if (!st)
-            st = vptq_tensor_check_finite(kept, err);
-        return st ? st : vptq_tensor_read(kept, 0, 1, covariance, err);
+        VPTQ_CHECK(vptq_tensor_need(&h->set, VPTQ_COVARIANCE, 0, entries, &kept, err));
+        VPTQ_CHECK(vptq_tensor_check_finite(kept, err));
+        return vptq_tensor_read(kept, 0, 1, covariance, err);
     }
     for (size_t i = 0, at = 0; i < h->n; i++)
         for (size_t j = 0; j <= i; j++, at++)
@@ -50,7 +49,7 @@ static vptq_status export_covariance(vptq_device *dev, const vptq_hessian_file *
     return st;
 }
 
-/* H / mean(diag H) + ridge, the lower triangle of a [n, n]. */
+/* a [n, n] = H / mean(diag H) + ridge, lower triangle. */
 static vptq_status damped(const vptq_hessian_file *h, double *a, vptq_err *err)
 {
     const size_t n = h->n;
@@ -69,12 +68,11 @@ static vptq_status damped(const vptq_hessian_file *h, double *a, vptq_err *err)
     return VPTQ_OK;
 }
 
-/* The columns stay in their order, which is right with and without act-order on the other side.
- */
+/* With an identity permutation, which is right for readers with and without act-order. */
 static vptq_status export_inverse(vptq_device *dev, const vptq_hessian_file *h, const char *to,
                                   vptq_err *err)
 {
-    static const double damping = 0.01; /* never needed by a matrix that has the ridge */
+    static const double damping = 0.01; /* never needed, because of the ridge */
     vptq_status st = VPTQ_OK;
     vptq_arena arena;
     const size_t n = h->n;

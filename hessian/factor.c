@@ -7,8 +7,8 @@
 #include "hessian/hessian.h"
 #include "lib/backend/mirror.h"
 
-/* (i, j) <-> (n-1-j, n-1-i) maps the lower triangle onto itself: J A J of a symmetric A, in
- * place. */
+/* a = J a J in place for a symmetric a: (i, j) <-> (n-1-j, n-1-i) maps its lower triangle onto
+ * itself. */
 static void reverse_lower(size_t n, double *a)
 {
     for (size_t i = 0; i < n; i++)
@@ -16,7 +16,7 @@ static void reverse_lower(size_t n, double *a)
             size_t ri = n - 1 - j;
             size_t rj = n - 1 - i;
             if (ri * n + rj <= i * n + j)
-                continue; /* swapped already, or its own image */
+                continue; /* swapped before, or its own image */
             double t = a[i * n + j];
             a[i * n + j] = a[ri * n + rj];
             a[ri * n + rj] = t;
@@ -86,18 +86,16 @@ vptq_status vptq_hessian_factor(vptq_device *dev, size_t n, double *a, double da
     VPTQ_TRY(check_finite(n, a, err));
     diag = vptq_mem_alloc(dev->ctx->mem, n, sizeof *diag, err);
     if (!diag)
-        return VPTQ_E_NOMEM;
+        VPTQ_TRY(VPTQ_E_NOMEM);
     reverse_lower(n, a);
     save_to_upper(n, a, diag);
     double mean = 0;
     for (size_t i = 0; i < n; i++)
         mean += diag[i];
     mean /= (double)n;
-    if (!(mean > 0)) {
-        st = vptq_fail(err, VPTQ_E_NUMERIC,
-                       "hessian has a mean diagonal of %g, expected a positive one", mean);
-        goto out;
-    }
+    if (!(mean > 0))
+        VPTQ_TRY(vptq_fail(err, VPTQ_E_NUMERIC,
+                           "hessian has a mean diagonal of %g, expected a positive one", mean));
 
     double share = 0;
     for (int raise = 0;; raise++) {

@@ -1,3 +1,4 @@
+/* Reads Hessians of other programs: PyTorch files of two forms, numpy arrays, an imatrix. */
 #include "hessian/foreign.h"
 
 #include <inttypes.h>
@@ -9,12 +10,12 @@
 #include "hessian/hessian.h"
 #include "lib/base/parallel.h"
 
-/* Columns that disagree by more than this of what they could be at most make a matrix unequal
- * to its transpose; float sums in another order differ by far less. */
-static const double ASYMMETRY = 1e-4;
-/* How far the mean diagonal may be from 1 + ridge: the factor was computed in float from an
- * inverse. */
-static const double RIDGE_SLACK = 0.05;
+/* A matrix is not symmetric if two entries differ by more than this share of sqrt(H_ii H_jj);
+ * float sums in another order differ by far less. */
+static const double MAX_ASYMMETRY = 1e-4;
+/* Largest distance of the mean diagonal from 1 + ridge: the factor was computed in float from
+ * an inverse. */
+static const double RIDGE_TOLERANCE = 0.05;
 
 static vptq_status allocate(vptq_foreign *f, vptq_arena *arena, vptq_err *err)
 {
@@ -33,7 +34,7 @@ static vptq_status check_values(const char *path, const vptq_foreign *f, vptq_er
                 return vptq_fail(err, VPTQ_E_NUMERIC,
                                  "%s: row %zu, column %zu of the Hessian is %g, expected %s",
                                  path, i, j, (double)*x,
-                                 i == j ? "a second moment" : "a finite number");
+                                 i == j ? "zero or a positive number" : "a finite number");
     return VPTQ_OK;
 }
 
@@ -51,37 +52,33 @@ static vptq_status need_vector(const vptq_torch_file *t, const char *path, const
                                const vptq_tensor **out, vptq_err *err)
 {
     const vptq_torch_item *item;
-    vptq_status st = need_item(t, path, name, &item, err);
-    if (st)
-        return st;
+    VPTQ_CHECK(need_item(t, path, name, &item, err));
     if (item->kind != VPTQ_TORCH_TENSOR || item->tensor.dims != 1 || !item->tensor.shape[0] ||
         !vptq_dtype_get(item->tensor.type)->is_float)
-        return vptq_fail(err, VPTQ_E_FORMAT, "%s: key '%s' is no vector of real numbers", path,
-                         name);
+        return vptq_fail(err, VPTQ_E_FORMAT, "%s: key '%s' is not a vector of real numbers",
+                         path, name);
     *out = &item->tensor;
     return VPTQ_OK;
 }
 
-/* A whole number from `least` on, which may be written as a real one. */
+/* Reads a whole number of at least `min`, which may be stored as a real one. */
 static vptq_status need_count(const vptq_torch_file *t, const char *path, const char *name,
-                              int least, uint64_t *count, vptq_err *err)
+                              int min, uint64_t *count, vptq_err *err)
 {
     const vptq_torch_item *item;
-    vptq_status st = need_item(t, path, name, &item, err);
-    if (st)
-        return st;
+    VPTQ_CHECK(need_item(t, path, name, &item, err));
     double f = item->kind == VPTQ_TORCH_FLOAT ? item->f : -1;
-    if (f >= least && f < 0x1p53 && f == floor(f))
+    if (f >= min && f < 0x1p53 && f == floor(f))
         *count = (uint64_t)f;
-    else if (item->kind == VPTQ_TORCH_INT && item->i >= least)
+    else if (item->kind == VPTQ_TORCH_INT && item->i >= min)
         *count = (uint64_t)item->i;
     else
-        return vptq_fail(err, VPTQ_E_FORMAT, "%s: key '%s' is no whole number from %d on", path,
-                         name, least);
+        return vptq_fail(err, VPTQ_E_FORMAT,
+                         "%s: key '%s' is not a whole number of at least %d", path, name, min);
     return VPTQ_OK;
 }
 
-/* H from the covariance, which is forgotten where the way back gives its bits. */
+/* Computes H from the covariance, and drops the latter if H reproduces its bits. */
 static vptq_status add_mean(const char *path, vptq_foreign *f, vptq_err *err)
 {
     bool exact = true;
@@ -107,15 +104,15 @@ static vptq_status take_covariance(const vptq_torch_file *t, const char *path,
     VPTQ_CHECK(need_count(t, path, "n", 1, &n, err));
     VPTQ_CHECK(need_count(t, path, "ct", 0, &f->tokens, err));
     if (n > UINT32_MAX || mean->shape[0] != n || flat->shape[0] != vptq_triangle((size_t)n))
-        VPTQ_CHECK(vptq_fail(err, VPTQ_E_SHAPE,
-                             "%s: n is %" PRIu64 ", mu has %" PRIu64 " and flatH %" PRIu64
-                             " numbers, expected n and n (n + 1) / 2",
-                             path, n, mean->shape[0], flat->shape[0]));
+        return vptq_fail(err, VPTQ_E_SHAPE,
+                         "%s: n is %" PRIu64 ", mu has %" PRIu64 " and flatH %" PRIu64
+                         " numbers, expected n and n (n + 1) / 2",
+                         path, n, mean->shape[0], flat->shape[0]);
     f->n = (uint32_t)n;
     VPTQ_CHECK(allocate(f, arena, err));
     f->covariance = vptq_arena_alloc(arena, vptq_triangle(f->n), sizeof *f->covariance, err);
     if (!f->covariance)
-        VPTQ_CHECK(VPTQ_E_NOMEM);
+        return VPTQ_E_NOMEM;
     VPTQ_CHECK(vptq_tensor_read(mean, 0, 1, f->mean, err));
     VPTQ_CHECK(vptq_tensor_read(flat, 0, 1, f->covariance, err));
     return add_mean(path, f, err);
@@ -123,18 +120,17 @@ static vptq_status take_covariance(const vptq_torch_file *t, const char *path,
 
 /* ---- PyTorch, inverse form ---- */
 
-/* Position -> column. */
+/* order [n] = column at each position. */
 static vptq_status take_order(const vptq_torch_file *t, const char *path, vptq_arena *arena,
                               uint32_t n, uint32_t **order, vptq_err *err)
 {
     const vptq_torch_item *item;
-    vptq_status st = need_item(t, path, "perm", &item, err);
-    if (st)
-        return st;
+    VPTQ_CHECK(need_item(t, path, "perm", &item, err));
     if (item->kind != VPTQ_TORCH_TENSOR || item->tensor.type != VPTQ_I64 ||
         item->tensor.dims != 1 || item->tensor.shape[0] != n)
         return vptq_fail(err, VPTQ_E_SHAPE,
-                         "%s: key 'perm' is no vector of %" PRIu32 " whole numbers", path, n);
+                         "%s: key 'perm' is not a vector of %" PRIu32 " whole numbers", path,
+                         n);
     *order = vptq_arena_alloc(arena, n, sizeof **order, err);
     uint8_t *seen = *order ? vptq_arena_zalloc(arena, n, 1, err) : NULL;
     if (!seen)
@@ -145,15 +141,15 @@ static vptq_status take_order(const vptq_torch_file *t, const char *path, vptq_a
         if (column < 0 || column >= n || seen[column])
             return vptq_fail(err, VPTQ_E_FORMAT,
                              "%s: key 'perm' gives column %" PRId64 " at position %" PRIu32
-                             ", which there is not or which was there before",
-                             path, column, p);
+                             ", expected each of the %" PRIu32 " columns once",
+                             path, column, p, n);
         seen[column] = 1;
         (*order)[p] = (uint32_t)column;
     }
     return VPTQ_OK;
 }
 
-/* J U J, a lower triangle in a [n, n]; J reverses rows and columns. */
+/* a [n, n] = J U J, a lower triangle; J reverses rows and columns. */
 static vptq_status take_factor(const vptq_tensor *u, const char *path, vptq_arena *arena,
                                double *a, vptq_err *err)
 {
@@ -162,9 +158,7 @@ static vptq_status take_factor(const vptq_tensor *u, const char *path, vptq_aren
     if (!row)
         return VPTQ_E_NOMEM;
     for (size_t i = 0; i < n; i++) {
-        vptq_status st = vptq_tensor_read(u, i, 1, row, err);
-        if (st)
-            return st;
+        VPTQ_CHECK(vptq_tensor_read(u, i, 1, row, err));
         for (size_t j = 0; j < n; j++)
             if (!isfinite(row[j]) || (j < i && row[j] != 0) || (j == i && !(row[j] > 0)))
                 return vptq_fail(err, VPTQ_E_NUMERIC,
@@ -202,15 +196,14 @@ static void multiply(void *arg, size_t begin, size_t end, int thread)
     }
 }
 
-/* L -> the lower triangle of L L^T, in place: row by row from the last one up, as row p needs
- * the rows before it only. */
+/* l = the lower triangle of L L^T, in place: rows from last to first, because row p needs only
+ * the rows up to p. */
 static vptq_status square(const vptq_ctx *ctx, size_t n, double *l, double *work, vptq_err *err)
 {
     enum { CHUNK = 64 };
     for (size_t p = n; p-- > 0;) {
-        vptq_status st = p % CHUNK ? VPTQ_OK : vptq_check_cancel(ctx, err);
-        if (st)
-            return st;
+        if (p % CHUNK == 0)
+            VPTQ_CHECK(vptq_check_cancel(ctx, err));
         product m = {.n = n, .row = p, .l = l, .x = l + p * n, .out = work};
         vptq_parallel_for(ctx->threads, p + 1, CHUNK, multiply, &m);
         memcpy(l + p * n, work, (p + 1) * sizeof *work);
@@ -218,9 +211,9 @@ static vptq_status square(const vptq_ctx *ctx, size_t n, double *l, double *work
     return VPTQ_OK;
 }
 
-/* From J A J (lower triangle, positions) to H (columns) without ridge.  What is less than
- * nothing then had no input: such a column becomes zero. */
-static void put_back(const double *a, const uint32_t *order, vptq_foreign *f)
+/* f->lower = H by column, without the ridge, from J A J by position (lower triangle).  A column
+ * whose diagonal would be negative had no input and becomes zero. */
+static void restore_columns(const double *a, const uint32_t *order, vptq_foreign *f)
 {
     const size_t n = f->n;
     for (size_t p = 0; p < n; p++)
@@ -250,7 +243,7 @@ static vptq_status take_inverse(vptq_device *dev, const vptq_torch_file *t, cons
         !u->shape[0] || u->shape[0] > UINT32_MAX || !vptq_dtype_get(u->type)->is_float ||
         !vptq_size_mul((size_t)u->shape[0], (size_t)u->shape[0], &square_size))
         return vptq_fail(err, VPTQ_E_SHAPE,
-                         "%s: key 'invH' is no square matrix of real numbers", path);
+                         "%s: key 'invH' is not a square matrix of real numbers", path);
     f->n = (uint32_t)u->shape[0];
     const size_t n = f->n;
     VPTQ_CHECK(allocate(f, arena, err));
@@ -258,16 +251,16 @@ static vptq_status take_inverse(vptq_device *dev, const vptq_torch_file *t, cons
     double *work = vptq_arena_alloc(arena, n, sizeof *work, err);
     double *a = work ? vptq_arena_alloc(arena, square_size, sizeof *a, err) : NULL;
     if (!a)
-        VPTQ_CHECK(VPTQ_E_NOMEM);
+        return VPTQ_E_NOMEM;
     VPTQ_CHECK(take_factor(u, path, arena, a, err));
     VPTQ_CHECK(vptq_hessian_invert_lower(dev, n, a, err));
     VPTQ_CHECK(square(dev->ctx, n, a, work, err));
     for (size_t i = 0; i < n; i++)
         mean += a[i * n + i];
     mean /= (double)n;
-    if (fabs(mean - (1 + VPTQ_INVERSE_RIDGE)) < RIDGE_SLACK)
+    if (fabs(mean - (1 + VPTQ_INVERSE_RIDGE)) < RIDGE_TOLERANCE)
         f->ridge = VPTQ_INVERSE_RIDGE;
-    put_back(a, order, f);
+    restore_columns(a, order, f);
     return check_values(path, f, err);
 }
 
@@ -287,19 +280,19 @@ out:
 
 /* ---- numpy ---- */
 
-/* The mean of both triangles, which must agree. */
+/* f->lower = the mean of both triangles, which must agree. */
 static vptq_status take_symmetric(const vptq_npy *a, const char *path, vptq_foreign *f,
                                   vptq_err *err)
 {
-    enum { BLOCK = 64 }; /* square, so that neither order of elements is slow */
+    enum { BLOCK = 64 }; /* square blocks: fast for either memory order */
     const size_t n = f->n;
     for (size_t ib = 0; ib < n; ib += BLOCK)
         for (size_t jb = 0; jb <= ib; jb += BLOCK)
             for (size_t i = ib; i < n && i < ib + BLOCK; i++)
                 for (size_t j = jb; j <= i && j < jb + BLOCK; j++) {
                     double x = vptq_npy_at(a, i, j), y = vptq_npy_at(a, j, i);
-                    double most = sqrt(fabs(vptq_npy_at(a, i, i) * vptq_npy_at(a, j, j)));
-                    if (fabs(x - y) > ASYMMETRY * most)
+                    double bound = sqrt(fabs(vptq_npy_at(a, i, i) * vptq_npy_at(a, j, j)));
+                    if (fabs(x - y) > MAX_ASYMMETRY * bound)
                         return vptq_fail(
                             err, VPTQ_E_NUMERIC,
                             "%s: row %zu, column %zu is %g, but row %zu, column %zu is %g: not "
@@ -319,7 +312,7 @@ vptq_status vptq_foreign_read_npy(const char *path, vptq_arena *arena, vptq_fore
     VPTQ_TRY(vptq_npy_open(path, &a, err));
     const vptq_tensor *t = &a.tensor;
     if (t->dims != 2 || t->shape[0] != t->shape[1] || !t->shape[0] || t->shape[0] > UINT32_MAX)
-        st = vptq_fail(err, VPTQ_E_SHAPE, "%s: its shape is not that of a square matrix", path);
+        st = vptq_fail(err, VPTQ_E_SHAPE, "%s: not a square matrix", path);
     f->n = (uint32_t)t->shape[0];
     if (!st)
         st = allocate(f, arena, err);
@@ -339,7 +332,7 @@ vptq_status vptq_foreign_take_imatrix(const vptq_imatrix *im, const char *path, 
     const vptq_imatrix_entry *e = vptq_imatrix_find(im, layer, input);
     *f = (vptq_foreign){.form = VPTQ_FOREIGN_IMATRIX};
     if (!e)
-        return vptq_fail(err, VPTQ_E_FORMAT, "%s: has nothing for input %s of block %" PRIu32,
+        return vptq_fail(err, VPTQ_E_FORMAT, "%s: no entry for input %s of block %" PRIu32,
                          path, vptq_input_name(input), layer);
     f->n = e->n;
     f->tokens = e->tokens;

@@ -1,4 +1,4 @@
-/* Collecting, finishing and pooling second moments. */
+/* Sums of second moments: adding tokens, dividing, pooling. */
 #include "hessian/hessian.h"
 
 #include <string.h>
@@ -39,7 +39,7 @@ void vptq_hessian_sum_release(vptq_device *dev, vptq_hessian_sum *s)
     *s = (vptq_hessian_sum){0};
 }
 
-/* `count` doubles of device memory. */
+/* Zeroes `count` doubles in device memory. */
 static vptq_status zero(vptq_device *dev, double *to, size_t count, vptq_err *err)
 {
     enum { PIECE = 1 << 16 };
@@ -52,9 +52,9 @@ static vptq_status zero(vptq_device *dev, double *to, size_t count, vptq_err *er
     if (!zeros)
         return VPTQ_E_NOMEM;
     memset(zeros, 0, PIECE * sizeof *zeros);
-    for (size_t at = 0; at < count && !st; at += PIECE) {
-        const size_t n = count - at < PIECE ? count - at : PIECE;
-        st = dev->ops->upload(dev->state, to + at, zeros, n * sizeof *to, err);
+    for (size_t i = 0; i < count && !st; i += PIECE) {
+        const size_t n = count - i < PIECE ? count - i : PIECE;
+        st = dev->ops->upload(dev->state, to + i, zeros, n * sizeof *to, err);
     }
     if (!st)
         st = dev->ops->sync(dev->state, err);
@@ -125,7 +125,7 @@ void vptq_hessian_mix(size_t n, const float *plain, const float *term, double fa
         mixed[i] = (float)((double)plain[i] + factor * (double)term[i]);
 }
 
-/* sum_g t_g part_g[i] / sum_g t_g, groups in the order given. */
+/* out[i] = sum_g t_g part_g[i] / total, in the order given. */
 static void pool(size_t count, size_t n, const float *const *parts, const uint64_t *tokens,
                  double total, float *out)
 {
@@ -147,33 +147,26 @@ vptq_status vptq_hessian_pool(vptq_mem *mem, const vptq_hessian_file *parts, siz
     const float **lowers = vptq_arena_alloc(&arena, count, sizeof *lowers, err);
     const float **means = lowers ? vptq_arena_alloc(&arena, count, sizeof *means, err) : NULL;
     uint64_t *counts = means ? vptq_arena_alloc(&arena, count, sizeof *counts, err) : NULL;
-    if (!counts) {
-        st = VPTQ_E_NOMEM;
-        goto out;
-    }
+    if (!counts)
+        VPTQ_TRY(VPTQ_E_NOMEM);
     uint64_t total = 0;
     *tokens = 0;
     for (size_t g = 0; g < count; g++) {
-        if (parts[g].n != parts[0].n) {
-            st = vptq_fail(err, VPTQ_E_SHAPE, "hessians of %u and %u columns cannot be pooled",
-                           parts[0].n, parts[g].n);
-            goto out;
-        }
+        if (parts[g].n != parts[0].n)
+            VPTQ_TRY(vptq_fail(err, VPTQ_E_SHAPE,
+                               "hessians of %u and %u columns cannot be pooled", parts[0].n,
+                               parts[g].n));
         lowers[g] = parts[g].lower;
         means[g] = parts[g].mean;
         counts[g] = parts[g].kind ? parts[g].windows : parts[g].tokens;
         total += counts[g];
         *tokens += parts[g].tokens;
-        if (total > INT64_MAX || *tokens > INT64_MAX) {
-            st = vptq_fail(err, VPTQ_E_FORMAT,
-                           "the hessians to pool claim more than 2^63 tokens");
-            goto out;
-        }
+        if (total > INT64_MAX || *tokens > INT64_MAX)
+            VPTQ_TRY(vptq_fail(err, VPTQ_E_FORMAT,
+                               "the hessians to pool claim more than 2^63 tokens"));
     }
-    if (!total) {
-        st = vptq_fail(err, VPTQ_E_FORMAT, "no tokens in the hessians to pool");
-        goto out;
-    }
+    if (!total)
+        VPTQ_TRY(vptq_fail(err, VPTQ_E_FORMAT, "no tokens in the hessians to pool"));
     size_t n = parts[0].n;
     pool(count, n * (n + 1) / 2, lowers, counts, (double)total, lower);
     pool(count, n, means, counts, (double)total, mean);

@@ -10,13 +10,12 @@
 
 #include "lib/base/file.h"
 
-/* ---- the file without a name ---- */
+/* ---- the unnamed file ---- */
 
 static vptq_status open_spill(vptq_hidden_states *s, const char *dir, vptq_err *err)
 {
-    vptq_status st = vptq_path_join(s->dir, sizeof s->dir, dir, "hidden.spill.XXXXXX", err);
-    if (st)
-        return st;
+    vptq_status st = VPTQ_OK;
+    VPTQ_CHECK(vptq_path_join(s->dir, sizeof s->dir, dir, "hidden.spill.XXXXXX", err));
     s->fd = mkstemp(s->dir);
     if (s->fd < 0)
         return vptq_fail_errno(err, VPTQ_E_IO, errno,
@@ -24,27 +23,28 @@ static vptq_status open_spill(vptq_hidden_states *s, const char *dir, vptq_err *
     if (unlink(s->dir))
         st = vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot unlink '%s'", s->dir);
     else if (fcntl(s->fd, F_SETFD, FD_CLOEXEC) < 0)
-        st = vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot keep '%s' to this process", s->dir);
+        st = vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot set close-on-exec on '%s'", s->dir);
     snprintf(s->dir, sizeof s->dir, "%s", dir);
     return st;
 }
 
 vptq_status vptq_hidden_states_open(const vptq_ctx *ctx, const char *dir, size_t rows,
-                                    size_t dim, size_t most, size_t reserve,
+                                    size_t dim, size_t max_rows, size_t reserve,
                                     vptq_hidden_states *s, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     const size_t left = vptq_mem_left(ctx->mem);
     size_t bytes;
 
-    *s = (vptq_hidden_states){.ctx = ctx, .rows = rows, .dim = dim, .most = most, .fd = -1};
+    *s = (vptq_hidden_states){
+        .ctx = ctx, .rows = rows, .dim = dim, .max_rows = max_rows, .fd = -1};
     if (!vptq_size_mul(rows, dim, &bytes) || !vptq_size_mul(bytes, sizeof *s->data, &bytes))
         return vptq_fail(err, VPTQ_E_NOMEM, "hidden states of %zu tokens are too large", rows);
-    if (most < rows && (left < reserve || bytes > (left - reserve) / 2)) {
+    if (max_rows < rows && (left < reserve || bytes > (left - reserve) / 2)) {
         VPTQ_TRY(open_spill(s, dir, err));
         vptq_log(ctx, VPTQ_LOG_MORE, "hidden states (%zu MiB) go to a file in '%s'",
                  bytes >> 20, dir);
-        rows = most;
+        rows = max_rows;
     }
     s->data = vptq_mem_alloc(ctx->mem, rows, dim * sizeof *s->data, err);
     if (!s->data) {
@@ -71,15 +71,15 @@ vptq_status vptq_hidden_states_get(vptq_hidden_states *s, size_t first, size_t n
                                    float **rows, vptq_err *err)
 {
     const size_t row = s->dim * sizeof *s->data;
-    VPTQ_BUG_IF(n > s->rows || first > s->rows - n || (s->fd >= 0 && n > s->most));
+    VPTQ_BUG_IF(n > s->rows || first > s->rows - n || (s->fd >= 0 && n > s->max_rows));
     *rows = s->fd < 0 ? s->data + first * s->dim : s->data;
     if (s->fd < 0 || fresh || vptq_read_at(s->fd, s->data, n * row, (uint64_t)first * row))
         return VPTQ_OK;
     if (errno)
         return vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot read hidden states back in '%s'",
                                s->dir);
-    return vptq_fail(err, VPTQ_E_IO, "cannot read hidden states back in '%s': too few bytes",
-                     s->dir);
+    return vptq_fail(err, VPTQ_E_IO,
+                     "cannot read hidden states back in '%s': the file is too short", s->dir);
 }
 
 vptq_status vptq_hidden_states_keep(vptq_hidden_states *s, size_t first, size_t n,
@@ -105,7 +105,7 @@ static const char state_magic[8] = "VPTQHS2";
 
 static size_t chunk_rows(const vptq_hidden_states *s, size_t row)
 {
-    size_t n = s->most < CHUNK ? s->most : CHUNK;
+    size_t n = s->max_rows < CHUNK ? s->max_rows : CHUNK;
     return s->rows - row < n ? s->rows - row : n;
 }
 
@@ -146,7 +146,7 @@ out:
     return st;
 }
 
-/* The bytes behind the header into the streams. */
+/* Reads the bytes after the header into the streams. */
 static vptq_status load_rows(vptq_hidden_states *const *s, size_t count, int fd, uint64_t sum,
                              bool *found, vptq_err *err)
 {

@@ -1,6 +1,6 @@
-/* Hidden states of all calibration tokens between two blocks: in memory, or in a file without a
- * name when they would not leave enough of it under the cap.  Either way the numbers are the
- * same.  A checkpoint holds the states of one or more such streams. */
+/* Internal: the hidden states of all calibration tokens between two blocks, in memory or, if
+ * they would leave too little under the memory cap, in an unnamed file.  The numbers are the
+ * same either way.  A checkpoint holds the hidden states of one or more such streams. */
 #ifndef VPTQ_HESSIAN_HIDDEN_STATES_H
 #define VPTQ_HESSIAN_HIDDEN_STATES_H
 
@@ -13,32 +13,34 @@
 typedef struct vptq_hidden_states {
     const vptq_ctx *ctx;
     size_t rows, dim;
-    size_t most; /* rows that are asked for at a time */
-    int fd;      /* -1: all in memory */
-    float *data; /* [rows, dim], or [most, dim] of the file */
+    size_t max_rows; /* that are read at a time */
+    int fd;          /* -1: all in memory */
+    float *data;     /* [rows, dim], or [max_rows, dim] of the file */
     char dir[4096];
 } vptq_hidden_states;
 
-/* [rows, dim] floats with nothing in them yet.  They go to a file in `dir` when they take more
- * than half of what is left under the memory cap, less `reserve` bytes. */
+/* Allocates [rows, dim] floats, uninitialized.  They go to a file in `dir` if they take more
+ * than half of the memory left under the cap after `reserve` bytes. */
 vptq_status vptq_hidden_states_open(const vptq_ctx *ctx, const char *dir, size_t rows,
-                                    size_t dim, size_t most, size_t reserve,
+                                    size_t dim, size_t max_rows, size_t reserve,
                                     vptq_hidden_states *s, vptq_err *err) VPTQ_MUST_CHECK;
-void vptq_hidden_states_close(vptq_hidden_states *s); /* also of a zeroed one */
+void vptq_hidden_states_close(vptq_hidden_states *s); /* accepts a zeroed struct */
 
-/* Rows [first, first + n), n <= most, to read and change; with `fresh` they will be written
- * only and need not be read.  Valid until the next call; changes count once they are kept. */
+/* Rows [first, first + n), n <= max_rows, to read and change; with `fresh` their content is
+ * undefined, because the caller overwrites it.  Valid until the next call; changes take effect
+ * with _keep. */
 vptq_status vptq_hidden_states_get(vptq_hidden_states *s, size_t first, size_t n, bool fresh,
                                    float **rows, vptq_err *err) VPTQ_MUST_CHECK;
 vptq_status vptq_hidden_states_keep(vptq_hidden_states *s, size_t first, size_t n,
                                     vptq_err *err) VPTQ_MUST_CHECK;
 
-/* A checkpoint of `count` streams of one shape; `position` is the caller's.  Atomic. */
+/* Writes a checkpoint of `count` streams of one shape atomically; `position` is the caller's.
+ */
 vptq_status vptq_hidden_states_save(vptq_hidden_states *const *s, size_t count,
                                     const char *path, const char fingerprint[16],
                                     uint64_t position, vptq_err *err) VPTQ_MUST_CHECK;
-/* Reads one back when the file is there, is whole, bears the fingerprint and its position is at
- * most `last`: then *found.  Otherwise the streams hold nothing that is of use. */
+/* Reads a checkpoint and sets *found if the file exists, is complete, has this fingerprint and
+ * a position of at most `last`.  Otherwise the content of the streams is undefined. */
 vptq_status vptq_hidden_states_load(vptq_hidden_states *const *s, size_t count,
                                     const char *path, const char fingerprint[16], uint64_t last,
                                     bool *found, uint64_t *position,

@@ -1,13 +1,14 @@
+/* Imports Hessians of other programs into a Hessian directory (vptq-hessian --import). */
 #include "hessian/import.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "hessian/dir_names.h"
+#include "hessian/dir.h"
 #include "hessian/foreign.h"
 
-/* The fingerprint of a model that nobody named. */
+/* The model fingerprint of Hessians whose files name no model. */
 static const char unknown_model[] = "0000000000000000";
 
 bool vptq_hessian_is_of(const char *hessians, const char *model)
@@ -27,23 +28,23 @@ void vptq_foreign_name(char name[64], uint32_t layer, vptq_input input, const ch
     snprintf(name, 64, "%" PRIu32 "_%s.%s", layer, vptq_input_name(input), ending);
 }
 
-/* ---- where they are ---- */
+/* ---- finding the files ---- */
 
-/* The files being imported. */
 typedef struct importer {
     vptq_device *dev;
     const char *from;
-    const char *ending;   /* of its files, "pt" or "npy"; NULL = from is an imatrix file ... */
-    vptq_imatrix imatrix; /* ... which is this one */
+    const char *ending;   /* of its files, "pt" or "npy"; NULL: `from` is an imatrix file */
+    vptq_imatrix imatrix; /* its content, if so */
     vptq_exchange *made;
-    uint64_t hash, files; /* of numbers so far */
+    uint64_t hash;  /* of all numbers so far */
+    uint64_t files; /* imported so far */
 } importer;
 
 static const char *const endings[] = {"pt", "npy"};
 enum { ENDINGS = sizeof endings / sizeof endings[0] };
 
-/* The layer and ending of a file's name; false for other files. */
-static bool layer_of(const char *name, uint32_t *layer, const char **ending)
+/* Parses "LAYER_INPUT.ENDING"; false for other files. */
+static bool parse_name(const char *name, uint32_t *layer, const char **ending)
 {
     enum { MAX_DIGITS = 4 };
     char expected[64];
@@ -64,14 +65,13 @@ static bool layer_of(const char *name, uint32_t *layer, const char **ending)
     return false;
 }
 
-static vptq_status take_layer(const importer *im, uint32_t layer, vptq_err *err)
+static vptq_status include_layer(const importer *im, uint32_t layer, vptq_err *err)
 {
     vptq_hessian_dir *h = &im->made->dir;
-    if (layer >= VPTQ_HESSIAN_LAYERS)
+    if (layer >= VPTQ_HESSIAN_MAX_LAYERS)
         return vptq_fail(err, VPTQ_E_UNSUPPORTED,
-                         "'%s' has Hessians of layer %" PRIu32
-                         ", at most %d layers are handled",
-                         im->from, layer, (int)VPTQ_HESSIAN_LAYERS);
+                         "'%s' has Hessians of layer %" PRIu32 ", the maximum is %d layers",
+                         im->from, layer, (int)VPTQ_HESSIAN_MAX_LAYERS);
     h->first_layer = layer < h->first_layer ? layer : h->first_layer;
     h->last_layer = layer > h->last_layer ? layer : h->last_layer;
     h->layers = h->last_layer + 1;
@@ -88,76 +88,74 @@ static vptq_status find_files(importer *im, vptq_err *err)
     for (size_t i = 0; !st && i < count; i++) {
         uint32_t layer;
         const char *ending;
-        if (!layer_of(names[i], &layer, &ending))
+        if (!parse_name(names[i], &layer, &ending))
             continue;
         if (im->ending && im->ending != ending)
             st = vptq_fail(err, VPTQ_E_FORMAT,
-                           "'%s' has Hessians as .%s and as .%s files, expected one kind",
+                           "'%s' has Hessians in .%s and in .%s files, expected one kind",
                            im->from, im->ending, ending);
         else
-            st = take_layer(im, layer, err);
+            st = include_layer(im, layer, err);
         im->ending = ending;
     }
     if (!st && !im->ending)
-        st =
-            vptq_fail(err, VPTQ_E_FORMAT,
-                      "'%s' has no files of Hessians (0_qkv.pt, 0_o.pt, 0_up.pt, 0_down.pt .., "
-                      "or .npy)",
-                      im->from);
+        st = vptq_fail(
+            err, VPTQ_E_FORMAT,
+            "'%s' has no Hessian files, expected 0_qkv.pt, 0_o.pt, 0_up.pt, 0_down.pt .. "
+            "(or .npy)",
+            im->from);
     vptq_arena_release(&arena);
     return st;
 }
 
 static vptq_status find_entries(importer *im, vptq_err *err)
 {
-    vptq_status st = vptq_imatrix_read(im->from, im->dev->ctx->mem, &im->imatrix, err);
-    if (st)
-        return st;
+    VPTQ_CHECK(vptq_imatrix_read(im->from, im->dev->ctx->mem, &im->imatrix, err));
     im->made->dir.diagonal = true;
-    for (size_t i = 0; !st && i < im->imatrix.count; i++) {
+    for (size_t i = 0; i < im->imatrix.count; i++) {
         uint32_t layer;
         if (vptq_imatrix_layer(im->imatrix.entries[i].name, &layer))
-            st = take_layer(im, layer, err);
+            VPTQ_CHECK(include_layer(im, layer, err));
     }
-    if (!st && im->made->dir.layers == 0)
-        st = vptq_fail(err, VPTQ_E_FORMAT,
-                       "%s: the imatrix has no entry of a block (blk.0.attn_q.weight ..)",
-                       im->from);
-    return st;
+    if (im->made->dir.layers == 0)
+        return vptq_fail(err, VPTQ_E_FORMAT,
+                         "%s: the imatrix has no entry for a block (blk.0.attn_q.weight ..)",
+                         im->from);
+    return VPTQ_OK;
 }
 
-/* ---- one after another ---- */
+/* ---- importing them ---- */
 
 static vptq_status read_one(importer *im, uint32_t layer, vptq_input input, vptq_arena *arena,
                             vptq_foreign *f, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     char name[64], path[4096];
     const vptq_hessian_dir *d = &im->made->dir;
     if (!im->ending)
         return vptq_foreign_take_imatrix(&im->imatrix, im->from, layer, input, arena, f, err);
     vptq_foreign_name(name, layer, input, im->ending);
-    VPTQ_TRY(vptq_path_join(path, sizeof path, im->from, name, err));
+    VPTQ_CHECK(vptq_path_join(path, sizeof path, im->from, name, err));
     if (!vptq_path_exists(path))
         return vptq_fail(err, VPTQ_E_FORMAT,
                          "'%s' has Hessians of layers %" PRIu32 "-%" PRIu32
                          ", but %s is missing",
                          im->from, d->first_layer, d->last_layer, name);
-    st = im->ending == endings[0] ? vptq_foreign_read_torch(im->dev, path, arena, f, err)
-                                  : vptq_foreign_read_npy(path, arena, f, err);
-    if (st || im->files == 0)
-        goto out;
+    if (im->ending == endings[0])
+        VPTQ_CHECK(vptq_foreign_read_torch(im->dev, path, arena, f, err));
+    else
+        VPTQ_CHECK(vptq_foreign_read_npy(path, arena, f, err));
+    if (im->files == 0)
+        return VPTQ_OK;
     if (f->form != im->made->form)
-        st = vptq_fail(err, VPTQ_E_FORMAT, "%s: is of the form '%s', the files before of '%s'",
-                       path, vptq_foreign_form_name(f->form),
-                       vptq_foreign_form_name(im->made->form));
-    else if ((f->ridge > 0) != (im->made->ridge > 0))
-        st = vptq_fail(err, VPTQ_E_FORMAT,
-                       "%s: its damping is%s the one of the published tools, that of the files "
-                       "before was%s",
-                       path, f->ridge > 0 ? "" : " not", f->ridge > 0 ? " not" : "");
-out:
-    return st;
+        return vptq_fail(
+            err, VPTQ_E_FORMAT, "%s: form is '%s', but that of the files before '%s'", path,
+            vptq_foreign_form_name(f->form), vptq_foreign_form_name(im->made->form));
+    if ((f->ridge > 0) != (im->made->ridge > 0))
+        return vptq_fail(err, VPTQ_E_FORMAT,
+                         "%s: its damping is%s that of the published tools, unlike the files "
+                         "before",
+                         path, f->ridge > 0 ? "" : " not");
+    return VPTQ_OK;
 }
 
 static vptq_status write_one(const char *to, const vptq_foreign *f, vptq_err *err)
@@ -212,7 +210,7 @@ static vptq_status import_all(importer *im, const char *to, vptq_err *err)
     return VPTQ_OK;
 }
 
-/* hessian.json's settings: where the Hessians are from and what was done to them. */
+/* Writes hessian.json; its settings record the form and what was removed from the Hessians. */
 static vptq_status save_origin(const importer *im, const char *to, vptq_err *err)
 {
     const vptq_exchange *made = im->made;

@@ -1,10 +1,10 @@
-/* Exact pooling of Hessian directories. */
+/* Pools Hessian directories exactly (vptq-hessian --merge). */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "formats/json.h"
-#include "hessian/dir_names.h"
+#include "hessian/dir.h"
 #include "lib/base/file.h"
 
 static vptq_status merge_one(const vptq_ctx *ctx, const char *const *dirs, size_t count,
@@ -28,10 +28,8 @@ static vptq_status merge_one(const vptq_ctx *ctx, const char *const *dirs, size_
     size_t n = parts[0].n;
     float *lower = vptq_arena_alloc(&arena, n * (n + 1) / 2, sizeof *lower, err);
     float *mean = lower ? vptq_arena_alloc(&arena, n, sizeof *mean, err) : NULL;
-    if (!mean) {
-        st = VPTQ_E_NOMEM;
-        goto out;
-    }
+    if (!mean)
+        VPTQ_TRY(VPTQ_E_NOMEM);
     uint64_t tokens, windows = 0;
     for (size_t g = 0; g < count; g++)
         windows += parts[g].windows;
@@ -49,8 +47,8 @@ out:
     return st;
 }
 
-/* The first directory describes the model; the others must be of the same one, the same layers
- * and token weights.  The factor of the weights is the first one's. */
+/* Checks that all directories have the first one's model, layers and token weights; *pooled
+ * gets its factor and the sum of the tokens. */
 static vptq_status merge_check(const char *const *dirs, size_t count, vptq_hessian_dir *pooled,
                                vptq_err *err)
 {
@@ -58,14 +56,12 @@ static vptq_status merge_check(const char *const *dirs, size_t count, vptq_hessi
 
     for (size_t g = 0; g < count; g++) {
         vptq_hessian_dir h;
-        vptq_status st = vptq_hessian_dir_open(dirs[g], &h, err);
-        if (st)
-            return st;
+        VPTQ_CHECK(vptq_hessian_dir_open(dirs[g], &h, err));
         if (h.diagonal || !h.tokens)
             return vptq_fail(err, VPTQ_E_UNSUPPORTED, "'%s' %s, which cannot be pooled",
                              dirs[g],
                              h.diagonal ? "holds only the diagonals of Hessians"
-                                        : "does not say how many tokens it is made of");
+                                        : "does not record its number of tokens");
         chain = vptq_hash(h.fingerprint, 16, chain);
         if (!g) {
             *pooled = h;
@@ -144,7 +140,7 @@ static vptq_status merge_part(const vptq_ctx *ctx, const char *const *dirs, size
     return save_meta(dirs, count, pooled, tmp, err);
 }
 
-/* The held-out parts, into "holdout" in the directory that is being filled. */
+/* Pools the held-out parts into "holdout" in the directory `tmp`. */
 static vptq_status merge_holdouts(const vptq_ctx *ctx, const char *const *dirs, size_t count,
                                   const char *tmp, vptq_err *err)
 {
@@ -171,7 +167,7 @@ out:
     return st;
 }
 
-/* What may be replaced: Hessians, with the held-out ones inside them. */
+/* Fails unless `dir` and its held-out part hold only Hessians and may be replaced. */
 static vptq_status check_own(const vptq_ctx *ctx, const char *dir, vptq_err *err)
 {
     char holdout[4096];

@@ -1,17 +1,17 @@
-/* What a Hessian looks like: the numbers behind vptq-hessian --show. */
+/* Statistics of a Hessian for vptq-hessian --show. */
 #include <math.h>
 #include <string.h>
 
 #include "hessian/hessian.h"
 
 enum {
-    POWER_STEPS = 30,   /* of the two eigenvalue iterations; an estimate, not a bound */
-    ENOUGH_SAMPLES = 10 /* tokens per column under which the verdict is "few samples" */
+    POWER_STEPS = 30,   /* of either eigenvalue iteration: an estimate, not a bound */
+    ENOUGH_SAMPLES = 10 /* tokens per column; fewer get the verdict "few samples" */
 };
 static const double CONSTANT_SHARE =
-    1e-6; /* variance over second moment of a constant column */
+    1e-6; /* variance over second moment: below, a column is constant */
 static const double CONDITION_RIDGE =
-    1e-6; /* of the mean diagonal, so that rank loss is finite */
+    1e-6; /* times the mean diagonal; keeps the condition of a rank-deficient H finite */
 
 static double normalize(size_t n, double *x)
 {
@@ -87,7 +87,7 @@ static vptq_status condition(vptq_device *dev, const vptq_hessian_file *h, doubl
     if (st)
         return vptq_fail(err, st, "%s", why.text);
     for (size_t i = 0; i < n; i++)
-        x[i] = i & 1 ? -1 : 1; /* not orthogonal to small directions as a constant might be */
+        x[i] = i & 1 ? -1 : 1; /* a constant may be orthogonal to the small directions */
     double inverse = 0;
     normalize(n, x);
     for (int step = 0; step < POWER_STEPS; step++) {
@@ -98,17 +98,17 @@ static vptq_status condition(vptq_device *dev, const vptq_hessian_file *h, doubl
     return VPTQ_OK;
 }
 
-/* The same of a diagonal, exactly. */
+/* The same for a diagonal, exactly. */
 static double diagonal_condition(const vptq_hessian_file *h, double mean_diag)
 {
-    double least = (double)h->diagonal[0], most = least;
+    double min = (double)h->diagonal[0], max = min;
     for (size_t i = 1; i < h->n; i++) {
         double d = (double)h->diagonal[i];
-        least = d < least ? d : least;
-        most = d > most ? d : most;
+        min = d < min ? d : min;
+        max = d > max ? d : max;
     }
     const double ridge = CONDITION_RIDGE * mean_diag;
-    return least + ridge > 0 ? (most + ridge) / (least + ridge) : (double)INFINITY;
+    return min + ridge > 0 ? (max + ridge) / (min + ridge) : (double)INFINITY;
 }
 
 static void count_columns(const vptq_hessian_file *h, vptq_hessian_stats *s)
@@ -130,7 +130,7 @@ static void count_columns(const vptq_hessian_file *h, vptq_hessian_stats *s)
     s->mean_share = !(mean_sq > 0) ? (double)NAN : s->trace > 0 ? mean_sq / s->trace : 0;
 }
 
-/* A diagonal of few tokens has no lower rank. */
+/* A diagonal does not lose rank with few tokens. */
 static const char *verdict_of(const vptq_hessian_stats *s)
 {
     if (isinf(s->condition) || (!s->diagonal && s->samples_per_dim < 1))
@@ -145,8 +145,7 @@ static const char *verdict_of(const vptq_hessian_stats *s)
 vptq_status vptq_hessian_describe(vptq_device *dev, const vptq_hessian_file *h,
                                   vptq_hessian_stats *s, vptq_err *err)
 {
-    size_t n = h->n;
-
+    const size_t n = h->n;
     const float *values = h->diagonal ? h->diagonal : h->lower;
 
     *s = (vptq_hessian_stats){.n = h->n, .tokens = h->tokens, .diagonal = h->diagonal != NULL};

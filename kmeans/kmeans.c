@@ -1,3 +1,4 @@
+/* Lloyd iterations (kmeans.h). */
 #include "kmeans/kmeans.h"
 
 #include <float.h>
@@ -41,7 +42,7 @@ static vptq_status check_options(const vptq_kmeans_options *opt, size_t n, vptq_
     return VPTQ_OK;
 }
 
-/* Also says whether any weight is positive. */
+/* Checks for NaN and infinity; *weighted = some weight is positive. */
 static vptq_status check_points(const vptq_kmeans_points *points, bool *weighted, vptq_err *err)
 {
     const size_t v = points->v;
@@ -69,21 +70,23 @@ static vptq_status check_points(const vptq_kmeans_points *points, bool *weighted
 
 /* ---- Lloyd ---- */
 
-/* What one run works with.  On devices with memory of their own, the first five are copies
- * there; else they are the host's arrays themselves. */
+/* The state of one run.  On devices that work in host memory the device arrays are the host
+ * arrays. */
 typedef struct lloyd {
     vptq_device *dev;
     const vptq_kmeans_points *points;
     uint32_t k;
-    float *x, *w, *c, *last; /* last: `before` */
+    /* device memory */
+    float *x, *w, *c, *last; /* last = before */
     uint32_t *labels;
-    double *sums, *weights; /* of the device: [k, v], [k] in one piece */
-    float *host_c;          /* [k, v] the caller's */
-    uint32_t *host_labels;  /* [n] */
+    double *sums, *weights; /* [k, v] and [k], one allocation */
+    /* host memory */
+    float *host_c;         /* [k, v] the caller's */
+    uint32_t *host_labels; /* [n] */
     double *host_sums, *host_weights;
-    float *before;        /* [k, v] the codebook that the labels refer to */
-    uint32_t *own_labels; /* NULL where the caller gave room */
-    bool labelled;        /* labels are those of a codebook before */
+    float *before;        /* [k, v] the codebook before the last move */
+    uint32_t *own_labels; /* NULL if the caller passed labels */
+    bool labelled;        /* labels are those of `before` */
 } lloyd;
 
 static size_t sums_bytes(const lloyd *l)
@@ -169,7 +172,7 @@ static vptq_status lloyd_open(lloyd *l, vptq_device *dev, const vptq_kmeans_poin
     return VPTQ_OK;
 }
 
-/* Nearest centroids, their sums, and the objective of the codebook as it is. */
+/* Computes labels, sums and objective for the present codebook. */
 static vptq_status evaluate(lloyd *l, double *objective, vptq_err *err)
 {
     const vptq_kmeans_points *p = l->points;
@@ -218,7 +221,7 @@ static vptq_status evaluate(lloyd *l, double *objective, vptq_err *err)
     return VPTQ_OK;
 }
 
-/* Every centroid to the weighted mean of its vectors; *moved = the sum of their squared moves.
+/* Moves every centroid to the weighted mean of its vectors; *moved = the sum of squared moves.
  */
 static void move(lloyd *l, double *moved)
 {
@@ -246,7 +249,7 @@ static bool has_empty(const lloyd *l)
     return false;
 }
 
-/* The last evaluation is of the codebook that is returned, so that the labels and stats fit it.
+/* Ends with an evaluation of the codebook that is returned, so that labels and stats match it.
  */
 static vptq_status iterate(lloyd *l, const vptq_kmeans_options *opt, int iterations,
                            vptq_kmeans_stats *stats, vptq_kmeans_iteration *trace,
@@ -273,7 +276,7 @@ static vptq_status iterate(lloyd *l, const vptq_kmeans_options *opt, int iterati
         if (!opt->keep_empty)
             VPTQ_CHECK(vptq_kmeans_repair(l->points, l->k, l->host_labels, l->before,
                                           l->host_weights, l->host_c, &repaired, err));
-        if (settled && !repaired) { /* what is empty has nowhere better to go */
+        if (settled && !repaired) { /* no better place for the empty clusters */
             memcpy(l->host_c, l->before, (size_t)l->k * l->points->v * sizeof *l->before);
             stats->converged = true;
             break;

@@ -1,6 +1,6 @@
-/* Weighted k-means, deterministic: greedy k-means++ on a fixed subsample, Lloyd with sums of
- * fixed order, empty clusters moved to the worst-served vectors, stop on relative gain. Same
- * bytes for any thread count; random numbers come from opt->rng alone. */
+/* Internal: deterministic weighted k-means.  Greedy k-means++ on a fixed subsample, Lloyd
+ * iterations with sums of fixed order, empty clusters moved to the vectors with the largest
+ * loss, stop on relative gain.  Same bytes for any thread count. */
 #ifndef VPTQ_KMEANS_KMEANS_H
 #define VPTQ_KMEANS_KMEANS_H
 
@@ -15,38 +15,37 @@ typedef enum {
 typedef struct vptq_kmeans_options {
     uint32_t k;
     uint32_t v;
-    int iterations;   /* at most; 25 */
+    int iterations;   /* maximum; 25 */
     double tolerance; /* stop when the objective falls by less than this fraction; 1e-4 */
     double shift;     /* stop when the squared moves of all centroids sum to less; 0 = off */
-    bool keep_empty;  /* an empty cluster keeps its centroid instead of being repaired */
+    bool keep_empty;  /* empty clusters keep their centroids instead of being repaired */
     vptq_kmeans_seeding seeding;
-    size_t seed_sample; /* vectors that k-means++ looks at, drawn by rng; 0 = 8 * k, at least
-                         * 32768, fewer per centroid above k = 4096 */
+    size_t seed_sample; /* vectors for k-means++, drawn by rng; 0 = 8 * k, at least 32768, fewer
+                         * per centroid for k > 4096 */
     vptq_rng rng;       /* draws the sample and the seeds; nothing else is random */
 } vptq_kmeans_options;
 
-vptq_kmeans_options vptq_kmeans_default(uint32_t v, uint32_t k); /* values above, rng zero */
+vptq_kmeans_options vptq_kmeans_default(uint32_t v,
+                                        uint32_t k); /* the values above; rng is zero */
 
 typedef struct vptq_kmeans_iteration {
     double objective; /* sum w |x - c|^2 after the assignment of this iteration */
-    uint32_t empty;   /* clusters that were empty then and got repaired */
+    uint32_t empty;   /* clusters that were empty and repaired after it */
 } vptq_kmeans_iteration;
 
 enum { VPTQ_KMEANS_MAX_ITERATIONS = 1000 };
 typedef struct vptq_kmeans_stats {
     int iterations;
-    double first,
-        last;          /* objective after the first assignment, and of the returned centroids */
-    uint32_t repaired; /* empty clusters repaired in all */
-    bool converged;    /* the tolerance stopped it, not the limit */
+    double first, last; /* objective after the first assignment and of the returned centroids */
+    uint32_t repaired;  /* empty clusters, in all iterations */
+    bool converged;     /* stopped by the tolerance, not by the limit */
 } vptq_kmeans_stats;
 
-/* x [n, v], w [n] (>= 0; NULL or all 0 = ones) in host memory; centroids [k, v] out; labels [n]
- * out (may be NULL) are the nearest centroids of the returned codebook.  n <= k gives the
- * vectors themselves plus copies of the last (never NaN).  VPTQ_E_NUMERIC naming the first
- * vector with a NaN or infinity, or a negative or NaN weight; VPTQ_E_ARG for options out of
- * range or n = 0. `trace` (may be NULL) gets stats->iterations entries, at most
- * opt->iterations. */
+/* Clusters x [n, v] with weights w [n] (>= 0; NULL or all 0 = ones), host memory, into
+ * centroids [k, v]; labels [n] (may be NULL) become the nearest of them.  For n <= k the
+ * centroids are the vectors and copies of the last one.  `trace` (may be NULL) gets
+ * stats->iterations entries. VPTQ_E_NUMERIC naming the first vector with a NaN, an infinity or
+ * a bad weight; VPTQ_E_ARG for options out of range or n = 0. */
 vptq_status vptq_kmeans_run(vptq_device *dev, const vptq_kmeans_options *opt, size_t n,
                             const float *x, const float *w, float *centroids, uint32_t *labels,
                             vptq_kmeans_stats *stats, vptq_kmeans_iteration *trace,

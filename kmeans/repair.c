@@ -1,4 +1,4 @@
-/* Empty clusters. */
+/* Repairs empty clusters: moves them to the points with the largest loss. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,7 +10,7 @@ typedef struct loss {
     size_t i;
 } loss;
 
-/* Whether a comes after b: smaller loss, or the same at a higher index. */
+/* Whether a ranks after b: smaller loss, or the same loss at a higher index. */
 static bool after(const loss *a, const loss *b)
 {
     return a->value < b->value || (a->value <= b->value && a->i > b->i);
@@ -22,21 +22,21 @@ static int by_rank(const void *pa, const void *pb)
     return after(a, b) ? 1 : after(b, a) ? -1 : 0;
 }
 
-/* The heap's root is the entry that comes after all others: the one to drop. */
-static void sift_down(loss *heap, size_t size, size_t at)
+/* Restores the heap order from entry i down; the root ranks after all others. */
+static void sift_down(loss *heap, size_t size, size_t i)
 {
     for (;;) {
-        size_t last = at;
-        for (size_t child = 2 * at + 1; child <= 2 * at + 2 && child < size; child++) {
+        size_t last = i;
+        for (size_t child = 2 * i + 1; child <= 2 * i + 2 && child < size; child++) {
             if (after(&heap[child], &heap[last]))
                 last = child;
         }
-        if (last == at)
+        if (last == i)
             return;
-        loss swap = heap[at];
-        heap[at] = heap[last];
+        loss swap = heap[i];
+        heap[i] = heap[last];
         heap[last] = swap;
-        at = last;
+        i = last;
     }
 }
 
@@ -49,7 +49,7 @@ static double loss_of(const vptq_kmeans_points *points, size_t i, const float *c
     return points->w ? (double)points->w[i] * sum : sum;
 }
 
-/* The `size` worst points, worst first; what fills up has loss 0. */
+/* The `size` points with the largest loss, largest first, filled up with losses of 0. */
 static void find_worst(const vptq_kmeans_points *points, const uint32_t *labels,
                        const float *before, loss *heap, size_t size)
 {
@@ -78,7 +78,7 @@ vptq_status vptq_kmeans_repair(const vptq_kmeans_points *points, uint32_t k,
         empty += !(weights[j] > 0);
     if (!empty)
         return VPTQ_OK;
-    /* Twice as many, because equal points are skipped. */
+    /* Twice as many candidates, because equal points are skipped. */
     size_t size = points->n < 2 * empty ? points->n : 2 * empty, next = 0;
     loss *worst = vptq_mem_alloc(points->ctx->mem, size, sizeof *worst, err);
     if (!worst)

@@ -1,6 +1,6 @@
 /* Seeding: weighted k-means++ (Arthur and Vassilvitskii, "k-means++: the advantages of careful
  * seeding", SODA 2007) in its greedy form, on a subsample.  A point is drawn with a probability
- * proportional to its weight times its squared distance from the nearest centroid so far;
+ * proportional to its weight times its squared distance to the nearest centroid so far;
  * several are drawn per step and the one that lowers the sum of these products most is kept. */
 #include "kmeans/seed.h"
 
@@ -12,27 +12,27 @@
 #include "lib/base/mem.h"
 #include "lib/base/parallel.h"
 
-/* Counters of opt->rng: below this one per point for subsampling, from here on TRIALS per
- * centroid. */
+/* Counters of opt->rng: the lower ones, one per point, are for subsampling; from this one on
+ * there are TRIALS per centroid. */
 static const uint64_t SEEDING_COUNTER = UINT64_C(1) << 40;
 
 enum { TRIALS = VPTQ_SEED_TRIALS, CHUNK = VPTQ_SEED_CHUNK, TASK = 8 * CHUNK };
 
-/* More of a sample costs time but serves few vectors per centroid visibly: with 20 of them, 8
- * trials on all leave 5 % less error after Lloyd than one trial on 8 per centroid, and 3 % less
- * than 8 trials on 8 per centroid, nearly all of which later steps of an encoder make good.
- * Hence 8 per centroid; large codebooks take fewer, so that seeding stays cheaper than Lloyd.
- */
+/* A larger sample costs time and gains little.  With 20 vectors per centroid, 8 trials on all
+ * of them leave 5 % less error after Lloyd than one trial on a sample of 8 per centroid, and 3
+ * % less than 8 trials on that sample; later steps of the encoder recover nearly all of it.
+ * Hence 8 per centroid, and fewer for large codebooks, so that seeding stays cheaper than
+ * Lloyd. */
 static size_t default_sample(size_t k)
 {
-    const size_t least = 32768;
+    const size_t min_sample = 32768;
     size_t bounded = ((size_t)1 << 30) / k > 2 * k ? ((size_t)1 << 30) / k : 2 * k;
     size_t sample = 8 * k < bounded ? 8 * k : bounded;
-    return sample > least ? sample : least;
+    return sample > min_sample ? sample : min_sample;
 }
 
-/* m of n numbers, each subset equally likely, ascending (Knuth, TAOCP 2, 3.4.2, algorithm S).
- */
+/* chosen [m] = m of n numbers, ascending, every subset equally likely (Knuth, TAOCP 2, 3.4.2,
+ * algorithm S). */
 static void draw_subset(const vptq_rng *rng, size_t n, size_t m, size_t *chosen)
 {
     size_t taken = 0;
@@ -50,7 +50,7 @@ typedef struct seeding {
     size_t chunks;
     double *potential; /* [chunks] sum of w d */
     double *trial;     /* [chunks][TRIALS] the same with a candidate */
-    float *last;       /* [v] the newest centroid; d knows of it where points are drawn */
+    float *last;       /* [v] the newest centroid, not in d yet except where points are drawn */
     float *c;          /* [TRIALS][v] candidates */
 } seeding;
 
@@ -105,7 +105,7 @@ static void copy_point(const vptq_seed_points *s, size_t i, float *c)
         c[e] = s->xt[e * s->m + i];
 }
 
-/* Leaves centroid number j in g->last. */
+/* g->last = centroid number j. */
 static void choose_next(seeding *g, uint32_t j)
 {
     const size_t v = g->s.v;
@@ -127,7 +127,7 @@ static void choose_next(seeding *g, uint32_t j)
     memcpy(g->last, g->c + best * v, v * sizeof *g->last);
 }
 
-/* The first point is drawn by weight alone, all distances being alike. */
+/* Draws the first point by weight alone. */
 static void choose_first(seeding *g)
 {
     const vptq_seed_points *s = &g->s;
@@ -152,9 +152,7 @@ static vptq_status plus_plus(const vptq_ctx *ctx, seeding *g, uint32_t k, float 
 {
     const size_t v = g->s.v;
     for (uint32_t j = 0; j < k; j++) {
-        vptq_status st = vptq_check_cancel(ctx, err);
-        if (st)
-            return st;
+        VPTQ_CHECK(vptq_check_cancel(ctx, err));
         if (j > 0)
             choose_next(g, j);
         else
@@ -164,20 +162,20 @@ static vptq_status plus_plus(const vptq_ctx *ctx, seeding *g, uint32_t k, float 
     return VPTQ_OK;
 }
 
-/* Lanes past the sample repeat its last point with weight 0: they are never drawn. */
+/* The padding repeats the last point with weight 0, so that it is never drawn. */
 static void fill_sample(const vptq_kmeans_points *points, const size_t *chosen, size_t count,
                         vptq_seed_points *s)
 {
-    float most = 0;
+    float max = 0;
     for (size_t i = 0; i < s->m; i++) {
         size_t from = chosen[i < count ? i : count - 1];
         for (size_t e = 0; e < s->v; e++)
             s->xt[e * s->m + i] = points->x[from * s->v + e];
         s->w[i] = i >= count ? 0 : points->w ? points->w[from] : 1;
-        most = s->w[i] > most ? s->w[i] : most;
+        max = s->w[i] > max ? s->w[i] : max;
     }
-    for (size_t i = 0; i < count; i++) /* products stay in range; all 0 counts as all 1 */
-        s->w[i] = most > 0 ? s->w[i] / most : 1;
+    for (size_t i = 0; i < count; i++) /* keeps products in range; all 0 means all 1 */
+        s->w[i] = max > 0 ? s->w[i] / max : 1;
 }
 
 static vptq_status seed_plus_plus(const vptq_kmeans_points *points, const vptq_rng *rng,

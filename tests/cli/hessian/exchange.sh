@@ -45,7 +45,7 @@ bad 2 "has no --dry-run" --import pt --dry-run
 bad 2 "has no --force" --export h -f
 bad 1 "'pt' is not a hessian directory" --export pt
 bad 1 "nothing" --import nothing
-bad 1 "'h' has no files of Hessians (0_qkv.pt" --import h
+bad 1 "'h' has no Hessian files, expected 0_qkv.pt" --import h
 expect_exit 2 hessian --import pt 2> err.txt
 expect_line err.txt "needs -o HDIR"
 rm pt2/3_up.pt

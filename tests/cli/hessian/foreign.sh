@@ -76,7 +76,7 @@ expect_line err.txt "'h' holds whole Hessians, expected diagonals as in 'diag'"
 expect_exit 1 hessian --merge diag diag -o x 2> err.txt
 expect_line err.txt "'diag' holds only the diagonals of Hessians, which cannot be pooled"
 expect_exit 1 hessian --merge back back -o x 2> err.txt
-expect_line err.txt "'back' does not say how many tokens it is made of"
+expect_line err.txt "'back' does not record its number of tokens"
 expect_exit 1 hessian --export diag -o x 2> err.txt
 expect_line err.txt "holds only the diagonal of a Hessian"
 for mode in "--import inv" "--merge h h" "--show h" "-m $model -c $text"; do

@@ -512,15 +512,15 @@ static void test_refusals(void **state)
                                   .length = LENGTH,
                                   .holdout = 0.5};
     assert_fails(vptq_calibrator_plan(&r.dev, &r.m, &opt, &c, &err), VPTQ_E_ARG, &err,
-                 "held out of one window");
+                 "cannot hold out a window when there is only one");
     static const double shares[] = {-0.1, 1, 2, NAN};
     for (size_t i = 0; i < sizeof shares / sizeof *shares; i++) {
         opt.windows = 4;
         opt.holdout = shares[i];
         assert_fails(vptq_calibrator_plan(&r.dev, &r.m, &opt, &c, &err), VPTQ_E_ARG, &err,
-                     "cannot be held out");
+                     "cannot hold out a share of");
     }
-    /* rounded up, and never all */
+    /* rounded up, but never all windows */
     static const struct {
         double share;
         size_t held;

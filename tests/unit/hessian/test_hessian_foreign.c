@@ -155,13 +155,13 @@ static void test_inverse(void **state)
     vtest_path(r->back, sizeof r->back, r->from,
                "0_down.pt"); /* one with, the others without */
     copy_golden("inverse.pt", r->from, "0_down.pt");
-    assert_fails(vptq_hessian_import(&r->one.dev, r->from, r->to, true, &made, &err),
-                 VPTQ_E_FORMAT, &err,
-                 "0_down.pt: its damping is the one of the published tools, that of the files "
-                 "before was not");
+    assert_fails(
+        vptq_hessian_import(&r->one.dev, r->from, r->to, true, &made, &err), VPTQ_E_FORMAT,
+        &err, "0_down.pt: its damping is that of the published tools, unlike the files before");
     copy_golden("covariance.pt", r->from, "0_down.pt");
     assert_fails(vptq_hessian_import(&r->one.dev, r->from, r->to, true, &made, &err),
-                 VPTQ_E_FORMAT, &err, "of the form 'pytorch covariance', the files before of");
+                 VPTQ_E_FORMAT, &err,
+                 "form is 'pytorch covariance', but that of the files before");
     close_rig(r);
 }
 
@@ -283,8 +283,8 @@ static void test_bad_arrays(void **state)
         vptq_status status;
     } bad[] = {
         {"asymmetric.npy", "not a symmetric matrix", VPTQ_E_NUMERIC},
-        {"wide.npy", "its shape is not that of a square matrix", VPTQ_E_SHAPE},
-        {"mean.npy", "its shape is not that of a square matrix", VPTQ_E_SHAPE},
+        {"wide.npy", "not a square matrix", VPTQ_E_SHAPE},
+        {"mean.npy", "not a square matrix", VPTQ_E_SHAPE},
         {"big.npy", "are of type '>f8', expected '<f4' or '<f8'", VPTQ_E_UNSUPPORTED},
         {"whole.npy", "are of type '<i8', expected '<f4' or '<f8'", VPTQ_E_UNSUPPORTED},
         {"records.npy", "has a type that is no text", VPTQ_E_FORMAT},
@@ -406,7 +406,7 @@ static void test_bad_imatrix(void **state)
     vtest_path(to, sizeof to, *state, "to");
     vtest_write_file(path, fine, sizeof fine);
     assert_fails(vptq_hessian_import(&none, path, to, false, &made, &err), VPTQ_E_FORMAT, &err,
-                 "the imatrix has no entry of a block");
+                 "the imatrix has no entry for a block");
 }
 
 /* A sum in another shape than the sum of squares beside it, though of as many numbers. */

@@ -123,7 +123,7 @@ static void test_bad_files(void **state)
                  "2_o.pt: n is 10, mu has 9 and flatH 45 numbers");
     put_file(path, &x, N, -1);
     assert_fails(vptq_hessian_import(&d.dev, pt, hdir, false, &made, &err), VPTQ_E_FORMAT, &err,
-                 "2_o.pt: key 'ct' is no whole number from 0 on");
+                 "2_o.pt: key 'ct' is not a whole number of at least 0");
     const vptq_torch_item only = {.name = "ct", .kind = VPTQ_TORCH_INT, .i = 1};
     assert_ok(vptq_torch_write(path, true, &only, 1, NULL, &err), &err);
     assert_fails(vptq_hessian_import(&d.dev, pt, hdir, false, &made, &err), VPTQ_E_FORMAT, &err,
@@ -135,14 +135,14 @@ static void test_bad_files(void **state)
     x.flat[2] = -2; /* no variance, and more than the mean makes up for */
     x.mu[1] = 1;
     put_file(path, &x, N, 5);
-    assert_fails(vptq_hessian_import(&d.dev, pt, hdir, false, &made, &err), VPTQ_E_NUMERIC,
-                 &err,
-                 "2_o.pt: row 1, column 1 of the Hessian is -1, expected a second moment");
+    assert_fails(
+        vptq_hessian_import(&d.dev, pt, hdir, false, &made, &err), VPTQ_E_NUMERIC, &err,
+        "2_o.pt: row 1, column 1 of the Hessian is -1, expected zero or a positive number");
     assert_ok(vptq_dir_make(pt, &err), &err);
     vtest_path(path, sizeof path, pt, "4096_qkv.pt");
     put_file(path, &x, N, 5);
     assert_fails(vptq_hessian_import(&d.dev, pt, hdir, false, &made, &err), VPTQ_E_UNSUPPORTED,
-                 &err, "pt' has Hessians of layer 4096, at most 4096 layers are handled");
+                 &err, "pt' has Hessians of layer 4096, the maximum is 4096 layers");
     assert_false(vptq_path_exists(hdir));
     devices_close(&d);
 }

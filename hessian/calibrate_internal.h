@@ -1,0 +1,37 @@
+/* Internal to hessian/calibrate*.c, which depend on each other in one direction: calibrate.c
+ * (plan, start, one stream, checkpoint) uses calibrate_sequential.c (two streams), and both use
+ * calibrate_sums.c. */
+#ifndef VPTQ_HESSIAN_CALIBRATE_INTERNAL_H
+#define VPTQ_HESSIAN_CALIBRATE_INTERNAL_H
+
+#include "hessian/calibrate.h"
+
+/* Windows of both parts. */
+static inline size_t vptq_calibrator_windows(const vptq_calibrator *c)
+{
+    return c->windows[VPTQ_PART_MAIN] + c->windows[VPTQ_PART_HELD_OUT];
+}
+
+/* ---- calibrate_sums.c ---- */
+
+/* Allocates the term of k and v and the arrays for token weights. */
+vptq_status vptq_calibrator_open_term(vptq_calibrator *c, vptq_err *err) VPTQ_MUST_CHECK;
+/* Adds one window's x [tokens, dim] (device memory) at `input` to the sums. */
+vptq_status vptq_calibrator_add(vptq_calibrator *c, vptq_input input, size_t tokens, size_t dim,
+                                const float *x, vptq_err *err) VPTQ_MUST_CHECK;
+/* An attention hook (lib/model/forward.h): T += sum_t a_t x_t x_t^T over one window, a_t the
+ * mean squared attention that token t receives.  Leaves a in c->host_weight [tokens]. */
+vptq_status vptq_calibrator_attention(void *arg, size_t sequence, size_t tokens, size_t dim,
+                                      const float *x, const vptq_attention_args *a,
+                                      vptq_err *err) VPTQ_MUST_CHECK;
+
+/* ---- calibrate_sequential.c ---- */
+
+/* The second stream, x~; closed by vptq_calibrator_release. */
+vptq_status vptq_calibrator_open_second(vptq_calibrator *c, const char *dir,
+                                        vptq_err *err) VPTQ_MUST_CHECK;
+void vptq_calibrator_close_second(vptq_calibrator *c);
+/* Its hidden states, NULL without one. */
+vptq_hidden_states *vptq_calibrator_second(const vptq_calibrator *c);
+
+#endif
