@@ -1,19 +1,19 @@
-/* accumulate and vq_scatter: sums of the vectors of every centroid in double, always in the
- * same order and without atomics.  The vectors are sorted by label (a stable counting sort in
- * pieces), then a warp adds the run of each centroid.  Counts of pieces are what takes memory:
- * where that is short pieces are larger, and the order the same. */
+/* accumulate and vq_scatter: sums of the vectors of every centroid in double, in a fixed order
+ * and without atomics. A stable counting sort in blocks orders the vectors by label, then a
+ * warp adds the vectors of each centroid. The counts take the memory: if it is short, blocks
+ * are larger and the order is the same. */
 #include "lib/backend/cuda/cuda.h"
 
-enum { THREADS = 128, WARPS = THREADS / PORT_LANES, PIECE = 2048, SCAN = 1024 };
+enum { THREADS = 128, WARPS = THREADS / PORT_LANES, BLOCK_VECTORS = 2048, SCAN = 1024 };
 
-/* Vector i is vector row i % vector rows of column i / vector rows. */
+/* Vector i is vector row i % vector_rows of column i / vector_rows. */
 struct labelled {
     size_t n, vector_rows, ldx, ldi;
     uint32_t v, k;
     const float *x, *weight; /* weight NULL: ones */
     const uint32_t *idx;
     size_t per_weight; /* vectors that share a weight */
-    size_t piece;      /* vectors that are sorted by one warp */
+    size_t piece;      /* vectors that one warp sorts */
 };
 
 static __device__ inline size_t label_at(const labelled &a, size_t i)
@@ -29,7 +29,8 @@ static __device__ inline double weight_at(const labelled &a, size_t i)
     return a.weight ? (double)a.weight[i / a.per_weight] : 1;
 }
 
-/* Uses of every centroid in every piece: at [piece][k], which was cleared. */
+/* Counts the uses of every centroid in every block of vectors: at [block][k], cleared before.
+ */
 /* budget: count_kernel 40 registers */
 __global__ static void __launch_bounds__(THREADS) count_kernel(labelled a, uint32_t *at)
 {
@@ -38,10 +39,10 @@ __global__ static void __launch_bounds__(THREADS) count_kernel(labelled a, uint3
         atomicAdd(&at[blockIdx.x * (size_t)a.k + label_at(a, i)], 1u);
 }
 
-/* Counts become places within the run of a centroid; starts[j] = length of the run. */
-/* budget: places_kernel 40 registers */
+/* Turns counts into offsets within the run of a centroid; starts[j] = length of the run. */
+/* budget: offsets_kernel 40 registers */
 __global__ static void __launch_bounds__(THREADS)
-    places_kernel(uint32_t k, unsigned pieces, uint32_t *at, uint32_t *starts)
+    offsets_kernel(uint32_t k, unsigned pieces, uint32_t *at, uint32_t *starts)
 {
     const uint32_t j = blockIdx.x * THREADS + threadIdx.x;
     uint32_t sum = 0;
@@ -59,7 +60,7 @@ struct scan_sums {
     uint32_t of_warp[PORT_LANES];
 };
 
-/* Lengths become starts; starts[k] = n.  One block. */
+/* Turns lengths into starts; starts[k] = n. One block. */
 /* budget: starts_kernel 40 registers */
 __global__ static void __launch_bounds__(SCAN) starts_kernel(uint32_t k, uint32_t *starts)
 {
@@ -67,7 +68,7 @@ __global__ static void __launch_bounds__(SCAN) starts_kernel(uint32_t k, uint32_
     uint32_t before = 0;
     for (uint32_t j0 = 0; j0 < k; j0 += SCAN) {
         const uint32_t j = j0 + threadIdx.x, own = j < k ? starts[j] : 0;
-        uint32_t sum = own; /* with what is left of it in the warp */
+        uint32_t sum = own; /* inclusive sum within the warp */
         for (unsigned by = 1; by < PORT_LANES; by *= 2) {
             const uint32_t left = __shfl_up_sync(port_all, sum, by);
             sum += port_lane() >= by ? left : 0;
@@ -89,8 +90,8 @@ __global__ static void __launch_bounds__(SCAN) starts_kernel(uint32_t k, uint32_
         starts[k] = before;
 }
 
-/* order = the vectors by label, those of one label ascending.  A warp per piece takes 32 at a
- * time; those with one label find their rank among themselves. */
+/* Writes the vectors sorted by label, ascending within a label. A warp takes 32 vectors of its
+ * block at a time; equal labels find their rank with match_any. */
 /* budget: sort_kernel 48 registers */
 __global__ static void __launch_bounds__(THREADS)
     sort_kernel(labelled a, unsigned pieces, uint32_t *at, const uint32_t *starts,
@@ -102,24 +103,24 @@ __global__ static void __launch_bounds__(THREADS)
         return;
     at += piece * (size_t)a.k;
     for (size_t i0 = first; i0 < last; i0 += PORT_LANES) {
-        const bool there = i0 + lane < last;
-        const uint32_t label = there ? (uint32_t)label_at(a, i0 + lane) : a.k;
+        const bool valid = i0 + lane < last;
+        const uint32_t label = valid ? (uint32_t)label_at(a, i0 + lane) : a.k;
         const unsigned same = __match_any_sync(port_all, label);
         const unsigned rank = (unsigned)__popc(same & ((1u << lane) - 1));
-        uint32_t place = 0;
-        if (there)
-            place = at[label];
+        uint32_t offset = 0;
+        if (valid)
+            offset = at[label];
         __syncwarp();
-        if (there && rank == 0)
-            at[label] = place + (unsigned)__popc(same);
+        if (valid && rank == 0)
+            at[label] = offset + (unsigned)__popc(same);
         __syncwarp();
-        if (there)
-            order[starts[label] + place + rank] = (uint32_t)(i0 + lane);
+        if (valid)
+            order[starts[label] + offset + rank] = (uint32_t)(i0 + lane);
     }
 }
 
-/* A warp per centroid: lanes side by side are elements of one vector, `slots` vectors at a
- * time; the slots are added as a tree.  With c: objective[j] = sum of w |x - c_j|^2. */
+/* One warp per centroid: neighbouring lanes are elements of one vector, `slots` vectors at a
+ * time; the slots are added as a tree. With c: objective[j] = sum of w |x - c_j|^2. */
 /* budget: sums_kernel 64 registers */
 __global__ static void __launch_bounds__(THREADS)
     sums_kernel(labelled a, unsigned wide, const uint32_t *starts, const uint32_t *order,
@@ -130,34 +131,34 @@ __global__ static void __launch_bounds__(THREADS)
         return;
     const unsigned slots = PORT_LANES / wide, slot = port_lane() / wide;
     const uint32_t first = starts[j], last = starts[j + 1];
-    double apart = 0;
+    double distance = 0;
     for (unsigned d0 = 0; d0 < a.v; d0 += wide) {
         const unsigned d = d0 + port_lane() % wide;
-        const bool there = d < a.v;
-        const double centre = c && there ? (double)c[(size_t)j * a.v + d] : 0;
+        const bool valid = d < a.v;
+        const double centre = c && valid ? (double)c[(size_t)j * a.v + d] : 0;
         double sum = 0, weight = 0;
         for (uint32_t i = first + slot; i < last; i += slots) {
             const double w = weight_at(a, order[i]);
-            const double x = there ? (double)vector_at(a, order[i])[d] : 0;
+            const double x = valid ? (double)vector_at(a, order[i])[d] : 0;
             sum += w * x;
             weight += w;
-            apart += w * ((x - centre) * (x - centre));
+            distance += w * ((x - centre) * (x - centre));
         }
         for (unsigned with = PORT_LANES / 2; with >= wide; with /= 2) {
             sum += __shfl_xor_sync(port_all, sum, (int)with);
             weight += __shfl_xor_sync(port_all, weight, (int)with);
         }
-        if (there && slot == 0)
+        if (valid && slot == 0)
             sums[(size_t)j * a.v + d] = sum;
         if (weights && d0 == 0 && port_lane() == 0)
             weights[j] = weight;
     }
-    apart = port_warp_sum(apart);
+    distance = port_warp_sum(distance);
     if (c && port_lane() == 0)
-        objective[j] = apart;
+        objective[j] = distance;
 }
 
-/* *total = the sum of n numbers.  One block. */
+/* Adds n numbers. One block. */
 /* budget: total_kernel 40 registers */
 __global__ static void __launch_bounds__(SCAN)
     total_kernel(size_t n, const double *of, double *total)
@@ -175,12 +176,12 @@ cudaError_t vptq_cuda_total(vptq_dev *dev, size_t n, const double *of, double *t
     return port_launch(total_kernel, 1, SCAN, 0, dev->stream, n, of, total);
 }
 
-/* Working memory for `doubles` and the sort; pieces double until there is room. */
-static vptq_status sort_room(vptq_dev *dev, labelled *a, size_t doubles, void **memory,
-                             vptq_err *err)
+/* Allocates memory for `doubles` and the sort; doubles the block size until it fits. */
+static vptq_status alloc_sort(vptq_dev *dev, labelled *a, size_t doubles, void **memory,
+                              vptq_err *err)
 {
     vptq_status st;
-    a->piece = PIECE;
+    a->piece = BLOCK_VECTORS;
     for (;;) {
         const size_t words = (vptq_cuda_blocks(a->n, a->piece) + 1) * (size_t)a->k + 1 + a->n;
         st = vptq_cuda_scratch(dev, doubles * sizeof(double) + words * sizeof(uint32_t), memory,
@@ -191,13 +192,14 @@ static vptq_status sort_room(vptq_dev *dev, labelled *a, size_t doubles, void **
     }
 }
 
-/* c NULL: no objective. */
-static vptq_status add_up(vptq_dev *dev, labelled *a, const float *c, double *sums,
-                          double *weights, double *objective, const char *row, vptq_err *err)
+/* Adds up the vectors of every centroid; without c valid is no objective. */
+static vptq_status sum_by_label(vptq_dev *dev, labelled *a, const float *c, double *sums,
+                                double *weights, double *objective, const char *row,
+                                vptq_err *err)
 {
     const size_t doubles = c ? a->k + 1 : 0;
     void *memory = NULL;
-    vptq_status st = sort_room(dev, a, doubles, &memory, err);
+    vptq_status st = alloc_sort(dev, a, doubles, &memory, err);
     if (st)
         return st;
     const unsigned pieces = vptq_cuda_blocks(a->n, a->piece);
@@ -212,8 +214,8 @@ static vptq_status add_up(vptq_dev *dev, labelled *a, const float *c, double *su
     if (!e && pieces)
         e = port_launch(count_kernel, pieces, THREADS, 0, dev->stream, *a, at);
     if (!e)
-        e = port_launch(places_kernel, vptq_cuda_blocks(a->k, THREADS), THREADS, 0, dev->stream,
-                        a->k, pieces, at, starts);
+        e = port_launch(offsets_kernel, vptq_cuda_blocks(a->k, THREADS), THREADS, 0,
+                        dev->stream, a->k, pieces, at, starts);
     if (!e)
         e = port_launch(starts_kernel, 1, SCAN, 0, dev->stream, a->k, starts);
     if (!e && pieces)
@@ -240,7 +242,8 @@ vptq_status vptq_cuda_accumulate(vptq_dev *dev, const vptq_accumulate_args *p, v
     a.weight = p->w;
     a.idx = p->idx;
     a.per_weight = 1;
-    return add_up(dev, &a, p->centroids, p->sums, p->weights, p->objective, "accumulate", err);
+    return sum_by_label(dev, &a, p->centroids, p->sums, p->weights, p->objective, "accumulate",
+                        err);
 }
 
 vptq_status vptq_cuda_vq_scatter(vptq_dev *dev, const vptq_scatter_args *s, vptq_err *err)
@@ -256,5 +259,5 @@ vptq_status vptq_cuda_vq_scatter(vptq_dev *dev, const vptq_scatter_args *s, vptq
     a.weight = s->weight;
     a.idx = s->idx;
     a.per_weight = a.vector_rows;
-    return add_up(dev, &a, NULL, s->sums, s->weights, NULL, "vq_scatter", err);
+    return sum_by_label(dev, &a, NULL, s->sums, s->weights, NULL, "vq_scatter", err);
 }

@@ -1,19 +1,19 @@
-/* assign: every vector against every centroid, in float.  The score of a centroid c for x is
- * |c|^2 - 2 x c, one chain of fused multiplications per pair, the same wherever the vector
- * stands.  A thread keeps some vectors in registers and meets the centroids in groups: the
- * least score of a group is kept without its index, and the winning group is gone through
- * again at the end, with the same arithmetic, for the lowest index that has it. */
+/* assign: compares every vector with every centroid in float. The score of centroid c for x is
+ * |c|^2 - 2 x c, one chain of fused multiplications, the same for every position of the vector.
+ * A thread keeps some vectors in registers and takes centroids in groups. It keeps the smallest
+ * score of each group without its index and at the end searches the winning group again, with
+ * the same arithmetic, for the lowest index with that score. */
 #include "lib/backend/cuda/cuda.h"
 
-enum { THREADS = 128, GROUP = 32, LONGEST = 64 };
+enum { THREADS = 128, GROUP = 32, MAX_V = 64 };
 
-/* As many centroids as are met at once, element by element, with their squared lengths. */
+/* A group of centroids with their squared lengths. */
 template <unsigned V> struct __align__(16) assign_group
 {
     float c[GROUP][V], norm[GROUP];
 };
 
-/* The score starts with |c|^2 and takes the elements in order; y is -2 x. */
+/* The score: starts with |c|^2 and adds the elements in order; y is -2 x. */
 template <unsigned V>
 static __device__ inline float score(const float *y, const float *c, float norm)
 {
@@ -23,13 +23,13 @@ static __device__ inline float score(const float *y, const float *c, float norm)
     return norm;
 }
 
-/* Centroids [j0, j0 + GROUP) with zeros behind element v; places behind the codebook score NaN,
- * which never wins. */
+/* Loads centroids [j0, j0 + GROUP), zeros after element v. Entries after the codebook get the
+ * norm NaN, which never wins. */
 template <unsigned V>
 static __device__ void load_group(assign_group<V> &s, const float *c, uint32_t v, uint32_t k,
                                   uint32_t j0)
 {
-    __syncthreads(); /* the group before has been read */
+    __syncthreads(); /* the previous group has been read */
     for (unsigned i = threadIdx.x; i < GROUP * V; i += THREADS) {
         const unsigned j = i / V, d = i % V;
         s.c[j][d] = j0 + j < k && d < v ? c[(size_t)(j0 + j) * v + d] : 0;
@@ -44,7 +44,7 @@ static __device__ void load_group(assign_group<V> &s, const float *c, uint32_t v
     __syncthreads();
 }
 
-/* The same score, straight from the codebook. */
+/* The same score, read directly from the codebook. */
 template <unsigned V>
 static __device__ inline float score_of(const float *y, const float *c, uint32_t v, uint32_t j)
 {
@@ -58,7 +58,7 @@ static __device__ inline float score_of(const float *y, const float *c, uint32_t
     return norm;
 }
 
-/* V: v rounded up; EACH vectors per thread.  Vectors n0 + thread + e * THREADS of a block. */
+/* V: v rounded up. A thread of a block handles vectors n0 + thread + e * THREADS, e < EACH. */
 /* budget: assign_kernel 128 registers */
 template <unsigned V, unsigned EACH>
 __global__ static void __launch_bounds__(THREADS)
@@ -79,23 +79,23 @@ __global__ static void __launch_bounds__(THREADS)
             y[e][d] = i < n && d < v ? -2 * x[i * v + d] : 0;
     }
     for (uint32_t j0 = 0; j0 < k; j0 += GROUP) {
-        float least[EACH];
+        float smallest[EACH];
         load_group(s, c, v, k, j0);
 #pragma unroll
         for (unsigned e = 0; e < EACH; e++)
-            least[e] = INFINITY;
+            smallest[e] = INFINITY;
         for (unsigned j = 0; j < GROUP; j++)
 #pragma unroll
             for (unsigned e = 0; e < EACH; e++)
-                least[e] = fminf(least[e], score<V>(y[e], s.c[j], s.norm[j]));
+                smallest[e] = fminf(smallest[e], score<V>(y[e], s.c[j], s.norm[j]));
 #pragma unroll
         for (unsigned e = 0; e < EACH; e++)
-            if (least[e] < best[e]) {
-                best[e] = least[e];
+            if (smallest[e] < best[e]) {
+                best[e] = smallest[e];
                 group[e] = j0;
             }
     }
-    /* The lowest index of the least score; 0 where no score was a number. */
+    /* The lowest index with the smallest score; 0 if no score was a number. */
 #pragma unroll
     for (unsigned e = 0; e < EACH; e++)
         for (uint32_t j = GROUP; best[e] < INFINITY && j-- > 0;)
@@ -111,8 +111,8 @@ __global__ static void __launch_bounds__(THREADS)
             continue;
         float sum = 0;
         for (unsigned d = 0; d < v; d++) {
-            const float apart = x[i * v + d] - c[(size_t)found[e] * v + d];
-            sum = fmaf(apart, apart, sum);
+            const float difference = x[i * v + d] - c[(size_t)found[e] * v + d];
+            sum = fmaf(difference, difference, sum);
         }
         dist[i] = sum;
     }
@@ -137,7 +137,7 @@ static cudaError_t launch_class(vptq_dev *dev, size_t n, uint32_t v, uint32_t k,
         return launch<8, 4>(dev, n, v, k, x, c, idx, dist);
     if (v <= 16)
         return launch<16, 2>(dev, n, v, k, x, c, idx, dist);
-    return launch<LONGEST, 1>(dev, n, v, k, x, c, idx, dist);
+    return launch<MAX_V, 1>(dev, n, v, k, x, c, idx, dist);
 }
 
 vptq_status vptq_cuda_assign(vptq_dev *dev, const vptq_assign_args *a, vptq_err *err)
@@ -145,7 +145,7 @@ vptq_status vptq_cuda_assign(vptq_dev *dev, const vptq_assign_args *a, vptq_err 
     const double each = (double)a->k * (a->v + 1);
     const size_t piece = vptq_cuda_piece(a->n, each, THREADS * 4);
     vptq_status st = VPTQ_OK;
-    VPTQ_BUG_IF(a->v > LONGEST);
+    VPTQ_BUG_IF(a->v > MAX_V);
     for (size_t i = 0; i < a->n && !st; i += piece) {
         const size_t now = min(piece, a->n - i);
         st = vptq_cuda_pace(dev, each * (double)now, err);

@@ -1,20 +1,20 @@
-/* attention and attention_mass.  The query heads of a kv head are stacked, row = query * group
- * + head in group, so that its keys are read once for all of them.  A block takes a panel of
- * rows past tiles of keys in shared memory, with a running softmax; scores exist for one tile
- * at a time.  Where there are few panels, their keys are shared out among blocks, whose results
- * are merged in order.  All of that follows from the shape alone. */
+/* attention and attention_mass. The query heads of a kv head are stacked (row = query * group +
+ * head in group), so that its keys are read once for all of them. A block takes a panel of rows
+ * through tiles of keys in shared memory with a running softmax; scores exist for one tile at a
+ * time. If there are few panels, their keys are divided among blocks, whose results are merged
+ * in order. All of this depends only on the shape. */
 #include "lib/backend/cuda/cuda.h"
 
 enum {
     THREADS = 256,
     WARPS = THREADS / PORT_LANES,
-    STEP = 16,    /* head dimensions, or keys, that go through shared memory at a time */
-    ENOUGH = 128, /* blocks for which keys are not shared out */
-    LEAST = 2     /* tiles of keys of a block where they are */
+    STEP = 16,          /* head dimensions, or keys, per step through shared memory */
+    MIN_BLOCKS = 128,   /* number of blocks from which on keys are not divided */
+    MIN_SPLIT_TILES = 2 /* smallest number of tiles of keys per block */
 };
 
-/* How a panel's scores [ROWS, KEYS] and results [ROWS, DIMS] are divided among threads: SIDE of
- * them side by side, each with EACH_ROWS x EACH_KEYS and EACH_ROWS x EACH_DIMS. */
+/* Division of a panel's scores [ROWS, KEYS] and results [ROWS, DIMS] among threads: SIDE
+ * threads side by side, each with EACH_ROWS x EACH_KEYS and EACH_ROWS x EACH_DIMS. */
 template <unsigned SIDE_, unsigned EACH_ROWS_, unsigned EACH_KEYS_, unsigned EACH_DIMS_>
 struct tiling {
     static constexpr unsigned SIDE = SIDE_, EACH_ROWS = EACH_ROWS_, EACH_KEYS = EACH_KEYS_,
@@ -29,10 +29,10 @@ typedef tiling<128, 4, 1, 1> few_rows;    /* 8 rows, 128 keys, 128 dimensions */
 struct attention_job {
     vptq_attention_args a;
     size_t group, rows;  /* query heads per kv head; stacked rows of a kv head */
-    size_t tile0, tiles; /* tiles of keys that anyone sees: [tile0, tile0 + tiles) */
-    size_t splits, part; /* blocks that share a panel's keys, tiles of each */
-    size_t last; /* panel (tile of keys, where they receive) of the launch's first block */
-    float *partial, *stat; /* with splits: [splits][kv_heads * rows][head_dim], and [..][2] */
+    size_t tile0, tiles; /* tiles of keys that any row sees: [tile0, tile0 + tiles) */
+    size_t splits, part; /* blocks that share a panel's keys, and the tiles of each */
+    size_t last; /* panel (for mass_receive_kernel: tile of keys) of the launch's first block */
+    float *partial, *stat; /* if splits > 1: [splits][kv_heads * rows][head_dim], and [..][2] */
 };
 
 static __device__ __host__ inline size_t first_key(const vptq_attention_args &a, size_t query)
@@ -45,7 +45,7 @@ struct key_range {
     size_t from, to;
 };
 
-/* Keys that a stacked row sees; none beyond the last row. */
+/* Keys that a stacked row sees; none after the last row. */
 static __device__ inline key_range row_keys(const attention_job &job, size_t row)
 {
     if (row >= job.rows)
@@ -53,7 +53,7 @@ static __device__ inline key_range row_keys(const attention_job &job, size_t row
     return {first_key(job.a, row / job.group), job.a.pos0 + row / job.group + 1};
 }
 
-/* Keys that anyone sees of `count` rows from `row` on. */
+/* Keys that any of `count` rows from `row` on sees. */
 static __device__ inline key_range panel_keys(const attention_job &job, size_t row,
                                               size_t count)
 {
@@ -65,11 +65,11 @@ template <class T> struct panel {
     float q[STEP][T::ROWS + 4], k[STEP][T::KEYS + 4];
     float p[T::KEYS][T::ROWS + 4];
     float max[T::ROWS], sum[T::ROWS];
-    size_t from[T::ROWS], to[T::ROWS]; /* keys that a row sees */
-    size_t q_at[T::ROWS];              /* its query */
+    size_t from[T::ROWS], to[T::ROWS]; /* the keys that each row sees */
+    size_t q_at[T::ROWS];              /* offset of its query */
 };
 
-/* What is the same for all tiles of keys.  Begins and ends with a barrier. */
+/* Initializes what all tiles of keys share. Begins and ends with a barrier. */
 template <class T>
 static __device__ void start_panel(panel<T> &t, const attention_job &job, size_t row, size_t kv)
 {
@@ -92,7 +92,7 @@ static __device__ inline bool sees(const panel<T> &t, unsigned row, size_t key)
     return key >= t.from[row] && key < t.to[row];
 }
 
-/* Scores of the panel against keys [k0, k0 + KEYS), -inf where a row does not see the key. */
+/* Scores the panel against keys [k0, k0 + KEYS); -inf where a row does not see the key. */
 template <class T>
 static __device__ void score_tile(panel<T> &t, const attention_job &job, size_t kv, size_t k0,
                                   float score[T::EACH_ROWS][T::EACH_KEYS])
@@ -127,12 +127,12 @@ static __device__ void score_tile(panel<T> &t, const attention_job &job, size_t 
                 score[i][j] = -INFINITY;
 }
 
-/* Scores become exp(score - max) in t.p, max the row's largest so far and sum the sum of all so
- * far; factor[row] brings what was added up before to that maximum (NULL: not wanted).  A warp
- * per row.  Ends with a barrier. */
+/* Turns scores into exp(score - max) in t.p, where max is the row's largest so far, and updates
+ * t.sum. factor[row] rescales earlier sums to that maximum (may be NULL). One warp per row.
+ * Ends with a barrier. */
 template <class T>
-static __device__ void soften(panel<T> &t, const float score[T::EACH_ROWS][T::EACH_KEYS],
-                              float *factor)
+static __device__ void
+update_softmax(panel<T> &t, const float score[T::EACH_ROWS][T::EACH_KEYS], float *factor)
 {
     const unsigned thread = threadIdx.x, lane = port_lane();
     const unsigned tr = thread / T::SIDE * T::EACH_ROWS, tk = thread % T::SIDE * T::EACH_KEYS;
@@ -148,7 +148,7 @@ static __device__ void soften(panel<T> &t, const float score[T::EACH_ROWS][T::EA
         for (unsigned k = lane; k < T::KEYS; k += PORT_LANES)
             max = fmaxf(max, t.p[k][r]);
         max = port_warp_max(max);
-        /* While a row has seen no key the shift must not be -inf, or sums would turn NaN. */
+        /* While a row has seen no key, the shift must be finite or sums become NaN. */
         const float shift = max == -INFINITY ? 0 : max;
         for (unsigned k = lane; k < T::KEYS; k += PORT_LANES) {
             const float e = expf(t.p[k][r] - shift);
@@ -156,7 +156,7 @@ static __device__ void soften(panel<T> &t, const float score[T::EACH_ROWS][T::EA
             sum += e;
         }
         sum = port_warp_sum(sum);
-        __syncwarp(); /* all have read the maximum */
+        __syncwarp(); /* all lanes have read the maximum */
         if (lane)
             continue;
         const float old = expf(before - shift);
@@ -175,18 +175,18 @@ template <class T> struct mix {
     float factor[T::ROWS];
 };
 
-/* Which of the block's DIMS is result j of a thread. */
+/* The dimension (of the block's DIMS) of result j of a thread. */
 template <class T> static __device__ inline unsigned dim_of(unsigned thread, unsigned j)
 {
     constexpr unsigned run = T::EACH_DIMS < 4 ? T::EACH_DIMS : 4;
     return (j / run * T::SIDE + thread % T::SIDE) * run + j % run;
 }
 
-/* out = factor out + P V for keys [k0, k0 + KEYS) and values' dimensions from d0 on.  Ends with
- * a barrier. */
+/* out = factor out + P V for keys [k0, k0 + KEYS) and value dimensions from d0 on. Ends with a
+ * barrier. */
 template <class T>
-static __device__ void mix_tile(panel<T> &t, mix<T> &m, const attention_job &job, size_t kv,
-                                size_t k0, size_t d0, float out[T::EACH_ROWS][T::EACH_DIMS])
+static __device__ void add_values(panel<T> &t, mix<T> &m, const attention_job &job, size_t kv,
+                                  size_t k0, size_t d0, float out[T::EACH_ROWS][T::EACH_DIMS])
 {
     const vptq_attention_args &a = job.a;
     const unsigned thread = threadIdx.x, tr = thread / T::SIDE * T::EACH_ROWS;
@@ -215,7 +215,7 @@ static __device__ void mix_tile(panel<T> &t, mix<T> &m, const attention_job &job
     }
 }
 
-/* The panel's results, or with splits what merge_kernel makes them of. */
+/* Stores the panel's results, or with splits its input to merge_kernel. */
 template <class T>
 static __device__ void finish_panel(panel<T> &t, const attention_job &job, size_t row,
                                     size_t kv, size_t split, size_t d0,
@@ -243,8 +243,8 @@ static __device__ void finish_panel(panel<T> &t, const attention_job &job, size_
     }
 }
 
-/* Block (panel, kv head, split and dimensions of the values).  The last panels see most keys:
- * they go first. */
+/* Block (panel, kv head, split and value dimensions). The last panels see the most keys, so
+ * they start first. */
 /* budget: attention_kernel 128 registers */
 template <class T>
 __global__ static void __launch_bounds__(THREADS, 2) attention_kernel(attention_job job)
@@ -263,13 +263,13 @@ __global__ static void __launch_bounds__(THREADS, 2) attention_kernel(attention_
         if (k0 >= seen.to)
             break;
         score_tile(t, job, kv, k0, score);
-        soften(t, score, m.factor);
-        mix_tile(t, m, job, kv, k0, d0, out);
+        update_softmax(t, score, m.factor);
+        add_values(t, m, job, kv, k0, d0, out);
     }
     finish_panel(t, job, row, kv, split, d0, out);
 }
 
-/* A block per stacked row: splits brought to one maximum and added in order. */
+/* One block per stacked row: brings the splits to one maximum and adds them in order. */
 /* budget: merge_kernel 48 registers */
 __global__ static void __launch_bounds__(THREADS) merge_kernel(attention_job job)
 {
@@ -294,7 +294,7 @@ __global__ static void __launch_bounds__(THREADS) merge_kernel(attention_job job
     }
 }
 
-/* Multiplications of a panel over all kv heads, at most. */
+/* Largest number of multiplications of a panel over all kv heads. */
 template <class T> static double panel_work(const attention_job &job, size_t chunks)
 {
     const vptq_attention_args *a = &job.a;
@@ -303,8 +303,8 @@ template <class T> static double panel_work(const attention_job &job, size_t chu
            (double)(chunks + 1);
 }
 
-/* launch(count) for blocks n - 1 .. 0, which go from job->last downwards, as many at a time as
- * the pace allows. */
+/* Calls launch(count) for blocks n - 1 .. 0 in pieces; a piece goes from job->last downwards.
+ */
 template <class F>
 static vptq_status in_pieces(vptq_dev *dev, attention_job *job, size_t n, double each, F launch,
                              vptq_err *err)
@@ -329,10 +329,10 @@ template <class T> static vptq_status attend(vptq_dev *dev, attention_job *job, 
     const size_t blocks = panels * a->kv_heads * chunks, all = a->kv_heads * job->rows;
     job->tile0 = first_key(*a, 0) / T::KEYS;
     job->tiles = vptq_cuda_blocks(a->pos0 + a->n, T::KEYS) - job->tile0;
-    const size_t want = ENOUGH / blocks ? ENOUGH / blocks : 1;
-    job->part = vptq_cuda_blocks(job->tiles, want);
-    if (job->part < LEAST)
-        job->part = LEAST;
+    const size_t splits = MIN_BLOCKS / blocks ? MIN_BLOCKS / blocks : 1;
+    job->part = vptq_cuda_blocks(job->tiles, splits);
+    if (job->part < MIN_SPLIT_TILES)
+        job->part = MIN_SPLIT_TILES;
     job->splits = vptq_cuda_blocks(job->tiles, job->part);
     if (job->splits > 1) {
         void *memory = NULL;
@@ -390,7 +390,7 @@ struct mass_job {
     double *part; /* [kv_heads][keys] */
 };
 
-/* Block (panel, kv head): the softmax of its rows. */
+/* Block (panel, kv head): the softmax statistics of its rows. */
 /* budget: mass_stat_kernel 96 registers */
 __global__ static void __launch_bounds__(THREADS, 2) mass_stat_kernel(mass_job mass)
 {
@@ -404,7 +404,7 @@ __global__ static void __launch_bounds__(THREADS, 2) mass_stat_kernel(mass_job m
     start_panel(t, job, row, kv);
     for (size_t k0 = seen.from / T::KEYS * T::KEYS; k0 < seen.to; k0 += T::KEYS) {
         score_tile(t, job, kv, k0, score);
-        soften<T>(t, score, NULL);
+        update_softmax<T>(t, score, NULL);
     }
     for (unsigned r = threadIdx.x; r < T::ROWS; r += THREADS)
         if (row + r < job.rows) {
@@ -418,7 +418,7 @@ struct mass_shared {
     double sum[THREADS / mass_tiling::SIDE][mass_tiling::KEYS];
 };
 
-/* sum[j] += squares of the probabilities with which the thread's rows attend to its keys. */
+/* sum[j] += p^2 for the thread's rows and keys. */
 static __device__ void add_squares(panel<mass_tiling> &t, const mass_job &mass, size_t row,
                                    size_t kv, size_t k0, double sum[mass_tiling::EACH_KEYS])
 {
@@ -436,13 +436,13 @@ static __device__ void add_squares(panel<mass_tiling> &t, const mass_job &mass, 
 #pragma unroll
         for (unsigned j = 0; j < T::EACH_KEYS; j++) {
             const float p = expf(score[i][j] - stat[0]) * stat[1];
-            if (sees(t, tr + i, k0 + tk + j)) /* not only p > 0: stat may be NaN */
+            if (sees(t, tr + i, k0 + tk + j)) /* p > 0 is no substitute: stat may be NaN */
                 sum[j] += (double)p * (double)p;
         }
     }
 }
 
-/* Block (tile of keys, kv head): its keys' mass from all rows, panels in order. */
+/* Block (tile of keys, kv head): the mass of its keys over all rows, panels in order. */
 /* budget: mass_receive_kernel 112 registers */
 __global__ static void __launch_bounds__(THREADS, 2) mass_receive_kernel(mass_job mass)
 {

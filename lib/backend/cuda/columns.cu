@@ -1,46 +1,45 @@
-/* vq_pass and vq_descend: one persistent launch, or a few (vptq_cuda_pace).  Vector rows never
- * need each other, so a block takes a few of them through all columns, and only its own
- * barriers order anything.  A panel of columns of its vector rows is kept in shared memory,
- * where every column's change goes to the columns behind it at once; a later panel first
- * receives the changes of all earlier columns, in their order.  Each element so sees the
- * operations that it would see if every change had been propagated at once: the bits do not
- * depend on panels, blocks or threads. */
+/* vq_pass and vq_descend: one persistent launch, or a few (vptq_cuda_pace). Vector rows are
+ * independent, so a block takes a few of them through all columns and only its own barriers
+ * order the work. Shared memory holds a panel of columns of its vector rows; every change is
+ * applied to the later columns of the panel at once, and a later panel first receives the
+ * changes of all earlier columns in order. Each element thus sees the same operations as with
+ * immediate propagation: the bits do not depend on panels, blocks or threads. */
 #include "lib/backend/cuda/search.h"
 
-enum { MOST_PANEL = 128 };
+enum { MAX_PANEL = 128 };
 
-/* Both rows.  A pass takes z -= err u, a sweep g += delta h. */
+/* The job of both ops: a pass computes z -= err u, a sweep g += delta h. */
 struct columns_job {
     search_layout layout;
     size_t cols, vector_rows;
     unsigned each;
     const float *from, *factors; /* z or g; u or h */
     uint32_t *idx, *idx_res;
-    float *z;      /* of a pass: what was quantized */
-    float *q;      /* of a sweep: in and out */
+    float *z;      /* pass: values at the moment of quantization */
+    float *q;      /* sweep: in and out */
     float *change; /* err or delta */
     size_t ld_from, ld_factors, ldi, ldq, ld_change;
 };
 
 template <unsigned V> struct columns_area {
-    float old[FIND_VECTORS][V];     /* q before the column */
-    float change[FIND_VECTORS * V]; /* of the column, without gaps */
-    float factor[MOST_PANEL];       /* of the columns of the panel */
+    float old[SEARCH_VECTORS][V];     /* q before the column */
+    float change[SEARCH_VECTORS * V]; /* change of the column, without gaps */
+    float factor[MAX_PANEL];          /* factors of the columns of the panel */
 };
 
-static_assert(sizeof(search_area<FIND_LONG>) + sizeof(columns_area<FIND_LONG>) <=
-              FIND_PLAIN_BYTES);
+static_assert(sizeof(search_area<SEARCH_LONG>) + sizeof(columns_area<SEARCH_LONG>) <=
+              SEARCH_STATIC_BYTES);
 
-/* A block's place: vector rows first .. first + count - 1, columns t0 .. t1 - 1 in the tile
- * [][rows]. Of the rows, thread i < rows has row i. */
+/* The work of a block: vector rows first .. first + count - 1, columns t0 .. t1 - 1 in tile
+ * [columns][rows]. Thread i < rows handles row i. */
 struct columns_place {
     size_t first, t0, t1;
     unsigned count, rows;
     float *tile;
 };
 
-/* What thread i < rows has looked up for the next column, while others were searched. */
-struct columns_ahead {
+/* Values of the next column, loaded early by thread i < rows. */
+struct columns_next {
     float q, pivot;
 };
 
@@ -51,13 +50,13 @@ static __device__ inline float changed(float value, float change, float factor)
     return DESCEND ? value + product : value - product;
 }
 
-/* The panel of columns t0 .. t1 - 1, with what the columns before it owe it. */
+/* Loads columns t0 .. t1 - 1 and applies the changes of all columns before them. */
 template <bool DESCEND>
 static __device__ void load_panel(const columns_job &a, const columns_place &p)
 {
     const size_t row0 = p.first * a.layout.v;
     const unsigned count = (unsigned)(p.t1 - p.t0) * p.rows;
-    for (unsigned i = threadIdx.x; i < count; i += FIND_THREADS) {
+    for (unsigned i = threadIdx.x; i < count; i += SEARCH_THREADS) {
         const size_t s = p.t0 + i / p.rows, row = row0 + i % p.rows;
         float value = a.from[s * a.ld_from + row];
         for (size_t t = 0; t < p.t0; t++)
@@ -68,13 +67,14 @@ static __device__ void load_panel(const columns_job &a, const columns_place &p)
     __syncthreads();
 }
 
-/* The columns behind t in the panel receive its change.  The thread that puts an element of
- * column t + 1 is the one that changes it here: no barrier is needed in between. */
+/* Applies the change of column t to the later columns of the panel. The thread that reads an
+ * element of column t + 1 is the one that changes it here, so no barrier is needed in between.
+ */
 template <unsigned V, bool DESCEND>
 static __device__ inline void propagate(const columns_area<V> &c, const columns_place &p,
                                         size_t t)
 {
-    const unsigned side = FIND_THREADS / p.rows, row = threadIdx.x % p.rows;
+    const unsigned side = SEARCH_THREADS / p.rows, row = threadIdx.x % p.rows;
     const unsigned width = (unsigned)(p.t1 - p.t0);
     if (threadIdx.x >= side * p.rows)
         return;
@@ -84,11 +84,11 @@ static __device__ inline void propagate(const columns_area<V> &c, const columns_
             changed<DESCEND>(p.tile[s * p.rows + row], change, c.factor[s]);
 }
 
-/* What is to be quantized in column t. */
+/* Puts the values of column t into the search area. */
 template <unsigned V, bool DESCEND>
 static __device__ inline void put_column(const columns_job &a, const columns_place &p,
                                          search_area<V> &s, columns_area<V> &c, size_t t,
-                                         columns_ahead now)
+                                         columns_next now)
 {
     const unsigned row = threadIdx.x, i = row / a.layout.v, d = row % a.layout.v;
     if (row >= p.rows)
@@ -103,7 +103,7 @@ static __device__ inline void put_column(const columns_job &a, const columns_pla
     }
 }
 
-/* The choice of one vector row is written down, and what it changes; by one warp. */
+/* Stores the choice of one vector row and the change it causes; one warp. */
 template <unsigned V, bool DESCEND>
 static __device__ inline void write_vector_row(const columns_job &a, const columns_place &p,
                                                const search_area<V> &s, columns_area<V> &c,
@@ -126,10 +126,10 @@ static __device__ inline void write_vector_row(const columns_job &a, const colum
 }
 
 template <unsigned V, bool DESCEND>
-static __device__ inline columns_ahead look_ahead(const columns_job &a, const columns_place &p,
-                                                  size_t t)
+static __device__ inline columns_next load_next(const columns_job &a, const columns_place &p,
+                                                size_t t)
 {
-    columns_ahead next = {0, 0};
+    columns_next next = {0, 0};
     if (t >= a.cols)
         return next;
     next.pivot = a.factors[t * a.ld_factors + t];
@@ -138,59 +138,60 @@ static __device__ inline columns_ahead look_ahead(const columns_job &a, const co
     return next;
 }
 
-/* Column t of the panel. */
+/* Quantizes column t of the panel. */
 template <unsigned V, bool DESCEND>
-static __device__ inline void take_column(const columns_job &a, const columns_place &p,
-                                          search_area<V> &s, columns_area<V> &c, size_t t,
-                                          columns_ahead now)
+static __device__ inline void quantize_column(const columns_job &a, const columns_place &p,
+                                              search_area<V> &s, columns_area<V> &c, size_t t,
+                                              columns_next now)
 {
-    const unsigned i = port_warp(), behind = (unsigned)(t - p.t0) + 1 + threadIdx.x;
+    const unsigned i = port_warp(), later = (unsigned)(t - p.t0) + 1 + threadIdx.x;
     const size_t at = t * a.ldi + p.first + i;
     search_choice old = {0, 0};
-    float factor = 0, apart;
+    float factor = 0, distance;
     put_column<V, DESCEND>(a, p, s, c, t, now);
-    if (behind < p.t1 - p.t0)
-        factor = a.factors[t * a.ld_factors + p.t0 + behind];
+    if (later < p.t1 - p.t0)
+        factor = a.factors[t * a.ld_factors + p.t0 + later];
     if (DESCEND && i < p.count)
         old = {a.idx[at], a.idx_res ? a.idx_res[at] : 0};
     search_choice found = search_run(a.layout, s, p.count);
-    if (behind < p.t1 - p.t0)
-        c.factor[behind] = factor;
+    if (later < p.t1 - p.t0)
+        c.factor[later] = factor;
     if (i < p.count) {
         if (DESCEND)
-            found = search_settle<V>(a.layout, s.x[i], found, old, &apart);
+            found = search_settle<V>(a.layout, s.x[i], found, old, &distance);
         write_vector_row<V, DESCEND>(a, p, s, c, t, now.pivot, found);
     }
     __syncthreads();
     propagate<V, DESCEND>(c, p, t);
 }
 
-/* A column that is left alone: nothing changes. */
+/* Skips a column: nothing changes. */
 static __device__ inline void skip_column(const columns_job &a, const columns_place &p,
                                           size_t t)
 {
     if (threadIdx.x < p.rows)
         a.change[t * a.ld_change + p.first * a.layout.v + threadIdx.x] = 0;
-    __syncthreads(); /* the column before has been propagated */
+    __syncthreads(); /* the previous column has been propagated */
 }
 
-/* Vector rows first .. first + count - 1 through all columns. */
+/* Takes vector rows first .. first + count - 1 through all columns. */
 template <unsigned V, bool DESCEND>
-static __device__ inline void take_vector_rows(const columns_job &a, search_area<V> &s,
-                                               columns_area<V> &c, size_t first, unsigned count)
+static __device__ inline void quantize_vector_rows(const columns_job &a, search_area<V> &s,
+                                                   columns_area<V> &c, size_t first,
+                                                   unsigned count)
 {
     columns_place p = {
         first, 0, 0, count, count * a.layout.v, search_dynamic<float>(a.layout.tile)};
-    columns_ahead now = look_ahead<V, DESCEND>(a, p, 0);
+    columns_next now = load_next<V, DESCEND>(a, p, 0);
     for (p.t0 = 0; p.t0 < a.cols; p.t0 = p.t1) {
         p.t1 = min(p.t0 + a.layout.panel, a.cols);
         load_panel<DESCEND>(a, p);
         for (size_t t = p.t0; t < p.t1; t++) {
-            const columns_ahead next = look_ahead<V, DESCEND>(a, p, t + 1);
+            const columns_next next = load_next<V, DESCEND>(a, p, t + 1);
             if (DESCEND && !(now.pivot > 0))
                 skip_column(a, p, t);
             else
-                take_column<V, DESCEND>(a, p, s, c, t, now);
+                quantize_column<V, DESCEND>(a, p, s, c, t, now);
             now = next;
         }
     }
@@ -198,22 +199,22 @@ static __device__ inline void take_vector_rows(const columns_job &a, search_area
 
 /* budget: columns_kernel 208 registers (class 16; the others 128) */
 template <unsigned V, bool DESCEND>
-__global__ static void __launch_bounds__(FIND_THREADS, search_per_sm<V>)
+__global__ static void __launch_bounds__(SEARCH_THREADS, search_per_sm<V>)
     columns_kernel(columns_job a)
 {
     search_area<V> &s = port_shared<search_area<V>>();
     columns_area<V> &c = port_shared<columns_area<V>>();
     search_load_codebooks<V>(a.layout);
-    for (unsigned i = threadIdx.x; i < FIND_VECTORS * V; i += FIND_THREADS)
-        search_put(s, i / V, i % V, 0); /* what is behind element v stays so */
+    for (unsigned i = threadIdx.x; i < SEARCH_VECTORS * V; i += SEARCH_THREADS)
+        search_put(s, i / V, i % V, 0); /* elements after v remain zero */
     __syncthreads();
     const size_t stride = (size_t)gridDim.x * a.each;
     for (size_t first = (size_t)blockIdx.x * a.each; first < a.vector_rows; first += stride)
-        take_vector_rows<V, DESCEND>(a, s, c, first,
-                                     (unsigned)min((size_t)a.each, a.vector_rows - first));
+        quantize_vector_rows<V, DESCEND>(a, s, c, first,
+                                         (unsigned)min((size_t)a.each, a.vector_rows - first));
 }
 
-/* ---- the rows ---- */
+/* ---- the ops ---- */
 
 template <bool DESCEND>
 static vptq_status launch_class(vptq_dev *dev, unsigned length, unsigned blocks,
@@ -231,13 +232,13 @@ static vptq_status launch_class(vptq_dev *dev, unsigned length, unsigned blocks,
     case 16:
         return search_launch(dev, columns_kernel<16, DESCEND>, a.layout, blocks, a, row, err);
     default:
-        return search_launch(dev, columns_kernel<FIND_LONG, DESCEND>, a.layout, blocks, a, row,
-                             err);
+        return search_launch(dev, columns_kernel<SEARCH_LONG, DESCEND>, a.layout, blocks, a,
+                             row, err);
     }
 }
 
-/* The job without its first `vector rows`. */
-static columns_job behind(columns_job a, size_t vector_rows)
+/* The job without its first vector rows. */
+static columns_job without_first(columns_job a, size_t vector_rows)
 {
     const size_t rows = vector_rows * a.layout.v;
     a.vector_rows -= vector_rows;
@@ -250,20 +251,20 @@ static columns_job behind(columns_job a, size_t vector_rows)
     return a;
 }
 
-/* A few vector rows' columns at a time: they never need each other. */
+/* Runs the job in pieces of vector rows, which are independent. */
 template <bool DESCEND>
 static vptq_status run(vptq_dev *dev, const vptq_search_index *f, columns_job a,
                        const char *row, vptq_err *err)
 {
     const double cols = (double)a.cols;
     const double each = cols * (vptq_cuda_search_work(f) + cols / 2 * f->v);
-    const unsigned panel = a.cols < MOST_PANEL ? (unsigned)a.cols : (unsigned)MOST_PANEL;
+    const unsigned panel = a.cols < MAX_PANEL ? (unsigned)a.cols : (unsigned)MAX_PANEL;
     if (!a.cols || !a.vector_rows)
         return VPTQ_OK;
     a.layout = vptq_cuda_search_layout(dev, f, panel);
-    a.idx_res = f->res.room ? a.idx_res : NULL;
+    a.idx_res = f->res.stride ? a.idx_res : NULL;
     vptq_status st = VPTQ_OK;
-    for (const size_t piece = vptq_cuda_piece(a.vector_rows, each, FIND_UNIT);
+    for (const size_t piece = vptq_cuda_piece(a.vector_rows, each, SEARCH_UNIT);
          a.vector_rows && !st;) {
         const size_t now = min(piece, a.vector_rows);
         columns_job part = a;
@@ -272,7 +273,7 @@ static vptq_status run(vptq_dev *dev, const vptq_search_index *f, columns_job a,
         st = vptq_cuda_pace(dev, each * (double)now, err);
         if (!st)
             st = launch_class<DESCEND>(dev, f->length, blocks, part, row, err);
-        a = behind(a, now);
+        a = without_first(a, now);
     }
     return st;
 }

@@ -1,4 +1,4 @@
-/* The `cuda` table (`emu` under the emulator), its life and its memory. */
+/* The table of the cuda backend: opening and closing a device, and its memory. */
 #include "lib/backend/cuda/library.h"
 #include "lib/backend/cuda/matrix.h"
 
@@ -14,7 +14,7 @@ vptq_status vptq_cuda_check(cudaError_t e, const char *what, vptq_err *err)
                      "%s failed on the device: %s", what, cudaGetErrorString(e));
 }
 
-/* ---- life ---- */
+/* ---- opening and closing ---- */
 
 static void cuda_close(vptq_dev *dev)
 {
@@ -28,9 +28,9 @@ static void cuda_close(vptq_dev *dev)
     vptq_mem_free(dev->ctx->mem, dev);
 }
 
-enum { OLDEST = 8 }; /* major compute capability that kernels are compiled for */
+enum { MIN_MAJOR = 8 }; /* oldest major compute capability that the kernels are compiled for */
 
-/* Why there is no device; 12020 stands for 12.2. */
+/* Explains why no device can be used. Versions are numbers such as 12020 for 12.2. */
 static vptq_status no_device(cudaError_t e, vptq_err *err)
 {
     int driver = 0, runtime = 0;
@@ -54,10 +54,11 @@ static vptq_status open_device(vptq_dev *d, vptq_err *err)
     cudaError_t e = cudaSetDevice(0);
     if (!e)
         e = cudaGetDeviceProperties(&d->properties, 0);
-    if (!e && d->properties.major < OLDEST)
+    if (!e && d->properties.major < MIN_MAJOR)
         return vptq_fail(err, VPTQ_E_DEVICE,
                          "%s has compute capability %d.%d, this build needs %d.0 or newer",
-                         d->properties.name, d->properties.major, d->properties.minor, OLDEST);
+                         d->properties.name, d->properties.major, d->properties.minor,
+                         MIN_MAJOR);
     if (!e)
         e = cudaStreamCreate(&d->stream);
     return vptq_cuda_check(e, "opening device 0", err);
@@ -97,7 +98,7 @@ static void cuda_describe(const vptq_dev *dev, char *text, size_t size)
         driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
 }
 
-/* ---- pace ---- */
+/* ---- limiting the work of a launch ---- */
 
 size_t vptq_cuda_piece(size_t n, double each, size_t unit)
 {
@@ -156,7 +157,7 @@ static size_t cuda_left(const vptq_dev *)
 {
     size_t left = 0, total = 0;
     if (cudaMemGetInfo(&left, &total)) {
-        (void)cudaGetLastError(); /* the next row will say what is wrong */
+        (void)cudaGetLastError(); /* the next op reports the error */
         return 0;
     }
     return left;

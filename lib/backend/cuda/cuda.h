@@ -1,6 +1,5 @@
-/* Rows of the `cuda` table, and what they share: the state of a device, errors, working memory.
- * For backend_cuda.cu and cuda_*.cu; contracts are in backend.h.  The same sources compiled
- * against the emulator (cuda_port.h) make backend `emu`. */
+/* Internal: the ops of the cuda backend and what they share: the state of a device, errors,
+ * working memory. Contracts of the ops are in backend.h. */
 #ifndef VPTQ_BACKEND_CUDA_CUDA_H
 #define VPTQ_BACKEND_CUDA_CUDA_H
 
@@ -10,8 +9,8 @@ extern "C" {
 #include "lib/backend/backend.h"
 }
 
-typedef struct vptq_cuda_stage vptq_cuda_stage;     /* see cuda_upload.cu */
-typedef struct vptq_cuda_library vptq_cuda_library; /* see cuda_library.h */
+typedef struct vptq_cuda_stage vptq_cuda_stage;     /* upload.cu */
+typedef struct vptq_cuda_library vptq_cuda_library; /* library.h */
 
 struct vptq_dev {
     const vptq_ctx *ctx;
@@ -20,19 +19,21 @@ struct vptq_dev {
     void *scratch; /* see vptq_cuda_scratch */
     size_t scratch_bytes;
     double queued;              /* see vptq_cuda_pace */
-    vptq_cuda_stage *stage;     /* of uploads, or NULL */
-    bool unstaged;              /* has been tried */
-    vptq_cuda_library *library; /* what cuda_library.h has loaded, or NULL */
+    vptq_cuda_stage *stage;     /* pinned buffers for uploads, or NULL */
+    bool stage_failed;          /* opening `stage` has failed */
+    vptq_cuda_library *library; /* cuBLAS and cuSOLVER, NULL until first used */
 };
 
-/* VPTQ_OK, or VPTQ_E_DEVICE (VPTQ_E_NOMEM) saying what failed and why. */
+/* Returns VPTQ_OK for cudaSuccess, otherwise VPTQ_E_DEVICE or VPTQ_E_NOMEM with a message that
+ * names `what` failed and the reason. */
 vptq_status vptq_cuda_check(cudaError_t e, const char *what, vptq_err *err);
 
-/* `bytes` of device memory for the caller to cudaFree; VPTQ_E_NOMEM says how much is left. */
+/* Allocates device memory, which the caller frees with cudaFree. The message of VPTQ_E_NOMEM
+ * says how much is free. */
 vptq_status vptq_cuda_alloc(size_t bytes, void **ptr, vptq_err *err);
 
-/* Device memory of at least `bytes`, 256-byte aligned, not cleared, kept by the device and
- * valid until the next call. */
+/* Returns at least `bytes` of device memory, 256-byte aligned and not cleared. The device keeps
+ * it; it is valid until the next call. */
 vptq_status vptq_cuda_scratch(vptq_dev *dev, size_t bytes, void **ptr, vptq_err *err);
 
 /* Ops that can take long divide their work into launches of about port_launch_work() fused
@@ -45,25 +46,25 @@ size_t vptq_cuda_piece(size_t n, double work_each, size_t unit);
 /* Call before each launch.  Returns VPTQ_E_CANCELLED, or the status of earlier work. */
 vptq_status vptq_cuda_pace(vptq_dev *dev, double work, vptq_err *err);
 
-/* Device memory <- host memory, which may change once it returns. */
+/* Copies from host to device memory. The host memory may change as soon as it returns. */
 vptq_status vptq_cuda_upload(vptq_dev *dev, void *dst, const void *src, size_t bytes,
                              vptq_err *err);
 void vptq_cuda_stage_close(vptq_dev *dev);
 
-/* Host memory <- device memory, done when it returns. */
+/* Copies from device to host memory and waits for the copy. */
 vptq_status vptq_cuda_download(vptq_dev *dev, void *dst, const void *src, size_t bytes,
                                vptq_err *err);
 
-/* *total = the sum of n numbers in a fixed order, all on the device. */
+/* Adds n numbers in a fixed order, all in device memory. */
 cudaError_t vptq_cuda_total(vptq_dev *dev, size_t n, const double *of, double *total);
 
-/* Blocks of `size` that cover n. */
+/* Number of blocks of `size` that cover n. */
 static inline unsigned vptq_cuda_blocks(size_t n, size_t size)
 {
     return (unsigned)((n + size - 1) / size);
 }
 
-/* linear algebra: cuda_gemm.cu, cuda_syrk.cu, cuda_factor.cu */
+/* Linear algebra: gemm.cu, syrk.cu, factor.cu. */
 vptq_status vptq_cuda_gemm(vptq_dev *dev, const vptq_gemm_args *g, vptq_err *err);
 vptq_status vptq_cuda_syrk_add(vptq_dev *dev, const vptq_syrk_args *a, vptq_err *err);
 vptq_status vptq_cuda_quad_trace(vptq_dev *dev, const vptq_quad_trace_args *a, vptq_err *err);
@@ -72,12 +73,12 @@ vptq_status vptq_cuda_potrf(vptq_dev *dev, size_t n, double *a, size_t lda, size
                             vptq_err *err);
 vptq_status vptq_cuda_trtri(vptq_dev *dev, size_t n, double *a, size_t lda, vptq_err *err);
 
-/* clustering: cuda_assign.cu, cuda_accumulate.cu */
+/* Clustering: assign.cu, accumulate.cu. */
 vptq_status vptq_cuda_assign(vptq_dev *dev, const vptq_assign_args *a, vptq_err *err);
 vptq_status vptq_cuda_accumulate(vptq_dev *dev, const vptq_accumulate_args *a, vptq_err *err);
 vptq_status vptq_cuda_vq_scatter(vptq_dev *dev, const vptq_scatter_args *s, vptq_err *err);
 
-/* packed matrices: cuda_matrix.cu, cuda_vq.cu, cuda_vq_gemv.cu */
+/* Packed matrices: matrix.cu, vq.cu, vq_gemv.cu. */
 vptq_status vptq_cuda_matrix_open(vptq_dev *dev, const vptq_vq *q, vptq_matrix **m,
                                   vptq_err *err);
 void vptq_cuda_matrix_close(vptq_dev *dev, vptq_matrix *m);
@@ -86,7 +87,7 @@ vptq_status vptq_cuda_vq_dequant(vptq_dev *dev, const vptq_matrix *m, size_t r0,
 vptq_status vptq_cuda_vq_gemv(vptq_dev *dev, const vptq_matrix *m, const vptq_gemv_args *g,
                               vptq_err *err);
 
-/* vector quantization: cuda_vq.cu, cuda_gemv.cu */
+/* Other stored weights: vq.cu, gemv.cu. */
 vptq_status vptq_cuda_vq_gather(vptq_dev *dev, const vptq_gather_args *g, vptq_err *err);
 
 vptq_status vptq_cuda_gemv(vptq_dev *dev, size_t out, size_t in, vptq_dtype type, const void *w,
@@ -94,7 +95,7 @@ vptq_status vptq_cuda_gemv(vptq_dev *dev, size_t out, size_t in, vptq_dtype type
 vptq_status vptq_cuda_library_gemv(vptq_dev *dev, size_t out, size_t in, const float *w,
                                    const vptq_gemv_args *g, vptq_err *err);
 
-/* searching codebooks: cuda_find.cu, cuda_columns.cu */
+/* Codebook search: search.cu, columns.cu. */
 vptq_status vptq_cuda_search_index_open(vptq_dev *dev, const vptq_codebooks *codebooks,
                                         vptq_search_index **index, vptq_err *err);
 void vptq_cuda_search_index_close(vptq_dev *dev, vptq_search_index *index);
@@ -102,7 +103,7 @@ vptq_status vptq_cuda_search(vptq_dev *dev, const vptq_search_args *f, vptq_err 
 vptq_status vptq_cuda_vq_pass(vptq_dev *dev, const vptq_pass_args *p, vptq_err *err);
 vptq_status vptq_cuda_vq_descend(vptq_dev *dev, const vptq_descend_args *d, vptq_err *err);
 
-/* transformer: cuda_model.cu, cuda_attention.cu, cuda_paged.cu, cuda_sample.cu */
+/* Transformer: model.cu, attention.cu, paged.cu, sample.cu. */
 vptq_status vptq_cuda_embed(vptq_dev *dev, const vptq_embed_args *a, vptq_err *err);
 vptq_status vptq_cuda_rmsnorm(vptq_dev *dev, const vptq_rmsnorm_args *a, vptq_err *err);
 vptq_status vptq_cuda_rope(vptq_dev *dev, const vptq_rope_args *a, vptq_err *err);

@@ -1,5 +1,5 @@
-/* potrf and trtri: cuSOLVER in double, and a look at the diagonal of its own, which the library
- * gives no word about where a number is NaN. */
+/* potrf and trtri by cuSOLVER in double, with a check of the diagonal because the library does
+ * not report NaN. */
 #include <math.h>
 
 #include "lib/backend/cuda/library.h"
@@ -8,7 +8,7 @@ enum { THREADS = 256 };
 
 enum diagonal_fault { NOT_POSITIVE, ZERO };
 
-/* *first = the lowest index of a fault, if one is lower than what is there. */
+/* Lowers *first to the index of a faulty diagonal element. */
 /* budget: diagonal_kernel 32 registers */
 __global__ static void __launch_bounds__(THREADS)
     diagonal_kernel(size_t n, const double *a, size_t lda, diagonal_fault fault,
@@ -18,12 +18,12 @@ __global__ static void __launch_bounds__(THREADS)
     if (i >= n)
         return;
     const double d = a[i * lda + i];
-    /* Infinite and NaN pivots would only spread; they are refused with the rest. */
+    /* Infinite and NaN pivots would only spread. */
     if (fault == ZERO ? d == 0 : !(d > 0) || isinf(d))
         atomicMin(first, (unsigned)i);
 }
 
-/* *first = the lowest index below n of an element of the diagonal with that fault, or n. */
+/* Sets *first to the lowest index below n of a faulty diagonal element, or to n. */
 static vptq_status first_fault(vptq_dev *dev, size_t n, const double *a, size_t lda,
                                diagonal_fault fault, size_t *first, vptq_err *err)
 {

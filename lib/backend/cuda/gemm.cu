@@ -1,21 +1,22 @@
-/* gemm: tiles of 64 x 64 in float, a step of 16 through shared memory, 4 x 4 results per
- * thread.  Every result is one sum in ascending order, whatever the shape. */
+/* gemm: tiles of 64 x 64 in float, 16 columns of A at a time through shared memory, 4 x 4
+ * results per thread. Every result is one sum in ascending order, for any shape. */
 #include "lib/backend/cuda/cuda.h"
 
 enum { TILE = 64, STEP = 16, SIDE = 16, EACH = TILE / SIDE, THREADS = SIDE * SIDE };
 
-/* Element (i, l) of A stands at a[i * row + l * step], (l, j) of B at b[j * row + l * step]. */
+/* Element (i, l) of A is at[i * row + l * step], (l, j) of B is at[j * row + l * step]. */
 struct operand {
     const float *at;
     size_t row, step, rows;
 };
 
 struct gemm_tiles {
-    float a[STEP][TILE + 4], b[STEP][TILE + 4]; /* rows apart: columns in banks of their own */
+    float a[STEP][TILE + 4],
+        b[STEP][TILE + 4]; /* padded so that columns are in different banks */
 };
 
-/* 64 rows of an operand, STEP elements each, zeros behind its ends.  Neighbouring threads take
- * what is next to each other in memory. */
+/* Loads 64 rows of an operand, STEP elements each, zeros beyond its ends. Neighbouring threads
+ * load neighbours in memory. */
 static __device__ void load_tile(float to[STEP][TILE + 4], operand o, size_t first, size_t l0,
                                  size_t k)
 {

@@ -1,26 +1,25 @@
-/* gemv and library_gemv.  gemv: rows of the matrix as they are stored.  A warp takes a row of
- * W, neighbouring lanes what is next to each other in it, 16 bytes each; x goes through shared
- * memory in chunks, up to four rows of it for one reading of W.  A lane adds its products in
- * ascending order, and the lanes as a tree: where W and x lie and what other rows of x there
- * are shows in no bit. */
+/* gemv and library_gemv. In gemv a warp takes a row of W as it is stored, 16 neighbouring bytes
+ * per lane; x passes through shared memory in chunks, up to four tokens per reading of W. A
+ * lane adds its products in ascending order and the lanes are added as a tree, so the result
+ * does not depend on alignment or on other tokens. */
 #include "lib/backend/cuda/library.h"
 
-enum { THREADS = 256, WARPS = THREADS / PORT_LANES, CHUNK = 1024, MOST_ROWS = 4 };
+enum { THREADS = 256, WARPS = THREADS / PORT_LANES, CHUNK = 1024, MAX_TOKENS = 4 };
 
 struct matrix {
     size_t out, in;
     const unsigned char *w;
-    bool wide; /* every row can be read by 16 bytes */
+    bool wide; /* every row is aligned to 16 bytes */
 };
 
-/* What a lane takes of a row at once. */
+/* What a lane reads of a row at once. */
 struct __align__(16) piece
 {
     uint32_t word[4];
 };
 
-/* Elements of the piece that begins at byte `at` of a row, zeros behind the row's end; a narrow
- * row is read byte by byte. */
+/* Loads the piece that begins at byte `at` of a row, zeros beyond the row's end. Rows that are
+ * not aligned are read byte by byte. */
 static __device__ inline piece load_piece(const unsigned char *row, size_t at, size_t end,
                                           bool wide)
 {
@@ -48,9 +47,9 @@ template <> __device__ inline float element<__nv_bfloat16>(const piece &p, unsig
     return __uint_as_float(i % 2 ? p.word[i / 2] & 0xffff0000u : p.word[i / 2] << 16);
 }
 
-/* Where element i of a chunk of x stands: a lane finds four of its own side by side, and those
- * of its neighbours next to them. */
-template <unsigned PER> static __device__ inline unsigned place(unsigned i)
+/* Position of element i of a chunk of x. A lane finds four of its elements side by side,
+ * followed by those of its neighbours. */
+template <unsigned PER> static __device__ inline unsigned x_position(unsigned i)
 {
     const unsigned step = i / (PER * PORT_LANES), lane = i / PER % PORT_LANES;
     return ((step * (PER / 4) + i % PER / 4) * PORT_LANES + lane) * 4 + i % 4;
@@ -61,7 +60,7 @@ template <unsigned X> struct __align__(16) gemv_x
     float at[X][CHUNK];
 };
 
-/* The first X rows of x, of which there are n. */
+/* Multiplies the first min(n, X) tokens. */
 /* budget: gemv_kernel 80 registers */
 template <class E, unsigned X>
 __global__ static void __launch_bounds__(THREADS)
@@ -76,7 +75,7 @@ __global__ static void __launch_bounds__(THREADS)
     float sum[X] = {};
 
     for (size_t c0 = 0; c0 < m.in; c0 += CHUNK) {
-        piece p[STEPS]; /* on their way while x is fetched */
+        piece p[STEPS]; /* loading while x is fetched */
 #pragma unroll
         for (unsigned s = 0; s < STEPS; s++)
             p[s] = load_piece(row, (c0 + (s * PORT_LANES + lane) * PER) * sizeof(E),
@@ -84,7 +83,7 @@ __global__ static void __launch_bounds__(THREADS)
         __syncthreads();
         for (unsigned l = 0; l < X; l++)
             for (unsigned i = threadIdx.x; i < CHUNK; i += THREADS)
-                t.at[l][place<PER>(i)] = l < n && c0 + i < m.in ? x[l * ldx + c0 + i] : 0;
+                t.at[l][x_position<PER>(i)] = l < n && c0 + i < m.in ? x[l * ldx + c0 + i] : 0;
         __syncthreads();
 #pragma unroll
         for (unsigned s = 0; s < STEPS; s++)
@@ -92,9 +91,9 @@ __global__ static void __launch_bounds__(THREADS)
             for (unsigned i = 0; i < PER; i++)
 #pragma unroll
                 for (unsigned l = 0; l < X; l++)
-                    sum[l] =
-                        fmaf(element<E>(p[s], i),
-                             t.at[l][place<PER>((s * PORT_LANES + lane) * PER + i)], sum[l]);
+                    sum[l] = fmaf(element<E>(p[s], i),
+                                  t.at[l][x_position<PER>((s * PORT_LANES + lane) * PER + i)],
+                                  sum[l]);
     }
     for (unsigned l = 0; l < X; l++) {
         const float all = port_warp_sum(sum[l]);
@@ -110,9 +109,9 @@ static cudaError_t multiply(vptq_dev *dev, const matrix &m, const vptq_gemv_args
 {
     const unsigned blocks = vptq_cuda_blocks(m.out, WARPS);
     cudaError_t e = cudaSuccess;
-    for (size_t i = 0; i < g->n && !e; i += MOST_ROWS) {
+    for (size_t i = 0; i < g->n && !e; i += MAX_TOKENS) {
         const size_t left = g->n - i;
-        e = port_launch(left > 1 ? gemv_kernel<E, MOST_ROWS> : gemv_kernel<E, 1>, blocks,
+        e = port_launch(left > 1 ? gemv_kernel<E, MAX_TOKENS> : gemv_kernel<E, 1>, blocks,
                         THREADS, 0, dev->stream, m, left, g->x + i * g->ldx, g->ldx,
                         g->y + i * g->ldy, g->ldy, g->beta, g->bias);
     }
@@ -134,9 +133,9 @@ vptq_status vptq_cuda_gemv(vptq_dev *dev, size_t out, size_t in, vptq_dtype type
     return vptq_cuda_check(e, "gemv", err);
 }
 
-/* ---- the library's ---- */
+/* ---- library_gemv ---- */
 
-/* y = bias (+ y), a row per block row. */
+/* y = bias (+ y); one row of blocks per token. */
 /* budget: bias_kernel 32 registers */
 __global__ static void __launch_bounds__(THREADS)
     bias_kernel(size_t out, float *y, size_t ldy, float beta, const float *bias)
@@ -160,7 +159,7 @@ vptq_status vptq_cuda_library_gemv(vptq_dev *dev, size_t out, size_t in, const f
             return vptq_cuda_check(e, "library_gemv", err);
     }
     const float beta = g->bias ? 1 : g->beta;
-    /* What is row-major here is transposed there. */
+    /* row-major here is transposed there */
     return g->n == 1 ? vptq_cuda_library_sgemv(dev, in, out, w, in, g->x, beta, g->y, err)
                      : vptq_cuda_library_sgemm(dev, out, g->n, in, w, in, g->x, g->ldx, beta,
                                                g->y, g->ldy, err);

@@ -1,21 +1,22 @@
-/* Packed matrices on a device: what of them is in its memory, and since when. */
+/* Opens packed matrices and uploads what products and decoding need of them. */
 #include "lib/backend/cuda/matrix.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- several arrays in one piece of memory ---- */
+/* ---- several arrays in one allocation ---- */
 
 enum { SLAB_ALIGN = 256 };
 
-/* What puts arrays into a slab is run twice: without `base` to count, with it to upload. */
+/* An allocation that holds several arrays. It is filled twice: without `base` to add up the
+ * sizes, then with it to upload. */
 struct slab {
     unsigned char *base;
     size_t used;
 };
 
-/* *to: where the array is; `from` NULL or no elements: NULL. */
+/* Appends an array and sets *to to its address; NULL for a NULL or empty array. */
 template <class T>
 static vptq_status put(vptq_dev *dev, slab *s, const T *from, size_t count, const T **to,
                        vptq_err *err)
@@ -32,7 +33,7 @@ static vptq_status put(vptq_dev *dev, slab *s, const T *from, size_t count, cons
     return vptq_cuda_upload(dev, at, from, bytes, err);
 }
 
-/* Runs fill(slab) twice, with memory for all of it in between. */
+/* Runs fill(slab) twice and allocates the memory in between. */
 template <class F>
 static vptq_status fill_slab(vptq_dev *dev, F fill, void **memory, vptq_err *err)
 {
@@ -44,7 +45,7 @@ static vptq_status fill_slab(vptq_dev *dev, F fill, void **memory, vptq_err *err
     s = {static_cast<unsigned char *>(p), 0};
     if (!st)
         st = fill(&s);
-    if (!st) /* the host's side may go */
+    if (!st) /* the host memory may be freed now */
         st = vptq_cuda_check(cudaStreamSynchronize(dev->stream), "an upload", err);
     if (st)
         (void)cudaFree(p);
@@ -53,7 +54,7 @@ static vptq_status fill_slab(vptq_dev *dev, F fill, void **memory, vptq_err *err
     return st;
 }
 
-/* ---- as it is stored ---- */
+/* ---- the stored form ---- */
 
 static vptq_status put_stored(vptq_dev *dev, slab *s, const vptq_vq *q, vptq_vq *d,
                               vptq_err *err)
@@ -86,10 +87,10 @@ vptq_status vptq_cuda_matrix_stored(vptq_dev *dev, const vptq_matrix *m, const v
         err);
 }
 
-/* ---- which kernel ---- */
+/* ---- the chip ---- */
 
-/* The nearest chip with constants, in the size of this one.  Clock and bandwidth stay those of
- * the nearest: they choose between kernels, and never what a kernel computes. */
+/* Returns the nearest known chip with this device's size. Clock and bandwidth remain those of
+ * the known chip; they influence the choice of a kernel but no result. */
 static vptq_cuda_chip chip_of(const vptq_dev *dev)
 {
     const cudaDeviceProp *p = &dev->properties;
@@ -106,14 +107,14 @@ static vptq_cuda_chip chip_of(const vptq_dev *dev)
 
 /* ---- the run-time layout ---- */
 
-/* A layout and the images of its codebooks while they are made. */
-struct building {
+/* A layout and the images of its codebooks while they are built. */
+struct layout_build {
     const vptq_cuda_choice *choice;
-    const vptq_cuda_small *more;
+    const vptq_cuda_small *plan_small;
     vptq_cuda_layout layout;
     vptq_cuda_stripe *stripes, *small; /* [layout.segments] */
-    const uint16_t **main, **residual; /* images [layout.segments] */
-    uint32_t blocks;                   /* at most, that share what others have the same of */
+    const uint16_t **main, **residual; /* images of the codebooks [layout.segments] */
+    uint32_t blocks;                   /* largest number of counters in `arrived` */
     unsigned *zeros;                   /* [blocks] */
 };
 
@@ -125,7 +126,8 @@ static float largest_of(const vptq_cuda_table *t, const float *c)
     return largest;
 }
 
-/* 2^-power brings sums over codebooks back that were multiplied by 2^power. */
+/* Returns the power of two by which both codebooks of a segment are scaled (see
+ * vptq_cuda_codebook). */
 static int power_of(const vptq_cuda_segment *g)
 {
     enum { TOP = 14 };
@@ -170,7 +172,7 @@ static bool is_plain(const vptq_cuda_table *t)
     return !t->k || (t->shared && !t->tail);
 }
 
-static vptq_status make_stripe(vptq_arena *arena, building *b, uint32_t i, vptq_err *err)
+static vptq_status make_stripe(vptq_arena *arena, layout_build *b, uint32_t i, vptq_err *err)
 {
     const vptq_cuda_segment *g = &b->layout.segment[i];
     vptq_cuda_stripe *s = &b->stripes[i];
@@ -180,8 +182,8 @@ static vptq_status make_stripe(vptq_arena *arena, building *b, uint32_t i, vptq_
         make_image(arena, &g->main, g->centroids, g->order, power, &s->main, &b->main[i], err));
     VPTQ_CHECK(make_image(arena, &g->residual, g->res_centroids, g->res_order, power,
                           &s->residual, &b->residual[i], err));
-    s->main.at = b->choice->smem.main_at;
-    s->residual.at = b->choice->smem.residual_at;
+    s->main.at = b->choice->smem.main_offset;
+    s->residual.at = b->choice->smem.residual_offset;
     s->v = g->main.v;
     s->chunks = g->chunks;
     s->tile = g->at / VPTQ_CUDA_TILE;
@@ -193,7 +195,7 @@ static vptq_status make_stripe(vptq_arena *arena, building *b, uint32_t i, vptq_
     return VPTQ_OK;
 }
 
-/* The same stripe with its codebooks in the tables of the kernel for more rows of x. */
+/* The same stripe with its codebooks in the tables of GEMM_SMALL. */
 static void make_small_stripe(const vptq_cuda_smem *smem, bool outliers,
                               const vptq_cuda_stripe *from, vptq_cuda_stripe *s)
 {
@@ -201,21 +203,21 @@ static void make_small_stripe(const vptq_cuda_smem *smem, bool outliers,
     *s = *from;
     s->main.table = outliers ? smem->tables.outlier : smem->tables.main;
     s->residual.table = outliers ? none : smem->tables.residual;
-    s->main.at = smem->main_at;
-    s->residual.at = smem->residual_at;
+    s->main.at = smem->main_offset;
+    s->residual.at = smem->residual_offset;
     if (is_plain(&s->main.table) && is_plain(&s->residual.table))
-        s->loop = VPTQ_CUDA_MAIN_ALONE; /* or whatever is plain */
+        s->loop = VPTQ_CUDA_MAIN_ALONE; /* means here: all tables are plain */
     else
         s->loop = VPTQ_CUDA_ANYTHING;
 }
 
-template <class T> static T *room(vptq_arena *arena, size_t n, vptq_err *err)
+template <class T> static T *arena_array(vptq_arena *arena, size_t n, vptq_err *err)
 {
     return static_cast<T *>(vptq_arena_alloc(arena, n, sizeof(T), err));
 }
 
-static vptq_status build(vptq_dev *dev, const vptq_matrix *m, vptq_arena *arena, building *b,
-                         vptq_err *err)
+static vptq_status build(vptq_dev *dev, const vptq_matrix *m, vptq_arena *arena,
+                         layout_build *b, vptq_err *err)
 {
     vptq_status st = vptq_cuda_layout_build(&m->q, &b->choice->smem.tables, dev->ctx->threads,
                                             arena, &b->layout, err);
@@ -224,11 +226,11 @@ static vptq_status build(vptq_dev *dev, const vptq_matrix *m, vptq_arena *arena,
                     (unsigned)dev->properties.multiProcessorCount);
     if (st)
         return st;
-    b->stripes = room<vptq_cuda_stripe>(arena, n, err);
-    b->small = room<vptq_cuda_stripe>(arena, n, err);
-    b->main = room<const uint16_t *>(arena, n, err);
-    b->residual = room<const uint16_t *>(arena, n, err);
-    b->zeros = room<unsigned>(arena, b->blocks, err);
+    b->stripes = arena_array<vptq_cuda_stripe>(arena, n, err);
+    b->small = arena_array<vptq_cuda_stripe>(arena, n, err);
+    b->main = arena_array<const uint16_t *>(arena, n, err);
+    b->residual = arena_array<const uint16_t *>(arena, n, err);
+    b->zeros = arena_array<unsigned>(arena, b->blocks, err);
     if (!b->stripes || !b->small || !b->main || !b->residual || !b->zeros)
         return VPTQ_E_NOMEM;
     memset(b->zeros, 0, b->blocks * sizeof *b->zeros);
@@ -247,7 +249,7 @@ static size_t image_count(const vptq_cuda_codebook *b)
     return (size_t)b->codebook_rows * vptq_cuda_row_bytes(b->table.v) / sizeof(uint16_t);
 }
 
-static vptq_status put_stripe(vptq_dev *dev, slab *s, const building *b, uint32_t i,
+static vptq_status put_stripe(vptq_dev *dev, slab *s, const layout_build *b, uint32_t i,
                               vptq_err *err)
 {
     const vptq_cuda_segment *g = &b->layout.segment[i];
@@ -263,7 +265,7 @@ static vptq_status put_stripe(vptq_dev *dev, slab *s, const building *b, uint32_
     return VPTQ_OK;
 }
 
-static vptq_status put_runtime(vptq_dev *dev, slab *s, const vptq_vq *q, const building *b,
+static vptq_status put_runtime(vptq_dev *dev, slab *s, const vptq_vq *q, const layout_build *b,
                                vptq_cuda_runtime *r, vptq_err *err)
 {
     const vptq_cuda_layout *l = &b->layout;
@@ -271,10 +273,10 @@ static vptq_status put_runtime(vptq_dev *dev, slab *s, const vptq_vq *q, const b
     for (uint32_t i = 0; i < l->segments; i++)
         VPTQ_CHECK(put_stripe(dev, s, b, i, err));
     for (uint32_t i = 0; i < l->segments; i++)
-        make_small_stripe(&b->more->smem, q->shape.outliers && i == 0, &b->stripes[i],
+        make_small_stripe(&b->plan_small->smem, q->shape.outliers && i == 0, &b->stripes[i],
                           &b->small[i]);
     VPTQ_CHECK(put<vptq_cuda_stripe>(dev, s, b->stripes, l->segments, &r->stripes, err));
-    if (b->more->to)
+    if (b->plan_small->to)
         VPTQ_CHECK(
             put<vptq_cuda_stripe>(dev, s, b->small, l->segments, &r->small_stripes, err));
     VPTQ_CHECK(put(dev, s, l->channel, l->columns, &r->channel, err));
@@ -285,10 +287,9 @@ static vptq_status put_runtime(vptq_dev *dev, slab *s, const vptq_vq *q, const b
     return VPTQ_OK;
 }
 
-/* What is known of it without its arrays.  The first block of a range takes chunks 0 .. n - 1,
- * n = ceil(chunks / split), and so on: there are fewer blocks where the last would be left
- * without any. */
-static void describe(const building *b, vptq_cuda_runtime *r)
+/* Fills the fields that need no arrays. Block r of a cluster takes chunks r * n .. with n =
+ * ceil(chunks / split); split is reduced so that the last block has some. */
+static void describe(const layout_build *b, vptq_cuda_runtime *r)
 {
     const vptq_cuda_layout *l = &b->layout;
     r->count = l->segments;
@@ -297,21 +298,21 @@ static void describe(const building *b, vptq_cuda_runtime *r)
     r->loop = b->stripes[l->segments - 1].loop;
     r->any_loop = r->loop == VPTQ_CUDA_ANYTHING;
     for (uint32_t i = 0; i < l->segments; i++) {
-        r->most_chunks = max(r->most_chunks, l->segment[i].chunks);
+        r->max_chunks = max(r->max_chunks, l->segment[i].chunks);
         r->any_loop = r->any_loop || b->stripes[i].loop != r->loop;
     }
     r->split =
-        vptq_cuda_blocks(r->most_chunks, vptq_cuda_blocks(r->most_chunks, r->choice.split));
+        vptq_cuda_blocks(r->max_chunks, vptq_cuda_blocks(r->max_chunks, r->choice.split));
 }
 
 static vptq_status build_runtime(vptq_dev *dev, const vptq_matrix *m, vptq_cuda_runtime *r,
                                  vptq_err *err)
 {
-    building b = {};
+    layout_build b = {};
     vptq_arena arena;
     vptq_status st = VPTQ_OK;
     b.choice = &r->choice;
-    b.more = &r->small;
+    b.plan_small = &r->small;
     vptq_arena_init(&arena, dev->ctx->mem);
     VPTQ_TRY(build(dev, m, &arena, &b, err));
     describe(&b, r);
@@ -348,7 +349,7 @@ vptq_status vptq_cuda_matrix_runtime(vptq_dev *dev, const vptq_matrix *m,
     return st;
 }
 
-/* ---- life ---- */
+/* ---- opening and closing ---- */
 
 vptq_status vptq_cuda_matrix_open(vptq_dev *dev, const vptq_vq *q, vptq_matrix **m,
                                   vptq_err *err)
@@ -365,7 +366,7 @@ void vptq_cuda_matrix_close(vptq_dev *dev, vptq_matrix *m)
 {
     if (!m)
         return;
-    (void)cudaStreamSynchronize(dev->stream); /* what was asked of it has been done */
+    (void)cudaStreamSynchronize(dev->stream); /* wait for kernels that use it */
     (void)cudaFree(m->slab);
     (void)cudaFree(m->runtime_slab);
     vptq_mem_free(dev->ctx->mem, m);

@@ -51,7 +51,7 @@ __global__ static void __launch_bounds__(THREADS)
         sum += (double)x[j] * (double)x[j];
     sum = port_block_sum(sum);
     const double scale = 1 / sqrt(sum / (double)dim + (double)eps);
-    /* A thread writes what it alone has read: y may be x. */
+    /* A thread writes only elements that it has read itself, so y may be x. */
     for (size_t j = threadIdx.x; j < dim; j += THREADS)
         y[j] = (float)((double)x[j] * scale * (double)weight[j]);
 }
@@ -113,9 +113,9 @@ vptq_status vptq_cuda_swiglu(vptq_dev *dev, const vptq_swiglu_args *a, vptq_err 
     const size_t count = a->n * a->dim;
     if (!count)
         return VPTQ_OK;
-    const unsigned most = 1 << 16, blocks = vptq_cuda_blocks(count, THREADS);
-    return vptq_cuda_check(port_launch(swiglu_kernel, blocks < most ? blocks : most, THREADS, 0,
-                                       dev->stream, count, a->gate, a->up, a->y),
+    const unsigned max_blocks = 1 << 16, blocks = vptq_cuda_blocks(count, THREADS);
+    return vptq_cuda_check(port_launch(swiglu_kernel, blocks < max_blocks ? blocks : max_blocks,
+                                       THREADS, 0, dev->stream, count, a->gate, a->up, a->y),
                            "swiglu", err);
 }
 
@@ -123,10 +123,10 @@ vptq_status vptq_cuda_swiglu(vptq_dev *dev, const vptq_swiglu_args *a, vptq_err 
 
 struct nll_best {
     float value;
-    int32_t id; /* -1: nothing yet */
+    int32_t id; /* -1: none yet */
 };
 
-/* The larger one, the lower id on ties. */
+/* The larger value, the lower id on ties. */
 static __device__ inline nll_best better(nll_best a, nll_best b)
 {
     const bool second = b.value > a.value || (b.value == a.value && b.id < a.id);
@@ -145,8 +145,7 @@ struct nll_shared {
     nll_best of_warp[PORT_LANES];
 };
 
-/* The largest of the row's logits and its first column; NaN is passed over.  The same in every
- * thread. */
+/* The largest logit of the row and its first column, in every thread; NaN is skipped. */
 static __device__ nll_best row_best(const float *logits, size_t width)
 {
     nll_shared &s = port_shared<nll_shared>();
@@ -180,12 +179,12 @@ __global__ static void __launch_bounds__(THREADS)
     s.max = fmax(s.max, (double)best.value);
     if (s.max > before)
         s.sum *= exp(before - s.max);
-    /* While everything seen is -inf the shift must not be, or the sum would turn NaN. */
+    /* If all logits so far are -inf, the shift must be finite or the sum becomes NaN. */
     const float max = (float)s.max, shift = max == -INFINITY ? 0 : max;
     double sum = 0;
     for (size_t j = threadIdx.x; j < width; j += THREADS)
         sum += (double)expf(logits[j] - shift);
-    s.sum += port_block_sum(sum); /* all have read the state when one writes it */
+    s.sum += port_block_sum(sum); /* all threads have read the state before one writes it */
     if (threadIdx.x)
         return;
     const int64_t target = (int64_t)targets[blockIdx.x] - first;

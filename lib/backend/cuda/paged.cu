@@ -1,19 +1,19 @@
-/* rope_rows, kv_store and attention_paged.  Of a page, a kv head has VPTQ_KV_PAGE * head_dim
- * numbers in a run: keys as [head_dim, VPTQ_KV_PAGE], a lane per token, values as
- * [VPTQ_KV_PAGE, head_dim], a lane per dimension.
+/* rope_rows, kv_store and attention_paged. In a page, a kv head has VPTQ_KV_PAGE * head_dim
+ * contiguous numbers: keys as [head_dim, VPTQ_KV_PAGE], one lane per token; values as
+ * [VPTQ_KV_PAGE, head_dim], one lane per dimension.
  *
- * Query heads that share a kv head are stacked as in cuda_attention.cu.  A block takes up to
- * STACK stacked rows of one sequence; its warps take the pages in turns, each with a running
- * softmax of its own, and are merged in order.  Sequences that have no more rows than that
- * (decoding) are also cut into ranges of tokens, a block each; what a range is follows from the
- * token alone, so that a sequence's results do not depend on what else is there. */
+ * Query heads that share a kv head are stacked as in attention.cu. A block takes up to STACK
+ * stacked rows of one sequence; its warps take the pages in turn, each with its own
+ * softmax_state softmax, and are merged in order. Sequences with at most STACK rows (decoding)
+ * are also divided into ranges of tokens, one block each. The range depends on the token only,
+ * so a sequence's result does not depend on other sequences. */
 #include "lib/backend/cuda/cuda.h"
 
 enum {
     THREADS = 128,
     WARPS = THREADS / PORT_LANES,
     STACK = 8,
-    EACH = 4, /* dimensions of a lane */
+    EACH = 4, /* dimensions per lane */
     DIMS = EACH * PORT_LANES,
     RANGE = 16 * VPTQ_KV_PAGE /* tokens */
 };
@@ -26,9 +26,9 @@ struct paged_job {
     float scale;
     const float *q;
     float *out;
-    size_t first;          /* panel of the launch's first blocks */
-    size_t ranges, chunks; /* of the longest sequence; parts of DIMS dimensions */
-    /* [sequences][kv_heads][ranges][STACK] of head_dim mixed values, and of maximum and sum */
+    size_t first;          /* first panel of the launch */
+    size_t ranges, chunks; /* ranges of the longest sequence; groups of DIMS dimensions */
+    /* [sequences][kv_heads][ranges][STACK]: head_dim mixed values; maximum and sum */
     float *partial, *stat;
 };
 
@@ -51,7 +51,7 @@ static __device__ inline void narrow(float x, unsigned short *to)
     *to = __half_as_ushort(__float2half_rn(x));
 }
 
-/* Of the page of a sequence that a token is in, where the numbers of a kv head begin. */
+/* Offset of a kv head's numbers in the page of a sequence that holds a token. */
 static __device__ inline size_t page_at(const vptq_kv_rows &rows, const vptq_kv_pool &pool,
                                         size_t sequence, size_t token, size_t kv)
 {
@@ -116,12 +116,11 @@ __global__ static void __launch_bounds__(THREADS)
     if (r >= rows_of(rows, sequence))
         return;
     const size_t row = rows.starts[sequence] + r, token = rows.positions[sequence] + r;
-    const size_t place = token % VPTQ_KV_PAGE;
+    const size_t slot = token % VPTQ_KV_PAGE;
     for (size_t j = threadIdx.x; j < pool.kv_heads * d; j += THREADS) {
         const size_t at = page_at(rows, pool, sequence, token, j / d), i = j % d;
-        narrow(keys[row * ldk + j],
-               static_cast<N *>(pool.keys) + at + i * VPTQ_KV_PAGE + place);
-        narrow(values[row * ldv + j], static_cast<N *>(pool.values) + at + place * d + i);
+        narrow(keys[row * ldk + j], static_cast<N *>(pool.keys) + at + i * VPTQ_KV_PAGE + slot);
+        narrow(values[row * ldv + j], static_cast<N *>(pool.values) + at + slot * d + i);
     }
 }
 
@@ -138,13 +137,13 @@ vptq_status vptq_cuda_kv_store(vptq_dev *dev, const vptq_kv_store_args *a, vptq_
 
 /* ---- attention ---- */
 
-/* A stacked row of a sequence sees tokens up to here, ... */
+/* A stacked row sees tokens before this position, */
 static __device__ inline size_t row_end(const paged_job &job, size_t sequence, size_t stacked)
 {
     return job.rows.positions[sequence] + stacked / job.group + 1;
 }
 
-/* ... from here on. */
+/* from this position on. */
 static __device__ inline size_t first_of(const paged_job &job, size_t end)
 {
     return job.window && end > job.window ? end - job.window : 0;
@@ -155,17 +154,18 @@ struct merge_area {
     float out[WARPS][STACK][DIMS];
 };
 
-/* What a warp knows of its pages. */
-struct running {
+/* Running softmax of a warp. */
+struct softmax_state {
     float max[STACK], sum[STACK], out[STACK][EACH];
 };
 
-/* One page: scores of the lane's token, then the mix of the lane's dimensions over tokens
- * [from, to) of the page, which the block's rows see. */
+/* Processes one page: scores for the lane's token, then the mix of the lane's dimensions over
+ * tokens [from, to) of the page, which the block's rows see. */
 template <class N>
-static __device__ inline void
-meet_page(const paged_job &job, running &w, const float *q, const unsigned end[STACK],
-          const N *keys, const N *values, size_t token0, unsigned from, unsigned to, size_t d0)
+static __device__ inline void process_page(const paged_job &job, softmax_state &w,
+                                           const float *q, const unsigned end[STACK],
+                                           const N *keys, const N *values, size_t token0,
+                                           unsigned from, unsigned to, size_t d0)
 {
     const unsigned lane = port_lane();
     const size_t d = job.pool.head_dim;
@@ -185,7 +185,7 @@ meet_page(const paged_job &job, running &w, const float *q, const unsigned end[S
         const bool sees = token < end[r] && token >= first_of(job, end[r]);
         const float score = sees ? p[r] : -INFINITY;
         const float before = w.max[r], max = fmaxf(before, port_warp_max(score));
-        /* While a row has seen no token the shift must not be -inf. */
+        /* While a row has seen no token, the shift must be finite. */
         const float shift = max == -INFINITY ? 0 : max, factor = expf(before - shift);
         p[r] = expf(score - shift);
         w.max[r] = max;
@@ -211,9 +211,9 @@ meet_page(const paged_job &job, running &w, const float *q, const unsigned end[S
     }
 }
 
-/* The warps brought to one maximum and added in order: the block's rows into out [STACK, ld]
- * from dimension d0 on, divided by their sums or beside them. */
-static __device__ void merge_warps(merge_area &m, const running &w)
+/* Brings the warps to one maximum and adds them in order, into m.out[0], m.max[0] and m.sum[0].
+ */
+static __device__ void merge_warps(merge_area &m, const softmax_state &w)
 {
     const unsigned lane = port_lane(), warp = port_warp();
 #pragma unroll
@@ -235,7 +235,7 @@ static __device__ void merge_warps(merge_area &m, const running &w)
         const float shift = max == -INFINITY ? 0 : max;
         for (unsigned k = 0; k < WARPS; k++)
             out = fmaf(expf(m.max[k][r] - shift), m.out[k][r][d], out);
-        m.out[0][r][d] = out; /* nobody else reads this column */
+        m.out[0][r][d] = out; /* no other thread reads this element */
     }
     __syncthreads();
     if (threadIdx.x < STACK) {
@@ -268,7 +268,7 @@ __global__ static void __launch_bounds__(THREADS, 4) attention_paged_kernel(page
         return;
     const size_t count = min(stacked - row0, (size_t)STACK);
     unsigned row_ends[STACK];
-    for (unsigned r = 0; r < STACK; r++) /* rows beyond the last see what it sees */
+    for (unsigned r = 0; r < STACK; r++) /* rows after the last see what it sees */
         row_ends[r] = (unsigned)row_end(job, sequence, row0 + min((size_t)r, count - 1));
     size_t from = first_of(job, row_ends[0]), to = row_ends[STACK - 1];
     if (few) {
@@ -285,7 +285,7 @@ __global__ static void __launch_bounds__(THREADS, 4) attention_paged_kernel(page
     }
     __syncthreads();
 
-    running w;
+    softmax_state w;
 #pragma unroll
     for (unsigned r = 0; r < STACK; r++) {
         w.max[r] = -INFINITY;
@@ -294,16 +294,16 @@ __global__ static void __launch_bounds__(THREADS, 4) attention_paged_kernel(page
         for (unsigned j = 0; j < EACH; j++)
             w.out[r][j] = 0;
     }
-    /* Which warp takes a page follows from its place in the sequence. */
+    /* The warp depends on the page's number in the sequence only. */
     for (size_t page = from / VPTQ_KV_PAGE; page * VPTQ_KV_PAGE < to; page++) {
         if (page % WARPS != port_warp())
             continue;
         const size_t token0 = page * VPTQ_KV_PAGE;
         const size_t at = page_at(job.rows, job.pool, sequence, token0, kv);
-        meet_page(job, w, q, row_ends, static_cast<const N *>(job.pool.keys) + at,
-                  static_cast<const N *>(job.pool.values) + at, token0,
-                  from > token0 ? (unsigned)(from - token0) : 0,
-                  (unsigned)min(to - token0, (size_t)VPTQ_KV_PAGE), d0);
+        process_page(job, w, q, row_ends, static_cast<const N *>(job.pool.keys) + at,
+                     static_cast<const N *>(job.pool.values) + at, token0,
+                     from > token0 ? (unsigned)(from - token0) : 0,
+                     (unsigned)min(to - token0, (size_t)VPTQ_KV_PAGE), d0);
     }
     merge_warps(m, w);
 
@@ -326,7 +326,7 @@ __global__ static void __launch_bounds__(THREADS, 4) attention_paged_kernel(page
     }
 }
 
-/* Block (stacked row, sequence, kv head) of sequences that were cut into ranges. */
+/* Block (stacked row, sequence, kv head): merges the ranges of sequences that were divided. */
 /* budget: merge_ranges_kernel 64 registers */
 __global__ static void __launch_bounds__(THREADS) merge_ranges_kernel(paged_job job)
 {

@@ -5,12 +5,12 @@ enum { MAX_PHASE = 16 };
 /* The different ranks of a phase and the copy that each reads. */
 typedef struct phase {
     const vptq_cuda_table *table;
-    uint32_t count, limit;               /* items; rows that a slot may take */
+    uint32_t count, limit;               /* items; capacity of a slot */
     uint32_t rank[MAX_PHASE];            /* [count] */
-    uint32_t of_lane[MAX_PHASE];         /* item of a lane; UINT32_MAX: pads */
-    uint32_t copy[MAX_PHASE];            /* of an item that has a place */
+    uint32_t of_lane[MAX_PHASE];         /* item of a lane; UINT32_MAX: padding */
+    uint32_t copy[MAX_PHASE];            /* of each placed item */
     uint32_t load[MAX_PHASE];            /* items in a slot */
-    uint32_t item[MAX_PHASE][MAX_PHASE]; /* which ones */
+    uint32_t item[MAX_PHASE][MAX_PHASE]; /* the items of each slot */
 } phase;
 
 static uint32_t slot_of(const phase *p, uint32_t item, uint32_t copy)
@@ -29,8 +29,8 @@ static void put(phase *p, uint32_t item, uint32_t copy, uint32_t slot)
     p->item[slot][p->load[slot]++] = item;
 }
 
-/* An item takes a slot with room, or one of the items of a slot goes elsewhere for it; `seen`
- * are the slots that this search has been to.  At most `slots` calls deep. */
+/* Places an item in a slot with room, or moves an item of a full slot elsewhere (an augmenting
+ * path). *seen is the set of slots already visited. Recursion is at fullest `slots` deep. */
 static bool place(phase *p, uint32_t item, uint32_t *seen)
 {
     uint32_t copies = p->table->copies;
@@ -50,7 +50,7 @@ static bool place(phase *p, uint32_t item, uint32_t *seen)
             uint32_t other = p->item[s][i];
             if (!place(p, other, seen))
                 continue;
-            p->item[s][i] = item; /* in the place of the other, which has moved */
+            p->item[s][i] = item; /* takes the place of the item that moved */
             p->copy[item] = c;
             return true;
         }
@@ -74,8 +74,8 @@ static void find_items(phase *p, const uint32_t *ranks)
     }
 }
 
-/* Items that have a place keep one while others are added, so a limit that turns out too small
- * is raised and the search goes on: the least limit under which all fit is the last one. */
+/* Places all items with the smallest possible capacity. Placed items keep a place while others
+ * are added, so the capacity only grows when an item finds none. */
 static void match(phase *p)
 {
     uint32_t slots = p->table->slots;
@@ -94,7 +94,7 @@ static void match(phase *p)
 static uint32_t own_rows(const vptq_cuda_table *t, const uint32_t *ranks, uint32_t lane,
                          uint16_t *rows)
 {
-    uint32_t different[MAX_PHASE][MAX_PHASE], load[MAX_PHASE] = {0}, most = 1;
+    uint32_t different[MAX_PHASE][MAX_PHASE], load[MAX_PHASE] = {0}, fullest = 1;
     for (uint32_t l = 0; l < t->slots; l++) {
         uint32_t row =
             vptq_cuda_replica_row(t, ranks[l] == UINT32_MAX ? 0 : ranks[l], lane + l);
@@ -104,9 +104,9 @@ static uint32_t own_rows(const vptq_cuda_table *t, const uint32_t *ranks, uint32
             i++;
         if (i == load[s])
             different[s][load[s]++] = row;
-        most = load[s] > most ? load[s] : most;
+        fullest = load[s] > fullest ? load[s] : fullest;
     }
-    return most;
+    return fullest;
 }
 
 uint32_t vptq_cuda_choose_rows(const vptq_cuda_table *t, const uint32_t *ranks, uint32_t lane,
@@ -123,8 +123,8 @@ uint32_t vptq_cuda_choose_rows(const vptq_cuda_table *t, const uint32_t *ranks, 
         uint32_t i = p.of_lane[l];
         rows[l] = (uint16_t)(i == UINT32_MAX ? spare : vptq_cuda_row(t, p.copy[i], p.rank[i]));
     }
-    uint32_t most = p.count ? 0 : 1;
+    uint32_t fullest = p.count ? 0 : 1;
     for (uint32_t s = 0; s < t->slots && p.count; s++)
-        most = p.load[s] > most ? p.load[s] : most;
-    return most;
+        fullest = p.load[s] > fullest ? p.load[s] : fullest;
+    return fullest;
 }

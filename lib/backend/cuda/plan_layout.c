@@ -8,15 +8,15 @@
 
 enum { PADDING = -1, SMALL_CODEBOOK = 256 };
 
-/* What building one segment needs beside the segment. */
+/* A segment being built. */
 typedef struct builder {
     const vptq_vq *q;
     vptq_cuda_segment *s;
-    uint32_t group;                  /* UINT32_MAX: the outlier columns */
+    uint32_t group;                  /* UINT32_MAX for the outlier columns */
     const uint16_t *rank, *res_rank; /* [k] centroid -> rank, or NULL */
 } builder;
 
-/* Main and residual index of a vector row and column that exist. */
+/* Returns the main index of a vector row and column, and the residual index in *res. */
 static uint32_t index_at(const builder *b, uint32_t vector_row, uint32_t column, uint32_t *res)
 {
     const vptq_vq_shape *s = &b->q->shape;
@@ -94,8 +94,8 @@ static void count_use(const builder *b, bool residual, uint64_t *uses)
     }
 }
 
-/* Centroids by falling use, equal ones by number.  *order and *rank stay NULL for a table that
- * holds every centroid equally often.  `rank` is freed by the caller. */
+/* Ranks centroids by falling use, equal ones by number, if the table needs ranks; otherwise
+ * *order and *rank remain NULL. The caller frees `rank`. */
 static vptq_status rank_codebook(const builder *b, bool residual, vptq_arena *arena,
                                  const uint16_t **order, uint16_t **rank, vptq_err *err)
 {
@@ -112,7 +112,7 @@ static vptq_status rank_codebook(const builder *b, bool residual, vptq_arena *ar
     }
     memset(keys, 0, t->k * sizeof *keys);
     count_use(b, residual, keys);
-    for (uint32_t i = 0; i < t->k; i++) /* uses: below 2^40 */
+    for (uint32_t i = 0; i < t->k; i++) /* counts are below 2^40 */
         keys[i] = (((UINT64_C(1) << 47) - keys[i]) << 16) | i;
     qsort(keys, t->k, sizeof *keys, by_key);
     for (uint32_t r = 0; r < t->k; r++) {
@@ -158,7 +158,7 @@ static vptq_status check(const vptq_vq *q, const vptq_cuda_tables *t, vptq_err *
     return VPTQ_OK;
 }
 
-/* Everything of a segment but its codes. */
+/* Fills all fields of the segments except their codes. */
 static void describe(const vptq_vq *q, const vptq_cuda_tables *t, vptq_cuda_layout *l)
 {
     const vptq_vq_shape *s = &q->shape;
@@ -259,7 +259,7 @@ static uint32_t centroid_of(const vptq_cuda_table *t, const uint16_t *order, uin
     return order && rank != UINT32_MAX ? order[rank] : rank;
 }
 
-/* Indices of one vector row and column of a segment, as the stream has them. */
+/* Decodes the indices of one vector row and column from the streams. */
 static uint32_t decode(const vptq_cuda_segment *s, uint32_t vector_row, uint32_t column,
                        uint32_t *res)
 {

@@ -1,28 +1,27 @@
-/* The run-time layout of a packed matrix for the GPU's GEMV: built once at load from the bits
- * of the file, exact both ways.  Plain C, no CUDA.
+/* Internal: the run-time layout of a packed matrix for the GPU, built from the bits of the file
+ * when the matrix is first multiplied. Plain C, no CUDA.
  *
- * The columns are cut into segments, each with its own codebooks: the outlier columns (if any),
- * then every group.  A segment's vector rows (v rows each) are taken in pairs, its columns in
- * tiles of 16 and chunks of 8 tiles; vector rows beyond the last and columns beyond the segment
- * are padding.  A tile is 2 vector rows x 16 columns = 32 codes, one a lane, in the order in
- * which ldmatrix.x4 takes row addresses: lane l belongs to 8 x 8 matrix l / 8, which is
+ * The columns are divided into segments with codebooks of their own: the outlier columns (if
+ * any), then every group. The vector rows of a segment (v rows each) are taken in pairs, its
+ * columns in tiles of 16 and chunks of 8 tiles; vector rows and columns beyond the end are
+ * padding. A tile is 2 vector rows x 16 columns = 32 codes, one per lane, in the order in which
+ * ldmatrix.x4 takes row addresses. Lane l belongs to 8 x 8 matrix l / 8, which is
  *
  *     vector row 2 * pair + (l / 8) % 2,  column 16 * tile + (l / 16) * 8 + l % 8,
  *
- * and .trans of the four is the A fragment (2 v rows, 16 columns) of an m16n8k16 product.
+ * and with .trans the four matrices are the A fragment (2 v rows, 16 columns) of m16n8k16.
  *
- *     main      u16 [pairs][chunks][32 lanes][8 tiles]     16 bytes a lane: one 128-bit load
- *     residual  u8 or u16, in the same order               8 or 16 bytes a lane
+ *     main      u16 [pairs][chunks][32 lanes][8 tiles]     16 bytes per lane: one 128-bit load
+ *     residual  u8 or u16, in the same order               8 or 16 bytes per lane
  *
- * A u16 code is a row number of its table, the copy chosen (cuda_plan_copies.h).  A u8 code is
+ * A u16 code is a row number of its table, with the copy chosen by plan_copies.h. A u8 code is
  * the centroid's number in a table of replicas: row = code * replicas + lane % replicas.
  *
- * Padding contributes nothing: a lane that pads reads a row that exists (without a bank
- * conflict), x is 0 in padded columns (channel -1), and rows of padded vector rows are dropped.
+ * Padding contributes nothing: a padding lane reads a valid row without a bank conflict, x is 0
+ * in padded columns (channel -1), and padded output rows are dropped.
  *
- * Scale and bias of the columns belong to x (x * scale, and sum x * bias once); nothing here
- * depends on them.  Source of the lane order and of the idea to choose copies offline: PTX ISA,
- * ldmatrix and mma.m16n8k16 fragments; docs/gpu.md. */
+ * Scale and bias of the columns are applied to x (x * scale, and the sum of x * bias once); the
+ * layout does not depend on them. Sources: PTX ISA, ldmatrix and mma.m16n8k16 fragments. */
 #ifndef VPTQ_BACKEND_CUDA_PLAN_LAYOUT_H
 #define VPTQ_BACKEND_CUDA_PLAN_LAYOUT_H
 
@@ -32,12 +31,12 @@
 
 enum {
     VPTQ_CUDA_TILE = 16,                                     /* columns of a tile */
-    VPTQ_CUDA_CHUNK_TILES = 8,                               /* tiles of a lane's load */
+    VPTQ_CUDA_CHUNK_TILES = 8,                               /* tiles per load of a lane */
     VPTQ_CUDA_CHUNK = VPTQ_CUDA_TILE * VPTQ_CUDA_CHUNK_TILES /* columns */
 };
 
-/* Of every segment but the outliers', which has `outlier` alone.  Chosen by cuda_plan_smem.h;
- * k, v as in the shape, k 0 where the shape has no such codebook. */
+/* The tables of all groups (main, residual) and of the outlier columns. Chosen by plan_smem.h;
+ * k and v as in the shape, k 0 for a codebook that the shape does not have. */
 typedef struct vptq_cuda_tables {
     vptq_cuda_table main, residual, outlier;
 } vptq_cuda_tables;
@@ -45,13 +44,13 @@ typedef struct vptq_cuda_tables {
 typedef struct vptq_cuda_segment {
     uint32_t first, columns; /* positions first .. first + columns - 1 in processing order */
     uint32_t at, chunks;     /* its padded columns: channel[at], chunks * 128 of them */
-    uint32_t vector_rows, pairs; /* of v rows, of two vector rows */
+    uint32_t vector_rows, pairs; /* vector rows of v rows; pairs of them */
     vptq_cuda_table main, residual;
-    const float *centroids, *res_centroids; /* [k][v], of the vptq_vq; not owned */
+    const float *centroids, *res_centroids; /* [k][v] of the vptq_vq, not owned */
     const uint16_t *order;                  /* [k] rank -> centroid of main, or NULL */
-    const uint16_t *res_order;              /* the same of residual */
+    const uint16_t *res_order;              /* the same for `residual` */
     uint16_t *codes;                        /* main stream */
-    uint8_t *codes8;                        /* residual stream: one of these two, or none */
+    uint8_t *codes8;                        /* residual stream: one of the two, or none */
     uint16_t *codes16;
 } vptq_cuda_segment;
 
@@ -64,19 +63,20 @@ typedef struct vptq_cuda_layout {
     size_t stream_bytes;    /* main and residual streams of all segments */
 } vptq_cuda_layout;
 
-/* Everything of *out is in `arena`; codebooks and orders refer to q, which must live as long.
- * The result does not depend on `threads`.  VPTQ_E_SHAPE: tables of other codebooks;
- * VPTQ_E_ARG: an outlier index beyond its codebook; VPTQ_E_NOMEM. */
+/* Builds the layout in `arena`. It refers to the codebooks of q, which must live as long. The
+ * result does not depend on `threads`. VPTQ_E_SHAPE if the tables belong to other codebooks,
+ * VPTQ_E_ARG for an outlier index beyond its codebook. */
 vptq_status vptq_cuda_layout_build(const vptq_vq *q, const vptq_cuda_tables *tables,
                                    int threads, vptq_arena *arena, vptq_cuda_layout *out,
                                    vptq_err *err) VPTQ_MUST_CHECK;
 
-/* Back to the indices of the file: [groups][vector rows][vptq_vq_row_words], bits behind the
- * last index zero, and [ceil(out / v0)][outliers] (NULL without outliers). */
+/* Inverse of the build: writes the indices of the file, [groups][vector
+ * rows][vptq_vq_row_words] with zero bits after the last index, and [ceil(out / v0)][outliers]
+ * (NULL without outliers). */
 void vptq_cuda_layout_unpack(const vptq_cuda_layout *l, uint32_t *indices,
                              uint16_t *outlier_indices);
 
-/* Where the code of a lane lies in a stream of the segment, in codes. */
+/* Position of a lane's code in a stream of the segment. */
 static inline size_t vptq_cuda_code_at(const vptq_cuda_segment *s, uint32_t pair,
                                        uint32_t chunk, uint32_t tile, uint32_t lane)
 {
@@ -84,7 +84,7 @@ static inline size_t vptq_cuda_code_at(const vptq_cuda_segment *s, uint32_t pair
     return load * VPTQ_CUDA_CHUNK_TILES + tile;
 }
 
-/* Vector row and column (within the segment, padding included) of a lane. */
+/* Vector row and column of a lane within the segment, padding included. */
 static inline uint32_t vptq_cuda_lane_vector_row(uint32_t pair, uint32_t lane)
 {
     return 2 * pair + ((lane >> 3) & 1);

@@ -1,10 +1,10 @@
 #include "lib/backend/cuda/plan_smem.h"
 
 enum { ALIGN = 128, FRAGMENT_ROWS = 16, FRAGMENT_COLUMNS = 8, MAX_REPLICAS = 16 };
-enum { LEAST_PART = 8 }; /* less than an eighth of a codebook more is not worth ranking it */
+enum { MIN_PART = 8 }; /* a smaller part of a codebook is not worth ranking the centroids */
 
-/* Clocks per access, by whole copies; a part of a copy is worth more than its share, as hot
- * slots have it to go to.  Means of 200,000 random phases with the copies chosen. */
+/* Clocks per access by number of whole copies: means of 200,000 random phases with chosen
+ * copies. A part of a copy gains more than its share because hot slots can use it. */
 static double copy_clocks(const vptq_cuda_table *t)
 {
     static const double piece[VPTQ_CUDA_MAX_COPIES] = {10.38, 7.36, 4.95, 4.16, 4.02};
@@ -27,7 +27,7 @@ static double replica_clocks(const vptq_cuda_table *t)
 
 double vptq_cuda_expected_clocks(const vptq_cuda_table *t)
 {
-    enum { WORST_TAIL = 613 }; /* per cent: behind pieces, nobody chooses for the tail */
+    enum { WORST_TAIL = 613 }; /* percent: tails after pieces have no choice of copies */
     if (!t->k || !t->shared)
         return 0;
     double one = t->replicas ? replica_clocks(t) : copy_clocks(t);
@@ -54,37 +54,37 @@ static size_t sums_bytes(const vptq_cuda_smem_want *w)
     return (size_t)w->rows * w->batch * sizeof(float);
 }
 
-/* Whether all of it is within the budget; *total is what it takes. */
-static bool place(const vptq_cuda_smem_want *w, vptq_cuda_smem *s, size_t *total)
+/* Computes the offsets; false if the total exceeds the budget. *total is what is needed. */
+static bool set_offsets(const vptq_cuda_smem_want *w, vptq_cuda_smem *s, size_t *total)
 {
     const vptq_cuda_tables *t = &s->tables;
     size_t main = t->main.shared ? aligned(vptq_cuda_table_bytes(&t->main)) : 0;
     size_t res = t->residual.shared ? aligned(vptq_cuda_table_bytes(&t->residual)) : 0;
     size_t outlier = t->outlier.shared ? aligned(vptq_cuda_table_bytes(&t->outlier)) : 0;
     size_t tables = main + res > outlier ? main + res : outlier;
-    size_t sums_at = tables + partial_bytes(w);
-    *total = sums_at + aligned(sums_bytes(w));
+    size_t sums_offset = tables + partial_bytes(w);
+    *total = sums_offset + aligned(sums_bytes(w));
     if (*total > w->budget)
         return false;
-    s->main_at = 0;
-    s->residual_at = (uint32_t)main;
-    s->partial_at = (uint32_t)tables;
-    s->sums_at = (uint32_t)sums_at;
+    s->main_offset = 0;
+    s->residual_offset = (uint32_t)main;
+    s->partial_offset = (uint32_t)tables;
+    s->sums_offset = (uint32_t)sums_offset;
     s->total = (uint32_t)*total;
     s->main_clocks = vptq_cuda_expected_clocks(&t->main);
     s->residual_clocks = vptq_cuda_expected_clocks(&t->residual);
     return true;
 }
 
-/* The most copies of the main codebook in `room` bytes, replicas where all slots can have one.
- */
+/* Plans the largest number of copies of the main codebook in `room` bytes, or replicas if every
+ * slot can have one. */
 static bool fill_main(const vptq_cuda_smem_want *w, size_t room, vptq_cuda_table *t)
 {
     const vptq_vq_shape *s = &w->shape;
-    uint32_t width = vptq_cuda_row_bytes(s->v), most = w->copies;
+    uint32_t width = vptq_cuda_row_bytes(s->v), limit = w->copies;
     size_t one = vptq_cuda_copy_bytes(s->v, s->k);
-    if (!most || most > VPTQ_CUDA_MAX_COPIES)
-        most = VPTQ_CUDA_MAX_COPIES;
+    if (!limit || limit > VPTQ_CUDA_MAX_COPIES)
+        limit = VPTQ_CUDA_MAX_COPIES;
     if (one > room)
         return false;
     if (!w->copies) {
@@ -95,13 +95,13 @@ static bool fill_main(const vptq_cuda_smem_want *w, size_t room, vptq_cuda_table
     }
     size_t whole = room / one;
     uint32_t part = 0;
-    if (whole >= most)
-        whole = most;
+    if (whole >= limit)
+        whole = limit;
     else
         part = (uint32_t)((room - whole * one) / width);
-    if (part < s->k / LEAST_PART)
+    if (part < s->k / MIN_PART)
         part = 0;
-    while (whole) { /* no more than 65536 rows: small codebooks in much memory */
+    while (whole) { /* fewer copies if they exceed 65536 rows */
         if (!vptq_cuda_table_copies(t, s->v, s->k, (uint32_t)whole, part, NULL))
             return true;
         whole--;
@@ -110,8 +110,8 @@ static bool fill_main(const vptq_cuda_smem_want *w, size_t room, vptq_cuda_table
     return false;
 }
 
-/* One copy of the outlier codebook, or replicas, in the bytes that the others leave unused; its
- * columns are few, so it is given no room of its own. */
+/* Plans one copy of the outlier codebook in the bytes that the others leave unused, else global
+ * memory: its columns are few. */
 static void add_outliers(const vptq_cuda_smem_want *w, size_t room, vptq_cuda_tables *t)
 {
     const vptq_vq_shape *s = &w->shape;
@@ -149,7 +149,7 @@ vptq_status vptq_cuda_smem_fit(const vptq_cuda_smem_want *w, vptq_cuda_smem *out
     size_t staging = partial_bytes(w) + aligned(sums_bytes(w)), total;
     size_t room = w->budget > staging ? w->budget - staging : 0;
     bool found = false;
-    /* replicas 1: a single copy */
+    /* replicas 1 means a single copy */
     for (uint32_t replicas = 1; replicas <= MAX_REPLICAS; replicas *= 2) {
         vptq_cuda_smem c = {0};
         vptq_cuda_tables *t = &c.tables;
@@ -161,7 +161,7 @@ vptq_status vptq_cuda_smem_fit(const vptq_cuda_smem_want *w, vptq_cuda_smem *out
         if (fits || res > room || !fill_main(w, (room - res) / ALIGN * ALIGN, &t->main))
             continue;
         add_outliers(w, room, t);
-        if (!place(w, &c, &total))
+        if (!set_offsets(w, &c, &total))
             continue;
         double gain =
             found ? out->main_clocks + out->residual_clocks - c.main_clocks - c.residual_clocks
@@ -190,7 +190,7 @@ vptq_status vptq_cuda_smem_direct(const vptq_cuda_smem_want *w, vptq_cuda_smem *
         vptq_cuda_table_bytes(&t->residual) > w->budget / 4)
         vptq_cuda_table_global(&t->residual, s->v, s->k_res);
     size_t total;
-    if (!place(w, out, &total))
+    if (!set_offsets(w, out, &total))
         return vptq_fail(
             err, VPTQ_E_UNSUPPORTED,
             "sums of %u rows for a batch of %u and tables need %zu bytes of shared memory (a "

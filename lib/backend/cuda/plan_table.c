@@ -11,10 +11,10 @@ enum {
     TAIL_SLOTS = VPTQ_CUDA_LINE / VPTQ_CUDA_TAIL
 };
 
-/* In the order in which copies are added.  Differences between any two are distinct as far as
- * there are slots for that, so that two slots share few ways out.  With 8 slots and the copy of
- * each lane chosen, the fullest slot of 8 random rows holds 2.60, 1.84, 1.24, 1.04, 1.01 rows
- * (the rotations 0, 1, 4 would leave 1.33). */
+/* Rotations of the copies, in the order in which copies are added. Differences between any two
+ * are distinct as far as possible, so that two slots share few alternatives. With 8 slots and
+ * chosen copies, the fullest slot of 8 random rows holds 2.60, 1.84, 1.24, 1.04, 1.01 rows;
+ * rotations 0, 1, 4 would leave 1.33. */
 static const uint32_t piece_rotations[VPTQ_CUDA_MAX_COPIES] = {0, 1, 3, 4, 6};
 static const uint32_t tail_rotations[VPTQ_CUDA_MAX_COPIES] = {0, 1, 5, 7, 12};
 
@@ -23,7 +23,7 @@ static uint32_t round_up(uint32_t n, uint32_t to)
     return (n + to - 1) / to * to;
 }
 
-/* v is at most VPTQ_VQ_MAX_V, by the shape's own check. */
+/* v is at most VPTQ_VQ_MAX_V (vptq_vq_shape_check). */
 static void set_rows(vptq_cuda_table *t, uint32_t v, uint32_t k)
 {
     uint32_t left = v % PIECE_VALUES;
@@ -132,14 +132,15 @@ vptq_cuda_rank_rule vptq_cuda_rank_rule_of(const vptq_cuda_table *t)
     r.mask = t->slots - 1;
     if (t->replicas)
         r.shift = vptq_log2u(t->replicas);
-    if (t->copies > 1) /* of codebooks of 2^n centroids: outliers' codebooks are there once */
+    if (t->copies >
+        1) /* only outlier codebooks are not of 2^n centroids, and they have one copy */
         r.log2_rows = vptq_log2u(t->copy[1].base);
     for (uint32_t c = 0; c < t->copies; c++)
         r.rotations |= t->copy[c].rotation << 4 * c;
     return r;
 }
 
-/* Values first .. first + n - 1 of a centroid, those beyond v as zeros. */
+/* Converts values first .. first + n - 1 of a centroid; those beyond v remain zero. */
 static void put_values(uint16_t *dst, const float *centroid, uint32_t v, uint32_t first,
                        uint32_t n, vptq_dtype type)
 {

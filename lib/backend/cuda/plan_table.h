@@ -1,23 +1,23 @@
-/* Where the centroids of a codebook lie in a GPU's shared memory, and what a run-time code is.
- * Plain C, no CUDA.
+/* Internal: the arrangement of a codebook's centroids in shared memory, and the meaning of a
+ * run-time code. Plain C, no CUDA.
  *
- * A centroid of v 16-bit values is cut into rows: pieces of 16 bytes (8 values; what one lane
- * gets of an ldmatrix) and, where 1..4 values are left, a tail of 8 bytes.  v = 8: one piece;
- * v = 6: one piece, padded; v = 12: a piece and a tail; v = 16: two pieces; v = 4: a tail
- * alone.  Row r of piece p lies at byte (p * rows + r) * 16, of the tail at
- * pieces * rows * 16 + r * 8.  All rows of a centroid have the same number, and a run-time code
- * is that number: nothing is left to compute but code * 16.
+ * A centroid of v 16-bit values is divided into pieces of 16 bytes (8 values: what ldmatrix
+ * reads per lane) and, if 1..4 values remain, a tail of 8 bytes. v = 8: one piece; v = 6: one
+ * padded piece; v = 12: a piece and a tail; v = 16: two pieces; v = 4: a tail only. Row r of
+ * piece p starts at byte (p * rows + r) * 16, of the tail at pieces * rows * 16 + r * 8. All
+ * parts of a centroid have the same row number, and that number is its run-time code, so that a
+ * kernel computes only code * 16.
  *
- * Shared memory serves 128 bytes a clock, one access to each of 32 banks.  Rows that lie in the
- * same slot of a 128-byte line (row mod `slots`: 8, or 16 where only a tail is) wait for each
- * other, so a codebook is stored more than once, each copy with its slots rotated, and the code
- * of a lane says which copy it reads (cuda_plan_copies.h).  A copy may hold the beginning of
- * the codebook only: with the centroids in order of use ("rank"), a beginning is its hot part.
+ * Shared memory serves 128 bytes per clock, one access to each of 32 banks. Different rows in
+ * the same slot of a 128-byte line (row mod `slots`: 8, or 16 for tails only) conflict. A
+ * codebook is therefore stored several times, each copy with its slots rotated, and the code of
+ * a lane selects the copy (plan_copies.h). The last copy may hold only the first ranks, where
+ * centroids are ranked by use so that the part holds the hot ones.
  *
  *     copies:    row = copy.base + group of rank + (rank + copy.rotation) mod slots
  *     replicas:  row = rank * replicas + lane mod replicas       (every lane its own slot)
  *
- * Rows behind the last rank of a copy, up to a whole line, hold zeros. */
+ * Rows after the last rank of a copy, up to a whole line, are zero. */
 #ifndef VPTQ_BACKEND_CUDA_PLAN_TABLE_H
 #define VPTQ_BACKEND_CUDA_PLAN_TABLE_H
 
@@ -31,7 +31,7 @@
 
 enum {
     VPTQ_CUDA_LANES = 32,
-    VPTQ_CUDA_LINE = 128, /* bytes that shared memory serves in a clock */
+    VPTQ_CUDA_LINE = 128, /* bytes that shared memory serves per clock */
     VPTQ_CUDA_PIECE = 16, /* bytes */
     VPTQ_CUDA_TAIL = 8,   /* bytes */
     VPTQ_CUDA_MAX_COPIES = 5
@@ -44,36 +44,36 @@ typedef struct vptq_cuda_copy {
 } vptq_cuda_copy;
 
 typedef struct vptq_cuda_table {
-    uint32_t k, v;     /* k 0: there is no such codebook */
-    uint32_t pieces;   /* rows of 16 bytes of a centroid */
-    uint32_t tail;     /* 0, or 1: a row of 8 bytes behind them */
-    uint32_t slots;    /* rows of a 128-byte line, and lanes of a phase of an access */
-    uint32_t rows;     /* in all copies, a multiple of 16; at most 65536 */
-    uint32_t replicas; /* 0: copies; else 2, 4 .. slots */
+    uint32_t k, v;     /* k 0: no such codebook */
+    uint32_t pieces;   /* pieces of 16 bytes per centroid */
+    uint32_t tail;     /* 1 if a tail of 8 bytes follows, else 0 */
+    uint32_t slots;    /* rows of a 128-byte line, and lanes of a phase */
+    uint32_t rows;     /* of all copies, a multiple of 16, at most 65536 */
+    uint32_t replicas; /* 0: copies are used; else 2, 4 .. slots */
     uint32_t copies;   /* 0 with replicas */
     bool shared;       /* false: read from global memory; one copy, row = centroid */
-    bool ranked;       /* ranks are not centroid numbers: the last copy holds a part */
+    bool ranked;       /* ranks differ from centroid numbers: the last copy is partial */
     vptq_cuda_copy copy[VPTQ_CUDA_MAX_COPIES];
 } vptq_cuda_table;
 
-/* Bytes of one row of every piece and of the tail. */
+/* Bytes of one centroid's pieces and tail. */
 uint32_t vptq_cuda_row_bytes(uint32_t v);
 size_t vptq_cuda_table_bytes(const vptq_cuda_table *t);
 /* Bytes of one copy of a whole codebook. */
 size_t vptq_cuda_copy_bytes(uint32_t v, uint32_t k);
 
-/* `whole` copies of the codebook and one more of its first `part` ranks (0: none; rounded down
- * to lines).  VPTQ_E_UNSUPPORTED when that needs more than 65536 rows or too many copies.  k 0
- * gives a table of no codebook. */
+/* Plans `whole` copies of the codebook and one more with its first `part` ranks (0: none;
+ * rounded down to lines). VPTQ_E_UNSUPPORTED for more than 65536 rows or too many copies. k 0
+ * gives the table of no codebook. */
 vptq_status vptq_cuda_table_copies(vptq_cuda_table *t, uint32_t v, uint32_t k, uint32_t whole,
                                    uint32_t part, vptq_err *err) VPTQ_MUST_CHECK;
-/* Every centroid `replicas` times side by side: a power of two, 2 .. slots. */
+/* Plans every centroid `replicas` times side by side: a power of two, 2 .. slots. */
 vptq_status vptq_cuda_table_replicas(vptq_cuda_table *t, uint32_t v, uint32_t k,
                                      uint32_t replicas, vptq_err *err) VPTQ_MUST_CHECK;
-/* In global memory, as it is. */
+/* Plans one copy in global memory. */
 void vptq_cuda_table_global(vptq_cuda_table *t, uint32_t v, uint32_t k);
 
-/* Row of a rank in a copy that holds it; of a rank for a lane, with replicas. */
+/* Row of a rank in a copy that holds it; with replicas, of a rank for a lane. */
 static inline VPTQ_HD uint32_t vptq_cuda_row(const vptq_cuda_table *t, uint32_t copy,
                                              uint32_t rank)
 {
@@ -88,14 +88,14 @@ static inline VPTQ_HD uint32_t vptq_cuda_replica_row(const vptq_cuda_table *t, u
     return rank * t->replicas + (lane & (t->replicas - 1));
 }
 
-/* Which rank a row holds; UINT32_MAX for rows of padding and beyond the table. */
+/* Returns the rank in a row; UINT32_MAX for padding and beyond the table. */
 uint32_t vptq_cuda_rank(const vptq_cuda_table *t, uint32_t row);
 
-/* The same without branches, of rows that hold one: for kernels whose tables are not those that
- * the codes were made for. */
+/* The same without branches for rows that hold a rank, for kernels whose tables differ from
+ * those that the codes were made for. */
 typedef struct vptq_cuda_rank_rule {
-    uint32_t shift;     /* of replicas */
-    uint32_t log2_rows; /* of a copy; 31 where there is one copy alone */
+    uint32_t shift;     /* log2 of replicas */
+    uint32_t log2_rows; /* log2 of the rows of a copy; 31 for a single copy */
     uint32_t rotations; /* of the copies, 4 bits each */
     uint32_t mask;      /* slots - 1 */
 } vptq_cuda_rank_rule;
@@ -109,8 +109,8 @@ static inline VPTQ_HD uint32_t vptq_cuda_rank_by(vptq_cuda_rank_rule r, uint32_t
     return (i & ~r.mask) | ((i - rotation) & r.mask);
 }
 
-/* The bytes of shared memory: vptq_cuda_table_bytes of them at dst.  centroids [k][v]; order
- * [k] gives the centroid of each rank, NULL when they are the same; type F16 or BF16. */
+/* Writes the vptq_cuda_table_bytes of the table to dst. centroids [k][v]; order [k] gives the
+ * centroid of each rank, NULL if they are the same; type F16 or BF16. */
 void vptq_cuda_table_image(const vptq_cuda_table *t, const float *centroids,
                            const uint16_t *order, vptq_dtype type, uint16_t *dst);
 

@@ -1,6 +1,6 @@
-/* sample: a block chooses the token of a row, with integers in place of probabilities
- * (sample.h), so that its atomic sums have no order.  What top_p leaves is found as in
- * cpu_sample.c, digit by digit. */
+/* sample: one block per row of logits. Probabilities are integers (lib/backend/sample.h), so
+ * sums by atomics do not depend on their order. The top_p threshold is found digit by digit, as
+ * in lib/backend/cpu/sample.c. */
 #include "lib/backend/cuda/cuda.h"
 
 extern "C" {
@@ -32,7 +32,7 @@ static __device__ sample_shared &shared_state(void)
     return port_shared<sample_shared>();
 }
 
-/* ---- over the block ---- */
+/* ---- sums over a block ---- */
 
 static __device__ u64 warp_scan(u64 value)
 {
@@ -44,7 +44,7 @@ static __device__ u64 warp_scan(u64 value)
     return value;
 }
 
-/* The sum over the threads before this one; *total: over all. */
+/* Exclusive prefix sum over the threads of the block; *total is the sum of all. */
 static __device__ u64 block_before(u64 value, u64 *total)
 {
     u64 *of_warp = shared_state().of_warp;
@@ -59,10 +59,10 @@ static __device__ u64 block_before(u64 value, u64 *total)
     return (port_warp() ? before : 0) + with - value;
 }
 
-/* ---- the cut ---- */
+/* ---- top_p ---- */
 
-/* The bin, from the highest on, in which the sum reaches s.left, which becomes what of it is
- * left for that bin. */
+/* Finds the bin, from the highest down, in which the sum reaches s.left; s.left becomes the
+ * part that this bin must contribute. */
 static __device__ void search_bin(void)
 {
     constexpr unsigned each = BINS / THREADS;
@@ -73,9 +73,9 @@ static __device__ void search_bin(void)
     for (unsigned i = 0; i < each; i++)
         own += s.bins[top - i];
     const u64 left = s.left;
-    u64 before = block_before(own, &total); /* all have read what is left */
+    u64 before = block_before(own, &total); /* all threads have read s.left */
     if (before >= left || before + own < left)
-        before = left; /* not here */
+        before = left; /* not in this thread's bins */
     for (unsigned i = 0; i < each && before < left; i++) {
         if (before + s.bins[top - i] >= left) {
             s.bin = top - i;
@@ -96,8 +96,8 @@ static __device__ void clear_bins(void)
     __syncthreads();
 }
 
-/* The key of the last tokens that are kept; s.left: what those with it are to give.  The bins
- * hold the first digit. */
+/* Returns the smallest key that is kept; s.left becomes the weight that tokens with this key
+ * contribute. The bins hold the first digit. */
 static __device__ uint32_t cut_at(const sample_job &j, const float *logits, const u64 *weights)
 {
     sample_shared &s = shared_state();
@@ -105,7 +105,7 @@ static __device__ uint32_t cut_at(const sample_job &j, const float *logits, cons
     uint32_t key = s.bin << VPTQ_SAMPLE_FIRST, known = VPTQ_SAMPLE_FIRST;
     for (uint32_t shift = VPTQ_SAMPLE_SECOND, d = 0; d < 2; d++, shift = 0) {
         const uint32_t above = (uint32_t)(UINT64_MAX << known);
-        __syncthreads(); /* all have read the bin */
+        __syncthreads(); /* all threads have read the bin */
         clear_bins();
         for (size_t i = threadIdx.x; i < j.vocab; i += THREADS) {
             const uint32_t k = vptq_sample_key(logits[i]);
@@ -119,9 +119,9 @@ static __device__ uint32_t cut_at(const sample_job &j, const float *logits, cons
     return key;
 }
 
-/* ---- a row ---- */
+/* ---- one row of logits ---- */
 
-/* Weights, their bins and their sum. */
+/* Computes the weights and their bins; returns their sum. */
 static __device__ u64 weigh(const sample_job &j, const float *logits, float max, u64 *weights)
 {
     sample_shared &s = shared_state();
@@ -138,8 +138,8 @@ static __device__ u64 weigh(const sample_job &j, const float *logits, float max,
     return total;
 }
 
-/* Every thread has a run of ids; first it counts those with the key, then sums up what is kept
- * of its own. */
+/* Draws a token. Every thread has a run of ids: it first counts those with the threshold key,
+ * then adds up the weights that are kept. */
 static __device__ void draw(const sample_job &j, const float *logits, const u64 *weights,
                             uint32_t key, u64 left)
 {
@@ -149,7 +149,7 @@ static __device__ void draw(const sample_job &j, const float *logits, const u64 
     for (size_t i = i0; i < i1; i++)
         equal += vptq_sample_key(logits[i]) == key;
     const u64 before = block_before(equal, &total);
-    /* `left` of them are not more than all of them are worth */
+    /* `left` is at most the weight of all of them */
     for (int again = 0; again < 2; again++) {
         u64 ties = before, unit = 0;
         if (again) {
@@ -161,7 +161,7 @@ static __device__ void draw(const sample_job &j, const float *logits, const u64 
         }
         for (size_t i = i0; i < i1; i++) {
             const uint32_t k = vptq_sample_key(logits[i]);
-            /* one more is kept while those before it do not reach what is left */
+            /* a tie is kept while the ties before it do not reach `left` */
             if (k < key || (k == key && ties++ * weights[i] >= left))
                 continue;
             if (again && unit < weights[i]) {
@@ -185,7 +185,7 @@ __global__ static void __launch_bounds__(THREADS, 1) sample_kernel(sample_job j)
         best = max(best, vptq_sample_key(logits[i]));
     best = port_block_max(best);
     if (best == UINT32_MAX || j.temperature <= 0) {
-        unsigned back = 0; /* from the end: the largest is the first */
+        unsigned back = 0; /* counted from the end, so the maximum is the first */
         for (size_t i = threadIdx.x; i < j.vocab; i += THREADS)
             if (vptq_sample_key(logits[i]) == best)
                 back = max(back, (unsigned)(j.vocab - i));
@@ -203,7 +203,7 @@ __global__ static void __launch_bounds__(THREADS, 1) sample_kernel(sample_job j)
         key = cut_at(j, logits, weights);
         left = s.left;
     }
-    __syncthreads(); /* the weights are there for all */
+    __syncthreads(); /* all weights have been written */
     draw(j, logits, weights, key, left);
 }
 

@@ -1,5 +1,5 @@
-/* Finders and the row find: codebooks laid out in device memory, and a persistent kernel that
- * searches them (cuda_find.h has the search). */
+/* search_index_open and search: codebooks laid out in device memory, and a persistent kernel
+ * that searches them (search.h has the search). */
 #include "lib/backend/cuda/search.h"
 
 #include <string.h>
@@ -8,39 +8,40 @@
 
 enum { PACK_THREADS = 128 };
 
-/* Centroid j of a codebook [k, v] into its place; wide: see search_wide. */
+/* Copies centroid j of a codebook [k, v] into the layout of search_codebook; wide: see
+ * search_wide. */
 /* budget: pack_kernel 40 registers */
 __global__ static void __launch_bounds__(PACK_THREADS)
-    pack_kernel(uint32_t v, uint32_t k, unsigned wide, uint32_t room, const float *c,
+    pack_kernel(uint32_t v, uint32_t k, unsigned wide, uint32_t stride, const float *c,
                 float *data)
 {
     const uint32_t j = blockIdx.x * PACK_THREADS + threadIdx.x;
     float norm = 0;
-    if (j >= room)
+    if (j >= stride)
         return;
     for (unsigned d = 0; d < wide; d++) {
         const unsigned panel = d / 4 * 4, width = wide - panel < 4 ? wide - panel : 4;
         const float element = j < k && d < v ? c[(size_t)j * v + d] : 0;
         norm = d < v ? fmaf(element, element, norm) : norm;
-        data[panel * room + j * width + d % 4] = element;
+        data[panel * stride + j * width + d % 4] = element;
     }
-    data[wide * room + j] = j < k ? norm : NAN;
+    data[wide * stride + j] = j < k ? norm : NAN;
 }
 
 static size_t codebook_floats(const vptq_search_index *f, const search_codebook *b)
 {
-    return (size_t)(search_wide(f->length, f->v) + 1) * b->room;
+    return (size_t)(search_wide(f->length, f->v) + 1) * b->stride;
 }
 
 static cudaError_t pack(vptq_dev *dev, const vptq_search_index *f, const search_codebook *b,
                         const float *centroids, float *data)
 {
-    return port_launch(pack_kernel, vptq_cuda_blocks(b->room, PACK_THREADS), PACK_THREADS, 0,
-                       dev->stream, f->v, b->k, search_wide(f->length, f->v), b->room,
+    return port_launch(pack_kernel, vptq_cuda_blocks(b->stride, PACK_THREADS), PACK_THREADS, 0,
+                       dev->stream, f->v, b->k, search_wide(f->length, f->v), b->stride,
                        centroids, data);
 }
 
-/* Both codebooks into one piece of device memory. */
+/* Lays out both codebooks in one allocation. */
 static vptq_status pack_codebooks(vptq_dev *dev, const vptq_codebooks *codebooks,
                                   vptq_search_index *f, vptq_err *err)
 {
@@ -53,7 +54,7 @@ static vptq_status pack_codebooks(vptq_dev *dev, const vptq_codebooks *codebooks
     f->main.data = data;
     f->res.data = data + floats;
     cudaError_t e = pack(dev, f, &f->main, codebooks->centroids, data);
-    if (!e && f->res.room)
+    if (!e && f->res.stride)
         e = pack(dev, f, &f->res, codebooks->res_centroids, data + floats);
     return vptq_cuda_check(e, "search_index_open", err);
 }
@@ -62,7 +63,7 @@ void vptq_cuda_search_index_close(vptq_dev *dev, vptq_search_index *index)
 {
     if (!index)
         return;
-    (void)cudaFree(index->memory); /* after what is running */
+    (void)cudaFree(index->memory); /* waits for running kernels */
     vptq_mem_free(dev->ctx->mem, index);
 }
 
@@ -72,21 +73,21 @@ static unsigned class_of(uint32_t v)
     for (size_t i = 0; i < sizeof classes / sizeof *classes; i++)
         if (v <= classes[i])
             return classes[i];
-    return FIND_LONG;
+    return SEARCH_LONG;
 }
 
 static unsigned beam_of(const vptq_codebooks *b)
 {
     if (!b->k_res || b->k == 1 || b->beam == 1)
         return 1;
-    return b->beam >= b->k || b->beam > FIND_MOST_BEAM ? 0 : b->beam;
+    return b->beam >= b->k || b->beam > SEARCH_MAX_BEAM ? 0 : b->beam;
 }
 
 static search_codebook codebook_of(uint32_t k)
 {
     search_codebook b = {};
     b.k = k;
-    b.room = (k + PORT_LANES - 1) / PORT_LANES * PORT_LANES;
+    b.stride = (k + PORT_LANES - 1) / PORT_LANES * PORT_LANES;
     return b;
 }
 
@@ -114,49 +115,49 @@ vptq_status vptq_cuda_search_index_open(vptq_dev *dev, const vptq_codebooks *cod
     return VPTQ_OK;
 }
 
-/* ---- plans ---- */
+/* ---- shared memory ---- */
 
-enum { LEAST_PANEL = 32 };
+enum { MIN_PANEL = 32 };
 
-static unsigned take(search_layout *l, size_t bytes)
+static unsigned reserve(search_layout *l, size_t bytes)
 {
     const unsigned at = l->bytes;
     l->bytes += (unsigned)((bytes + 15) / 16 * 16);
     return at;
 }
 
-/* Room for choosing the beam and for rests of long vectors. */
+/* Reserves memory for choosing the beam and for residuals of long vectors. */
 static void lay_lists(const vptq_search_index *f, search_layout *l)
 {
     if (l->beam > 1) {
         l->groups = PORT_LANES;
         while (l->groups < 2 * l->beam)
             l->groups *= 2;
-        l->room = 4 * l->beam + 32;
-        l->keys = take(l, FIND_VECTORS * FIND_THREADS * sizeof(uint64_t));
-        l->group_keys = take(l, FIND_VECTORS * l->groups * sizeof(uint64_t));
-        l->candidates = take(l, FIND_VECTORS * l->room * sizeof(uint64_t));
-        l->list = take(l, FIND_VECTORS * l->beam * sizeof(uint32_t));
+        l->max_candidates = 4 * l->beam + 32;
+        l->keys = reserve(l, SEARCH_VECTORS * SEARCH_THREADS * sizeof(uint64_t));
+        l->group_keys = reserve(l, SEARCH_VECTORS * l->groups * sizeof(uint64_t));
+        l->candidates = reserve(l, SEARCH_VECTORS * l->max_candidates * sizeof(uint64_t));
+        l->list = reserve(l, SEARCH_VECTORS * l->beam * sizeof(uint32_t));
     }
-    if (l->beam != 1 && f->length == FIND_LONG)
-        l->rests = take(l, FIND_WARPS * FIND_VECTORS * FIND_LONG * sizeof(float));
+    if (l->beam != 1 && f->length == SEARCH_LONG)
+        l->residuals = reserve(l, SEARCH_WARPS * SEARCH_VECTORS * SEARCH_LONG * sizeof(float));
 }
 
-static void lay_codebook(const vptq_search_index *f, size_t most, search_layout *l,
+static void lay_codebook(const vptq_search_index *f, size_t limit, search_layout *l,
                          search_codebook *b)
 {
     const size_t bytes = codebook_floats(f, b) * sizeof(float);
-    b->shared = b->room && l->bytes + bytes <= most;
+    b->shared = b->stride && l->bytes + bytes <= limit;
     if (b->shared)
-        b->at = take(l, bytes) / (unsigned)sizeof(float);
+        b->at = reserve(l, bytes) / (unsigned)sizeof(float);
 }
 
 search_layout vptq_cuda_search_layout(const vptq_dev *dev, const vptq_search_index *index,
                                       unsigned columns)
 {
-    const size_t all = dev->properties.sharedMemPerBlockOptin - FIND_PLAIN_BYTES;
-    const size_t column = FIND_VECTORS * index->v * sizeof(float);
-    const size_t least = (columns < LEAST_PANEL ? columns : (unsigned)LEAST_PANEL) * column;
+    const size_t all = dev->properties.sharedMemPerBlockOptin - SEARCH_STATIC_BYTES;
+    const size_t column = SEARCH_VECTORS * index->v * sizeof(float);
+    const size_t least = (columns < MIN_PANEL ? columns : (unsigned)MIN_PANEL) * column;
     search_layout l = {};
     l.main = index->main;
     l.res = index->res;
@@ -166,9 +167,9 @@ search_layout vptq_cuda_search_layout(const vptq_dev *dev, const vptq_search_ind
     lay_codebook(index, all - least, &l, &l.res);
     lay_codebook(index, all - least, &l, &l.main);
     if (columns) {
-        const size_t room = (all - l.bytes) / column;
-        l.panel = room < columns ? (unsigned)room : columns;
-        l.tile = take(&l, l.panel * column);
+        const size_t fitting = (all - l.bytes) / column;
+        l.panel = fitting < columns ? (unsigned)fitting : columns;
+        l.tile = reserve(&l, l.panel * column);
     }
     return l;
 }
@@ -178,12 +179,12 @@ unsigned vptq_cuda_search_blocks(const vptq_dev *dev, const search_layout *l, si
 {
     const cudaDeviceProp *p = &dev->properties;
     const size_t half = (p->sharedMemPerBlockOptin - 1024) / 2;
-    const size_t at_once =
-        (size_t)p->multiProcessorCount * (l->bytes + FIND_PLAIN_BYTES <= half ? 2 : 1);
-    const size_t share = (n + at_once - 1) / at_once;
-    *each = share < FIND_VECTORS ? (unsigned)share : (unsigned)FIND_VECTORS;
+    const size_t concurrent =
+        (size_t)p->multiProcessorCount * (l->bytes + SEARCH_STATIC_BYTES <= half ? 2 : 1);
+    const size_t share = (n + concurrent - 1) / concurrent;
+    *each = share < SEARCH_VECTORS ? (unsigned)share : (unsigned)SEARCH_VECTORS;
     const size_t tasks = (n + *each - 1) / *each;
-    return (unsigned)(tasks < at_once ? tasks : at_once);
+    return (unsigned)(tasks < concurrent ? tasks : concurrent);
 }
 
 double vptq_cuda_search_work(const vptq_search_index *f)
@@ -192,7 +193,7 @@ double vptq_cuda_search_work(const vptq_search_index *f)
     return (k + mains * k_res) * (f->length + 1);
 }
 
-/* ---- find ---- */
+/* ---- search ---- */
 
 struct search_job {
     search_layout layout;
@@ -204,30 +205,30 @@ struct search_job {
     float *dist;
 };
 
-/* The choice for vector i of all, which is x; by one warp. */
+/* Stores the choice for vector i, which is x; one warp. */
 template <unsigned V>
-static __device__ void answer(const search_job &a, size_t i, const float *x,
-                              search_choice found)
+static __device__ void store_choice(const search_job &a, size_t i, const float *x,
+                                    search_choice found)
 {
     search_choice old = found;
-    float apart;
+    float distance;
     if (a.keep)
         old = {a.idx[i], a.idx_res ? a.idx_res[i] : 0};
-    __syncwarp(); /* the old choice has been read */
-    found = search_settle<V>(a.layout, x, found, old, &apart);
+    __syncwarp(); /* all lanes have read the old choice */
+    found = search_settle<V>(a.layout, x, found, old, &distance);
     if (port_lane() != 0)
         return;
     a.idx[i] = found.main;
     if (a.idx_res)
         a.idx_res[i] = found.res;
     if (a.dist)
-        a.dist[i] = apart;
+        a.dist[i] = distance;
 }
 
-/* Persistent: a block loads its codebooks once and takes `each` vectors at a time. */
+/* A block loads the codebooks once and takes `each` vectors at a time. */
 /* budget: search_kernel 208 registers (class 16; the others 128) */
 template <unsigned V>
-__global__ static void __launch_bounds__(FIND_THREADS, search_per_sm<V>)
+__global__ static void __launch_bounds__(SEARCH_THREADS, search_per_sm<V>)
     search_kernel(search_job a)
 {
     search_area<V> &s = port_shared<search_area<V>>();
@@ -236,11 +237,11 @@ __global__ static void __launch_bounds__(FIND_THREADS, search_per_sm<V>)
     for (size_t first = (size_t)blockIdx.x * a.each; first < a.n; first += stride) {
         const unsigned count = (unsigned)min((size_t)a.each, a.n - first);
         const uint32_t v = a.layout.v;
-        for (unsigned i = threadIdx.x; i < count * V; i += FIND_THREADS)
+        for (unsigned i = threadIdx.x; i < count * V; i += SEARCH_THREADS)
             search_put(s, i / V, i % V, i % V < v ? a.x[(first + i / V) * v + i % V] : 0);
         const search_choice found = search_run(a.layout, s, count);
         if (port_warp() < count)
-            answer<V>(a, first + port_warp(), s.x[port_warp()], found);
+            store_choice<V>(a, first + port_warp(), s.x[port_warp()], found);
         __syncthreads();
     }
 }
@@ -250,24 +251,25 @@ static vptq_status launch_class(vptq_dev *dev, unsigned length, unsigned blocks,
 {
     switch (length) {
     case 4:
-        return search_launch(dev, search_kernel<4>, a.layout, blocks, a, "find", err);
+        return search_launch(dev, search_kernel<4>, a.layout, blocks, a, "search", err);
     case 6:
-        return search_launch(dev, search_kernel<6>, a.layout, blocks, a, "find", err);
+        return search_launch(dev, search_kernel<6>, a.layout, blocks, a, "search", err);
     case 8:
-        return search_launch(dev, search_kernel<8>, a.layout, blocks, a, "find", err);
+        return search_launch(dev, search_kernel<8>, a.layout, blocks, a, "search", err);
     case 12:
-        return search_launch(dev, search_kernel<12>, a.layout, blocks, a, "find", err);
+        return search_launch(dev, search_kernel<12>, a.layout, blocks, a, "search", err);
     case 16:
-        return search_launch(dev, search_kernel<16>, a.layout, blocks, a, "find", err);
+        return search_launch(dev, search_kernel<16>, a.layout, blocks, a, "search", err);
     default:
-        return search_launch(dev, search_kernel<FIND_LONG>, a.layout, blocks, a, "find", err);
+        return search_launch(dev, search_kernel<SEARCH_LONG>, a.layout, blocks, a, "search",
+                             err);
     }
 }
 
 vptq_status vptq_cuda_search(vptq_dev *dev, const vptq_search_args *f, vptq_err *err)
 {
     const double each = vptq_cuda_search_work(f->index);
-    const size_t piece = vptq_cuda_piece(f->n, each, FIND_UNIT);
+    const size_t piece = vptq_cuda_piece(f->n, each, SEARCH_UNIT);
     vptq_status st = VPTQ_OK;
     search_job a = {};
     a.layout = vptq_cuda_search_layout(dev, f->index, 0);
@@ -276,7 +278,7 @@ vptq_status vptq_cuda_search(vptq_dev *dev, const vptq_search_args *f, vptq_err 
         a.n = min(piece, f->n - i);
         a.x = f->x + i * f->index->v;
         a.idx = f->idx + i;
-        a.idx_res = f->index->res.room ? f->idx_res + i : NULL;
+        a.idx_res = f->index->res.stride ? f->idx_res + i : NULL;
         a.dist = f->dist ? f->dist + i : NULL;
         const unsigned blocks = vptq_cuda_search_blocks(dev, &a.layout, a.n, &a.each);
         st = vptq_cuda_pace(dev, each * (double)a.n, err);

@@ -1,84 +1,86 @@
-/* Searching codebooks on the device: what find, vq_pass and vq_descend share, so that they
- * choose alike.  For cuda_find.cu and cuda_columns.cu alone.
+/* Internal: codebook search on the device, shared by search, vq_pass and vq_descend so that
+ * they choose alike. For search.cu and columns.cu only.
  *
- * A block searches up to FIND_VECTORS vectors at once: every thread meets some of the centroids
- * (loaded once for all vectors) and keeps its nearest, and the threads' keys are joined.  The
- * arithmetic is float:
- *   - of one codebook: |c|^2 - 2 x c, a chain of fused multiplications from |c|^2 on, as
+ * A block searches up to SEARCH_VECTORS vectors at once: every thread scores some of the
+ * centroids (loaded once for all vectors) and keeps its nearest, then the threads' keys are
+ * joined. The arithmetic is float:
+ * - one codebook: |c|^2 - 2 x c, a chain of fused multiplications that starts with |c|^2, as in
  * assign;
- *   - of pairs: |x - c|^2 + (|r|^2 - 2 (x - c) r), the second part as of one codebook; for
- * every main centroid that is tried, the residual one with the least second part;
- *   - of a found choice and one to keep: the sum of (x - (c + r))^2 in order.
- * Which main centroids are tried, and what wins, follows from the order of (score, index) pairs
- * alone: not from threads, blocks or how many vectors are searched at once. */
+ * - pairs: |x - c|^2 + (|r|^2 - 2 (x - c) r), the second part as for one codebook; every main
+ * centroid that is tried takes the residual centroid with the smallest second part;
+ * - a found choice against one to keep: the sum of (x - (c + r))^2 in order. Which main
+ * centroids are tried and which choice wins depends only on the order of (score, index) pairs:
+ * not on threads, blocks or the number of vectors searched at once. */
 #ifndef VPTQ_BACKEND_CUDA_SEARCH_H
 #define VPTQ_BACKEND_CUDA_SEARCH_H
 
 #include "lib/backend/cuda/cuda.h"
 
 enum {
-    FIND_THREADS = 256,
-    FIND_WARPS = FIND_THREADS / PORT_LANES,
-    FIND_VECTORS =
-        4,          /* in flight; also main centroids that a lane holds when pairs are tried */
-    FIND_LONG = 64, /* the class of vectors of more than 16 elements */
-    FIND_MOST_BEAM = 128,      /* a wider one tries all pairs */
-    FIND_PLAIN_BYTES = 6 << 10 /* of shared memory that is not dynamic, at most */
+    SEARCH_THREADS = 256,
+    SEARCH_WARPS = SEARCH_THREADS / PORT_LANES,
+    SEARCH_VECTORS =
+        4, /* in flight; also the main centroids that a lane holds while pairs are tried */
+    SEARCH_LONG = 64,             /* the class of vectors with more than 16 elements */
+    SEARCH_MAX_BEAM = 128,        /* a wider beam tries all pairs */
+    SEARCH_STATIC_BYTES = 6 << 10 /* largest static shared memory of a kernel */
 };
 
-/* A codebook laid out for warps: panels of 4 elements (a last one of 2 where the class of the
- * length is not a multiple of 4), each [room][4], then [room] squared lengths.  Elements behind
- * v are 0; places behind the codebook have the length NaN, and never win. */
+/* A codebook laid out for warps: panels of 4 elements (a last one of 2 if the class is not a
+ * multiple of 4), each [stride][4], then [stride] squared norms. Elements after v are 0;
+ * entries after the codebook have the norm NaN and never win. */
 struct search_codebook {
     const float *data;
-    uint32_t k, room; /* k in whole warps */
-    uint32_t at;      /* float of dynamic shared memory where a block has its copy ... */
-    bool shared;      /* ... if it has one */
+    uint32_t k, stride; /* k rounded up to whole warps */
+    uint32_t at;        /* offset in floats of the copy in dynamic shared memory, */
+    bool shared;        /* if there is one */
 };
 
-/* Blocks of a multiprocessor that registers must leave room for. */
+/* Blocks per multiprocessor for which registers must suffice. */
 template <unsigned V> static const unsigned search_per_sm = V == 16 ? 1 : 2;
 
 struct vptq_search_index {
-    search_codebook main, res; /* res.room 0: no residual codebook */
+    search_codebook main, res; /* res.stride 0: no residual codebook */
     uint32_t v;
-    unsigned length; /* the class of v: 4, 6, 8, 12, 16 or FIND_LONG */
-    unsigned beam;   /* 1: greedily; 0: all pairs */
+    unsigned length; /* the class of v: 4, 6, 8, 12, 16 or SEARCH_LONG */
+    unsigned beam;   /* 1: greedy; 0: all pairs */
     void *memory;
 };
 
-/* How a block uses its dynamic shared memory; offsets in bytes. */
+/* The dynamic shared memory of a block; offsets in bytes. */
 struct search_layout {
     search_codebook main, res;
     uint32_t v;
-    unsigned beam, groups, room;                 /* see search_select */
+    unsigned beam, groups, max_candidates;       /* see search_select */
     unsigned keys, group_keys, candidates, list; /* see search_select */
-    unsigned rests;                              /* see search_long_rests */
-    unsigned tile, panel; /* [panel][FIND_VECTORS * v] floats for columns */
+    unsigned residuals;                          /* see search_long_residuals */
+    unsigned tile, panel; /* [panel][SEARCH_VECTORS * v] floats for columns */
     unsigned bytes;
 };
 
-/* Floats of a centroid without its squared length. */
+/* Floats per centroid, without its norm. */
 static inline unsigned search_wide(unsigned length, uint32_t v)
 {
-    return length < FIND_LONG ? length : (v + 3) / 4 * 4;
+    return length < SEARCH_LONG ? length : (v + 3) / 4 * 4;
 }
 
-/* The layout for columns in panels of at most `columns` (0: none): residual codebook, then main
- * codebook where they fit, else they are read through the caches. */
+/* Plans the layout for panels of at most `columns` columns (0: none). The residual codebook,
+ * then the main codebook go to shared memory if they fit; otherwise they are read through the
+ * caches. */
 search_layout vptq_cuda_search_layout(const vptq_dev *dev, const vptq_search_index *index,
                                       unsigned columns);
 
-/* Blocks for n vectors or vector rows, all of which run at once, and how many a block takes. */
+/* Number of blocks for n vectors or vector rows that all run at once; *each is how many a block
+ * takes at a time. */
 unsigned vptq_cuda_search_blocks(const vptq_dev *dev, const search_layout *l, size_t n,
                                  unsigned *each);
 
-/* Multiplications that a choice takes. */
+/* Multiplications per choice. */
 double vptq_cuda_search_work(const vptq_search_index *f);
-/* Vectors or vector rows that a launch is cut to multiples of, where it is. */
-enum { FIND_UNIT = 64 };
+/* Launches that are divided take multiples of so many vectors or vector rows. */
+enum { SEARCH_UNIT = 64 };
 
-/* kernel(job) with layout l in `blocks` blocks. */
+/* Starts kernel(job) with layout l in `blocks` blocks. */
 template <class J>
 static inline vptq_status search_launch(vptq_dev *dev, void (*kernel)(J),
                                         const search_layout &l, unsigned blocks, const J &job,
@@ -87,13 +89,13 @@ static inline vptq_status search_launch(vptq_dev *dev, void (*kernel)(J),
     cudaError_t e =
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)l.bytes);
     if (!e)
-        e = port_launch(kernel, blocks, FIND_THREADS, l.bytes, dev->stream, job);
+        e = port_launch(kernel, blocks, SEARCH_THREADS, l.bytes, dev->stream, job);
     return vptq_cuda_check(e, row, err);
 }
 
 /* ---- keys ---- */
 
-/* (score, index) as one number in their order; those that are not finite are never found. */
+/* (score, index) as one number with the same order; scores that are not finite never win. */
 static const uint64_t search_none = ~(uint64_t)0;
 
 static __device__ inline uint64_t search_key(float score, uint32_t index)
@@ -103,7 +105,7 @@ static __device__ inline uint64_t search_key(float score, uint32_t index)
     return score < INFINITY ? (uint64_t)ordered << 32 | index : search_none;
 }
 
-/* The least key of a warp, in all lanes. */
+/* The smallest key of a warp, in all lanes. */
 static __device__ inline uint64_t search_least(uint64_t key)
 {
     const unsigned high = (unsigned)(key >> 32), least = port_redux_min(port_all, high);
@@ -111,7 +113,7 @@ static __device__ inline uint64_t search_least(uint64_t key)
     return (uint64_t)least << 32 | low;
 }
 
-/* The index of a key; 0 where nothing was finite. */
+/* The index of a key; 0 if no score was finite. */
 static __device__ inline uint32_t search_index(uint64_t key)
 {
     return key == search_none ? 0 : (uint32_t)key;
@@ -123,19 +125,19 @@ struct search_choice {
     uint32_t main, res;
 };
 
-/* (score, main) of a pair, and (score of the residual, residual) behind it. */
+/* (score, main) of a pair, then (residual score, residual). */
 struct search_pair {
     uint64_t main, res;
 };
 
 template <unsigned V> struct __align__(16) search_area
 {
-    float x[FIND_VECTORS][V]; /* what is searched, 0 behind element v */
-    float y[FIND_VECTORS][V]; /* -2 times what is searched in the codebook at hand */
-    uint64_t nearest[FIND_VECTORS][FIND_WARPS];
-    search_pair pairs[FIND_VECTORS][FIND_WARPS];
-    uint64_t threshold[FIND_VECTORS];
-    unsigned count[FIND_VECTORS], total;
+    float x[SEARCH_VECTORS][V]; /* vectors to search, 0 after element v */
+    float y[SEARCH_VECTORS][V]; /* -2 times what is searched in the current codebook */
+    uint64_t nearest[SEARCH_VECTORS][SEARCH_WARPS];
+    search_pair pairs[SEARCH_VECTORS][SEARCH_WARPS];
+    uint64_t threshold[SEARCH_VECTORS];
+    unsigned count[SEARCH_VECTORS], total;
 };
 
 template <class T> static __device__ inline T *search_dynamic(unsigned at)
@@ -148,7 +150,7 @@ static __device__ inline const float *search_copy(const search_codebook &b)
     return static_cast<const float *>(port_shared_dynamic()) + b.at;
 }
 
-/* The codebook wherever it is.  Loops that are hot tell the two cases apart. */
+/* The codebook in either memory. Hot loops distinguish the two cases themselves. */
 static __device__ inline const float *search_data(const search_codebook &b)
 {
     return b.shared ? search_copy(b) : b.data;
@@ -156,7 +158,7 @@ static __device__ inline const float *search_data(const search_codebook &b)
 
 template <unsigned V> static __device__ inline unsigned search_wide_of(const search_layout &l)
 {
-    return V < FIND_LONG ? V : (l.v + 3) / 4 * 4;
+    return V < SEARCH_LONG ? V : (l.v + 3) / 4 * 4;
 }
 
 template <unsigned V>
@@ -165,12 +167,12 @@ static __device__ inline void search_load_codebook(const search_layout &l,
 {
     const float4 *from = reinterpret_cast<const float4 *>(b.data);
     float4 *to = search_dynamic<float4>(b.at * (unsigned)sizeof(float));
-    for (unsigned i = threadIdx.x; i < (search_wide_of<V>(l) + 1) * (b.room / 4);
-         i += FIND_THREADS)
+    for (unsigned i = threadIdx.x; i < (search_wide_of<V>(l) + 1) * (b.stride / 4);
+         i += SEARCH_THREADS)
         to[i] = from[i];
 }
 
-/* Copies of the codebooks for those that fit; search_run waits for them. */
+/* Copies the codebooks that fit into shared memory; search_run waits for them. */
 template <unsigned V>
 static __device__ inline void search_load_codebooks(const search_layout &l)
 {
@@ -182,34 +184,34 @@ static __device__ inline void search_load_codebooks(const search_layout &l)
 
 /* Element d of centroid j. */
 template <unsigned V>
-static __device__ inline float search_element(const float *data, uint32_t room, uint32_t j,
+static __device__ inline float search_element(const float *data, uint32_t stride, uint32_t j,
                                               unsigned d)
 {
     const unsigned panel = d / 4 * 4, width = V - panel < 4 ? V - panel : 4;
-    return data[panel * room + j * width + d % 4];
+    return data[panel * stride + j * width + d % 4];
 }
 
-/* All of centroid j; not for long ones. */
+/* All elements of centroid j; not for class SEARCH_LONG. */
 template <unsigned V>
-static __device__ inline void search_centroid(const float *data, uint32_t room, uint32_t j,
+static __device__ inline void search_centroid(const float *data, uint32_t stride, uint32_t j,
                                               float *c)
 {
 #pragma unroll
     for (unsigned d = 0; d + 4 <= V; d += 4) {
-        const float4 part = reinterpret_cast<const float4 *>(data + d * room)[j];
+        const float4 part = reinterpret_cast<const float4 *>(data + d * stride)[j];
         c[d] = part.x;
         c[d + 1] = part.y;
         c[d + 2] = part.z;
         c[d + 3] = part.w;
     }
     if constexpr (V % 4) {
-        const float2 part = reinterpret_cast<const float2 *>(data + (V - 2) * room)[j];
+        const float2 part = reinterpret_cast<const float2 *>(data + (V - 2) * stride)[j];
         c[V - 2] = part.x;
         c[V - 1] = part.y;
     }
 }
 
-/* Element d of vector i of those to be searched. */
+/* Sets element d of vector i to search. */
 template <unsigned V>
 static __device__ inline void search_put(search_area<V> &s, unsigned i, unsigned d, float value)
 {
@@ -217,14 +219,15 @@ static __device__ inline void search_put(search_area<V> &s, unsigned i, unsigned
     s.y[i][d] = -2 * value;
 }
 
-/* ---- meeting centroids ---- */
+/* ---- scoring centroids ---- */
 
-/* N vectors times -2 as a thread holds them: in registers, long ones in shared memory. */
+/* N vectors times -2 as a thread holds them: in registers, or in shared memory if they are
+ * long. */
 template <unsigned V, unsigned N> struct search_held {
     float y[N][V];
 };
-template <unsigned N> struct search_held<FIND_LONG, N> {
-    const float *y; /* [N][FIND_LONG] */
+template <unsigned N> struct search_held<SEARCH_LONG, N> {
+    const float *y; /* [N][SEARCH_LONG] */
     unsigned panels;
 };
 
@@ -232,7 +235,7 @@ template <unsigned V, unsigned N>
 static __device__ inline void search_hold(const search_layout &l, search_held<V, N> &h,
                                           const float *y)
 {
-    if constexpr (V == FIND_LONG) {
+    if constexpr (V == SEARCH_LONG) {
         h.y = y;
         h.panels = (l.v + 3) / 4;
     } else {
@@ -247,37 +250,37 @@ static __device__ inline float search_fma4(float score, const float *y, float4 c
     return fmaf(y[3], c.w, fmaf(y[2], c.z, fmaf(y[1], c.y, fmaf(y[0], c.x, score))));
 }
 
-/* The scores of centroid j for the vectors of h. */
+/* Scores centroid j against the vectors of h. */
 template <unsigned V, unsigned N>
-static __device__ inline void search_meet(const search_held<V, N> &h, const float *data,
-                                          uint32_t room, uint32_t j, float *score)
+static __device__ inline void search_score(const search_held<V, N> &h, const float *data,
+                                           uint32_t stride, uint32_t j, float *score)
 {
-    if constexpr (V == FIND_LONG) {
-        const float norm = data[4 * h.panels * room + j];
+    if constexpr (V == SEARCH_LONG) {
+        const float norm = data[4 * h.panels * stride + j];
 #pragma unroll
         for (unsigned i = 0; i < N; i++)
             score[i] = norm;
 #pragma unroll 1
         for (unsigned p = 0; p < h.panels; p++) {
-            const float4 c = reinterpret_cast<const float4 *>(data)[p * room + j];
+            const float4 c = reinterpret_cast<const float4 *>(data)[p * stride + j];
 #pragma unroll
             for (unsigned i = 0; i < N; i++)
-                score[i] = search_fma4(score[i], h.y + i * FIND_LONG + 4 * p, c);
+                score[i] = search_fma4(score[i], h.y + i * SEARCH_LONG + 4 * p, c);
         }
     } else {
-        const float norm = data[V * room + j];
+        const float norm = data[V * stride + j];
 #pragma unroll
         for (unsigned i = 0; i < N; i++)
             score[i] = norm;
 #pragma unroll
         for (unsigned d = 0; d + 4 <= V; d += 4) {
-            const float4 c = reinterpret_cast<const float4 *>(data + d * room)[j];
+            const float4 c = reinterpret_cast<const float4 *>(data + d * stride)[j];
 #pragma unroll
             for (unsigned i = 0; i < N; i++)
                 score[i] = search_fma4(score[i], h.y[i] + d, c);
         }
         if constexpr (V % 4) {
-            const float2 c = reinterpret_cast<const float2 *>(data + (V - 2) * room)[j];
+            const float2 c = reinterpret_cast<const float2 *>(data + (V - 2) * stride)[j];
 #pragma unroll
             for (unsigned i = 0; i < N; i++)
                 score[i] = fmaf(h.y[i][V - 1], c.y, fmaf(h.y[i][V - 2], c.x, score[i]));
@@ -286,10 +289,10 @@ static __device__ inline void search_meet(const search_held<V, N> &h, const floa
 }
 
 /* The nearest of centroids first, first + step .. < last for each vector of h; INFINITY and 0
- * where there is none. */
+ * if there is none. */
 template <unsigned V, unsigned N>
 static __device__ inline void search_scan(const search_held<V, N> &h, const float *data,
-                                          uint32_t room, uint32_t first, uint32_t last,
+                                          uint32_t stride, uint32_t first, uint32_t last,
                                           unsigned step, float *best, uint32_t *at)
 {
 #pragma unroll
@@ -300,7 +303,7 @@ static __device__ inline void search_scan(const search_held<V, N> &h, const floa
 #pragma unroll(V <= 8 ? 2 : 1)
     for (uint32_t j = first; j < last; j += step) {
         float score[N];
-        search_meet(h, data, room, j, score);
+        search_score(h, data, stride, j, score);
 #pragma unroll
         for (unsigned i = 0; i < N; i++)
             if (score[i] < best[i]) {
@@ -310,53 +313,55 @@ static __device__ inline void search_scan(const search_held<V, N> &h, const floa
     }
 }
 
-/* The nearest centroid among a thread's own, for each vector of s.y; all threads have all. */
+/* The nearest of a thread's centroids for each vector of s.y; all threads together cover the
+ * codebook. */
 template <unsigned V>
 static __device__ inline void
 search_scan_codebook(const search_layout &l, const search_area<V> &s, const search_codebook &b,
                      float *best, uint32_t *at)
 {
-    search_held<V, FIND_VECTORS> h;
+    search_held<V, SEARCH_VECTORS> h;
     search_hold(l, h, &s.y[0][0]);
     if (b.shared)
-        search_scan(h, search_copy(b), b.room, threadIdx.x, b.room, FIND_THREADS, best, at);
+        search_scan(h, search_copy(b), b.stride, threadIdx.x, b.stride, SEARCH_THREADS, best,
+                    at);
     else
-        search_scan(h, b.data, b.room, threadIdx.x, b.room, FIND_THREADS, best, at);
+        search_scan(h, b.data, b.stride, threadIdx.x, b.stride, SEARCH_THREADS, best, at);
 }
 
-/* The least key over all threads for each vector; warp i gets that of vector i < count. */
+/* The smallest key over all threads for each vector; warp i gets that of vector i < count. */
 template <unsigned V>
 static __device__ inline uint64_t search_join(search_area<V> &s, unsigned count,
                                               const float *best, const uint32_t *at)
 {
 #pragma unroll
-    for (unsigned i = 0; i < FIND_VECTORS; i++) {
+    for (unsigned i = 0; i < SEARCH_VECTORS; i++) {
         const uint64_t key = search_least(search_key(best[i], at[i]));
         if (port_lane() == 0)
             s.nearest[i][port_warp()] = key;
     }
     __syncthreads();
     const unsigned i = port_warp(), lane = port_lane();
-    return i < count ? search_least(lane < FIND_WARPS ? s.nearest[i][lane] : search_none)
+    return i < count ? search_least(lane < SEARCH_WARPS ? s.nearest[i][lane] : search_none)
                      : search_none;
 }
 
 /* ---- the beam: the nearest main centroids ---- */
 
-/* The threads' keys fall into `groups` groups, at least twice as many as the beam; the least
- * keys of the groups, the beam-th smallest of them taken as threshold, leave few more than
- * `beam` candidates at or below it.  Threads side by side are in different groups, and so are
- * those a power of two apart: codebooks often have an order. */
+/* Selects roughly the `beam` nearest: the threads' keys fall into `groups` groups, at least
+ * twice as many as the beam. With the beam-th smallest group minimum as threshold, few more
+ * than `beam` candidates remain. Neighbouring threads are in different groups, as are those a
+ * power of two distance, because codebooks often have an order. */
 static __device__ inline uint64_t search_group(const uint64_t *keys, unsigned groups,
                                                unsigned g)
 {
     uint64_t least = search_none;
-    for (unsigned run = 0; run < FIND_THREADS / groups; run++)
+    for (unsigned run = 0; run < SEARCH_THREADS / groups; run++)
         least = min(least, keys[run * groups + (g + 5 * run) % groups]);
     return least;
 }
 
-/* s.threshold[i] = the beam-th smallest key of the groups of vector i. */
+/* Sets s.threshold[i] to the beam-th smallest key of the groups of vector i. */
 template <unsigned V>
 static __device__ void search_thresholds(const search_layout &l, search_area<V> &s,
                                          unsigned count, const float *best, const uint32_t *at)
@@ -364,15 +369,15 @@ static __device__ void search_thresholds(const search_layout &l, search_area<V> 
     uint64_t *keys = search_dynamic<uint64_t>(l.keys);
     uint64_t *groups = search_dynamic<uint64_t>(l.group_keys);
 #pragma unroll
-    for (unsigned i = 0; i < FIND_VECTORS; i++)
-        keys[i * FIND_THREADS + threadIdx.x] = search_key(best[i], at[i]);
+    for (unsigned i = 0; i < SEARCH_VECTORS; i++)
+        keys[i * SEARCH_THREADS + threadIdx.x] = search_key(best[i], at[i]);
     __syncthreads();
-    for (unsigned n = threadIdx.x; n < count * l.groups; n += FIND_THREADS)
-        groups[n] = search_group(keys + n / l.groups * FIND_THREADS, l.groups, n % l.groups);
-    if (threadIdx.x < FIND_VECTORS)
+    for (unsigned n = threadIdx.x; n < count * l.groups; n += SEARCH_THREADS)
+        groups[n] = search_group(keys + n / l.groups * SEARCH_THREADS, l.groups, n % l.groups);
+    if (threadIdx.x < SEARCH_VECTORS)
         s.count[threadIdx.x] = 0;
     __syncthreads();
-    for (unsigned n = threadIdx.x; n < count * l.groups; n += FIND_THREADS) {
+    for (unsigned n = threadIdx.x; n < count * l.groups; n += SEARCH_THREADS) {
         const unsigned i = n / l.groups, g = n % l.groups;
         const uint64_t mine = groups[n];
         unsigned before = 0;
@@ -386,28 +391,28 @@ static __device__ void search_thresholds(const search_layout &l, search_area<V> 
     __syncthreads();
 }
 
-/* Candidates of vector i: a thread's centroids up to the threshold. */
+/* Collects the candidates of vector i among a thread's centroids: keys up to the threshold. */
 template <unsigned V>
 static __device__ void search_collect(const search_layout &l, search_area<V> &s, unsigned i,
                                       uint64_t threshold)
 {
     search_held<V, 1> h;
-    uint64_t *to = search_dynamic<uint64_t>(l.candidates) + i * l.room;
+    uint64_t *to = search_dynamic<uint64_t>(l.candidates) + i * l.max_candidates;
     search_hold(l, h, s.y[i]);
-    for (uint32_t j = threadIdx.x; j < l.main.room; j += FIND_THREADS) {
+    for (uint32_t j = threadIdx.x; j < l.main.stride; j += SEARCH_THREADS) {
         float score;
-        search_meet(h, search_data(l.main), l.main.room, j, &score);
+        search_score(h, search_data(l.main), l.main.stride, j, &score);
         const uint64_t key = search_key(score, j);
         if (key > threshold || key == search_none)
             continue;
-        const unsigned place = atomicAdd(&s.count[i], 1U);
-        if (place < l.room)
-            to[place] = key;
+        const unsigned slot = atomicAdd(&s.count[i], 1U);
+        if (slot < l.max_candidates)
+            to[slot] = key;
     }
 }
 
-/* Where the groups left more candidates than there is room for (a codebook whose near centroids
- * fall into few groups): the very threshold that leaves `beam`, by halving. */
+/* Finds the exact threshold that leaves `beam` candidates, by bisection; needed when the groups
+ * left more than fit (the near centroids fall into few groups). */
 template <unsigned V>
 static __device__ void search_narrow(const search_layout &l, search_area<V> &s, unsigned i)
 {
@@ -417,13 +422,13 @@ static __device__ void search_narrow(const search_layout &l, search_area<V> &s, 
     while (low < high) {
         const uint64_t middle = low + (high - low) / 2;
         unsigned own = 0;
-        for (uint32_t j = threadIdx.x; j < l.main.room; j += FIND_THREADS) {
+        for (uint32_t j = threadIdx.x; j < l.main.stride; j += SEARCH_THREADS) {
             float score;
-            search_meet(h, search_data(l.main), l.main.room, j, &score);
+            search_score(h, search_data(l.main), l.main.stride, j, &score);
             own += search_key(score, j) <= middle;
         }
         own = port_warp_sum(own);
-        __syncthreads(); /* the total before has been read */
+        __syncthreads(); /* the previous total has been read */
         if (threadIdx.x == 0)
             s.total = 0;
         __syncthreads();
@@ -442,30 +447,30 @@ static __device__ void search_narrow(const search_layout &l, search_area<V> &s, 
     __syncthreads();
 }
 
-/* The `beam` nearest main centroids of each vector (all finite ones where they are fewer) into
- * the list [count][beam], nearest first, and their number into s.count. */
+/* Writes the `beam` nearest main centroids of each vector (or all finite ones, if fewer) to the
+ * list [count][beam], nearest first, and their number to s.count. */
 template <unsigned V>
 static __device__ void search_select(const search_layout &l, search_area<V> &s, unsigned count,
                                      const float *best, const uint32_t *at)
 {
     search_thresholds(l, s, count, best, at);
 #pragma unroll
-    for (unsigned i = 0; i < FIND_VECTORS; i++)
+    for (unsigned i = 0; i < SEARCH_VECTORS; i++)
         if (i < count && best[i] < INFINITY && search_key(best[i], at[i]) <= s.threshold[i])
             search_collect(l, s, i, s.threshold[i]);
     __syncthreads();
     for (unsigned i = 0; i < count; i++)
-        if (s.count[i] > l.room)
+        if (s.count[i] > l.max_candidates)
             search_narrow(l, s, i);
     const uint64_t *candidates = search_dynamic<uint64_t>(l.candidates);
     uint32_t *list = search_dynamic<uint32_t>(l.list);
-    for (unsigned n = threadIdx.x; n < count * l.room; n += FIND_THREADS) {
-        const unsigned i = n / l.room, of = s.count[i];
+    for (unsigned n = threadIdx.x; n < count * l.max_candidates; n += SEARCH_THREADS) {
+        const unsigned i = n / l.max_candidates, of = s.count[i];
         unsigned before = 0;
-        if (n % l.room >= of)
+        if (n % l.max_candidates >= of)
             continue;
         for (unsigned o = 0; o < of; o++)
-            before += candidates[i * l.room + o] < candidates[n];
+            before += candidates[i * l.max_candidates + o] < candidates[n];
         if (before < l.beam)
             list[i * l.beam + before] = (uint32_t)candidates[n];
     }
@@ -474,14 +479,13 @@ static __device__ void search_select(const search_layout &l, search_area<V> &s, 
 
 /* ---- pairs ---- */
 
-/* What a warp tries at once: FIND_VECTORS main centroids with a part of the residual codebook.
- */
+/* SEARCH_VECTORS main centroids that a warp tries with a part of the residual codebook. */
 template <unsigned V> struct search_unit {
-    search_held<V, FIND_VECTORS> rests; /* -2 (x - c) */
-    float apart[FIND_VECTORS];          /* |x - c|^2, INFINITY for none */
+    search_held<V, SEARCH_VECTORS> residuals; /* -2 (x - c) */
+    float distance[SEARCH_VECTORS];           /* |x - c|^2, INFINITY for an empty place */
 };
 
-/* The main centroids that are tried for one vector: of a list, or all where there is none. */
+/* The main centroids to try for one vector: a list, or all without one. */
 struct search_mains {
     const uint32_t *list;
     uint32_t count;
@@ -492,108 +496,109 @@ static __device__ inline uint32_t search_main(const search_mains &t, uint32_t i)
     return t.list && t.count ? t.list[i] : i;
 }
 
-/* Rests of long vectors: a warp writes them to memory of its own. */
+/* Residuals of long vectors, which a warp writes to its own part of shared memory. */
 template <unsigned V>
-static __device__ void search_long_rests(const search_layout &l, const float *x,
-                                         const search_mains &t, uint32_t first,
-                                         search_unit<V> &u)
+static __device__ void search_long_residuals(const search_layout &l, const float *x,
+                                             const search_mains &t, uint32_t first,
+                                             search_unit<V> &u)
 {
-    float *y = search_dynamic<float>(l.rests) + port_warp() * FIND_VECTORS * FIND_LONG;
+    float *y = search_dynamic<float>(l.residuals) + port_warp() * SEARCH_VECTORS * SEARCH_LONG;
     const float *data = search_data(l.main);
-    __syncwarp(); /* those before have been read */
-    for (unsigned d = port_lane(); d < 4 * u.rests.panels; d += PORT_LANES)
-        for (unsigned m = 0; m < FIND_VECTORS; m++)
-            y[m * FIND_LONG + d] =
+    __syncwarp(); /* the previous ones have been read */
+    for (unsigned d = port_lane(); d < 4 * u.residuals.panels; d += PORT_LANES)
+        for (unsigned m = 0; m < SEARCH_VECTORS; m++)
+            y[m * SEARCH_LONG + d] =
                 -2 *
-                (x[d] - search_element<V>(data, l.main.room, search_main(t, first + m), d));
+                (x[d] - search_element<V>(data, l.main.stride, search_main(t, first + m), d));
     __syncwarp();
-    for (unsigned m = 0; m < FIND_VECTORS; m++)
+    for (unsigned m = 0; m < SEARCH_VECTORS; m++)
         for (unsigned d = 0; d < l.v; d++) {
-            const float rest = -0.5F * y[m * FIND_LONG + d];
-            u.apart[m] = fmaf(rest, rest, u.apart[m]);
+            const float residual = -0.5F * y[m * SEARCH_LONG + d];
+            u.distance[m] = fmaf(residual, residual, u.distance[m]);
         }
 }
 
-/* Main centroids first .. first + FIND_VECTORS - 1 of those that are tried. */
+/* Prepares main centroids first .. first + SEARCH_VECTORS - 1 of those to try. */
 template <unsigned V>
 static __device__ inline void search_unit_start(const search_layout &l, const float *x,
                                                 const search_mains &t, uint32_t first,
                                                 search_unit<V> &u)
 {
 #pragma unroll
-    for (unsigned m = 0; m < FIND_VECTORS; m++)
-        u.apart[m] = 0;
-    if constexpr (V == FIND_LONG) {
-        search_hold(l, u.rests,
-                    search_dynamic<float>(l.rests) + port_warp() * FIND_VECTORS * FIND_LONG);
-        search_long_rests(l, x, t, first, u);
+    for (unsigned m = 0; m < SEARCH_VECTORS; m++)
+        u.distance[m] = 0;
+    if constexpr (V == SEARCH_LONG) {
+        search_hold(l, u.residuals,
+                    search_dynamic<float>(l.residuals) +
+                        port_warp() * SEARCH_VECTORS * SEARCH_LONG);
+        search_long_residuals(l, x, t, first, u);
     } else {
         const float *data = search_data(l.main);
 #pragma unroll
-        for (unsigned m = 0; m < FIND_VECTORS; m++) {
+        for (unsigned m = 0; m < SEARCH_VECTORS; m++) {
             float c[V];
-            search_centroid<V>(data, l.main.room, search_main(t, first + m), c);
+            search_centroid<V>(data, l.main.stride, search_main(t, first + m), c);
 #pragma unroll
             for (unsigned d = 0; d < V; d++) {
-                const float rest = x[d] - c[d];
-                u.apart[m] = fmaf(rest, rest, u.apart[m]);
-                u.rests.y[m][d] = -2 * rest;
+                const float residual = x[d] - c[d];
+                u.distance[m] = fmaf(residual, residual, u.distance[m]);
+                u.residuals.y[m][d] = -2 * residual;
             }
         }
     }
 #pragma unroll
-    for (unsigned m = 0; m < FIND_VECTORS; m++)
-        u.apart[m] = first + m < t.count ? u.apart[m] : INFINITY;
+    for (unsigned m = 0; m < SEARCH_VECTORS; m++)
+        u.distance[m] = first + m < t.count ? u.distance[m] : INFINITY;
 }
 
-static __device__ inline void search_better(search_pair *least, search_pair other)
+static __device__ inline void search_keep_better(search_pair *least, search_pair other)
 {
     if (other.main < least->main || (other.main == least->main && other.res < least->res))
         *least = other;
 }
 
-/* Every lane's best pair of main centroids first .. with residual ones from .. to - 1. */
+/* Each lane's best pair of main centroids first .. and residual centroids from .. to - 1. */
 template <unsigned V>
-static __device__ inline void search_try(const search_layout &l, const float *x,
-                                         const search_mains &t, uint32_t first, uint32_t from,
-                                         uint32_t to, search_pair *least)
+static __device__ inline void search_try_pairs(const search_layout &l, const float *x,
+                                               const search_mains &t, uint32_t first,
+                                               uint32_t from, uint32_t to, search_pair *least)
 {
     search_unit<V> u;
-    float best[FIND_VECTORS];
-    uint32_t at[FIND_VECTORS];
+    float best[SEARCH_VECTORS];
+    uint32_t at[SEARCH_VECTORS];
     const uint32_t j = from + port_lane();
     search_unit_start(l, x, t, first, u);
     if (l.res.shared)
-        search_scan(u.rests, search_copy(l.res), l.res.room, j, to, PORT_LANES, best, at);
+        search_scan(u.residuals, search_copy(l.res), l.res.stride, j, to, PORT_LANES, best, at);
     else
-        search_scan(u.rests, l.res.data, l.res.room, j, to, PORT_LANES, best, at);
+        search_scan(u.residuals, l.res.data, l.res.stride, j, to, PORT_LANES, best, at);
 #pragma unroll
-    for (unsigned m = 0; m < FIND_VECTORS; m++) {
-        const search_pair now = {search_key(u.apart[m] + best[m], search_main(t, first + m)),
+    for (unsigned m = 0; m < SEARCH_VECTORS; m++) {
+        const search_pair now = {search_key(u.distance[m] + best[m], search_main(t, first + m)),
                                  search_key(best[m], at[m])};
         if (now.main != search_none)
-            search_better(least, now);
+            search_keep_better(least, now);
     }
 }
 
-/* The least pair of a warp, in all lanes. */
+/* The smallest pair of a warp, in all lanes. */
 static __device__ inline search_pair search_least_pair(search_pair p)
 {
     const uint64_t main = search_least(p.main);
     return {main, search_least(p.main == main ? p.res : search_none)};
 }
 
-/* The best of all pairs that are to be tried; warp i gets that of vector i < count.  Warps take
- * units in turn; where these are few, the residual codebook is cut into parts. */
+/* The best of all pairs to try; warp i gets that of vector i < count. Warps take units in turn;
+ * if there are few, the residual codebook is divided into parts. */
 template <unsigned V>
 static __device__ search_choice search_pairs(const search_layout &l, search_area<V> &s,
                                              unsigned count)
 {
     const unsigned warp = port_warp(), lane = port_lane();
-    const uint32_t tried = l.beam ? l.beam : l.main.k, steps = l.res.room / PORT_LANES;
-    const uint32_t together = (tried + FIND_VECTORS - 1) / FIND_VECTORS;
+    const uint32_t tried = l.beam ? l.beam : l.main.k, steps = l.res.stride / PORT_LANES;
+    const uint32_t together = (tried + SEARCH_VECTORS - 1) / SEARCH_VECTORS;
     uint32_t parts = 1;
-    while (count * together * parts < FIND_WARPS && 2 * parts <= steps)
+    while (count * together * parts < SEARCH_WARPS && 2 * parts <= steps)
         parts *= 2;
     const uint32_t units = together * parts;
     const uint32_t part = (steps + parts - 1) / parts * PORT_LANES;
@@ -601,11 +606,11 @@ static __device__ search_choice search_pairs(const search_layout &l, search_area
         const search_mains t = {l.beam ? search_dynamic<uint32_t>(l.list) + i * l.beam : NULL,
                                 l.beam ? min(s.count[i], l.beam) : l.main.k};
         search_pair least = {search_none, search_none};
-        for (uint32_t n = (warp + FIND_WARPS - i * units % FIND_WARPS) % FIND_WARPS; n < units;
-             n += FIND_WARPS) {
+        for (uint32_t n = (warp + SEARCH_WARPS - i * units % SEARCH_WARPS) % SEARCH_WARPS;
+             n < units; n += SEARCH_WARPS) {
             const uint32_t from = n % parts * part;
-            search_try<V>(l, s.x[i], t, n / parts * FIND_VECTORS, from,
-                          min(from + part, l.res.room), &least);
+            search_try_pairs<V>(l, s.x[i], t, n / parts * SEARCH_VECTORS, from,
+                                min(from + part, l.res.stride), &least);
         }
         least = search_least_pair(least);
         if (lane == 0)
@@ -613,7 +618,7 @@ static __device__ search_choice search_pairs(const search_layout &l, search_area
     }
     __syncthreads();
     search_pair least = {search_none, search_none};
-    if (warp < count && lane < FIND_WARPS)
+    if (warp < count && lane < SEARCH_WARPS)
         least = s.pairs[warp][lane];
     least = search_least_pair(least);
     return {search_index(least.main), search_index(least.res)};
@@ -621,15 +626,15 @@ static __device__ search_choice search_pairs(const search_layout &l, search_area
 
 /* ---- the search ---- */
 
-/* The choices for vectors 0 .. count - 1 that search_put has put: warp i gets that of vector i,
- * the other warps nothing.  Called by all threads, and begins with a barrier; before the next
- * search_put there must be another one. */
+/* Searches vectors 0 .. count - 1, which search_put has set: warp i gets the choice of vector
+ * i. All threads call it; it begins with a barrier, and another barrier must precede the next
+ * search_put. */
 template <unsigned V>
 static __device__ inline search_choice search_run(const search_layout &l, search_area<V> &s,
                                                   unsigned count)
 {
-    float best[FIND_VECTORS];
-    uint32_t at[FIND_VECTORS];
+    float best[SEARCH_VECTORS];
+    uint32_t at[SEARCH_VECTORS];
     __syncthreads();
     if (!l.beam)
         return search_pairs(l, s, count);
@@ -639,34 +644,34 @@ static __device__ inline search_choice search_run(const search_layout &l, search
         return search_pairs(l, s, count);
     }
     search_choice found = {search_index(search_join(s, count, best, at)), 0};
-    if (!l.res.room)
+    if (!l.res.stride)
         return found;
     const unsigned i = port_warp();
     const float *data = search_data(l.main);
     for (unsigned d = port_lane(); i < count && d < l.v; d += PORT_LANES)
-        s.y[i][d] = -2 * (s.x[i][d] - search_element<V>(data, l.main.room, found.main, d));
+        s.y[i][d] = -2 * (s.x[i][d] - search_element<V>(data, l.main.stride, found.main, d));
     __syncthreads();
     search_scan_codebook(l, s, l.res, best, at);
     found.res = search_index(search_join(s, count, best, at));
     return found;
 }
 
-/* What a choice stands for, element d. */
+/* Element d of the decoded choice. */
 template <unsigned V>
 static __device__ inline float search_decode(const search_layout &l, search_choice c,
                                              unsigned d)
 {
-    const float main = search_element<V>(search_data(l.main), l.main.room, c.main, d);
-    return l.res.room ? main + search_element<V>(search_data(l.res), l.res.room, c.res, d)
-                      : main;
+    const float main = search_element<V>(search_data(l.main), l.main.stride, c.main, d);
+    return l.res.stride ? main + search_element<V>(search_data(l.res), l.res.stride, c.res, d)
+                        : main;
 }
 
-/* The choice of a warp: `found`, or `old` unless found is strictly nearer to x; and how far
- * apart it is.  The first two lanes compute the two distances. */
+/* Returns `found` if it is strictly nearer to x than `old`, otherwise `old`, and its distance
+ * in *distance. The first two lanes compute one distance each. */
 template <unsigned V>
 static __device__ inline search_choice search_settle(const search_layout &l, const float *x,
                                                      search_choice found, search_choice old,
-                                                     float *apart)
+                                                     float *distance)
 {
     const search_choice mine = port_lane() == 1 ? old : found;
     float sum = 0;
@@ -677,7 +682,7 @@ static __device__ inline search_choice search_settle(const search_layout &l, con
     const float of_found = __shfl_sync(port_all, sum, 0),
                 of_old = __shfl_sync(port_all, sum, 1);
     const bool better = of_found < of_old;
-    *apart = better ? of_found : of_old;
+    *distance = better ? of_found : of_old;
     return better ? found : old;
 }
 

@@ -1,16 +1,16 @@
-/* syrk_add and quad_trace: tiles of a lower triangle, a block each, numbered by rows.  No
- * result is a sum whose order depends on anything but the shape. */
+/* syrk_add and quad_trace: one block per tile of a lower triangle, tiles numbered by rows. The
+ * order of every sum depends only on the shape. */
 #include "lib/backend/cuda/cuda.h"
 
 enum {
     SIDE = 16,
     THREADS = SIDE * SIDE,
     WARPS = 8,
-    STEP = 16, /* tokens, or rows of E, that go through shared memory at a time */
+    STEP = 16, /* tokens, or rows of E, per step through shared memory */
 };
 
 struct lower_tile {
-    size_t row, column; /* in tiles */
+    size_t row, column; /* in units of tiles */
 };
 
 static size_t lower_count(size_t rows, size_t per_row)
@@ -18,11 +18,11 @@ static size_t lower_count(size_t rows, size_t per_row)
     return per_row * (rows * (rows + 1) / 2);
 }
 
-/* Tile b where row r of tiles has (r + 1) * per_row of them. */
+/* Returns tile b if row r of tiles has (r + 1) * per_row of them. */
 static __device__ inline lower_tile lower_tile_at(size_t b, size_t per_row)
 {
     size_t r = (size_t)((sqrt(8.0 * (double)b / (double)per_row + 1) - 1) / 2);
-    while (per_row * (r * (r + 1) / 2) > b) /* the root may be rounded */
+    while (per_row * (r * (r + 1) / 2) > b) /* correct the rounding of the root */
         r--;
     while (per_row * ((r + 1) * (r + 2) / 2) <= b)
         r++;
@@ -34,23 +34,23 @@ static __device__ inline lower_tile lower_tile_at(size_t b, size_t per_row)
 enum {
     EACH_ROWS = 8,
     EACH_COLUMNS = 4,
-    ROWS = SIDE * EACH_ROWS, /* of H, in a tile */
+    ROWS = SIDE * EACH_ROWS, /* rows of H per tile */
     COLUMNS = SIDE * EACH_COLUMNS,
-    TOKENS = 256 /* at most so many float products are summed before they go into double */
+    TOKENS = 256 /* products summed in float before they are added in double */
 };
 
 struct moments {
     size_t t, n, ldx;
     const float *x, *w; /* w NULL: ones */
     double *h, *sum;
-    size_t tile0; /* of the launch */
+    size_t tile0; /* first tile of the launch */
 };
 
 struct syrk_tiles {
     float a[STEP][ROWS], b[STEP][COLUMNS];
 };
 
-/* `count` columns of tokens [s0, s0 + STEP), times their weights; zeros where there are none.
+/* Loads `count` columns of tokens [s0, s0 + STEP), times their weights; zeros beyond the ends.
  */
 static __device__ inline void load_tokens(float *to, const moments &m, const float *w,
                                           unsigned count, size_t s0, size_t first)
@@ -101,7 +101,7 @@ struct sum_parts {
     double of[WARPS][PORT_LANES];
 };
 
-/* sum[j] += w_t x_t[j]: a lane per column, a warp takes every eighth token. */
+/* sum[j] += w_t x_t[j]: one lane per column; a warp takes every eighth token. */
 /* budget: sum_kernel 40 registers */
 __global__ static void __launch_bounds__(THREADS) sum_kernel(moments m)
 {
@@ -146,16 +146,16 @@ vptq_status vptq_cuda_syrk_add(vptq_dev *dev, const vptq_syrk_args *a, vptq_err 
 
 /* ---- quad_trace ---- */
 
-/* tr(E H E^T) = sum over i, j of H_ij (E^T E)_ij: tiles of E^T E in double, of which only the
- * sum against those of H is kept. */
-enum { EACH = 4, TILE = SIDE * EACH, CHUNK = 1024 /* rows of E of a block */ };
+/* tr(E H E^T) = sum over i, j of H_ij (E^T E)_ij. Computes tiles of E^T E in double and keeps
+ * only their sum with H. */
+enum { EACH = 4, TILE = SIDE * EACH, CHUNK = 1024 /* rows of E per block */ };
 
 struct quad {
     size_t m, n, lde, ldh;
     const float *e;
     const double *h;
     double *partial;     /* [chunks][tiles] */
-    size_t tile0, tiles; /* the first of the launch; of all */
+    size_t tile0, tiles; /* first tile of the launch; number of all */
 };
 
 struct quad_tiles {

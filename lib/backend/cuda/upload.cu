@@ -1,8 +1,7 @@
-/* Uploads.  Large ones out of ordinary memory, a mapped file mostly, go through two pinned
- * buffers in turns on a stream of their own: while one is on its way to the device the host
- * copies, or faults in from the file, what goes into the other.  The host runs on when the last
- * piece has been copied; the device's stream waits for it, and the transfers for what that
- * stream had to do before. */
+/* Uploads. Large ones from ordinary memory, usually a mapped file, go through two pinned
+ * buffers in turn on a stream of their own: while one is being transferred, the host fills the
+ * other (and reads the file). The host continues after filling the last buffer. The device's
+ * stream waits for the transfers, and the transfers for earlier work of that stream. */
 #include <string.h>
 
 #include "lib/backend/cuda/cuda.h"
@@ -10,18 +9,18 @@
 enum {
     BUFFERS = 2,
     BUFFER = 4 << 20,
-    SMALL = 64 << 10 /* the driver has buffers of its own */
+    MIN_STAGED = 64 << 10 /* the driver's own buffers suffice */
 };
 
 struct vptq_cuda_stage {
     cudaStream_t stream;
-    cudaEvent_t before;        /* what the device's stream had to do */
-    cudaEvent_t done[BUFFERS]; /* the buffer may be filled again */
+    cudaEvent_t before;        /* earlier work of the device's stream */
+    cudaEvent_t done[BUFFERS]; /* the buffer can be filled again */
     void *buffer[BUFFERS];
     unsigned next;
 };
 
-/* ---- life ---- */
+/* ---- the pinned buffers ---- */
 
 static cudaError_t open_stage(vptq_cuda_stage *s)
 {
@@ -57,12 +56,13 @@ void vptq_cuda_stage_close(vptq_dev *dev)
     dev->stage = NULL;
 }
 
-/* NULL where there is no pinned memory: uploads then are slower, nothing else. */
+/* Opens the buffers on first use; NULL if pinned memory is not available, which only makes
+ * uploads slower. */
 static vptq_cuda_stage *stage_of(vptq_dev *dev)
 {
-    if (dev->stage || dev->unstaged)
+    if (dev->stage || dev->stage_failed)
         return dev->stage;
-    dev->unstaged = true;
+    dev->stage_failed = true;
     void *memory = vptq_mem_alloc(dev->ctx->mem, 1, sizeof *dev->stage, NULL);
     if (!memory)
         return NULL;
@@ -80,7 +80,7 @@ static vptq_cuda_stage *stage_of(vptq_dev *dev)
 
 /* ---- copying ---- */
 
-/* The next buffer, once it is free, with `bytes` bytes on their way to `to`. */
+/* Fills the next buffer when it is free and starts its transfer to `to`. */
 static cudaError_t send(vptq_cuda_stage *s, unsigned char *to, const unsigned char *from,
                         size_t bytes, cudaEvent_t *done)
 {
@@ -114,7 +114,7 @@ static cudaError_t send_all(vptq_dev *dev, vptq_cuda_stage *s, void *dst, const 
 vptq_status vptq_cuda_upload(vptq_dev *dev, void *dst, const void *src, size_t bytes,
                              vptq_err *err)
 {
-    vptq_cuda_stage *s = bytes > SMALL ? stage_of(dev) : NULL;
+    vptq_cuda_stage *s = bytes > MIN_STAGED ? stage_of(dev) : NULL;
     return vptq_cuda_check(
         s ? send_all(dev, s, dst, src, bytes)
           : cudaMemcpyAsync(dst, src, bytes, cudaMemcpyHostToDevice, dev->stream),

@@ -1,19 +1,19 @@
-/* vq_dequant and vq_gather: looking centroids up, in the order of operations of vq.h. */
+/* vq_dequant and vq_gather: centroid lookups in the order of operations of lib/base/vq.h. */
 #include "lib/backend/cuda/matrix.h"
 
 enum { THREADS = 128 };
 
 /* ---- vq_dequant ---- */
 
-/* A matrix on the device, and what its shape says, worked out once on the host. */
+/* A matrix on the device with values derived from its shape. */
 struct stored_matrix {
     vptq_vq q;
-    size_t row_words; /* words of one vector row of one group */
+    size_t row_words; /* words per vector row and group */
     uint32_t vector_rows;
-    unsigned bits, main_bits; /* of an entry, and of its main index */
+    unsigned bits, main_bits; /* bits of an entry and of its main index */
 };
 
-/* Rows [first, last) of one column p, all of one vector row.  Block: 128 columns of a vector
+/* Decodes rows [first, last) of column p, all of one vector row. Block: 128 columns of a vector
  * row. */
 /* budget: dequant_kernel 64 registers */
 __global__ static void __launch_bounds__(THREADS)
@@ -47,7 +47,7 @@ __global__ static void __launch_bounds__(THREADS)
             value = m.q.outlier_centroids[o * s.v0 + r % s.v0];
         }
         if (m.q.scale) {
-            value *= m.q.scale[column]; /* two roundings: nvcc does not fuse (cuda_port.h) */
+            value *= m.q.scale[column]; /* two roundings: built with -fmad=false */
             value += m.q.bias[column];
         }
         w[(r - r0) * ldw + column] = value;
@@ -66,10 +66,10 @@ vptq_status vptq_cuda_vq_dequant(vptq_dev *dev, const vptq_matrix *matrix, size_
         return uploaded;
     const stored_matrix m = {*q, vptq_vq_row_words(s), vptq_vq_vector_rows(s),
                              vptq_vq_index_bits(s), vptq_log2u(s->k)};
-    const size_t most = 65535; /* vector rows of one launch: the grid's second side */
+    const size_t max_vector_rows = 65535; /* vector rows per launch: the limit of gridDim.y */
     for (size_t first = r0; first < r0 + n;) {
         const size_t vector_rows = (r0 + n - 1) / s->v - first / s->v + 1;
-        const size_t now = vector_rows < most ? vector_rows : most;
+        const size_t now = vector_rows < max_vector_rows ? vector_rows : max_vector_rows;
         const size_t end = (first / s->v + now) * s->v, last = end < r0 + n ? end : r0 + n;
         const dim3 grid(vptq_cuda_blocks(s->in, THREADS), (unsigned)now);
         const vptq_status st =

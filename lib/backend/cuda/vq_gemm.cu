@@ -1,63 +1,65 @@
-/* vq_gemv for more rows of x than registers hold: gemm-small of cuda_plan_dispatch.h;
- * docs/gpu.md has the picture.  A block takes some output rows, some rows of x and its share of
- * the columns of every stripe.  Codebooks are in shared memory beside two chunks of x, one of
- * which is on its way.  A warp looks up fragments of two pairs of vector rows (main and
- * residual centroid are added in float16), and multiplies them with all rows of x of the block;
- * warps that have the same fragments share the tiles of every chunk out among them.
+/* GEMM_SMALL of plan_dispatch.h: vq_gemv for more tokens than registers hold (docs/gpu.md). A
+ * block computes some output rows for some tokens and its share of the columns of every stripe.
+ * The codebooks are in shared memory together with two chunks of x, one of which is being
+ * loaded. A warp looks up fragments of two pairs of vector rows, adds main and residual
+ * centroid in float16 and multiplies by all tokens of the block; warps that share fragments
+ * divide the tiles of every chunk.
  *
- * The codes are those of the GEMV kernel's layout, whatever copies they choose: the rank of a
- * centroid is worked out of them, and looked up in a table that leaves room for x.
+ * The codes are those of the GEMV layout, for tables with copies. The rank of a centroid is
+ * computed from its code and looked up in a smaller table that leaves memory for x.
  *
- * Sums follow an order that shape, plan and number of rows fix: the tiles of a warp in float by
- * the tensor cores, then warps, stripes and blocks in ascending order. */
+ * Sums run in an order that depends on the shape, the plan and the number of tokens only: tiles
+ * of a warp in the tensor cores, then warps, stripes and blocks in ascending order. */
 #include "lib/backend/cuda/vq_tiles.h"
 
 enum {
     WARPS = VPTQ_CUDA_GEMM_WARPS,
     THREADS = WARPS * (int)PORT_LANES,
-    AT_ONCE = VPTQ_CUDA_GEMM_FRAGMENTS,                    /* fragments of a warp */
-    X_TILE = TILES * (int)PORT_LANES * (int)sizeof(uint2), /* bytes of a chunk of 8 rows of x */
-    COPY = 16 /* bytes of a copy into shared memory */
+    FRAGMENTS = VPTQ_CUDA_GEMM_FRAGMENTS, /* fragments per warp */
+    X_CHUNK_BYTES =
+        TILES * (int)PORT_LANES * (int)sizeof(uint2), /* bytes of a chunk for 8 tokens */
+    COPY_BYTES = 16                                   /* bytes per asynchronous copy */
 };
 
 struct gemm_job {
     const vptq_cuda_stripe *stripes;
     uint32_t count;
-    uint32_t rows;    /* of a range */
-    uint32_t n_tiles; /* of x, 8 rows each ... */
-    uint32_t ways;    /* ... which so many blocks share, `each` at most */
+    uint32_t rows;    /* output rows of a block */
+    uint32_t n_tiles; /* groups of 8 tokens, */
+    uint32_t ways;    /* divided among `ways` blocks, `each` at limit */
     uint32_t each;
-    uint32_t stage_at, x_at; /* bytes of shared memory */
-    bool sums;               /* a block adds up stripes, in o.parts */
+    uint32_t stage_offset, x_offset; /* offsets in shared memory */
+    bool sums;                       /* sums over stripes are kept in o.parts */
     product_out o;
 };
 
-/* What a block works on. */
-struct gemm_place {
+/* The part of the product that a block computes. */
+struct gemm_work {
     uint32_t range, way, rank;
     uint32_t row0, rows;
-    uint32_t tile0, tiles; /* of x */
+    uint32_t tile0, tiles; /* groups of 8 tokens */
 };
 
 /* ---- x ---- */
 
-/* A chunk of the block's x into one of the two places. */
-static __device__ void stage_x(const gemm_job &j, const gemm_place &p, uint32_t tile,
-                               uint32_t place)
+/* Starts loading a chunk of the block's tokens into one of the two buffers. */
+static __device__ void stage_x(const gemm_job &j, const gemm_work &p, uint32_t tile,
+                               uint32_t buffer)
 {
-    constexpr uint32_t copies = X_TILE / COPY;
-    unsigned char *to = shared_at(j.x_at) + place * j.each * X_TILE;
+    constexpr uint32_t copies = X_CHUNK_BYTES / COPY_BYTES;
+    unsigned char *to = shared_at(j.x_offset) + buffer * j.each * X_CHUNK_BYTES;
     for (uint32_t i = threadIdx.x; i < p.tiles * copies; i += THREADS) {
         const size_t n_tile = p.tile0 + i / copies;
         const uint2 *from = j.o.x.fragments + (n_tile * j.o.x.tiles + tile) * PORT_LANES;
-        port_copy_async(to + (size_t)i * COPY,
-                        reinterpret_cast<const unsigned char *>(from) + i % copies * COPY);
+        port_copy_async(to + (size_t)i * COPY_BYTES,
+                        reinterpret_cast<const unsigned char *>(from) +
+                            i % copies * COPY_BYTES);
     }
 }
 
-/* ---- look-ups ---- */
+/* ---- lookups ---- */
 
-/* A codebook as look_up takes it, and the way from a code to a row of it. */
+/* A codebook, and the rule that turns codes into its rows. */
 struct gemm_codebook {
     codebook_view view;
     vptq_cuda_rank_rule rule;
@@ -81,7 +83,7 @@ static __device__ unsigned row_of(const codebook_view &b, uint32_t rank)
     return rank * b.stride + (port_lane() & (b.slots - 1));
 }
 
-/* The fragment of a piece or tail of both codebooks' centroids, added up. */
+/* Loads the fragment of one piece or tail and adds both codebooks. */
 template <bool PLAIN>
 static __device__ void fetch(const gemm_stripe &g, uint32_t part, const chunk_codes &c,
                              unsigned tile, unsigned char *stage, uint32_t a[4])
@@ -117,109 +119,110 @@ static __device__ void fetch(const gemm_stripe &g, uint32_t part, const chunk_co
 
 /* ---- fragments ---- */
 
-/* Fragments of a warp; `warp` of `warps` has them, and every share-th tile from `first` on. */
+/* The fragments of a warp. `warps` warps have different fragments; `share` warps have the same
+ * ones and take every share-th tile from `first` on. */
 struct gemm_team {
     uint32_t warp, warps, first, share;
-    uint32_t count; /* 0 .. AT_ONCE */
-    uint32_t pair[AT_ONCE], part[AT_ONCE];
+    uint32_t count; /* 0 .. FRAGMENTS */
+    uint32_t pair[FRAGMENTS], part[FRAGMENTS];
 };
 
 /* Sums over the tiles of a warp. */
 template <unsigned N> struct gemm_sums {
-    float d[AT_ONCE][N][4];
+    float d[FRAGMENTS][N][4];
 };
 
 template <bool PLAIN>
 static __device__ void fetch_all(const gemm_stripe &g, const gemm_team &t,
-                                 const chunk_codes c[AT_ONCE], unsigned tile,
-                                 unsigned char *stage, uint32_t a[AT_ONCE][4])
+                                 const chunk_codes c[FRAGMENTS], unsigned tile,
+                                 unsigned char *stage, uint32_t a[FRAGMENTS][4])
 {
 #pragma unroll
-    for (unsigned m = 0; m < AT_ONCE; m++)
+    for (unsigned m = 0; m < FRAGMENTS; m++)
         if (m < t.count)
             fetch<PLAIN>(g, t.part[m], c[m], tile, stage, a[m]);
 }
 
 template <unsigned N>
 static __device__ void multiply_all(gemm_sums<N> &sums, const gemm_team &t, uint32_t n_tiles,
-                                    const uint32_t a[AT_ONCE][4], const unsigned char *x)
+                                    const uint32_t a[FRAGMENTS][4], const unsigned char *x)
 {
 #pragma unroll
     for (unsigned i = 0; i < N; i++) {
         if (i >= n_tiles)
             continue;
-        const uint2 f = reinterpret_cast<const uint2 *>(x + i * X_TILE)[port_lane()];
+        const uint2 f = reinterpret_cast<const uint2 *>(x + i * X_CHUNK_BYTES)[port_lane()];
         const uint32_t b[2] = {f.x, f.y};
 #pragma unroll
-        for (unsigned m = 0; m < AT_ONCE; m++)
+        for (unsigned m = 0; m < FRAGMENTS; m++)
             if (m < t.count)
                 port_mma_f16(sums.d[m][i], a[m], b);
     }
 }
 
 static __device__ void load_all(const gemm_stripe &g, const gemm_team &t, uint32_t chunk,
-                                chunk_codes c[AT_ONCE])
+                                chunk_codes c[FRAGMENTS])
 {
 #pragma unroll
-    for (unsigned m = 0; m < AT_ONCE; m++)
+    for (unsigned m = 0; m < FRAGMENTS; m++)
         if (m < t.count)
             c[m] = load_codes<VPTQ_CUDA_ANYTHING>(g.s, t.pair[m], chunk);
 }
 
-/* Chunks [c0, c1). */
+/* Multiplies chunks [c0, c1). */
 template <unsigned N, bool PLAIN>
-static __device__ void run_chunks(const gemm_job &j, const gemm_place &p, const gemm_stripe &g,
+static __device__ void run_chunks(const gemm_job &j, const gemm_work &p, const gemm_stripe &g,
                                   uint32_t first_tile, const gemm_team &t, uint32_t c0,
                                   uint32_t c1, gemm_sums<N> &sums)
 {
-    unsigned char *stage = shared_at(j.stage_at) + port_warp() * PORT_LANES * VPTQ_CUDA_PIECE;
-    chunk_codes codes[AT_ONCE] = {}, next[AT_ONCE] = {};
-    uint32_t a[AT_ONCE][4] = {}, after[AT_ONCE][4] = {};
+    unsigned char *stage =
+        shared_at(j.stage_offset) + port_warp() * PORT_LANES * VPTQ_CUDA_PIECE;
+    chunk_codes codes[FRAGMENTS] = {}, next[FRAGMENTS] = {};
+    uint32_t a[FRAGMENTS][4] = {}, after[FRAGMENTS][4] = {};
     stage_x(j, p, first_tile + c0 * TILES, 0);
     port_copy_commit();
     load_all(g, t, c0, codes);
     for (uint32_t c = c0; c < c1; c++) {
-        const uint32_t place = (c - c0) % 2;
+        const uint32_t buffer = (c - c0) % 2;
         if (c + 1 < c1) {
-            stage_x(j, p, first_tile + (c + 1) * TILES, !place);
+            stage_x(j, p, first_tile + (c + 1) * TILES, !buffer);
             load_all(g, t, c + 1, next);
         }
         port_copy_commit();
         fetch_all<PLAIN>(g, t, codes, t.first, stage, a);
         port_copy_wait<1>();
         __syncthreads();
-        const unsigned char *x = shared_at(j.x_at) + place * j.each * X_TILE;
+        const unsigned char *x = shared_at(j.x_offset) + buffer * j.each * X_CHUNK_BYTES;
         for (uint32_t tile = t.first; tile < TILES; tile += t.share) {
             if (tile + t.share < TILES)
                 fetch_all<PLAIN>(g, t, codes, tile + t.share, stage, after);
             multiply_all<N>(sums, t, p.tiles, a, x + tile * PORT_LANES * sizeof(uint2));
 #pragma unroll
-            for (unsigned m = 0; m < AT_ONCE; m++)
+            for (unsigned m = 0; m < FRAGMENTS; m++)
 #pragma unroll
                 for (unsigned i = 0; i < 4; i++)
                     a[m][i] = after[m][i];
         }
 #pragma unroll
-        for (unsigned m = 0; m < AT_ONCE; m++)
+        for (unsigned m = 0; m < FRAGMENTS; m++)
             codes[m] = next[m];
         __syncthreads();
     }
 }
 
-/* Those who share fragments leave their sums where x was, and the first of them has them all.
- */
+/* Warps that share fragments leave their sums where x was; the first of them adds them up. */
 template <unsigned N>
-static __device__ void add_up(const gemm_job &j, const gemm_team &t, gemm_sums<N> &sums)
+static __device__ void add_shares(const gemm_job &j, const gemm_team &t, gemm_sums<N> &sums)
 {
-    float4 *left = reinterpret_cast<float4 *>(shared_at(j.x_at));
-    const uint32_t room = j.each * PORT_LANES;
+    float4 *left = reinterpret_cast<float4 *>(shared_at(j.x_offset));
+    const uint32_t share_stride = j.each * PORT_LANES;
 #pragma unroll
-    for (unsigned m = 0; m < AT_ONCE && t.share > 1; m++) {
+    for (unsigned m = 0; m < FRAGMENTS && t.share > 1; m++) {
 #pragma unroll
         for (unsigned i = 0; i < N; i++) {
             float *d = sums.d[m][i];
             if (t.first && i < j.each)
-                left[port_warp() * room + i * PORT_LANES + port_lane()] =
+                left[port_warp() * share_stride + i * PORT_LANES + port_lane()] =
                     make_float4(d[0], d[1], d[2], d[3]);
         }
         __syncthreads();
@@ -230,7 +233,7 @@ static __device__ void add_up(const gemm_job &j, const gemm_team &t, gemm_sums<N
                 if (i >= j.each)
                     continue;
                 const float4 more =
-                    left[(w * t.warps + t.warp) * room + i * PORT_LANES + port_lane()];
+                    left[(w * t.warps + t.warp) * share_stride + i * PORT_LANES + port_lane()];
                 d[0] += more.x;
                 d[1] += more.y;
                 d[2] += more.z;
@@ -242,13 +245,13 @@ static __device__ void add_up(const gemm_job &j, const gemm_team &t, gemm_sums<N
 }
 
 template <unsigned N>
-static __device__ void emit(const gemm_job &j, const gemm_place &p, const gemm_stripe &g,
+static __device__ void emit(const gemm_job &j, const gemm_work &p, const gemm_stripe &g,
                             const gemm_team &t, const gemm_sums<N> &sums)
 {
     if (t.first)
         return;
 #pragma unroll
-    for (unsigned m = 0; m < AT_ONCE; m++)
+    for (unsigned m = 0; m < FRAGMENTS; m++)
 #pragma unroll
         for (unsigned i = 0; i < N; i++)
 #pragma unroll
@@ -273,7 +276,7 @@ static __device__ void emit(const gemm_job &j, const gemm_place &p, const gemm_s
 /* ---- a stripe ---- */
 
 template <unsigned N, bool PLAIN>
-static __device__ void run_stripe(const gemm_job &j, const gemm_place &p,
+static __device__ void run_stripe(const gemm_job &j, const gemm_work &p,
                                   const vptq_cuda_stripe &stripe, uint32_t c0, uint32_t c1)
 {
     const gemm_stripe g = {view_of(stripe), gemm_codebook_of(stripe.main),
@@ -282,29 +285,28 @@ static __device__ void run_stripe(const gemm_job &j, const gemm_place &p,
     const uint32_t fragments = (p.rows + vector_rows - 1) / vector_rows * g.s.parts;
     gemm_team t = {};
     t.warps = 1;
-    while (t.warps < WARPS && t.warps * AT_ONCE < fragments)
+    while (t.warps < WARPS && t.warps * FRAGMENTS < fragments)
         t.warps *= 2;
     t.warp = port_warp() & (t.warps - 1);
     t.share = WARPS / t.warps;
     t.first = port_warp() / t.warps;
-    for (uint32_t f0 = 0; f0 < fragments; f0 += t.warps * AT_ONCE) {
+    for (uint32_t f0 = 0; f0 < fragments; f0 += t.warps * FRAGMENTS) {
         gemm_sums<N> sums = {};
-        const uint32_t f = f0 + t.warp * AT_ONCE;
-        t.count = f < fragments ? min(fragments - f, (uint32_t)AT_ONCE) : 0;
+        const uint32_t f = f0 + t.warp * FRAGMENTS;
+        t.count = f < fragments ? min(fragments - f, (uint32_t)FRAGMENTS) : 0;
 #pragma unroll
-        for (unsigned m = 0; m < AT_ONCE; m++) {
+        for (unsigned m = 0; m < FRAGMENTS; m++) {
             t.pair[m] = pair0 + (f + m) / g.s.parts;
             t.part[m] = (f + m) % g.s.parts;
         }
         run_chunks<N, PLAIN>(j, p, g, stripe.tile, t, c0, c1, sums);
-        add_up<N>(j, t, sums);
+        add_shares<N>(j, t, sums);
         emit<N>(j, p, g, t, sums);
     }
 }
 
 template <unsigned N>
-static __device__ void run_any(const gemm_job &j, const gemm_place &p,
-                               const vptq_cuda_stripe &s)
+static __device__ void run_any(const gemm_job &j, const gemm_work &p, const vptq_cuda_stripe &s)
 {
     const uint32_t each = (s.chunks + j.o.split - 1) / j.o.split;
     const uint32_t c0 = p.rank * each, c1 = min(c0 + each, s.chunks);
@@ -317,9 +319,9 @@ static __device__ void run_any(const gemm_job &j, const gemm_place &p,
         run_stripe<N, true>(j, p, s, c0, c1);
 }
 
-static __device__ gemm_place place_of(const gemm_job &j)
+static __device__ gemm_work work_of(const gemm_job &j)
 {
-    gemm_place p;
+    gemm_work p;
     p.rank = blockIdx.x % j.o.split;
     p.way = blockIdx.x / j.o.split % j.ways;
     p.range = blockIdx.x / j.o.split / j.ways;
@@ -330,18 +332,18 @@ static __device__ gemm_place place_of(const gemm_job &j)
     return p;
 }
 
-/* The block's part of the results. */
-static __device__ product_share share_of(const gemm_job &j, const gemm_place &p)
+/* The results that the block contributes to. */
+static __device__ product_share share_of(const gemm_job &j, const gemm_work &p)
 {
     const uint32_t b0 = p.tile0 * COLUMNS;
     return {p.row0, p.rows, b0, min(p.tiles * COLUMNS, j.o.n - b0), p.range * j.ways + p.way};
 }
 
-/* N: tiles of x that a block can have. */
+/* N: largest number of groups of 8 tokens of a block. */
 /* budget: gemm_kernel 255 registers */
 template <unsigned N> __global__ static void __launch_bounds__(THREADS) gemm_kernel(gemm_job j)
 {
-    const gemm_place p = place_of(j);
+    const gemm_work p = work_of(j);
     const product_share s = share_of(j, p);
     for (uint32_t i = threadIdx.x; j.sums && i < s.rows * s.count; i += THREADS)
         *part_of(j.o, p.rank, s.row0 + i % s.rows, s.b0 + i / s.rows) = 0;
@@ -349,7 +351,7 @@ template <unsigned N> __global__ static void __launch_bounds__(THREADS) gemm_ker
         run_any<N>(j, p, j.stripes[i]);
     __syncthreads();
     if (j.o.split > 1) {
-        join_parts(j.o, s, reinterpret_cast<unsigned *>(shared_at(j.x_at)));
+        join_parts(j.o, s, reinterpret_cast<unsigned *>(shared_at(j.x_offset)));
         return;
     }
     for (uint32_t i = threadIdx.x; j.sums && i < s.rows * s.count; i += THREADS) {
@@ -372,11 +374,11 @@ vptq_status vptq_cuda_vq_gemm(vptq_dev *dev, const vptq_matrix *m, const vptq_cu
 {
     const vptq_vq_shape *s = &m->q.shape;
     const vptq_cuda_small *small = &r->small;
-    const size_t most = min(g->n, (size_t)VPTQ_CUDA_GEMM_BATCH);
-    const auto *plan = &small->plan[(most - 1) / VPTQ_CUDA_SMALL_STEP];
-    const size_t n = min(most, (size_t)plan->columns * plan->ways);
+    const size_t limit = min(g->n, (size_t)VPTQ_CUDA_GEMM_BATCH);
+    const auto *plan = &small->plan[(limit - 1) / VPTQ_CUDA_SMALL_STEP];
+    const size_t n = min(limit, (size_t)plan->columns * plan->ways);
     const uint32_t split =
-        vptq_cuda_blocks(r->most_chunks, vptq_cuda_blocks(r->most_chunks, plan->split));
+        vptq_cuda_blocks(r->max_chunks, vptq_cuda_blocks(r->max_chunks, plan->split));
     const bool sums = r->count > 1;
     gemm_job j = {};
     const vptq_status st =
@@ -389,12 +391,13 @@ vptq_status vptq_cuda_vq_gemm(vptq_dev *dev, const vptq_matrix *m, const vptq_cu
     j.n_tiles = vptq_cuda_blocks(n, COLUMNS);
     j.each = vptq_cuda_blocks(j.n_tiles, plan->ways);
     j.ways = vptq_cuda_blocks(j.n_tiles, j.each);
-    j.stage_at = small->smem.partial_at;
-    j.x_at = j.stage_at + (small->staged ? VPTQ_CUDA_GEMM_STAGE : 0);
+    j.stage_offset = small->smem.partial_offset;
+    j.x_offset = j.stage_offset + (small->staged ? VPTQ_CUDA_GEMM_STAGE : 0);
     j.sums = sums;
     *rows = n;
     const unsigned blocks = vptq_cuda_blocks(s->out, plan->rows) * j.ways * split;
     return vptq_cuda_check(port_launch(kernel_of(j.each), blocks, THREADS,
-                                       j.x_at + 2 * (size_t)j.each * X_TILE, dev->stream, j),
+                                       j.x_offset + 2 * (size_t)j.each * X_CHUNK_BYTES,
+                                       dev->stream, j),
                            "vq_gemv", err);
 }

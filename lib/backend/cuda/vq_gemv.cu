@@ -1,20 +1,20 @@
-/* vq_gemv on the run-time layout of plan_layout.h: codes select rows of a codebook in shared
- * (or global) memory, tensor cores multiply them with x; docs/gpu.md has the picture.  Here is
- * the row, and the kernel for up to 16 rows of x, which stay in registers; for more there is
- * cuda_vq_gemm.cu.  A block: some output rows, its share of the columns of every stripe.
+/* vq_gemv on the run-time layout of plan_layout.h: codes select centroids in shared or global
+ * memory and tensor cores multiply them by x (docs/gpu.md explains the method). This file has
+ * the op and the kernel for up to 16 tokens, which stay in registers; vq_gemm.cu handles more.
+ * A block computes some output rows for its share of the columns of every stripe.
  *
- * A product is a chain of sums in an order that follows from shape, plan and number of rows of
- * x: tiles of a chunk and chunks of a warp in float by the tensor cores, warps in a tree, then
- * passes, stripes and blocks in ascending order. */
+ * Sums run in an order that depends on the shape, the plan and the number of tokens only: tiles
+ * and chunks of a warp in the tensor cores, warps as a tree, then passes, stripes and blocks in
+ * ascending order. */
 #include "lib/backend/cuda/vq_tiles.h"
 
 enum {
     WARPS = VPTQ_CUDA_GEMV_WARPS,
     THREADS = WARPS * (int)PORT_LANES,
-    MOST = VPTQ_CUDA_MAX_BATCH /* rows of x */
+    MAX_TOKENS = VPTQ_CUDA_MAX_BATCH /* tokens */
 };
 
-/* Chunks of a warp whose x stays in registers, 16 for each chunk and tile. */
+/* Chunks per warp whose x stays in registers. */
 static constexpr VPTQ_HD unsigned held_chunks(x_form form, vptq_cuda_loop loop)
 {
     if (form != X_FEW)
@@ -22,73 +22,73 @@ static constexpr VPTQ_HD unsigned held_chunks(x_form form, vptq_cuda_loop loop)
     return loop == VPTQ_CUDA_ANYTHING ? 2 : 3;
 }
 
-/* Where things lie in the shared memory of a block, behind the tables. */
-struct gemv_room {
-    uint32_t rows;    /* of x in one launch */
-    uint32_t columns; /* whose partial sums are added up at a time, a power of two ... */
-    uint32_t times;   /* ... and how many times */
-    uint32_t place_at, stage_at, partial_at, sums_at, total;
-    bool sums; /* blocks add up stripes or passes */
+/* Shared memory of a block, after the tables; offsets in bytes. */
+struct gemv_memory {
+    uint32_t rows;    /* tokens of one launch */
+    uint32_t columns; /* tokens whose partial sums are added at once, a power of two */
+    uint32_t times;   /* rounds of that */
+    uint32_t pass_offset, stage_offset, partial_offset, sums_offset, total;
+    bool sums; /* sums over stripes or passes are kept in shared memory */
 };
 
 struct gemv_job {
     const vptq_cuda_stripe *stripes;
     uint32_t count;
     product_out o;
-    uint32_t rows; /* of a range */
-    gemv_room room;
+    uint32_t rows; /* output rows of a cluster */
+    gemv_memory memory;
 };
 
-/* ---- what a block has summed up ---- */
+/* ---- results of a block ---- */
 
-/* A pass over some chunks of a stripe, in shared memory.  Teams of `size` warps take the pairs
- * of vector rows in turn, the warps of a team every size-th chunk. */
-struct pass_place {
+/* A pass over some chunks of a stripe, in shared memory. Teams of `size` warps take pairs of
+ * vector rows in turn; the warps of a team take every size-th chunk. */
+struct pass_state {
     stripe_view stripe;
     uint32_t row0, rows, range, rank; /* of the block */
-    uint32_t pair0, end;              /* pairs of vector rows */
-    uint32_t rounds;                  /* in each of them every team takes one */
+    uint32_t first_pair, end;         /* pairs of vector rows */
+    uint32_t rounds;                  /* in each round every team takes one pair */
     uint32_t size, log2_size, teams;
     uint32_t chunk0, chunks;
-    unsigned arrived; /* for join_parts */
+    unsigned arrived; /* used by join_parts */
 };
 
-static_assert(sizeof(pass_place) <= VPTQ_CUDA_GEMV_PASS, "there is room for a pass");
+static_assert(sizeof(pass_state) <= VPTQ_CUDA_GEMV_PASS, "there is memory for a pass");
 
-static __device__ pass_place &place_of(const gemv_job &j)
+static __device__ pass_state &pass_of(const gemv_job &j)
 {
-    return *reinterpret_cast<pass_place *>(shared_at(j.room.place_at));
+    return *reinterpret_cast<pass_state *>(shared_at(j.memory.pass_offset));
 }
 
 static __device__ float *sums_of(const gemv_job &j)
 {
-    return reinterpret_cast<float *>(shared_at(j.room.sums_at));
+    return reinterpret_cast<float *>(shared_at(j.memory.sums_offset));
 }
 
-/* All columns of the block are in the sum. */
-static __device__ void hand_over(const gemv_job &j, uint32_t row, uint32_t b, float sum)
+/* Outputs a sum over all columns of the block. */
+static __device__ void output_sum(const gemv_job &j, uint32_t row, uint32_t b, float sum)
 {
     if (j.o.split == 1)
         finish(j.o, row, b, sum);
     else
-        *part_of(j.o, place_of(j).rank, row, b) = sum;
+        *part_of(j.o, pass_of(j).rank, row, b) = sum;
 }
 
 static __device__ void emit(const gemv_job &j, uint32_t row, uint32_t b, float sum)
 {
-    if (j.room.sums)
-        sums_of(j)[(row - place_of(j).row0) * j.o.n + b] += sum;
+    if (j.memory.sums)
+        sums_of(j)[(row - pass_of(j).row0) * j.o.n + b] += sum;
     else
-        hand_over(j, row, b, sum);
+        output_sum(j, row, b, sum);
 }
 
 /* ---- sums over warps ---- */
 
-/* v[i][q]: row lane / 4 (+ 8 for q >= 2) of the fragment, column 8 i + 2 (lane % 4) + q % 2 of
- * B; of x, once its halves are put together. */
+/* Combines both codebooks and both halves of x. v[i][q] is row lane / 4 (+ 8 for q >= 2) of the
+ * fragment, column 8 i + 2 (lane % 4) + q % 2. */
 template <x_form X>
-static __device__ void put_together(const stripe_view &s, bool tail, const tile_sums<X> &d,
-                                    float v[tiles_out(X)][4])
+static __device__ void combine(const stripe_view &s, bool tail, const tile_sums<X> &d,
+                               float v[tiles_out(X)][4])
 {
     const float main_unit = s.main_unit, residual_unit = s.residual_unit;
     const bool two = s.two;
@@ -108,13 +108,13 @@ static __device__ void put_together(const stripe_view &s, bool tail, const tile_
         v[0][q] += __shfl_xor_sync(port_all, v[0][q], 2);
 }
 
-/* Rows of x [first, first + room.columns) from the fragments of all warps. */
+/* Writes the fragments of all warps for tokens [first, first + memory.columns). */
 template <x_form X>
 static __device__ void put_partial(const gemv_job &j, const float v[tiles_out(X)][4],
                                    uint32_t first, float *partial)
 {
     const unsigned g = port_lane() / 4, t = port_lane() % 4;
-    const uint32_t end = min(first + j.room.columns, min(j.o.n, rows_of_form(X)));
+    const uint32_t end = min(first + j.memory.columns, min(j.o.n, rows_of_form(X)));
 #pragma unroll
     for (unsigned i = 0; i < tiles_out(X); i++)
 #pragma unroll
@@ -126,19 +126,19 @@ static __device__ void put_partial(const gemv_job &j, const float v[tiles_out(X)
         }
 }
 
-/* Every team's sums of one part of a pair, some rows of x at a time.  There are two buffers and
- * one barrier: what is read here is written again the time after the next. */
+/* Adds the warps of every team for one part of a pair, some tokens at a time. There are two
+ * buffers and one barrier: a buffer is written again only the time after the next. */
 template <x_form X>
-static __device__ void add_up(const gemv_job &j, uint32_t round, uint32_t part,
-                              const tile_sums<X> &d)
+static __device__ void add_warps(const gemv_job &j, uint32_t round, uint32_t part,
+                                 const tile_sums<X> &d)
 {
-    const pass_place &p = place_of(j);
-    const uint32_t columns = j.room.columns;
-    uint32_t times = (round * p.stripe.parts + part) * j.room.times;
+    const pass_state &p = pass_of(j);
+    const uint32_t columns = j.memory.columns;
+    uint32_t times = (round * p.stripe.parts + part) * j.memory.times;
     float v[tiles_out(X)][4];
-    put_together<X>(p.stripe, part >= p.stripe.main.pieces, d, v);
+    combine<X>(p.stripe, part >= p.stripe.main.pieces, d, v);
     for (uint32_t first = 0; first < j.o.n; first += columns) {
-        float *partial = reinterpret_cast<float *>(shared_at(j.room.partial_at)) +
+        float *partial = reinterpret_cast<float *>(shared_at(j.memory.partial_offset)) +
                          times++ % 2 * columns * FRAGMENT * (WARPS + 1);
         put_partial<X>(j, v, first, partial);
         __syncthreads();
@@ -147,7 +147,7 @@ static __device__ void add_up(const gemv_job &j, uint32_t round, uint32_t part,
             float sum = b < j.o.n ? partial[cell * (WARPS + 1) + warp] : 0;
             for (uint32_t with = p.size / 2; with; with /= 2)
                 sum += __shfl_xor_sync(port_all, sum, (int)with);
-            const uint32_t pair = p.pair0 + round * p.teams + (warp >> p.log2_size);
+            const uint32_t pair = p.first_pair + round * p.teams + (warp >> p.log2_size);
             const uint32_t row = output_row(p.stripe, j.o.out, part, pair, cell % FRAGMENT);
             if (!(warp & (p.size - 1)) && b < j.o.n && pair < p.end && row != UINT32_MAX)
                 emit(j, row, b, sum);
@@ -157,7 +157,7 @@ static __device__ void add_up(const gemv_job &j, uint32_t round, uint32_t part,
 
 /* ---- a pass over columns ---- */
 
-/* Column lane / 4 of tile i of B is one of x. */
+/* Whether column lane / 4 of group i of B belongs to a token. */
 template <x_form X> static __device__ bool is_used(uint32_t n, unsigned i)
 {
     const uint32_t column = port_lane() / 4;
@@ -181,11 +181,11 @@ static __device__ void load_x(const gemv_job &j, uint32_t first_tile,
         }
 }
 
-static __device__ void place_pass(const gemv_job &j, const vptq_cuda_stripe &s, uint32_t c0,
+static __device__ void start_pass(const gemv_job &j, const vptq_cuda_stripe &s, uint32_t c0,
                                   uint32_t c1)
 {
-    pass_place &p = place_of(j);
-    __syncthreads(); /* all are done with the one before */
+    pass_state &p = pass_of(j);
+    __syncthreads(); /* all threads have finished the pass before */
     if (threadIdx.x == 0) {
         p.stripe = view_of(s);
         p.chunk0 = c0;
@@ -197,43 +197,44 @@ static __device__ void place_pass(const gemv_job &j, const vptq_cuda_stripe &s, 
             p.log2_size++;
         }
         p.teams = WARPS >> p.log2_size;
-        p.pair0 = p.row0 / (2 * s.v);
-        p.end = p.pair0 + (p.rows + 2 * s.v - 1) / (2 * s.v);
-        p.rounds = (p.end - p.pair0 + p.teams - 1) / p.teams;
+        p.first_pair = p.row0 / (2 * s.v);
+        p.end = p.first_pair + (p.rows + 2 * s.v - 1) / (2 * s.v);
+        p.rounds = (p.end - p.first_pair + p.teams - 1) / p.teams;
     }
     __syncthreads();
 }
 
-static __device__ uint32_t pair_of_warp(const pass_place &p, uint32_t round)
+static __device__ uint32_t pair_of_warp(const pass_state &p, uint32_t round)
 {
-    return p.pair0 + round * p.teams + (port_warp() >> p.log2_size);
+    return p.first_pair + round * p.teams + (port_warp() >> p.log2_size);
 }
 
-/* The i-th chunk of a warp, if there is one. */
-static __device__ uint32_t chunk_of_warp(const pass_place &p, uint32_t i)
+/* The i-th chunk of a warp, if it exists. */
+static __device__ uint32_t chunk_of_warp(const pass_state &p, uint32_t i)
 {
     return p.chunk0 + (port_warp() & (p.size - 1)) + i * p.size;
 }
 
-static __device__ bool has_chunk(const pass_place &p, uint32_t i)
+static __device__ bool has_chunk(const pass_state &p, uint32_t i)
 {
     return chunk_of_warp(p, i) < p.chunk0 + p.chunks;
 }
 
 static __device__ unsigned char *stage_of_warp(const gemv_job &j)
 {
-    return shared_at(j.room.stage_at) + port_warp() * PORT_LANES * VPTQ_CUDA_PIECE;
+    return shared_at(j.memory.stage_offset) + port_warp() * PORT_LANES * VPTQ_CUDA_PIECE;
 }
 
-/* Chunks [c0, c1), no more than the warps hold, of all pairs of vector rows of the block. */
+/* Multiplies chunks [c0, c1), at limit as many as the warps hold, for all pairs of vector rows
+ * of the block. */
 template <x_form X, vptq_cuda_loop LOOP>
 static __device__ void run_pass(const gemv_job &j, const vptq_cuda_stripe &stripe, uint32_t c0,
                                 uint32_t c1)
 {
     constexpr unsigned held = held_chunks(X, LOOP);
-    const pass_place &p = place_of(j);
+    const pass_state &p = pass_of(j);
     uint32_t x[held][TILES][tiles_in(X)][2] = {};
-    place_pass(j, stripe, c0, c1);
+    start_pass(j, stripe, c0, c1);
 #pragma unroll
     for (unsigned i = 0; i < held; i++)
         if (has_chunk(p, i))
@@ -260,7 +261,7 @@ static __device__ void run_pass(const gemv_job &j, const vptq_cuda_stripe &strip
                 else
                     multiply_chunk<X, LOOP>(d, p.stripe, part, now, x[i]);
             }
-            add_up<X>(j, round, part, d);
+            add_warps<X>(j, round, part, d);
         }
 }
 
@@ -268,8 +269,9 @@ template <x_form X, vptq_cuda_loop LOOP>
 static __device__ void run_passes(const gemv_job &j, const vptq_cuda_stripe &s, uint32_t c0,
                                   uint32_t c1)
 {
-    constexpr uint32_t most = WARPS * held_chunks(X, LOOP);
-    const uint32_t passes = (c1 - c0 + most - 1) / most, each = (c1 - c0 + passes - 1) / passes;
+    constexpr uint32_t limit = WARPS * held_chunks(X, LOOP);
+    const uint32_t passes = (c1 - c0 + limit - 1) / limit,
+                   each = (c1 - c0 + passes - 1) / passes;
     for (uint32_t c = c0; c < c1; c += each)
         run_pass<X, LOOP>(j, s, c, min(c + each, c1));
 }
@@ -278,7 +280,7 @@ template <x_form X, vptq_cuda_loop LOOP>
 static __device__ void run_stripe(const gemv_job &j, const vptq_cuda_stripe &s)
 {
     const uint32_t each = (s.chunks + j.o.split - 1) / j.o.split;
-    const uint32_t c0 = place_of(j).rank * each, c1 = min(c0 + each, s.chunks);
+    const uint32_t c0 = pass_of(j).rank * each, c1 = min(c0 + each, s.chunks);
     if (c0 >= c1)
         return;
     fill_codebooks(s);
@@ -288,13 +290,12 @@ static __device__ void run_stripe(const gemv_job &j, const vptq_cuda_stripe &s)
         run_passes<X, VPTQ_CUDA_ANYTHING>(j, s, c0, c1);
 }
 
-/* LOOP: of the groups.  Blocks: `split` of each range of output
- * rows. */
+/* LOOP: of the groups. `split` consecutive blocks share a range of output rows. */
 /* budget: gemv_kernel 128 registers */
 template <x_form X, vptq_cuda_loop LOOP>
 __global__ static void __launch_bounds__(THREADS) gemv_kernel(gemv_job j)
 {
-    pass_place &p = place_of(j);
+    pass_state &p = pass_of(j);
     if (threadIdx.x == 0) {
         p.range = blockIdx.x / j.o.split;
         p.rank = blockIdx.x % j.o.split;
@@ -302,20 +303,20 @@ __global__ static void __launch_bounds__(THREADS) gemv_kernel(gemv_job j)
         p.rows = min(j.rows, j.o.out - p.row0);
     }
     __syncthreads();
-    for (uint32_t i = threadIdx.x; j.room.sums && i < p.rows * j.o.n; i += THREADS)
+    for (uint32_t i = threadIdx.x; j.memory.sums && i < p.rows * j.o.n; i += THREADS)
         sums_of(j)[i] = 0;
     for (uint32_t i = 0; i < j.count; i++)
         run_stripe<X, LOOP>(j, j.stripes[i]);
     __syncthreads();
-    for (uint32_t i = threadIdx.x; j.room.sums && i < p.rows * j.o.n; i += THREADS)
-        hand_over(j, p.row0 + i / j.o.n, i % j.o.n, sums_of(j)[i]);
+    for (uint32_t i = threadIdx.x; j.memory.sums && i < p.rows * j.o.n; i += THREADS)
+        output_sum(j, p.row0 + i / j.o.n, i % j.o.n, sums_of(j)[i]);
     if (j.o.split > 1)
         join_parts(j.o, {p.row0, p.rows, 0, j.o.n, p.range}, &p.arrived);
 }
 
-/* ---- the row ---- */
+/* ---- the op ---- */
 
-static uint32_t at_least_power(uint32_t n)
+static uint32_t next_power(uint32_t n)
 {
     uint32_t p = 1;
     while (p < n)
@@ -328,7 +329,7 @@ static x_form form_of(size_t n)
     return n <= rows_of_form(X_FEW) ? X_FEW : n <= rows_of_form(X_SOME) ? X_SOME : X_MANY;
 }
 
-/* Chunks that a block takes through its registers at once, of every stripe. */
+/* Chunks of any stripe that a block holds in registers at once. */
 static uint32_t pass_chunks(const vptq_cuda_runtime *r, uint32_t n)
 {
     const x_form form = form_of(n);
@@ -336,41 +337,41 @@ static uint32_t pass_chunks(const vptq_cuda_runtime *r, uint32_t n)
     return WARPS * (r->any_loop ? any : held_chunks(form, r->loop));
 }
 
-/* Where things lie for n rows of x; false: not all of them fit. */
-static bool fit(const vptq_cuda_runtime *r, size_t limit, uint32_t n, gemv_room *room)
+/* Divides shared memory for n tokens; false if they do not fit. */
+static bool fit(const vptq_cuda_runtime *r, size_t limit, uint32_t n, gemv_memory *memory)
 {
     const vptq_cuda_choice *c = &r->choice;
-    const uint32_t chunks = (r->most_chunks + r->split - 1) / r->split;
-    uint32_t at = c->smem.partial_at;
-    *room = {};
-    room->rows = n;
-    room->sums = r->count > 1 || chunks > pass_chunks(r, n);
-    room->place_at = at;
-    room->stage_at = at += VPTQ_CUDA_GEMV_PASS;
+    const uint32_t chunks = (r->max_chunks + r->split - 1) / r->split;
+    uint32_t at = c->smem.partial_offset;
+    *memory = {};
+    memory->rows = n;
+    memory->sums = r->count > 1 || chunks > pass_chunks(r, n);
+    memory->pass_offset = at;
+    memory->stage_offset = at += VPTQ_CUDA_GEMV_PASS;
     at += r->staged ? VPTQ_CUDA_GEMV_STAGE : 0;
-    room->partial_at = at;
-    const size_t sums = room->sums ? (size_t)c->rows * n * sizeof(float) : 0;
-    for (uint32_t columns = at_least_power(n); columns; columns /= 2) {
+    memory->partial_offset = at;
+    const size_t sums = memory->sums ? (size_t)c->rows * n * sizeof(float) : 0;
+    for (uint32_t columns = next_power(n); columns; columns /= 2) {
         const size_t partial = 2 * (size_t)columns * FRAGMENT * (WARPS + 1) * sizeof(float);
         if (at + partial + sums > limit)
             continue;
-        room->columns = columns;
-        room->times = (n + columns - 1) / columns;
-        room->sums_at = at + (uint32_t)partial;
-        room->total = room->sums_at + (uint32_t)sums;
+        memory->columns = columns;
+        memory->times = (n + columns - 1) / columns;
+        memory->sums_offset = at + (uint32_t)partial;
+        memory->total = memory->sums_offset + (uint32_t)sums;
         return true;
     }
     return false;
 }
 
-/* The most rows of x that a launch can have, n at most; 0: there is no kernel for them. */
+/* Tokens of one launch, at limit n; 0 if no kernel can run. */
 static uint32_t rows_of_launch(const vptq_dev *dev, const vptq_cuda_runtime *r, size_t n,
-                               gemv_room *room)
+                               gemv_memory *memory)
 {
-    uint32_t rows = (uint32_t)min(n, (size_t)MOST);
+    uint32_t rows = (uint32_t)min(n, (size_t)MAX_TOKENS);
     if (r->choice.kernel == VPTQ_CUDA_GEMM_DEQUANT)
         return 0;
-    while (rows && !fit(r, dev->properties.sharedMemPerBlockOptin, rows, room))
+    while (rows && !fit(r, dev->properties.sharedMemPerBlockOptin, rows, memory))
         rows /= 2;
     return rows;
 }
@@ -400,12 +401,12 @@ static gemv_entry kernel_of(x_form form, vptq_cuda_loop loop)
 }
 
 static vptq_status launch(vptq_dev *dev, const vptq_matrix *m, const vptq_cuda_runtime *r,
-                          const gemv_room *room, const vptq_gemv_args *g, vptq_err *err)
+                          const gemv_memory *memory, const vptq_gemv_args *g, vptq_err *err)
 {
     const vptq_vq_shape *s = &m->q.shape;
     const vptq_cuda_choice *c = &r->choice;
-    const x_form form = form_of(room->rows);
-    const size_t n = room->rows;
+    const x_form form = form_of(memory->rows);
+    const size_t n = memory->rows;
     gemv_job j = {};
     const vptq_status st =
         vptq_cuda_product_open(dev, m, r, g, n, form, r->split, r->split > 1, &j.o, err);
@@ -414,14 +415,14 @@ static vptq_status launch(vptq_dev *dev, const vptq_matrix *m, const vptq_cuda_r
     j.stripes = r->stripes;
     j.count = r->count;
     j.rows = c->rows;
-    j.room = *room;
+    j.memory = *memory;
     const unsigned blocks = vptq_cuda_blocks(s->out, c->rows) * r->split;
     const cudaError_t e =
-        port_launch(kernel_of(form, r->loop), blocks, THREADS, room->total, dev->stream, j);
+        port_launch(kernel_of(form, r->loop), blocks, THREADS, memory->total, dev->stream, j);
     return vptq_cuda_check(e, "vq_gemv", err);
 }
 
-/* A tile of *rows decoded rows, of fewer where memory is short, which changes no result. */
+/* Allocates a tile for *rows decoded rows, fewer if memory is short; that changes no result. */
 static vptq_status open_tile(size_t in, size_t *rows, void **tile, vptq_err *err)
 {
     enum { LEAST_ROWS = 64 };
@@ -433,13 +434,13 @@ static vptq_status open_tile(size_t in, size_t *rows, void **tile, vptq_err *err
     return st;
 }
 
-/* The matrix goes through a tile of decoded rows. */
+/* Decodes the matrix in tiles and multiplies each. */
 static vptq_status multiply_decoded(vptq_dev *dev, const vptq_matrix *m,
                                     const vptq_gemv_args *g, vptq_err *err)
 {
-    const size_t most = (size_t)1 << 22; /* floats of the tile */
+    const size_t limit = (size_t)1 << 22; /* floats in a tile */
     const size_t out = m->q.shape.out, in = m->q.shape.in;
-    size_t step = out < most / in ? out : most / in;
+    size_t step = out < limit / in ? out : limit / in;
     void *tile = NULL;
     vptq_status st = open_tile(in, &step, &tile, err);
     for (size_t r = 0; r < out && !st; r += step) {
@@ -466,12 +467,12 @@ static vptq_status multiply_decoded(vptq_dev *dev, const vptq_matrix *m,
     return st;
 }
 
-static vptq_status launch_few(vptq_dev *dev, const vptq_matrix *m, const vptq_cuda_runtime *r,
-                              const vptq_gemv_args *g, size_t *rows, vptq_err *err)
+static vptq_status launch_gemv(vptq_dev *dev, const vptq_matrix *m, const vptq_cuda_runtime *r,
+                               const vptq_gemv_args *g, size_t *rows, vptq_err *err)
 {
-    gemv_room room;
-    *rows = rows_of_launch(dev, r, g->n, &room);
-    return *rows ? launch(dev, m, r, &room, g, err) : VPTQ_OK;
+    gemv_memory memory;
+    *rows = rows_of_launch(dev, r, g->n, &memory);
+    return *rows ? launch(dev, m, r, &memory, g, err) : VPTQ_OK;
 }
 
 vptq_status vptq_cuda_vq_gemv(vptq_dev *dev, const vptq_matrix *m, const vptq_gemv_args *g,
@@ -487,12 +488,12 @@ vptq_status vptq_cuda_vq_gemv(vptq_dev *dev, const vptq_matrix *m, const vptq_ge
         return st;
     const bool more = g->n >= r->small.from && g->n <= r->small.to;
     vptq_gemv_args left = *g;
-    if (!more && g->n > MOST)
+    if (!more && g->n > MAX_TOKENS)
         return multiply_decoded(dev, m, g, err);
     while (!st && left.n) {
         size_t rows = 0;
         st = more ? vptq_cuda_vq_gemm(dev, m, r, &left, &rows, err)
-                  : launch_few(dev, m, r, &left, &rows, err);
+                  : launch_gemv(dev, m, r, &left, &rows, err);
         if (!st && !rows)
             return multiply_decoded(dev, m, &left, err);
         left.x += rows * left.ldx;

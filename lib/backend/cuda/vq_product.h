@@ -1,32 +1,33 @@
-/* What the kernels that multiply by a packed matrix share: how x comes in, how results go out.
- * For cuda_vq_*.cu alone. */
+/* Internal: input and output of the kernels that multiply by a packed matrix. For vq_*.cu only.
+ */
 #ifndef VPTQ_BACKEND_CUDA_PRODUCT_H
 #define VPTQ_BACKEND_CUDA_PRODUCT_H
 
 #include "lib/backend/cuda/matrix.h"
 
 enum {
-    FRAGMENT = 16, /* output rows of a product of the tensor cores */
-    COLUMNS = 8    /* of a product: rows of x, or halves of them */
+    FRAGMENT = 16, /* output rows of a tensor core product */
+    COLUMNS = 8    /* columns of a tensor core product: tokens, or halves of them */
 };
 
-/* How rows of x become columns of B, in tiles of 8: as two halves of 11 bits (hi + lo), whose
- * products fall into columns of their own or into the same ones, or as one alone. */
+/* How tokens become columns of B, in groups of 8: as two halves of 11 bits (hi + lo), whose
+ * products go to the same or to separate columns, or rounded to one. */
 enum x_form {
-    X_FEW,  /* up to 4 rows: hi in columns 0..3, lo in 4..7 */
-    X_SOME, /* up to 8: hi in one tile, lo in another one */
-    X_MANY  /* any number: hi alone, 8 rows a tile */
+    X_FEW,  /* up to 4 tokens: hi in columns 0..3, lo in 4..7 */
+    X_SOME, /* up to 8: hi in one group, lo in another */
+    X_MANY  /* any number: hi only, 8 tokens per group */
 };
 
-/* x in the order of the columns of the layout, times the scale of the columns and the power of
- * two that brings its row's largest value to 2^14..2^15. */
+/* x in the order of the layout's columns, times the scale of the columns and a power of two
+ * that brings the largest value of each token to 2^14..2^15. */
 struct product_x {
-    const uint2 *fragments; /* [n-tiles][tiles][lanes] */
+    const uint2 *fragments; /* [groups of 8][tiles][lanes] */
     uint32_t tiles;
-    const float *start, *factor; /* [n]: sum of x * bias; what sums of the row are times */
+    const float *start, *factor; /* [n] sum of x * bias; factor of the products of the token */
 };
 
-/* The product of some rows for which r->small is made: *rows of them (cuda_vq_gemm.cu). */
+/* Multiplies the first *rows tokens with GEMM_SMALL, for which r->small must be planned
+ * (vq_gemm.cu). */
 vptq_status vptq_cuda_vq_gemm(vptq_dev *dev, const vptq_matrix *m, const vptq_cuda_runtime *r,
                               const vptq_gemv_args *g, size_t *rows, vptq_err *err);
 
@@ -36,14 +37,12 @@ struct product_out {
     product_x x;
     vptq_gemv_args g;
     uint32_t n, out, split; /* split: blocks that share the columns of their rows */
-    float *parts;           /* [split][n][out]: sums that are not whole yet */
+    float *parts;           /* [split][n][out] partial sums */
     unsigned *arrived;      /* zeros */
 };
 
-/* What a kernel needs of the first n rows of g->x, brought in on the device's stream, and of
- * where their results go: with `sums` there is room for parts, [split][n][out].  Valid until
- * the next call that takes scratch memory (cuda_vq_x.cu).  VPTQ_E_NOMEM, or what the launch
- * says. */
+/* Converts the first n tokens of g->x on the device's stream and fills *o. With `sums` there is
+ * memory for parts, [split][n][out]. Valid until the next use of scratch memory (vq_x.cu). */
 vptq_status vptq_cuda_product_open(vptq_dev *dev, const vptq_matrix *m,
                                    const vptq_cuda_runtime *r, const vptq_gemv_args *g,
                                    size_t n, x_form form, uint32_t split, bool sums,
@@ -62,14 +61,14 @@ static __device__ inline float *part_of(const product_out &o, uint32_t rank, uin
     return o.parts + ((size_t)rank * o.n + b) * o.out + row;
 }
 
-/* Results [row0, row0 + rows) x [b0, b0 + count) that `split` blocks share. */
+/* Results [row0, row0 + rows) x [b0, b0 + count), to which `split` blocks contribute. */
 struct product_share {
     uint32_t row0, rows, b0, count;
-    uint32_t counter; /* of `arrived`, theirs alone */
+    uint32_t counter; /* index of their counter in `arrived` */
 };
 
-/* The block that comes last adds up what all of them have, in their order; *arrived is in
- * shared memory. */
+/* The last block to arrive adds the parts of all blocks in order. *arrived is in shared memory.
+ */
 static __device__ inline void join_parts(const product_out &o, product_share s,
                                          unsigned *arrived)
 {

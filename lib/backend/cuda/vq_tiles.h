@@ -1,5 +1,5 @@
-/* Inner parts of the kernels of cuda_vq_gemv.cu and cuda_vq_gemm.cu: codebooks on their way
- * into shared memory, codes, look-ups; and products of a chunk of codes with x in registers. */
+/* Internal: inner loops of vq_gemv.cu and vq_gemm.cu: loading codebooks into shared memory,
+ * codes, lookups, and products of a chunk of codes with x in registers. */
 #ifndef VPTQ_BACKEND_CUDA_VQ_TILES_H
 #define VPTQ_BACKEND_CUDA_VQ_TILES_H
 
@@ -11,7 +11,7 @@ static constexpr VPTQ_HD unsigned rows_of_form(x_form form)
 {
     return form == X_FEW ? 4 : form == X_SOME ? 8 : 16;
 }
-/* Of B, and of products. */
+/* Groups of 8 columns of B, and of the products. */
 static constexpr VPTQ_HD unsigned tiles_in(x_form form)
 {
     return form == X_FEW ? 1 : 2;
@@ -28,7 +28,7 @@ static __device__ unsigned char *shared_at(uint32_t byte)
     return static_cast<unsigned char *>(port_shared_dynamic()) + byte;
 }
 
-/* Where the first of a centroid's rows is. */
+/* The first row of a centroid. */
 static __device__ uint32_t home_row(const vptq_cuda_table &t, uint32_t rank)
 {
     return t.replicas ? rank * t.replicas : vptq_cuda_row(&t, 0, rank);
@@ -39,7 +39,7 @@ static __device__ unsigned char *tail_of(const vptq_cuda_table &t, unsigned char
     return base + (size_t)t.pieces * t.rows * VPTQ_CUDA_PIECE;
 }
 
-/* Once from global memory. */
+/* Loads one copy of the codebook from global memory. */
 static __device__ void fill_home(const vptq_cuda_codebook &b)
 {
     const vptq_cuda_table &t = b.table;
@@ -73,7 +73,7 @@ static __device__ void copy_row(const vptq_cuda_table &t, unsigned char *base, s
     }
 }
 
-/* Then from there to its other places. */
+/* Makes the other copies from the first. */
 static __device__ void fill_copies(const vptq_cuda_codebook &b)
 {
     const vptq_cuda_table &t = b.table;
@@ -90,7 +90,7 @@ static __device__ void fill_copies(const vptq_cuda_codebook &b)
 
 static __device__ void fill_codebooks(const vptq_cuda_stripe &s)
 {
-    __syncthreads(); /* the stripe before is done with its own */
+    __syncthreads(); /* the stripe before no longer needs its codebooks */
     fill_home(s.main);
     fill_home(s.residual);
     port_copy_commit();
@@ -101,26 +101,26 @@ static __device__ void fill_codebooks(const vptq_cuda_stripe &s)
     __syncthreads();
 }
 
-/* ---- a stripe as the loops see it ---- */
+/* ---- views of a stripe ---- */
 
-/* A codebook. */
+/* A codebook as the loops read it. */
 struct codebook_view {
-    const unsigned char *base; /* of shared or global memory */
-    uint32_t at;               /* the same as a byte of shared memory */
-    uint32_t rows, pieces;     /* rows: of a piece there */
+    const unsigned char *base; /* in shared or global memory */
+    uint32_t at;               /* the same as an offset in shared memory */
+    uint32_t rows, pieces;     /* rows: of each piece */
     uint32_t stride, slots;    /* row of a code = code * stride + lane % slots */
     bool shared;
 };
 
-/* In shared memory, because registers hold x: one thread writes it, all read it again and
- * again. */
+/* Kept in shared memory because registers hold x: one thread writes it, all read it repeatedly.
+ */
 struct stripe_view {
     codebook_view main, residual;
-    const uint4 *codes, *words; /* a lane's 8 codes; words, bytes: of the residual codebook */
+    const uint4 *codes, *words; /* 8 codes per lane; words, bytes: of the residual codebook */
     const uint2 *bytes;
     uint32_t chunks, v, parts; /* parts: pieces and tail of a centroid */
     float main_unit, residual_unit;
-    bool two; /* there is a residual codebook */
+    bool two; /* has a residual codebook */
 };
 
 static __device__ codebook_view view_of(const vptq_cuda_codebook &b, bool bytes)
@@ -155,7 +155,7 @@ static __device__ stripe_view view_of(const vptq_cuda_stripe &s)
 
 /* ---- a chunk of codes ---- */
 
-/* Codes of a lane for the 8 tiles of a chunk. */
+/* A lane's codes for the 8 tiles of a chunk. */
 struct chunk_codes {
     uint4 main, residual;
 };
@@ -188,7 +188,7 @@ static __device__ unsigned code8(const uint4 &w, unsigned tile)
     return word_of(w, tile / 4) >> tile % 4 * 8 & 0xff;
 }
 
-/* Output row of a fragment's row; UINT32_MAX for padding. */
+/* Output row of row `row` of a fragment; UINT32_MAX for padding. */
 static __device__ inline uint32_t output_row(const stripe_view &s, uint32_t out, uint32_t part,
                                              uint32_t pair, uint32_t row)
 {
@@ -201,7 +201,7 @@ static __device__ inline uint32_t output_row(const stripe_view &s, uint32_t out,
 
 /* ---- a tile ---- */
 
-/* Sums over two vector rows x 8 columns each.  Of a tail, `main` has both. */
+/* Sums for two vector rows x 8 columns. For a tail, `main` holds both codebooks. */
 template <x_form X> struct tile_sums {
     float main[tiles_out(X)][4], residual[tiles_out(X)][4];
 };
@@ -215,7 +215,7 @@ static __device__ void multiply(float d[tiles_out(X)][4], const uint32_t a[4],
         port_mma_f16(d[i % tiles_out(X)], a, x[i]);
 }
 
-/* The fragment of a piece of every lane's row, wherever the codebook is. */
+/* Loads the fragment of one piece of every lane's row. */
 static __device__ void look_up(const codebook_view &b, uint32_t piece, unsigned row,
                                unsigned char *stage, uint32_t a[4])
 {
@@ -228,12 +228,12 @@ static __device__ void look_up(const codebook_view &b, uint32_t piece, unsigned 
     }
     port_ldmatrix_trans(a, at);
     if (!b.shared)
-        __syncwarp(); /* the next one writes there */
+        __syncwarp(); /* the staging area may be overwritten */
 }
 
-/* 4 values of 2 vector rows are half a fragment: vector row g / 4, value g % 4 in row g = lane
- * / 4.  Each lane fetches the values of its 4 columns by itself; low: columns 0..7,
- * high: 8..15. */
+/* Loads the fragment of a tail. 4 values of 2 vector rows are half a fragment: row g = lane / 4
+ * holds value g % 4 of vector row g / 4. Each lane fetches the values of its 4 columns; low:
+ * columns 0..7, high: 8..15. */
 static __device__ void look_up_tail(const codebook_view &b, unsigned row, uint32_t *low,
                                     uint32_t *high)
 {
@@ -250,33 +250,33 @@ static __device__ void look_up_tail(const codebook_view &b, unsigned row, uint32
     *high = value[2] | value[3] << 16;
 }
 
-/* Pieces out of shared memory. */
+/* Multiplies a chunk whose pieces are in shared memory. */
 template <x_form X, vptq_cuda_loop LOOP>
 static __device__ void multiply_chunk(tile_sums<X> &d, const stripe_view &s, uint32_t part,
                                       const chunk_codes &c,
                                       const uint32_t x[TILES][tiles_in(X)][2])
 {
     const uint32_t stride = s.residual.stride, slot = port_lane() & (s.residual.slots - 1);
-    const uint32_t main_at = s.main.at + part * s.main.rows * VPTQ_CUDA_PIECE;
-    const uint32_t residual_at = s.residual.at + part * s.residual.rows * VPTQ_CUDA_PIECE;
+    const uint32_t main_offset = s.main.at + part * s.main.rows * VPTQ_CUDA_PIECE;
+    const uint32_t residual_offset = s.residual.at + part * s.residual.rows * VPTQ_CUDA_PIECE;
 #pragma unroll
     for (unsigned tile = 0; tile < TILES; tile++) {
         uint32_t a[4];
-        port_ldmatrix_trans(a, shared_at(main_at + code16(c.main, tile) * VPTQ_CUDA_PIECE));
+        port_ldmatrix_trans(a, shared_at(main_offset + code16(c.main, tile) * VPTQ_CUDA_PIECE));
         multiply<X>(d.main, a, x[tile]);
         if (LOOP == VPTQ_CUDA_WITH_BYTES)
             port_ldmatrix_trans(
-                a, shared_at((residual_at + slot * VPTQ_CUDA_PIECE) +
+                a, shared_at((residual_offset + slot * VPTQ_CUDA_PIECE) +
                              code8(c.residual, tile) * (stride * VPTQ_CUDA_PIECE)));
         if (LOOP == VPTQ_CUDA_WITH_WORDS)
             port_ldmatrix_trans(
-                a, shared_at(residual_at + code16(c.residual, tile) * VPTQ_CUDA_PIECE));
+                a, shared_at(residual_offset + code16(c.residual, tile) * VPTQ_CUDA_PIECE));
         if (LOOP != VPTQ_CUDA_MAIN_ALONE)
             multiply<X>(d.residual, a, x[tile]);
     }
 }
 
-/* The same of any stripe. */
+/* The same for any stripe. */
 template <x_form X>
 static __device__ void multiply_any(tile_sums<X> &d, const stripe_view &s, uint32_t part,
                                     const chunk_codes &c, unsigned char *stage,

@@ -1,5 +1,5 @@
-/* Rows of x on their way to a product with a packed matrix: in the order of its columns,
- * scaled, in float16 fragments (cuda_product.h). */
+/* Converts tokens for products with a packed matrix: in the order of its columns, scaled, as
+ * float16 fragments (vq_product.h). */
 #include <float.h>
 
 #include "lib/backend/cuda/vq_product.h"
@@ -22,8 +22,8 @@ static __device__ float scaled(const x_job &j, const float *x, size_t channel)
     return j.scale ? x[channel] * j.scale[channel] : x[channel];
 }
 
-/* The power of two that brings a value with these bits to 2^14..2^15; 1 for what is no number.
- */
+/* Returns the power of two that brings a value with these bits to 2^14..2^15; 1 for NaN and
+ * infinity. */
 static __device__ float to_top(unsigned bits)
 {
     enum { TOP = 14, BIAS = 127, MANTISSA = 23, LIMIT = 100 };
@@ -39,14 +39,14 @@ static __device__ unsigned pack(float low, float high)
            (unsigned)__half_as_ushort(__float2half_rn(high)) << 16;
 }
 
-/* What float16 leaves of a value. */
+/* What rounding to float16 loses. */
 static __device__ float rest(float value)
 {
     const float kept = __half2float(__float2half_rn(value));
     return fabsf(kept) <= FLT_MAX ? value - kept : 0;
 }
 
-/* A column of B is a row of x, or one of its halves.  Block: a row of x. */
+/* A column of B is a token or one of its halves. One block per token. */
 /* budget: gemv_x_kernel 64 registers */
 __global__ static void __launch_bounds__(X_THREADS) gemv_x_kernel(x_job j)
 {
@@ -65,7 +65,7 @@ __global__ static void __launch_bounds__(X_THREADS) gemv_x_kernel(x_job j)
         j.start[b] = (float)sum;
         j.factor[b] = 1 / up;
     }
-    const size_t next = (size_t)j.tiles * PORT_LANES; /* tile of B */
+    const size_t next = (size_t)j.tiles * PORT_LANES; /* next group of columns of B */
     for (uint32_t i = threadIdx.x; i < j.tiles * 4; i += X_THREADS) {
         const uint32_t tile = i / 4, t = i % 4;
         float v[4];

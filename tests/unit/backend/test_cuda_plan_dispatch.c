@@ -78,10 +78,10 @@ static void test_places(void **state)
 {
     (void)state;
     vptq_cuda_smem s = fit(8, 4096, 256, VPTQ_CUDA_SMEM_SMALL, 1, 1);
-    assert_int_equal(s.main_at, 0);
-    assert_int_equal(s.residual_at, 65536);
-    assert_int_equal(s.partial_at, 65536 + 32768);
-    assert_int_equal(s.sums_at, 65536 + 32768 + 2048);
+    assert_int_equal(s.main_offset, 0);
+    assert_int_equal(s.residual_offset, 65536);
+    assert_int_equal(s.partial_offset, 65536 + 32768);
+    assert_int_equal(s.sums_offset, 65536 + 32768 + 2048);
     assert_int_equal(s.total, 65536 + 32768 + 2048);
     vptq_err err = {0};
     vptq_cuda_smem_want w = {.shape = make_shape(4096, 4096, 8, 4096, 256), .batch = 4};
@@ -94,8 +94,8 @@ static void test_places(void **state)
     w.rows = 40;
     assert_ok(vptq_cuda_smem_fit(&w, &s, &err), &err);
     assert_true(s.tables.outlier.shared); /* in the place of the others: 64 KB */
-    assert_int_equal(s.sums_at, s.partial_at + 8192);
-    assert_int_equal(s.total, s.sums_at + 640);
+    assert_int_equal(s.sums_offset, s.partial_offset + 8192);
+    assert_int_equal(s.total, s.sums_offset + 640);
     w.shape.k0 = 65536; /* 512 KB */
     assert_ok(vptq_cuda_smem_fit(&w, &s, &err), &err);
     assert_false(s.tables.outlier.shared);
@@ -325,8 +325,8 @@ static void check_choice(const vptq_cuda_chip *chip, const vptq_vq_shape *s)
     assert_true(c->smem.total <= chip->smem);
     assert_true(c->blocks >= 1 && c->blocks <= chip->sms);
     assert_true(c->balance > 0 && c->balance <= 1 + 1e-9);
-    assert_true(c->smem.residual_at % 128 == 0 && c->smem.partial_at % 128 == 0 &&
-                c->smem.sums_at % 128 == 0 && c->smem.total % 128 == 0);
+    assert_true(c->smem.residual_offset % 128 == 0 && c->smem.partial_offset % 128 == 0 &&
+                c->smem.sums_offset % 128 == 0 && c->smem.total % 128 == 0);
     assert_true((uint64_t)c->rows * (c->blocks / c->split) >= s->out);
     for (int kernel = 0; kernel <= VPTQ_CUDA_GEMV_DIRECT; kernel++)
         if (!vptq_cuda_predict(chip, s, PLANNED, (vptq_cuda_kernel)kernel, 2, &other, NULL) &&
@@ -365,7 +365,7 @@ static void test_small_products(void **state)
         assert_int_equal(t->main.replicas, list[i].main_replicas);
         assert_int_equal(t->main.copies, !list[i].main_replicas);
         assert_int_equal(t->residual.replicas, list[i].replicas);
-        assert_int_equal(c.smem.total, c.smem.partial_at + 512 * VPTQ_CUDA_GEMM_COLUMNS);
+        assert_int_equal(c.smem.total, c.smem.partial_offset + 512 * VPTQ_CUDA_GEMM_COLUMNS);
     }
     /* 32 rows of x: 32 columns are 8 lines of x for two fragments, 96 bytes of codes go to 8
      * warps; 512 tiles */
