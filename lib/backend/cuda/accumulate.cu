@@ -192,7 +192,7 @@ static vptq_status alloc_sort(vptq_dev *dev, labelled *a, size_t doubles, void *
     }
 }
 
-/* Adds up the vectors of every centroid; without c valid is no objective. */
+/* Adds up the vectors of every centroid; without c no objective is computed. */
 static vptq_status sum_by_label(vptq_dev *dev, labelled *a, const float *c, double *sums,
                                 double *weights, double *objective, const char *row,
                                 vptq_err *err)

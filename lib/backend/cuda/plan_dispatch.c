@@ -204,7 +204,7 @@ static vptq_status predict_gemv(const vptq_cuda_chip *chip, const vptq_vq_shape 
     return VPTQ_OK;
 }
 
-/* Chooses the tables of GEMM_SMALL and the largest number of tokens that fits beside them.
+/* Chooses the tables of GEMM_SMALL and the largest number of tokens that fits after them.
  * Large codebooks are stored once, because their codes choose copies of another table. */
 static vptq_status fit_small(const vptq_cuda_chip *chip, const vptq_vq_shape *s,
                              vptq_cuda_smem *smem, uint32_t *columns, vptq_err *err)

@@ -38,7 +38,7 @@ const vptq_cuda_chip *vptq_cuda_chip_search(const char *name);
 typedef enum vptq_cuda_kernel {
     VPTQ_CUDA_GEMV_SMEM,   /* up to 16 tokens, codebooks in shared memory */
     VPTQ_CUDA_GEMV_DIRECT, /* up to 16 tokens, the main codebook through L2 */
-    VPTQ_CUDA_GEMM_SMALL, /* any number; one copy of the codebooks in shared memory, beside x */
+    VPTQ_CUDA_GEMM_SMALL,  /* any number; one copy of the codebooks in shared memory, with x */
     VPTQ_CUDA_GEMM_DEQUANT /* tiles of the matrix are decoded, then multiplied by gemm */
 } vptq_cuda_kernel;
 enum { VPTQ_CUDA_KERNELS = 4 };

@@ -3,14 +3,15 @@
  *
  * A block searches up to SEARCH_VECTORS vectors at once: every thread scores some of the
  * centroids (loaded once for all vectors) and keeps its nearest, then the threads' keys are
- * joined. The arithmetic is float:
- * - one codebook: |c|^2 - 2 x c, a chain of fused multiplications that starts with |c|^2, as in
- * assign;
- * - pairs: |x - c|^2 + (|r|^2 - 2 (x - c) r), the second part as for one codebook; every main
- * centroid that is tried takes the residual centroid with the smallest second part;
- * - a found choice against one to keep: the sum of (x - (c + r))^2 in order. Which main
- * centroids are tried and which choice wins depends only on the order of (score, index) pairs:
- * not on threads, blocks or the number of vectors searched at once. */
+ * joined.  The arithmetic is float:
+ *   - one codebook: |c|^2 - 2 x c, a chain of fused multiplications that starts with |c|^2, as
+ *     in assign;
+ *   - pairs: |x - c|^2 + (|r|^2 - 2 (x - c) r), the second part as for one codebook; every main
+ *     centroid that is tried takes the residual centroid with the smallest second part;
+ *   - a found choice against one to keep: the sum of (x - (c + r))^2 in order.
+ *
+ * Which main centroids are tried and which choice wins depends only on the order of (score,
+ * index) pairs: not on threads, blocks or the number of vectors searched at once. */
 #ifndef VPTQ_BACKEND_CUDA_SEARCH_H
 #define VPTQ_BACKEND_CUDA_SEARCH_H
 
