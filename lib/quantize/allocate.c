@@ -1,4 +1,4 @@
-/* A budget of bits -> settings of every matrix. */
+/* Chooses the settings of every matrix for a bit budget. */
 #include <math.h>
 #include <string.h>
 
@@ -8,7 +8,7 @@
 #include "lib/quantize/internal.h"
 #include "lib/quantize/sensitivity.h"
 
-/* Fewer vectors per centroid than this are no choice: the prediction does not reach there. */
+/* Fewer vectors per centroid are not offered: the prediction of losses does not cover them. */
 enum { VECTORS_PER_CENTROID = 4, NO_RATE = UINT32_MAX };
 
 typedef struct allocation {
@@ -19,7 +19,7 @@ typedef struct allocation {
     vptq_allocate_problem problem;
     size_t *first;                 /* [matrices + 1] */
     vptq_allocate_option *options; /* bits, and cost in the units of the mode */
-    uint32_t *rate_of;             /* of each option; NO_RATE = settings as they are */
+    uint32_t *rate_of;             /* of each option; NO_RATE = keep the settings */
     uint64_t weights, budget;      /* of all matrices */
     size_t *choice;
 } allocation;
@@ -35,13 +35,13 @@ static vptq_encoder_settings with_rate(const vptq_encoder_settings *s, const vpt
 
 /* ---- options ---- */
 
-/* What a loss does to the output hardly depends on its level: a matrix of small relative loss
- * matters as much as its neighbours.  On SmolLM2-135M the sum of the measured divergences at
- * 2.2 (3) bits is 0.785 (0.285) for power 0, 0.780 (0.281) for 1/4, 0.835 (0.312) for
- * 1/2, 1.045 (0.388) for 1, and 0.803 (0.359) with one setting for all. */
+/* The effect of a loss on the output hardly depends on its level: a matrix with a small
+ * relative loss matters as much as the others.  On SmolLM2-135M the sum of the measured
+ * divergences at 2.2 (3) bits is 0.785 (0.285) for power 0, 0.780 (0.281) for 1/4, 0.835
+ * (0.312) for 1/2, 1.045 (0.388) for 1, and 0.803 (0.359) with one setting for all. */
 static const double PROXY_POWER = 0.25;
 
-/* What one unit of predicted loss relative to the quick encoding costs at matrix i. */
+/* Cost of one unit of predicted loss, relative to the quick encoding, at matrix i. */
 static double price(const allocation *a, size_t i, uint32_t out, uint32_t in)
 {
     const vptq_sensitivity *m = a->measured ? &a->measured[i] : NULL;
@@ -56,7 +56,7 @@ static double price(const allocation *a, size_t i, uint32_t out, uint32_t in)
     return (double)out * in;
 }
 
-/* Whether matrix settings `s` can be at [out, in], with vectors enough to train the codebooks.
+/* Whether settings `s` are valid for [out, in] and leave enough vectors to train the codebooks.
  */
 static bool possible(const vptq_encoder_settings *s, uint32_t out, uint32_t in, uint64_t *bits)
 {
@@ -98,17 +98,17 @@ static vptq_status list_matrix(allocation *a, size_t i, vptq_err *err)
     vptq_linear_full_name(name, m->layer, m->linear);
     return vptq_fail(
         err, VPTQ_E_ARG,
-        "%s: none of the settings to choose from goes with %u rows, %u columns and "
+        "%s: none of the settings to choose from is valid for %u rows, %u columns and "
         "the other settings",
         name, out, in);
 }
 
 static vptq_status list_options(allocation *a, vptq_arena *arena, vptq_err *err)
 {
-    const size_t most = a->matrices * (a->rates + 1);
+    const size_t max = a->matrices * (a->rates + 1);
     a->first = vptq_arena_zalloc(arena, a->matrices + 1, sizeof *a->first, err);
-    a->options = vptq_arena_alloc(arena, most, sizeof *a->options, err);
-    a->rate_of = vptq_arena_alloc(arena, most, sizeof *a->rate_of, err);
+    a->options = vptq_arena_alloc(arena, max, sizeof *a->options, err);
+    a->rate_of = vptq_arena_alloc(arena, max, sizeof *a->rate_of, err);
     a->choice = vptq_arena_alloc(arena, a->matrices, sizeof *a->choice, err);
     if (!a->first || !a->options || !a->rate_of || !a->choice)
         return VPTQ_E_NOMEM;
@@ -129,7 +129,7 @@ static vptq_status too_small(const allocation *a, uint64_t least, vptq_err *err)
 
 /* ---- one setting for all ---- */
 
-/* Sums of rate r over all matrices; false when one cannot have it. */
+/* Sums rate r over all matrices and chooses it for them; false if it is not valid for one. */
 static bool sum_rate(const allocation *a, uint32_t r, vptq_allocate_option *sum)
 {
     *sum = (vptq_allocate_option){0};
@@ -162,7 +162,7 @@ static vptq_status choose_uniform(allocation *a, vptq_err *err)
     }
     if (least == UINT64_MAX)
         return vptq_fail(err, VPTQ_E_ARG,
-                         "none of the settings to choose from goes with every matrix");
+                         "none of the settings to choose from is valid for every matrix");
     if (rate == NO_RATE)
         return too_small(a, least, err);
     sum_rate(a, rate, &sum);
@@ -181,7 +181,7 @@ static vptq_status choose(allocation *a, vptq_err *err)
 
 /* ---- measuring ---- */
 
-/* In the work directory, where there is one, under its lock. */
+/* Measures the matrices; saves to the work directory, if given, under its lock. */
 static vptq_status measure(allocation *a, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;

@@ -1,9 +1,10 @@
-/* Hessians from the quantize run itself.  Whoever measures before the run proper (an allocation
- * of bits) gets those of the model as it is; the run then begins at block 0 again.  With
- * --sequential a linear's inputs are those that passed the finished matrices before it, in
- * blocks before and in its own, read from the work directory: what was made by an interrupted
- * run is all that the next one needs. */
-#include "lib/quantize/calibrate.h"
+/* Calibration inside a quantize run: a source of Hessians that runs the model over the text.
+ *
+ * Measurements before the run (bit allocation) use the original model; the run then starts
+ * again at block 0.  With --sequential the inputs of a matrix have passed through all finished
+ * matrices before it, which are read from the work directory, so that an interrupted run can
+ * resume. */
+#include "lib/quantize/internal.h"
 
 #include <math.h>
 #include <string.h>
@@ -14,7 +15,8 @@
 
 enum { NO_LAYER = UINT32_MAX };
 
-/* What one part of the windows gives for the block at hand; sequential: for the input. */
+/* Moments of one part of the windows for the current block; sequential: for the current input.
+ */
 typedef struct part_moments {
     float *lower[VPTQ_INPUT_COUNT];
     float *kv;
@@ -25,17 +27,17 @@ typedef struct calibration {
     vptq_quantizer *q;
     vptq_calibrator calibrator;
     bool started;
-    bool measuring;   /* began before the run proper: one stream */
-    vptq_arena arena; /* of the moments and what they are made in */
-    uint32_t layer;   /* that the moments are of; NO_LAYER = none yet */
-    vptq_input input; /* sequential: and the input */
+    bool measuring;   /* started for measurements before the run: never sequential */
+    vptq_arena arena; /* of the moments */
+    uint32_t layer;   /* of the moments; NO_LAYER = none yet */
+    vptq_input input; /* of the moments, if sequential */
     part_moments part[VPTQ_PART_COUNT];
     float *mean;
 } calibration;
 
-/* ---- quantized linears ---- */
+/* ---- quantized matrices ---- */
 
-/* Linears before this one read inputs before `input`. */
+/* The first linear layer that reads `input` or a later one. */
 static int linears_before(vptq_input input)
 {
     int l = 0;
@@ -44,8 +46,8 @@ static int linears_before(vptq_input input)
     return l;
 }
 
-/* Opens the finished matrices of a layer, up to those that read `input`; behind them the
- * model's. */
+/* Fills `linear` with the finished matrices of a layer up to those that read `input`, and with
+ * the original ones from there on.  *open = number of files to release. */
 static vptq_status open_linears(const calibration *k, uint32_t layer, vptq_input input,
                                 vptq_layer_file file[VPTQ_LINEAR_COUNT],
                                 vptq_weight linear[VPTQ_LINEAR_COUNT], int *open, vptq_err *err)
@@ -68,7 +70,7 @@ static vptq_status open_linears(const calibration *k, uint32_t layer, vptq_input
         if (strcmp(file[l].fingerprint, k->q->fingerprint)) {
             ++*open;
             return vptq_fail(err, VPTQ_E_MISMATCH,
-                             "%s is of a run with other settings: sequential calibration of "
+                             "%s is from a run with other settings: sequential calibration of "
                              "later layers needs layer %u quantized with those of this run",
                              path, layer);
         }
@@ -84,7 +86,7 @@ static vptq_status take_sum(calibration *k, const vptq_hessian_sum *s, const cha
     return vptq_calibrator_finish(s, k->calibrator.layer, input, lower, k->mean, err);
 }
 
-/* The term of k and v added to the Hessian of q, k and v. */
+/* Makes the Hessian of k and v: that of q, k and v plus the weighted term. */
 static vptq_status take_kv(calibration *k, const part_moments *m, vptq_err *err)
 {
     const vptq_calibrator *c = &k->calibrator;
@@ -101,6 +103,7 @@ static vptq_status take_kv(calibration *k, const part_moments *m, vptq_err *err)
     return VPTQ_OK;
 }
 
+/* Copies the calibrator's sums for one part of the windows. */
 static vptq_status take(void *arg, vptq_calibrator *c, vptq_part part, vptq_err *err)
 {
     calibration *k = arg;
@@ -119,7 +122,7 @@ static vptq_status take(void *arg, vptq_calibrator *c, vptq_part part, vptq_err 
     return VPTQ_OK;
 }
 
-/* One step of two streams, through what is finished of the block. */
+/* One step of a sequential calibration through the finished matrices of the block. */
 static vptq_status step(calibration *k, vptq_calibrator_fn fn, vptq_err *err)
 {
     vptq_layer_file file[VPTQ_LINEAR_COUNT];
@@ -142,9 +145,9 @@ static vptq_status floats(calibration *k, size_t count, float **out, vptq_err *e
     return *out ? VPTQ_OK : VPTQ_E_NOMEM;
 }
 
-/* Of one part; the inputs of a sequential run come one after another and share theirs. */
-static vptq_status make_part(calibration *k, part_moments *m, bool held_out, size_t widest,
-                             vptq_err *err)
+/* Allocates one part.  The inputs of a sequential run come one after another and share it. */
+static vptq_status alloc_part(calibration *k, part_moments *m, bool held_out, size_t widest,
+                              vptq_err *err)
 {
     const vptq_model_desc *d = k->q->model.desc;
     const bool sequential = k->calibrator.opt.sequential;
@@ -171,43 +174,39 @@ static vptq_status make_part(calibration *k, part_moments *m, bool held_out, siz
     return VPTQ_OK;
 }
 
-static vptq_status make_room(calibration *k, vptq_err *err)
+static vptq_status alloc_parts(calibration *k, vptq_err *err)
 {
-    size_t widest = 0;
+    const size_t widest = vptq_widest_input(k->q->model.desc);
 
-    for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
-        const size_t n = vptq_input_size(k->q->model.desc, (vptq_input)i);
-        widest = n > widest ? n : widest;
-    }
     VPTQ_CHECK(floats(k, widest, &k->mean, err));
     for (int part = 0; part < VPTQ_PART_COUNT; part++)
         if (k->calibrator.windows[part])
-            VPTQ_CHECK(make_part(k, &k->part[part], part == VPTQ_PART_HELD_OUT, widest, err));
+            VPTQ_CHECK(alloc_part(k, &k->part[part], part == VPTQ_PART_HELD_OUT, widest, err));
     return VPTQ_OK;
 }
 
-/* About what the encoder takes for the largest matrix: some copies of the weights, factor and
- * metric. */
+/* Estimates the bytes that the encoder needs for the largest matrix: some copies of the
+ * weights, the factor and the metric. */
 static size_t encoder_memory(const vptq_model_desc *d)
 {
     enum { PER_WEIGHT = 32, PER_ENTRY = 24 };
-    size_t most = 0;
+    size_t largest = 0;
     for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
         uint32_t out, in;
         vptq_linear_shape(d, (vptq_linear)l, &out, &in);
         const size_t bytes = (size_t)out * in * PER_WEIGHT + (size_t)in * in * PER_ENTRY;
-        most = bytes > most ? bytes : most;
+        largest = bytes > largest ? bytes : largest;
     }
-    return most;
+    return largest;
 }
 
-/* From the checkpoint or from block 0 on; again, where that lies behind. */
+/* Starts or restarts the calibration at the checkpoint file or at block 0. */
 static vptq_status start(calibration *k, uint32_t layer, vptq_err *err)
 {
     vptq_quantizer *q = k->q;
     vptq_calibrate_options opt = *q->opt->calibrate;
 
-    if (k->started && k->measuring && q->manifest) /* of no use for what is run now */
+    if (k->started && k->measuring && q->manifest) /* the run cannot use its checkpoint */
         vptq_calibrator_forget(q->opt->work);
     k->measuring = !q->manifest;
     opt.sequential = opt.sequential && !k->measuring;
@@ -218,13 +217,13 @@ static vptq_status start(calibration *k, uint32_t layer, vptq_err *err)
     VPTQ_CHECK(vptq_calibrator_plan(q->dev, &q->model, &opt, &k->calibrator, err));
     k->calibrator.run = opt.sequential ? vptq_hash(q->fingerprint, 16, 0) : 0;
     k->calibrator.reserve = encoder_memory(q->model.desc);
-    VPTQ_CHECK(make_room(k, err));
+    VPTQ_CHECK(alloc_parts(k, err));
     VPTQ_CHECK(vptq_calibrator_start(&k->calibrator, q->opt->work, layer, q->last, err));
     k->started = true;
     return VPTQ_OK;
 }
 
-/* Two streams: brings both in front of the layer's input and sums its moments. */
+/* Sequential: advances to the layer's input and sums its moments. */
 static vptq_status step_to(calibration *k, uint32_t layer, vptq_input input, vptq_err *err)
 {
     vptq_calibrator *c = &k->calibrator;
@@ -238,6 +237,7 @@ static vptq_status step_to(calibration *k, uint32_t layer, vptq_input input, vpt
     return step(k, take, err);
 }
 
+/* Not sequential: advances to the layer and sums the moments of all its inputs. */
 static vptq_status run_to(calibration *k, uint32_t layer, vptq_err *err)
 {
     vptq_calibrator *c = &k->calibrator;
@@ -249,15 +249,15 @@ static vptq_status run_to(calibration *k, uint32_t layer, vptq_err *err)
     return vptq_calibrator_run(c, take, k, err);
 }
 
-/* Makes the moments of an input ready. */
-static vptq_status bring(calibration *k, uint32_t layer, vptq_input input, vptq_err *err)
+/* Makes the moments of an input available. */
+static vptq_status advance(calibration *k, uint32_t layer, vptq_input input, vptq_err *err)
 {
     vptq_calibrator *c = &k->calibrator;
     const bool fresh = !k->started || k->measuring != !k->q->manifest;
 
     if (!fresh && k->layer == layer && (!c->opt.sequential || k->input == input))
         return VPTQ_OK;
-    /* what lies behind is run again */
+    /* the calibrator only moves forward: earlier inputs need a restart */
     if (fresh || layer < c->layer ||
         (c->opt.sequential && layer == c->layer && input < c->next))
         VPTQ_CHECK(start(k, layer, err));
@@ -289,7 +289,7 @@ static vptq_status load(const vptq_hessian_source *s, uint32_t layer, vptq_input
     const part_moments *held_out = &k->part[VPTQ_PART_HELD_OUT];
 
     (void)columns;
-    VPTQ_CHECK(bring(k, layer, input, err));
+    VPTQ_CHECK(advance(k, layer, input, err));
     *h = (vptq_input_hessians){.plain = main->lower[input],
                                .kv = input == VPTQ_INPUT_QKV ? main->kv : NULL,
                                .held_out = held_out->lower[input],
@@ -300,7 +300,7 @@ static vptq_status load(const vptq_hessian_source *s, uint32_t layer, vptq_input
 
 static void release(const vptq_hessian_source *s, vptq_input_hessians *h)
 {
-    (void)s; /* the moments stay for the other inputs */
+    (void)s; /* the calibration keeps the moments for the other inputs */
     *h = (vptq_input_hessians){0};
 }
 
@@ -308,7 +308,7 @@ static void close_source(vptq_hessian_source *s)
 {
     calibration *k = s->state;
     if (k->started && k->measuring &&
-        k->q->opt->work) /* the run proper would have removed it */
+        k->q->opt->work) /* the run that would have removed it did not start */
         vptq_calibrator_forget(k->q->opt->work);
     vptq_calibrator_release(&k->calibrator);
     vptq_arena_release(&k->arena);
@@ -340,7 +340,7 @@ vptq_status vptq_calibration_open(vptq_quantizer *q, vptq_err *err)
 
 /* ---- targets ---- */
 
-/* k and v look at tokens with other weights, in their targets as in what they minimize. */
+/* The moments of a target; k and v use the same token weights as in their Hessian. */
 static vptq_target_moments moments_of(vptq_linear l, const vptq_quantize_row *row,
                                       const float *w, const float *plain,
                                       const vptq_input_shifts *s)
@@ -365,13 +365,13 @@ vptq_status vptq_calibration_target(vptq_quantizer *q, const vptq_input_hessians
         moments_of(q->linear, row, *w, h->held_out, &h->held_out_shifts);
 
     row->corrected = true;
-    const double most = q->opt->calibrate->correction;
-    if (!(most > 0) || !h->held_out) /* nothing tells how much is too much */
+    const double max = q->opt->calibrate->correction;
+    if (!(max > 0) || !h->held_out) /* only held-out tokens show how much is too much */
         return VPTQ_OK;
     float *target = vptq_arena_alloc(arena, count, sizeof *target, err);
     if (!target)
         return VPTQ_E_NOMEM;
-    VPTQ_CHECK(vptq_target_find(q->dev, &moments, &held_out, most, target, &choice, err));
+    VPTQ_CHECK(vptq_target_find(q->dev, &moments, &held_out, max, target, &choice, err));
     row->alpha = choice.alpha;
     row->alpha_damping = choice.damping;
     row->alpha_gain = choice.gain;

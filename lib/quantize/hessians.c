@@ -1,3 +1,4 @@
+/* A directory of Hessians as the source of a quantize run. */
 #include "lib/quantize/hessians.h"
 
 #include <math.h>
@@ -28,19 +29,19 @@ static vptq_status load_kv(const vptq_hessian_source *s, uint32_t layer, uint32_
                                     h->mixed, err);
 }
 
-/* One file of the directory itself or of its held-out Hessians, which are all of one kind. */
+/* Loads one file and checks that it is a diagonal or a full matrix as the others. */
 static vptq_status load_file(const vptq_hessian_source *s, const char *dir, uint32_t layer,
                              vptq_input input, uint32_t columns, vptq_hessian_file *f,
                              vptq_err *err)
 {
-    vptq_status st = vptq_hessian_dir_load(dir, layer, input, columns, s->mem, f, err);
-    if (!st && (f->diagonal != NULL) != s->diagonal)
-        st = vptq_fail(err, VPTQ_E_MISMATCH,
-                       "'%s': the Hessian of layer %u input %s is %s, but hessian.json says "
-                       "that all are %s",
-                       dir, layer, vptq_input_name(input), f->diagonal ? "a diagonal" : "whole",
-                       s->diagonal ? "diagonals" : "whole");
-    return st;
+    VPTQ_CHECK(vptq_hessian_dir_load(dir, layer, input, columns, s->mem, f, err));
+    if ((f->diagonal != NULL) == s->diagonal)
+        return VPTQ_OK;
+    return vptq_fail(
+        err, VPTQ_E_MISMATCH,
+        "'%s': the Hessian of layer %u input %s is a %s, hessian.json expects a %s", dir, layer,
+        vptq_input_name(input), f->diagonal ? "diagonal" : "full matrix",
+        s->diagonal ? "diagonal" : "full matrix");
 }
 
 static vptq_status dir_load(const vptq_hessian_source *s, uint32_t layer, vptq_input input,
@@ -63,83 +64,82 @@ out:
     return st;
 }
 
-/* A directory of this model and of these layers. */
-static vptq_status open_dir(const char *dir, const char *model, uint32_t first, uint32_t last,
+/* Opens a directory and checks its model and layers. */
+static vptq_status open_dir(const char *dir, const vptq_hessian_source_options *o,
                             vptq_hessian_dir *h, vptq_err *err)
 {
-    vptq_status st = vptq_hessian_dir_open(dir, h, err);
-    if (st)
-        return st;
-    if (!vptq_hessian_is_of(h->model_fingerprint, model))
+    VPTQ_CHECK(vptq_hessian_dir_open(dir, h, err));
+    if (!vptq_hessian_is_of(h->model_fingerprint, o->model_fingerprint))
         return vptq_fail(err, VPTQ_E_MISMATCH,
-                         "'%s' holds the hessians of another model: model_fingerprint is %s, "
-                         "that of this one is %s",
-                         dir, h->model_fingerprint, model);
-    if (first < h->first_layer || last > h->last_layer)
-        return vptq_fail(err, VPTQ_E_MISMATCH, "'%s' holds layers %u-%u, expected layers %u-%u",
-                         dir, h->first_layer, h->last_layer, first, last);
+                         "'%s' has the Hessians of another model: its model_fingerprint is %s, "
+                         "this model's is %s",
+                         dir, h->model_fingerprint, o->model_fingerprint);
+    if (o->first_layer < h->first_layer || o->last_layer > h->last_layer)
+        return vptq_fail(err, VPTQ_E_MISMATCH, "'%s' has layers %u-%u, expected layers %u-%u",
+                         dir, h->first_layer, h->last_layer, o->first_layer, o->last_layer);
     return VPTQ_OK;
 }
 
-static vptq_status take_factor(const char *dir, const vptq_hessian_dir *h, double factor,
-                               double *taken, vptq_err *err)
+static vptq_status choose_factor(const vptq_hessian_source_options *o,
+                                 const vptq_hessian_dir *h, double *factor, vptq_err *err)
 {
     bool has_term = h->weights != VPTQ_WEIGHTS_PLAIN;
 
-    *taken = isnan(factor) ? (has_term ? h->factor : 0) : factor;
-    if (!(*taken >= 0 && isfinite(*taken)))
+    *factor = isnan(o->kv_factor) ? (has_term ? h->factor : 0) : o->kv_factor;
+    if (!(*factor >= 0 && isfinite(*factor)))
         return vptq_fail(err, VPTQ_E_ARG,
-                         "the factor of the term of k and v is %g, expected 0 or more", *taken);
-    if (*taken > 0 && !has_term)
+                         "the factor of the term of k and v is %g, expected 0 or more",
+                         *factor);
+    if (*factor > 0 && !has_term)
         return vptq_fail(err, VPTQ_E_MISMATCH,
-                         "'%s' holds no term of k and v that a factor of %g could multiply "
-                         "(vptq-hessian --weights)",
-                         dir, *taken);
+                         "'%s' has no term of k and v for the factor of %g; collect it with "
+                         "vptq-hessian --weights",
+                         o->dir, *factor);
     return VPTQ_OK;
 }
 
-/* The place of held-out Hessians: `given`, or what `dir` keeps; "" = none. */
-static vptq_status find_held_out(const char *dir, const vptq_hessian_dir *h, const char *given,
-                                 char *path, size_t size, vptq_err *err)
+/* Writes the directory of held-out Hessians to path: the given one, or that of o->dir; "" =
+ * none.
+ */
+static vptq_status find_held_out(const vptq_hessian_source_options *o,
+                                 const vptq_hessian_dir *h, char *path, size_t size,
+                                 vptq_err *err)
 {
-    if (!given && h->held_out_tokens)
-        return vptq_path_join(path, size, dir, VPTQ_HESSIAN_HOLDOUT, err);
-    int n = snprintf(path, size, "%s", given ? given : "");
+    if (!o->held_out && h->held_out_tokens)
+        return vptq_path_join(path, size, o->dir, VPTQ_HESSIAN_HOLDOUT, err);
+    int n = snprintf(path, size, "%s", o->held_out ? o->held_out : "");
     if (n < 0 || (size_t)n >= size)
-        return vptq_fail(err, VPTQ_E_ARG, "the path '%.80s...' is too long", given);
+        return vptq_fail(err, VPTQ_E_ARG, "the path '%.80s...' is too long", o->held_out);
     return VPTQ_OK;
 }
 
-vptq_status vptq_hessian_source_open(const char *dir, const char *held_out, double kv_factor,
-                                     const char *model, uint32_t first, uint32_t last,
-                                     vptq_mem *mem, vptq_hessian_source *s, vptq_err *err)
+vptq_status vptq_hessian_source_open(const vptq_hessian_source_options *o, vptq_mem *mem,
+                                     vptq_hessian_source *s, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     vptq_hessian_dir h, other;
 
-    *s =
-        (vptq_hessian_source){.load = dir_load, .release = dir_release, .mem = mem, .dir = dir};
-    VPTQ_TRY(open_dir(dir, model, first, last, &h, err));
-    VPTQ_TRY(take_factor(dir, &h, kv_factor, &s->kv_factor, err));
+    *s = (vptq_hessian_source){
+        .load = dir_load, .release = dir_release, .mem = mem, .dir = o->dir};
+    VPTQ_CHECK(open_dir(o->dir, o, &h, err));
+    VPTQ_CHECK(choose_factor(o, &h, &s->kv_factor, err));
     memcpy(s->fingerprint, h.fingerprint, sizeof s->fingerprint);
     s->tokens = h.tokens;
     s->diagonal = h.diagonal;
-    VPTQ_TRY(find_held_out(dir, &h, held_out, s->held_out_dir, sizeof s->held_out_dir, err));
+    VPTQ_CHECK(find_held_out(o, &h, s->held_out_dir, sizeof s->held_out_dir, err));
     if (!s->held_out_dir[0])
-        goto out;
-    VPTQ_TRY(open_dir(s->held_out_dir, model, first, last, &other, err));
+        return VPTQ_OK;
+    VPTQ_CHECK(open_dir(s->held_out_dir, o, &other, err));
     if (other.diagonal != h.diagonal)
-        st = vptq_fail(err, VPTQ_E_MISMATCH, "'%s' holds %s, expected %s as in '%s'",
-                       s->held_out_dir,
-                       other.diagonal ? "diagonals of Hessians" : "whole Hessians",
-                       h.diagonal ? "diagonals" : "whole ones", dir);
-    else if (!strcmp(other.fingerprint, h.fingerprint))
-        st = vptq_fail(err, VPTQ_E_MISMATCH,
-                       "'%s' and '%s' hold the hessians of the same tokens", dir,
-                       s->held_out_dir);
+        return vptq_fail(err, VPTQ_E_MISMATCH, "'%s' has %s, expected %s as in '%s'",
+                         s->held_out_dir,
+                         other.diagonal ? "diagonals of Hessians" : "full Hessians",
+                         h.diagonal ? "diagonals" : "full Hessians", o->dir);
+    if (!strcmp(other.fingerprint, h.fingerprint))
+        return vptq_fail(err, VPTQ_E_MISMATCH,
+                         "'%s' and '%s' have the Hessians of the same tokens", o->dir,
+                         s->held_out_dir);
     memcpy(s->held_out_fingerprint, other.fingerprint, sizeof s->held_out_fingerprint);
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 void vptq_hessians_of(const vptq_input_hessians *h, vptq_linear l, vptq_encoder_input *input)

@@ -1,61 +1,64 @@
-/* Where a quantize run gets the Hessians of a matrix from.  A directory is one source; whatever
- * makes them while the run goes on is another one: it fills a vptq_hessian_source of its own.
- */
+/* Internal to lib/quantize: sources of the Hessians of a matrix.  hessians.c implements a
+ * directory, calibrate.c a calibration during the run. */
 #ifndef VPTQ_QUANTIZE_HESSIANS_H
 #define VPTQ_QUANTIZE_HESSIANS_H
 
 #include "hessian/collect.h"
 #include "lib/encoder/encode.h"
 
-/* What a sequential calibration's targets come from, besides the Hessian, of the tokens learnt
- * from or of those held out; NULL = none. */
+/* Moments for the targets of a sequential calibration.  x and h are inputs and hidden states of
+ * the original model, x~ and h~ those of the quantized one; NULL = none. */
 typedef struct vptq_input_shifts {
-    const float *shift;         /* E[(x - x~) x~^T] [hidden, hidden]; of q, k, v, gate and up */
-    const float *drift;         /* E[(h - h~) x~^T] [hidden, n]; of o and down */
-    const float *kv, *kv_shift; /* as k_proj and v_proj weight tokens: a Hessian, and shift */
+    const float *shift; /* E[(x - x~) x~^T] [hidden, hidden]; for q, k, v, gate and up */
+    const float *drift; /* E[(h - h~) x~^T] [hidden, n]; for o and down */
+    const float *kv, *kv_shift; /* Hessian and shift with the token weights of k and v */
 } vptq_input_shifts;
 
 /* The Hessians of one input of a block: packed lower triangles [n (n + 1) / 2]. */
 typedef struct vptq_input_hessians {
     const float *plain;
-    const float *kv;       /* that k_proj and v_proj minimize; NULL = the plain one */
+    const float *kv;       /* minimized by k_proj and v_proj; NULL = the plain one */
     const float *held_out; /* NULL = none */
     vptq_input_shifts shifts, held_out_shifts;
-    /* what they point into, where the source is a directory */
+    /* owners of the arrays, if the source is a directory */
     vptq_hessian_file file, held_out_file;
     float *mixed;
 } vptq_input_hessians;
 
 typedef struct vptq_hessian_source vptq_hessian_source;
 struct vptq_hessian_source {
-    /* for the manifest: what decides the bytes of a matrix */
+    /* for the manifest: everything that affects the bytes of a matrix */
     char fingerprint[17];
     char held_out_fingerprint[17]; /* "" = no held-out Hessians */
-    double kv_factor;              /* 0 = k and v have the plain Hessian */
-    uint64_t tokens;               /* 0 = not known */
-    bool diagonal;                 /* nothing but diagonals are known: zeros beside them */
-    /* Gives the Hessians of `columns` columns; release takes them back. */
+    double kv_factor;              /* 0 = k and v use the plain Hessian */
+    uint64_t tokens;               /* 0 = unknown */
+    bool diagonal;                 /* only diagonals are known, all other entries are 0 */
+    /* Loads the Hessians of an input of `columns` columns, to be released by `release`. */
     vptq_status (*load)(const vptq_hessian_source *s, uint32_t layer, vptq_input input,
                         uint32_t columns, vptq_input_hessians *h, vptq_err *err);
     void (*release)(const vptq_hessian_source *s, vptq_input_hessians *h);
     void (*close)(vptq_hessian_source *s); /* NULL = nothing to close */
     vptq_mem *mem;
-    void *state; /* of a source that is no directory */
+    void *state; /* of a source that is not a directory */
     const char *dir;
     char held_out_dir[4096]; /* "" = none */
 };
 
-/* The source for directory `dir` and held-out Hessians (NULL: what `dir` itself keeps) of the
- * model with fingerprint `model` and layers first to last.  kv_factor: of the term of k and v,
- * NAN = the directory's, 0 = none.  VPTQ_E_MISMATCH for Hessians of another model, without
- * these layers, or without the term that the factor asks for, and for held-out diagonals beside
- * whole Hessians or the other way round. */
-vptq_status vptq_hessian_source_open(const char *dir, const char *held_out, double kv_factor,
-                                     const char *model, uint32_t first, uint32_t last,
-                                     vptq_mem *mem, vptq_hessian_source *s,
-                                     vptq_err *err) VPTQ_MUST_CHECK;
+typedef struct vptq_hessian_source_options {
+    const char *dir;
+    const char *held_out; /* directory; NULL = the held-out Hessians that `dir` keeps */
+    double kv_factor;     /* of the term of k and v; NAN = that of `dir`, 0 = none */
+    const char *model_fingerprint; /* of the model that the Hessians must belong to */
+    uint32_t first_layer, last_layer;
+} vptq_hessian_source_options;
 
-/* The three Hessians of linear `l`, which reads the input. */
+/* Opens a directory as a source; o->dir must outlive it.  VPTQ_E_MISMATCH for Hessians of
+ * another model, missing layers, a missing term of k and v, or if only one of `dir` and the
+ * held-out Hessians has full matrices. */
+vptq_status vptq_hessian_source_open(const vptq_hessian_source_options *o, vptq_mem *mem,
+                                     vptq_hessian_source *s, vptq_err *err) VPTQ_MUST_CHECK;
+
+/* Sets the three Hessians of `input` for linear layer `l`. */
 void vptq_hessians_of(const vptq_input_hessians *h, vptq_linear l, vptq_encoder_input *input);
 
 #endif

@@ -1,6 +1,8 @@
-/* A quantize run: what its parts share (pipeline_quantize.c runs it, pipeline_plan.c is what
- * comes before any work, pipeline_manifest.c keeps quantize.json, pipeline_rows.c the rows of
- * report.jsonl). */
+/* Internal to lib/quantize: the state of a quantize run and the steps that share it.
+ *
+ * quantize.c runs it.  plan.c and allocate.c prepare it, calibrate.c produces Hessians during
+ * the run, manifest.c keeps quantize.json and the work directory, rows.c the rows of
+ * report.jsonl. */
 #ifndef VPTQ_QUANTIZE_INTERNAL_H
 #define VPTQ_QUANTIZE_INTERNAL_H
 
@@ -20,20 +22,20 @@ typedef struct vptq_quantizer {
     vptq_model model;
     char base_fingerprint[17];
     uint32_t first, last;         /* layers, inclusive */
-    vptq_arena arena;             /* of the table of settings */
+    vptq_arena arena;             /* of the tables below */
     vptq_matrix_settings *matrix; /* [layers * VPTQ_LINEAR_COUNT] */
     json_t *rules;                /* of the recipe, or NULL */
     vptq_hessian_source hessians;
     double *predicted; /* [layers * VPTQ_LINEAR_COUNT] losses; NULL without allocation */
     /* the work directory */
     json_t *manifest;     /* quantize.json */
-    char fingerprint[17]; /* of everything that decides the bytes of a matrix */
+    char fingerprint[17]; /* of everything that affects the bytes of a matrix */
     vptq_buf report;      /* report.jsonl so far */
     /* sums over the rows so far */
     uint64_t bits, weights;
     double loss, held_out, predicted_loss;
-    uint64_t all_weights; /* of the layers to be done */
-    /* being worked on, for the progress line */
+    uint64_t all_weights; /* of the layers to quantize */
+    /* the current matrix, for the progress line */
     uint32_t layer;
     vptq_linear linear;
 } vptq_quantizer;
@@ -44,58 +46,83 @@ static inline const vptq_matrix_settings *vptq_quantizer_matrix(const vptq_quant
     return &q->matrix[(size_t)layer * VPTQ_LINEAR_COUNT + (size_t)l];
 }
 
-/* ---- before any work (pipeline_plan.c) ---- */
+/* Columns of the widest matrix of a block. */
+static inline uint32_t vptq_widest_input(const vptq_model_desc *d)
+{
+    uint32_t widest = 0;
+    for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
+        const uint32_t n = vptq_input_size(d, (vptq_input)i);
+        widest = n > widest ? n : widest;
+    }
+    return widest;
+}
+
+/* ---- planning (plan.c, allocate.c) ---- */
 
 /* Opens the model, makes the table of settings and checks it. */
 vptq_status vptq_plan_settings(vptq_quantizer *q, vptq_err *err) VPTQ_MUST_CHECK;
-/* Opens the source of Hessians, and warns of one that is made of few tokens. */
+/* Opens the source of Hessians.  Warns if it has few tokens or only diagonals. */
 vptq_status vptq_plan_hessians(vptq_quantizer *q, vptq_err *err) VPTQ_MUST_CHECK;
-/* Weights that are not finite, in every matrix that will be looked at: VPTQ_E_NUMERIC naming
- * tensor and place. */
+/* Checks that all weights the run needs are finite: VPTQ_E_NUMERIC with tensor, row and column.
+ */
 vptq_status vptq_plan_weights(const vptq_quantizer *q, vptq_err *err) VPTQ_MUST_CHECK;
-/* Settings that cannot be, and warnings of codebooks larger than what they are trained on. */
+/* Rejects impossible settings.  Warns of codebooks larger than their training data. */
 vptq_status vptq_plan_check(const vptq_quantizer *q, vptq_err *err) VPTQ_MUST_CHECK;
 
-/* Settings of all matrices from a budget of bits (pipeline_allocate.c); Hessians first. */
+/* Chooses the settings of all matrices for a bit budget; needs the Hessians. */
 vptq_status vptq_plan_allocate(vptq_quantizer *q, vptq_err *err) VPTQ_MUST_CHECK;
-/* Whether that looks at every matrix of the model first.  One setting for all is chosen
- * without, so that it needs no Hessians; a dry run that has them predicts its losses. */
+/* Whether allocation measures every matrix of the model first.  One setting for all matrices
+ * needs no measurements, but a dry run with Hessians measures to predict its losses. */
 static inline bool vptq_allocate_measures(const vptq_quantize_options *o)
 {
     return o->bits > 0 && (o->allocate != VPTQ_ALLOCATE_UNIFORM || (o->dry_run && o->hessians));
 }
 
-/* ---- the work directory (pipeline_manifest.c) ---- */
+/* ---- calibration during the run (calibrate.c) ---- */
+
+/* Plans the calibration of q->opt and makes it the source q->hessians.  The model runs block by
+ * block, from the first Hessian that is loaded on. */
+vptq_status vptq_calibration_open(vptq_quantizer *q, vptq_err *err) VPTQ_MUST_CHECK;
+
+/* In a sequential run: replaces *w by the corrected target of the row's matrix, in `arena`, and
+ * notes in the row how much of the correction was applied. */
+vptq_status vptq_calibration_target(vptq_quantizer *q, const vptq_input_hessians *h,
+                                    vptq_quantize_row *row, vptq_arena *arena, const float **w,
+                                    vptq_err *err) VPTQ_MUST_CHECK;
+
+/* ---- the work directory (manifest.c) ---- */
 
 #define VPTQ_SENSITIVITY_FILE "sensitivity.json"
 
-/* Whether the work directory may be begun or continued there. */
+/* Fails if the output path holds anything but a work directory. */
 vptq_status vptq_work_check_own(const vptq_quantizer *q, vptq_err *err) VPTQ_MUST_CHECK;
 
+/* Makes q->manifest and q->fingerprint. */
 vptq_status vptq_manifest_make(vptq_quantizer *q, vptq_err *err) VPTQ_MUST_CHECK;
-/* Writes it into the work directory.  One of another run is VPTQ_E_MISMATCH naming the first
- * key that differs; with force its matrices are removed. */
+/* Writes the manifest into the work directory.  VPTQ_E_MISMATCH with the first differing key if
+ * the directory belongs to another run; with `force` the matrices of that run are removed. */
 vptq_status vptq_manifest_open(const vptq_quantizer *q, vptq_err *err) VPTQ_MUST_CHECK;
-/* Path of a finished matrix. */
+/* Path of the file of a finished matrix. */
 vptq_status vptq_matrix_path(const vptq_quantizer *q, uint32_t layer, vptq_linear l,
                              char path[PATH_MAX], vptq_err *err) VPTQ_MUST_CHECK;
 
-/* ---- rows (pipeline_rows.c) ---- */
+/* ---- rows (rows.c) ---- */
 
-/* Shape, settings and bits. */
+/* A row with shape, settings and bits. */
 vptq_quantize_row vptq_row_make(const vptq_quantizer *q, uint32_t layer, vptq_linear l);
-/* One line of JSON, everything that is the same on every run; freed by the caller with free().
- */
+/* The row as one line of JSON, without anything that differs between equal runs; `planned`
+ * leaves out losses.  The caller frees *text with free(). */
 vptq_status vptq_row_json(const vptq_quantize_row *r, bool planned, char **text,
                           vptq_err *err) VPTQ_MUST_CHECK;
-/* *text becomes the row of the finished matrix at `path` and `row` gets its losses; NULL when
- * there is none of this run: a damaged or foreign one is reported and made again. */
+/* Reads the report row of the finished matrix at `path` into *text and its losses into *row.
+ * Sets *text to NULL if the file is missing, damaged or from another run; the matrix is then
+ * quantized again. */
 vptq_status vptq_row_reuse(const vptq_quantizer *q, const char *path, vptq_quantize_row *row,
                            char **text, vptq_err *err) VPTQ_MUST_CHECK;
-/* Adds the row to the sums and to report.jsonl, and tells the caller. */
+/* Adds the row to the sums and to report.jsonl, and calls q->fn. */
 vptq_status vptq_row_account(vptq_quantizer *q, vptq_quantize_row *row, const char *text,
                              vptq_err *err) VPTQ_MUST_CHECK;
-/* Writes report.jsonl; `all`: with the rows of layers that another run has done. */
+/* Writes report.jsonl; `all`: with the rows of layers from earlier runs. */
 vptq_status vptq_rows_write(vptq_quantizer *q, bool all, vptq_err *err) VPTQ_MUST_CHECK;
 
 #endif

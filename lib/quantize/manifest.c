@@ -1,4 +1,4 @@
-/* quantize.json of a work directory: what the run is, held against what another run left. */
+/* The work directory and its quantize.json, which identifies the run. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -12,7 +12,7 @@
 
 enum { WORK_FORMAT = 1, JSON_LIMIT = 8 << 20, KEY = 256 };
 
-/* What decides the bytes of a matrix, in the order in which differences are looked for. */
+/* Keys that affect the bytes of a matrix, in the order in which they are compared. */
 static const char *const identity[] = {"tool",
                                        "base_fingerprint",
                                        "hessian_fingerprint",
@@ -41,7 +41,7 @@ static vptq_status hash_manifest(vptq_quantizer *q, vptq_err *err)
     return VPTQ_OK;
 }
 
-/* The settings of matrices that differ from those of the whole model, by name. */
+/* By name, the settings of matrices that differ from those of the whole model. */
 static json_t *matrices_json(const vptq_quantizer *q)
 {
     char name[VPTQ_NAME_MAX];
@@ -70,7 +70,7 @@ static vptq_status resolve(const char *path, char full[PATH_MAX], vptq_err *err)
     return vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot resolve '%s'", path);
 }
 
-/* Paths are stored in full: the directory may be read from anywhere. */
+/* Stores absolute paths, because the directory may be read from anywhere. */
 vptq_status vptq_manifest_make(vptq_quantizer *q, vptq_err *err)
 {
     const vptq_encoder_settings *s = q->opt->settings;
@@ -111,8 +111,8 @@ static bool same(const json_t *a, const json_t *b)
     return (!a && !b) || json_equal(a, b);
 }
 
-/* The first difference of two values: `key` grows to its path, *a and *b become what is there.
- * Objects are gone into; both have passed the parser's bound on depth. */
+/* Descends to the first difference inside two objects: appends its path to `key` and sets *a
+ * and *b to its values.  The parser bounds the depth. */
 static void narrow(const json_t **a, const json_t **b, char key[KEY])
 {
     while (json_is_object(*a) && json_is_object(*b)) {
@@ -147,15 +147,15 @@ static vptq_status differ(const char *path, const char *name, const json_t *then
     char *t = json_dumps(then, JSON_COMPACT | JSON_ENCODE_ANY | JSON_REAL_PRECISION(15));
     char *n = json_dumps(now, JSON_COMPACT | JSON_ENCODE_ANY | JSON_REAL_PRECISION(15));
     vptq_status st = vptq_fail(err, VPTQ_E_MISMATCH,
-                               "%s is of another run: key '%s' is %.200s there and %.200s in "
-                               "this run (--force starts again)",
+                               "%s belongs to another run: its key '%s' is %.200s, here it is "
+                               "%.200s (--force starts over)",
                                path, key, t ? t : "missing", n ? n : "missing");
     free(t);
     free(n);
     return st;
 }
 
-/* Names the first key in which an existing manifest differs from this run's. */
+/* VPTQ_E_MISMATCH with the first key in which an existing manifest differs from this run's. */
 static vptq_status compare_manifest(const vptq_quantizer *q, const char *path,
                                     const json_t *old, vptq_err *err)
 {
@@ -182,7 +182,7 @@ vptq_status vptq_matrix_path(const vptq_quantizer *q, uint32_t layer, vptq_linea
     return vptq_path_join(path, PATH_MAX, q->opt->work, name, err);
 }
 
-/* All of them: the other run's model may have more layers than this one's. */
+/* Removes the files of all matrices, also of layers that this run's model does not have. */
 static vptq_status remove_matrices(const vptq_quantizer *q, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
@@ -196,10 +196,8 @@ static vptq_status remove_matrices(const vptq_quantizer *q, vptq_err *err)
         if (!vptq_layer_file_is(names[i]))
             continue;
         VPTQ_TRY(vptq_path_join(path, sizeof path, q->opt->work, names[i], err));
-        if (unlink(path)) {
-            st = vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot remove '%s'", path);
-            goto out;
-        }
+        if (unlink(path))
+            VPTQ_TRY(vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot remove '%s'", path));
     }
 out:
     vptq_arena_release(&arena);
@@ -208,16 +206,14 @@ out:
 
 vptq_status vptq_work_check_own(const vptq_quantizer *q, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     char path[PATH_MAX];
 
-    /* measurements are there before the manifest */
-    VPTQ_TRY(vptq_path_join(path, sizeof path, q->opt->work, VPTQ_SENSITIVITY_FILE, err));
-    if (!vptq_path_exists(path))
-        st = vptq_dir_check_own(q->opt->work, VPTQ_WORK_FILE, "work directory",
-                                q->dev->ctx->mem, err);
-out:
-    return st;
+    /* measurements are written before the manifest */
+    VPTQ_CHECK(vptq_path_join(path, sizeof path, q->opt->work, VPTQ_SENSITIVITY_FILE, err));
+    if (vptq_path_exists(path))
+        return VPTQ_OK;
+    return vptq_dir_check_own(q->opt->work, VPTQ_WORK_FILE, "work directory", q->dev->ctx->mem,
+                              err);
 }
 
 vptq_status vptq_manifest_open(const vptq_quantizer *q, vptq_err *err)

@@ -1,14 +1,14 @@
-/* What comes before any work: the model, settings of every matrix, Hessians, and what would
- * stop the run hours later. */
+/* Plans a run before any work: opens the model and the Hessians, makes the settings of every
+ * matrix, and finds errors that would otherwise stop the run hours later. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "lib/base/parallel.h"
-#include "lib/quantize/calibrate.h"
+#include "lib/quantize/internal.h"
 
-/* Weights that a thread looks at together. */
+/* Weights of a chunk that a thread checks. */
 enum { SCAN_VALUES = 1 << 15 };
 
 vptq_status vptq_plan_settings(vptq_quantizer *q, vptq_err *err)
@@ -18,10 +18,8 @@ vptq_status vptq_plan_settings(vptq_quantizer *q, vptq_err *err)
     const bool measured =
         o->bits > 0 && o->allocate == VPTQ_ALLOCATE_KL && o->allocate_text->text_count > 0;
     const bool text = measured || (o->calibrate && o->calibrate->corpus.text_count > 0);
-    vptq_status st = vptq_model_open(q->dev->ctx, o->model, &copt, text, &q->model, err);
 
-    if (st)
-        return st;
+    VPTQ_CHECK(vptq_model_open(q->dev->ctx, o->model, &copt, text, &q->model, err));
     if (q->model.ckpt.quantized_count)
         return vptq_fail(err, VPTQ_E_UNSUPPORTED, "'%s' is quantized already (%zu matrices)",
                          o->model, q->model.ckpt.quantized_count);
@@ -31,16 +29,38 @@ vptq_status vptq_plan_settings(vptq_quantizer *q, vptq_err *err)
     if (q->first > q->last || q->last >= d->layers)
         return vptq_fail(err, VPTQ_E_ARG, "layers %u-%u of a model of %u layers (0-%u)",
                          q->first, q->last, d->layers, d->layers - 1);
-    st =
-        vptq_settings_resolve(d, o->settings, o->recipe, &q->arena, &q->matrix, &q->rules, err);
-    /* also what an allocation will not change, before it takes its time */
-    return st ? st : vptq_settings_check(d, q->matrix, err);
+    VPTQ_CHECK(vptq_settings_resolve(d, o->settings, o->recipe, &q->arena, &q->matrix,
+                                     &q->rules, err));
+    /* finds errors in settings that allocation does not change before it spends time */
+    return vptq_settings_check(d, q->matrix, err);
+}
+
+/* Warns of Hessians with few tokens or only diagonals. */
+static void warn_hessians(const vptq_quantizer *q)
+{
+    const vptq_quantize_options *o = q->opt;
+    const uint32_t widest = vptq_widest_input(q->model.desc);
+
+    if (q->hessians.diagonal)
+        vptq_log(q->dev->ctx, VPTQ_LOG_WARN,
+                 "'%s' has only the diagonals of Hessians: they weight errors, but no column "
+                 "compensates the error of another, and losses ignore correlations between "
+                 "columns",
+                 o->hessians);
+    else if (q->hessians.tokens && q->hessians.tokens < widest)
+        vptq_log(
+            q->dev->ctx, VPTQ_LOG_WARN,
+            "%s%sonly %" PRIu64
+            " calibration tokens for %u columns: directions they do not cover are ignored; "
+            "use more or longer windows (-n, -l)",
+            o->hessians ? o->hessians : "", o->hessians ? ": " : "", q->hessians.tokens,
+            widest);
 }
 
 vptq_status vptq_plan_hessians(vptq_quantizer *q, vptq_err *err)
 {
     const vptq_quantize_options *o = q->opt;
-    uint32_t widest = 0, first = q->first, last = q->last;
+    uint32_t first = q->first, last = q->last;
 
     VPTQ_CHECK(
         vptq_checkpoint_fingerprint(&q->model.ckpt, q->dev->ctx, q->base_fingerprint, err));
@@ -51,30 +71,22 @@ vptq_status vptq_plan_hessians(vptq_quantizer *q, vptq_err *err)
     if (o->calibrate)
         VPTQ_CHECK(vptq_calibration_open(q, err));
     else
-        VPTQ_CHECK(vptq_hessian_source_open(o->hessians, o->held_out, o->kv_factor,
-                                            q->base_fingerprint, first, last, q->dev->ctx->mem,
-                                            &q->hessians, err));
-    for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
-        uint32_t columns = vptq_input_size(q->model.desc, (vptq_input)i);
-        widest = columns > widest ? columns : widest;
-    }
-    if (q->hessians.diagonal)
-        vptq_log(q->dev->ctx, VPTQ_LOG_WARN,
-                 "'%s' holds only diagonals of Hessians: they weight errors, but no error is "
-                 "compensated by other columns, and losses do not see how columns go together",
-                 o->hessians);
-    else if (q->hessians.tokens && q->hessians.tokens < widest)
-        vptq_log(q->dev->ctx, VPTQ_LOG_WARN,
-                 "'%s' was made from %" PRIu64
-                 " tokens, fewer than the %u columns of the widest matrix: what they do not "
-                 "reach does not count, expect errors there",
-                 o->hessians ? o->hessians : "the calibration", q->hessians.tokens, widest);
+        VPTQ_CHECK(vptq_hessian_source_open(
+            &(vptq_hessian_source_options){.dir = o->hessians,
+                                           .held_out = o->held_out,
+                                           .kv_factor = o->kv_factor,
+                                           .model_fingerprint = q->base_fingerprint,
+                                           .first_layer = first,
+                                           .last_layer = last},
+            q->dev->ctx->mem, &q->hessians, err));
+    warn_hessians(q);
     return VPTQ_OK;
 }
 
 /* ---- codebooks ---- */
 
-/* The first codebook of a matrix that has more centroids than vectors to train them on. */
+/* Finds a codebook with more centroids than vectors to train them on.  Returns its name as a
+ * prefix of "centroids", NULL if there is none. */
 static const char *large_codebook(const vptq_vq_shape *s, uint64_t *vectors, uint32_t *k)
 {
     *vectors = (uint64_t)vptq_vq_vector_rows(s) * s->group_size;
@@ -98,16 +110,17 @@ static void warn_large_codebook(const vptq_quantizer *q, const vptq_quantize_row
     const char *codebook = large_codebook(&r->shape, &vectors, &k);
 
     if (more_layers)
-        snprintf(more, sizeof more, " (so have %u more layers)", more_layers);
+        snprintf(more, sizeof more, " (and %u more layer%s)", more_layers,
+                 more_layers == 1 ? "" : "s");
     vptq_log(q->dev->ctx, VPTQ_LOG_WARN,
              "layer %u %s has %" PRIu64
-             " vectors%s for %u %scentroids: %.2f bits per weight in all%s",
+             " vectors%s for %u %scentroids: %.2f bits per weight in total%s",
              r->layer, r->name, vectors,
              r->shape.groups > 1 && strcmp(codebook, "outlier ") ? " in a group" : "", k,
              codebook, r->bits.per_weight, more);
 }
 
-/* One warning for each kind of linear, for the first of its layers. */
+/* Warns once per kind of linear layer, naming its first layer with the problem. */
 static void warn_large_codebooks(const vptq_quantizer *q)
 {
     for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
@@ -140,7 +153,7 @@ static void scan_rows(void *arg, size_t begin, size_t end, int thread)
     float *x = s->buffer + (size_t)thread * s->chunk * s->cols;
     size_t *bad = &s->bad[thread];
 
-    /* only the type can be refused, and the model was opened with it */
+    /* reading fails only for an unknown type, which opening the model has rejected */
     vptq_status st = vptq_tensor_read(s->t, begin, end - begin, x, NULL);
     VPTQ_BUG_IF(st);
     for (size_t i = 0; i < (end - begin) * s->cols; i++)
@@ -182,13 +195,11 @@ vptq_status vptq_plan_weights(const vptq_quantizer *q, vptq_err *err)
     vptq_status st = VPTQ_OK;
     vptq_arena arena;
     scan s = {0};
-    size_t values = SCAN_VALUES, threads = (size_t)q->dev->ctx->threads;
+    const size_t threads = (size_t)q->dev->ctx->threads;
+    const size_t widest = vptq_widest_input(q->model.desc);
+    const size_t values = widest > SCAN_VALUES ? widest : SCAN_VALUES;
 
     vptq_arena_init(&arena, q->dev->ctx->mem);
-    for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
-        size_t columns = vptq_input_size(q->model.desc, (vptq_input)i);
-        values = columns > values ? columns : values;
-    }
     s.buffer = vptq_arena_alloc(&arena, values * threads, sizeof *s.buffer, err);
     s.bad = s.buffer ? vptq_arena_alloc(&arena, threads, sizeof *s.bad, err) : NULL;
     if (!s.bad) {
@@ -209,9 +220,7 @@ out:
 
 vptq_status vptq_plan_check(const vptq_quantizer *q, vptq_err *err)
 {
-    vptq_status st = vptq_settings_check(q->model.desc, q->matrix, err);
-    if (st)
-        return st;
+    VPTQ_CHECK(vptq_settings_check(q->model.desc, q->matrix, err));
     if (!q->opt->no_size_warnings)
         warn_large_codebooks(q);
     return VPTQ_OK;

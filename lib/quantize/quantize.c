@@ -1,4 +1,4 @@
-/* model + Hessians -> work directory, matrix by matrix, resumable. */
+/* Quantizes a model into a work directory, matrix by matrix, resumable. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -6,12 +6,11 @@
 
 #include "formats/vptq/layer_file.h"
 #include "lib/base/file.h"
-#include "lib/quantize/calibrate.h"
+#include "lib/quantize/internal.h"
 
 /* ---- one matrix ---- */
 
-/* Progress counts thousands of weights: matrices differ too much in size to tell what is left.
- */
+/* Progress counts thousands of weights, because matrices differ much in size. */
 static void show_progress(const vptq_quantizer *q, const char *detail)
 {
     vptq_progress(q->dev->ctx, "quantize", (q->weights + 999) / 1000,
@@ -41,13 +40,14 @@ static void on_step(void *arg, const char *step, double loss)
     show_progress(q, detail);
 }
 
-/* What went otherwise than planned. */
+/* Logs added damping and reverted steps. */
 static void log_remarks(const vptq_quantizer *q, const char *name, const vptq_encoder_report *p)
 {
     if (p->damping_added > 0)
-        vptq_log(q->dev->ctx, VPTQ_LOG_WARN,
-                 "%s: the hessian needed %g of its mean diagonal added before it factored",
-                 name, p->damping_added);
+        vptq_log(
+            q->dev->ctx, VPTQ_LOG_WARN,
+            "%s: the Hessian could be factored only after adding %g times its mean diagonal",
+            name, p->damping_added);
     for (uint32_t i = 0; i < p->num_steps; i++)
         if (p->steps[i].reverted)
             vptq_log(q->dev->ctx, VPTQ_LOG_MORE,
@@ -67,8 +67,8 @@ static vptq_status read_weights(const vptq_quantizer *q, const vptq_quantize_row
     return st;
 }
 
-/* The matrix behind this one is read by the system while this one is quantized. */
-static void ask_ahead(const vptq_quantizer *q)
+/* Lets the system read the next matrix while this one is quantized. */
+static void read_ahead(const vptq_quantizer *q)
 {
     const bool inside = q->linear + 1 < VPTQ_LINEAR_COUNT;
     const uint32_t layer = inside ? q->layer : q->layer + 1;
@@ -76,9 +76,10 @@ static void ask_ahead(const vptq_quantizer *q)
         vptq_weight_ahead(&q->model.blocks[layer].linear[inside ? q->linear + 1 : 0]);
 }
 
-/* *text becomes the row as JSON, freed by the caller. */
-static vptq_status compute(vptq_quantizer *q, const char *path, const vptq_input_hessians *h,
-                           vptq_quantize_row *row, char **text, vptq_err *err)
+/* Quantizes the current matrix and writes it to `path`.  *text becomes its row as JSON, to be
+ * freed by the caller. */
+static vptq_status encode(vptq_quantizer *q, const char *path, const vptq_input_hessians *h,
+                          vptq_quantize_row *row, char **text, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     vptq_arena arena;
@@ -96,7 +97,7 @@ static vptq_status compute(vptq_quantizer *q, const char *path, const vptq_input
     row->weighted = input.metric;
     row->held_out = input.held_out;
     VPTQ_TRY(read_weights(q, row, &arena, &input.w, err));
-    ask_ahead(q);
+    read_ahead(q);
     if (h->shifts.shift || h->shifts.drift)
         VPTQ_TRY(vptq_calibration_target(q, h, row, &arena, &input.w, err));
     VPTQ_TRY(vptq_encode_matrix(q->dev, row->settings, &input, &arena, &r, err));
@@ -112,28 +113,26 @@ out:
     return st;
 }
 
-/* One matrix: found finished, or made with Hessians that are loaded when the first linear of
- * their input needs them. */
-static vptq_status quantize_matrix(vptq_quantizer *q, uint32_t layer, vptq_linear l,
-                                   vptq_input_hessians *h, vptq_err *err)
+/* Quantizes a matrix, or reuses it if it is finished.  Loads the Hessians of its input into *h
+ * unless an earlier matrix has. */
+static vptq_status quantize_matrix(vptq_quantizer *q, vptq_input_hessians *h, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    char path[PATH_MAX], name[VPTQ_NAME_MAX];
+    char path[PATH_MAX];
     char *text = NULL;
-    vptq_quantize_row row = vptq_row_make(q, layer, l);
+    vptq_quantize_row row = vptq_row_make(q, q->layer, q->linear);
 
-    q->layer = layer;
-    q->linear = l;
     VPTQ_TRY(vptq_check_cancel(q->dev->ctx, err));
-    VPTQ_TRY(vptq_matrix_path(q, layer, l, path, err));
+    VPTQ_TRY(vptq_matrix_path(q, q->layer, q->linear, path, err));
     VPTQ_TRY(vptq_row_reuse(q, path, &row, &text, err));
     if (!text && !h->plain)
-        VPTQ_TRY(
-            q->hessians.load(&q->hessians, layer, vptq_linear_input(l), row.columns, h, err));
+        VPTQ_TRY(q->hessians.load(&q->hessians, q->layer, vptq_linear_input(q->linear),
+                                  row.columns, h, err));
     if (!text)
-        st = compute(q, path, h, &row, &text, err);
+        st = encode(q, path, h, &row, &text, err);
     if (st) {
-        vptq_linear_full_name(name, layer, l);
+        char name[VPTQ_NAME_MAX];
+        vptq_linear_full_name(name, q->layer, q->linear);
         vptq_err_context(err, "%s", name);
         goto out;
     }
@@ -143,17 +142,22 @@ out:
     return st;
 }
 
-static vptq_status quantize_input(vptq_quantizer *q, uint32_t layer, vptq_input input,
-                                  vptq_err *err)
+/* Matrices that read the same input follow each other and share its Hessians. */
+static vptq_status quantize_layer(vptq_quantizer *q, uint32_t layer, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     vptq_input_hessians h = {0};
 
-    for (int l = 0; l < VPTQ_LINEAR_COUNT && !st; l++)
-        if (vptq_linear_input((vptq_linear)l) == input)
-            st = quantize_matrix(q, layer, (vptq_linear)l, &h, err);
-    if (h.plain)
-        q->hessians.release(&q->hessians, &h);
+    for (int l = 0; l < VPTQ_LINEAR_COUNT && !st; l++) {
+        q->layer = layer;
+        q->linear = (vptq_linear)l;
+        st = quantize_matrix(q, &h, err);
+        const bool last_of_input =
+            l + 1 == VPTQ_LINEAR_COUNT ||
+            vptq_linear_input((vptq_linear)(l + 1)) != vptq_linear_input((vptq_linear)l);
+        if (h.plain && (st || last_of_input))
+            q->hessians.release(&q->hessians, &h);
+    }
     return st;
 }
 
@@ -161,8 +165,7 @@ static vptq_status quantize_layers(vptq_quantizer *q, vptq_err *err)
 {
     q->all_weights = count_weights(q);
     for (uint32_t layer = q->first; layer <= q->last; layer++) {
-        for (int i = 0; i < VPTQ_INPUT_COUNT; i++)
-            VPTQ_CHECK(quantize_input(q, layer, (vptq_input)i, err));
+        VPTQ_CHECK(quantize_layer(q, layer, err));
         VPTQ_CHECK(vptq_rows_write(q, false, err));
     }
     if (q->first > 0 || q->last + 1 < q->model.desc->layers)
@@ -171,7 +174,7 @@ static vptq_status quantize_layers(vptq_quantizer *q, vptq_err *err)
     return VPTQ_OK;
 }
 
-/* ---- the whole ---- */
+/* ---- the run ---- */
 
 static vptq_status dry_run(vptq_quantizer *q, vptq_err *err)
 {
@@ -196,7 +199,7 @@ static vptq_status run(vptq_quantizer *q, vptq_err *err)
     const char *work = q->opt->work;
 
     VPTQ_TRY(vptq_manifest_make(q, err));
-    /* with a manifest in it, a model's directory would not be one any more */
+    /* writing a manifest into a model's directory would make it unreadable as a model */
     VPTQ_TRY(vptq_work_check_own(q, err));
     VPTQ_TRY(vptq_dir_make(work, err));
     VPTQ_TRY(vptq_lock_take(work, &lock, err));
@@ -211,7 +214,8 @@ out:
     return st;
 }
 
-/* Bytes of a packed weights file: quantized parts as counted, everything else in 16 bits. */
+/* Predicts the bytes of a packed weights file: everything that is not quantized takes 16 bits.
+ */
 static uint64_t predict_bytes(const vptq_quantizer *q)
 {
     uint64_t plain = 0;

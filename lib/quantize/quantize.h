@@ -1,4 +1,4 @@
-/* Whole-model operations: the only place that knows models, files and matrices at once. */
+/* Quantizing a whole model into a work directory. */
 #ifndef VPTQ_QUANTIZE_QUANTIZE_H
 #define VPTQ_QUANTIZE_QUANTIZE_H
 

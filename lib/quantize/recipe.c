@@ -1,10 +1,11 @@
-/* Recipes: rules that give matrices settings of their own (docs/formats.md, "Recipe"). */
+/* Settings of all matrices: the defaults, changed by the rules of a recipe (docs/formats.md,
+ * "Recipe"). */
 #include <stdio.h>
 #include <string.h>
 
 #include "lib/quantize/settings.h"
 
-/* MAX_RULES and MAX_PATTERN bound the matching of a hostile file; no model needs as many. */
+/* MAX_RULES and MAX_PATTERN bound the time that a hostile file can cost. */
 enum { FILE_LIMIT = 1 << 20, MAX_RULES = 1024, MAX_PATTERN = 256 };
 
 typedef struct rule {
@@ -29,7 +30,7 @@ static bool glob(const char *pattern, const char *text)
         } else if (*pattern == '?' || *pattern == *text) {
             pattern++;
             text++;
-        } else if (star) { /* the last star takes one more */
+        } else if (star) { /* the last star matches one more character */
             pattern = star;
             text = ++retry;
         } else {
@@ -59,7 +60,7 @@ static vptq_status bad_rule(const rule *r, const char *key, const char *what, vp
                      key ? "key '" : "", key ? key : "", key ? "' " : "", what);
 }
 
-static vptq_status unknown_keys(const rule *r, const json_t *doc, vptq_err *err)
+static vptq_status check_keys(const rule *r, const json_t *doc, vptq_err *err)
 {
     const char *key;
     json_t *value;
@@ -72,8 +73,8 @@ static vptq_status unknown_keys(const rule *r, const json_t *doc, vptq_err *err)
     return VPTQ_OK;
 }
 
-/* Digits at *text, which moves behind them; what does not fit is UINT32_MAX. */
-static bool take_number(const char **text, uint32_t *n)
+/* Parses digits and moves *text past them; too large a number becomes UINT32_MAX. */
+static bool parse_number(const char **text, uint32_t *n)
 {
     const char *begin = *text;
     uint64_t x = 0;
@@ -84,8 +85,8 @@ static bool take_number(const char **text, uint32_t *n)
     return *text > begin;
 }
 
-/* "3" or "0-3" */
-static vptq_status take_layers(rule *r, const json_t *value, uint32_t layers, vptq_err *err)
+/* Parses "3" or "0-3"; NULL = all layers. */
+static vptq_status parse_layers(rule *r, const json_t *value, uint32_t layers, vptq_err *err)
 {
     char what[96];
     const char *text = json_string_value(value);
@@ -95,40 +96,38 @@ static vptq_status take_layers(rule *r, const json_t *value, uint32_t layers, vp
     r->last = layers - 1;
     if (!value)
         return VPTQ_OK;
-    bool good = p && take_number(&p, &r->first);
+    bool good = p && parse_number(&p, &r->first);
     r->last = r->first;
     if (good && *p == '-') {
         p++;
-        good = take_number(&p, &r->last);
+        good = parse_number(&p, &r->last);
     }
     if (!good || *p)
-        return bad_rule(r, "layers", "is no text of the form \"0-3\" or \"3\"", err);
+        return bad_rule(r, "layers", "is not a string like \"0-3\" or \"3\"", err);
     if (r->first <= r->last && r->last < layers)
         return VPTQ_OK;
     snprintf(what, sizeof what, "is '%.40s', expected layers from 0 to %u", text, layers - 1);
     return bad_rule(r, "layers", what, err);
 }
 
-static vptq_status take_rule(rule *r, const json_t *doc, uint32_t layers, vptq_err *err)
+static vptq_status parse_rule(rule *r, const json_t *doc, uint32_t layers, vptq_err *err)
 {
     const json_t *encoder;
 
     if (!json_is_object(doc))
-        return bad_rule(r, NULL, "is no object", err);
-    vptq_status st = unknown_keys(r, doc, err);
-    if (st)
-        return st;
+        return bad_rule(r, NULL, "is not an object", err);
+    VPTQ_CHECK(check_keys(r, doc, err));
     r->pattern = json_string_value(json_object_get(doc, "match"));
     if (!r->pattern || !*r->pattern || strlen(r->pattern) > MAX_PATTERN)
-        return bad_rule(r, "match", "is missing or no pattern of 1 to 256 characters", err);
+        return bad_rule(r, "match", "is missing or not a pattern of 1 to 256 characters", err);
     r->settings = json_object_get(doc, "settings");
     if (!json_is_object(r->settings) || !json_object_size(r->settings))
-        return bad_rule(r, "settings", "is missing or no object with settings", err);
+        return bad_rule(r, "settings", "is missing or not an object with settings", err);
     encoder = json_object_get(r->settings, "encoder");
     r->encoder = json_string_value(encoder);
     if (encoder && !r->encoder)
-        return bad_rule(r, "encoder", "is no text", err);
-    return take_layers(r, json_object_get(doc, "layers"), layers, err);
+        return bad_rule(r, "encoder", "is not a string", err);
+    return parse_layers(r, json_object_get(doc, "layers"), layers, err);
 }
 
 static vptq_status set_one(const rule *r, const char *key, const json_t *value,
@@ -140,11 +139,11 @@ static vptq_status set_one(const rule *r, const char *key, const json_t *value,
     const char *text = vptq_settings_value_text(value, buffer);
 
     if (!t)
-        return bad_rule(r, key, "is no setting", err);
+        return bad_rule(r, key, "is not a setting", err);
     if (t->kind == VPTQ_SETTING_DTYPE)
-        return bad_rule(r, key, "is one for the whole model and cannot differ by matrix", err);
+        return bad_rule(r, key, "applies to the whole model and cannot differ by matrix", err);
     if (!text)
-        return bad_rule(r, key, "is neither a number nor true, false or a text", err);
+        return bad_rule(r, key, "is not a number, true, false or a string", err);
     if (vptq_setting_parse(t, text, &m->settings, &why))
         return bad_rule(r, NULL, why.text, err);
     m->pinned |= t->stored;
@@ -161,11 +160,8 @@ static vptq_status set_all(const rule *r, vptq_matrix_settings *m, vptq_err *err
         return bad_rule(r, NULL, why.text, err);
     json_object_foreach((json_t *)(uintptr_t)r->settings, key, value)
     {
-        vptq_status st = VPTQ_OK;
         if (strcmp(key, "encoder"))
-            st = set_one(r, key, value, m, err);
-        if (st)
-            return st;
+            VPTQ_CHECK(set_one(r, key, value, m, err));
     }
     return VPTQ_OK;
 }
@@ -180,10 +176,7 @@ static vptq_status apply_rule(const rule *r, vptq_matrix_settings *rows, vptq_er
             vptq_linear_full_name(name, layer, (vptq_linear)l);
             if (!vptq_recipe_match(r->pattern, name))
                 continue;
-            vptq_status st =
-                set_all(r, &rows[(size_t)layer * VPTQ_LINEAR_COUNT + (size_t)l], err);
-            if (st)
-                return st;
+            VPTQ_CHECK(set_all(r, &rows[(size_t)layer * VPTQ_LINEAR_COUNT + (size_t)l], err));
             matched++;
         }
     if (matched)
@@ -203,17 +196,15 @@ static vptq_status apply_all(const char *path, const json_t *list, uint32_t laye
                          json_array_size(list), (int)MAX_RULES);
     for (size_t i = 0; i < json_array_size(list); i++) {
         rule r = {.path = path, .number = i + 1};
-        vptq_status st = take_rule(&r, json_array_get(list, i), layers, err);
-        if (!st)
-            st = apply_rule(&r, rows, err);
-        if (st)
-            return st;
+        VPTQ_CHECK(parse_rule(&r, json_array_get(list, i), layers, err));
+        VPTQ_CHECK(apply_rule(&r, rows, err));
     }
     return VPTQ_OK;
 }
 
-vptq_status vptq_recipe_apply(const char *path, const vptq_model_desc *d,
-                              vptq_matrix_settings *rows, json_t **rules, vptq_err *err)
+/* Applies the rules of a recipe file to rows that have the defaults. */
+static vptq_status apply_recipe(const char *path, const vptq_model_desc *d,
+                                vptq_matrix_settings *rows, json_t **rules, vptq_err *err)
 {
     json_t *doc = NULL;
     const char *key;
@@ -231,11 +222,30 @@ vptq_status vptq_recipe_apply(const char *path, const vptq_model_desc *d,
                            path, key);
     }
     if (!st && !json_is_array(list))
-        st = vptq_fail(err, VPTQ_E_FORMAT, "%s: key 'rules' is missing or no list", path);
+        st = vptq_fail(err, VPTQ_E_FORMAT, "%s: key 'rules' is missing or not a list", path);
     if (!st)
         st = apply_all(path, list, d->layers, rows, err);
     if (!st)
         *rules = json_incref(list);
     json_decref(doc);
     return st;
+}
+
+vptq_status vptq_settings_resolve(const vptq_model_desc *d,
+                                  const vptq_encoder_settings *defaults, const char *recipe,
+                                  vptq_arena *arena, vptq_matrix_settings **rows,
+                                  json_t **rules, vptq_err *err)
+{
+    size_t count = (size_t)d->layers * VPTQ_LINEAR_COUNT;
+    vptq_matrix_settings *made = vptq_arena_alloc(arena, count, sizeof *made, err);
+
+    *rules = NULL;
+    if (!made)
+        return VPTQ_E_NOMEM;
+    for (size_t i = 0; i < count; i++)
+        made[i] = (vptq_matrix_settings){.layer = (uint32_t)(i / VPTQ_LINEAR_COUNT),
+                                         .linear = (vptq_linear)(i % VPTQ_LINEAR_COUNT),
+                                         .settings = *defaults};
+    *rows = made;
+    return recipe ? apply_recipe(recipe, d, made, rules, err) : VPTQ_OK;
 }

@@ -1,4 +1,4 @@
-/* Rows of report.jsonl: made, found again in finished matrices, added up. */
+/* Rows of report.jsonl: makes them, reads them from finished matrices, and sums them up. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -41,7 +41,7 @@ static bool put_f64(json_t *doc, const char *key, double x)
     return put(doc, key, json_real(x));
 }
 
-/* A step that may come several times is a list. */
+/* `list`: appends to a list, for steps that may come several times. */
 static bool put_loss(json_t *doc, const char *key, bool list, double x)
 {
     json_t *old = json_object_get(doc, key);
@@ -74,14 +74,14 @@ static uint32_t times(const vptq_encoder_report *p, uint32_t steps, const char *
     return n;
 }
 
-/* Whether a step's losses are a list: it comes once in every round of refits. */
+/* Whether a step's losses are a list: the step comes once per round of refits. */
 static bool is_repeated(const vptq_encoder_report *p, const char *name)
 {
     return !strcmp(name, "refit") || !strcmp(name, "scales") ||
            times(p, p->num_steps, name) > 1;
 }
 
-/* loss_STEP, for all steps of one kind of Hessian. */
+/* loss_STEP of all steps under one kind of Hessian. */
 static bool put_steps(json_t *doc, const vptq_encoder_report *p, const char *suffix)
 {
     char key[KEY];
@@ -185,9 +185,9 @@ vptq_status vptq_row_json(const vptq_quantize_row *r, bool planned, char **text,
     return st;
 }
 
-/* ---- found again ---- */
+/* ---- rows of finished matrices ---- */
 
-/* What the caller is told of a row that was made before. */
+/* Reads the losses of a row that an earlier run made. */
 static vptq_status parse_row(const char *path, const char *text, vptq_quantize_row *r,
                              vptq_err *err)
 {
@@ -218,7 +218,7 @@ vptq_status vptq_row_reuse(const vptq_quantizer *q, const char *path, vptq_quant
     if (!vptq_path_exists(path))
         return VPTQ_OK;
     vptq_status st = vptq_layer_file_read(path, q->dev->ctx->mem, &file, &why);
-    if (st && !vptq_checkpoint_is_fault(st)) /* the file may be sound */
+    if (st && !vptq_checkpoint_is_fault(st)) /* the file may be intact */
         return vptq_fail(err, st, "%s", why.text);
     if (st) {
         vptq_log(q->dev->ctx, VPTQ_LOG_WARN, "%s; the matrix is quantized again", why.text);
@@ -226,7 +226,7 @@ vptq_status vptq_row_reuse(const vptq_quantizer *q, const char *path, vptq_quant
     }
     if (strcmp(file.fingerprint, q->fingerprint)) {
         vptq_log(q->dev->ctx, VPTQ_LOG_WARN,
-                 "%s is of a run with other settings; the matrix is quantized again", path);
+                 "%s is from a run with other settings; the matrix is quantized again", path);
     } else if (parse_row(path, file.report, row, &why)) {
         vptq_log(q->dev->ctx, VPTQ_LOG_WARN, "%s; the matrix is quantized again", why.text);
     } else {
@@ -243,9 +243,7 @@ vptq_status vptq_row_reuse(const vptq_quantizer *q, const char *path, vptq_quant
 vptq_status vptq_row_account(vptq_quantizer *q, vptq_quantize_row *row, const char *text,
                              vptq_err *err)
 {
-    vptq_status st = vptq_buf_printf(&q->report, err, "%s\n", text);
-    if (st)
-        return st;
+    VPTQ_CHECK(vptq_buf_printf(&q->report, err, "%s\n", text));
     row->json = text;
     q->bits += row->bits.total;
     q->weights += (uint64_t)row->rows * row->columns;
@@ -257,8 +255,8 @@ vptq_status vptq_row_account(vptq_quantizer *q, vptq_quantize_row *row, const ch
     return q->fn ? q->fn(q->arg, row, err) : VPTQ_OK;
 }
 
-/* The row of a matrix file, where it is one of this run; the run over its layer will make a
- * damaged one again.  One that cannot be read may be sound: that is an error. */
+/* Appends the row of a matrix file if it is of this run.  Leaves out a damaged file, which the
+ * run over its layer will replace; fails on one that cannot be read, which may be intact. */
 static vptq_status report_file(vptq_quantizer *q, const char *path, vptq_err *err)
 {
     vptq_layer_file file;
@@ -277,7 +275,7 @@ static vptq_status report_file(vptq_quantizer *q, const char *path, vptq_err *er
     return st;
 }
 
-/* The rows of every finished matrix in the directory. */
+/* Collects the rows of all finished matrices in the directory. */
 static vptq_status report_everything(vptq_quantizer *q, vptq_err *err)
 {
     char path[PATH_MAX];
@@ -285,11 +283,9 @@ static vptq_status report_everything(vptq_quantizer *q, vptq_err *err)
     vptq_buf_clear(&q->report);
     for (uint32_t layer = 0; layer < q->model.desc->layers; layer++)
         for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
-            vptq_status st = vptq_matrix_path(q, layer, (vptq_linear)l, path, err);
-            if (!st && vptq_path_exists(path))
-                st = report_file(q, path, err);
-            if (st)
-                return st;
+            VPTQ_CHECK(vptq_matrix_path(q, layer, (vptq_linear)l, path, err));
+            if (vptq_path_exists(path))
+                VPTQ_CHECK(report_file(q, path, err));
         }
     return VPTQ_OK;
 }

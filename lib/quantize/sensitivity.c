@@ -1,3 +1,4 @@
+/* Measures the loss and the divergence of every matrix after a quick encoding. */
 #include "lib/quantize/sensitivity.h"
 
 #include <inttypes.h>
@@ -18,9 +19,9 @@ typedef struct meter {
     const vptq_model *m;
     const vptq_sensitivity_options *opt;
     vptq_sensitivity *rows;
-    uint32_t done;  /* layers that are measured */
-    json_t *doc;    /* the file */
-    bool keep;      /* the file is ours to write */
+    uint32_t done;  /* measured layers */
+    json_t *doc;    /* contents of the file */
+    bool save;      /* whether to write the file */
     vptq_ids ids;   /* of all windows */
     char text[17];  /* fingerprint of the text; "" = none */
     size_t tokens;  /* of all windows */
@@ -28,16 +29,16 @@ typedef struct meter {
     size_t windows;
 
     vptq_model changed;           /* the model with one matrix replaced */
-    vptq_forward *base, *variant; /* over m, over changed */
-    float *hidden;                /* [tokens, hidden] of the original in front of a block */
-    float *final;                 /* [tokens, hidden] of the original behind the last */
+    vptq_forward *base, *variant; /* of m, of changed */
+    float *hidden;                /* [tokens, hidden] of the original, before a block */
+    float *final;                 /* [tokens, hidden] of the original, after the last block */
     float *variants;              /* [VPTQ_LINEAR_COUNT, tokens, hidden] */
     vptq_kld_token *scores;       /* [VPTQ_LINEAR_COUNT, tokens] */
 } meter;
 
 /* ---- the file ---- */
 
-/* The quick encoding of a large matrix. */
+/* Settings of the quick encoding, for a large matrix. */
 static json_t *probe_json(const meter *t)
 {
     const vptq_encoder_settings s =
@@ -67,18 +68,16 @@ static vptq_status make_doc(meter *t, vptq_err *err)
 static vptq_status read_row(const json_t *row, const char *path, vptq_sensitivity *s,
                             vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
-    VPTQ_TRY(vptq_json_f64_or(row, path, "loss", (double)NAN, &s->loss, err));
-    VPTQ_TRY(vptq_json_f64_or(row, path, "norm", (double)NAN, &s->norm, err));
-    VPTQ_TRY(vptq_json_f64_or(row, path, "kld", 0, &s->kld, err));
-    VPTQ_TRY(vptq_json_f64_or(row, path, "kld_stderr", 0, &s->kld_stderr, err));
+    VPTQ_CHECK(vptq_json_f64_or(row, path, "loss", (double)NAN, &s->loss, err));
+    VPTQ_CHECK(vptq_json_f64_or(row, path, "norm", (double)NAN, &s->norm, err));
+    VPTQ_CHECK(vptq_json_f64_or(row, path, "kld", 0, &s->kld, err));
+    VPTQ_CHECK(vptq_json_f64_or(row, path, "kld_stderr", 0, &s->kld_stderr, err));
     if (!(s->loss >= 0) || !(s->norm >= 0) || !(s->kld >= 0))
-        st = vptq_fail(err, VPTQ_E_FORMAT, "%s: a row is not complete", path);
-out:
-    return st;
+        return vptq_fail(err, VPTQ_E_FORMAT, "%s: a row is incomplete", path);
+    return VPTQ_OK;
 }
 
-/* Whether the file's measurements are of this run; the text only matters when there is one. */
+/* Whether the file's measurements fit this run.  Its text only matters if this run has one. */
 static bool same_run(const meter *t, const json_t *old)
 {
     static const char *const keys[] = {
@@ -91,16 +90,16 @@ static bool same_run(const meter *t, const json_t *old)
     return true;
 }
 
-/* Takes over the whole layers of a file of the same run.  A file with divergences that has no
- * row for every matrix stays as it is when only losses are asked for. */
+/* Reads the complete layers of a file of the same run.  If this run needs only losses, an
+ * incomplete file with divergences is ignored and left unchanged. */
 static vptq_status take_rows(meter *t, json_t *old, vptq_err *err)
 {
     json_t *rows = json_object_get(old, "rows");
     const size_t all = (size_t)t->m->desc->layers * VPTQ_LINEAR_COUNT;
     size_t n = json_array_size(rows) / VPTQ_LINEAR_COUNT * VPTQ_LINEAR_COUNT;
     n = n < all ? n : all;
-    t->keep = t->opt->text || json_is_null(json_object_get(old, "text"));
-    if (!t->keep && n < all)
+    t->save = t->opt->text || json_is_null(json_object_get(old, "text"));
+    if (!t->save && n < all)
         return VPTQ_OK;
     for (size_t i = 0; i < n; i++)
         VPTQ_CHECK(read_row(json_array_get(rows, i), t->opt->file, &t->rows[i], err));
@@ -112,19 +111,19 @@ static vptq_status take_rows(meter *t, json_t *old, vptq_err *err)
     return VPTQ_OK;
 }
 
-/* What is there of this run; what is damaged or of another run is measured again.  A file that
- * cannot be read may be sound: that is an error. */
+/* Reads the measurements of an earlier run.  Ignores a file that is damaged or of another run;
+ * fails on one that cannot be read, which may be intact. */
 static vptq_status resume(meter *t, vptq_err *err)
 {
     vptq_err why = {0};
     json_t *old = NULL;
-    t->keep = t->opt->file != NULL;
+    t->save = t->opt->file != NULL;
     if (!t->opt->file || !vptq_path_exists(t->opt->file))
         return VPTQ_OK;
     vptq_status st = vptq_json_load(t->opt->file, JSON_LIMIT, &old, &why);
     if (!st && !same_run(t, old))
         vptq_log(t->dev->ctx, VPTQ_LOG_INFO,
-                 "%s is of another model, text or setting; sensitivities are measured again",
+                 "%s is from another model, text or setting; sensitivities are measured again",
                  t->opt->file);
     else if (!st)
         st = take_rows(t, old, &why);
@@ -139,8 +138,8 @@ static vptq_status resume(meter *t, vptq_err *err)
     return VPTQ_OK;
 }
 
-/* Adds the rows of a layer, and saves. */
-static vptq_status keep_layer(meter *t, uint32_t layer, vptq_err *err)
+/* Adds the rows of a layer and saves the file. */
+static vptq_status save_layer(meter *t, uint32_t layer, vptq_err *err)
 {
     json_t *rows = json_object_get(t->doc, "rows");
     for (uint32_t l = 0; l < VPTQ_LINEAR_COUNT; l++) {
@@ -157,10 +156,10 @@ static vptq_status keep_layer(meter *t, uint32_t layer, vptq_err *err)
         if (!row || json_array_append_new(rows, row))
             return vptq_fail(err, VPTQ_E_NOMEM, "out of memory");
     }
-    return t->keep ? vptq_json_save(t->opt->file, t->doc, err) : VPTQ_OK;
+    return t->save ? vptq_json_save(t->opt->file, t->doc, err) : VPTQ_OK;
 }
 
-/* ---- one block encoded ---- */
+/* ---- quick encoding of a block ---- */
 
 static void progress(const meter *t, uint32_t layer, uint32_t l, const char *what)
 {
@@ -171,6 +170,7 @@ static void progress(const meter *t, uint32_t layer, uint32_t l, const char *wha
                   (uint64_t)t->m->desc->layers * VPTQ_LINEAR_COUNT, detail);
 }
 
+/* Encodes a matrix into *out, in `arena`, and measures its loss. */
 static vptq_status encode(meter *t, uint32_t layer, vptq_linear l, const vptq_input_hessians *h,
                           vptq_arena *arena, vptq_packed_matrix *out, vptq_err *err)
 {
@@ -214,10 +214,8 @@ static vptq_status encode_input(meter *t, uint32_t layer, vptq_input input, vptq
 {
     const vptq_hessian_source *source = t->opt->hessians;
     vptq_input_hessians h = {0};
-    vptq_status st =
-        source->load(source, layer, input, vptq_input_size(t->m->desc, input), &h, err);
-    if (st)
-        return st;
+    vptq_status st = VPTQ_OK;
+    VPTQ_CHECK(source->load(source, layer, input, vptq_input_size(t->m->desc, input), &h, err));
     for (int l = 0; l < VPTQ_LINEAR_COUNT && !st; l++) {
         if (vptq_linear_input((vptq_linear)l) != input)
             continue;
@@ -255,7 +253,7 @@ out:
     return st;
 }
 
-/* The original's states in front of block 0 and behind the last. */
+/* Computes the original's hidden states before block 0 and after the last block. */
 static vptq_status begin_divergence(meter *t, vptq_arena *arena, vptq_err *err)
 {
     const vptq_model_desc *d = t->m->desc;
@@ -279,7 +277,7 @@ static vptq_status begin_divergence(meter *t, vptq_arena *arena, vptq_err *err)
     return VPTQ_OK;
 }
 
-/* variants[l] = the states behind the last block when matrix l of `layer` is replaced. */
+/* variants[l] = the hidden states after the last block with matrix l of `layer` replaced. */
 static vptq_status run_variant(meter *t, uint32_t layer, uint32_t l,
                                const vptq_packed_matrix *matrix, vptq_err *err)
 {
@@ -312,7 +310,8 @@ static vptq_status summarize(const meter *t, uint32_t layer, uint32_t l, vptq_er
     s->kld_stderr = n > 1 ? sqrt(sq / (n - 1) / n) : 0;
     if (!isfinite(s->kld))
         return vptq_fail(err, VPTQ_E_NUMERIC,
-                         "layer %u %s: the model's output is not finite when it is quantized",
+                         "layer %u %s: the model's output is not finite with this matrix "
+                         "quantized",
                          layer, vptq_linear_name((vptq_linear)l));
     return VPTQ_OK;
 }
@@ -335,7 +334,7 @@ static vptq_status measure_block(meter *t, uint32_t layer, const vptq_packed_mat
     return VPTQ_OK;
 }
 
-/* ---- the whole ---- */
+/* ---- all layers ---- */
 
 static vptq_status measure_layers(meter *t, vptq_err *err)
 {
@@ -349,7 +348,7 @@ static vptq_status measure_layers(meter *t, vptq_err *err)
                 VPTQ_TRY(encode_input(t, layer, (vptq_input)i, &arena, matrices, err));
             if (t->opt->text)
                 VPTQ_TRY(measure_block(t, layer, matrices, err));
-            VPTQ_TRY(keep_layer(t, layer, err));
+            VPTQ_TRY(save_layer(t, layer, err));
             vptq_arena_release(&arena);
         }
         if (t->opt->text)

@@ -1,10 +1,10 @@
-/* What errors of each matrix cost, measured on the model: a quick encoding of every matrix
- * gives its loss, and, with a text, the divergence of the model from itself when that one
- * matrix is replaced and all others stay.  Bit allocation predicts from both.
+/* Internal to lib/quantize: the sensitivity of the model to errors of each matrix.
  *
- * Matrix by matrix only the blocks from its own on are run: the states of the original in front
- * of a block go along.  Measurements are kept in one file, layer by layer, and taken up again
- * when model, Hessians, text and settings are the same. */
+ * A quick encoding of every matrix gives its loss.  With a text it also gives the divergence of
+ * the original model from itself with only that matrix replaced.  Bit allocation predicts from
+ * both.  For each matrix only the blocks from its own on are run, on the original's hidden
+ * states before that block.  Measurements are saved layer by layer in one file and reused if
+ * model, Hessians, text and settings are the same. */
 #ifndef VPTQ_QUANTIZE_SENSITIVITY_H
 #define VPTQ_QUANTIZE_SENSITIVITY_H
 
@@ -16,22 +16,22 @@ typedef struct vptq_sensitivity_options {
     const vptq_hessian_source *hessians; /* of all layers */
     const char *base_fingerprint;        /* of the model */
     const vptq_corpus_options *text;     /* NULL = losses only */
-    size_t windows, length;              /* of the text, drawn by seed */
+    size_t windows, length;              /* of the text, sampled with `seed` */
     uint64_t seed;
     vptq_dtype storage; /* of the codebooks */
-    const char *file;   /* where measurements are kept; NULL = nowhere */
+    const char *file;   /* saves measurements; NULL = not saved */
 } vptq_sensitivity_options;
 
 typedef struct vptq_sensitivity {
-    double loss; /* of the quick encoding (vptq_rate_probe): tr(E H E^T) / tr(W H W^T), H the
-                    one that the matrix is quantized with */
+    double loss; /* of the quick encoding (vptq_rate_probe): tr(E H E^T) / tr(W H W^T), with the
+                    H that the matrix is quantized with */
     double norm; /* tr(W H W^T) */
     double kld, kld_stderr; /* nats per token; 0 without a text */
 } vptq_sensitivity;
 
-/* rows [layers * VPTQ_LINEAR_COUNT] in `arena`, layer by layer.  The same for any thread count,
- * and after any interruption.  VPTQ_E_NUMERIC naming a matrix that makes the output not finite.
- */
+/* Measures rows [layers * VPTQ_LINEAR_COUNT] in `arena`, layer by layer.  The result is the
+ * same for any thread count and after any interruption.  VPTQ_E_NUMERIC with the matrix whose
+ * replacement makes the output not finite. */
 vptq_status vptq_sensitivity_measure(vptq_device *dev, const vptq_model *m,
                                      const vptq_sensitivity_options *opt, vptq_arena *arena,
                                      vptq_sensitivity **rows, vptq_err *err) VPTQ_MUST_CHECK;

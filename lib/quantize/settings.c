@@ -1,3 +1,4 @@
+/* Default settings of a run, checks against a model, and settings as JSON. */
 #include "lib/quantize/settings.h"
 
 #include <inttypes.h>
@@ -18,32 +19,13 @@ vptq_status vptq_settings_defaults(const char *encoder, const char *preset,
     for (size_t i = 0; i < count; i++) {
         const vptq_setting *t = vptq_setting_find(given[i].key);
         if (!t)
-            return vptq_fail(err, VPTQ_E_ARG, "there is no setting '%.60s'", given[i].key);
+            return vptq_fail(err, VPTQ_E_ARG, "no such setting: '%.60s'", given[i].key);
         VPTQ_CHECK(vptq_setting_parse(t, given[i].value, s, err));
     }
     return VPTQ_OK;
 }
 
-vptq_status vptq_settings_resolve(const vptq_model_desc *d,
-                                  const vptq_encoder_settings *defaults, const char *recipe,
-                                  vptq_arena *arena, vptq_matrix_settings **rows,
-                                  json_t **rules, vptq_err *err)
-{
-    size_t count = (size_t)d->layers * VPTQ_LINEAR_COUNT;
-    vptq_matrix_settings *made = vptq_arena_alloc(arena, count, sizeof *made, err);
-
-    *rules = NULL;
-    if (!made)
-        return VPTQ_E_NOMEM;
-    for (size_t i = 0; i < count; i++)
-        made[i] = (vptq_matrix_settings){.layer = (uint32_t)(i / VPTQ_LINEAR_COUNT),
-                                         .linear = (vptq_linear)(i % VPTQ_LINEAR_COUNT),
-                                         .settings = *defaults};
-    *rows = made;
-    return recipe ? vptq_recipe_apply(recipe, d, made, rules, err) : VPTQ_OK;
-}
-
-/* What the encoder could make and the published layout cannot hold. */
+/* Rejects settings that the encoder supports, but the published layout does not. */
 static vptq_status check_layout(const vptq_encoder_settings *s, vptq_err *err)
 {
     if (s->k_res <= s->k)
@@ -51,7 +33,7 @@ static vptq_status check_layout(const vptq_encoder_settings *s, vptq_err *err)
     return vptq_fail(
         err, VPTQ_E_ARG,
         "residual is %u, expected at most centroids (%u): readers of the published "
-        "layout cut larger indices",
+        "layout truncate larger indices",
         s->k_res, s->k);
 }
 
@@ -76,7 +58,7 @@ vptq_status vptq_settings_check(const vptq_model_desc *d, const vptq_matrix_sett
 
 /* ---- JSON ---- */
 
-/* Numbers as numbers; what JSON's integers cannot hold as text. */
+/* Integers too large for JSON become strings. */
 static json_t *setting_json(const vptq_setting *t, const vptq_encoder_settings *s)
 {
     char text[VPTQ_SETTING_TEXT];

@@ -41,7 +41,7 @@ refused 1 "rows.json: row 2: key 'name' is that of an earlier row" '[{"name": "a
 refused 1 "rows.json: row 1: key 'v' is unknown" '[{"name": "a", "v": 3}]'
 refused 1 "rows.json: row 1: key 'bits' means nothing" '[{"name": "a", "original": true, "bits": 3}]'
 refused 1 "rows.json: row 1: key 'original' is neither" '[{"name": "a", "original": 1}]'
-refused 1 "rows.json: row 1: there is no setting 'size'" '[{"name": "a", "settings": {"size": 3}}]'
+refused 1 "rows.json: row 1: no such setting: 'size'" '[{"name": "a", "settings": {"size": 3}}]'
 refused 1 "rows.json: row 1: key 'centroids' is neither" '[{"name": "a", "settings": {"centroids": [1]}}]'
 refused 1 "rows.json: row 1: centroids is 'many'" '[{"name": "a", "settings": {"centroids": "many"}}]'
 refused 1 "rows.json: row 1: encoder is 'x'" '[{"name": "a", "encoder": "x"}]'
@@ -56,7 +56,7 @@ refused 2 "row 'a': allocation by losses needs all 5 layers" '[{"name": "a", "bi
 refused 2 "no row is called 'c', and it is no number from 1 to 1" '[{"name": "a"}]' --only c
 refused 2 "no row is called '2', and it is no number from 1 to 1" '[{"name": "a"}]' --only 2
 refused 2 "set is 'x', expected KEY=VALUE" '[{"name": "a"}]' --set x
-refused 2 "there is no setting 'x'" '[{"name": "a"}]' --set x=1
+refused 2 "no such setting: 'x'" '[{"name": "a"}]' --set x=1
 printf '[{"name": "a"}]' >rows.json
 expect_exit 2 "$BIN/vptq-eval" ablate -m "$model" --table rows.json -o d --text "$text" 2>err.txt
 expect_line err.txt 'give a calibration text'
@@ -78,5 +78,5 @@ cmp -s a.csv b.csv && fail "--seed changes nothing"
 bin=$(data models/stories260K/stories260K.bin)
 "$BIN/vptq-hessian" -q -m "$bin" --tokenizer "$model/tokenizer.json" -c "$text" -n 1 -l 64 -o h
 expect_exit 1 "$BIN/vptq-eval" ablate -m "$model" --table rows.json -o d -H h --text "$text" 2>err.txt
-expect_line err.txt "'h' holds the hessians of another model"
+expect_line err.txt "'h' has the Hessians of another model"
 [ -z "$(ls d/rows)" ] || fail "a row was measured"

@@ -58,20 +58,20 @@ expect_line out.txt "only diagonals are known"
 hessian --show diag --format json > out.txt
 [ "$(json_get max_diag out.txt | sort -u)" = 4 ] || fail "diagonals of the imatrix"
 "$BIN/vptq-quantize" -m "$model" --tokenizer "$tok" -H diag -o w_diag --layers 1-1 -v 4 -k 16 -r 0 > q.txt 2> err.txt
-expect_line err.txt "'diag' holds only diagonals of Hessians"
+expect_line err.txt "'diag' has only the diagonals of Hessians"
 expect_line q.txt "of the diagonals of Hessians"
 [ "$(json_get hessian w_diag/report.jsonl | sort -u)" = diagonal ] || fail "report.jsonl says nothing of diagonals"
 ! grep -q '"hessian"' w_h/report.jsonl || fail "a whole Hessian is called diagonal"
 "$BIN/vptq-eval" error -m w_diag --base "$model" -H diag --layers 1-1 > q.txt 2> err.txt
-expect_line err.txt "'diag' holds only diagonals of Hessians"
+expect_line err.txt "'diag' has only the diagonals of Hessians"
 # A plan has no losses that could be of anything.
 "$BIN/vptq-quantize" -q -m "$model" --tokenizer "$tok" -H diag --layers 1-1 -v 4 -k 16 -r 0 --dry-run > q.txt
 [ "$(tail -n 1 q.txt | grep -c ', weights file about ')" = 1 ] || fail "a plan ends with: $(tail -n 1 q.txt)"
 # Losses of two kinds stand beside each other nowhere.
 expect_exit 1 "$BIN/vptq-quantize" -q -m "$model" --tokenizer "$tok" -H h --held-out diag -o x -v 4 -k 16 -r 0 2> err.txt
-expect_line err.txt "'diag' holds diagonals of Hessians, expected whole ones as in 'h'"
+expect_line err.txt "'diag' has diagonals of Hessians, expected full Hessians as in 'h'"
 expect_exit 1 "$BIN/vptq-quantize" -q -m "$model" --tokenizer "$tok" -H diag --held-out h -o x -v 4 -k 16 -r 0 2> err.txt
-expect_line err.txt "'h' holds whole Hessians, expected diagonals as in 'diag'"
+expect_line err.txt "'h' has full Hessians, expected diagonals as in 'diag'"
 
 expect_exit 1 hessian --merge diag diag -o x 2> err.txt
 expect_line err.txt "'diag' holds only the diagonals of Hessians, which cannot be pooled"
@@ -86,7 +86,7 @@ for mode in "--import inv" "--merge h h" "--show h" "-m $model -c $text"; do
 done
 sed 's/"diagonal": true/"diagonal": false/' diag/hessian.json > j && mv j diag/hessian.json
 expect_exit 1 "$BIN/vptq-quantize" -q -m "$model" --tokenizer "$tok" -H diag -o x2 --layers 1-1 -v 4 -k 16 -r 0 > q.txt 2> err.txt
-expect_line err.txt "is a diagonal, but hessian.json says that all are whole"
+expect_line err.txt "is a diagonal, hessian.json expects a full matrix"
 head -c 400 imatrix.dat > short.dat
 expect_exit 1 hessian --import short.dat -o x 2> err.txt
 expect_line err.txt "short.dat: 64 is no number of values of an imatrix file"

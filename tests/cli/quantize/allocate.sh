@@ -55,7 +55,7 @@ json_get proxy_loss run.json | paste - <(json_get predicted_loss run.json) |
     fail "predictions are far off: $(predicted run.json)"
 "$BIN/vptq-quantize" -m "$model" --tokenizer "$tok" -o kl -b 3.2 "${kl[@]}" -q 2>err.txt &&
     fail "another budget goes on in the same directory"
-expect_line err.txt 'kl/quantize.json is of another run'
+expect_line err.txt 'kl/quantize.json belongs to another run'
 
 # Killed while it measures: the same bytes in the end, for any thread count.
 "$BIN/vptq-quantize" -m "$model" --tokenizer "$tok" -o killed -b 3 "${kl[@]}" -t 1 -q >/dev/null &

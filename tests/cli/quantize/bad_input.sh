@@ -33,9 +33,9 @@ bad 1 "'other' is no work directory: it holds 'config.json'" run -o other -k 16 
 
 # A work directory of another run: refused naming the key, started again with --force.
 run -o w -k 16 --layers 0-0 > /dev/null
-bad 1 "'settings.centroids' is 16 there and 32 in this run" run -o w -k 32 --layers 0-0
+bad 1 "'settings.centroids' is 16, here it is 32" run -o w -k 32 --layers 0-0
 bad 1 "'settings.seed' is 0" run -o w -k 16 --seed 5 --layers 0-0
-bad 1 "'settings.norm' is .std. there and .none. in" run -o w -k 16 --no-norm --layers 0-0
+bad 1 "'settings.norm' is .std., here it is .none." run -o w -k 16 --no-norm --layers 0-0
 cp w/layer_000_q_proj.safetensors w/layer_009_q_proj.safetensors
 run -o w -k 32 --layers 0-0 -f > /dev/null
 [ ! -e w/layer_009_q_proj.safetensors ] || fail "a matrix of the other run is still there"

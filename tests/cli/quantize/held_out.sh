@@ -71,20 +71,20 @@ bad()
     expect_exit "$status" "$@" > out.txt 2> err.txt
     expect_line err.txt "$pattern"
 }
-bad 1 "key 'kv_factor' is 0.5 there and 0.25 in this run" run -H h --kv-factor 0.25 -o w
+bad 1 "key 'kv_factor' is 0.5, here it is 0.25" run -H h --kv-factor 0.25 -o w
 bad 1 "key 'held_out_fingerprint' is" run -H h --held-out other -o w
-bad 1 "'other' holds no term of k and v that a factor of 0.1 could multiply" \
+bad 1 "'other' has no term of k and v for the factor of 0.1" \
     run -H other --kv-factor 0.1 -o x
 bad 2 "invalid value for --kv-factor: '-1'" run -H h --kv-factor -1 -o x
 bad 2 "held-out needs -H" run --dry-run --held-out other
-bad 1 "'h' and 'h' hold the hessians of the same tokens" run -H h --held-out h -o x
+bad 1 "'h' and 'h' have the Hessians of the same tokens" run -H h --held-out h -o x
 "$BIN/vptq-hessian" -m "$hf" -c "$text" -n 2 -l 64 -o alien -qq > /dev/null
-bad 1 "'alien' holds the hessians of another model" run -H h --held-out alien -o x
+bad 1 "'alien' has the Hessians of another model" run -H h --held-out alien -o x
 collect -n 4 --layers 1-2 -o part
-bad 1 "'part' holds layers 1-2, expected layers 0-0" run -H h --held-out part -o x
+bad 1 "'part' has layers 1-2, expected layers 0-0" run -H h --held-out part -o x
 [ ! -e x ] || fail "a work directory was made"
 
 # Few tokens: a warning with the numbers, and a result.
 collect -n 1 -l 100 -o few
 "$BIN/vptq-quantize" -m "$model" -H few -k 16 --layers 0-0 -o f > /dev/null 2> err.txt
-expect_line err.txt "'few' was made from 100 tokens, fewer than the 172 columns"
+expect_line err.txt "few: only 100 calibration tokens for 172 columns"

@@ -48,11 +48,11 @@ bad()
     expect_line err.txt "$pattern"
     [ ! -s out.txt ] || fail "something on stdout: $*"
 }
-bad 1 "key 'recipe' is .* there and missing in this run (--force starts again)" run -o w
+bad 1 "key 'recipe' is .*, here it is missing (--force starts over)" run -o w
 sed 's/"centroids": 32/"centroids": 128/' r.json > s.json
-bad 1 "w/quantize.json is of another run: key 'recipe' is" run -o w --recipe s.json
-bad 1 "key 'settings.sweeps' is . there and 2 in this run" run -o w --recipe r.json --sweeps 2
-bad 1 "key 'settings.encoder' \|key 'settings.norm' is \"std\" there and \"minmax\" in" \
+bad 1 "w/quantize.json belongs to another run: its key 'recipe' is" run -o w --recipe s.json
+bad 1 "key 'settings.sweeps' is ., here it is 2" run -o w --recipe r.json --sweeps 2
+bad 1 "key 'settings.encoder' \|key 'settings.norm' is \"std\", here it is \"minmax\"" \
     run -o w --recipe r.json --encoder upstream
 expect_same report w/report.jsonl
 run -o w --recipe s.json --force > /dev/null
@@ -66,11 +66,11 @@ refused()
     [ ! -e x ] || fail "a work directory was made"
 }
 refused "^vptq-quantize: bad.json: line 1, column .: not valid JSON" 'rules'
-refused "bad.json: key 'rules' is missing or no list" '{}'
+refused "bad.json: key 'rules' is missing or not a list" '{}'
 refused "bad.json: key 'rule' is unknown" '{"rules": [], "rule": []}'
 refused "bad.json: rule 1: key 'pattern' is unknown, expected match, layers or settings" \
     '{"rules": [{"pattern": "*", "settings": {"beam": 1}}]}'
-refused "bad.json: rule 2: key 'centroid' is no setting" \
+refused "bad.json: rule 2: key 'centroid' is not a setting" \
     '{"rules": [{"match": "*", "settings": {"beam": 1}},
                 {"match": "*", "settings": {"centroid": 16}}]}'
 refused "bad.json: rule 1: vector_length is '65', expected a whole number from 1 to 64" \
@@ -81,7 +81,7 @@ refused "bad.json: rule 1: key 'layers' is '3-9', expected layers from 0 to 4" \
     '{"rules": [{"match": "*", "layers": "3-9", "settings": {"beam": 1}}]}'
 refused "duplicate object key near '\"beam\"'" \
     '{"rules": [{"match": "*", "settings": {"beam": 1, "beam": 2}}]}'
-refused "bad.json: rule 1: key 'dtype' is one for the whole model" \
+refused "bad.json: rule 1: key 'dtype' applies to the whole model" \
     '{"rules": [{"match": "*", "settings": {"dtype": "bf16"}}]}'
 bad 1 "no-such-recipe" run -o x --recipe no-such-recipe
 # Values that are fine by themselves and not for this matrix.

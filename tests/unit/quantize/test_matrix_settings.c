@@ -99,7 +99,7 @@ static void test_defaults_refused(void **state)
         {"perm", "1", "perm is '1', expected true or false"},
         {"seed", "18446744073709551616", "seed is '18446744073709551616'"},
         {"seed", "+1", "seed is '+1'"},
-        {"speed", "1", "no setting 'speed'"},
+        {"speed", "1", "no such setting: 'speed'"},
     };
 
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
@@ -184,10 +184,10 @@ static void test_recipe_refused(void **state)
         const char *recipe, *part;
     } bad[] = {
         {"{\"rules\": [", "recipe.json: line 1"},
-        {"[]", "key 'rules' is missing or no list"},
-        {"{\"rules\": {}}", "key 'rules' is missing or no list"},
+        {"[]", "key 'rules' is missing or not a list"},
+        {"{\"rules\": {}}", "key 'rules' is missing or not a list"},
         {"{\"rules\": [], \"rule\": 1}", "key 'rule' is unknown"},
-        {"{\"rules\": [7]}", "recipe.json: rule 1: is no object"},
+        {"{\"rules\": [7]}", "recipe.json: rule 1: is not an object"},
         {"{\"rules\": [{\"match\": \"*\", \"setting\": {}}]}",
          "rule 1: key 'setting' is unknown"},
         {"{\"rules\": [{\"settings\": {\"beam\": 1}}]}", "rule 1: key 'match' is missing"},
@@ -196,21 +196,21 @@ static void test_recipe_refused(void **state)
          "rule 1: key 'settings' is missing"},
         {"{\"rules\": [{\"match\": \"*\", \"settings\": {\"beam\": 1}},"
          "{\"match\": \"*\", \"settings\": {\"centroid\": 1}}]}",
-         "rule 2: key 'centroid' is no setting"},
+         "rule 2: key 'centroid' is not a setting"},
         {"{\"rules\": [{\"match\": \"*\", \"settings\": {\"vector_length\": 65}}]}",
          "rule 1: vector_length is '65', expected a whole number from 1 to 64"},
         {"{\"rules\": [{\"match\": \"*\", \"settings\": {\"centroids\": true}}]}",
          "rule 1: centroids is 'true'"},
         {"{\"rules\": [{\"match\": \"*\", \"settings\": {\"centroids\": [1]}}]}",
-         "rule 1: key 'centroids' is neither"},
+         "rule 1: key 'centroids' is not a"},
         {"{\"rules\": [{\"match\": \"*\", \"settings\": {\"centroids\": null}}]}",
-         "rule 1: key 'centroids' is neither"},
+         "rule 1: key 'centroids' is not a"},
         {"{\"rules\": [{\"match\": \"*\", \"settings\": {\"dtype\": \"f16\"}}]}",
-         "rule 1: key 'dtype' is one for the whole model"},
+         "rule 1: key 'dtype' applies to the whole model"},
         {"{\"rules\": [{\"match\": \"*\", \"settings\": {\"encoder\": \"worst\"}}]}",
          "rule 1: encoder is 'worst', expected best|upstream"},
         {"{\"rules\": [{\"match\": \"*\", \"settings\": {\"encoder\": 1}}]}",
-         "rule 1: key 'encoder' is no text"},
+         "rule 1: key 'encoder' is not a string"},
         {"{\"rules\": [{\"match\": \"*.w_proj\", \"settings\": {\"beam\": 1}}]}",
          "rule 1: key 'match' is '*.w_proj', which matches no matrix of layers 0-2"},
         {"{\"rules\": [{\"match\": \"layers.2.*\", \"layers\": \"0-1\","
@@ -224,9 +224,9 @@ static void test_recipe_refused(void **state)
          " \"settings\": {\"beam\": 1}}]}",
          "expected layers from 0 to 2"},
         {"{\"rules\": [{\"match\": \"*\", \"layers\": \"1-\", \"settings\": {\"beam\": 1}}]}",
-         "key 'layers' is no text of the form"},
+         "key 'layers' is not a string like"},
         {"{\"rules\": [{\"match\": \"*\", \"layers\": 1, \"settings\": {\"beam\": 1}}]}",
-         "key 'layers' is no text of the form"},
+         "key 'layers' is not a string like"},
         {"{\"rules\": [{\"match\": \"*\", \"settings\": {\"beam\": 1, \"beam\": 2}}]}",
          "duplicate object key near '\"beam\"'"},
     };

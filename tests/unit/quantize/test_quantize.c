@@ -469,19 +469,18 @@ static void test_differences(void **state)
     const struct {
         const char *path, *value, *part;
     } change[] = {
-        {"format", "2", "key 'format' is 2 there and 1 in this run"},
-        {"tool", "\"vptq-quantize 0.0.1\"", "key 'tool' is \"vptq-quantize 0.0.1\" there"},
-        {"base_fingerprint", "\"0\"", "key 'base_fingerprint' is \"0\" there"},
+        {"format", "2", "key 'format' is 2, here it is 1"},
+        {"tool", "\"vptq-quantize 0.0.1\"", "key 'tool' is \"vptq-quantize 0.0.1\""},
+        {"base_fingerprint", "\"0\"", "key 'base_fingerprint' is \"0\""},
         {"hessian_fingerprint", "\"0\"", "key 'hessian_fingerprint'"},
         {"held_out_fingerprint", "null",
-         "key 'held_out_fingerprint' is missing there and \"000000000000abc1\" in this run"},
-        {"kv_factor", "0.5", "key 'kv_factor' is 0.5 there and 0.25 in this run"},
-        {"dtype", "\"bf16\"", "key 'dtype' is \"bf16\" there and \"f16\" in this run"},
-        {"settings", "{\"centroids\": 8}",
-         "key 'settings.centroids' is 8 there and 16 in this run"},
-        {"recipe", "[]", "key 'recipe' is [] there and missing in this run"},
+         "key 'held_out_fingerprint' is missing, here it is \"000000000000abc1\""},
+        {"kv_factor", "0.5", "key 'kv_factor' is 0.5, here it is 0.25"},
+        {"dtype", "\"bf16\"", "key 'dtype' is \"bf16\", here it is \"f16\""},
+        {"settings", "{\"centroids\": 8}", "key 'settings.centroids' is 8, here it is 16"},
+        {"recipe", "[]", "key 'recipe' is [], here it is missing"},
         {"matrices", "{\"model.layers.0.mlp.up_proj\": {\"sweeps\": 9}}",
-         "key 'matrices.model.layers.0.mlp.up_proj' is {\"sweeps\":9} there and missing in"},
+         "key 'matrices.model.layers.0.mlp.up_proj' is {\"sweeps\":9}, here it is missing"},
     };
 
     make_directory(*state, h);
