@@ -1,3 +1,5 @@
+/* Chats: finds the template of a model, renders its prompt, and finds the tokens that end a
+ * reply. */
 #include "lib/chat/chat.h"
 
 #include <math.h>
@@ -6,44 +8,38 @@
 #include "lib/base/utf8.h"
 #include "lib/chat/template.h"
 
-/* ---- ends ---- */
+/* ---- stop tokens ---- */
 
-static vptq_status add_end(const vptq_model *m, int64_t id, vptq_ids *ends, vptq_err *err)
+/* Adds an id of the vocabulary that is not in the list yet. */
+static vptq_status add_stop_token(const vptq_model *m, int64_t id, vptq_ids *stop,
+                                  vptq_err *err)
 {
     if (id < 0 || id >= (int64_t)m->desc->vocab)
         return VPTQ_OK;
-    for (size_t i = 0; i < ends->count; i++)
-        if (ends->data[i] == id)
+    for (size_t i = 0; i < stop->count; i++)
+        if (stop->data[i] == id)
             return VPTQ_OK;
-    const int32_t small = (int32_t)id;
-    return vptq_ids_add(ends, &small, 1, err);
+    return vptq_ids_add(stop, &(int32_t){(int32_t)id}, 1, err);
 }
 
-/* A parse as reals makes ids reals; -1 for what is none. */
-static int64_t id_of(const json_t *number)
+/* "eos_token_id" of a configuration, whose numbers were parsed as reals: one, or a list. */
+static vptq_status add_stop_tokens(const vptq_model *m, const json_t *config, vptq_ids *stop,
+                                   vptq_err *err)
 {
-    const double x = json_number_value(number);
-    return x >= 0 && x <= INT32_MAX && x == floor(x) ? (int64_t)x : -1;
-}
-
-/* "eos_token_id": a number or a list of them. */
-static vptq_status add_ends_of(const vptq_model *m, const json_t *config, vptq_ids *ends,
-                               vptq_err *err)
-{
-    const json_t *value = json_object_get(config, "eos_token_id"), *item;
-    size_t i;
-    if (json_is_number(value))
-        VPTQ_CHECK(add_end(m, id_of(value), ends, err));
-    json_array_foreach(value, i, item)
-    {
-        if (json_is_number(item))
-            VPTQ_CHECK(add_end(m, id_of(item), ends, err));
+    const json_t *value = json_object_get(config, "eos_token_id");
+    size_t count = json_is_array(value) ? json_array_size(value) : 1;
+    for (size_t i = 0; i < count; i++) {
+        const json_t *item = json_is_array(value) ? json_array_get(value, i) : value;
+        double id = json_number_value(item);
+        if (json_is_number(item) && id >= 0 && id <= INT32_MAX && id == floor(id))
+            VPTQ_CHECK(add_stop_token(m, (int64_t)id, stop, err));
     }
     return VPTQ_OK;
 }
 
-static vptq_status add_gguf_ends(const vptq_model *m, const vptq_gguf *g, vptq_ids *ends,
-                                 vptq_err *err)
+/* Of a GGUF file: the ends of a turn and of a message. */
+static vptq_status add_gguf_stop_tokens(const vptq_model *m, const vptq_gguf *g, vptq_ids *stop,
+                                        vptq_err *err)
 {
     static const char *const keys[] = {"tokenizer.ggml.eot_token_id",
                                        "tokenizer.ggml.eom_token_id"};
@@ -52,12 +48,12 @@ static vptq_status add_gguf_ends(const vptq_model *m, const vptq_gguf *g, vptq_i
         if (!vptq_gguf_find(g, keys[i]))
             continue;
         VPTQ_CHECK(vptq_gguf_u64_or(g, keys[i], 0, &id, err));
-        VPTQ_CHECK(add_end(m, id > INT32_MAX ? -1 : (int64_t)id, ends, err));
+        VPTQ_CHECK(add_stop_token(m, id > INT32_MAX ? -1 : (int64_t)id, stop, err));
     }
     return VPTQ_OK;
 }
 
-/* A JSON file that came with the model; *json is NULL where there is none. */
+/* Reads a JSON file that came with the model or its tokenizer; *json: NULL if there is none. */
 static vptq_status companion_json(const vptq_model *m, const char *name, bool tokenizer,
                                   vptq_arena *arena, json_t **json, vptq_err *err)
 {
@@ -70,22 +66,22 @@ static vptq_status companion_json(const vptq_model *m, const char *name, bool to
     return st;
 }
 
-vptq_status vptq_model_ends(const vptq_ctx *ctx, const vptq_model *m, vptq_ids *ends,
-                            vptq_err *err)
+vptq_status vptq_model_stop_tokens(const vptq_ctx *ctx, const vptq_model *m, vptq_ids *stop,
+                                   vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     vptq_arena arena;
     json_t *generation = NULL;
     const vptq_checkpoint *origin = m->ckpt.base ? m->ckpt.base : &m->ckpt;
     vptq_arena_init(&arena, ctx->mem);
-    VPTQ_TRY(add_end(m, m->desc->eos, ends, err));
+    VPTQ_TRY(add_stop_token(m, m->desc->eos, stop, err));
     if (m->tokenizer)
-        VPTQ_TRY(add_end(m, m->vocab.eos, ends, err));
-    VPTQ_TRY(add_ends_of(m, origin->config, ends, err));
+        VPTQ_TRY(add_stop_token(m, m->vocab.eos, stop, err));
+    VPTQ_TRY(add_stop_tokens(m, origin->config, stop, err));
     VPTQ_TRY(companion_json(m, "generation_config.json", false, &arena, &generation, err));
-    VPTQ_TRY(add_ends_of(m, generation, ends, err));
+    VPTQ_TRY(add_stop_tokens(m, generation, stop, err));
     if (origin->gguf && m->ckpt.tokenizer == origin->tokenizer)
-        VPTQ_TRY(add_gguf_ends(m, origin->gguf, ends, err));
+        VPTQ_TRY(add_gguf_stop_tokens(m, origin->gguf, stop, err));
 out:
     json_decref(generation);
     vptq_arena_release(&arena);
@@ -95,62 +91,47 @@ out:
 /* ---- the template ---- */
 
 typedef struct source {
-    const char *text, *name; /* text NULL: none found */
+    const char *text, *name; /* text: NULL until one is found */
     size_t len;
 } source;
-
-static void take_text(source *s, const char *text, const char *name)
-{
-    *s = (source){text, name, text ? strlen(text) : 0};
-}
 
 static vptq_status read_template(const vptq_ctx *ctx, const char *path, vptq_arena *arena,
                                  source *s, vptq_err *err)
 {
     char *data = NULL;
-    vptq_status st = vptq_file_read(path, VPTQ_TEMPLATE_LIMIT, ctx->mem, &data, &s->len, err);
-    if (st)
-        return st;
+    VPTQ_CHECK(vptq_file_read(path, VPTQ_TEMPLATE_LIMIT, ctx->mem, &data, &s->len, err));
     s->name = path;
     s->text = vptq_arena_strndup(arena, data, s->len, err);
     vptq_mem_free(ctx->mem, data);
     return s->text ? VPTQ_OK : VPTQ_E_NOMEM;
 }
 
-/* `config`: tokenizer_config.json, or NULL. */
-static vptq_status find_template(const vptq_ctx *ctx, const vptq_model *m, const char *file,
-                                 const json_t *config, vptq_arena *arena, source *s,
-                                 vptq_err *err)
+/* Takes a text that may be NULL; it must live as long as the arena. */
+static void take_text(source *s, const char *text, const char *name)
+{
+    if (!s->text)
+        *s = (source){text, name, text ? strlen(text) : 0};
+}
+
+/* In the order of chat.h; `config`: tokenizer_config.json, or NULL; *json keeps the text. */
+static vptq_status find_template(const vptq_model *m, const json_t *config, vptq_arena *arena,
+                                 json_t **json, source *s, vptq_err *err)
 {
     static const char jinja[] = "chat_template.jinja", other[] = "chat_template.json";
-    vptq_status st = VPTQ_OK;
-    json_t *json = NULL;
     vptq_text text;
-    if (file)
-        return read_template(ctx, file, arena, s, err);
-    VPTQ_TRY(vptq_checkpoint_companion(&m->ckpt, jinja, true, VPTQ_TEMPLATE_LIMIT, arena, &text,
-                                       err));
-    s->text = text.data;
-    s->len = text.len;
-    s->name = jinja;
+    VPTQ_CHECK(vptq_checkpoint_companion(&m->ckpt, jinja, true, VPTQ_TEMPLATE_LIMIT, arena,
+                                         &text, err));
+    *s = (source){text.data, jinja, text.len};
+    take_text(s, vptq_chat_template_of(json_object_get(config, "chat_template")),
+              "the chat template of tokenizer_config.json");
     if (!s->text)
-        take_text(s, vptq_chat_template_of(json_object_get(config, "chat_template")),
-                  "the chat template of tokenizer_config.json");
-    if (!s->text) {
-        VPTQ_TRY(companion_json(m, other, true, arena, &json, err));
-        const char *found = vptq_chat_template_of(json_object_get(json, "chat_template"));
-        take_text(s, found ? vptq_arena_strdup(arena, found, err) : NULL, other);
-        st = found && !s->text ? VPTQ_E_NOMEM : VPTQ_OK;
-    }
-    if (!st && !s->text)
-        take_text(s, m->vocab.chat_template, "tokenizer.chat_template");
-    if (!st && !s->text)
-        st = vptq_fail(err, VPTQ_E_FORMAT,
-                       "%s: the model has no chat template; give --chat-template FILE",
-                       m->ckpt.path);
-out:
-    json_decref(json);
-    return st;
+        VPTQ_CHECK(companion_json(m, other, true, arena, json, err));
+    take_text(s, vptq_chat_template_of(json_object_get(*json, "chat_template")), other);
+    take_text(s, m->vocab.chat_template, "tokenizer.chat_template");
+    return s->text ? VPTQ_OK
+                   : vptq_fail(err, VPTQ_E_FORMAT,
+                               "%s: the model has no chat template; pass --chat-template FILE",
+                               m->ckpt.path);
 }
 
 /* ---- variables ---- */
@@ -160,14 +141,14 @@ static vptq_status no_memory(vptq_err *err)
     return vptq_fail(err, VPTQ_E_NOMEM, "out of memory for a chat");
 }
 
-/* Takes `value` over. */
+/* Takes ownership of `value`. */
 static vptq_status set(json_t *object, const char *key, json_t *value, vptq_err *err)
 {
     return value && json_object_set_new(object, key, value) == 0 ? VPTQ_OK : no_memory(err);
 }
 
-/* The texts of special tokens, from tokenizer_config.json (a string, or an object with
- * "content") or, without one, by their ids. */
+/* The special tokens by name: from tokenizer_config.json (a string, or an object with
+ * "content"), or without that file by their ids. */
 static vptq_status set_tokens(const vptq_model *m, const json_t *config, json_t *variables,
                               vptq_err *err)
 {
@@ -175,44 +156,35 @@ static vptq_status set_tokens(const vptq_model *m, const json_t *config, json_t 
                                         "sep_token", "cls_token", "mask_token"};
     const vptq_vocab *v = &m->vocab;
     const int32_t ids[] = {v->bos, v->eos, v->unk};
-    vptq_status st = VPTQ_OK;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         const json_t *token = json_object_get(config, names[i]);
         if (json_is_object(token))
             token = json_object_get(token, "content");
         if (json_is_string(token))
-            st = set(variables, names[i], json_string(json_string_value(token)), err);
+            VPTQ_CHECK(set(variables, names[i], json_string(json_string_value(token)), err));
         else if (!config && i < 3 && ids[i] >= 0)
-            st = set(variables, names[i],
-                     json_stringn(v->pieces[ids[i]].text, v->pieces[ids[i]].len), err);
-        if (st)
-            break;
+            VPTQ_CHECK(set(variables, names[i],
+                           json_stringn(v->pieces[ids[i]].text, v->pieces[ids[i]].len), err));
     }
-    return st;
+    return VPTQ_OK;
 }
 
 static vptq_status set_args(const vptq_chat_options *o, json_t *variables, vptq_err *err)
 {
     for (size_t i = 0; i < o->arg_count; i++) {
-        const char *equals = strchr(o->args[i], '=');
-        char name[64];
+        const char *arg = o->args[i], *equals = strchr(arg, '=');
+        size_t len = equals ? (size_t)(equals - arg) : 0;
+        char name[64] = "";
         json_t *value;
-        size_t len = equals ? (size_t)(equals - o->args[i]) : 0;
         if (len == 0 || len >= sizeof name)
-            return vptq_fail(err, VPTQ_E_ARG, "'%.80s' is no NAME=JSON for the chat template",
-                             o->args[i]);
-        memcpy(name, o->args[i], len);
-        name[len] = 0;
+            return vptq_fail(err, VPTQ_E_ARG, "'%.80s': expected NAME=JSON", arg);
+        memcpy(name, arg, len);
         if (strcmp(name, "messages") == 0 || strcmp(name, "add_generation_prompt") == 0)
-            return vptq_fail(err, VPTQ_E_ARG, "'%.80s': '%s' is not for an argument to set",
-                             o->args[i], name);
+            return vptq_fail(err, VPTQ_E_ARG, "'%.80s': '%s' cannot be set", arg, name);
         if (vptq_json_parse(equals + 1, strlen(equals + 1), name, &value, err))
             return vptq_fail(err, VPTQ_E_ARG,
-                             "'%.80s': what stands behind '=' is no JSON (a text is \"text\")",
-                             o->args[i]);
-        vptq_status st = set(variables, name, value, err);
-        if (st)
-            return st;
+                             "'%.80s': the value is not valid JSON (a text needs quotes)", arg);
+        VPTQ_CHECK(set(variables, name, value, err));
     }
     return VPTQ_OK;
 }
@@ -228,7 +200,7 @@ static vptq_status add_message(json_t *messages, const char *role, const char *c
     return bad ? no_memory(err) : VPTQ_OK;
 }
 
-/* The file's list; other variables of an object go into `variables`. */
+/* The list of messages of a file; other members of an object become variables. */
 static vptq_status read_messages(const char *path, json_t *variables, json_t **messages,
                                  vptq_err *err)
 {
@@ -236,9 +208,8 @@ static vptq_status read_messages(const char *path, json_t *variables, json_t **m
     json_t *file = NULL;
     const json_t *item;
     size_t i;
-    vptq_status st = vptq_json_load(path, LIMIT, &file, err);
-    if (st)
-        return st;
+    VPTQ_CHECK(vptq_json_load(path, LIMIT, &file, err));
+    vptq_status st = VPTQ_OK;
     json_t *list = json_is_object(file) ? json_object_get(file, "messages") : file;
     if (!json_is_array(list))
         st = vptq_fail(err, VPTQ_E_FORMAT,
@@ -257,27 +228,26 @@ static vptq_status read_messages(const char *path, json_t *variables, json_t **m
     return st;
 }
 
+/* *messages is the caller's, also after a failure. */
 static vptq_status collect_messages(const vptq_chat_options *o, json_t *variables,
                                     json_t **messages, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     if (o->messages)
-        VPTQ_TRY(read_messages(o->messages, variables, messages, err));
+        VPTQ_CHECK(read_messages(o->messages, variables, messages, err));
     else if (!(*messages = json_array()))
-        VPTQ_TRY(no_memory(err));
+        return no_memory(err);
     const char *first =
         json_string_value(json_object_get(json_array_get(*messages, 0), "role"));
     if (o->system && first && strcmp(first, "system") == 0)
-        VPTQ_TRY(vptq_fail(err, VPTQ_E_ARG, "%s: begins with a system message, beside --system",
-                           o->messages));
+        return vptq_fail(err, VPTQ_E_ARG, "%s: begins with a system message; drop --system",
+                         o->messages);
     if (o->system)
-        VPTQ_TRY(add_message(*messages, "system", o->system, true, err));
+        VPTQ_CHECK(add_message(*messages, "system", o->system, true, err));
     if (o->user)
-        VPTQ_TRY(add_message(*messages, "user", o->user, false, err));
-    if (json_array_size(*messages) == 0)
-        st = vptq_fail(err, VPTQ_E_ARG, "a chat without a message");
-out:
-    return st;
+        VPTQ_CHECK(add_message(*messages, "user", o->user, false, err));
+    return json_array_size(*messages) > 0
+               ? VPTQ_OK
+               : vptq_fail(err, VPTQ_E_ARG, "the chat has no messages");
 }
 
 /* ---- rendering ---- */
@@ -290,17 +260,14 @@ typedef struct chat {
     json_t *variables;
 } chat;
 
-/* With `messages` (taken over) in place. */
+/* Takes ownership of `messages`. */
 static vptq_status render(const chat *c, json_t *messages, bool reply, vptq_buf *out,
                           vptq_err *err)
 {
-    vptq_status st = set(c->variables, "messages", messages, err);
-    if (!st)
-        st = set(c->variables, "add_generation_prompt", json_boolean(reply), err);
-    if (!st)
-        st = vptq_template_render(c->template, &(vptq_template_input){c->variables, c->date},
-                                  out, err);
-    return st;
+    VPTQ_CHECK(set(c->variables, "messages", messages, err));
+    VPTQ_CHECK(set(c->variables, "add_generation_prompt", json_boolean(reply), err));
+    return vptq_template_render(c->template, &(vptq_template_input){c->variables, c->date}, out,
+                                err);
 }
 
 static bool is_special(const vptq_vocab *v, int32_t id)
@@ -311,9 +278,9 @@ static bool is_special(const vptq_vocab *v, int32_t id)
     return false;
 }
 
-/* The special token behind a reply, if there is one: a chat with a reply is rendered and looked
- * at.  A template that refuses that chat has none. */
-static vptq_status find_turn_end(const chat *c, vptq_ids *ends, vptq_err *err)
+/* Adds the special token that follows a reply in a rendered chat, if there is one and the
+ * template accepts that chat. */
+static vptq_status add_turn_end(const chat *c, vptq_ids *stop, vptq_err *err)
 {
     static const char mark[] = "REPLY";
     vptq_status st = VPTQ_OK;
@@ -326,7 +293,8 @@ static vptq_status find_turn_end(const chat *c, vptq_ids *ends, vptq_err *err)
                                  "role", "assistant", "content", mark);
     st = render(c, messages, false, &text, &refused);
     if (st) {
-        vptq_log(c->ctx, VPTQ_LOG_MORE, "no end of a turn is known: %s", refused.text);
+        vptq_log(c->ctx, VPTQ_LOG_MORE, "the token that ends a turn is unknown: %s",
+                 refused.text);
         st = st == VPTQ_E_NOMEM ? vptq_fail(err, st, "%s", refused.text) : VPTQ_OK;
         goto out;
     }
@@ -339,7 +307,7 @@ static vptq_status find_turn_end(const chat *c, vptq_ids *ends, vptq_err *err)
     VPTQ_TRY(vptq_tokenizer_encode(c->m->tokenizer, tail, strlen(tail), VPTQ_ENCODE_SPECIAL,
                                    &ids, err));
     if (ids.count > 0 && is_special(&c->m->vocab, ids.data[0]))
-        st = add_end(c->m, ids.data[0], ends, err);
+        st = add_stop_token(c->m, ids.data[0], stop, err);
 out:
     vptq_ids_release(&ids);
     vptq_buf_release(&text);
@@ -347,13 +315,13 @@ out:
 }
 
 vptq_status vptq_chat_prompt(const vptq_ctx *ctx, const vptq_model *m,
-                             const vptq_chat_options *o, vptq_buf *prompt, vptq_ids *ends,
+                             const vptq_chat_options *o, vptq_buf *prompt, vptq_ids *stop,
                              vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     vptq_arena arena;
     source s = {NULL, NULL, 0};
-    json_t *config = NULL, *messages = NULL;
+    json_t *config = NULL, *json = NULL, *messages = NULL;
     chat c = {.ctx = ctx, .m = m, .date = o->date, .variables = json_object()};
     vptq_arena_init(&arena, ctx->mem);
     if (!c.variables)
@@ -361,7 +329,8 @@ vptq_status vptq_chat_prompt(const vptq_ctx *ctx, const vptq_model *m,
     if (!m->tokenizer)
         VPTQ_TRY(vptq_fail(err, VPTQ_E_ARG, "%s: a chat needs a tokenizer", m->ckpt.path));
     VPTQ_TRY(companion_json(m, "tokenizer_config.json", true, &arena, &config, err));
-    VPTQ_TRY(find_template(ctx, m, o->template_file, config, &arena, &s, err));
+    VPTQ_TRY(o->template_file ? read_template(ctx, o->template_file, &arena, &s, err)
+                              : find_template(m, config, &arena, &json, &s, err));
     VPTQ_TRY(vptq_template_parse(s.text, s.len, s.name, ctx->mem, &c.template, err));
     VPTQ_TRY(set(c.variables, "tools", json_null(), err));
     VPTQ_TRY(set(c.variables, "documents", json_null(), err));
@@ -369,11 +338,12 @@ vptq_status vptq_chat_prompt(const vptq_ctx *ctx, const vptq_model *m,
     VPTQ_TRY(collect_messages(o, c.variables, &messages, err));
     VPTQ_TRY(set_args(o, c.variables, err));
     VPTQ_TRY(render(&c, json_incref(messages), true, prompt, err));
-    if (ends)
-        st = find_turn_end(&c, ends, err);
+    if (stop)
+        st = add_turn_end(&c, stop, err);
 out:
     vptq_template_free(c.template);
     json_decref(messages);
+    json_decref(json);
     json_decref(config);
     json_decref(c.variables);
     vptq_arena_release(&arena);

@@ -1,393 +1,521 @@
-/* Expressions of a template to values. */
-#include <string.h>
+/* Renders the tree of a template: limits, expressions, statements, macros. */
+#define _GNU_SOURCE /* timegm */
+#include <stdarg.h>
+#include <stdio.h>
+#include <time.h>
 
 #include "lib/chat/internal.h"
 
-/* ---- names ---- */
+/* ---- failures and limits ---- */
 
-static bool find_var(const tpl_scope *s, uint32_t name, tpl_value **value)
+tpl_value vptq_tpl_fail(tpl_run *r, vptq_status code, const char *fmt, ...)
 {
-    for (uint32_t i = 0; i < s->count; i++)
-        if (s->vars[i].name == name) {
-            *value = &s->vars[i].value;
-            return true;
-        }
-    return false;
+    static const char nothing[] = "";
+    char text[640];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(text, sizeof text, fmt, args);
+    va_end(args);
+    if (!r->status)
+        r->status = vptq_fail(r->err, code, "%s: line %u: %s", r->name, r->line, text);
+    return (tpl_value){.kind = TPL_UNDEFINED, .u.s = nothing};
 }
 
-bool vptq_tpl_lookup(const tpl_run *r, uint32_t name, tpl_value *out)
+bool vptq_tpl_step(tpl_run *r, size_t steps)
 {
-    tpl_value *value;
-    for (const tpl_scope *s = r->scope; s; s = s->parent)
-        if (find_var(s, name, &value)) {
-            *out = *value;
-            return true;
-        }
-    return false;
+    r->steps += steps;
+    if (r->steps > TPL_MAX_STEPS)
+        TPL_ERROR(r, "the template takes more than %d steps", TPL_MAX_STEPS);
+    return !r->status;
 }
 
-static vptq_status eval_name(tpl_run *r, const tpl_node *n, tpl_value *out)
+bool vptq_tpl_charge(tpl_run *r, size_t bytes)
 {
-    const tpl_symbol *s = &r->t->symbols[n->name];
-    size_t scopes = 0;
-    for (const tpl_scope *at = r->scope; at; at = at->parent)
-        scopes += 1 + at->count / 8;
-    TPL_TRY(vptq_tpl_step(r, scopes));
-    if (vptq_tpl_lookup(r, n->name, out))
-        return VPTQ_OK;
-    const tpl_function *f = vptq_tpl_global(s->text, s->len, r->has_date);
-    *out = f ? (tpl_value){.kind = TPL_FUNCTION, .u.function = f}
-             : vptq_tpl_undefined(s->text, s->len);
-    return VPTQ_OK;
-}
-
-static vptq_status set_var(tpl_run *r, tpl_scope *s, uint32_t name, const tpl_value *v)
-{
-    tpl_value *value;
-    if (find_var(s, name, &value)) {
-        *value = *v;
-        return VPTQ_OK;
-    }
-    if (s->count == s->cap) {
-        uint32_t cap = s->cap ? 2 * s->cap : 4;
-        void *more;
-        TPL_TRY(vptq_tpl_alloc(r, cap, sizeof *s->vars, &more));
-        if (s->count > 0)
-            memcpy(more, s->vars, s->count * sizeof *s->vars);
-        s->vars = more;
-        s->cap = cap;
-    }
-    s->vars[s->count++] = (tpl_var){name, *v};
-    return VPTQ_OK;
-}
-
-static vptq_status assign_tuple(tpl_run *r, const tpl_node *target, const tpl_value *v)
-{
-    const tpl_list *items;
-    TPL_TRY(vptq_tpl_iterate(r, v, &items));
-    if (items->count != target->count)
-        return vptq_tpl_fail(r, "%zu values for %u names", items->count, target->count);
-    for (uint32_t i = 0; i < target->count; i++)
-        TPL_TRY(vptq_tpl_assign(r, target->list[i], &items->items[i]));
-    return VPTQ_OK;
-}
-
-vptq_status vptq_tpl_assign(tpl_run *r, const tpl_node *target, const tpl_value *v)
-{
-    if (target->kind == TPL_N_NAME)
-        return set_var(r, r->scope, target->name, v);
-    if (target->kind == TPL_N_TUPLE)
-        return assign_tuple(r, target, v);
-    const tpl_symbol *name = &r->t->symbols[target->name],
-                     *attribute = &r->t->symbols[target->attribute];
-    tpl_value ns, key = vptq_tpl_str(attribute->text, attribute->len);
-    if (!vptq_tpl_lookup(r, target->name, &ns) || ns.kind != TPL_NAMESPACE)
-        return vptq_tpl_fail(r, "'%.*s' is no namespace, its attributes cannot be set",
-                             name->len < 100 ? (int)name->len : 100, name->text);
-    return vptq_tpl_put(r, ns.u.dict, &key, v);
-}
-
-/* ---- containers ---- */
-
-static vptq_status eval_list(tpl_run *r, const tpl_node *n, tpl_value *out)
-{
-    TPL_TRY(vptq_tpl_list(r, n->kind == TPL_N_LIST ? TPL_FORM_LIST : TPL_FORM_TUPLE, n->count,
-                          out));
-    for (uint32_t i = 0; i < n->count; i++)
-        TPL_TRY(vptq_tpl_eval(r, n->list[i], &out->u.list->items[i]));
-    return VPTQ_OK;
-}
-
-static vptq_status eval_dict(tpl_run *r, const tpl_node *n, tpl_value *out)
-{
-    TPL_TRY(vptq_tpl_dict(r, TPL_DICT, n->count / 2, out));
-    for (uint32_t i = 0; i + 1 < n->count; i += 2) {
-        tpl_value key, value;
-        TPL_TRY(vptq_tpl_eval(r, n->list[i], &key));
-        TPL_TRY(vptq_tpl_eval(r, n->list[i + 1], &value));
-        TPL_TRY(vptq_tpl_put(r, out->u.dict, &key, &value));
-    }
-    return VPTQ_OK;
-}
-
-static vptq_status eval_slice(tpl_run *r, const tpl_node *n, const tpl_value *of,
-                              tpl_value *out)
-{
-    const tpl_node *parts[3] = {n->a, n->b, n->c};
-    tpl_value bounds[3];
-    for (int i = 0; i < 3; i++) {
-        bounds[i] = vptq_tpl_none();
-        if (parts[i])
-            TPL_TRY(vptq_tpl_eval(r, parts[i], &bounds[i]));
-    }
-    return vptq_tpl_slice(r, of, bounds, out);
-}
-
-static vptq_status eval_item(tpl_run *r, const tpl_node *n, tpl_value *out)
-{
-    tpl_value of, key;
-    TPL_TRY(vptq_tpl_eval(r, n->a, &of));
-    if (n->b->kind == TPL_N_SLICE)
-        return eval_slice(r, n->b, &of, out);
-    TPL_TRY(vptq_tpl_eval(r, n->b, &key));
-    r->line = n->line;
-    return vptq_tpl_subscript(r, &of, &key, out);
-}
-
-static vptq_status eval_attribute(tpl_run *r, const tpl_node *n, tpl_value *out)
-{
-    tpl_value of;
-    const tpl_symbol *s = &r->t->symbols[n->attribute];
-    TPL_TRY(vptq_tpl_eval(r, n->a, &of));
-    r->line = n->line;
-    return vptq_tpl_attribute(r, &of, s->text, s->len, out);
-}
-
-/* ---- calls ---- */
-
-/* A dict's entries as arguments by name. */
-static vptq_status spread_named(tpl_run *r, const tpl_value *v, tpl_named *named, size_t *count)
-{
-    for (size_t i = 0; i < v->u.dict->count; i++) {
-        const tpl_value *key = &v->u.dict->keys[i];
-        TPL_TRY(vptq_tpl_want_str(r, "a key behind '**'", key));
-        named[(*count)++] = (tpl_named){key->u.s, key->len, v->u.dict->values[i]};
-    }
-    return VPTQ_OK;
-}
-
-vptq_status vptq_tpl_eval_args(tpl_run *r, const tpl_call_node *c, tpl_args *args,
-                               size_t spare_named)
-{
-    static const tpl_call_node none = {.count = 0};
-    const tpl_list *star = NULL;
-    tpl_value spread = {.kind = TPL_NONE}, v;
-    void *items, *named;
-    c = c ? c : &none;
-    if (c->star) {
-        TPL_TRY(vptq_tpl_eval(r, c->star, &v));
-        TPL_TRY(vptq_tpl_iterate(r, &v, &star));
-    }
-    if (c->star_star) {
-        TPL_TRY(vptq_tpl_eval(r, c->star_star, &spread));
-        if (spread.kind != TPL_DICT)
-            return vptq_tpl_fail(r, "%s behind '**', expected a dict", vptq_tpl_type(&spread));
-    }
-    size_t starred = star ? star->count : 0;
-    size_t named_max =
-        c->named_count + spare_named + (spread.kind == TPL_DICT ? spread.u.dict->count : 0);
-    TPL_TRY(vptq_tpl_alloc(r, c->count + starred, sizeof(tpl_value), &items));
-    TPL_TRY(vptq_tpl_alloc(r, named_max, sizeof(tpl_named), &named));
-    tpl_value *list = items;
-    tpl_named *names = named;
-    size_t named_count = 0;
-    for (uint32_t i = 0; i < c->count; i++)
-        TPL_TRY(vptq_tpl_eval(r, c->items[i], &list[i]));
-    if (starred > 0)
-        memcpy(list + c->count, star->items, starred * sizeof *list);
-    for (uint32_t i = 0; i < c->named_count; i++) {
-        const tpl_symbol *s = &r->t->symbols[c->named[i].name];
-        TPL_TRY(vptq_tpl_eval(r, c->named[i].value, &v));
-        names[named_count++] = (tpl_named){s->text, s->len, v};
-    }
-    if (spread.kind == TPL_DICT)
-        TPL_TRY(spread_named(r, &spread, names, &named_count));
-    *args = (tpl_args){c->count + starred, named_count, list, names};
-    return VPTQ_OK;
-}
-
-static vptq_status call_function(tpl_run *r, const tpl_function *f, const tpl_value *self,
-                                 const tpl_args *args, tpl_value *out)
-{
-    if (f->changes)
-        return vptq_tpl_fail(r, "'%s' would change %s, which templates may not", f->name,
-                             vptq_tpl_type(self));
-    if (!f->call)
-        return vptq_tpl_unsupported(r, "the function '%s'", f->name);
-    return f->call(r, self, args, out);
-}
-
-vptq_status vptq_tpl_call(tpl_run *r, const tpl_value *f, const tpl_args *args, tpl_value *out)
-{
-    if (f->kind == TPL_MACRO)
-        return vptq_tpl_call_macro(r, f->u.macro, args, out);
-    if (f->kind == TPL_FUNCTION)
-        return call_function(r, f->u.function, f, args, out);
-    if (f->kind == TPL_METHOD)
-        return call_function(r, f->u.bound->function, &f->u.bound->self, args, out);
-    if (f->kind == TPL_UNDEFINED)
-        return vptq_tpl_fail(r, "'%.*s' is undefined, and cannot be called",
-                             f->len < 100 ? (int)f->len : 100, f->u.s ? f->u.s : "");
-    return vptq_tpl_fail(r, "%s cannot be called", vptq_tpl_type(f));
-}
-
-static vptq_status eval_call(tpl_run *r, const tpl_node *n, tpl_value *out)
-{
-    tpl_value f;
-    tpl_args args;
-    TPL_TRY(vptq_tpl_eval(r, n->a, &f));
-    TPL_TRY(vptq_tpl_eval_args(r, n->call, &args, 0));
-    r->line = n->line;
-    return vptq_tpl_call(r, &f, &args, out);
-}
-
-/* A filter or test over a value. */
-static vptq_status apply(tpl_run *r, const tpl_node *n, const tpl_value *v, tpl_value *out)
-{
-    const tpl_symbol *s = &r->t->symbols[n->name];
-    bool filter = n->kind == TPL_N_FILTER;
-    const tpl_function *f =
-        filter ? vptq_tpl_filter(s->text, s->len) : vptq_tpl_test(s->text, s->len);
-    tpl_args args;
-    TPL_TRY(vptq_tpl_eval_args(r, n->call, &args, 0));
-    r->line = n->line;
-    if (!f || !f->call)
-        return vptq_tpl_unsupported(r, "the %s '%.*s'", filter ? "filter" : "test",
-                                    s->len < 64 ? (int)s->len : 64, s->text);
-    return f->call(r, v, &args, out);
-}
-
-vptq_status vptq_tpl_chain(tpl_run *r, const tpl_node *chain, tpl_value *v)
-{
-    tpl_value before;
-    if (!chain)
-        return VPTQ_OK;
-    TPL_TRY(vptq_tpl_deeper(r));
-    TPL_TRY(vptq_tpl_chain(r, chain->a, v));
-    r->depth--;
-    before = *v;
-    return apply(r, chain, &before, v);
-}
-
-static vptq_status eval_filter(tpl_run *r, const tpl_node *n, tpl_value *out)
-{
-    tpl_value v;
-    TPL_TRY(vptq_tpl_eval(r, n->a, &v));
-    return apply(r, n, &v, out);
-}
-
-/* ---- operators ---- */
-
-static vptq_status eval_unary(tpl_run *r, const tpl_node *n, tpl_value *out)
-{
-    tpl_value v, zero = vptq_tpl_int(0);
-    TPL_TRY(vptq_tpl_eval(r, n->a, &v));
-    if (n->kind == TPL_N_NOT) {
-        *out = vptq_tpl_bool(!vptq_tpl_truth(&v));
-        return VPTQ_OK;
-    }
-    if (!vptq_tpl_is_number(&v))
-        return vptq_tpl_fail(r, "a sign in front of %s", vptq_tpl_type(&v));
-    if (v.kind == TPL_FLOAT)
-        *out = vptq_tpl_float(n->kind == TPL_N_NEGATIVE ? -v.u.f : v.u.f);
+    if (bytes > TPL_MAX_BYTES - r->bytes)
+        TPL_ERROR(r, "the template makes more than %zu MiB of values", TPL_MAX_BYTES >> 20);
     else
-        return vptq_tpl_binary(r, n->kind == TPL_N_NEGATIVE ? '-' : '+', &zero, &v, out);
-    return VPTQ_OK;
+        r->bytes += bytes;
+    return !r->status;
 }
 
-static vptq_status eval_logic(tpl_run *r, const tpl_node *n, tpl_value *out)
+bool vptq_tpl_enter(tpl_run *r, unsigned max)
 {
-    TPL_TRY(vptq_tpl_eval(r, n->a, out));
-    bool decided = vptq_tpl_truth(out) == (n->kind == TPL_N_OR);
-    return decided ? VPTQ_OK : vptq_tpl_eval(r, n->b, out);
+    if (++r->depth > max)
+        TPL_ERROR(r, "nested more than %u levels deep", max);
+    return !r->status;
 }
 
-static vptq_status eval_concat(tpl_run *r, const tpl_node *n, tpl_value *out)
+void *vptq_tpl_alloc(tpl_run *r, size_t count, size_t size)
 {
-    tpl_value items, nothing = vptq_tpl_str("", 0);
-    TPL_TRY(vptq_tpl_list(r, TPL_FORM_LIST, n->count, &items));
-    for (uint32_t i = 0; i < n->count; i++)
-        TPL_TRY(vptq_tpl_eval(r, n->list[i], &items.u.list->items[i]));
-    return vptq_tpl_join(r, &nothing, items.u.list, false, out);
+    enum { ARENA_OVERHEAD = 64 }; /* of the smallest piece */
+    bool fits = count <= TPL_MAX_BYTES / size;
+    if (!vptq_tpl_charge(r, fits ? count * size + ARENA_OVERHEAD : TPL_MAX_BYTES + 1))
+        return NULL;
+    void *p = vptq_arena_alloc(r->arena, count, size, r->err);
+    r->status = p ? VPTQ_OK : VPTQ_E_NOMEM;
+    return p;
 }
 
-static vptq_status eval_compare(tpl_run *r, const tpl_node *n, tpl_value *out)
+void vptq_tpl_add(tpl_run *r, const char *s, size_t len)
 {
-    tpl_value left, right;
-    TPL_TRY(vptq_tpl_eval(r, n->a, &left));
-    for (uint32_t i = 0; i < n->count; i++) {
-        bool is;
-        TPL_TRY(vptq_tpl_eval(r, n->list[i]->a, &right));
-        r->line = n->line;
-        TPL_TRY(vptq_tpl_compare(r, n->list[i]->compare, &left, &right, &is));
-        *out = vptq_tpl_bool(is);
-        if (!is)
-            break;
-        left = right;
-    }
-    return VPTQ_OK;
+    if (len > 0 && vptq_tpl_step(r, 1) && vptq_tpl_charge(r, len))
+        r->status = vptq_buf_add(r->text, s, len, r->err);
 }
 
-static vptq_status eval_binary(tpl_run *r, const tpl_node *n, tpl_value *out)
+tpl_value vptq_tpl_take(tpl_run *r, size_t start)
 {
-    tpl_value left, right;
-    TPL_TRY(vptq_tpl_eval(r, n->a, &left));
-    TPL_TRY(vptq_tpl_eval(r, n->b, &right));
+    size_t len = r->text->len - start;
+    char *copy = vptq_tpl_alloc(r, len, 1);
+    if (!copy || len == 0)
+        return TPL_LITERAL("");
+    memcpy(copy, r->text->data + start, len);
+    r->text->len = start;
+    r->text->data[start] = 0;
+    return TPL_TEXT(copy, len);
+}
+
+static tpl_value eval(tpl_run *r, const tpl_node *n)
+{
+    tpl_value v = TPL_NULL;
     r->line = n->line;
-    return vptq_tpl_binary(r, n->op, &left, &right, out);
-}
-
-static vptq_status eval_condition(tpl_run *r, const tpl_node *n, tpl_value *out)
-{
-    tpl_value test;
-    TPL_TRY(vptq_tpl_eval(r, n->b, &test));
-    if (vptq_tpl_truth(&test))
-        return vptq_tpl_eval(r, n->a, out);
-    if (n->c)
-        return vptq_tpl_eval(r, n->c, out);
-    *out = vptq_tpl_undefined("the else of a condition without one", 35);
-    return VPTQ_OK;
-}
-
-static vptq_status eval_kind(tpl_run *r, const tpl_node *n, tpl_value *out)
-{
-    switch ((tpl_node_kind)n->kind) {
-    case TPL_N_CONST:
-        *out = n->value;
-        return VPTQ_OK;
-    case TPL_N_NAME:
-        return eval_name(r, n, out);
-    case TPL_N_LIST:
-    case TPL_N_TUPLE:
-        return eval_list(r, n, out);
-    case TPL_N_DICT:
-        return eval_dict(r, n, out);
-    case TPL_N_ATTR:
-        return eval_attribute(r, n, out);
-    case TPL_N_ITEM:
-        return eval_item(r, n, out);
-    case TPL_N_CALL:
-        return eval_call(r, n, out);
-    case TPL_N_FILTER:
-    case TPL_N_TEST:
-        return eval_filter(r, n, out);
-    case TPL_N_NOT:
-    case TPL_N_NEGATIVE:
-    case TPL_N_POSITIVE:
-        return eval_unary(r, n, out);
-    case TPL_N_AND:
-    case TPL_N_OR:
-        return eval_logic(r, n, out);
-    case TPL_N_BINARY:
-        return eval_binary(r, n, out);
-    case TPL_N_CONCAT:
-        return eval_concat(r, n, out);
-    case TPL_N_COMPARE:
-        return eval_compare(r, n, out);
-    case TPL_N_COND:
-        return eval_condition(r, n, out);
-    default:
-        break;
-    }
-    return vptq_tpl_fail(r, "no expression");
-}
-
-vptq_status vptq_tpl_eval(tpl_run *r, const tpl_node *n, tpl_value *out)
-{
-    TPL_TRY(vptq_tpl_step(r, 1));
-    TPL_TRY(vptq_tpl_deeper(r));
-    r->line = n->line;
-    TPL_TRY(eval_kind(r, n, out));
+    if (vptq_tpl_step(r, 1) && vptq_tpl_enter(r, TPL_MAX_DEPTH))
+        v = n->eval(r, n);
     r->depth--;
+    return v;
+}
+
+/* ---- variables ---- */
+
+static tpl_value *find_variable(tpl_run *r, tpl_value name)
+{
+    tpl_value *value = NULL;
+    for (const tpl_scope *s = r->scope; s && !value; s = s->parent)
+        value = vptq_tpl_dict_find(r, &s->vars, name);
+    return value;
+}
+
+tpl_value vptq_tpl_name(tpl_run *r, const tpl_node *n)
+{
+    const tpl_value *value = find_variable(r, n->value);
+    const tpl_function *global = value ? NULL : vptq_tpl_global(r, n->value);
+    return value    ? *value
+           : global ? vptq_tpl_bound(r, global, TPL_NULL)
+                    : TPL_NO_VALUE(n->value);
+}
+
+static void set_variable(tpl_run *r, tpl_value name, tpl_value v)
+{
+    vptq_tpl_dict_set(r, &r->scope->vars, name, v);
+}
+
+static void assign(tpl_run *r, const tpl_node *target, tpl_value v)
+{
+    if (target->eval == vptq_tpl_name) {
+        set_variable(r, target->value, v);
+    } else if (target->eval == vptq_tpl_attribute_of) {
+        const tpl_value *ns = find_variable(r, target->left->value);
+        if (ns && ns->kind == TPL_NAMESPACE)
+            vptq_tpl_dict_set(r, ns->u.dict, target->value, v);
+        else
+            TPL_ERROR(r, "'%.*s' is not a namespace, its attributes cannot be set",
+                      TPL_NAME(target->left->value));
+    } else {
+        tpl_value items = vptq_tpl_iterate(r, v);
+        const tpl_node *n = target->items;
+        if (items.len != target->count)
+            TPL_ERROR(r, "cannot assign %u values to %u names", items.len, target->count);
+        for (uint32_t i = 0; n && !r->status; n = n->next, i++)
+            assign(r, n, items.u.items[i]);
+    }
+}
+
+/* A macro may keep the scope, so it lives in the arena.  Never NULL. */
+static tpl_scope *new_scope(tpl_run *r, tpl_scope *parent)
+{
+    tpl_scope *s = vptq_tpl_alloc(r, 1, sizeof *s);
+    if (!s)
+        return parent ? parent : r->scope;
+    *s = (tpl_scope){.parent = parent};
+    return s;
+}
+
+/* ---- expressions ---- */
+
+tpl_value vptq_tpl_constant(tpl_run *r, const tpl_node *n)
+{
+    (void)r;
+    return n->value;
+}
+
+tpl_value vptq_tpl_items_of(tpl_run *r, const tpl_node *n)
+{
+    tpl_value list = vptq_tpl_list(r, (tpl_kind)n->op, n->count);
+    const tpl_node *item = n->items;
+    for (uint32_t i = 0; i < list.len; item = item->next, i++)
+        list.u.items[i] = eval(r, item);
+    return list;
+}
+
+tpl_value vptq_tpl_dict_of(tpl_run *r, const tpl_node *n)
+{
+    tpl_value items = vptq_tpl_items_of(r, n), dict = vptq_tpl_dict(r, TPL_DICT, n->count / 2);
+    for (uint32_t i = 0; i + 1 < items.len && !r->status; i += 2)
+        vptq_tpl_dict_set(r, dict.u.dict, items.u.items[i], items.u.items[i + 1]);
+    return dict;
+}
+
+/* Evaluates the arguments of a call; `caller` (may be NULL) becomes one with that name. */
+static tpl_args args_of(tpl_run *r, const tpl_node *n, const tpl_value *caller)
+{
+    tpl_value items = vptq_tpl_list(r, TPL_LIST, n->count);
+    tpl_value named = vptq_tpl_list(r, TPL_LIST, 2 * (size_t)n->count + 2);
+    tpl_args args = {.items = items.u.items, .named = named.u.items};
+    for (const tpl_node *a = n->items; a && !r->status; a = a->next) {
+        tpl_value v = eval(r, a);
+        if (a->eval != vptq_tpl_keyword) {
+            args.items[args.count++] = v;
+        } else {
+            args.named[2 * args.named_count] = a->value;
+            args.named[2 * args.named_count++ + 1] = v;
+        }
+    }
+    if (caller && !r->status) {
+        args.named[2 * args.named_count] = TPL_LITERAL("caller");
+        args.named[2 * args.named_count++ + 1] = *caller;
+    }
+    r->line = n->line;
+    return args;
+}
+
+tpl_value vptq_tpl_keyword(tpl_run *r, const tpl_node *n)
+{
+    return eval(r, n->left);
+}
+
+static tpl_value call_macro(tpl_run *r, const tpl_macro *m, tpl_args args);
+
+static tpl_value call(tpl_run *r, const tpl_node *n, const tpl_value *caller)
+{
+    tpl_value f = eval(r, n->left);
+    tpl_args args = args_of(r, n, caller);
+    if (f.kind == TPL_MACRO)
+        return call_macro(r, f.u.macro, args);
+    if (f.kind == TPL_FUNCTION)
+        return vptq_tpl_call(r, f.u.method->function, f.u.method->self, args);
+    if (f.kind != TPL_UNDEFINED)
+        return TPL_ERROR(r, "%s cannot be called", vptq_tpl_type(f));
+    if (n->left->eval == vptq_tpl_attribute_of)
+        return TPL_UNSUPPORTED(r, "method '%.*s' is not supported", TPL_NAME(f));
+    return TPL_ERROR(r, "'%.*s' is undefined and cannot be called", TPL_NAME(f));
+}
+
+tpl_value vptq_tpl_call_of(tpl_run *r, const tpl_node *n)
+{
+    return call(r, n, NULL);
+}
+
+/* A filter ('|') or test. */
+tpl_value vptq_tpl_filter_of(tpl_run *r, const tpl_node *n)
+{
+    bool filter = n->op == '|';
+    const tpl_function *f = filter ? vptq_tpl_filter(n->value) : vptq_tpl_test(n->value);
+    tpl_value v = eval(r, n->left);
+    tpl_args args = args_of(r, n, NULL);
+    return f ? vptq_tpl_call(r, f, v, args)
+             : TPL_UNSUPPORTED(r, "%s '%.*s' is not supported", filter ? "filter" : "test",
+                               TPL_NAME(n->value));
+}
+
+tpl_value vptq_tpl_attribute_of(tpl_run *r, const tpl_node *n)
+{
+    return vptq_tpl_attribute(r, eval(r, n->left), n->value);
+}
+
+tpl_value vptq_tpl_item_of(tpl_run *r, const tpl_node *n)
+{
+    tpl_value v = eval(r, n->left);
+    return vptq_tpl_item(r, v, eval(r, n->right));
+}
+
+tpl_value vptq_tpl_slice_of(tpl_run *r, const tpl_node *n)
+{
+    tpl_value v = eval(r, n->left), bounds[3];
+    const tpl_node *bound = n->items;
+    for (int i = 0; i < 3; i++, bound = bound->next)
+        bounds[i] = eval(r, bound);
+    return vptq_tpl_slice(r, v, bounds);
+}
+
+tpl_value vptq_tpl_not(tpl_run *r, const tpl_node *n)
+{
+    return TPL_BOOLEAN(!vptq_tpl_truth(eval(r, n->left)));
+}
+
+tpl_value vptq_tpl_sign(tpl_run *r, const tpl_node *n)
+{
+    tpl_value v = eval(r, n->left);
+    if (v.kind == TPL_FLOAT)
+        return TPL_REAL(n->op == '-' ? -v.u.f : v.u.f);
+    if (!tpl_is_integer(v))
+        return TPL_ERROR(r, "'%c' of %s", n->op, vptq_tpl_type(v));
+    return vptq_tpl_arithmetic(r, n->op, TPL_INTEGER(0), v);
+}
+
+/* `and` or `or`: the value that decides. */
+tpl_value vptq_tpl_logic(tpl_run *r, const tpl_node *n)
+{
+    tpl_value left = eval(r, n->left);
+    return vptq_tpl_truth(left) == (n->op == TPL_T_OR) ? left : eval(r, n->right);
+}
+
+tpl_value vptq_tpl_binary(tpl_run *r, const tpl_node *n)
+{
+    tpl_value left = eval(r, n->left), right = eval(r, n->right);
+    r->line = n->line;
+    return vptq_tpl_arithmetic(r, n->op, left, right);
+}
+
+/* *right: the last operand, which the next comparison of a chain has on its left. */
+static bool compare(tpl_run *r, const tpl_node *n, tpl_value *right)
+{
+    tpl_value left;
+    bool is = true;
+    if (n->chained && vptq_tpl_enter(r, TPL_MAX_DEPTH))
+        is = compare(r, n->left, &left);
+    else
+        left = eval(r, n->left);
+    r->depth -= n->chained;
+    if (!is)
+        return false;
+    *right = eval(r, n->right);
+    r->line = n->line;
+    return vptq_tpl_compare(r, n->op, left, *right);
+}
+
+tpl_value vptq_tpl_comparison(tpl_run *r, const tpl_node *n)
+{
+    tpl_value right;
+    return TPL_BOOLEAN(compare(r, n, &right));
+}
+
+tpl_value vptq_tpl_condition(tpl_run *r, const tpl_node *n)
+{
+    if (vptq_tpl_truth(eval(r, n->right)))
+        return eval(r, n->left);
+    return n->other ? eval(r, n->other) : TPL_NO_VALUE(TPL_LITERAL("a missing else"));
+}
+
+/* ---- statements ---- */
+
+static void run_body(tpl_run *r, const tpl_node *first)
+{
+    for (const tpl_node *n = first; n && r->flow == TPL_FLOW_ON && !r->status; n = n->next)
+        (void)eval(r, n);
+}
+
+static void run_scoped(tpl_run *r, const tpl_node *body)
+{
+    tpl_scope *outer = r->scope;
+    r->scope = new_scope(r, outer);
+    run_body(r, body);
+    r->scope = outer;
+}
+
+tpl_value vptq_tpl_print_of(tpl_run *r, const tpl_node *n)
+{
+    vptq_tpl_print(r, eval(r, n->right));
+    return TPL_NULL;
+}
+
+tpl_value vptq_tpl_if(tpl_run *r, const tpl_node *n)
+{
+    run_body(r, vptq_tpl_truth(eval(r, n->left)) ? n->body : n->other);
+    return TPL_NULL;
+}
+
+/* The items for which the filter of a loop holds. */
+static tpl_value filter_items(tpl_run *r, const tpl_node *n, tpl_value items)
+{
+    tpl_value kept = vptq_tpl_list(r, TPL_LIST, 0);
+    tpl_scope *outer = r->scope;
+    r->scope = new_scope(r, outer);
+    for (uint32_t i = 0; i < items.len && vptq_tpl_step(r, 1); i++) {
+        assign(r, n->left, items.u.items[i]);
+        if (vptq_tpl_truth(eval(r, n->filter)))
+            vptq_tpl_append(r, &kept, items.u.items[i]);
+    }
+    r->scope = outer;
+    return kept;
+}
+
+tpl_value vptq_tpl_for(tpl_run *r, const tpl_node *n)
+{
+    tpl_value items = vptq_tpl_iterate(r, eval(r, n->right));
+    tpl_scope *outer = r->scope;
+    if (n->filter)
+        items = filter_items(r, n, items);
+    tpl_loop *loop = vptq_tpl_alloc(r, 1, sizeof *loop);
+    if (items.len == 0)
+        run_scoped(r, n->other);
+    if (!loop || items.len == 0)
+        return TPL_NULL;
+    *loop = (tpl_loop){.items = items, .depth = r->loops++};
+    r->scope = new_scope(r, outer);
+    tpl_scope *scope = r->scope;
+    for (; loop->index < items.len && r->flow != TPL_FLOW_BREAK && vptq_tpl_step(r, 1);
+         loop->index++) {
+        r->flow = TPL_FLOW_ON;
+        scope->vars.count = 0; /* an iteration sees nothing of the previous one */
+        set_variable(r, TPL_LITERAL("loop"), (tpl_value){.kind = TPL_LOOP, .u.loop = loop});
+        assign(r, n->left, items.u.items[loop->index]);
+        run_body(r, n->body);
+    }
+    r->flow = TPL_FLOW_ON;
+    r->scope = outer;
+    r->loops--;
+    return TPL_NULL;
+}
+
+tpl_value vptq_tpl_set(tpl_run *r, const tpl_node *n)
+{
+    assign(r, n->left, eval(r, n->right));
+    return TPL_NULL;
+}
+
+tpl_value vptq_tpl_block(tpl_run *r, const tpl_node *n)
+{
+    size_t start = r->text->len;
+    run_scoped(r, n->body);
+    tpl_value text = vptq_tpl_take(r, start);
+    if (r->flow != TPL_FLOW_ON)
+        return TPL_NULL;
+    set_variable(r, TPL_LITERAL(TPL_BLOCK_TEXT), text);
+    return n->left ? vptq_tpl_set(r, n) : vptq_tpl_print_of(r, n);
+}
+
+tpl_value vptq_tpl_generation(tpl_run *r, const tpl_node *n)
+{
+    run_scoped(r, n->body);
+    return TPL_NULL;
+}
+
+tpl_value vptq_tpl_jump(tpl_run *r, const tpl_node *n)
+{
+    r->flow = (tpl_flow)n->op;
+    return TPL_NULL;
+}
+
+static tpl_value make_macro(tpl_run *r, const tpl_node *n)
+{
+    tpl_macro *m = vptq_tpl_alloc(r, 1, sizeof *m);
+    if (m)
+        *m = (tpl_macro){n, r->scope};
+    return m ? (tpl_value){.kind = TPL_MACRO, .u.macro = m} : TPL_NULL;
+}
+
+tpl_value vptq_tpl_macro_of(tpl_run *r, const tpl_node *n)
+{
+    set_variable(r, n->value, make_macro(r, n));
+    return TPL_NULL;
+}
+
+tpl_value vptq_tpl_call_block(tpl_run *r, const tpl_node *n)
+{
+    tpl_value caller = make_macro(r, n);
+    vptq_tpl_print(r, call(r, n->right, &caller));
+    return TPL_NULL;
+}
+
+/* The argument with the name of a parameter, NULL if there is none; *used counts them. */
+static const tpl_value *named_argument(tpl_args args, tpl_value name, uint32_t *used)
+{
+    const tpl_value *found = NULL;
+    for (uint32_t i = 0; i < args.named_count; i++) {
+        const tpl_value *pair = &args.named[2 * i];
+        if (pair->len != name.len || memcmp(pair->u.s, name.u.s, name.len) != 0)
+            continue;
+        found = pair + 1;
+        ++*used;
+    }
+    return found;
+}
+
+static void bind_parameters(tpl_run *r, const tpl_node *macro, tpl_args args)
+{
+    const tpl_value caller = TPL_LITERAL("caller");
+    uint32_t i = 0, used = 0;
+    for (const tpl_node *p = macro->items; p && vptq_tpl_step(r, 1); p = p->next, i++) {
+        const tpl_value *named = named_argument(args, p->value, &used);
+        if (named && i < args.count)
+            TPL_ERROR(r, "the macro gets its parameter '%.*s' twice", TPL_NAME(p->value));
+        set_variable(r, p->value,
+                     named            ? *named
+                     : i < args.count ? args.items[i]
+                     : p->left        ? eval(r, p->left)
+                                      : TPL_NO_VALUE(p->value));
+    }
+    const tpl_value *block = macro->has_caller ? named_argument(args, caller, &used) : NULL;
+    if (block)
+        set_variable(r, caller, *block);
+    if (args.count > macro->count)
+        TPL_ERROR(r, "the macro takes at most %u arguments, found %u", macro->count,
+                  args.count);
+    if (used < args.named_count)
+        TPL_ERROR(r, "the macro has no parameter for a named argument");
+}
+
+static tpl_value call_macro(tpl_run *r, const tpl_macro *m, tpl_args args)
+{
+    tpl_scope *outer = r->scope;
+    unsigned loops = r->loops;
+    size_t start = r->text->len;
+    r->scope = new_scope(r, m->scope);
+    r->loops = 0;
+    bind_parameters(r, m->node, args);
+    run_body(r, m->node->body);
+    r->scope = outer;
+    r->loops = loops;
+    return vptq_tpl_take(r, start);
+}
+
+/* ---- a rendering ---- */
+
+static vptq_status read_date(const char *text, struct tm *date, vptq_err *err)
+{
+    int n = -1;
+    if (strlen(text) == 10)
+        (void)sscanf(text, "%4d-%2d-%2d%n", &date->tm_year, &date->tm_mon, &date->tm_mday, &n);
+    else
+        (void)sscanf(text, "%4d-%2d-%2dT%2d:%2d:%2d%n", &date->tm_year, &date->tm_mon,
+                     &date->tm_mday, &date->tm_hour, &date->tm_min, &date->tm_sec, &n);
+    date->tm_year -= 1900;
+    date->tm_mon--;
+    const struct tm given = *date;
+    (void)timegm(date); /* sets the day of the week, and changes what is not a date */
+    if (n <= 0 || text[n] || given.tm_year < 1 - 1900 || given.tm_mon != date->tm_mon ||
+        given.tm_mday != date->tm_mday || given.tm_hour != date->tm_hour ||
+        given.tm_min != date->tm_min || given.tm_sec != date->tm_sec)
+        return vptq_fail(err, VPTQ_E_ARG,
+                         "'%.40s' is not a date, expected YYYY-MM-DD or YYYY-MM-DDThh:mm:ss",
+                         text);
     return VPTQ_OK;
+}
+
+vptq_status vptq_template_render(const vptq_template *t, const vptq_template_input *in,
+                                 vptq_buf *out, vptq_err *err)
+{
+    struct tm date = {0};
+    vptq_arena arena;
+    tpl_scope root = {NULL, {0}};
+    tpl_run r = {.name = t->name, .err = err, .arena = &arena, .text = out, .scope = &root};
+    if (in->date)
+        VPTQ_CHECK(read_date(in->date, &date, err));
+    r.date = in->date ? &date : NULL;
+    vptq_arena_init(&arena, t->mem);
+    tpl_value variables = vptq_tpl_from_json(&r, in->variables);
+    if (variables.kind == TPL_DICT)
+        root.vars = *variables.u.dict;
+    run_body(&r, t->body);
+    vptq_arena_release(&arena);
+    return r.status;
 }

@@ -1,719 +1,704 @@
-/* Expressions of a template, with jinja2's precedences. */
-#include <stdarg.h>
+/* Parses the tokens of a template into a tree: statements, and expressions by precedence. */
 #include <stdio.h>
-#include <string.h>
 
 #include "lib/chat/internal.h"
 
-/* ---- what both parsers use ---- */
+/* After a failure the current token is the end of the template, which ends every construct. */
+typedef struct parser {
+    tpl_run *r;
+    const tpl_token *token; /* the current one */
+    tpl_node *macro;        /* the innermost one */
+    tpl_node failed;        /* stands for nodes that cannot be allocated */
+} parser;
 
-vptq_status vptq_tpl_syntax(tpl_parser *p, const char *fmt, ...)
+typedef tpl_node *(*parse_fn)(parser *p);
+
+/* ---- tokens ---- */
+
+static void stop(parser *p)
 {
-    char text[512];
-    va_list args;
-    va_start(args, fmt);
-    vsnprintf(text, sizeof text, fmt, args);
-    va_end(args);
-    return vptq_fail(p->err, VPTQ_E_FORMAT, "%s: line %u: %s", p->t->name, p->token->line,
-                     text);
+    static const tpl_token end = {.kind = TPL_T_END};
+    p->token = &end;
 }
 
-void vptq_tpl_token_text(const tpl_token *t, char text[64])
+/* Records a failure at the current token. */
+#define FAIL(p, code, ...)                                                                     \
+    do {                                                                                       \
+        (p)->r->line = (p)->token->line;                                                       \
+        vptq_tpl_fail((p)->r, code, __VA_ARGS__);                                              \
+        stop(p);                                                                               \
+    } while (0)
+
+static const char *describe(const tpl_token *t, char text[80])
 {
-    static const char *const twos[] = {"==", "!=", ">=", "<=", "//", "**"};
-    switch ((tpl_token_kind)t->kind) {
-    case TPL_T_EOF:
-        snprintf(text, 64, "the end of the template");
-        return;
-    case TPL_T_DATA:
-    case TPL_T_VAR_BEGIN:
-    case TPL_T_BLOCK_BEGIN:
-        snprintf(text, 64, "the text behind a tag");
-        return;
-    case TPL_T_VAR_END:
-    case TPL_T_BLOCK_END:
-        snprintf(text, 64, "the end of the tag");
-        return;
-    case TPL_T_NAME:
-        snprintf(text, 64, "'%.*s'", t->len < 48 ? (int)t->len : 48, t->u.text);
-        return;
-    case TPL_T_STRING:
-        snprintf(text, 64, "a string");
-        return;
-    case TPL_T_INT:
-    case TPL_T_FLOAT:
-        snprintf(text, 64, "a number");
-        return;
-    case TPL_T_OP:
-        if (t->op >= TPL_OP_EQ)
-            snprintf(text, 64, "'%s'", twos[t->op - TPL_OP_EQ]);
-        else
-            snprintf(text, 64, "'%c'", t->op);
-        return;
+    static const char *const names[] = {"the end of the template",
+                                        "text",
+                                        "'{{'",
+                                        "'}}'",
+                                        "'{%'",
+                                        "'%}'",
+                                        "a name",
+                                        "a string",
+                                        "a number"};
+    static const char pairs[][3] = {"==", "!=", ">=", "<=", "//", "**"};
+    if (t->kind == TPL_T_NAME && t->value.len > 0)
+        snprintf(text, 80, "'%.*s'", TPL_NAME(t->value));
+    else if (t->kind <= TPL_T_NUMBER)
+        return names[t->kind];
+    else if (t->kind >= TPL_T_EQ)
+        snprintf(text, 80, "'%s'", pairs[t->kind - TPL_T_EQ]);
+    else
+        snprintf(text, 80, "'%c'", t->kind);
+    return text;
+}
+
+static void unexpected(parser *p, const char *expected)
+{
+    char found[80];
+    FAIL(p, VPTQ_E_FORMAT, "found %s, expected %s", describe(p->token, found), expected);
+}
+
+static bool is(const parser *p, int kind)
+{
+    return p->token->kind == kind;
+}
+
+static bool token_is(const tpl_token *t, const char *name)
+{
+    return t->kind == TPL_T_NAME && tpl_is(t->value, name);
+}
+
+static bool is_name(const parser *p, const char *name)
+{
+    return token_is(p->token, name);
+}
+
+static bool take(parser *p, int kind)
+{
+    bool found = is(p, kind);
+    p->token += found;
+    return found;
+}
+
+static bool take_name(parser *p, const char *name)
+{
+    bool found = is_name(p, name);
+    p->token += found;
+    return found;
+}
+
+/* Consumes a token of the kind and returns its value. */
+static tpl_value expect(parser *p, int kind)
+{
+    char text[80];
+    tpl_value value = p->token->value;
+    if (!take(p, kind))
+        unexpected(p, describe(&(tpl_token){.kind = (uint8_t)kind}, text));
+    return value;
+}
+
+/* ---- nodes ---- */
+
+static void enter(parser *p)
+{
+    if (!vptq_tpl_enter(p->r, TPL_MAX_NESTING))
+        stop(p);
+}
+
+static void leave(parser *p)
+{
+    p->r->depth--;
+}
+
+/* A node at the current line, over `left` (may be NULL).  Never NULL. */
+static tpl_node *new_node(parser *p, tpl_eval_fn *eval, tpl_node *left)
+{
+    tpl_node *n = vptq_tpl_alloc(p->r, 1, sizeof *n);
+    if (!n) {
+        stop(p);
+        n = &p->failed;
     }
+    *n = (tpl_node){.eval = eval, .line = p->token->line, .left = left};
+    return n;
 }
 
-static vptq_status unexpected(tpl_parser *p, const char *expected)
+static tpl_node *new_constant(parser *p, tpl_value value)
 {
-    char found[64];
-    vptq_tpl_token_text(p->token, found);
-    return vptq_tpl_syntax(p, "found %s, expected %s", found, expected);
+    tpl_node *n = new_node(p, vptq_tpl_constant, NULL);
+    n->value = value;
+    return n;
 }
 
-bool vptq_tpl_is_op(const tpl_parser *p, int op)
+static tpl_node *new_list(parser *p, tpl_kind kind)
 {
-    return p->token->kind == TPL_T_OP && p->token->op == op;
+    tpl_node *n = new_node(p, vptq_tpl_items_of, NULL);
+    n->op = (uint8_t)kind;
+    return n;
 }
 
-static bool token_is_name(const tpl_token *t, const char *name)
+/* Items with commas up to `close`, which is consumed; the last may have a comma, too. */
+static tpl_node *parse_items(parser *p, int close, parse_fn item, tpl_node *n)
 {
-    return t->kind == TPL_T_NAME && t->len == strlen(name) &&
-           memcmp(t->u.text, name, t->len) == 0;
-}
-
-bool vptq_tpl_is_name(const tpl_parser *p, const char *name)
-{
-    return token_is_name(p->token, name);
-}
-
-bool vptq_tpl_take_op(tpl_parser *p, int op)
-{
-    bool is = vptq_tpl_is_op(p, op);
-    p->token += is;
-    return is;
-}
-
-bool vptq_tpl_take_name(tpl_parser *p, const char *name)
-{
-    bool is = vptq_tpl_is_name(p, name);
-    p->token += is;
-    return is;
-}
-
-vptq_status vptq_tpl_expect_op(tpl_parser *p, int op)
-{
-    char want[8];
-    snprintf(want, sizeof want, "'%c'", op);
-    return vptq_tpl_take_op(p, op) ? VPTQ_OK : unexpected(p, want);
-}
-
-static vptq_status intern(tpl_parser *p, const char *text, uint32_t len, uint32_t *symbol)
-{
-    vptq_template *t = p->t;
-    if (vptq_strmap_get(&t->symbol_ids, text, len, symbol))
-        return VPTQ_OK;
-    if (t->symbol_count == t->symbol_cap) {
-        uint32_t cap = t->symbol_cap ? 2 * t->symbol_cap : 64;
-        tpl_symbol *more = vptq_arena_alloc(&t->arena, cap, sizeof *more, p->err);
-        if (!more)
-            return VPTQ_E_NOMEM;
-        if (t->symbol_count > 0)
-            memcpy(more, t->symbols, t->symbol_count * sizeof *more);
-        t->symbols = more;
-        t->symbol_cap = cap;
+    for (tpl_node **end = &n->items; !is(p, close) && !is(p, TPL_T_END);) {
+        if (n->count > 0)
+            expect(p, ',');
+        if (n->count > 0 && is(p, close))
+            break;
+        *end = item(p);
+        for (; *end && !p->r->status; end = &(*end)->next)
+            n->count++;
     }
-    bool fresh;
-    *symbol = t->symbol_count;
-    t->symbols[t->symbol_count++] = (tpl_symbol){text, len};
-    return vptq_strmap_add(&t->symbol_ids, text, len, *symbol, &fresh, p->err);
+    expect(p, close);
+    return n;
 }
 
-vptq_status vptq_tpl_symbol(tpl_parser *p, uint32_t *symbol)
-{
-    if (p->token->kind != TPL_T_NAME)
-        return unexpected(p, "a name");
-    TPL_TRY(intern(p, p->token->u.text, p->token->len, symbol));
-    p->token++;
-    return VPTQ_OK;
-}
-
-vptq_status vptq_tpl_node(tpl_parser *p, tpl_node_kind kind, tpl_node **n)
-{
-    *n = vptq_arena_zalloc(&p->t->arena, 1, sizeof **n, p->err);
-    if (!*n)
-        return VPTQ_E_NOMEM;
-    (*n)->kind = (uint8_t)kind;
-    (*n)->line = p->token->line;
-    return VPTQ_OK;
-}
-
-vptq_status vptq_tpl_enter(tpl_parser *p)
-{
-    return ++p->depth > TPL_MAX_NESTING ? vptq_tpl_syntax(p, "nested too deeply") : VPTQ_OK;
-}
-
-void vptq_tpl_leave(tpl_parser *p)
-{
-    p->depth--;
-}
-
-vptq_status vptq_tpl_push(tpl_parser *p, tpl_nodes *list, tpl_node *n)
-{
-    if (list->count == list->cap) {
-        uint32_t cap = list->cap ? 2 * list->cap : 4;
-        tpl_node **more = vptq_arena_alloc(&p->t->arena, cap, sizeof *more, p->err);
-        if (!more)
-            return VPTQ_E_NOMEM;
-        if (list->count > 0)
-            memcpy(more, list->items, list->count * sizeof *more);
-        list->items = more;
-        list->cap = cap;
-    }
-    list->items[list->count++] = n;
-    return VPTQ_OK;
-}
-
-static void take_list(tpl_node *n, const tpl_nodes *list)
-{
-    n->list = list->items;
-    n->count = list->count;
-}
-
-static vptq_status unary_node(tpl_parser *p, tpl_node_kind kind, tpl_node *a, tpl_node *b,
-                              tpl_node **out)
-{
-    TPL_TRY(vptq_tpl_node(p, kind, out));
-    (*out)->line = a ? a->line : (*out)->line;
-    (*out)->a = a;
-    (*out)->b = b;
-    return VPTQ_OK;
-}
+static tpl_node *parse_expression(parser *p);
+static tpl_node *parse_tuple(parser *p, parse_fn item);
 
 /* ---- operands ---- */
 
-static vptq_status parse_constant(tpl_parser *p, tpl_value v, tpl_node **out)
+static tpl_node *parse_name(parser *p)
 {
-    TPL_TRY(vptq_tpl_node(p, TPL_N_CONST, out));
-    (*out)->value = v;
-    p->token++;
-    return VPTQ_OK;
+    tpl_node *n = new_node(p, vptq_tpl_name, NULL);
+    n->value = expect(p, TPL_T_NAME);
+    bool yes = tpl_is(n->value, "true") || tpl_is(n->value, "True");
+    if (yes || tpl_is(n->value, "false") || tpl_is(n->value, "False"))
+        return new_constant(p, TPL_BOOLEAN(yes));
+    if (tpl_is(n->value, "none") || tpl_is(n->value, "None"))
+        return new_constant(p, TPL_NULL);
+    if (p->macro && (tpl_is(n->value, "varargs") || tpl_is(n->value, "kwargs")))
+        FAIL(p, VPTQ_E_UNSUPPORTED, "variable '%.*s' is not supported", TPL_NAME(n->value));
+    if (p->macro && tpl_is(n->value, "caller"))
+        p->macro->has_caller = true;
+    return n;
 }
 
-static vptq_status parse_name(tpl_parser *p, tpl_node **out)
-{
-    const tpl_token *t = p->token;
-    if (token_is_name(t, "true") || token_is_name(t, "True"))
-        return parse_constant(p, vptq_tpl_bool(true), out);
-    if (token_is_name(t, "false") || token_is_name(t, "False"))
-        return parse_constant(p, vptq_tpl_bool(false), out);
-    if (token_is_name(t, "none") || token_is_name(t, "None"))
-        return parse_constant(p, vptq_tpl_none(), out);
-    if (p->macro) {
-        p->macro->varargs |= token_is_name(t, "varargs");
-        p->macro->kwargs |= token_is_name(t, "kwargs");
-        p->macro->caller |= token_is_name(t, "caller");
-    }
-    TPL_TRY(vptq_tpl_node(p, TPL_N_NAME, out));
-    return vptq_tpl_symbol(p, &(*out)->name);
-}
-
-/* Neighbouring strings are one. */
-static vptq_status parse_string(tpl_parser *p, tpl_node **out)
+/* Adjacent strings are one. */
+static tpl_node *parse_string(parser *p)
 {
     size_t len = 0, n = 0;
     for (const tpl_token *t = p->token; t->kind == TPL_T_STRING; t++)
-        len += t->len;
-    TPL_TRY(vptq_tpl_node(p, TPL_N_CONST, out));
-    char *text = vptq_arena_alloc(&p->t->arena, len + 1, 1, p->err);
-    if (!text)
-        return VPTQ_E_NOMEM;
-    for (; p->token->kind == TPL_T_STRING; p->token++) {
-        memcpy(text + n, p->token->u.text, p->token->len);
-        n += p->token->len;
+        len += t->value.len;
+    char *text = vptq_tpl_alloc(p->r, len + 1, 1);
+    for (; text && is(p, TPL_T_STRING); n += p->token++->value.len)
+        memcpy(text + n, p->token->value.u.s, p->token->value.len);
+    return new_constant(p, TPL_TEXT(text, n));
+}
+
+static tpl_node *parse_pair(parser *p)
+{
+    tpl_node *key = parse_expression(p);
+    expect(p, ':');
+    key->next = parse_expression(p);
+    return key;
+}
+
+static tpl_node *parse_operand(parser *p)
+{
+    if (is(p, TPL_T_NAME))
+        return parse_name(p);
+    if (is(p, TPL_T_STRING))
+        return parse_string(p);
+    if (take(p, '['))
+        return parse_items(p, ']', parse_expression, new_list(p, TPL_LIST));
+    if (take(p, '{')) {
+        tpl_node *dict = new_list(p, TPL_LIST);
+        dict->eval = vptq_tpl_dict_of;
+        return parse_items(p, '}', parse_pair, dict);
     }
-    (*out)->value = vptq_tpl_str(text, len);
-    return VPTQ_OK;
-}
-
-static vptq_status parse_list(tpl_parser *p, tpl_node **out)
-{
-    tpl_nodes items = {0};
-    TPL_TRY(vptq_tpl_node(p, TPL_N_LIST, out));
-    p->token++;
-    while (!vptq_tpl_is_op(p, ']')) {
-        tpl_node *item;
-        if (items.count > 0)
-            TPL_TRY(vptq_tpl_expect_op(p, ','));
-        if (vptq_tpl_is_op(p, ']'))
-            break;
-        TPL_TRY(vptq_tpl_expression(p, true, &item));
-        TPL_TRY(vptq_tpl_push(p, &items, item));
+    if (!take(p, '(')) {
+        if (!is(p, TPL_T_NUMBER))
+            unexpected(p, "an expression");
+        return new_constant(p, is(p, TPL_T_NUMBER) ? p->token++->value : TPL_NULL);
     }
-    take_list(*out, &items);
-    return vptq_tpl_expect_op(p, ']');
+    tpl_node *n = is(p, ')') ? new_list(p, TPL_TUPLE) : parse_tuple(p, parse_expression);
+    expect(p, ')');
+    return n;
 }
 
-static vptq_status parse_dict(tpl_parser *p, tpl_node **out)
+/* ---- attributes, subscripts, calls, filters, tests ---- */
+
+static tpl_node *parse_argument(parser *p)
 {
-    tpl_nodes items = {0};
-    TPL_TRY(vptq_tpl_node(p, TPL_N_DICT, out));
-    p->token++;
-    while (!vptq_tpl_is_op(p, '}')) {
-        tpl_node *key, *value;
-        if (items.count > 0)
-            TPL_TRY(vptq_tpl_expect_op(p, ','));
-        if (vptq_tpl_is_op(p, '}'))
-            break;
-        TPL_TRY(vptq_tpl_expression(p, true, &key));
-        TPL_TRY(vptq_tpl_expect_op(p, ':'));
-        TPL_TRY(vptq_tpl_expression(p, true, &value));
-        TPL_TRY(vptq_tpl_push(p, &items, key));
-        TPL_TRY(vptq_tpl_push(p, &items, value));
+    if (is(p, '*') || is(p, TPL_T_POWER))
+        FAIL(p, VPTQ_E_UNSUPPORTED, "'*' in a call is not supported");
+    if (!is(p, TPL_T_NAME) || p->token[1].kind != '=')
+        return parse_expression(p);
+    tpl_node *n = new_node(p, vptq_tpl_keyword, NULL);
+    n->value = expect(p, TPL_T_NAME);
+    expect(p, '=');
+    n->left = parse_expression(p);
+    return n;
+}
+
+/* "(a, b=1)" into the items of n; what has a name or default comes last. */
+static tpl_node *parse_arguments(parser *p, parse_fn item, tpl_node *n)
+{
+    expect(p, '(');
+    parse_items(p, ')', item, n);
+    for (const tpl_node *a = n->items; !p->r->status && a && a->next; a = a->next)
+        if (item == parse_argument
+                ? a->eval == vptq_tpl_keyword && a->next->eval != vptq_tpl_keyword
+                : a->left && !a->next->left)
+            FAIL(p, VPTQ_E_FORMAT, "an argument with a name before one without");
+    return n;
+}
+
+/* Between brackets: an index, or the bounds of a slice. */
+static tpl_node *parse_subscript(parser *p, tpl_node *of)
+{
+    tpl_node *n = new_node(p, vptq_tpl_item_of, of), **end = &n->items;
+    if (!is(p, ':'))
+        n->right = parse_expression(p);
+    if (n->right && take(p, ']'))
+        return n;
+    if (is(p, ','))
+        FAIL(p, VPTQ_E_UNSUPPORTED, "a subscript with ',' is not supported");
+    n->eval = vptq_tpl_slice_of;
+    for (int i = 0; i < 3 && !p->r->status; i++) {
+        bool given = i > 0 && take(p, ':') && !is(p, ':') && !is(p, ']');
+        *end = given                ? parse_expression(p)
+               : i == 0 && n->right ? n->right
+                                    : new_constant(p, TPL_NULL);
+        end = &(*end)->next;
     }
-    take_list(*out, &items);
-    return vptq_tpl_expect_op(p, '}');
+    expect(p, ']');
+    return n;
 }
 
-static vptq_status parse_parentheses(tpl_parser *p, tpl_node **out)
+static tpl_node *parse_postfix(parser *p, tpl_node *n)
 {
-    p->token++;
-    if (vptq_tpl_is_op(p, ')'))
-        TPL_TRY(vptq_tpl_node(p, TPL_N_TUPLE, out));
-    else
-        TPL_TRY(vptq_tpl_tuple(p, true, out));
-    return vptq_tpl_expect_op(p, ')');
-}
-
-static vptq_status parse_primary(tpl_parser *p, tpl_node **out)
-{
-    switch (p->token->kind) {
-    case TPL_T_NAME:
-        return parse_name(p, out);
-    case TPL_T_STRING:
-        return parse_string(p, out);
-    case TPL_T_INT:
-        return parse_constant(p, vptq_tpl_int(p->token->u.i), out);
-    case TPL_T_FLOAT:
-        return parse_constant(p, vptq_tpl_float(p->token->u.f), out);
-    default:
-        break;
-    }
-    if (vptq_tpl_is_op(p, '('))
-        return parse_parentheses(p, out);
-    if (vptq_tpl_is_op(p, '['))
-        return parse_list(p, out);
-    if (vptq_tpl_is_op(p, '{'))
-        return parse_dict(p, out);
-    return unexpected(p, "an expression");
-}
-
-/* ---- calls and subscripts ---- */
-
-typedef struct arguments {
-    tpl_nodes items, values;
-    tpl_nodes names; /* NAME nodes, one for each of `values` */
-    tpl_node *star, *star_star;
-} arguments;
-
-static bool is_keyword(const tpl_parser *p)
-{
-    return p->token->kind == TPL_T_NAME && p->token[1].kind == TPL_T_OP &&
-           p->token[1].op == '=';
-}
-
-static vptq_status parse_argument(tpl_parser *p, arguments *a)
-{
-    static const char order[] = "arguments are in an order that no call has";
-    tpl_node *n, *name;
-    if (vptq_tpl_is_op(p, '*') || vptq_tpl_is_op(p, TPL_OP_POW)) {
-        bool star = vptq_tpl_is_op(p, '*');
-        if (a->star_star || (star && a->star))
-            return vptq_tpl_syntax(p, order);
-        p->token++;
-        return vptq_tpl_expression(p, true, star ? &a->star : &a->star_star);
-    }
-    if (is_keyword(p)) {
-        if (a->star_star)
-            return vptq_tpl_syntax(p, order);
-        TPL_TRY(vptq_tpl_node(p, TPL_N_NAME, &name));
-        TPL_TRY(vptq_tpl_symbol(p, &name->name));
-        p->token++;
-        TPL_TRY(vptq_tpl_expression(p, true, &n));
-        TPL_TRY(vptq_tpl_push(p, &a->names, name));
-        return vptq_tpl_push(p, &a->values, n);
-    }
-    if (a->star || a->star_star || a->values.count > 0)
-        return vptq_tpl_syntax(p, order);
-    TPL_TRY(vptq_tpl_expression(p, true, &n));
-    return vptq_tpl_push(p, &a->items, n);
-}
-
-/* "(...)" into n->call. */
-static vptq_status parse_call_args(tpl_parser *p, tpl_node *n)
-{
-    arguments a = {.star = NULL};
-    TPL_TRY(vptq_tpl_expect_op(p, '('));
-    for (bool first = true; !vptq_tpl_is_op(p, ')'); first = false) {
-        if (!first)
-            TPL_TRY(vptq_tpl_expect_op(p, ','));
-        if (vptq_tpl_is_op(p, ')') && !first)
-            break;
-        TPL_TRY(parse_argument(p, &a));
-    }
-    tpl_call_node *c = vptq_arena_zalloc(&p->t->arena, 1, sizeof *c, p->err);
-    if (!c)
-        return VPTQ_E_NOMEM;
-    c->named = vptq_arena_alloc(&p->t->arena, a.values.count, sizeof *c->named, p->err);
-    if (!c->named)
-        return VPTQ_E_NOMEM;
-    c->items = a.items.items;
-    c->count = a.items.count;
-    c->named_count = a.values.count;
-    for (uint32_t i = 0; i < c->named_count; i++)
-        c->named[i] = (tpl_keyword){a.names.items[i]->name, a.values.items[i]};
-    c->star = a.star;
-    c->star_star = a.star_star;
-    n->call = c;
-    return vptq_tpl_expect_op(p, ')');
-}
-
-/* What stands between brackets: an index, or a slice. */
-static vptq_status parse_subscript(tpl_parser *p, tpl_node **out)
-{
-    tpl_node *part[3] = {NULL, NULL, NULL};
-    if (!vptq_tpl_is_op(p, ':')) {
-        TPL_TRY(vptq_tpl_expression(p, true, &part[0]));
-        if (!vptq_tpl_is_op(p, ':')) {
-            *out = part[0];
-            return VPTQ_OK;
+    for (;;) {
+        if (take(p, '[')) {
+            n = parse_subscript(p, n);
+        } else if (is(p, '(')) {
+            n = parse_arguments(p, parse_argument, new_node(p, vptq_tpl_call_of, n));
+        } else if (!take(p, '.')) {
+            return n;
+        } else if (is(p, TPL_T_NUMBER)) {
+            n = new_node(p, vptq_tpl_item_of, n);
+            n->right = parse_operand(p);
+        } else {
+            n = new_node(p, vptq_tpl_attribute_of, n);
+            n->value = expect(p, TPL_T_NAME);
         }
     }
-    TPL_TRY(vptq_tpl_node(p, TPL_N_SLICE, out));
-    for (int i = 1; i < 3 && vptq_tpl_take_op(p, ':'); i++)
-        if (!vptq_tpl_is_op(p, ':') && !vptq_tpl_is_op(p, ']') && !vptq_tpl_is_op(p, ','))
-            TPL_TRY(vptq_tpl_expression(p, true, &part[i]));
-    (*out)->a = part[0];
-    (*out)->b = part[1];
-    (*out)->c = part[2];
-    return VPTQ_OK;
 }
 
-static vptq_status parse_dot(tpl_parser *p, tpl_node *of, tpl_node **out)
+/* A filter or test, at its name. */
+static tpl_node *parse_filter(parser *p, char op, tpl_node *of)
 {
-    p->token++;
-    if (p->token->kind == TPL_T_INT) {
-        TPL_TRY(unary_node(p, TPL_N_ITEM, of, NULL, out));
-        return parse_constant(p, vptq_tpl_int(p->token->u.i), &(*out)->b);
+    tpl_node *n = new_node(p, vptq_tpl_filter_of, of);
+    n->op = (uint8_t)op;
+    n->value = expect(p, TPL_T_NAME);
+    return is(p, '(') ? parse_arguments(p, parse_argument, n) : n;
+}
+
+/* After "is": its argument may have no parentheses. */
+static tpl_node *parse_test(parser *p, tpl_node *of)
+{
+    bool negated = take_name(p, "not"), call = p->token[!is(p, TPL_T_END)].kind == '(';
+    tpl_node *n = parse_filter(p, '?', of);
+    bool argument =
+        is(p, TPL_T_NAME)
+            ? !is_name(p, "else") && !is_name(p, "or") && !is_name(p, "and")
+            : is(p, TPL_T_STRING) || is(p, TPL_T_NUMBER) || is(p, '[') || is(p, '{');
+    if (!call && argument) {
+        if (is_name(p, "is"))
+            FAIL(p, VPTQ_E_FORMAT, "a test of a test");
+        n->items = parse_postfix(p, parse_operand(p));
+        n->count = 1;
     }
-    TPL_TRY(unary_node(p, TPL_N_ATTR, of, NULL, out));
-    (*out)->line = p->token->line;
-    return vptq_tpl_symbol(p, &(*out)->attribute);
+    return negated ? new_node(p, vptq_tpl_not, n) : n;
 }
 
-static vptq_status parse_brackets(tpl_parser *p, tpl_node *of, tpl_node **out)
+static tpl_node *parse_unary(parser *p, bool with_filters)
 {
-    tpl_node *key;
-    TPL_TRY(unary_node(p, TPL_N_ITEM, of, NULL, out));
-    (*out)->line = p->token->line;
-    p->token++;
-    TPL_TRY(parse_subscript(p, &key));
-    (*out)->b = key;
-    if (vptq_tpl_is_op(p, ','))
-        return vptq_tpl_syntax(p, "a subscript of several parts is not supported");
-    return vptq_tpl_expect_op(p, ']');
-}
-
-static vptq_status parse_call(tpl_parser *p, tpl_node *of, tpl_node **out)
-{
-    TPL_TRY(unary_node(p, TPL_N_CALL, of, NULL, out));
-    (*out)->line = p->token->line;
-    return parse_call_args(p, *out);
-}
-
-static vptq_status parse_postfix(tpl_parser *p, tpl_node **n)
-{
-    for (;;) {
-        if (vptq_tpl_is_op(p, '.'))
-            TPL_TRY(parse_dot(p, *n, n));
-        else if (vptq_tpl_is_op(p, '['))
-            TPL_TRY(parse_brackets(p, *n, n));
-        else if (vptq_tpl_is_op(p, '('))
-            TPL_TRY(parse_call(p, *n, n));
-        else
-            return VPTQ_OK;
-    }
-}
-
-/* The name of a filter or test, with its arguments where `call` allows them. */
-static vptq_status parse_filter(tpl_parser *p, tpl_node *of, tpl_node **out)
-{
-    TPL_TRY(unary_node(p, TPL_N_FILTER, of, NULL, out));
-    (*out)->line = p->token->line;
-    TPL_TRY(vptq_tpl_symbol(p, &(*out)->name));
-    return vptq_tpl_is_op(p, '(') ? parse_call_args(p, *out) : VPTQ_OK;
-}
-
-static bool begins_test_argument(const tpl_parser *p)
-{
-    const tpl_token *t = p->token;
-    if (t->kind == TPL_T_NAME)
-        return !token_is_name(t, "else") && !token_is_name(t, "or") && !token_is_name(t, "and");
-    return t->kind == TPL_T_STRING || t->kind == TPL_T_INT || t->kind == TPL_T_FLOAT ||
-           vptq_tpl_is_op(p, '[') || vptq_tpl_is_op(p, '{');
-}
-
-static vptq_status parse_test(tpl_parser *p, tpl_node *of, tpl_node **out)
-{
-    p->token++;
-    bool negated = vptq_tpl_take_name(p, "not");
-    tpl_node *test, *argument;
-    TPL_TRY(unary_node(p, TPL_N_TEST, of, NULL, &test));
-    test->line = p->token->line;
-    TPL_TRY(vptq_tpl_symbol(p, &test->name));
-    if (vptq_tpl_is_op(p, '(')) {
-        TPL_TRY(parse_call_args(p, test));
-    } else if (begins_test_argument(p)) {
-        tpl_nodes items = {0};
-        if (vptq_tpl_is_name(p, "is"))
-            return vptq_tpl_syntax(p, "a test behind a test");
-        TPL_TRY(parse_primary(p, &argument));
-        TPL_TRY(parse_postfix(p, &argument));
-        TPL_TRY(vptq_tpl_push(p, &items, argument));
-        test->call = vptq_arena_zalloc(&p->t->arena, 1, sizeof *test->call, p->err);
-        if (!test->call)
-            return VPTQ_E_NOMEM;
-        test->call->items = items.items;
-        test->call->count = 1;
-    }
-    *out = test;
-    return negated ? unary_node(p, TPL_N_NOT, test, NULL, out) : VPTQ_OK;
-}
-
-vptq_status vptq_tpl_filters(tpl_parser *p, bool inline_first, tpl_node **out)
-{
-    *out = NULL;
-    while (inline_first || vptq_tpl_take_op(p, '|')) {
-        TPL_TRY(parse_filter(p, *out, out));
-        inline_first = false;
-    }
-    return VPTQ_OK;
-}
-
-static vptq_status parse_filters_and_tests(tpl_parser *p, tpl_node **n)
-{
-    for (;;) {
-        if (vptq_tpl_take_op(p, '|'))
-            TPL_TRY(parse_filter(p, *n, n));
-        else if (vptq_tpl_is_name(p, "is"))
-            TPL_TRY(parse_test(p, *n, n));
-        else if (vptq_tpl_is_op(p, '('))
-            TPL_TRY(parse_call(p, *n, n));
-        else
-            return VPTQ_OK;
-    }
-}
-
-/* ---- operators, from the tightest ---- */
-
-static vptq_status parse_unary(tpl_parser *p, bool with_filters, tpl_node **out)
-{
-    TPL_TRY(vptq_tpl_enter(p));
-    if (vptq_tpl_is_op(p, '-') || vptq_tpl_is_op(p, '+')) {
-        tpl_node_kind kind = vptq_tpl_is_op(p, '-') ? TPL_N_NEGATIVE : TPL_N_POSITIVE;
-        tpl_node *a;
-        p->token++;
-        TPL_TRY(parse_unary(p, false, &a));
-        TPL_TRY(unary_node(p, kind, a, NULL, out));
-    } else {
-        TPL_TRY(parse_primary(p, out));
-    }
-    TPL_TRY(parse_postfix(p, out));
-    if (with_filters)
-        TPL_TRY(parse_filters_and_tests(p, out));
-    vptq_tpl_leave(p);
-    return VPTQ_OK;
-}
-
-/* Levels of operators that group from the left: '**', then products, then (above '~') sums. */
-static bool is_operator(const tpl_parser *p, int level)
-{
-    static const uint8_t power[] = {TPL_OP_POW, 0},
-                         product[] = {'*', '/', TPL_OP_FLOORDIV, '%', 0}, sum[] = {'+', '-', 0};
-    const uint8_t *ops = level == 0 ? power : level == 1 ? product : sum;
-    for (; *ops; ops++)
-        if (vptq_tpl_is_op(p, *ops))
-            return true;
-    return false;
-}
-
-static vptq_status parse_binary(tpl_parser *p, int level, tpl_node **out);
-
-static vptq_status parse_concat(tpl_parser *p, tpl_node **out)
-{
-    tpl_nodes items = {0};
-    TPL_TRY(parse_binary(p, 1, out));
-    if (!vptq_tpl_is_op(p, '~'))
-        return VPTQ_OK;
-    TPL_TRY(vptq_tpl_push(p, &items, *out));
-    while (vptq_tpl_take_op(p, '~')) {
-        tpl_node *item;
-        TPL_TRY(parse_binary(p, 1, &item));
-        TPL_TRY(vptq_tpl_push(p, &items, item));
-    }
-    TPL_TRY(vptq_tpl_node(p, TPL_N_CONCAT, out));
-    (*out)->line = items.items[0]->line;
-    take_list(*out, &items);
-    return VPTQ_OK;
-}
-
-static vptq_status parse_operand(tpl_parser *p, int level, tpl_node **out)
-{
-    return level == 0   ? parse_unary(p, true, out)
-           : level == 1 ? parse_binary(p, 0, out)
-                        : parse_concat(p, out);
-}
-
-static vptq_status parse_binary(tpl_parser *p, int level, tpl_node **out)
-{
-    TPL_TRY(parse_operand(p, level, out));
-    while (is_operator(p, level)) {
-        uint8_t op = p->token->op;
-        tpl_node *right;
-        p->token++;
-        TPL_TRY(parse_operand(p, level, &right));
-        TPL_TRY(unary_node(p, TPL_N_BINARY, *out, right, out));
-        (*out)->op = op;
-    }
-    return VPTQ_OK;
-}
-
-/* The comparison at the current token, which is passed; 0 for none. */
-static int take_comparison(tpl_parser *p)
-{
-    static const uint8_t ops[] = {TPL_OP_EQ, TPL_OP_NE, TPL_OP_GE, TPL_OP_LE, '<', '>', 0};
-    for (const uint8_t *op = ops; *op; op++)
-        if (vptq_tpl_take_op(p, *op))
-            return *op;
-    if (vptq_tpl_take_name(p, "in"))
-        return TPL_OP_IN;
-    if (vptq_tpl_is_name(p, "not") && token_is_name(p->token + 1, "in")) {
-        p->token += 2;
-        return TPL_OP_NOT_IN;
-    }
-    return 0;
-}
-
-static vptq_status parse_compare(tpl_parser *p, tpl_node **out)
-{
-    tpl_nodes operands = {0};
-    tpl_node *first;
-    TPL_TRY(parse_binary(p, 2, out));
-    first = *out;
-    for (int op; (op = take_comparison(p));) {
-        tpl_node *n, *holder;
-        TPL_TRY(parse_binary(p, 2, &n));
-        TPL_TRY(unary_node(p, TPL_N_CONST, n, NULL, &holder));
-        holder->compare = (uint8_t)op;
-        TPL_TRY(vptq_tpl_push(p, &operands, holder));
-    }
-    if (operands.count == 0)
-        return VPTQ_OK;
-    TPL_TRY(unary_node(p, TPL_N_COMPARE, first, NULL, out));
-    take_list(*out, &operands);
-    return VPTQ_OK;
-}
-
-static vptq_status parse_not(tpl_parser *p, tpl_node **out)
-{
-    if (!vptq_tpl_take_name(p, "not"))
-        return parse_compare(p, out);
-    tpl_node *a;
-    TPL_TRY(vptq_tpl_enter(p));
-    TPL_TRY(parse_not(p, &a));
-    vptq_tpl_leave(p);
-    return unary_node(p, TPL_N_NOT, a, NULL, out);
-}
-
-static vptq_status parse_and(tpl_parser *p, tpl_node **out)
-{
-    TPL_TRY(parse_not(p, out));
-    while (vptq_tpl_take_name(p, "and")) {
-        tpl_node *right;
-        TPL_TRY(parse_not(p, &right));
-        TPL_TRY(unary_node(p, TPL_N_AND, *out, right, out));
-    }
-    return VPTQ_OK;
-}
-
-static vptq_status parse_or(tpl_parser *p, tpl_node **out)
-{
-    TPL_TRY(parse_and(p, out));
-    while (vptq_tpl_take_name(p, "or")) {
-        tpl_node *right;
-        TPL_TRY(parse_and(p, &right));
-        TPL_TRY(unary_node(p, TPL_N_OR, *out, right, out));
-    }
-    return VPTQ_OK;
-}
-
-vptq_status vptq_tpl_expression(tpl_parser *p, bool with_condition, tpl_node **out)
-{
-    TPL_TRY(vptq_tpl_enter(p));
-    TPL_TRY(parse_or(p, out));
-    while (with_condition && vptq_tpl_take_name(p, "if")) {
-        tpl_node *value = *out, *test, *other = NULL;
-        TPL_TRY(parse_or(p, &test));
-        if (vptq_tpl_take_name(p, "else"))
-            TPL_TRY(vptq_tpl_expression(p, true, &other));
-        TPL_TRY(unary_node(p, TPL_N_COND, value, test, out));
-        (*out)->c = other;
-    }
-    vptq_tpl_leave(p);
-    return VPTQ_OK;
-}
-
-static bool is_tuple_end(const tpl_parser *p)
-{
-    return p->token->kind == TPL_T_VAR_END || p->token->kind == TPL_T_BLOCK_END ||
-           vptq_tpl_is_op(p, ')') || vptq_tpl_is_name(p, "in") ||
-           vptq_tpl_is_name(p, "recursive");
-}
-
-/* One thing, or several with commas as a TUPLE. */
-static vptq_status parse_list_of(tpl_parser *p,
-                                 vptq_status (*parse)(tpl_parser *, bool, tpl_node **),
-                                 bool flag, tpl_node **out)
-{
-    tpl_nodes items = {0};
     tpl_node *n;
-    TPL_TRY(parse(p, flag, out));
-    if (!vptq_tpl_is_op(p, ','))
-        return VPTQ_OK;
-    TPL_TRY(vptq_tpl_push(p, &items, *out));
-    while (vptq_tpl_take_op(p, ',') && !is_tuple_end(p)) {
-        TPL_TRY(parse(p, flag, &n));
-        TPL_TRY(vptq_tpl_push(p, &items, n));
+    enter(p);
+    if (is(p, '-') || is(p, '+')) {
+        n = new_node(p, vptq_tpl_sign, NULL);
+        n->op = p->token++->kind;
+        n->left = parse_unary(p, false);
+    } else {
+        n = parse_operand(p);
     }
-    TPL_TRY(vptq_tpl_node(p, TPL_N_TUPLE, out));
-    (*out)->line = items.items[0]->line;
-    take_list(*out, &items);
-    return VPTQ_OK;
+    n = parse_postfix(p, n);
+    while (with_filters) {
+        if (take(p, '|'))
+            n = parse_filter(p, '|', n);
+        else if (take_name(p, "is"))
+            n = parse_test(p, n);
+        else if (is(p, '('))
+            n = parse_arguments(p, parse_argument, new_node(p, vptq_tpl_call_of, n));
+        else
+            break;
+    }
+    leave(p);
+    return n;
 }
 
-vptq_status vptq_tpl_tuple(tpl_parser *p, bool with_condition, tpl_node **out)
+/* ---- operators ---- */
+
+/* From the loosest to the tightest; jinja2 has '~' between sums and products. */
+enum { BY_OR, BY_AND, BY_NOT, BY_COMPARISON, BY_SUM, BY_CONCAT, BY_PRODUCT, BY_SIGN };
+
+/* Consumes an operator of the level; 0 if there is none. */
+static int take_operator(parser *p, int level)
 {
-    return parse_list_of(p, vptq_tpl_expression, with_condition, out);
+    static const uint8_t levels[][7] = {
+        [BY_COMPARISON] = {TPL_T_EQ, TPL_T_NE, TPL_T_GE, TPL_T_LE, '<', '>'},
+        [BY_SUM] = {'+', '-'},
+        [BY_CONCAT] = {'~'},
+        [BY_PRODUCT] = {'*', '/', TPL_T_FLOORDIV, '%'}};
+    if (level == BY_OR || level == BY_AND)
+        return take_name(p, level == BY_OR ? "or" : "and") ? TPL_T_AND + (level == BY_OR) : 0;
+    for (const uint8_t *op = levels[level]; *op; op++)
+        if (take(p, *op))
+            return *op;
+    if (level == BY_COMPARISON && take_name(p, "in"))
+        return TPL_T_IN;
+    if (level != BY_COMPARISON || !is_name(p, "not") || !token_is(p->token + 1, "in"))
+        return 0;
+    p->token += 2;
+    return TPL_T_NOT_IN;
 }
 
-static vptq_status parse_one_target(tpl_parser *p, bool ns, tpl_node **out)
+static tpl_node *parse_operators(parser *p, int level)
 {
-    if (vptq_tpl_take_op(p, '(')) {
-        TPL_TRY(vptq_tpl_enter(p));
-        TPL_TRY(vptq_tpl_target(p, ns, out));
-        vptq_tpl_leave(p);
-        return vptq_tpl_expect_op(p, ')');
+    static tpl_eval_fn *const kinds[] = {vptq_tpl_logic,      vptq_tpl_logic,  vptq_tpl_not,
+                                         vptq_tpl_comparison, vptq_tpl_binary, vptq_tpl_binary,
+                                         vptq_tpl_binary};
+    if (level == BY_SIGN)
+        return parse_unary(p, true);
+    if (level == BY_NOT && !is_name(p, "not"))
+        return parse_operators(p, level + 1);
+    if (level == BY_NOT) {
+        p->token++;
+        enter(p);
+        tpl_node *operand = parse_operators(p, BY_NOT);
+        leave(p);
+        return new_node(p, vptq_tpl_not, operand);
     }
-    TPL_TRY(parse_name(p, out));
-    if ((*out)->kind != TPL_N_NAME)
-        return vptq_tpl_syntax(p, "a constant cannot be assigned to");
-    if (ns && vptq_tpl_take_op(p, '.')) {
-        (*out)->kind = TPL_N_NS_ATTR;
-        return vptq_tpl_symbol(p, &(*out)->attribute);
+    tpl_node *n = parse_operators(p, level + 1);
+    bool chained = false;
+    for (int op; (op = take_operator(p, level)) != 0; chained = true) {
+        n = new_node(p, kinds[level], n);
+        n->op = (uint8_t)op;
+        n->chained = chained;
+        n->right = parse_operators(p, level + 1);
     }
-    return VPTQ_OK;
+    if (is(p, TPL_T_POWER))
+        FAIL(p, VPTQ_E_UNSUPPORTED, "'**' is not supported");
+    return n;
 }
 
-vptq_status vptq_tpl_target(tpl_parser *p, bool ns, tpl_node **out)
+/* An expression without a condition. */
+static tpl_node *parse_plain(parser *p)
 {
-    return parse_list_of(p, parse_one_target, ns, out);
+    return parse_operators(p, BY_OR);
+}
+
+static tpl_node *parse_expression(parser *p)
+{
+    enter(p);
+    tpl_node *n = parse_plain(p);
+    while (take_name(p, "if")) {
+        n = new_node(p, vptq_tpl_condition, n);
+        n->right = parse_plain(p);
+        if (take_name(p, "else"))
+            n->other = parse_expression(p);
+    }
+    leave(p);
+    return n;
+}
+
+/* One item, or several with commas as a TUPLE. */
+static tpl_node *parse_tuple(parser *p, parse_fn item)
+{
+    tpl_node *first = item(p), *last = first;
+    if (!is(p, ','))
+        return first;
+    tpl_node *n = new_list(p, TPL_TUPLE);
+    n->items = first;
+    for (n->count = 1; take(p, ','); n->count++) {
+        if (is(p, TPL_T_PRINT_END) || is(p, TPL_T_TAG_END) || is(p, ')') || is_name(p, "in"))
+            break;
+        last->next = item(p);
+        last = last->next;
+    }
+    return n;
+}
+
+/* ---- statements ---- */
+
+static tpl_node *parse_body(parser *p, const char *const *ends);
+
+/* "%}", then statements up to a tag that begins with one of `ends`: the current token then. */
+static tpl_node *parse_block(parser *p, const char *const *ends)
+{
+    (void)take(p, ':');
+    expect(p, TPL_T_TAG_END);
+    return parse_body(p, ends);
+}
+
+/* The same with one end, which is consumed. */
+static tpl_node *parse_until(parser *p, const char *end)
+{
+    tpl_node *body = parse_block(p, (const char *const[]){end, NULL});
+    (void)take_name(p, end);
+    return body;
+}
+
+/* A body that no break can leave; `macro`: the macro whose body it is, if any. */
+static tpl_node *parse_function(parser *p, const char *end, tpl_node *macro)
+{
+    unsigned loops = p->r->loops;
+    tpl_node *outer = p->macro;
+    p->r->loops = 0;
+    p->macro = macro ? macro : outer;
+    tpl_node *body = parse_until(p, end);
+    p->r->loops = loops;
+    p->macro = outer;
+    return body;
+}
+
+static tpl_node *parse_if(parser *p)
+{
+    static const char *const ends[] = {"elif", "else", "endif", NULL};
+    tpl_node *first = new_node(p, vptq_tpl_if, NULL), *n = first;
+    for (;; n = n->other) {
+        n->left = parse_tuple(p, parse_plain);
+        n->body = parse_block(p, ends);
+        if (!take_name(p, "elif"))
+            break;
+        n->other = new_node(p, vptq_tpl_if, NULL);
+    }
+    if (take_name(p, "else"))
+        n->other = parse_until(p, "endif");
+    else
+        (void)take_name(p, "endif");
+    return first;
+}
+
+static tpl_node *parse_target(parser *p)
+{
+    tpl_node *n;
+    if (take(p, '(')) {
+        enter(p);
+        n = parse_tuple(p, parse_target);
+        leave(p);
+        expect(p, ')');
+        return n;
+    }
+    n = parse_name(p);
+    if (n->eval != vptq_tpl_name)
+        FAIL(p, VPTQ_E_FORMAT, "a constant cannot be assigned to");
+    if (!take(p, '.'))
+        return n;
+    n = new_node(p, vptq_tpl_attribute_of, n);
+    n->value = expect(p, TPL_T_NAME);
+    return n;
+}
+
+static tpl_node *parse_for(parser *p)
+{
+    static const char *const ends[] = {"endfor", "else", NULL};
+    tpl_node *n = new_node(p, vptq_tpl_for, NULL);
+    n->left = parse_tuple(p, parse_target);
+    if (!take_name(p, "in"))
+        unexpected(p, "'in'");
+    n->right = parse_tuple(p, parse_plain);
+    if (take_name(p, "if"))
+        n->filter = parse_expression(p);
+    if (is_name(p, "recursive"))
+        FAIL(p, VPTQ_E_UNSUPPORTED, "a recursive loop is not supported");
+    p->r->loops++;
+    n->body = parse_block(p, ends);
+    p->r->loops--;
+    if (take_name(p, "else"))
+        n->other = parse_until(p, "endfor");
+    else
+        (void)take_name(p, "endfor");
+    return n;
+}
+
+/* Filters over the text of a block; `first`: the first one has no '|'. */
+static tpl_node *parse_block_filters(parser *p, bool first)
+{
+    tpl_node *n = new_node(p, vptq_tpl_name, NULL);
+    n->value = TPL_LITERAL(TPL_BLOCK_TEXT);
+    for (; first || take(p, '|'); first = false)
+        n = parse_filter(p, '|', n);
+    return n;
+}
+
+static tpl_node *parse_set(parser *p)
+{
+    tpl_node *n = new_node(p, vptq_tpl_set, NULL);
+    n->left = parse_tuple(p, parse_target);
+    if (take(p, '=')) {
+        n->right = parse_tuple(p, parse_expression);
+        return n;
+    }
+    n->eval = vptq_tpl_block;
+    n->right = parse_block_filters(p, false);
+    n->body = parse_until(p, "endset");
+    return n;
+}
+
+static tpl_node *parse_filter_block(parser *p)
+{
+    tpl_node *n = new_node(p, vptq_tpl_block, NULL);
+    n->right = parse_block_filters(p, true);
+    n->body = parse_until(p, "endfilter");
+    return n;
+}
+
+static tpl_node *parse_parameter(parser *p)
+{
+    tpl_node *n = new_node(p, vptq_tpl_name, NULL);
+    n->value = expect(p, TPL_T_NAME);
+    if (take(p, '='))
+        n->left = parse_expression(p);
+    return n;
+}
+
+static tpl_node *parse_macro(parser *p)
+{
+    tpl_node *n = new_node(p, vptq_tpl_macro_of, NULL);
+    n->value = expect(p, TPL_T_NAME);
+    parse_arguments(p, parse_parameter, n);
+    n->body = parse_function(p, "endmacro", n);
+    return n;
+}
+
+static tpl_node *parse_call_block(parser *p)
+{
+    tpl_node *n = new_node(p, vptq_tpl_call_block, NULL);
+    if (is(p, '('))
+        parse_arguments(p, parse_parameter, n);
+    n->right = parse_expression(p);
+    if (n->right->eval != vptq_tpl_call_of)
+        FAIL(p, VPTQ_E_FORMAT, "'{%% call %%}' without a call");
+    n->body = parse_function(p, "endcall", n);
+    return n;
+}
+
+static tpl_node *parse_generation(parser *p)
+{
+    tpl_node *n = new_node(p, vptq_tpl_generation, NULL);
+    n->body = parse_function(p, "endgeneration", NULL);
+    return n;
+}
+
+/* A statement, at its name. */
+static tpl_node *parse_statement(parser *p)
+{
+    static const struct {
+        const char *name;
+        parse_fn parse;
+    } table[] = {{"if", parse_if},
+                 {"for", parse_for},
+                 {"set", parse_set},
+                 {"macro", parse_macro},
+                 {"call", parse_call_block},
+                 {"filter", parse_filter_block},
+                 {"generation", parse_generation}};
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++)
+        if (take_name(p, table[i].name))
+            return table[i].parse(p);
+    tpl_value name = p->token->value;
+    bool leaves = is_name(p, "break"), known = leaves || is_name(p, "continue");
+    if (!is(p, TPL_T_NAME))
+        unexpected(p, "a statement");
+    else if (known && p->r->loops == 0)
+        FAIL(p, VPTQ_E_FORMAT, "'%.*s' outside of a loop", TPL_NAME(name));
+    else if ((name.len > 3 && memcmp(name.u.s, "end", 3) == 0) || name.u.s[0] == 'e')
+        FAIL(p, VPTQ_E_FORMAT, "unexpected '%.*s'", TPL_NAME(name));
+    else if (!known)
+        FAIL(p, VPTQ_E_UNSUPPORTED, "statement '%.*s' is not supported", TPL_NAME(name));
+    else
+        p->token++;
+    tpl_node *n = new_node(p, vptq_tpl_jump, NULL);
+    n->op = leaves ? TPL_FLOW_BREAK : TPL_FLOW_CONTINUE;
+    return n;
+}
+
+/* Text, "{{ }}" or "{% %}"; NULL at a tag that begins with one of `ends`. */
+static tpl_node *parse_part(parser *p, const char *const *ends)
+{
+    tpl_node *n;
+    if (is(p, TPL_T_TEXT)) {
+        n = new_node(p, vptq_tpl_print_of, NULL);
+        n->right = new_constant(p, expect(p, TPL_T_TEXT));
+        return n;
+    }
+    if (take(p, TPL_T_PRINT_BEGIN)) {
+        n = new_node(p, vptq_tpl_print_of, NULL);
+        n->right = parse_tuple(p, parse_expression);
+        expect(p, TPL_T_PRINT_END);
+        return n;
+    }
+    expect(p, TPL_T_TAG_BEGIN);
+    for (; *ends; ends++)
+        if (is_name(p, *ends))
+            return NULL;
+    n = parse_statement(p);
+    expect(p, TPL_T_TAG_END);
+    return n;
+}
+
+/* Statements up to a tag that begins with one of `ends`; none: to the end of the template. */
+static tpl_node *parse_body(parser *p, const char *const *ends)
+{
+    tpl_node *body = NULL, **last = &body;
+    enter(p);
+    while (!is(p, TPL_T_END) && (*last = parse_part(p, ends)) != NULL && !p->r->status)
+        last = &(*last)->next;
+    leave(p);
+    if (is(p, TPL_T_END) && *ends) {
+        while (ends[1])
+            ends++;
+        FAIL(p, VPTQ_E_FORMAT, "the template ends before '%s'", *ends);
+    }
+    return body;
+}
+
+/* ---- the template ---- */
+
+void vptq_template_free(vptq_template *t)
+{
+    if (!t)
+        return;
+    vptq_arena_release(&t->arena);
+    vptq_mem_free(t->mem, t);
+}
+
+vptq_status vptq_template_parse(const char *text, size_t len, const char *name, vptq_mem *mem,
+                                vptq_template **out, vptq_err *err)
+{
+    static const char *const no_ends[] = {NULL};
+    size_t valid = vptq_utf8_valid_prefix(text, len);
+    if (len > VPTQ_TEMPLATE_LIMIT)
+        return vptq_fail(err, VPTQ_E_FORMAT, "%s: %zu bytes, expected at most %d", name, len,
+                         VPTQ_TEMPLATE_LIMIT);
+    if (valid < len)
+        return vptq_fail(err, VPTQ_E_FORMAT, "%s: not valid UTF-8 at byte %zu", name, valid);
+    vptq_template *t = vptq_mem_alloc(mem, 1, sizeof *t, err);
+    if (!t)
+        return VPTQ_E_NOMEM;
+    *t = (vptq_template){.mem = mem};
+    vptq_arena_init(&t->arena, mem);
+    t->name = vptq_arena_strdup(&t->arena, name, err);
+    tpl_run r = {.name = t->name, .line = 1, .err = err, .arena = &t->arena};
+    r.status = t->name ? VPTQ_OK : VPTQ_E_NOMEM;
+    parser p = {.r = &r, .token = vptq_tpl_lex(&r, text, len)};
+    if (!r.status)
+        t->body = parse_body(&p, no_ends);
+    if (r.status)
+        vptq_template_free(t);
+    else
+        *out = t;
+    return r.status;
 }

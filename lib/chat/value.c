@@ -1,699 +1,552 @@
-/* Values of templates: making them, and what Python says of truth, equality, order, arithmetic.
- */
+/* Values of templates with Python's rules: containers, truth, equality, order, arithmetic,
+ * iteration, attributes, subscripts and slices. */
+#define _GNU_SOURCE /* memmem */
 #include <math.h>
-#include <string.h>
 
 #include "lib/chat/internal.h"
 
-/* ---- making ---- */
+/* ---- containers ---- */
 
-tpl_value vptq_tpl_undefined(const char *name, size_t len)
+tpl_value vptq_tpl_list(tpl_run *r, tpl_kind kind, size_t count)
 {
-    return (tpl_value){.kind = TPL_UNDEFINED, .len = (uint32_t)len, .u.s = name};
+    tpl_value *items = vptq_tpl_alloc(r, count, sizeof *items);
+    if (!items)
+        count = 0;
+    for (size_t i = 0; i < count; i++)
+        items[i] = TPL_NULL;
+    return (tpl_value){.kind = (uint8_t)kind, .len = (uint32_t)count, .u.items = items};
 }
 
-tpl_value vptq_tpl_none(void)
+static void copy_items(tpl_value *to, tpl_value from)
 {
-    return (tpl_value){.kind = TPL_NONE};
+    if (from.len > 0)
+        memcpy(to, from.u.items, from.len * sizeof *to);
 }
 
-tpl_value vptq_tpl_bool(bool b)
+/* Lists grow at powers of two. */
+void vptq_tpl_append(tpl_run *r, tpl_value *list, tpl_value item)
 {
-    return (tpl_value){.kind = TPL_BOOL, .u.i = b};
+    if ((list->len & (list->len - 1)) == 0) {
+        tpl_value more = vptq_tpl_list(r, TPL_LIST, list->len ? 2 * (size_t)list->len : 1);
+        if (more.len == 0)
+            return;
+        copy_items(more.u.items, *list);
+        list->u.items = more.u.items;
+    }
+    list->u.items[list->len++] = item;
 }
 
-tpl_value vptq_tpl_int(int64_t i)
+tpl_value vptq_tpl_dict(tpl_run *r, tpl_kind kind, size_t cap)
 {
-    return (tpl_value){.kind = TPL_INT, .u.i = i};
+    static tpl_dict empty;
+    tpl_dict *d = vptq_tpl_alloc(r, 1, sizeof *d);
+    tpl_value items = vptq_tpl_list(r, TPL_LIST, 2 * cap);
+    if (d)
+        *d = (tpl_dict){.cap = items.len / 2, .items = items.u.items};
+    return (tpl_value){.kind = (uint8_t)kind, .u.dict = d ? d : &empty};
 }
 
-tpl_value vptq_tpl_float(double f)
+static bool is_hashable(tpl_value v)
 {
-    return (tpl_value){.kind = TPL_FLOAT, .u.f = f};
+    return v.kind != TPL_LIST && v.kind != TPL_DICT;
 }
 
-/* Texts of a rendering end at TPL_MAX_BYTES, those of a template at VPTQ_TEMPLATE_LIMIT. */
-tpl_value vptq_tpl_str(const char *s, size_t len)
+tpl_value *vptq_tpl_dict_find(tpl_run *r, const tpl_dict *d, tpl_value key)
 {
-    return (tpl_value){.kind = TPL_STR, .len = (uint32_t)len, .u.s = s};
+    if (!is_hashable(key))
+        TPL_ERROR(r, "%s cannot be a key", vptq_tpl_type(key));
+    for (uint32_t i = 0; i < d->count && !r->status; i++)
+        if (vptq_tpl_equal(r, d->items[2 * i], key))
+            return &d->items[2 * i + 1];
+    return NULL;
 }
 
-vptq_status vptq_tpl_copy(tpl_run *r, const char *s, size_t len, tpl_value *out)
+void vptq_tpl_dict_set(tpl_run *r, tpl_dict *d, tpl_value key, tpl_value value)
 {
-    void *own;
-    TPL_TRY(vptq_tpl_alloc(r, len, 1, &own));
-    if (len > 0)
-        memcpy(own, s, len);
-    *out = vptq_tpl_str(own, len);
-    return VPTQ_OK;
+    tpl_value *found = vptq_tpl_dict_find(r, d, key);
+    if (found)
+        *found = value;
+    if (found || r->status)
+        return;
+    if (d->count == d->cap) {
+        tpl_value more = vptq_tpl_list(r, TPL_LIST, d->cap ? 4 * (size_t)d->cap : 8);
+        if (more.len == 0)
+            return;
+        copy_items(more.u.items, (tpl_value){.len = 2 * d->count, .u.items = d->items});
+        d->items = more.u.items;
+        d->cap = more.len / 2;
+    }
+    d->items[2 * d->count] = key;
+    d->items[2 * d->count++ + 1] = value;
 }
 
-vptq_status vptq_tpl_take(tpl_run *r, vptq_buf *b, tpl_value *out)
+tpl_value vptq_tpl_bound(tpl_run *r, const tpl_function *f, tpl_value self)
 {
-    vptq_status st = vptq_tpl_copy(r, b->data, b->len, out);
-    vptq_buf_release(b);
-    return st;
+    tpl_method *m = vptq_tpl_alloc(r, 1, sizeof *m);
+    if (m)
+        *m = (tpl_method){f, self};
+    return m ? (tpl_value){.kind = TPL_FUNCTION, .u.method = m} : TPL_NULL;
 }
 
-vptq_status vptq_tpl_list(tpl_run *r, tpl_form form, size_t count, tpl_value *out)
+tpl_value vptq_tpl_from_json(tpl_run *r, const json_t *j)
 {
-    void *list, *items;
-    TPL_TRY(vptq_tpl_alloc(r, 1, sizeof(tpl_list), &list));
-    TPL_TRY(vptq_tpl_alloc(r, count, sizeof(tpl_value), &items));
-    tpl_list *l = list;
-    *l = (tpl_list){.form = form, .count = count, .items = items};
-    *out = (tpl_value){.kind = TPL_LIST, .u.list = l};
-    return VPTQ_OK;
-}
-
-vptq_status vptq_tpl_pair(tpl_run *r, const tpl_value *a, const tpl_value *b, tpl_value *out)
-{
-    TPL_TRY(vptq_tpl_list(r, TPL_FORM_TUPLE, 2, out));
-    out->u.list->items[0] = *a;
-    out->u.list->items[1] = *b;
-    return VPTQ_OK;
-}
-
-vptq_status vptq_tpl_dict(tpl_run *r, tpl_kind kind, size_t cap, tpl_value *out)
-{
-    void *dict, *keys, *values;
-    TPL_TRY(vptq_tpl_alloc(r, 1, sizeof(tpl_dict), &dict));
-    TPL_TRY(vptq_tpl_alloc(r, cap, sizeof(tpl_value), &keys));
-    TPL_TRY(vptq_tpl_alloc(r, cap, sizeof(tpl_value), &values));
-    tpl_dict *d = dict;
-    *d = (tpl_dict){.cap = cap, .keys = keys, .values = values};
-    *out = (tpl_value){.kind = (uint8_t)kind, .u.dict = d};
-    return VPTQ_OK;
-}
-
-vptq_status vptq_tpl_hashable(tpl_run *r, const tpl_value *key)
-{
-    bool tuple = key->kind == TPL_LIST && key->u.list->form == TPL_FORM_TUPLE;
-    if (key->kind == TPL_DICT || (key->kind == TPL_LIST && key->u.list->form == TPL_FORM_LIST))
-        return vptq_tpl_fail(r, "%s cannot be a key", vptq_tpl_type(key));
-    if (!tuple)
-        return VPTQ_OK;
-    TPL_TRY(vptq_tpl_deeper(r));
-    TPL_TRY(vptq_tpl_step(r, key->u.list->count));
-    for (size_t i = 0; i < key->u.list->count; i++)
-        TPL_TRY(vptq_tpl_hashable(r, &key->u.list->items[i]));
+    tpl_value v = json_is_boolean(j) ? TPL_BOOLEAN(json_is_true(j)) : TPL_NULL;
+    const char *name;
+    json_t *item;
+    if (!vptq_tpl_step(r, 1) || !vptq_tpl_enter(r, TPL_MAX_DEPTH))
+        return v;
+    if (json_is_object(j)) {
+        v = vptq_tpl_dict(r, TPL_DICT, json_object_size(j));
+        json_object_foreach((json_t *)(uintptr_t)j, name, item)
+        {
+            tpl_value value = vptq_tpl_from_json(r, item);
+            if (v.u.dict->count == v.u.dict->cap)
+                break; /* a failure */
+            tpl_value *pair = &v.u.dict->items[2 * v.u.dict->count++];
+            pair[0] = TPL_TEXT(name, strlen(name));
+            pair[1] = value;
+        }
+    } else if (json_is_array(j)) {
+        v = vptq_tpl_list(r, TPL_LIST, json_array_size(j));
+        for (uint32_t i = 0; i < v.len; i++)
+            v.u.items[i] = vptq_tpl_from_json(r, json_array_get(j, i));
+    } else if (json_is_string(j)) {
+        v = TPL_TEXT(json_string_value(j), json_string_length(j));
+    } else if (json_is_number(j)) {
+        v = json_is_real(j) ? TPL_REAL(json_real_value(j)) : TPL_INTEGER(json_integer_value(j));
+    }
     r->depth--;
-    return VPTQ_OK;
+    return v;
 }
 
-/* The place of a key; count where it is not there. */
-static vptq_status find_key(tpl_run *r, const tpl_dict *d, const tpl_value *key, size_t *at)
+/* ---- properties ---- */
+
+const char *vptq_tpl_type(tpl_value v)
 {
-    TPL_TRY(vptq_tpl_hashable(r, key));
-    TPL_TRY(vptq_tpl_step(r, d->count));
-    for (*at = 0; *at < d->count; ++*at) {
-        bool equal;
-        TPL_TRY(vptq_tpl_equal(r, &d->keys[*at], key, &equal));
-        if (equal)
+    static const char *const names[] = {
+        "undefined", "undefined",   "none",    "a boolean", "an integer",  "a float",
+        "a string",  "a list",      "a tuple", "a range",   "a dict view", "an iterator",
+        "a dict",    "a namespace", "a loop",  "a macro",   "a function"};
+    return names[v.kind];
+}
+
+bool vptq_tpl_truth(tpl_value v)
+{
+    if (v.kind == TPL_DICT)
+        return v.u.dict->count > 0;
+    if (v.kind == TPL_FLOAT)
+        return v.u.f != 0;
+    if (tpl_is_integer(v))
+        return v.u.i != 0;
+    return v.kind >= TPL_ITERATOR || (v.kind >= TPL_STR && v.len > 0);
+}
+
+/* ---- characters ---- */
+
+size_t vptq_tpl_char(const char *s, size_t len, uint32_t *cp)
+{
+    size_t bytes = vptq_utf8_decode(s, len, cp);
+    VPTQ_BUG_IF(bytes == 0);
+    return bytes;
+}
+
+bool vptq_tpl_is_space(uint32_t cp)
+{
+    return vptq_utf8_space(cp) || (cp >= 0x1c && cp <= 0x1f);
+}
+
+static bool is_continuation(char c)
+{
+    return ((unsigned char)c & 0xC0) == 0x80;
+}
+
+/* Byte offset of character `index`, or the length of s. */
+static size_t char_offset(tpl_value s, size_t index)
+{
+    for (size_t i = 0; i < s.len; i++)
+        if (!is_continuation(s.u.s[i]) && index-- == 0)
+            return i;
+    return s.len;
+}
+
+tpl_value vptq_tpl_strip(tpl_value v, tpl_value chars, bool left, bool right)
+{
+    while (v.len > 0 && (left || right)) {
+        uint32_t cp;
+        size_t at = left ? 0 : v.len - 1;
+        while (is_continuation(v.u.s[at]))
+            at--;
+        size_t bytes = vptq_tpl_char(v.u.s + at, v.len - at, &cp);
+        bool strips = chars.kind == TPL_STR
+                          ? vptq_tpl_find(chars, TPL_TEXT(v.u.s + at, bytes), 0) != SIZE_MAX
+                          : vptq_tpl_is_space(cp);
+        v.u.s += strips && left ? bytes : 0;
+        v.len -= strips ? (uint32_t)bytes : 0;
+        if (!strips && !left)
             break;
+        left = left && strips;
     }
-    return VPTQ_OK;
+    return v;
 }
 
-vptq_status vptq_tpl_find(tpl_run *r, const tpl_dict *d, const tpl_value *key,
-                          const tpl_value **value)
+size_t vptq_tpl_find(tpl_value s, tpl_value part, size_t from)
 {
-    size_t at;
-    TPL_TRY(find_key(r, d, key, &at));
-    *value = at < d->count ? &d->values[at] : NULL;
-    return VPTQ_OK;
+    if (from > s.len || part.len > s.len - from)
+        return SIZE_MAX;
+    if (part.len == 0)
+        return from;
+    const char *at = memmem(s.u.s + from, s.len - from, part.u.s, part.len);
+    return at ? (size_t)(at - s.u.s) : SIZE_MAX;
 }
 
-vptq_status vptq_tpl_put(tpl_run *r, tpl_dict *d, const tpl_value *key, const tpl_value *value)
+/* ---- equality and order ---- */
+
+static double number(tpl_value v)
 {
-    size_t at;
-    TPL_TRY(find_key(r, d, key, &at));
-    if (at == d->cap) {
-        size_t cap = d->cap ? 2 * d->cap : 4;
-        void *keys, *values;
-        TPL_TRY(vptq_tpl_alloc(r, cap, sizeof(tpl_value), &keys));
-        TPL_TRY(vptq_tpl_alloc(r, cap, sizeof(tpl_value), &values));
-        if (d->count > 0) {
-            memcpy(keys, d->keys, d->count * sizeof(tpl_value));
-            memcpy(values, d->values, d->count * sizeof(tpl_value));
-        }
-        d->keys = keys;
-        d->values = values;
-        d->cap = cap;
+    return v.kind == TPL_FLOAT ? v.u.f : (double)v.u.i;
+}
+
+static bool equal_items(tpl_run *r, tpl_value a, tpl_value b)
+{
+    bool is = a.kind == TPL_DICT ? a.u.dict->count == b.u.dict->count : a.len == b.len;
+    for (uint32_t i = 0; a.kind != TPL_DICT && i < a.len && is; i++)
+        is = vptq_tpl_equal(r, a.u.items[i], b.u.items[i]);
+    for (uint32_t i = 0; a.kind == TPL_DICT && i < a.u.dict->count && is; i++) {
+        const tpl_value *pair = &a.u.dict->items[2 * i];
+        const tpl_value *other = vptq_tpl_dict_find(r, b.u.dict, pair[0]);
+        is = other && vptq_tpl_equal(r, pair[1], *other);
     }
-    if (at == d->count)
-        d->keys[d->count++] = *key;
-    d->values[at] = *value;
-    return VPTQ_OK;
+    return is;
 }
 
-static vptq_status list_from_json(tpl_run *r, const json_t *j, tpl_value *out)
+bool vptq_tpl_equal(tpl_run *r, tpl_value a, tpl_value b)
 {
-    TPL_TRY(vptq_tpl_list(r, TPL_FORM_LIST, json_array_size(j), out));
-    for (size_t i = 0; i < out->u.list->count; i++)
-        TPL_TRY(vptq_tpl_from_json(r, json_array_get(j, i), &out->u.list->items[i]));
-    return VPTQ_OK;
+    bool is = false;
+    if (tpl_is_integer(a) && tpl_is_integer(b))
+        is = a.u.i == b.u.i;
+    else if (tpl_is_number(a) && tpl_is_number(b))
+        is = number(a) == number(b);
+    else if (a.kind != b.kind)
+        is = false;
+    else if (a.kind <= TPL_NONE)
+        is = true;
+    else if (a.kind == TPL_STR)
+        is = a.len == b.len && (a.len == 0 || memcmp(a.u.s, b.u.s, a.len) == 0);
+    else if (!tpl_is_sequence(a) && a.kind != TPL_DICT)
+        is = a.u.items == b.u.items; /* others only equal themselves */
+    else if (vptq_tpl_enter(r, TPL_MAX_DEPTH))
+        is = equal_items(r, a, b);
+    r->depth -= a.kind == b.kind && (tpl_is_sequence(a) || a.kind == TPL_DICT);
+    return vptq_tpl_step(r, 1 + a.len / 64) && is;
 }
 
-/* Keys of a parsed object are different ones, so nothing is looked for. */
-static vptq_status dict_from_json(tpl_run *r, const json_t *j, tpl_value *out)
+/* a < b; an error for values without an order. */
+static bool less(tpl_run *r, tpl_value a, tpl_value b)
 {
-    TPL_TRY(vptq_tpl_dict(r, TPL_DICT, json_object_size(j), out));
-    tpl_dict *d = out->u.dict;
-    for (void *at = json_object_iter((json_t *)(uintptr_t)j); at;
-         at = json_object_iter_next((json_t *)(uintptr_t)j, at)) {
-        const char *key = json_object_iter_key(at);
-        TPL_TRY(vptq_tpl_copy(r, key, strlen(key), &d->keys[d->count]));
-        TPL_TRY(vptq_tpl_from_json(r, json_object_iter_value(at), &d->values[d->count]));
-        d->count++;
-    }
-    return VPTQ_OK;
-}
-
-vptq_status vptq_tpl_from_json(tpl_run *r, const json_t *j, tpl_value *out)
-{
-    vptq_status st = VPTQ_OK;
-    TPL_TRY(vptq_tpl_deeper(r));
-    TPL_TRY(vptq_tpl_step(r, 1));
-    switch (json_typeof(j)) {
-    case JSON_OBJECT:
-        st = dict_from_json(r, j, out);
-        break;
-    case JSON_ARRAY:
-        st = list_from_json(r, j, out);
-        break;
-    case JSON_STRING:
-        st = vptq_tpl_copy(r, json_string_value(j), json_string_length(j), out);
-        break;
-    case JSON_INTEGER:
-        *out = vptq_tpl_int(json_integer_value(j));
-        break;
-    case JSON_REAL:
-        *out = vptq_tpl_float(json_real_value(j));
-        break;
-    case JSON_TRUE:
-    case JSON_FALSE:
-        *out = vptq_tpl_bool(json_is_true(j));
-        break;
-    case JSON_NULL:
-        *out = vptq_tpl_none();
-        break;
-    }
-    r->depth--;
-    return st;
-}
-
-/* ---- asking ---- */
-
-const char *vptq_tpl_type(const tpl_value *v)
-{
-    static const char *const forms[] = {"a list", "a tuple", "a range", "a view of a dict",
-                                        "what a filter gives item by item"};
-    switch ((tpl_kind)v->kind) {
-    case TPL_MISSING:
-    case TPL_UNDEFINED:
-        return "undefined";
-    case TPL_NONE:
-        return "none";
-    case TPL_BOOL:
-        return "a boolean";
-    case TPL_INT:
-        return "an integer";
-    case TPL_FLOAT:
-        return "a float";
-    case TPL_STR:
-        return "a string";
-    case TPL_LIST:
-        return forms[v->u.list->form];
-    case TPL_DICT:
-        return "a dict";
-    case TPL_NAMESPACE:
-        return "a namespace";
-    case TPL_MACRO:
-        return "a macro";
-    case TPL_FUNCTION:
-    case TPL_METHOD:
-        return "a function";
-    case TPL_LOOP:
-        return "a loop";
-    }
-    return "nothing";
-}
-
-bool vptq_tpl_truth(const tpl_value *v)
-{
-    switch ((tpl_kind)v->kind) {
-    case TPL_MISSING:
-    case TPL_UNDEFINED:
-    case TPL_NONE:
+    uint32_t len = a.len < b.len ? a.len : b.len;
+    if (!vptq_tpl_step(r, 1 + len / 64))
         return false;
-    case TPL_BOOL:
-    case TPL_INT:
-        return v->u.i != 0;
-    case TPL_FLOAT:
-        return v->u.f != 0;
-    case TPL_STR:
-        return v->len > 0;
-    case TPL_LIST:
-        return v->u.list->form == TPL_FORM_LAZY || v->u.list->count > 0;
-    case TPL_DICT:
-        return v->u.dict->count > 0;
-    case TPL_LOOP:
-        return v->u.loop->items->count > 0;
-    default:
-        return true;
+    if (tpl_is_integer(a) && tpl_is_integer(b))
+        return a.u.i < b.u.i;
+    if (tpl_is_number(a) && tpl_is_number(b))
+        return number(a) < number(b);
+    if (a.kind == TPL_STR && b.kind == TPL_STR) { /* UTF-8 has the order of code points */
+        int order = len ? memcmp(a.u.s, b.u.s, len) : 0;
+        return order < 0 || (order == 0 && a.len < b.len);
     }
+    if (tpl_is_sequence(a) && a.kind == b.kind)
+        TPL_UNSUPPORTED(r, "the order of lists is not supported");
+    TPL_ERROR(r, "%s and %s have no order", vptq_tpl_type(a), vptq_tpl_type(b));
+    return false;
 }
 
-bool vptq_tpl_is_number(const tpl_value *v)
+static bool contains(tpl_run *r, tpl_value box, tpl_value item)
 {
-    return v->kind == TPL_BOOL || v->kind == TPL_INT || v->kind == TPL_FLOAT;
-}
-
-bool vptq_tpl_same_text(const tpl_value *v, const char *text)
-{
-    return v->kind == TPL_STR && v->len == strlen(text) && memcmp(v->u.s, text, v->len) == 0;
-}
-
-double vptq_tpl_number(const tpl_value *v)
-{
-    return v->kind == TPL_FLOAT ? v->u.f : (double)v->u.i;
-}
-
-/* Exact, where a conversion to double would make different integers equal. */
-static int order_int_float(int64_t i, double f)
-{
-    if (f >= 0x1p63)
-        return -1;
-    if (f < -0x1p63)
-        return 1;
-    double whole = floor(f);
-    int64_t w = (int64_t)whole;
-    return i < w ? -1 : i > w ? 1 : f > whole ? -1 : 0;
-}
-
-/* Neither is NaN. */
-static int order_numbers(const tpl_value *a, const tpl_value *b)
-{
-    if (a->kind == TPL_FLOAT && b->kind == TPL_FLOAT)
-        return a->u.f < b->u.f ? -1 : a->u.f > b->u.f;
-    if (a->kind == TPL_FLOAT)
-        return -order_int_float(b->u.i, a->u.f);
-    if (b->kind == TPL_FLOAT)
-        return order_int_float(a->u.i, b->u.f);
-    return a->u.i < b->u.i ? -1 : a->u.i > b->u.i;
-}
-
-static bool is_nan(const tpl_value *v)
-{
-    return v->kind == TPL_FLOAT && isnan(v->u.f);
-}
-
-static int order_texts(const tpl_value *a, const tpl_value *b)
-{
-    size_t n = a->len < b->len ? a->len : b->len;
-    int order = n ? memcmp(a->u.s, b->u.s, n) : 0; /* UTF-8 keeps the order of code points */
-    return order ? order : a->len < b->len ? -1 : a->len > b->len;
-}
-
-static vptq_status equal_lists(tpl_run *r, const tpl_list *a, const tpl_list *b, bool *equal)
-{
-    *equal = a == b;
-    if (*equal || a->form != b->form || a->form > TPL_FORM_RANGE || a->count != b->count)
-        return VPTQ_OK;
-    *equal = true;
-    for (size_t i = 0; i < a->count && *equal; i++)
-        TPL_TRY(vptq_tpl_equal(r, &a->items[i], &b->items[i], equal));
-    return VPTQ_OK;
-}
-
-static vptq_status equal_dicts(tpl_run *r, const tpl_dict *a, const tpl_dict *b, bool *equal)
-{
-    *equal = a->count == b->count;
-    for (size_t i = 0; i < a->count && *equal; i++) {
-        const tpl_value *other;
-        TPL_TRY(vptq_tpl_find(r, b, &a->keys[i], &other));
-        *equal = other != NULL;
-        if (other)
-            TPL_TRY(vptq_tpl_equal(r, &a->values[i], other, equal));
+    if (box.kind == TPL_DICT)
+        return vptq_tpl_dict_find(r, box.u.dict, item) != NULL;
+    if (box.kind == TPL_STR) {
+        if (item.kind != TPL_STR)
+            TPL_ERROR(r, "%s cannot be in a string", vptq_tpl_type(item));
+        return vptq_tpl_step(r, box.len / 16) && vptq_tpl_find(box, item, 0) != SIZE_MAX;
     }
-    return VPTQ_OK;
-}
-
-vptq_status vptq_tpl_equal(tpl_run *r, const tpl_value *a, const tpl_value *b, bool *equal)
-{
-    vptq_status st = VPTQ_OK;
-    TPL_TRY(vptq_tpl_step(r, 1));
-    *equal = false;
-    if (vptq_tpl_is_number(a) && vptq_tpl_is_number(b)) {
-        *equal = !is_nan(a) && !is_nan(b) && order_numbers(a, b) == 0;
-        return VPTQ_OK;
-    }
-    if (a->kind != b->kind)
-        return VPTQ_OK;
-    TPL_TRY(vptq_tpl_deeper(r));
-    switch ((tpl_kind)a->kind) {
-    case TPL_UNDEFINED:
-    case TPL_NONE:
-        *equal = true;
-        break;
-    case TPL_STR:
-        st = vptq_tpl_step(r, a->len / 64);
-        *equal = a->len == b->len && order_texts(a, b) == 0;
-        break;
-    case TPL_LIST:
-        st = equal_lists(r, a->u.list, b->u.list, equal);
-        break;
-    case TPL_DICT:
-        st = equal_dicts(r, a->u.dict, b->u.dict, equal);
-        break;
-    default: /* things that are equal to themselves alone */
-        *equal = a->u.dict == b->u.dict;
-        break;
-    }
-    r->depth--;
-    return st;
-}
-
-static vptq_status order_lists(tpl_run *r, const tpl_list *a, const tpl_list *b, int *order)
-{
-    size_t n = a->count < b->count ? a->count : b->count;
-    TPL_TRY(vptq_tpl_deeper(r));
-    for (size_t i = 0; i < n; i++) {
-        bool equal;
-        TPL_TRY(vptq_tpl_equal(r, &a->items[i], &b->items[i], &equal));
-        if (!equal) {
-            TPL_TRY(vptq_tpl_order(r, &a->items[i], &b->items[i], order));
-            r->depth--;
-            return VPTQ_OK;
-        }
-    }
-    r->depth--;
-    *order = a->count < b->count ? -1 : a->count > b->count;
-    return VPTQ_OK;
-}
-
-vptq_status vptq_tpl_order(tpl_run *r, const tpl_value *a, const tpl_value *b, int *order)
-{
-    TPL_TRY(vptq_tpl_step(r, 1));
-    if (vptq_tpl_is_number(a) && vptq_tpl_is_number(b)) {
-        if (is_nan(a) || is_nan(b))
-            return vptq_tpl_fail(r, "NaN has no order");
-        *order = order_numbers(a, b);
-        return VPTQ_OK;
-    }
-    if (a->kind == TPL_STR && b->kind == TPL_STR) {
-        *order = order_texts(a, b);
-        return vptq_tpl_step(r, a->len / 64);
-    }
-    if (a->kind == TPL_LIST && b->kind == TPL_LIST && a->u.list->form == b->u.list->form &&
-        a->u.list->form <= TPL_FORM_TUPLE)
-        return order_lists(r, a->u.list, b->u.list, order);
-    return vptq_tpl_fail(r, "%s and %s cannot be compared by order", vptq_tpl_type(a),
-                         vptq_tpl_type(b));
-}
-
-vptq_status vptq_tpl_contains(tpl_run *r, const tpl_value *box, const tpl_value *item,
-                              bool *found)
-{
-    const tpl_list *items;
-    const tpl_value *value;
-    *found = false;
-    if (box->kind == TPL_STR) {
-        if (item->kind != TPL_STR)
-            return vptq_tpl_fail(r, "%s cannot be in a string", vptq_tpl_type(item));
-        TPL_TRY(vptq_tpl_step(r, box->len / 16));
-        *found = vptq_tpl_search(box, item, 0, false) != SIZE_MAX;
-        return VPTQ_OK;
-    }
-    if (box->kind == TPL_DICT) {
-        TPL_TRY(vptq_tpl_find(r, box->u.dict, item, &value));
-        *found = value != NULL;
-        return VPTQ_OK;
-    }
-    TPL_TRY(vptq_tpl_iterate(r, box, &items));
-    for (size_t i = 0; i < items->count && !*found; i++)
-        TPL_TRY(vptq_tpl_equal(r, &items->items[i], item, found));
-    return VPTQ_OK;
-}
-
-vptq_status vptq_tpl_compare(tpl_run *r, int op, const tpl_value *a, const tpl_value *b,
-                             bool *is)
-{
-    int order;
-    if (op == TPL_OP_EQ || op == TPL_OP_NE) {
-        TPL_TRY(vptq_tpl_equal(r, a, b, is));
-        *is ^= op == TPL_OP_NE;
-        return VPTQ_OK;
-    }
-    if (op == TPL_OP_IN || op == TPL_OP_NOT_IN) {
-        TPL_TRY(vptq_tpl_contains(r, b, a, is));
-        *is ^= op == TPL_OP_NOT_IN;
-        return VPTQ_OK;
-    }
-    *is = false;
-    if (vptq_tpl_is_number(a) && vptq_tpl_is_number(b) && (is_nan(a) || is_nan(b)))
-        return VPTQ_OK;
-    TPL_TRY(vptq_tpl_order(r, a, b, &order));
-    *is = op == '<'         ? order < 0
-          : op == '>'       ? order > 0
-          : op == TPL_OP_LE ? order <= 0
-                            : order >= 0;
-    return VPTQ_OK;
-}
-
-/* ---- going through ---- */
-
-static vptq_status characters(tpl_run *r, const tpl_value *s, tpl_value *out)
-{
-    size_t at = 0;
-    TPL_TRY(vptq_tpl_list(r, TPL_FORM_LIST, vptq_tpl_chars(s), out));
-    for (size_t i = 0; i < out->u.list->count; i++) {
-        size_t bytes;
-        vptq_tpl_char(s->u.s + at, s->len - at, &bytes);
-        out->u.list->items[i] = vptq_tpl_str(s->u.s + at, bytes);
-        at += bytes;
-    }
-    return VPTQ_OK;
-}
-
-vptq_status vptq_tpl_iterate(tpl_run *r, const tpl_value *v, const tpl_list **items)
-{
-    tpl_value list;
-    switch ((tpl_kind)v->kind) {
-    case TPL_LIST:
-        *items = v->u.list;
-        return vptq_tpl_step(r, v->u.list->count / 16);
-    case TPL_UNDEFINED:
-        TPL_TRY(vptq_tpl_list(r, TPL_FORM_LIST, 0, &list));
-        break;
-    case TPL_STR:
-        TPL_TRY(vptq_tpl_step(r, v->len));
-        TPL_TRY(characters(r, v, &list));
-        break;
-    case TPL_DICT:
-        TPL_TRY(vptq_tpl_list(r, TPL_FORM_LIST, v->u.dict->count, &list));
-        if (v->u.dict->count > 0)
-            memcpy(list.u.list->items, v->u.dict->keys, v->u.dict->count * sizeof(tpl_value));
-        break;
-    default:
-        return vptq_tpl_fail(r, "%s cannot be gone through", vptq_tpl_type(v));
-    }
-    *items = list.u.list;
-    return VPTQ_OK;
-}
-
-vptq_status vptq_tpl_length(tpl_run *r, const tpl_value *v, size_t *n)
-{
-    if (v->kind == TPL_UNDEFINED)
-        *n = 0;
-    else if (v->kind == TPL_STR)
-        *n = vptq_tpl_chars(v);
-    else if (v->kind == TPL_LIST && v->u.list->form != TPL_FORM_LAZY)
-        *n = v->u.list->count;
-    else if (v->kind == TPL_DICT)
-        *n = v->u.dict->count;
-    else if (v->kind == TPL_LOOP)
-        *n = v->u.loop->items->count;
-    else
-        return vptq_tpl_fail(r, "%s has no length", vptq_tpl_type(v));
-    return vptq_tpl_step(r, v->kind == TPL_STR ? v->len / 16 : 0);
-}
-
-/* ---- arithmetic ---- */
-
-static vptq_status over(tpl_run *r)
-{
-    return vptq_tpl_fail(r, "an integer is over 64 bits");
-}
-
-static bool power(int64_t base, int64_t exponent, int64_t *out)
-{
-    int64_t v = 1;
-    if (base == 0 || base == 1 || base == -1) {
-        *out = exponent == 0 ? 1 : base == -1 && exponent % 2 == 0 ? 1 : base;
-        return true;
-    }
-    for (; exponent > 0; exponent--)
-        if (__builtin_mul_overflow(v, base, &v))
-            return false;
-    *out = v;
-    return true;
-}
-
-static vptq_status integers(tpl_run *r, int op, int64_t a, int64_t b, tpl_value *out)
-{
-    int64_t v = 0;
-    bool bad = false;
-    if ((op == TPL_OP_FLOORDIV || op == '%') && b == 0)
-        return vptq_tpl_fail(r, "division by zero");
-    if (op == '+')
-        bad = __builtin_add_overflow(a, b, &v);
-    else if (op == '-')
-        bad = __builtin_sub_overflow(a, b, &v);
-    else if (op == '*')
-        bad = __builtin_mul_overflow(a, b, &v);
-    else if (op == TPL_OP_POW)
-        bad = !power(a, b, &v);
-    else if (b == -1) /* the smallest integer has no negative */
-        bad = op == TPL_OP_FLOORDIV && __builtin_sub_overflow((int64_t)0, a, &v);
-    else if (op == TPL_OP_FLOORDIV)
-        v = a / b - (a % b != 0 && (a < 0) != (b < 0));
-    else
-        v = a % b + (a % b != 0 && (a < 0) != (b < 0) ? b : 0);
-    *out = vptq_tpl_int(v);
-    return bad ? over(r) : VPTQ_OK;
-}
-
-static vptq_status floats(tpl_run *r, int op, double a, double b, tpl_value *out)
-{
-    double v;
-    if ((op == '/' || op == TPL_OP_FLOORDIV || op == '%') && b == 0)
-        return vptq_tpl_fail(r, "division by zero");
-    double rest = op == TPL_OP_FLOORDIV || op == '%' ? fmod(a, b) : 0;
-    if (op == '%' && rest == 0)
-        v = copysign(0, b);
-    else if (op == '%')
-        v = (rest < 0) != (b < 0) ? rest + b : rest;
-    else if (op == TPL_OP_FLOORDIV)
-        v = round((a - rest) / b - (rest != 0 && (rest < 0) != (b < 0)));
-    else if (op == TPL_OP_POW && ((a == 0 && b < 0) || (a < 0 && b != floor(b))))
-        return vptq_tpl_fail(r, "a power that is no real number");
-    else
-        v = op == '+'   ? a + b
-            : op == '-' ? a - b
-            : op == '*' ? a * b
-            : op == '/' ? a / b
-                        : pow(a, b);
-    if (op == TPL_OP_POW && isinf(v) && isfinite(a) && isfinite(b))
-        return vptq_tpl_fail(r, "a power is too large");
-    *out = vptq_tpl_float(v);
-    return VPTQ_OK;
-}
-
-static bool would_escape(const tpl_value *v)
-{
-    for (size_t i = 0; i < v->len; i++)
-        if (v->u.s[i] && strchr("&<>'\"", v->u.s[i]))
+    tpl_value items = vptq_tpl_iterate(r, box);
+    for (uint32_t i = 0; i < items.len && !r->status; i++)
+        if (vptq_tpl_equal(r, items.u.items[i], item))
             return true;
     return false;
 }
 
-static vptq_status add_strings(tpl_run *r, const tpl_value *a, const tpl_value *b,
-                               tpl_value *out)
+bool vptq_tpl_compare(tpl_run *r, int op, tpl_value a, tpl_value b)
 {
-    void *text;
-    if ((a->safe && !b->safe && would_escape(b)) || (b->safe && !a->safe && would_escape(a)))
-        return vptq_tpl_unsupported(r,
-                                    "'+' of a text marked safe, which escapes the other one,");
-    TPL_TRY(vptq_tpl_alloc(r, (size_t)a->len + b->len, 1, &text));
-    if (a->len > 0)
-        memcpy(text, a->u.s, a->len);
-    if (b->len > 0)
-        memcpy((char *)text + a->len, b->u.s, b->len);
-    *out = vptq_tpl_str(text, (size_t)a->len + b->len);
-    out->safe = a->safe || b->safe;
-    return VPTQ_OK;
-}
-
-static vptq_status add_lists(tpl_run *r, const tpl_list *a, const tpl_list *b, tpl_value *out)
-{
-    TPL_TRY(vptq_tpl_list(r, a->form, a->count + b->count, out));
-    if (a->count > 0)
-        memcpy(out->u.list->items, a->items, a->count * sizeof(tpl_value));
-    if (b->count > 0)
-        memcpy(out->u.list->items + a->count, b->items, b->count * sizeof(tpl_value));
-    return VPTQ_OK;
-}
-
-static vptq_status repeat_string(tpl_run *r, const tpl_value *s, int64_t times, tpl_value *out)
-{
-    void *text;
-    size_t n = times > 0 ? (size_t)times : 0;
-    if (n > 0 && s->len > TPL_MAX_BYTES / n)
-        return vptq_tpl_charge(r, TPL_MAX_BYTES + 1);
-    TPL_TRY(vptq_tpl_alloc(r, s->len * n, 1, &text));
-    for (size_t i = 0; s->len > 0 && i < n; i++)
-        memcpy((char *)text + i * s->len, s->u.s, s->len);
-    *out = vptq_tpl_str(text, s->len * n);
-    return VPTQ_OK;
-}
-
-static vptq_status repeat_list(tpl_run *r, const tpl_list *l, int64_t times, tpl_value *out)
-{
-    size_t n = times > 0 ? (size_t)times : 0;
-    if (n > 0 && l->count > TPL_MAX_BYTES / n)
-        return vptq_tpl_charge(r, TPL_MAX_BYTES + 1);
-    TPL_TRY(vptq_tpl_list(r, l->form, l->count * n, out));
-    for (size_t i = 0; l->count > 0 && i < n; i++)
-        memcpy(out->u.list->items + i * l->count, l->items, l->count * sizeof(tpl_value));
-    return VPTQ_OK;
-}
-
-static bool is_sequence(const tpl_value *v)
-{
-    return v->kind == TPL_LIST && v->u.list->form <= TPL_FORM_TUPLE;
-}
-
-static vptq_status sequences(tpl_run *r, int op, const tpl_value *a, const tpl_value *b,
-                             tpl_value *out, bool *done)
-{
-    bool a_int = a->kind == TPL_INT || a->kind == TPL_BOOL;
-    bool b_int = b->kind == TPL_INT || b->kind == TPL_BOOL;
-    *done = true;
-    if (op == '+' && a->kind == TPL_STR && b->kind == TPL_STR)
-        return add_strings(r, a, b, out);
-    if (op == '+' && is_sequence(a) && is_sequence(b) && a->u.list->form == b->u.list->form)
-        return add_lists(r, a->u.list, b->u.list, out);
-    if (op == '*' && a->kind == TPL_STR && b_int)
-        return repeat_string(r, a, b->u.i, out);
-    if (op == '*' && b->kind == TPL_STR && a_int)
-        return repeat_string(r, b, a->u.i, out);
-    if (op == '*' && is_sequence(a) && b_int)
-        return repeat_list(r, a->u.list, b->u.i, out);
-    if (op == '*' && is_sequence(b) && a_int)
-        return repeat_list(r, b->u.list, a->u.i, out);
-    if (op == '%' && a->kind == TPL_STR)
-        return vptq_tpl_unsupported(r, "formatting with '%%'");
-    *done = false;
-    return VPTQ_OK;
-}
-
-vptq_status vptq_tpl_binary(tpl_run *r, int op, const tpl_value *a, const tpl_value *b,
-                            tpl_value *out)
-{
-    static const char *const twos[] = {"==", "!=", ">=", "<=", "//", "**"};
-    bool done;
-    TPL_TRY(sequences(r, op, a, b, out, &done));
-    if (done)
-        return VPTQ_OK;
-    if (vptq_tpl_is_number(a) && vptq_tpl_is_number(b)) {
-        bool whole = a->kind != TPL_FLOAT && b->kind != TPL_FLOAT && op != '/' &&
-                     !(op == TPL_OP_POW && b->u.i < 0);
-        return whole ? integers(r, op, a->u.i, b->u.i, out)
-                     : floats(r, op, vptq_tpl_number(a), vptq_tpl_number(b), out);
+    switch (op) {
+    case '<':
+        return less(r, a, b);
+    case '>':
+        return less(r, b, a);
+    case TPL_T_LE:
+        return less(r, a, b) || vptq_tpl_equal(r, a, b);
+    case TPL_T_GE:
+        return less(r, b, a) || vptq_tpl_equal(r, a, b);
+    case TPL_T_IN:
+        return contains(r, b, a);
+    case TPL_T_NOT_IN:
+        return !contains(r, b, a);
+    default:
+        return vptq_tpl_equal(r, a, b) == (op == TPL_T_EQ);
     }
-    char one[2] = {(char)op, 0};
-    return vptq_tpl_fail(r, "'%s' of %s and %s", op >= TPL_OP_EQ ? twos[op - TPL_OP_EQ] : one,
-                         vptq_tpl_type(a), vptq_tpl_type(b));
+}
+
+/* ---- arithmetic ---- */
+
+static tpl_value integer_arithmetic(tpl_run *r, int op, int64_t a, int64_t b)
+{
+    int64_t v = 0;
+    bool exceeds = false;
+    if ((op == TPL_T_FLOORDIV || op == '%') && b == 0)
+        return TPL_ERROR(r, "division by zero");
+    if (op == '+')
+        exceeds = __builtin_add_overflow(a, b, &v);
+    else if (op == '-')
+        exceeds = __builtin_sub_overflow(a, b, &v);
+    else if (op == '*')
+        exceeds = __builtin_mul_overflow(a, b, &v);
+    else if (b == -1) /* the smallest integer has no negative */
+        exceeds = op == TPL_T_FLOORDIV && __builtin_sub_overflow((int64_t)0, a, &v);
+    else if (op == TPL_T_FLOORDIV)
+        v = a / b - (a % b != 0 && (a < 0) != (b < 0));
+    else
+        v = a % b + (a % b != 0 && (a < 0) != (b < 0) ? b : 0);
+    return exceeds ? TPL_ERROR(r, "an integer exceeds 64 bits") : TPL_INTEGER(v);
+}
+
+static tpl_value float_arithmetic(tpl_run *r, int op, double a, double b)
+{
+    if (op == '+' || op == '-' || op == '*')
+        return TPL_REAL(op == '+' ? a + b : op == '-' ? a - b : a * b);
+    if (b == 0)
+        return TPL_ERROR(r, "division by zero");
+    double rest = fmod(a, b);
+    if (op == '/')
+        return TPL_REAL(a / b);
+    if (op == TPL_T_FLOORDIV)
+        return TPL_REAL(round((a - rest) / b - (rest != 0 && (rest < 0) != (b < 0))));
+    return TPL_REAL(rest == 0 ? copysign(0, b) : (rest < 0) != (b < 0) ? rest + b : rest);
+}
+
+/* Appends s with the characters that are special in HTML escaped. */
+static void add_escaped(tpl_run *r, tpl_value s)
+{
+    static const char special[] = "&<>'\"";
+    static const char *const names[] = {"&amp;", "&lt;", "&gt;", "&#39;", "&#34;"};
+    for (uint32_t i = 0; i < s.len && !r->status; i++) {
+        const char *at = s.u.s[i] ? strchr(special, s.u.s[i]) : NULL;
+        vptq_tpl_add(r, at ? names[at - special] : s.u.s + i,
+                     at ? strlen(names[at - special]) : 1);
+    }
+}
+
+/* a + b of two strings, or of two lists or tuples. */
+static tpl_value join(tpl_run *r, tpl_value a, tpl_value b)
+{
+    if (a.kind == TPL_STR) {
+        size_t start = r->text->len;
+        b.safe && !a.safe ? add_escaped(r, a) : vptq_tpl_add(r, a.u.s, a.len);
+        a.safe && !b.safe ? add_escaped(r, b) : vptq_tpl_add(r, b.u.s, b.len);
+        tpl_value joined = vptq_tpl_take(r, start);
+        joined.safe = a.safe || b.safe;
+        return joined;
+    }
+    tpl_value joined = vptq_tpl_list(r, a.kind, (size_t)a.len + b.len);
+    if (joined.len > 0) {
+        copy_items(joined.u.items, a);
+        copy_items(joined.u.items + a.len, b);
+    }
+    return joined;
+}
+
+static tpl_value repeat(tpl_run *r, tpl_value v, int64_t times)
+{
+    size_t bytes = v.len * (v.kind == TPL_STR ? 1 : sizeof(tpl_value));
+    size_t n = times > 0 && bytes > 0 ? (size_t)times : 0;
+    char *copies = vptq_tpl_alloc(r, n, bytes ? bytes : 1);
+    for (size_t i = 0; copies && i < n && vptq_tpl_step(r, 1); i++)
+        memcpy(copies + i * bytes, v.u.s, bytes);
+    v.len = copies ? (uint32_t)(v.len * n) : 0;
+    v.u.s = copies ? copies : "";
+    return v;
+}
+
+static bool can_be_joined(tpl_value v)
+{
+    return v.kind == TPL_STR || v.kind == TPL_LIST || v.kind == TPL_TUPLE;
+}
+
+tpl_value vptq_tpl_arithmetic(tpl_run *r, int op, tpl_value a, tpl_value b)
+{
+    const char name[3] = {op == TPL_T_FLOORDIV ? '/' : (char)op,
+                          op == TPL_T_FLOORDIV ? '/' : 0};
+    size_t start = r->text->len;
+    if (op == '~') {
+        vptq_tpl_print(r, a);
+        vptq_tpl_print(r, b);
+        return vptq_tpl_take(r, start);
+    }
+    if (tpl_is_integer(a) && tpl_is_integer(b) && op != '/')
+        return integer_arithmetic(r, op, a.u.i, b.u.i);
+    if (tpl_is_number(a) && tpl_is_number(b))
+        return float_arithmetic(r, op, number(a), number(b));
+    if (op == '+' && a.kind == b.kind && can_be_joined(a))
+        return join(r, a, b);
+    if (op == '*' && can_be_joined(a) && tpl_is_integer(b))
+        return repeat(r, a, b.u.i);
+    if (op == '*' && can_be_joined(b) && tpl_is_integer(a))
+        return repeat(r, b, a.u.i);
+    if (op == '%' && a.kind == TPL_STR)
+        return TPL_UNSUPPORTED(r, "formatting with '%%' is not supported");
+    return TPL_ERROR(r, "'%s' of %s and %s", name, vptq_tpl_type(a), vptq_tpl_type(b));
+}
+
+/* ---- iteration, attributes, subscripts ---- */
+
+size_t vptq_tpl_length(tpl_run *r, tpl_value v)
+{
+    size_t length = v.kind == TPL_DICT ? v.u.dict->count : v.len;
+    for (uint32_t i = 0; v.kind == TPL_STR && i < v.len; i++)
+        length -= is_continuation(v.u.s[i]);
+    vptq_tpl_step(r, v.len / 16);
+    if (v.kind == TPL_UNDEFINED)
+        return 0;
+    if (v.kind < TPL_STR || v.kind > TPL_DICT || v.kind == TPL_ITERATOR)
+        TPL_ERROR(r, "%s has no length", vptq_tpl_type(v));
+    return length;
+}
+
+tpl_value vptq_tpl_iterate(tpl_run *r, tpl_value v)
+{
+    size_t at = 0;
+    uint32_t cp;
+    if (v.kind >= TPL_LIST && v.kind <= TPL_ITERATOR)
+        return v;
+    if (v.kind != TPL_UNDEFINED && v.kind != TPL_STR && v.kind != TPL_DICT)
+        TPL_ERROR(r, "%s cannot be iterated", vptq_tpl_type(v));
+    tpl_value items = vptq_tpl_list(r, TPL_LIST, r->status ? 0 : vptq_tpl_length(r, v));
+    for (uint32_t i = 0; i < items.len && vptq_tpl_step(r, 1); i++) {
+        size_t bytes = v.kind == TPL_STR ? vptq_tpl_char(v.u.s + at, v.len - at, &cp) : 0;
+        items.u.items[i] = bytes ? TPL_TEXT(v.u.s + at, bytes) : v.u.dict->items[2 * i];
+        at += bytes;
+    }
+    return items;
+}
+
+static tpl_value loop_attribute(const tpl_loop *l, tpl_value name)
+{
+    int64_t i = l->index, n = l->items.len;
+    const struct {
+        const char *name;
+        tpl_value value;
+    } table[] = {{"index", TPL_INTEGER(i + 1)},
+                 {"index0", TPL_INTEGER(i)},
+                 {"revindex", TPL_INTEGER(n - i)},
+                 {"revindex0", TPL_INTEGER(n - i - 1)},
+                 {"first", TPL_BOOLEAN(i == 0)},
+                 {"last", TPL_BOOLEAN(i == n - 1)},
+                 {"length", TPL_INTEGER(n)},
+                 {"depth", TPL_INTEGER((int64_t)l->depth + 1)},
+                 {"depth0", TPL_INTEGER(l->depth)},
+                 {"previtem", i > 0 ? l->items.u.items[i - 1] : TPL_NO_VALUE(name)},
+                 {"nextitem", i + 1 < n ? l->items.u.items[i + 1] : TPL_NO_VALUE(name)}};
+    for (size_t k = 0; k < sizeof table / sizeof *table; k++)
+        if (tpl_is(name, table[k].name))
+            return table[k].value;
+    return TPL_NO_VALUE(name);
+}
+
+/* As Python's getattr: methods, and attributes of namespaces and loops. */
+static tpl_value get_attribute(tpl_run *r, tpl_value v, tpl_value name)
+{
+    const tpl_function *f = vptq_tpl_method(v, name);
+    if (f)
+        return vptq_tpl_bound(r, f, v);
+    if (v.kind == TPL_LOOP)
+        return loop_attribute(v.u.loop, name);
+    const tpl_value *value =
+        v.kind == TPL_NAMESPACE ? vptq_tpl_dict_find(r, v.u.dict, name) : NULL;
+    return value ? *value : TPL_NO_VALUE(name);
+}
+
+/* v[key] alone. */
+static tpl_value get_item(tpl_run *r, tpl_value v, tpl_value key)
+{
+    tpl_value none = TPL_NO_VALUE(key.kind == TPL_STR ? key : TPL_LITERAL("a missing item"));
+    uint32_t cp;
+    if (v.kind == TPL_DICT && is_hashable(key)) {
+        const tpl_value *value = vptq_tpl_dict_find(r, v.u.dict, key);
+        return value ? *value : none;
+    }
+    if ((v.kind != TPL_STR && !tpl_is_sequence(v)) || !tpl_is_integer(key))
+        return none;
+    int64_t length = (int64_t)vptq_tpl_length(r, v);
+    int64_t i = key.u.i < 0 ? key.u.i + length : key.u.i;
+    if (i < 0 || i >= length)
+        return none;
+    if (v.kind != TPL_STR)
+        return v.u.items[i];
+    size_t at = char_offset(v, (size_t)i);
+    return TPL_TEXT(v.u.s + at, vptq_tpl_char(v.u.s + at, v.len - at, &cp));
+}
+
+tpl_value vptq_tpl_attribute(tpl_run *r, tpl_value v, tpl_value name)
+{
+    if (v.kind == TPL_UNDEFINED)
+        return TPL_ERROR(r, "'%.*s' is undefined and has no attributes", TPL_NAME(v));
+    tpl_value found = get_attribute(r, v, name);
+    return found.kind == TPL_UNDEFINED ? get_item(r, v, name) : found;
+}
+
+tpl_value vptq_tpl_item(tpl_run *r, tpl_value v, tpl_value key)
+{
+    if (v.kind == TPL_UNDEFINED)
+        return TPL_ERROR(r, "'%.*s' is undefined and has no items", TPL_NAME(v));
+    tpl_value found = get_item(r, v, key);
+    return found.kind == TPL_UNDEFINED && key.kind == TPL_STR ? get_attribute(r, v, key)
+                                                              : found;
+}
+
+/* A bound of a slice over n items, as Python clips it; `other` if it is not given. */
+static int64_t clip(tpl_value bound, int64_t n, bool down, int64_t other)
+{
+    int64_t low = down ? -1 : 0, high = down ? n - 1 : n;
+    int64_t i = bound.u.i < 0 ? bound.u.i + n : bound.u.i;
+    return bound.kind == TPL_NONE ? other : i < low ? low : i > high ? high : i;
+}
+
+tpl_value vptq_tpl_slice(tpl_run *r, tpl_value v, const tpl_value *bounds)
+{
+    size_t start = r->text->len;
+    for (int i = 0; i < 3; i++)
+        if (bounds[i].kind != TPL_NONE && !tpl_is_integer(bounds[i]))
+            return TPL_ERROR(r, "%s cannot be the bound of a slice", vptq_tpl_type(bounds[i]));
+    if (!tpl_is_sequence(v) && v.kind != TPL_STR)
+        return TPL_ERROR(r, "a slice of %s", vptq_tpl_type(v));
+    int64_t n = (int64_t)vptq_tpl_length(r, v);
+    int64_t step = bounds[2].kind == TPL_NONE ? 1 : bounds[2].u.i;
+    if (step == 0)
+        return TPL_ERROR(r, "a slice with a step of 0");
+    step = step > n ? n + 1 : step < -n ? -n - 1 : step; /* selects the same items */
+    int64_t from = clip(bounds[0], n, step < 0, step < 0 ? n - 1 : 0);
+    int64_t to = clip(bounds[1], n, step < 0, step < 0 ? -1 : n);
+    int64_t count = (to - from + step - (step < 0 ? -1 : 1)) / step;
+    count = count > 0 ? count : 0;
+    if (v.kind == TPL_STR && step == 1) {
+        size_t at = char_offset(v, (size_t)from);
+        tpl_value rest = TPL_TEXT(v.u.s + at, v.len - at);
+        return TPL_TEXT(rest.u.s, char_offset(rest, (size_t)count));
+    }
+    tpl_value all = vptq_tpl_iterate(r, v), slice = vptq_tpl_list(r, v.kind, (size_t)count);
+    for (int64_t i = 0; i < slice.len && vptq_tpl_step(r, 1); i++) {
+        slice.u.items[i] = all.u.items[from + i * step];
+        if (v.kind == TPL_STR)
+            vptq_tpl_print(r, slice.u.items[i]);
+    }
+    return v.kind == TPL_STR ? vptq_tpl_take(r, start) : slice;
 }

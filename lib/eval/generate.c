@@ -227,7 +227,7 @@ vptq_status vptq_eval_generate(vptq_device *dev, const vptq_model *m,
     size_t length = 0;
     VPTQ_TRY(check_options(m, o, err));
     VPTQ_TRY(prepare_prompt(&g, &length, err));
-    VPTQ_TRY(vptq_model_ends(dev->ctx, m, &g.stop_ids, err));
+    VPTQ_TRY(vptq_model_stop_tokens(dev->ctx, m, &g.stop_ids, err));
     VPTQ_TRY(vptq_forward_open(m, dev, length, &g.f, err));
     const size_t prompt = ids->count;
     g.begin = g.prompt_done = vptq_seconds();

@@ -89,8 +89,8 @@ bad 2 '\-\-system is for --chat' -m src -p x --system y
 bad 2 '\-\-chat needs --prompt' -m src --chat
 bad 2 'exclude each other' -m src -p x --prompt-file q.txt
 bad 2 'a stop string is empty' -m src -p x --stop ''
-bad 2 "'today' is no date" -m src --chat -p x --date today
-bad 1 'has no chat template; give --chat-template FILE' -m "$hf" --chat -p x
+bad 2 "'today' is not a date" -m src --chat -p x --date today
+bad 1 'has no chat template; pass --chat-template FILE' -m "$hf" --chat -p x
 bad 1 'nowhere.jinja' -m src --chat -p x --chat-template nowhere.jinja
 echo "{{ raise_exception('only system messages') }}" > no.jinja
 bad 1 'no.jinja: line 1: the template refuses: only system messages' -m src --chat -p x --chat-template no.jinja

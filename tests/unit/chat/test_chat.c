@@ -1,5 +1,5 @@
-/* Prompts of chats: where the template and its tokens come from, what goes in, and the tokens
- * that end a reply.  Expected texts follow from templates of a line. */
+/* Chat prompts: the sources of the template and of its tokens, the messages and variables, and
+ * the tokens that end a reply.  The expected texts follow from one-line templates. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +11,7 @@
 
 enum { PATH = 4096 };
 
-/* A copy of the small trained model in DIR; false where it is not there. */
+/* Copies the small trained model to `dir`; false if the data is missing. */
 static bool copy_model(const char *dir)
 {
     static const char *const names[] = {"config.json", "model.safetensors", "tokenizer.json"};
@@ -54,7 +54,7 @@ static void refuse(vrig *r, const vptq_chat_options *o, vptq_status status, cons
     vptq_buf_release(&out);
 }
 
-static void test_places(void **state)
+static void test_template_sources(void **state)
 {
     const char *dir = *state;
     vrig r;
@@ -63,7 +63,7 @@ static void test_places(void **state)
     if (!copy_model(dir))
         skip();
     vrig_open(&r, dir, NULL, true);
-    refuse(&r, &o, VPTQ_E_FORMAT, "the model has no chat template; give --chat-template FILE");
+    refuse(&r, &o, VPTQ_E_FORMAT, "the model has no chat template; pass --chat-template FILE");
     put(dir, "chat_template.json", "{\"chat_template\": \"json {{ messages[0].content }}\"}");
     expect_prompt(&r, &o, "json Hi");
     put(dir, "tokenizer_config.json",
@@ -83,14 +83,14 @@ static void test_places(void **state)
     o.template_file = file;
     expect_prompt(&r, &o, "own");
     put(dir, "own.txt", "own {{ messages[0]. }}");
-    refuse(&r, &o, VPTQ_E_FORMAT, "own.txt: line 1: found the end of the tag");
+    refuse(&r, &o, VPTQ_E_FORMAT, "own.txt: line 1: found '}}', expected a name");
     o.template_file = NULL;
     put(dir, "chat_template.jinja", "\n{{ raise_exception('no') }}");
     refuse(&r, &o, VPTQ_E_FORMAT, "chat_template.jinja: line 2: the template refuses: no");
     vrig_close(&r);
 }
 
-/* Without a tokenizer_config.json the tokens are those that the vocabulary knows by id. */
+/* Without a tokenizer_config.json the tokens come from the ids of the vocabulary. */
 static void test_tokens_by_id(void **state)
 {
     vrig r;
@@ -126,7 +126,7 @@ static void test_messages(void **state)
     put(dir, "talk.json", "[{\"role\": \"system\", \"content\": \"a\"}]");
     expect_prompt(&r, &(vptq_chat_options){.messages = file}, "system: a;");
     refuse(&r, &(vptq_chat_options){.messages = file, .system = "S"}, VPTQ_E_ARG,
-           "talk.json: begins with a system message, beside --system");
+           "talk.json: begins with a system message; drop --system");
     put(dir, "talk.json", "[{\"content\": \"a\"}]");
     refuse(&r, &(vptq_chat_options){.messages = file}, VPTQ_E_FORMAT,
            "talk.json: message 0 has no \"role\"");
@@ -134,9 +134,9 @@ static void test_messages(void **state)
     refuse(&r, &(vptq_chat_options){.messages = file}, VPTQ_E_FORMAT,
            "expected a list of messages");
     put(dir, "talk.json", "[]");
-    refuse(&r, &(vptq_chat_options){.messages = file}, VPTQ_E_ARG, "a chat without a message");
+    refuse(&r, &(vptq_chat_options){.messages = file}, VPTQ_E_ARG, "the chat has no messages");
     refuse(&r, &(vptq_chat_options){.user = "\xff"}, VPTQ_E_ARG, "not valid UTF-8");
-    /* variables: of the file, and arguments, which go before them */
+    /* variables of the file, and arguments, which override them */
     put(dir, "chat_template.jinja", "{{ x }} {{ y.z }} {{ tools }} {{ strftime_now('%Y') }}");
     put(dir, "talk.json",
         "{\"messages\": [{\"role\": \"user\"}], \"x\": 1, \"y\": {\"z\": 2}, \"tools\": []}");
@@ -145,74 +145,74 @@ static void test_messages(void **state)
         .messages = file, .args = args, .arg_count = 1, .date = "2026-02-03"};
     expect_prompt(&r, &o, "three 2 [] 2026");
     o.date = "today";
-    refuse(&r, &o, VPTQ_E_ARG, "'today' is no date");
+    refuse(&r, &o, VPTQ_E_ARG, "'today' is not a date");
     args[0] = "x=three";
-    refuse(&r, &o, VPTQ_E_ARG, "what stands behind '=' is no JSON");
+    refuse(&r, &o, VPTQ_E_ARG, "the value is not valid JSON");
     args[0] = "=3";
-    refuse(&r, &o, VPTQ_E_ARG, "'=3' is no NAME=JSON");
+    refuse(&r, &o, VPTQ_E_ARG, "'=3': expected NAME=JSON");
     args[0] = "messages=[]";
-    refuse(&r, &o, VPTQ_E_ARG, "'messages' is not for an argument to set");
+    refuse(&r, &o, VPTQ_E_ARG, "'messages' cannot be set");
     vrig_close(&r);
 }
 
-static void expect_ends(vrig *r, const int32_t *want, size_t n, const char *template)
+static void expect_stop_tokens(vrig *r, const int32_t *want, size_t n, const char *template)
 {
     vptq_err err = {0};
-    vptq_ids ends;
+    vptq_ids stop;
     vptq_buf out;
-    vptq_ids_init(&ends, &r->mem);
+    vptq_ids_init(&stop, &r->mem);
     vptq_buf_init(&out, &r->mem);
     if (template) {
         put(r->m.ckpt.path, "chat_template.jinja", template);
         assert_ok(vptq_chat_prompt(&r->ctx, &r->m, &(vptq_chat_options){.user = "x"}, &out,
-                                   &ends, &err),
+                                   &stop, &err),
                   &err);
     } else {
-        assert_ok(vptq_model_ends(&r->ctx, &r->m, &ends, &err), &err);
+        assert_ok(vptq_model_stop_tokens(&r->ctx, &r->m, &stop, &err), &err);
     }
-    assert_int_equal(ends.count, n);
+    assert_int_equal(stop.count, n);
     for (size_t i = 0; i < n; i++)
-        assert_int_equal(ends.data[i], want[i]);
+        assert_int_equal(stop.data[i], want[i]);
     vptq_buf_release(&out);
-    vptq_ids_release(&ends);
+    vptq_ids_release(&stop);
 }
 
-static void test_ends(void **state)
+static void test_stop_tokens(void **state)
 {
     const char *dir = *state;
     vrig r;
     if (!copy_model(dir))
         skip();
     vrig_open(&r, dir, NULL, true);
-    expect_ends(&r, (const int32_t[]){2}, 1, NULL);
+    expect_stop_tokens(&r, (const int32_t[]){2}, 1, NULL);
     put(dir, "generation_config.json", "{\"eos_token_id\": 7}");
-    expect_ends(&r, (const int32_t[]){2, 7}, 2, NULL);
+    expect_stop_tokens(&r, (const int32_t[]){2, 7}, 2, NULL);
     put(dir, "generation_config.json",
         "{\"eos_token_id\": [9, 2, 8, 100000, -1, 1e300, 7.5, \"x\"]}");
-    expect_ends(&r, (const int32_t[]){2, 9, 8}, 3, NULL);
+    expect_stop_tokens(&r, (const int32_t[]){2, 9, 8}, 3, NULL);
     put(dir, "generation_config.json", "[");
     vptq_err err = {0};
     vptq_ids none;
     vptq_ids_init(&none, NULL);
-    assert_fails(vptq_model_ends(&r.ctx, &r.m, &none, &err), VPTQ_E_FORMAT, &err,
+    assert_fails(vptq_model_stop_tokens(&r.ctx, &r.m, &none, &err), VPTQ_E_FORMAT, &err,
                  "generation_config.json: line 1");
     vptq_ids_release(&none);
-    /* what a template puts behind a reply: a special token, a word, nothing, no reply at all */
+    /* a template puts after a reply: a special token, a word, nothing; or omits the reply */
     static const char all[] = "{% for m in messages %}{{ m.content }}%s{% endfor %}";
     static const struct {
-        const char *behind;
+        const char *after;
         size_t count;
         int32_t id;
     } cases[] = {{" </s>", 1, 2}, {"\n<s>x", 1, 1}, {" end", 0, 0}, {"", 0, 0}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char text[128];
         const char *at = strstr(all, "%s");
-        snprintf(text, sizeof text, "%.*s%s%s", (int)(at - all), all, cases[i].behind, at + 2);
-        expect_ends(&r, &cases[i].id, cases[i].count, text);
+        snprintf(text, sizeof text, "%.*s%s%s", (int)(at - all), all, cases[i].after, at + 2);
+        expect_stop_tokens(&r, &cases[i].id, cases[i].count, text);
     }
-    expect_ends(&r, NULL, 0, "{{ messages[0].content }}</s>");
-    expect_ends(&r, NULL, 0,
-                "{% if messages|length > 1 %}{{ raise_exception('no') }}{% endif %}");
+    expect_stop_tokens(&r, NULL, 0, "{{ messages[0].content }}</s>");
+    expect_stop_tokens(&r, NULL, 0,
+                       "{% if messages|length > 1 %}{{ raise_exception('no') }}{% endif %}");
     vrig_close(&r);
 }
 
@@ -226,15 +226,15 @@ static vptq_status prompt_with(void *arg, vptq_mem *mem, vptq_err *err)
     vrig *r = ((oom_run *)arg)->r;
     vptq_ctx ctx = r->ctx;
     vptq_buf out;
-    vptq_ids ends;
+    vptq_ids stop;
     const vptq_chat_options o = {.system = "S", .user = "U", .args = args, .arg_count = 1};
     ctx.mem = mem;
     vptq_buf_init(&out, mem);
-    vptq_ids_init(&ends, mem);
-    vptq_status st = vptq_chat_prompt(&ctx, &r->m, &o, &out, &ends, err);
+    vptq_ids_init(&stop, mem);
+    vptq_status st = vptq_chat_prompt(&ctx, &r->m, &o, &out, &stop, err);
     if (!st)
-        st = vptq_model_ends(&ctx, &r->m, &ends, err);
-    vptq_ids_release(&ends);
+        st = vptq_model_stop_tokens(&ctx, &r->m, &stop, err);
+    vptq_ids_release(&stop);
     vptq_buf_release(&out);
     return st;
 }
@@ -267,22 +267,22 @@ static void collect(void *arg, const char *text, size_t len)
     assert_ok(vptq_buf_add(arg, text, len, &err), &err);
 }
 
-/* Prompt ids and the greedy reply of a conversation as transformers has them. */
+/* The prompt ids and the greedy reply must be those of transformers. */
 static void check_reply(vrig *r, const char *dir, const json_t *c, size_t tokens)
 {
     vptq_err err = {0};
     char file[PATH];
     vptq_buf prompt, reply;
-    vptq_ids ids, ends;
+    vptq_ids ids, stop;
     vptq_generate_result result;
     vptq_buf_init(&prompt, &r->mem);
     vptq_buf_init(&reply, &r->mem);
     vptq_ids_init(&ids, &r->mem);
-    vptq_ids_init(&ends, &r->mem);
+    vptq_ids_init(&stop, &r->mem);
     vtest_path(file, sizeof file, dir, "talk.json");
     assert_ok(vptq_json_save(file, json_object_get(c, "messages"), &err), &err);
     assert_ok(vptq_chat_prompt(&r->ctx, &r->m, &(vptq_chat_options){.messages = file}, &prompt,
-                               &ends, &err),
+                               &stop, &err),
               &err);
     assert_ok(vptq_tokenizer_encode(r->m.tokenizer, prompt.data, prompt.len,
                                     VPTQ_ENCODE_SPECIAL, &ids, &err),
@@ -290,14 +290,14 @@ static void check_reply(vrig *r, const char *dir, const json_t *c, size_t tokens
     size_t n = ids.count;
     expect_ids(ids.data, n, json_object_get(c, "prompt_ids"));
     const vptq_generate_options o = {
-        .tokens = tokens, .top_p = 1, .ends = ends.data, .end_count = ends.count};
+        .tokens = tokens, .top_p = 1, .ends = stop.data, .end_count = stop.count};
     assert_ok(vptq_eval_generate(&r->dev, &r->m, &o, collect, &reply, &ids, &result, &err),
               &err);
     expect_ids(ids.data + n, ids.count - n, json_object_get(c, "reply_ids"));
     assert_string_equal(reply.data, json_string_value(json_object_get(c, "reply")));
     assert_int_equal(result.reason,
                      result.new_tokens < tokens ? VPTQ_STOPPED_BY_END : VPTQ_STOPPED_BY_LENGTH);
-    vptq_ids_release(&ends);
+    vptq_ids_release(&stop);
     vptq_ids_release(&ids);
     vptq_buf_release(&reply);
     vptq_buf_release(&prompt);
@@ -331,7 +331,8 @@ int main(int argc, char **argv)
 #define WITH_DIR(test)                                                                         \
     cmocka_unit_test_setup_teardown(test, vtest_scratch_setup, vtest_scratch_teardown)
     const struct CMUnitTest tests[] = {
-        WITH_DIR(test_places), WITH_DIR(test_tokens_by_id),  WITH_DIR(test_messages),
-        WITH_DIR(test_ends),   WITH_DIR(test_out_of_memory), WITH_DIR(test_demo_replies)};
+        WITH_DIR(test_template_sources), WITH_DIR(test_tokens_by_id),
+        WITH_DIR(test_messages),         WITH_DIR(test_stop_tokens),
+        WITH_DIR(test_out_of_memory),    WITH_DIR(test_demo_replies)};
     return vtest_main(argc, argv, tests);
 }
