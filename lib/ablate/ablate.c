@@ -1,5 +1,4 @@
-/* Runs the rows of an ablation: Hessians once, then quantize, pack and perplexity row by row.
- */
+/* Runs an ablation: collects Hessians once, then quantizes, packs and measures row by row. */
 #include <errno.h>
 #include <inttypes.h>
 #include <limits.h>
@@ -15,27 +14,27 @@
 
 #define MANIFEST "ablate.json"
 
-enum { FORMAT = 1, ROW_LIMIT = 1 << 20 };
+enum { FORMAT = 1, MAX_ROW_FILE = 1 << 20, MAX_TEXTS = 32 };
 
 typedef struct ablation {
     vptq_device *dev;
     const vptq_ablate_options *opt;
     vptq_ablate_report *report;
-    vptq_ablate_row *rows; /* of the report */
+    vptq_ablate_row *rows; /* [report->count] */
     const char *hessians;
     char hessian_path[PATH_MAX];
-    uint64_t *text_hash; /* [texts] of content and of how it is scored */
+    uint64_t *text_hash; /* [texts] of the content and the scoring options */
 } ablation;
 
-/* One row being made: its file as it was found, and what it becomes. */
-typedef struct making {
+/* A row that is being run. */
+typedef struct row_job {
     ablation *a;
     const vptq_ablate_row *row;
     vptq_ablate_result *result;
     char work[PATH_MAX], packed[PATH_MAX], file[PATH_MAX];
     char made_of[17]; /* hash of the work directory's report, or the original's fingerprint */
     json_t *doc;      /* the row file */
-} making;
+} row_job;
 
 static vptq_status no_memory(vptq_err *err)
 {
@@ -43,8 +42,8 @@ static vptq_status no_memory(vptq_err *err)
 }
 
 /* DIR/inner/name + suffix. */
-static vptq_status place(const char *dir, const char *inner, const char *name,
-                         const char *suffix, char path[PATH_MAX], vptq_err *err)
+static vptq_status make_path(const char *dir, const char *inner, const char *name,
+                             const char *suffix, char path[PATH_MAX], vptq_err *err)
 {
     const int n = snprintf(path, PATH_MAX, "%s/%s/%s%s", dir, inner, name, suffix);
     if (n < 0 || n >= PATH_MAX)
@@ -52,18 +51,16 @@ static vptq_status place(const char *dir, const char *inner, const char *name,
     return VPTQ_OK;
 }
 
-/* ---- what a text is ---- */
+/* ---- texts ---- */
 
 static vptq_status hash_text(const vptq_ablate_options *o, const vptq_ablate_text *t,
                              uint64_t *hash, vptq_err *err)
 {
     vptq_map map;
-    vptq_status st = vptq_map_open(t->path, &map, err);
-    if (st)
-        return st;
-    const uint64_t how[] = {t->tokens,      o->ppl.corpus.rows, o->ppl.context,
-                            o->ppl.windows, o->ppl.stride,      (uint64_t)o->ppl.protocol};
-    *hash = vptq_hash(how, sizeof how, vptq_hash(map.data, map.size, 0));
+    VPTQ_CHECK(vptq_map_open(t->path, &map, err));
+    const uint64_t options[] = {t->tokens,      o->ppl.corpus.rows, o->ppl.context,
+                                o->ppl.windows, o->ppl.stride,      (uint64_t)o->ppl.protocol};
+    *hash = vptq_hash(options, sizeof options, vptq_hash(map.data, map.size, 0));
     vptq_map_release(&map);
     return VPTQ_OK;
 }
@@ -71,26 +68,26 @@ static vptq_status hash_text(const vptq_ablate_options *o, const vptq_ablate_tex
 static vptq_status hash_texts(ablation *a, vptq_err *err)
 {
     const vptq_ablate_options *o = a->opt;
-    vptq_status st = VPTQ_OK;
-    if (o->text_count == 0)
-        return vptq_fail(err, VPTQ_E_ARG, "no text to measure on");
+    if (o->text_count == 0 || o->text_count > MAX_TEXTS)
+        return vptq_fail(err, VPTQ_E_ARG, "%zu texts to measure on, expected 1 to %d",
+                         o->text_count, (int)MAX_TEXTS);
     a->text_hash =
         vptq_arena_alloc(&a->report->arena, o->text_count, sizeof *a->text_hash, err);
     if (!a->text_hash)
         return VPTQ_E_NOMEM;
-    for (size_t i = 0; i < o->text_count && !st; i++)
-        st = hash_text(o, &o->texts[i], &a->text_hash[i], err);
-    return st;
+    for (size_t i = 0; i < o->text_count; i++)
+        VPTQ_CHECK(hash_text(o, &o->texts[i], &a->text_hash[i], err));
+    return VPTQ_OK;
 }
 
 /* ---- the row file ---- */
 
-/* What is there of this row, made of the same: else a fresh one. */
-static vptq_status open_row(making *m, vptq_err *err)
+/* Loads the row file if it belongs to the same quantized matrices, else begins a new one. */
+static vptq_status open_row(row_job *m, vptq_err *err)
 {
     vptq_err why = {0};
     const char *made_of;
-    if (vptq_path_exists(m->file) && vptq_json_load(m->file, ROW_LIMIT, &m->doc, &why) &&
+    if (vptq_path_exists(m->file) && vptq_json_load(m->file, MAX_ROW_FILE, &m->doc, &why) &&
         why.code != VPTQ_E_FORMAT)
         return vptq_fail(err, why.code, "%s", why.text);
     if (why.code)
@@ -110,12 +107,12 @@ static vptq_status open_row(making *m, vptq_err *err)
     return m->doc ? VPTQ_OK : no_memory(err);
 }
 
-static bool put_f64(json_t *doc, const char *key, double x)
+static bool set_real(json_t *doc, const char *key, double x)
 {
     return !json_object_set_new(doc, key, isfinite(x) ? json_real(x) : json_null());
 }
 
-static double get_f64(const json_t *doc, const char *key)
+static double get_real(const json_t *doc, const char *key)
 {
     const json_t *value = json_object_get(doc, key);
     return json_is_number(value) ? json_number_value(value) : (double)NAN;
@@ -123,23 +120,24 @@ static double get_f64(const json_t *doc, const char *key)
 
 /* ---- seconds ---- */
 
-/* In a file, so that they add up over interruptions; `fresh`: nothing was there before. */
-static vptq_status add_seconds(const making *m, double more, bool fresh, double *all,
+/* Adds to the seconds in the row's file, which outlive interruptions; `fresh` ignores the old
+ * value. */
+static vptq_status add_seconds(const row_job *m, double more, bool fresh, double *total,
                                vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     char path[PATH_MAX], *text = NULL, line[32];
     size_t size;
     double before = 0;
-    VPTQ_TRY(place(m->a->opt->dir, "rows", m->row->name, ".seconds", path, err));
+    VPTQ_TRY(make_path(m->a->opt->dir, "rows", m->row->name, ".seconds", path, err));
     if (!fresh && vptq_path_exists(path)) {
         VPTQ_TRY(vptq_file_read(path, sizeof line, m->a->dev->ctx->mem, &text, &size, err));
         if (sscanf(text, "%lf", &before) != 1 || !(before >= 0) || !isfinite(before))
             before = 0;
     }
-    *all = before + more;
+    *total = before + more;
     if (more > 0) {
-        snprintf(line, sizeof line, "%.3f\n", *all);
+        snprintf(line, sizeof line, "%.3f\n", *total);
         VPTQ_TRY(vptq_file_replace(path, line, strlen(line), err));
     }
 out:
@@ -168,8 +166,8 @@ static vptq_quantize_options quantize_options(const ablation *a, const vptq_abla
                                    .no_size_warnings = true};
 }
 
-/* A hash of report.jsonl, which has the losses and settings of every matrix. */
-static vptq_status hash_work(making *m, vptq_err *err)
+/* Hashes report.jsonl, which has the losses and settings of every matrix. */
+static vptq_status hash_work(row_job *m, vptq_err *err)
 {
     char path[PATH_MAX];
     vptq_map map;
@@ -180,23 +178,20 @@ static vptq_status hash_work(making *m, vptq_err *err)
     return VPTQ_OK;
 }
 
-static vptq_status quantize_row(making *m, vptq_err *err)
+static vptq_status quantize_row(row_job *m, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     vptq_quantize_result r = {0};
     vptq_err why = {0};
     const vptq_quantize_options o = quantize_options(m->a, m->row, m->work);
-    st = vptq_quantize_model(m->a->dev, &o, NULL, NULL, &r, err);
+    const vptq_status st = vptq_quantize_model(m->a->dev, &o, NULL, NULL, &r, err);
     const bool worked = r.reused < r.matrices || (st && r.seconds > 0);
     const vptq_status kept =
         add_seconds(m, worked ? r.seconds : 0, !r.reused, &m->result->seconds, st ? &why : err);
-    VPTQ_TRY(st ? st : kept);
+    VPTQ_CHECK(st ? st : kept);
     m->result->bits_per_weight = r.bits_per_weight;
     m->result->mean_loss = r.mean_loss;
     m->result->mean_held_out = r.mean_held_out > 0 ? r.mean_held_out : (double)NAN;
-    VPTQ_TRY(hash_work(m, err));
-out:
-    return st;
+    return hash_work(m, err);
 }
 
 /* ---- scores ---- */
@@ -211,23 +206,23 @@ static vptq_status open_model(const ablation *a, const char *path, vptq_model *m
     return vptq_model_open(a->dev->ctx, path, &opt, texts, model, err);
 }
 
-/* Takes the score of text i from the row file; false when it is not there. */
-static bool known_score(const making *m, size_t i)
+/* Reads the score of text i from the row file; false if it has none. */
+static bool read_score(const row_job *m, size_t i)
 {
     char key[17];
     snprintf(key, sizeof key, "%016" PRIx64, m->a->text_hash[i]);
     const json_t *s = json_object_get(json_object_get(m->doc, "scores"), key);
     const vptq_ablate_score score = {
-        .ppl = get_f64(s, "ppl"),
-        .ppl_stderr = get_f64(s, "ppl_stderr"),
-        .nll = get_f64(s, "nll"),
+        .ppl = get_real(s, "ppl"),
+        .ppl_stderr = get_real(s, "ppl_stderr"),
+        .nll = get_real(s, "nll"),
         .tokens = (uint64_t)json_integer_value(json_object_get(s, "tokens"))};
     m->result->scores[i] = score;
     return isfinite(score.ppl) && isfinite(score.ppl_stderr) && isfinite(score.nll) &&
            score.tokens > 0;
 }
 
-static vptq_status keep_score(making *m, size_t i, const vptq_ppl_result *r, vptq_err *err)
+static vptq_status save_score(row_job *m, size_t i, const vptq_ppl_result *r, vptq_err *err)
 {
     char key[17];
     snprintf(key, sizeof key, "%016" PRIx64, m->a->text_hash[i]);
@@ -240,7 +235,7 @@ static vptq_status keep_score(making *m, size_t i, const vptq_ppl_result *r, vpt
     return vptq_json_save(m->file, m->doc, err);
 }
 
-static vptq_status score_text(making *m, const vptq_model *model, size_t i, vptq_err *err)
+static vptq_status score_text(row_job *m, const vptq_model *model, size_t i, vptq_err *err)
 {
     const vptq_ablate_text *t = &m->a->opt->texts[i];
     vptq_ppl_options o = m->a->opt->ppl;
@@ -251,38 +246,37 @@ static vptq_status score_text(making *m, const vptq_model *model, size_t i, vptq
                                      .token_count = t->tokens,
                                      .rows = o.corpus.rows};
     VPTQ_CHECK(vptq_eval_ppl(m->a->dev, model, &o, NULL, NULL, NULL, NULL, &r, err));
-    VPTQ_CHECK(keep_score(m, i, &r, err));
+    VPTQ_CHECK(save_score(m, i, &r, err));
     m->result->scores[i] = (vptq_ablate_score){
         .ppl = r.ppl, .ppl_stderr = r.ppl_stderr, .nll = r.nll, .tokens = r.tokens};
     return VPTQ_OK;
 }
 
-/* All texts that the row file does not know, with the model at `path`. */
-static vptq_status score_row(making *m, const char *path, vptq_err *err)
+/* Measures the model at `path` on all texts that the row file has no score of. */
+static vptq_status score_row(row_job *m, const char *path, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     vptq_model model;
-    VPTQ_TRY(open_model(m->a, path, &model, err));
+    VPTQ_CHECK(open_model(m->a, path, &model, err));
     for (size_t i = 0; i < m->a->opt->text_count && !st; i++)
-        if (!known_score(m, i))
+        if (!read_score(m, i))
             st = score_text(m, &model, i, err);
     vptq_model_release(&model);
-out:
     return st;
 }
 
-static bool all_known(const making *m)
+static bool has_all_scores(const row_job *m)
 {
     bool all = true;
     for (size_t i = 0; i < m->a->opt->text_count; i++)
-        all = known_score(m, i) && all;
+        all = read_score(m, i) && all;
     return all;
 }
 
 /* ---- a row ---- */
 
-/* Measured as a reader of the packed file sees it. */
-static vptq_status pack_row(making *m, vptq_err *err)
+/* Packs the row, so that it is measured as a reader of the packed file sees it. */
+static vptq_status pack_row(row_job *m, vptq_err *err)
 {
     vptq_pack_result r;
     const vptq_pack_options o = {.input = m->work,
@@ -293,62 +287,57 @@ static vptq_status pack_row(making *m, vptq_err *err)
                                  .force = true};
     VPTQ_CHECK(vptq_pack_model(m->a->dev->ctx, &o, &r, err));
     if (json_object_set_new(m->doc, "packed_bytes", json_integer((json_int_t)r.bytes)) ||
-        !put_f64(m->doc, "bits_per_weight", m->result->bits_per_weight) ||
-        !put_f64(m->doc, "mean_loss", m->result->mean_loss) ||
-        !put_f64(m->doc, "mean_held_out", m->result->mean_held_out))
+        !set_real(m->doc, "bits_per_weight", m->result->bits_per_weight) ||
+        !set_real(m->doc, "mean_loss", m->result->mean_loss) ||
+        !set_real(m->doc, "mean_held_out", m->result->mean_held_out))
         VPTQ_CHECK(no_memory(err));
     return VPTQ_OK;
 }
 
-static vptq_status make_quantized(making *m, vptq_err *err)
+static vptq_status run_quantized(row_job *m, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const bool keep = m->a->opt->keep_packed;
-    VPTQ_TRY(quantize_row(m, err));
-    VPTQ_TRY(open_row(m, err));
-    if (!all_known(m) || (keep && !vptq_path_exists(m->packed))) {
-        VPTQ_TRY(pack_row(m, err));
-        VPTQ_TRY(score_row(m, m->packed, err));
+    VPTQ_CHECK(quantize_row(m, err));
+    VPTQ_CHECK(open_row(m, err));
+    if (!has_all_scores(m) || (keep && !vptq_path_exists(m->packed))) {
+        VPTQ_CHECK(pack_row(m, err));
+        VPTQ_CHECK(score_row(m, m->packed, err));
     }
     if (!keep && unlink(m->packed) && errno != ENOENT)
-        st = vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot remove '%s'", m->packed);
-out:
-    return st;
+        return vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot remove '%s'", m->packed);
+    return VPTQ_OK;
 }
 
-static vptq_status make_original(making *m, vptq_err *err)
+static vptq_status run_original(row_job *m, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     vptq_model model;
-    VPTQ_TRY(open_model(m->a, m->a->opt->model, &model, err));
-    st = vptq_checkpoint_fingerprint(&model.ckpt, m->a->dev->ctx, m->made_of, err);
+    VPTQ_CHECK(open_model(m->a, m->a->opt->model, &model, err));
+    const vptq_status st =
+        vptq_checkpoint_fingerprint(&model.ckpt, m->a->dev->ctx, m->made_of, err);
     m->result->bits_per_weight = vptq_model_bits_per_weight(&model);
     m->result->packed_bytes = 0;
     m->result->mean_loss = m->result->mean_held_out = (double)NAN;
     vptq_model_release(&model);
-    if (!st)
-        st = open_row(m, err);
-    if (!st && !all_known(m))
-        st = score_row(m, m->a->opt->model, err);
-out:
-    return st;
+    VPTQ_CHECK(st);
+    VPTQ_CHECK(open_row(m, err));
+    return has_all_scores(m) ? VPTQ_OK : score_row(m, m->a->opt->model, err);
 }
 
-static vptq_status make_row(ablation *a, const vptq_ablate_row *row, vptq_ablate_result *result,
-                            vptq_err *err)
+static vptq_status run_row(ablation *a, const vptq_ablate_row *row, vptq_ablate_result *result,
+                           vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     const char *dir = a->opt->dir;
-    making m = {.a = a, .row = row, .result = result};
+    row_job m = {.a = a, .row = row, .result = result};
     VPTQ_TRY(vptq_check_cancel(a->dev->ctx, err));
-    VPTQ_TRY(place(dir, "work", row->name, "", m.work, err));
-    VPTQ_TRY(place(dir, "packed", row->name, ".vptq", m.packed, err));
-    VPTQ_TRY(place(dir, "rows", row->name, ".json", m.file, err));
+    VPTQ_TRY(make_path(dir, "work", row->name, "", m.work, err));
+    VPTQ_TRY(make_path(dir, "packed", row->name, ".vptq", m.packed, err));
+    VPTQ_TRY(make_path(dir, "rows", row->name, ".json", m.file, err));
     result->scores =
         vptq_arena_alloc(&a->report->arena, a->opt->text_count, sizeof *result->scores, err);
     if (!result->scores)
         VPTQ_TRY(VPTQ_E_NOMEM);
-    VPTQ_TRY(row->original ? make_original(&m, err) : make_quantized(&m, err));
+    VPTQ_TRY(row->original ? run_original(&m, err) : run_quantized(&m, err));
     result->packed_bytes = (uint64_t)json_integer_value(json_object_get(m.doc, "packed_bytes"));
 out:
     json_decref(m.doc);
@@ -357,9 +346,9 @@ out:
     return st;
 }
 
-/* ---- before any work ---- */
+/* ---- plan ---- */
 
-/* Allocation by measurements looks at every matrix of the model. */
+/* Allocation by losses measures every matrix of the model, so it needs all layers. */
 static vptq_status check_budget(const ablation *a, const vptq_ablate_row *row, uint32_t layers,
                                 vptq_err *err)
 {
@@ -367,13 +356,13 @@ static vptq_status check_budget(const ablation *a, const vptq_ablate_row *row, u
     if (row->bits > 0 && row->allocate != VPTQ_ALLOCATE_UNIFORM &&
         (c->first_layer > 0 || c->last_layer < layers - 1))
         return vptq_fail(err, VPTQ_E_ARG,
-                         "row '%s': allocation by losses needs all %u layers, \"uniform\" does "
-                         "not",
+                         "row '%s': allocation by losses needs all %u layers; \"allocate\": "
+                         "\"uniform\" does not",
                          row->name, layers);
     return VPTQ_OK;
 }
 
-/* A budget that measures matrices is looked at with one setting for all, which needs none. */
+/* Plans a budget with one setting for all matrices, which needs no Hessians. */
 static vptq_status plan_row(const ablation *a, const vptq_ablate_row *row, double original_bits,
                             vptq_ablate_result *result, vptq_err *err)
 {
@@ -394,7 +383,7 @@ static vptq_status plan_row(const ablation *a, const vptq_ablate_row *row, doubl
     return VPTQ_OK;
 }
 
-static vptq_status plan(ablation *a, vptq_err *err)
+static vptq_status plan_rows(ablation *a, vptq_err *err)
 {
     const vptq_ablate_options *o = a->opt;
     vptq_model model;
@@ -420,8 +409,8 @@ static vptq_status plan(ablation *a, vptq_err *err)
     return VPTQ_OK;
 }
 
-/* Whether a row needs Hessians at all. */
-static bool quantizes(const ablation *a)
+/* Whether any row is quantized and so needs Hessians. */
+static bool needs_hessians(const ablation *a)
 {
     bool any = false;
     for (size_t i = 0; i < a->report->count; i++)
@@ -429,7 +418,7 @@ static bool quantizes(const ablation *a)
     return any;
 }
 
-/* Hessians of another model are refused before anything is measured. */
+/* Fails for Hessians of another model before anything is measured. */
 static vptq_status check_hessians(const ablation *a, vptq_err *err)
 {
     size_t i = 0;
@@ -442,51 +431,49 @@ static vptq_status check_hessians(const ablation *a, vptq_err *err)
     return vptq_quantize_model(a->dev, &o, NULL, NULL, &r, err);
 }
 
-static vptq_status collect(ablation *a, vptq_err *err)
+static vptq_status get_hessians(ablation *a, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const vptq_ablate_options *o = a->opt;
     const vptq_checkpoint_options copt = {.tokenizer = o->tokenizer};
     vptq_collect_result r;
     vptq_model model;
     a->hessians = o->hessians;
-    if (!quantizes(a))
+    if (!needs_hessians(a))
         return VPTQ_OK;
     if (o->hessians)
         return check_hessians(a, err);
-    VPTQ_TRY(vptq_path_join(a->hessian_path, sizeof a->hessian_path, o->dir, "hessians", err));
+    VPTQ_CHECK(
+        vptq_path_join(a->hessian_path, sizeof a->hessian_path, o->dir, "hessians", err));
     a->hessians = a->hessian_path;
-    VPTQ_TRY(vptq_model_open(a->dev->ctx, o->model, &copt,
-                             o->collect.calibrate.corpus.text_count > 0, &model, err));
-    st = vptq_hessian_collect(a->dev, &model, &o->collect, a->hessians, &r, err);
+    VPTQ_CHECK(vptq_model_open(a->dev->ctx, o->model, &copt,
+                               o->collect.calibrate.corpus.text_count > 0, &model, err));
+    const vptq_status st =
+        vptq_hessian_collect(a->dev, &model, &o->collect, a->hessians, &r, err);
     vptq_model_release(&model);
-out:
     return st;
 }
 
 static vptq_status make_directory(const ablation *a, vptq_err *err)
 {
     static const char *const inner[] = {"work", "packed", "rows"};
-    vptq_status st = VPTQ_OK;
     char path[PATH_MAX];
     const char *dir = a->opt->dir;
-    VPTQ_TRY(vptq_path_join(path, sizeof path, dir, MANIFEST, err));
+    VPTQ_CHECK(vptq_path_join(path, sizeof path, dir, MANIFEST, err));
     if (!vptq_path_exists(path)) {
         json_t *doc =
             json_pack("{s:i, s:s}", "format", FORMAT, "tool", "vptq-eval " VPTQ_VERSION);
-        st = doc ? vptq_json_save(path, doc, err) : no_memory(err);
+        const vptq_status st = doc ? vptq_json_save(path, doc, err) : no_memory(err);
         json_decref(doc);
-        VPTQ_TRY(st);
+        VPTQ_CHECK(st);
     }
     for (size_t i = 0; i < sizeof inner / sizeof inner[0]; i++) {
-        VPTQ_TRY(vptq_path_join(path, sizeof path, dir, inner[i], err));
-        VPTQ_TRY(vptq_dir_make(path, err));
+        VPTQ_CHECK(vptq_path_join(path, sizeof path, dir, inner[i], err));
+        VPTQ_CHECK(vptq_dir_make(path, err));
     }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
-static vptq_status make_all(ablation *a, vptq_ablate_fn fn, void *arg, vptq_err *err)
+static vptq_status run_all(ablation *a, vptq_ablate_fn fn, void *arg, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     vptq_lock lock = {.fd = -1};
@@ -496,12 +483,12 @@ static vptq_status make_all(ablation *a, vptq_ablate_fn fn, void *arg, vptq_err 
     VPTQ_TRY(vptq_dir_make(dir, err));
     VPTQ_TRY(vptq_lock_take(dir, &lock, err));
     VPTQ_TRY(make_directory(a, err));
-    VPTQ_TRY(collect(a, err));
+    VPTQ_TRY(get_hessians(a, err));
     for (size_t i = 0; i < r->count; i++) {
         vptq_log(a->dev->ctx, VPTQ_LOG_INFO, "row %zu of %zu: %s%s", i + 1, r->count,
                  a->rows[i].name, a->rows[i].skipped ? " (needs finetuning)" : "");
         if (!a->rows[i].skipped)
-            VPTQ_TRY(make_row(a, &a->rows[i], &r->rows[i], err));
+            VPTQ_TRY(run_row(a, &a->rows[i], &r->rows[i], err));
         if (fn)
             fn(arg, &r->rows[i], i + 1, r->count);
     }
@@ -516,9 +503,9 @@ vptq_status vptq_ablate_run(vptq_device *dev, const vptq_ablate_options *opt, vp
     ablation a = {.dev = dev, .opt = opt, .report = report};
     *report = (vptq_ablate_report){.opt = opt};
     vptq_arena_init(&report->arena, dev->ctx->mem);
-    VPTQ_CHECK(plan(&a, err));
+    VPTQ_CHECK(plan_rows(&a, err));
     if (!opt->dry_run)
-        VPTQ_CHECK(make_all(&a, fn, arg, err));
+        VPTQ_CHECK(run_all(&a, fn, arg, err));
     return VPTQ_OK;
 }
 

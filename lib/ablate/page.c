@@ -1,4 +1,4 @@
-/* The page of an ablation: the table, and perplexity over bits for every text. */
+/* The HTML page of an ablation: the table, and perplexity over bits for every text. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -9,8 +9,8 @@
 
 enum { QUANTIZED, ORIGINAL, SERIES };
 
-/* Bits of the rows may span a few bits or a thousand. */
-static const double wide = 10;
+/* Ratio of largest to smallest bits from which on their axis is logarithmic. */
+static const double wide_range = 10;
 
 static bool has_score(const vptq_ablate_result *r)
 {
@@ -25,20 +25,20 @@ static size_t count_scores(const vptq_ablate_report *r)
     return n;
 }
 
-/* The rows that were measured, as points over their bits, and as bars in the table's order. */
+/* The measured rows as points over their bits, and as bars in the order of the table. */
 typedef struct points {
     vptq_svg_point *point;
     vptq_svg_bar *bar;
     char (*value)[24];
     size_t count;
-    double least, most; /* bits */
-    double original;    /* perplexity; NAN without such a row */
+    double min_bits, max_bits;
+    double original; /* perplexity of the original; NAN without such a row */
 } points;
 
-static vptq_status collect(vptq_ablate_report *r, size_t text, points *p, vptq_err *err)
+static vptq_status collect_points(vptq_ablate_report *r, size_t text, points *p, vptq_err *err)
 {
     const size_t n = count_scores(r);
-    *p = (points){.least = (double)INFINITY, .most = 0, .original = (double)NAN};
+    *p = (points){.min_bits = (double)INFINITY, .max_bits = 0, .original = (double)NAN};
     p->point = vptq_arena_alloc(&r->arena, n, sizeof *p->point, err);
     p->bar = vptq_arena_alloc(&r->arena, n, sizeof *p->bar, err);
     p->value = vptq_arena_alloc(&r->arena, n, sizeof *p->value, err);
@@ -59,8 +59,8 @@ static vptq_status collect(vptq_ablate_report *r, size_t text, points *p, vptq_e
                                           .high = s->ppl + s->ppl_stderr,
                                           .series = series,
                                           .text = p->value[p->count]};
-        p->least = fmin(p->least, row->bits_per_weight);
-        p->most = fmax(p->most, row->bits_per_weight);
+        p->min_bits = fmin(p->min_bits, row->bits_per_weight);
+        p->max_bits = fmax(p->max_bits, row->bits_per_weight);
         if (row->row->original)
             p->original = s->ppl;
         p->count++;
@@ -76,7 +76,8 @@ static void draw_text(vptq_html *h, const points *p, const char *name)
         .description = "Every row by the bits per weight that are stored of its quantized "
                        "matrices and its perplexity; the line joins the rows that no other "
                        "one beats in both.",
-        .x = {.title = "bits per weight, all that is stored", .log = p->most > wide * p->least},
+        .x = {.title = "bits per weight, all that is stored",
+              .log = p->max_bits > wide_range * p->min_bits},
         .y = {.title = "perplexity", .log = true},
         .points = p->point,
         .count = p->count,
@@ -113,7 +114,7 @@ vptq_status vptq_ablate_page(vptq_ablate_report *r, bool seconds, vptq_mem *mem,
     vptq_html_begin(&h, out, err, "Ablation", lead);
     vptq_html_table(&h, &t);
     for (size_t i = 0; i < r->opt->text_count && count_scores(r) > 0; i++) {
-        VPTQ_TRY(collect(r, i, &p, err));
+        VPTQ_TRY(collect_points(r, i, &p, err));
         draw_text(&h, &p, vptq_path_base(r->opt->texts[i].path));
     }
     st = vptq_html_end(&h);

@@ -1,12 +1,12 @@
-/* Rows of an ablation: the paper's, or those of a JSON list. */
+/* The rows of an ablation: those of the paper, or of a JSON list. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "lib/ablate/ablate.h"
 
-/* MAX_ROWS and MAX_NAME bound a hostile list. */
-enum { FILE_LIMIT = 1 << 20, MAX_ROWS = 1000, MAX_NAME = 64, MAX_SETTINGS = 64 };
+/* Bounds of a hostile list; MAX_FILE in bytes. */
+enum { MAX_FILE = 1 << 20, MAX_ROWS = 1000, MAX_NAME = 64, MAX_SETTINGS = 64 };
 
 /* ---- Table 10 ---- */
 
@@ -38,8 +38,8 @@ static const paper_row paper[] = {
     {"4-bit", "ablation-4-bit", VPTQ_FINETUNE_LAYER, 4.02, {4.64, 6.13}},
 };
 
-/* Whether an earlier row of the paper differs by finetuning alone. */
-static bool stands_already(size_t i)
+/* Whether row i of the paper differs from an earlier one only by finetuning. */
+static bool repeats_settings(size_t i)
 {
     for (size_t j = 0; j < i; j++)
         if (paper[j].preset && paper[i].preset && !strcmp(paper[j].preset, paper[i].preset) &&
@@ -65,7 +65,7 @@ static vptq_status paper_rows(const vptq_ablate_options *opt, vptq_arena *arena,
                                     .finetune = p->finetune,
                                     .paper_bits = p->bits,
                                     .paper_ppl = {p->ppl[0], p->ppl[1]},
-                                    .skipped = stands_already(i)};
+                                    .skipped = repeats_settings(i)};
         if (p->preset)
             VPTQ_CHECK(vptq_settings_defaults(opt->encoder, p->preset, opt->given,
                                               opt->given_count, &made[i].settings, err));
@@ -75,7 +75,7 @@ static vptq_status paper_rows(const vptq_ablate_options *opt, vptq_arena *arena,
     return VPTQ_OK;
 }
 
-/* ---- a list ---- */
+/* ---- a JSON list ---- */
 
 typedef struct reader {
     const vptq_ablate_options *opt;
@@ -83,20 +83,13 @@ typedef struct reader {
     size_t number; /* of the row, from 1 */
 } reader;
 
-static vptq_status bad(const reader *r, const char *key, const char *what, vptq_err *err)
+static vptq_status fail_row(const reader *r, const char *key, const char *what, vptq_err *err)
 {
     return vptq_fail(err, VPTQ_E_FORMAT, "%s: row %zu: %s%.60s%s%s", r->opt->rows, r->number,
                      key ? "key '" : "", key ? key : "", key ? "' " : "", what);
 }
 
-static const char *copy_text(reader *r, const char *text, vptq_err *err)
-{
-    const size_t n = strlen(text) + 1;
-    char *copy = vptq_arena_alloc(r->arena, n, 1, err);
-    return copy ? memcpy(copy, text, n) : NULL;
-}
-
-/* A text that may be missing. */
+/* Reads an optional string; NULL if it is missing. */
 static vptq_status take_text(reader *r, const json_t *doc, const char *key, const char **out,
                              vptq_err *err)
 {
@@ -105,8 +98,8 @@ static vptq_status take_text(reader *r, const json_t *doc, const char *key, cons
     if (!value)
         return VPTQ_OK;
     if (!json_is_string(value) || !*json_string_value(value))
-        return bad(r, key, "is no text", err);
-    *out = copy_text(r, json_string_value(value), err);
+        return fail_row(r, key, "is not a non-empty string", err);
+    *out = vptq_arena_strdup(r->arena, json_string_value(value), err);
     return *out ? VPTQ_OK : VPTQ_E_NOMEM;
 }
 
@@ -121,15 +114,15 @@ static vptq_status take_name(reader *r, const json_t *doc, vptq_ablate_row *row,
 {
     VPTQ_CHECK(take_text(r, doc, "name", &row->name, err));
     if (!row->name || !is_file_name(row->name))
-        return bad(r, "name", "is missing or not of 1 to 64 letters, digits, '.', '_' and '-'",
-                   err);
+        return fail_row(r, "name",
+                        "is missing or not of 1 to 64 letters, digits, '.', '_' and '-'", err);
     VPTQ_CHECK(take_text(r, doc, "label", &row->label, err));
     if (!row->label)
         row->label = row->name;
     return VPTQ_OK;
 }
 
-/* The row's own settings behind those of all rows. */
+/* Reads the row's settings, which follow those of all rows. */
 static vptq_status take_settings(reader *r, const json_t *doc, vptq_ablate_row *row,
                                  vptq_err *err)
 {
@@ -144,21 +137,21 @@ static vptq_status take_settings(reader *r, const json_t *doc, vptq_ablate_row *
     VPTQ_CHECK(take_text(r, doc, "encoder", &encoder, err));
     VPTQ_CHECK(take_text(r, doc, "preset", &preset, err));
     if (settings && !json_is_object(settings))
-        return bad(r, "settings", "is no object", err);
+        return fail_row(r, "settings", "is not an object", err);
     if (r->opt->given_count + json_object_size(settings) > MAX_SETTINGS)
-        return bad(r, "settings", "has too many settings", err);
+        return fail_row(r, "settings", "has too many settings", err);
     for (; n < r->opt->given_count; n++)
         text[n] = r->opt->given[n];
     json_object_foreach((json_t *)(uintptr_t)settings, key, value)
     {
         text[n] = (vptq_setting_text){key, vptq_settings_value_text(value, buffer[n])};
         if (!text[n].value)
-            return bad(r, key, "is neither a number nor true, false or a text", err);
+            return fail_row(r, key, "is neither a number nor true, false or a string", err);
         n++;
     }
     if (vptq_settings_defaults(encoder ? encoder : r->opt->encoder, preset, text, n,
                                &row->settings, &why))
-        return bad(r, NULL, why.text, err);
+        return fail_row(r, NULL, why.text, err);
     return VPTQ_OK;
 }
 
@@ -169,13 +162,13 @@ static vptq_status take_budget(reader *r, const json_t *doc, vptq_ablate_row *ro
     const json_t *bits = json_object_get(doc, "bits");
 
     if (bits && !(json_is_number(bits) && json_number_value(bits) > 0))
-        return bad(r, "bits", "is no number above 0", err);
+        return fail_row(r, "bits", "is not a number above 0", err);
     row->bits = bits ? json_number_value(bits) : 0;
     VPTQ_CHECK(take_text(r, doc, "allocate", &allocate, err));
     if (allocate && !bits)
-        return bad(r, "allocate", "means nothing without key 'bits'", err);
+        return fail_row(r, "allocate", "needs key 'bits'", err);
     if (allocate && strcmp(allocate, "uniform") && strcmp(allocate, "proxy"))
-        return bad(r, "allocate", "is neither \"uniform\" nor \"proxy\"", err);
+        return fail_row(r, "allocate", "is neither \"uniform\" nor \"proxy\"", err);
     row->allocate =
         allocate && !strcmp(allocate, "uniform") ? VPTQ_ALLOCATE_UNIFORM : VPTQ_ALLOCATE_PROXY;
     return VPTQ_OK;
@@ -185,16 +178,16 @@ static vptq_status take_row(reader *r, const json_t *doc, vptq_ablate_row *row, 
 {
     static const char *const keys[] = {"name",     "label",  "original", "encoder", "preset",
                                        "settings", "recipe", "bits",     "allocate"};
-    enum { KEYS = sizeof keys / sizeof keys[0], OF_ALL = 3 };
+    enum { KEYS = sizeof keys / sizeof keys[0], ORIGINAL_KEYS = 3 };
     const char *key;
     json_t *value;
 
     *row = (vptq_ablate_row){.paper_bits = NAN, .paper_ppl = {NAN, NAN}};
     if (!json_is_object(doc))
-        return bad(r, NULL, "is no object", err);
+        return fail_row(r, NULL, "is not an object", err);
     const json_t *original = json_object_get(doc, "original");
     if (original && !json_is_boolean(original))
-        return bad(r, "original", "is neither true nor false", err);
+        return fail_row(r, "original", "is neither true nor false", err);
     row->original = json_is_true(original);
     json_object_foreach((json_t *)(uintptr_t)doc, key, value)
     {
@@ -202,9 +195,9 @@ static vptq_status take_row(reader *r, const json_t *doc, vptq_ablate_row *row, 
         while (i < KEYS && strcmp(keys[i], key) != 0)
             i++;
         if (i == KEYS)
-            return bad(r, key, "is unknown", err);
-        if (row->original && i >= OF_ALL)
-            return bad(r, key, "means nothing in a row with \"original\": true", err);
+            return fail_row(r, key, "is unknown", err);
+        if (row->original && i >= ORIGINAL_KEYS)
+            return fail_row(r, key, "has no effect in a row with \"original\": true", err);
     }
     VPTQ_CHECK(take_name(r, doc, row, err));
     if (row->original)
@@ -214,7 +207,7 @@ static vptq_status take_row(reader *r, const json_t *doc, vptq_ablate_row *row, 
     return take_budget(r, doc, row, err);
 }
 
-/* Names are those of files; a file system may not tell A from a. */
+/* Ignores case: names are those of files, and some file systems do, too. */
 static bool same_name(const char *a, const char *b)
 {
     for (; *a && *b; a++, b++) {
@@ -231,19 +224,17 @@ static vptq_status take_list(reader *r, const json_t *list, vptq_ablate_row **ro
 {
     const size_t n = json_array_size(list);
     if (!json_is_array(list) || n == 0 || n > MAX_ROWS)
-        return vptq_fail(err, VPTQ_E_FORMAT, "%s: is no list of 1 to %d rows", r->opt->rows,
+        return vptq_fail(err, VPTQ_E_FORMAT, "%s: is not a list of 1 to %d rows", r->opt->rows,
                          (int)MAX_ROWS);
     vptq_ablate_row *made = vptq_arena_alloc(r->arena, n, sizeof *made, err);
     if (!made)
         return VPTQ_E_NOMEM;
     for (size_t i = 0; i < n; i++) {
         r->number = i + 1;
-        vptq_status st = take_row(r, json_array_get(list, i), &made[i], err);
-        if (st)
-            return st;
+        VPTQ_CHECK(take_row(r, json_array_get(list, i), &made[i], err));
         for (size_t j = 0; j < i; j++)
             if (same_name(made[j].name, made[i].name))
-                return bad(r, "name", "is that of an earlier row", err);
+                return fail_row(r, "name", "is the name of an earlier row", err);
     }
     *rows = made;
     *count = n;
@@ -256,55 +247,55 @@ static vptq_status listed_rows(const vptq_ablate_options *opt, vptq_arena *arena
     reader r = {.opt = opt, .arena = arena};
     json_t *list = NULL;
     vptq_encoder_settings s;
-    /* what is wrong for all rows is the caller's, not the file's */
+    /* wrong settings of all rows are the caller's error, not the file's */
     vptq_status st =
         vptq_settings_defaults(opt->encoder, NULL, opt->given, opt->given_count, &s, err);
     if (!st)
-        st = vptq_json_load(opt->rows, FILE_LIMIT, &list, err);
+        st = vptq_json_load(opt->rows, MAX_FILE, &list, err);
     if (!st)
         st = take_list(&r, list, rows, count, err);
     json_decref(list);
     return st;
 }
 
-/* ---- a choice of them ---- */
+/* ---- choosing rows ---- */
 
 /* "4" or "2-10": numbers from 1. */
 static bool is_range(const char *text, size_t *first, size_t *last)
 {
-    char behind;
+    char rest;
     unsigned a, b;
     if (strspn(text, "0123456789-") != strlen(text))
         return false;
-    if (sscanf(text, "%6u-%6u%c", &a, &b, &behind) == 2) {
+    if (sscanf(text, "%6u-%6u%c", &a, &b, &rest) == 2) {
         *first = a;
         *last = b;
         return true;
     }
-    if (sscanf(text, "%6u%c", &a, &behind) == 1) {
+    if (sscanf(text, "%6u%c", &a, &rest) == 1) {
         *first = *last = a;
         return true;
     }
     return false;
 }
 
-/* Marks what `word` picks; false when that is nothing. */
-static bool pick(const vptq_ablate_row *rows, size_t count, const char *word, bool *picked)
+/* Marks the rows that `word` names; false if there are none. */
+static bool pick_rows(const vptq_ablate_row *rows, size_t count, const char *word, bool *picked)
 {
     size_t first, last;
     bool found = false;
     const bool range = is_range(word, &first, &last);
     for (size_t i = 0; i < count; i++) {
-        const bool it = !strcmp(rows[i].name, word) || !strcmp(rows[i].label, word) ||
-                        (range && i + 1 >= first && i + 1 <= last);
-        picked[i] |= it;
-        found |= it;
+        const bool match = !strcmp(rows[i].name, word) || !strcmp(rows[i].label, word) ||
+                           (range && i + 1 >= first && i + 1 <= last);
+        picked[i] |= match;
+        found |= match;
     }
     return found;
 }
 
-static vptq_status choose(const vptq_ablate_options *opt, vptq_arena *arena,
-                          vptq_ablate_row *rows, size_t *count, vptq_err *err)
+static vptq_status choose_rows(const vptq_ablate_options *opt, vptq_arena *arena,
+                               vptq_ablate_row *rows, size_t *count, vptq_err *err)
 {
     size_t n = 0;
     if (!opt->only_count)
@@ -314,10 +305,11 @@ static vptq_status choose(const vptq_ablate_options *opt, vptq_arena *arena,
         return VPTQ_E_NOMEM;
     memset(picked, 0, *count * sizeof *picked);
     for (size_t i = 0; i < opt->only_count; i++)
-        if (!pick(rows, *count, opt->only[i], picked))
-            return vptq_fail(err, VPTQ_E_ARG,
-                             "no row is called '%.60s', and it is no number from 1 to %zu",
-                             opt->only[i], *count);
+        if (!pick_rows(rows, *count, opt->only[i], picked))
+            return vptq_fail(
+                err, VPTQ_E_ARG,
+                "--only '%.60s': expected the name of a row or a number from 1 to %zu",
+                opt->only[i], *count);
     for (size_t i = 0; i < *count; i++)
         if (picked[i])
             rows[n++] = rows[i];
@@ -330,5 +322,5 @@ vptq_status vptq_ablate_rows(const vptq_ablate_options *opt, vptq_arena *arena,
 {
     VPTQ_CHECK(opt->rows ? listed_rows(opt, arena, rows, count, err)
                          : paper_rows(opt, arena, rows, count, err));
-    return choose(opt, arena, *rows, count, err);
+    return choose_rows(opt, arena, *rows, count, err);
 }

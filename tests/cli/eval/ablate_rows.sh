@@ -31,30 +31,30 @@ refused()
     expect_line err.txt "$pattern"
     [ ! -s out.txt ] || fail "something on stdout"
 }
-refused 1 'rows.json: is no list of 1 to 1000 rows' '{"rows": []}'
-refused 1 'rows.json: is no list of 1 to 1000 rows' '[]'
-refused 1 'rows.json: row 1: is no object' '[3]'
+refused 1 'rows.json: is not a list of 1 to 1000 rows' '{"rows": []}'
+refused 1 'rows.json: is not a list of 1 to 1000 rows' '[]'
+refused 1 'rows.json: row 1: is not an object' '[3]'
 refused 1 "rows.json: row 1: key 'name' is missing" '[{"settings": {}}]'
 refused 1 "rows.json: row 1: key 'name' is missing or not" '[{"name": "../x"}]'
 refused 1 "rows.json: row 1: key 'name' is missing or not" '[{"name": ".x"}]'
-refused 1 "rows.json: row 2: key 'name' is that of an earlier row" '[{"name": "a"}, {"name": "A"}]'
+refused 1 "rows.json: row 2: key 'name' is the name of an earlier row" '[{"name": "a"}, {"name": "A"}]'
 refused 1 "rows.json: row 1: key 'v' is unknown" '[{"name": "a", "v": 3}]'
-refused 1 "rows.json: row 1: key 'bits' means nothing" '[{"name": "a", "original": true, "bits": 3}]'
+refused 1 "rows.json: row 1: key 'bits' has no effect" '[{"name": "a", "original": true, "bits": 3}]'
 refused 1 "rows.json: row 1: key 'original' is neither" '[{"name": "a", "original": 1}]'
 refused 1 "rows.json: row 1: no such setting: 'size'" '[{"name": "a", "settings": {"size": 3}}]'
 refused 1 "rows.json: row 1: key 'centroids' is neither" '[{"name": "a", "settings": {"centroids": [1]}}]'
 refused 1 "rows.json: row 1: centroids is 'many'" '[{"name": "a", "settings": {"centroids": "many"}}]'
 refused 1 "rows.json: row 1: encoder is 'x'" '[{"name": "a", "encoder": "x"}]'
 refused 1 "rows.json: row 1: preset is 'x'" '[{"name": "a", "preset": "x"}]'
-refused 1 "rows.json: row 1: key 'bits' is no number above 0" '[{"name": "a", "bits": 0}]'
-refused 1 "rows.json: row 1: key 'allocate' means nothing" '[{"name": "a", "allocate": "proxy"}]'
+refused 1 "rows.json: row 1: key 'bits' is not a number above 0" '[{"name": "a", "bits": 0}]'
+refused 1 "rows.json: row 1: key 'allocate' needs key 'bits'" '[{"name": "a", "allocate": "proxy"}]'
 refused 1 "rows.json: row 1: key 'allocate' is neither" '[{"name": "a", "bits": 3, "allocate": "kl"}]'
 refused 1 "cannot open 'none.json'" '[{"name": "a", "recipe": "none.json"}]'
 refused 2 "vector_length is '3000'" '[{"name": "a"}]' --set vector_length=3000
 refused 2 "row 'b': .*groups" '[{"name": "a"}, {"name": "b", "settings": {"groups": 7}}]'
 refused 2 "row 'a': allocation by losses needs all 5 layers" '[{"name": "a", "bits": 3}]' --layers 1
-refused 2 "no row is called 'c', and it is no number from 1 to 1" '[{"name": "a"}]' --only c
-refused 2 "no row is called '2', and it is no number from 1 to 1" '[{"name": "a"}]' --only 2
+refused 2 "--only 'c': expected the name of a row or a number from 1 to 1" '[{"name": "a"}]' --only c
+refused 2 "--only '2': expected the name of a row or a number from 1 to 1" '[{"name": "a"}]' --only 2
 refused 2 "set is 'x', expected KEY=VALUE" '[{"name": "a"}]' --set x
 refused 2 "no such setting: 'x'" '[{"name": "a"}]' --set x=1
 printf '[{"name": "a"}]' >rows.json
