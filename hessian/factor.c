@@ -58,7 +58,7 @@ vptq_status vptq_hessian_cholesky(vptq_device *dev, size_t n, double *a, size_t 
 {
     vptq_mirror m = vptq_mirror_of(dev);
     double *on =
-        vptq_mirror_take(&m, a, n * n, sizeof *a, VPTQ_MIRROR_THERE | VPTQ_MIRROR_BACK);
+        vptq_mirror_take(&m, a, n * n, sizeof *a, VPTQ_MIRROR_UPLOAD | VPTQ_MIRROR_DOWNLOAD);
     vptq_status st = vptq_mirror_check(&m, err);
     if (!st)
         st = dev->ops->potrf(dev->state, n, on, n, bad_pivot, err);
@@ -69,7 +69,7 @@ vptq_status vptq_hessian_invert_lower(vptq_device *dev, size_t n, double *a, vpt
 {
     vptq_mirror m = vptq_mirror_of(dev);
     double *on =
-        vptq_mirror_take(&m, a, n * n, sizeof *a, VPTQ_MIRROR_THERE | VPTQ_MIRROR_BACK);
+        vptq_mirror_take(&m, a, n * n, sizeof *a, VPTQ_MIRROR_UPLOAD | VPTQ_MIRROR_DOWNLOAD);
     vptq_status st = vptq_mirror_check(&m, err);
     if (!st)
         st = dev->ops->trtri(dev->state, n, on, n, err);

@@ -1,4 +1,4 @@
-/* Opening a backend by name, and the scratch area that host backends share. */
+/* Opens a backend by name; decoding into host memory; the scratch area of host backends. */
 #include "lib/backend/backend.h"
 
 #include <stdio.h>
@@ -61,7 +61,7 @@ static vptq_status open_one(const vptq_ctx *ctx, const vptq_backend *backend, bo
     return VPTQ_OK;
 }
 
-/* The first one whose device answers. */
+/* Opens the first backend whose device works. */
 static vptq_status open_automatically(const vptq_ctx *ctx, vptq_device *dev, vptq_err *err)
 {
     const vptq_backend *list[MAX_BACKENDS];
@@ -72,7 +72,7 @@ static vptq_status open_automatically(const vptq_ctx *ctx, vptq_device *dev, vpt
         st = open_one(ctx, list[i], true, dev, err);
         if (st != VPTQ_E_DEVICE || i + 1 == automatic)
             break;
-        vptq_log(ctx, VPTQ_LOG_MORE, "backend %s is left out: %s", list[i]->name, err->text);
+        vptq_log(ctx, VPTQ_LOG_MORE, "backend %s is skipped: %s", list[i]->name, err->text);
     }
     return st;
 }
@@ -106,14 +106,14 @@ vptq_status vptq_device_decode(vptq_device *dev, const vptq_vq *q, size_t r0, si
     vptq_matrix *matrix = NULL;
     vptq_mirror m = vptq_mirror_of(dev);
     const size_t count = n ? (n - 1) * ldw + q->shape.in : 0;
-    float *on =
+    float *device =
         vptq_mirror_take(&m, w, count, sizeof *w,
-                         VPTQ_MIRROR_BACK | (ldw > q->shape.in ? VPTQ_MIRROR_THERE : 0));
+                         VPTQ_MIRROR_DOWNLOAD | (ldw > q->shape.in ? VPTQ_MIRROR_UPLOAD : 0));
     vptq_status st = vptq_mirror_check(&m, err);
     if (!st)
         st = dev->ops->matrix_open(dev->state, q, &matrix, err);
     if (!st)
-        st = dev->ops->vq_dequant(dev->state, matrix, r0, n, on, ldw, err);
+        st = dev->ops->vq_dequant(dev->state, matrix, r0, n, device, ldw, err);
     dev->ops->matrix_close(dev->state, matrix);
     return vptq_mirror_end(&m, st, err);
 }
@@ -122,7 +122,7 @@ void *vptq_dev_scratch(vptq_dev *dev, size_t count, size_t size, vptq_err *err)
 {
     size_t bytes = 0;
     if (!vptq_size_mul(count, size, &bytes)) {
-        vptq_fail(err, VPTQ_E_NOMEM, "a working area of %zu x %zu bytes is too large", count,
+        vptq_fail(err, VPTQ_E_NOMEM, "a work area of %zu x %zu bytes is too large", count,
                   size);
         return NULL;
     }

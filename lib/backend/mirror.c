@@ -1,3 +1,4 @@
+/* Copies of host arrays on a device, for the duration of a step. */
 #include "lib/backend/mirror.h"
 
 #include <string.h>
@@ -6,38 +7,38 @@ struct vptq_mirrored {
     vptq_mirrored *next;
     void *host, *device;
     size_t bytes;
-    bool back;
+    bool download;
 };
 
-void *vptq_mirror_take(vptq_mirror *m, void *host, size_t count, size_t size, unsigned ways)
+void *vptq_mirror_take(vptq_mirror *m, void *host, size_t count, size_t size, unsigned copies)
 {
     const vptq_backend *ops = m->dev->ops;
     vptq_dev *dev = m->dev->state;
 
     if (!host || m->status || ops->host_memory)
         return m->status ? NULL : host;
-    vptq_mirrored *item = vptq_mem_alloc(m->dev->ctx->mem, 1, sizeof *item, &m->why);
+    vptq_mirrored *item = vptq_mem_alloc(m->dev->ctx->mem, 1, sizeof *item, &m->err);
     if (!item) {
         m->status = VPTQ_E_NOMEM;
         return NULL;
     }
-    *item = (vptq_mirrored){m->last, host, NULL, count * size, ways & VPTQ_MIRROR_BACK};
+    *item = (vptq_mirrored){m->last, host, NULL, count * size, copies & VPTQ_MIRROR_DOWNLOAD};
     m->last = item;
-    m->status = ops->alloc(dev, count, size, &item->device, &m->why);
-    if (!m->status && (ways & VPTQ_MIRROR_THERE))
-        m->status = ops->upload(dev, item->device, host, item->bytes, &m->why);
+    m->status = ops->alloc(dev, count, size, &item->device, &m->err);
+    if (!m->status && (copies & VPTQ_MIRROR_UPLOAD))
+        m->status = ops->upload(dev, item->device, host, item->bytes, &m->err);
     return m->status ? NULL : item->device;
 }
 
 const void *vptq_mirror_in(vptq_mirror *m, const void *host, size_t count, size_t size)
 {
     void *p = NULL;
-    memcpy(&p, &host, sizeof p); /* only read: it does not come back */
-    return vptq_mirror_take(m, p, count, size, VPTQ_MIRROR_THERE);
+    memcpy(&p, &host, sizeof p); /* only read, never copied back */
+    return vptq_mirror_take(m, p, count, size, VPTQ_MIRROR_UPLOAD);
 }
 
-/* Where the device has what the host has there. */
-static void *find(const vptq_mirror *m, const void *host, size_t bytes)
+/* Returns the device address that mirrors a host address. */
+static void *device_address(const vptq_mirror *m, const void *host, size_t bytes)
 {
     const char *at = host;
     for (const vptq_mirrored *i = m->last; i; i = i->next) {
@@ -53,20 +54,21 @@ vptq_status vptq_mirror_pull(vptq_mirror *m, void *host, size_t bytes, vptq_err 
 {
     if (m->dev->ops->host_memory)
         return VPTQ_OK;
-    return m->dev->ops->download(m->dev->state, host, find(m, host, bytes), bytes, err);
+    return m->dev->ops->download(m->dev->state, host, device_address(m, host, bytes), bytes,
+                                 err);
 }
 
 vptq_status vptq_mirror_push(vptq_mirror *m, const void *host, size_t bytes, vptq_err *err)
 {
     if (m->dev->ops->host_memory)
         return VPTQ_OK;
-    return m->dev->ops->upload(m->dev->state, find(m, host, bytes), host, bytes, err);
+    return m->dev->ops->upload(m->dev->state, device_address(m, host, bytes), host, bytes, err);
 }
 
 vptq_status vptq_mirror_check(const vptq_mirror *m, vptq_err *err)
 {
     if (m->status && err)
-        *err = m->why;
+        *err = m->err;
     return m->status;
 }
 
@@ -76,8 +78,8 @@ vptq_status vptq_mirror_end(vptq_mirror *m, vptq_status st, vptq_err *err)
     while (m->last) {
         vptq_mirrored *i = m->last;
         m->last = i->next;
-        if (!st && !m->status && i->back)
-            m->status = ops->download(m->dev->state, i->host, i->device, i->bytes, &m->why);
+        if (!st && !m->status && i->download)
+            m->status = ops->download(m->dev->state, i->host, i->device, i->bytes, &m->err);
         ops->release(m->dev->state, i->device);
         vptq_mem_free(m->dev->ctx->mem, i);
     }

@@ -1,16 +1,16 @@
-/* Arrays of the host as a device sees them, for as long as a step takes.  Where the device
- * works in host memory a mirrored array is the array itself, and nothing here costs anything.
+/* Copies of host arrays on a device, for the duration of a step.  If the device works in host
+ * memory, a mirrored array is the array itself and all functions cost next to nothing.
  *
- * A failure is kept and told once, by _check or _end, so that arrays can be asked for one after
- * another:
+ * The first failure is kept and reported by _check or _end, so that a caller may mirror several
+ * arrays before it checks:
  *
  *     vptq_mirror m = vptq_mirror_of(dev);
  *     const float *h = vptq_mirror_in(&m, c->h, n * n, sizeof *h);
- *     float *q = vptq_mirror_take(&m, c->q, n * rows, sizeof *q, VPTQ_MIRROR_BACK);
+ *     float *q = vptq_mirror_take(&m, c->q, n * rows, sizeof *q, VPTQ_MIRROR_DOWNLOAD);
  *     VPTQ_TRY(vptq_mirror_check(&m, err));
- *     ... rows of the backend on h and q ...
+ *     ... ops on h and q ...
  * out:
- *     return vptq_mirror_end(&m, st, err);     -- q comes back
+ *     return vptq_mirror_end(&m, st, err);     -- downloads q
  */
 #ifndef VPTQ_BACKEND_MIRROR_H
 #define VPTQ_BACKEND_MIRROR_H
@@ -22,8 +22,8 @@ typedef struct vptq_mirrored vptq_mirrored;
 typedef struct vptq_mirror {
     vptq_device *dev;
     vptq_mirrored *last; /* newest first */
-    vptq_status status;  /* the first failure, and what it said */
-    vptq_err why;
+    vptq_status status;  /* the first failure */
+    vptq_err err;
 } vptq_mirror;
 
 static inline vptq_mirror vptq_mirror_of(vptq_device *dev)
@@ -31,18 +31,18 @@ static inline vptq_mirror vptq_mirror_of(vptq_device *dev)
     return (vptq_mirror){.dev = dev};
 }
 
-/* Which way an array goes: to the device when it is asked for, back at the end; none of them:
- * the device alone uses it. */
-enum { VPTQ_MIRROR_THERE = 1, VPTQ_MIRROR_BACK = 2 };
+/* How an array is copied: to the device at once, back at the end, or neither if only the device
+ * uses it. */
+enum { VPTQ_MIRROR_UPLOAD = 1, VPTQ_MIRROR_DOWNLOAD = 2 };
 
-/* `count` elements of `size` bytes as the device has them; NULL for NULL, and after a failure.
- */
-void *vptq_mirror_take(vptq_mirror *m, void *host, size_t count, size_t size, unsigned ways);
-/* One that is only read. */
+/* Returns the device's copy of `count` elements of `size` bytes; NULL if host is NULL and after
+ * a failure. */
+void *vptq_mirror_take(vptq_mirror *m, void *host, size_t count, size_t size, unsigned copies);
+/* Mirrors an array that is only read. */
 const void *vptq_mirror_in(vptq_mirror *m, const void *host, size_t count, size_t size);
 
-/* Between the two ends: `bytes` from `host` on, which is inside of a mirrored array, come back
- * now, or go to the device again. */
+/* Downloads (pull) or uploads (push) `bytes` bytes at `host`, inside a mirrored array, before
+ * the end. */
 vptq_status vptq_mirror_pull(vptq_mirror *m, void *host, size_t bytes,
                              vptq_err *err) VPTQ_MUST_CHECK;
 vptq_status vptq_mirror_push(vptq_mirror *m, const void *host, size_t bytes,
@@ -50,8 +50,8 @@ vptq_status vptq_mirror_push(vptq_mirror *m, const void *host, size_t bytes,
 
 vptq_status vptq_mirror_check(const vptq_mirror *m, vptq_err *err) VPTQ_MUST_CHECK;
 
-/* `st` is how the step went: arrays come back where all went well, and the device's memory is
- * given back.  The first failure of the step or of the copies. */
+/* Ends the step: downloads arrays if `st`, the step's status, and all copies are OK, and frees
+ * the device memory.  Returns the first failure of the step or the copies. */
 vptq_status vptq_mirror_end(vptq_mirror *m, vptq_status st, vptq_err *err) VPTQ_MUST_CHECK;
 
 #endif

@@ -1,8 +1,8 @@
-/* What the rows `sample` of cpu and cuda share: probabilities as integers, so that a sum of
- * them is the same in every order and both choose the same ids, to the last bit of u.  The
- * weight of a token is its probability over that of the likeliest one, in units of 2^-40.
+/* Internal to the op `sample` of cpu and cuda: probabilities as integers, so that their sums do
+ * not depend on the order and both backends choose the same ids, to the last bit of u.  The
+ * weight of a token is its probability divided by that of the likeliest one, in units of 2^-40.
  *
- * Nothing here needs fused multiplications; both compilers are told to make none. */
+ * Both compilers are told not to fuse multiplications and additions. */
 #ifndef VPTQ_BACKEND_SAMPLE_H
 #define VPTQ_BACKEND_SAMPLE_H
 
@@ -11,11 +11,11 @@
 
 #include "lib/base/bits.h"
 
-/* The threshold is found by three digits of its key, from above: 11 bits each, of which the
- * last one shares a bit with the one before. */
+/* The threshold is found digit by digit of its key, the highest first: three digits of 11 bits,
+ * of which the last shares a bit with the second. */
 enum { VPTQ_SAMPLE_BINS = 1 << 11, VPTQ_SAMPLE_FIRST = 21, VPTQ_SAMPLE_SECOND = 10 };
 
-/* Numbers in the order of the logits; both zeros have the same, NaN the largest of all. */
+/* Maps logits to integers in the same order; both zeros have the same key, NaN the largest. */
 static inline VPTQ_HD uint32_t vptq_sample_key(float logit)
 {
     uint32_t bits;
@@ -34,7 +34,7 @@ static inline VPTQ_HD float vptq_sample_logit(uint32_t key)
     return logit;
 }
 
-/* 2^40 exp(x) for x <= 0, rounded; exp(-30) and less are 0. */
+/* Returns 2^40 exp(x) for x <= 0, rounded; 0 below exp(-30). */
 static inline VPTQ_HD uint64_t vptq_sample_exp(double x)
 {
     const double to_integer = 0x1.8p52, ln2_high = 0x1.62e42fefa38p-1,
@@ -65,14 +65,15 @@ static inline VPTQ_HD uint64_t vptq_sample_exp(double x)
     return bits & ((UINT64_C(1) << 52) - 1);
 }
 
-/* Of a logit that is a number, max the largest.  Where that is infinite, its equals alone. */
+/* The weight of a logit that is a number; max: the largest logit.  If max is infinite, only its
+ * equals have a weight. */
 static inline VPTQ_HD uint64_t vptq_sample_weight(float logit, float max, double temperature)
 {
     return logit == max ? UINT64_C(1) << 40
                         : vptq_sample_exp(((double)logit - (double)max) / temperature);
 }
 
-/* What the weights that are kept must sum up to at least, 1 .. total. */
+/* The sum that the weights of the kept tokens must reach, 1 .. total. */
 static inline VPTQ_HD uint64_t vptq_sample_reach(double top_p, uint64_t total)
 {
     const double want = top_p * (double)total;
@@ -82,7 +83,7 @@ static inline VPTQ_HD uint64_t vptq_sample_reach(double top_p, uint64_t total)
     return reach < 1 ? 1 : reach < total ? reach : total;
 }
 
-/* Which of `kept` units u draws. */
+/* The unit, 0 .. kept - 1, that u draws. */
 static inline VPTQ_HD uint64_t vptq_sample_unit(double u, uint64_t kept)
 {
     const uint64_t unit = (uint64_t)(u * (double)kept);

@@ -143,7 +143,7 @@ static void mirror_pass(pass *a)
     vptq_encoder *enc = a->enc;
     vptq_mirror *m = &a->mirror;
     const size_t n = a->in * a->rows;
-    const unsigned both = VPTQ_MIRROR_THERE | VPTQ_MIRROR_BACK;
+    const unsigned both = VPTQ_MIRROR_UPLOAD | VPTQ_MIRROR_DOWNLOAD;
 
     a->z = vptq_mirror_take(m, a->host_z, n, sizeof *a->z, both);
     a->q = vptq_mirror_take(m, enc->q, n, sizeof *a->q, both);

@@ -94,11 +94,11 @@ vptq_column_group vptq_group_mirror(vptq_mirror *m, const vptq_column_group *g,
                                     bool indices_back)
 {
     const size_t n = g->cols * g->vector_rows, size = g->v * sizeof *g->main;
-    const unsigned ways = VPTQ_MIRROR_THERE | (indices_back ? VPTQ_MIRROR_BACK : 0);
+    const unsigned ways = VPTQ_MIRROR_UPLOAD | (indices_back ? VPTQ_MIRROR_DOWNLOAD : 0);
     vptq_column_group on = *g;
 
-    on.main = vptq_mirror_take(m, g->main, g->k, size, VPTQ_MIRROR_THERE);
-    on.res = vptq_mirror_take(m, g->res, g->k_res, size, VPTQ_MIRROR_THERE);
+    on.main = vptq_mirror_take(m, g->main, g->k, size, VPTQ_MIRROR_UPLOAD);
+    on.res = vptq_mirror_take(m, g->res, g->k_res, size, VPTQ_MIRROR_UPLOAD);
     on.idx = vptq_mirror_take(m, g->idx, n, sizeof *g->idx, ways);
     on.idx_res = vptq_mirror_take(m, g->idx_res, n, sizeof *g->idx_res, ways);
     return on;

@@ -20,7 +20,7 @@ vptq_status vptq_encoder_gather(vptq_encoder *enc, vptq_err *err)
     const vptq_columns *l = &enc->columns;
     vptq_mirror m = vptq_mirror_of(enc->dev);
     float *q = vptq_mirror_take(&m, enc->q, (size_t)enc->problem.in * l->rows, sizeof *q,
-                                VPTQ_MIRROR_THERE | VPTQ_MIRROR_BACK);
+                                VPTQ_MIRROR_UPLOAD | VPTQ_MIRROR_DOWNLOAD);
     for (uint32_t i = 0; i < l->num_groups; i++) {
         const vptq_column_group on = vptq_group_mirror(&m, &l->groups[i], false);
         VPTQ_TRY(vptq_mirror_check(&m, err));
@@ -55,7 +55,7 @@ vptq_status vptq_encoder_product(const vptq_encoder *enc, const float *h, const 
     vptq_mirror m = vptq_mirror_of(enc->dev);
     const float *hd = vptq_mirror_in(&m, h, in * in, sizeof *h);
     const float *ed = vptq_mirror_in(&m, e, n, sizeof *e);
-    float *gd = vptq_mirror_take(&m, g, n, sizeof *g, VPTQ_MIRROR_BACK);
+    float *gd = vptq_mirror_take(&m, g, n, sizeof *g, VPTQ_MIRROR_DOWNLOAD);
     vptq_status st = vptq_mirror_check(&m, err);
     if (!st)
         st = vptq_encoder_multiply(enc, hd, ed, gd, err);

@@ -143,7 +143,7 @@ static vptq_status group_error(vptq_encoder *enc, const vptq_column_group *g,
     vptq_mirror m = vptq_mirror_of(enc->dev);
     const vptq_column_group on = vptq_group_mirror(&m, g, false);
     float *e = vptq_mirror_take(&m, enc->e, enc->problem.in * ld, sizeof *e,
-                                VPTQ_MIRROR_THERE | VPTQ_MIRROR_BACK);
+                                VPTQ_MIRROR_UPLOAD | VPTQ_MIRROR_DOWNLOAD);
     vptq_status st = vptq_mirror_check(&m, err);
     if (!st)
         st = vptq_group_gather(enc->dev, &on, on.main, on.res, e, ld, err);
@@ -177,9 +177,9 @@ static vptq_status open_solver(solver *a, size_t n, uint32_t largest_k, vptq_err
     a->on.weights = vptq_mirror_take(m, a->weights, largest_k, sizeof *a->weights, 0);
     a->on.codebooks = vptq_mirror_take(m, a->codebooks, n, sizeof *a->codebooks, 0);
     a->on.diag = vptq_mirror_in(m, enc->problem.diag, in, sizeof *a->on.diag);
-    a->on.e = vptq_mirror_take(m, enc->e, size, sizeof *a->on.e, VPTQ_MIRROR_THERE);
+    a->on.e = vptq_mirror_take(m, enc->e, size, sizeof *a->on.e, VPTQ_MIRROR_UPLOAD);
     if (!a->diagonal) {
-        a->on.g = vptq_mirror_take(m, enc->g, size, sizeof *a->on.g, VPTQ_MIRROR_THERE);
+        a->on.g = vptq_mirror_take(m, enc->g, size, sizeof *a->on.g, VPTQ_MIRROR_UPLOAD);
         a->on.h = vptq_mirror_in(m, enc->problem.h, in * in, sizeof *a->on.h);
     }
     return vptq_mirror_check(m, err);

@@ -92,8 +92,8 @@ vptq_status vptq_sweeps(vptq_encoder *enc, uint32_t count, vptq_err *err)
     if (!index)
         return VPTQ_E_NOMEM;
     a.q = vptq_mirror_take(&m, enc->q, in * rows, sizeof *a.q,
-                           VPTQ_MIRROR_THERE | VPTQ_MIRROR_BACK);
-    a.g = vptq_mirror_take(&m, enc->g, in * rows, sizeof *a.g, VPTQ_MIRROR_THERE);
+                           VPTQ_MIRROR_UPLOAD | VPTQ_MIRROR_DOWNLOAD);
+    a.g = vptq_mirror_take(&m, enc->g, in * rows, sizeof *a.g, VPTQ_MIRROR_UPLOAD);
     a.h = vptq_mirror_in(&m, enc->problem.h, in * in, sizeof *a.h);
     a.delta = vptq_mirror_take(&m, delta, VPTQ_PASS_BLOCK * rows, sizeof *delta, 0);
     for (uint32_t i = 0; i < num_groups; i++)

@@ -36,7 +36,7 @@ static vptq_status product(vptq_device *dev, uint32_t out, uint32_t in, const fl
         .k = in,
         .a = vptq_mirror_in(&m, a, (size_t)out * in, sizeof *a),
         .b = vptq_mirror_in(&m, b, (size_t)in * in, sizeof *b),
-        .c = vptq_mirror_take(&m, c, (size_t)out * in, sizeof *c, VPTQ_MIRROR_BACK),
+        .c = vptq_mirror_take(&m, c, (size_t)out * in, sizeof *c, VPTQ_MIRROR_DOWNLOAD),
         .lda = in,
         .ldb = in,
         .ldc = in,

@@ -12,7 +12,7 @@
 #include "lib/backend/cpu/gemm.h"
 #include "lib/backend/cpu/gemv.h"
 #include "lib/backend/dev.h"
-#include "lib/backend/ref/vq.h"
+#include "lib/backend/ref/ref.h"
 #include "lib/base/parallel.h"
 
 enum {

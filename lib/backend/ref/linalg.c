@@ -1,4 +1,4 @@
-/* Linear algebra rows of the `ref` table: textbook loops in double. */
+/* Linear algebra of the reference backend: textbook loops in double. */
 #include <math.h>
 
 #include "lib/backend/ref/ref.h"
@@ -54,7 +54,7 @@ vptq_status vptq_ref_potrf(vptq_dev *dev, size_t n, double *a, size_t lda, size_
         double d = row_j[j];
         for (size_t l = 0; l < j; l++)
             d -= row_j[l] * row_j[l];
-        /* Infinite and NaN pivots would only spread; they are refused with the rest. */
+        /* Infinite and NaN pivots would spread; they count as not positive. */
         if (!(d > 0) || isinf(d)) {
             if (bad_pivot)
                 *bad_pivot = j;
@@ -81,8 +81,7 @@ vptq_status vptq_ref_trtri(vptq_dev *dev, size_t n, double *a, size_t lda, vptq_
         if (a[i * lda + i] == 0)
             return vptq_fail(err, VPTQ_E_NUMERIC,
                              "triangular matrix is singular: diagonal %zu of %zu is 0", i, n);
-    /* Column j of the inverse from the bottom right up: rows below j are inverted already when
-     * columns are taken from the last to the first. */
+    /* From the last column to the first: the rows below j are already inverted. */
     for (size_t j = n; j-- > 0;) {
         const double inv = 1 / a[j * lda + j];
         a[j * lda + j] = inv;

@@ -2,7 +2,6 @@
 #include <math.h>
 #include <string.h>
 
-#include "lib/backend/dev.h"
 #include "lib/backend/ref/ref.h"
 #include "lib/base/half.h"
 
@@ -77,47 +76,6 @@ vptq_status vptq_ref_rope_rows(vptq_dev *dev, const vptq_kv_rows *rows, const vp
     for (size_t s = 0; s < rows->sequences; s++)
         for (size_t r = rows->starts[s]; r < rows->starts[s + 1]; r++)
             rotate_row(a, a->x + r * a->ldx, rows->positions[s] + r - rows->starts[s]);
-    return VPTQ_OK;
-}
-
-/* Softmax of the scores of one query over positions [first, last], then the mix of values. */
-static void ref_attend(const vptq_attention_args *a, size_t query, size_t head, double *p)
-{
-    const size_t d = a->head_dim, kv = head / (a->heads / a->kv_heads);
-    const size_t last = a->pos0 + query;
-    const size_t first = a->window && last + 1 > a->window ? last + 1 - a->window : 0;
-    const float *q = a->q + query * a->ldq + head * d;
-    float *out = a->out + query * a->ldo + head * d;
-
-    double max = -INFINITY, sum = 0;
-    for (size_t j = first; j <= last; j++) {
-        const float *key = a->keys + j * a->ldk + kv * d;
-        double s = 0;
-        for (size_t i = 0; i < d; i++)
-            s += (double)q[i] * (double)key[i];
-        p[j] = s * (double)a->scale;
-        max = p[j] > max ? p[j] : max;
-    }
-    for (size_t j = first; j <= last; j++) {
-        p[j] = exp(p[j] - max);
-        sum += p[j];
-    }
-    for (size_t i = 0; i < d; i++) {
-        double s = 0;
-        for (size_t j = first; j <= last; j++)
-            s += p[j] * (double)a->values[j * a->ldv + kv * d + i];
-        out[i] = (float)(s / sum);
-    }
-}
-
-vptq_status vptq_ref_attention(vptq_dev *dev, const vptq_attention_args *a, vptq_err *err)
-{
-    double *p = vptq_dev_scratch(dev, a->pos0 + a->n, sizeof *p, err);
-    if (!p)
-        return VPTQ_E_NOMEM;
-    for (size_t i = 0; i < a->n; i++)
-        for (size_t h = 0; h < a->heads; h++)
-            ref_attend(a, i, h, p);
     return VPTQ_OK;
 }
 

@@ -1,11 +1,10 @@
-/* The `ref` table, its life and its memory. */
+/* The `ref` table, and how its devices open, close and handle memory. */
 #include "lib/backend/ref/ref.h"
 
 #include <stdio.h>
 #include <string.h>
 
 #include "lib/backend/dev.h"
-#include "lib/backend/ref/vq.h"
 
 vptq_status vptq_ref_open(const vptq_ctx *ctx, vptq_dev **dev, vptq_err *err)
 {

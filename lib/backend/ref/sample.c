@@ -1,4 +1,4 @@
-/* sample by its definition: sort, cut, draw; probabilities and sums are doubles. */
+/* The op `sample` by its definition: sort, cut, draw, with probabilities and sums in double. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -39,7 +39,7 @@ static int32_t choose(const vptq_sample_args *s, size_t row, candidate *list)
     if (s->temperature <= 0)
         return (int32_t)best;
     for (size_t i = 0; i < s->vocab; i++) {
-        double below = (double)logits[i] - (double)logits[best]; /* NaN of two infinities */
+        double below = (double)logits[i] - (double)logits[best]; /* NaN for two infinities */
         double p = logits[i] == logits[best] ? 1 : exp(below / s->temperature);
         list[i] = (candidate){.p = p, .logit = logits[i], .id = (int32_t)i};
         total += p;
@@ -57,7 +57,7 @@ static int32_t choose(const vptq_sample_args *s, size_t row, candidate *list)
         left -= list[i].p;
         last = list[i].p > 0 ? i : last;
     }
-    return list[last].id; /* of sums that were rounded */
+    return list[last].id; /* reached only by the rounding of sums */
 }
 
 vptq_status vptq_ref_sample(vptq_dev *dev, const vptq_sample_args *s, vptq_err *err)

@@ -1,10 +1,10 @@
-/* Searching codebooks, one vector at a time, and what uses it.  Distances are those of the
- * float that a choice decodes to, c + r, taken in double. */
+/* Codebook search of the reference backend and the ops that use it, one vector at a time.
+ * Distances are measured in double from the floats that a choice decodes to, c + r. */
 #include <math.h>
 #include <string.h>
 
 #include "lib/backend/dev.h"
-#include "lib/backend/ref/vq.h"
+#include "lib/backend/ref/ref.h"
 
 typedef struct candidate {
     double distance;
@@ -69,21 +69,21 @@ static double square_distance(const float *x, const float *q, uint32_t v)
     return sum;
 }
 
-/* The nearest main centroids, nearest first, the lower index first on ties; their number.
- * What has no finite distance is not among them. */
-static uint32_t nearest_mains(const vptq_search_index *f, const float *x)
+/* Lists the nearest main centroids, nearest first, the lower index first on ties, without those
+ * at no finite distance; returns their number. */
+static uint32_t nearest_mains(const vptq_search_index *index, const float *x)
 {
-    const vptq_codebooks *b = &f->codebooks;
+    const vptq_codebooks *b = &index->codebooks;
     uint32_t count = 0;
     for (uint32_t j = 0; j < b->k; j++) {
         double distance = square_distance(x, b->centroids + (size_t)j * b->v, b->v);
         if (!(distance <
-              (count < f->beam ? (double)INFINITY : f->candidates[count - 1].distance)))
+              (count < index->beam ? (double)INFINITY : index->candidates[count - 1].distance)))
             continue;
-        uint32_t at = count < f->beam ? count++ : count - 1;
-        for (; at > 0 && f->candidates[at - 1].distance > distance; at--)
-            f->candidates[at] = f->candidates[at - 1];
-        f->candidates[at] = (candidate){distance, j};
+        uint32_t at = count < index->beam ? count++ : count - 1;
+        for (; at > 0 && index->candidates[at - 1].distance > distance; at--)
+            index->candidates[at] = index->candidates[at - 1];
+        index->candidates[at] = (candidate){distance, j};
     }
     return count;
 }
@@ -96,14 +96,14 @@ static bool comes_first(const choice *a, const choice *b)
            (a->main < b->main || (a->main == b->main && a->res < b->res));
 }
 
-static choice search(const vptq_search_index *f, const float *x)
+static choice search(const vptq_search_index *index, const float *x)
 {
-    const vptq_codebooks *b = &f->codebooks;
-    const uint32_t count = nearest_mains(f, x), k_res = b->k_res ? b->k_res : 1;
+    const vptq_codebooks *b = &index->codebooks;
+    const uint32_t count = nearest_mains(index, x), k_res = b->k_res ? b->k_res : 1;
     float q[VPTQ_VQ_MAX_V];
     choice best = {0, 0, INFINITY};
     for (uint32_t i = 0; i < count; i++) {
-        choice now = {f->candidates[i].index, 0, 0};
+        choice now = {index->candidates[i].index, 0, 0};
         for (now.res = 0; now.res < k_res; now.res++) {
             decode(b, now.main, now.res, q);
             now.distance = square_distance(x, q, b->v);
@@ -114,12 +114,12 @@ static choice search(const vptq_search_index *f, const float *x)
     return best;
 }
 
-/* The choice for x, and in q what it stands for. */
-static choice choose(const vptq_search_index *f, const float *x, bool keep, uint32_t *idx,
+/* Chooses for x and decodes the choice into q. */
+static choice choose(const vptq_search_index *index, const float *x, bool keep, uint32_t *idx,
                      uint32_t *idx_res, float *q)
 {
-    const vptq_codebooks *b = &f->codebooks;
-    choice best = search(f, x);
+    const vptq_codebooks *b = &index->codebooks;
+    choice best = search(index, x);
     if (keep) {
         choice old = {*idx, b->k_res ? *idx_res : 0, 0};
         decode(b, old.main, old.res, q);
@@ -134,17 +134,17 @@ static choice choose(const vptq_search_index *f, const float *x, bool keep, uint
     return best;
 }
 
-vptq_status vptq_ref_search(vptq_dev *dev, const vptq_search_args *f, vptq_err *err)
+vptq_status vptq_ref_search(vptq_dev *dev, const vptq_search_args *s, vptq_err *err)
 {
-    const uint32_t v = f->index->codebooks.v;
+    const uint32_t v = s->index->codebooks.v;
     float q[VPTQ_VQ_MAX_V];
     (void)dev;
     (void)err;
-    for (size_t i = 0; i < f->n; i++) {
-        uint32_t *res = f->idx_res ? f->idx_res + i : NULL;
-        choose(f->index, f->x + i * v, f->keep, f->idx + i, res, q);
-        if (f->dist)
-            f->dist[i] = (float)square_distance(f->x + i * v, q, v);
+    for (size_t i = 0; i < s->n; i++) {
+        uint32_t *res = s->idx_res ? s->idx_res + i : NULL;
+        choose(s->index, s->x + i * v, s->keep, s->idx + i, res, q);
+        if (s->dist)
+            s->dist[i] = (float)square_distance(s->x + i * v, q, v);
     }
     return VPTQ_OK;
 }
@@ -170,7 +170,7 @@ vptq_status vptq_ref_vq_pass(vptq_dev *dev, const vptq_pass_args *p, vptq_err *e
     return VPTQ_OK;
 }
 
-/* g of one vector of column t, the changes of the columns before it among it. */
+/* g of one vector of column t, including the changes of the columns before it. */
 static void gradient(const vptq_descend_args *d, size_t t, size_t row, uint32_t v, float *g)
 {
     memcpy(g, d->g + t * d->ldg + row, v * sizeof *g);

@@ -1,4 +1,5 @@
-#include "lib/backend/ref/vq.h"
+/* Clustering, packed matrices and products with stored weights of the reference backend. */
+#include "lib/backend/ref/ref.h"
 
 #include <math.h>
 #include <string.h>
@@ -184,6 +185,5 @@ vptq_status vptq_ref_library_gemv(vptq_dev *dev, size_t out, size_t in, const fl
     (void)in;
     (void)w;
     (void)g;
-    return vptq_fail(err, VPTQ_E_UNSUPPORTED,
-                     "the ref backend has no library to be measured against");
+    return vptq_fail(err, VPTQ_E_UNSUPPORTED, "the ref backend has no library to compare with");
 }

@@ -70,7 +70,7 @@ static void test_there_and_back(void **state)
         rig_open(&r, names[i]);
         vptq_mirror m = vptq_mirror_of(&r.dev);
         const float *x = vptq_mirror_in(&m, r.x, N, sizeof *x);
-        float *y = vptq_mirror_take(&m, r.y, N, sizeof *y, VPTQ_MIRROR_BACK);
+        float *y = vptq_mirror_take(&m, r.y, N, sizeof *y, VPTQ_MIRROR_DOWNLOAD);
         assert_null(vptq_mirror_in(&m, NULL, N, sizeof *x));
         assert_ok(vptq_mirror_check(&m, &err), &err);
         assert_int_equal(x == r.x, r.dev.ops->host_memory);
@@ -88,7 +88,7 @@ static void test_between_the_ends(void **state)
     vptq_err err;
     rig_open(&r, "emu");
     vptq_mirror m = vptq_mirror_of(&r.dev);
-    float *x = vptq_mirror_take(&m, r.x, N, sizeof *x, VPTQ_MIRROR_THERE);
+    float *x = vptq_mirror_take(&m, r.x, N, sizeof *x, VPTQ_MIRROR_UPLOAD);
     float *y = vptq_mirror_take(&m, r.y, N, sizeof *y, 0);
     r.x[7] = 0.5F; /* the device still has 7 */
     assert_ok(vptq_mirror_push(&m, r.x + 7, sizeof *x, &err), &err);
@@ -109,7 +109,8 @@ static void test_failures(void **state)
     vptq_err err;
     rig_open(&r, "emu");
     vptq_mirror m = vptq_mirror_of(&r.dev);
-    float *x = vptq_mirror_take(&m, r.x, N, sizeof *x, VPTQ_MIRROR_THERE | VPTQ_MIRROR_BACK);
+    float *x =
+        vptq_mirror_take(&m, r.x, N, sizeof *x, VPTQ_MIRROR_UPLOAD | VPTQ_MIRROR_DOWNLOAD);
     assert_ok(square_gate(&r, x, x, &err), &err);
     assert_fails(vptq_mirror_end(&m, vptq_fail(&err, VPTQ_E_CANCELLED, "stopped"), &err),
                  VPTQ_E_CANCELLED, &err, "stopped");
