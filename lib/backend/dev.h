@@ -25,6 +25,11 @@ struct vptq_matrix {
     struct vptq_layout *layout; /* lib/backend/cpu/gemv.h; NULL in ref */
 };
 
+static inline size_t vptq_round_up(size_t n, size_t unit)
+{
+    return (n + unit - 1) / unit * unit;
+}
+
 /* Returns a work area of at least count * size bytes, 64-byte aligned and not cleared, or NULL
  * with VPTQ_E_NOMEM in err.  The device owns it; it is valid until the next call on the same
  * device.  An op takes it once, before its parallel loop, and gives each thread a slice. */

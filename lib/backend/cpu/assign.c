@@ -1,4 +1,4 @@
-/* The row assign. */
+/* The op assign: every vector is compared with every centroid. */
 #include "lib/backend/cpu/codebook.h"
 #include "lib/backend/cpu/cpu.h"
 #include "lib/backend/dev.h"
@@ -40,7 +40,7 @@ vptq_status vptq_cpu_assign(vptq_dev *dev, const vptq_assign_args *p, vptq_err *
                       .c = p->centroids,
                       .idx = p->idx,
                       .dist = p->dist};
-    /* About a million products per chunk, whole tiles of the widest kernel. */
+    /* About a million products per task, in whole tiles of the widest kernel. */
     size_t chunk = vptq_round_up(((size_t)1 << 20) / ((size_t)p->k * p->v) + 1, 32);
     vptq_parallel_for(dev->threads, p->n, chunk, assign_range, &job);
     return VPTQ_OK;

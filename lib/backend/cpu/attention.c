@@ -1,16 +1,16 @@
-/* Causal attention of the cpu backend, tile by tile with a running softmax, so that scores are
- * never kept beyond one tile (Dao et al., FlashAttention, 2022, section 3.1).
+/* The op attention, tile by tile with a running softmax, so that scores exist for one tile at a
+ * time (Dao et al., FlashAttention, 2022, section 3.1).
  *
  * The query heads that share a kv head are stacked, row = query * group + head in group, and a
- * panel of `width` rows goes over the keys tile by tile:
+ * panel of `width` rows passes over the keys tile by tile:
  *
  *     S^T = K Q^T         [keys, width]     masked with -inf
  *     max' = max(max, S), P = exp(S - max'), f = exp(max - max'), sum = f sum + sum of P
  *     O^T = f O^T + V^T P [head_dim, width]
  *
- * and ends with O / sum.  Everything is transposed so that one column is one query: the softmax
- * runs down columns, whole vectors at a time, and P is already packed as the right operand of
- * the next product.  Keys and values are packed as left operands once for all queries. */
+ * and ends with O / sum.  All is transposed so that a column is a query: the softmax runs down
+ * the columns, whole vectors at a time, and P is already packed as the right operand of the
+ * next product.  Keys and values are packed as left operands once for all queries. */
 #include <math.h>
 #include <string.h>
 
@@ -22,9 +22,9 @@
 #include "lib/base/parallel.h"
 
 enum {
-    KEYS = 252,       /* of a tile: whole row blocks of 14, 6 and 4 */
-    PANELS = 6,       /* of a task: they meet a tile of keys and values while it is in cache */
-    PACKED = 1 << 23, /* floats of keys and values packed at a time, at least one kv head's */
+    KEYS = 252,       /* keys of a tile: whole row blocks of 14, 6 and 4 */
+    PANELS = 6,       /* panels of a task, which share a tile while it is in the cache */
+    PACKED = 1 << 23, /* floats of keys and values packed at a time; at least one kv head's */
     LINE = 16         /* floats of a cache line */
 };
 
@@ -35,7 +35,7 @@ typedef struct attention_job {
     size_t group;                        /* query heads per kv head */
     size_t rows, panels, tasks; /* stacked rows of one kv head, their panels and tasks */
     size_t dim;                 /* head_dim, rounded up to whole row blocks */
-    size_t tile0, tiles;        /* tiles of keys that anyone sees: [tile0, tile0 + tiles) */
+    size_t tile0, tiles;        /* tiles of keys that any row sees: [tile0, tile0 + tiles) */
     size_t kv0;                 /* first kv head of the batch */
     size_t key_tile, tile_size; /* floats of a tile's keys; with its values */
     float *packed;              /* [batch][tiles][tile_size] */
@@ -43,20 +43,24 @@ typedef struct attention_job {
     size_t slice; /* floats of scratch per thread */
 } attention_job;
 
-static size_t round_up(size_t n, size_t step)
+void vptq_attention_mask(const vptq_attention_args *a, const vptq_attention_rows *r, size_t k0,
+                         size_t count, float *score, size_t width)
 {
-    return (n + step - 1) / step * step;
-}
-
-static size_t first_key(const vptq_attention_args *a, size_t query) /* that it sees */
-{
-    const size_t end = a->pos0 + query + 1;
-    return a->window && end > a->window ? end - a->window : 0;
+    const size_t first = r->row / r->group, last = (r->row + r->count - 1) / r->group;
+    if (k0 >= vptq_attention_first_key(a, last) && k0 + count <= a->pos0 + first + 1)
+        return;
+    for (size_t i = 0; i < r->count; i++) {
+        const size_t query = (r->row + i) / r->group;
+        const size_t from = vptq_attention_first_key(a, query), to = a->pos0 + query + 1;
+        for (size_t k = 0; k < count; k++)
+            if (k0 + k < from || k0 + k >= to)
+                score[k * width + i] = -INFINITY;
+    }
 }
 
 /* ---- packing ---- */
 
-/* A tile of keys as [key blocks][head_dim, tile_rows], then its values as
+/* Packs a tile of keys as [key blocks][head_dim, tile_rows], then its values as
  * [dim blocks][keys, tile_rows]. */
 static void pack_tile(void *arg, size_t begin, size_t end, int thread)
 {
@@ -70,7 +74,7 @@ static void pack_tile(void *arg, size_t begin, size_t end, int thread)
     float *keys = job->packed + begin * job->tile_size, *values = keys + job->key_tile;
     const float *from_keys, *from_values;
     size_t key_step, ldk, ldv;
-    if (job->source) { /* keys come side by side, as they are packed */
+    if (job->source) { /* fetched keys are already transposed */
         float *own = job->scratch + (size_t)thread * job->slice;
         job->source->fetch(job->source->arg, kv, k0, count, own, KEYS, own + KEYS * d);
         from_keys = own;
@@ -140,24 +144,7 @@ static void start_panel(const attention_job *job, const attention_panel *p, size
     }
 }
 
-/* Keys [k0, k0 + count) that a row must not see become -inf.  Rows beyond the panel's last see
- * what it sees. */
-static void mask(const attention_job *job, const attention_panel *p, size_t k0, size_t count)
-{
-    const size_t width = job->math->tile_cols;
-    const size_t first = p->row / job->group, last = (p->row + p->count - 1) / job->group;
-    if (k0 >= first_key(job->a, last) && k0 + count <= job->a->pos0 + first + 1)
-        return;
-    for (size_t r = 0; r < p->count; r++) {
-        const size_t query = (p->row + r) / job->group;
-        const size_t from = first_key(job->a, query), to = job->a->pos0 + query + 1;
-        for (size_t k = 0; k < count; k++)
-            if (k0 + k < from || k0 + k >= to)
-                p->score[k * width + r] = -INFINITY;
-    }
-}
-
-/* The panel meets one tile, as far as its last row sees. */
+/* Attends to one tile, up to the last key that the last row of the panel sees. */
 static void attend(const attention_job *job, const attention_panel *p, const float *packed,
                    size_t tile)
 {
@@ -165,7 +152,7 @@ static void attend(const attention_job *job, const attention_panel *p, const flo
     const size_t width = math->tile_cols, step = math->tile_rows, d = job->a->head_dim;
     const size_t k0 = tile * KEYS;
     const size_t seen = job->a->pos0 + (p->row + p->count - 1) / job->group + 1;
-    if (k0 >= seen || k0 + KEYS <= first_key(job->a, p->row / job->group))
+    if (k0 >= seen || k0 + KEYS <= vptq_attention_first_key(job->a, p->row / job->group))
         return;
     const size_t count = seen - k0 < KEYS ? seen - k0 : KEYS;
     const float *keys = packed + (tile - job->tile0) * job->tile_size;
@@ -174,7 +161,8 @@ static void attend(const attention_job *job, const attention_panel *p, const flo
     for (size_t k = 0; k < count; k += step)
         math->tile(d, keys + k * d, p->q, false, p->score + k * width, width,
                    count - k < step ? count - k : step, width);
-    mask(job, p, k0, count);
+    const vptq_attention_rows rows = {p->row, p->count, job->group};
+    vptq_attention_mask(job->a, &rows, k0, count, p->score, width);
     math->softmax(p->score, count, p->max, p->sum, p->f);
     math->scale_columns(p->out, d, p->f);
     for (size_t i = 0; i < d; i += step)
@@ -199,7 +187,7 @@ static void attention_task(void *arg, size_t begin, size_t end, int thread)
 {
     const attention_job *job = arg;
     (void)end;
-    /* The last rows see most keys: they go first, so that threads finish together. */
+    /* The last rows see the most keys; they go first so that threads finish together. */
     const size_t kv = begin / job->tasks, task = job->tasks - 1 - begin % job->tasks;
     const size_t panel = task * PANELS;
     const size_t panels = job->panels - panel < PANELS ? job->panels - panel : PANELS;
@@ -211,7 +199,7 @@ static void attention_task(void *arg, size_t begin, size_t end, int thread)
         start_panel(job, &p[i], job->kv0 + kv);
     }
     const size_t last = (p[panels - 1].row + p[panels - 1].count - 1) / job->group;
-    size_t tile = first_key(job->a, p[0].row / job->group) / KEYS;
+    size_t tile = vptq_attention_first_key(job->a, p[0].row / job->group) / KEYS;
     for (; tile * KEYS <= job->a->pos0 + last; tile++)
         for (size_t i = 0; i < panels; i++)
             attend(job, &p[i], packed, tile);
@@ -219,34 +207,32 @@ static void attention_task(void *arg, size_t begin, size_t end, int thread)
         finish_panel(job, &p[i], job->kv0 + kv);
 }
 
-static vptq_status attend_many(vptq_dev *dev, attention_job *job, int threads, vptq_err *err)
+static vptq_status attend_packed(vptq_dev *dev, attention_job *job, int threads, vptq_err *err)
 {
     const vptq_attention_args *a = job->a;
     const vptq_cpu_math *math = job->math;
     job->panels = (job->rows + math->tile_cols - 1) / math->tile_cols;
     job->tasks = (job->panels + PANELS - 1) / PANELS;
-    job->dim = round_up(a->head_dim, math->tile_rows);
-    job->tile0 = first_key(a, 0) / KEYS;
+    job->dim = vptq_round_up(a->head_dim, math->tile_rows);
+    job->tile0 = vptq_attention_first_key(a, 0) / KEYS;
     job->tiles = (a->pos0 + a->n + KEYS - 1) / KEYS - job->tile0;
-    job->key_tile = round_up(KEYS, math->tile_rows) * a->head_dim;
+    job->key_tile = vptq_round_up(KEYS, math->tile_rows) * a->head_dim;
     job->tile_size = job->key_tile + KEYS * job->dim;
-    job->slice = round_up(KEYS * math->tile_cols + PANELS * panel_size(job), LINE);
-    const size_t fetched = job->source ? round_up(2 * KEYS * a->head_dim, LINE) : 0;
+    job->slice = vptq_round_up(KEYS * math->tile_cols + PANELS * panel_size(job), LINE);
+    const size_t fetched = job->source ? vptq_round_up(2 * KEYS * a->head_dim, LINE) : 0;
     job->slice = job->slice > fetched ? job->slice : fetched;
 
     const size_t head_size = job->tiles * job->tile_size;
     size_t batch = head_size < PACKED ? PACKED / head_size : 1;
     batch = batch < a->kv_heads ? batch : a->kv_heads;
-    const size_t packed = round_up(batch * head_size, LINE);
+    const size_t packed = vptq_round_up(batch * head_size, LINE);
     job->packed = vptq_dev_scratch(dev, packed + (size_t)dev->threads * job->slice,
                                    sizeof *job->packed, err);
     if (!job->packed)
         return VPTQ_E_NOMEM;
     job->scratch = job->packed + packed;
     for (job->kv0 = 0; job->kv0 < a->kv_heads; job->kv0 += batch) {
-        const vptq_status st = vptq_check_cancel(dev->ctx, err);
-        if (st)
-            return st;
+        VPTQ_CHECK(vptq_check_cancel(dev->ctx, err));
         const size_t heads = a->kv_heads - job->kv0 < batch ? a->kv_heads - job->kv0 : batch;
         vptq_parallel_for(threads, heads * job->tiles, 1, pack_tile, job);
         vptq_parallel_for(threads, heads * job->tasks, 1, attention_task, job);
@@ -254,7 +240,7 @@ static vptq_status attend_many(vptq_dev *dev, attention_job *job, int threads, v
     return VPTQ_OK;
 }
 
-/* ---- few rows: one softmax over all keys, everything read from where it is ---- */
+/* ---- few rows: one softmax over all keys, nothing packed ---- */
 
 static void attention_few(void *arg, size_t begin, size_t end, int thread)
 {
@@ -263,7 +249,8 @@ static void attention_few(void *arg, size_t begin, size_t end, int thread)
     (void)thread;
     for (size_t unit = begin; unit < end; unit++) {
         const size_t kv = unit / a->n, query = unit % a->n, d = a->head_dim;
-        const size_t from = first_key(a, query), count = a->pos0 + query + 1 - from;
+        const size_t from = vptq_attention_first_key(a, query),
+                     count = a->pos0 + query + 1 - from;
         float *score = job->scratch + unit * job->slice;
         float *out = a->out + query * a->ldo + kv * job->group * d;
         memset(score, 0, job->group * count * sizeof *score);
@@ -284,7 +271,7 @@ static void attention_few(void *arg, size_t begin, size_t end, int thread)
 static vptq_status attend_few(vptq_dev *dev, attention_job *job, int threads, vptq_err *err)
 {
     const vptq_attention_args *a = job->a;
-    job->slice = round_up(job->group * (a->pos0 + a->n), LINE);
+    job->slice = vptq_round_up(job->group * (a->pos0 + a->n), LINE);
     job->scratch =
         vptq_dev_scratch(dev, a->kv_heads * a->n * job->slice, sizeof *job->scratch, err);
     if (!job->scratch)
@@ -312,7 +299,7 @@ vptq_status vptq_cpu_attention(vptq_dev *dev, const vptq_attention_args *a, vptq
     if (a->n == 0)
         return VPTQ_OK;
     return job.rows <= VPTQ_ATTENTION_FEW ? attend_few(dev, &job, threads, err)
-                                          : attend_many(dev, &job, threads, err);
+                                          : attend_packed(dev, &job, threads, err);
 }
 
 vptq_status vptq_cpu_attention_from(vptq_dev *dev, const vptq_attention_args *a,
@@ -320,5 +307,5 @@ vptq_status vptq_cpu_attention_from(vptq_dev *dev, const vptq_attention_args *a,
 {
     int threads;
     attention_job job = job_of(dev, a, source, &threads);
-    return attend_many(dev, &job, threads, err);
+    return attend_packed(dev, &job, threads, err);
 }

@@ -1,22 +1,38 @@
-/* What cpu_attention.c lends to attention over a cache in pages. */
+/* Internal: parts of attention.c that attention_mass.c and paged.c use. */
 #ifndef VPTQ_BACKEND_CPU_ATTENTION_H
 #define VPTQ_BACKEND_CPU_ATTENTION_H
 
 #include "lib/backend/backend.h"
 
-/* Stacked rows (queries times query heads of a kv head) of a sequence for which packing keys
- * and values costs more than it saves. */
+/* Largest number of stacked rows (queries times query heads of a kv head) of a sequence for
+ * which packing keys and values costs more than it saves. */
 enum { VPTQ_ATTENTION_FEW = 8 };
 
-/* Where keys and values come from when they are not rows of floats: tokens [token, token +
- * count) of a kv head as keys [head_dim, ld] and values [count, head_dim]. */
+/* First key that a query sees. */
+static inline size_t vptq_attention_first_key(const vptq_attention_args *a, size_t query)
+{
+    const size_t end = a->pos0 + query + 1;
+    return a->window && end > a->window ? end - a->window : 0;
+}
+
+/* Stacked rows [row, row + count): row / group is the query. */
+typedef struct vptq_attention_rows {
+    size_t row, count, group;
+} vptq_attention_rows;
+
+/* Sets the scores [count, width] of keys [k0, k0 + count) that a row must not see to -inf. */
+void vptq_attention_mask(const vptq_attention_args *a, const vptq_attention_rows *r, size_t k0,
+                         size_t count, float *score, size_t width);
+
+/* A source of keys and values that are not stored as rows of floats: writes tokens [token,
+ * token + count) of a kv head as keys [head_dim, ld] and values [count, head_dim]. */
 typedef struct vptq_attention_source {
     void (*fetch)(const void *arg, size_t kv, size_t token, size_t count, float *keys,
                   size_t ld, float *values);
     const void *arg;
 } vptq_attention_source;
 
-/* The row attention from such a source; keys and values of `a` are not read. */
+/* The op attention with such a source; keys and values of `a` are not read. */
 vptq_status vptq_cpu_attention_from(vptq_dev *dev, const vptq_attention_args *a,
                                     const vptq_attention_source *source, vptq_err *err);
 

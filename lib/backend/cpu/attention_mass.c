@@ -1,16 +1,17 @@
-/* Squared attention that positions receive, of the cpu backend.  As in cpu_attention.c the
+/* The op attention_mass: squared attention that each position receives.  As in attention.c, the
  * query heads of a kv head are stacked, row = query * group + head in group, in panels of
- * tile_cols rows, and scores exist for one tile of keys and one panel at a time.  Every kv head
- * takes two sweeps over them:
+ * tile_cols rows, and scores exist for one tile of keys and one panel at a time.  Each kv head
+ * takes two passes:
  *
  *     by panels   max and sum of each row's softmax, tile after tile
  *     by tiles    S^T again, P = exp(S - max) / sum, mass[key] += sum over the panel of P^2
  *
- * A tile's keys belong to one thread, which adds panels in order: no result depends on threads,
- * and memory stays at one kv head's queries and keys. */
+ * One thread owns the keys of a tile and adds the panels in order, so that results do not
+ * depend on the number of threads.  Memory is that of the queries and keys of one kv head. */
 #include <math.h>
 #include <string.h>
 
+#include "lib/backend/cpu/attention.h"
 #include "lib/backend/cpu/cpu.h"
 #include "lib/backend/cpu/gemm.h"
 #include "lib/backend/cpu/math.h"
@@ -18,8 +19,8 @@
 #include "lib/base/parallel.h"
 
 enum {
-    KEYS = 84, /* of a tile: whole row blocks of 14, 6 and 4; small, so that every thread of a
-                  short window has some */
+    KEYS = 84, /* keys of a tile: whole row blocks of 14, 6 and 4; small, so that all threads
+                  have work for a short window */
     LINE = 16  /* floats of a cache line */
 };
 
@@ -29,22 +30,11 @@ typedef struct mass_job {
     size_t group, rows, panels, tiles, kv;
     float *queries;   /* [panels][head_dim, width], scaled */
     float *keys;      /* [tiles][key blocks][head_dim, tile_rows] */
-    float *max, *sum; /* [panels][width]; sum becomes 1 / sum, 0 beyond the last row */
+    float *max, *sum; /* [panels][width]; sum becomes 1 / sum, or 0 after the last row */
     float *scratch;   /* [threads][slice] */
     size_t key_tile, slice;
     double *mass;
 } mass_job;
-
-static size_t round_up(size_t n, size_t step)
-{
-    return (n + step - 1) / step * step;
-}
-
-static size_t first_key(const vptq_attention_args *a, size_t query) /* that it sees */
-{
-    const size_t end = a->pos0 + query + 1;
-    return a->window && end > a->window ? end - a->window : 0;
-}
 
 static size_t panel_rows(const mass_job *job, size_t panel)
 {
@@ -89,25 +79,7 @@ static void pack_one(void *arg, size_t begin, size_t end, int thread)
         pack_tile(job, begin - job->panels);
 }
 
-/* Keys [k0, k0 + count) that a row must not see become -inf. */
-static void mask(const mass_job *job, size_t panel, size_t k0, size_t count, float *score)
-{
-    const vptq_attention_args *a = job->a;
-    const size_t width = job->math->tile_cols, rows = panel_rows(job, panel);
-    const size_t first = panel * width / job->group;
-    const size_t last = (panel * width + rows - 1) / job->group;
-    if (k0 >= first_key(a, last) && k0 + count <= a->pos0 + first + 1)
-        return;
-    for (size_t r = 0; r < rows; r++) {
-        const size_t query = (panel * width + r) / job->group;
-        const size_t from = first_key(a, query), to = a->pos0 + query + 1;
-        for (size_t k = 0; k < count; k++)
-            if (k0 + k < from || k0 + k >= to)
-                score[k * width + r] = -INFINITY;
-    }
-}
-
-/* Scores of a tile's keys against a panel, masked; their number, 0 when no row sees any. */
+/* Scores a tile's keys against a panel, masked; returns their number, 0 if no row sees any. */
 static size_t score_tile(const mass_job *job, size_t panel, size_t tile, float *score)
 {
     const vptq_cpu_math *math = job->math;
@@ -115,7 +87,7 @@ static size_t score_tile(const mass_job *job, size_t panel, size_t tile, float *
     const size_t k0 = tile * KEYS;
     const size_t last = (panel * width + panel_rows(job, panel) - 1) / job->group;
     const size_t seen = job->a->pos0 + last + 1;
-    if (k0 >= seen || k0 + KEYS <= first_key(job->a, panel * width / job->group))
+    if (k0 >= seen || k0 + KEYS <= vptq_attention_first_key(job->a, panel * width / job->group))
         return 0;
     const size_t count = seen - k0 < KEYS ? seen - k0 : KEYS;
     const float *keys = job->keys + tile * job->key_tile;
@@ -123,7 +95,8 @@ static size_t score_tile(const mass_job *job, size_t panel, size_t tile, float *
     for (size_t k = 0; k < count; k += step)
         math->tile(d, keys + k * d, queries, false, score + k * width, width,
                    count - k < step ? count - k : step, width);
-    mask(job, panel, k0, count, score);
+    const vptq_attention_rows rows = {panel * width, panel_rows(job, panel), job->group};
+    vptq_attention_mask(job->a, &rows, k0, count, score, width);
     return count;
 }
 
@@ -147,7 +120,7 @@ static void sum_panel(void *arg, size_t begin, size_t end, int thread)
         sum[r] = r < rows ? 1 / sum[r] : 0;
 }
 
-static void receive_tile(void *arg, size_t begin, size_t end, int thread)
+static void add_tile(void *arg, size_t begin, size_t end, int thread)
 {
     const mass_job *job = arg;
     const vptq_cpu_math *math = job->math;
@@ -159,7 +132,7 @@ static void receive_tile(void *arg, size_t begin, size_t end, int thread)
         const size_t count = score_tile(job, panel, begin, score);
         if (count == 0)
             continue;
-        /* with the maximum known, the running softmax is the exponential of the difference */
+        /* With the maximum known, the running softmax is exp(S - max). */
         memcpy(max, job->max + panel * width, width * sizeof *max);
         memset(sum, 0, width * sizeof *sum);
         math->softmax(score, count, max, sum, factor);
@@ -181,12 +154,12 @@ vptq_status vptq_cpu_attention_mass(vptq_dev *dev, const vptq_attention_args *a,
     job.rows = a->n * job.group;
     job.panels = (job.rows + width - 1) / width;
     job.tiles = (a->pos0 + a->n + KEYS - 1) / KEYS;
-    job.key_tile = round_up(KEYS, job.math->tile_rows) * d;
-    job.slice = round_up((KEYS + 3) * width, LINE);
+    job.key_tile = vptq_round_up(KEYS, job.math->tile_rows) * d;
+    job.slice = vptq_round_up((KEYS + 3) * width, LINE);
 
-    const size_t queries = round_up(job.panels * d * width, LINE);
-    const size_t keys = round_up(job.tiles * job.key_tile, LINE);
-    const size_t row = round_up(job.panels * width, LINE);
+    const size_t queries = vptq_round_up(job.panels * d * width, LINE);
+    const size_t keys = vptq_round_up(job.tiles * job.key_tile, LINE);
+    const size_t row = vptq_round_up(job.panels * width, LINE);
     job.queries =
         vptq_dev_scratch(dev, queries + keys + 2 * row + (size_t)dev->threads * job.slice,
                          sizeof *job.queries, err);
@@ -197,12 +170,10 @@ vptq_status vptq_cpu_attention_mass(vptq_dev *dev, const vptq_attention_args *a,
     job.sum = job.max + row;
     job.scratch = job.sum + row;
     for (job.kv = 0; job.kv < a->kv_heads; job.kv++) {
-        const vptq_status st = vptq_check_cancel(dev->ctx, err);
-        if (st)
-            return st;
+        VPTQ_CHECK(vptq_check_cancel(dev->ctx, err));
         vptq_parallel_for(threads, job.panels + job.tiles, 1, pack_one, &job);
         vptq_parallel_for(threads, job.panels, 1, sum_panel, &job);
-        vptq_parallel_for(threads, job.tiles, 1, receive_tile, &job);
+        vptq_parallel_for(threads, job.tiles, 1, add_tile, &job);
     }
     return VPTQ_OK;
 }

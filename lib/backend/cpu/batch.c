@@ -1,4 +1,5 @@
-
+/* Products of many rows of x with a stored matrix: pieces of the matrix become packed panels in
+ * the memory of a thread, where they meet all rows of x. */
 #include "lib/backend/cpu/gemm.h"
 #include "lib/backend/cpu/gemv.h"
 #include "lib/backend/dev.h"
@@ -12,7 +13,7 @@ typedef struct batch_job {
     const vptq_gemv_args *g;
     const float *start;
     vptq_cpu_tiles depths;
-    size_t blocks; /* of rows of x */
+    size_t blocks; /* blocks of tile_rows rows of x */
     float *x;      /* packed: for every depth, block after block [depth, tile_rows] */
     float *scratch;
     size_t slice;
@@ -39,7 +40,7 @@ static void pack_x(void *arg, size_t begin, size_t end, int thread)
     }
 }
 
-/* What the sums of outputs [r0, r0 + n) begin with. */
+/* Initializes the sums of outputs [r0, r0 + n). */
 static void begin_sums(const batch_job *job, size_t r0, size_t n)
 {
     const vptq_gemv_args *g = job->g;
@@ -79,38 +80,34 @@ static void multiply_piece(void *arg, size_t begin, size_t end, int thread)
     }
 }
 
-static size_t in_lines(size_t floats)
-{
-    return (floats + LINE - 1) / LINE * LINE;
-}
-
-static batch_job job_of(const vptq_dev *dev, const vptq_batch_source *source, size_t n)
+static batch_job batch_job_of(const vptq_dev *dev, const vptq_batch_source *source, size_t n)
 {
     const vptq_cpu_math *math = vptq_cpu_math_get(dev->simd);
     const size_t width = math->tile_cols;
     const size_t columns = (source->piece_rows + width - 1) / width * width;
-    return (batch_job){.math = math,
-                       .source = source,
-                       .depths = vptq_cpu_tiles_of(source->in, VPTQ_BATCH_DEPTH, DEPTH_STEP),
-                       .blocks = (n + math->tile_rows - 1) / math->tile_rows,
-                       .slice = in_lines((source->work_rows + columns) * VPTQ_BATCH_DEPTH)};
+    return (batch_job){
+        .math = math,
+        .source = source,
+        .depths = vptq_cpu_tiles_of(source->in, VPTQ_BATCH_DEPTH, DEPTH_STEP),
+        .blocks = (n + math->tile_rows - 1) / math->tile_rows,
+        .slice = vptq_round_up((source->work_rows + columns) * VPTQ_BATCH_DEPTH, LINE)};
 }
 
 static size_t packed_x(const batch_job *job)
 {
-    return in_lines(job->blocks * job->math->tile_rows * job->source->in);
+    return vptq_round_up(job->blocks * job->math->tile_rows * job->source->in, LINE);
 }
 
 size_t vptq_batch_work(const vptq_dev *dev, const vptq_batch_source *source, size_t n)
 {
-    const batch_job job = job_of(dev, source, n);
+    const batch_job job = batch_job_of(dev, source, n);
     return packed_x(&job) + (size_t)dev->threads * job.slice;
 }
 
 void vptq_batch_multiply(vptq_dev *dev, const vptq_batch_source *source,
                          const vptq_gemv_args *g, const float *start, float *work)
 {
-    batch_job job = job_of(dev, source, g->n);
+    batch_job job = batch_job_of(dev, source, g->n);
     job.g = g;
     job.start = start;
     job.x = work;

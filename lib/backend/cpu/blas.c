@@ -1,3 +1,4 @@
+/* Loads OpenBLAS and keeps it serial. */
 #include "lib/backend/cpu/blas.h"
 
 #include <dlfcn.h>
@@ -7,9 +8,9 @@
 
 static const char core_variable[] = "OPENBLAS_CORETYPE";
 
-/* The library, with its core type chosen.  SkylakeX is OpenBLAS's name for plain AVX-512 (F,
- * BW, DQ, VL), what VPTQ_SIMD_AVX512 promises.  The variable is the process's: it is set only
- * if the user has not, and only while the library loads. */
+/* Loads the library with a core type that fits the SIMD level. SkylakeX is the name that
+ * OpenBLAS has for plain AVX-512 (F, BW, DQ, VL). The environment variable is set only if the
+ * user has not set it, and only while the library loads. */
 static void *blas_load(vptq_simd simd)
 {
     static const char *const names[] = {"libopenblas.so.0", "libopenblas.so"};
@@ -18,7 +19,7 @@ static void *blas_load(vptq_simd simd)
 
     if (choose)
         setenv(core_variable, "SkylakeX", 1);
-    /* Never unloaded once it is there: its threads and buffers do not survive that well. */
+    /* Never unloaded: its threads and buffers do not survive that. */
     for (size_t i = 0; !library && i < sizeof names / sizeof *names; i++)
         library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
     if (choose)
@@ -26,7 +27,7 @@ static void *blas_load(vptq_simd simd)
     return library;
 }
 
-/* ISO C has no conversion from object to function pointers; POSIX promises the same bits. */
+/* ISO C cannot convert object pointers to function pointers; POSIX guarantees the same bits. */
 static bool blas_symbol(void *library, const char *name, void *function, size_t size)
 {
     void *symbol = dlsym(library, name);
@@ -75,8 +76,8 @@ vptq_status vptq_blas_open(vptq_blas *blas, vptq_simd simd, vptq_err *err)
                              wanted[i].name);
         }
 
-    /* For OpenBLAS with its own threads; the OpenMP variant asks OpenMP at every call instead,
-     * and its setter changes the caller's OpenMP setting on the way. */
+    /* For an OpenBLAS with its own threads. The OpenMP variant asks OpenMP in every call, and
+     * its setter changes the OpenMP setting of the caller. */
     const int omp_threads = omp_get_max_threads();
     set_threads(1);
     omp_set_num_threads(omp_threads);
@@ -92,8 +93,8 @@ void vptq_blas_close(vptq_blas *blas)
 
 void vptq_blas_parallel_for(int threads, size_t n, size_t chunk, vptq_range_fn fn, void *arg)
 {
-    /* Inside a parallel region OpenBLAS stays serial; with one thread there is no region, and
-     * this setting of the calling thread is what keeps it so. */
+    /* OpenBLAS is serial inside a parallel region. With one thread there is none, and this
+     * setting of the calling thread keeps it serial. */
     const int omp_threads = omp_get_max_threads();
     omp_set_num_threads(1);
     vptq_parallel_for(threads, n, chunk, fn, arg);

@@ -1,14 +1,13 @@
-/* OpenBLAS as the cpu backend uses it: loaded at run time, always one thread per call.
+/* Internal: OpenBLAS, loaded at run time, always with one thread per call.
  *
  * Loaded rather than linked because OpenBLAS chooses its kernels in a constructor, and the
- * Debian 12 version (0.3.21) takes AVX2 kernels on AVX-512 processors younger than itself, at
- * half the speed.  OPENBLAS_CORETYPE corrects that but must be set before the library is in
- * the process; linking it would leave only a re-execution of every program that uses the
- * backend.
+ * version of Debian 12 (0.3.21) chooses AVX2 kernels on newer AVX-512 processors, at half the
+ * speed. OPENBLAS_CORETYPE corrects that, but must be set before the library is in the process;
+ * with a linked library every program would have to execute itself again.
  *
  * One thread per call because OpenBLAS splits its work by the number of threads, which changes
- * last bits.  The rows cut their work into tiles that depend on the shape alone and let
- * vptq_blas_parallel_for hand them out. */
+ * last bits. Ops cut their work into tiles that depend only on the shape and distribute them
+ * with vptq_blas_parallel_for. */
 #ifndef VPTQ_BACKEND_CPU_BLAS_H
 #define VPTQ_BACKEND_CPU_BLAS_H
 
@@ -47,12 +46,12 @@ typedef struct vptq_blas {
     char *(*corename)(void); /* "SkylakeX" */
 } vptq_blas;
 
-/* VPTQ_E_UNSUPPORTED when the library or one of its functions is not there. */
+/* Returns VPTQ_E_UNSUPPORTED if the library or one of its functions is missing. */
 vptq_status vptq_blas_open(vptq_blas *blas, vptq_simd simd, vptq_err *err);
 void vptq_blas_close(vptq_blas *blas);
 
-/* vptq_parallel_for for functions that call BLAS, which must not be called outside of it: not
- * even where there is only one task. */
+/* vptq_parallel_for for functions that call BLAS, which must not be called in any other way,
+ * even for a single task. */
 void vptq_blas_parallel_for(int threads, size_t n, size_t chunk, vptq_range_fn fn, void *arg);
 
 #endif

@@ -26,11 +26,6 @@ enum {
     VPTQ_SCREENED_PAIRS = 256 /* largest number of pairs that are computed one by one */
 };
 
-static inline size_t vptq_round_up(size_t n, size_t unit)
-{
-    return (n + unit - 1) / unit * unit;
-}
-
 typedef struct vptq_codebook {
     uint32_t v;
     size_t blocks;

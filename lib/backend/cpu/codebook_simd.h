@@ -56,7 +56,7 @@ SIMD_INLINE void best_of_step(const float *c, size_t v, size_t sets, const float
             top[s] = vf_max(score[l][s], top[s]);
 }
 
-/* Scores of x against the 16 centroids of block c. */
+/* Scores x against the 16 centroids of block c. */
 SIMD_INLINE void score_block(const float *c, size_t v, const float *x, vf s[PARTS])
 {
     for (size_t p = 0; p < PARTS; p++)
@@ -69,7 +69,7 @@ SIMD_INLINE void score_block(const float *c, size_t v, const float *x, vf s[PART
     }
 }
 
-/* score [blocks * 16] of x against all centroids. */
+/* Scores x against all centroids: score [blocks * 16]. */
 SIMD_INLINE void score_codebook(const vptq_codebook *codebook, size_t v, const float *x,
                                 float *score)
 {
@@ -81,7 +81,7 @@ SIMD_INLINE void score_codebook(const vptq_codebook *codebook, size_t v, const f
     }
 }
 
-/* The `rank`-th largest of n scores, a multiple of LANES. */
+/* Returns the `rank`-th largest of n scores; n is a multiple of LANES. */
 static float ranked(const float *score, size_t n, size_t rank)
 {
     float bound = INFINITY;
@@ -96,8 +96,8 @@ static float ranked(const float *score, size_t n, size_t rank)
     return bound;
 }
 
-/* A bound that `beam` of n scores reach, and few others: from the maxima of `classes` classes,
- * a multiple of 16 of at least the beam, where there are not fewer scores. */
+/* Returns a bound that `beam` of n scores reach, and few others: from the maxima of `classes`
+ * classes, a multiple of 16 and at least the beam unless there are fewer scores. */
 SIMD_INLINE float bound_of(const float *score, size_t n, size_t classes, size_t beam)
 {
     float top[MAX_CLASSES];
@@ -112,9 +112,9 @@ SIMD_INLINE float bound_of(const float *score, size_t n, size_t classes, size_t 
     return bound > -FLT_MAX ? bound : -FLT_MAX;
 }
 
-/* Scores of x against the near ones of centroid c, [near]. */
-SIMD_INLINE void score_near(const vptq_pair_codebooks *b, size_t v, uint32_t c, const float *x,
-                            float *score)
+/* Scores x against the neighbors of centroid c. */
+SIMD_INLINE void score_neighbors(const vptq_pair_codebooks *b, size_t v, uint32_t c,
+                                 const float *x, float *score)
 {
     const float *data = b->neighbor_data + c * (b->neighbors * (1 + v));
     for (size_t e = 0; e < b->neighbors;

@@ -1,7 +1,7 @@
-/* The rows vq_pass and vq_descend.  A thread takes a few vector rows through all columns before
- * it takes the next ones, so that their errors stay in its cache.  A column first receives the
- * changes of all earlier ones (the same operations in the same order as if each had been
- * propagated at once), then is quantized. */
+/* The ops vq_pass and vq_descend.  A thread takes a few vector rows through all columns before
+ * it continues with the next rows, so that their errors stay in its cache.  A column first
+ * receives the changes of all earlier columns, by the same operations in the same order as if
+ * each had been propagated at once, and is then quantized. */
 #include <string.h>
 
 #include "lib/backend/cpu/cpu.h"
@@ -9,16 +9,16 @@
 #include "lib/backend/dev.h"
 #include "lib/base/parallel.h"
 
-/* What a thread has of its vector rows: two columns, room for searching, and the changes of
- * all. */
+/* The vector rows that a thread processes: two columns, work space for the search, and the
+ * changes of all columns. */
 typedef struct chunk {
     size_t row, count, panels;
-    float *z, *q;  /* [floats] what fills the last panel counts as 0 */
-    float *search; /* room for searching */
+    float *z, *q;  /* [floats] padded with 0 to whole panels */
+    float *search; /* work space of the search */
     float *change; /* [panels][cols][VPTQ_PANEL] */
 } chunk;
 
-/* One of the rows over all its vector rows: `column` takes column t of a chunk. */
+/* An op over all vector rows; `column` processes column t of a chunk. */
 typedef struct column_job {
     void (*column)(const void *args, const chunk *c, size_t t);
     const void *args;
@@ -29,8 +29,8 @@ typedef struct column_job {
     float *scratch; /* one slice per thread */
 } column_job;
 
-/* Vector rows per chunk: about 256 floats, so that the errors of a block of 128 columns fit
- * into a part of L2, in whole tiles; smaller where there would not be one for every thread. */
+/* Vector rows per chunk: whole tiles of about 256 floats, so that the errors of a block of 128
+ * columns fit into part of L2, but fewer if a thread would get none. */
 static size_t chunk_vector_rows(const vptq_dev *dev, size_t vector_rows, size_t v)
 {
     size_t threads = (size_t)dev->threads;
@@ -70,7 +70,7 @@ static vptq_status run_columns(vptq_dev *dev, column_job *job, vptq_err *err)
     return VPTQ_OK;
 }
 
-/* c->z -= the changes of columns 0 .. t - 1 times their factors. */
+/* c->z -= changes of columns 0 .. t - 1 times their factors */
 static void propagate(const vptq_nearest_kernels *kernels, const chunk *c, size_t cols,
                       size_t t, const float *factors, size_t ld)
 {
@@ -92,7 +92,7 @@ static void pass_column(const void *args, const chunk *c, size_t t)
     propagate(f->kernels, c, p->cols, t, p->u, p->ldu);
     memcpy(z_out, c->z, c->count * sizeof *c->z);
     vptq_search(f, c->count / v, c->z, false, c->search, p->idx + at, idx_res);
-    vptq_decode(f, c->count / v, p->idx + at, idx_res, c->q);
+    vptq_decode(&f->codebooks, c->count / v, p->idx + at, idx_res, c->q);
     memcpy(p->q + t * p->ldq + c->row, c->q, c->count * sizeof *c->q);
     const float pivot = p->u[t * p->ldu + t];
     for (size_t b = 0; b < c->panels; b++) {
@@ -115,7 +115,7 @@ vptq_status vptq_cpu_vq_pass(vptq_dev *dev, const vptq_pass_args *p, vptq_err *e
 
 /* ---- coordinate descent ---- */
 
-/* `change` holds old - new, so that propagating subtracts it as the errors of a pass. */
+/* `change` holds old - new, so that `propagate` subtracts it like the errors of a pass. */
 static void descend_column(const void *args, const chunk *c, size_t t)
 {
     const vptq_descend_args *d = args;
@@ -130,7 +130,7 @@ static void descend_column(const void *args, const chunk *c, size_t t)
         for (size_t r = 0; r < c->count; r++)
             c->z[r] = q[r] - c->z[r] / h;
         vptq_search(f, c->count / v, c->z, true, c->search, d->idx + at, idx_res);
-        vptq_decode(f, c->count / v, d->idx + at, idx_res, c->q);
+        vptq_decode(&f->codebooks, c->count / v, d->idx + at, idx_res, c->q);
     } else {
         memcpy(c->q, q, c->count * sizeof *q);
     }

@@ -1,11 +1,10 @@
-/* The `cpu` table and its life. */
+/* The `cpu` table, and how its devices open and close. */
 #include "lib/backend/cpu/cpu.h"
 
 #include <stdio.h>
 #include <string.h>
 
 #include "lib/backend/cpu/blas.h"
-#include "lib/backend/cpu/cpu.h"
 #include "lib/backend/dev.h"
 #include "lib/backend/ref/ref.h"
 

@@ -1,6 +1,5 @@
-/* Cholesky factor and triangular inverse of the cpu backend.  Both are blocked: LAPACK on the
- * diagonal blocks, matrix products on tiles for everything else.  Blocks and tiles depend on n
- * alone. */
+/* The ops potrf and trtri. Both are blocked: LAPACK on the diagonal blocks, matrix products on
+ * tiles for the rest. Blocks and tiles depend on n only. */
 #include <math.h>
 
 #include "lib/backend/cpu/blas.h"
@@ -8,7 +7,7 @@
 #include "lib/backend/cpu/gemm.h"
 #include "lib/backend/dev.h"
 
-/* BLOCK: rows and columns of a diagonal block, done by one thread while the others wait;
+/* BLOCK: rows and columns of a diagonal block, factored by one thread while the others wait;
  * TILE: rows (potrf) or columns (trtri) of a task. */
 enum { BLOCK = 128, TILE = 256 };
 
@@ -17,20 +16,21 @@ typedef struct factor_job {
     double *a;
     size_t n, lda;
     size_t at, width; /* the current block: rows and columns [at, at + width) */
-    size_t good;      /* potrf: pivots of the block that are positive numbers */
+    size_t good;      /* potrf: leading pivots of the block that are positive numbers */
     double *panel;    /* trtri: [width, at], rows of `ld_panel` */
     size_t ld_panel;
 } factor_job;
 
-static size_t shorter(size_t a, size_t b)
+static size_t min_size(size_t a, size_t b)
 {
     return a < b ? a : b;
 }
 
 /* ---- potrf: left-looking, one block column after the other ---- */
 
-/* Rows [i, i + rows) of the block column -= what the columns left of it explain. */
-static void explain_rows(const factor_job *job, size_t i, size_t rows)
+/* Subtracts the products of the columns to the left from rows [i, i + rows) of the block
+ * column. */
+static void subtract_products(const factor_job *job, size_t i, size_t rows)
 {
     const double *left = job->a + i * job->lda, *block = job->a + job->at * job->lda;
     double *c = job->a + i * job->lda + job->at;
@@ -44,17 +44,17 @@ static void explain_rows(const factor_job *job, size_t i, size_t rows)
 }
 
 /* Task 0 is the diagonal block, task t the t-th tile of rows below it. */
-static void potrf_explain(void *arg, size_t begin, size_t end, int thread)
+static void potrf_update(void *arg, size_t begin, size_t end, int thread)
 {
     const factor_job *job = arg;
     (void)end;
     (void)thread;
     if (begin == 0) {
-        explain_rows(job, job->at, job->width);
+        subtract_products(job, job->at, job->width);
         return;
     }
     const size_t i = job->at + job->width + (begin - 1) * TILE;
-    explain_rows(job, i, shorter(TILE, job->n - i));
+    subtract_products(job, i, min_size(TILE, job->n - i));
 }
 
 static void potrf_solve(void *arg, size_t begin, size_t end, int thread)
@@ -68,7 +68,7 @@ static void potrf_solve(void *arg, size_t begin, size_t end, int thread)
                      (int)job->lda, rows, (int)job->lda);
 }
 
-/* The diagonal block; LAPACK's own answer passes over NaN. */
+/* Factors the diagonal block. Checks the pivots because LAPACK accepts NaN. */
 static void potrf_diagonal(void *arg, size_t begin, size_t end, int thread)
 {
     factor_job *job = arg;
@@ -94,13 +94,11 @@ vptq_status vptq_cpu_potrf(vptq_dev *dev, size_t n, double *a, size_t lda, size_
     const int threads = vptq_cpu_threads(dev, n * n);
 
     for (; job.at < n; job.at += BLOCK) {
-        const vptq_status st = vptq_check_cancel(dev->ctx, err);
-        if (st)
-            return st;
-        job.width = shorter(BLOCK, n - job.at);
+        VPTQ_CHECK(vptq_check_cancel(dev->ctx, err));
+        job.width = min_size(BLOCK, n - job.at);
         const size_t below = n - job.at - job.width;
         if (job.at)
-            vptq_blas_parallel_for(threads, 1 + (below + TILE - 1) / TILE, 1, potrf_explain,
+            vptq_blas_parallel_for(threads, 1 + (below + TILE - 1) / TILE, 1, potrf_update,
                                    &job);
         vptq_blas_parallel_for(1, 1, 1, potrf_diagonal, &job);
         if (job.good < job.width) {
@@ -123,7 +121,7 @@ static void trtri_diagonal(void *arg, size_t begin, size_t end, int thread)
     const factor_job *job = arg;
     (void)thread;
     const int n = (int)(end - begin), ld = (int)job->lda;
-    int info = 0; /* zeros on the diagonal were refused before */
+    int info = 0; /* the caller has excluded zeros on the diagonal */
     job->blas->dtrtri("U", "N", &n, job->a + begin * job->lda + begin, &ld, &info);
 }
 
@@ -141,8 +139,8 @@ static void trtri_panel(void *arg, size_t begin, size_t end, int thread)
                      (int)job->lda, job->panel + begin, (int)job->ld_panel);
 }
 
-/* Columns [begin, end) of the block row: panel times the triangle above, whose part in these
- * columns is triangular at the top and full below. */
+/* Columns [begin, end) of the block row: the panel times the triangle above, of which these
+ * columns are triangular at the top and full below. */
 static void trtri_columns(void *arg, size_t begin, size_t end, int thread)
 {
     const factor_job *job = arg;
@@ -177,10 +175,8 @@ vptq_status vptq_cpu_trtri(vptq_dev *dev, size_t n, double *a, size_t lda, vptq_
         return VPTQ_E_NOMEM;
     vptq_blas_parallel_for(threads, n, BLOCK, trtri_diagonal, &job);
     for (job.at = BLOCK; job.at < n; job.at += BLOCK) {
-        const vptq_status st = vptq_check_cancel(dev->ctx, err);
-        if (st)
-            return st;
-        job.width = shorter(BLOCK, n - job.at);
+        VPTQ_CHECK(vptq_check_cancel(dev->ctx, err));
+        job.width = min_size(BLOCK, n - job.at);
         vptq_blas_parallel_for(threads, job.at, TILE, trtri_panel, &job);
         vptq_blas_parallel_for(threads, job.at, TILE, trtri_columns, &job);
     }

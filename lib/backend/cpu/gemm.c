@@ -1,3 +1,4 @@
+/* The op gemm, and matrix products for other ops (gemm.h). */
 #include "lib/backend/cpu/gemm.h"
 
 #include <string.h>
@@ -8,19 +9,19 @@
 
 enum {
     DEPTH_STEP = 8,
-    DEPTH = 384,      /* rows of B that a sum takes before it goes back to C */
-    ROWS = 224,       /* of a task, about */
-    COLS = 768,       /* of a task: DEPTH x COLS floats of B stay in a second-level cache */
-    PACKED = 1 << 22, /* floats of B packed at a time, at least COLS columns */
-    FEW = 8,          /* rows of A for which packing B costs more than it saves */
-    FEW_COLS = 128,   /* columns of a task then */
-    WORTH = 1 << 15   /* multiplications worth waking threads for */
+    DEPTH = 384, /* rows of B that a sum covers before it is stored in C */
+    ROWS = 224,  /* rows of a task, about */
+    COLS = 768,  /* columns of a task: DEPTH x COLS floats of B stay in a second-level cache */
+    PACKED = 1 << 22,           /* floats of B packed at a time, at least COLS columns */
+    FEW = 8,                    /* rows of A for which packing B costs more than it saves */
+    FEW_COLS = 128,             /* columns of a task for few rows */
+    MIN_PARALLEL_WORK = 1 << 15 /* multiplications worth waking threads for */
 };
 
-vptq_cpu_tiles vptq_cpu_tiles_of(size_t n, size_t most, size_t step)
+vptq_cpu_tiles vptq_cpu_tiles_of(size_t n, size_t max, size_t step)
 {
     vptq_cpu_tiles t = {.n = n, .size = step};
-    const size_t wanted = (n + most - 1) / most;
+    const size_t wanted = (n + max - 1) / max;
     if (wanted) {
         const size_t even = (n + wanted - 1) / wanted;
         t.size = (even + step - 1) / step * step;
@@ -48,7 +49,7 @@ void vptq_cpu_lower_tile(size_t index, size_t *row, size_t *col)
 
 int vptq_cpu_threads(const vptq_dev *dev, size_t work)
 {
-    return work < WORTH ? 1 : dev->threads;
+    return work < MIN_PARALLEL_WORK ? 1 : dev->threads;
 }
 
 /* ---- packing ---- */
@@ -70,9 +71,8 @@ static size_t panels_of(const vptq_cpu_math *math, size_t n)
     return (n + math->tile_cols - 1) / math->tile_cols;
 }
 
-/* Packed B of k rows and n columns: for every depth of k, panel after panel, [depth, tile_cols]
- * each; columns beyond n are 0.  This is where panel `panel` of the block from row l on begins.
- */
+/* Offset of panel `panel` of the block from row l on in packed B [k, n]: for every depth of k,
+ * panel after panel [depth, tile_cols]; columns after n are 0. */
 static size_t panel_at(const vptq_cpu_math *math, size_t n, size_t l, size_t depth,
                        size_t panel)
 {
@@ -110,7 +110,7 @@ static void pack_right(const vptq_cpu_math *math, const vptq_gemm_args *g, size_
 
 /* ---- products ---- */
 
-/* What the products are added to in these rows and columns: C, the bias, their sum or zero. */
+/* Initializes C in these rows and columns: unchanged, bias, their sum or zero. */
 static void start_block(const vptq_gemm_args *g, size_t row, size_t row_end, size_t col,
                         size_t col_end)
 {
@@ -126,7 +126,7 @@ static void start_block(const vptq_gemm_args *g, size_t row, size_t row_end, siz
     }
 }
 
-/* Rows [row, row_end), panels [panel, panel_end) of the product from its packed B; left: room
+/* Rows [row, row_end), panels [panel, panel_end) of the product from packed B; left: work space
  * for a row block. */
 static void multiply(const vptq_cpu_math *math, const vptq_gemm_args *g, const float *packed,
                      size_t row, size_t row_end, size_t panel, size_t panel_end, float *left)
@@ -170,11 +170,11 @@ void vptq_cpu_gemm_serial(const vptq_cpu_math *math, const vptq_gemm_args *g, fl
     multiply(math, g, work, 0, g->m, 0, panels, left);
 }
 
-/* ---- the row ---- */
+/* ---- the op ---- */
 
 typedef struct gemm_job {
     const vptq_cpu_math *math;
-    vptq_gemm_args g; /* the columns at hand */
+    vptq_gemm_args g; /* restricted to the current columns */
     vptq_cpu_tiles rows, cols;
     float *packed, *left;
 } gemm_job;
@@ -189,7 +189,7 @@ static void gemm_pack(void *arg, size_t begin, size_t end, int thread)
 static void gemm_tile(void *arg, size_t begin, size_t end, int thread)
 {
     const gemm_job *job = arg;
-    (void)end; /* chunks of one tile */
+    (void)end; /* each task is one tile */
     const size_t row = begin % job->rows.count, col = begin / job->rows.count;
     const size_t i = row * job->rows.size, j = col * job->cols.size;
     const size_t i_end = i + vptq_cpu_tile_length(&job->rows, row);
@@ -198,7 +198,7 @@ static void gemm_tile(void *arg, size_t begin, size_t end, int thread)
              panels_of(job->math, j_end), job->left + (size_t)thread * left_size(job->math));
 }
 
-/* Few rows: every column of B is read once, straight from where it is. */
+/* Few rows: every column of B is read once, in place. */
 static void gemm_few(void *arg, size_t begin, size_t end, int thread)
 {
     const gemm_job *job = arg;
@@ -213,7 +213,7 @@ static void gemm_few(void *arg, size_t begin, size_t end, int thread)
                          g->c + begin, g->ldc);
 }
 
-/* Columns [j, j + n) of the product as a product of its own. */
+/* Columns [j, j + n) of the product, as a product of its own. */
 static vptq_gemm_args columns_of(const vptq_gemm_args *g, size_t j, size_t n)
 {
     vptq_gemm_args part = *g;
@@ -236,17 +236,17 @@ vptq_status vptq_cpu_gemm(vptq_dev *dev, const vptq_gemm_args *g, vptq_err *err)
     }
 
     const size_t fit = g->k ? PACKED / g->k : g->n;
-    const vptq_cpu_tiles vector_rows =
+    const vptq_cpu_tiles pieces =
         vptq_cpu_tiles_of(g->n, fit > COLS ? fit : COLS, math->tile_cols);
-    const size_t packed = panels_of(math, vector_rows.size) * math->tile_cols * g->k;
+    const size_t packed = panels_of(math, pieces.size) * math->tile_cols * g->k;
     job.packed = vptq_dev_scratch(dev, packed + (size_t)dev->threads * left_size(math),
                                   sizeof *job.packed, err);
     if (!job.packed)
         return VPTQ_E_NOMEM;
     job.left = job.packed + packed;
     job.rows = vptq_cpu_tiles_of(g->m, ROWS, math->tile_rows);
-    for (size_t s = 0; s < vector_rows.count; s++) {
-        job.g = columns_of(g, s * vector_rows.size, vptq_cpu_tile_length(&vector_rows, s));
+    for (size_t s = 0; s < pieces.count; s++) {
+        job.g = columns_of(g, s * pieces.size, vptq_cpu_tile_length(&pieces, s));
         job.cols = vptq_cpu_tiles_of(job.g.n, COLS, math->tile_cols);
         vptq_parallel_for(threads, panels_of(math, job.g.n), 4, gemm_pack, &job);
         vptq_parallel_for(threads, job.rows.count * job.cols.count, 1, gemm_tile, &job);

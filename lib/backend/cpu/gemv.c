@@ -1,5 +1,6 @@
-/* The row gemv: a few rows of x meet the rows of the matrix as they are stored, each read once
- * for up to four of them; more of them meet its panels (cpu_many.h). */
+/* The ops gemv and library_gemv. A few rows of x meet the rows of the matrix as they are
+ * stored, each read once for up to four of them; more rows of x meet packed panels (batch.c).
+ */
 #include "lib/backend/cpu/gemv.h"
 #include "lib/backend/cpu/blas.h"
 #include "lib/backend/cpu/cpu.h"
@@ -7,9 +8,9 @@
 #include "lib/backend/dev.h"
 #include "lib/base/parallel.h"
 
-/* Up to so many rows of x the matrix is read as it is: 9 and 12 rows take 0.7 and 0.8 times as
- * long as with panels, 16 as long, 24 and 32 1.2 times (AVX2, float16). */
-enum { FEW = 16 };
+/* Largest number of rows of x for which the matrix is read as it is: 9 and 12 rows take 0.7 and
+ * 0.8 times as long as with panels, 16 as long, 24 and 32 1.2 times (AVX2, float16). */
+enum { MAX_STORED_ROWS = 16 };
 
 typedef struct dense_job {
     const vptq_gemv_kernels *kernels;
@@ -52,7 +53,7 @@ static void pack_rows(const void *arg, const vptq_cpu_math *math, size_t r0, siz
 static vptq_status multiply_panels(vptq_dev *dev, const dense_job *job, size_t out,
                                    vptq_err *err)
 {
-    enum { PANELS = 3 }; /* of a piece */
+    enum { PANELS = 3 }; /* panels of a piece */
     const vptq_batch_source source = {.pack = pack_rows,
                                       .arg = job,
                                       .out = out,
@@ -78,14 +79,14 @@ vptq_status vptq_cpu_gemv(vptq_dev *dev, size_t out, size_t in, vptq_dtype type,
                      .in = in,
                      .row_bytes = in * vptq_dtype_get(type)->bytes};
     VPTQ_BUG_IF(type != VPTQ_F32 && type != VPTQ_F16 && type != VPTQ_BF16);
-    if (g->n > FEW)
+    if (g->n > MAX_STORED_ROWS)
         return multiply_panels(dev, &job, out, err);
     vptq_parallel_for(vptq_cpu_threads(dev, out * in), out, CHUNK / (in + 1) + 1, multiply_rows,
                       &job);
     return VPTQ_OK;
 }
 
-/* ---- the library's ---- */
+/* ---- library_gemv ---- */
 
 typedef struct library_job {
     const vptq_blas *blas;

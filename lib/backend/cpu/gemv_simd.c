@@ -7,7 +7,7 @@
 #include "lib/backend/cpu/gemv.h"
 #include "lib/base/half.h"
 
-/* Extracts entries of any width one after the other. */
+/* Extracts entries of any width, one after the other. */
 static void fields_plain(const vptq_fields *f, const uint32_t *row, size_t first, size_t count,
                          vptq_entry *entry)
 {
@@ -36,7 +36,7 @@ enum { LANES = SIMD_LANES, EIGHT = 8 };
 
 /* ---- entries ---- */
 
-/* What takes eight entries apart, in registers. */
+/* The constants of split_eight in registers. */
 typedef struct splitter {
     __m256i shuffle, shift, mask, main_mask, v;
     __m128i main_bits;
@@ -52,8 +52,8 @@ SIMD_INLINE splitter splitter_of(const vptq_fields *f)
                       .main_bits = _mm_cvtsi32_si128((int)f->main_bits)};
 }
 
-/* Places of the eight entries that begin at byte `at`; reads 16 bytes from there and 16 from
- * at + half. */
+/* Extracts the eight entries that begin at byte `at`; reads 16 bytes from there and 16 from at
+ * + half. */
 SIMD_INLINE void split_eight(const splitter *p, const uint8_t *at, size_t half,
                              vptq_entry *entry)
 {
@@ -70,7 +70,7 @@ SIMD_INLINE void split_eight(const splitter *p, const uint8_t *at, size_t half,
                         _mm256_permute2x128_si256(lo, hi, 0x31));
 }
 
-/* How many of `count` entries from `first` on can be taken eight at a time. */
+/* Number of entries, of `count` from `first` on, that can be extracted eight at a time. */
 SIMD_INLINE size_t in_eights(const vptq_fields *f, const uint32_t *row, const void *end,
                              size_t first, size_t count)
 {
@@ -97,17 +97,16 @@ static void fields(const vptq_fields *f, const uint32_t *row, const void *end, s
 
 /* ---- sums of centroids ---- */
 
-/* What a call of add_columns works on: lanes e .. of vector rows vector row .. vector row +
- * vector rows - 1, for n rows of x from `row` on; everything but e, vector row and row is a
- * constant where the function is called.
- */
+/* The part of a block that add_columns computes: lanes from e on of vector rows [vector_row,
+ * vector_row + vector_rows), for rows [row, row + n) of x. All but e, vector_row and row are
+ * constants at the call. */
 typedef struct part {
     size_t e, vector_row, vector_rows, row, n;
     bool half, residual, code_scale;
 } part;
 
-/* Two codes come with one load and leave by a move and a shift: a load each would keep the
- * ports busy that the tables need, four codes a load cost more shifts. */
+/* Loads two codes at once and separates them by a move and a shift. A load for each would
+ * compete with the tables for the load ports; four at once would need more shifts. */
 SIMD_INLINE void codes_of(const uint16_t *codes, size_t code_scale, const part *p, size_t *code)
 {
     uint32_t two;
@@ -120,7 +119,7 @@ SIMD_INLINE void codes_of(const uint16_t *codes, size_t code_scale, const part *
     }
 }
 
-/* The tables of a call, from lane e on. */
+/* The tables from lane e on. */
 typedef struct tables {
     const uint8_t *main, *res;
 } tables;
@@ -129,11 +128,12 @@ SIMD_INLINE tables tables_of(const vptq_gemv_block *b, const part *p)
 {
     const size_t offset = p->e * (p->half ? sizeof(uint16_t) : sizeof(float));
     tables t = {b->main + offset, p->residual ? b->res + offset : NULL};
-    __asm__("" : "+r"(t.main), "+r"(t.res)); /* or `offset` is added to every place once more */
+    __asm__(""
+            : "+r"(t.main), "+r"(t.res)); /* keeps `offset` from being added at every look-up */
     return t;
 }
 
-/* Where lane e of a row of x and of a vector row adds to. */
+/* Address of the sum of a row of x and a vector row, from lane e on. */
 SIMD_INLINE float *sum_of(const vptq_gemv_block *b, const part *p, size_t vector_row,
                           size_t row)
 {
@@ -145,18 +145,18 @@ SIMD_INLINE size_t record_of(const part *p)
     return p->residual ? 2 * VPTQ_BLOCK_VECTOR_ROWS : VPTQ_BLOCK_VECTOR_ROWS;
 }
 
-enum { MAX_SUMS = 8 /* that fit into registers beside the rest */ };
+enum { MAX_SUMS = 8 /* sums that fit into registers with everything else */ };
 
-SIMD_INLINE __m256 row_of_8(const uint8_t *table, size_t code, const part *p)
+SIMD_INLINE vf row_of_8(const uint8_t *table, size_t code, const part *p)
 {
     const uint8_t *at = table + 8 * code;
     if (p->half)
-        return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)at));
-    return _mm256_loadu_ps((const float *)(const void *)at);
+        return vf_load_f16(at);
+    return vf_load((const float *)(const void *)at);
 }
 
-/* A centroid and its residual centroid are added first, as they are where a matrix is decoded,
- * then multiplied: as many operations as two products, half as many sums. */
+/* Adds a centroid and its residual centroid first, as in decoding, then multiplies: as many
+ * operations as two products, but half as many sums. */
 SIMD_INLINE void add_columns(const vptq_gemv_block *b, const part *p)
 {
     const size_t record = record_of(p), columns = b->columns, ldx = b->ldx,
@@ -164,15 +164,15 @@ SIMD_INLINE void add_columns(const vptq_gemv_block *b, const part *p)
     const tables t = tables_of(b, p);
     const uint16_t *codes = b->codes + p->vector_row;
     const float *x = b->x + p->row * b->ldx;
-    __m256 sum[MAX_SUMS]; /* [vector rows, n] */
+    vf sum[MAX_SUMS]; /* [vector rows, n] */
 #pragma GCC unroll 8
     for (size_t l = 0; l < p->vector_rows * p->n; l++)
-        sum[l] = _mm256_setzero_ps();
+        sum[l] = vf_set1(0);
     for (size_t j = 0; j < columns; j++, codes += record) {
-        __m256 xj[VPTQ_GEMV_ROWS];
+        vf xj[VPTQ_GEMV_ROWS];
 #pragma GCC unroll 4
         for (size_t r = 0; r < p->n; r++)
-            xj[r] = _mm256_broadcast_ss(x + r * ldx + j);
+            xj[r] = vf_set1(*(x + r * ldx + j));
 #pragma GCC unroll 4
         for (size_t s = 0; s < p->vector_rows; s += 2) {
             size_t code[2], res_code[2] = {0, 0};
@@ -181,13 +181,13 @@ SIMD_INLINE void add_columns(const vptq_gemv_block *b, const part *p)
                 codes_of(codes + VPTQ_BLOCK_VECTOR_ROWS + s, code_scale, p, res_code);
 #pragma GCC unroll 2
             for (size_t i = 0; i < 2; i++) {
-                __m256 value = row_of_8(t.main, code[i], p);
+                vf value = row_of_8(t.main, code[i], p);
                 if (p->residual)
-                    value = _mm256_add_ps(value, row_of_8(t.res, res_code[i], p));
+                    value = vf_add(value, row_of_8(t.res, res_code[i], p));
 #pragma GCC unroll 4
                 for (size_t r = 0; r < p->n; r++) {
                     const size_t l = (s + i) * p->n + r;
-                    sum[l] = _mm256_fmadd_ps(xj[r], value, sum[l]);
+                    sum[l] = vf_fma(xj[r], value, sum[l]);
                 }
             }
         }
@@ -197,7 +197,7 @@ SIMD_INLINE void add_columns(const vptq_gemv_block *b, const part *p)
 #pragma GCC unroll 4
         for (size_t r = 0; r < p->n; r++) {
             float *to = sum_of(b, p, s, r);
-            _mm256_storeu_ps(to, _mm256_add_ps(_mm256_loadu_ps(to), sum[s * p->n + r]));
+            vf_store(to, vf_add(vf_load(to), sum[s * p->n + r]));
         }
 }
 
@@ -209,7 +209,7 @@ SIMD_INLINE __m128 row_of_4(const uint8_t *table, size_t code, const part *p)
     return _mm_loadu_ps((const float *)(const void *)at);
 }
 
-/* The codes of all vector rows at once: beside narrow rows there is time for the shifts. */
+/* Loads the codes of all vector rows at once: narrow rows leave time for the shifts. */
 SIMD_INLINE uint64_t all_codes_of(const uint16_t *codes, const part *p)
 {
     uint64_t all = 0;
@@ -223,8 +223,8 @@ SIMD_INLINE size_t code_of(uint64_t all, size_t s, size_t code_scale, const part
     return p->code_scale ? code * code_scale : code;
 }
 
-/* The same with registers of 4 lanes, for layouts that have no more: two vector rows in one of
- * 8 would save a product and cost an insertion for each table. */
+/* add_columns with registers of 4 lanes, for narrow layouts. Two vector rows in one register of
+ * 8 would save a product but cost an insertion per table. */
 SIMD_INLINE void add_narrow_columns(const vptq_gemv_block *b, const part *p)
 {
     const size_t record = record_of(p), columns = b->columns, ldx = b->ldx,
@@ -262,8 +262,7 @@ SIMD_INLINE void add_narrow_columns(const vptq_gemv_block *b, const part *p)
         }
 }
 
-/* All vector rows of the block for n rows of x: as many at a time as there are registers for.
- */
+/* All vector rows of the block for n rows of x, as many at a time as registers allow. */
 SIMD_INLINE void add_rows(const vptq_gemv_block *b, part p, bool narrow, size_t row, size_t n)
 {
     p.row = row;
@@ -297,7 +296,7 @@ SIMD_INLINE void add_lanes(const vptq_gemv_block *b, bool narrow, bool half, boo
     }
 }
 
-/* The kinds of layouts, each with loops of its own. */
+/* Compiles loops for each kind of layout. */
 SIMD_INLINE void add_kind(const vptq_gemv_block *b, bool half, bool residual)
 {
     const bool narrow = b->lanes < LANES;
@@ -325,18 +324,15 @@ static void block(const vptq_gemv_block *b)
 
 /* ---- plain rows ---- */
 
-SIMD_INLINE __m256 widen(vptq_dtype type, const uint8_t *w, size_t j)
+SIMD_INLINE vf widen(vptq_dtype type, const uint8_t *w, size_t j)
 {
     if (type == VPTQ_F32)
-        return _mm256_loadu_ps((const float *)(const void *)(w + 4 * j));
-    __m128i h = _mm_loadu_si128((const __m128i *)(const void *)(w + 2 * j));
-    if (type == VPTQ_F16)
-        return _mm256_cvtph_ps(h);
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
+        return vf_load((const float *)(const void *)(w + 4 * j));
+    return type == VPTQ_F16 ? vf_load_f16(w + 2 * j) : vf_load_bf16(w + 2 * j);
 }
 
-/* The last `count` < LANES elements, zeros behind them. */
-SIMD_INLINE __m256 widen_tail(vptq_dtype type, const uint8_t *w, size_t j, size_t count)
+/* The last count < LANES elements, followed by zeros. */
+SIMD_INLINE vf widen_tail(vptq_dtype type, const uint8_t *w, size_t j, size_t count)
 {
     uint8_t tail[LANES * sizeof(float)] = {0};
     const size_t bytes = type == VPTQ_F32 ? 4 : 2;
@@ -344,48 +340,36 @@ SIMD_INLINE __m256 widen_tail(vptq_dtype type, const uint8_t *w, size_t j, size_
     return widen(type, tail, 0);
 }
 
-SIMD_INLINE float total(__m256 a)
-{
-    __m128 x = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
-    x = _mm_add_ps(x, _mm_movehl_ps(x, x));
-    return _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)));
-}
-
-/* n rows of x, in CHAINS sums each. */
+/* Dot products with n rows of x, in CHAINS sums each. */
 SIMD_INLINE void dot_rows(vptq_dtype type, const uint8_t *w, size_t length, size_t n,
                           const float *x, size_t ldx, float *y)
 {
     enum { CHAINS = 4, MAX = 2 };
-    const __m256i iota = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-    __m256 sum[MAX][CHAINS];
+    vf sum[MAX][CHAINS];
     size_t j = 0;
 #pragma GCC unroll 16
     for (size_t i = 0; i < n; i++)
 #pragma GCC unroll 16
         for (size_t c = 0; c < CHAINS; c++)
-            sum[i][c] = _mm256_setzero_ps();
+            sum[i][c] = vf_set1(0);
     for (; length - j >= CHAINS * LANES; j += CHAINS * LANES)
 #pragma GCC unroll 16
         for (size_t c = 0; c < CHAINS; c++) {
-            __m256 value = widen(type, w, j + c * LANES);
+            vf value = widen(type, w, j + c * LANES);
 #pragma GCC unroll 16
             for (size_t i = 0; i < n; i++)
-                sum[i][c] = _mm256_fmadd_ps(value, _mm256_loadu_ps(x + i * ldx + j + c * LANES),
-                                            sum[i][c]);
+                sum[i][c] = vf_fma(value, vf_load(x + i * ldx + j + c * LANES), sum[i][c]);
         }
     for (; j < length; j += LANES) {
         size_t count = length - j < LANES ? length - j : LANES;
-        __m256i mask = _mm256_cmpgt_epi32(_mm256_set1_epi32((int)count), iota);
-        __m256 value = count == LANES ? widen(type, w, j) : widen_tail(type, w, j, count);
+        vf value = count == LANES ? widen(type, w, j) : widen_tail(type, w, j, count);
 #pragma GCC unroll 16
         for (size_t i = 0; i < n; i++)
-            sum[i][0] =
-                _mm256_fmadd_ps(value, _mm256_maskload_ps(x + i * ldx + j, mask), sum[i][0]);
+            sum[i][0] = vf_fma(value, vf_load_part(x + i * ldx + j, count), sum[i][0]);
     }
 #pragma GCC unroll 16
     for (size_t i = 0; i < n; i++)
-        y[i] = total(_mm256_add_ps(_mm256_add_ps(sum[i][0], sum[i][1]),
-                                   _mm256_add_ps(sum[i][2], sum[i][3])));
+        y[i] = vf_sum(vf_add(vf_add(sum[i][0], sum[i][1]), vf_add(sum[i][2], sum[i][3])));
 }
 
 SIMD_INLINE void dot_type(vptq_dtype type, const uint8_t *w, size_t length, size_t n,
@@ -414,17 +398,17 @@ static void dot(vptq_dtype type, const void *w, size_t length, size_t n, const f
     }
 }
 
-/* Columns of eight registers that hold a row each. */
-SIMD_INLINE void transpose_eight(__m256 r[EIGHT])
+/* Transposes eight registers of eight lanes. */
+SIMD_INLINE void transpose_eight(vf r[EIGHT])
 {
-    __m256 t[EIGHT];
+    vf t[EIGHT];
 #pragma GCC unroll 4
-    for (size_t i = 0; i < EIGHT; i += 2) { /* pairs of neighbours */
+    for (size_t i = 0; i < EIGHT; i += 2) { /* pairs of rows */
         t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
         t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
     }
 #pragma GCC unroll 2
-    for (size_t i = 0; i < EIGHT; i += 4) { /* fours of rows */
+    for (size_t i = 0; i < EIGHT; i += 4) { /* groups of four rows */
         r[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
         r[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
         r[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
@@ -432,28 +416,28 @@ SIMD_INLINE void transpose_eight(__m256 r[EIGHT])
     }
 #pragma GCC unroll 4
     for (size_t i = 0; i < EIGHT / 2; i++) { /* halves of registers */
-        const __m256 low = r[i], high = r[i + 4];
+        const vf low = r[i], high = r[i + 4];
         r[i] = _mm256_permute2f128_ps(low, high, 0x20);
         r[i + 4] = _mm256_permute2f128_ps(low, high, 0x31);
     }
 }
 
-/* `count` columns of eight rows of a panel, n of them there; both are constants in the first
- * loop that calls this. */
+/* Writes `count` columns of eight rows to a panel, of which n rows exist; both are constants in
+ * the first loop that calls this. */
 SIMD_INLINE void panel_block(vptq_dtype type, const uint8_t *w, size_t row_bytes, size_t n,
                              size_t j, size_t count, float *panel, size_t width)
 {
-    __m256 r[EIGHT];
+    vf r[EIGHT];
 #pragma GCC unroll 8
     for (size_t i = 0; i < EIGHT; i++)
-        r[i] = i >= n           ? _mm256_setzero_ps()
+        r[i] = i >= n           ? vf_set1(0)
                : count == LANES ? widen(type, w + i * row_bytes, j)
                                 : widen_tail(type, w + i * row_bytes, j, count);
     transpose_eight(r);
 #pragma GCC unroll 8
     for (size_t i = 0; i < EIGHT; i++)
         if (i < count)
-            _mm256_storeu_ps(panel + (j + i) * width, r[i]);
+            vf_store(panel + (j + i) * width, r[i]);
 }
 
 SIMD_INLINE void panel_type(vptq_dtype type, const uint8_t *w, size_t row_bytes, size_t n,
@@ -498,7 +482,7 @@ static void fields(const vptq_fields *f, const uint32_t *row, const void *end, s
     fields_plain(f, row, first, count, entry);
 }
 
-/* Row of a table of floats; layouts that are made for this set have no others. */
+/* Row of a table of floats; layouts for level 0 have no others. */
 static const float *table_row(const uint8_t *table, uint16_t code, size_t code_scale)
 {
     return (const float *)(const void *)(table + 8 * (code * code_scale));
@@ -523,7 +507,7 @@ static void block(const vptq_gemv_block *b)
     }
 }
 
-/* Element j of a row of any alignment. */
+/* Element j of an unaligned row. */
 static float element(vptq_dtype type, const uint8_t *w, size_t j)
 {
     float f;

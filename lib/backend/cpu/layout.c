@@ -1,4 +1,4 @@
-
+/* Layouts of packed matrices for products (gemv.h): tables of centroids and codes. */
 #include <math.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -8,7 +8,7 @@
 #include "lib/base/half.h"
 #include "lib/base/parallel.h"
 
-enum { ROWS = VPTQ_BLOCK_VECTOR_ROWS, UNIT = 8 /* bytes */ };
+enum { ROWS = VPTQ_BLOCK_VECTOR_ROWS, CODE_UNIT = 8 /* bytes */ };
 
 /* ---- entries of the stream ---- */
 
@@ -31,10 +31,10 @@ vptq_fields vptq_fields_of(unsigned bits, unsigned main_bits, uint32_t v)
 typedef struct table_job {
     const float *codebook;
     size_t v, lanes;
-    float factor;     /* of halves */
-    uint16_t *halves; /* [rows, lanes], or */
+    float factor;     /* of float16 values */
+    uint16_t *halves; /* [rows, lanes] if l->half, else */
     float *floats;
-    atomic_bool inexact; /* a half is not what it stands for */
+    atomic_bool inexact; /* a value is not exact in float16 */
 } table_job;
 
 static void write_floats(void *arg, size_t begin, size_t end, int thread)
@@ -70,12 +70,13 @@ static float largest(const float *x, size_t n)
 {
     float max = 0;
     for (size_t i = 0; i < n; i++)
-        if (!(fabsf(x[i]) <= max)) /* a NaN stays */
+        if (!(fabsf(x[i]) <= max)) /* keeps NaN */
             max = fabsf(x[i]);
     return max;
 }
 
-/* The power of two that brings the codebooks to the upper end of float16; false without one. */
+/* Chooses the power of two that scales the codebooks to the upper end of float16; returns false
+ * if there is none. */
 static bool choose_shift(const vptq_vq *q, int *shift)
 {
     enum { TOP = 15, MAX = 100 };
@@ -91,7 +92,8 @@ static bool choose_shift(const vptq_vq *q, int *shift)
     return *shift <= MAX && *shift >= -MAX;
 }
 
-/* One codebook in rows; NULL: no memory, or (with *inexact) one that float16 cannot hold. */
+/* Writes one codebook as a table. Returns NULL without memory, or with *inexact if float16
+ * cannot hold it. */
 static const uint8_t *make_table(vptq_dev *dev, vptq_layout *l, const float *codebook,
                                  size_t rows, size_t v, bool *inexact, vptq_err *err)
 {
@@ -124,10 +126,10 @@ static vptq_status make_tables_as(vptq_dev *dev, const vptq_vq *q, vptq_layout *
 
 static vptq_status make_tables(vptq_dev *dev, const vptq_vq *q, vptq_layout *l, vptq_err *err)
 {
-    enum { SMALL = 16 << 10 }; /* bytes that the first cache holds as they are */
+    enum { SMALL = 16 << 10 }; /* bytes of float tables that stay in the first cache */
     const vptq_arena_mark mark = vptq_arena_get_mark(&l->arena);
     bool inexact;
-    /* of a group: one follows the other */
+    /* of a group, whose two tables are adjacent */
     const size_t floats = ((size_t)q->shape.k + q->shape.k_res) * l->lanes;
     l->half = dev->simd != VPTQ_SIMD_NONE && floats * sizeof(float) > SMALL &&
               choose_shift(q, &l->shift);
@@ -152,7 +154,7 @@ typedef struct code_job {
     uint16_t *codes;
 } code_job;
 
-/* Codes of one vector row, the s-th of its block, from its row of the stream. */
+/* Writes the codes of the s-th vector row of a block from its row of the stream. */
 static void write_vector_row(const code_job *job, const uint32_t *row, size_t s,
                              uint16_t *codes)
 {
@@ -198,7 +200,7 @@ static void write_blocks(void *arg, size_t begin, size_t end, int thread)
 static vptq_status make_codes(vptq_dev *dev, const vptq_vq *q, vptq_layout *l, vptq_err *err)
 {
     const vptq_vq_shape *s = &q->shape;
-    const size_t units = l->row_bytes / UNIT, max = s->k > s->k_res ? s->k : s->k_res;
+    const size_t units = l->row_bytes / CODE_UNIT, max = s->k > s->k_res ? s->k : s->k_res;
     const bool near = (max - 1) * units <= UINT16_MAX;
     const size_t blocks = s->groups * l->blocks, size = s->group_size * l->record;
     l->code_scale = near ? 1 : units;

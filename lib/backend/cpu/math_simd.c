@@ -19,11 +19,12 @@ enum { TILE_ROWS = 4, TILE_VECTORS = 4 };
 #endif
 enum { LANES = SIMD_LANES, TILE_COLS = TILE_VECTORS * LANES };
 
-/* exp by Cody and Waite: x = n ln 2 + r with ln 2 in two parts, the first so short that n times
- * it is exact, and the polynomial of Cephes' expf for r in +-ln 2 / 2. */
+/* exp by Cody and Waite: x = n ln 2 + r, with ln 2 in two parts of which the first is so short
+ * that n times it is exact, and the polynomial of Cephes expf for |r| <= ln 2 / 2. */
 static inline vf vf_exp(vf x)
 {
-    /* Beyond these the result is 0 or infinity; the bounds keep n small. NaN passes through. */
+    /* Outside of these bounds the result is 0 or infinity; they keep n small. NaN passes
+     * through. */
     x = vf_min(vf_set1(89.0f), vf_max(vf_set1(-104.0f), x));
     const vf n = vf_round(vf_mul(x, vf_set1(1.44269504088896341f)));
     vf r = vf_fma(n, vf_set1(-0.693359375f), x);
@@ -199,8 +200,8 @@ static void copy(size_t rows, size_t cols, const float *src, size_t ld_src, floa
 static void transpose(size_t rows, size_t cols, const float *src, size_t ld_src, float factor,
                       float *dst, size_t ld_dst)
 {
-    /* A cache line of every row at a time: lines of rows that fall on the same few sets of the
-     * cache are then used up before they push each other out. */
+    /* One cache line of every row at a time: lines that map to the same few cache sets are used
+     * up before they evict each other. */
     enum { LINE = 16 };
     const size_t whole_rows = rows / 4 * 4, whole_cols = cols / 4 * 4;
     for (size_t line = 0; line < whole_cols; line += LINE) {
@@ -215,8 +216,8 @@ static void transpose(size_t rows, size_t cols, const float *src, size_t ld_src,
             dst[j * ld_dst + i] = factor * src[i * ld_src + j];
 }
 
-/* Dot products of ROWS_A rows of A with ROWS_B rows of B; the counts are constants where this
- * is called, so that the accumulators are registers. */
+/* Dot products of ROWS_A rows of A with ROWS_B rows of B. The counts are constants at the call,
+ * so that the accumulators stay in registers. */
 enum { ROWS_A = 2, ROWS_B = 4 };
 
 static inline void dots_block(size_t rows_a, size_t rows_b, size_t k, float alpha,
@@ -320,7 +321,7 @@ static void axpys(size_t m, size_t n, size_t k, float alpha, const float *a, siz
 static void tile(size_t k, const float *a, const float *b, bool add, float *c, size_t ldc,
                  size_t rows, size_t cols)
 {
-    /* C is wanted last; on its way while the products are taken. */
+    /* C is needed last: it arrives while the products are computed. */
     for (size_t i = 0; i < rows; i++)
         for (size_t j = 0; j < cols; j += 64 / sizeof *c)
             __builtin_prefetch(c + i * ldc + j, 1);
@@ -398,8 +399,8 @@ static void scale_columns(float *x, size_t n, const float *f)
  * Each vector that is loaded from a page, and converted, serves up to PAGE_HEADS query heads.
  */
 
-/* Accumulators are heads * vectors; those, one factor per head and a loaded vector fill the 16
- * registers of AVX2. */
+/* heads * vectors accumulators, one factor per head and a loaded vector fill the 16 registers
+ * of AVX2. */
 enum {
     PAGE_HEADS = 3,
     PAGE_VECTORS = VPTQ_KV_PAGE / LANES < 4 ? VPTQ_KV_PAGE / LANES : 4,
@@ -411,7 +412,7 @@ SIMD_INLINE vf page_load(bool half, const void *page, size_t at)
     return half ? vf_load_f16((const uint16_t *)page + at) : vf_load((const float *)page + at);
 }
 
-/* Tokens [t0, t0 + PAGE_STEP) for `heads` <= PAGE_HEADS heads; constants where it is called. */
+/* Tokens [t0, t0 + PAGE_STEP) for heads <= PAGE_HEADS, a constant at the call. */
 SIMD_INLINE void scores_block(bool half, size_t heads, size_t d, const float *q,
                               const void *keys, size_t t0, float *score, size_t ld)
 {

@@ -24,7 +24,7 @@ SIMD_INLINE uint32_t find_in_block(const float *c, size_t v, const float *x, flo
     return hit && wanted > -INFINITY ? (uint32_t)__builtin_ctz(hit) : 0;
 }
 
-/* `count` vectors, at most sets * LANES. */
+/* At most sets * LANES vectors. */
 SIMD_INLINE void nearest_tile(const vptq_codebook *codebook, size_t v, size_t sets,
                               size_t count, const float *x, uint32_t *idx)
 {
@@ -105,10 +105,11 @@ static void nearest(const vptq_codebook *codebook, size_t n, const float *x, uin
 
 /* ---- the centroids around that of a cluster ---- */
 
-/* Vectors in the lanes of one register, centroids whose scores are in flight. */
-enum { NEAR_STEP = 8 };
+/* Centroids that are scored at the same time, against the vectors in the lanes of a register.
+ */
+enum { CLUSTER_STEP = 8 };
 
-/* Scores of the vectors of xt [v][LANES] against a row of vptq_cluster_codebooks. */
+/* Scores the vectors of xt [v][LANES] against a row of vptq_cluster_codebooks. */
 SIMD_INLINE vf score_row(const float *row, size_t v, const float *xt)
 {
     vf s = vf_set1(row[0]);
@@ -118,25 +119,25 @@ SIMD_INLINE vf score_row(const float *row, size_t v, const float *xt)
     return s;
 }
 
-/* Lane by lane the first centroid of the list, n of them, with the largest score; the list is
- * followed by NEAR_STEP - 1 copies of its last entry. */
+/* For each lane, finds the first centroid with the largest score in a list of n, which is
+ * followed by CLUSTER_STEP - 1 copies of its last entry. */
 SIMD_INLINE void nearest_of_list(const float *rows, size_t v, const uint32_t *list, size_t n,
                                  const float *xt, uint32_t *found)
 {
     vf best = vf_set1(-INFINITY), where = vf_set1(0);
     float first[LANES];
-    for (size_t i = 0; i < n; i += NEAR_STEP) {
-        vf s[NEAR_STEP];
-        for (size_t l = 0; l < NEAR_STEP; l++)
+    for (size_t i = 0; i < n; i += CLUSTER_STEP) {
+        vf s[CLUSTER_STEP];
+        for (size_t l = 0; l < CLUSTER_STEP; l++)
             s[l] = vf_set1(rows[list[i + l] * (1 + v)]);
 #pragma GCC unroll 16
         for (size_t d = 0; d < v; d++) {
             const vf x = vf_load(xt + d * LANES);
-            for (size_t l = 0; l < NEAR_STEP; l++)
+            for (size_t l = 0; l < CLUSTER_STEP; l++)
                 s[l] = vf_fma(x, vf_set1(rows[list[i + l] * (1 + v) + 1 + d]), s[l]);
         }
         vf top = vf_max(s[0], vf_set1(-INFINITY));
-        for (size_t l = 1; l < NEAR_STEP; l++)
+        for (size_t l = 1; l < CLUSTER_STEP; l++)
             top = vf_max(s[l], top);
         where = vf_select_greater(top, best, vf_set1((float)i), where);
         best = vf_max(top, best);
@@ -144,8 +145,8 @@ SIMD_INLINE void nearest_of_list(const float *rows, size_t v, const uint32_t *li
     vf_store(first, where);
     for (size_t j = 0; j < LANES; j++) {
         const size_t i = (size_t)first[j];
-        found[j] = 0; /* where no score is a number */
-        for (size_t l = NEAR_STEP; l-- > 0;) {
+        found[j] = 0; /* if no score is a number */
+        for (size_t l = CLUSTER_STEP; l-- > 0;) {
             const vf s = score_row(rows + list[i + l] * (1 + v), v, xt);
             const uint32_t hit = vf_at_least(s, best) & vf_at_least(s, vf_set1(-FLT_MAX));
             found[j] = hit >> j & 1 ? list[i + l] : found[j];
@@ -153,10 +154,10 @@ SIMD_INLINE void nearest_of_list(const float *rows, size_t v, const uint32_t *li
     }
 }
 
-/* Entries of a list that counts listed centroids become centroids, and `label` joins them in
- * its place; the new n. */
-static size_t name_listed(const vptq_cluster_codebooks *b, uint32_t label, uint32_t *list,
-                          size_t n)
+/* Maps entries of a list from listed centroids to centroids, and inserts `label` in order;
+ * returns the new n. */
+static size_t map_listed(const vptq_cluster_codebooks *b, uint32_t label, uint32_t *list,
+                         size_t n)
 {
     size_t at = 0;
     for (size_t i = 0; i < n; i++) {
@@ -170,9 +171,10 @@ static size_t name_listed(const vptq_cluster_codebooks *b, uint32_t label, uint3
     return n + 1;
 }
 
-/* Ascending, the centroids that may be nearest to any vector whose reach is at most `reach`:
- * those no further from the cluster's, a, than that.  All where there is no telling. */
-SIMD_INLINE size_t list_around(const vptq_cluster_codebooks *b, size_t v, uint32_t label,
+/* Lists, in ascending order, the centroids that may be nearest to any vector whose reach is at
+ * most `reach`: those no further from a, the centroid of the cluster. Lists all if the bound is
+ * not a number. */
+SIMD_INLINE size_t list_within(const vptq_cluster_codebooks *b, size_t v, uint32_t label,
                                const float *a, const float *score, float reach, uint32_t *list)
 {
     float norm = 0;
@@ -187,17 +189,17 @@ SIMD_INLINE size_t list_around(const vptq_cluster_codebooks *b, size_t v, uint32
     for (; !(bound > -FLT_MAX) && n < b->listed; n++)
         list[n] = (uint32_t)n;
     if (b->index)
-        n = name_listed(b, label, list, n);
+        n = map_listed(b, label, list, n);
     else if (!n)
         list[n++] = 0;
-    for (size_t l = 0; l < NEAR_STEP; l++)
+    for (size_t l = 0; l < CLUSTER_STEP; l++)
         list[n + l] = list[n - 1];
     return n;
 }
 
-SIMD_INLINE void search_near(const vptq_cluster_codebooks *b, size_t v, uint32_t label,
-                             size_t n, const uint32_t *member, const float *reach, float *work,
-                             uint32_t *idx)
+SIMD_INLINE void search_cluster(const vptq_cluster_codebooks *b, size_t v, uint32_t label,
+                                size_t n, const uint32_t *member, const float *reach,
+                                float *work, uint32_t *idx)
 {
     const size_t all = b->codebook.blocks * VPTQ_CODEBOOK_LANES;
     float *score = work, xt[VPTQ_VQ_MAX_V * LANES], a[VPTQ_VQ_MAX_V];
@@ -206,14 +208,14 @@ SIMD_INLINE void search_near(const vptq_cluster_codebooks *b, size_t v, uint32_t
     score_codebook(&b->codebook, v, a, score);
     for (size_t i = 0; i < n; i += LANES) {
         const size_t count = n - i < LANES ? n - i : LANES;
-        float max = 0; /* reaches are numbers */
+        float max = 0; /* reaches are not NaN */
         for (size_t j = 0; j < LANES; j++) {
             const uint32_t m = member[i + (j < count ? j : count - 1)];
             max = reach[m] > max ? reach[m] : max;
             for (size_t d = 0; d < v; d++)
                 xt[d * LANES + j] = b->x[m * v + d];
         }
-        const size_t listed = list_around(b, v, label, a, score, max, list);
+        const size_t listed = list_within(b, v, label, a, score, max, list);
         nearest_of_list(b->rows, v, list, listed, xt, found);
         for (size_t j = 0; j < count; j++)
             idx[member[i + j]] = found[j];
@@ -226,19 +228,19 @@ static void nearest_in_cluster(const vptq_cluster_codebooks *b, uint32_t label, 
 {
     switch (b->codebook.v) {
     case 4:
-        search_near(b, 4, label, n, member, reach, work, idx);
+        search_cluster(b, 4, label, n, member, reach, work, idx);
         break;
     case 6:
-        search_near(b, 6, label, n, member, reach, work, idx);
+        search_cluster(b, 6, label, n, member, reach, work, idx);
         break;
     case 8:
-        search_near(b, 8, label, n, member, reach, work, idx);
+        search_cluster(b, 8, label, n, member, reach, work, idx);
         break;
     case 12:
-        search_near(b, 12, label, n, member, reach, work, idx);
+        search_cluster(b, 12, label, n, member, reach, work, idx);
         break;
     default:
-        search_near(b, b->codebook.v, label, n, member, reach, work, idx);
+        search_cluster(b, b->codebook.v, label, n, member, reach, work, idx);
         break;
     }
 }
@@ -258,7 +260,7 @@ SIMD_INLINE void nearest_neighbors_of(const vptq_pair_codebooks *b, size_t v, si
 {
     for (size_t i = 0; i < n; i++, x += v) {
         float score[VPTQ_MAX_NEIGHBORS] = {0}, top = -INFINITY;
-        score_near(b, v, idx[i], x, score);
+        score_neighbors(b, v, idx[i], x, score);
         vf max = vf_load(score);
         for (size_t e = LANES; e < b->neighbors; e += LANES)
             max = vf_max(vf_load(score + e), max);
@@ -299,7 +301,8 @@ static void nearest_neighbor(const vptq_pair_codebooks *b, size_t n, const float
     }
 }
 
-/* The m best of n entries of list, best first; before, list and score ascend by centroid. */
+/* Keeps the m best of n entries, best first. On entry, list and score are in the order of
+ * centroids. */
 static size_t keep_best(uint32_t *list, const float *score, size_t n, size_t m, float *best,
                         uint32_t *kept)
 {

@@ -1,10 +1,10 @@
-/* Rows of the cpu backend over a cache in pages.  Of a page, a kv head has VPTQ_KV_PAGE *
- * head_dim numbers in a run: keys as [head_dim, VPTQ_KV_PAGE], so that scores of neighbouring
- * tokens are lanes, values as [VPTQ_KV_PAGE, head_dim].
+/* The ops kv_store and attention_paged. In a page, each kv head has VPTQ_KV_PAGE * head_dim
+ * contiguous numbers: keys as [head_dim, VPTQ_KV_PAGE], so that scores of neighboring tokens
+ * are lanes, values as [VPTQ_KV_PAGE, head_dim].
  *
- * Sequences with a row or two (decoding) are cut into ranges of tokens, all of them side by
- * side; a range has its own softmax, and the ranges of a head are merged in order.  Sequences
- * with more rows (prompts) go through the tiles of cpu_attention.c one after the other. */
+ * Sequences with a row or two (decoding) are cut into ranges of tokens, which are processed in
+ * parallel; each range has its own softmax, and the ranges of a head are merged in order.
+ * Sequences with more rows (prompts) use the tiles of attention.c, one after the other. */
 #include <math.h>
 #include <string.h>
 
@@ -17,9 +17,9 @@
 #include "lib/base/parallel.h"
 
 enum {
-    RANGE = 16 * VPTQ_KV_PAGE, /* tokens that one thread takes at a time */
-    STORE_ROWS = 16,           /* rows that one thread stores at a time */
-    HEAD_STEP = 64,            /* numbers of a head that are rounded at a time */
+    RANGE = 16 * VPTQ_KV_PAGE, /* tokens of a task */
+    STORE_ROWS = 16,           /* rows of a store task */
+    HEAD_STEP = 64,            /* elements of a head that are rounded together */
     LINE = 16                  /* floats of a cache line */
 };
 
@@ -28,7 +28,7 @@ static size_t rows_of(const vptq_kv_rows *rows, size_t sequence)
     return rows->starts[sequence + 1] - rows->starts[sequence];
 }
 
-/* Index of the first number that a kv head has of the page that token belongs to. */
+/* Index of the first element of a kv head in the page of a token. */
 static size_t page_at(const vptq_kv_rows *rows, const vptq_kv_pool *pool, size_t sequence,
                       size_t token, size_t kv)
 {
@@ -36,7 +36,7 @@ static size_t page_at(const vptq_kv_rows *rows, const vptq_kv_pool *pool, size_t
     return (page * pool->kv_heads + kv) * VPTQ_KV_PAGE * pool->head_dim;
 }
 
-static const void *numbers_at(const vptq_kv_pool *pool, const void *array, size_t at)
+static const void *element_at(const vptq_kv_pool *pool, const void *array, size_t at)
 {
     return (const char *)array + at * vptq_dtype_get(pool->type)->bytes;
 }
@@ -48,31 +48,31 @@ typedef struct store_job {
     const vptq_kv_pool *pool;
     const float *keys, *values;
     size_t ldk, ldv;
-    size_t sequence; /* its rows */
+    size_t sequence; /* whose rows are stored */
 } store_job;
 
-static void store_half(const vptq_kv_pool *pool, size_t at, size_t place, const float *key,
+static void store_half(const vptq_kv_pool *pool, size_t at, size_t slot, const float *key,
                        const float *value)
 {
     const size_t d = pool->head_dim;
-    uint16_t *keys = (uint16_t *)pool->keys + at + place, part[HEAD_STEP];
+    uint16_t *keys = (uint16_t *)pool->keys + at + slot, part[HEAD_STEP];
     for (size_t i = 0; i < d; i += HEAD_STEP) {
         const size_t n = d - i < HEAD_STEP ? d - i : HEAD_STEP;
         vptq_f32_to_f16_n(key + i, part, n);
         for (size_t j = 0; j < n; j++)
             keys[(i + j) * VPTQ_KV_PAGE] = part[j];
     }
-    vptq_f32_to_f16_n(value, (uint16_t *)pool->values + at + place * d, d);
+    vptq_f32_to_f16_n(value, (uint16_t *)pool->values + at + slot * d, d);
 }
 
-static void store_float(const vptq_kv_pool *pool, size_t at, size_t place, const float *key,
+static void store_float(const vptq_kv_pool *pool, size_t at, size_t slot, const float *key,
                         const float *value)
 {
     const size_t d = pool->head_dim;
-    float *keys = (float *)pool->keys + at + place;
+    float *keys = (float *)pool->keys + at + slot;
     for (size_t i = 0; i < d; i++)
         keys[i * VPTQ_KV_PAGE] = key[i];
-    memcpy((float *)pool->values + at + place * d, value, d * sizeof *value);
+    memcpy((float *)pool->values + at + slot * d, value, d * sizeof *value);
 }
 
 static void store_rows(void *arg, size_t begin, size_t end, int thread)
@@ -112,7 +112,7 @@ vptq_status vptq_cpu_kv_store(vptq_dev *dev, const vptq_kv_store_args *a, vptq_e
 
 /* ---- attention: a row or two of many sequences ---- */
 
-/* A row, and its ranges of tokens. */
+/* A row and its ranges of tokens. */
 typedef struct row_item {
     size_t sequence, row, position;
     size_t from;           /* first token that it sees */
@@ -132,7 +132,7 @@ typedef struct rows_job {
     size_t slice; /* floats of scratch per thread */
 } rows_job;
 
-static bool is_few(const vptq_paged_args *a, size_t sequence)
+static bool has_few_rows(const vptq_paged_args *a, size_t sequence)
 {
     return rows_of(a->rows, sequence) * (a->heads / a->pool->kv_heads) <= VPTQ_ATTENTION_FEW;
 }
@@ -148,13 +148,13 @@ static row_item item_of(const vptq_paged_args *a, size_t sequence, size_t row)
     return t;
 }
 
-/* With room: writes items and units. */
+/* Counts items and units; also writes them if job->items is set. */
 static void count_units(rows_job *job)
 {
     const vptq_paged_args *a = job->a;
     job->item_count = job->units = 0;
     for (size_t s = 0; s < a->rows->sequences; s++) {
-        if (!is_few(a, s))
+        if (!has_few_rows(a, s))
             continue;
         for (size_t r = a->rows->starts[s]; r < a->rows->starts[s + 1]; r++) {
             row_item t = item_of(a, s, r);
@@ -175,7 +175,8 @@ static size_t partial_size(const rows_job *job)
     return job->group * (job->a->pool->head_dim + 2);
 }
 
-/* One kv head of a row against one range: its own softmax, not divided by the sum. */
+/* Attends from one kv head of a row to one range: its own softmax, not yet divided by the sum.
+ */
 static void attend_range(const rows_job *job, size_t unit, float *scratch)
 {
     const vptq_paged_args *a = job->a;
@@ -196,13 +197,13 @@ static void attend_range(const rows_job *job, size_t unit, float *scratch)
     memset(out, 0, group * d * sizeof *out);
     for (size_t p = from / VPTQ_KV_PAGE * VPTQ_KV_PAGE; p < to; p += VPTQ_KV_PAGE) {
         const size_t at = page_at(a->rows, pool, t->sequence, begin + p, kv);
-        job->math->page_scores(half, group, d, q, numbers_at(pool, pool->keys, at), score + p,
+        job->math->page_scores(half, group, d, q, element_at(pool, pool->keys, at), score + p,
                                RANGE);
     }
     for (size_t h = 0; h < group; h++) {
         float *s = score + h * RANGE + from;
         const float max = job->math->max(s, to - from);
-        /* A range in which all is -inf weighs nothing; -inf - -inf would be NaN. */
+        /* A range of -inf only has no weight; -inf - -inf would be NaN. */
         stat[2 * h] = max;
         stat[2 * h + 1] = job->math->exp_shift(s, to - from, isinf(max) && max < 0 ? 0 : max);
     }
@@ -210,7 +211,7 @@ static void attend_range(const rows_job *job, size_t unit, float *scratch)
         const size_t at = page_at(a->rows, pool, t->sequence, begin + p, kv);
         const size_t last = to - p < VPTQ_KV_PAGE ? to - p : VPTQ_KV_PAGE;
         job->math->page_mix(half, group, d, score + p, RANGE, from > p ? from - p : 0, last,
-                            numbers_at(pool, pool->values, at), out);
+                            element_at(pool, pool->values, at), out);
     }
 }
 
@@ -221,7 +222,7 @@ static void attend_ranges(void *arg, size_t begin, size_t end, int thread)
         attend_range(job, unit, job->scratch + (size_t)thread * job->slice);
 }
 
-/* Ranges of every kv head of a row brought to one maximum and added in order. */
+/* Scales the ranges of a head to one maximum and adds them in order. */
 static void merge_row(const rows_job *job, const row_item *t, size_t kv, size_t head)
 {
     const vptq_paged_args *a = job->a;
@@ -268,13 +269,13 @@ static vptq_status attend_rows(vptq_dev *dev, const vptq_paged_args *a, vptq_err
     const size_t of = in_lines(job.units * sizeof *job.item_of);
     const size_t partial = in_lines(job.units * partial_size(&job) * sizeof(float));
     job.slice = in_lines(job.group * (a->pool->head_dim + RANGE) * sizeof(float));
-    float *room = vptq_dev_scratch(dev, items + of + partial + (size_t)dev->threads * job.slice,
-                                   sizeof *room, err);
-    if (!room)
+    float *memory = vptq_dev_scratch(
+        dev, items + of + partial + (size_t)dev->threads * job.slice, sizeof *memory, err);
+    if (!memory)
         return VPTQ_E_NOMEM;
-    job.items = (row_item *)(void *)room;
-    job.item_of = (uint32_t *)(void *)(room + items);
-    job.partial = room + items + of;
+    job.items = (row_item *)(void *)memory;
+    job.item_of = (uint32_t *)(void *)(memory + items);
+    job.partial = memory + items + of;
     job.scratch = job.partial + partial;
     count_units(&job);
     const size_t work = job.units * job.group * a->pool->head_dim * VPTQ_KV_PAGE;
@@ -306,12 +307,12 @@ static void fetch_pages(const void *arg, size_t kv, size_t token, size_t count, 
     const bool half = pool->type == VPTQ_F16;
     const size_t d = pool->head_dim;
     for (size_t i = 0, n; i < count; i += n) {
-        const size_t place = (token + i) % VPTQ_KV_PAGE;
+        const size_t slot = (token + i) % VPTQ_KV_PAGE;
         const size_t at = page_at(s->a->rows, pool, s->sequence, token + i, kv);
-        n = count - i < VPTQ_KV_PAGE - place ? count - i : VPTQ_KV_PAGE - place;
+        n = count - i < VPTQ_KV_PAGE - slot ? count - i : VPTQ_KV_PAGE - slot;
         for (size_t j = 0; j < d; j++)
-            widen(half, pool->keys, at + j * VPTQ_KV_PAGE + place, keys + j * ld + i, n);
-        widen(half, pool->values, at + place * d, values + i * d, n * d);
+            widen(half, pool->keys, at + j * VPTQ_KV_PAGE + slot, keys + j * ld + i, n);
+        widen(half, pool->values, at + slot * d, values + i * d, n * d);
     }
 }
 
@@ -339,7 +340,7 @@ vptq_status vptq_cpu_attention_paged(vptq_dev *dev, const vptq_paged_args *a, vp
 {
     VPTQ_CHECK(attend_rows(dev, a, err));
     for (size_t s = 0; s < a->rows->sequences; s++)
-        if (!is_few(a, s))
+        if (!has_few_rows(a, s))
             VPTQ_CHECK(attend_prompt(dev, a, s, err));
     return VPTQ_OK;
 }

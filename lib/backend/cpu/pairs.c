@@ -1,5 +1,5 @@
-/* What a search index prepares beyond its main codebook: the residual codebook, integers to
- * screen pairs with, and lists of main centroids that are near. */
+/* Prepares what a search index needs beyond its main codebook: the residual codebook, integers
+ * for screening pairs, and lists of neighboring main centroids. */
 #include <math.h>
 
 #include "lib/backend/cpu/search.h"
@@ -7,10 +7,10 @@
 #include "lib/base/parallel.h"
 
 enum {
-    MIN_SCREENED = 64, /* smaller residual codebooks are as fast to compute */
+    MIN_SCREENED = 64, /* smaller residual codebooks are as fast to compute directly */
     MAX_SCREEN_BYTES = 1 << 25,
-    MAX_NEAR_FLOATS = 1 << 23, /* 32 MiB */
-    MIN_NEAR_CODEBOOK = 1024   /* smaller codebooks are as fast to search whole */
+    MAX_NEIGHBOR_FLOATS = 1 << 23, /* 32 MiB */
+    MIN_NEIGHBOR_CODEBOOK = 1024   /* smaller codebooks are as fast to search whole */
 };
 
 /* A beam of more than an eighth of the codebook costs about as much as the exact search. */
@@ -63,7 +63,7 @@ static vptq_status open_screen(vptq_dev *dev, vptq_search_index *f, vptq_err *er
 
 /* ---- residual codebook ---- */
 
-static float longest(const vptq_codebooks *b)
+static float longest_residual(const vptq_codebooks *b)
 {
     double max = 0;
     for (size_t l = 0; l < b->k_res; l++) {
@@ -81,7 +81,7 @@ static vptq_status open_residual(vptq_dev *dev, vptq_search_index *f, vptq_err *
 {
     const vptq_codebooks *b = &f->codebooks;
     choose_beam(&f->pair, b->beam);
-    f->pair.longest_res = longest(b);
+    f->pair.longest_res = longest_residual(b);
     float *data =
         vptq_arena_alloc(&f->arena, vptq_codebook_floats(b->v, b->k_res), sizeof *data, err);
     if (!data)
@@ -90,21 +90,21 @@ static vptq_status open_residual(vptq_dev *dev, vptq_search_index *f, vptq_err *
     return vptq_is_greedy(b) ? VPTQ_OK : open_screen(dev, f, err);
 }
 
-/* ---- near ones ---- */
+/* ---- neighbors ---- */
 
-typedef struct near_job {
+typedef struct neighbor_job {
     const vptq_search_index *f;
     size_t neighbors;
     float *data;
     uint32_t *index;
     float *work;
-} near_job;
+} neighbor_job;
 
-/* The lists of centroids begin .. end - 1; what a list lacks can never be chosen. */
-static void list_near(void *arg, size_t begin, size_t end, int thread)
+/* Fills the lists of centroids [begin, end); entries that a list lacks can never be chosen. */
+static void fill_neighbors(void *arg, size_t begin, size_t end, int thread)
 {
     enum { LANES = VPTQ_CODEBOOK_LANES };
-    const near_job *job = arg;
+    const neighbor_job *job = arg;
     const vptq_codebook *codebook = &job->f->pair.main;
     const size_t v = codebook->v;
     float *work = job->work + (size_t)thread * vptq_list_nearest_work(codebook);
@@ -124,16 +124,16 @@ static void list_near(void *arg, size_t begin, size_t end, int thread)
     }
 }
 
-static vptq_status open_near(vptq_dev *dev, vptq_search_index *f, vptq_err *err)
+static vptq_status open_neighbors(vptq_dev *dev, vptq_search_index *f, vptq_err *err)
 {
     const vptq_codebooks *b = &f->codebooks;
     const size_t beam = vptq_is_greedy(b) ? 1 : b->beam;
     size_t near = vptq_round_up(4 * beam, VPTQ_CODEBOOK_LANES);
     near = near < 64 ? 64 : near < VPTQ_MAX_NEIGHBORS ? near : VPTQ_MAX_NEIGHBORS;
-    if (b->k < MIN_NEAR_CODEBOOK || 2 * beam > near || (b->k_res && vptq_is_greedy(b)) ||
-        b->k * near * (1 + b->v) > MAX_NEAR_FLOATS)
+    if (b->k < MIN_NEIGHBOR_CODEBOOK || 2 * beam > near || (b->k_res && vptq_is_greedy(b)) ||
+        b->k * near * (1 + b->v) > MAX_NEIGHBOR_FLOATS)
         return VPTQ_OK;
-    near_job job = {.f = f, .neighbors = near};
+    neighbor_job job = {.f = f, .neighbors = near};
     job.data = vptq_arena_alloc(&f->arena, b->k * near * (1 + b->v), sizeof *job.data, err);
     job.index = vptq_arena_alloc(&f->arena, b->k * near, sizeof *job.index, err);
     job.work =
@@ -141,7 +141,7 @@ static vptq_status open_near(vptq_dev *dev, vptq_search_index *f, vptq_err *err)
                          sizeof *job.work, err);
     if (!job.data || !job.index || !job.work)
         return VPTQ_E_NOMEM;
-    vptq_parallel_for(dev->threads, b->k, 16, list_near, &job);
+    vptq_parallel_for(dev->threads, b->k, 16, fill_neighbors, &job);
     f->pair.neighbors = near;
     f->pair.neighbor_data = job.data;
     f->pair.neighbor_index = job.index;
@@ -151,5 +151,5 @@ static vptq_status open_near(vptq_dev *dev, vptq_search_index *f, vptq_err *err)
 vptq_status vptq_pairs_open(vptq_dev *dev, vptq_search_index *f, vptq_err *err)
 {
     vptq_status st = f->codebooks.k_res ? open_residual(dev, f, err) : VPTQ_OK;
-    return !st && f->codebooks.local ? open_near(dev, f, err) : st;
+    return !st && f->codebooks.local ? open_neighbors(dev, f, err) : st;
 }

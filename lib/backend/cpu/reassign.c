@@ -1,9 +1,9 @@
-/* The row reassign: nearest centroids of vectors that have labels already.
+/* The op reassign: nearest centroids of vectors that already have labels.
  *
- * A vector x with label a is |x - a| from a centroid, so that one further than 2 |x - a| from a
- * cannot be nearer: only those around a are looked at.  And where x is no further from a than
- * it was before, no centroid can have become nearer than a but one that has moved.  After a few
- * iterations of k-means most have not. */
+ * A vector x with label a is |x - a| from a centroid, so that a centroid further than 2 |x - a|
+ * from a cannot be nearer: only those around a are tried. Where x is no further from a than
+ * before, only a centroid that has moved can have become nearer than a; after a few iterations
+ * of k-means most have not moved. */
 #include <math.h>
 #include <string.h>
 
@@ -19,10 +19,10 @@ typedef struct reassign_job {
     size_t n;
     uint32_t *idx;
     float *reach;     /* [n] */
-    uint32_t *group;  /* [n] 2 label + whether no centroid but one that moved can be nearer */
+    uint32_t *group;  /* [n] 2 * label + 1 if only moved centroids can be nearer */
     uint32_t *member; /* [n] sorted by group and reach */
     uint32_t *order;  /* [n] */
-    uint32_t *first;  /* [2 k + 1] of member: where groups begin */
+    uint32_t *first;  /* [2 k + 1] start of each group in `member` */
     float *work;      /* per thread */
 } reassign_job;
 
@@ -37,7 +37,7 @@ static void lay_rows(const vptq_codebook *codebook, uint32_t k, float *rows)
     }
 }
 
-/* The listed rows as a codebook, laid into `data`. */
+/* Lays the listed rows out in `data` as a codebook. */
 static vptq_codebook take_rows(const vptq_cluster_codebooks *b, float *data)
 {
     enum { LANES = VPTQ_CODEBOOK_LANES };
@@ -52,7 +52,8 @@ static vptq_codebook take_rows(const vptq_cluster_codebooks *b, float *data)
     return (vptq_codebook){.v = b->codebook.v, .blocks = blocks, .data = data};
 }
 
-/* The centroids that are not what they were, ascending; their number. */
+/* Lists the centroids that differ from the previous codebook, ascending; returns their number.
+ */
 static uint32_t list_moved(const reassign_job *job, uint32_t v, uint32_t k, uint32_t *list)
 {
     uint32_t n = 0;
@@ -71,9 +72,9 @@ static float square_distance(const float *x, const float *c, size_t v)
     return sum;
 }
 
-/* What is added to distances is far more than the rounding of scores can confuse: the score of
- * what is left out is lower by more than 5e-5 (|x| + |x - a|)^2.  Where a has not moved, scores
- * are the bits that they were. */
+/* Distances get a margin far above the rounding of scores: the score of an omitted centroid is
+ * lower by more than 5e-5 (|x| + |x - a|)^2. Where a has not moved, scores have the same bits
+ * as before. */
 static void set_reaches(void *arg, size_t begin, size_t end, int thread)
 {
     const reassign_job *job = arg;
@@ -96,7 +97,7 @@ static void set_reaches(void *arg, size_t begin, size_t end, int thread)
     }
 }
 
-/* Sorts the vectors by group and, inside one, roughly by reach: two counting sorts. */
+/* Sorts the vectors by group and, within a group, roughly by reach: two counting sorts. */
 static void sort_members(reassign_job *job)
 {
     enum { BUCKETS = 256 };
@@ -123,9 +124,10 @@ static void sort_members(reassign_job *job)
         job->first[job->group[i] + 1]++;
     for (size_t g = 0; g < groups; g++)
         job->first[g + 1] += job->first[g];
-    for (size_t i = 0; i < n; i++) /* first[g] moves on to where g ends ... */
+    for (size_t i = 0; i < n; i++) /* first[g] advances to the end of g ... */
         job->member[job->first[job->group[job->order[i]]]++] = job->order[i];
-    memmove(job->first + 1, job->first, groups * sizeof *job->first); /* ... and back */
+    memmove(job->first + 1, job->first,
+            groups * sizeof *job->first); /* ... and is moved back */
     job->first[0] = 0;
 }
 
@@ -142,8 +144,8 @@ static void search_clusters(void *arg, size_t begin, size_t end, int thread)
     }
 }
 
-/* Codebooks of all centroids and of those that moved, and the arrays of the job, in one piece.
- */
+/* Lays out the codebooks of all centroids and of those that moved, and allocates the arrays of
+ * the job in one piece. */
 static vptq_status open_job(vptq_dev *dev, uint32_t v, uint32_t k, reassign_job *job,
                             vptq_err *err)
 {
@@ -175,8 +177,8 @@ static vptq_status open_job(vptq_dev *dev, uint32_t v, uint32_t k, reassign_job 
     return VPTQ_OK;
 }
 
-/* Below 512 centroids, those around one are most of all, and a cluster is cheaper to search
- * whole; it is different where few have moved. */
+/* Below 512 centroids, most are around each one, and searching a cluster whole is cheaper
+ * unless few centroids have moved. */
 static bool worth_grouping(const reassign_job *job, uint32_t v, uint32_t k)
 {
     uint32_t moved = 0;
@@ -195,9 +197,7 @@ vptq_status vptq_cpu_reassign(vptq_dev *dev, const vptq_assign_args *a, vptq_err
                         .idx = a->idx};
     if (!worth_grouping(&job, a->v, a->k))
         return vptq_cpu_assign(dev, a, err);
-    vptq_status st = open_job(dev, a->v, a->k, &job, err);
-    if (st)
-        return st;
+    VPTQ_CHECK(open_job(dev, a->v, a->k, &job, err));
     vptq_parallel_for(dev->threads, a->n, 4096, set_reaches, &job);
     sort_members(&job);
     vptq_parallel_for(dev->threads, a->k, 8, search_clusters, &job);

@@ -1,7 +1,6 @@
-/* sample: integers in place of probabilities (sample.h).  What top_p leaves is found without
- * sorting: bins of a digit of the logits' keys hold sums of weights, from the highest bin on
- * the one is found in which the sum is reached, and the next digit tells apart what is in it.
- */
+/* The op sample, with integers instead of probabilities (sample.h). The tokens that top_p keeps
+ * are found without sorting: bins of one digit of the keys hold sums of weights; from the
+ * highest bin down, the bin in which the sum is reached is split by the next digit. */
 #include <math.h>
 #include <string.h>
 
@@ -15,13 +14,13 @@ typedef struct sample_job {
     uint64_t *scratch; /* [threads][vocab + VPTQ_SAMPLE_BINS] */
 } sample_job;
 
-/* Tokens with larger keys are kept, and the first `ties` of those with this one. */
+/* Tokens with larger keys are kept, and the first `ties` of those with this key. */
 typedef struct cut {
     uint32_t key;
     uint64_t ties, kept; /* kept: sum of weights */
 } cut;
 
-/* The largest logit; NaN if one is. */
+/* The largest logit, or NaN if any is. */
 static float largest(const float *logits, size_t n)
 {
     float max = logits[0];
@@ -41,7 +40,8 @@ static int32_t first_of(const float *logits, float max)
     return (int32_t)i;
 }
 
-/* Bins of the digit at `shift` of keys that are like `prefix` from bit `known` on. */
+/* Fills the bins of the digit at `shift`, for keys that agree with `prefix` from bit `known`
+ * on. */
 static void fill_bins(const float *logits, const uint64_t *weights, size_t n, uint32_t prefix,
                       unsigned known, unsigned shift, uint64_t *bins)
 {
@@ -54,8 +54,8 @@ static void fill_bins(const float *logits, const uint64_t *weights, size_t n, ui
     }
 }
 
-static cut cut_at(const float *logits, const uint64_t *weights, size_t n, uint64_t reach,
-                  uint64_t *bins)
+static cut find_cut(const float *logits, const uint64_t *weights, size_t n, uint64_t reach,
+                    uint64_t *bins)
 {
     static const unsigned shifts[] = {32, VPTQ_SAMPLE_FIRST, VPTQ_SAMPLE_SECOND, 0};
     cut c = {.key = 0};
@@ -100,10 +100,10 @@ static int32_t choose(const vptq_sample_args *s, size_t row, uint64_t *weights)
         weights[i] = vptq_sample_weight(logits[i], max, s->temperature);
     for (size_t i = 0; i < s->vocab; i++)
         total += weights[i];
-    cut c = {.kept = total, .ties = total}; /* all */
+    cut c = {.kept = total, .ties = total}; /* keeps all tokens */
     if (s->top_p < 1)
-        c = cut_at(logits, weights, s->vocab, vptq_sample_reach(s->top_p, total),
-                   weights + s->vocab);
+        c = find_cut(logits, weights, s->vocab, vptq_sample_reach(s->top_p, total),
+                     weights + s->vocab);
     return draw(logits, weights, &c, s->u[row]);
 }
 

@@ -1,4 +1,4 @@
-/* Finders and the row `find`. */
+/* Search indexes, and the ops search and vq_gather. */
 #include "lib/backend/cpu/search.h"
 
 #include <string.h>
@@ -51,20 +51,20 @@ vptq_status vptq_cpu_search_index_open(vptq_dev *dev, const vptq_codebooks *code
 
 /* ---- searching ---- */
 
-void vptq_decode(const vptq_search_index *f, size_t n, const uint32_t *idx,
+void vptq_decode(const vptq_codebooks *b, size_t n, const uint32_t *idx,
                  const uint32_t *idx_res, float *q)
 {
-    const size_t v = f->codebooks.v;
+    const size_t v = b->v;
     for (size_t i = 0; i < n; i++)
-        memcpy(q + i * v, f->codebooks.centroids + idx[i] * v, v * sizeof *q);
-    for (size_t i = 0; f->codebooks.k_res && i < n; i++) {
-        const float *r = f->codebooks.res_centroids + idx_res[i] * v;
+        memcpy(q + i * v, b->centroids + idx[i] * v, v * sizeof *q);
+    for (size_t i = 0; b->k_res && i < n; i++) {
+        const float *r = b->res_centroids + idx_res[i] * v;
         for (size_t d = 0; d < v; d++)
             q[i * v + d] += r[d];
     }
 }
 
-/* |x - (c + r)|^2, the same operations wherever distances are compared. */
+/* |x - (c + r)|^2, by the same operations wherever distances are compared. */
 static float distance_of(const vptq_codebooks *b, const float *x, uint32_t main, uint32_t res)
 {
     const size_t v = b->v;
@@ -83,16 +83,17 @@ size_t vptq_search_index_work(const vptq_search_index *f)
     return vptq_round_up(vptq_search_work(&f->pair), VPTQ_PANEL);
 }
 
-enum { GREEDY = 32 };
+enum { GREEDY_TILE = 32 }; /* vectors searched together */
 
-/* Nearest main centroids, and the nearest residual ones to what is left; n <= GREEDY. */
+/* Takes the nearest main centroids, then the residual centroids nearest to the remainders; n <=
+ * GREEDY_TILE. */
 static void search_greedily(const vptq_search_index *f, size_t n, const float *x, bool keep,
                             uint32_t *idx, uint32_t *idx_res)
 {
     const vptq_codebooks *b = &f->codebooks;
     const size_t v = b->v;
-    uint32_t main[GREEDY], res[GREEDY] = {0};
-    float rest[GREEDY * VPTQ_VQ_MAX_V];
+    uint32_t main[GREEDY_TILE], res[GREEDY_TILE] = {0};
+    float rest[GREEDY_TILE * VPTQ_VQ_MAX_V];
     f->kernels->nearest(&f->pair.main, n, x, main);
     if (b->k_res) {
         for (size_t i = 0; i < n; i++) {
@@ -123,21 +124,21 @@ void vptq_search(const vptq_search_index *f, size_t n, const float *x, bool keep
         f->kernels->nearest_neighbor(&f->pair, n, x, idx);
         return;
     }
-    for (size_t i = 0; i < n; i += GREEDY)
-        search_greedily(f, n - i < GREEDY ? n - i : GREEDY, x + i * f->codebooks.v, keep,
-                        idx + i, idx_res ? idx_res + i : NULL);
+    for (size_t i = 0; i < n; i += GREEDY_TILE)
+        search_greedily(f, n - i < GREEDY_TILE ? n - i : GREEDY_TILE, x + i * f->codebooks.v,
+                        keep, idx + i, idx_res ? idx_res + i : NULL);
 }
 
-/* ---- find ---- */
+/* ---- the ops search and vq_gather ---- */
 
-typedef struct find_job {
+typedef struct search_job {
     const vptq_search_args *args;
     float *work; /* vptq_search_index_room per thread */
-} find_job;
+} search_job;
 
-static void find_range(void *arg, size_t begin, size_t end, int thread)
+static void search_range(void *arg, size_t begin, size_t end, int thread)
 {
-    const find_job *job = arg;
+    const search_job *job = arg;
     const vptq_search_args *f = job->args;
     const vptq_codebooks *b = &f->index->codebooks;
     vptq_search(f->index, end - begin, f->x + begin * b->v, f->keep,
@@ -147,13 +148,35 @@ static void find_range(void *arg, size_t begin, size_t end, int thread)
         f->dist[i] = distance_of(b, f->x + i * b->v, f->idx[i], f->idx_res ? f->idx_res[i] : 0);
 }
 
-vptq_status vptq_cpu_search(vptq_dev *dev, const vptq_search_args *f, vptq_err *err)
+vptq_status vptq_cpu_search(vptq_dev *dev, const vptq_search_args *s, vptq_err *err)
 {
-    find_job job = {.args = f};
-    job.work = vptq_dev_scratch(dev, (size_t)dev->threads * vptq_search_index_work(f->index),
+    search_job job = {.args = s};
+    job.work = vptq_dev_scratch(dev, (size_t)dev->threads * vptq_search_index_work(s->index),
                                 sizeof *job.work, err);
     if (!job.work)
         return VPTQ_E_NOMEM;
-    vptq_parallel_for(dev->threads, f->n, 256, find_range, &job);
+    vptq_parallel_for(dev->threads, s->n, 256, search_range, &job);
+    return VPTQ_OK;
+}
+
+static void gather_columns(void *arg, size_t begin, size_t end, int thread)
+{
+    const vptq_gather_args *g = arg;
+    const vptq_codebooks codebooks = {.v = g->v,
+                                      .k = g->k,
+                                      .k_res = g->k_res,
+                                      .centroids = g->centroids,
+                                      .res_centroids = g->res_centroids};
+    (void)thread;
+    for (size_t t = begin; t < end; t++)
+        vptq_decode(&codebooks, g->rows / g->v, g->idx + t * g->ldi,
+                    g->k_res ? g->idx_res + t * g->ldi : NULL, g->q + t * g->ldq);
+}
+
+vptq_status vptq_cpu_vq_gather(vptq_dev *dev, const vptq_gather_args *g, vptq_err *err)
+{
+    vptq_gather_args args = *g;
+    (void)err;
+    vptq_parallel_for(dev->threads, g->cols, 4, gather_columns, &args);
     return VPTQ_OK;
 }

@@ -21,25 +21,25 @@ enum { BOTH = VPTQ_SIMD_LEVEL == 2 ? 2 : 1 };
 
 /* ---- main scores ---- */
 
-/* A few vectors that are searched together. */
+/* Vectors that are searched together, with their work space. */
 typedef struct tile {
     const vptq_pair_codebooks *b;
     const float *x;
     size_t count, classes;
-    bool around;      /* candidates are those near the present choice */
+    bool neighbors;   /* candidates are the neighbors of the current choice */
     float *tops;      /* [blocks][TILE] largest score of each block */
     float *class_top; /* [classes][TILE] */
-    uint16_t *hits;   /* [TILE][blocks] blocks with candidates, ... */
-    uint32_t *list;   /* [k + 16] candidates of one vector ... */
-    float *score;     /* ... and their scores */
-    float *res;       /* [res.blocks * 16] what one vector adds to residual scores; ... */
-    int16_t *y;       /* [screen_room] ... as integers */
-    int32_t *upper;   /* [k + 16] bounds of the candidates, ... */
-    uint32_t *pairs;  /* [MOST_PAIRS + screen_room + 16] ... and pairs that reach them */
+    uint16_t *hits;   /* [TILE][blocks] blocks with candidates */
+    uint32_t *list;   /* [k + 16] candidates of one vector */
+    float *score;     /* their scores */
+    float *res;       /* [res.blocks * 16] what one vector adds to residual scores */
+    int16_t *y;       /* [screen_stride] the same as integers */
+    int32_t *upper;   /* [k + 16] upper bounds of the candidates */
+    uint32_t *pairs;  /* [MAX_PAIRS + screen_stride + 16] pairs that reach the bounds */
     float bound[TILE];
-    float old[TILE]; /* distance of the choice that came; infinity without */
+    float old[TILE]; /* distance of the given choice; infinity if there is none */
     uint32_t found[TILE], found_res[TILE];
-    float nearest[TILE]; /* distance of what was found; infinity = nothing */
+    float nearest[TILE]; /* distance of the best pair so far; infinity if there is none */
 } tile;
 
 static tile tile_in(const vptq_pair_codebooks *b, float *work)
@@ -104,8 +104,8 @@ static void sort_two(float *a, float *b)
     }
 }
 
-/* Sorts the class maxima of every lane downwards: Batcher's merge exchange (Knuth, TAOCP 3,
- * 5.2.2, algorithm M). */
+/* Sorts the class maxima of every lane in descending order: Batcher's merge exchange (Knuth,
+ * TAOCP 3, 5.2.2, algorithm M). */
 static void sort_classes(const tile *t)
 {
     const size_t n = t->classes;
@@ -126,7 +126,8 @@ static void sort_classes(const tile *t)
 
 /* ---- candidates ---- */
 
-/* The blocks in which any score of a vector reaches its bound; n [TILE] of them each. */
+/* Lists, for each vector, the blocks in which a score reaches its bound, and their number in n
+ * [TILE]. */
 static void find_hits(const tile *t, size_t *n)
 {
     const size_t blocks = t->b->main.blocks;
@@ -144,7 +145,8 @@ static void find_hits(const tile *t, size_t *n)
     }
 }
 
-/* The candidates of vector j, ascending, into list and score; their number. */
+/* Collects the candidates of vector j in list, ascending, and their scores; returns their
+ * number. */
 SIMD_INLINE size_t collect(const tile *t, size_t v, size_t j, size_t hits)
 {
     const uint16_t *hit = t->hits + j * t->b->main.blocks;
@@ -162,15 +164,16 @@ SIMD_INLINE size_t collect(const tile *t, size_t v, size_t j, size_t hits)
 
 /* ---- around the present choice ---- */
 
-/* The candidates of vector j around main centroid c, nearest to c first; their number. */
-SIMD_INLINE size_t collect_around(const tile *t, size_t v, size_t j, uint32_t c)
+/* Collects the candidates of vector j among the neighbors of main centroid c, nearest to c
+ * first; returns their number. */
+SIMD_INLINE size_t collect_neighbors(const tile *t, size_t v, size_t j, uint32_t c)
 {
     const vptq_pair_codebooks *b = t->b;
     const size_t classes =
         (2 * b->beam + VPTQ_CODEBOOK_LANES - 1) / VPTQ_CODEBOOK_LANES * VPTQ_CODEBOOK_LANES;
     float score[VPTQ_MAX_NEIGHBORS] = {0};
     size_t n = 0;
-    score_near(b, v, c, t->x + j * v, score);
+    score_neighbors(b, v, c, t->x + j * v, score);
     const vf bound = vf_set1(bound_of(score, b->neighbors, classes, b->beam));
     for (size_t e = 0; e < b->neighbors; e += LANES)
         n = vf_append(t->list, t->score, n, vf_load(score + e), bound, (uint32_t)e);
@@ -203,12 +206,14 @@ SIMD_INLINE float distance_of(const tile *t, size_t v, const float *x, uint32_t 
  * are then computed. */
 
 enum {
-    MAX_UNITS = 16000, /* of what x adds; with the table's 127 * 64 no sum overflows */
-    STEP_UNITS = 64,   /* of the largest step among the candidates */
+    MAX_UNITS = 16000, /* units of the largest term of x; with the 127 * 64 of the table no sum
+                          overflows */
+    STEP_UNITS = 64,   /* units of the largest step among the candidates */
     MAX_PAIRS = VPTQ_SCREENED_PAIRS
 };
 
-/* What x adds for every residual centroid, as integers; the unit, or 0 where there is none. */
+/* Computes the terms that x adds for every residual centroid, as integers; returns their unit,
+ * or 0 if there is none. */
 SIMD_INLINE float screen_vector(const tile *t, size_t v, const float *x, float step)
 {
     const vptq_codebook *res = &t->b->res;
@@ -220,7 +225,7 @@ SIMD_INLINE float screen_vector(const tile *t, size_t v, const float *x, float s
         vf s[PARTS];
         score_block(res->data + b * (1 + v) * VPTQ_CODEBOOK_LANES, v, x, s);
         for (size_t p = 0; p < PARTS; p++) {
-            /* -infinity behind the last centroid is none of them */
+            /* without the -infinity after the last centroid */
             const vf size = vf_max(s[p], vf_fma(s[p], vf_set1(-1), vf_set1(0)));
             max[p] = vf_select_greater(size, vf_set1(FLT_MAX), max[p], vf_max(size, max[p]));
             vf_store(t->res + b * VPTQ_CODEBOOK_LANES + p * LANES, s[p]);
@@ -244,27 +249,27 @@ SIMD_INLINE float screen_vector(const tile *t, size_t v, const float *x, float s
     return unit;
 }
 
-/* What the integers of one candidate stand for. */
+/* How the integers of one candidate are to be read. */
 typedef struct screen {
-    int32_t factor; /* of the table's row, in 1/128 */
-    int32_t base;   /* what its main score and the error add: sums are upper bounds */
+    int32_t factor; /* of the row of the table, in 1/128 */
+    int32_t base;   /* its main score plus the error, so that sums are upper bounds */
     int32_t error;
 } screen;
 
-/* `best`: main score of the best candidate; `per_unit`: units in one. */
-static inline screen screen_of(const tile *t, size_t place, float best, float per_unit,
+/* best: main score of the best candidate; per_unit: units per 1. */
+static inline screen screen_of(const tile *t, size_t entry, float best, float per_unit,
                                float slack)
 {
-    const float step = t->b->screen_step[t->list[place]] * per_unit;
-    const float base = (t->score[place] - best) * per_unit;
+    const float step = t->b->screen_step[t->list[entry]] * per_unit;
+    const float base = (t->score[entry] - best) * per_unit;
     screen s = {.factor = (int32_t)(128 * step + 0.5F)};
     s.error = (int32_t)(0.5F * step + slack) + 4;
     s.base = (int32_t)(base > -MAX_UNITS ? base - 0.5F : -MAX_UNITS) + s.error;
     return s;
 }
 
-/* The pairs that may be best, as place in the list * 65536 + residual centroid; more than
- * MOST_PAIRS where screening does not help. */
+/* Lists the pairs that may be best, as index into the candidates * 65536 + residual centroid;
+ * more than MAX_PAIRS if screening does not help. */
 static size_t screen_pairs(const tile *t, size_t n, float best, float unit, float slack)
 {
     const size_t work = t->b->screen_stride;
@@ -291,7 +296,7 @@ static size_t screen_pairs(const tile *t, size_t n, float best, float unit, floa
     return pairs;
 }
 
-/* The best pair of vector j; false where it has to be computed. */
+/* Finds the best pair of vector j; returns false if it must be computed instead. */
 SIMD_INLINE bool best_by_screening(tile *t, size_t v, size_t j, size_t n)
 {
     const float *x = t->x + j * v;
@@ -326,7 +331,7 @@ SIMD_INLINE bool best_by_screening(tile *t, size_t v, size_t j, size_t n)
     return true;
 }
 
-/* One row of the table from main centroid c; *step is what its integers count. */
+/* Fills one row of the table, for main centroid c; *step is the value of one unit. */
 static void screen_row(const vptq_codebook *res, const float *c, float *work, size_t n,
                        int8_t *row, float *step)
 {
@@ -361,41 +366,42 @@ static void screen_row(const vptq_codebook *res, const float *c, float *work, si
 
 /* ---- computing ---- */
 
-/* The best score per lane, and at which place of a list it was. */
+/* The best score per lane, and the index of the candidate that has it. */
 typedef struct lane_best {
-    vf score[PARTS], place[PARTS];
+    vf score[PARTS], entry[PARTS];
 } lane_best;
 
 typedef struct pair {
     uint32_t main, res;
-    float score; /* -infinity = none */
+    float score; /* -infinity if there is none */
 } pair;
 
 SIMD_INLINE void start(lane_best *best)
 {
     for (size_t p = 0; p < PARTS; p++) {
         best->score[p] = vf_set1(-INFINITY);
-        best->place[p] = vf_set1(0);
+        best->entry[p] = vf_set1(0);
     }
 }
 
-SIMD_INLINE void offer(lane_best *best, const vf score[PARTS], float base, size_t place)
+SIMD_INLINE void offer(lane_best *best, const vf score[PARTS], float base, size_t entry)
 {
     for (size_t p = 0; p < PARTS; p++) {
         const vf s = vf_add(score[p], vf_set1(base));
-        best->place[p] =
-            vf_select_greater(s, best->score[p], vf_set1((float)place), best->place[p]);
+        best->entry[p] =
+            vf_select_greater(s, best->score[p], vf_set1((float)entry), best->entry[p]);
         best->score[p] = vf_max(s, best->score[p]);
     }
 }
 
-/* The largest score and the first place that has it; false where there is none. */
-SIMD_INLINE bool finish(const lane_best *best, float *top, size_t *place)
+/* Finds the largest score and the first candidate that has it; returns false if there is none.
+ */
+SIMD_INLINE bool finish(const lane_best *best, float *top, size_t *entry)
 {
     float score[VPTQ_CODEBOOK_LANES], at[VPTQ_CODEBOOK_LANES], first = 0;
     for (size_t p = 0; p < PARTS; p++) {
         vf_store(score + p * LANES, best->score[p]);
-        vf_store(at + p * LANES, best->place[p]);
+        vf_store(at + p * LANES, best->entry[p]);
     }
     *top = -INFINITY;
     for (size_t l = 0; l < VPTQ_CODEBOOK_LANES; l++) {
@@ -404,7 +410,7 @@ SIMD_INLINE bool finish(const lane_best *best, float *top, size_t *place)
             first = at[l];
         }
     }
-    *place = (size_t)first;
+    *entry = (size_t)first;
     return *top > -INFINITY;
 }
 
@@ -417,7 +423,7 @@ SIMD_INLINE uint32_t lanes_reaching(const vf s[PARTS], float base, float score)
     return hit;
 }
 
-/* x less its main centroid. */
+/* x minus its main centroid. */
 SIMD_INLINE void remainder_of(const tile *t, size_t v, const float *x, uint32_t main, float *w)
 {
     const float *c = t->b->centroids + main * v;
@@ -425,7 +431,7 @@ SIMD_INLINE void remainder_of(const tile *t, size_t v, const float *x, uint32_t 
         w[d] = x[d] - c[d];
 }
 
-/* Candidates i .. i + count - 1 against the whole residual codebook. */
+/* Tries candidates i .. i + count - 1 with the whole residual codebook. */
 SIMD_INLINE void try_some(const tile *t, size_t v, const float *x, size_t i, size_t count,
                           lane_best *best)
 {
@@ -457,20 +463,20 @@ SIMD_INLINE pair best_by_computing(const tile *t, size_t v, const float *x, size
     float w[VPTQ_VQ_MAX_V];
     lane_best best;
     pair found = {0, 0, -INFINITY};
-    size_t i = 0, place;
+    size_t i = 0, entry;
     start(&best);
     for (; i + both <= n; i += both)
         try_some(t, v, x, i, both, &best);
     for (; i < n; i++)
         try_some(t, v, x, i, 1, &best);
-    if (!finish(&best, &found.score, &place))
+    if (!finish(&best, &found.score, &entry))
         return found;
-    found.main = t->list[place];
+    found.main = t->list[entry];
     remainder_of(t, v, x, found.main, w);
     for (size_t b = 0; b < res->blocks; b++) {
         vf s[PARTS];
         score_block(res->data + b * (1 + v) * VPTQ_CODEBOOK_LANES, v, w, s);
-        const uint32_t hit = lanes_reaching(s, t->score[place], found.score);
+        const uint32_t hit = lanes_reaching(s, t->score[entry], found.score);
         found.res =
             (uint32_t)(b * VPTQ_CODEBOOK_LANES) + (uint32_t)__builtin_ctz(hit | 1u << 31);
         if (hit)
@@ -479,7 +485,7 @@ SIMD_INLINE pair best_by_computing(const tile *t, size_t v, const float *x, size
     return found;
 }
 
-/* The best pair of vector j with a candidate of the list, n of them. */
+/* Finds the best pair of vector j among n candidates. */
 SIMD_INLINE void best_pair(tile *t, size_t v, size_t j, size_t n)
 {
     const float *x = t->x + j * v;
@@ -496,11 +502,11 @@ SIMD_INLINE void best_pair(tile *t, size_t v, size_t j, size_t n)
 SIMD_INLINE void best_pairs(tile *t, size_t v, const uint32_t *idx)
 {
     size_t hits[TILE];
-    if (!t->around)
+    if (!t->neighbors)
         find_hits(t, hits);
     for (size_t j = 0; j < t->count; j++) {
         const size_t n =
-            t->around ? collect_around(t, v, j, idx[j]) : collect(t, v, j, hits[j]);
+            t->neighbors ? collect_neighbors(t, v, j, idx[j]) : collect(t, v, j, hits[j]);
         if (n)
             best_pair(t, v, j, n);
     }
@@ -518,7 +524,7 @@ SIMD_INLINE float reach_bound(const tile *t, size_t v, const float *x, float dis
         norm += x[d] * x[d];
     const float radius = t->b->longest_res + sqrtf(distance);
     const float bound = 0.5F * (norm - radius * radius) - 1e-5F * (norm + radius * radius);
-    return bound > -FLT_MAX ? bound : -FLT_MAX; /* also where it is not a number */
+    return bound > -FLT_MAX ? bound : -FLT_MAX; /* also if it is NaN */
 }
 
 SIMD_INLINE void start_tile(tile *t, size_t v, bool keep, const uint32_t *idx,
@@ -532,13 +538,13 @@ SIMD_INLINE void start_tile(tile *t, size_t v, bool keep, const uint32_t *idx,
         t->old[j] = distance_of(t, v, t->x + j * v, idx[j], idx_res[j]);
 }
 
-/* Bounds that the beam reaches, in `bound`. */
+/* Sets the bounds that the beam reaches. */
 SIMD_INLINE void first_bounds(tile *t, size_t v, bool keep)
 {
     sort_classes(t);
     memcpy(t->bound, t->class_top + (t->b->beam - 1) * TILE, sizeof t->bound);
     for (size_t j = 0; j < TILE; j++) {
-        /* -infinity, the score of what is behind the last centroid, is no candidate */
+        /* -infinity, the score after the last centroid, is not a candidate */
         t->bound[j] = t->bound[j] > -FLT_MAX ? t->bound[j] : -FLT_MAX;
         t->bound[j] = j < t->count ? t->bound[j] : INFINITY;
     }
@@ -548,8 +554,7 @@ SIMD_INLINE void first_bounds(tile *t, size_t v, bool keep)
     }
 }
 
-/* All main centroids that could still win; infinity where there are none that were not tried.
- */
+/* Sets bounds that admit all main centroids that can still win; infinity if all were tried. */
 SIMD_INLINE void exact_bounds(tile *t, size_t v)
 {
     for (size_t j = 0; j < t->count; j++) {
@@ -564,7 +569,7 @@ SIMD_INLINE void exact_bounds(tile *t, size_t v)
 SIMD_INLINE void search_tile(tile *t, size_t v, bool keep, uint32_t *idx, uint32_t *idx_res)
 {
     start_tile(t, v, keep, idx, idx_res);
-    if (!t->around) {
+    if (!t->neighbors) {
         float xt[VPTQ_VQ_MAX_V * TILE];
         transpose_tile(v, SETS, t->count, t->x, xt);
         score_tile(t, v, xt);
@@ -588,7 +593,7 @@ SIMD_INLINE void search_all(const vptq_pair_codebooks *b, size_t v, size_t n, co
                             bool keep, float *work, uint32_t *idx, uint32_t *idx_res)
 {
     tile t = tile_in(b, work);
-    t.around = keep && b->neighbors;
+    t.neighbors = keep && b->neighbors;
     for (size_t i = 0; i < n; i += TILE) {
         t.x = x + i * v;
         t.count = n - i < TILE ? n - i : TILE;

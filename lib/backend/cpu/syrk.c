@@ -1,5 +1,5 @@
-/* Second moments and quadratic forms of the cpu backend: both walk the tiles of a lower
- * triangle, each tile computed by one thread from beginning to end. */
+/* The ops syrk_add and quad_trace: both walk the tiles of a lower triangle, each computed by
+ * one thread from beginning to end. */
 #include <string.h>
 
 #include "lib/backend/cpu/blas.h"
@@ -11,8 +11,9 @@
 enum {
     TILE = 256,
     STEP = 32,    /* whole panels */
-    TOKENS = 256, /* at most so many float products are summed before they go into double */
-    ROWS = 128    /* rows of E at a time */
+    TOKENS = 256, /* largest number of float products that are summed before they are added in
+                     double */
+    ROWS = 128    /* rows of E that are processed together */
 };
 
 static size_t lower_count(size_t tiles)
@@ -128,7 +129,7 @@ typedef struct quad_job {
     size_t slice; /* doubles of scratch per thread */
 } quad_job;
 
-/* The tile of H as a full one: that of the diagonal has its upper half filled in. */
+/* Returns the tile of H as a full matrix, filling in the upper half of a diagonal tile. */
 static const double *full_tile(const quad_job *job, const double *h, bool diagonal, size_t n,
                                double *copy, size_t *ld)
 {

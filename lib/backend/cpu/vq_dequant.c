@@ -1,5 +1,5 @@
-/* The row vq_dequant: a piece of 256 columns of one vector row at a time, so that the centroids
- * of the piece stay in L1 while the rows of the vector row are written one after the other. */
+/* The op vq_dequant: 256 columns of one vector row at a time, so that their centroids stay in
+ * L1 while the rows of the vector row are written one after the other. */
 #include "lib/backend/cpu/cpu.h"
 #include "lib/backend/cpu/gemv.h"
 #include "lib/backend/dev.h"
@@ -7,17 +7,17 @@
 
 enum { PIECE = 256 };
 
-/* Columns of one vector row of one codebook, ready to be looked up. */
+/* Columns of one vector row with their extracted entries. */
 typedef struct piece {
     size_t count;
     vptq_entry entry[PIECE];
     uint32_t column[PIECE]; /* input channel */
     float scale[PIECE], bias[PIECE];
-    const float *codebook, *res_codebook; /* res_codebook NULL = none */
+    const float *codebook, *res_codebook; /* res_codebook NULL without a residual codebook */
     bool norm;
 } piece;
 
-/* Input channels of positions first .., with their scale and bias. */
+/* Looks up the input channels of positions from `first` on, with their scale and bias. */
 static void look_up_columns(const vptq_vq *q, size_t first, piece *p)
 {
     p->norm = q->scale != NULL;
@@ -31,8 +31,8 @@ static void look_up_columns(const vptq_vq *q, size_t first, piece *p)
     }
 }
 
-/* Element e of every vector of the piece into one row of W; called with constants so that every
- * kind of matrix gets a loop of its own. */
+/* Writes element e of every vector of the piece to one row of W; called with constants, so that
+ * every kind of matrix gets a loop of its own. */
 static inline __attribute__((always_inline)) void
 write_kind(const piece *p, size_t e, bool residual, bool norm, bool in_order, float *restrict w)
 {
@@ -79,7 +79,7 @@ typedef struct decode_job {
     size_t ldw;
 } decode_job;
 
-/* Rows of vector row `vector row` (of vectors of length v) that were asked for. */
+/* Writes the requested rows of a vector row; v: length of its vectors. */
 static void write_vector_row(const decode_job *job, const piece *p, size_t vector_row, size_t v)
 {
     size_t first = vector_row * v, end = first + v;
@@ -141,14 +141,14 @@ static void decode_outliers(void *arg, size_t begin, size_t end, int thread)
     }
 }
 
-/* Vectors of length v that rows r0 .. r0 + n - 1 touch. */
-static size_t touched(size_t r0, size_t n, size_t v)
+/* Number of vectors of length v that rows r0 .. r0 + n - 1 touch. */
+static size_t count_vector_rows(size_t r0, size_t n, size_t v)
 {
     return n ? (r0 + n - 1) / v - r0 / v + 1 : 0;
 }
 
-static decode_job job_of(const vptq_dev *dev, const vptq_vq *q, size_t r0, size_t n, float *w,
-                         size_t ldw)
+static decode_job decode_job_of(const vptq_dev *dev, const vptq_vq *q, size_t r0, size_t n,
+                                float *w, size_t ldw)
 {
     const vptq_vq_shape *s = &q->shape;
     return (decode_job){.kernels = vptq_gemv_kernels_get(dev->simd),
@@ -164,10 +164,12 @@ vptq_status vptq_cpu_vq_dequant(vptq_dev *dev, const vptq_matrix *m, size_t r0, 
                                 float *w, size_t ldw, vptq_err *err)
 {
     const vptq_vq_shape *s = &m->q.shape;
-    decode_job job = job_of(dev, &m->q, r0, n, w, ldw);
+    decode_job job = decode_job_of(dev, &m->q, r0, n, w, ldw);
     (void)err;
-    vptq_parallel_for(dev->threads, touched(r0, n, s->v), 8, decode_vector_rows, &job);
+    vptq_parallel_for(dev->threads, count_vector_rows(r0, n, s->v), 8, decode_vector_rows,
+                      &job);
     if (s->outliers)
-        vptq_parallel_for(dev->threads, touched(r0, n, s->v0), 8, decode_outliers, &job);
+        vptq_parallel_for(dev->threads, count_vector_rows(r0, n, s->v0), 8, decode_outliers,
+                          &job);
     return VPTQ_OK;
 }

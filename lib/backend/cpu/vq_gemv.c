@@ -1,7 +1,6 @@
-/* The row vq_gemv: columns are brought into processing order and scaled once, on the side of x;
- * then every vector row is a sum of centroids, each times one number.  The centroids are read
- * from a layout that is made for the first product with a matrix and kept with it
- * (cpu_layout.h).
+/* The op vq_gemv. x is brought into the processing order of the columns and scaled once; then
+ * each vector row is a sum of centroids, each times one number. Centroids are read from a
+ * layout (gemv.h), which is built for the first product with a matrix and kept with it.
  *
  *     y[r] = sum_p x[perm[p]] scale[perm[p]] q[r][p] + sum_j x[j] bias[j]
  */
@@ -17,10 +16,10 @@
 
 enum {
     ROWS = VPTQ_BLOCK_VECTOR_ROWS,
-    /* blocks of vector rows that go through the groups together, so that a group's tables are
-     * read once for all of them */
+    /* blocks of vector rows that pass through the groups together, so that the tables of a
+       group are read once for all of them */
     BLOCKS = 8,
-    LOOKUP_COST = 4, /* what one costs, in multiplications of a dense product */
+    LOOKUP_COST = 4, /* cost of a look-up, in multiplications of a dense product */
     MAX_SUMS = VPTQ_GEMV_ROWS * BLOCKS * ROWS * VPTQ_VQ_MAX_V
 };
 
@@ -32,10 +31,10 @@ typedef struct gemv_job {
     const vptq_layout *layout;
     const vptq_gemv_args *g;
     float *x;       /* [n, in] in processing order, scaled */
-    float *start;   /* [n] what the sums of a row begin with, but for y and the bias */
-    size_t row0, n; /* rows of x that are taken at a time */
+    float *start;   /* [n] initial values of the sums of a row, without y and the bias */
+    size_t row0, n; /* rows of x that are processed now */
     int threads;
-    bool *fetched; /* [threads] whether a thread has fetched the tables */
+    bool *fetched; /* [threads] whether a thread has prefetched the tables */
 } gemv_job;
 
 /* sum [n, ld_sum] += the columns of all groups in blocks [begin, end). */
@@ -63,7 +62,7 @@ static void add_groups(const gemv_job *job, size_t begin, size_t end, float *sum
     }
 }
 
-/* `count` rows of y from `first` on += sums. */
+/* count rows of y from `first` on += sums */
 static void add_to_row(const gemv_job *job, size_t i, size_t first, size_t count,
                        const float *sum)
 {
@@ -72,7 +71,7 @@ static void add_to_row(const gemv_job *job, size_t i, size_t first, size_t count
         y[r] += sum[r];
 }
 
-/* y += sums of `vector rows` vector rows from `first` on, ld rows apart, for every row of x. */
+/* For every row of x, y += sums of vector rows [first, first + vector_rows), ld rows apart. */
 static void add_vector_rows(const gemv_job *job, size_t first, size_t vector_rows, size_t v,
                             size_t lanes, const float *sum, size_t ld_sum)
 {
@@ -85,17 +84,16 @@ static void add_vector_rows(const gemv_job *job, size_t first, size_t vector_row
         }
 }
 
-static void fetch(const uint8_t *table, size_t begin, size_t end)
+static void prefetch(const uint8_t *table, size_t begin, size_t end)
 {
     enum { LINE = 64 };
     for (size_t i = begin; i < end; i += LINE)
         __builtin_prefetch(table + i, 0, 2);
 }
 
-/* Tables that come from far away come in order, once for a thread, not entry by entry as they
- * are asked for.  Every thread begins elsewhere: what one has fetched is near for the others.
- */
-static void fetch_tables(const gemv_job *job, int thread)
+/* Prefetches the tables in order, once per thread, instead of entry by entry as they are used.
+ * Each thread starts at another point: what one has fetched is near for the others. */
+static void prefetch_tables(const gemv_job *job, int thread)
 {
     enum { MAX = 512 << 10 };
     const vptq_layout *l = job->layout;
@@ -106,13 +104,13 @@ static void fetch_tables(const gemv_job *job, int thread)
     if (job->fetched[thread] || main + res > MAX)
         return;
     job->fetched[thread] = true;
-    fetch(l->res, 0, res);
-    fetch(l->main, begin, main);
-    fetch(l->main, 0, begin);
+    prefetch(l->res, 0, res);
+    prefetch(l->main, begin, main);
+    prefetch(l->main, 0, begin);
 }
 
-/* The rows of x behind those that are taken, or none. */
-static bool next_rows(gemv_job *job)
+/* Advances to the next rows of x; returns false after the last. */
+static bool advance_rows(gemv_job *job)
 {
     job->row0 += job->n;
     const size_t left = job->g->n - job->row0;
@@ -136,9 +134,9 @@ static void multiply_blocks(void *arg, size_t begin, size_t end, int thread)
 {
     const gemv_job *job = arg;
     _Alignas(64) float sum[MAX_SUMS];
-    fetch_tables(job, thread);
+    prefetch_tables(job, thread);
     for (size_t first = begin; first < end; first += BLOCKS)
-        for (gemv_job rows = *job; next_rows(&rows);)
+        for (gemv_job rows = *job; advance_rows(&rows);)
             multiply_rows(&rows, first, end - first < BLOCKS ? end - first : BLOCKS, sum);
 }
 
@@ -165,11 +163,11 @@ static void multiply_outliers(void *arg, size_t begin, size_t end, int thread)
     const gemv_job *job = arg;
     (void)thread;
     for (size_t vector_row = begin; vector_row < end; vector_row++)
-        for (gemv_job rows = *job; next_rows(&rows);)
+        for (gemv_job rows = *job; advance_rows(&rows);)
             multiply_outlier_vector_row(&rows, vector_row);
 }
 
-/* ---- the row ---- */
+/* ---- the op ---- */
 
 float vptq_vq_prepare_x(const vptq_vq *q, const float *from, float *x)
 {
@@ -184,7 +182,7 @@ float vptq_vq_prepare_x(const vptq_vq *q, const float *from, float *x)
     return (float)sum;
 }
 
-/* And as the tables want it. */
+/* Prepares row i of x for the scale of the tables. */
 static void prepare_row(const gemv_job *job, size_t i)
 {
     const vptq_vq_shape *s = &job->q->shape;
@@ -236,7 +234,7 @@ void vptq_cpu_matrix_close(vptq_dev *dev, vptq_matrix *m)
     vptq_ref_matrix_close(dev, m);
 }
 
-/* Blocks that a thread takes at a time: some times in all, since one may begin late. */
+/* Blocks per task: two tasks per thread, because a thread may start late. */
 static size_t share(size_t blocks, int threads)
 {
     enum { TIMES = 2 };

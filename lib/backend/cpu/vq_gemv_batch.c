@@ -1,6 +1,6 @@
-/* vq_gemv for many rows of x.  Order, scale and bias of the matrix go to the side of x, as in
- * cpu_vq_gemv.c, so that what is left of a vector is a centroid and a residual one: v
- * neighbours of a panel, no transposing. */
+/* vq_gemv for many rows of x. Order, scale and bias of the matrix are applied to x, as in
+ * vq_gemv.c, so that a vector is the sum of a centroid and a residual centroid: v adjacent
+ * elements of a panel, without transposing. */
 #include <string.h>
 
 #include "lib/backend/cpu/gemv.h"
@@ -9,19 +9,19 @@
 
 enum { PIECE = 256, EIGHT = 8, LINE = 16 };
 
-/* Up to so many rows of x look-ups are faster, four rows at a time: steps of 16, 20, 24 and 32
- * sequences take 0.86, 0.85, 0.93 and 1.0 times as long (v 8, codebooks of 4096 + 256, AVX2).
- */
+/* Largest number of rows of x for which look-ups, four rows at a time, are faster: steps of 16,
+ * 20, 24 and 32 sequences take 0.86, 0.85, 0.93 and 1.0 times as long (v 8, codebooks of 4096 +
+ * 256, AVX2). */
 enum { MAX_LOOKUP_ROWS = 32 };
 
-enum { PIECE_ROWS = 48 /* rows of a piece, which whole vectors of all usual lengths divide */ };
+enum { PIECE_ROWS = 48 /* rows of a piece: a multiple of all usual vector lengths */ };
 
 typedef struct vq_job {
     const vptq_gemv_kernels *kernels;
     const vptq_vq *q;
     vptq_fields fields;
     const vptq_gemv_args *g;
-    float *x;     /* [n, in] as the matrix processes it */
+    float *x;     /* [n, in] in processing order, scaled */
     float *start; /* [n] */
 } vq_job;
 
@@ -34,22 +34,22 @@ bool vptq_vq_uses_panels(const vptq_vq *q, size_t n)
 
 /* ---- panels ---- */
 
-/* Where the columns of a piece go: panels [depth, width], one behind the other. */
-typedef struct panels_at {
+/* The panels [depth, width], one after the other, that receive a piece. */
+typedef struct panel_target {
     float *to;
     size_t width, depth;
-} panels_at;
+} panel_target;
 
-/* Row r of the piece at position p of it; the next position is `width` further on. */
-static float *panel_position(const panels_at *at, size_t p, size_t r)
+/* Address of row r of the piece at position p; the next position is `width` further. */
+static float *panel_position(const panel_target *at, size_t p, size_t r)
 {
     return at->to + r / at->width * at->width * at->depth + p * at->width + r % at->width;
 }
 
-/* Vectors of length v of `count` positions, `ld` apart; v is a constant where it is called. */
+/* Writes the vectors of `count` positions, `ld` apart; v is a constant at the call. */
 static inline __attribute__((always_inline)) void
-put_vectors(size_t v, const vptq_entry *entry, size_t count, const float *codebook,
-            const float *res_codebook, float *restrict to, size_t ld)
+write_vectors(size_t v, const vptq_entry *entry, size_t count, const float *codebook,
+              const float *res_codebook, float *restrict to, size_t ld)
 {
     for (size_t i = 0; i < count; i++, to += ld) {
         const float *c = codebook + entry[i].main;
@@ -64,27 +64,28 @@ put_vectors(size_t v, const vptq_entry *entry, size_t count, const float *codebo
     }
 }
 
-static void put(size_t v, const vptq_entry *entry, size_t count, const float *codebook,
-                const float *res_codebook, float *to, size_t ld)
+static void write_positions(size_t v, const vptq_entry *entry, size_t count,
+                            const float *codebook, const float *res_codebook, float *to,
+                            size_t ld)
 {
     if (v == 8)
-        put_vectors(8, entry, count, codebook, res_codebook, to, ld);
+        write_vectors(8, entry, count, codebook, res_codebook, to, ld);
     else if (v == 4)
-        put_vectors(4, entry, count, codebook, res_codebook, to, ld);
+        write_vectors(4, entry, count, codebook, res_codebook, to, ld);
     else if (v == 6)
-        put_vectors(6, entry, count, codebook, res_codebook, to, ld);
+        write_vectors(6, entry, count, codebook, res_codebook, to, ld);
     else if (v == 12)
-        put_vectors(12, entry, count, codebook, res_codebook, to, ld);
+        write_vectors(12, entry, count, codebook, res_codebook, to, ld);
     else if (v == 16)
-        put_vectors(16, entry, count, codebook, res_codebook, to, ld);
+        write_vectors(16, entry, count, codebook, res_codebook, to, ld);
     else
-        put_vectors(v, entry, count, codebook, res_codebook, to, ld);
+        write_vectors(v, entry, count, codebook, res_codebook, to, ld);
 }
 
-/* Positions [p, end) of one group, the first of them at position `first` of the piece, vector
- * rows of v rows from row r0 on. */
-static void put_group(const vq_job *job, size_t group, size_t p, size_t end, size_t r0,
-                      size_t rows, const panels_at *at, size_t first)
+/* Writes positions [p, end) of one group for vector rows from row r0 on; `first` is the
+ * position of p in the piece. */
+static void write_group(const vq_job *job, size_t group, size_t p, size_t end, size_t r0,
+                        size_t rows, const panel_target *at, size_t first)
 {
     const vptq_vq *q = job->q;
     const vptq_vq_shape *s = &q->shape;
@@ -94,20 +95,20 @@ static void put_group(const vq_job *job, size_t group, size_t p, size_t end, siz
     const float *res_codebook = s->k_res ? q->res_centroids + group * s->k_res * v : NULL;
     vptq_entry entry[PIECE + EIGHT];
     for (size_t n; p < end; p += n, first += n) {
-        const size_t lead = p % EIGHT; /* entries are taken apart from multiples of eight on */
+        const size_t lead = p % EIGHT; /* entries are extracted from a multiple of eight on */
         n = end - p < PIECE - lead ? end - p : PIECE - lead;
         for (size_t r = 0; r < rows; r += v) {
             job->kernels->fields(&job->fields,
                                  q->indices + (group * vector_rows + (r0 + r) / v) * words,
                                  end_of_indices, p - lead, lead + n, entry);
-            put(v, entry + lead, n, codebook, res_codebook, panel_position(at, first, r),
-                at->width);
+            write_positions(v, entry + lead, n, codebook, res_codebook,
+                            panel_position(at, first, r), at->width);
         }
     }
 }
 
-static void put_outliers(const vq_job *job, size_t p, size_t end, size_t r0, size_t rows,
-                         const panels_at *at)
+static void write_outliers(const vq_job *job, size_t p, size_t end, size_t r0, size_t rows,
+                           const panel_target *at)
 {
     const vptq_vq *q = job->q;
     const size_t v = q->shape.v0, outliers = q->shape.outliers;
@@ -115,31 +116,34 @@ static void put_outliers(const vq_job *job, size_t p, size_t end, size_t r0, siz
         for (size_t r = 0; r < rows; r += v) {
             const vptq_entry entry = {.main = q->outlier_indices[(r0 + r) / v * outliers + p] *
                                               (uint32_t)v};
-            put(v, &entry, 1, q->outlier_centroids, NULL, panel_position(at, i, r), at->width);
+            write_positions(v, &entry, 1, q->outlier_centroids, NULL, panel_position(at, i, r),
+                            at->width);
         }
 }
 
-/* Columns [l, l + depth) of rows [r0, r0 + n). */
-static void put_piece(const vq_job *job, size_t r0, size_t n, size_t l, const panels_at *at)
+/* Writes columns [l, l + depth) of rows [r0, r0 + n). */
+static void write_piece(const vq_job *job, size_t r0, size_t n, size_t l,
+                        const panel_target *at)
 {
     const vptq_vq_shape *s = &job->q->shape;
     const size_t outliers = s->outliers, end = l + at->depth;
     size_t p = l;
     if (p < outliers) {
         const size_t to = end < outliers ? end : outliers;
-        put_outliers(job, p, to, r0, n, at);
+        write_outliers(job, p, to, r0, n, at);
         p = to;
     }
     while (p < end) {
         const size_t group = (p - outliers) / s->group_size;
         const size_t first = outliers + group * s->group_size;
         const size_t to = end < first + s->group_size ? end : first + s->group_size;
-        put_group(job, group, p - first, to - first, r0, n, at, p - l);
+        write_group(job, group, p - first, to - first, r0, n, at, p - l);
         p = to;
     }
 }
 
-/* Vectors that panels are made of wholly go there at once, others by way of one wide panel. */
+/* Writes vectors directly if panels consist of whole ones, otherwise by way of one wide panel.
+ */
 static void pack_vectors(const void *arg, const vptq_cpu_math *math, size_t r0, size_t n,
                          size_t l, size_t depth, float *work, float *panels)
 {
@@ -147,12 +151,12 @@ static void pack_vectors(const void *arg, const vptq_cpu_math *math, size_t r0, 
     const vptq_vq_shape *s = &job->q->shape;
     const size_t width = math->tile_cols;
     if (width % s->v == 0 && (!s->outliers || width % s->v0 == 0)) {
-        if (n % width) /* columns that no vector has are not left to chance */
+        if (n % width) /* columns after the last vector must not be undefined */
             memset(panels + n / width * width * depth, 0, depth * width * sizeof *panels);
-        put_piece(job, r0, n, l, &(panels_at){panels, width, depth});
+        write_piece(job, r0, n, l, &(panel_target){panels, width, depth});
         return;
     }
-    put_piece(job, r0, n, l, &(panels_at){work, PIECE_ROWS, depth});
+    write_piece(job, r0, n, l, &(panel_target){work, PIECE_ROWS, depth});
     for (size_t j = 0; j < n; j += width, panels += depth * width) {
         const size_t columns = n - j < width ? n - j : width;
         if (columns < width)
