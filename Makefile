@@ -193,7 +193,7 @@ SIMD_avx512 := -DVPTQ_SIMD_LEVEL=2 -mavx512f -mavx512bw -mavx512dq -mavx512vl -m
 
 define cc
 	$(Q)mkdir -p $(@D)
-	$(Q)$(if $(V),,echo "  CC    $<$(1:%= (%))";) $(CC) $(ALL_CFLAGS) $(if $(1),$(SIMD_$(1))) -MMD -MP -c $< -o $@
+	$(Q)$(if $(V),,echo "  CC    $<$(if $(1), $(1))";) $(CC) $(ALL_CFLAGS) $(if $(1),$(SIMD_$(1))) -MMD -MP -c $< -o $@
 endef
 $(OBJ)/%.o: %.c | $(B)/probe
 	$(call cc)

@@ -13,7 +13,7 @@ static const vptq_backend *registered;
 
 void vptq_backend_register(const vptq_backend *backend)
 {
-    VPTQ_BUG_IF(registered != NULL); /* one is enough so far */
+    VPTQ_BUG_IF(registered != NULL); /* a program registers one at most */
     registered = backend;
 }
 
