@@ -1,6 +1,6 @@
-/* The fingerprint of a model: XXH3 over everything that its results depend on.  Bytes are
- * hashed in pieces of a fixed size, in parallel, and the pieces' sums are chained in order, so
- * that the result depends neither on threads nor on the layout of the file. */
+/* Computes the fingerprint of a model: XXH3 over everything its results depend on.  Pieces of a
+ * fixed size are hashed in parallel and their hashes chained in order, so that the result
+ * depends neither on threads nor on the layout of the file. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -14,12 +14,12 @@ enum { PIECE = 4 << 20 };
 typedef struct piece {
     const uint8_t *data;
     size_t bytes;
-    bool mapped; /* of a file */
+    bool mapped; /* in a mapping of a file */
     uint64_t hash;
 } piece;
 
 typedef struct piece_list {
-    piece *items; /* NULL while pieces are only counted */
+    piece *items; /* NULL = count only */
     size_t count;
 } piece_list;
 
@@ -39,19 +39,20 @@ static void add_bytes(piece_list *list, const void *data, size_t bytes)
     add_pieces(list, data, bytes, false);
 }
 
-/* Arrays of a matrix; NULL ones have no bytes. */
+/* Adds the arrays of a matrix, except those that are NULL. */
 static void add_matrix(piece_list *list, const vptq_vq *q)
 {
     const vptq_vq_shape *s = &q->shape;
     size_t words = (size_t)s->groups * vptq_vq_vector_rows(s) * vptq_vq_row_words(s);
     size_t codebook = (size_t)s->groups * s->v * sizeof(float);
-    size_t strips0 = s->v0 ? (s->out + s->v0 - 1) / s->v0 : 0;
+    size_t outlier_rows = s->v0 ? (s->out + s->v0 - 1) / s->v0 : 0;
     add_bytes(list, q->indices, words * sizeof *q->indices);
     add_bytes(list, q->centroids, codebook * s->k);
     if (q->res_centroids)
         add_bytes(list, q->res_centroids, codebook * s->k_res);
     if (q->outlier_indices) {
-        add_bytes(list, q->outlier_indices, strips0 * s->outliers * sizeof *q->outlier_indices);
+        add_bytes(list, q->outlier_indices,
+                  outlier_rows * s->outliers * sizeof *q->outlier_indices);
         add_bytes(list, q->outlier_centroids, (size_t)s->k0 * s->v0 * sizeof(float));
     }
     if (q->perm)
@@ -62,7 +63,7 @@ static void add_matrix(piece_list *list, const vptq_vq *q)
     }
 }
 
-/* A packed file's matrices are tensors of its set, a work directory's are not. */
+/* The matrices of packed files are tensors of the set; those of a work directory are not. */
 static void add_all(piece_list *list, const vptq_checkpoint *c)
 {
     for (size_t i = 0; i < c->set.count; i++) {
@@ -94,8 +95,7 @@ static vptq_status describe_model(const vptq_model_desc *d, vptq_buf *b, vptq_er
         d->family->model_type, d->hidden, d->intermediate, d->layers, d->heads, d->kv_heads,
         d->head_dim, d->vocab, d->context, d->window, d->window_from, (double)d->norm_eps,
         d->tied, d->qkv_bias, d->o_bias, d->mlp_bias);
-    if (st)
-        return st;
+    VPTQ_CHECK(st);
     return vptq_buf_printf(b, err, "rope %a %d %a %a %a %a %u\ntokens %d %d\n", d->rope_theta,
                            d->rope_scaling, d->rope_factor, d->rope_low, d->rope_high,
                            d->rope_attention_factor, d->rope_original_context, d->bos, d->eos);
@@ -120,7 +120,7 @@ static vptq_status describe_matrix(const vptq_packed_matrix *m, vptq_buf *b, vpt
                            s->has_perm, s->has_norm);
 }
 
-/* One text about everything but the bytes. */
+/* Appends a text that describes everything except the bytes. */
 static vptq_status describe(const vptq_checkpoint *c, vptq_buf *b, vptq_err *err)
 {
     VPTQ_CHECK(describe_model(&c->desc, b, err));

@@ -1,3 +1,4 @@
+/* Parses, formats and looks up JSON on top of jansson. */
 #include "formats/json.h"
 
 #include <stdlib.h>
@@ -5,10 +6,10 @@
 
 #include "lib/base/file.h"
 
-/* What the values of a text may weigh together.  A container costs jansson a few hundred bytes
- * and any other value a few dozen, so this bounds the memory of a parse to about half a
- * gigabyte, whatever 100 MB of brackets a file holds; tokenizers of 256,000 tokens and indexes
- * of 100,000 tensors stay below a third of it. */
+/* Bound on the estimated number of values of a text.  jansson needs a few hundred bytes for a
+ * container and a few dozen for any other value, so this limits the memory of a parse to about
+ * half a gigabyte.  Tokenizers of 256,000 tokens and indexes of 100,000 tensors stay below a
+ * third of it. */
 enum { CONTAINER_WEIGHT = 4, MAX_WEIGHT = 1 << 23 };
 
 static size_t text_weight(const char *text, size_t len)
@@ -33,15 +34,15 @@ static size_t text_weight(const char *text, size_t len)
     return weight;
 }
 
-/* `before`: lines of the file in front of the text. */
-static vptq_status parse(const char *text, size_t len, const char *name, size_t before,
+/* `lines_before`: lines of the file before the text. */
+static vptq_status parse(const char *text, size_t len, const char *name, size_t lines_before,
                          size_t flags, json_t **out, vptq_err *err)
 {
     size_t weight = text_weight(text, len);
     if (weight > MAX_WEIGHT)
         return vptq_fail(err, VPTQ_E_FORMAT,
-                         "%s: JSON of about %zu values, more than the %d that are read", name,
-                         weight, (int)MAX_WEIGHT);
+                         "%s: the JSON has about %zu values, expected at most %d", name, weight,
+                         (int)MAX_WEIGHT);
     json_error_t je;
     json_t *value =
         json_loadb(text, len, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY | flags, &je);
@@ -49,7 +50,7 @@ static vptq_status parse(const char *text, size_t len, const char *name, size_t 
         return vptq_fail(err, VPTQ_E_NOMEM, "%s: out of memory while reading JSON", name);
     if (!value)
         return vptq_fail(err, VPTQ_E_FORMAT, "%s: line %zu, column %d: not valid JSON: %s",
-                         name, before + (size_t)(je.line > 0 ? je.line : 1), je.column,
+                         name, lines_before + (size_t)(je.line > 0 ? je.line : 1), je.column,
                          je.text);
     *out = value;
     return VPTQ_OK;
@@ -77,16 +78,14 @@ vptq_status vptq_json_load(const char *path, size_t limit, json_t **out, vptq_er
 {
     char *text = NULL;
     size_t len = 0;
-    vptq_status st = vptq_file_read(path, limit, NULL, &text, &len, err);
-    if (st)
-        return st;
-    st = parse(text, len, path, 0, 0, out, err);
+    VPTQ_CHECK(vptq_file_read(path, limit, NULL, &text, &len, err));
+    vptq_status st = parse(text, len, path, 0, 0, out, err);
     vptq_mem_free(NULL, text);
     return st;
 }
 
-/* The text with the fewest digits (0.1 and not 0.10000000000000001) that gives the same value
- * when it is read again; NULL when memory is out. */
+/* Formats with the fewest digits (0.1, not 0.10000000000000001) that read back as the same
+ * value; NULL if out of memory. */
 static char *exact_text(const json_t *value, size_t flags)
 {
     for (unsigned digits = 15; digits <= 17; digits++) {
@@ -123,12 +122,10 @@ vptq_status vptq_json_line(const json_t *value, const char *name, char **text, v
 vptq_status vptq_json_save(const char *path, const json_t *value, vptq_err *err)
 {
     char *text = NULL;
-    vptq_status st = vptq_json_text(value, path, &text, err);
-    if (st)
-        return st;
+    VPTQ_CHECK(vptq_json_text(value, path, &text, err));
     size_t len = strlen(text);
-    text[len] = '\n'; /* in place of the 0, which the writer does not need */
-    st = vptq_file_replace(path, text, len + 1, err);
+    text[len] = '\n'; /* replaces the 0, which the writer does not need */
+    vptq_status st = vptq_file_replace(path, text, len + 1, err);
     free(text);
     return st;
 }
@@ -167,7 +164,7 @@ static vptq_status missing(const char *name, const char *key, vptq_err *err)
     return vptq_fail(err, VPTQ_E_FORMAT, "%s: key '%s' is missing", name, key);
 }
 
-/* The value of a key, NULL when it is missing or null. */
+/* The value of a key; NULL if missing or null. */
 static const json_t *present(const json_t *obj, const char *key)
 {
     const json_t *value = json_object_get(obj, key);

@@ -1,3 +1,4 @@
+/* Reads llama2.c checkpoints by mapping. */
 #include "formats/llama2c.h"
 
 #include <stdio.h>
@@ -9,7 +10,8 @@
 enum { DIM, HIDDEN, LAYERS, HEADS, KV_HEADS, VOCAB, SEQUENCE, HEADER_NUMBERS };
 enum { HEADER_BYTES = HEADER_NUMBERS * 4 };
 
-/* llama2.c writes neither theta nor epsilon nor special tokens: its run.c has these. */
+/* The format has neither theta nor epsilon nor special tokens; these are the values in
+ * llama2.c's run.c. */
 static vptq_status parse_header(const char *path, const vptq_map *map, vptq_model_desc *d,
                                 vptq_err *err)
 {
@@ -51,11 +53,12 @@ static vptq_status parse_header(const char *path, const vptq_map *map, vptq_mode
     return vptq_model_desc_check(d, path, err);
 }
 
-/* A kind of tensor in file order; `rows` 0 = a vector; rope_heads as in vptq_tensor. */
+/* A kind of tensor, in file order. */
 typedef struct part {
-    const char *name; /* a suffix behind "model.layers.N." when per_layer; NULL = skipped */
+    const char *name; /* if per_layer without "model.layers.N."; NULL = skipped */
     bool per_layer;
-    uint32_t rows, cols, rope_heads;
+    uint32_t rows, cols; /* rows 0 = a vector */
+    uint32_t rope_heads; /* as in vptq_tensor */
 } part;
 
 enum { PARTS = 14 };
@@ -84,7 +87,7 @@ static void list_parts(const vptq_model_desc *d, part parts[PARTS])
     memcpy(parts, list, sizeof list);
 }
 
-/* The last part, the output head, is only in the file when it is not the embedding. */
+/* The last part, the output head, is only in the file if it is not tied to the embedding. */
 static int part_count(const vptq_model_desc *d)
 {
     return d->tied ? PARTS - 1 : PARTS;
@@ -95,8 +98,8 @@ static uint64_t part_bytes(const part *p)
     return (uint64_t)(p->rows ? p->rows : 1) * p->cols * sizeof(float);
 }
 
-/* Bytes of the whole file.  A part cannot overflow: its sizes were checked (below 2^32 rows of
- * at most 2^20 columns). */
+/* Bytes of the whole file; false on overflow.  A single part cannot overflow: it has less than
+ * 2^32 rows of at most 2^20 columns. */
 static bool expected_size(const vptq_model_desc *d, const part parts[PARTS], size_t *size)
 {
     *size = HEADER_BYTES;
@@ -114,9 +117,7 @@ static vptq_status check_map(const char *path, const vptq_map *map, vptq_model_d
                              part parts[PARTS], vptq_err *err)
 {
     size_t expected = 0;
-    vptq_status st = parse_header(path, map, d, err);
-    if (st)
-        return st;
+    VPTQ_CHECK(parse_header(path, map, d, err));
     list_parts(d, parts);
     if (expected_size(d, parts, &expected) && expected == map->size)
         return VPTQ_OK;

@@ -6,8 +6,10 @@
 #include "formats/model_desc.h"
 #include "formats/tensor.h"
 
-bool vptq_llama2c_is(const char *path); /* sizes in the header give exactly the file's size */
-/* Description (family llama, theta 10000, eps 1e-5) and tensors with Hugging Face names. */
+/* True if the sizes in the header add up to exactly the file's size. */
+bool vptq_llama2c_is(const char *path);
+/* Reads the description (family llama, theta 10000, eps 1e-5) and the tensors under Hugging
+ * Face names. */
 vptq_status vptq_llama2c_read(const char *path, vptq_tensor_set *set, vptq_model_desc *desc,
                               vptq_err *err) VPTQ_MUST_CHECK;
 

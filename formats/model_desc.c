@@ -1,11 +1,12 @@
+/* The family table, names and shapes of linear layers, and rotary tables. */
 #include "formats/model_desc.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
-/* A new family of this shape is a row here: docs/formats.md.  Where several rows share a GGUF
- * architecture, the first one is what a GGUF file of it is read as. */
+/* A new family of this shape is a row here (docs/formats.md).  If several rows share a GGUF
+ * architecture, GGUF files are read as the first one. */
 static const vptq_family families[] = {
     {.model_type = "llama",
      .architecture = "LlamaForCausalLM",
@@ -160,11 +161,8 @@ static vptq_status check_sizes(const vptq_model_desc *d, const char *file, vptq_
         {"vocabulary size", d->vocab, 1 << 28},
         {"context length", d->context, INT32_MAX},
     };
-    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
-        vptq_status st = check_size(file, sizes[i].what, sizes[i].n, sizes[i].max, err);
-        if (st)
-            return st;
-    }
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
+        VPTQ_CHECK(check_size(file, sizes[i].what, sizes[i].n, sizes[i].max, err));
     return VPTQ_OK;
 }
 
@@ -192,7 +190,7 @@ static vptq_status check_rope(const vptq_model_desc *d, const char *file, vptq_e
     if (!(d->rope_low < d->rope_high))
         return vptq_fail(err, VPTQ_E_FORMAT,
                          "%s: the RoPE frequency bounds are %g and %g, expected the first to "
-                         "be smaller",
+                         "be the smaller one",
                          file, d->rope_low, d->rope_high);
     if (d->rope_scaling == VPTQ_ROPE_YARN && d->rope_theta <= 1)
         return vptq_fail(err, VPTQ_E_FORMAT,
@@ -221,16 +219,16 @@ double vptq_rope_yarn_attention(double factor, double weight)
     return factor <= 1 ? 1.0 : 0.1 * weight * log(factor) + 1.0;
 }
 
-/* pow correctly rounded to float where the platform's double pow allows it: the same on every
- * machine, unlike powf. */
+/* theta^(2 i / head_dim), rounded from the double pow, which is the same on every machine,
+ * unlike powf. */
 static float theta_power(const vptq_model_desc *d, uint32_t i)
 {
     float exponent = (float)(2 * i) / (float)d->head_dim;
     return (float)pow((double)(float)d->rope_theta, (double)exponent);
 }
 
-/* PyTorch divides a number by a tensor as reciprocal times number; the two roundings are kept
- * here, so that frequencies come out as transformers has them. */
+/* PyTorch divides a number by a tensor as reciprocal times number.  The same two roundings give
+ * the same frequencies as transformers. */
 static float torch_quotient(float number, float x)
 {
     return 1.0f / x * number;
@@ -249,7 +247,7 @@ static float llama3_frequency(const vptq_model_desc *d, float inv)
     return (1.0f - smooth) * inv / (float)d->rope_factor + smooth * inv;
 }
 
-/* The dimension whose frequency turns `rotations` times in the original context. */
+/* The dimension whose frequency makes `rotations` turns over the original context. */
 static double yarn_dimension(const vptq_model_desc *d, double rotations)
 {
     const double pi2 = 6.283185307179586;

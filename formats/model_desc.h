@@ -1,4 +1,5 @@
-/* One description of a model, whatever file it came from, and the table of model families. */
+/* The description of a model, independent of the kind of file, and the table of model families.
+ */
 #ifndef VPTQ_FORMATS_MODEL_DESC_H
 #define VPTQ_FORMATS_MODEL_DESC_H
 
@@ -8,8 +9,8 @@
 
 #include "lib/base/status.h"
 
-/* The seven linears of a block and the four inputs they read.  q, k, v share one input; gate,
- * up share one. */
+/* The seven linear layers of a block and their four inputs: q, k, v share one, gate and up
+ * another. */
 typedef enum {
     VPTQ_LINEAR_Q,
     VPTQ_LINEAR_K,
@@ -24,24 +25,24 @@ typedef enum {
 typedef enum {
     VPTQ_INPUT_QKV,
     VPTQ_INPUT_O,
-    VPTQ_INPUT_UP, /* of gate and up */
+    VPTQ_INPUT_UP, /* input of gate and up */
     VPTQ_INPUT_DOWN,
     VPTQ_INPUT_COUNT
 } vptq_input;
 
-/* A family is a row: what its config.json implies beyond the common keys. */
+/* A model family: what its model_type implies beyond the common keys of config.json. */
 typedef struct vptq_family {
     const char *model_type;   /* "llama" */
     const char *architecture; /* "LlamaForCausalLM" */
     const char *gguf_arch;    /* general.architecture */
-    bool qkv_bias;            /* default of attention_bias for q, k, v (no config key needed) */
+    bool qkv_bias;            /* q, k, v always have a bias, without a config key */
     bool qk_norm;             /* RMS norm on every head of q and k before RoPE */
     bool gguf_permuted;       /* GGUF stores q and k rows for interleaved pairs */
-    bool sliding_by_default;  /* `sliding_window` counts without `use_sliding_window` */
+    bool sliding_by_default;  /* `sliding_window` applies without `use_sliding_window` */
     uint32_t head_dim;        /* default of head_dim; 0 = hidden size / heads */
 } vptq_family;
 
-/* NULL when the name is unknown; _names fills a comma-separated list for messages. */
+/* NULL if the name is unknown.  _names writes a comma-separated list for messages. */
 const vptq_family *vptq_family_by_model_type(const char *model_type);
 const vptq_family *vptq_family_by_architecture(const char *architecture);
 const vptq_family *vptq_family_by_gguf_arch(const char *arch);
@@ -59,7 +60,7 @@ typedef struct vptq_model_desc {
     uint32_t hidden, intermediate, layers, heads, kv_heads, head_dim, vocab;
     uint32_t context;     /* max_position_embeddings */
     uint32_t window;      /* sliding attention window in tokens, 0 = none */
-    uint32_t window_from; /* first layer that slides (Qwen2's max_window_layers), else 0 */
+    uint32_t window_from; /* first layer with the window (Qwen2's max_window_layers), else 0 */
     float norm_eps;
     bool tied; /* the output head is the embedding */
     bool qkv_bias, o_bias, mlp_bias;
@@ -69,7 +70,7 @@ typedef struct vptq_model_desc {
     double rope_low, rope_high;     /* llama3: low/high_freq_factor; yarn: beta_slow/fast */
     double rope_attention_factor;   /* multiplies cos and sin (yarn); 1 otherwise */
     uint32_t rope_original_context; /* original_max_position_embeddings */
-    int32_t bos, eos;               /* -1 = none; eos: the first of a list */
+    int32_t bos, eos;               /* -1 = none; eos is the first of a list */
 } vptq_model_desc;
 
 /* "q_proj", "mlp.gate_proj": last name component, and path inside a block. */
@@ -77,24 +78,24 @@ const char *vptq_linear_name(vptq_linear l);
 const char *vptq_linear_path(vptq_linear l);
 const char *vptq_input_name(vptq_input i); /* "qkv", "o", "up", "down" */
 vptq_input vptq_linear_input(vptq_linear l);
-/* Rows and columns of a linear's weight. */
+/* Rows and columns of a linear layer's weight matrix. */
 void vptq_linear_shape(const vptq_model_desc *d, vptq_linear l, uint32_t *out, uint32_t *in);
 uint32_t vptq_input_size(const vptq_model_desc *d, vptq_input i);
-/* "model.layers.3.mlp.gate_proj" into name; the buffer has at least 96 bytes. */
+/* Writes "model.layers.3.mlp.gate_proj" into name. */
 enum { VPTQ_NAME_MAX = 96 };
 void vptq_linear_full_name(char name[VPTQ_NAME_MAX], uint32_t layer, vptq_linear l);
 
-/* Everything that no model can be: zero sizes, heads not divisible, head_dim odd, sizes whose
- * product overflows, absurd values (over 2^20 per dimension but the vocabulary). */
+/* Rejects impossible descriptions: zero sizes, heads that do not divide evenly, odd head_dim,
+ * overflowing products, dimensions over 2^20 (except the vocabulary). */
 vptq_status vptq_model_desc_check(const vptq_model_desc *d, const char *file,
                                   vptq_err *err) VPTQ_MUST_CHECK;
 
-/* The factor that YaRN multiplies cos and sin with unless a configuration gives its own:
- * 0.1 weight ln(factor) + 1, and 1 for factors up to 1. */
+/* YaRN's default factor of cos and sin: 0.1 weight ln(factor) + 1, and 1 for factors up to 1.
+ */
 double vptq_rope_yarn_attention(double factor, double weight);
 
-/* cos, sin [positions, head_dim / 2] of the description's RoPE (float, computed as transformers
- * does: inverse frequencies in float, scaled per rope_scaling). */
+/* Fills cos and sin tables [positions, head_dim / 2].  Computed like transformers: inverse
+ * frequencies in float, scaled per rope_scaling. */
 void vptq_rope_tables(const vptq_model_desc *d, size_t positions, float *cos_table,
                       float *sin_table);
 

@@ -1,3 +1,4 @@
+/* Converts and checks tensor data, and keeps sets of tensors. */
 #include "formats/tensor.h"
 
 #include <stdio.h>
@@ -22,28 +23,28 @@ size_t vptq_tensor_cols(const vptq_tensor *t)
 
 /* ---- bytes ---- */
 
-vptq_status vptq_tensor_bytes(const vptq_tensor *t, size_t at, size_t n, void *room,
+vptq_status vptq_tensor_bytes(const vptq_tensor *t, size_t offset, size_t n, void *buf,
                               const uint8_t **bytes, vptq_err *err)
 {
-    VPTQ_BUG_IF(at > t->bytes || n > t->bytes - at);
-    *bytes = t->data ? t->data + at : room;
+    VPTQ_BUG_IF(offset > t->bytes || n > t->bytes - offset);
+    *bytes = t->data ? t->data + offset : buf;
     if (t->data || n == 0)
         return VPTQ_OK;
     if (!t->source)
         return vptq_fail(err, VPTQ_E_CHECKSUM, "%s: tensor '%s' is damaged", t->file, t->name);
-    return t->source->read(t->source->arg, at, n, room, err);
+    return t->source->read(t->source->arg, offset, n, buf, err);
 }
 
-size_t vptq_tensor_piece(const vptq_tensor *t, size_t at)
+size_t vptq_tensor_piece(const vptq_tensor *t, size_t offset)
 {
     size_t element = vptq_dtype_get(t->type)->bytes;
     size_t piece = VPTQ_TENSOR_PIECE / element * element;
-    return t->bytes - at < piece ? t->bytes - at : piece;
+    return t->bytes - offset < piece ? t->bytes - offset : piece;
 }
 
 /* ---- rows ---- */
 
-/* n consecutive elements of any float type, from unaligned bytes. */
+/* Converts n consecutive elements of any float type from unaligned bytes. */
 static void convert(vptq_dtype type, const uint8_t *src, size_t n, float *dst)
 {
     switch (type) {
@@ -86,7 +87,7 @@ static vptq_status not_numbers(const vptq_tensor *t, const vptq_dtype_info *info
                      t->file, t->name, vptq_tensor_cols(t), info->block, info->name);
 }
 
-/* Where row r of the matrix (element r of a vector) stands in the file. */
+/* Index in the file of row r of a matrix, or of element r of a vector. */
 static size_t stored_row(const vptq_tensor *t, size_t rows, size_t r)
 {
     if (!t->rope_heads)
@@ -125,15 +126,15 @@ vptq_status vptq_tensor_read(const vptq_tensor *t, size_t r0, size_t n, float *d
     return VPTQ_OK;
 }
 
-/* A float is not finite when all bits of its exponent are set; adding one to the exponent field
- * then carries into the sign's place.  `one` and `exponent` hold the masks of all lanes of a
- * 64-bit word, so that a word is tested at once; lanes cannot disturb each other. */
+/* A float is not finite if all exponent bits are set; adding one to the exponent field then
+ * carries into the sign bit.  The masks cover all lanes of a 64-bit word, so that a word is
+ * tested at once; no carry leaves its lane. */
 typedef struct finite_masks {
     uint64_t exponent, one, carry;
     size_t width; /* bytes of an element */
 } finite_masks;
 
-static bool masks_of(vptq_dtype type, finite_masks *m)
+static bool get_masks(vptq_dtype type, finite_masks *m)
 {
     switch (type) {
     case VPTQ_F32:
@@ -164,8 +165,8 @@ static uint64_t bad_lanes(const finite_masks *m, const uint8_t *p, size_t bytes)
     return ((word & m->exponent) + m->one) & m->carry;
 }
 
-/* Index of the first element that is not finite, or n. */
-static size_t first_bad(const finite_masks *m, const uint8_t *p, size_t n)
+/* Index of the first element that is not finite; n if there is none. */
+static size_t find_nonfinite(const finite_masks *m, const uint8_t *p, size_t n)
 {
     enum { WORDS = 512 };
     size_t bytes = n * m->width, at = 0;
@@ -182,38 +183,38 @@ static size_t first_bad(const finite_masks *m, const uint8_t *p, size_t n)
     return n;
 }
 
-/* The same for block types: their scales can be NaN or infinite. */
-static size_t first_bad_block(vptq_dtype type, const vptq_dtype_info *info,
-                              const uint8_t *bytes, size_t n)
+/* The same for block types, whose scales can be NaN or infinite. */
+static size_t find_nonfinite_block(vptq_dtype type, const vptq_dtype_info *info,
+                                   const uint8_t *bytes, size_t n)
 {
     enum { PIECE = 1024 }; /* a multiple of every block size */
     float x[PIECE];
     finite_masks m;
-    if (!masks_of(VPTQ_F32, &m))
+    if (!get_masks(VPTQ_F32, &m))
         return n;
     for (size_t at = 0; at < n; at += PIECE) {
         size_t len = n - at < PIECE ? n - at : PIECE;
         vptq_ggml_dequantize(type, bytes + at / info->block * info->bytes, len, x);
-        size_t bad = first_bad(&m, (const uint8_t *)x, len);
+        size_t bad = find_nonfinite(&m, (const uint8_t *)x, len);
         if (bad < len)
             return at + bad;
     }
     return n;
 }
 
-vptq_status vptq_tensor_check_piece(const vptq_tensor *t, const uint8_t *bytes, size_t at,
+vptq_status vptq_tensor_check_piece(const vptq_tensor *t, const uint8_t *bytes, size_t offset,
                                     size_t n, vptq_err *err)
 {
     const vptq_dtype_info *info = vptq_dtype_get(t->type);
     if (!info->is_float)
-        return VPTQ_OK;
+        return VPTQ_OK; /* integers are always finite */
     if (!is_readable(t, info))
         return not_numbers(t, info, err);
-    size_t count = n / info->bytes * info->block, before = at / info->bytes * info->block;
+    size_t count = n / info->bytes * info->block, before = offset / info->bytes * info->block;
     size_t cols = vptq_tensor_cols(t);
     finite_masks m;
-    size_t bad = masks_of(t->type, &m) ? first_bad(&m, bytes, count)
-                                       : first_bad_block(t->type, info, bytes, count);
+    size_t bad = get_masks(t->type, &m) ? find_nonfinite(&m, bytes, count)
+                                        : find_nonfinite_block(t->type, info, bytes, count);
     if (bad < count)
         return vptq_fail(err, VPTQ_E_NUMERIC,
                          "%s: tensor '%s' has a value that is not finite in row %zu, column "
@@ -271,14 +272,15 @@ const vptq_tensor *vptq_tensor_find(const vptq_tensor_set *s, const char *name)
 static vptq_status missing(const vptq_tensor_set *s, const char *name, vptq_err *err)
 {
     if (s->count == 0)
-        return vptq_fail(err, VPTQ_E_FORMAT, "tensor '%s' is missing: there are no tensors",
+        return vptq_fail(err, VPTQ_E_FORMAT, "tensor '%s' is missing (there are no tensors)",
                          name);
     if (s->map_count > 1)
         return vptq_fail(err, VPTQ_E_FORMAT,
-                         "%s and the files beside it: tensor '%s' is missing among %zu",
+                         "%s and the files next to it: tensor '%s' is missing (they have %zu "
+                         "tensors)",
                          s->tensors[0].file, name, s->count);
-    return vptq_fail(err, VPTQ_E_FORMAT, "%s: tensor '%s' is missing among %zu",
-                     s->tensors[0].file, name, s->count);
+    return vptq_fail(err, VPTQ_E_FORMAT, "%s: tensor '%s' is missing (the file has %zu %s)",
+                     s->tensors[0].file, name, s->count, s->count == 1 ? "tensor" : "tensors");
 }
 
 void vptq_shape_text(const uint64_t *shape, uint32_t dims, char text[VPTQ_SHAPE_TEXT])
@@ -312,8 +314,8 @@ vptq_status vptq_tensor_need(const vptq_tensor_set *s, const char *name, uint64_
                      t->file, name, found, (unsigned long long)cols);
 }
 
-/* Room for one more tensor; the arena keeps the smaller arrays until the end. */
-static vptq_status make_room(vptq_tensor_set *s, vptq_err *err)
+/* Ensures capacity for one more tensor; the arena keeps outgrown arrays until the end. */
+static vptq_status reserve_tensor(vptq_tensor_set *s, vptq_err *err)
 {
     if (s->count < s->cap)
         return VPTQ_OK;
@@ -328,7 +330,7 @@ static vptq_status make_room(vptq_tensor_set *s, vptq_err *err)
     return VPTQ_OK;
 }
 
-/* Neighbours mostly come from one file: its path is kept once. */
+/* Copies a path, shared with the previous tensor if that is from the same file. */
 static const char *keep_path(vptq_tensor_set *s, const char *path, vptq_err *err)
 {
     if (s->count && strcmp(s->tensors[s->count - 1].file, path) == 0)
@@ -341,11 +343,11 @@ vptq_status vptq_tensor_set_add(vptq_tensor_set *s, const vptq_tensor *t, vptq_e
     for (const char *c = t->name; *c; c++)
         if ((unsigned char)*c < 0x20)
             return vptq_fail(err, VPTQ_E_FORMAT,
-                             "%s: the name of tensor %zu holds a control character", t->file,
+                             "%s: the name of tensor %zu contains a control character", t->file,
                              s->count);
     if (!s->by_name.slots)
         VPTQ_CHECK(vptq_strmap_init(&s->by_name, s->arena.mem, 0, err));
-    VPTQ_CHECK(make_room(s, err));
+    VPTQ_CHECK(reserve_tensor(s, err));
     vptq_tensor copy = *t;
     copy.name = vptq_arena_strdup(&s->arena, t->name, err);
     copy.file = copy.name ? keep_path(s, t->file, err) : NULL;
@@ -355,8 +357,7 @@ vptq_status vptq_tensor_set_add(vptq_tensor_set *s, const vptq_tensor *t, vptq_e
     VPTQ_CHECK(vptq_strmap_add(&s->by_name, copy.name, strlen(copy.name), (uint32_t)s->count,
                                &fresh, err));
     if (!fresh)
-        return vptq_fail(err, VPTQ_E_FORMAT, "%s: tensor '%s' is there twice", t->file,
-                         t->name);
+        return vptq_fail(err, VPTQ_E_FORMAT, "%s: duplicate tensor '%s'", t->file, t->name);
     s->tensors[s->count++] = copy;
     return VPTQ_OK;
 }
@@ -385,7 +386,7 @@ vptq_status vptq_tensor_set_finish(vptq_tensor_set *s, vptq_err *err)
 
 vptq_status vptq_tensor_set_own_map(vptq_tensor_set *s, vptq_map *map, vptq_err *err)
 {
-    /* The array is full when its length is a power of two. */
+    /* the array is full if its length is zero or a power of two */
     if ((s->map_count & (s->map_count - 1)) == 0) {
         size_t cap = s->map_count ? s->map_count * 2 : 1;
         vptq_map *grown = vptq_arena_alloc(&s->arena, cap, sizeof *grown, err);

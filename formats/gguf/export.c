@@ -1,4 +1,4 @@
-/* A model's description and tokenizer as GGUF metadata (gguf_write.h). */
+/* Writes a model's description and tokenizer as GGUF metadata. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -46,8 +46,8 @@ static void put_yarn(const desc_writer *w)
         put_f32(w, "rope.scaling.yarn_attn_factor", attention);
 }
 
-/* The rule of Llama 3.1 is a tensor, not a key; readers take its original context for 8192
- * unless they are told. */
+/* Llama 3.1's scaling is a tensor, not a key; readers assume an original context of 8192 unless
+ * a key gives another. */
 static void put_rope(const desc_writer *w)
 {
     enum { LLAMA3_CONTEXT = 8192 };
@@ -75,8 +75,8 @@ vptq_status vptq_gguf_put_desc(vptq_gguf_keys *k, const vptq_model_desc *d, cons
     const char *arch = d->family->gguf_arch;
     if (d->window && d->window_from)
         return vptq_fail(err, VPTQ_E_UNSUPPORTED,
-                         "%s: attention slides from layer %" PRIu32
-                         " on, which a GGUF file cannot say",
+                         "%s: sliding attention begins at layer %" PRIu32
+                         ", which a GGUF file cannot express",
                          file, d->window_from);
     vptq_gguf_put_str(k, "general.architecture", arch, strlen(arch));
     vptq_gguf_put_str(k, "general.type", "model", 5);
@@ -96,7 +96,7 @@ vptq_status vptq_gguf_put_desc(vptq_gguf_keys *k, const vptq_model_desc *d, cons
     return VPTQ_OK;
 }
 
-/* ---- which pre-tokenizer ---- */
+/* ---- pre-tokenizer ---- */
 
 static bool same_text(const char *a, const char *b)
 {
@@ -129,33 +129,32 @@ static bool same_steps(const vptq_vocab *a, const vptq_vocab *b)
     return true;
 }
 
-/* The name under which GGUF readers know the steps; NULL = there is none. */
+/* Finds the name under which GGUF readers know the tokenizer's steps; NULL = none. */
 static vptq_status find_pre(const vptq_vocab *v, const char **name, bool *prefix, vptq_err *err)
 {
     static const char *const names[] = {"gpt-2", "smollm", "llama-bpe",
                                         "qwen2", "tekken", "default"};
     *name = NULL;
     for (size_t i = 0; i < 2 * sizeof names / sizeof names[0] && !*name; i++) {
-        vptq_vocab other;
+        vptq_vocab known;
         bool bos;
         *prefix = i % 2;
-        vptq_status st = vptq_vocab_begin(&other, v->source, v->arena.mem, err);
+        vptq_status st = vptq_vocab_begin(&known, v->source, v->arena.mem, err);
         if (!st && *prefix)
-            st = vptq_vocab_add_split(&other, (vptq_split){.kind = VPTQ_SPLIT_PREFIX}, err);
+            st = vptq_vocab_add_split(&known, (vptq_split){.kind = VPTQ_SPLIT_PREFIX}, err);
         if (!st)
-            st = vptq_vocab_pre(&other, names[i / 2], strlen(names[i / 2]), &bos, err);
-        if (!st && same_steps(v, &other))
+            st = vptq_vocab_pre(&known, names[i / 2], strlen(names[i / 2]), &bos, err);
+        if (!st && same_steps(v, &known))
             *name = names[i / 2];
-        vptq_vocab_release(&other);
-        if (st)
-            return st;
+        vptq_vocab_release(&known);
+        VPTQ_CHECK(st);
     }
     return VPTQ_OK;
 }
 
 /* ---- pieces ---- */
 
-/* What GGUF knows of an id. */
+/* An id as GGUF stores it. */
 typedef struct token {
     const char *text;
     size_t len;
@@ -163,40 +162,39 @@ typedef struct token {
     int32_t type;
 } token;
 
-/* Scores that give the order of ranked merges: a piece is worth as much as the first merge that
- * makes it is early.  Joining by score and by rank are the same where all merges of a piece
- * stand together and no way to join two pieces to a third is left out. */
+/* Sets scores that reproduce ranked merges: the earlier the first merge that makes a piece, the
+ * higher its score.  Merging by score equals merging by rank if the merges of each piece are
+ * consecutive and every pair of pieces that joins to a third is a merge. */
 static vptq_status rank_scores(const vptq_vocab *v, token *list, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     vptq_strmap map = {0};
-    size_t ways = 0;
-    bool ordered = true;
+    size_t joinable_pairs = 0;
+    bool consecutive = true;
     for (uint32_t m = 0; m < v->merge_count; m++) {
-        const uint32_t made = v->merges[m].result;
-        if (m && made == v->merges[m - 1].result)
+        const uint32_t result = v->merges[m].result;
+        if (m && result == v->merges[m - 1].result)
             continue;
-        ordered = ordered && list[made].score == 0;
-        list[made].score = -(float)(m + 1);
+        consecutive = consecutive && list[result].score == 0;
+        list[result].score = -(float)(m + 1);
     }
     VPTQ_TRY(vptq_vocab_index(v, &map, err));
     for (uint32_t i = 0; i < v->count; i++) {
         const vptq_piece *p = &v->pieces[i];
         for (uint32_t k = 1; p->type == VPTQ_PIECE_NORMAL && k < p->len; k++) {
             uint32_t left, right;
-            ways += ((unsigned char)p->text[k] & 0xC0) != 0x80 &&
-                    vptq_strmap_get(&map, p->text, k, &left) &&
-                    vptq_strmap_get(&map, p->text + k, p->len - k, &right) &&
-                    v->pieces[left].type == VPTQ_PIECE_NORMAL &&
-                    v->pieces[right].type == VPTQ_PIECE_NORMAL;
+            joinable_pairs += ((unsigned char)p->text[k] & 0xC0) != 0x80 &&
+                              vptq_strmap_get(&map, p->text, k, &left) &&
+                              vptq_strmap_get(&map, p->text + k, p->len - k, &right) &&
+                              v->pieces[left].type == VPTQ_PIECE_NORMAL &&
+                              v->pieces[right].type == VPTQ_PIECE_NORMAL;
         }
     }
-    if (!ordered || ways != v->merge_count)
+    if (!consecutive || joinable_pairs != v->merge_count)
         st = vptq_fail(err, VPTQ_E_UNSUPPORTED,
-                       "%s: its %" PRIu32
-                       " merges are not those that scores of pieces give (there are %zu ways "
-                       "to join pieces), which a GGUF file of this kind needs",
-                       v->source, v->merge_count, ways);
+                       "%s: this tokenizer's merges cannot be expressed as SentencePiece "
+                       "scores, so no GGUF can be written; use --unpack -o DIR",
+                       v->source);
 out:
     vptq_strmap_release(&map);
     return st;
@@ -213,7 +211,7 @@ static vptq_status make_tokens(const vptq_vocab *v, uint32_t count, vptq_arena *
         const vptq_piece *p = &v->pieces[i];
         list[i] = (token){p->text, p->len, p->score, p->type};
     }
-    /* byte-level pieces are in their alphabet, added tokens are not */
+    /* added tokens are plain text; other byte-level pieces are in the byte alphabet */
     for (uint32_t i = 0; i < v->added_count && v->kind == VPTQ_VOCAB_BYTE_BPE; i++) {
         list[v->added[i].id].text = v->added[i].text;
         list[v->added[i].id].len = v->added[i].len;
@@ -256,8 +254,9 @@ static vptq_status put_merges(vptq_gguf_keys *k, const vptq_vocab *v, vptq_err *
         if ((size_t)a->len + b->len + 1 > sizeof text || memchr(a->text, ' ', a->len) ||
             memchr(b->text, ' ', b->len))
             return vptq_fail(err, VPTQ_E_UNSUPPORTED,
-                             "%s: merge %" PRIu32 " is of pieces with a space or of too many "
-                             "bytes, which a GGUF file cannot say",
+                             "%s: merge %" PRIu32
+                             " has a piece with a space or too many bytes, "
+                             "which a GGUF file cannot express",
                              v->source, m);
         memcpy(text, a->text, a->len);
         text[a->len] = ' ';
@@ -273,13 +272,11 @@ static vptq_status put_bpe(vptq_gguf_keys *k, const vptq_vocab *v, vptq_err *err
 {
     const char *pre;
     bool prefix;
-    vptq_status st = find_pre(v, &pre, &prefix, err);
-    if (st)
-        return st;
+    VPTQ_CHECK(find_pre(v, &pre, &prefix, err));
     if (!pre)
         return vptq_fail(err, VPTQ_E_UNSUPPORTED,
-                         "%s: cuts texts into words as none of the pre-tokenizers does that "
-                         "GGUF files name (gpt-2, smollm, llama-bpe, qwen2, tekken, default)",
+                         "%s: splits text into words like none of the pre-tokenizers that GGUF "
+                         "files name (gpt-2, smollm, llama-bpe, qwen2, tekken, default)",
                          v->source);
     vptq_gguf_put_str(k, "tokenizer.ggml.pre", pre, strlen(pre));
     if (prefix)
@@ -287,8 +284,8 @@ static vptq_status put_bpe(vptq_gguf_keys *k, const vptq_vocab *v, vptq_err *err
     return put_merges(k, v, err);
 }
 
-/* The steps as one of the normalizers that readers make of the two keys, of which Metaspace may
- * do the part that marks spaces; *found is false where the steps do anything else. */
+/* Finds the two keys from which readers make the tokenizer's normalizer; a Metaspace step may
+ * do the part that marks spaces.  *found is false if the steps do anything else. */
 static vptq_status find_spm(const vptq_vocab *v, bool *found, bool *prefix, bool *squeeze,
                             vptq_err *err)
 {
@@ -298,22 +295,23 @@ static vptq_status find_spm(const vptq_vocab *v, bool *found, bool *prefix, bool
     *prefix = *squeeze = false;
     *found = meta && v->norm_count == 0;
     for (int i = 0; !st && !*found && i < 4 && (meta || v->split_count == 0); i++) {
-        vptq_vocab other;
+        vptq_vocab known;
         *prefix = i & 1;
         *squeeze = i & 2;
-        st = vptq_vocab_begin(&other, v->source, v->arena.mem, err);
+        st = vptq_vocab_begin(&known, v->source, v->arena.mem, err);
         if (!st)
-            st = vptq_vocab_spm_norms(&other, *prefix, *squeeze, err);
-        *found = !st && same_norms(v, &other);
-        vptq_vocab_release(&other);
+            st = vptq_vocab_spm_norms(&known, *prefix, *squeeze, err);
+        *found = !st && same_norms(v, &known);
+        vptq_vocab_release(&known);
     }
     if (meta)
         *prefix = *prefix || meta->prepend != VPTQ_PREPEND_NEVER;
     return st;
 }
 
-/* A Metaspace that cuts at every mark keeps pieces with a mark inside from being made. */
-static bool cuts_pieces(const vptq_vocab *v)
+/* True if a Metaspace step splits at every mark, so that pieces with a mark inside are never
+ * used. */
+static bool splits_pieces(const vptq_vocab *v)
 {
     const size_t mark = strlen(VPTQ_META);
     if (v->split_count == 0 || !v->splits[0].individual)
@@ -325,9 +323,9 @@ static bool cuts_pieces(const vptq_vocab *v)
     return false;
 }
 
-/* Readers take byte pieces for what no piece covers, where there are some, and make one unknown
- * token of what is left. */
-static bool knows_unknown(const vptq_vocab *v)
+/* True if unknown text is handled as GGUF readers do: as byte pieces if there are any, else as
+ * one unknown token. */
+static bool handles_unknown(const vptq_vocab *v)
 {
     uint32_t bytes = 0;
     for (uint32_t i = 0; i < v->count; i++)
@@ -338,18 +336,16 @@ static bool knows_unknown(const vptq_vocab *v)
 static vptq_status put_spm(vptq_gguf_keys *k, const vptq_vocab *v, vptq_err *err)
 {
     bool found, prefix, squeeze;
-    vptq_status st = find_spm(v, &found, &prefix, &squeeze, err);
-    if (st)
-        return st;
-    if (!knows_unknown(v))
+    VPTQ_CHECK(find_spm(v, &found, &prefix, &squeeze, err));
+    if (!handles_unknown(v))
         return vptq_fail(err, VPTQ_E_UNSUPPORTED,
-                         "%s: makes other tokens of what it does not know than readers of a "
-                         "GGUF file do (byte pieces, else one unknown token)",
+                         "%s: encodes unknown text differently than GGUF readers, which use "
+                         "byte pieces, else one unknown token",
                          v->source);
-    if (!found || v->ignore_merges || cuts_pieces(v))
+    if (!found || v->ignore_merges || splits_pieces(v))
         return vptq_fail(err, VPTQ_E_UNSUPPORTED,
-                         "%s: changes or cuts texts in other ways than a GGUF file of a "
-                         "SentencePiece tokenizer can say",
+                         "%s: normalizes or splits text in ways that a GGUF file of a "
+                         "SentencePiece tokenizer cannot express",
                          v->source);
     vptq_gguf_put_str(k, "tokenizer.ggml.pre", "default", 7);
     vptq_gguf_put_bool(k, "tokenizer.ggml.add_space_prefix", prefix);
@@ -357,6 +353,7 @@ static vptq_status put_spm(vptq_gguf_keys *k, const vptq_vocab *v, vptq_err *err
     return VPTQ_OK;
 }
 
+/* Puts id, else fallback; nothing if both are negative. */
 static void put_id(vptq_gguf_keys *k, const char *key, int32_t id, int32_t fallback)
 {
     id = id >= 0 ? id : fallback;
@@ -374,8 +371,8 @@ vptq_status vptq_gguf_put_vocab(vptq_gguf_keys *k, const vptq_vocab *v,
 
     if (v->count > d->vocab)
         return vptq_fail(err, VPTQ_E_MISMATCH,
-                         "%s: the tokenizer has %" PRIu32 " tokens, the model's embedding only "
-                         "%" PRIu32,
+                         "%s: the tokenizer has %" PRIu32
+                         " tokens, the model's embedding only %" PRIu32,
                          v->source, v->count, d->vocab);
     vptq_arena_init(&arena, v->arena.mem);
     VPTQ_TRY(make_tokens(v, d->vocab, &arena, &list, err));

@@ -1,6 +1,6 @@
-/* The GGUF container: header, key-value pairs, tensor list.  Everything is read through a
- * cursor that knows what is left of the file, and every count is held against that rest before
- * anything of its size is allocated. */
+/* Reads the GGUF container: header, key-value pairs, tensor list.  A cursor bounds every read
+ * by the rest of the file, and every count is checked against that rest before memory of its
+ * size is allocated. */
 #include "formats/gguf/gguf.h"
 
 #include <inttypes.h>
@@ -11,12 +11,12 @@
 #include "lib/base/le.h"
 
 enum {
-    MAX_KEYS = 1 << 16,    /* real files have below a hundred */
-    MAX_TENSORS = 1 << 20, /* and some thousand tensors */
+    MAX_KEYS = 1 << 16,    /* real files have fewer than a hundred */
+    MAX_TENSORS = 1 << 20, /* and a few thousand tensors */
     MAX_NAME = 255,        /* bytes of a key or tensor name; ggml's own limit is 64 */
     MAX_GGUF_DIMS = 4,
     DEFAULT_ALIGNMENT = 32,
-    MIN_ALIGNMENT = 8 /* the format's rule; our readers rely on it for aligned floats */
+    MIN_ALIGNMENT = 8 /* required by the format; keeps floats aligned */
 };
 
 typedef struct cursor {
@@ -25,23 +25,15 @@ typedef struct cursor {
     size_t at, size;
 } cursor;
 
-/* That n bytes more are there. */
-static vptq_status need(const cursor *c, uint64_t n, const char *what, vptq_err *err)
+/* Takes n bytes; fails if fewer are left.  `what` names them in the message. */
+static vptq_status take(cursor *c, uint64_t n, const char *what, const uint8_t **p,
+                        vptq_err *err)
 {
     size_t left = c->size - c->at;
     if (n > left)
         return vptq_fail(err, VPTQ_E_FORMAT,
                          "%s: %s at byte %zu needs %" PRIu64 " bytes, the file has %zu left",
                          c->path, what, c->at, n, left);
-    return VPTQ_OK;
-}
-
-static vptq_status take(cursor *c, uint64_t n, const char *what, const uint8_t **p,
-                        vptq_err *err)
-{
-    vptq_status st = need(c, n, what, err);
-    if (st)
-        return st;
     *p = c->data + c->at;
     c->at += (size_t)n;
     return VPTQ_OK;
@@ -49,21 +41,17 @@ static vptq_status take(cursor *c, uint64_t n, const char *what, const uint8_t *
 
 static vptq_status take_u64(cursor *c, const char *what, uint64_t *out, vptq_err *err)
 {
-    vptq_status st = need(c, 8, what, err);
-    if (st)
-        return st;
-    *out = vptq_get_le(c->data + c->at, 8);
-    c->at += 8;
+    const uint8_t *number = c->data + c->at, *p;
+    VPTQ_CHECK(take(c, 8, what, &p, err));
+    *out = vptq_get_le(number, 8);
     return VPTQ_OK;
 }
 
 static vptq_status take_u32(cursor *c, const char *what, uint32_t *out, vptq_err *err)
 {
-    vptq_status st = need(c, 4, what, err);
-    if (st)
-        return st;
-    *out = (uint32_t)vptq_get_le(c->data + c->at, 4);
-    c->at += 4;
+    const uint8_t *number = c->data + c->at, *p;
+    VPTQ_CHECK(take(c, 4, what, &p, err));
+    *out = (uint32_t)vptq_get_le(number, 4);
     return VPTQ_OK;
 }
 
@@ -78,27 +66,25 @@ static vptq_status take_str(cursor *c, const char *what, vptq_gguf_str *s, vptq_
     return VPTQ_OK;
 }
 
-/* Names go into messages and are compared as C strings. */
+/* Takes a key or tensor name: these are printed in messages and compared as C strings. */
 static vptq_status take_name(cursor *c, const char *what, vptq_gguf_str *s, vptq_err *err)
 {
-    vptq_status st = take_str(c, what, s, err);
-    if (st)
-        return st;
+    VPTQ_CHECK(take_str(c, what, s, err));
     if (s->len == 0 || s->len > MAX_NAME)
         return vptq_fail(err, VPTQ_E_FORMAT,
-                         "%s: %s of %zu bytes before byte %zu, expected 1 to %d", c->path, what,
-                         s->len, c->at, MAX_NAME);
+                         "%s: %s before byte %zu has %zu bytes, expected 1 to %d", c->path,
+                         what, c->at, s->len, MAX_NAME);
     for (size_t i = 0; i < s->len; i++)
         if ((unsigned char)s->data[i] < 0x20 || s->data[i] == 0x7f)
             return vptq_fail(err, VPTQ_E_FORMAT,
-                             "%s: %s before byte %zu has a control character in it", c->path,
+                             "%s: %s before byte %zu contains a control character", c->path,
                              what, c->at);
     return VPTQ_OK;
 }
 
 /* ---- key-value pairs ---- */
 
-/* Bytes of a value; 0 for those without a fixed size. */
+/* Bytes of a value; 0 for types without a fixed size. */
 static size_t value_size(vptq_gguf_type type)
 {
     switch (type) {
@@ -126,9 +112,7 @@ static vptq_status take_type(cursor *c, const vptq_gguf_str *key, vptq_gguf_type
                              vptq_err *err)
 {
     uint32_t raw = 0;
-    vptq_status st = take_u32(c, "the type of a value", &raw, err);
-    if (st)
-        return st;
+    VPTQ_CHECK(take_u32(c, "the type of a value", &raw, err));
     if (raw > VPTQ_GGUF_F64)
         return vptq_fail(err, VPTQ_E_FORMAT,
                          "%s: key '%.*s' has value type %" PRIu32 ", expected 0 to %d", c->path,
@@ -150,7 +134,7 @@ static vptq_status take_value(cursor *c, vptq_arena *arena, vptq_gguf_kv *kv, vp
                              "%s: key '%.*s' is an array of arrays, which is not supported",
                              c->path, (int)kv->key.len, kv->key.data);
     }
-    /* the least that the elements take; a string is at least its length field */
+    /* minimum bytes per element; a string has at least its length field */
     size_t each = kv->type == VPTQ_GGUF_STRING ? 8 : value_size(kv->type);
     if (kv->count > (c->size - c->at) / each)
         return vptq_fail(err, VPTQ_E_FORMAT,
@@ -173,10 +157,10 @@ static vptq_status take_value(cursor *c, vptq_arena *arena, vptq_gguf_kv *kv, vp
 
 static vptq_status take_keys(cursor *c, vptq_gguf *g, uint64_t count, vptq_err *err)
 {
-    /* a key takes at least its length field, one byte, its type and one byte of value */
+    /* a key has at least its length field, one byte, its type and one byte of value */
     if (count > MAX_KEYS || count > (c->size - c->at) / 14)
         return vptq_fail(err, VPTQ_E_FORMAT,
-                         "%s: header says %" PRIu64 " keys, more than the file can hold",
+                         "%s: the header lists %" PRIu64 " keys, more than the file can hold",
                          c->path, count);
     VPTQ_CHECK(vptq_strmap_init(&g->keys, g->set.arena.mem, (size_t)count, err));
     g->kv = vptq_arena_zalloc(&g->set.arena, (size_t)count, sizeof *g->kv, err);
@@ -190,7 +174,7 @@ static vptq_status take_keys(cursor *c, vptq_gguf *g, uint64_t count, vptq_err *
         VPTQ_CHECK(vptq_strmap_add(&g->keys, kv->key.data, kv->key.len, (uint32_t)g->kv_count,
                                    &fresh, err));
         if (!fresh)
-            return vptq_fail(err, VPTQ_E_FORMAT, "%s: key '%.*s' is there twice", c->path,
+            return vptq_fail(err, VPTQ_E_FORMAT, "%s: duplicate key '%.*s'", c->path,
                              (int)kv->key.len, kv->key.data);
     }
     return VPTQ_OK;
@@ -200,8 +184,8 @@ static vptq_status take_keys(cursor *c, vptq_gguf *g, uint64_t count, vptq_err *
 
 /* ggml's type numbers. */
 typedef struct ggml_type {
-    const char *name; /* NULL: a number that was never used or has been withdrawn */
-    vptq_dtype type;  /* VPTQ_DTYPE_COUNT: not read here */
+    const char *name; /* NULL = a number that is unused or was withdrawn */
+    vptq_dtype type;  /* VPTQ_DTYPE_COUNT = not supported */
 } ggml_type;
 
 static ggml_type ggml_type_of(uint32_t number)
@@ -245,22 +229,22 @@ static ggml_type ggml_type_of(uint32_t number)
                                                                          : unknown;
 }
 
-static vptq_status tensor_type(const vptq_tensor *t, uint32_t number, vptq_dtype *type,
-                               vptq_err *err)
+static vptq_status find_type(const vptq_tensor *t, uint32_t number, vptq_dtype *type,
+                             vptq_err *err)
 {
-    ggml_type k = ggml_type_of(number);
-    if (k.type == VPTQ_DTYPE_COUNT)
+    ggml_type found = ggml_type_of(number);
+    if (found.type == VPTQ_DTYPE_COUNT)
         return vptq_fail(err, VPTQ_E_UNSUPPORTED,
                          "%s: tensor '%s' has type %s (%" PRIu32
                          "); F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 and Q2_K to Q6_K "
                          "are supported",
-                         t->file, t->name, k.name ? k.name : "unknown", number);
-    *type = k.type;
+                         t->file, t->name, found.name ? found.name : "unknown", number);
+    *type = found.type;
     return VPTQ_OK;
 }
 
-/* Dimensions stand innermost first in the file. */
-static vptq_status tensor_shape(cursor *c, vptq_tensor *t, uint64_t *elements, vptq_err *err)
+/* Takes rank and dimensions, which the file lists innermost first. */
+static vptq_status take_shape(cursor *c, vptq_tensor *t, uint64_t *elements, vptq_err *err)
 {
     size_t total = 1;
     VPTQ_CHECK(take_u32(c, "the rank of a tensor", &t->dims, err));
@@ -282,7 +266,8 @@ static vptq_status tensor_shape(cursor *c, vptq_tensor *t, uint64_t *elements, v
     return VPTQ_OK;
 }
 
-/* One entry of the tensor list; t->data stays NULL, the offset is in the data section. */
+/* Takes one entry of the tensor list.  t->data stays NULL; *offset is relative to the data
+ * section. */
 static vptq_status take_tensor(cursor *c, char name[MAX_NAME + 1], vptq_tensor *t,
                                uint64_t *offset, vptq_err *err)
 {
@@ -293,15 +278,15 @@ static vptq_status take_tensor(cursor *c, char name[MAX_NAME + 1], vptq_tensor *
     memcpy(name, s.data, s.len);
     name[s.len] = '\0';
     *t = (vptq_tensor){.name = name, .file = c->path, .round_to = VPTQ_F32};
-    VPTQ_CHECK(tensor_shape(c, t, &elements, err));
+    VPTQ_CHECK(take_shape(c, t, &elements, err));
     VPTQ_CHECK(take_u32(c, "the type of a tensor", &number, err));
     VPTQ_CHECK(take_u64(c, "the offset of a tensor", offset, err));
-    VPTQ_CHECK(tensor_type(t, number, &t->type, err));
+    VPTQ_CHECK(find_type(t, number, &t->type, err));
     uint64_t row = t->dims ? t->shape[t->dims - 1] : 1;
     if (row % vptq_dtype_get(t->type)->block != 0)
         return vptq_fail(err, VPTQ_E_FORMAT,
                          "%s: rows of tensor '%s' have %" PRIu64
-                         " elements, no multiple of the %zu of a %s block",
+                         " elements, expected a multiple of the %zu of a %s block",
                          c->path, name, row, vptq_dtype_get(t->type)->block,
                          vptq_dtype_get(t->type)->name);
     if (!vptq_dtype_bytes(t->type, (size_t)elements, &t->bytes))
@@ -310,17 +295,16 @@ static vptq_status take_tensor(cursor *c, char name[MAX_NAME + 1], vptq_tensor *
     return VPTQ_OK;
 }
 
-static vptq_status alignment_of(const vptq_gguf *g, uint64_t *alignment, vptq_err *err)
+static vptq_status read_alignment(const vptq_gguf *g, uint64_t *alignment, vptq_err *err)
 {
-    vptq_status st =
-        vptq_gguf_u64_or(g, "general.alignment", DEFAULT_ALIGNMENT, alignment, err);
+    VPTQ_CHECK(vptq_gguf_u64_or(g, "general.alignment", DEFAULT_ALIGNMENT, alignment, err));
     uint64_t a = *alignment;
-    if (!st && (a < MIN_ALIGNMENT || a > UINT32_MAX || (a & (a - 1)) != 0))
+    if (a < MIN_ALIGNMENT || a > UINT32_MAX || (a & (a - 1)) != 0)
         return vptq_fail(err, VPTQ_E_FORMAT,
                          "%s: general.alignment is %" PRIu64
-                         ", expected a power of two from %d on",
+                         ", expected a power of two, at least %d",
                          g->path, a, MIN_ALIGNMENT);
-    return st;
+    return VPTQ_OK;
 }
 
 static int by_address(const void *a, const void *b)
@@ -348,27 +332,25 @@ static vptq_status check_overlap(const vptq_gguf *g, vptq_err *err)
     return st;
 }
 
-/* Offsets become pointers: the data section begins at the next aligned byte. */
-static vptq_status place_tensors(cursor *c, vptq_gguf *g, const uint64_t *offsets,
-                                 vptq_err *err)
+/* Turns offsets into pointers; the data section begins at the next aligned byte. */
+static vptq_status set_data(cursor *c, vptq_gguf *g, const uint64_t *offsets, vptq_err *err)
 {
     uint64_t alignment = 0;
-    VPTQ_CHECK(alignment_of(g, &alignment, err));
+    VPTQ_CHECK(read_alignment(g, &alignment, err));
     uint64_t start = (c->at + alignment - 1) / alignment * alignment;
-    uint64_t room = c->size > start ? c->size - start : 0;
+    uint64_t data_bytes = c->size > start ? c->size - start : 0;
     for (size_t i = 0; i < g->set.count; i++) {
         vptq_tensor *t = &g->set.tensors[i];
         if (offsets[i] % alignment != 0)
             return vptq_fail(err, VPTQ_E_FORMAT,
                              "%s: tensor '%s' has offset %" PRIu64
-                             ", no multiple of the alignment %" PRIu64,
+                             ", expected a multiple of the alignment %" PRIu64,
                              c->path, t->name, offsets[i], alignment);
-        if (offsets[i] > room || t->bytes > room - offsets[i])
+        if (offsets[i] > data_bytes || t->bytes > data_bytes - offsets[i])
             return vptq_fail(err, VPTQ_E_FORMAT,
                              "%s: tensor '%s' (%zu bytes at offset %" PRIu64
-                             ") runs past the end of the file, whose data has %" PRIu64
-                             " bytes",
-                             c->path, t->name, t->bytes, offsets[i], room);
+                             ") ends after the data section, which has %" PRIu64 " bytes",
+                             c->path, t->name, t->bytes, offsets[i], data_bytes);
         t->data = c->data + start + offsets[i];
         t->mapped = true;
     }
@@ -379,10 +361,11 @@ static vptq_status place_tensors(cursor *c, vptq_gguf *g, const uint64_t *offset
 static vptq_status take_tensors(cursor *c, vptq_gguf *g, uint64_t count, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    /* name, rank, type and offset take at least 8 + 1 + 4 + 4 + 8 bytes */
+    /* name, rank, type and offset have at least 8 + 1 + 4 + 4 + 8 bytes */
     if (count > MAX_TENSORS || count > (c->size - c->at) / 25)
         return vptq_fail(err, VPTQ_E_FORMAT,
-                         "%s: header says %" PRIu64 " tensors, more than the file can hold",
+                         "%s: the header lists %" PRIu64
+                         " tensors, more than the file can hold",
                          c->path, count);
     uint64_t *offsets = vptq_mem_alloc(g->set.arena.mem, (size_t)count, sizeof *offsets, err);
     if (!offsets)
@@ -393,7 +376,7 @@ static vptq_status take_tensors(cursor *c, vptq_gguf *g, uint64_t count, vptq_er
         VPTQ_TRY(take_tensor(c, name, &t, &offsets[i], err));
         VPTQ_TRY(vptq_tensor_set_add(&g->set, &t, err));
     }
-    st = place_tensors(c, g, offsets, err);
+    st = set_data(c, g, offsets, err);
 out:
     vptq_mem_free(g->set.arena.mem, offsets);
     return st;
@@ -407,12 +390,13 @@ static vptq_status take_header(cursor *c, uint32_t *version, uint64_t *tensors, 
     const uint8_t *magic = NULL;
     VPTQ_CHECK(take(c, 4, "the magic", &magic, err));
     if (memcmp(magic, "GGUF", 4) != 0)
-        return vptq_fail(err, VPTQ_E_FORMAT, "%s: does not begin with \"GGUF\"", c->path);
+        return vptq_fail(err, VPTQ_E_FORMAT,
+                         "%s: is not a GGUF file: it does not begin with \"GGUF\"", c->path);
     VPTQ_CHECK(take_u32(c, "the version", version, err));
     if (*version == 0x02000000 || *version == 0x03000000)
-        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
-                         "%s: is a big-endian GGUF file, only little-endian ones are supported",
-                         c->path);
+        return vptq_fail(
+            err, VPTQ_E_UNSUPPORTED,
+            "%s: is a big-endian GGUF file, only little-endian files are supported", c->path);
     if (*version != 2 && *version != 3)
         return vptq_fail(err, VPTQ_E_UNSUPPORTED,
                          "%s: has GGUF version %" PRIu32 ", supported are 2 and 3", c->path,
@@ -432,10 +416,8 @@ vptq_status vptq_gguf_open(const char *path, vptq_mem *mem, vptq_gguf *g, vptq_e
     cursor c = {path, map.data, 0, map.size};
     VPTQ_TRY(vptq_tensor_set_own_map(&g->set, &map, err));
     g->path = vptq_arena_strdup(&g->set.arena, path, err);
-    if (!g->path) {
-        st = VPTQ_E_NOMEM;
-        goto out;
-    }
+    if (!g->path)
+        VPTQ_TRY(VPTQ_E_NOMEM);
     VPTQ_TRY(take_header(&c, &g->version, &tensors, &keys, err));
     VPTQ_TRY(take_keys(&c, g, keys, err));
     VPTQ_TRY(take_tensors(&c, g, tensors, err));
@@ -519,7 +501,7 @@ vptq_status vptq_gguf_u64_or(const vptq_gguf *g, const char *key, uint64_t fallb
     size_t size = value_size(kv->type);
     if (kv->is_array || size == 0 || kv->type == VPTQ_GGUF_F32 || kv->type == VPTQ_GGUF_F64 ||
         kv->type == VPTQ_GGUF_BOOL)
-        return wrong_type(g, key, "one integer", err);
+        return wrong_type(g, key, "an integer", err);
     if (vptq_gguf_num_at(kv, 0) < 0)
         return wrong_type(g, key, "zero or more", err);
     *out = vptq_get_le(kv->data, (unsigned)size);
@@ -534,7 +516,7 @@ vptq_status vptq_gguf_f64_or(const vptq_gguf *g, const char *key, double fallbac
     if (!kv)
         return VPTQ_OK;
     if (kv->is_array || value_size(kv->type) == 0 || kv->type == VPTQ_GGUF_BOOL)
-        return wrong_type(g, key, "one number", err);
+        return wrong_type(g, key, "a number", err);
     *out = vptq_gguf_num_at(kv, 0);
     return VPTQ_OK;
 }
@@ -547,7 +529,7 @@ vptq_status vptq_gguf_bool_or(const vptq_gguf *g, const char *key, bool fallback
     if (!kv)
         return VPTQ_OK;
     if (kv->is_array || kv->type != VPTQ_GGUF_BOOL || kv->data[0] > 1)
-        return wrong_type(g, key, "a truth value", err);
+        return wrong_type(g, key, "true or false", err);
     *out = kv->data[0] != 0;
     return VPTQ_OK;
 }

@@ -1,6 +1,5 @@
-/* What a GGUF file says about its model: the description out of ARCH.* keys, and the tensors
- * under their Hugging Face names.  Key names:
- * https://github.com/ggml-org/ggml/blob/master/docs/gguf.md */
+/* Reads a model from a GGUF file: the description from ARCH.* keys, and the tensors under their
+ * Hugging Face names.  Key names: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -10,10 +9,9 @@
 
 enum { KEY_MAX = 128 };
 
-/* The keys of one architecture. */
 typedef struct reader {
     const vptq_gguf *g;
-    const char *arch; /* terminated, from the family's row */
+    const char *arch; /* prefix of the keys, from the family's row */
 } reader;
 
 static void full_key(const reader *r, const char *key, char text[KEY_MAX])
@@ -27,17 +25,16 @@ static vptq_status u32_or(const reader *r, const char *key, uint32_t fallback, u
     char name[KEY_MAX];
     uint64_t x = 0;
     full_key(r, key, name);
-    vptq_status st = vptq_gguf_u64_or(r->g, name, fallback, &x, err);
-    if (st)
-        return st;
+    VPTQ_CHECK(vptq_gguf_u64_or(r->g, name, fallback, &x, err));
     if (x > UINT32_MAX)
-        return vptq_fail(err, VPTQ_E_FORMAT, "%s: key '%s' is %" PRIu64 ", too large",
-                         r->g->path, name, x);
+        return vptq_fail(err, VPTQ_E_FORMAT,
+                         "%s: key '%s' is %" PRIu64 ", expected less than 2^32", r->g->path,
+                         name, x);
     *out = (uint32_t)x;
     return VPTQ_OK;
 }
 
-static vptq_status u32_need(const reader *r, const char *key, uint32_t *out, vptq_err *err)
+static vptq_status required_u32(const reader *r, const char *key, uint32_t *out, vptq_err *err)
 {
     char name[KEY_MAX];
     full_key(r, key, name);
@@ -58,9 +55,7 @@ static vptq_status find_family(const vptq_gguf *g, const vptq_family **family, v
 {
     vptq_gguf_str arch;
     char name[64], names[256];
-    vptq_status st = vptq_gguf_str_or(g, "general.architecture", &arch, err);
-    if (st)
-        return st;
+    VPTQ_CHECK(vptq_gguf_str_or(g, "general.architecture", &arch, err));
     if (!arch.data)
         return vptq_fail(err, VPTQ_E_FORMAT, "%s: key 'general.architecture' is missing",
                          g->path);
@@ -71,12 +66,12 @@ static vptq_status find_family(const vptq_gguf *g, const vptq_family **family, v
         return VPTQ_OK;
     vptq_family_names(names, sizeof names);
     return vptq_fail(err, VPTQ_E_UNSUPPORTED,
-                     "%s: architecture '%s' is not supported, only %s are", g->path, name,
-                     names);
+                     "%s: architecture '%s' is not supported, expected one of: %s", g->path,
+                     name, names);
 }
 
-/* Keys whose presence means arithmetic that the forward pass does not have. */
-static vptq_status refuse_others(const reader *r, vptq_err *err)
+/* Rejects keys that require arithmetic our forward pass does not have, and split files. */
+static vptq_status refuse_unsupported(const reader *r, vptq_err *err)
 {
     static const char *const keys[] = {
         "expert_count",           "attention.scale", "logit_scale",
@@ -88,59 +83,60 @@ static vptq_status refuse_others(const reader *r, vptq_err *err)
         VPTQ_CHECK(f64_or(r, keys[i], 0, &x, err));
         if (x != 0)
             return vptq_fail(err, VPTQ_E_UNSUPPORTED,
-                             "%s: key '%s.%s' is %g, a model of that kind is not supported",
+                             "%s: key '%s.%s' is %g, models of that kind are not supported",
                              r->g->path, r->arch, keys[i], x);
     }
     VPTQ_CHECK(vptq_gguf_u64_or(r->g, "split.count", 0, &parts, err));
     if (parts > 1)
         return vptq_fail(err, VPTQ_E_UNSUPPORTED,
-                         "%s: is one of %" PRIu64 " parts of a split model, which are not "
-                         "supported; join them into one file first",
+                         "%s: is one of %" PRIu64 " parts of a split model; join them into one "
+                         "file first",
                          r->g->path, parts);
     return VPTQ_OK;
 }
 
-/* The embedding knows; a file without tensors has the key or the token list. */
+/* Takes the vocabulary size from the embedding; in a file without tensors from the key or the
+ * token list. */
 static vptq_status read_vocab_size(const reader *r, vptq_model_desc *d, vptq_err *err)
 {
     const vptq_tensor *t = vptq_tensor_find(&r->g->set, "token_embd.weight");
     const vptq_gguf_kv *tokens = vptq_gguf_find(r->g, "tokenizer.ggml.tokens");
     uint64_t n = t && t->dims == 2 ? t->shape[0] : tokens ? tokens->count : 0;
     if (n > INT32_MAX)
-        return vptq_fail(err, VPTQ_E_FORMAT, "%s: a vocabulary of %" PRIu64 " is too large",
-                         r->g->path, n);
+        return vptq_fail(err, VPTQ_E_FORMAT,
+                         "%s: a vocabulary of %" PRIu64 " tokens is too large", r->g->path, n);
     if (t)
         d->vocab = (uint32_t)n;
     return t ? VPTQ_OK : u32_or(r, "vocab_size", (uint32_t)n, &d->vocab, err);
 }
 
-/* Mistral models are written as llama; one whose attention slides has to be called by its own
- * name, because a config.json of type llama cannot say so. */
+/* GGUF files of Mistral models have architecture llama.  With a sliding window the family must
+ * be mistral, because a config.json of type llama cannot express the window. */
 static vptq_status read_window(const reader *r, vptq_model_desc *d, vptq_err *err)
 {
-    vptq_status st = u32_or(r, "attention.sliding_window", 0, &d->window, err);
     const vptq_family *sliding = vptq_family_by_model_type("mistral");
-    if (!st && d->window && strcmp(sliding->gguf_arch, r->arch) == 0)
+    VPTQ_CHECK(u32_or(r, "attention.sliding_window", 0, &d->window, err));
+    if (d->window && strcmp(sliding->gguf_arch, r->arch) == 0)
         d->family = sliding;
-    return st;
+    return VPTQ_OK;
 }
 
 static vptq_status read_sizes(const reader *r, vptq_model_desc *d, vptq_err *err)
 {
     double eps = 0;
     uint32_t value_dim = 0;
-    VPTQ_CHECK(u32_need(r, "block_count", &d->layers, err));
-    VPTQ_CHECK(u32_need(r, "embedding_length", &d->hidden, err));
-    VPTQ_CHECK(u32_need(r, "feed_forward_length", &d->intermediate, err));
-    VPTQ_CHECK(u32_need(r, "attention.head_count", &d->heads, err));
-    VPTQ_CHECK(u32_need(r, "context_length", &d->context, err));
+    VPTQ_CHECK(required_u32(r, "block_count", &d->layers, err));
+    VPTQ_CHECK(required_u32(r, "embedding_length", &d->hidden, err));
+    VPTQ_CHECK(required_u32(r, "feed_forward_length", &d->intermediate, err));
+    VPTQ_CHECK(required_u32(r, "attention.head_count", &d->heads, err));
+    VPTQ_CHECK(required_u32(r, "context_length", &d->context, err));
     VPTQ_CHECK(u32_or(r, "attention.head_count_kv", d->heads, &d->kv_heads, err));
     uint32_t head_dim = d->heads ? d->hidden / d->heads : 0;
     VPTQ_CHECK(u32_or(r, "attention.key_length", head_dim, &d->head_dim, err));
     VPTQ_CHECK(u32_or(r, "attention.value_length", d->head_dim, &value_dim, err));
     if (value_dim != d->head_dim)
         return vptq_fail(err, VPTQ_E_UNSUPPORTED,
-                         "%s: heads have %" PRIu32 " values for keys and %" PRIu32
+                         "%s: heads have %" PRIu32 " dimensions for keys and %" PRIu32
                          " for values, only equal sizes are supported",
                          r->g->path, d->head_dim, value_dim);
     VPTQ_CHECK(read_window(r, d, err));
@@ -158,7 +154,7 @@ static vptq_status read_sizes(const reader *r, vptq_model_desc *d, vptq_err *err
 
 static const double two_pi = 6.283185307179586;
 
-/* transformers' rule "llama3". */
+/* transformers' scaling "llama3". */
 double vptq_gguf_rope_divisor(const vptq_model_desc *d, uint32_t i)
 {
     double freq = pow(d->rope_theta, -2.0 * i / d->head_dim);
@@ -171,53 +167,51 @@ double vptq_gguf_rope_divisor(const vptq_model_desc *d, uint32_t i)
     return 1 / ((1 - smooth) / d->rope_factor + smooth);
 }
 
-/* rope_freqs.weight holds the divisors themselves.  The rule's four numbers are found back from
- * them (the factor is the largest; the others are the same in every model of this kind) and
- * have to reproduce all divisors, so that nothing is taken for what it is not. */
+/* Recovers the parameters of llama3 scaling from the divisors in rope_freqs.weight: the factor
+ * is the largest divisor, the other parameters are the same in every such model.  They must
+ * reproduce all divisors; otherwise the tensor is rejected. */
 static vptq_status match_llama3(const vptq_gguf *g, const vptq_tensor *t, const float *divisor,
                                 vptq_model_desc *d, vptq_err *err)
 {
     uint32_t half = d->head_dim / 2;
-    double most = 1, off = 0;
+    double factor = 1, max_error = 0;
     for (uint32_t i = 0; i < half; i++)
-        most = (double)divisor[i] > most ? (double)divisor[i] : most;
-    d->rope_factor = most;
+        factor = (double)divisor[i] > factor ? (double)divisor[i] : factor;
+    d->rope_factor = factor;
     d->rope_low = 1;
     d->rope_high = 4;
     if (!d->rope_original_context)
         d->rope_original_context = 8192;
     for (uint32_t i = 0; i < half; i++) {
-        double relative = fabs((double)divisor[i] / vptq_gguf_rope_divisor(d, i) - 1);
-        off = relative <= off ? off : relative; /* a NaN counts as off */
+        double error = fabs((double)divisor[i] / vptq_gguf_rope_divisor(d, i) - 1);
+        max_error = error <= max_error ? max_error : error; /* keeps a NaN */
     }
-    if (!(off < 1e-4))
+    if (!(max_error < 1e-4))
         return vptq_fail(err, VPTQ_E_UNSUPPORTED,
-                         "%s: the frequency factors of tensor '%s' follow no rule that is "
-                         "supported (llama3 with factor %g misses them by %g)",
-                         g->path, t->name, most, off);
-    d->rope_scaling = most > 1 ? VPTQ_ROPE_LLAMA3 : VPTQ_ROPE_NONE;
+                         "%s: the frequency factors of tensor '%s' match no supported scaling "
+                         "(llama3 with factor %g has a relative error of %g)",
+                         g->path, t->name, factor, max_error);
+    d->rope_scaling = factor > 1 ? VPTQ_ROPE_LLAMA3 : VPTQ_ROPE_NONE;
     return VPTQ_OK;
 }
 
 static vptq_status read_rope_freqs(const reader *r, vptq_model_desc *d, vptq_err *err)
 {
     const vptq_tensor *t = NULL;
-    float *divisor = NULL;
     vptq_mem *mem = r->g->set.arena.mem;
-    vptq_status st = VPTQ_OK;
     if (!vptq_tensor_find(&r->g->set, "rope_freqs.weight"))
         return VPTQ_OK;
     if (d->rope_scaling != VPTQ_ROPE_NONE)
         return vptq_fail(err, VPTQ_E_UNSUPPORTED,
                          "%s: has both %s.rope.scaling.type and tensor 'rope_freqs.weight'",
                          r->g->path, r->arch);
-    VPTQ_TRY(vptq_tensor_need(&r->g->set, "rope_freqs.weight", 0, d->head_dim / 2, &t, err));
-    divisor = vptq_mem_alloc(mem, d->head_dim / 2, sizeof *divisor, err);
+    VPTQ_CHECK(vptq_tensor_need(&r->g->set, "rope_freqs.weight", 0, d->head_dim / 2, &t, err));
+    float *divisor = vptq_mem_alloc(mem, d->head_dim / 2, sizeof *divisor, err);
     if (!divisor)
         return VPTQ_E_NOMEM;
-    VPTQ_TRY(vptq_tensor_read(t, 0, 1, divisor, err));
-    st = match_llama3(r->g, t, divisor, d, err);
-out:
+    vptq_status st = vptq_tensor_read(t, 0, 1, divisor, err);
+    if (!st)
+        st = match_llama3(r->g, t, divisor, d, err);
     vptq_mem_free(mem, divisor);
     return st;
 }
@@ -240,12 +234,13 @@ static vptq_status read_scaling(const reader *r, vptq_model_desc *d, vptq_err *e
     bool yarn = type.data && is_text(&type, "yarn");
     if (type.data && !linear && !yarn && !is_text(&type, "none"))
         return vptq_fail(err, VPTQ_E_UNSUPPORTED,
-                         "%s: key '%s' is '%.*s', supported are none, linear and yarn",
-                         r->g->path, key, (int)(type.len < 64 ? type.len : 64), type.data);
+                         "%s: key '%s' is '%.*s', expected none, linear or yarn", r->g->path,
+                         key, (int)(type.len < 64 ? type.len : 64), type.data);
     if ((!linear && !yarn) || factor == 1)
         return VPTQ_OK;
     if (!(factor > 0))
-        return vptq_fail(err, VPTQ_E_FORMAT, "%s: key '%s.rope.scaling.factor' is %g",
+        return vptq_fail(err, VPTQ_E_FORMAT,
+                         "%s: key '%s.rope.scaling.factor' is %g, expected more than 0",
                          r->g->path, r->arch, factor);
     d->rope_scaling = yarn ? VPTQ_ROPE_YARN : VPTQ_ROPE_LINEAR;
     d->rope_factor = factor;
@@ -267,12 +262,13 @@ static vptq_status read_rope(const reader *r, vptq_model_desc *d, vptq_err *err)
     VPTQ_CHECK(u32_or(r, "rope.dimension_count", d->head_dim, &rotated, err));
     if (rotated != d->head_dim)
         return vptq_fail(err, VPTQ_E_UNSUPPORTED,
-                         "%s: rotary positions turn %" PRIu32 " of the %" PRIu32
-                         " values of a head, only all are supported",
+                         "%s: rotary embedding of %" PRIu32 " of %" PRIu32
+                         " head dimensions is not supported, only of all",
                          r->g->path, rotated, d->head_dim);
     VPTQ_CHECK(f64_or(r, "rope.freq_base", 10000, &d->rope_theta, err));
     if (!(d->rope_theta > 0) || isinf(d->rope_theta))
-        return vptq_fail(err, VPTQ_E_FORMAT, "%s: key '%s.rope.freq_base' is %g", r->g->path,
+        return vptq_fail(err, VPTQ_E_FORMAT,
+                         "%s: key '%s.rope.freq_base' is %g, expected more than 0", r->g->path,
                          r->arch, d->rope_theta);
     VPTQ_CHECK(
         u32_or(r, "rope.scaling.original_context_length", 0, &d->rope_original_context, err));
@@ -287,7 +283,7 @@ static vptq_status read_token(const vptq_gguf *g, const char *key, const vptq_mo
 {
     uint64_t id = 0;
     vptq_status st = vptq_gguf_u64_or(g, key, UINT32_MAX, &id, err);
-    /* absent ids are also written as all ones */
+    /* all ones also means none */
     *out = st || id >= UINT32_MAX ? -1 : id < d->vocab ? (int32_t)id : -2;
     if (*out == -2)
         return vptq_fail(err, VPTQ_E_FORMAT,
@@ -307,7 +303,7 @@ vptq_status vptq_gguf_desc(const vptq_gguf *g, vptq_model_desc *desc, vptq_err *
     *desc = (vptq_model_desc){0};
     VPTQ_CHECK(find_family(g, &desc->family, err));
     r.arch = desc->family->gguf_arch;
-    VPTQ_CHECK(refuse_others(&r, err));
+    VPTQ_CHECK(refuse_unsupported(&r, err));
     VPTQ_CHECK(read_sizes(&r, desc, err));
     VPTQ_CHECK(read_rope(&r, desc, err));
     desc->tied = !has(g, "output.weight");
@@ -344,8 +340,8 @@ static const char *look_up(const name_pair *pairs, size_t n, const char *name, s
     return NULL;
 }
 
-/* The digits of "blk.N." without sign, leading zero or overflow; the rest behind the dot, or
- * NULL when it is another name. */
+/* Parses "blk.N." (N without leading zeros).  Returns the rest after the dot, or NULL for other
+ * names. */
 static const char *block_rest(const char *name, uint32_t *layer)
 {
     if (strncmp(name, "blk.", 4) != 0)
@@ -361,8 +357,8 @@ static const char *block_rest(const char *name, uint32_t *layer)
     return p + digits + 1;
 }
 
-/* "blk.3.attn_q.weight" -> "model.layers.3.self_attn.q_proj.weight"; false when there is no
- * place for it. */
+/* "blk.3.attn_q.weight" -> "model.layers.3.self_attn.q_proj.weight"; false for unknown names.
+ */
 static bool hf_name(const char *name, uint32_t layers, char out[VPTQ_NAME_MAX])
 {
     uint32_t layer = 0;
@@ -393,23 +389,23 @@ bool vptq_gguf_name_pair(uint32_t layers, size_t i, char gguf[VPTQ_NAME_MAX],
     };
     static const char *const parts[PARTS] = {"weight", "bias"};
     const char *part = parts[i % PARTS];
-    size_t at = i / PARTS; /* the first outer name, all blocks, the other outer names */
-    if (at == 0 || at > (size_t)layers * BLOCK) {
-        size_t outer = at ? at - (size_t)layers * BLOCK : 0;
+    size_t n = i / PARTS; /* the first outer name, all blocks, the other outer names */
+    if (n == 0 || n > (size_t)layers * BLOCK) {
+        size_t outer = n ? n - (size_t)layers * BLOCK : 0;
         if (outer >= OUTER)
             return false;
         snprintf(gguf, VPTQ_NAME_MAX, "%s.%s", outer_names[outer].gguf, part);
         snprintf(hf, VPTQ_NAME_MAX, "%s.%s", outer_names[outer].hf, part);
         return true;
     }
-    size_t layer = (at - 1) / BLOCK;
-    const name_pair *name = &block_names[(at - 1) % BLOCK];
+    size_t layer = (n - 1) / BLOCK;
+    const name_pair *name = &block_names[(n - 1) % BLOCK];
     snprintf(gguf, VPTQ_NAME_MAX, "blk.%zu.%s.%s", layer, name->gguf, part);
     snprintf(hf, VPTQ_NAME_MAX, "model.layers.%zu.%s.%s", layer, name->hf, part);
     return true;
 }
 
-/* Heads by whose rows the writer interleaved the tensor, 0 for the others. */
+/* Number of heads whose rows are interleaved in the tensor; 0 = rows are in plain order. */
 static uint32_t permuted_heads(const vptq_model_desc *d, const char *name)
 {
     uint32_t layer = 0;
@@ -428,10 +424,10 @@ vptq_status vptq_gguf_hf_tensors(const vptq_gguf *g, const vptq_model_desc *desc
         vptq_tensor t = g->set.tensors[i];
         char name[VPTQ_NAME_MAX];
         if (strcmp(t.name, "rope_freqs.weight") == 0)
-            continue; /* in the description */
+            continue; /* part of the description */
         if (!hf_name(t.name, desc->layers, name))
             return vptq_fail(err, VPTQ_E_UNSUPPORTED,
-                             "%s: tensor '%s' has no place in a %s model of %" PRIu32 " blocks",
+                             "%s: tensor '%s' is not part of a %s model of %" PRIu32 " blocks",
                              g->path, t.name, desc->family->model_type, desc->layers);
         t.rope_heads = permuted_heads(desc, t.name);
         uint64_t permuted = t.dims ? t.shape[0] : 0;

@@ -1,6 +1,6 @@
-/* The ten block layouts.  Every product and sum below is one float operation in the order of
- * ggml's reference code, which fixes the bits of the result; block fields are read byte by
- * byte, because blocks have even sizes and stand at any even address.
+/* Dequantizes the ten GGUF block layouts.  Every product and sum is one float operation in the
+ * order of ggml's reference code, which fixes the bits of the result.  Block fields are read
+ * byte by byte because blocks are only aligned to 2 bytes.
  * https://github.com/ggml-org/ggml/blob/master/src/ggml-quants.c and ggml-common.h */
 #include "formats/gguf/quants.h"
 
@@ -42,7 +42,8 @@ static void q4_1(const uint8_t *b, float *y)
     }
 }
 
-/* The five-bit blocks: element j is a nibble of qs[16] under bit j of the word qh. */
+/* Five-bit blocks: element j is a nibble of qs[16] with bit j of the word qh as its high bit.
+ */
 static void five_bits(uint32_t qh, const uint8_t *qs, int value[SMALL])
 {
     for (int j = 0; j < SMALL / 2; j++) {
@@ -123,36 +124,31 @@ static void scale_min(const uint8_t *s, int j, int *scale, int *min)
     }
 }
 
-/* d, dmin f16, scales[12], qs[128]: 64 elements share 32 bytes, low nibbles first. */
-static void q4_k(const uint8_t *b, float *y)
+/* d, dmin f16, scales[12], then qs: 64 elements share 32 bytes, low nibbles first.  qh, if not
+ * NULL, holds the fifth bit of element l of run r as bit r of qh[l]. */
+static void k_nibbles(const uint8_t *b, const uint8_t *qh, const uint8_t *qs, float *y)
 {
-    const uint8_t *scales = b + 4, *qs = b + 16;
     float d = half_at(b), dmin = half_at(b + 2);
     for (int run = 0; run < SUPER / 32; run++) {
         const uint8_t *q = qs + run / 2 * 32;
         int shift = run % 2 * 4, sc, mn;
-        scale_min(scales, run, &sc, &mn);
-        float scale = d * (float)sc, min = dmin * (float)mn;
-        for (int l = 0; l < 32; l++)
-            y[run * 32 + l] = scale * (float)(q[l] >> shift & 15) - min;
-    }
-}
-
-/* d, dmin f16, scales[12], qh[32], qs[128]: as Q4_K with bit `run` of qh on top. */
-static void q5_k(const uint8_t *b, float *y)
-{
-    const uint8_t *scales = b + 4, *qh = b + 16, *qs = b + 48;
-    float d = half_at(b), dmin = half_at(b + 2);
-    for (int run = 0; run < SUPER / 32; run++) {
-        const uint8_t *q = qs + run / 2 * 32;
-        int shift = run % 2 * 4, sc, mn;
-        scale_min(scales, run, &sc, &mn);
+        scale_min(b + 4, run, &sc, &mn);
         float scale = d * (float)sc, min = dmin * (float)mn;
         for (int l = 0; l < 32; l++) {
-            int value = (q[l] >> shift & 15) | (qh[l] >> run & 1) << 4;
+            int value = (q[l] >> shift & 15) | (qh ? (qh[l] >> run & 1) << 4 : 0);
             y[run * 32 + l] = scale * (float)value - min;
         }
     }
+}
+
+static void q4_k(const uint8_t *b, float *y)
+{
+    k_nibbles(b, NULL, b + 16, y);
+}
+
+static void q5_k(const uint8_t *b, float *y)
+{
+    k_nibbles(b, b + 16, b + 48, y);
 }
 
 /* ql[128], qh[64], scales[16] signed (one per 16 elements), d f16.  128 elements share 64 bytes
@@ -175,38 +171,16 @@ static void q6_k(const uint8_t *b, float *y)
 
 typedef void (*block_fn)(const uint8_t *b, float *y);
 
-static block_fn block_of(vptq_dtype type)
-{
-    switch (type) {
-    case VPTQ_Q4_0:
-        return q4_0;
-    case VPTQ_Q4_1:
-        return q4_1;
-    case VPTQ_Q5_0:
-        return q5_0;
-    case VPTQ_Q5_1:
-        return q5_1;
-    case VPTQ_Q8_0:
-        return q8_0;
-    case VPTQ_Q2_K:
-        return q2_k;
-    case VPTQ_Q3_K:
-        return q3_k;
-    case VPTQ_Q4_K:
-        return q4_k;
-    case VPTQ_Q5_K:
-        return q5_k;
-    case VPTQ_Q6_K:
-        return q6_k;
-    default:
-        return NULL;
-    }
-}
+static const block_fn block_fns[VPTQ_DTYPE_COUNT] = {
+    [VPTQ_Q4_0] = q4_0, [VPTQ_Q4_1] = q4_1, [VPTQ_Q5_0] = q5_0, [VPTQ_Q5_1] = q5_1,
+    [VPTQ_Q8_0] = q8_0, [VPTQ_Q2_K] = q2_k, [VPTQ_Q3_K] = q3_k, [VPTQ_Q4_K] = q4_k,
+    [VPTQ_Q5_K] = q5_k, [VPTQ_Q6_K] = q6_k,
+};
 
 void vptq_ggml_dequantize(vptq_dtype type, const uint8_t *src, size_t n, float *dst)
 {
     const vptq_dtype_info *info = vptq_dtype_get(type);
-    block_fn fn = block_of(type);
+    block_fn fn = block_fns[type];
     VPTQ_BUG_IF(!fn || n % info->block != 0);
     for (size_t i = 0; i < n / info->block; i++)
         fn(src + i * info->bytes, dst + i * info->block);
@@ -216,11 +190,11 @@ void vptq_ggml_quantize_q8_0(const float *x, size_t n, uint8_t *dst)
 {
     VPTQ_BUG_IF(n % SMALL != 0);
     for (; n > 0; n -= SMALL, x += SMALL, dst += 2 + SMALL) {
-        float most = 0;
+        float max = 0;
         for (int j = 0; j < SMALL; j++)
-            most = fabsf(x[j]) > most ? fabsf(x[j]) : most;
-        const float d = most / 127;
-        const float inverse = d > 1 / FLT_MAX ? 1 / d : 0; /* else infinite, or d is 0 */
+            max = fabsf(x[j]) > max ? fabsf(x[j]) : max;
+        const float d = max / 127;
+        const float inverse = d > 1 / FLT_MAX ? 1 / d : 0; /* 1 / d would be infinite */
         const uint16_t half = vptq_f32_to_f16(d);
         dst[0] = (uint8_t)(half & 255);
         dst[1] = (uint8_t)(half >> 8);

@@ -1,3 +1,4 @@
+/* Writes GGUF files: metadata, tensor list, tensor data. */
 #include "formats/gguf/write.h"
 
 #include <string.h>
@@ -116,13 +117,13 @@ static uint32_t type_number(vptq_dtype type)
     }
 }
 
-static uint64_t padding(uint64_t at)
+/* Bytes from `offset` to the next multiple of the alignment. */
+static uint64_t padding(uint64_t offset)
 {
-    return (ALIGNMENT - at % ALIGNMENT) % ALIGNMENT;
+    return (ALIGNMENT - offset % ALIGNMENT) % ALIGNMENT;
 }
 
-/* The tensor list, put together like metadata. */
-static void list(vptq_gguf_keys *k, const vptq_tensor *tensors, size_t count)
+static void put_tensor_list(vptq_gguf_keys *k, const vptq_tensor *tensors, size_t count)
 {
     uint64_t offset = 0;
     for (size_t i = 0; i < count; i++) {
@@ -159,7 +160,7 @@ vptq_status vptq_gguf_writer_open(const char *path, bool force, const vptq_gguf_
     *w = (vptq_gguf_writer){.file = {.fd = -1}, .tensors = tensors, .count = count};
     vptq_gguf_keys_init(&infos, keys->bytes.mem);
     VPTQ_TRY(vptq_gguf_keys_status(keys, err));
-    list(&infos, tensors, count);
+    put_tensor_list(&infos, tensors, count);
     VPTQ_TRY(vptq_gguf_keys_status(&infos, err));
     vptq_put_le(head + 4, VERSION, 4);
     vptq_put_le(head + 8, count, 8);

@@ -1,18 +1,19 @@
+/* Parses and makes Hugging Face config.json files. */
 #include "formats/hf/config.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* Where config.json says nothing: transformers' defaults. */
+/* transformers' defaults for missing keys. */
 enum { DEFAULT_CONTEXT = 2048, DEFAULT_WINDOW = 4096 };
 #define DEFAULT_EPS   1e-6
 #define DEFAULT_THETA 10000.0
 
-/* The configuration being read, and what messages call it. */
+/* The object being parsed. */
 typedef struct source {
     const json_t *obj;
-    const char *name;
+    const char *name; /* for messages */
 } source;
 
 static vptq_status get_u32(source s, const char *key, uint32_t *out, vptq_err *err)
@@ -43,9 +44,7 @@ static const char *first_architecture(const json_t *obj)
 static vptq_status find_family(source s, const vptq_family **out, vptq_err *err)
 {
     const char *type, *architecture = first_architecture(s.obj);
-    vptq_status st = vptq_json_str_or(s.obj, s.name, "model_type", "", &type, err);
-    if (st)
-        return st;
+    VPTQ_CHECK(vptq_json_str_or(s.obj, s.name, "model_type", "", &type, err));
     const vptq_family *f =
         *type ? vptq_family_by_model_type(type) : vptq_family_by_architecture(architecture);
     if (f && (!*architecture || strcmp(f->architecture, architecture) == 0)) {
@@ -90,15 +89,14 @@ static vptq_status parse_switches(source s, vptq_model_desc *d, vptq_err *err)
                          activation);
     VPTQ_CHECK(vptq_json_bool_or(s.obj, s.name, "tie_word_embeddings", false, &d->tied, err));
     VPTQ_CHECK(vptq_json_bool_or(s.obj, s.name, "attention_bias", false, &attention_bias, err));
-    /* Families with biases of their own on q, k, v have none on o and do not look at the key.
-     */
+    /* families with a fixed bias on q, k, v have none on o and ignore attention_bias */
     d->qkv_bias = d->family->qkv_bias || attention_bias;
     d->o_bias = !d->family->qkv_bias && attention_bias;
     return vptq_json_bool_or(s.obj, s.name, "mlp_bias", false, &d->mlp_bias, err);
 }
 
-/* `layer_types` must say what window and window_from can: full attention in the first layers,
- * sliding attention in all others. */
+/* Sets window_from from `layer_types`: full attention in the first layers, sliding attention in
+ * all others. */
 static vptq_status check_layer_types(source s, vptq_model_desc *d, vptq_err *err)
 {
     const json_t *types = json_object_get(s.obj, "layer_types");
@@ -106,7 +104,7 @@ static vptq_status check_layer_types(source s, vptq_model_desc *d, vptq_err *err
         return VPTQ_OK;
     if (json_array_size(types) != d->layers)
         return vptq_fail(err, VPTQ_E_FORMAT,
-                         "%s: 'layer_types' is not a list of one name for each of %u layers",
+                         "%s: 'layer_types' is not a list of one name per layer, expected %u",
                          s.name, d->layers);
     d->window_from = d->layers;
     for (uint32_t i = 0; i < d->layers; i++) {
@@ -121,15 +119,15 @@ static vptq_status check_layer_types(source s, vptq_model_desc *d, vptq_err *err
             d->window_from = i;
         if (!slides && d->window_from < d->layers)
             return vptq_fail(err, VPTQ_E_UNSUPPORTED,
-                             "%s: 'layer_types' has full attention in layer %u behind sliding "
+                             "%s: 'layer_types' has full attention in layer %u after sliding "
                              "attention in layer %u, only one change is supported",
                              s.name, i, d->window_from);
     }
     return VPTQ_OK;
 }
 
-/* Mistral slides in all layers wherever `sliding_window` is not null; the Qwen families only
- * with use_sliding_window, from layer max_window_layers. */
+/* Mistral uses a sliding window in all layers unless `sliding_window` is null; the Qwen
+ * families only with use_sliding_window, from layer max_window_layers on. */
 static vptq_status parse_window(source s, vptq_model_desc *d, vptq_err *err)
 {
     bool slides = d->family->sliding_by_default;
@@ -151,13 +149,14 @@ static vptq_status parse_window(source s, vptq_model_desc *d, vptq_err *err)
     return VPTQ_OK;
 }
 
-/* A number of a rope_scaling object; `needed` = an error when it is missing. */
-static vptq_status rope_number(source s, const char *key, bool needed, double fallback,
+/* A number of a rope_scaling object; with `required` an error if missing. */
+static vptq_status rope_number(source s, const char *key, bool required, double fallback,
                                double *out, vptq_err *err)
 {
     const json_t *value = json_object_get(s.obj, key);
-    if (needed && (!value || json_is_null(value)))
-        return vptq_fail(err, VPTQ_E_FORMAT, "%s: RoPE scaling without '%s'", s.name, key);
+    if (required && (!value || json_is_null(value)))
+        return vptq_fail(err, VPTQ_E_FORMAT, "%s: key '%s' of the RoPE scaling is missing",
+                         s.name, key);
     return vptq_json_f64_or(s.obj, s.name, key, fallback, out, err);
 }
 
@@ -193,29 +192,27 @@ static vptq_status parse_yarn(source s, vptq_model_desc *d, vptq_err *err)
 
 static vptq_status parse_scaling(source s, vptq_model_desc *d, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const char *type;
-    VPTQ_TRY(vptq_json_str_or(s.obj, s.name, "type", "default", &type, err));
-    VPTQ_TRY(vptq_json_str_or(s.obj, s.name, "rope_type", type, &type, err));
+    VPTQ_CHECK(vptq_json_str_or(s.obj, s.name, "type", "default", &type, err));
+    VPTQ_CHECK(vptq_json_str_or(s.obj, s.name, "rope_type", type, &type, err));
     if (strcmp(type, "default") == 0)
         return VPTQ_OK;
-    VPTQ_TRY(rope_number(s, "factor", true, 1, &d->rope_factor, err));
+    VPTQ_CHECK(rope_number(s, "factor", true, 1, &d->rope_factor, err));
+    if (strcmp(type, "llama3") == 0)
+        return parse_llama3(s, d, err);
+    if (strcmp(type, "yarn") == 0)
+        return parse_yarn(s, d, err);
     if (strcmp(type, "linear") == 0)
         d->rope_scaling = VPTQ_ROPE_LINEAR;
-    else if (strcmp(type, "llama3") == 0)
-        st = parse_llama3(s, d, err);
-    else if (strcmp(type, "yarn") == 0)
-        st = parse_yarn(s, d, err);
     else if (strcmp(type, "dynamic") != 0 || d->rope_factor != 1)
-        st = vptq_fail(err, VPTQ_E_UNSUPPORTED,
-                       "%s: RoPE scaling '%.100s' with factor %g is not supported, expected "
-                       "default, linear, llama3 or yarn",
-                       s.name, type, d->rope_factor);
-out:
-    return st;
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                         "%s: RoPE scaling '%.100s' with factor %g is not supported, expected "
+                         "default, linear, llama3 or yarn",
+                         s.name, type, d->rope_factor);
+    return VPTQ_OK;
 }
 
-/* The object of a key, NULL when it is missing or null. */
+/* The object of a key; NULL if missing or null. */
 static vptq_status get_object(source s, const char *key, const json_t **out, vptq_err *err)
 {
     const json_t *value = json_object_get(s.obj, key);
@@ -225,31 +222,32 @@ static vptq_status get_object(source s, const char *key, const json_t **out, vpt
     return vptq_fail(err, VPTQ_E_FORMAT, "%s: key '%s' is not an object", s.name, key);
 }
 
-static vptq_status check_whole_rotation(source s, vptq_err *err)
+static vptq_status refuse_partial_rotation(source s, vptq_err *err)
 {
-    double part;
-    vptq_status st = vptq_json_f64_or(s.obj, s.name, "partial_rotary_factor", 1, &part, err);
-    if (!st && part != 1)
-        st = vptq_fail(err, VPTQ_E_UNSUPPORTED,
-                       "%s: 'partial_rotary_factor' is %g, only 1 is supported", s.name, part);
-    return st;
+    double factor;
+    VPTQ_CHECK(vptq_json_f64_or(s.obj, s.name, "partial_rotary_factor", 1, &factor, err));
+    if (factor == 1)
+        return VPTQ_OK;
+    return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                     "%s: 'partial_rotary_factor' is %g, only 1 is supported", s.name, factor);
 }
 
-/* `rope_parameters` (theta and scaling in one object) or `rope_theta` with `rope_scaling`. */
+/* Parses `rope_parameters` (theta and scaling in one object) or `rope_theta` and
+ * `rope_scaling`. */
 static vptq_status parse_rope(source s, vptq_model_desc *d, vptq_err *err)
 {
     const json_t *parameters, *scaling;
     d->rope_factor = d->rope_attention_factor = 1;
     VPTQ_CHECK(
         vptq_json_f64_or(s.obj, s.name, "rope_theta", DEFAULT_THETA, &d->rope_theta, err));
-    VPTQ_CHECK(check_whole_rotation(s, err));
+    VPTQ_CHECK(refuse_partial_rotation(s, err));
     VPTQ_CHECK(get_object(s, "rope_parameters", &parameters, err));
     VPTQ_CHECK(get_object(s, "rope_scaling", &scaling, err));
     if (parameters) {
         source p = {parameters, s.name};
         VPTQ_CHECK(
             vptq_json_f64_or(p.obj, p.name, "rope_theta", d->rope_theta, &d->rope_theta, err));
-        VPTQ_CHECK(check_whole_rotation(p, err));
+        VPTQ_CHECK(refuse_partial_rotation(p, err));
         scaling = parameters;
     }
     if (scaling)
@@ -257,7 +255,7 @@ static vptq_status parse_rope(source s, vptq_model_desc *d, vptq_err *err)
     return VPTQ_OK;
 }
 
-/* A token id, the first of a list of ids, or -1. */
+/* Parses a token id or the first of a list of ids; -1 if there is none. */
 static vptq_status parse_token(source s, const char *key, int32_t *out, vptq_err *err)
 {
     const json_t *value = json_object_get(s.obj, key);
@@ -297,7 +295,7 @@ vptq_status vptq_hf_config_parse(const json_t *config, const char *name, vptq_mo
     return VPTQ_OK;
 }
 
-/* json_pack takes over what it is given with "o", also when it fails. */
+/* The result is passed to json_pack with "o", which takes it over even on failure. */
 static json_t *make_scaling(const vptq_model_desc *d)
 {
     switch (d->rope_scaling) {
@@ -324,8 +322,8 @@ static json_t *token_or_null(int32_t id)
     return id < 0 ? json_null() : json_integer(id);
 }
 
-/* The shortest decimal number that is x again when read as a float: 1e-5f is written 1e-05 and
- * not 9.9999997473787516e-06. */
+/* The shortest decimal number that reads back as the float x: 1e-05 instead of
+ * 9.9999997473787516e-06 for 1e-5f. */
 static double shortest_decimal(float x)
 {
     for (int digits = 1; digits < 9; digits++) {
@@ -338,7 +336,7 @@ static double shortest_decimal(float x)
     return (double)x;
 }
 
-/* Keys that only some families know. */
+/* Sets the keys that only some families have; nonzero on failure. */
 static int set_family_keys(json_t *config, const vptq_model_desc *d)
 {
     const vptq_family *f = d->family;

@@ -1,4 +1,4 @@
-/* Hugging Face config.json <-> vptq_model_desc. */
+/* Hugging Face config.json files: to and from vptq_model_desc. */
 #ifndef VPTQ_FORMATS_HF_CONFIG_H
 #define VPTQ_FORMATS_HF_CONFIG_H
 
@@ -11,7 +11,7 @@
 vptq_status vptq_hf_config_parse(const json_t *config, const char *name, vptq_model_desc *desc,
                                  vptq_err *err) VPTQ_MUST_CHECK;
 
-/* A config.json that transformers loads, for a model that came from another kind of file;
+/* Makes a config.json that transformers loads, for a model read from another kind of file;
  * `dtype` is "float16", "bfloat16" or "float32".  The caller owns *out. */
 vptq_status vptq_hf_config_make(const vptq_model_desc *desc, const char *dtype, json_t **out,
                                 vptq_err *err) VPTQ_MUST_CHECK;

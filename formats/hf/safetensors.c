@@ -1,4 +1,4 @@
-/* Reading safetensors files and directories of them.  Writing: safetensors_write.c. */
+/* Reads safetensors files and directories of them. */
 #include "formats/hf/safetensors.h"
 
 #include <stdlib.h>
@@ -7,13 +7,9 @@
 #include "formats/json.h"
 #include "lib/base/le.h"
 
-/* The format's own bound on the header, also used for the index of a sharded directory. */
-enum { LENGTH_BYTES = 8, MAX_HEADER = 100000000 };
+enum { LENGTH_BYTES = VPTQ_SAFETENSORS_LENGTH_BYTES, MAX_HEADER = VPTQ_SAFETENSORS_MAX_HEADER };
 
-#define INDEX_FILE  "model.safetensors.index.json"
-#define SINGLE_FILE "model.safetensors"
-
-/* A tensor and where the header says its bytes are, from the end of the header. */
+/* A tensor and the range of its bytes, counted from the end of the header. */
 typedef struct entry {
     vptq_tensor tensor;
     uint64_t begin, end;
@@ -30,22 +26,32 @@ static vptq_status bad_entry(const char *path, const char *name, const char *wha
     return vptq_fail(err, VPTQ_E_FORMAT, "%s: tensor '%.200s': %s", path, name, what);
 }
 
-/* Length and text of the header: checks the length against the file. */
+/* What `git clone` leaves in place of a large file if Git LFS is not installed. */
+static bool is_lfs_pointer(const vptq_map *map)
+{
+    static const char start[] = "version https://git-lfs.github.com/spec/";
+    return map->size >= sizeof start - 1 && memcmp(map->data, start, sizeof start - 1) == 0;
+}
+
+/* Finds the length of the header and checks it against the file. */
 static vptq_status find_header(const char *path, const vptq_map *map, size_t *len,
                                vptq_err *err)
 {
+    if (is_lfs_pointer(map))
+        return vptq_fail(err, VPTQ_E_FORMAT,
+                         "%s: is a Git LFS pointer, not the weights; run 'git lfs pull'", path);
     if (map->size < LENGTH_BYTES)
         return vptq_fail(err, VPTQ_E_FORMAT, "%s: %zu bytes are too few for a safetensors file",
                          path, map->size);
     const uint64_t n = vptq_get_le(map->data, LENGTH_BYTES);
     if (n > MAX_HEADER)
         return vptq_fail(err, VPTQ_E_FORMAT,
-                         "%s: safetensors header of %llu bytes, expected at most %d", path,
+                         "%s: the safetensors header has %llu bytes, expected at most %d", path,
                          (unsigned long long)n, (int)MAX_HEADER);
     if (n > map->size - LENGTH_BYTES)
         return vptq_fail(err, VPTQ_E_FORMAT,
-                         "%s: safetensors header of %llu bytes in a file of %zu bytes", path,
-                         (unsigned long long)n, map->size);
+                         "%s: the safetensors header has %llu bytes, but the file only %zu",
+                         path, (unsigned long long)n, map->size);
     *len = (size_t)n;
     return VPTQ_OK;
 }
@@ -61,7 +67,7 @@ static vptq_status parse_header(const char *path, const char *text, size_t len, 
     return vptq_json_parse(text, len, name, out, err);
 }
 
-/* A whole number that is not negative. */
+/* Gets a whole number that is not negative. */
 static bool get_size(const json_t *value, uint64_t *out)
 {
     if (!json_is_integer(value) || json_integer_value(value) < 0)
@@ -84,7 +90,7 @@ static vptq_status parse_shape(const char *path, const char *name, const json_t 
     bool empty = false;
     for (size_t i = 0; i < dims; i++) {
         if (!get_size(json_array_get(shape, i), &t->shape[i]))
-            return bad_entry(path, name, "'shape' holds something that is no size", err);
+            return bad_entry(path, name, "'shape' holds a value that is not a size", err);
         if (t->shape[i] == 0)
             empty = true;
         else if (!vptq_size_mul(elements, (size_t)t->shape[i], &elements))
@@ -107,19 +113,16 @@ static vptq_status parse_entry(const char *path, const char *name, const json_t 
         return bad_entry(path, name, "'dtype' is not a string", err);
     if (vptq_dtype_from_safetensors(json_string_value(dtype), &e->tensor.type, err))
         return vptq_err_context(err, "%s: tensor '%.200s'", path, name);
-    vptq_status st = parse_shape(path, name, json_object_get(info, "shape"), &e->tensor, err);
-    if (st)
-        return st;
+    VPTQ_CHECK(parse_shape(path, name, json_object_get(info, "shape"), &e->tensor, err));
     const json_t *offsets = json_object_get(info, "data_offsets");
     if (json_array_size(offsets) != 2 || !get_size(json_array_get(offsets, 0), &e->begin) ||
         !get_size(json_array_get(offsets, 1), &e->end))
         return bad_entry(path, name, "'data_offsets' is not a pair of sizes", err);
     if (e->begin > e->end || e->end > data_bytes)
-        return vptq_fail(err, VPTQ_E_FORMAT,
-                         "%s: tensor '%.200s' has bytes %llu to %llu of the %zu that the file "
-                         "holds behind its header",
-                         path, name, (unsigned long long)e->begin, (unsigned long long)e->end,
-                         data_bytes);
+        return vptq_fail(
+            err, VPTQ_E_FORMAT,
+            "%s: tensor '%.200s' has bytes %llu to %llu, but %zu follow the header", path, name,
+            (unsigned long long)e->begin, (unsigned long long)e->end, data_bytes);
     if (e->end - e->begin != e->tensor.bytes)
         return vptq_fail(err, VPTQ_E_FORMAT,
                          "%s: tensor '%.200s' has %llu bytes, expected %zu for its type and "
@@ -155,8 +158,8 @@ static vptq_status parse_metadata(const char *path, json_t *object, vptq_arena *
     return VPTQ_OK;
 }
 
-/* By place; an empty tensor stands before the one that begins where it is. */
-static int by_place(const void *a, const void *b)
+/* Orders by position; an empty tensor comes before one that begins at the same byte. */
+static int by_position(const void *a, const void *b)
 {
     const entry *x = a, *y = b;
     if (x->begin != y->begin)
@@ -166,60 +169,60 @@ static int by_place(const void *a, const void *b)
     return strcmp(x->tensor.name, y->tensor.name);
 }
 
-/* Every data byte belongs to exactly one tensor. */
-static vptq_status check_places(const char *path, entry_list *list, size_t data_bytes,
-                                vptq_err *err)
+/* Sorts the entries and checks that every data byte belongs to exactly one tensor. */
+static vptq_status check_positions(const char *path, entry_list *list, size_t data_bytes,
+                                   vptq_err *err)
 {
     if (list->count)
-        qsort(list->items, list->count, sizeof *list->items, by_place);
-    uint64_t at = 0;
+        qsort(list->items, list->count, sizeof *list->items, by_position);
+    uint64_t end = 0; /* of the previous tensor */
     for (size_t i = 0; i < list->count; i++) {
         const entry *e = &list->items[i];
-        if (e->begin < at)
+        if (e->begin < end)
             return vptq_fail(err, VPTQ_E_FORMAT,
                              "%s: tensor '%.200s' begins at data byte %llu, inside tensor "
                              "'%.200s', which ends at %llu",
                              path, e->tensor.name, (unsigned long long)e->begin,
-                             list->items[i - 1].tensor.name, (unsigned long long)at);
-        if (e->begin > at)
-            return vptq_fail(err, VPTQ_E_FORMAT,
-                             "%s: data bytes %llu to %llu before tensor '%.200s' belong to no "
-                             "tensor",
-                             path, (unsigned long long)at, (unsigned long long)e->begin,
-                             e->tensor.name);
-        at = e->end;
+                             list->items[i - 1].tensor.name, (unsigned long long)end);
+        if (e->begin > end)
+            return vptq_fail(
+                err, VPTQ_E_FORMAT,
+                "%s: data bytes %llu to %llu, before tensor '%.200s', belong to no "
+                "tensor",
+                path, (unsigned long long)end, (unsigned long long)e->begin, e->tensor.name);
+        end = e->end;
     }
-    if (at != data_bytes)
-        return vptq_fail(err, VPTQ_E_FORMAT,
-                         "%s: the tensors end at data byte %llu, but the file holds %zu data "
-                         "bytes",
-                         path, (unsigned long long)at, data_bytes);
+    if (end != data_bytes)
+        return vptq_fail(
+            err, VPTQ_E_FORMAT,
+            "%s: the tensors end at data byte %llu, but the file has %zu data bytes", path,
+            (unsigned long long)end, data_bytes);
     return VPTQ_OK;
 }
 
-/* Fills the list from the header's members; `meta` may be NULL. */
+/* Metadata strings, in `arena`. */
+typedef struct metadata_list {
+    vptq_arena *arena;
+    vptq_metadata *items;
+    size_t count;
+} metadata_list;
+
+/* Fills the lists from the header's members. */
 static vptq_status parse_members(const char *path, json_t *header, size_t data_bytes,
-                                 vptq_arena *keep, entry_list *list, vptq_metadata **meta,
-                                 size_t *meta_count, vptq_err *err)
+                                 entry_list *list, metadata_list *meta, vptq_err *err)
 {
-    vptq_metadata *found = NULL;
-    size_t found_count = 0;
     const char *name;
     json_t *value;
     json_object_foreach(header, name, value)
     {
-        vptq_status st =
-            strcmp(name, "__metadata__") == 0
-                ? parse_metadata(path, value, keep, &found, &found_count, err)
-                : parse_entry(path, name, value, data_bytes, &list->items[list->count++], err);
-        if (st)
-            return st;
+        if (strcmp(name, "__metadata__") == 0)
+            VPTQ_CHECK(
+                parse_metadata(path, value, meta->arena, &meta->items, &meta->count, err));
+        else
+            VPTQ_CHECK(
+                parse_entry(path, name, value, data_bytes, &list->items[list->count++], err));
     }
-    if (meta) {
-        *meta = found;
-        *meta_count = found_count;
-    }
-    return check_places(path, list, data_bytes, err);
+    return check_positions(path, list, data_bytes, err);
 }
 
 vptq_status vptq_safetensors_read(const char *path, vptq_tensor_set *set, vptq_metadata **meta,
@@ -229,6 +232,7 @@ vptq_status vptq_safetensors_read(const char *path, vptq_tensor_set *set, vptq_m
     json_t *header = NULL;
     vptq_map map = {0};
     entry_list list = {0};
+    metadata_list found = {.arena = &set->arena};
     size_t len = 0;
     vptq_mem *mem = set->arena.mem;
     VPTQ_TRY(vptq_map_open(path, &map, err));
@@ -239,8 +243,11 @@ vptq_status vptq_safetensors_read(const char *path, vptq_tensor_set *set, vptq_m
         VPTQ_TRY(VPTQ_E_NOMEM);
     const uint8_t *data = map.data + LENGTH_BYTES + len;
     size_t data_bytes = map.size - LENGTH_BYTES - len;
-    VPTQ_TRY(
-        parse_members(path, header, data_bytes, &set->arena, &list, meta, meta_count, err));
+    VPTQ_TRY(parse_members(path, header, data_bytes, &list, &found, err));
+    if (meta) {
+        *meta = found.items;
+        *meta_count = found.count;
+    }
     VPTQ_TRY(vptq_tensor_set_own_map(set, &map, err));
     for (size_t i = 0; i < list.count; i++) {
         entry *e = &list.items[i];
@@ -262,13 +269,14 @@ static vptq_status read_shard(const char *dir, const char *name, vptq_tensor_set
     char path[4096];
     if (!*name || strchr(name, '/') || strcmp(name, ".") == 0 || strcmp(name, "..") == 0)
         return vptq_fail(err, VPTQ_E_FORMAT,
-                         "%s/" INDEX_FILE ": '%.200s' is not the name of a file beside it", dir,
-                         name);
-    vptq_status st = vptq_path_join(path, sizeof path, dir, name, err);
-    return st ? st : vptq_safetensors_read(path, set, NULL, NULL, err);
+                         "%s/" VPTQ_SAFETENSORS_INDEX
+                         ": '%.200s' is not the name of a file in the directory",
+                         dir, name);
+    VPTQ_CHECK(vptq_path_join(path, sizeof path, dir, name, err));
+    return vptq_safetensors_read(path, set, NULL, NULL, err);
 }
 
-/* Each tensor of the index must be in the shard that it names. */
+/* Checks that each tensor of the index is in the shard it names. */
 static vptq_status check_index(const char *index_path, json_t *weights,
                                const vptq_tensor_set *set, vptq_err *err)
 {
@@ -279,14 +287,13 @@ static vptq_status check_index(const char *index_path, json_t *weights,
         const vptq_tensor *t = vptq_tensor_find(set, name);
         const char *shard = json_string_value(file);
         if (!t || strcmp(vptq_path_base(t->file), shard) != 0)
-            return vptq_fail(err, VPTQ_E_FORMAT,
-                             "%s: tensor '%.200s' should be in %.200s, but is not", index_path,
-                             name, shard);
+            return vptq_fail(err, VPTQ_E_FORMAT, "%s: tensor '%.200s' is not in %.200s",
+                             index_path, name, shard);
     }
     return VPTQ_OK;
 }
 
-/* Reads every shard once, in the order in which the index first names it. */
+/* Reads every shard once, in the order the index first names them. */
 static vptq_status read_shards(const char *dir, const char *index_path, json_t *weights,
                                vptq_tensor_set *set, vptq_err *err)
 {
@@ -337,6 +344,19 @@ static bool has_suffix(const char *name, const char *suffix)
     return n > m && strcmp(name + n - m, suffix) == 0;
 }
 
+/* Names the other weight file of the directory, if there is one, and the way out. */
+static vptq_status no_weights(const char *dir, char **names, size_t count, vptq_err *err)
+{
+    for (size_t i = 0; i < count; i++)
+        if (has_suffix(names[i], ".bin") || has_suffix(names[i], ".pth") ||
+            has_suffix(names[i], ".bin.index.json"))
+            return vptq_fail(err, VPTQ_E_FORMAT,
+                             "%s: has no *.safetensors file, only %.200s; convert it with "
+                             "transformers: save_pretrained(DIR, safe_serialization=True)",
+                             dir, names[i]);
+    return vptq_fail(err, VPTQ_E_FORMAT, "%s: has no *.safetensors file", dir);
+}
+
 static vptq_status read_all_files(const char *dir, vptq_tensor_set *set, vptq_err *err)
 {
     char **names = NULL;
@@ -348,25 +368,20 @@ static vptq_status read_all_files(const char *dir, vptq_tensor_set *set, vptq_er
             found++;
         }
     if (!found)
-        VPTQ_CHECK(
-            vptq_fail(err, VPTQ_E_FORMAT, "%s: there is no *.safetensors file in it", dir));
+        return no_weights(dir, names, count, err);
     return vptq_tensor_set_finish(set, err);
 }
 
 vptq_status vptq_safetensors_read_dir(const char *dir, vptq_tensor_set *set, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     char index_path[4096], single_path[4096];
-    VPTQ_TRY(vptq_path_join(index_path, sizeof index_path, dir, INDEX_FILE, err));
-    VPTQ_TRY(vptq_path_join(single_path, sizeof single_path, dir, SINGLE_FILE, err));
-    if (vptq_path_exists(index_path)) {
-        st = read_by_index(dir, index_path, set, err);
-    } else if (vptq_path_exists(single_path)) {
-        VPTQ_TRY(vptq_safetensors_read(single_path, set, NULL, NULL, err));
-        st = vptq_tensor_set_finish(set, err);
-    } else {
-        st = read_all_files(dir, set, err);
-    }
-out:
-    return st;
+    VPTQ_CHECK(vptq_path_join(index_path, sizeof index_path, dir, VPTQ_SAFETENSORS_INDEX, err));
+    VPTQ_CHECK(
+        vptq_path_join(single_path, sizeof single_path, dir, VPTQ_SAFETENSORS_SINGLE, err));
+    if (vptq_path_exists(index_path))
+        return read_by_index(dir, index_path, set, err);
+    if (!vptq_path_exists(single_path))
+        return read_all_files(dir, set, err);
+    VPTQ_CHECK(vptq_safetensors_read(single_path, set, NULL, NULL, err));
+    return vptq_tensor_set_finish(set, err);
 }

@@ -1,4 +1,4 @@
-/* Writing safetensors files and sharded directories.  Reading: safetensors.c. */
+/* Writes safetensors files and sharded directories. */
 #include "formats/hf/safetensors.h"
 
 #include <stdio.h>
@@ -8,16 +8,13 @@
 #include "formats/json.h"
 #include "lib/base/le.h"
 
-#define INDEX_FILE  "model.safetensors.index.json"
-#define SINGLE_FILE "model.safetensors"
-
-enum { LENGTH_BYTES = 8, MAX_HEADER = 100000000 };
+enum { LENGTH_BYTES = VPTQ_SAFETENSORS_LENGTH_BYTES, MAX_HEADER = VPTQ_SAFETENSORS_MAX_HEADER };
 
 /* ---- header ---- */
 
 static vptq_status no_memory(const char *path, vptq_err *err)
 {
-    return vptq_fail(err, VPTQ_E_NOMEM, "%s: out of memory while making the header", path);
+    return vptq_fail(err, VPTQ_E_NOMEM, "%s: out of memory while writing the header", path);
 }
 
 static vptq_status tensor_bytes(const char *path, const vptq_tensor *t, size_t *bytes,
@@ -49,19 +46,16 @@ static json_t *make_entry(const vptq_tensor *t, uint64_t begin, uint64_t end)
 static vptq_status add_entries(json_t *header, const char *path, const vptq_tensor *tensors,
                                size_t count, vptq_err *err)
 {
-    uint64_t at = 0;
+    uint64_t offset = 0;
     for (size_t i = 0; i < count; i++) {
         const vptq_tensor *t = &tensors[i];
         size_t bytes = 0;
-        vptq_status st = tensor_bytes(path, t, &bytes, err);
-        if (st)
-            return st;
+        VPTQ_CHECK(tensor_bytes(path, t, &bytes, err));
         if (json_object_get(header, t->name))
-            return vptq_fail(err, VPTQ_E_ARG, "%s: tensor '%.200s' is given twice", path,
-                             t->name);
-        if (json_object_set_new(header, t->name, make_entry(t, at, at + bytes)))
+            return vptq_fail(err, VPTQ_E_ARG, "%s: duplicate tensor '%.200s'", path, t->name);
+        if (json_object_set_new(header, t->name, make_entry(t, offset, offset + bytes)))
             return no_memory(path, err);
-        at += bytes;
+        offset += bytes;
     }
     return VPTQ_OK;
 }
@@ -78,7 +72,8 @@ static vptq_status add_metadata(json_t *header, const char *path, const vptq_met
     return bad ? no_memory(path, err) : VPTQ_OK;
 }
 
-/* Length, then the text, padded with spaces so that the data begins at a multiple of 8. */
+/* Writes the length and the text, padded with spaces so that the data begins at a multiple of
+ * 8. */
 static vptq_status write_header(vptq_safetensors_writer *w, const json_t *header, vptq_err *err)
 {
     static const char spaces[] = "       ";
@@ -140,9 +135,7 @@ vptq_status vptq_safetensors_write(vptq_safetensors_writer *w, const void *data,
                                    vptq_err *err)
 {
     VPTQ_BUG_IF(n > w->left);
-    vptq_status st = vptq_file_write(&w->file, data, n, err);
-    if (st)
-        return st;
+    VPTQ_CHECK(vptq_file_write(&w->file, data, n, err));
     w->left -= n;
     advance(w);
     return VPTQ_OK;
@@ -183,30 +176,30 @@ out:
 
 /* ---- a directory ---- */
 
-/* The plan of a directory: tensors in file order, and where shards end. */
+/* Tensors of a directory in file order, and the shard of each. */
 typedef struct shard_plan {
-    vptq_tensor *tensors; /* a copy of the caller's list, in the order they are written */
+    vptq_tensor *tensors; /* a copy of the caller's list in file order */
     uint32_t *shard;      /* [count] */
     size_t count;
     uint32_t shards;
     uint64_t bytes; /* of all tensors */
 } shard_plan;
 
-/* Where a tensor of a shard stands: tensors whose bytes are a multiple of 8 keep their order
- * and keep what follows aligned; the others come last, wide types first, so that every tensor
- * stands at a multiple of its element's size, which some readers need for views. */
-static int placement(const vptq_tensor *t)
+/* Rank of a tensor within its shard.  Tensors of a multiple of 8 bytes come first, in the order
+ * given; the others last, wide types first.  Every tensor then begins at a multiple of its
+ * element size, which some readers need for views. */
+static int shard_rank(const vptq_tensor *t)
 {
     return t->bytes % 8 == 0 ? 0 : 8 - (int)vptq_dtype_get(t->type)->bytes;
 }
 
-/* Stable, by placement (0 to 7), within one shard. */
+/* Sorts one shard stably by rank (0 to 7). */
 static void order_shard(const vptq_tensor *src, size_t count, vptq_tensor *dst)
 {
     size_t n = 0;
-    for (int place = 0; place < 8; place++)
+    for (int rank = 0; rank < 8; rank++)
         for (size_t i = 0; i < count; i++)
-            if (placement(&src[i]) == place)
+            if (shard_rank(&src[i]) == rank)
                 dst[n++] = src[i];
 }
 
@@ -223,9 +216,7 @@ static vptq_status make_plan(const char *dir, const vptq_tensor *tensors, size_t
     uint64_t in_shard = 0;
     for (size_t i = 0; i < count; i++) {
         sized[i] = tensors[i];
-        vptq_status st = tensor_bytes(dir, &sized[i], &sized[i].bytes, err);
-        if (st)
-            return st;
+        VPTQ_CHECK(tensor_bytes(dir, &sized[i], &sized[i].bytes, err));
         uint64_t bytes = sized[i].bytes;
         if (in_shard && (in_shard > shard_bytes || bytes > shard_bytes - in_shard)) {
             p->shards++;
@@ -247,7 +238,7 @@ static vptq_status make_plan(const char *dir, const vptq_tensor *tensors, size_t
 static void shard_name(const shard_plan *p, uint32_t shard, char name[64])
 {
     if (p->shards == 1)
-        snprintf(name, 64, SINGLE_FILE);
+        snprintf(name, 64, VPTQ_SAFETENSORS_SINGLE);
     else
         snprintf(name, 64, "model-%05u-of-%05u.safetensors", shard + 1, p->shards);
 }
@@ -255,7 +246,7 @@ static void shard_name(const shard_plan *p, uint32_t shard, char name[64])
 static vptq_status write_shard(const char *dir, const shard_plan *p, size_t begin, size_t end,
                                vptq_tensor_fill fill, void *arg, vptq_err *err)
 {
-    /* transformers refuses files that do not say which framework they are for. */
+    /* transformers refuses files without the framework they are for */
     static const vptq_metadata meta = {"format", "pt"};
     vptq_safetensors_writer w;
     char name[64], path[4096];
@@ -265,7 +256,7 @@ static vptq_status write_shard(const char *dir, const shard_plan *p, size_t begi
         st = vptq_safetensors_writer_open(path, false, p->tensors + begin, end - begin, &meta,
                                           1, &w, err);
     if (st)
-        return st;
+        return st; /* a failed open leaves nothing to release */
     for (size_t i = begin; i < end; i++) {
         uint64_t before = w.file.written;
         VPTQ_TRY(fill(arg, &p->tensors[i], &w, err));
@@ -295,13 +286,11 @@ static json_t *make_index(const shard_plan *p)
 static vptq_status write_index(const char *dir, const shard_plan *p, vptq_err *err)
 {
     char path[4096];
-    vptq_status st = vptq_path_join(path, sizeof path, dir, INDEX_FILE, err);
-    if (st)
-        return st;
+    VPTQ_CHECK(vptq_path_join(path, sizeof path, dir, VPTQ_SAFETENSORS_INDEX, err));
     json_t *index = make_index(p);
     if (!index)
         return no_memory(path, err);
-    st = vptq_json_save(path, index, err);
+    vptq_status st = vptq_json_save(path, index, err);
     json_decref(index);
     return st;
 }

@@ -1,3 +1,4 @@
+/* Reads PyTorch files: finds the pickle and turns its result into items. */
 #include "formats/torch/file.h"
 
 #include <stdio.h>
@@ -12,15 +13,15 @@ typedef struct reader {
     vptq_torch_file *t;
     const char *path;
     vptq_zip zip;
-    const char *prefix; /* the folder that all entries are in, prefix_len bytes */
+    const char *prefix; /* the folder of all entries, prefix_len bytes */
     size_t prefix_len;
     vptq_pickle pickle;
-    size_t copied; /* bytes of tensors in another order, at most those of the file */
+    size_t copied; /* bytes of copied tensors; at most the size of the file */
 } reader;
 
 /* ---- entries ---- */
 
-/* The entry PREFIX/NAME; NULL when there is none, or the name is too long for one. */
+/* The entry PREFIX + folder + name; NULL if there is none. */
 static vptq_zip_entry *find_entry(const reader *r, const char *folder, const char *name,
                                   size_t len)
 {
@@ -49,7 +50,7 @@ static vptq_status find_pickle(reader *r, const vptq_zip_entry **pickle, vptq_er
     }
     if (!found)
         return vptq_fail(err, VPTQ_E_FORMAT,
-                         "%s: no PyTorch file: the zip has no entry 'NAME%s'", r->path,
+                         "%s: is not a PyTorch file: the zip has no entry 'NAME%s'", r->path,
                          pickle_name);
     const vptq_zip_entry *order = find_entry(r, "/byteorder", "", 0);
     if (order && (order->size != 6 || memcmp(order->data, "little", 6) != 0))
@@ -62,7 +63,7 @@ static vptq_status find_pickle(reader *r, const vptq_zip_entry **pickle, vptq_er
 
 /* ---- tensors ---- */
 
-/* A tuple of numbers from 0 on, at most VPTQ_MAX_DIMS. */
+/* Takes a tuple of at most VPTQ_MAX_DIMS numbers, none negative. */
 static bool take_numbers(const reader *r, uint32_t tuple, uint64_t *out, uint32_t *count)
 {
     const vptq_pickle_value *v = &r->pickle.values[tuple];
@@ -81,11 +82,11 @@ static bool take_numbers(const reader *r, uint32_t tuple, uint64_t *out, uint32_
 
 typedef struct layout {
     uint64_t stride[VPTQ_MAX_DIMS];
-    size_t elements, span; /* span: from the first to behind the last in the storage */
+    size_t elements, span; /* span: elements of the storage from the first to the last used */
     bool plain;            /* in C order without gaps */
 } layout;
 
-/* False when the sizes are no sizes of anything. */
+/* Sets elements, span and plain from the shape; false if they overflow. */
 static bool measure(const vptq_tensor *t, layout *l)
 {
     l->elements = l->span = 1;
@@ -104,19 +105,19 @@ static bool measure(const vptq_tensor *t, layout *l)
     return true;
 }
 
-/* Elements in C order, innermost index first to move; n of them. */
+/* Copies the elements in C order. */
 static void copy_strided(const vptq_tensor *t, const layout *l, const uint8_t *src,
                          size_t width, uint8_t *dst)
 {
     uint64_t index[VPTQ_MAX_DIMS] = {0};
-    size_t at = 0;
+    size_t offset = 0;
     for (size_t i = 0; i < l->elements; i++) {
-        memcpy(dst + i * width, src + at * width, width);
+        memcpy(dst + i * width, src + offset * width, width);
         for (uint32_t d = t->dims; d-- > 0;) {
-            at += (size_t)l->stride[d];
+            offset += (size_t)l->stride[d];
             if (++index[d] < t->shape[d])
                 break;
-            at -= (size_t)(l->stride[d] * t->shape[d]);
+            offset -= (size_t)(l->stride[d] * t->shape[d]);
             index[d] = 0;
         }
     }
@@ -128,7 +129,7 @@ static vptq_status bad_tensor(const reader *r, const char *name, const char *wha
     return vptq_fail(err, VPTQ_E_FORMAT, "%s: tensor '%.200s' %s", r->path, name, what);
 }
 
-/* The bytes of a storage, their checksum seen to be right. */
+/* Finds the bytes of a storage and verifies their checksum. */
 static vptq_status open_storage(reader *r, const char *name, const vptq_pickle_value *storage,
                                 const uint8_t **data, vptq_err *err)
 {
@@ -136,9 +137,9 @@ static vptq_status open_storage(reader *r, const char *name, const vptq_pickle_v
     vptq_zip_entry *e = find_entry(r, "/data/", key->as.text.at, key->as.text.len);
     size_t width = vptq_dtype_get(storage->as.storage.type)->bytes, bytes;
     if (!e)
-        return bad_tensor(r, name, "has no entry that holds its numbers", err);
+        return bad_tensor(r, name, "has no entry with its numbers", err);
     if (!vptq_size_mul((size_t)storage->as.storage.count, width, &bytes) || bytes != e->size)
-        return bad_tensor(r, name, "has another size than the entry that holds its numbers",
+        return bad_tensor(r, name, "does not match the size of the entry with its numbers",
                           err);
     *data = e->data;
     return vptq_zip_check(&r->zip, e, err);
@@ -159,21 +160,19 @@ static vptq_status take_tensor(reader *r, const vptq_pickle_value *v, vptq_tenso
     if (v->as.tensor.offset < 0 || !take_numbers(r, v->as.tensor.shape, t->shape, &t->dims) ||
         !take_numbers(r, v->as.tensor.stride, l.stride, &strides) || strides != t->dims ||
         !measure(t, &l))
-        return bad_tensor(r, t->name, "has no usable shape", err);
-    vptq_status st = open_storage(r, t->name, storage, &data, err);
-    if (st)
-        return st;
+        return bad_tensor(r, t->name, "has an invalid shape", err);
+    VPTQ_CHECK(open_storage(r, t->name, storage, &data, err));
     if (offset > count || l.span > count - offset)
-        return bad_tensor(r, t->name, "reaches behind its storage", err);
+        return bad_tensor(r, t->name, "extends past the end of its storage", err);
     data += offset * width;
     if (l.plain || l.elements == 0) {
         t->bytes = l.elements * width;
         t->data = data;
         return VPTQ_OK;
     }
-    size_t room = (r->t->map.size - r->copied) / width;
-    if (l.elements > room)
-        return bad_tensor(r, t->name, "repeats its numbers: it is larger than the file", err);
+    /* without repeated elements the copies cannot be larger than the file */
+    if (l.elements > (r->t->map.size - r->copied) / width)
+        return bad_tensor(r, t->name, "repeats its numbers and is larger than the file", err);
     t->bytes = l.elements * width;
     r->copied += t->bytes;
     uint8_t *copy = vptq_arena_alloc(&r->t->arena, t->bytes, 1, err);
@@ -190,8 +189,8 @@ static vptq_status take_item(reader *r, const vptq_pickle_value *key,
                              const vptq_pickle_value *v, vptq_torch_item *item, vptq_err *err)
 {
     if (key->kind != VPTQ_PICKLE_TEXT || memchr(key->as.text.at, 0, key->as.text.len))
-        return vptq_fail(err, VPTQ_E_FORMAT, "%s: the dictionary has a key that is no text",
-                         r->path);
+        return vptq_fail(err, VPTQ_E_FORMAT,
+                         "%s: the dictionary has a key that is not a string", r->path);
     item->name = vptq_arena_strndup(&r->t->arena, key->as.text.at, key->as.text.len, err);
     if (!item->name)
         return VPTQ_E_NOMEM;
@@ -220,7 +219,8 @@ static vptq_status take_items(reader *r, vptq_err *err)
     const vptq_pickle_value *dict = &r->pickle.values[r->pickle.result];
     vptq_strmap names = {0};
     if (dict->kind != VPTQ_PICKLE_DICT)
-        return vptq_fail(err, VPTQ_E_FORMAT, "%s: it holds no dictionary at its top", r->path);
+        return vptq_fail(err, VPTQ_E_FORMAT, "%s: the top-level object is not a dictionary",
+                         r->path);
     size_t count = dict->as.items.count / 2;
     VPTQ_TRY(vptq_strmap_init(&names, t->arena.mem, count, err));
     t->items = vptq_arena_zalloc(&t->arena, count, sizeof *t->items, err);
@@ -236,7 +236,7 @@ static vptq_status take_items(reader *r, vptq_err *err)
                            item, err));
         VPTQ_TRY(vptq_strmap_add(&names, item->name, strlen(item->name), 0, &fresh, err));
         if (!fresh)
-            VPTQ_TRY(vptq_fail(err, VPTQ_E_FORMAT, "%s: key '%.200s' is there twice", r->path,
+            VPTQ_TRY(vptq_fail(err, VPTQ_E_FORMAT, "%s: duplicate key '%.200s'", r->path,
                                item->name));
         cell = value->next;
     }

@@ -1,8 +1,8 @@
 /* PyTorch .pt files (torch.save of a dictionary): a zip of stored entries with a pickle
- * NAME/data.pkl and the bytes of each storage in NAME/data/KEY.  Only dictionaries of numbers
- * and tensors are of use here; other plain values are passed over, anything that would need
- * code to run is refused by name (torch_pickle.h).  Checked: offsets and sizes against the
- * file, checksums of what is used, byte order, unique keys. */
+ * NAME/data.pkl and the bytes of each storage in NAME/data/KEY.  Reads dictionaries of numbers
+ * and tensors; other plain values become VPTQ_TORCH_OTHER, and everything that would have to
+ * run code is refused by name (pickle.h).  Checks offsets and sizes against the file, checksums
+ * of the entries used, byte order and unique keys. */
 #ifndef VPTQ_FORMATS_TORCH_FILE_H
 #define VPTQ_FORMATS_TORCH_FILE_H
 
@@ -30,16 +30,16 @@ typedef struct vptq_torch_file {
     size_t count;
 } vptq_torch_file;
 
-/* Tensors that are stored in another than C order are copied; the others stay in the mapping
- * and need not be aligned. */
+/* Tensors in another order than C are copied; the others stay in the mapping and may be
+ * unaligned. */
 vptq_status vptq_torch_read(const char *path, vptq_mem *mem, vptq_torch_file *t,
                             vptq_err *err) VPTQ_MUST_CHECK;
 void vptq_torch_release(vptq_torch_file *t);
-/* NULL when there is none. */
+/* NULL if there is no such item. */
 const vptq_torch_item *vptq_torch_find(const vptq_torch_file *t, const char *name);
 
-/* A dictionary of numbers and tensors (types F32, F16, BF16, I64, BOOL; name, type, dims, shape
- * and data are used) that torch.load reads, also with weights_only.  Atomic. */
+/* Writes a dictionary of numbers and tensors (types F32, F16, BF16, I64, BOOL; name, type,
+ * dims, shape and data are used) that torch.load reads, also with weights_only.  Atomic. */
 vptq_status vptq_torch_write(const char *path, bool force, const vptq_torch_item *items,
                              size_t count, vptq_mem *mem, vptq_err *err) VPTQ_MUST_CHECK;
 

@@ -1,11 +1,10 @@
+/* Writes PyTorch files with a pickle of protocol 2, like torch.save but without a memo. */
 #include <stdio.h>
 #include <string.h>
 
 #include "formats/torch/file.h"
 #include "formats/torch/zip.h"
 #include "lib/base/le.h"
-
-/* The pickle is of protocol 2, as torch.save writes it; nothing is remembered for later. */
 
 static vptq_status add_op(vptq_buf *b, char op, uint64_t x, unsigned bytes, vptq_err *err)
 {
@@ -16,8 +15,8 @@ static vptq_status add_op(vptq_buf *b, char op, uint64_t x, unsigned bytes, vptq
 
 static vptq_status add_text(vptq_buf *b, const char *text, vptq_err *err)
 {
-    vptq_status st = add_op(b, 'X', strlen(text), 4, err);
-    return st ? st : vptq_buf_add(b, text, strlen(text), err);
+    VPTQ_CHECK(add_op(b, 'X', strlen(text), 4, err));
+    return vptq_buf_add(b, text, strlen(text), err);
 }
 
 static vptq_status add_int(vptq_buf *b, int64_t i, vptq_err *err)
@@ -89,7 +88,7 @@ static vptq_status add_tensor(vptq_buf *b, const vptq_tensor *t, size_t key, vpt
     VPTQ_CHECK(add_int(b, 0, err));
     VPTQ_CHECK(add_numbers(b, t->shape, t->dims, err));
     VPTQ_CHECK(add_numbers(b, stride, t->dims, err));
-    VPTQ_CHECK(vptq_buf_add(b, "\x89", 1, err)); /* False: no gradient wanted */
+    VPTQ_CHECK(vptq_buf_add(b, "\x89", 1, err)); /* False: requires_grad */
     return vptq_buf_printf(b, err, "ccollections\nOrderedDict\n)RtR");
 }
 
@@ -116,7 +115,7 @@ static vptq_status check_items(const char *path, const vptq_torch_item *items, s
         VPTQ_BUG_IF(items[i].kind == VPTQ_TORCH_OTHER);
         if (items[i].kind == VPTQ_TORCH_TENSOR && !storage_name(items[i].tensor.type))
             return vptq_fail(err, VPTQ_E_UNSUPPORTED,
-                             "%s: tensor '%s' is %s, which is not written to PyTorch files",
+                             "%s: tensor '%s' is %s, expected F32, F16, BF16, I64 or BOOL",
                              path, items[i].name, vptq_dtype_get(items[i].tensor.type)->name);
     }
     return VPTQ_OK;

@@ -1,3 +1,4 @@
+/* Parses the header of .npy files. */
 #include "formats/torch/npy.h"
 
 #include <string.h>
@@ -5,12 +6,12 @@
 #include "lib/base/le.h"
 
 static const char magic[] = "\x93NUMPY";
-enum { MAGIC = sizeof magic - 1, HEADER_MAX = 1 << 16, NAME_MAX_SHOWN = 40 };
+enum { MAGIC_BYTES = sizeof magic - 1, MAX_HEADER = 1 << 16, MAX_SHOWN = 40 };
 
-/* The dictionary as text, with what was taken from it. */
+/* The text of the dictionary and the values parsed so far. */
 typedef struct header {
     const char *path, *at, *end;
-    const char *descr; /* not terminated, descr_len bytes; NULL = not seen yet */
+    const char *descr; /* descr_len bytes, not terminated; NULL = not parsed yet */
     size_t descr_len;
     bool has_order, has_shape;
     vptq_npy *out;
@@ -46,8 +47,8 @@ static bool take_word(header *h, const char *word)
     return true;
 }
 
-/* A text in single or double quotes; there is nothing to escape in these headers. */
-static bool take_text(header *h, const char **text, size_t *len)
+/* Takes a string in single or double quotes; these headers contain no escapes. */
+static bool take_string(header *h, const char **text, size_t *len)
 {
     skip_spaces(h);
     if (h->at == h->end || (*h->at != '\'' && *h->at != '"'))
@@ -96,11 +97,11 @@ static vptq_status take_entry(header *h, vptq_err *err)
 {
     const char *key;
     size_t len;
-    if (!take_text(h, &key, &len) || !take(h, ':'))
-        return bad_header(h, "is no dictionary of keys and values", err);
+    if (!take_string(h, &key, &len) || !take(h, ':'))
+        return bad_header(h, "is not a dictionary", err);
     if (len == 5 && memcmp(key, "descr", len) == 0 && !h->descr) {
-        if (!take_text(h, &h->descr, &h->descr_len))
-            return bad_header(h, "has a type that is no text (arrays of records?)", err);
+        if (!take_string(h, &h->descr, &h->descr_len))
+            return bad_header(h, "has a type that is not a string (an array of records?)", err);
     } else if (len == 13 && memcmp(key, "fortran_order", len) == 0 && !h->has_order) {
         h->has_order = true;
         h->out->fortran = take_word(h, "True");
@@ -111,7 +112,8 @@ static vptq_status take_entry(header *h, vptq_err *err)
         if (!take_shape(h))
             return bad_header(h, "has no usable shape", err);
     } else {
-        return bad_header(h, "has other keys than descr, fortran_order and shape once", err);
+        return bad_header(
+            h, "has a key other than descr, fortran_order and shape, or a duplicate key", err);
     }
     return VPTQ_OK;
 }
@@ -119,17 +121,17 @@ static vptq_status take_entry(header *h, vptq_err *err)
 static vptq_status parse(header *h, vptq_err *err)
 {
     if (!take(h, '{'))
-        return bad_header(h, "is no dictionary of keys and values", err);
+        return bad_header(h, "is not a dictionary", err);
     while (!take(h, '}')) {
         vptq_status st = take_entry(h, err);
         if (st)
             return st;
         if (!take(h, ',') && (h->at == h->end || *h->at != '}'))
-            return bad_header(h, "is no dictionary of keys and values", err);
+            return bad_header(h, "is not a dictionary", err);
     }
     skip_spaces(h);
     if (h->at != h->end || !h->descr || !h->has_order || !h->has_shape)
-        return bad_header(h, "lacks one of descr, fortran_order and shape", err);
+        return bad_header(h, "lacks one of the keys descr, fortran_order and shape", err);
     return VPTQ_OK;
 }
 
@@ -143,27 +145,25 @@ static vptq_status take_type(const header *h, vptq_err *err)
     else
         return vptq_fail(
             err, VPTQ_E_UNSUPPORTED,
-            "%s: its numbers are of type '%.*s', expected '<f4' or '<f8' (float32, float64)",
-            h->path, (int)(h->descr_len < NAME_MAX_SHOWN ? h->descr_len : NAME_MAX_SHOWN),
-            h->descr);
+            "%s: its numbers have type '%.*s', expected '<f4' or '<f8' (float32, float64)",
+            h->path, (int)(h->descr_len < MAX_SHOWN ? h->descr_len : MAX_SHOWN), h->descr);
     return VPTQ_OK;
 }
 
-/* Where the dictionary stands: behind u16 or u32 of its length. */
+/* Finds the dictionary, which follows its length as u16 or u32. */
 static vptq_status find_header(const char *path, vptq_npy *a, header *h, vptq_err *err)
 {
     const uint8_t *p = a->map.data;
     const size_t size = a->map.size;
-    if (size < MAGIC + 4 || memcmp(p, magic, MAGIC) != 0)
-        return vptq_fail(err, VPTQ_E_FORMAT, "%s: not a .npy file", path);
-    const int version = p[MAGIC];
+    if (size < MAGIC_BYTES + 4 || memcmp(p, magic, MAGIC_BYTES) != 0)
+        return vptq_fail(err, VPTQ_E_FORMAT, "%s: is not a .npy file", path);
+    const int version = p[MAGIC_BYTES];
     if (version < 1 || version > 3)
         return vptq_fail(err, VPTQ_E_UNSUPPORTED,
-                         "%s: version %d of the .npy format, supported are 1 to 3", path,
-                         version);
-    const size_t width = version == 1 ? 2 : 4, begin = MAGIC + 2 + width;
-    const uint64_t len = begin > size ? 0 : vptq_get_le(p + MAGIC + 2, (unsigned)width);
-    if (begin > size || len > HEADER_MAX || len > size - begin)
+                         "%s: version %d of the .npy format, expected 1 to 3", path, version);
+    const size_t width = version == 1 ? 2 : 4, begin = MAGIC_BYTES + 2 + width;
+    const uint64_t len = begin > size ? 0 : vptq_get_le(p + MAGIC_BYTES + 2, (unsigned)width);
+    if (begin > size || len > MAX_HEADER || len > size - begin)
         return vptq_fail(err, VPTQ_E_FORMAT, "%s: the .npy file ends inside its header", path);
     const char *text = (const char *)p + begin;
     *h = (header){.path = path, .at = text, .end = text + len, .out = a};
@@ -182,14 +182,14 @@ vptq_status vptq_npy_open(const char *path, vptq_npy *a, vptq_err *err)
     VPTQ_TRY(parse(&h, err));
     VPTQ_TRY(take_type(&h, err));
     vptq_tensor *t = &a->tensor;
-    const size_t there = a->map.size - (size_t)(data - a->map.data);
+    const size_t data_bytes = a->map.size - (size_t)(data - a->map.data);
     bool fits = true;
     for (uint32_t d = 0; fits && d < t->dims; d++)
         fits = t->shape[d] <= SIZE_MAX && vptq_size_mul(elements, t->shape[d], &elements);
-    if (!fits || !vptq_dtype_bytes(t->type, elements, &t->bytes) || t->bytes != there)
+    if (!fits || !vptq_dtype_bytes(t->type, elements, &t->bytes) || t->bytes != data_bytes)
         VPTQ_TRY(vptq_fail(err, VPTQ_E_FORMAT,
-                           "%s: %zu bytes of numbers do not fit the shape in the header", path,
-                           there));
+                           "%s: %zu bytes of numbers do not match the shape in the header",
+                           path, data_bytes));
     t->data = data;
 out:
     if (st)

@@ -1,10 +1,12 @@
+/* Runs the pickle of a PyTorch file on a machine that can only build plain values and tensors.
+ */
 #include "formats/torch/pickle.h"
 
 #include <string.h>
 
 #include "lib/base/le.h"
 
-/* What a global may be. */
+/* The globals that a pickle may name. */
 typedef struct known_global {
     const char *name; /* module and name */
     bool is_storage;
@@ -22,8 +24,8 @@ static const known_global globals[] = {
 };
 enum { GLOBALS = sizeof globals / sizeof globals[0] };
 
-/* Every opcode makes at most one value, and every cell takes a place off the stack, so that all
- * arrays are as long as the pickle. */
+/* Every opcode makes at most one value, and every cell takes one value off the stack, so that
+ * the length of the pickle bounds all arrays. */
 typedef struct machine {
     const char *path;
     const uint8_t *data;
@@ -59,7 +61,7 @@ static bool take_number(machine *m, unsigned bytes, uint64_t *x)
     return p != NULL;
 }
 
-/* A text up to a line feed, which is skipped. */
+/* Takes text up to a line feed and skips the line feed. */
 static const char *take_line(machine *m, size_t *len)
 {
     const uint8_t *p = m->data + m->at, *end = memchr(p, '\n', m->size - m->at);
@@ -86,7 +88,7 @@ static vptq_pickle_value *pop(machine *m)
     return &m->values[m->stack[--m->depth]];
 }
 
-/* The place behind the last mark; the mark itself is still there. */
+/* Finds the stack index after the last mark, which stays on the stack. */
 static bool find_mark(const machine *m, uint32_t *first)
 {
     uint32_t d = m->depth;
@@ -96,7 +98,7 @@ static bool find_mark(const machine *m, uint32_t *first)
     return d > 0;
 }
 
-/* Moves what is on the stack from `first` on behind a container's items. */
+/* Appends the stack from index `first` on to a container's items. */
 static void move_items(machine *m, vptq_pickle_value *to, uint32_t first)
 {
     for (uint32_t i = first; i < m->depth; i++) {
@@ -119,18 +121,27 @@ static vptq_status make_tuple(machine *m, uint32_t first, bool has_mark)
     return push(m, v);
 }
 
-/* TUPLE1 to TUPLE3 */
+static vptq_status make_marked_tuple(machine *m, uint32_t unused)
+{
+    (void)unused;
+    uint32_t first;
+    if (!find_mark(m, &first))
+        return broken(m, "a tuple without a mark");
+    return make_tuple(m, first, true);
+}
+
 static vptq_status make_short_tuple(machine *m, uint32_t n)
 {
-    bool there = m->depth >= n;
-    for (uint32_t i = 0; there && i < n; i++)
-        there = m->stack[m->depth - 1 - i] != 0;
-    if (!there)
-        return broken(m, "a tuple of more than there is");
+    bool enough = m->depth >= n;
+    for (uint32_t i = 0; enough && i < n; i++)
+        enough = m->stack[m->depth - 1 - i] != 0;
+    if (!enough)
+        return broken(m, "a tuple of more values than the stack has");
     return make_tuple(m, m->depth - n, false);
 }
 
-/* Everything behind the mark, or with `n` > 0 the last n, into the container below. */
+/* Moves everything after the mark, or with n > 0 the last n values, into the container below.
+ */
 static vptq_status fill(machine *m, vptq_pickle_kind kind, uint32_t n)
 {
     uint32_t first = m->depth > n ? m->depth - n : 0;
@@ -140,7 +151,7 @@ static vptq_status fill(machine *m, vptq_pickle_kind kind, uint32_t n)
         found = m->stack[i] != 0;
     vptq_pickle_value *to = found && below > 0 ? &m->values[m->stack[below - 1]] : NULL;
     if (!to || to->kind != kind || (kind == VPTQ_PICKLE_DICT && (m->depth - first) % 2 != 0))
-        return broken(m, "items for what is no list or dictionary");
+        return broken(m, "items for a value that is not a list or dictionary");
     move_items(m, to, first);
     m->depth = below;
     return VPTQ_OK;
@@ -148,19 +159,19 @@ static vptq_status fill(machine *m, vptq_pickle_kind kind, uint32_t n)
 
 /* ---- memo ---- */
 
-static vptq_status put_memo(machine *m, uint64_t at)
+static vptq_status put_memo(machine *m, uint64_t i)
 {
-    if (at >= m->size || m->depth == 0 || m->stack[m->depth - 1] == 0)
-        return broken(m, "nothing to remember, or too far off");
-    m->memo[at] = m->stack[m->depth - 1];
+    if (i >= m->size || m->depth == 0 || m->stack[m->depth - 1] == 0)
+        return broken(m, "nothing to remember, or an index that is too large");
+    m->memo[i] = m->stack[m->depth - 1];
     return VPTQ_OK;
 }
 
-static vptq_status get_memo(machine *m, uint64_t at)
+static vptq_status get_memo(machine *m, uint64_t i)
 {
-    if (at >= m->size || m->memo[at] == 0)
-        return broken(m, "asks for what was not remembered");
-    m->stack[m->depth++] = m->memo[at];
+    if (i >= m->size || m->memo[i] == 0)
+        return broken(m, "it recalls a value that was not remembered");
+    m->stack[m->depth++] = m->memo[i];
     return VPTQ_OK;
 }
 
@@ -176,24 +187,26 @@ static vptq_status push_global(machine *m, const char *module, size_t module_len
             memcmp(globals[i].name + module_len + 1, name, name_len) == 0)
             return push(m, (vptq_pickle_value){.kind = VPTQ_PICKLE_GLOBAL, .as.i = i});
     return vptq_fail(m->err, VPTQ_E_UNSUPPORTED,
-                     "%s: the pickle asks for '%.*s.%.*s', expected dictionaries, numbers and "
+                     "%s: the pickle needs '%.*s.%.*s', expected dictionaries, numbers and "
                      "tensors of float, half, bfloat16, long or bool",
                      m->path, (int)(module_len < 100 ? module_len : 100), module,
                      (int)(name_len < 100 ? name_len : 100), name);
 }
 
-static vptq_status read_global(machine *m)
+static vptq_status read_global(machine *m, uint32_t unused)
 {
+    (void)unused;
     size_t module_len, name_len;
     const char *module = take_line(m, &module_len);
     const char *name = module ? take_line(m, &name_len) : NULL;
     if (!name)
-        return broken(m, "a name without end");
+        return broken(m, "a name without a line feed");
     return push_global(m, module, module_len, name, name_len);
 }
 
-static vptq_status stack_global(machine *m)
+static vptq_status stack_global(machine *m, uint32_t unused)
 {
+    (void)unused;
     const vptq_pickle_value *name = pop(m), *module = name ? pop(m) : NULL;
     if (!module || name->kind != VPTQ_PICKLE_TEXT || module->kind != VPTQ_PICKLE_TEXT)
         return broken(m, "a global without a name");
@@ -201,72 +214,74 @@ static vptq_status stack_global(machine *m)
                        name->as.text.len);
 }
 
-/* The numbers of a tuple's items into at [n]; false unless there are that many of these kinds.
- */
-static bool unpack(const machine *m, const vptq_pickle_value *tuple, uint32_t least,
-                   uint32_t most, const vptq_pickle_kind *kinds, uint32_t *at)
+/* Gets the indices of a tuple's items; false unless it has min to max items of these kinds. */
+static bool unpack(const machine *m, const vptq_pickle_value *tuple, uint32_t min, uint32_t max,
+                   const vptq_pickle_kind *kinds, uint32_t *items)
 {
-    if (!tuple || tuple->kind != VPTQ_PICKLE_TUPLE || tuple->as.items.count < least ||
-        tuple->as.items.count > most)
+    if (!tuple || tuple->kind != VPTQ_PICKLE_TUPLE || tuple->as.items.count < min ||
+        tuple->as.items.count > max)
         return false;
     uint32_t cell = tuple->as.items.first;
     for (uint32_t i = 0; i < tuple->as.items.count; i++, cell = m->cells[cell].next) {
-        at[i] = m->cells[cell].value;
-        if (m->values[at[i]].kind != kinds[i])
+        items[i] = m->cells[cell].value;
+        if (m->values[items[i]].kind != kinds[i])
             return false;
     }
     return true;
 }
 
-/* ("storage", a storage's type, key of its entry, place, elements) */
-static vptq_status persistent(machine *m)
+/* BINPERSID of ("storage", storage type, key of its entry, device, elements). */
+static vptq_status make_storage(machine *m, uint32_t unused)
 {
+    (void)unused;
     static const vptq_pickle_kind kinds[5] = {VPTQ_PICKLE_TEXT, VPTQ_PICKLE_GLOBAL,
                                               VPTQ_PICKLE_TEXT, VPTQ_PICKLE_TEXT,
                                               VPTQ_PICKLE_INT};
-    uint32_t at[5];
-    if (!unpack(m, pop(m), 5, 5, kinds, at))
-        return broken(m, "a storage that is not described as PyTorch does");
-    const vptq_pickle_value *word = &m->values[at[0]];
-    const known_global *g = &globals[m->values[at[1]].as.i];
-    int64_t count = m->values[at[4]].as.i;
+    uint32_t items[5];
+    if (!unpack(m, pop(m), 5, 5, kinds, items))
+        return broken(m, "a storage in a form that PyTorch does not write");
+    const vptq_pickle_value *word = &m->values[items[0]];
+    const known_global *g = &globals[m->values[items[1]].as.i];
+    int64_t count = m->values[items[4]].as.i;
     if (word->as.text.len != 7 || memcmp(word->as.text.at, "storage", 7) != 0 ||
         !g->is_storage || count < 0)
-        return broken(m, "a storage that is not described as PyTorch does");
+        return broken(m, "a storage in a form that PyTorch does not write");
     vptq_pickle_value v = {.kind = VPTQ_PICKLE_STORAGE};
     v.as.storage.count = (uint64_t)count;
-    v.as.storage.key = at[2];
+    v.as.storage.key = items[2];
     v.as.storage.type = g->type;
     return push(m, v);
 }
 
-/* (storage, offset, shape, strides, requires_grad, hooks), and None for metadata behind it */
+/* Arguments: (storage, offset, shape, strides, requires_grad, hooks), optionally then None for
+ * metadata. */
 static vptq_status rebuild_tensor(machine *m, const vptq_pickle_value *args)
 {
     static const vptq_pickle_kind kinds[7] = {
         VPTQ_PICKLE_STORAGE, VPTQ_PICKLE_INT,  VPTQ_PICKLE_TUPLE, VPTQ_PICKLE_TUPLE,
         VPTQ_PICKLE_BOOL,    VPTQ_PICKLE_DICT, VPTQ_PICKLE_NONE};
-    uint32_t at[7];
-    if (!unpack(m, args, 6, 7, kinds, at))
-        return broken(m, "a tensor that is not described as PyTorch does");
+    uint32_t items[7];
+    if (!unpack(m, args, 6, 7, kinds, items))
+        return broken(m, "a tensor in a form that PyTorch does not write");
     vptq_pickle_value v = {.kind = VPTQ_PICKLE_TENSOR};
-    v.as.tensor.offset = m->values[at[1]].as.i;
-    v.as.tensor.storage = at[0];
-    v.as.tensor.shape = at[2];
-    v.as.tensor.stride = at[3];
+    v.as.tensor.offset = m->values[items[1]].as.i;
+    v.as.tensor.storage = items[0];
+    v.as.tensor.shape = items[2];
+    v.as.tensor.stride = items[3];
     return push(m, v);
 }
 
-static vptq_status reduce(machine *m)
+static vptq_status reduce(machine *m, uint32_t unused)
 {
+    (void)unused;
     const vptq_pickle_value *args = pop(m), *what = args ? pop(m) : NULL;
     if (!what || what->kind != VPTQ_PICKLE_GLOBAL || globals[what->as.i].is_storage ||
         args->kind != VPTQ_PICKLE_TUPLE)
-        return broken(m, "a call of what cannot be called");
+        return broken(m, "a call of a value that cannot be called");
     if (what->as.i == REBUILD_TENSOR)
         return rebuild_tensor(m, args);
     if (args->as.items.count > 0)
-        return broken(m, "an ordered dictionary that is not begun empty");
+        return broken(m, "an ordered dictionary that does not begin empty");
     return push(m, (vptq_pickle_value){.kind = VPTQ_PICKLE_DICT});
 }
 
@@ -277,7 +292,7 @@ static vptq_status push_int(machine *m, vptq_pickle_kind kind, int64_t i)
     return push(m, (vptq_pickle_value){.kind = kind, .as.i = i});
 }
 
-/* A little-endian number of two's complement. */
+/* Pushes a little-endian number, in two's complement if signed. */
 static vptq_status push_bytes(machine *m, unsigned bytes, bool is_signed)
 {
     uint64_t x = 0;
@@ -292,16 +307,18 @@ static vptq_status push_bytes(machine *m, unsigned bytes, bool is_signed)
     return push_int(m, VPTQ_PICKLE_INT, i);
 }
 
-static vptq_status push_long(machine *m)
+static vptq_status push_long(machine *m, uint32_t unused)
 {
+    (void)unused;
     uint64_t bytes;
     if (!take_number(m, 1, &bytes))
         return broken(m, "it ends within a number");
     return push_bytes(m, (unsigned)bytes, true);
 }
 
-static vptq_status push_float(machine *m)
+static vptq_status push_float(machine *m, uint32_t unused)
 {
+    (void)unused;
     const uint8_t *p = take(m, 8);
     uint64_t x = 0;
     if (!p)
@@ -313,7 +330,7 @@ static vptq_status push_float(machine *m)
     return push(m, v);
 }
 
-static vptq_status push_text(machine *m, unsigned length_bytes)
+static vptq_status push_text(machine *m, uint32_t length_bytes)
 {
     uint64_t len;
     const uint8_t *p = take_number(m, length_bytes, &len) ? take(m, (size_t)len) : NULL;
@@ -325,96 +342,116 @@ static vptq_status push_text(machine *m, unsigned length_bytes)
     return push(m, v);
 }
 
-static vptq_status memo_op(machine *m, unsigned bytes, bool get)
+static vptq_status skip_op(machine *m, uint32_t bytes)
 {
-    uint64_t at;
-    if (!take_number(m, bytes, &at))
-        return broken(m, "it ends within a number");
-    return get ? get_memo(m, at) : put_memo(m, at);
+    return take(m, bytes) ? VPTQ_OK : broken(m, "it ends early");
 }
 
-static vptq_status tuple_op(machine *m)
+static vptq_status mark_op(machine *m, uint32_t unused)
 {
-    uint32_t first;
-    if (!find_mark(m, &first))
-        return broken(m, "a tuple without a mark");
-    return make_tuple(m, first, true);
+    (void)unused;
+    m->stack[m->depth++] = 0;
+    return VPTQ_OK;
 }
+
+static vptq_status new_op(machine *m, uint32_t kind)
+{
+    return push(m, (vptq_pickle_value){.kind = (vptq_pickle_kind)kind});
+}
+
+static vptq_status bool_op(machine *m, uint32_t value)
+{
+    return push_int(m, VPTQ_PICKLE_BOOL, value);
+}
+
+static vptq_status unsigned_op(machine *m, uint32_t bytes)
+{
+    return push_bytes(m, bytes, false);
+}
+
+static vptq_status signed_op(machine *m, uint32_t bytes)
+{
+    return push_bytes(m, bytes, true);
+}
+
+static vptq_status put_op(machine *m, uint32_t bytes)
+{
+    uint64_t i;
+    return take_number(m, bytes, &i) ? put_memo(m, i) : broken(m, "it ends within a number");
+}
+
+static vptq_status get_op(machine *m, uint32_t bytes)
+{
+    uint64_t i;
+    return take_number(m, bytes, &i) ? get_memo(m, i) : broken(m, "it ends within a number");
+}
+
+static vptq_status memoize_op(machine *m, uint32_t unused)
+{
+    (void)unused;
+    return put_memo(m, m->memo_count++);
+}
+
+static vptq_status append_op(machine *m, uint32_t count)
+{
+    return fill(m, VPTQ_PICKLE_LIST, count);
+}
+
+static vptq_status set_items_op(machine *m, uint32_t count)
+{
+    return fill(m, VPTQ_PICKLE_DICT, count);
+}
+
+/* Opcodes of protocols 2 to 5, each with the argument of its function. */
+typedef struct opcode {
+    vptq_status (*run)(machine *m, uint32_t arg);
+    uint32_t arg;
+} opcode;
+
+static const opcode opcodes[256] = {
+    [0x80] = {skip_op, 1},               /* PROTO */
+    [0x95] = {skip_op, 8},               /* FRAME */
+    ['('] = {mark_op, 0},                /* MARK */
+    ['N'] = {new_op, VPTQ_PICKLE_NONE},  /* NONE */
+    [0x88] = {bool_op, 1},               /* NEWTRUE */
+    [0x89] = {bool_op, 0},               /* NEWFALSE */
+    ['J'] = {signed_op, 4},              /* BININT */
+    ['K'] = {unsigned_op, 1},            /* BININT1 */
+    ['M'] = {unsigned_op, 2},            /* BININT2 */
+    [0x8a] = {push_long, 0},             /* LONG1 */
+    ['G'] = {push_float, 0},             /* BINFLOAT */
+    ['X'] = {push_text, 4},              /* BINUNICODE */
+    [0x8c] = {push_text, 1},             /* SHORT_BINUNICODE */
+    ['}'] = {new_op, VPTQ_PICKLE_DICT},  /* EMPTY_DICT */
+    [']'] = {new_op, VPTQ_PICKLE_LIST},  /* EMPTY_LIST */
+    [')'] = {new_op, VPTQ_PICKLE_TUPLE}, /* EMPTY_TUPLE */
+    ['t'] = {make_marked_tuple, 0},      /* TUPLE */
+    [0x85] = {make_short_tuple, 1},      /* TUPLE1 */
+    [0x86] = {make_short_tuple, 2},      /* TUPLE2 */
+    [0x87] = {make_short_tuple, 3},      /* TUPLE3 */
+    ['a'] = {append_op, 1},              /* APPEND */
+    ['e'] = {append_op, 0},              /* APPENDS */
+    ['s'] = {set_items_op, 2},           /* SETITEM */
+    ['u'] = {set_items_op, 0},           /* SETITEMS */
+    ['q'] = {put_op, 1},                 /* BINPUT */
+    ['r'] = {put_op, 4},                 /* LONG_BINPUT */
+    ['h'] = {get_op, 1},                 /* BINGET */
+    ['j'] = {get_op, 4},                 /* LONG_BINGET */
+    [0x94] = {memoize_op, 0},            /* MEMOIZE */
+    ['c'] = {read_global, 0},            /* GLOBAL */
+    [0x93] = {stack_global, 0},          /* STACK_GLOBAL */
+    ['Q'] = {make_storage, 0},           /* BINPERSID */
+    ['R'] = {reduce, 0},                 /* REDUCE */
+};
 
 static vptq_status step(machine *m, uint8_t op)
 {
-    switch (op) {
-    case 0x80: /* PROTO */
-        return take(m, 1) ? VPTQ_OK : broken(m, "it ends early");
-    case 0x95: /* FRAME */
-        return take(m, 8) ? VPTQ_OK : broken(m, "it ends early");
-    case '(':
-        m->stack[m->depth++] = 0;
-        return VPTQ_OK;
-    case 'N':
-        return push(m, (vptq_pickle_value){.kind = VPTQ_PICKLE_NONE});
-    case 0x88:
-    case 0x89:
-        return push_int(m, VPTQ_PICKLE_BOOL, op == 0x88);
-    case 'J':
-        return push_bytes(m, 4, true);
-    case 'K':
-        return push_bytes(m, 1, false);
-    case 'M':
-        return push_bytes(m, 2, false);
-    case 0x8a: /* LONG1 */
-        return push_long(m);
-    case 'G':
-        return push_float(m);
-    case 'X':
-        return push_text(m, 4);
-    case 0x8c: /* SHORT_BINUNICODE */
-        return push_text(m, 1);
-    case '}':
-        return push(m, (vptq_pickle_value){.kind = VPTQ_PICKLE_DICT});
-    case ']':
-        return push(m, (vptq_pickle_value){.kind = VPTQ_PICKLE_LIST});
-    case ')':
-        return push(m, (vptq_pickle_value){.kind = VPTQ_PICKLE_TUPLE});
-    case 't':
-        return tuple_op(m);
-    case 0x85:
-    case 0x86:
-    case 0x87:
-        return make_short_tuple(m, op - UINT32_C(0x84));
-    case 'a':
-        return fill(m, VPTQ_PICKLE_LIST, 1);
-    case 'e':
-        return fill(m, VPTQ_PICKLE_LIST, 0);
-    case 's':
-        return fill(m, VPTQ_PICKLE_DICT, 2);
-    case 'u':
-        return fill(m, VPTQ_PICKLE_DICT, 0);
-    case 'q':
-        return memo_op(m, 1, false);
-    case 'r':
-        return memo_op(m, 4, false);
-    case 'h':
-        return memo_op(m, 1, true);
-    case 'j':
-        return memo_op(m, 4, true);
-    case 0x94: /* MEMOIZE */
-        return put_memo(m, m->memo_count++);
-    case 'c':
-        return read_global(m);
-    case 0x93:
-        return stack_global(m);
-    case 'Q':
-        return persistent(m);
-    case 'R':
-        return reduce(m);
-    default:
-        return vptq_fail(
-            m->err, VPTQ_E_UNSUPPORTED,
-            "%s: pickle opcode 0x%02x at byte %zu, expected one of those that make "
-            "dictionaries, numbers and tensors",
-            m->path, op, m->op_at);
-    }
+    if (opcodes[op].run)
+        return opcodes[op].run(m, opcodes[op].arg);
+    return vptq_fail(m->err, VPTQ_E_UNSUPPORTED,
+                     "%s: pickle opcode 0x%02x at byte %zu, expected one that makes "
+                     "dictionaries, numbers or tensors",
+                     m->path, op, m->op_at);
 }
 
 static vptq_status run(machine *m)
@@ -430,7 +467,7 @@ static vptq_status run(machine *m)
             return st;
     }
     m->op_at = m->size;
-    return broken(m, "it has no end");
+    return broken(m, "it has no STOP opcode");
 }
 
 vptq_status vptq_pickle_run(const char *path, const uint8_t *data, size_t size,
@@ -438,8 +475,9 @@ vptq_status vptq_pickle_run(const char *path, const uint8_t *data, size_t size,
 {
     machine m = {.path = path, .data = data, .size = size, .err = err};
     if (size > VPTQ_PICKLE_MAX)
-        return vptq_fail(err, VPTQ_E_UNSUPPORTED, "%s: a pickle of %zu bytes, at most %d", path,
-                         size, VPTQ_PICKLE_MAX);
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                         "%s: the pickle has %zu bytes, expected at most %d", path, size,
+                         VPTQ_PICKLE_MAX);
     m.values = vptq_arena_zalloc(arena, size + 1, sizeof *m.values, err);
     m.cells = m.values ? vptq_arena_zalloc(arena, size + 1, sizeof *m.cells, err) : NULL;
     m.stack = m.cells ? vptq_arena_zalloc(arena, size + 1, sizeof *m.stack, err) : NULL;

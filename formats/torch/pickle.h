@@ -1,7 +1,7 @@
-/* The pickle of a PyTorch file, run by a machine that can build nothing but None, booleans,
- * numbers, texts, lists, tuples, dictionaries (OrderedDict, too) and tensors over storages of
- * float, half, bfloat16, long and bool.  Every other global is refused by its name, every other
- * opcode by its code; nothing is ever called.  Protocols 2 to 5. */
+/* Runs the pickle of a PyTorch file (protocols 2 to 5) on a machine that can build only None,
+ * booleans, numbers, texts, lists, tuples, dictionaries (also OrderedDict) and tensors over
+ * storages of float, half, bfloat16, long and bool.  Refuses every other global by name and
+ * every other opcode by code; nothing is ever called. */
 #ifndef VPTQ_FORMATS_TORCH_PICKLE_H
 #define VPTQ_FORMATS_TORCH_PICKLE_H
 
@@ -22,11 +22,11 @@ typedef enum {
     VPTQ_PICKLE_TENSOR
 } vptq_pickle_kind;
 
-/* Values name each other by their number.  They may contain themselves. */
+/* Values refer to each other by index and may contain themselves. */
 typedef struct vptq_pickle_value {
     vptq_pickle_kind kind;
     union {
-        int64_t i; /* also of a bool; of a global its place in a table */
+        int64_t i; /* also of a bool; of a global its index in a table */
         double f;
         struct {
             const char *at; /* in the pickle, not terminated */
@@ -57,9 +57,9 @@ typedef struct vptq_pickle {
     uint32_t result;
 } vptq_pickle;
 
-enum { VPTQ_PICKLE_MAX = 1 << 20 }; /* bytes; a larger one is refused */
+enum { VPTQ_PICKLE_MAX = 1 << 20 }; /* bytes */
 
-/* What comes out is in the arena, texts in `data`.  `path` is for messages. */
+/* The result is in the arena, its texts point into `data`.  `path` is for messages. */
 vptq_status vptq_pickle_run(const char *path, const uint8_t *data, size_t size,
                             vptq_arena *arena, vptq_pickle *p, vptq_err *err) VPTQ_MUST_CHECK;
 

@@ -1,3 +1,4 @@
+/* Lists and writes zip files of stored entries. */
 #include "formats/torch/zip.h"
 
 #include <string.h>
@@ -11,7 +12,7 @@ enum {
     END64_BYTES = 56,
     LOCATOR_BYTES = 20,
     MAX_COMMENT = 65535,
-    ALIGN = 64, /* of an entry's bytes in the file, as PyTorch has it */
+    ALIGN = 64, /* of an entry's bytes in the file, like PyTorch */
     ZIP64_EXTRA = 1,
     PADDING_EXTRA = 0x4246, /* "FB" */
     UTF8_NAME = 0x800,
@@ -21,8 +22,7 @@ static const uint32_t local_magic = 0x04034b50, central_magic = 0x02014b50,
                       end_magic = 0x06054b50, end64_magic = 0x06064b50,
                       locator_magic = 0x07064b50;
 
-/* ---- checksum: eight bytes at a time, table k being that of a byte k places further on ----
- */
+/* ---- checksum: eight bytes at a time; table k is for a byte followed by k others ---- */
 
 void vptq_crc32_init(vptq_crc32 *c)
 {
@@ -55,25 +55,25 @@ uint32_t vptq_crc32_of(const vptq_crc32 *c, const uint8_t *data, size_t n)
 
 /* ---- reading ---- */
 
-/* Where the central directory stands. */
+/* Location of the central directory. */
 typedef struct central {
-    uint64_t at, size, count;
+    uint64_t at, size, count; /* bytes, bytes, entries */
 } central;
 
 static vptq_status damaged(const char *path, const char *what, vptq_err *err)
 {
-    return vptq_fail(err, VPTQ_E_FORMAT, "%s: broken zip file: %s", path, what);
+    return vptq_fail(err, VPTQ_E_FORMAT, "%s: damaged zip file: %s", path, what);
 }
 
-/* The end record, behind which nothing but its comment stands. */
+/* Finds the end record, which only its comment may follow. */
 static const uint8_t *find_end(const vptq_map *map)
 {
     if (map->size < END_BYTES)
         return NULL;
-    size_t most = map->size - END_BYTES;
-    for (size_t back = 0; back <= most && back <= MAX_COMMENT; back++) {
-        const uint8_t *p = map->data + most - back;
-        if (vptq_get_le(p, 4) == end_magic && vptq_get_le(p + 20, 2) == back)
+    size_t last = map->size - END_BYTES;
+    for (size_t comment = 0; comment <= last && comment <= MAX_COMMENT; comment++) {
+        const uint8_t *p = map->data + last - comment;
+        if (vptq_get_le(p, 4) == end_magic && vptq_get_le(p + 20, 2) == comment)
             return p;
     }
     return NULL;
@@ -85,7 +85,7 @@ static vptq_status find_central(const char *path, const vptq_map *map, central *
     const uint8_t *end = find_end(map);
     if (!end)
         return vptq_fail(err, VPTQ_E_FORMAT,
-                         "%s: not a zip file (no end of a central directory in %zu bytes)",
+                         "%s: is not a zip file (no end of a central directory in %zu bytes)",
                          path, map->size);
     size_t limit = (size_t)(end - map->data);
     *c =
@@ -105,7 +105,7 @@ static vptq_status find_central(const char *path, const vptq_map *map, central *
     return VPTQ_OK;
 }
 
-/* The 64-bit values of an entry whose 32-bit fields are full, in this fixed order. */
+/* Takes the 64-bit values of the fields that are all ones, in this fixed order. */
 static bool take_zip64(const uint8_t *extra, size_t n, uint64_t *fields[3])
 {
     while (n >= 4) {
@@ -127,7 +127,7 @@ static bool take_zip64(const uint8_t *extra, size_t n, uint64_t *fields[3])
     return true;
 }
 
-/* The bytes behind the local header at `at`, which begin at `floor` or later. */
+/* Finds the bytes after the local header at `at`, which must not begin before `floor`. */
 static bool find_bytes(const vptq_map *map, const central *c, const char *name, size_t name_len,
                        uint64_t at, uint64_t floor, vptq_zip_entry *e)
 {
@@ -143,7 +143,7 @@ static bool find_bytes(const vptq_map *map, const central *c, const char *name, 
     return true;
 }
 
-/* One record of the central directory at *at, which is moved behind it. */
+/* Takes the record of the central directory at *at and advances *at past it. */
 static vptq_status take_entry(const char *path, const vptq_map *map, const central *c,
                               size_t *at, uint64_t floor, vptq_arena *arena, vptq_zip_entry *e,
                               vptq_err *err)
@@ -153,12 +153,12 @@ static vptq_status take_entry(const char *path, const vptq_map *map, const centr
     if (left < CENTRAL_BYTES || vptq_get_le(p, 4) != central_magic)
         return damaged(path, "its central directory ends early", err);
     size_t name_len = (size_t)vptq_get_le(p + 28, 2), extra = (size_t)vptq_get_le(p + 30, 2);
-    size_t all = CENTRAL_BYTES + name_len + extra + (size_t)vptq_get_le(p + 32, 2);
-    if (all > left || name_len == 0)
+    size_t record = CENTRAL_BYTES + name_len + extra + (size_t)vptq_get_le(p + 32, 2);
+    if (record > left || name_len == 0)
         return damaged(path, "its central directory ends early", err);
     const char *name = (const char *)p + CENTRAL_BYTES;
     if (memchr(name, 0, name_len))
-        return damaged(path, "an entry's name has a zero byte in it", err);
+        return damaged(path, "an entry's name contains a zero byte", err);
     e->name = vptq_arena_strndup(arena, name, name_len, err);
     if (!e->name)
         return VPTQ_E_NOMEM;
@@ -166,18 +166,20 @@ static vptq_status take_entry(const char *path, const vptq_map *map, const centr
              local = vptq_get_le(p + 42, 4);
     uint64_t *fields[3] = {&size, &packed, &local};
     if (!take_zip64((const uint8_t *)name + name_len, extra, fields))
-        return damaged(path, "an entry's zip64 field is cut off", err);
+        return damaged(path, "an entry's zip64 field is truncated", err);
     if (vptq_get_le(p + 10, 2) != 0 || size != packed || vptq_get_le(p + 8, 2) & NOT_PLAIN)
-        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
-                         "%s: entry '%.200s' is compressed or encrypted, expected a stored one",
-                         path, e->name);
+        return vptq_fail(
+            err, VPTQ_E_UNSUPPORTED,
+            "%s: entry '%.200s' is compressed or encrypted, only stored entries are "
+            "supported",
+            path, e->name);
     e->size = (size_t)size;
     e->crc = (uint32_t)vptq_get_le(p + 16, 4);
     if (!find_bytes(map, c, name, name_len, local, floor, e))
         return vptq_fail(err, VPTQ_E_FORMAT,
-                         "%s: entry '%.200s' is not where the central directory has it", path,
-                         e->name);
-    *at += all;
+                         "%s: entry '%.200s' is not at the offset in the central directory",
+                         path, e->name);
+    *at += record;
     return VPTQ_OK;
 }
 
@@ -202,8 +204,8 @@ vptq_status vptq_zip_list(const char *path, const vptq_map *map, vptq_arena *are
         VPTQ_TRY(vptq_strmap_add(&zip->by_name, e->name, strlen(e->name), (uint32_t)zip->count,
                                  &fresh, err));
         if (!fresh)
-            VPTQ_TRY(vptq_fail(err, VPTQ_E_FORMAT, "%s: entry '%.200s' is there twice", path,
-                               e->name));
+            VPTQ_TRY(
+                vptq_fail(err, VPTQ_E_FORMAT, "%s: duplicate entry '%.200s'", path, e->name));
         floor = (uint64_t)(e->data - map->data) + e->size;
     }
 out:
@@ -245,8 +247,8 @@ vptq_status vptq_zip_writer_open(const char *path, bool force, vptq_mem *mem,
     return vptq_file_writer_open(path, force, &w->file, err);
 }
 
-/* What local and central header have in common, from "version needed" to the sizes. */
-static void put_facts(uint8_t *p, uint32_t crc)
+/* Puts the fields that local and central header share, from "version needed" to the sizes. */
+static void put_shared_fields(uint8_t *p, uint32_t crc)
 {
     vptq_put_le(p, 45, 2); /* version that reads zip64 */
     vptq_put_le(p + 2, UTF8_NAME, 2);
@@ -268,7 +270,7 @@ vptq_status vptq_zip_write(vptq_zip_writer *w, const char *name, const void *dat
     size_t pad = (ALIGN - (at + LOCAL_BYTES + len + LOCAL64 + 4) % ALIGN) % ALIGN;
 
     vptq_put_le(local, local_magic, 4);
-    put_facts(local + 4, crc);
+    put_shared_fields(local + 4, crc);
     vptq_put_le(local + 26, len, 2);
     vptq_put_le(local + 28, LOCAL64 + 4 + pad, 2);
     vptq_put_le(extra, ZIP64_EXTRA, 2);
@@ -284,7 +286,7 @@ vptq_status vptq_zip_write(vptq_zip_writer *w, const char *name, const void *dat
 
     vptq_put_le(record, central_magic, 4);
     vptq_put_le(record + 4, 45, 2);
-    put_facts(record + 6, crc);
+    put_shared_fields(record + 6, crc);
     vptq_put_le(record + 28, len, 2);
     vptq_put_le(record + 30, CENTRAL64, 2);
     vptq_put_le(record + 42, UINT32_MAX, 4);

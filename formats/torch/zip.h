@@ -1,7 +1,7 @@
-/* Zip files of stored (not compressed) entries, as PyTorch writes them: read from a mapping,
- * zip64 or not, and written with zip64 records.  Checked when listed: every offset against the
- * file, entries in file order without overlap, unique names, no compression or encryption.
- * Source: PKWARE APPNOTE 6.3.9. */
+/* Zip files of stored (uncompressed) entries, as written by PyTorch.  Reads from a mapping,
+ * with or without zip64, and checks every offset against the file, that entries are in file
+ * order without overlap, unique names, and that nothing is compressed or encrypted.  Writes
+ * zip64 records. Source: PKWARE APPNOTE 6.3.9. */
 #ifndef VPTQ_FORMATS_TORCH_ZIP_H
 #define VPTQ_FORMATS_TORCH_ZIP_H
 
@@ -23,7 +23,7 @@ typedef struct vptq_zip_entry {
     const uint8_t *data; /* in the mapping */
     size_t size;
     uint32_t crc;
-    bool checked; /* its checksum was found right */
+    bool checked; /* the checksum has been verified */
 } vptq_zip_entry;
 
 typedef struct vptq_zip {
@@ -34,13 +34,14 @@ typedef struct vptq_zip {
     vptq_crc32 crc;
 } vptq_zip;
 
-/* Names and entries are in `arena`, bytes stay in `map`; both outlive the list. */
+/* Lists the entries.  Names and entries are in `arena`, bytes in `map`; both must outlive the
+ * list. */
 vptq_status vptq_zip_list(const char *path, const vptq_map *map, vptq_arena *arena,
                           vptq_zip *zip, vptq_err *err) VPTQ_MUST_CHECK;
 void vptq_zip_release(vptq_zip *zip);
-/* NULL when there is none. */
+/* NULL if there is no such entry. */
 vptq_zip_entry *vptq_zip_find(const vptq_zip *zip, const char *name, size_t len);
-/* VPTQ_E_CHECKSUM naming the entry; an entry is read once only. */
+/* Verifies the checksum of an entry, once; VPTQ_E_CHECKSUM naming the entry. */
 vptq_status vptq_zip_check(const vptq_zip *zip, vptq_zip_entry *e,
                            vptq_err *err) VPTQ_MUST_CHECK;
 
@@ -52,7 +53,7 @@ typedef struct vptq_zip_writer {
 } vptq_zip_writer;
 vptq_status vptq_zip_writer_open(const char *path, bool force, vptq_mem *mem,
                                  vptq_zip_writer *w, vptq_err *err) VPTQ_MUST_CHECK;
-/* One entry, its bytes at a multiple of 64 of the file. */
+/* Writes one entry, its bytes aligned to 64 in the file. */
 vptq_status vptq_zip_write(vptq_zip_writer *w, const char *name, const void *data, size_t n,
                            vptq_err *err) VPTQ_MUST_CHECK;
 vptq_status vptq_zip_writer_commit(vptq_zip_writer *w, vptq_err *err) VPTQ_MUST_CHECK;

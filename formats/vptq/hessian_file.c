@@ -1,3 +1,4 @@
+/* Reads and writes the files of a Hessian directory. */
 #include "formats/vptq/hessian_file.h"
 
 #include <errno.h>
@@ -112,7 +113,7 @@ static vptq_status parse_count(const char *path, const vptq_metadata *meta, size
     return VPTQ_OK;
 }
 
-/* A term says what kind it is; a Hessian says nothing. */
+/* Only a term has a kind. */
 static vptq_status parse_kind(const char *path, const vptq_metadata *meta, size_t count,
                               vptq_hessian_file *h, vptq_err *err)
 {
@@ -127,7 +128,7 @@ static vptq_status parse_kind(const char *path, const vptq_metadata *meta, size_
     return parse_count(path, meta, count, windows_key, &h->windows, err);
 }
 
-/* A Hessian need not say how many tokens went into it, a term must. */
+/* The number of tokens may be unknown for a Hessian, but not for a term. */
 static vptq_status parse_tokens(const char *path, const vptq_metadata *meta, size_t count,
                                 vptq_hessian_file *h, vptq_err *err)
 {
@@ -137,17 +138,17 @@ static vptq_status parse_tokens(const char *path, const vptq_metadata *meta, siz
     return parse_count(path, meta, count, tokens_key, &h->tokens, err);
 }
 
-static vptq_status need_vector(const vptq_tensor_set *set, const char *name, size_t n,
-                               const vptq_tensor **out, vptq_err *err)
+static vptq_status require_vector(const vptq_tensor_set *set, const char *name, size_t n,
+                                  const vptq_tensor **out, vptq_err *err)
 {
-    vptq_status st = vptq_tensor_need(set, name, 0, n, out, err);
-    if (!st && (*out)->type != VPTQ_F32)
-        st = vptq_fail(err, VPTQ_E_FORMAT, "%s: tensor '%s' is %s, expected F32", (*out)->file,
-                       name, vptq_dtype_get((*out)->type)->name);
-    return st;
+    VPTQ_CHECK(vptq_tensor_need(set, name, 0, n, out, err));
+    if ((*out)->type != VPTQ_F32)
+        return vptq_fail(err, VPTQ_E_FORMAT, "%s: tensor '%s' is %s, expected F32",
+                         (*out)->file, name, vptq_dtype_get((*out)->type)->name);
+    return VPTQ_OK;
 }
 
-/* The size follows from the mean; `expect` 0 = any. */
+/* Takes n from the mean; `expect` 0 = any. */
 static vptq_status find_size(const char *path, const vptq_tensor_set *set, uint32_t expect,
                              uint32_t *n, vptq_err *err)
 {
@@ -157,15 +158,15 @@ static vptq_status find_size(const char *path, const vptq_tensor_set *set, uint3
         return vptq_fail(err, VPTQ_E_FORMAT, "%s: tensor 'mean' is missing", path);
     if (found == 0 || found > UINT32_MAX)
         return vptq_fail(err, VPTQ_E_SHAPE,
-                         "%s: tensor 'mean' is not a vector of a usable size", path);
+                         "%s: tensor 'mean' is not a vector of 1 to 2^32 - 1 numbers", path);
     if (expect && found != expect)
-        return vptq_fail(err, VPTQ_E_SHAPE, "%s: the Hessian is of %llu inputs, expected %u",
+        return vptq_fail(err, VPTQ_E_SHAPE, "%s: the Hessian has %llu columns, expected %u",
                          path, (unsigned long long)found, expect);
     *n = (uint32_t)found;
     return VPTQ_OK;
 }
 
-/* The tensor's numbers as an array; a copy where the file does not align them. */
+/* The tensor's numbers as an aligned array, copied if necessary. */
 static const float *as_floats(vptq_tensor_set *set, const vptq_tensor *t, vptq_err *err)
 {
     const void *data = t->data;
@@ -191,14 +192,14 @@ vptq_status vptq_hessian_file_read(const char *path, uint32_t expect_n, vptq_mem
     VPTQ_TRY(find_size(path, &h->set, expect_n, &h->n, err));
     VPTQ_TRY(parse_tokens(path, meta, meta_count, h, err));
     VPTQ_TRY(parse_kind(path, meta, meta_count, h, err));
-    VPTQ_TRY(need_vector(&h->set, "mean", h->n, &mean, err));
+    VPTQ_TRY(require_vector(&h->set, "mean", h->n, &mean, err));
     const bool diagonal = vptq_tensor_find(&h->set, "diagonal") && !h->kind;
     if (diagonal && vptq_tensor_find(&h->set, "hessian"))
         VPTQ_TRY(vptq_fail(err, VPTQ_E_FORMAT,
                            "%s: has both tensors 'hessian' and 'diagonal', expected one",
                            path));
-    VPTQ_TRY(diagonal ? need_vector(&h->set, "diagonal", h->n, &values, err)
-                      : need_vector(&h->set, "hessian", vptq_triangle(h->n), &values, err));
+    VPTQ_TRY(diagonal ? require_vector(&h->set, "diagonal", h->n, &values, err)
+                      : require_vector(&h->set, "hessian", vptq_triangle(h->n), &values, err));
     h->mean = as_floats(&h->set, mean, err);
     const float *x = h->mean ? as_floats(&h->set, values, err) : NULL;
     if (!x)

@@ -1,11 +1,11 @@
-/* A Hessian directory: hessian.json (fingerprints of model and texts, windows, settings) and
- * one safetensors file per block input, "layer_003_qkv.safetensors", with `hessian` (lower
- * triangle of H = E[x x^T] row by row, (0,0) (1,0) (1,1) ..., F32), `mean` (E[x], F32) and
- * metadata `tokens` ("unknown" where nobody said).  Where only the diagonal of H is known there
- * is `diagonal` (F32) in place of `hessian`.  A mean that is not known is all zero.
+/* Files of a Hessian directory: hessian.json (fingerprints of model and texts, windows,
+ * settings) and one safetensors file per block input, "layer_003_qkv.safetensors".  It has
+ * tensors `hessian` (lower triangle of H = E[x x^T] row by row, (0,0) (1,0) (1,1) ..., F32; or
+ * `diagonal` if only that is known) and `mean` (E[x], F32; all zero if unknown) and metadata
+ * `tokens` (a number or "unknown").
  *
- * Where tokens were weighted there is "layer_003_kv.safetensors", too: the term T that k and v
- * add to the Hessian of qkv, in the same layout, with metadata `kind` and `windows` besides. */
+ * With token weights there is also "layer_003_kv.safetensors": the term T that k and v add to
+ * the Hessian of qkv, in the same layout, with metadata `kind` and `windows`. */
 #ifndef VPTQ_FORMATS_VPTQ_HESSIAN_FILE_H
 #define VPTQ_FORMATS_VPTQ_HESSIAN_FILE_H
 
@@ -14,17 +14,17 @@
 #include "lib/vptq.h"
 
 const char *vptq_token_weights_name(vptq_token_weights w); /* "plain", "sink", "attention" */
-/* Of the `len` bytes at `name`; VPTQ_WEIGHTS_COUNT when there is none of that name. */
+/* Kind by name, of `len` bytes; VPTQ_WEIGHTS_COUNT if there is no such kind. */
 vptq_token_weights vptq_token_weights_find(const char *name, size_t len);
 
 typedef struct vptq_hessian_file {
     vptq_tensor_set set; /* owns the data */
     uint32_t n;
-    uint64_t tokens;         /* below 2^63; 0 = not known */
-    vptq_token_weights kind; /* of a term; VPTQ_WEIGHTS_PLAIN in a Hessian */
-    uint64_t windows;        /* that a term is the mean of; 0 in a Hessian */
-    const float *lower;      /* [n (n + 1) / 2]; NULL where only the diagonal is known */
-    const float *diagonal;   /* [n] then, else NULL */
+    uint64_t tokens;         /* below 2^63; 0 = unknown */
+    vptq_token_weights kind; /* of a term; VPTQ_WEIGHTS_PLAIN for a Hessian */
+    uint64_t windows;        /* number averaged in a term; 0 for a Hessian */
+    const float *lower;      /* [n (n + 1) / 2]; NULL if only the diagonal is known */
+    const float *diagonal;   /* [n]; NULL if `lower` is in the file */
     const float *mean;       /* [n] */
 } vptq_hessian_file;
 
@@ -52,15 +52,15 @@ vptq_status vptq_hessian_diagonal_write(const char *path, uint32_t n, uint64_t t
 vptq_status vptq_hessian_term_write(const char *path, vptq_token_weights kind, uint64_t windows,
                                     uint32_t n, uint64_t tokens, const float *lower,
                                     const float *mean, vptq_err *err) VPTQ_MUST_CHECK;
-/* Checks shapes (n against `expect_n` unless 0) and tokens. */
+/* Reads a file and checks shapes (n against `expect_n` unless that is 0) and metadata. */
 vptq_status vptq_hessian_file_read(const char *path, uint32_t expect_n, vptq_mem *mem,
                                    vptq_hessian_file *h, vptq_err *err) VPTQ_MUST_CHECK;
-/* VPTQ_E_NUMERIC naming row and column of the first NaN or infinity.  Apart from reading, so
- * that a broken file can still be looked at. */
+/* VPTQ_E_NUMERIC naming row and column of the first NaN or infinity.  Separate from reading, so
+ * that a faulty file can still be shown. */
 vptq_status vptq_hessian_file_check_finite(const vptq_hessian_file *h, const char *path,
                                            vptq_err *err) VPTQ_MUST_CHECK;
-/* Gives a diagonal its `lower`, with zeros beside it: n (n + 1) / 2 numbers in memory for n in
- * the file, so that n must have been expected. */
+/* Makes `lower` from `diagonal`, zero outside it.  Allocates n (n + 1) / 2 numbers for n in the
+ * file, so read it with an expected n. */
 vptq_status vptq_hessian_file_expand(vptq_hessian_file *h, vptq_err *err) VPTQ_MUST_CHECK;
 void vptq_hessian_file_release(vptq_hessian_file *h);
 

@@ -1,3 +1,4 @@
+/* Reads and writes saved base logits. */
 #include "formats/vptq/kld_base.h"
 
 #include <float.h>
@@ -37,11 +38,11 @@ enum {
     AT_CODES = 24
 };
 
-/* From the highest log-probability down: what is below adds up to nothing (e^-24 of the
- * likeliest id, times a vocabulary of 2^18: 1e-5 of its probability). */
+/* Range of the stored log-probabilities below the highest.  All ids below it together are
+ * negligible: e^-24 times a vocabulary of 2^18 is 1e-5 of the likeliest id's probability. */
 static const double range = 24;
 
-/* Probabilities that round to a little over 1. */
+/* Tolerance for probabilities that round to slightly more than 1. */
 static const float rounding = 1e-5f;
 
 size_t vptq_kld_base_positions(const vptq_kld_base_head *h)
@@ -168,10 +169,10 @@ static vptq_status check_head(const char *path, const uint8_t *b, const vptq_kld
         wrong = "name";
     if (!wrong)
         return VPTQ_OK;
-    return vptq_fail(err, VPTQ_E_FORMAT, "%s: the head has an impossible %s", path, wrong);
+    return vptq_fail(err, VPTQ_E_FORMAT, "%s: the head has an invalid %s", path, wrong);
 }
 
-/* The bytes of ids and of the whole file. */
+/* Checks the size of the file.  *ids: bytes of the ids. */
 static vptq_status check_size(const vptq_kld_base_file *f, size_t *ids, vptq_err *err)
 {
     const vptq_kld_base_head *h = &f->head;
@@ -181,12 +182,12 @@ static vptq_status check_size(const vptq_kld_base_file *f, size_t *ids, vptq_err
         !vptq_size_mul(h->windows, vptq_kld_base_positions(h), &records) ||
         !vptq_size_mul(records, vptq_kld_base_record_bytes(h), &bytes) ||
         !vptq_size_add(bytes, *ids, &bytes) || !vptq_size_add(bytes, HEAD_BYTES, &bytes))
-        return vptq_fail(err, VPTQ_E_FORMAT, "%s: the head asks for more than any file has",
+        return vptq_fail(err, VPTQ_E_FORMAT, "%s: the sizes in the head overflow",
                          f->file.path);
     if (bytes != f->file.size)
         return vptq_fail(err, VPTQ_E_FORMAT,
-                         "%s: the file has %" PRIu64 " bytes, %" PRIu32 " windows of %" PRIu32
-                         " tokens need %zu",
+                         "%s: the file has %" PRIu64 " bytes, but %" PRIu32
+                         " windows of %" PRIu32 " tokens need %zu",
                          f->file.path, f->file.size, h->windows, h->context, bytes);
     return VPTQ_OK;
 }
@@ -206,7 +207,7 @@ static vptq_status read_ids(vptq_kld_base_file *f, size_t bytes, uint64_t sum, v
         f->ids[i] = (int32_t)vptq_get_le(b, sizeof b);
         if (f->ids[i] < 0 || (uint32_t)f->ids[i] >= f->head.vocab)
             return vptq_fail(err, VPTQ_E_FORMAT,
-                             "%s: token %zu has the id %" PRId32 " in a vocabulary of %" PRIu32,
+                             "%s: token %zu has id %" PRId32 ", expected less than %" PRIu32,
                              f->file.path, i, f->ids[i], f->head.vocab);
     }
     return VPTQ_OK;
@@ -222,22 +223,16 @@ vptq_status vptq_kld_base_file_open(const char *path, vptq_mem *mem, vptq_kld_ba
     VPTQ_TRY(vptq_file_open(path, &f->file, err));
     size_t have = f->file.size < HEAD_BYTES ? (size_t)f->file.size : HEAD_BYTES;
     VPTQ_TRY(vptq_file_read_at(&f->file, 0, b, have, err));
-    if (have < HEAD_BYTES || memcmp(b, magic, sizeof magic) != 0) {
-        st = vptq_fail(err, VPTQ_E_FORMAT,
-                       "%s: no recorded base: it does not begin as --save-base writes one",
-                       path);
-        goto out;
-    }
-    if (vptq_get_le(b + AT_VERSION, 4) != VERSION) {
-        st = vptq_fail(err, VPTQ_E_UNSUPPORTED,
-                       "%s: version %" PRIu64 " of recorded bases, expected %d", path,
-                       vptq_get_le(b + AT_VERSION, 4), VERSION);
-        goto out;
-    }
-    if (vptq_hash(b, AT_HEAD_SUM, 0) != vptq_get_le(b + AT_HEAD_SUM, SUM)) {
-        st = damaged(path, "the head", err);
-        goto out;
-    }
+    if (have < HEAD_BYTES || memcmp(b, magic, sizeof magic) != 0)
+        VPTQ_TRY(vptq_fail(err, VPTQ_E_FORMAT,
+                           "%s: is not a file of saved base logits, as --save-base writes it",
+                           path));
+    if (vptq_get_le(b + AT_VERSION, 4) != VERSION)
+        VPTQ_TRY(vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                           "%s: version %" PRIu64 " of saved base logits, expected %d", path,
+                           vptq_get_le(b + AT_VERSION, 4), VERSION));
+    if (vptq_hash(b, AT_HEAD_SUM, 0) != vptq_get_le(b + AT_HEAD_SUM, SUM))
+        VPTQ_TRY(damaged(path, "the head", err));
     parse_head(b, &f->head);
     VPTQ_TRY(check_head(path, b, &f->head, err));
     VPTQ_TRY(check_size(f, &ids, err));
@@ -255,7 +250,7 @@ void vptq_kld_base_file_release(vptq_kld_base_file *f)
     f->ids = NULL;
 }
 
-/* A log-probability: not NaN, and of something of at most 1. */
+/* True for a valid log-probability: not NaN, at most 0. */
 static bool is_log(float x)
 {
     return x <= rounding && x >= -FLT_MAX;
@@ -292,7 +287,7 @@ vptq_status vptq_kld_base_file_read(const vptq_kld_base_file *f, uint64_t first,
         const vptq_kld_base_record r = vptq_kld_base_record_at(&f->head, b);
         if (!check_record(&f->head, &r))
             return vptq_fail(err, VPTQ_E_FORMAT,
-                             "%s: record %" PRIu64 " has no probabilities in ascending ids",
+                             "%s: record %" PRIu64 " has an invalid probability or id",
                              f->file.path, number);
     }
     return VPTQ_OK;

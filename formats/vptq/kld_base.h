@@ -1,7 +1,7 @@
-/* What an original model makes of a text, recorded so that others can be compared with it
- * without it: the token ids of the windows, and of every scored token the log-probabilities of
- * the next one in 16 bits, of all ids (full) or of the likeliest ones with the mass of the rest
- * (compact).  docs/formats.md has the bytes.
+/* Saved base logits: an original model's predictions on a text, so that other models can be
+ * compared with it without loading it.  The file has the token ids of the windows and, for
+ * every scored token, 16-bit log-probabilities of the next one: of all ids (full), or of the
+ * likeliest ids and the total of the rest (compact).  Byte layout: docs/formats.md.
  *
  *     vptq_kld_base_file f;
  *     VPTQ_TRY(vptq_kld_base_file_open(path, mem, &f, err));
@@ -30,33 +30,32 @@ typedef struct vptq_kld_base_head {
     vptq_kld_base_precision precision;
     vptq_kld_base_protocol protocol;
     uint32_t vocab;
-    uint32_t entries; /* of a record; full: vocab */
-    uint32_t context; /* ids of a window */
+    uint32_t entries; /* per record; vocab if full */
+    uint32_t context; /* ids per window */
     uint32_t windows;
-    int32_t bos;         /* in place of the first id of every window; -1 = none */
-    uint64_t model;      /* fingerprints; vocabulary 0 = not known */
-    uint64_t vocabulary; /* of the bytes that every id stands for */
-    char name[VPTQ_KLD_BASE_NAME_MAX + 1]; /* of the model, for people */
+    int32_t bos;         /* replaces the first id of every window; -1 = none */
+    uint64_t model;      /* fingerprint */
+    uint64_t vocabulary; /* fingerprint of the bytes of every id; 0 = unknown */
+    char name[VPTQ_KLD_BASE_NAME_MAX + 1]; /* of the model, for messages */
 } vptq_kld_base_head;
 
-/* Scored tokens of a window: those of the ids behind the first, or behind the middle. */
+/* Scored tokens per window: the ids after the first, or after the middle (llama.cpp). */
 size_t vptq_kld_base_positions(const vptq_kld_base_head *h);
 /* Bytes of a record; a multiple of 8. */
 size_t vptq_kld_base_record_bytes(const vptq_kld_base_head *h);
 
-/* One record, of which codes and ids stay where they are in its bytes. */
+/* One record; codes and ids point into its bytes. */
 typedef struct vptq_kld_base_record {
-    float target;          /* log-probability of the right id */
-    float highest, lowest; /* of the codes 65535 and 0 */
-    float tail;            /* log of the probability of all ids without a code; -inf = 0 */
+    float target;          /* log-probability of the correct id */
+    float highest, lowest; /* values of the codes 65535 and 0 */
+    float tail;            /* log of the total probability of all other ids; -inf = 0 */
     uint32_t likeliest;    /* id */
     const uint8_t *codes;  /* [entries] u16 */
     const uint8_t *ids;    /* [entries] u16, or u32 over a large vocabulary; NULL = all */
     unsigned id_bytes;
 } vptq_kld_base_record;
 
-/* Of the bytes of a record that vptq_kld_base_file_read gave, or of one that is being filled.
- */
+/* View of the bytes of a record. */
 vptq_kld_base_record vptq_kld_base_record_at(const vptq_kld_base_head *h, const uint8_t *bytes);
 
 /* Log-probability of entry i. */
@@ -71,9 +70,9 @@ static inline size_t vptq_kld_base_id(const vptq_kld_base_record *r, size_t i)
     return r->ids ? (size_t)vptq_get_le(r->ids + r->id_bytes * i, r->id_bytes) : i;
 }
 
-/* Fills record `number` (over the whole file, from 0): values[i] is the log-probability of
- * ids[i], ascending, or where ids is NULL of i.  `likeliest`, `target` and `tail` as above.
- * Values more than a range of 24 below the highest are recorded as that far below. */
+/* Fills record `number` of the file (from 0): values[i] is the log-probability of ids[i]
+ * (ascending), or of i if ids is NULL; `likeliest`, `target` and `tail` as above.  Values more
+ * than 24 below the highest are stored as 24 below it. */
 void vptq_kld_base_record_fill(const vptq_kld_base_head *h, uint64_t number, uint32_t likeliest,
                                double target, double tail, const double *values,
                                const uint32_t *ids, uint8_t *bytes);
@@ -85,27 +84,27 @@ typedef struct vptq_kld_base_file {
     vptq_mem *mem;
 } vptq_kld_base_file;
 
-/* Reads head and ids and checks them, and the size of the file.  VPTQ_E_FORMAT, or
- * VPTQ_E_CHECKSUM for a damaged file. */
+/* Reads and checks head, ids and the size of the file.  VPTQ_E_FORMAT, or VPTQ_E_CHECKSUM for a
+ * damaged file. */
 vptq_status vptq_kld_base_file_open(const char *path, vptq_mem *mem, vptq_kld_base_file *f,
                                     vptq_err *err) VPTQ_MUST_CHECK;
 void vptq_kld_base_file_release(vptq_kld_base_file *f);
-/* Records [first, first + n), checked. */
+/* Reads and checks records [first, first + n). */
 vptq_status vptq_kld_base_file_read(const vptq_kld_base_file *f, uint64_t first, size_t n,
                                     uint8_t *bytes, vptq_err *err) VPTQ_MUST_CHECK;
 
-/* Written to a temporary file that commit renames: a file is whole or not there. */
+/* Writes to a temporary file, which commit renames. */
 typedef struct vptq_kld_base_writer {
     vptq_file_writer file;
     vptq_kld_base_head head;
-    uint64_t records; /* so far */
+    uint64_t records; /* written so far */
 } vptq_kld_base_writer;
 
-/* Takes a head whose numbers are possible; ids [windows][context]. */
+/* The head must be valid; ids [windows][context]. */
 vptq_status vptq_kld_base_writer_open(const char *path, bool force,
                                       const vptq_kld_base_head *head, const int32_t *ids,
                                       vptq_kld_base_writer *w, vptq_err *err) VPTQ_MUST_CHECK;
-/* The next n records. */
+/* Appends n records. */
 vptq_status vptq_kld_base_writer_add(vptq_kld_base_writer *w, const uint8_t *bytes, size_t n,
                                      vptq_err *err) VPTQ_MUST_CHECK;
 vptq_status vptq_kld_base_writer_commit(vptq_kld_base_writer *w, vptq_err *err) VPTQ_MUST_CHECK;

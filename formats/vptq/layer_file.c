@@ -1,3 +1,4 @@
+/* Reads and writes the file of one finished matrix. */
 #include "formats/vptq/layer_file.h"
 
 #include <inttypes.h>
@@ -5,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Version of what the checksum covers and the metadata mean. */
+/* Version of the metadata and of what the checksum covers. */
 #define LAYER_FORMAT "1"
 
 enum { META_COUNT = 6, HEX_SIZE = 17 };
@@ -30,8 +31,8 @@ static uint64_t hash_text(const char *text, uint64_t seed)
     return vptq_hash(text, strlen(text) + 1, seed);
 }
 
-/* Over the texts that describe the matrix and over name and bytes of each tensor in name order;
- * every range is hashed with the sum so far as its seed. */
+/* Hashes the metadata and name and bytes of each tensor in name order; the hash so far seeds
+ * the next range. */
 static void checksum(const vptq_tensor *sorted, size_t count, const vptq_metadata *meta,
                      size_t meta_count, char hex[HEX_SIZE])
 {
@@ -64,9 +65,7 @@ static void add_float_codebook(vptq_tensor *list, size_t *count, const char *nam
 static vptq_status entry_text(const vptq_packed_matrix *m, char **text, vptq_err *err)
 {
     json_t *entry = NULL;
-    vptq_status st = vptq_packed_make_entry(m, false, &entry, err);
-    if (st)
-        return st;
+    VPTQ_CHECK(vptq_packed_make_entry(m, false, &entry, err));
     *text = json_dumps(entry, JSON_COMPACT);
     json_decref(entry);
     if (!*text)
@@ -105,9 +104,9 @@ out:
     return st;
 }
 
-/* The metadata in the order of writing. */
-static vptq_status take_metadata(const char *path, const vptq_metadata *found, size_t count,
-                                 vptq_metadata meta[META_COUNT], vptq_err *err)
+/* Puts the metadata in the order of writing. */
+static vptq_status parse_metadata(const char *path, const vptq_metadata *found, size_t count,
+                                  vptq_metadata meta[META_COUNT], vptq_err *err)
 {
     static const char *const keys[META_COUNT] = {"format",      "name",   "entry",
                                                  "fingerprint", "report", "xxh3"};
@@ -118,8 +117,8 @@ static vptq_status take_metadata(const char *path, const vptq_metadata *found, s
                 meta[i].value = found[j].value;
         if (!meta[i].value)
             return vptq_fail(err, VPTQ_E_FORMAT,
-                             "%s: no finished matrix: '%s' is missing in its metadata", path,
-                             keys[i]);
+                             "%s: is not a finished matrix: '%s' is missing in its metadata",
+                             path, keys[i]);
     }
     if (strcmp(meta[0].value, LAYER_FORMAT) != 0)
         return vptq_fail(err, VPTQ_E_UNSUPPORTED,
@@ -158,9 +157,8 @@ static vptq_status read_matrix(const char *path, const vptq_metadata meta[META_C
                                vptq_layer_file *f, vptq_err *err)
 {
     json_t *entry = NULL;
-    vptq_status st = vptq_json_parse(meta[2].value, strlen(meta[2].value), path, &entry, err);
-    if (st)
-        return st;
+    vptq_status st = VPTQ_OK;
+    VPTQ_TRY(vptq_json_parse(meta[2].value, strlen(meta[2].value), path, &entry, err));
     VPTQ_TRY(vptq_packed_read(&(vptq_packed_source){&f->set, entry, meta[1].value, path},
                               &f->set.arena, &f->matrix, err));
     const vptq_vq_shape *s = &f->matrix.vq.shape;
@@ -186,14 +184,12 @@ vptq_status vptq_layer_file_read(const char *path, vptq_mem *mem, vptq_layer_fil
     char hex[HEX_SIZE];
     VPTQ_TRY(vptq_safetensors_read(path, &f->set, &found, &count, err));
     VPTQ_TRY(vptq_tensor_set_finish(&f->set, err));
-    VPTQ_TRY(take_metadata(path, found, count, meta, err));
+    VPTQ_TRY(parse_metadata(path, found, count, meta, err));
     checksum(f->set.tensors, f->set.count, meta, META_COUNT - 1, hex);
-    if (strcmp(hex, meta[META_COUNT - 1].value) != 0) {
-        st = vptq_fail(err, VPTQ_E_CHECKSUM,
-                       "%s: the file is damaged: its bytes have checksum %s, it says %.40s",
-                       path, hex, meta[META_COUNT - 1].value);
-        goto out;
-    }
+    if (strcmp(hex, meta[META_COUNT - 1].value) != 0)
+        VPTQ_TRY(vptq_fail(err, VPTQ_E_CHECKSUM,
+                           "%s: the file is damaged: its checksum is %s, expected %.40s", path,
+                           hex, meta[META_COUNT - 1].value));
     VPTQ_TRY(read_matrix(path, meta, f, err));
 out:
     if (st)

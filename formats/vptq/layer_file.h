@@ -1,7 +1,7 @@
 /* One finished matrix of a work directory: a safetensors file with the tensors of the published
  * layout (formats/vptq/packed.h), the float codebooks before rounding (`centroids_f32`,
- * `res_centroids_f32`), and metadata: the matrix name, its config entry as JSON, the
- * fingerprint of its settings, and the XXH3 checksum of the data, which reading verifies. */
+ * `res_centroids_f32`), and metadata: matrix name, config entry as JSON, fingerprint of the
+ * settings, report row, and an XXH3 checksum, which reading verifies. */
 #ifndef VPTQ_FORMATS_VPTQ_LAYER_FILE_H
 #define VPTQ_FORMATS_VPTQ_LAYER_FILE_H
 
@@ -21,16 +21,15 @@ typedef struct vptq_layer_file {
 enum { VPTQ_LAYER_FILE_NAME_MAX = 96 };
 void vptq_layer_file_name(char name[VPTQ_LAYER_FILE_NAME_MAX], uint32_t layer,
                           const char *linear);
-/* Whether a name has this form. */
+/* True for a name of this form. */
 bool vptq_layer_file_is(const char *name);
 
-/* Atomic; replaces an old file.  The codebooks before rounding belong to the codebooks of
- * m->vq. */
+/* Atomic; replaces an old file.  The float codebooks are those of m->vq before rounding. */
 vptq_status vptq_layer_file_write(const char *path, const vptq_packed_matrix *m,
                                   const float *centroids_f32, const float *res_centroids_f32,
                                   const char *fingerprint, const char *report, vptq_mem *mem,
                                   vptq_err *err) VPTQ_MUST_CHECK;
-/* VPTQ_E_CHECKSUM when the data is damaged. */
+/* VPTQ_E_CHECKSUM if the data is damaged. */
 vptq_status vptq_layer_file_read(const char *path, vptq_mem *mem, vptq_layer_file *f,
                                  vptq_err *err) VPTQ_MUST_CHECK;
 void vptq_layer_file_release(vptq_layer_file *f);

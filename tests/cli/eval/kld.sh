@@ -105,10 +105,10 @@ expect_exit 1 kld --base "$model" "${words[@]}" --save-base top 2>err.txt
 expect_line err.txt "'top' already exists"
 kld --base "$model" --tokens ids.i32 --context 64 --windows 1 -q --save-base top -f >out.txt
 expect_exit 1 kld -m "$model" --base-file ids.i32 -q 2>err.txt
-expect_line err.txt 'ids.i32: no recorded base: it does not begin as --save-base writes one$'
+expect_line err.txt 'ids.i32: is not a file of saved base logits, as --save-base writes it$'
 head -c 5000 full >short.base
 expect_exit 1 kld -m "$model" --base-file short.base -q 2>err.txt
-expect_line err.txt 'short.base: the file has 5000 bytes, 4 windows of 256 tokens need [0-9]*$'
+expect_line err.txt 'short.base: the file has 5000 bytes, but 4 windows of 256 tokens need [0-9]*$'
 sed 's/"▁with"/"@"/; s/"▁said"/"▁with"/; s/"@"/"▁said"/' "$model/tokenizer.json" >tokenizer.json
 expect_exit 1 kld -m "$model" --tokenizer tokenizer.json --base-file full --text "$text" -q 2>err.txt
 expect_line err.txt 'full: saved with another tokenizer: .* gives .*tiny.utf8 other tokens from token [0-9]* on$'

@@ -89,5 +89,5 @@ expect_exit 1 "$BIN/vptq-quantize" -q -m "$model" --tokenizer "$tok" -H diag -o 
 expect_line err.txt "is a diagonal, hessian.json expects a full matrix"
 head -c 400 imatrix.dat > short.dat
 expect_exit 1 hessian --import short.dat -o x 2> err.txt
-expect_line err.txt "short.dat: 64 is no number of values of an imatrix file"
+expect_line err.txt "short.dat: the imatrix file has 64 values in its last"
 [ ! -e x ] || fail "an output was made"

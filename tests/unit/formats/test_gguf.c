@@ -131,8 +131,10 @@ static void test_look_ups_check_types(void **state)
     assert_fails(vptq_gguf_u64_or(&g, "minus", 0, &n, &err), VPTQ_E_FORMAT, &err, "zero");
     assert_fails(vptq_gguf_u64_or(&g, "list", 0, &n, &err), VPTQ_E_FORMAT, &err, "'list'");
     assert_fails(vptq_gguf_f64_or(&g, "two", 0, &x, &err), VPTQ_E_FORMAT, &err, "number");
-    assert_fails(vptq_gguf_bool_or(&g, "two", false, &b, &err), VPTQ_E_FORMAT, &err, "truth");
-    assert_fails(vptq_gguf_bool_or(&g, "real", false, &b, &err), VPTQ_E_FORMAT, &err, "truth");
+    assert_fails(vptq_gguf_bool_or(&g, "two", false, &b, &err), VPTQ_E_FORMAT, &err,
+                 "true or false");
+    assert_fails(vptq_gguf_bool_or(&g, "real", false, &b, &err), VPTQ_E_FORMAT, &err,
+                 "true or false");
     assert_fails(vptq_gguf_str_or(&g, "list", &s, &err), VPTQ_E_FORMAT, &err, "string");
     assert_ok(vptq_gguf_u64_or(&g, "absent", 9, &n, &err), &err);
     assert_int_equal(n, 9);
@@ -222,7 +224,7 @@ static void test_refuses_keys(void **state)
     vgguf_init(&w);
     vgguf_u32(&w, "twice", 1);
     vgguf_u32(&w, "twice", 2);
-    expect_refusal(state, &w, VPTQ_E_FORMAT, "'twice' is there twice");
+    expect_refusal(state, &w, VPTQ_E_FORMAT, "duplicate key 'twice'");
     vgguf_init(&w);
     vgguf_key(&w, "odd", 13, "\0\0\0\0\0\0\0\0", 8);
     expect_refusal(state, &w, VPTQ_E_FORMAT, "value type 13");
@@ -259,19 +261,19 @@ static void test_refuses_tensors(void **state)
                           deep[5] = {1, 1, 1, 1, 1}, odd[2] = {2, 33};
     one_tensor(&w);
     vgguf_tensor(&w, "a", T_F32, 2, shape_2x4, numbers, sizeof numbers);
-    expect_refusal(state, &w, VPTQ_E_FORMAT, "'a' is there twice");
+    expect_refusal(state, &w, VPTQ_E_FORMAT, "duplicate tensor 'a'");
     one_tensor(&w);
     vgguf_entry(&w, "b", T_F32, 2, shape_2x4, 0);
     expect_refusal(state, &w, VPTQ_E_FORMAT, "overlap");
     one_tensor(&w);
     vgguf_entry(&w, "b", T_F32, 2, shape_2x4, 32);
-    expect_refusal(state, &w, VPTQ_E_FORMAT, "past the end");
+    expect_refusal(state, &w, VPTQ_E_FORMAT, "ends after the data section");
     one_tensor(&w);
     vgguf_entry(&w, "b", T_F32, 2, shape_2x4, UINT64_C(0xffffffffffffffe0));
-    expect_refusal(state, &w, VPTQ_E_FORMAT, "past the end");
+    expect_refusal(state, &w, VPTQ_E_FORMAT, "ends after the data section");
     one_tensor(&w);
     vgguf_entry(&w, "b", T_F32, 2, shape_2x4, 8);
-    expect_refusal(state, &w, VPTQ_E_FORMAT, "no multiple of the alignment 32");
+    expect_refusal(state, &w, VPTQ_E_FORMAT, "expected a multiple of the alignment 32");
     one_tensor(&w);
     vgguf_entry(&w, "b", T_F32, 2, zero, 0);
     expect_refusal(state, &w, VPTQ_E_FORMAT, "dimension of 0");
@@ -283,7 +285,7 @@ static void test_refuses_tensors(void **state)
     expect_refusal(state, &w, VPTQ_E_FORMAT, "5 dimensions");
     one_tensor(&w);
     vgguf_entry(&w, "b", T_Q4_0, 2, odd, 0);
-    expect_refusal(state, &w, VPTQ_E_FORMAT, "no multiple of the 32");
+    expect_refusal(state, &w, VPTQ_E_FORMAT, "expected a multiple of the 32");
     one_tensor(&w);
     vgguf_entry(&w, "b", T_Q4_0, 0, odd, 0);
     expect_refusal(state, &w, VPTQ_E_FORMAT, "1 elements");
@@ -513,12 +515,12 @@ static void test_llama3_rope(void **state)
     vgguf_init(&w);
     vgguf_model(&w, "llama", 0);
     vgguf_tensor(&w, "rope_freqs.weight", T_F32, 1, two, factors, sizeof factors);
-    expect_no_model(state, &w, VPTQ_E_UNSUPPORTED, "follow no rule");
+    expect_no_model(state, &w, VPTQ_E_UNSUPPORTED, "match no supported scaling");
     factors[0] = NAN;
     vgguf_init(&w);
     vgguf_model(&w, "llama", 0);
     vgguf_tensor(&w, "rope_freqs.weight", T_F32, 1, two, factors, sizeof factors);
-    expect_no_model(state, &w, VPTQ_E_UNSUPPORTED, "follow no rule");
+    expect_no_model(state, &w, VPTQ_E_UNSUPPORTED, "match no supported scaling");
 }
 
 /* With a head as wide as real ones, where some frequencies lie in the smooth part. */
@@ -622,18 +624,19 @@ static void test_refuses_models(void **state)
     expect_no_model(state, &w, VPTQ_E_FORMAT, "'llama.block_count' is missing");
     refuse_with_u32(state, "llama.expert_count", 8, VPTQ_E_UNSUPPORTED, "expert_count");
     refuse_with_u32(state, "split.count", 2, VPTQ_E_UNSUPPORTED, "2 parts");
-    refuse_with_u32(state, "llama.rope.dimension_count", 2, VPTQ_E_UNSUPPORTED, "2 of the 4");
+    refuse_with_u32(state, "llama.rope.dimension_count", 2, VPTQ_E_UNSUPPORTED,
+                    "2 of 4 head dimensions");
     refuse_with_u32(state, "llama.attention.value_length", 8, VPTQ_E_UNSUPPORTED, "equal");
     refuse_with_u32(state, "tokenizer.ggml.bos_token_id", 16, VPTQ_E_FORMAT, "16 tokens");
     refuse_with_u32(state, "llama.attention.key_length", 6, VPTQ_E_SHAPE, "does not fit");
     vgguf_init(&w);
     vgguf_model(&w, "llama", 0);
     vgguf_tensor(&w, "blk.2.attn_norm.weight", T_F32, 2, shape_2x4, numbers, sizeof numbers);
-    expect_no_model(state, &w, VPTQ_E_UNSUPPORTED, "'blk.2.attn_norm.weight' has no place");
+    expect_no_model(state, &w, VPTQ_E_UNSUPPORTED, "'blk.2.attn_norm.weight' is not part of");
     vgguf_init(&w);
     vgguf_model(&w, "llama", 0);
     vgguf_tensor(&w, "blk.00.ffn_up.bias", T_F32, 2, shape_2x4, numbers, sizeof numbers);
-    expect_no_model(state, &w, VPTQ_E_UNSUPPORTED, "'blk.00.ffn_up.bias' has no place");
+    expect_no_model(state, &w, VPTQ_E_UNSUPPORTED, "'blk.00.ffn_up.bias' is not part of");
     vgguf_init(&w);
     vgguf_model(&w, "llama", 0);
     vgguf_tensor(&w, "blk.0.attn_q.bias", T_F32, 2, shape_2x4, numbers, sizeof numbers);

@@ -146,7 +146,7 @@ static void test_vocabularies_that_do_not_go(void **state)
     assert_ok(vptq_vocab_read(dir, 0, NULL, &v, &err), &err);
     vptq_gguf_keys_init(&keys, NULL);
     assert_fails(vptq_gguf_put_vocab(&keys, &v, &d, &err), VPTQ_E_UNSUPPORTED, &err,
-                 "as none of the pre-tokenizers does that GGUF files name");
+                 "like none of the pre-tokenizers that GGUF files name");
     d.vocab = 20;
     assert_fails(vptq_gguf_put_vocab(&keys, &v, &d, &err), VPTQ_E_MISMATCH, &err,
                  "the tokenizer has 31 tokens, the model's embedding only 20");
@@ -184,11 +184,11 @@ static void test_merges_without_scores(void **state)
             assert_ok(vptq_gguf_put_vocab(&keys, &v, &d, &err), &err);
         else
             assert_fails(vptq_gguf_put_vocab(&keys, &v, &d, &err), VPTQ_E_UNSUPPORTED, &err,
-                         "merges are not those that scores of pieces give");
+                         "merges cannot be expressed as SentencePiece");
         const vptq_norm lower = {.kind = VPTQ_NORM_LOWER};
         assert_ok(vptq_vocab_add_norm(&v, lower, &err), &err);
         assert_fails(vptq_gguf_put_vocab(&keys, &v, &d, &err), VPTQ_E_UNSUPPORTED, &err,
-                     i ? "merges are not" : "changes or cuts texts in other ways");
+                     i ? "merges cannot be expressed" : "normalizes or splits text in ways");
         vptq_gguf_keys_release(&keys);
         vptq_vocab_release(&v);
     }
@@ -219,21 +219,21 @@ static void test_steps_of_sentencepiece(void **state)
         {"null", METASPACE(", \"split\": false"), "null", "", NULL, true, false},
         {"null", METASPACE(", \"prepend_scheme\": \"never\", \"split\": false"), "null", "",
          NULL, false, false},
-        {"null", "null", "null", "", "other ways", false, false}, /* spaces stay spaces */
-        {PREPEND, "null", "null", "", "other ways", false, false},
-        {SEQUENCE(REGEX(" {2,}", " ") "," REPLACE), "null", "null", "", "other ways", false,
+        {"null", "null", "null", "", "in ways that", false, false}, /* spaces stay spaces */
+        {PREPEND, "null", "null", "", "in ways that", false, false},
+        {SEQUENCE(REGEX(" {2,}", " ") "," REPLACE), "null", "null", "", "in ways that", false,
          false},
         {SEQUENCE(REGEX(ENDS, "") "," REGEX(" {2,}", "_") "," REPLACE), "null", "null", "",
-         "other ways", false, false},
-        {SEQUENCE(PREPEND "," PREPEND "," REPLACE), "null", "null", "", "other ways", false,
+         "in ways that", false, false},
+        {SEQUENCE(PREPEND "," PREPEND "," REPLACE), "null", "null", "", "in ways that", false,
          false},
-        {"null", METASPACE(""), "null", "", "other ways", false,
+        {"null", METASPACE(""), "null", "", "in ways that", false,
          false}, /* cuts inside a piece */
-        {REPLACE, "null", "null", ", \"ignore_merges\": true", "other ways", false, false},
+        {REPLACE, "null", "null", ", \"ignore_merges\": true", "in ways that", false, false},
         {REPLACE, "null", "{\"type\": \"ByteFallback\"}", ", \"byte_fallback\": false",
-         "does not know", false, false},
+         "encodes unknown text", false, false},
         {REPLACE, "null", "null", ", \"byte_fallback\": true, \"unk_token\": \"?\"",
-         "does not know", false, false},
+         "encodes unknown text", false, false},
         {REPLACE, "null", "null",
          ", \"byte_fallback\": true, \"unk_token\": \"?\", \"fuse_unk\": true", NULL, false,
          false},
@@ -497,7 +497,7 @@ static void test_descriptions(void **state)
         vptq_gguf_release(&g);
         d.window_from = 1;
         assert_fails(vptq_gguf_put_desc(&keys, &d, "model", &err), VPTQ_E_UNSUPPORTED, &err,
-                     "model: attention slides from layer 1 on");
+                     "model: sliding attention begins at layer 1");
         vptq_gguf_keys_release(&keys);
     }
 }
@@ -515,7 +515,7 @@ static void test_models_that_do_not_go(void **state)
     assert_fails(export(llama, out, tok, VPTQ_Q8_0, VPTQ_F16, NULL, &err), VPTQ_E_UNSUPPORTED,
                  &err, "Q8_0 needs a multiple of 32");
     assert_fails(export(QWEN2, out, tok, VPTQ_F16, VPTQ_F16, NULL, &err), VPTQ_E_UNSUPPORTED,
-                 &err, "attention slides from layer 1 on");
+                 &err, "sliding attention begins at layer 1");
     assert_false(vptq_path_exists(out));
 }
 

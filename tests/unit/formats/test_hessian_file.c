@@ -45,7 +45,7 @@ static void test_round_trip(void **state)
         vptq_hessian_file_release(&h);
     }
     assert_fails(vptq_hessian_file_read(path, 6, NULL, &h, &err), VPTQ_E_SHAPE, &err,
-                 "h.safetensors: the Hessian is of 5 inputs, expected 6");
+                 "h.safetensors: the Hessian has 5 columns, expected 6");
 }
 
 static void test_terms(void **state)
@@ -197,7 +197,7 @@ static void test_bad_files(void **state)
     vptq_hessian_file h;
     assert_int_not_equal(truncate(path, 100), -1);
     assert_fails(vptq_hessian_file_read(path, 0, NULL, &h, &err), VPTQ_E_FORMAT, &err,
-                 "h.safetensors: safetensors header of");
+                 "h.safetensors: the safetensors header has");
 }
 
 /* The data need not stand at a multiple of 4. */

@@ -172,7 +172,7 @@ static void test_windows(void **state)
     d = parse(qwen, q, TYPES(FULL "," FULL "," FULL "," FULL));
     assert_int_equal(d.window, 0);
     refuse(qwen, q, TYPES(SLIDE "," FULL "," SLIDE "," FULL), VPTQ_E_UNSUPPORTED,
-           "'layer_types' has full attention in layer 1 behind sliding attention in layer 0");
+           "'layer_types' has full attention in layer 1 after sliding attention in layer 0");
     refuse(qwen, q, TYPES(FULL "," FULL "," FULL ",\"linear_attention\""), VPTQ_E_UNSUPPORTED,
            "'layer_types' of layer 3 is 'linear_attention'");
     refuse(qwen, q, TYPES(FULL), VPTQ_E_FORMAT, "'layer_types' is not a list of one name");
@@ -247,10 +247,11 @@ static void test_bad_values(void **state)
     refuse_llama(",\"bos_token_id\":-1", bad, "key 'bos_token_id' is not a token id");
     refuse_llama(",\"partial_rotary_factor\":0.5", no, "'partial_rotary_factor' is 0.5");
     refuse_llama(",\"rope_scaling\":7", bad, "key 'rope_scaling' is not an object");
-    refuse_llama(",\"rope_scaling\":{\"type\":\"linear\"}", bad, "without 'factor'");
+    refuse_llama(",\"rope_scaling\":{\"type\":\"linear\"}", bad,
+                 "key 'factor' of the RoPE scaling is missing");
     refuse_llama(",\"rope_scaling\":{\"type\":\"linear\",\"factor\":0}", bad, "factor is 0");
     refuse_llama(",\"rope_scaling\":{\"type\":\"llama3\",\"factor\":8}", bad,
-                 "without 'low_freq_factor'");
+                 "key 'low_freq_factor' of the RoPE scaling");
     refuse_llama(",\"rope_scaling\":{\"type\":\"dynamic\",\"factor\":2}", no,
                  "RoPE scaling 'dynamic' with factor 2 is not supported");
     refuse_llama(",\"rope_scaling\":{\"rope_type\":\"longrope\",\"factor\":2}", no,

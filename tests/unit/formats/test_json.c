@@ -63,7 +63,7 @@ static void test_weight(void **state)
     for (size_t i = 1; i + 2 < len; i += 3)
         memcpy(text + i, "{},", 3);
     assert_fails(vptq_json_parse(text, len, "big.json", &value, &err), VPTQ_E_FORMAT, &err,
-                 "big.json: JSON of about");
+                 "big.json: the JSON has about");
     /* Brackets and commas inside strings weigh nothing. */
     memset(text, ',', len);
     memcpy(text, "[\"\\\"", 4);

@@ -226,8 +226,8 @@ static void test_damaged(void **state)
     free(data);
 }
 
-/* Numbers that cannot be, under right checksums. */
-static void test_impossible(void **state)
+/* Invalid numbers with valid checksums. */
+static void test_invalid_numbers(void **state)
 {
     enum { HEAD = 136, IDS = 4 * WINDOWS * CONTEXT };
     static const struct {
@@ -235,33 +235,33 @@ static void test_impossible(void **state)
         uint32_t value;
         const char *part;
     } cases[] = {
-        {8, 2, "version 2 of recorded bases, expected 1"},
-        {12, 2, "impossible precision"},
-        {12, 1, "impossible number of entries"},
-        {16, 0, "impossible size of the vocabulary"},
-        {16, 0x80000000, "impossible size of the vocabulary"},
-        {16, 9, "token 9 has the id 9 in a vocabulary of 9"},
-        {20, 0, "impossible number of entries"},
-        {20, VOCAB + 1, "impossible number of entries"},
-        {24, 0, "impossible context"},
-        {24, 1, "impossible context"},
+        {8, 2, "version 2 of saved base logits, expected 1"},
+        {12, 2, "invalid precision"},
+        {12, 1, "invalid number of entries"},
+        {16, 0, "invalid size of the vocabulary"},
+        {16, 0x80000000, "invalid size of the vocabulary"},
+        {16, 9, "token 9 has id 9, expected less than 9"},
+        {20, 0, "invalid number of entries"},
+        {20, VOCAB + 1, "invalid number of entries"},
+        {24, 0, "invalid context"},
+        {24, 1, "invalid context"},
         {24, 0x7fffffff, "windows of 2147483647 tokens need"},
-        {28, 2, "impossible protocol"},
-        {32, 0, "impossible number of windows"},
+        {28, 2, "invalid protocol"},
+        {32, 0, "invalid number of windows"},
         {32, 3, "3 windows of 5 tokens need"},
         {32, 0xffffffff, "windows of 5 tokens need"},
-        {36, VOCAB, "impossible BOS id"},
-        {36, 0xfffffffe, "impossible BOS id"},
-        {124, 0x78787878, "impossible name"},
+        {36, VOCAB, "invalid BOS id"},
+        {36, 0xfffffffe, "invalid BOS id"},
+        {124, 0x78787878, "invalid name"},
         /* the first record */
-        {HEAD + IDS, 0x7fc00000, "record 0 has no probabilities"},       /* target NaN */
-        {HEAD + IDS, 0x3f800000, "record 0 has no probabilities"},       /* target 1 */
-        {HEAD + IDS + 4, VOCAB, "record 0 has no probabilities"},        /* likeliest */
-        {HEAD + IDS + 8, 0x7f800000, "record 0 has no probabilities"},   /* highest infinite */
-        {HEAD + IDS + 12, 0xff800000, "record 0 has no probabilities"},  /* lowest infinite */
-        {HEAD + IDS + 12, 0, "record 0 has no probabilities"},           /* above the highest */
-        {HEAD + IDS + 16, 0x7fc00000, "record 0 has no probabilities"},  /* tail NaN */
-        {HEAD + IDS + 24 + 2 * TOP, 7, "record 0 has no probabilities"}, /* ids 7, 0, 12 .. */
+        {HEAD + IDS, 0x7fc00000, "record 0 has an invalid"},       /* target NaN */
+        {HEAD + IDS, 0x3f800000, "record 0 has an invalid"},       /* target 1 */
+        {HEAD + IDS + 4, VOCAB, "record 0 has an invalid"},        /* likeliest */
+        {HEAD + IDS + 8, 0x7f800000, "record 0 has an invalid"},   /* highest infinite */
+        {HEAD + IDS + 12, 0xff800000, "record 0 has an invalid"},  /* lowest infinite */
+        {HEAD + IDS + 12, 0, "record 0 has an invalid"},           /* above the highest */
+        {HEAD + IDS + 16, 0x7fc00000, "record 0 has an invalid"},  /* tail NaN */
+        {HEAD + IDS + 24 + 2 * TOP, 7, "record 0 has an invalid"}, /* ids 7, 0, 12 .. */
     };
     char path[4096], bad[4096];
     vptq_err err = {0};
@@ -306,7 +306,7 @@ int main(int argc, char **argv)
                                         vtest_scratch_teardown),
         cmocka_unit_test_setup_teardown(test_damaged, vtest_scratch_setup,
                                         vtest_scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_impossible, vtest_scratch_setup,
+        cmocka_unit_test_setup_teardown(test_invalid_numbers, vtest_scratch_setup,
                                         vtest_scratch_teardown),
         cmocka_unit_test_setup_teardown(test_out_of_memory, vtest_scratch_setup,
                                         vtest_scratch_teardown),

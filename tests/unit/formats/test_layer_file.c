@@ -170,7 +170,7 @@ static void test_other_files(void **state)
                      .bytes = sizeof x};
     assert_ok(vptq_safetensors_save(path, true, &t, 1, NULL, 0, &err), &err);
     assert_fails(vptq_layer_file_read(path, NULL, &f, &err), VPTQ_E_FORMAT, &err,
-                 "no finished matrix");
+                 "is not a finished matrix");
     vptq_metadata meta[] = {{"format", "2"},      {"name", "n"},   {"entry", "{}"},
                             {"fingerprint", "f"}, {"report", "r"}, {"xxh3", "0"}};
     assert_ok(vptq_safetensors_save(path, true, &t, 1, meta, 6, &err), &err);

@@ -103,13 +103,17 @@ static void test_bad_lengths(void **state)
     bytes[7] = 0x10; /* 2^60 */
     vtest_write_file(path, bytes, 16);
     assert_fails(read_file(*state, "x.safetensors", &set, &err), VPTQ_E_FORMAT, &err,
-                 "header of 1152921504606846976 bytes, expected at most 100000000");
+                 "header has 1152921504606846976 bytes, expected at most 100000000");
     bytes[7] = 0;
     bytes[0] = 9;
     bytes[8] = '{';
     vtest_write_file(path, bytes, 16);
     assert_fails(read_file(*state, "x.safetensors", &set, &err), VPTQ_E_FORMAT, &err,
-                 "header of 9 bytes in a file of 16 bytes");
+                 "header has 9 bytes, but the file only 16");
+    static const char pointer[] = "version https://git-lfs.github.com/spec/v1\noid sha256:1\n";
+    vtest_write_file(path, pointer, sizeof pointer - 1);
+    assert_fails(read_file(*state, "x.safetensors", &set, &err), VPTQ_E_FORMAT, &err,
+                 "is a Git LFS pointer, not the weights; run 'git lfs pull'");
     assert_fails(read_file(*state, "gone.safetensors", &set, &err), VPTQ_E_IO, &err,
                  "gone.safetensors");
 }
@@ -172,9 +176,9 @@ static void test_bad_entries(void **state)
     refuse_entry(dir, D "\"shape\":[1],\"data_offsets\":[0,4.0]", 4, bad, ": 'data_offsets'");
     refuse_entry(dir, D "\"shape\":[1],\"data_offsets\":[4,0]", 4, bad, " has bytes 4 to 0");
     refuse_entry(dir, D "\"shape\":[2],\"data_offsets\":[0,8]", 4, bad,
-                 " has bytes 0 to 8 of the 4 that the file holds");
+                 " has bytes 0 to 8, but 4 follow the header");
     refuse_entry(dir, D "\"shape\":[2],\"data_offsets\":[0,9223372036854775807]", 4, bad,
-                 " has bytes 0 to 9223372036854775807 of the 4 that");
+                 " has bytes 0 to 9223372036854775807, but 4 follow");
     refuse_entry(dir, D "\"shape\":[2]" O, 4, bad,
                  " has 4 bytes, expected 8 for its type and shape");
 #undef D
@@ -198,10 +202,10 @@ static void test_bad_places(void **state)
     refuse_places(*state, 3, 7, 7,
                   "tensor 'b' begins at data byte 3, inside tensor 'a', which ends at 4");
     refuse_places(*state, 0, 4, 4, "inside tensor");
-    refuse_places(*state, 5, 9, 9, "data bytes 4 to 5 before tensor 'b' belong to no tensor");
+    refuse_places(*state, 5, 9, 9, "data bytes 4 to 5, before tensor 'b', belong to no tensor");
     refuse_places(*state, 4, 8, 9,
-                  "the tensors end at data byte 8, but the file holds 9 data bytes");
-    refuse_places(*state, 4, 8, 7, "tensor 'b' has bytes 4 to 8 of the 7");
+                  "the tensors end at data byte 8, but the file has 9 data bytes");
+    refuse_places(*state, 4, 8, 7, "tensor 'b' has bytes 4 to 8, but 7 follow the header");
 }
 
 static const char *one(char header[256], const char *name)
@@ -243,12 +247,16 @@ static void test_directories(void **state)
 {
     const char *dir = *state;
     char header[256];
-    refuse_dir(dir, NULL, VPTQ_E_FORMAT, "there is no *.safetensors file in it");
+    char weights[4096];
+    refuse_dir(dir, NULL, VPTQ_E_FORMAT, "has no *.safetensors file");
+    vtest_path(weights, sizeof weights, dir, "pytorch_model.bin");
+    vtest_write_file(weights, "", 0);
+    refuse_dir(dir, NULL, VPTQ_E_FORMAT, "only pytorch_model.bin; convert it");
     put_file(dir, "s1.safetensors", one(header, "a"), 4);
     put_file(dir, "s2.safetensors", one(header, "b"), 4);
     accept_dir(dir, 2);
     put_file(dir, "s3.safetensors", one(header, "b"), 4);
-    refuse_dir(dir, NULL, VPTQ_E_FORMAT, "s3.safetensors: tensor 'b' is there twice");
+    refuse_dir(dir, NULL, VPTQ_E_FORMAT, "s3.safetensors: duplicate tensor 'b'");
     put_file(dir, "model.safetensors", one(header, "c"), 4);
     accept_dir(dir, 1);
     put_index(dir, "{\"weight_map\":{\"a\":\"s1.safetensors\",\"b\":\"s2.safetensors\"}}");
@@ -264,9 +272,9 @@ static void test_bad_index(void **state)
     refuse_dir(dir, "{\"weight_map\":{\"a\":\"gone.safetensors\"}}", VPTQ_E_IO,
                "gone.safetensors");
     refuse_dir(dir, "{\"weight_map\":{\"a\":\"s1.safetensors\",\"x\":\"s1.safetensors\"}}",
-               VPTQ_E_FORMAT, "index.json: tensor 'x' should be in s1.safetensors, but is not");
+               VPTQ_E_FORMAT, "index.json: tensor 'x' is not in s1.safetensors");
     refuse_dir(dir, "{\"weight_map\":{\"a\":\"s2.safetensors\",\"b\":\"s1.safetensors\"}}",
-               VPTQ_E_FORMAT, "tensor 'a' should be in s2.safetensors");
+               VPTQ_E_FORMAT, "tensor 'a' is not in s2.safetensors");
     const char *names[] = {"../s1.safetensors", "/etc/passwd", "..", ".", "", "x/y"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         char index[256], part[128];
@@ -347,7 +355,7 @@ static void test_save_refuses(void **state)
     const vptq_tensor block = {.name = "q", .type = VPTQ_Q4_0, .dims = 1, .shape = {32}};
     vtest_path(path, sizeof path, *state, "x.safetensors");
     assert_fails(vptq_safetensors_save(path, false, twice, 2, NULL, 0, &err), VPTQ_E_ARG, &err,
-                 "x.safetensors: tensor 'x' is given twice");
+                 "x.safetensors: duplicate tensor 'x'");
     assert_fails(vptq_safetensors_save(path, false, &block, 1, NULL, 0, &err), VPTQ_E_ARG, &err,
                  "tensor 'q' of type Q4_0 cannot be written");
     assert_int_not_equal(access(path, F_OK), 0);

@@ -313,7 +313,7 @@ static void test_set(void **state)
     vptq_tensor twice = matrix(VPTQ_F32, 1, 1, NULL);
     twice.name = "t5";
     assert_fails(vptq_tensor_set_add(&s, &twice, &err), VPTQ_E_FORMAT, &err,
-                 "file.x: tensor 't5' is there twice");
+                 "file.x: duplicate tensor 't5'");
     twice.name = "a\033[1m";
     assert_fails(vptq_tensor_set_add(&s, &twice, &err), VPTQ_E_FORMAT, &err,
                  "control character");
@@ -332,7 +332,7 @@ static void test_set(void **state)
     assert_fails(vptq_tensor_need(&s, "t7", 0, 16, &t, &err), VPTQ_E_SHAPE, &err,
                  "expected [16]");
     assert_fails(vptq_tensor_need(&s, "none", 8, 3, &t, &err), VPTQ_E_FORMAT, &err,
-                 "tensor 'none' is missing among 300");
+                 "tensor 'none' is missing (the file has 300 tensors)");
     vptq_tensor_set_release(&s);
 }
 

@@ -140,10 +140,9 @@ static void test_refused(void **state)
         vptq_status code;
         const char *part;
     } bad[] = {
-        {"double.pt", VPTQ_E_UNSUPPORTED,
-         "the pickle asks for 'torch.DoubleStorage', expected"},
-        {"object.pt", VPTQ_E_UNSUPPORTED, "the pickle asks for 'fractions.Fraction', expected"},
-        {"list.pt", VPTQ_E_FORMAT, "list.pt: it holds no dictionary at its top"},
+        {"double.pt", VPTQ_E_UNSUPPORTED, "the pickle needs 'torch.DoubleStorage', expected"},
+        {"object.pt", VPTQ_E_UNSUPPORTED, "the pickle needs 'fractions.Fraction', expected"},
+        {"list.pt", VPTQ_E_FORMAT, "list.pt: the top-level object is not a dictionary"},
         {"deflated.pt", VPTQ_E_UNSUPPORTED, "data.pkl' is compressed or encrypted"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
@@ -287,24 +286,26 @@ static void test_lying_tensors(void **state)
 {
     char path[4096];
     vtest_path(path, sizeof path, *state, "p.pt");
-    refuse_tensor(path, "1", 4, "K\1K\1\x85K\1\x85", VPTQ_E_FORMAT, "has no entry");
-    refuse_tensor(path, "0", 5, "K\1K\1\x85K\1\x85", VPTQ_E_FORMAT, "has another size");
-    refuse_tensor(path, "0", 4, "K\1K\4\x85K\1\x85", VPTQ_E_FORMAT, "reaches behind");
-    refuse_tensor(path, "0", 4, "K\5)K\1\x85", VPTQ_E_FORMAT, "no usable shape");
-    refuse_tensor(path, "0", 4, "K\5))", VPTQ_E_FORMAT, "reaches behind");
-    refuse_tensor(path, "0", 4, "K\1K\2\x85K\3\x85", VPTQ_E_FORMAT, "reaches behind");
-    refuse_tensor(path, "0", 4, "J\xff\xff\xff\xffK\2\x85K\1\x85", VPTQ_E_FORMAT, "no usable");
-    refuse_tensor(path, "0", 4, "K\1J\xff\xff\xff\xff\x85K\1\x85", VPTQ_E_FORMAT, "no usable");
-    refuse_tensor(path, "0", 4, "K\1N\x85K\1\x85", VPTQ_E_FORMAT, "no usable shape");
+    refuse_tensor(path, "1", 4, "K\1K\1\x85K\1\x85", VPTQ_E_FORMAT, "has no entry with");
+    refuse_tensor(path, "0", 5, "K\1K\1\x85K\1\x85", VPTQ_E_FORMAT, "does not match the size");
+    refuse_tensor(path, "0", 4, "K\1K\4\x85K\1\x85", VPTQ_E_FORMAT, "extends past");
+    refuse_tensor(path, "0", 4, "K\5)K\1\x85", VPTQ_E_FORMAT, "an invalid shape");
+    refuse_tensor(path, "0", 4, "K\5))", VPTQ_E_FORMAT, "extends past");
+    refuse_tensor(path, "0", 4, "K\1K\2\x85K\3\x85", VPTQ_E_FORMAT, "extends past");
+    refuse_tensor(path, "0", 4, "J\xff\xff\xff\xffK\2\x85K\1\x85", VPTQ_E_FORMAT,
+                  "an invalid shape");
+    refuse_tensor(path, "0", 4, "K\1J\xff\xff\xff\xff\x85K\1\x85", VPTQ_E_FORMAT,
+                  "an invalid shape");
+    refuse_tensor(path, "0", 4, "K\1N\x85K\1\x85", VPTQ_E_FORMAT, "an invalid shape");
     refuse_tensor(path, "0", 4, "K\1(K\1K\1K\1K\1K\1K\1K\1K\1K\1t)", VPTQ_E_FORMAT,
-                  "no usable");
-    refuse_tensor(path, "0", 4, "K\1)", VPTQ_E_FORMAT, "not described as PyTorch does");
+                  "an invalid shape");
+    refuse_tensor(path, "0", 4, "K\1)", VPTQ_E_FORMAT, "in a form that PyTorch does not write");
     /* 2^62 times the same number, and a shape whose product is beyond 64 bits */
     refuse_tensor(path, "0", 4,
                   "K\1\x8a\10\xff\xff\xff\xff\xff\xff\xff\x3f\x85J\xff\xff\xff\x7f\x85",
-                  VPTQ_E_FORMAT, "no usable shape");
+                  VPTQ_E_FORMAT, "an invalid shape");
     refuse_tensor(path, "0", 4, "K\1J\xff\xff\xff\x7f\x85\x8a\1\x01\x85", VPTQ_E_FORMAT,
-                  "reaches behind");
+                  "extends past");
 }
 
 static void test_repeating(void **state)
@@ -316,7 +317,7 @@ static void test_repeating(void **state)
         "ctorch\nFloatStorage\nX\1\0\0\0000X\3\0\0\0cpuK\4tQK\0J\xff\xff\xff\x7f\x85"
         "K\0\x85\x89}tRs.";
     refuse_pickle(path, pickle, sizeof pickle - 1, VPTQ_E_FORMAT,
-                  "repeats its numbers: it is larger than the file");
+                  "repeats its numbers and is larger than the file");
 }
 
 static void test_bad_pickles(void **state)
@@ -325,51 +326,50 @@ static void test_bad_pickles(void **state)
         const char *pickle;
         const char *part;
     } bad[] = {
-        {"}", "byte 1: it has no end"},
+        {"}", "byte 1: it has no STOP opcode"},
         {".", "more than one value"},
         {"}}.", "more than one value"},
         {"(.", "more than one value"},
-        {"(t.", "no dictionary at its top"},
-        {"\x86.", "a tuple of more than there is"},
-        {"(\x85.", "a tuple of more than there is"},
+        {"(t.", "is not a dictionary"},
+        {"\x86.", "a tuple of more values"},
+        {"(\x85.", "a tuple of more values"},
         {"Nt.", "a tuple without a mark"},
-        {"]Na.", "no dictionary at its top"},
-        {"NNa.", "items for what is no list"},
-        {"a.", "items for what is no list"},
-        {"}Ns.", "items for what is no list"},
-        {"}(Nu.", "items for what is no list"},
-        {"](NNu.", "items for what is no list"},
-        {"}NNs.", "a key that is no text"},
-        {"h\7.", "asks for what was not remembered"},
-        {"h\1}.", "asks for what was not remembered"},
+        {"]Na.", "is not a dictionary"},
+        {"NNa.", "items for a value that is not a list"},
+        {"a.", "items for a value that is not a list"},
+        {"}Ns.", "items for a value that is not a list"},
+        {"}(Nu.", "items for a value that is not a list"},
+        {"](NNu.", "items for a value that is not a list"},
+        {"}NNs.", "a key that is not a string"},
+        {"h\7.", "it recalls a value that was not remembered"},
+        {"h\1}.", "it recalls a value that was not remembered"},
         {"q\1.", "nothing to remember"},
-        {"}q\xff.", "nothing to remember, or too far off"},
-        {"}jzzzz.", "asks for what was not remembered"},
+        {"}q\xff.", "nothing to remember, or an index"},
+        {"}jzzzz.", "it recalls a value that was not remembered"},
         {"X\xff\xff\xff\xff.", "ends within a text"},
         {"J\1\1.", "ends within a number"},
         {"\x8a\11xxxxxxxxx.", "more than 64 bits"},
         {"G12.", "ends within a number"},
-        {"cos\nsystem", "a name without end"},
-        {"NQ.", "a storage that is not described"},
-        {")Q.", "a storage that is not described"},
-        {"NR.", "a call of what cannot be called"},
-        {"N)R.", "a call of what cannot be called"},
-        {"ctorch\nFloatStorage\n)R.", "a call of what cannot be called"},
-        {"ccollections\nOrderedDict\n(NtR.", "not begun empty"},
-        {"ctorch._utils\n_rebuild_tensor_v2\n)R.", "a tensor that is not described"},
+        {"cos\nsystem", "a name without a line feed"},
+        {"NQ.", "a storage in a form that PyTorch"},
+        {")Q.", "a storage in a form that PyTorch"},
+        {"NR.", "a call of a value that cannot"},
+        {"N)R.", "a call of a value that cannot"},
+        {"ctorch\nFloatStorage\n)R.", "a call of a value that cannot"},
+        {"ccollections\nOrderedDict\n(NtR.", "does not begin empty"},
+        {"ctorch._utils\n_rebuild_tensor_v2\n)R.", "a tensor in a form that PyTorch"},
         {"N\x93.", "a global without a name"},
     };
     char path[4096];
     vtest_path(path, sizeof path, *state, "p.pt");
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
         refuse_pickle(path, bad[i].pickle, strlen(bad[i].pickle), VPTQ_E_FORMAT, bad[i].part);
-    refuse_pickle(path, "cos\nsystem\n.", 12, VPTQ_E_UNSUPPORTED, "asks for 'os.system'");
+    refuse_pickle(path, "cos\nsystem\n.", 12, VPTQ_E_UNSUPPORTED, "needs 'os.system'");
     refuse_pickle(path, "X\2\0\0\0osX\6\0\0\0system\x93.", 20, VPTQ_E_UNSUPPORTED,
-                  "asks for 'os.system'");
+                  "needs 'os.system'");
     refuse_pickle(path, "}b.", 3, VPTQ_E_UNSUPPORTED, "opcode 0x62 at byte 1");
-    refuse_pickle(path, "}X\1\0\0\0aNsX\1\0\0\0aNs.", 19, VPTQ_E_FORMAT,
-                  "key 'a' is there twice");
-    refuse_pickle(path, "}X\1\0\0\0\0Ns.", 10, VPTQ_E_FORMAT, "a key that is no text");
+    refuse_pickle(path, "}X\1\0\0\0aNsX\1\0\0\0aNs.", 19, VPTQ_E_FORMAT, "duplicate key 'a'");
+    refuse_pickle(path, "}X\1\0\0\0\0Ns.", 10, VPTQ_E_FORMAT, "a key that is not a string");
 }
 
 /* A megabyte of one opcode ends soon, and what contains itself is no trap. */
@@ -386,11 +386,11 @@ static void test_long_pickles(void **state)
     }
     memset(pickle, 'N', LONG);
     memset(pickle + LONG / 2, '\x85', LONG / 2);
-    refuse_pickle(path, pickle, LONG, VPTQ_E_FORMAT, "it has no end");
-    refuse_pickle(path, pickle, LONG + 1, VPTQ_E_UNSUPPORTED, "a pickle of 1048577 bytes");
+    refuse_pickle(path, pickle, LONG, VPTQ_E_FORMAT, "it has no STOP opcode");
+    refuse_pickle(path, pickle, LONG + 1, VPTQ_E_UNSUPPORTED, "the pickle has 1048577 bytes");
     free(pickle);
-    refuse_pickle(path, "]q\1h\1a.", 7, VPTQ_E_FORMAT, "no dictionary at its top");
-    refuse_pickle(path, "}q\1h\1h\1s.", 9, VPTQ_E_FORMAT, "a key that is no text");
+    refuse_pickle(path, "]q\1h\1a.", 7, VPTQ_E_FORMAT, "is not a dictionary");
+    refuse_pickle(path, "}q\1h\1h\1s.", 9, VPTQ_E_FORMAT, "a key that is not a string");
 }
 
 static void test_no_pickle(void **state)
@@ -405,7 +405,7 @@ static void test_no_pickle(void **state)
     assert_ok(vptq_zip_writer_commit(&w, &err), &err);
     vptq_zip_writer_abort(&w);
     assert_fails(vptq_torch_read(path, NULL, &t, &err), VPTQ_E_FORMAT, &err,
-                 "no PyTorch file: the zip has no entry 'NAME/data.pkl'");
+                 "is not a PyTorch file: the zip has no entry 'NAME/data.pkl'");
     assert_ok(vptq_zip_writer_open(path, true, NULL, &w, &err), &err);
     assert_ok(vptq_zip_write(&w, "x/data.pkl", "}.", 2, &err), &err);
     assert_ok(vptq_zip_write(&w, "x/byteorder", "big", 3, &err), &err);

@@ -285,9 +285,9 @@ static void test_bad_arrays(void **state)
         {"asymmetric.npy", "not a symmetric matrix", VPTQ_E_NUMERIC},
         {"wide.npy", "not a square matrix", VPTQ_E_SHAPE},
         {"mean.npy", "not a square matrix", VPTQ_E_SHAPE},
-        {"big.npy", "are of type '>f8', expected '<f4' or '<f8'", VPTQ_E_UNSUPPORTED},
-        {"whole.npy", "are of type '<i8', expected '<f4' or '<f8'", VPTQ_E_UNSUPPORTED},
-        {"records.npy", "has a type that is no text", VPTQ_E_FORMAT},
+        {"big.npy", "have type '>f8', expected '<f4' or '<f8'", VPTQ_E_UNSUPPORTED},
+        {"whole.npy", "have type '<i8', expected '<f4' or '<f8'", VPTQ_E_UNSUPPORTED},
+        {"records.npy", "has a type that is not a string", VPTQ_E_FORMAT},
     };
     rig *r = open_rig(state);
     vptq_err err = {0};
@@ -331,8 +331,8 @@ static void test_headers(void **state)
         {"{'descr': '<f4', 'fortran_order': False, 'shape': (3,), }\n", 12, NULL},
         {"{\"shape\":(),\"descr\":\"<f8\",\"fortran_order\":True}", 8, NULL},
         {"{'descr': '<f4', 'fortran_order': False, 'shape': (0, 9)}", 0, NULL},
-        {"{'descr': '<f4', 'fortran_order': False, 'shape': (3,), }\n", 13, "do not fit"},
-        {"{'descr': '<f4', 'fortran_order': False, 'shape': (3,), }\n", 11, "do not fit"},
+        {"{'descr': '<f4', 'fortran_order': False, 'shape': (3,), }\n", 13, "do not match"},
+        {"{'descr': '<f4', 'fortran_order': False, 'shape': (3,), }\n", 11, "do not match"},
         {"{'descr': '<f4', 'fortran_order': False}", 4, "lacks one of"},
         {"{'descr': '<f4', 'fortran_order': 0, 'shape': ()}", 4, "neither True nor False"},
         {"{'descr': '<f4', 'fortran_order': False, 'shape': (-1,)}", 4, "no usable shape"},
@@ -340,15 +340,15 @@ static void test_headers(void **state)
         {"{'descr': '<f4', 'fortran_order': False, 'shape': (1,1,1,1,1,1,1,1,1)}", 4,
          "no usable shape"},
         {"{'descr': '<f4', 'fortran_order': False, 'shape': (4294967296,4294967296,8)}", 4,
-         "do not fit"},
+         "do not match"},
         {"{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999999999999,)}", 4,
          "no usable shape"},
         {"{'descr': '<f4', 'descr': '<f4', 'fortran_order': False, 'shape': ()}", 4,
-         "other keys"},
+         "a key other than"},
         {"{'descr': '<f4', 'fortran_order': False, 'shape': ()} x", 4, "lacks one of"},
-        {"{'descr: 1}", 4, "no dictionary"},
-        {"['descr']", 4, "no dictionary"},
-        {"", 4, "no dictionary"},
+        {"{'descr: 1}", 4, "is not a dictionary"},
+        {"['descr']", 4, "is not a dictionary"},
+        {"", 4, "is not a dictionary"},
     };
     char path[4096];
     vptq_err err = {0};
@@ -397,7 +397,7 @@ static void test_bad_imatrix(void **state)
     const int32_t twice[] = {2, 4, name, 2, 1, 0, 4, name, 2, 1, 0};
     vtest_write_file(path, twice, sizeof twice);
     assert_fails(vptq_imatrix_read(path, NULL, &im, &err), VPTQ_E_FORMAT, &err,
-                 "entry 'bk.m' is there twice");
+                 "duplicate entry 'bk.m'");
     vptq_device none = {0};
     vptq_ctx ctx = {.threads = 1};
     vptq_exchange made;
