@@ -200,7 +200,7 @@ static bool below(const float *z, uint32_t a, uint32_t b)
     return z[a] < z[b] || (z[a] == z[b] && a > b);
 }
 
-/* Restores a heap of n ids, the least likely on top, after the id at i has changed. */
+/* Restores the heap with n ids, the least likely on top, after the id at i has changed. */
 static void sift(const float *z, uint32_t *heap, size_t n, size_t i)
 {
     for (size_t child; (child = 2 * i + 1) < n; i = child) {

@@ -13,7 +13,7 @@
 #include "lib/model/model.h"
 #include "lib/vptq.h"
 
-/* What a model makes of one item. */
+/* A model's answers to one item. */
 typedef struct vptq_task_answer {
     double *loglikelihoods; /* [item->count] nats */
     uint32_t *tokens;       /* [item->count] of the continuations */

@@ -1,5 +1,5 @@
 /* Internal: reads the records of a serving benchmark, JSON lines with one run each, as
- * `vptq-eval serve` writes them (docs/evaluation.md, "Reports").  Unknown keys are ignored. */
+ * `vptq-eval serve` writes them (docs/reports.md).  Unknown keys are ignored. */
 #ifndef VPTQ_REPORT_RECORDS_H
 #define VPTQ_REPORT_RECORDS_H
 
