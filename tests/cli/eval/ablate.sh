@@ -1,4 +1,4 @@
-# A table of settings from one command: what stands in it, stopping and going on.
+# A table of settings from one command: its figures, interruption and resuming.
 model=$(data models/stories260K-hf)
 calibration=$(data text/tinystories/tiny.utf8)
 text=$(data text/tinystories/tinystories_v2_sample.txt)
@@ -49,8 +49,8 @@ expect_number "$(json_get bits_per_weight line.json)" '<=' 3.5
 expect_number "$(json_get bits_per_weight line.json)" '>' 3
 [ "$(json_get bits line.json)" = 3.5 ] || fail "$(cat line.json)"
 
-# ---- stopped and gone on: the same bytes ----
-# stopped SIGNAL STATUS PATTERN: a run that gets the signal when its log says so
+# ---- interrupted and resumed: the same bytes ----
+# stopped SIGNAL STATUS PATTERN: sends the signal when the log matches
 stopped()
 {
     local status=0 signal=$1 want=$2 pattern=$3
@@ -83,7 +83,7 @@ expect_same table.md whole.md
 expect_exit 1 ablate -q -o parts --report table.md --format md 2>err.txt
 expect_line err.txt "table.md.* exists"
 
-# ---- another run in its place ----
+# ---- an output of another run ----
 sed 's/"centroids": 32/"centroids": 16/' rows.json >other.json
 expect_exit 1 ablate -q -o parts --table other.json 2>err.txt
 expect_line err.txt "row 'outliers': .*settings.centroids"

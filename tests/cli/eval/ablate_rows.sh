@@ -1,4 +1,4 @@
-# Rows of an ablation: the paper's, and lists that cannot be.
+# Rows of an ablation: the paper's, and invalid lists.
 model=$(data models/stories260K-hf)
 text=$(data text/tinystories/tinystories_v2_sample.txt)
 ablate() { "$BIN/vptq-eval" ablate -q -m "$model" --text "$text" --context 128 --dry-run "$@"; }
@@ -63,7 +63,7 @@ expect_line err.txt 'give a calibration text'
 expect_exit 2 "$BIN/vptq-eval" ablate -m "$model" --table rows.json -o d -H h 2>err.txt
 expect_line err.txt 'give --text FILE'
 
-# the seed is that of the rows, too
+# the seed of the run is used for the rows
 ablate_seed() { "$BIN/vptq-eval" ablate -q -m "$model" -H own --text "$text" --context 128 --layers 0 \
     --table seed.json -o "$@" --no-seconds --format csv | tail -n 1; }
 "$BIN/vptq-hessian" -q -m "$model" -c "$text" -n 4 -l 64 -o own
@@ -74,7 +74,7 @@ ablate_seed s2 --set seed=1 >c.csv
 expect_same b.csv c.csv
 cmp -s a.csv b.csv && fail "--seed changes nothing"
 
-# Hessians of another model are found before anything is measured
+# Hessians of another model are detected before anything is measured
 bin=$(data models/stories260K/stories260K.bin)
 "$BIN/vptq-hessian" -q -m "$bin" --tokenizer "$model/tokenizer.json" -c "$text" -n 1 -l 64 -o h
 expect_exit 1 "$BIN/vptq-eval" ablate -m "$model" --table rows.json -o d -H h --text "$text" 2>err.txt

@@ -1,11 +1,11 @@
-# The comparison of served models: the published report from its records, the default layout's
-# forms, and what is refused.
+# The comparison of served models: the published report from its records, the formats of the default
+# layout, and errors.
 # shellcheck disable=SC2016 # the backticks are those of Markdown
 records=$(data golden/serving/records.jsonl)
 golden=$(data golden/serving/report_classic.md)
 compare() { "$BIN/vptq-eval" compare "$@"; }
 
-# --- the published layout: byte for byte but for latencies whose runs lost their digits ---
+# --- the published layout: the same bytes except latencies whose runs were rounded ---
 compare "$records" --layout classic --source-name result.jsonl >classic.md
 [ "$(grep -c '^#### ' classic.md)" -eq 49 ] || fail "$(grep -c '^#### ' classic.md) groups"
 [ "$(grep -c '^### Summary Table$' classic.md)" -eq 7 ] || fail "tables"
@@ -65,7 +65,7 @@ expect_same sorted.txt want.txt "in the latencies that differ"
 compare "$records" --layout classic >named.md
 expect_line named.md '^\*\*Generated from:\*\* `records.jsonl`$'
 
-# --- pooled files are one; a single run has no deviation, what is not recorded is N/A ---
+# --- several files are pooled; a single run has no deviation, missing values are N/A ---
 head -n 70 "$records" >a.jsonl
 tail -n +71 "$records" >b.jsonl
 compare a.jsonl b.jsonl --layout classic --source-name result.jsonl >pooled.md
@@ -85,7 +85,7 @@ expect_line default.md '^| w8a16_awq | 256 | 128 | 18.7: faster below | 26.9: fa
 expect_line default.md '^| w8a8_smooth_ptq | 256 | 128 | none: faster from 8 to 64 | none: faster from 8 to 64 |$'
 expect_line default.md '^| original_interactive | run3 (twice) | run2 | - |$'
 expect_line default.md '| w8a16_sparse_awq_base_run1 | Decode throughput (tok/s) | 1526.74 | 3906.77 | -60.9 % |$'
-# by decode alone w8a16_sparse_awq would be first of prefill_bound; by latency it is fourth
+# ranked by decoding, w8a16_sparse_awq would be first of prefill_bound; by latency it is fourth
 awk '/^## prefill_bound/ { on = 1 } on' default.md >prefill.md
 expect_line prefill.md '^| w8a16_sparse_awq | 4 | 0.330 | '
 compare "$records" --format csv >rows.csv
@@ -104,7 +104,7 @@ compare "$records" --original w8a16_awq >other.md
 expect_line other.md "^Speedups are over 'w8a16_awq'"
 expect_line other.md '^| original | 256 | 128 | 18.7: faster above | 26.9: faster above |$'
 
-# --- refused ---
+# --- errors ---
 # refused STATUS PATTERN OPERAND..
 refused()
 {

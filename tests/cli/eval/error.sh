@@ -1,4 +1,4 @@
-# Errors of a packed model against its original, in every format, and what is refused.
+# Errors of a packed model against its original, in every format, and invalid input.
 packed=$(data golden/vptq_model_stories260K)
 base=$(data models/stories260K-hf)
 text=$(data text/tinystories/tiny.utf8)
@@ -34,7 +34,7 @@ expect_line rows.md '^| 0 | q_proj | 64 | 64 | - |'
 run --layers 0 >rows.txt
 expect_line rows.txt '^layer  name'
 
-# for people the worst come first, for programs layers; --sort and --top change both
+# text has the worst first, CSV and JSON go by layer; --sort and --top change both
 worst() { json_get "$1" "$2" | sort -g -r; }
 run -H h --sort worst --format json >worst.json
 run -H h --format json >layers.json

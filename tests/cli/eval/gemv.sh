@@ -1,7 +1,7 @@
-# Speed of products with packed matrices: rows, formats, what the figures are made of, what is refused.
+# Speed of products with packed matrices: rows, formats, derived figures, errors.
 run() { "$BIN/vptq-eval" gemv -q --seconds 0.001 "$@"; }
 
-# The stored bytes: 6 strips of 64 entries of 6 bits, 20 centroids of 8 halves, 64 scales and biases.
+# The stored bytes: 6 vector rows of 64 entries of 6 bits, 20 centroids of 8 halves, 64 scales and biases.
 run --shape 64x48 --books 16+4 --books 16 --batch 1 --batch 5 --format json >rows.json
 [ "$(wc -l <rows.json)" -eq 4 ] || fail "$(cat rows.json)"
 head -n 1 rows.json >first.json
@@ -27,7 +27,7 @@ awk -v t="$(get time_us)" -v d="$(get dense_us)" -v h="$(get dense_half_us)" -v 
     BEGIN { exit !(near(r, t / d) && near(g, 864 / t / 1000) && near(d, h < l ? h : l)) }' ||
     fail "figures that do not belong together: $(cat first.json)"
 
-# The oracle has no library beside it.
+# The reference backend has no library to compare with.
 run --backend ref --shape 64x48 --books 16+4 --dtype bf16 --cache warm --codes sequential --format json >first.json
 expect dense_library_us null
 expect dtype bf16
@@ -47,7 +47,7 @@ expect cache chain
 expect in_features 16
 expect out_features 32
 expect dense_half_bytes $((2 * (4 * 16 * 16 + 3 * 16 * 32)))
-# 2 or 4 strips of 16 or 32 entries of 4 bits, 16 centroids of 8 halves, scales and biases
+# 2 or 4 vector rows of 16 or 32 entries of 4 bits, 16 centroids of 8 halves, scales and biases
 expect packed_bytes $((4 * (2 * 16 / 2 + 256 + 64) + 2 * (4 * 16 / 2 + 256 + 64) + (2 * 32 / 2 + 256 + 128)))
 run --cache chain --shape 16x32 --books 16 >rows.txt
 expect_line rows.txt '^geometric mean of the ratio .* (1 rows, chain)$'

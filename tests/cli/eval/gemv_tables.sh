@@ -1,4 +1,4 @@
-# Tables and pictures of gemv's records, from records whose figures are known.
+# Tables and charts of gemv's records, from records with known figures.
 record() # IN OUT K KRES TIME HALF LIBRARY
 {
     awk -v i="$1" -v o="$2" -v k="$3" -v r="$4" -v t="$5" -v h="$6" -v l="$7" 'BEGIN {

@@ -1,4 +1,4 @@
-# Greedy text is the golden text byte for byte; samples depend on the seed alone.
+# Greedy text is the golden text byte for byte; samples depend on the seed only.
 model=$(data models/stories260K/stories260K.bin)
 tok=$(data models/stories260K/tok512.bin)
 golden=$(data golden/stories260K_greedy200.txt)
@@ -8,7 +8,7 @@ run -n 200 >out.txt
 { cat "$golden"; echo; } >want.txt
 expect_same out.txt want.txt
 
-# The prompt is printed, then what follows it.
+# The prompt is printed, then the continuation.
 run -p 'Once upon a time' -n 190 >prompt.txt
 head -c 300 want.txt >a
 head -c 300 prompt.txt >b

@@ -1,4 +1,4 @@
-# Chats: the template of the model in each of its forms, what goes into it, and what ends a reply.
+# Chats: the model's template in each of its forms, the messages, and the end of a reply.
 hf=$(data models/stories260K-hf)
 text=$(data text/tinystories/tiny.utf8)
 mkdir src
@@ -12,7 +12,7 @@ cat > src/chat_template.jinja <<'EOF'
 Once upon a time{{ ', ' ~ name if name }}
 {%- endif %}
 EOF
-# ids FILE: of a dry run's object, with spaces between them
+# ids FILE: the ids of a dry run's object, separated by spaces
 ids() { sed -n 's/.*"ids": \[\([^]]*\)\].*/\1/p' "$1" | tr -d ','; }
 run() { "$BIN/vptq-eval" generate -q -m "$@"; }
 show() { run "$@" --chat --dry-run; }
@@ -26,14 +26,14 @@ show src -p 'Tell me.' --system 'Be kind.' --format json > out.json
 [ "$(json_get prompt out.json)" = '<s>System: Be kind.\nUser: Tell me.\nOnce upon a time' ] || fail "$(cat out.json)"
 expect_number "$(ids out.json | wc -w)" == "$(json_get prompt_tokens out.json)"
 
-# The same prompt from a file and from stdin, without the newline at their end.
+# The same prompt from a file and from stdin, without its final newline.
 echo 'Tell me.' > q.txt
 show src --prompt-file q.txt --system 'Be kind.' > file.txt
 show src -p - --system 'Be kind.' < q.txt > stdin.txt
 expect_same out.txt file.txt
 expect_same out.txt stdin.txt
 
-# Messages of a file come in front; arguments and another template.
+# Messages of a file come first; arguments and another template.
 echo '[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]' > talk.json
 show src --messages talk.json -p c --template-arg 'name="Tom"' > talk.txt
 printf '<s>User: a\nAssistant: b</s>\nUser: c\nOnce upon a time, Tom\n' > want.txt
@@ -44,7 +44,7 @@ echo '{{ strftime_now("%d %B %Y") }}' > date.jinja
 show src --chat-template date.jinja -p x --date 2026-02-03 | head -n 1 > date.txt
 [ "$(cat date.txt)" = '03 February 2026' ] || fail "$(cat date.txt)"
 
-# Every form of the model has the template along.
+# Every form of the model has the template.
 "$BIN/vptq-hessian" -q -m src -c "$text" -n 2 -l 64 -o h > /dev/null
 "$BIN/vptq-quantize" -q -m src -H h -o work -v 4 -k 16 -r 0 --layers 1-1 > /dev/null
 "$BIN/vptq-pack" -q work -o packed > /dev/null
@@ -55,14 +55,14 @@ for model in work packed packed.vptq model.gguf; do
     expect_same out.txt form.txt "for $model"
 done
 
-# A reply: only it is printed; the reason is told.
+# Only the reply is printed, and the reason of its end.
 run src --chat -p 'Tell me.' -n 8 > reply.txt
 run src --chat -p 'Tell me.' -n 8 --format json > reply.json
 [ "$(json_get text reply.json)" = "$(cat reply.txt)" ] || fail "$(cat reply.json)"
 [ "$(json_get stop_reason reply.json)" = length ] || fail "$(cat reply.json)"
 [ "$(json_get new_tokens reply.json)" = 8 ] || fail "$(cat reply.json)"
 
-# Ends: of generation_config.json, of a text, by a string across tokens, by the context.
+# Ends: tokens of generation_config.json and of a text, a string across tokens, the context.
 run src -p 'Once upon a' -n 8 --format json > raw.json
 [ "$(json_get text raw.json)" = ' time, there was a little gir' ] || fail "$(cat raw.json)"
 "$BIN/vptq-eval" generate -q -m src -p 'Once upon a time' --dry-run --format json > ids.json
@@ -77,7 +77,7 @@ run src -p 'Once upon a' -n 4 --ignore-eos --stop 'there was nothing' --format j
 run src -p 'Once upon a' -n 0 --ignore-eos --format json > all.json
 [ "$(json_get tokens all.json) $(json_get stop_reason all.json)" = '512 length' ] || fail "$(cat all.json)"
 
-# bad STATUS TEXT ARGUMENT..: exit status, and one sentence that has the text.
+# bad STATUS TEXT ARGUMENT..: exit status, and one sentence with the text.
 bad()
 {
     local status=$1 part=$2
@@ -97,7 +97,7 @@ bad 1 'no.jinja: line 1: the template refuses: only system messages' -m src --ch
 head -c 4000 "$text" > long.txt
 bad 2 "the prompt has [0-9]* tokens and fills the model's context of 512" -m src --prompt-file long.txt
 
-# An interrupted text ends with a line, and status 130.
+# An interrupted text ends with a newline, and status 130.
 "$BIN/vptq-eval" generate -q -m src --backend ref -p 'Once upon' -n 60000 --ignore-eos > cut.txt 2> err.txt &
 pid=$!
 begun() { [ "$(wc -c < cut.txt)" -gt 60 ]; }

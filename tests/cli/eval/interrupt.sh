@@ -1,4 +1,4 @@
-# SIGINT in the middle: status 130, a word, nothing on stdout.
+# SIGINT: status 130, a word, nothing on stdout.
 model=$(data models/stories260K-hf)
 text=$(data text/tinystories/tiny.utf8)
 "$BIN/vptq-eval" ppl -m "$model" --text "$text" --context 512 --backend ref --progress \

@@ -1,5 +1,5 @@
 # Divergence of a model from its original: 0 from itself, above 0 from a quantized one, the check
-# that exits 3, models that do not belong together.
+# that exits with 3, models that do not match.
 bin=$(data models/stories260K/stories260K.bin)
 tokenizer=$(data models/stories260K/tok512.bin)
 model=$(data models/stories260K-hf)
@@ -23,7 +23,7 @@ expect_near "$(json_get ppl halves.json)" "$(json_get ppl ppl.json)" 1e-6
 [ "$(json_get tokens halves.json)" = 508 ] || fail "tokens: $(cat halves.json)"
 [ "$(json_get protocol halves.json)" = llama.cpp ] || fail "protocol: $(cat halves.json)"
 
-# The llama2.c file has the same weights in float32: hardly any divergence, not none.
+# The llama2.c file has the same weights in float32: a tiny divergence, but not 0.
 run -m "$model" --base "$bin" --tokenizer "$tokenizer" --format json >half.json
 expect_number "$(json_get mean_kld half.json)" '>' 0
 expect_number "$(json_get mean_kld half.json)" '<' 1e-5
@@ -46,7 +46,7 @@ expect_number "$(json_get tokens plan.json)" '>' 0
 run -m "$model" --base "$model" --dry-run >out.txt
 expect_line out.txt '^would compare 1020 tokens in 4 windows$'
 
-# Not of one shape; no text.
+# Models of different shape; no text.
 head -c 4096 /dev/zero >ids.i32
 expect_exit 1 "$BIN/vptq-eval" kld -m "$model" --base "$SRC/tests/golden/tiny_mistral" \
     --tokens ids.i32 --context 16 -q 2>err.txt
@@ -56,7 +56,7 @@ expect_line err.txt 'give --text FILE or --tokens FILE'
 expect_exit 2 "$BIN/vptq-eval" kld -m "$model" --tokens ids.i32 2>err.txt
 expect_line err.txt '--base'
 
-# The original recorded once, and used without it.
+# The original's logits saved once, and used without it.
 perturbed=$(data golden/vptq_model_stories260K)
 words=(--text "$text" --context 256 --windows 4 -q)
 kld() { "$BIN/vptq-eval" kld "$@"; }
@@ -79,7 +79,7 @@ for name in full top; do
     [ "$(json_get base $name.json)" = stories260K-hf ] || fail "base: $(cat $name.json)"
 done
 expect_near "$(json_get mean_kld full.json)" "$(json_get mean_kld run.json)" 1e-4
-# the record says which original it is of, by the fingerprint that other files know it by
+# the file identifies its original by the fingerprint that other files use
 "$BIN/vptq-eval" serve -q -m m="$model" --config 1,4,2 --runs 1 --warmup 0 -o served.jsonl >/dev/null
 [ "$(json_get base_fingerprint full.json)" = "$(json_get model_fingerprint served.jsonl)" ] ||
     fail "fingerprint: $(cat full.json)"
@@ -91,8 +91,8 @@ expect_line out.txt '^the divergence is a lower bound: '
 kld -m "$perturbed" --base-file top --text "$text" --windows 2 -q --format json >out.json
 [ "$(json_get tokens out.json)" = 510 ] || fail "tokens: $(cat out.json)"
 
-# Not with another text, context, protocol or vocabulary; not over a file that is there; not what
-# is no recorded base.
+# Not with another text, context, protocol or vocabulary; not over an existing file; not from a
+# file of another kind.
 expect_exit 1 kld -m "$model" --base-file top --tokens ids.i32 -q 2>err.txt
 expect_line err.txt "^vptq-eval: top: saved from another text: ids.i32 has other tokens from token 0 on$"
 expect_exit 1 kld -m "$model" --base-file top --context 128 -q 2>err.txt
@@ -113,7 +113,7 @@ sed 's/"▁with"/"@"/; s/"▁said"/"▁with"/; s/"@"/"▁said"/' "$model/tokeniz
 expect_exit 1 kld -m "$model" --tokenizer tokenizer.json --base-file full --text "$text" -q 2>err.txt
 expect_line err.txt 'full: saved with another tokenizer: .* gives .*tiny.utf8 other tokens from token [0-9]* on$'
 
-# Options that exclude each other.
+# Conflicting options.
 usage() { expect_exit 2 kld "${@:2}" 2>err.txt; expect_line err.txt "$1"; }
 usage 'give --base MODEL or --base-file FILE' -m "$model" --text "$text"
 usage 'give --base MODEL or --base-file FILE' -m "$model" --base "$model" --base-file full --text "$text"

@@ -1,4 +1,4 @@
-# A recorded base is whole or not there, whatever call of the file system fails.
+# Saved base logits are complete or absent, whichever file-system call fails.
 model=$(data models/stories260K-hf)
 head -c 1200 "$(data text/tinystories/tiny.utf8)" >text
 record() { "$BIN/vptq-eval" kld --base "$model" --text text --context 32 --windows 2 --base-top 8 -q -t 1 "$@"; }

@@ -1,5 +1,5 @@
-# Pages as a browser draws them: nothing wider than the window, no label cut off or on another.  Seconds a
-# page, so only on demand.
+# Pages in a browser: nothing wider than the window, no label cut off or overlapping.  Takes seconds
+# per page, so only on demand.
 [ -n "${VPTQ_BROWSER:-}" ] || skip "VPTQ_BROWSER=1 draws pages in Chromium"
 command -v chromium >/dev/null || skip "needs chromium"
 records=$(data golden/serving/records.jsonl)
@@ -9,7 +9,7 @@ records=$(data golden/serving/records.jsonl)
     --format html -o error.html
 "$SRC/scripts/screenshots.sh" --check compare.html extreme.html error.html >out.txt
 [ "$(grep -c ': right in ' out.txt)" -eq 9 ] || fail "$(cat out.txt)"
-# what is wrong is seen
+# defects are found
 sed 's/<main>/<main><p style="width:700px">wide<\/p>/; s/<text x="2.0" y="15.0"/<text x="-20" y="15.0"/' error.html >wrong.html
 expect_exit 1 "$SRC/scripts/screenshots.sh" --check wrong.html >out.txt 2>err.txt
 expect_line err.txt '^is [0-9]* pixels wide$'

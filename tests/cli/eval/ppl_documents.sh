@@ -1,4 +1,4 @@
-# Stories one by one: the perplexity that an independent float64 forward pass gives.
+# Stories one by one: the perplexity of an independent float64 forward pass.
 model=$(data models/stories260K/stories260K.bin)
 tok=$(data models/stories260K/tok512.bin)
 text=$(data text/tinystories/tiny.utf8)

@@ -1,4 +1,4 @@
-# Lines as dataset rows: a line that is not blank keeps its newline, a blank one is an empty row.
+# Lines as dataset rows: a nonblank line keeps its newline, a blank one is an empty row.
 model=$(data models/stories260K-hf)
 printf 'One day\n\n \nLily\nsaw' >rows
 printf 'One day\n\n\n\n\n\n\nLily\n\n\nsaw' >plain

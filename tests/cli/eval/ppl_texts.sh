@@ -1,4 +1,4 @@
-# Several texts in one run: each as if it were alone, joined ones as one, the checks over all of
+# Several texts in one run: the same figures as alone, joined texts as one, the checks of all of
 # them, tables, and bits per byte.
 model=$(data models/stories260K-hf)
 stories=$(data text/tinystories/tiny.utf8)
@@ -9,7 +9,7 @@ tail -c 3000 "$stories" >'b, "c".txt'
 run --text a.txt --format json >a.json
 run --text 'b, "c".txt' --format json >b.json
 
-# Rows in order, and the same numbers; ids after texts.
+# Rows in order with the same numbers; ids after texts.
 run --text a.txt --tokens-only >ids.txt
 while read -r id; do
     printf '%b' "$(printf '\\x%02x\\x%02x\\x00\\x00' $((id % 256)) $((id / 256)))"
@@ -24,7 +24,7 @@ done
 [ "$(json_get ppl rows.json | tail -n 1)" = "$(json_get ppl a.json)" ] || fail "ids: $(cat rows.json)"
 [ "$(json_get bits_per_byte rows.json | tail -n 1)" = null ] || fail "bytes of ids: $(cat rows.json)"
 
-# The losses of all, text by text.
+# The losses of all tokens, text by text.
 run --text a.txt --dump a.f64 >/dev/null
 run --text 'b, "c".txt' --dump b.f64 >/dev/null
 cat a.f64 b.f64 a.f64 >want.f64
@@ -38,7 +38,7 @@ grep -v '^$' apart.txt | expect_same joined.txt -
 [ "$(json_get windows joined.json)" = $(($(wc -l <joined.txt) / 128)) ] || fail "$(cat joined.json)"
 [ "$(wc -l <joined.json)" = 1 ] || fail "rows: $(cat joined.json)"
 
-# Bits per byte: a text that is one window has all its bytes behind BOS.
+# Bits per byte: in a text of one window all bytes come after BOS.
 printf 'Once upon a time, there was a little girl named Lily. She ran.' >one.txt
 n=$(run --text one.txt --tokens-only | wc -l)
 run --text one.txt --context "$n" --format json >one.json
@@ -65,8 +65,8 @@ expect_number "$(json_get tokens rows.jsonl | head -n 1)" '>' 0
 run --text a.txt --text 'b, "c".txt' --dry-run >rows.txt
 expect_line rows.txt '^a.txt: would score [0-9]* tokens in [0-9]* windows$'
 
-# Every text is measured, and every one above the limit named; one that is missing or too short
-# costs no evaluation.
+# Every text is measured, and every one above the limit is named; a missing or short one is found
+# before any evaluation.
 limit=$(printf '%s\n' "$(json_get ppl a.json)" "$(json_get ppl b.json)" | sort -g | head -n 1)
 expect_exit 3 run --text a.txt --text 'b, "c".txt' --max-ppl "$limit" --format json >out.json 2>err.txt
 [ "$(wc -l <out.json)" = 2 ] || fail "rows: $(cat out.json)"
@@ -89,7 +89,7 @@ expect_line err.txt "window $((windows - 1)): nll .*, so far $(printf '%.4f' "$(
     >out.txt 2>err.txt
 expect_line err.txt 'left  ppl [0-9.]*, windows [0-9]*-[0-9]* of 80'
 
-# Less memory: smaller batches and no other bits.
+# Less memory: smaller batches, the same bits.
 peak=
 ! command -v python3 >/dev/null || peak='with_peak peak.kib'
 all() { $peak "$BIN/vptq-eval" ppl -m "$model" --context 64 --windows 600 --text long.txt -q --format json "$@"; }

@@ -1,14 +1,14 @@
-# Windows of a text, their limit, the check that exits 3, the ids alone.
+# Windows of a text, their limit, the check that exits with 3, the ids.
 model=$(data models/stories260K-hf)
 text=$(data text/tinystories/tiny.utf8)
 run() { "$BIN/vptq-eval" ppl -m "$model" -q "$@"; }
 
-# What transformers gives (expected.json beside the model).
+# The figures of transformers (expected.json of the model).
 run --text "$text" --context 256 --windows 40 --format json >out.json
 expect_near "$(json_get ppl out.json)" 6.960573688407105 1e-5
 [ "$(json_get tokens out.json)" = 10200 ] || fail "tokens: $(cat out.json)"
 
-# The ids, printed and given back, are the same text.
+# The ids, written and read again, are the same text.
 run --text "$text" --tokens-only >ids.txt
 [ "$(wc -l <ids.txt)" -eq 134727 ] || fail "$(wc -l <ids.txt) ids"
 [ "$(head -n 1 ids.txt)" = 1 ] || fail "no BOS first"

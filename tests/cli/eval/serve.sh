@@ -1,4 +1,4 @@
-# Serving: records and what their figures are made of, turns, resuming, what is refused, interruption.
+# Serving: records and their figures, order of runs, resuming, errors, interruption.
 model=$(data models/stories260K-hf)
 serve() { "$BIN/vptq-eval" serve -q -t 2 "$@"; }
 
@@ -19,8 +19,8 @@ expect threads 2
 expect backend cpu
 expect seed 5
 expect weight_bytes 520064
-# two pages for each sequence, 5 layers, keys and values of 4 heads of 8 in two bytes; of 25 tokens
-# each 75 / 32 = 2 pages and one more for each sequence
+# two pages per sequence, 5 layers, keys and values of 4 heads of 8 in two bytes; 25 tokens take
+# 75 / 32 = 2 pages and one more per sequence
 expect cache_bytes $((5 * 32 * 5 * 2 * 4 * 8 * 2))
 get() { json_get "$1" first.json; }
 awk -v l="$(get latency)" -v t="$(get ttft)" -v o="$(get output_throughput)" -v a="$(get overall_throughput)" \
@@ -43,7 +43,7 @@ expect_line groups.csv '^one,b3_i20_o5,3,20,5,2,'
 serve -m one="$model" --config 3,20,5 --runs 1 --seed 5 -o runs.jsonl --format md >groups.md
 expect_line groups.md '^| one | b3_i20_o5 | 3 | 20 | 5 | 1 | [0-9.]* |'
 
-# Half a line of a killed run goes; what is there stays, a third run comes.
+# The half line of a killed run is dropped; finished runs are kept, a third one is added.
 head -n 3 runs.jsonl >kept.jsonl
 { cat kept.jsonl && printf '{"run_name": "one_b3'; } >part.jsonl
 serve -m one="$model" -m two="$model" --config 3,20,5 --runs 3 --seed 5 -o part.jsonl >/dev/null
@@ -84,7 +84,7 @@ serve -m "$model" --config 1,8,2 -o none.jsonl --dry-run --format json >plan.jso
 serve -m one="$model" --config 1,8,2 --runs 1 -o text.txt -f >/dev/null
 [ "$(json_get run_name text.txt)" = one_b1_i8_o2_run1 ] || fail "$(cat text.txt)"
 
-# SIGINT: status 130, and the runs that were done stay.
+# SIGINT: status 130, and finished runs are kept.
 "$BIN/vptq-eval" serve -q -t 2 -m one="$model" --config 8,64,64 --runs 100000 -o stopped.jsonl >/dev/null 2>err.txt &
 pid=$!
 begun() { [ -s stopped.jsonl ]; }

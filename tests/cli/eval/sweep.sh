@@ -1,4 +1,4 @@
-# scripts/sweep.sh: the rows of a grid, what is left out, the frontier, a grid that grows.
+# scripts/sweep.sh: the rows of a grid, skipped rows, the frontier, a growing grid.
 model=$(data models/stories260K-hf)
 calibration=$(data text/tinystories/tiny.utf8)
 text=$(data text/tinystories/tinystories_v2_sample.txt)
@@ -11,7 +11,7 @@ sweep -v 4,8 -k 16 -r 0,16,32 >out.csv 2>err.txt
 expect_line err.txt '^sweep: v4-k16-r32 is left out: more residual centroids'
 expect_same out.csv dir/sweep.csv
 [ "$(cut -d, -f1 out.csv | tr '\n' ' ')" = "row original v4-k16 v4-k16-r16 v8-k16 v8-k16-r16 " ] || fail "$(cat out.csv)"
-# the original has the lowest perplexity, the row with the fewest bits is on the frontier as well
+# the original has the lowest perplexity; the row with the fewest bits is on the frontier, too
 awk -F, '
     NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i; next }
     { bits[NR] = $at["bits_per_weight"]; ppl[NR] = $at["ppl"]; on[NR] = $at["frontier"] }
@@ -33,7 +33,7 @@ sweep -v 4,8 -k 16 -r 0,16 -g 1,2 --max-bits 3 >more.csv 2>err.txt
 expect_line err.txt '^sweep: .* is left out: more than 3 bits per weight'
 awk -F, 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i; next }
     NR > 2 && $at["bits_per_weight"] > 3 { exit 1 }' more.csv || fail "$(cat more.csv)"
-# rows that both have are the same
+# rows of both grids are the same
 grep '^v8-k16,' out.csv | sed 's/,[01]$//' >a.txt
 grep '^v8-k16,' more.csv | sed 's/,[01]$//' >b.txt
 expect_same a.txt b.txt

@@ -1,5 +1,5 @@
-# Choice tasks: what the harness found for the same items, tables, samples, a base, requested
-# checks, a plan, bad options.
+# Choice tasks: the harness's figures for the same items, tables, samples, a base, requested
+# checks, a dry run, bad options.
 model=$(data models/stories260K-hf)
 bin=$(data models/stories260K/stories260K.bin)
 items=$SRC/tests/golden/tasks
@@ -27,8 +27,8 @@ grep lambada all.json >lambada.json
 expect_near "$(json_get perplexity lambada.json)" 2748.313 1e-5
 [ "$(json_get acc_norm lambada.json)" = null ] || fail "$(cat lambada.json)"
 
-# One line per item, the same for any number of threads and with little memory; not replaced
-# unasked.
+# One line per item, the same for any number of threads and with little memory; an existing file
+# is replaced only with --force.
 [ "$(wc -l <samples.jsonl)" = 35 ] || fail "samples: $(cat samples.jsonl)"
 expect_line samples.jsonl '"task": "schema", "item": 1, "line": 2, "gold": 1, "choice": 0, "choice_norm": null'
 run "${all[@]}" -t 1 --mem 12M --samples one.jsonl >one.txt
@@ -45,7 +45,7 @@ expect_line out.csv '^arc_easy,2,0.5,0.5,0.5,0.5,,,7,85,158,'
 run --task "schema=$items/schema.jsonl" --format md >out.md
 expect_line out.md '^| schema | *2 | *0.0000 | *0.0000 |'
 
-# Beside its original: the same model in float32 chooses the same.
+# Against its original: the same model in float32 makes the same choices.
 base=(--task "arc_easy=$items/arc_easy.jsonl" --task "lambada=$items/lambada_openai.jsonl"
     --base "$bin" --tokenizer "$(data models/stories260K/tok512.bin)")
 run "${base[@]}" --format json --min-agreement 1 --min-acc 0.25 >base.json
@@ -58,7 +58,7 @@ expect_line out.txt '^arc_easy '
 expect_line err.txt '^vptq-eval: arc_easy: accuracy 0.2500 is below --min-acc 0.3$'
 [ "$(wc -l <err.txt)" = 1 ] || fail "$(cat err.txt)"
 
-# Planned only.
+# A dry run.
 run --task "piqa=$items/piqa.jsonl" --dry-run --format json >plan.json
 [ "$(json_get task plan.json)" = piqa ] || fail "$(cat plan.json)"
 expect_number "$(json_get rows plan.json)" '>' 0
@@ -86,6 +86,6 @@ bad 1 "no-such-items" --task x=no-such-items
 bad 1 'line 1 is an item of PIQA, not of copa' --task "copa=$items/piqa.jsonl"
 printf '{"text": "a b"}\n{"text": "a b", "text": 1}\n' >twice.jsonl
 bad 1 'twice.jsonl: line 2, column [0-9]*: not valid JSON: duplicate' --task x=twice.jsonl
-# A later task that cannot be scored is found before the first one runs.
+# A task that cannot be scored is found before the first one runs.
 bad 1 'piqa.jsonl: line [0-9]: a continuation has [0-9]* tokens, more than the context of 8' \
     --task "lambada=$items/lambada_openai.jsonl" --task "piqa=$items/piqa.jsonl" --context 8

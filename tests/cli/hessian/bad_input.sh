@@ -1,4 +1,4 @@
-# Every wrong input is one sentence, the right status, and no output.
+# Every wrong input: one sentence, the right status, and no output.
 model=$(data models/stories260K/stories260K.bin)
 tok=$(data models/stories260K/tok512.bin)
 text=$(data text/tinystories/tiny.utf8)
@@ -34,26 +34,26 @@ bad 1 "no-such-model" "$BIN/vptq-hessian" -m no-such-model -c "$text" -o x
 bad 2 "layers 3-9" run -c "$text" -o x -l 64 --layers 3-9
 [ ! -e x ] || [ -z "$(find x -name '*.safetensors')" ] || fail "an output was made"
 
-# A directory of something else stays as it is.
+# A directory with something else in it is not touched.
 mkdir other
 touch other/quantize.json
 bad 1 "'other' is no hessian directory: it holds 'quantize.json'" run -c "$text" -o other -n 2 -l 64 -f
 [ "$(ls other)" = quantize.json ] || fail "something was written: $(ls other)"
 
-# A directory of another run: refused by name, replaced with --force.
+# A directory of another run: an error that names the key; --force replaces it.
 run -c "$text" -o h -n 2 -l 64
 bad 1 "key 'fingerprint'" run -c "$text" -o h -n 4 -l 64
 run -c "$text" -o h -n 4 -l 64 -f
 bad 1 "layers 0-4" run -c "$text" -o h -n 4 -l 64 --layers 0-1
 
-# Somebody else works there.
+# Another process is working in the directory.
 flock h/lock sleep 20 &
 pid=$!
 sleep 0.5
 bad 1 "'h'\|h/lock" run -c "$text" -o h -n 4 -l 64
 kill "$pid"
 
-# NaN in a Hessian is what --show is there to find; whoever uses it is refused.
+# --show reports a NaN in a Hessian; every use of it is an error.
 cp h/layer_001_o.safetensors good.bin
 size=$(stat -c %s good.bin)
 printf '\377\377\377\377' |

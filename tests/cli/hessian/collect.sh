@@ -1,4 +1,4 @@
-# Collecting: the plan, the same bytes for any thread count and after a kill, and what --show says.
+# Collecting: a dry run, the same bytes for any thread count and after a kill, and --show.
 model=$(data models/stories260K/stories260K.bin)
 tok=$(data models/stories260K/tok512.bin)
 text=$(data text/tinystories/tiny.utf8)
@@ -14,13 +14,13 @@ collect -o two -t 2 -q
 expect_same one two
 no_leftovers one
 
-# Sampling follows the seed.
+# The seed decides the sample.
 collect -o seeded --seed 7 -q
 if cmp -s one/layer_000_qkv.safetensors seeded/layer_000_qkv.safetensors; then
     fail "another seed drew the same windows"
 fi
 
-# Killed in the middle, it goes on and ends with the same bytes.
+# A killed run continues and ends with the same bytes.
 "$BIN/vptq-hessian" "${args[@]}" -o killed -t 1 -q &
 pid=$!
 wait_for 60 test -e killed/layer_001_down.safetensors
@@ -30,7 +30,7 @@ collect -o killed -q --format json > rest.json
 [ "$(json_get layers_reused rest.json)" -ge 1 ] || fail "finished layers were collected again"
 expect_same one killed
 
-# A finished directory is left as it is.
+# A finished directory is not touched.
 collect -o one -q --format json > again.json
 [ "$(json_get layers_done again.json)" = 0 ] || fail "a finished collection was run again"
 

@@ -1,4 +1,4 @@
-# Hessians out to PyTorch files and back, and into a quantization.
+# Hessians exported to PyTorch files, imported again, and used by a quantization.
 model=$(data models/stories260K/stories260K.bin)
 tok=$(data models/stories260K/tok512.bin)
 text=$(data text/tinystories/tiny.utf8)
@@ -15,14 +15,14 @@ for key in trace max_diag mean_share; do
         while read -r x y; do expect_near "$y" "$x" 1e-6; done
 done
 
-# What came from files goes out and in again without a changed bit.
+# Imported Hessians are exported and imported again bit by bit.
 hessian --export back -o pt2
 expect_same pt pt2
 hessian --import pt2 -o back2
 expect_same back back2
 ! grep -q covariance back/*.safetensors || fail "a covariance is kept without need"
 
-# Whose Hessians they are is not known: shapes decide.
+# The model of the Hessians is unknown: only shapes are checked.
 "$BIN/vptq-quantize" -m "$model" --tokenizer "$tok" -H back -o w --layers 1-1 -k 16 -r 0 -q > out.txt
 expect_exit 1 hessian --import pt -o back 2> err.txt
 expect_line err.txt "directory 'back' already exists"

@@ -1,4 +1,4 @@
-# Hessians in the forms of others: the inverse form there and back, an imatrix into a quantization.
+# Hessians of other programs: the inverse form exported and imported, an imatrix in a quantization.
 model=$(data models/stories260K/stories260K.bin)
 tok=$(data models/stories260K/tok512.bin)
 text=$(data text/tinystories/tiny.utf8)
@@ -21,7 +21,7 @@ paste <(json_get max_diag h.txt) <(json_get mean_diag h.txt) <(json_get max_diag
 [ "$(json_get tokens back.txt | sort -u)" = null ] || fail "tokens of an inverse"
 hessian --show back > out.txt
 expect_line out.txt '^ *0 qkv .* ? .* ? .* ?'
-# It is as good as the original: the same loss but for the float factor.
+# It is as good as the original: the same loss up to the rounding of the float factor.
 for dir in h back; do
     "$BIN/vptq-quantize" -q -m "$model" --tokenizer "$tok" -H $dir -o "w_$dir" --layers 1-1 -v 4 -k 16 -r 0 > q.txt
 done
@@ -32,7 +32,7 @@ paste <(json_get proxy_loss e_h.txt) <(json_get proxy_loss e_back.txt) |
 
 # little N..: 32-bit numbers
 little() { for n; do printf "%b" "$(printf '\\x%02x\\x%02x\\x%02x\\x%02x' $((n & 255)) $((n >> 8 & 255)) $((n >> 16 & 255)) $((n >> 24 & 255)))"; done; }
-# entry NAME COLUMNS: one call, the mean square of column c is 1 or 4
+# entry NAME COLUMNS: one call; the mean square of column c is 1 or 4
 entry()
 {
     local name=$1 columns=$2 c
@@ -64,10 +64,10 @@ expect_line q.txt "of the diagonals of Hessians"
 ! grep -q '"hessian"' w_h/report.jsonl || fail "a whole Hessian is called diagonal"
 "$BIN/vptq-eval" error -m w_diag --base "$model" -H diag --layers 1-1 > q.txt 2> err.txt
 expect_line err.txt "'diag' has only the diagonals of Hessians"
-# A plan has no losses that could be of anything.
+# A dry run has no losses, so no note on their kind.
 "$BIN/vptq-quantize" -q -m "$model" --tokenizer "$tok" -H diag --layers 1-1 -v 4 -k 16 -r 0 --dry-run > q.txt
 [ "$(tail -n 1 q.txt | grep -c ', weights file about ')" = 1 ] || fail "a plan ends with: $(tail -n 1 q.txt)"
-# Losses of two kinds stand beside each other nowhere.
+# Losses under diagonals and under full Hessians are never mixed.
 expect_exit 1 "$BIN/vptq-quantize" -q -m "$model" --tokenizer "$tok" -H h --held-out diag -o x -v 4 -k 16 -r 0 2> err.txt
 expect_line err.txt "'diag' has diagonals of Hessians, expected full Hessians as in 'h'"
 expect_exit 1 "$BIN/vptq-quantize" -q -m "$model" --tokenizer "$tok" -H diag --held-out h -o x -v 4 -k 16 -r 0 2> err.txt

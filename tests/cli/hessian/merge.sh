@@ -1,7 +1,7 @@
-# Two halves pooled are the whole.
+# Pooling two halves gives the whole.
 model=$(data models/stories260K/stories260K.bin)
 data models/stories260K-hf/ppl_tokens.npy > /dev/null
-# 40 windows of 256 uint16 ids behind the .npy header, as int32.
+# 40 windows of 256 uint16 ids after the .npy header, as int32.
 to_i32() { od -An -v -t u2 -w2 | perl -ne 'print pack("l<", $_)'; }
 tail -c 20480 "$DATA/models/stories260K-hf/ppl_tokens.npy" | to_i32 > all.i32
 head -c 10240 all.i32 > a.i32
@@ -30,7 +30,7 @@ expect_exit 2 "$BIN/vptq-hessian" --show a --merge b 2> err.txt
 expect_exit 1 "$BIN/vptq-hessian" --merge a nothing -o x 2> err.txt
 expect_line err.txt "'nothing' is not a hessian directory"
 
-# Held-out parts are pooled where all have one; -f replaces Hessians with theirs, and nothing else.
+# Held-out parts are pooled if all inputs have one; -f replaces Hessians and theirs, nothing else.
 collect --tokens a.i32 --holdout 0.2 -o a2
 collect --tokens b.i32 --holdout 0.2 -o b2
 "$BIN/vptq-hessian" --merge a2 b2 -o held

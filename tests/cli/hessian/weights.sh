@@ -1,5 +1,5 @@
-# Token weights, held-out windows and a memory cap: the same bytes whatever happens, and what
-# --show and --merge make of them.
+# Token weights, held-out windows and a memory cap: the same bytes in every case, and their
+# treatment by --show and --merge.
 model=$(data models/stories260K/stories260K.bin)
 tok=$(data models/stories260K/tok512.bin)
 text=$(data text/tinystories/tiny.utf8)
@@ -13,7 +13,7 @@ collect -o two -t 2 -q --mem 8M
 expect_same one two
 [ -z "$(find two -name '*spill*')" ] || fail "the hidden states' file is still there"
 
-# Killed in the middle, it goes on and ends with the same bytes.
+# A killed run continues and ends with the same bytes.
 "$BIN/vptq-hessian" "${args[@]}" -o killed -t 1 -q &
 pid=$!
 wait_for 60 test -e killed/holdout/layer_001_kv.safetensors
@@ -23,7 +23,7 @@ collect -o killed -q --format json > rest.json
 [ "$(json_get layers_reused rest.json)" -ge 1 ] || fail "finished layers were collected again"
 expect_same one killed
 
-# Plain Hessians do not depend on the weights; each part is a directory of its own.
+# Plain Hessians do not depend on the weights; each part has its own directory.
 "$BIN/vptq-hessian" "${args[@]}" --weights plain -o plain -q
 for file in plain/*.safetensors plain/holdout/*.safetensors; do
     cmp -s "$file" "one/${file#plain/}" || fail "$file is another one with weights"
@@ -34,7 +34,7 @@ for dir in one one/holdout; do
 done
 [ "$(json_get tokens show.json | sort -u)" = 768 ] || fail "held-out tokens"
 
-# Another kind or share is another run, another factor is not.
+# Another kind or share of weights is a different run, another factor is not.
 expect_exit 1 collect -o one --weights sink -q 2> err.txt
 expect_line err.txt "key 'weights' is attention, this run's is sink"
 expect_exit 1 collect -o one --holdout 0.5 -q 2> err.txt

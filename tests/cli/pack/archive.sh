@@ -1,5 +1,5 @@
-# Archives, with the second implementation of their format (scripts/vptq_archive.py): each reads and
-# checks what the other writes, and finds the same damage in it.
+# Archives, checked with the second implementation of their format (scripts/vptq_archive.py): each
+# reads and checks what the other writes, and both find the same damage.
 python=
 for candidate in python3 /usr/bin/python3; do
     [ -n "$python" ] || ! "$candidate" -c 'import numpy, zstandard' 2> /dev/null || python=$candidate
@@ -25,7 +25,7 @@ other extract ours.vptq model.norm.weight -o one
 [ "$(ls one)" = model.safetensors ] || fail "extracted: $(ls one)"
 expect_line one/model.safetensors '"model.norm.weight":{"dtype":"F16","shape":\[64\],"data_offsets":\[0,128\]}'
 
-# what it writes, whole and in shards, at any level; no tensor of ours gets lost on the way
+# archives of the second implementation, from one file and from shards, at any level
 pack dir -o shards --shard-size 64K > /dev/null
 other write dir -o theirs.vptq
 other write shards -o shards.vptq --level 19
@@ -37,7 +37,7 @@ for archive in theirs.vptq shards.vptq; do
     expect_same dir back
 done
 
-# What no entry can be called, folders, and weights in other forms stay behind, by name.
+# Names that are not valid in an archive, folders, and weights in other formats are left out and named.
 cp -r shards strange
 mkdir strange/onnx
 echo x > strange/.gitattributes
@@ -52,7 +52,7 @@ expect_exit 1 other list nothing.vptq 2> err.txt
 [ "$(wc -l < err.txt)" = 1 ] || fail "more than a sentence: $(cat err.txt)"
 expect_line err.txt "nothing.vptq"
 
-# --level: the same content; a level is one of zstd's, and for archives only
+# --level: the same content; levels are those of zstd, and only for archives
 pack dir -o hard.vptq --level 19 > /dev/null
 other extract hard.vptq -o hard
 expect_same extracted hard
@@ -62,7 +62,7 @@ expect_line err.txt "level is 23, expected 1 to 22"
 expect_exit 2 "$BIN/vptq-pack" -q dir -o x --level 3 2> err.txt
 expect_line err.txt "level is for archives"
 
-# a byte of a tensor, of the index, of the footer, of the header, of a file beside the config
+# damage in one byte of a tensor, the index, the footer, the header, a small file
 size=$(wc -c < ours.vptq)
 at_of() # NAME: where the first frame of the entry begins
 {
@@ -98,7 +98,7 @@ for place in "model.norm.weight:tensor 'model.norm.weight' is damaged: frame 1 o
     expect_line check.txt "^bad.vptq: 1 error,"
     expect_exit 1 "$python" -B "$SRC/scripts/vptq_archive.py" verify bad.vptq > out.txt 2>&1
     expect_line out.txt "bad.vptq: .*${place#*:}"
-    # nor is it repaired as if nothing were wrong
+    # and --repair does not accept it
     expect_exit 1 "$BIN/vptq-pack" -q --repair bad.vptq -o fixed 2> err.txt
     [ ! -e fixed ] || fail "an output from a damaged archive"
 done

@@ -1,4 +1,4 @@
-# Everything that can be wrong: one sentence, the right status, nothing half written.
+# Every kind of wrong input: one sentence, the right status, no partial output.
 golden=$(data golden/vptq_model_stories260K)
 hf=$(data models/stories260K-hf)
 pack() { "$BIN/vptq-pack" -q "$@"; }
@@ -12,7 +12,7 @@ bad()
     expect_line err.txt "$pattern"
     no_leftovers .
 }
-# finds PATTERN MODEL: --check ends with 3 and prints the finding
+# finds PATTERN MODEL: --check exits with 3 and prints the finding
 finds()
 {
     expect_exit 3 "$BIN/vptq-pack" -q --check "$2" > out.txt 2> err.txt
@@ -42,7 +42,7 @@ bad 2 "'zip'" pack "$golden" -o out --to zip
 bad 2 "f32 cannot be packed" pack "$golden" -o out --dtype f32
 bad 2 "q4" pack "$golden" -o out --dtype q4
 
-# Inputs that are not there or not what they should be.
+# Missing and invalid inputs.
 bad 1 "nothing" pack nothing -o out
 bad 1 "nothing" pack --list nothing
 bad 1 "nothing" pack --check nothing
@@ -52,7 +52,7 @@ mkdir empty
 bad 1 "empty is not a model" pack empty -o out
 [ ! -e out ] || fail "an output was made"
 
-# Outputs that are there.
+# Existing outputs.
 cp -r "$golden" model
 chmod -R u+w model
 pack model -o dir > /dev/null
@@ -89,7 +89,7 @@ finds "damaged" bad.vptq
 head -c $((size / 2)) one.vptq > bad.vptq
 bad 1 "its end is missing" pack --list bad.vptq
 
-# A truncated directory, a tensor that is missing, an entry that is missing.
+# A truncated directory, a missing tensor, a missing entry.
 head -c 200000 model/model.safetensors > t && mv t model/model.safetensors
 bad 1 "model/model.safetensors.*bytes" pack model -o out
 finds "bytes" model

@@ -1,9 +1,9 @@
-# A model several times as large as the memory it may take: checked, listed, packed and
-# repaired, as a directory and as an archive; a writer of archives that is stopped leaves nothing.
+# A model several times larger than the memory limit: checked, listed, packed and repaired, as a
+# directory and as an archive; an interrupted archive writer leaves nothing.
 command -v python3 > /dev/null || skip "needs python3, to make the model and to measure memory"
 ! grep -q __asan_init "$BIN/vptq-pack" || skip "AddressSanitizer keeps freed memory"
 
-# Random indices and numbers, which hardly shrink: 281 MiB, of which the embedding has 96.
+# Random indices and numbers, which hardly compress: 281 MiB, of which the embedding has 96.
 cat > make.py << 'PY'
 import json, os, random, struct, sys
 
@@ -93,7 +93,7 @@ pack --repair big.vptq -o again.vptq > /dev/null
 expect_same big.vptq again.vptq
 rm -r fixed again again.vptq
 
-# Stopped in the middle of an archive.
+# Interrupted while writing an archive.
 started() { compgen -G "$1.tmp.*" > /dev/null; }
 begin()
 {
@@ -109,7 +109,7 @@ wait "$pid" || status=$?
 expect_line err.txt "interrupted"
 [ ! -e stopped.vptq ] || fail "an archive after SIGINT"
 no_leftovers .
-# what was there before stays until the new one is whole
+# the old output stays until the new one is complete
 echo old > killed.vptq
 "$BIN/vptq-pack" -q -t 1 -f big -o killed.vptq > out.txt 2> err.txt &
 pid=$!
@@ -117,7 +117,7 @@ wait_for 60 started killed.vptq
 kill -9 "$pid"
 wait "$pid" || true
 [ "$(cat killed.vptq)" = old ] || fail "an archive after SIGKILL"
-# and the next writer of the same place takes the temporary away
+# and the next writer of the same output removes the temporary file
 pack -f big -o killed.vptq > /dev/null
 expect_same big.vptq killed.vptq
 no_leftovers .

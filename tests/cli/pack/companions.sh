@@ -1,4 +1,4 @@
-# What lies beside the weights of a model goes along, through every form.
+# The small files of a model are copied through every form.
 hf=$(data models/stories260K-hf)
 text=$(data text/tinystories/tiny.utf8)
 mkdir src src/folder
@@ -17,7 +17,7 @@ echo inside > src/folder/notes.txt
 going="LICENSE LINK.txt USE_POLICY.md README.md chat_template.jinja empty.txt generation_config.json
     preprocessor_config.json special_tokens_map.json tokenizer.json tokenizer_config.json"
 
-# expect_companions DIR: just those, as they are.
+# expect_companions DIR: has exactly these files, unchanged.
 expect_companions()
 {
     local name
@@ -41,7 +41,7 @@ expect_same packed again
 "$BIN/vptq-pack" -q --repair again -o repaired > out.txt
 expect_companions repaired
 
-# A tokenizer from somewhere else replaces that of the model, and nothing more.
+# Another tokenizer replaces the files of the model's own, and no others.
 tok=$(data models/stories260K/tok512.bin)
 for model in src model.vptq; do
     rm -rf foreign
@@ -52,7 +52,7 @@ for model in src model.vptq; do
     expect_same src/generation_config.json foreign/generation_config.json
 done
 
-# What cannot go along is named.
+# Files that are not copied are named.
 echo x > 'src/two words.txt'
 truncate -s 17M src/huge.dat
 "$BIN/vptq-pack" -q --unpack src -o named > out.txt 2> err.txt
@@ -60,7 +60,7 @@ expect_line err.txt "src/huge.dat is not copied: it is as large as weights"
 expect_line err.txt "src/two words.txt is not copied: its name has characters"
 expect_companions named
 
-# The template of a file of its own is in a GGUF file, too, unless another tokenizer is.
+# A GGUF file gets the chat template of chat_template.jinja, unless the tokenizer is another one.
 for model in src work packed model.vptq; do
     "$BIN/vptq-pack" -q --unpack "$model" -o model.gguf -f > out.txt 2> err.txt
     rm -rf from_gguf

@@ -1,4 +1,4 @@
-# The tokenizer that comes out of a real GGUF is the one in it.
+# The tokenizer unpacked from a real GGUF file is the one in it.
 [ -n "${VPTQ_DEMO_GGUF-}${VPTQ_DEMO_F16-}" ] ||
     skip "VPTQ_DEMO_GGUF and VPTQ_DEMO_F16 do not name the demo model"
 text=$(data text/wikitext2/wiki.test.raw)

@@ -1,4 +1,4 @@
-# A full disk is one sentence, and nothing stays behind.
+# A full disk: one sentence, and no file is left.
 [ "$(id -u)" = 0 ] || skip "needs root to mount a small tmpfs"
 golden=$(data golden/vptq_model_stories260K)
 mkdir small

@@ -1,4 +1,4 @@
-# Calls of the file system that fail while outputs are written (tests/cli/common/faults.sh).
+# Failing file-system calls while outputs are written (tests/cli/common/faults.sh).
 model=$(data models/stories260K/stories260K.bin)
 tok=$(data models/stories260K/tok512.bin)
 text=$(data text/tinystories/tiny.utf8)

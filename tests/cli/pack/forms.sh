@@ -1,5 +1,5 @@
-# The same model in every form: directory, archive, shards; the same bytes for any number of
-# threads and any way there.
+# The same model as a directory, an archive and in shards: the same bytes for any number of threads
+# and any order of conversions.
 golden=$(data golden/vptq_model_stories260K)
 data text/tinystories/tiny.utf8 > /dev/null
 pack() { "$BIN/vptq-pack" -q "$@"; }
@@ -20,21 +20,21 @@ expect_same dir dir3
 expect_same "$golden/tokenizer.json" dir/tokenizer.json
 expect_number "$(wc -c < one.vptq)" '<' "$(cat dir/* | wc -c)"
 
-# In shards, with an index; put together again it is the same.
+# In shards with an index; packed again it is the same.
 pack dir -o shards --shard-size 64K > /dev/null
 [ -e shards/model.safetensors.index.json ] || fail "no index"
 [ ! -e shards/model.safetensors ] || fail "a single file beside the shards"
 pack shards -o dir4 > /dev/null
 expect_same dir dir4
 
-# Every form is the same model to the last bit, and so is what is unpacked without rounding.
+# Every form has the same perplexity to the last bit, and so has the model unpacked without rounding.
 pack --unpack one.vptq -o plain --dtype f32 > /dev/null
 want=$(nll "$golden")
 for model in dir one.vptq shards plain; do
     [ "$(nll "$model")" = "$want" ] || fail "$model: nll $(nll "$model"), expected $want"
 done
 
-# What was wrong with the golden's config is gone, and nothing was lost.
+# The defects of the golden model's config are gone, and nothing is lost.
 pack --check "$golden" > check.txt
 expect_line check.txt "5 more\|4 more"
 pack --check dir > check.txt

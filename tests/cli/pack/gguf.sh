@@ -1,4 +1,4 @@
-# Models as GGUF files: the same model again, from whatever it was, and what does not go.
+# Models as GGUF files: the same model from every form, and errors.
 hf=$(data models/stories260K-hf)
 bin=$(data models/stories260K/stories260K.bin)
 tok=$(data models/stories260K/tok512.bin)
@@ -6,7 +6,7 @@ text=$(data text/tinystories/tiny.utf8)
 unpack() { "$BIN/vptq-pack" -q --unpack "$@"; }
 ppl() { stories ppl -m "$@"; }
 
-# The ending of the name decides, or --to.
+# The name's ending decides, or --to.
 unpack "$hf" -o model.gguf --format json > out.json
 [ "$(json_get form out.json)" = gguf ] || fail "form"
 [ "$(json_get total_bytes out.json)" = "$(wc -c < model.gguf)" ] || fail "total_bytes"
@@ -52,7 +52,7 @@ expect_line err.txt "does not go with a GGUF file"
 expect_exit 2 unpack "$hf" -o none --to archive 2> err.txt
 expect_exit 2 "$BIN/vptq-pack" -q work -o none --to gguf 2> err.txt
 expect_line err.txt "goes with --unpack only"
-# a directory of the other form's name is nobody's wish
+# a directory with a name ending in .gguf is an error
 expect_exit 2 "$BIN/vptq-pack" -q work -o none.gguf 2> err.txt
 expect_line err.txt "'none.gguf': a GGUF file is written with --unpack; --to hf makes a directory of that name"
 expect_exit 2 unpack work -o none.vptq 2> err.txt

@@ -1,5 +1,5 @@
-# SIGINT and SIGKILL in the middle: no half output.  The model is one large tensor of zeros, in
-# a file with a hole.
+# SIGINT and SIGKILL while writing: no partial output.  The model is one large tensor of zeros in a
+# sparse file.
 config=$(data models/stories260K-hf/config.json)
 mkdir big
 cp "$config" big/config.json
@@ -12,7 +12,7 @@ while [ $((${#header} % 8)) -ne 0 ]; do header="$header "; done
 truncate -s $((8 + ${#header} + bytes)) big/model.safetensors
 
 started() { compgen -G "$1.tmp.*/model.safetensors*" > /dev/null; }
-# begin OUT: a run in the background that has begun to write
+# begin OUT: starts a run in the background and waits until it writes
 begin()
 {
     "$BIN/vptq-pack" -q --unpack big -o "$1" --dtype f32 > out.txt 2> err.txt &
@@ -33,7 +33,7 @@ begin killed
 kill -9 "$pid"
 wait "$pid" || true
 [ ! -e killed ] || fail "an output after SIGKILL"
-# the next run on the same place cleans up
+# the next run with the same output cleans up
 expect_exit 1 "$BIN/vptq-pack" -q --unpack nothing -o killed 2> /dev/null
 begin killed
 [ "$(find . -maxdepth 1 -name 'killed.tmp.*' | wc -l)" = 1 ] || fail "the old temporary is there"

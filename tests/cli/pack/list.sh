@@ -1,15 +1,15 @@
-# --list: one row per matrix and tensor, in a form for people and one for programs.
+# --list: one row per matrix and tensor, as text and as JSON.
 golden=$(data golden/vptq_model_stories260K)
 "$BIN/vptq-pack" -q --list "$golden" > list.txt
 [ "$(wc -l < list.txt)" = 49 ] || fail "header, 47 rows and a summary expected"
-# 4 columns in an outlier book: 16 strips * 4 + 32 * 4 numbers of 16 bits over 64 x 172
+# 4 columns with an outlier codebook: 16 vector rows * 4 + 32 * 4 numbers of 16 bits over 64 x 172
 expect_line list.txt "layers.0.mlp.down_proj  *64  *172 F16  *7624  *4  *256  *16  *1  *4  5.5407"
 expect_line list.txt "35 quantized matrices at 7.*, 12 plain tensors"
 "$BIN/vptq-pack" -q --list "$golden" --format json > list.json
 [ "$(wc -l < list.json)" = 48 ] || fail "48 objects expected"
 grep '"quantized": true' list.json > quantized.json
 [ "$(json_get v quantized.json | wc -l)" = 35 ] || fail "35 matrices expected"
-# all parts of a matrix add up to what it takes in the file
+# the parts of a matrix add up to its bytes in the file
 sum=$(json_get bytes list.json | awk '{ s += $1 } END { print s }')
 expect_number "$sum" '<' "$(wc -c < "$golden/model.safetensors")"
 expect_number "$sum" '>' "$(($(wc -c < "$golden/model.safetensors") - 40000))"

@@ -1,8 +1,8 @@
-# --repair: what upstream's algorithm branch writes becomes what everybody loads.
+# --repair: what upstream's algorithm branch writes becomes loadable by every reader.
 golden=$(data golden/vptq_model_stories260K)
 pack() { "$BIN/vptq-pack" -q "$@"; }
 
-# The same model with the config as the algorithm branch writes it, and as shared entries.
+# The same model with the config of the algorithm branch, and with shared entries.
 for form in algorithm_raw shared; do
     mkdir "$form"
     cp "$golden"/*.json "$golden"/model.safetensors "$form"
@@ -22,7 +22,7 @@ expect_line out.txt "^5 matrices: scale 1 and bias 0 added"
 expect_line out.txt "^fixed: hf, 35 matrices"
 pack --check fixed > check.txt
 expect_line check.txt "^fixed: 0 errors, 0 warnings"
-# the same as from the portable config, which upstream's loaders accept
+# the same bytes as from the portable config, which upstream's loaders accept
 pack "$golden" -o portable > out.txt
 expect_same portable/model.safetensors fixed/model.safetensors
 pack --repair shared -o fixed2 > out.txt
@@ -32,7 +32,7 @@ entries() { sed -n '/"quantization_config"/,$p' "$1/config.json"; }
 ! grep -e norm_dim -e enable_proxy_error -e shared_layer_config fixed/config.json \
     fixed2/config.json || fail "a key that is refused is still there"
 
-# In shards and as an archive; again, there is nothing to repair.
+# In shards and as an archive; repairing again changes nothing.
 pack --repair fixed -o shards --shard-size 64K --format json > out.json
 [ -e shards/model.safetensors.index.json ] || fail "no shards"
 ! grep '"repair"' out.json || fail "repaired what was sound"
@@ -42,7 +42,7 @@ pack --repair algorithm_raw -o one.vptq --format json > out.json
 pack --check one.vptq > check.txt
 expect_line check.txt "^one.vptq: 0 errors, 0 warnings"
 
-# What cannot be.
+# Inputs that cannot be repaired.
 expect_exit 2 "$BIN/vptq-pack" -q --repair --check fixed 2> err.txt
 expect_line err.txt "exclude each other"
 expect_exit 2 "$BIN/vptq-pack" -q --repair fixed 2> err.txt

@@ -1,4 +1,4 @@
-# Any model to a plain Hugging Face directory.
+# Unpacks every kind of model to a plain Hugging Face directory.
 hf=$(data models/stories260K-hf)
 bin=$(data models/stories260K/stories260K.bin)
 tok=$(data models/stories260K/tok512.bin)
@@ -6,7 +6,7 @@ data text/tinystories/tiny.utf8 > /dev/null
 unpack() { "$BIN/vptq-pack" -q --unpack "$@"; }
 ppl() { stories ppl -m "$@"; }
 
-# Without rounding nothing changes, whatever the file was.
+# Without rounding nothing changes, whatever the input was.
 unpack "$bin" --tokenizer "$tok" -o from_bin --dtype f32 --format json > out.json
 [ "$(json_get total_bytes out.json)" = "$(cat from_bin/* | wc -c)" ] || fail "total_bytes"
 want=$(ppl "$bin" --tokenizer "$tok")
@@ -16,7 +16,7 @@ unpack "$hf" -o f32 --dtype f32 > /dev/null
 expect_same "$hf/tokenizer.json" f32/tokenizer.json
 expect_line f32/config.json '"torch_dtype": "float32"'
 
-# The types: f16 by default, and what was f16 stays what it was.
+# Types: f16 by default; f16 inputs stay unchanged.
 unpack "$hf" -o f16 > /dev/null
 expect_line f16/config.json '"torch_dtype": "float16"'
 [ "$(ppl f16)" = "$(ppl "$hf")" ] || fail "an f16 model changed when unpacked to f16"
@@ -27,7 +27,7 @@ expect_near "$(ppl bf16)" "$want" 0.02
 "$BIN/vptq-pack" -q --list bf16 --format json > list.json
 ! grep -q '"dtype": "F16"' list.json || fail "F16 tensors in a bf16 directory"
 
-# GGUF files of every family: the same model, its q and k rows in their own order again.
+# GGUF files of every family: the same model, the rows of q and k back in their own order.
 seq 0 15 | while read -r id; do
     printf '%b' "$(printf '\\x%02x\\x00\\x00\\x00' "$id")"
 done > ids.i32

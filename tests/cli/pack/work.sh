@@ -1,4 +1,4 @@
-# A work directory, its packed directory and its archive are one model to the last digit.
+# A work directory, its packed directory and its archive are the same model to the last digit.
 model=$(data models/stories260K-hf)
 text=$(data text/tinystories/tiny.utf8)
 "$BIN/vptq-hessian" -m "$model" -c "$text" -n 8 -l 256 -o h -q > /dev/null
@@ -21,19 +21,19 @@ expect_line check.txt "21 of 35 matrices are quantized"
 "$BIN/vptq-pack" -q --check dir > check.txt
 expect_line check.txt "^dir: 0 errors, 0 warnings"
 
-# The other storage type is rounded from the books before rounding, and says so.
+# Another storage type is rounded from the codebooks before rounding, with a warning.
 "$BIN/vptq-pack" work -o bf16 --dtype bf16 > /dev/null 2> err.txt
 expect_line err.txt "warning: .*rounding their codebooks to BF16"
 "$BIN/vptq-pack" -q --list bf16 --format json > list.json
 ! grep -q '"dtype": "F16"' list.json || fail "F16 tensors in a bf16 directory"
 expect_near "$(nll bf16)" "$want" 0.02
 
-# The plan: rows and a size close to what comes out.
+# A dry run: rows, and a size close to the result.
 "$BIN/vptq-pack" -q work -o nowhere --dry-run --format json > plan.json
 [ ! -e nowhere ] || fail "a dry run wrote something"
 expect_near "$(json_get total_bytes plan.json | tail -n 1)" "$(json_get total_bytes dir.json)" 0.1
 
-# The base model somewhere else.
+# The base model in another place.
 cp -r "$model" moved
 "$BIN/vptq-pack" -q work -o dir3 --base moved > /dev/null
 expect_same dir dir3
@@ -50,7 +50,7 @@ done
 expect_line check.txt "^lost: 0 errors"
 [ "$(nll lost --base moved)" = "$want" ] || fail "with --base: $(nll lost --base moved)"
 
-# A manifest that says what cannot be is a bad file, not a bad command.
+# An invalid manifest is a bad file, not a usage error.
 sed -i 's|"dtype": "f16"|"dtype": "q4"|' lost/quantize.json
 expect_exit 1 "$BIN/vptq-pack" -q lost -o out --base moved 2> err.txt
 expect_line err.txt "lost/quantize.json: key 'dtype' is 'q4', expected f16 or bf16"

@@ -1,5 +1,5 @@
-# A budget of bits: never passed, more of it never predicts more loss; measurements are kept and
-# give the same bytes after a kill.
+# A bit budget: never exceeded, more bits never predict more loss; measurements are saved, and a
+# killed run ends with the same bytes.
 model=$(data models/stories260K/stories260K.bin)
 tok=$(data models/stories260K/tok512.bin)
 text=$(data text/tinystories/tiny.utf8)
@@ -33,7 +33,7 @@ for mode in proxy kl; do
         expect_number "$(bits row.json)" '<=' "$budget"
         expect_number "$(bits row.json)" '>' "$(awk "BEGIN { print 0.9 * $budget }")"
         [ "$mode" = kl ] || continue
-        # the sum that is minimized
+        # the sum that allocation minimizes
         quantize --dry-run -o "$mode" -b "$budget" "${options[@]}" >row.txt
         now=$(sed -n 's/.*, divergence //p' row.txt)
         expect_number "$now" '<=' "$last"
@@ -44,7 +44,7 @@ for mode in proxy kl; do
     [ ! -e "$mode/quantize.json" ] || fail "a dry run begins a work directory"
 done
 
-# A real run does what the dry one said, and predicts within reason.
+# A real run has the settings of the dry run, and its losses are close to the prediction.
 quantize --dry-run -o kl -b 3 "${kl[@]}" --format json >plan.json
 quantize -o kl -b 3 "${kl[@]}" --format json >run.json
 json_get k plan.json >want.txt
@@ -57,7 +57,7 @@ json_get proxy_loss run.json | paste - <(json_get predicted_loss run.json) |
     fail "another budget goes on in the same directory"
 expect_line err.txt 'kl/quantize.json belongs to another run'
 
-# Killed while it measures: the same bytes in the end, for any thread count.
+# Killed while measuring: the same bytes in the end, for any thread count.
 "$BIN/vptq-quantize" -m "$model" --tokenizer "$tok" -o killed -b 3 "${kl[@]}" -t 1 -q >/dev/null &
 pid=$!
 wait_for 60 test -e killed/sensitivity.json
@@ -67,7 +67,7 @@ quantize -o killed -b 3 "${kl[@]}" -t 2 >/dev/null
 expect_same kl killed
 no_leftovers killed
 
-# Measurements that are damaged are made again; those that cannot be read may be sound.
+# Damaged measurements are repeated; a file that cannot be read may be intact and is an error.
 mkdir unread damaged
 mkdir unread/sensitivity.json
 expect_exit 1 quantize --dry-run -o unread -b 3 "${kl[@]}" >/dev/null 2>err.txt
@@ -78,14 +78,14 @@ head -c 1000 kl/sensitivity.json >damaged/sensitivity.json
 expect_line err.txt "sensitivities are measured again"
 expect_same kl/sensitivity.json damaged/sensitivity.json
 
-# Rules of a recipe stay, the rest gets what they leave.
+# Recipe rules are kept, the other matrices share the remaining bits.
 echo '{"rules": [{"match": "*.v_proj", "settings": {"vector_length": 2, "centroids": 16}}]}' >recipe.json
 quantize --dry-run -o kl -b 3 "${kl[@]}" --recipe recipe.json --format json >pinned.json
 grep '"v_proj"' pinned.json >v.json
 [ "$(json_get v v.json | sort -u)" = 2 ] || fail "a pinned matrix was changed"
 expect_number "$(bits pinned.json)" '<=' 3
 
-# What cannot be.
+# Impossible budgets and settings.
 expect_exit 2 quantize --dry-run -b 0.1 --allocate uniform 2>err.txt
 expect_line err.txt 'a budget of 0.1 bits per weight is below the smallest possible, [0-9.]*$'
 least=$(sed 's/.*possible, //' err.txt)

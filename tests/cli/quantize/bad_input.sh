@@ -1,4 +1,4 @@
-# Settings and inputs that cannot be: one sentence, the right status, nothing lost.
+# Invalid settings and inputs: one sentence, the right exit status, nothing lost.
 model=$(data models/stories260K/stories260K.bin)
 hf=$(data models/stories260K-hf)
 tok=$(data models/stories260K/tok512.bin)
@@ -24,14 +24,14 @@ bad 1 "'nothing' is not a hessian directory" "$BIN/vptq-quantize" -m "$model" -H
 bad 1 "another model" "$BIN/vptq-quantize" -m "$hf" -H h -o w
 [ ! -e w ] || fail "a work directory was made"
 
-# A directory of something else stays as it is.
+# A directory with something else in it is not touched.
 mkdir other
 touch other/config.json
 bad 1 "'other' is no work directory: it holds 'config.json'" run -o other -k 16
 bad 1 "'other' is no work directory: it holds 'config.json'" run -o other -k 16 --force
 [ "$(ls other)" = config.json ] || fail "something was written: $(ls other)"
 
-# A work directory of another run: refused naming the key, started again with --force.
+# A work directory of another run: an error that names the key; --force starts over.
 run -o w -k 16 --layers 0-0 > /dev/null
 bad 1 "'settings.centroids' is 16, here it is 32" run -o w -k 32 --layers 0-0
 bad 1 "'settings.seed' is 0" run -o w -k 16 --seed 5 --layers 0-0
@@ -41,14 +41,14 @@ run -o w -k 32 --layers 0-0 -f > /dev/null
 [ ! -e w/layer_009_q_proj.safetensors ] || fail "a matrix of the other run is still there"
 [ "$(sed -n 's/.*"k": \?\([0-9]*\).*/\1/p' w/report.jsonl | sort -u)" = 32 ] || fail "not redone"
 
-# Somebody else works there.
+# Another process is working in the directory.
 flock w/lock sleep 20 &
 pid=$!
 sleep 0.5
 bad 1 "'w'\|w/lock" run -o w -k 32 --layers 0-0
 kill "$pid"
 
-# A Hessian that is missing or damaged is named; finished matrices stay.
+# A missing or damaged Hessian is named; finished matrices are kept.
 mv h/layer_002_o.safetensors o
 expect_exit 1 run -o v -k 16 > out.txt 2> err.txt
 expect_line err.txt "layer_002_o.safetensors is missing"
@@ -56,13 +56,13 @@ expect_line err.txt "layer_002_o.safetensors is missing"
 mv o h/layer_002_o.safetensors
 run -o v -k 16 > /dev/null
 
-# Paths in the manifest hold wherever it is read from.
+# Paths in the manifest are absolute.
 cp "$tok" tokenizer.bin
 run -o named -k 16 --layers 0-0 --tokenizer tokenizer.bin > /dev/null
 expect_line named/quantize.json "\"tokenizer\": \"$PWD/tokenizer.bin\""
 bad 1 "'no-such-tokenizer'" run -o x --tokenizer no-such-tokenizer
 
-# The plan.
+# A dry run.
 run --dry-run -v 8 -k 4096 --format json > plan.json
 [ "$(wc -l < plan.json)" = 35 ] || fail "rows of the plan"
 # q_proj 64 x 64: (4096 * 8 * 16 + 8 rows * 24 words * 32 + 64 * 32 bits) / 4096

@@ -1,6 +1,6 @@
-# A checkpoint that is several times the memory it may take is listed, checked, measured, and
-# quantized and packed for one layer.  It is made here, in shards of holes: only the layer and
-# the embeddings that are used hold numbers, so that it takes little disk.
+# A checkpoint several times larger than the memory limit is listed, checked and measured, and one
+# layer is quantized and packed.  The test makes it in sparse shards: only that layer and the
+# embeddings in use have numbers, so that it takes little disk space.
 # VPTQ_BIG=1 makes it 20 GB, in the shape of a TinyLlama of 227 layers, instead of 4 GB.
 command -v python3 > /dev/null || skip "needs python3 to measure memory"
 truncate -s 1G hole
@@ -12,7 +12,7 @@ layers=181 hidden=1024 inter=2816 kv=128
 if [ -n "${VPTQ_BIG-}" ]; then
     layers=227 hidden=2048 inter=5632 kv=256
 fi
-# Sanitizers keep memory of their own, and take their time.
+# Sanitizers need memory and time of their own.
 if grep -q __asan_init "$BIN/vptq-pack"; then
     layers=23 hidden=256 inter=704 kv=64 limit=
 fi
@@ -31,7 +31,7 @@ cat > model/config.json << END
  "tie_word_embeddings": true, "bos_token_id": 1, "eos_token_id": 2}
 END
 
-# Per file: its length without the header, and the header; where the used layer begins and ends.
+# Per file: its length without the header, and the header; the begin and end of the layer in use.
 awk -v L="$layers" -v H="$hidden" -v I="$inter" -v K="$kv" -v V="$vocab" -v S="$shard" \
     -v used="$used" -v last="$last" '
 function file(i) { return sprintf("model-%05d-of-%05d.safetensors", i + 1, last + 1) }
@@ -73,8 +73,8 @@ BEGIN {
     printf "%.0f\n", total > "total"
 }'
 
-# Bytes that make halves of +-2^-7 to +-2^-3 however they are paired; the length of a round is
-# prime, so that rows do not repeat.
+# Bytes that make halves of +-2^-7 to +-2^-3 however they are paired; the period is prime, so that
+# rows do not repeat.
 awk 'BEGIN { for (x = 1; n < 1000003; n++) { x = (16807 * x) % 2147483647; printf "%c", 65 + x % 32 } }' |
     tr 'A-`' '\040-\057\240-\257' > round
 numbers() # BYTES
@@ -101,13 +101,13 @@ for f in $(seq 0 "$last"); do
         dd of="$file" oflag=seek_bytes seek=$((8 + size)) bs=64k conv=notrunc 2> dd.txt ;;
     esac
 done
-# 8 windows of 128 tokens; bytes of the numbers are ids that have embeddings
+# 8 windows of 128 tokens; all bytes are ids that have embeddings
 head -c 1024 round | tr '\040-\057\240-\257' 'A-`' | sed 's/./&@@@/g' | tr -d '\n' |
     tr '@' '\0' > ids
 [ "$(wc -c < ids)" = 4096 ] || fail "$(wc -c < ids) bytes of ids"
 [ -z "$limit" ] || expect_number "$(cat total)" '>' $((3 * limit * 1024))
 
-# within TOOL..: a tool with its arguments, its peak memory within the limit
+# within TOOL..: runs a tool; its peak memory must be within the limit
 within()
 {
     local tool=$1
@@ -132,7 +132,7 @@ within vptq-quantize -m model -H hdir -o work --layers $used-$used --encoder ups
 within vptq-pack --check work > check.txt
 expect_line check.txt "^warning: work: 7 of $((7 * layers)) matrices are quantized"
 expect_line check.txt "^work: 0 errors"
-# packed, the other layers stay as they are
+# packing leaves the other layers unchanged
 within vptq-pack --list work > list.txt
 expect_line list.txt "^work: 7 quantized matrices at .*, $((tensors - 7)) plain tensors"
 within vptq-pack work -o out.vptq > out.txt

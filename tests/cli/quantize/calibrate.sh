@@ -1,12 +1,12 @@
-# Calibrating in the same run: as with a Hessian directory of the same windows; in sequence, with
-# the same bytes for any thread count, memory cap and interruption.
+# Calibration inside the run: the same as with a Hessian directory of the same windows;
+# sequential runs give the same bytes for any thread count, memory cap and interruption.
 model=$(data models/stories260K/stories260K.bin)
 tok=$(data models/stories260K/tok512.bin)
 text=$(data text/tinystories/tiny.utf8)
 windows=(-c "$text" -n 24 -l 256)
 quantize() { "$BIN/vptq-quantize" -m "$model" --tokenizer "$tok" -k 64 -q "$@"; }
 
-# One shot: the bytes of the two commands.
+# Not sequential: the same bytes as with two commands.
 "$BIN/vptq-hessian" -m "$model" --tokenizer "$tok" "${windows[@]}" --weights sink --holdout 0.1 \
     -o h -q
 quantize -H h --layers 0-1 -o two_steps > out.txt
@@ -15,7 +15,7 @@ expect_same two_steps one_step
 quantize "${windows[@]}" --weights sink --holdout 0.1 --layers 0-1 -o one_step > out.txt
 expect_line out.txt "14 matrices (14 kept)"
 
-# In sequence.
+# Sequential.
 run=("${windows[@]}" --sequential --weights sink:0.2)
 quantize "${run[@]}" -o one -t 1 > out.txt
 others() { find "$1" -type f ! -name '*_proj*' -printf '%f\n' | sort | paste -s -d ' '; }
@@ -32,7 +32,7 @@ quantize "${run[@]}" -o killed > out.txt
 expect_line out.txt "35 matrices ([0-9]* kept)"
 expect_same one killed
 
-# The first linears see nothing quantized; later ones gain by their targets.
+# The first matrices have unquantized inputs; later ones gain from their corrected targets.
 json_get alpha one/report.jsonl > alpha.txt
 [ "$(wc -l < alpha.txt)" = 35 ] || fail "a row has no alpha"
 [ "$(head -n 3 alpha.txt | sort -u)" = 0.0 ] || fail "targets of q, k and v of block 0"
@@ -41,11 +41,11 @@ expect_number "$(json_get alpha_gain one/report.jsonl | tail -n 2 | sort -n | he
 json_get alpha_damping one/report.jsonl | sort -u > damping.txt
 grep -qvE '^(0.0|0.01|0.10*1?|1.0)$' damping.txt && fail "dampings: $(cat damping.txt)"
 
-# Without held-out windows nothing tells how much: targets stay.
+# Without held-out windows the correction cannot be chosen: targets are not corrected.
 quantize "${windows[@]}" --sequential --holdout 0 --layers 0-1 -o none > out.txt
 [ "$(json_get alpha none/report.jsonl | sort -u)" = 0.0 ] || fail "alpha without held-out windows"
 
-# It pays.
+# Sequential calibration lowers the divergence.
 tail -c 10240 "$(data models/stories260K-hf/ppl_tokens.npy)" | od -An -v -t u2 -w2 |
     perl -ne 'print pack("l<", $_)' > ppl.i32
 quantize "${windows[@]}" --weights sink:0.2 -o shot > out.txt
@@ -53,13 +53,13 @@ for work in shot one; do
     "$BIN/vptq-eval" ppl -m $work --tokens ppl.i32 --context 256 -q --format json > $work.json
 done
 expect_number "$(json_get ppl one.json)" "<" "$(json_get ppl shot.json)"
-# More than with inputs alone.
+# Corrected targets lower it further than quantized inputs alone.
 quantize "${run[@]}" --holdout 0.1 --correction 0 -o inputs > out.txt
 [ "$(json_get alpha inputs/report.jsonl | sort -u)" = 0.0 ] || fail "alpha without correction"
 "$BIN/vptq-eval" ppl -m inputs --tokens ppl.i32 --context 256 -q --format json > inputs.json
 expect_number "$(json_get ppl one.json)" "<" "$(json_get ppl inputs.json)"
 
-# A budget: measured on Hessians of the model as it is, in this run as with a directory.
+# A bit budget: measured on Hessians of the original model, as with a directory.
 budget() { "$BIN/vptq-quantize" -m "$model" --tokenizer "$tok" -b 3.5 -q "$@"; }
 budget -H h -o by_dir > out.txt
 budget "${windows[@]}" --weights sink --holdout 0.1 --dry-run -o by_text > out.txt
@@ -77,7 +77,7 @@ for key in v k k_res; do
     expect_same one.txt two.txt
 done
 
-# Another calibration is another run; later layers need the earlier ones.
+# A run with another calibration is a different run; later layers need the earlier ones.
 expect_exit 1 quantize "${windows[@]}" --weights sink:0.2 --holdout 0.1 -o one > out.txt 2> err.txt
 expect_line err.txt "key 'calibration'"
 expect_exit 1 quantize "${run[@]}" --layers 1-1 -o later > out.txt 2> err.txt
@@ -102,7 +102,7 @@ expect_exit 1 quantize -c nothing -o x 2> err.txt
 expect_line err.txt "nothing"
 [ ! -e x ] || fail "an output was made"
 
-# Codes that lose nothing: the second stream is the first, bit by bit.
+# Lossless codes: the quantized hidden states equal the original ones bit by bit.
 perl -e 'for my $i (1..4096) { print pack("l<", ($i * $i * 7 + $i * 3) % 47) }' > ids.i32
 "$BIN/vptq-quantize" -m "$SRC/tests/golden/tiny_mistral" --tokens ids.i32 -l 32 --sequential -v 1 \
     -k 4096 --no-norm --dtype bf16 -o exact -q > out.txt 2> err.txt

@@ -1,5 +1,5 @@
-# Whole runs on a device with memory of its own: Hessians, quantizing and perplexity come out as with
-# ref (cpu searches in another arithmetic, so that small matrices end in other local optima).  Without a GPU it is the emulated one; `make gpu-test` names cuda.
+# Whole runs on a device with its own memory: Hessians, quantizing and perplexity agree with ref.
+# (cpu uses other arithmetic, so that small matrices end in other local optima.)  Without a GPU the device is emulated; `make gpu-test` selects cuda.
 device=${VPTQ_DEVICE-emu}
 there=${VPTQ_DEVICE_BIN-none}
 [ -x "$there/vptq-quantize" ] || skip "needs tools that have the device (make check-cli builds them)"
@@ -11,7 +11,7 @@ for backend in ref "$device"; do
     "$there/vptq-hessian" -m "$model" --tokenizer "$tok" -c "$text" -n 2 -l 48 --layers 0-0 \
         --weights attention -o "h.$backend" --backend "$backend" -qq > /dev/null
     "$BIN/vptq-hessian" --show "h.$backend" --format json > "show.$backend"
-    # The same Hessian for both, so that what is compared is the quantizer.
+    # The same Hessian for both, so that the test compares quantizers only.
     "$there/vptq-quantize" -m "$model" -H h.ref -v 4 -k 16 -r 4 --layers 0-0 -o "work.$backend" \
         --kmeans-iterations 6 --joint 2 --retrain 0 --sweeps 1 --refits 1 \
         --backend "$backend" --format json -qq > "rows.$backend"

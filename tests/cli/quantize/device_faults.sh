@@ -1,6 +1,6 @@
-# A device that fails in the middle of a run: one sentence that names the matrix (the layer) and what the
-# device said, exit status 1; what is finished stays, and the same command again comes to the bytes of a
-# run that nothing disturbed.  On the emulated device, which fails where it is told to.
+# A device that fails during a run: one sentence with the matrix (or layer) and the device's message,
+# exit status 1.  Finished work is kept, and the same command again gives the bytes of an undisturbed
+# run.  Uses the emulated device, which fails at a chosen call.
 there=${VPTQ_DEVICE_BIN-none}
 [ "${VPTQ_DEVICE-emu}" = emu ] || skip "only the emulated device fails on request"
 [ -x "$there/vptq-quantize" ] || skip "needs tools that have the device (make check-cli builds them)"
@@ -14,7 +14,7 @@ collect() {
     "$there/vptq-hessian" -m "$model" --tokens ids -n 4 -l 12 --weights attention --backend emu -q -o "$@"
 }
 
-# one_sentence FILE PATTERN: FILE is one line, and matches.
+# one_sentence FILE PATTERN: FILE is one line that matches.
 one_sentence()
 {
     [ "$(wc -l < "$1")" = 1 ] || fail "not one sentence: $(cat "$1")"
@@ -25,7 +25,7 @@ died='an illegal memory access was encountered'
 spoilt='uncorrectable ECC error encountered'
 none='device memory cannot be had'
 
-# Hessians: at the first call of each kind, and in the middle.
+# Hessians: the first call of each kind fails, then one during the run.
 VPTQ_EMU_COUNTS=counts collect good
 for fault in "launch $refused" "kernel $died" "copy $spoilt" "alloc $none"; do
     kind=${fault%% *}
@@ -64,7 +64,7 @@ for fault in "launch $refused" "kernel $died" "copy $spoilt" "alloc $none"; do
     expect_same one work "after $kind"
 done
 
-# Interrupted: status 130, what is finished stays.
+# Interrupted: status 130, finished work is kept.
 "$there/vptq-quantize" -m "$model" -H h -v 4 -k 8 --layers 0-0 --kmeans-iterations 2 --retrain 0 --sweeps 1 \
     --refits 0 --backend emu -q -o stopped > /dev/null 2> err.txt &
 pid=$!

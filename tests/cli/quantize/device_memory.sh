@@ -1,5 +1,5 @@
-# Little device memory: smaller pieces and the same bytes, and where nothing is small enough one sentence
-# with sizes.  On the emulated device, which has as much as it is told.
+# Little device memory: smaller pieces with the same bytes; if no piece is small enough, one sentence
+# with sizes.  Uses the emulated device with a chosen amount of memory.
 there=${VPTQ_DEVICE_BIN-none}
 [ "${VPTQ_DEVICE-emu}" = emu ] || skip "only the emulated device has as much memory as it is told"
 [ -x "$there/vptq-quantize" ] || skip "needs tools that have the device (make check-cli builds them)"
@@ -18,7 +18,7 @@ ppl() {
 }
 most() { sed -n 's/^memory //p' counts; }
 
-# lack FILE: one sentence that says how much was asked for, of what.
+# lack FILE: one sentence with the required bytes and their purpose.
 lack()
 {
     [ "$(wc -l < "$1")" = 1 ] || fail "not one sentence: $(cat "$1")"
@@ -44,7 +44,7 @@ expect_line err.txt 'model.layers.0.*_proj: '
 for m in "$model" work; do
     VPTQ_EMU_COUNTS=counts ppl "$m" > ppl.all
     all=$(most)
-    # so few rows of a packed model are not cut: how many there are shows in the bits
+    # so few rows of a packed model are not split: their number affects the bits
     enough=$all
     [ "$m" = work ] || enough=$((all / 2))
     VPTQ_EMU_MEMORY=$enough ppl "$m" > ppl.half

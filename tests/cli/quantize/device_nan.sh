@@ -1,5 +1,5 @@
-# A number that is not finite, in a weight or on its way through the model, is told of by the same sentence
-# on every device: tensor, layer and input, or window and token.
+# A number that is not finite, in a weight or inside the model, gives the same sentence on every
+# device: tensor, layer and input, or window and token.
 there=${VPTQ_DEVICE_BIN-none}
 device=${VPTQ_DEVICE-emu}
 [ -x "$there/vptq-quantize" ] || skip "needs tools that have the device (make check-cli builds them)"
@@ -26,7 +26,7 @@ spoil weight model.layers.1.self_attn.k_proj.weight nan
 spoil large model.layers.0.mlp.down_proj.weight inf
 spoil norm model.layers.1.post_attention_layernorm.weight nan
 
-# same PATTERN COMMAND..: fails alike on cpu and on the device, with a line that matches.
+# same PATTERN COMMAND..: fails with the same matching line on cpu and on the device.
 same()
 {
     local pattern=$1

@@ -1,4 +1,4 @@
-# A full disk is one sentence that names the file; after making room the run goes on.
+# A full disk: one sentence that names the file; the run continues once there is space.
 [ "$(id -u)" = 0 ] || skip "needs root to mount a small tmpfs"
 model=$(data models/stories260K/stories260K.bin)
 tok=$(data models/stories260K/tok512.bin)

@@ -1,5 +1,5 @@
-# Residual book, groups and outlier columns together, on rows that vectors do not divide: both
-# encoders write what readers decode to the loss that the report says, the same for any -t.
+# Residual codebook, groups and outlier columns together, on rows that v does not divide: both
+# encoders store what readers decode with the reported loss, the same for any -t.
 model=$(data models/stories260K/stories260K.bin)
 tok=$(data models/stories260K/tok512.bin)
 text=$(data text/tinystories/tiny.utf8)

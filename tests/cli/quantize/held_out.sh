@@ -8,7 +8,7 @@ collect -n 8 --holdout 0.25 --weights sink:0.5 -o h
 collect -n 6 --seed 1 --weights plain -o other
 run() { "$BIN/vptq-quantize" -m "$model" -k 16 --layers 0-0 -qq "$@"; }
 
-# What HDIR keeps is taken by itself; it decides no code.
+# The held-out part of HDIR is used by default; it does not affect any code.
 run -H h -o w --format json > w.json
 [ "$(grep -c '"proxy_loss_held_out": ' w.json)" = 7 ] || fail "no held-out losses"
 for key in loss_kmeans loss_pass; do
@@ -18,7 +18,7 @@ run -H h --held-out other -o o --format json > o.json
 [ "$(json_get proxy_loss w.json)" = "$(json_get proxy_loss o.json)" ] || fail "losses differ"
 [ "$(json_get proxy_loss_held_out w.json)" != "$(json_get proxy_loss_held_out o.json)" ] ||
     fail "the same held-out losses"
-# ... and is the loss that vptq-eval measures with these Hessians.
+# Its loss is the one that vptq-eval measures with these Hessians.
 "$BIN/vptq-eval" error -m w --base "$model" -H h/holdout --format json > e.json
 paste <(json_get proxy_loss_held_out w.json) <(head -n 7 e.json | json_get proxy_loss) |
     while read -r ours theirs; do expect_near "$ours" "$theirs" 1e-6; done
@@ -28,7 +28,7 @@ run -H other -o p --format json > p.json
 ! grep -q held_out p.json || fail "held-out losses out of nothing"
 expect_line p/quantize.json '"held_out_fingerprint": null'
 
-# Where the seconds of a matrix went adds up; what was kept took none.
+# The seconds of a matrix add up over its steps; reused matrices took none.
 sed -E 's/.*"seconds": ([0-9.]+), "step_seconds": \{([^}]*)\}.*/\1 \2/; s/"[a-z]+": //g; s/,//g' w.json |
     awk '{ s = 0; for (i = 2; i <= NF; i++) s += $i; d = s - $1 }
         NF < 8 || d > 0.006 || d < -0.006 { exit 1 }' || fail "seconds by step do not add up"
@@ -36,7 +36,7 @@ for key in kmeans pass retrain sweeps scales refit storage rest; do
     grep -q "step_seconds.*\"$key\": " w.json || fail "no seconds of $key"
 done
 
-# The table has a column for them, and a mean.
+# The table has a column for held-out losses, and their mean.
 run -H h -o w > rows.txt
 expect_line rows.txt ' held-out '
 expect_line rows.txt '^7 matrices (7 kept), '
@@ -48,7 +48,7 @@ expect_line fresh.txt '^time: k-means [0-9]* %, residual [0-9]* %, joint [0-9]* 
 [ "$(sed -n '/^time: /,$p' fresh.txt | tr ', ' '\n' | grep -c '^[0-9]')" = 10 ] || fail "steps are missing"
 ! grep -q '.\{101\}' fresh.txt || fail "lines over 100 columns"
 
-# k and v minimize H + c T: only theirs change, and they alone have a weighted loss.
+# k and v minimize H + c T: only they change, and only they have a weighted loss.
 [ "$(grep -c proxy_loss_weighted w.json)" = 2 ] || fail "weighted losses"
 expect_line w/quantize.json '"kv_factor": 0.5'
 run -H h --kv-factor 0 -o zero --format json > zero.json

@@ -1,5 +1,5 @@
-# Recipes: matrices with settings of their own; what cannot be is refused before any work with
-# file, rule and key; the work directory knows which recipe made it.
+# Recipes: settings for single matrices; errors are found before any work, with file, rule and key;
+# the work directory records its recipe.
 model=$(data models/stories260K/stories260K.bin)
 tok=$(data models/stories260K/tok512.bin)
 text=$(data text/tinystories/tiny.utf8)
@@ -15,7 +15,7 @@ cat > r.json <<'JSON'
   {"match": "k_proj", "settings": {"encoder": "upstream", "kmeans_iterations": 7}}]}
 JSON
 run -o w --recipe r.json --format json > rows.json
-# row NUMBER KEY: of layer NUMBER / 7
+# row NUMBER KEY: the value of a key in row NUMBER, which is of layer NUMBER / 7
 row() { sed -n "$(($1 + 1))p" rows.json | json_get "$2"; }
 [ "$(json_get k rows.json | tr '\n' ' ')" = "16 16 32 16 16 16 16 16 16 64 16 16 16 16 " ] ||
     fail "k: $(json_get k rows.json | tr '\n' ' ')"
@@ -23,13 +23,13 @@ row() { sed -n "$(($1 + 1))p" rows.json | json_get "$2"; }
 [ "$(json_get k_res rows.json | tr '\n' ' ')" = "0 0 0 4 0 0 0 0 0 0 0 0 0 0 " ] || fail "k_res"
 expect_line rows.json '"settings": {"centroids": 64, "sweeps": 0}'
 expect_line rows.json '"settings": {"centroids": 16, "norm": "minmax", .*"kmeans_iterations": 7'
-# Each object of the report is a row of stdout without what belongs to the run.
+# Each object of the report equals a row of stdout without the keys of the run.
 sed 's/, "bytes": .*/}/' rows.json > report
 expect_same report w/report.jsonl
 expect_line w/quantize.json '"match": "\*.v_proj"'
 expect_line w/quantize.json '"model.layers.1.self_attn.v_proj": {'
 
-# The matrices without a rule are those of a run without a recipe.
+# Matrices without a rule are the same as in a run without a recipe.
 run -o plain > /dev/null
 for m in layer_000_q_proj layer_001_o_proj; do
     cmp <(head -c 2000 w/$m.safetensors | strings -n 40 | grep -o '"proxy_loss[^v]*') \
@@ -37,7 +37,7 @@ for m in layer_000_q_proj layer_001_o_proj; do
         fail "$m differs"
 done
 
-# Continued with the same recipe, refused with another one, naming what differs.
+# The same recipe continues the run; another one is an error that names the difference.
 run -o w --recipe r.json --format json > again.json
 [ "$(grep -c '"reused": true' again.json)" = 14 ] || fail "made again"
 bad()
@@ -58,7 +58,7 @@ expect_same report w/report.jsonl
 run -o w --recipe s.json --force > /dev/null
 expect_line w/report.jsonl '"name": "v_proj", .*"k": 128,'
 
-# refused PATTERN JSON: exit 1 before anything is made.
+# refused PATTERN JSON: exit status 1, no output.
 refused()
 {
     echo "$2" > bad.json
@@ -84,7 +84,7 @@ refused "duplicate object key near '\"beam\"'" \
 refused "bad.json: rule 1: key 'dtype' applies to the whole model" \
     '{"rules": [{"match": "*", "settings": {"dtype": "bf16"}}]}'
 bad 1 "no-such-recipe" run -o x --recipe no-such-recipe
-# Values that are fine by themselves and not for this matrix.
+# Settings that are valid, but not for this matrix.
 echo '{"rules": [{"match": "layers.4.*.down_proj", "settings": {"groups": 5}}]}' > bad.json
 bad 2 "model.layers.4.mlp.down_proj: groups is 5, which does not divide 172 columns" \
     run -o x --recipe bad.json

@@ -1,5 +1,5 @@
-# The work directory: same bytes for any thread count, after kills at three moments, and finished
-# matrices are not made again.
+# The work directory: the same bytes for any thread count and after three kills; finished matrices
+# are not quantized again.
 model=$(data models/stories260K/stories260K.bin)
 tok=$(data models/stories260K/tok512.bin)
 text=$(data text/tinystories/tiny.utf8)
@@ -19,7 +19,7 @@ paste loss.txt kmeans.txt | while read -r loss kmeans; do
     expect_number "$loss" '<' "$kmeans"
 done
 
-# Killed at three moments; each rerun goes on.
+# Killed three times; each rerun continues.
 for matrix in layer_000_k_proj layer_002_gate_proj layer_004_q_proj; do
     "$BIN/vptq-quantize" "${args[@]}" -o killed -t 1 > /dev/null &
     pid=$!
@@ -32,7 +32,7 @@ quantize -o killed --format json > rest.json
 expect_same one killed
 no_leftovers killed
 
-# Interrupted: status 130, what is finished stays.
+# Interrupted: status 130, finished work is kept.
 "$BIN/vptq-quantize" "${args[@]}" -o stopped -t 1 > /dev/null &
 pid=$!
 wait_for 60 test -e stopped/layer_000_q_proj.safetensors
@@ -43,13 +43,13 @@ wait "$pid" || status=$?
 quantize -o stopped > /dev/null
 expect_same one stopped
 
-# A damaged matrix is noticed and made again.
+# A damaged matrix is detected and quantized again.
 printf x | dd of=stopped/layer_001_up_proj.safetensors bs=1 seek=900 conv=notrunc 2> /dev/null
 "$BIN/vptq-quantize" -m "$model" --tokenizer "$tok" -H h -k 64 -o stopped > /dev/null 2> err.txt
 expect_line err.txt "layer_001_up_proj.*quantized again"
 expect_same one stopped
 
-# So is an empty one; but one that cannot be read may be sound, and is left alone.
+# So is an empty one; a file that cannot be read may be intact and is not replaced.
 : > stopped/layer_001_up_proj.safetensors
 quantize -o stopped > /dev/null
 expect_same one stopped
@@ -64,7 +64,7 @@ mv moved/layer_003_o_proj.safetensors stopped/
 quantize -o stopped > /dev/null
 expect_same one stopped
 
-# Layers in two runs are the whole.
+# Layers quantized in two runs equal those of one run.
 quantize -o parts --layers 0-1 > /dev/null
 [ "$(wc -l < parts/report.jsonl)" = 14 ] || fail "report of a part"
 printf x | dd of=parts/layer_001_up_proj.safetensors bs=1 seek=900 conv=notrunc 2> /dev/null

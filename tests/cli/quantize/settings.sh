@@ -1,10 +1,10 @@
-# Settings as options: every one arrives, whatever the order; what cannot be names the option.
+# Settings as options: every one takes effect, in any order; errors name the option.
 model=$(data models/stories260K/stories260K.bin)
 tok=$(data models/stories260K/tok512.bin)
 text=$(data text/tinystories/tiny.utf8)
 plan() { "$BIN/vptq-quantize" -m "$model" --dry-run --format json --layers 0-0 -qq "$@"; }
 
-# settings_of OPTIONS..: what differs from the defaults, as the row of the first matrix has it.
+# settings_of OPTIONS..: the settings that differ from the defaults, from the first matrix's row.
 settings_of() { plan "$@" | head -n 1 | sed -n 's/.*"settings": \({[^}]*}\).*/\1/p'; }
 
 # same_settings JSON OPTIONS..
@@ -55,7 +55,7 @@ same_settings '{"damping": 0.002}' --damping 0.002
 same_settings '{"seed": 7}' --seed 7
 same_settings '{"seed": "18446744073709551615"}' --seed 18446744073709551615
 
-# Encoder, then preset, then what is given, then rules, in any order of options.
+# Encoder, then preset, then single settings, then rules, in any order of options.
 echo '{"rules": [{"match": "q_proj", "settings": {"sweeps": 9, "centroids": 32}}]}' > r.json
 settings_of --encoder upstream --preset ablation-v6 -k 16 --joint 1 --recipe r.json > one
 settings_of --recipe r.json --joint 1 -k 16 --preset ablation-v6 --encoder upstream > two
@@ -117,7 +117,7 @@ bad "invalid value for --dtype: dtype is 'f32', expected f16|bf16" --dtype f32
 bad "encoder is 'fast', expected best|upstream" --encoder fast
 bad "preset is 'llama9', expected a name of --preset list" --preset llama9
 
-# Presets: the table needs no model; each of its names is one.
+# Presets: the table needs no model; each name in it is a preset.
 "$BIN/vptq-quantize" --preset list > list.txt
 "$BIN/vptq-quantize" --preset list --format json > list.json
 [ "$(wc -l < list.json)" = 25 ] || fail "presets"
@@ -126,12 +126,12 @@ expect_line list.txt '^llama2-7b-v12  *12  4096  4096   4     1  4 8192 '
 json_get name list.json | while read -r name; do
     grep -q "^$name " list.txt || fail "$name is not in both tables"
 done
-# 4096 x 4096: 6 rows a vector, 12 bits an index, by hand for Llama-2-7B (test_pipeline_settings)
+# 4096 x 4096: v = 6, 12 bits per index, computed by hand for Llama-2-7B (test_matrix_settings)
 expect_near "$(head -n 1 list.json | json_get bits_per_weight)" 2.0199 1e-4
 same_settings '{"vector_length": 12, "centroids": 4096, "residual": 4096, "groups": 4, "outliers": 1.0}' \
     --preset ablation-groups-4
 
-# The same bytes for the same settings, however they are given.
+# The same settings give the same bytes in any spelling.
 "$BIN/vptq-hessian" -m "$model" --tokenizer "$tok" -c "$text" -n 4 -l 256 -o h -q
 quantize() { "$BIN/vptq-quantize" -m "$model" -H h --layers 0-0 -q "$@" > /dev/null; }
 quantize -o a -v 4 -k 16 --sweeps 1 --encoder best
