@@ -1,4 +1,4 @@
-/* Tokenizers in tests: opened from the data directory, unpacked where they are packed. */
+/* Helpers for tests of tokenizers: opening, encoding and comparing, published vectors. */
 #ifndef VPTQ_TESTS_SUPPORT_VTOK_H
 #define VPTQ_TESTS_SUPPORT_VTOK_H
 
@@ -10,29 +10,29 @@ typedef struct vtok {
     vptq_tokenizer *t;
 } vtok;
 
-void vtok_open(vtok *k, const char *path); /* fails the test when it cannot */
+void vtok_open(vtok *k, const char *path); /* fails the test on an error */
 void vtok_close(vtok *k);
 
-/* DIR/tokenizer.json out of the data file NAME.xz, and CONFIG (may be NULL, may end in .xz)
- * beside it; false where the data is missing. */
+/* Unpacks the data file NAME.xz to DIR/tokenizer.json, and CONFIG (may be NULL, may end in .xz)
+ * next to it; false if the data is missing. */
 bool vtok_unpack(const char *dir, const char *name, const char *config);
 
-/* The model of the demo, $VPTQ_DEMO_GGUF; false where that is not set. */
+/* Returns the path of the demo model, $VPTQ_DEMO_GGUF; false if that is not set. */
 bool vtok_demo(char *path, size_t size);
 
-/* The ids of a text, in `ids` (which is emptied first). */
+/* Replaces the content of `ids` by the ids of a text. */
 void vtok_encode(const vtok *k, const char *text, size_t len, unsigned flags, vptq_ids *ids);
-/* Encodes and compares. */
+/* Expects these ids for the text. */
 void vtok_expect(const vtok *k, const char *text, size_t len, unsigned flags,
                  const int32_t *ids, size_t n, const char *what);
-/* Both give the same ids for the text. */
+/* Expects the same ids from both for the text. */
 void vtok_expect_same(const vtok *a, const vtok *b, const char *text, size_t len,
                       unsigned flags, const char *what);
-/* Decoding the ids gives the text. */
+/* Expects the ids to decode to the text. */
 void vtok_expect_text(const vtok *k, const int32_t *ids, size_t n, bool special,
                       const char *text, size_t len, const char *what);
 
-/* The 47 published texts of tokenizers/vectors and their ids under a name ("llama-spm"). */
+/* The 47 published texts of tokenizers/vectors and their ids for one name ("llama-spm"). */
 typedef struct vtok_vectors {
     char *file;
     size_t count;
