@@ -225,7 +225,7 @@ $(OBJ)/%.cuda.o: %.cu | $(B)/probe
 	$(Q)mkdir -p $(@D)
 	$(Q)$(if $(V),,echo "  NVCC  $<";) $(NVCC) $(NVCC_FLAGS) -MMD -MF $(@:.o=.d) -MP -c $< -o $@
 
-$(LIBEMU): $(OBJ)/tests/emu/cuda_emu.o $(OBJ)/tests/emu/cuda_emu_memory.o \
+$(LIBEMU): $(OBJ)/tests/emu/cuda_emu.o $(OBJ)/tests/emu/cuda_emu_device.o $(OBJ)/tests/emu/cuda_emu_memory.o \
            $(OBJ)/tests/emu/cuda_emu_faults.o $(OBJ)/tests/emu/cuda_emu_streams.o \
            $(OBJ)/backend_emu.o
 LIB_OBJ := $(patsubst %.c,$(OBJ)/%.o,$(filter-out $(SIMD_SRC),$(LIB_SRC))) \

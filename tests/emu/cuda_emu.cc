@@ -1,4 +1,4 @@
-/* The emulator's run time: fibers, their scheduler, shared memory, and the host's side. */
+/* The emulator's run time: fibers, their scheduler and shared memory. */
 #include "tests/emu/cuda_emu.h"
 
 #include <pthread.h>
@@ -9,8 +9,7 @@
 #include <ucontext.h>
 
 extern "C" {
-#include "lib/base/half.h"
-/* Sanitizers, where the program has them. */
+/* Sanitizer interfaces, if the program has them. */
 __attribute__((weak)) void *__tsan_create_fiber(unsigned flags);
 __attribute__((weak)) void __tsan_destroy_fiber(void *fiber);
 __attribute__((weak)) void *__tsan_get_current_fiber(void);
@@ -30,22 +29,20 @@ enum {
     GUARD = 4 << 10,
     MAX_THREADS = 1024,
     LANES = CUDA_EMU_LANES,
-    SHARED_BYTES = 227 << 10, /* of a block, all of it */
-    SHARED_PLAIN = 48 << 10,  /* of dynamic memory without the attribute */
-    SHARED_GAP = 64,          /* between objects, for AddressSanitizer */
+    SHARED_BYTES = CUDA_EMU_SHARED_BYTES,
+    SHARED_GAP = 64, /* between objects, for AddressSanitizer */
     SHARED_OBJECTS = 32,
-    COPIES = 256, /* of cp.async in flight, per thread */
-    KERNELS = 256,
+    COPIES = 256, /* cp.async copies in flight per thread */
     TSAN_NO_SYNC = 1
 };
 
 enum fiber_state { READY, AT_BARRIER, AT_WARP, LEFT };
 
-/* What a complete warp operation hands to its lanes; lives until the last has gone on. */
+/* The result of a warp operation; lives until the last lane has read it. */
 struct record {
     unsigned readers;
     cuda_emu_words all[LANES];
-    char *order[LANES]; /* what each lane has released, for ThreadSanitizer */
+    char *order[LANES]; /* addresses that lanes have released, for ThreadSanitizer */
 };
 
 struct async_copy {
@@ -63,12 +60,12 @@ struct fiber {
     uint32_t mask;
     cuda_emu_words given;
     record *got;
-    char order[2]; /* released in turn, for ThreadSanitizer */
+    char order[2]; /* released alternately, for ThreadSanitizer */
     unsigned operations;
     async_copy copies[COPIES];
     unsigned copy_count, group;
     bool started;
-    void *sp; /* of the switched-off fiber */
+    void *sp; /* of the suspended fiber */
     ucontext_t context;
     unsigned char *memory; /* guard, then stack */
     void *tsan, *asan;
@@ -89,7 +86,7 @@ struct emulator {
     fiber *fibers[MAX_THREADS];
     warp warps[MAX_THREADS / LANES];
     fiber *running;
-    unsigned count; /* threads of a block */
+    unsigned count; /* threads per block */
     void (*body)(void *);
     void *arg;
     unsigned barriers;
@@ -104,23 +101,14 @@ struct emulator {
     ucontext_t scheduler_context;
     const void *scheduler_bottom;
     size_t scheduler_size;
-    cudaError_t last_error;
-    struct {
-        const void *kernel;
-        size_t bytes;
-    } allowed[KERNELS];
-    unsigned allowed_count;
-    bool no_libraries;
-    cuda_emu_machine machine;
 };
 
-static const cuda_emu_machine usual = {true, 13000, 13000, 9, 0};
-static emulator emu = {.lock = PTHREAD_MUTEX_INITIALIZER, .machine = usual};
+static emulator emu = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 /* ---- switching ---- */
 
 #if defined(__x86_64__)
-/* Saves what a function must keep on the stack, and takes another stack. */
+/* Saves the callee-saved registers on the stack and switches stacks. */
 extern "C" void cuda_emu_switch(void **save, void *load);
 __asm__(".text\n.globl cuda_emu_switch\n.type cuda_emu_switch,@function\ncuda_emu_switch:\n"
         "push %rbp\npush %rbx\npush %r12\npush %r13\npush %r14\npush %r15\n"
@@ -130,7 +118,7 @@ __asm__(".text\n.globl cuda_emu_switch\n.type cuda_emu_switch,@function\ncuda_em
 static void prepare(fiber *f, void (*entry)(void))
 {
     void **top = reinterpret_cast<void **>(f->memory + GUARD + STACK);
-    *--top = NULL; /* the stack is aligned as behind a call */
+    *--top = NULL; /* aligned as after a call */
     *--top = reinterpret_cast<void *>(entry);
     for (int i = 0; i < 6; i++)
         *--top = NULL;
@@ -162,7 +150,7 @@ static void switch_back(fiber *f)
 }
 #endif
 
-/* From a thread to the scheduler; comes back when the thread is resumed. */
+/* Switches from a thread to the scheduler; returns when the thread is resumed. */
 static void stop(fiber *f)
 {
     if (__sanitizer_start_switch_fiber)
@@ -174,7 +162,7 @@ static void stop(fiber *f)
         __sanitizer_finish_switch_fiber(f->asan, NULL, NULL);
 }
 
-/* The first time a thread of a block runs it comes after everything the scheduler has seen;
+/* Resumes a thread. Its first run is ordered after everything that the scheduler has done;
  * later only barriers order it. */
 static void resume(fiber *f)
 {
@@ -220,12 +208,12 @@ static fiber *fiber_new(void)
     return f;
 }
 
-/* Threads in the middle of a failed launch have no end: they go with their stacks. */
+/* Frees all fibers, because threads of a failed launch never end. */
 static void fibers_free(void)
 {
     for (unsigned i = 0; i < MAX_THREADS && emu.fibers[i]; i++) {
         fiber *f = emu.fibers[i];
-        if (__tsan_switch_to_fiber) { /* what it did comes before what follows, all the same */
+        if (__tsan_switch_to_fiber) { /* order its work before what follows */
             __tsan_switch_to_fiber(f->tsan, TSAN_NO_SYNC);
             __tsan_release(&emu.done);
             __tsan_switch_to_fiber(emu.scheduler_tsan, TSAN_NO_SYNC);
@@ -247,7 +235,7 @@ static void report(const char *format, ...)
 {
     va_list args;
     if (emu.failed)
-        return; /* the first thing that went wrong is the one to know */
+        return; /* report the first error only */
     emu.failed = true;
     va_start(args, format);
     vsnprintf(emu.report, sizeof emu.report, format, args);
@@ -262,10 +250,10 @@ void cuda_emu_fail(cuda_emu_site site, const char *what)
            b.z, t.x, t.y, t.z);
     f->state = LEFT;
     stop(f);
-    abort(); /* not resumed after a failure */
+    abort(); /* never resumed after a failure */
 }
 
-/* ---- what threads call ---- */
+/* ---- functions for threads ---- */
 
 const cuda_emu_place &cuda_emu_here(void)
 {
@@ -308,7 +296,7 @@ const cuda_emu_words *cuda_emu_exchange(const char *operation, uint32_t mask,
     return f->got->all;
 }
 
-/* In a loop of its own: what no sanitizer sees is a race with nobody. */
+/* A volatile loop, which ThreadSanitizer does not treat as a race. */
 static void poison(unsigned char *p, size_t bytes)
 {
     for (volatile unsigned char *q = p; q < p + bytes; q++)
@@ -406,8 +394,8 @@ static bool same_site(cuda_emu_site a, cuda_emu_site b)
     return a.line == b.line && strcmp(a.file, b.file) == 0;
 }
 
-/* The threads of lanes in `mask` that stand at the operation of `f`; false in *possible when
- * one of them can never come. */
+/* Returns the lanes of the mask that have reached the operation of `f`; *possible is false if
+ * one of them never can. */
 static uint32_t companions(const fiber *f, unsigned first, bool *possible)
 {
     uint32_t there = 0;
@@ -459,7 +447,8 @@ static void complete_operations(unsigned index)
     }
 }
 
-/* Nobody can run: everybody is at one barrier, or has left, or something is wrong. */
+/* No thread can run. Releases the barrier if all threads wait at one; otherwise reports the
+ * error or returns false at the end of the block. */
 static bool all_may_go_on(void)
 {
     unsigned counts[LEFT + 1] = {0};
@@ -499,7 +488,7 @@ static bool all_may_go_on(void)
     return true;
 }
 
-/* Every warp that can run does, its lanes in order, until nothing moves. */
+/* Runs every warp that can run, its lanes in order. */
 static bool run_round(void)
 {
     unsigned warps[MAX_THREADS / LANES], lanes[LANES];
@@ -565,22 +554,7 @@ static void run_grid(dim3 grid, dim3 block)
     free(order);
 }
 
-/* ---- the host's side ---- */
-
-cudaError_t cuda_emu_remember(cudaError_t e)
-{
-    if (e)
-        emu.last_error = e;
-    return e;
-}
-
-static size_t dynamic_limit(const void *kernel)
-{
-    for (unsigned i = 0; i < emu.allowed_count; i++)
-        if (emu.allowed[i].kernel == kernel)
-            return emu.allowed[i].bytes;
-    return SHARED_PLAIN;
-}
+/* ---- launches ---- */
 
 cudaError_t cuda_emu_run(void (*body)(void *), void *arg, const void *kernel, dim3 grid,
                          dim3 block, size_t dynamic)
@@ -593,7 +567,7 @@ cudaError_t cuda_emu_run(void (*body)(void *), void *arg, const void *kernel, di
     pthread_mutex_lock(&emu.lock);
     emu.failed = false;
     if (!threads || threads > MAX_THREADS || block.z > 64 || !grid.x || !grid.y || !grid.z ||
-        grid.y > 65535 || grid.z > 65535 || dynamic > dynamic_limit(kernel)) {
+        grid.y > 65535 || grid.z > 65535 || dynamic > cuda_emu_dynamic_limit(kernel)) {
         pthread_mutex_unlock(&emu.lock);
         return cuda_emu_remember(cudaErrorInvalidConfiguration);
     }
@@ -627,128 +601,7 @@ void cuda_emu_seed(uint64_t seed)
     emu.counter = 0;
 }
 
-void cuda_emu_libraries(bool there)
+const char *cuda_emu_report(void)
 {
-    emu.no_libraries = !there;
-}
-
-bool cuda_emu_has_libraries(void)
-{
-    return !emu.no_libraries;
-}
-
-const char *cudaGetErrorString(cudaError_t e)
-{
-    switch (e) {
-    case cudaSuccess:
-        return "no error";
-    case cudaErrorInvalidValue:
-        return "invalid argument";
-    case cudaErrorMemoryAllocation:
-        return "out of memory";
-    case cudaErrorInvalidConfiguration:
-        return "invalid configuration argument";
-    case cudaErrorInsufficientDriver:
-        return "CUDA driver version is insufficient for CUDA runtime version";
-    case cudaErrorNoDevice:
-        return "no CUDA-capable device is detected";
-    case cudaErrorECCUncorrectable:
-        return "uncorrectable ECC error encountered";
-    case cudaErrorIllegalAddress:
-        return "an illegal memory access was encountered";
-    case cudaErrorLaunchOutOfResources:
-        return "too many resources requested for launch";
-    case cudaErrorAssert:
-        return "a pinned buffer was changed while a copy from it was under way";
-    case cudaErrorLaunchFailure:
-        return emu.report;
-    }
-    return "unknown error";
-}
-
-cudaError_t cudaGetLastError(void)
-{
-    const cudaError_t e = emu.last_error;
-    emu.last_error = cuda_emu_broken();
-    return e;
-}
-
-void cuda_emu_be(const cuda_emu_machine *machine)
-{
-    emu.machine = machine ? *machine : usual;
-}
-
-cudaError_t cudaGetDeviceCount(int *count)
-{
-    const cuda_emu_machine *m = &emu.machine;
-    *count = m->device ? 1 : 0;
-    if (m->driver < m->runtime)
-        return cuda_emu_remember(cudaErrorInsufficientDriver);
-    return m->device ? cudaSuccess : cuda_emu_remember(cudaErrorNoDevice);
-}
-
-cudaError_t cudaSetDevice(int device)
-{
-    return device ? cuda_emu_remember(cudaErrorInvalidValue) : cudaSuccess;
-}
-
-cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device)
-{
-    if (device)
-        return cuda_emu_remember(cudaErrorInvalidValue);
-    memset(p, 0, sizeof *p);
-    snprintf(p->name, sizeof p->name, "emulated device");
-    size_t left;
-    (void)cudaMemGetInfo(&left, &p->totalGlobalMem);
-    p->sharedMemPerBlockOptin = SHARED_BYTES;
-    p->major = emu.machine.major;
-    p->minor = emu.machine.minor;
-    p->multiProcessorCount = 4;
-    return cudaSuccess;
-}
-
-cudaError_t cudaRuntimeGetVersion(int *version)
-{
-    *version = emu.machine.runtime;
-    return cudaSuccess;
-}
-
-cudaError_t cudaDriverGetVersion(int *version)
-{
-    *version = emu.machine.driver;
-    return cudaSuccess;
-}
-
-cudaError_t cuda_emu_attribute(const void *kernel, cudaFuncAttribute, int value)
-{
-    unsigned i = 0;
-    while (i < emu.allowed_count && emu.allowed[i].kernel != kernel)
-        i++;
-    if (i == KERNELS || value < 0 || value > SHARED_BYTES)
-        return cuda_emu_remember(cudaErrorInvalidValue);
-    emu.allowed[i] = {kernel, (size_t)value};
-    emu.allowed_count = i == emu.allowed_count ? i + 1 : emu.allowed_count;
-    return cudaSuccess;
-}
-
-/* ---- numbers of 16 bits ---- */
-
-__half __float2half_rn(float f)
-{
-    return {vptq_f32_to_f16(f)};
-}
-
-float __half2float(__half h)
-{
-    return vptq_f16_to_f32(h.bits);
-}
-
-__nv_bfloat16 __float2bfloat16_rn(float f)
-{
-    return {vptq_f32_to_bf16(f)};
-}
-
-float __bfloat162float(__nv_bfloat16 b)
-{
-    return vptq_bf16_to_f32(b.bits);
+    return emu.report;
 }

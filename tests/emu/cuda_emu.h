@@ -1,34 +1,31 @@
-/* CUDA kernels as ordinary host code: the same source that nvcc compiles, compiled by g++ with
- * `-include tests/emu/cuda_emu.h -DVPTQ_CUDA_EMU` and run without a GPU.
+/* Runs CUDA kernels as ordinary host code: the source that nvcc compiles, compiled by g++ with
+ * `-include tests/emu/cuda_emu.h` and tests/emu/port.h as VPTQ_CUDA_PORT.
  *
- * Every thread of a block is a fiber; a fiber runs until it reaches a barrier, a warp operation
- * or its end.  Blocks run one after another.  The order of blocks, of warps and of lanes
- * follows from a seed (0: ascending), so that a kernel whose result depends on an order shows
- * it.
+ * Every thread of a block is a fiber, which runs until it reaches a barrier, a warp operation
+ * or its end. Blocks run one after another. The order of blocks, warps and lanes depends on a
+ * seed (0: ascending), so that a kernel whose result depends on an order shows it.
  *
- * Covered, and refused with file and line (the launch fails, cudaGetErrorString has the
- * sentence):
- *   - __syncthreads that some threads never reach (they left, or wait elsewhere);
- *   - warp operations whose mask lacks the caller, names a lane that left, is not the same in
- *     all its lanes, or that the lanes reach in different places; a value taken from a lane
- *     outside the mask;
- *   - pointers to host memory among a kernel's arguments, where cuda_emu_guard asks for it;
- *   - launches with too many threads or too much shared memory, and more than 48 KiB of dynamic
- *     shared memory without the attribute.
- * Shared memory and what cudaMalloc gives are all ones (NaN, and an index far out of range)
- * before each block; under AddressSanitizer shared memory has its ends.  A copy of cp.async
- * arrives when it is waited for and not before.  Under ThreadSanitizer fibers are threads and a
- * barrier is what orders them (__syncwarp for a warp; shuffles order nothing), so that it names
- * both lines of a missing barrier.
+ * Detected and reported with file and line (the launch fails, cudaGetErrorString has the
+ * message):
+ * - __syncthreads that some threads never reach (they returned, or wait elsewhere);
+ * - warp operations whose mask lacks the caller, names a lane that returned, differs between
+ * lanes, or that lanes reach in different places; values taken from a lane outside the mask;
+ * - pointers to host memory among a kernel's arguments, with cuda_emu_guard;
+ * - launches with too many threads or too much shared memory, or more than 48 KiB of dynamic
+ * shared memory without the attribute.
+ *
+ * Shared memory and new device memory are all ones (NaN, and an index far out of range); under
+ * AddressSanitizer shared memory has bounds. cp.async copies arrive when they are waited for
+ * and not before. Under ThreadSanitizer fibers are threads and only barriers order them
+ * (__syncwarp within a warp; shuffles order nothing), so that a missing barrier is reported
+ * with both lines.
  *
  * Not covered: time, occupancy, bank conflicts, coalescing; blocks that wait for each other;
- * races between blocks (only through their order); the weak memory model; alignment of vector
- * accesses; streams beyond copies of pinned memory, which are done as late as they may be, and
- * fail where that memory was changed meanwhile (everything else is done when a call returns, so
- * that a copy that should wait for a kernel never comes too early); clusters; float atomics,
- * which are left out on purpose; `__shared__` variables (port_shared of cuda_port.h stands for
- * them). Tensor core products are summed in float in ascending order, where the hardware has an
- * order and a rounding of its own. */
+ * races between blocks (except through their order); the weak memory model; alignment of vector
+ * accesses; clusters; float atomics, omitted on purpose; `__shared__` variables (use
+ * port_shared). Of streams, only copies of pinned memory are asynchronous; they complete as
+ * late as allowed and fail if that memory was changed meanwhile. Tensor core products are
+ * summed in float in ascending order; the hardware has its own order and rounding. */
 #ifndef VPTQ_TESTS_EMU_CUDA_EMU_H
 #define VPTQ_TESTS_EMU_CUDA_EMU_H
 
@@ -88,7 +85,7 @@ inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w)
     return {x, y, z, w};
 }
 
-/* Storage only: arithmetic is done in float. */
+/* Storage only; arithmetic is done in float. */
 struct __half {
     uint16_t bits;
 };
@@ -121,7 +118,7 @@ inline __nv_bfloat16 __ushort_as_bfloat16(unsigned short bits)
 typedef struct cuda_emu_place {
     uint3 thread, block;
     dim3 block_size, grid_size;
-    unsigned rank; /* of the thread in its block */
+    unsigned rank; /* index of the thread in its block */
 } cuda_emu_place;
 const cuda_emu_place &cuda_emu_here(void); /* of the running thread */
 
@@ -131,21 +128,21 @@ const cuda_emu_place &cuda_emu_here(void); /* of the running thread */
 #define gridDim   (cuda_emu_here().grid_size)
 enum { warpSize = 32 };
 
-/* Where a call stands; default arguments take it at the call. */
+/* Source position of a call; default arguments record it. */
 typedef struct cuda_emu_site {
     const char *file;
     int line;
 } cuda_emu_site;
 #define CUDA_EMU_SITE cuda_emu_site site = {__builtin_FILE(), __builtin_LINE()}
 
-/* Ends the launch with a sentence; called by running threads. */
+/* Ends the launch with an error message; called by running threads. */
 [[noreturn]] void cuda_emu_fail(cuda_emu_site site, const char *what);
 
-/* One barrier of the whole block. */
+/* A barrier of the whole block. */
 void cuda_emu_barrier(cuda_emu_site site);
 
-/* A warp operation: every lane of `mask` gives 32 bytes and gets those of all.  What comes back
- * is valid until the lane's next operation.  `syncs`: orders memory among the lanes. */
+/* A warp operation: every lane of `mask` provides 32 bytes and receives those of all lanes,
+ * valid until its next operation. `syncs`: orders memory among the lanes. */
 enum { CUDA_EMU_WORDS = 8, CUDA_EMU_LANES = 32 };
 typedef struct cuda_emu_words {
     uint32_t word[CUDA_EMU_WORDS];
@@ -153,12 +150,12 @@ typedef struct cuda_emu_words {
 const cuda_emu_words *cuda_emu_exchange(const char *operation, uint32_t mask,
                                         cuda_emu_words given, bool syncs, cuda_emu_site site);
 
-/* Shared memory: an object per key and block; the dynamic part of the launch. */
+/* Shared memory: one object per key and block, and the dynamic part. */
 void *cuda_emu_shared(const void *key, size_t bytes);
 void *cuda_emu_shared_dynamic(void);
 bool cuda_emu_is_shared(const void *p, size_t bytes);
 
-/* cp.async: copies are kept back until their group is waited for. */
+/* cp.async: copies are deferred until their group is waited for. */
 void cuda_emu_copy_async(void *to, const void *from, size_t bytes);
 void cuda_emu_copy_commit(void);
 void cuda_emu_copy_wait(unsigned groups_left);
@@ -250,7 +247,7 @@ inline int __all_sync(uint32_t mask, int predicate, CUDA_EMU_SITE)
 {
     return __ballot_sync(mask, predicate, site) == mask;
 }
-/* The lanes of the mask that gave the same value. */
+/* Lanes of the mask with the same value. */
 template <class T> inline uint32_t __match_any_sync(uint32_t mask, T value, CUDA_EMU_SITE)
 {
     const cuda_emu_words *all =
@@ -305,7 +302,7 @@ template <class T> inline T __ldcs(const T *p)
 {
     return *p;
 }
-/* Of integers only: sums of floats must have an order. */
+/* Integers only: sums of floats must have a fixed order. */
 inline unsigned atomicAdd(unsigned *p, unsigned value)
 {
     return __atomic_fetch_add(p, value, __ATOMIC_RELAXED);
@@ -368,7 +365,7 @@ template <class T> inline T max(T a, T b)
     return a < b ? b : a;
 }
 
-/* ---- the host's side ---- */
+/* ---- host functions ---- */
 
 typedef enum cudaError_t {
     cudaSuccess = 0,
@@ -400,7 +397,7 @@ typedef struct cudaDeviceProp {
     int major, minor, multiProcessorCount;
 } cudaDeviceProp;
 
-const char *cudaGetErrorString(cudaError_t e); /* of a failed launch: what it failed of */
+const char *cudaGetErrorString(cudaError_t e); /* for a failed launch, its message */
 cudaError_t cudaGetLastError(void);
 cudaError_t cudaGetDeviceCount(int *count);
 cudaError_t cudaSetDevice(int device);
@@ -431,11 +428,17 @@ inline cudaError_t cudaFuncSetAttribute(K *kernel, cudaFuncAttribute a, int valu
     return cuda_emu_attribute(reinterpret_cast<const void *>(kernel), a, value);
 }
 
-/* What the last cudaGetLastError will say. */
+enum { CUDA_EMU_SHARED_BYTES = 227 << 10 }; /* of a block, static and dynamic */
+
+/* Dynamic shared memory that a launch of the kernel may use. */
+size_t cuda_emu_dynamic_limit(const void *kernel);
+/* Why the last launch failed. */
+const char *cuda_emu_report(void);
+/* Records the error for cudaGetLastError. */
 cudaError_t cuda_emu_remember(cudaError_t e);
-/* What a call answers before it does anything: that the device is broken, or that it is the one
- * that is to fail (cuda_emu_break).  A call that waits for the device is the first to learn
- * that a kernel has died; *skip: the call says that all is well and does nothing. */
+/* Returns the error of a call before it does anything: the device is broken, or the call is
+ * chosen to fail (cuda_emu_break). A call that waits for the device is the first to report a
+ * dead kernel. *skip: the call succeeds without doing anything. */
 typedef enum cuda_emu_call {
     CUDA_EMU_LAUNCH,
     CUDA_EMU_COPY,
@@ -445,22 +448,22 @@ typedef enum cuda_emu_call {
     CUDA_EMU_OTHER
 } cuda_emu_call;
 cudaError_t cuda_emu_verdict(cuda_emu_call call, bool waits, bool *skip);
-/* Loses the device for good, with this error; whether it is lost, known or not. */
+/* Breaks the device for good with this error; whether it is broken, reported or not. */
 void cuda_emu_lose(cudaError_t e);
 bool cuda_emu_lost(void);
-/* What the stream, or every stream, still holds is done. */
+/* Completes the pending work of one stream or of all. */
 void cuda_emu_drain(cudaStream_t stream);
 void cuda_emu_drain_all(void);
-/* A copy that may be done later was taken into the stream; else the stream is drained. */
+/* Queues a copy that can be deferred and returns true; otherwise drains the stream. */
 bool cuda_emu_later(void *to, const void *from, size_t bytes, cudaStream_t stream);
-/* What cuda_emu_work says, or 0. */
+/* The limit set by cuda_emu_work, or 0. */
 double cuda_emu_work_limit(void);
-/* cudaErrorIllegalAddress and others that no call gets by; cudaSuccess. */
+/* The error of a broken device, or cudaSuccess. */
 cudaError_t cuda_emu_broken(void);
-/* Device memory is open from the first one on until the last has left (cuda_emu_guard). */
+/* Opens device memory to the host; calls nest (cuda_emu_guard). */
 void cuda_emu_enter(void);
 void cuda_emu_leave(void);
-/* Whether the device may have the pointer. */
+/* Whether p may be passed to the device. */
 bool cuda_emu_allows(const void *p);
 template <class T> inline bool cuda_emu_allows_argument(const T &)
 {

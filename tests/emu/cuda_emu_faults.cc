@@ -1,5 +1,5 @@
-/* The emulator's faults: launches, copies and allocations are counted, and the n-th goes wrong.
- * Sticky ones stay, as they do where the context of a GPU is lost. */
+/* The emulator's faults: counts launches, copies and allocations and makes the n-th fail.
+ * Errors that would destroy a GPU's context persist. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -8,11 +8,11 @@
 struct fault_state {
     bool started;
     unsigned long count[CUDA_EMU_OTHER + 1];
-    cuda_emu_call what; /* fails ... */
-    unsigned long at;   /* ... when there have been so many; 0: never */
-    bool dies;          /* it is a kernel that fails, and nobody knows yet */
-    cudaError_t dead;   /* what those who wait for the device are to be told */
-    cudaError_t broken; /* what everybody is told */
+    cuda_emu_call what; /* the kind of call that fails, */
+    unsigned long at;   /* at this count; 0: never */
+    bool dies;          /* a kernel fails, not yet reported */
+    cudaError_t dead;   /* error for calls that wait for the device */
+    cudaError_t broken; /* error for all calls */
     void (*on_launch)(void *);
     void *on_launch_arg;
     double work;

@@ -1,5 +1,5 @@
-/* cuBLAS and cuSOLVER of the emulator: textbook loops, run as kernels of one thread, so that
- * device memory stays closed to the host. */
+/* Stands in for lib/backend/cuda/library.cu: textbook loops, run as kernels of one thread so
+ * that device memory stays closed to the host. */
 #include "lib/backend/cuda/library.h"
 
 #include <stdio.h>
@@ -19,7 +19,7 @@ static vptq_status has_blas(vptq_err *err)
     return has(VPTQ_E_UNSUPPORTED, "cuBLAS", err);
 }
 
-/* As LAPACK's: a pivot that is NaN or infinite is taken. */
+/* Like LAPACK, accepts NaN and infinite pivots. */
 static void potrf_kernel(size_t n, double *a, size_t lda, int *info)
 {
     *info = 0;
@@ -40,7 +40,7 @@ static void potrf_kernel(size_t n, double *a, size_t lda, int *info)
     }
 }
 
-/* Columns from the left: those before hold the inverse already. */
+/* Left to right: earlier columns already hold the inverse. */
 static void trtri_kernel(size_t n, double *a, size_t lda)
 {
     for (size_t j = 0; j < n; j++) {

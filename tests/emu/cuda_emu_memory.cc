@@ -1,5 +1,5 @@
-/* The emulator's device memory: a stretch of addresses of its own, so that it can be closed to
- * the host while no kernel runs.  Sizes stand beside the blocks, not in them. */
+/* The emulator's device memory: a range of addresses that can be closed to the host while no
+ * kernel runs. Block headers are kept outside of it. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,10 +12,7 @@ __attribute__((weak)) void __asan_poison_memory_region(void const volatile *p, s
 __attribute__((weak)) void __asan_unpoison_memory_region(void const volatile *p, size_t size);
 }
 
-enum {
-    PAGE = 4096,
-    GAP = 256
-}; /* GAP: in front of a block and behind it, for AddressSanitizer */
+enum { PAGE = 4096, GAP = 256 }; /* GAP: before and after a block, for AddressSanitizer */
 static const size_t stretch = (size_t)1 << 36;
 
 struct block {
@@ -27,10 +24,10 @@ struct block {
 struct device_memory {
     pthread_mutex_t lock;
     unsigned char *base;
-    size_t open; /* bytes from base on that are not closed for good */
+    size_t open; /* accessible bytes from base on */
     block *first;
     size_t limit, used, peak;
-    unsigned inside; /* kernels and copies that are under way */
+    unsigned inside; /* kernels and copies in progress */
     bool guarded;
 };
 
@@ -94,7 +91,7 @@ size_t cuda_emu_memory_peak(void)
     return memory.peak;
 }
 
-/* The first gap that is large enough; NULL if there is none. */
+/* Finds the first gap that is large enough; NULL if there is none. */
 static block **find_gap(size_t room, unsigned char **at)
 {
     block **link = &memory.first;
@@ -107,7 +104,7 @@ static block **find_gap(size_t room, unsigned char **at)
     return (size_t)(memory.base + stretch - *at) >= room ? link : NULL;
 }
 
-/* Addresses up to `end` can be used, as the others can. */
+/* Makes addresses up to `end` usable. */
 static void open_up_to(const unsigned char *end)
 {
     const size_t need = rounded((size_t)(end - memory.base), PAGE);
@@ -151,7 +148,7 @@ static cudaError_t allocate(size_t bytes, void **p)
     return cudaSuccess;
 }
 
-/* Inside: the memory is open to whoever asks. */
+/* Within enter and leave, so the memory is open. */
 cudaError_t cudaMalloc(void **p, size_t bytes)
 {
     bool skip = false;
@@ -170,7 +167,7 @@ cudaError_t cudaMalloc(void **p, size_t bytes)
 cudaError_t cudaFree(void *p)
 {
     cudaError_t e = p ? cudaErrorInvalidValue : cudaSuccess;
-    cuda_emu_drain_all(); /* as freeing waits for the device */
+    cuda_emu_drain_all(); /* freeing waits for the device */
     pthread_mutex_lock(&memory.lock);
     for (block **link = &memory.first; p && *link; link = &(*link)->next) {
         block *b = *link;
@@ -180,7 +177,7 @@ cudaError_t cudaFree(void *p)
         memory.used -= b->bytes;
         if (__asan_poison_memory_region)
             __asan_poison_memory_region(b->at, b->bytes);
-        if (b->bytes >= 4 * PAGE) { /* whole pages go back */
+        if (b->bytes >= 4 * PAGE) { /* returns whole pages */
             unsigned char *from = memory.base + rounded((size_t)(b->at - memory.base), PAGE);
             (void)madvise(from, (b->bytes - PAGE) / PAGE * PAGE, MADV_DONTNEED);
         }
@@ -201,7 +198,7 @@ cudaError_t cudaMemGetInfo(size_t *left, size_t *total)
     return cudaSuccess;
 }
 
-/* Each side of a copy is where its kind says. */
+/* Checks that each side of the copy is in the memory that its kind says. */
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t stream)
 {

@@ -1,7 +1,6 @@
-/* The emulator's streams and events.  What need not have happened has not: a copy between
- * pinned memory and the device is done when somebody waits for it, by way of its stream, of an
- * event, or of something behind it in the same stream.  Everything else is done at once, behind
- * what its stream still holds. */
+/* The emulator's streams and events. Work is as late as allowed: a copy between pinned memory
+ * and the device is done when something waits for it through its stream, an event or later work
+ * of the stream. Everything else is done at once, after what its stream still holds. */
 #include <pthread.h>
 #include <stdlib.h>
 
@@ -10,14 +9,14 @@
 struct cuda_emu_op {
     cuda_emu_op *next;
     void *to;
-    const void *from; /* NULL: wait for the first `upto` of stream `on` */
+    const void *from; /* NULL: wait for the first `upto` operations of stream `on` */
     size_t bytes;
-    uint64_t seen; /* of what is to be copied, when the copy was asked for */
+    uint64_t seen; /* hash of the source when the copy was queued */
     cudaStream_t on;
     unsigned long upto;
 };
 
-/* Never freed, since events may name one; those that are destroyed are used again. */
+/* Never freed because events may refer to it; destroyed streams are reused. */
 struct cuda_emu_stream {
     cuda_emu_op *first, *last;
     unsigned long queued, done;
@@ -38,7 +37,7 @@ struct pinned_block {
 
 static struct {
     pthread_mutex_t lock;
-    cuda_emu_stream plain; /* the stream NULL */
+    cuda_emu_stream plain; /* the NULL stream */
     cudaStream_t streams;
     pinned_block *pinned;
 } all = {.lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP};
@@ -57,8 +56,8 @@ static bool is_pinned(const void *p, size_t bytes)
     return false;
 }
 
-/* In device memory it is not looked at. */
-static uint64_t looks(const void *p, size_t bytes)
+/* Hash of pinned memory; device memory is not read. */
+static uint64_t hash_of(const void *p, size_t bytes)
 {
     const unsigned char *at = static_cast<const unsigned char *>(p);
     uint64_t hash = UINT64_C(14695981039346656037);
@@ -76,7 +75,7 @@ static void drain_to(cudaStream_t s, unsigned long upto)
         s->done++;
         if (!op->from) {
             drain_to(op->on, op->upto);
-        } else if (looks(op->from, op->bytes) != op->seen) {
+        } else if (hash_of(op->from, op->bytes) != op->seen) {
             cuda_emu_lose(cudaErrorAssert);
         } else if (!cuda_emu_lost()) {
             cuda_emu_enter();
@@ -121,7 +120,7 @@ bool cuda_emu_later(void *to, const void *from, size_t bytes, cudaStream_t strea
     const bool later = bytes && (is_pinned(to, bytes) || is_pinned(from, bytes));
     if (later)
         queue(stream_of(stream),
-              {.to = to, .from = from, .bytes = bytes, .seen = looks(from, bytes)});
+              {.to = to, .from = from, .bytes = bytes, .seen = hash_of(from, bytes)});
     else
         cuda_emu_drain(stream);
     pthread_mutex_unlock(&all.lock);

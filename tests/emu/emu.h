@@ -15,48 +15,44 @@ extern "C" {
 typedef struct vptq_backend vptq_backend;
 const vptq_backend *vptq_backend_emu(void);
 
-/* 0: everything in ascending order; others: an order of their own in every round. */
+/* Seed for the order of blocks, warps and lanes; 0: ascending. */
 void cuda_emu_seed(uint64_t seed);
-/* Bytes that cudaMalloc gives altogether before it fails; 0: no limit.  Programs start with
- * VPTQ_EMU_MEMORY. */
+/* Limits the bytes that cudaMalloc provides in total; 0: no limit. VPTQ_EMU_MEMORY in the
+ * environment sets the limit at program start. */
 void cuda_emu_memory(size_t bytes);
 size_t cuda_emu_memory_used(void);
 size_t cuda_emu_memory_peak(void);
-/* On: outside of kernels and copies the host may not touch device memory (the program faults
- * where it does), and kernels take pointers to device memory only (the launch fails).  What
- * pointers inside of structs point at is not seen. */
+/* With the guard on, the host faults if it touches device memory outside kernels and copies,
+ * and launches fail if an argument points to host memory (pointers inside structs are not
+ * checked). */
 void cuda_emu_guard(bool on);
-/* The device is there or not, the driver's version as 12020 for 12.2 (0: there is none), what
- * the run time needs, and the compute capability; NULL: as at first. */
+/* The machine to emulate: whether it has a device, versions of driver and run time (12020 for
+ * 12.2; driver 0: none) and the compute capability. NULL: the default. */
 typedef struct cuda_emu_machine {
     bool device;
     int driver, runtime, major, minor;
 } cuda_emu_machine;
 void cuda_emu_be(const cuda_emu_machine *machine);
-/* Whether cuBLAS and cuSOLVER can be loaded (at first: yes). */
+/* Whether cuBLAS and cuSOLVER can be loaded (default: yes). */
 void cuda_emu_libraries(bool there);
 
-/* What goes wrong, "HOW:N", N counted from here on; NULL: nothing any more, and the device is
- * as new.  Programs start with what VPTQ_EMU_FAIL says.
+/* Makes the N-th call from now on fail, "HOW:N"; NULL ends all failures and repairs the device.
+ * VPTQ_EMU_FAIL in the environment sets it at program start.
  *
- * launch:N  the N-th launch is refused; what follows works again.
- *
- * kernel:N  the N-th kernel dies: nothing behind it is done, the first call that waits for the
- * device says so, and from then on every call does.
- *
- * copy:N  the N-th copy fails, and so does every call after it.
- *
- * alloc:N  there is no memory for the N-th allocation.
- *
- * pinned:N  there is none for the N-th allocation of pinned host memory. */
+ *     launch:N  the N-th launch is refused; later ones work again
+ *     kernel:N  the N-th kernel dies: later work is not done, the first call that waits for the
+ *               device reports it, and then every call does
+ *     copy:N    the N-th copy and every call after it fails
+ *     alloc:N   the N-th allocation fails
+ *     pinned:N  the N-th allocation of pinned host memory fails */
 void cuda_emu_break(const char *how);
-/* Called at every launch, before it: to raise a flag or to take memory away in the middle of a
- * row.  NULL: nobody. */
+/* Calls fn before every launch, to raise a flag or change the memory limit within an op; NULL:
+ * none. */
 void cuda_emu_on_launch(void (*fn)(void *arg), void *arg);
-/* Multiplications of a launch at most (vptq_cuda_pace); 0: as on a GPU. */
+/* Sets the limit on multiplications per launch (vptq_cuda_pace); 0: as on a GPU. */
 void cuda_emu_work(double most);
-/* Launches, copies and allocations so far.  VPTQ_EMU_COUNTS names a file that gets the three,
- * and the most memory that was in use, at the end of the program. */
+/* Launches, copies and allocations so far. VPTQ_EMU_COUNTS names a file that receives them and
+ * the peak memory when the program ends. */
 typedef struct cuda_emu_counts {
     unsigned long launches, copies, allocations;
 } cuda_emu_counts;

@@ -1,31 +1,20 @@
-/* The emulator itself: that correct kernels run, whatever the order, as CUDA says, and that
- * what is wrong in a kernel is found.  Built a second time with ThreadSanitizer, where a
- * missing barrier is named by both its lines. */
-#include "lib/backend/cuda/port.h"
+/* Tests the emulator: correct kernels give the results that CUDA defines, in every order of
+ * threads, and errors in kernels are found. Built a second time with ThreadSanitizer, which
+ * names both lines of a missing barrier. */
+#include "tests/emu/launch.h"
 
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 extern "C" {
 #include "lib/base/half.h"
-#include "tests/support/vtest.h"
 }
 
 static const uint64_t seeds[] = {0, 1, 2, 3, 4, 5, 6, 7};
 enum { SEEDS = sizeof seeds / sizeof *seeds };
 
-template <class... P, class... A>
-static void run(void (*kernel)(P...), dim3 grid, dim3 block, size_t dynamic, A... args)
-{
-    const cudaError_t e = port_launch(kernel, grid, block, dynamic, NULL, args...);
-    if (e)
-        fail_msg("the launch failed: %s", cudaGetErrorString(e));
-}
-
-/* The launch fails, with all these parts in its sentence. */
+/* Expects the launch to fail with a message that contains `part` and, unless 0, the line. */
 template <class... P, class... A>
 static void expect_failure(const char *part, int line, void (*kernel)(P...), unsigned threads,
                            A... args)
@@ -155,7 +144,7 @@ __global__ static void mix_in_shared(const float *x, float *y)
 __global__ static void block_sums(const float *x, double *sums)
 {
     const double once = port_block_sum((double)x[threadIdx.x]);
-    sums[threadIdx.x] = port_block_sum(once); /* twice in a row */
+    sums[threadIdx.x] = port_block_sum(once); /* two calls in a row */
 }
 
 static void correct_kernels_know_no_order(void **)
@@ -193,7 +182,7 @@ __global__ static void read_before_writing(float *out)
     row &r = port_shared<row>();
     float *more = static_cast<float *>(port_shared_dynamic());
     out[blockIdx.x * WIDE + threadIdx.x] = r.at[threadIdx.x] + more[threadIdx.x];
-    r.at[threadIdx.x] = more[threadIdx.x] = 1; /* nothing of it is left for the next block */
+    r.at[threadIdx.x] = more[threadIdx.x] = 1; /* the next block must not see it */
 }
 
 static void shared_memory_is_poisoned(void **)
@@ -217,7 +206,7 @@ __global__ static void load_matrices(const uint16_t *in, uint32_t *out)
     for (unsigned j = 0; j < 8; j++)
         t.at[threadIdx.x][j] = in[threadIdx.x * 8 + j];
     __syncwarp();
-    /* rows in an order of their own: lane l brings row 31 - l */
+    /* lane l passes the address of row 31 - l */
     port_ldmatrix_trans(r, t.at[31 - threadIdx.x]);
     for (unsigned i = 0; i < 4; i++)
         out[threadIdx.x * 4 + i] = r[i];
@@ -234,7 +223,7 @@ static void ldmatrix_follows_its_layout(void **)
         run(load_matrices, 1, 32, 0, &in[0][0], &out[0][0]);
         for (unsigned l = 0; l < 32; l++)
             for (unsigned i = 0; i < 4; i++) {
-                /* matrix i has row r where lane 8 i + r said: row 31 - (8 i + r) of `in` */
+                /* row r of matrix i is row 31 - (8 i + r) of `in` */
                 const unsigned last = 31 - 8 * i, g = l / 4, t = 2 * (l % 4);
                 const uint32_t pair = in[last - t][g] | (uint32_t)in[last - t - 1][g] << 16;
                 assert_int_equal(out[l][i], pair);
@@ -317,9 +306,9 @@ static void copies_arrive_when_waited_for(void **)
     free(in);
 }
 
-/* ---- what is wrong is found ---- */
+/* ---- detection of errors ---- */
 
-static int line_of_barrier; /* where the kernel below waits */
+static int line_of_barrier; /* line of the barrier in the kernel below */
 
 __global__ static void leave_early(unsigned threads)
 {
@@ -346,13 +335,13 @@ static void divergent_barriers_are_found(void **)
                    line_of_barrier, leave_early, 64, 40u);
     expect_failure("divergent barrier: thread 0 waits here, thread 16 at tests/emu/test_emu.cc",
                    0, wait_elsewhere, 64);
-    run(leave_early, 2, 64, 0, 64u); /* and the next launch runs */
+    run(leave_early, 2, 64, 0, 64u); /* the next launch works */
 }
 
 __global__ static void operate(int what)
 {
     const unsigned lane = port_lane();
-    if (what == 0 && lane < 31) /* one lane is not there */
+    if (what == 0 && lane < 31) /* one lane is missing */
         __syncwarp();
     if (what == 1)
         (void)__ballot_sync(lane == 3 ? 0x7u : port_all, 1);
@@ -431,7 +420,7 @@ __global__ static void race_in_a_warp(const float *x, float *y, bool barrier)
     if (barrier)
         __syncwarp();
     else
-        (void)__any_sync(port_all, 1); /* brings the lanes together, orders nothing */
+        (void)__any_sync(port_all, 1); /* synchronizes the lanes but does not order memory */
     if (threadIdx.x == 0)
         line_of_read = __LINE__ + 1;
     const float other = r.at[threadIdx.x ^ 5];
@@ -442,11 +431,11 @@ __global__ static void race_in_a_warp(const float *x, float *y, bool barrier)
 extern "C" const char *__tsan_default_options(void);
 extern "C" const char *__tsan_default_options(void)
 {
-    /* reports are planted, and read here, also where there was one before */
+    /* these reports are intended; also report repeated addresses */
     return "exitcode=0:suppress_equal_addresses=0:suppress_equal_stacks=0";
 }
 
-/* The kernel's launch, and in `text` what the sanitizer says to it. */
+/* Launches the kernel and captures the sanitizer's report in `text`. */
 static void run_aside(void (*kernel)(const float *, float *, bool), unsigned blocks,
                       const float *x, bool barrier, char *text, size_t size)
 {
@@ -485,7 +474,7 @@ static void check_race(void (*kernel)(const float *, float *, bool), const float
     assert_named(text, line_of_read);
 }
 #else
-/* Without the sanitizer: some order shows what should not be seen. */
+/* Without the sanitizer, some order of threads shows a wrong result. */
 static void check_race(void (*kernel)(const float *, float *, bool), const float *x)
 {
     float want[WIDE], y[WIDE];
@@ -511,7 +500,7 @@ static void missing_barriers_are_found(void **)
     free(x);
 }
 
-/* ---- the host's side ---- */
+/* ---- launches ---- */
 
 static void launches_have_limits(void **)
 {
@@ -520,7 +509,7 @@ static void launches_have_limits(void **)
     assert_int_equal(port_launch(read_before_writing, 1, 1025, 0, NULL, out), bad);
     assert_int_equal(port_launch(read_before_writing, 0, 32, 0, NULL, out), bad);
     assert_int_equal(port_launch(read_before_writing, dim3(1, 65536), 32, 0, NULL, out), bad);
-    /* the emulator, as a GPU, wants to be asked for more; port_launch does so */
+    /* like a GPU, the emulator requires the attribute for more; port_launch sets it */
     assert_int_equal(cuda_emu_launch(read_before_writing, 1, 32, (48 << 10) + 1, NULL, out),
                      bad);
     run(read_before_writing, 1, 32, (48 << 10) + 1, out);
@@ -530,7 +519,7 @@ static void launches_have_limits(void **)
                                           (227 << 10) + 1),
                      cudaErrorInvalidValue);
     (void)cudaGetLastError();
-    /* what port_shared takes counts as well */
+    /* objects of port_shared count as well */
     assert_int_equal(cudaFuncSetAttribute(read_before_writing,
                                           cudaFuncAttributeMaxDynamicSharedMemorySize,
                                           227 << 10),
@@ -538,174 +527,6 @@ static void launches_have_limits(void **)
     assert_int_equal(port_launch(read_before_writing, 1, 32, 227 << 10, NULL, out),
                      cudaErrorLaunchFailure);
     (void)cudaGetLastError();
-}
-
-static void memory_is_counted(void **)
-{
-    void *a = NULL, *b = NULL;
-    cuda_emu_memory(1000);
-    assert_int_equal(cudaMalloc(&a, 600), cudaSuccess);
-    assert_true(isnan(*static_cast<float *>(a)));
-    assert_int_equal(cudaMalloc(&b, 401), cudaErrorMemoryAllocation);
-    assert_null(b);
-    assert_int_equal(cudaMalloc(&b, 400), cudaSuccess);
-    assert_int_equal(cuda_emu_memory_used(), 1000);
-    assert_int_equal(cudaFree(a), cudaSuccess);
-    assert_int_equal(cudaFree(b), cudaSuccess);
-    assert_int_equal(cudaFree(NULL), cudaSuccess);
-    assert_int_equal(cuda_emu_memory_used(), 0);
-    cuda_emu_memory(0);
-    (void)cudaGetLastError();
-}
-
-/* Whether a process that reads there lives to say so. */
-static bool host_may_read(const float *p)
-{
-    fflush(NULL);
-    const pid_t child = fork();
-    assert_true(child >= 0);
-    if (!child) {
-        signal(SIGSEGV, SIG_DFL);
-        _exit(*static_cast<const volatile float *>(p) == 3 ? 0 : 1);
-    }
-    int status = 0;
-    assert_int_equal(waitpid(child, &status, 0), child);
-    return WIFEXITED(status) && WEXITSTATUS(status) == 0;
-}
-
-static __global__ void add_one(float *p)
-{
-    *p += 1;
-}
-
-static void memory_is_guarded(void **)
-{
-    void *p = NULL, *q = NULL;
-    float there = 2, back = 0;
-    cuda_emu_guard(true);
-    assert_int_equal(cudaMalloc(&p, sizeof there), cudaSuccess);
-    float *x = static_cast<float *>(p);
-    assert_int_equal(cudaMemcpyAsync(x, &there, sizeof there, cudaMemcpyHostToDevice, NULL),
-                     cudaSuccess);
-    run(add_one, 1, 1, 0, x);
-    assert_false(host_may_read(x));
-    assert_int_equal(cudaMalloc(&q, sizeof there), cudaSuccess); /* closed again behind it */
-    assert_false(host_may_read(x));
-    assert_int_equal(cudaMemcpyAsync(&back, x, sizeof back, cudaMemcpyDeviceToHost, NULL),
-                     cudaSuccess);
-    assert_true(back == 3);
-    assert_int_equal(port_launch(add_one, 1, 1, 0, NULL, &there), cudaErrorInvalidValue);
-    assert_int_equal(cudaMemcpyAsync(&there, &back, 4, cudaMemcpyHostToDevice, NULL),
-                     cudaErrorInvalidValue);
-    assert_true(there == 2);
-    cuda_emu_guard(false);
-    assert_true(host_may_read(x));
-    assert_int_equal(cudaFree(p), cudaSuccess);
-    assert_int_equal(cudaFree(q), cudaSuccess);
-    assert_int_equal(cudaFree(&there), cudaErrorInvalidValue);
-    (void)cudaGetLastError();
-}
-
-/* A refused launch or allocation is forgotten, a dead kernel stays: the first call that waits
- * for the device learns of it, and nothing behind it is done. */
-static void faults_come_when_asked_for(void **)
-{
-    void *p = NULL, *q = NULL;
-    float there = 2;
-    const cuda_emu_counts before = cuda_emu_count();
-    assert_int_equal(cudaMalloc(&p, sizeof there), cudaSuccess);
-    float *x = static_cast<float *>(p);
-    *x = 1;
-    cuda_emu_break("launch:2");
-    run(add_one, 1, 1, 0, x);
-    assert_int_equal(port_launch(add_one, 1, 1, 0, NULL, x), cudaErrorLaunchOutOfResources);
-    assert_int_equal(cudaGetLastError(), cudaErrorLaunchOutOfResources);
-    run(add_one, 1, 1, 0, x);
-    assert_true(*x == 3);
-    cuda_emu_break("alloc:1");
-    assert_int_equal(cudaMalloc(&q, 1), cudaErrorMemoryAllocation);
-    (void)cudaGetLastError();
-    assert_int_equal(cudaMalloc(&q, 1), cudaSuccess);
-    cuda_emu_break("kernel:1");
-    run(add_one, 1, 1, 0, x);
-    run(add_one, 1, 1, 0, x);
-    assert_int_equal(cudaMemcpyAsync(x, &there, 4, cudaMemcpyHostToDevice, NULL), cudaSuccess);
-    assert_true(*x == 3);
-    assert_int_equal(cudaStreamSynchronize(NULL), cudaErrorIllegalAddress);
-    for (int i = 0; i < 2; i++) {
-        assert_int_equal(cudaGetLastError(), cudaErrorIllegalAddress);
-        assert_int_equal(port_launch(add_one, 1, 1, 0, NULL, x), cudaErrorIllegalAddress);
-    }
-    cuda_emu_break("copy:2");
-    assert_int_equal(cudaMemcpyAsync(x, &there, 4, cudaMemcpyHostToDevice, NULL), cudaSuccess);
-    assert_true(*x == 2);
-    assert_int_equal(cudaMemcpyAsync(&there, x, 4, cudaMemcpyDeviceToHost, NULL),
-                     cudaErrorECCUncorrectable);
-    assert_int_equal(cudaStreamSynchronize(NULL), cudaErrorECCUncorrectable);
-    cuda_emu_break(NULL);
-    assert_int_equal(cudaGetLastError(), cudaSuccess);
-    assert_int_equal(cudaFree(p), cudaSuccess);
-    assert_int_equal(cudaFree(q), cudaSuccess);
-    const cuda_emu_counts after = cuda_emu_count();
-    assert_int_equal(after.launches - before.launches, 7);
-    assert_int_equal(after.copies - before.copies, 3);
-    assert_int_equal(after.allocations - before.allocations, 3);
-}
-
-/* A copy of pinned memory is done when somebody waits for it; until then a kernel of another
- * stream finds what was there before, and the host leaves the buffer alone. */
-static void copies_of_pinned_memory_come_late(void **)
-{
-    void *p = NULL, *q = NULL;
-    cudaStream_t copies, work;
-    cudaEvent_t event;
-    assert_int_equal(cudaMalloc(&p, sizeof(float)), cudaSuccess);
-    assert_int_equal(cudaHostAlloc(&q, 2 * sizeof(float), cudaHostAllocDefault), cudaSuccess);
-    float *x = static_cast<float *>(p), *pinned = static_cast<float *>(q);
-    assert_int_equal(cudaStreamCreateWithFlags(&copies, cudaStreamNonBlocking), cudaSuccess);
-    assert_int_equal(cudaStreamCreate(&work), cudaSuccess);
-    assert_int_equal(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), cudaSuccess);
-    assert_int_equal(cudaEventSynchronize(event), cudaSuccess); /* of nothing */
-    const auto copy = [=](float value) {
-        *pinned = value;
-        assert_int_equal(cudaMemcpyAsync(x, pinned, 4, cudaMemcpyHostToDevice, copies),
-                         cudaSuccess);
-    };
-    copy(2); /* nobody waits */
-    assert_int_equal(port_launch(add_one, 1, 1, 0, work, x), cudaSuccess);
-    assert_true(isnan(*x));
-    assert_int_equal(cudaStreamSynchronize(work), cudaSuccess);
-    assert_true(isnan(*x));
-    assert_int_equal(cudaStreamSynchronize(copies), cudaSuccess);
-    assert_true(*x == 2);
-
-    copy(5); /* the other stream waits, when it comes to that */
-    assert_int_equal(cudaEventRecord(event, copies), cudaSuccess);
-    assert_int_equal(cudaStreamWaitEvent(work, event, 0), cudaSuccess);
-    assert_true(*x == 2);
-    assert_int_equal(port_launch(add_one, 1, 1, 0, work, x), cudaSuccess);
-    assert_true(*x == 6);
-
-    copy(7); /* the host does, for what was there when the event was recorded */
-    assert_int_equal(cudaEventRecord(event, copies), cudaSuccess);
-    assert_int_equal(cudaMemcpyAsync(pinned + 1, x, 4, cudaMemcpyDeviceToHost, copies),
-                     cudaSuccess);
-    pinned[1] = 0;
-    assert_int_equal(cudaEventSynchronize(event), cudaSuccess);
-    assert_true(*x == 7 && pinned[1] == 0);
-    assert_int_equal(cudaStreamSynchronize(copies), cudaSuccess);
-    assert_true(pinned[1] == 7);
-
-    copy(8);
-    *pinned = 9; /* too early */
-    assert_int_equal(cudaStreamSynchronize(copies), cudaErrorAssert);
-    assert_int_equal(cudaStreamSynchronize(work), cudaErrorAssert);
-    cuda_emu_break(NULL);
-    assert_int_equal(cudaEventDestroy(event), cudaSuccess);
-    assert_int_equal(cudaStreamDestroy(copies), cudaSuccess);
-    assert_int_equal(cudaStreamDestroy(work), cudaSuccess);
-    assert_int_equal(cudaFreeHost(q), cudaSuccess);
-    assert_int_equal(cudaFree(p), cudaSuccess);
 }
 
 int main(int argc, char **argv)
@@ -723,10 +544,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(misused_instructions_are_found),
         cmocka_unit_test(missing_barriers_are_found),
         cmocka_unit_test(launches_have_limits),
-        cmocka_unit_test(memory_is_counted),
-        cmocka_unit_test(memory_is_guarded),
-        cmocka_unit_test(faults_come_when_asked_for),
-        cmocka_unit_test(copies_of_pinned_memory_come_late),
     };
     return vtest_main(argc, argv, tests);
 }

@@ -1,0 +1,188 @@
+/* The emulator's memory, faults and streams: limits, protection against the host, failures on
+ * demand, and copies that complete as late as CUDA allows. */
+#include "tests/emu/launch.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static void memory_is_counted(void **)
+{
+    void *a = NULL, *b = NULL;
+    cuda_emu_memory(1000);
+    assert_int_equal(cudaMalloc(&a, 600), cudaSuccess);
+    assert_true(isnan(*static_cast<float *>(a)));
+    assert_int_equal(cudaMalloc(&b, 401), cudaErrorMemoryAllocation);
+    assert_null(b);
+    assert_int_equal(cudaMalloc(&b, 400), cudaSuccess);
+    assert_int_equal(cuda_emu_memory_used(), 1000);
+    assert_int_equal(cudaFree(a), cudaSuccess);
+    assert_int_equal(cudaFree(b), cudaSuccess);
+    assert_int_equal(cudaFree(NULL), cudaSuccess);
+    assert_int_equal(cuda_emu_memory_used(), 0);
+    cuda_emu_memory(0);
+    (void)cudaGetLastError();
+}
+
+/* Whether a child process can read p. */
+static bool host_may_read(const float *p)
+{
+    fflush(NULL);
+    const pid_t child = fork();
+    assert_true(child >= 0);
+    if (!child) {
+        signal(SIGSEGV, SIG_DFL);
+        _exit(*static_cast<const volatile float *>(p) == 3 ? 0 : 1);
+    }
+    int status = 0;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+static __global__ void add_one(float *p)
+{
+    *p += 1;
+}
+
+static void memory_is_guarded(void **)
+{
+    void *p = NULL, *q = NULL;
+    float there = 2, back = 0;
+    cuda_emu_guard(true);
+    assert_int_equal(cudaMalloc(&p, sizeof there), cudaSuccess);
+    float *x = static_cast<float *>(p);
+    assert_int_equal(cudaMemcpyAsync(x, &there, sizeof there, cudaMemcpyHostToDevice, NULL),
+                     cudaSuccess);
+    run(add_one, 1, 1, 0, x);
+    assert_false(host_may_read(x));
+    assert_int_equal(cudaMalloc(&q, sizeof there), cudaSuccess); /* closed again afterwards */
+    assert_false(host_may_read(x));
+    assert_int_equal(cudaMemcpyAsync(&back, x, sizeof back, cudaMemcpyDeviceToHost, NULL),
+                     cudaSuccess);
+    assert_true(back == 3);
+    assert_int_equal(port_launch(add_one, 1, 1, 0, NULL, &there), cudaErrorInvalidValue);
+    assert_int_equal(cudaMemcpyAsync(&there, &back, 4, cudaMemcpyHostToDevice, NULL),
+                     cudaErrorInvalidValue);
+    assert_true(there == 2);
+    cuda_emu_guard(false);
+    assert_true(host_may_read(x));
+    assert_int_equal(cudaFree(p), cudaSuccess);
+    assert_int_equal(cudaFree(q), cudaSuccess);
+    assert_int_equal(cudaFree(&there), cudaErrorInvalidValue);
+    (void)cudaGetLastError();
+}
+
+/* A refused launch or allocation has no later effect. A dead kernel does: the first call that
+ * waits for the device reports it, and nothing after it is done. */
+static void faults_come_when_asked_for(void **)
+{
+    void *p = NULL, *q = NULL;
+    float there = 2;
+    const cuda_emu_counts before = cuda_emu_count();
+    assert_int_equal(cudaMalloc(&p, sizeof there), cudaSuccess);
+    float *x = static_cast<float *>(p);
+    *x = 1;
+    cuda_emu_break("launch:2");
+    run(add_one, 1, 1, 0, x);
+    assert_int_equal(port_launch(add_one, 1, 1, 0, NULL, x), cudaErrorLaunchOutOfResources);
+    assert_int_equal(cudaGetLastError(), cudaErrorLaunchOutOfResources);
+    run(add_one, 1, 1, 0, x);
+    assert_true(*x == 3);
+    cuda_emu_break("alloc:1");
+    assert_int_equal(cudaMalloc(&q, 1), cudaErrorMemoryAllocation);
+    (void)cudaGetLastError();
+    assert_int_equal(cudaMalloc(&q, 1), cudaSuccess);
+    cuda_emu_break("kernel:1");
+    run(add_one, 1, 1, 0, x);
+    run(add_one, 1, 1, 0, x);
+    assert_int_equal(cudaMemcpyAsync(x, &there, 4, cudaMemcpyHostToDevice, NULL), cudaSuccess);
+    assert_true(*x == 3);
+    assert_int_equal(cudaStreamSynchronize(NULL), cudaErrorIllegalAddress);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(cudaGetLastError(), cudaErrorIllegalAddress);
+        assert_int_equal(port_launch(add_one, 1, 1, 0, NULL, x), cudaErrorIllegalAddress);
+    }
+    cuda_emu_break("copy:2");
+    assert_int_equal(cudaMemcpyAsync(x, &there, 4, cudaMemcpyHostToDevice, NULL), cudaSuccess);
+    assert_true(*x == 2);
+    assert_int_equal(cudaMemcpyAsync(&there, x, 4, cudaMemcpyDeviceToHost, NULL),
+                     cudaErrorECCUncorrectable);
+    assert_int_equal(cudaStreamSynchronize(NULL), cudaErrorECCUncorrectable);
+    cuda_emu_break(NULL);
+    assert_int_equal(cudaGetLastError(), cudaSuccess);
+    assert_int_equal(cudaFree(p), cudaSuccess);
+    assert_int_equal(cudaFree(q), cudaSuccess);
+    const cuda_emu_counts after = cuda_emu_count();
+    assert_int_equal(after.launches - before.launches, 7);
+    assert_int_equal(after.copies - before.copies, 3);
+    assert_int_equal(after.allocations - before.allocations, 3);
+}
+
+/* A copy from pinned memory is done when something waits for it. Until then a kernel on another
+ * stream sees the old contents, and the host must not change the buffer. */
+static void copies_of_pinned_memory_come_late(void **)
+{
+    void *p = NULL, *q = NULL;
+    cudaStream_t copies, work;
+    cudaEvent_t event;
+    assert_int_equal(cudaMalloc(&p, sizeof(float)), cudaSuccess);
+    assert_int_equal(cudaHostAlloc(&q, 2 * sizeof(float), cudaHostAllocDefault), cudaSuccess);
+    float *x = static_cast<float *>(p), *pinned = static_cast<float *>(q);
+    assert_int_equal(cudaStreamCreateWithFlags(&copies, cudaStreamNonBlocking), cudaSuccess);
+    assert_int_equal(cudaStreamCreate(&work), cudaSuccess);
+    assert_int_equal(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), cudaSuccess);
+    assert_int_equal(cudaEventSynchronize(event), cudaSuccess); /* nothing recorded yet */
+    const auto copy = [=](float value) {
+        *pinned = value;
+        assert_int_equal(cudaMemcpyAsync(x, pinned, 4, cudaMemcpyHostToDevice, copies),
+                         cudaSuccess);
+    };
+    copy(2); /* nothing waits */
+    assert_int_equal(port_launch(add_one, 1, 1, 0, work, x), cudaSuccess);
+    assert_true(isnan(*x));
+    assert_int_equal(cudaStreamSynchronize(work), cudaSuccess);
+    assert_true(isnan(*x));
+    assert_int_equal(cudaStreamSynchronize(copies), cudaSuccess);
+    assert_true(*x == 2);
+
+    copy(5); /* the other stream waits */
+    assert_int_equal(cudaEventRecord(event, copies), cudaSuccess);
+    assert_int_equal(cudaStreamWaitEvent(work, event, 0), cudaSuccess);
+    assert_true(*x == 2);
+    assert_int_equal(port_launch(add_one, 1, 1, 0, work, x), cudaSuccess);
+    assert_true(*x == 6);
+
+    copy(7); /* the host waits, for the work at the time of the record */
+    assert_int_equal(cudaEventRecord(event, copies), cudaSuccess);
+    assert_int_equal(cudaMemcpyAsync(pinned + 1, x, 4, cudaMemcpyDeviceToHost, copies),
+                     cudaSuccess);
+    pinned[1] = 0;
+    assert_int_equal(cudaEventSynchronize(event), cudaSuccess);
+    assert_true(*x == 7 && pinned[1] == 0);
+    assert_int_equal(cudaStreamSynchronize(copies), cudaSuccess);
+    assert_true(pinned[1] == 7);
+
+    copy(8);
+    *pinned = 9; /* too early */
+    assert_int_equal(cudaStreamSynchronize(copies), cudaErrorAssert);
+    assert_int_equal(cudaStreamSynchronize(work), cudaErrorAssert);
+    cuda_emu_break(NULL);
+    assert_int_equal(cudaEventDestroy(event), cudaSuccess);
+    assert_int_equal(cudaStreamDestroy(copies), cudaSuccess);
+    assert_int_equal(cudaStreamDestroy(work), cudaSuccess);
+    assert_int_equal(cudaFreeHost(q), cudaSuccess);
+    assert_int_equal(cudaFree(p), cudaSuccess);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(memory_is_counted),
+        cmocka_unit_test(memory_is_guarded),
+        cmocka_unit_test(faults_come_when_asked_for),
+        cmocka_unit_test(copies_of_pinned_memory_come_late),
+    };
+    return vtest_main(argc, argv, tests);
+}
