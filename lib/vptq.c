@@ -1,0 +1,340 @@
+/* The public functions on contexts, models, Hessians, quantizing and packing: they open devices
+ * and models around the operations of the modules.  Functions of lib/vptq.h that need neither
+ * are implemented by the modules themselves. */
+#include "lib/vptq.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "hessian/import.h"
+#include "lib/base/file.h"
+#include "lib/base/parallel.h"
+#include "lib/pack/pack.h"
+#include "lib/quantize/quantize.h"
+#include "lib/vptq_internal.h"
+
+const char *vptq_version(void)
+{
+    return VPTQ_VERSION;
+}
+
+/* ---- Context ---------------------------------------------------------------------------- */
+
+/* Every context that the caller holds is the first member of one of these. */
+typedef struct context {
+    vptq_ctx ctx;
+    vptq_mem mem;
+    vptq_device device;
+    bool has_device;
+    char backend[32];
+} context;
+
+vptq_status vptq_ctx_open(const vptq_ctx_options *options, vptq_ctx **ctx, vptq_err *err)
+{
+    const vptq_ctx_options o = options ? *options : (vptq_ctx_options){.threads = 0};
+    const char *backend = o.backend ? o.backend : "auto";
+    *ctx = NULL;
+    if (o.threads < 0)
+        return vptq_fail(err, VPTQ_E_ARG, "threads is %d, expected 0 or more", o.threads);
+    context *c = calloc(1, sizeof *c);
+    if (!c)
+        return vptq_fail(err, VPTQ_E_NOMEM, "out of memory");
+    if (strlen(backend) >= sizeof c->backend) {
+        free(c);
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED, "backend \"%.40s...\" is not in this build",
+                         backend);
+    }
+    memcpy(c->backend, backend, strlen(backend) + 1);
+    vptq_mem_init(&c->mem, o.memory_cap > SIZE_MAX ? SIZE_MAX : (size_t)o.memory_cap);
+    c->ctx = (vptq_ctx){.mem = &c->mem,
+                        .threads = o.threads ? o.threads : vptq_cpu_count(),
+                        .log = o.log,
+                        .progress = o.progress,
+                        .user = o.user,
+                        .cancel = o.cancel};
+    *ctx = &c->ctx;
+    return VPTQ_OK;
+}
+
+void vptq_ctx_close(vptq_ctx *ctx)
+{
+    context *c = (context *)ctx;
+    if (c && c->has_device)
+        vptq_device_close(&c->device);
+    free(c);
+}
+
+vptq_status vptq_ctx_device(vptq_ctx *ctx, vptq_device **device, vptq_err *err)
+{
+    context *c = (context *)ctx;
+    if (!c->has_device)
+        VPTQ_CHECK(vptq_device_open(ctx, c->backend, &c->device, err));
+    c->has_device = true;
+    *device = &c->device;
+    return VPTQ_OK;
+}
+
+const char *vptq_ctx_backend_name(const vptq_ctx *ctx)
+{
+    return ((const context *)ctx)->backend;
+}
+
+vptq_status vptq_ctx_backend(vptq_ctx *ctx, vptq_backend_info *info, vptq_err *err)
+{
+    vptq_device *dev;
+    VPTQ_CHECK(vptq_ctx_device(ctx, &dev, err));
+    if (!info)
+        return VPTQ_OK;
+    memset(info, 0, sizeof *info);
+    info->name = dev->ops->name;
+    dev->ops->describe(dev->state, info->device, sizeof info->device);
+    dev->ops->libraries(dev->state, info->libraries, sizeof info->libraries);
+    return VPTQ_OK;
+}
+
+/* ---- Models ----------------------------------------------------------------------------- */
+
+static vptq_checkpoint_options checkpoint_options(const vptq_model_options *o)
+{
+    return o ? (vptq_checkpoint_options){.tokenizer = o->tokenizer, .base = o->base}
+             : (vptq_checkpoint_options){.tokenizer = NULL};
+}
+
+vptq_status vptq_model_load(vptq_ctx *ctx, const char *path, const vptq_model_options *options,
+                            vptq_model **m, vptq_err *err)
+{
+    const vptq_checkpoint_options opt = checkpoint_options(options);
+    *m = NULL;
+    vptq_model *model = calloc(1, sizeof *model);
+    if (!model)
+        return vptq_fail(err, VPTQ_E_NOMEM, "out of memory");
+    const vptq_status st =
+        vptq_model_open(ctx, path, &opt, options && options->need_tokenizer, model, err);
+    if (st)
+        free(model);
+    else
+        *m = model;
+    return st;
+}
+
+void vptq_model_free(vptq_model *m)
+{
+    if (m)
+        vptq_model_release(m);
+    free(m);
+}
+
+/* ---- Hessians --------------------------------------------------------------------------- */
+
+vptq_status vptq_hessians_collect(vptq_ctx *ctx, const vptq_model *m,
+                                  const vptq_collect_options *opt, const char *dir,
+                                  vptq_collect_result *result, vptq_err *err)
+{
+    vptq_device *dev;
+    vptq_collect_result unused;
+    vptq_collect_options o = *opt;
+    if (!o.tool_version)
+        o.tool_version = "libvptq " VPTQ_VERSION;
+    VPTQ_CHECK(vptq_ctx_device(ctx, &dev, err));
+    return vptq_hessian_collect(dev, m, &o, dir, result ? result : &unused, err);
+}
+
+vptq_status vptq_hessians_merge(const vptq_ctx *ctx, const char *const *dirs, size_t count,
+                                const char *out, bool force, vptq_err *err)
+{
+    return vptq_hessian_merge(ctx, dirs, count, out, force, err);
+}
+
+vptq_status vptq_hessians_show(vptq_ctx *ctx, const char *dir, vptq_hessian_row_fn fn,
+                               void *arg, vptq_err *err)
+{
+    vptq_device *dev;
+    VPTQ_CHECK(vptq_ctx_device(ctx, &dev, err));
+    return vptq_hessian_show(dev, dir, fn, arg, err);
+}
+
+vptq_status vptq_hessians_import(vptq_ctx *ctx, const char *from, const char *dir, bool force,
+                                 vptq_exchange *result, vptq_err *err)
+{
+    vptq_device *dev;
+    vptq_exchange unused;
+    VPTQ_CHECK(vptq_ctx_device(ctx, &dev, err));
+    return vptq_hessian_import(dev, from, dir, force, result ? result : &unused, err);
+}
+
+vptq_status vptq_hessians_export(vptq_ctx *ctx, const char *dir, vptq_foreign_form form,
+                                 const char *out, vptq_exchange *result, vptq_err *err)
+{
+    vptq_device *dev;
+    vptq_exchange unused;
+    VPTQ_CHECK(vptq_ctx_device(ctx, &dev, err));
+    return vptq_hessian_export(dev, dir, form, out, result ? result : &unused, err);
+}
+
+/* ---- Settings --------------------------------------------------------------------------- */
+
+bool vptq_setting_describe(size_t i, vptq_setting_info *info)
+{
+    size_t count;
+    const vptq_setting *table = vptq_setting_table(&count);
+    const vptq_encoder_settings best = vptq_encoder_defaults();
+    vptq_encoder_settings upstream = best;
+    if (i >= count)
+        return false;
+    const vptq_setting *t = &table[i];
+    *info = (vptq_setting_info){.key = t->key,
+                                .help = t->help,
+                                .values = t->choices                       ? t->choices
+                                          : t->kind == VPTQ_SETTING_BOOL   ? "true|false"
+                                          : t->kind == VPTQ_SETTING_DOUBLE ? "X"
+                                                                           : "N",
+                                .stored = t->stored};
+    vptq_setting_print(t, &best, info->best, sizeof info->best);
+    if (!vptq_encoder_set_encoder(&upstream, "upstream", NULL))
+        vptq_setting_print(t, &upstream, info->upstream, sizeof info->upstream);
+    return true;
+}
+
+vptq_status vptq_setting_check(vptq_setting_text setting, vptq_err *err)
+{
+    vptq_encoder_settings scratch = vptq_encoder_defaults();
+    const vptq_setting *t = vptq_setting_find(setting.key);
+    if (!t)
+        return vptq_fail(err, VPTQ_E_ARG, "no setting is called '%.60s'", setting.key);
+    return vptq_setting_parse(t, setting.value, &scratch, err);
+}
+
+vptq_status vptq_settings_new(const char *encoder, const char *preset,
+                              const vptq_setting_text *given, size_t count,
+                              vptq_settings **settings, vptq_err *err)
+{
+    *settings = NULL;
+    vptq_encoder_settings *s = malloc(sizeof *s);
+    if (!s)
+        return vptq_fail(err, VPTQ_E_NOMEM, "out of memory");
+    const vptq_status st = vptq_settings_defaults(encoder, preset, given, count, s, err);
+    if (st)
+        free(s);
+    else
+        *settings = s;
+    return st;
+}
+
+void vptq_settings_free(vptq_settings *settings)
+{
+    free(settings);
+}
+
+/* ---- Quantizing and packing ------------------------------------------------------------- */
+
+vptq_quantize_options vptq_quantize_defaults(void)
+{
+    return (vptq_quantize_options){.kv_factor = (double)NAN,
+                                   .allocate = VPTQ_ALLOCATE_PROXY,
+                                   .allocate_windows = 2,
+                                   .allocate_length = 512,
+                                   .last_layer = UINT32_MAX};
+}
+
+static vptq_status ignore_row(void *arg, const vptq_quantize_row *row, vptq_err *err)
+{
+    (void)arg;
+    (void)row;
+    (void)err;
+    return VPTQ_OK;
+}
+
+vptq_status vptq_quantize(vptq_ctx *ctx, const vptq_quantize_options *opt, vptq_quantize_fn fn,
+                          void *arg, vptq_quantize_result *result, vptq_err *err)
+{
+    vptq_device *dev;
+    vptq_quantize_result unused;
+    const vptq_encoder_settings best = vptq_encoder_defaults();
+    vptq_quantize_options o = *opt;
+    if (!o.settings)
+        o.settings = &best;
+    if (o.calibrate && isnan(o.kv_factor))
+        o.kv_factor = 0;
+    VPTQ_CHECK(vptq_ctx_device(ctx, &dev, err));
+    return vptq_quantize_model(dev, &o, fn ? fn : ignore_row, arg, result ? result : &unused,
+                               err);
+}
+
+vptq_status vptq_pack(const vptq_ctx *ctx, const vptq_pack_options *opt,
+                      vptq_pack_result *result, vptq_err *err)
+{
+    vptq_pack_result unused;
+    return vptq_pack_model(ctx, opt, result ? result : &unused, err);
+}
+
+vptq_status vptq_unpack(vptq_ctx *ctx, const vptq_pack_options *opt, vptq_pack_result *result,
+                        vptq_err *err)
+{
+    vptq_device *dev;
+    vptq_pack_result unused;
+    VPTQ_CHECK(vptq_ctx_device(ctx, &dev, err));
+    return vptq_unpack_model(dev, opt, result ? result : &unused, err);
+}
+
+_Static_assert((int)VPTQ_REPAIR_COUNT == (int)VPTQ_QUIRK_COUNT, "one repair per quirk");
+
+const char *vptq_repair_text(size_t i)
+{
+    return i < VPTQ_QUIRK_COUNT ? vptq_quirk_repair((vptq_quirk)i) : NULL;
+}
+
+vptq_status vptq_list(const vptq_ctx *ctx, const char *path, const vptq_model_options *open,
+                      vptq_list_fn fn, void *arg, uint64_t *total_bytes,
+                      double *bits_per_weight, vptq_err *err)
+{
+    const vptq_checkpoint_options opt = checkpoint_options(open);
+    return vptq_list_model(ctx, path, &opt, fn, arg, total_bytes, bits_per_weight, err);
+}
+
+vptq_status vptq_check(vptq_ctx *ctx, const char *path, const vptq_model_options *open,
+                       vptq_finding_fn fn, void *arg, uint32_t *errors, uint32_t *warnings,
+                       vptq_err *err)
+{
+    vptq_device *dev;
+    const vptq_checkpoint_options opt = checkpoint_options(open);
+    VPTQ_CHECK(vptq_ctx_device(ctx, &dev, err));
+    return vptq_check_model(dev, path, &opt, fn, arg, errors, warnings, err);
+}
+
+/* ---- Output ----------------------------------------------------------------------------- */
+
+struct vptq_writer {
+    vptq_file_writer file;
+};
+
+vptq_status vptq_writer_open(const char *path, bool force, vptq_writer **w, vptq_err *err)
+{
+    *w = NULL;
+    vptq_writer *writer = calloc(1, sizeof *writer);
+    if (!writer)
+        return vptq_fail(err, VPTQ_E_NOMEM, "out of memory");
+    const vptq_status st = vptq_file_writer_open(path, force, &writer->file, err);
+    if (st)
+        free(writer);
+    else
+        *w = writer;
+    return st;
+}
+
+vptq_status vptq_writer_write(vptq_writer *w, const void *data, size_t bytes, vptq_err *err)
+{
+    return vptq_file_write(&w->file, data, bytes, err);
+}
+
+vptq_status vptq_writer_commit(vptq_writer *w, vptq_err *err)
+{
+    return vptq_file_writer_commit(&w->file, err);
+}
+
+void vptq_writer_close(vptq_writer *w)
+{
+    if (w)
+        vptq_file_writer_abort(&w->file);
+    free(w);
+}
