@@ -2,7 +2,6 @@
 
 #include <errno.h>
 #include <getopt.h>
-#include <limits.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -397,27 +396,10 @@ static bool out_of_memory(const vptq_cli *cli, int *exit_code)
     return false;
 }
 
-/* The OpenMP runtime lets a thread that has nothing to do spin for milliseconds before it
- * sleeps. Where other programs want the processors too, that keeps them from the very thread it
- * waits for: two threads then take longer than one.  It reads its environment when it is
- * loaded, before main, and has no other knob, so the tool starts itself once more with a short
- * spin.  A user's own setting stands. */
-static void wait_quietly(char **argv)
-{
-    char self[PATH_MAX]; /* by its own path, so that the process keeps its name */
-    if (getenv("GOMP_SPINCOUNT") || getenv("OMP_WAIT_POLICY"))
-        return;
-    ssize_t len = readlink("/proc/self/exe", self, sizeof self - 1);
-    if (len <= 0 || setenv("GOMP_SPINCOUNT", "2000", 1))
-        return; /* without /proc: as it is */
-    self[len] = 0;
-    (void)execv(self, argv);
-}
-
 bool vptq_cli_parse(vptq_cli *cli, int argc, char **argv, int first, int *exit_code)
 {
     spelling sp;
-    wait_quietly(argv);
+    vptq_cli_restore_environment();
     if (!cli->common.backend)
         cli->common.backend = "auto";
     cli->common.progress = -1;

@@ -21,6 +21,8 @@ struct vptq_cli_state {
     size_t own, count;
 };
 
+/* Undoes what cmd/cli/spin.c did to the environment before the libraries were loaded. */
+void vptq_cli_restore_environment(void);
 /* Flushes stdout; CLI_FAILED with a message when what was written did not arrive. */
 int vptq_cli_finish_stdout(const char *tool);
 void vptq_cli_print_help(const vptq_cli *cli);
