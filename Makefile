@@ -90,7 +90,7 @@ CUDA_HOME  := $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
 CUDA_LIB   := $(firstword $(wildcard $(CUDA_HOME)/lib64 $(CUDA_HOME)/targets/x86_64-linux/lib \
                 /usr/lib/x86_64-linux-gnu))
 CUDA_PTX   := $(shell $(NVCC) --list-gpu-arch | sort -V | tail -n 1)
-NVCC_FLAGS := -std=c++20 -O3 -fmad=false -I. -DVPTQ_CUDA -Xcompiler -Wall,-fno-exceptions,-fno-rtti \
+NVCC_FLAGS := -std=c++20 -O3 -fmad=false -I. -DVPTQ_CUDA -Xcompiler -Wall,-fno-exceptions,-fno-rtti,-fPIC,-fvisibility=hidden \
               -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=[sm_90,compute_90] \
               -gencode arch=$(CUDA_PTX),code=$(CUDA_PTX)
 else ifeq ($(CUDA),auto)
@@ -113,7 +113,8 @@ PKG_CFLAGS := $(patsubst -I%,-isystem %,$(shell $(PKG) --cflags $(PACKAGES)))
 PKG_LIBS   := $(shell $(PKG) --libs $(PACKAGES))
 endif
 
-ALL_CFLAGS = $(STANDARD) $(OPTIMIZE) -fopenmp $(NUMERICS) $(WARNINGS) $(SAN) -I. $(PKG_CFLAGS) \
+# The objects of libvptq.a are those of libvptq.so: with hidden symbols -fPIC costs no speed.
+ALL_CFLAGS = $(STANDARD) $(OPTIMIZE) -fopenmp -fPIC -fvisibility=hidden $(NUMERICS) $(WARNINGS) $(SAN) -I. $(PKG_CFLAGS) \
              $(if $(HAVE_CUDA),-DVPTQ_CUDA) $(EXTRA_CFLAGS)
 LDLIBS     = $(PKG_LIBS) $(if $(HAVE_CUDA),-L$(CUDA_LIB) -lcudart_static -lrt -lpthread -lstdc++) -lm -ldl
 
@@ -150,6 +151,10 @@ BENCH_SRC := $(filter-out tests/bench/bench_%,$(sort $(wildcard tests/bench/*.c)
 HAVE_TSAN := $(if $(findstring clang,$(CC)),,$(findstring /,$(shell $(CXX) \
                -print-file-name=libtsan.so)))
 LIBVPTQ := $(B)/libvptq.a
+# The version is the one of lib/vptq.h; the major number is that of the ABI.
+VERSION := $(shell sed -n 's/^\#define VPTQ_VERSION "\([^"]*\)".*/\1/p' lib/vptq.h)
+SONAME  := libvptq.so.$(firstword $(subst ., ,$(VERSION)))
+SHARED  := $(B)/libvptq.so.$(VERSION)
 LIBCLI  := $(B)/libcli.a
 LIBTEST := $(B)/libvtest.a
 
@@ -170,7 +175,7 @@ BENCH_BIN := $(BENCH:%=$(B)/tests/bench/bench_%)
 
 .PHONY: all lib tools
 all: tools
-lib: $(LIBVPTQ)
+lib: $(LIBVPTQ) $(SHARED)
 
 # README, demo and scripts call the tools of the plain build.
 tools: $(TOOLS:%=$(BIN)/%)
@@ -240,6 +245,10 @@ define link
 	$(Q)mkdir -p $(@D)
 	$(Q)$(if $(V),,echo "  LINK  $@";) $(CC) $(ALL_CFLAGS) -o $@ $(filter %.o,$^) $(filter %.a,$^) $(LDLIBS)
 endef
+
+$(SHARED): $(LIBVPTQ)
+	$(Q)$(if $(V),,echo "  LINK  $@";) $(CC) $(ALL_CFLAGS) -shared -Wl,-soname,$(SONAME) -Wl,--no-undefined \
+		-o $@ -Wl,--whole-archive $< -Wl,--no-whole-archive $(LDLIBS)
 
 $(BIN)/vptq-%: $(OBJ)/cmd/vptq_%.o $(LIBCLI) $(LIBVPTQ)
 	$(link)
@@ -406,22 +415,19 @@ layers:
 	$(Q)scripts/check_layers.sh
 cuda-check:
 	$(Q)NVCC=$(NVCC) OUT=build/cuda scripts/cuda_check.sh $(CU_SRC)
-symbols: $(LIBVPTQ)
-	$(Q)scripts/check_symbols.sh $(LIBVPTQ)
+symbols: $(LIBVPTQ) $(SHARED)
+	$(Q)scripts/check_symbols.sh $(LIBVPTQ) $(SHARED) lib/vptq.h
 
 # --- installing ----------------------------------------------------------------------------
 
 .PHONY: install uninstall
 BINDIR := $(DESTDIR)$(PREFIX)/bin
 LIBDIR := $(DESTDIR)$(PREFIX)/lib
-INCDIR := $(DESTDIR)$(PREFIX)/include/vptq
+INCDIR := $(DESTDIR)$(PREFIX)/include
+PCDIR  := $(LIBDIR)/pkgconfig
 MANDIR := $(DESTDIR)$(PREFIX)/share/man/man1
 PAGES  := $(sort $(wildcard docs/man/*.1.scd))
 SCDOC  := $(shell command -v scdoc 2>/dev/null)
-
-# What lib/vptq.h includes, itself first; programs compile with -I$(PREFIX)/include/vptq.
-HEADERS = $(shell $(CC) $(STANDARD) -I. $(PKG_CFLAGS) -MM lib/vptq.h | tr -d '\\' | tr ' ' '\n' \
-            | grep '\.h$$')
 
 # scdoc builds the manual pages; without it there are none.
 .PHONY: man
@@ -430,11 +436,30 @@ $(B)/man/%: docs/man/%.scd
 	$(Q)mkdir -p $(@D)
 	$(Q)scdoc <$< >$@
 
+define PC_FILE
+prefix=$(PREFIX)
+libdir=$${prefix}/lib
+includedir=$${prefix}/include
+
+Name: vptq
+Description: Vector post-training quantization of language models
+Version: $(VERSION)
+Requires.private: $(PACKAGES)
+Libs: -L$${libdir} -lvptq
+Libs.private: -fopenmp -lm -ldl$(if $(HAVE_CUDA), -lcudart_static -lrt -lpthread -lstdc++)
+Cflags: -I$${includedir}
+endef
+
 install: tools lib $(if $(SCDOC),man)
-	$(Q)mkdir -p $(BINDIR) $(LIBDIR) $(INCDIR)
-	$(Q)for t in $(TOOLS); do install -m 755 $(BIN)/$$t $(BINDIR)/ || exit 1; done
+	$(Q)mkdir -p $(BINDIR) $(LIBDIR) $(INCDIR) $(PCDIR)
+	$(Q)install -m 755 $(TOOLS:%=$(BIN)/%) $(BINDIR)/
 	$(Q)install -m 644 $(LIBVPTQ) $(LIBDIR)/
-	$(Q)for h in $(HEADERS); do install -D -m 644 $$h $(INCDIR)/$$h || exit 1; done
+	$(Q)install -m 755 $(SHARED) $(LIBDIR)/
+	$(Q)ln -sf $(notdir $(SHARED)) $(LIBDIR)/$(SONAME)
+	$(Q)ln -sf $(SONAME) $(LIBDIR)/libvptq.so
+	$(Q)install -m 644 lib/vptq.h $(INCDIR)/
+	$(file >$(B)/vptq.pc,$(PC_FILE))
+	$(Q)install -m 644 $(B)/vptq.pc $(PCDIR)/
 ifneq ($(SCDOC),)
 	$(Q)mkdir -p $(MANDIR)
 	$(Q)install -m 644 $(PAGES:docs/man/%.scd=$(B)/man/%) $(MANDIR)/
@@ -442,10 +467,9 @@ else
 	@echo "scdoc is not installed: no manual pages" >&2
 endif
 uninstall:
-	$(Q)for t in $(TOOLS); do rm -f $(BINDIR)/$$t; done
-	$(Q)for p in $(PAGES); do rm -f $(MANDIR)/$$(basename $$p .scd); done
-	$(Q)rm -f $(LIBDIR)/libvptq.a
-	$(Q)rm -rf $(INCDIR)
+	$(Q)rm -f $(TOOLS:%=$(BINDIR)/%) $(PAGES:docs/man/%.scd=$(MANDIR)/%) $(INCDIR)/vptq.h \
+		$(PCDIR)/vptq.pc $(LIBDIR)/libvptq.a $(LIBDIR)/libvptq.so $(LIBDIR)/$(SONAME) \
+		$(LIBDIR)/$(notdir $(SHARED))
 
 # --- about ---------------------------------------------------------------------------------
 
@@ -453,7 +477,7 @@ uninstall:
 help:
 	@printf '%s\n' \
 	'make               the four tools, in build/bin' \
-	'make lib           build/CONFIG/libvptq.a' \
+	'make lib           build/CONFIG/libvptq.a and libvptq.so' \
 	'make demo          convert a real model end to end (TEXT=, MODEL= override)' \
 	'make check         every test and check, plain and sanitized; ends with a count' \
 	'make unit          unit tests             make test-NAME   tests/unit/*/test_NAME.c' \

@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # Every external symbol that the library defines begins with vptq_, and no object of it prints,
 # exits or aborts; lib/base/status.c alone may, for VPTQ_BUG_IF.
-# usage: check_symbols.sh LIBVPTQ.A
+# The shared library exports exactly the functions that the public header declares.
+# usage: check_symbols.sh LIBVPTQ.A LIBVPTQ.SO VPTQ.H
 set -u
 
-lib=${1:?usage: check_symbols.sh LIBVPTQ.A}
+usage='usage: check_symbols.sh LIBVPTQ.A LIBVPTQ.SO VPTQ.H'
+lib=${1:?$usage} shared=${2:?$usage} header=${3:?$usage}
 [ -f "$lib" ] || { echo "check_symbols: '$lib' is not there" >&2; exit 1; }
 
 # nm -A prints "archive:object:value type name"; undefined symbols have no value.
@@ -30,4 +32,16 @@ complain()
 complain "defines an external symbol without the prefix vptq_:" "$alien"
 complain "calls what a library must not:" "$calls"
 complain "uses a standard stream:" "$streams"
+
+# A declaration begins with VPTQ_API or VPTQ_CALL at the start of a line; its name is the last
+# word before the first parenthesis, on this line or the next.
+declared=$(sed '/^#/d' "$header" | tr '\n' ' ' | grep -o -E 'VPTQ_(API|CALL) [^;({]*\(' |
+    sed -E 's/.*[ *](vptq_[a-z0-9_]+)[[:space:]]*\($/\1/' | sort)
+exported=$(nm -D --defined-only "$shared" | awk '{ print $NF }' | sort)
+differences=$(diff <(echo "$declared") <(echo "$exported") | grep '^[<>]')
+if [ -n "$differences" ]; then
+    echo "check_symbols: declared in $header (<) and exported by $shared (>) differ:" >&2
+    echo "$differences" >&2
+    bad=1
+fi
 exit "$bad"

@@ -1,0 +1,82 @@
+/* A program against the installed library: collects, quantizes, packs and measures a model.
+ * usage: library MODEL TOKENIZER TEXT */
+#include <stdio.h>
+#include <string.h>
+#include <vptq.h>
+
+static unsigned long long rows, hessians;
+
+static vptq_status count_row(void *arg, const vptq_quantize_row *row, vptq_err *err)
+{
+    if (!(row->report.loss > 0 && row->report.loss < 1) || row->layer != 0)
+        return vptq_fail(err, VPTQ_E_NUMERIC, "%s: unexpected loss", row->name);
+    rows++;
+    *(double *)arg += row->report.loss;
+    return VPTQ_OK;
+}
+
+static vptq_status count_hessian(void *arg, uint32_t layer, const char *input,
+                                 const vptq_hessian_stats *s, vptq_err *err)
+{
+    (void)arg, (void)layer, (void)input, (void)s, (void)err;
+    hessians++;
+    return VPTQ_OK;
+}
+
+static vptq_status run(vptq_ctx *ctx, char **argv, vptq_model **model, vptq_err *err)
+{
+    const char *const texts[] = {argv[3]};
+    const vptq_model_options open = {argv[2], NULL, true}, packed = {NULL, NULL, true};
+    const vptq_setting_text chosen[] = {{"vector_length", "4"}, {"centroids", "16"}};
+    vptq_settings *settings = NULL;
+    vptq_collect_options collect = {.last_layer = 0, .factor = 0.3};
+    vptq_quantize_options quantize = vptq_quantize_defaults();
+    const vptq_pack_options pack = {.input = "work",
+                                    .output = "out.vptq",
+                                    .form = VPTQ_PACK_ARCHIVE,
+                                    .dtype = VPTQ_DTYPE_COUNT};
+    vptq_ppl_options ppl = {.context = 256, .windows = 2};
+    vptq_ppl_result measured;
+    vptq_quantize_result q;
+    double sum = 0;
+    vptq_status st;
+
+    collect.calibrate.corpus.texts = ppl.corpus.texts = texts;
+    collect.calibrate.corpus.text_count = ppl.corpus.text_count = 1;
+    collect.calibrate.windows = 4, collect.calibrate.length = 256;
+    if ((st = vptq_model_load(ctx, argv[1], &open, model, err)) ||
+        (st = vptq_hessians_collect(ctx, *model, &collect, "h", NULL, err)) ||
+        (st = vptq_hessians_show(ctx, "h", count_hessian, NULL, err)) ||
+        (st = vptq_settings_new(NULL, NULL, chosen, 2, &settings, err)))
+        return st;
+    quantize.model = argv[1], quantize.tokenizer = argv[2], quantize.work = "work";
+    quantize.hessians = "h", quantize.settings = settings, quantize.last_layer = 0;
+    st = vptq_quantize(ctx, &quantize, count_row, &sum, &q, err);
+    vptq_settings_free(settings);
+    vptq_model_free(*model);
+    *model = NULL;
+    if (st || (st = vptq_pack(ctx, &pack, NULL, err)) ||
+        (st = vptq_model_load(ctx, "out.vptq", &packed, model, err)) ||
+        (st = vptq_perplexity(ctx, *model, &ppl, NULL, NULL, NULL, &measured, err)))
+        return st;
+    if (rows != 7 || q.matrices != 7 || hessians < 4 || measured.windows != 2)
+        return vptq_fail(err, VPTQ_E_NUMERIC, "%llu rows, %llu Hessians", rows, hessians);
+    printf("version %s bits %.6f ppl %.10f\n", vptq_version(), q.bits_per_weight, measured.ppl);
+    return VPTQ_OK;
+}
+
+int main(int argc, char **argv)
+{
+    vptq_err err = {VPTQ_OK, ""};
+    vptq_ctx_options options = {.threads = 2, .backend = "cpu"};
+    vptq_ctx *ctx = NULL;
+    vptq_model *model = NULL;
+    vptq_status st = argc == 4 ? vptq_ctx_open(&options, &ctx, &err) : VPTQ_E_ARG;
+    if (!st)
+        st = run(ctx, argv, &model, &err);
+    if (st)
+        fprintf(stderr, "%s: %s\n", vptq_status_name(st), err.text);
+    vptq_model_free(model);
+    vptq_ctx_close(ctx);
+    return st != VPTQ_OK;
+}
