@@ -1,3 +1,4 @@
+/* Times models that serve batches of prompts. */
 #include "lib/bench/serve.h"
 
 #include <inttypes.h>
@@ -8,8 +9,8 @@
 
 #include "lib/base/rng.h"
 
-/* Tokens of a warm-up: enough for every weight to have been used by prompts and by steps. */
-enum { WARM_INPUT = 64, WARM_OUTPUT = 4 };
+/* Tokens of a warm-up: both prompts and decoding steps use every weight. */
+enum { WARM_UP_INPUT = 64, WARM_UP_OUTPUT = 4 };
 
 /* ---- configurations ---- */
 
@@ -26,8 +27,8 @@ const vptq_serve_config *vptq_serve_named(size_t *count)
     return named;
 }
 
-/* A number from 1 to 2^30 and the character behind it. */
-static bool take_number(const char **text, char end, uint32_t *number)
+/* Reads a number from 1 to 2^30 and the character `end` after it. */
+static bool read_number(const char **text, char end, uint32_t *number)
 {
     char *stop;
     if (**text < '0' || **text > '9')
@@ -42,14 +43,14 @@ static bool take_number(const char **text, char end, uint32_t *number)
 
 vptq_status vptq_serve_parse(const char *text, vptq_serve_config *c, vptq_err *err)
 {
-    const char *at = text;
+    const char *rest = text;
     for (size_t i = 0; i < NAMED; i++)
         if (!strcmp(text, named[i].name)) {
             *c = named[i];
             return VPTQ_OK;
         }
-    if (!take_number(&at, ',', &c->batch) || !take_number(&at, ',', &c->input) ||
-        !take_number(&at, 0, &c->output))
+    if (!read_number(&rest, ',', &c->batch) || !read_number(&rest, ',', &c->input) ||
+        !read_number(&rest, 0, &c->output))
         return vptq_fail(
             err, VPTQ_E_ARG,
             "configuration '%.64s', expected BATCH,INPUT,OUTPUT or one of "
@@ -65,7 +66,7 @@ vptq_status vptq_serve_parse(const char *text, vptq_serve_config *c, vptq_err *e
     return VPTQ_OK;
 }
 
-/* ---- what is needed ---- */
+/* ---- memory ---- */
 
 static uint64_t tensor_bytes(const vptq_tensor *t)
 {
@@ -104,9 +105,7 @@ vptq_status vptq_serve_need_of(const vptq_model *m, const vptq_serve_config *c, 
 {
     vptq_batch_memory memory;
     const vptq_batch_options o = batch_options(c, kv, 0);
-    const vptq_status st = vptq_batch_plan(m, &o, &memory, err);
-    if (st)
-        return st;
+    VPTQ_CHECK(vptq_batch_plan(m, &o, &memory, err));
     *need = (vptq_serve_need){weight_bytes(m), memory.cache, memory.working};
     return VPTQ_OK;
 }
@@ -117,19 +116,18 @@ static vptq_status check_names(const vptq_serve_options *o, vptq_err *err)
 {
     if (o->model_count == 0 || o->config_count == 0 || o->runs == 0)
         return vptq_fail(err, VPTQ_E_ARG,
-                         "%zu models, %zu configurations, %" PRIu32
-                         " runs: there is nothing to measure",
+                         "nothing to measure: %zu models, %zu configurations, %" PRIu32 " runs",
                          o->model_count, o->config_count, o->runs);
     for (size_t i = 0; i < o->model_count; i++)
         for (size_t j = 0; j < i; j++)
             if (!strcmp(o->models[i].name, o->models[j].name))
                 return vptq_fail(err, VPTQ_E_ARG,
-                                 "two models are called '%s'; NAME=MODEL gives them names",
+                                 "two models have the name '%s'; name them with NAME=MODEL",
                                  o->models[i].name);
     for (size_t i = 0; i < o->config_count; i++)
         for (size_t j = 0; j < i; j++)
             if (!strcmp(o->configs[i].name, o->configs[j].name))
-                return vptq_fail(err, VPTQ_E_ARG, "configuration '%s' is asked for twice",
+                return vptq_fail(err, VPTQ_E_ARG, "configuration '%s' is given twice",
                                  o->configs[i].name);
     return VPTQ_OK;
 }
@@ -144,7 +142,7 @@ static vptq_status check_lengths(const vptq_serve_options *o, vptq_err *err)
                 return vptq_fail(err, VPTQ_E_ARG,
                                  "configuration '%s' has sequences of %" PRIu64
                                  " tokens, the context of '%s' is %" PRIu32
-                                 "; --allow-long runs it all the same",
+                                 "; pass --allow-long to run it anyway",
                                  o->configs[c].name, length, o->models[i].name, context);
         }
     return VPTQ_OK;
@@ -164,18 +162,19 @@ static vptq_status check_memory(const vptq_serve_options *o, const vptq_device *
             working += need.working;
         }
         if (cache + working > left)
-            return vptq_fail(err, VPTQ_E_NOMEM,
-                             "configuration '%s' needs %.1f MiB for its cache and %.1f MiB to "
-                             "work in, there are %.1f MiB",
-                             o->configs[c].name, (double)cache / 0x1p20,
-                             (double)working / 0x1p20, (double)left / 0x1p20);
+            return vptq_fail(
+                err, VPTQ_E_NOMEM,
+                "configuration '%s' needs %.1f MiB of cache and %.1f MiB of working "
+                "memory, %.1f MiB are left",
+                o->configs[c].name, (double)cache / 0x1p20, (double)working / 0x1p20,
+                (double)left / 0x1p20);
     }
     return VPTQ_OK;
 }
 
-static vptq_status record_of(const vptq_ctx *ctx, const vptq_serve_options *o,
-                             const vptq_device *dev, size_t model, size_t config, uint32_t run,
-                             vptq_serve_record *r, vptq_err *err)
+static vptq_status make_record(const vptq_ctx *ctx, const vptq_serve_options *o,
+                               const vptq_device *dev, size_t model, size_t config,
+                               uint32_t run, vptq_serve_record *r, vptq_err *err)
 {
     *r = (vptq_serve_record){.model = &o->models[model],
                              .config = &o->configs[config],
@@ -189,16 +188,16 @@ static vptq_status record_of(const vptq_ctx *ctx, const vptq_serve_options *o,
     return vptq_serve_need_of(r->model->model, r->config, o->kv, &r->need, err);
 }
 
-/* Tokens of all runs, for progress, and of those that the file has. */
-typedef struct amount {
+/* Tokens of all runs and of the finished ones, for progress. */
+typedef struct token_counts {
     uint64_t all, done;
-} amount;
+} token_counts;
 
 static vptq_status check_records(const vptq_ctx *ctx, const vptq_serve_options *o,
                                  const vptq_device *dev, const vptq_serve_log *log,
-                                 amount *tokens, vptq_err *err)
+                                 token_counts *tokens, vptq_err *err)
 {
-    *tokens = (amount){0, 0};
+    *tokens = (token_counts){0, 0};
     for (size_t c = 0; c < o->config_count; c++)
         for (size_t i = 0; i < o->model_count; i++)
             for (uint32_t run = 1; run <= o->runs; run++) {
@@ -206,7 +205,7 @@ static vptq_status check_records(const vptq_ctx *ctx, const vptq_serve_options *
                 bool found = false;
                 const vptq_serve_config *k = &o->configs[c];
                 const uint64_t n = (uint64_t)k->batch * ((uint64_t)k->input + k->output);
-                VPTQ_CHECK(record_of(ctx, o, dev, i, c, run, &r, err));
+                VPTQ_CHECK(make_record(ctx, o, dev, i, c, run, &r, err));
                 if (log)
                     VPTQ_CHECK(vptq_serve_log_find(log, &r, &found, err));
                 tokens->all += n;
@@ -216,8 +215,8 @@ static vptq_status check_records(const vptq_ctx *ctx, const vptq_serve_options *
 }
 
 static vptq_status check_all(const vptq_ctx *ctx, const vptq_serve_options *o,
-                             const vptq_device *dev, const vptq_serve_log *log, amount *tokens,
-                             vptq_err *err)
+                             const vptq_device *dev, const vptq_serve_log *log,
+                             token_counts *tokens, vptq_err *err)
 {
     VPTQ_CHECK(check_names(o, err));
     VPTQ_CHECK(check_lengths(o, err));
@@ -229,36 +228,34 @@ vptq_status vptq_serve_check(const vptq_ctx *ctx, const vptq_serve_options *o,
                              const vptq_serve_log *log, vptq_err *err)
 {
     vptq_device dev;
-    amount tokens;
-    vptq_status st = vptq_device_open(ctx, o->backend, &dev, err);
-    if (st)
-        return st;
-    st = check_all(ctx, o, &dev, log, &tokens, err);
+    token_counts tokens;
+    VPTQ_CHECK(vptq_device_open(ctx, o->backend, &dev, err));
+    const vptq_status st = check_all(ctx, o, &dev, log, &tokens, err);
     vptq_device_close(&dev);
     return st;
 }
 
-/* ---- a model that serves ---- */
+/* ---- lanes ---- */
 
-/* With a device of its own, so that what is allocated for it is its own. */
+/* A model that serves.  Its own device keeps account of its memory. */
 typedef struct lane {
     const vptq_serve_model *m;
     vptq_device dev;
     bool has_dev;
     vptq_batch *b;
-    uint64_t held;  /* bytes allocated for it at the moment */
-    size_t left0;   /* of a device of its own, before anything was allocated */
-    int32_t *plain; /* ids that are no special tokens */
+    uint64_t held;        /* bytes allocated for it */
+    size_t left_at_start; /* bytes left on its device before any allocation */
+    int32_t *plain;       /* ids that are not special tokens */
     size_t plain_count;
 } lane;
 
 typedef struct server {
     const vptq_ctx *ctx;
     const vptq_serve_options *o;
-    lane *lanes;     /* [models] */
-    int32_t *prompt; /* of one sequence */
-    size_t *at;      /* its names in the batch */
-    amount tokens;
+    lane *lanes;       /* [models] */
+    int32_t *prompt;   /* of one sequence */
+    size_t *sequences; /* [batch] handles of the batch */
+    token_counts tokens;
 } server;
 
 static bool is_special(const vptq_model *m, uint32_t id)
@@ -306,7 +303,7 @@ static vptq_status lane_open(server *s, lane *l, const vptq_serve_config *c, vpt
     const vptq_batch_options o = batch_options(c, s->o->kv, s->o->seed);
     VPTQ_TRY(vptq_device_open(s->ctx, s->o->backend, &l->dev, err));
     l->has_dev = true;
-    l->left0 = l->dev.ops->left(l->dev.state);
+    l->left_at_start = l->dev.ops->left(l->dev.state);
     VPTQ_TRY(vptq_serve_plain_ids(l->m->model, s->ctx->mem, &l->plain, &l->plain_count, err));
     VPTQ_TRY(vptq_batch_open(l->m->model, &l->dev, &o, &l->b, err));
     l->held = used_bytes(s) - before;
@@ -334,13 +331,13 @@ static vptq_status add_prompts(server *s, lane *l, const vptq_serve_config *c, u
         const vptq_rng rng = vptq_rng_make(s->o->seed, q, run, VPTQ_RNG_PROMPT);
         for (uint32_t i = 0; i < c->input; i++)
             s->prompt[i] = l->plain[vptq_rng_below(&rng, i, l->plain_count)];
-        VPTQ_CHECK(vptq_batch_add(l->b, s->prompt, c->input, &s->at[q], err));
+        VPTQ_CHECK(vptq_batch_add(l->b, s->prompt, c->input, &s->sequences[q], err));
     }
     return VPTQ_OK;
 }
 
-static void tell(server *s, const lane *l, const vptq_serve_config *c, uint32_t run,
-                 const char *what, uint64_t done)
+static void report_progress(server *s, const lane *l, const vptq_serve_config *c, uint32_t run,
+                            const char *what, uint64_t done)
 {
     char detail[2 * VPTQ_SERVE_NAME + 64];
     snprintf(detail, sizeof detail, "%s %s run %" PRIu32 ", %s", l->m->name, c->name, run,
@@ -348,7 +345,7 @@ static void tell(server *s, const lane *l, const vptq_serve_config *c, uint32_t 
     vptq_progress(s->ctx, "serve", s->tokens.done + done, s->tokens.all, detail);
 }
 
-/* Prompts and output of one batch; run 0 is a warm-up, which progress does not count. */
+/* Runs one batch and fills in its times.  Progress does not count run 0, a warm-up. */
 static vptq_status run_batch(server *s, lane *l, const vptq_serve_config *c, uint32_t run,
                              vptq_serve_record *r, vptq_err *err)
 {
@@ -358,7 +355,7 @@ static vptq_status run_batch(server *s, lane *l, const vptq_serve_config *c, uin
     const double start = vptq_seconds();
     for (size_t left = 1; left;) {
         VPTQ_TRY(vptq_batch_prefill(l->b, &left, err));
-        tell(s, l, c, run, "prompts", prompts - (run ? left * c->input : 0));
+        report_progress(s, l, c, run, "prompts", prompts - (run ? left * c->input : 0));
     }
     const double first = vptq_seconds();
     double last = first, end = first;
@@ -366,7 +363,7 @@ static vptq_status run_batch(server *s, lane *l, const vptq_serve_config *c, uin
         last = end;
         VPTQ_TRY(vptq_batch_decode(l->b, err));
         end = vptq_seconds();
-        tell(s, l, c, run, "output", prompts + i * each);
+        report_progress(s, l, c, run, "output", prompts + i * each);
     }
     const double in = (double)c->batch * c->input, out = (double)c->batch * c->output;
     r->latency = end - start;
@@ -377,26 +374,26 @@ static vptq_status run_batch(server *s, lane *l, const vptq_serve_config *c, uin
     r->last_gen_throughput = c->output > 1 ? (double)c->batch / (end - last) : (double)NAN;
 out:
     for (uint32_t q = 0; !st && q < c->batch; q++)
-        vptq_batch_end(l->b, s->at[q]);
+        vptq_batch_end(l->b, s->sequences[q]);
     return st;
 }
 
-/* The same, and what was allocated for the lane at most. */
-static vptq_status measured_batch(server *s, lane *l, const vptq_serve_config *c, uint32_t run,
-                                  vptq_serve_record *r, vptq_err *err)
+/* Runs one batch and fills in its times and peak memory. */
+static vptq_status measure_batch(server *s, lane *l, const vptq_serve_config *c, uint32_t run,
+                                 vptq_serve_record *r, vptq_err *err)
 {
     vptq_mem *mem = s->ctx->mem;
     const size_t used = used_bytes(s), peak = mem ? mem->peak : 0;
     if (mem)
         mem->peak = used;
     const vptq_status st = run_batch(s, l, c, run, r, err);
-    const size_t most = mem ? mem->peak : used, device = l->dev.ops->left(l->dev.state);
-    r->peak_memory_bytes = r->need.weights + l->held + (most - used);
-    if (!l->dev.ops->host_memory && device < l->left0)
-        r->peak_memory_bytes += l->left0 - device;
+    const size_t run_peak = mem ? mem->peak : used, device = l->dev.ops->left(l->dev.state);
+    r->peak_memory_bytes = r->need.weights + l->held + (run_peak - used);
+    if (!l->dev.ops->host_memory && device < l->left_at_start)
+        r->peak_memory_bytes += l->left_at_start - device;
     if (mem) {
         l->held += mem->used - used;
-        mem->peak = peak > most ? peak : most;
+        mem->peak = peak > run_peak ? peak : run_peak;
     }
     if (st && st != VPTQ_E_CANCELLED)
         vptq_err_context(err, "%s, %s", l->m->name, c->name);
@@ -406,12 +403,12 @@ static vptq_status measured_batch(server *s, lane *l, const vptq_serve_config *c
 static vptq_status warm_up(server *s, const vptq_serve_config *c, vptq_err *err)
 {
     vptq_serve_config w = *c;
-    w.input = c->input < WARM_INPUT ? c->input : WARM_INPUT;
-    w.output = c->output < WARM_OUTPUT ? c->output : WARM_OUTPUT;
+    w.input = c->input < WARM_UP_INPUT ? c->input : WARM_UP_INPUT;
+    w.output = c->output < WARM_UP_OUTPUT ? c->output : WARM_UP_OUTPUT;
     for (uint32_t i = 0; i < s->o->warmup; i++)
         for (size_t m = 0; m < s->o->model_count; m++) {
             vptq_serve_record r = {.latency = 0};
-            VPTQ_CHECK(measured_batch(s, &s->lanes[m], &w, 0, &r, err));
+            VPTQ_CHECK(measure_batch(s, &s->lanes[m], &w, 0, &r, err));
         }
     return VPTQ_OK;
 }
@@ -423,11 +420,11 @@ static vptq_status run_one(server *s, vptq_serve_log *log, size_t config, size_t
     const vptq_serve_config *c = &s->o->configs[config];
     vptq_serve_record r;
     bool found = false;
-    VPTQ_CHECK(record_of(s->ctx, s->o, &l->dev, model, config, run, &r, err));
+    VPTQ_CHECK(make_record(s->ctx, s->o, &l->dev, model, config, run, &r, err));
     if (log)
         VPTQ_CHECK(vptq_serve_log_find(log, &r, &found, err));
     if (!found) {
-        VPTQ_CHECK(measured_batch(s, l, c, run, &r, err));
+        VPTQ_CHECK(measure_batch(s, l, c, run, &r, err));
         if (log)
             VPTQ_CHECK(vptq_serve_log_add(log, &r, err));
         s->tokens.done += (uint64_t)c->batch * ((uint64_t)c->input + c->output);
@@ -442,8 +439,9 @@ static vptq_status run_config(server *s, vptq_serve_log *log, size_t config, vpt
     const vptq_serve_options *o = s->o;
     const vptq_serve_config *c = &o->configs[config];
     s->prompt = vptq_mem_alloc(s->ctx->mem, c->input, sizeof *s->prompt, err);
-    s->at = s->prompt ? vptq_mem_alloc(s->ctx->mem, c->batch, sizeof *s->at, err) : NULL;
-    if (!s->at)
+    s->sequences =
+        s->prompt ? vptq_mem_alloc(s->ctx->mem, c->batch, sizeof *s->sequences, err) : NULL;
+    if (!s->sequences)
         VPTQ_TRY(VPTQ_E_NOMEM);
     for (size_t m = 0; m < o->model_count; m++)
         VPTQ_TRY(lane_open(s, &s->lanes[m], c, err));
@@ -454,27 +452,28 @@ static vptq_status run_config(server *s, vptq_serve_log *log, size_t config, vpt
 out:
     for (size_t m = 0; m < o->model_count; m++)
         lane_close(s, &s->lanes[m]);
-    vptq_mem_free(s->ctx->mem, s->at);
+    vptq_mem_free(s->ctx->mem, s->sequences);
     vptq_mem_free(s->ctx->mem, s->prompt);
-    s->at = NULL;
+    s->sequences = NULL;
     s->prompt = NULL;
     return st;
 }
 
-/* Nothing is opened for a configuration of which the file has all runs. */
+/* Sets *whole and passes all records to fn if the log has all runs of a configuration, so that
+ * nothing needs to be opened for it. */
 static vptq_status resume_config(const server *s, const vptq_device *dev,
                                  const vptq_serve_log *log, size_t config, vptq_serve_fn fn,
                                  void *arg, bool *whole, vptq_err *err)
 {
     const vptq_serve_options *o = s->o;
     *whole = log != NULL;
-    for (int tell_them = 0; tell_them < 2 && *whole; tell_them++)
+    for (int pass_on = 0; pass_on < 2 && *whole; pass_on++)
         for (uint32_t run = 1; run <= o->runs && *whole; run++)
             for (size_t m = 0; m < o->model_count && *whole; m++) {
                 vptq_serve_record r;
-                VPTQ_CHECK(record_of(s->ctx, o, dev, m, config, run, &r, err));
+                VPTQ_CHECK(make_record(s->ctx, o, dev, m, config, run, &r, err));
                 VPTQ_CHECK(vptq_serve_log_find(log, &r, whole, err));
-                if (tell_them)
+                if (pass_on)
                     VPTQ_CHECK(fn(arg, &r, err));
             }
     return VPTQ_OK;

@@ -1,58 +1,59 @@
-/* How fast models serve: batches of prompts of random tokens, all at once, timed until the last
- * token of the last one, by the engine of lib/model/batch.h.  The definitions are those of the
- * client of SGLang's serving benchmark:
+/* Internal: speed of models that serve batches of prompts of random tokens with the engine of
+ * lib/model/batch.h.  All prompts start at once; the clock stops at the last token of the last
+ * one. The definitions are those of the client of SGLang's serving benchmark:
  *
- *     latency            seconds from the prompts to the last token of all
- *     ttft               until the last sequence of the batch has its first token
- *     output_throughput  batch * output / (latency - ttft): decoding alone
+ *     latency            seconds from the start to the last token of all sequences
+ *     ttft               seconds until the last sequence has its first token
+ *     output_throughput  batch * output / (latency - ttft): decoding only
  *     overall_throughput batch * (input + output) / latency
  *     input_throughput   batch * input / ttft
  *
- * A run's prompts follow from the seed, the run and the place in the batch; they hold no
- * special tokens, and end tokens end nothing.  Tokens are chosen greedily.  Run 1 of every
- * model comes before run 2 of any, so that a machine that gets slower does so for all of them.
- * Warm-up runs have the same batch and short prompts and outputs. */
+ * The prompts of a run follow from the seed, the run and the position in the batch.  They have
+ * no special tokens, stop tokens are ignored, and tokens are chosen greedily.  Every model does
+ * run 1 before any does run 2, so that a machine that slows down affects all of them.  Warm-up
+ * runs have the same batch and short prompts and outputs. */
 #ifndef VPTQ_BENCH_SERVE_H
 #define VPTQ_BENCH_SERVE_H
 
 #include "lib/model/batch.h"
 #include "lib/vptq.h"
 
+/* Computes the memory that a model needs for a configuration. */
 vptq_status vptq_serve_need_of(const vptq_model *m, const vptq_serve_config *c, vptq_dtype kv,
                                vptq_serve_need *need, vptq_err *err) VPTQ_MUST_CHECK;
 
 /* "MODEL_CONFIG_runR" */
 void vptq_serve_run_name(const vptq_serve_record *r, char name[VPTQ_SERVE_RUN_NAME]);
 
-/* A file of records, JSON objects one a line: what is in it is not run again. */
+/* A file of records, one JSON object per line.  Runs that it has are not run again. */
 typedef struct vptq_serve_log vptq_serve_log;
-/* Opens or makes it.  An existing one is continued, and half a line at its end, which a killed
- * run may leave, goes; with `force` it is emptied.  Errors name file and line: VPTQ_E_FORMAT
- * for a file of something else, which stays as it is, VPTQ_E_EXISTS for a run that is there
- * twice; VPTQ_E_LOCKED while another one has it open. */
+/* Opens or creates the file at `path`, which must outlive the log.  Appends to an existing file
+ * after removing a partial last line, which a killed run may leave; `force` empties it.  Errors
+ * name file and line: VPTQ_E_FORMAT for another kind of file, which stays unchanged,
+ * VPTQ_E_EXISTS for a run that appears twice, VPTQ_E_LOCKED if another process has it open. */
 vptq_status vptq_serve_log_open(vptq_mem *mem, const char *path, bool force,
                                 vptq_serve_log **log, vptq_err *err) VPTQ_MUST_CHECK;
 void vptq_serve_log_close(vptq_serve_log *log); /* accepts NULL */
-/* The figures of the record's run, where the file has it: *found.  VPTQ_E_MISMATCH where it was
- * made with other settings than the record says. */
+/* Sets *found if the file has the record's run, and reads its figures into the record.
+ * VPTQ_E_MISMATCH if it was made with other settings than the record has. */
 vptq_status vptq_serve_log_find(const vptq_serve_log *log, vptq_serve_record *r, bool *found,
                                 vptq_err *err) VPTQ_MUST_CHECK;
-/* Appends it, with all bytes on their way to the disk. */
+/* Appends the record and syncs the file. */
 vptq_status vptq_serve_log_add(vptq_serve_log *log, const vptq_serve_record *r,
                                vptq_err *err) VPTQ_MUST_CHECK;
 
-/* The ids of a model that are no special tokens, from low to high: what prompts are made of.
- * The model has its tokenizer; *ids goes to vptq_mem_free. */
+/* Lists the ids that are not special tokens, in increasing order; prompts are made of them. The
+ * model must have its tokenizer.  The caller frees *ids with vptq_mem_free. */
 vptq_status vptq_serve_plain_ids(const vptq_model *m, vptq_mem *mem, int32_t **ids,
                                  size_t *count, vptq_err *err) VPTQ_MUST_CHECK;
 
-/* Checks everything that can be known before the first run: names, lengths, memory, and the
- * records of `log` (may be NULL) that are of these runs.  VPTQ_E_ARG, VPTQ_E_NOMEM. */
+/* Checks everything that is known before the first run: names, lengths, memory, and the records
+ * in `log` (may be NULL) of these runs.  VPTQ_E_ARG, VPTQ_E_NOMEM. */
 vptq_status vptq_serve_check(const vptq_ctx *ctx, const vptq_serve_options *o,
                              const vptq_serve_log *log, vptq_err *err) VPTQ_MUST_CHECK;
 
-/* Checks, then runs what `log` (may be NULL) does not have, configuration by configuration, and
- * adds each run to it. */
+/* Checks, then does the runs that `log` (may be NULL) does not have, configuration by
+ * configuration, and adds each to it.  Calls fn for every run, also for those in the log. */
 vptq_status vptq_eval_serve(const vptq_ctx *ctx, const vptq_serve_options *o,
                             vptq_serve_log *log, vptq_serve_fn fn, void *arg,
                             vptq_err *err) VPTQ_MUST_CHECK;

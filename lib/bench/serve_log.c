@@ -1,4 +1,4 @@
-/* Records of serving runs: a JSON object a line, appended run by run. */
+/* The file of records of serving runs: one JSON object per line, appended run by run. */
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -14,13 +14,13 @@
 #include "lib/base/file.h"
 #include "lib/bench/serve.h"
 
-enum { MOST_BYTES = 256 << 20 };
+enum { MAX_FILE = 256 << 20 }; /* bytes */
 
 struct vptq_serve_log {
     vptq_mem *mem;
     const char *path;
     int fd;
-    off_t end;    /* of the last whole line */
+    off_t end;    /* offset after the last whole line */
     json_t *runs; /* run name -> record, with "line" */
 };
 
@@ -39,7 +39,7 @@ void vptq_serve_run_name(const vptq_serve_record *r, char name[VPTQ_SERVE_RUN_NA
 
 /* ---- reading ---- */
 
-static vptq_status take_line(vptq_serve_log *log, const char *line, size_t n, size_t number,
+static vptq_status read_line(vptq_serve_log *log, const char *line, size_t n, size_t number,
                              vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
@@ -50,7 +50,7 @@ static vptq_status take_line(vptq_serve_log *log, const char *line, size_t n, si
     VPTQ_TRY(vptq_json_parse(line, n, where, &record, err));
     VPTQ_TRY(vptq_json_str_or(record, where, "run_name", NULL, &name, err));
     if (json_object_get(log->runs, name)) {
-        st = vptq_fail(err, VPTQ_E_EXISTS, "%s: run '%s' is there twice", where, name);
+        st = vptq_fail(err, VPTQ_E_EXISTS, "%s: run '%s' appears twice", where, name);
     } else if (json_object_set_new(record, "line", json_integer((json_int_t)number)) ||
                json_object_set(log->runs, name, record)) {
         st = vptq_fail(err, VPTQ_E_NOMEM, "out of memory");
@@ -60,34 +60,34 @@ out:
     return st;
 }
 
-/* Half a line that a killed run leaves begins as every record does.  Anything else is not ours
- * to cut off. */
-static vptq_status check_half(const vptq_serve_log *log, const char *text, size_t n,
-                              size_t number, vptq_err *err)
+/* Accepts a partial last line only if it begins as records do, as a killed run leaves it;
+ * anything else is not removed. */
+static vptq_status check_partial_line(const vptq_serve_log *log, const char *text, size_t n,
+                                      size_t number, vptq_err *err)
 {
-    static const char begins[] = "{\"run_name\": ";
-    const size_t most = sizeof begins - 1;
-    if (memcmp(text, begins, n < most ? n : most) == 0)
+    static const char start[] = "{\"run_name\": ";
+    const size_t start_len = sizeof start - 1;
+    if (memcmp(text, start, n < start_len ? n : start_len) == 0)
         return VPTQ_OK;
     return vptq_fail(err, VPTQ_E_FORMAT,
-                     "%s:%zu: a line without an end that is no record of a run", log->path,
+                     "%s:%zu: the last line has no end and is not a record of a run", log->path,
                      number);
 }
 
-static vptq_status take_text(vptq_serve_log *log, const char *text, size_t size, vptq_err *err)
+static vptq_status read_text(vptq_serve_log *log, const char *text, size_t size, vptq_err *err)
 {
     for (size_t at = 0, number = 1; at < size; number++) {
         const char *end = memchr(text + at, '\n', size - at);
         if (!end)
-            return check_half(log, text + at, size - at, number, err);
-        VPTQ_CHECK(take_line(log, text + at, (size_t)(end - text) - at, number, err));
+            return check_partial_line(log, text + at, size - at, number, err);
+        VPTQ_CHECK(read_line(log, text + at, (size_t)(end - text) - at, number, err));
         at = (size_t)(end - text) + 1;
         log->end = (off_t)at;
     }
     return VPTQ_OK;
 }
 
-static vptq_status cannot(const vptq_serve_log *log, const char *what, vptq_err *err)
+static vptq_status fail_file(const vptq_serve_log *log, const char *what, vptq_err *err)
 {
     return vptq_fail(err, VPTQ_E_IO, "%s: cannot %s: %s", log->path, what, strerror(errno));
 }
@@ -99,19 +99,19 @@ static vptq_status open_file(vptq_serve_log *log, bool force, vptq_err *err)
     size_t size;
     log->fd = open(log->path, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
     if (log->fd < 0)
-        VPTQ_TRY(cannot(log, "write", err));
-    /* two runs would write over each other's records */
+        VPTQ_TRY(fail_file(log, "write", err));
+    /* two processes would overwrite each other's records */
     if (flock(log->fd, LOCK_EX | LOCK_NB))
         VPTQ_TRY(
             errno == EWOULDBLOCK
                 ? vptq_fail(err, VPTQ_E_LOCKED, "'%s' is in use by another process", log->path)
-                : cannot(log, "lock", err));
+                : fail_file(log, "lock", err));
     if (!force) {
-        VPTQ_TRY(vptq_file_read(log->path, MOST_BYTES, log->mem, &text, &size, err));
-        VPTQ_TRY(take_text(log, text, size, err));
+        VPTQ_TRY(vptq_file_read(log->path, MAX_FILE, log->mem, &text, &size, err));
+        VPTQ_TRY(read_text(log, text, size, err));
     }
     if (ftruncate(log->fd, log->end))
-        VPTQ_TRY(cannot(log, "cut", err));
+        VPTQ_TRY(fail_file(log, "cut", err));
 out:
     vptq_mem_free(log->mem, text);
     return st;
@@ -156,7 +156,7 @@ static json_t *real(double x)
     return isfinite(x) ? json_real(x) : json_null();
 }
 
-static json_t *whole(uint64_t x)
+static json_t *integer(uint64_t x)
 {
     return json_integer((json_int_t)x);
 }
@@ -170,24 +170,24 @@ static json_t *to_json(const vptq_serve_record *r)
         "{s:s, s:s, s:s, s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, "
         "s:o, s:o, s:s, s:o, s:s, s:o, s:s}",
         "run_name", name, "group", group, "model", r->model->name, "config", r->config->name,
-        "run", whole(r->run), "batch_size", whole(r->config->batch), "input_len",
-        whole(r->config->input), "output_len", whole(r->config->output), "latency",
+        "run", integer(r->run), "batch_size", integer(r->config->batch), "input_len",
+        integer(r->config->input), "output_len", integer(r->config->output), "latency",
         real(r->latency), "ttft", real(r->ttft), "output_throughput",
         real(r->output_throughput), "overall_throughput", real(r->overall_throughput),
         "input_throughput", real(r->input_throughput), "last_gen_throughput",
-        real(r->last_gen_throughput), "peak_memory_bytes", whole(r->peak_memory_bytes),
-        "weight_bytes", whole(r->need.weights), "cache_bytes", whole(r->need.cache),
-        "working_bytes", whole(r->need.working), "bits_per_weight", real(r->bits_per_weight),
-        "kv", kv_name(r->kv), "threads", whole((uint64_t)r->threads), "backend", r->backend,
-        "seed", whole(r->seed), "model_fingerprint", r->model->model->fingerprint);
+        real(r->last_gen_throughput), "peak_memory_bytes", integer(r->peak_memory_bytes),
+        "weight_bytes", integer(r->need.weights), "cache_bytes", integer(r->need.cache),
+        "working_bytes", integer(r->need.working), "bits_per_weight", real(r->bits_per_weight),
+        "kv", kv_name(r->kv), "threads", integer((uint64_t)r->threads), "backend", r->backend,
+        "seed", integer(r->seed), "model_fingerprint", r->model->model->fingerprint);
 }
 
-/* Settings that two runs of one name must share. */
+/* Settings that must be equal for a run to be reused. */
 static const char *const settings[] = {"batch_size",        "input_len", "output_len",
                                        "model_fingerprint", "kv",        "bits_per_weight",
                                        "threads",           "backend",   "seed"};
 
-static vptq_status other_setting(const vptq_serve_log *log, const json_t *have,
+static vptq_status check_setting(const vptq_serve_log *log, const json_t *have,
                                  const json_t *want, const char *key, vptq_err *err)
 {
     const json_t *a = json_object_get(have, key), *b = json_object_get(want, key);
@@ -197,8 +197,8 @@ static vptq_status other_setting(const vptq_serve_log *log, const json_t *have,
          *now = json_dumps(b, JSON_ENCODE_ANY);
     const vptq_status st = vptq_fail(
         err, VPTQ_E_MISMATCH,
-        "%s:%" JSON_INTEGER_FORMAT ": run '%s' has %s %s, this one %s; another file, or "
-        "-f to replace it",
+        "%s:%" JSON_INTEGER_FORMAT ": run '%s' has %s %s, expected %s; use another file, or "
+        "-f to replace this one",
         log->path, json_integer_value(json_object_get(have, "line")),
         json_string_value(json_object_get(want, "run_name")), key, was ? was : "missing",
         now ? now : "another");
@@ -207,7 +207,7 @@ static vptq_status other_setting(const vptq_serve_log *log, const json_t *have,
     return st;
 }
 
-static vptq_status take_figure(const vptq_serve_log *log, const json_t *have, const char *key,
+static vptq_status read_figure(const vptq_serve_log *log, const json_t *have, const char *key,
                                double *x, vptq_err *err)
 {
     return vptq_json_f64_or(have, log->path, key, (double)NAN, x, err);
@@ -227,13 +227,13 @@ vptq_status vptq_serve_log_find(const vptq_serve_log *log, vptq_serve_record *r,
     if (!want)
         return vptq_fail(err, VPTQ_E_NOMEM, "out of memory");
     for (size_t i = 0; i < sizeof settings / sizeof *settings; i++)
-        VPTQ_TRY(other_setting(log, have, want, settings[i], err));
-    VPTQ_TRY(take_figure(log, have, "latency", &r->latency, err));
-    VPTQ_TRY(take_figure(log, have, "ttft", &r->ttft, err));
-    VPTQ_TRY(take_figure(log, have, "output_throughput", &r->output_throughput, err));
-    VPTQ_TRY(take_figure(log, have, "overall_throughput", &r->overall_throughput, err));
-    VPTQ_TRY(take_figure(log, have, "input_throughput", &r->input_throughput, err));
-    VPTQ_TRY(take_figure(log, have, "last_gen_throughput", &r->last_gen_throughput, err));
+        VPTQ_TRY(check_setting(log, have, want, settings[i], err));
+    VPTQ_TRY(read_figure(log, have, "latency", &r->latency, err));
+    VPTQ_TRY(read_figure(log, have, "ttft", &r->ttft, err));
+    VPTQ_TRY(read_figure(log, have, "output_throughput", &r->output_throughput, err));
+    VPTQ_TRY(read_figure(log, have, "overall_throughput", &r->overall_throughput, err));
+    VPTQ_TRY(read_figure(log, have, "input_throughput", &r->input_throughput, err));
+    VPTQ_TRY(read_figure(log, have, "last_gen_throughput", &r->last_gen_throughput, err));
     VPTQ_TRY(vptq_json_u64_or(have, log->path, "peak_memory_bytes", UINT64_MAX, 0,
                               &r->peak_memory_bytes, err));
     r->resumed = true;
@@ -254,7 +254,7 @@ vptq_status vptq_serve_log_add(vptq_serve_log *log, const vptq_serve_record *r, 
     VPTQ_TRY(vptq_json_line(record, log->path, &text, err));
     VPTQ_TRY(vptq_buf_printf(&line, err, "%s\n", text));
     if (!vptq_write_at(log->fd, line.data, line.len, (uint64_t)log->end) || fsync(log->fd))
-        VPTQ_TRY(cannot(log, "write", err));
+        VPTQ_TRY(fail_file(log, "write", err));
     log->end += (off_t)line.len;
 out:
     vptq_buf_release(&line);

@@ -1,3 +1,4 @@
+/* Checks of HTML pages and their pictures. */
 #include "tests/support/vpage.h"
 
 #include <stdio.h>
@@ -7,7 +8,7 @@
 #include "lib/report/svg_internal.h"
 #include "tests/support/vtest.h"
 
-/* --- what a page must be ----------------------------------------------------------------- */
+/* ---- pages ---- */
 
 static bool is_void(const char *tag)
 {
@@ -41,8 +42,8 @@ static void check_nesting(const char *page)
     assert_int_equal(depth, 0);
 }
 
-/* No address, script or import; links lead within the page. */
-static void check_alone(const char *page)
+/* The page has no address, script or import; links stay within the page. */
+static void check_self_contained(const char *page)
 {
     static const char *const outside[] = {"http:", "https:",  "src=",    "@import", "url(",
                                           "<link", "<script", "<iframe", "<img",    "//"};
@@ -52,7 +53,7 @@ static void check_alone(const char *page)
         assert_memory_equal(p, "href=\"#", 7);
 }
 
-/* The ids of " id=..." are unique, and what refers to one finds it. */
+/* Ids are unique, and every link finds its id. */
 static void check_ids(const char *page)
 {
     char id[64], want[80];
@@ -68,14 +69,15 @@ static void check_ids(const char *page)
     }
 }
 
-/* --- what a picture must be -------------------------------------------------------------- */
+/* ---- pictures ---- */
 
 typedef struct text_box {
     double left, right, top, bottom;
     char text[256];
 } text_box;
 
-static void plain(char *out, size_t size, const char *s, const char *end)
+/* Copies a text with its entities decoded. */
+static void decode_text(char *out, size_t size, const char *s, const char *end)
 {
     static const char *const entities[][2] = {
         {"&amp;", "&"}, {"&lt;", "<"}, {"&gt;", ">"}, {"&quot;", "\""}, {"&#39;", "'"}};
@@ -104,7 +106,7 @@ static const char *read_text(const char *p, text_box *box)
     assert_int_equal(sscanf(p, "<text x=\"%lf\" y=\"%lf\" font-size=\"%d\"", &x, &y, &size), 3);
     if (at && at < open)
         sscanf(at, "text-anchor=\"%7[a-z]", anchor);
-    plain(box->text, sizeof box->text, open + 1, end);
+    decode_text(box->text, sizeof box->text, open + 1, end);
     width = vptq_svg_width(box->text, strlen(box->text), size);
     box->left = x - (anchor[0] == 'e' ? width : anchor[0] == 'm' ? width / 2 : 0);
     box->right = box->left + width;
@@ -116,16 +118,16 @@ static const char *read_text(const char *p, text_box *box)
 /* Returns the number of texts. */
 static size_t check_picture(const char *svg)
 {
-    enum { MOST = 2000 };
+    enum { MAX_TEXTS = 2000 };
     const char *end = strstr(svg, "</svg>");
-    text_box *boxes = vtest_alloc(MOST, sizeof *boxes);
+    text_box *boxes = vtest_alloc(MAX_TEXTS, sizeof *boxes);
     double height;
     size_t n = 0;
     assert_int_equal(sscanf(svg, "<svg viewBox=\"0 0 380 %lf\"", &height), 1);
     assert_non_null(strstr(svg, "<title id="));
     assert_non_null(strstr(svg, "<desc id="));
     for (const char *p = strstr(svg, "<text"); p && p < end; p = strstr(p, "<text")) {
-        assert_true(n < MOST);
+        assert_true(n < MAX_TEXTS);
         text_box *b = &boxes[n];
         p = read_text(p, b);
         if (b->left < -1 || b->right > SVG_WIDTH + 1 || b->top < -1 || b->bottom > height + 1)
@@ -134,7 +136,7 @@ static size_t check_picture(const char *svg)
         for (size_t i = 0; i < n; i++)
             if (b->left < boxes[i].right && boxes[i].left < b->right &&
                 b->top < boxes[i].bottom && boxes[i].top < b->bottom)
-                fail_msg("'%s' lies on '%s'", b->text, boxes[i].text);
+                fail_msg("'%s' overlaps '%s'", b->text, boxes[i].text);
         n++;
     }
     free(boxes);
@@ -145,7 +147,7 @@ size_t vpage_check(const char *page)
 {
     size_t pictures = 0;
     check_nesting(page);
-    check_alone(page);
+    check_self_contained(page);
     check_ids(page);
     for (const char *p = strstr(page, "<svg"); p; p = strstr(p + 1, "<svg"), pictures++)
         assert_true(check_picture(p) > 0);

@@ -60,18 +60,18 @@ refused()
     [ "$(wc -l <err.txt)" -eq 1 ] || fail "not one sentence: $(cat err.txt)"
     [ ! -s out.txt ] || fail "something on stdout"
 }
-refused 1 "runs.jsonl:1: run 'one_b3_i20_o5_run1' has seed 5, this one 6; another file, or -f to replace it" \
+refused 1 "runs.jsonl:1: run 'one_b3_i20_o5_run1' has seed 5, expected 6; use another file, or -f to replace this one" \
     -m one="$model" --config 3,20,5 --seed 6 -o runs.jsonl
 packed=$(data golden/vptq_model_stories260K)
 refused 1 "runs.jsonl:1: run 'one_b3_i20_o5_run1' has model_fingerprint" -m one="$packed" --config 3,20,5 --seed 5 \
     -o runs.jsonl
-refused 2 "configuration 'long_context' has sequences of 16416 tokens, the context of 'one' is 512; --allow-long" \
+refused 2 "configuration 'long_context' has sequences of 16416 tokens, the context of 'one' is 512; pass --allow-long" \
     -m one="$model" --config 1,8,2 --config long_context -o none.jsonl
 refused 2 "configuration 'many', expected BATCH,INPUT,OUTPUT or one of interactive" -m "$model" --config many
-refused 2 "two models are called 'stories260K-hf'" -m "$model" -m "$model/" --config 1,8,2
+refused 2 "two models have the name 'stories260K-hf'" -m "$model" -m "$model/" --config 1,8,2
 refused 2 'nothing to measure' -m "$model" --config 1,8,2 --runs 0
 refused 2 "expected NAME=MODEL" -m =x --config 1,8,2
-refused 1 "needs .* MiB for its cache" -m "$model" --config 64,256,128 --mem 8M -o none.jsonl
+refused 1 "needs .* MiB of cache" -m "$model" --config 64,256,128 --mem 8M -o none.jsonl
 printf 'text\n' >text.txt
 refused 1 'text.txt:1' -m "$model" --config 1,8,2 -o text.txt
 [ "$(cat text.txt)" = text ] || fail "a file of something else was changed"

@@ -1,5 +1,5 @@
-/* Serving runs: configurations, prompts, what is refused before anything runs, files of
- * records, figures that belong together. */
+/* Serving runs: configurations, prompts, errors before the first run, files of records, and
+ * figures that agree with each other. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -34,7 +34,7 @@ static void test_parse(void **state)
                      "expected BATCH,INPUT,OUTPUT or one of interactive");
 }
 
-/* ---- a model ---- */
+/* ---- models ---- */
 
 typedef struct rig {
     vptq_mem mem;
@@ -100,7 +100,7 @@ static void test_plain_ids(void **state)
     rig_close(&r);
 }
 
-static void test_refusals(void **state)
+static void test_impossible_options(void **state)
 {
     (void)state;
     rig r;
@@ -125,13 +125,13 @@ static void test_refusals(void **state)
     o.runs = 1;
     strcpy(r.models[1].name, "one");
     assert_fails(vptq_serve_check(&r.ctx, &o, NULL, &err), VPTQ_E_ARG, &err,
-                 "two models are called 'one'");
+                 "two models have the name 'one'");
     strcpy(r.models[1].name, "two");
     const vptq_serve_config twice[] = {small, small};
     o.configs = twice;
     o.config_count = 2;
     assert_fails(vptq_serve_check(&r.ctx, &o, NULL, &err), VPTQ_E_ARG, &err,
-                 "configuration 'small' is asked for twice");
+                 "configuration 'small' is given twice");
     o.backend = "none";
     assert_fails(vptq_serve_check(&r.ctx, &o, NULL, &err), VPTQ_E_UNSUPPORTED, &err, "none");
     rig_close(&r);
@@ -145,7 +145,7 @@ typedef struct seen {
     vptq_serve_record last;
 } seen;
 
-static vptq_status take(void *arg, const vptq_serve_record *r, vptq_err *err)
+static vptq_status keep_record(void *arg, const vptq_serve_record *r, vptq_err *err)
 {
     seen *s = arg;
     (void)err;
@@ -174,7 +174,19 @@ static void check_figures(const vptq_serve_record *r)
     assert_true(near(r->bits_per_weight, 32));
 }
 
-/* Models take turns, and what a file has is not run again. */
+/* Runs with the records of `path`, which it continues. */
+static seen serve_with_log(rig *r, const vptq_serve_options *o, const char *path)
+{
+    seen s = {.count = 0};
+    vptq_err err;
+    vptq_serve_log *log;
+    assert_ok(vptq_serve_log_open(&r->mem, path, false, &log, &err), &err);
+    assert_ok(vptq_eval_serve(&r->ctx, o, log, keep_record, &s, &err), &err);
+    vptq_serve_log_close(log);
+    return s;
+}
+
+/* Models take turns, and runs that the file has are not repeated. */
 static void test_runs(void **state)
 {
     static const char *const order[] = {"one_a_run1", "two_a_run1", "one_a_run2", "two_a_run2",
@@ -184,15 +196,12 @@ static void test_runs(void **state)
     vptq_err err;
     vptq_serve_log *log;
     char path[4096];
-    seen first = {.count = 0}, again = {.count = 0}, more = {.count = 0};
     size_t size, same;
     if (!rig_open(&r, 2))
         skip();
     vtest_path(path, sizeof path, *state, "runs.jsonl");
     vptq_serve_options o = options_of(&r, configs, 2);
-    assert_ok(vptq_serve_log_open(&r.mem, path, false, &log, &err), &err);
-    assert_ok(vptq_eval_serve(&r.ctx, &o, log, take, &first, &err), &err);
-    vptq_serve_log_close(log);
+    const seen first = serve_with_log(&r, &o, path);
     assert_int_equal(first.count, 8);
     assert_int_equal(first.resumed, 0);
     for (size_t i = 0; i < 8; i++)
@@ -200,9 +209,7 @@ static void test_runs(void **state)
     check_figures(&first.last);
     char *text = vtest_read_file(path, &size);
 
-    assert_ok(vptq_serve_log_open(&r.mem, path, false, &log, &err), &err);
-    assert_ok(vptq_eval_serve(&r.ctx, &o, log, take, &again, &err), &err);
-    vptq_serve_log_close(log);
+    const seen again = serve_with_log(&r, &o, path);
     assert_int_equal(again.count, 8);
     assert_int_equal(again.resumed, 8);
     check_figures(&again.last);
@@ -212,26 +219,25 @@ static void test_runs(void **state)
     assert_memory_equal(unchanged, text, size);
     free(unchanged);
 
-    /* Half a line of a killed run goes, one run more comes. */
+    /* The partial last line of a killed run is removed; its run is repeated, one more is added.
+     */
     text[size - 30] = 0;
     vtest_write_file(path, text, size - 30);
     o.runs = 3;
-    assert_ok(vptq_serve_log_open(&r.mem, path, false, &log, &err), &err);
-    assert_ok(vptq_eval_serve(&r.ctx, &o, log, take, &more, &err), &err);
+    seen more = serve_with_log(&r, &o, path);
     assert_int_equal(more.count, 12);
     assert_int_equal(more.resumed, 7);
-    vptq_serve_log_close(log);
 
     o.kv = VPTQ_F32;
     assert_ok(vptq_serve_log_open(&r.mem, path, false, &log, &err), &err);
-    assert_fails(vptq_eval_serve(&r.ctx, &o, log, take, &more, &err), VPTQ_E_MISMATCH, &err,
-                 "runs.jsonl:1: run 'one_a_run1' has kv \"f16\", this one \"f32\"");
+    assert_fails(vptq_eval_serve(&r.ctx, &o, log, keep_record, &more, &err), VPTQ_E_MISMATCH,
+                 &err, "runs.jsonl:1: run 'one_a_run1' has kv \"f16\", expected \"f32\"");
     vptq_serve_log_close(log);
     free(text);
     rig_close(&r);
 }
 
-/* An output of one token has no decoding to speak of. */
+/* With an output of one token nothing is decoded. */
 static void test_one_token(void **state)
 {
     (void)state;
@@ -242,7 +248,7 @@ static void test_one_token(void **state)
     if (!rig_open(&r, 1))
         skip();
     const vptq_serve_options o = options_of(&r, &c, 1);
-    assert_ok(vptq_eval_serve(&r.ctx, &o, NULL, take, &s, &err), &err);
+    assert_ok(vptq_eval_serve(&r.ctx, &o, NULL, keep_record, &s, &err), &err);
     assert_true(isnan(s.last.output_throughput) && isnan(s.last.last_gen_throughput));
     assert_true(s.last.latency == s.last.ttft && s.last.input_throughput > 0);
     rig_close(&r);
@@ -256,11 +262,12 @@ static void test_bad_files(void **state)
     } bad[] = {{"{}\n", "runs.jsonl:1: key 'run_name' is missing", VPTQ_E_FORMAT},
                {"{\"run_name\": \"a\"}\nx\n", "runs.jsonl:2", VPTQ_E_FORMAT},
                {"[1]\n", "runs.jsonl:1", VPTQ_E_FORMAT},
-               {"no end of line", "runs.jsonl:1: a line without an end", VPTQ_E_FORMAT},
-               {"{\"run_name\": \"a\"}\n{\"name\"", "runs.jsonl:2: a line", VPTQ_E_FORMAT},
+               {"no end of line", "runs.jsonl:1: the last line has no end", VPTQ_E_FORMAT},
+               {"{\"run_name\": \"a\"}\n{\"name\"", "runs.jsonl:2: the last line has no end",
+                VPTQ_E_FORMAT},
                {"{\"run_name\": 7}\n", "run_name", VPTQ_E_FORMAT},
                {"{\"run_name\": \"a\"}\n{\"run_name\": \"a\"}\n",
-                "runs.jsonl:2: run 'a' is there", VPTQ_E_EXISTS}};
+                "runs.jsonl:2: run 'a' appears twice", VPTQ_E_EXISTS}};
     vptq_err err;
     vptq_serve_log *log;
     char path[4096];
@@ -270,7 +277,7 @@ static void test_bad_files(void **state)
         vtest_write_file(path, bad[i].text, strlen(bad[i].text));
         assert_fails(vptq_serve_log_open(NULL, path, false, &log, &err), bad[i].status, &err,
                      bad[i].part);
-        char *text = vtest_read_file(path, &size); /* as it was */
+        char *text = vtest_read_file(path, &size); /* unchanged */
         assert_string_equal(text, bad[i].text);
         free(text);
     }
@@ -287,7 +294,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_parse),
         cmocka_unit_test(test_plain_ids),
-        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_impossible_options),
         cmocka_unit_test_setup_teardown(test_runs, vtest_scratch_setup, vtest_scratch_teardown),
         cmocka_unit_test(test_one_token),
         cmocka_unit_test_setup_teardown(test_bad_files, vtest_scratch_setup,

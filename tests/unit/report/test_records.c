@@ -1,4 +1,5 @@
-/* Serving records: what is read, and that each kind of nonsense is refused with its place. */
+/* Serving records: what is read, and that every kind of bad record is an error that names file
+ * and line. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -14,7 +15,7 @@ static vptq_status parse(const char *text, vptq_records *r, vptq_err *err)
     return vptq_records_parse(r, text, strlen(text), "r.jsonl", err);
 }
 
-static void test_reads(void **state)
+static void test_read(void **state)
 {
     vptq_records r;
     vptq_err err = {0};
@@ -58,7 +59,7 @@ static void test_name_stem(void **state)
         assert_int_equal(vptq_run_name_stem(cases[i].name), cases[i].stem);
 }
 
-static void test_refuses(void **state)
+static void test_bad_records(void **state)
 {
     static const struct {
         const char *text, *part;
@@ -101,7 +102,8 @@ static void test_refuses(void **state)
     }
 }
 
-/* jansson has its own memory: what is ours must not leak, and files pool. */
+/* Out of memory at every allocation of ours (jansson has its own), and records of several
+ * files. */
 static vptq_status read_twice(void *arg, vptq_mem *mem, vptq_err *err)
 {
     vptq_records r;
@@ -115,7 +117,7 @@ static vptq_status read_twice(void *arg, vptq_mem *mem, vptq_err *err)
     return st;
 }
 
-static void test_files_pool(void **state)
+static void test_several_files(void **state)
 {
     char path[4096], text[100 * 128];
     size_t n = 0;
@@ -130,9 +132,9 @@ static void test_files_pool(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_reads), cmocka_unit_test(test_name_stem),
-        cmocka_unit_test(test_refuses),
-        cmocka_unit_test_setup_teardown(test_files_pool, vtest_scratch_setup,
+        cmocka_unit_test(test_read), cmocka_unit_test(test_name_stem),
+        cmocka_unit_test(test_bad_records),
+        cmocka_unit_test_setup_teardown(test_several_files, vtest_scratch_setup,
                                         vtest_scratch_teardown)};
     return vtest_main(argc, argv, tests);
 }

@@ -1,5 +1,5 @@
-/* Comparing served models: every statistic of the published records against NumPy and SciPy
- * (tests/golden/make_serving.py), names and remarks against cases written out. */
+/* Reports of served models: every statistic of the published records against NumPy and SciPy
+ * (tests/golden/make_serving.py), names and remarks against cases by hand. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -89,7 +89,7 @@ static void check_model(const vptq_report *r, const json_t *want, size_t *checke
     ++*checked;
 }
 
-/* Quotients i / j with distinct values: as many are dropped as counting all orders says. */
+/* Of distinct quotients, as many are dropped as enumerating all orders requires. */
 static void check_dropped(const json_t *want, size_t *checked)
 {
     size_t n = (size_t)number(want, "n"), m = (size_t)number(want, "m"), smaller = 0;
@@ -145,7 +145,7 @@ static void test_against_numpy(void **state)
     vptq_records_release(&records);
 }
 
-/* ---- cases written out ---- */
+/* ---- cases by hand ---- */
 
 typedef struct run {
     const char *name;
@@ -153,7 +153,7 @@ typedef struct run {
     double latency, decode, ttft; /* 0 = not recorded */
 } run;
 
-/* Records from runs; "GROUP/RUN" gives both names. */
+/* Makes records of runs; "GROUP/RUN" gives both names. */
 static void make_records(vptq_records *r, const run *runs, size_t n)
 {
     char line[1024];
@@ -198,7 +198,7 @@ static void release(vptq_report *r, vptq_records *records)
 
 static void test_names(void **state)
 {
-    /* without the original: the end that leaves known models */
+    /* without the original: the ending that leaves known models */
     static const run runs[] = {{"original_a", 1, 8, 8, 2, 0, 0}, {"x_awq_a", 1, 8, 8, 1, 0, 0},
                                {"y_awq_a", 1, 8, 8, 1, 0, 0},    {"x_awq_b", 2, 8, 8, 1, 0, 0},
                                {"y_awq_b", 2, 8, 8, 1, 0, 0},    {"lone_c", 4, 8, 8, 1, 0, 0}};
@@ -238,7 +238,7 @@ static void test_names(void **state)
     release(&r, &records);
 }
 
-/* Names of configurations that are recorded, and what else is. */
+/* Recorded names of configurations and other recorded facts. */
 static void test_recorded_config(void **state)
 {
     static const char text[] =
@@ -391,7 +391,7 @@ static void test_outliers(void **state)
         if (cases[i].marked)
             assert_true(marked[cases[i].n - 1]);
     }
-    /* the normal approximation continues the counting: about 5 % on each side */
+    /* the normal approximation agrees with exact counting: about 5 % on each side */
     double a[40];
     vptq_ratio exact, normal;
     vptq_err err = {0};

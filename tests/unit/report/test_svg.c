@@ -1,4 +1,4 @@
-/* Pages and pictures are what tests/support/vpage.h asks for, with long names, too; ticks are
+/* Pages and pictures follow the rules of tests/support/vpage.h, also with long names; ticks are
  * round. */
 #include <math.h>
 #include <stdio.h>
@@ -11,7 +11,7 @@
 #include "tests/support/vpage.h"
 #include "tests/support/vtest.h"
 
-/* --- the pages --------------------------------------------------------------------------- */
+/* ---- pages ---- */
 
 static void test_published_records(void **state)
 {
@@ -119,8 +119,8 @@ static void test_pictures(void **state)
     vptq_buf_release(&out);
 }
 
-/* Values that no axis could show are left out; the others are drawn. */
-static void test_wild_values(void **state)
+/* Values that an axis cannot show are left out; the others are drawn. */
+static void test_extreme_values(void **state)
 {
     static const double wild[] = {
         1.7e308, 5e-324, (double)INFINITY, -(double)INFINITY, (double)NAN, 0, -1, 1, -1.7e308};
@@ -173,8 +173,8 @@ static void test_out_of_memory(void **state)
     assert_true(vtest_oom_walk(draw_with, NULL) > 3);
 }
 
-/* Where the frontier goes, by hand: (1, 9) and (2, 4) beat the others; (2, 5) and (3, 4) are
- * not better in anything. */
+/* The frontier goes through (1, 9) and (2, 4), which beat the others; (2, 5) and (3, 4) are
+ * worse in one value and equal in the other. */
 static void test_frontier(void **state)
 {
     static const vptq_svg_point points[] = {
@@ -200,8 +200,8 @@ static void test_frontier(void **state)
     vptq_buf_release(&out);
 }
 
-/* Texts beside points never lie on one another, however many points share a place; those that
- * find none are in the legend. */
+/* Labels never overlap, however many points are close together; those that do not fit are in
+ * the legend. */
 static void test_crowd(void **state)
 {
     enum { N = 60 };
@@ -239,7 +239,7 @@ static void test_crowd(void **state)
     vptq_buf_release(&out);
 }
 
-/* --- ticks and texts --------------------------------------------------------------------- */
+/* ---- ticks and texts ---- */
 
 static void test_ticks(void **state)
 {
@@ -298,7 +298,7 @@ static void test_wrapping(void **state)
     assert_int_equal(vptq_svg_fit("abc", 10, 1000), 3);
     assert_int_equal(vptq_svg_fit("abcdef_ghi", 10, 50), 7); /* behind the underscore */
     assert_int_equal(vptq_svg_fit("abcdefghi", 10, 26), 4);  /* anywhere */
-    assert_int_equal(vptq_svg_fit("abc", 10, 1), 1);         /* one at least */
+    assert_int_equal(vptq_svg_fit("abc", 10, 1), 1);         /* at least one */
     assert_int_equal(vptq_svg_fit("\xe6\xa8\xa1\xe5\x9e\x8b", 10, 1), 3); /* not within one */
     assert_int_equal(vptq_svg_fit("", 10, 50), 0);
 }
@@ -310,7 +310,7 @@ int main(int argc, char **argv)
                                        cmocka_unit_test(test_out_of_memory),
                                        cmocka_unit_test(test_frontier),
                                        cmocka_unit_test(test_crowd),
-                                       cmocka_unit_test(test_wild_values),
+                                       cmocka_unit_test(test_extreme_values),
                                        cmocka_unit_test(test_ticks),
                                        cmocka_unit_test(test_numbers),
                                        cmocka_unit_test(test_wrapping)};

@@ -1,5 +1,5 @@
-/* Tables in every format against texts written out, escaping against hostile names, numbers
- * against what reads back. */
+/* Tables and printed rows in every format against expected texts, escaping of hostile names,
+ * and numbers that read back. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -104,7 +104,7 @@ static void test_sort_and_cut(void **state)
         if (b[1].kind == VPTQ_CELL_MISSING && a[1].kind != VPTQ_CELL_MISSING)
             assert_int_equal(i, N - N / 10);
         else if (a[1].kind == VPTQ_CELL_MISSING || a[1].as.real == b[1].as.real)
-            assert_true(a[0].as.integer < b[0].as.integer); /* equal ones keep their order */
+            assert_true(a[0].as.integer < b[0].as.integer); /* equal rows keep their order */
         else
             assert_true(a[1].as.real > b[1].as.real);
     }
@@ -115,7 +115,7 @@ static void test_sort_and_cut(void **state)
     vptq_table_release(&t);
 }
 
-/* Every byte that is no text becomes U+FFFD or what the format has for it. */
+/* Invalid bytes become U+FFFD or the escape of the format. */
 static void test_hostile_names(void **state)
 {
     static const char name[] = "\x01<script>\xff\xc0\x80'\"`\\\n\x7f\xed\xa0\x80";
