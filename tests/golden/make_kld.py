@@ -2,7 +2,7 @@
 all figures over whole windows and over their second halves, by the formulas of llama.cpp's
 perplexity tool; and the divergence when only the likeliest ids of the plain model are known.
 
-The model is llama2.c's file, the perturbation is that of tests/unit/test_divergence.c: float i
+The model is llama2.c's file, the perturbation is that of tests/unit/eval/test_kld.c: float i
 of the file behind the header is multiplied by 1 + u(i) / 8.  Needs: pip install numpy
 
     python3 tests/golden/make_kld.py DATA tests/golden/kld.json      DATA: the data directory

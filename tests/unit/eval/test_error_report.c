@@ -1,4 +1,4 @@
-/* Errors of matrices as tables and as a page: order, means by hand, every format. */
+/* Reports of the errors of matrices: order, means computed by hand, every format. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -48,7 +48,7 @@ static const char *written(const vptq_error_report *r, vptq_format format, vptq_
     return out->data;
 }
 
-/* That the parts come in this order. */
+/* Checks that the parts come in this order. */
 static void assert_order(const char *text, const char *const *parts, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
@@ -99,7 +99,7 @@ static void test_for_people(void **state)
     vptq_buf_release(&out);
 }
 
-/* Without Hessians the errors of weights decide. */
+/* Without Hessians the order is by weight errors. */
 static void test_without_hessians(void **state)
 {
     vptq_error_row plain[3];

@@ -1,5 +1,5 @@
-/* Divergence of a model from its original: against float64 NumPy (tests/golden/make_kld.py),
- * against whole logits in double, of a model from itself. */
+/* Divergence of a model from its original: compared with float64 NumPy
+ * (tests/golden/make_kld.py) and with whole logits in double; 0 of a model from itself. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,7 +15,7 @@
 
 enum { GOLDEN_WINDOWS = 4, GOLDEN_CONTEXT = 256, LLAMA2C_HEAD = 7 };
 
-/* The plain model, the perturbed one and the ids in DIR. */
+/* Opens the plain model, the perturbed one and the ids in DIR. */
 static bool golden_files(const char *dir, char base[4096], char model[4096], char ids[4096])
 {
     char tokens[4096];
@@ -52,9 +52,9 @@ static void expect(const json_t *want, const char *key, double got, double relat
         fail_msg("%s: %.12g, expected %.12g", key, got, value);
 }
 
-/* Logits in float differ by some 1e-6 of their size (up to 20) from those in double, and a
- * divergence by about that times the differences of logits; a probability by that of itself, so
- * that those changes of it that are nearly nothing are compared with `least` instead. */
+/* Float logits differ by about 1e-6 of their size (up to 20) from those in double, a divergence
+ * by about that times the differences of logits, a probability by that of itself.  Changes of
+ * it that are almost nothing are compared with `least` instead. */
 static void expect_levels(const json_t *want, const char *of, const vptq_kld_level *levels,
                           const double *got, size_t count, double relative, double least)
 {
@@ -117,7 +117,7 @@ static void test_golden(void **state)
         assert_ok(vptq_eval_kld(&r.dev, &r.m, &r.base, &opt, NULL, NULL, &got, &err), &err);
         expect_figures(json_object_get(want, protocols[i]), &got);
 
-        /* The perplexities are those of the other measurement. */
+        /* The perplexities equal those of vptq_eval_ppl. */
         vptq_ppl_options plain = {
             .corpus = opt.corpus, .context = GOLDEN_CONTEXT, .protocol = protocol};
         vptq_ppl_result ppl;
@@ -132,8 +132,7 @@ static void test_golden(void **state)
 
 /* ---- recorded ---- */
 
-/* Steps of the 16-bit log-probabilities, which are at most 24 / 65535 wide, cancel in a mean.
- */
+/* Steps of the 16-bit log-probabilities are at most 24 / 65535 wide and cancel in a mean. */
 static void check_recorded(vrig *r, const json_t *want, const vptq_kld_result *run,
                            const char *ids, const char *path, vptq_kld_base_precision precision,
                            size_t top)
@@ -165,7 +164,7 @@ static void check_recorded(vrig *r, const json_t *want, const vptq_kld_result *r
         expect(figures, "base_tail", got.base_tail, 1e-5);
         assert_true(got.mean_kld < run->mean_kld);
     }
-    /* What needs no more than the right token and the likeliest one is not rounded. */
+    /* Figures that need only the right and the likeliest token are not rounded. */
     assert_true(got.ppl == run->ppl && got.same_top1 == run->same_top1);
     assert_close_f64(&got.ppl_base, &run->ppl_base, 1, 0, 1e-6);
     assert_close_f64(&got.ln_ppl_ratio, &run->ln_ppl_ratio, 1, 1e-7, 0);
@@ -200,8 +199,8 @@ static void test_recorded(void **state)
     vrig_close(&r);
 }
 
-/* The bytes do not depend on threads, memory, or whether a model runs beside the original; and
- * every use with something else is refused with what is different. */
+/* The bytes of a file do not depend on threads, memory, or whether a model runs next to the
+ * original; using it with anything else is an error that names the difference. */
 static void test_record_once(void **state)
 {
     vrig r;
@@ -239,7 +238,7 @@ static void test_record_once(void **state)
     assert_fails(vptq_eval_kld(&r.dev, NULL, &r.base, &opt, NULL, NULL, &got, &err), VPTQ_E_ARG,
                  &err, "give either an original");
 
-    /* A model with itself, over fewer windows, and with the text given. */
+    /* A model against itself, over fewer windows, and with the text given. */
     vptq_kld_options use = {.base_file = path, .any_protocol = true, .windows = 3};
     assert_ok(vptq_eval_kld(&r.dev, &r.m, NULL, &use, NULL, NULL, &got, &err), &err);
     assert_true(got.mean_kld < 1e-7 && got.same_top1 == 1 && got.base_tail > 0);
@@ -279,7 +278,7 @@ static void test_record_once(void **state)
 
 /* ---- hidden states ---- */
 
-/* The divergence of one row from whole logits. */
+/* The divergence of one row, computed from whole logits. */
 static double by_hand(const float *z, const float *y, size_t n)
 {
     double a = 0, b = 0, sum = 0;
@@ -300,7 +299,7 @@ static size_t likeliest(const float *z, size_t n)
     return best;
 }
 
-/* More rows than go through the head at once, of one model and of three. */
+/* More rows than pass through the head at once, of one model and of three. */
 static void check_states(vrig *r, size_t n, size_t variants)
 {
     vptq_err err = {0};
@@ -315,7 +314,8 @@ static void check_states(vrig *r, size_t n, size_t variants)
     vtest_normal(x, variants * n * VRIG_HIDDEN, 2);
     for (size_t i = 0; i < n; i++)
         targets[i] = i % 7 ? (int32_t)(i % VRIG_VOCAB) : -1;
-    memcpy(x, h, n / 2 * VRIG_HIDDEN * sizeof *x); /* equal states of the first model */
+    memcpy(x, h,
+           n / 2 * VRIG_HIDDEN * sizeof *x); /* equal hidden states of the first variant */
     assert_ok(vptq_forward_open(&r->base, &r->dev, 16, &f, &err), &err);
     assert_ok(vptq_forward_open(&r->m, &r->dev, 16, &g, &err), &err);
     assert_ok(vptq_eval_kld_rows(&r->ctx,
@@ -348,7 +348,7 @@ static void check_states(vrig *r, size_t n, size_t variants)
     free(h), free(x), free(z), free(y), free(targets), free(out);
 }
 
-/* What is not finite stays visible. */
+/* Values that are not finite are returned as they are. */
 static void check_not_finite(vrig *r)
 {
     vptq_err err = {0};
@@ -433,7 +433,7 @@ static void test_itself(void **state)
     vrig_close(&r);
 }
 
-/* A quantized model against its original: the same numbers for any thread count and memory. */
+/* A quantized model against its original: the same figures for any thread count and memory. */
 static void test_quantized(void **state)
 {
     vrig r;

@@ -1,5 +1,5 @@
 /* Files of task items: the texts of every form as the harness makes them, Python's string
- * methods, bad input with file and line, no memory. */
+ * methods, errors with file and line, no memory. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,7 +21,7 @@ static void check_text(vptq_task_text got, const char *want)
 /* ---- texts ---- */
 
 typedef struct text_case {
-    const char *text, *clean, *capital, *lower; /* what Python 3.11 makes of them */
+    const char *text, *clean, *capital, *lower; /* results of Python 3.11 */
 } text_case;
 
 static void test_texts(void **state)
@@ -64,7 +64,7 @@ static void test_texts(void **state)
     vptq_arena_release(&arena);
 }
 
-/* Brackets that are never closed, as many as a line holds, take no time. */
+/* A line full of brackets that are never closed takes no noticeable time. */
 static void test_many_brackets(void **state)
 {
     (void)state;
@@ -176,13 +176,13 @@ static void test_lines(void **state)
     assert_int_equal(f.items[1].line, 4);
     vptq_task_file_release(&f);
     vptq_task_file_options one = plain;
-    one.limit = 1; /* what comes behind is not looked at */
+    one.limit = 1; /* the limit ends reading before the next line */
     assert_ok(read_text(*state, "{\"text\": \"a b\"}\n{", 17, &one, &f, &err), &err);
     assert_int_equal(f.count, 1);
     vptq_task_file_release(&f);
 }
 
-/* The ways to write the right answer, and a delimiter. */
+/* All spellings of the right answer, and a delimiter. */
 static void test_gold(void **state)
 {
     const char boolq[] = "{\"passage\": \"p\", \"question\": \"q\", \"answer\": true}";
@@ -274,7 +274,7 @@ static void test_refused(void **state)
     }
 }
 
-/* A known name is for its own set; text that is too long. */
+/* The name of a known set accepts only that set; too long a text. */
 static void test_names_and_sizes(void **state)
 {
     vptq_task_file f;

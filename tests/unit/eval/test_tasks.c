@@ -1,6 +1,6 @@
-/* Choice tasks: log-likelihoods, verdicts and figures against lm-evaluation-harness
- * (tests/golden/make_tasks.py), trees against every prefix counted one by one, the same bytes
- * for any memory and threads, bad items. */
+/* Choice tasks: log-likelihoods, choices and figures compared with lm-evaluation-harness
+ * (tests/golden/make_tasks.py); trees compared with all prefixes; the same bytes for any memory
+ * and thread count; bad items. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -36,7 +36,7 @@ static void golden_path(char path[128], const char *task)
 
 /* ---- the harness ---- */
 
-/* Float32 sums of the harness over some 30 tokens of losses around 4: 1e-6 each. */
+/* The harness sums about 30 losses around 4 in float32: 1e-6 each. */
 static const double per_token = 1e-5;
 
 static void check_item(const json_t *want, const vptq_task_item *item,
@@ -69,12 +69,12 @@ typedef struct golden_run {
     vrig *r;
     vptq_task_options opt;
     double tolerance;
-    const char *only; /* this task; NULL = all */
+    const char *only; /* only this task; NULL = all */
     vptq_task_file file;
     vptq_task_answer *answers;
     vptq_task_result result;
     vptq_arena arena;
-    size_t items, tasks; /* compared so far */
+    size_t items, tasks; /* lines compared so far */
 } golden_run;
 
 static void golden_start(golden_run *g, const char *task)
@@ -95,7 +95,7 @@ static void golden_end(golden_run *g)
     vptq_arena_release(&g->arena);
 }
 
-/* A line of the golden file: an item, or behind a task's items its figures. */
+/* A line of the golden file: an item, or after a task's items its figures. */
 static void golden_line(golden_run *g, const json_t *want)
 {
     const json_t *figures = json_object_get(want, "figures");
@@ -148,7 +148,7 @@ static void test_golden(void **state)
     vrig_close(&r);
 }
 
-/* Requests that do not fit lose their first tokens. */
+/* Requests longer than the context lose their first tokens. */
 static void test_short_context(void **state)
 {
     (void)state;
@@ -161,8 +161,7 @@ static void test_short_context(void **state)
     vrig_close(&r);
 }
 
-/* On the reference, and on the emulated device, whose products are of 16 bits here and there.
- */
+/* On the reference backend and on the emulated device, some of whose products are 16-bit. */
 static void test_backends(void **state)
 {
     (void)state;
@@ -188,7 +187,7 @@ static void test_backends(void **state)
 
 /* ---- trees ---- */
 
-/* The tokens from its root to a row of the plan, backwards; returns their number. */
+/* Collects the tokens from a row of the plan back to its root; returns their number. */
 static size_t path_of(const vptq_task_plan *p, size_t row, int32_t *ids)
 {
     size_t n = 0, s = 0;
@@ -204,7 +203,7 @@ static size_t path_of(const vptq_task_plan *p, size_t row, int32_t *ids)
     }
 }
 
-/* Every scored token of a request stands behind a row whose path is the request up to there. */
+/* Every scored token of a request comes after a row whose path is the request up to there. */
 static void check_request(const vptq_task_plan *p, size_t request, const vptq_ids *ids,
                           size_t scored)
 {
@@ -221,7 +220,8 @@ static void check_request(const vptq_task_plan *p, size_t request, const vptq_id
     }
 }
 
-/* Tokens of `b` that no request of `all` [count] in front of it begins with. */
+/* Number of tokens of `b` that do not share a beginning with any request of `all` [count]
+ * before it. */
 static size_t new_rows(const vptq_ids *all, size_t count, const vptq_ids *b)
 {
     size_t most = 0;
@@ -293,7 +293,7 @@ static const char *write_items(const char *dir, const char *text)
     return path;
 }
 
-/* An item that is larger than a group becomes several trees, none of them larger. */
+/* An item larger than a group becomes several trees, none of them larger. */
 static void test_long_item(void **state)
 {
     vrig r;
@@ -366,7 +366,7 @@ static void test_any_memory_and_threads(void **state)
                                  &answers, &result, &err),
                   &err);
         assert_true(i != 1 || r.mem.peak <= r.mem.cap);
-        /* more than a batch under the cap, of which hidden states get a quarter */
+        /* more than one batch under the cap, a quarter of which is for hidden states */
         assert_true(result.rows > CAP / 4 / (64 * sizeof(float)));
         assert_ok(vptq_eval_task_samples("many", &f, answers, answers, &samples[i], &err),
                   &err);
@@ -402,7 +402,7 @@ static void test_agreement(void **state)
     assert_true(fabs(g.same_norm_stderr - sqrt(0.75 / 12)) < 1e-15);
     assert_int_equal(g.right_to_wrong, 1);
     assert_int_equal(g.wrong_to_right, 1);
-    f.form = VPTQ_TASK_LAMBADA; /* by what was greedy; there is no other figure */
+    f.form = VPTQ_TASK_LAMBADA; /* only `greedy` counts for a single request */
     f.count = 3;
     vptq_eval_task_compare(&f, a, b, &g);
     assert_true(fabs(g.same - 1.0 / 3) < 1e-15 && isnan(g.same_norm));

@@ -1,5 +1,5 @@
-/* Packing and unpacking of whole models: numbers that do not fit, memory that runs out, biases
- * of quantized linears, what other readers want to find. */
+/* Packing and unpacking of whole models: numbers out of range, no memory, biases of quantized
+ * linear layers, conventions of other readers. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -66,7 +66,8 @@ static void read_set(const char *dir, vptq_tensor_set *set)
     assert_ok(vptq_safetensors_read_dir(dir, set, &err), &err);
 }
 
-/* Largest half is 65504, and up to 65520 rounds to it; the same for bfloat16. */
+/* The largest half is 65504, and values up to 65520 round to it; bfloat16 has the same margin.
+ */
 static void test_range_of_types(void **state)
 {
     char in[4096], out[4096];
@@ -104,8 +105,8 @@ static void test_range_of_types(void **state)
 
 /* ---- a work directory made by hand over the tiny model ---- */
 
-/* Every weight of a quantized matrix is the centroid of its own index: v = 2, k = 16, scale 1 +
- * column / 16, bias column / 8. */
+/* Makes a matrix whose weights are all the centroids of their own indices: v = 2, k = 16, scale
+ * 1 + column / 16, bias column / 8. */
 static void write_layer(const char *work, uint32_t layer, vptq_linear linear,
                         const vptq_model_desc *d)
 {
@@ -143,7 +144,7 @@ static void write_layer(const char *work, uint32_t layer, vptq_linear linear,
     free(indices);
 }
 
-/* q, k and down of layer 0 are quantized. */
+/* Quantizes q, k and down of layer 0. */
 static void make_work(const char *work)
 {
     vptq_err err = {0};
@@ -209,7 +210,7 @@ static void test_work_with_biases(void **state)
     assert_same_f32(x, y, n);
     vptq_tensor_set_release(&set);
 
-    /* the weights come out as the layout's formula has them */
+    /* the weights follow the layout's formula */
     assert_ok(pack(packed, archive, VPTQ_PACK_ARCHIVE, NULL, &err), &err);
     assert_ok(unpack(archive, plain, VPTQ_F32, NULL, &err), &err);
     read_set(plain, &set);
@@ -228,7 +229,8 @@ static void test_work_with_biases(void **state)
     vptq_tensor_set_release(&base);
 }
 
-/* Files of matrices that the base model has, but not as linears of blocks of that shape. */
+/* Files of matrices that the base model has, but not as linear layers of blocks of that shape.
+ */
 static void test_work_of_other_shapes(void **state)
 {
     char work[4096], out[4096], path[4096];
@@ -251,7 +253,7 @@ static void test_work_of_other_shapes(void **state)
 
 /* ---- as a GGUF file ---- */
 
-/* The tiny model with one tensor, new or in place of its own, of another shape. */
+/* Writes the tiny model with one tensor added or replaced. */
 static void misshapen_model(const char *dir, const char *name, uint32_t dims,
                             const uint64_t *shape)
 {
@@ -315,7 +317,8 @@ static void test_gguf_out_of_memory(void **state)
     vtest_oom_walk(write_gguf, &(gguf_walk){"tests/golden/packed_llama3", out, tokenizer});
 }
 
-/* A plan says what writing would: nothing of another shape is written under GGUF's names. */
+/* A dry run rejects what writing would: no tensor of another shape is written under GGUF's
+ * names. */
 static void test_gguf_shapes(void **state)
 {
     static const struct {
@@ -327,7 +330,7 @@ static void test_gguf_shapes(void **state)
         {"model.norm.weight", 0, {0}, "tensor 'model.norm.weight'"},
         {"model.layers.1.mlp.down_proj.weight", 2, {4, 4}, "tensor 'model.layers.1.mlp.down"},
         {"model.layers.0.self_attn.q_proj.bias", 1, {7}, "tensor 'model.layers.0.self_attn.q_"},
-        /* which no block of this family has */
+        /* which this family's blocks do not have */
         {"model.layers.0.self_attn.q_norm.weight",
          0,
          {0},
@@ -355,7 +358,7 @@ static void test_gguf_shapes(void **state)
 
 /* ---- for other readers ---- */
 
-/* A head that is tied to the embedding is stored only where it is asked for. */
+/* A head that is tied to the embedding is stored only on request. */
 static void test_tied_head(void **state)
 {
     char work[4096], out[4096];
@@ -401,7 +404,7 @@ static json_t *load_config(const char *dir)
     return config;
 }
 
-/* What upstream's loaders took is what is written today. */
+/* A config that upstream's loaders accept is still written byte for byte. */
 static void test_upstream_took_it(void **state)
 {
     static const char *const families[] = {"llama3", "mistral", "qwen2", "qwen3"};
@@ -440,7 +443,8 @@ static json_t *unpacked_config(const char *model, const char *out)
     return load_config(out);
 }
 
-/* RoPE by the newer name only is also given by the older ones, which transformers 4 reads. */
+/* RoPE under the newer key only is also written under the older ones, which transformers 4
+ * reads. */
 static void test_rope_by_both_names(void **state)
 {
     char out[4096];

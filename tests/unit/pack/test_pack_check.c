@@ -1,6 +1,6 @@
-/* Checking a model: each of the faults of a table, planted into a small sound model in its
- * three forms, is found and named, also where there are several; nothing is found in sound
- * files. */
+/* Checking a model: every fault of a table, planted into a small intact model in each of its
+ * three forms, is found and named, alone and together with others; intact files have no
+ * findings. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -47,7 +47,7 @@ static void check(const char *path, findings *f)
     assert_int_equal(mem.used, 0);
 }
 
-/* A line of the findings holds both: what it begins with, and what it names. */
+/* Expects a finding that begins with one text and contains the other. */
 static void expect_line(const findings *f, const char *begin, const char *part)
 {
     const char *line = f->text;
@@ -64,17 +64,17 @@ static void expect_line(const findings *f, const char *begin, const char *part)
 /* ---- the faults ---- */
 
 typedef enum {
-    SET16,     /* element `at` becomes `value` */
+    SET16,     /* set element `at` to `value` */
     SET64,     /* the same of 64-bit numbers */
-    OR32,      /* bits `value` set in word `at` */
-    DROP,      /* the tensor is not there */
-    COPY,      /* it is there a second time, as `text` */
-    TRANSPOSE, /* its first two axes change places */
+    OR32,      /* set bits `value` in word `at` */
+    DROP,      /* remove the tensor */
+    COPY,      /* add a copy named `text` */
+    TRANSPOSE, /* exchange the first two axes */
     TYPE,      /* the same bytes as another type */
-    ENTRY,     /* key `text` of the module's entry becomes the JSON `json`, or goes */
-    ADD_ENTRY, /* the module's entry is there a second time, for module `text` */
-    CONFIG,    /* key `text` of config.json becomes `json` */
-    BYTES      /* config.json is `text` */
+    ENTRY,     /* set key `text` of the module's entry to the JSON `json`, or remove it */
+    ADD_ENTRY, /* copy the module's entry for module `text` */
+    CONFIG,    /* set key `text` of config.json to `json` */
+    BYTES      /* replace config.json by `text` */
 } fault_kind;
 
 typedef struct fault {
@@ -228,7 +228,8 @@ static void plant(vpacked_plan *p, const fault *f)
         plant_in_tensor(p, f);
 }
 
-/* The sound model: that one matrix is in the training form, and no tokenizer, are warnings. */
+/* The intact model: warnings for one matrix in the training form and for the missing tokenizer.
+ */
 enum { SOUND_WARNINGS = 2 };
 
 static void test_sound(void **state)
@@ -248,8 +249,8 @@ static void test_sound(void **state)
     vpacked_free(&p);
 }
 
-/* One fault at a time, as a directory and as an archive: it is found, and nothing that is
- * sound is called an error besides (a tensor under another name is both missing and extra). */
+/* Each fault alone, as a directory and as an archive: it is found, and nothing intact is called
+ * an error (a tensor under another name is both missing and extra). */
 static void test_each_fault(void **state)
 {
     for (size_t i = 0; i < FAULT_COUNT; i++)
@@ -278,8 +279,8 @@ static void test_each_fault(void **state)
         }
 }
 
-/* Of the first faults of the table, those that do not hide each other: of two of one tensor
- * reading ends at the first. */
+/* Number of leading faults of the table that do not hide each other; reading a tensor ends at
+ * its first fault. */
 enum { TOGETHER = 25 };
 
 static bool is_planted(size_t i)
@@ -290,7 +291,7 @@ static bool is_planted(size_t i)
     return !again;
 }
 
-/* Planted together, each has its line. */
+/* Planted together, each fault has its line. */
 static void test_all_are_listed(void **state)
 {
     vpacked_plan p;
@@ -326,7 +327,7 @@ static void flip(const char *path, size_t at)
     free(bytes);
 }
 
-/* A byte of each entry's frames in turn: that entry is named, and nothing else is wrong. */
+/* Damages a byte of each entry's frames in turn: that entry is named, and no other. */
 static void test_damaged_archive(void **state)
 {
     vpacked_plan p;
@@ -468,7 +469,7 @@ static void test_work(void **state)
     expect_line(&f, "error", "holds matrix '" VPACKED_DOWN "' and must be named '" LAYER_FILE);
     remove(w.layer);
     write_layer(&w, LAYER_FILE, 1);
-    /* several at once: another base model, another type, and a damaged file */
+    /* several faults: another base model, another type, and a damaged file */
     write_header(&w, "0123456789abcdef", "bf16");
     check(w.dir, &f);
     expect_line(&f, "error", "has fingerprint");
@@ -488,9 +489,9 @@ static void rename_tensor(vpacked_plan *p, const char *from, const char *to)
     t->name = own_text(to);
 }
 
-/* Everything that can be repaired: the gate's codebooks the other way round (more residual than
- * main centroids), no scale and bias, keys of the algorithm branch, set padding; and all of it
- * inside text_config. */
+/* Plants every repairable quirk: exchanged codebooks of gate (more residual than main
+ * centroids), no scale and bias, keys of the algorithm branch, set padding; all of it inside
+ * text_config. */
 static void spoil(vpacked_plan *p)
 {
     static const fault spoilt[] = {
@@ -581,7 +582,7 @@ static void test_repair(void **state)
     vpacked_write_directory(&p, bad);
     check(bad, &f);
     assert_int_equal(f.errors, 0);
-    /* all but the absorbed permutation is said, and that there is no tokenizer */
+    /* warnings for all quirks but the absorbed permutation, and for the missing tokenizer */
     assert_int_equal(f.warnings, 9);
     vptq_pack_result r = repair(bad, good, 1024);
     assert_memory_equal(r.repaired, repaired, sizeof repaired);
@@ -606,7 +607,7 @@ typedef struct oom_case {
     char in[PATH], out[PATH];
 } oom_case;
 
-/* A lack of memory ends the run; it is never taken for a fault of the file. */
+/* Lack of memory ends the run and is never taken for a fault of the file. */
 static vptq_status check_short_of_memory(void *arg, vptq_mem *mem, vptq_err *err)
 {
     const oom_case *o = arg;

@@ -1,5 +1,4 @@
-/* Settings of every matrix: encoder, preset, given values, recipe rules, and what is refused.
- */
+/* Settings of every matrix: encoder, preset, single settings, recipe rules, and errors. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -68,9 +67,9 @@ static void test_defaults_in_order(void **state)
     assert_memory_equal(&s, &best, sizeof s);
     assert_ok(vptq_settings_defaults("upstream", "llama2-13b-v12", given, 4, &s, &err), &err);
     assert_int_equal(s.norm, VPTQ_NORM_MINMAX); /* the encoder's */
-    assert_int_equal(s.sweeps, 5);              /* given, over the encoder's 0 */
+    assert_int_equal(s.sweeps, 5);              /* given, overrides the encoder's 0 */
     assert_int_equal(s.v, 12);                  /* the preset's */
-    assert_int_equal(s.k, 512);                 /* given, over the preset's 4096 */
+    assert_int_equal(s.k, 512);                 /* given, overrides the preset's 4096 */
     assert_int_equal(s.k_res, 4096);
     assert_int_equal(s.groups, 4);
     assert_int_equal(s.v0, 4);
@@ -157,7 +156,7 @@ static void test_recipe(void **state)
     assert_int_equal(m->settings.v, 4);
     assert_int_equal(m->settings.beam, 4);
     assert_true(m->pinned);
-    m = row(&r, 2, VPTQ_LINEAR_V); /* both rules: the later one's centroids */
+    m = row(&r, 2, VPTQ_LINEAR_V); /* both rules match: the later one's centroids */
     assert_int_equal(m->settings.k, 1024);
     assert_int_equal(m->settings.v, 8);
     assert_int_equal(m->settings.k_res, 16);
@@ -167,11 +166,11 @@ static void test_recipe(void **state)
     m = row(&r, 0, VPTQ_LINEAR_Q); /* none */
     assert_memory_equal(&m->settings, &best, sizeof best);
     assert_false(m->pinned);
-    m = row(&r, 0, VPTQ_LINEAR_DOWN); /* the encoder comes before the rule's other keys */
+    m = row(&r, 0, VPTQ_LINEAR_DOWN); /* the encoder is applied before the rule's other keys */
     assert_int_equal(m->settings.norm, VPTQ_NORM_MINMAX);
     assert_int_equal(m->settings.sweeps, 9);
     assert_int_equal(m->settings.k, 256);
-    assert_false(m->pinned); /* how, not what */
+    assert_false(m->pinned); /* does not affect what is stored */
     assert_memory_equal(&row(&r, 1, VPTQ_LINEAR_DOWN)->settings, &best, sizeof best);
     assert_int_equal(json_array_size(r.rules), 3);
     release(&r);
@@ -306,8 +305,7 @@ static void test_copy_stored(void **state)
     assert_true(a.seed == 0);
 }
 
-/* Bits by hand: index words of 32 bits for every vector row, codebooks, scale and bias, outlier
- * parts.
+/* Bits by hand: 32-bit index words for every vector row, codebooks, scale and bias, outliers.
  */
 static double bits_by_hand(uint32_t out, uint32_t in, const vptq_preset *p)
 {

@@ -1,6 +1,5 @@
-/* A whole quantize run over a little model: each matrix gets its own settings and Hessians,
- * rows and manifest say so, a run goes on wherever it was stopped, and bad weights stop it
- * early. */
+/* Whole quantize runs of a small model: each matrix gets its own settings and Hessians, rows
+ * and manifest show them, an interrupted run continues, and bad weights are found early. */
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>
@@ -22,7 +21,8 @@ static const double factor = 0.25; /* of the term of k and v */
 
 /* ---- Hessians ---- */
 
-/* The lower triangle of X^T X / rows for rows of normal numbers, column j times 1 + j % 5. */
+/* The lower triangle of X^T X / rows for rows of normal numbers; column j is scaled by 1 + j
+ * % 5. */
 static float *moments(uint32_t n, uint32_t rows, uint64_t seed)
 {
     float *x = malloc((size_t)rows * n * sizeof *x);
@@ -41,7 +41,7 @@ static float *moments(uint32_t n, uint32_t rows, uint64_t seed)
     return lower;
 }
 
-/* Seeds of the Hessian of an input of the main part, the held-out part, and of a term. */
+/* Seeds of the Hessians of an input: main part, held-out part, term of k and v. */
 static uint64_t seed_of(int part, uint32_t layer, vptq_input input)
 {
     return 1000 * (uint64_t)part + 10 * layer + (uint64_t)input;
@@ -98,7 +98,7 @@ static void make_hessians(const char *dir, int part, const char *model, bool wit
     }
 }
 
-/* DIR/h with DIR/h/holdout and terms of k and v. */
+/* Makes DIR/h with DIR/h/holdout and terms of k and v. */
 static void make_directory(const char *dir, char h[PATH])
 {
     vptq_err err = {0};
@@ -215,7 +215,7 @@ static void expect_same_work(const char *a, const char *b)
         }
 }
 
-/* ---- every matrix as the encoder makes it by itself ---- */
+/* ---- every matrix as the encoder alone makes it ---- */
 
 static double number(const json_t *doc, const char *key)
 {
@@ -233,7 +233,7 @@ static json_t *parse(const char *text)
     return doc;
 }
 
-/* The losses of step `name` as `key` of the row has them: plain, weighted or held-out. */
+/* Checks the losses of step `name` under `key` of the row: plain, weighted or held-out. */
 static void check_step(const json_t *doc, const char *key, const vptq_encoder_report *p,
                        const char *name, size_t loss)
 {
@@ -318,7 +318,7 @@ static void check_file(const char *work, uint32_t layer, vptq_linear l,
     vptq_layer_file_release(&f);
 }
 
-/* The settings that the recipe below gives. */
+/* The settings of the recipe below. */
 static vptq_encoder_settings settings_of(uint32_t layer, vptq_linear l)
 {
     vptq_encoder_settings s = small_settings();
@@ -461,7 +461,7 @@ static void test_manifest(void **state)
     json_decref(doc);
 }
 
-/* A manifest with one value changed stops the next run, which names the path of the key. */
+/* A manifest with one changed value is an error of the next run, with the path of the key. */
 static void test_differences(void **state)
 {
     vptq_err err = {0};
@@ -506,79 +506,9 @@ static void test_differences(void **state)
     assert_ok(run_plain(&opt, NULL, &err), &err);
 }
 
-/* ---- a row as text ---- */
+/* ---- interrupted runs ---- */
 
-static void test_row_json(void **state)
-{
-    (void)state;
-    vptq_err err = {0};
-    vptq_encoder_settings s = vptq_encoder_defaults();
-    s.v = 8;
-    s.k = 16;
-    vptq_quantize_row row = {
-        .layer = 3,
-        .name = "v_proj",
-        .rows = 32,
-        .columns = 64,
-        .settings = &s,
-        .shape = vptq_encoder_shape(&s, 32, 64),
-        .predicted = NAN,
-        .weighted = true,
-        .held_out = true,
-        .report = {.steps = {{"k-means", 0.5, 0.625, 0.75, false, 1},
-                             {"pass", 0.25, 0.3125, 0.375, false, 1},
-                             {"refit", 0.125, 0.15625, 0.1875, false, 1},
-                             {"refit", 0.125, 0.15625, 0.1875, true, 1},
-                             {"storage", 0.125, 0.15625, 0.1875, false, 1}},
-                   .num_steps = 5,
-                   .loss = 0.125,
-                   .weighted = 0.15625,
-                   .held_out = 0.1875,
-                   .relative_mse = 0.1,
-                   .kmeans_iterations = 11,
-                   .kmeans_repaired = 1,
-                   .damping_added = 0.01,
-                   .dead_columns = 2,
-                   .seconds = 99}};
-    row.bits = vptq_vq_count_bits(&row.shape);
-    char *text = NULL;
-    assert_ok(vptq_row_json(&row, false, &text, &err), &err);
-    /* 4 vector rows of 64 4-bit indices, 16 * 8 * 16 and 64 * 2 * 16 bits: 5120 over 2048
-     * weights */
-    assert_string_equal(
-        text,
-        "{\"layer\": 3, \"name\": \"v_proj\", \"rows\": 32, \"columns\": 64, "
-        "\"proxy_loss\": 0.125, \"proxy_loss_weighted\": 0.15625, "
-        "\"proxy_loss_held_out\": 0.1875, \"relative_mse\": 0.1, \"bits_per_weight\": 2.5, "
-        "\"v\": 8, \"k\": 16, \"k_res\": 0, \"groups\": 1, \"outliers\": 0, "
-        "\"loss_kmeans\": 0.5, \"loss_pass\": 0.25, \"loss_refit\": [0.125, 0.125], "
-        "\"loss_storage\": 0.125, \"loss_kmeans_weighted\": 0.625, "
-        "\"loss_pass_weighted\": 0.3125, \"loss_refit_weighted\": [0.15625, 0.15625], "
-        "\"loss_storage_weighted\": 0.15625, \"loss_kmeans_held_out\": 0.75, "
-        "\"loss_pass_held_out\": 0.375, \"loss_refit_held_out\": [0.1875, 0.1875], "
-        "\"loss_storage_held_out\": 0.1875, \"undone\": [\"refit 2\"], "
-        "\"kmeans_iterations\": 11, \"kmeans_repaired\": 1, \"damping_added\": 0.01, "
-        "\"dead_columns\": 2, \"index_bits\": 1024, \"codebook_bits\": 2048, "
-        "\"norm_bits\": 2048, \"perm_bits\": 0, \"outlier_index_bits\": 0, "
-        "\"outlier_codebook_bits\": 0, \"total_bits\": 5120, "
-        "\"settings\": {\"vector_length\": 8, \"centroids\": 16}}");
-    free(text);
-    row.predicted = 0.5;
-    assert_ok(vptq_row_json(&row, true, &text, &err), &err);
-    assert_string_equal(text,
-                        "{\"layer\": 3, \"name\": \"v_proj\", \"rows\": 32, \"columns\": 64, "
-                        "\"predicted_loss\": 0.5, \"bits_per_weight\": 2.5, "
-                        "\"v\": 8, \"k\": 16, \"k_res\": 0, \"groups\": 1, \"outliers\": 0, "
-                        "\"index_bits\": 1024, \"codebook_bits\": 2048, "
-                        "\"norm_bits\": 2048, \"perm_bits\": 0, \"outlier_index_bits\": 0, "
-                        "\"outlier_codebook_bits\": 0, \"total_bits\": 5120, "
-                        "\"settings\": {\"vector_length\": 8, \"centroids\": 16}}");
-    free(text);
-}
-
-/* ---- going on ---- */
-
-/* Raises the flag when the progress shows a step of a matrix. */
+/* Raises the cancel flag when the progress line shows a step of a matrix. */
 typedef struct stop {
     const char *detail;
     volatile sig_atomic_t flag;
@@ -631,7 +561,7 @@ static void test_stopped_in_every_step(void **state)
     }
 }
 
-/* A row that is found again is told like one that was made. */
+/* A reused row is passed on like a new one. */
 static void test_rows_of_a_finished_run(void **state)
 {
     vptq_err err = {0};
@@ -660,7 +590,7 @@ static void test_rows_of_a_finished_run(void **state)
     free_rows(&again);
 }
 
-/* ---- what cannot be ---- */
+/* ---- bad weights ---- */
 
 static void test_weights_that_are_not_finite(void **state)
 {
@@ -709,7 +639,7 @@ static void test_weights_that_are_not_finite(void **state)
                  "tensor 'model.layers.1.mlp.down_proj.weight' holds a number that is not "
                  "finite at row 5, column 17");
     assert_false(vptq_path_exists(work));
-    opt.dry_run = true; /* shapes alone need no weights */
+    opt.dry_run = true; /* shapes need no weights */
     assert_ok(run_plain(&opt, NULL, &err), &err);
 }
 
@@ -754,7 +684,6 @@ int main(int argc, char **argv)
         IN_SCRATCH(test_every_matrix),
         IN_SCRATCH(test_manifest),
         IN_SCRATCH(test_differences),
-        cmocka_unit_test(test_row_json),
         IN_SCRATCH(test_stopped_in_every_step),
         IN_SCRATCH(test_rows_of_a_finished_run),
         IN_SCRATCH(test_weights_that_are_not_finite),

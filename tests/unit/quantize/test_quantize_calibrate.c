@@ -1,4 +1,4 @@
-/* A quantize run that calibrates: what it does when memory ends, and what it refuses. */
+/* Quantize runs that calibrate: lack of memory, and errors. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -60,7 +60,7 @@ static vptq_status quantize(void *arg, vptq_mem *mem, vptq_err *err)
     return st;
 }
 
-/* Every run goes on where the one before stopped for want of memory. */
+/* Every run continues where the previous one ran out of memory. */
 static void test_out_of_memory(void **state)
 {
     job j;
@@ -69,7 +69,7 @@ static void test_out_of_memory(void **state)
     assert_true(vtest_oom_walk(quantize, &j) > 50);
 }
 
-/* A checkpoint of one stream is none of two, and nothing of another run's is taken. */
+/* Checkpoints of other runs, sequential or not, are not used. */
 static void test_runs_do_not_mix(void **state)
 {
     job j;
@@ -85,7 +85,7 @@ static void test_runs_do_not_mix(void **state)
     assert_ok(quantize(&j, &mem, &err), &err);
     vtest_path(path, sizeof path, j.work, "hidden.state");
     assert_false(vptq_path_exists(path));
-    /* made again from the blocks before, which are read from the directory */
+    /* made again from the earlier blocks, which are read from the directory */
     size_t size, again;
     vtest_path(path, sizeof path, j.work, "layer_001_o_proj.safetensors");
     char *before = vtest_read_file(path, &size);

@@ -1,5 +1,5 @@
-/* Sensitivities against whole forward passes of a model with one matrix replaced, and the file
- * they are kept in. */
+/* Sensitivities compared with whole forward passes of a model with one matrix replaced, and the
+ * file that saves them. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,7 +29,7 @@ typedef struct rig {
     unsigned loads; /* of Hessians */
 } rig;
 
-/* A fixed Hessian for every input: diagonal j + 1, and 1/2 beside it. */
+/* A fixed Hessian for every input: diagonal j + 1, and 1/2 in all other entries. */
 static vptq_status load(const vptq_hessian_source *s, uint32_t layer, vptq_input input,
                         uint32_t columns, vptq_input_hessians *h, vptq_err *err)
 {
@@ -93,7 +93,7 @@ static void rig_close(rig *r)
 
 /* ---- by hand ---- */
 
-/* Logits of a window by the whole model. */
+/* Logits of a window by a whole forward pass. */
 static void logits(rig *r, const vptq_model *m, const int32_t *ids, float *z)
 {
     vptq_err err = {0};
@@ -222,7 +222,7 @@ static void measure(rig *r, vptq_sensitivity *out)
     vptq_arena_release(&arena);
 }
 
-/* Leaves the first `rows` rows in the file. */
+/* Keeps only the first `rows` rows of the file. */
 static void cut_file(const char *path, size_t rows)
 {
     vptq_err err = {0};
@@ -247,13 +247,13 @@ static void test_resume(void **state)
     assert_int_equal(r.loads, r.m.desc->layers * VPTQ_INPUT_COUNT);
     char *whole = vtest_read_file(r.file, &n);
 
-    /* Everything is there: nothing is measured again, the file stays. */
+    /* A complete file: nothing is measured again, and the file is unchanged. */
     measure(&r, got);
     assert_int_equal(r.loads, 0);
     assert_memory_equal(got, want, bytes);
 
-    /* What a kill leaves: whole layers; a part of one is measured again; another thread count.
-     */
+    /* After a kill only whole layers count; a partial layer is measured again; another thread
+     * count. */
     for (size_t left = 0; left < all; left += 5) {
         cut_file(r.file, left);
         r.ctx.threads = 1 + (int)(left % 2);
@@ -268,7 +268,7 @@ static void test_resume(void **state)
     rig_close(&r);
 }
 
-/* Losses alone take what a file with divergences has, and never replace it. */
+/* A run that needs only losses uses a file with divergences and never replaces it. */
 static void test_losses(void **state)
 {
     rig r;
@@ -293,7 +293,7 @@ static void test_losses(void **state)
         assert_true(got[i].loss == want[i].loss && got[i].norm == want[i].norm);
         assert_true(got[i].kld == 0);
     }
-    /* Without a file of divergences they are kept, too. */
+    /* Without such a file losses are saved, too. */
     unlink(r.file);
     measure(&r, got);
     measure(&r, got);
@@ -302,7 +302,7 @@ static void test_losses(void **state)
     rig_close(&r);
 }
 
-/* Another run's file, a damaged one. */
+/* A file of another run, and a damaged one. */
 static void test_measured_again(void **state)
 {
     rig r;
@@ -323,7 +323,7 @@ static void test_measured_again(void **state)
         measure(&r, got);
         assert_memory_equal(got, want, all * sizeof *want);
     }
-    /* A row that lacks its loss. */
+    /* A row without its loss. */
     vptq_err err = {0};
     json_t *doc;
     assert_ok(vptq_json_load(r.file, 1 << 20, &doc, &err), &err);
