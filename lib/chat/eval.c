@@ -359,7 +359,7 @@ tpl_value vptq_tpl_for(tpl_run *r, const tpl_node *n)
         run_scoped(r, n->other);
     if (!loop || items.len == 0)
         return TPL_NULL;
-    *loop = (tpl_loop){.items = items, .depth = r->loops++};
+    *loop = (tpl_loop){.items = items};
     r->scope = new_scope(r, outer);
     tpl_scope *scope = r->scope;
     for (; loop->index < items.len && r->flow != TPL_FLOW_BREAK && vptq_tpl_step(r, 1);
@@ -372,7 +372,6 @@ tpl_value vptq_tpl_for(tpl_run *r, const tpl_node *n)
     }
     r->flow = TPL_FLOW_ON;
     r->scope = outer;
-    r->loops--;
     return TPL_NULL;
 }
 
@@ -467,14 +466,11 @@ static void bind_parameters(tpl_run *r, const tpl_node *macro, tpl_args args)
 static tpl_value call_macro(tpl_run *r, const tpl_macro *m, tpl_args args)
 {
     tpl_scope *outer = r->scope;
-    unsigned loops = r->loops;
     size_t start = r->text->len;
     r->scope = new_scope(r, m->scope);
-    r->loops = 0;
     bind_parameters(r, m->node, args);
     run_body(r, m->node->body);
     r->scope = outer;
-    r->loops = loops;
     return vptq_tpl_take(r, start);
 }
 

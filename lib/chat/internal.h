@@ -100,7 +100,6 @@ typedef struct tpl_macro {
 typedef struct tpl_loop {
     tpl_value items;
     uint32_t index; /* from 0 */
-    unsigned depth; /* enclosing loops */
 } tpl_loop;
 
 static inline bool tpl_is(tpl_value v, const char *text)
@@ -151,7 +150,7 @@ enum {
 typedef struct tpl_token {
     uint8_t kind;
     uint32_t line;
-    tpl_value value; /* TEXT, NAME, STRING (without escapes), NUMBER */
+    tpl_value value; /* NUMBER: its value; STRING: without escapes; others: as written */
 } tpl_token;
 
 typedef struct tpl_run tpl_run;
@@ -205,7 +204,7 @@ struct tpl_run {
     vptq_err *err;
     vptq_arena *arena;
     size_t steps, bytes;
-    unsigned depth, loops; /* loops around the current statement */
+    unsigned depth, loops; /* loops: around the statement being parsed */
     /* rendering */
     vptq_buf *text; /* output; strings are built behind it and cut off again */
     tpl_flow flow;

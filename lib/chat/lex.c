@@ -215,8 +215,8 @@ static void lex_operator(lexer *x, char *open, size_t *depth)
     char c = x->s[x->pos];
     for (int i = 0; i < 6; i++)
         if (starts_with(x, x->pos, pairs[i])) {
+            add(x, TPL_T_EQ + i, TPL_TEXT(x->s + x->pos, 2));
             x->pos += 2;
-            add(x, TPL_T_EQ + i, TPL_NULL);
             return;
         }
     const char *bracket = c ? strchr("([{)]}", c) : NULL;
@@ -228,8 +228,8 @@ static void lex_operator(lexer *x, char *open, size_t *depth)
         open[(*depth)++] = bracket[3];
     else if (bracket && (*depth == 0 || open[--*depth] != c))
         TPL_ERROR(x->r, "unexpected '%c'", c);
+    add(x, c, TPL_TEXT(x->s + x->pos, 1));
     x->pos++;
-    add(x, c, TPL_NULL);
 }
 
 /* The inside of "{{ }}" (print) or "{% %}". */
@@ -237,14 +237,14 @@ static void lex_tag(lexer *x, bool print)
 {
     char open[TPL_MAX_NESTING];
     size_t depth = 0;
-    add(x, print ? TPL_T_PRINT_BEGIN : TPL_T_TAG_BEGIN, TPL_NULL);
+    add(x, print ? TPL_T_PRINT_BEGIN : TPL_T_TAG_BEGIN, TPL_TEXT(x->s + x->pos, 2));
     advance(x, x->pos + 2 + (sign_of(x, x->pos) != 0));
     while (x->pos < x->len && !x->r->status) {
         size_t end = depth ? 0 : tag_end(x, x->pos, print ? "}}" : "%}", !print);
         size_t from = x->pos, after = skip_space(x, from);
         char c = x->s[from];
         if (end) {
-            add(x, print ? TPL_T_PRINT_END : TPL_T_TAG_END, TPL_NULL);
+            add(x, print ? TPL_T_PRINT_END : TPL_T_TAG_END, TPL_TEXT(print ? "}}" : "%}", 2));
             advance(x, from + end);
             return;
         }

@@ -1,6 +1,4 @@
 /* Parses the tokens of a template into a tree: statements, and expressions by precedence. */
-#include <stdio.h>
-
 #include "lib/chat/internal.h"
 
 /* After a failure the current token is the end of the template, which ends every construct. */
@@ -29,33 +27,15 @@ static void stop(parser *p)
         stop(p);                                                                               \
     } while (0)
 
-static const char *describe(const tpl_token *t, char text[80])
-{
-    static const char *const names[] = {"the end of the template",
-                                        "text",
-                                        "'{{'",
-                                        "'}}'",
-                                        "'{%'",
-                                        "'%}'",
-                                        "a name",
-                                        "a string",
-                                        "a number"};
-    static const char pairs[][3] = {"==", "!=", ">=", "<=", "//", "**"};
-    if (t->kind == TPL_T_NAME && t->value.len > 0)
-        snprintf(text, 80, "'%.*s'", TPL_NAME(t->value));
-    else if (t->kind <= TPL_T_NUMBER)
-        return names[t->kind];
-    else if (t->kind >= TPL_T_EQ)
-        snprintf(text, 80, "'%s'", pairs[t->kind - TPL_T_EQ]);
-    else
-        snprintf(text, 80, "'%c'", t->kind);
-    return text;
-}
-
 static void unexpected(parser *p, const char *expected)
 {
-    char found[80];
-    FAIL(p, VPTQ_E_FORMAT, "found %s, expected %s", describe(p->token, found), expected);
+    tpl_value found = p->token->value;
+    if (p->token->kind == TPL_T_END)
+        FAIL(p, VPTQ_E_FORMAT, "found the end of the template, expected %s", expected);
+    else if (found.kind != TPL_STR)
+        FAIL(p, VPTQ_E_FORMAT, "found a number, expected %s", expected);
+    else
+        FAIL(p, VPTQ_E_FORMAT, "found '%.*s', expected %s", TPL_NAME(found), expected);
 }
 
 static bool is(const parser *p, int kind)
@@ -90,10 +70,13 @@ static bool take_name(parser *p, const char *name)
 /* Consumes a token of the kind and returns its value. */
 static tpl_value expect(parser *p, int kind)
 {
-    char text[80];
+    const char text[] = {'\'', (char)kind, '\'', 0};
     tpl_value value = p->token->value;
     if (!take(p, kind))
-        unexpected(p, describe(&(tpl_token){.kind = (uint8_t)kind}, text));
+        unexpected(p, kind == TPL_T_NAME        ? "a name"
+                      : kind == TPL_T_PRINT_END ? "'}}'"
+                      : kind == TPL_T_TAG_END   ? "'%}'"
+                                                : text);
     return value;
 }
 
@@ -450,6 +433,14 @@ static tpl_node *parse_until(parser *p, const char *end)
     return body;
 }
 
+/* The statements after "else", if there is one, and the end. */
+static tpl_node *parse_else(parser *p, const char *end)
+{
+    tpl_node *body = take_name(p, "else") ? parse_until(p, end) : NULL;
+    (void)take_name(p, end);
+    return body;
+}
+
 /* A body that no break can leave; `macro`: the macro whose body it is, if any. */
 static tpl_node *parse_function(parser *p, const char *end, tpl_node *macro)
 {
@@ -474,10 +465,7 @@ static tpl_node *parse_if(parser *p)
             break;
         n->other = new_node(p, vptq_tpl_if, NULL);
     }
-    if (take_name(p, "else"))
-        n->other = parse_until(p, "endif");
-    else
-        (void)take_name(p, "endif");
+    n->other = parse_else(p, "endif");
     return first;
 }
 
@@ -516,10 +504,7 @@ static tpl_node *parse_for(parser *p)
     p->r->loops++;
     n->body = parse_block(p, ends);
     p->r->loops--;
-    if (take_name(p, "else"))
-        n->other = parse_until(p, "endfor");
-    else
-        (void)take_name(p, "endfor");
+    n->other = parse_else(p, "endfor");
     return n;
 }
 
@@ -629,18 +614,16 @@ static tpl_node *parse_statement(parser *p)
 static tpl_node *parse_part(parser *p, const char *const *ends)
 {
     tpl_node *n;
-    if (is(p, TPL_T_TEXT)) {
+    bool text = is(p, TPL_T_TEXT), print = take(p, TPL_T_PRINT_BEGIN);
+    if (text || print) {
         n = new_node(p, vptq_tpl_print_of, NULL);
-        n->right = new_constant(p, expect(p, TPL_T_TEXT));
+        n->right =
+            text ? new_constant(p, expect(p, TPL_T_TEXT)) : parse_tuple(p, parse_expression);
+        if (print)
+            expect(p, TPL_T_PRINT_END);
         return n;
     }
-    if (take(p, TPL_T_PRINT_BEGIN)) {
-        n = new_node(p, vptq_tpl_print_of, NULL);
-        n->right = parse_tuple(p, parse_expression);
-        expect(p, TPL_T_PRINT_END);
-        return n;
-    }
-    expect(p, TPL_T_TAG_BEGIN);
+    (void)take(p, TPL_T_TAG_BEGIN);
     for (; *ends; ends++)
         if (is_name(p, *ends))
             return NULL;

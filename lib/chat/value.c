@@ -1,7 +1,6 @@
 /* Values of templates with Python's rules: containers, truth, equality, order, arithmetic,
  * iteration, attributes, subscripts and slices. */
 #define _GNU_SOURCE /* memmem */
-#include <math.h>
 
 #include "lib/chat/internal.h"
 
@@ -325,12 +324,9 @@ static tpl_value float_arithmetic(tpl_run *r, int op, double a, double b)
         return TPL_REAL(op == '+' ? a + b : op == '-' ? a - b : a * b);
     if (b == 0)
         return TPL_ERROR(r, "division by zero");
-    double rest = fmod(a, b);
     if (op == '/')
         return TPL_REAL(a / b);
-    if (op == TPL_T_FLOORDIV)
-        return TPL_REAL(round((a - rest) / b - (rest != 0 && (rest < 0) != (b < 0))));
-    return TPL_REAL(rest == 0 ? copysign(0, b) : (rest < 0) != (b < 0) ? rest + b : rest);
+    return TPL_UNSUPPORTED(r, "'//' and '%%' of floats are not supported");
 }
 
 /* Appends s with the characters that are special in HTML escaped. */
@@ -451,8 +447,6 @@ static tpl_value loop_attribute(const tpl_loop *l, tpl_value name)
                  {"first", TPL_BOOLEAN(i == 0)},
                  {"last", TPL_BOOLEAN(i == n - 1)},
                  {"length", TPL_INTEGER(n)},
-                 {"depth", TPL_INTEGER((int64_t)l->depth + 1)},
-                 {"depth0", TPL_INTEGER(l->depth)},
                  {"previtem", i > 0 ? l->items.u.items[i - 1] : TPL_NO_VALUE(name)},
                  {"nextitem", i + 1 < n ? l->items.u.items[i + 1] : TPL_NO_VALUE(name)}};
     for (size_t k = 0; k < sizeof table / sizeof *table; k++)
