@@ -1,3 +1,4 @@
+/* A device whose ops take host arrays: every op copies its arrays to a real device and back. */
 #include "tests/support/shadow.h"
 
 #include <stdlib.h>
@@ -5,24 +6,24 @@
 
 #include "tests/support/vtest.h"
 
-enum { MOST = 12 };
+enum { MAX_COPIES = 12 };
 
-/* One array of a row. */
+/* One array of an op. */
 typedef struct copy {
     void *device, *host;
     size_t bytes;
-    bool back;
+    bool output;
 } copy;
 
 typedef struct shadow {
-    const vptq_backend *ops; /* of the device behind it */
+    const vptq_backend *ops; /* of the real device */
     vptq_dev *dev;
-    vptq_backend table; /* what tests see */
-    copy copies[MOST];
+    vptq_backend table; /* the table that tests call */
+    copy copies[MAX_COPIES];
     size_t count;
 } shadow;
 
-/* A search index of the device, and the codebooks that it looks at. */
+/* A search index of the device, and its codebooks there. */
 typedef struct shadow_search_index {
     vptq_search_index *index;
     void *codebooks[2];
@@ -60,25 +61,25 @@ static void *upload(shadow *s, const void *host, size_t bytes)
     return device;
 }
 
-static void *take(shadow *s, void *host, size_t bytes, bool back)
+static void *take(shadow *s, void *host, size_t bytes, bool output)
 {
     if (!host)
         return NULL;
     for (size_t i = 0; i < s->count; i++)
-        if (s->copies[i].host == host && s->copies[i].bytes == bytes) { /* a row in place */
-            s->copies[i].back |= back;
+        if (s->copies[i].host == host && s->copies[i].bytes == bytes) { /* an op in place */
+            s->copies[i].output |= output;
             return s->copies[i].device;
         }
-    assert_true(s->count < MOST);
+    assert_true(s->count < MAX_COPIES);
     void *device = upload(s, host, bytes);
-    s->copies[s->count++] = (copy){device, host, bytes, back};
+    s->copies[s->count++] = (copy){device, host, bytes, output};
     return device;
 }
 
 static const void *in(shadow *s, const void *host, size_t count, size_t size)
 {
     void *p = NULL;
-    memcpy(&p, &host, sizeof p); /* read only, as `back` says */
+    memcpy(&p, &host, sizeof p); /* only read: not an output */
     return take(s, p, count * size, false);
 }
 
@@ -87,19 +88,23 @@ static void *out(shadow *s, void *host, size_t count, size_t size)
     return take(s, host, count * size, true);
 }
 
-/* From the first element to the last of `rows` rows of `columns`, ld apart. */
+/* For the args `a` of an op and their copy `d` for the device: replace an array by its copy. */
+#define IN(field, count)  (d.field = in(s, a->field, count, sizeof *a->field))
+#define OUT(field, count) (d.field = out(s, a->field, count, sizeof *a->field))
+
+/* Elements from the first to the last of `rows` rows of `columns`, ld apart. */
 static size_t span(size_t rows, size_t columns, size_t ld)
 {
     return rows && columns ? (rows - 1) * ld + columns : 0;
 }
 
-/* Ends a row: results come back, also of one that failed. */
+/* Ends an op: downloads the outputs, even if it failed. */
 static vptq_status done(shadow *s, vptq_status st)
 {
     vptq_err err;
     for (size_t i = 0; i < s->count; i++) {
         const copy *c = &s->copies[i];
-        if (c->back)
+        if (c->output)
             assert_ok(s->ops->download(s->dev, c->host, c->device, c->bytes, &err), &err);
         s->ops->release(s->dev, c->device);
     }
@@ -123,7 +128,7 @@ static void shadow_describe(const vptq_dev *dev, char *text, size_t size)
     s->ops->describe(s->dev, text, size);
 }
 
-/* Memory is the device's: only rows are shadowed. */
+/* alloc, upload and the like act on the device itself. */
 static vptq_status shadow_alloc(vptq_dev *dev, size_t count, size_t size, void **ptr,
                                 vptq_err *err)
 {
@@ -165,35 +170,26 @@ static vptq_status shadow_sync(vptq_dev *dev, vptq_err *err)
 
 /* ---- linear algebra ---- */
 
-static vptq_status shadow_gemm(vptq_dev *dev, const vptq_gemm_args *g, vptq_err *err)
+static vptq_status shadow_gemm(vptq_dev *dev, const vptq_gemm_args *a, vptq_err *err)
 {
     shadow *s = of(dev);
-    vptq_gemm_args d = *g;
-    d.a = in(s, g->a, g->trans_a ? span(g->k, g->m, g->lda) : span(g->m, g->k, g->lda),
-             sizeof *g->a);
-    d.b = in(s, g->b, g->trans_b ? span(g->n, g->k, g->ldb) : span(g->k, g->n, g->ldb),
-             sizeof *g->b);
-    d.c = out(s, g->c, span(g->m, g->n, g->ldc), sizeof *g->c);
-    d.bias = in(s, g->bias, g->n, sizeof *g->bias);
+    vptq_gemm_args d = *a;
+    IN(a, a->trans_a ? span(a->k, a->m, a->lda) : span(a->m, a->k, a->lda));
+    IN(b, a->trans_b ? span(a->n, a->k, a->ldb) : span(a->k, a->n, a->ldb));
+    OUT(c, span(a->m, a->n, a->ldc));
+    IN(bias, a->n);
     return done(s, s->ops->gemm(s->dev, &d, err));
 }
 
 static vptq_status shadow_syrk_add(vptq_dev *dev, const vptq_syrk_args *a, vptq_err *err)
 {
     shadow *s = of(dev);
-    const float *dx = in(s, a->x, span(a->tokens, a->n, a->ldx), sizeof *a->x),
-                *dw = in(s, a->w, a->tokens, sizeof *a->w);
-    double *dh = out(s, a->h, a->n * a->n, sizeof *a->h),
-           *dsum = out(s, a->sum, a->n, sizeof *a->sum);
-    return done(s, s->ops->syrk_add(s->dev,
-                                    &(vptq_syrk_args){.tokens = a->tokens,
-                                                      .n = a->n,
-                                                      .x = dx,
-                                                      .ldx = a->ldx,
-                                                      .w = dw,
-                                                      .h = dh,
-                                                      .sum = dsum},
-                                    err));
+    vptq_syrk_args d = *a;
+    IN(x, span(a->tokens, a->n, a->ldx));
+    IN(w, a->tokens);
+    OUT(h, a->n * a->n);
+    OUT(sum, a->n);
+    return done(s, s->ops->syrk_add(s->dev, &d, err));
 }
 
 static vptq_status shadow_potrf(vptq_dev *dev, size_t n, double *a, size_t lda,
@@ -215,17 +211,10 @@ static vptq_status shadow_quad_trace(vptq_dev *dev, const vptq_quad_trace_args *
                                      vptq_err *err)
 {
     shadow *s = of(dev);
-    const float *de = in(s, a->e, span(a->m, a->n, a->lde), sizeof *a->e);
-    const double *dh = in(s, a->h, span(a->n, a->n, a->ldh), sizeof *a->h);
-    return done(s, s->ops->quad_trace(s->dev,
-                                      &(vptq_quad_trace_args){.m = a->m,
-                                                              .n = a->n,
-                                                              .e = de,
-                                                              .lde = a->lde,
-                                                              .h = dh,
-                                                              .ldh = a->ldh,
-                                                              .trace = a->trace},
-                                      err));
+    vptq_quad_trace_args d = *a;
+    IN(e, span(a->m, a->n, a->lde));
+    IN(h, span(a->n, a->n, a->ldh));
+    return done(s, s->ops->quad_trace(s->dev, &d, err));
 }
 
 /* ---- clustering ---- */
@@ -233,61 +222,37 @@ static vptq_status shadow_quad_trace(vptq_dev *dev, const vptq_quad_trace_args *
 static vptq_status shadow_assign(vptq_dev *dev, const vptq_assign_args *a, vptq_err *err)
 {
     shadow *s = of(dev);
-    const float *dx = in(s, a->x, a->n * a->v, sizeof *a->x),
-                *dc = in(s, a->centroids, (size_t)a->k * a->v, sizeof *a->centroids);
-    uint32_t *di = out(s, a->idx, a->n, sizeof *a->idx);
-    float *dd = out(s, a->dist, a->n, sizeof *a->dist);
-    return done(s, s->ops->assign(s->dev,
-                                  &(vptq_assign_args){.n = a->n,
-                                                      .v = a->v,
-                                                      .k = a->k,
-                                                      .x = dx,
-                                                      .centroids = dc,
-                                                      .idx = di,
-                                                      .dist = dd},
-                                  err));
+    vptq_assign_args d = *a;
+    IN(x, a->n * a->v);
+    IN(centroids, (size_t)a->k * a->v);
+    OUT(idx, a->n);
+    OUT(dist, a->n);
+    return done(s, s->ops->assign(s->dev, &d, err));
 }
 
 static vptq_status shadow_reassign(vptq_dev *dev, const vptq_assign_args *a, vptq_err *err)
 {
     shadow *s = of(dev);
-    const float *dx = in(s, a->x, a->n * a->v, sizeof *a->x),
-                *dc = in(s, a->centroids, (size_t)a->k * a->v, sizeof *a->centroids);
-    const float *db = in(s, a->previous, (size_t)a->k * a->v, sizeof *a->previous);
-    uint32_t *di = out(s, a->idx, a->n, sizeof *a->idx);
-    return done(s, s->ops->reassign(s->dev,
-                                    &(vptq_assign_args){.n = a->n,
-                                                        .v = a->v,
-                                                        .k = a->k,
-                                                        .x = dx,
-                                                        .previous = db,
-                                                        .centroids = dc,
-                                                        .idx = di},
-                                    err));
+    vptq_assign_args d = *a;
+    IN(x, a->n * a->v);
+    IN(centroids, (size_t)a->k * a->v);
+    OUT(idx, a->n);
+    IN(previous, (size_t)a->k * a->v);
+    return done(s, s->ops->reassign(s->dev, &d, err));
 }
 
 static vptq_status shadow_accumulate(vptq_dev *dev, const vptq_accumulate_args *a,
                                      vptq_err *err)
 {
     shadow *s = of(dev);
-    const float *dx = in(s, a->x, a->n * a->v, sizeof *a->x),
-                *dw = in(s, a->w, a->n, sizeof *a->w);
-    const uint32_t *di = in(s, a->idx, a->n, sizeof *a->idx);
-    const float *dc = in(s, a->centroids, (size_t)a->k * a->v, sizeof *a->centroids);
-    double *ds = out(s, a->sums, (size_t)a->k * a->v, sizeof *a->sums);
-    double *dk = out(s, a->weights, a->k, sizeof *a->weights);
-    return done(s, s->ops->accumulate(s->dev,
-                                      &(vptq_accumulate_args){.n = a->n,
-                                                              .v = a->v,
-                                                              .k = a->k,
-                                                              .x = dx,
-                                                              .w = dw,
-                                                              .idx = di,
-                                                              .centroids = dc,
-                                                              .sums = ds,
-                                                              .weights = dk,
-                                                              .objective = a->objective},
-                                      err));
+    vptq_accumulate_args d = *a;
+    IN(x, a->n * a->v);
+    IN(w, a->n);
+    IN(idx, a->n);
+    IN(centroids, (size_t)a->k * a->v);
+    OUT(sums, (size_t)a->k * a->v);
+    OUT(weights, a->k);
+    return done(s, s->ops->accumulate(s->dev, &d, err));
 }
 
 /* ---- vector quantization ---- */
@@ -330,7 +295,7 @@ static void shadow_matrix_close(vptq_dev *dev, vptq_matrix *matrix)
     free(m);
 }
 
-/* Its arrays are the host's on every device. */
+/* The arrays of a vptq_vq are in host memory for every device. */
 static vptq_status shadow_matrix_open(vptq_dev *dev, const vptq_vq *q, vptq_matrix **matrix,
                                       vptq_err *err)
 {
@@ -399,32 +364,32 @@ static vptq_status shadow_search_index_open(vptq_dev *dev, const vptq_codebooks 
     return st;
 }
 
-static vptq_status shadow_search(vptq_dev *dev, const vptq_search_args *f, vptq_err *err)
+static vptq_status shadow_search(vptq_dev *dev, const vptq_search_args *a, vptq_err *err)
 {
     shadow *s = of(dev);
-    vptq_search_args d = *f;
-    const shadow_search_index *index = index_of(f->index);
+    vptq_search_args d = *a;
+    const shadow_search_index *index = index_of(a->index);
     d.index = index->index;
-    d.x = in(s, f->x, f->n * index->v, sizeof *f->x);
-    d.idx = out(s, f->idx, f->n, sizeof *f->idx);
-    d.idx_res = out(s, f->idx_res, f->n, sizeof *f->idx_res);
-    d.dist = out(s, f->dist, f->n, sizeof *f->dist);
+    IN(x, a->n * index->v);
+    OUT(idx, a->n);
+    OUT(idx_res, a->n);
+    OUT(dist, a->n);
     return done(s, s->ops->search(s->dev, &d, err));
 }
 
-static vptq_status shadow_vq_pass(vptq_dev *dev, const vptq_pass_args *p, vptq_err *err)
+static vptq_status shadow_vq_pass(vptq_dev *dev, const vptq_pass_args *a, vptq_err *err)
 {
     shadow *s = of(dev);
-    const shadow_search_index *index = index_of(p->index);
-    const size_t vector_rows = p->rows / index->v;
-    vptq_pass_args d = *p;
+    const shadow_search_index *index = index_of(a->index);
+    const size_t vector_rows = a->rows / index->v;
+    vptq_pass_args d = *a;
     d.index = index->index;
-    d.z = out(s, p->z, span(p->cols, p->rows, p->ldz), sizeof *p->z);
-    d.u = in(s, p->u, span(p->cols, p->cols, p->ldu), sizeof *p->u);
-    d.idx = out(s, p->idx, span(p->cols, vector_rows, p->ldi), sizeof *p->idx);
-    d.idx_res = out(s, p->idx_res, span(p->cols, vector_rows, p->ldi), sizeof *p->idx_res);
-    d.q = out(s, p->q, span(p->cols, p->rows, p->ldq), sizeof *p->q);
-    d.err = out(s, p->err, span(p->cols, p->rows, p->lde), sizeof *p->err);
+    OUT(z, span(a->cols, a->rows, a->ldz));
+    IN(u, span(a->cols, a->cols, a->ldu));
+    OUT(idx, span(a->cols, vector_rows, a->ldi));
+    OUT(idx_res, span(a->cols, vector_rows, a->ldi));
+    OUT(q, span(a->cols, a->rows, a->ldq));
+    OUT(err, span(a->cols, a->rows, a->lde));
     return done(s, s->ops->vq_pass(s->dev, &d, err));
 }
 
@@ -435,25 +400,25 @@ static vptq_status shadow_vq_descend(vptq_dev *dev, const vptq_descend_args *a, 
     const size_t vector_rows = a->rows / index->v;
     vptq_descend_args d = *a;
     d.index = index->index;
-    d.g = in(s, a->g, span(a->cols, a->rows, a->ldg), sizeof *a->g);
-    d.h = in(s, a->h, span(a->cols, a->cols, a->ldh), sizeof *a->h);
-    d.idx = out(s, a->idx, span(a->cols, vector_rows, a->ldi), sizeof *a->idx);
-    d.idx_res = out(s, a->idx_res, span(a->cols, vector_rows, a->ldi), sizeof *a->idx_res);
-    d.q = out(s, a->q, span(a->cols, a->rows, a->ldq), sizeof *a->q);
-    d.delta = out(s, a->delta, span(a->cols, a->rows, a->ldd), sizeof *a->delta);
+    IN(g, span(a->cols, a->rows, a->ldg));
+    IN(h, span(a->cols, a->cols, a->ldh));
+    OUT(idx, span(a->cols, vector_rows, a->ldi));
+    OUT(idx_res, span(a->cols, vector_rows, a->ldi));
+    OUT(q, span(a->cols, a->rows, a->ldq));
+    OUT(delta, span(a->cols, a->rows, a->ldd));
     return done(s, s->ops->vq_descend(s->dev, &d, err));
 }
 
-static vptq_status shadow_vq_gather(vptq_dev *dev, const vptq_gather_args *g, vptq_err *err)
+static vptq_status shadow_vq_gather(vptq_dev *dev, const vptq_gather_args *a, vptq_err *err)
 {
     shadow *s = of(dev);
-    const size_t vector_rows = g->rows / g->v;
-    vptq_gather_args d = *g;
-    d.centroids = in(s, g->centroids, (size_t)g->k * g->v, sizeof *g->centroids);
-    d.res_centroids = in(s, g->res_centroids, (size_t)g->k_res * g->v, sizeof *g->centroids);
-    d.idx = in(s, g->idx, span(g->cols, vector_rows, g->ldi), sizeof *g->idx);
-    d.idx_res = in(s, g->idx_res, span(g->cols, vector_rows, g->ldi), sizeof *g->idx);
-    d.q = out(s, g->q, span(g->cols, g->rows, g->ldq), sizeof *g->q);
+    const size_t vector_rows = a->rows / a->v;
+    vptq_gather_args d = *a;
+    IN(centroids, (size_t)a->k * a->v);
+    IN(res_centroids, (size_t)a->k_res * a->v);
+    IN(idx, span(a->cols, vector_rows, a->ldi));
+    IN(idx_res, span(a->cols, vector_rows, a->ldi));
+    OUT(q, span(a->cols, a->rows, a->ldq));
     return done(s, s->ops->vq_gather(s->dev, &d, err));
 }
 
@@ -461,11 +426,11 @@ static vptq_status shadow_vq_scatter(vptq_dev *dev, const vptq_scatter_args *a, 
 {
     shadow *s = of(dev);
     vptq_scatter_args d = *a;
-    d.y = in(s, a->y, span(a->cols, a->rows, a->ldy), sizeof *a->y);
-    d.weight = in(s, a->weight, a->cols, sizeof *a->weight);
-    d.idx = in(s, a->idx, span(a->cols, a->rows / a->v, a->ldi), sizeof *a->idx);
-    d.sums = out(s, a->sums, (size_t)a->k * a->v, sizeof *a->sums);
-    d.weights = out(s, a->weights, a->k, sizeof *a->weights);
+    IN(y, span(a->cols, a->rows, a->ldy));
+    IN(weight, a->cols);
+    IN(idx, span(a->cols, a->rows / a->v, a->ldi));
+    OUT(sums, (size_t)a->k * a->v);
+    OUT(weights, a->k);
     return done(s, s->ops->vq_scatter(s->dev, &d, err));
 }
 
@@ -474,58 +439,35 @@ static vptq_status shadow_vq_scatter(vptq_dev *dev, const vptq_scatter_args *a, 
 static vptq_status shadow_embed(vptq_dev *dev, const vptq_embed_args *a, vptq_err *err)
 {
     shadow *s = of(dev);
-    int32_t last =
-        0; /* of the a->table, only the rows up to the last id are known to be there */
+    vptq_embed_args d = *a;
+    int32_t last = 0; /* the table is known to exist only up to the last id */
     for (size_t i = 0; i < a->n; i++)
         last = a->ids[i] > last ? a->ids[i] : last;
-    const void *dt =
-        in(s, a->table, ((size_t)last + 1) * a->dim, vptq_dtype_get(a->type)->bytes);
-    const int32_t *di = in(s, a->ids, a->n, sizeof *a->ids);
-    float *dy = out(s, a->out, a->n * a->dim, sizeof *a->out);
-    return done(
-        s,
-        s->ops->embed(
-            s->dev,
-            &(vptq_embed_args){
-                .n = a->n, .dim = a->dim, .table = dt, .type = a->type, .ids = di, .out = dy},
-            err));
+    d.table = in(s, a->table, ((size_t)last + 1) * a->dim, vptq_dtype_get(a->type)->bytes);
+    IN(ids, a->n);
+    OUT(out, a->n * a->dim);
+    return done(s, s->ops->embed(s->dev, &d, err));
 }
 
 static vptq_status shadow_rmsnorm(vptq_dev *dev, const vptq_rmsnorm_args *a, vptq_err *err)
 {
     shadow *s = of(dev);
-    const float *dx = in(s, a->x, span(a->n, a->dim, a->ldx), sizeof *a->x);
-    const float *dw = in(s, a->weight, a->dim, sizeof *a->weight);
-    float *dy = out(s, a->y, span(a->n, a->dim, a->ldy), sizeof *a->y);
-    return done(s, s->ops->rmsnorm(s->dev,
-                                   &(vptq_rmsnorm_args){.n = a->n,
-                                                        .dim = a->dim,
-                                                        .x = dx,
-                                                        .ldx = a->ldx,
-                                                        .weight = dw,
-                                                        .eps = a->eps,
-                                                        .y = dy,
-                                                        .ldy = a->ldy},
-                                   err));
+    vptq_rmsnorm_args d = *a;
+    IN(x, span(a->n, a->dim, a->ldx));
+    IN(weight, a->dim);
+    OUT(y, span(a->n, a->dim, a->ldy));
+    return done(s, s->ops->rmsnorm(s->dev, &d, err));
 }
 
 static vptq_status shadow_rope(vptq_dev *dev, const vptq_rope_args *a, vptq_err *err)
 {
     shadow *s = of(dev);
+    vptq_rope_args d = *a;
     const size_t angles = (a->pos0 + a->n) * (a->head_dim / 2);
-    float *dx = out(s, a->x, span(a->n, a->heads * a->head_dim, a->ldx), sizeof *a->x);
-    const float *dc = in(s, a->cos_table, angles, sizeof *dc);
-    const float *ds = in(s, a->sin_table, angles, sizeof *ds);
-    return done(s, s->ops->rope(s->dev,
-                                &(vptq_rope_args){.n = a->n,
-                                                  .heads = a->heads,
-                                                  .head_dim = a->head_dim,
-                                                  .x = dx,
-                                                  .ldx = a->ldx,
-                                                  .cos_table = dc,
-                                                  .sin_table = ds,
-                                                  .pos0 = a->pos0},
-                                err));
+    OUT(x, span(a->n, a->heads * a->head_dim, a->ldx));
+    IN(cos_table, angles);
+    IN(sin_table, angles);
+    return done(s, s->ops->rope(s->dev, &d, err));
 }
 
 static void attention_arrays(shadow *s, const vptq_attention_args *a, vptq_attention_args *d)
@@ -556,8 +498,7 @@ static vptq_status shadow_attention_mass(vptq_dev *dev, const vptq_attention_arg
     return done(s, s->ops->attention_mass(s->dev, &d, dm, err));
 }
 
-/* Page tables as far as the sequences reach; what stays behind the last page of one may be
- * anything. */
+/* Copies page tables up to the last page of each sequence; entries after it may be anything. */
 static void kv_rows_arrays(shadow *s, const vptq_kv_rows *r, vptq_kv_rows *d)
 {
     *d = *r;
@@ -567,7 +508,7 @@ static void kv_rows_arrays(shadow *s, const vptq_kv_rows *r, vptq_kv_rows *d)
     d->table = in(s, r->table, span(r->sequences, pages, r->ld_table), sizeof *r->table);
 }
 
-/* The pool as far as pages of these sequences reach. */
+/* Copies the pool up to the last page of these sequences. */
 static void kv_pool_arrays(shadow *s, const vptq_kv_rows *r, const vptq_kv_pool *pool,
                            vptq_kv_pool *d)
 {
@@ -588,40 +529,31 @@ static vptq_status shadow_rope_rows(vptq_dev *dev, const vptq_kv_rows *rows,
                                     const vptq_rope_args *a, vptq_err *err)
 {
     shadow *s = of(dev);
+    vptq_rope_args d = *a;
     const size_t angles = rows->max_tokens * (a->head_dim / 2);
-    vptq_kv_rows d = *rows;
-    d.starts = in(s, rows->starts, rows->sequences + 1, sizeof *rows->starts);
-    d.positions = in(s, rows->positions, rows->sequences, sizeof *rows->positions);
-    float *dx = out(s, a->x, span(rows->rows, a->heads * a->head_dim, a->ldx), sizeof *a->x);
-    const float *dc = in(s, a->cos_table, angles, sizeof *dc);
-    const float *ds = in(s, a->sin_table, angles, sizeof *ds);
-    return done(s, s->ops->rope_rows(s->dev, &d,
-                                     &(vptq_rope_args){.heads = a->heads,
-                                                       .head_dim = a->head_dim,
-                                                       .x = dx,
-                                                       .ldx = a->ldx,
-                                                       .cos_table = dc,
-                                                       .sin_table = ds},
-                                     err));
+    vptq_kv_rows r = *rows;
+    r.starts = in(s, rows->starts, rows->sequences + 1, sizeof *rows->starts);
+    r.positions = in(s, rows->positions, rows->sequences, sizeof *rows->positions);
+    OUT(x, span(rows->rows, a->heads * a->head_dim, a->ldx));
+    IN(cos_table, angles);
+    IN(sin_table, angles);
+    return done(s, s->ops->rope_rows(s->dev, &r, &d, err));
 }
 
 static vptq_status shadow_kv_store(vptq_dev *dev, const vptq_kv_store_args *a, vptq_err *err)
 {
     shadow *s = of(dev);
+    vptq_kv_store_args d = *a;
     const size_t width = a->pool->kv_heads * a->pool->head_dim;
-    vptq_kv_rows d;
-    vptq_kv_pool p;
-    kv_rows_arrays(s, a->rows, &d);
-    kv_pool_arrays(s, a->rows, a->pool, &p);
-    const float *dk = in(s, a->keys, span(a->rows->rows, width, a->ldk), sizeof *a->keys);
-    const float *dv = in(s, a->values, span(a->rows->rows, width, a->ldv), sizeof *a->values);
-    return done(
-        s,
-        s->ops->kv_store(
-            s->dev,
-            &(vptq_kv_store_args){
-                .rows = &d, .pool = &p, .keys = dk, .ldk = a->ldk, .values = dv, .ldv = a->ldv},
-            err));
+    vptq_kv_rows rows;
+    vptq_kv_pool pool;
+    kv_rows_arrays(s, a->rows, &rows);
+    kv_pool_arrays(s, a->rows, a->pool, &pool);
+    d.rows = &rows;
+    d.pool = &pool;
+    IN(keys, span(a->rows->rows, width, a->ldk));
+    IN(values, span(a->rows->rows, width, a->ldv));
+    return done(s, s->ops->kv_store(s->dev, &d, err));
 }
 
 static vptq_status shadow_attention_paged(vptq_dev *dev, const vptq_paged_args *a,
@@ -636,54 +568,44 @@ static vptq_status shadow_attention_paged(vptq_dev *dev, const vptq_paged_args *
     kv_pool_arrays(s, a->rows, a->pool, &pool);
     d.rows = &rows;
     d.pool = &pool;
-    d.q = in(s, a->q, span(a->rows->rows, wide, a->ldq), sizeof *a->q);
-    d.out = out(s, a->out, span(a->rows->rows, wide, a->ldo), sizeof *a->out);
+    IN(q, span(a->rows->rows, wide, a->ldq));
+    OUT(out, span(a->rows->rows, wide, a->ldo));
     return done(s, s->ops->attention_paged(s->dev, &d, err));
 }
 
 static vptq_status shadow_swiglu(vptq_dev *dev, const vptq_swiglu_args *a, vptq_err *err)
 {
     shadow *s = of(dev);
-    const float *dg = in(s, a->gate, a->n * a->dim, sizeof *a->gate),
-                *du = in(s, a->up, a->n * a->dim, sizeof *a->up);
-    float *dy = out(s, a->y, a->n * a->dim, sizeof *a->y);
-    return done(s, s->ops->swiglu(s->dev,
-                                  &(vptq_swiglu_args){
-                                      .n = a->n, .dim = a->dim, .gate = dg, .up = du, .y = dy},
-                                  err));
+    vptq_swiglu_args d = *a;
+    IN(gate, a->n * a->dim);
+    IN(up, a->n * a->dim);
+    OUT(y, a->n * a->dim);
+    return done(s, s->ops->swiglu(s->dev, &d, err));
 }
 
 static vptq_status shadow_nll(vptq_dev *dev, const vptq_nll_args *a, vptq_err *err)
 {
     shadow *s = of(dev);
-    const float *dl = in(s, a->logits, span(a->n, a->width, a->ld), sizeof *a->logits);
-    const int32_t *dt = in(s, a->targets, a->n, sizeof *a->targets);
-    vptq_nll_state *ds = out(s, a->state, a->n, sizeof *a->state);
-    return done(s, s->ops->nll(s->dev,
-                               &(vptq_nll_args){.n = a->n,
-                                                .width = a->width,
-                                                .logits = dl,
-                                                .ld = a->ld,
-                                                .first = a->first,
-                                                .targets = dt,
-                                                .start = a->start,
-                                                .state = ds},
-                               err));
+    vptq_nll_args d = *a;
+    IN(logits, span(a->n, a->width, a->ld));
+    IN(targets, a->n);
+    OUT(state, a->n);
+    return done(s, s->ops->nll(s->dev, &d, err));
 }
 
 static vptq_status shadow_sample(vptq_dev *dev, const vptq_sample_args *a, vptq_err *err)
 {
     shadow *s = of(dev);
     vptq_sample_args d = *a;
-    d.logits = in(s, a->logits, span(a->n, a->vocab, a->ld), sizeof *a->logits);
-    d.u = in(s, a->u, a->n, sizeof *a->u);
-    d.ids = out(s, a->ids, a->n, sizeof *a->ids);
+    IN(logits, span(a->n, a->vocab, a->ld));
+    IN(u, a->n);
+    OUT(ids, a->n);
     return done(s, s->ops->sample(s->dev, &d, err));
 }
 
 /* ---- the table ---- */
 
-static const vptq_backend rows = {
+static const vptq_backend shadow_table = {
     .close = shadow_close,
     .describe = shadow_describe,
     .libraries = shadow_libraries,
@@ -733,7 +655,7 @@ vptq_device shadow_of(const vptq_device *dev)
     assert_non_null(s);
     s->ops = dev->ops;
     s->dev = dev->state;
-    s->table = rows;
+    s->table = shadow_table;
     s->table.name = dev->ops->name;
     s->table.gemv_max_tokens = dev->ops->gemv_max_tokens;
     return (vptq_device){.ops = &s->table, .state = (vptq_dev *)(void *)s, .ctx = dev->ctx};
