@@ -1,5 +1,5 @@
-/* The rows that take a matrix by columns: vq_pass, vq_descend, vq_gather and vq_scatter.  Each
- * against loops written out here, at every SIMD level and for several numbers of threads. */
+/* The ops vq_pass and vq_descend against loops written out here, at every SIMD level and for
+ * several numbers of threads. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -98,7 +98,7 @@ static void pass_result_free(pass_result *r)
     free(r->idx_res);
 }
 
-/* The pass column by column with nothing but the row `assign`. */
+/* The pass, column by column, with only the op assign. */
 static void expected_pass(const pass_case *a, const vptq_device *dev, pass_result *r)
 {
     const vptq_pass_args *p = &r->args;
@@ -108,26 +108,19 @@ static void expected_pass(const pass_case *a, const vptq_device *dev, pass_resul
     for (size_t t = 0; t < a->cols; t++) {
         float *z = r->z + t * p->ldz, *q = r->q + t * p->ldq, *e = r->err + t * p->lde;
         uint32_t *idx = r->idx + t * p->ldi, *idx_res = r->idx_res + t * p->ldi;
-        assert_ok(dev->ops->assign(
-                      dev->state,
-                      &(vptq_assign_args){
-                          .n = n, .v = a->v, .k = a->k, .x = z, .centroids = a->c, .idx = idx},
-                      &err),
-                  &err);
+        vptq_assign_args nearest = {
+            .n = n, .v = a->v, .k = a->k, .x = z, .centroids = a->c, .idx = idx};
+        assert_ok(dev->ops->assign(dev->state, &nearest, &err), &err);
         for (size_t i = 0; i < a->rows; i++) {
             q[i] = a->c[(size_t)idx[i / a->v] * a->v + i % a->v];
             rest[i] = z[i] - q[i];
         }
         if (a->k_res) {
-            assert_ok(dev->ops->assign(dev->state,
-                                       &(vptq_assign_args){.n = n,
-                                                           .v = a->v,
-                                                           .k = a->k_res,
-                                                           .x = rest,
-                                                           .centroids = a->res,
-                                                           .idx = idx_res},
-                                       &err),
-                      &err);
+            nearest.k = a->k_res;
+            nearest.x = rest;
+            nearest.centroids = a->res;
+            nearest.idx = idx_res;
+            assert_ok(dev->ops->assign(dev->state, &nearest, &err), &err);
             for (size_t i = 0; i < a->rows; i++)
                 q[i] += a->res[(size_t)idx_res[i / a->v] * a->v + i % a->v];
         }
@@ -140,7 +133,7 @@ static void expected_pass(const pass_case *a, const vptq_device *dev, pass_resul
     free(rest);
 }
 
-/* What makes a pass right, whatever was chosen: z0 - q = err U. */
+/* The invariant of a pass, whatever it chose: z0 - q = err U. */
 static void check_identity(const pass_case *a, const pass_result *r)
 {
     const vptq_pass_args *p = &r->args;
@@ -208,7 +201,7 @@ static void pass_equals_assign_by_columns(void **state)
 }
 
 /* What was quantized, searched again by the row find, gives the same choices. */
-static void check_chooses_as_find(void *arg, const vptq_device *dev, bool is_ref)
+static void check_chooses_like_search(void *arg, const vptq_device *dev, bool is_ref)
 {
     const pass_case *a = arg;
     const size_t vector_rows = a->rows / a->v;
@@ -239,7 +232,7 @@ static void check_chooses_as_find(void *arg, const vptq_device *dev, bool is_ref
     pass_result_free(&r);
 }
 
-static void pass_chooses_as_find(void **state)
+static void pass_chooses_like_search(void **state)
 {
     (void)state;
     static const struct {
@@ -249,7 +242,7 @@ static void pass_chooses_as_find(void **state)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         pass_case a = pass_case_make(cases[i].cols, cases[i].vector_rows, cases[i].v,
                                      cases[i].k, cases[i].k_res);
-        devices_each_emu(check_chooses_as_find, &a);
+        devices_each_emu(check_chooses_like_search, &a);
         pass_case_free(&a);
     }
 }
@@ -549,7 +542,7 @@ static void check_nothing_to_gain(void *arg, const vptq_device *dev, bool is_ref
     descend_run_free(&r);
 }
 
-static void descend_keeps_what_is_as_good(void **state)
+static void descend_keeps_equal_choices(void **state)
 {
     (void)state;
     enum { V = 4, HALF = 20, RES = 6 };
@@ -631,162 +624,7 @@ static void descend_same_bits_on_a_device(void **state)
     cuda_emu_seed(0);
 }
 
-/* ---- gather and scatter ---- */
-
-typedef struct scatter_case {
-    size_t cols, vector_rows;
-    vcodebooks codebooks;
-    float *y, *weight;
-    uint32_t *idx, *idx_res; /* [cols, vector rows + 1] */
-} scatter_case;
-
-static void check_gather(void *arg, const vptq_device *dev, bool is_ref)
-{
-    const scatter_case *a = arg;
-    const vptq_codebooks *b = &a->codebooks.codebooks;
-    const size_t v = b->v, rows = a->vector_rows * v, ld = rows + 2;
-    float *q = vtest_alloc(a->cols * ld, sizeof *q);
-    vptq_err err;
-    (void)is_ref;
-    const vptq_gather_args g = {.cols = a->cols,
-                                .rows = rows,
-                                .v = b->v,
-                                .k = b->k,
-                                .k_res = b->k_res,
-                                .centroids = a->codebooks.c,
-                                .res_centroids = a->codebooks.r,
-                                .idx = a->idx,
-                                .idx_res = b->k_res ? a->idx_res : NULL,
-                                .q = q,
-                                .ldi = a->vector_rows + 1,
-                                .ldq = ld};
-    assert_ok(dev->ops->vq_gather(dev->state, &g, &err), &err);
-    for (size_t t = 0; t < a->cols; t++) {
-        for (size_t i = 0; i < ld; i++) {
-            const size_t at = t * (a->vector_rows + 1) + i / v;
-            float want = 0;
-            if (i < rows)
-                want = a->codebooks.c[a->idx[at] * v + i % v];
-            if (i < rows && b->k_res)
-                want += a->codebooks.r[a->idx_res[at] * v + i % v];
-            assert_true(q[t * ld + i] == want);
-        }
-    }
-    free(q);
-}
-
-static void scatter_on(const scatter_case *a, const vptq_device *dev, double *sums,
-                       double *weights)
-{
-    const vptq_codebooks *b = &a->codebooks.codebooks;
-    const size_t rows = a->vector_rows * b->v;
-    vptq_err err;
-    const vptq_scatter_args s = {.cols = a->cols,
-                                 .rows = rows,
-                                 .v = b->v,
-                                 .k = b->k,
-                                 .y = a->y,
-                                 .weight = a->weight,
-                                 .idx = a->idx,
-                                 .sums = sums,
-                                 .weights = weights,
-                                 .ldy = rows,
-                                 .ldi = a->vector_rows + 1};
-    assert_ok(dev->ops->vq_scatter(dev->state, &s, &err), &err);
-}
-
-static void check_scatter(void *arg, const vptq_device *dev, bool is_ref)
-{
-    const scatter_case *a = arg;
-    const size_t v = a->codebooks.codebooks.v, k = a->codebooks.codebooks.k,
-                 rows = a->vector_rows * v;
-    double *sums = vtest_alloc(k * v, sizeof *sums), *weights = vtest_alloc(k, sizeof *weights);
-    double *want = vtest_alloc(k * v, sizeof *want),
-           *want_weights = vtest_alloc(k, sizeof *want_weights);
-    (void)is_ref;
-    for (size_t t = 0; t < a->cols; t++) {
-        const double w = a->weight ? (double)a->weight[t] : 1;
-        for (size_t i = 0; i < rows; i++) {
-            const size_t j = a->idx[t * (a->vector_rows + 1) + i / v];
-            want[j * v + i % v] += w * (double)a->y[t * rows + i];
-            want_weights[j] += i % v ? 0 : w;
-        }
-    }
-    memset(sums, 0xff, k * v * sizeof *sums);
-    memset(weights, 0xff, k * sizeof *weights);
-    scatter_on(a, dev, sums, weights);
-    assert_close_f64(sums, want, k * v, 1e-12, 1e-12);
-    assert_close_f64(weights, want_weights, k, 1e-12, 1e-12);
-    memset(sums, 0xff, k * v * sizeof *sums);
-    scatter_on(a, dev, sums, NULL);
-    assert_close_f64(sums, want, k * v, 1e-12, 1e-12);
-    free(sums);
-    free(weights);
-    free(want);
-    free(want_weights);
-}
-
-static scatter_case scatter_make(size_t cols, size_t vector_rows, uint32_t v, uint32_t k,
-                                 uint32_t k_res, bool weighted)
-{
-    scatter_case a = {cols, vector_rows, vcodebooks_make(0, v, k, k_res, 1), NULL, NULL,
-                      NULL, NULL};
-    const size_t n = cols * (vector_rows + 1);
-    a.y = vtest_normals(cols * vector_rows * v, 8);
-    a.weight = weighted ? vtest_normals(cols, 9) : NULL;
-    a.idx = vtest_alloc(n, sizeof *a.idx);
-    a.idx_res = vtest_alloc(n, sizeof *a.idx_res);
-    for (size_t i = 0; i < n; i++) {
-        a.idx[i] = (uint32_t)(i * i % k);
-        a.idx_res[i] = k_res ? (uint32_t)(i * 11 % k_res) : 0;
-    }
-    return a;
-}
-
-static void scatter_free(scatter_case *a)
-{
-    vcodebooks_free(&a->codebooks);
-    free(a->y);
-    free(a->weight);
-    free(a->idx);
-    free(a->idx_res);
-}
-
-static void gather_and_scatter_follow_the_indices(void **state)
-{
-    (void)state;
-    static const uint32_t shapes[][6] = {/* cols, vector rows, v, k, k_res, weighted */
-                                         {0, 5, 4, 4, 0, 0},     {1, 1, 8, 2, 2, 1},
-                                         {30, 40, 8, 16, 0, 1},  {77, 33, 4, 5, 3, 0},
-                                         {9, 100, 12, 64, 9, 1}, {5, 7, 6, 4096, 16, 1},
-                                         {64, 50, 64, 2, 2, 1}};
-    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        const uint32_t *s = shapes[i];
-        scatter_case a = scatter_make(s[0], s[1], s[2], s[3], s[4], s[5]);
-        devices_each_emu(check_gather, &a);
-        devices_each_emu(check_scatter, &a);
-        scatter_free(&a);
-    }
-}
-
-static void scatter_same_bits_for_any_threads(void **state)
-{
-    (void)state;
-    enum { V = 8, K = 40, SUMS = K * V };
-    scatter_case a = scatter_make(101, 77, V, K, 0, true);
-    double first[SUMS + K], other[SUMS + K];
-    for (int threads = 1; threads <= 5; threads++) {
-        devices_one d;
-        double *to = threads > 1 ? other : first;
-        devices_open(&d, "cpu", VPTQ_SIMD_AVX512, threads);
-        scatter_on(&a, &d.dev, to, to + SUMS);
-        assert_memory_equal(to, first, sizeof first);
-        devices_close(&d);
-    }
-    scatter_free(&a);
-}
-
-/* ---- memory ---- */
+/* ---- out of memory ---- */
 
 static vptq_status run_all(void *arg, vptq_mem *mem, vptq_err *err)
 {
@@ -848,14 +686,12 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(pass_equals_assign_by_columns),
-        cmocka_unit_test(pass_chooses_as_find),
+        cmocka_unit_test(pass_chooses_like_search),
         cmocka_unit_test(pass_same_bits_for_any_threads),
         cmocka_unit_test(descend_equals_the_naive_sweep),
-        cmocka_unit_test(descend_keeps_what_is_as_good),
+        cmocka_unit_test(descend_keeps_equal_choices),
         cmocka_unit_test(descend_same_bits_for_any_threads),
         cmocka_unit_test(descend_same_bits_on_a_device),
-        cmocka_unit_test(gather_and_scatter_follow_the_indices),
-        cmocka_unit_test(scatter_same_bits_for_any_threads),
         cmocka_unit_test(every_allocation_may_fail),
     };
     return vtest_main(argc, argv, tests);

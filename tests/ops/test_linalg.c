@@ -1,0 +1,401 @@
+/* Linear algebra ops: ref against results computed by hand, other backends against ref. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support/devices.h"
+
+/* A float sum of k products of independent terms is off by about sqrt(k) half ulps, 2^-25, of
+ * the root of the sum of squares: an NMSE of k 2^-50; the limit leaves a factor of 16. */
+static double float_sum_limit(size_t k)
+{
+    return ((double)k + 4) * 0x1p-46;
+}
+
+/* Double sums differ only by their order: far below the 2^-48 of float, far above 2^-106 k. */
+static const double double_limit = 1e-24;
+
+/* ---- gemm ---- */
+
+typedef struct gemm_case {
+    size_t m, n, k;
+    bool trans_a, trans_b, has_bias;
+    float alpha, beta;
+    const float *a, *b, *bias, *c0;
+} gemm_case;
+
+static void run_gemm(const vptq_device *dev, const void *arg, void *out)
+{
+    const gemm_case *t = arg;
+    vptq_err err;
+    /* Rows three elements longer than needed: what lies between them must stay as it is. */
+    const size_t ldc = t->n + 3;
+    memcpy(out, t->c0, t->m * ldc * sizeof(float));
+    const vptq_gemm_args g = {.m = t->m,
+                              .n = t->n,
+                              .k = t->k,
+                              .a = t->a,
+                              .b = t->b,
+                              .c = out,
+                              .lda = (t->trans_a ? t->m : t->k) + 1,
+                              .ldb = (t->trans_b ? t->k : t->n) + 2,
+                              .ldc = ldc,
+                              .trans_a = t->trans_a,
+                              .trans_b = t->trans_b,
+                              .alpha = t->alpha,
+                              .beta = t->beta,
+                              .bias = t->has_bias ? t->bias : NULL};
+    assert_ok(dev->ops->gemm(dev->state, &g, &err), &err);
+    for (size_t i = 0; i < t->m; i++)
+        assert_same_f32((float *)out + i * ldc + t->n, t->c0 + i * ldc + t->n, 3);
+}
+
+static void check_gemm(size_t m, size_t n, size_t k, int form)
+{
+    gemm_case t = {.m = m,
+                   .n = n,
+                   .k = k,
+                   .trans_a = form & 1,
+                   .trans_b = (form & 2) != 0,
+                   .has_bias = (form & 4) != 0,
+                   .beta = form & 8 ? 1.0f : 0.0f,
+                   .alpha = form & 16 ? -0.5f : 1};
+    float *a = vtest_normals((m + 1) * (k + 1), 1), *b = vtest_normals((n + 2) * (k + 2), 2);
+    float *bias = vtest_normals(n, 3), *c0 = vtest_normals(m * (n + 3), 4);
+    t.a = a;
+    t.b = b;
+    t.bias = bias;
+    t.c0 = c0;
+    const devices_op op = {run_gemm, &t, m * (n + 3), sizeof(float), float_sum_limit(k)};
+    if (m * n * k <= 1 << 20)
+        devices_check_emu(&op, NULL);
+    else
+        devices_check(&op, NULL);
+    free(a);
+    free(b);
+    free(bias);
+    free(c0);
+}
+
+static void test_gemm_by_hand(void **state)
+{
+    (void)state;
+    /* A = [1 2 3; 4 5 6], B^T = [1 0 2; -1 1 0], bias (10, 20), C = [1 1; 1 1] */
+    const float a[] = {1, 2, 3, 4, 5, 6}, a_t[] = {1, 4, 2, 5, 3, 6};
+    const float b_t[] = {1, 0, 2, -1, 1, 0}, b[] = {1, -1, 0, 1, 2, 0}, bias[] = {10, 20};
+    const float plain[] = {7, 1, 16, 1}, full[] = {2 * 7 + 11, 2 + 21, 2 * 16 + 11, 2 + 21};
+    devices_one d;
+    vptq_err err;
+    devices_open(&d, "ref", VPTQ_SIMD_NONE, 1);
+    for (int form = 0; form < 4; form++) {
+        float c[] = {1, 1, 1, 1};
+        vptq_gemm_args g = {.m = 2,
+                            .n = 2,
+                            .k = 3,
+                            .a = form & 1 ? a_t : a,
+                            .b = form & 2 ? b_t : b,
+                            .c = c,
+                            .lda = form & 1 ? 2 : 3,
+                            .ldb = form & 2 ? 3 : 2,
+                            .ldc = 2,
+                            .trans_a = form & 1,
+                            .trans_b = (form & 2) != 0,
+                            .alpha = 1};
+        assert_ok(d.dev.ops->gemm(d.dev.state, &g, &err), &err);
+        assert_same_f32(c, plain, 4);
+        for (int i = 0; i < 4; i++)
+            c[i] = 1;
+        g.alpha = 2;
+        g.beta = 1;
+        g.bias = bias;
+        assert_ok(d.dev.ops->gemm(d.dev.state, &g, &err), &err);
+        assert_same_f32(c, full, 4);
+    }
+    devices_close(&d);
+}
+
+static void test_gemm_forms(void **state)
+{
+    (void)state;
+    for (int form = 0; form < 32; form++) {
+        check_gemm(9, 33, 17, form);
+        check_gemm(3, 70, 37, form);
+    }
+}
+
+static void test_gemm_shapes(void **state)
+{
+    (void)state;
+    enum { TRANS_B = 2, BIAS = 4 };
+    static const size_t m[] = {1, 2, 7, 8, 9, 255, 256, 257};
+    for (size_t i = 0; i < sizeof m / sizeof *m; i++) {
+        check_gemm(m[i], 1, 1, TRANS_B);
+        check_gemm(m[i], 129, 65, TRANS_B | BIAS);
+    }
+    check_gemm(5, 127, 576, 0);
+    check_gemm(5, 128, 576, TRANS_B);
+    check_gemm(33, 767, 9, TRANS_B);
+    check_gemm(33, 769, 9, 0);
+    check_gemm(300, 1537, 33, TRANS_B);
+    check_gemm(64, 576, 1536, TRANS_B); /* the demo model's down projection */
+}
+
+/* ---- syrk_add ---- */
+
+typedef struct syrk_case {
+    size_t t, n, ldx;
+    const float *x, *w;
+} syrk_case;
+
+/* out: H [n, n], then sum [n] */
+static void run_syrk(const vptq_device *dev, const void *arg, void *out)
+{
+    const syrk_case *c = arg;
+    vptq_err err;
+    double *h = out, *sum = h + c->n * c->n;
+    for (size_t i = 0; i < c->n * (c->n + 1); i++)
+        h[i] = 0.25;
+    assert_ok(dev->ops->syrk_add(dev->state,
+                                 &(vptq_syrk_args){.tokens = c->t,
+                                                   .n = c->n,
+                                                   .x = c->x,
+                                                   .ldx = c->ldx,
+                                                   .w = c->w,
+                                                   .h = h,
+                                                   .sum = sum},
+                                 &err),
+              &err);
+    for (size_t i = 0; i < c->n; i++)
+        for (size_t j = i + 1; j < c->n; j++)
+            assert_true(h[i * c->n + j] == 0.25);
+}
+
+static void check_syrk(size_t t, size_t n, bool weighted)
+{
+    float *x = vtest_normals(t * (n + 5), 11), *w = vtest_normals(t, 12);
+    for (size_t i = 0; i < t; i++)
+        w[i] = fabsf(w[i]);
+    const syrk_case c = {t, n, n + 5, x, weighted ? w : NULL};
+    /* At most 256 float products before a double takes over. */
+    const devices_op op = {run_syrk, &c, n * (n + 1), sizeof(double), float_sum_limit(256)};
+    (t * n * n <= 1 << 23 ? devices_check_emu : devices_check)(&op, NULL);
+    free(x);
+    free(w);
+}
+
+static void test_syrk(void **state)
+{
+    (void)state;
+    static const size_t n[] = {1, 3, 17, 255, 256, 257, 300};
+    for (size_t i = 0; i < sizeof n / sizeof *n; i++) {
+        check_syrk(1, n[i], false);
+        check_syrk(33, n[i], i % 2 != 0);
+    }
+    check_syrk(255, 40, true);
+    check_syrk(257, 40, false);
+    check_syrk(600, 530, false);
+    check_syrk(600, 64, true);
+}
+
+static void test_syrk_by_hand(void **state)
+{
+    (void)state;
+    const float x[] = {1, 2, 3, -1}, w[] = {1, 0.5f};
+    double h[] = {1, 7, 2, 3}, sum[] = {0, 1};
+    devices_one d;
+    vptq_err err;
+    devices_open(&d, "ref", VPTQ_SIMD_NONE, 1);
+    assert_ok(d.dev.ops->syrk_add(
+                  d.dev.state,
+                  &(vptq_syrk_args){
+                      .tokens = 2, .n = 2, .x = x, .ldx = 2, .w = w, .h = h, .sum = sum},
+                  &err),
+              &err);
+    const double want_h[] = {1 + 1 + 4.5, 7, 2 + 2 - 1.5, 3 + 4 + 0.5}, want[] = {2.5, 2.5};
+    assert_close_f64(h, want_h, 4, 0, 0);
+    assert_close_f64(sum, want, 2, 0, 0);
+    devices_close(&d);
+}
+
+/* ---- potrf, trtri ---- */
+
+/* A well conditioned symmetric matrix; above the diagonal there is what nobody may read. */
+static double *positive(size_t n, size_t lda, uint64_t seed)
+{
+    float *x = vtest_normals(n * n, seed);
+    double *a = malloc(n * lda * sizeof *a);
+    assert_non_null(a);
+    for (size_t i = 0; i < n * lda; i++)
+        a[i] = NAN;
+    for (size_t i = 0; i < n; i++)
+        for (size_t j = 0; j <= i; j++)
+            a[i * lda + j] = (double)x[i * n + j] + (i == j ? 4 * sqrt((double)n) : 0);
+    free(x);
+    return a;
+}
+
+typedef struct factor_case {
+    size_t n, lda;
+    const double *a;
+    bool invert;
+} factor_case;
+
+/* out: the lower triangle alone, row by row */
+static void run_factor(const vptq_device *dev, const void *arg, void *out)
+{
+    const factor_case *c = arg;
+    vptq_err err;
+    const size_t bytes = c->n * c->lda * sizeof *c->a;
+    double *a = malloc(bytes), *to = out;
+    assert_non_null(a);
+    memcpy(a, c->a, bytes);
+    if (c->invert)
+        assert_ok(dev->ops->trtri(dev->state, c->n, a, c->lda, &err), &err);
+    else
+        assert_ok(dev->ops->potrf(dev->state, c->n, a, c->lda, NULL, &err), &err);
+    for (size_t i = 0; i < c->n; i++) {
+        memcpy(to, a + i * c->lda, (i + 1) * sizeof *a);
+        to += i + 1;
+        /* the rest of the row is as it was */
+        assert_memory_equal(a + i * c->lda + i + 1, c->a + i * c->lda + i + 1,
+                            (c->lda - i - 1) * sizeof *a);
+    }
+    free(a);
+}
+
+static void test_factor(void **state)
+{
+    (void)state;
+    static const size_t sizes[] = {1, 2, 17, 127, 128, 129, 383, 385, 530};
+    for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
+        const size_t n = sizes[s], lda = n + s % 3;
+        double *a = positive(n, lda, n);
+        factor_case c = {n, lda, a, false};
+        devices_op op = {run_factor, &c, n * (n + 1) / 2, sizeof(double), double_limit};
+        devices_check_emu(&op, NULL);
+        c.invert = true; /* the lower triangle as it is is a well conditioned factor */
+        devices_check_emu(&op, NULL);
+        free(a);
+    }
+}
+
+static void test_factor_by_hand(void **state)
+{
+    (void)state;
+    /* [4 2 -2; 2 10 5; -2 5 9] = L L^T with L = [2; 1 3; -1 2 2] */
+    const double whole[] = {4, 0, 0, 2, 10, 0, -2, 5, 9};
+    const double factor[] = {2, 0, 0, 1, 3, 0, -1, 2, 2};
+    const double inverse[] = {1. / 2, 0, 0, -1. / 6, 1. / 3, 0, 5. / 12, -1. / 3, 1. / 2};
+    static const char *const names[] = {"ref", "cpu", "emu"};
+    for (size_t i = 0; i < 3; i++) {
+        devices_one d;
+        vptq_err err;
+        double a[9];
+        memcpy(a, whole, sizeof a);
+        devices_open(&d, names[i], vptq_cpu_simd(), 1);
+        assert_ok(d.dev.ops->potrf(d.dev.state, 3, a, 3, NULL, &err), &err);
+        assert_close_f64(a, factor, 9, 1e-15, 0);
+        assert_ok(d.dev.ops->trtri(d.dev.state, 3, a, 3, &err), &err);
+        assert_close_f64(a, inverse, 9, 1e-15, 0);
+        devices_close(&d);
+    }
+}
+
+/* The pivot that fails is named, whichever block it is in and whatever it is. */
+static void test_factor_errors(void **state)
+{
+    (void)state;
+    enum { N = 300 };
+    static const size_t at[] = {0, 1, 127, 128, 257, 299};
+    static const double bad[] = {0, -1, -INFINITY, NAN, INFINITY};
+    static const char *const names[] = {"ref", "cpu", "emu"};
+    double *a = malloc(N * N * sizeof *a);
+    assert_non_null(a);
+    for (size_t i = 0; i < 3; i++) {
+        devices_one d;
+        vptq_err err;
+        devices_open(&d, names[i], vptq_cpu_simd(), 2);
+        for (size_t c = 0; c < sizeof at / sizeof *at * (sizeof bad / sizeof *bad); c++) {
+            const size_t want = at[c % (sizeof at / sizeof *at)];
+            size_t pivot = N;
+            memset(a, 0, N * N * sizeof *a);
+            for (size_t j = 0; j < N; j++)
+                a[j * N + j] = 2;
+            a[want * N + want] = bad[c / (sizeof at / sizeof *at)];
+            assert_fails(d.dev.ops->potrf(d.dev.state, N, a, N, &pivot, &err), VPTQ_E_NUMERIC,
+                         &err, "not positive definite");
+            assert_int_equal(pivot, want);
+            if (want > 1) { /* the first of two */
+                a[N + 1] = NAN;
+                assert_fails(d.dev.ops->potrf(d.dev.state, N, a, N, &pivot, &err),
+                             VPTQ_E_NUMERIC, &err, "pivot 1 of 300");
+                assert_int_equal(pivot, 1);
+            }
+        }
+        memset(a, 0, N * N * sizeof *a);
+        assert_fails(d.dev.ops->trtri(d.dev.state, N, a, N, &err), VPTQ_E_NUMERIC, &err,
+                     "diagonal 0 of 300 is 0");
+        devices_close(&d);
+    }
+    free(a);
+}
+
+/* ---- quad_trace ---- */
+
+typedef struct quad_case {
+    size_t m, n;
+    const float *e;
+    const double *h;
+} quad_case;
+
+static void run_quad(const vptq_device *dev, const void *arg, void *out)
+{
+    const quad_case *c = arg;
+    vptq_err err;
+    assert_ok(dev->ops->quad_trace(dev->state,
+                                   &(vptq_quad_trace_args){.m = c->m,
+                                                           .n = c->n,
+                                                           .e = c->e,
+                                                           .lde = c->n + 1,
+                                                           .h = c->h,
+                                                           .ldh = c->n + 2,
+                                                           .trace = out},
+                                   &err),
+              &err);
+}
+
+static void test_quad_trace(void **state)
+{
+    (void)state;
+    static const size_t shapes[][2] = {{1, 1},     {3, 17},    {127, 255}, {128, 256},
+                                       {129, 257}, {300, 300}, {40, 530},  {2050, 20}};
+    for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
+        const size_t m = shapes[s][0], n = shapes[s][1];
+        float *e = vtest_normals(m * (n + 1), 31);
+        double *h = positive(n, n + 2, 32);
+        const quad_case c = {m, n, e, h};
+        const devices_op op = {run_quad, &c, 1, sizeof(double), double_limit};
+        double got = 0, want = 0;
+        (m * n * n <= 1 << 23 ? devices_check_emu : devices_check)(&op, &got);
+        for (size_t r = 0; r < m; r++)
+            for (size_t i = 0; i < n; i++)
+                for (size_t j = 0; j < n; j++)
+                    want += (double)e[r * (n + 1) + i] * (double)e[r * (n + 1) + j] *
+                            h[(i > j ? i : j) * (n + 2) + (i > j ? j : i)];
+        assert_close_f64(&got, &want, 1, 0, 1e-12);
+        free(e);
+        free(h);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_gemm_by_hand),   cmocka_unit_test(test_gemm_forms),
+        cmocka_unit_test(test_gemm_shapes),    cmocka_unit_test(test_syrk),
+        cmocka_unit_test(test_syrk_by_hand),   cmocka_unit_test(test_factor),
+        cmocka_unit_test(test_factor_by_hand), cmocka_unit_test(test_factor_errors),
+        cmocka_unit_test(test_quad_trace),
+    };
+    return vtest_main(argc, argv, tests);
+}
