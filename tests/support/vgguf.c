@@ -152,7 +152,15 @@ void vgguf_write(vgguf *g, const char *path)
     vtest_write_file(path, g->file.data, g->file.len);
 }
 
-/* ---- the little model ---- */
+vptq_status vgguf_open(const char *dir, vgguf *w, vptq_gguf *g, vptq_err *err)
+{
+    char path[4096];
+    vtest_path(path, sizeof path, dir, "x.gguf");
+    vgguf_write(w, path);
+    return vptq_gguf_open(path, NULL, g, err);
+}
+
+/* ---- the small model ---- */
 
 float vgguf_value(const char *hf_name, size_t i)
 {

@@ -1,10 +1,15 @@
-/* A small writer of GGUF files for tests: keys and tensors in call order, everything in memory,
- * so that a test can also damage the bytes. */
+/* A small writer of GGUF files for tests: keys and tensors in call order, all in memory, so
+ * that a test can also damage the bytes. */
 #ifndef VPTQ_TESTS_SUPPORT_VGGUF_H
 #define VPTQ_TESTS_SUPPORT_VGGUF_H
 
 #include <stddef.h>
 #include <stdint.h>
+
+#include "formats/gguf/gguf.h"
+
+/* ggml type numbers. */
+enum { VGGUF_F32 = 0, VGGUF_F16 = 1, VGGUF_Q4_0 = 2, VGGUF_IQ4_NL = 20, VGGUF_BF16 = 30 };
 
 typedef struct vgguf_bytes {
     uint8_t *data;
@@ -46,11 +51,13 @@ void vgguf_entry(vgguf *g, const char *name, uint32_t type, uint32_t dims,
 /* Joins the parts into g->file; may be called again after changes. */
 void vgguf_finish(vgguf *g);
 void vgguf_write(vgguf *g, const char *path);
+/* Writes DIR/x.gguf and opens it. */
+vptq_status vgguf_open(const char *dir, vgguf *w, vptq_gguf *g, vptq_err *err);
 
-/* A complete little model of architecture `arch` ("llama", "qwen2", "qwen3"): hidden 8, 2 heads
- * of 4, 1 key-value head, ffn 12, 2 blocks, vocabulary 16, F32, values by vgguf_value.  q and k
- * of llama are interleaved as the writers of real files do; qwen2 gets q, k, v biases, qwen3 q
- * and k norms; no output.weight unless `head`. */
+/* Adds a complete small model of architecture `arch` ("llama", "qwen2", "qwen3"): hidden 8, 2
+ * heads of 4, 1 key-value head, ffn 12, 2 blocks, vocabulary 16, F32, values by vgguf_value.  q
+ * and k of llama are interleaved as in real files; qwen2 gets q, k, v biases, qwen3 q and k
+ * norms; no output.weight unless `head`. */
 enum {
     VGGUF_HIDDEN = 8,
     VGGUF_HEADS = 2,
