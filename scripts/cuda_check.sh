@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Compiles every kernel for every architecture, and holds ptxas's report against the budgets that
-# stand beside the kernels:
-#     /* budget: NAME REGISTERS registers */      (of all instances of a template)
-# Fails on spills and stack frames, on a kernel without a budget or over it, and on more than 48 KiB of static
-# shared memory.  Without nvcc: one line that says so, and exit 0.
-# usage: cuda_check.sh FILE.cu..      NVCC= the compiler, OUT= a folder for what it makes
+# Compiles every kernel for every architecture and compares the report of ptxas with the budgets
+# in comments next to the kernels:
+#     /* budget: NAME REGISTERS registers */      (for all instances of a template)
+# Fails on register spills and stack frames, on a kernel without a budget or over it, and on more
+# than 48 KiB of static shared memory.  Without nvcc, prints a line that says so and exits with 0.
+# usage: cuda_check.sh FILE.cu..      NVCC= the compiler, OUT= a folder for its output
 set -u
 
 nvcc=${NVCC:-nvcc}
@@ -20,7 +20,7 @@ targets=(-gencode "arch=compute_80,code=sm_80" -gencode "arch=compute_90,code=sm
     -gencode "arch=$newest,code=$newest")
 bad=0
 
-# judge FILE REPORT: one line per kernel and architecture that is not as it should be.
+# judge FILE REPORT: prints one line for each violation.
 judge()
 {
     c++filt -p <"$2" | sed -E 's/\(anonymous namespace\):://g' | awk -v file="$1" '

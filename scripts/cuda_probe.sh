@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Whether this nvcc compiles a kernel with the compiler that is here.  Says nothing if it does,
-# one line if it does not.
+# Checks that this nvcc compiles a kernel with the installed host compiler.  Prints the reason in
+# one line if it does not, otherwise nothing.
 # usage: cuda_probe.sh NVCC
 set -u
 

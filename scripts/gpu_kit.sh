@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# make gpu-kit: all that `make gpu-test` and `make gpu-bench` need on a machine that has a GPU and its
-# driver and nothing else: programs, the libraries they load, scripts and small models, in one folder.
-# There: build/gpu-kit/run test, build/gpu-kit/run bench.
+# make gpu-kit: collects in one folder what `make gpu-test` and `make gpu-bench` need on a machine
+# with only a GPU and its driver: programs, the libraries they load, scripts and small models.
+# On that machine: build/gpu-kit/run test, build/gpu-kit/run bench.
 # usage: gpu_kit.sh OUT BIN OPTEST..
 # Environment: VPTQ_DATA.
 set -eu
@@ -24,7 +24,7 @@ mkdir -p "$out/data/models" "$out/data/text"
 cp -r "$data/models/stories260K" "$out/data/models/"
 cp -r "$data/text/tinystories" "$out/data/text/"
 
-# libc stays the machine's own; OpenBLAS is loaded by name.
+# The machine's own libc is used; OpenBLAS is loaded by name.
 {
     ldd "$out"/bin/* "$out"/ops/* | awk '$2 == "=>" && $3 ~ /^\// { print $3 }'
     PATH=$PATH:/sbin ldconfig -p | awk '/libopenblas\.so\.0 / { print $NF; exit }'

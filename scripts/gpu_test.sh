@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# make gpu-test: the CUDA backend on a GPU.  Op tests against ref, the small ones once more under
-# compute-sanitizer where that is installed, and whole runs whose losses are held against cpu's.
-# The last line is "N passed, N failed, N skipped"; exit 1 when something failed or no GPU answers.
+# make gpu-test: tests the CUDA backend on a GPU: op tests against ref, the small ones also under
+# compute-sanitizer if it is installed, and whole runs whose losses are compared with cpu's.
+# The last line is "N passed, N failed, N skipped"; exit 1 if a test failed or there is no GPU.
 # usage: gpu_test.sh OPTEST..
 # Environment: BIN (tools of a build with CUDA=), VPTQ_DATA, SANITIZED (op tests that
-# compute-sanitizer runs, default: those of the model's rows and of small searches).
+# compute-sanitizer runs; default: transformer ops, gemv and search).
 set -u
 
 src=$(cd "$(dirname "$0")/.." && pwd)
@@ -15,7 +15,7 @@ trap 'rm -f "$TALLY"' EXIT
 
 if ! "$BIN/vptq-pack" --version --verbose --backend cuda | grep '^backend cuda: .*compute capability'; then
     "$BIN/vptq-pack" --version --verbose --backend cuda >&2
-    echo "gpu-test: no GPU answers" >&2
+    echo "gpu-test: no usable GPU" >&2
     exit 1
 fi
 count()

@@ -1,3 +1,4 @@
+/* Counts bank conflicts of table lookups. */
 #include "tests/support/vbanks.h"
 
 #include <string.h>
@@ -24,7 +25,7 @@ uint32_t vbanks_wavefronts(const uint32_t *addresses, uint32_t bytes)
     return clocks;
 }
 
-/* All accesses that fetch the centroids of 32 rows. */
+/* Wavefronts of the accesses that fetch 32 centroids. */
 static uint32_t fetch(const vptq_cuda_table *t, const uint32_t *rows)
 {
     uint32_t addresses[VPTQ_CUDA_LANES], clocks = 0;
@@ -59,7 +60,7 @@ static void set_means(vbanks_count *n)
     n->residual_mean = n->tiles ? (double)n->residual / (double)n->tiles : 0;
 }
 
-vbanks_count vbanks_count_segment(const vptq_cuda_segment *s)
+static vbanks_count count_segment(const vptq_cuda_segment *s)
 {
     vbanks_count n = {0};
     for (uint32_t pair = 0; pair < s->pairs; pair++) {
@@ -68,7 +69,6 @@ vbanks_count vbanks_count_segment(const vptq_cuda_segment *s)
                 count_tile(s, vptq_cuda_code_at(s, pair, chunk, tile, 0), &n);
         }
     }
-    set_means(&n);
     return n;
 }
 
@@ -76,7 +76,7 @@ vbanks_count vbanks_count_layout(const vptq_cuda_layout *l)
 {
     vbanks_count n = {0};
     for (uint32_t i = 0; i < l->segments; i++) {
-        vbanks_count one = vbanks_count_segment(&l->segment[i]);
+        vbanks_count one = count_segment(&l->segment[i]);
         n.tiles += one.tiles;
         n.main += one.main;
         n.residual += one.residual;

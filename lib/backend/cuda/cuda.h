@@ -64,6 +64,21 @@ static inline unsigned vptq_cuda_blocks(size_t n, size_t size)
     return (unsigned)((n + size - 1) / size);
 }
 
+/* Rotates one row of heads in place by a block of threads ("rotate half", see
+ * vptq_rope_args); cosine and sine are those of the row's position. */
+static __device__ inline void vptq_cuda_rope_row(unsigned heads, unsigned head_dim, float *x,
+                                                 const float *cosine, const float *sine)
+{
+    const unsigned half = head_dim / 2;
+    for (unsigned j = threadIdx.x; j < heads * half; j += blockDim.x) {
+        const unsigned i = j % half;
+        float *lo = x + j / half * head_dim + i, *hi = lo + half;
+        const float a = *lo, b = *hi, c = cosine[i], s = sine[i];
+        *lo = a * c - b * s;
+        *hi = b * c + a * s;
+    }
+}
+
 /* Linear algebra: gemm.cu, syrk.cu, factor.cu. */
 vptq_status vptq_cuda_gemm(vptq_dev *dev, const vptq_gemm_args *g, vptq_err *err);
 vptq_status vptq_cuda_syrk_add(vptq_dev *dev, const vptq_syrk_args *a, vptq_err *err);

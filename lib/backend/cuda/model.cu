@@ -76,13 +76,7 @@ __global__ static void __launch_bounds__(THREADS)
     x += blockIdx.x * ldx;
     cosine += (pos0 + blockIdx.x) * half;
     sine += (pos0 + blockIdx.x) * half;
-    for (unsigned j = threadIdx.x; j < heads * half; j += THREADS) {
-        const unsigned i = j % half;
-        float *lo = x + j / half * head_dim + i, *hi = lo + half;
-        const float a = *lo, b = *hi, c = cosine[i], s = sine[i];
-        *lo = a * c - b * s;
-        *hi = b * c + a * s;
-    }
+    vptq_cuda_rope_row(heads, head_dim, x, cosine, sine);
 }
 
 vptq_status vptq_cuda_rope(vptq_dev *dev, const vptq_rope_args *a, vptq_err *err)

@@ -79,13 +79,7 @@ __global__ static void __launch_bounds__(THREADS)
     x += (rows.starts[sequence] + row) * ldx;
     cosine += (rows.positions[sequence] + row) * half;
     sine += (rows.positions[sequence] + row) * half;
-    for (unsigned j = threadIdx.x; j < heads * half; j += THREADS) {
-        const unsigned i = j % half;
-        float *lo = x + j / half * head_dim + i, *hi = lo + half;
-        const float a = *lo, b = *hi, c = cosine[i], s = sine[i];
-        *lo = a * c - b * s;
-        *hi = b * c + a * s;
-    }
+    vptq_cuda_rope_row(heads, head_dim, x, cosine, sine);
 }
 
 static dim3 row_grid(const vptq_kv_rows *rows)
@@ -252,6 +246,33 @@ static __device__ void merge_warps(merge_area &m, const softmax_state &w)
     __syncthreads();
 }
 
+/* Stores the merged rows [row0, row0 + count): results, or with few rows what
+ * merge_ranges_kernel needs of the range. */
+static __device__ void store_results(const paged_job &job, const merge_area &m, size_t sequence,
+                                     size_t kv, size_t range, size_t row0, size_t count,
+                                     size_t d0)
+{
+    const size_t d = job.pool.head_dim, query0 = job.rows.starts[sequence];
+    const bool few = rows_of(job.rows, sequence) * job.group <= STACK;
+    const size_t own = ((sequence * job.pool.kv_heads + kv) * job.ranges + range) * STACK;
+    for (unsigned i = threadIdx.x; i < STACK * DIMS; i += THREADS) {
+        const unsigned r = i / DIMS, k = i % DIMS;
+        const size_t row = row0 + r;
+        if (r >= count || d0 + k >= d)
+            continue;
+        if (few)
+            job.partial[(own + r) * d + d0 + k] = m.out[0][r][k];
+        else
+            job.out[(query0 + row / job.group) * job.ldo +
+                    (kv * job.group + row % job.group) * d + d0 + k] =
+                m.out[0][r][k] / m.sum[0][r];
+    }
+    if (few && d0 == 0 && threadIdx.x < count) {
+        job.stat[(own + threadIdx.x) * 2] = m.max[0][threadIdx.x];
+        job.stat[(own + threadIdx.x) * 2 + 1] = m.sum[0][threadIdx.x];
+    }
+}
+
 /* Block (panel and sequence, kv head, range and dimensions). */
 /* budget: attention_paged_kernel 128 registers */
 template <class N>
@@ -307,23 +328,7 @@ __global__ static void __launch_bounds__(THREADS, 4) attention_paged_kernel(page
     }
     merge_warps(m, w);
 
-    const size_t own = ((sequence * job.pool.kv_heads + kv) * job.ranges + range) * STACK;
-    for (unsigned i = threadIdx.x; i < STACK * DIMS; i += THREADS) {
-        const unsigned r = i / DIMS, k = i % DIMS;
-        const size_t row = row0 + r;
-        if (r >= count || d0 + k >= d)
-            continue;
-        if (few)
-            job.partial[(own + r) * d + d0 + k] = m.out[0][r][k];
-        else
-            job.out[(query0 + row / job.group) * job.ldo +
-                    (kv * job.group + row % job.group) * d + d0 + k] =
-                m.out[0][r][k] / m.sum[0][r];
-    }
-    if (few && d0 == 0 && threadIdx.x < count) {
-        job.stat[(own + threadIdx.x) * 2] = m.max[0][threadIdx.x];
-        job.stat[(own + threadIdx.x) * 2 + 1] = m.sum[0][threadIdx.x];
-    }
+    store_results(job, m, sequence, kv, range, row0, count, d0);
 }
 
 /* Block (stacked row, sequence, kv head): merges the ranges of sequences that were divided. */

@@ -1,4 +1,4 @@
-/* The run-time layout of packed matrices for the GPU: there and back, what every lane's code
+/* Tests the run-time layout of packed matrices for the GPU: round trips, what every lane's code
  * decodes to, padding, bad input, memory. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -41,7 +41,8 @@ static uint16_t *table_image(const vptq_cuda_table *t, const float *centroids,
     return image;
 }
 
-/* The values of a row, fetched as a kernel does: by address, piece by piece, then the tail. */
+/* Checks the values of a row, read like a kernel does: by address, piece by piece, then the
+ * tail. */
 static void check_row(const vptq_cuda_table *t, const uint16_t *image, uint32_t row,
                       const float *centroid)
 {
@@ -56,8 +57,8 @@ static void check_row(const vptq_cuda_table *t, const uint16_t *image, uint32_t 
     }
 }
 
-/* Main and residual centroid number of a segment's vector row and column, from the plain
- * arrays. */
+/* Returns the main centroid number of a segment's vector row and column from the plain arrays,
+ * and the residual one in *res. */
 static uint32_t plain_code(const vmatrix *m, uint32_t segment, uint32_t vector_row,
                            uint32_t column, uint32_t *res)
 {
@@ -72,8 +73,8 @@ static uint32_t plain_code(const vmatrix *m, uint32_t segment, uint32_t vector_r
     return m->main[at];
 }
 
-/* Walks the streams in the order of the bytes and says from the place of each code which vector
- * row and column it belongs to. */
+/* Walks the streams in the order of their bytes and derives the vector row and column of each
+ * code from its position. */
 static void check_segment(const vmatrix *m, const vptq_cuda_layout *l, uint32_t segment)
 {
     const vptq_cuda_segment *g = &l->segment[segment];
@@ -156,7 +157,7 @@ static void check_layout(const vmatrix *m, const vptq_cuda_tables *tables)
     vptq_arena_release(&arena);
 }
 
-/* ---- all shapes, in every way to store their codebooks ---- */
+/* ---- all shapes with all ways to store their codebooks ---- */
 
 typedef struct seen {
     int ranked, replicas, narrow, refused, copies[VPTQ_CUDA_MAX_COPIES + 1];
@@ -221,13 +222,13 @@ static void test_there_and_back(void **state)
     s.v0 = 12;
     s.k_res = 0;
     check_shape(&s, &n);
-    /* every way was taken */
+    /* every way was covered */
     assert_true(n.ranked && n.replicas && n.narrow && n.refused);
     for (uint32_t c = 1; c <= 3; c++)
         assert_true(n.copies[c]);
 }
 
-/* Codebooks that no block holds are read from global memory. */
+/* Codebooks larger than shared memory are read from global memory. */
 static void test_large_codebooks(void **state)
 {
     (void)state;
@@ -248,15 +249,15 @@ static void test_large_codebooks(void **state)
     }
 }
 
-/* Every matrix of a model that upstream wrote (groups, outliers, padding, permutations): what
- * is chosen for it on two chips goes back to the bits of the file. */
+/* Round trip of every matrix of a model that upstream wrote (groups, outliers, padding,
+ * permutations), with the plans for two chips. */
 static void check_real(const vptq_vq *q, const char *chip, vptq_cuda_kernel kernel)
 {
     vptq_err err = {0};
     vptq_cuda_choice c;
     vptq_arena arena;
     vptq_cuda_layout l;
-    vmatrix m = {.q = *q}; /* what check_unpack compares with; nothing else of it is used */
+    vmatrix m = {.q = *q}; /* only what check_unpack compares is set */
     size_t words =
         (size_t)q->shape.groups * vptq_vq_vector_rows(&q->shape) * vptq_vq_row_words(&q->shape);
     size_t outliers =
@@ -352,7 +353,8 @@ static void test_rows(void **state)
     assert_int_equal(vptq_cuda_rank(&t, 80), UINT32_MAX);
     assert_ok(vptq_cuda_table_copies(&t, 8, 5, 2, 0, &err), &err);
     assert_int_equal(vptq_cuda_rank(&t, 16 + 1), 0);
-    assert_int_equal(vptq_cuda_rank(&t, 16 + 0), UINT32_MAX); /* of the 8th, that is not */
+    assert_int_equal(vptq_cuda_rank(&t, 16 + 0),
+                     UINT32_MAX); /* padding: there is no 8th centroid */
     assert_ok(vptq_cuda_table_replicas(&t, 4, 3, 16, &err), &err);
     assert_int_equal(vptq_cuda_table_bytes(&t), 48 * 8);
     assert_int_equal(vptq_cuda_replica_row(&t, 2, 17), 33);
@@ -370,7 +372,7 @@ static void test_rows(void **state)
                  "from 2 to 8");
 }
 
-/* A part of a copy holds what is used most: ranks by falling use, equal ones by number. */
+/* A partial copy holds the most used centroids: ranks by falling use, equal ones by number. */
 static void test_ranks_by_use(void **state)
 {
     (void)state;

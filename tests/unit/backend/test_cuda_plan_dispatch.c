@@ -1,5 +1,5 @@
-/* What fits into shared memory, which kernel is chosen, how work is spread; predictions against
- * the table that the model was published with. */
+/* Tests the use of shared memory, the choice of kernels and the division of work, and compares
+ * predictions with the published table of the model. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -30,10 +30,10 @@ static vptq_cuda_smem fit(uint32_t v, uint32_t k, uint32_t k_res, uint32_t budge
 
 /* ---- shared memory ---- */
 
-/* The classes of codebooks that models use, at batch 1: whole copies of the main codebook,
- * centroids of a part of one more, replicas of the residual codebook, clocks per 32 codes.  By
- * hand: what is left of 232,448 bytes behind replicas and 2,048 bytes of partial sums, over 16
- * a row. */
+/* Codebook sizes of real models at batch 1: whole copies of the main codebook, centroids of a
+ * partial copy, replicas of the residual codebook, clocks per 32 codes. Worked out by hand:
+ * what remains of 232,448 bytes after replicas and 2,048 bytes of partial sums, at 16 bytes per
+ * row. */
 static void test_classes_on_hopper(void **state)
 {
     (void)state;
@@ -62,12 +62,12 @@ static void test_classes_on_hopper(void **state)
         assert_true(fabs(s.main_clocks - list[i].main_clocks) < 0.25);
         assert_true(fabs(s.residual_clocks - list[i].residual_clocks) < 0.1);
     }
-    /* small codebooks: every lane its own slot */
+    /* small codebooks: every lane has its own slot */
     vptq_cuda_smem s = fit(8, 256, 256, VPTQ_CUDA_SMEM_HOPPER, 1, 0);
     assert_int_equal(s.tables.main.replicas, 8);
     assert_true(s.main_clocks <= 4 && s.residual_clocks <= 4);
     assert_int_equal(s.total, 32768 + 32768 + 2048);
-    /* a larger batch has more partial sums, and a part of the third copy in their place */
+    /* a larger batch needs more partial sums, which leave a partial third copy */
     s = fit(8, 4096, 256, VPTQ_CUDA_SMEM_HOPPER, 8, 0);
     assert_int_equal(s.tables.main.copies, 3);
     assert_int_equal(s.tables.main.copy[2].ranks, (232448 - 32768 - 16384) / 16 - 8192);
@@ -93,7 +93,7 @@ static void test_places(void **state)
     w.budget = VPTQ_CUDA_SMEM_HOPPER;
     w.rows = 40;
     assert_ok(vptq_cuda_smem_fit(&w, &s, &err), &err);
-    assert_true(s.tables.outlier.shared); /* in the place of the others: 64 KB */
+    assert_true(s.tables.outlier.shared); /* in place of the others: 64 KB */
     assert_int_equal(s.sums_offset, s.partial_offset + 8192);
     assert_int_equal(s.total, s.sums_offset + 640);
     w.shape.k0 = 65536; /* 512 KB */
@@ -129,11 +129,11 @@ static void test_too_large(void **state)
     w.shape.k = 3;
     assert_fails(vptq_cuda_smem_direct(&w, &s, &err), VPTQ_E_SHAPE, &err, "power of two");
     w.shape = make_shape(64, 64, 8, 2, 0);
-    w.budget = 2048; /* nothing but staging */
+    w.budget = 2048; /* only staging fits */
     assert_fails(vptq_cuda_smem_fit(&w, &s, &err), VPTQ_E_UNSUPPORTED, &err, "has 2048");
 }
 
-/* ---- spreading ---- */
+/* ---- division of work ---- */
 
 static const vptq_cuda_chip *h200(void)
 {
@@ -183,7 +183,7 @@ static void test_vector_row_pairs(void **state)
 /* ---- predictions ---- */
 
 /* Rows of the published derivation for one copy of 4096 + 256 centroids on the H200: 2.5 us +
- * 0.6 us of filling + the body, all SMs equally busy.  Written with one digit. */
+ * 0.6 us of filling + the body, with all SMs equally busy; given with one digit. */
 static void test_published_predictions(void **state)
 {
     (void)state;
@@ -201,10 +201,10 @@ static void test_published_predictions(void **state)
     }
 }
 
-/* The published clocks per 32 indices, by classes of codebooks: look-ups of one copy (v1) and
- * of what fits best (v2), both with 1.5 of loads; codes out of memory; and the share of a
- * 16-bit matrix's time that v1 is.  What the planner finds to fit is nowhere slower than the
- * plan that was published, up to the digit that it was written with. */
+/* Published clocks per 32 indices by codebook sizes: lookups with one copy (v1) and with what
+ * fits best (v2), both with 1.5 for loads; reading the codes; and v1 as a share of a 16-bit
+ * matrix's time. The planner must not be slower than the published plan, within its rounding.
+ */
 static void test_published_classes(void **state)
 {
     (void)state;
@@ -237,8 +237,8 @@ static void test_published_classes(void **state)
     }
 }
 
-/* Clocks per 32 indices by hand for the direct kernel: 32 sectors of 32 bytes at 21.04 bytes a
- * clock, and 5.5 of replicas and loads over 0.85. */
+/* The direct kernel by hand: 32 sectors of 32 bytes at 21.04 bytes per clock, and 5.5 for
+ * replicas and loads over 0.85. */
 static void test_direct_prediction(void **state)
 {
     (void)state;
@@ -339,10 +339,10 @@ static void check_choice(const vptq_cuda_chip *chip, const vptq_vq_shape *s)
         assert_true(p.small.plan[i].columns >= 32 && p.small.plan[i].rows >= 1);
 }
 
-/* The kernel for more rows of x: one copy of a large codebook, replicas of small ones, and 2 x
- * 128 columns x 2 bytes of every row of x behind them.  By hand: of 4096 x 4096, 128 blocks of
- * 2 pairs have 2 fragments, which 8 warps share out among them; of twice as many rows of x, 4
- * pairs and half of them each. */
+/* GEMM_SMALL: one copy of a large codebook or replicas of small ones, followed by 2 x 128
+ * columns x 2 bytes for each token. By hand: for 4096 x 4096, 128 blocks of 2 pairs have 2
+ * fragments, divided among 8 warps; with twice as many tokens, 4 pairs and half of the tokens
+ * each. */
 static void test_small_products(void **state)
 {
     (void)state;
@@ -367,19 +367,19 @@ static void test_small_products(void **state)
         assert_int_equal(t->residual.replicas, list[i].replicas);
         assert_int_equal(c.smem.total, c.smem.partial_offset + 512 * VPTQ_CUDA_GEMM_COLUMNS);
     }
-    /* 32 rows of x: 32 columns are 8 lines of x for two fragments, 96 bytes of codes go to 8
-     * warps; 512 tiles */
+    /* 32 tokens are 8 lines of x for two fragments; 96 bytes of codes go to 8 warps; 512 tiles
+     */
     vptq_vq_shape s = make_shape(4096, 4096, 8, 4096, 256);
     vptq_cuda_choice c = predict(h200(), s, 32, VPTQ_CUDA_GEMM_SMALL, 0);
     double clocks = (10.38 + 4 + 8 * 0.75 + 4) / 0.85;
     assert_true(fabs(c.body_us - 512 * clocks / 1980) < 1e-6);
-    /* 256: of 16 x 16 x 128 products a tile, look-ups and x still outweigh the tensor cores */
+    /* 256 tokens: lookups and x still outweigh 16 x 16 x 128 products per tile */
     c = predict(h200(), s, 256, VPTQ_CUDA_GEMM_SMALL, 0);
     clocks = (10.38 + 4 + 4 * 0.75 + 16) / 0.85;
     assert_true(clocks > 16 * 16 * 128 / 1280.0);
     double read = 128 * (128 * 2 * 4096 + 1024 * 96.0) / 5500e3;
     assert_true(fabs(c.body_us - fmax(1024 * clocks / 1980, read)) < 1e-6);
-    /* 99 KB: room for 32 rows of x at a time */
+    /* 99 KB: memory for 32 tokens at a time */
     const vptq_cuda_chip *small = vptq_cuda_chip_search("rtx4090");
     c = predict(small, s, 256, VPTQ_CUDA_GEMM_SMALL, 0);
     assert_int_equal(c.columns, 32);
