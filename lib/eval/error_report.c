@@ -79,43 +79,35 @@ static void average(writer *w)
 /* Indices of the columns that rows are sorted by. */
 enum { OUTPUT_COLUMN = 4, WEIGHT_COLUMN = 5 };
 
+#define COUNT(key, text, member)                                                               \
+    {                                                                                          \
+        .name = key, .title = text, VPTQ_INTEGER(vptq_error_row, member)                       \
+    }
+#define FIGURE(key, text, member, digits)                                                      \
+    {                                                                                          \
+        .name = key, .title = text, VPTQ_REAL(vptq_error_row, member), .decimals = digits      \
+    }
 static const vptq_column row_columns[] = {
-    {.name = "layer", .title = "layer", .type = VPTQ_COLUMN_INTEGER},
-    {.name = "name", .head = true},
-    {.name = "rows", .type = VPTQ_COLUMN_INTEGER},
-    {.name = "columns", .type = VPTQ_COLUMN_INTEGER},
-    {.name = "proxy_loss", .title = "output error", .type = VPTQ_COLUMN_REAL, .decimals = 6},
-    {.name = "relative_mse", .title = "weight error", .type = VPTQ_COLUMN_REAL, .decimals = 6},
-    {.name = "bits_per_weight", .title = "bits", .type = VPTQ_COLUMN_REAL, .decimals = 4},
-    {.name = "v", .type = VPTQ_COLUMN_INTEGER},
-    {.name = "k", .type = VPTQ_COLUMN_INTEGER},
-    {.name = "k_res", .type = VPTQ_COLUMN_INTEGER},
-    {.name = "groups", .type = VPTQ_COLUMN_INTEGER},
-    {.name = "outliers", .type = VPTQ_COLUMN_INTEGER},
-    {.name = "worst_row", .title = "worst row", .type = VPTQ_COLUMN_INTEGER},
-    {.name = "worst_row_mse", .title = "its error", .type = VPTQ_COLUMN_REAL, .decimals = 4}};
+    COUNT("layer", NULL, layer),
+    {.name = "name", VPTQ_TEXT(vptq_error_row, name), .head = true},
+    COUNT("rows", NULL, rows),
+    COUNT("columns", NULL, columns),
+    [OUTPUT_COLUMN] = FIGURE("proxy_loss", "output error", proxy_loss, 6),
+    [WEIGHT_COLUMN] = FIGURE("relative_mse", "weight error", relative_mse, 6),
+    FIGURE("bits_per_weight", "bits", bits_per_weight, 4),
+    COUNT("v", NULL, shape.v),
+    COUNT("k", NULL, shape.k),
+    COUNT("k_res", NULL, shape.k_res),
+    COUNT("groups", NULL, shape.groups),
+    COUNT("outliers", NULL, shape.outliers),
+    COUNT("worst_row", "worst row", worst_row),
+    FIGURE("worst_row_mse", "its error", worst_row_mse, 4)};
 
 static void fill_rows(const writer *w, vptq_table *t, const char *title, bool worst, size_t top)
 {
-    vptq_table_init(t, w->mem, title, row_columns, sizeof row_columns / sizeof *row_columns);
-    for (size_t i = 0; i < w->r->count; i++) {
-        const vptq_error_row *row = &w->r->rows[i];
-        vptq_table_row(t);
-        vptq_table_integer(t, row->layer);
-        vptq_table_text(t, row->name);
-        vptq_table_integer(t, row->rows);
-        vptq_table_integer(t, row->columns);
-        vptq_table_real(t, row->proxy_loss);
-        vptq_table_real(t, row->relative_mse);
-        vptq_table_real(t, row->bits_per_weight);
-        vptq_table_integer(t, row->shape.v);
-        vptq_table_integer(t, row->shape.k);
-        vptq_table_integer(t, row->shape.k_res);
-        vptq_table_integer(t, row->shape.groups);
-        vptq_table_integer(t, row->shape.outliers);
-        vptq_table_integer(t, row->worst_row);
-        vptq_table_real(t, row->worst_row_mse);
-    }
+    vptq_table_init(t, w->mem, title, VPTQ_COLUMNS(row_columns));
+    for (size_t i = 0; i < w->r->count; i++)
+        vptq_table_add(t, &w->r->rows[i]);
     if (worst)
         vptq_table_sort(t, w->outputs ? OUTPUT_COLUMN : WEIGHT_COLUMN, true);
     if (top)

@@ -8,8 +8,9 @@
  *         {.name = "model", VPTQ_TEXT(score, model), .width = 24},
  *         {.name = "tokens", VPTQ_INTEGER(score, tokens)},
  *         {.name = "ppl", .title = "Perplexity", VPTQ_REAL(score, ppl), .decimals = 4}};
- *     vptq_printer p = {.out = stdout, .format = format, .columns = columns, .column_count =
- * 3}; for (...) vptq_print_row(&p, &row);
+ *     vptq_printer p = vptq_printer_make(stdout, format, VPTQ_COLUMNS(columns));
+ *     while (next_score(&row))
+ *         vptq_print_row(&p, &row);
  *
  * CSV and JSON are for programs: they have the names of the columns and every digit.  Text,
  * Markdown and HTML are for people: they have titles and as many digits as a column says.

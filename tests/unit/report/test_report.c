@@ -370,6 +370,24 @@ static void test_break_even_kinds(void **state)
     }
 }
 
+static void test_quantiles_and_means(void **state)
+{
+    static const double x[] = {1, 2, 4}, y[] = {1, 1, 1};
+    double error;
+    (void)state;
+    assert_near(vptq_quantile(x, 3, 0), 1);
+    assert_near(vptq_quantile(x, 3, 0.25), 1.5);
+    assert_near(vptq_quantile(x, 3, 0.75), 3);
+    assert_near(vptq_quantile(x, 3, 1), 4);
+    assert_near(vptq_quantile(x, 1, 0.5), 1);
+    assert_near(vptq_mean_with_error(x, 1, NULL, 0, 3, &error), 7.0 / 3);
+    assert_near(error, sqrt(7.0) / 3);
+    assert_near(vptq_mean_with_error(x, 2, y, -1, 3, &error), 11.0 / 3);
+    assert_near(error, 2 * sqrt(7.0) / 3);
+    assert_near(vptq_mean_with_error(x, 1, NULL, 0, 1, &error), 1);
+    assert_true(error == 0);
+}
+
 static void test_outliers(void **state)
 {
     static const struct {
@@ -438,7 +456,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_against_numpy),    cmocka_unit_test(test_names),
         cmocka_unit_test(test_recorded_config),  cmocka_unit_test(test_no_such_original),
         cmocka_unit_test(test_remarks),          cmocka_unit_test(test_first_token),
-        cmocka_unit_test(test_break_even_kinds), cmocka_unit_test(test_outliers),
-        cmocka_unit_test(test_out_of_memory)};
+        cmocka_unit_test(test_break_even_kinds), cmocka_unit_test(test_quantiles_and_means),
+        cmocka_unit_test(test_outliers),         cmocka_unit_test(test_out_of_memory)};
     return vtest_main(argc, argv, tests);
 }
