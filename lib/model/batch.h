@@ -1,9 +1,10 @@
-/* Many sequences at once: prompts go through the model in groups, then every step gives each of
- * them one token more.  Linears see the rows of all sequences, attention each sequence alone.
+/* Generates many sequences at once: prompts run through the model in groups, then every step
+ * adds one token to each sequence.  Linear layers process the rows of all sequences together,
+ * attention each sequence alone.
  *
- * Keys and values lie in pages of VPTQ_KV_PAGE tokens from one pool; a sequence takes a page
- * when it grows into it and gives all back when it ends, so that the pool needs room for the
- * tokens that there are, not for the longest sequence times their number.
+ * Keys and values lie in pages of VPTQ_KV_PAGE tokens from one pool.  A sequence takes a page
+ * when it grows into it and returns all pages when it ends, so that the pool is sized for the
+ * tokens in use, not for the longest sequence times the number of sequences.
  *
  *     vptq_batch *b;
  *     vptq_batch_open(&model, &dev, &options, &b, err);
@@ -17,15 +18,15 @@
  *     vptq_batch_end(b, sequence);
  *     vptq_batch_close(b);
  *
- * What holds: the same calls give the same tokens for any number of threads.  The logits of a
- * sequence are the same up to rounding whichever others are there; what a linear rounds to may
- * depend on the number of rows in its group, and where a prompt is cut into groups on what is
- * in front of it.  A sampled token is drawn by a number that depends on the seed, on how many
- * sequences were added before this one and on the token's place.
+ * Guarantees: the same calls give the same tokens for any number of threads.  The other
+ * sequences change the logits of a sequence by rounding only: the rounding of a linear layer
+ * may depend on the number of rows in its group, and the groups of a prompt on the prompts
+ * before it.  Sampling depends on the seed, on the number of sequences added before, and on the
+ * token's position.
  *
  * Memory: the pool; activations of up to VPTQ_FORWARD_ROWS rows; one tile of float weights; the
- * logits of up to VPTQ_BATCH_HEAD_ROWS rows; what a device makes of packed weights, which stay
- * open. */
+ * logits of up to VPTQ_BATCH_HEAD_ROWS rows; the packed weights as the device prepares them,
+ * which stay open. */
 #ifndef VPTQ_MODEL_BATCH_H
 #define VPTQ_MODEL_BATCH_H
 
@@ -36,47 +37,47 @@ typedef struct vptq_batch vptq_batch;
 enum { VPTQ_BATCH_HEAD_ROWS = 64 };
 
 typedef struct vptq_batch_options {
-    size_t sequences; /* at the same time, at most */
-    size_t length;    /* tokens of a sequence at most, prompt and output */
-    size_t tokens; /* of all sequences together that the pool holds; 0: of all at full length */
-    vptq_dtype kv; /* what keys and values are rounded to: VPTQ_F16 or VPTQ_F32 */
+    size_t sequences;          /* maximum at the same time */
+    size_t length;             /* maximum tokens of a sequence, prompt and output */
+    size_t tokens;             /* capacity of the pool; 0: all sequences at full length */
+    vptq_dtype kv;             /* type of keys and values: VPTQ_F16 or VPTQ_F32 */
     double temperature, top_p; /* as in vptq_sample_args */
     uint64_t seed;
 } vptq_batch_options;
 
-/* Bytes that a batch takes, as far as they follow from shapes: what packed weights become on
- * the device is not in it. */
+/* Bytes of a batch that follow from shapes; packed weights on the device are not included. */
 typedef struct vptq_batch_memory {
     size_t cache;   /* the pool */
     size_t working; /* activations, logits, tables, a tile */
 } vptq_batch_memory;
-/* VPTQ_E_ARG for settings that cannot be, VPTQ_E_NOMEM for sizes beyond all numbers. */
+/* VPTQ_E_ARG for impossible settings, VPTQ_E_NOMEM for sizes that overflow. */
 vptq_status vptq_batch_plan(const vptq_model *m, const vptq_batch_options *o,
                             vptq_batch_memory *memory, vptq_err *err) VPTQ_MUST_CHECK;
 
-/* Model and device must outlive it. */
+/* Model and device must outlive the batch. */
 vptq_status vptq_batch_open(const vptq_model *m, vptq_device *dev, const vptq_batch_options *o,
                             vptq_batch **b, vptq_err *err) VPTQ_MUST_CHECK;
 void vptq_batch_close(vptq_batch *b); /* accepts NULL */
 
-/* A sequence that begins with n ids, copied; *sequence names it until it ends.  VPTQ_E_ARG: no
- * ids, more than fit into `length`, one outside the vocabulary, as many sequences as may be. */
+/* Adds a sequence that begins with a copy of n ids; *sequence identifies it until it ends.
+ * VPTQ_E_ARG for no ids, more than fit into `length`, an id outside the vocabulary, or too many
+ * sequences. */
 vptq_status vptq_batch_add(vptq_batch *b, const int32_t *ids, size_t n, size_t *sequence,
                            vptq_err *err) VPTQ_MUST_CHECK;
-/* One group of up to VPTQ_FORWARD_ROWS tokens of prompts, in the order in which they were
- * added; a longer prompt goes through in several.  A sequence whose prompt is through gets its
- * first token.  *left: sequences whose prompt is not.  VPTQ_E_NOMEM where the pool is full,
- * VPTQ_E_NUMERIC where an output is not a number; the batch is of no use then. */
+/* Runs one group of up to VPTQ_FORWARD_ROWS prompt tokens, in the order in which the sequences
+ * were added; a long prompt takes several groups.  A sequence gets its first token when its
+ * prompt is done.  *left: sequences with unfinished prompts.  VPTQ_E_NOMEM if the pool is full,
+ * VPTQ_E_NUMERIC if an output is not a number; the batch cannot be used afterwards. */
 vptq_status vptq_batch_prefill(vptq_batch *b, size_t *left, vptq_err *err) VPTQ_MUST_CHECK;
-/* One token more for each sequence whose prompt is through.  Errors as above, and VPTQ_E_ARG
- * for a sequence that has `length` tokens. */
+/* Adds one token to each sequence whose prompt is done.  Errors as above, and VPTQ_E_ARG for a
+ * sequence that already has `length` tokens. */
 vptq_status vptq_batch_decode(vptq_batch *b, vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Prompt and output so far; valid until the sequence ends. */
 const int32_t *vptq_batch_ids(const vptq_batch *b, size_t sequence, size_t *count);
 void vptq_batch_end(vptq_batch *b, size_t sequence);
 
-/* Pages of the pool that no sequence has. */
+/* Free pages of the pool. */
 size_t vptq_batch_free_pages(const vptq_batch *b);
 
 #endif

@@ -1,4 +1,4 @@
-/* Texts and token files -> ids -> windows. */
+/* Reads texts and token files as ids, and chooses windows of them. */
 #ifndef VPTQ_MODEL_CORPUS_H
 #define VPTQ_MODEL_CORPUS_H
 
@@ -7,28 +7,27 @@
 
 typedef struct vptq_corpus {
     vptq_ids ids;
-    const char *name;     /* of the first file, for messages; the caller's */
+    const char *name;     /* of the first file, for messages; owned by the caller */
     char fingerprint[17]; /* hex of XXH3 over the ids */
 } vptq_corpus;
 
-/* `t` may be NULL when only token files are given.  Ids are checked against `vocab`. */
+/* `t` may be NULL if only token files are given.  Every id must be below `vocab`. */
 vptq_status vptq_corpus_load(const vptq_ctx *ctx, const vptq_corpus_options *opt,
                              const vptq_tokenizer *t, uint32_t vocab, vptq_corpus *c,
                              vptq_err *err) VPTQ_MUST_CHECK;
 void vptq_corpus_release(vptq_corpus *c);
 
-/* One document per part of a text split on `separator` (white space at both ends stripped,
- * empty parts dropped), each encoded with BOS if the tokenizer adds one.  offsets [*count + 1]
- * into ids. */
+/* Splits a text at `separator` into documents, without white space at their ends and without
+ * empty ones, and encodes each with BOS if the tokenizer adds one.  offsets [*count + 1] into
+ * ids. */
 vptq_status vptq_corpus_documents(const vptq_ctx *ctx, const char *path, const char *separator,
                                   const vptq_tokenizer *t, uint32_t vocab, vptq_arena *arena,
                                   vptq_ids *ids, size_t **offsets, size_t *count,
                                   vptq_err *err) VPTQ_MUST_CHECK;
 
-/* Start positions of `want` windows of `length` ids: all floor(ids / length) non-overlapping
- * windows when there are no more than want, else `want` of them drawn without replacement by
- * seed, in ascending order.  A corpus shorter than one window is VPTQ_E_FORMAT with both
- * numbers.
+/* Start positions of `want` windows of `length` ids, ascending: of the floor(ids / length)
+ * windows without overlap, all if there are no more than want, else `want` drawn without
+ * replacement by seed.  VPTQ_E_FORMAT with both numbers for a corpus shorter than one window.
  */
 vptq_status vptq_corpus_sample(const vptq_corpus *c, size_t length, size_t want, uint64_t seed,
                                vptq_arena *arena, size_t **starts, size_t *count,

@@ -1,6 +1,5 @@
-/* The forward pass, block by block over packed windows, so that only one block's weights are
- * touched at a time, with hooks at the four inputs of a block; and single steps with a KV
- * cache.
+/* The forward pass: block by block over many windows, so that only one block's weights are read
+ * at a time, with hooks at the four inputs of a block; or single steps with a KV cache.
  *
  *     vptq_forward *f;
  *     vptq_forward_open(&model, &dev, 2048, &f, err);
@@ -10,15 +9,15 @@
  *     vptq_forward_loss(f, n, hidden, targets, states, err);
  *     vptq_forward_close(f);
  *
- * `hidden` is host memory of the caller (float [tokens, hidden]): a collection keeps all
- * windows' states there.  Sequences run in groups of up to VPTQ_FORWARD_ROWS rows: the linears
- * see the rows of a whole group at once, attention each sequence alone.  Memory: the
- * activations of one group and one tile of float weights, whatever the model's size.
+ * `hidden` is host memory of the caller (float [tokens, hidden]) with the hidden states of all
+ * windows.  Sequences run in groups of up to VPTQ_FORWARD_ROWS rows: linear layers process the
+ * rows of a group at once, attention each sequence alone.  Memory: the activations of one group
+ * and one tile of float weights, for any size of model.
  *
  * Packed weights (vptq_backend.matrix_open): vptq_forward_block opens those of its block and
- * closes them at its end, so that a device with memory of its own needs room for one block,
- * whatever the model's size.  The first vptq_forward_step opens those of all blocks, and they
- * stay open until vptq_forward_close: what decodes must hold the packed model. */
+ * closes them at its end, so that a device with its own memory holds one block at a time.  The
+ * first vptq_forward_step opens those of all blocks until vptq_forward_close: decoding holds
+ * the whole packed model in memory. */
 #ifndef VPTQ_MODEL_FORWARD_H
 #define VPTQ_MODEL_FORWARD_H
 
@@ -26,28 +25,26 @@
 
 typedef struct vptq_forward vptq_forward;
 
-/* Rows of a group: enough to make the conversion of the weights cheap beside the products. */
+/* Rows of a group: enough to make converting the weights cheap compared with the products. */
 enum { VPTQ_FORWARD_ROWS = 2048 };
 
 /* The group that begins at sequence `first`: as many whole sequences as fit in
- * VPTQ_FORWARD_ROWS, at least one.  Returns the sequence behind its last.  Callers that cut
- * their work into batches of whole groups get the same bits for any size of batch. */
+ * VPTQ_FORWARD_ROWS, at least one.  Returns its end (exclusive).  Callers that cut their work
+ * into batches of whole groups get the same bits for any size of batch. */
 size_t vptq_forward_group(const size_t *starts, size_t count, size_t first);
 
-/* Sequences that begin alike share what they begin with: a sequence may continue another one,
- * its parent, behind whose last token it stands.  parents[s] is the number of sequence s's
- * parent, or VPTQ_FORWARD_ROOT.  They come in preorder: the parent of s is s - 1, or one that
- * s - 1 continues.  The sequences from a root to the one in front of the next root are a tree,
- * which is never cut: all its rows are in one group. */
+/* Sequences can share a beginning: a sequence may continue another one, its parent, after the
+ * parent's last token.  parents[s] is the index of the parent of s, or VPTQ_FORWARD_ROOT.  The
+ * order is preorder: the parent of s is s - 1, or one that s - 1 continues.  A root and the
+ * sequences up to the next root form a tree; all rows of a tree are in one group. */
 #define VPTQ_FORWARD_ROOT SIZE_MAX
-/* As vptq_forward_group, of whole trees; parents NULL: every sequence is a root. */
+/* As vptq_forward_group, in whole trees; parents NULL: every sequence is a root. */
 size_t vptq_forward_group_trees(const size_t *starts, const size_t *parents, size_t count,
                                 size_t first);
 
-/* `max_length`: the longest sequence that will be given, from its root on (RoPE tables, KV
- * cache).  A length over
- * the model's context is allowed and logged once as a warning.  Model and device must outlive
- * it. */
+/* `max_length`: tokens of the longest sequence, from its root on (RoPE tables, KV cache).  More
+ * than the model's context is allowed and logged once as a warning.  Model and device must
+ * outlive the forward pass. */
 vptq_status vptq_forward_open(const vptq_model *m, vptq_device *dev, size_t max_length,
                               vptq_forward **f, vptq_err *err) VPTQ_MUST_CHECK;
 void vptq_forward_close(vptq_forward *f); /* accepts NULL */
@@ -56,14 +53,13 @@ void vptq_forward_close(vptq_forward *f); /* accepts NULL */
 vptq_status vptq_forward_embed(vptq_forward *f, const int32_t *ids, size_t n, float *hidden,
                                vptq_err *err) VPTQ_MUST_CHECK;
 
-/* Called with the rows that enter the linears of an input, x [tokens, dim] in device memory,
- * one sequence at a time, in order. `sequence` counts from 0. */
+/* Called for each sequence in order (`sequence` counts from 0) with the input of linear layers,
+ * x [tokens, dim] in device memory. */
 typedef vptq_status (*vptq_hook_fn)(void *arg, vptq_input input, size_t sequence, size_t tokens,
                                     size_t dim, const float *x, vptq_err *err);
 
-/* Called once per sequence with the same x as the hook of VPTQ_INPUT_QKV and what the
- * sequence's attention is computed from: a->q and a->keys are rotated (device memory), a->n ==
- * tokens. */
+/* Called once per sequence with the same x as the hook of VPTQ_INPUT_QKV and the arguments of
+ * its attention: a->q and a->keys are rotated (device memory), a->n == tokens. */
 typedef vptq_status (*vptq_attention_hook_fn)(void *arg, size_t sequence, size_t tokens,
                                               size_t dim, const float *x,
                                               const vptq_attention_args *a, vptq_err *err);
@@ -75,24 +71,24 @@ typedef enum {
     VPTQ_BLOCK_FEED_FORWARD
 } vptq_block_half;
 
-/* What is looked at, or is different, in a run of a block; all may be NULL or 0. */
+/* Hooks and variations of the run of a block; all may be NULL or 0. */
 typedef struct vptq_block_hooks {
     vptq_hook_fn hook;
     vptq_attention_hook_fn attention;
     void *arg;                 /* of both */
-    const vptq_weight *linear; /* [VPTQ_LINEAR_COUNT] in place of the model's */
+    const vptq_weight *linear; /* [VPTQ_LINEAR_COUNT], replace those of the model */
     vptq_block_half half;
-    bool stop; /* behind the hook of `last`, so that the hidden states stay as they are; only in
-                  a half that has this input */
+    bool stop; /* after the hook of `last`, which the half must have; the hidden states do not
+                  change */
     vptq_input last;
-    const size_t *parents; /* [count] of sequences that continue others; not together with an
+    const size_t *parents; /* [count], if sequences continue others; not together with an
                               attention hook */
 } vptq_block_hooks;
 
 /* Runs block `layer` in place over `count` sequences; sequence s is rows [starts[s],
- * starts[s+1]) of hidden and attends to itself and to what it continues.  hook may be NULL.
- * Cancellation is checked per sequence.  VPTQ_E_ARG for parents that are not in preorder and
- * for more tokens, those of its parents with them, than were announced. */
+ * starts[s+1]) of hidden and attends to itself and the sequences that it continues.  hook may
+ * be NULL.  Cancellation is checked per sequence.  VPTQ_E_ARG for parents that are not in
+ * preorder and for a sequence that exceeds max_length, its parents included. */
 vptq_status vptq_forward_block(vptq_forward *f, uint32_t layer, const size_t *starts,
                                size_t count, float *hidden, vptq_hook_fn hook, void *arg,
                                vptq_err *err) VPTQ_MUST_CHECK;
@@ -101,40 +97,42 @@ vptq_status vptq_forward_block_with(vptq_forward *f, uint32_t layer, const size_
                                     size_t count, float *hidden, const vptq_block_hooks *hooks,
                                     vptq_err *err) VPTQ_MUST_CHECK;
 
-/* Room for groups of at most `rows` rows, which blocks otherwise make when they need it.  On a
- * device with memory of its own they always do: groups are cut into pieces there that fit into
- * what is free when they begin, down to single sequences. */
+/* Allocates memory for groups of at most `rows` rows, which blocks otherwise do on demand. Does
+ * nothing on a device with its own memory: there, groups are cut into pieces that fit into the
+ * memory that is free when they begin, down to single sequences. */
 vptq_status vptq_forward_reserve(vptq_forward *f, size_t rows, vptq_err *err) VPTQ_MUST_CHECK;
 
-/* Final norm and output head over n rows: targets[i] < 0 = no target; state [n] host memory. */
+/* Final norm and output head over n rows; targets[i] < 0: no target; state [n] in host memory.
+ */
 vptq_status vptq_forward_loss(vptq_forward *f, size_t n, const float *hidden,
                               const int32_t *targets, vptq_nll_state *state,
                               vptq_err *err) VPTQ_MUST_CHECK;
 /* Logits [n, vocab] of n rows into host memory. */
 vptq_status vptq_forward_logits(vptq_forward *f, size_t n, const float *hidden, float *logits,
                                 vptq_err *err) VPTQ_MUST_CHECK;
-/* The head tile by tile, for what folds the logits of a row without keeping them: `begin` takes
- * n <= VPTQ_FORWARD_ROWS rows; then, for first = 0, *width, ... up to the vocabulary, `tile`
- * gives logits [n, *width] of the ids from `first` on in host memory, *width at most `step`.
- * Nothing else of `f` may run in between.  The cut depends on the model's shape only. */
+/* The head tile by tile, for callers that reduce the logits without keeping them.  `begin`
+ * takes n <= VPTQ_FORWARD_ROWS rows; then, for first = 0, *width, ... up to the vocabulary,
+ * `tile` gives the logits [n, *width] of the ids from `first` on in host memory, *width at most
+ * `step`.  Nothing else of `f` may run in between.  The tiles depend on the model's shape only.
+ */
 size_t vptq_forward_head_step(const vptq_forward *f);
-/* Rows, at most `rows`, that `begin` has device memory for at the moment. */
+/* Number of rows, at most `rows`, for which `begin` currently has device memory. */
 size_t vptq_forward_head_fit(const vptq_forward *f, size_t rows);
 vptq_status vptq_forward_head_begin(vptq_forward *f, size_t n, const float *hidden,
                                     vptq_err *err) VPTQ_MUST_CHECK;
 vptq_status vptq_forward_head_tile(vptq_forward *f, size_t n, size_t first, float *logits,
                                    size_t *width, vptq_err *err) VPTQ_MUST_CHECK;
-/* The normalized final hidden states [n, hidden] (tests). */
+/* The normalized final hidden states [n, hidden], for tests. */
 vptq_status vptq_forward_final_norm(vptq_forward *f, size_t n, const float *hidden, float *out,
                                     vptq_err *err) VPTQ_MUST_CHECK;
 
-/* Continues one sequence: feeds n ids at the cache's position through all blocks and gives the
- * logits [vocab] (host memory) after the last one.  The first call allocates the cache for
- * `max_length` tokens; more than that is VPTQ_E_ARG. */
+/* Continues one sequence: runs n ids from the cache's position on through all blocks and
+ * returns the logits [vocab] (host memory) of the last one.  The first call allocates the cache
+ * for `max_length` tokens; more than that is VPTQ_E_ARG. */
 vptq_status vptq_forward_step(vptq_forward *f, const int32_t *ids, size_t n, float *logits,
                               vptq_err *err) VPTQ_MUST_CHECK;
-/* The same, and the logits stay where they are: *next is chosen from them as by the row sample
- * (backend.h), which says what the numbers mean; -1 where one of them is NaN. */
+/* The same, but samples *next on the device from the logits, as the op `sample` (backend.h)
+ * does with these numbers; -1 if a logit is NaN. */
 typedef struct vptq_forward_choice {
     double temperature, top_p, u;
 } vptq_forward_choice;

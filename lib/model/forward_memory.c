@@ -1,23 +1,23 @@
-/* How many rows go through a device of its own memory at once: what is free is asked each time
- * a size is chosen.  A row's results do not depend on it: groups are cut between sequences.
- * Steps with a cache are not cut: how attention shares its keys out depends on the queries of a
- * call. */
+/* Chooses how many rows run at once on a device with its own memory, from the memory that is
+ * free at that moment.  Results do not depend on the choice, because groups are cut between
+ * sequences. Steps with a cache are never cut: the way attention splits its keys depends on the
+ * queries. */
 #include "lib/model/forward_internal.h"
 
 enum {
-    LEAST_ROWS = 16,  /* where even these do not fit, the allocation says so */
-    WORKING = 1 << 20 /* bytes that rows may want to work in, beside an eighth */
+    MIN_ROWS = 16,    /* if even these do not fit, the allocation fails */
+    WORKING = 1 << 20 /* bytes of scratch memory of an op, in addition to an eighth */
 };
 
-/* What is free, less what the rows of a backend may ask for themselves. */
-static size_t room(const vptq_forward *f)
+/* Free bytes, without the scratch memory that the ops may allocate. */
+static size_t available_bytes(const vptq_forward *f)
 {
     const size_t left = f->dev->ops->left(f->dev->state), half = left / 2;
     const size_t working = left / 8 + WORKING;
     return left - (working < half ? working : half);
 }
 
-/* Bytes that `rows` rows take beside what is held already. */
+/* Bytes that `rows` rows need in addition to what is allocated already. */
 static size_t more_bytes(const vptq_forward *f, size_t rows, bool head)
 {
     const size_t dim = f->d->hidden, inter = f->d->intermediate;
@@ -35,14 +35,15 @@ static size_t more_bytes(const vptq_forward *f, size_t rows, bool head)
     return bytes;
 }
 
-size_t vptq_forward_fit(const vptq_forward *f, size_t rows, size_t beside, bool head)
+size_t vptq_forward_fit(const vptq_forward *f, size_t rows, size_t reserved, bool head)
 {
     if (f->dev->ops->host_memory || !more_bytes(f, rows, head))
         return rows;
-    const size_t most = room(f);
-    while (rows > LEAST_ROWS && (beside > most || more_bytes(f, rows, head) > most - beside)) {
+    const size_t available = available_bytes(f);
+    while (rows > MIN_ROWS &&
+           (reserved > available || more_bytes(f, rows, head) > available - reserved)) {
         const size_t fewer = rows - rows / 4;
-        rows = fewer > LEAST_ROWS ? fewer : LEAST_ROWS;
+        rows = fewer > MIN_ROWS ? fewer : MIN_ROWS;
     }
     return rows;
 }
@@ -53,12 +54,12 @@ size_t vptq_forward_chunk(const vptq_forward *f, size_t n, size_t first, bool he
     return vptq_forward_fit(f, left < VPTQ_FORWARD_ROWS ? left : VPTQ_FORWARD_ROWS, 0, head);
 }
 
-/* Bytes on the device of the packed linears of a block, at most. */
+/* Upper bound of the device memory of the packed linear layers of a block. */
 static size_t packed_bytes(const vptq_weight *linear)
 {
     size_t bytes = 0;
     for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
-        if (linear[l].packed) /* codebooks of 16 bits are float there */
+        if (linear[l].packed) /* 16-bit codebooks become float */
             bytes += (size_t)(vptq_vq_count_bits(&linear[l].packed->vq.shape).total / 8 * 2);
     return bytes;
 }

@@ -1,5 +1,5 @@
-/* The forward pass on a device whose memory is short, or becomes so: fewer rows at once and the
- * same bits, then one sentence. */
+/* The forward pass on a device that is or becomes short of memory: it runs fewer rows at once
+ * with the same bits, and fails with one sentence if nothing fits. */
 #include <stdlib.h>
 #include <string.h>
 
