@@ -316,7 +316,7 @@ vptq_status vptq_hessian_collect(vptq_device *dev, const vptq_model *m,
     /* a work directory would take our files for its own */
     for (int part = 0; part < VPTQ_PART_COUNT; part++)
         if (has_part(&c, part))
-            VPTQ_TRY(vptq_dir_check_own(c.dir[part], "hessian.json", "hessian directory",
+            VPTQ_TRY(vptq_dir_check_own(c.dir[part], "hessian.json", "a hessian directory",
                                         dev->ctx->mem, err));
     VPTQ_TRY(vptq_dir_make(dir, err));
     VPTQ_TRY(vptq_lock_take(dir, &lock, err));

@@ -238,8 +238,8 @@ vptq_status vptq_hessian_import(vptq_device *dev, const char *from, const char *
     else
         VPTQ_TRY(find_files(&im, err));
     if (force)
-        VPTQ_TRY(vptq_dir_check_own(out_dir, "hessian.json", "hessian directory", dev->ctx->mem,
-                                    err));
+        VPTQ_TRY(vptq_dir_check_own(out_dir, "hessian.json", "a hessian directory",
+                                    dev->ctx->mem, err));
     VPTQ_TRY(vptq_dir_writer_open(out_dir, NULL, force, &writer, err));
     VPTQ_TRY(import_all(&im, writer.tmp, err));
     VPTQ_TRY(save_origin(&im, writer.tmp, err));

@@ -174,7 +174,7 @@ static vptq_status check_own(const vptq_ctx *ctx, const char *dir, vptq_err *err
     vptq_status st = vptq_path_join(holdout, sizeof holdout, dir, VPTQ_HESSIAN_HOLDOUT, err);
     const char *const paths[] = {dir, holdout};
     for (int i = 0; !st && i < 2; i++)
-        st = vptq_dir_check_own(paths[i], "hessian.json", "hessian directory", ctx->mem, err);
+        st = vptq_dir_check_own(paths[i], "hessian.json", "a hessian directory", ctx->mem, err);
     return st;
 }
 

@@ -479,7 +479,7 @@ static vptq_status run_all(ablation *a, vptq_ablate_fn fn, void *arg, vptq_err *
     vptq_lock lock = {.fd = -1};
     const char *dir = a->opt->dir;
     vptq_ablate_report *r = a->report;
-    VPTQ_TRY(vptq_dir_check_own(dir, MANIFEST, "ablation", a->dev->ctx->mem, err));
+    VPTQ_TRY(vptq_dir_check_own(dir, MANIFEST, "an ablation", a->dev->ctx->mem, err));
     VPTQ_TRY(vptq_dir_make(dir, err));
     VPTQ_TRY(vptq_lock_take(dir, &lock, err));
     VPTQ_TRY(make_directory(a, err));

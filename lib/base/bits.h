@@ -1,5 +1,5 @@
-/* Streams of fields of 1..32 bits, least significant bit first, in little-endian 32-bit words:
- * the packing of `indices` in the published layout. */
+/* Internal: streams of fields of 1..32 bits, least significant bit first, in little-endian
+ * 32-bit words: the packing of `indices` in the published layout. */
 #ifndef VPTQ_BASE_BITS_H
 #define VPTQ_BASE_BITS_H
 
@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 #ifdef __CUDACC__
-#define VPTQ_HD __host__ __device__ /* kernels call it, too */
+#define VPTQ_HD __host__ __device__ /* also called by kernels */
 #else
 #define VPTQ_HD
 #endif
@@ -30,7 +30,7 @@ static inline VPTQ_HD uint32_t vptq_bits_get(const uint32_t *words, size_t i, un
     return (uint32_t)((two >> shift) & ((UINT64_C(1) << width) - 1));
 }
 
-/* Writes field i into words that were zero before (fields are only OR-ed in). */
+/* Writes field i by OR: its bits must be zero before. */
 static inline void vptq_bits_put(uint32_t *words, size_t i, unsigned width, uint32_t value)
 {
     size_t bit = i * width;

@@ -1,3 +1,4 @@
+/* The growable byte buffer (buf.h). */
 #include "lib/base/buf.h"
 
 #include <errno.h>
@@ -36,7 +37,7 @@ vptq_status vptq_buf_reserve(vptq_buf *b, size_t extra, vptq_err *err)
 {
     size_t need;
     if (!vptq_size_add(b->len, extra, &need) || !vptq_size_add(need, 1, &need))
-        return vptq_fail(err, VPTQ_E_NOMEM, "out of memory (%zu bytes asked for)", extra);
+        return vptq_fail(err, VPTQ_E_NOMEM, "out of memory (%zu bytes requested)", extra);
     if (need <= b->cap)
         return VPTQ_OK;
     size_t cap = b->cap <= SIZE_MAX / 2 ? b->cap * 2 : need;
@@ -57,9 +58,7 @@ vptq_status vptq_buf_reserve(vptq_buf *b, size_t extra, vptq_err *err)
 
 vptq_status vptq_buf_add(vptq_buf *b, const void *bytes, size_t n, vptq_err *err)
 {
-    vptq_status st = vptq_buf_reserve(b, n, err);
-    if (st)
-        return st;
+    VPTQ_CHECK(vptq_buf_reserve(b, n, err));
     if (n)
         memcpy(b->data + b->len, bytes, n);
     b->len += n;
@@ -75,9 +74,7 @@ vptq_status vptq_buf_printf(vptq_buf *b, vptq_err *err, const char *fmt, ...)
     va_end(ap);
     if (n < 0)
         return vptq_fail_errno(err, VPTQ_E_ARG, errno, "cannot format a text");
-    vptq_status st = vptq_buf_reserve(b, (size_t)n, err);
-    if (st)
-        return st;
+    VPTQ_CHECK(vptq_buf_reserve(b, (size_t)n, err));
     va_start(ap, fmt);
     vsnprintf(b->data + b->len, (size_t)n + 1, fmt, ap);
     va_end(ap);

@@ -1,5 +1,5 @@
-/* A growable byte buffer: `data` is never NULL after init and always has a 0 behind `len`
- * bytes. */
+/* Internal: a growable byte buffer.  After init `data` is never NULL and always has a 0 after
+ * `len` bytes. */
 #ifndef VPTQ_BASE_BUF_H
 #define VPTQ_BASE_BUF_H
 

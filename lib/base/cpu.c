@@ -1,3 +1,4 @@
+/* Detects the vector instructions of this CPU (cpu.h). */
 #include "lib/base/cpu.h"
 
 #include <stdlib.h>
@@ -8,9 +9,9 @@
 #include <cpuid.h>
 #endif
 
-/* The builtins read what the compiler's start-up code found out once; the cpuid instruction
- * itself traps in virtual machines and costs microseconds there, so it is the way out only
- * where the compiler does not know "f16c" by name (bit 29 of leaf 1). */
+/* The builtins read the result of the compiler's start-up code.  The cpuid instruction traps in
+ * virtual machines and costs microseconds, so it is used only if the compiler does not know
+ * "f16c" by name (bit 29 of leaf 1). */
 static bool has_f16c(void)
 {
 #if defined(__clang__)

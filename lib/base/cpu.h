@@ -1,4 +1,4 @@
-/* What this CPU can do, asked once per call site that dispatches; no hidden state. */
+/* Internal: the vector instructions of this CPU; no hidden state. */
 #ifndef VPTQ_BASE_CPU_H
 #define VPTQ_BASE_CPU_H
 
@@ -10,8 +10,8 @@ typedef enum {
     VPTQ_SIMD_AVX512 = 2 /* AVX-512 F, BW, DQ, VL on top */
 } vptq_simd;
 
-/* The best level of this machine; the environment variable VPTQ_SIMD=none|avx2|avx512 can lower
- * it (for tests of the narrower kernels). */
+/* The highest level of this machine; the environment variable VPTQ_SIMD=none|avx2|avx512 can
+ * lower it to test the narrower kernels. */
 vptq_simd vptq_cpu_simd(void);
 const char *vptq_simd_name(vptq_simd s);
 

@@ -1,3 +1,4 @@
+/* Logging, progress, cancelling and the clock (ctx.h). */
 #include "lib/base/ctx.h"
 
 #include <stdarg.h>

@@ -1,5 +1,5 @@
-/* The run context: what every longer operation needs from its caller, as plain data.
- * Ownership: the caller owns everything in it and keeps it alive during the call. */
+/* Internal: the run context: memory, threads, logging and cancelling for every longer
+ * operation. The caller owns everything in it and keeps it alive during the call. */
 #ifndef VPTQ_BASE_CTX_H
 #define VPTQ_BASE_CTX_H
 

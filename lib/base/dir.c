@@ -1,3 +1,4 @@
+/* Directories: creating, listing, writing as a whole, locking (file.h). */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -35,9 +36,7 @@ vptq_status vptq_dir_make(const char *path, vptq_err *err)
         if (part[i] != '/' || part[i - 1] == '/')
             continue;
         part[i] = 0;
-        vptq_status st = make_one(part, err);
-        if (st)
-            return st;
+        VPTQ_CHECK(make_one(part, err));
         part[i] = '/';
     }
     return make_one(path, err);
@@ -119,17 +118,17 @@ vptq_status vptq_dir_check_own(const char *path, const char *manifest, const cha
     VPTQ_TRY(vptq_dir_list(path, &arena, &names, &count, err));
     for (size_t i = 0; i < count && !st; i++)
         if (strcmp(names[i], "lock") && strncmp(names[i], manifest, strlen(manifest)))
-            st = vptq_fail(err, VPTQ_E_MISMATCH, "'%s' is no %s: it holds '%s' and no %s", path,
-                           what, names[i], manifest);
+            st = vptq_fail(err, VPTQ_E_MISMATCH, "'%s' is not %s: it holds '%s' and no %s",
+                           path, what, names[i], manifest);
 out:
     vptq_arena_release(&arena);
     return st;
 }
 
-/* --- a directory that appears whole ------------------------------------------------------ */
+/* --- atomic directories ------------------------------------------------------------------ */
 
-/* Whether the target may be taken: it is not there, or is an empty directory, or with force a
- * directory of plain files (and `inner`). */
+/* Fails unless the target is missing or an empty directory or, with force, a directory of plain
+ * files (and `inner`). */
 static vptq_status check_target(const char *path, const char *inner, bool force, vptq_err *err)
 {
     struct stat sb;
@@ -143,7 +142,8 @@ static vptq_status check_target(const char *path, const char *inner, bool force,
         return vptq_fail(err, VPTQ_E_EXISTS, "directory '%s' already exists", path);
     if (!flat)
         return vptq_fail(err, VPTQ_E_IO,
-                         "cannot replace directory '%s': it holds more than plain files", path);
+                         "cannot replace directory '%s': it does not hold only plain files",
+                         path);
     return VPTQ_OK;
 }
 
@@ -160,15 +160,12 @@ vptq_status vptq_dir_writer_open(const char *path, const char *inner, bool force
     memcpy(w->path, path, n);
     w->path[n] = 0;
     char tmp[VPTQ_PATH_MAX];
-    vptq_status st = check_target(w->path, inner, force, err);
-    if (!st)
-        st = vptq_path_temporary(tmp, w->path, "tmp", err);
-    if (st)
-        return st;
+    VPTQ_CHECK(check_target(w->path, inner, force, err));
+    VPTQ_CHECK(vptq_path_temporary(tmp, w->path, "tmp", err));
     vptq_path_sweep(w->path, "tmp", inner);
     if (mkdir(tmp, 0777))
         return vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot create directory '%s'", w->path);
-    memcpy(w->tmp, tmp, sizeof tmp); /* set only now: abort removes what it names */
+    memcpy(w->tmp, tmp, sizeof tmp); /* only now, because abort removes this directory */
     return VPTQ_OK;
 }
 
@@ -179,8 +176,8 @@ void vptq_dir_writer_abort(vptq_dir_writer *w)
     w->tmp[0] = 0;
 }
 
-/* rename replaces an empty directory by itself; a full one goes aside until the new one is in
- * place, and comes back when that fails. */
+/* rename replaces an empty directory.  Any other is moved aside first, and back if the rename
+ * of the new one fails. */
 static vptq_status swap_in(const vptq_dir_writer *w, vptq_err *err)
 {
     char aside[VPTQ_PATH_MAX];
@@ -188,11 +185,8 @@ static vptq_status swap_in(const vptq_dir_writer *w, vptq_err *err)
         return VPTQ_OK;
     if (errno != ENOTEMPTY && errno != EEXIST)
         return vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot create directory '%s'", w->path);
-    vptq_status st = check_target(w->path, w->inner, w->force, err);
-    if (!st)
-        st = vptq_path_temporary(aside, w->path, "old", err);
-    if (st)
-        return st;
+    VPTQ_CHECK(check_target(w->path, w->inner, w->force, err));
+    VPTQ_CHECK(vptq_path_temporary(aside, w->path, "old", err));
     vptq_path_sweep(w->path, "old", w->inner);
     if (rename(w->path, aside))
         return vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot replace directory '%s'", w->path);
@@ -209,12 +203,12 @@ static vptq_status swap_in(const vptq_dir_writer *w, vptq_err *err)
     return VPTQ_OK;
 }
 
-/* The names inside a directory. */
+/* Makes the names inside a directory durable. */
 static vptq_status sync_names(const char *path, vptq_err *err)
 {
     char inside[VPTQ_PATH_MAX];
-    vptq_status st = vptq_path_join(inside, sizeof inside, path, ".", err);
-    return st ? st : vptq_path_sync_parent(inside, err);
+    VPTQ_CHECK(vptq_path_join(inside, sizeof inside, path, ".", err));
+    return vptq_path_sync_parent(inside, err);
 }
 
 vptq_status vptq_dir_writer_commit(vptq_dir_writer *w, vptq_err *err)
@@ -249,8 +243,8 @@ static vptq_status report_holder(int fd, const char *dir, vptq_err *err)
     return vptq_fail(err, VPTQ_E_LOCKED, "'%s' is in use by process %s", dir, text);
 }
 
-/* The file stays, empty, after release: removing it would let two processes lock two files of
- * the same name, and an empty file leaves equal directories equal. */
+/* Release keeps the file, empty: removing it would let two processes lock two files of the same
+ * name, and an empty file leaves equal directories equal. */
 vptq_status vptq_lock_take(const char *dir, vptq_lock *lock, vptq_err *err)
 {
     char path[VPTQ_PATH_MAX], text[32];
@@ -283,7 +277,7 @@ void vptq_lock_release(vptq_lock *lock)
 {
     if (lock->fd < 0)
         return;
-    /* A failure leaves a process number in the file, which the next holder overwrites. */
+    /* After a failure the next holder overwrites the process number. */
     int ignored = ftruncate(lock->fd, 0);
     (void)ignored;
     close(lock->fd);

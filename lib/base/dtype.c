@@ -1,3 +1,4 @@
+/* The table of element types (dtype.h). */
 #include "lib/base/dtype.h"
 
 #include <string.h>

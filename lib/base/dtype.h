@@ -1,4 +1,4 @@
-/* Element types of every file that is read or written. */
+/* Internal: the element types of all file formats. */
 #ifndef VPTQ_BASE_DTYPE_H
 #define VPTQ_BASE_DTYPE_H
 
@@ -9,27 +9,26 @@
 #include "lib/vptq.h"
 
 typedef struct vptq_dtype_info {
-    const char *name; /* "F16", "Q4_1": the name in messages; = safetensors' for plain types */
+    const char *name;        /* in messages: "F16", "Q4_1" */
     const char *safetensors; /* name in a safetensors header, NULL for block types */
     size_t block;            /* elements per block (1 for plain types) */
     size_t bytes;            /* bytes per block */
-    bool is_float;           /* can be read as real numbers (block types included) */
+    bool is_float;           /* real numbers, block types included */
 } vptq_dtype_info;
 
 const vptq_dtype_info *vptq_dtype_get(vptq_dtype t); /* never NULL for a valid enum */
 
-/* By safetensors name; VPTQ_E_UNSUPPORTED when unknown. */
+/* Finds a type by its safetensors name; VPTQ_E_UNSUPPORTED if unknown. */
 vptq_status vptq_dtype_from_safetensors(const char *name, vptq_dtype *out, vptq_err *err);
 
-/* Storage types of a packed file: "f16" or "bf16" (also "f32" where a plain directory is
- * written). */
+/* Parses the storage type of a packed file, "f16" or "bf16", or "f32" for a plain directory. */
 vptq_status vptq_dtype_from_option(const char *name, vptq_dtype *out, vptq_err *err);
 
 /* Bytes of `elements` elements (a multiple of the block); false on overflow or a partial block.
  */
 bool vptq_dtype_bytes(vptq_dtype t, size_t elements, size_t *out);
 
-/* x as a reader of a file with storage type t sees it: F32 = unchanged, F16, BF16 = rounded. */
+/* x as a reader of a file with storage type t sees it: rounded for F16 and BF16. */
 float vptq_round_to(vptq_dtype t, float x);
 void vptq_round_to_n(vptq_dtype t, float *x, size_t n); /* in place */
 

@@ -1,3 +1,4 @@
+/* Reading files by mapping or in pieces, and paths (file.h). */
 #include "lib/base/file.h"
 
 #include <errno.h>
@@ -10,12 +11,12 @@
 
 /* --- reading ----------------------------------------------------------------------------- */
 
-/* Opens a plain file and tells its size; the caller closes *fd. */
+/* Opens a plain file and gets its size; the caller closes *fd. */
 static vptq_status open_plain(const char *path, int *fd, size_t *size, vptq_err *err)
 {
     struct stat sb;
     *size = 0;
-    *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO must not hold us up */
+    *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* do not block on a FIFO */
     if (*fd < 0)
         return vptq_fail_errno(err, VPTQ_E_IO, errno, "cannot open '%s'", path);
     vptq_status st = VPTQ_OK;
@@ -131,7 +132,7 @@ vptq_status vptq_file_read_at(const vptq_file *f, uint64_t offset, void *dst, si
                      f->path, (unsigned long long)(offset + n), (unsigned long long)f->size);
 }
 
-/* Reads until `size` bytes are there or the file ends. */
+/* Reads until `size` bytes or the end of the file. */
 static vptq_status read_all(int fd, const char *path, char *data, size_t size, size_t *got,
                             vptq_err *err)
 {

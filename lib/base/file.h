@@ -1,8 +1,9 @@
-/* Files: read by mapping or in places, written whole or not at all, directories with a lock.
+/* Internal: files that are mapped or read in pieces, atomic writes of files and directories,
+ * locks.
  *
- * A vptq_file_writer collects its bytes in "PATH.tmp.PID" beside the target; commit does fsync,
- * rename and fsync of the folder, so a reader sees the old file or the new one and a killed run
- * leaves nothing but a temporary name, which the next writer of that path removes. */
+ * A vptq_file_writer writes to "PATH.tmp.PID" next to the target; commit does fsync, rename and
+ * fsync of the folder.  A reader sees the old file or the new one, and a killed run leaves only
+ * a temporary file, which the next writer of that path removes. */
 #ifndef VPTQ_BASE_FILE_H
 #define VPTQ_BASE_FILE_H
 
@@ -18,37 +19,37 @@ typedef struct vptq_map {
     size_t size;
 } vptq_map;
 
-/* Errors name the path: VPTQ_E_IO, also for a directory or a device. */
+/* VPTQ_E_IO naming the path, also for a directory or a device. */
 vptq_status vptq_map_open(const char *path, vptq_map *map, vptq_err *err) VPTQ_MUST_CHECK;
 void vptq_map_release(vptq_map *map);
-/* The pages within [p, p + n), a part of a mapping, leave the memory of this process (not the
- * system's cache of the file); touching them again is slower, nothing else. */
+/* Drops the pages within [p, p + n), a part of a mapping, from the memory of this process; they
+ * stay in the system's file cache and can be read again. */
 void vptq_map_forget(const void *p, size_t n);
-/* The system may read them already while the caller does something else. */
+/* Asks the system to read these pages in the background. */
 void vptq_map_ahead(const void *p, size_t n);
 
-/* A file that is read in places.  It takes no address space, and one that is cut short while it
- * is open is an error, where a mapping would end the process. */
+/* A file that is read in pieces.  It takes no address space, and truncating it while it is open
+ * is an error, whereas a mapping would crash. */
 typedef struct vptq_file {
     int fd;           /* -1: not open */
-    uint64_t size;    /* as it was opened */
-    const char *path; /* as given; not copied */
+    uint64_t size;    /* when it was opened */
+    const char *path; /* the caller's; not copied */
 } vptq_file;
 
 /* Errors as vptq_map_open. */
 vptq_status vptq_file_open(const char *path, vptq_file *f, vptq_err *err) VPTQ_MUST_CHECK;
 void vptq_file_close(vptq_file *f);
-/* n bytes from `offset` on; where the file ends before, VPTQ_E_IO.  Thread safe. */
+/* Reads n bytes at `offset`; VPTQ_E_IO if the file is shorter.  Thread safe. */
 vptq_status vptq_file_read_at(const vptq_file *f, uint64_t offset, void *dst, size_t n,
                               vptq_err *err) VPTQ_MUST_CHECK;
 
-/* A whole small file into a fresh buffer of `mem` (a 0 stands behind `*size` bytes); refuses
- * more than `limit` bytes.  Free with vptq_mem_free. */
+/* Reads a whole small file into a new buffer of `mem`, with a 0 after its *size bytes; fails
+ * for more than `limit` bytes.  Free it with vptq_mem_free. */
 vptq_status vptq_file_read(const char *path, size_t limit, vptq_mem *mem, char **data,
                            size_t *size, vptq_err *err) VPTQ_MUST_CHECK;
 
-/* All `bytes` of an open file at `offset`, in as many calls as it takes; false with errno,
- * which is 0 for a file that ends too early. */
+/* Read or write all `bytes` of an open file at `offset`, in as many calls as needed; false with
+ * errno, which is 0 if the file is too short. */
 bool vptq_read_at(int fd, void *data, size_t bytes, uint64_t offset) VPTQ_MUST_CHECK;
 bool vptq_write_at(int fd, const void *data, size_t bytes, uint64_t offset) VPTQ_MUST_CHECK;
 
@@ -59,43 +60,42 @@ typedef struct vptq_file_writer {
     char path[4096], tmp[4096];
 } vptq_file_writer;
 
-/* Opens the temporary file.  With `force` false an existing target is VPTQ_E_EXISTS, here or,
- * if it appears meanwhile, at commit.  Writes and commit that fail (no space left ...) name the
- * path and remove the temporary at once. */
+/* Opens the temporary file.  Without `force` an existing target is VPTQ_E_EXISTS, here or, if
+ * it appears later, at commit.  A failed write or commit names the path and removes the
+ * temporary file at once. */
 vptq_status vptq_file_writer_open(const char *path, bool force, vptq_file_writer *w,
                                   vptq_err *err) VPTQ_MUST_CHECK;
 vptq_status vptq_file_write(vptq_file_writer *w, const void *data, size_t n,
                             vptq_err *err) VPTQ_MUST_CHECK;
 vptq_status vptq_file_writer_commit(vptq_file_writer *w, vptq_err *err) VPTQ_MUST_CHECK;
 void vptq_file_writer_abort(
-    vptq_file_writer *w); /* removes the temporary; harmless after commit or a failure */
+    vptq_file_writer *w); /* removes the temporary file; harmless after commit or a failure */
 
-/* Atomic whole-file write of n bytes. */
+/* Writes a whole file of n bytes atomically. */
 vptq_status vptq_file_replace(const char *path, const void *data, size_t n,
                               vptq_err *err) VPTQ_MUST_CHECK;
 
 bool vptq_path_exists(const char *path);
 bool vptq_path_is_dir(const char *path);
-/* dir + "/" + name into out; VPTQ_E_ARG when it does not fit. */
+/* out = dir + "/" + name; VPTQ_E_ARG if it does not fit. */
 vptq_status vptq_path_join(char *out, size_t size, const char *dir, const char *name,
                            vptq_err *err) VPTQ_MUST_CHECK;
-const char *vptq_path_base(const char *path); /* the part behind the last '/' */
+const char *vptq_path_base(const char *path); /* the part after the last '/' */
 
-/* mkdir -p; an existing directory is fine. */
+/* Creates a directory and its parents (mkdir -p); it may exist. */
 vptq_status vptq_dir_make(const char *path, vptq_err *err) VPTQ_MUST_CHECK;
 
-/* Whether a directory that is filled file by file may be begun or continued at `path`: it is
- * not there, or holds `manifest`, or nothing but what a run leaves that was killed before it
- * wrote that (the lock, a temporary of the manifest).  Else VPTQ_E_MISMATCH: "'PATH' is no
- * WHAT: it holds 'FILE' and no MANIFEST". */
+/* Fails unless a directory that is filled file by file may be begun or continued at `path`: it
+ * is missing, or holds `manifest`, or only the lock and temporary manifests of a run killed
+ * early.  Otherwise VPTQ_E_MISMATCH: "'PATH' is not WHAT: it holds 'FILE' and no MANIFEST". */
 vptq_status vptq_dir_check_own(const char *path, const char *manifest, const char *what,
                                vptq_mem *mem, vptq_err *err) VPTQ_MUST_CHECK;
 
-/* A directory that appears whole: fill `tmp`, then commit renames it to the target.  An empty
- * target is taken; another one is VPTQ_E_EXISTS, or with `force` moved aside first and removed
- * after the rename (only a directory whose every entry is a plain file is ever removed;
- * `inner`, constant text or NULL, names the one directory of plain files that the old and the
- * new one may have inside).  A commit that fails removes `tmp`. */
+/* A directory written atomically: fill `tmp`, then commit renames it to the target.  An empty
+ * target is replaced; another one is VPTQ_E_EXISTS, or with `force` moved aside and removed
+ * after the rename.  Only a directory of plain files is ever removed; `inner`, constant text or
+ * NULL, names the one directory of plain files allowed inside.  A failed commit removes `tmp`.
+ */
 typedef struct vptq_dir_writer {
     char path[4096], tmp[4096];
     const char *inner;
@@ -106,20 +106,19 @@ vptq_status vptq_dir_writer_open(const char *path, const char *inner, bool force
 vptq_status vptq_dir_writer_commit(vptq_dir_writer *w, vptq_err *err) VPTQ_MUST_CHECK;
 void vptq_dir_writer_abort(vptq_dir_writer *w);
 
-/* An exclusive lock on DIR/lock (flock): VPTQ_E_LOCKED with the other process's id in the text
- * when somebody holds it.  Released by vptq_lock_release or by the end of the process. */
+/* An exclusive lock on DIR/lock (flock); VPTQ_E_LOCKED with the process id of the holder.
+ * Released by vptq_lock_release or by the end of the process. */
 typedef struct vptq_lock {
     int fd; /* -1: not held */
 } vptq_lock;
 vptq_status vptq_lock_take(const char *dir, vptq_lock *lock, vptq_err *err) VPTQ_MUST_CHECK;
 void vptq_lock_release(vptq_lock *lock);
 
-/* Sorted names (strcmp order) of the entries of a directory, without "." and "..", in `arena`.
- */
+/* Lists a directory: names in strcmp order, without "." and "..", in `arena`. */
 vptq_status vptq_dir_list(const char *path, vptq_arena *arena, char ***names, size_t *count,
                           vptq_err *err) VPTQ_MUST_CHECK;
 
-/* XXH3 64-bit of a byte range; `seed` chains ranges. */
+/* XXH3 64-bit hash of a byte range; `seed` chains ranges. */
 uint64_t vptq_hash(const void *data, size_t n, uint64_t seed);
 
 #endif

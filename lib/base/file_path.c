@@ -1,3 +1,4 @@
+/* Temporary names and durable renames (file_path.h). */
 #include "lib/base/file_path.h"
 
 #include <dirent.h>

@@ -1,3 +1,4 @@
+/* Writing files atomically (file.h). */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -61,7 +62,7 @@ void vptq_file_writer_abort(vptq_file_writer *w)
     unlink(w->tmp);
 }
 
-/* A failed write ends the whole file: nothing of it may be seen later. */
+/* A failed write discards the whole file. */
 static vptq_status give_up(vptq_file_writer *w, int errnum, vptq_err *err)
 {
     vptq_file_writer_abort(w);
@@ -72,12 +73,12 @@ vptq_status vptq_file_write(vptq_file_writer *w, const void *data, size_t n, vpt
 {
     /* One call never writes more than 2^31 bytes on Linux; asking for less keeps ssize_t safe
      * everywhere. */
-    const size_t most = (size_t)1 << 30;
+    const size_t max_bytes = (size_t)1 << 30;
     const char *p = data;
     if (w->fd < 0)
         return vptq_fail(err, VPTQ_E_IO, "cannot write '%s': not open", w->path);
     while (n) {
-        ssize_t m = write(w->fd, p, n < most ? n : most);
+        ssize_t m = write(w->fd, p, n < max_bytes ? n : max_bytes);
         if (m < 0 && errno == EINTR)
             continue;
         if (m <= 0)
@@ -89,8 +90,9 @@ vptq_status vptq_file_write(vptq_file_writer *w, const void *data, size_t n, vpt
     return VPTQ_OK;
 }
 
-/* Puts the finished temporary in place.  Without force a target that has appeared meanwhile is
- * kept: link, unlike rename, refuses to replace.  File systems without links get a rename. */
+/* Moves the finished temporary file to the target.  Without force a target that appeared in the
+ * meantime is kept: link, unlike rename, refuses to replace.  On file systems without links
+ * this is a rename. */
 static int move_into_place(const vptq_file_writer *w)
 {
     if (!w->force) {

@@ -1,4 +1,4 @@
-/* Whole numbers as files hold them: little endian, at any address. */
+/* Internal: little-endian integers at any address, as files hold them. */
 #ifndef VPTQ_BASE_LE_H
 #define VPTQ_BASE_LE_H
 

@@ -1,3 +1,4 @@
+/* The accounted allocator and arenas (mem.h). */
 #include "lib/base/mem.h"
 
 #include <errno.h>
@@ -23,7 +24,7 @@ enum {
     CHUNK_MIN = 4096,        /* first chunk of an arena */
     CHUNK_MAX = 1024 * 1024, /* growth stops here: unused tails stay below this */
 #ifdef VPTQ_ASAN
-    RED_ZONE = 64, /* unaddressable bytes behind every piece of an arena */
+    RED_ZONE = 64, /* unaddressable bytes after every piece of an arena */
     TEXT_ALIGN = 8 /* AddressSanitizer marks memory in units of 8 bytes */
 #else
     RED_ZONE = 0,
@@ -69,7 +70,7 @@ bool vptq_size_add(size_t a, size_t b, size_t *out)
 
 /* --- allocator --------------------------------------------------------------------------- */
 
-/* Stands in the ALIGN bytes before every block, so that free knows what to give back. */
+/* Header in the ALIGN bytes before every block: the size to account for when it is freed. */
 typedef struct block_header {
     size_t bytes;
 } block_header;
@@ -86,8 +87,8 @@ size_t vptq_mem_left(const vptq_mem *mem)
     return mem->used < mem->cap ? mem->cap - mem->used : 0;
 }
 
-/* Counts one allocation against fail_after; true when this one is to fail, as are all later
- * ones until the caller sets the field again. */
+/* Counts one allocation against fail_after; true if this one must fail, as all later ones do
+ * until the caller sets the field again. */
 static bool must_fail(vptq_mem *mem)
 {
     if (!mem || mem->fail_after < 0)
@@ -109,7 +110,7 @@ static void *block_alloc(vptq_mem *mem, size_t bytes, vptq_err *err)
     size_t total;
     void *base = NULL;
     if (!vptq_size_add(bytes, ALIGN, &total) || posix_memalign(&base, ALIGN, total)) {
-        vptq_fail(err, VPTQ_E_NOMEM, "out of memory (%zu bytes asked for)", bytes);
+        vptq_fail(err, VPTQ_E_NOMEM, "out of memory (%zu bytes requested)", bytes);
         return NULL;
     }
     ((block_header *)base)->bytes = bytes;
@@ -126,12 +127,12 @@ void *vptq_mem_alloc(vptq_mem *mem, size_t count, size_t size, vptq_err *err)
 {
     size_t bytes;
     if (!vptq_size_mul(count, size, &bytes)) {
-        vptq_fail(err, VPTQ_E_NOMEM, "out of memory (%zu pieces of %zu bytes asked for)", count,
+        vptq_fail(err, VPTQ_E_NOMEM, "out of memory (%zu pieces of %zu bytes requested)", count,
                   size);
         return NULL;
     }
     if (must_fail(mem)) {
-        vptq_fail(err, VPTQ_E_NOMEM, "out of memory (%zu bytes asked for)", bytes);
+        vptq_fail(err, VPTQ_E_NOMEM, "out of memory (%zu bytes requested)", bytes);
         return NULL;
     }
     return block_alloc(mem, bytes, err);
@@ -176,8 +177,8 @@ void vptq_arena_release(vptq_arena *a)
         pop_chunk(a);
 }
 
-/* A new chunk with room for `need` bytes behind its header.  Chunks grow with the arena, so
- * that small arenas stay small and large ones need few calls; big pieces fit exactly. */
+/* Adds a chunk for `need` bytes after its header.  Chunks grow with the arena, so that small
+ * arenas stay small and large ones need few calls; a big piece gets a chunk of its size. */
 static vptq_status push_chunk(vptq_arena *a, size_t need, vptq_err *err)
 {
     size_t total = a->last ? a->last->total : 0;
@@ -187,11 +188,11 @@ static vptq_status push_chunk(vptq_arena *a, size_t need, vptq_err *err)
     if (size > CHUNK_MAX)
         size = CHUNK_MAX;
     if (need > SIZE_MAX - ALIGN)
-        return vptq_fail(err, VPTQ_E_NOMEM, "out of memory (%zu bytes asked for)", need);
+        return vptq_fail(err, VPTQ_E_NOMEM, "out of memory (%zu bytes requested)", need);
     if (size < need + ALIGN)
         size = need + ALIGN;
     if (size > vptq_mem_left(a->mem))
-        size = need + ALIGN; /* a tight cap: no room for later pieces */
+        size = need + ALIGN; /* near the cap: nothing for later pieces */
     vptq_arena_chunk *c = block_alloc(a->mem, size, err);
     if (!c)
         return VPTQ_E_NOMEM;
@@ -206,7 +207,7 @@ static void *arena_take(vptq_arena *a, size_t bytes, size_t align, vptq_err *err
 {
     size_t need;
     if (must_fail(a->mem) || !vptq_size_add(bytes, RED_ZONE, &need)) {
-        vptq_fail(err, VPTQ_E_NOMEM, "out of memory (%zu bytes asked for)", bytes);
+        vptq_fail(err, VPTQ_E_NOMEM, "out of memory (%zu bytes requested)", bytes);
         return NULL;
     }
     vptq_arena_chunk *c = a->last;
@@ -227,7 +228,7 @@ void *vptq_arena_alloc(vptq_arena *a, size_t count, size_t size, vptq_err *err)
 {
     size_t bytes;
     if (!vptq_size_mul(count, size, &bytes)) {
-        vptq_fail(err, VPTQ_E_NOMEM, "out of memory (%zu pieces of %zu bytes asked for)", count,
+        vptq_fail(err, VPTQ_E_NOMEM, "out of memory (%zu pieces of %zu bytes requested)", count,
                   size);
         return NULL;
     }
@@ -247,7 +248,7 @@ char *vptq_arena_strndup(vptq_arena *a, const char *s, size_t len, vptq_err *err
 {
     size_t bytes;
     if (!vptq_size_add(len, 1, &bytes)) {
-        vptq_fail(err, VPTQ_E_NOMEM, "out of memory (%zu bytes asked for)", len);
+        vptq_fail(err, VPTQ_E_NOMEM, "out of memory (%zu bytes requested)", len);
         return NULL;
     }
     char *p = arena_take(a, bytes, TEXT_ALIGN, err);
@@ -295,7 +296,8 @@ void vptq_arena_rewind(vptq_arena *a, vptq_arena_mark mark)
         pop_chunk(a);
     if (a->last) {
         a->last->used = mark.used;
-        /* The red zone before the mark is poisoned already; only whole units can be. */
+        /* The red zone before the mark is poisoned already; only whole units can be poisoned.
+         */
         size_t from = (mark.used + 7) / 8 * 8;
         if (from < a->last->size)
             poison((char *)a->last + from, a->last->size - from);

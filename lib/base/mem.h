@@ -1,9 +1,9 @@
-/* Memory: one accounted allocator and arenas of one lifetime each.
+/* Internal: one accounted allocator, and arenas whose content has one lifetime.
  *
- * A vptq_mem counts what is in use, keeps the peak, refuses what would pass the cap (--mem) and
- * can be told to fail at the n-th allocation, which is how tests walk every out-of-memory path.
- * It is not thread safe: allocate before a parallel loop, not inside it.  A NULL vptq_mem means
- * plain allocation without accounting.
+ * A vptq_mem counts the bytes in use and their peak, fails beyond the cap (--mem) and can be
+ * set to fail at the n-th allocation, with which tests reach every out-of-memory path.  It is
+ * not thread safe: allocate before a parallel loop, not inside it.  A NULL vptq_mem means plain
+ * allocation without accounting.
  *
  * A vptq_arena hands out pieces that live until the arena is reset or released; objects that
  * read a file own one arena and free everything with one call.
@@ -33,12 +33,11 @@ typedef struct vptq_mem {
 
 void vptq_mem_init(vptq_mem *mem, size_t cap);
 
-/* What may still be allocated under the cap; SIZE_MAX without one.  Callers size batches by it.
- */
+/* Bytes left under the cap; SIZE_MAX without one.  Callers choose batch sizes by it. */
 size_t vptq_mem_left(const vptq_mem *mem);
 
-/* count * size bytes, 64-byte aligned, not cleared; NULL with VPTQ_E_NOMEM in err when the
- * product overflows, memory is out, or the cap would be passed.  A zero size gives a valid
+/* count * size bytes, 64-byte aligned, not cleared; NULL with VPTQ_E_NOMEM in err if the
+ * product overflows, memory is out, or the cap would be exceeded.  A zero size gives a valid
  * pointer. */
 void *vptq_mem_alloc(vptq_mem *mem, size_t count, size_t size, vptq_err *err) VPTQ_MUST_CHECK;
 void vptq_mem_free(vptq_mem *mem, void *ptr); /* accepts NULL */
@@ -63,14 +62,14 @@ void *vptq_arena_alloc(vptq_arena *a, size_t count, size_t size, vptq_err *err) 
 void *vptq_arena_zalloc(vptq_arena *a, size_t count, size_t size,
                         vptq_err *err) VPTQ_MUST_CHECK;
 
-/* A copy of `len` bytes with a 0 behind them. */
+/* A copy of `len` bytes followed by a 0. */
 char *vptq_arena_strndup(vptq_arena *a, const char *s, size_t len,
                          vptq_err *err) VPTQ_MUST_CHECK;
 char *vptq_arena_strdup(vptq_arena *a, const char *s, vptq_err *err) VPTQ_MUST_CHECK;
 char *vptq_arena_printf(vptq_arena *a, vptq_err *err, const char *fmt, ...)
     VPTQ_PRINTF(3, 4) VPTQ_MUST_CHECK;
 
-/* Everything allocated after the mark goes; what was before stays. */
+/* _rewind frees everything allocated after the mark. */
 vptq_arena_mark vptq_arena_get_mark(const vptq_arena *a);
 void vptq_arena_rewind(vptq_arena *a, vptq_arena_mark mark);
 

@@ -1,3 +1,4 @@
+/* Parallel loops on OpenMP (parallel.h). */
 #include "lib/base/parallel.h"
 
 #include <omp.h>

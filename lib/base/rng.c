@@ -1,3 +1,4 @@
+/* Philox random numbers (rng.h). */
 #include "lib/base/rng.h"
 
 #include <math.h>

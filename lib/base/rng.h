@@ -1,6 +1,6 @@
-/* Counter-based random numbers (Philox4x32-10, Salmon et al., "Parallel random numbers: as easy
- * as 1, 2, 3", SC11).  A number is a pure function of (seed, matrix, group, purpose, counter),
- * so it depends neither on threads nor on what was drawn before. */
+/* Internal: counter-based random numbers (Philox4x32-10, Salmon et al., "Parallel random
+ * numbers: as easy as 1, 2, 3", SC11).  A number is a pure function of (seed, matrix, group,
+ * purpose, counter), so it depends neither on threads nor on earlier draws. */
 #ifndef VPTQ_BASE_RNG_H
 #define VPTQ_BASE_RNG_H
 
@@ -11,7 +11,7 @@ typedef enum {
     VPTQ_RNG_SEEDING = 2,  /* k-means++ */
     VPTQ_RNG_GENERATE = 4, /* sampled text */
     VPTQ_RNG_TEST = 5,
-    VPTQ_RNG_PROMPT = 6 /* prompts of a load */
+    VPTQ_RNG_PROMPT = 6 /* prompts of a serving benchmark */
 } vptq_rng_purpose;
 
 typedef struct vptq_rng {
@@ -22,7 +22,7 @@ typedef struct vptq_rng {
 /* The raw block function: 10 rounds of Philox4x32. */
 void vptq_philox4x32(const uint32_t ctr[4], const uint32_t key[2], uint32_t out[4]);
 
-/* `matrix` and `group` name the object that draws (0 where there is none). */
+/* `matrix` and `group` identify the object that draws; 0 without one. */
 vptq_rng vptq_rng_make(uint64_t seed, uint32_t matrix, uint32_t group,
                        vptq_rng_purpose purpose);
 uint64_t vptq_rng_u64(const vptq_rng *rng, uint64_t counter);

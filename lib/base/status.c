@@ -1,3 +1,4 @@
+/* Error sentences: formatting, context, names of status codes. */
 #include "lib/base/status.h"
 
 #include <stdarg.h>
@@ -38,7 +39,7 @@ vptq_status vptq_fail_errno(vptq_err *err, vptq_status code, int errnum, const c
         size_t len = n < 0 ? 0 : (size_t)n;
         system_text(errnum, reason, sizeof reason);
         size_t tail = strlen(reason) + 2;
-        /* A long path loses its end rather than the reason. */
+        /* Cut the end of a long path, never the reason. */
         if (len > sizeof err->text - 1 - tail)
             len = sizeof err->text - 1 - tail;
         snprintf(err->text + len, sizeof err->text - len, ": %s", reason);
@@ -59,9 +60,9 @@ vptq_status vptq_err_context(vptq_err *err, const char *fmt, ...)
     va_end(ap);
     size_t len = n < 0 ? 0 : (size_t)n;
     if (len + 3 < sizeof err->text) {
-        size_t room = sizeof err->text - len - 3, keep = strlen(old);
-        if (keep > room)
-            keep = room;
+        size_t max = sizeof err->text - len - 3, keep = strlen(old);
+        if (keep > max)
+            keep = max;
         memcpy(err->text + len, ": ", 2);
         memcpy(err->text + len + 2, old, keep);
         err->text[len + 2 + keep] = 0;

@@ -1,15 +1,23 @@
 /* Status codes and the one error channel of the library.
  *
  * Every fallible function returns a vptq_status and takes a vptq_err as its last parameter. The
- * place that fails writes one sentence (lower case, no full stop, naming the file and the
- * thing, what was found and what was expected); callers may only put context in front of it.
- * The library never prints, exits or aborts on input; VPTQ_BUG_IF is for our own mistakes.
+ * failing function writes one sentence (lower case, no full stop, naming the file or option,
+ * what was found and what was expected); callers may only prepend context to it.  The library
+ * never prints, exits or aborts because of its input.
+ *
+ * A function that owns nothing uses VPTQ_CHECK, one that has something to release VPTQ_TRY:
+ *
+ *     static vptq_status thing_read(thing *t, vptq_err *err)
+ *     {
+ *         VPTQ_CHECK(thing_read_header(t, err));
+ *         return thing_read_body(t, err);
+ *     }
  *
  *     vptq_status thing_load(const char *path, thing *t, vptq_err *err)
  *     {
  *         vptq_status st = VPTQ_OK;
  *         VPTQ_TRY(vptq_map_open(path, &t->map, err));
- *         ...
+ *         VPTQ_TRY(thing_read(t, err));
  *     out:
  *         if (st)
  *             thing_release(t);
@@ -25,7 +33,7 @@
 vptq_status vptq_fail_errno(vptq_err *err, vptq_status code, int errnum, const char *fmt, ...)
     VPTQ_PRINTF(4, 5);
 
-/* Passes a failure up at once: for functions that own nothing when `call` fails. */
+/* Returns at once if `call` fails: for functions that own nothing then. */
 #define VPTQ_CHECK(call)                                                                       \
     do {                                                                                       \
         const vptq_status checked_ = (call);                                                   \
@@ -34,7 +42,7 @@ vptq_status vptq_fail_errno(vptq_err *err, vptq_status code, int errnum, const c
     } while (0)
 
 /* Goes to the label `out` with the failure in the local `st`: for functions that have something
- * to release.  A function uses one of the two, never both. */
+ * to release.  A function uses VPTQ_CHECK or VPTQ_TRY, never both. */
 #define VPTQ_TRY(call)                                                                         \
     do {                                                                                       \
         st = (call);                                                                           \
@@ -42,7 +50,8 @@ vptq_status vptq_fail_errno(vptq_err *err, vptq_status code, int errnum, const c
             goto out;                                                                          \
     } while (0)
 
-/* Broken invariant of our own: reports file and line on stderr and aborts.  Never for input. */
+/* A broken invariant of our own: prints file and line on stderr and aborts.  Never for input.
+ */
 #define VPTQ_BUG_IF(cond)                                                                      \
     do {                                                                                       \
         if (cond)                                                                              \

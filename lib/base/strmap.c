@@ -1,3 +1,4 @@
+/* The string map (strmap.h). */
 #include "lib/base/strmap.h"
 
 #include <string.h>
@@ -21,7 +22,7 @@ vptq_status vptq_strmap_init(vptq_strmap *m, vptq_mem *mem, size_t expect, vptq_
     size_t cap = CAP_MIN;
     while (cap / 4 * 3 < expect) {
         if (cap > SIZE_MAX / 2)
-            return vptq_fail(err, VPTQ_E_NOMEM, "out of memory (a map of %zu keys asked for)",
+            return vptq_fail(err, VPTQ_E_NOMEM, "out of memory (a map of %zu keys requested)",
                              expect);
         cap *= 2;
     }

@@ -1,6 +1,6 @@
-/* A map from byte strings to 32-bit values: open addressing over XXH3 hashes.  Keys are not
- * copied: they must outlive the map.  Iteration order is not defined, so nothing may depend on
- * it. */
+/* Internal: a map from byte strings to 32-bit values: open addressing over XXH3 hashes.  Keys
+ * are not copied: they must outlive the map.  Iteration order is not defined, so nothing may
+ * depend on it. */
 #ifndef VPTQ_BASE_STRMAP_H
 #define VPTQ_BASE_STRMAP_H
 
@@ -23,11 +23,11 @@ typedef struct vptq_strmap {
     size_t cap, count;
 } vptq_strmap;
 
-/* Room for `expect` keys without growing (0 is fine). */
+/* An empty map that holds `expect` keys without growing (may be 0). */
 vptq_status vptq_strmap_init(vptq_strmap *m, vptq_mem *mem, size_t expect, vptq_err *err);
 void vptq_strmap_release(vptq_strmap *m);
 
-/* Sets *fresh to false and leaves the old value when the key is already there. */
+/* Adds a key; if it exists, sets *fresh to false and keeps the old value. */
 vptq_status vptq_strmap_add(vptq_strmap *m, const char *key, size_t len, uint32_t value,
                             bool *fresh, vptq_err *err);
 bool vptq_strmap_get(const vptq_strmap *m, const char *key, size_t len, uint32_t *value);

@@ -1,4 +1,5 @@
-/* UTF-8 by hand: strict decoding (no surrogates, no overlong forms, nothing over U+10FFFF). */
+/* Internal: UTF-8 with strict decoding: no surrogates, no overlong forms, nothing over
+ * U+10FFFF. */
 #ifndef VPTQ_BASE_UTF8_H
 #define VPTQ_BASE_UTF8_H
 
@@ -6,11 +7,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Bytes of the character at s (1..4) with its code point in *cp; 0 when the n bytes do not
+/* Decodes the character at s into *cp and returns its bytes (1..4), or 0 if the n bytes do not
  * begin with a valid character. */
 static inline size_t vptq_utf8_decode(const char *s, size_t n, uint32_t *cp)
 {
-    static const uint32_t least[5] = {0, 0, 0x80, 0x800, 0x10000};
+    static const uint32_t min[5] = {0, 0, 0x80, 0x800, 0x10000};
     if (n == 0)
         return 0;
     uint32_t c = (unsigned char)s[0];
@@ -28,13 +29,13 @@ static inline size_t vptq_utf8_decode(const char *s, size_t n, uint32_t *cp)
             return 0;
         v = v << 6 | (b & 0x3F);
     }
-    if (v < least[len] || v > 0x10FFFF || (v >= 0xD800 && v < 0xE000))
+    if (v < min[len] || v > 0x10FFFF || (v >= 0xD800 && v < 0xE000))
         return 0;
     *cp = v;
     return len;
 }
 
-/* The code point in 1..4 bytes at out (not terminated); returns their number. */
+/* Encodes a code point in 1..4 bytes at out, not terminated; returns their number. */
 static inline size_t vptq_utf8_encode(uint32_t cp, char out[4])
 {
     if (cp < 0x80) {
@@ -64,7 +65,7 @@ static inline size_t vptq_utf8_valid_prefix(const char *s, size_t n)
     return i;
 }
 
-/* Unicode's White_Space. */
+/* Whether a character has Unicode's property White_Space. */
 static inline bool vptq_utf8_space(uint32_t cp)
 {
     if (cp < 0x80)

@@ -1,3 +1,4 @@
+/* Checks and sizes of a vector-quantized matrix (vq.h). */
 #include "lib/base/vq.h"
 
 enum { STORED_BITS = 16, WORD_BITS = 32, MAX_INDEX_BITS = 32 };

@@ -1,6 +1,5 @@
-/* One vector-quantized matrix, as every reader of the published layout sees it: the single
- * picture that the packed reader fills, the backends decode, the quantizer produces and the
- * packer writes.
+/* Internal: one vector-quantized matrix in memory: the packed reader fills it, the backends
+ * decode it, the encoder produces it and the packer writes it.
  *
  * W is [out, in].  "Processing order" is the order of columns in the file: position p holds
  * input channel perm[p] (identity without perm).  The first `outliers` positions use the
@@ -8,11 +7,11 @@
  * consecutive rows of one column; the last vector of a column may run past `out` (its tail is
  * dropped).
  *
- *     q[r][p] = outlier_centroids[o[r / v0][p]][r % v0]                             p <
- * outliers q[r][p] = centroids[g][i][r % v] + res_centroids[g][l][r % v] otherwise
+ *     p < outliers:  q[r][p] = outlier_centroids[o[r / v0][p]][r % v0]
+ *     otherwise:     q[r][p] = centroids[g][i][r % v] + res_centroids[g][l][r % v]
  *     W[r][perm[p]] = q[r][p] * scale[perm[p]] + bias[perm[p]]
  *
- * each operation rounded to float on its own (no fused multiply-add).  (i, l) is entry c = (p -
+ * each operation rounded to float separately (no fused multiply-add).  (i, l) is entry c = (p -
  * outliers) % group_size of the bit stream of (g, r / v): i in the low log2(k) bits, l above
  * it. Source: microsoft/VPTQ VQuantLinear; docs/formats.md. */
 #ifndef VPTQ_BASE_VQ_H
@@ -36,7 +35,7 @@ typedef struct vptq_vq {
     const uint16_t *outlier_indices; /* [ceil(out/v0)][outliers] or NULL */
     const float *outlier_centroids;  /* [k0][v0] or NULL */
     const uint16_t *perm;            /* [in] or NULL */
-    const float *scale, *bias;       /* [in] by input channel, or NULL both */
+    const float *scale, *bias;       /* [in] by input channel, or both NULL */
 } vptq_vq;
 
 static inline uint32_t vptq_vq_vector_rows(const vptq_vq_shape *s) /* vectors per column */
@@ -56,7 +55,7 @@ vptq_vq_row_words(const vptq_vq_shape *s) /* words of one (group, vector row) ro
     return vptq_bits_words(s->group_size, vptq_vq_index_bits(s));
 }
 
-/* VPTQ_E_SHAPE naming the first rule that is broken: v in 1..64, k and k_res powers of two up
+/* VPTQ_E_SHAPE naming the first broken rule: v in 1..64, k and k_res powers of two up
  * to 65536 with 1 <= T <= 32, in <= 65536, in = outliers + groups * group_size, outlier
  * codebook complete. */
 vptq_status vptq_vq_shape_check(const vptq_vq_shape *s, vptq_err *err) VPTQ_MUST_CHECK;

@@ -1,3 +1,4 @@
+/* Bit allocation by dynamic programming (allocate.h). */
 #include "lib/encoder/allocate.h"
 
 #include <inttypes.h>
@@ -5,9 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* An option worth having: more bits than the one before it, and less cost. */
+/* A useful option: more bits and less cost than the one before it. */
 typedef struct step {
-    uint64_t bits; /* over those of the first step */
+    uint64_t bits; /* more than the first step */
     double cost;
     uint32_t option;
     uint32_t cells;
@@ -17,26 +18,26 @@ typedef struct plan {
     const vptq_allocate_problem *p;
     size_t *first; /* [count + 1] into steps */
     step *steps;
-    uint64_t unit;   /* bits per cell */
-    size_t cells;    /* of the budget */
-    double *cost;    /* [cells + 1] least cost with so many cells */
-    double *next;    /* [cells + 1] */
-    uint16_t *taken; /* [count][cells + 1] step of the matrix */
+    uint64_t unit;    /* bits per cell */
+    size_t cells;     /* of the budget */
+    double *cost;     /* [cells + 1] least cost by cells */
+    double *next;     /* [cells + 1] */
+    uint16_t *chosen; /* [count][cells + 1] step of the matrix */
 } plan;
 
-static uint64_t fewest(const vptq_allocate_problem *p, size_t i)
+static uint64_t fewest_bits(const vptq_allocate_problem *p, size_t i)
 {
-    uint64_t least = UINT64_MAX;
+    uint64_t min = UINT64_MAX;
     for (size_t o = p->first[i]; o < p->first[i + 1]; o++)
-        least = p->options[o].bits < least ? p->options[o].bits : least;
-    return least;
+        min = p->options[o].bits < min ? p->options[o].bits : min;
+    return min;
 }
 
 uint64_t vptq_allocate_least(const vptq_allocate_problem *p)
 {
     uint64_t sum = 0;
     for (size_t i = 0; i < p->count; i++)
-        sum += fewest(p, i);
+        sum += fewest_bits(p, i);
     return sum;
 }
 
@@ -50,10 +51,10 @@ static int compare_steps(const void *x, const void *y)
     return a->option < b->option ? -1 : a->option > b->option;
 }
 
-/* The steps of matrix i from `s` on; returns their number. */
+/* Writes the steps of matrix i to `s`; returns their number. */
 static size_t make_steps(const vptq_allocate_problem *p, size_t i, step *s)
 {
-    const uint64_t least = fewest(p, i);
+    const uint64_t least = fewest_bits(p, i);
     size_t n = p->first[i + 1] - p->first[i], kept = 0;
     for (size_t o = 0; o < n; o++) {
         const vptq_allocate_option *a = &p->options[p->first[i] + o];
@@ -83,11 +84,11 @@ static vptq_status check(const vptq_allocate_problem *p, vptq_err *err)
     return VPTQ_OK;
 }
 
-/* Steps, cells and tables. */
+/* Makes the steps, counts their cells and allocates the tables. */
 static vptq_status prepare(plan *a, uint64_t budget, vptq_arena *arena, vptq_err *err)
 {
     const vptq_allocate_problem *p = a->p;
-    uint64_t range = 0, most = 0, left = budget - vptq_allocate_least(p);
+    uint64_t range = 0, max_cells = 0, left = budget - vptq_allocate_least(p);
     a->first = vptq_arena_alloc(arena, p->count + 1, sizeof *a->first, err);
     a->steps = vptq_arena_alloc(arena, p->first[p->count], sizeof *a->steps, err);
     if (!a->first || !a->steps)
@@ -101,21 +102,21 @@ static vptq_status prepare(plan *a, uint64_t budget, vptq_arena *arena, vptq_err
     for (size_t i = 0; i < p->count; i++) {
         for (size_t s = a->first[i]; s < a->first[i + 1]; s++)
             a->steps[s].cells = (uint32_t)((a->steps[s].bits + a->unit - 1) / a->unit);
-        most += a->steps[a->first[i + 1] - 1].cells;
+        max_cells += a->steps[a->first[i + 1] - 1].cells;
     }
-    a->cells = (size_t)(left / a->unit < most ? left / a->unit : most);
+    a->cells = (size_t)(left / a->unit < max_cells ? left / a->unit : max_cells);
     a->cost = vptq_arena_zalloc(arena, a->cells + 1, sizeof *a->cost, err);
     a->next = vptq_arena_alloc(arena, a->cells + 1, sizeof *a->next, err);
-    a->taken = vptq_arena_zalloc(arena, p->count, (a->cells + 1) * sizeof *a->taken, err);
-    return a->cost && a->next && a->taken ? VPTQ_OK : VPTQ_E_NOMEM;
+    a->chosen = vptq_arena_zalloc(arena, p->count, (a->cells + 1) * sizeof *a->chosen, err);
+    return a->cost && a->next && a->chosen ? VPTQ_OK : VPTQ_E_NOMEM;
 }
 
-/* The least costs with matrix i added. */
+/* Updates the least costs with matrix i. */
 static void add_matrix(plan *a, size_t i)
 {
     const step *s = a->steps + a->first[i];
     const size_t n = a->first[i + 1] - a->first[i];
-    uint16_t *taken = a->taken + i * (a->cells + 1);
+    uint16_t *chosen = a->chosen + i * (a->cells + 1);
     for (size_t c = 0; c <= a->cells; c++)
         a->next[c] = a->cost[c] + s[0].cost;
     for (size_t o = 1; o < n; o++)
@@ -123,7 +124,7 @@ static void add_matrix(plan *a, size_t i)
             double cost = a->cost[c - s[o].cells] + s[o].cost;
             if (cost < a->next[c]) {
                 a->next[c] = cost;
-                taken[c] = (uint16_t)o;
+                chosen[c] = (uint16_t)o;
             }
         }
     double *old = a->cost;
@@ -139,18 +140,17 @@ vptq_status vptq_allocate(const vptq_allocate_problem *p, uint64_t budget, vptq_
     vptq_arena arena;
     vptq_arena_init(&arena, mem);
     VPTQ_TRY(check(p, err));
-    if (budget < vptq_allocate_least(p)) {
-        st = vptq_fail(err, VPTQ_E_ARG,
-                       "a budget of %" PRIu64 " bits is below the smallest possible, %" PRIu64,
-                       budget, vptq_allocate_least(p));
-        goto out;
-    }
+    if (budget < vptq_allocate_least(p))
+        VPTQ_TRY(vptq_fail(err, VPTQ_E_ARG,
+                           "a budget of %" PRIu64
+                           " bits is below the smallest possible, %" PRIu64,
+                           budget, vptq_allocate_least(p)));
     VPTQ_TRY(prepare(&a, budget, &arena, err));
     for (size_t i = 0; i < p->count; i++)
         add_matrix(&a, i);
     size_t left = a.cells;
     for (size_t i = p->count; i-- > 0;) {
-        const step *s = &a.steps[a.first[i] + a.taken[i * (a.cells + 1) + left]];
+        const step *s = &a.steps[a.first[i] + a.chosen[i * (a.cells + 1) + left]];
         choice[i] = s->option;
         left -= s->cells;
     }

@@ -1,3 +1,4 @@
+/* The table of presets (presets.h) and their bits on the model that the paper used. */
 #include "lib/encoder/presets.h"
 
 #include <stdio.h>
@@ -9,7 +10,7 @@ static const vptq_preset_model llama2_70b = {"Llama-2-70B", 8192, 1024, 28672};
 static const vptq_preset_model llama3_8b = {"Llama-3-8B", 4096, 1024, 14336};
 static const vptq_preset_model llama3_70b = {"Llama-3-70B", 8192, 1024, 28672};
 
-/* Rows of Table 10 that differ in finetuning only are one preset. */
+/* Rows of Table 10 that differ only in fine-tuning are one preset. */
 static const vptq_preset presets[] = {
     {"llama2-7b-v6", "Table 8", &llama2_7b, 6, 4096, 0, 1, 0, 0, 0, 0},
     {"llama2-7b-v12", "Table 8", &llama2_7b, 12, 4096, 4096, 4, 1, 4, 8192, 0},

@@ -1,15 +1,16 @@
+/* The table of measured losses and the prediction from it (rates.h). */
 #include "lib/encoder/rates.h"
 
 #include <math.h>
 
 enum { PROBE_CENTROIDS = 256, PROBE_VECTORS = 16 };
 
-/* Made by scripts/fit_rates.py from what
+/* Fitted by scripts/fit_rates.py to the output of
  *
  *     bench_rates --quick MODEL HDIR 15:o_proj 25:q_proj 15:o_proj:192 8:gate_proj:192 5:k_proj
  *         20:down_proj:192 8:gate_proj
  *
- * prints for SmolLM2-135M-Instruct with Hessians of 131072 tokens of C4. */
+ * for SmolLM2-135M-Instruct with Hessians of 131072 tokens of C4. */
 static const vptq_rate table[] = {
     {4, 16, 0, 3.8106},       {8, 256, 0, 3.0850},     {4, 32, 0, 2.6138},
     {8, 1024, 0, 2.0256},     {6, 256, 0, 2.0425},     {12, 256, 256, 1.7952},
@@ -42,7 +43,7 @@ const vptq_rate *vptq_rate_table(size_t *count)
     return table;
 }
 
-static double vectors(uint32_t out, uint32_t in, uint32_t v)
+static double num_vectors(uint32_t out, uint32_t in, uint32_t v)
 {
     return (double)((out + v - 1) / v) * in;
 }
@@ -50,7 +51,7 @@ static double vectors(uint32_t out, uint32_t in, uint32_t v)
 vptq_encoder_settings vptq_rate_probe(uint32_t out, uint32_t in, uint64_t seed,
                                       vptq_dtype storage)
 {
-    /* Spelled out, so that a step that the default encoder gains does not get in here. */
+    /* Spelled out: a new step of the default encoder must not change the probe. */
     const vptq_encoder_settings best = vptq_encoder_defaults();
     vptq_encoder_settings s = {.v = 4,
                                .k = PROBE_CENTROIDS,
@@ -67,15 +68,15 @@ vptq_encoder_settings vptq_rate_probe(uint32_t out, uint32_t in, uint64_t seed,
                                .ridge = best.ridge,
                                .damping = best.damping,
                                .seed = seed};
-    while (s.k > 2 && vectors(out, in, s.v) < PROBE_VECTORS * (double)s.k)
+    while (s.k > 2 && num_vectors(out, in, s.v) < PROBE_VECTORS * (double)s.k)
         s.k /= 2;
     return s;
 }
 
-/* What is left of the loss when x vectors share a centroid, against vectors without end.  The
- * exponent is what cutting a matrix from 576 rows to 192 does to its losses in settings from 4
- * to 300 vectors per centroid. */
-static double learned(double x)
+/* The share of the loss that remains with x vectors per centroid, compared with infinitely
+ * many. The exponent is fitted to the losses of matrices cut from 576 to 192 rows, with 4 to
+ * 300 vectors per centroid. */
+static double remaining_loss(double x)
 {
     return pow(1 - 1 / (x < 2 ? 2 : x), 3.2);
 }
@@ -83,8 +84,8 @@ static double learned(double x)
 double vptq_rate_predict(const vptq_rate *r, uint32_t out, uint32_t in)
 {
     const vptq_encoder_settings probe = vptq_rate_probe(out, in, 0, VPTQ_F16);
-    /* Half the centroids for v weights are 1 / v bits, each worth a factor of 4. */
+    /* Half the centroids save 1 / v bits per weight; a bit is worth a factor of 4. */
     const double fewer = pow(PROBE_CENTROIDS / (double)probe.k, 2.0 / probe.v);
-    return r->loss * learned(vectors(out, in, r->v) / (r->k + r->k_res)) /
-           (fewer * learned(vectors(out, in, probe.v) / probe.k));
+    return r->loss * remaining_loss(num_vectors(out, in, r->v) / (r->k + r->k_res)) /
+           (fewer * remaining_loss(num_vectors(out, in, probe.v) / probe.k));
 }

@@ -1,7 +1,6 @@
-/* What a setting costs in loss: a table of settings worth choosing from, each with its loss
- * under the default encoder as measured on real matrices, so that the loss of a matrix under
- * any of them can be predicted from one quick encoding of it.  docs/allocation.md says how
- * good the predictions are. */
+/* Internal: predicted losses.  A table of useful settings with their measured losses under the
+ * default encoder predicts the loss of a matrix under any of them from one quick encoding.
+ * docs/allocation.md has the errors of the predictions. */
 #ifndef VPTQ_ENCODER_RATES_H
 #define VPTQ_ENCODER_RATES_H
 
@@ -9,19 +8,18 @@
 
 typedef struct vptq_rate {
     uint32_t v, k, k_res;
-    double loss; /* over that of vptq_rate_probe, with vectors enough for every centroid */
+    double loss; /* divided by that of vptq_rate_probe, with many vectors per centroid */
 } vptq_rate;
 
 const vptq_rate *vptq_rate_table(size_t *count); /* by index bits per weight, ascending */
 
-/* The quick encoding of a matrix [out, in] that losses are relative to: greedy, few iterations,
- * v 4, k 256, or fewer centroids where there are not 16 vectors for each. */
+/* Settings of the quick encoding of a matrix [out, in] to which losses are relative: greedy,
+ * few iterations, v 4, k 256, or fewer centroids if there are not 16 vectors for each. */
 vptq_encoder_settings vptq_rate_probe(uint32_t out, uint32_t in, uint64_t seed,
                                       vptq_dtype storage);
 
-/* Predicted loss of a matrix [out, in] under a rate, over the loss that the quick encoding
- * measured on it.  Few vectors per centroid are learned by heart: the loss is lower for it, and
- * the codebook's bits are what that costs. */
+/* Predicted loss of a matrix [out, in] under a rate, divided by that of the quick encoding.
+ * With few vectors per centroid the codebook overfits them, which lowers the loss. */
 double vptq_rate_predict(const vptq_rate *r, uint32_t out, uint32_t in);
 
 #endif

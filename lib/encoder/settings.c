@@ -1,4 +1,4 @@
-/* Settings of one matrix: the table, encoders, what cannot be, and the stored shape. */
+/* Settings of one matrix: the table, the encoders, checks, and the stored shape. */
 #include "lib/encoder/settings.h"
 
 #include <errno.h>
@@ -23,7 +23,7 @@ static const vptq_setting table[] = {
     {"groups", VPTQ_SETTING_U32, AT(groups), 1, 65536, NULL, true,
      "groups of columns with codebooks of their own"},
     {"group_size", VPTQ_SETTING_U32, AT(group_size), 0, 65536, NULL, true,
-     "columns per group, in place of groups; 0 = by groups"},
+     "columns per group, instead of groups; 0 = by groups"},
     {"outliers", VPTQ_SETTING_DOUBLE, AT(outliers), 0, 100, NULL, true,
      "percent of columns that get the outlier codebook"},
     {"outlier_vector_length", VPTQ_SETTING_U32, AT(v0), 1, VPTQ_VQ_MAX_V, NULL, true,
@@ -36,12 +36,11 @@ static const vptq_setting table[] = {
      "scale and bias of columns"},
     {"metric", VPTQ_SETTING_CHOICE, AT(metric), 0, 0, "scaled|raw", false,
      "Hessian in normalized coordinates, or as it is"},
-    {"perm", VPTQ_SETTING_BOOL, AT(perm), 0, 0, NULL, false,
-     "order columns by importance, not as they stand"},
+    {"perm", VPTQ_SETTING_BOOL, AT(perm), 0, 0, NULL, false, "order columns by importance"},
     {"init", VPTQ_SETTING_CHOICE, AT(init), 0, 0, "plusplus|random", false,
      "first centroids of k-means"},
     {"kmeans_iterations", VPTQ_SETTING_U32, AT(kmeans_iterations), 1,
-     VPTQ_KMEANS_MAX_ITERATIONS, NULL, false, "k-means iterations at most"},
+     VPTQ_KMEANS_MAX_ITERATIONS, NULL, false, "maximum number of k-means iterations"},
     {"kmeans_tolerance", VPTQ_SETTING_DOUBLE, AT(kmeans_tolerance), 0, 0.5, NULL, false,
      "k-means stops at a smaller relative gain"},
     {"kmeans_shift", VPTQ_SETTING_DOUBLE, AT(kmeans_shift), 0, 1e30, NULL, false,
@@ -53,15 +52,15 @@ static const vptq_setting table[] = {
     {"beam", VPTQ_SETTING_U32, AT(beam), 1, VPTQ_VQ_MAX_K, NULL, false,
      "main centroids tried per vector, 1 = greedy"},
     {"pass_columns", VPTQ_SETTING_U32, AT(pass_columns), 1, VPTQ_PASS_BLOCK, NULL, false,
-     "columns quantized together before their errors go on; 1 = channel-independent"},
+     "columns quantized before their errors are propagated; 1 = channel-independent"},
     {"retrain", VPTQ_SETTING_U32, AT(retrain), 0, 1000, NULL, false,
-     "rounds of training on what the pass aimed at before another pass"},
+     "rounds of training on the compensated targets, then another pass"},
     {"sweeps", VPTQ_SETTING_U32, AT(sweeps), 0, 1000, NULL, false,
-     "sweeps of coordinate descent after the pass"},
+     "coordinate-descent sweeps after the pass"},
     {"refits", VPTQ_SETTING_U32, AT(refits), 0, VPTQ_ENCODER_MAX_REFITS, NULL, false,
      "rounds of least squares over the codebooks and two sweeps"},
     {"scales", VPTQ_SETTING_BOOL, AT(scales), 0, 0, NULL, false,
-     "least squares over scale and bias in front of the first refit"},
+     "least squares over scale and bias before the first refit"},
     {"rounding", VPTQ_SETTING_CHOICE, AT(rounding), 0, 0, "loop|end", false,
      "round to the stored type before or after the last decisions"},
     {"ridge", VPTQ_SETTING_DOUBLE, AT(ridge), 0, 1, NULL, false,
@@ -87,7 +86,7 @@ const vptq_setting *vptq_setting_find(const char *key)
 
 /* ---- text ---- */
 
-/* Place of `text` in "a|b|c", or -1. */
+/* Index of `text` in "a|b|c", or -1. */
 static int choice_index(const char *choices, const char *text)
 {
     size_t len = strlen(text);

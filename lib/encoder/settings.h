@@ -1,11 +1,11 @@
-/* Settings of one matrix, as plain data: what is stored, and how it is looked for.  One table
- * describes every setting (key, kind, range, help); the command line, recipes, presets and the
- * manifest of a work directory all go through it, so that a setting has the same name and the
- * same limits everywhere.
+/* Internal: the settings of one matrix as plain data: what is stored, and how the encoder
+ * searches.  One table describes every setting (key, kind, range, help); the command line,
+ * recipes, presets and the manifest of a work directory use it, so that a setting has the same
+ * name and limits everywhere.
  *
- * An encoder is a set of values: `best` is this project's ladder, `upstream` the published
- * recipe (microsoft/VPTQ, algorithm branch) as it is, with its known faults; every step can be
- * switched by itself in both. */
+ * An encoder is a set of values: `best` is this project's sequence of steps, `upstream` the
+ * published recipe (microsoft/VPTQ, algorithm branch) with its known faults.  In both every
+ * step can be switched separately. */
 #ifndef VPTQ_ENCODER_SETTINGS_H
 #define VPTQ_ENCODER_SETTINGS_H
 
@@ -28,12 +28,12 @@ enum {
     VPTQ_INIT_RANDOM /* distinct vectors, uniformly; empty clusters stay (published recipe) */
 };
 enum {
-    VPTQ_RESIDUAL_PLAIN, /* trained on what the main codebook leaves of the plain weights */
+    VPTQ_RESIDUAL_PLAIN, /* trained on the residuals of the normalized weights */
     VPTQ_RESIDUAL_PASS   /* trained on the errors of a first pass with the main codebook alone,
-                            with   vector t weighted as vector t / v (published recipe) */
+                            with vector t weighted as vector t / v (published recipe) */
 };
 enum {
-    VPTQ_ROUND_LOOP, /* scale and bias before anything, codebooks before the last sweeps */
+    VPTQ_ROUND_LOOP, /* scale and bias first, codebooks before the last sweeps */
     VPTQ_ROUND_END   /* everything after the last decision (published recipe) */
 };
 
@@ -45,7 +45,7 @@ typedef struct vptq_encoder_settings {
     double outliers;      /* percent of columns with the outlier codebook; 0 */
     uint32_t v0, k0;      /* vector length and centroids of that codebook; 4, 4096 */
     vptq_dtype storage;   /* F16 or BF16: type of codebooks, scale and bias */
-    /* how it is looked for */
+    /* how the encoder searches */
     uint32_t norm, metric, init, residual_from, rounding; /* the constants above */
     bool perm; /* order columns by the metric's diagonal, largest first */
     uint32_t kmeans_iterations;
@@ -54,10 +54,10 @@ typedef struct vptq_encoder_settings {
     uint32_t joint;      /* rounds of training main and residual codebook together, 0 = off */
     uint32_t beam; /* main centroids tried per vector with a residual codebook, 1 = greedy */
     uint32_t pass_columns; /* quantized at a time by the pass before their errors go on; 1 */
-    uint32_t retrain;      /* rounds of training on what the pass aimed at, then a pass again */
+    uint32_t retrain;      /* rounds of training on the pass's targets, then a pass again */
     uint32_t sweeps;       /* of coordinate descent after the pass, 0 = off */
     uint32_t refits; /* rounds of least squares over the codebooks and two sweeps, 0 = off */
-    bool scales;     /* least squares over scale and bias in front of the first refit */
+    bool scales;     /* least squares over scale and bias before the first refit */
     double ridge;    /* times mean diag H, added to H before scaling */
     double damping;  /* first damping step when the factor fails */
     uint64_t seed;
@@ -65,13 +65,12 @@ typedef struct vptq_encoder_settings {
 
 vptq_encoder_settings vptq_encoder_defaults(void); /* encoder best, v 4, k 256, F16 */
 
-/* Sets the "how" part to that of an encoder ("best", "upstream"; another name is VPTQ_E_ARG);
- * what is stored, and the seed, stay. */
+/* Sets how the encoder searches to the values of "best" or "upstream" (another name is
+ * VPTQ_E_ARG); what is stored, and the seed, stay. */
 vptq_status vptq_encoder_set_encoder(vptq_encoder_settings *s, const char *encoder,
                                      vptq_err *err) VPTQ_MUST_CHECK;
 
-/* What cannot be, before any work: VPTQ_E_ARG naming the setting.  `in`, `out` of one matrix.
- */
+/* Rejects impossible settings for a matrix [out, in]: VPTQ_E_ARG naming the setting. */
 vptq_status vptq_encoder_check(const vptq_encoder_settings *s, uint32_t out, uint32_t in,
                                vptq_err *err) VPTQ_MUST_CHECK;
 /* The stored shape that the settings give for a matrix (bits via vptq_vq_count_bits).  Outlier
@@ -85,7 +84,7 @@ typedef enum {
     VPTQ_SETTING_U64,
     VPTQ_SETTING_BOOL,
     VPTQ_SETTING_DOUBLE,
-    VPTQ_SETTING_CHOICE, /* a uint32_t: place in `choices` */
+    VPTQ_SETTING_CHOICE, /* a uint32_t: index into `choices` */
     VPTQ_SETTING_DTYPE
 } vptq_setting_kind;
 
@@ -95,23 +94,23 @@ typedef struct vptq_setting {
     size_t offset;       /* in vptq_encoder_settings */
     double min, max;     /* numbers */
     const char *choices; /* "none|std|minmax" */
-    bool stored;         /* decides what is stored (not only how it is looked for) */
+    bool stored;         /* decides what is stored, not only how the encoder searches */
     const char *help;
 } vptq_setting;
 
 const vptq_setting *vptq_setting_table(size_t *count);
-const vptq_setting *vptq_setting_find(const char *key); /* NULL when there is none */
-/* From text ("8", "true", "std"): VPTQ_E_ARG naming key, value and what is expected. */
+const vptq_setting *vptq_setting_find(const char *key); /* NULL if unknown */
+/* Sets from text ("8", "true", "std"); VPTQ_E_ARG naming key, value and expectation. */
 vptq_status vptq_setting_parse(const vptq_setting *t, const char *text,
                                vptq_encoder_settings *s, vptq_err *err) VPTQ_MUST_CHECK;
-/* To text; doubles as the shortest decimal that reads back to the same value. */
+/* Prints to text, doubles as the shortest decimal that reads back to the same value. */
 void vptq_setting_print(const vptq_setting *t, const vptq_encoder_settings *s, char *text,
                         size_t size);
 bool vptq_setting_equal(const vptq_setting *t, const vptq_encoder_settings *a,
                         const vptq_encoder_settings *b);
 void vptq_setting_copy(const vptq_setting *t, vptq_encoder_settings *to,
                        const vptq_encoder_settings *from);
-/* What is stored becomes that of `from`; how it is looked for stays. */
+/* Copies what is stored; how the encoder searches stays. */
 void vptq_encoder_copy_stored(vptq_encoder_settings *to, const vptq_encoder_settings *from);
 
 #endif

@@ -212,8 +212,8 @@ vptq_status vptq_work_check_own(const vptq_quantizer *q, vptq_err *err)
     VPTQ_CHECK(vptq_path_join(path, sizeof path, q->opt->work, VPTQ_SENSITIVITY_FILE, err));
     if (vptq_path_exists(path))
         return VPTQ_OK;
-    return vptq_dir_check_own(q->opt->work, VPTQ_WORK_FILE, "work directory", q->dev->ctx->mem,
-                              err);
+    return vptq_dir_check_own(q->opt->work, VPTQ_WORK_FILE, "a work directory",
+                              q->dev->ctx->mem, err);
 }
 
 vptq_status vptq_manifest_open(const vptq_quantizer *q, vptq_err *err)

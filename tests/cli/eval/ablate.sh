@@ -98,4 +98,4 @@ grep '"name": "outliers"' other.jsonl >line.json
 mkdir foreign
 echo x >foreign/file
 expect_exit 1 ablate -q -o foreign 2>err.txt
-expect_line err.txt "'foreign' is no ablation: it holds 'file'"
+expect_line err.txt "'foreign' is not an ablation: it holds 'file'"

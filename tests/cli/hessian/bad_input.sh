@@ -37,7 +37,7 @@ bad 2 "layers 3-9" run -c "$text" -o x -l 64 --layers 3-9
 # A directory with something else in it is not touched.
 mkdir other
 touch other/quantize.json
-bad 1 "'other' is no hessian directory: it holds 'quantize.json'" run -c "$text" -o other -n 2 -l 64 -f
+bad 1 "'other' is not a hessian directory: it holds 'quantize.json'" run -c "$text" -o other -n 2 -l 64 -f
 [ "$(ls other)" = quantize.json ] || fail "something was written: $(ls other)"
 
 # A directory of another run: an error that names the key; --force replaces it.

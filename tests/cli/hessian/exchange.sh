@@ -58,5 +58,5 @@ bad 1 "pt2/3_up.pt: entry 'archive/data/0' is damaged" --import pt2
 mkdir other
 touch other/notes.txt
 expect_exit 1 hessian --import pt -f -o other 2> err.txt
-expect_line err.txt "'other' is no hessian directory"
+expect_line err.txt "'other' is not a hessian directory"
 [ -e other/notes.txt ] || fail "what is not ours was removed"

@@ -48,11 +48,11 @@ expect_same first a2
 mkdir -p other/holdout first/holdout/more
 echo text > other/holdout/notes.txt
 expect_exit 1 "$BIN/vptq-hessian" --merge a b -f -o other 2> err.txt
-expect_line err.txt "'other' is no hessian directory: it holds 'holdout' and no hessian.json"
+expect_line err.txt "'other' is not a hessian directory: it holds 'holdout' and no hessian.json"
 cp a/hessian.json other
 expect_exit 1 "$BIN/vptq-hessian" --merge a b -f -o other 2> err.txt
-expect_line err.txt "'other/holdout' is no hessian directory: it holds 'notes.txt' and no hessian.json"
+expect_line err.txt "'other/holdout' is not a hessian directory: it holds 'notes.txt' and no hessian.json"
 expect_exit 1 "$BIN/vptq-hessian" --merge a b -f -o first 2> err.txt
-expect_line err.txt "cannot replace directory 'first': it holds more than plain files"
+expect_line err.txt "cannot replace directory 'first': it does not hold only plain files"
 [ -e other/holdout/notes.txt ] || fail "what is not ours was removed"
 [ -d first/holdout/more ] || fail "a folder that is not ours was removed"

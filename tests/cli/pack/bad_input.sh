@@ -70,7 +70,7 @@ bad 2 "'holder' is the directory of the input" pack --unpack holder/model.bin -o
 [ -e holder/model.bin ] || fail "the input is gone"
 mkdir -p deep/inside
 touch deep/inside/file
-bad 1 "more than plain files" pack model -o deep -f
+bad 1 "not hold only plain files" pack model -o deep -f
 [ -e deep/inside/file ] || fail "somebody's files are gone"
 
 # Damaged archives: each is an error of every command, a finding of --check.

@@ -27,8 +27,8 @@ bad 1 "another model" "$BIN/vptq-quantize" -m "$hf" -H h -o w
 # A directory with something else in it is not touched.
 mkdir other
 touch other/config.json
-bad 1 "'other' is no work directory: it holds 'config.json'" run -o other -k 16
-bad 1 "'other' is no work directory: it holds 'config.json'" run -o other -k 16 --force
+bad 1 "'other' is not a work directory: it holds 'config.json'" run -o other -k 16
+bad 1 "'other' is not a work directory: it holds 'config.json'" run -o other -k 16 --force
 [ "$(ls other)" = config.json ] || fail "something was written: $(ls other)"
 
 # A work directory of another run: an error that names the key; --force starts over.

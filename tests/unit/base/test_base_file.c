@@ -367,21 +367,21 @@ static void test_own_directory(void **state)
     char path[4096], file[4096];
     vptq_err err;
     vtest_path(path, sizeof path, *state, "none");
-    assert_ok(vptq_dir_check_own(path, "all.json", "list", NULL, &err), &err);
+    assert_ok(vptq_dir_check_own(path, "all.json", "a list", NULL, &err), &err);
     vtest_path(path, sizeof path, *state, "own");
     assert_int_equal(mkdir(path, 0777), 0);
     vtest_path(file, sizeof file, path, "lock");
     vtest_write_file(file, "", 0);
     vtest_path(file, sizeof file, path, "all.json.tmp.12");
     vtest_write_file(file, "", 0);
-    assert_ok(vptq_dir_check_own(path, "all.json", "list", NULL, &err), &err);
+    assert_ok(vptq_dir_check_own(path, "all.json", "a list", NULL, &err), &err);
     vtest_path(file, sizeof file, path, "other");
     vtest_write_file(file, "", 0);
-    assert_fails(vptq_dir_check_own(path, "all.json", "list", NULL, &err), VPTQ_E_MISMATCH,
-                 &err, "own' is no list: it holds 'other' and no all.json");
+    assert_fails(vptq_dir_check_own(path, "all.json", "a list", NULL, &err), VPTQ_E_MISMATCH,
+                 &err, "own' is not a list: it holds 'other' and no all.json");
     vtest_path(file, sizeof file, path, "all.json");
     vtest_write_file(file, "", 0);
-    assert_ok(vptq_dir_check_own(path, "all.json", "list", NULL, &err), &err);
+    assert_ok(vptq_dir_check_own(path, "all.json", "a list", NULL, &err), &err);
 }
 
 /* Opens a writer for `path`, puts one file into it. */
@@ -437,7 +437,7 @@ static void test_dir_writer_refusals(void **state)
     assert_int_equal(entries_of(dir), 1);
     assert_true(vptq_path_is_dir(inner));
     assert_fails(vptq_dir_writer_open(path, NULL, true, &w, &err), VPTQ_E_IO, &err,
-                 "more than plain files");
+                 "not hold only plain files");
     vtest_path(path, sizeof path, dir, "file");
     vtest_write_file(path, "x", 1);
     assert_fails(vptq_dir_writer_open(path, NULL, true, &w, &err), VPTQ_E_EXISTS, &err,
@@ -470,11 +470,11 @@ static void test_dir_writer_inner(void **state)
     vtest_path(file, sizeof file, inside, "new");
     expect_content(file, "x");
     assert_fails(vptq_dir_writer_open(path, "other", true, &w, &err), VPTQ_E_IO, &err,
-                 "more than plain files");
+                 "not hold only plain files");
     vtest_path(file, sizeof file, inside, "deeper");
     assert_ok(vptq_dir_make(file, &err), &err);
     assert_fails(vptq_dir_writer_open(path, "sub", true, &w, &err), VPTQ_E_IO, &err,
-                 "more than plain files");
+                 "not hold only plain files");
     assert_int_equal(entries_of(inside), 2);
 }
 
