@@ -116,7 +116,7 @@ refused()
 }
 refused 2 'no records are given'
 refused 2 'layout classic is Markdown' "$records" --layout classic --format html
-refused 2 "no records of a model 'none'" "$records" --original none
+refused 2 "--original 'none': no records of such a model" "$records" --original none
 refused 1 "cannot open 'none.jsonl'" none.jsonl
 refused 1 "page.html" "$records" --format html -o page.html
 sed '2s/"latency": [0-9.]*/"latency": -1/' "$records" >bad.jsonl
