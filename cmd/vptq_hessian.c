@@ -58,10 +58,9 @@ static void print_collected(const vptq_cli *cli, const hessian_args *a,
 static int collect(vptq_cli *cli, const hessian_args *a)
 {
     vptq_err err = {0};
-    vptq_device dev = {0};
-    vptq_model model = {0};
+    vptq_model *model = NULL;
     vptq_collect_result r = {0};
-    vptq_checkpoint_options copt = {.tokenizer = a->tokenizer};
+    vptq_model_options open = {.tokenizer = a->tokenizer};
     vptq_collect_options opt = {.first_layer = a->layers.first,
                                 .last_layer = a->layers.last,
                                 .force = cli->common.force,
@@ -72,18 +71,15 @@ static int collect(vptq_cli *cli, const hessian_args *a)
                                              &opt.factor, &err);
     if (st)
         return vptq_cli_finish(cli, st, &err);
-    st = vptq_device_open(&cli->ctx, cli->common.backend, &dev, &err);
-    if (st)
-        return vptq_cli_finish(cli, st, &err);
-    st = vptq_model_open(&cli->ctx, a->model, &copt, opt.calibrate.corpus.text_count > 0,
-                         &model, &err);
-    if (!st) {
-        st = vptq_hessian_collect(&dev, &model, &opt, a->output, &r, &err);
-        vptq_model_release(&model);
-    }
+    st = vptq_ctx_backend(cli->ctx, NULL, &err);
+    open.need_tokenizer = opt.calibrate.corpus.text_count > 0;
+    if (!st)
+        st = vptq_model_load(cli->ctx, a->model, &open, &model, &err);
+    if (!st)
+        st = vptq_hessians_collect(cli->ctx, model, &opt, a->output, &r, &err);
+    vptq_model_free(model);
     if (!st)
         print_collected(cli, a, &r);
-    vptq_device_close(&dev);
     return vptq_cli_finish(cli, st, &err);
 }
 
@@ -155,21 +151,16 @@ static vptq_status print_stats(void *arg, uint32_t layer, const char *input,
 static int show(vptq_cli *cli, const char *dir)
 {
     vptq_err err = {0};
-    vptq_device dev = {0};
     show_state state = {.printer = vptq_cli_printer(cli, VPTQ_COLUMNS(show_columns))};
     const bool text = cli->common.format == CLI_TEXT;
     state.printer.gap = 1;
 
-    vptq_status st = vptq_device_open(&cli->ctx, cli->common.backend, &dev, &err);
-    if (st)
-        return vptq_cli_finish(cli, st, &err);
-    st = vptq_hessian_show(&dev, dir, print_stats, &state, &err);
+    vptq_status st = vptq_hessians_show(cli->ctx, dir, print_stats, &state, &err);
     if (!st && text)
         printf("%s: %" PRIu64 " of %zu hessians are good, worst condition %.2g\n", dir,
                state.printer.rows - state.bad, state.printer.rows, state.worst_condition);
     if (!st && text && state.diagonal)
         printf("only diagonals are known: they weight errors, but cannot compensate them\n");
-    vptq_device_close(&dev);
     return vptq_cli_finish(cli, st, &err);
 }
 
@@ -186,8 +177,8 @@ static int merge(vptq_cli *cli, const hessian_args *a)
 {
     vptq_err err = {0};
     const merged row = {a->output, cli->arg_count};
-    vptq_status st = vptq_hessian_merge(&cli->ctx, cli->args, cli->arg_count, a->output,
-                                        cli->common.force, &err);
+    vptq_status st = vptq_hessians_merge(cli->ctx, cli->args, cli->arg_count, a->output,
+                                         cli->common.force, &err);
     if (!st && cli->common.format == CLI_JSON)
         vptq_print_object(stdout, VPTQ_COLUMNS(merged_columns), &row);
     else if (!st)
@@ -248,7 +239,6 @@ static void print_exchanged(const vptq_cli *cli, const hessian_args *a, const vp
 static int exchange(vptq_cli *cli, const hessian_args *a)
 {
     vptq_err err = {0};
-    vptq_device dev = {0};
     vptq_exchange done;
     const char *option = a->import ? "--import" : "--export";
 
@@ -259,17 +249,14 @@ static int exchange(vptq_cli *cli, const hessian_args *a)
     if (!a->output)
         return vptq_cli_usage_error(cli, "%s needs -o %s", option,
                                     a->import ? "HDIR" : "PTDIR");
-    vptq_status st = vptq_device_open(&cli->ctx, cli->common.backend, &dev, &err);
-    if (st)
-        return vptq_cli_finish(cli, st, &err);
-    st = a->import
-             ? vptq_hessian_import(&dev, a->import, a->output, cli->common.force, &done, &err)
-             : vptq_hessian_export(&dev, a->export,
-                                   a->inverse ? VPTQ_FOREIGN_INVERSE : VPTQ_FOREIGN_COVARIANCE,
-                                   a->output, &done, &err);
+    vptq_status st = a->import ? vptq_hessians_import(cli->ctx, a->import, a->output,
+                                                      cli->common.force, &done, &err)
+                               : vptq_hessians_export(cli->ctx, a->export,
+                                                      a->inverse ? VPTQ_FOREIGN_INVERSE
+                                                                 : VPTQ_FOREIGN_COVARIANCE,
+                                                      a->output, &done, &err);
     if (!st)
         print_exchanged(cli, a, &done);
-    vptq_device_close(&dev);
     return vptq_cli_finish(cli, st, &err);
 }
 

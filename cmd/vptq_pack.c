@@ -96,21 +96,21 @@ static vptq_status print_row(void *arg, const vptq_list_row *r, vptq_err *err)
     return VPTQ_OK;
 }
 
-static vptq_checkpoint_options open_options(const pack_args *a)
+static vptq_model_options open_options(const pack_args *a)
 {
-    return (vptq_checkpoint_options){.tokenizer = a->tokenizer, .base = a->base};
+    return (vptq_model_options){.tokenizer = a->tokenizer, .base = a->base};
 }
 
 static vptq_status list_model(vptq_cli *cli, const pack_args *a, vptq_err *err)
 {
-    vptq_checkpoint_options open = open_options(a);
+    const vptq_model_options open = open_options(a);
     list_state s = {.printer = vptq_cli_printer(cli, VPTQ_COLUMNS(list_columns)),
                     .total = {.model = a->model}};
     list_total *t = &s.total;
     char size[32];
     s.printer.gap = 1;
-    VPTQ_CHECK(vptq_list_model(&cli->ctx, a->model, &open, print_row, &s, &t->bytes,
-                               &t->bits_per_weight, err));
+    VPTQ_CHECK(vptq_list(cli->ctx, a->model, &open, print_row, &s, &t->bytes,
+                         &t->bits_per_weight, err));
     if (cli->common.format == CLI_JSON) {
         vptq_print_object(stdout, VPTQ_COLUMNS(total_columns), t);
         return VPTQ_OK;
@@ -153,20 +153,16 @@ static void print_finding(void *arg, bool is_error, const char *text)
 
 static int check(vptq_cli *cli, const pack_args *a)
 {
-    vptq_checkpoint_options open = open_options(a);
+    const vptq_model_options open = open_options(a);
     vptq_err err = {0};
-    vptq_device dev = {0};
     check_result r = {.model = a->model};
-    vptq_status st = vptq_device_open(&cli->ctx, cli->common.backend, &dev, &err);
-    if (!st)
-        st = vptq_check_model(&dev, a->model, &open, print_finding, cli, &r.errors, &r.warnings,
-                              &err);
+    vptq_status st =
+        vptq_check(cli->ctx, a->model, &open, print_finding, cli, &r.errors, &r.warnings, &err);
     if (!st && cli->common.format == CLI_JSON)
         vptq_print_object(stdout, VPTQ_COLUMNS(check_columns), &r);
     else if (!st)
         printf("%s: %" PRIu32 " error%s, %" PRIu32 " warning%s\n", a->model, r.errors,
                r.errors == 1 ? "" : "s", r.warnings, r.warnings == 1 ? "" : "s");
-    vptq_device_close(&dev);
     int code = vptq_cli_finish(cli, st, &err);
     return code == CLI_OK && r.errors ? CLI_CHECK_FAILED : code;
 }
@@ -184,8 +180,8 @@ static const vptq_column repair_columns[] = {
 /* Prints the defects of the input that the output does not have. */
 static void print_repairs(const vptq_cli *cli, const vptq_pack_result *r)
 {
-    for (int i = 0; i < VPTQ_QUIRK_COUNT; i++) {
-        const repair one = {vptq_quirk_repair((vptq_quirk)i), r->repaired[i]};
+    for (size_t i = 0; i < VPTQ_REPAIR_COUNT; i++) {
+        const repair one = {vptq_repair_text(i), r->repaired[i]};
         if (one.matrices == 0)
             continue;
         if (cli->common.format == CLI_JSON)
@@ -231,18 +227,6 @@ static void print_written(const vptq_cli *cli, const pack_args *a, const char *f
     printf("%" PRIu32 " plain tensors, %s%s", r->plain, size,
            dry && strcmp(form, "archive") == 0 ? " before compression" : "");
     printf(dry ? "\n" : ", %s\n", seconds);
-}
-
-static vptq_status run_unpack(vptq_cli *cli, const vptq_pack_options *opt, vptq_pack_result *r,
-                              vptq_err *err)
-{
-    vptq_device dev = {0};
-    vptq_status st = vptq_device_open(&cli->ctx, cli->common.backend, &dev, err);
-    if (st)
-        return st;
-    st = vptq_unpack_model(&dev, opt, r, err);
-    vptq_device_close(&dev);
-    return st;
 }
 
 static bool ends_with(const char *text, const char *end)
@@ -317,9 +301,9 @@ static int write_model(vptq_cli *cli, const pack_args *a)
     if (!st && opt.dry_run)
         st = list_model(cli, a, &err);
     if (!st && a->unpack)
-        st = run_unpack(cli, &opt, &r, &err);
+        st = vptq_unpack(cli->ctx, &opt, &r, &err);
     else if (!st)
-        st = vptq_pack_model(&cli->ctx, &opt, &r, &err);
+        st = vptq_pack(cli->ctx, &opt, &r, &err);
     if (!st && a->repair)
         print_repairs(cli, &r);
     if (!st)

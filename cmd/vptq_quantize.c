@@ -344,7 +344,6 @@ static int quantize(vptq_cli *cli, const quantize_args *a,
 {
     vptq_err err = {0};
     vptq_calibrate_options calibrate;
-    vptq_device dev = {0};
     vptq_quantize_result r = {0};
     const vptq_corpus_options text = {.texts = a->texts.items,
                                       .text_count = a->texts.count,
@@ -377,11 +376,7 @@ static int quantize(vptq_cli *cli, const quantize_args *a,
         opt.calibrate = &calibrate;
     }
     if (!st)
-        st = vptq_device_open(&cli->ctx, cli->common.backend, &dev, &err);
-    if (!st) {
-        st = vptq_quantize_model(&dev, &opt, print_row, &p, &r, &err);
-        vptq_device_close(&dev);
-    }
+        st = vptq_quantize(cli->ctx, &opt, print_row, &p, &r, &err);
     if (!st)
         print_summary(cli, &p, &r);
     return vptq_cli_finish(cli, st, &err);

@@ -362,21 +362,21 @@ static int take_operands(vptq_cli *cli, int argc, char **argv)
     return CLI_OK;
 }
 
-static void make_context(vptq_cli *cli)
+static vptq_status make_context(vptq_cli *cli, vptq_err *err)
 {
     vptq_cli_progress *p = &cli->state->progress;
     vptq_cli_progress_init(p, cli->common.progress, cli->common.quiet, cli->common.verbose);
     if (p->mode == CLI_PROGRESS_LINE)
         setvbuf(stdout, NULL, _IOFBF, STDOUT_BUFFER);
-    vptq_mem_init(&cli->mem, cli->common.mem > SIZE_MAX ? SIZE_MAX : (size_t)cli->common.mem);
-    cli->ctx =
-        (vptq_ctx){.mem = &cli->mem,
-                   .threads = cli->common.threads ? (int)cli->common.threads : vptq_cpu_count(),
-                   .log = on_log,
-                   .progress = on_progress,
-                   .user = cli,
-                   .cancel = &cancelled};
+    const vptq_ctx_options options = {.threads = (int)cli->common.threads,
+                                      .memory_cap = cli->common.mem,
+                                      .backend = cli->common.backend,
+                                      .log = on_log,
+                                      .progress = on_progress,
+                                      .user = cli,
+                                      .cancel = &cancelled};
     catch_signals();
+    return vptq_ctx_open(&options, &cli->ctx, err);
 }
 
 int vptq_cli_finish_stdout(const char *tool)
@@ -426,7 +426,11 @@ bool vptq_cli_parse(vptq_cli *cli, int argc, char **argv, int first, int *exit_c
         *exit_code = vptq_cli_usage_error(cli, "unexpected argument '%s'", cli->args[0]);
         return false;
     }
-    make_context(cli);
+    vptq_err err = {VPTQ_OK, ""};
+    if (make_context(cli, &err)) {
+        *exit_code = vptq_cli_finish(cli, err.code, &err);
+        return false;
+    }
     return true;
 }
 
@@ -460,6 +464,8 @@ void vptq_cli_release(vptq_cli *cli)
         free(cli->state->entries);
     free(cli->state);
     free(cli->args);
+    vptq_ctx_close(cli->ctx);
+    cli->ctx = NULL;
     cli->state = NULL;
     cli->args = NULL;
     cli->arg_count = 0;

@@ -87,8 +87,7 @@ typedef struct vptq_cli {
     vptq_cli_common common;
     const char **args; /* operands */
     size_t arg_count;
-    vptq_mem mem;
-    vptq_ctx ctx;
+    vptq_ctx *ctx;                /* owned */
     struct vptq_cli_state *state; /* progress line; owned */
 } vptq_cli;
 
@@ -126,8 +125,11 @@ vptq_printer vptq_cli_printer(const vptq_cli *cli, const vptq_column *columns,
 
 /* A finished text goes to the file `path` (whole or not at all; an existing one is replaced
  * only with --force), or to stdout for NULL and "-". */
-vptq_status vptq_cli_deliver(const vptq_cli *cli, const char *path, const vptq_buf *text,
+vptq_status vptq_cli_deliver(const vptq_cli *cli, const char *path, const vptq_string *text,
                              vptq_err *err) VPTQ_MUST_CHECK;
+
+/* The part of a path after the last '/'. */
+const char *vptq_cli_path_base(const char *path);
 
 /* What vptq_cli_deliver would refuse, before hours of work: an existing file without --force.
  */

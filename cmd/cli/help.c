@@ -141,18 +141,18 @@ static void print_choice(void *user, vptq_log_level level, const char *text)
 
 static void print_device(const vptq_cli *cli)
 {
-    vptq_device dev;
-    vptq_err err = {0};
-    vptq_ctx ctx = {.threads = vptq_cpu_count(), .log = print_choice};
-    char libraries[1200];
-    if (vptq_device_open(&ctx, cli->common.backend, &dev, &err)) {
+    vptq_err err = {VPTQ_OK, ""};
+    vptq_ctx *ctx = NULL;
+    vptq_backend_info info;
+    const vptq_ctx_options options = {.backend = cli->common.backend, .log = print_choice};
+    vptq_status st = vptq_ctx_open(&options, &ctx, &err);
+    if (!st)
+        st = vptq_ctx_backend(ctx, &info, &err);
+    if (st)
         printf("backend %s: %s\n", cli->common.backend, err.text);
-        return;
-    }
-    dev.ops->libraries(dev.state, libraries, sizeof libraries);
-    if (*libraries)
-        printf("libraries: %s\n", libraries);
-    vptq_device_close(&dev);
+    else if (*info.libraries)
+        printf("libraries: %s\n", info.libraries);
+    vptq_ctx_close(ctx);
 }
 
 void vptq_cli_print_version(const vptq_cli *cli)

@@ -119,39 +119,11 @@ static int check_usage(const vptq_cli *cli, const ablate_command *c)
 
 /* ---- running ---- */
 
-static void print_row(void *arg, const vptq_ablate_result *r, size_t done, size_t all)
+static void print_row(void *arg, const vptq_ablate_progress *r)
 {
     const vptq_cli *cli = arg;
-    if (r->scores)
-        vptq_log(&cli->ctx, VPTQ_LOG_INFO, "row %zu of %zu: %s: %.3f bits, ppl %.4f ± %.4f",
-                 done, all, r->row->name, r->bits_per_weight, r->scores[0].ppl,
-                 r->scores[0].ppl_stderr);
-}
-
-static vptq_status write_table(vptq_cli *cli, const ablate_command *c,
-                               vptq_ablate_report *report, vptq_file_writer *file,
-                               vptq_err *err)
-{
-    vptq_status st = VPTQ_OK;
-    vptq_table t = {.title = NULL};
-    vptq_buf out;
-    vptq_buf_init(&out, cli->ctx.mem);
-    if (cli->common.format == CLI_HTML) {
-        VPTQ_TRY(vptq_ablate_page(report, c->seconds, cli->ctx.mem, &out, err));
-    } else {
-        VPTQ_TRY(vptq_ablate_table(report, c->seconds, cli->ctx.mem, &t, err));
-        VPTQ_TRY(vptq_table_write(&t, (vptq_format)cli->common.format, &out, err));
-    }
-    if (c->report) {
-        VPTQ_TRY(vptq_file_write(file, out.data, out.len, err));
-        VPTQ_TRY(vptq_file_writer_commit(file, err));
-    } else {
-        fwrite(out.data, 1, out.len, stdout);
-    }
-out:
-    vptq_table_release(&t);
-    vptq_buf_release(&out);
-    return st;
+    vptq_log(cli->ctx, VPTQ_LOG_INFO, "row %zu of %zu: %s: %.3f bits, ppl %.4f ± %.4f", r->done,
+             r->count, r->name, r->bits_per_weight, r->ppl, r->ppl_stderr);
 }
 
 /* The report's file is opened first, so that one that cannot be written costs no run. */
@@ -159,23 +131,24 @@ static int run_ablate(vptq_cli *cli, ablate_command *c)
 {
     vptq_err err = {0};
     vptq_status st = VPTQ_OK;
-    vptq_device dev = {0};
-    bool has_dev = false;
     vptq_ablate_options opt;
-    vptq_ablate_report report = {0};
-    vptq_file_writer file = {.fd = -1};
+    vptq_writer *file = NULL;
+    vptq_string table = {NULL, 0};
     VPTQ_TRY(take_options(cli, c, &opt, &err));
-    VPTQ_TRY(vptq_device_open(&cli->ctx, cli->common.backend, &dev, &err));
-    has_dev = true;
+    VPTQ_TRY(vptq_ctx_backend(cli->ctx, NULL, &err));
     if (c->report)
-        VPTQ_TRY(vptq_file_writer_open(c->report, cli->common.force, &file, &err));
-    VPTQ_TRY(vptq_ablate_run(&dev, &opt, print_row, cli, &report, &err));
-    VPTQ_TRY(write_table(cli, c, &report, &file, &err));
+        VPTQ_TRY(vptq_writer_open(c->report, cli->common.force, &file, &err));
+    VPTQ_TRY(vptq_ablate(cli->ctx, &opt, print_row, cli, (vptq_format)cli->common.format,
+                         c->seconds, &table, &err));
+    if (file) {
+        VPTQ_TRY(vptq_writer_write(file, table.data, table.length, &err));
+        VPTQ_TRY(vptq_writer_commit(file, &err));
+    } else {
+        fwrite(table.data, 1, table.length, stdout);
+    }
 out:
-    vptq_file_writer_abort(&file);
-    vptq_ablate_release(&report);
-    if (has_dev)
-        vptq_device_close(&dev);
+    vptq_writer_close(file);
+    vptq_string_free(&table);
     return vptq_cli_finish(cli, st, &err);
 }
 

@@ -1,3 +1,4 @@
+/* vptq-eval compare: tables and pages from the records of served models. */
 #include "cmd/eval/eval.h"
 
 #include <stdio.h>
@@ -19,45 +20,27 @@ static void name_source(char *text, size_t size, const vptq_cli *cli, const comp
     if (c->source)
         snprintf(text, size, "%s", c->source);
     else if (cli->arg_count == 1)
-        snprintf(text, size, "%s", vptq_path_base(cli->args[0]));
+        snprintf(text, size, "%s", vptq_cli_path_base(cli->args[0]));
     else
-        snprintf(text, size, "%s and %zu more", vptq_path_base(cli->args[0]),
+        snprintf(text, size, "%s and %zu more", vptq_cli_path_base(cli->args[0]),
                  cli->arg_count - 1);
-}
-
-static vptq_status write_report(const vptq_cli *cli, const compare_command *c,
-                                const vptq_records *records, vptq_buf *out, vptq_err *err)
-{
-    vptq_status st = VPTQ_OK;
-    char source[512];
-    vptq_report report;
-    VPTQ_TRY(vptq_report_build(records, c->original, cli->ctx.mem, &report, err));
-    name_source(source, sizeof source, cli, c);
-    if (c->layout == LAYOUT_CLASSIC)
-        st = vptq_report_write_classic(&report, source, out, err);
-    else
-        st = vptq_report_write(&report, formats[c->format], source, out, err);
-    vptq_report_release(&report);
-out:
-    return st;
 }
 
 static int run_compare(vptq_cli *cli, const compare_command *c)
 {
     vptq_err err = {0};
     vptq_status st = VPTQ_OK;
-    vptq_records records;
-    vptq_buf out;
-    vptq_records_init(&records, cli->ctx.mem);
-    vptq_buf_init(&out, cli->ctx.mem);
+    vptq_string out = {NULL, 0};
+    char source[512];
+    const vptq_compare_options opt = {
+        .original = c->original, .source = source, .classic = c->layout == LAYOUT_CLASSIC};
+    name_source(source, sizeof source, cli, c);
     VPTQ_TRY(vptq_cli_check_output(cli, c->output, &err));
-    for (size_t i = 0; i < cli->arg_count; i++)
-        VPTQ_TRY(vptq_records_read(&records, cli->args[i], &err));
-    VPTQ_TRY(write_report(cli, c, &records, &out, &err));
+    VPTQ_TRY(vptq_compare(cli->ctx, cli->args, cli->arg_count, &opt, formats[c->format], &out,
+                          &err));
     VPTQ_TRY(vptq_cli_deliver(cli, c->output, &out, &err));
 out:
-    vptq_buf_release(&out);
-    vptq_records_release(&records);
+    vptq_string_free(&out);
     return vptq_cli_finish(cli, st, &err);
 }
 

@@ -1,3 +1,4 @@
+/* vptq-eval error: error of every quantized matrix against its original. */
 #include "cmd/eval/eval.h"
 
 #include <stdlib.h>
@@ -10,68 +11,31 @@ typedef struct error_command {
     int sort; /* vptq_error_order */
 } error_command;
 
-/* The rows as they come. */
-typedef struct error_rows {
-    vptq_mem *mem;
-    vptq_error_row *items;
-    size_t count, cap;
-} error_rows;
-
-static vptq_status keep_row(void *arg, const vptq_error_row *row, vptq_err *err)
-{
-    error_rows *r = arg;
-    if (r->count == r->cap) {
-        size_t cap = r->cap ? 2 * r->cap : 64;
-        vptq_error_row *items = vptq_mem_alloc(r->mem, cap, sizeof *items, err);
-        if (!items)
-            return VPTQ_E_NOMEM;
-        if (r->count)
-            memcpy(items, r->items, r->count * sizeof *items);
-        vptq_mem_free(r->mem, r->items);
-        r->items = items;
-        r->cap = cap;
-    }
-    r->items[r->count++] = *row;
-    return VPTQ_OK;
-}
-
-static vptq_status print_rows(const vptq_cli *cli, const error_command *c,
-                              const error_rows *rows, vptq_err *err)
-{
-    vptq_status st = VPTQ_OK;
-    vptq_buf out;
-    vptq_error_report report = {.rows = rows->items,
-                                .count = rows->count,
-                                .order = (vptq_error_order)c->sort,
-                                .top = c->top,
-                                .model = vptq_path_base(c->model),
-                                .base = vptq_path_base(c->base)};
-    vptq_buf_init(&out, cli->ctx.mem);
-    VPTQ_TRY(vptq_error_report_write(&report, (vptq_format)cli->common.format, cli->ctx.mem,
-                                     &out, err));
-    VPTQ_TRY(vptq_cli_deliver(cli, c->output, &out, err));
-out:
-    vptq_buf_release(&out);
-    return st;
-}
-
 static int run_error(vptq_cli *cli, const error_command *c)
 {
     vptq_err err = {0};
     vptq_status st = VPTQ_OK;
-    vptq_cli_eval s = {.has_dev = false};
-    vptq_checkpoint_options opt = {.tokenizer = NULL};
-    error_rows rows = {.mem = cli->ctx.mem};
+    vptq_model *model = NULL, *base = NULL;
+    vptq_string out = {NULL, 0};
+    const vptq_model_options open = {.base = c->base};
+    const vptq_error_options opt = {.hessians = c->hessians,
+                                    .first_layer = c->layers.first,
+                                    .last_layer = c->layers.last,
+                                    .order = (vptq_error_order)c->sort,
+                                    .top = c->top,
+                                    .model_name = vptq_cli_path_base(c->model),
+                                    .base_name = vptq_cli_path_base(c->base)};
     VPTQ_TRY(vptq_cli_check_output(cli, c->output, &err));
-    VPTQ_TRY(vptq_cli_eval_open(&s, cli, c->model, NULL, c->base, false, &err));
-    VPTQ_TRY(vptq_model_open(&cli->ctx, c->base, &opt, false, &s.base, &err));
-    s.has_base = true;
-    VPTQ_TRY(vptq_eval_error(&s.dev, &s.model, &s.base, c->hessians, c->layers.first,
-                             c->layers.last, keep_row, &rows, &err));
-    VPTQ_TRY(print_rows(cli, c, &rows, &err));
+    VPTQ_TRY(vptq_ctx_backend(cli->ctx, NULL, &err));
+    VPTQ_TRY(vptq_model_load(cli->ctx, c->model, &open, &model, &err));
+    VPTQ_TRY(vptq_model_load(cli->ctx, c->base, NULL, &base, &err));
+    VPTQ_TRY(vptq_measure_error(cli->ctx, model, base, &opt, (vptq_format)cli->common.format,
+                                &out, &err));
+    VPTQ_TRY(vptq_cli_deliver(cli, c->output, &out, &err));
 out:
-    vptq_mem_free(rows.mem, rows.items);
-    vptq_cli_eval_close(&s);
+    vptq_string_free(&out);
+    vptq_model_free(base);
+    vptq_model_free(model);
     return vptq_cli_finish(cli, st, &err);
 }
 

@@ -5,9 +5,9 @@ vptq_status vptq_cli_eval_open(vptq_cli_eval *s, const vptq_cli *cli, const char
                                vptq_err *err)
 {
     vptq_checkpoint_options opt = {.tokenizer = tokenizer, .base = base};
-    VPTQ_CHECK(vptq_device_open(&cli->ctx, cli->common.backend, &s->dev, err));
+    VPTQ_CHECK(vptq_device_open(cli->ctx, cli->common.backend, &s->dev, err));
     s->has_dev = true;
-    VPTQ_CHECK(vptq_model_open(&cli->ctx, path, &opt, need_tokenizer, &s->model, err));
+    VPTQ_CHECK(vptq_model_open(cli->ctx, path, &opt, need_tokenizer, &s->model, err));
     s->has_model = true;
     return VPTQ_OK;
 }

@@ -182,29 +182,23 @@ static int run_gemv(vptq_cli *cli, const gemv_command *c)
 {
     vptq_err err = {0};
     vptq_status st = VPTQ_OK;
-    vptq_device dev;
-    bool has_dev = false;
+    vptq_backend_info about;
     gemv_plan plan;
     vptq_arena arena;
-    char about[256];
     static const char *const caches[] = {"cold", "warm", "chain"};
     gemv_table t = {.printer = vptq_cli_printer(cli, VPTQ_COLUMNS(columns)),
                     .dtype = c->dtype ? "bf16" : "f16",
                     .cache = caches[c->cache]};
-    vptq_arena_init(&arena, cli->ctx.mem);
+    vptq_arena_init(&arena, cli->ctx->mem);
     VPTQ_TRY(take_options(cli, c, &arena, &plan, &err));
-    VPTQ_TRY(vptq_device_open(&cli->ctx, cli->common.backend, &dev, &err));
-    has_dev = true;
-    dev.ops->describe(dev.state, about, sizeof about);
-    vptq_log(&cli->ctx, VPTQ_LOG_MORE, "%s: %s", dev.ops->name, about);
-    VPTQ_TRY(vptq_eval_gemv(&dev, &plan.options, print_row, &t, &err));
+    VPTQ_TRY(vptq_ctx_backend(cli->ctx, &about, &err));
+    vptq_log(cli->ctx, VPTQ_LOG_MORE, "%s: %s", about.name, about.device);
+    VPTQ_TRY(vptq_gemv(cli->ctx, &plan.options, print_row, &t, &err));
     if (cli->common.format == CLI_TEXT)
         printf("geometric mean of the ratio %.3f, largest %.2f (%zu rows, %s%s)\n",
                exp(t.log_ratio / (double)t.printer.rows), t.worst, t.printer.rows, t.cache,
                c->cache == VPTQ_GEMV_CHAIN ? "" : " caches");
 out:
-    if (has_dev)
-        vptq_device_close(&dev);
     vptq_arena_release(&arena);
     return vptq_cli_finish(cli, st, &err);
 }

@@ -133,7 +133,7 @@ static vptq_status make_prompt(const vptq_cli *cli, const generate_command *c,
     bool given;
     vptq_buf text;
     unsigned flags = VPTQ_ENCODE_BOS | (c->special ? VPTQ_ENCODE_SPECIAL : 0);
-    vptq_buf_init(&text, cli->ctx.mem);
+    vptq_buf_init(&text, cli->ctx->mem);
     VPTQ_TRY(read_prompt(c, &text, &given, err));
     if (c->chat) {
         const vptq_chat_options chat = {.template_file = c->template_file,
@@ -143,7 +143,7 @@ static vptq_status make_prompt(const vptq_cli *cli, const generate_command *c,
                                         .date = c->date,
                                         .args = c->args.items,
                                         .arg_count = c->args.count};
-        VPTQ_TRY(vptq_chat_prompt(&cli->ctx, m, &chat, prompt, ends, err));
+        VPTQ_TRY(vptq_chat_prompt(cli->ctx, m, &chat, prompt, ends, err));
         flags = VPTQ_ENCODE_SPECIAL; /* the template writes the BOS */
     } else {
         VPTQ_TRY(vptq_buf_add(prompt, text.data, text.len, err));
@@ -196,7 +196,7 @@ static vptq_status generate(vptq_cli *cli, const generate_command *c, vptq_cli_e
                                        .end_count = ends->count,
                                        .stops = c->stops.items,
                                        .stop_count = c->stops.count};
-    vptq_buf_init(&g.text, cli->ctx.mem);
+    vptq_buf_init(&g.text, cli->ctx->mem);
     if (!prompt->len)
         ids->count = 0; /* encoded by the library, which knows then that a text begins */
     vptq_status st = vptq_eval_generate(&s->dev, &s->model, &opt, take_text, &g, ids, &r, err);
@@ -206,7 +206,7 @@ static vptq_status generate(vptq_cli *cli, const generate_command *c, vptq_cli_e
     if (!st || (st == VPTQ_E_CANCELLED && r.new_tokens > 0))
         print_generated(c, &g, prompt->data, &r);
     if (!st)
-        vptq_log(&cli->ctx, VPTQ_LOG_MORE,
+        vptq_log(cli->ctx, VPTQ_LOG_MORE,
                  "%zu tokens of prompt, %.1f per second; %zu new ones, %.1f per second; "
                  "ended by %s",
                  r.prompt_tokens, r.prompt_tokens_per_second, r.new_tokens, r.tokens_per_second,
@@ -222,9 +222,9 @@ static int run_generate(vptq_cli *cli, const generate_command *c)
     vptq_cli_eval s = {.has_dev = false};
     vptq_ids ids, ends;
     vptq_buf prompt;
-    vptq_ids_init(&ids, cli->ctx.mem);
-    vptq_ids_init(&ends, cli->ctx.mem);
-    vptq_buf_init(&prompt, cli->ctx.mem);
+    vptq_ids_init(&ids, cli->ctx->mem);
+    vptq_ids_init(&ends, cli->ctx->mem);
+    vptq_buf_init(&prompt, cli->ctx->mem);
     VPTQ_TRY(vptq_cli_eval_open(&s, cli, c->model, c->tokenizer, c->base, true, &err));
     VPTQ_TRY(make_prompt(cli, c, &s.model, &prompt, &ids, &ends, &err));
     if (cli->common.dry_run)

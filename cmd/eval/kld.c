@@ -28,7 +28,7 @@ static void print_kld_window(void *arg, uint64_t window, double kld, uint64_t to
     window_log *w = arg;
     w->sum += kld * (double)tokens;
     w->tokens += tokens;
-    vptq_log(&w->cli->ctx, VPTQ_LOG_MORE,
+    vptq_log(w->cli->ctx, VPTQ_LOG_MORE,
              "window %" PRIu64 ": divergence %.6f over %" PRIu64 " tokens, so far %.6f", window,
              kld, tokens, w->sum / (double)w->tokens);
 }
@@ -194,22 +194,18 @@ static void print_result(const vptq_cli *cli, const kld_command *c, const vptq_k
 /* ---- the run ---- */
 
 /* The device and those of the models that are run. */
-static vptq_status open_models(vptq_cli *cli, const kld_command *c, vptq_cli_eval *s,
-                               vptq_err *err)
+static vptq_status open_models(vptq_cli *cli, const kld_command *c, vptq_model **m,
+                               vptq_model **base, vptq_err *err)
 {
-    const vptq_checkpoint_options base = {.tokenizer = c->tokenizer};
-    const vptq_checkpoint_options model = {.tokenizer = c->tokenizer, .base = c->base};
     const bool text = c->texts.count > 0;
-    VPTQ_CHECK(vptq_device_open(&cli->ctx, cli->common.backend, &s->dev, err));
-    s->has_dev = true;
-    if (c->model) {
-        VPTQ_CHECK(vptq_model_open(&cli->ctx, c->model, &model, text, &s->model, err));
-        s->has_model = true;
-    }
-    if (c->base) {
-        VPTQ_CHECK(vptq_model_open(&cli->ctx, c->base, &base, text, &s->base, err));
-        s->has_base = true;
-    }
+    const vptq_model_options base_options = {.tokenizer = c->tokenizer, .need_tokenizer = text};
+    vptq_model_options options = base_options;
+    options.base = c->base;
+    VPTQ_CHECK(vptq_ctx_backend(cli->ctx, NULL, err));
+    if (c->model)
+        VPTQ_CHECK(vptq_model_load(cli->ctx, c->model, &options, m, err));
+    if (c->base)
+        VPTQ_CHECK(vptq_model_load(cli->ctx, c->base, &base_options, base, err));
     return VPTQ_OK;
 }
 
@@ -246,7 +242,7 @@ static int run_kld(vptq_cli *cli, const kld_command *c)
 {
     vptq_err err = {0};
     vptq_status st = VPTQ_OK;
-    vptq_cli_eval s = {.has_dev = false};
+    vptq_model *model = NULL, *base = NULL;
     vptq_kld_result r = {.mean_kld = 0};
     const bool recorded = c->base_file != NULL;
     vptq_kld_options opt = {
@@ -267,12 +263,13 @@ static int run_kld(vptq_cli *cli, const kld_command *c)
         .dry_run = cli->common.dry_run,
     };
     window_log windows = {.cli = cli};
-    VPTQ_TRY(open_models(cli, c, &s, &err));
-    VPTQ_TRY(vptq_eval_kld(&s.dev, s.has_model ? &s.model : NULL, s.has_base ? &s.base : NULL,
-                           &opt, print_kld_window, &windows, &r, &err));
+    VPTQ_TRY(open_models(cli, c, &model, &base, &err));
+    VPTQ_TRY(
+        vptq_divergence(cli->ctx, model, base, &opt, print_kld_window, &windows, &r, &err));
     print_result(cli, c, &r);
 out:
-    vptq_cli_eval_close(&s);
+    vptq_model_free(base);
+    vptq_model_free(model);
     int code = vptq_cli_finish(cli, st, &err);
     if (code != CLI_OK || r.mean_kld <= c->max_kld)
         return code;

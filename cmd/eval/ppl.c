@@ -5,6 +5,7 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 typedef struct ppl_command {
@@ -19,6 +20,7 @@ typedef struct ppl_command {
 /* Of one text while its windows come in. */
 typedef struct window_log {
     const vptq_cli *cli;
+    vptq_writer *dump; /* NULL = none */
     double sum;
     uint64_t tokens;
 } window_log;
@@ -28,7 +30,7 @@ static void print_window(void *arg, uint64_t window, double nll, uint64_t tokens
     window_log *w = arg;
     w->sum += nll * (double)tokens;
     w->tokens += tokens;
-    vptq_log(&w->cli->ctx, VPTQ_LOG_MORE,
+    vptq_log(w->cli->ctx, VPTQ_LOG_MORE,
              "window %" PRIu64 ": nll %.6f, ppl %.4f over %" PRIu64 " tokens, so far %.4f",
              window, nll, exp(nll), tokens, exp(w->sum / (double)w->tokens));
 }
@@ -76,43 +78,17 @@ static vptq_ppl_options measurement(const vptq_cli *cli, const ppl_command *c, s
 
 /* ---- ids ---- */
 
-static void print_ids(const int32_t *ids, size_t n)
+/* A list of ids in the making: an empty line separates documents. */
+static vptq_status print_ids(void *arg, const int32_t *ids, size_t n, vptq_err *err)
 {
+    bool *first = arg;
+    (void)err;
+    if (!*first)
+        putchar('\n');
+    *first = false;
     for (size_t i = 0; i < n; i++)
         printf("%" PRId32 "\n", ids[i]);
-}
-
-/* One id per line; an empty line between documents. */
-static vptq_status print_token_ids(const vptq_cli *cli, const ppl_command *c,
-                                   const vptq_corpus_options *corpus, const vptq_model *m,
-                                   vptq_err *err)
-{
-    vptq_status st = VPTQ_OK;
-    vptq_corpus text = {.ids = {.data = NULL}};
-    vptq_ids ids;
-    vptq_arena arena;
-    vptq_ids_init(&ids, cli->ctx.mem);
-    vptq_arena_init(&arena, cli->ctx.mem);
-    if (c->documents) {
-        size_t *offsets, count;
-        VPTQ_TRY(vptq_corpus_documents(&cli->ctx, corpus->texts[0], c->documents, m->tokenizer,
-                                       m->desc->vocab, &arena, &ids, &offsets, &count, err));
-        if (c->document_limit && count > c->document_limit)
-            count = c->document_limit;
-        for (size_t i = 0; i < count; i++) {
-            if (i > 0)
-                putchar('\n');
-            print_ids(ids.data + offsets[i], offsets[i + 1] - offsets[i]);
-        }
-    } else {
-        VPTQ_TRY(vptq_corpus_load(&cli->ctx, corpus, m->tokenizer, m->desc->vocab, &text, err));
-        print_ids(text.ids.data, text.ids.count);
-    }
-out:
-    vptq_corpus_release(&text);
-    vptq_ids_release(&ids);
-    vptq_arena_release(&arena);
-    return st;
+    return VPTQ_OK;
 }
 
 /* ---- results ---- */
@@ -215,60 +191,56 @@ static void print_result(const vptq_cli *cli, const ppl_command *c, size_t i,
 /* ---- the run ---- */
 
 /* Whether all texts are there and long enough, before the first one costs time. */
-static vptq_status check_texts(vptq_cli *cli, const ppl_command *c, vptq_cli_eval *s,
+static vptq_status check_texts(vptq_cli *cli, const ppl_command *c, const vptq_model *m,
                                vptq_err *err)
 {
     for (size_t i = 1; i < measurement_count(c) && !cli->common.dry_run; i++) {
         vptq_ppl_options opt = measurement(cli, c, i);
         vptq_ppl_result r;
         opt.dry_run = true;
-        VPTQ_CHECK(vptq_eval_ppl(&s->dev, &s->model, &opt, NULL, NULL, NULL, NULL, &r, err));
+        VPTQ_CHECK(vptq_perplexity(cli->ctx, m, &opt, NULL, NULL, NULL, &r, err));
     }
     return VPTQ_OK;
 }
 
-/* Measurement i, and the losses of its tokens to `file` where that is open. */
-static vptq_status score(vptq_cli *cli, const ppl_command *c, vptq_cli_eval *s, size_t i,
-                         vptq_file_writer *file, vptq_ppl_result *r, vptq_err *err)
+static vptq_status write_losses(void *arg, const double *nll, size_t tokens, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
-    vptq_arena arena;
-    double *nll = NULL;
-    bool dump = file->fd >= 0;
-    window_log windows = {.cli = cli};
+    window_log *w = arg;
+    return vptq_writer_write(w->dump, nll, tokens * sizeof *nll, err);
+}
+
+/* Measures text i, and writes the losses of its tokens to `dump` unless that is NULL. */
+static vptq_status score(vptq_cli *cli, const ppl_command *c, const vptq_model *m, size_t i,
+                         vptq_writer *dump, vptq_ppl_result *r, vptq_err *err)
+{
+    window_log windows = {.cli = cli, .dump = dump};
     vptq_ppl_options opt = measurement(cli, c, i);
-    vptq_arena_init(&arena, cli->ctx.mem);
     if (measurement_count(c) > 1)
-        vptq_log(&cli->ctx, VPTQ_LOG_MORE, "%s", measurement_name(c, i));
-    VPTQ_TRY(vptq_eval_ppl(&s->dev, &s->model, &opt, print_window, &windows, &arena,
-                           dump ? &nll : NULL, r, err));
-    if (dump)
-        VPTQ_TRY(vptq_file_write(file, nll, (size_t)r->tokens * sizeof *nll, err));
-out:
-    vptq_arena_release(&arena);
-    return st;
+        vptq_log(cli->ctx, VPTQ_LOG_MORE, "%s", measurement_name(c, i));
+    return vptq_perplexity(cli->ctx, m, &opt, print_window, dump ? write_losses : NULL,
+                           &windows, r, err);
 }
 
 /* The file is opened first, so that one that cannot be written costs no evaluation.  ppl
  * [measurements]. */
-static vptq_status score_all(vptq_cli *cli, const ppl_command *c, vptq_cli_eval *s, double *ppl,
-                             vptq_err *err)
+static vptq_status score_all(vptq_cli *cli, const ppl_command *c, const vptq_model *m,
+                             double *ppl, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    vptq_file_writer file = {.fd = -1};
+    vptq_writer *dump = NULL;
     if (c->dump && !cli->common.dry_run)
-        VPTQ_TRY(vptq_file_writer_open(c->dump, cli->common.force, &file, err));
-    VPTQ_TRY(check_texts(cli, c, s, err));
+        VPTQ_TRY(vptq_writer_open(c->dump, cli->common.force, &dump, err));
+    VPTQ_TRY(check_texts(cli, c, m, err));
     for (size_t i = 0; i < measurement_count(c); i++) {
         vptq_ppl_result r;
-        VPTQ_TRY(score(cli, c, s, i, &file, &r, err));
+        VPTQ_TRY(score(cli, c, m, i, dump, &r, err));
         print_result(cli, c, i, &r);
         ppl[i] = r.ppl;
     }
-    if (file.fd >= 0)
-        VPTQ_TRY(vptq_file_writer_commit(&file, err));
+    if (dump)
+        VPTQ_TRY(vptq_writer_commit(dump, err));
 out:
-    vptq_file_writer_abort(&file);
+    vptq_writer_close(dump);
     return st;
 }
 
@@ -314,28 +286,27 @@ static int run_ppl(vptq_cli *cli, const ppl_command *c)
 {
     vptq_err err = {0};
     vptq_status st = VPTQ_OK;
-    vptq_cli_eval s = {.has_dev = false};
-    vptq_arena arena;
-    vptq_arena_init(&arena, cli->ctx.mem);
-    double *ppl = vptq_arena_zalloc(&arena, measurement_count(c), sizeof *ppl, &err);
+    vptq_model *model = NULL;
+    bool first = true;
+    const vptq_model_options open = {
+        .tokenizer = c->tokenizer, .base = c->base, .need_tokenizer = c->texts.count > 0};
+    double *ppl = calloc(measurement_count(c), sizeof *ppl);
     if (!ppl)
-        VPTQ_TRY(VPTQ_E_NOMEM);
-    VPTQ_TRY(
-        vptq_cli_eval_open(&s, cli, c->model, c->tokenizer, c->base, c->texts.count > 0, &err));
+        VPTQ_TRY(vptq_fail(&err, VPTQ_E_NOMEM, "out of memory"));
+    VPTQ_TRY(vptq_ctx_backend(cli->ctx, NULL, &err));
+    VPTQ_TRY(vptq_model_load(cli->ctx, c->model, &open, &model, &err));
     if (!c->tokens_only)
-        VPTQ_TRY(score_all(cli, c, &s, ppl, &err));
+        VPTQ_TRY(score_all(cli, c, model, ppl, &err));
     for (size_t i = 0; c->tokens_only && i < measurement_count(c); i++) {
-        vptq_ppl_options opt = measurement(cli, c, i);
-        if (i > 0)
-            putchar('\n');
-        VPTQ_TRY(print_token_ids(cli, c, &opt.corpus, &s.model, &err));
+        const vptq_ppl_options opt = measurement(cli, c, i);
+        VPTQ_TRY(vptq_tokenize(cli->ctx, model, &opt, print_ids, &first, &err));
     }
 out:
-    vptq_cli_eval_close(&s);
+    vptq_model_free(model);
     int code = vptq_cli_finish(cli, st, &err);
     if (code == CLI_OK)
         code = check_limit(c, ppl);
-    vptq_arena_release(&arena);
+    free(ppl);
     return code;
 }
 

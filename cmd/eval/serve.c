@@ -185,7 +185,7 @@ static vptq_status take_run(void *arg, const vptq_serve_record *r, vptq_err *err
 static vptq_status print_plan(const vptq_cli *cli, const vptq_serve_options *o, vptq_err *err)
 {
     serve_table t;
-    VPTQ_CHECK(vptq_serve_check(&cli->ctx, o, NULL, err));
+    VPTQ_CHECK(vptq_serve_check(cli->ctx, o, NULL, err));
     begin_table(&t, cli, o, VPTQ_COLUMNS(plan));
     for (size_t c = 0; c < o->config_count; c++)
         for (size_t m = 0; m < o->model_count; m++) {
@@ -278,9 +278,9 @@ static vptq_status open_models(const vptq_cli *cli, const serve_command *c, serv
         j->models[i].model = vptq_arena_zalloc(arena, 1, sizeof *j->models[i].model, err);
         if (!j->models[i].model)
             return VPTQ_E_NOMEM;
-        VPTQ_CHECK(vptq_model_open(&cli->ctx, path, &opt, true, j->models[i].model, err));
+        VPTQ_CHECK(vptq_model_open(cli->ctx, path, &opt, true, j->models[i].model, err));
         j->opened++;
-        VPTQ_CHECK(vptq_checkpoint_fingerprint(&j->models[i].model->ckpt, &cli->ctx,
+        VPTQ_CHECK(vptq_checkpoint_fingerprint(&j->models[i].model->ckpt, cli->ctx,
                                                j->models[i].model->fingerprint, err));
     }
     j->o.models = j->models;
@@ -299,19 +299,20 @@ static int run_serve(vptq_cli *cli, const serve_command *c)
                          .seed = cli->common.seed,
                          .allow_long = c->allow_long,
                          .backend = cli->common.backend}};
-    vptq_arena_init(&arena, cli->ctx.mem);
+    vptq_arena_init(&arena, cli->ctx->mem);
     VPTQ_TRY(take_configs(c, &j, &arena, &err));
     VPTQ_TRY(open_models(cli, c, &j, &arena, &err));
     if (cli->common.dry_run) {
         VPTQ_TRY(print_plan(cli, &j.o, &err));
         goto out;
     }
-    VPTQ_TRY(vptq_serve_check(&cli->ctx, &j.o, NULL, &err)); /* before a file is touched */
+    VPTQ_TRY(vptq_serve_check(cli->ctx, &j.o, NULL, &err)); /* before a file is touched */
     if (c->output)
-        VPTQ_TRY(vptq_serve_log_open(cli->ctx.mem, c->output, cli->common.force, &j.log, &err));
+        VPTQ_TRY(
+            vptq_serve_log_open(cli->ctx->mem, c->output, cli->common.force, &j.log, &err));
     serve_table t = {.groups = j.groups};
     begin_table(&t, cli, &j.o, VPTQ_COLUMNS(table));
-    VPTQ_TRY(vptq_eval_serve(&cli->ctx, &j.o, j.log, take_run, &t, &err));
+    VPTQ_TRY(vptq_eval_serve(cli->ctx, &j.o, j.log, take_run, &t, &err));
 out:
     vptq_serve_log_close(j.log);
     for (size_t i = 0; i < j.opened; i++)

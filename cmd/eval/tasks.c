@@ -162,7 +162,7 @@ static vptq_status read_task(vptq_cli *cli, const tasks_command *c, const char *
     k->base_model = c->base;
     const vptq_task_file_options opt = {
         .task = k->name, .delimiter = delimiter, .limit = c->limit};
-    vptq_status st = vptq_task_file_read(k->path, &opt, cli->ctx.mem, &k->file, err);
+    vptq_status st = vptq_task_file_read(k->path, &opt, cli->ctx->mem, &k->file, err);
     k->has_file = !st;
     return st;
 }
@@ -192,8 +192,8 @@ static vptq_status run_task(vptq_cli *cli, const tasks_command *c, vptq_cli_eval
     vptq_buf text;
     vptq_task_answer *answers = NULL, *base = NULL;
     char name[sizeof k->name + 16];
-    vptq_arena_init(&arena, cli->ctx.mem);
-    vptq_buf_init(&text, cli->ctx.mem);
+    vptq_arena_init(&arena, cli->ctx->mem);
+    vptq_buf_init(&text, cli->ctx->mem);
     VPTQ_TRY(vptq_eval_task(&s->dev, &s->model, k->name, &k->file, &opt, &arena, &answers,
                             &k->result, err));
     if (c->base) {
@@ -264,13 +264,13 @@ static int run_command(vptq_cli *cli, const tasks_command *c)
     vptq_cli_eval s = {.has_dev = false};
     const vptq_checkpoint_options base = {.tokenizer = c->tokenizer};
     vptq_arena arena;
-    vptq_arena_init(&arena, cli->ctx.mem);
+    vptq_arena_init(&arena, cli->ctx->mem);
     task *tasks = vptq_arena_zalloc(&arena, c->tasks.count, sizeof *tasks, &err);
     if (!tasks)
         VPTQ_TRY(VPTQ_E_NOMEM);
     VPTQ_TRY(vptq_cli_eval_open(&s, cli, c->model, c->tokenizer, c->base, true, &err));
     if (c->base) {
-        VPTQ_TRY(vptq_model_open(&cli->ctx, c->base, &base, true, &s.base, &err));
+        VPTQ_TRY(vptq_model_open(cli->ctx, c->base, &base, true, &s.base, &err));
         s.has_base = true;
     }
     VPTQ_TRY(run_tasks(cli, c, &s, tasks, &err));

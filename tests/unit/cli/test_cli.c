@@ -42,7 +42,7 @@ static int print_all(vptq_cli *cli, const settings *s)
     for (size_t i = 0; i < cli->arg_count; i++)
         printf("arg=%s\n", cli->args[i]);
     printf("threads=%d seed=%" PRIu64 " mem=%zu force=%d format=%d quiet=%d verbose=%d\n",
-           cli->ctx.threads, cli->common.seed, cli->mem.cap, cli->common.force,
+           cli->ctx->threads, cli->common.seed, cli->ctx->mem->cap, cli->common.force,
            cli->common.format, cli->common.quiet, cli->common.verbose);
     return vptq_cli_finish(cli, VPTQ_OK, NULL);
 }
@@ -280,9 +280,9 @@ static int body_signal_once(vptq_cli *cli, const settings *s)
 {
     vptq_err err = {0};
     (void)s;
-    vptq_status before = vptq_check_cancel(&cli->ctx, &err);
+    vptq_status before = vptq_check_cancel(cli->ctx, &err);
     raise(SIGTERM);
-    vptq_status after = vptq_check_cancel(&cli->ctx, &err);
+    vptq_status after = vptq_check_cancel(cli->ctx, &err);
     printf("%d %d\n", before, after);
     return vptq_cli_finish(cli, after, &err);
 }
@@ -306,10 +306,10 @@ static void test_signals(void **state)
 static int body_messages(vptq_cli *cli, const settings *s)
 {
     (void)s;
-    vptq_log(&cli->ctx, VPTQ_LOG_WARN, "w");
-    vptq_log(&cli->ctx, VPTQ_LOG_INFO, "i");
-    vptq_log(&cli->ctx, VPTQ_LOG_MORE, "m");
-    vptq_log(&cli->ctx, VPTQ_LOG_DEBUG, "d");
+    vptq_log(cli->ctx, VPTQ_LOG_WARN, "w");
+    vptq_log(cli->ctx, VPTQ_LOG_INFO, "i");
+    vptq_log(cli->ctx, VPTQ_LOG_MORE, "m");
+    vptq_log(cli->ctx, VPTQ_LOG_DEBUG, "d");
     return vptq_cli_finish(cli, VPTQ_OK, NULL);
 }
 
@@ -334,12 +334,12 @@ static int body_progress(vptq_cli *cli, const settings *s)
 {
     (void)s;
     for (uint64_t i = 2; i <= 5; i++) {
-        vptq_progress(&cli->ctx, "first", i, 5, "detail");
+        vptq_progress(cli->ctx, "first", i, 5, "detail");
         printf("row %" PRIu64 "\n", i);
     }
-    vptq_progress(&cli->ctx, "first", 5, 5, NULL); /* its end again: nothing new */
-    vptq_progress(&cli->ctx, "second", 0, 3, NULL);
-    vptq_progress(&cli->ctx, "second", 1, 3, NULL);
+    vptq_progress(cli->ctx, "first", 5, 5, NULL); /* its end again: nothing new */
+    vptq_progress(cli->ctx, "second", 0, 3, NULL);
+    vptq_progress(cli->ctx, "second", 1, 3, NULL);
     return vptq_cli_finish(cli, VPTQ_OK, NULL);
 }
 
