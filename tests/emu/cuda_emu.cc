@@ -309,12 +309,12 @@ void *cuda_emu_shared(const void *key, size_t bytes)
         if (emu.objects[i].key == key)
             return emu.shared + emu.objects[i].at;
     const cuda_emu_site here = {__FILE__, __LINE__};
-    const size_t room = (bytes + SHARED_GAP - 1) / SHARED_GAP * SHARED_GAP;
-    if (emu.object_count == SHARED_OBJECTS || emu.shared_used + room > SHARED_BYTES)
+    const size_t rounded = (bytes + SHARED_GAP - 1) / SHARED_GAP * SHARED_GAP;
+    if (emu.object_count == SHARED_OBJECTS || emu.shared_used + rounded > SHARED_BYTES)
         cuda_emu_fail(here, "more shared memory than a block has");
     const size_t at = emu.shared_used + SHARED_GAP * (emu.object_count + 2);
     emu.objects[emu.object_count++] = {key, at};
-    emu.shared_used += room;
+    emu.shared_used += rounded;
     if (__asan_unpoison_memory_region)
         __asan_unpoison_memory_region(emu.shared + at, bytes);
     poison(emu.shared + at, bytes);
@@ -398,7 +398,7 @@ static bool same_site(cuda_emu_site a, cuda_emu_site b)
  * one of them never can. */
 static uint32_t companions(const fiber *f, unsigned first, bool *possible)
 {
-    uint32_t there = 0;
+    uint32_t arrived = 0;
     *possible = true;
     for (unsigned l = 0; l < LANES; l++) {
         if (!(f->mask >> l & 1))
@@ -408,9 +408,9 @@ static uint32_t companions(const fiber *f, unsigned first, bool *possible)
             *possible = false;
         else if (o->state == AT_WARP && o->operation == f->operation && o->mask == f->mask &&
                  same_site(o->site, f->site))
-            there |= 1u << l;
+            arrived |= 1u << l;
     }
-    return there;
+    return arrived;
 }
 
 static void complete(warp *w, unsigned first, uint32_t mask)
@@ -438,12 +438,12 @@ static void complete_operations(unsigned index)
         bool possible;
         if (f->state != AT_WARP)
             continue;
-        const uint32_t there = companions(f, first, &possible);
+        const uint32_t arrived = companions(f, first, &possible);
         if (!possible)
             report("%s:%d: %s with mask %08x names a lane that has left (thread %u)",
                    f->site.file, f->site.line, f->operation, f->mask, i);
-        else if (there == f->mask)
-            complete(&emu.warps[index], first, there);
+        else if (arrived == f->mask)
+            complete(&emu.warps[index], first, arrived);
     }
 }
 

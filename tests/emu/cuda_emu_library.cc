@@ -79,11 +79,11 @@ vptq_status vptq_cuda_library_potrf(vptq_dev *dev, size_t n, double *a, size_t l
         st = vptq_cuda_scratch(dev, sizeof order, &memory, err);
     if (st)
         return st;
-    int *there = static_cast<int *>(memory);
-    st = vptq_cuda_check(port_launch(potrf_kernel, 1, 1, 0, dev->stream, n, a, lda, there),
-                         "potrf", err);
+    int *device_order = static_cast<int *>(memory);
+    st = vptq_cuda_check(
+        port_launch(potrf_kernel, 1, 1, 0, dev->stream, n, a, lda, device_order), "potrf", err);
     if (!st)
-        st = vptq_cuda_download(dev, &order, there, sizeof order, err);
+        st = vptq_cuda_download(dev, &order, device_order, sizeof order, err);
     *info = (size_t)order;
     return st;
 }

@@ -92,16 +92,16 @@ size_t cuda_emu_memory_peak(void)
 }
 
 /* Finds the first gap that is large enough; NULL if there is none. */
-static block **find_gap(size_t room, unsigned char **at)
+static block **find_gap(size_t needed, unsigned char **at)
 {
     block **link = &memory.first;
     *at = memory.base;
     for (; *link; link = &(*link)->next) {
-        if ((size_t)((*link)->at - GAP - *at) >= room)
+        if ((size_t)((*link)->at - GAP - *at) >= needed)
             return link;
         *at = (*link)->at - GAP + rounded((*link)->bytes + 2 * GAP, GAP);
     }
-    return (size_t)(memory.base + stretch - *at) >= room ? link : NULL;
+    return (size_t)(memory.base + stretch - *at) >= needed ? link : NULL;
 }
 
 /* Makes addresses up to `end` usable. */
@@ -119,7 +119,7 @@ static void open_up_to(const unsigned char *end)
 
 static cudaError_t allocate(size_t bytes, void **p)
 {
-    const size_t room = rounded(bytes + 2 * GAP, GAP);
+    const size_t needed = rounded(bytes + 2 * GAP, GAP);
     if (!memory.base) {
         void *m =
             mmap(NULL, stretch, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -131,11 +131,11 @@ static cudaError_t allocate(size_t bytes, void **p)
     if (bytes > stretch || (memory.limit && bytes > left))
         return cudaErrorMemoryAllocation;
     unsigned char *at = NULL;
-    block **link = find_gap(room, &at);
+    block **link = find_gap(needed, &at);
     block *b = link ? static_cast<block *>(malloc(sizeof *b)) : NULL;
     if (!b)
         return cudaErrorMemoryAllocation;
-    open_up_to(at + room);
+    open_up_to(at + needed);
     *b = {at + GAP, bytes, *link};
     *link = b;
     memory.used += bytes;

@@ -277,7 +277,7 @@ static void mma_multiplies(void **)
 
 /* ---- cp.async ---- */
 
-__global__ static void copy_beside(const float *in, float *early, float *late, float *last)
+__global__ static void copy_async(const float *in, float *early, float *late, float *last)
 {
     row &r = port_shared<row>();
     const unsigned i = 4 * threadIdx.x;
@@ -297,7 +297,7 @@ __global__ static void copy_beside(const float *in, float *early, float *late, f
 static void copies_arrive_when_waited_for(void **)
 {
     float *in = vtest_normals(WIDE, 1), early[16], late[32], last[16];
-    run(copy_beside, 1, 16, 0, in, early, late, last);
+    run(copy_async, 1, 16, 0, in, early, late, last);
     for (unsigned i = 0; i < 16; i++) {
         assert_true(isnan(early[i]));
         assert_true(late[i] == in[4 * i] && isnan(late[16 + i]));

@@ -49,28 +49,28 @@ static __global__ void add_one(float *p)
 static void memory_is_guarded(void **)
 {
     void *p = NULL, *q = NULL;
-    float there = 2, back = 0;
+    float host = 2, back = 0;
     cuda_emu_guard(true);
-    assert_int_equal(cudaMalloc(&p, sizeof there), cudaSuccess);
+    assert_int_equal(cudaMalloc(&p, sizeof host), cudaSuccess);
     float *x = static_cast<float *>(p);
-    assert_int_equal(cudaMemcpyAsync(x, &there, sizeof there, cudaMemcpyHostToDevice, NULL),
+    assert_int_equal(cudaMemcpyAsync(x, &host, sizeof host, cudaMemcpyHostToDevice, NULL),
                      cudaSuccess);
     run(add_one, 1, 1, 0, x);
     assert_false(host_may_read(x));
-    assert_int_equal(cudaMalloc(&q, sizeof there), cudaSuccess); /* closed again afterwards */
+    assert_int_equal(cudaMalloc(&q, sizeof host), cudaSuccess); /* closed again afterwards */
     assert_false(host_may_read(x));
     assert_int_equal(cudaMemcpyAsync(&back, x, sizeof back, cudaMemcpyDeviceToHost, NULL),
                      cudaSuccess);
     assert_true(back == 3);
-    assert_int_equal(port_launch(add_one, 1, 1, 0, NULL, &there), cudaErrorInvalidValue);
-    assert_int_equal(cudaMemcpyAsync(&there, &back, 4, cudaMemcpyHostToDevice, NULL),
+    assert_int_equal(port_launch(add_one, 1, 1, 0, NULL, &host), cudaErrorInvalidValue);
+    assert_int_equal(cudaMemcpyAsync(&host, &back, 4, cudaMemcpyHostToDevice, NULL),
                      cudaErrorInvalidValue);
-    assert_true(there == 2);
+    assert_true(host == 2);
     cuda_emu_guard(false);
     assert_true(host_may_read(x));
     assert_int_equal(cudaFree(p), cudaSuccess);
     assert_int_equal(cudaFree(q), cudaSuccess);
-    assert_int_equal(cudaFree(&there), cudaErrorInvalidValue);
+    assert_int_equal(cudaFree(&host), cudaErrorInvalidValue);
     (void)cudaGetLastError();
 }
 
@@ -79,9 +79,9 @@ static void memory_is_guarded(void **)
 static void faults_come_when_asked_for(void **)
 {
     void *p = NULL, *q = NULL;
-    float there = 2;
+    float host = 2;
     const cuda_emu_counts before = cuda_emu_count();
-    assert_int_equal(cudaMalloc(&p, sizeof there), cudaSuccess);
+    assert_int_equal(cudaMalloc(&p, sizeof host), cudaSuccess);
     float *x = static_cast<float *>(p);
     *x = 1;
     cuda_emu_break("launch:2");
@@ -97,7 +97,7 @@ static void faults_come_when_asked_for(void **)
     cuda_emu_break("kernel:1");
     run(add_one, 1, 1, 0, x);
     run(add_one, 1, 1, 0, x);
-    assert_int_equal(cudaMemcpyAsync(x, &there, 4, cudaMemcpyHostToDevice, NULL), cudaSuccess);
+    assert_int_equal(cudaMemcpyAsync(x, &host, 4, cudaMemcpyHostToDevice, NULL), cudaSuccess);
     assert_true(*x == 3);
     assert_int_equal(cudaStreamSynchronize(NULL), cudaErrorIllegalAddress);
     for (int i = 0; i < 2; i++) {
@@ -105,9 +105,9 @@ static void faults_come_when_asked_for(void **)
         assert_int_equal(port_launch(add_one, 1, 1, 0, NULL, x), cudaErrorIllegalAddress);
     }
     cuda_emu_break("copy:2");
-    assert_int_equal(cudaMemcpyAsync(x, &there, 4, cudaMemcpyHostToDevice, NULL), cudaSuccess);
+    assert_int_equal(cudaMemcpyAsync(x, &host, 4, cudaMemcpyHostToDevice, NULL), cudaSuccess);
     assert_true(*x == 2);
-    assert_int_equal(cudaMemcpyAsync(&there, x, 4, cudaMemcpyDeviceToHost, NULL),
+    assert_int_equal(cudaMemcpyAsync(&host, x, 4, cudaMemcpyDeviceToHost, NULL),
                      cudaErrorECCUncorrectable);
     assert_int_equal(cudaStreamSynchronize(NULL), cudaErrorECCUncorrectable);
     cuda_emu_break(NULL);

@@ -168,7 +168,7 @@ static void test_device_out_of_memory(void **state)
     cuda_emu_memory(before + 1000);
     assert_ok(ops->alloc(d.dev.state, 150, 4, &p, &err), &err);
     assert_fails(ops->alloc(d.dev.state, 101, 4, &q, &err), VPTQ_E_NOMEM, &err,
-                 "404 bytes of device memory cannot be had: 400 of ");
+                 "404 bytes of device memory: 400 of ");
     assert_null(q);
     ops->release(d.dev.state, p);
     assert_ok(ops->alloc(d.dev.state, 101, 4, &q, &err), &err);

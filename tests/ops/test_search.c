@@ -499,7 +499,7 @@ static void device_memory_may_be_short(void **state)
     const size_t before = cuda_emu_memory_used();
     cuda_emu_memory(before + (512 + 32) * 8 * sizeof(float) + 1000);
     assert_fails(ops->search_index_open(d.dev.state, &p.codebooks, &index, &err), VPTQ_E_NOMEM,
-                 &err, "bytes of device memory cannot be had");
+                 &err, "bytes of device memory");
     assert_null(index);
     assert_int_equal(cuda_emu_memory_used(), before);
     cuda_emu_memory(0);

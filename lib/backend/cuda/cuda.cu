@@ -130,10 +130,11 @@ vptq_status vptq_cuda_alloc(size_t bytes, void **ptr, vptq_err *err)
         return VPTQ_OK;
     (void)cudaGetLastError();
     if (e == cudaErrorMemoryAllocation && !cudaMemGetInfo(&left, &total))
-        return vptq_fail(err, VPTQ_E_NOMEM,
-                         "%zu bytes of device memory cannot be had: %zu of %zu are free (other "
-                         "programs may hold some; --backend cpu needs none)",
-                         bytes, left, total);
+        return vptq_fail(
+            err, VPTQ_E_NOMEM,
+            "cannot allocate %zu bytes of device memory: %zu of %zu are free (other "
+            "programs may hold some; --backend cpu needs none)",
+            bytes, left, total);
     return vptq_cuda_check(e, "allocating device memory", err);
 }
 
@@ -142,9 +143,8 @@ static vptq_status cuda_alloc(vptq_dev *, size_t count, size_t size, void **ptr,
     size_t bytes = 0;
     *ptr = NULL;
     if (!vptq_size_mul(count, size, &bytes))
-        return vptq_fail(err, VPTQ_E_NOMEM,
-                         "%zu x %zu bytes of device memory are more than can be counted", count,
-                         size);
+        return vptq_fail(err, VPTQ_E_NOMEM, "cannot allocate %zu x %zu bytes of device memory",
+                         count, size);
     return vptq_cuda_alloc(bytes, ptr, err);
 }
 

@@ -132,8 +132,8 @@ static vptq_status check_table(const vptq_cuda_table *t, const char *codebook, u
         return VPTQ_OK;
     return vptq_fail(
         err, VPTQ_E_SHAPE,
-        "the run-time table of the %s codebook is of %u centroids of %u, not of %u of "
-        "%u as the matrix has them",
+        "the run-time table of the %s codebook has %u centroids of %u values, expected %u of "
+        "%u",
         codebook, t->k, t->v, k, v);
 }
 

@@ -76,29 +76,29 @@ static bool set_offsets(const vptq_cuda_smem_want *w, vptq_cuda_smem *s, size_t 
     return true;
 }
 
-/* Plans the largest number of copies of the main codebook in `room` bytes, or replicas if every
- * slot can have one. */
-static bool fill_main(const vptq_cuda_smem_want *w, size_t room, vptq_cuda_table *t)
+/* Plans the largest number of copies of the main codebook in `available` bytes, or replicas if
+ * every slot can have one. */
+static bool fill_main(const vptq_cuda_smem_want *w, size_t available, vptq_cuda_table *t)
 {
     const vptq_vq_shape *s = &w->shape;
     uint32_t width = vptq_cuda_row_bytes(s->v), limit = w->copies;
     size_t one = vptq_cuda_copy_bytes(s->v, s->k);
     if (!limit || limit > VPTQ_CUDA_MAX_COPIES)
         limit = VPTQ_CUDA_MAX_COPIES;
-    if (one > room)
+    if (one > available)
         return false;
     if (!w->copies) {
         uint32_t slots = s->v <= 4 ? 16 : 8;
         if (!vptq_cuda_table_replicas(t, s->v, s->k, slots, NULL) &&
-            vptq_cuda_table_bytes(t) <= room)
+            vptq_cuda_table_bytes(t) <= available)
             return true;
     }
-    size_t whole = room / one;
+    size_t whole = available / one;
     uint32_t part = 0;
     if (whole >= limit)
         whole = limit;
     else
-        part = (uint32_t)((room - whole * one) / width);
+        part = (uint32_t)((available - whole * one) / width);
     if (part < s->k / MIN_PART)
         part = 0;
     while (whole) { /* fewer copies if they exceed 65536 rows */
@@ -112,10 +112,10 @@ static bool fill_main(const vptq_cuda_smem_want *w, size_t room, vptq_cuda_table
 
 /* Plans one copy of the outlier codebook in the bytes that the others leave unused, else global
  * memory: its columns are few. */
-static void add_outliers(const vptq_cuda_smem_want *w, size_t room, vptq_cuda_tables *t)
+static void add_outliers(const vptq_cuda_smem_want *w, size_t available, vptq_cuda_tables *t)
 {
     const vptq_vq_shape *s = &w->shape;
-    if (vptq_cuda_copy_bytes(s->v0, s->k0) <= room &&
+    if (vptq_cuda_copy_bytes(s->v0, s->k0) <= available &&
         !vptq_cuda_table_copies(&t->outlier, s->v0, s->k0, 1, 0, NULL))
         return;
     vptq_cuda_table_global(&t->outlier, s->v0, s->k0);
@@ -147,7 +147,7 @@ vptq_status vptq_cuda_smem_fit(const vptq_cuda_smem_want *w, vptq_cuda_smem *out
         return st;
     const vptq_vq_shape *s = &w->shape;
     size_t staging = partial_bytes(w) + aligned(sums_bytes(w)), total;
-    size_t room = w->budget > staging ? w->budget - staging : 0;
+    size_t available = w->budget > staging ? w->budget - staging : 0;
     bool found = false;
     /* replicas 1 means a single copy */
     for (uint32_t replicas = 1; replicas <= MAX_REPLICAS; replicas *= 2) {
@@ -158,9 +158,10 @@ vptq_status vptq_cuda_smem_fit(const vptq_cuda_smem_want *w, vptq_cuda_smem *out
                 ? vptq_cuda_table_replicas(&t->residual, s->v, s->k_res, replicas, NULL)
                 : vptq_cuda_table_copies(&t->residual, s->v, s->k_res, 1, 0, NULL);
         size_t res = aligned(vptq_cuda_table_bytes(&t->residual));
-        if (fits || res > room || !fill_main(w, (room - res) / ALIGN * ALIGN, &t->main))
+        if (fits || res > available ||
+            !fill_main(w, (available - res) / ALIGN * ALIGN, &t->main))
             continue;
-        add_outliers(w, room, t);
+        add_outliers(w, available, t);
         if (!set_offsets(w, &c, &total))
             continue;
         double gain =

@@ -53,7 +53,7 @@ struct pass_state {
     unsigned arrived; /* used by join_parts */
 };
 
-static_assert(sizeof(pass_state) <= VPTQ_CUDA_GEMV_PASS, "there is memory for a pass");
+static_assert(sizeof(pass_state) <= VPTQ_CUDA_GEMV_PASS, "a pass fits");
 
 static __device__ pass_state &pass_of(const gemv_job &j)
 {

@@ -23,7 +23,7 @@ one_sentence()
 refused='too many resources requested for launch'
 died='an illegal memory access was encountered'
 spoilt='uncorrectable ECC error encountered'
-none='device memory cannot be had'
+none='device memory'
 
 # Hessians: the first call of each kind fails, then one during the run.
 VPTQ_EMU_COUNTS=counts collect good

@@ -22,7 +22,7 @@ most() { sed -n 's/^memory //p' counts; }
 lack()
 {
     [ "$(wc -l < "$1")" = 1 ] || fail "not one sentence: $(cat "$1")"
-    expect_line "$1" '[0-9]* bytes of device memory cannot be had: [0-9]* of [0-9]* are free (other programs'
+    expect_line "$1" '[0-9]* bytes of device memory: [0-9]* of [0-9]* are free (other programs'
 }
 
 VPTQ_EMU_COUNTS=counts collect h

@@ -122,7 +122,7 @@ static void test_failures(void **state)
     assert_null(vptq_mirror_in(&m, r.y, N, sizeof *x));
     assert_null(vptq_mirror_in(&m, r.y, 1, sizeof *x)); /* it stays failed */
     assert_fails(vptq_mirror_check(&m, &err), VPTQ_E_NOMEM, &err,
-                 "1200 bytes of device memory cannot be had: 100 of 1300 are free");
+                 "1200 bytes of device memory: 100 of 1300 are free");
     assert_fails(vptq_mirror_end(&m, VPTQ_OK, &err), VPTQ_E_NOMEM, &err, "device memory");
 
     r.mem.fail_after = 0;
