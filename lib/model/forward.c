@@ -288,7 +288,7 @@ vptq_status vptq_forward_open(const vptq_model *m, vptq_device *dev, size_t max_
     vptq_status st = VPTQ_OK;
     *out = NULL;
     if (max_length == 0)
-        return vptq_fail(err, VPTQ_E_ARG, "a sequence length of 0 was asked for");
+        return vptq_fail(err, VPTQ_E_ARG, "the sequence length is 0, expected at least 1");
     vptq_forward *f = vptq_mem_alloc(dev->ctx->mem, 1, sizeof *f, err);
     if (!f)
         return VPTQ_E_NOMEM;
@@ -384,13 +384,13 @@ static void forget_weights(const vptq_block *b)
         vptq_weight_forget(&b->linear[l]);
 }
 
-/* While block `layer` computes, the system reads what comes behind it.  Once, since a block may
- * run for many groups. */
-static void ask_ahead(vptq_forward *f, uint32_t layer)
+/* Lets the system read the weights of the next block while block `layer` computes; only once,
+ * since a block may run for many groups. */
+static void read_ahead(vptq_forward *f, uint32_t layer)
 {
-    if (f->asked == layer + 1)
+    if (f->read_ahead == layer + 1)
         return;
-    f->asked = layer + 1;
+    f->read_ahead = layer + 1;
     if (layer + 1 == f->d->layers)
         vptq_tensor_ahead(f->m->head);
     for (int l = 0; layer + 1 < f->d->layers && l < VPTQ_LINEAR_COUNT; l++)
@@ -412,7 +412,7 @@ vptq_status vptq_forward_block_with(vptq_forward *f, uint32_t layer, const size_
     if (parents)
         VPTQ_TRY(vptq_forward_tree_reserve(f, most, longest, err));
     VPTQ_TRY(open_linears(f, layer, linear, matrix, err));
-    ask_ahead(f, layer);
+    read_ahead(f, layer);
     for (size_t s = 0, e, group = 0; s < count; s = e) {
         if (s == group)
             group = vptq_forward_group_trees(starts, parents, count, s);

@@ -16,7 +16,7 @@ struct vptq_forward {
     const vptq_model_desc *d;
     vptq_device *dev;
     size_t max_length;
-    uint32_t asked;       /* block whose weights were requested ahead, by the run before it */
+    uint32_t read_ahead;  /* block whose weights the system was told to read ahead */
     size_t q_dim, kv_dim; /* heads * head_dim, kv_heads * head_dim */
 
     vptq_forward_block_params *params; /* [layers], host memory */

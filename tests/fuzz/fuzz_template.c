@@ -1,5 +1,5 @@
-/* Any bytes as a chat template, rendered for a conversation that has everything templates ask
- * for: an error, or a text that is valid UTF-8. */
+/* Renders any bytes as a chat template, for a conversation with all fields that templates use:
+ * the result must be an error or valid UTF-8. */
 #include <string.h>
 
 #include "lib/base/utf8.h"
