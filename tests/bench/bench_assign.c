@@ -36,7 +36,7 @@ typedef struct problem {
     uint32_t *ours, *theirs;
 } problem;
 
-/* ---- what the processor can do ---- */
+/* ---- peak of the processor ---- */
 
 /* Twelve independent chains of x = x * a + b: enough to cover latency times two units.  The
  * empty statement keeps the compiler from moving anything out of the loop. */
@@ -96,9 +96,9 @@ static double peak_seconds(vptq_simd simd)
     return t / (12.0 * PEAK_STEPS * lanes[simd]);
 }
 
-/* ---- the usual way ---- */
+/* ---- OpenBLAS and a scan ---- */
 
-/* Best score per lane first, its place beside it, then over the lanes. */
+/* Best score per lane with its index first, then over the lanes. */
 #define SCAN_BODY(width)                                                                       \
     typedef float floats __attribute__((vector_size((width)*4)));                              \
     typedef int32_t ints __attribute__((vector_size((width)*4)));                              \

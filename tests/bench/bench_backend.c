@@ -99,7 +99,7 @@ static void bench_attention(bench *b, size_t n, size_t pos0)
            seen * HEADS * DIM * 4 / best / 1e9);
 }
 
-/* Rows whose cost is elements, not products. */
+/* Ops whose cost is elements, not products. */
 static void bench_rows(bench *b)
 {
     enum { HIDDEN = 576, INNER = 1536, TILE = 512, HALF = 32 };
@@ -223,7 +223,7 @@ int main(void)
     if (!symbol)
         bench_give_up("OpenBLAS has no cblas_sgemm");
     memcpy(&b.sgemm, &symbol, sizeof symbol);
-    omp_set_num_threads(b.ctx.threads); /* what its OpenMP variant goes by */
+    omp_set_num_threads(b.ctx.threads); /* which its OpenMP variant follows */
     b.dev.ops->describe(b.dev.state, text, sizeof text);
     printf("%s\n", text);
     b.a = filled(LARGEST);

@@ -1,5 +1,5 @@
-/* A device that fails in the middle: every row says so, and none says afterwards that all is
- * well.  And one that has little memory. */
+/* A device that fails in the middle of a run: every op reports it, and no later op succeeds.
+ * Also a device with little memory. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,7 +27,7 @@ static void expect_success(const char *row, const char *when, vptq_status st,
         fail_msg("%s %s: %s", row, when, err->text);
 }
 
-/* A copy has failed for good: no row gets by. */
+/* After a failed copy no op succeeds. */
 static void test_no_row_works_on_a_broken_device(void **state)
 {
     (void)state;
@@ -48,8 +48,8 @@ static void test_no_row_works_on_a_broken_device(void **state)
     }
 }
 
-/* A kernel dies after its launch: whoever waits for the device learns of it, and nobody gets by
- * from then on. */
+/* A kernel that dies after its launch is reported by whatever waits for the device, and by all
+ * later ops. */
 static void test_dead_kernels_are_noticed(void **state)
 {
     (void)state;
@@ -74,8 +74,8 @@ static void test_dead_kernels_are_noticed(void **state)
     }
 }
 
-/* The n-th launch or allocation is refused until there are no more of them: the row says so,
- * and works when it is called again. */
+/* The n-th launch or allocation fails, for every n: the op reports it and works when it is
+ * called again. */
 static void check_refusals(const vrows_row *row, const char *how, const char *part)
 {
     vrows r;
@@ -109,7 +109,7 @@ static void test_refused_launches_and_allocations(void **state)
     }
 }
 
-/* ---- rows that get by with less memory ---- */
+/* ---- ops that need less memory if there is less ---- */
 
 enum { VECTORS = 5000, V = 4, CODEBOOK = 8 };
 
@@ -117,7 +117,7 @@ typedef struct sums {
     double sums[CODEBOOK * V], weights[CODEBOOK], objective;
 } sums;
 
-/* At most `bytes` more device memory than the arrays take; 0: as much as there is. */
+/* Limits device memory to `bytes` more than the arrays take; 0: no limit. */
 static vptq_status add_up(const float *x, const uint32_t *idx, size_t bytes, sums *out,
                           vptq_err *err)
 {
@@ -158,7 +158,7 @@ static vptq_status add_up(const float *x, const uint32_t *idx, size_t bytes, sum
     return st;
 }
 
-/* Three pieces of the sort have counts of their own, or two, or all vectors are one piece. */
+/* Counts per piece of the sort for three pieces, two pieces or a single one. */
 static void test_accumulate_in_larger_pieces(void **state)
 {
     (void)state;

@@ -1,6 +1,6 @@
-/* The rows gemv and vq_gemv: ref and cpu, at every SIMD level, against sums in double over a
- * matrix that was decoded here; the same bits for any number of threads and any company, a few
- * rows for any number of them, too. */
+/* The ops gemv and vq_gemv: ref and cpu at every SIMD level, against sums in double over a
+ * matrix that is decoded here. Results have the same bits for any number of threads and
+ * whatever the other rows of x are, and for a few rows also for any number of them. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +11,7 @@
 #include "tests/support/devices.h"
 #include "tests/support/vmatrix.h"
 
-/* Rows up to which every number is tried; more of them take other ways. */
+/* Every number of rows up to this one is tested; more use other paths. */
 enum { FEW_ROWS = 9, MANY_ROWS = 41 };
 static const size_t many_rows[] = {16, 17, 20, 33, 36, MANY_ROWS};
 
@@ -26,7 +26,7 @@ typedef struct gemv_case {
     const float *decoded; /* [out, in] */
     const float *x;       /* [MANY_ROWS, in + 5] */
     const float *bias;    /* [out] */
-    float *alone;         /* [MANY_ROWS, out] what rows gave on the device before */
+    float *alone;         /* [MANY_ROWS, out] earlier results of the same device */
 } gemv_case;
 
 static void run(const gemv_case *c, const vptq_device *dev, const vptq_gemv_args *g)
@@ -49,7 +49,7 @@ static void check_rows(const gemv_case *c, const vptq_device *dev, size_t n, flo
     const size_t ldx = c->in + 5, ldy = c->out + 3;
     float *y = vtest_alloc(n * ldy, sizeof *y);
     for (size_t i = 0; i < n * ldy; i++)
-        y[i] = beta != 0 ? (float)(i % 11) : NAN; /* without beta nothing is read */
+        y[i] = beta != 0 ? (float)(i % 11) : NAN; /* not read without beta */
     const vptq_gemv_args g = {
         .n = n, .x = c->x, .y = y, .ldx = ldx, .ldy = ldy, .beta = beta, .bias = bias};
     /* more than 8 rows: 11 bits of x on a GPU (docs/gpu.md) */
@@ -58,7 +58,7 @@ static void check_rows(const gemv_case *c, const vptq_device *dev, size_t n, flo
     for (size_t i = 0; i < n; i++)
         for (size_t r = 0; r < ldy; r++) {
             const float before = (float)((i * ldy + r) % 11);
-            if (r >= c->out) { /* nothing behind the row is touched */
+            if (r >= c->out) { /* nothing after the row is written */
                 assert_true(beta != 0 ? y[i * ldy + r] == before : isnan(y[i * ldy + r]));
                 continue;
             }
@@ -79,7 +79,7 @@ static void check_rows(const gemv_case *c, const vptq_device *dev, size_t n, flo
 static void check_gemv(void *arg, const vptq_device *dev, bool is_ref)
 {
     const gemv_case *c = arg;
-    if (c->library && is_ref) { /* the oracle has none */
+    if (c->library && is_ref) { /* ref has no library */
         vptq_err err;
         const vptq_gemv_args g = {.n = 0};
         assert_fails(dev->ops->library_gemv(dev->state, c->out, c->in, c->w, &g, &err),
@@ -95,7 +95,7 @@ static void check_gemv(void *arg, const vptq_device *dev, bool is_ref)
     }
 }
 
-/* What rows give together on this device is what they gave alone, on this one if `first`. */
+/* Rows together give what they gave alone; sets those results if `first`. */
 static void check_company_on(const gemv_case *c, const char *name, vptq_simd simd, int threads,
                              bool first)
 {
@@ -115,8 +115,8 @@ static void check_company_on(const gemv_case *c, const char *name, vptq_simd sim
     free(y);
 }
 
-/* Many rows are what they were on the device before, if not `first`, and what they are beside
- * others that are no numbers. */
+/* Many rows give the same as before on this device, unless `first`, and the same next to rows
+ * of NaN. */
 static void check_many_on(const gemv_case *c, vptq_simd simd, int threads, bool first)
 {
     const size_t ldx = c->in + 5;
@@ -144,7 +144,7 @@ static void check_many_on(const gemv_case *c, vptq_simd simd, int threads, bool 
     free(y);
 }
 
-/* A row is the same bits alone, among a few others and for any number of threads. */
+/* A row has the same bits alone, among a few others and for any number of threads. */
 static void check_company(const gemv_case *c)
 {
     for (int simd = VPTQ_SIMD_NONE; simd <= (int)vptq_cpu_simd(); simd++) {
@@ -170,7 +170,7 @@ static void check_all(gemv_case *c)
         devices_each(check_gemv, c);
     else
         devices_each_emu(check_gemv, c);
-    if (!c->library) /* a library sums in its own way */
+    if (!c->library) /* a library has its own order of sums */
         check_company(c);
     free(x);
     free(bias);
@@ -218,15 +218,15 @@ static void packed_matrices_multiply(void **state)
     }
 }
 
-/* Codebooks as files hold them, 16 bits a number, at all magnitudes that float16 itself has
- * not: the cpu keeps large ones so, shifted. */
+/* Codebooks of 16-bit numbers, as in files, at magnitudes that float16 itself does not have:
+ * the cpu keeps large ones shifted. */
 static void codebooks_of_any_numbers_multiply(void **state)
 {
     (void)state;
     static const struct {
         vptq_vq_shape shape;
         vptq_dtype type;
-        int exponent; /* numbers are of the order of 2^exponent */
+        int exponent; /* size of the numbers: about 2^exponent */
     } cases[] = {
         {{310, 517, 8, 4096, 256, 1, 517, 0, 0, 0, true, true}, VPTQ_F16, 0},
         {{40, 70, 8, 4096, 256, 1, 70, 0, 0, 0, false, false}, VPTQ_F16, -9},
@@ -238,7 +238,7 @@ static void codebooks_of_any_numbers_multiply(void **state)
         {{48, 24, 8, 65536, 256, 1, 24, 0, 0, 0, false, true}, VPTQ_F16, -5},  /* far */
         {{40, 24, 16, 65536, 0, 1, 24, 0, 0, 0, false, true}, VPTQ_BF16, 0},   /* far */
         {{16, 30, 8, 512, 512, 1, 30, 0, 0, 0, false, false}, VPTQ_BF16, 105}, /* no shift */
-        /* more than 16 bits: they stay as they are */
+        /* more than 16 bits: kept as floats */
         {{42, 30, 8, 1024, 256, 1, 30, 0, 0, 0, false, true}, VPTQ_F32, -3},
         {{26, 30, 4, 2048, 0, 1, 30, 0, 0, 0, true, false}, VPTQ_F32, 0},
         {{40, 12, 8, 32768, 4, 1, 12, 0, 0, 0, false, false}, VPTQ_F32, 0}, /* far */
@@ -269,7 +269,7 @@ static void codebooks_of_any_numbers_multiply(void **state)
     }
 }
 
-/* Every width of an entry from 1 to 32 bits, with rows that end where their array does. */
+/* Entries of every width from 1 to 32 bits, with rows that end where their array ends. */
 static void entries_of_every_width_are_read(void **state)
 {
     (void)state;
@@ -329,7 +329,7 @@ static void plain_matrices_multiply(void **state)
         }
 }
 
-/* Where the weights begin decides how the CUDA kernel reads them, and nothing else. */
+/* The alignment of the weights changes how the CUDA kernel reads them, but not the result. */
 static void weights_may_begin_anywhere(void **state)
 {
     (void)state;
@@ -401,14 +401,14 @@ static void run_many(const vptq_device *dev, const void *arg, void *out)
     dev->ops->matrix_close(dev->state, m);
     for (size_t i = 0; i < MANY; i++) {
         memcpy((float *)out + i * s->out, y + i * ldy, s->out * sizeof *y);
-        for (size_t j = s->out; j < ldy; j++) /* nothing behind a row is touched */
+        for (size_t j = s->out; j < ldy; j++) /* nothing after a row is written */
             assert_true(y[i * ldy + j] == (float)((i * ldy + j) % 11));
     }
     free(y);
 }
 
-/* Pieces of several depths and vector rows, of which none is whole; groups and outliers that
- * end in the middle of a piece; vectors that pieces would cut. */
+/* Pieces of several depths and vector rows, none complete; groups and outliers that end inside
+ * a piece; vectors that pieces would cut. */
 static void many_rows_multiply(void **state)
 {
     (void)state;

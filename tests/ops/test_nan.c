@@ -1,5 +1,5 @@
-/* NaN among what vq_pass and vq_descend take: choices stay in range, and vector rows without
- * one come out as if there were none. */
+/* NaN in the input of vq_pass and vq_descend: choices stay in range, and other vector rows are
+ * not affected. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,7 +16,7 @@ typedef struct columns {
 
 static float factors[COLS * COLS];
 
-/* `bad`: vector row BAD of column 3 has a number that is none. */
+/* bad: vector row BAD of column 3 has a NaN. */
 static void run(const vptq_device *dev, const vptq_search_index *index,
                 const vcodebooks *codebooks, bool descend, bool bad, columns *c)
 {
@@ -51,14 +51,14 @@ static void check(void *arg, const vptq_device *dev, bool is_ref)
             for (size_t i = 0; i < ROWS; i++) {
                 const size_t at = t * ROWS + i, vector_row = t * STRIPS + i / V;
                 assert_true(bad.idx[vector_row] < K && bad.idx_res[vector_row] < K_RES);
-                assert_true(isfinite(bad.q[at])); /* is in the codebooks */
+                assert_true(isfinite(bad.q[at])); /* decoded from the codebooks */
                 if (i / V == BAD)
                     continue;
                 assert_int_equal(bad.idx[vector_row], good.idx[vector_row]);
                 assert_int_equal(bad.idx_res[vector_row], good.idx_res[vector_row]);
                 assert_memory_equal(&bad.change[at], &good.change[at], sizeof(float));
             }
-        if (!descend) /* carried through, not hidden */
+        if (!descend) /* propagated, not hidden */
             assert_true(isnan(bad.change[3 * ROWS + BAD * V + 1]));
     }
     dev->ops->search_index_close(dev->state, index);

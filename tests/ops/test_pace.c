@@ -1,5 +1,5 @@
-/* Rows of a device that may take long: cut into launches they give the same bits, and between
- * two launches they see that the caller wants to stop. */
+/* Long ops of a device: cut into launches, they give the same bits and stop between two
+ * launches when the caller cancels. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,7 +9,7 @@
 
 enum { FLOATS = 1 << 16, V = 4, K = 16, K_RES = 8, STRIPS = 200, COLS = 3 };
 
-/* `x` is only read.  `y` begins as x does, and is all that a row writes to. */
+/* x is only read. y starts as a copy of x, and ops write only to it. */
 typedef struct bench {
     volatile sig_atomic_t stop;
     vptq_ctx ctx;
@@ -39,7 +39,7 @@ static void bench_open(bench *b)
     *b = (bench){.ctx = {.threads = 1}};
     b->ctx.cancel = &b->stop;
     assert_ok(vptq_device_open(&b->ctx, "emu", &b->dev, &err), &err);
-    assert_ptr_equal(b->dev.ops, vptq_backend_emu()); /* which so is linked */
+    assert_ptr_equal(b->dev.ops, vptq_backend_emu()); /* this reference also links it */
     b->host = vtest_normals(FLOATS, 7);
     b->x = on_device(b);
     b->y = on_device(b);
@@ -62,7 +62,7 @@ static void bench_close(bench *b)
     free(b->host);
 }
 
-/* ---- rows ---- */
+/* ---- ops ---- */
 
 static vptq_status run_gemm(bench *b, vptq_err *err)
 {
@@ -195,7 +195,7 @@ static vptq_status run_vq_descend(bench *b, vptq_err *err)
     return st ? st : b->dev.ops->vq_descend(b->dev.state, &d, err);
 }
 
-/* More rows than a panel has; a window, and keys that are there already. */
+/* More rows than a panel has, with a window and earlier keys. */
 static vptq_attention_args attention_of(const bench *b)
 {
     return (vptq_attention_args){.n = 100,
@@ -228,7 +228,7 @@ static vptq_status run_attention_mass(bench *b, vptq_err *err)
     return b->dev.ops->attention_mass(b->dev.state, &a, mass, err);
 }
 
-/* Two sequences in pages that x stands for, one of more rows than a panel has. */
+/* Two sequences, one with more rows than a panel, in pages that x serves as. */
 static vptq_status run_attention_paged(bench *b, vptq_err *err)
 {
     static const uint32_t numbers[] = {0, 100, 101, 0, 90, 0, 1, 2, 3, 4, 5, 6, 7};
@@ -275,7 +275,7 @@ enum { COUNT = sizeof rows / sizeof *rows };
 
 /* ---- tests ---- */
 
-/* Launches that the row took; y goes to `got`. */
+/* Number of launches of the op; y is copied to `got`. */
 static unsigned long run(bench *b, size_t row, float *got)
 {
     vptq_err err;
@@ -337,7 +337,7 @@ static void test_flags_are_seen_between_launches(void **state)
     bench_close(&b);
 }
 
-/* What was queued before is waited for, so that it is never much. */
+/* Waits for earlier launches, so that the queue stays short. */
 static void test_a_dead_kernel_is_seen_between_launches(void **state)
 {
     (void)state;

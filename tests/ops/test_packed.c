@@ -11,7 +11,7 @@
 
 enum { GAP_X = 5, GAP_Y = 3 };
 
-/* VPTQ_CUDA_GEMV, NULL: what the planner chooses. */
+/* VPTQ_CUDA_GEMV; NULL: the choice of the planner */
 static void choose_kernel(const char *name)
 {
     if (name)
@@ -56,7 +56,7 @@ static float before(size_t i)
     return (float)(i % 11);
 }
 
-/* y [n, out + GAP_Y]; without beta it comes in as NaN. */
+/* y [n, out + GAP_Y]; starts as NaN without beta. */
 static vptq_status multiply(const product *p, const vptq_device *dev, const vptq_matrix *m,
                             size_t n, bool more, float *y, vptq_err *err)
 {
@@ -97,7 +97,7 @@ static void check_values(const product *p, const char *kernel, size_t n, bool mo
     for (size_t i = 0; i < n; i++)
         for (size_t r = 0; r < s->out + GAP_Y; r++) {
             const size_t at = i * (s->out + GAP_Y) + r;
-            if (r >= s->out) { /* nothing behind the row is touched */
+            if (r >= s->out) { /* nothing after the row is written */
                 assert_true(more ? y[at] == before(at) : isnan(y[at]));
                 continue;
             }
@@ -122,7 +122,7 @@ typedef struct kernel_case {
     bool large; /* the codebooks do not fit into shared memory */
 } kernel_case;
 
-/* n rows of x; the bits go to y. */
+/* Multiplies n rows of x; the bits go to y. */
 static void check_rows(const product *p, const kernel_case *c, const char *kernel, size_t n,
                        uint64_t seed, float *y)
 {
@@ -277,7 +277,8 @@ static void multiply_rows(const vptq_device *dev, const vptq_matrix *m, const vp
     assert_ok(dev->ops->vq_gemv(dev->state, m, &g, &err), &err);
 }
 
-/* What a row gives depends on how many there are, never on what they are or on its place. */
+/* The result for a row depends on the number of rows, but not on their values or its position.
+ */
 static void rows_do_not_depend_on_others(void **state)
 {
     (void)state;
@@ -323,7 +324,7 @@ static void rows_do_not_depend_on_others(void **state)
     free(turned);
 }
 
-/* Powers of two are all that codebooks and rows of x are brought to float16 by. */
+/* Codebooks and rows of x are scaled to float16 by powers of two only. */
 static void magnitudes_do_not_matter(void **state)
 {
     (void)state;
@@ -379,7 +380,8 @@ static void handles_hold_what_they_need(void **state)
     assert_ok(d.dev.ops->matrix_open(d.dev.state, &q, &one, &err), &err);
     assert_ok(d.dev.ops->matrix_open(d.dev.state, &q, &two, &err), &err);
     memset(&q, 0xff, sizeof q);
-    assert_int_equal(cuda_emu_memory_used(), before_open); /* nothing is there unasked */
+    assert_int_equal(cuda_emu_memory_used(),
+                     before_open); /* nothing is allocated before the first use */
     multiply_rows(&d.dev, one, &small, x, 1, want);
     assert_ok(d.dev.ops->vq_dequant(d.dev.state, one, 0, small.out, w, small.in, &err), &err);
     assert_memory_equal(w, decoded, small.out * small.in * sizeof *w);
@@ -396,7 +398,7 @@ static void handles_hold_what_they_need(void **state)
     free(decoded);
 }
 
-/* A device that is full says so, and goes on once it is not. */
+/* A full device returns an error and works again once it is not full. */
 static void device_memory_may_run_out(void **state)
 {
     (void)state;

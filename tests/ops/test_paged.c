@@ -1,4 +1,4 @@
-/* Rows over a cache in pages: ref against plain attention on the same numbers, the others
+/* Ops over a paged cache: ref against plain attention on the same numbers, other backends
  * against ref, and sequences that do not see each other. */
 #include <math.h>
 #include <stdlib.h>
@@ -15,7 +15,7 @@ typedef struct paged_case {
     vptq_dtype type;
 } paged_case;
 
-/* What a case amounts to: tokens of all sequences, of which the last rows[s] are queries. */
+/* The arrays of a case: tokens of all sequences, of which the last rows[s] are queries. */
 typedef struct problem {
     const paged_case *c;
     uint32_t starts[MOST + 1], positions[MOST], all[MOST + 1]; /* all: tokens, summed up */
@@ -51,8 +51,8 @@ static void problem_free(problem *p)
     free(p->values);
 }
 
-/* Pages of the sequences in turns, the last of the pool first, so that no two neighbours of a
- * sequence are neighbours in the pool where there are several. */
+/* Assigns pages to the sequences in turns, the last of the pool first, so that neighboring
+ * pages of a sequence are not neighbors in the pool if there are several. */
 static uint32_t *table_of(const problem *p, size_t ld)
 {
     uint32_t *table = vtest_alloc(p->c->sequences * ld, sizeof *table);
@@ -61,10 +61,10 @@ static uint32_t *table_of(const problem *p, size_t ld)
         for (size_t s = 0; s < p->c->sequences; s++)
             if (page * VPTQ_KV_PAGE < p->all[s + 1] - p->all[s])
                 table[s * ld + page] = next--;
-    return table; /* page 0 stays free: it is nobody's */
+    return table; /* page 0 stays unused */
 }
 
-/* What pages hold where no token is: NaN, which must not get into sums. */
+/* Fills unused slots with NaN, which must not get into sums. */
 static void *empty_pool(const problem *p)
 {
     const size_t bytes = (p->pages + 1) * VPTQ_KV_PAGE * p->c->kv_heads * p->c->head_dim *
@@ -75,7 +75,7 @@ static void *empty_pool(const problem *p)
     return pool;
 }
 
-/* All that stands in front of the queries is stored first, in two parts. */
+/* Stores all tokens before the queries, in two parts. */
 static void store_before(const vptq_device *dev, const problem *p, vptq_kv_rows rows,
                          const vptq_kv_pool *pool)
 {
@@ -162,7 +162,7 @@ static void run_paged(const vptq_device *dev, const void *arg, void *out)
     free(table);
 }
 
-/* ref's plain attention, sequence by sequence, over keys and values rounded to the type. */
+/* The attention op of ref, sequence by sequence, over keys and values rounded to the type. */
 static void check_plain(const problem *p, const float *got)
 {
     const paged_case *c = p->c;
@@ -203,7 +203,7 @@ static void check_plain(const problem *p, const float *got)
     free(values);
 }
 
-/* What the emulator does in seconds. */
+/* Whether the emulator takes only seconds. */
 static bool emulated(const problem *p)
 {
     return p->starts[p->c->sequences] * p->max_tokens * p->c->heads * p->c->head_dim <= 1 << 22;
@@ -227,7 +227,7 @@ static void test_paged(void **state)
         problem p = problem_of(&cases[i]);
         const size_t count = p.starts[cases[i].sequences] * cases[i].heads * cases[i].head_dim;
         float *out = vtest_alloc(count, sizeof *out);
-        /* As the row attention: NMSE (10 * 2^-24)^2 for scores of size 10, a factor of 8. */
+        /* As for the op attention: NMSE (10 * 2^-24)^2 for scores of size 10, times 8. */
         const devices_op op = {run_paged, &p, count, sizeof(float), 0x1p-38};
         (emulated(&p) ? devices_check_emu : devices_check)(&op, out);
         check_plain(&p, out);
@@ -236,7 +236,7 @@ static void test_paged(void **state)
     }
 }
 
-/* A sequence's rows are the same bits alone and among others. */
+/* The rows of a sequence have the same bits alone and among others. */
 static void alone_and_among(void *arg, const vptq_device *dev, bool is_ref)
 {
     (void)arg;

@@ -1,5 +1,5 @@
-/* The row reassign with the codebook that labels were found for: to the label what assign
- * finds, whichever centroids have moved, and how far, since. */
+/* The op reassign with the previous codebook: the same labels as assign, whichever centroids
+ * have moved and how far. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,8 +14,8 @@ typedef struct moves {
     float *x, *before, *c;
 } moves;
 
-/* Few move a little, some, all of them; some far, so that others lose their vectors; into one
- * another; and vectors and centroids that are not numbers. */
+/* How centroids move: few a little, some, all; some far, so that others lose their vectors;
+ * onto each other; and vectors and centroids with NaN. */
 static moves moves_make(size_t n, uint32_t v, uint32_t k, int kind)
 {
     const size_t count = (size_t)k * v, every[KINDS] = {17, 3, 1, 29, 5, 11};
@@ -53,7 +53,7 @@ static void moves_free(moves *m)
     free(m->c);
 }
 
-/* Every device agrees with its own assign: the bits of scores are a matter of the level. */
+/* Every device agrees with its own assign; the bits of scores depend on the level. */
 static void follow(void *arg, const vptq_device *dev, bool is_ref)
 {
     const moves *m = arg;
@@ -74,7 +74,7 @@ static void follow(void *arg, const vptq_device *dev, bool is_ref)
                 .n = m->n, .v = m->v, .k = m->k, .x = m->x, .centroids = m->before, .idx = got},
             &err),
         &err);
-    for (int round = 0; round < 2; round++) { /* at last, nothing has moved */
+    for (int round = 0; round < 2; round++) { /* in the second round nothing has moved */
         const float *before = round ? m->c : m->before;
         assert_ok(dev->ops->reassign(dev->state,
                                      &(vptq_assign_args){.n = m->n,
@@ -109,7 +109,7 @@ static void follows_codebooks_that_move(void **state)
     }
 }
 
-/* Too few for lists of neighbours, unless most have stayed where they were. */
+/* Too few centroids for grouping, unless most have not moved. */
 static void follows_small_codebooks(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* The row sample: ref against what follows from the definition on vocabularies that can be
- * worked out, cpu and emu against ref, id by id. */
+/* The op sample: ref against the definition on vocabularies that can be computed by hand, cpu
+ * and emu against ref, id by id. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -13,8 +13,7 @@ static void run_sample(const vptq_device *dev, const void *arg, void *out)
     assert_ok(dev->ops->sample(dev->state, &s, &err), &err);
 }
 
-/* The ids of ref, which the others give, too; the emulator, which takes its time, of no more
- * than some rows. */
+/* Compares ids with those of ref; on the emulator, which is slow, only for some rows. */
 static void check(const vptq_sample_args *s, int32_t *ids)
 {
     enum { SOME = 9, FEW = 3 };
@@ -45,13 +44,13 @@ static void test_greedy(void **state)
         {-NAN, -INFINITY, 0, 0, 0, 0, 9, 9},
     };
     static const int32_t want[N] = {1, 2, 0, 2, 0, 2, -1, 0, -1};
-    /* u is not read, top_p means nothing */
+    /* u is not read, top_p has no effect */
     const vptq_sample_args s = {
         .n = N, .vocab = VOCAB, .logits = &logits[0][0], .ld = LD, .top_p = 0.1};
     int32_t ids[N];
     check(&s, ids);
     assert_memory_equal(ids, want, sizeof want);
-    /* no probability but the best one's is left: the same, but for the NaNs and the ties */
+    /* Only the likeliest token has a probability: the same result, except for NaN and ties. */
     const double u[N] = {0.99, 0.99, 0.99, 0.99, 0.99, 0.99, 0.99, 0.99, 0.99};
     vptq_sample_args least = s;
     least.temperature = 1;
@@ -66,14 +65,14 @@ static void test_greedy(void **state)
     assert_memory_equal(ids, last, sizeof last);
 }
 
-/* ---- what is drawn how often ---- */
+/* ---- frequencies ---- */
 
 typedef struct distribution {
     double temperature, top_p;
     int shares[5]; /* of kept tokens, in units of their sum */
 } distribution;
 
-/* Numbers u all over [0, 1): ids follow each other in intervals as long as their shares. */
+/* u covers [0, 1): ids follow each other in intervals as long as their shares. */
 static void test_distribution(void **state)
 {
     (void)state;
@@ -110,7 +109,7 @@ static void test_distribution(void **state)
             sum += list[d].shares[v];
         for (int v = 0; v < VOCAB; v++) {
             const double from = before / sum, to = (before += list[d].shares[v]) / sum;
-            for (int i = 0; i < N; i++) /* logits are floats: not closer to a border */
+            for (int i = 0; i < N; i++) /* logits are floats: stay away from boundaries */
                 if (u[i] > from + 1e-6 && u[i] < to - 1e-6)
                     assert_int_equal(ids[i], v);
         }
@@ -119,7 +118,7 @@ static void test_distribution(void **state)
     free(u);
 }
 
-/* Both ends of [0, 1), a vocabulary of one, tokens that cannot be. */
+/* Both ends of [0, 1), a vocabulary of one, impossible tokens. */
 static void test_ends(void **state)
 {
     (void)state;
@@ -142,7 +141,7 @@ static void test_ends(void **state)
     }
 }
 
-/* ---- as ref does ---- */
+/* ---- against ref ---- */
 
 static void test_as_ref(void **state)
 {
@@ -162,7 +161,7 @@ static void test_as_ref(void **state)
         }
         for (int t = 0; t < 15; t++) {
             if (vocab > 1000 && t % 4 != 3)
-                continue; /* the emulator takes its time */
+                continue; /* the emulator is slow */
             for (size_t i = 0; i < n; i++)
                 u[i] = fmod(0.618033988749895 * (double)(i + 1) + 0.377 * t, 1);
             const vptq_sample_args s = {.n = n,

@@ -1,4 +1,4 @@
-/* The row find: ref, emu, and cpu at every SIMD level, against loops written out here. */
+/* The op search: ref, emu, and cpu at every SIMD level, against loops written out here. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -41,7 +41,8 @@ static void find(const vptq_device *dev, const vptq_search_index *index, const v
     assert_ok(dev->ops->search(dev->state, &f, &err), &err);
 }
 
-/* What rounding in scores may cost: they are sums of v + 1 float products of this size. */
+/* Error that rounding of scores may cause: they are sums of v + 1 float products of this size.
+ */
 static double slack_of(const vptq_codebooks *b, const float *x, uint32_t main, uint32_t res)
 {
     double norm = 0;
@@ -57,7 +58,7 @@ static double slack_of(const vptq_codebooks *b, const float *x, uint32_t main, u
 
 typedef struct find_case {
     const vcodebooks *p;
-    const double *least; /* smallest distance of every vector to what the beam allows */
+    const double *least; /* smallest distance of every vector that the beam allows */
 } find_case;
 
 static void check_found(void *arg, const vptq_device *dev, bool is_ref)
@@ -83,7 +84,7 @@ static void check_found(void *arg, const vptq_device *dev, bool is_ref)
     choices_free(&got);
 }
 
-/* The best pair whose main centroid is among the `beam` nearest, by looking at all. */
+/* Finds the best pair whose main centroid is among the `beam` nearest by trying all. */
 static double least_distance(const vptq_codebooks *b, const float *x, double *main_distance)
 {
     double least = INFINITY, bound = -1;
@@ -92,7 +93,7 @@ static double least_distance(const vptq_codebooks *b, const float *x, double *ma
     for (uint32_t j = 0; j < b->k; j++)
         main_distance[j] = vcodebooks_distance(&alone, x, j, 0);
     for (uint32_t taken = 0; taken < (b->beam < b->k ? b->beam : b->k); taken++) {
-        double next = INFINITY; /* the codebooks hold no main centroid twice */
+        double next = INFINITY; /* no main centroid occurs twice */
         for (uint32_t j = 0; j < b->k; j++)
             next =
                 main_distance[j] > bound && main_distance[j] < next ? main_distance[j] : next;
@@ -147,7 +148,7 @@ static void find_reaches_the_beam(void **state)
     find_one_shape(0, 8, 16, 16, 4, true);
 }
 
-/* Large codebooks: too large for a table of products, and for the plain loops to try many. */
+/* Large codebooks: too large for a table of products, and for the loops here to try many. */
 static void find_in_large_codebooks(void **state)
 {
     (void)state;
@@ -166,8 +167,8 @@ static void scale(float *x, size_t n, size_t every, float factor)
         x[i] *= factor;
 }
 
-/* Screening by integers has steps of its own for every main centroid and a unit for every
- * vector: sizes that differ a lot must not hide the best pair. */
+/* Screening uses its own step for every main centroid and its own unit for every vector: very
+ * different sizes must not hide the best pair. */
 static void find_in_codebooks_of_odd_sizes(void **state)
 {
     (void)state;
@@ -186,7 +187,7 @@ static void find_in_codebooks_of_odd_sizes(void **state)
             scale(p.x, p.n * V, 7, 1000);
         if (kind == 6)
             scale(p.x, p.n * V, 1, 1e-12F);
-        if (kind == 7) /* more pairs alike than are computed one by one */
+        if (kind == 7) /* more equal pairs than are computed one by one */
             for (size_t i = V; i < RES * V; i++)
                 p.r[i] = p.r[i - V];
         if (kind == 8)
@@ -196,8 +197,8 @@ static void find_in_codebooks_of_odd_sizes(void **state)
     }
 }
 
-/* Devices that look for the beam in groups of centroids: near ones that fall into few groups
- * (the last kind into two of those of the cuda backend), and leave too many candidates. */
+/* For devices that find the beam in groups of centroids: near ones that fall into few groups
+ * (the last kind into two groups of the cuda backend) and leave too many candidates. */
 static void find_where_near_ones_are_together(void **state)
 {
     (void)state;
@@ -222,8 +223,8 @@ typedef struct ties_case {
     uint32_t half, res_half, beam;
 } ties_case;
 
-/* Both codebooks hold every centroid twice: the first must win, and the second stay where it is
- * to be kept. */
+/* Both codebooks contain every centroid twice: the first must win, and with `keep` the second
+ * must stay. */
 static void check_ties(void *arg, const vptq_device *dev, bool is_ref)
 {
     enum { V = 6 };
@@ -281,7 +282,7 @@ static void check_keep(void *arg, const vptq_device *dev, bool is_ref)
         assert_true(same || (b->local && kept.dist[i] < free_choice.dist[i]));
     }
 
-    /* others stay only where they are at least as near */
+    /* others stay only if they are at least as near */
     for (size_t i = 0; i < p->n; i++) {
         kept.idx[i] = (uint32_t)(i * 7 % b->k);
         kept.idx_res[i] = b->k_res ? (uint32_t)(i * 5 % b->k_res) : 0;
@@ -322,7 +323,7 @@ static void find_keeps_what_is_not_worse(void **state)
     }
 }
 
-/* ---- what is not a number ---- */
+/* ---- NaN and infinity ---- */
 
 static void check_garbage(void *arg, const vptq_device *dev, bool is_ref)
 {
@@ -369,9 +370,9 @@ static void find_stays_in_range_for_garbage(void **state)
         devices_each_emu(check_garbage, &shapes[i]);
 }
 
-/* ---- place and threads ---- */
+/* ---- position and threads ---- */
 
-/* The answer for a vector is the same wherever it stands and whoever computes it. */
+/* The result for a vector does not depend on its position or on the thread. */
 static void find_does_not_depend_on_place_or_threads(void **state)
 {
     (void)state;
@@ -417,7 +418,8 @@ static void find_does_not_depend_on_place_or_threads(void **state)
     }
 }
 
-/* The same on the emulated device: vectors in one call and in many, in any order of threads. */
+/* The same on the emulated device: vectors in one call and in many, with threads in any order.
+ */
 static void find_does_not_depend_on_place_on_a_device(void **state)
 {
     (void)state;
@@ -486,7 +488,7 @@ static void every_allocation_may_fail(void **state)
     vcodebooks_free(&p);
 }
 
-/* Codebooks that the memory of a device does not hold: an error, and nothing is left behind. */
+/* Codebooks that do not fit into device memory: an error, and nothing stays allocated. */
 static void device_memory_may_be_short(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* Uploads of a device with memory of its own: sizes around its buffers, in the order of the
- * rows around them, from memory that changes as soon as they return. */
+/* Uploads to a device with its own memory: sizes around its buffers, in order with the ops
+ * around them, from memory that changes as soon as they return. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,7 +31,7 @@ static void rig_open(rig *r)
     vptq_mem_init(&r->mem, 0);
     r->ctx.mem = &r->mem;
     assert_ok(vptq_device_open(&r->ctx, "emu", &r->dev, &err), &err);
-    assert_ptr_equal(r->dev.ops, vptq_backend_emu()); /* which so is linked */
+    assert_ptr_equal(r->dev.ops, vptq_backend_emu()); /* this reference also links it */
 }
 
 static void rig_close(rig *r)
@@ -58,7 +58,7 @@ static void *room(rig *r, size_t bytes)
     return p;
 }
 
-/* Up, from memory that is overwritten at once, and down again. */
+/* Uploads from memory that is overwritten at once, and downloads again. */
 static void check_size(rig *r, size_t bytes, unsigned seed)
 {
     const vptq_backend *ops = r->dev.ops;
@@ -97,7 +97,7 @@ static void test_every_size_arrives(void **state)
     rig_close(&r);
 }
 
-/* Without pinned memory, and without the few bytes that describe it, they go another way. */
+/* Without pinned memory, or the few bytes that describe it, uploads take another way. */
 static void test_without_pinned_memory(void **state)
 {
     (void)state;
@@ -107,7 +107,7 @@ static void test_without_pinned_memory(void **state)
         cuda_emu_break(n == 1 ? "pinned:1" : "pinned:2");
         check_size(&r, MOST, 3);
         cuda_emu_break(NULL);
-        check_size(&r, MOST, 4); /* it is not tried again */
+        check_size(&r, MOST, 4); /* it does not try again */
         assert_string_equal(r.log, "uploads go without pinned memory: out of memory");
         rig_close(&r);
     }
@@ -119,7 +119,7 @@ static void test_without_pinned_memory(void **state)
     rig_close(&r);
 }
 
-/* A row reads what was uploaded before it, not what is uploaded behind it. */
+/* An op reads what was uploaded before it, not after it. */
 static void test_rows_and_uploads_keep_their_order(void **state)
 {
     (void)state;
@@ -164,7 +164,7 @@ static void test_rows_and_uploads_keep_their_order(void **state)
     rig_close(&r);
 }
 
-/* A transfer that fails is told of by the upload, or by the next row. */
+/* A failed transfer is reported by the upload or by the next op. */
 static void test_failing_transfers(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-/* The rows assign, reassign, accumulate and vq_dequant: ref, emu, and cpu at every SIMD level
+/* The ops assign, reassign, accumulate and vq_dequant: ref, emu, and cpu at every SIMD level
  * and for several numbers of threads, against formulas written out here. */
 #include <math.h>
 #include <stdlib.h>
@@ -88,7 +88,7 @@ static void assign_finds_the_nearest(void **state)
     assign_one_shape(0, 8, 16);
 }
 
-/* A codebook that holds every centroid twice, the copies 37 further: the first must win. */
+/* A codebook that contains every centroid twice, the copies 37 further: the first must win. */
 static void check_ties(void *arg, const vptq_device *dev, bool is_ref)
 {
     (void)arg;
@@ -106,7 +106,7 @@ static void check_ties(void *arg, const vptq_device *dev, bool is_ref)
         &err);
     for (size_t i = 0; i < N; i++)
         assert_true(idx[i] < HALF);
-    memset(c, 0, 2 * HALF * V * sizeof *c); /* all the same */
+    memset(c, 0, 2 * HALF * V * sizeof *c); /* all equal */
     assert_ok(
         dev->ops->assign(dev->state,
                          &(vptq_assign_args){
@@ -125,7 +125,7 @@ static void assign_takes_the_lowest_on_ties(void **state)
     devices_each_emu(check_ties, NULL);
 }
 
-/* What is not a number, or too large, still gives an index that exists. */
+/* NaN and huge values still give an index in range. */
 static void check_garbage(void *arg, const vptq_device *dev, bool is_ref)
 {
     (void)arg;
@@ -155,7 +155,7 @@ static void check_garbage(void *arg, const vptq_device *dev, bool is_ref)
     free(c);
 }
 
-/* A small codebook without one number in it: the empty places behind it must not win. */
+/* A small codebook of NaN: the padding after it must not win. */
 static void check_empty_places(void *arg, const vptq_device *dev, bool is_ref)
 {
     (void)arg;
@@ -186,7 +186,7 @@ static void assign_stays_in_range_for_garbage(void **state)
     devices_each_emu(check_empty_places, NULL);
 }
 
-/* The answer for a vector is the same wherever it stands and whoever computes it. */
+/* The result for a vector does not depend on its position or on the thread. */
 static void assign_does_not_depend_on_place_or_threads(void **state)
 {
     (void)state;
@@ -277,7 +277,7 @@ static void check_labels(void *arg, const vptq_device *dev, bool is_ref)
     free(got);
 }
 
-/* Whatever the labels were before: those of a codebook nearby, all the same, any. */
+/* Any labels to start from: those of a nearby codebook, all equal, random. */
 static void labels_one_shape(size_t n, uint32_t v, uint32_t k, int kind)
 {
     float *x = vtest_normals(n * v, n + v), *c = vtest_normals((size_t)k * v, k);
@@ -289,12 +289,12 @@ static void labels_one_shape(size_t n, uint32_t v, uint32_t k, int kind)
             memcpy(c + j * v, x + j * v, v * sizeof *c);
             memcpy(c + (k - 1 - j) * v, x + j * v, v * sizeof *c);
         }
-    if (kind == 2) /* what is not a number */
+    if (kind == 2) /* NaN and infinity */
         for (size_t i = 0; i < 20; i++) {
             x[i * 7 % n * v + i % v] = i % 3 == 0 ? NAN : i % 3 == 1 ? INFINITY : -3e38F;
             c[i * 11 % k * v + i % v] = i % 2 ? NAN : 1e30F;
         }
-    if (kind == 3) /* lengths of all sizes, far from the middle */
+    if (kind == 3) /* lengths of all sizes, far from the mean */
         for (size_t i = 0; i < n; i++)
             for (size_t d = 0; d < v; d++)
                 x[i * v + d] = 100 + x[i * v + d] * powf(10, (float)(i % 9) - 6);
@@ -464,7 +464,7 @@ static void check_dequant(void *arg, const vptq_device *dev, bool is_ref)
         }
         for (size_t r = 0; r < s->out; r++) {
             assert_same_f32(w + r * ldw, a->want + r * s->in, s->in);
-            assert_true(isnan(w[r * ldw + s->in])); /* nothing behind the row is touched */
+            assert_true(isnan(w[r * ldw + s->in])); /* nothing after the row is written */
         }
     }
     dev->ops->matrix_close(dev->state, matrix);

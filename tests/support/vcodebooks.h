@@ -1,4 +1,4 @@
-/* Random codebooks, with vectors to be searched in them, for tests of the rows that search. */
+/* Random codebooks and vectors to search in them, for tests of the ops that search. */
 #ifndef VPTQ_TESTS_SUPPORT_VCODEBOOKS_H
 #define VPTQ_TESTS_SUPPORT_VCODEBOOKS_H
 
@@ -14,7 +14,7 @@ typedef struct vcodebooks {
 vcodebooks vcodebooks_make(size_t n, uint32_t v, uint32_t k, uint32_t k_res, uint32_t beam);
 void vcodebooks_free(vcodebooks *b);
 
-/* Closed by the caller with the row search_index_close. */
+/* The caller closes it with the op search_index_close. */
 vptq_search_index *vcodebooks_index(const vptq_device *dev, const vptq_codebooks *codebooks);
 
 /* |x - (c + r)|^2 to the floats that the choice decodes to. */

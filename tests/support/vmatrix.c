@@ -13,7 +13,7 @@ static uint32_t draw(uint64_t seed, size_t i, uint32_t n)
     return (uint32_t)vptq_rng_below(&rng, i, n);
 }
 
-/* Bit by bit, as the layout is defined. */
+/* Writes an entry bit by bit, as the format defines it. */
 static void pack_row(const uint32_t *main, const uint32_t *res, const vptq_vq_shape *s,
                      uint32_t *words)
 {

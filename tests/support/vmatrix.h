@@ -1,4 +1,4 @@
-/* Quantized matrices of random content, with the plain arrays they were packed from. */
+/* Quantized matrices of random content, with the unpacked arrays. */
 #ifndef VPTQ_TESTS_SUPPORT_VMATRIX_H
 #define VPTQ_TESTS_SUPPORT_VMATRIX_H
 
@@ -14,7 +14,7 @@ typedef struct vmatrix {
 void vmatrix_make(vmatrix *m, const vptq_vq_shape *s);
 void vmatrix_free(vmatrix *m);
 
-/* The formula of vq.h from the plain arrays, column by column: w [out, in]. */
+/* Decodes by the formula of vq.h from the unpacked arrays, column by column: w [out, in]. */
 void vmatrix_decode(const vmatrix *m, float *w);
 
 #endif

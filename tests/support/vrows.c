@@ -7,7 +7,7 @@
 #include "tests/support/vmatrix.h"
 #include "tests/support/vtest.h"
 
-/* N x N is the largest of the arrays. */
+/* The largest arrays are N x N. */
 enum { N = 32, V = 4, K = 8 };
 
 static void *on_device(vrows *r, const void *host, size_t bytes)
@@ -26,7 +26,7 @@ void vrows_open(vrows *r)
     double unit[N * N] = {0};
     *r = (vrows){.ctx = {.threads = 1}};
     assert_ok(vptq_device_open(&r->ctx, "emu", &r->dev, &err), &err);
-    assert_ptr_equal(r->dev.ops, vptq_backend_emu()); /* which so is linked */
+    assert_ptr_equal(r->dev.ops, vptq_backend_emu()); /* this reference also links it */
     r->host = malloc(N * N * sizeof *r->host);
     assert_non_null(r->host);
     for (size_t i = 0; i < N * N; i++)
@@ -202,7 +202,7 @@ static vptq_status run_vq_gemv(vrows *r, vptq_err *err)
     return with_matrix(r, few_products, err);
 }
 
-/* More rows than the kernel for few takes. */
+/* More rows of x than the kernel for few takes. */
 static vptq_status many_products(vrows *r, const vptq_matrix *m, vptq_err *err)
 {
     const vptq_gemv_args g = products(r, N);
@@ -414,7 +414,7 @@ static vptq_status run_attention_mass(vrows *r, vptq_err *err)
     return r->dev.ops->attention_mass(r->dev.state, &a, r->d, err);
 }
 
-/* One sequence of two rows in page 0; r->d holds what says so, and the pool behind it. */
+/* One sequence of two rows in page 0; r->d holds its tables, followed by the pool. */
 typedef struct paged_rows {
     vptq_kv_rows rows;
     vptq_kv_pool pool;
@@ -518,7 +518,7 @@ static vptq_status run_sample(vrows *r, vptq_err *err)
     return r->dev.ops->sample(r->dev.state, &s, err);
 }
 
-/* matrix_open is with those that use one: by itself it asks nothing of the device. */
+/* matrix_open is tested with the ops that use it; alone it does nothing on the device. */
 const vrows_row vrows_all[] = {
     {"alloc", run_alloc},
     {"upload", run_upload},

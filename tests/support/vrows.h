@@ -1,5 +1,5 @@
-/* Every row of the CUDA backend once, on small arrays in the memory of the emulated device, for
- * tests of what rows do where something goes wrong. */
+/* Calls every op of the CUDA backend once, on small arrays in the memory of the emulated
+ * device, for tests of failures. */
 #ifndef VPTQ_TESTS_SUPPORT_VROWS_H
 #define VPTQ_TESTS_SUPPORT_VROWS_H
 
@@ -18,8 +18,8 @@ typedef struct vrows {
 void vrows_open(vrows *r); /* on emu */
 void vrows_close(vrows *r);
 
-/* A row and the close that belongs to it; VPTQ_OK and nothing left behind, or what the row
- * answered. */
+/* An op and the close that belongs to it; returns VPTQ_OK with everything released, or the
+ * error of the op. */
 typedef vptq_status (*vrows_fn)(vrows *r, vptq_err *err);
 typedef struct vrows_row {
     const char *name;

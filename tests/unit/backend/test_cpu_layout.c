@@ -1,5 +1,5 @@
-/* The form in which the cpu multiplies packed matrices: every code leads to the centroid it
- * stands for, in the smallest form that loses nothing. */
+/* Layouts of packed matrices on the cpu: every code leads to its centroid, in the smallest
+ * exact form. */
 #include <float.h>
 #include <math.h>
 #include <stdlib.h>
@@ -14,12 +14,12 @@ enum { ROWS = VPTQ_BLOCK_VECTOR_ROWS };
 
 typedef struct layout_case {
     vptq_vq_shape shape;
-    vptq_dtype type; /* that codebooks are rounded to */
-    bool half;       /* what is expected where there is SIMD */
+    vptq_dtype type; /* type that codebooks are rounded to */
+    bool half;       /* expected with SIMD */
     size_t lanes, far_half, far_float;
 } layout_case;
 
-/* Number e of the row that `code` leads to. */
+/* Element e of the row that `code` leads to. */
 static float number(const vptq_layout *l, const uint8_t *table, uint16_t code, size_t e)
 {
     const uint8_t *row = table + 8 * code * l->code_scale;
@@ -53,7 +53,7 @@ static void check_codes(const vptq_layout *l, const vmatrix *m)
                 const uint16_t *code =
                     l->codes + (block * s->group_size + j) * l->record + i % ROWS;
                 const size_t at = (g * vector_rows + i) * s->group_size + j;
-                if (i >= vector_rows) { /* nothing is read from beyond a table */
+                if (i >= vector_rows) { /* never outside of a table */
                     assert_true(code[0] == 0 && (!s->k_res || code[ROWS] == 0));
                     continue;
                 }
@@ -68,7 +68,7 @@ static void check_codes(const vptq_layout *l, const vmatrix *m)
 static void make_case(const layout_case *c, vmatrix *m)
 {
     const vptq_vq_shape *s = &c->shape;
-    vmatrix_make(m, s); /* of float16 numbers */
+    vmatrix_make(m, s); /* codebooks of float16 numbers */
     for (size_t i = 0; c->type == VPTQ_F32 && i < (size_t)s->groups * s->k * s->v; i++)
         m->centroids[i] *= 0.3F;
     vptq_round_to_n(c->type, m->centroids, (size_t)s->groups * s->k * s->v);
@@ -80,16 +80,16 @@ static void codes_lead_to_their_centroids(void **state)
 {
     (void)state;
     static const layout_case cases[] = {
-        /* codebooks of 16 KB and less stay as they are */
+        /* codebooks of up to 16 KB stay floats */
         {{40, 30, 8, 256, 256, 1, 30, 0, 0, 0, false, false}, VPTQ_F16, false, 8, 2, 1},
         {{40, 30, 8, 256, 512, 1, 30, 0, 0, 0, false, false}, VPTQ_F16, true, 8, 1, 1},
         {{41, 300, 6, 4096, 0, 1, 300, 0, 0, 0, true, true}, VPTQ_F16, true, 8, 1, 1},
         {{30, 24, 4, 4096, 16, 2, 12, 0, 0, 0, false, false}, VPTQ_BF16, true, 4, 1, 1},
         {{30, 24, 1, 16, 16, 1, 24, 0, 0, 0, false, false}, VPTQ_F32, false, 4, 1, 1},
-        /* numbers that are no float16 */
+        /* numbers that are not float16 */
         {{40, 30, 8, 4096, 16, 1, 30, 0, 0, 0, false, false}, VPTQ_F32, false, 8, 1, 1},
         {{36, 26, 8, 4096, 16, 1, 20, 6, 4, 16, true, true}, VPTQ_BF16, true, 8, 1, 1},
-        /* codes that 16 bits hold only as numbers of rows */
+        /* codes that fit into 16 bits only as row numbers */
         {{40, 9, 8, 65536, 2, 1, 9, 0, 0, 0, false, false}, VPTQ_F16, true, 8, 2, 4},
         {{40, 9, 8, 32768, 2, 1, 9, 0, 0, 0, false, false}, VPTQ_F16, true, 8, 1, 4},
         {{40, 9, 8, 16, 32768, 1, 9, 0, 0, 0, false, false}, VPTQ_F32, false, 8, 1, 4},
@@ -119,7 +119,7 @@ static void codes_lead_to_their_centroids(void **state)
         }
 }
 
-/* A NaN or an infinity in a codebook stays what it is. */
+/* A NaN or an infinity in a codebook is kept. */
 static void codebooks_of_anything_are_kept(void **state)
 {
     (void)state;
@@ -145,7 +145,7 @@ static void codebooks_of_anything_are_kept(void **state)
     }
 }
 
-/* Each allocation of a first product fails once; the matrix is as good as before. */
+/* Each allocation of a first product fails once; the matrix still works. */
 static void products_survive_a_lack_of_memory(void **state)
 {
     (void)state;

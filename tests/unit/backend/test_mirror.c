@@ -1,5 +1,5 @@
-/* Arrays of the host on a device: the array itself for cpu, copies for the emulated device,
- * whose memory the host cannot touch. */
+/* Host arrays on a device: the array itself for cpu, copies for the emulated device, whose
+ * memory the host cannot access. */
 #include "lib/backend/mirror.h"
 
 #include <math.h>
@@ -45,7 +45,7 @@ static void rig_close(rig *r)
     cuda_emu_memory(0);
 }
 
-/* y = silu(x) * x, on whatever the device is. */
+/* y = silu(x) * x on the device. */
 static vptq_status square_gate(rig *r, const float *x, float *y, vptq_err *err)
 {
     return r->dev.ops->swiglu(
@@ -98,7 +98,7 @@ static void test_between_the_ends(void **state)
     assert_true(r.y[4] == -1 && r.y[8] == -1);
     assert_true(fabs((double)r.y[7] - 0.25 / (1 + exp(-0.5))) <= 1e-6);
     assert_ok(vptq_mirror_end(&m, VPTQ_OK, &err), &err);
-    assert_true(r.y[8] == -1); /* room alone never comes back */
+    assert_true(r.y[8] == -1); /* arrays of the device alone are not downloaded */
     rig_close(&r);
 }
 
@@ -114,13 +114,13 @@ static void test_failures(void **state)
     assert_ok(square_gate(&r, x, x, &err), &err);
     assert_fails(vptq_mirror_end(&m, vptq_fail(&err, VPTQ_E_CANCELLED, "stopped"), &err),
                  VPTQ_E_CANCELLED, &err, "stopped");
-    assert_true(r.x[9] == 9); /* of a step that failed nothing comes back */
+    assert_true(r.x[9] == 9); /* a failed step downloads nothing */
 
     cuda_emu_memory(N * sizeof *x + 100);
     m = vptq_mirror_of(&r.dev);
     assert_non_null(vptq_mirror_in(&m, r.x, N, sizeof *x));
     assert_null(vptq_mirror_in(&m, r.y, N, sizeof *x));
-    assert_null(vptq_mirror_in(&m, r.y, 1, sizeof *x)); /* it stays failed */
+    assert_null(vptq_mirror_in(&m, r.y, 1, sizeof *x)); /* the failure is kept */
     assert_fails(vptq_mirror_check(&m, &err), VPTQ_E_NOMEM, &err,
                  "1200 bytes of device memory: 100 of 1300 are free");
     assert_fails(vptq_mirror_end(&m, VPTQ_OK, &err), VPTQ_E_NOMEM, &err, "device memory");
