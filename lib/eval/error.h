@@ -1,4 +1,4 @@
-/* Error of quantized matrices against their originals, and reports of it. */
+/* Internal: error of quantized matrices against their originals, and reports of it. */
 #ifndef VPTQ_EVAL_ERROR_H
 #define VPTQ_EVAL_ERROR_H
 

@@ -1,6 +1,7 @@
-/* Kullback-Leibler divergence of a model from its original on a text. */
-#ifndef VPTQ_EVAL_DIVERGENCE_H
-#define VPTQ_EVAL_DIVERGENCE_H
+/* Internal: Kullback-Leibler divergence of a model from its original on a text (lib/vptq.h has
+ * the options). */
+#ifndef VPTQ_EVAL_KLD_H
+#define VPTQ_EVAL_KLD_H
 
 #include "formats/vptq/kld_base.h"
 #include "lib/eval/perplexity.h"
@@ -39,7 +40,7 @@ extern const vptq_kld_level vptq_delta_levels[VPTQ_DELTA_LEVELS];
 /* Compares a model with its original over the tokens that vptq_eval_ppl scores under the same
  * protocol; fn gets the mean divergence of each window.  Both tokenizers must give the same ids
  * for the text.  m NULL: saves the original and compares nothing; all figures are 0.  base
- * NULL: reads a saved original. Errors: VPTQ_E_ARG and VPTQ_E_FORMAT as vptq_eval_ppl, errors
+ * NULL: reads a saved original.  Errors: VPTQ_E_ARG and VPTQ_E_FORMAT as vptq_eval_ppl, errors
  * of reading and writing files, VPTQ_E_MISMATCH for models of different shape, vocabulary or
  * tokenizer and for a saved base of another vocabulary, text, context or protocol,
  * VPTQ_E_NUMERIC with the window whose output is not finite. */

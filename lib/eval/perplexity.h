@@ -1,4 +1,4 @@
-/* Perplexity of a model on a text. */
+/* Internal: perplexity of a model on a text (lib/vptq.h has the options). */
 #ifndef VPTQ_EVAL_PERPLEXITY_H
 #define VPTQ_EVAL_PERPLEXITY_H
 
@@ -7,7 +7,6 @@
 #include "lib/model/model.h"
 #include "lib/vptq.h"
 
-/* Called after each window with its mean loss and number of scored tokens; may be NULL. */
 /* Runs windows in batches, block by block.  The size of a batch depends on the free memory and
  * does not change the result.  token_nll (may be NULL) becomes the NLL of every scored token in
  * order, in `arena`.  Errors: VPTQ_E_ARG for conflicting options, VPTQ_E_FORMAT for a text

@@ -179,7 +179,7 @@ static vptq_status labelled_choices(const reader *r, const json_t *record,
     if (label_count != *count)
         return vptq_fail(err, VPTQ_E_FORMAT, "%s: %u labels for %u choices", r->name,
                          label_count, *count);
-    key = vptq_task_strip(key);
+    key = vptq_task_trim(key);
     for (*gold = 0; *gold < *count; ++*gold)
         if (labels[*gold].n == key.n && memcmp(labels[*gold].s, key.s, key.n) == 0)
             return VPTQ_OK;
@@ -254,7 +254,7 @@ static vptq_status read_winogrande(const reader *r, const json_t *record, vptq_t
                          r->name);
     const vptq_task_text before = {sentence.s, (size_t)(gap - sentence.s)};
     const vptq_task_text rest =
-        vptq_task_strip((vptq_task_text){gap + 1, sentence.n - before.n - 1});
+        vptq_task_trim((vptq_task_text){gap + 1, sentence.n - before.n - 1});
     for (int i = 0; i < 2; i++) {
         const vptq_task_text parts[] = {before, options[i]};
         VPTQ_CHECK(vptq_task_join(parts, 2, r->arena, &options[i], err));
@@ -274,7 +274,7 @@ static vptq_status read_copa(const reader *r, const json_t *record, vptq_task_it
     if (!cause && (question.n != 6 || memcmp(question.s, "effect", 6) != 0))
         return vptq_fail(err, VPTQ_E_FORMAT,
                          "%s: key 'question' is neither 'cause' nor 'effect'", r->name);
-    premise = vptq_task_strip(premise);
+    premise = vptq_task_trim(premise);
     while (premise.n > 0 && ((unsigned char)premise.s[--premise.n] & 0xC0) == 0x80)
         ; /* drops its last character, a full stop */
     VPTQ_CHECK(join3(r, "", premise, cause ? " because" : " therefore", &context, err));

@@ -1,4 +1,4 @@
-/* Items of choice tasks, with the texts that lm-evaluation-harness makes of them.
+/* Internal: items of choice tasks, with the texts that lm-evaluation-harness makes of them.
  *
  * A file is JSON lines with one record per line, or HellaSwag's text form with six lines per
  * item.  The first known key of a record decides its form; all records of a file share it:

@@ -55,7 +55,7 @@ static vptq_status encode_context(vptq_task_encoder *e, vptq_task_text context, 
 {
     if (e->context_of.s == context.s && e->context_of.n == context.n)
         return VPTQ_OK;
-    const size_t n = vptq_task_strip_end(context).n;
+    const size_t n = vptq_task_trim_end(context).n;
     e->context.count = 0;
     vptq_status st = vptq_tokenizer_encode(e->m->tokenizer, context.s, n,
                                            flags_of(e, context.s, n), &e->context, err);

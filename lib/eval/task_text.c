@@ -14,7 +14,7 @@ static bool is_space(uint32_t cp)
     return vptq_utf8_space(cp) || (cp >= 0x1C && cp <= 0x1F);
 }
 
-vptq_task_text vptq_task_strip_end(vptq_task_text t)
+vptq_task_text vptq_task_trim_end(vptq_task_text t)
 {
     while (t.n > 0) {
         uint32_t cp;
@@ -28,7 +28,7 @@ vptq_task_text vptq_task_strip_end(vptq_task_text t)
     return t;
 }
 
-vptq_task_text vptq_task_strip(vptq_task_text t)
+vptq_task_text vptq_task_trim(vptq_task_text t)
 {
     uint32_t cp;
     size_t k;
@@ -36,7 +36,7 @@ vptq_task_text vptq_task_strip(vptq_task_text t)
         t.s += k;
         t.n -= k;
     }
-    return vptq_task_strip_end(t);
+    return vptq_task_trim_end(t);
 }
 
 uint32_t vptq_task_characters(vptq_task_text t)
@@ -165,7 +165,7 @@ static size_t drop_brackets(char *s, size_t n)
 vptq_status vptq_task_clean(vptq_task_text t, vptq_arena *arena, vptq_task_text *out,
                             vptq_err *err)
 {
-    t = vptq_task_strip(t);
+    t = vptq_task_trim(t);
     char *s = vptq_arena_strndup(arena, t.s, t.n, err);
     if (!s)
         return VPTQ_E_NOMEM;

@@ -5,9 +5,9 @@
 
 #include "lib/eval/task_file.h"
 
-/* Strips white space at both ends (str.strip()), or at the end only (str.rstrip()). */
-vptq_task_text vptq_task_strip(vptq_task_text t);
-vptq_task_text vptq_task_strip_end(vptq_task_text t);
+/* Removes white space at both ends, or at the end only, as Python does. */
+vptq_task_text vptq_task_trim(vptq_task_text t);
+vptq_task_text vptq_task_trim_end(vptq_task_text t);
 /* Code points. */
 uint32_t vptq_task_characters(vptq_task_text t);
 /* Concatenates all texts. */
@@ -19,7 +19,7 @@ vptq_status vptq_task_lower_first(vptq_task_text t, vptq_arena *arena, vptq_task
                                   vptq_err *err) VPTQ_MUST_CHECK;
 vptq_status vptq_task_capitalize(vptq_task_text t, vptq_arena *arena, vptq_task_text *out,
                                  vptq_err *err) VPTQ_MUST_CHECK;
-/* The harness's clean-up of HellaSwag texts: strips, replaces " [title]" by ". ", removes
+/* The harness's clean-up of HellaSwag texts: trims, replaces " [title]" by ". ", removes
  * bracketed text on one line, replaces two spaces by one. */
 vptq_status vptq_task_clean(vptq_task_text t, vptq_arena *arena, vptq_task_text *out,
                             vptq_err *err) VPTQ_MUST_CHECK;

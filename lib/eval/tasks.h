@@ -1,6 +1,6 @@
-/* Zero-shot choice tasks, scored as lm-evaluation-harness scores them: the model chooses the
- * request with the largest log-likelihood (acc), or with the largest one per character of the
- * choice (acc_norm).
+/* Internal: zero-shot choice tasks, scored as lm-evaluation-harness scores them: the model
+ * chooses the request with the largest log-likelihood (acc), or with the largest one per
+ * character of the choice (acc_norm).
  *
  * Requests of an item share the rows of a common beginning (forward.h, sequences that continue
  * others), and many items go through a block together. */
@@ -18,9 +18,9 @@ typedef struct vptq_task_answer {
     double *loglikelihoods; /* [item->count] nats */
     uint32_t *tokens;       /* [item->count] of the continuations */
     bool *greedy;           /* [item->count] every token is the likeliest one */
-    uint32_t choice;        /* the largest log-likelihood's, the first one on ties */
-    uint32_t choice_norm;   /* of those per character */
-    bool correct;           /* of one request alone: greedy[0] */
+    uint32_t choice;      /* the request with the largest log-likelihood, the first of equals */
+    uint32_t choice_norm; /* the same by log-likelihood per character */
+    bool correct;         /* for a single request: greedy[0] */
     bool correct_norm;
 } vptq_task_answer;
 
@@ -34,6 +34,7 @@ vptq_status vptq_eval_task(vptq_device *dev, const vptq_model *m, const char *na
                            vptq_arena *arena, vptq_task_answer **answers, vptq_task_result *r,
                            vptq_err *err) VPTQ_MUST_CHECK;
 
+/* Compares the answers of a model with those of its original. */
 void vptq_eval_task_compare(const vptq_task_file *file, const vptq_task_answer *answers,
                             const vptq_task_answer *base, vptq_task_agreement *a);
 

@@ -1,4 +1,5 @@
-/* Packing, unpacking, listing and checking a whole model. */
+/* Internal: packing, unpacking, listing and checking a whole model (lib/vptq.h has the
+ * options). */
 #ifndef VPTQ_PACK_PACK_H
 #define VPTQ_PACK_PACK_H
 
@@ -7,24 +8,25 @@
 #include "lib/backend/backend.h"
 #include "lib/vptq.h"
 
-/* ---- pack and unpack ---- */
-
-/* A work directory (or any quantized MODEL) -> published layout or archive.  Of a packed
- * input one matrix, or a piece of a plain tensor, is in memory at a time. */
+/* Packs a work directory, or any quantized MODEL, into the published layout or an archive.  Of
+ * a packed input one matrix, or a piece of a plain tensor, is in memory at a time. */
 vptq_status vptq_pack_model(const vptq_ctx *ctx, const vptq_pack_options *opt,
                             vptq_pack_result *r, vptq_err *err) VPTQ_MUST_CHECK;
-/* Any MODEL -> a plain Hugging Face directory with config and tokenizer, or one GGUF file with
- * both inside (vectors in F32 there, as its readers want them). */
+/* Unpacks any MODEL to a plain Hugging Face directory with config and tokenizer, or to one GGUF
+ * file that contains both (and vectors in F32, as its readers expect). */
 vptq_status vptq_unpack_model(vptq_device *dev, const vptq_pack_options *opt,
                               vptq_pack_result *r, vptq_err *err) VPTQ_MUST_CHECK;
 
-/* All matrices and tensors of any MODEL; total_bytes = size of the files.  `open` may be NULL.
- */
+/* Calls fn for all matrices and tensors of any MODEL, by name; *total_bytes = size of the
+ * files. `open` may be NULL. */
 vptq_status vptq_list_model(const vptq_ctx *ctx, const char *path,
                             const vptq_checkpoint_options *open, vptq_list_fn fn, void *arg,
                             uint64_t *total_bytes, double *bits_per_weight,
                             vptq_err *err) VPTQ_MUST_CHECK;
 
+/* Reads everything and checks what opening does not: every index and number, checksums, missing
+ * and extra tensors, portable config entries.  fn gets the findings; VPTQ_OK if the model could
+ * be checked, whatever was found.  `open` may be NULL. */
 vptq_status vptq_check_model(vptq_device *dev, const char *path,
                              const vptq_checkpoint_options *open, vptq_finding_fn fn, void *arg,
                              uint32_t *errors, uint32_t *warnings,

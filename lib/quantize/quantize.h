@@ -1,4 +1,4 @@
-/* Quantizing a whole model into a work directory. */
+/* Internal: quantizing a whole model into a work directory (lib/vptq.h has the options). */
 #ifndef VPTQ_QUANTIZE_QUANTIZE_H
 #define VPTQ_QUANTIZE_QUANTIZE_H
 
@@ -8,7 +8,8 @@
 #include "lib/quantize/settings.h"
 #include "lib/vptq.h"
 
-/* Locked, resumable matrix by matrix; the same bytes for any interruption and thread count. */
+/* Locks the work directory and resumes finished matrices.  The result is the same bytes for any
+ * thread count and any interruption. */
 vptq_status vptq_quantize_model(vptq_device *dev, const vptq_quantize_options *opt,
                                 vptq_quantize_fn fn, void *arg, vptq_quantize_result *result,
                                 vptq_err *err) VPTQ_MUST_CHECK;

@@ -1,4 +1,5 @@
-/* The settings of every matrix of a model: a plain table, made and checked before any work.
+/* Internal: the settings of every matrix of a model, a plain table made and checked before any
+ * work.
  *
  * Values are applied in this order, later ones win: the encoder's, the preset's, single
  * settings (these three are the defaults of all matrices), the rules of a recipe.  Bit

@@ -58,8 +58,8 @@ static void test_texts(void **state)
         assert_ok(vptq_task_lower_first(t, &arena, &out, &err), &err);
         check_text(out, cases[i].lower);
     }
-    check_text(vptq_task_strip_end((vptq_task_text){" x \n\x1f", 5}), " x");
-    check_text(vptq_task_strip((vptq_task_text){" \xc2\xa0x\xe2\x80\xa9\n", 8}), "x");
+    check_text(vptq_task_trim_end((vptq_task_text){" x \n\x1f", 5}), " x");
+    check_text(vptq_task_trim((vptq_task_text){" \xc2\xa0x\xe2\x80\xa9\n", 8}), "x");
     assert_int_equal(vptq_task_characters((vptq_task_text){"là…", 6}), 3);
     vptq_arena_release(&arena);
 }
