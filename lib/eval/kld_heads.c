@@ -186,10 +186,10 @@ vptq_status vptq_eval_kld_rows(const vptq_ctx *ctx, const vptq_kld_args *a, vptq
                .dim = a->shape->hidden,
                .variants = variants};
     vptq_arena arena;
-    if (variants == 0 || variants > VPTQ_FORWARD_ROWS)
-        return vptq_fail(err, VPTQ_E_ARG, "%zu models at once, expected 1 to %d", variants,
-                         VPTQ_FORWARD_ROWS);
     vptq_arena_init(&arena, ctx->mem);
+    if (variants == 0 || variants > VPTQ_FORWARD_ROWS)
+        VPTQ_TRY(vptq_fail(err, VPTQ_E_ARG, "%zu models at once, expected 1 to %d", variants,
+                           VPTQ_FORWARD_ROWS));
     /* half for the rows of the base, half for those of all variants */
     const size_t fit = vptq_forward_head_fit(a->base, VPTQ_FORWARD_ROWS + VPTQ_FORWARD_ROWS);
     size_t chunk = fit / 2 / variants ? fit / 2 / variants : 1;

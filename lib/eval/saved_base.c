@@ -278,10 +278,17 @@ static void save_rows(void *arg, size_t begin, size_t end, int thread)
         save_row(arg, row, thread);
 }
 
+/* Logits of the model for one row, the log of the sum of their exp, and their maximum. */
+typedef struct model_row {
+    const float *y;
+    size_t vocab;
+    double lse, max;
+} model_row;
+
 /* Sum of p^ (ln p^ - ln q) over the ids of a record.  *mass = sum of p^, *outside = sum of
  * exp(y - max) over all other ids. */
-static double cross_entries(const vptq_kld_base_record *r, size_t entries, const float *y,
-                            size_t vocab, double lse, double max, double *mass, double *outside)
+static double cross_entries(const vptq_kld_base_record *r, size_t entries, const model_row *m,
+                            double *mass, double *outside)
 {
     double sum = 0;
     size_t next = 0;
@@ -289,14 +296,14 @@ static double cross_entries(const vptq_kld_base_record *r, size_t entries, const
     for (size_t i = 0; i < entries; i++) {
         const size_t id = vptq_kld_base_id(r, i);
         const double value = vptq_kld_base_log(r, i), p = exp(value);
-        sum += p * (value - ((double)y[id] - lse));
+        sum += p * (value - ((double)m->y[id] - m->lse));
         *mass += p;
         for (; next < id; next++)
-            *outside += exp((double)y[next] - max);
+            *outside += exp((double)m->y[next] - m->max);
         next = id + 1;
     }
-    for (; next < vocab; next++)
-        *outside += exp((double)y[next] - max);
+    for (; next < m->vocab; next++)
+        *outside += exp((double)m->y[next] - m->max);
     return sum;
 }
 
@@ -313,7 +320,8 @@ static void compare_rows(void *arg, size_t begin, size_t end, int thread)
         size_t best;
         const double lse = log_sum(y, h->vocab, &best), max = (double)y[best];
         double mass, outside;
-        double sum = cross_entries(&r, h->entries, y, h->vocab, lse, max, &mass, &outside);
+        const model_row m = {y, h->vocab, lse, max};
+        double sum = cross_entries(&r, h->entries, &m, &mass, &outside);
         const double tail = exp((double)r.tail);
         if (tail > 0)
             sum += tail * ((double)r.tail - (log(outside) + max - lse));

@@ -125,9 +125,10 @@ static float limit_of(vptq_dtype type)
     return type == VPTQ_BF16 ? 0x1.FFp127F : INFINITY;
 }
 
-vptq_status vptq_output_convert(const vptq_tensor *t, vptq_dtype type, const float *x, size_t n,
-                                size_t first, size_t cols, void *stored, vptq_err *err)
+vptq_status vptq_output_convert(const vptq_tensor *t, const float *x, size_t n, size_t first,
+                                size_t cols, void *stored, vptq_err *err)
 {
+    const vptq_dtype type = t->type;
     float limit = limit_of(type);
     for (size_t i = 0; i < n; i++) {
         if (fabsf(x[i]) < limit)
@@ -188,8 +189,7 @@ vptq_status vptq_output_fill_rows(const vptq_output *o, vptq_device *dev,
                                   vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    const vptq_dtype type = t->tensor.type;
-    const size_t width = vptq_dtype_get(type)->bytes;
+    const size_t width = vptq_dtype_get(t->tensor.type)->bytes;
     vptq_output_rows in;
     uint8_t *stored = NULL;
     VPTQ_TRY(vptq_output_rows_open(o, dev, t, 0, &in, err));
@@ -201,8 +201,8 @@ vptq_status vptq_output_fill_rows(const vptq_output *o, vptq_device *dev,
         const float *x = NULL;
         VPTQ_TRY(vptq_check_cancel(o->ctx, err));
         VPTQ_TRY(vptq_output_rows_read(&in, r, n, &x, err));
-        VPTQ_TRY(vptq_output_convert(&t->tensor, type, x, n * in.cols, r * in.cols, in.cols,
-                                     stored, err));
+        VPTQ_TRY(
+            vptq_output_convert(&t->tensor, x, n * in.cols, r * in.cols, in.cols, stored, err));
         VPTQ_TRY(vptq_output_put(s, stored, n * in.cols * width, err));
     }
 out:

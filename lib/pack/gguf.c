@@ -168,17 +168,18 @@ static void interleave(const float *x, size_t n, size_t cols, size_t d, float *y
     }
 }
 
-static vptq_status store(const exporting *e, const vptq_tensor *t, const float *x, size_t n,
-                         size_t first, size_t cols, uint8_t *stored, vptq_err *err)
+/* As vptq_output_convert, also to Q8_0. */
+static vptq_status convert(const vptq_tensor *t, const float *x, size_t n, size_t first,
+                           size_t cols, uint8_t *stored, vptq_err *err)
 {
     if (t->type != VPTQ_Q8_0)
-        return vptq_output_convert(t, t->type, x, n, first, cols, stored, err);
+        return vptq_output_convert(t, x, n, first, cols, stored, err);
     const float limit = 65504.0F * 127; /* of a block's scale */
     for (size_t i = 0; i < n; i++)
         if (!(x[i] <= limit && x[i] >= -limit))
             return vptq_fail(err, VPTQ_E_NUMERIC,
                              "%s: tensor '%s': row %zu, column %zu is %g, too large for Q8_0",
-                             e->c->path, t->name, (first + i) / cols, (first + i) % cols,
+                             t->file, t->name, (first + i) / cols, (first + i) % cols,
                              (double)x[i]);
     vptq_ggml_quantize_q8_0(x, n, stored);
     return VPTQ_OK;
@@ -208,7 +209,7 @@ static vptq_status write_rows(exporting *e, vptq_output_rows *in, const vptq_ten
             interleave(x, n * per_row, cols, e->c->desc.head_dim, permuted);
             x = permuted;
         }
-        VPTQ_TRY(store(e, t, x, n * in->cols, r * in->cols, in->cols, stored, err));
+        VPTQ_TRY(convert(t, x, n * in->cols, r * in->cols, in->cols, stored, err));
         vptq_dtype_bytes(t->type, n * in->cols, &bytes);
         VPTQ_TRY(vptq_gguf_write(w, stored, bytes, err));
     }

@@ -240,9 +240,7 @@ out:
 /* ---- writing ---- */
 
 typedef struct writing {
-    vptq_output *o;
-    vptq_output_fill fill;
-    void *arg;
+    const vptq_output *o;
     uint64_t done, total; /* bytes of tensors */
 } writing;
 
@@ -252,7 +250,7 @@ static vptq_status fill_one(writing *w, const vptq_output_tensor *t, vptq_output
     VPTQ_CHECK(vptq_check_cancel(w->o->ctx, err));
     vptq_progress(w->o->ctx, w->o->stage, w->done, w->total, t->tensor.name);
     w->done += t->tensor.bytes;
-    return w->fill(w->arg, t, s, err);
+    return w->o->fill(w->o->fill_arg, t, s, err);
 }
 
 static vptq_status fill_file(void *arg, const vptq_tensor *t, vptq_safetensors_writer *file,
@@ -267,9 +265,9 @@ static vptq_status fill_file(void *arg, const vptq_tensor *t, vptq_safetensors_w
     return fill_one(w, found, &s, err);
 }
 
-static writing begin(vptq_output *o, vptq_output_fill fill, void *arg)
+static writing begin(const vptq_output *o)
 {
-    writing w = {.o = o, .fill = fill, .arg = arg};
+    writing w = {.o = o};
     for (size_t i = 0; i < o->count; i++)
         w.total += o->tensors[i].tensor.bytes;
     return w;
@@ -287,11 +285,10 @@ static vptq_status write_small_files(const vptq_output *o, const char *dir, vptq
 }
 
 vptq_status vptq_output_write_dir(vptq_output *o, const char *path, bool force,
-                                  uint64_t shard_bytes, vptq_output_fill fill, void *arg,
-                                  uint64_t *bytes, vptq_err *err)
+                                  uint64_t shard_bytes, uint64_t *bytes, vptq_err *err)
 {
     vptq_dir_writer dir;
-    writing w = begin(o, fill, arg);
+    writing w = begin(o);
     vptq_tensor *list = vptq_mem_alloc(o->ctx->mem, o->count, sizeof *list, err);
     if (!list)
         return VPTQ_E_NOMEM;
@@ -330,11 +327,10 @@ static vptq_status archive_tensor(writing *w, vptq_archive_writer *a,
 }
 
 vptq_status vptq_output_write_archive(vptq_output *o, const char *path, bool force, int level,
-                                      vptq_output_fill fill, void *arg, uint64_t *bytes,
-                                      vptq_err *err)
+                                      uint64_t *bytes, vptq_err *err)
 {
     vptq_archive_writer *a = NULL;
-    writing w = begin(o, fill, arg);
+    writing w = begin(o);
     vptq_status st =
         vptq_archive_writer_open(path, force, o->ctx->threads, o->ctx->mem, &a, err);
     if (st)

@@ -30,6 +30,16 @@ typedef struct vptq_output_file {
 
 enum { VPTQ_OUTPUT_MAX_FILES = 256 };
 
+/* Destination of the bytes of one tensor; exactly one is set. */
+typedef struct vptq_output_sink {
+    vptq_safetensors_writer *file;
+    vptq_archive_writer *archive;
+} vptq_output_sink;
+
+/* Writes the bytes of `t` to `s`, exactly t->tensor.bytes of them. */
+typedef vptq_status (*vptq_output_fill)(void *arg, const vptq_output_tensor *t,
+                                        vptq_output_sink *s, vptq_err *err);
+
 typedef struct vptq_output {
     const vptq_ctx *ctx;
     const vptq_checkpoint *from; /* tensors and matrices are read from it */
@@ -39,7 +49,9 @@ typedef struct vptq_output {
     size_t count, cap;
     vptq_output_file files[VPTQ_OUTPUT_MAX_FILES];
     size_t file_count;
-    uint64_t bytes; /* of all tensors and files */
+    uint64_t bytes;        /* of all tensors and files */
+    vptq_output_fill fill; /* set by the caller before writing */
+    void *fill_arg;
 } vptq_output;
 
 /* ---- the list (output.c) ---- */
@@ -88,25 +100,14 @@ vptq_status vptq_output_finish(vptq_output *o, vptq_err *err) VPTQ_MUST_CHECK;
 
 /* ---- writing (output.c) ---- */
 
-/* Destination of the bytes of one tensor; exactly one is set. */
-typedef struct vptq_output_sink {
-    vptq_safetensors_writer *file;
-    vptq_archive_writer *archive;
-} vptq_output_sink;
-
-/* Writes the bytes of `t` to `s`, exactly t->tensor.bytes of them. */
-typedef vptq_status (*vptq_output_fill)(void *arg, const vptq_output_tensor *t,
-                                        vptq_output_sink *s, vptq_err *err);
-
 /* Both write everything or nothing; *bytes = size of the result. */
 /* shard_bytes: 0 = 4 GiB. */
 vptq_status vptq_output_write_dir(vptq_output *o, const char *path, bool force,
-                                  uint64_t shard_bytes, vptq_output_fill fill, void *arg,
-                                  uint64_t *bytes, vptq_err *err) VPTQ_MUST_CHECK;
+                                  uint64_t shard_bytes, uint64_t *bytes,
+                                  vptq_err *err) VPTQ_MUST_CHECK;
 /* level: of zstd; 0 = the measured best for each kind of entry. */
 vptq_status vptq_output_write_archive(vptq_output *o, const char *path, bool force, int level,
-                                      vptq_output_fill fill, void *arg, uint64_t *bytes,
-                                      vptq_err *err) VPTQ_MUST_CHECK;
+                                      uint64_t *bytes, vptq_err *err) VPTQ_MUST_CHECK;
 
 /* ---- paths (output.c) ---- */
 
@@ -149,12 +150,11 @@ void vptq_output_rows_close(vptq_output_rows *r);
 vptq_status vptq_output_put(vptq_output_sink *s, const void *data, size_t n,
                             vptq_err *err) VPTQ_MUST_CHECK;
 
-/* Converts n floats to F32, F16 or BF16.  `first` is the index of x[0] in the tensor, `cols`
- * its row length.  VPTQ_E_NUMERIC with tensor, row and column for a value that is not finite or
- * too large for `type`. */
-vptq_status vptq_output_convert(const vptq_tensor *t, vptq_dtype type, const float *x, size_t n,
-                                size_t first, size_t cols, void *stored,
-                                vptq_err *err) VPTQ_MUST_CHECK;
+/* Converts n floats to t's type: F32, F16 or BF16.  `first` is the index of x[0] in the tensor,
+ * `cols` its row length.  VPTQ_E_NUMERIC with tensor, row and column for a value that is not
+ * finite or too large for the type. */
+vptq_status vptq_output_convert(const vptq_tensor *t, const float *x, size_t n, size_t first,
+                                size_t cols, void *stored, vptq_err *err) VPTQ_MUST_CHECK;
 
 /* A vptq_output_fill of converted and dequantized tensors, tile by tile. */
 vptq_status vptq_output_fill_rows(const vptq_output *o, vptq_device *dev,

@@ -208,6 +208,8 @@ static vptq_status pack(packing *p, const vptq_pack_options *opt, vptq_pack_resu
 {
     vptq_status st = VPTQ_OK;
     vptq_output *o = p->out;
+    o->fill = fill;
+    o->fill_arg = p;
     VPTQ_TRY(copy_matrices(p, opt->dtype, err));
     VPTQ_TRY(add_matrices(p, err));
     VPTQ_TRY(add_plain(p, opt->dtype, &r->plain, err));
@@ -224,11 +226,11 @@ static vptq_status pack(packing *p, const vptq_pack_options *opt, vptq_pack_resu
     if (opt->dry_run)
         goto out;
     if (opt->form == VPTQ_PACK_ARCHIVE)
-        st = vptq_output_write_archive(o, opt->output, opt->force, (int)opt->level, fill, p,
-                                       &r->bytes, err);
+        st = vptq_output_write_archive(o, opt->output, opt->force, (int)opt->level, &r->bytes,
+                                       err);
     else
-        st = vptq_output_write_dir(o, opt->output, opt->force, opt->shard_bytes, fill, p,
-                                   &r->bytes, err);
+        st =
+            vptq_output_write_dir(o, opt->output, opt->force, opt->shard_bytes, &r->bytes, err);
 out:
     forget_matrix(p);
     return st;

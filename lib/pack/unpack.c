@@ -29,6 +29,8 @@ static vptq_status write_plain(vptq_device *dev, const vptq_checkpoint *c,
                                vptq_pack_result *r, vptq_err *err)
 {
     unpacking u = {dev, o};
+    o->fill = fill;
+    o->fill_arg = &u;
     if (!opt->dry_run)
         VPTQ_CHECK(vptq_output_check_path(c, opt->output, err));
     VPTQ_CHECK(vptq_output_add_dequantized(o, opt->dtype, opt->dtype, NULL, err));
@@ -40,7 +42,7 @@ static vptq_status write_plain(vptq_device *dev, const vptq_checkpoint *c,
     r->bits_per_weight = 8.0 * (double)vptq_dtype_get(opt->dtype)->bytes;
     return opt->dry_run ? VPTQ_OK
                         : vptq_output_write_dir(o, opt->output, opt->force, opt->shard_bytes,
-                                                fill, &u, &r->bytes, err);
+                                                &r->bytes, err);
 }
 
 static vptq_status unpack_hf(vptq_device *dev, const vptq_pack_options *opt,
