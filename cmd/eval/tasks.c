@@ -99,6 +99,7 @@ static void print_table(const vptq_cli *cli, const tasks_command *c, const task 
     const size_t count = count_done(c, tasks);
     vptq_printer p = vptq_cli_printer(cli, VPTQ_COLUMNS(columns));
     const bool all = p.format == VPTQ_FORMAT_JSON || p.format == VPTQ_FORMAT_CSV;
+    p.plain = true;
     p.has = (c->base ? BASE : 0) | (all ? NORM | PERPLEXITY : 0);
     for (size_t i = 0; i < count; i++)
         p.has |= (isnan(tasks[i].result.acc_norm) ? 0 : NORM) |

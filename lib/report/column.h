@@ -109,6 +109,7 @@ typedef struct vptq_printer {
     size_t column_count;
     unsigned has; /* bits that vptq_column.needs asks for */
     unsigned gap; /* spaces between the columns of text; 0 = 2 */
+    bool plain;   /* JSON has 20 and not 2e+01, the shortest text that reads back */
     size_t rows;  /* printed so far; the head comes before the first */
 } vptq_printer;
 vptq_printer vptq_printer_make(FILE *out, vptq_format format, const vptq_column *columns,

@@ -158,7 +158,7 @@ void vptq_emit_markdown(vptq_emit *e, const char *s)
     emit_escaped(e, s, escape_markdown);
 }
 
-void vptq_emit_real(vptq_emit *e, double x)
+void vptq_emit_shortest(vptq_emit *e, double x)
 {
     char text[40] = "null";
     for (int digits = 1; isfinite(x) && digits <= 17; digits++) {
@@ -166,8 +166,13 @@ void vptq_emit_real(vptq_emit *e, double x)
         if (strtod(text, NULL) == x)
             break;
     }
-    /* 14800 rather than 1.48e+04 */
-    if (isfinite(x) && fabs(x) < 1e15 && x == trunc(x))
-        snprintf(text, sizeof text, "%.0f", x == 0 ? 0 : x);
     vptq_emit_text(e, text);
+}
+
+void vptq_emit_real(vptq_emit *e, double x)
+{
+    if (isfinite(x) && fabs(x) < 1e15 && x == trunc(x))
+        vptq_emit_format(e, "%.0f", x == 0 ? 0 : x);
+    else
+        vptq_emit_shortest(e, x);
 }

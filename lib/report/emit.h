@@ -35,7 +35,9 @@ void vptq_emit_csv(vptq_emit *e, const char *s);
 /* Text of a Markdown paragraph or table cell; an underscore within a word needs no escape. */
 void vptq_emit_markdown(vptq_emit *e, const char *s);
 
-/* The fewest digits that read back as x; NaN and infinity as null. */
+/* The fewest digits that read back as x; NaN and infinity as null.  vptq_emit_real writes whole
+ * numbers without an exponent, 14800 and not 1.48e+04 as vptq_emit_shortest does. */
 void vptq_emit_real(vptq_emit *e, double x);
+void vptq_emit_shortest(vptq_emit *e, double x);
 
 #endif

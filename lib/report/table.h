@@ -97,6 +97,7 @@ typedef struct vptq_sheet {
     const vptq_column *columns;
     size_t column_count;
     unsigned has, gap; /* as in vptq_printer */
+    bool exponents;    /* JSON numbers are the shortest texts: 2e+01 */
     vptq_format format;
     size_t width[VPTQ_MAX_COLUMNS]; /* in text */
     vptq_emit e;

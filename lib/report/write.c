@@ -274,7 +274,8 @@ static void write_ids(vptq_emit *e, const vptq_id_list *ids)
     vptq_emit_text(e, "]");
 }
 
-static void write_json_value(vptq_emit *e, const vptq_column *c, const vptq_cell *cell)
+static void write_json_value(vptq_emit *e, const vptq_column *c, const vptq_cell *cell,
+                             bool exponents)
 {
     char number[NUMBER_TEXT];
     switch (cell->kind) {
@@ -291,7 +292,7 @@ static void write_json_value(vptq_emit *e, const vptq_column *c, const vptq_cell
         break;
     case VPTQ_CELL_REAL:
         if (!(c->fixed & VPTQ_IN_JSON) || !isfinite(cell->as.real)) {
-            vptq_emit_real(e, cell->as.real);
+            (exponents ? vptq_emit_shortest : vptq_emit_real)(e, cell->as.real);
             break;
         }
         /* fallthrough */
@@ -324,7 +325,7 @@ static void write_members(vptq_emit *e, const vptq_sheet *s, const vptq_cell *ro
         }
         vptq_emit_json(e, s->columns[i].name);
         vptq_emit_text(e, ": ");
-        write_json_value(e, &s->columns[i], &row[i]);
+        write_json_value(e, &s->columns[i], &row[i], s->exponents);
     }
 }
 
@@ -443,6 +444,7 @@ static vptq_sheet printer_sheet(const vptq_printer *p)
                     .column_count = p->column_count,
                     .has = p->has,
                     .gap = p->gap,
+                    .exponents = !p->plain,
                     .format = p->format,
                     .e = {.file = p->out}};
     vptq_sheet_titles(&s);
