@@ -1,5 +1,5 @@
-/* Any bytes as a list of rows of an ablation: what is accepted has names that are safe as those
- * of files, each once, and settings in their ranges. */
+/* Reads the input as the rows of an ablation; accepted rows have unique names that are safe as
+ * file names, and settings within their ranges. */
 #include <math.h>
 #include <string.h>
 

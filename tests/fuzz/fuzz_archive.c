@@ -1,5 +1,5 @@
-/* An archive as it is, or, since checksums would stop nearly every damaged one at the door, the
- * parts that one is made of here: u32 length, that many bytes of frames, and the raw index. */
+/* Reads the input as an archive, and as the parts of one with valid checksums, which would
+ * reject almost all damage: u32 length, that many bytes of frames, and the raw index. */
 #include <string.h>
 #include <zstd.h>
 
@@ -30,7 +30,7 @@ static void read_all(const char *path)
     vptq_archive_close(a);
 }
 
-/* The file around frames and index, with all its checksums. */
+/* Makes the file of frames and index, with valid checksums. */
 static uint8_t *build(const uint8_t *frames, size_t frames_size, const uint8_t *index,
                       size_t index_size, size_t *size)
 {

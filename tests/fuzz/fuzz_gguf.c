@@ -1,5 +1,5 @@
-/* Any bytes as a GGUF file: what is accepted is described, renamed, read to its end, and its
- * tokenizer is taken. */
+/* Reads the input as a GGUF file; of accepted input also the description, all tensors under
+ * their Hugging Face names, and the tokenizer. */
 #include "formats/gguf/model.h"
 #include "formats/vocab/vocab.h"
 #include "tests/fuzz/fuzz_input.h"

@@ -1,5 +1,5 @@
-/* Any bytes as a Hessian file, and as the hessian.json of a directory.  What is accepted is
- * described, pooled with itself and, where it is small, given its whole triangle. */
+/* Reads the input as a Hessian file and as the hessian.json of a directory.  Accepted input is
+ * described, pooled with itself and, if small, expanded to the whole triangle. */
 #include "hessian/collect.h"
 #include "hessian/hessian.h"
 #include "tests/fuzz/fuzz_input.h"

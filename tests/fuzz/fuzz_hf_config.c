@@ -1,5 +1,5 @@
-/* Any bytes as a config.json: what is accepted gives rotary tables and a configuration that is
- * accepted again. */
+/* Reads the input as a config.json; accepted input gives rotary tables and a configuration that
+ * is accepted again. */
 #include "formats/hf/config.h"
 #include "tests/fuzz/fuzz_input.h"
 

@@ -1,4 +1,4 @@
-/* Any bytes as an importance matrix, of the GGUF form where they begin with its magic. */
+/* Reads the input as an importance matrix, in GGUF form if it begins with that magic. */
 #include "formats/gguf/imatrix.h"
 #include "tests/fuzz/fuzz_input.h"
 

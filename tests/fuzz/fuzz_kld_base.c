@@ -1,12 +1,12 @@
-/* A recorded base as it is, and, since the checksums would stop nearly every damaged one at the
- * door, with those that its bytes should have. */
+/* Reads the input as saved base logits, as it is and with valid checksums, because the
+ * checksums would reject almost all damage. */
 #include <math.h>
 #include <string.h>
 
 #include "formats/vptq/kld_base.h"
 #include "tests/fuzz/fuzz_input.h"
 
-/* Of docs/formats.md. */
+/* Offsets after docs/formats.md. */
 enum { HEAD = 136, HEAD_SUM = 128, IDS_SUM = 56, SUM = 8 };
 
 static void use(const char *path)
@@ -33,8 +33,8 @@ static void use(const char *path)
     vptq_kld_base_file_release(&f);
 }
 
-/* Puts right checksums into the copy of a file; those of records only where the head is one
- * that can be read. */
+/* Puts valid checksums into the copy of a file; those of records only if the head is readable.
+ */
 static void seal(uint8_t *b, size_t size)
 {
     vptq_kld_base_head h = {.precision = (vptq_kld_base_precision)(vptq_get_le(b + 12, 4) & 1),

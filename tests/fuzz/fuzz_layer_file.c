@@ -1,5 +1,5 @@
-/* A matrix of a work directory as it is, and, since the checksum would stop nearly every
- * damaged one at the door, with the checksum that its bytes should have. */
+/* Reads the input as a matrix of a work directory, as it is and with a valid checksum, because
+ * the checksum would reject almost all damage. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -29,7 +29,7 @@ static void use(const char *path)
     vptq_layer_file_release(&f);
 }
 
-/* The checksum of docs/formats.md over the metadata of `keys` and the tensors. */
+/* Checksum after docs/formats.md over the metadata of `keys` and the tensors. */
 static void checksum(const vptq_tensor_set *set, const vptq_metadata *meta, char hex[17])
 {
     uint64_t hash = 0;
@@ -45,8 +45,7 @@ static void checksum(const vptq_tensor_set *set, const vptq_metadata *meta, char
     snprintf(hex, 17, "%016" PRIx64, hash);
 }
 
-/* Puts the right checksum over the one in the copy `data` of the file; false where there is
- * none of its length. */
+/* Replaces the checksum in the copy `data` of the file; false if it has none of that length. */
 static bool seal(const char *path, uint8_t *data, size_t size)
 {
     enum { DIGITS = 16 };

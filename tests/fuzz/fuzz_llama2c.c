@@ -1,4 +1,4 @@
-/* Any bytes as a llama2.c checkpoint: every tensor that is accepted is read to its end. */
+/* Reads the input as a llama2.c checkpoint and every accepted tensor to its end. */
 #include "formats/llama2c.h"
 #include "tests/fuzz/fuzz_input.h"
 

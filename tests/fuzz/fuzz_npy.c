@@ -1,4 +1,4 @@
-/* Any bytes as a .npy file: every element of what is accepted as a matrix is read. */
+/* Reads the input as a .npy file and every element of an accepted matrix. */
 #include "formats/torch/npy.h"
 #include "tests/fuzz/fuzz_input.h"
 
@@ -10,7 +10,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         return 0;
     if (!vptq_npy_open(path, &a, NULL)) {
         const vptq_tensor *t = &a.tensor;
-        volatile double sum = 0; /* every element is read */
+        volatile double sum = 0; /* forces the reads */
         if (t->dims == 2 && t->bytes > 0)
             for (size_t i = 0; i < t->shape[0]; i++)
                 for (size_t j = 0; j < t->shape[1]; j++)

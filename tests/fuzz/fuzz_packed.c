@@ -1,4 +1,4 @@
-/* A config.json, a 0 byte, and a safetensors file: every matrix that is accepted is dequantized
+/* Reads a config.json, a 0 byte and a safetensors file; every accepted matrix is dequantized
  * and written again. */
 #include <string.h>
 

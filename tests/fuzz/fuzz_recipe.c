@@ -1,5 +1,4 @@
-/* Any bytes as a recipe: what is accepted gives settings that can be written down and read
- * again, and that the check of settings takes or refuses. */
+/* Reads the input as a recipe; accepted settings can be written and read again, and checked. */
 #include <string.h>
 
 #include "lib/quantize/settings.h"

@@ -1,5 +1,5 @@
-/* Any bytes as serving records: what is accepted can be compared and written in every form; the
- * rows are JSON, and a page escapes what names hold. */
+/* Reads the input as serving records; accepted records can be compared and written in every
+ * form, rows are valid JSON, and pages escape names. */
 #include <string.h>
 
 #include "formats/json.h"

@@ -1,4 +1,4 @@
-/* Any bytes as a safetensors file: every tensor that is accepted is read to its end. */
+/* Reads the input as a safetensors file and every accepted tensor to its end. */
 #include "formats/hf/safetensors.h"
 #include "tests/fuzz/fuzz_input.h"
 

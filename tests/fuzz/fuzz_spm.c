@@ -1,4 +1,4 @@
-/* Any bytes as a tokenizer.model or a llama2.c tokenizer.bin: what is accepted encodes and
+/* Reads the input as a tokenizer.model or a llama2.c tokenizer.bin; an accepted one encodes and
  * decodes. */
 #include "tests/fuzz/fuzz_encode.h"
 

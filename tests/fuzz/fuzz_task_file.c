@@ -1,5 +1,5 @@
-/* Any bytes as a file of task items: what is accepted has requests that lie where they say, a
- * right answer among them, and UTF-8 throughout. */
+/* Reads the input as a file of task items; accepted items have valid request positions, a
+ * correct answer among the choices, and only UTF-8. */
 #include "lib/base/utf8.h"
 #include "lib/eval/task_file.h"
 #include "tests/fuzz/fuzz_input.h"

@@ -1,4 +1,4 @@
-/* Any bytes as a tokenizer.json: what is accepted encodes and decodes. */
+/* Reads the input as a tokenizer.json; an accepted one encodes and decodes. */
 #include "tests/fuzz/fuzz_encode.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

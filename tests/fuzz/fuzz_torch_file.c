@@ -1,5 +1,5 @@
-/* A PyTorch file as it is, and, since checksums would stop most damaged ones at the door, the
- * input as the pickle of one whose checksums are made here: u8 length of a storage "0". */
+/* Reads the input as a PyTorch file, and as the pickle of one with valid checksums, which would
+ * reject most damage: u8 length of a storage "0", then the pickle. */
 #include "formats/torch/file.h"
 #include "formats/torch/zip.h"
 #include "tests/fuzz/fuzz_input.h"

@@ -1,7 +1,7 @@
-/* Runs a fuzz target without a fuzzer: over the files given, or all files of the directories
- * given, each as it is and in `-m N` damaged forms.  The damage depends on the file's content
- * and the count only, so a finding repeats.  Prints which input is being run when the target
- * dies (the name goes to stderr first), and a summary line at the end. */
+/* Runs a fuzz target without a fuzzer on files, or on all files of directories, each as it is
+ * and in `-m N` damaged forms.  The damage depends only on the file's content and the count, so
+ * that findings are reproducible.  Prints the name of an input on which the target crashes, and
+ * a summary line at the end. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,8 +24,8 @@ static size_t below(damage *d, size_t n)
     return (size_t)vptq_rng_below(&d->rng, d->counter++, n);
 }
 
-/* A copy of the file with its end cut off, or with 1..4 places hit: a flipped bit, an extreme
- * byte, a run of bytes moved from elsewhere in the file. */
+/* A copy of the file, truncated or damaged in 1 to 4 places: a flipped bit, an extreme byte, or
+ * a run of bytes from elsewhere in the file. */
 static size_t spoil(damage *d, const char *data, size_t size, uint8_t *out)
 {
     static const uint8_t extreme[] = {0x00, 0x01, 0x7f, 0x80, 0xff, '"', '{', '['};
@@ -33,7 +33,7 @@ static size_t spoil(damage *d, const char *data, size_t size, uint8_t *out)
     if (size == 0 || below(d, 4) == 0)
         return size ? below(d, size) : 0;
     for (size_t hits = 1 + below(d, 4); hits; hits--) {
-        /* Headers and tables stand at the beginning: half of the damage goes there. */
+        /* headers and tables are at the beginning and get half of the damage */
         size_t at = below(d, below(d, 2) && size > 256 ? 256 : size);
         size_t from = below(d, size), run = 1 + below(d, 8);
         switch (below(d, 3)) {
@@ -51,7 +51,7 @@ static size_t spoil(damage *d, const char *data, size_t size, uint8_t *out)
     return size;
 }
 
-/* The target gets a block of exactly the input's size, so that reading past its end is seen. */
+/* Passes a block of exactly the input's size, so that sanitizers see reads past its end. */
 static void run_exact(const uint8_t *data, size_t size)
 {
     uint8_t *copy = malloc(size ? size : 1);
