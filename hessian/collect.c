@@ -221,10 +221,12 @@ static vptq_status write_sum(collector *c, vptq_part part, const vptq_hessian_su
     VPTQ_TRY(vptq_calibrator_finish(s, layer, name, lower, mean, err));
     VPTQ_TRY(vptq_hessian_dir_file(path, c->dir[part], layer, name, err));
     if (input)
-        VPTQ_TRY(vptq_hessian_file_write(path, (uint32_t)n, s->tokens, lower, mean, err));
+        VPTQ_TRY(vptq_hessian_file_write(
+            path, &(vptq_hessian_data){(uint32_t)n, s->tokens, lower, mean}, err));
     else
-        VPTQ_TRY(vptq_hessian_term_write(path, c->opt->calibrate.weights, s->tokens,
-                                         (uint32_t)n, c->meta[part].tokens, lower, mean, err));
+        VPTQ_TRY(vptq_hessian_term_write(
+            path, c->opt->calibrate.weights, s->tokens,
+            &(vptq_hessian_data){(uint32_t)n, c->meta[part].tokens, lower, mean}, err));
 out:
     vptq_arena_release(&arena);
     return st;

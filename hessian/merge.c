@@ -36,10 +36,11 @@ static vptq_status merge_one(const vptq_ctx *ctx, const char *const *dirs, size_
     VPTQ_TRY(vptq_hessian_pool(ctx->mem, parts, count, lower, mean, &tokens, err));
     VPTQ_TRY(vptq_hessian_dir_file(path, out_dir, layer, input, err));
     if (kind)
-        VPTQ_TRY(vptq_hessian_term_write(path, kind, windows, (uint32_t)n, tokens, lower, mean,
-                                         err));
+        VPTQ_TRY(vptq_hessian_term_write(
+            path, kind, windows, &(vptq_hessian_data){(uint32_t)n, tokens, lower, mean}, err));
     else
-        VPTQ_TRY(vptq_hessian_file_write(path, (uint32_t)n, tokens, lower, mean, err));
+        VPTQ_TRY(vptq_hessian_file_write(
+            path, &(vptq_hessian_data){(uint32_t)n, tokens, lower, mean}, err));
 out:
     while (loaded-- > 0)
         vptq_hessian_file_release(&parts[loaded]);

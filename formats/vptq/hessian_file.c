@@ -37,7 +37,7 @@ static vptq_tensor vector(const char *name, size_t n, const float *x)
         .name = name, .type = VPTQ_F32, .dims = 1, .shape = {n}, .data = (const uint8_t *)x};
 }
 
-/* Tensors of a Hessian with its only metadata. */
+/* Writes the tensors of a Hessian with its only metadata. */
 static vptq_status save_hessian(const char *path, uint64_t tokens, const vptq_tensor *tensors,
                                 size_t count, vptq_err *err)
 {
@@ -47,42 +47,40 @@ static vptq_status save_hessian(const char *path, uint64_t tokens, const vptq_te
     return vptq_safetensors_save(path, true, tensors, count, &meta, 1, err);
 }
 
-vptq_status vptq_hessian_file_write(const char *path, uint32_t n, uint64_t tokens,
-                                    const float *lower, const float *mean, vptq_err *err)
+vptq_status vptq_hessian_file_write(const char *path, const vptq_hessian_data *h, vptq_err *err)
 {
-    const vptq_tensor tensors[] = {vector("hessian", vptq_triangle(n), lower),
-                                   vector("mean", n, mean)};
-    return save_hessian(path, tokens, tensors, 2, err);
+    const vptq_tensor tensors[] = {vector("hessian", vptq_triangle(h->n), h->values),
+                                   vector("mean", h->n, h->mean)};
+    return save_hessian(path, h->tokens, tensors, 2, err);
 }
 
-vptq_status vptq_hessian_file_write_with(const char *path, uint32_t n, uint64_t tokens,
-                                         const float *lower, const float *mean,
+vptq_status vptq_hessian_file_write_with(const char *path, const vptq_hessian_data *h,
                                          const char *name, const float *extra, vptq_err *err)
 {
-    const vptq_tensor tensors[] = {vector("hessian", vptq_triangle(n), lower),
-                                   vector("mean", n, mean),
-                                   vector(name, vptq_triangle(n), extra)};
-    return save_hessian(path, tokens, tensors, 3, err);
+    const vptq_tensor tensors[] = {vector("hessian", vptq_triangle(h->n), h->values),
+                                   vector("mean", h->n, h->mean),
+                                   vector(name, vptq_triangle(h->n), extra)};
+    return save_hessian(path, h->tokens, tensors, 3, err);
 }
 
-vptq_status vptq_hessian_diagonal_write(const char *path, uint32_t n, uint64_t tokens,
-                                        const float *diagonal, const float *mean, vptq_err *err)
+vptq_status vptq_hessian_diagonal_write(const char *path, const vptq_hessian_data *h,
+                                        vptq_err *err)
 {
-    const vptq_tensor tensors[] = {vector("diagonal", n, diagonal), vector("mean", n, mean)};
-    return save_hessian(path, tokens, tensors, 2, err);
+    const vptq_tensor tensors[] = {vector("diagonal", h->n, h->values),
+                                   vector("mean", h->n, h->mean)};
+    return save_hessian(path, h->tokens, tensors, 2, err);
 }
 
 vptq_status vptq_hessian_term_write(const char *path, vptq_token_weights kind, uint64_t windows,
-                                    uint32_t n, uint64_t tokens, const float *lower,
-                                    const float *mean, vptq_err *err)
+                                    const vptq_hessian_data *h, vptq_err *err)
 {
     char count[24], mean_of[24];
-    snprintf(count, sizeof count, "%llu", (unsigned long long)tokens);
+    snprintf(count, sizeof count, "%llu", (unsigned long long)h->tokens);
     snprintf(mean_of, sizeof mean_of, "%llu", (unsigned long long)windows);
     const vptq_metadata meta[] = {
         {kind_key, vptq_token_weights_name(kind)}, {tokens_key, count}, {windows_key, mean_of}};
-    const vptq_tensor tensors[] = {vector("hessian", vptq_triangle(n), lower),
-                                   vector("mean", n, mean)};
+    const vptq_tensor tensors[] = {vector("hessian", vptq_triangle(h->n), h->values),
+                                   vector("mean", h->n, h->mean)};
     return vptq_safetensors_save(path, true, tensors, 2, meta, 3, err);
 }
 

@@ -35,23 +35,24 @@ static inline size_t vptq_triangle(size_t n)
 }
 
 void vptq_hessian_file_name(char name[64], uint32_t layer, const char *input);
-/* Atomic; replaces an old file.  tokens 0 = not known. */
-vptq_status vptq_hessian_file_write(const char *path, uint32_t n, uint64_t tokens,
-                                    const float *lower, const float *mean,
+/* Values to write. */
+typedef struct vptq_hessian_data {
+    uint32_t n;
+    uint64_t tokens;     /* 0 = unknown */
+    const float *values; /* lower triangle [n (n + 1) / 2], or diagonal [n] */
+    const float *mean;   /* [n] */
+} vptq_hessian_data;
+/* The writers are atomic and replace an old file. */
+vptq_status vptq_hessian_file_write(const char *path, const vptq_hessian_data *h,
                                     vptq_err *err) VPTQ_MUST_CHECK;
-/* The same with one more vector of n (n + 1) / 2 numbers, which readers of Hessians pass over.
- */
-vptq_status vptq_hessian_file_write_with(const char *path, uint32_t n, uint64_t tokens,
-                                         const float *lower, const float *mean,
+/* Adds a vector of n (n + 1) / 2 numbers, which readers of Hessians ignore. */
+vptq_status vptq_hessian_file_write_with(const char *path, const vptq_hessian_data *h,
                                          const char *name, const float *extra,
                                          vptq_err *err) VPTQ_MUST_CHECK;
-vptq_status vptq_hessian_diagonal_write(const char *path, uint32_t n, uint64_t tokens,
-                                        const float *diagonal, const float *mean,
+vptq_status vptq_hessian_diagonal_write(const char *path, const vptq_hessian_data *h,
                                         vptq_err *err) VPTQ_MUST_CHECK;
-/* The same for a term. */
 vptq_status vptq_hessian_term_write(const char *path, vptq_token_weights kind, uint64_t windows,
-                                    uint32_t n, uint64_t tokens, const float *lower,
-                                    const float *mean, vptq_err *err) VPTQ_MUST_CHECK;
+                                    const vptq_hessian_data *h, vptq_err *err) VPTQ_MUST_CHECK;
 /* Reads a file and checks shapes (n against `expect_n` unless that is 0) and metadata. */
 vptq_status vptq_hessian_file_read(const char *path, uint32_t expect_n, vptq_mem *mem,
                                    vptq_hessian_file *h, vptq_err *err) VPTQ_MUST_CHECK;

@@ -94,10 +94,10 @@ vptq_kld_base_record vptq_kld_base_record_at(const vptq_kld_base_head *h, const 
     };
 }
 
-void vptq_kld_base_record_fill(const vptq_kld_base_head *h, uint64_t number, uint32_t likeliest,
-                               double target, double tail, const double *values,
-                               const uint32_t *ids, uint8_t *bytes)
+void vptq_kld_base_record_fill(const vptq_kld_base_head *h, uint64_t number,
+                               const vptq_kld_base_values *v, uint8_t *bytes)
 {
+    const double *values = v->values;
     const size_t size = vptq_kld_base_record_bytes(h);
     const unsigned wide = id_bytes(h);
     double highest = values[0], lowest = values[0];
@@ -107,17 +107,17 @@ void vptq_kld_base_record_fill(const vptq_kld_base_head *h, uint64_t number, uin
     }
     lowest = lowest < highest - range ? highest - range : lowest;
     memset(bytes, 0, size);
-    put_float(bytes + AT_TARGET, target);
-    vptq_put_le(bytes + AT_LIKELIEST, likeliest, 4);
+    put_float(bytes + AT_TARGET, v->target);
+    vptq_put_le(bytes + AT_LIKELIEST, v->likeliest, 4);
     put_float(bytes + AT_HIGHEST, highest);
     put_float(bytes + AT_LOWEST, lowest);
-    put_float(bytes + AT_TAIL, tail);
+    put_float(bytes + AT_TAIL, v->tail);
     const double steps = highest > lowest ? (VPTQ_KLD_BASE_CODES - 1) / (highest - lowest) : 0;
     for (size_t i = 0; i < h->entries; i++) {
         const double above = values[i] > lowest ? values[i] - lowest : 0;
         vptq_put_le(bytes + AT_CODES + 2 * i, (uint64_t)(above * steps + 0.5), 2);
         if (wide)
-            vptq_put_le(bytes + AT_CODES + 2 * (size_t)h->entries + wide * i, ids[i], wide);
+            vptq_put_le(bytes + AT_CODES + 2 * (size_t)h->entries + wide * i, v->ids[i], wide);
     }
     vptq_put_le(bytes + size - SUM, vptq_hash(bytes, size - SUM, number), SUM);
 }

@@ -70,12 +70,17 @@ static inline size_t vptq_kld_base_id(const vptq_kld_base_record *r, size_t i)
     return r->ids ? (size_t)vptq_get_le(r->ids + r->id_bytes * i, r->id_bytes) : i;
 }
 
-/* Fills record `number` of the file (from 0): values[i] is the log-probability of ids[i]
- * (ascending), or of i if ids is NULL; `likeliest`, `target` and `tail` as above.  Values more
- * than 24 below the highest are stored as 24 below it. */
-void vptq_kld_base_record_fill(const vptq_kld_base_head *h, uint64_t number, uint32_t likeliest,
-                               double target, double tail, const double *values,
-                               const uint32_t *ids, uint8_t *bytes);
+/* Contents of a record to write. */
+typedef struct vptq_kld_base_values {
+    uint32_t likeliest;
+    double target, tail;
+    const double *values; /* log-probabilities of ids[i], or of i if ids is NULL */
+    const uint32_t *ids;  /* ascending */
+} vptq_kld_base_values;
+/* Fills record `number` of the file (from 0).  Values more than 24 below the highest are stored
+ * as 24 below it. */
+void vptq_kld_base_record_fill(const vptq_kld_base_head *h, uint64_t number,
+                               const vptq_kld_base_values *v, uint8_t *bytes);
 
 typedef struct vptq_kld_base_file {
     vptq_kld_base_head head;

@@ -74,11 +74,10 @@ static vptq_status entry_text(const vptq_packed_matrix *m, char **text, vptq_err
     return VPTQ_OK;
 }
 
-vptq_status vptq_layer_file_write(const char *path, const vptq_packed_matrix *m,
-                                  const float *centroids_f32, const float *res_centroids_f32,
-                                  const char *fingerprint, const char *report, vptq_mem *mem,
+vptq_status vptq_layer_file_write(const char *path, const vptq_layer_file *f, vptq_mem *mem,
                                   vptq_err *err)
 {
+    const vptq_packed_matrix *m = &f->matrix;
     vptq_status st = VPTQ_OK;
     vptq_arena arena;
     vptq_arena_init(&arena, mem);
@@ -88,14 +87,14 @@ vptq_status vptq_layer_file_write(const char *path, const vptq_packed_matrix *m,
     VPTQ_TRY(entry_text(m, &entry, err));
     VPTQ_TRY(vptq_packed_tensors(m, &arena, list, &count, err));
     add_float_codebook(list, &count, "centroids_f32", &m->vq.shape, m->vq.shape.k,
-                       centroids_f32);
+                       f->centroids_f32);
     if (m->vq.shape.k_res)
         add_float_codebook(list, &count, "res_centroids_f32", &m->vq.shape, m->vq.shape.k_res,
-                           res_centroids_f32);
+                           f->res_centroids_f32);
     qsort(list, count, sizeof *list, by_name);
     vptq_metadata meta[META_COUNT] = {{"format", LAYER_FORMAT}, {"name", m->name},
-                                      {"entry", entry},         {"fingerprint", fingerprint},
-                                      {"report", report},       {"xxh3", hex}};
+                                      {"entry", entry},         {"fingerprint", f->fingerprint},
+                                      {"report", f->report},    {"xxh3", hex}};
     checksum(list, count, meta, META_COUNT - 1, hex);
     VPTQ_TRY(vptq_safetensors_save(path, true, list, count, meta, META_COUNT, err));
 out:

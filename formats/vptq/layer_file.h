@@ -24,10 +24,9 @@ void vptq_layer_file_name(char name[VPTQ_LAYER_FILE_NAME_MAX], uint32_t layer,
 /* True for a name of this form. */
 bool vptq_layer_file_is(const char *name);
 
-/* Atomic; replaces an old file.  The float codebooks are those of m->vq before rounding. */
-vptq_status vptq_layer_file_write(const char *path, const vptq_packed_matrix *m,
-                                  const float *centroids_f32, const float *res_centroids_f32,
-                                  const char *fingerprint, const char *report, vptq_mem *mem,
+/* Writes f (all but `set`); atomic, replaces an old file.  The float codebooks are those of
+ * f->matrix before rounding. */
+vptq_status vptq_layer_file_write(const char *path, const vptq_layer_file *f, vptq_mem *mem,
                                   vptq_err *err) VPTQ_MUST_CHECK;
 /* VPTQ_E_CHECKSUM if the data is damaged. */
 vptq_status vptq_layer_file_read(const char *path, vptq_mem *mem, vptq_layer_file *f,

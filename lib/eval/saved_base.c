@@ -267,8 +267,10 @@ static void save_row(const rows_job *job, size_t row, int thread)
     }
     for (size_t i = 0; i < h->entries; i++)
         values[i] = (double)z[h->precision == VPTQ_KLD_BASE_FULL ? i : ids[i]] - lse;
-    vptq_kld_base_record_fill(h, job->first + row, (uint32_t)best,
-                              (double)z[job->targets[row]] - lse, log(rest), values, ids,
+    vptq_kld_base_record_fill(h, job->first + row,
+                              &(vptq_kld_base_values){(uint32_t)best,
+                                                      (double)z[job->targets[row]] - lse,
+                                                      log(rest), values, ids},
                               b->records + row * vptq_kld_base_record_bytes(h));
 }
 

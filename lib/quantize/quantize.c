@@ -105,8 +105,13 @@ static vptq_status encode(vptq_quantizer *q, const char *path, const vptq_input_
     VPTQ_TRY(vptq_row_json(row, false, text, err));
     vptq_linear_full_name(name, row->layer, q->linear);
     vptq_packed_matrix m = {.name = name, .vq = r.vq, .storage = row->settings->storage};
-    VPTQ_TRY(vptq_layer_file_write(path, &m, r.centroids_f32, r.res_centroids_f32,
-                                   q->fingerprint, *text, q->dev->ctx->mem, err));
+    VPTQ_TRY(vptq_layer_file_write(path,
+                                   &(vptq_layer_file){.matrix = m,
+                                                      .centroids_f32 = r.centroids_f32,
+                                                      .res_centroids_f32 = r.res_centroids_f32,
+                                                      .fingerprint = q->fingerprint,
+                                                      .report = *text},
+                                   q->dev->ctx->mem, err));
     log_remarks(q, name, &r.report);
 out:
     vptq_arena_release(&arena);

@@ -118,9 +118,15 @@ static void make_work(const char *dir, const vptq_packed_matrix m[MATRICES])
         const char *dot = strrchr(m[i].name, '.');
         vptq_layer_file_name(file, i, dot + 1);
         path_in(path, dir, "work", file);
-        assert_ok(vptq_layer_file_write(path, &m[i], m[i].vq.centroids, m[i].vq.res_centroids,
-                                        "0123456789abcdef", "{}", NULL, &err),
-                  &err);
+        assert_ok(
+            vptq_layer_file_write(path,
+                                  &(vptq_layer_file){.matrix = m[i],
+                                                     .centroids_f32 = m[i].vq.centroids,
+                                                     .res_centroids_f32 = m[i].vq.res_centroids,
+                                                     .fingerprint = "0123456789abcdef",
+                                                     .report = "{}"},
+                                  NULL, &err),
+            &err);
     }
 }
 

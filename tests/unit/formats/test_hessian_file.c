@@ -24,7 +24,9 @@ static void put_hessian(const char *path, float *lower, float *mean)
         lower[i] = 0.25f * (float)i;
     for (int i = 0; i < N; i++)
         mean[i] = -(float)i;
-    assert_ok(vptq_hessian_file_write(path, N, UINT64_C(1) << 40, lower, mean, &err), &err);
+    assert_ok(vptq_hessian_file_write(
+                  path, &(vptq_hessian_data){N, UINT64_C(1) << 40, lower, mean}, &err),
+              &err);
 }
 
 static void test_round_trip(void **state)
@@ -67,8 +69,8 @@ static void test_terms(void **state)
     vtest_path(path, sizeof path, *state, "t.safetensors");
     put_hessian(path, lower, mean);
     for (int kind = VPTQ_WEIGHTS_SINK; kind < VPTQ_WEIGHTS_COUNT; kind++) {
-        assert_ok(vptq_hessian_term_write(path, (vptq_token_weights)kind, 7, N, 70, lower, mean,
-                                          &err),
+        assert_ok(vptq_hessian_term_write(path, (vptq_token_weights)kind, 7,
+                                          &(vptq_hessian_data){N, 70, lower, mean}, &err),
                   &err);
         assert_ok(vptq_hessian_file_read(path, N, NULL, &h, &err), &err);
         assert_int_equal(h.kind, kind);
@@ -112,17 +114,20 @@ static void test_not_finite(void **state)
     vtest_path(path, sizeof path, *state, "h.safetensors");
     put_hessian(path, lower, mean);
     lower[12] = NAN; /* rows begin at 0 1 3 6 10 */
-    assert_ok(vptq_hessian_file_write(path, N, 1, lower, mean, &err), &err);
+    assert_ok(vptq_hessian_file_write(path, &(vptq_hessian_data){N, 1, lower, mean}, &err),
+              &err);
     assert_fails(
         read_and_check(path, &err), VPTQ_E_NUMERIC, &err,
         "h.safetensors: the Hessian has a value that is not finite in row 4, column 2");
     lower[12] = 0;
     lower[0] = INFINITY;
-    assert_ok(vptq_hessian_file_write(path, N, 1, lower, mean, &err), &err);
+    assert_ok(vptq_hessian_file_write(path, &(vptq_hessian_data){N, 1, lower, mean}, &err),
+              &err);
     assert_fails(read_and_check(path, &err), VPTQ_E_NUMERIC, &err, "in row 0, column 0");
     lower[0] = 0;
     mean[3] = -INFINITY;
-    assert_ok(vptq_hessian_file_write(path, N, 1, lower, mean, &err), &err);
+    assert_ok(vptq_hessian_file_write(path, &(vptq_hessian_data){N, 1, lower, mean}, &err),
+              &err);
     assert_fails(read_and_check(path, &err), VPTQ_E_NUMERIC, &err,
                  "the mean has a value that is not finite in column 3");
 }
@@ -147,7 +152,8 @@ static void refuse_both(const char *path)
     static const float zeros[TRIANGLE];
     vptq_err err = {0};
     vptq_hessian_file h;
-    assert_ok(vptq_hessian_file_write_with(path, N, 1, zeros, zeros, "diagonal", zeros, &err),
+    assert_ok(vptq_hessian_file_write_with(path, &(vptq_hessian_data){N, 1, zeros, zeros},
+                                           "diagonal", zeros, &err),
               &err);
     assert_fails(vptq_hessian_file_read(path, N, NULL, &h, &err), VPTQ_E_FORMAT, &err,
                  "h.safetensors: has both tensors 'hessian' and 'diagonal', expected one");

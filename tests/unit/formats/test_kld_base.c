@@ -143,7 +143,8 @@ static vptq_status write_small(const char *path, bool force, vptq_err *err)
             values[k] = small_value(i, k);
             which[k] = 5 * k + 2;
         }
-        vptq_kld_base_record_fill(&small, i, 2, -4.5, -3.5, values, which, bytes);
+        vptq_kld_base_record_fill(&small, i,
+                                  &(vptq_kld_base_values){2, -4.5, -3.5, values, which}, bytes);
         VPTQ_TRY(vptq_kld_base_writer_add(&w, bytes, 1, err));
     }
     assert_false(vptq_path_exists(path) && !force);

@@ -55,8 +55,13 @@ static void make_sample(sample *s)
 static void write_sample(const sample *s, const char *path)
 {
     vptq_err err = {0};
-    assert_ok(vptq_layer_file_write(path, &s->m, s->codebooks, s->res, "0123456789abcdef",
-                                    "{\"loss\":0.5}", NULL, &err),
+    assert_ok(vptq_layer_file_write(path,
+                                    &(vptq_layer_file){.matrix = s->m,
+                                                       .centroids_f32 = s->codebooks,
+                                                       .res_centroids_f32 = s->res,
+                                                       .fingerprint = "0123456789abcdef",
+                                                       .report = "{\"loss\":0.5}"},
+                                    NULL, &err),
               &err);
 }
 
@@ -93,8 +98,13 @@ static void test_round_trip(void **state)
     assert_same_f32(f.centroids_f32, s.codebooks, K * V);
     assert_same_f32(f.res_centroids_f32, s.res, KR * V);
     /* what was read gives the same bytes when it is written */
-    assert_ok(vptq_layer_file_write(again, &f.matrix, f.centroids_f32, f.res_centroids_f32,
-                                    f.fingerprint, f.report, NULL, &err),
+    assert_ok(vptq_layer_file_write(again,
+                                    &(vptq_layer_file){.matrix = f.matrix,
+                                                       .centroids_f32 = f.centroids_f32,
+                                                       .res_centroids_f32 = f.res_centroids_f32,
+                                                       .fingerprint = f.fingerprint,
+                                                       .report = f.report},
+                                    NULL, &err),
               &err);
     size_t n, n2;
     char *a = vtest_read_file(path, &n), *b = vtest_read_file(again, &n2);
@@ -192,8 +202,13 @@ static vptq_status write_and_read(void *arg, vptq_mem *mem, vptq_err *err)
 {
     const walk *w = arg;
     vptq_layer_file f;
-    vptq_status st = vptq_layer_file_write(w->path, &w->s->m, w->s->codebooks, w->s->res, "f",
-                                           "{}", mem, err);
+    vptq_status st = vptq_layer_file_write(w->path,
+                                           &(vptq_layer_file){.matrix = w->s->m,
+                                                              .centroids_f32 = w->s->codebooks,
+                                                              .res_centroids_f32 = w->s->res,
+                                                              .fingerprint = "f",
+                                                              .report = "{}"},
+                                           mem, err);
     if (st)
         return st;
     st = vptq_layer_file_read(w->path, mem, &f, err);

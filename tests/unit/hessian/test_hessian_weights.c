@@ -153,21 +153,22 @@ static void test_mixing(void **state)
     assert_fails(vptq_hessian_dir_load_kv(dir, 1, n + 1, 1, NULL, h.lower, mixed, &err),
                  VPTQ_E_SHAPE, &err, "layer_001_kv.safetensors");
     /* a term is no Hessian, a Hessian no term, and one kind not the other */
-    assert_ok(vptq_hessian_term_write(path, VPTQ_WEIGHTS_ATTENTION, 2, n, 40, term.lower,
-                                      term.mean, &err),
+    assert_ok(vptq_hessian_term_write(path, VPTQ_WEIGHTS_ATTENTION, 2,
+                                      &(vptq_hessian_data){n, 40, term.lower, term.mean}, &err),
               &err);
     assert_fails(vptq_hessian_dir_load_kv(dir, 1, n, 1, NULL, h.lower, mixed, &err),
                  VPTQ_E_MISMATCH, &err, "weights of kind attention, expected sink");
-    assert_ok(vptq_hessian_file_write(path, n, 40, h.lower, h.mean, &err), &err);
+    assert_ok(vptq_hessian_file_write(path, &(vptq_hessian_data){n, 40, h.lower, h.mean}, &err),
+              &err);
     assert_fails(vptq_hessian_dir_load_kv(dir, 1, n, 1, NULL, h.lower, mixed, &err),
                  VPTQ_E_MISMATCH, &err, "weights of kind plain, expected sink");
     assert_int_equal(unlink(path), 0);
     assert_fails(vptq_hessian_dir_load_kv(dir, 1, n, 1, NULL, h.lower, mixed, &err),
                  VPTQ_E_FORMAT, &err, "layer_001_kv.safetensors is missing");
     vtest_path(path, sizeof path, dir, "layer_001_qkv.safetensors");
-    assert_ok(
-        vptq_hessian_term_write(path, VPTQ_WEIGHTS_SINK, 2, n, 40, term.lower, term.mean, &err),
-        &err);
+    assert_ok(vptq_hessian_term_write(path, VPTQ_WEIGHTS_SINK, 2,
+                                      &(vptq_hessian_data){n, 40, term.lower, term.mean}, &err),
+              &err);
     vptq_hessian_file_release(&h);
     assert_fails(vptq_hessian_dir_load(dir, 1, VPTQ_INPUT_QKV, n, NULL, &h, &err),
                  VPTQ_E_MISMATCH, &err, "weights of kind sink, expected plain");

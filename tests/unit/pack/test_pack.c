@@ -138,9 +138,14 @@ static void write_layer(const char *work, uint32_t layer, vptq_linear linear,
     m.vq.bias = bias;
     vptq_layer_file_name(file, layer, vptq_linear_name(linear));
     vtest_path(path, sizeof path, work, file);
-    assert_ok(
-        vptq_layer_file_write(path, &m, codebooks, NULL, "0123456789abcdef", "{}", NULL, &err),
-        &err);
+    assert_ok(vptq_layer_file_write(path,
+                                    &(vptq_layer_file){.matrix = m,
+                                                       .centroids_f32 = codebooks,
+                                                       .res_centroids_f32 = NULL,
+                                                       .fingerprint = "0123456789abcdef",
+                                                       .report = "{}"},
+                                    NULL, &err),
+              &err);
     free(indices);
 }
 

@@ -420,8 +420,13 @@ static void write_layer(work *w, const char *name, double factor)
     w->bits = vptq_vq_count_bits(&m.vq.shape).per_weight;
     snprintf(report, sizeof report, "{\"bits_per_weight\": %.17g}", w->bits * factor);
     vtest_path(w->layer, sizeof w->layer, w->dir, name);
-    assert_ok(vptq_layer_file_write(w->layer, &m, m.vq.centroids, m.vq.res_centroids, "none",
-                                    report, NULL, &err),
+    assert_ok(vptq_layer_file_write(w->layer,
+                                    &(vptq_layer_file){.matrix = m,
+                                                       .centroids_f32 = m.vq.centroids,
+                                                       .res_centroids_f32 = m.vq.res_centroids,
+                                                       .fingerprint = "none",
+                                                       .report = report},
+                                    NULL, &err),
               &err);
     vptq_tensor_set_release(&set);
     vpacked_free(&p);

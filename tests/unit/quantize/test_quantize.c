@@ -61,11 +61,13 @@ static void write_moments(const char *dir, const char *name, uint32_t n, uint64_
     float *lower = moments(n, term ? 3 : TOKENS, seed);
     vtest_path(path, sizeof path, dir, name);
     if (term)
-        assert_ok(
-            vptq_hessian_term_write(path, VPTQ_WEIGHTS_SINK, 3, n, TOKENS, lower, mean, &err),
-            &err);
+        assert_ok(vptq_hessian_term_write(path, VPTQ_WEIGHTS_SINK, 3,
+                                          &(vptq_hessian_data){n, TOKENS, lower, mean}, &err),
+                  &err);
     else
-        assert_ok(vptq_hessian_file_write(path, n, TOKENS, lower, mean, &err), &err);
+        assert_ok(
+            vptq_hessian_file_write(path, &(vptq_hessian_data){n, TOKENS, lower, mean}, &err),
+            &err);
     free(lower);
 }
 
