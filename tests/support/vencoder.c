@@ -303,9 +303,3 @@ void vencoder_case_open(vencoder_state *e, problem *p, size_t i, uint64_t seed)
     vencoder_state_train(e, p, &vencoder_cases[i], 2);
     assert_ok(vptq_column_pass(&e->enc, false, &err), &err);
 }
-
-void vencoder_case_close(vencoder_state *e, problem *p)
-{
-    vencoder_state_close(e);
-    problem_free(p);
-}

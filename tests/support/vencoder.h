@@ -95,9 +95,7 @@ vptq_encoder_settings vencoder_upstream(const vptq_encoder_settings *like);
 /* A state with trained codebooks and the indices of the nearest centroids. */
 void vencoder_state_train(vencoder_state *e, const problem *p, const vencoder_case *q,
                           int threads);
-/* The same of vencoder_cases[i] with the problem that `seed` gives, after a column pass.  Freed
- * with vencoder_case_close. */
+/* The same of vencoder_cases[i] with the problem that `seed` gives, after a column pass. */
 void vencoder_case_open(vencoder_state *e, problem *p, size_t i, uint64_t seed);
-void vencoder_case_close(vencoder_state *e, problem *p);
 
 #endif

@@ -105,30 +105,15 @@ static double least_objective(const vencoder_state *s, uint32_t first, uint32_t 
     return sum;
 }
 
-/* sum of H'_tt |q_t - z_t|^2 over a part. */
-static double diagonal_objective(const vencoder_state *s, const vptq_column_group *p)
-{
-    const vptq_encoder *enc = &s->enc;
-    double sum = 0;
-    for (size_t t = 0; t < p->cols; t++)
-        for (size_t r = 0; r < p->rows; r++) {
-            size_t at = p->first + t;
-            double e = vencoder_q(p, t, r) - (double)enc->problem.z[at * enc->problem.rows + r];
-            sum += s->h[at * enc->problem.in + at] * e * e;
-        }
-    return sum;
-}
-
 static void test_refit(void **state)
 {
     (void)state;
     for (size_t i = 0; i < VENCODER_CASES; i++) {
-        problem p = problem_make(vencoder_cases[i].out, vencoder_cases[i].in, 300 + i);
+        problem p;
         vencoder_state e;
         vptq_encoder *enc = &e.enc;
         vptq_err err = {0};
-        vencoder_state_train(&e, &p, &vencoder_cases[i], 2);
-        assert_ok(vptq_column_pass(enc, false, &err), &err);
+        vencoder_case_open(&e, &p, i, 300 + i);
         double before = vencoder_objective(&e);
         for (int n = 0; n < 3; n++) { /* again: past what float keeps of one descent */
             assert_ok(vptq_encoder_update(enc, &err), &err);
@@ -148,24 +133,28 @@ static void test_refit_of_a_part(void **state)
 {
     (void)state;
     for (size_t i = 0; i < VENCODER_CASES; i++) {
-        problem p = problem_make(vencoder_cases[i].out, vencoder_cases[i].in, 400 + i);
+        problem p;
         vencoder_state e;
         vptq_encoder *enc = &e.enc;
         vptq_err err = {0};
-        vencoder_state_train(&e, &p, &vencoder_cases[i], 2);
-        assert_ok(vptq_column_pass(enc, false, &err), &err); /* far from the means */
+        vencoder_case_open(&e, &p, i, 400 + i);
         for (uint32_t g = 0; g < enc->columns.num_groups; g++) {
             vptq_column_group *part = &enc->columns.groups[g];
-            double before = diagonal_objective(&e, part), others = 0, same = 0;
+            double before = vencoder_diagonal_objective(&e, part, enc->problem.z), others = 0,
+                   same = 0;
             for (uint32_t o = 0; o < enc->columns.num_groups; o++)
-                others += o == g ? 0 : diagonal_objective(&e, &enc->columns.groups[o]);
+                others += o == g ? 0
+                                 : vencoder_diagonal_objective(&e, &enc->columns.groups[o],
+                                                               enc->problem.z);
             assert_ok(vptq_refit(enc, part, enc->problem.z, 300, &err), &err);
-            double after = diagonal_objective(&e, part);
+            double after = vencoder_diagonal_objective(&e, part, enc->problem.z);
             double best = least_objective(&e, g, g + 1, true);
             assert_true(best < before || before < 1e-9); /* few vectors: nothing is lost */
             assert_close_f64(&after, &best, 1, 1e-9, 1e-5);
             for (uint32_t o = 0; o < enc->columns.num_groups; o++)
-                same += o == g ? 0 : diagonal_objective(&e, &enc->columns.groups[o]);
+                same += o == g ? 0
+                               : vencoder_diagonal_objective(&e, &enc->columns.groups[o],
+                                                             enc->problem.z);
             assert_true(same == others);
         }
         vencoder_state_close(&e);
@@ -373,7 +362,7 @@ static void test_joint(void **state)
                     vencoder_distance(&old[g], x, part->idx[i], part->idx_res[i], true);
                 assert_true(got <= best + 1e-6 * (1 + best));
             }
-            double now = diagonal_objective(&e, part);
+            double now = vencoder_diagonal_objective(&e, part, enc->problem.z);
             assert_true(now < last[g]);
             last[g] = now;
         }

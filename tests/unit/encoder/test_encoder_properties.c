@@ -23,9 +23,7 @@ static vptq_encoder_settings small(uint32_t v, uint32_t k, uint32_t k_res)
 
 static vptq_encoder_settings upstream(const vptq_encoder_settings *like)
 {
-    vptq_encoder_settings s = *like;
-    vptq_err err = {0};
-    assert_ok(vptq_encoder_set_encoder(&s, "upstream", &err), &err);
+    vptq_encoder_settings s = vencoder_upstream(like);
     s.kmeans_iterations = 20;
     return s;
 }

@@ -255,19 +255,6 @@ static void test_sweeps_go_on(void **state)
 
 /* ---- retraining ---- */
 
-/* sum of H'_tt |q_t - target_t|^2 over a part. */
-static double fit(const vencoder_state *s, const vptq_column_group *p, const float *target)
-{
-    double sum = 0;
-    for (size_t t = 0; t < p->cols; t++)
-        for (size_t r = 0; r < p->rows; r++) {
-            size_t at = p->first + t;
-            double e = vencoder_q(p, t, r) - (double)target[at * s->enc.problem.rows + r];
-            sum += s->h[at * s->enc.problem.in + at] * e * e;
-        }
-    return sum;
-}
-
 /* Retraining without rounds is two passes with the same codebooks, which give the same; rounds
  * fit the codebooks to what the first pass aimed at, and the last pass is one with these
  * codebooks. */
@@ -286,7 +273,7 @@ static void test_retrain(void **state)
         float *target = malloc(n * sizeof *target);
         memcpy(target, enc->g, n * sizeof *target);
         for (uint32_t g = 0; g < enc->columns.num_groups; g++)
-            before += fit(&e, &enc->columns.groups[g], target);
+            before += vencoder_diagonal_objective(&e, &enc->columns.groups[g], target);
         const vptq_column_group *last = &enc->columns.groups[enc->columns.num_groups - 1];
         float codebook[MOST_CODEBOOK];
         size_t size = (size_t)last->k * last->v;
@@ -310,7 +297,7 @@ static void test_retrain(void **state)
                 if (part->k_res)
                     part->idx_res[at] = best.res;
             }
-            after += fit(&e, part, target);
+            after += vencoder_diagonal_objective(&e, part, target);
         }
         assert_true(after < before);
         free(target);
