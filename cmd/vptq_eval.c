@@ -9,7 +9,7 @@ int main(int argc, char **argv)
         {"tasks", "accuracy of a model on choice tasks", vptq_cli_tasks},
         {"error", "error of every quantized matrix against its original", vptq_cli_error},
         {"generate", "continue a prompt, or answer it", vptq_cli_generate},
-        {"gemv", "speed of products with packed matrices beside dense ones", vptq_cli_gemv},
+        {"gemv", "speed of products with packed matrices against dense ones", vptq_cli_gemv},
         {"ablate", "table of settings, each quantized, packed and measured", vptq_cli_ablate},
         {"compare", "tables and pages that compare served models", vptq_cli_compare},
         {"serve", "speed of models that serve many sequences at once", vptq_cli_serve},

@@ -186,7 +186,7 @@ static int merge(vptq_cli *cli, const hessian_args *a)
     return vptq_cli_finish(cli, st, &err);
 }
 
-/* What was imported or exported. */
+/* Imported or exported Hessians, as printed. */
 typedef struct exchanged {
     const char *output, *form;
     vptq_exchange x;

@@ -265,7 +265,7 @@ static vptq_status choose_embeddings(const pack_args *a, vptq_dtype dtype, vptq_
     return VPTQ_OK;
 }
 
-/* What --to and the ending of the output ask for. */
+/* Form of the output by --to and the ending of its name. */
 static vptq_pack_form choose_form(const pack_args *a)
 {
     const char *ending = a->unpack ? ".gguf" : ".vptq";
@@ -324,7 +324,7 @@ static const char *given_for_writing(const pack_args *a)
                             : NULL;
 }
 
-/* What does not go together when something is written. */
+/* Refuses combinations of options that contradict each other when writing. */
 static int check_usage(const vptq_cli *cli, const pack_args *a)
 {
     if (!a->output && !cli->common.dry_run)

@@ -29,7 +29,7 @@ typedef struct step_seconds {
     const char *name[VPTQ_ENCODER_MAX_STEPS];
     double seconds[VPTQ_ENCODER_MAX_STEPS];
     uint32_t count;
-    double all; /* with what is in front of the first step and behind the last */
+    double all; /* including the time before the first step and after the last */
 } step_seconds;
 
 /* ---- seconds ---- */
@@ -93,7 +93,7 @@ typedef struct quantize_line {
     vptq_object seconds;
 } quantize_line;
 
-/* What columns need. */
+/* Conditions of columns. */
 enum { PLAN = 1, RUN = 2, HELD_OUT = 4, PREDICTED = 8 };
 
 #define TEXT(key, field, columns, bits)                                                        \
@@ -307,7 +307,7 @@ static int list_presets(vptq_cli *cli)
         vptq_print_row(&p, &row);
     }
     if (text)
-        printf("\nbits: everything that is stored for the linears of that model, per weight; "
+        printf("\nbits: everything stored for the linear layers of that model, per weight; "
                "a small model\npays more for its codebooks, --dry-run shows how much\n");
     return vptq_cli_finish(cli, VPTQ_OK, NULL);
 }
@@ -489,7 +489,7 @@ int main(int argc, char **argv)
          "one setting for all; by the loss of every matrix; by what it does to the output",
          false},
         {0, "allocate-text", CLI_STRINGS, &a.texts, "FILE",
-         "text that the output is looked at on; not the one to test on", false},
+         "text for measuring sensitivities; must differ from the evaluation text", false},
         {0, "allocate-tokens", CLI_STRINGS, &a.tokens, "FILE",
          "token ids instead, int32 little endian", false},
         {0, "allocate-windows", CLI_U64, &a.windows, "N", "windows of it", false},
@@ -513,7 +513,7 @@ int main(int argc, char **argv)
     vptq_cli_option options[INPUTS + CALIBRATION + CLI_CALIBRATE_OPTIONS + SETTINGS + 1] = {0};
     vptq_cli cli = {
         .tool = "vptq-quantize",
-        .summary = "Vector-quantizes the linears of a model, matrix by matrix.",
+        .summary = "Vector-quantizes the linear layers of a model, matrix by matrix.",
         .usage = "vptq-quantize -m MODEL -H HDIR -o WORK [-v 4] [-k 256] [-r 0] [SETTINGS]\n"
                  "vptq-quantize -m MODEL -H HDIR -o WORK -b BITS [--allocate MODE] [SETTINGS]\n"
                  "vptq-quantize -m MODEL -c TEXT -o WORK [--sequential] [SETTINGS]\n"

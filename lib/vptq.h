@@ -404,7 +404,7 @@ typedef struct vptq_quantize_options {
 /* Options with their defaults: all layers, NAN where that means "as recorded". */
 VPTQ_API vptq_quantize_options vptq_quantize_defaults(void);
 
-/* What is stored of a matrix W [out, in]. */
+/* The stored form of a matrix W [out, in]. */
 typedef struct vptq_vq_shape {
     uint32_t out, in;
     uint32_t v, k, k_res; /* vector length; centroids, residual centroids: powers of two.  k_res
@@ -528,7 +528,7 @@ VPTQ_CALL vptq_status vptq_pack(const vptq_ctx *ctx, const vptq_pack_options *op
 /* Writes any model as a plain Hugging Face directory or a GGUF file, with its tokenizer. */
 VPTQ_CALL vptq_status vptq_unpack(vptq_ctx *ctx, const vptq_pack_options *opt,
                                   vptq_pack_result *result, vptq_err *err);
-/* What rewriting does about defect `i`, to follow "3 matrices: "; static. */
+/* Describes how rewriting repairs defect `i`, to follow "3 matrices: "; static. */
 VPTQ_API const char *vptq_repair_text(size_t i);
 
 typedef struct vptq_list_row {
@@ -612,7 +612,7 @@ VPTQ_CALL vptq_status vptq_tokenize(vptq_ctx *ctx, const vptq_model *m,
 
 /* ---- Divergence from the original ------------------------------------------------------- */
 
-/* What a saved base keeps of every token: its likeliest ids, or all. */
+/* Ids that saved base logits keep of every token: the most likely ones, or all. */
 typedef enum { VPTQ_KLD_BASE_COMPACT, VPTQ_KLD_BASE_FULL } vptq_kld_base_precision;
 
 enum {

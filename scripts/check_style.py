@@ -120,16 +120,17 @@ def read_allowed():
 
 
 def findings(path, name, text, allowed):
+    """Yields (line, words, what to write instead)."""
     clean, openings = prose(path, text)
     for pattern, better in WORDS:
         for m in re.finditer(pattern, clean, re.I):
             line = clean[clean.rfind("\n", 0, m.start()) + 1 :].split("\n", 1)[0]
             if not is_allowed(allowed, name, line):
-                yield m.start(), m[0].strip(), better
+                yield clean.count("\n", 0, m.start()) + 1, m[0].strip(), better
     for at in openings:
         m = re.match(OPENINGS[0], clean[at:])
         if m and not is_allowed(allowed, name, clean[at:].split("\n", 1)[0]):
-            yield at, m[0], OPENINGS[1]
+            yield clean.count("\n", 0, at) + 1, m[0], OPENINGS[1]
 
 
 def is_allowed(allowed, name, line):
@@ -158,8 +159,8 @@ def check(names, counts):
         total += len(found)
         if counts and found:
             print(f"{len(found):5} {name}")
-        for at, words, better in [] if counts else found:
-            print(f"{name}:{text.count(chr(10), 0, at) + 1}: '{words}': write {better}")
+        for line, words, better in [] if counts else found:
+            print(f"{name}:{line}: '{words}': write {better}")
     if total:
         print(f"style: {total} findings; docs/style.md has the rules", file=sys.stderr)
     return 1 if total else 0
@@ -167,8 +168,9 @@ def check(names, counts):
 
 def self_test():
     bad = 'int x; /* What is behind\n * the book */ f("is no number", "finder");\n'
-    found = [words for _, words, _ in sorted(findings(Path("a.c"), "a.c", bad, []))]
-    assert found == ["What", "behind", "book", "is no", "finder"], found
+    found = sorted(findings(Path("a.c"), "a.c", bad, []))
+    assert [(line, words) for line, words, _ in found] == [
+        (1, "What"), (1, "behind"), (2, "book"), (2, "finder"), (2, "is no")], found
     good = '#include "lib/book/strip.h"\n/* There is no codebook. */ int book = strip; f("codebook");\n'
     assert not list(findings(Path("a.c"), "a.c", good, []))
     assert not list(findings(Path("a.md"), "a.md", "Use `--books`.\n\n    book\n", []))

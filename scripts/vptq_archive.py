@@ -335,7 +335,7 @@ def extract(archive, directory, names):
         if e.kind == 0:
             with Replacing(os.path.join(directory, e.name)) as f:
                 f.writelines(archive.pieces(e))
-    # sizes that are no multiple of 8 go last, wide types first: every tensor is aligned to its element
+    # sizes that are not a multiple of 8 go last, wide types first: every tensor is aligned to its element
     tensors = sorted((e for e in wanted if e.kind == 1), key=lambda e: (e.size % 8 != 0 and 8 - WIDTH[e.dtype]))
     if not tensors:
         return
@@ -406,7 +406,7 @@ def read_pieces(path, offset, n):
 
 
 def files_of(directory):
-    """Names of what goes along beside the tensors, config.json first."""
+    """Names of the files stored next to the tensors, config.json first."""
     found = []
     for name in sorted(os.listdir(directory)):
         if name.endswith((".safetensors", ".safetensors.index.json")):

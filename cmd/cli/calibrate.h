@@ -22,7 +22,7 @@ static inline bool vptq_cli_calibrate_given(const vptq_cli_calibrate *c) /* a te
     return c->texts.count || c->tokens.count;
 }
 
-/* What the options amount to, and the factor of the weights' term; VPTQ_E_ARG naming what
+/* Converts the options, and the factor of the weights' term; VPTQ_E_ARG naming what
  * cannot be.  `*o` points into `c`. */
 vptq_status vptq_cli_calibrate_take(const vptq_cli_calibrate *c, uint64_t seed,
                                     vptq_calibrate_options *o, double *factor,

@@ -116,7 +116,7 @@ static void fill_common(vptq_cli *cli)
         {0, "format", CLI_CHOICE, &c->format, cli->formats, "form of the results", false},
         {'q', "quiet", CLI_COUNT, &c->quiet, NULL, "say less (-qq: errors only)", false},
         {'v', "verbose", CLI_COUNT, &c->verbose, NULL, "say more (-vv: most)", false},
-        {0, "progress", CLI_FLAG, NULL, NULL, "show progress even where it is no terminal",
+        {0, "progress", CLI_FLAG, NULL, NULL, "show progress even if stderr is not a terminal",
          false},
         {0, "no-progress", CLI_FLAG, NULL, NULL, "show no progress", false},
         {'h', "help", CLI_FLAG, &c->help, NULL, "show this help", false},
@@ -272,7 +272,7 @@ static bool store(vptq_cli *cli, const vptq_cli_option *o, const char *text)
 
 /* --- parsing ----------------------------------------------------------------------------- */
 
-/* Whether help or version is asked for anywhere: they win over errors, and help shows defaults,
+/* Whether help or version appears anywhere: they win over errors, and help shows defaults,
  * so it comes before any value is stored. */
 static void look_for_help(vptq_cli *cli, int argc, char **argv, const spelling *sp)
 {

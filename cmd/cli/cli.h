@@ -83,7 +83,7 @@ typedef struct vptq_cli {
     const char *formats; /* accepted --format values, "text|json" or "text|json|csv|md"; NULL =
                             the command has no --format */
     const char *omit; /* common options that mean nothing here: "force|dry-run"; NULL = none */
-    bool operands;    /* words that are no options are taken, into `args`; else refused */
+    bool operands; /* accept words that are not options, into `args`; otherwise refuse them */
     vptq_cli_common common;
     const char **args; /* operands */
     size_t arg_count;
@@ -131,7 +131,8 @@ vptq_status vptq_cli_deliver(const vptq_cli *cli, const char *path, const vptq_s
 /* The part of a path after the last '/'. */
 const char *vptq_cli_path_base(const char *path);
 
-/* What vptq_cli_deliver would refuse, before hours of work: an existing file without --force.
+/* Fails early where vptq_cli_deliver would fail after hours of work: an existing file without
+ * --force.
  */
 vptq_status vptq_cli_check_output(const vptq_cli *cli, const char *path,
                                   vptq_err *err) VPTQ_MUST_CHECK;

@@ -97,7 +97,7 @@ static void print_option(const vptq_cli_entry *e)
     print_wrapped(right);
 }
 
-/* Lines behind "usage: ", the later ones below the first. */
+/* Prints lines after "usage: ", aligned with the first. */
 static void print_usage(const char *lines)
 {
     const char *head = "usage: ";
@@ -131,7 +131,7 @@ void vptq_cli_print_help(const vptq_cli *cli)
         printf("\n%s\n", cli->examples);
 }
 
-/* What the library says of its choice of a backend. */
+/* Describes the chosen backend. */
 static void print_choice(void *user, vptq_log_level level, const char *text)
 {
     (void)user;

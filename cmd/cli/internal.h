@@ -1,4 +1,4 @@
-/* What the pieces of cmd/cli*.c share. */
+/* Internal to cmd/cli: the state of a command line and the functions of its parts. */
 #ifndef VPTQ_CMD_CLI_INTERNAL_H
 #define VPTQ_CMD_CLI_INTERNAL_H
 
@@ -27,7 +27,7 @@ void vptq_cli_restore_environment(void);
 int vptq_cli_finish_stdout(const char *tool);
 void vptq_cli_print_help(const vptq_cli *cli);
 void vptq_cli_print_version(const vptq_cli *cli);
-/* What a value is before parsing, empty where there is nothing to say. */
+/* Formats the default of an option; empty if it has none worth showing. */
 void vptq_cli_default_text(char text[CLI_DEFAULT_SIZE], const vptq_cli_option *o);
 
 #endif

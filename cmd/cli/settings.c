@@ -102,7 +102,7 @@ size_t vptq_cli_settings_options(vptq_cli_settings *s, vptq_cli_option *options,
     add(&l, 0, "preset", CLI_STRING, &s->preset, "NAME",
         "settings of a row of the paper's tables; list shows them");
     add_table(s, &l, true);
-    add(&l, 0, NULL, CLI_FLAG, NULL, NULL, "How it is looked for");
+    add(&l, 0, NULL, CLI_FLAG, NULL, NULL, "How codes are found");
     add(&l, 0, "encoder", CLI_STRING, &s->encoder, "best|upstream",
         "where the settings below start from: this project's steps, or the published recipe "
         "(default: best)");

@@ -21,7 +21,7 @@ typedef struct vptq_cli_settings {
  * They point into `s`, which starts as their default. */
 size_t vptq_cli_settings_options(vptq_cli_settings *s, vptq_cli_option *options, size_t max);
 
-/* What the options amount to; VPTQ_E_ARG naming the option. */
+/* Converts the options to settings; VPTQ_E_ARG naming the option. */
 vptq_status vptq_cli_settings_take(const vptq_cli_settings *s, uint64_t seed,
                                    vptq_encoder_settings *settings,
                                    vptq_err *err) VPTQ_MUST_CHECK;

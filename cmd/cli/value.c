@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Digits at *text, which moves behind them. */
+/* Reads digits at *text and advances it past them. */
 static bool take_digits(const char **text, uint64_t max, uint64_t *out)
 {
     const char *p = *text;

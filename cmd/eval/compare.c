@@ -14,7 +14,7 @@ typedef struct compare_command {
 static const vptq_format formats[] = {VPTQ_FORMAT_MD, VPTQ_FORMAT_CSV, VPTQ_FORMAT_JSON,
                                       VPTQ_FORMAT_HTML};
 
-/* What the report is generated from: --source-name, or the file, or how many there are. */
+/* Name of the report's source: --source-name, the file, or the number of files. */
 static void name_source(char *text, size_t size, const vptq_cli *cli, const compare_command *c)
 {
     if (c->source)

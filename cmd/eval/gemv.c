@@ -17,7 +17,7 @@ typedef struct gemv_command {
     double seconds;
 } gemv_command;
 
-/* What the words of the command line amount to. */
+/* The command line as lists of shapes, codebooks and batches. */
 typedef struct gemv_plan {
     uint32_t batch[MOST_BATCHES];
     vptq_gemv_options options;
@@ -226,7 +226,7 @@ int vptq_cli_gemv(int argc, char **argv)
     vptq_cli cli = {
         .tool = "vptq-eval",
         .command = "gemv",
-        .summary = "speed of products with packed matrices beside dense ones",
+        .summary = "speed of products with packed matrices against dense ones",
         .usage = "vptq-eval gemv [--shape INxOUT].. [--books K+KRES].. [--batch N]..",
         .examples = "  vptq-eval gemv --format md                     # the published tables\n"
                     "  vptq-eval gemv --shape 4096x4096 --books 4096+256 --batch 1 --batch 8\n",

@@ -14,10 +14,10 @@ typedef struct generate_command {
     vptq_cli_strings args, stops;
 } generate_command;
 
-/* Text that comes: to stdout at once, behind the prompt, or kept for JSON. */
+/* Generated text: printed at once after the prompt, or kept for JSON. */
 typedef struct generated {
     bool stream, began;
-    const char *prompt; /* shown in front of it, NULL in a chat */
+    const char *prompt; /* printed before it; NULL in a chat */
     vptq_buf text;
     vptq_status status;
     vptq_err *err;
@@ -42,7 +42,7 @@ static void take_text(void *arg, const char *text, size_t len)
     }
 }
 
-/* What is printed of a prompt and its continuation. */
+/* A prompt and its continuation, as printed. */
 typedef struct generate_row {
     const char *prompt, *text, *model, *reason;
     size_t tokens;
@@ -278,17 +278,17 @@ int vptq_cli_generate(int argc, char **argv)
          false},
         {0, "top-p", CLI_DOUBLE, &c.top_p, "X", "draw from the likeliest tokens that sum to X",
          false},
-        {0, "stop", CLI_STRINGS, &c.stops, "TEXT", "end in front of this text; may be repeated",
+        {0, "stop", CLI_STRINGS, &c.stops, "TEXT", "end before this text; may be repeated",
          false},
         {0, "special", CLI_FLAG, &c.special, NULL,
          "special tokens of the prompt count as such, and are shown", false},
-        {0, "ignore-eos", CLI_FLAG, &c.ignore_eos, NULL, "go on behind an end token", false},
+        {0, "ignore-eos", CLI_FLAG, &c.ignore_eos, NULL, "continue after a stop token", false},
         {0, NULL, CLI_FLAG, NULL, NULL, "Chats", false},
         {0, "chat", CLI_FLAG, &c.chat, NULL,
          "the prompt is a user's message, put into the model's chat template", false},
         {0, "system", CLI_STRING, &c.system, "TEXT", "system message in front", false},
         {0, "messages", CLI_STRING, &c.messages, "FILE",
-         "JSON list of messages in front of the prompt", false},
+         "JSON list of messages before the prompt", false},
         {0, "chat-template", CLI_STRING, &c.template_file, "FILE",
          "Jinja template in place of the model's", false},
         {0, "template-arg", CLI_STRINGS, &c.args, "NAME=JSON",

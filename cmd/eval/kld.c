@@ -1,5 +1,5 @@
-/* vptq-eval kld: a model beside its original, which is run, or was recorded; or the original is
- * recorded. */
+/* vptq-eval kld: compares a model with its original, which is run or was saved; or the original
+ * is recorded. */
 #include "cmd/eval/eval.h"
 
 #include <inttypes.h>
@@ -35,7 +35,7 @@ static void print_kld_window(void *arg, uint64_t window, double kld, uint64_t to
 
 /* ---- results ---- */
 
-/* What is measured, planned or saved, and the options that it came from. */
+/* Measured, planned or saved figures, and their options. */
 typedef struct kld_row {
     const char *model, *base, *base_file, *protocol, *fingerprint;
     vptq_kld_result r;

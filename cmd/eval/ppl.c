@@ -100,7 +100,7 @@ typedef struct ppl_row {
 } ppl_row;
 
 enum { TABLE = VPTQ_IN_TEXT | VPTQ_IN_CSV | VPTQ_IN_MD };
-/* What columns need: a measurement, not a plan. */
+/* Conditions of columns: a measurement, not a plan. */
 enum { MEASURED = 1, PLANNED = 2 };
 
 #define FIGURE(key, member, digits, bits)                                                      \

@@ -337,7 +337,7 @@ int vptq_cli_serve(int argc, char **argv)
          "(default: these seven)",
          false},
         {0, "runs", CLI_U32, &c.runs, "R", "of every model and configuration", false},
-        {0, "warmup", CLI_U32, &c.warmup, "N", "short runs in front of them", false},
+        {0, "warmup", CLI_U32, &c.warmup, "N", "short runs before them", false},
         {0, "kv", CLI_CHOICE, &c.kv, "f16|f32", "what keys and values are stored as", false},
         {'o', "output", CLI_STRING, &c.output, "FILE",
          "append a record per run; runs that it has are not run again", false},

@@ -26,7 +26,7 @@ typedef struct task {
 
 /* ---- the table ---- */
 
-/* What columns need: a base, a normalized accuracy or a perplexity in one of the tasks. */
+/* Conditions of columns: a base, a normalized accuracy or a perplexity in one of the tasks. */
 enum { BASE = 1, NORM = 2, PERPLEXITY = 4 };
 enum { PROGRAMS = VPTQ_IN_JSON | VPTQ_IN_CSV };
 
@@ -88,7 +88,7 @@ static void print_total(const tasks_command *c, const task *tasks, size_t count)
         seconds += tasks[i].result.seconds;
     }
     printf("%s%s%s: %" PRIu64 " tokens, %.0f per second; sharing saved %" PRIu64 "\n", c->model,
-           c->base ? " beside " : "", c->base ? c->base : "", rows,
+           c->base ? " against " : "", c->base ? c->base : "", rows,
            seconds > 0 ? (double)rows / seconds : 0, saved);
 }
 
@@ -238,7 +238,7 @@ out:
     return st;
 }
 
-/* CLI_CHECK_FAILED when a figure of a task is below what was asked for. */
+/* Returns CLI_CHECK_FAILED if a figure of a task is below its minimum. */
 static int check_limits(const tasks_command *c, const task *tasks)
 {
     int code = CLI_OK;

@@ -26,7 +26,7 @@ static vptq_status bad_entry(const char *path, const char *name, const char *wha
     return vptq_fail(err, VPTQ_E_FORMAT, "%s: tensor '%.200s': %s", path, name, what);
 }
 
-/* What `git clone` leaves in place of a large file if Git LFS is not installed. */
+/* Whether this is the pointer that `git clone` leaves for a large file without Git LFS. */
 static bool is_lfs_pointer(const vptq_map *map)
 {
     static const char start[] = "version https://git-lfs.github.com/spec/";

@@ -6,7 +6,7 @@
 #include "lib/ablate/ablate.h"
 #include "lib/base/file.h"
 
-/* What columns need: that some row has such a value, or that seconds are wanted. */
+/* Conditions of columns: some row has such a value, or seconds are requested. */
 enum {
     NAMES = 1,
     BUDGET = 2,
@@ -75,7 +75,7 @@ enum {
     NAME = 24
 };
 
-/* What any row of the report has. */
+/* Values that some row of the report has. */
 static unsigned find_needs(const vptq_ablate_report *r)
 {
     unsigned has = 0;

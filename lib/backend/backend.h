@@ -192,7 +192,7 @@ typedef struct vptq_scatter_args {
 
 /* y [n, out] = x [n, in] W^T + beta * y (+ bias on every row) for few tokens, with W [out, in]
  * as it is stored.  Decoding uses every weight once, so that converting W first would take most
- * of the time.  A row of y does not depend on the values of the other rows of x, but its
+ * of the time.  A row of y does not depend on the values of the other tokens, but its
  * rounding may depend on their number. */
 typedef struct vptq_gemv_args {
     size_t n;

@@ -2,7 +2,7 @@
  * not depend on the order and both backends choose the same ids, to the last bit of u.  The
  * weight of a token is its probability divided by that of the likeliest one, in units of 2^-40.
  *
- * Both compilers are told not to fuse multiplications and additions. */
+ * Neither compiler may fuse multiplications and additions. */
 #ifndef VPTQ_BACKEND_SAMPLE_H
 #define VPTQ_BACKEND_SAMPLE_H
 

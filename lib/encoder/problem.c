@@ -1,4 +1,4 @@
-/* What one matrix is encoded against: normalized weights Z, metric H', the order of columns and
+/* The problem of encoding one matrix: normalized weights Z, metric H', the order of columns and
  * the factor of H'. */
 #include <math.h>
 #include <stdlib.h>

@@ -173,7 +173,7 @@ void vptq_report_page_batches(report_page *p)
     } else {
         vptq_page_paragraph(p,
                             "No two configurations differ only in their batch size, so there "
-                            "is no break-even batch.");
+                            "is not a break-even batch.");
     }
     if (p->html && r->family_count) {
         vptq_html_figures_begin(&p->h);

@@ -330,12 +330,12 @@ static void page_remarks(report_page *p)
         if (c->absent)
             vptq_page_paragraph(p, "%s: not measured for %s.", text, c->absent);
     }
-    vptq_page_paragraph(
-        p, "Ranks and speedups are those of medians. The interval behind a speedup "
-           "has a confidence of at least 90 %% and assumes nothing about how runs "
-           "scatter: it consists of order statistics of all quotients of two runs "
-           "(Mann-Whitney). Three runs on both sides give the smallest and the "
-           "largest quotient, and so do fewer, with less confidence.");
+    vptq_page_paragraph(p,
+                        "Ranks and speedups are those of medians. The interval after a speedup "
+                        "has a confidence of at least 90 %% and assumes nothing about how runs "
+                        "scatter: it consists of order statistics of all quotients of two runs "
+                        "(Mann-Whitney). Three runs on both sides give the smallest and the "
+                        "largest quotient, and so do fewer, with less confidence.");
 }
 
 /* ---- the page ---- */

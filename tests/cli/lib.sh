@@ -107,7 +107,7 @@ no_leftovers()
 {
     local found
     found=$(find "$1" -name '*.tmp.*' -o -name '*.old.*')
-    [ -z "$found" ] || fail "left behind: $found"
+    [ -z "$found" ] || fail "left over: $found"
 }
 
 # A test that signals a program in the background starts the program itself ("$BIN/..." ... &): a
@@ -131,7 +131,7 @@ faulty()
     local fault=$1
     shift
     : > faults.log
-    # the sanitizers' runtime wants to be the first library, but works behind ours
+    # the sanitizers' runtime wants to be the first library, but also works after ours
     VPTQ_FAULT=$fault VPTQ_FAULT_LOG=$PWD/faults.log LD_PRELOAD=$FAULTS \
         ASAN_OPTIONS=${ASAN_OPTIONS:-}:verify_asan_link_order=0 "$@"
 }

@@ -1,5 +1,5 @@
-/* Faults of the file system, for tests: a library that is loaded in front of libc (LD_PRELOAD)
- * and lets chosen calls of a process fail.
+/* Faults of the file system, for tests: a library that is loaded before libc (LD_PRELOAD)
+ * and makes chosen calls of a process fail.
  *
  *     VPTQ_FAULT=CALL:HOW:WHEN
  *

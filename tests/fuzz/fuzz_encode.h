@@ -1,4 +1,4 @@
-/* What the targets for vocabularies do with one that was accepted. */
+/* Uses an accepted vocabulary, for the targets of vocabularies. */
 #ifndef VPTQ_TESTS_FUZZ_FUZZ_ENCODE_H
 #define VPTQ_TESTS_FUZZ_FUZZ_ENCODE_H
 

@@ -1,4 +1,4 @@
-/* What the fuzz targets share: an input as a file, for readers that take a path. */
+/* Gives an input to readers that take a path, as a file. */
 #ifndef VPTQ_TESTS_FUZZ_FUZZ_INPUT_H
 #define VPTQ_TESTS_FUZZ_FUZZ_INPUT_H
 

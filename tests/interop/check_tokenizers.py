@@ -238,7 +238,7 @@ def mixed(rng):
     change["pre_tokenizer"] = m.norms_of("pretokenizers", *pre)
     first = any(p.get("prepend_scheme") == "first" for p in pre)
     if base == "bytes" or first or rng.random() < 0.7:
-        if first:  # what a normalizer puts in front of a text, or makes of its first characters, all counts as its start there
+        if first:  # there, all that a normalizer adds at the start or makes of the first characters counts as the start
             norms = [n for n in norms if n["type"] not in ("Prepend", "Replace")]
         change["normalizer"] = m.norms_of("normalizers", *[rng.choice(norms) for _ in range(rng.choice([0, 0, 1, 2, 3]))])
     j = m.build({"bytes": m.bytes_base, "pieces": m.pieces_base}[base](), change)

@@ -87,7 +87,7 @@ class Transformers:
 
 
 class LlamaCpp:
-    """The protocol of its perplexity tool: second halves, BOS in front of every window if the tokenizer adds one."""
+    """The protocol of its perplexity tool: second halves, BOS before every window if the tokenizer adds one."""
 
     def __init__(self, base, model):
         self.paths = base, model
@@ -111,7 +111,7 @@ class LlamaCpp:
         return {"llama.cpp": figures(*np.concatenate(parts, 1))}
 
 
-# ---- ours beside them ----
+# ---- compared with ours ----
 
 
 def ours(base, model, text, context, count, protocol):

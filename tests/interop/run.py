@@ -261,7 +261,7 @@ def skip(why):
 
 
 def goldens(report, work):
-    """tests/golden/packed_*: the logits beside the models are still what upstream gives."""
+    """tests/golden/packed_*: the logits stored with the models are still what upstream gives."""
     for path in sorted(glob.glob(os.path.join(GOLDEN, "packed_*/"))):
         ids, want = np.fromfile(path + "ids.i32", "<i4"), np.load(path + "logits.npy")
         tied = json.load(open(path + "config.json"))["tie_word_embeddings"] and "lm_head.weight" not in stored(path)

@@ -37,7 +37,7 @@ def by_transformers(path):
 
 
 def by_vptq(path):
-    """The package's own loader, which reads `dtype` beside the configuration."""
+    """The package's own loader, which reads `dtype` apart from the configuration."""
     with quiet():
         return vptq.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, device_map="auto").eval()
 

@@ -171,7 +171,7 @@ static void check_pass(void *arg, const vptq_device *dev, bool is_ref)
         assert_same_f32(got.q + t * p->ldq, want.q + t * p->ldq, a->rows);
         assert_same_f32(got.z + t * p->ldz, want.z + t * p->ldz, a->rows);
         assert_same_f32(got.err + t * p->lde, want.err + t * p->lde, a->rows);
-        for (size_t i = a->rows; i < p->lde; i++) /* nothing behind a column is touched */
+        for (size_t i = a->rows; i < p->lde; i++) /* nothing after a column is touched */
             assert_true(got.err[t * p->lde + i] == 0 && got.q[t * p->ldq + i] == 0);
     }
     check_identity(a, &got);
@@ -200,7 +200,7 @@ static void pass_equals_assign_by_columns(void **state)
     }
 }
 
-/* What was quantized, searched again by the row find, gives the same choices. */
+/* The op search gives the same choices for the quantized vectors. */
 static void check_chooses_like_search(void *arg, const vptq_device *dev, bool is_ref)
 {
     const pass_case *a = arg;
@@ -407,7 +407,7 @@ typedef struct descend_run {
     uint32_t *idx, *idx_res;
 } descend_run;
 
-/* In arrays with room behind every column. */
+/* In arrays with space after every column. */
 static descend_run descend_on(const descend_case *a, const vptq_device *dev)
 {
     const vptq_codebooks *b = &a->codebooks.codebooks;
@@ -441,7 +441,7 @@ static descend_run descend_on(const descend_case *a, const vptq_device *dev)
     assert_ok(dev->ops->vq_descend(dev->state, &d, &err), &err);
     dev->ops->search_index_close(dev->state, index);
     for (size_t t = 0; t < a->cols; t++) {
-        for (size_t i = rows; i < ld; i++) /* nothing behind a column is touched */
+        for (size_t i = rows; i < ld; i++) /* nothing after a column is touched */
             assert_true(r.q[t * ld + i] == 0 && r.delta[t * ld + i] == 0);
     }
     return r;

@@ -64,9 +64,9 @@ static void test_dead_kernels_are_noticed(void **state)
         if (st)
             expect(row->name, "whose kernel dies", st, &err, why);
         if (cuda_emu_count().launches > before) {
-            expect("sync", "behind a dead kernel", r.dev.ops->sync(r.dev.state, &err), &err,
+            expect("sync", "after a dead kernel", r.dev.ops->sync(r.dev.state, &err), &err,
                    why);
-            expect(row->name, "behind a dead kernel", row->run(&r, &err), &err, why);
+            expect(row->name, "after a dead kernel", row->run(&r, &err), &err, why);
         }
         cuda_emu_break(NULL);
         vrows_close(&r);

@@ -1,6 +1,6 @@
 /* The ops gemv and vq_gemv: ref and cpu at every SIMD level, against sums in double over a
  * matrix that is decoded here. Results have the same bits for any number of threads and
- * whatever the other rows of x are, and for a few rows also for any number of them. */
+ * whatever the other tokens are, and for a few tokens also for any number of them. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -371,7 +371,7 @@ static void weights_may_begin_anywhere(void **state)
     free(x);
 }
 
-/* ---- many rows of x ---- */
+/* ---- many tokens ---- */
 
 enum { MANY = 70 };
 typedef struct many_case {

@@ -477,7 +477,7 @@ static void test_nll(void **state)
 static void test_nll_special(void **state)
 {
     (void)state;
-    /* Ties give the lowest id, in one tile and across tiles; tokens that cannot be (-inf) weigh
+    /* Ties give the lowest id, in one tile and across tiles; impossible tokens (-inf) weigh
      * nothing even when a whole tile is made of them; sizes far apart do not overflow. */
     enum { VOCAB = 6 };
     const float logits[4][VOCAB] = {{1, 3, 3, 0, 3, 2},

@@ -268,7 +268,7 @@ static vptq_status run_ops_with_scratch(void *arg, vptq_mem *mem, vptq_err *err)
                                    .ldk = N,
                                    .ldv = N,
                                    .ldo = N};
-    /* One sequence of a row behind page 0, one that is all of page 1. */
+    /* One sequence with a single row after page 0, one that fills page 1. */
     const uint32_t starts[] = {0, 1, 10}, positions[] = {19, 0}, table[] = {0, 1};
     const vptq_kv_rows rows = {.rows = 10,
                                .sequences = 2,

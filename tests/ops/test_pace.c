@@ -328,8 +328,7 @@ static void test_flags_are_seen_between_launches(void **state)
         const unsigned long launches = cuda_emu_count().launches - before;
         cuda_emu_on_launch(NULL, NULL);
         if (st != VPTQ_E_CANCELLED || launches != 1)
-            fail_msg("%s: %s behind %lu launches", rows[i].name, vptq_status_name(st),
-                     launches);
+            fail_msg("%s: %s after %lu launches", rows[i].name, vptq_status_name(st), launches);
         assert_string_equal(err.text, "interrupted");
         b.stop = 0;
     }

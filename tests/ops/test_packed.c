@@ -79,7 +79,7 @@ static bool is_kernel(const char *kernel, const char *name)
     return kernel && strncmp(kernel, name, strlen(name)) == 0;
 }
 
-/* Up to 8 rows of x are taken as two halves of 11 bits each, relative to the row's largest;
+/* Up to 8 tokens are split into two halves of 11 bits each, relative to the row's largest;
  * more as one, and every term is off by at most 2^-12 of itself.  Codebooks are exact;
  * gemm-small adds main and residual centroids in 11 bits, once more 2^-12.  What goes through
  * decoded rows is multiplied in float. */
@@ -122,7 +122,7 @@ typedef struct kernel_case {
     bool large; /* the codebooks do not fit into shared memory */
 } kernel_case;
 
-/* Multiplies n rows of x; the bits go to y. */
+/* Multiplies n tokens; the bits go to y. */
 static void check_rows(const product *p, const kernel_case *c, const char *kernel, size_t n,
                        uint64_t seed, float *y)
 {
@@ -229,7 +229,7 @@ static void kernels_multiply(void **state)
     }
 }
 
-/* Many rows of x: every way to share fragments, columns and rows of x among warps and blocks.
+/* Many tokens: every way to share fragments, columns and tokens among warps and blocks.
  */
 static void more_rows_multiply(void **state)
 {
@@ -266,7 +266,7 @@ static void more_rows_multiply(void **state)
     }
 }
 
-/* ---- rows of x ---- */
+/* ---- tokens ---- */
 
 /* y [n, out] of the rows first .. of x [*, in]. */
 static void multiply_rows(const vptq_device *dev, const vptq_matrix *m, const vptq_vq_shape *s,
@@ -324,7 +324,7 @@ static void rows_do_not_depend_on_others(void **state)
     free(turned);
 }
 
-/* Codebooks and rows of x are scaled to float16 by powers of two only. */
+/* Codebooks and tokens are scaled to float16 by powers of two only. */
 static void magnitudes_do_not_matter(void **state)
 {
     (void)state;

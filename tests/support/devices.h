@@ -23,7 +23,7 @@ void devices_each(devices_fn fn, void *arg);
 /* And for emu, in two orders of its threads: rows that have a kernel, shapes that are small. */
 void devices_each_emu(devices_fn fn, void *arg);
 
-/* What a row is given and where it writes; `out` holds `count` elements (the row's inputs with
+/* Inputs and outputs of an op; `out` holds `count` elements (the row's inputs with
  * it where it works in place). */
 typedef struct devices_op {
     void (*run)(const vptq_device *dev, const void *arg, void *out);

@@ -202,7 +202,7 @@ static vptq_status run_vq_gemv(vrows *r, vptq_err *err)
     return with_matrix(r, few_products, err);
 }
 
-/* More rows of x than the kernel for few takes. */
+/* More tokens than the kernel for few tokens takes. */
 static vptq_status many_products(vrows *r, const vptq_matrix *m, vptq_err *err)
 {
     const vptq_gemv_args g = products(r, N);

@@ -332,7 +332,7 @@ size_t vtest_oom_walk(vtest_oom_fn fn, void *arg)
         mem.fail_after = n;
         vptq_status st = fn(arg, &mem, &err);
         if (mem.used)
-            print_error("%zu bytes left behind when allocation %lld failed\n", mem.used,
+            print_error("%zu bytes leaked when allocation %lld failed\n", mem.used,
                         (long long)n);
         assert_int_equal(mem.used, 0);
         if (st == VPTQ_OK)

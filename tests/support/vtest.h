@@ -1,4 +1,4 @@
-/* What the unit and op tests share on top of cmocka: array comparisons, expected failures, the
+/* Helpers of unit and op tests on top of cmocka: array comparisons, expected failures, the
  * data directory, scratch directories, .npy files, the walk through every out-of-memory path.
  * Include this instead of <cmocka.h>.
  *
@@ -76,7 +76,7 @@ int vtest_scratch_teardown(void **state);
 void vtest_path(char *path, size_t size, const char *dir, const char *name);
 void vtest_write_file(const char *path, const void *data, size_t size);
 void vtest_copy_file(const char *from, const char *dir, const char *name); /* to DIR/NAME */
-/* The whole file, a 0 behind it; freed by the caller with free(). */
+/* Returns the whole file with a terminating 0; the caller frees it with free(). */
 char *vtest_read_file(const char *path, size_t *size);
 
 /* A .npy file; elements are given out in C order. */

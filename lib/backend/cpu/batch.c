@@ -1,5 +1,5 @@
-/* Products of many rows of x with a stored matrix: pieces of the matrix become packed panels in
- * the memory of a thread, where they meet all rows of x. */
+/* Products of many tokens with a stored matrix: pieces of the matrix become packed panels in
+ * the memory of a thread, where they are multiplied with all tokens. */
 #include "lib/backend/cpu/gemm.h"
 #include "lib/backend/cpu/gemv.h"
 #include "lib/backend/dev.h"
@@ -13,7 +13,7 @@ typedef struct batch_job {
     const vptq_gemv_args *g;
     const float *start;
     vptq_cpu_tiles depths;
-    size_t blocks; /* blocks of tile_rows rows of x */
+    size_t blocks; /* blocks of tile_rows tokens */
     float *x;      /* packed: for every depth, block after block [depth, tile_rows] */
     float *scratch;
     size_t slice;

@@ -1,5 +1,6 @@
-/* The ops gemv and library_gemv. A few rows of x meet the rows of the matrix as they are
- * stored, each read once for up to four of them; more rows of x meet packed panels (batch.c).
+/* The ops gemv and library_gemv. A few tokens are multiplied with the rows of the matrix as
+ * they are stored, each read once for up to four of them; more tokens use packed panels
+ * (batch.c).
  */
 #include "lib/backend/cpu/gemv.h"
 #include "lib/backend/cpu/blas.h"
@@ -8,7 +9,7 @@
 #include "lib/backend/dev.h"
 #include "lib/base/parallel.h"
 
-/* Largest number of rows of x for which the matrix is read as it is: 9 and 12 rows take 0.7 and
+/* Largest number of tokens for which the matrix is read as it is: 9 and 12 rows take 0.7 and
  * 0.8 times as long as with panels, 16 as long, 24 and 32 1.2 times (AVX2, float16). */
 enum { MAX_STORED_ROWS = 16 };
 

@@ -1,8 +1,8 @@
 /* Internal: products of a batch of activations x with stored weights (ops gemv, vq_gemv) and
  * the decoding of packed weights (vq_dequant).
  *
- * Few rows of x meet the matrix as it is stored, VPTQ_GEMV_ROWS at a time (gemv.c, and
- * vq_gemv.c over a vptq_layout).  More rows meet packed panels of it (batch.c,
+ * Few tokens are multiplied with the matrix as it is stored, VPTQ_GEMV_ROWS at a time (gemv.c,
+ * and vq_gemv.c over a vptq_layout).  More rows meet packed panels of it (batch.c,
  * vq_gemv_batch.c). The inner loops are in gemv_simd.c.  The result for a row of x depends
  * neither on the other rows nor on how the matrix is cut into blocks of vector rows. */
 #ifndef VPTQ_BACKEND_CPU_GEMV_H
@@ -17,7 +17,7 @@
 #include "lib/base/mem.h"
 
 enum {
-    VPTQ_GEMV_ROWS = 4,         /* rows of x that the kernels take at a time */
+    VPTQ_GEMV_ROWS = 4,         /* tokens that the kernels process at a time */
     VPTQ_BLOCK_VECTOR_ROWS = 4, /* vector rows of a block of a layout */
     VPTQ_BATCH_DEPTH = 320      /* largest number of columns of a panel */
 };
@@ -115,7 +115,7 @@ static inline const vptq_gemv_kernels *vptq_gemv_kernels_get(vptq_simd simd)
     return VPTQ_SIMD_SELECT(simd, vptq_gemv_kernels);
 }
 
-/* ---- panels: many rows of x ---- */
+/* ---- panels: many tokens ---- */
 
 /* A stored matrix that can be packed into panels, piece by piece, in the memory of each thread:
  * no float copy of the matrix is ever stored. */
@@ -143,7 +143,7 @@ void vptq_batch_multiply(vptq_dev *dev, const vptq_batch_source *source,
  * returns the sum of from[j] * bias[j]. */
 float vptq_vq_prepare_x(const vptq_vq *q, const float *from, float *x);
 
-/* Whether vq_gemv of n rows of x packs panels instead of looking centroids up; false if vectors
+/* Whether vq_gemv of n tokens packs panels instead of looking centroids up; false if vectors
  * would cross the pieces. */
 bool vptq_vq_uses_panels(const vptq_vq *q, size_t n);
 vptq_status vptq_vq_gemv_batch(vptq_dev *dev, const vptq_vq *q, const vptq_gemv_args *g,

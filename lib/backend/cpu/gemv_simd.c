@@ -262,7 +262,7 @@ SIMD_INLINE void add_narrow_columns(const vptq_gemv_block *b, const part *p)
         }
 }
 
-/* All vector rows of the block for n rows of x, as many at a time as registers allow. */
+/* All vector rows of the block for n tokens, as many at a time as registers allow. */
 SIMD_INLINE void add_rows(const vptq_gemv_block *b, part p, bool narrow, size_t row, size_t n)
 {
     p.row = row;
@@ -340,7 +340,7 @@ SIMD_INLINE vf widen_tail(vptq_dtype type, const uint8_t *w, size_t j, size_t co
     return widen(type, tail, 0);
 }
 
-/* Dot products with n rows of x, in CHAINS sums each. */
+/* Dot products with n tokens, in CHAINS sums each. */
 SIMD_INLINE void dot_rows(vptq_dtype type, const uint8_t *w, size_t length, size_t n,
                           const float *x, size_t ldx, float *y)
 {

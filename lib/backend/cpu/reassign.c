@@ -1,7 +1,7 @@
 /* The op reassign: nearest centroids of vectors that already have labels.
  *
  * A vector x with label a is |x - a| from a centroid, so that a centroid further than 2 |x - a|
- * from a cannot be nearer: only those around a are tried. Where x is no further from a than
+ * from a cannot be nearer: only those around a are tried. Where x is not further from a than
  * before, only a centroid that has moved can have become nearer than a; after a few iterations
  * of k-means most have not moved. */
 #include <math.h>

@@ -32,7 +32,7 @@ typedef struct gemv_job {
     const vptq_gemv_args *g;
     float *x;       /* [n, in] in processing order, scaled */
     float *start;   /* [n] initial values of the sums of a row, without y and the bias */
-    size_t row0, n; /* rows of x that are processed now */
+    size_t row0, n; /* tokens processed now */
     int threads;
     bool *fetched; /* [threads] whether a thread has prefetched the tables */
 } gemv_job;
@@ -109,7 +109,7 @@ static void prefetch_tables(const gemv_job *job, int thread)
     prefetch(l->main, 0, begin);
 }
 
-/* Advances to the next rows of x; returns false after the last. */
+/* Advances to the next tokens; returns false after the last. */
 static bool advance_rows(gemv_job *job)
 {
     job->row0 += job->n;

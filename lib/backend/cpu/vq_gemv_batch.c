@@ -1,4 +1,4 @@
-/* vq_gemv for many rows of x. Order, scale and bias of the matrix are applied to x, as in
+/* vq_gemv for many tokens. Order, scale and bias of the matrix are applied to x, as in
  * vq_gemv.c, so that a vector is the sum of a centroid and a residual centroid: v adjacent
  * elements of a panel, without transposing. */
 #include <string.h>
@@ -9,7 +9,7 @@
 
 enum { PIECE = 256, EIGHT = 8, LINE = 16 };
 
-/* Largest number of rows of x for which look-ups, four rows at a time, are faster: steps of 16,
+/* Largest number of tokens for which look-ups, four tokens at a time, are faster: steps of 16,
  * 20, 24 and 32 sequences take 0.86, 0.85, 0.93 and 1.0 times as long (v 8, codebooks of 4096 +
  * 256, AVX2). */
 enum { MAX_LOOKUP_ROWS = 32 };

@@ -436,7 +436,7 @@ static __device__ void add_squares(panel<mass_tiling> &t, const mass_job &mass, 
 #pragma unroll
         for (unsigned j = 0; j < T::EACH_KEYS; j++) {
             const float p = expf(score[i][j] - stat[0]) * stat[1];
-            if (sees(t, tr + i, k0 + tk + j)) /* p > 0 is no substitute: stat may be NaN */
+            if (sees(t, tr + i, k0 + tk + j)) /* p > 0 does not suffice: stat may be NaN */
                 sum[j] += (double)p * (double)p;
         }
     }

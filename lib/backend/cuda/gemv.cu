@@ -12,7 +12,7 @@ struct matrix {
     bool wide; /* every row is aligned to 16 bytes */
 };
 
-/* What a lane reads of a row at once. */
+/* Elements of a row that a lane reads at once. */
 struct __align__(16) piece
 {
     uint32_t word[4];

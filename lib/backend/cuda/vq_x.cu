@@ -39,7 +39,7 @@ static __device__ unsigned pack(float low, float high)
            (unsigned)__half_as_ushort(__float2half_rn(high)) << 16;
 }
 
-/* What rounding to float16 loses. */
+/* Error of rounding to float16. */
 static __device__ float rest(float value)
 {
     const float kept = __half2float(__float2half_rn(value));

@@ -1,5 +1,5 @@
 # --version --verbose of every tool names the device, its driver and the libraries; where the device cannot be
-# had, why.  A driver is stood in for by a library that says what it is told.
+# had, why.  A library that reports given answers replaces the driver.
 there=${VPTQ_DEVICE_BIN-none}
 tools="vptq-eval vptq-hessian vptq-pack vptq-quantize"
 if [ -x "$there/vptq-quantize" ]; then

@@ -1,4 +1,4 @@
-# Calls of the file system that fail or do half of what they are asked for: every command gives one
+# Calls of the file system that fail or do half of their work: every command gives one
 # sentence and leaves nothing half done, and what needs only to be tried again is tried again.
 model=$(data models/stories260K/stories260K.bin)
 tok=$(data models/stories260K/tok512.bin)

@@ -66,7 +66,7 @@ expect_line out.txt '^recorded 1020 tokens in 4 windows of 256 in full, '
 kld --base "$model" "${words[@]}" --save-base top --base-top 64 --format json >out.json
 [ "$(json_get base_file out.json)" = top ] || fail "base_file: $(cat out.json)"
 kld -m "$perturbed" --base "$model" "${words[@]}" --save-base both --base-top 64 -t 1 --format json >both.json
-expect_same top both "whether a model runs beside or not"
+expect_same top both "with or without a second model"
 [ "$(json_get mean_kld both.json)" = "$(json_get mean_kld run.json)" ] || fail "recording changes it"
 for name in full top; do
     kld -m "$perturbed" --base-file $name -q --format json >$name.json

@@ -9,7 +9,7 @@ for out in small/dir small/one.vptq; do
     expect_line err.txt "small/.*[Nn]o space"
     [ "$(wc -l < err.txt)" = 1 ] || fail "more than one sentence: $(cat err.txt)"
     [ ! -s out.txt ] || fail "something on stdout"
-    [ -z "$(ls small)" ] || fail "left behind: $(ls small)"
+    [ -z "$(ls small)" ] || fail "left over: $(ls small)"
 done
 mount -o remount,size=16m small
 "$BIN/vptq-pack" -q "$golden" -o small/dir > /dev/null

@@ -23,7 +23,7 @@ expect_number "$(wc -c < one.vptq)" '<' "$(cat dir/* | wc -c)"
 # In shards with an index; packed again it is the same.
 pack dir -o shards --shard-size 64K > /dev/null
 [ -e shards/model.safetensors.index.json ] || fail "no index"
-[ ! -e shards/model.safetensors ] || fail "a single file beside the shards"
+[ ! -e shards/model.safetensors ] || fail "a single file next to the shards"
 pack shards -o dir4 > /dev/null
 expect_same dir dir4
 

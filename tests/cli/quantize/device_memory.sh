@@ -1,7 +1,7 @@
 # Little device memory: smaller pieces with the same bytes; if no piece is small enough, one sentence
 # with sizes.  Uses the emulated device with a chosen amount of memory.
 there=${VPTQ_DEVICE_BIN-none}
-[ "${VPTQ_DEVICE-emu}" = emu ] || skip "only the emulated device has as much memory as it is told"
+[ "${VPTQ_DEVICE-emu}" = emu ] || skip "only the emulated device has adjustable memory"
 [ -x "$there/vptq-quantize" ] || skip "needs tools that have the device (make check-cli builds them)"
 model=$SRC/tests/golden/tiny_mistral
 for _ in 1 2 3; do cat "$model/ids.i32"; done > ids

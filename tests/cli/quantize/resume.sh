@@ -71,6 +71,6 @@ printf x | dd of=parts/layer_001_up_proj.safetensors bs=1 seek=900 conv=notrunc 
 "$BIN/vptq-quantize" -m "$model" --tokenizer "$tok" -H h -k 64 -o parts --layers 2-4 \
     > /dev/null 2> err.txt
 expect_line err.txt "layer_001_up_proj.*report.jsonl leaves it out"
-[ "$(wc -l < parts/report.jsonl)" = 34 ] || fail "report beside a damaged matrix"
+[ "$(wc -l < parts/report.jsonl)" = 34 ] || fail "report next to a damaged matrix"
 quantize -o parts --layers 1-1 > /dev/null
 expect_same one parts

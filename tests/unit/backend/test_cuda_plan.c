@@ -414,7 +414,7 @@ static void test_image_of_bfloat16(void **state)
     assert_int_equal(image[0], 0x3F80);
     assert_int_equal(image[4], vptq_f32_to_bf16(3.0e38F));
     assert_int_equal(image[1], 0);
-    assert_int_equal(image[2 * 4], 0);             /* behind the codebook */
+    assert_int_equal(image[2 * 4], 0);             /* after the codebook */
     assert_int_equal(image[(16 + 1) * 4], 0x3F80); /* rotated by one */
 }
 

@@ -161,7 +161,7 @@ static size_t resident(const vptq_map *map)
     return n;
 }
 
-/* What is asked for arrives without being touched. */
+/* Returns the requested bytes unchanged. */
 static void test_reading_ahead(void **state)
 {
     enum { PAGES = 16 };

@@ -73,7 +73,7 @@ static void test_every_half(void **state)
     }
 }
 
-/* Between every two neighbours: the middle goes to the even one, the floats beside it to the
+/* Between every two neighbours: the middle goes to the even one, the floats next to it to the
  * nearer one. */
 static void test_half_ties(void **state)
 {

@@ -9,8 +9,8 @@
 
 /* ---- refit ---- */
 
-/* Solves a x = b for a symmetric a [n][n] with a ridge far below what is asked for, where it is
- * singular. */
+/* Solves a x = b for a symmetric a [n][n] with a ridge far below the required precision, where
+ * it is singular. */
 static void solve(size_t n, double *a, double *b)
 {
     double trace = 0;
@@ -421,7 +421,7 @@ static void test_upstream_starts_from_vectors(void **state)
     problem_free(&p);
 }
 
-/* What is left of the compensated columns after a pass with the main codebook, in double. */
+/* Remainder of the compensated columns after a pass with the main codebook, in double. */
 static double *naive_left_over(vencoder_state *s)
 {
     vptq_encoder *enc = &s->enc;

@@ -1,5 +1,5 @@
-/* What goes wrong while a matrix is encoded: steps that do not pay, a device that fails, a run
- * that is cancelled, memory that is out, numbers that cannot be. */
+/* Tests failures while a matrix is encoded: steps that do not pay, a failing device, a run
+ * that is cancelled, exhausted memory, invalid numbers. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -232,7 +232,7 @@ static void test_bad_steps_are_undone(void **state)
     problem p = problem_make(24, 22, 11);
     vptq_encoder_report with, without;
     vptq_encoder_settings s = everything();
-    s.rounding = VPTQ_ROUND_END; /* nothing is decided behind the last step */
+    s.rounding = VPTQ_ROUND_END; /* nothing is decided after the last step */
     s.refits = 0;
     s.sweeps = 1;
     /* A sweep is three calls: the outliers and two groups. */
@@ -245,7 +245,7 @@ static void test_bad_steps_are_undone(void **state)
                 step->loss == step_named(&without, "retrain")->loss);
     assert_true(with.loss == without.loss);
 
-    s.refits = 1; /* takes back codebooks, indices, and what sweeps changed */
+    s.refits = 1; /* reverts codebooks, indices, and the changes of sweeps */
     s.scales = false;
     spoilt = digest_of(&p, &s, SPOIL_DESCENT, 5, &with);
     s.refits = 0;
@@ -253,7 +253,7 @@ static void test_bad_steps_are_undone(void **state)
     assert_true(step_named(&with, "refit")->reverted);
     assert_true(with.loss == without.loss);
 
-    s.refits = 1; /* takes back scale and bias, and what follows from them */
+    s.refits = 1; /* reverts scale and bias, and what follows from them */
     s.scales = true;
     spoilt = digest_of(&p, &s, SPOIL_SCALES, 0, &with);
     s.scales = false;

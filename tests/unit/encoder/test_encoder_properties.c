@@ -1,5 +1,5 @@
-/* What must hold for any matrix: more bits are not worse, no step raises what it minimizes, the
- * losses in the report are those of the definition, and shapes at the edge work. */
+/* Tests properties of any matrix: more bits are not worse, no step raises what it minimizes,
+ * the losses in the report are those of the definition, and shapes at the edge work. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -204,7 +204,7 @@ static void check_step(const problem *p, const vptq_encoder_input *input,
     free(what);
 }
 
-/* Goes through the first steps beside a run and compares each entry of its report. */
+/* Repeats the first steps of a run and compares each entry of its report. */
 static void check_losses(const problem *p, const vptq_encoder_settings *s,
                          const vptq_encoder_input *input)
 {
@@ -418,7 +418,7 @@ static const edge edges[] = {
     {16, 12, 4, 4, 32, 1, 0, 4, 16},   /* k_res > k */
     {16, 12, 4, 2, 2, 1, 0, 4, 16},    /* the smallest codebooks */
     {16, 12, 4, 2, 0, 12, 0, 4, 16},   /* a group of every column */
-    {16, 12, 4, 2, 4, 11, 8, 4, 16},   /* the same beside one outlier column */
+    {16, 12, 4, 2, 4, 11, 8, 4, 16},   /* the same with one outlier column */
     {10, 24, 4, 8, 4, 2, 8, 64, 4},    /* v0 > out */
     {10, 24, 8, 8, 4, 3, 12, 3, 256},  /* odd v0; more outlier centroids than vectors */
     {13, 24, 4, 8, 4, 1, 95, 5, 16},   /* all but one column are outliers */
@@ -433,7 +433,7 @@ static bool is_finite(const float *x, size_t n)
     return true;
 }
 
-/* What is stored is whole and finite, and as good as the report says. */
+/* The stored matrix is complete and finite, and as good as the report says. */
 static void check_result(const problem *p, const vptq_encoder_result *r)
 {
     vptq_err err = {0};

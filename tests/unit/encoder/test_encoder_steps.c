@@ -11,7 +11,7 @@ enum { MOST_CODEBOOK = 1024 };
 
 /* ---- choices ---- */
 
-/* What the device chose is what it should be, or as near up to rounding: the choice of another
+/* The device's choice is the expected one, or as near up to rounding: the choice of another
  * main centroid by a greedy search counts as that when both mains are as near. */
 static void check_choice(const vptq_column_group *p, const double *x, uint32_t beam, bool pairs,
                          const vencoder_choice *want, const vencoder_choice *got, size_t *ties)

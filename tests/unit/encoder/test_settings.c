@@ -57,7 +57,7 @@ static void test_table_covers_everything(void **state)
     }
     for (size_t b = 0; b < sizeof covered; b++)
         holes += !covered[b];
-    assert_true(holes < 2 * sizeof(double)); /* padding behind the dtype and the bool */
+    assert_true(holes < 2 * sizeof(double)); /* padding after the dtype and the bool */
     assert_null(vptq_setting_find("no_such_key"));
     assert_null(vptq_setting_find(""));
     assert_null(vptq_setting_find("vector_lengt"));

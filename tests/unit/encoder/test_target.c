@@ -59,7 +59,7 @@ static void unload(problem *p)
     vtest_npy_free(&p->errors);
 }
 
-/* What held-out moments choose for a delta. */
+/* Alpha that held-out moments choose for a delta. */
 static vptq_target_choice choose(vptq_device *dev, const float *delta,
                                  const vptq_target_moments *held_out, double max_alpha)
 {

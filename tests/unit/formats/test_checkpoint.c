@@ -183,7 +183,7 @@ static void test_gguf_file(void **state)
     open_in(state, "x.gguf", &c);
     assert_string_equal(vptq_path_base(c.tokenizer), "tokenizer.json");
     vptq_checkpoint_release(&c);
-    /* its own goes before one beside it */
+    /* its own takes precedence over one in the same folder */
     vgguf_str(&w, "tokenizer.ggml.model", "nonesuch");
     vgguf_write(&w, path);
     open_in(state, "x.gguf", &c);

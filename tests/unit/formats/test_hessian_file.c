@@ -96,7 +96,7 @@ static void test_terms(void **state)
     }
 }
 
-/* What the file says is read as it is; the check names the first bad number. */
+/* Reads the content of the file unchanged; the check names the first bad number. */
 static vptq_status read_and_check(const char *path, vptq_err *err)
 {
     vptq_hessian_file h;
@@ -146,7 +146,7 @@ static void refuse(const char *path, vptq_tensor first, vptq_tensor second, vptq
     assert_non_null(strstr(err.text, "h.safetensors: "));
 }
 
-/* A Hessian and, beside it, another diagonal. */
+/* A Hessian together with another diagonal. */
 static void refuse_both(const char *path)
 {
     static const float zeros[TRIANGLE];

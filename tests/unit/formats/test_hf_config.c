@@ -5,7 +5,7 @@
 #include "formats/hf/config.h"
 #include "tests/support/vtest.h"
 
-/* A configuration of a family, with more keys behind the usual ones (", \"k\": v"). */
+/* A configuration of a family, with more keys after the usual ones (", \"k\": v"). */
 static json_t *config_of(const char *type, const char *architecture, const char *more)
 {
     char text[2048];
@@ -288,7 +288,7 @@ static void test_missing_and_nested(void **state)
     json_decref(list);
 }
 
-/* What is made from a description is read as the same description. */
+/* A config generated from a description reads back as the same description. */
 static void round_trip(const char *type, const char *architecture, const char *more)
 {
     vptq_model_desc d = parse(type, architecture, more), again;

@@ -129,7 +129,7 @@ static void check_outlier_indices(const golden *g)
     vtest_npy_free(&want);
 }
 
-/* What a matrix is written as, as a set; data lies in the set's arena. */
+/* The tensors written for a matrix, as a set; data is in the set's arena. */
 static void write_to_set(const vptq_packed_matrix *m, vptq_tensor_set *set, json_t **entry)
 {
     vptq_err err = {0};

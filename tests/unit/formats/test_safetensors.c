@@ -45,7 +45,7 @@ static void refuse_header(const char *dir, const char *header, size_t data_bytes
     vptq_tensor_set_release(&set);
 }
 
-/* Data order differs from header order, one tensor is empty, one a scalar, spaces behind. */
+/* Data order differs from header order, one tensor is empty, one a scalar, trailing spaces. */
 static void test_read(void **state)
 {
     vptq_tensor_set set;

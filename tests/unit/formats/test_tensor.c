@@ -241,7 +241,7 @@ static vptq_status counted(const void *arg, size_t at, size_t n, void *dst, vptq
     return VPTQ_OK;
 }
 
-/* Bytes from memory are views, bytes from elsewhere are asked for, and in whole elements. */
+/* Bytes in memory are views; other bytes are read on request, in whole elements. */
 static void test_bytes(void **state)
 {
     (void)state;

@@ -372,7 +372,7 @@ static void test_bad_pickles(void **state)
     refuse_pickle(path, "}X\1\0\0\0\0Ns.", 10, VPTQ_E_FORMAT, "a key that is not a string");
 }
 
-/* A megabyte of one opcode ends soon, and what contains itself is no trap. */
+/* A megabyte of one opcode ends soon, and self-containing objects do not loop. */
 static void test_long_pickles(void **state)
 {
     char path[4096];

@@ -126,7 +126,7 @@ static void moments_free(moments *m)
     }
 }
 
-/* A block of one stream, or of two with `linear` for its linears. */
+/* A block of one stream, or of two with `linear` for its linear layers. */
 static void run(vptq_calibrator *c, const vptq_weight *linear, moments *m)
 {
     vptq_err err = {0};
@@ -233,7 +233,7 @@ static void test_exact_blocks_shift_nothing(void **state)
 
 /* ---- blocks that are not ---- */
 
-/* Block 1 for all windows: its inputs, the states behind its halves, the attention to its
+/* Block 1 for all windows: its inputs, the hidden states after its halves, the attention to its
  * tokens. */
 typedef struct stream {
     const vptq_model_desc *d;
@@ -279,7 +279,7 @@ static float *room(size_t rows, size_t columns)
 }
 
 /* Layer 0 with first [VPTQ_LINEAR_COUNT] (NULL: the model's), then layer 1 as often as it has
- * inputs, the linears in front of the input from `second`. */
+ * inputs, the linear layers before the input from `second`. */
 static void run_by_hand(rig *r, const vptq_weight *first, const vptq_weight *second, stream *s)
 {
     vptq_err err = {0};
@@ -415,7 +415,7 @@ static void check_shift(const char *dir, const char *backend)
         for (int i = 0; i < VPTQ_INPUT_COUNT; i++)
             check_input(&x, &passed, (vptq_input)i, part, &m);
     vptq_calibrator_release(&c);
-    /* from the checkpoint in front of layer 1, not taken for a one-stream calibration */
+    /* from the checkpoint before layer 1, not taken for a one-stream calibration */
     start(&r, dir, true, 1, &c);
     assert_int_equal(c.layer, 1);
     run(&c, linear[1], &again);

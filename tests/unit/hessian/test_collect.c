@@ -88,7 +88,7 @@ typedef struct request {
     size_t windows; /* 0: WINDOWS, half of them with a seed */
 } request;
 static const request whole = {0, LAYERS - 1, 0, 0, false, VPTQ_WEIGHTS_PLAIN, 0, 0, 0};
-/* In the first window of layer 1, with the checkpoint behind layer 0 written. */
+/* In the first window of layer 1, with the checkpoint after layer 0 written. */
 static const request broken_off = {0, LAYERS - 1, 0, WINDOWS + 1, false, VPTQ_WEIGHTS_PLAIN,
                                    0, 0,          0};
 
@@ -223,7 +223,7 @@ static void flip_fingerprint(const char *dir)
     flip_byte(dir, 10);
 }
 
-/* A layer whose files are not all there is done again, and the checkpoint behind it is of no
+/* A layer with missing files is collected again, and the checkpoint after it is of no
  * use for that. */
 static void lose_one_file(const char *dir)
 {
@@ -466,7 +466,7 @@ static void test_what_a_directory_is_of(void **state)
                  "32 tokens held out, this run holds out 64");
     other.holdout = 1;
     assert_fails(collect(&r, one, other, &result, &err), VPTQ_E_ARG, &err, "share of 1");
-    /* another factor is no other collection */
+    /* another factor is not another collection */
     other = divided;
     other.factor = 2;
     must_collect(&r, one, other, &result);

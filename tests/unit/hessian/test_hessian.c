@@ -14,7 +14,7 @@ static vptq_ctx make_ctx(vptq_mem *mem)
     return (vptq_ctx){.mem = mem, .threads = 2};
 }
 
-/* Packed lower triangle and mean of t rows of x [t][n], in double. */
+/* Packed lower triangle and mean of t tokens x [t][n], in double. */
 static void naive(size_t t, size_t n, const float *x, double *lower, double *mean)
 {
     for (size_t i = 0; i < n; i++) {

@@ -409,7 +409,7 @@ static void test_bad_imatrix(void **state)
                  "the imatrix has no entry for a block");
 }
 
-/* A sum in another shape than the sum of squares beside it, though of as many numbers. */
+/* A sum in another shape than its sum of squares, though of as many numbers. */
 static void test_imatrix_shapes(void **state)
 {
     static const float numbers[4] = {1, 2, 3, 4};

@@ -14,7 +14,7 @@ typedef struct numbers {
     float flat[TRIANGLE], mu[N];
 } numbers;
 
-/* A mean that is large beside the covariance: H alone does not hold all its bits. */
+/* A mean that is large compared with the covariance: H alone does not hold all its bits. */
 static void make_numbers(numbers *x, uint64_t seed)
 {
     vtest_normal(x->flat, TRIANGLE, seed);
@@ -147,7 +147,7 @@ static void test_bad_files(void **state)
     devices_close(&d);
 }
 
-/* What a Hessian directory holds need not be what was imported into it. */
+/* The content of a Hessian directory may differ from what was imported into it. */
 static void test_export_checks_the_covariance(void **state)
 {
     char pt[4096], hdir[4096], out[4096], path[4096];

@@ -152,7 +152,7 @@ static void test_mixing(void **state)
     }
     assert_fails(vptq_hessian_dir_load_kv(dir, 1, n + 1, 1, NULL, h.lower, mixed, &err),
                  VPTQ_E_SHAPE, &err, "layer_001_kv.safetensors");
-    /* a term is no Hessian, a Hessian no term, and one kind not the other */
+    /* a term is not a Hessian, a Hessian not a term, and one kind not the other */
     assert_ok(vptq_hessian_term_write(path, VPTQ_WEIGHTS_ATTENTION, 2,
                                       &(vptq_hessian_data){n, 40, term.lower, term.mean}, &err),
               &err);

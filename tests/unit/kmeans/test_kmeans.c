@@ -454,7 +454,7 @@ static void check_loops(size_t dims)
         double nearest = 8;
         w[i] = fabsf(w[i]);
         for (size_t t = 0; t <= TRIALS;
-             t++) { /* the last centroid, then candidates beside it */
+             t++) { /* the last centroid, then candidates next to it */
             double distance = 0;
             for (size_t e = 0; e < dims; e++) {
                 const double diff = (double)x[e * M + i] - (double)c[t * dims + e];

@@ -296,7 +296,7 @@ static void test_wrapping(void **state)
 {
     (void)state;
     assert_int_equal(vptq_svg_fit("abc", 10, 1000), 3);
-    assert_int_equal(vptq_svg_fit("abcdef_ghi", 10, 50), 7); /* behind the underscore */
+    assert_int_equal(vptq_svg_fit("abcdef_ghi", 10, 50), 7); /* after the underscore */
     assert_int_equal(vptq_svg_fit("abcdefghi", 10, 26), 4);  /* anywhere */
     assert_int_equal(vptq_svg_fit("abc", 10, 1), 1);         /* at least one */
     assert_int_equal(vptq_svg_fit("\xe6\xa8\xa1\xe5\x9e\x8b", 10, 1), 3); /* not within one */
