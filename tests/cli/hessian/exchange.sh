@@ -51,7 +51,7 @@ expect_line err.txt "needs -o HDIR"
 rm pt2/3_up.pt
 bad 1 "'pt2' has Hessians of layers 0-4, but 3_up.pt is missing" --import pt2
 head -c 500 pt/3_up.pt > pt2/3_up.pt
-bad 1 "pt2/3_up.pt: not a zip file" --import pt2
+bad 1 "pt2/3_up.pt: is not a zip file" --import pt2
 cp pt/3_up.pt pt2/3_up.pt
 printf '\377' | dd of=pt2/3_up.pt bs=1 seek=1000 conv=notrunc 2> dd.txt
 bad 1 "pt2/3_up.pt: entry 'archive/data/0' is damaged" --import pt2

@@ -474,7 +474,7 @@ static void test_refused(void **state)
     vptq_cuda_tables t = fit.tables;
     t.main.k = 32;
     assert_fails(vptq_cuda_layout_build(&m.q, &t, 1, &arena, &l, &err), VPTQ_E_SHAPE, &err,
-                 "main codebook is of 32 centroids of 8, not of 64 of 8");
+                 "main codebook has 32 centroids of 8 values, expected 64 of 8");
     t = fit.tables;
     t.residual.k = 0;
     assert_fails(vptq_cuda_layout_build(&m.q, &t, 1, &arena, &l, &err), VPTQ_E_SHAPE, &err,
