@@ -67,9 +67,10 @@ void vtest_assert_fails(vptq_status st, vptq_status code, const vptq_err *err, c
  * there: says what is missing and gives false, upon which the test calls skip(). */
 bool vtest_data(char *path, size_t size, const char *name);
 
-/* A fresh directory under $TMPDIR (default /tmp), removed with all its content at teardown:
- *     cmocka_unit_test_setup_teardown(test, vtest_scratch_setup, vtest_scratch_teardown)
- * The test's *state is then its path (const char *). */
+/* A test with a fresh directory under $TMPDIR (default /tmp), which is removed with all its
+ * content after the test.  *state is its path (const char *). */
+#define scratch_test(test)                                                                     \
+    cmocka_unit_test_setup_teardown(test, vtest_scratch_setup, vtest_scratch_teardown)
 int vtest_scratch_setup(void **state);
 int vtest_scratch_teardown(void **state);
 /* DIR/NAME into path; the test fails when it does not fit. */

@@ -527,30 +527,27 @@ static void test_hash(void **state)
     assert_true(vptq_hash("abc", 3, 1) != vptq_hash("abc", 3, 0));
 }
 
-#define SCRATCH_TEST(fn)                                                                       \
-    cmocka_unit_test_setup_teardown(fn, vtest_scratch_setup, vtest_scratch_teardown)
-
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        SCRATCH_TEST(test_reading),
-        SCRATCH_TEST(test_reading_refusals),
-        SCRATCH_TEST(test_reading_in_places),
-        SCRATCH_TEST(test_reading_ahead),
-        SCRATCH_TEST(test_memory_walks),
-        SCRATCH_TEST(test_writer),
-        SCRATCH_TEST(test_writer_refusals),
-        SCRATCH_TEST(test_writer_races),
-        SCRATCH_TEST(test_stale_temporaries),
-        SCRATCH_TEST(test_no_room),
+        scratch_test(test_reading),
+        scratch_test(test_reading_refusals),
+        scratch_test(test_reading_in_places),
+        scratch_test(test_reading_ahead),
+        scratch_test(test_memory_walks),
+        scratch_test(test_writer),
+        scratch_test(test_writer_refusals),
+        scratch_test(test_writer_races),
+        scratch_test(test_stale_temporaries),
+        scratch_test(test_no_room),
         cmocka_unit_test(test_paths),
-        SCRATCH_TEST(test_directories),
-        SCRATCH_TEST(test_dir_writer),
-        SCRATCH_TEST(test_dir_writer_refusals),
-        SCRATCH_TEST(test_dir_writer_inner),
-        SCRATCH_TEST(test_dir_writer_stale),
-        SCRATCH_TEST(test_lock),
-        SCRATCH_TEST(test_own_directory),
+        scratch_test(test_directories),
+        scratch_test(test_dir_writer),
+        scratch_test(test_dir_writer_refusals),
+        scratch_test(test_dir_writer_inner),
+        scratch_test(test_dir_writer_stale),
+        scratch_test(test_lock),
+        scratch_test(test_own_directory),
         cmocka_unit_test(test_hash),
     };
     return vtest_main(argc, argv, tests);

@@ -291,13 +291,11 @@ static void test_bad_files(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_parse),
-        cmocka_unit_test(test_plain_ids),
-        cmocka_unit_test(test_impossible_options),
-        cmocka_unit_test_setup_teardown(test_runs, vtest_scratch_setup, vtest_scratch_teardown),
-        cmocka_unit_test(test_one_token),
-        cmocka_unit_test_setup_teardown(test_bad_files, vtest_scratch_setup,
-                                        vtest_scratch_teardown)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_parse),
+                                       cmocka_unit_test(test_plain_ids),
+                                       cmocka_unit_test(test_impossible_options),
+                                       scratch_test(test_runs),
+                                       cmocka_unit_test(test_one_token),
+                                       scratch_test(test_bad_files)};
     return vtest_main(argc, argv, tests);
 }

@@ -328,11 +328,9 @@ static void test_demo_replies(void **state)
 
 int main(int argc, char **argv)
 {
-#define WITH_DIR(test)                                                                         \
-    cmocka_unit_test_setup_teardown(test, vtest_scratch_setup, vtest_scratch_teardown)
     const struct CMUnitTest tests[] = {
-        WITH_DIR(test_template_sources), WITH_DIR(test_tokens_by_id),
-        WITH_DIR(test_messages),         WITH_DIR(test_stop_tokens),
-        WITH_DIR(test_out_of_memory),    WITH_DIR(test_demo_replies)};
+        scratch_test(test_template_sources), scratch_test(test_tokens_by_id),
+        scratch_test(test_messages),         scratch_test(test_stop_tokens),
+        scratch_test(test_out_of_memory),    scratch_test(test_demo_replies)};
     return vtest_main(argc, argv, tests);
 }

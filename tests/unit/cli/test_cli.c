@@ -362,16 +362,13 @@ static void test_progress(void **state)
     done(&o);
 }
 
-#define SCRATCH_TEST(fn)                                                                       \
-    cmocka_unit_test_setup_teardown(fn, vtest_scratch_setup, vtest_scratch_teardown)
-
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        SCRATCH_TEST(test_values),         SCRATCH_TEST(test_usage_errors),
-        SCRATCH_TEST(test_help),           SCRATCH_TEST(test_version),
-        SCRATCH_TEST(test_exit_codes),     SCRATCH_TEST(test_signals),
-        SCRATCH_TEST(test_message_levels), SCRATCH_TEST(test_progress),
+        scratch_test(test_values),         scratch_test(test_usage_errors),
+        scratch_test(test_help),           scratch_test(test_version),
+        scratch_test(test_exit_codes),     scratch_test(test_signals),
+        scratch_test(test_message_levels), scratch_test(test_progress),
     };
     return vtest_main(argc, argv, tests);
 }

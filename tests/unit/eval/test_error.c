@@ -158,9 +158,6 @@ static void test_error_refused(void **state)
     vrig_close(&base);
 }
 
-#define scratch_test(f)                                                                        \
-    cmocka_unit_test_setup_teardown(f, vtest_scratch_setup, vtest_scratch_teardown)
-
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {

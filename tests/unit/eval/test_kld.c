@@ -530,21 +530,10 @@ static void test_out_of_memory(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_golden, vtest_scratch_setup,
-                                        vtest_scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_recorded, vtest_scratch_setup,
-                                        vtest_scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_record_once, vtest_scratch_setup,
-                                        vtest_scratch_teardown),
-        cmocka_unit_test(test_states),
-        cmocka_unit_test_setup_teardown(test_itself, vtest_scratch_setup,
-                                        vtest_scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_quantized, vtest_scratch_setup,
-                                        vtest_scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_refused, vtest_scratch_setup,
-                                        vtest_scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_out_of_memory, vtest_scratch_setup,
-                                        vtest_scratch_teardown),
+        scratch_test(test_golden),      scratch_test(test_recorded),
+        scratch_test(test_record_once), cmocka_unit_test(test_states),
+        scratch_test(test_itself),      scratch_test(test_quantized),
+        scratch_test(test_refused),     scratch_test(test_out_of_memory),
     };
     return vtest_main(argc, argv, tests);
 }

@@ -355,9 +355,6 @@ static void test_stories_packed(void **state)
     check_published(*state, "golden/vptq_model_stories260K");
 }
 
-#define scratch_test(f)                                                                        \
-    cmocka_unit_test_setup_teardown(f, vtest_scratch_setup, vtest_scratch_teardown)
-
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {

@@ -320,19 +320,16 @@ static void test_no_memory(void **state)
     vtest_oom_walk(read_all, NULL);
 }
 
-#define SCRATCH(test)                                                                          \
-    cmocka_unit_test_setup_teardown(test, vtest_scratch_setup, vtest_scratch_teardown)
-
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_texts),
         cmocka_unit_test(test_many_brackets),
         cmocka_unit_test(test_forms),
-        SCRATCH(test_lines),
-        SCRATCH(test_gold),
-        SCRATCH(test_refused),
-        SCRATCH(test_names_and_sizes),
+        scratch_test(test_lines),
+        scratch_test(test_gold),
+        scratch_test(test_refused),
+        scratch_test(test_names_and_sizes),
         cmocka_unit_test(test_no_memory),
     };
     return vtest_main(argc, argv, tests);

@@ -520,22 +520,14 @@ static void test_no_memory(void **state)
     vptq_task_file_release(&s.file);
 }
 
-#define SCRATCH(test)                                                                          \
-    cmocka_unit_test_setup_teardown(test, vtest_scratch_setup, vtest_scratch_teardown)
-
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_golden),
-        cmocka_unit_test(test_short_context),
-        cmocka_unit_test(test_backends),
-        cmocka_unit_test(test_plan),
-        SCRATCH(test_long_item),
-        SCRATCH(test_any_memory_and_threads),
-        cmocka_unit_test(test_agreement),
-        cmocka_unit_test(test_samples),
-        SCRATCH(test_refused),
-        cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_golden),    cmocka_unit_test(test_short_context),
+        cmocka_unit_test(test_backends),  cmocka_unit_test(test_plan),
+        scratch_test(test_long_item),     scratch_test(test_any_memory_and_threads),
+        cmocka_unit_test(test_agreement), cmocka_unit_test(test_samples),
+        scratch_test(test_refused),       cmocka_unit_test(test_no_memory),
     };
     return vtest_main(argc, argv, tests);
 }

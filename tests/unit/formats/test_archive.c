@@ -477,22 +477,14 @@ static void test_out_of_memory(void **state)
     vtest_oom_walk(write_walk, other);
 }
 
-#define IN_SCRATCH(test)                                                                       \
-    cmocka_unit_test_setup_teardown(test, vtest_scratch_setup, vtest_scratch_teardown)
-
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        IN_SCRATCH(test_round_trip),
-        IN_SCRATCH(test_same_bytes_for_any_threads),
-        IN_SCRATCH(test_bad_names),
-        IN_SCRATCH(test_parts),
-        IN_SCRATCH(test_pieces),
-        IN_SCRATCH(test_truncated_while_open),
-        cmocka_unit_test(test_other_writer),
-        IN_SCRATCH(test_every_flipped_byte),
-        IN_SCRATCH(test_flips_are_named),
-        IN_SCRATCH(test_out_of_memory),
+        scratch_test(test_round_trip),       scratch_test(test_same_bytes_for_any_threads),
+        scratch_test(test_bad_names),        scratch_test(test_parts),
+        scratch_test(test_pieces),           scratch_test(test_truncated_while_open),
+        cmocka_unit_test(test_other_writer), scratch_test(test_every_flipped_byte),
+        scratch_test(test_flips_are_named),  scratch_test(test_out_of_memory),
     };
     return vtest_main(argc, argv, tests);
 }

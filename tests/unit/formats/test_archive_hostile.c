@@ -252,16 +252,13 @@ static void test_bomb(void **state)
     free(zeros);
 }
 
-#define IN_SCRATCH(test)                                                                       \
-    cmocka_unit_test_setup_teardown(test, vtest_scratch_setup, vtest_scratch_teardown)
-
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        IN_SCRATCH(test_hand_made),
-        IN_SCRATCH(test_bad_frames),
-        IN_SCRATCH(test_bad_index),
-        IN_SCRATCH(test_bomb),
+        scratch_test(test_hand_made),
+        scratch_test(test_bad_frames),
+        scratch_test(test_bad_index),
+        scratch_test(test_bomb),
     };
     return vtest_main(argc, argv, tests);
 }

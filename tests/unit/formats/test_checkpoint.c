@@ -565,9 +565,6 @@ static void test_out_of_memory(void **state)
     }
 }
 
-#define scratch_test(f)                                                                        \
-    cmocka_unit_test_setup_teardown(f, vtest_scratch_setup, vtest_scratch_teardown)
-
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {

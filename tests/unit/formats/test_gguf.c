@@ -354,9 +354,6 @@ static void test_real_vocabulary_file(void **state)
     vptq_gguf_release(&g);
 }
 
-#define scratch_test(f)                                                                        \
-    cmocka_unit_test_setup_teardown(f, vtest_scratch_setup, vtest_scratch_teardown)
-
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {

@@ -538,23 +538,20 @@ static void test_out_of_memory(void **state)
     vtest_oom_walk(export_counted, &w);
 }
 
-#define in_scratch(test)                                                                       \
-    cmocka_unit_test_setup_teardown(test, vtest_scratch_setup, vtest_scratch_teardown)
-
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        in_scratch(test_sentencepiece),
-        in_scratch(test_llama3),
-        in_scratch(test_qwen),
-        in_scratch(test_vocabularies_that_do_not_go),
-        in_scratch(test_merges_without_scores),
-        in_scratch(test_steps_of_sentencepiece),
+        scratch_test(test_sentencepiece),
+        scratch_test(test_llama3),
+        scratch_test(test_qwen),
+        scratch_test(test_vocabularies_that_do_not_go),
+        scratch_test(test_merges_without_scores),
+        scratch_test(test_steps_of_sentencepiece),
         cmocka_unit_test(test_q8_0),
-        in_scratch(test_models),
-        in_scratch(test_descriptions),
-        in_scratch(test_models_that_do_not_go),
-        in_scratch(test_out_of_memory),
+        scratch_test(test_models),
+        scratch_test(test_descriptions),
+        scratch_test(test_models_that_do_not_go),
+        scratch_test(test_out_of_memory),
     };
     return vtest_main(argc, argv, tests);
 }

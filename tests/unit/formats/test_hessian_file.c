@@ -251,15 +251,13 @@ static void test_out_of_memory(void **state)
     vtest_oom_walk(read_counted, path);
 }
 
-#define in_scratch(test)                                                                       \
-    cmocka_unit_test_setup_teardown(test, vtest_scratch_setup, vtest_scratch_teardown)
-
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_names),   in_scratch(test_round_trip), in_scratch(test_terms),
-        in_scratch(test_not_finite),    in_scratch(test_bad_files),  in_scratch(test_unaligned),
-        in_scratch(test_out_of_memory),
+        cmocka_unit_test(test_names),     scratch_test(test_round_trip),
+        scratch_test(test_terms),         scratch_test(test_not_finite),
+        scratch_test(test_bad_files),     scratch_test(test_unaligned),
+        scratch_test(test_out_of_memory),
     };
     return vtest_main(argc, argv, tests);
 }

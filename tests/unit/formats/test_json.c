@@ -145,11 +145,9 @@ static void test_save(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bad_text),
-        cmocka_unit_test(test_depth),
-        cmocka_unit_test(test_weight),
-        cmocka_unit_test(test_getters),
-        cmocka_unit_test_setup_teardown(test_save, vtest_scratch_setup, vtest_scratch_teardown),
+        cmocka_unit_test(test_bad_text), cmocka_unit_test(test_depth),
+        cmocka_unit_test(test_weight),   cmocka_unit_test(test_getters),
+        scratch_test(test_save),
     };
     return vtest_main(argc, argv, tests);
 }

@@ -302,15 +302,9 @@ static void test_out_of_memory(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_corpus),
-        cmocka_unit_test_setup_teardown(test_written, vtest_scratch_setup,
-                                        vtest_scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_damaged, vtest_scratch_setup,
-                                        vtest_scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_invalid_numbers, vtest_scratch_setup,
-                                        vtest_scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_out_of_memory, vtest_scratch_setup,
-                                        vtest_scratch_teardown),
+        cmocka_unit_test(test_corpus),    scratch_test(test_written),
+        scratch_test(test_damaged),       scratch_test(test_invalid_numbers),
+        scratch_test(test_out_of_memory),
     };
     return vtest_main(argc, argv, tests);
 }

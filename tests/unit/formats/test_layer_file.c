@@ -227,15 +227,12 @@ static void test_out_of_memory(void **state)
     vtest_oom_walk(write_and_read, &w);
 }
 
-#define IN_SCRATCH(test)                                                                       \
-    cmocka_unit_test_setup_teardown(test, vtest_scratch_setup, vtest_scratch_teardown)
-
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_names),        IN_SCRATCH(test_round_trip),
-        IN_SCRATCH(test_every_flipped_byte), IN_SCRATCH(test_truncated),
-        IN_SCRATCH(test_other_files),        IN_SCRATCH(test_out_of_memory),
+        cmocka_unit_test(test_names),          scratch_test(test_round_trip),
+        scratch_test(test_every_flipped_byte), scratch_test(test_truncated),
+        scratch_test(test_other_files),        scratch_test(test_out_of_memory),
     };
     return vtest_main(argc, argv, tests);
 }

@@ -206,15 +206,12 @@ static void test_real_model(void **state)
     vptq_tensor_set_release(&theirs);
 }
 
-#define in_scratch(test)                                                                       \
-    cmocka_unit_test_setup_teardown(test, vtest_scratch_setup, vtest_scratch_teardown)
-
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        in_scratch(test_layout),
-        in_scratch(test_bad_files),
-        in_scratch(test_out_of_memory),
+        scratch_test(test_layout),
+        scratch_test(test_bad_files),
+        scratch_test(test_out_of_memory),
         cmocka_unit_test(test_real_model),
     };
     return vtest_main(argc, argv, tests);

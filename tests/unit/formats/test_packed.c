@@ -674,12 +674,9 @@ static void test_out_of_memory(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_goldens, vtest_scratch_setup,
-                                        vtest_scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_more_residual_than_main, vtest_scratch_setup,
-                                        vtest_scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_absorb_matches_upstream, vtest_scratch_setup,
-                                        vtest_scratch_teardown),
+        scratch_test(test_goldens),
+        scratch_test(test_more_residual_than_main),
+        scratch_test(test_absorb_matches_upstream),
         cmocka_unit_test(test_model_configs),
         cmocka_unit_test(test_config_places),
         cmocka_unit_test(test_training_form),

@@ -485,19 +485,16 @@ static void test_real_file(void **state)
     vptq_tensor_set_release(&set);
 }
 
-#define in_scratch(test)                                                                       \
-    cmocka_unit_test_setup_teardown(test, vtest_scratch_setup, vtest_scratch_teardown)
-
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        in_scratch(test_read),         in_scratch(test_bad_lengths),
-        in_scratch(test_bad_headers),  in_scratch(test_bad_entries),
-        in_scratch(test_bad_places),   in_scratch(test_directories),
-        in_scratch(test_bad_index),    in_scratch(test_out_of_memory),
-        in_scratch(test_save_bytes),   in_scratch(test_save_refuses),
-        in_scratch(test_write_single), in_scratch(test_write_shards),
-        in_scratch(test_write_fails),  cmocka_unit_test(test_real_file),
+        scratch_test(test_read),         scratch_test(test_bad_lengths),
+        scratch_test(test_bad_headers),  scratch_test(test_bad_entries),
+        scratch_test(test_bad_places),   scratch_test(test_directories),
+        scratch_test(test_bad_index),    scratch_test(test_out_of_memory),
+        scratch_test(test_save_bytes),   scratch_test(test_save_refuses),
+        scratch_test(test_write_single), scratch_test(test_write_shards),
+        scratch_test(test_write_fails),  cmocka_unit_test(test_real_file),
     };
     return vtest_main(argc, argv, tests);
 }

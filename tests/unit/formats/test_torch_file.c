@@ -442,19 +442,16 @@ static void test_out_of_memory(void **state)
     vtest_oom_walk(write_counted, path);
 }
 
-#define in_scratch(test)                                                                       \
-    cmocka_unit_test_setup_teardown(test, vtest_scratch_setup, vtest_scratch_teardown)
-
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_crc),     cmocka_unit_test(test_hessian),
-        cmocka_unit_test(test_types),   cmocka_unit_test(test_others),
-        cmocka_unit_test(test_refused), in_scratch(test_written),
-        in_scratch(test_damaged),       in_scratch(test_lying_tensors),
-        in_scratch(test_repeating),     in_scratch(test_bad_pickles),
-        in_scratch(test_long_pickles),  in_scratch(test_no_pickle),
-        in_scratch(test_out_of_memory),
+        cmocka_unit_test(test_crc),       cmocka_unit_test(test_hessian),
+        cmocka_unit_test(test_types),     cmocka_unit_test(test_others),
+        cmocka_unit_test(test_refused),   scratch_test(test_written),
+        scratch_test(test_damaged),       scratch_test(test_lying_tensors),
+        scratch_test(test_repeating),     scratch_test(test_bad_pickles),
+        scratch_test(test_long_pickles),  scratch_test(test_no_pickle),
+        scratch_test(test_out_of_memory),
     };
     return vtest_main(argc, argv, tests);
 }

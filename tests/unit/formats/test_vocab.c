@@ -475,17 +475,14 @@ static void test_out_of_memory(void **state)
     assert_true(vtest_oom_walk(read_and_write, path) >= 6);
 }
 
-#define SCRATCH(test)                                                                          \
-    cmocka_unit_test_setup_teardown(test, vtest_scratch_setup, vtest_scratch_teardown)
-
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        SCRATCH(test_spm),           SCRATCH(test_spm_refusals),
-        SCRATCH(test_spm_damage),    SCRATCH(test_ranks_refusals),
-        SCRATCH(test_llama2c),       SCRATCH(test_gguf),
-        SCRATCH(test_gguf_refusals), SCRATCH(test_places),
-        SCRATCH(test_out_of_memory),
+        scratch_test(test_spm),           scratch_test(test_spm_refusals),
+        scratch_test(test_spm_damage),    scratch_test(test_ranks_refusals),
+        scratch_test(test_llama2c),       scratch_test(test_gguf),
+        scratch_test(test_gguf_refusals), scratch_test(test_places),
+        scratch_test(test_out_of_memory),
     };
     return vtest_main(argc, argv, tests);
 }

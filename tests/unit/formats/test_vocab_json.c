@@ -269,15 +269,12 @@ static void test_json_depth_and_size(void **state)
     free(text);
 }
 
-#define SCRATCH(test)                                                                          \
-    cmocka_unit_test_setup_teardown(test, vtest_scratch_setup, vtest_scratch_teardown)
-
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        SCRATCH(test_json_contents),       SCRATCH(test_json_template_and_config),
-        SCRATCH(test_json_refusals),       SCRATCH(test_json_unsupported),
-        SCRATCH(test_json_depth_and_size),
+        scratch_test(test_json_contents),       scratch_test(test_json_template_and_config),
+        scratch_test(test_json_refusals),       scratch_test(test_json_unsupported),
+        scratch_test(test_json_depth_and_size),
     };
     return vtest_main(argc, argv, tests);
 }

@@ -581,17 +581,14 @@ static void test_out_of_memory(void **state)
     rig_close(&r);
 }
 
-#define SCRATCH(test)                                                                          \
-    cmocka_unit_test_setup_teardown(test, vtest_scratch_setup, vtest_scratch_teardown)
-
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        SCRATCH(test_exact_blocks_shift_nothing),
-        SCRATCH(test_shift),
-        SCRATCH(test_weighted_shift),
-        SCRATCH(test_refusals),
-        SCRATCH(test_out_of_memory),
+        scratch_test(test_exact_blocks_shift_nothing),
+        scratch_test(test_shift),
+        scratch_test(test_weighted_shift),
+        scratch_test(test_refusals),
+        scratch_test(test_out_of_memory),
     };
     return vtest_main(argc, argv, tests);
 }

@@ -586,22 +586,19 @@ static void test_out_of_memory(void **state)
     rig_close(&r);
 }
 
-#define SCRATCH(test)                                                                          \
-    cmocka_unit_test_setup_teardown(test, vtest_scratch_setup, vtest_scratch_teardown)
-
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        SCRATCH(test_goes_on_from_the_checkpoint),
-        SCRATCH(test_unusable_checkpoint_is_ignored),
-        SCRATCH(test_another_run_is_refused),
-        SCRATCH(test_force_starts_again),
-        SCRATCH(test_held_out_windows),
-        SCRATCH(test_parts_go_on),
-        SCRATCH(test_any_memory_cap),
-        SCRATCH(test_what_a_directory_is_of),
-        SCRATCH(test_merging_parts),
-        SCRATCH(test_out_of_memory),
+        scratch_test(test_goes_on_from_the_checkpoint),
+        scratch_test(test_unusable_checkpoint_is_ignored),
+        scratch_test(test_another_run_is_refused),
+        scratch_test(test_force_starts_again),
+        scratch_test(test_held_out_windows),
+        scratch_test(test_parts_go_on),
+        scratch_test(test_any_memory_cap),
+        scratch_test(test_what_a_directory_is_of),
+        scratch_test(test_merging_parts),
+        scratch_test(test_out_of_memory),
     };
     return vtest_main(argc, argv, tests);
 }

@@ -481,17 +481,14 @@ static void test_out_of_memory(void **state)
     }
 }
 
-#define in_scratch(test)                                                                       \
-    cmocka_unit_test_setup_teardown(test, vtest_scratch_setup, vtest_scratch_teardown)
-
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        in_scratch(test_numpy),          in_scratch(test_covariance),
-        in_scratch(test_inverse),        in_scratch(test_export_inverse),
-        in_scratch(test_imatrix),        in_scratch(test_bad_arrays),
-        in_scratch(test_headers),        in_scratch(test_bad_imatrix),
-        in_scratch(test_imatrix_shapes), in_scratch(test_out_of_memory),
+        scratch_test(test_numpy),          scratch_test(test_covariance),
+        scratch_test(test_inverse),        scratch_test(test_export_inverse),
+        scratch_test(test_imatrix),        scratch_test(test_bad_arrays),
+        scratch_test(test_headers),        scratch_test(test_bad_imatrix),
+        scratch_test(test_imatrix_shapes), scratch_test(test_out_of_memory),
     };
     return vtest_main(argc, argv, tests);
 }

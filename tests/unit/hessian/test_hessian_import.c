@@ -207,16 +207,13 @@ static void test_out_of_memory(void **state)
     vtest_oom_walk(import_counted, &p);
 }
 
-#define in_scratch(test)                                                                       \
-    cmocka_unit_test_setup_teardown(test, vtest_scratch_setup, vtest_scratch_teardown)
-
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        in_scratch(test_there_and_back),
-        in_scratch(test_bad_files),
-        in_scratch(test_export_checks_the_covariance),
-        in_scratch(test_out_of_memory),
+        scratch_test(test_there_and_back),
+        scratch_test(test_bad_files),
+        scratch_test(test_export_checks_the_covariance),
+        scratch_test(test_out_of_memory),
     };
     return vtest_main(argc, argv, tests);
 }

@@ -230,16 +230,13 @@ static void test_parsing(void **state)
                      &err, "token weights");
 }
 
-#define SCRATCH(test)                                                                          \
-    cmocka_unit_test_setup_teardown(test, vtest_scratch_setup, vtest_scratch_teardown)
-
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        SCRATCH(test_terms_of_a_tiny_model),
-        SCRATCH(test_terms_of_a_trained_model),
-        SCRATCH(test_mixing),
-        SCRATCH(test_plain_has_no_terms),
+        scratch_test(test_terms_of_a_tiny_model),
+        scratch_test(test_terms_of_a_trained_model),
+        scratch_test(test_mixing),
+        scratch_test(test_plain_has_no_terms),
         cmocka_unit_test(test_parsing),
     };
     return vtest_main(argc, argv, tests);

@@ -416,23 +416,20 @@ static void test_out_of_memory(void **state)
     vtok_close(&k);
 }
 
-#define SCRATCH(test)                                                                          \
-    cmocka_unit_test_setup_teardown(test, vtest_scratch_setup, vtest_scratch_teardown)
-
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        SCRATCH(test_rows),
-        SCRATCH(test_texts_and_tokens_are_joined),
-        SCRATCH(test_bad_token_files),
-        SCRATCH(test_cancelled),
-        SCRATCH(test_documents),
-        SCRATCH(test_tinystories_documents),
-        SCRATCH(test_windows),
-        SCRATCH(test_windows_are_even),
-        SCRATCH(test_golden_wikitext),
-        SCRATCH(test_golden_calibration),
-        SCRATCH(test_out_of_memory),
+        scratch_test(test_rows),
+        scratch_test(test_texts_and_tokens_are_joined),
+        scratch_test(test_bad_token_files),
+        scratch_test(test_cancelled),
+        scratch_test(test_documents),
+        scratch_test(test_tinystories_documents),
+        scratch_test(test_windows),
+        scratch_test(test_windows_are_even),
+        scratch_test(test_golden_wikitext),
+        scratch_test(test_golden_calibration),
+        scratch_test(test_out_of_memory),
     };
     return vtest_main(argc, argv, tests);
 }

@@ -330,9 +330,6 @@ static void test_out_of_memory(void **state)
     assert_true(vtest_oom_walk(open_model, path) > 3);
 }
 
-#define scratch_test(f)                                                                        \
-    cmocka_unit_test_setup_teardown(f, vtest_scratch_setup, vtest_scratch_teardown)
-
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {

@@ -545,17 +545,14 @@ static void test_out_of_memory(void **state)
         vtest_oom_walk(step, &walks[i]);
 }
 
-#define IN_SCRATCH(test)                                                                       \
-    cmocka_unit_test_setup_teardown(test, vtest_scratch_setup, vtest_scratch_teardown)
-
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        IN_SCRATCH(test_range_of_types),       IN_SCRATCH(test_work_with_biases),
-        IN_SCRATCH(test_work_of_other_shapes), IN_SCRATCH(test_gguf_shapes),
-        IN_SCRATCH(test_gguf_out_of_memory),   IN_SCRATCH(test_tied_head),
-        IN_SCRATCH(test_upstream_took_it),     IN_SCRATCH(test_rope_by_both_names),
-        IN_SCRATCH(test_out_of_memory),
+        scratch_test(test_range_of_types),       scratch_test(test_work_with_biases),
+        scratch_test(test_work_of_other_shapes), scratch_test(test_gguf_shapes),
+        scratch_test(test_gguf_out_of_memory),   scratch_test(test_tied_head),
+        scratch_test(test_upstream_took_it),     scratch_test(test_rope_by_both_names),
+        scratch_test(test_out_of_memory),
     };
     return vtest_main(argc, argv, tests);
 }

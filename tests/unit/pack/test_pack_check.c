@@ -689,14 +689,12 @@ static void test_golden_model(void **state)
 
 int main(int argc, char **argv)
 {
-#define IN_SCRATCH(test)                                                                       \
-    cmocka_unit_test_setup_teardown(test, vtest_scratch_setup, vtest_scratch_teardown)
     const struct CMUnitTest tests[] = {
-        IN_SCRATCH(test_sound),          IN_SCRATCH(test_each_fault),
-        IN_SCRATCH(test_all_are_listed), IN_SCRATCH(test_damaged_archive),
-        IN_SCRATCH(test_cut_directory),  IN_SCRATCH(test_work),
-        IN_SCRATCH(test_repair),         IN_SCRATCH(test_out_of_memory),
-        IN_SCRATCH(test_golden_model),
+        scratch_test(test_sound),          scratch_test(test_each_fault),
+        scratch_test(test_all_are_listed), scratch_test(test_damaged_archive),
+        scratch_test(test_cut_directory),  scratch_test(test_work),
+        scratch_test(test_repair),         scratch_test(test_out_of_memory),
+        scratch_test(test_golden_model),
     };
     return vtest_main(argc, argv, tests);
 }

@@ -376,17 +376,13 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_defaults_in_order),
         cmocka_unit_test(test_defaults_refused),
         cmocka_unit_test(test_match),
-        cmocka_unit_test_setup_teardown(test_recipe, vtest_scratch_setup,
-                                        vtest_scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_recipe_refused, vtest_scratch_setup,
-                                        vtest_scratch_teardown),
-        cmocka_unit_test_setup_teardown(test_check, vtest_scratch_setup,
-                                        vtest_scratch_teardown),
+        scratch_test(test_recipe),
+        scratch_test(test_recipe_refused),
+        scratch_test(test_check),
         cmocka_unit_test(test_json),
         cmocka_unit_test(test_copy_stored),
         cmocka_unit_test(test_presets),
-        cmocka_unit_test_setup_teardown(test_out_of_memory, vtest_scratch_setup,
-                                        vtest_scratch_teardown),
+        scratch_test(test_out_of_memory),
     };
     return vtest_main(argc, argv, tests);
 }

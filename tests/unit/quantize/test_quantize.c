@@ -680,16 +680,14 @@ static void test_out_of_memory(void **state)
 
 int main(int argc, char **argv)
 {
-#define IN_SCRATCH(test)                                                                       \
-    cmocka_unit_test_setup_teardown(test, vtest_scratch_setup, vtest_scratch_teardown)
     const struct CMUnitTest tests[] = {
-        IN_SCRATCH(test_every_matrix),
-        IN_SCRATCH(test_manifest),
-        IN_SCRATCH(test_differences),
-        IN_SCRATCH(test_stopped_in_every_step),
-        IN_SCRATCH(test_rows_of_a_finished_run),
-        IN_SCRATCH(test_weights_that_are_not_finite),
-        IN_SCRATCH(test_out_of_memory),
+        scratch_test(test_every_matrix),
+        scratch_test(test_manifest),
+        scratch_test(test_differences),
+        scratch_test(test_stopped_in_every_step),
+        scratch_test(test_rows_of_a_finished_run),
+        scratch_test(test_weights_that_are_not_finite),
+        scratch_test(test_out_of_memory),
     };
     return vtest_main(argc, argv, tests);
 }

@@ -100,14 +100,11 @@ static void test_runs_do_not_mix(void **state)
     assert_int_equal(mem.used, 0);
 }
 
-#define SCRATCH(test)                                                                          \
-    cmocka_unit_test_setup_teardown(test, vtest_scratch_setup, vtest_scratch_teardown)
-
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        SCRATCH(test_out_of_memory),
-        SCRATCH(test_runs_do_not_mix),
+        scratch_test(test_out_of_memory),
+        scratch_test(test_runs_do_not_mix),
     };
     return vtest_main(argc, argv, tests);
 }

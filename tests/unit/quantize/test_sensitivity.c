@@ -367,11 +367,10 @@ static void test_out_of_memory(void **state)
 
 int main(int argc, char **argv)
 {
-#define SCRATCH(test)                                                                          \
-    cmocka_unit_test_setup_teardown(test, vtest_scratch_setup, vtest_scratch_teardown)
     const struct CMUnitTest tests[] = {
-        SCRATCH(test_by_hand),        SCRATCH(test_resume),        SCRATCH(test_losses),
-        SCRATCH(test_measured_again), SCRATCH(test_out_of_memory),
+        scratch_test(test_by_hand),       scratch_test(test_resume),
+        scratch_test(test_losses),        scratch_test(test_measured_again),
+        scratch_test(test_out_of_memory),
     };
     return vtest_main(argc, argv, tests);
 }

@@ -133,8 +133,6 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_read), cmocka_unit_test(test_name_stem),
-        cmocka_unit_test(test_bad_records),
-        cmocka_unit_test_setup_teardown(test_several_files, vtest_scratch_setup,
-                                        vtest_scratch_teardown)};
+        cmocka_unit_test(test_bad_records), scratch_test(test_several_files)};
     return vtest_main(argc, argv, tests);
 }

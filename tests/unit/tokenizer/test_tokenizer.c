@@ -489,24 +489,21 @@ static void test_out_of_memory(void **state)
     }
 }
 
-#define SCRATCH(test)                                                                          \
-    cmocka_unit_test_setup_teardown(test, vtest_scratch_setup, vtest_scratch_teardown)
-
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        SCRATCH(test_features),
-        SCRATCH(test_families),
-        SCRATCH(test_bytes_that_are_not_text),
-        SCRATCH(test_special_tokens_in_text),
-        SCRATCH(test_mistral_control_pieces),
-        SCRATCH(test_demo_prompts),
-        SCRATCH(test_long_words),
-        SCRATCH(test_backtracking_is_bounded),
-        SCRATCH(test_scripts),
-        SCRATCH(test_deep_match),
-        SCRATCH(test_refusals),
-        SCRATCH(test_out_of_memory),
+        scratch_test(test_features),
+        scratch_test(test_families),
+        scratch_test(test_bytes_that_are_not_text),
+        scratch_test(test_special_tokens_in_text),
+        scratch_test(test_mistral_control_pieces),
+        scratch_test(test_demo_prompts),
+        scratch_test(test_long_words),
+        scratch_test(test_backtracking_is_bounded),
+        scratch_test(test_scripts),
+        scratch_test(test_deep_match),
+        scratch_test(test_refusals),
+        scratch_test(test_out_of_memory),
     };
     return vtest_main(argc, argv, tests);
 }

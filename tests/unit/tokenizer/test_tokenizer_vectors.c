@@ -223,17 +223,14 @@ static void test_rewritten_demo(void **state)
     check_rewritten(path, *state, "qwen2");
 }
 
-#define SCRATCH(test)                                                                          \
-    cmocka_unit_test_setup_teardown(test, vtest_scratch_setup, vtest_scratch_teardown)
-
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        SCRATCH(test_vectors_llama2),       SCRATCH(test_vectors_llama3_json),
-        SCRATCH(test_vectors_llama3_ranks), SCRATCH(test_vectors_qwen),
-        SCRATCH(test_llama2_prompts),       SCRATCH(test_stories_tokenizers_agree),
-        SCRATCH(test_rewritten_spm),        SCRATCH(test_rewritten_ranks),
-        SCRATCH(test_rewritten_json),       SCRATCH(test_rewritten_demo),
+        scratch_test(test_vectors_llama2),       scratch_test(test_vectors_llama3_json),
+        scratch_test(test_vectors_llama3_ranks), scratch_test(test_vectors_qwen),
+        scratch_test(test_llama2_prompts),       scratch_test(test_stories_tokenizers_agree),
+        scratch_test(test_rewritten_spm),        scratch_test(test_rewritten_ranks),
+        scratch_test(test_rewritten_json),       scratch_test(test_rewritten_demo),
     };
     return vtest_main(argc, argv, tests);
 }
