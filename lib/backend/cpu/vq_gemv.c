@@ -212,9 +212,7 @@ static void begin_rows(void *arg, size_t begin, size_t end, int thread)
 vptq_status vptq_cpu_matrix_open(vptq_dev *dev, const vptq_vq *q, vptq_matrix **m,
                                  vptq_err *err)
 {
-    vptq_status st = vptq_ref_matrix_open(dev, q, m, err);
-    if (st)
-        return st;
+    VPTQ_CHECK(vptq_ref_matrix_open(dev, q, m, err));
     (*m)->layout = vptq_mem_alloc(dev->ctx->mem, 1, sizeof *(*m)->layout, err);
     if ((*m)->layout) {
         *(*m)->layout = (vptq_layout){0};
