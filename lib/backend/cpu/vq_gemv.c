@@ -260,7 +260,7 @@ vptq_status vptq_cpu_vq_gemv(vptq_dev *dev, const vptq_matrix *m, const vptq_gem
                     .x = x,
                     .start = x + g->n * s->in,
                     .threads = threads,
-                    .fetched = (bool *)(x + numbers)};
+                    .fetched = (void *)(x + numbers)};
     memset(job.fetched, 0, (size_t)threads * sizeof *job.fetched);
     vptq_parallel_for(threads, g->n, VPTQ_GEMV_ROWS, begin_rows, &job);
     if (s->outliers)
