@@ -87,7 +87,8 @@ static vptq_status add_mean(const char *path, vptq_foreign *f, vptq_err *err)
             double m = (double)f->mean[i] * (double)f->mean[j];
             f->lower[at] = (float)((double)f->covariance[at] + m);
             float back = (float)((double)f->lower[at] - m);
-            exact = exact && memcmp(&back, &f->covariance[at], sizeof back) == 0;
+            exact = exact && back == f->covariance[at] &&
+                    signbit(back) == signbit(f->covariance[at]);
         }
     if (exact)
         f->covariance = NULL;
