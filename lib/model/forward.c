@@ -107,15 +107,15 @@ out:
 
 /* ---- packed weights ---- */
 
-static void close_linears(const vptq_forward *f, vptq_matrix *m[VPTQ_LINEAR_COUNT])
+static void close_matrices(const vptq_forward *f, vptq_matrix *m[VPTQ_LINEAR_COUNT])
 {
     for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
         f->dev->ops->matrix_close(f->dev->state, m[l]);
 }
 
-/* The caller closes the layers, also after a failure. */
-static vptq_status open_linears(const vptq_forward *f, uint32_t layer, const vptq_weight *w,
-                                vptq_matrix *m[VPTQ_LINEAR_COUNT], vptq_err *err)
+/* The caller closes the matrices, also after a failure. */
+static vptq_status open_matrices(const vptq_forward *f, uint32_t layer, const vptq_weight *w,
+                                 vptq_matrix *m[VPTQ_LINEAR_COUNT], vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
@@ -127,10 +127,10 @@ static vptq_status open_linears(const vptq_forward *f, uint32_t layer, const vpt
     return st;
 }
 
-static void drop_linears(vptq_forward *f)
+static void close_kept(vptq_forward *f)
 {
     for (uint32_t l = 0; f->kept && l < f->d->layers; l++)
-        close_linears(f, f->kept + (size_t)l * VPTQ_LINEAR_COUNT);
+        close_matrices(f, f->kept + (size_t)l * VPTQ_LINEAR_COUNT);
     vptq_mem_free(f->dev->ctx->mem, f->kept);
     f->kept = NULL;
 }
@@ -146,11 +146,12 @@ vptq_status vptq_forward_keep(vptq_forward *f, vptq_err *err)
         return VPTQ_E_NOMEM;
     for (size_t i = 0; i < count; i++)
         f->kept[i] = NULL;
-    for (uint32_t l = 0; l < f->d->layers && !st; l++)
-        st = open_linears(f, l, f->m->blocks[l].linear, f->kept + (size_t)l * VPTQ_LINEAR_COUNT,
-                          err);
+    for (uint32_t l = 0; l < f->d->layers; l++)
+        VPTQ_TRY(open_matrices(f, l, f->m->blocks[l].linear,
+                               f->kept + (size_t)l * VPTQ_LINEAR_COUNT, err));
+out:
     if (st)
-        drop_linears(f);
+        close_kept(f);
     return st;
 }
 
@@ -316,7 +317,7 @@ void vptq_forward_close(vptq_forward *f)
     if (!f)
         return;
     vptq_mem *mem = f->dev->ctx->mem;
-    drop_linears(f);
+    close_kept(f);
     activations_free(f);
     hidden_free(f);
     vptq_forward_tree_free(f);
@@ -411,7 +412,7 @@ vptq_status vptq_forward_block_with(vptq_forward *f, uint32_t layer, const size_
     VPTQ_TRY(vptq_forward_reserve(f, rows, err));
     if (parents)
         VPTQ_TRY(vptq_forward_tree_reserve(f, rows, tokens, err));
-    VPTQ_TRY(open_linears(f, layer, linear, matrix, err));
+    VPTQ_TRY(open_matrices(f, layer, linear, matrix, err));
     read_ahead(f, layer);
     for (size_t s = 0, end, group = 0; s < count; s = end) {
         if (s == group)
@@ -430,7 +431,7 @@ vptq_status vptq_forward_block_with(vptq_forward *f, uint32_t layer, const size_
     }
     forget_weights(&f->m->blocks[layer]);
 out:
-    close_linears(f, matrix);
+    close_matrices(f, matrix);
     return st;
 }
 
