@@ -758,7 +758,7 @@ typedef struct vptq_prompt {
     size_t text_length;
     int32_t *ids;
     size_t id_count;
-    int32_t *stop_tokens; /* besides the model's own: what ends a reply in the template */
+    int32_t *stop_tokens; /* of the template, besides the model's own */
     size_t stop_token_count;
 } vptq_prompt;
 
@@ -777,8 +777,8 @@ typedef struct vptq_generate_options {
     uint64_t seed;
     bool special; /* special tokens of the prompt become ids, and are shown in the output */
     bool ignore_eos;
-    const int32_t *ends; /* [end_count] stop tokens besides the model's own */
-    size_t end_count;
+    const int32_t *stop_tokens; /* [stop_token_count] besides the model's own */
+    size_t stop_token_count;
     const char *const *stops; /* [stop_count] not empty: the text ends before the first */
     size_t stop_count;
 } vptq_generate_options;

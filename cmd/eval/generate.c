@@ -124,10 +124,10 @@ static vptq_status read_prompt(const generate_command *c, vptq_buf *text, bool *
     return st;
 }
 
-/* The text that the model sees, its ids, and what ends a reply. */
+/* The text that the model sees, its ids, and the stop tokens of a reply. */
 static vptq_status make_prompt(const vptq_cli *cli, const generate_command *c,
                                const vptq_model *m, vptq_buf *prompt, vptq_ids *ids,
-                               vptq_ids *ends, vptq_err *err)
+                               vptq_ids *stop_tokens, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     bool given;
@@ -143,7 +143,7 @@ static vptq_status make_prompt(const vptq_cli *cli, const generate_command *c,
                                         .date = c->date,
                                         .args = c->args.items,
                                         .arg_count = c->args.count};
-        VPTQ_TRY(vptq_chat_prompt(cli->ctx, m, &chat, prompt, ends, err));
+        VPTQ_TRY(vptq_chat_prompt(cli->ctx, m, &chat, prompt, stop_tokens, err));
         flags = VPTQ_ENCODE_SPECIAL; /* the template writes the BOS */
     } else {
         VPTQ_TRY(vptq_buf_add(prompt, text.data, text.len, err));
@@ -178,7 +178,7 @@ static void show_prompt(const vptq_cli *cli, const generate_command *c, const vp
 /* ---- the command ---- */
 
 static vptq_status generate(vptq_cli *cli, const generate_command *c, vptq_cli_eval *s,
-                            const vptq_buf *prompt, vptq_ids *ids, const vptq_ids *ends,
+                            const vptq_buf *prompt, vptq_ids *ids, const vptq_ids *stop_tokens,
                             vptq_err *err)
 {
     vptq_generate_result r = {.new_tokens = 0};
@@ -192,8 +192,8 @@ static vptq_status generate(vptq_cli *cli, const generate_command *c, vptq_cli_e
                                        .seed = cli->common.seed,
                                        .special = c->special,
                                        .ignore_eos = c->ignore_eos,
-                                       .ends = ends->data,
-                                       .end_count = ends->count,
+                                       .stop_tokens = stop_tokens->data,
+                                       .stop_token_count = stop_tokens->count,
                                        .stops = c->stops.items,
                                        .stop_count = c->stops.count};
     vptq_buf_init(&g.text, cli->ctx->mem);
@@ -220,21 +220,21 @@ static int run_generate(vptq_cli *cli, const generate_command *c)
     vptq_err err = {0};
     vptq_status st = VPTQ_OK;
     vptq_cli_eval s = {.has_dev = false};
-    vptq_ids ids, ends;
+    vptq_ids ids, stop_tokens;
     vptq_buf prompt;
     vptq_ids_init(&ids, cli->ctx->mem);
-    vptq_ids_init(&ends, cli->ctx->mem);
+    vptq_ids_init(&stop_tokens, cli->ctx->mem);
     vptq_buf_init(&prompt, cli->ctx->mem);
     VPTQ_TRY(vptq_cli_eval_open(&s, cli, c->model, c->tokenizer, c->base, true, &err));
-    VPTQ_TRY(make_prompt(cli, c, &s.model, &prompt, &ids, &ends, &err));
+    VPTQ_TRY(make_prompt(cli, c, &s.model, &prompt, &ids, &stop_tokens, &err));
     if (cli->common.dry_run)
         show_prompt(cli, c, &prompt, &ids);
     else
-        VPTQ_TRY(generate(cli, c, &s, &prompt, &ids, &ends, &err));
+        VPTQ_TRY(generate(cli, c, &s, &prompt, &ids, &stop_tokens, &err));
 out:
     vptq_cli_eval_close(&s);
     vptq_buf_release(&prompt);
-    vptq_ids_release(&ends);
+    vptq_ids_release(&stop_tokens);
     vptq_ids_release(&ids);
     return vptq_cli_finish(cli, st, &err);
 }
