@@ -16,7 +16,7 @@ struct vptq_forward {
     const vptq_model_desc *d;
     vptq_device *dev;
     size_t max_length;
-    uint32_t read_ahead;  /* block whose weights the system was told to read ahead */
+    uint32_t read_ahead;  /* block whose weights the system reads ahead */
     size_t q_dim, kv_dim; /* heads * head_dim, kv_heads * head_dim */
 
     vptq_forward_block_params *params; /* [layers], host memory */
@@ -130,7 +130,7 @@ vptq_status vptq_forward_linear_tile(vptq_forward *f, const vptq_forward_linear_
                                      size_t first, size_t n, float *out, size_t ld,
                                      vptq_err *err) VPTQ_MUST_CHECK;
 
-/* y = RMS norm of the n rows of x [n, dim] times weight [dim]; y may be x. */
+/* y = RMS norm of the n tokens in x [n, dim] times weight [dim]; y may be x. */
 vptq_status vptq_forward_rmsnorm(vptq_forward *f, size_t n, size_t dim, const float *x,
                                  const float *weight, float *y, vptq_err *err) VPTQ_MUST_CHECK;
 
