@@ -309,7 +309,7 @@ typedef struct vptq_exchange {
 } vptq_exchange;
 
 /* Reads every layer of `from`, a directory of one form or an imatrix file, into the new Hessian
- * directory `dir`.  docs/formats.md has the layouts and what each form preserves. */
+ * directory `dir`.  docs/formats/hessians.md has the layouts and what each form preserves. */
 VPTQ_CALL vptq_status vptq_hessians_import(vptq_ctx *ctx, const char *from, const char *dir,
                                            bool force, vptq_exchange *result, vptq_err *err);
 /* Writes the Hessians of `dir` as PyTorch files into the new directory `out`. */

@@ -1,6 +1,7 @@
 /* The op vq_gemv. x is brought into the processing order of the columns and scaled once; then
  * each vector row is a sum of centroids, each times one number. Centroids are read from a
- * layout (gemv.h), which is built for the first product with a matrix and kept with it.
+ * layout (gemv.h), which is built for the first product with a matrix and kept with it.  The
+ * inner loops are in gemv_simd.c, which is compiled for each level of lib/base/simd.h.
  *
  *     y[r] = sum_p x[perm[p]] scale[perm[p]] q[r][p] + sum_j x[j] bias[j]
  */

@@ -1,3 +1,4 @@
+/* Divides the shared memory of a block. */
 #include "lib/backend/cuda/plan_smem.h"
 
 enum { ALIGN = 128, FRAGMENT_ROWS = 16, FRAGMENT_COLUMNS = 8, MAX_REPLICAS = 16 };
