@@ -16,7 +16,7 @@ typedef struct columns {
 
 static float factors[COLS * COLS];
 
-/* bad: vector row BAD of column 3 has a NaN. */
+/* With `bad`, vector row BAD of column 3 has a NaN. */
 static void run(const vptq_device *dev, const vptq_search_index *index,
                 const vcodebooks *codebooks, bool descend, bool bad, columns *c)
 {
