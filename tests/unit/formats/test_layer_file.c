@@ -1,4 +1,4 @@
-/* Files of a work directory: what is written comes back, and nothing else is accepted. */
+/* Tests the matrix files of a work directory: round trips, and rejection of all other files. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -97,7 +97,7 @@ static void test_round_trip(void **state)
     assert_same_f32(f.matrix.vq.bias, s.bias, IN);
     assert_same_f32(f.centroids_f32, s.codebooks, K * V);
     assert_same_f32(f.res_centroids_f32, s.res, KR * V);
-    /* what was read gives the same bytes when it is written */
+    /* writing what was read gives the same bytes */
     assert_ok(vptq_layer_file_write(again,
                                     &(vptq_layer_file){.matrix = f.matrix,
                                                        .centroids_f32 = f.centroids_f32,
@@ -115,8 +115,8 @@ static void test_round_trip(void **state)
     vptq_layer_file_release(&f);
 }
 
-/* Any bit of the file may change: the reader either says so, or what it gives is unharmed (a
- * space in the header of the file). */
+/* After a change of any bit the reader reports an error, or the data is intact (a space in the
+ * header of the file). */
 static void test_every_flipped_byte(void **state)
 {
     sample s;
