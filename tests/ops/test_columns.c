@@ -596,10 +596,10 @@ static void descend_gives_the_same_bits_for_any_threads(void **state)
 static void descend_gives_the_same_bits_on_a_device(void **state)
 {
     (void)state;
-    enum { COLS = 9, STRIPS = 11, V = 6 };
+    enum { COLS = 9, VECTOR_ROWS = 11, V = 6 };
     static const uint32_t beams[] = {1, 4, 40};
     for (size_t i = 0; i < sizeof beams / sizeof *beams; i++) {
-        descend_case a = descend_make(COLS, STRIPS, V, 40, 33, beams[i]);
+        descend_case a = descend_make(COLS, VECTOR_ROWS, V, 40, 33, beams[i]);
         descend_run first = {0};
         for (uint64_t seed = 0; seed < 3; seed++) {
             devices_one d;
@@ -611,11 +611,12 @@ static void descend_gives_the_same_bits_on_a_device(void **state)
                 first = r;
                 continue;
             }
-            assert_memory_equal(r.q, first.q, COLS * (STRIPS * V + 3) * sizeof *r.q);
+            assert_memory_equal(r.q, first.q, COLS * (VECTOR_ROWS * V + 3) * sizeof *r.q);
             assert_memory_equal(r.delta, first.delta,
-                                COLS * (STRIPS * V + 3) * sizeof *r.delta);
-            assert_memory_equal(r.idx, first.idx, COLS * (STRIPS + 2) * sizeof *r.idx);
-            assert_memory_equal(r.idx_res, first.idx_res, COLS * (STRIPS + 2) * sizeof *r.idx);
+                                COLS * (VECTOR_ROWS * V + 3) * sizeof *r.delta);
+            assert_memory_equal(r.idx, first.idx, COLS * (VECTOR_ROWS + 2) * sizeof *r.idx);
+            assert_memory_equal(r.idx_res, first.idx_res,
+                                COLS * (VECTOR_ROWS + 2) * sizeof *r.idx);
             descend_run_free(&r);
         }
         descend_run_free(&first);

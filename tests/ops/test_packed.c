@@ -279,15 +279,16 @@ static void multiply_rows(const vptq_device *dev, const vptq_matrix *m, const vp
 static void rows_do_not_depend_on_others(void **state)
 {
     (void)state;
-    enum { IN = 260, OUT = 40, MOST = 40 };
+    enum { IN = 260, OUT = 40, MAX_ROWS = 40 };
     const vptq_vq_shape s = {OUT, IN, 8, 64, 16, 1, IN, 0, 0, 0, true, true};
     static const size_t counts[] = {4, 8, 16, 40};
     devices_one d;
     vptq_err err;
     vmatrix m;
     vptq_matrix *matrix = NULL;
-    float *x = vtest_normals(MOST * IN, 31), *turned = vtest_alloc(MOST * IN, sizeof *x);
-    float y[MOST * OUT], other[MOST * OUT];
+    float *x = vtest_normals(MAX_ROWS * IN, 31),
+          *turned = vtest_alloc(MAX_ROWS * IN, sizeof *x);
+    float y[MAX_ROWS * OUT], other[MAX_ROWS * OUT];
     vmatrix_make(&m, &s);
     devices_open(&d, "emu", VPTQ_SIMD_NONE, 1);
     assert_ok(d.dev.ops->matrix_open(d.dev.state, &m.q, &matrix, &err), &err);

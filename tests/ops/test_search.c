@@ -324,7 +324,7 @@ static void search_keeps_choices_that_are_not_worse(void **state)
 
 /* ---- NaN and infinity ---- */
 
-static void check_garbage(void *arg, const vptq_device *dev, bool is_ref)
+static void check_nan_and_infinity(void *arg, const vptq_device *dev, bool is_ref)
 {
     const vptq_codebooks *shape = arg;
     vcodebooks p = vcodebooks_make(70, shape->v, shape->k, shape->k_res, shape->beam);
@@ -366,7 +366,7 @@ static void search_stays_in_range_with_nan_and_infinity(void **state)
         {6, 1024, 0, 1, true, NULL, NULL},
     };
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
-        devices_each_emu(check_garbage, &shapes[i]);
+        devices_each_emu(check_nan_and_infinity, &shapes[i]);
 }
 
 /* ---- position and threads ---- */

@@ -149,7 +149,7 @@ static void nan_and_infinity_in_codebooks_are_kept(void **state)
 static void products_survive_failed_allocations(void **state)
 {
     (void)state;
-    enum { OUT = 40, IN = 30, MOST = 50 };
+    enum { OUT = 40, IN = 30, MAX_FAILURES = 50 };
     const layout_case c = {
         {OUT, IN, 8, 1024, 16, 1, IN, 0, 0, 0, true, true}, VPTQ_F16, true, 8, 1, 1};
     vmatrix m;
@@ -170,7 +170,7 @@ static void products_survive_failed_allocations(void **state)
     const size_t used = mem.used;
     vptq_gemv_args again = g;
     again.y = y;
-    for (int n = 0; n < MOST; n++) {
+    for (int n = 0; n < MAX_FAILURES; n++) {
         mem.fail_after = n;
         vptq_status st = dev.ops->matrix_open(dev.state, &m.q, &q, &err);
         const bool opened = st == VPTQ_OK;
@@ -178,7 +178,7 @@ static void products_survive_failed_allocations(void **state)
             st = dev.ops->vq_gemv(dev.state, q, &again, &err);
         mem.fail_after = -1;
         if (!st)
-            n = MOST;
+            n = MAX_FAILURES;
         else
             assert_int_equal(st, VPTQ_E_NOMEM);
         failures += st != VPTQ_OK;

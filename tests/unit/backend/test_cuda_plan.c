@@ -160,7 +160,7 @@ static void check_layout(const vmatrix *m, const vptq_cuda_tables *tables)
 /* ---- all shapes with all ways to store their codebooks ---- */
 
 typedef struct seen {
-    int ranked, replicas, narrow, refused, copies[VPTQ_CUDA_MAX_COPIES + 1];
+    int ranked, replicas, narrow, rejected, copies[VPTQ_CUDA_MAX_COPIES + 1];
 } seen;
 
 static void note(seen *n, const vptq_cuda_tables *t)
@@ -183,7 +183,7 @@ static void check_shape(const vptq_vq_shape *s, seen *n)
             vptq_cuda_smem fit;
             w.copies = copies;
             if (vptq_cuda_smem_fit(&w, &fit, NULL)) {
-                n->refused++;
+                n->rejected++;
                 continue;
             }
             assert_true(fit.total <= w.budget);
@@ -223,7 +223,7 @@ static void test_there_and_back(void **state)
     s.k_res = 0;
     check_shape(&s, &n);
     /* every way was tested */
-    assert_true(n.ranked && n.replicas && n.narrow && n.refused);
+    assert_true(n.ranked && n.replicas && n.narrow && n.rejected);
     for (uint32_t c = 1; c <= 3; c++)
         assert_true(n.copies[c]);
 }

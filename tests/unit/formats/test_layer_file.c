@@ -7,13 +7,13 @@
 #include "lib/base/half.h"
 #include "tests/support/vtest.h"
 
-enum { OUT = 10, IN = 12, V = 4, K = 16, KR = 8, STRIPS = 3, WORDS = 3 };
+enum { OUT = 10, IN = 12, V = 4, K = 16, KR = 8, VECTOR_ROWS = 3, WORDS = 3 };
 
 typedef struct sample {
     float codebooks[K * V], res[KR * V]; /* before rounding */
     float stored_codebooks[K * V], stored_res[KR * V];
     float scale[IN], bias[IN];
-    uint32_t indices[STRIPS * WORDS];
+    uint32_t indices[VECTOR_ROWS * WORDS];
     vptq_packed_matrix m;
 } sample;
 
@@ -34,7 +34,7 @@ static void make_sample(sample *s)
     rounded(s->scale, s->scale, IN);
     rounded(s->bias, s->bias, IN);
     memset(s->indices, 0, sizeof s->indices);
-    for (size_t i = 0; i < STRIPS * IN; i++)
+    for (size_t i = 0; i < VECTOR_ROWS * IN; i++)
         vptq_bits_put(s->indices + i / IN * WORDS, i % IN, 7, (uint32_t)(i * 29 % 128));
     s->m = (vptq_packed_matrix){.name = "model.layers.3.mlp.gate_proj", .storage = VPTQ_F16};
     s->m.vq = (vptq_vq){.shape = {.out = OUT,

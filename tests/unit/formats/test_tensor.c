@@ -246,7 +246,7 @@ static vptq_status counted(const void *arg, size_t at, size_t n, void *dst, vptq
 static void test_bytes(void **state)
 {
     (void)state;
-    uint8_t data[64] = {1, 2, 3}, room[64];
+    uint8_t data[64] = {1, 2, 3}, buffer[64];
     size_t limit = 60;
     const uint8_t *bytes = NULL;
     vptq_err err = {0};
@@ -256,16 +256,16 @@ static void test_bytes(void **state)
     assert_ok(vptq_tensor_bytes(&t, 1, 5, NULL, &bytes, &err), &err);
     assert_ptr_equal(bytes, data + 1);
     t.data = NULL;
-    assert_fails(vptq_tensor_bytes(&t, 0, 1, room, &bytes, &err), VPTQ_E_CHECKSUM, &err,
+    assert_fails(vptq_tensor_bytes(&t, 0, 1, buffer, &bytes, &err), VPTQ_E_CHECKSUM, &err,
                  "file.x: tensor 'w' is damaged");
     t.source = &source;
-    assert_ok(vptq_tensor_bytes(&t, 10, 50, room, &bytes, &err), &err);
-    assert_ptr_equal(bytes, room);
+    assert_ok(vptq_tensor_bytes(&t, 10, 50, buffer, &bytes, &err), &err);
+    assert_ptr_equal(bytes, buffer);
     for (size_t i = 0; i < 50; i++)
         assert_int_equal(bytes[i], (uint8_t)((10 + i) * 7));
-    assert_fails(vptq_tensor_bytes(&t, 0, 64, room, &bytes, &err), VPTQ_E_CHECKSUM, &err,
+    assert_fails(vptq_tensor_bytes(&t, 0, 64, buffer, &bytes, &err), VPTQ_E_CHECKSUM, &err,
                  "no byte 64");
-    assert_ok(vptq_tensor_bytes(&t, 64, 0, room, &bytes, &err), &err);
+    assert_ok(vptq_tensor_bytes(&t, 64, 0, buffer, &bytes, &err), &err);
 
     assert_int_equal(vptq_tensor_piece(&t, 0), 64);
     assert_int_equal(vptq_tensor_piece(&t, 60), 4);
