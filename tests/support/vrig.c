@@ -1,3 +1,4 @@
+/* Opens the model and the device of an evaluation test. */
 #include "tests/support/vrig.h"
 
 #include <stdio.h>
