@@ -21,10 +21,10 @@ finds()
 }
 
 # Usage.
-bad 2 "no model is given" pack
-bad 2 "no model is given" pack --list
+bad 2 "missing option: -m/--model MODEL" pack
+bad 2 "missing option: -m/--model MODEL" pack --list
 bad 2 "more than one model" pack a b -o out
-bad 2 "-o is missing" pack "$golden"
+bad 2 "missing option: -o/--output OUT" pack "$golden"
 bad 2 "exclude each other" pack --list --check "$golden"
 bad 2 "exclude each other" pack --repair --unpack "$golden" -o out
 bad 2 "to archive does not go with --unpack" pack --unpack "$golden" -o out --to archive
