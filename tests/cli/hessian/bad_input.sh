@@ -15,7 +15,7 @@ bad()
 }
 
 bad 2 "missing option: -m/--model MODEL" "$BIN/vptq-hessian" -c "$text" -o x
-bad 2 "calibration text" run -o x
+bad 2 "missing option: -c/--calibration TEXT" run -o x
 bad 2 "missing option: -o/--output HDIR" run -c "$text"
 bad 2 "'-l'\|--length\|window" run -c "$text" -o x -l 1
 bad 2 "model does not go with --show" "$BIN/vptq-hessian" --show h -m "$model"
