@@ -77,8 +77,8 @@ bad()
     [ ! -s out.txt ] || fail "something on stdout: $*"
 }
 bad 2 '--task'
-bad 2 "task 'arc': expected NAME=FILE" --task arc
-bad 2 "task '=x': expected NAME=FILE" --task =x
+bad 2 "task arc: expected NAME=FILE" --task arc
+bad 2 "task =x: expected NAME=FILE" --task =x
 bad 2 'min-agreement needs --base' --task "x=$items/piqa.jsonl" --min-agreement 1
 bad 2 "delimiter: unknown escape '.x'" --task "x=$items/piqa.jsonl" --delimiter '\x'
 bad 2 "delimiter: unknown escape '.', expected" --task "x=$items/piqa.jsonl" --delimiter "x\\"
