@@ -39,21 +39,17 @@ static int64_t want_int(tpl_call *c, tpl_value v, int64_t other)
 
 /* ---- strings ---- */
 
+/* variant: marks the text as safe */
 static tpl_value string(tpl_call *c)
 {
-    return vptq_tpl_str(c->run, c->self);
-}
-
-static tpl_value safe(tpl_call *c)
-{
-    tpl_value v = string(c);
-    v.safe = true;
+    tpl_value v = vptq_tpl_str(c->run, c->self);
+    v.safe = v.safe || c->variant;
     return v;
 }
 
 static tpl_value strip(tpl_call *c)
 {
-    tpl_value text = string(c), chars = c->arg[0];
+    tpl_value text = vptq_tpl_str(c->run, c->self), chars = c->arg[0];
     if (is_given(chars) && !want_str(c, chars))
         return text;
     vptq_tpl_step(c->run, text.len / 4 * (1 + chars.len / 8));
@@ -63,7 +59,7 @@ static tpl_value strip(tpl_call *c)
 /* Character by character; of those that become several only the sharp s. */
 static tpl_value change_case(tpl_call *c)
 {
-    tpl_value s = string(c);
+    tpl_value s = vptq_tpl_str(c->run, c->self);
     size_t start = c->run->text->len;
     bool begins = true; /* a word, or the text */
     for (size_t at = 0, bytes; at < s.len && !c->run->status; at += bytes) {
@@ -88,7 +84,7 @@ static tpl_value change_case(tpl_call *c)
 static tpl_value replace(tpl_call *c)
 {
     tpl_run *r = c->run;
-    tpl_value s = string(c), old = c->arg[0], with = c->arg[1];
+    tpl_value s = vptq_tpl_str(r, c->self), old = c->arg[0], with = c->arg[1];
     size_t start = r->text->len, from = 0, at;
     if (!want_str(c, old) || !want_str(c, with))
         return s;
@@ -214,14 +210,14 @@ static tpl_value join(tpl_call *c)
     return vptq_tpl_take(c->run, start);
 }
 
-/* The items of c in the order of an attribute, strings without case: stable. */
-static tpl_value sorted(tpl_call *c, tpl_value attribute)
+/* The items in the order of an attribute, strings without case: stable. */
+static tpl_value sort(tpl_call *c)
 {
     tpl_value in = list(c), out = vptq_tpl_list(c->run, TPL_LIST, in.len);
     tpl_value keys = vptq_tpl_list(c->run, TPL_LIST, in.len);
     for (uint32_t i = 0; i < keys.len && out.len > 0 && vptq_tpl_step(c->run, 1); i++) {
         tpl_call lower = {.run = c->run, .variant = LOWER};
-        lower.self = attribute_at(c, in.u.items[i], attribute);
+        lower.self = attribute_at(c, in.u.items[i], c->arg[0]);
         tpl_value key = lower.self.kind == TPL_STR ? change_case(&lower) : lower.self;
         uint32_t at = i;
         for (; at > 0 && !vptq_tpl_equal(c->run, keys.u.items[at - 1], key) &&
@@ -236,14 +232,9 @@ static tpl_value sorted(tpl_call *c, tpl_value attribute)
     return out;
 }
 
-static tpl_value sort(tpl_call *c)
-{
-    return sorted(c, c->arg[0]);
-}
-
 static tpl_value minimum(tpl_call *c)
 {
-    c->self = sorted(c, TPL_NULL);
+    c->self = sort(c);
     return end_of(c);
 }
 
@@ -270,7 +261,8 @@ static tpl_value dictsort(tpl_call *c)
     if (c->self.kind != TPL_DICT)
         return TPL_ERROR(c->run, "dictsort of %s, expected a dict", vptq_tpl_type(c->self));
     c->self = dict_view(c);
-    return sorted(c, TPL_INTEGER(0));
+    c->arg[0] = TPL_INTEGER(0); /* the key */
+    return sort(c);
 }
 
 static tpl_value dict_get(tpl_call *c)
@@ -464,7 +456,7 @@ const tpl_function *vptq_tpl_function(tpl_value name, int use)
         {"rejectattr", F, choose, "*", 0, REJECT | ATTRIBUTE},
         {"replace", F | S, replace, "old new", 2, 0},
         {"rstrip", S, strip, "chars", 0, RIGHT},
-        {"safe", F, safe, "", 0, 0},
+        {"safe", F, string, "", 0, true},
         {"select", F, choose, "*", 0, 0},
         {"selectattr", F, choose, "*", 0, ATTRIBUTE},
         {"sequence", T, has_kind, "", 0, SEQUENCE},
@@ -472,7 +464,7 @@ const tpl_function *vptq_tpl_function(tpl_value name, int use)
         {"split", S, split, "sep maxsplit", 0, 0},
         {"startswith", S, has_affix, "prefix", 1, LEFT},
         {"strftime_now", G, strftime_now, "format", 1, 0},
-        {"string", F, string, "", 0, 0},
+        {"string", F, string, "", 0, false},
         {"string", T, has_kind, "", 0, 1 << TPL_STR},
         {"strip", S, strip, "chars", 0, LEFT | RIGHT},
         {"title", S, change_case, "", 0, TITLE},
