@@ -268,7 +268,7 @@ class Tally:
         elif re.search("items of .*, expected a dict", got.get("error", "")):
             self.unsupported["items of a value that is not a dict and is never iterated"] += 1
         elif "Markup(" in want.get("text", ""):
-            self.unsupported["the text of what a method makes of a text marked safe, within a list"] += 1
+            self.unsupported["the text of a list with a text marked safe"] += 1
         elif "a slice of" in got.get("error", ""):
             self.unsupported["a slice of a constant, which jinja2 takes for undefined"] += 1
         elif got.get("code") == "VPTQ_E_UNSUPPORTED":
