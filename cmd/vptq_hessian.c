@@ -1,5 +1,5 @@
-/* vptq-hessian: collect second moments of a model's linear inputs, pool them, look at them,
- * exchange them with others. */
+/* vptq-hessian: collects second moments of the inputs of a model's linear layers; merges,
+ * shows, imports and exports them. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -18,7 +18,7 @@ typedef struct hessian_args {
 
 /* ---- collect ---- */
 
-/* A collection, or the plan of one, and its options. */
+/* A collection or its plan, as printed. */
 typedef struct collected {
     const char *model, *output;
     vptq_collect_result r;
@@ -51,7 +51,7 @@ static void print_collected(const vptq_cli *cli, const hessian_args *a,
     if (r->held_out)
         printf(", %zu windows held out", r->held_out);
     if (r->layers_reused)
-        printf(", %u layers were there", r->layers_reused);
+        printf(", %u layers kept", r->layers_reused);
     printf(", %s\n", seconds);
 }
 
@@ -92,7 +92,7 @@ typedef struct show_row {
     vptq_hessian_stats s;
 } show_row;
 
-/* 0 tokens: not known. */
+/* 0 tokens: unknown. */
 #define TOKENS .zero_missing = true, .missing = "?"
 
 static const vptq_column show_columns[] = {
@@ -131,7 +131,7 @@ typedef struct show_state {
     vptq_printer printer;
     uint64_t bad;
     double worst_condition;
-    bool diagonal; /* some are nothing but a diagonal */
+    bool diagonal; /* at least one is only a diagonal */
 } show_state;
 
 static vptq_status print_stats(void *arg, uint32_t layer, const char *input,
@@ -160,11 +160,11 @@ static int show(vptq_cli *cli, const char *dir)
         printf("%s: %" PRIu64 " of %zu hessians are good, worst condition %.2g\n", dir,
                state.printer.rows - state.bad, state.printer.rows, state.worst_condition);
     if (!st && text && state.diagonal)
-        printf("only diagonals are known: they weight errors, but cannot compensate them\n");
+        printf("only diagonals are known: they weight errors but cannot compensate them\n");
     return vptq_cli_finish(cli, st, &err);
 }
 
-/* ---- main ---- */
+/* ---- merge, import and export ---- */
 
 typedef struct merged {
     const char *output;
@@ -182,7 +182,7 @@ static int merge(vptq_cli *cli, const hessian_args *a)
     if (!st && cli->common.format == CLI_JSON)
         vptq_print_object(stdout, VPTQ_COLUMNS(merged_columns), &row);
     else if (!st)
-        printf("%s: pooled from %zu directories\n", a->output, cli->arg_count);
+        printf("%s: merged from %zu directories\n", a->output, cli->arg_count);
     return vptq_cli_finish(cli, st, &err);
 }
 
@@ -223,19 +223,19 @@ static void print_exchanged(const vptq_cli *cli, const hessian_args *a, const vp
     if (d->tokens)
         printf("%" PRIu64 " tokens\n", d->tokens);
     else
-        printf("how many tokens is not known\n");
+        printf("unknown number of tokens\n");
     if (d->diagonal)
-        printf("only diagonals are known: they weight errors, but cannot compensate them\n");
+        printf("only diagonals are known: they weight errors but cannot compensate them\n");
     if (inverse && a->export)
         printf("inverted with %g of the mean diagonal added\n", x->ridge);
     else if (inverse && x->ridge > 0)
-        printf("inverted back; the ridge of %g was taken off, the mean diagonal is 1\n",
+        printf("inverted back; the ridge of %g was subtracted, the mean diagonal is 1\n",
                x->ridge);
     else if (inverse)
-        printf("inverted back; which damping is in them is not known, so it stays there\n");
+        printf("inverted back; their damping is unknown, so they keep it\n");
 }
 
-/* Files of others in or out. */
+/* Imports or exports Hessians. */
 static int exchange(vptq_cli *cli, const hessian_args *a)
 {
     vptq_err err = {0};
@@ -260,8 +260,8 @@ static int exchange(vptq_cli *cli, const hessian_args *a)
     return vptq_cli_finish(cli, st, &err);
 }
 
-/* An option that only collecting reads, of the first `count` of the table; NULL when none is
- * given. */
+/* Returns the first given option that only collecting reads, among the first `count` of the
+ * table, or NULL. */
 static const char *given_for_collecting(const vptq_cli *cli, size_t count)
 {
     for (size_t i = 0; i < count; i++)
@@ -283,8 +283,7 @@ static int dispatch(vptq_cli *cli, const hessian_args *a, size_t collecting)
             cli, "--show, --merge, --import and --export exclude each other");
     if (a->inverse && !a->export)
         return vptq_cli_usage_error(cli, "--inverse goes with --export%s",
-                                    a->import ? ": importing sees for itself what a file is"
-                                              : "");
+                                    a->import ? ": --import detects the kind of file" : "");
     if (mode && other)
         return vptq_cli_usage_error(cli, "--%s does not go with --%s", other, mode);
     if (a->merge) {
@@ -303,12 +302,12 @@ static int dispatch(vptq_cli *cli, const hessian_args *a, size_t collecting)
     if (a->import || a->export)
         return exchange(cli, a);
     if (!a->model)
-        return vptq_cli_usage_error(cli, "-m MODEL is missing");
+        return vptq_cli_missing_option(cli, "model");
     if (!a->output && !cli->common.dry_run)
-        return vptq_cli_usage_error(cli, "-o HDIR is missing");
+        return vptq_cli_missing_option(cli, "output");
     if (!vptq_cli_calibrate_given(&a->calibrate))
         return vptq_cli_usage_error(cli,
-                                    "give a calibration text with -c TEXT (or --tokens FILE)");
+                                    "missing option: -c/--calibration TEXT or --tokens FILE");
     return collect(cli, a);
 }
 
@@ -317,23 +316,23 @@ int main(int argc, char **argv)
     hessian_args a = {.layers = {0, UINT32_MAX}};
     const vptq_cli_option collect_options[] = {
         {0, NULL, CLI_FLAG, NULL, NULL, "Collect", false},
-        {'m', "model", CLI_STRING, &a.model, "PATH", "model whose inputs are measured", false},
+        {'m', "model", CLI_STRING, &a.model, "MODEL", "model whose inputs are measured", false},
         {'o', "output", CLI_STRING, &a.output, "HDIR", "directory of Hessians to write", false},
         {0, "layers", CLI_RANGE, &a.layers, "A-B", "only these layers (default: all)", false},
         {0, "tokenizer", CLI_STRING, &a.tokenizer, "FILE", "tokenizer to use with the model",
          false}};
     const vptq_cli_option other_options[] = {
-        {0, NULL, CLI_FLAG, NULL, NULL, "Pool, inspect, exchange", false},
-        {0, "merge", CLI_FLAG, &a.merge, NULL, "pool the HDIRs given as arguments into -o",
+        {0, NULL, CLI_FLAG, NULL, NULL, "Merge, inspect, exchange", false},
+        {0, "merge", CLI_FLAG, &a.merge, NULL, "merge the HDIRs given as arguments into -o",
          false},
-        {0, "show", CLI_STRING, &a.show, "HDIR", "statistics and a verdict per Hessian", false},
+        {0, "show", CLI_STRING, &a.show, "HDIR",
+         "print statistics and a verdict for each Hessian", false},
         {0, "import", CLI_STRING, &a.import, "PATH",
-         "Hessians of others into -o HDIR: a directory of PyTorch or .npy files, or an imatrix",
-         false},
-        {0, "export", CLI_STRING, &a.export, "HDIR", "PyTorch files of Hessians into -o PTDIR",
-         false},
+         "convert to -o HDIR: a directory of PyTorch or .npy files, or an imatrix file", false},
+        {0, "export", CLI_STRING, &a.export, "HDIR",
+         "write PyTorch files of these Hessians to -o PTDIR", false},
         {0, "inverse", CLI_FLAG, &a.inverse, NULL,
-         "export factors of the damped inverses, not covariances", false},
+         "export factors of the damped inverses instead of covariances", false},
         CLI_END};
     enum {
         COLLECT = sizeof collect_options / sizeof collect_options[0],
@@ -342,14 +341,14 @@ int main(int argc, char **argv)
     vptq_cli_option options[COLLECT + CLI_CALIBRATE_OPTIONS + OTHER];
     vptq_cli cli = {
         .tool = "vptq-hessian",
-        .summary = "Second moments of a model's linear inputs from calibration text.",
+        .summary = "Collects second moments of the inputs of a model's linear layers from "
+                   "calibration text.",
         .usage = "vptq-hessian -m MODEL -c TEXT [-c TEXT..] -o HDIR [-n 128] [-l 2048]\n"
                  "vptq-hessian --merge HDIR HDIR.. -o HDIR\n"
                  "vptq-hessian --show HDIR\n"
                  "vptq-hessian --import PTDIR|NPYDIR|IMATRIX -o HDIR\n"
                  "vptq-hessian --export HDIR -o PTDIR [--inverse]",
-        .examples = "A collection that was interrupted goes on when the same command is "
-                    "run again.",
+        .examples = "To continue an interrupted collection, run the same command again.",
         .options = options,
         .formats = "text|json",
         .operands = true};

@@ -1,5 +1,5 @@
-/* vptq-pack: quantized matrices to and from packed checkpoints, and looking at what is there.
- */
+/* vptq-pack: packs quantized matrices into checkpoints, unpacks, lists, checks and repairs
+ * them. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -20,7 +20,7 @@ enum { FORM_AUTO, FORM_HF, FORM_ARCHIVE, FORM_GGUF };
 
 /* ---- list ---- */
 
-/* A row of the list, with the bits per weight of its parts. */
+/* A row of the list with the bits per weight of its parts. */
 typedef struct list_line {
     vptq_list_row r;
     double indices, codebooks, norm, perm, outliers, other;
@@ -177,7 +177,7 @@ static const vptq_column repair_columns[] = {
     {.name = "repair", VPTQ_TEXT(repair, text)},
     {.name = "matrices", VPTQ_INTEGER(repair, matrices)}};
 
-/* Prints the defects of the input that the output does not have. */
+/* Prints the defects of the input that were repaired in the output. */
 static void print_repairs(const vptq_cli *cli, const vptq_pack_result *r)
 {
     for (size_t i = 0; i < VPTQ_REPAIR_COUNT; i++) {
@@ -247,7 +247,7 @@ static vptq_status choose_dtype(const pack_args *a, vptq_dtype *type, vptq_err *
     return st;
 }
 
-/* Of a GGUF file's embeddings: what no other tensor may be, too. */
+/* Chooses the type of a GGUF file's embeddings, which may also be q8_0. */
 static vptq_status choose_embeddings(const pack_args *a, vptq_dtype dtype, vptq_dtype *type,
                                      vptq_err *err)
 {
@@ -259,13 +259,12 @@ static vptq_status choose_embeddings(const pack_args *a, vptq_dtype dtype, vptq_
         return VPTQ_OK;
     }
     if (vptq_dtype_from_option(a->embeddings, type, NULL))
-        return vptq_fail(err, VPTQ_E_ARG,
-                         "--embeddings is '%.40s', expected f16, bf16, f32 or q8_0",
+        return vptq_fail(err, VPTQ_E_ARG, "--embeddings %.40s: expected f16, bf16, f32 or q8_0",
                          a->embeddings);
     return VPTQ_OK;
 }
 
-/* Form of the output by --to and the ending of its name. */
+/* Chooses the form of the output by --to and the extension of its name. */
 static vptq_pack_form choose_form(const pack_args *a)
 {
     const char *ending = a->unpack ? ".gguf" : ".vptq";
@@ -311,7 +310,7 @@ static int write_model(vptq_cli *cli, const pack_args *a)
     return vptq_cli_finish(cli, st, &err);
 }
 
-/* An option that only writing reads; NULL when none is given. */
+/* Returns a given option that only writing reads, or NULL. */
 static const char *given_for_writing(const pack_args *a)
 {
     return a->output        ? "output"
@@ -324,11 +323,11 @@ static const char *given_for_writing(const pack_args *a)
                             : NULL;
 }
 
-/* Refuses combinations of options that contradict each other when writing. */
+/* Rejects contradictory options for writing. */
 static int check_usage(const vptq_cli *cli, const pack_args *a)
 {
     if (!a->output && !cli->common.dry_run)
-        return vptq_cli_usage_error(cli, "-o is missing: where should the output go?");
+        return vptq_cli_missing_option(cli, "output");
     if (a->unpack && a->lm_head)
         return vptq_cli_usage_error(cli, "--lm-head does not go with --unpack");
     if (a->unpack ? a->form == FORM_ARCHIVE : a->form == FORM_GGUF)
@@ -352,10 +351,11 @@ static int check_usage(const vptq_cli *cli, const pack_args *a)
 
 static int dispatch(vptq_cli *cli, pack_args *a)
 {
-    if (cli->arg_count + (a->model != NULL) != 1)
-        return vptq_cli_usage_error(cli, cli->arg_count + (a->model != NULL)
-                                             ? "more than one model is given"
-                                             : "no model is given");
+    const size_t models = cli->arg_count + (a->model != NULL);
+    if (models == 0)
+        return vptq_cli_missing_option(cli, "model");
+    if (models > 1)
+        return vptq_cli_usage_error(cli, "expected one model, got %zu", models);
     if (cli->arg_count)
         a->model = cli->args[0];
     if (a->unpack + a->list + a->check + a->repair > 1)
@@ -385,35 +385,35 @@ int main(int argc, char **argv)
         {0, "list", CLI_FLAG, &a.list, NULL, "show all matrices and tensors with their bits",
          false},
         {0, "check", CLI_FLAG, &a.check, NULL,
-         "read everything and report all that is wrong; exit 3 if something is", false},
+         "read everything and report every error; exit 3 if there is one", false},
         {0, "repair", CLI_FLAG, &a.repair, NULL,
-         "write what is packed again, without what other readers stumble over", false},
+         "rewrite a packed model without the defects that other readers fail on", false},
         {0, NULL, CLI_FLAG, NULL, NULL, "Input and output", false},
-        {'m', "model", CLI_STRING, &a.model, "PATH", "the model, in place of the argument",
+        {'m', "model", CLI_STRING, &a.model, "MODEL", "the model, instead of an argument",
          false},
         {'o', "output", CLI_STRING, &a.output, "OUT",
          "directory, archive or GGUF file to write", false},
         {0, "to", CLI_CHOICE, &a.form, "auto|hf|archive|gguf",
-         "directory or one file; auto: by the ending .vptq or .gguf of OUT", false},
+         "directory or single file; auto: by the extension .vptq or .gguf of OUT", false},
         {0, "dtype", CLI_STRING, &a.dtype, "f16|bf16|f32",
-         "type of numbers (default: as quantized; f16 with --unpack)", false},
+         "stored type (default: as quantized; f16 with --unpack)", false},
         {0, "embeddings", CLI_STRING, &a.embeddings, "f16|bf16|f32|q8_0",
          "GGUF: type of embedding and output head (default: --dtype)", false},
         {0, "shard-size", CLI_SIZE, &a.shard_bytes, "SIZE",
-         "largest weights file of a directory; 0 is 4 GiB", false},
+         "maximum size of a weights file in a directory; 0 = 4 GiB", false},
         {0, "level", CLI_U32, &a.level, "1..22",
-         "how hard zstd tries in an archive; 0: by kind of tensor, as measured", false},
+         "zstd level of an archive; 0 = chosen by kind of tensor", false},
         {0, "lm-head", CLI_FLAG, &a.lm_head, NULL,
-         "store an output head that is tied to the embedding, too: vptq's own loader wants it",
+         "also store an output head that is tied to the embedding; vptq's own loader needs it",
          false},
-        {0, "base", CLI_STRING, &a.base, "PATH",
-         "the model that WORK was made from, if it was moved", false},
-        {0, "tokenizer", CLI_STRING, &a.tokenizer, "FILE", "tokenizer to put into the output",
+        {0, "base", CLI_STRING, &a.base, "PATH", "the original model of WORK, if it was moved",
+         false},
+        {0, "tokenizer", CLI_STRING, &a.tokenizer, "FILE", "tokenizer to store in the output",
          false},
         CLI_END};
     vptq_cli cli = {
         .tool = "vptq-pack",
-        .summary = "Quantized matrices to packed checkpoints, and back to plain ones.",
+        .summary = "Packs quantized matrices into checkpoints, and unpacks them.",
         .usage = "vptq-pack WORK -o OUT [--to hf|archive] [--dtype f16|bf16]\n"
                  "vptq-pack --unpack MODEL -o DIR|FILE.gguf [--dtype f16|bf16|f32]\n"
                  "vptq-pack --list MODEL\n"
@@ -421,7 +421,7 @@ int main(int argc, char **argv)
                  "vptq-pack --repair PACKED -o OUT",
         .examples = "vptq-pack work -o model-vptq          loads with transformers and vptq\n"
                     "vptq-pack work -o model.vptq          one compressed file\n"
-                    "vptq-pack model.vptq -o model-vptq    the one as the other\n"
+                    "vptq-pack model.vptq -o model-vptq    converts an archive\n"
                     "vptq-pack --unpack model.gguf -o model-f16\n"
                     "vptq-pack --unpack work -o model.gguf         runs with llama.cpp\n"
                     "vptq-pack --repair published -o fixed",

@@ -1,4 +1,4 @@
-/* vptq-quantize: model + Hessians + settings -> a work directory of quantized matrices. */
+/* vptq-quantize: quantizes a model with Hessians and settings into a work directory. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -17,14 +17,14 @@ typedef struct quantize_args {
     vptq_cli_calibrate calibrate;
     vptq_cli_range layers;
     vptq_cli_settings settings;
-    /* a budget of bits */
+    /* bit budget */
     double bits;
     int allocate; /* vptq_allocate_mode */
     vptq_cli_strings texts, tokens;
     uint64_t windows, length;
 } quantize_args;
 
-/* Where the time went, by steps of the encoder in the order in which they came. */
+/* Seconds by encoder step, in the order of first use. */
 typedef struct step_seconds {
     const char *name[VPTQ_ENCODER_MAX_STEPS];
     double seconds[VPTQ_ENCODER_MAX_STEPS];
@@ -34,7 +34,7 @@ typedef struct step_seconds {
 
 /* ---- seconds ---- */
 
-/* A step that comes several times is one. */
+/* Adds the seconds of a report; a repeated step counts as one. */
 static void add_steps(step_seconds *s, const vptq_encoder_report *r)
 {
     for (uint32_t i = 0; i < r->num_steps; i++) {
@@ -84,12 +84,12 @@ static void print_shares(const step_seconds *s)
 
 /* ---- rows ---- */
 
-/* A row of the library, and what belongs to this run alone. */
+/* A row of the library and the figures of this run. */
 typedef struct quantize_line {
     vptq_quantize_row r;
     double index_bits, codebook_bits, loss; /* bits per weight; loss after the first step */
     uint64_t bytes;
-    bool quantized; /* in this run, not found finished */
+    bool quantized; /* in this run, not kept from an earlier one */
     vptq_object seconds;
 } quantize_line;
 
@@ -108,7 +108,7 @@ enum { PLAN = 1, RUN = 2, HELD_OUT = 4, PREDICTED = 8 };
 #define MILLISECONDS .decimals = 3, .fixed = VPTQ_IN_JSON, .formats = VPTQ_IN_JSON
 
 static const vptq_column columns[] = {
-    /* JSON has the row of report.jsonl and these keys */
+    /* JSON: the row of report.jsonl and these keys */
     {.type = VPTQ_COLUMN_MEMBERS,
      .offset = offsetof(quantize_line, r.json),
      .formats = VPTQ_IN_JSON},
@@ -155,7 +155,7 @@ typedef struct row_printer {
     step_seconds steps; /* of all matrices that this run quantizes */
 } row_printer;
 
-/* The seconds of steps as columns of an object, with their names without hyphens as keys. */
+/* Seconds of steps as columns of an object; keys are the names without hyphens. */
 typedef struct step_columns {
     char key[VPTQ_ENCODER_MAX_STEPS][32];
     vptq_column columns[VPTQ_ENCODER_MAX_STEPS + 1];
@@ -212,7 +212,7 @@ static vptq_status print_row(void *arg, const vptq_quantize_row *r, vptq_err *er
     return VPTQ_OK;
 }
 
-static void print_losses_in_all(const vptq_quantize_result *r, bool held_out)
+static void print_mean_losses(const vptq_quantize_result *r, bool held_out)
 {
     printf("mean loss %.6f", r->mean_loss);
     if (held_out)
@@ -226,9 +226,9 @@ static void print_losses_in_all(const vptq_quantize_result *r, bool held_out)
     putchar('\n');
 }
 
-/* For a matrix that a recipe decides nothing is predicted: then there is no mean, and the
- * divergence is that of the others. */
-static void print_plan_in_all(const vptq_quantize_result *r)
+/* Matrices that a recipe decides have no prediction: the mean loss is then unknown, and the
+ * divergence is that of the other matrices. */
+static void print_predictions(const vptq_quantize_result *r)
 {
     const bool loss = isfinite(r->predicted_loss), divergence = r->predicted_kld > 0;
     if (loss)
@@ -254,10 +254,10 @@ static void print_summary(const vptq_cli *cli, const row_printer *p,
     printf(", %.4f bits per weight, weights file about %s, %s\n", r->bits_per_weight, bytes,
            seconds);
     if (cli->common.dry_run) {
-        print_plan_in_all(r);
+        print_predictions(r);
         return;
     }
-    print_losses_in_all(r, p->printer.has & HELD_OUT);
+    print_mean_losses(r, p->printer.has & HELD_OUT);
     print_shares(&p->steps);
 }
 
@@ -308,17 +308,18 @@ static int list_presets(vptq_cli *cli)
     }
     if (text)
         printf("\nbits: everything stored for the linear layers of that model, per weight; "
-               "a small model\npays more for its codebooks, --dry-run shows how much\n");
+               "codebooks take\na larger share of a small model, which --dry-run shows\n");
     return vptq_cli_finish(cli, VPTQ_OK, NULL);
 }
 
 /* ---- running ---- */
 
-/* Without -H: what to calibrate with in this run. */
+/* Converts the options for calibrating in this run, without -H. */
 static vptq_status take_calibration(const vptq_cli *cli, const quantize_args *a,
                                     vptq_calibrate_options *c, double *kv_factor, vptq_err *err)
 {
-    static const double sequential_holdout = 0.1; /* its targets need some */
+    static const double sequential_holdout =
+        0.1; /* choosing the correction needs held-out windows */
     const bool correct = !isnan(a->correction) && a->correction > 0;
     double factor;
     vptq_status st = vptq_cli_calibrate_take(&a->calibrate, cli->common.seed, c, &factor, err);
@@ -327,7 +328,7 @@ static vptq_status take_calibration(const vptq_cli *cli, const quantize_args *a,
     c->sequential = a->sequential;
     c->correction = isnan(a->correction) ? (double)c->sequential : a->correction;
     if (!(c->correction >= 0 && c->correction <= 1))
-        return vptq_fail(err, VPTQ_E_ARG, "--correction is %g, expected 0 to 1", a->correction);
+        return vptq_fail(err, VPTQ_E_ARG, "--correction %g: expected 0 to 1", a->correction);
     if (correct && !c->sequential)
         return vptq_fail(err, VPTQ_E_ARG, "--correction needs --sequential");
     if (c->correction > 0 && isnan(a->calibrate.holdout))
@@ -379,11 +380,14 @@ static int quantize(vptq_cli *cli, const quantize_args *a,
         st = vptq_quantize(cli->ctx, &opt, print_row, &p, &r, &err);
     if (!st)
         print_summary(cli, &p, &r);
+    if (st == VPTQ_E_CANCELLED && r.matrices > 0)
+        vptq_fail(&err, st, "interrupted; %u matri%s kept, run the same command to continue",
+                  r.matrices, r.matrices == 1 ? "x" : "ces");
     return vptq_cli_finish(cli, st, &err);
 }
 
-/* A setting that was given although the budget decides it; NULL when there is none. */
-static const char *decided_twice(const quantize_args *a)
+/* Returns the given option that a bit budget decides, or NULL. */
+static const char *option_against_budget(const quantize_args *a)
 {
     size_t count;
     const vptq_setting *table = vptq_setting_table(&count);
@@ -405,14 +409,15 @@ static int check_budget(const vptq_cli *cli, const quantize_args *a)
     if (isnan(a->bits))
         return CLI_OK;
     if (!(a->bits > 0))
-        return vptq_cli_usage_error(
-            cli, "invalid value for --bits: '%g' (expected more than 0)", a->bits);
-    if (decided_twice(a))
+        return vptq_cli_usage_error(cli, "--bits %g: expected more than 0", a->bits);
+    if (option_against_budget(a))
         return vptq_cli_usage_error(cli, "--bits and --%s exclude each other",
-                                    decided_twice(a));
+                                    option_against_budget(a));
     if (a->allocate != VPTQ_ALLOCATE_UNIFORM && !a->hessians &&
         !(vptq_cli_calibrate_given(&a->calibrate) && a->output))
-        return vptq_cli_usage_error(cli, "--allocate %s needs -H HDIR, or -c TEXT and -o WORK",
+        return vptq_cli_usage_error(cli,
+                                    "--allocate %s needs -H HDIR, or -c TEXT and -o WORK "
+                                    "(--allocate uniform needs neither)",
                                     kl ? "kl" : "proxy");
     if (kl && !text)
         return vptq_cli_usage_error(
@@ -431,27 +436,84 @@ static int dispatch(vptq_cli *cli, const quantize_args *a)
     if (a->settings.preset && !strcmp(a->settings.preset, "list"))
         return list_presets(cli);
     if (!a->model)
-        return vptq_cli_usage_error(cli, "missing option --model PATH");
+        return vptq_cli_missing_option(cli, "model");
     const bool text = vptq_cli_calibrate_given(&a->calibrate);
     if (!dry && !a->hessians && !text)
         return vptq_cli_usage_error(
-            cli, "-H HDIR is missing (made by vptq-hessian), or a calibration text (-c TEXT)");
+            cli,
+            "missing option: -H/--hessians HDIR (from vptq-hessian) or -c/--calibration TEXT");
     if (a->hessians && text)
         return vptq_cli_usage_error(cli, "-H and a calibration text exclude each other");
     if (!text && a->sequential)
         return vptq_cli_usage_error(cli, "--sequential needs a calibration text (-c TEXT)");
     if (!dry && !a->output)
-        return vptq_cli_usage_error(cli, "-o WORK is missing");
+        return vptq_cli_missing_option(cli, "output");
     if (!a->hessians && a->held_out)
         return vptq_cli_usage_error(cli, "--held-out needs -H HDIR");
     if (!isnan(a->kv_factor) && !(a->kv_factor >= 0))
-        return vptq_cli_usage_error(
-            cli, "invalid value for --kv-factor: '%g' (expected 0 or more)", a->kv_factor);
+        return vptq_cli_usage_error(cli, "--kv-factor %g: expected 0 or more", a->kv_factor);
     if (check_budget(cli, a) != CLI_OK)
         return CLI_USAGE;
     if (vptq_cli_settings_take(&a->settings, cli->common.seed, &settings, &err))
         return vptq_cli_usage_error(cli, "%s", err.text);
     return quantize(cli, a, &settings);
+}
+
+/* Upper limit of the options of the tool, headings and CLI_END included. */
+enum { MAX_OPTIONS = 80 };
+
+/* Writes the table of options, which point into `a`. */
+static void fill_options(quantize_args *a, vptq_cli_option options[MAX_OPTIONS])
+{
+    const vptq_cli_option inputs[] = {
+        {0, NULL, CLI_FLAG, NULL, NULL, "Input and output", false},
+        {'m', "model", CLI_STRING, &a->model, "MODEL", "model to quantize (required)", false},
+        {'H', "hessians", CLI_STRING, &a->hessians, "HDIR", "its Hessians", false},
+        {0, "held-out", CLI_STRING, &a->held_out, "HDIR",
+         "Hessians of other tokens, on which losses are also reported (default: those inside "
+         "HDIR)",
+         false},
+        {0, "kv-factor", CLI_DOUBLE, &a->kv_factor, "C",
+         "weight of the term that k_proj and v_proj add to their Hessian, 0 = none (default: "
+         "that of HDIR)",
+         false},
+        {'o', "output", CLI_STRING, &a->output, "WORK",
+         "work directory to create or to continue", false},
+        {0, "layers", CLI_RANGE, &a->layers, "A-B", "only these layers (default: all)", false},
+        {0, "tokenizer", CLI_STRING, &a->tokenizer, "FILE", "tokenizer to use with the model",
+         false},
+        {0, "recipe", CLI_STRING, &a->recipe, "FILE",
+         "JSON rules with settings for single matrices; they take precedence over options",
+         false},
+        {0, NULL, CLI_FLAG, NULL, NULL, "Bit budget", false},
+        {'b', "bits", CLI_DOUBLE, &a->bits, "BITS",
+         "choose v, k and k_res so that all stored bits per weight are at most BITS", false},
+        {0, "allocate", CLI_CHOICE, &a->allocate, "uniform|proxy|kl",
+         "one setting for all; by the loss of every matrix; by its effect on the output",
+         false},
+        {0, "allocate-text", CLI_STRINGS, &a->texts, "FILE",
+         "text for measuring sensitivities; must differ from the evaluation text", false},
+        {0, "allocate-tokens", CLI_STRINGS, &a->tokens, "FILE",
+         "token ids instead, int32 little endian", false},
+        {0, "allocate-windows", CLI_U64, &a->windows, "N", "number of its windows", false},
+        {0, "allocate-length", CLI_U64, &a->length, "N", "tokens per window", false}};
+    const vptq_cli_option calibration[] = {
+        {0, NULL, CLI_FLAG, NULL, NULL, "Calibrate in this run, without -H", false},
+        {0, "sequential", CLI_FLAG, &a->sequential, NULL,
+         "fit each linear layer to the outputs of the quantized layers before it", false},
+        {0, "correction", CLI_DOUBLE, &a->correction, "X",
+         "with --sequential, move targets towards the original's outputs by up to X, 0 to 1, "
+         "chosen on held-out windows: a tenth of them unless --holdout is given (default: 1)",
+         false}};
+    enum {
+        INPUTS = sizeof inputs / sizeof inputs[0],
+        CALIBRATION = sizeof calibration / sizeof calibration[0],
+        SETTINGS = INPUTS + CALIBRATION + CLI_CALIBRATE_OPTIONS
+    };
+    memcpy(options, inputs, sizeof inputs);
+    memcpy(options + INPUTS, calibration, sizeof calibration);
+    vptq_cli_calibrate_options(&a->calibrate, options + INPUTS + CALIBRATION);
+    vptq_cli_settings_options(&a->settings, options + SETTINGS, MAX_OPTIONS - SETTINGS - 1);
 }
 
 int main(int argc, char **argv)
@@ -463,54 +525,7 @@ int main(int argc, char **argv)
                        .allocate = VPTQ_ALLOCATE_PROXY,
                        .windows = 2,
                        .length = 512};
-    const vptq_cli_option inputs[] = {
-        {0, NULL, CLI_FLAG, NULL, NULL, "Input and output", false},
-        {'m', "model", CLI_STRING, &a.model, "PATH", "model to quantize (required)", false},
-        {'H', "hessians", CLI_STRING, &a.hessians, "HDIR", "its Hessians", false},
-        {0, "held-out", CLI_STRING, &a.held_out, "HDIR",
-         "Hessians of other tokens: losses are reported on them, too (default: those that HDIR "
-         "keeps)",
-         false},
-        {0, "kv-factor", CLI_DOUBLE, &a.kv_factor, "C",
-         "weight of the term that k_proj and v_proj add to their Hessian, 0 = none (default: "
-         "HDIR's)",
-         false},
-        {'o', "output", CLI_STRING, &a.output, "WORK", "work directory to make or to continue",
-         false},
-        {0, "layers", CLI_RANGE, &a.layers, "A-B", "only these layers (default: all)", false},
-        {0, "tokenizer", CLI_STRING, &a.tokenizer, "FILE", "tokenizer to use with the model",
-         false},
-        {0, "recipe", CLI_STRING, &a.recipe, "FILE",
-         "JSON rules that give matrices settings of their own, over all options", false},
-        {0, NULL, CLI_FLAG, NULL, NULL, "A budget of bits", false},
-        {'b', "bits", CLI_DOUBLE, &a.bits, "BITS",
-         "choose v, k and k_res so that all stored bits per weight are at most BITS", false},
-        {0, "allocate", CLI_CHOICE, &a.allocate, "uniform|proxy|kl",
-         "one setting for all; by the loss of every matrix; by what it does to the output",
-         false},
-        {0, "allocate-text", CLI_STRINGS, &a.texts, "FILE",
-         "text for measuring sensitivities; must differ from the evaluation text", false},
-        {0, "allocate-tokens", CLI_STRINGS, &a.tokens, "FILE",
-         "token ids instead, int32 little endian", false},
-        {0, "allocate-windows", CLI_U64, &a.windows, "N", "windows of it", false},
-        {0, "allocate-length", CLI_U64, &a.length, "N", "tokens per window", false}};
-    const vptq_cli_option calibration[] = {
-        {0, NULL, CLI_FLAG, NULL, NULL, "Calibrate in this run, without -H", false},
-        {0, "sequential", CLI_FLAG, &a.sequential, NULL,
-         "each linear sees what passed the quantized ones before it", false},
-        {0, "correction", CLI_DOUBLE, &a.correction, "X",
-         "with it, move targets towards what gives the original's outputs by up to X, 0 to 1, "
-         "as "
-         "held-out windows decide; holds out a tenth of them unless --holdout is given "
-         "(default: "
-         "1)",
-         false}};
-    enum {
-        INPUTS = sizeof inputs / sizeof inputs[0],
-        CALIBRATION = sizeof calibration / sizeof calibration[0],
-        SETTINGS = 48
-    };
-    vptq_cli_option options[INPUTS + CALIBRATION + CLI_CALIBRATE_OPTIONS + SETTINGS + 1] = {0};
+    vptq_cli_option options[MAX_OPTIONS] = {0};
     vptq_cli cli = {
         .tool = "vptq-quantize",
         .summary = "Vector-quantizes the linear layers of a model, matrix by matrix.",
@@ -519,19 +534,17 @@ int main(int argc, char **argv)
                  "vptq-quantize -m MODEL -c TEXT -o WORK [--sequential] [SETTINGS]\n"
                  "vptq-quantize -m MODEL --dry-run [SETTINGS]\n"
                  "vptq-quantize --preset list",
-        .examples = "A run that was interrupted goes on when the same command is run again.\n"
-                    "The order of options does not matter: encoder, then preset, then single\n"
-                    "settings, then the rules of a recipe. Here -v is the vector length; "
-                    "--verbose has no\nshort form.",
+        .examples =
+            "To continue an interrupted run, run the same command again.\n"
+            "The order of options does not matter: the encoder applies first, then the "
+            "preset,\n"
+            "single settings and the rules of a recipe. -v is the vector length; --verbose\n"
+            "has no short form.",
         .options = options,
         .formats = "text|json"};
     int code;
 
-    memcpy(options, inputs, sizeof inputs);
-    memcpy(options + INPUTS, calibration, sizeof calibration);
-    vptq_cli_calibrate_options(&a.calibrate, options + INPUTS + CALIBRATION);
-    vptq_cli_settings_options(&a.settings,
-                              options + INPUTS + CALIBRATION + CLI_CALIBRATE_OPTIONS, SETTINGS);
+    fill_options(&a, options);
     if (vptq_cli_parse(&cli, argc, argv, 1, &code))
         code = dispatch(&cli, &a);
     vptq_cli_release(&cli);

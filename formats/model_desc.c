@@ -5,8 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* A new family of this shape is a row here (docs/formats.md).  If several rows share a GGUF
- * architecture, GGUF files are read as the first one. */
+/* A new family of this shape is a row here (docs/formats/models.md).  If several rows share a
+ * GGUF architecture, GGUF files are read as the first one. */
 static const vptq_family families[] = {
     {.model_type = "llama",
      .architecture = "LlamaForCausalLM",

@@ -114,25 +114,26 @@ out:
 static vptq_status export_layers(vptq_device *dev, const char *dir, const char *to,
                                  const vptq_exchange *x, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     char name[64], target[4096];
     const vptq_hessian_dir *d = &x->dir;
     const uint64_t files = (uint64_t)(d->last_layer - d->first_layer + 1) * VPTQ_INPUT_COUNT;
-    for (uint64_t done = 0; !st && done < files; done++) {
+    for (uint64_t done = 0; done < files; done++) {
         uint32_t layer = d->first_layer + (uint32_t)(done / VPTQ_INPUT_COUNT);
         vptq_input input = (vptq_input)(done % VPTQ_INPUT_COUNT);
         vptq_hessian_file h;
-        VPTQ_TRY(vptq_check_cancel(dev->ctx, err));
+        VPTQ_CHECK(vptq_check_cancel(dev->ctx, err));
         vptq_foreign_name(name, layer, input, "pt");
-        VPTQ_TRY(vptq_path_join(target, sizeof target, to, name, err));
-        VPTQ_TRY(vptq_hessian_dir_load(dir, layer, input, 0, dev->ctx->mem, &h, err));
-        st = x->form == VPTQ_FOREIGN_INVERSE ? export_inverse(dev, &h, target, err)
-                                             : export_covariance(dev, &h, target, err);
+        VPTQ_CHECK(vptq_path_join(target, sizeof target, to, name, err));
+        VPTQ_CHECK(vptq_hessian_dir_load(dir, layer, input, 0, dev->ctx->mem, &h, err));
+        vptq_status st = x->form == VPTQ_FOREIGN_INVERSE
+                             ? export_inverse(dev, &h, target, err)
+                             : export_covariance(dev, &h, target, err);
         vptq_hessian_file_release(&h);
+        if (st)
+            return st;
         vptq_progress(dev->ctx, "export", done + 1, files, NULL);
     }
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 vptq_status vptq_hessian_export(vptq_device *dev, const char *dir, vptq_foreign_form form,

@@ -87,7 +87,8 @@ static vptq_status add_mean(const char *path, vptq_foreign *f, vptq_err *err)
             double m = (double)f->mean[i] * (double)f->mean[j];
             f->lower[at] = (float)((double)f->covariance[at] + m);
             float back = (float)((double)f->lower[at] - m);
-            exact = exact && memcmp(&back, &f->covariance[at], sizeof back) == 0;
+            exact = exact && back == f->covariance[at] &&
+                    signbit(back) == signbit(f->covariance[at]);
         }
     if (exact)
         f->covariance = NULL;
@@ -267,14 +268,12 @@ static vptq_status take_inverse(vptq_device *dev, const vptq_torch_file *t, cons
 vptq_status vptq_foreign_read_torch(vptq_device *dev, const char *path, vptq_arena *arena,
                                     vptq_foreign *f, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     vptq_torch_file t;
     *f = (vptq_foreign){.form = VPTQ_FOREIGN_COVARIANCE};
-    VPTQ_TRY(vptq_torch_read(path, arena->mem, &t, err));
-    st = vptq_torch_find(&t, "invH") ? take_inverse(dev, &t, path, arena, f, err)
-                                     : take_covariance(&t, path, arena, f, err);
+    VPTQ_CHECK(vptq_torch_read(path, arena->mem, &t, err));
+    vptq_status st = vptq_torch_find(&t, "invH") ? take_inverse(dev, &t, path, arena, f, err)
+                                                 : take_covariance(&t, path, arena, f, err);
     vptq_torch_release(&t);
-out:
     return st;
 }
 
@@ -309,7 +308,7 @@ vptq_status vptq_foreign_read_npy(const char *path, vptq_arena *arena, vptq_fore
     vptq_status st = VPTQ_OK;
     vptq_npy a;
     *f = (vptq_foreign){.form = VPTQ_FOREIGN_NUMPY};
-    VPTQ_TRY(vptq_npy_open(path, &a, err));
+    VPTQ_CHECK(vptq_npy_open(path, &a, err));
     const vptq_tensor *t = &a.tensor;
     if (t->dims != 2 || t->shape[0] != t->shape[1] || !t->shape[0] || t->shape[0] > UINT32_MAX)
         st = vptq_fail(err, VPTQ_E_SHAPE, "%s: not a square matrix", path);
@@ -319,7 +318,6 @@ vptq_status vptq_foreign_read_npy(const char *path, vptq_arena *arena, vptq_fore
     if (!st)
         st = take_symmetric(&a, path, f, err);
     vptq_npy_release(&a);
-out:
     return st;
 }
 

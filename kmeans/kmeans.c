@@ -97,8 +97,8 @@ static size_t sums_bytes(const lloyd *l)
 static vptq_status upload_new(vptq_device *dev, const void *host, size_t count, size_t size,
                               void **out, vptq_err *err)
 {
-    vptq_status st = dev->ops->alloc(dev->state, count, size, out, err);
-    return st ? st : dev->ops->upload(dev->state, *out, host, count * size, err);
+    VPTQ_CHECK(dev->ops->alloc(dev->state, count, size, out, err));
+    return dev->ops->upload(dev->state, *out, host, count * size, err);
 }
 
 static vptq_status open_device_side(lloyd *l, vptq_err *err)
@@ -163,9 +163,7 @@ static vptq_status lloyd_open(lloyd *l, vptq_device *dev, const vptq_kmeans_poin
         l->labels = l->host_labels;
         l->sums = l->host_sums;
     } else {
-        vptq_status st = open_device_side(l, err);
-        if (st)
-            return st;
+        VPTQ_CHECK(open_device_side(l, err));
     }
     l->host_weights = l->host_sums + (size_t)k * points->v;
     l->weights = l->sums + (size_t)k * points->v;

@@ -309,7 +309,7 @@ typedef struct vptq_exchange {
 } vptq_exchange;
 
 /* Reads every layer of `from`, a directory of one form or an imatrix file, into the new Hessian
- * directory `dir`.  docs/formats.md has the layouts and what each form preserves. */
+ * directory `dir`.  docs/formats/hessians.md has the layouts and what each form preserves. */
 VPTQ_CALL vptq_status vptq_hessians_import(vptq_ctx *ctx, const char *from, const char *dir,
                                            bool force, vptq_exchange *result, vptq_err *err);
 /* Writes the Hessians of `dir` as PyTorch files into the new directory `out`. */
@@ -758,7 +758,7 @@ typedef struct vptq_prompt {
     size_t text_length;
     int32_t *ids;
     size_t id_count;
-    int32_t *stop_tokens; /* besides the model's own: what ends a reply in the template */
+    int32_t *stop_tokens; /* of the template, besides the model's own */
     size_t stop_token_count;
 } vptq_prompt;
 
@@ -777,8 +777,8 @@ typedef struct vptq_generate_options {
     uint64_t seed;
     bool special; /* special tokens of the prompt become ids, and are shown in the output */
     bool ignore_eos;
-    const int32_t *ends; /* [end_count] stop tokens besides the model's own */
-    size_t end_count;
+    const int32_t *stop_tokens; /* [stop_token_count] besides the model's own */
+    size_t stop_token_count;
     const char *const *stops; /* [stop_count] not empty: the text ends before the first */
     size_t stop_count;
 } vptq_generate_options;

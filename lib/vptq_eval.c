@@ -217,7 +217,7 @@ vptq_status vptq_prompt_new(vptq_ctx *ctx, const vptq_model *m, const char *text
                             vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    vptq_ids ids, ends;
+    vptq_ids ids, stop_tokens;
     vptq_buf buf;
     /* The chat template writes the BOS itself. */
     const unsigned flags =
@@ -225,30 +225,31 @@ vptq_status vptq_prompt_new(vptq_ctx *ctx, const vptq_model *m, const char *text
     vptq_prompt *p = calloc(1, sizeof *p);
     *prompt = NULL;
     vptq_ids_init(&ids, ctx->mem);
-    vptq_ids_init(&ends, ctx->mem);
+    vptq_ids_init(&stop_tokens, ctx->mem);
     vptq_buf_init(&buf, ctx->mem);
     if (!p)
         VPTQ_TRY(vptq_fail(err, VPTQ_E_NOMEM, "out of memory"));
     if (chat)
-        VPTQ_TRY(vptq_chat_prompt(ctx, m, chat, &buf, &ends, err));
+        VPTQ_TRY(vptq_chat_prompt(ctx, m, chat, &buf, &stop_tokens, err));
     else
         VPTQ_TRY(vptq_buf_add(&buf, text, strlen(text), err));
     VPTQ_TRY(vptq_tokenizer_encode(m->tokenizer, buf.data, buf.len, flags, &ids, err));
     p->text = copy_of(buf.data, buf.len, err);
     p->ids = copy_of(ids.data, ids.count * sizeof *ids.data, err);
-    p->stop_tokens = copy_of(ends.data, ends.count * sizeof *ends.data, err);
+    p->stop_tokens =
+        copy_of(stop_tokens.data, stop_tokens.count * sizeof *stop_tokens.data, err);
     if (!p->text || !p->ids || !p->stop_tokens)
         VPTQ_TRY(VPTQ_E_NOMEM);
     p->text[buf.len] = 0;
     p->text_length = buf.len;
     p->id_count = ids.count;
-    p->stop_token_count = ends.count;
+    p->stop_token_count = stop_tokens.count;
     *prompt = p;
     p = NULL;
 out:
     vptq_prompt_free(p);
     vptq_buf_release(&buf);
-    vptq_ids_release(&ends);
+    vptq_ids_release(&stop_tokens);
     vptq_ids_release(&ids);
     return st;
 }
@@ -276,8 +277,8 @@ vptq_status vptq_generate(vptq_ctx *ctx, const vptq_model *m, const vptq_prompt 
     if (prompt) {
         /* The library encodes an empty prompt itself: it then knows that a text begins. */
         o.prompt = prompt->text_length ? NULL : "";
-        o.ends = prompt->stop_tokens;
-        o.end_count = prompt->stop_token_count;
+        o.stop_tokens = prompt->stop_tokens;
+        o.stop_token_count = prompt->stop_token_count;
         if (prompt->text_length)
             VPTQ_TRY(vptq_ids_add(&ids, prompt->ids, prompt->id_count, err));
     }

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The .vptq archive in Python, from "The .vptq archive" in docs/formats.md alone: a second implementation, for
+"""The .vptq archive in Python, from docs/formats/archive.md alone: a second implementation, for
 people who want to read or write archives elsewhere and as a test of that page.  Needs numpy and zstandard.
 
     vptq_archive.py list FILE [--json]              one row per entry

@@ -1,3 +1,4 @@
+/* The calibration options and their conversion. */
 #include "cmd/cli/calibrate.h"
 
 #include <math.h>
@@ -11,7 +12,7 @@ void vptq_cli_calibrate_options(vptq_cli_calibrate *c, vptq_cli_option *options)
         {0, "tokens", CLI_STRINGS, &c->tokens, "FILE",
          "token ids (int32, little endian) instead of a text; may be repeated", false},
         {'n', "windows", CLI_U64, &c->windows, "N",
-         "windows at most, drawn by --seed when the text has more", false},
+         "maximum number of windows, drawn by --seed if the text has more", false},
         {'l', "length", CLI_U64, &c->length, "N", "tokens per window", false},
         {0, "rows", CLI_FLAG, &c->rows, NULL,
          "form the text as Hugging Face rows joined by two newlines", false},
@@ -19,7 +20,7 @@ void vptq_cli_calibrate_options(vptq_cli_calibrate *c, vptq_cli_option *options)
          "tokens that count more for k and v: plain, sink[:factor] or attention[:factor]",
          false},
         {0, "holdout", CLI_DOUBLE, &c->holdout, "SHARE",
-         "part of the windows that is kept out and measured by itself", false}};
+         "share of the windows to hold out; losses are also reported on them", false}};
 
     *c =
         (vptq_cli_calibrate){.windows = 128, .length = 2048, .weights = "sink", .holdout = NAN};
@@ -40,7 +41,8 @@ vptq_status vptq_cli_calibrate_take(const vptq_cli_calibrate *c, uint64_t seed,
                                   .holdout = isnan(c->holdout) ? 0 : c->holdout,
                                   .checkpoint_seconds = 60};
     if (c->windows < 1 || c->length < 2)
-        return vptq_fail(err, VPTQ_E_ARG,
-                         "at least one window (-n) of two tokens (-l) is needed");
+        return vptq_fail(
+            err, VPTQ_E_ARG,
+            "-n/--windows and -l/--length: expected at least 1 window of 2 tokens");
     return vptq_token_weights_parse(c->weights, &o->weights, factor, err);
 }

@@ -1,4 +1,4 @@
-/* Options for calibration texts and windows, which two tools share. */
+/* Options for calibration texts and windows, shared by three commands. */
 #ifndef VPTQ_CMD_CLI_CALIBRATE_H
 #define VPTQ_CMD_CLI_CALIBRATE_H
 
@@ -14,16 +14,18 @@ typedef struct vptq_cli_calibrate {
     double holdout; /* NAN = not given */
 } vptq_cli_calibrate;
 
-/* Writes CLI_CALIBRATE_OPTIONS options, which point into `c` and start as its defaults. */
+/* Initializes `c` to the defaults and writes CLI_CALIBRATE_OPTIONS options that point into it.
+ */
 void vptq_cli_calibrate_options(vptq_cli_calibrate *c, vptq_cli_option *options);
 
-static inline bool vptq_cli_calibrate_given(const vptq_cli_calibrate *c) /* a text */
+/* Tells whether a calibration text was given. */
+static inline bool vptq_cli_calibrate_given(const vptq_cli_calibrate *c)
 {
     return c->texts.count || c->tokens.count;
 }
 
-/* Converts the options, and the factor of the weights' term; VPTQ_E_ARG naming what
- * cannot be.  `*o` points into `c`. */
+/* Converts the options to *o, which points into `c`, and the factor of --weights to *factor.
+ * VPTQ_E_ARG names an impossible option. */
 vptq_status vptq_cli_calibrate_take(const vptq_cli_calibrate *c, uint64_t seed,
                                     vptq_calibrate_options *o, double *factor,
                                     vptq_err *err) VPTQ_MUST_CHECK;

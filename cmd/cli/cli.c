@@ -1,3 +1,5 @@
+/* Parsing of a command line by its option table, the run context with signals and log, and the
+ * exit code. */
 #include "cmd/cli/cli.h"
 
 #include <errno.h>
@@ -13,13 +15,13 @@
 
 enum {
     LONG_ONLY = 256,    /* getopt's value of entry i is LONG_ONLY + i, letter or not */
-    MAX_THREADS = 4096, /* what is more is a slip of the pen */
+    MAX_THREADS = 4096, /* more is certainly a typing error */
     STDOUT_BUFFER = 64 * 1024
 };
 
 /* --- signals ----------------------------------------------------------------------------- */
 
-/* A handler can reach nothing but a variable of static storage; nothing else is one here. */
+/* Static because a signal handler takes no argument. */
 static volatile sig_atomic_t cancelled;
 
 static void on_signal(int sig)
@@ -63,11 +65,29 @@ int vptq_cli_usage_error(const vptq_cli *cli, const char *fmt, ...)
     return try_help(cli);
 }
 
+int vptq_cli_bad_value(const vptq_cli *cli, const char *name, const char *value,
+                       const char *expected_values)
+{
+    return vptq_cli_usage_error(cli, "--%s %.128s: expected %s", name, *value ? value : "''",
+                                expected_values);
+}
+
+int vptq_cli_missing_option(const vptq_cli *cli, const char *name)
+{
+    const vptq_cli_option *o = cli->options;
+    while (o->name ? strcmp(o->name, name) != 0 : o->help != NULL)
+        o++;
+    VPTQ_BUG_IF(!o->name);
+    const char letter[] = {'-', o->letter, '/', 0};
+    return vptq_cli_usage_error(cli, "missing option: %s--%s%s%s", o->letter ? letter : "",
+                                o->name, o->arg ? " " : "", o->arg ? o->arg : "");
+}
+
 static void on_log(void *user, vptq_log_level level, const char *text)
 {
     vptq_cli *cli = user;
-    int most = VPTQ_LOG_INFO + cli->common.verbose - cli->common.quiet;
-    if (cli->common.quiet > 1 || (int)level > most)
+    int max_level = VPTQ_LOG_INFO + cli->common.verbose - cli->common.quiet;
+    if (cli->common.quiet > 1 || (int)level > max_level)
         return;
     vptq_cli_progress_clear(&cli->state->progress);
     fprintf(stderr, "%s: %s%s\n", cli->tool, level == VPTQ_LOG_WARN ? "warning: " : "", text);
@@ -113,9 +133,11 @@ static void fill_common(vptq_cli *cli)
         {'f', "force", CLI_FLAG, &c->force, NULL, "replace an existing output", false},
         {0, "dry-run", CLI_FLAG, &c->dry_run, NULL, "show what would be done, write nothing",
          false},
-        {0, "format", CLI_CHOICE, &c->format, cli->formats, "form of the results", false},
-        {'q', "quiet", CLI_COUNT, &c->quiet, NULL, "say less (-qq: errors only)", false},
-        {'v', "verbose", CLI_COUNT, &c->verbose, NULL, "say more (-vv: most)", false},
+        {0, "format", CLI_CHOICE, &c->format, cli->formats, "format of the results", false},
+        {'q', "quiet", CLI_COUNT, &c->quiet, NULL, "print fewer messages (-qq: errors only)",
+         false},
+        {'v', "verbose", CLI_COUNT, &c->verbose, NULL, "print more messages (-vv: even more)",
+         false},
         {0, "progress", CLI_FLAG, NULL, NULL, "show progress even if stderr is not a terminal",
          false},
         {0, "no-progress", CLI_FLAG, NULL, NULL, "show no progress", false},
@@ -158,7 +180,8 @@ static bool takes_value(const vptq_cli_option *o)
     return o->type != CLI_FLAG && o->type != CLI_UNFLAG && o->type != CLI_COUNT;
 }
 
-/* getopt's two descriptions of the table; both end with an empty element. */
+/* The table as getopt wants it: short letters and long names, each with an empty last element.
+ */
 typedef struct spelling {
     char letters[3 + 2 * 64];
     struct option *names;
@@ -170,7 +193,8 @@ static bool spell(const struct vptq_cli_state *s, spelling *sp)
     sp->names = calloc(s->count + 1, sizeof *sp->names);
     if (!sp->names)
         return false;
-    sp->letters[at++] = ':'; /* tell a missing value from an unknown option */
+    sp->letters[at++] =
+        ':'; /* makes getopt distinguish a missing value from an unknown option */
     for (size_t i = 0; i < s->count; i++) {
         const vptq_cli_option *o = s->entries[i].option;
         if (!o->name)
@@ -199,11 +223,12 @@ static vptq_cli_entry *entry_of(const struct vptq_cli_state *s, int value)
 
 /* --- values ------------------------------------------------------------------------------ */
 
-static const char *expected(const vptq_cli_option *o)
+/* Describes the values of an option; `threads` is the target of --threads. */
+static const char *expected(const vptq_cli_option *o, const uint32_t *threads)
 {
     switch (o->type) {
     case CLI_U32:
-        return "a whole number up to 4294967295";
+        return o->target == threads ? "0 to 4096" : "0 to 4294967295";
     case CLI_U64:
         return "a whole number";
     case CLI_SIZE:
@@ -237,7 +262,7 @@ static bool store(vptq_cli *cli, const vptq_cli_option *o, const char *text)
     case CLI_FLAG:
         if (o->target)
             *(bool *)o->target = true;
-        else /* the one pair with three states */
+        else /* --progress and --no-progress; neither is the third state */
             cli->common.progress = !strcmp(o->name, "progress");
         return true;
     case CLI_UNFLAG:
@@ -272,12 +297,12 @@ static bool store(vptq_cli *cli, const vptq_cli_option *o, const char *text)
 
 /* --- parsing ----------------------------------------------------------------------------- */
 
-/* Whether help or version appears anywhere: they win over errors, and help shows defaults,
- * so it comes before any value is stored. */
+/* Finds --help and --version anywhere on the command line.  They take precedence over errors,
+ * and help must show the defaults, so this runs before any value is stored. */
 static void look_for_help(vptq_cli *cli, int argc, char **argv, const spelling *sp)
 {
     opterr = 0;
-    optind = 0; /* glibc: start afresh */
+    optind = 0; /* glibc: restart the scan */
     for (int c = getopt_long(argc, argv, sp->letters, sp->names, NULL); c != -1;
          c = getopt_long(argc, argv, sp->letters, sp->names, NULL)) {
         const vptq_cli_entry *e = c == '?' || c == ':' ? NULL : entry_of(cli->state, c);
@@ -290,11 +315,11 @@ static void look_for_help(vptq_cli *cli, int argc, char **argv, const spelling *
         else if (e->option->target == &cli->common.verbose)
             cli->common.verbose = 1;
         else if (e->option->target == &cli->common.backend)
-            cli->common.backend = optarg; /* the version tells of it */
+            cli->common.backend = optarg; /* --version --verbose describes it */
     }
 }
 
-/* getopt takes any unambiguous beginning of a name, and calls both failures unknown. */
+/* Tells an ambiguous prefix from an unknown name; getopt reports both alike. */
 static bool begins_some_name(const struct vptq_cli_state *s, const char *word)
 {
     for (size_t i = 0; i < s->count; i++) {
@@ -334,19 +359,17 @@ static int take_options(vptq_cli *cli, int argc, char **argv, const spelling *sp
             return bad_option(cli, c, argv);
         e->seen = true;
         if (!store(cli, e->option, optarg))
-            return vptq_cli_usage_error(cli, "invalid value for --%s: '%s' (expected %s)",
-                                        e->option->name, optarg, expected(e->option));
+            return vptq_cli_bad_value(cli, e->option->name, optarg,
+                                      expected(e->option, &cli->common.threads));
     }
     for (size_t i = 0; i < cli->state->own; i++) {
         const vptq_cli_option *o = cli->state->entries[i].option;
         if (o->name && o->required && !cli->state->entries[i].seen)
-            return vptq_cli_usage_error(cli, "missing option --%s %s", o->name,
-                                        o->arg ? o->arg : "");
+            return vptq_cli_missing_option(cli, o->name);
     }
     if (cli->common.threads > MAX_THREADS)
-        return vptq_cli_usage_error(
-            cli, "invalid value for --threads: '%u' (expected a whole number up to %d)",
-            cli->common.threads, MAX_THREADS);
+        return vptq_cli_usage_error(cli, "--threads %u: expected 0 to %d", cli->common.threads,
+                                    MAX_THREADS);
     return CLI_OK;
 }
 

@@ -1,15 +1,15 @@
-/* Command-line manners that the four tools share: one option table per command from which
- * parsing and help come, numbers and sizes with units, exit codes, signals, the run context.
+/* Command-line handling shared by the four tools: parsing and help from one option table per
+ * command, numbers and sizes with units, exit codes, signals, and the run context.
  *
  *     const vptq_cli_option options[] = {
  *         {'m', "model", CLI_STRING, &o.model, "PATH", "model to read", true},
  *         CLI_END};
  * Options of every tool (-t, --backend, --seed, --mem, -f, --dry-run, -q, -v, --[no-]progress,
- * --format, -h, -V) are in vptq_cli_common and are added by vptq_cli_parse itself.  A command's
- * own option wins: where it uses -v, the common one is --verbose only.
+ * --format, -h, -V) are in vptq_cli_common; vptq_cli_parse adds them.  A command's own option
+ * takes precedence: if it uses -v, the common one is --verbose only.
  *
  * Results are printed to stdout, which is fully buffered while a progress line is shown: the
- * line is taken away before they appear. */
+ * line is cleared before they appear. */
 #ifndef VPTQ_CMD_CLI_CLI_H
 #define VPTQ_CMD_CLI_CLI_H
 
@@ -33,7 +33,7 @@ typedef enum {
     CLI_DOUBLE,  /* double * */
     CLI_RANGE,   /* vptq_cli_range *: A-B or A */
     CLI_CHOICE,  /* int *: index into `arg`, a "|"-separated list */
-    CLI_COUNT    /* int *: one more each time */
+    CLI_COUNT    /* int *: number of times it was given */
 } vptq_cli_type;
 
 typedef struct vptq_cli_strings {
@@ -51,7 +51,7 @@ typedef struct vptq_cli_option {
     vptq_cli_type type;
     void *target;     /* holds the default before parsing */
     const char *arg;  /* argument's name in help, or the choices of CLI_CHOICE */
-    const char *help; /* one line; "%s"-free; the default is appended by the printer */
+    const char *help; /* one line; the printer appends the default */
     bool required;
 } vptq_cli_option;
 #define CLI_END                                                                                \
@@ -59,7 +59,7 @@ typedef struct vptq_cli_option {
         0, NULL, CLI_FLAG, NULL, NULL, NULL, false                                             \
     }
 
-/* As vptq_format. */
+/* Same values as vptq_format. */
 typedef enum { CLI_TEXT, CLI_JSON, CLI_CSV, CLI_MD, CLI_HTML } vptq_cli_format;
 
 typedef struct vptq_cli_common {
@@ -82,8 +82,8 @@ typedef struct vptq_cli {
     const vptq_cli_option *options;
     const char *formats; /* accepted --format values, "text|json" or "text|json|csv|md"; NULL =
                             the command has no --format */
-    const char *omit; /* common options that mean nothing here: "force|dry-run"; NULL = none */
-    bool operands; /* accept words that are not options, into `args`; otherwise refuse them */
+    const char *omit;    /* common options without effect here: "force|dry-run"; NULL = none */
+    bool operands; /* store words that are not options in `args` instead of refusing them */
     vptq_cli_common common;
     const char **args; /* operands */
     size_t arg_count;
@@ -94,20 +94,25 @@ typedef struct vptq_cli {
 /* Parses argv[first..]; prints help (stdout) or version and returns false with *exit_code 0, or
  * a usage error (stderr: "TOOL: ...", "try 'TOOL COMMAND --help'") with 2.  On true the context
  * is ready: SIGINT and SIGTERM set the cancel flag (the second one ends the process with 130),
- * log and progress go to stderr.  `cli` must stay where it is: the context points into it. */
+ * log and progress go to stderr.  `cli` must not move: the context points into it. */
 bool vptq_cli_parse(vptq_cli *cli, int argc, char **argv, int first, int *exit_code);
 /* The exit code: CLI_INTERRUPTED for VPTQ_E_CANCELLED, CLI_USAGE for VPTQ_E_ARG, CLI_FAILED
  * otherwise, after printing "TOOL: text" to stderr; CLI_OK for VPTQ_OK.  Ends the progress
  * line, and reports a failed write to stdout. */
 int vptq_cli_finish(vptq_cli *cli, vptq_status st, const vptq_err *err);
 void vptq_cli_release(vptq_cli *cli);
-/* Whether the option of that place in the tool's own table was on the command line. */
+/* Tells whether option number `option` of the command's own table was given. */
 bool vptq_cli_given(const vptq_cli *cli, size_t option);
-/* Usage error found after parsing: prints it and returns CLI_USAGE. */
+/* Usage errors found after parsing: each prints one and returns CLI_USAGE. */
 int vptq_cli_usage_error(const vptq_cli *cli, const char *fmt, ...) VPTQ_PRINTF(2, 3);
+/* "--NAME VALUE: expected ..." */
+int vptq_cli_bad_value(const vptq_cli *cli, const char *name, const char *value,
+                       const char *expected_values);
+/* "missing option: -m/--model MODEL"; `name` is in the command's own table. */
+int vptq_cli_missing_option(const vptq_cli *cli, const char *name);
 
-/* A tool with commands: runs the one that argv[1] names, which gets the whole command line and
- * parses it from word 2 on.  Help and version of the tool itself are handled here. */
+/* Runs the command of a tool that argv[1] names.  The command gets the whole command line and
+ * parses it from word 2 on.  Handles help and version of the tool itself. */
 typedef struct vptq_cli_command {
     const char *name, *summary; /* a NULL name ends the table */
     int (*run)(int argc, char **argv);
@@ -115,24 +120,23 @@ typedef struct vptq_cli_command {
 int vptq_cli_run_command(const char *tool, const char *summary,
                          const vptq_cli_command *commands, int argc, char **argv);
 
-/* "12.3 MiB", "3 min 20 s" for humans. */
+/* Formats for people: "12.3 MiB", "3 min 20 s". */
 void vptq_cli_human_bytes(char text[32], uint64_t bytes);
 void vptq_cli_human_seconds(char text[32], double seconds);
 
-/* Prints rows of a table to stdout in the format that the options name. */
+/* Makes a printer of table rows to stdout in the format of --format. */
 vptq_printer vptq_cli_printer(const vptq_cli *cli, const vptq_column *columns,
                               size_t column_count);
 
-/* A finished text goes to the file `path` (whole or not at all; an existing one is replaced
- * only with --force), or to stdout for NULL and "-". */
+/* Writes a finished text to the file `path`, whole or not at all, or to stdout for NULL and
+ * "-".  An existing file is replaced only with --force. */
 vptq_status vptq_cli_deliver(const vptq_cli *cli, const char *path, const vptq_string *text,
                              vptq_err *err) VPTQ_MUST_CHECK;
 
-/* The part of a path after the last '/'. */
+/* Returns the part of a path after the last '/'. */
 const char *vptq_cli_path_base(const char *path);
 
-/* Fails early where vptq_cli_deliver would fail after hours of work: an existing file without
- * --force.
+/* Fails if vptq_cli_deliver would refuse to replace `path`, so that no hours of work are lost.
  */
 vptq_status vptq_cli_check_output(const vptq_cli *cli, const char *path,
                                   vptq_err *err) VPTQ_MUST_CHECK;

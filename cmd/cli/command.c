@@ -1,3 +1,4 @@
+/* Tools with commands: choice of the command, list of commands, version of the tool. */
 #include <stdio.h>
 #include <string.h>
 
@@ -41,7 +42,7 @@ int vptq_cli_run_command(const char *tool, const char *summary,
         return vptq_cli_finish_stdout(tool);
     }
     if (!strcmp(word, "-V") || !strcmp(word, "--version")) {
-        /* The common options alone: --verbose adds compiler and libraries. */
+        /* Only common options: --verbose adds compiler and libraries. */
         vptq_cli cli = {.tool = tool};
         int code = CLI_OK;
         vptq_cli_parse(&cli, argc, argv, 1, &code);

@@ -1,3 +1,4 @@
+/* Help and version texts from the option table. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -11,7 +12,7 @@ enum { HELP_COLUMN = 30, HELP_WIDTH = 96 };
 static void range_text(char text[CLI_DEFAULT_SIZE], const vptq_cli_range *r)
 {
     if (r->first == 0 && r->last == UINT32_MAX)
-        return; /* everything: the help text says so */
+        return; /* all: the help text says so */
     snprintf(text, CLI_DEFAULT_SIZE, "%" PRIu32 "-%" PRIu32, r->first, r->last);
 }
 
@@ -59,7 +60,7 @@ void vptq_cli_default_text(char text[CLI_DEFAULT_SIZE], const vptq_cli_option *o
     }
 }
 
-/* `text` from column HELP_COLUMN on, broken between words. */
+/* Prints text from column HELP_COLUMN on, broken between words. */
 static void print_wrapped(const char *text)
 {
     size_t column = HELP_COLUMN;
@@ -131,7 +132,7 @@ void vptq_cli_print_help(const vptq_cli *cli)
         printf("\n%s\n", cli->examples);
 }
 
-/* Describes the chosen backend. */
+/* Log callback: prints the description of the chosen backend. */
 static void print_choice(void *user, vptq_log_level level, const char *text)
 {
     (void)user;

@@ -1,4 +1,4 @@
-/* Internal to cmd/cli: the state of a command line and the functions of its parts. */
+/* Internal to cmd/cli: the state of a command line and the functions that its files share. */
 #ifndef VPTQ_CMD_CLI_INTERNAL_H
 #define VPTQ_CMD_CLI_INTERNAL_H
 
@@ -7,7 +7,7 @@
 
 enum { CLI_COMMON_COUNT = 13, CLI_DEFAULT_SIZE = 64 };
 
-/* One option as it is on offer: the letter is 0 where another option has taken it. */
+/* One accepted option; the letter is 0 if another option uses it. */
 typedef struct vptq_cli_entry {
     const vptq_cli_option *option;
     char letter;
@@ -21,13 +21,13 @@ struct vptq_cli_state {
     size_t own, count;
 };
 
-/* Undoes what cmd/cli/spin.c did to the environment before the libraries were loaded. */
+/* Restores the environment variable that cmd/cli/spin.c replaced before main. */
 void vptq_cli_restore_environment(void);
-/* Flushes stdout; CLI_FAILED with a message when what was written did not arrive. */
+/* Flushes stdout; prints a message and returns CLI_FAILED if a write to it failed. */
 int vptq_cli_finish_stdout(const char *tool);
 void vptq_cli_print_help(const vptq_cli *cli);
 void vptq_cli_print_version(const vptq_cli *cli);
-/* Formats the default of an option; empty if it has none worth showing. */
+/* Formats the default of an option; empty if there is nothing to show. */
 void vptq_cli_default_text(char text[CLI_DEFAULT_SIZE], const vptq_cli_option *o);
 
 #endif

@@ -1,4 +1,4 @@
-/* Sizes and times for people, and results on their way to stdout or a file. */
+/* Formats sizes and times for people, and writes results to stdout or a file. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -53,7 +53,7 @@ vptq_status vptq_cli_deliver(const vptq_cli *cli, const char *path, const vptq_s
     vptq_status st = VPTQ_OK;
     vptq_writer *w = NULL;
     if (!path || !strcmp(path, "-")) {
-        fwrite(text->data, 1, text->length, stdout); /* vptq_cli_finish sees a failure */
+        fwrite(text->data, 1, text->length, stdout); /* vptq_cli_finish reports a failure */
         return VPTQ_OK;
     }
     VPTQ_TRY(vptq_writer_open(path, cli->common.force, &w, err));

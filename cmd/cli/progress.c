@@ -1,3 +1,4 @@
+/* The progress line on a terminal, and the progress log elsewhere. */
 #include "cmd/cli/progress.h"
 
 #include <inttypes.h>
@@ -29,7 +30,8 @@ static unsigned terminal_width(void)
     return ws.ws_col;
 }
 
-/* "3.5/s", or "2.1 s each" for what is slower than one a second; 0 while unknown. */
+/* Formats "3.5/s", or "2.1 s each" for less than one per second.  Returns the rate; 0 while it
+ * is unknown. */
 static double rate_text(char text[32], const vptq_cli_progress *p, double now)
 {
     double seconds = now - p->start;
@@ -84,7 +86,7 @@ static void draw(vptq_cli_progress *p, double now, const char *detail)
     char text[512];
     vptq_cli_progress_text(text, sizeof text, p, now, detail, terminal_width() - 1);
     vptq_cli_progress_clear(p);
-    fflush(stdout); /* results that wait for the line to make room */
+    fflush(stdout); /* results held back by the progress line */
     fputs(text, stderr);
     fflush(stderr);
     p->drawn = true;
@@ -136,7 +138,7 @@ void vptq_cli_progress_update(vptq_cli_progress *p, const char *stage, uint64_t 
     double now = vptq_seconds();
     bool same = !strncmp(p->stage, stage, sizeof p->stage - 1);
     if (same && !p->running && done == p->done && total == p->total)
-        return; /* its end has been reported */
+        return; /* its end is already reported */
     bool fresh = !same || !p->running || done < p->done;
     if (fresh)
         vptq_cli_progress_end(p);

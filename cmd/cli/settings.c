@@ -1,17 +1,19 @@
+/* Settings of the encoder as command-line options. */
 #include "cmd/cli/settings.h"
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { VALUE = 64 };
 
-/* How a setting is spelled where it is not --KEY VALUE. */
+/* Option of a setting, if it is not plain --KEY VALUE. */
 typedef struct spelling {
     const char *key;
     char letter;
     const char *arg;
-    bool hidden; /* has an option of another kind */
+    bool hidden; /* covered by an option that is not in the table */
 } spelling;
 
 static const spelling spellings[] = {
@@ -76,7 +78,7 @@ static void add(option_list *l, char letter, const char *name, vptq_cli_type typ
     l->items[l->count++] = (vptq_cli_option){letter, name, type, target, arg, help, false};
 }
 
-/* Options of the settings that decide what is stored, or of the others. */
+/* Adds the options of the settings that decide what is stored, or of all others. */
 static void add_table(vptq_cli_settings *s, option_list *l, bool stored)
 {
     size_t count;
@@ -100,24 +102,23 @@ size_t vptq_cli_settings_options(vptq_cli_settings *s, vptq_cli_option *options,
     *s = (vptq_cli_settings){.norm = true, .perm = true};
     add(&l, 0, NULL, CLI_FLAG, NULL, NULL, "What is stored");
     add(&l, 0, "preset", CLI_STRING, &s->preset, "NAME",
-        "settings of a row of the paper's tables; list shows them");
+        "settings of a row of the paper's tables; list prints all");
     add_table(s, &l, true);
-    add(&l, 0, NULL, CLI_FLAG, NULL, NULL, "How codes are found");
+    add(&l, 0, NULL, CLI_FLAG, NULL, NULL, "How the encoder searches");
     add(&l, 0, "encoder", CLI_STRING, &s->encoder, "best|upstream",
-        "where the settings below start from: this project's steps, or the published recipe "
+        "defaults of the settings below: this project's steps, or the published recipe "
         "(default: best)");
     add_table(s, &l, false);
-    add(&l, 0, "no-norm", CLI_UNFLAG, &s->norm, NULL, "the same as --norm none");
+    add(&l, 0, "no-norm", CLI_UNFLAG, &s->norm, NULL, "same as --norm none");
     add(&l, 0, "no-perm", CLI_UNFLAG, &s->perm, NULL,
-        "do the columns in their own order, not by importance");
+        "quantize columns in their own order, not by importance");
     add(&l, 0, "search", CLI_STRING, &s->search, "greedy|beam[:N]",
         "main centroids tried per vector with a residual codebook: the nearest, or the N "
-        "nearest "
-        "(best: beam:16, upstream: greedy)");
+        "nearest (best: beam:16, upstream: greedy)");
     return l.count;
 }
 
-/* ---- what they amount to ---- */
+/* ---- conversion to settings ---- */
 
 typedef struct given {
     vptq_setting_text item[CLI_SETTINGS + 8];
@@ -134,8 +135,8 @@ static void give(given *g, const char *key, const char *value)
 static vptq_status bad_value(const char *option, const char *value, const char *expected,
                              vptq_err *err)
 {
-    return vptq_fail(err, VPTQ_E_ARG, "invalid value for --%s: '%s' (expected %s)", option,
-                     value, expected);
+    return vptq_fail(err, VPTQ_E_ARG, "--%s %s: expected %s", option, *value ? value : "''",
+                     expected);
 }
 
 /* PERCENT or PERCENT:V:K */
@@ -177,8 +178,27 @@ static vptq_status take_search(given *g, const char *value, char beam[VALUE], vp
     return VPTQ_OK;
 }
 
-/* Each value by itself, so that the message names the option. */
-static vptq_status try_values(const vptq_cli_settings *s, const given *g, vptq_err *err)
+/* Rejects numbers of centroids that are not a power of two; 0 is "no residual codebook". */
+static vptq_status check_power(const char *option, const char *value, vptq_err *err)
+{
+    const unsigned long k = strtoul(value, NULL, 10);
+    unsigned long below = 2;
+
+    if (k == 0 || (k > 1 && (k & (k - 1)) == 0))
+        return VPTQ_OK;
+    while (2 * below <= k)
+        below *= 2;
+    if (k == 1)
+        return vptq_fail(err, VPTQ_E_ARG,
+                         "--%s 1: must be a power of two from 2 to %d (nearest: 2)", option,
+                         VPTQ_VQ_MAX_K);
+    return vptq_fail(err, VPTQ_E_ARG,
+                     "--%s %s: must be a power of two from 2 to %d (nearest: %lu, %lu)", option,
+                     value, VPTQ_VQ_MAX_K, below, 2 * below);
+}
+
+/* Converts each value alone, so that the message names the option. */
+static vptq_status check_values(const vptq_cli_settings *s, const given *g, vptq_err *err)
 {
     vptq_encoder_settings scratch = vptq_encoder_defaults();
     char name[CLI_SETTINGS_NAME];
@@ -193,8 +213,15 @@ static vptq_status try_values(const vptq_cli_settings *s, const given *g, vptq_e
         else if (!strcmp(key, "norm") && !s->norm)
             option = "no-norm";
         option_name(name, option);
-        if (vptq_setting_parse(vptq_setting_find(key), g->item[i].value, &scratch, err))
-            return vptq_err_context(err, "invalid value for --%s", name);
+        if (vptq_setting_parse(vptq_setting_find(key), g->item[i].value, &scratch, err)) {
+            /* the library's "KEY is 'VALUE', expected ..." with the option for the key */
+            char text[sizeof err->text];
+            const char *rule = strstr(err->text, ", expected ");
+            snprintf(text, sizeof text, "%s", rule ? rule + strlen(", expected ") : err->text);
+            return bad_value(name, g->item[i].value, text, err);
+        }
+        if (strstr(key, "centroids") || !strcmp(key, "residual"))
+            VPTQ_CHECK(check_power(name, g->item[i].value, err));
     }
     return VPTQ_OK;
 }
@@ -225,6 +252,6 @@ vptq_status vptq_cli_settings_take(const vptq_cli_settings *s, uint64_t seed,
         VPTQ_CHECK(take_search(&g, s->search, beam, err));
     snprintf(g.seed, sizeof g.seed, "%" PRIu64, seed);
     give(&g, "seed", g.seed);
-    VPTQ_CHECK(try_values(s, &g, err));
+    VPTQ_CHECK(check_values(s, &g, err));
     return vptq_settings_defaults(s->encoder, s->preset, g.item, g.count, settings, err);
 }

@@ -1,6 +1,6 @@
-/* Options for the settings of a matrix, made from the library's table of settings, so that
- * names, ranges and messages are those of recipes and reports.  The order in which options are
- * given does not matter: encoder, then preset, then what is given by itself. */
+/* Options for the settings of a matrix, generated from the library's table of settings, so that
+ * names and ranges match recipes and reports.  The order of options on the command line does
+ * not matter: the encoder applies first, then the preset, then single settings. */
 #ifndef VPTQ_CMD_CLI_SETTINGS_H
 #define VPTQ_CMD_CLI_SETTINGS_H
 
@@ -10,15 +10,15 @@ enum { CLI_SETTINGS = 32, CLI_SETTINGS_NAME = 40, CLI_SETTINGS_HELP = 160 };
 
 typedef struct vptq_cli_settings {
     const char *encoder, *preset;
-    const char *value[CLI_SETTINGS]; /* as given, by place in the table; NULL = not given */
+    const char *value[CLI_SETTINGS]; /* as given, by index in the table; NULL = not given */
     const char *search;              /* "greedy", "beam:16": the setting `beam` */
     bool norm, perm;                 /* false: --no-norm, --no-perm */
-    char name[CLI_SETTINGS][CLI_SETTINGS_NAME]; /* of the options */
+    char name[CLI_SETTINGS][CLI_SETTINGS_NAME]; /* option names */
     char help[CLI_SETTINGS][CLI_SETTINGS_HELP];
 } vptq_cli_settings;
 
-/* Writes the options, headings included, to `options`, at most `max`, and returns how many.
- * They point into `s`, which starts as their default. */
+/* Initializes `s` to the defaults and writes options that point into it, with headings, to
+ * `options`.  Returns their number, at most `max`. */
 size_t vptq_cli_settings_options(vptq_cli_settings *s, vptq_cli_option *options, size_t max);
 
 /* Converts the options to settings; VPTQ_E_ARG naming the option. */

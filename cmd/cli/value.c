@@ -1,3 +1,4 @@
+/* Numbers, sizes, ranges and choices from the command line. */
 #include "cmd/cli/value.h"
 
 #include <ctype.h>
@@ -55,7 +56,7 @@ bool vptq_cli_parse_size(const char *text, uint64_t *out)
 bool vptq_cli_parse_double(const char *text, double *out)
 {
     char *end;
-    /* strtod alone would take leading space and hexadecimal digits. */
+    /* strtod alone would accept leading space and hexadecimal digits. */
     if (!*text || strspn(text, "0123456789+-.eE") != strlen(text))
         return false;
     double x = strtod(text, &end);

@@ -1,3 +1,4 @@
+/* vptq-eval ablate: a table of settings, each quantized, packed and measured. */
 #include "cmd/eval/eval.h"
 
 #include <inttypes.h>
@@ -8,7 +9,7 @@
 
 #include "cmd/cli/calibrate.h"
 
-enum { MOST_SETTINGS = 32, MOST_TEXTS = 8, KEY = 48 };
+enum { MAX_SETTINGS = 32, MAX_TEXTS = 8, KEY = 48 };
 
 typedef struct ablate_command {
     const char *model, *tokenizer, *dir, *hessians, *rows, *encoder, *report;
@@ -18,21 +19,21 @@ typedef struct ablate_command {
     uint64_t context, windows, stride;
     int protocol;
     bool text_rows, keep_packed, seconds;
-    /* what the words amount to */
-    vptq_setting_text given[MOST_SETTINGS + 1]; /* the seed first */
-    char key[MOST_SETTINGS][KEY], seed[24];
-    vptq_ablate_text text[MOST_TEXTS];
+    /* converted options */
+    vptq_setting_text given[MAX_SETTINGS + 1]; /* the seed first */
+    char key[MAX_SETTINGS][KEY], seed[24];
+    vptq_ablate_text text[MAX_TEXTS];
 } ablate_command;
 
 /* ---- options ---- */
 
-/* "KEY=VALUE", the key with - or _. */
+/* Takes "KEY=VALUE"; the key may have - for _. */
 static vptq_status take_setting(ablate_command *c, size_t i, vptq_err *err)
 {
     const char *word = c->set.items[i], *equals = strchr(word, '=');
     const size_t n = equals ? (size_t)(equals - word) : 0;
     if (n == 0 || n >= KEY)
-        return vptq_fail(err, VPTQ_E_ARG, "--set is '%.60s', expected KEY=VALUE", word);
+        return vptq_fail(err, VPTQ_E_ARG, "--set %.60s: expected KEY=VALUE", word);
     for (size_t k = 0; k < n; k++)
         c->key[i][k] = word[k] == '-' ? '_' : word[k];
     c->key[i][n] = 0;
@@ -42,17 +43,15 @@ static vptq_status take_setting(ablate_command *c, size_t i, vptq_err *err)
 
 static vptq_status take_words(ablate_command *c, vptq_err *err)
 {
-    if (c->set.count > MOST_SETTINGS)
-        return vptq_fail(err, VPTQ_E_ARG, "--set is given %zu times, at most %d go",
-                         c->set.count, (int)MOST_SETTINGS);
-    if (c->texts.count + c->tokens.count > MOST_TEXTS)
-        return vptq_fail(err, VPTQ_E_ARG, "%zu texts are given, at most %d go",
-                         c->texts.count + c->tokens.count, (int)MOST_TEXTS);
-    for (size_t i = 0; i < c->set.count; i++) {
-        vptq_status st = take_setting(c, i, err);
-        if (st)
-            return st;
-    }
+    if (c->set.count > MAX_SETTINGS)
+        return vptq_fail(err, VPTQ_E_ARG, "--set: given %zu times, expected at most %d",
+                         c->set.count, (int)MAX_SETTINGS);
+    if (c->texts.count + c->tokens.count > MAX_TEXTS)
+        return vptq_fail(err, VPTQ_E_ARG,
+                         "--text and --text-tokens: given %zu times, expected at most %d",
+                         c->texts.count + c->tokens.count, (int)MAX_TEXTS);
+    for (size_t i = 0; i < c->set.count; i++)
+        VPTQ_CHECK(take_setting(c, i, err));
     for (size_t i = 0; i < c->texts.count; i++)
         c->text[i] = (vptq_ablate_text){.path = c->texts.items[i]};
     for (size_t i = 0; i < c->tokens.count; i++)
@@ -103,17 +102,16 @@ static int check_usage(const vptq_cli *cli, const ablate_command *c)
 {
     const bool calibration = vptq_cli_calibrate_given(&c->calibrate);
     if (c->texts.count + c->tokens.count == 0)
-        return vptq_cli_usage_error(cli,
-                                    "give --text FILE or --text-tokens FILE to measure on");
+        return vptq_cli_usage_error(cli, "missing option: --text FILE or --text-tokens FILE");
     if (cli->common.dry_run)
         return CLI_OK;
     if (!c->dir)
-        return vptq_cli_usage_error(cli, "-o DIR is missing");
+        return vptq_cli_missing_option(cli, "output");
     if (calibration && c->hessians)
         return vptq_cli_usage_error(cli, "-H and a calibration text exclude each other");
     if (!calibration && !c->hessians)
         return vptq_cli_usage_error(
-            cli, "give a calibration text (-c TEXT), or Hessians that are there (-H HDIR)");
+            cli, "missing option: -c/--calibration TEXT or -H/--hessians HDIR");
     return CLI_OK;
 }
 
@@ -126,7 +124,7 @@ static void print_row(void *arg, const vptq_ablate_progress *r)
              r->count, r->name, r->bits_per_weight, r->ppl, r->ppl_stderr);
 }
 
-/* The report's file is opened first, so that one that cannot be written costs no run. */
+/* Opens the report first, so that an unwritable file costs no run. */
 static int run_ablate(vptq_cli *cli, ablate_command *c)
 {
     vptq_err err = {0};
@@ -158,16 +156,17 @@ int vptq_cli_ablate(int argc, char **argv)
         .layers = {.first = 0, .last = UINT32_MAX}, .context = 2048, .seconds = true};
     const vptq_cli_option inputs[] = {
         {0, NULL, CLI_FLAG, NULL, NULL, "Input and output", false},
-        {'m', "model", CLI_STRING, &c.model, "MODEL", "the original", true},
+        {'m', "model", CLI_STRING, &c.model, "MODEL", "model to quantize", true},
         {'o', "output", CLI_STRING, &c.dir, "DIR",
-         "directory of the table, to begin or to go on in", false},
+         "directory of the table, to create or to continue", false},
         {'H', "hessians", CLI_STRING, &c.hessians, "HDIR",
-         "Hessians for all rows, in place of a calibration text", false},
+         "Hessians for all rows, instead of a calibration text", false},
         {0, "layers", CLI_RANGE, &c.layers, "A-B", "quantize only these layers", false},
-        {0, "tokenizer", CLI_STRING, &c.tokenizer, "FILE", "tokenizer of another place", false},
-        {0, "report", CLI_STRING, &c.report, "FILE", "write the table there", false},
+        {0, "tokenizer", CLI_STRING, &c.tokenizer, "FILE", "tokenizer to use with the model",
+         false},
+        {0, "report", CLI_STRING, &c.report, "FILE", "write the table to FILE", false},
         {0, "no-seconds", CLI_UNFLAG, &c.seconds, NULL,
-         "leave out what a clock says: the same bytes from every run", false},
+         "leave out times, so that every run prints the same bytes", false},
         {0, "keep-packed", CLI_FLAG, &c.keep_packed, NULL,
          "keep the archive of every row in DIR/packed", false},
         {0, NULL, CLI_FLAG, NULL, NULL, "Rows", false},
@@ -177,13 +176,13 @@ int vptq_cli_ablate(int argc, char **argv)
          false},
         {0, "encoder", CLI_STRING, &c.encoder, "NAME", "best or upstream, for all rows", false},
         {0, "set", CLI_STRINGS, &c.set, "KEY=VALUE",
-         "a setting of vptq-quantize for all rows, before their own", false},
+         "a setting of vptq-quantize for all rows; their own take precedence", false},
         {0, NULL, CLI_FLAG, NULL, NULL, "Perplexity", false},
         {0, "text", CLI_STRINGS, &c.texts, "FILE", "UTF-8 text; each is a column", false},
         {0, "text-tokens", CLI_STRINGS, &c.tokens, "FILE",
          "token ids instead, int32 little endian", false},
         {0, "text-rows", CLI_FLAG, &c.text_rows, NULL,
-         "its lines as dataset rows joined by two newlines", false},
+         "lines as dataset rows joined by two newlines", false},
         {0, "context", CLI_U64, &c.context, "N", "tokens per window", false},
         {0, "text-windows", CLI_U64, &c.windows, "N", "at most N windows, 0 = all", false},
         {0, "stride", CLI_U64, &c.stride, "N", "tokens between window starts, 0 = context",
@@ -204,9 +203,9 @@ int vptq_cli_ablate(int argc, char **argv)
             "--text-rows\n"
             "  vptq-eval ablate -m model -H hessians -o ablation --text wiki.test.raw --only "
             "1-10\n"
-            "A run that was interrupted goes on when the same command is run again; rows of "
-            "other\n"
-            "settings than before are refused, or made again with --force.\n",
+            "To continue an interrupted run, run the same command again.  Rows with other "
+            "settings\n"
+            "than before are refused, or computed again with --force.\n",
         .options = options,
         .formats = "text|json|csv|md|html"};
     int code;

@@ -10,11 +10,12 @@ typedef struct compare_command {
     const char *output, *original, *source;
 } compare_command;
 
-/* In the order of --format. */
+/* In the order of the choices of --format. */
 static const vptq_format formats[] = {VPTQ_FORMAT_MD, VPTQ_FORMAT_CSV, VPTQ_FORMAT_JSON,
                                       VPTQ_FORMAT_HTML};
 
-/* Name of the report's source: --source-name, the file, or the number of files. */
+/* Names the source of the report: --source-name, the file, or the first file and the number of
+ * others. */
 static void name_source(char *text, size_t size, const vptq_cli *cli, const compare_command *c)
 {
     if (c->source)
@@ -48,14 +49,15 @@ int vptq_cli_compare(int argc, char **argv)
 {
     compare_command c = {.layout = LAYOUT_DEFAULT};
     const vptq_cli_option options[] = {
-        {'o', "output", CLI_STRING, &c.output, "FILE", "write there and not to stdout", false},
+        {'o', "output", CLI_STRING, &c.output, "FILE", "write to FILE instead of stdout",
+         false},
         {0, "layout", CLI_CHOICE, &c.layout, "default|classic",
          "classic: the layout of the published report", false},
         {0, "format", CLI_CHOICE, &c.format, "md|csv|json|html", "form of the report", false},
         {0, "original", CLI_STRING, &c.original, "NAME",
-         "model that the others are compared with; default original", false},
-        {0, "source-name", CLI_STRING, &c.source, "NAME",
-         "what the report says it was generated from", false},
+         "model that the others are compared with (default: original)", false},
+        {0, "source-name", CLI_STRING, &c.source, "NAME", "source that the report names",
+         false},
         CLI_END};
     vptq_cli cli = {
         .tool = "vptq-eval",
@@ -70,7 +72,7 @@ int vptq_cli_compare(int argc, char **argv)
     int code;
     if (vptq_cli_parse(&cli, argc, argv, 2, &code)) {
         if (!cli.arg_count)
-            code = vptq_cli_usage_error(&cli, "no records are given");
+            code = vptq_cli_usage_error(&cli, "expected files of records as arguments");
         else if (c.layout == LAYOUT_CLASSIC && formats[c.format] != VPTQ_FORMAT_MD)
             code =
                 vptq_cli_usage_error(&cli, "--layout classic is Markdown: leave out --format");

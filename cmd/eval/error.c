@@ -44,14 +44,15 @@ int vptq_cli_error(int argc, char **argv)
     error_command c = {.layers = {.first = 0, .last = UINT32_MAX}};
     const vptq_cli_option options[] = {
         {'m', "model", CLI_STRING, &c.model, "MODEL", "quantized model", true},
-        {0, "base", CLI_STRING, &c.base, "MODEL", "the model it was made from", true},
+        {0, "base", CLI_STRING, &c.base, "MODEL", "its original", true},
         {'H', "hessians", CLI_STRING, &c.hessians, "HDIR",
-         "Hessians; without them no error of outputs", false},
+         "its Hessians, needed for errors of outputs", false},
         {0, "layers", CLI_RANGE, &c.layers, "A-B", "only these layers", false},
         {0, "sort", CLI_CHOICE, &c.sort, "auto|worst|layer",
-         "order of rows; auto: by layer in json and csv, else worst first", false},
-        {0, "top", CLI_U32, &c.top, "N", "show the first N rows only; 0 = all", false},
-        {'o', "output", CLI_STRING, &c.output, "FILE", "write there and not to stdout", false},
+         "order of rows; auto: by layer in json and csv, otherwise worst first", false},
+        {0, "top", CLI_U32, &c.top, "N", "only the first N rows; 0 = all", false},
+        {'o', "output", CLI_STRING, &c.output, "FILE", "write to FILE instead of stdout",
+         false},
         CLI_END};
     vptq_cli cli = {
         .tool = "vptq-eval",

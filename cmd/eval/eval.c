@@ -1,3 +1,4 @@
+/* Opens and closes the device and the models of a command. */
 #include "cmd/eval/eval.h"
 
 vptq_status vptq_cli_eval_open(vptq_cli_eval *s, const vptq_cli *cli, const char *path,

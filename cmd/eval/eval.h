@@ -1,4 +1,4 @@
-/* The commands of vptq-eval, a file each, and what they share: the device and the models. */
+/* The commands of vptq-eval, one file each, and the device and models that they share. */
 #ifndef VPTQ_CMD_EVAL_EVAL_H
 #define VPTQ_CMD_EVAL_EVAL_H
 
@@ -22,8 +22,8 @@ typedef struct vptq_cli_eval {
     bool has_dev, has_model, has_base;
 } vptq_cli_eval;
 
-/* Opens the device that the options name and the model `path`; `base`: where the original of a
- * work directory is, or NULL.  Release in any case. */
+/* Opens the device of --backend and the model `path`.  `base` is the path of the original of a
+ * work directory, or NULL.  Close it even after a failure. */
 vptq_status vptq_cli_eval_open(vptq_cli_eval *s, const vptq_cli *cli, const char *path,
                                const char *tokenizer, const char *base, bool need_tokenizer,
                                vptq_err *err) VPTQ_MUST_CHECK;

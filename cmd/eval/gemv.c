@@ -1,3 +1,4 @@
+/* vptq-eval gemv: speed of products with packed matrices against dense ones. */
 #include "cmd/eval/eval.h"
 
 #include <inttypes.h>
@@ -8,7 +9,7 @@
 
 #include "cmd/cli/value.h"
 
-enum { MOST_BATCHES = 32 };
+enum { MAX_BATCHES = 32 };
 
 typedef struct gemv_command {
     vptq_cli_strings shapes, codebooks, batches;
@@ -19,7 +20,7 @@ typedef struct gemv_command {
 
 /* The command line as lists of shapes, codebooks and batches. */
 typedef struct gemv_plan {
-    uint32_t batch[MOST_BATCHES];
+    uint32_t batch[MAX_BATCHES];
     vptq_gemv_options options;
 } gemv_plan;
 
@@ -31,7 +32,7 @@ typedef struct gemv_table {
 
 /* ---- options ---- */
 
-/* "A<between>B", or A alone where `alone` allows it. */
+/* Parses "A<between>B", or A alone if `alone` is set. */
 static bool parse_pair(const char *text, char between, bool alone, vptq_gemv_pair *pair)
 {
     char first[16];
@@ -64,25 +65,25 @@ static vptq_status take_pairs(const vptq_cli_strings *words, const char *option,
         return VPTQ_E_NOMEM;
     for (size_t i = 0; i < words->count; i++)
         if (!parse_pair(words->items[i], between, alone, &own[i]))
-            return vptq_fail(err, VPTQ_E_ARG, "--%s '%.64s', expected %s", option,
+            return vptq_fail(err, VPTQ_E_ARG, "--%s %.64s: expected %s", option,
                              words->items[i], form);
     *pairs = own;
     *count = words->count;
     return VPTQ_OK;
 }
 
-static vptq_status take_batches(const vptq_cli_strings *words, uint32_t batch[MOST_BATCHES],
+static vptq_status take_batches(const vptq_cli_strings *words, uint32_t batch[MAX_BATCHES],
                                 size_t *count, vptq_err *err)
 {
     batch[0] = 1;
     *count = words->count ? words->count : 1;
-    if (words->count > MOST_BATCHES)
-        return vptq_fail(err, VPTQ_E_ARG, "%zu times --batch, expected at most %d",
-                         words->count, MOST_BATCHES);
+    if (words->count > MAX_BATCHES)
+        return vptq_fail(err, VPTQ_E_ARG, "--batch: given %zu times, expected at most %d",
+                         words->count, MAX_BATCHES);
     for (size_t i = 0; i < words->count; i++) {
         uint64_t n;
         if (!vptq_cli_parse_u64(words->items[i], UINT32_MAX, &n))
-            return vptq_fail(err, VPTQ_E_ARG, "--batch '%.64s', expected a whole number",
+            return vptq_fail(err, VPTQ_E_ARG, "--batch %.64s: expected a whole number",
                              words->items[i]);
         batch[i] = (uint32_t)n;
     }
@@ -121,7 +122,7 @@ typedef struct gemv_line {
 
 enum { TABLE = VPTQ_IN_TEXT | VPTQ_IN_CSV | VPTQ_IN_MD };
 
-/* Columns of the table, with the names of the published ones; CSV has the same digits. */
+/* Columns of the table, named as in the published tables; CSV has the same digits. */
 #define IN_TABLE(title, field)                                                                 \
     {                                                                                          \
         .name = title, field, .formats = TABLE                                                 \
@@ -208,20 +209,22 @@ int vptq_cli_gemv(int argc, char **argv)
     gemv_command c = {.v = 8, .seconds = 1};
     const vptq_cli_option options[] = {
         {0, "shape", CLI_STRINGS, &c.shapes, "INxOUT",
-         "a matrix; several are allowed (default: the 30 of the published tables)", false},
+         "size of a matrix; may be repeated (default: the 30 of the published tables)", false},
         {0, "books", CLI_STRINGS, &c.codebooks, "K+KRES",
-         "centroids and residual ones; several are allowed (default: the 4 of the tables)",
+         "centroids and residual centroids; may be repeated (default: the 4 of the tables)",
          false},
-        {'v', "vector-length", CLI_U32, &c.v, "N", "rows that a centroid covers", false},
+        {'v', "vector-length", CLI_U32, &c.v, "N", "vector length: rows that share an index",
+         false},
         {0, "batch", CLI_STRINGS, &c.batches, "N",
-         "rows of activations; several are allowed (default: 1)", false},
-        {0, "dtype", CLI_CHOICE, &c.dtype, "f16|bf16", "of the dense 16-bit matrix", false},
-        {0, "cache", CLI_CHOICE, &c.cache, "cold|warm|chain",
-         "cold: every call takes other copies, three times the caches in all; chain: a shape "
-         "is HIDDENxINTERMEDIATE and stands for a block of a model",
+         "activation vectors per product; may be repeated (default: 1)", false},
+        {0, "dtype", CLI_CHOICE, &c.dtype, "f16|bf16", "type of the dense 16-bit matrix",
          false},
-        {0, "codes", CLI_CHOICE, &c.codes, "random|sequential", "what the indices are", false},
-        {0, "seconds", CLI_DOUBLE, &c.seconds, "S", "for a row, about", false},
+        {0, "cache", CLI_CHOICE, &c.cache, "cold|warm|chain",
+         "cold: cycle through copies of three times the cache size; chain: a shape is "
+         "HIDDENxINTERMEDIATE and means all matrices of a block",
+         false},
+        {0, "codes", CLI_CHOICE, &c.codes, "random|sequential", "kind of indices", false},
+        {0, "seconds", CLI_DOUBLE, &c.seconds, "S", "approximate time per row", false},
         CLI_END};
     vptq_cli cli = {
         .tool = "vptq-eval",

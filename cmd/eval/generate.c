@@ -1,3 +1,4 @@
+/* vptq-eval generate: continues a prompt, or answers it with the chat template. */
 #include "cmd/eval/eval.h"
 
 #include <stdio.h>
@@ -14,7 +15,7 @@ typedef struct generate_command {
     vptq_cli_strings args, stops;
 } generate_command;
 
-/* Generated text: printed at once after the prompt, or kept for JSON. */
+/* Generated text: printed as it comes, or collected for JSON. */
 typedef struct generated {
     bool stream, began;
     const char *prompt; /* printed before it; NULL in a chat */
@@ -105,7 +106,8 @@ static vptq_status read_file(const char *path, vptq_buf *text, vptq_err *err)
     return st;
 }
 
-/* -p, the file, or stdin; of those two one newline at the end goes.  *given: there is one. */
+/* Reads the prompt of -p, a file or stdin; the latter two lose one newline at the end.  Sets
+ * *given if there is a prompt. */
 static vptq_status read_prompt(const generate_command *c, vptq_buf *text, bool *given,
                                vptq_err *err)
 {
@@ -118,16 +120,16 @@ static vptq_status read_prompt(const generate_command *c, vptq_buf *text, bool *
     vptq_status st = from_stdin ? read_stdin(text, err) : read_file(c->prompt_file, text, err);
     const char *name = from_stdin ? "stdin" : c->prompt_file;
     if (!st && memchr(text->data, 0, text->len))
-        st = vptq_fail(err, VPTQ_E_FORMAT, "%s: a prompt with a zero byte", name);
+        st = vptq_fail(err, VPTQ_E_FORMAT, "%s: the prompt contains a zero byte", name);
     if (!st && text->len > 0 && text->data[text->len - 1] == '\n')
         text->data[--text->len] = 0;
     return st;
 }
 
-/* The text that the model sees, its ids, and what ends a reply. */
+/* Makes the text that the model sees, its ids, and the stop tokens of a reply. */
 static vptq_status make_prompt(const vptq_cli *cli, const generate_command *c,
                                const vptq_model *m, vptq_buf *prompt, vptq_ids *ids,
-                               vptq_ids *ends, vptq_err *err)
+                               vptq_ids *stop_tokens, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     bool given;
@@ -143,7 +145,7 @@ static vptq_status make_prompt(const vptq_cli *cli, const generate_command *c,
                                         .date = c->date,
                                         .args = c->args.items,
                                         .arg_count = c->args.count};
-        VPTQ_TRY(vptq_chat_prompt(cli->ctx, m, &chat, prompt, ends, err));
+        VPTQ_TRY(vptq_chat_prompt(cli->ctx, m, &chat, prompt, stop_tokens, err));
         flags = VPTQ_ENCODE_SPECIAL; /* the template writes the BOS */
     } else {
         VPTQ_TRY(vptq_buf_add(prompt, text.data, text.len, err));
@@ -154,7 +156,7 @@ out:
     return st;
 }
 
-/* --dry-run: text and ids of the prompt. */
+/* Prints text and ids of the prompt for --dry-run. */
 static void show_prompt(const vptq_cli *cli, const generate_command *c, const vptq_buf *prompt,
                         const vptq_ids *ids)
 {
@@ -178,7 +180,7 @@ static void show_prompt(const vptq_cli *cli, const generate_command *c, const vp
 /* ---- the command ---- */
 
 static vptq_status generate(vptq_cli *cli, const generate_command *c, vptq_cli_eval *s,
-                            const vptq_buf *prompt, vptq_ids *ids, const vptq_ids *ends,
+                            const vptq_buf *prompt, vptq_ids *ids, const vptq_ids *stop_tokens,
                             vptq_err *err)
 {
     vptq_generate_result r = {.new_tokens = 0};
@@ -192,17 +194,17 @@ static vptq_status generate(vptq_cli *cli, const generate_command *c, vptq_cli_e
                                        .seed = cli->common.seed,
                                        .special = c->special,
                                        .ignore_eos = c->ignore_eos,
-                                       .ends = ends->data,
-                                       .end_count = ends->count,
+                                       .stop_tokens = stop_tokens->data,
+                                       .stop_token_count = stop_tokens->count,
                                        .stops = c->stops.items,
                                        .stop_count = c->stops.count};
     vptq_buf_init(&g.text, cli->ctx->mem);
     if (!prompt->len)
-        ids->count = 0; /* encoded by the library, which knows then that a text begins */
+        ids->count = 0; /* the library encodes the empty prompt as the beginning of a text */
     vptq_status st = vptq_eval_generate(&s->dev, &s->model, &opt, take_text, &g, ids, &r, err);
     if (g.status)
         st = g.status;
-    /* an interrupted run says what it came to */
+    /* an interrupted run prints its text, too */
     if (!st || (st == VPTQ_E_CANCELLED && r.new_tokens > 0))
         print_generated(c, &g, prompt->data, &r);
     if (!st)
@@ -220,26 +222,26 @@ static int run_generate(vptq_cli *cli, const generate_command *c)
     vptq_err err = {0};
     vptq_status st = VPTQ_OK;
     vptq_cli_eval s = {.has_dev = false};
-    vptq_ids ids, ends;
+    vptq_ids ids, stop_tokens;
     vptq_buf prompt;
     vptq_ids_init(&ids, cli->ctx->mem);
-    vptq_ids_init(&ends, cli->ctx->mem);
+    vptq_ids_init(&stop_tokens, cli->ctx->mem);
     vptq_buf_init(&prompt, cli->ctx->mem);
     VPTQ_TRY(vptq_cli_eval_open(&s, cli, c->model, c->tokenizer, c->base, true, &err));
-    VPTQ_TRY(make_prompt(cli, c, &s.model, &prompt, &ids, &ends, &err));
+    VPTQ_TRY(make_prompt(cli, c, &s.model, &prompt, &ids, &stop_tokens, &err));
     if (cli->common.dry_run)
         show_prompt(cli, c, &prompt, &ids);
     else
-        VPTQ_TRY(generate(cli, c, &s, &prompt, &ids, &ends, &err));
+        VPTQ_TRY(generate(cli, c, &s, &prompt, &ids, &stop_tokens, &err));
 out:
     vptq_cli_eval_close(&s);
     vptq_buf_release(&prompt);
-    vptq_ids_release(&ends);
+    vptq_ids_release(&stop_tokens);
     vptq_ids_release(&ids);
     return vptq_cli_finish(cli, st, &err);
 }
 
-/* 0, or what a usage error returns. */
+/* Returns 0 or CLI_USAGE. */
 static int check_usage(const vptq_cli *cli, const generate_command *c)
 {
     const struct {
@@ -252,7 +254,7 @@ static int check_usage(const vptq_cli *cli, const generate_command *c)
                      {"date", c->date != NULL}};
     for (size_t i = 0; i < sizeof chat_only / sizeof *chat_only; i++)
         if (chat_only[i].given && !c->chat)
-            return vptq_cli_usage_error(cli, "--%s is for --chat", chat_only[i].name);
+            return vptq_cli_usage_error(cli, "--%s needs --chat", chat_only[i].name);
     if (c->prompt && c->prompt_file)
         return vptq_cli_usage_error(cli, "--prompt and --prompt-file exclude each other");
     if (c->chat && !c->prompt && !c->prompt_file && !c->messages)
@@ -265,36 +267,38 @@ int vptq_cli_generate(int argc, char **argv)
     generate_command c = {.tokens = 64, .top_p = 1};
     const vptq_cli_option options[] = {
         {'m', "model", CLI_STRING, &c.model, "MODEL", "model to run", true},
-        {0, "tokenizer", CLI_STRING, &c.tokenizer, "FILE", "tokenizer of another place", false},
+        {0, "tokenizer", CLI_STRING, &c.tokenizer, "FILE", "tokenizer to use with the model",
+         false},
         {0, "base", CLI_STRING, &c.base, "MODEL",
-         "the model that a work directory was made from, if it was moved", false},
+         "the original model of a work directory, if it was moved", false},
         {'p', "prompt", CLI_STRING, &c.prompt, "TEXT", "text to continue; '-' reads stdin",
          false},
         {0, "prompt-file", CLI_STRING, &c.prompt_file, "FILE", "text to continue, from a file",
          false},
         {'n', "max-tokens", CLI_U64, &c.tokens, "N",
-         "new tokens at most; 0 = until the text ends or the context is full", false},
-        {0, "temperature", CLI_DOUBLE, &c.temperature, "X", "0 takes the likeliest token",
-         false},
-        {0, "top-p", CLI_DOUBLE, &c.top_p, "X", "draw from the likeliest tokens that sum to X",
-         false},
+         "maximum number of new tokens; 0 = until the text ends or the context is full", false},
+        {0, "temperature", CLI_DOUBLE, &c.temperature, "X",
+         "sampling temperature; 0 = the likeliest token", false},
+        {0, "top-p", CLI_DOUBLE, &c.top_p, "X",
+         "draw from the likeliest tokens whose probabilities sum to X", false},
         {0, "stop", CLI_STRINGS, &c.stops, "TEXT", "end before this text; may be repeated",
          false},
         {0, "special", CLI_FLAG, &c.special, NULL,
-         "special tokens of the prompt count as such, and are shown", false},
+         "recognize special tokens in the prompt, and print them", false},
         {0, "ignore-eos", CLI_FLAG, &c.ignore_eos, NULL, "continue after a stop token", false},
         {0, NULL, CLI_FLAG, NULL, NULL, "Chats", false},
         {0, "chat", CLI_FLAG, &c.chat, NULL,
-         "the prompt is a user's message, put into the model's chat template", false},
-        {0, "system", CLI_STRING, &c.system, "TEXT", "system message in front", false},
+         "apply the model's chat template to the prompt as a user message", false},
+        {0, "system", CLI_STRING, &c.system, "TEXT", "system message before the prompt", false},
         {0, "messages", CLI_STRING, &c.messages, "FILE",
          "JSON list of messages before the prompt", false},
         {0, "chat-template", CLI_STRING, &c.template_file, "FILE",
-         "Jinja template in place of the model's", false},
+         "Jinja template instead of the model's", false},
         {0, "template-arg", CLI_STRINGS, &c.args, "NAME=JSON",
          "variable of the template; may be repeated", false},
         {0, "date", CLI_STRING, &c.date, "DATE",
-         "YYYY-MM-DD[Thh:mm:ss], today for templates that ask; without it none", false},
+         "YYYY-MM-DD[Thh:mm:ss], current date for templates that use one (default: none)",
+         false},
         CLI_END};
     vptq_cli cli = {
         .tool = "vptq-eval",

@@ -1,5 +1,5 @@
-/* vptq-eval kld: compares a model with its original, which is run or was saved; or the original
- * is recorded. */
+/* vptq-eval kld: compares a model with its original, which is run or read from saved logits,
+ * and saves the logits of an original. */
 #include "cmd/eval/eval.h"
 
 #include <inttypes.h>
@@ -16,7 +16,7 @@ typedef struct kld_command {
     double max_kld;
 } kld_command;
 
-/* While windows come in. */
+/* Running divergence. */
 typedef struct window_log {
     const vptq_cli *cli;
     double sum;
@@ -64,7 +64,8 @@ typedef struct kld_row {
 #define PERCENT(key, text, member, error_key, error)                                           \
     ESTIMATE(key, text, member, error_key, error, 3, 100, " %")
 
-/* The keys of a comparison in order; people see the sections in another one. */
+/* The keys of a comparison in the order of JSON; the text output orders the sections
+ * differently. */
 static const vptq_column divergence[] = {
     NATS("mean_kld", "mean     divergence", mean_kld, "kld_stderr", kld_stderr),
     LEVEL("max_kld", "maximum ", kld[0]),
@@ -146,7 +147,7 @@ static void print_json(const kld_row *row)
     vptq_print_object(stdout, columns, n, row);
 }
 
-/* As llama.cpp's perplexity tool lays it out. */
+/* Prints in the layout of llama.cpp's perplexity tool. */
 static void print_text(const kld_row *row)
 {
     enum { TITLES = 30 };
@@ -155,13 +156,13 @@ static void print_text(const kld_row *row)
     vptq_print_list(stdout, VPTQ_COLUMNS(perplexity), TITLES, row);
     printf("\ndivergence in nats per token\n");
     vptq_print_list(stdout, VPTQ_COLUMNS(divergence), TITLES, row);
-    printf("\nchange of the right token's probability\n");
+    printf("\nchange of the correct token's probability\n");
     vptq_print_list(stdout, VPTQ_COLUMNS(change), TITLES, row);
     vptq_print_list(stdout, VPTQ_COLUMNS(same_token), TITLES, row);
     printf("\n%" PRIu64 " tokens in %" PRIu64 " windows of %zu, %.1f s\n", r->tokens,
            r->windows, r->context, r->seconds);
     if (r->base_tail > 0)
-        printf("the divergence is a lower bound: %.3g %% of the probability of the recorded "
+        printf("the divergence is a lower bound: %.3g %% of the probability of the saved "
                "base is not resolved\n",
                100 * r->base_tail);
 }
@@ -179,11 +180,11 @@ static void print_result(const vptq_cli *cli, const kld_command *c, const vptq_k
         vptq_print_object(stdout, VPTQ_COLUMNS(planned), &row);
     else if (cli->common.dry_run)
         printf("would %s %" PRIu64 " tokens in %" PRIu64 " windows\n",
-               c->model ? "compare" : "record", r->tokens, r->windows);
+               c->model ? "compare" : "save", r->tokens, r->windows);
     else if (!c->model && json)
         vptq_print_object(stdout, VPTQ_COLUMNS(saved), &row);
     else if (!c->model)
-        printf("recorded %" PRIu64 " tokens in %" PRIu64 " windows of %zu in %s, %.1f s\n",
+        printf("saved %" PRIu64 " tokens in %" PRIu64 " windows of %zu in %s, %.1f s\n",
                r->tokens, r->windows, r->context, c->save_base, r->seconds);
     else if (json)
         print_json(&row);
@@ -193,7 +194,7 @@ static void print_result(const vptq_cli *cli, const kld_command *c, const vptq_k
 
 /* ---- the run ---- */
 
-/* The device and those of the models that are run. */
+/* Opens the device and the models to run. */
 static vptq_status open_models(vptq_cli *cli, const kld_command *c, vptq_model **m,
                                vptq_model **base, vptq_err *err)
 {
@@ -209,7 +210,7 @@ static vptq_status open_models(vptq_cli *cli, const kld_command *c, vptq_model *
     return VPTQ_OK;
 }
 
-/* Whether the option was on the command line. */
+/* Tells whether the option was given. */
 static bool given(const vptq_cli *cli, const char *name)
 {
     for (size_t i = 0; cli->options[i].name || cli->options[i].help; i++)
@@ -221,11 +222,13 @@ static bool given(const vptq_cli *cli, const char *name)
 static int check_kld_usage(const vptq_cli *cli, const kld_command *c)
 {
     if (!c->base == !c->base_file)
-        return vptq_cli_usage_error(cli, "give --base MODEL or --base-file FILE");
+        return vptq_cli_usage_error(
+            cli, "missing option: --base MODEL or --base-file FILE (one of them)");
     if (c->save_base && !c->base)
         return vptq_cli_usage_error(cli, "--save-base needs --base MODEL");
     if (!c->model && !c->save_base)
-        return vptq_cli_usage_error(cli, "give --model MODEL, or --save-base FILE");
+        return vptq_cli_usage_error(cli,
+                                    "missing option: -m/--model MODEL or --save-base FILE");
     if (!c->save_base && (given(cli, "base-precision") || given(cli, "base-top")))
         return vptq_cli_usage_error(cli, "--base-precision and --base-top need --save-base");
     if (c->precision && given(cli, "base-top"))
@@ -234,7 +237,7 @@ static int check_kld_usage(const vptq_cli *cli, const kld_command *c)
     if (!c->model && given(cli, "max-kld"))
         return vptq_cli_usage_error(cli, "--max-kld needs --model MODEL");
     if (!c->base_file && c->texts.count + c->tokens.count == 0)
-        return vptq_cli_usage_error(cli, "give --text FILE or --tokens FILE");
+        return vptq_cli_usage_error(cli, "missing option: --text FILE or --tokens FILE");
     return CLI_OK;
 }
 
@@ -284,9 +287,10 @@ int vptq_cli_kld(int argc, char **argv)
     const vptq_cli_option options[] = {
         {'m', "model", CLI_STRING, &c.model, "MODEL", "model to measure", false},
         {0, "base", CLI_STRING, &c.base, "MODEL", "its original", false},
-        {0, "base-file", CLI_STRING, &c.base_file, "FILE", "its original as it was recorded",
+        {0, "base-file", CLI_STRING, &c.base_file, "FILE",
+         "saved logits of its original, from --save-base", false},
+        {0, "tokenizer", CLI_STRING, &c.tokenizer, "FILE", "tokenizer to use with the model",
          false},
-        {0, "tokenizer", CLI_STRING, &c.tokenizer, "FILE", "tokenizer of another place", false},
         {0, "text", CLI_STRINGS, &c.texts, "FILE", "UTF-8 text; several are joined", false},
         {0, "tokens", CLI_STRINGS, &c.tokens, "FILE", "token ids, int32 little endian", false},
         {0, "rows", CLI_FLAG, &c.rows, NULL, "lines as dataset rows joined by two newlines",
@@ -295,14 +299,14 @@ int vptq_cli_kld(int argc, char **argv)
         {0, "windows", CLI_U64, &c.windows, "N", "at most N windows, 0 = all", false},
         {0, "protocol", CLI_CHOICE, &c.protocol, "gptq|llama.cpp",
          "compare whole windows, or their second halves", false},
-        {0, "max-kld", CLI_DOUBLE, &c.max_kld, "X", "exit 3 when the divergence is above X",
+        {0, "max-kld", CLI_DOUBLE, &c.max_kld, "X", "exit 3 if the divergence is above X",
          false},
-        {0, NULL, CLI_FLAG, NULL, NULL, "Recording the original", false},
-        {0, "save-base", CLI_STRING, &c.save_base, "FILE", "record it in FILE; then -m may go",
-         false},
+        {0, NULL, CLI_FLAG, NULL, NULL, "Saving the original", false},
+        {0, "save-base", CLI_STRING, &c.save_base, "FILE",
+         "save its logits to FILE; -m is then optional", false},
         {0, "base-precision", CLI_CHOICE, &c.precision, "compact|full",
-         "the likeliest ids of every token, or all", false},
-        {0, "base-top", CLI_U64, &c.top, "N", "likeliest ids of a compact record", false},
+         "save the likeliest ids of every token, or all", false},
+        {0, "base-top", CLI_U64, &c.top, "N", "number of likeliest ids with compact", false},
         CLI_END};
     vptq_cli cli = {
         .tool = "vptq-eval",

@@ -1,5 +1,4 @@
-/* vptq-eval ppl: perplexity of one model on one or several texts, each of them a measurement of
- * its own, or on all of them joined. */
+/* vptq-eval ppl: perplexity of a model on texts, measured one by one or joined. */
 #include "cmd/eval/eval.h"
 
 #include <inttypes.h>
@@ -17,7 +16,7 @@ typedef struct ppl_command {
     double max_ppl;
 } ppl_command;
 
-/* Of one text while its windows come in. */
+/* Running loss of one text. */
 typedef struct window_log {
     const vptq_cli *cli;
     vptq_writer *dump; /* NULL = none */
@@ -35,20 +34,21 @@ static void print_window(void *arg, uint64_t window, double nll, uint64_t tokens
              window, nll, exp(nll), tokens, exp(w->sum / (double)w->tokens));
 }
 
-/* ---- what is measured ---- */
+/* ---- measurements ---- */
 
 static size_t measurement_count(const ppl_command *c)
 {
     return c->join ? 1 : c->texts.count + c->tokens.count;
 }
 
-/* The name of measurement i: that of its file, of joined ones that of the first. */
+/* Returns the file name of measurement i; joined texts have that of the first. */
 static const char *measurement_name(const ppl_command *c, size_t i)
 {
     return i < c->texts.count ? c->texts.items[i] : c->tokens.items[i - c->texts.count];
 }
 
-/* Measurement i: all files, or one; texts come before files of ids. */
+/* Returns the options of measurement i: one file, or all if joined.  Texts precede files of
+ * ids. */
 static vptq_ppl_options measurement(const vptq_cli *cli, const ppl_command *c, size_t i)
 {
     vptq_ppl_options opt = {
@@ -78,7 +78,7 @@ static vptq_ppl_options measurement(const vptq_cli *cli, const ppl_command *c, s
 
 /* ---- ids ---- */
 
-/* A list of ids in the making: an empty line separates documents. */
+/* Prints ids one per line; an empty line separates documents. */
 static vptq_status print_ids(void *arg, const int32_t *ids, size_t n, vptq_err *err)
 {
     bool *first = arg;
@@ -100,7 +100,7 @@ typedef struct ppl_row {
 } ppl_row;
 
 enum { TABLE = VPTQ_IN_TEXT | VPTQ_IN_CSV | VPTQ_IN_MD };
-/* Conditions of columns: a measurement, not a plan. */
+/* Conditions of columns: of a measurement, of a plan. */
 enum { MEASURED = 1, PLANNED = 2 };
 
 #define FIGURE(key, member, digits, bits)                                                      \
@@ -145,14 +145,15 @@ static void print_text(const ppl_command *c, const vptq_ppl_result *r)
            r->windows, c->documents ? "documents" : "windows", c->documents ? "at most " : "",
            r->context);
     if (r->skipped)
-        printf("%" PRIu64 " longer documents were skipped\n", r->skipped);
+        printf("%" PRIu64 " longer document%s skipped\n", r->skipped,
+               r->skipped == 1 ? " was" : "s were");
     if (!isnan(r->bits_per_byte))
         printf("%.4f bits per byte\n", r->bits_per_byte);
     printf("%.3f bits per weight\n", r->bits_per_weight);
     printf("%.1f s, %.0f tokens per second\n", r->seconds, r->tokens_per_second);
 }
 
-/* As wide as the longest name in text. */
+/* Prints a row with the text column as wide as the longest name. */
 static void print_row(const vptq_cli *cli, const ppl_command *c, size_t i, const ppl_row *row)
 {
     vptq_column shown[sizeof columns / sizeof *columns];
@@ -190,7 +191,7 @@ static void print_result(const vptq_cli *cli, const ppl_command *c, size_t i,
 
 /* ---- the run ---- */
 
-/* Whether all texts are there and long enough, before the first one costs time. */
+/* Fails if a text is missing or too short, before any is measured. */
 static vptq_status check_texts(vptq_cli *cli, const ppl_command *c, const vptq_model *m,
                                vptq_err *err)
 {
@@ -209,7 +210,7 @@ static vptq_status write_losses(void *arg, const double *nll, size_t tokens, vpt
     return vptq_writer_write(w->dump, nll, tokens * sizeof *nll, err);
 }
 
-/* Measures text i, and writes the losses of its tokens to `dump` unless that is NULL. */
+/* Measures text i and writes the losses of its tokens to `dump`, unless that is NULL. */
 static vptq_status score(vptq_cli *cli, const ppl_command *c, const vptq_model *m, size_t i,
                          vptq_writer *dump, vptq_ppl_result *r, vptq_err *err)
 {
@@ -221,8 +222,8 @@ static vptq_status score(vptq_cli *cli, const ppl_command *c, const vptq_model *
                            &windows, r, err);
 }
 
-/* The file is opened first, so that one that cannot be written costs no evaluation.  ppl
- * [measurements]. */
+/* Measures all texts into ppl [measurements].  Opens the dump first, so that an unwritable file
+ * costs no evaluation. */
 static vptq_status score_all(vptq_cli *cli, const ppl_command *c, const vptq_model *m,
                              double *ppl, vptq_err *err)
 {
@@ -244,7 +245,7 @@ out:
     return st;
 }
 
-/* CLI_CHECK_FAILED when one of them is above the limit. */
+/* Returns CLI_CHECK_FAILED if a perplexity is above --max-ppl. */
 static int check_limit(const ppl_command *c, const double *ppl)
 {
     int code = CLI_OK;
@@ -263,7 +264,7 @@ static int check_limit(const ppl_command *c, const double *ppl)
 static int check_ppl_usage(const vptq_cli *cli, const ppl_command *c)
 {
     if (c->texts.count + c->tokens.count == 0)
-        return vptq_cli_usage_error(cli, "give --text FILE or --tokens FILE");
+        return vptq_cli_usage_error(cli, "missing option: --text FILE or --tokens FILE");
     if (c->documents && c->tokens.count)
         return vptq_cli_usage_error(cli, "--documents and --tokens exclude each other");
     if (c->documents && c->join)
@@ -315,22 +316,24 @@ int vptq_cli_ppl(int argc, char **argv)
     ppl_command c = {.context = 2048, .max_ppl = (double)INFINITY};
     const vptq_cli_option options[] = {
         {'m', "model", CLI_STRING, &c.model, "MODEL", "model to measure", true},
-        {0, "tokenizer", CLI_STRING, &c.tokenizer, "FILE", "tokenizer of another place", false},
+        {0, "tokenizer", CLI_STRING, &c.tokenizer, "FILE", "tokenizer to use with the model",
+         false},
         {0, "base", CLI_STRING, &c.base, "MODEL",
-         "the model that a work directory was made from, if it was moved", false},
+         "the original model of a work directory, if it was moved", false},
         {0, NULL, CLI_FLAG, NULL, NULL, "Text", false},
         {0, "text", CLI_STRINGS, &c.texts, "FILE",
          "UTF-8 text; several are measured one by one", false},
         {0, "tokens", CLI_STRINGS, &c.tokens, "FILE", "token ids, int32 little endian", false},
-        {0, "join", CLI_FLAG, &c.join, NULL, "all texts as one, in order", false},
+        {0, "join", CLI_FLAG, &c.join, NULL, "join all texts in order and measure them as one",
+         false},
         {0, "rows", CLI_FLAG, &c.rows, NULL, "lines as dataset rows joined by two newlines",
          false},
         {0, "documents", CLI_STRING, &c.documents, "SEP",
-         "score each document between separators alone", false},
+         "score each document between separators separately", false},
         {0, "document-limit", CLI_U64, &c.document_limit, "N", "only the first N documents",
          false},
         {0, "tokens-only", CLI_FLAG, &c.tokens_only, NULL,
-         "print the token ids, one per line, and end", false},
+         "only print the token ids, one per line", false},
         {0, NULL, CLI_FLAG, NULL, NULL, "Protocol", false},
         {0, "context", CLI_U64, &c.context, "N", "tokens per window", false},
         {0, "windows", CLI_U64, &c.windows, "N", "at most N windows, 0 = all", false},
@@ -338,8 +341,7 @@ int vptq_cli_ppl(int argc, char **argv)
          false},
         {0, "protocol", CLI_CHOICE, &c.protocol, "gptq|llama.cpp",
          "score whole windows, or their second halves", false},
-        {0, "max-ppl", CLI_DOUBLE, &c.max_ppl, "X", "exit 3 when a perplexity is above X",
-         false},
+        {0, "max-ppl", CLI_DOUBLE, &c.max_ppl, "X", "exit 3 if a perplexity is above X", false},
         {0, "dump", CLI_STRING, &c.dump, "FILE",
          "write the loss of every scored token, float64 little endian", false},
         CLI_END};

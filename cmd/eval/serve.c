@@ -1,3 +1,4 @@
+/* vptq-eval serve: speed of models that serve many sequences at once. */
 #include "cmd/eval/eval.h"
 
 #include <inttypes.h>
@@ -17,8 +18,8 @@ typedef struct serve_command {
 
 enum { LATENCY, TTFT, OUTPUT, OVERALL, INPUT, FIGURES };
 
-/* One model under one configuration: means and standard deviations over its runs, or what a run
- * would need. */
+/* One model under one configuration: means and standard deviations over its runs, or the memory
+ * that a run would need. */
 typedef struct serve_row {
     char group[VPTQ_SERVE_RUN_NAME];
     const char *model, *config, *kv, *backend;
@@ -118,7 +119,7 @@ static const vptq_column table[] = {
     KEY("backend", VPTQ_TEXT(serve_row, backend)),
     KEY("seed", VPTQ_INTEGER(serve_row, seed))};
 
-/* A column of the plan that JSON does not have, or has under another key. */
+/* A column of the plan that JSON lacks or has under another key. */
 #define IN_PLAN(text, field, columns)                                                          \
     {                                                                                          \
         .name = text, field, .width = columns, .align = VPTQ_ALIGN_RIGHT,                      \
@@ -145,7 +146,7 @@ enum { MAX_COLUMNS = sizeof table / sizeof *table };
 
 typedef struct serve_table {
     const vptq_serve_options *o;
-    serve_row *groups; /* [models] of the configuration at hand */
+    serve_row *groups; /* [models] of the current configuration */
     vptq_column columns[MAX_COLUMNS];
     vptq_printer printer;
 } serve_table;
@@ -156,7 +157,7 @@ static void widen(vptq_column *c, const char *name)
     c->width = n > c->width ? n : c->width;
 }
 
-/* Copies the columns, with those of names as wide as the longest. */
+/* Copies the columns and widens those of names to the longest one. */
 static void begin_table(serve_table *t, const vptq_cli *cli, const vptq_serve_options *o,
                         const vptq_column *columns, size_t count)
 {
@@ -204,7 +205,8 @@ static vptq_status print_plan(const vptq_cli *cli, const vptq_serve_options *o, 
 
 /* ---- the command ---- */
 
-/* NAME=MODEL, or a MODEL that is called by the last part of its path without its ending. */
+/* Splits NAME=MODEL.  The name of a plain MODEL is the last part of its path without extension.
+ */
 static vptq_status split_name(const char *text, char name[VPTQ_SERVE_NAME], const char **path,
                               vptq_err *err)
 {
@@ -229,7 +231,7 @@ static vptq_status split_name(const char *text, char name[VPTQ_SERVE_NAME], cons
     const size_t n = given ? (size_t)(equal - text) : (size_t)(end - from);
     if (n == 0 || n >= VPTQ_SERVE_NAME || !**path)
         return vptq_fail(err, VPTQ_E_ARG,
-                         "--model '%.128s', expected NAME=MODEL with a name of 1 to %d bytes",
+                         "--model %.128s: expected NAME=MODEL with a name of 1 to %d bytes",
                          text, VPTQ_SERVE_NAME - 1);
     memcpy(name, given ? text : from, n);
     name[n] = 0;
@@ -306,7 +308,7 @@ static int run_serve(vptq_cli *cli, const serve_command *c)
         VPTQ_TRY(print_plan(cli, &j.o, &err));
         goto out;
     }
-    VPTQ_TRY(vptq_serve_check(cli->ctx, &j.o, NULL, &err)); /* before a file is touched */
+    VPTQ_TRY(vptq_serve_check(cli->ctx, &j.o, NULL, &err)); /* before a file is opened */
     if (c->output)
         VPTQ_TRY(
             vptq_serve_log_open(cli->ctx->mem, c->output, cli->common.force, &j.log, &err));
@@ -326,23 +328,23 @@ int vptq_cli_serve(int argc, char **argv)
     serve_command c = {.runs = 3, .warmup = 1};
     const vptq_cli_option options[] = {
         {'m', "model", CLI_STRINGS, &c.models, "[NAME=]MODEL",
-         "model to serve; several take turns", true},
-        {0, "tokenizer", CLI_STRING, &c.tokenizer, "FILE", "tokenizer of another place", false},
+         "model to serve; may be repeated, models take turns", true},
+        {0, "tokenizer", CLI_STRING, &c.tokenizer, "FILE", "tokenizer to use with the model",
+         false},
         {0, "base", CLI_STRING, &c.base, "MODEL",
-         "the model that a work directory was made from, if it was moved", false},
+         "the original model of a work directory, if it was moved", false},
         {0, "config", CLI_STRINGS, &c.configs, "B,I,O|NAME",
          "sequences, tokens of their prompts, new tokens; or interactive, decode_bound, "
-         "prefill_bound, long_context, medium_batch, base, high_concurrency; several are "
-         "allowed "
-         "(default: these seven)",
+         "prefill_bound, long_context, medium_batch, base, high_concurrency; may be "
+         "repeated (default: these seven)",
          false},
-        {0, "runs", CLI_U32, &c.runs, "R", "of every model and configuration", false},
-        {0, "warmup", CLI_U32, &c.warmup, "N", "short runs before them", false},
-        {0, "kv", CLI_CHOICE, &c.kv, "f16|f32", "what keys and values are stored as", false},
+        {0, "runs", CLI_U32, &c.runs, "R", "runs of every model and configuration", false},
+        {0, "warmup", CLI_U32, &c.warmup, "N", "short runs before these", false},
+        {0, "kv", CLI_CHOICE, &c.kv, "f16|f32", "stored type of keys and values", false},
         {'o', "output", CLI_STRING, &c.output, "FILE",
-         "append a record per run; runs that it has are not run again", false},
+         "append a record per run; runs with a record are not repeated", false},
         {0, "allow-long", CLI_FLAG, &c.allow_long, NULL,
-         "sequences may be longer than a model's context", false},
+         "allow sequences longer than a model's context", false},
         CLI_END};
     vptq_cli cli = {
         .tool = "vptq-eval",

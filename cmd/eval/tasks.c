@@ -1,5 +1,4 @@
-/* vptq-eval tasks: accuracy of a model on choice tasks, and how often it chooses as its
- * original does. */
+/* vptq-eval tasks: accuracy of a model on choice tasks, and agreement with its original. */
 #include "cmd/eval/eval.h"
 
 #include <inttypes.h>
@@ -14,10 +13,10 @@ typedef struct tasks_command {
     double min_acc, min_agreement;
 } tasks_command;
 
-/* One --task NAME=FILE, and what came of it. */
+/* One --task NAME=FILE and its results. */
 typedef struct task {
     char name[64];
-    const char *path, *model, *base_model; /* as the options have them */
+    const char *path, *model, *base_model; /* as given */
     vptq_task_file file;
     bool has_file, done;
     vptq_task_result result, base;
@@ -39,7 +38,7 @@ enum { PROGRAMS = VPTQ_IN_JSON | VPTQ_IN_CSV };
     {                                                                                          \
         .name = k, .title = t, VPTQ_INTEGER(task, member), .needs = n                          \
     }
-/* Key and member of a column that only programs get. */
+/* Key and member of a column of JSON and CSV only. */
 #define FACT(k, field)                                                                         \
     {                                                                                          \
         .name = k, field, .formats = PROGRAMS                                                  \
@@ -92,8 +91,8 @@ static void print_total(const tasks_command *c, const task *tasks, size_t count)
            seconds > 0 ? (double)rows / seconds : 0, saved);
 }
 
-/* Prints the tasks that are done.  Programs get every column that the options ask for, people
- * none that is empty. */
+/* Prints the finished tasks.  JSON and CSV have every column of the options, text and Markdown
+ * leave out empty ones. */
 static void print_table(const vptq_cli *cli, const tasks_command *c, const task *tasks)
 {
     const size_t count = count_done(c, tasks);
@@ -129,7 +128,7 @@ static void print_plan(const vptq_cli *cli, const task *k)
 
 /* ---- the run ---- */
 
-/* \n, \t and \\ of the delimiter as the characters that they stand for. */
+/* Replaces \n, \t and \\ in the delimiter. */
 static vptq_status read_delimiter(const char *from, char *to, size_t size, vptq_err *err)
 {
     static const char escapes[] = "n\nt\t\\\\";
@@ -138,7 +137,7 @@ static vptq_status read_delimiter(const char *from, char *to, size_t size, vptq_
         const char *e = *from == '\\' && from[1] ? strchr(escapes, from[1]) : NULL;
         if (*from == '\\' && (!e || (e - escapes) % 2))
             return vptq_fail(err, VPTQ_E_ARG,
-                             "--delimiter: '%.2s' is not known, expected \\n, \\t or \\\\",
+                             "--delimiter: unknown escape '%.2s', expected \\n, \\t or \\\\",
                              from);
         if (n + 1 >= size)
             return vptq_fail(err, VPTQ_E_ARG, "--delimiter: more than %zu bytes", size - 1);
@@ -155,8 +154,8 @@ static vptq_status read_task(vptq_cli *cli, const tasks_command *c, const char *
     const char *path = strchr(word, '=');
     if (!path || path == word || !path[1] || (size_t)(path - word) >= sizeof k->name)
         return vptq_fail(err, VPTQ_E_ARG,
-                         "--task '%s': expected NAME=FILE with a name of at most %zu bytes",
-                         word, sizeof k->name - 1);
+                         "--task %s: expected NAME=FILE with a name of at most %zu bytes", word,
+                         sizeof k->name - 1);
     memcpy(k->name, word, (size_t)(path - word));
     k->path = path + 1;
     k->model = c->model;
@@ -168,7 +167,7 @@ static vptq_status read_task(vptq_cli *cli, const tasks_command *c, const char *
     return st;
 }
 
-/* Every file is read, and cut into tokens, before the first task costs time. */
+/* Reads and tokenizes every file before the first task is run. */
 static vptq_status read_tasks(vptq_cli *cli, const tasks_command *c, vptq_cli_eval *s,
                               task *tasks, vptq_err *err)
 {
@@ -214,7 +213,7 @@ out:
     return st;
 }
 
-/* Tasks that are done are printed where a later one fails, too. */
+/* Runs all tasks; prints the finished ones even if a later one fails. */
 static vptq_status run_tasks(vptq_cli *cli, const tasks_command *c, vptq_cli_eval *s,
                              task *tasks, vptq_err *err)
 {
@@ -290,7 +289,7 @@ out:
 static int check_usage(const vptq_cli *cli, const tasks_command *c)
 {
     if (c->min_agreement > -(double)INFINITY && !c->base)
-        return vptq_cli_usage_error(cli, "--min-agreement needs --base");
+        return vptq_cli_usage_error(cli, "--min-agreement needs --base MODEL");
     return CLI_OK;
 }
 
@@ -303,22 +302,22 @@ int vptq_cli_tasks(int argc, char **argv)
         {'m', "model", CLI_STRING, &c.model, "MODEL", "model to measure", true},
         {0, "base", CLI_STRING, &c.base, "MODEL", "its original, to compare choices with",
          false},
-        {0, "tokenizer", CLI_STRING, &c.tokenizer, "FILE", "tokenizer of another place", false},
+        {0, "tokenizer", CLI_STRING, &c.tokenizer, "FILE", "tokenizer to use with the model",
+         false},
         {0, NULL, CLI_FLAG, NULL, NULL, "Items", false},
-        {0, "task", CLI_STRINGS, &c.tasks, "NAME=FILE",
-         "items of a task; may be given several times", true},
+        {0, "task", CLI_STRINGS, &c.tasks, "NAME=FILE", "items of a task; may be repeated",
+         true},
         {0, "limit", CLI_U64, &c.limit, "N", "only the first N items of each, 0 = all", false},
         {0, "delimiter", CLI_STRING, &c.delimiter, "TEXT",
-         "between query and choice of records {query, choices, gold}", false},
+         "text between query and choice of records {query, choices, gold}", false},
         {0, "context", CLI_U64, &c.context, "N",
-         "tokens of a request at most, 0 = the model's context", false},
+         "maximum tokens of a request, 0 = the model's context", false},
         {0, NULL, CLI_FLAG, NULL, NULL, "Output", false},
         {0, "samples", CLI_STRING, &c.samples, "FILE",
          "write log-likelihoods and choices, one JSON line per item", false},
-        {0, "min-acc", CLI_DOUBLE, &c.min_acc, "X", "exit 3 when an accuracy is below X",
-         false},
+        {0, "min-acc", CLI_DOUBLE, &c.min_acc, "X", "exit 3 if an accuracy is below X", false},
         {0, "min-agreement", CLI_DOUBLE, &c.min_agreement, "X",
-         "exit 3 when an agreement with the base is below X", false},
+         "exit 3 if an agreement with the base is below X", false},
         CLI_END};
     vptq_cli cli = {
         .tool = "vptq-eval",

@@ -123,9 +123,7 @@ static vptq_status parse(header *h, vptq_err *err)
     if (!take(h, '{'))
         return bad_header(h, "is not a dictionary", err);
     while (!take(h, '}')) {
-        vptq_status st = take_entry(h, err);
-        if (st)
-            return st;
+        VPTQ_CHECK(take_entry(h, err));
         if (!take(h, ',') && (h->at == h->end || *h->at != '}'))
             return bad_header(h, "is not a dictionary", err);
     }

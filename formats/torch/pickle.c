@@ -462,9 +462,7 @@ static vptq_status run(machine *m)
         if (op == '.')
             return m->depth == 1 && m->stack[0] ? VPTQ_OK
                                                 : broken(m, "it ends with more than one value");
-        vptq_status st = step(m, op);
-        if (st)
-            return st;
+        VPTQ_CHECK(step(m, op));
     }
     m->op_at = m->size;
     return broken(m, "it has no STOP opcode");

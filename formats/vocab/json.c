@@ -154,9 +154,7 @@ static vptq_status read_merges(vptq_vocab *v, const json_t *model, const vptq_st
     if (!v->merges)
         return VPTQ_E_NOMEM;
     for (size_t i = 0; i < n; i++) {
-        vptq_status st = read_merge(v, map, i, json_array_get(merges, i), err);
-        if (st)
-            return st;
+        VPTQ_CHECK(read_merge(v, map, i, json_array_get(merges, i), err));
     }
     v->merge_count = (uint32_t)n;
     return VPTQ_OK;

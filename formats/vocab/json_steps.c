@@ -149,9 +149,7 @@ static vptq_status copy_pattern(vptq_vocab *v, const json_t *step, const char **
 {
     const json_t *pattern = json_object_get(step, "pattern");
     *regex = json_object_get(pattern, "Regex") != NULL;
-    vptq_status st = copy_string(v, pattern, *regex ? "Regex" : "String", out, err);
-    if (st)
-        return st;
+    VPTQ_CHECK(copy_string(v, pattern, *regex ? "Regex" : "String", out, err));
     if ((*out)[0] == 0)
         return vptq_fail(err, VPTQ_E_FORMAT, "%s: a pattern is empty", v->source);
     if (*regex && pattern_differs(*out))
@@ -232,9 +230,7 @@ static vptq_status split_behavior(const vptq_vocab *v, const json_t *step, const
                 {"MergedWithPrevious", VPTQ_SPLIT_TO_LEFT},
                 {"MergedWithNext", VPTQ_SPLIT_TO_RIGHT}};
     const char *name = NULL;
-    vptq_status st = vptq_json_str_or(step, v->source, "behavior", fallback, &name, err);
-    if (st)
-        return st;
+    VPTQ_CHECK(vptq_json_str_or(step, v->source, "behavior", fallback, &name, err));
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         if (strcmp(name, rows[i].name) == 0) {
             *kind = rows[i].kind;
@@ -317,8 +313,8 @@ static vptq_status metaspace(vptq_vocab *v, const json_t *step, vptq_err *err)
 static vptq_status punctuation(vptq_vocab *v, const json_t *step, vptq_err *err)
 {
     vptq_split s = {.pattern = "[\\p{P}$+<=>^`|~]"};
-    vptq_status st = split_behavior(v, step, "Isolated", &s.kind, err);
-    return st ? st : vptq_vocab_add_split(v, s, err);
+    VPTQ_CHECK(split_behavior(v, step, "Isolated", &s.kind, err));
+    return vptq_vocab_add_split(v, s, err);
 }
 
 /* Words, and runs of characters that are neither words nor space. The original is not an
@@ -334,9 +330,7 @@ static vptq_status char_delimiter(vptq_vocab *v, const json_t *step, vptq_err *e
 {
     vptq_split s = {.kind = VPTQ_SPLIT_REMOVED};
     const char *delimiter = NULL;
-    vptq_status st = vptq_json_str_or(step, v->source, "delimiter", NULL, &delimiter, err);
-    if (st)
-        return st;
+    VPTQ_CHECK(vptq_json_str_or(step, v->source, "delimiter", NULL, &delimiter, err));
     uint32_t cp = 0;
     size_t len = strlen(delimiter);
     if (len == 0 || vptq_utf8_decode(delimiter, len, &cp) != len)
@@ -399,32 +393,27 @@ static vptq_status decoder_strip(vptq_vocab *v, const json_t *step, bool fused, 
 {
     const char *content = NULL;
     uint64_t start = 0, stop = 0;
-    vptq_status st = VPTQ_OK;
-    VPTQ_TRY(vptq_json_str_or(step, v->source, "content", NULL, &content, err));
-    VPTQ_TRY(vptq_json_u64_or(step, v->source, "start", UINT32_MAX, 0, &start, err));
-    VPTQ_TRY(vptq_json_u64_or(step, v->source, "stop", UINT32_MAX, 0, &stop, err));
+    VPTQ_CHECK(vptq_json_str_or(step, v->source, "content", NULL, &content, err));
+    VPTQ_CHECK(vptq_json_u64_or(step, v->source, "start", UINT32_MAX, 0, &start, err));
+    VPTQ_CHECK(vptq_json_u64_or(step, v->source, "stop", UINT32_MAX, 0, &stop, err));
     if (strcmp(content, " ") != 0 || start > 1 || stop > 0)
-        st = unsupported(v, "decoder Strip of", content, err);
-    else if (start > 0 && !fused)
-        st = unsupported(v, "decoder", "Strip before Fuse", err);
-    else
-        v->strip_start = v->strip_start || start == 1;
-out:
-    return st;
+        return unsupported(v, "decoder Strip of", content, err);
+    if (start > 0 && !fused)
+        return unsupported(v, "decoder", "Strip before Fuse", err);
+    v->strip_start = v->strip_start || start == 1;
+    return VPTQ_OK;
 }
 
 static vptq_status decoder_metaspace(vptq_vocab *v, const json_t *step, bool fused,
                                      vptq_err *err)
 {
     vptq_prepend scheme = VPTQ_PREPEND_NEVER;
-    vptq_status st = VPTQ_OK;
-    VPTQ_TRY(need_meta(v, step, err));
-    VPTQ_TRY(prepend_scheme(v, step, &scheme, err));
+    VPTQ_CHECK(need_meta(v, step, err));
+    VPTQ_CHECK(prepend_scheme(v, step, &scheme, err));
     if (fused)
-        st = unsupported(v, "decoder", "Metaspace after Fuse", err);
+        return unsupported(v, "decoder", "Metaspace after Fuse", err);
     v->strip_marks = scheme != VPTQ_PREPEND_NEVER;
-out:
-    return st;
+    return VPTQ_OK;
 }
 
 /* Decoding is the inverse of the model's kind; refuses any other decoder. `fused`: a Fuse came
@@ -472,9 +461,7 @@ static vptq_status template_id(const vptq_vocab *v, const json_t *step, const js
                                int32_t *id, vptq_err *err)
 {
     const char *name = NULL;
-    vptq_status st = vptq_json_str_or(token, v->source, "id", NULL, &name, err);
-    if (st)
-        return st;
+    VPTQ_CHECK(vptq_json_str_or(token, v->source, "id", NULL, &name, err));
     const json_t *special = json_object_get(json_object_get(step, "special_tokens"), name);
     const json_t *ids = json_object_get(special, "ids");
     const json_t *first = json_array_get(ids, 0);
@@ -511,9 +498,7 @@ static vptq_status post_processor(vptq_vocab *v, const json_t *step, const char 
             return unsupported(v, "template with",
                                token ? "two tokens at one end" : "two texts", err);
         *adds = true;
-        vptq_status st = template_id(v, step, token, after_text ? &v->eos : &v->bos, err);
-        if (st)
-            return st;
+        VPTQ_CHECK(template_id(v, step, token, after_text ? &v->eos : &v->bos, err));
     }
     return after_text ? VPTQ_OK : unsupported(v, "template without", "a text", err);
 }

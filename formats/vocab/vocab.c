@@ -330,9 +330,7 @@ vptq_status vptq_vocab_read(const char *path, uint32_t expect, vptq_mem *mem, vp
     const char *names[2] = {"tokenizer.json", "tokenizer.model"};
     for (int i = 0; i < 2; i++) {
         char file[4096];
-        vptq_status st = vptq_path_join(file, sizeof file, path, names[i], err);
-        if (st)
-            return st;
+        VPTQ_CHECK(vptq_path_join(file, sizeof file, path, names[i], err));
         if (vptq_path_exists(file))
             return read_file(file, expect, mem, v, err);
     }

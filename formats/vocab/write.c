@@ -72,9 +72,7 @@ static vptq_status implied_merges(const vptq_vocab *v, implied **out, size_t *co
                                   vptq_err *err)
 {
     vptq_strmap map = {0};
-    vptq_status st = vptq_vocab_index(v, &map, err);
-    if (st)
-        return st;
+    VPTQ_CHECK(vptq_vocab_index(v, &map, err));
     *count = imply(v, &map, NULL);
     *out = vptq_mem_alloc(v->arena.mem, *count, sizeof **out, err);
     if (*out) {

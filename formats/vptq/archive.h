@@ -1,6 +1,6 @@
 /* The .vptq archive: one file with small files stored whole (config, tokenizer) and tensors in
  * zstd frames.  Every frame has a checksum and the index is at the end, so that an archive can
- * be read in parallel and in part.  Byte layout: docs/formats.md. */
+ * be read in parallel and in part.  Byte layout: docs/formats/archive.md. */
 #ifndef VPTQ_FORMATS_VPTQ_ARCHIVE_H
 #define VPTQ_FORMATS_VPTQ_ARCHIVE_H
 

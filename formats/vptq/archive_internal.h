@@ -1,5 +1,5 @@
 /* Internal to formats/vptq: the byte layout of .vptq archives, shared by archive.c (reading)
- * and archive_write.c.  Specified in docs/formats.md; all numbers are little endian. */
+ * and archive_write.c.  Specified in docs/formats/archive.md; all numbers are little endian. */
 #ifndef VPTQ_FORMATS_VPTQ_ARCHIVE_INTERNAL_H
 #define VPTQ_FORMATS_VPTQ_ARCHIVE_INTERNAL_H
 

@@ -1,7 +1,7 @@
 /* The published VPTQ layout of a linear layer at module path P: tensors P.centroids.weight,
  * P.res_centroids.weight, P.indices, P.outlier_centroids.weight, P.outlier_indices, P.perm,
  * P.weight_scale, P.weight_bias and P.bias, described by the `quantization_config` of
- * config.json.  Byte layout and quirks: docs/formats.md.
+ * config.json.  Byte layout and quirks: docs/formats/vptq-layout.md.
  *
  * Reads every form that upstream or its forks wrote (shared_layer_config, text_config, the two
  * extra keys, indices_as_float null or true, unpacked I16 indices, k_res > k); writes only the

@@ -1,4 +1,5 @@
-/* Makes the tensors of a matrix in the portable form of the published layout. */
+/* Makes the tensors of a matrix in the portable form of the published layout.  The indices are
+ * packed already (lib/encoder/store.c); here they are only reordered and cleaned. */
 #include <math.h>
 #include <string.h>
 

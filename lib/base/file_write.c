@@ -43,9 +43,7 @@ vptq_status vptq_file_writer_open(const char *path, bool force, vptq_file_writer
     if (n >= sizeof w->path)
         return vptq_fail(err, VPTQ_E_ARG, "path '%.80s...' is too long", path);
     memcpy(w->path, path, n + 1);
-    vptq_status st = vptq_path_temporary(w->tmp, path, "tmp", err);
-    if (st)
-        return st;
+    VPTQ_CHECK(vptq_path_temporary(w->tmp, path, "tmp", err));
     vptq_path_sweep(path, "tmp", NULL);
     w->fd = open(w->tmp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (w->fd < 0)

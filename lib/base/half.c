@@ -1,3 +1,4 @@
+/* Converts rows of float16 and bfloat16, with the kernels of the running processor. */
 #include "lib/base/half.h"
 
 #include <string.h>
@@ -5,7 +6,7 @@
 #include "lib/base/cpu.h"
 #include "lib/base/half_simd.h"
 
-/* Below this the question which instructions there are costs more than they save. */
+/* Below this length, choosing the kernel costs more than it saves. */
 enum { SIMD_MIN = 64 };
 
 static uint32_t bits_of(float f)

@@ -99,12 +99,34 @@ static bool must_fail(vptq_mem *mem)
     return false;
 }
 
+/* Writes "802 bytes" or "3.0 KiB". */
+static void format_bytes(char text[32], size_t bytes)
+{
+    static const char units[] = "KMGT";
+    double x = (double)bytes / 1024;
+    size_t u = 0;
+    for (; x >= 1024 && u < 3; u++)
+        x /= 1024;
+    if (bytes < 1024)
+        snprintf(text, 32, "%zu bytes", bytes);
+    else
+        snprintf(text, 32, "%.1f %ciB", x, units[u]);
+}
+
+static void fail_over_cap(const vptq_mem *mem, size_t bytes, vptq_err *err)
+{
+    char cap[32], more[32], left[32];
+    format_bytes(cap, mem->cap);
+    format_bytes(more, bytes);
+    format_bytes(left, vptq_mem_left(mem));
+    vptq_fail(err, VPTQ_E_NOMEM, "--mem (%s) is too small: %s more needed, %s left", cap, more,
+              left);
+}
+
 static void *block_alloc(vptq_mem *mem, size_t bytes, vptq_err *err)
 {
     if (bytes > vptq_mem_left(mem)) {
-        vptq_fail(err, VPTQ_E_NOMEM,
-                  "needs %zu bytes more where %zu of the memory cap of %zu are left", bytes,
-                  vptq_mem_left(mem), mem->cap);
+        fail_over_cap(mem, bytes, err);
         return NULL;
     }
     size_t total;

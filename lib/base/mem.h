@@ -28,7 +28,7 @@
 typedef struct vptq_mem {
     size_t used, peak;  /* bytes */
     size_t cap;         /* bytes; 0 = no cap */
-    int64_t fail_after; /* < 0: never; 0: the next allocation fails; n: the n+1-th */
+    int64_t fail_after; /* allocations that still succeed, for tests; negative = no limit */
 } vptq_mem;
 
 void vptq_mem_init(vptq_mem *mem, size_t cap);

@@ -20,9 +20,9 @@ void vptq_parallel_for(int threads, size_t n, size_t chunk, vptq_range_fn fn, vo
             fn(arg, c * chunk, n - c * chunk < chunk ? n : c * chunk + chunk, 0);
         return;
     }
-    if ((size_t)threads > chunks)
-        threads = (int)chunks;
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
+    const int used = (size_t)threads < chunks ? threads : (int)chunks;
+    (void)used; /* without OpenMP */
+#pragma omp parallel for schedule(dynamic, 1) num_threads(used)
     for (size_t c = 0; c < chunks; c++)
         fn(arg, c * chunk, n - c * chunk < chunk ? n : c * chunk + chunk, omp_get_thread_num());
 }

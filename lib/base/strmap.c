@@ -55,9 +55,7 @@ static vptq_strmap_slot *find(vptq_strmap_slot *slots, size_t cap, const char *k
 static vptq_status grow(vptq_strmap *m, vptq_err *err)
 {
     vptq_strmap_slot *slots;
-    vptq_status st = new_slots(m->mem, m->cap * 2, &slots, err);
-    if (st)
-        return st;
+    VPTQ_CHECK(new_slots(m->mem, m->cap * 2, &slots, err));
     for (size_t i = 0; i < m->cap; i++) {
         const vptq_strmap_slot *s = &m->slots[i];
         if (s->key)
@@ -81,9 +79,7 @@ vptq_status vptq_strmap_add(vptq_strmap *m, const char *key, size_t len, uint32_
         return VPTQ_OK;
     }
     if (m->count >= m->cap / 4 * 3) {
-        vptq_status st = grow(m, err);
-        if (st)
-            return st;
+        VPTQ_CHECK(grow(m, err));
         s = find(m->slots, m->cap, key, len, hash);
     }
     *s = (vptq_strmap_slot){.key = key, .len = (uint32_t)len, .value = value, .hash = hash};

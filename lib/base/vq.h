@@ -13,7 +13,7 @@
  *
  * each operation rounded to float separately (no fused multiply-add).  (i, l) is entry c = (p -
  * outliers) % group_size of the bit stream of (g, r / v): i in the low log2(k) bits, l above
- * it. Source: microsoft/VPTQ VQuantLinear; docs/formats.md. */
+ * it. Source: microsoft/VPTQ VQuantLinear; docs/formats/vptq-layout.md. */
 #ifndef VPTQ_BASE_VQ_H
 #define VPTQ_BASE_VQ_H
 

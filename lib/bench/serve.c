@@ -482,11 +482,10 @@ static vptq_status resume_config(const server *s, const vptq_device *dev,
 vptq_status vptq_eval_serve(const vptq_ctx *ctx, const vptq_serve_options *o,
                             vptq_serve_log *log, vptq_serve_fn fn, void *arg, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     server s = {.ctx = ctx, .o = o};
     vptq_device dev;
-    VPTQ_TRY(vptq_device_open(ctx, o->backend, &dev, err));
-    st = check_all(ctx, o, &dev, log, &s.tokens, err);
+    VPTQ_CHECK(vptq_device_open(ctx, o->backend, &dev, err));
+    vptq_status st = check_all(ctx, o, &dev, log, &s.tokens, err);
     s.lanes = st ? NULL : vptq_mem_alloc(ctx->mem, o->model_count, sizeof *s.lanes, err);
     if (!st && !s.lanes)
         st = VPTQ_E_NOMEM;
@@ -500,6 +499,5 @@ vptq_status vptq_eval_serve(const vptq_ctx *ctx, const vptq_serve_options *o,
     }
     vptq_mem_free(ctx->mem, s.lanes);
     vptq_device_close(&dev);
-out:
     return st;
 }

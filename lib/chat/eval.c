@@ -29,7 +29,7 @@ bool vptq_tpl_step(tpl_run *r, size_t steps)
     return !r->status;
 }
 
-bool vptq_tpl_charge(tpl_run *r, size_t bytes)
+static bool charge(tpl_run *r, size_t bytes)
 {
     if (bytes > TPL_MAX_BYTES - r->bytes)
         TPL_ERROR(r, "the template makes more than %zu MiB of values", TPL_MAX_BYTES >> 20);
@@ -49,7 +49,7 @@ void *vptq_tpl_alloc(tpl_run *r, size_t count, size_t size)
 {
     enum { ARENA_OVERHEAD = 64 }; /* of the smallest piece */
     bool fits = count <= TPL_MAX_BYTES / size;
-    if (!vptq_tpl_charge(r, fits ? count * size + ARENA_OVERHEAD : TPL_MAX_BYTES + 1))
+    if (!charge(r, fits ? count * size + ARENA_OVERHEAD : TPL_MAX_BYTES + 1))
         return NULL;
     void *p = vptq_arena_alloc(r->arena, count, size, r->err);
     r->status = p ? VPTQ_OK : VPTQ_E_NOMEM;
@@ -58,7 +58,7 @@ void *vptq_tpl_alloc(tpl_run *r, size_t count, size_t size)
 
 void vptq_tpl_add(tpl_run *r, const char *s, size_t len)
 {
-    if (len > 0 && vptq_tpl_step(r, 1) && vptq_tpl_charge(r, len))
+    if (len > 0 && vptq_tpl_step(r, 1) && charge(r, len))
         r->status = vptq_buf_add(r->text, s, len, r->err);
 }
 
@@ -74,15 +74,7 @@ tpl_value vptq_tpl_take(tpl_run *r, size_t start)
     return TPL_TEXT(copy, len);
 }
 
-static tpl_value eval(tpl_run *r, const tpl_node *n)
-{
-    tpl_value v = TPL_NULL;
-    r->line = n->line;
-    if (vptq_tpl_step(r, 1) && vptq_tpl_enter(r, TPL_MAX_DEPTH))
-        v = n->eval(r, n);
-    r->depth--;
-    return v;
-}
+static tpl_value eval(tpl_run *r, const tpl_node *n);
 
 /* ---- variables ---- */
 
@@ -94,13 +86,13 @@ static tpl_value *find_variable(tpl_run *r, tpl_value name)
     return value;
 }
 
-tpl_value vptq_tpl_name(tpl_run *r, const tpl_node *n)
+static tpl_value value_of(tpl_run *r, tpl_value name)
 {
-    const tpl_value *value = find_variable(r, n->value);
-    const tpl_function *global = value ? NULL : vptq_tpl_global(r, n->value);
-    return value    ? *value
-           : global ? vptq_tpl_bound(r, global, TPL_NULL)
-                    : TPL_NO_VALUE(n->value);
+    const tpl_value *value = find_variable(r, name);
+    const tpl_function *global = value ? NULL : vptq_tpl_function(name, TPL_GLOBAL);
+    if (global && (r->date || !tpl_is(name, "strftime_now")))
+        return vptq_tpl_bound(r, global, TPL_NULL);
+    return value ? *value : TPL_NO_VALUE(name);
 }
 
 static void set_variable(tpl_run *r, tpl_value name, tpl_value v)
@@ -110,9 +102,9 @@ static void set_variable(tpl_run *r, tpl_value name, tpl_value v)
 
 static void assign(tpl_run *r, const tpl_node *target, tpl_value v)
 {
-    if (target->eval == vptq_tpl_name) {
+    if (target->kind == TPL_N_NAME) {
         set_variable(r, target->value, v);
-    } else if (target->eval == vptq_tpl_attribute_of) {
+    } else if (target->kind == TPL_N_ATTRIBUTE) {
         const tpl_value *ns = find_variable(r, target->left->value);
         if (ns && ns->kind == TPL_NAMESPACE)
             vptq_tpl_dict_set(r, ns->u.dict, target->value, v);
@@ -129,180 +121,15 @@ static void assign(tpl_run *r, const tpl_node *target, tpl_value v)
     }
 }
 
-/* A macro may keep the scope, so it lives in the arena.  Never NULL. */
-static tpl_scope *new_scope(tpl_run *r, tpl_scope *parent)
+/* Opens a scope, which lives in the arena because a macro may keep it; returns the outer one.
+ */
+static tpl_scope *open_scope(tpl_run *r, tpl_scope *parent)
 {
-    tpl_scope *s = vptq_tpl_alloc(r, 1, sizeof *s);
-    if (!s)
-        return parent ? parent : r->scope;
-    *s = (tpl_scope){.parent = parent};
-    return s;
-}
-
-/* ---- expressions ---- */
-
-tpl_value vptq_tpl_constant(tpl_run *r, const tpl_node *n)
-{
-    (void)r;
-    return n->value;
-}
-
-tpl_value vptq_tpl_items_of(tpl_run *r, const tpl_node *n)
-{
-    tpl_value list = vptq_tpl_list(r, (tpl_kind)n->op, n->count);
-    const tpl_node *item = n->items;
-    for (uint32_t i = 0; i < list.len; item = item->next, i++)
-        list.u.items[i] = eval(r, item);
-    return list;
-}
-
-tpl_value vptq_tpl_dict_of(tpl_run *r, const tpl_node *n)
-{
-    tpl_value items = vptq_tpl_items_of(r, n), dict = vptq_tpl_dict(r, TPL_DICT, n->count / 2);
-    for (uint32_t i = 0; i + 1 < items.len && !r->status; i += 2)
-        vptq_tpl_dict_set(r, dict.u.dict, items.u.items[i], items.u.items[i + 1]);
-    return dict;
-}
-
-/* Evaluates the arguments of a call; `caller` (may be NULL) becomes one with that name. */
-static tpl_args args_of(tpl_run *r, const tpl_node *n, const tpl_value *caller)
-{
-    tpl_value items = vptq_tpl_list(r, TPL_LIST, n->count);
-    tpl_value named = vptq_tpl_list(r, TPL_LIST, 2 * (size_t)n->count + 2);
-    tpl_args args = {.items = items.u.items, .named = named.u.items};
-    for (const tpl_node *a = n->items; a && !r->status; a = a->next) {
-        tpl_value v = eval(r, a);
-        if (a->eval != vptq_tpl_keyword) {
-            args.items[args.count++] = v;
-        } else {
-            args.named[2 * args.named_count] = a->value;
-            args.named[2 * args.named_count++ + 1] = v;
-        }
-    }
-    if (caller && !r->status) {
-        args.named[2 * args.named_count] = TPL_LITERAL("caller");
-        args.named[2 * args.named_count++ + 1] = *caller;
-    }
-    r->line = n->line;
-    return args;
-}
-
-tpl_value vptq_tpl_keyword(tpl_run *r, const tpl_node *n)
-{
-    return eval(r, n->left);
-}
-
-static tpl_value call_macro(tpl_run *r, const tpl_macro *m, tpl_args args);
-
-static tpl_value call(tpl_run *r, const tpl_node *n, const tpl_value *caller)
-{
-    tpl_value f = eval(r, n->left);
-    tpl_args args = args_of(r, n, caller);
-    if (f.kind == TPL_MACRO)
-        return call_macro(r, f.u.macro, args);
-    if (f.kind == TPL_FUNCTION)
-        return vptq_tpl_call(r, f.u.method->function, f.u.method->self, args);
-    if (f.kind != TPL_UNDEFINED)
-        return TPL_ERROR(r, "%s cannot be called", vptq_tpl_type(f));
-    if (n->left->eval == vptq_tpl_attribute_of)
-        return TPL_UNSUPPORTED(r, "method '%.*s' is not supported", TPL_NAME(f));
-    return TPL_ERROR(r, "'%.*s' is undefined and cannot be called", TPL_NAME(f));
-}
-
-tpl_value vptq_tpl_call_of(tpl_run *r, const tpl_node *n)
-{
-    return call(r, n, NULL);
-}
-
-/* A filter ('|') or test. */
-tpl_value vptq_tpl_filter_of(tpl_run *r, const tpl_node *n)
-{
-    bool filter = n->op == '|';
-    const tpl_function *f = filter ? vptq_tpl_filter(n->value) : vptq_tpl_test(n->value);
-    tpl_value v = eval(r, n->left);
-    tpl_args args = args_of(r, n, NULL);
-    return f ? vptq_tpl_call(r, f, v, args)
-             : TPL_UNSUPPORTED(r, "%s '%.*s' is not supported", filter ? "filter" : "test",
-                               TPL_NAME(n->value));
-}
-
-tpl_value vptq_tpl_attribute_of(tpl_run *r, const tpl_node *n)
-{
-    return vptq_tpl_attribute(r, eval(r, n->left), n->value);
-}
-
-tpl_value vptq_tpl_item_of(tpl_run *r, const tpl_node *n)
-{
-    tpl_value v = eval(r, n->left);
-    return vptq_tpl_item(r, v, eval(r, n->right));
-}
-
-tpl_value vptq_tpl_slice_of(tpl_run *r, const tpl_node *n)
-{
-    tpl_value v = eval(r, n->left), bounds[3];
-    const tpl_node *bound = n->items;
-    for (int i = 0; i < 3; i++, bound = bound->next)
-        bounds[i] = eval(r, bound);
-    return vptq_tpl_slice(r, v, bounds);
-}
-
-tpl_value vptq_tpl_not(tpl_run *r, const tpl_node *n)
-{
-    return TPL_BOOLEAN(!vptq_tpl_truth(eval(r, n->left)));
-}
-
-tpl_value vptq_tpl_sign(tpl_run *r, const tpl_node *n)
-{
-    tpl_value v = eval(r, n->left);
-    if (v.kind == TPL_FLOAT)
-        return TPL_REAL(n->op == '-' ? -v.u.f : v.u.f);
-    if (!tpl_is_integer(v))
-        return TPL_ERROR(r, "'%c' of %s", n->op, vptq_tpl_type(v));
-    return vptq_tpl_arithmetic(r, n->op, TPL_INTEGER(0), v);
-}
-
-/* `and` or `or`: the value that decides. */
-tpl_value vptq_tpl_logic(tpl_run *r, const tpl_node *n)
-{
-    tpl_value left = eval(r, n->left);
-    return vptq_tpl_truth(left) == (n->op == TPL_T_OR) ? left : eval(r, n->right);
-}
-
-tpl_value vptq_tpl_binary(tpl_run *r, const tpl_node *n)
-{
-    tpl_value left = eval(r, n->left), right = eval(r, n->right);
-    r->line = n->line;
-    return vptq_tpl_arithmetic(r, n->op, left, right);
-}
-
-/* *right: the last operand, which the next comparison of a chain has on its left. */
-static bool compare(tpl_run *r, const tpl_node *n, tpl_value *right)
-{
-    tpl_value left;
-    bool is = true;
-    if (n->chained && vptq_tpl_enter(r, TPL_MAX_DEPTH))
-        is = compare(r, n->left, &left);
-    else
-        left = eval(r, n->left);
-    r->depth -= n->chained;
-    if (!is)
-        return false;
-    *right = eval(r, n->right);
-    r->line = n->line;
-    return vptq_tpl_compare(r, n->op, left, *right);
-}
-
-tpl_value vptq_tpl_comparison(tpl_run *r, const tpl_node *n)
-{
-    tpl_value right;
-    return TPL_BOOLEAN(compare(r, n, &right));
-}
-
-tpl_value vptq_tpl_condition(tpl_run *r, const tpl_node *n)
-{
-    if (vptq_tpl_truth(eval(r, n->right)))
-        return eval(r, n->left);
-    return n->other ? eval(r, n->other) : TPL_NO_VALUE(TPL_LITERAL("a missing else"));
+    tpl_scope *outer = r->scope, *s = vptq_tpl_alloc(r, 1, sizeof *s);
+    if (s)
+        *s = (tpl_scope){parent, TPL_EMPTY};
+    r->scope = s ? s : outer;
+    return outer;
 }
 
 /* ---- statements ---- */
@@ -315,30 +142,16 @@ static void run_body(tpl_run *r, const tpl_node *first)
 
 static void run_scoped(tpl_run *r, const tpl_node *body)
 {
-    tpl_scope *outer = r->scope;
-    r->scope = new_scope(r, outer);
+    tpl_scope *outer = open_scope(r, r->scope);
     run_body(r, body);
     r->scope = outer;
-}
-
-tpl_value vptq_tpl_print_of(tpl_run *r, const tpl_node *n)
-{
-    vptq_tpl_print(r, eval(r, n->right));
-    return TPL_NULL;
-}
-
-tpl_value vptq_tpl_if(tpl_run *r, const tpl_node *n)
-{
-    run_body(r, vptq_tpl_truth(eval(r, n->left)) ? n->body : n->other);
-    return TPL_NULL;
 }
 
 /* The items for which the filter of a loop holds. */
 static tpl_value filter_items(tpl_run *r, const tpl_node *n, tpl_value items)
 {
-    tpl_value kept = vptq_tpl_list(r, TPL_LIST, 0);
-    tpl_scope *outer = r->scope;
-    r->scope = new_scope(r, outer);
+    tpl_value kept = TPL_EMPTY;
+    tpl_scope *outer = open_scope(r, r->scope);
     for (uint32_t i = 0; i < items.len && vptq_tpl_step(r, 1); i++) {
         assign(r, n->left, items.u.items[i]);
         if (vptq_tpl_truth(eval(r, n->filter)))
@@ -348,130 +161,242 @@ static tpl_value filter_items(tpl_run *r, const tpl_node *n, tpl_value items)
     return kept;
 }
 
-tpl_value vptq_tpl_for(tpl_run *r, const tpl_node *n)
+/* Sets the attributes of the variable `loop`. */
+static void set_loop(tpl_run *r, tpl_value *loop, tpl_value items, uint32_t i)
+{
+    const tpl_value none = TPL_NO_VALUE(TPL_LITERAL("an item outside of the loop"));
+    const tpl_value attributes[] = {
+        TPL_LITERAL("index"),     TPL_INTEGER(i + 1),
+        TPL_LITERAL("index0"),    TPL_INTEGER(i),
+        TPL_LITERAL("revindex"),  TPL_INTEGER(items.len - i),
+        TPL_LITERAL("revindex0"), TPL_INTEGER(items.len - i - 1),
+        TPL_LITERAL("first"),     TPL_BOOLEAN(i == 0),
+        TPL_LITERAL("last"),      TPL_BOOLEAN(i + 1 == items.len),
+        TPL_LITERAL("length"),    TPL_INTEGER(items.len),
+        TPL_LITERAL("previtem"),  i > 0 ? items.u.items[i - 1] : none,
+        TPL_LITERAL("nextitem"),  i + 1 < items.len ? items.u.items[i + 1] : none};
+    loop->len = 0;
+    for (size_t k = 0; k < sizeof attributes / sizeof *attributes; k++)
+        vptq_tpl_append(r, loop, attributes[k]);
+}
+
+static void run_for(tpl_run *r, const tpl_node *n)
 {
     tpl_value items = vptq_tpl_iterate(r, eval(r, n->right));
-    tpl_scope *outer = r->scope;
     if (n->filter)
         items = filter_items(r, n, items);
-    tpl_loop *loop = vptq_tpl_alloc(r, 1, sizeof *loop);
-    if (items.len == 0)
+    if (items.len == 0) {
         run_scoped(r, n->other);
-    if (!loop || items.len == 0)
-        return TPL_NULL;
-    *loop = (tpl_loop){.items = items};
-    r->scope = new_scope(r, outer);
-    tpl_scope *scope = r->scope;
-    for (; loop->index < items.len && r->flow != TPL_FLOW_BREAK && vptq_tpl_step(r, 1);
-         loop->index++) {
+        return;
+    }
+    tpl_value loop = vptq_tpl_dict(r, TPL_NAMESPACE, TPL_EMPTY);
+    tpl_scope *outer = open_scope(r, r->scope), *scope = r->scope;
+    for (uint32_t i = 0; i < items.len && r->flow != TPL_FLOW_BREAK && vptq_tpl_step(r, 1);
+         i++) {
         r->flow = TPL_FLOW_ON;
-        scope->vars.count = 0; /* an iteration sees nothing of the previous one */
-        set_variable(r, TPL_LITERAL("loop"), (tpl_value){.kind = TPL_LOOP, .u.loop = loop});
-        assign(r, n->left, items.u.items[loop->index]);
+        scope->vars.len = 0; /* an iteration sees nothing of the previous one */
+        set_loop(r, loop.u.dict, items, i);
+        set_variable(r, TPL_LITERAL("loop"), loop);
+        assign(r, n->left, items.u.items[i]);
         run_body(r, n->body);
     }
     r->flow = TPL_FLOW_ON;
     r->scope = outer;
-    return TPL_NULL;
 }
 
-tpl_value vptq_tpl_set(tpl_run *r, const tpl_node *n)
-{
-    assign(r, n->left, eval(r, n->right));
-    return TPL_NULL;
-}
-
-tpl_value vptq_tpl_block(tpl_run *r, const tpl_node *n)
+static void run_set_block(tpl_run *r, const tpl_node *n)
 {
     size_t start = r->text->len;
     run_scoped(r, n->body);
-    tpl_value text = vptq_tpl_take(r, start);
-    if (r->flow != TPL_FLOW_ON)
-        return TPL_NULL;
-    set_variable(r, TPL_LITERAL(TPL_BLOCK_TEXT), text);
-    return n->left ? vptq_tpl_set(r, n) : vptq_tpl_print_of(r, n);
+    assign(r, n->left, vptq_tpl_take(r, start));
 }
 
-tpl_value vptq_tpl_generation(tpl_run *r, const tpl_node *n)
-{
-    run_scoped(r, n->body);
-    return TPL_NULL;
-}
-
-tpl_value vptq_tpl_jump(tpl_run *r, const tpl_node *n)
-{
-    r->flow = (tpl_flow)n->op;
-    return TPL_NULL;
-}
-
-static tpl_value make_macro(tpl_run *r, const tpl_node *n)
+static void define_macro(tpl_run *r, const tpl_node *n)
 {
     tpl_macro *m = vptq_tpl_alloc(r, 1, sizeof *m);
-    if (m)
-        *m = (tpl_macro){n, r->scope};
-    return m ? (tpl_value){.kind = TPL_MACRO, .u.macro = m} : TPL_NULL;
+    if (!m)
+        return;
+    *m = (tpl_macro){n, r->scope};
+    set_variable(r, n->value, (tpl_value){.kind = TPL_MACRO, .u.macro = m});
 }
 
-tpl_value vptq_tpl_macro_of(tpl_run *r, const tpl_node *n)
+/* ---- expressions ---- */
+
+static tpl_value list_of(tpl_run *r, const tpl_node *n, tpl_kind kind)
 {
-    set_variable(r, n->value, make_macro(r, n));
-    return TPL_NULL;
+    tpl_value list = vptq_tpl_list(r, kind, n->count);
+    const tpl_node *item = n->items;
+    for (uint32_t i = 0; i < list.len; item = item->next, i++)
+        list.u.items[i] = eval(r, item);
+    return list;
 }
 
-tpl_value vptq_tpl_call_block(tpl_run *r, const tpl_node *n)
+static tpl_value dict_of(tpl_run *r, const tpl_node *n)
 {
-    tpl_value caller = make_macro(r, n);
-    vptq_tpl_print(r, call(r, n->right, &caller));
-    return TPL_NULL;
+    tpl_value items = list_of(r, n, TPL_LIST), dict = vptq_tpl_dict(r, TPL_DICT, TPL_EMPTY);
+    for (uint32_t i = 0; i + 1 < items.len && !r->status; i += 2)
+        vptq_tpl_dict_set(r, dict.u.dict, items.u.items[i], items.u.items[i + 1]);
+    return dict;
 }
 
-/* The argument with the name of a parameter, NULL if there is none; *used counts them. */
-static const tpl_value *named_argument(tpl_args args, tpl_value name, uint32_t *used)
+static tpl_args args_of(tpl_run *r, const tpl_node *n)
 {
-    const tpl_value *found = NULL;
-    for (uint32_t i = 0; i < args.named_count; i++) {
-        const tpl_value *pair = &args.named[2 * i];
-        if (pair->len != name.len || memcmp(pair->u.s, name.u.s, name.len) != 0)
-            continue;
-        found = pair + 1;
-        ++*used;
+    tpl_args args = {TPL_EMPTY, TPL_EMPTY};
+    for (const tpl_node *a = n->items; a && !r->status; a = a->next) {
+        bool named = a->kind == TPL_N_KEYWORD;
+        tpl_value v = eval(r, named ? a->left : a);
+        if (named)
+            vptq_tpl_append(r, &args.named, a->value);
+        vptq_tpl_append(r, named ? &args.named : &args.list, v);
     }
-    return found;
+    r->line = n->line;
+    return args;
 }
 
 static void bind_parameters(tpl_run *r, const tpl_node *macro, tpl_args args)
 {
-    const tpl_value caller = TPL_LITERAL("caller");
     uint32_t i = 0, used = 0;
     for (const tpl_node *p = macro->items; p && vptq_tpl_step(r, 1); p = p->next, i++) {
-        const tpl_value *named = named_argument(args, p->value, &used);
-        if (named && i < args.count)
+        const tpl_value *named = vptq_tpl_dict_find(r, &args.named, p->value);
+        if (named && i < args.list.len)
             TPL_ERROR(r, "the macro gets its parameter '%.*s' twice", TPL_NAME(p->value));
+        used += named != NULL;
         set_variable(r, p->value,
-                     named            ? *named
-                     : i < args.count ? args.items[i]
-                     : p->left        ? eval(r, p->left)
-                                      : TPL_NO_VALUE(p->value));
+                     named               ? *named
+                     : i < args.list.len ? args.list.u.items[i]
+                     : p->left           ? eval(r, p->left)
+                                         : TPL_NO_VALUE(p->value));
     }
-    const tpl_value *block = macro->has_caller ? named_argument(args, caller, &used) : NULL;
-    if (block)
-        set_variable(r, caller, *block);
-    if (args.count > macro->count)
+    if (args.list.len > macro->count)
         TPL_ERROR(r, "the macro takes at most %u arguments, found %u", macro->count,
-                  args.count);
-    if (used < args.named_count)
+                  args.list.len);
+    if (2 * used < args.named.len)
         TPL_ERROR(r, "the macro has no parameter for a named argument");
 }
 
 static tpl_value call_macro(tpl_run *r, const tpl_macro *m, tpl_args args)
 {
-    tpl_scope *outer = r->scope;
     size_t start = r->text->len;
-    r->scope = new_scope(r, m->scope);
+    tpl_scope *outer = open_scope(r, m->scope);
     bind_parameters(r, m->node, args);
     run_body(r, m->node->body);
+    if (r->flow != TPL_FLOW_ON)
+        TPL_ERROR(r, "'break' or 'continue' outside of a loop");
     r->scope = outer;
     return vptq_tpl_take(r, start);
+}
+
+static tpl_value call(tpl_run *r, const tpl_node *n)
+{
+    tpl_value f = eval(r, n->left);
+    tpl_args args = args_of(r, n);
+    if (f.kind == TPL_MACRO)
+        return call_macro(r, f.u.macro, args);
+    if (f.kind == TPL_FUNCTION)
+        return vptq_tpl_call(r, f.u.method->function, f.u.method->self, args);
+    if (f.kind != TPL_UNDEFINED)
+        return TPL_ERROR(r, "%s cannot be called", vptq_tpl_type(f));
+    if (n->left->kind == TPL_N_ATTRIBUTE)
+        return TPL_UNSUPPORTED(r, "method '%.*s' is not supported", TPL_NAME(f));
+    return TPL_ERROR(r, "'%.*s' is undefined and cannot be called", TPL_NAME(f));
+}
+
+static tpl_value apply(tpl_run *r, const tpl_node *n, int use)
+{
+    const tpl_function *f = vptq_tpl_function(n->value, use);
+    tpl_value v = eval(r, n->left);
+    tpl_args args = args_of(r, n);
+    return f ? vptq_tpl_call(r, f, v, args)
+             : TPL_UNSUPPORTED(r, "%s '%.*s' is not supported",
+                               use == TPL_FILTER ? "filter" : "test", TPL_NAME(n->value));
+}
+
+/* A node with two values: left, which is evaluated first, and right. */
+static tpl_value binary(tpl_run *r, const tpl_node *n)
+{
+    tpl_value left = eval(r, n->left), right = eval(r, n->right);
+    r->line = n->line;
+    if (n->kind == TPL_N_ITEM)
+        return vptq_tpl_get(r, left, right, false);
+    return n->kind == TPL_N_ARITHMETIC ? vptq_tpl_arithmetic(r, n->op, left, right)
+                                       : TPL_BOOLEAN(vptq_tpl_compare(r, n->op, left, right));
+}
+
+/* ---- nodes ---- */
+
+static void run_statement(tpl_run *r, const tpl_node *n)
+{
+    if (n->kind == TPL_N_PRINT)
+        vptq_tpl_print(r, eval(r, n->right));
+    else if (n->kind == TPL_N_IF)
+        run_body(r, vptq_tpl_truth(eval(r, n->left)) ? n->body : n->other);
+    else if (n->kind == TPL_N_FOR)
+        run_for(r, n);
+    else if (n->kind == TPL_N_SET)
+        assign(r, n->left, eval(r, n->right));
+    else if (n->kind == TPL_N_SET_BLOCK)
+        run_set_block(r, n);
+    else if (n->kind == TPL_N_MACRO)
+        define_macro(r, n);
+    else if (n->kind == TPL_N_SCOPE)
+        run_scoped(r, n->body);
+    else
+        r->flow = (tpl_flow)n->op;
+}
+
+static tpl_value eval_node(tpl_run *r, const tpl_node *n)
+{
+    tpl_value v;
+    switch (n->kind) {
+    case TPL_N_CONSTANT:
+        return n->value;
+    case TPL_N_NAME:
+        return value_of(r, n->value);
+    case TPL_N_LIST:
+        return list_of(r, n, TPL_LIST);
+    case TPL_N_TUPLE:
+        return list_of(r, n, TPL_TUPLE);
+    case TPL_N_DICT:
+        return dict_of(r, n);
+    case TPL_N_ATTRIBUTE:
+        return vptq_tpl_get(r, eval(r, n->left), n->value, true);
+    case TPL_N_ITEM:
+    case TPL_N_ARITHMETIC:
+    case TPL_N_COMPARISON:
+        return binary(r, n);
+    case TPL_N_SLICE:
+        v = eval(r, n->left);
+        return vptq_tpl_slice(r, v, list_of(r, n, TPL_LIST));
+    case TPL_N_CALL:
+        return call(r, n);
+    case TPL_N_FILTER:
+        return apply(r, n, TPL_FILTER);
+    case TPL_N_TEST:
+        return apply(r, n, TPL_TEST);
+    case TPL_N_NOT:
+        return TPL_BOOLEAN(!vptq_tpl_truth(eval(r, n->left)));
+    case TPL_N_AND:
+    case TPL_N_OR:
+        v = eval(r, n->left);
+        return vptq_tpl_truth(v) == (n->kind == TPL_N_OR) ? v : eval(r, n->right);
+    case TPL_N_CONDITION:
+        if (vptq_tpl_truth(eval(r, n->right)))
+            return eval(r, n->left);
+        return n->other ? eval(r, n->other) : TPL_NO_VALUE(TPL_LITERAL("a missing else"));
+    default:
+        run_statement(r, n);
+        return TPL_NULL;
+    }
+}
+
+static tpl_value eval(tpl_run *r, const tpl_node *n)
+{
+    tpl_value v = TPL_NULL;
+    r->line = n->line;
+    if (vptq_tpl_step(r, 1) && vptq_tpl_enter(r, TPL_MAX_DEPTH))
+        v = eval_node(r, n);
+    r->depth--;
+    return v;
 }
 
 /* ---- a rendering ---- */
@@ -502,7 +427,7 @@ vptq_status vptq_template_render(const vptq_template *t, const vptq_template_inp
 {
     struct tm date = {0};
     vptq_arena arena;
-    tpl_scope root = {NULL, {0}};
+    tpl_scope root = {NULL, TPL_EMPTY};
     tpl_run r = {.name = t->name, .err = err, .arena = &arena, .text = out, .scope = &root};
     if (in->date)
         VPTQ_CHECK(read_date(in->date, &date, err));
@@ -512,6 +437,8 @@ vptq_status vptq_template_render(const vptq_template *t, const vptq_template_inp
     if (variables.kind == TPL_DICT)
         root.vars = *variables.u.dict;
     run_body(&r, t->body);
+    if (r.flow != TPL_FLOW_ON)
+        TPL_ERROR(&r, "'break' or 'continue' outside of a loop");
     vptq_arena_release(&arena);
     return r.status;
 }

@@ -26,7 +26,7 @@ enum {
     TPL_MAX_DEPTH = 300,              /* expressions, calls and values while rendering */
     TPL_MAX_STEPS = 20 * 1000 * 1000, /* nodes and items visited; text searched per 16 bytes */
     TPL_MAX_RANGE = 100000,           /* items of range(), as in jinja2's sandbox */
-    TPL_MAX_PARAMS = 4                /* of a filter, test, method or function */
+    TPL_MAX_PARAMS = 3                /* of a filter, test, method or function */
 };
 #define TPL_MAX_BYTES ((size_t)256 << 20) /* values and text made by a rendering */
 
@@ -47,7 +47,6 @@ typedef enum {
     TPL_ITERATOR, /* result of map, select, ...: can only be iterated */
     TPL_DICT,
     TPL_NAMESPACE,
-    TPL_LOOP,
     TPL_MACRO,
     TPL_FUNCTION /* global, or a method of a value */
 } tpl_kind;
@@ -55,32 +54,26 @@ typedef enum {
 typedef struct tpl_value tpl_value;
 typedef struct tpl_node tpl_node;
 
-/* A map with linear search: those of templates are small. */
-typedef struct tpl_dict {
-    uint32_t count, cap;
-    tpl_value *items; /* [2 * count] key, value, key, value, ... in insertion order */
-} tpl_dict;
-
 struct tpl_value {
     uint8_t kind;
-    bool safe;    /* STR: marked by the filter `safe`; '+' escapes what is added to it */
-    uint32_t len; /* STR, UNDEFINED: bytes of s; LIST to ITERATOR: number of items */
+    bool safe;       /* STR: from the filter `safe`; '+' would escape what is added to it */
+    uint8_t log_cap; /* lists built by vptq_tpl_append: log2 of the items they can hold */
+    uint32_t len;    /* STR, UNDEFINED: bytes of s; LIST to ITERATOR: number of items */
     union {
         int64_t i; /* BOOL, INT */
         double f;
         const char *s; /* STR: not terminated; UNDEFINED: the name to report */
         tpl_value *items;
-        tpl_dict *dict; /* also NAMESPACE */
-        const struct tpl_loop *loop;
+        tpl_value *dict; /* DICT, NAMESPACE: a list key, value, key, value, ... */
         const struct tpl_macro *macro;
         const struct tpl_method *method;
     } u;
 };
 
 #define TPL_NULL           ((tpl_value){.kind = TPL_NONE})
+#define TPL_EMPTY          ((tpl_value){.kind = TPL_LIST})
 #define TPL_BOOLEAN(b)     ((tpl_value){.kind = TPL_BOOL, .u.i = (b)})
 #define TPL_INTEGER(n)     ((tpl_value){.kind = TPL_INT, .u.i = (n)})
-#define TPL_REAL(x)        ((tpl_value){.kind = TPL_FLOAT, .u.f = (x)})
 #define TPL_TEXT(bytes, n) ((tpl_value){.kind = TPL_STR, .len = (uint32_t)(n), .u.s = (bytes)})
 #define TPL_LITERAL(text)  TPL_TEXT(text, sizeof(text) - 1)
 #define TPL_NO_VALUE(named)                                                                    \
@@ -89,18 +82,13 @@ struct tpl_value {
 
 typedef struct tpl_scope {
     struct tpl_scope *parent;
-    tpl_dict vars;
+    tpl_value vars; /* as in a dict */
 } tpl_scope;
 
 typedef struct tpl_macro {
     const tpl_node *node;
     tpl_scope *scope; /* of the definition */
 } tpl_macro;
-
-typedef struct tpl_loop {
-    tpl_value items;
-    uint32_t index; /* from 0 */
-} tpl_loop;
 
 static inline bool tpl_is(tpl_value v, const char *text)
 {
@@ -128,10 +116,9 @@ static inline bool tpl_is_sequence(tpl_value v) /* can be indexed and sliced */
 enum {
     TPL_T_END,
     TPL_T_TEXT,
-    TPL_T_PRINT_BEGIN,
-    TPL_T_PRINT_END,
-    TPL_T_TAG_BEGIN,
-    TPL_T_TAG_END,
+    TPL_T_PRINT, /* {{ */
+    TPL_T_TAG,   /* {% */
+    TPL_T_CLOSE, /* }} or %} */
     TPL_T_NAME,
     TPL_T_STRING,
     TPL_T_NUMBER,
@@ -139,12 +126,10 @@ enum {
     TPL_T_NE,
     TPL_T_GE,
     TPL_T_LE,
-    TPL_T_FLOORDIV,
-    TPL_T_POWER,
-    TPL_T_IN, /* names, as operators of the tree */
-    TPL_T_NOT_IN,
+    TPL_T_IN,
     TPL_T_AND,
-    TPL_T_OR
+    TPL_T_OR,
+    TPL_T_NOT_IN /* of the tree; two tokens */
 };
 
 typedef struct tpl_token {
@@ -155,36 +140,44 @@ typedef struct tpl_token {
 
 typedef struct tpl_run tpl_run;
 
-/* A node is evaluated by the function that it holds; a statement gives no value. */
-typedef tpl_value tpl_eval_fn(tpl_run *r, const tpl_node *n);
+typedef enum {
+    TPL_N_CONSTANT,  /* value */
+    TPL_N_NAME,      /* value */
+    TPL_N_LIST,      /* items */
+    TPL_N_TUPLE,     /* items */
+    TPL_N_DICT,      /* items: key, value, key, value, ... */
+    TPL_N_ATTRIBUTE, /* left.value */
+    TPL_N_ITEM,      /* left[right] */
+    TPL_N_SLICE,     /* left[items], three */
+    TPL_N_CALL,      /* left(items) */
+    TPL_N_KEYWORD,   /* an argument value=left */
+    TPL_N_FILTER,    /* left | value(items) */
+    TPL_N_TEST,      /* left is value(items) */
+    TPL_N_NOT,       /* left */
+    TPL_N_AND,       /* left, right */
+    TPL_N_OR,
+    TPL_N_ARITHMETIC, /* left op right */
+    TPL_N_COMPARISON,
+    TPL_N_CONDITION, /* left if right else other */
+    TPL_N_PRINT,     /* right */
+    TPL_N_IF,        /* left, body, other */
+    TPL_N_FOR,       /* left in right if filter, body, other */
+    TPL_N_SET,       /* left = right */
+    TPL_N_SET_BLOCK, /* left = text of body */
+    TPL_N_MACRO,     /* value(items), body */
+    TPL_N_SCOPE,     /* body */
+    TPL_N_JUMP       /* op: the flow */
+} tpl_node_kind;
 
 struct tpl_node {
-    tpl_eval_fn *eval;
-    uint8_t op;      /* a token, of operators */
-    bool chained;    /* comparisons: left is one, too, as in a < b < c */
-    bool has_caller; /* macros: the body uses `caller` */
+    uint8_t kind, op; /* op: a token */
     uint32_t line, count;
     tpl_value value; /* constant, or name */
-    tpl_node *left, *right;
-    tpl_node *filter;       /* of a for */
-    tpl_node *items;        /* list of `count` elements, arguments, parameters, slice bounds */
+    tpl_node *left, *right, *filter;
+    tpl_node *items;        /* list of `count` elements, arguments or parameters */
     tpl_node *body, *other; /* lists of statements; `other` also the value after else */
     tpl_node *next;         /* in its list */
 };
-
-/* Expressions.  items: a list or tuple (op: its kind); attribute: left.value; item:
- * left[right]; keyword: an argument value=left; filter: left | value(items), or a test; logic:
- * `and`, `or`; condition: left if right else other. */
-tpl_eval_fn vptq_tpl_constant, vptq_tpl_name, vptq_tpl_items_of, vptq_tpl_dict_of,
-    vptq_tpl_attribute_of, vptq_tpl_item_of, vptq_tpl_slice_of, vptq_tpl_call_of,
-    vptq_tpl_keyword, vptq_tpl_filter_of, vptq_tpl_not, vptq_tpl_sign, vptq_tpl_logic,
-    vptq_tpl_binary, vptq_tpl_comparison, vptq_tpl_condition;
-/* Statements.  print: right; if: left; for: left (target) in right; set: left = right; block: a
- * set (left) or print of `right`, filters over the variable TPL_BLOCK_TEXT; macro:
- * value(items); call block: call `right`; jump: break or continue (op: the flow). */
-tpl_eval_fn vptq_tpl_print_of, vptq_tpl_if, vptq_tpl_for, vptq_tpl_set, vptq_tpl_block,
-    vptq_tpl_macro_of, vptq_tpl_call_block, vptq_tpl_generation, vptq_tpl_jump;
-#define TPL_BLOCK_TEXT "{text}"
 
 struct vptq_template {
     vptq_mem *mem;
@@ -204,9 +197,9 @@ struct tpl_run {
     vptq_err *err;
     vptq_arena *arena;
     size_t steps, bytes;
-    unsigned depth, loops; /* loops: around the statement being parsed */
+    unsigned depth;
     /* rendering */
-    vptq_buf *text; /* output; strings are built behind it and cut off again */
+    vptq_buf *text; /* output; strings are built after its end and cut off again */
     tpl_flow flow;
     tpl_scope *scope;
     const struct tm *date; /* NULL: none */
@@ -220,7 +213,6 @@ tpl_value vptq_tpl_fail(tpl_run *r, vptq_status code, const char *fmt, ...) VPTQ
 /* The limits: loops charge steps, everything made charges bytes, recursion enters and leaves.
  * False and NULL after a failure. */
 bool vptq_tpl_step(tpl_run *r, size_t steps);
-bool vptq_tpl_charge(tpl_run *r, size_t bytes);
 bool vptq_tpl_enter(tpl_run *r, unsigned max); /* r->depth-- leaves, also after a failure */
 void *vptq_tpl_alloc(tpl_run *r, size_t count, size_t size);
 
@@ -230,12 +222,10 @@ tpl_value vptq_tpl_take(tpl_run *r, size_t start);
 
 tpl_token *vptq_tpl_lex(tpl_run *r, const char *text, size_t len); /* up to a TPL_T_END */
 
-/* ---- functions: filters, tests, methods, globals ---- */
+/* ---- builtins.c ---- */
 
 typedef struct tpl_args {
-    uint32_t count, named_count;
-    tpl_value *items; /* [count] */
-    tpl_value *named; /* [2 * named_count] name, value */
+    tpl_value list, named; /* named: name, value, name, value, ... */
 } tpl_args;
 
 typedef struct tpl_call {
@@ -246,14 +236,15 @@ typedef struct tpl_call {
     int variant;
 } tpl_call;
 
-/* A row of the tables of builtins.c. */
+enum { TPL_FILTER = 1, TPL_TEST = 2, TPL_GLOBAL = 4, TPL_STR_METHOD = 8, TPL_DICT_METHOD = 16 };
+
 typedef struct tpl_function {
     const char *name;
+    uint8_t uses; /* TPL_FILTER ... */
     tpl_value (*call)(tpl_call *c);
-    const char *params; /* names; "/" for one without a name; "*" alone: any arguments */
+    const char *params; /* names; "*": any arguments */
     uint8_t required;   /* parameters that must be given */
-    uint8_t variant;    /* for functions with several rows */
-    uint8_t self;       /* methods: kind of the value */
+    int variant;        /* for functions with several rows */
 } tpl_function;
 
 typedef struct tpl_method {
@@ -261,21 +252,17 @@ typedef struct tpl_method {
     tpl_value self;
 } tpl_method;
 
-/* NULL if there is no such function. */
-const tpl_function *vptq_tpl_filter(tpl_value name);
-const tpl_function *vptq_tpl_test(tpl_value name);
-const tpl_function *vptq_tpl_method(tpl_value self, tpl_value name);
-const tpl_function *vptq_tpl_global(const tpl_run *r, tpl_value name);
+const tpl_function *vptq_tpl_function(tpl_value name, int use); /* or NULL */
 /* Checks the arguments against the parameters and calls. */
 tpl_value vptq_tpl_call(tpl_run *r, const tpl_function *f, tpl_value self, tpl_args args);
 
 /* ---- value.c ---- */
 
-tpl_value vptq_tpl_list(tpl_run *r, tpl_kind kind, size_t count); /* items: none */
-void vptq_tpl_append(tpl_run *r, tpl_value *list, tpl_value item);
-tpl_value vptq_tpl_dict(tpl_run *r, tpl_kind kind, size_t cap);
-tpl_value *vptq_tpl_dict_find(tpl_run *r, const tpl_dict *d, tpl_value key); /* or NULL */
-void vptq_tpl_dict_set(tpl_run *r, tpl_dict *d, tpl_value key, tpl_value value);
+tpl_value vptq_tpl_list(tpl_run *r, tpl_kind kind, size_t count);  /* items: none */
+void vptq_tpl_append(tpl_run *r, tpl_value *list, tpl_value item); /* list: from TPL_EMPTY on */
+tpl_value vptq_tpl_dict(tpl_run *r, tpl_kind kind, tpl_value pairs);
+tpl_value *vptq_tpl_dict_find(tpl_run *r, const tpl_value *dict, tpl_value key); /* or NULL */
+void vptq_tpl_dict_set(tpl_run *r, tpl_value *dict, tpl_value key, tpl_value value);
 tpl_value vptq_tpl_bound(tpl_run *r, const tpl_function *f, tpl_value self);
 tpl_value vptq_tpl_from_json(tpl_run *r, const json_t *j); /* keeps the strings of j */
 
@@ -287,11 +274,10 @@ tpl_value vptq_tpl_arithmetic(tpl_run *r, int op, tpl_value a, tpl_value b);
 
 tpl_value vptq_tpl_iterate(tpl_run *r, tpl_value v); /* the items that a loop visits */
 size_t vptq_tpl_length(tpl_run *r, tpl_value v);
-/* v.name and v[key]; UNDEFINED if there is none. */
-tpl_value vptq_tpl_attribute(tpl_run *r, tpl_value v, tpl_value name);
-tpl_value vptq_tpl_item(tpl_run *r, tpl_value v, tpl_value key);
-/* bounds[3]: start, stop, step; NONE where not given. */
-tpl_value vptq_tpl_slice(tpl_run *r, tpl_value v, const tpl_value *bounds);
+/* v.key (attribute) or v[key]; UNDEFINED if there is none. */
+tpl_value vptq_tpl_get(tpl_run *r, tpl_value v, tpl_value key, bool attribute);
+/* bounds: start, stop, step; NONE where not given. */
+tpl_value vptq_tpl_slice(tpl_run *r, tpl_value v, tpl_value bounds);
 
 /* Bytes of the character at s, which has some; its code point in *cp. */
 size_t vptq_tpl_char(const char *s, size_t len, uint32_t *cp);
@@ -306,7 +292,5 @@ size_t vptq_tpl_find(tpl_value s, tpl_value part, size_t from);
 void vptq_tpl_print(tpl_run *r, tpl_value v); /* appends str(v) */
 tpl_value vptq_tpl_str(tpl_run *r, tpl_value v);
 tpl_value vptq_tpl_json(tpl_call *c); /* the filter tojson */
-/* Sorts items[n] by keys[n], stably. */
-void vptq_tpl_sort(tpl_run *r, tpl_value *items, tpl_value *keys, uint32_t n, bool reverse);
 
 #endif

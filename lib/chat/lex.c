@@ -1,6 +1,4 @@
 /* Splits a template into tokens, as jinja2's lexer does with trim_blocks and lstrip_blocks. */
-#include <stdlib.h>
-
 #include "lib/chat/internal.h"
 
 typedef struct lexer {
@@ -37,14 +35,8 @@ static void advance(lexer *x, size_t to)
 
 static size_t skip_space(const lexer *x, size_t at)
 {
-    uint32_t cp;
-    while (at < x->len) {
-        size_t bytes = vptq_tpl_char(x->s + at, x->len - at, &cp);
-        if (!vptq_tpl_is_space(cp))
-            break;
-        at += bytes;
-    }
-    return at;
+    tpl_value rest = TPL_TEXT(x->s + at, x->len - at);
+    return x->len - vptq_tpl_strip(rest, TPL_NULL, true, false).len;
 }
 
 static bool starts_with(const lexer *x, size_t at, const char *word)
@@ -93,102 +85,48 @@ static size_t tag_end(const lexer *x, size_t at, const char *end, bool trim)
     return p - at;
 }
 
-/* Length of "{% raw %}" or "{% endraw %}" at `at`, 0 if it is another tag. */
-static size_t raw_tag(const lexer *x, size_t at, const char *word)
+static void skip_comment(lexer *x)
 {
-    if (!starts_with(x, at, "{%"))
-        return 0;
-    size_t p = skip_space(x, at + 2 + (sign_of(x, at) != 0));
-    if (!starts_with(x, p, word))
-        return 0;
-    p = skip_space(x, p + strlen(word));
-    size_t end = tag_end(x, p, "%}", word[0] == 'e');
-    return end ? p + end - at : 0;
-}
-
-/* A comment, or the text after a "{% raw %}", with its end. */
-static void lex_verbatim(lexer *x, bool raw)
-{
-    for (size_t at = x->pos + (raw ? 0 : 2); at < x->len; at++) {
-        size_t len = raw ? raw_tag(x, at, "endraw") : tag_end(x, at, "#}", true);
-        if (len && raw)
-            add_text(x, at, sign_of(x, at), true);
+    for (size_t at = x->pos + 2; at < x->len; at++) {
+        size_t len = tag_end(x, at, "#}", true);
         if (len) {
             advance(x, at + len);
             return;
         }
     }
-    TPL_ERROR(x->r, raw ? "{%% raw %%} has no {%% endraw %%}" : "a comment has no end");
+    TPL_ERROR(x->r, "a comment has no end");
 }
 
 /* ---- in a tag ---- */
 
+static bool is_digit(char c)
+{
+    return c >= '0' && c <= '9';
+}
+
 static bool is_name(char c)
 {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' ||
-           (c >= '0' && c <= '9');
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' || is_digit(c);
 }
 
-static size_t digits_end(const lexer *x, size_t p)
-{
-    while (p < x->len && x->s[p] >= '0' && x->s[p] <= '9')
-        p++;
-    return p;
-}
-
-/* A decimal integer or, except after a '.', a float. */
 static void lex_number(lexer *x)
 {
-    char text[64];
-    size_t from = x->pos, end = digits_end(x, from), e = end;
-    bool after_dot = from > 0 && x->s[from - 1] == '.';
-    if (!after_dot && starts_with(x, e, ".") && digits_end(x, e + 1) > e + 1)
-        e = digits_end(x, e + 1);
-    if (!after_dot && (starts_with(x, e, "e") || starts_with(x, e, "E"))) {
-        size_t digits = e + 1 + (starts_with(x, e + 1, "-") || starts_with(x, e + 1, "+"));
-        e = digits_end(x, digits) > digits ? digits_end(x, digits) : e;
-    }
-    if (e - from >= sizeof text || (e < x->len && is_name(x->s[e]))) {
-        TPL_ERROR(x->r, "a number is not decimal or has too many digits");
-        return;
-    }
-    memcpy(text, x->s + from, e - from);
-    text[e - from] = 0;
     int64_t v = 0;
-    for (const char *c = text; e == end && *c; c++)
+    bool index = x->pos > 0 && x->s[x->pos - 1] == '.'; /* as in x.0.y */
+    for (; x->pos < x->len && is_digit(x->s[x->pos]); x->pos++)
         if (__builtin_mul_overflow(v, (int64_t)10, &v) ||
-            __builtin_add_overflow(v, (int64_t)(*c - '0'), &v))
+            __builtin_add_overflow(v, (int64_t)(x->s[x->pos] - '0'), &v))
             TPL_ERROR(x->r, "a number exceeds 64 bits");
-    add(x, TPL_T_NUMBER, e == end ? TPL_INTEGER(v) : TPL_REAL(strtod(text, NULL)));
-    x->pos = e;
-}
-
-/* Writes what the escape with the character at *p stands for to out; returns its bytes. */
-static size_t unescape(lexer *x, size_t *p, char *out)
-{
-    static const char from[] = "\\'\"abfnrtv", to[] = "\\'\"\a\b\f\n\r\t\v";
-    char c = x->s[*p], hex[9] = {0};
-    const char *known = c ? strchr(from, c) : NULL;
-    size_t digits = c == 'x' ? 2 : c == 'u' ? 4 : c == 'U' ? 8 : 0;
-    out[0] = known ? to[known - from] : '\\';
-    if (c == 'N' || (c >= '0' && c <= '7'))
-        TPL_UNSUPPORTED(x->r, "the escape '\\%c' in a string is not supported", c);
-    *p += known || c == '\n';
-    if (digits == 0)
-        return c != '\n'; /* an unknown escape stays as it is */
-    memcpy(hex, x->s + *p + 1, digits < x->len - *p - 1 ? digits : x->len - *p - 1);
-    unsigned long cp =
-        strspn(hex, "0123456789abcdefABCDEF") == digits ? strtoul(hex, NULL, 16) : UINT32_MAX;
-    if (cp > 0x10FFFF || (cp >= 0xD800 && cp < 0xE000)) {
-        TPL_ERROR(x->r, "an escape in a string is not a character");
-        return 0;
-    }
-    *p += 1 + digits;
-    return vptq_utf8_encode((uint32_t)cp, out);
+    size_t dot = x->pos;
+    if (dot < x->len && (is_name(x->s[dot]) || (!index && x->s[dot] == '.' &&
+                                                dot + 1 < x->len && is_digit(x->s[dot + 1]))))
+        TPL_UNSUPPORTED(x->r, "a number that is not a decimal integer is not supported");
+    add(x, TPL_T_NUMBER, TPL_INTEGER(v));
 }
 
 static void lex_string(lexer *x)
 {
+    static const char escapes[] = "\\'\"nrt", meanings[] = "\\'\"\n\r\t";
     size_t from = x->pos + 1, end = from, n = 0;
     while (end < x->len && x->s[end] != x->s[x->pos])
         end += x->s[end] == '\\' ? 2 : 1;
@@ -196,13 +134,13 @@ static void lex_string(lexer *x)
         TPL_ERROR(x->r, "a string has no end");
         return;
     }
-    /* an escape is never shorter than its character */
-    char *out = vptq_tpl_alloc(x->r, end - from + 4, 1);
-    for (size_t p = from; p < end && !x->r->status;) {
-        if (x->s[p++] != '\\')
-            out[n++] = x->s[p - 1];
-        else
-            n += unescape(x, &p, out + n);
+    char *out = vptq_tpl_alloc(x->r, end - from, 1);
+    for (size_t p = from; p < end && out; p++) {
+        const char *known = NULL;
+        if (x->s[p] == '\\' && (!x->s[++p] || !(known = strchr(escapes, x->s[p]))))
+            TPL_UNSUPPORTED(x->r, "the escape '\\%.*s' in a string is not supported",
+                            (int)vptq_tpl_char(x->s + p, x->len - p, &(uint32_t){0}), x->s + p);
+        out[n++] = known ? meanings[known - escapes] : x->s[p];
     }
     add(x, TPL_T_STRING, TPL_TEXT(out, n));
     advance(x, end + 1);
@@ -211,14 +149,16 @@ static void lex_string(lexer *x)
 /* `open`: the closing characters of the open brackets. */
 static void lex_operator(lexer *x, char *open, size_t *depth)
 {
-    static const char pairs[][3] = {"==", "!=", ">=", "<=", "//", "**"};
+    static const char *const pairs[] = {"==", "!=", ">=", "<="};
     char c = x->s[x->pos];
-    for (int i = 0; i < 6; i++)
+    for (int i = 0; i < 4; i++)
         if (starts_with(x, x->pos, pairs[i])) {
             add(x, TPL_T_EQ + i, TPL_TEXT(x->s + x->pos, 2));
             x->pos += 2;
             return;
         }
+    if (c == '*' || c == '/')
+        TPL_UNSUPPORTED(x->r, "'%c' is not supported", c);
     const char *bracket = c ? strchr("([{)]}", c) : NULL;
     if (!c || !strchr("+-/*%~[](){}><=.:|,;", c))
         TPL_ERROR(x->r, "unexpected character 0x%02x", (unsigned)(unsigned char)c);
@@ -232,30 +172,42 @@ static void lex_operator(lexer *x, char *open, size_t *depth)
     x->pos++;
 }
 
+static void lex_name(lexer *x)
+{
+    static const char *const operators[] = {"in", "and", "or"};
+    size_t from = x->pos;
+    int kind = TPL_T_NAME;
+    while (x->pos < x->len && is_name(x->s[x->pos]))
+        x->pos++;
+    tpl_value name = TPL_TEXT(x->s + from, x->pos - from);
+    for (int i = 0; i < 3; i++)
+        kind = tpl_is(name, operators[i]) ? TPL_T_IN + i : kind;
+    add(x, kind, name);
+}
+
 /* The inside of "{{ }}" (print) or "{% %}". */
 static void lex_tag(lexer *x, bool print)
 {
+    const char *close = print ? "}}" : "%}";
     char open[TPL_MAX_NESTING];
     size_t depth = 0;
-    add(x, print ? TPL_T_PRINT_BEGIN : TPL_T_TAG_BEGIN, TPL_TEXT(x->s + x->pos, 2));
+    add(x, print ? TPL_T_PRINT : TPL_T_TAG, TPL_TEXT(x->s + x->pos, 2));
     advance(x, x->pos + 2 + (sign_of(x, x->pos) != 0));
     while (x->pos < x->len && !x->r->status) {
-        size_t end = depth ? 0 : tag_end(x, x->pos, print ? "}}" : "%}", !print);
+        size_t end = depth ? 0 : tag_end(x, x->pos, close, !print);
         size_t from = x->pos, after = skip_space(x, from);
         char c = x->s[from];
         if (end) {
-            add(x, print ? TPL_T_PRINT_END : TPL_T_TAG_END, TPL_TEXT(print ? "}}" : "%}", 2));
+            add(x, TPL_T_CLOSE, TPL_TEXT(close, 2));
             advance(x, from + end);
             return;
         }
         if (after > from) {
             advance(x, after);
-        } else if (c >= '0' && c <= '9') {
+        } else if (is_digit(c)) {
             lex_number(x);
         } else if (is_name(c)) {
-            while (x->pos < x->len && is_name(x->s[x->pos]))
-                x->pos++;
-            add(x, TPL_T_NAME, TPL_TEXT(x->s + from, x->pos - from));
+            lex_name(x);
         } else if (c == '\'' || c == '"') {
             lex_string(x);
         } else {
@@ -280,12 +232,9 @@ tpl_token *vptq_tpl_lex(tpl_run *r, const char *text, size_t len)
                !starts_with(&x, at, "{#"))
             at++;
         bool print = starts_with(&x, at, "{{"), comment = starts_with(&x, at, "{#");
-        size_t raw = raw_tag(&x, at, "raw");
         add_text(&x, at, at < x.len ? sign_of(&x, at) : '+', !print);
-        if (raw)
-            advance(&x, at + raw);
-        if (raw || comment)
-            lex_verbatim(&x, !comment);
+        if (comment)
+            skip_comment(&x);
         else if (at < x.len)
             lex_tag(&x, print);
     }

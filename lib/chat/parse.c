@@ -5,7 +5,6 @@
 typedef struct parser {
     tpl_run *r;
     const tpl_token *token; /* the current one */
-    tpl_node *macro;        /* the innermost one */
     tpl_node failed;        /* stands for nodes that cannot be allocated */
 } parser;
 
@@ -43,14 +42,9 @@ static bool is(const parser *p, int kind)
     return p->token->kind == kind;
 }
 
-static bool token_is(const tpl_token *t, const char *name)
-{
-    return t->kind == TPL_T_NAME && tpl_is(t->value, name);
-}
-
 static bool is_name(const parser *p, const char *name)
 {
-    return token_is(p->token, name);
+    return is(p, TPL_T_NAME) && tpl_is(p->token->value, name);
 }
 
 static bool take(parser *p, int kind)
@@ -73,10 +67,10 @@ static tpl_value expect(parser *p, int kind)
     const char text[] = {'\'', (char)kind, '\'', 0};
     tpl_value value = p->token->value;
     if (!take(p, kind))
-        unexpected(p, kind == TPL_T_NAME        ? "a name"
-                      : kind == TPL_T_PRINT_END ? "'}}'"
-                      : kind == TPL_T_TAG_END   ? "'%}'"
-                                                : text);
+        unexpected(p, kind == TPL_T_NAME    ? "a name"
+                      : kind == TPL_T_CLOSE ? "the end of the tag"
+                      : kind == TPL_T_IN    ? "'in'"
+                                            : text);
     return value;
 }
 
@@ -94,28 +88,29 @@ static void leave(parser *p)
 }
 
 /* A node at the current line, over `left` (may be NULL).  Never NULL. */
-static tpl_node *new_node(parser *p, tpl_eval_fn *eval, tpl_node *left)
+static tpl_node *new_node(parser *p, tpl_node_kind kind, tpl_node *left)
 {
     tpl_node *n = vptq_tpl_alloc(p->r, 1, sizeof *n);
     if (!n) {
         stop(p);
         n = &p->failed;
     }
-    *n = (tpl_node){.eval = eval, .line = p->token->line, .left = left};
+    *n = (tpl_node){.kind = (uint8_t)kind, .line = p->token->line, .left = left};
     return n;
 }
 
 static tpl_node *new_constant(parser *p, tpl_value value)
 {
-    tpl_node *n = new_node(p, vptq_tpl_constant, NULL);
+    tpl_node *n = new_node(p, TPL_N_CONSTANT, NULL);
     n->value = value;
     return n;
 }
 
-static tpl_node *new_list(parser *p, tpl_kind kind)
+/* A node with the name at the current token. */
+static tpl_node *new_named(parser *p, tpl_node_kind kind, tpl_node *left)
 {
-    tpl_node *n = new_node(p, vptq_tpl_items_of, NULL);
-    n->op = (uint8_t)kind;
+    tpl_node *n = new_node(p, kind, left);
+    n->value = expect(p, TPL_T_NAME);
     return n;
 }
 
@@ -136,36 +131,39 @@ static tpl_node *parse_items(parser *p, int close, parse_fn item, tpl_node *n)
 }
 
 static tpl_node *parse_expression(parser *p);
-static tpl_node *parse_tuple(parser *p, parse_fn item);
+
+/* One item, or several with commas as a TUPLE. */
+static tpl_node *parse_tuple(parser *p, parse_fn item)
+{
+    tpl_node *first = item(p), *last = first;
+    if (!is(p, ','))
+        return first;
+    tpl_node *n = new_node(p, TPL_N_TUPLE, NULL);
+    n->items = first;
+    for (n->count = 1; take(p, ','); n->count++) {
+        if (is(p, TPL_T_CLOSE) || is(p, ')') || is(p, TPL_T_IN))
+            break;
+        last->next = item(p);
+        last = last->next;
+    }
+    return n;
+}
 
 /* ---- operands ---- */
 
 static tpl_node *parse_name(parser *p)
 {
-    tpl_node *n = new_node(p, vptq_tpl_name, NULL);
-    n->value = expect(p, TPL_T_NAME);
+    static const char *const unsupported[] = {"varargs", "kwargs", "caller", "self", "super"};
+    tpl_node *n = new_named(p, TPL_N_NAME, NULL);
     bool yes = tpl_is(n->value, "true") || tpl_is(n->value, "True");
     if (yes || tpl_is(n->value, "false") || tpl_is(n->value, "False"))
         return new_constant(p, TPL_BOOLEAN(yes));
     if (tpl_is(n->value, "none") || tpl_is(n->value, "None"))
         return new_constant(p, TPL_NULL);
-    if (p->macro && (tpl_is(n->value, "varargs") || tpl_is(n->value, "kwargs")))
-        FAIL(p, VPTQ_E_UNSUPPORTED, "variable '%.*s' is not supported", TPL_NAME(n->value));
-    if (p->macro && tpl_is(n->value, "caller"))
-        p->macro->has_caller = true;
+    for (int i = 0; i < 5; i++)
+        if (tpl_is(n->value, unsupported[i]))
+            FAIL(p, VPTQ_E_UNSUPPORTED, "variable '%s' is not supported", unsupported[i]);
     return n;
-}
-
-/* Adjacent strings are one. */
-static tpl_node *parse_string(parser *p)
-{
-    size_t len = 0, n = 0;
-    for (const tpl_token *t = p->token; t->kind == TPL_T_STRING; t++)
-        len += t->value.len;
-    char *text = vptq_tpl_alloc(p->r, len + 1, 1);
-    for (; text && is(p, TPL_T_STRING); n += p->token++->value.len)
-        memcpy(text + n, p->token->value.u.s, p->token->value.len);
-    return new_constant(p, TPL_TEXT(text, n));
 }
 
 static tpl_node *parse_pair(parser *p)
@@ -178,24 +176,24 @@ static tpl_node *parse_pair(parser *p)
 
 static tpl_node *parse_operand(parser *p)
 {
-    if (is(p, TPL_T_NAME))
-        return parse_name(p);
-    if (is(p, TPL_T_STRING))
-        return parse_string(p);
-    if (take(p, '['))
-        return parse_items(p, ']', parse_expression, new_list(p, TPL_LIST));
-    if (take(p, '{')) {
-        tpl_node *dict = new_list(p, TPL_LIST);
-        dict->eval = vptq_tpl_dict_of;
-        return parse_items(p, '}', parse_pair, dict);
+    tpl_node *n = NULL;
+    if (is(p, TPL_T_NAME)) {
+        n = parse_name(p);
+    } else if (is(p, TPL_T_STRING) || is(p, TPL_T_NUMBER)) {
+        n = new_constant(p, p->token++->value);
+        if (is(p, TPL_T_STRING))
+            FAIL(p, VPTQ_E_UNSUPPORTED, "a string after another value is not supported");
+    } else if (take(p, '[')) {
+        n = parse_items(p, ']', parse_expression, new_node(p, TPL_N_LIST, NULL));
+    } else if (take(p, '{')) {
+        n = parse_items(p, '}', parse_pair, new_node(p, TPL_N_DICT, NULL));
+    } else if (take(p, '(')) {
+        n = is(p, ')') ? new_node(p, TPL_N_TUPLE, NULL) : parse_tuple(p, parse_expression);
+        expect(p, ')');
+    } else {
+        unexpected(p, "an expression");
+        n = new_constant(p, TPL_NULL);
     }
-    if (!take(p, '(')) {
-        if (!is(p, TPL_T_NUMBER))
-            unexpected(p, "an expression");
-        return new_constant(p, is(p, TPL_T_NUMBER) ? p->token++->value : TPL_NULL);
-    }
-    tpl_node *n = is(p, ')') ? new_list(p, TPL_TUPLE) : parse_tuple(p, parse_expression);
-    expect(p, ')');
     return n;
 }
 
@@ -203,41 +201,49 @@ static tpl_node *parse_operand(parser *p)
 
 static tpl_node *parse_argument(parser *p)
 {
-    if (is(p, '*') || is(p, TPL_T_POWER))
-        FAIL(p, VPTQ_E_UNSUPPORTED, "'*' in a call is not supported");
     if (!is(p, TPL_T_NAME) || p->token[1].kind != '=')
         return parse_expression(p);
-    tpl_node *n = new_node(p, vptq_tpl_keyword, NULL);
-    n->value = expect(p, TPL_T_NAME);
+    tpl_node *n = new_named(p, TPL_N_KEYWORD, NULL);
     expect(p, '=');
     n->left = parse_expression(p);
+    return n;
+}
+
+static tpl_node *parse_parameter(parser *p)
+{
+    tpl_node *n = new_named(p, TPL_N_NAME, NULL);
+    if (take(p, '='))
+        n->left = parse_expression(p);
     return n;
 }
 
 /* "(a, b=1)" into the items of n; what has a name or default comes last. */
 static tpl_node *parse_arguments(parser *p, parse_fn item, tpl_node *n)
 {
+    bool call = item == parse_argument, named = false;
     expect(p, '(');
     parse_items(p, ')', item, n);
-    for (const tpl_node *a = n->items; !p->r->status && a && a->next; a = a->next)
-        if (item == parse_argument
-                ? a->eval == vptq_tpl_keyword && a->next->eval != vptq_tpl_keyword
-                : a->left && !a->next->left)
+    for (const tpl_node *a = n->items; !p->r->status && a; a = a->next) {
+        bool plain = call ? a->kind != TPL_N_KEYWORD : !a->left;
+        if (named && plain)
             FAIL(p, VPTQ_E_FORMAT, "an argument with a name before one without");
+        named = !plain;
+    }
     return n;
 }
 
 /* Between brackets: an index, or the bounds of a slice. */
 static tpl_node *parse_subscript(parser *p, tpl_node *of)
 {
-    tpl_node *n = new_node(p, vptq_tpl_item_of, of), **end = &n->items;
+    tpl_node *n = new_node(p, TPL_N_ITEM, of), **end = &n->items;
     if (!is(p, ':'))
         n->right = parse_expression(p);
     if (n->right && take(p, ']'))
         return n;
     if (is(p, ','))
         FAIL(p, VPTQ_E_UNSUPPORTED, "a subscript with ',' is not supported");
-    n->eval = vptq_tpl_slice_of;
+    n->kind = TPL_N_SLICE;
+    n->count = 3;
     for (int i = 0; i < 3 && !p->r->status; i++) {
         bool given = i > 0 && take(p, ':') && !is(p, ':') && !is(p, ']');
         *end = given                ? parse_expression(p)
@@ -255,25 +261,23 @@ static tpl_node *parse_postfix(parser *p, tpl_node *n)
         if (take(p, '[')) {
             n = parse_subscript(p, n);
         } else if (is(p, '(')) {
-            n = parse_arguments(p, parse_argument, new_node(p, vptq_tpl_call_of, n));
+            n = parse_arguments(p, parse_argument, new_node(p, TPL_N_CALL, n));
         } else if (!take(p, '.')) {
             return n;
         } else if (is(p, TPL_T_NUMBER)) {
-            n = new_node(p, vptq_tpl_item_of, n);
+            n = new_node(p, TPL_N_ITEM, n);
             n->right = parse_operand(p);
         } else {
-            n = new_node(p, vptq_tpl_attribute_of, n);
-            n->value = expect(p, TPL_T_NAME);
+            n = new_named(p, TPL_N_ATTRIBUTE, n);
         }
     }
 }
 
 /* A filter or test, at its name. */
-static tpl_node *parse_filter(parser *p, char op, tpl_node *of)
+static tpl_node *parse_filter(parser *p, tpl_node_kind kind, tpl_node *of)
 {
-    tpl_node *n = new_node(p, vptq_tpl_filter_of, of);
-    n->op = (uint8_t)op;
-    n->value = expect(p, TPL_T_NAME);
+    tpl_node *n = new_node(p, kind, of);
+    n->value = is(p, TPL_T_IN) ? p->token++->value : expect(p, TPL_T_NAME);
     return is(p, '(') ? parse_arguments(p, parse_argument, n) : n;
 }
 
@@ -281,18 +285,13 @@ static tpl_node *parse_filter(parser *p, char op, tpl_node *of)
 static tpl_node *parse_test(parser *p, tpl_node *of)
 {
     bool negated = take_name(p, "not"), call = p->token[!is(p, TPL_T_END)].kind == '(';
-    tpl_node *n = parse_filter(p, '?', of);
-    bool argument =
-        is(p, TPL_T_NAME)
-            ? !is_name(p, "else") && !is_name(p, "or") && !is_name(p, "and")
-            : is(p, TPL_T_STRING) || is(p, TPL_T_NUMBER) || is(p, '[') || is(p, '{');
-    if (!call && argument) {
-        if (is_name(p, "is"))
-            FAIL(p, VPTQ_E_FORMAT, "a test of a test");
+    tpl_node *n = parse_filter(p, TPL_N_TEST, of);
+    if (!call && (is(p, TPL_T_STRING) || is(p, TPL_T_NUMBER) || is(p, '[') || is(p, '{') ||
+                  (is(p, TPL_T_NAME) && !is_name(p, "else")))) {
         n->items = parse_postfix(p, parse_operand(p));
         n->count = 1;
     }
-    return negated ? new_node(p, vptq_tpl_not, n) : n;
+    return negated ? new_node(p, TPL_N_NOT, n) : n;
 }
 
 static tpl_node *parse_unary(parser *p, bool with_filters)
@@ -300,20 +299,20 @@ static tpl_node *parse_unary(parser *p, bool with_filters)
     tpl_node *n;
     enter(p);
     if (is(p, '-') || is(p, '+')) {
-        n = new_node(p, vptq_tpl_sign, NULL);
+        n = new_node(p, TPL_N_ARITHMETIC, new_constant(p, TPL_INTEGER(0)));
         n->op = p->token++->kind;
-        n->left = parse_unary(p, false);
+        n->right = parse_unary(p, false);
     } else {
         n = parse_operand(p);
     }
     n = parse_postfix(p, n);
     while (with_filters) {
         if (take(p, '|'))
-            n = parse_filter(p, '|', n);
+            n = parse_filter(p, TPL_N_FILTER, n);
         else if (take_name(p, "is"))
             n = parse_test(p, n);
         else if (is(p, '('))
-            n = parse_arguments(p, parse_argument, new_node(p, vptq_tpl_call_of, n));
+            n = parse_arguments(p, parse_argument, new_node(p, TPL_N_CALL, n));
         else
             break;
     }
@@ -329,19 +328,17 @@ enum { BY_OR, BY_AND, BY_NOT, BY_COMPARISON, BY_SUM, BY_CONCAT, BY_PRODUCT, BY_S
 /* Consumes an operator of the level; 0 if there is none. */
 static int take_operator(parser *p, int level)
 {
-    static const uint8_t levels[][7] = {
-        [BY_COMPARISON] = {TPL_T_EQ, TPL_T_NE, TPL_T_GE, TPL_T_LE, '<', '>'},
+    static const uint8_t levels[][8] = {
+        [BY_OR] = {TPL_T_OR},
+        [BY_AND] = {TPL_T_AND},
+        [BY_COMPARISON] = {TPL_T_EQ, TPL_T_NE, TPL_T_GE, TPL_T_LE, TPL_T_IN, '<', '>'},
         [BY_SUM] = {'+', '-'},
         [BY_CONCAT] = {'~'},
-        [BY_PRODUCT] = {'*', '/', TPL_T_FLOORDIV, '%'}};
-    if (level == BY_OR || level == BY_AND)
-        return take_name(p, level == BY_OR ? "or" : "and") ? TPL_T_AND + (level == BY_OR) : 0;
+        [BY_PRODUCT] = {'%'}};
     for (const uint8_t *op = levels[level]; *op; op++)
         if (take(p, *op))
             return *op;
-    if (level == BY_COMPARISON && take_name(p, "in"))
-        return TPL_T_IN;
-    if (level != BY_COMPARISON || !is_name(p, "not") || !token_is(p->token + 1, "in"))
+    if (level != BY_COMPARISON || !is_name(p, "not") || p->token[1].kind != TPL_T_IN)
         return 0;
     p->token += 2;
     return TPL_T_NOT_IN;
@@ -349,46 +346,35 @@ static int take_operator(parser *p, int level)
 
 static tpl_node *parse_operators(parser *p, int level)
 {
-    static tpl_eval_fn *const kinds[] = {vptq_tpl_logic,      vptq_tpl_logic,  vptq_tpl_not,
-                                         vptq_tpl_comparison, vptq_tpl_binary, vptq_tpl_binary,
-                                         vptq_tpl_binary};
+    static const uint8_t kinds[] = {TPL_N_OR,         TPL_N_AND,        TPL_N_NOT,
+                                    TPL_N_COMPARISON, TPL_N_ARITHMETIC, TPL_N_ARITHMETIC,
+                                    TPL_N_ARITHMETIC};
     if (level == BY_SIGN)
         return parse_unary(p, true);
-    if (level == BY_NOT && !is_name(p, "not"))
-        return parse_operators(p, level + 1);
-    if (level == BY_NOT) {
-        p->token++;
+    if (level == BY_NOT && take_name(p, "not")) {
         enter(p);
         tpl_node *operand = parse_operators(p, BY_NOT);
         leave(p);
-        return new_node(p, vptq_tpl_not, operand);
+        return new_node(p, TPL_N_NOT, operand);
     }
     tpl_node *n = parse_operators(p, level + 1);
-    bool chained = false;
-    for (int op; (op = take_operator(p, level)) != 0; chained = true) {
+    for (int op, count = 0; (op = take_operator(p, level)) != 0; count++) {
+        if (level == BY_COMPARISON && count > 0)
+            FAIL(p, VPTQ_E_UNSUPPORTED, "a chain of comparisons is not supported");
         n = new_node(p, kinds[level], n);
         n->op = (uint8_t)op;
-        n->chained = chained;
         n->right = parse_operators(p, level + 1);
     }
-    if (is(p, TPL_T_POWER))
-        FAIL(p, VPTQ_E_UNSUPPORTED, "'**' is not supported");
     return n;
-}
-
-/* An expression without a condition. */
-static tpl_node *parse_plain(parser *p)
-{
-    return parse_operators(p, BY_OR);
 }
 
 static tpl_node *parse_expression(parser *p)
 {
     enter(p);
-    tpl_node *n = parse_plain(p);
-    while (take_name(p, "if")) {
-        n = new_node(p, vptq_tpl_condition, n);
-        n->right = parse_plain(p);
+    tpl_node *n = parse_operators(p, BY_OR);
+    if (take_name(p, "if")) {
+        n = new_node(p, TPL_N_CONDITION, n);
+        n->right = parse_operators(p, BY_OR);
         if (take_name(p, "else"))
             n->other = parse_expression(p);
     }
@@ -396,184 +382,110 @@ static tpl_node *parse_expression(parser *p)
     return n;
 }
 
-/* One item, or several with commas as a TUPLE. */
-static tpl_node *parse_tuple(parser *p, parse_fn item)
-{
-    tpl_node *first = item(p), *last = first;
-    if (!is(p, ','))
-        return first;
-    tpl_node *n = new_list(p, TPL_TUPLE);
-    n->items = first;
-    for (n->count = 1; take(p, ','); n->count++) {
-        if (is(p, TPL_T_PRINT_END) || is(p, TPL_T_TAG_END) || is(p, ')') || is_name(p, "in"))
-            break;
-        last->next = item(p);
-        last = last->next;
-    }
-    return n;
-}
-
 /* ---- statements ---- */
 
-static tpl_node *parse_body(parser *p, const char *const *ends);
+static tpl_node *parse_part(parser *p);
 
-/* "%}", then statements up to a tag that begins with one of `ends`: the current token then. */
-static tpl_node *parse_block(parser *p, const char *const *ends)
+/* Statements up to a tag with "elif", "else" or "end...", which is the current token then. */
+static tpl_node *parse_body(parser *p)
 {
-    (void)take(p, ':');
-    expect(p, TPL_T_TAG_END);
-    return parse_body(p, ends);
+    tpl_node *body = NULL, **last = &body;
+    enter(p);
+    while (!is(p, TPL_T_END) && (*last = parse_part(p)) != NULL && !p->r->status)
+        last = &(*last)->next;
+    leave(p);
+    return body;
 }
 
-/* The same with one end, which is consumed. */
+/* The end of a tag, then statements up to the tag `end`. */
 static tpl_node *parse_until(parser *p, const char *end)
 {
-    tpl_node *body = parse_block(p, (const char *const[]){end, NULL});
-    (void)take_name(p, end);
+    char expected[32] = "'";
+    expect(p, TPL_T_CLOSE);
+    tpl_node *body = parse_body(p);
+    if (!take_name(p, end))
+        unexpected(p, strcat(strcat(expected, end), "'"));
     return body;
 }
 
-/* The statements after "else", if there is one, and the end. */
-static tpl_node *parse_else(parser *p, const char *end)
+/* The end of a tag, the statements of n, and those after "else" up to the tag `end`. */
+static tpl_node *parse_branches(parser *p, tpl_node *n, const char *end)
 {
-    tpl_node *body = take_name(p, "else") ? parse_until(p, end) : NULL;
-    (void)take_name(p, end);
-    return body;
-}
-
-/* A body that no break can leave; `macro`: the macro whose body it is, if any. */
-static tpl_node *parse_function(parser *p, const char *end, tpl_node *macro)
-{
-    unsigned loops = p->r->loops;
-    tpl_node *outer = p->macro;
-    p->r->loops = 0;
-    p->macro = macro ? macro : outer;
-    tpl_node *body = parse_until(p, end);
-    p->r->loops = loops;
-    p->macro = outer;
-    return body;
+    expect(p, TPL_T_CLOSE);
+    n->body = parse_body(p);
+    if (n->kind == TPL_N_IF && take_name(p, "elif")) {
+        enter(p);
+        n->other = new_node(p, TPL_N_IF, parse_expression(p));
+        parse_branches(p, n->other, end);
+        leave(p);
+    } else if (take_name(p, "else")) {
+        n->other = parse_until(p, end);
+    } else if (!take_name(p, end)) {
+        unexpected(p, n->kind == TPL_N_IF ? "'endif'" : "'endfor'");
+    }
+    return n;
 }
 
 static tpl_node *parse_if(parser *p)
 {
-    static const char *const ends[] = {"elif", "else", "endif", NULL};
-    tpl_node *first = new_node(p, vptq_tpl_if, NULL), *n = first;
-    for (;; n = n->other) {
-        n->left = parse_tuple(p, parse_plain);
-        n->body = parse_block(p, ends);
-        if (!take_name(p, "elif"))
-            break;
-        n->other = new_node(p, vptq_tpl_if, NULL);
-    }
-    n->other = parse_else(p, "endif");
-    return first;
+    return parse_branches(p, new_node(p, TPL_N_IF, parse_expression(p)), "endif");
 }
 
 static tpl_node *parse_target(parser *p)
 {
-    tpl_node *n;
-    if (take(p, '(')) {
-        enter(p);
-        n = parse_tuple(p, parse_target);
-        leave(p);
-        expect(p, ')');
-        return n;
-    }
-    n = parse_name(p);
-    if (n->eval != vptq_tpl_name)
+    if (is(p, '('))
+        FAIL(p, VPTQ_E_UNSUPPORTED, "names in parentheses are not supported");
+    tpl_node *n = parse_name(p);
+    if (n->kind != TPL_N_NAME)
         FAIL(p, VPTQ_E_FORMAT, "a constant cannot be assigned to");
-    if (!take(p, '.'))
-        return n;
-    n = new_node(p, vptq_tpl_attribute_of, n);
-    n->value = expect(p, TPL_T_NAME);
-    return n;
+    return take(p, '.') ? new_named(p, TPL_N_ATTRIBUTE, n) : n;
 }
 
 static tpl_node *parse_for(parser *p)
 {
-    static const char *const ends[] = {"endfor", "else", NULL};
-    tpl_node *n = new_node(p, vptq_tpl_for, NULL);
-    n->left = parse_tuple(p, parse_target);
-    if (!take_name(p, "in"))
-        unexpected(p, "'in'");
-    n->right = parse_tuple(p, parse_plain);
+    tpl_node *n = new_node(p, TPL_N_FOR, parse_tuple(p, parse_target));
+    expect(p, TPL_T_IN);
+    n->right = parse_operators(p, BY_OR);
     if (take_name(p, "if"))
         n->filter = parse_expression(p);
     if (is_name(p, "recursive"))
         FAIL(p, VPTQ_E_UNSUPPORTED, "a recursive loop is not supported");
-    p->r->loops++;
-    n->body = parse_block(p, ends);
-    p->r->loops--;
-    n->other = parse_else(p, "endfor");
-    return n;
-}
-
-/* Filters over the text of a block; `first`: the first one has no '|'. */
-static tpl_node *parse_block_filters(parser *p, bool first)
-{
-    tpl_node *n = new_node(p, vptq_tpl_name, NULL);
-    n->value = TPL_LITERAL(TPL_BLOCK_TEXT);
-    for (; first || take(p, '|'); first = false)
-        n = parse_filter(p, '|', n);
-    return n;
+    return parse_branches(p, n, "endfor");
 }
 
 static tpl_node *parse_set(parser *p)
 {
-    tpl_node *n = new_node(p, vptq_tpl_set, NULL);
-    n->left = parse_tuple(p, parse_target);
+    tpl_node *n = new_node(p, TPL_N_SET, parse_tuple(p, parse_target));
     if (take(p, '=')) {
         n->right = parse_tuple(p, parse_expression);
         return n;
     }
-    n->eval = vptq_tpl_block;
-    n->right = parse_block_filters(p, false);
+    if (is(p, '|'))
+        FAIL(p, VPTQ_E_UNSUPPORTED, "a filter of a block that is set is not supported");
+    n->kind = TPL_N_SET_BLOCK;
     n->body = parse_until(p, "endset");
-    return n;
-}
-
-static tpl_node *parse_filter_block(parser *p)
-{
-    tpl_node *n = new_node(p, vptq_tpl_block, NULL);
-    n->right = parse_block_filters(p, true);
-    n->body = parse_until(p, "endfilter");
-    return n;
-}
-
-static tpl_node *parse_parameter(parser *p)
-{
-    tpl_node *n = new_node(p, vptq_tpl_name, NULL);
-    n->value = expect(p, TPL_T_NAME);
-    if (take(p, '='))
-        n->left = parse_expression(p);
     return n;
 }
 
 static tpl_node *parse_macro(parser *p)
 {
-    tpl_node *n = new_node(p, vptq_tpl_macro_of, NULL);
-    n->value = expect(p, TPL_T_NAME);
+    tpl_node *n = new_named(p, TPL_N_MACRO, NULL);
     parse_arguments(p, parse_parameter, n);
-    n->body = parse_function(p, "endmacro", n);
-    return n;
-}
-
-static tpl_node *parse_call_block(parser *p)
-{
-    tpl_node *n = new_node(p, vptq_tpl_call_block, NULL);
-    if (is(p, '('))
-        parse_arguments(p, parse_parameter, n);
-    n->right = parse_expression(p);
-    if (n->right->eval != vptq_tpl_call_of)
-        FAIL(p, VPTQ_E_FORMAT, "'{%% call %%}' without a call");
-    n->body = parse_function(p, "endcall", n);
+    n->body = parse_until(p, "endmacro");
     return n;
 }
 
 static tpl_node *parse_generation(parser *p)
 {
-    tpl_node *n = new_node(p, vptq_tpl_generation, NULL);
-    n->body = parse_function(p, "endgeneration", NULL);
+    tpl_node *n = new_node(p, TPL_N_SCOPE, NULL);
+    n->body = parse_until(p, "endgeneration");
+    return n;
+}
+
+static tpl_node *parse_jump(parser *p)
+{
+    tpl_node *n = new_node(p, TPL_N_JUMP, NULL);
+    n->op = tpl_is(p->token[-1].value, "break") ? TPL_FLOW_BREAK : TPL_FLOW_CONTINUE;
     return n;
 }
 
@@ -587,65 +499,45 @@ static tpl_node *parse_statement(parser *p)
                  {"for", parse_for},
                  {"set", parse_set},
                  {"macro", parse_macro},
-                 {"call", parse_call_block},
-                 {"filter", parse_filter_block},
-                 {"generation", parse_generation}};
+                 {"generation", parse_generation},
+                 {"break", parse_jump},
+                 {"continue", parse_jump}};
     for (size_t i = 0; i < sizeof table / sizeof *table; i++)
         if (take_name(p, table[i].name))
             return table[i].parse(p);
     tpl_value name = p->token->value;
-    bool leaves = is_name(p, "break"), known = leaves || is_name(p, "continue");
-    if (!is(p, TPL_T_NAME))
-        unexpected(p, "a statement");
-    else if (known && p->r->loops == 0)
-        FAIL(p, VPTQ_E_FORMAT, "'%.*s' outside of a loop", TPL_NAME(name));
-    else if ((name.len > 3 && memcmp(name.u.s, "end", 3) == 0) || name.u.s[0] == 'e')
-        FAIL(p, VPTQ_E_FORMAT, "unexpected '%.*s'", TPL_NAME(name));
-    else if (!known)
+    if (is(p, TPL_T_NAME))
         FAIL(p, VPTQ_E_UNSUPPORTED, "statement '%.*s' is not supported", TPL_NAME(name));
     else
-        p->token++;
-    tpl_node *n = new_node(p, vptq_tpl_jump, NULL);
-    n->op = leaves ? TPL_FLOW_BREAK : TPL_FLOW_CONTINUE;
-    return n;
+        unexpected(p, "a statement");
+    return NULL;
 }
 
-/* Text, "{{ }}" or "{% %}"; NULL at a tag that begins with one of `ends`. */
-static tpl_node *parse_part(parser *p, const char *const *ends)
+static bool ends_block(const parser *p)
 {
-    tpl_node *n;
-    bool text = is(p, TPL_T_TEXT), print = take(p, TPL_T_PRINT_BEGIN);
-    if (text || print) {
-        n = new_node(p, vptq_tpl_print_of, NULL);
-        n->right =
-            text ? new_constant(p, expect(p, TPL_T_TEXT)) : parse_tuple(p, parse_expression);
-        if (print)
-            expect(p, TPL_T_PRINT_END);
-        return n;
-    }
-    (void)take(p, TPL_T_TAG_BEGIN);
-    for (; *ends; ends++)
-        if (is_name(p, *ends))
+    return is_name(p, "elif") || is_name(p, "else") ||
+           (is(p, TPL_T_NAME) && p->token->value.len > 3 &&
+            memcmp(p->token->value.u.s, "end", 3) == 0);
+}
+
+/* Text, "{{ }}" or "{% %}"; NULL at a tag that ends a block. */
+static tpl_node *parse_part(parser *p)
+{
+    tpl_node *n = NULL;
+    if (take(p, TPL_T_TAG)) {
+        if (ends_block(p))
             return NULL;
-    n = parse_statement(p);
-    expect(p, TPL_T_TAG_END);
-    return n;
-}
-
-/* Statements up to a tag that begins with one of `ends`; none: to the end of the template. */
-static tpl_node *parse_body(parser *p, const char *const *ends)
-{
-    tpl_node *body = NULL, **last = &body;
-    enter(p);
-    while (!is(p, TPL_T_END) && (*last = parse_part(p, ends)) != NULL && !p->r->status)
-        last = &(*last)->next;
-    leave(p);
-    if (is(p, TPL_T_END) && *ends) {
-        while (ends[1])
-            ends++;
-        FAIL(p, VPTQ_E_FORMAT, "the template ends before '%s'", *ends);
+        n = parse_statement(p);
+    } else {
+        n = new_node(p, TPL_N_PRINT, NULL);
+        bool text = is(p, TPL_T_TEXT);
+        tpl_value value = p->token++->value;
+        n->right = text ? new_constant(p, value) : parse_tuple(p, parse_expression);
+        if (text)
+            return n;
     }
-    return body;
+    expect(p, TPL_T_CLOSE);
+    return n;
 }
 
 /* ---- the template ---- */
@@ -661,7 +553,6 @@ void vptq_template_free(vptq_template *t)
 vptq_status vptq_template_parse(const char *text, size_t len, const char *name, vptq_mem *mem,
                                 vptq_template **out, vptq_err *err)
 {
-    static const char *const no_ends[] = {NULL};
     size_t valid = vptq_utf8_valid_prefix(text, len);
     if (len > VPTQ_TEMPLATE_LIMIT)
         return vptq_fail(err, VPTQ_E_FORMAT, "%s: %zu bytes, expected at most %d", name, len,
@@ -678,7 +569,9 @@ vptq_status vptq_template_parse(const char *text, size_t len, const char *name, 
     r.status = t->name ? VPTQ_OK : VPTQ_E_NOMEM;
     parser p = {.r = &r, .token = vptq_tpl_lex(&r, text, len)};
     if (!r.status)
-        t->body = parse_body(&p, no_ends);
+        t->body = parse_body(&p);
+    if (!r.status && !is(&p, TPL_T_END))
+        FAIL(&p, VPTQ_E_FORMAT, "unexpected '%.*s'", TPL_NAME(p.token->value));
     if (r.status)
         vptq_template_free(t);
     else

@@ -1,5 +1,4 @@
 /* Values as text: Python's str and repr, and JSON as json.dumps writes it. */
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -8,9 +7,9 @@
 #include "lib/chat/internal.h"
 
 typedef struct style {
-    bool json;             /* or Python's repr */
-    bool ascii, sort_keys; /* json */
-    tpl_value indent;      /* of one level; NONE: everything on one line */
+    bool json;      /* or Python's repr */
+    bool ascii;     /* JSON with escapes for other characters */
+    int64_t indent; /* of one level; -1: everything on one line */
     tpl_value item_separator, key_separator;
 } style;
 
@@ -19,17 +18,12 @@ static void put(tpl_run *r, const char *text)
     vptq_tpl_add(r, text, strlen(text));
 }
 
-/* The fewest digits that read back the same, laid out as Python's repr of a float. */
-static void put_float(tpl_run *r, double f, bool json)
+/* A finite number (JSON has no others): the fewest digits that read back the same, laid out as
+ * Python's repr of a float. */
+static void put_float(tpl_run *r, double f)
 {
     char digits[40], text[64];
     int precision = 1;
-    if (!isfinite(f)) {
-        put(r, isnan(f) ? (json ? "NaN" : "nan")
-               : f < 0  ? (json ? "-Infinity" : "-inf")
-                        : (json ? "Infinity" : "inf"));
-        return;
-    }
     do
         snprintf(digits, sizeof digits, "%.*e", precision - 1, f);
     while (strtod(digits, NULL) != f && ++precision <= 17);
@@ -82,35 +76,28 @@ static void put_string(tpl_run *r, tpl_value s, const style *o)
          twofold = s.len && memchr(s.u.s, '"', s.len);
     char quote[] = {o->json || (single && !twofold) ? '"' : '\'', 0};
     uint32_t cp;
-    put(r, !o->json && s.safe ? "Markup(" : "");
     put(r, quote);
     for (size_t at = 0, bytes; at < s.len && !r->status; at += bytes) {
         bytes = vptq_tpl_char(s.u.s + at, s.len - at, &cp);
         put_char(r, s.u.s + at, bytes, cp, o, quote[0]);
     }
     put(r, quote);
-    put(r, !o->json && s.safe ? ")" : "");
 }
 
 static void put_value(tpl_run *r, tpl_value v, const style *o, unsigned level);
 
 static void put_line(tpl_run *r, const style *o, unsigned level)
 {
-    if (o->indent.kind != TPL_STR)
-        return;
-    put(r, "\n");
-    for (unsigned i = 0; i < level; i++)
-        vptq_tpl_add(r, o->indent.u.s, o->indent.len);
+    put(r, o->indent >= 0 ? "\n" : "");
+    for (int64_t i = 0; i < (int64_t)level * o->indent && !r->status; i++)
+        put(r, " ");
 }
 
 static void put_key(tpl_run *r, tpl_value key, const style *o)
 {
-    bool quoted = o->json && key.kind != TPL_STR;
-    if (quoted && key.kind != TPL_NONE && !tpl_is_number(key))
-        TPL_ERROR(r, "%s cannot be a key in JSON", vptq_tpl_type(key));
-    put(r, quoted ? "\"" : "");
+    if (o->json && key.kind != TPL_STR)
+        TPL_UNSUPPORTED(r, "%s as a key in JSON is not supported", vptq_tpl_type(key));
     put_value(r, key, o, 0);
-    put(r, quoted ? "\"" : "");
     vptq_tpl_add(r, o->key_separator.u.s, o->key_separator.len);
 }
 
@@ -118,29 +105,19 @@ static void put_key(tpl_run *r, tpl_value key, const style *o)
 static void put_items(tpl_run *r, tpl_value v, const style *o, unsigned level)
 {
     bool dict = v.kind == TPL_DICT, tuple = v.kind == TPL_TUPLE && !o->json;
-    uint32_t count = dict ? v.u.dict->count : v.len;
-    tpl_value keys = vptq_tpl_list(r, TPL_LIST, dict ? count : 0), values = v;
-    if (dict) {
-        values = vptq_tpl_list(r, TPL_LIST, count);
-        for (uint32_t i = 0; i < values.len; i++) {
-            keys.u.items[i] = v.u.dict->items[2 * i];
-            values.u.items[i] = v.u.dict->items[2 * i + 1];
-        }
-        if (o->sort_keys)
-            vptq_tpl_sort(r, values.u.items, keys.u.items, values.len, false);
-    }
+    const tpl_value items = dict ? *v.u.dict : v;
     put(r, dict ? "{" : tuple ? "(" : "[");
-    for (uint32_t i = 0; i < values.len && !r->status; i++) {
+    for (uint32_t i = 0; i < items.len && !r->status; i++) {
         if (i > 0)
             vptq_tpl_add(r, o->item_separator.u.s, o->item_separator.len);
         put_line(r, o, level + 1);
         if (dict)
-            put_key(r, keys.u.items[i], o);
-        put_value(r, values.u.items[i], o, level + 1);
+            put_key(r, items.u.items[i++], o);
+        put_value(r, items.u.items[i], o, level + 1);
     }
-    if (count > 0)
+    if (items.len > 0)
         put_line(r, o, level);
-    put(r, dict ? "}" : !tuple ? "]" : count == 1 ? ",)" : ")");
+    put(r, dict ? "}" : !tuple ? "]" : items.len == 1 ? ",)" : ")");
 }
 
 static void put_value(tpl_run *r, tpl_value v, const style *o, unsigned level)
@@ -154,7 +131,7 @@ static void put_value(tpl_run *r, tpl_value v, const style *o, unsigned level)
         snprintf(text, sizeof text, "%lld", (long long)v.u.i);
         put(r, text);
     } else if (v.kind == TPL_FLOAT) {
-        put_float(r, v.u.f, o->json);
+        put_float(r, v.u.f);
     } else if (v.kind == TPL_STR) {
         put_string(r, v, o);
     } else if (v.kind == TPL_LIST || v.kind == TPL_TUPLE || v.kind == TPL_DICT) {
@@ -172,8 +149,8 @@ static void put_value(tpl_run *r, tpl_value v, const style *o, unsigned level)
 
 void vptq_tpl_print(tpl_run *r, tpl_value v)
 {
-    const style repr = {.item_separator = TPL_LITERAL(", "),
-                        .key_separator = TPL_LITERAL(": ")};
+    const style repr = {
+        .indent = -1, .item_separator = TPL_LITERAL(", "), .key_separator = TPL_LITERAL(": ")};
     if (v.kind == TPL_STR)
         vptq_tpl_add(r, v.u.s, v.len);
     else if (v.kind > TPL_UNDEFINED)
@@ -189,23 +166,18 @@ tpl_value vptq_tpl_str(tpl_run *r, tpl_value v)
     return vptq_tpl_take(r, start);
 }
 
-/* tojson(ensure_ascii, indent, separators, sort_keys), as transformers defines it. */
+/* tojson(ensure_ascii, indent, separators), as transformers defines it. */
 tpl_value vptq_tpl_json(tpl_call *c)
 {
     tpl_run *r = c->run;
     tpl_value indent = c->arg[1], separators = c->arg[2];
-    style o = {.json = true,
-               .ascii = vptq_tpl_truth(c->arg[0]),
-               .sort_keys = vptq_tpl_truth(c->arg[3]),
-               .indent = indent,
-               .item_separator = TPL_LITERAL(", "),
-               .key_separator = TPL_LITERAL(": ")};
-    if (tpl_is_integer(indent))
-        o.indent = vptq_tpl_arithmetic(r, '*', TPL_LITERAL(" "), indent);
-    else if (indent.kind > TPL_NONE && indent.kind != TPL_STR)
-        return TPL_ERROR(r, "the indent of tojson is %s", vptq_tpl_type(indent));
-    if (o.indent.kind == TPL_STR)
-        o.item_separator = TPL_LITERAL(",");
+    bool lines = indent.kind > TPL_NONE;
+    style o = {.json = true, .ascii = vptq_tpl_truth(c->arg[0]), .indent = -1};
+    if (lines && (indent.kind != TPL_INT || indent.u.i < 0 || indent.u.i > 100))
+        return TPL_UNSUPPORTED(r, "an indent of tojson must be an integer from 0 to 100");
+    o.indent = lines ? indent.u.i : -1;
+    o.item_separator = lines ? TPL_LITERAL(",") : TPL_LITERAL(", ");
+    o.key_separator = TPL_LITERAL(": ");
     if (separators.kind > TPL_NONE) {
         if (!tpl_is_sequence(separators) || separators.len != 2 ||
             separators.u.items[0].kind != TPL_STR || separators.u.items[1].kind != TPL_STR)
@@ -216,22 +188,4 @@ tpl_value vptq_tpl_json(tpl_call *c)
     size_t start = r->text->len;
     put_value(r, c->self, &o, 0);
     return vptq_tpl_take(r, start);
-}
-
-void vptq_tpl_sort(tpl_run *r, tpl_value *items, tpl_value *keys, uint32_t n, bool reverse)
-{
-    for (uint32_t i = 1; i < n && !r->status; i++) {
-        tpl_value item = items[i], key = keys[i];
-        uint32_t at = i;
-        for (; at > 0; at--) {
-            tpl_value before = keys[at - 1];
-            if (vptq_tpl_equal(r, before, key) ||
-                !vptq_tpl_compare(r, '<', reverse ? before : key, reverse ? key : before))
-                break;
-            items[at] = items[at - 1];
-            keys[at] = before;
-        }
-        items[at] = item;
-        keys[at] = key;
-    }
 }

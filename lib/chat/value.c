@@ -16,32 +16,28 @@ tpl_value vptq_tpl_list(tpl_run *r, tpl_kind kind, size_t count)
     return (tpl_value){.kind = (uint8_t)kind, .len = (uint32_t)count, .u.items = items};
 }
 
-static void copy_items(tpl_value *to, tpl_value from)
-{
-    if (from.len > 0)
-        memcpy(to, from.u.items, from.len * sizeof *to);
-}
-
-/* Lists grow at powers of two. */
+/* Doubles the list when it is full. */
 void vptq_tpl_append(tpl_run *r, tpl_value *list, tpl_value item)
 {
-    if ((list->len & (list->len - 1)) == 0) {
-        tpl_value more = vptq_tpl_list(r, TPL_LIST, list->len ? 2 * (size_t)list->len : 1);
-        if (more.len == 0)
+    if (list->log_cap == 0 || list->len == 1u << list->log_cap) {
+        uint8_t log_cap = list->log_cap ? (uint8_t)(list->log_cap + 1) : 2;
+        tpl_value *more = vptq_tpl_alloc(r, (size_t)1 << log_cap, sizeof *more);
+        if (!more)
             return;
-        copy_items(more.u.items, *list);
-        list->u.items = more.u.items;
+        if (list->len > 0)
+            memcpy(more, list->u.items, list->len * sizeof *more);
+        list->u.items = more;
+        list->log_cap = log_cap;
     }
     list->u.items[list->len++] = item;
 }
 
-tpl_value vptq_tpl_dict(tpl_run *r, tpl_kind kind, size_t cap)
+tpl_value vptq_tpl_dict(tpl_run *r, tpl_kind kind, tpl_value pairs)
 {
-    static tpl_dict empty;
-    tpl_dict *d = vptq_tpl_alloc(r, 1, sizeof *d);
-    tpl_value items = vptq_tpl_list(r, TPL_LIST, 2 * cap);
+    static tpl_value empty;
+    tpl_value *d = vptq_tpl_alloc(r, 1, sizeof *d);
     if (d)
-        *d = (tpl_dict){.cap = items.len / 2, .items = items.u.items};
+        *d = pairs;
     return (tpl_value){.kind = (uint8_t)kind, .u.dict = d ? d : &empty};
 }
 
@@ -50,33 +46,26 @@ static bool is_hashable(tpl_value v)
     return v.kind != TPL_LIST && v.kind != TPL_DICT;
 }
 
-tpl_value *vptq_tpl_dict_find(tpl_run *r, const tpl_dict *d, tpl_value key)
+/* Searches all pairs: the dicts of templates are small. */
+tpl_value *vptq_tpl_dict_find(tpl_run *r, const tpl_value *dict, tpl_value key)
 {
     if (!is_hashable(key))
         TPL_ERROR(r, "%s cannot be a key", vptq_tpl_type(key));
-    for (uint32_t i = 0; i < d->count && !r->status; i++)
-        if (vptq_tpl_equal(r, d->items[2 * i], key))
-            return &d->items[2 * i + 1];
+    for (uint32_t i = 0; i < dict->len && !r->status; i += 2)
+        if (vptq_tpl_equal(r, dict->u.items[i], key))
+            return &dict->u.items[i + 1];
     return NULL;
 }
 
-void vptq_tpl_dict_set(tpl_run *r, tpl_dict *d, tpl_value key, tpl_value value)
+void vptq_tpl_dict_set(tpl_run *r, tpl_value *dict, tpl_value key, tpl_value value)
 {
-    tpl_value *found = vptq_tpl_dict_find(r, d, key);
-    if (found)
+    tpl_value *found = vptq_tpl_dict_find(r, dict, key);
+    if (found) {
         *found = value;
-    if (found || r->status)
-        return;
-    if (d->count == d->cap) {
-        tpl_value more = vptq_tpl_list(r, TPL_LIST, d->cap ? 4 * (size_t)d->cap : 8);
-        if (more.len == 0)
-            return;
-        copy_items(more.u.items, (tpl_value){.len = 2 * d->count, .u.items = d->items});
-        d->items = more.u.items;
-        d->cap = more.len / 2;
+    } else if (!r->status) {
+        vptq_tpl_append(r, dict, key);
+        vptq_tpl_append(r, dict, value);
     }
-    d->items[2 * d->count] = key;
-    d->items[2 * d->count++ + 1] = value;
 }
 
 tpl_value vptq_tpl_bound(tpl_run *r, const tpl_function *f, tpl_value self)
@@ -90,29 +79,26 @@ tpl_value vptq_tpl_bound(tpl_run *r, const tpl_function *f, tpl_value self)
 tpl_value vptq_tpl_from_json(tpl_run *r, const json_t *j)
 {
     tpl_value v = json_is_boolean(j) ? TPL_BOOLEAN(json_is_true(j)) : TPL_NULL;
+    tpl_value pairs = TPL_EMPTY;
     const char *name;
     json_t *item;
-    if (!vptq_tpl_step(r, 1) || !vptq_tpl_enter(r, TPL_MAX_DEPTH))
-        return v;
-    if (json_is_object(j)) {
-        v = vptq_tpl_dict(r, TPL_DICT, json_object_size(j));
+    if (vptq_tpl_step(r, 1) && vptq_tpl_enter(r, TPL_MAX_DEPTH) && json_is_object(j)) {
         json_object_foreach((json_t *)(uintptr_t)j, name, item)
         {
-            tpl_value value = vptq_tpl_from_json(r, item);
-            if (v.u.dict->count == v.u.dict->cap)
-                break; /* a failure */
-            tpl_value *pair = &v.u.dict->items[2 * v.u.dict->count++];
-            pair[0] = TPL_TEXT(name, strlen(name));
-            pair[1] = value;
+            vptq_tpl_append(r, &pairs, TPL_TEXT(name, strlen(name)));
+            vptq_tpl_append(r, &pairs, vptq_tpl_from_json(r, item));
         }
+        v = vptq_tpl_dict(r, TPL_DICT, pairs);
     } else if (json_is_array(j)) {
         v = vptq_tpl_list(r, TPL_LIST, json_array_size(j));
         for (uint32_t i = 0; i < v.len; i++)
             v.u.items[i] = vptq_tpl_from_json(r, json_array_get(j, i));
     } else if (json_is_string(j)) {
         v = TPL_TEXT(json_string_value(j), json_string_length(j));
-    } else if (json_is_number(j)) {
-        v = json_is_real(j) ? TPL_REAL(json_real_value(j)) : TPL_INTEGER(json_integer_value(j));
+    } else if (json_is_real(j)) {
+        v = (tpl_value){.kind = TPL_FLOAT, .u.f = json_real_value(j)};
+    } else if (json_is_integer(j)) {
+        v = TPL_INTEGER(json_integer_value(j));
     }
     r->depth--;
     return v;
@@ -125,14 +111,14 @@ const char *vptq_tpl_type(tpl_value v)
     static const char *const names[] = {
         "undefined", "undefined",   "none",    "a boolean", "an integer",  "a float",
         "a string",  "a list",      "a tuple", "a range",   "a dict view", "an iterator",
-        "a dict",    "a namespace", "a loop",  "a macro",   "a function"};
+        "a dict",    "a namespace", "a macro", "a function"};
     return names[v.kind];
 }
 
 bool vptq_tpl_truth(tpl_value v)
 {
     if (v.kind == TPL_DICT)
-        return v.u.dict->count > 0;
+        return v.u.dict->len > 0;
     if (v.kind == TPL_FLOAT)
         return v.u.f != 0;
     if (tpl_is_integer(v))
@@ -207,13 +193,13 @@ static double number(tpl_value v)
 
 static bool equal_items(tpl_run *r, tpl_value a, tpl_value b)
 {
-    bool is = a.kind == TPL_DICT ? a.u.dict->count == b.u.dict->count : a.len == b.len;
-    for (uint32_t i = 0; a.kind != TPL_DICT && i < a.len && is; i++)
-        is = vptq_tpl_equal(r, a.u.items[i], b.u.items[i]);
-    for (uint32_t i = 0; a.kind == TPL_DICT && i < a.u.dict->count && is; i++) {
-        const tpl_value *pair = &a.u.dict->items[2 * i];
-        const tpl_value *other = vptq_tpl_dict_find(r, b.u.dict, pair[0]);
-        is = other && vptq_tpl_equal(r, pair[1], *other);
+    bool dict = a.kind == TPL_DICT;
+    const tpl_value left = dict ? *a.u.dict : a, right = dict ? *b.u.dict : b;
+    bool is = left.len == right.len;
+    for (uint32_t i = 0; i < left.len && is; i += 1 + dict) {
+        const tpl_value *other =
+            dict ? vptq_tpl_dict_find(r, &right, left.u.items[i]) : &right.u.items[i];
+        is = other && vptq_tpl_equal(r, left.u.items[i + dict], *other);
     }
     return is;
 }
@@ -233,9 +219,10 @@ bool vptq_tpl_equal(tpl_run *r, tpl_value a, tpl_value b)
         is = a.len == b.len && (a.len == 0 || memcmp(a.u.s, b.u.s, a.len) == 0);
     else if (!tpl_is_sequence(a) && a.kind != TPL_DICT)
         is = a.u.items == b.u.items; /* others only equal themselves */
-    else if (vptq_tpl_enter(r, TPL_MAX_DEPTH))
-        is = equal_items(r, a, b);
-    r->depth -= a.kind == b.kind && (tpl_is_sequence(a) || a.kind == TPL_DICT);
+    else {
+        is = vptq_tpl_enter(r, TPL_MAX_DEPTH) && equal_items(r, a, b);
+        r->depth--;
+    }
     return vptq_tpl_step(r, 1 + a.len / 64) && is;
 }
 
@@ -277,22 +264,12 @@ static bool contains(tpl_run *r, tpl_value box, tpl_value item)
 
 bool vptq_tpl_compare(tpl_run *r, int op, tpl_value a, tpl_value b)
 {
-    switch (op) {
-    case '<':
-        return less(r, a, b);
-    case '>':
-        return less(r, b, a);
-    case TPL_T_LE:
-        return less(r, a, b) || vptq_tpl_equal(r, a, b);
-    case TPL_T_GE:
-        return less(r, b, a) || vptq_tpl_equal(r, a, b);
-    case TPL_T_IN:
-        return contains(r, b, a);
-    case TPL_T_NOT_IN:
-        return !contains(r, b, a);
-    default:
+    if (op == TPL_T_EQ || op == TPL_T_NE)
         return vptq_tpl_equal(r, a, b) == (op == TPL_T_EQ);
-    }
+    if (op == TPL_T_IN || op == TPL_T_NOT_IN)
+        return contains(r, b, a) == (op == TPL_T_IN);
+    bool swap = op == '>' || op == TPL_T_LE; /* a <= b: not b < a */
+    return less(r, swap ? b : a, swap ? a : b) == (op == '<' || op == '>');
 }
 
 /* ---- arithmetic ---- */
@@ -301,112 +278,58 @@ static tpl_value integer_arithmetic(tpl_run *r, int op, int64_t a, int64_t b)
 {
     int64_t v = 0;
     bool exceeds = false;
-    if ((op == TPL_T_FLOORDIV || op == '%') && b == 0)
+    if (op == '%' && b == 0)
         return TPL_ERROR(r, "division by zero");
     if (op == '+')
         exceeds = __builtin_add_overflow(a, b, &v);
     else if (op == '-')
         exceeds = __builtin_sub_overflow(a, b, &v);
-    else if (op == '*')
-        exceeds = __builtin_mul_overflow(a, b, &v);
-    else if (b == -1) /* the smallest integer has no negative */
-        exceeds = op == TPL_T_FLOORDIV && __builtin_sub_overflow((int64_t)0, a, &v);
-    else if (op == TPL_T_FLOORDIV)
-        v = a / b - (a % b != 0 && (a < 0) != (b < 0));
-    else
+    else if (b != -1) /* the sign is that of b */
         v = a % b + (a % b != 0 && (a < 0) != (b < 0) ? b : 0);
     return exceeds ? TPL_ERROR(r, "an integer exceeds 64 bits") : TPL_INTEGER(v);
-}
-
-static tpl_value float_arithmetic(tpl_run *r, int op, double a, double b)
-{
-    if (op == '+' || op == '-' || op == '*')
-        return TPL_REAL(op == '+' ? a + b : op == '-' ? a - b : a * b);
-    if (b == 0)
-        return TPL_ERROR(r, "division by zero");
-    if (op == '/')
-        return TPL_REAL(a / b);
-    return TPL_UNSUPPORTED(r, "'//' and '%%' of floats are not supported");
-}
-
-/* Appends s with the characters that are special in HTML escaped. */
-static void add_escaped(tpl_run *r, tpl_value s)
-{
-    static const char special[] = "&<>'\"";
-    static const char *const names[] = {"&amp;", "&lt;", "&gt;", "&#39;", "&#34;"};
-    for (uint32_t i = 0; i < s.len && !r->status; i++) {
-        const char *at = s.u.s[i] ? strchr(special, s.u.s[i]) : NULL;
-        vptq_tpl_add(r, at ? names[at - special] : s.u.s + i,
-                     at ? strlen(names[at - special]) : 1);
-    }
 }
 
 /* a + b of two strings, or of two lists or tuples. */
 static tpl_value join(tpl_run *r, tpl_value a, tpl_value b)
 {
-    if (a.kind == TPL_STR) {
-        size_t start = r->text->len;
-        b.safe && !a.safe ? add_escaped(r, a) : vptq_tpl_add(r, a.u.s, a.len);
-        a.safe && !b.safe ? add_escaped(r, b) : vptq_tpl_add(r, b.u.s, b.len);
-        tpl_value joined = vptq_tpl_take(r, start);
-        joined.safe = a.safe || b.safe;
-        return joined;
-    }
-    tpl_value joined = vptq_tpl_list(r, a.kind, (size_t)a.len + b.len);
-    if (joined.len > 0) {
-        copy_items(joined.u.items, a);
-        copy_items(joined.u.items + a.len, b);
-    }
-    return joined;
-}
-
-static tpl_value repeat(tpl_run *r, tpl_value v, int64_t times)
-{
-    size_t bytes = v.len * (v.kind == TPL_STR ? 1 : sizeof(tpl_value));
-    size_t n = times > 0 && bytes > 0 ? (size_t)times : 0;
-    char *copies = vptq_tpl_alloc(r, n, bytes ? bytes : 1);
-    for (size_t i = 0; copies && i < n && vptq_tpl_step(r, 1); i++)
-        memcpy(copies + i * bytes, v.u.s, bytes);
-    v.len = copies ? (uint32_t)(v.len * n) : 0;
-    v.u.s = copies ? copies : "";
-    return v;
-}
-
-static bool can_be_joined(tpl_value v)
-{
-    return v.kind == TPL_STR || v.kind == TPL_LIST || v.kind == TPL_TUPLE;
+    if (a.kind == TPL_STR && a.safe != b.safe)
+        return TPL_UNSUPPORTED(r, "'+' of a safe text and another is not supported");
+    size_t size = a.kind == TPL_STR ? 1 : sizeof(tpl_value);
+    char *both = vptq_tpl_alloc(r, (size_t)a.len + b.len, size);
+    if (!both)
+        return TPL_NULL;
+    if (a.len > 0)
+        memcpy(both, a.u.s, a.len * size);
+    if (b.len > 0)
+        memcpy(both + a.len * size, b.u.s, b.len * size);
+    return (tpl_value){
+        .kind = a.kind, .safe = a.safe || b.safe, .len = a.len + b.len, .u.s = both};
 }
 
 tpl_value vptq_tpl_arithmetic(tpl_run *r, int op, tpl_value a, tpl_value b)
 {
-    const char name[3] = {op == TPL_T_FLOORDIV ? '/' : (char)op,
-                          op == TPL_T_FLOORDIV ? '/' : 0};
     size_t start = r->text->len;
     if (op == '~') {
         vptq_tpl_print(r, a);
         vptq_tpl_print(r, b);
         return vptq_tpl_take(r, start);
     }
-    if (tpl_is_integer(a) && tpl_is_integer(b) && op != '/')
+    if (tpl_is_integer(a) && tpl_is_integer(b))
         return integer_arithmetic(r, op, a.u.i, b.u.i);
     if (tpl_is_number(a) && tpl_is_number(b))
-        return float_arithmetic(r, op, number(a), number(b));
-    if (op == '+' && a.kind == b.kind && can_be_joined(a))
+        return TPL_UNSUPPORTED(r, "arithmetic of floats is not supported");
+    if (op == '+' && a.kind == b.kind && a.kind >= TPL_STR && a.kind <= TPL_TUPLE)
         return join(r, a, b);
-    if (op == '*' && can_be_joined(a) && tpl_is_integer(b))
-        return repeat(r, a, b.u.i);
-    if (op == '*' && can_be_joined(b) && tpl_is_integer(a))
-        return repeat(r, b, a.u.i);
     if (op == '%' && a.kind == TPL_STR)
         return TPL_UNSUPPORTED(r, "formatting with '%%' is not supported");
-    return TPL_ERROR(r, "'%s' of %s and %s", name, vptq_tpl_type(a), vptq_tpl_type(b));
+    return TPL_ERROR(r, "'%c' of %s and %s", op, vptq_tpl_type(a), vptq_tpl_type(b));
 }
 
 /* ---- iteration, attributes, subscripts ---- */
 
 size_t vptq_tpl_length(tpl_run *r, tpl_value v)
 {
-    size_t length = v.kind == TPL_DICT ? v.u.dict->count : v.len;
+    size_t length = v.kind == TPL_DICT ? v.u.dict->len / 2 : v.len;
     for (uint32_t i = 0; v.kind == TPL_STR && i < v.len; i++)
         length -= is_continuation(v.u.s[i]);
     vptq_tpl_step(r, v.len / 16);
@@ -428,51 +351,16 @@ tpl_value vptq_tpl_iterate(tpl_run *r, tpl_value v)
     tpl_value items = vptq_tpl_list(r, TPL_LIST, r->status ? 0 : vptq_tpl_length(r, v));
     for (uint32_t i = 0; i < items.len && vptq_tpl_step(r, 1); i++) {
         size_t bytes = v.kind == TPL_STR ? vptq_tpl_char(v.u.s + at, v.len - at, &cp) : 0;
-        items.u.items[i] = bytes ? TPL_TEXT(v.u.s + at, bytes) : v.u.dict->items[2 * i];
+        items.u.items[i] = bytes ? TPL_TEXT(v.u.s + at, bytes) : v.u.dict->u.items[2 * i];
         at += bytes;
     }
     return items;
-}
-
-static tpl_value loop_attribute(const tpl_loop *l, tpl_value name)
-{
-    int64_t i = l->index, n = l->items.len;
-    const struct {
-        const char *name;
-        tpl_value value;
-    } table[] = {{"index", TPL_INTEGER(i + 1)},
-                 {"index0", TPL_INTEGER(i)},
-                 {"revindex", TPL_INTEGER(n - i)},
-                 {"revindex0", TPL_INTEGER(n - i - 1)},
-                 {"first", TPL_BOOLEAN(i == 0)},
-                 {"last", TPL_BOOLEAN(i == n - 1)},
-                 {"length", TPL_INTEGER(n)},
-                 {"previtem", i > 0 ? l->items.u.items[i - 1] : TPL_NO_VALUE(name)},
-                 {"nextitem", i + 1 < n ? l->items.u.items[i + 1] : TPL_NO_VALUE(name)}};
-    for (size_t k = 0; k < sizeof table / sizeof *table; k++)
-        if (tpl_is(name, table[k].name))
-            return table[k].value;
-    return TPL_NO_VALUE(name);
-}
-
-/* As Python's getattr: methods, and attributes of namespaces and loops. */
-static tpl_value get_attribute(tpl_run *r, tpl_value v, tpl_value name)
-{
-    const tpl_function *f = vptq_tpl_method(v, name);
-    if (f)
-        return vptq_tpl_bound(r, f, v);
-    if (v.kind == TPL_LOOP)
-        return loop_attribute(v.u.loop, name);
-    const tpl_value *value =
-        v.kind == TPL_NAMESPACE ? vptq_tpl_dict_find(r, v.u.dict, name) : NULL;
-    return value ? *value : TPL_NO_VALUE(name);
 }
 
 /* v[key] alone. */
 static tpl_value get_item(tpl_run *r, tpl_value v, tpl_value key)
 {
     tpl_value none = TPL_NO_VALUE(key.kind == TPL_STR ? key : TPL_LITERAL("a missing item"));
-    uint32_t cp;
     if (v.kind == TPL_DICT && is_hashable(key)) {
         const tpl_value *value = vptq_tpl_dict_find(r, v.u.dict, key);
         return value ? *value : none;
@@ -486,61 +374,59 @@ static tpl_value get_item(tpl_run *r, tpl_value v, tpl_value key)
     if (v.kind != TPL_STR)
         return v.u.items[i];
     size_t at = char_offset(v, (size_t)i);
-    return TPL_TEXT(v.u.s + at, vptq_tpl_char(v.u.s + at, v.len - at, &cp));
+    return TPL_TEXT(v.u.s + at, vptq_tpl_char(v.u.s + at, v.len - at, &(uint32_t){0}));
 }
 
-tpl_value vptq_tpl_attribute(tpl_run *r, tpl_value v, tpl_value name)
+/* Attributes are first those of Python (methods, variables of a namespace), then items. */
+tpl_value vptq_tpl_get(tpl_run *r, tpl_value v, tpl_value key, bool attribute)
 {
     if (v.kind == TPL_UNDEFINED)
-        return TPL_ERROR(r, "'%.*s' is undefined and has no attributes", TPL_NAME(v));
-    tpl_value found = get_attribute(r, v, name);
-    return found.kind == TPL_UNDEFINED ? get_item(r, v, name) : found;
-}
-
-tpl_value vptq_tpl_item(tpl_run *r, tpl_value v, tpl_value key)
-{
-    if (v.kind == TPL_UNDEFINED)
-        return TPL_ERROR(r, "'%.*s' is undefined and has no items", TPL_NAME(v));
-    tpl_value found = get_item(r, v, key);
-    return found.kind == TPL_UNDEFINED && key.kind == TPL_STR ? get_attribute(r, v, key)
-                                                              : found;
+        return TPL_ERROR(r, "'%.*s' is undefined and has no %s", TPL_NAME(v),
+                         attribute ? "attributes" : "items");
+    tpl_value item = attribute ? TPL_NO_VALUE(key) : get_item(r, v, key);
+    if (item.kind != TPL_UNDEFINED || key.kind != TPL_STR)
+        return item;
+    int use = v.kind == TPL_STR ? TPL_STR_METHOD : v.kind == TPL_DICT ? TPL_DICT_METHOD : 0;
+    const tpl_function *f = vptq_tpl_function(key, use);
+    if (f)
+        return vptq_tpl_bound(r, f, v);
+    const tpl_value *found =
+        v.kind == TPL_NAMESPACE ? vptq_tpl_dict_find(r, v.u.dict, key) : NULL;
+    return found ? *found : attribute ? get_item(r, v, key) : item;
 }
 
 /* A bound of a slice over n items, as Python clips it; `other` if it is not given. */
-static int64_t clip(tpl_value bound, int64_t n, bool down, int64_t other)
+static size_t clip(tpl_value bound, int64_t n, int64_t other)
 {
-    int64_t low = down ? -1 : 0, high = down ? n - 1 : n;
-    int64_t i = bound.u.i < 0 ? bound.u.i + n : bound.u.i;
-    return bound.kind == TPL_NONE ? other : i < low ? low : i > high ? high : i;
+    int64_t i = bound.kind == TPL_NONE ? other : bound.u.i < 0 ? bound.u.i + n : bound.u.i;
+    return (size_t)(i < 0 ? 0 : i > n ? n : i);
 }
 
-tpl_value vptq_tpl_slice(tpl_run *r, tpl_value v, const tpl_value *bounds)
+tpl_value vptq_tpl_slice(tpl_run *r, tpl_value v, tpl_value given)
 {
-    size_t start = r->text->len;
+    const tpl_value *bounds = given.u.items;
+    if (given.len < 3)
+        return TPL_NULL;
+    bool backwards = bounds[2].kind == TPL_INT && bounds[2].u.i == -1;
     for (int i = 0; i < 3; i++)
         if (bounds[i].kind != TPL_NONE && !tpl_is_integer(bounds[i]))
             return TPL_ERROR(r, "%s cannot be the bound of a slice", vptq_tpl_type(bounds[i]));
     if (!tpl_is_sequence(v) && v.kind != TPL_STR)
         return TPL_ERROR(r, "a slice of %s", vptq_tpl_type(v));
-    int64_t n = (int64_t)vptq_tpl_length(r, v);
-    int64_t step = bounds[2].kind == TPL_NONE ? 1 : bounds[2].u.i;
-    if (step == 0)
-        return TPL_ERROR(r, "a slice with a step of 0");
-    step = step > n ? n + 1 : step < -n ? -n - 1 : step; /* selects the same items */
-    int64_t from = clip(bounds[0], n, step < 0, step < 0 ? n - 1 : 0);
-    int64_t to = clip(bounds[1], n, step < 0, step < 0 ? -1 : n);
-    int64_t count = (to - from + step - (step < 0 ? -1 : 1)) / step;
-    count = count > 0 ? count : 0;
-    if (v.kind == TPL_STR && step == 1) {
-        size_t at = char_offset(v, (size_t)from);
+    if (bounds[2].kind != TPL_NONE &&
+        (!backwards || v.kind == TPL_STR || bounds[0].kind != TPL_NONE ||
+         bounds[1].kind != TPL_NONE))
+        return TPL_UNSUPPORTED(r, "a slice with a step is not supported, except LIST[::-1]");
+    size_t n = vptq_tpl_length(r, v);
+    size_t from = clip(bounds[0], (int64_t)n, 0), to = clip(bounds[1], (int64_t)n, (int64_t)n);
+    size_t count = to > from ? to - from : 0;
+    if (v.kind == TPL_STR) {
+        size_t at = char_offset(v, from);
         tpl_value rest = TPL_TEXT(v.u.s + at, v.len - at);
-        return TPL_TEXT(rest.u.s, char_offset(rest, (size_t)count));
+        return TPL_TEXT(rest.u.s, char_offset(rest, count));
     }
-    tpl_value all = vptq_tpl_iterate(r, v), slice = vptq_tpl_list(r, v.kind, (size_t)count);
-    for (int64_t i = 0; i < slice.len && vptq_tpl_step(r, 1); i++) {
-        slice.u.items[i] = all.u.items[from + i * step];
-        if (v.kind == TPL_STR)
-            vptq_tpl_print(r, slice.u.items[i]);
-    }
-    return v.kind == TPL_STR ? vptq_tpl_take(r, start) : slice;
+    tpl_value slice = vptq_tpl_list(r, v.kind, count);
+    for (uint32_t i = 0; i < slice.len && vptq_tpl_step(r, 1); i++)
+        slice.u.items[i] = v.u.items[backwards ? n - 1 - i : from + i];
+    return slice;
 }

@@ -3,7 +3,8 @@
  *
  *     z_s -= (z_t - q_t) / U_tt * U_ts    for s > t
  *
- * Inside a block the device does that column by column; the columns after the block get one
+ * Inside a block the op vq_pass does that column by column (lib/backend/cpu/columns.c,
+ * ref/search.c); the columns after the block get one
  * matrix product Z_rest -= U[block, rest]^T Err.  A block ends where the next column group
  * begins, because its columns share codebooks.
  *

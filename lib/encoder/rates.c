@@ -45,7 +45,8 @@ const vptq_rate *vptq_rate_table(size_t *count)
 
 static double num_vectors(uint32_t out, uint32_t in, uint32_t v)
 {
-    return (double)((out + v - 1) / v) * in;
+    const uint32_t vector_rows = (out + v - 1) / v;
+    return (double)vector_rows * in;
 }
 
 vptq_encoder_settings vptq_rate_probe(uint32_t out, uint32_t in, uint64_t seed,

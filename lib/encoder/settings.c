@@ -371,9 +371,7 @@ static vptq_status check_ranges(const vptq_encoder_settings *s, vptq_err *err)
                          vptq_dtype_get(s->storage)->name);
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
         vptq_setting_print(&table[i], s, text, sizeof text);
-        vptq_status st = vptq_setting_parse(&table[i], text, &copy, err);
-        if (st)
-            return st;
+        VPTQ_CHECK(vptq_setting_parse(&table[i], text, &copy, err));
     }
     return VPTQ_OK;
 }

@@ -1,8 +1,9 @@
 /* Coordinate-descent sweeps over the indices.  As a function of column j alone the objective is
  * H'_jj |q_j - t_j|^2 + const with t_j = q_j - (E H')_j / H'_jj, separable in vectors; choosing
  * the nearest pair to t_j, and keeping the old one unless another is strictly nearer, never
- * raises it.  G = H' E is kept up to date by the device inside a block, and elsewhere by one
- * matrix product per block. */
+ * raises it.  The choices of a block, and G = E H' inside it, are the op vq_descend
+ * (lib/backend/cpu/columns.c, ref/search.c); the other columns of G get one matrix product per
+ * block.  In memory all of these are transposed: a column is a row. */
 #include "lib/encoder/encoder.h"
 
 typedef struct sweep {

@@ -156,7 +156,7 @@ static vptq_status continue_prompt(generation *g, vptq_err *err)
             break;
         }
         if (!o->ignore_eos && (is_in(g->stop_ids.data, g->stop_ids.count, next) ||
-                               is_in(o->ends, o->end_count, next))) {
+                               is_in(o->stop_tokens, o->stop_token_count, next))) {
             g->reason = VPTQ_STOPPED_BY_END;
             break;
         }

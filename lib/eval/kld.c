@@ -228,7 +228,7 @@ static vptq_status run_blocks(run *r, side *s, size_t first, size_t end, uint32_
     VPTQ_CHECK(vptq_forward_embed(s->f, r->w.inputs, starts[count], s->hidden, err));
     for (uint32_t l = 0; l < s->m->desc->layers; l++) {
         progress(r, first, end, *done + l);
-        VPTQ_CHECK(vptq_forward_block(s->f, l, starts, count, s->hidden, NULL, NULL, err));
+        VPTQ_CHECK(vptq_forward_block(s->f, l, starts, count, s->hidden, err));
     }
     *done += s->m->desc->layers;
     return VPTQ_OK;

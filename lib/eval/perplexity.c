@@ -202,7 +202,7 @@ static vptq_status run_batch(run *r, size_t first, size_t end, vptq_err *err)
     VPTQ_CHECK(vptq_forward_embed(r->f, r->w.inputs, starts[count], r->hidden, err));
     for (uint32_t l = 0; l < r->m->desc->layers; l++) {
         progress(r, first, end, l);
-        VPTQ_CHECK(vptq_forward_block(r->f, l, starts, count, r->hidden, NULL, NULL, err));
+        VPTQ_CHECK(vptq_forward_block(r->f, l, starts, count, r->hidden, err));
     }
     for (size_t g = 0, e; g < count; g = e) {
         e = vptq_forward_group(starts, count, g);

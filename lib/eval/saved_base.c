@@ -191,7 +191,7 @@ static double log_sum(const float *z, size_t n, size_t *best)
     const double max = (double)z[*best];
     for (size_t j = 0; j < n; j++)
         sum += exp((double)z[j] - max);
-    return max + log(sum);
+    return max + log(sum); /* cppcheck-suppress invalidFunctionArg ; n > 0 */
 }
 
 /* Whether id a is less likely than b; of equals the larger id counts as less likely. */

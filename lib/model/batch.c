@@ -1,3 +1,4 @@
+/* Batched generation: page pool, groups of rows from many sequences, prefill and decode. */
 #include "lib/model/batch.h"
 
 #include <string.h>
@@ -7,9 +8,10 @@
 
 typedef struct sequence {
     bool live;
-    uint32_t number; /* in the order of adding, from 0: of its random numbers, and its turn */
-    size_t count, prompt; /* ids, the prompt's with them */
-    size_t stored;        /* of which the cache has keys and values */
+    uint32_t number; /* counts added sequences from 0; gives turn and random numbers */
+    size_t count;    /* ids, prompt included */
+    size_t prompt;   /* ids of the prompt */
+    size_t stored;   /* ids with keys and values in the cache */
     size_t pages;
 } sequence;
 
@@ -20,23 +22,24 @@ struct vptq_batch {
     vptq_batch_options o;
     size_t table_ld; /* pages of a sequence of full length */
     size_t pages, page_bytes, free_count;
+    size_t head_rows; /* maximum rows of `last` */
     uint32_t added;
 
     sequence *sequences; /* [o.sequences] */
     int32_t *ids;        /* [o.sequences, o.length] */
     uint32_t *table;     /* [o.sequences, table_ld] */
-    uint32_t *free_page; /* [pages], the first free_count of them free */
+    uint32_t *free_page; /* [pages], a stack of free_count page numbers */
     void *keys, *values; /* device: [layers, pages] of page_bytes */
 
-    /* The group at hand. */
+    /* The current group. */
     size_t rows, members;
-    size_t *member;    /* [o.sequences] in the order of their rows */
-    size_t *take;      /* [o.sequences] rows of each */
-    int32_t *row_ids;  /* [VPTQ_FORWARD_ROWS or o.sequences] */
-    uint32_t *numbers; /* host: starts, positions, table, then the last rows */
-    uint32_t *device_numbers;
-    float *last;   /* device: [VPTQ_BATCH_HEAD_ROWS, hidden] */
-    double *u;     /* [VPTQ_BATCH_HEAD_ROWS] */
+    size_t *member;      /* [o.sequences] sequences in the order of their rows */
+    size_t *member_rows; /* [o.sequences] */
+    int32_t *row_ids;    /* [max_rows] */
+    uint32_t *index;     /* host: starts, positions, table, later the last rows */
+    uint32_t *device_index;
+    float *last;   /* device: [head_rows, hidden], hidden states of the last rows */
+    double *u;     /* [VPTQ_BATCH_HEAD_ROWS] random numbers */
     int32_t *next; /* [VPTQ_BATCH_HEAD_ROWS] */
 };
 
@@ -47,22 +50,27 @@ static size_t pages_of(size_t tokens)
     return (tokens + VPTQ_KV_PAGE - 1) / VPTQ_KV_PAGE;
 }
 
-static size_t most_rows(const vptq_batch_options *o)
+static size_t max_rows(const vptq_batch_options *o)
 {
     return o->sequences > VPTQ_FORWARD_ROWS ? o->sequences : VPTQ_FORWARD_ROWS;
 }
 
-/* Rows of the largest group that these limits allow. */
+static size_t head_rows(const vptq_batch_options *o)
+{
+    return o->sequences < VPTQ_BATCH_HEAD_ROWS ? o->sequences : VPTQ_BATCH_HEAD_ROWS;
+}
+
+/* Rows of the largest group within the limits of the options. */
 static size_t group_rows(const vptq_batch_options *o)
 {
     size_t tokens;
-    if (!vptq_size_mul(o->sequences, o->length, &tokens) || tokens > most_rows(o))
-        return most_rows(o);
+    if (!vptq_size_mul(o->sequences, o->length, &tokens) || tokens > max_rows(o))
+        return max_rows(o);
     return tokens;
 }
 
-/* starts, positions, table, last rows */
-static size_t numbers_count(const vptq_batch_options *o)
+/* Numbers that describe a group: starts, positions, table, last rows. */
+static size_t index_count(const vptq_batch_options *o)
 {
     return (o->sequences + 1) + o->sequences + o->sequences * pages_of(o->length) +
            o->sequences;
@@ -75,7 +83,7 @@ static vptq_status pool_size(const vptq_model *m, const vptq_batch_options *o, s
     size_t tokens = o->tokens;
     const size_t width = (size_t)d->kv_heads * d->head_dim * vptq_dtype_get(o->kv)->bytes;
     *page_bytes = width * VPTQ_KV_PAGE;
-    /* Every sequence may have a page that is not full. */
+    /* The last page of every sequence may be partly used. */
     if ((tokens || vptq_size_mul(o->sequences, o->length, &tokens)) &&
         vptq_size_add(tokens / VPTQ_KV_PAGE, o->sequences, pages) && *pages <= UINT32_MAX &&
         vptq_size_mul(*pages, *page_bytes, bytes) && vptq_size_mul(*bytes, d->layers, bytes) &&
@@ -88,10 +96,12 @@ static vptq_status pool_size(const vptq_model *m, const vptq_batch_options *o, s
 static vptq_status check_options(const vptq_batch_options *o, vptq_err *err)
 {
     if (o->sequences == 0 || o->length == 0)
-        return vptq_fail(err, VPTQ_E_ARG, "a batch of %zu sequences of %zu tokens",
-                         o->sequences, o->length);
+        return vptq_fail(
+            err, VPTQ_E_ARG,
+            "batch of %zu sequences of %zu tokens: both numbers must be at least 1",
+            o->sequences, o->length);
     if (o->kv != VPTQ_F16 && o->kv != VPTQ_F32)
-        return vptq_fail(err, VPTQ_E_ARG, "a cache of type %s, expected F16 or F32",
+        return vptq_fail(err, VPTQ_E_ARG, "the cache has type %s, expected F16 or F32",
                          vptq_dtype_get(o->kv)->name);
     return VPTQ_OK;
 }
@@ -106,11 +116,9 @@ vptq_status vptq_batch_plan(const vptq_model *m, const vptq_batch_options *o,
     if (!vptq_size_mul(o->sequences * sizeof(int32_t), o->length, &ids))
         return vptq_fail(err, VPTQ_E_NOMEM, "%zu sequences of %zu tokens are too large",
                          o->sequences, o->length);
-    const size_t head =
-        o->sequences < VPTQ_BATCH_HEAD_ROWS ? o->sequences : VPTQ_BATCH_HEAD_ROWS;
     memory->working = vptq_forward_bytes(d, o->length, group_rows(o)) +
-                      head * ((size_t)d->vocab + d->hidden) * sizeof(float) + ids +
-                      2 * numbers_count(o) * sizeof(uint32_t) + pages * sizeof(uint32_t);
+                      head_rows(o) * ((size_t)d->vocab + d->hidden) * sizeof(float) + ids +
+                      2 * index_count(o) * sizeof(uint32_t) + pages * sizeof(uint32_t);
     return VPTQ_OK;
 }
 
@@ -125,22 +133,22 @@ static vptq_status device_alloc(vptq_batch *b, size_t count, size_t size, void *
 static vptq_status alloc_host(vptq_batch *b, vptq_err *err)
 {
     vptq_mem *mem = b->dev->ctx->mem;
-    const size_t n = b->o.sequences, rows = most_rows(&b->o);
+    const size_t n = b->o.sequences, rows = max_rows(&b->o);
     b->sequences = vptq_mem_alloc(mem, n, sizeof *b->sequences, err);
     b->ids = b->sequences ? vptq_mem_alloc(mem, n, b->o.length * sizeof *b->ids, err) : NULL;
     b->table = b->ids ? vptq_mem_alloc(mem, n, b->table_ld * sizeof *b->table, err) : NULL;
     b->free_page = b->table ? vptq_mem_alloc(mem, b->pages, sizeof *b->free_page, err) : NULL;
     b->member = b->free_page ? vptq_mem_alloc(mem, n, sizeof *b->member, err) : NULL;
-    b->take = b->member ? vptq_mem_alloc(mem, n, sizeof *b->take, err) : NULL;
-    b->row_ids = b->take ? vptq_mem_alloc(mem, rows, sizeof *b->row_ids, err) : NULL;
-    b->numbers =
-        b->row_ids ? vptq_mem_alloc(mem, numbers_count(&b->o), sizeof *b->numbers, err) : NULL;
-    b->u = b->numbers ? vptq_mem_alloc(mem, VPTQ_BATCH_HEAD_ROWS, sizeof *b->u, err) : NULL;
+    b->member_rows = b->member ? vptq_mem_alloc(mem, n, sizeof *b->member_rows, err) : NULL;
+    b->row_ids = b->member_rows ? vptq_mem_alloc(mem, rows, sizeof *b->row_ids, err) : NULL;
+    b->index =
+        b->row_ids ? vptq_mem_alloc(mem, index_count(&b->o), sizeof *b->index, err) : NULL;
+    b->u = b->index ? vptq_mem_alloc(mem, VPTQ_BATCH_HEAD_ROWS, sizeof *b->u, err) : NULL;
     b->next = b->u ? vptq_mem_alloc(mem, VPTQ_BATCH_HEAD_ROWS, sizeof *b->next, err) : NULL;
     if (!b->next)
         return VPTQ_E_NOMEM;
     memset(b->sequences, 0, n * sizeof *b->sequences);
-    for (size_t i = 0; i < b->pages; i++) /* the first one is taken first */
+    for (size_t i = 0; i < b->pages; i++) /* page 0 is taken first */
         b->free_page[i] = (uint32_t)(b->pages - 1 - i);
     b->free_count = b->pages;
     return VPTQ_OK;
@@ -150,14 +158,12 @@ static vptq_status alloc_device(vptq_batch *b, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     const size_t pages = b->pages * b->m->desc->layers;
-    const size_t head =
-        b->o.sequences < VPTQ_BATCH_HEAD_ROWS ? b->o.sequences : VPTQ_BATCH_HEAD_ROWS;
     void *p = NULL;
     VPTQ_TRY(device_alloc(b, pages, b->page_bytes, &b->keys, err));
     VPTQ_TRY(device_alloc(b, pages, b->page_bytes, &b->values, err));
-    VPTQ_TRY(device_alloc(b, numbers_count(&b->o), sizeof *b->device_numbers, &p, err));
-    b->device_numbers = p;
-    VPTQ_TRY(device_alloc(b, head, b->m->desc->hidden * sizeof *b->last, &p, err));
+    VPTQ_TRY(device_alloc(b, index_count(&b->o), sizeof *b->device_index, &p, err));
+    b->device_index = p;
+    VPTQ_TRY(device_alloc(b, b->head_rows, b->m->desc->hidden * sizeof *b->last, &p, err));
     b->last = p;
 out:
     if (st)
@@ -172,25 +178,25 @@ vptq_status vptq_batch_open(const vptq_model *m, vptq_device *dev, const vptq_ba
     vptq_status st = VPTQ_OK;
     size_t bytes;
     *out = NULL;
-    VPTQ_TRY(check_options(o, err));
     vptq_batch *b = vptq_mem_alloc(dev->ctx->mem, 1, sizeof *b, err);
     if (!b)
         return VPTQ_E_NOMEM;
-    *b = (vptq_batch){.m = m, .dev = dev, .o = *o, .table_ld = pages_of(o->length)};
-    st = pool_size(m, o, &b->pages, &b->page_bytes, &bytes, err);
-    if (!st)
-        st = alloc_host(b, err);
-    if (!st)
-        st = alloc_device(b, err);
-    if (!st)
-        st = vptq_forward_open(m, dev, o->length, &b->f, err);
-    if (!st)
-        st = vptq_forward_keep(b->f, err);
+    *b = (vptq_batch){.m = m,
+                      .dev = dev,
+                      .o = *o,
+                      .table_ld = pages_of(o->length),
+                      .head_rows = head_rows(o)};
+    VPTQ_TRY(check_options(o, err));
+    VPTQ_TRY(pool_size(m, o, &b->pages, &b->page_bytes, &bytes, err));
+    VPTQ_TRY(alloc_host(b, err));
+    VPTQ_TRY(alloc_device(b, err));
+    VPTQ_TRY(vptq_forward_open(m, dev, o->length, &b->f, err));
+    VPTQ_TRY(vptq_forward_keep(b->f, err));
+out:
     if (st)
         vptq_batch_close(b);
     else
         *out = b;
-out:
     return st;
 }
 
@@ -202,14 +208,14 @@ void vptq_batch_close(vptq_batch *b)
     vptq_mem *mem = b->dev->ctx->mem;
     vptq_forward_close(b->f);
     ops->release(b->dev->state, b->last);
-    ops->release(b->dev->state, b->device_numbers);
+    ops->release(b->dev->state, b->device_index);
     ops->release(b->dev->state, b->values);
     ops->release(b->dev->state, b->keys);
     vptq_mem_free(mem, b->next);
     vptq_mem_free(mem, b->u);
-    vptq_mem_free(mem, b->numbers);
+    vptq_mem_free(mem, b->index);
     vptq_mem_free(mem, b->row_ids);
-    vptq_mem_free(mem, b->take);
+    vptq_mem_free(mem, b->member_rows);
     vptq_mem_free(mem, b->member);
     vptq_mem_free(mem, b->free_page);
     vptq_mem_free(mem, b->table);
@@ -220,26 +226,27 @@ void vptq_batch_close(vptq_batch *b)
 
 /* ---- sequences ---- */
 
-vptq_status vptq_batch_add(vptq_batch *b, const int32_t *ids, size_t n, size_t *at,
+vptq_status vptq_batch_add(vptq_batch *b, const int32_t *ids, size_t n, size_t *out,
                            vptq_err *err)
 {
     size_t s = 0;
     while (s < b->o.sequences && b->sequences[s].live)
         s++;
     if (s == b->o.sequences)
-        return vptq_fail(err, VPTQ_E_ARG, "one sequence more than %zu", b->o.sequences);
+        return vptq_fail(err, VPTQ_E_ARG, "the batch is full: it holds at most %zu sequence%s",
+                         b->o.sequences, b->o.sequences == 1 ? "" : "s");
     if (n == 0 || n >= b->o.length)
-        return vptq_fail(err, VPTQ_E_ARG, "a prompt of %zu tokens in a sequence of at most %zu",
-                         n, b->o.length);
+        return vptq_fail(err, VPTQ_E_ARG, "the prompt has %zu tokens, expected 1 to %zu", n,
+                         b->o.length - 1);
     for (size_t i = 0; i < n; i++)
         if (ids[i] < 0 || (uint32_t)ids[i] >= b->m->desc->vocab)
             return vptq_fail(
                 err, VPTQ_E_ARG,
-                "token %zu of a prompt is %d, outside the model's vocabulary of %u", i, ids[i],
-                b->m->desc->vocab);
+                "token %zu of the prompt is %d, outside the model's vocabulary of %u", i,
+                ids[i], b->m->desc->vocab);
     memcpy(b->ids + s * b->o.length, ids, n * sizeof *ids);
     b->sequences[s] = (sequence){.live = true, .number = b->added++, .count = n, .prompt = n};
-    *at = s;
+    *out = s;
     return VPTQ_OK;
 }
 
@@ -264,7 +271,7 @@ size_t vptq_batch_free_pages(const vptq_batch *b)
     return b->free_count;
 }
 
-/* Pages for the rows that the group takes of it. */
+/* Takes pages from the pool until sequence s can store `rows` more tokens. */
 static vptq_status grow_sequence(vptq_batch *b, size_t s, size_t rows, vptq_err *err)
 {
     sequence *q = &b->sequences[s];
@@ -277,52 +284,51 @@ static vptq_status grow_sequence(vptq_batch *b, size_t s, size_t rows, vptq_err 
     return VPTQ_OK;
 }
 
-/* ---- a group ---- */
+/* ---- group ---- */
 
 static void start_group(vptq_batch *b)
 {
     b->rows = b->members = 0;
 }
 
-static vptq_status join(vptq_batch *b, size_t s, size_t rows, vptq_err *err)
+/* Adds the next `rows` tokens of sequence s to the group. */
+static vptq_status join_group(vptq_batch *b, size_t s, size_t rows, vptq_err *err)
 {
-    const vptq_status st = grow_sequence(b, s, rows, err);
-    if (st)
-        return st;
+    VPTQ_CHECK(grow_sequence(b, s, rows, err));
     memcpy(b->row_ids + b->rows, b->ids + s * b->o.length + b->sequences[s].stored,
            rows * sizeof *b->row_ids);
     b->member[b->members] = s;
-    b->take[b->members++] = rows;
+    b->member_rows[b->members++] = rows;
     b->rows += rows;
     return VPTQ_OK;
 }
 
-/* Describes the group's rows to the device. */
+/* Uploads the description of the group's rows; *rows then points to it in device memory. */
 static vptq_status describe_rows(vptq_batch *b, vptq_kv_rows *rows, vptq_err *err)
 {
     const size_t n = b->members;
-    uint32_t *starts = b->numbers, *positions = starts + n + 1, *table = positions + n;
+    uint32_t *starts = b->index, *positions = starts + n + 1, *table = positions + n;
     *rows = (vptq_kv_rows){.rows = b->rows, .sequences = n};
     starts[0] = 0;
     for (size_t i = 0; i < n; i++) {
         const sequence *q = &b->sequences[b->member[i]];
-        const size_t tokens = q->stored + b->take[i];
-        starts[i + 1] = starts[i] + (uint32_t)b->take[i];
+        const size_t taken = b->member_rows[i], tokens = q->stored + taken;
+        starts[i + 1] = starts[i] + (uint32_t)taken;
         positions[i] = (uint32_t)q->stored;
-        rows->max_rows = b->take[i] > rows->max_rows ? b->take[i] : rows->max_rows;
+        rows->max_rows = taken > rows->max_rows ? taken : rows->max_rows;
         rows->max_tokens = tokens > rows->max_tokens ? tokens : rows->max_tokens;
     }
     rows->ld_table = pages_of(rows->max_tokens);
-    for (size_t i = 0; i < n; i++) { /* what is behind a sequence's last page is not read */
+    for (size_t i = 0; i < n; i++) { /* entries after a sequence's last page are not read */
         const size_t s = b->member[i], pages = b->sequences[s].pages;
         memset(table + i * rows->ld_table, 0, rows->ld_table * sizeof *table);
         memcpy(table + i * rows->ld_table, b->table + s * b->table_ld, pages * sizeof *table);
     }
-    rows->starts = b->device_numbers;
+    rows->starts = b->device_index;
     rows->positions = rows->starts + n + 1;
     rows->table = rows->positions + n;
-    return b->dev->ops->upload(b->dev->state, b->device_numbers, b->numbers,
-                               (2 * n + 1 + n * rows->ld_table) * sizeof *b->numbers, err);
+    return b->dev->ops->upload(b->dev->state, b->device_index, b->index,
+                               (2 * n + 1 + n * rows->ld_table) * sizeof *b->index, err);
 }
 
 static vptq_status run_blocks(vptq_batch *b, vptq_err *err)
@@ -343,29 +349,31 @@ static vptq_status run_blocks(vptq_batch *b, vptq_err *err)
     return VPTQ_OK;
 }
 
-/* The next token of up to VPTQ_BATCH_HEAD_ROWS members, whose last rows are given. */
-static vptq_status choose(vptq_batch *b, const size_t *members, const uint32_t *rows, size_t n,
-                          vptq_err *err)
+/* Adds one token to each of n <= VPTQ_BATCH_HEAD_ROWS members; rows [n]: their last rows in the
+ * group. */
+static vptq_status add_tokens(vptq_batch *b, const size_t *members, const uint32_t *rows,
+                              size_t n, vptq_err *err)
 {
     const vptq_backend *ops = b->dev->ops;
     const size_t hidden = b->m->desc->hidden;
-    int32_t *at = (int32_t *)(void *)b->device_numbers;
+    int32_t *device_rows = (int32_t *)(void *)b->device_index;
+    const vptq_forward_sampling sampling = {
+        .temperature = b->o.temperature, .top_p = b->o.top_p, .u = b->u};
     for (size_t i = 0; i < n; i++) {
         const sequence *q = &b->sequences[members[i]];
         const vptq_rng rng = vptq_rng_make(b->o.seed, q->number, 0, VPTQ_RNG_GENERATE);
         b->u[i] = vptq_rng_uniform(&rng, q->count - q->prompt);
     }
-    VPTQ_CHECK(ops->upload(b->dev->state, at, rows, n * sizeof *rows, err));
+    VPTQ_CHECK(ops->upload(b->dev->state, device_rows, rows, n * sizeof *rows, err));
     VPTQ_CHECK(ops->embed(b->dev->state,
                           &(vptq_embed_args){.n = n,
                                              .dim = hidden,
                                              .table = b->f->hidden,
                                              .type = VPTQ_F32,
-                                             .ids = at,
+                                             .ids = device_rows,
                                              .out = b->last},
                           err));
-    VPTQ_CHECK(vptq_forward_choose(b->f, n, b->last, b->o.temperature, b->o.top_p, b->u,
-                                   b->next, err));
+    VPTQ_CHECK(vptq_forward_choose(b->f, n, b->last, &sampling, b->next, err));
     for (size_t i = 0; i < n; i++) {
         sequence *q = &b->sequences[members[i]];
         if (b->next[i] < 0)
@@ -376,16 +384,16 @@ static vptq_status choose(vptq_batch *b, const size_t *members, const uint32_t *
     return VPTQ_OK;
 }
 
-/* Runs the group; members of which all ids have gone through get one more. */
+/* Runs the group; each member whose ids are all stored then gets one more token. */
 static vptq_status run_group(vptq_batch *b, vptq_err *err)
 {
     size_t ready = 0, end = 0;
     VPTQ_CHECK(run_blocks(b, err));
-    uint32_t *last = b->numbers; /* the device has read what was there */
+    uint32_t *last = b->index; /* reused: its content has been uploaded and read */
     for (size_t i = 0; i < b->members; i++) {
         sequence *q = &b->sequences[b->member[i]];
-        end += b->take[i];
-        q->stored += b->take[i];
+        end += b->member_rows[i];
+        q->stored += b->member_rows[i];
         if (q->stored < q->count)
             continue;
         b->member[ready] = b->member[i];
@@ -393,7 +401,7 @@ static vptq_status run_group(vptq_batch *b, vptq_err *err)
     }
     for (size_t i = 0, n; i < ready; i += n) {
         n = ready - i < VPTQ_BATCH_HEAD_ROWS ? ready - i : VPTQ_BATCH_HEAD_ROWS;
-        VPTQ_CHECK(choose(b, b->member + i, last + i, n, err));
+        VPTQ_CHECK(add_tokens(b, b->member + i, last + i, n, err));
     }
     return VPTQ_OK;
 }
@@ -405,18 +413,18 @@ static bool in_prompt(const sequence *q)
     return q->live && q->stored < q->prompt;
 }
 
-/* The sequence added first of those that are in their prompts and were added at `from` or
- * later; o.sequences where there is none. */
+/* Finds the unfinished prompt with the lowest number of at least `from`; o.sequences if none is
+ * left. */
 static size_t next_in_prompt(const vptq_batch *b, uint32_t from)
 {
-    size_t best = b->o.sequences;
+    size_t first = b->o.sequences;
     for (size_t s = 0; s < b->o.sequences; s++) {
         const sequence *q = &b->sequences[s];
         if (in_prompt(q) && q->number >= from &&
-            (best == b->o.sequences || q->number < b->sequences[best].number))
-            best = s;
+            (first == b->o.sequences || q->number < b->sequences[first].number))
+            first = s;
     }
-    return best;
+    return first;
 }
 
 vptq_status vptq_batch_prefill(vptq_batch *b, size_t *left, vptq_err *err)
@@ -427,8 +435,8 @@ vptq_status vptq_batch_prefill(vptq_batch *b, size_t *left, vptq_err *err)
         if (s == b->o.sequences)
             break;
         const sequence *q = &b->sequences[s];
-        const size_t room = VPTQ_FORWARD_ROWS - b->rows, rest = q->prompt - q->stored;
-        VPTQ_CHECK(join(b, s, rest < room ? rest : room, err));
+        const size_t free_rows = VPTQ_FORWARD_ROWS - b->rows, rest = q->prompt - q->stored;
+        VPTQ_CHECK(join_group(b, s, rest < free_rows ? rest : free_rows, err));
         from = q->number + 1;
     }
     if (b->rows)
@@ -447,8 +455,10 @@ vptq_status vptq_batch_decode(vptq_batch *b, vptq_err *err)
         if (!q->live || in_prompt(q))
             continue;
         if (q->count == b->o.length)
-            return vptq_fail(err, VPTQ_E_ARG, "a sequence has its %zu tokens", b->o.length);
-        VPTQ_CHECK(join(b, s, 1, err));
+            return vptq_fail(err, VPTQ_E_ARG,
+                             "a sequence already has %zu tokens, the maximum length",
+                             b->o.length);
+        VPTQ_CHECK(join_group(b, s, 1, err));
     }
     if (b->rows)
         VPTQ_CHECK(run_group(b, err));

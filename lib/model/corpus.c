@@ -1,5 +1,5 @@
-/* memmem */
-#define _GNU_SOURCE
+/* Reads texts and token files as ids, splits texts into documents, and draws windows. */
+#define _GNU_SOURCE /* memmem */
 #include "lib/model/corpus.h"
 
 #include <inttypes.h>
@@ -10,7 +10,7 @@
 #include "lib/base/rng.h"
 #include "lib/base/utf8.h"
 
-/* Where the white space at the beginning of text ends. */
+/* Returns the length of the white space at the beginning of text. */
 static size_t skip_space(const char *text, size_t len)
 {
     size_t i = 0;
@@ -24,7 +24,7 @@ static size_t skip_space(const char *text, size_t len)
     return i;
 }
 
-/* The length of text without the white space at its end. */
+/* Returns the length of text without the white space at its end. */
 static size_t trim_space(const char *text, size_t len)
 {
     while (len > 0) {
@@ -40,10 +40,10 @@ static size_t trim_space(const char *text, size_t len)
     return len;
 }
 
-/* The text as Hugging Face's reader gives it: one row per line, "\n\n" between rows. */
+/* Adds the text as Hugging Face's dataset reader returns it, one row per line, with "\n\n"
+ * between rows. */
 static vptq_status form_rows(const char *text, size_t len, vptq_buf *out, vptq_err *err)
 {
-    /* every line grows by at most the two newlines in front of it */
     for (size_t i = 0; i < len;) {
         const char *line = text + i;
         const char *end = memchr(line, '\n', len - i);
@@ -57,16 +57,15 @@ static vptq_status form_rows(const char *text, size_t len, vptq_buf *out, vptq_e
     return VPTQ_OK;
 }
 
-static vptq_status add_text(const char *path, bool rows, const vptq_tokenizer *t,
-                            uint32_t vocab, vptq_mem *mem, vptq_ids *ids, vptq_err *err)
+/* Encodes the file's text after the ids; its errors name the file. */
+static vptq_status add_text(const char *path, bool rows, const vptq_tokenizer *t, vptq_ids *ids,
+                            vptq_err *err)
 {
+    vptq_status st = VPTQ_OK;
     vptq_map map = {0};
     vptq_buf formed;
-    vptq_buf_init(&formed, mem);
-    size_t before = ids->count;
-    vptq_status st = vptq_map_open(path, &map, err);
-    if (st)
-        goto out;
+    vptq_buf_init(&formed, ids->mem);
+    VPTQ_TRY(vptq_map_open(path, &map, err));
     const char *text = map.size > 0 ? (const char *)map.data : "";
     size_t len = map.size;
     if (rows) {
@@ -75,29 +74,23 @@ static vptq_status add_text(const char *path, bool rows, const vptq_tokenizer *t
         len = formed.len;
     }
     st = vptq_tokenizer_encode(t, text, len, VPTQ_ENCODE_BOS, ids, err);
-    if (st) {
+    if (st)
         st = vptq_err_context(err, "%s", path);
-        goto out;
-    }
-    VPTQ_TRY(vptq_ids_check(ids->data + before, ids->count - before, vocab, path, err));
 out:
     vptq_buf_release(&formed);
     vptq_map_release(&map);
     return st;
 }
 
-static vptq_status add_tokens(const char *path, uint32_t vocab, vptq_ids *ids, vptq_err *err)
+static vptq_status add_token_file(const char *path, vptq_ids *ids, vptq_err *err)
 {
+    vptq_status st = VPTQ_OK;
     vptq_map map = {0};
-    size_t before = ids->count;
-    vptq_status st = vptq_map_open(path, &map, err);
-    if (st)
-        goto out;
-    if (map.size % 4 != 0) {
-        st = vptq_fail(err, VPTQ_E_FORMAT,
-                       "%s: %zu bytes are no whole number of int32 token ids", path, map.size);
-        goto out;
-    }
+    VPTQ_TRY(vptq_map_open(path, &map, err));
+    if (map.size % 4 != 0)
+        VPTQ_TRY(vptq_fail(err, VPTQ_E_FORMAT,
+                           "%s: %zu bytes are not a whole number of int32 token ids", path,
+                           map.size));
     int32_t part[1024];
     for (size_t i = 0; i < map.size;) {
         size_t n = 0;
@@ -109,7 +102,6 @@ static vptq_status add_tokens(const char *path, uint32_t vocab, vptq_ids *ids, v
         }
         VPTQ_TRY(vptq_ids_add(ids, part, n, err));
     }
-    VPTQ_TRY(vptq_ids_check(ids->data + before, ids->count - before, vocab, path, err));
 out:
     vptq_map_release(&map);
     return st;
@@ -123,18 +115,19 @@ vptq_status vptq_corpus_load(const vptq_ctx *ctx, const vptq_corpus_options *opt
     *c = (vptq_corpus){0};
     vptq_ids_init(&c->ids, ctx->mem);
     c->name = opt->text_count ? opt->texts[0] : opt->token_count ? opt->tokens[0] : "no text";
-    if (opt->text_count > 0 && !t) {
-        st = vptq_fail(err, VPTQ_E_ARG, "%s: a text needs a tokenizer, none is given",
-                       opt->texts[0]);
-        goto out;
-    }
-    for (size_t i = 0; i < opt->text_count; i++) {
+    if (opt->text_count > 0 && !t)
+        VPTQ_TRY(vptq_fail(err, VPTQ_E_ARG, "%s: a text needs a tokenizer, none is given",
+                           opt->texts[0]));
+    for (size_t i = 0; i < opt->text_count + opt->token_count; i++) {
+        const bool is_text = i < opt->text_count;
+        const char *path = is_text ? opt->texts[i] : opt->tokens[i - opt->text_count];
+        const size_t before = c->ids.count;
         VPTQ_TRY(vptq_check_cancel(ctx, err));
-        VPTQ_TRY(add_text(opt->texts[i], opt->rows, t, vocab, ctx->mem, &c->ids, err));
-    }
-    for (size_t i = 0; i < opt->token_count; i++) {
-        VPTQ_TRY(vptq_check_cancel(ctx, err));
-        VPTQ_TRY(add_tokens(opt->tokens[i], vocab, &c->ids, err));
+        if (is_text)
+            VPTQ_TRY(add_text(path, opt->rows, t, &c->ids, err));
+        else
+            VPTQ_TRY(add_token_file(path, &c->ids, err));
+        VPTQ_TRY(vptq_ids_check(c->ids.data + before, c->ids.count - before, vocab, path, err));
     }
     uint64_t hash = vptq_hash(c->ids.data, c->ids.count * sizeof *c->ids.data, 0);
     (void)snprintf(c->fingerprint, sizeof c->fingerprint, "%016" PRIx64, hash);
@@ -149,10 +142,10 @@ void vptq_corpus_release(vptq_corpus *c)
     vptq_ids_release(&c->ids);
 }
 
-/* The first occurrence of part in text, or len. */
-static size_t find_part(const char *text, size_t len, const char *part, size_t part_len)
+/* Returns the offset of the first separator in text, or len. */
+static size_t find_separator(const char *text, size_t len, const char *separator, size_t n)
 {
-    const char *hit = len > 0 ? memmem(text, len, part, part_len) : NULL;
+    const char *hit = len > 0 ? memmem(text, len, separator, n) : NULL;
     return hit ? (size_t)(hit - text) : len;
 }
 
@@ -160,43 +153,36 @@ vptq_status vptq_corpus_documents(const vptq_ctx *ctx, const char *path, const c
                                   const vptq_tokenizer *t, uint32_t vocab, vptq_arena *arena,
                                   vptq_ids *ids, size_t **offsets, size_t *count, vptq_err *err)
 {
-    size_t sep_len = strlen(separator);
+    vptq_status st = VPTQ_OK;
+    vptq_map map = {0};
+    const size_t sep_len = strlen(separator), before = ids->count;
+    size_t parts = 1, n = 0;
     if (sep_len == 0)
         return vptq_fail(err, VPTQ_E_ARG, "%s: the document separator is empty", path);
-    vptq_map map = {0};
-    vptq_status st = vptq_map_open(path, &map, err);
-    if (st)
-        goto out;
+    VPTQ_TRY(vptq_map_open(path, &map, err));
     const char *text = map.size > 0 ? (const char *)map.data : "";
-    size_t parts = 1;
-    for (size_t i = 0; (i += find_part(text + i, map.size - i, separator, sep_len)) < map.size;
+    for (size_t i = 0;
+         (i += find_separator(text + i, map.size - i, separator, sep_len)) < map.size;
          i += sep_len)
         parts++;
-    size_t *at = vptq_arena_alloc(arena, parts + 1, sizeof *at, err);
-    if (!at) {
-        st = VPTQ_E_NOMEM;
-        goto out;
-    }
-    size_t n = 0;
-    at[0] = ids->count;
+    *offsets = vptq_arena_alloc(arena, parts + 1, sizeof **offsets, err);
+    if (!*offsets)
+        VPTQ_TRY(VPTQ_E_NOMEM);
+    (*offsets)[0] = before;
     for (size_t i = 0, k = 0; k < parts; k++) {
         VPTQ_TRY(vptq_check_cancel(ctx, err));
-        size_t len = find_part(text + i, map.size - i, separator, sep_len);
         const char *doc = text + i;
-        size_t skip = skip_space(doc, len);
-        size_t end = trim_space(doc, len);
+        const size_t len = find_separator(doc, map.size - i, separator, sep_len);
+        const size_t begin = skip_space(doc, len), end = trim_space(doc, len);
         i += len + sep_len;
-        if (skip >= end)
+        if (begin >= end)
             continue;
-        st = vptq_tokenizer_encode(t, doc + skip, end - skip, VPTQ_ENCODE_BOS, ids, err);
-        if (st) {
-            st = vptq_err_context(err, "%s: document %zu", path, k);
-            goto out;
-        }
-        at[++n] = ids->count;
+        st = vptq_tokenizer_encode(t, doc + begin, end - begin, VPTQ_ENCODE_BOS, ids, err);
+        if (st)
+            VPTQ_TRY(vptq_err_context(err, "%s: document %zu", path, k));
+        (*offsets)[++n] = ids->count;
     }
-    VPTQ_TRY(vptq_ids_check(ids->data + at[0], ids->count - at[0], vocab, path, err));
-    *offsets = at;
+    VPTQ_TRY(vptq_ids_check(ids->data + before, ids->count - before, vocab, path, err));
     *count = n;
 out:
     vptq_map_release(&map);
@@ -207,25 +193,23 @@ vptq_status vptq_corpus_sample(const vptq_corpus *c, size_t length, size_t want,
                                vptq_arena *arena, size_t **starts, size_t *count, vptq_err *err)
 {
     if (length == 0)
-        return vptq_fail(err, VPTQ_E_ARG, "a window of 0 tokens");
-    size_t windows = c->ids.count / length;
+        return vptq_fail(err, VPTQ_E_ARG, "the window length is 0, expected at least 1");
+    const size_t windows = c->ids.count / length;
     if (windows == 0)
         return vptq_fail(err, VPTQ_E_FORMAT,
                          "%s: the text has %zu tokens, one window needs %zu", c->name,
                          c->ids.count, length);
-    size_t n = windows < want ? windows : want;
-    size_t *at = vptq_arena_alloc(arena, n, sizeof *at, err);
-    if (!at)
+    const size_t n = windows < want ? windows : want;
+    *starts = vptq_arena_alloc(arena, n, sizeof **starts, err);
+    if (!*starts)
         return VPTQ_E_NOMEM;
     /* Selection sampling (Knuth, The Art of Computer Programming, 3.4.2, algorithm S): a window
-     * is taken with probability (still wanted) / (still there). */
-    vptq_rng rng = vptq_rng_make(seed, 0, 0, VPTQ_RNG_SAMPLE);
+     * is taken with probability (windows still wanted) / (windows left). */
+    const vptq_rng rng = vptq_rng_make(seed, 0, 0, VPTQ_RNG_SAMPLE);
     size_t taken = 0;
-    for (size_t w = 0; taken < n; w++) {
+    for (size_t w = 0; taken < n; w++)
         if (vptq_rng_below(&rng, w, windows - w) < n - taken)
-            at[taken++] = w * length;
-    }
-    *starts = at;
+            (*starts)[taken++] = w * length;
     *count = n;
     return VPTQ_OK;
 }

@@ -1,11 +1,12 @@
-/* Opening, memory, embedding and the walk over groups of sequences and over cached steps. */
+/* The forward pass around the blocks: opening, device memory, embedding, runs of a block over
+ * groups of sequences, and steps with a cache. */
 #include <math.h>
 #include <string.h>
 
 #include "lib/model/forward_internal.h"
 
-/* Floats of a weight tile.  Many rows: as large as makes the products efficient.  A few: each
- * weight is used at once and only once, while it is still in the caches of the threads. */
+/* Floats of a weight tile.  For many activation rows, large enough for efficient products.  For
+ * a few rows, small enough to stay in the threads' caches between conversion and use. */
 enum { TILE_FLOATS = 1 << 20, FEW_TILE_FLOATS = 1 << 17, TILE_STEP = 64 };
 
 size_t vptq_forward_tile_rows(const vptq_forward *f, size_t rows, size_t cols)
@@ -106,15 +107,15 @@ out:
 
 /* ---- packed weights ---- */
 
-static void close_linears(const vptq_forward *f, vptq_matrix *m[VPTQ_LINEAR_COUNT])
+static void close_matrices(const vptq_forward *f, vptq_matrix *m[VPTQ_LINEAR_COUNT])
 {
     for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
         f->dev->ops->matrix_close(f->dev->state, m[l]);
 }
 
-/* The caller closes what was opened, also where one failed. */
-static vptq_status open_linears(const vptq_forward *f, uint32_t layer, const vptq_weight *w,
-                                vptq_matrix *m[VPTQ_LINEAR_COUNT], vptq_err *err)
+/* The caller closes the matrices, also after a failure. */
+static vptq_status open_matrices(const vptq_forward *f, uint32_t layer, const vptq_weight *w,
+                                 vptq_matrix *m[VPTQ_LINEAR_COUNT], vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
@@ -126,10 +127,10 @@ static vptq_status open_linears(const vptq_forward *f, uint32_t layer, const vpt
     return st;
 }
 
-static void drop_linears(vptq_forward *f)
+static void close_kept(vptq_forward *f)
 {
     for (uint32_t l = 0; f->kept && l < f->d->layers; l++)
-        close_linears(f, f->kept + (size_t)l * VPTQ_LINEAR_COUNT);
+        close_matrices(f, f->kept + (size_t)l * VPTQ_LINEAR_COUNT);
     vptq_mem_free(f->dev->ctx->mem, f->kept);
     f->kept = NULL;
 }
@@ -145,17 +146,18 @@ vptq_status vptq_forward_keep(vptq_forward *f, vptq_err *err)
         return VPTQ_E_NOMEM;
     for (size_t i = 0; i < count; i++)
         f->kept[i] = NULL;
-    for (uint32_t l = 0; l < f->d->layers && !st; l++)
-        st = open_linears(f, l, f->m->blocks[l].linear, f->kept + (size_t)l * VPTQ_LINEAR_COUNT,
-                          err);
+    for (uint32_t l = 0; l < f->d->layers; l++)
+        VPTQ_TRY(open_matrices(f, l, f->m->blocks[l].linear,
+                               f->kept + (size_t)l * VPTQ_LINEAR_COUNT, err));
+out:
     if (st)
-        drop_linears(f);
+        close_kept(f);
     return st;
 }
 
 /* ---- open ---- */
 
-/* Lengths of a block's vectors, in the order in which `vectors` holds them. */
+/* Norms and biases of a block, in the order in which f->vectors holds them. */
 enum { NORM_COUNT = 4, VECTOR_COUNT = NORM_COUNT + VPTQ_LINEAR_COUNT };
 
 static void block_vectors(const vptq_block *b, const vptq_tensor *v[VECTOR_COUNT])
@@ -168,14 +170,14 @@ static void block_vectors(const vptq_block *b, const vptq_tensor *v[VECTOR_COUNT
         v[NORM_COUNT + i] = b->linear_bias[i];
 }
 
-/* Reads a vector behind *used floats of the device buffer; a NULL tensor gives NULL. */
+/* Loads a tensor into f->vectors after *used floats; *out is NULL for a NULL tensor. */
 static vptq_status load_vector(vptq_forward *f, const vptq_tensor *t, float *stage,
                                size_t *used, const float **out, vptq_err *err)
 {
     *out = NULL;
     if (!t)
         return VPTQ_OK;
-    size_t n = vptq_tensor_cols(t);
+    const size_t n = vptq_tensor_cols(t);
     float *dst = f->vectors + *used;
     VPTQ_CHECK(vptq_tensor_read(t, 0, 1, stage, err));
     VPTQ_CHECK(f->dev->ops->upload(f->dev->state, dst, stage, n * sizeof *dst, err));
@@ -189,16 +191,16 @@ static vptq_status load_block_vectors(vptq_forward *f, uint32_t layer, float *st
 {
     vptq_forward_block_params *p = &f->params[layer];
     const vptq_tensor *v[VECTOR_COUNT];
-    const float *at[VECTOR_COUNT];
+    const float *loaded[VECTOR_COUNT];
     block_vectors(&f->m->blocks[layer], v);
     for (int i = 0; i < VECTOR_COUNT; i++)
-        VPTQ_CHECK(load_vector(f, v[i], stage, used, &at[i], err));
-    p->input_norm = at[0];
-    p->post_norm = at[1];
-    p->q_norm = at[2];
-    p->k_norm = at[3];
+        VPTQ_CHECK(load_vector(f, v[i], stage, used, &loaded[i], err));
+    p->input_norm = loaded[0];
+    p->post_norm = loaded[1];
+    p->q_norm = loaded[2];
+    p->k_norm = loaded[3];
     for (int i = 0; i < VPTQ_LINEAR_COUNT; i++)
-        p->bias[i] = at[NORM_COUNT + i];
+        p->bias[i] = loaded[NORM_COUNT + i];
     return VPTQ_OK;
 }
 
@@ -225,7 +227,7 @@ static vptq_status load_vectors(vptq_forward *f, vptq_err *err)
     VPTQ_TRY(floats_alloc(f, 1, total, &f->vectors, err));
     for (uint32_t l = 0; l < f->d->layers; l++) {
         VPTQ_TRY(load_block_vectors(f, l, stage, &used, err));
-        /* A kernel may map megabytes around the few bytes of a norm. */
+        /* The system may have read megabytes around the few bytes of a norm. */
         vptq_checkpoint_forget(&f->m->ckpt);
     }
     VPTQ_TRY(load_vector(f, f->m->final_norm, stage, &used, &f->final_norm, err));
@@ -256,20 +258,20 @@ out:
     return st;
 }
 
-/* The largest tile of any matrix of the model, the head's with them. */
+/* Floats of the largest tile of any matrix of the model, head included. */
 static size_t tile_floats(const vptq_forward *f)
 {
     const vptq_model_desc *d = f->d;
     size_t rows = vptq_forward_tile_rows(f, VPTQ_FORWARD_ROWS, d->hidden);
-    size_t most = (rows < d->vocab ? rows : d->vocab) * d->hidden;
+    size_t largest = (rows < d->vocab ? rows : d->vocab) * d->hidden;
     for (int i = 0; i < VPTQ_LINEAR_COUNT; i++) {
         uint32_t out, in;
         vptq_linear_shape(d, (vptq_linear)i, &out, &in);
         rows = vptq_forward_tile_rows(f, VPTQ_FORWARD_ROWS, in);
-        size_t n = (rows < out ? rows : out) * (size_t)in;
-        most = n > most ? n : most;
+        const size_t n = (rows < out ? rows : out) * (size_t)in;
+        largest = n > largest ? n : largest;
     }
-    return most;
+    return largest;
 }
 
 size_t vptq_forward_bytes(const vptq_model_desc *d, size_t max_length, size_t rows)
@@ -277,8 +279,7 @@ size_t vptq_forward_bytes(const vptq_model_desc *d, size_t max_length, size_t ro
     const vptq_forward f = {.d = d,
                             .q_dim = (size_t)d->heads * d->head_dim,
                             .kv_dim = (size_t)d->kv_heads * d->head_dim};
-    const size_t inter = d->intermediate, wide = inter > f.q_dim ? inter : f.q_dim;
-    const size_t row = 2 * (size_t)d->hidden + f.q_dim + 2 * f.kv_dim + wide + inter;
+    const size_t row = d->hidden + vptq_forward_row_floats(&f);
     return (rows * row + max_length * d->head_dim + tile_floats(&f)) * sizeof(float);
 }
 
@@ -316,14 +317,14 @@ void vptq_forward_close(vptq_forward *f)
     if (!f)
         return;
     vptq_mem *mem = f->dev->ctx->mem;
-    drop_linears(f);
+    close_kept(f);
     activations_free(f);
     hidden_free(f);
     vptq_forward_tree_free(f);
     floats_free(f, &f->logits);
-    f->dev->ops->release(f->dev->state, f->states);
+    f->dev->ops->release(f->dev->state, f->nll);
     f->dev->ops->release(f->dev->state, f->targets);
-    f->dev->ops->release(f->dev->state, f->chosen);
+    f->dev->ops->release(f->dev->state, f->samples);
     floats_free(f, &f->cache_k);
     floats_free(f, &f->cache_v);
     floats_free(f, &f->tile);
@@ -352,8 +353,8 @@ vptq_status vptq_forward_embed(vptq_forward *f, const int32_t *ids, size_t n, fl
 
 /* ---- sequences ---- */
 
-/* What went wrong goes up with the layer's number. */
-static vptq_status of_layer(uint32_t layer, vptq_status st, vptq_err *err)
+/* Adds the layer's number to the error of a failed status, except for cancellation. */
+static vptq_status name_layer(uint32_t layer, vptq_status st, vptq_err *err)
 {
     if (st && st != VPTQ_E_CANCELLED)
         vptq_err_context(err, "layer %u", layer);
@@ -377,15 +378,15 @@ static vptq_status run_group(vptq_forward *f, vptq_forward_pass *p, float *hidde
     return ops->download(f->dev->state, hidden, p->h, bytes, err);
 }
 
-/* The next run of the block is a whole model away. */
+/* Releases the memory of a block's weights: all other blocks run before they are read again. */
 static void forget_weights(const vptq_block *b)
 {
     for (int l = 0; l < VPTQ_LINEAR_COUNT; l++)
         vptq_weight_forget(&b->linear[l]);
 }
 
-/* Lets the system read the weights of the next block while block `layer` computes; only once,
- * since a block may run for many groups. */
+/* Lets the system read the weights of the next block while block `layer` computes.  Only once,
+ * since a block may run many times in a row. */
 static void read_ahead(vptq_forward *f, uint32_t layer)
 {
     if (f->read_ahead == layer + 1)
@@ -403,43 +404,42 @@ vptq_status vptq_forward_block_with(vptq_forward *f, uint32_t layer, const size_
 {
     vptq_status st = VPTQ_OK;
     const size_t *parents = hooks->parents;
-    size_t most, longest;
+    size_t rows, tokens;
     VPTQ_BUG_IF(layer >= f->d->layers || (parents && hooks->attention));
     const vptq_weight *linear = hooks->linear ? hooks->linear : f->m->blocks[layer].linear;
     vptq_matrix *matrix[VPTQ_LINEAR_COUNT] = {NULL};
-    VPTQ_TRY(vptq_forward_check_trees(f, starts, parents, count, &most, &longest, err));
-    VPTQ_TRY(vptq_forward_reserve(f, most, err));
+    VPTQ_TRY(vptq_forward_check_trees(f, starts, parents, count, &rows, &tokens, err));
+    VPTQ_TRY(vptq_forward_reserve(f, rows, err));
     if (parents)
-        VPTQ_TRY(vptq_forward_tree_reserve(f, most, longest, err));
-    VPTQ_TRY(open_linears(f, layer, linear, matrix, err));
+        VPTQ_TRY(vptq_forward_tree_reserve(f, rows, tokens, err));
+    VPTQ_TRY(open_matrices(f, layer, linear, matrix, err));
     read_ahead(f, layer);
-    for (size_t s = 0, e, group = 0; s < count; s = e) {
+    for (size_t s = 0, end, group = 0; s < count; s = end) {
         if (s == group)
             group = vptq_forward_group_trees(starts, parents, count, s);
-        e = vptq_forward_piece(f, linear, starts, parents, s, group);
+        end = vptq_forward_piece(f, linear, starts, parents, s, group);
         vptq_forward_pass p = {.layer = layer,
                                .linear = linear,
                                .matrix = matrix,
-                               .rows = starts[e] - starts[s],
+                               .rows = starts[end] - starts[s],
                                .starts = starts + s,
-                               .count = e - s,
+                               .count = end - s,
                                .hooks = *hooks,
                                .first_sequence = s};
-        VPTQ_TRY(
-            of_layer(layer, run_group(f, &p, hidden + starts[s] * f->d->hidden, err), err));
+        float *group_hidden = hidden + starts[s] * f->d->hidden;
+        VPTQ_TRY(name_layer(layer, run_group(f, &p, group_hidden, err), err));
     }
     forget_weights(&f->m->blocks[layer]);
 out:
-    close_linears(f, matrix);
+    close_matrices(f, matrix);
     return st;
 }
 
 vptq_status vptq_forward_block(vptq_forward *f, uint32_t layer, const size_t *starts,
-                               size_t count, float *hidden, vptq_hook_fn hook, void *arg,
-                               vptq_err *err)
+                               size_t count, float *hidden, vptq_err *err)
 {
-    const vptq_block_hooks hooks = {.hook = hook, .arg = arg};
-    return vptq_forward_block_with(f, layer, starts, count, hidden, &hooks, err);
+    const vptq_block_hooks none = {.hook = NULL};
+    return vptq_forward_block_with(f, layer, starts, count, hidden, &none, err);
 }
 
 /* ---- single steps ---- */
@@ -480,7 +480,7 @@ vptq_status vptq_forward_start(vptq_forward *f, const int32_t *ids, size_t n, vp
     return VPTQ_OK;
 }
 
-/* What all passes over kept linears have in common. */
+/* A pass of f->hidden over a block whose linear layers are kept open. */
 static vptq_forward_pass kept_pass(const vptq_forward *f, uint32_t layer, size_t rows)
 {
     return (vptq_forward_pass){.layer = layer,
@@ -495,58 +495,59 @@ vptq_status vptq_forward_pages_block(vptq_forward *f, uint32_t layer, size_t row
 {
     vptq_forward_pass p = kept_pass(f, layer, rows);
     p.pages = pages;
-    return of_layer(layer, vptq_forward_run_block(f, &p, err), err);
+    return name_layer(layer, vptq_forward_run_block(f, &p, err), err);
 }
 
-/* n <= VPTQ_FORWARD_ROWS ids through all blocks; their states end in f->hidden. */
+/* Runs n <= VPTQ_FORWARD_ROWS ids through all blocks, which leave the hidden states in
+ * f->hidden. */
 static vptq_status step_rows(vptq_forward *f, const int32_t *ids, size_t n, vptq_err *err)
 {
     VPTQ_CHECK(vptq_forward_start(f, ids, n, err));
     for (uint32_t l = 0; l < f->d->layers; l++) {
-        size_t at = (size_t)l * f->max_length * f->kv_dim;
+        const size_t offset = (size_t)l * f->max_length * f->kv_dim;
         vptq_forward_pass p = kept_pass(f, l, n);
-        p.cache_k = f->cache_k + at;
-        p.cache_v = f->cache_v + at;
+        p.cache_k = f->cache_k + offset;
+        p.cache_v = f->cache_v + offset;
         p.position = f->position;
-        VPTQ_CHECK(of_layer(l, vptq_forward_run_block(f, &p, err), err));
+        VPTQ_CHECK(name_layer(l, vptq_forward_run_block(f, &p, err), err));
     }
     f->position += n;
     return VPTQ_OK;
 }
 
-/* n ids through all blocks; *state: of the last one, in device memory. */
-static vptq_status feed(vptq_forward *f, const int32_t *ids, size_t n, const float **state,
-                        vptq_err *err)
+/* Continues the cached sequence by n ids; *hidden: the hidden state [hidden] of the last one,
+ * in device memory. */
+static vptq_status continue_sequence(vptq_forward *f, const int32_t *ids, size_t n,
+                                     const float **hidden, vptq_err *err)
 {
     size_t last = 0;
     if (n == 0 || n > f->max_length - f->position)
-        return vptq_fail(err, VPTQ_E_ARG,
-                         "%zu tokens behind %zu do not fit in a cache of %zu tokens", n,
-                         f->position, f->max_length);
+        return vptq_fail(err, VPTQ_E_ARG, "cache of %zu tokens: %zu used, cannot add %zu",
+                         f->max_length, f->position, n);
     VPTQ_CHECK(open_cache(f, err));
     VPTQ_CHECK(vptq_forward_keep(f, err));
     for (size_t i = 0; i < n; i += last) {
         last = n - i < VPTQ_FORWARD_ROWS ? n - i : VPTQ_FORWARD_ROWS;
         VPTQ_CHECK(step_rows(f, ids + i, last, err));
     }
-    *state = f->hidden + (last - 1) * f->d->hidden;
+    *hidden = f->hidden + (last - 1) * f->d->hidden;
     return VPTQ_OK;
 }
 
 vptq_status vptq_forward_step(vptq_forward *f, const int32_t *ids, size_t n, float *logits,
                               vptq_err *err)
 {
-    const float *state;
-    vptq_status st = feed(f, ids, n, &state, err);
-    return st ? st : vptq_forward_device_logits(f, state, logits, err);
+    const float *hidden;
+    VPTQ_CHECK(continue_sequence(f, ids, n, &hidden, err));
+    return vptq_forward_device_logits(f, hidden, logits, err);
 }
 
 vptq_status vptq_forward_next(vptq_forward *f, const int32_t *ids, size_t n,
                               const vptq_forward_choice *choice, int32_t *next, vptq_err *err)
 {
-    const float *state;
-    vptq_status st = feed(f, ids, n, &state, err);
-    return st ? st
-              : vptq_forward_choose(f, 1, state, choice->temperature, choice->top_p, &choice->u,
-                                    next, err);
+    const float *hidden;
+    const vptq_forward_sampling s = {
+        .temperature = choice->temperature, .top_p = choice->top_p, .u = &choice->u};
+    VPTQ_CHECK(continue_sequence(f, ids, n, &hidden, err));
+    return vptq_forward_choose(f, 1, hidden, &s, next, err);
 }

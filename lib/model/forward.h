@@ -5,8 +5,8 @@
  *     vptq_forward_open(&model, &dev, 2048, &f, err);
  *     vptq_forward_embed(f, ids, n, hidden, err);
  *     for (l = 0; l < layers; l++)
- *         vptq_forward_block(f, l, starts, count, hidden, hook, arg, err);
- *     vptq_forward_loss(f, n, hidden, targets, states, err);
+ *         vptq_forward_block(f, l, starts, count, hidden, err);
+ *     vptq_forward_loss(f, n, hidden, targets, nll, err);
  *     vptq_forward_close(f);
  *
  * `hidden` is host memory of the caller (float [tokens, hidden]) with the hidden states of all
@@ -86,13 +86,12 @@ typedef struct vptq_block_hooks {
 } vptq_block_hooks;
 
 /* Runs block `layer` in place over `count` sequences; sequence s is rows [starts[s],
- * starts[s+1]) of hidden and attends to itself and the sequences that it continues.  hook may
- * be NULL.  Cancellation is checked per sequence.  VPTQ_E_ARG for parents that are not in
- * preorder and for a sequence that exceeds max_length, its parents included. */
+ * starts[s+1]) of hidden and attends to itself and the sequences that it continues.
+ * Cancellation is checked per sequence.  VPTQ_E_ARG for a sequence that exceeds max_length. */
 vptq_status vptq_forward_block(vptq_forward *f, uint32_t layer, const size_t *starts,
-                               size_t count, float *hidden, vptq_hook_fn hook, void *arg,
-                               vptq_err *err) VPTQ_MUST_CHECK;
-
+                               size_t count, float *hidden, vptq_err *err) VPTQ_MUST_CHECK;
+/* The same with hooks.  VPTQ_E_ARG also for parents that are not in preorder; max_length
+ * includes the parents' tokens. */
 vptq_status vptq_forward_block_with(vptq_forward *f, uint32_t layer, const size_t *starts,
                                     size_t count, float *hidden, const vptq_block_hooks *hooks,
                                     vptq_err *err) VPTQ_MUST_CHECK;
@@ -102,10 +101,9 @@ vptq_status vptq_forward_block_with(vptq_forward *f, uint32_t layer, const size_
  * memory that is free when they begin, down to single sequences. */
 vptq_status vptq_forward_reserve(vptq_forward *f, size_t rows, vptq_err *err) VPTQ_MUST_CHECK;
 
-/* Final norm and output head over n rows; targets[i] < 0: no target; state [n] in host memory.
- */
+/* Final norm and output head over n rows; targets[i] < 0: no target; nll [n] in host memory. */
 vptq_status vptq_forward_loss(vptq_forward *f, size_t n, const float *hidden,
-                              const int32_t *targets, vptq_nll_state *state,
+                              const int32_t *targets, vptq_nll_state *nll,
                               vptq_err *err) VPTQ_MUST_CHECK;
 /* Logits [n, vocab] of n rows into host memory. */
 vptq_status vptq_forward_logits(vptq_forward *f, size_t n, const float *hidden, float *logits,

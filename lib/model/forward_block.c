@@ -7,52 +7,56 @@
 
 #include "lib/model/forward_internal.h"
 
-/* ---- linears ---- */
+/* ---- linear layers and norms ---- */
 
-/* A few rows are multiplied with what is stored: to convert a weight that is used for them
- * alone would take longer. */
-static vptq_status few_rows(vptq_forward *f, const vptq_weight *w, const vptq_matrix *m,
-                            const float *bias, size_t rows, const float *x, float beta,
-                            float *out, vptq_err *err)
+/* Multiplies a few rows with the stored weight: converting it for them would take longer. */
+static vptq_status multiply_stored(vptq_forward *f, const vptq_forward_linear_args *a,
+                                   vptq_err *err)
 {
-    vptq_status st = vptq_check_cancel(f->dev->ctx, err);
-    if (st)
-        return st;
-    const vptq_gemv_args g = {.n = rows,
-                              .x = x,
-                              .y = out,
-                              .ldx = w->cols,
-                              .ldy = w->rows,
-                              .beta = beta,
-                              .bias = bias};
-    return vptq_weight_gemv(w, m, f->dev, &g, err);
+    const vptq_gemv_args g = {.n = a->rows,
+                              .x = a->x,
+                              .y = a->out,
+                              .ldx = a->w->cols,
+                              .ldy = a->w->rows,
+                              .beta = a->beta,
+                              .bias = a->bias};
+    VPTQ_CHECK(vptq_check_cancel(f->dev->ctx, err));
+    return vptq_weight_gemv(a->w, a->matrix, f->dev, &g, err);
 }
 
-vptq_status vptq_forward_linear(vptq_forward *f, const vptq_weight *w, const vptq_matrix *m,
-                                const float *bias, bool kept, size_t rows, const float *x,
-                                float beta, float *out, vptq_err *err)
+vptq_status vptq_forward_linear_tile(vptq_forward *f, const vptq_forward_linear_args *a,
+                                     size_t first, size_t n, float *out, size_t ld,
+                                     vptq_err *err)
 {
-    if (rows <= vptq_weight_gemv_rows(w, f->dev, kept))
-        return few_rows(f, w, m, bias, rows, x, beta, out, err);
-    size_t step = vptq_forward_tile_rows(f, rows, w->cols);
+    const size_t cols = a->w->cols;
+    VPTQ_CHECK(vptq_check_cancel(f->dev->ctx, err));
+    VPTQ_CHECK(vptq_weight_tile(a->w, a->matrix, f->dev, first, n, f->tile, err));
+    const vptq_gemm_args g = {.m = a->rows,
+                              .n = n,
+                              .k = cols,
+                              .a = a->x,
+                              .b = f->tile,
+                              .c = out,
+                              .lda = cols,
+                              .ldb = cols,
+                              .ldc = ld,
+                              .trans_b = true,
+                              .alpha = 1,
+                              .beta = a->beta,
+                              .bias = a->bias ? a->bias + first : NULL};
+    return f->dev->ops->gemm(f->dev->state, &g, err);
+}
+
+vptq_status vptq_forward_linear(vptq_forward *f, const vptq_forward_linear_args *a,
+                                vptq_err *err)
+{
+    const vptq_weight *w = a->w;
+    if (a->rows <= vptq_weight_gemv_rows(w, f->dev, a->kept))
+        return multiply_stored(f, a, err);
+    const size_t step = vptq_forward_tile_rows(f, a->rows, w->cols);
     for (size_t r = 0; r < w->rows; r += step) {
-        size_t n = w->rows - r < step ? w->rows - r : step;
-        VPTQ_CHECK(vptq_check_cancel(f->dev->ctx, err));
-        VPTQ_CHECK(vptq_weight_tile(w, m, f->dev, r, n, f->tile, err));
-        vptq_gemm_args g = {.m = rows,
-                            .n = n,
-                            .k = w->cols,
-                            .a = x,
-                            .b = f->tile,
-                            .c = out + r,
-                            .lda = w->cols,
-                            .ldb = w->cols,
-                            .ldc = w->rows,
-                            .trans_b = true,
-                            .alpha = 1,
-                            .beta = beta,
-                            .bias = bias ? bias + r : NULL};
-        VPTQ_CHECK(f->dev->ops->gemm(f->dev->state, &g, err));
+        const size_t n = w->rows - r < step ? w->rows - r : step;
+        VPTQ_CHECK(vptq_forward_linear_tile(f, a, r, n, a->out + r, w->rows, err));
     }
     return VPTQ_OK;
 }
@@ -60,11 +64,34 @@ vptq_status vptq_forward_linear(vptq_forward *f, const vptq_weight *w, const vpt
 static vptq_status block_linear(vptq_forward *f, const vptq_forward_pass *p, vptq_linear l,
                                 const float *x, float beta, float *out, vptq_err *err)
 {
-    return vptq_forward_linear(f, &p->linear[l], p->matrix[l], f->params[p->layer].bias[l],
-                               p->cache_k || p->pages, p->rows, x, beta, out, err);
+    const vptq_forward_linear_args a = {.w = &p->linear[l],
+                                        .matrix = p->matrix[l],
+                                        .kept = p->cache_k || p->pages,
+                                        .bias = f->params[p->layer].bias[l],
+                                        .rows = p->rows,
+                                        .x = x,
+                                        .out = out,
+                                        .beta = beta};
+    return vptq_forward_linear(f, &a, err);
 }
 
-/* The sequences of the pass, as rows from `begin` on. */
+vptq_status vptq_forward_rmsnorm(vptq_forward *f, size_t n, size_t dim, const float *x,
+                                 const float *weight, float *y, vptq_err *err)
+{
+    const vptq_rmsnorm_args a = {.n = n,
+                                 .dim = dim,
+                                 .x = x,
+                                 .ldx = dim,
+                                 .weight = weight,
+                                 .eps = f->d->norm_eps,
+                                 .y = y,
+                                 .ldy = dim};
+    return f->dev->ops->rmsnorm(f->dev->state, &a, err);
+}
+
+/* ---- hooks ---- */
+
+/* Returns the number of rows of sequence s of the pass; *begin: the first one. */
 static size_t sequence_rows(const vptq_forward_pass *p, size_t s, size_t *begin)
 {
     *begin = p->starts[s] - p->starts[0];
@@ -90,62 +117,43 @@ static bool stops_at(const vptq_forward_pass *p, vptq_input input)
     return p->hooks.stop && p->hooks.last == input;
 }
 
-static vptq_status norm_rows(vptq_forward *f, size_t rows, const float *h, const float *weight,
-                             float *x, vptq_err *err)
-{
-    size_t dim = f->d->hidden;
-    return f->dev->ops->rmsnorm(f->dev->state,
-                                &(vptq_rmsnorm_args){.n = rows,
-                                                     .dim = dim,
-                                                     .x = h,
-                                                     .ldx = dim,
-                                                     .weight = weight,
-                                                     .eps = f->d->norm_eps,
-                                                     .y = x,
-                                                     .ldy = dim},
-                                err);
-}
-
 /* ---- attention ---- */
 
-/* Norm of every head, where the family has one, in place. */
-static vptq_status norm_heads(vptq_forward *f, const float *norm, size_t rows, size_t heads,
-                              float *x, vptq_err *err)
+/* Normalizes every head of r->x if `norm` is set, then rotates it: as the tokens from r->pos0
+ * on or, with pages, each row at its own position. */
+static vptq_status rotate_heads(vptq_forward *f, const vptq_forward_pass *p, const float *norm,
+                                const vptq_rope_args *r, vptq_err *err)
 {
-    const size_t dim = f->d->head_dim;
-    if (!norm)
-        return VPTQ_OK;
-    return f->dev->ops->rmsnorm(f->dev->state,
-                                &(vptq_rmsnorm_args){.n = rows * heads,
-                                                     .dim = dim,
-                                                     .x = x,
-                                                     .ldx = dim,
-                                                     .weight = norm,
-                                                     .eps = f->d->norm_eps,
-                                                     .y = x,
-                                                     .ldy = dim},
-                                err);
+    if (norm)
+        VPTQ_CHECK(
+            vptq_forward_rmsnorm(f, r->n * r->heads, r->head_dim, r->x, norm, r->x, err));
+    if (p->pages)
+        return f->dev->ops->rope_rows(f->dev->state, p->pages->rows, r, err);
+    return f->dev->ops->rope(f->dev->state, r, err);
 }
 
-/* And rotation. */
-static vptq_status rotate_heads(vptq_forward *f, const float *norm, size_t rows, size_t heads,
-                                size_t position, float *x, vptq_err *err)
+/* Rotates n rows of queries and keys in place. */
+static vptq_status rotate(vptq_forward *f, const vptq_forward_pass *p, size_t n,
+                          size_t position, float *q, float *k, vptq_err *err)
 {
-    size_t dim = f->d->head_dim;
-    VPTQ_CHECK(norm_heads(f, norm, rows, heads, x, err));
-    return f->dev->ops->rope(f->dev->state,
-                             &(vptq_rope_args){.n = rows,
-                                               .heads = heads,
-                                               .head_dim = dim,
-                                               .x = x,
-                                               .ldx = heads * dim,
-                                               .cos_table = f->cos_table,
-                                               .sin_table = f->sin_table,
-                                               .pos0 = position},
-                             err);
+    const vptq_forward_block_params *b = &f->params[p->layer];
+    vptq_rope_args r = {.n = n,
+                        .heads = f->d->heads,
+                        .head_dim = f->d->head_dim,
+                        .x = q,
+                        .ldx = f->q_dim,
+                        .cos_table = f->cos_table,
+                        .sin_table = f->sin_table,
+                        .pos0 = position};
+    VPTQ_CHECK(rotate_heads(f, p, b->q_norm, &r, err));
+    r.heads = f->d->kv_heads;
+    r.x = k;
+    r.ldx = f->kv_dim;
+    return rotate_heads(f, p, b->k_norm, &r, err);
 }
 
-static size_t window_of(const vptq_forward *f, uint32_t layer)
+/* Tokens that a query sees in this layer; 0: all. */
+static size_t layer_window(const vptq_forward *f, uint32_t layer)
 {
     return layer >= f->d->window_from ? f->d->window : 0;
 }
@@ -155,132 +163,124 @@ static float score_scale(const vptq_forward *f)
     return (float)(1 / sqrt((double)f->d->head_dim));
 }
 
-/* All rows of the pass, by pages: their keys and values go there, and out [rows, q_dim] comes
- * of everything that is there. */
-static vptq_status attend_pages(vptq_forward *f, const vptq_forward_pass *p, float *out,
-                                vptq_err *err)
+/* Stores keys and values of all rows of the pass in the pages and attends to the content of the
+ * pages: f->gate [rows, q_dim]. */
+static vptq_status attend_pages(vptq_forward *f, const vptq_forward_pass *p, vptq_err *err)
 {
-    const vptq_model_desc *d = f->d;
     const vptq_backend *ops = f->dev->ops;
-    const vptq_forward_block_params *b = &f->params[p->layer];
-    const vptq_kv_rows *rows = p->pages->rows;
-    const vptq_paged_args a = {.rows = rows,
+    const vptq_kv_store_args store = {.rows = p->pages->rows,
+                                      .pool = &p->pages->pool,
+                                      .keys = f->k,
+                                      .ldk = f->kv_dim,
+                                      .values = f->v,
+                                      .ldv = f->kv_dim};
+    const vptq_paged_args a = {.rows = p->pages->rows,
                                .pool = &p->pages->pool,
-                               .heads = d->heads,
-                               .window = window_of(f, p->layer),
+                               .heads = f->d->heads,
+                               .window = layer_window(f, p->layer),
                                .scale = score_scale(f),
                                .q = f->q,
-                               .out = out,
+                               .out = f->gate,
                                .ldq = f->q_dim,
                                .ldo = f->q_dim};
-    VPTQ_CHECK(norm_heads(f, b->q_norm, p->rows, d->heads, f->q, err));
-    VPTQ_CHECK(norm_heads(f, b->k_norm, p->rows, d->kv_heads, f->k, err));
-    VPTQ_CHECK(ops->rope_rows(f->dev->state, rows,
-                              &(vptq_rope_args){.heads = d->heads,
-                                                .head_dim = d->head_dim,
-                                                .x = f->q,
-                                                .ldx = f->q_dim,
-                                                .cos_table = f->cos_table,
-                                                .sin_table = f->sin_table},
-                              err));
-    VPTQ_CHECK(ops->rope_rows(f->dev->state, rows,
-                              &(vptq_rope_args){.heads = d->kv_heads,
-                                                .head_dim = d->head_dim,
-                                                .x = f->k,
-                                                .ldx = f->kv_dim,
-                                                .cos_table = f->cos_table,
-                                                .sin_table = f->sin_table},
-                              err));
-    VPTQ_CHECK(ops->kv_store(f->dev->state,
-                             &(vptq_kv_store_args){.rows = rows,
-                                                   .pool = a.pool,
-                                                   .keys = f->k,
-                                                   .ldk = f->kv_dim,
-                                                   .values = f->v,
-                                                   .ldv = f->kv_dim},
-                             err));
+    VPTQ_CHECK(rotate(f, p, p->rows, 0, f->q, f->k, err));
+    VPTQ_CHECK(ops->kv_store(f->dev->state, &store, err));
     return ops->attention_paged(f->dev->state, &a, err);
 }
 
-/* n rows that stand at `position`, with their keys and values behind those of the cache; *done:
- * what was computed from. */
-static vptq_status attend(vptq_forward *f, const vptq_forward_pass *p, size_t n,
-                          size_t position, float *q, float *keys, float *values, float *out,
-                          vptq_attention_args *done, vptq_err *err)
+/* Rows [begin, begin + n) of the pass: one sequence, or its end from `position` on. */
+typedef struct query_rows {
+    size_t begin, n, position;
+} query_rows;
+
+/* Rotates the queries, and their keys at `position` of `keys`, and attends to keys and values
+ * up to them: the same rows of f->gate.  *a: the arguments of the op. */
+static vptq_status attend(vptq_forward *f, const vptq_forward_pass *p, const query_rows *rows,
+                          float *keys, float *values, vptq_attention_args *a, vptq_err *err)
 {
-    const vptq_model_desc *d = f->d;
-    const vptq_forward_block_params *b = &f->params[p->layer];
+    float *q = f->q + rows->begin * f->q_dim;
     VPTQ_CHECK(vptq_check_cancel(f->dev->ctx, err));
-    VPTQ_CHECK(rotate_heads(f, b->q_norm, n, d->heads, position, q, err));
     VPTQ_CHECK(
-        rotate_heads(f, b->k_norm, n, d->kv_heads, position, keys + position * f->kv_dim, err));
-    *done = (vptq_attention_args){.n = n,
-                                  .pos0 = position,
-                                  .heads = d->heads,
-                                  .kv_heads = d->kv_heads,
-                                  .head_dim = d->head_dim,
-                                  .window = window_of(f, p->layer),
-                                  .scale = score_scale(f),
-                                  .q = q,
-                                  .keys = keys,
-                                  .values = values,
-                                  .out = out,
-                                  .ldq = f->q_dim,
-                                  .ldk = f->kv_dim,
-                                  .ldv = f->kv_dim,
-                                  .ldo = f->q_dim};
-    return f->dev->ops->attention(f->dev->state, done, err);
+        rotate(f, p, rows->n, rows->position, q, keys + rows->position * f->kv_dim, err));
+    *a = (vptq_attention_args){.n = rows->n,
+                               .pos0 = rows->position,
+                               .heads = f->d->heads,
+                               .kv_heads = f->d->kv_heads,
+                               .head_dim = f->d->head_dim,
+                               .window = layer_window(f, p->layer),
+                               .scale = score_scale(f),
+                               .q = q,
+                               .keys = keys,
+                               .values = values,
+                               .out = f->gate + rows->begin * f->q_dim,
+                               .ldq = f->q_dim,
+                               .ldk = f->kv_dim,
+                               .ldv = f->kv_dim,
+                               .ldo = f->q_dim};
+    return f->dev->ops->attention(f->dev->state, a, err);
 }
 
-/* A sequence that continues others.  In preorder their keys and values are still where the
- * sequence before it has attended, but for those of a root, which attends in place. */
+/* Attends with a sequence that continues others.  Because of the preorder, the tree memory
+ * still holds their keys and values from the sequence before; only those of a root, which
+ * attends in place, are copied first. */
 static vptq_status attend_child(vptq_forward *f, const vptq_forward_pass *p, size_t s,
-                                size_t parent, vptq_attention_args *a, vptq_err *err)
+                                size_t parent, vptq_err *err)
 {
-    size_t begin, at, n = sequence_rows(p, s, &begin);
+    vptq_attention_args a;
+    query_rows rows;
     const size_t *starts = p->starts - p->first_sequence, *parents = p->hooks.parents;
-    const size_t position = vptq_forward_tree_position(starts, parents, p->first_sequence + s);
+    rows.n = sequence_rows(p, s, &rows.begin);
+    rows.position = vptq_forward_tree_position(starts, parents, p->first_sequence + s);
     if (parents[parent] == VPTQ_FORWARD_ROOT && parent + 1 == p->first_sequence + s) {
-        const size_t rows = sequence_rows(p, s - 1, &at);
-        VPTQ_CHECK(vptq_forward_tree_keep(f, at, rows, 0, err));
+        size_t begin;
+        const size_t n = sequence_rows(p, s - 1, &begin);
+        VPTQ_CHECK(vptq_forward_tree_keep(f, begin, n, 0, err));
     }
-    VPTQ_CHECK(vptq_forward_tree_keep(f, begin, n, position, err));
-    return attend(f, p, n, position, f->q + begin * f->q_dim, f->tree_k, f->tree_v,
-                  f->gate + begin * f->q_dim, a, err);
+    VPTQ_CHECK(vptq_forward_tree_keep(f, rows.begin, rows.n, rows.position, err));
+    return attend(f, p, &rows, f->tree_k, f->tree_v, &a, err);
 }
 
 static vptq_status attend_sequence(vptq_forward *f, const vptq_forward_pass *p, size_t s,
                                    vptq_err *err)
 {
     vptq_attention_args a;
-    size_t begin, n = sequence_rows(p, s, &begin), dim = f->d->hidden;
-    const size_t *parents = p->hooks.parents;
+    query_rows rows = {.position = 0};
+    const size_t *parents = p->hooks.parents, dim = f->d->hidden;
     if (parents && parents[p->first_sequence + s] != VPTQ_FORWARD_ROOT)
-        return attend_child(f, p, s, parents[p->first_sequence + s], &a, err);
-    VPTQ_CHECK(attend(f, p, n, 0, f->q + begin * f->q_dim, f->k + begin * f->kv_dim,
-                      f->v + begin * f->kv_dim, f->gate + begin * f->q_dim, &a, err));
-    if (p->hooks.attention)
-        VPTQ_CHECK(p->hooks.attention(p->hooks.arg, p->first_sequence + s, n, dim,
-                                      f->x + begin * dim, &a, err));
-    return VPTQ_OK;
+        return attend_child(f, p, s, parents[p->first_sequence + s], err);
+    rows.n = sequence_rows(p, s, &rows.begin);
+    VPTQ_CHECK(attend(f, p, &rows, f->k + rows.begin * f->kv_dim, f->v + rows.begin * f->kv_dim,
+                      &a, err));
+    if (!p->hooks.attention)
+        return VPTQ_OK;
+    return p->hooks.attention(p->hooks.arg, p->first_sequence + s, rows.n, dim,
+                              f->x + rows.begin * dim, &a, err);
 }
 
-static vptq_status attention_part(vptq_forward *f, const vptq_forward_pass *p, vptq_err *err)
+static vptq_status attend_cache(vptq_forward *f, const vptq_forward_pass *p, vptq_err *err)
 {
-    float *k = p->cache_k ? p->cache_k : f->k, *v = p->cache_v ? p->cache_v : f->v;
     vptq_attention_args a;
-    size_t behind = p->position * f->kv_dim; /* 0 without a cache */
-    VPTQ_CHECK(norm_rows(f, p->rows, p->h, f->params[p->layer].input_norm, f->x, err));
+    const query_rows rows = {.begin = 0, .n = p->rows, .position = p->position};
+    return attend(f, p, &rows, p->cache_k, p->cache_v, &a, err);
+}
+
+static vptq_status attention_half(vptq_forward *f, const vptq_forward_pass *p, vptq_err *err)
+{
+    const size_t stored = p->position * f->kv_dim;
+    float *k = p->cache_k ? p->cache_k + stored : f->k;
+    float *v = p->cache_v ? p->cache_v + stored : f->v;
+    VPTQ_CHECK(vptq_forward_rmsnorm(f, p->rows, f->d->hidden, p->h,
+                                    f->params[p->layer].input_norm, f->x, err));
     VPTQ_CHECK(hook_rows(f, p, VPTQ_INPUT_QKV, f->x, err));
     if (stops_at(p, VPTQ_INPUT_QKV))
         return VPTQ_OK;
     VPTQ_CHECK(block_linear(f, p, VPTQ_LINEAR_Q, f->x, 0, f->q, err));
-    VPTQ_CHECK(block_linear(f, p, VPTQ_LINEAR_K, f->x, 0, k + behind, err));
-    VPTQ_CHECK(block_linear(f, p, VPTQ_LINEAR_V, f->x, 0, v + behind, err));
+    VPTQ_CHECK(block_linear(f, p, VPTQ_LINEAR_K, f->x, 0, k, err));
+    VPTQ_CHECK(block_linear(f, p, VPTQ_LINEAR_V, f->x, 0, v, err));
     if (p->pages)
-        VPTQ_CHECK(attend_pages(f, p, f->gate, err));
+        VPTQ_CHECK(attend_pages(f, p, err));
     if (p->cache_k)
-        VPTQ_CHECK(attend(f, p, p->rows, p->position, f->q, k, v, f->gate, &a, err));
+        VPTQ_CHECK(attend_cache(f, p, err));
     for (size_t s = 0; s < p->count; s++)
         VPTQ_CHECK(attend_sequence(f, p, s, err));
     VPTQ_CHECK(hook_rows(f, p, VPTQ_INPUT_O, f->gate, err));
@@ -291,9 +291,10 @@ static vptq_status attention_part(vptq_forward *f, const vptq_forward_pass *p, v
 
 /* ---- feed forward ---- */
 
-static vptq_status mlp_part(vptq_forward *f, const vptq_forward_pass *p, vptq_err *err)
+static vptq_status feed_forward_half(vptq_forward *f, const vptq_forward_pass *p, vptq_err *err)
 {
-    VPTQ_CHECK(norm_rows(f, p->rows, p->h, f->params[p->layer].post_norm, f->x, err));
+    VPTQ_CHECK(vptq_forward_rmsnorm(f, p->rows, f->d->hidden, p->h,
+                                    f->params[p->layer].post_norm, f->x, err));
     VPTQ_CHECK(hook_rows(f, p, VPTQ_INPUT_UP, f->x, err));
     if (stops_at(p, VPTQ_INPUT_UP))
         return VPTQ_OK;
@@ -314,14 +315,11 @@ static vptq_status mlp_part(vptq_forward *f, const vptq_forward_pass *p, vptq_er
 
 vptq_status vptq_forward_run_block(vptq_forward *f, const vptq_forward_pass *p, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     const vptq_block_half half = p->hooks.half;
     VPTQ_BUG_IF(p->hooks.stop &&
                 half != (p->hooks.last <= VPTQ_INPUT_O ? VPTQ_BLOCK_ATTENTION
                                                        : VPTQ_BLOCK_FEED_FORWARD));
     if (half != VPTQ_BLOCK_FEED_FORWARD)
-        st = attention_part(f, p, err);
-    if (!st && half != VPTQ_BLOCK_ATTENTION)
-        st = mlp_part(f, p, err);
-    return st;
+        VPTQ_CHECK(attention_half(f, p, err));
+    return half == VPTQ_BLOCK_ATTENTION ? VPTQ_OK : feed_forward_half(f, p, err);
 }

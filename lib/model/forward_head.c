@@ -1,22 +1,20 @@
-/* Final norm and output head: the vocabulary goes through in tiles, so that logits of a whole
+/* Final norm and output head.  Logits are computed in tiles of the vocabulary; those of a whole
  * window never exist at once. */
-#include <string.h>
-
 #include "lib/model/forward_internal.h"
 
 static void head_free(vptq_forward *f)
 {
     const vptq_backend *ops = f->dev->ops;
     ops->release(f->dev->state, f->logits);
-    ops->release(f->dev->state, f->states);
+    ops->release(f->dev->state, f->nll);
     ops->release(f->dev->state, f->targets);
     f->logits = NULL;
-    f->states = NULL;
+    f->nll = NULL;
     f->targets = NULL;
     f->head_rows = 0;
 }
 
-/* Room for the head over `rows` rows. */
+/* Allocates logits, and on other devices losses and targets, of `rows` rows. */
 static vptq_status head_reserve(vptq_forward *f, size_t rows, vptq_err *err)
 {
     if (rows <= f->head_rows)
@@ -29,8 +27,8 @@ static vptq_status head_reserve(vptq_forward *f, size_t rows, vptq_err *err)
         ops->alloc(f->dev->state, rows, VPTQ_FORWARD_TILE_ROWS * sizeof(float), &p[0], err));
     f->logits = p[0];
     if (!ops->host_memory) {
-        VPTQ_TRY(ops->alloc(f->dev->state, rows, sizeof *f->states, &p[1], err));
-        f->states = p[1];
+        VPTQ_TRY(ops->alloc(f->dev->state, rows, sizeof *f->nll, &p[1], err));
+        f->nll = p[1];
         VPTQ_TRY(ops->alloc(f->dev->state, rows, sizeof *f->targets, &p[2], err));
         f->targets = p[2];
     }
@@ -48,100 +46,75 @@ static vptq_weight head_weight(const vptq_forward *f)
     return (vptq_weight){.rows = f->d->vocab, .cols = f->d->hidden, .tensor = f->m->head};
 }
 
-/* f->x [rows, hidden] = the normalized states of `rows` <= VPTQ_FORWARD_ROWS rows in host
- * memory. */
-static vptq_status normalize(vptq_forward *f, size_t rows, const float *hidden, vptq_err *err)
+/* f->x = the normalized hidden states of n rows in device memory. */
+static vptq_status normalize(vptq_forward *f, size_t n, const float *hidden, vptq_err *err)
 {
-    const vptq_backend *ops = f->dev->ops;
-    size_t dim = f->d->hidden;
-    VPTQ_CHECK(vptq_forward_grow(f, rows, err));
-    if (!ops->host_memory) {
-        VPTQ_CHECK(vptq_forward_reserve_hidden(f, rows, err));
-        VPTQ_CHECK(
-            ops->upload(f->dev->state, f->hidden, hidden, rows * dim * sizeof *hidden, err));
-        hidden = f->hidden;
-    }
-    return ops->rmsnorm(f->dev->state,
-                        &(vptq_rmsnorm_args){.n = rows,
-                                             .dim = dim,
-                                             .x = hidden,
-                                             .ldx = dim,
-                                             .weight = f->final_norm,
-                                             .eps = f->d->norm_eps,
-                                             .y = f->x,
-                                             .ldy = dim},
-                        err);
+    return vptq_forward_rmsnorm(f, n, f->d->hidden, hidden, f->final_norm, f->x, err);
 }
 
-/* The next tile of the head, rows [first, first + *width) with *width <= step: f->logits [rows,
- * *width]. */
+/* The same for n <= VPTQ_FORWARD_ROWS rows in host memory. */
+static vptq_status normalize_host(vptq_forward *f, size_t n, const float *hidden, vptq_err *err)
+{
+    const vptq_backend *ops = f->dev->ops;
+    const size_t bytes = n * f->d->hidden * sizeof *hidden;
+    VPTQ_CHECK(vptq_forward_grow(f, n, err));
+    if (ops->host_memory)
+        return normalize(f, n, hidden, err);
+    VPTQ_CHECK(vptq_forward_reserve_hidden(f, n, err));
+    VPTQ_CHECK(ops->upload(f->dev->state, f->hidden, hidden, bytes, err));
+    return normalize(f, n, f->hidden, err);
+}
+
+/* f->logits [rows, *width] = the logits of the ids from `first` on, *width <= step. */
 static vptq_status head_tile(vptq_forward *f, size_t rows, size_t step, size_t first,
                              size_t *width, vptq_err *err)
 {
-    vptq_weight w = head_weight(f);
+    const vptq_weight w = head_weight(f);
+    const vptq_forward_linear_args a = {.w = &w, .rows = rows, .x = f->x};
     *width = w.rows - first < step ? w.rows - first : step;
-    VPTQ_CHECK(vptq_check_cancel(f->dev->ctx, err));
-    VPTQ_CHECK(vptq_weight_tile(&w, NULL, f->dev, first, *width, f->tile, err));
-    vptq_gemm_args g = {.m = rows,
-                        .n = *width,
-                        .k = w.cols,
-                        .a = f->x,
-                        .b = f->tile,
-                        .c = f->logits,
-                        .lda = w.cols,
-                        .ldb = w.cols,
-                        .ldc = *width,
-                        .trans_b = true,
-                        .alpha = 1};
-    return f->dev->ops->gemm(f->dev->state, &g, err);
+    return vptq_forward_linear_tile(f, &a, first, *width, f->logits, *width, err);
 }
 
-/* A sum that goes from tile to tile needs tiles that do not depend on the threads, as those
- * of many rows. */
+/* A sum over tiles needs tiles that do not depend on the number of threads: those of many rows.
+ */
 size_t vptq_forward_head_step(const vptq_forward *f)
 {
     return vptq_forward_tile_rows(f, VPTQ_FORWARD_ROWS, f->d->hidden);
 }
 
+/* Losses of the rows in f->x. */
 static vptq_status loss_rows(vptq_forward *f, size_t rows, const int32_t *targets,
-                             vptq_nll_state *state, vptq_err *err)
+                             vptq_nll_state *nll, vptq_err *err)
 {
     const vptq_backend *ops = f->dev->ops;
-    const int32_t *t = targets;
-    vptq_nll_state *s = state;
+    const bool host = ops->host_memory;
     const size_t step = vptq_forward_head_step(f);
-    if (!ops->host_memory) {
+    vptq_nll_args a = {.n = rows,
+                       .logits = f->logits,
+                       .targets = host ? targets : f->targets,
+                       .state = host ? nll : f->nll};
+    if (!host)
         VPTQ_CHECK(
             ops->upload(f->dev->state, f->targets, targets, rows * sizeof *targets, err));
-        t = f->targets;
-        s = f->states;
+    for (size_t first = 0; first < f->d->vocab; first += a.width) {
+        VPTQ_CHECK(head_tile(f, rows, step, first, &a.width, err));
+        a.ld = a.width;
+        a.first = (int32_t)first;
+        a.start = first == 0;
+        VPTQ_CHECK(ops->nll(f->dev->state, &a, err));
     }
-    for (size_t first = 0, width; first < f->d->vocab; first += width) {
-        VPTQ_CHECK(head_tile(f, rows, step, first, &width, err));
-        VPTQ_CHECK(ops->nll(f->dev->state,
-                            &(vptq_nll_args){.n = rows,
-                                             .width = width,
-                                             .logits = f->logits,
-                                             .ld = width,
-                                             .first = (int32_t)first,
-                                             .targets = t,
-                                             .start = first == 0,
-                                             .state = s},
-                            err));
-    }
-    if (!ops->host_memory)
-        VPTQ_CHECK(ops->download(f->dev->state, state, s, rows * sizeof *s, err));
+    if (!host)
+        VPTQ_CHECK(ops->download(f->dev->state, nll, f->nll, rows * sizeof *nll, err));
     return VPTQ_OK;
 }
 
 vptq_status vptq_forward_loss(vptq_forward *f, size_t n, const float *hidden,
-                              const int32_t *targets, vptq_nll_state *state, vptq_err *err)
+                              const int32_t *targets, vptq_nll_state *nll, vptq_err *err)
 {
     for (size_t i = 0, rows; i < n; i += rows) {
         rows = vptq_forward_chunk(f, n, i, true);
-        VPTQ_CHECK(head_reserve(f, rows, err));
-        VPTQ_CHECK(normalize(f, rows, hidden + i * f->d->hidden, err));
-        VPTQ_CHECK(loss_rows(f, rows, targets + i, state + i, err));
+        VPTQ_CHECK(vptq_forward_head_begin(f, rows, hidden + i * f->d->hidden, err));
+        VPTQ_CHECK(loss_rows(f, rows, targets + i, nll + i, err));
     }
     return VPTQ_OK;
 }
@@ -155,7 +128,7 @@ vptq_status vptq_forward_head_begin(vptq_forward *f, size_t n, const float *hidd
                                     vptq_err *err)
 {
     VPTQ_CHECK(head_reserve(f, n, err));
-    return normalize(f, n, hidden, err);
+    return normalize_host(f, n, hidden, err);
 }
 
 vptq_status vptq_forward_head_tile(vptq_forward *f, size_t n, size_t first, float *logits,
@@ -170,10 +143,11 @@ vptq_status vptq_forward_head_tile(vptq_forward *f, size_t n, size_t first, floa
 static vptq_status logits_rows(vptq_forward *f, size_t rows, float *logits, vptq_err *err)
 {
     const vptq_weight w = head_weight(f);
-    /* Figures must not depend on how windows are grouped, so that the head counts as one that
-     * is used once, though it stays open. */
+    const vptq_forward_linear_args a = {.w = &w, .rows = rows, .x = f->x, .out = logits};
+    /* Not `kept`, though the head stays open: results must not depend on how windows are
+     * grouped. */
     if (f->dev->ops->host_memory && rows <= vptq_weight_gemv_rows(&w, f->dev, false))
-        return vptq_forward_linear(f, &w, NULL, NULL, false, rows, f->x, 0, logits, err);
+        return vptq_forward_linear(f, &a, err);
     const vptq_backend *ops = f->dev->ops;
     const size_t vocab = f->d->vocab, step = vptq_forward_tile_rows(f, rows, f->d->hidden);
     for (size_t first = 0, width; first < vocab; first += width) {
@@ -190,89 +164,69 @@ vptq_status vptq_forward_logits(vptq_forward *f, size_t n, const float *hidden, 
 {
     for (size_t i = 0, rows; i < n; i += rows) {
         rows = vptq_forward_chunk(f, n, i, true);
-        VPTQ_CHECK(head_reserve(f, rows, err));
-        VPTQ_CHECK(normalize(f, rows, hidden + i * f->d->hidden, err));
+        VPTQ_CHECK(vptq_forward_head_begin(f, rows, hidden + i * f->d->hidden, err));
         VPTQ_CHECK(logits_rows(f, rows, logits + i * f->d->vocab, err));
     }
     return VPTQ_OK;
-}
-
-/* f->x = the normalized states of n rows in device memory. */
-static vptq_status normalize_states(vptq_forward *f, size_t n, const float *hidden,
-                                    vptq_err *err)
-{
-    size_t dim = f->d->hidden;
-    return f->dev->ops->rmsnorm(f->dev->state,
-                                &(vptq_rmsnorm_args){.n = n,
-                                                     .dim = dim,
-                                                     .x = hidden,
-                                                     .ldx = dim,
-                                                     .weight = f->final_norm,
-                                                     .eps = f->d->norm_eps,
-                                                     .y = f->x,
-                                                     .ldy = dim},
-                                err);
 }
 
 vptq_status vptq_forward_device_logits(vptq_forward *f, const float *hidden, float *logits,
                                        vptq_err *err)
 {
     VPTQ_CHECK(head_reserve(f, 1, err));
-    VPTQ_CHECK(normalize_states(f, 1, hidden, err));
+    VPTQ_CHECK(normalize(f, 1, hidden, err));
     return logits_rows(f, 1, logits, err);
 }
 
-/* What f->chosen holds for a row in front of all logits. */
-typedef struct chosen {
-    double u;
-    int32_t id;
-} chosen;
-enum { CHOSEN_LINE = 64 }; /* bytes; logits begin at a multiple */
+/* ---- sampling ---- */
 
-static size_t chosen_bytes(size_t n)
+/* Bytes of u [n] and ids [n] before the logits, which begin on a cache line. */
+static size_t sample_bytes(size_t n)
 {
-    return (n * sizeof(chosen) + CHOSEN_LINE - 1) / CHOSEN_LINE * CHOSEN_LINE;
+    enum { LINE = 64 };
+    return (n * (sizeof(double) + sizeof(int32_t)) + LINE - 1) / LINE * LINE;
 }
 
-static vptq_status reserve_chosen(vptq_forward *f, size_t n, vptq_err *err)
+static vptq_status reserve_samples(vptq_forward *f, size_t n, vptq_err *err)
 {
-    const size_t row = f->d->vocab * sizeof(float);
-    if (n <= f->chosen_rows)
+    const vptq_backend *ops = f->dev->ops;
+    const size_t bytes = sample_bytes(n) + n * f->d->vocab * sizeof(float);
+    if (n <= f->sample_rows)
         return VPTQ_OK;
-    f->dev->ops->release(f->dev->state, f->chosen);
-    f->chosen = NULL;
-    f->chosen_rows = 0;
-    const vptq_status st =
-        f->dev->ops->alloc(f->dev->state, 1, chosen_bytes(n) + n * row, &f->chosen, err);
+    ops->release(f->dev->state, f->samples);
+    f->samples = NULL;
+    f->sample_rows = 0;
+    const vptq_status st = ops->alloc(f->dev->state, 1, bytes, &f->samples, err);
     if (st)
         vptq_err_context(err, "logits of %zu tokens", n);
     else
-        f->chosen_rows = n;
+        f->sample_rows = n;
     return st;
 }
 
 vptq_status vptq_forward_choose(vptq_forward *f, size_t n, const float *hidden,
-                                double temperature, double top_p, const double *u,
-                                int32_t *next, vptq_err *err)
+                                const vptq_forward_sampling *s, int32_t *next, vptq_err *err)
 {
     const vptq_backend *ops = f->dev->ops;
     const vptq_weight w = head_weight(f);
-    VPTQ_CHECK(reserve_chosen(f, n, err));
-    double *device_u = f->chosen;
-    int32_t *ids = (int32_t *)(void *)(device_u + n);
-    float *logits = (float *)(void *)((char *)f->chosen + chosen_bytes(n));
-    VPTQ_CHECK(normalize_states(f, n, hidden, err));
-    VPTQ_CHECK(vptq_forward_linear(f, &w, NULL, NULL, true, n, f->x, 0, logits, err));
-    VPTQ_CHECK(ops->upload(f->dev->state, device_u, u, n * sizeof *u, err));
-    const vptq_sample_args s = {.n = n,
+    VPTQ_CHECK(reserve_samples(f, n, err));
+    double *u = f->samples;
+    int32_t *ids = (int32_t *)(void *)(u + n);
+    float *logits = (float *)(void *)((char *)f->samples + sample_bytes(n));
+    const vptq_forward_linear_args head = {
+        .w = &w, .kept = true, .rows = n, .x = f->x, .out = logits};
+    const vptq_sample_args a = {.n = n,
                                 .vocab = w.rows,
                                 .logits = logits,
                                 .ld = w.rows,
-                                .temperature = temperature,
-                                .top_p = top_p,
-                                .u = device_u,
+                                .temperature = s->temperature,
+                                .top_p = s->top_p,
+                                .u = u,
                                 .ids = ids};
-    VPTQ_CHECK(ops->sample(f->dev->state, &s, err));
+    VPTQ_CHECK(normalize(f, n, hidden, err));
+    VPTQ_CHECK(vptq_forward_linear(f, &head, err));
+    VPTQ_CHECK(ops->upload(f->dev->state, u, s->u, n * sizeof *u, err));
+    VPTQ_CHECK(ops->sample(f->dev->state, &a, err));
     return ops->download(f->dev->state, next, ids, n * sizeof *next, err);
 }
 
@@ -282,7 +236,7 @@ vptq_status vptq_forward_final_norm(vptq_forward *f, size_t n, const float *hidd
     size_t dim = f->d->hidden;
     for (size_t i = 0, rows; i < n; i += rows) {
         rows = vptq_forward_chunk(f, n, i, false);
-        VPTQ_CHECK(normalize(f, rows, hidden + i * dim, err));
+        VPTQ_CHECK(normalize_host(f, rows, hidden + i * dim, err));
         VPTQ_CHECK(f->dev->ops->download(f->dev->state, out + i * dim, f->x,
                                          rows * dim * sizeof *out, err));
     }

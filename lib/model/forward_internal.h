@@ -16,7 +16,7 @@ struct vptq_forward {
     const vptq_model_desc *d;
     vptq_device *dev;
     size_t max_length;
-    uint32_t read_ahead;  /* block whose weights the system was told to read ahead */
+    uint32_t read_ahead;  /* block whose weights the system reads ahead */
     size_t q_dim, kv_dim; /* heads * head_dim, kv_heads * head_dim */
 
     vptq_forward_block_params *params; /* [layers], host memory */
@@ -52,13 +52,13 @@ struct vptq_forward {
     float *stage;  /* [hidden_rows, hidden] host memory; NULL for host devices */
     size_t hidden_rows;
 
-    float *logits;          /* [head_rows, VPTQ_FORWARD_TILE_ROWS] */
-    vptq_nll_state *states; /* [head_rows]; this and the next NULL for host devices */
+    float *logits;       /* [head_rows, VPTQ_FORWARD_TILE_ROWS] */
+    vptq_nll_state *nll; /* [head_rows]; this and the next NULL for host devices */
     int32_t *targets;
     size_t head_rows;
 
-    void *chosen; /* of vptq_forward_choose: u, ids and logits of chosen_rows rows */
-    size_t chosen_rows;
+    void *samples; /* of vptq_forward_choose: u, ids and logits of sample_rows rows */
+    size_t sample_rows;
 
     float *cache_k, *cache_v; /* [layers, max_length, kv_dim]; NULL until the first step */
     size_t position;          /* tokens in the cache */
@@ -91,17 +91,18 @@ size_t vptq_forward_trees(const size_t *starts, const size_t *parents, size_t co
                           size_t first, size_t rows);
 /* Tokens before sequence s: those of the sequences that it continues. */
 size_t vptq_forward_tree_position(const size_t *starts, const size_t *parents, size_t s);
-/* Checks sequences and parents (may be NULL) against the rules of forward.h.  *most: rows of
- * the largest group; *longest: tokens of the longest sequence, from its root on. */
+/* Checks sequences and parents (may be NULL) against the rules of forward.h.  *rows: those of
+ * the largest group; *tokens: those of the longest sequence, from its root on. */
 vptq_status vptq_forward_check_trees(const vptq_forward *f, const size_t *starts,
-                                     const size_t *parents, size_t count, size_t *most,
-                                     size_t *longest, vptq_err *err) VPTQ_MUST_CHECK;
+                                     const size_t *parents, size_t count, size_t *rows,
+                                     size_t *tokens, vptq_err *err) VPTQ_MUST_CHECK;
 /* Allocates memory for the trees of a group of `rows` rows, with `tokens` from a root on. */
 vptq_status vptq_forward_tree_reserve(vptq_forward *f, size_t rows, size_t tokens,
                                       vptq_err *err) VPTQ_MUST_CHECK;
 void vptq_forward_tree_free(vptq_forward *f);
-/* Copies rows [begin, begin + n) of f->k and f->v to tokens [at, at + n) of the tree. */
-vptq_status vptq_forward_tree_keep(vptq_forward *f, size_t begin, size_t n, size_t at,
+/* Copies rows [begin, begin + n) of f->k and f->v to tokens [position, position + n) of the
+ * tree. */
+vptq_status vptq_forward_tree_keep(vptq_forward *f, size_t begin, size_t n, size_t position,
                                    vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Allocates activations of `rows` rows. */
@@ -109,22 +110,43 @@ vptq_status vptq_forward_grow(vptq_forward *f, size_t rows, vptq_err *err) VPTQ_
 vptq_status vptq_forward_reserve_hidden(vptq_forward *f, size_t rows,
                                         vptq_err *err) VPTQ_MUST_CHECK;
 
-/* out [rows, w->rows] = x [rows, w->cols] W^T + beta * out (+ bias on every row).  For more
- * rows than vptq_weight_gemv_rows the weight is converted tile by tile.  m: the opened weight;
- * kept: it stays open after this pass. */
-vptq_status vptq_forward_linear(vptq_forward *f, const vptq_weight *w, const vptq_matrix *m,
-                                const float *bias, bool kept, size_t rows, const float *x,
-                                float beta, float *out, vptq_err *err) VPTQ_MUST_CHECK;
+/* out [rows, w->rows] = x [rows, w->cols] W^T + beta * out (+ bias on every row). */
+typedef struct vptq_forward_linear_args {
+    const vptq_weight *w;
+    const vptq_matrix *matrix; /* w opened; NULL for a plain weight */
+    bool kept;                 /* the weight stays open after this pass */
+    const float *bias;         /* [w->rows] or NULL */
+    size_t rows;
+    const float *x;
+    float *out;
+    float beta;
+} vptq_forward_linear_args;
+/* For more rows than vptq_weight_gemv_rows the weight is converted tile by tile. */
+vptq_status vptq_forward_linear(vptq_forward *f, const vptq_forward_linear_args *a,
+                                vptq_err *err) VPTQ_MUST_CHECK;
+/* Only columns [first, first + n) of the product, converted as one tile, into out [rows, ld].
+ */
+vptq_status vptq_forward_linear_tile(vptq_forward *f, const vptq_forward_linear_args *a,
+                                     size_t first, size_t n, float *out, size_t ld,
+                                     vptq_err *err) VPTQ_MUST_CHECK;
+
+/* y = RMS norm of the n tokens in x [n, dim] times weight [dim]; y may be x. */
+vptq_status vptq_forward_rmsnorm(vptq_forward *f, size_t n, size_t dim, const float *x,
+                                 const float *weight, float *y, vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Logits [vocab] in host memory of one row of hidden states in device memory. */
 vptq_status vptq_forward_device_logits(vptq_forward *f, const float *hidden, float *logits,
                                        vptq_err *err) VPTQ_MUST_CHECK;
+/* How the op `sample` draws tokens. */
+typedef struct vptq_forward_sampling {
+    double temperature, top_p;
+    const double *u; /* [n], host memory */
+} vptq_forward_sampling;
 /* Samples next [n] (host memory) from the logits of n rows of hidden states [n, hidden] in
- * device memory, as the op `sample` does with u [n] (host memory).  Call vptq_forward_grow
- * before. */
+ * device memory.  Call vptq_forward_grow before. */
 vptq_status vptq_forward_choose(vptq_forward *f, size_t n, const float *hidden,
-                                double temperature, double top_p, const double *u,
-                                int32_t *next, vptq_err *err) VPTQ_MUST_CHECK;
+                                const vptq_forward_sampling *s, int32_t *next,
+                                vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Opens the packed linear layers of all blocks, once, and keeps them for later steps. */
 vptq_status vptq_forward_keep(vptq_forward *f, vptq_err *err) VPTQ_MUST_CHECK;
@@ -143,6 +165,8 @@ vptq_status vptq_forward_pages_block(vptq_forward *f, uint32_t layer, size_t row
                                      const vptq_forward_pages *pages,
                                      vptq_err *err) VPTQ_MUST_CHECK;
 
+/* Floats of a row of activations, without its hidden state. */
+size_t vptq_forward_row_floats(const vptq_forward *f);
 /* Device memory of rotation tables, a tile, activations and hidden states of `rows` rows. */
 size_t vptq_forward_bytes(const vptq_model_desc *d, size_t max_length, size_t rows);
 

@@ -1,6 +1,6 @@
-/* Chooses how many rows run at once on a device with its own memory, from the memory that is
- * free at that moment.  Results do not depend on the choice, because groups are cut between
- * sequences. Steps with a cache are never cut: the way attention splits its keys depends on the
+/* Number of rows to run at once on a device with its own memory, from the memory that is free
+ * at that moment.  Results do not depend on it, because groups are cut between sequences only.
+ * Steps with a cache are never cut: how attention splits its keys depends on the number of
  * queries. */
 #include "lib/model/forward_internal.h"
 
@@ -9,7 +9,13 @@ enum {
     WORKING = 1 << 20 /* bytes of scratch memory of an op, in addition to an eighth */
 };
 
-/* Free bytes, without the scratch memory that the ops may allocate. */
+size_t vptq_forward_row_floats(const vptq_forward *f)
+{
+    const size_t inter = f->d->intermediate, gate = inter > f->q_dim ? inter : f->q_dim;
+    return f->d->hidden + f->q_dim + 2 * f->kv_dim + gate + inter;
+}
+
+/* Free bytes less the scratch memory that the ops may allocate. */
 static size_t available_bytes(const vptq_forward *f)
 {
     const size_t left = f->dev->ops->left(f->dev->state), half = left / 2;
@@ -17,21 +23,18 @@ static size_t available_bytes(const vptq_forward *f)
     return left - (working < half ? working : half);
 }
 
-/* Bytes that `rows` rows need in addition to what is allocated already. */
+/* Bytes that `rows` rows need in addition to those already allocated. */
 static size_t more_bytes(const vptq_forward *f, size_t rows, bool head)
 {
-    const size_t dim = f->d->hidden, inter = f->d->intermediate;
-    const size_t wide = inter > f->q_dim ? inter : f->q_dim;
-    const size_t floats = dim + f->q_dim + 2 * f->kv_dim + wide + inter;
-    const size_t tile =
-        VPTQ_FORWARD_TILE_ROWS * sizeof(float) + sizeof *f->states + sizeof *f->targets;
+    const size_t head_row =
+        VPTQ_FORWARD_TILE_ROWS * sizeof(float) + sizeof *f->nll + sizeof *f->targets;
     size_t bytes = 0;
     if (rows > f->rows)
-        bytes += (rows - f->rows) * floats * sizeof(float);
+        bytes += (rows - f->rows) * vptq_forward_row_floats(f) * sizeof(float);
     if (rows > f->hidden_rows)
-        bytes += (rows - f->hidden_rows) * dim * sizeof(float);
+        bytes += (rows - f->hidden_rows) * f->d->hidden * sizeof(float);
     if (head && rows > f->head_rows)
-        bytes += (rows - f->head_rows) * tile;
+        bytes += (rows - f->head_rows) * head_row;
     return bytes;
 }
 

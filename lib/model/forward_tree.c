@@ -1,5 +1,5 @@
-/* Sequences that continue others: what may be given, where groups are cut, and the keys and
- * values of the tokens in front of a sequence. */
+/* Sequences that continue others: the order in which they must be given, groups of whole trees,
+ * and the keys and values of the tokens before a sequence. */
 #include "lib/model/forward_internal.h"
 
 /* ---- order and groups ---- */
@@ -45,7 +45,7 @@ size_t vptq_forward_tree_position(const size_t *starts, const size_t *parents, s
     return position;
 }
 
-/* Whether sequence s may continue `parent`: one that the sequence before it is or continues. */
+/* Whether sequence s may continue `parent`: sequence s - 1 or one that s - 1 continues. */
 static bool in_preorder(const size_t *parents, size_t s, size_t parent)
 {
     size_t p = s ? s - 1 : VPTQ_FORWARD_ROOT;
@@ -55,44 +55,39 @@ static bool in_preorder(const size_t *parents, size_t s, size_t parent)
 }
 
 vptq_status vptq_forward_check_trees(const vptq_forward *f, const size_t *starts,
-                                     const size_t *parents, size_t count, size_t *most,
-                                     size_t *longest, vptq_err *err)
+                                     const size_t *parents, size_t count, size_t *rows,
+                                     size_t *tokens, vptq_err *err)
 {
-    *most = *longest = 0;
+    *rows = *tokens = 0;
     for (size_t s = 0; s < count; s++) {
         if (parents && !in_preorder(parents, s, parents[s]))
-            return vptq_fail(
-                err, VPTQ_E_ARG,
-                "sequence %zu continues %zu, expected the one before it or one that "
-                "that one continues",
-                s, parents[s]);
-        const size_t position = vptq_forward_tree_position(starts, parents, s);
-        if (starts[s + 1] <= starts[s] || position + starts[s + 1] - starts[s] > f->max_length)
             return vptq_fail(err, VPTQ_E_ARG,
-                             "sequence %zu has %zu tokens, 1 to %zu were announced", s,
-                             position + starts[s + 1] - starts[s], f->max_length);
-        const size_t tokens = position + starts[s + 1] - starts[s];
-        *longest = tokens > *longest ? tokens : *longest;
+                             "sequence %zu continues %zu, expected the sequence before it or "
+                             "one that this continues",
+                             s, parents[s]);
+        const size_t length =
+            vptq_forward_tree_position(starts, parents, s) + starts[s + 1] - starts[s];
+        if (starts[s + 1] <= starts[s] || length > f->max_length)
+            return vptq_fail(err, VPTQ_E_ARG, "sequence %zu has %zu tokens, expected 1 to %zu",
+                             s, length, f->max_length);
+        *tokens = length > *tokens ? length : *tokens;
     }
-    for (size_t s = 0, e; s < count; s = e) {
-        e = vptq_forward_group_trees(starts, parents, count, s);
-        *most = starts[e] - starts[s] > *most ? starts[e] - starts[s] : *most;
+    for (size_t s = 0, end; s < count; s = end) {
+        end = vptq_forward_group_trees(starts, parents, count, s);
+        const size_t group = starts[end] - starts[s];
+        *rows = group > *rows ? group : *rows;
     }
     return VPTQ_OK;
 }
 
 /* ---- keys and values ---- */
 
-static void release(vptq_forward *f, void *p)
-{
-    f->dev->ops->release(f->dev->state, p);
-}
-
 void vptq_forward_tree_free(vptq_forward *f)
 {
-    release(f, f->tree_k);
-    release(f, f->tree_v);
-    release(f, f->tree_ids);
+    const vptq_backend *ops = f->dev->ops;
+    ops->release(f->dev->state, f->tree_k);
+    ops->release(f->dev->state, f->tree_v);
+    ops->release(f->dev->state, f->tree_ids);
     f->tree_k = f->tree_v = NULL;
     f->tree_ids = NULL;
     f->tree_tokens = f->tree_rows = 0;
@@ -106,7 +101,7 @@ static vptq_status fill_ids(vptq_forward *f, size_t rows, vptq_err *err)
         return VPTQ_E_NOMEM;
     for (size_t i = 0; i < rows; i++)
         ids[i] = (int32_t)i;
-    vptq_status st =
+    const vptq_status st =
         f->dev->ops->upload(f->dev->state, f->tree_ids, ids, rows * sizeof *ids, err);
     vptq_mem_free(mem, ids);
     return st;
@@ -141,25 +136,18 @@ out:
     return st;
 }
 
-vptq_status vptq_forward_tree_keep(vptq_forward *f, size_t begin, size_t n, size_t at,
+vptq_status vptq_forward_tree_keep(vptq_forward *f, size_t begin, size_t n, size_t position,
                                    vptq_err *err)
 {
     const vptq_backend *ops = f->dev->ops;
-    const size_t to = at * f->kv_dim;
-    VPTQ_CHECK(ops->embed(f->dev->state,
-                          &(vptq_embed_args){.n = n,
-                                             .dim = f->kv_dim,
-                                             .table = f->k,
-                                             .type = VPTQ_F32,
-                                             .ids = f->tree_ids + begin,
-                                             .out = f->tree_k + to},
-                          err));
-    return ops->embed(f->dev->state,
-                      &(vptq_embed_args){.n = n,
-                                         .dim = f->kv_dim,
-                                         .table = f->v,
-                                         .type = VPTQ_F32,
-                                         .ids = f->tree_ids + begin,
-                                         .out = f->tree_v + to},
-                      err);
+    vptq_embed_args copy = {.n = n,
+                            .dim = f->kv_dim,
+                            .table = f->k,
+                            .type = VPTQ_F32,
+                            .ids = f->tree_ids + begin,
+                            .out = f->tree_k + position * f->kv_dim};
+    VPTQ_CHECK(ops->embed(f->dev->state, &copy, err));
+    copy.table = f->v;
+    copy.out = f->tree_v + position * f->kv_dim;
+    return ops->embed(f->dev->state, &copy, err);
 }

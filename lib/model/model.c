@@ -1,5 +1,5 @@
-/* Finding a model's weights: every tensor that the description asks for must be there in its
- * shape before anything runs, so that a wrong file fails at once and by name. */
+/* Opens models and reads their weights.  Every tensor that the description requires must be
+ * present with its shape before anything runs, so that a wrong file fails at once, by name. */
 #include "lib/model/model.h"
 
 #include <stdio.h>
@@ -7,9 +7,9 @@
 
 #include "lib/base/parallel.h"
 
-/* ---- reading ---- */
+/* ---- read ---- */
 
-enum { CHUNK_FLOATS = 1 << 15 }; /* what one thread converts at a time */
+enum { CHUNK_FLOATS = 1 << 15 }; /* floats that one thread converts at a time */
 
 typedef struct read_job {
     const vptq_tensor *t;
@@ -21,7 +21,7 @@ static void read_rows(void *arg, size_t begin, size_t end, int thread)
 {
     const read_job *j = arg;
     (void)thread;
-    /* only the type can be refused, and it was accepted before the loop */
+    /* Cannot fail: the type, the only possible error, was checked before the loop. */
     vptq_status st =
         vptq_tensor_read(j->t, j->r0 + begin, end - begin, j->dst + begin * j->cols, NULL);
     VPTQ_BUG_IF(st);
@@ -30,11 +30,9 @@ static void read_rows(void *arg, size_t begin, size_t end, int thread)
 static vptq_status read_to_host(const vptq_ctx *ctx, const vptq_tensor *t, size_t r0, size_t n,
                                 float *dst, vptq_err *err)
 {
-    vptq_status st = vptq_tensor_read(t, r0, 0, dst, err);
-    if (st)
-        return st;
+    VPTQ_CHECK(vptq_tensor_read(t, r0, 0, dst, err)); /* checks the type */
     read_job job = {t, r0, vptq_tensor_cols(t), dst};
-    size_t chunk = job.cols < CHUNK_FLOATS ? CHUNK_FLOATS / (job.cols + 1) + 1 : 1;
+    const size_t chunk = job.cols < CHUNK_FLOATS ? CHUNK_FLOATS / (job.cols + 1) + 1 : 1;
     vptq_parallel_for(ctx->threads, n, chunk, read_rows, &job);
     return VPTQ_OK;
 }
@@ -74,14 +72,14 @@ vptq_status vptq_weight_read(const vptq_weight *w, vptq_device *dev, size_t r0, 
 
 size_t vptq_weight_gemv_rows(const vptq_weight *w, const vptq_device *dev, bool kept)
 {
-    enum { FEW = 8 };
+    enum { MAX_ROWS_ONCE = 8 }; /* for a weight that is used once */
     const vptq_tensor *t = w->tensor;
     if (w->packed)
         return kept ? dev->ops->gemv_max_tokens : 0;
-    bool has_gemv = dev->ops->host_memory && t->rope_heads == 0 &&
-                    (t->round_to == VPTQ_F32 || t->round_to == t->type) &&
-                    (t->type == VPTQ_F32 || t->type == VPTQ_F16 || t->type == VPTQ_BF16);
-    return !has_gemv ? 0 : kept ? dev->ops->gemv_max_tokens : FEW;
+    const bool has_gemv = dev->ops->host_memory && t->rope_heads == 0 &&
+                          (t->round_to == VPTQ_F32 || t->round_to == t->type) &&
+                          (t->type == VPTQ_F32 || t->type == VPTQ_F16 || t->type == VPTQ_BF16);
+    return !has_gemv ? 0 : kept ? dev->ops->gemv_max_tokens : MAX_ROWS_ONCE;
 }
 
 vptq_status vptq_weight_gemv(const vptq_weight *w, const vptq_matrix *m, vptq_device *dev,
@@ -105,19 +103,16 @@ void vptq_weight_ahead(const vptq_weight *w)
         vptq_tensor_ahead(w->tensor);
 }
 
-/* ---- finding ---- */
+/* ---- find ---- */
 
 static vptq_status need(const vptq_model *m, const char *name, uint64_t rows, uint64_t cols,
                         const vptq_tensor **out, vptq_err *err)
 {
     vptq_status st = vptq_tensor_need(&m->ckpt.set, name, rows, cols, out, err);
-    if (st)
-        return vptq_checkpoint_report_fault(&m->ckpt, st, err);
-    const vptq_dtype_info *info = vptq_dtype_get((*out)->type);
-    if (!info->is_float)
+    if (!st && !vptq_dtype_get((*out)->type)->is_float)
         st = vptq_fail(err, VPTQ_E_UNSUPPORTED,
                        "%s: tensor '%s' holds %s values, expected real numbers", (*out)->file,
-                       name, info->name);
+                       name, vptq_dtype_get((*out)->type)->name);
     return vptq_checkpoint_report_fault(&m->ckpt, st, err);
 }
 
@@ -150,19 +145,20 @@ static vptq_status check_packed(const vptq_model *m, const vptq_packed_matrix *p
         err);
 }
 
-/* A matrix that config.json calls quantized and that is not there has been told of. */
-static bool is_faulty(const vptq_model *m, const char *module)
+/* Whether the file lacks a matrix that config.json lists as quantized.  Only inspection gets
+ * this far, and the fault has been reported already. */
+static bool is_missing_quantized(const vptq_model *m, const char *module)
 {
     const vptq_checkpoint *c = &m->ckpt;
     bool packed = c->kind == VPTQ_CKPT_PACKED || c->kind == VPTQ_CKPT_ARCHIVE;
     return c->fault && packed && vptq_packed_entry(c->config, module);
 }
 
-/* A bias is used wherever the file has one; a family that has biases must have it. */
+/* Finds weight and bias.  The bias is required where the family has one, and used wherever the
+ * file has one. */
 static vptq_status find_linear(const vptq_model *m, uint32_t layer, vptq_linear l,
                                vptq_block *b, vptq_err *err)
 {
-    vptq_status st = VPTQ_OK;
     char module[VPTQ_NAME_MAX], name[VPTQ_NAME_MAX + 8];
     uint32_t rows, cols;
     vptq_linear_shape(m->desc, l, &rows, &cols);
@@ -172,14 +168,13 @@ static vptq_status find_linear(const vptq_model *m, uint32_t layer, vptq_linear 
         .rows = rows, .cols = cols, .packed = vptq_checkpoint_quantized(&m->ckpt, module)};
     snprintf(name, sizeof name, "%s.weight", module);
     if (w->packed)
-        VPTQ_TRY(check_packed(m, w->packed, rows, cols, err));
-    else if (!is_faulty(m, module))
-        VPTQ_TRY(need(m, name, rows, cols, &w->tensor, err));
+        VPTQ_CHECK(check_packed(m, w->packed, rows, cols, err));
+    else if (!is_missing_quantized(m, module))
+        VPTQ_CHECK(need(m, name, rows, cols, &w->tensor, err));
     snprintf(name, sizeof name, "%s.bias", module);
-    if (bias_expected(m->desc, l) || vptq_tensor_find(&m->ckpt.set, name))
-        st = need(m, name, 0, rows, &b->linear_bias[l], err);
-out:
-    return st;
+    if (!bias_expected(m->desc, l) && !vptq_tensor_find(&m->ckpt.set, name))
+        return VPTQ_OK;
+    return need(m, name, 0, rows, &b->linear_bias[l], err);
 }
 
 static vptq_status find_block(const vptq_model *m, uint32_t layer, vptq_block *b, vptq_err *err)
@@ -246,7 +241,7 @@ void vptq_model_release(vptq_model *m)
     *m = (vptq_model){0};
 }
 
-/* Stored bits of a plain matrix; one that is to be rounded counts as it will be stored. */
+/* Stored bits of a plain matrix; one that is rounded when read counts as 16 bits per weight. */
 static double plain_bits(const vptq_tensor *t)
 {
     if (t->round_to != VPTQ_F32)

@@ -135,9 +135,7 @@ vptq_status vptq_output_make_config(const vptq_checkpoint *c, vptq_dtype type, j
 vptq_status vptq_output_add_config(vptq_output *o, const json_t *config, vptq_err *err)
 {
     char *text = NULL;
-    vptq_status st = vptq_json_text(config, "config.json", &text, err);
-    if (st)
-        return st;
+    VPTQ_CHECK(vptq_json_text(config, "config.json", &text, err));
     size_t len = strlen(text);
     char *own = vptq_arena_strndup(&o->arena, text, len, err);
     free(text);

@@ -24,13 +24,9 @@ static vptq_status add_config(const vptq_checkpoint *c, vptq_dtype type, vptq_ou
     return st;
 }
 
-static vptq_status write_plain(vptq_device *dev, const vptq_checkpoint *c,
-                               const vptq_pack_options *opt, vptq_output *o,
-                               vptq_pack_result *r, vptq_err *err)
+static vptq_status write_plain(const vptq_checkpoint *c, const vptq_pack_options *opt,
+                               vptq_output *o, vptq_pack_result *r, vptq_err *err)
 {
-    unpacking u = {dev, o};
-    o->fill = fill;
-    o->fill_arg = &u;
     if (!opt->dry_run)
         VPTQ_CHECK(vptq_output_check_path(c, opt->output, err));
     VPTQ_CHECK(vptq_output_add_dequantized(o, opt->dtype, opt->dtype, NULL, err));
@@ -56,7 +52,10 @@ static vptq_status unpack_hf(vptq_device *dev, const vptq_pack_options *opt,
     if (st)
         return st;
     vptq_output_init(&out, dev->ctx, &c, "unpack");
-    st = write_plain(dev, &c, opt, &out, r, err);
+    unpacking u = {dev, &out};
+    out.fill = fill;
+    out.fill_arg = &u;
+    st = write_plain(&c, opt, &out, r, err);
     vptq_output_release(&out);
     vptq_checkpoint_release(&c);
     return st;

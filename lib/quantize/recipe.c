@@ -1,5 +1,5 @@
-/* Settings of all matrices: the defaults, changed by the rules of a recipe (docs/formats.md,
- * "Recipe"). */
+/* Settings of all matrices: the defaults, changed by the rules of a recipe
+ * (docs/formats/work.md, "Recipe"). */
 #include <stdio.h>
 #include <string.h>
 

@@ -272,8 +272,7 @@ static vptq_status begin_divergence(meter *t, vptq_arena *arena, vptq_err *err)
     VPTQ_CHECK(vptq_forward_embed(t->base, t->ids.data, t->tokens, t->hidden, err));
     memcpy(t->final, t->hidden, t->tokens * bytes);
     for (uint32_t layer = 0; layer < d->layers; layer++)
-        VPTQ_CHECK(vptq_forward_block(t->base, layer, t->starts, t->windows, t->final, NULL,
-                                      NULL, err));
+        VPTQ_CHECK(vptq_forward_block(t->base, layer, t->starts, t->windows, t->final, err));
     return VPTQ_OK;
 }
 
@@ -290,7 +289,7 @@ static vptq_status run_variant(meter *t, uint32_t layer, uint32_t l,
     memcpy(x, t->hidden, floats * sizeof *x);
     for (uint32_t b = layer; b < t->m->desc->layers && !st; b++) {
         progress(t, layer, l, "divergence");
-        st = vptq_forward_block(t->variant, b, t->starts, t->windows, x, NULL, NULL, err);
+        st = vptq_forward_block(t->variant, b, t->starts, t->windows, x, err);
     }
     *w = plain;
     return st;
@@ -352,8 +351,7 @@ static vptq_status measure_layers(meter *t, vptq_err *err)
             vptq_arena_release(&arena);
         }
         if (t->opt->text)
-            VPTQ_TRY(vptq_forward_block(t->base, layer, t->starts, t->windows, t->hidden, NULL,
-                                        NULL, err));
+            VPTQ_TRY(vptq_forward_block(t->base, layer, t->starts, t->windows, t->hidden, err));
     }
     vptq_progress(t->dev->ctx, "sensitivity", t->m->desc->layers, t->m->desc->layers, NULL);
 out:

@@ -29,10 +29,10 @@ vptq_status vptq_settings_defaults(const char *encoder, const char *preset,
                                    vptq_encoder_settings *s, vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Makes rows [layers * VPTQ_LINEAR_COUNT] in `arena`, row layer * VPTQ_LINEAR_COUNT + linear:
- * the defaults, changed by the rules of a recipe file (NULL = none; docs/formats.md).  *rules =
- * the file's list of rules, NULL without a recipe; the caller releases it with json_decref.
- * VPTQ_E_FORMAT with file, rule and key for unknown keys and values, and for rules that match
- * no matrix of the model. */
+ * the defaults, changed by the rules of a recipe file (NULL = none; docs/formats/work.md).
+ * *rules = the file's list of rules, NULL without a recipe; the caller releases it with
+ * json_decref. VPTQ_E_FORMAT with file, rule and key for unknown keys and values, and for rules
+ * that match no matrix of the model. */
 vptq_status vptq_settings_resolve(const vptq_model_desc *d,
                                   const vptq_encoder_settings *defaults, const char *recipe,
                                   vptq_arena *arena, vptq_matrix_settings **rows,

@@ -369,8 +369,9 @@ static void page_begin(report_page *p, const char *source, vptq_buf *out, vptq_e
 {
     const vptq_report *r = p->r;
     char lead[2048];
-    snprintf(lead, sizeof lead, "From %s: %zu runs of %zu models under %zu configurations.",
-             source, r->records, r->model_count, r->config_count);
+    snprintf(lead, sizeof lead, "From %s: %zu run%s of %zu model%s under %zu configuration%s.",
+             source, r->records, r->records == 1 ? "" : "s", r->model_count,
+             r->model_count == 1 ? "" : "s", r->config_count, r->config_count == 1 ? "" : "s");
     if (p->html) {
         vptq_html_begin(&p->h, out, err, "Serving comparison", lead);
         page_links(p);

@@ -1,3 +1,4 @@
+/* A growing list of token ids. */
 #include <inttypes.h>
 #include <string.h>
 

@@ -263,9 +263,7 @@ vptq_status vptq_regex_next(const vptq_tokenizer *t, const pcre2_code *code,
     m->found = false;
     while (m->from <= len) {
         int rc = 0;
-        vptq_status st = match_at(t, code, run, (vptq_span){text, len}, m->from, &rc, err);
-        if (st)
-            return st;
+        VPTQ_CHECK(match_at(t, code, run, (vptq_span){text, len}, m->from, &rc, err));
         if (rc == PCRE2_ERROR_NOMATCH)
             break;
         if (rc < 0)

@@ -1,3 +1,4 @@
+/* Opens tokenizers, encodes texts by the other files of this folder, and decodes ids. */
 #include "lib/tokenizer/tokenizer.h"
 
 #include <inttypes.h>

@@ -1,24 +1,24 @@
 # shellcheck shell=bash
 # Helpers of the command-line tests; sourced by scripts/run_cli_tests.sh before each test.
 
-# Messages of the helpers go to the test's own stderr even where a call's is redirected.
+# Messages of the helpers go to the stderr of the test, even if that of a call is redirected.
 exec 3>&2
 
-# fail MESSAGE: the test has failed.
+# fail MESSAGE: ends the test as failed.
 fail()
 {
     echo "FAIL: $*" >&3
     exit 1
 }
 
-# skip REASON: the test cannot run here.
+# skip REASON: ends the test as skipped.
 skip()
 {
     echo "SKIP: $*" >&3
     exit 77
 }
 
-# data NAME: path of a file of the data directory; skips the test where it is not there.
+# data NAME: prints the path of a file in the data directory; skips the test if it is missing.
 #     text=$(data text/wikitext2/wiki.test.raw)
 data()
 {
@@ -35,23 +35,23 @@ expect_exit()
     [ "$status" -eq "$want" ] || fail "exit status $status, expected $want: $*"
 }
 
-# expect_line FILE PATTERN: some line of the file matches the basic regular expression.
+# expect_line FILE PATTERN: a line of the file matches the basic regular expression.
 expect_line()
 {
     grep -q -e "$2" "$1" || fail "no line of $1 matches '$2': $(head -c 2000 "$1")"
 }
 
-# expect_same A B [WHEN]: two files, or two directories with all they hold, are the same bytes.
+# expect_same A B [WHEN]: two files, or two directories with everything in them, are equal.
 expect_same()
 {
     diff -r "$1" "$2" >/dev/null ||
         fail "$1 and $2 differ${3:+ $3}: $(diff -rq "$1" "$2" | head -n 5)"
 }
 
-# expect_number A OP B: compares numbers, OP one of < <= > >= == !=.
+# expect_number A OP B: compares numbers; OP is < <= > >= == or !=.
 expect_number()
 {
-    awk -v a="$1" -v b="$3" "BEGIN { exit !(a + 0 $2 b + 0) }" || fail "not so: $1 $2 $3"
+    awk -v a="$1" -v b="$3" "BEGIN { exit !(a + 0 $2 b + 0) }" || fail "expected $1 $2 $3"
 }
 
 # expect_near A B RELATIVE: |A - B| <= RELATIVE * |B|
@@ -62,19 +62,19 @@ expect_near()
         exit !(d <= r * b) }' || fail "$1 is not within $3 of $2"
 }
 
-# expect_alone PAGE: the page of HTML asks for nothing but itself: no script, no address, links within.
+# expect_alone PAGE: the HTML page is self-contained: no scripts, no addresses, only internal links.
 expect_alone()
 {
     if grep -n -i -E '<script|<link|<iframe|<img|@import|url\(|//|(src|srcset|data)=' "$1" >outside.txt; then
-        fail "$1 asks for something: $(head -c 500 outside.txt)"
+        fail "$1 refers to other files: $(head -c 500 outside.txt)"
     fi
     if grep -o -E 'href="[^"]*"' "$1" | grep -v '^href="#' >outside.txt; then
-        fail "$1 leads somewhere: $(head -c 500 outside.txt)"
+        fail "$1 has an external link: $(head -c 500 outside.txt)"
     fi
 }
 
-# json_get KEY [FILE]: the value of a key in the objects that our tools print, one a line; the
-# quotes of a string are taken off.  Keys that are not there fail the test.
+# json_get KEY [FILE]: prints the values of a key in the JSON objects of a tool, one per line, strings
+# without quotes.  Fails the test if there are none.
 json_get()
 {
     local value
@@ -83,7 +83,8 @@ json_get()
     echo "$value" | sed -E 's/^"(.*)"$/\1/'
 }
 
-# stories KEY -m MODEL..: what vptq-eval ppl says of the first four stories of text/tinystories.
+# stories KEY -m MODEL..: prints a value that vptq-eval ppl reports for the first four stories of
+# text/tinystories.
 stories()
 {
     local key=$1
@@ -93,7 +94,7 @@ stories()
     json_get "$key" stories.json
 }
 
-# with_peak FILE COMMAND..: runs it, and FILE gets its peak memory in KiB; needs python3.
+# with_peak FILE COMMAND..: runs the command and writes its peak memory in KiB to FILE; needs python3.
 with_peak()
 {
     python3 -c 'import resource, subprocess, sys
@@ -102,7 +103,7 @@ print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, file=open(sys.argv
 sys.exit(code)' "$@"
 }
 
-# no_leftovers DIR: no temporary of ours in it.
+# no_leftovers DIR: the directory has no temporary files of the tools.
 no_leftovers()
 {
     local found
@@ -110,35 +111,36 @@ no_leftovers()
     [ -z "$found" ] || fail "left over: $found"
 }
 
-# A test that signals a program in the background starts the program itself ("$BIN/..." ... &): a
-# function would be a shell of its own there, which gets the signal and does not pass it on.
-# wait_for SECONDS COMMAND..: repeats the command until it succeeds, at most so long.
+# A test that signals a background program must start the program directly ("$BIN/..." ... &). A
+# function would run in a subshell, which gets the signal and does not pass it on.
+
+# wait_for SECONDS COMMAND..: repeats the command until it succeeds; fails the test after SECONDS.
 wait_for()
 {
     local tries=$(($1 * 20))
     shift
     until "$@"; do
         tries=$((tries - 1))
-        [ "$tries" -gt 0 ] || fail "waited in vain for: $*"
+        [ "$tries" -gt 0 ] || fail "timed out waiting for: $*"
         sleep 0.05
     done
 }
 
-# faulty CALL:HOW:WHEN COMMAND..: runs it while calls of the file system fail as tests/faults says;
-# every fault is a line of ./faults.log.
+# faulty CALL:HOW:WHEN COMMAND..: runs the command while file system calls fail (tests/faults/faults.c);
+# every fault adds a line to ./faults.log.
 faulty()
 {
     local fault=$1
     shift
     : > faults.log
-    # the sanitizers' runtime wants to be the first library, but also works after ours
+    # the sanitizer runtime requires to be the first library, but works after another one, too
     VPTQ_FAULT=$fault VPTQ_FAULT_LOG=$PWD/faults.log LD_PRELOAD=$FAULTS \
         ASAN_OPTIONS=${ASAN_OPTIONS:-}:verify_asan_link_order=0 "$@"
 }
 
-# expect_faults OUT GOOD COMMAND..: COMMAND writes OUT, which is GOOD when all goes well.  Calls fail one
-# after the other, until there are no more of them: then the command says so in one sentence and
-# leaves no half output, or it got by and OUT is the same; run again, it comes to GOOD.
+# expect_faults OUT GOOD COMMAND..: COMMAND writes OUT, which must equal GOOD.  Makes each file system
+# call fail in turn. The command must either report the failure in one sentence and leave no partial
+# output, or recover. After it is run again, OUT must equal GOOD.
 expect_faults()
 {
     local out=$1 good=$2 fault n status
@@ -158,7 +160,7 @@ expect_faults()
             *) fail "$fault:$n: exit status $status: $(tail -n 5 fault.err)" ;;
             esac
             [ "$status" = 0 ] || "$@" > /dev/null 2> fault.err || fail "after $fault:$n: $(cat fault.err)"
-            [ ! -e "$out/lock" ] || : > "$out/lock" # who held it may be in it still
+            [ ! -e "$out/lock" ] || : > "$out/lock" # may still name its holder
             expect_same "$out" "$good" "after $fault:$n"
         done
     done

@@ -29,12 +29,12 @@ static void expect_failure(const char *part, int line, void (*kernel)(P...), uns
         assert_int_equal(cudaGetLastError(), cudaErrorLaunchFailure);
         assert_int_equal(cudaGetLastError(), cudaSuccess);
         if (!strstr(cudaGetErrorString(e), part) || !strstr(cudaGetErrorString(e), where))
-            fail_msg("\"%s\" has no \"%s\" or no \"%s\"", cudaGetErrorString(e), where, part);
+            fail_msg("\"%s\", expected \"%s\" and \"%s\"", cudaGetErrorString(e), where, part);
     }
     cuda_emu_seed(0);
 }
 
-/* ---- places ---- */
+/* ---- thread positions ---- */
 
 __global__ static void note_places(unsigned *out)
 {
@@ -147,7 +147,7 @@ __global__ static void block_sums(const float *x, double *sums)
     sums[threadIdx.x] = port_block_sum(once); /* two calls in a row */
 }
 
-static void correct_kernels_know_no_order(void **)
+static void correct_kernels_do_not_depend_on_order(void **)
 {
     enum { BLOCKS = 3 };
     float *x = vtest_normals(BLOCKS * WIDE, 1), want[BLOCKS * WIDE], next[WIDE];
@@ -294,7 +294,7 @@ __global__ static void copy_async(const float *in, float *early, float *late, fl
     last[threadIdx.x] = r.at[127 - i];
 }
 
-static void copies_arrive_when_waited_for(void **)
+static void copies_complete_when_waited_for(void **)
 {
     float *in = vtest_normals(WIDE, 1), early[16], late[32], last[16];
     run(copy_async, 1, 16, 0, in, early, late, last);
@@ -534,11 +534,11 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_thread_runs_once),
         cmocka_unit_test(warp_operations_are_exact),
-        cmocka_unit_test(correct_kernels_know_no_order),
+        cmocka_unit_test(correct_kernels_do_not_depend_on_order),
         cmocka_unit_test(shared_memory_is_poisoned),
         cmocka_unit_test(ldmatrix_follows_its_layout),
         cmocka_unit_test(mma_multiplies),
-        cmocka_unit_test(copies_arrive_when_waited_for),
+        cmocka_unit_test(copies_complete_when_waited_for),
         cmocka_unit_test(divergent_barriers_are_found),
         cmocka_unit_test(bad_masks_are_found),
         cmocka_unit_test(misused_instructions_are_found),

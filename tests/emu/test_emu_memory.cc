@@ -76,7 +76,7 @@ static void memory_is_guarded(void **)
 
 /* A refused launch or allocation has no later effect. A dead kernel does: the first call that
  * waits for the device reports it, and nothing after it is done. */
-static void faults_come_when_asked_for(void **)
+static void faults_occur_at_the_requested_call(void **)
 {
     void *p = NULL, *q = NULL;
     float host = 2;
@@ -122,7 +122,7 @@ static void faults_come_when_asked_for(void **)
 
 /* A copy from pinned memory is done when something waits for it. Until then a kernel on another
  * stream sees the old contents, and the host must not change the buffer. */
-static void copies_of_pinned_memory_come_late(void **)
+static void copies_of_pinned_memory_complete_late(void **)
 {
     void *p = NULL, *q = NULL;
     cudaStream_t copies, work;
@@ -181,8 +181,8 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(memory_is_counted),
         cmocka_unit_test(memory_is_guarded),
-        cmocka_unit_test(faults_come_when_asked_for),
-        cmocka_unit_test(copies_of_pinned_memory_come_late),
+        cmocka_unit_test(faults_occur_at_the_requested_call),
+        cmocka_unit_test(copies_of_pinned_memory_complete_late),
     };
     return vtest_main(argc, argv, tests);
 }

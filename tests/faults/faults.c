@@ -1,14 +1,14 @@
-/* Faults of the file system, for tests: a library that is loaded before libc (LD_PRELOAD)
- * and makes chosen calls of a process fail.
+/* File system faults for tests: a library that is loaded before libc (LD_PRELOAD) and makes
+ * chosen calls of a process fail.
  *
  *     VPTQ_FAULT=CALL:HOW:WHEN
  *
  * CALL is read, pread, write, pwrite, fsync, ftruncate, close, open, rename, link, mkdir or
- * mmap.  Of the first seven only those on plain files count that were opened by the process.
- * HOW is ENOSPC, EIO, EINTR, EMFILE, ENOMEM, EACCES or EPERM, or `short`: half of the bytes
- * asked for, at least one.  WHEN is N, the N-th call; N-, that and all later ones; or N/M,
- * every M-th from the N-th on.  VPTQ_FAULT_LOG names a file that gets a line for every fault.
- */
+ * mmap. Of the first seven, only calls on regular files above descriptor 2 count. HOW is
+ * ENOSPC, EIO, EINTR, EMFILE, ENOMEM, EACCES, EPERM or `short`, which transfers half of the
+ * requested bytes, at least one. WHEN is N (the N-th call), N- (the N-th and all later calls)
+ * or N/M (every M-th call from the N-th on). VPTQ_FAULT_LOG names a file that gets a line for
+ * every fault. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -28,7 +28,7 @@ typedef struct fault {
     char call[16];
     int errnum; /* 0 = short */
     long first, every;
-    bool on; /* asked for, and understood */
+    bool on;
 } fault;
 
 static fault plan;
@@ -47,7 +47,8 @@ static int errnum_of(const char *name)
     return -1;
 }
 
-/* A plan that makes no sense ends the process: a test must not pass because of it. */
+/* Reads the plan from VPTQ_FAULT. An invalid plan ends the process, so that no test passes
+ * because of it. */
 __attribute__((constructor)) static void take_plan(void)
 {
     const char *text = getenv("VPTQ_FAULT");
@@ -56,7 +57,7 @@ __attribute__((constructor)) static void take_plan(void)
         return;
     if (sscanf(text, "%15[a-z]:%15[A-Za-z]:%ld%23s", plan.call, how, &plan.first, rest) < 3 ||
         (plan.errnum = errnum_of(how)) < 0 || plan.first < 1) {
-        fprintf(stderr, "VPTQ_FAULT=%s makes no sense\n", text);
+        fprintf(stderr, "VPTQ_FAULT=%s is invalid, expected CALL:HOW:WHEN\n", text);
         _exit(99);
     }
     plan.every = !*rest ? 0 : *rest == '-' ? 1 : atol(rest + 1);
@@ -77,7 +78,7 @@ static void note(long n)
     syscall(SYS_close, fd);
 }
 
-/* Whether this call is one that shall fail. */
+/* Whether this call must fail. */
 static bool hit(const char *call)
 {
     if (!plan.on || strcmp(plan.call, call) != 0)
@@ -96,7 +97,7 @@ static bool is_plain(int fd)
     return fd > 2 && !fstat(fd, &sb) && S_ISREG(sb.st_mode);
 }
 
-/* For calls that move bytes: false = go on, with as many of them as *n then says. */
+/* For calls that transfer bytes. Returns false if the call is made, with *n bytes. */
 static bool hit_bytes(const char *call, int fd, size_t *n)
 {
     const int errnum = errno;
@@ -120,8 +121,8 @@ static bool hit_path(const char *call)
     return true;
 }
 
-/* `next` = the function of this name that would have been called; pointers to functions and to
- * data have one size here. */
+/* Declares `next`, the replaced function of this name. Pointers to functions and to data have
+ * the same size here. */
 #define NEXT(name)                                                                             \
     __typeof__(&(name)) next = NULL;                                                           \
     void *found = dlsym(RTLD_NEXT, #name);                                                     \
@@ -165,7 +166,7 @@ int ftruncate(int fd, off_t size)
     return hit_bytes("ftruncate", fd, &n) ? -1 : next(fd, size);
 }
 
-/* The file is closed all the same, as Linux does it. */
+/* The file is closed even if the call fails, as on Linux. */
 int close(int fd)
 {
     size_t n = 0;

@@ -1,4 +1,4 @@
-/* Uses an accepted vocabulary, for the targets of vocabularies. */
+/* Encodes and decodes with an accepted vocabulary, for the targets that read one. */
 #ifndef VPTQ_TESTS_FUZZ_FUZZ_ENCODE_H
 #define VPTQ_TESTS_FUZZ_FUZZ_ENCODE_H
 
@@ -25,7 +25,7 @@ static inline void fuzz_encode(const vptq_tokenizer *t, const vptq_vocab *v, con
     vptq_ids_release(&ids);
 }
 
-/* Encodes a text with everything in it, and the beginning of the input; releases v. */
+/* Encodes a text with all kinds of characters and the beginning of the input; releases v. */
 static inline void fuzz_use_vocab(vptq_vocab *v, const uint8_t *data, size_t size)
 {
     static const char text[] = "the <s>then</s>  a 123 e\xcc\x81\xe2\x96\x81\xff\xf0 in.\r\n\n";

@@ -2,17 +2,7 @@
  * their Hugging Face names, and the tokenizer. */
 #include "formats/gguf/model.h"
 #include "formats/vocab/vocab.h"
-#include "tests/fuzz/fuzz_input.h"
-
-static void read_all(const vptq_tensor *t)
-{
-    size_t rows = vptq_tensor_rows(t), cols = vptq_tensor_cols(t);
-    float *row = malloc(cols * sizeof *row);
-    for (size_t r = 0; row && r < rows; r++)
-        if (vptq_tensor_read(t, r, 1, row, NULL))
-            abort();
-    free(row);
-}
+#include "tests/fuzz/fuzz_tensor.h"
 
 static void read_keys(const vptq_gguf *g)
 {
@@ -30,7 +20,7 @@ static void as_model(const vptq_gguf *g)
     vptq_tensor_set_init(&set, NULL);
     if (!vptq_gguf_desc(g, &d, &err) && !vptq_gguf_hf_tensors(g, &d, &set, &err))
         for (size_t i = 0; i < set.count; i++)
-            read_all(&set.tensors[i]);
+            fuzz_read_tensor(&set.tensors[i]);
     vptq_tensor_set_release(&set);
     if (!vptq_vocab_read_gguf(g, NULL, &v, &err))
         vptq_vocab_release(&v);
@@ -45,7 +35,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     vptq_gguf g;
     if (!vptq_gguf_open(path, NULL, &g, &err)) {
         for (size_t i = 0; i < g.set.count; i++)
-            read_all(&g.set.tensors[i]);
+            fuzz_read_tensor(&g.set.tensors[i]);
         read_keys(&g);
         as_model(&g);
         vptq_gguf_release(&g);

@@ -21,9 +21,9 @@ static void describe(const vptq_hessian_file *h)
 
 static void pool(const vptq_hessian_file *h)
 {
-    enum { MOST = MAX_COLUMNS * (MAX_COLUMNS + 1) / 2 };
+    enum { MAX_NUMBERS = MAX_COLUMNS * (MAX_COLUMNS + 1) / 2 };
     const vptq_hessian_file parts[2] = {*h, *h};
-    float lower[MOST], mean[MAX_COLUMNS];
+    float lower[MAX_NUMBERS], mean[MAX_COLUMNS];
     uint64_t tokens;
     vptq_err err;
     if (!vptq_hessian_pool(NULL, parts, 2, lower, mean, &tokens, &err) &&

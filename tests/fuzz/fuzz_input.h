@@ -1,4 +1,4 @@
-/* Gives an input to readers that take a path, as a file. */
+/* Passes an input as a file to readers that take a path. */
 #ifndef VPTQ_TESTS_FUZZ_FUZZ_INPUT_H
 #define VPTQ_TESTS_FUZZ_FUZZ_INPUT_H
 
@@ -14,14 +14,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 enum { FUZZ_PATH_MAX = 64 };
 
-/* A name for mkstemp or mkdtemp, in memory where the system has a place for files there. */
+/* A template for mkstemp or mkdtemp, on a file system in memory if there is one. */
 static inline void fuzz_name(char path[FUZZ_PATH_MAX])
 {
     const char *dir = access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp";
     snprintf(path, FUZZ_PATH_MAX, "%s/vptq-fuzz-XXXXXX", dir);
 }
 
-/* A fresh file with these bytes; the caller unlinks it.  False when the system refuses. */
+/* Makes a file with these bytes, which the caller unlinks. Returns false on an error. */
 static inline bool fuzz_input_file(char path[FUZZ_PATH_MAX], const uint8_t *data, size_t size)
 {
     fuzz_name(path);

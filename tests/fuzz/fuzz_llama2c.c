@@ -1,16 +1,6 @@
 /* Reads the input as a llama2.c checkpoint and every accepted tensor to its end. */
 #include "formats/llama2c.h"
-#include "tests/fuzz/fuzz_input.h"
-
-static void read_all(const vptq_tensor *t)
-{
-    size_t rows = vptq_tensor_rows(t), cols = vptq_tensor_cols(t);
-    float *row = malloc(cols * sizeof *row);
-    for (size_t r = 0; row && r < rows; r++)
-        if (vptq_tensor_read(t, r, 1, row, NULL))
-            abort();
-    free(row);
-}
+#include "tests/fuzz/fuzz_tensor.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
@@ -26,7 +16,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (is != read)
         abort();
     for (size_t i = 0; read && i < set.count; i++)
-        read_all(&set.tensors[i]);
+        fuzz_read_tensor(&set.tensors[i]);
     vptq_tensor_set_release(&set);
     unlink(path);
     return 0;

@@ -1,6 +1,6 @@
 """Makes models as the algorithm branch of VPTQ and its users leave them, with the plain weights that they encode.
 
-Random codebooks and indices; everything is computed here from the description of the layout in docs/formats.md, with
+Random codebooks and indices; everything is computed here from the description of the layout in docs/formats/vptq-layout.md, with
 NumPy, and no code is shared with the tools.
 """
 import json

@@ -22,7 +22,7 @@ static vptq_status write_logits(const vptq_model *m, vptq_device *dev, const vpt
     VPTQ_TRY(vptq_forward_open(m, dev, n, &f, err));
     VPTQ_TRY(vptq_forward_embed(f, ids->data, n, hidden, err));
     for (uint32_t l = 0; l < m->desc->layers; l++)
-        VPTQ_TRY(vptq_forward_block(f, l, starts, 1, hidden, NULL, NULL, err));
+        VPTQ_TRY(vptq_forward_block(f, l, starts, 1, hidden, err));
     VPTQ_TRY(vptq_forward_logits(f, n, hidden, logits, err));
     VPTQ_TRY(vptq_file_replace(path, logits, n * vocab * sizeof *logits, err));
 out:

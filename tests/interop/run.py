@@ -249,8 +249,8 @@ def real_models(report, work):
     report.run(name + " write", lambda: write_model(demo, ["--tokens", given, "-n", 4, "-l", 512], packed, work,
                                                     quantize, ["--lm-head"]) or "quantized and packed")
     check_model(report, name, packed, ids[:256], work)
-    report.run(name + " tokenizer", lambda: check_tokenizers(packed, os.path.join(SRC, "docs/formats.md")))
-    report.run(name + " figures", lambda: check_figures(demo, packed, os.path.join(SRC, "docs/formats.md"), work))
+    report.run(name + " tokenizer", lambda: check_tokenizers(packed, os.path.join(SRC, "docs/formats/work.md")))
+    report.run(name + " figures", lambda: check_figures(demo, packed, os.path.join(SRC, "docs/formats/work.md"), work))
 
 
 def skip(why):

@@ -14,36 +14,55 @@ typedef struct attention_case {
     const float *q, *keys, *values;
 } attention_case;
 
+static vptq_attention_args args_of(const attention_case *c, float *out)
+{
+    const size_t wide = c->heads * c->head_dim, narrow = c->kv_heads * c->head_dim;
+    return (vptq_attention_args){.n = c->n,
+                                 .pos0 = c->pos0,
+                                 .heads = c->heads,
+                                 .kv_heads = c->kv_heads,
+                                 .head_dim = c->head_dim,
+                                 .window = c->window,
+                                 .scale = (float)(1 / sqrt((double)c->head_dim)),
+                                 .q = c->q,
+                                 .keys = c->keys,
+                                 .values = c->values,
+                                 .out = out,
+                                 .ldq = wide + 1,
+                                 .ldk = narrow + 2,
+                                 .ldv = narrow,
+                                 .ldo = wide};
+}
+
 static void run_attention(const vptq_device *dev, const void *arg, void *out)
 {
-    const attention_case *c = arg;
+    const vptq_attention_args a = args_of(arg, out);
     vptq_err err;
-    const size_t wide = c->heads * c->head_dim, narrow = c->kv_heads * c->head_dim;
-    const vptq_attention_args a = {.n = c->n,
-                                   .pos0 = c->pos0,
-                                   .heads = c->heads,
-                                   .kv_heads = c->kv_heads,
-                                   .head_dim = c->head_dim,
-                                   .window = c->window,
-                                   .scale = (float)(1 / sqrt((double)c->head_dim)),
-                                   .q = c->q,
-                                   .keys = c->keys,
-                                   .values = c->values,
-                                   .out = out,
-                                   .ldq = wide + 1,
-                                   .ldk = narrow + 2,
-                                   .ldv = narrow,
-                                   .ldo = wide};
     assert_ok(dev->ops->attention(dev->state, &a, &err), &err);
 }
 
-/* Whether the emulator takes only seconds. */
+static void run_mass(const vptq_device *dev, const void *arg, void *out)
+{
+    const vptq_attention_args a = args_of(arg, NULL);
+    vptq_err err;
+    double *mass = out;
+    for (size_t i = 0; i < a.pos0 + a.n; i++)
+        mass[i] = 0.5; /* the op adds to it */
+    assert_ok(dev->ops->attention_mass(dev->state, &a, mass, &err), &err);
+}
+
+/* Whether the case is small enough for the emulator. */
 static bool emulated(const attention_case *c)
 {
     return c->n * (c->pos0 + c->n) * c->heads * c->head_dim <= 1 << 23;
 }
 
-static void check_attention(const size_t shape[6])
+/* Checks attention or, with `mass`, attention_mass.
+ *
+ * A score has an error of about 2^-24 of the size of its terms, 10 here, which is also the
+ * relative error of p: NMSE (10 * 2^-24)^2 = 2^-41. Float sums over keys add less. The limit
+ * leaves a factor of 8; for the mass it is 4 times as high, because squaring doubles errors. */
+static void check(const size_t shape[6], bool mass)
 {
     attention_case c = {shape[0], shape[1], shape[2], shape[3], shape[4], shape[5], 0, 0, 0};
     const size_t wide = c.heads * c.head_dim, narrow = c.kv_heads * c.head_dim;
@@ -51,13 +70,13 @@ static void check_attention(const size_t shape[6])
     float *q = vtest_normals(c.n * (wide + 1), 15), *k = vtest_normals(keys * (narrow + 2), 16);
     float *v = vtest_normals(keys * narrow, 17);
     for (size_t i = 0; i < c.n * (wide + 1); i++)
-        q[i] *= 3; /* scores of a trained model's spread */
+        q[i] *= 3; /* spread of a trained model's scores */
     c.q = q;
     c.keys = k;
-    c.values = v;
-    /* A score is off by about 2^-24 of its terms' size, 10 here, and so is p relatively: NMSE
-     * (10 * 2^-24)^2 = 2^-41; float sums over keys add less.  A factor of 8 is left. */
-    const devices_op op = {run_attention, &c, c.n * wide, sizeof(float), 0x1p-38};
+    c.values = mass ? NULL : v;
+    const devices_op op =
+        mass ? (devices_op){run_mass, &c, keys, sizeof(double), 0x1p-36}
+             : (devices_op){run_attention, &c, c.n * wide, sizeof(float), 0x1p-38};
     (emulated(&c) ? devices_check_emu : devices_check)(&op, NULL);
     free(q);
     free(k);
@@ -77,45 +96,7 @@ static void test_attention(void **state)
         {1, 400, 2, 2, 16, 100}, {3, 5, 400, 1, 8, 0},     {9, 0, 2, 1, 8, 1000},
         {70, 3, 2, 1, 100, 0},   {20, 9, 3, 1, 136, 5},    {2, 600, 4, 1, 200, 520}};
     for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
-        check_attention(shapes[s]);
-}
-
-static void run_mass(const vptq_device *dev, const void *arg, void *out)
-{
-    const attention_case *c = arg;
-    vptq_err err;
-    double *mass = out;
-    const vptq_attention_args a = {.n = c->n,
-                                   .pos0 = c->pos0,
-                                   .heads = c->heads,
-                                   .kv_heads = c->kv_heads,
-                                   .head_dim = c->head_dim,
-                                   .window = c->window,
-                                   .scale = (float)(1 / sqrt((double)c->head_dim)),
-                                   .q = c->q,
-                                   .keys = c->keys,
-                                   .ldq = c->heads * c->head_dim + 1,
-                                   .ldk = c->kv_heads * c->head_dim + 2};
-    for (size_t i = 0; i < c->pos0 + c->n; i++)
-        mass[i] = 0.5; /* added to */
-    assert_ok(dev->ops->attention_mass(dev->state, &a, mass, &err), &err);
-}
-
-/* One pass of scores as in attention, its errors doubled by the square: a factor of 4 more. */
-static void check_mass(const size_t shape[6])
-{
-    attention_case c = {shape[0], shape[1], shape[2], shape[3], shape[4], shape[5], 0, 0, 0};
-    const size_t wide = c.heads * c.head_dim, narrow = c.kv_heads * c.head_dim;
-    float *q = vtest_normals(c.n * (wide + 1), 15),
-          *k = vtest_normals((c.pos0 + c.n) * (narrow + 2), 16);
-    for (size_t i = 0; i < c.n * (wide + 1); i++)
-        q[i] *= 3;
-    c.q = q;
-    c.keys = k;
-    const devices_op op = {run_mass, &c, c.pos0 + c.n, sizeof(double), 0x1p-36};
-    (emulated(&c) ? devices_check_emu : devices_check)(&op, NULL);
-    free(q);
-    free(k);
+        check(shapes[s], false);
 }
 
 static void test_attention_mass(void **state)
@@ -128,11 +109,11 @@ static void test_attention_mass(void **state)
         {300, 0, 9, 3, 64, 0}, {130, 517, 4, 2, 24, 0},  {300, 0, 4, 2, 16, 1},
         {300, 0, 4, 2, 16, 7}, {70, 700, 2, 1, 16, 256}, {9, 0, 2, 1, 8, 1000}};
     for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
-        check_mass(shapes[s]);
+        check(shapes[s], true);
 }
 
-/* Equal scores: query i gives each of its i + 1 positions 1 / (i + 1)^2; a key far above the
- * others gets 1 from every query that sees it. */
+/* With equal scores query i adds 1 / (i + 1)^2 to each of its i + 1 positions. A key with a
+ * much higher score gets 1 from every query that sees it. */
 static void test_attention_mass_by_hand(void **state)
 {
     (void)state;
@@ -176,7 +157,8 @@ static void test_attention_mass_by_hand(void **state)
     }
 }
 
-/* Equal scores: the mean of the values in sight; a huge score: the value that has it. */
+/* With equal scores the result is the mean of the visible values; with one huge score it is
+ * the value of that key. */
 static void test_attention_by_hand(void **state)
 {
     (void)state;
@@ -222,7 +204,7 @@ static void test_attention_by_hand(void **state)
     }
 }
 
-/* A window of n queries and n windows of one query are the same attention. */
+/* One call with n queries equals n calls with one query. */
 static void test_attention_step_by_step(void **state)
 {
     (void)state;

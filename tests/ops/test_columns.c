@@ -98,7 +98,7 @@ static void pass_result_free(pass_result *r)
     free(r->idx_res);
 }
 
-/* The pass, column by column, with only the op assign. */
+/* The column pass computed column by column with the op assign. */
 static void expected_pass(const pass_case *a, const vptq_device *dev, pass_result *r)
 {
     const vptq_pass_args *p = &r->args;
@@ -133,7 +133,7 @@ static void expected_pass(const pass_case *a, const vptq_device *dev, pass_resul
     free(rest);
 }
 
-/* The invariant of a pass, whatever it chose: z0 - q = err U. */
+/* The invariant of a column pass for any choice: z0 - q = err U. */
 static void check_identity(const pass_case *a, const pass_result *r)
 {
     const vptq_pass_args *p = &r->args;
@@ -171,7 +171,7 @@ static void check_pass(void *arg, const vptq_device *dev, bool is_ref)
         assert_same_f32(got.q + t * p->ldq, want.q + t * p->ldq, a->rows);
         assert_same_f32(got.z + t * p->ldz, want.z + t * p->ldz, a->rows);
         assert_same_f32(got.err + t * p->lde, want.err + t * p->lde, a->rows);
-        for (size_t i = a->rows; i < p->lde; i++) /* nothing after a column is touched */
+        for (size_t i = a->rows; i < p->lde; i++) /* the gap after a column is not written */
             assert_true(got.err[t * p->lde + i] == 0 && got.q[t * p->ldq + i] == 0);
     }
     check_identity(a, &got);
@@ -179,7 +179,7 @@ static void check_pass(void *arg, const vptq_device *dev, bool is_ref)
     pass_result_free(&got);
 }
 
-static void pass_equals_assign_by_columns(void **state)
+static void pass_equals_assign_column_by_column(void **state)
 {
     (void)state;
     static const struct {
@@ -200,7 +200,7 @@ static void pass_equals_assign_by_columns(void **state)
     }
 }
 
-/* The op search gives the same choices for the quantized vectors. */
+/* The op search makes the same choices for the quantized vectors. */
 static void check_chooses_like_search(void *arg, const vptq_device *dev, bool is_ref)
 {
     const pass_case *a = arg;
@@ -232,7 +232,7 @@ static void check_chooses_like_search(void *arg, const vptq_device *dev, bool is
     pass_result_free(&r);
 }
 
-static void pass_chooses_like_search(void **state)
+static void pass_makes_the_choices_of_search(void **state)
 {
     (void)state;
     static const struct {
@@ -247,7 +247,7 @@ static void pass_chooses_like_search(void **state)
     }
 }
 
-static void pass_same_bits_for_any_threads(void **state)
+static void pass_gives_the_same_bits_for_any_threads(void **state)
 {
     (void)state;
     pass_case a = pass_case_make(40, 350, 8, 64, 8);
@@ -296,7 +296,7 @@ static descend_case descend_make(size_t cols, size_t vector_rows, uint32_t v, ui
     a.idx = vtest_alloc(n, sizeof *a.idx);
     a.idx_res = vtest_alloc(n, sizeof *a.idx_res);
     float *m = vtest_normals(cols * cols, 6);
-    for (size_t i = 0; i < cols; i++) { /* m m^T, made a little diagonal */
+    for (size_t i = 0; i < cols; i++) { /* m m^T with a slightly larger diagonal */
         for (size_t j = 0; j < cols; j++) {
             for (size_t l = 0; l < cols; l++)
                 a.h[i * cols + j] += m[i * cols + l] * m[j * cols + l] / (float)cols;
@@ -351,8 +351,8 @@ static double loss_of(const descend_case *a, const float *q)
     return loss;
 }
 
-/* The sweep in double over one vector row; false where a choice is too close to call in float.
- */
+/* The sweep over one vector row in double. Returns false if a choice is too close to be
+ * decided in float. */
 static bool sweep_vector_row(const descend_case *a, size_t vector_row, uint32_t *idx,
                              uint32_t *idx_res)
 {
@@ -407,7 +407,7 @@ typedef struct descend_run {
     uint32_t *idx, *idx_res;
 } descend_run;
 
-/* In arrays with space after every column. */
+/* Arrays have gaps after every column. */
 static descend_run descend_on(const descend_case *a, const vptq_device *dev)
 {
     const vptq_codebooks *b = &a->codebooks.codebooks;
@@ -441,7 +441,7 @@ static descend_run descend_on(const descend_case *a, const vptq_device *dev)
     assert_ok(dev->ops->vq_descend(dev->state, &d, &err), &err);
     dev->ops->search_index_close(dev->state, index);
     for (size_t t = 0; t < a->cols; t++) {
-        for (size_t i = rows; i < ld; i++) /* nothing after a column is touched */
+        for (size_t i = rows; i < ld; i++) /* the gap after a column is not written */
             assert_true(r.q[t * ld + i] == 0 && r.delta[t * ld + i] == 0);
     }
     return r;
@@ -466,7 +466,7 @@ static void check_descend(void *arg, const vptq_device *dev, bool is_ref)
     float *q = vtest_alloc(a->cols * rows, sizeof *q);
     size_t compared = 0;
     (void)is_ref;
-    for (size_t t = 0; t < a->cols; t++) { /* q is what idx stands for, delta what changed */
+    for (size_t t = 0; t < a->cols; t++) { /* q is decoded from idx, delta is the change */
         memcpy(q + t * rows, r.q + t * ld, rows * sizeof *q);
         for (size_t i = 0; i < rows; i++) {
             const size_t at = t * ldi + i / b->v, d = i % b->v;
@@ -523,7 +523,7 @@ static void descend_equals_the_naive_sweep(void **state)
     }
 }
 
-/* Where nothing is to be gained every choice stays, also the second of two that are alike. */
+/* A choice that cannot be improved stays, even the second of two equal centroids. */
 static void check_nothing_to_gain(void *arg, const vptq_device *dev, bool is_ref)
 {
     const descend_case *a = arg;
@@ -550,7 +550,7 @@ static void descend_keeps_equal_choices(void **state)
     for (size_t n = 0; n < 2 * sizeof beams / sizeof *beams; n++) {
         descend_case a = descend_make(5, 9, V, 2 * HALF, n % 2 ? RES : 0, beams[n / 2]);
         memcpy(a.codebooks.c + HALF * V, a.codebooks.c, HALF * V * sizeof *a.codebooks.c);
-        if (n % 2) /* so that the nearest main centroid is that of the choice */
+        if (n % 2) /* makes the chosen main centroid the nearest */
             for (size_t i = 0; i < RES * V; i++)
                 a.codebooks.r[i] *= 1e-3F;
         memset(a.g, 0, a.cols * a.vector_rows * V * sizeof *a.g);
@@ -565,7 +565,7 @@ static void descend_keeps_equal_choices(void **state)
     }
 }
 
-static void descend_same_bits_for_any_threads(void **state)
+static void descend_gives_the_same_bits_for_any_threads(void **state)
 {
     (void)state;
     for (int simd = VPTQ_SIMD_NONE; simd <= (int)vptq_cpu_simd(); simd++) {
@@ -592,14 +592,14 @@ static void descend_same_bits_for_any_threads(void **state)
     }
 }
 
-/* The same on the emulated device, in any order of threads. */
-static void descend_same_bits_on_a_device(void **state)
+/* The same bits on the emulated device, in any order of its threads. */
+static void descend_gives_the_same_bits_on_a_device(void **state)
 {
     (void)state;
-    enum { COLS = 9, STRIPS = 11, V = 6 };
+    enum { COLS = 9, VECTOR_ROWS = 11, V = 6 };
     static const uint32_t beams[] = {1, 4, 40};
     for (size_t i = 0; i < sizeof beams / sizeof *beams; i++) {
-        descend_case a = descend_make(COLS, STRIPS, V, 40, 33, beams[i]);
+        descend_case a = descend_make(COLS, VECTOR_ROWS, V, 40, 33, beams[i]);
         descend_run first = {0};
         for (uint64_t seed = 0; seed < 3; seed++) {
             devices_one d;
@@ -611,11 +611,12 @@ static void descend_same_bits_on_a_device(void **state)
                 first = r;
                 continue;
             }
-            assert_memory_equal(r.q, first.q, COLS * (STRIPS * V + 3) * sizeof *r.q);
+            assert_memory_equal(r.q, first.q, COLS * (VECTOR_ROWS * V + 3) * sizeof *r.q);
             assert_memory_equal(r.delta, first.delta,
-                                COLS * (STRIPS * V + 3) * sizeof *r.delta);
-            assert_memory_equal(r.idx, first.idx, COLS * (STRIPS + 2) * sizeof *r.idx);
-            assert_memory_equal(r.idx_res, first.idx_res, COLS * (STRIPS + 2) * sizeof *r.idx);
+                                COLS * (VECTOR_ROWS * V + 3) * sizeof *r.delta);
+            assert_memory_equal(r.idx, first.idx, COLS * (VECTOR_ROWS + 2) * sizeof *r.idx);
+            assert_memory_equal(r.idx_res, first.idx_res,
+                                COLS * (VECTOR_ROWS + 2) * sizeof *r.idx);
             descend_run_free(&r);
         }
         descend_run_free(&first);
@@ -674,7 +675,7 @@ out:
     return st;
 }
 
-static void every_allocation_may_fail(void **state)
+static void survives_every_failed_allocation(void **state)
 {
     (void)state;
     pass_case a = pass_case_make(6, 600, 4, 520, 3);
@@ -685,14 +686,14 @@ static void every_allocation_may_fail(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(pass_equals_assign_by_columns),
-        cmocka_unit_test(pass_chooses_like_search),
-        cmocka_unit_test(pass_same_bits_for_any_threads),
+        cmocka_unit_test(pass_equals_assign_column_by_column),
+        cmocka_unit_test(pass_makes_the_choices_of_search),
+        cmocka_unit_test(pass_gives_the_same_bits_for_any_threads),
         cmocka_unit_test(descend_equals_the_naive_sweep),
         cmocka_unit_test(descend_keeps_equal_choices),
-        cmocka_unit_test(descend_same_bits_for_any_threads),
-        cmocka_unit_test(descend_same_bits_on_a_device),
-        cmocka_unit_test(every_allocation_may_fail),
+        cmocka_unit_test(descend_gives_the_same_bits_for_any_threads),
+        cmocka_unit_test(descend_gives_the_same_bits_on_a_device),
+        cmocka_unit_test(survives_every_failed_allocation),
     };
     return vtest_main(argc, argv, tests);
 }

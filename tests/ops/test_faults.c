@@ -6,110 +6,110 @@
 
 #include "tests/emu/emu.h"
 #include "tests/support/vmatrix.h"
-#include "tests/support/vrows.h"
+#include "tests/support/vops.h"
 #include "tests/support/vtest.h"
 
-static void expect(const char *row, const char *when, vptq_status st, const vptq_err *err,
+static void expect(const char *op, const char *when, vptq_status st, const vptq_err *err,
                    const char *part)
 {
     if (!st)
-        fail_msg("%s %s: success, expected a failure", row, when);
+        fail_msg("%s %s: success, expected a failure", op, when);
     if (st != VPTQ_E_DEVICE && st != VPTQ_E_NOMEM)
-        fail_msg("%s %s: %s", row, when, vptq_status_name(st));
+        fail_msg("%s %s: %s", op, when, vptq_status_name(st));
     if (!strstr(err->text, part))
-        fail_msg("%s %s: '%s' has no '%s'", row, when, err->text, part);
+        fail_msg("%s %s: '%s', expected '%s'", op, when, err->text, part);
 }
 
-static void expect_success(const char *row, const char *when, vptq_status st,
+static void expect_success(const char *op, const char *when, vptq_status st,
                            const vptq_err *err)
 {
     if (st)
-        fail_msg("%s %s: %s", row, when, err->text);
+        fail_msg("%s %s: %s", op, when, err->text);
 }
 
 /* After a failed copy no op succeeds. */
-static void test_no_row_works_on_a_broken_device(void **state)
+static void test_no_op_works_on_a_broken_device(void **state)
 {
     (void)state;
-    for (const vrows_row *row = vrows_all; row->name; row++) {
-        vrows r;
+    for (const vops_op *op = vops_all; op->name; op++) {
+        vops r;
         vptq_err err;
-        vrows_open(&r);
+        vops_open(&r);
         cuda_emu_break("copy:1");
         assert_fails(r.dev.ops->upload(r.dev.state, r.x, r.host, 4, &err), VPTQ_E_DEVICE, &err,
                      "an upload failed on the device: uncorrectable ECC error");
         for (int again = 0; again < 2; again++)
-            expect(row->name, "on a broken device", row->run(&r, &err), &err,
+            expect(op->name, "on a broken device", op->run(&r, &err), &err,
                    "uncorrectable ECC error");
         cuda_emu_break(NULL);
-        expect_success(row->name, "on a device as new", row->run(&r, &err), &err);
-        vrows_close(&r);
+        expect_success(op->name, "on a repaired device", op->run(&r, &err), &err);
+        vops_close(&r);
         assert_int_equal(cuda_emu_memory_used(), 0);
     }
 }
 
-/* A kernel that dies after its launch is reported by whatever waits for the device, and by all
- * later ops. */
-static void test_dead_kernels_are_noticed(void **state)
+/* A kernel that fails after its launch is reported by the first call that waits for the device
+ * and by all later ops. */
+static void test_failed_kernels_are_reported(void **state)
 {
     (void)state;
     static const char *const why = "an illegal memory access was encountered";
-    for (const vrows_row *row = vrows_all; row->name; row++) {
-        vrows r;
+    for (const vops_op *op = vops_all; op->name; op++) {
+        vops r;
         vptq_err err;
-        vrows_open(&r);
+        vops_open(&r);
         const unsigned long before = cuda_emu_count().launches;
         cuda_emu_break("kernel:1");
-        const vptq_status st = row->run(&r, &err);
+        const vptq_status st = op->run(&r, &err);
         if (st)
-            expect(row->name, "whose kernel dies", st, &err, why);
+            expect(op->name, "with a failing kernel", st, &err, why);
         if (cuda_emu_count().launches > before) {
-            expect("sync", "after a dead kernel", r.dev.ops->sync(r.dev.state, &err), &err,
+            expect("sync", "after a failed kernel", r.dev.ops->sync(r.dev.state, &err), &err,
                    why);
-            expect(row->name, "after a dead kernel", row->run(&r, &err), &err, why);
+            expect(op->name, "after a failed kernel", op->run(&r, &err), &err, why);
         }
         cuda_emu_break(NULL);
-        vrows_close(&r);
+        vops_close(&r);
         assert_int_equal(cuda_emu_memory_used(), 0);
     }
 }
 
-/* The n-th launch or allocation fails, for every n: the op reports it and works when it is
+/* Fails the n-th launch or allocation, for every n. The op must report it and work when it is
  * called again. */
-static void check_refusals(const vrows_row *row, const char *how, const char *part)
+static void check_failures(const vops_op *op, const char *how, const char *part)
 {
-    vrows r;
+    vops r;
     vptq_err err;
     vptq_status st;
     char when[32];
     for (int n = 1; n < 40; n++) {
-        vrows_open(&r);
+        vops_open(&r);
         snprintf(when, sizeof when, "%s:%d", how, n);
         cuda_emu_break(when);
-        st = row->run(&r, &err);
+        st = op->run(&r, &err);
         if (st)
-            expect(row->name, when, st, &err, part);
+            expect(op->name, when, st, &err, part);
         cuda_emu_break(NULL);
         if (st)
-            expect_success(row->name, "after a refusal", row->run(&r, &err), &err);
-        vrows_close(&r);
+            expect_success(op->name, "after a failure", op->run(&r, &err), &err);
+        vops_close(&r);
         assert_int_equal(cuda_emu_memory_used(), 0);
         if (!st)
             return;
     }
-    fail_msg("%s has no end", row->name);
+    fail_msg("%s still fails at the 40th %s", op->name, how);
 }
 
-static void test_refused_launches_and_allocations(void **state)
+static void test_failed_launches_and_allocations(void **state)
 {
     (void)state;
-    for (const vrows_row *row = vrows_all; row->name; row++) {
-        check_refusals(row, "launch", "too many resources requested for launch");
-        check_refusals(row, "alloc", "device memory");
+    for (const vops_op *op = vops_all; op->name; op++) {
+        check_failures(op, "launch", "too many resources requested for launch");
+        check_failures(op, "alloc", "device memory");
     }
 }
 
-/* ---- ops that need less memory if there is less ---- */
+/* ---- ops that adapt to little memory ---- */
 
 enum { VECTORS = 5000, V = 4, CODEBOOK = 8 };
 
@@ -117,13 +117,14 @@ typedef struct sums {
     double sums[CODEBOOK * V], weights[CODEBOOK], objective;
 } sums;
 
-/* Limits device memory to `bytes` more than the arrays take; 0: no limit. */
+/* Calls accumulate with device memory limited to `bytes` more than the arrays take; 0: no
+ * limit. */
 static vptq_status add_up(const float *x, const uint32_t *idx, size_t bytes, sums *out,
                           vptq_err *err)
 {
-    vrows r;
+    vops r;
     void *dx = NULL, *di = NULL, *ds = NULL;
-    vrows_open(&r);
+    vops_open(&r);
     const vptq_backend *ops = r.dev.ops;
     vptq_dev *dev = r.dev.state;
     const size_t floats = VECTORS * V * sizeof *x, words = VECTORS * sizeof *idx;
@@ -154,11 +155,11 @@ static vptq_status add_up(const float *x, const uint32_t *idx, size_t bytes, sum
     ops->release(dev, dx);
     ops->release(dev, di);
     ops->release(dev, ds);
-    vrows_close(&r);
+    vops_close(&r);
     return st;
 }
 
-/* Counts per piece of the sort for three pieces, two pieces or a single one. */
+/* Memory for the counts of one, two or three pieces of the sort gives the same sums. */
 static void test_accumulate_in_larger_pieces(void **state)
 {
     (void)state;
@@ -184,10 +185,10 @@ enum { OUT = 512, IN = 32, MANY = 20 };
 static vptq_status multiply(const vptq_vq *q, const float *x, size_t bytes, float *y,
                             vptq_err *err)
 {
-    vrows r;
+    vops r;
     vptq_matrix *m = NULL;
     void *dx = NULL, *dy = NULL;
-    vrows_open(&r);
+    vops_open(&r);
     const vptq_backend *ops = r.dev.ops;
     vptq_dev *dev = r.dev.state;
     assert_ok(ops->alloc(dev, MANY * IN, sizeof *x, &dx, err), err);
@@ -204,7 +205,7 @@ static vptq_status multiply(const vptq_vq *q, const float *x, size_t bytes, floa
     ops->matrix_close(dev, m);
     ops->release(dev, dx);
     ops->release(dev, dy);
-    vrows_close(&r);
+    vops_close(&r);
     return st;
 }
 
@@ -220,7 +221,7 @@ static void test_products_through_smaller_tiles(void **state)
     vmatrix_make(&m, &shape);
     setenv("VPTQ_CUDA_GEMV", "gemm-dequant", 1);
     assert_ok(multiply(&m.q, x, 0, want, &err), &err);
-    /* the tile of all rows has 64 KiB; what is stored, less than 4 */
+    /* a tile of all rows takes 64 KiB, the stored matrix less than 4 KiB */
     assert_ok(multiply(&m.q, x, 20 << 10, got, &err), &err);
     assert_same_f32(got, want, MANY * OUT);
     assert_fails(multiply(&m.q, x, 8000, got, &err), VPTQ_E_NOMEM, &err,
@@ -233,9 +234,9 @@ static void test_products_through_smaller_tiles(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_no_row_works_on_a_broken_device),
-        cmocka_unit_test(test_dead_kernels_are_noticed),
-        cmocka_unit_test(test_refused_launches_and_allocations),
+        cmocka_unit_test(test_no_op_works_on_a_broken_device),
+        cmocka_unit_test(test_failed_kernels_are_reported),
+        cmocka_unit_test(test_failed_launches_and_allocations),
         cmocka_unit_test(test_accumulate_in_larger_pieces),
         cmocka_unit_test(test_products_through_smaller_tiles),
     };

@@ -126,7 +126,7 @@ static void scatter_free(scatter_case *a)
     free(a->idx_res);
 }
 
-static void gather_and_scatter_follow_the_indices(void **state)
+static void gather_and_scatter_match_loops(void **state)
 {
     (void)state;
     static const uint32_t shapes[][6] = {/* cols, vector rows, v, k, k_res, weighted */
@@ -143,7 +143,7 @@ static void gather_and_scatter_follow_the_indices(void **state)
     }
 }
 
-static void scatter_same_bits_for_any_threads(void **state)
+static void scatter_gives_the_same_bits_for_any_threads(void **state)
 {
     (void)state;
     enum { V = 8, K = 40, SUMS = K * V };
@@ -163,8 +163,8 @@ static void scatter_same_bits_for_any_threads(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(gather_and_scatter_follow_the_indices),
-        cmocka_unit_test(scatter_same_bits_for_any_threads),
+        cmocka_unit_test(gather_and_scatter_match_loops),
+        cmocka_unit_test(scatter_gives_the_same_bits_for_any_threads),
     };
     return vtest_main(argc, argv, tests);
 }

@@ -1,6 +1,6 @@
 /* The ops gemv and vq_gemv: ref and cpu at every SIMD level, against sums in double over a
- * matrix that is decoded here. Results have the same bits for any number of threads and
- * whatever the other tokens are, and for a few tokens also for any number of them. */
+ * matrix that is decoded here. The bits of a result do not depend on the number of threads or
+ * on the other tokens, and for a few tokens not on their number either. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,16 +11,16 @@
 #include "tests/support/devices.h"
 #include "tests/support/vmatrix.h"
 
-/* Every number of rows up to this one is tested; more use other paths. */
+/* Tests every number of rows up to this; more rows use other code. */
 enum { FEW_ROWS = 9, MANY_ROWS = 41 };
 static const size_t many_rows[] = {16, 17, 20, 33, 36, MANY_ROWS};
 
 typedef struct gemv_case {
-    const vptq_vq *q; /* or */
-    const void *w;    /* of this type */
+    const vptq_vq *q; /* or NULL, */
+    const void *w;    /* weights of `type` */
     vptq_dtype type;
-    bool library;   /* by library_gemv */
-    bool host_only; /* kernels for GPUs take codebooks of 16 bits for granted, as files have
+    bool library;   /* use library_gemv */
+    bool host_only; /* GPU kernels require codebooks of 16 bits, as files have
                        them */
     size_t out, in;
     const float *decoded; /* [out, in] */
@@ -49,7 +49,7 @@ static void check_rows(const gemv_case *c, const vptq_device *dev, size_t n, flo
     const size_t ldx = c->in + 5, ldy = c->out + 3;
     float *y = vtest_alloc(n * ldy, sizeof *y);
     for (size_t i = 0; i < n * ldy; i++)
-        y[i] = beta != 0 ? (float)(i % 11) : NAN; /* not read without beta */
+        y[i] = beta != 0 ? (float)(i % 11) : NAN; /* not read when beta is 0 */
     const vptq_gemv_args g = {
         .n = n, .x = c->x, .y = y, .ldx = ldx, .ldy = ldy, .beta = beta, .bias = bias};
     /* more than 8 rows: 11 bits of x on a GPU (docs/gpu.md) */
@@ -58,7 +58,7 @@ static void check_rows(const gemv_case *c, const vptq_device *dev, size_t n, flo
     for (size_t i = 0; i < n; i++)
         for (size_t r = 0; r < ldy; r++) {
             const float before = (float)((i * ldy + r) % 11);
-            if (r >= c->out) { /* nothing after the row is written */
+            if (r >= c->out) { /* the gap after the row is not written */
                 assert_true(beta != 0 ? y[i * ldy + r] == before : isnan(y[i * ldy + r]));
                 continue;
             }
@@ -95,7 +95,7 @@ static void check_gemv(void *arg, const vptq_device *dev, bool is_ref)
     }
 }
 
-/* Rows together give what they gave alone; sets those results if `first`. */
+/* Compares rows computed together with rows computed alone; `first` stores the latter. */
 static void check_company_on(const gemv_case *c, const char *name, vptq_simd simd, int threads,
                              bool first)
 {
@@ -115,8 +115,8 @@ static void check_company_on(const gemv_case *c, const char *name, vptq_simd sim
     free(y);
 }
 
-/* Many rows give the same as before on this device, unless `first`, and the same next to rows
- * of NaN. */
+/* Many rows give the same bits as earlier on this device (`first`: stores them), also next to
+ * rows of NaN. */
 static void check_many_on(const gemv_case *c, vptq_simd simd, int threads, bool first)
 {
     const size_t ldx = c->in + 5;
@@ -170,14 +170,14 @@ static void check_all(gemv_case *c)
         devices_each(check_gemv, c);
     else
         devices_each_emu(check_gemv, c);
-    if (!c->library) /* a library has its own order of sums */
+    if (!c->library) /* a library sums in its own order */
         check_company(c);
     free(x);
     free(bias);
     free(c->alone);
 }
 
-static void packed_matrices_multiply(void **state)
+static void products_with_packed_matrices(void **state)
 {
     (void)state;
     /* out, in, v, k, k_res, groups, group_size, outliers, v0, k0, perm, norm */
@@ -218,15 +218,15 @@ static void packed_matrices_multiply(void **state)
     }
 }
 
-/* Codebooks of 16-bit numbers, as in files, at magnitudes that float16 itself does not have:
- * the cpu keeps large ones shifted. */
-static void codebooks_of_any_numbers_multiply(void **state)
+/* Codebooks of 16-bit numbers, as in files, with magnitudes outside of float16: the cpu stores
+ * large codebooks shifted. */
+static void products_with_codebooks_of_any_magnitude(void **state)
 {
     (void)state;
     static const struct {
         vptq_vq_shape shape;
         vptq_dtype type;
-        int exponent; /* size of the numbers: about 2^exponent */
+        int exponent; /* magnitude of the numbers, about 2^exponent */
     } cases[] = {
         {{310, 517, 8, 4096, 256, 1, 517, 0, 0, 0, true, true}, VPTQ_F16, 0},
         {{40, 70, 8, 4096, 256, 1, 70, 0, 0, 0, false, false}, VPTQ_F16, -9},
@@ -235,13 +235,13 @@ static void codebooks_of_any_numbers_multiply(void **state)
         {{33, 45, 12, 1024, 64, 1, 41, 4, 4, 64, true, true}, VPTQ_BF16, 70},
         {{34, 21, 4, 4096, 2048, 1, 21, 0, 0, 0, false, false}, VPTQ_F16, -4},
         {{21, 35, 3, 8192, 0, 1, 35, 0, 0, 0, true, false}, VPTQ_BF16, -20},
-        {{48, 24, 8, 65536, 256, 1, 24, 0, 0, 0, false, true}, VPTQ_F16, -5},  /* far */
-        {{40, 24, 16, 65536, 0, 1, 24, 0, 0, 0, false, true}, VPTQ_BF16, 0},   /* far */
+        {{48, 24, 8, 65536, 256, 1, 24, 0, 0, 0, false, true}, VPTQ_F16, -5},  /* large */
+        {{40, 24, 16, 65536, 0, 1, 24, 0, 0, 0, false, true}, VPTQ_BF16, 0},   /* large */
         {{16, 30, 8, 512, 512, 1, 30, 0, 0, 0, false, false}, VPTQ_BF16, 105}, /* no shift */
         /* more than 16 bits: kept as floats */
         {{42, 30, 8, 1024, 256, 1, 30, 0, 0, 0, false, true}, VPTQ_F32, -3},
         {{26, 30, 4, 2048, 0, 1, 30, 0, 0, 0, true, false}, VPTQ_F32, 0},
-        {{40, 12, 8, 32768, 4, 1, 12, 0, 0, 0, false, false}, VPTQ_F32, 0}, /* far */
+        {{40, 12, 8, 32768, 4, 1, 12, 0, 0, 0, false, false}, VPTQ_F32, 0}, /* large */
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const vptq_vq_shape *s = &cases[i].shape;
@@ -251,7 +251,7 @@ static void codebooks_of_any_numbers_multiply(void **state)
         const size_t res = (size_t)s->groups * s->k_res * s->v;
         const float unit = ldexpf(cases[i].type == VPTQ_F32 ? 0.3F : 1, cases[i].exponent);
         for (size_t j = 0; j < main; j++)
-            m.centroids[j] *= unit; /* float16 numbers before */
+            m.centroids[j] *= unit; /* float16 numbers until here */
         for (size_t j = 0; j < res; j++)
             m.res_centroids[j] *= unit;
         vptq_round_to_n(cases[i].type, m.centroids, main);
@@ -293,7 +293,7 @@ static void entries_of_every_width_are_read(void **state)
     }
 }
 
-static void plain_matrices_multiply(void **state)
+static void products_with_plain_matrices(void **state)
 {
     (void)state;
     static const struct {
@@ -329,8 +329,8 @@ static void plain_matrices_multiply(void **state)
         }
 }
 
-/* The alignment of the weights changes how the CUDA kernel reads them, but not the result. */
-static void weights_may_begin_anywhere(void **state)
+/* The alignment of the weights changes how the CUDA kernel reads them, not the result. */
+static void products_with_unaligned_weights(void **state)
 {
     (void)state;
     enum { OUT = 5, IN = 1032, ROWS = 2, OFFSETS = 18 };
@@ -401,15 +401,15 @@ static void run_many(const vptq_device *dev, const void *arg, void *out)
     dev->ops->matrix_close(dev->state, m);
     for (size_t i = 0; i < MANY; i++) {
         memcpy((float *)out + i * s->out, y + i * ldy, s->out * sizeof *y);
-        for (size_t j = s->out; j < ldy; j++) /* nothing after a row is written */
+        for (size_t j = s->out; j < ldy; j++) /* the gap after a row is not written */
             assert_true(y[i * ldy + j] == (float)((i * ldy + j) % 11));
     }
     free(y);
 }
 
-/* Pieces of several depths and vector rows, none complete; groups and outliers that end inside
- * a piece; vectors that pieces would cut. */
-static void many_rows_multiply(void **state)
+/* Incomplete pieces of several depths and numbers of vector rows; groups and outliers that end
+ * inside a piece; vectors that pieces would cut. */
+static void products_with_many_rows(void **state)
 {
     (void)state;
     static const vptq_vq_shape shapes[] = {{100, 700, 8, 64, 16, 1, 700, 0, 0, 0, true, true},
@@ -457,7 +457,7 @@ out:
     return st;
 }
 
-static void many_rows_run_out_of_memory(void **state)
+static void many_rows_survive_failed_allocations(void **state)
 {
     (void)state;
     const vptq_vq_shape s = {40, 40, 8, 16, 0, 1, 40, 0, 0, 0, false, false};
@@ -471,13 +471,13 @@ static void many_rows_run_out_of_memory(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(packed_matrices_multiply),
-        cmocka_unit_test(codebooks_of_any_numbers_multiply),
+        cmocka_unit_test(products_with_packed_matrices),
+        cmocka_unit_test(products_with_codebooks_of_any_magnitude),
         cmocka_unit_test(entries_of_every_width_are_read),
-        cmocka_unit_test(plain_matrices_multiply),
-        cmocka_unit_test(weights_may_begin_anywhere),
-        cmocka_unit_test(many_rows_multiply),
-        cmocka_unit_test(many_rows_run_out_of_memory),
+        cmocka_unit_test(products_with_plain_matrices),
+        cmocka_unit_test(products_with_unaligned_weights),
+        cmocka_unit_test(products_with_many_rows),
+        cmocka_unit_test(many_rows_survive_failed_allocations),
     };
     return vtest_main(argc, argv, tests);
 }

@@ -5,14 +5,15 @@
 
 #include "tests/support/devices.h"
 
-/* A float sum of k products of independent terms is off by about sqrt(k) half ulps, 2^-25, of
- * the root of the sum of squares: an NMSE of k 2^-50; the limit leaves a factor of 16. */
+/* A float sum of k products of independent terms has an error of about sqrt(k) half ulps
+ * (2^-25) of the root of the sum of squares: an NMSE of k 2^-50. The limit leaves a factor
+ * of 16. */
 static double float_sum_limit(size_t k)
 {
     return ((double)k + 4) * 0x1p-46;
 }
 
-/* Double sums differ only by their order: far below the 2^-48 of float, far above 2^-106 k. */
+/* Double sums differ only in their order: far below 2^-48 of float, far above 2^-106 k. */
 static const double double_limit = 1e-24;
 
 /* ---- gemm ---- */
@@ -28,7 +29,7 @@ static void run_gemm(const vptq_device *dev, const void *arg, void *out)
 {
     const gemm_case *t = arg;
     vptq_err err;
-    /* Rows three elements longer than needed: what lies between them must stay as it is. */
+    /* Rows have gaps of three elements, which must not change. */
     const size_t ldc = t->n + 3;
     memcpy(out, t->c0, t->m * ldc * sizeof(float));
     const vptq_gemm_args g = {.m = t->m,
@@ -176,7 +177,7 @@ static void check_syrk(size_t t, size_t n, bool weighted)
     for (size_t i = 0; i < t; i++)
         w[i] = fabsf(w[i]);
     const syrk_case c = {t, n, n + 5, x, weighted ? w : NULL};
-    /* At most 256 float products before a double takes over. */
+    /* At most 256 products are summed in float before they are added in double. */
     const devices_op op = {run_syrk, &c, n * (n + 1), sizeof(double), float_sum_limit(256)};
     (t * n * n <= 1 << 23 ? devices_check_emu : devices_check)(&op, NULL);
     free(x);
@@ -219,7 +220,7 @@ static void test_syrk_by_hand(void **state)
 
 /* ---- potrf, trtri ---- */
 
-/* A well conditioned symmetric matrix; above the diagonal there is what nobody may read. */
+/* Makes a well conditioned symmetric matrix; elements above the diagonal must not be read. */
 static double *positive(size_t n, size_t lda, uint64_t seed)
 {
     float *x = vtest_normals(n * n, seed);
@@ -240,7 +241,7 @@ typedef struct factor_case {
     bool invert;
 } factor_case;
 
-/* out: the lower triangle alone, row by row */
+/* out: only the lower triangle, row by row */
 static void run_factor(const vptq_device *dev, const void *arg, void *out)
 {
     const factor_case *c = arg;
@@ -256,7 +257,7 @@ static void run_factor(const vptq_device *dev, const void *arg, void *out)
     for (size_t i = 0; i < c->n; i++) {
         memcpy(to, a + i * c->lda, (i + 1) * sizeof *a);
         to += i + 1;
-        /* the rest of the row is as it was */
+        /* the rest of the row is unchanged */
         assert_memory_equal(a + i * c->lda + i + 1, c->a + i * c->lda + i + 1,
                             (c->lda - i - 1) * sizeof *a);
     }
@@ -273,7 +274,7 @@ static void test_factor(void **state)
         factor_case c = {n, lda, a, false};
         devices_op op = {run_factor, &c, n * (n + 1) / 2, sizeof(double), double_limit};
         devices_check_emu(&op, NULL);
-        c.invert = true; /* the lower triangle as it is is a well conditioned factor */
+        c.invert = true; /* the lower triangle itself is a well conditioned factor */
         devices_check_emu(&op, NULL);
         free(a);
     }
@@ -301,7 +302,7 @@ static void test_factor_by_hand(void **state)
     }
 }
 
-/* The pivot that fails is named, whichever block it is in and whatever it is. */
+/* The error names the failing pivot, in any block and for any bad value. */
 static void test_factor_errors(void **state)
 {
     (void)state;

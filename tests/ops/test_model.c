@@ -8,8 +8,8 @@
 #include "lib/base/half.h"
 #include "tests/support/devices.h"
 
-/* About eight float operations per element, each off by at most 2^-24 of its result: an NMSE of
- * 2^-48. */
+/* About eight float operations per element, each with an error of at most 2^-24 of its result:
+ * an NMSE of 2^-48. */
 static const double few_operations = 0x1p-45;
 
 static const char *const names[] = {"ref", "cpu", "emu"};
@@ -48,7 +48,8 @@ static void test_exp_error(void **state)
             }
         }
         if (worst > 2)
-            fail_msg("exp is %g ulp off with %s", worst, vptq_simd_name((vptq_simd)simd));
+            fail_msg("exp has an error of %g ulp with %s", worst,
+                     vptq_simd_name((vptq_simd)simd));
     }
 }
 
@@ -66,7 +67,7 @@ static void test_exp_special(void **state)
     }
 }
 
-/* Every length up to three vectors, so that tails are as good as whole vectors. */
+/* Every length up to three SIMD vectors, to cover tails. */
 static void test_reductions_of_any_length(void **state)
 {
     (void)state;
@@ -199,7 +200,7 @@ static void run_norm(const vptq_device *dev, const void *arg, void *out)
                                                      .ldy = c->dim},
                                 &err),
               &err);
-    /* in place gives the same */
+    /* the same in place */
     const size_t size = c->n * (c->dim + 3);
     float *same = malloc((size + 1) * sizeof *same);
     assert_non_null(same);
@@ -449,7 +450,7 @@ static void test_nll(void **state)
         for (size_t i = 0; i < n * vocab; i++)
             logits[i] = logits[i] * 5 - 2;
         const nll_case c = {n, vocab, shapes[s][2], logits, targets};
-        /* The terms are floats, each 2^-24 off, added in double. */
+        /* The terms are floats with an error of 2^-24, added in double. */
         const devices_op op = {run_nll, &c, 2 * n, sizeof(double), 0x1p-46};
         double *out = malloc(2 * n * sizeof *out);
         assert_non_null(out);
@@ -477,8 +478,8 @@ static void test_nll(void **state)
 static void test_nll_special(void **state)
 {
     (void)state;
-    /* Ties give the lowest id, in one tile and across tiles; impossible tokens (-inf) weigh
-     * nothing even when a whole tile is made of them; sizes far apart do not overflow. */
+    /* Ties give the lowest id, in one tile and across tiles. Impossible tokens (-inf) add
+     * nothing, even if a whole tile consists of them. Very different sizes do not overflow. */
     enum { VOCAB = 6 };
     const float logits[4][VOCAB] = {{1, 3, 3, 0, 3, 2},
                                     {-INFINITY, -INFINITY, 0, 0, 0, 0},
@@ -498,7 +499,7 @@ static void test_nll_special(void **state)
                 assert_close_f64(&loss, &want[i], 1, 1e-7, 0);
                 assert_int_equal(s[i].best_id, best[i]);
             }
-            assert_true(isnan(s[3].sum)); /* never a number made of something that is none */
+            assert_true(isnan(s[3].sum)); /* NaN is propagated */
             devices_close(&d);
         }
 }

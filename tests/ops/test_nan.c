@@ -7,16 +7,16 @@
 #include "tests/support/devices.h"
 #include "tests/support/vcodebooks.h"
 
-enum { COLS = 9, STRIPS = 6, V = 4, ROWS = STRIPS * V, K = 40, K_RES = 6, BAD = 2 };
+enum { COLS = 9, VECTOR_ROWS = 6, V = 4, ROWS = VECTOR_ROWS * V, K = 40, K_RES = 6, BAD = 2 };
 
 typedef struct columns {
     float z[COLS * ROWS], q[COLS * ROWS], change[COLS * ROWS];
-    uint32_t idx[COLS * STRIPS], idx_res[COLS * STRIPS];
+    uint32_t idx[COLS * VECTOR_ROWS], idx_res[COLS * VECTOR_ROWS];
 } columns;
 
 static float factors[COLS * COLS];
 
-/* bad: vector row BAD of column 3 has a NaN. */
+/* With `bad`, vector row BAD of column 3 has a NaN. */
 static void run(const vptq_device *dev, const vptq_search_index *index,
                 const vcodebooks *codebooks, bool descend, bool bad, columns *c)
 {
@@ -29,10 +29,10 @@ static void run(const vptq_device *dev, const vptq_search_index *index,
             c->q[t * ROWS + i] = codebooks->c[i % V] + codebooks->r[i % V]; /* of indices 0 */
     if (bad)
         c->z[3 * ROWS + BAD * V + 1] = NAN;
-    const vptq_pass_args p = {COLS, ROWS,      index, c->z, factors, c->idx, c->idx_res,
-                              c->q, c->change, ROWS,  COLS, STRIPS,  ROWS,   ROWS};
-    const vptq_descend_args d = {COLS, ROWS,      index, c->z, factors, c->idx, c->idx_res,
-                                 c->q, c->change, ROWS,  COLS, STRIPS,  ROWS,   ROWS};
+    const vptq_pass_args p = {COLS, ROWS,      index, c->z, factors,     c->idx, c->idx_res,
+                              c->q, c->change, ROWS,  COLS, VECTOR_ROWS, ROWS,   ROWS};
+    const vptq_descend_args d = {COLS, ROWS,      index, c->z, factors,     c->idx, c->idx_res,
+                                 c->q, c->change, ROWS,  COLS, VECTOR_ROWS, ROWS,   ROWS};
     assert_ok(descend ? dev->ops->vq_descend(dev->state, &d, &err)
                       : dev->ops->vq_pass(dev->state, &p, &err),
               &err);
@@ -49,7 +49,7 @@ static void check(void *arg, const vptq_device *dev, bool is_ref)
         run(dev, index, codebooks, descend, true, &bad);
         for (size_t t = 0; t < COLS; t++)
             for (size_t i = 0; i < ROWS; i++) {
-                const size_t at = t * ROWS + i, vector_row = t * STRIPS + i / V;
+                const size_t at = t * ROWS + i, vector_row = t * VECTOR_ROWS + i / V;
                 assert_true(bad.idx[vector_row] < K && bad.idx_res[vector_row] < K_RES);
                 assert_true(isfinite(bad.q[at])); /* decoded from the codebooks */
                 if (i / V == BAD)
@@ -68,7 +68,7 @@ static void nan_stays_in_its_vector_row(void **state)
 {
     (void)state;
     for (uint32_t beam = 1; beam <= 8; beam += 7) {
-        vcodebooks codebooks = vcodebooks_make(COLS * STRIPS, V, K, K_RES, beam);
+        vcodebooks codebooks = vcodebooks_make(COLS * VECTOR_ROWS, V, K, K_RES, beam);
         float *u = vtest_normals(COLS * COLS, 3);
         for (size_t t = 0; t < COLS; t++)
             for (size_t s = 0; s < COLS; s++)

@@ -48,8 +48,8 @@ static void test_open_auto_logs_its_choice(void **state)
     vptq_device_close(&dev); /* closing twice is harmless */
 }
 
-/* AVX2 kernels on an AVX-512 processor are what loading the library by hand prevents. */
-static void test_blas_uses_the_wide_kernels(void **state)
+/* Loading the library explicitly prevents AVX2 kernels on an AVX-512 processor. */
+static void test_blas_uses_avx512_kernels(void **state)
 {
     (void)state;
     devices_one d;
@@ -89,7 +89,7 @@ static void test_memory(void **state)
     }
 }
 
-/* Every row of the CUDA table answers. */
+/* Every op of the CUDA table exists. */
 static void test_cuda_table_is_complete(void **state)
 {
     (void)state;
@@ -101,7 +101,7 @@ static void test_cuda_table_is_complete(void **state)
     }
 }
 
-/* Why a device cannot be had, in words for the one who has to do something about it. */
+/* The error says why a device cannot be opened, in terms that help the user. */
 static void test_devices_that_do_not_open(void **state)
 {
     (void)state;
@@ -151,7 +151,7 @@ static void test_description(void **state)
     cuda_emu_libraries(true);
     devices_close(&d);
     devices_open(&d, "cpu", VPTQ_SIMD_NONE, 1);
-    d.dev.ops->libraries(d.dev.state, text, sizeof text); /* are in the description */
+    d.dev.ops->libraries(d.dev.state, text, sizeof text); /* listed in the description */
     assert_string_equal(text, "");
     devices_close(&d);
 }
@@ -268,7 +268,7 @@ static vptq_status run_ops_with_scratch(void *arg, vptq_mem *mem, vptq_err *err)
                                    .ldk = N,
                                    .ldv = N,
                                    .ldo = N};
-    /* One sequence with a single row after page 0, one that fills page 1. */
+    /* One sequence with a single row after page 0, and one that fills page 1. */
     const uint32_t starts[] = {0, 1, 10}, positions[] = {19, 0}, table[] = {0, 1};
     const vptq_kv_rows rows = {.rows = 10,
                                .sequences = 2,
@@ -315,7 +315,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_open_unknown),
         cmocka_unit_test(test_open_auto_logs_its_choice),
-        cmocka_unit_test(test_blas_uses_the_wide_kernels),
+        cmocka_unit_test(test_blas_uses_avx512_kernels),
         cmocka_unit_test(test_memory),
         cmocka_unit_test(test_cuda_table_is_complete),
         cmocka_unit_test(test_devices_that_do_not_open),

@@ -1,5 +1,5 @@
-/* Long ops of a device: cut into launches, they give the same bits and stop between two
- * launches when the caller cancels. */
+/* Long ops of a device: divided into several launches, they give the same bits, and they stop
+ * between two launches when the caller cancels. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -7,9 +7,9 @@
 #include "tests/emu/emu.h"
 #include "tests/support/vtest.h"
 
-enum { FLOATS = 1 << 16, V = 4, K = 16, K_RES = 8, STRIPS = 200, COLS = 3 };
+enum { FLOATS = 1 << 16, V = 4, K = 16, K_RES = 8, VECTOR_ROWS = 200, COLS = 3 };
 
-/* x is only read. y starts as a copy of x, and ops write only to it. */
+/* Ops only read x and write only to y, which starts as a copy of x. */
 typedef struct bench {
     volatile sig_atomic_t stop;
     vptq_ctx ctx;
@@ -139,7 +139,7 @@ static vptq_status run_assign(bench *b, vptq_err *err)
                               err);
 }
 
-static vptq_status run_find(bench *b, vptq_err *err)
+static vptq_status run_search(bench *b, vptq_err *err)
 {
     void *idx = b->y, *idx_res = b->y + 300;
     const vptq_search_args f = {.n = 300,
@@ -151,7 +151,7 @@ static vptq_status run_find(bench *b, vptq_err *err)
     return b->dev.ops->search(b->dev.state, &f, err);
 }
 
-enum { ROWS = STRIPS * V, MATRIX = COLS * ROWS, INDICES = COLS * STRIPS };
+enum { ROWS = VECTOR_ROWS * V, MATRIX = COLS * ROWS, INDICES = COLS * VECTOR_ROWS };
 
 static vptq_status run_vq_pass(bench *b, vptq_err *err)
 {
@@ -167,7 +167,7 @@ static vptq_status run_vq_pass(bench *b, vptq_err *err)
                               .err = b->y + 2 * MATRIX,
                               .ldz = ROWS,
                               .ldu = COLS,
-                              .ldi = STRIPS,
+                              .ldi = VECTOR_ROWS,
                               .ldq = ROWS,
                               .lde = ROWS};
     return b->dev.ops->vq_pass(b->dev.state, &p, err);
@@ -188,7 +188,7 @@ static vptq_status run_vq_descend(bench *b, vptq_err *err)
                                  .delta = b->y + 2 * MATRIX,
                                  .ldg = ROWS,
                                  .ldh = COLS,
-                                 .ldi = STRIPS,
+                                 .ldi = VECTOR_ROWS,
                                  .ldq = ROWS,
                                  .ldd = ROWS};
     vptq_status st = b->dev.ops->upload(b->dev.state, idx, zeros, sizeof zeros, err);
@@ -228,7 +228,7 @@ static vptq_status run_attention_mass(bench *b, vptq_err *err)
     return b->dev.ops->attention_mass(b->dev.state, &a, mass, err);
 }
 
-/* Two sequences, one with more rows than a panel, in pages that x serves as. */
+/* Two sequences, one with more rows than a panel; x serves as the pages. */
 static vptq_status run_attention_paged(bench *b, vptq_err *err)
 {
     static const uint32_t numbers[] = {0, 100, 101, 0, 90, 0, 1, 2, 3, 4, 5, 6, 7};
@@ -258,111 +258,115 @@ static vptq_status run_attention_paged(bench *b, vptq_err *err)
 static const struct {
     const char *name;
     vptq_status (*run)(bench *b, vptq_err *err);
-} rows[] = {
+} all[] = {
     {"gemm", run_gemm},
     {"gemm of columns", run_gemm_of_columns},
     {"syrk_add", run_syrk_add},
     {"quad_trace", run_quad_trace},
     {"assign", run_assign},
-    {"find", run_find},
+    {"search", run_search},
     {"vq_pass", run_vq_pass},
     {"vq_descend", run_vq_descend},
     {"attention", run_attention},
     {"attention_mass", run_attention_mass},
     {"attention_paged", run_attention_paged},
 };
-enum { COUNT = sizeof rows / sizeof *rows };
+enum { COUNT = sizeof all / sizeof *all };
 
 /* ---- tests ---- */
 
-/* Number of launches of the op; y is copied to `got`. */
-static unsigned long run(bench *b, size_t row, float *got)
+/* Returns the number of launches of the op. */
+static unsigned long run(bench *b, size_t op, vptq_status *st, vptq_err *err)
+{
+    const unsigned long before = cuda_emu_count().launches;
+    *st = all[op].run(b, err);
+    return cuda_emu_count().launches - before;
+}
+
+/* Runs the op, copies y to `got` and returns the number of launches. */
+static unsigned long run_whole(bench *b, size_t op, float *got)
 {
     vptq_err err;
+    vptq_status st;
     fill(b, b->y);
-    const unsigned long before = cuda_emu_count().launches;
-    assert_ok(rows[row].run(b, &err), &err);
-    const unsigned long launches = cuda_emu_count().launches - before;
+    const unsigned long launches = run(b, op, &st, &err);
+    assert_ok(st, &err);
     assert_ok(b->dev.ops->download(b->dev.state, got, b->y, FLOATS * sizeof *got, &err), &err);
     return launches;
 }
 
-static void test_pieces_give_the_same_bits(void **state)
+static void test_divided_ops_give_the_same_bits(void **state)
 {
     (void)state;
-    static float whole[FLOATS], cut[FLOATS];
+    static float whole[FLOATS], divided[FLOATS];
     bench b;
     bench_open(&b);
     for (size_t i = 0; i < COUNT; i++) {
-        const unsigned long one = run(&b, i, whole);
+        const unsigned long few = run_whole(&b, i, whole);
         cuda_emu_work(1);
-        const unsigned long many = run(&b, i, cut);
+        const unsigned long many = run_whole(&b, i, divided);
         cuda_emu_work(0);
-        if (many < one + 2)
-            fail_msg("%s: %lu launches whole, %lu in pieces", rows[i].name, one, many);
+        if (many < few + 2)
+            fail_msg("%s: %lu launches undivided, %lu divided", all[i].name, few, many);
         assert_memory_not_equal(whole, b.host, sizeof whole);
-        if (memcmp(whole, cut, sizeof whole) != 0)
-            fail_msg("%s: other bits in %lu pieces", rows[i].name, many);
+        if (memcmp(whole, divided, sizeof whole) != 0)
+            fail_msg("%s: different bits with %lu launches", all[i].name, many);
     }
     bench_close(&b);
 }
 
-static void raise_flag(void *arg)
+static void cancel(void *arg)
 {
     bench *b = arg;
     b->stop = 1;
 }
 
-static void test_flags_are_seen_between_launches(void **state)
+/* Every divided op must fail after its first launch. A divided op waits for earlier launches,
+ * so that the queue stays short and a failed kernel is found. */
+static void check_stop(bool cancelled, vptq_status want, const char *text)
 {
-    (void)state;
     bench b;
     vptq_err err;
+    vptq_status st;
     bench_open(&b);
     cuda_emu_work(1);
     for (size_t i = 0; i < COUNT; i++) {
         fill(&b, b.y);
-        cuda_emu_on_launch(raise_flag, &b);
-        const unsigned long before = cuda_emu_count().launches;
-        const vptq_status st = rows[i].run(&b, &err);
-        const unsigned long launches = cuda_emu_count().launches - before;
+        if (cancelled)
+            cuda_emu_on_launch(cancel, &b);
+        else
+            cuda_emu_break("kernel:1");
+        const unsigned long launches = run(&b, i, &st, &err);
         cuda_emu_on_launch(NULL, NULL);
-        if (st != VPTQ_E_CANCELLED || launches != 1)
-            fail_msg("%s: %s after %lu launches", rows[i].name, vptq_status_name(st), launches);
-        assert_string_equal(err.text, "interrupted");
+        cuda_emu_break(NULL);
+        if (st != want || launches != 1)
+            fail_msg("%s: %s after %lu launches", all[i].name, vptq_status_name(st), launches);
+        assert_non_null(strstr(err.text, text));
+        assert_true(!cancelled || !strcmp(err.text, text));
         b.stop = 0;
     }
     cuda_emu_work(0);
     bench_close(&b);
 }
 
-/* Waits for earlier launches, so that the queue stays short. */
-static void test_a_dead_kernel_is_seen_between_launches(void **state)
+static void test_cancelling_between_launches(void **state)
 {
     (void)state;
-    bench b;
-    vptq_err err;
-    bench_open(&b);
-    cuda_emu_work(1);
-    for (size_t i = 0; i < COUNT; i++) {
-        fill(&b, b.y);
-        cuda_emu_break("kernel:1");
-        const unsigned long before = cuda_emu_count().launches;
-        assert_fails(rows[i].run(&b, &err), VPTQ_E_DEVICE, &err,
-                     "work failed on the device: an illegal memory access");
-        assert_int_equal(cuda_emu_count().launches - before, 1);
-        cuda_emu_break(NULL);
-    }
-    cuda_emu_work(0);
-    bench_close(&b);
+    check_stop(true, VPTQ_E_CANCELLED, "interrupted");
+}
+
+static void test_failed_kernels_between_launches(void **state)
+{
+    (void)state;
+    check_stop(false, VPTQ_E_DEVICE, "work failed on the device: an illegal memory access");
 }
 
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_pieces_give_the_same_bits),
-        cmocka_unit_test(test_flags_are_seen_between_launches),
-        cmocka_unit_test(test_a_dead_kernel_is_seen_between_launches),
+        cmocka_unit_test(test_divided_ops_give_the_same_bits),
+        cmocka_unit_test(test_cancelling_between_launches),
+        cmocka_unit_test(test_failed_kernels_between_launches),
     };
     return vtest_main(argc, argv, tests);
 }

@@ -1,6 +1,6 @@
-/* Packed matrices on the CUDA backend, under the emulator: every kernel of vq_gemv, with
- * codebooks stored in every way, against sums in double over a matrix that was decoded here;
- * the same bits in every order of threads; memory; handles. */
+/* Packed matrices on the CUDA backend, under the emulator: every kernel of vq_gemv with every
+ * way to store codebooks, against sums in double over a matrix decoded here; the same bits in
+ * every order of threads; memory; handles. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +11,7 @@
 
 enum { GAP_X = 5, GAP_Y = 3 };
 
-/* VPTQ_CUDA_GEMV; NULL: the choice of the planner */
+/* VPTQ_CUDA_GEMV; NULL: the planner's choice */
 static void choose_kernel(const char *name)
 {
     if (name)
@@ -79,10 +79,10 @@ static bool is_kernel(const char *kernel, const char *name)
     return kernel && strncmp(kernel, name, strlen(name)) == 0;
 }
 
-/* Up to 8 tokens are split into two halves of 11 bits each, relative to the row's largest;
- * more as one, and every term is off by at most 2^-12 of itself.  Codebooks are exact;
- * gemm-small adds main and residual centroids in 11 bits, once more 2^-12.  What goes through
- * decoded rows is multiplied in float. */
+/* Up to 8 tokens are split into two halves of 11 bits relative to the largest of the row. More
+ * tokens have one half, and every term has a relative error of at most 2^-12. Codebooks are
+ * exact; gemm-small adds main and residual centroids in 11 bits, another 2^-12. Decoded rows
+ * are multiplied in float. */
 static double limit_of(const char *kernel, size_t n)
 {
     if (is_kernel(kernel, "gemm-small") || (!kernel && n > 8))
@@ -97,7 +97,7 @@ static void check_values(const product *p, const char *kernel, size_t n, bool mo
     for (size_t i = 0; i < n; i++)
         for (size_t r = 0; r < s->out + GAP_Y; r++) {
             const size_t at = i * (s->out + GAP_Y) + r;
-            if (r >= s->out) { /* nothing after the row is written */
+            if (r >= s->out) { /* the gap after the row is not written */
                 assert_true(more ? y[at] == before(at) : isnan(y[at]));
                 continue;
             }
@@ -110,7 +110,7 @@ static void check_values(const product *p, const char *kernel, size_t n, bool mo
                 size += 2 * fabs(term); /* a scaled value and a bias may cancel */
             }
             if (!(fabs((double)y[at] - want) <= limit_of(kernel, n) * size + 1e-12))
-                fail_msg("of %zu rows row %zu, element %zu: %g, expected %g", n, i, r,
+                fail_msg("row %zu of %zu, element %zu is %g, expected %g", i, n, r,
                          (double)y[at], want);
         }
 }
@@ -119,10 +119,10 @@ static void check_values(const product *p, const char *kernel, size_t n, bool mo
 
 typedef struct kernel_case {
     vptq_vq_shape shape;
-    bool large; /* the codebooks do not fit into shared memory */
+    bool large; /* codebooks do not fit into shared memory */
 } kernel_case;
 
-/* Multiplies n tokens; the bits go to y. */
+/* Multiplies n tokens into y. */
 static void check_rows(const product *p, const kernel_case *c, const char *kernel, size_t n,
                        uint64_t seed, float *y)
 {
@@ -140,7 +140,7 @@ static void check_rows(const product *p, const kernel_case *c, const char *kerne
     } else {
         assert_ok(st, &err);
         check_values(p, kernel, n, more, y);
-        if (seed) { /* blocks that share rows find things as the ones before did */
+        if (seed) { /* blocks that share rows find the state that earlier blocks left */
             float *again = vtest_alloc(n * (c->shape.out + GAP_Y), sizeof *again);
             assert_ok(multiply(p, &d.dev, m, n, more, again, &err), &err);
             assert_memory_equal(again, y, n * (c->shape.out + GAP_Y) * sizeof *y);
@@ -152,8 +152,8 @@ static void check_rows(const product *p, const kernel_case *c, const char *kerne
     cuda_emu_seed(0);
 }
 
-/* With one kernel: numbers of rows, each treated in a way of its own; the first of them in two
- * orders of threads, of many in three. */
+/* Tests one kernel with numbers of rows that it treats differently: the first with two orders
+ * of threads, large ones with three. */
 static void check_kernel(const product *p, const kernel_case *c, const char *kernel,
                          const size_t *rows, size_t count)
 {
@@ -177,7 +177,7 @@ static void check_kernel(const product *p, const kernel_case *c, const char *ker
     free(first);
 }
 
-static void kernels_multiply(void **state)
+static void products_with_every_kernel(void **state)
 {
     (void)state;
     static const size_t all[] = {3, 1, 4, 5, 8, 9, 16}, some[] = {8, 1, 9}, planned[] = {3, 17},
@@ -203,9 +203,8 @@ static void kernels_multiply(void **state)
         {{16, 40, 8, 16384, 256, 1, 40, 0, 0, 0, false, true}, true},
         {{24, 30, 12, 4096, 8192, 1, 30, 0, 0, 0, true, true}, true},
         {{1, 1, 8, 2, 0, 1, 1, 0, 0, 0, false, false}, false},
-        /* several blocks for the same rows; passes; a codebook that is there one and a half
-         * times
-         */
+        /* several blocks for the same rows; several passes; one and a half copies of a
+         * codebook */
         {{20, 700, 8, 16, 16, 1, 700, 0, 0, 0, true, true}, false},
         {{33, 1400, 4, 16, 0, 1, 1200, 200, 8, 16, false, true}, false},
         {{64, 6300, 8, 16, 4, 1, 6300, 0, 0, 0, true, true}, false},
@@ -229,9 +228,8 @@ static void kernels_multiply(void **state)
     }
 }
 
-/* Many tokens: every way to share fragments, columns and tokens among warps and blocks.
- */
-static void more_rows_multiply(void **state)
+/* Many tokens: every way to divide fragments, columns and tokens among warps and blocks. */
+static void products_with_more_rows(void **state)
 {
     (void)state;
     static const struct {
@@ -241,7 +239,7 @@ static void more_rows_multiply(void **state)
     } cases[] = {
         /* several chunks; x in one block, in two, in all */
         {{24, 300, 8, 16, 4, 1, 300, 0, 0, 0, true, true}, {17, 64, 256}, "gemm-small"},
-        /* groups and outliers in tables of their own, which the layout has copies of */
+        /* groups and outliers with their own tables, which the layout copies */
         {{40, 164, 8, 64, 16, 4, 33, 32, 4, 16, true, true}, {9, 130, 0}, NULL},
         {{40, 300, 8, 4096, 256, 2, 150, 0, 0, 0, true, true}, {17, 64, 0}, NULL},
         {{30, 140, 8, 8192, 256, 1, 140, 0, 0, 0, false, true}, {100, 0, 0}, NULL},
@@ -268,7 +266,7 @@ static void more_rows_multiply(void **state)
 
 /* ---- tokens ---- */
 
-/* y [n, out] of the rows first .. of x [*, in]. */
+/* Computes y [n, out] for rows `first` and following of x [*, in]. */
 static void multiply_rows(const vptq_device *dev, const vptq_matrix *m, const vptq_vq_shape *s,
                           const float *x, size_t n, float *y)
 {
@@ -277,20 +275,20 @@ static void multiply_rows(const vptq_device *dev, const vptq_matrix *m, const vp
     assert_ok(dev->ops->vq_gemv(dev->state, m, &g, &err), &err);
 }
 
-/* The result for a row depends on the number of rows, but not on their values or its position.
- */
+/* The result for a row depends on the number of rows, not on their values or its position. */
 static void rows_do_not_depend_on_others(void **state)
 {
     (void)state;
-    enum { IN = 260, OUT = 40, MOST = 40 };
+    enum { IN = 260, OUT = 40, MAX_ROWS = 40 };
     const vptq_vq_shape s = {OUT, IN, 8, 64, 16, 1, IN, 0, 0, 0, true, true};
     static const size_t counts[] = {4, 8, 16, 40};
     devices_one d;
     vptq_err err;
     vmatrix m;
     vptq_matrix *matrix = NULL;
-    float *x = vtest_normals(MOST * IN, 31), *turned = vtest_alloc(MOST * IN, sizeof *x);
-    float y[MOST * OUT], other[MOST * OUT];
+    float *x = vtest_normals(MAX_ROWS * IN, 31),
+          *turned = vtest_alloc(MAX_ROWS * IN, sizeof *x);
+    float y[MAX_ROWS * OUT], other[MAX_ROWS * OUT];
     vmatrix_make(&m, &s);
     devices_open(&d, "emu", VPTQ_SIMD_NONE, 1);
     assert_ok(d.dev.ops->matrix_open(d.dev.state, &m.q, &matrix, &err), &err);
@@ -324,8 +322,8 @@ static void rows_do_not_depend_on_others(void **state)
     free(turned);
 }
 
-/* Codebooks and tokens are scaled to float16 by powers of two only. */
-static void magnitudes_do_not_matter(void **state)
+/* Codebooks and tokens are scaled to float16 only by powers of two. */
+static void scaling_by_powers_of_two(void **state)
 {
     (void)state;
     enum { IN = 200, OUT = 33, ROWS = 3 };
@@ -361,8 +359,9 @@ static void magnitudes_do_not_matter(void **state)
 
 static const vptq_vq_shape small = {20, 30, 4, 16, 4, 1, 26, 4, 4, 16, true, true};
 
-/* Of the arrays only: what described them may go.  Two handles know nothing of each other. */
-static void handles_hold_what_they_need(void **state)
+/* A handle needs only the arrays; the structs that describe them may be freed. Two handles are
+ * independent. */
+static void handles_are_independent(void **state)
 {
     (void)state;
     devices_one d;
@@ -398,8 +397,8 @@ static void handles_hold_what_they_need(void **state)
     free(decoded);
 }
 
-/* A full device returns an error and works again once it is not full. */
-static void device_memory_may_run_out(void **state)
+/* A full device gives an error and works again when memory is free. */
+static void survives_a_full_device(void **state)
 {
     (void)state;
     devices_one d;
@@ -411,7 +410,7 @@ static void device_memory_may_run_out(void **state)
     devices_open(&d, "emu", VPTQ_SIMD_NONE, 1);
     assert_ok(d.dev.ops->matrix_open(d.dev.state, &m.q, &matrix, &err), &err);
     const vptq_gemv_args g = {.n = 1, .x = x, .y = y, .ldx = small.in, .ldy = small.out};
-    cuda_emu_memory(4000); /* the arrays of the caller, no more */
+    cuda_emu_memory(4000); /* only the caller's arrays */
     assert_fails(d.dev.ops->vq_gemv(d.dev.state, matrix, &g, &err), VPTQ_E_NOMEM, &err,
                  "device memory");
     cuda_emu_memory(1500);
@@ -449,7 +448,7 @@ out:
     return st;
 }
 
-static void every_allocation_may_fail(void **state)
+static void survives_every_failed_allocation(void **state)
 {
     (void)state;
     vmatrix m;
@@ -486,13 +485,13 @@ static void kernels_are_named(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(kernels_multiply),
-        cmocka_unit_test(more_rows_multiply),
+        cmocka_unit_test(products_with_every_kernel),
+        cmocka_unit_test(products_with_more_rows),
         cmocka_unit_test(rows_do_not_depend_on_others),
-        cmocka_unit_test(magnitudes_do_not_matter),
-        cmocka_unit_test(handles_hold_what_they_need),
-        cmocka_unit_test(device_memory_may_run_out),
-        cmocka_unit_test(every_allocation_may_fail),
+        cmocka_unit_test(scaling_by_powers_of_two),
+        cmocka_unit_test(handles_are_independent),
+        cmocka_unit_test(survives_a_full_device),
+        cmocka_unit_test(survives_every_failed_allocation),
         cmocka_unit_test(kernels_are_named),
     };
     return vtest_main(argc, argv, tests);

@@ -1,5 +1,5 @@
-/* Ops over a paged cache: ref against plain attention on the same numbers, other backends
- * against ref, and sequences that do not see each other. */
+/* Ops on a paged cache: ref against plain attention on the same numbers, other backends against
+ * ref, and independence of sequences. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,18 +7,19 @@
 #include "lib/base/half.h"
 #include "tests/support/devices.h"
 
-enum { MOST = 8 }; /* sequences */
+enum { MAX_SEQUENCES = 8 };
 
 typedef struct paged_case {
     size_t heads, kv_heads, head_dim, window;
-    size_t sequences, rows[MOST], positions[MOST];
+    size_t sequences, rows[MAX_SEQUENCES], positions[MAX_SEQUENCES];
     vptq_dtype type;
 } paged_case;
 
-/* The arrays of a case: tokens of all sequences, of which the last rows[s] are queries. */
+/* The arrays of a case: tokens of all sequences; the last rows[s] of each are queries. */
 typedef struct problem {
     const paged_case *c;
-    uint32_t starts[MOST + 1], positions[MOST], all[MOST + 1]; /* all: tokens, summed up */
+    uint32_t starts[MAX_SEQUENCES + 1], positions[MAX_SEQUENCES],
+        all[MAX_SEQUENCES + 1]; /* all: tokens, summed up */
     size_t max_rows, max_tokens, pages;
     float *q, *keys, *values; /* [rows, ..]; [tokens, ..] of all sequences */
 } problem;
@@ -40,7 +41,7 @@ static problem problem_of(const paged_case *c)
     p.keys = vtest_normals(p.all[c->sequences] * (narrow + 2), 2);
     p.values = vtest_normals(p.all[c->sequences] * narrow, 3);
     for (size_t i = 0; i < p.starts[c->sequences] * (wide + 1); i++)
-        p.q[i] *= 3; /* scores of a trained model's spread */
+        p.q[i] *= 3; /* spread of a trained model's scores */
     return p;
 }
 
@@ -51,8 +52,8 @@ static void problem_free(problem *p)
     free(p->values);
 }
 
-/* Assigns pages to the sequences in turns, the last of the pool first, so that neighboring
- * pages of a sequence are not neighbors in the pool if there are several. */
+/* Assigns pages to the sequences in turn, starting with the last page of the pool, so that
+ * neighboring pages of a sequence are not neighbors in the pool. */
 static uint32_t *table_of(const problem *p, size_t ld)
 {
     uint32_t *table = vtest_alloc(p->c->sequences * ld, sizeof *table);
@@ -64,7 +65,7 @@ static uint32_t *table_of(const problem *p, size_t ld)
     return table; /* page 0 stays unused */
 }
 
-/* Fills unused slots with NaN, which must not get into sums. */
+/* Fills unused slots with NaN, which must not reach the results. */
 static void *empty_pool(const problem *p)
 {
     const size_t bytes = (p->pages + 1) * VPTQ_KV_PAGE * p->c->kv_heads * p->c->head_dim *
@@ -75,7 +76,7 @@ static void *empty_pool(const problem *p)
     return pool;
 }
 
-/* Stores all tokens before the queries, in two parts. */
+/* Stores all tokens before the queries, in two calls. */
 static void store_before(const vptq_device *dev, const problem *p, vptq_kv_rows rows,
                          const vptq_kv_pool *pool)
 {
@@ -203,7 +204,7 @@ static void check_plain(const problem *p, const float *got)
     free(values);
 }
 
-/* Whether the emulator takes only seconds. */
+/* Whether the case is small enough for the emulator. */
 static bool emulated(const problem *p)
 {
     return p->starts[p->c->sequences] * p->max_tokens * p->c->heads * p->c->head_dim <= 1 << 22;
@@ -236,7 +237,7 @@ static void test_paged(void **state)
     }
 }
 
-/* The rows of a sequence have the same bits alone and among others. */
+/* The rows of a sequence have the same bits alone and together with others. */
 static void alone_and_among(void *arg, const vptq_device *dev, bool is_ref)
 {
     (void)arg;
@@ -266,7 +267,7 @@ static void alone_and_among(void *arg, const vptq_device *dev, bool is_ref)
     problem_free(&p);
 }
 
-static void test_sequences_are_alone(void **state)
+static void test_sequences_are_independent(void **state)
 {
     (void)state;
     devices_each_emu(alone_and_among, NULL);
@@ -333,7 +334,7 @@ static void test_rope_rows(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_paged),
-                                       cmocka_unit_test(test_sequences_are_alone),
+                                       cmocka_unit_test(test_sequences_are_independent),
                                        cmocka_unit_test(test_rope_rows)};
     return vtest_main(argc, argv, tests);
 }

@@ -13,7 +13,7 @@ static void run_sample(const vptq_device *dev, const void *arg, void *out)
     assert_ok(dev->ops->sample(dev->state, &s, &err), &err);
 }
 
-/* Compares ids with those of ref; on the emulator, which is slow, only for some rows. */
+/* Compares ids with those of ref, on the slow emulator only for some rows. */
 static void check(const vptq_sample_args *s, int32_t *ids)
 {
     enum { SOME = 9, FEW = 3 };
@@ -69,10 +69,10 @@ static void test_greedy(void **state)
 
 typedef struct distribution {
     double temperature, top_p;
-    int shares[5]; /* of kept tokens, in units of their sum */
+    int shares[5]; /* of the kept tokens, relative to their sum */
 } distribution;
 
-/* u covers [0, 1): ids follow each other in intervals as long as their shares. */
+/* As u goes from 0 to 1, each id is drawn for an interval as long as its share. */
 static void test_distribution(void **state)
 {
     (void)state;
@@ -81,7 +81,8 @@ static void test_distribution(void **state)
     static const double of[VOCAB] = {4, 16, 2, 16, 2};
     static const distribution list[] = {
         {1, 1, {4, 16, 2, 16, 2}},      {1, 0.99, {4, 16, 2, 16, 2}},
-        {1, 0.94, {4, 16, 2, 16, 0}}, /* 38 of 40 are .95: the tie keeps the lower id */
+        {1, 0.94, {4, 16, 2, 16, 0}}, /* 38 of 40 is 0.95: of equal tokens the lower id is kept
+                                       */
         {1, 0.89, {4, 16, 0, 16, 0}},   {1, 0.75, {0, 16, 0, 16, 0}},
         {1, 0.39, {0, 16, 0, 0, 0}},    {1, 1e-30, {0, 16, 0, 0, 0}},
         {0.5, 1, {16, 256, 4, 256, 4}}, {0.5, 0.97, {16, 256, 0, 256, 0}},
@@ -109,7 +110,7 @@ static void test_distribution(void **state)
             sum += list[d].shares[v];
         for (int v = 0; v < VOCAB; v++) {
             const double from = before / sum, to = (before += list[d].shares[v]) / sum;
-            for (int i = 0; i < N; i++) /* logits are floats: stay away from boundaries */
+            for (int i = 0; i < N; i++) /* logits are floats: avoid the boundaries */
                 if (u[i] > from + 1e-6 && u[i] < to - 1e-6)
                     assert_int_equal(ids[i], v);
         }
@@ -118,8 +119,8 @@ static void test_distribution(void **state)
     free(u);
 }
 
-/* Both ends of [0, 1), a vocabulary of one, impossible tokens. */
-static void test_ends(void **state)
+/* Both ends of [0, 1), a vocabulary of one token, impossible tokens. */
+static void test_edge_cases(void **state)
 {
     (void)state;
     static const float one[] = {-3}, some[] = {-INFINITY, 1, -INFINITY, 1, -INFINITY};
@@ -143,7 +144,7 @@ static void test_ends(void **state)
 
 /* ---- against ref ---- */
 
-static void test_as_ref(void **state)
+static void test_against_ref(void **state)
 {
     (void)state;
     static const size_t shapes[][2] = {{3, 2}, {40, 17}, {3, 1025}, {2, 50000}};
@@ -186,8 +187,8 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_greedy),
         cmocka_unit_test(test_distribution),
-        cmocka_unit_test(test_ends),
-        cmocka_unit_test(test_as_ref),
+        cmocka_unit_test(test_edge_cases),
+        cmocka_unit_test(test_against_ref),
     };
     return vtest_main(argc, argv, tests);
 }

@@ -27,8 +27,9 @@ static void choices_free(choices *c)
     free(c->dist);
 }
 
-static void find(const vptq_device *dev, const vptq_search_index *index, const vcodebooks *p,
-                 size_t begin, size_t n, bool keep, const choices *to)
+static void run_search(const vptq_device *dev, const vptq_search_index *index,
+                       const vcodebooks *p, size_t begin, size_t n, bool keep,
+                       const choices *to)
 {
     const vptq_search_args f = {.n = n,
                                 .index = index,
@@ -41,8 +42,7 @@ static void find(const vptq_device *dev, const vptq_search_index *index, const v
     assert_ok(dev->ops->search(dev->state, &f, &err), &err);
 }
 
-/* Error that rounding of scores may cause: they are sums of v + 1 float products of this size.
- */
+/* Error that rounding may cause in a score, a sum of v + 1 float products of this size. */
 static double slack_of(const vptq_codebooks *b, const float *x, uint32_t main, uint32_t res)
 {
     double norm = 0;
@@ -54,11 +54,11 @@ static double slack_of(const vptq_codebooks *b, const float *x, uint32_t main, u
     return 4e-7 * norm * (2 + 0.1 * b->v);
 }
 
-/* ---- main codebook alone, and exact pairs ---- */
+/* ---- main codebook only, and exact pairs ---- */
 
 typedef struct find_case {
     const vcodebooks *p;
-    const double *least; /* smallest distance of every vector that the beam allows */
+    const double *least; /* smallest distance within the beam, for every vector */
 } find_case;
 
 static void check_found(void *arg, const vptq_device *dev, bool is_ref)
@@ -68,7 +68,7 @@ static void check_found(void *arg, const vptq_device *dev, bool is_ref)
     const vptq_codebooks *b = &p->codebooks;
     choices got = choices_make(p->n);
     vptq_search_index *index = vcodebooks_index(dev, b);
-    find(dev, index, p, 0, p->n, false, &got);
+    run_search(dev, index, p, 0, p->n, false, &got);
     for (size_t i = 0; i < p->n; i++) {
         const float *x = p->x + i * b->v;
         assert_true(got.idx[i] < b->k && got.idx_res[i] < (b->k_res ? b->k_res : 1));
@@ -106,7 +106,7 @@ static double least_distance(const vptq_codebooks *b, const float *x, double *ma
     return least;
 }
 
-static void find_problem(const vcodebooks *p, bool emulated)
+static void search_problem(const vcodebooks *p, bool emulated)
 {
     const vptq_codebooks *b = &p->codebooks;
     double *least = vtest_alloc(p->n, sizeof *least),
@@ -119,15 +119,15 @@ static void find_problem(const vcodebooks *p, bool emulated)
     free(main_distance);
 }
 
-static void find_one_shape(size_t n, uint32_t v, uint32_t k, uint32_t k_res, uint32_t beam,
-                           bool emulated)
+static void search_one_shape(size_t n, uint32_t v, uint32_t k, uint32_t k_res, uint32_t beam,
+                             bool emulated)
 {
     vcodebooks p = vcodebooks_make(n, v, k, k_res, beam);
-    find_problem(&p, emulated);
+    search_problem(&p, emulated);
     vcodebooks_free(&p);
 }
 
-static void find_reaches_the_beam(void **state)
+static void search_finds_the_best_pair_in_the_beam(void **state)
 {
     (void)state;
     static const uint32_t lengths[] = {1, 2, 3, 4, 6, 8, 12, 16, 64};
@@ -139,26 +139,26 @@ static void find_reaches_the_beam(void **state)
     for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
         for (size_t j = 0; j < sizeof shapes / sizeof *shapes; j++) {
             const uint32_t *s = shapes[j];
-            /* one dimension has too many near ties for a beam to be well defined */
+            /* in one dimension near ties leave the beam undefined */
             const uint32_t beam = lengths[i] == 1 && s[2] > 1 ? s[0] : s[2];
-            find_one_shape(1 + (i * 13 + j * 29) % 67, lengths[i], s[0], s[1], beam,
-                           (i + j) % 2);
+            search_one_shape(1 + (i * 13 + j * 29) % 67, lengths[i], s[0], s[1], beam,
+                             (i + j) % 2);
         }
     }
-    find_one_shape(0, 8, 16, 16, 4, true);
+    search_one_shape(0, 8, 16, 16, 4, true);
 }
 
-/* Large codebooks: too large for a table of products, and for the loops here to try many. */
-static void find_in_large_codebooks(void **state)
+/* Large codebooks: too large for a table of products and for trying many pairs here. */
+static void search_in_large_codebooks(void **state)
 {
     (void)state;
-    find_one_shape(40, 8, 4096, 256, 16, true);
-    find_one_shape(3, 6, 4096, 256, 4096, true);
-    find_one_shape(5, 8, 4096, 2, 200, true);
-    find_one_shape(3, 4, 65536, 2, 1, true);
-    find_one_shape(3, 8, 65536, 16, 16, true);
-    find_one_shape(3, 4, 16, 65536, 2, true);
-    find_one_shape(7, 12, 1024, 1024, 8, true);
+    search_one_shape(40, 8, 4096, 256, 16, true);
+    search_one_shape(3, 6, 4096, 256, 4096, true);
+    search_one_shape(5, 8, 4096, 2, 200, true);
+    search_one_shape(3, 4, 65536, 2, 1, true);
+    search_one_shape(3, 8, 65536, 16, 16, true);
+    search_one_shape(3, 4, 16, 65536, 2, true);
+    search_one_shape(7, 12, 1024, 1024, 8, true);
 }
 
 static void scale(float *x, size_t n, size_t every, float factor)
@@ -167,9 +167,9 @@ static void scale(float *x, size_t n, size_t every, float factor)
         x[i] *= factor;
 }
 
-/* Screening uses its own step for every main centroid and its own unit for every vector: very
- * different sizes must not hide the best pair. */
-static void find_in_codebooks_of_odd_sizes(void **state)
+/* Screening quantizes with one step per main centroid and one unit per vector. Very different
+ * sizes must not hide the best pair. */
+static void search_with_very_different_sizes(void **state)
 {
     (void)state;
     enum { V = 8, K = 128, RES = 96 };
@@ -192,14 +192,14 @@ static void find_in_codebooks_of_odd_sizes(void **state)
                 p.r[i] = p.r[i - V];
         if (kind == 8)
             memset(p.r, 0, RES * V * sizeof *p.r);
-        find_problem(&p, true);
+        search_problem(&p, true);
         vcodebooks_free(&p);
     }
 }
 
-/* For devices that find the beam in groups of centroids: near ones that fall into few groups
+/* For devices that find the beam by groups of centroids: near centroids fall into few groups
  * (the last kind into two groups of the cuda backend) and leave too many candidates. */
-static void find_where_near_ones_are_together(void **state)
+static void search_with_near_centroids_in_few_groups(void **state)
 {
     (void)state;
     enum { V = 4, K = 2048, RES = 40, BEAM = 8 };
@@ -212,7 +212,7 @@ static void find_where_near_ones_are_together(void **state)
             for (size_t d = 0; d < V; d++)
                 p.c[j * V + d] += near ? 0 : p.c[j * V + d] < 0 ? -20 : 20;
         }
-        find_problem(&p, true);
+        search_problem(&p, true);
         vcodebooks_free(&p);
     }
 }
@@ -223,8 +223,8 @@ typedef struct ties_case {
     uint32_t half, res_half, beam;
 } ties_case;
 
-/* Both codebooks contain every centroid twice: the first must win, and with `keep` the second
- * must stay. */
+/* Both codebooks contain every centroid twice. The first must be chosen, and with `keep` the
+ * second must stay. */
 static void check_ties(void *arg, const vptq_device *dev, bool is_ref)
 {
     enum { V = 6 };
@@ -235,13 +235,13 @@ static void check_ties(void *arg, const vptq_device *dev, bool is_ref)
     memcpy(p.c + a->half * V, p.c, a->half * V * sizeof *p.c);
     memcpy(p.r + a->res_half * V, p.r, a->res_half * V * sizeof *p.r);
     vptq_search_index *index = vcodebooks_index(dev, &p.codebooks);
-    find(dev, index, &p, 0, p.n, false, &got);
+    run_search(dev, index, &p, 0, p.n, false, &got);
     for (size_t i = 0; i < p.n; i++) {
         assert_true(got.idx[i] < a->half && got.idx_res[i] < a->res_half);
         got.idx[i] += i % 2 ? a->half : 0;
         got.idx_res[i] += i % 3 ? a->res_half : 0;
     }
-    find(dev, index, &p, 0, p.n, true, &got);
+    run_search(dev, index, &p, 0, p.n, true, &got);
     for (size_t i = 0; i < p.n; i++) {
         assert_true((got.idx[i] >= a->half) == (i % 2 > 0));
         assert_true((got.idx_res[i] >= a->res_half) == (i % 3 > 0));
@@ -251,7 +251,7 @@ static void check_ties(void *arg, const vptq_device *dev, bool is_ref)
     vcodebooks_free(&p);
 }
 
-static void find_takes_the_lowest_on_ties(void **state)
+static void search_breaks_ties_by_index(void **state)
 {
     (void)state;
     ties_case cases[] = {{37, 41, 1},  {37, 41, 2},   {37, 41, 8},   {37, 41, 74},
@@ -269,13 +269,12 @@ static void check_keep(void *arg, const vptq_device *dev, bool is_ref)
     choices free_choice = choices_make(p->n), kept = choices_make(p->n);
     vptq_search_index *index = vcodebooks_index(dev, b);
     (void)is_ref;
-    find(dev, index, p, 0, p->n, false, &free_choice);
+    run_search(dev, index, p, 0, p->n, false, &free_choice);
 
-    /* the best choices stay as they are, to the bit; looking around them may find better ones
-     */
+    /* the best choices stay bit for bit; searching around them may find better ones */
     memcpy(kept.idx, free_choice.idx, p->n * sizeof *kept.idx);
     memcpy(kept.idx_res, free_choice.idx_res, p->n * sizeof *kept.idx_res);
-    find(dev, index, p, 0, p->n, true, &kept);
+    run_search(dev, index, p, 0, p->n, true, &kept);
     for (size_t i = 0; i < p->n; i++) {
         const bool same =
             kept.idx[i] == free_choice.idx[i] && kept.idx_res[i] == free_choice.idx_res[i];
@@ -287,7 +286,7 @@ static void check_keep(void *arg, const vptq_device *dev, bool is_ref)
         kept.idx[i] = (uint32_t)(i * 7 % b->k);
         kept.idx_res[i] = b->k_res ? (uint32_t)(i * 5 % b->k_res) : 0;
     }
-    find(dev, index, p, 0, p->n, true, &kept);
+    run_search(dev, index, p, 0, p->n, true, &kept);
     for (size_t i = 0; i < p->n; i++) {
         const float *x = p->x + i * b->v;
         const uint32_t old = (uint32_t)(i * 7 % b->k);
@@ -305,7 +304,7 @@ static void check_keep(void *arg, const vptq_device *dev, bool is_ref)
     choices_free(&kept);
 }
 
-static void find_keeps_what_is_not_worse(void **state)
+static void search_keeps_choices_that_are_not_worse(void **state)
 {
     (void)state;
     static const uint32_t shapes[][4] = {/* v, k, k_res, beam */
@@ -325,7 +324,7 @@ static void find_keeps_what_is_not_worse(void **state)
 
 /* ---- NaN and infinity ---- */
 
-static void check_garbage(void *arg, const vptq_device *dev, bool is_ref)
+static void check_nan_and_infinity(void *arg, const vptq_device *dev, bool is_ref)
 {
     const vptq_codebooks *shape = arg;
     vcodebooks p = vcodebooks_make(70, shape->v, shape->k, shape->k_res, shape->beam);
@@ -341,7 +340,7 @@ static void check_garbage(void *arg, const vptq_device *dev, bool is_ref)
     for (int bad_codebooks = 0; bad_codebooks < 3; bad_codebooks++) {
         vptq_search_index *index = vcodebooks_index(dev, &p.codebooks);
         for (int keep = 0; keep < 2; keep++) {
-            find(dev, index, &p, 0, p.n, keep, &got);
+            run_search(dev, index, &p, 0, p.n, keep, &got);
             for (size_t i = 0; i < p.n; i++) {
                 assert_true(got.idx[i] < shape->k);
                 assert_true(got.idx_res[i] < (shape->k_res ? shape->k_res : 1));
@@ -357,7 +356,7 @@ static void check_garbage(void *arg, const vptq_device *dev, bool is_ref)
     vcodebooks_free(&p);
 }
 
-static void find_stays_in_range_for_garbage(void **state)
+static void search_stays_in_range_with_nan_and_infinity(void **state)
 {
     (void)state;
     vptq_codebooks shapes[] = {
@@ -367,13 +366,13 @@ static void find_stays_in_range_for_garbage(void **state)
         {6, 1024, 0, 1, true, NULL, NULL},
     };
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
-        devices_each_emu(check_garbage, &shapes[i]);
+        devices_each_emu(check_nan_and_infinity, &shapes[i]);
 }
 
 /* ---- position and threads ---- */
 
 /* The result for a vector does not depend on its position or on the thread. */
-static void find_does_not_depend_on_place_or_threads(void **state)
+static void search_does_not_depend_on_position_or_threads(void **state)
 {
     (void)state;
     static const uint32_t shapes[][4] = {/* v, k, k_res, beam */
@@ -397,7 +396,7 @@ static void find_does_not_depend_on_place_or_threads(void **state)
                         size_t n = threads < 3 ? p.n : p.n - at < step ? p.n - at : step;
                         memset(to->idx + at, 0, n * sizeof *to->idx);
                         memset(to->idx_res + at, 0, n * sizeof *to->idx_res);
-                        find(&d.dev, index, &p, at, n, keep, to);
+                        run_search(&d.dev, index, &p, at, n, keep, to);
                         if (n == p.n)
                             break;
                         step = n;
@@ -418,9 +417,8 @@ static void find_does_not_depend_on_place_or_threads(void **state)
     }
 }
 
-/* The same on the emulated device: vectors in one call and in many, with threads in any order.
- */
-static void find_does_not_depend_on_place_on_a_device(void **state)
+/* The same on the emulated device, in one call and in many, with any order of threads. */
+static void search_does_not_depend_on_position_on_a_device(void **state)
 {
     (void)state;
     static const uint32_t shapes[][4] = {/* v, k, k_res, beam */
@@ -436,10 +434,10 @@ static void find_does_not_depend_on_place_on_a_device(void **state)
             devices_open(&d, "emu", VPTQ_SIMD_NONE, 1);
             vptq_search_index *index = vcodebooks_index(&d.dev, &p.codebooks);
             if (seed == 0)
-                find(&d.dev, index, &p, 0, p.n, false, &whole);
+                run_search(&d.dev, index, &p, 0, p.n, false, &whole);
             for (size_t at = 0, step = 1; at < p.n; at += step, step = step % 20 + 6) {
                 step = step < p.n - at ? step : p.n - at;
-                find(&d.dev, index, &p, at, step, false, &other);
+                run_search(&d.dev, index, &p, at, step, false, &other);
             }
             d.dev.ops->search_index_close(d.dev.state, index);
             devices_close(&d);
@@ -479,7 +477,7 @@ out:
     return st;
 }
 
-static void every_allocation_may_fail(void **state)
+static void survives_every_failed_allocation(void **state)
 {
     (void)state;
     vcodebooks p = vcodebooks_make(40, 4, 300, 20, 4);
@@ -488,8 +486,8 @@ static void every_allocation_may_fail(void **state)
     vcodebooks_free(&p);
 }
 
-/* Codebooks that do not fit into device memory: an error, and nothing stays allocated. */
-static void device_memory_may_be_short(void **state)
+/* Codebooks that do not fit into device memory give an error and leave nothing allocated. */
+static void survives_too_little_device_memory(void **state)
 {
     (void)state;
     vcodebooks p = vcodebooks_make(1, 8, 512, 32, 4);
@@ -516,17 +514,17 @@ static void device_memory_may_be_short(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(find_reaches_the_beam),
-        cmocka_unit_test(find_in_large_codebooks),
-        cmocka_unit_test(find_in_codebooks_of_odd_sizes),
-        cmocka_unit_test(find_where_near_ones_are_together),
-        cmocka_unit_test(find_takes_the_lowest_on_ties),
-        cmocka_unit_test(find_keeps_what_is_not_worse),
-        cmocka_unit_test(find_stays_in_range_for_garbage),
-        cmocka_unit_test(find_does_not_depend_on_place_or_threads),
-        cmocka_unit_test(find_does_not_depend_on_place_on_a_device),
-        cmocka_unit_test(every_allocation_may_fail),
-        cmocka_unit_test(device_memory_may_be_short),
+        cmocka_unit_test(search_finds_the_best_pair_in_the_beam),
+        cmocka_unit_test(search_in_large_codebooks),
+        cmocka_unit_test(search_with_very_different_sizes),
+        cmocka_unit_test(search_with_near_centroids_in_few_groups),
+        cmocka_unit_test(search_breaks_ties_by_index),
+        cmocka_unit_test(search_keeps_choices_that_are_not_worse),
+        cmocka_unit_test(search_stays_in_range_with_nan_and_infinity),
+        cmocka_unit_test(search_does_not_depend_on_position_or_threads),
+        cmocka_unit_test(search_does_not_depend_on_position_on_a_device),
+        cmocka_unit_test(survives_every_failed_allocation),
+        cmocka_unit_test(survives_too_little_device_memory),
     };
     return vtest_main(argc, argv, tests);
 }

@@ -1,5 +1,5 @@
-/* Uploads to a device with its own memory: sizes around its buffers, in order with the ops
- * around them, from memory that changes as soon as they return. */
+/* Uploads to a device with its own memory: sizes around those of its buffers, order relative to
+ * ops, and host memory that changes as soon as the upload returns. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,7 +8,7 @@
 #include "tests/emu/emu.h"
 #include "tests/support/vtest.h"
 
-enum { BUFFER = 4 << 20, MOST = 3 * BUFFER };
+enum { BUFFER = 4 << 20, MAX_BYTES = 3 * BUFFER };
 
 typedef struct rig {
     vptq_mem mem;
@@ -50,7 +50,7 @@ static unsigned char *pattern(size_t n, unsigned seed)
     return p;
 }
 
-static void *room(rig *r, size_t bytes)
+static void *device_bytes(rig *r, size_t bytes)
 {
     void *p = NULL;
     vptq_err err;
@@ -58,12 +58,12 @@ static void *room(rig *r, size_t bytes)
     return p;
 }
 
-/* Uploads from memory that is overwritten at once, and downloads again. */
+/* Uploads from memory that is overwritten at once, and compares what is downloaded. */
 static void check_size(rig *r, size_t bytes, unsigned seed)
 {
     const vptq_backend *ops = r->dev.ops;
     unsigned char *want = pattern(bytes, seed), *copy = pattern(bytes, seed);
-    unsigned char *got = malloc(bytes), *to = room(r, bytes + 2);
+    unsigned char *got = malloc(bytes), *to = device_bytes(r, bytes + 2);
     static const unsigned char edge = 77;
     vptq_err err;
     assert_non_null(got);
@@ -84,9 +84,9 @@ static void check_size(rig *r, size_t bytes, unsigned seed)
 }
 
 static const size_t sizes[] = {1,          1000,       64 << 10,       (64 << 10) + 1,
-                               BUFFER - 1, BUFFER + 1, 2 * BUFFER + 5, MOST};
+                               BUFFER - 1, BUFFER + 1, 2 * BUFFER + 5, MAX_BYTES};
 
-static void test_every_size_arrives(void **state)
+static void test_sizes(void **state)
 {
     (void)state;
     rig r;
@@ -97,7 +97,7 @@ static void test_every_size_arrives(void **state)
     rig_close(&r);
 }
 
-/* Without pinned memory, or the few bytes that describe it, uploads take another way. */
+/* Without pinned memory, or without host memory to describe it, uploads use ordinary memory. */
 static void test_without_pinned_memory(void **state)
 {
     (void)state;
@@ -105,22 +105,22 @@ static void test_without_pinned_memory(void **state)
         rig r;
         rig_open(&r);
         cuda_emu_break(n == 1 ? "pinned:1" : "pinned:2");
-        check_size(&r, MOST, 3);
+        check_size(&r, MAX_BYTES, 3);
         cuda_emu_break(NULL);
-        check_size(&r, MOST, 4); /* it does not try again */
+        check_size(&r, MAX_BYTES, 4); /* pinned memory is not tried again */
         assert_string_equal(r.log, "uploads go without pinned memory: out of memory");
         rig_close(&r);
     }
     rig r;
     rig_open(&r);
     r.mem.fail_after = 0;
-    check_size(&r, MOST, 5);
+    check_size(&r, MAX_BYTES, 5);
     r.mem.fail_after = -1;
     rig_close(&r);
 }
 
-/* An op reads what was uploaded before it, not after it. */
-static void test_rows_and_uploads_keep_their_order(void **state)
+/* An op reads what was uploaded before it, not what is uploaded after it. */
+static void test_order_of_ops_and_uploads(void **state)
 {
     (void)state;
     enum { N = 1 << 18 }; /* floats: a megabyte */
@@ -129,8 +129,8 @@ static void test_rows_and_uploads_keep_their_order(void **state)
     rig_open(&r);
     const vptq_backend *ops = r.dev.ops;
     float *host = malloc(N * sizeof *host), *got = malloc(N * sizeof *got);
-    float *x = room(&r, N * sizeof *x), *y = room(&r, N * sizeof *y);
-    float *one = room(&r, N * sizeof *one);
+    float *x = device_bytes(&r, N * sizeof *x), *y = device_bytes(&r, N * sizeof *y);
+    float *one = device_bytes(&r, N * sizeof *one);
     assert_true(host && got);
     for (size_t i = 0; i < N; i++)
         host[i] = 0; /* silu(0) is 0 */
@@ -154,7 +154,7 @@ static void test_rows_and_uploads_keep_their_order(void **state)
         assert_ok(ops->download(r.dev.state, got, y, N * sizeof *y, &err), &err);
         for (size_t i = 0; i < N; i++)
             if (got[i] != 100 * (float)((size_t)round * 1000 + i % 999))
-                fail_msg("round %d, element %zu: %g", round, i, (double)got[i]);
+                fail_msg("round %d: element %zu is %g", round, i, (double)got[i]);
     }
     ops->release(r.dev.state, x);
     ops->release(r.dev.state, y);
@@ -165,20 +165,20 @@ static void test_rows_and_uploads_keep_their_order(void **state)
 }
 
 /* A failed transfer is reported by the upload or by the next op. */
-static void test_failing_transfers(void **state)
+static void test_failed_transfers(void **state)
 {
     (void)state;
     for (unsigned n = 1; n <= 3; n++) {
         rig r;
         vptq_err err;
         char how[16];
-        unsigned char *host = pattern(MOST, n);
+        unsigned char *host = pattern(MAX_BYTES, n);
         rig_open(&r);
-        void *to = room(&r, MOST);
+        void *to = device_bytes(&r, MAX_BYTES);
         snprintf(how, sizeof how, "copy:%u", n);
         cuda_emu_break(how);
-        assert_fails(r.dev.ops->upload(r.dev.state, to, host, MOST, &err), VPTQ_E_DEVICE, &err,
-                     "an upload failed on the device: uncorrectable ECC error");
+        assert_fails(r.dev.ops->upload(r.dev.state, to, host, MAX_BYTES, &err), VPTQ_E_DEVICE,
+                     &err, "an upload failed on the device: uncorrectable ECC error");
         assert_fails(r.dev.ops->sync(r.dev.state, &err), VPTQ_E_DEVICE, &err, "uncorrectable");
         cuda_emu_break(NULL);
         r.dev.ops->release(r.dev.state, to);
@@ -190,10 +190,10 @@ static void test_failing_transfers(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_size_arrives),
+        cmocka_unit_test(test_sizes),
         cmocka_unit_test(test_without_pinned_memory),
-        cmocka_unit_test(test_rows_and_uploads_keep_their_order),
-        cmocka_unit_test(test_failing_transfers),
+        cmocka_unit_test(test_order_of_ops_and_uploads),
+        cmocka_unit_test(test_failed_transfers),
     };
     return vtest_main(argc, argv, tests);
 }

@@ -23,7 +23,7 @@ typedef struct shadow {
     size_t count;
 } shadow;
 
-/* A search index of the device, and its codebooks there. */
+/* A search index of the device, and the device's copies of its codebooks. */
 typedef struct shadow_search_index {
     vptq_search_index *index;
     void *codebooks[2];
@@ -88,11 +88,11 @@ static void *out(shadow *s, void *host, size_t count, size_t size)
     return take(s, host, count * size, true);
 }
 
-/* For the args `a` of an op and their copy `d` for the device: replace an array by its copy. */
+/* Replace an array of the args `a` by its copy in `d`, the args for the device. */
 #define IN(field, count)  (d.field = in(s, a->field, count, sizeof *a->field))
 #define OUT(field, count) (d.field = out(s, a->field, count, sizeof *a->field))
 
-/* Elements from the first to the last of `rows` rows of `columns`, ld apart. */
+/* Elements from the first to the last of `rows` rows of `columns` elements, ld apart. */
 static size_t span(size_t rows, size_t columns, size_t ld)
 {
     return rows && columns ? (rows - 1) * ld + columns : 0;
@@ -112,7 +112,7 @@ static vptq_status done(shadow *s, vptq_status st)
     return st;
 }
 
-/* ---- life and memory ---- */
+/* ---- device and memory ---- */
 
 static void shadow_close(vptq_dev *dev)
 {
@@ -128,7 +128,7 @@ static void shadow_describe(const vptq_dev *dev, char *text, size_t size)
     s->ops->describe(s->dev, text, size);
 }
 
-/* alloc, upload and the like act on the device itself. */
+/* alloc, upload and similar ops act on the device itself. */
 static vptq_status shadow_alloc(vptq_dev *dev, size_t count, size_t size, void **ptr,
                                 vptq_err *err)
 {
@@ -295,7 +295,7 @@ static void shadow_matrix_close(vptq_dev *dev, vptq_matrix *matrix)
     free(m);
 }
 
-/* The arrays of a vptq_vq are in host memory for every device. */
+/* The arrays of a vptq_vq are in host memory on every device. */
 static vptq_status shadow_matrix_open(vptq_dev *dev, const vptq_vq *q, vptq_matrix **matrix,
                                       vptq_err *err)
 {
@@ -440,7 +440,7 @@ static vptq_status shadow_embed(vptq_dev *dev, const vptq_embed_args *a, vptq_er
 {
     shadow *s = of(dev);
     vptq_embed_args d = *a;
-    int32_t last = 0; /* the table is known to exist only up to the last id */
+    int32_t last = 0; /* the table may end after the largest id */
     for (size_t i = 0; i < a->n; i++)
         last = a->ids[i] > last ? a->ids[i] : last;
     d.table = in(s, a->table, ((size_t)last + 1) * a->dim, vptq_dtype_get(a->type)->bytes);

@@ -1,16 +1,16 @@
-/* A table for tests whose rows take host memory and pass on copies in the memory of a device:
- * the op tests, which keep their numbers in plain arrays, run on a GPU through it, and the
- * emulated device shows rows that touch the host's memory or are not told of an array.
+/* A backend for tests whose ops take arrays in host memory and call the ops of a real device
+ * with copies. The op tests, which use plain arrays, run on a GPU through it. On the emulated
+ * device it also finds ops that touch host memory or an array that was not copied.
  *
- * An array goes to the device before the row and, if the row writes to it, comes back after it;
- * what lies between its rows goes along both ways. */
+ * Every array is uploaded before the op and, if the op writes to it, downloaded afterwards,
+ * including the gaps between its rows. */
 #ifndef VPTQ_TESTS_SUPPORT_SHADOW_H
 #define VPTQ_TESTS_SUPPORT_SHADOW_H
 
 #include "lib/backend/backend.h"
 
-/* `dev` is open; the shadow of it (name and description are its own) closes it when it is
- * closed.  One at a time. */
+/* Returns the shadow of `dev`, which must be open, with the name and description of `dev`.
+ * Closing the shadow closes `dev`. Only one shadow may be open at a time. */
 vptq_device shadow_of(const vptq_device *dev);
 
 #endif

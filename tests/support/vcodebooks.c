@@ -1,3 +1,4 @@
+/* Random codebooks, and the distances that searches in them are checked against. */
 #include "tests/support/vcodebooks.h"
 
 #include <stdlib.h>

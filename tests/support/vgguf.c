@@ -1,3 +1,4 @@
+/* Writes GGUF files in memory, and the small model that tests read from one. */
 #include "tests/support/vgguf.h"
 
 #include <stdio.h>

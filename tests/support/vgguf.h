@@ -1,5 +1,5 @@
-/* A small writer of GGUF files for tests: keys and tensors in call order, all in memory, so
- * that a test can also damage the bytes. */
+/* Writes GGUF files for tests: keys and tensors in call order, all in memory, so that a test
+ * can also damage the bytes. */
 #ifndef VPTQ_TESTS_SUPPORT_VGGUF_H
 #define VPTQ_TESTS_SUPPORT_VGGUF_H
 
@@ -31,7 +31,7 @@ void vgguf_add_u32(vgguf_bytes *b, uint32_t x);
 void vgguf_add_u64(vgguf_bytes *b, uint64_t x);
 void vgguf_add_str(vgguf_bytes *b, const char *s);
 
-/* A key with a value of GGUF type `type`, given as its bytes. */
+/* Adds a key whose value of GGUF type `type` is given as bytes. */
 void vgguf_key(vgguf *g, const char *key, uint32_t type, const void *value, size_t n);
 void vgguf_u32(vgguf *g, const char *key, uint32_t x);
 void vgguf_f32(vgguf *g, const char *key, float x);
@@ -41,10 +41,11 @@ void vgguf_array(vgguf *g, const char *key, uint32_t type, uint64_t count, const
                  size_t n);
 void vgguf_strs(vgguf *g, const char *key, const char *const *list, size_t count);
 
-/* Shape outermost first, ggml type number, bytes. */
+/* Adds a tensor; `type` is a ggml type number, the shape begins with the outermost dimension.
+ */
 void vgguf_tensor(vgguf *g, const char *name, uint32_t type, uint32_t dims,
                   const uint64_t *shape, const void *data, size_t n);
-/* An entry of the tensor list alone, with any offset. */
+/* Adds only an entry of the tensor list, with any offset. */
 void vgguf_entry(vgguf *g, const char *name, uint32_t type, uint32_t dims,
                  const uint64_t *shape, uint64_t offset);
 
@@ -55,7 +56,7 @@ void vgguf_write(vgguf *g, const char *path);
 vptq_status vgguf_open(const char *dir, vgguf *w, vptq_gguf *g, vptq_err *err);
 
 /* Adds a complete small model of architecture `arch` ("llama", "qwen2", "qwen3"): hidden 8, 2
- * heads of 4, 1 key-value head, ffn 12, 2 blocks, vocabulary 16, F32, values by vgguf_value.  q
+ * heads of 4, 1 key-value head, ffn 12, 2 blocks, vocabulary 16, F32 values from vgguf_value. q
  * and k of llama are interleaved as in real files; qwen2 gets q, k, v biases, qwen3 q and k
  * norms; no output.weight unless `head`. */
 enum {

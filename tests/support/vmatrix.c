@@ -1,3 +1,4 @@
+/* Random quantized matrices, packed and decoded independently of the library. */
 #include "tests/support/vmatrix.h"
 
 #include <stdlib.h>
@@ -107,7 +108,7 @@ void vmatrix_decode(const vmatrix *m, float *w)
     for (size_t p = 0; p < s->in; p++) {
         size_t column = m->perm ? m->perm[p] : p;
         for (size_t r = 0; r < s->out; r++) {
-            volatile float value; /* every operation is rounded on its own */
+            volatile float value; /* rounds every operation separately */
             if (p < s->outliers) {
                 size_t o = m->outlier_indices[r / s->v0 * s->outliers + p];
                 value = m->outlier_centroids[o * s->v0 + r % s->v0];

@@ -1,4 +1,4 @@
-/* Quantized matrices of random content, with the unpacked arrays. */
+/* Quantized matrices with random content, and their unpacked arrays. */
 #ifndef VPTQ_TESTS_SUPPORT_VMATRIX_H
 #define VPTQ_TESTS_SUPPORT_VMATRIX_H
 
@@ -14,7 +14,7 @@ typedef struct vmatrix {
 void vmatrix_make(vmatrix *m, const vptq_vq_shape *s);
 void vmatrix_free(vmatrix *m);
 
-/* Decodes by the formula of vq.h from the unpacked arrays, column by column: w [out, in]. */
+/* Decodes the unpacked arrays into w [out, in], column by column, by the formula of vq.h. */
 void vmatrix_decode(const vmatrix *m, float *w);
 
 #endif

@@ -1,3 +1,4 @@
+/* Builds the small packed model and writes it as a directory or an archive. */
 #include "tests/support/vpacked.h"
 
 #include <stdio.h>
@@ -25,8 +26,8 @@ static const char gate_entry[] =
     " \"enable_norm\": true, \"enable_perm\": true, \"is_indice_packed\": false,"
     " \"bias\": false}";
 
-/* 16 rows in 4 vector rows of 4, 4 outlier columns of vectors of 2, 2 groups of 10 columns with
- * 6 bits each: 60 of 64 bits of a row are used. */
+/* 16 rows in 4 vector rows of 4; 4 outlier columns with vectors of 2; 2 groups of 10 columns at
+ * 6 bits each, which use 60 of the 64 bits of a row. */
 static const char down_entry[] =
     "{\"in_features\": 24, \"out_features\": 16, \"vector_lens\": [2, 4],"
     " \"num_centroids\": [8, 16], \"num_res_centroids\": [-1, 4], \"group_num\": 2,"

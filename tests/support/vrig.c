@@ -1,19 +1,35 @@
+/* Opens the model and the device of an evaluation test. */
 #include "tests/support/vrig.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "lib/base/rng.h"
 #include "tests/support/vtest.h"
 
-void vrig_open(vrig *r, const char *path, const char *tokenizer, bool need_tokenizer)
+const char *const vrig_families[VRIG_FAMILIES] = {"llama3", "mistral", "qwen2", "qwen3"};
+
+static void open_rig(vrig *r, const char *path, const char *tokenizer, bool need_tokenizer,
+                     const char *backend, int threads)
 {
     vptq_err err = {0};
-    vptq_checkpoint_options opt = {.tokenizer = tokenizer};
+    const vptq_checkpoint_options opt = {.tokenizer = tokenizer};
     memset(r, 0, sizeof *r);
     vptq_mem_init(&r->mem, 0);
-    r->ctx = (vptq_ctx){.mem = &r->mem, .threads = 2};
-    assert_ok(vptq_device_open(&r->ctx, "cpu", &r->dev, &err), &err);
+    r->ctx = (vptq_ctx){.mem = &r->mem, .threads = threads};
+    assert_ok(vptq_device_open(&r->ctx, backend, &r->dev, &err), &err);
     assert_ok(vptq_model_open(&r->ctx, path, &opt, need_tokenizer, &r->m, &err), &err);
+}
+
+void vrig_open(vrig *r, const char *path, const char *tokenizer, bool need_tokenizer)
+{
+    open_rig(r, path, tokenizer, need_tokenizer, "cpu", 2);
+}
+
+void vrig_open_on(vrig *r, const char *path, const char *tokenizer, const char *backend,
+                  int threads)
+{
+    open_rig(r, path, tokenizer, tokenizer != NULL, backend, threads);
 }
 
 void vrig_open_base(vrig *r, const char *path)
@@ -23,12 +39,30 @@ void vrig_open_base(vrig *r, const char *path)
     assert_ok(vptq_model_open(&r->ctx, path, &opt, false, &r->base, &err), &err);
 }
 
+void vrig_open_forward(vrig *r, const char *path, const char *backend, int threads,
+                       size_t length)
+{
+    vptq_err err = {0};
+    open_rig(r, path, NULL, false, backend, threads);
+    assert_ok(vptq_forward_open(&r->m, &r->dev, length, &r->f, &err), &err);
+}
+
 void vrig_close(vrig *r)
 {
+    vptq_forward_close(r->f);
     vptq_model_release(&r->m);
     vptq_model_release(&r->base);
     vptq_device_close(&r->dev);
     assert_int_equal(r->mem.used, 0);
+}
+
+void vrig_run_blocks(vrig *r, const int32_t *ids, const size_t *starts, size_t count,
+                     float *hidden)
+{
+    vptq_err err = {0};
+    assert_ok(vptq_forward_embed(r->f, ids, starts[count], hidden, &err), &err);
+    for (uint32_t l = 0; l < r->m.desc->layers; l++)
+        assert_ok(vptq_forward_block(r->f, l, starts, count, hidden, &err), &err);
 }
 
 int32_t *vrig_ids(const char *dir, size_t n, char *path, size_t size)
@@ -39,5 +73,15 @@ int32_t *vrig_ids(const char *dir, size_t n, char *path, size_t size)
         ids[i] = (int32_t)vptq_rng_below(&rng, i, VRIG_VOCAB);
     vtest_path(path, size, dir, "ids");
     vtest_write_file(path, ids, n * sizeof *ids);
+    return ids;
+}
+
+int32_t *vrig_tiny_ids(const char *family)
+{
+    char path[128];
+    size_t size;
+    snprintf(path, sizeof path, "tests/golden/tiny_%s/ids.i32", family);
+    int32_t *ids = (int32_t *)(void *)vtest_read_file(path, &size);
+    assert_int_equal(size, VRIG_TOKENS * sizeof *ids);
     return ids;
 }

@@ -1,27 +1,44 @@
-/* A model with its device and token ids, for tests of evaluations. */
+/* A model with its device, token ids and forward pass, for tests that run models. */
 #ifndef VPTQ_TESTS_SUPPORT_VRIG_H
 #define VPTQ_TESTS_SUPPORT_VRIG_H
 
-#include "lib/model/model.h"
+#include "lib/model/forward.h"
 
-#define VRIG_TINY "tests/golden/tiny_mistral"
-enum { VRIG_VOCAB = 48, VRIG_HIDDEN = 32 }; /* of that model */
+/* The tiny models of tests/golden: one of each family, all with these sizes. */
+#define VRIG_TINY_OF(family) "tests/golden/tiny_" family
+#define VRIG_TINY            VRIG_TINY_OF("mistral")
+enum { VRIG_VOCAB = 48, VRIG_HIDDEN = 32, VRIG_TOKENS = 40, VRIG_FAMILIES = 4 };
+extern const char *const vrig_families[VRIG_FAMILIES];
 
 /* Must not be moved after opening: the device points into it. */
 typedef struct vrig {
     vptq_mem mem;
     vptq_ctx ctx;
     vptq_device dev;
-    vptq_model m, base; /* base: what m is compared with, where it was opened */
+    vptq_model m, base; /* base: the model to compare with, if opened */
+    vptq_forward *f;    /* NULL unless opened */
 } vrig;
 
 /* Opens the model at `path` on cpu with two threads; tokenizer NULL: its own, if it has one. */
 void vrig_open(vrig *r, const char *path, const char *tokenizer, bool need_tokenizer);
+/* The same on another backend or number of threads; the tokenizer is read if given. */
+void vrig_open_on(vrig *r, const char *path, const char *tokenizer, const char *backend,
+                  int threads);
 void vrig_open_base(vrig *r, const char *path);
-void vrig_close(vrig *r); /* asserts that nothing is still allocated */
+/* Opens a model without tokenizer, and its forward pass for sequences of `length` tokens. */
+void vrig_open_forward(vrig *r, const char *path, const char *backend, int threads,
+                       size_t length);
+/* Closes everything and asserts that no memory is still allocated. */
+void vrig_close(vrig *r);
 
-/* n random ids of the tiny vocabulary, also written to DIR/ids, of which `path` [size] becomes
- * the name; free(). */
+/* hidden = the hidden states after all blocks of these sequences. */
+void vrig_run_blocks(vrig *r, const int32_t *ids, const size_t *starts, size_t count,
+                     float *hidden);
+
+/* n random ids of the tiny vocabulary, also written to DIR/ids, whose name is copied to `path`
+ * [size]; free(). */
 int32_t *vrig_ids(const char *dir, size_t n, char *path, size_t size);
+/* The VRIG_TOKENS ids for which a tiny model has golden logits; free(). */
+int32_t *vrig_tiny_ids(const char *family);
 
 #endif

@@ -1,3 +1,4 @@
+/* Writes one small quantized model as base model, work directory, packed model and archive. */
 #include "tests/support/vwork.h"
 
 #include <stdio.h>
@@ -24,7 +25,7 @@ static void path_in(char path[PATH], const char *dir, const char *sub, const cha
 
 /* ---- matrices ---- */
 
-/* Numbers of a normal distribution that F16 holds exactly. */
+/* Returns normally distributed numbers that F16 holds exactly. */
 static float *halves(vptq_arena *a, size_t n, uint64_t seed)
 {
     vptq_err err = {0};
@@ -84,7 +85,7 @@ static void make_matrices(vptq_arena *a, vptq_packed_matrix m[MATRICES])
                                 .storage = VPTQ_F16};
 }
 
-/* ---- the four kinds ---- */
+/* ---- the four forms ---- */
 
 static void make_base(const char *dir)
 {
@@ -130,7 +131,8 @@ static void make_work(const char *dir, const vptq_packed_matrix m[MATRICES])
     }
 }
 
-/* The original's tensors rounded to F16, but for the quantized weights, and the matrices'. */
+/* Lists the original's tensors rounded to F16, except for the quantized weights, followed by
+ * the tensors of the matrices. */
 static size_t packed_tensors(const char *dir, const vptq_packed_matrix m[MATRICES],
                              vptq_arena *a, vptq_tensor_set *base, vptq_tensor *list)
 {

@@ -1,13 +1,13 @@
-/* One little quantized model in all its kinds: made from tests/golden/tiny_llama3 (F32, two
- * blocks of hidden size 32) with two matrices of arbitrary codes. */
+/* One small quantized model in every form: tests/golden/tiny_llama3 (F32, two blocks, hidden
+ * size 32) with two matrices of random codes. */
 #ifndef VPTQ_TESTS_SUPPORT_VWORK_H
 #define VPTQ_TESTS_SUPPORT_VWORK_H
 
 #define VWORK_PLAIN  "model.layers.0.self_attn.q_proj" /* v 4, k 16 */
-#define VWORK_NORMED "model.layers.1.mlp.down_proj"    /* v 8, k 16 + 4, norm, order */
+#define VWORK_NORMED "model.layers.1.mlp.down_proj"    /* v 8, k 16 + 4, norm, permutation */
 
-/* Fills DIR with base/ (the original), work/ (a quantize work directory over it), packed/ (the
- * published layout) and x.vptq (the archive).  DIR is absolute. */
+/* Writes to DIR, an absolute path: base/ (the original), work/ (a work directory of
+ * vptq-quantize on that base), packed/ (the published layout) and x.vptq (the archive). */
 void vwork_make(const char *dir);
 
 #endif

@@ -1,4 +1,4 @@
-/* Internal: scores of vectors against laid-out codebooks (kernels.h), shared by the kernels
+/* Internal: scores of vectors against laid-out codebooks (codebook.h), shared by the kernels
  * that search them.  A score is summed in the same order everywhere, so that it has the same
  * bits in every function. */
 #ifndef VPTQ_BACKEND_CPU_CODEBOOK_SIMD_H

@@ -35,7 +35,7 @@ vptq_status vptq_cpu_vq_gemv(vptq_dev *dev, const vptq_matrix *m, const vptq_gem
 vptq_status vptq_cpu_vq_dequant(vptq_dev *dev, const vptq_matrix *m, size_t r0, size_t n,
                                 float *w, size_t ldw, vptq_err *err);
 
-/* search.c, columns.c, gather.c */
+/* search.c, columns.c, accumulate.c */
 vptq_status vptq_cpu_search_index_open(vptq_dev *dev, const vptq_codebooks *codebooks,
                                        vptq_search_index **index, vptq_err *err);
 void vptq_cpu_search_index_close(vptq_dev *dev, vptq_search_index *index);

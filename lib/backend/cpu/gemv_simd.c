@@ -1,6 +1,6 @@
-/* The kernels of gemv.h.  Levels 1 and 2 share registers of 8 floats, of which level 2 has
- * twice as many: a centroid of 8 rows is one register, and the cost of an entry is its two
- * look-ups, so that wider registers would gain nothing. */
+/* The kernels of gemv.h for one level of lib/base/simd.h.  AVX2 and AVX-512 both use registers
+ * of 8 floats; AVX-512 has twice as many.  A centroid of 8 rows is one register, and the cost
+ * of an entry is its two look-ups, so wider registers would gain nothing. */
 #define SIMD_MAX_LANES 8
 #include "lib/base/simd.h"
 

@@ -133,7 +133,7 @@ void vptq_search(const vptq_search_index *f, size_t n, const float *x, bool keep
 
 typedef struct search_job {
     const vptq_search_args *args;
-    float *work; /* vptq_search_index_room per thread */
+    float *work; /* vptq_search_index_work per thread */
 } search_job;
 
 static void search_range(void *arg, size_t begin, size_t end, int thread)

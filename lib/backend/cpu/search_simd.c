@@ -1,6 +1,6 @@
 /* Search of pairs of main and residual centroids: the kernels of vptq_search_kernels.
  *
- * The score of a centroid is that of kernels.h; the score of a pair for x is x.(c + r) -
+ * The score of a centroid is that of codebook.h; the score of a pair for x is x.(c + r) -
  * |c + r|^2 / 2.
  *
  * Finding the `beam` nearest main centroids: 32 (16, 8) vectors in the lanes are scored against

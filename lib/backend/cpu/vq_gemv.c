@@ -1,6 +1,7 @@
 /* The op vq_gemv. x is brought into the processing order of the columns and scaled once; then
  * each vector row is a sum of centroids, each times one number. Centroids are read from a
- * layout (gemv.h), which is built for the first product with a matrix and kept with it.
+ * layout (gemv.h), which is built for the first product with a matrix and kept with it.  The
+ * inner loops are in gemv_simd.c, which is compiled for each level of lib/base/simd.h.
  *
  *     y[r] = sum_p x[perm[p]] scale[perm[p]] q[r][p] + sum_j x[j] bias[j]
  */
@@ -212,9 +213,7 @@ static void begin_rows(void *arg, size_t begin, size_t end, int thread)
 vptq_status vptq_cpu_matrix_open(vptq_dev *dev, const vptq_vq *q, vptq_matrix **m,
                                  vptq_err *err)
 {
-    vptq_status st = vptq_ref_matrix_open(dev, q, m, err);
-    if (st)
-        return st;
+    VPTQ_CHECK(vptq_ref_matrix_open(dev, q, m, err));
     (*m)->layout = vptq_mem_alloc(dev->ctx->mem, 1, sizeof *(*m)->layout, err);
     if ((*m)->layout) {
         *(*m)->layout = (vptq_layout){0};
@@ -262,7 +261,7 @@ vptq_status vptq_cpu_vq_gemv(vptq_dev *dev, const vptq_matrix *m, const vptq_gem
                     .x = x,
                     .start = x + g->n * s->in,
                     .threads = threads,
-                    .fetched = (bool *)(x + numbers)};
+                    .fetched = (void *)(x + numbers)};
     memset(job.fetched, 0, (size_t)threads * sizeof *job.fetched);
     vptq_parallel_for(threads, g->n, VPTQ_GEMV_ROWS, begin_rows, &job);
     if (s->outliers)

@@ -199,9 +199,7 @@ static vptq_status sum_by_label(vptq_dev *dev, labelled *a, const float *c, doub
 {
     const size_t doubles = c ? a->k + 1 : 0;
     void *memory = NULL;
-    vptq_status st = alloc_sort(dev, a, doubles, &memory, err);
-    if (st)
-        return st;
+    VPTQ_CHECK(alloc_sort(dev, a, doubles, &memory, err));
     const unsigned pieces = vptq_cuda_blocks(a->n, a->piece);
     double *parts = static_cast<double *>(memory), *total = parts + (c ? a->k : 0);
     uint32_t *at = reinterpret_cast<uint32_t *>(parts + doubles);

@@ -1,3 +1,4 @@
+/* Chooses which copy of a codebook each lane reads. */
 #include "lib/backend/cuda/plan_copies.h"
 
 enum { MAX_PHASE = 16 };

@@ -194,11 +194,8 @@ static vptq_status predict_gemv(const vptq_cuda_chip *chip, const vptq_vq_shape 
                          batch, kernel_names[c->kernel], VPTQ_CUDA_MAX_BATCH);
     spread(chip, s, 1, c);
     vptq_cuda_smem_want w = want_of(chip, s, batch, copies, c);
-    vptq_status st = c->kernel == VPTQ_CUDA_GEMV_SMEM
-                         ? vptq_cuda_smem_fit(&w, &c->smem, err)
-                         : vptq_cuda_smem_direct(&w, &c->smem, err);
-    if (st)
-        return st;
+    VPTQ_CHECK(c->kernel == VPTQ_CUDA_GEMV_SMEM ? vptq_cuda_smem_fit(&w, &c->smem, err)
+                                                : vptq_cuda_smem_direct(&w, &c->smem, err));
     fill(chip, s, c);
     c->body_us = us_of_clocks(chip, body_clocks(chip, s, c, batch, chip->mma_macs));
     return VPTQ_OK;

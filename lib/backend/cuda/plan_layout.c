@@ -1,3 +1,4 @@
+/* Builds the run-time layout of a packed matrix for the kernels. */
 #include "lib/backend/cuda/plan_layout.h"
 
 #include <stdlib.h>

@@ -1,3 +1,4 @@
+/* Divides the shared memory of a block. */
 #include "lib/backend/cuda/plan_smem.h"
 
 enum { ALIGN = 128, FRAGMENT_ROWS = 16, FRAGMENT_COLUMNS = 8, MAX_REPLICAS = 16 };
@@ -142,9 +143,7 @@ static vptq_status check(const vptq_cuda_smem_want *w, vptq_err *err)
 
 vptq_status vptq_cuda_smem_fit(const vptq_cuda_smem_want *w, vptq_cuda_smem *out, vptq_err *err)
 {
-    vptq_status st = check(w, err);
-    if (st)
-        return st;
+    VPTQ_CHECK(check(w, err));
     const vptq_vq_shape *s = &w->shape;
     size_t staging = partial_bytes(w) + aligned(sums_bytes(w)), total;
     size_t available = w->budget > staging ? w->budget - staging : 0;
@@ -178,9 +177,7 @@ vptq_status vptq_cuda_smem_fit(const vptq_cuda_smem_want *w, vptq_cuda_smem *out
 vptq_status vptq_cuda_smem_direct(const vptq_cuda_smem_want *w, vptq_cuda_smem *out,
                                   vptq_err *err)
 {
-    vptq_status st = check(w, err);
-    if (st)
-        return st;
+    VPTQ_CHECK(check(w, err));
     const vptq_vq_shape *s = &w->shape;
     *out = (vptq_cuda_smem){0};
     vptq_cuda_tables *t = &out->tables;

@@ -1,3 +1,4 @@
+/* Arranges the centroids of a codebook in shared memory, with copies or replicas. */
 #include "lib/backend/cuda/plan_table.h"
 
 #include <string.h>

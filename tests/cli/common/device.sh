@@ -1,10 +1,10 @@
-# --version --verbose of every tool names the device, its driver and the libraries; where the device cannot be
-# had, why.  A library that reports given answers replaces the driver.
-there=${VPTQ_DEVICE_BIN-none}
+# --version --verbose of every tool names the device, its driver and the libraries, or the reason why the
+# device cannot be opened.  A stub library with given answers replaces the driver.
+emu_bin=${VPTQ_DEVICE_BIN-none}
 tools="vptq-eval vptq-hessian vptq-pack vptq-quantize"
-if [ -x "$there/vptq-quantize" ]; then
+if [ -x "$emu_bin/vptq-quantize" ]; then
     for tool in $tools; do
-        expect_exit 0 "$there/$tool" --version --verbose --backend emu > out
+        expect_exit 0 "$emu_bin/$tool" --version --verbose --backend emu > out
         expect_line out '^backend emu: emulated device (compute capability 9.0, .* MiB), driver 13.0, run time 13.0$'
         expect_line out '^libraries: emulated cuBLAS, emulated cuSOLVER$'
     done
@@ -37,7 +37,7 @@ int cuGetProcAddress_v2(const char *name, void **p, int version, unsigned long l
 }
 END
 cc -shared -fPIC -o libcuda.so.1 driver.c
-# says VERSION INIT PATTERN: what a tool makes of such a driver
+# says VERSION INIT PATTERN: a tool reports this with such a driver
 says()
 {
     LD_LIBRARY_PATH=$PWD STUB_VERSION=$1 STUB_INIT=$2 "$BIN/vptq-quantize" --version --verbose --backend cuda > out

@@ -1,5 +1,5 @@
-# Calls of the file system that fail or do half of their work: every command gives one
-# sentence and leaves nothing half done, and what needs only to be tried again is tried again.
+# File system calls that fail or are incomplete: every command reports one sentence, leaves no
+# partial output, and repeats interrupted or short calls.
 model=$(data models/stories260K/stories260K.bin)
 tok=$(data models/stories260K/tok512.bin)
 text=$(data text/tinystories/tiny.utf8)

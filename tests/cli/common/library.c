@@ -1,4 +1,4 @@
-/* A program against the installed library: collects, quantizes, packs and measures a model.
+/* Uses the installed library to collect Hessians, quantize, pack and evaluate a model.
  * usage: library MODEL TOKENIZER TEXT */
 #include <stdio.h>
 #include <string.h>

@@ -1,5 +1,5 @@
-# The public header compiles alone as C and as C++, its example is a program, and a program
-# against the installed library, shared and static, measures what the tools print.
+# The public header compiles alone as C and C++, its example compiles, and a program linked
+# with the installed library, shared and static, gives the figures of the tools.
 case $BIN in *address* | *coverage*) skip "an instrumented library is not installed" ;; esac
 flags=(-Wall -Wextra -Werror -pedantic)
 echo '#include "vptq.h"' >alone.c
@@ -7,7 +7,7 @@ echo '#include "vptq.h"' >alone.cc
 cc -std=c11 "${flags[@]}" -I"$SRC/lib" -c alone.c
 c++ -std=c++17 "${flags[@]}" -I"$SRC/lib" -c alone.cc
 
-# The example of the header: the comment's indented lines.
+# The example in the header: the indented lines of the comment.
 {
     printf '#include <stdio.h>\n#include "vptq.h"\nint main(void)\n{\n'
     sed -n '/^ \*     vptq_err/,/^ \*     vptq_ctx_close/s/^ \*//p' "$SRC/lib/vptq.h"

@@ -1,4 +1,4 @@
-# Every option of --help is in the manual page, and the page names no other.
+# The manual page names every option of --help and no other.
 for tool in vptq-hessian vptq-quantize vptq-pack vptq-eval; do
     if [ "$tool" = vptq-eval ]; then
         commands=$("$BIN/$tool" --help | sed -n '/^Commands:/,/^$/s/^  \([a-z]*\) .*/\1/p')

@@ -1,4 +1,4 @@
-# A model that is not there: exit 1 and one sentence that names it, whatever the tool.
+# A missing model: every tool exits with 1 and one sentence that names it.
 missing()
 {
     expect_exit 1 "$@" >out 2>err
@@ -11,4 +11,4 @@ echo text >text
 missing "$BIN/vptq-hessian" -m no-such-model -c text -o h
 missing "$BIN/vptq-pack" --list no-such-model
 missing "$BIN/vptq-eval" ppl -m no-such-model --text text
-[ ! -e h ] || fail "an output was made"
+[ ! -e h ] || fail "the output exists after an error"

@@ -14,8 +14,8 @@ for tool in vptq-hessian vptq-quantize vptq-pack vptq-eval; do
     refused "^$tool: unknown " "$BIN/$tool" --nonsense
 done
 refused "unknown command 'nonsense'" "$BIN/vptq-eval" nonsense
-refused "invalid value for --threads: 'x'" "$BIN/vptq-hessian" -t x
-refused "invalid value for --mem: '1Q'" "$BIN/vptq-quantize" --mem 1Q
-refused "invalid value for --layers: '9-3'" "$BIN/vptq-quantize" --layers 9-3
-refused "invalid value for --format: 'xml'" "$BIN/vptq-pack" --format xml
+refused ": --threads x: expected 0 to 4096" "$BIN/vptq-hessian" -t x
+refused ": --mem 1Q: expected" "$BIN/vptq-quantize" --mem 1Q
+refused ": --layers 9-3: expected" "$BIN/vptq-quantize" --layers 9-3
+refused ": --format xml: expected text|json" "$BIN/vptq-pack" --format xml
 refused "option '-m' needs a value" "$BIN/vptq-eval" ppl -m

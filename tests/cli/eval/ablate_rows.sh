@@ -55,13 +55,13 @@ refused 2 "row 'b': .*groups" '[{"name": "a"}, {"name": "b", "settings": {"group
 refused 2 "row 'a': allocation by losses needs all 5 layers" '[{"name": "a", "bits": 3}]' --layers 1
 refused 2 "--only 'c': expected the name of a row or a number from 1 to 1" '[{"name": "a"}]' --only c
 refused 2 "--only '2': expected the name of a row or a number from 1 to 1" '[{"name": "a"}]' --only 2
-refused 2 "set is 'x', expected KEY=VALUE" '[{"name": "a"}]' --set x
+refused 2 "set x: expected KEY=VALUE" '[{"name": "a"}]' --set x
 refused 2 "no such setting: 'x'" '[{"name": "a"}]' --set x=1
 printf '[{"name": "a"}]' >rows.json
 expect_exit 2 "$BIN/vptq-eval" ablate -m "$model" --table rows.json -o d --text "$text" 2>err.txt
-expect_line err.txt 'give a calibration text'
+expect_line err.txt 'missing option: -c/--calibration TEXT'
 expect_exit 2 "$BIN/vptq-eval" ablate -m "$model" --table rows.json -o d -H h 2>err.txt
-expect_line err.txt 'give --text FILE'
+expect_line err.txt 'missing option: --text FILE'
 
 # the seed of the run is used for the rows
 ablate_seed() { "$BIN/vptq-eval" ablate -q -m "$model" -H own --text "$text" --context 128 --layers 0 \

@@ -13,7 +13,7 @@ bad()
 }
 
 bad 2 "unknown command 'pp'" pp
-bad 2 "give --text FILE or --tokens FILE" ppl -m "$model"
+bad 2 "missing option: --text FILE or --tokens FILE" ppl -m "$model"
 bad 2 "documents and --tokens exclude" ppl -m "$model" --documents x --text "$text" --tokens x
 bad 2 "documents and --join exclude" ppl -m "$model" --documents x --text "$text" --join
 bad 2 "exclude each other" ppl -m "$model" --documents x --text "$text" --rows

@@ -114,7 +114,7 @@ refused()
     [ ! -s out.txt ] || fail "something on stdout: $*"
     expect_line err.txt "$pattern"
 }
-refused 2 'no records are given'
+refused 2 'expected files of records'
 refused 2 'layout classic is Markdown' "$records" --layout classic --format html
 refused 2 "--original 'none': no records of such a model" "$records" --original none
 refused 1 "cannot open 'none.jsonl'" none.jsonl

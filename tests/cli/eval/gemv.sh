@@ -61,10 +61,10 @@ refused()
     [ ! -s out.txt ] || fail "something on stdout: $*"
     expect_line err.txt "$pattern"
 }
-refused "^vptq-eval: --shape '64', expected INxOUT" --shape 64
-refused "^vptq-eval: --shape '64x', expected INxOUT" --shape 64x
-refused "^vptq-eval: --books '16+x', expected K+KRES or K" --books 16+x
-refused "^vptq-eval: --batch 'two', expected a whole number" --batch two
+refused "^vptq-eval: --shape 64: expected INxOUT" --shape 64
+refused "^vptq-eval: --shape 64x: expected INxOUT" --shape 64x
+refused "^vptq-eval: --books 16+x: expected K+KRES or K" --books 16+x
+refused "^vptq-eval: --batch two: expected a whole number" --batch two
 refused '^vptq-eval: --batch is 0, expected 1 to 1024' --batch 0 --shape 64x48
 refused '^vptq-eval: a matrix has 0 rows, expected at least 1' --shape 64x0
 refused '^vptq-eval: .*100' --shape 64x48 --books 100

@@ -85,7 +85,7 @@ bad()
     expect_exit "$status" "$BIN/vptq-eval" generate -q "$@" > /dev/null 2> err.txt
     expect_line err.txt "$part"
 }
-bad 2 '\-\-system is for --chat' -m src -p x --system y
+bad 2 '\-\-system needs --chat' -m src -p x --system y
 bad 2 '\-\-chat needs --prompt' -m src --chat
 bad 2 'exclude each other' -m src -p x --prompt-file q.txt
 bad 2 'a stop string is empty' -m src -p x --stop ''

@@ -52,7 +52,7 @@ expect_exit 1 "$BIN/vptq-eval" kld -m "$model" --base "$SRC/tests/golden/tiny_mi
     --tokens ids.i32 --context 16 -q 2>err.txt
 expect_line err.txt '(vocabulary of 512) is not a version of .*tiny_mistral (vocabulary of 48)$'
 expect_exit 2 "$BIN/vptq-eval" kld -m "$model" --base "$model" 2>err.txt
-expect_line err.txt 'give --text FILE or --tokens FILE'
+expect_line err.txt 'missing option: --text FILE or --tokens FILE'
 expect_exit 2 "$BIN/vptq-eval" kld -m "$model" --tokens ids.i32 2>err.txt
 expect_line err.txt '--base'
 
@@ -62,7 +62,7 @@ words=(--text "$text" --context 256 --windows 4 -q)
 kld() { "$BIN/vptq-eval" kld "$@"; }
 kld -m "$perturbed" --base "$model" "${words[@]}" --format json >run.json
 kld --base "$model" "${words[@]}" --save-base full --base-precision full >out.txt
-expect_line out.txt '^recorded 1020 tokens in 4 windows of 256 in full, '
+expect_line out.txt '^saved 1020 tokens in 4 windows of 256 in full, '
 kld --base "$model" "${words[@]}" --save-base top --base-top 64 --format json >out.json
 [ "$(json_get base_file out.json)" = top ] || fail "base_file: $(cat out.json)"
 kld -m "$perturbed" --base "$model" "${words[@]}" --save-base both --base-top 64 -t 1 --format json >both.json
@@ -115,10 +115,10 @@ expect_line err.txt 'full: saved with another tokenizer: .* gives .*tiny.utf8 ot
 
 # Conflicting options.
 usage() { expect_exit 2 kld "${@:2}" 2>err.txt; expect_line err.txt "$1"; }
-usage 'give --base MODEL or --base-file FILE' -m "$model" --text "$text"
-usage 'give --base MODEL or --base-file FILE' -m "$model" --base "$model" --base-file full --text "$text"
+usage 'missing option: --base MODEL or --base-file FILE' -m "$model" --text "$text"
+usage 'missing option: --base MODEL or --base-file FILE' -m "$model" --base "$model" --base-file full --text "$text"
 usage 'save-base needs --base MODEL' -m "$model" --base-file full --save-base x
-usage 'give --model MODEL, or --save-base FILE' --base "$model" --text "$text"
+usage 'missing option: -m/--model MODEL or --save-base FILE' --base "$model" --text "$text"
 usage 'need --save-base' -m "$model" --base-file full --base-top 8
 usage 'not with full' --base "$model" --text "$text" --save-base x --base-precision full --base-top 8
 usage 'max-kld needs --model' --base "$model" --text "$text" --save-base x --max-kld 1

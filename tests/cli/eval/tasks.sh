@@ -77,11 +77,11 @@ bad()
     [ ! -s out.txt ] || fail "something on stdout: $*"
 }
 bad 2 '--task'
-bad 2 "task 'arc': expected NAME=FILE" --task arc
-bad 2 "task '=x': expected NAME=FILE" --task =x
+bad 2 "task arc: expected NAME=FILE" --task arc
+bad 2 "task =x: expected NAME=FILE" --task =x
 bad 2 'min-agreement needs --base' --task "x=$items/piqa.jsonl" --min-agreement 1
-bad 2 "delimiter: '.x' is not known" --task "x=$items/piqa.jsonl" --delimiter '\x'
-bad 2 "delimiter: '.' is not known, expected" --task "x=$items/piqa.jsonl" --delimiter "x\\"
+bad 2 "delimiter: unknown escape '.x'" --task "x=$items/piqa.jsonl" --delimiter '\x'
+bad 2 "delimiter: unknown escape '.', expected" --task "x=$items/piqa.jsonl" --delimiter "x\\"
 bad 1 "no-such-items" --task x=no-such-items
 bad 1 'line 1 is an item of PIQA, not of copa' --task "copa=$items/piqa.jsonl"
 printf '{"text": "a b"}\n{"text": "a b", "text": 1}\n' >twice.jsonl

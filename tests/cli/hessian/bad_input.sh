@@ -14,9 +14,9 @@ bad()
     [ ! -s out.txt ] || fail "something on stdout: $*"
 }
 
-bad 2 "MODEL is missing" "$BIN/vptq-hessian" -c "$text" -o x
-bad 2 "calibration text" run -o x
-bad 2 "HDIR is missing" run -c "$text"
+bad 2 "missing option: -m/--model MODEL" "$BIN/vptq-hessian" -c "$text" -o x
+bad 2 "missing option: -c/--calibration TEXT" run -o x
+bad 2 "missing option: -o/--output HDIR" run -c "$text"
 bad 2 "'-l'\|--length\|window" run -c "$text" -o x -l 1
 bad 2 "model does not go with --show" "$BIN/vptq-hessian" --show h -m "$model"
 bad 2 "output does not go with --show" "$BIN/vptq-hessian" --show h -o x

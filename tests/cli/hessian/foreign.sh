@@ -9,8 +9,8 @@ hessian --export h --inverse -o inv > out.txt
 expect_line out.txt "pytorch inverse, hessians of layers 0-4, 1024 tokens"
 expect_line out.txt "inverted with 0.0201 of the mean diagonal added"
 hessian --import inv -o back > out.txt
-expect_line out.txt "how many tokens is not known"
-expect_line out.txt "the ridge of 0.0201 was taken off, the mean diagonal is 1"
+expect_line out.txt "unknown number of tokens"
+expect_line out.txt "the ridge of 0.0201 was subtracted, the mean diagonal is 1"
 expect_line back/hessian.json '"imported_from": "pytorch inverse"'
 expect_line back/hessian.json '"divided_by_mean_diagonal": true'
 for dir in h back; do hessian --show "$dir" --format json > "$dir.txt"; done

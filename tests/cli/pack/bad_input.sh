@@ -21,10 +21,10 @@ finds()
 }
 
 # Usage.
-bad 2 "no model is given" pack
-bad 2 "no model is given" pack --list
-bad 2 "more than one model" pack a b -o out
-bad 2 "-o is missing" pack "$golden"
+bad 2 "missing option: -m/--model MODEL" pack
+bad 2 "missing option: -m/--model MODEL" pack --list
+bad 2 "expected one model, got 2" pack a b -o out
+bad 2 "missing option: -o/--output OUT" pack "$golden"
 bad 2 "exclude each other" pack --list --check "$golden"
 bad 2 "exclude each other" pack --repair --unpack "$golden" -o out
 bad 2 "to archive does not go with --unpack" pack --unpack "$golden" -o out --to archive
@@ -38,7 +38,7 @@ for option in "-o out" "--to hf" "--dtype f16" "--embeddings f16" "--shard-size 
     # shellcheck disable=SC2086
     bad 2 "$name does not go with --check" pack --check "$golden" $option
 done
-bad 2 "'zip'" pack "$golden" -o out --to zip
+bad 2 ": --to zip: expected" pack "$golden" -o out --to zip
 bad 2 "f32 cannot be packed" pack "$golden" -o out --dtype f32
 bad 2 "q4" pack "$golden" -o out --dtype q4
 

@@ -46,7 +46,7 @@ expect_line check.txt "^one.vptq: 0 errors, 0 warnings"
 expect_exit 2 "$BIN/vptq-pack" -q --repair --check fixed 2> err.txt
 expect_line err.txt "exclude each other"
 expect_exit 2 "$BIN/vptq-pack" -q --repair fixed 2> err.txt
-expect_line err.txt "-o is missing"
+expect_line err.txt "missing option: -o/--output OUT"
 expect_exit 2 "$BIN/vptq-pack" -q --repair fixed -o fixed -f 2> err.txt
 expect_line err.txt "is the input itself"
 expect_exit 1 "$BIN/vptq-pack" -q --repair "$(data models/stories260K-hf)" -o plain 2> err.txt

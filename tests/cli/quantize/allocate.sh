@@ -93,10 +93,10 @@ quantize --dry-run -b "$(awk "BEGIN { print $least + 0.001 }")" --allocate unifo
 expect_exit 2 quantize -o kl -b 0.1 -H h 2>err.txt
 expect_line err.txt 'below the smallest possible, '
 expect_exit 2 quantize --dry-run -b 3 2>err.txt
-expect_line err.txt '^vptq-quantize: --allocate proxy needs -H HDIR, or -c TEXT and -o WORK$'
+expect_line err.txt '^vptq-quantize: --allocate proxy needs -H HDIR, or -c TEXT and -o WORK (--allocate uniform needs neither)$'
 expect_exit 2 quantize --dry-run -b 3 -H h --allocate kl 2>err.txt
 expect_line err.txt 'needs --allocate-text FILE or --allocate-tokens FILE'
 expect_exit 2 quantize --dry-run -b 3 -k 64 --allocate uniform 2>err.txt
 expect_line err.txt 'bits and --centroids exclude each other'
 expect_exit 2 quantize --dry-run -b 0 --allocate uniform 2>err.txt
-expect_line err.txt "invalid value for --bits: '0'"
+expect_line err.txt "--bits 0: expected more than 0"

@@ -18,8 +18,8 @@ bad()
 
 bad 2 "power of two" run -o w -k 100
 bad 2 "layers 4-5" run -o w --layers 4-5
-bad 2 "HDIR is missing" "$BIN/vptq-quantize" -m "$model" -o w
-bad 2 "WORK is missing" run
+bad 2 "missing option: -H/--hessians HDIR" "$BIN/vptq-quantize" -m "$model" -o w
+bad 2 "missing option: -o/--output WORK" run
 bad 1 "'nothing' is not a hessian directory" "$BIN/vptq-quantize" -m "$model" -H nothing -o w
 bad 1 "another model" "$BIN/vptq-quantize" -m "$hf" -H h -o w
 [ ! -e w ] || fail "a work directory was made"

@@ -75,7 +75,7 @@ bad 1 "key 'kv_factor' is 0.5, here it is 0.25" run -H h --kv-factor 0.25 -o w
 bad 1 "key 'held_out_fingerprint' is" run -H h --held-out other -o w
 bad 1 "'other' has no term of k and v for the factor of 0.1" \
     run -H other --kv-factor 0.1 -o x
-bad 2 "invalid value for --kv-factor: '-1'" run -H h --kv-factor -1 -o x
+bad 2 ": --kv-factor -1: expected" run -H h --kv-factor -1 -o x
 bad 2 "held-out needs -H" run --dry-run --held-out other
 bad 1 "'h' and 'h' have the Hessians of the same tokens" run -H h --held-out h -o x
 "$BIN/vptq-hessian" -m "$hf" -c "$text" -n 2 -l 64 -o alien -qq > /dev/null

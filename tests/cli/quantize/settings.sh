@@ -77,43 +77,43 @@ bad()
     expect_line err.txt "$pattern"
 }
 
-bad "invalid value for --vector-length: vector_length is '65', expected a whole number from 1 to 64" -v 65
-bad "invalid value for --vector-length: vector_length is '0'" -v 0
-bad "invalid value for --vector-length: vector_length is '4.5'" -v 4.5
-bad "invalid value for --centroids: centroids is '131072'" -k 131072
-bad "layers.0.self_attn.q_proj: centroids is 100, expected a power of two" -k 100
-bad "invalid value for --residual: residual is '-1'" -r -1
-bad "layers.0.self_attn.q_proj: residual is 3, expected a power of two" -r 3
-bad "invalid value for --groups: groups is '0'" -g 0
+bad "^vptq-quantize: --vector-length 65: expected a whole number from 1 to 64" -v 65
+bad "^vptq-quantize: --vector-length 0: expected" -v 0
+bad "^vptq-quantize: --vector-length 4.5: expected" -v 4.5
+bad "^vptq-quantize: --centroids 131072: expected" -k 131072
+bad "^vptq-quantize: --centroids 100: must be a power of two from 2 to 65536 (nearest: 64, 128)" -k 100
+bad "^vptq-quantize: --residual -1: expected" -r -1
+bad "^vptq-quantize: --residual 3: must be a power of two from 2 to 65536 (nearest: 2, 4)" -r 3
+bad "^vptq-quantize: --groups 0: expected" -g 0
 bad "layers.0.self_attn.q_proj: groups is 3, which does not divide 64 columns" -g 3
 bad "layers.0.self_attn.q_proj: groups is 65, which leaves an empty group" -g 65
 bad "groups is 2 and group_size is 32, expected only one" -g 2 --group-size 32
-bad "invalid value for --outliers: outliers is '101', expected a number from 0 to 100" --outliers 101
+bad "^vptq-quantize: --outliers 101: expected a number from 0 to 100" --outliers 101
 bad "outliers is 100 percent, which leaves none of 64 columns" --outliers 100
-bad "invalid value for --outliers: '1:4' (expected PERCENT\[:V:K\])" --outliers 1:4
-bad "invalid value for --outliers: '1:4:8:2'" --outliers 1:4:8:2
-bad "invalid value for --outliers: outlier_vector_length is '65'" --outliers 1:65:8
-bad "invalid value for --outliers: outlier_centroids is ''" --outliers 1:4:
-bad "outlier_centroids is 9, expected a power of two" --outliers 1:4:9
-bad "invalid value for --norm: norm is 'max', expected none|std|minmax" --norm max
+bad "^vptq-quantize: --outliers 1:4: expected PERCENT\[:V:K\]" --outliers 1:4
+bad "^vptq-quantize: --outliers 1:4:8:2: expected" --outliers 1:4:8:2
+bad "^vptq-quantize: --outliers 65: expected" --outliers 1:65:8
+bad "^vptq-quantize: --outliers '': expected" --outliers 1:4:
+bad "^vptq-quantize: --outliers 9: must be a power of two from 2 to 65536 (nearest: 8, 16)" --outliers 1:4:9
+bad "^vptq-quantize: --norm max: expected none|std|minmax" --norm max
 bad "norm and --no-norm exclude each other" --norm std --no-norm
-bad "invalid value for --metric: metric is ''" --metric ''
-bad "invalid value for --init: init is 'best'" --init best
-bad "invalid value for --residual-from: residual_from is 'all'" --residual-from all
-bad "invalid value for --retrain: retrain is '1001'" --retrain 1001
-bad "invalid value for --scales: scales is 'no', expected true or false" --scales no
-bad "invalid value for --rounding: rounding is 'up'" --rounding up
-bad "invalid value for --joint: joint is 'x'" --joint x
-bad "invalid value for --search: 'wide' (expected greedy|beam\[:N\])" --search wide
-bad "invalid value for --search: beam is '0'" --search beam:0
-bad "invalid value for --sweeps: sweeps is '1e9'" --sweeps 1e9
-bad "invalid value for --refits: refits is '17', expected a whole number from 0 to 16" --refits 17
-bad "invalid value for --kmeans-iterations: kmeans_iterations is '0'" --kmeans-iterations 0
-bad "invalid value for --kmeans-tolerance: kmeans_tolerance is 'nan'" --kmeans-tolerance nan
-bad "invalid value for --kmeans-shift: kmeans_shift is 'inf'" --kmeans-shift inf
-bad "invalid value for --ridge: ridge is '-1', expected a number from 0 to 1" --ridge -1
-bad "invalid value for --damping: damping is '0'" --damping 0
-bad "invalid value for --dtype: dtype is 'f32', expected f16|bf16" --dtype f32
+bad "^vptq-quantize: --metric '': expected" --metric ''
+bad "^vptq-quantize: --init best: expected" --init best
+bad "^vptq-quantize: --residual-from all: expected" --residual-from all
+bad "^vptq-quantize: --retrain 1001: expected" --retrain 1001
+bad "^vptq-quantize: --scales no: expected true or false" --scales no
+bad "^vptq-quantize: --rounding up: expected" --rounding up
+bad "^vptq-quantize: --joint x: expected" --joint x
+bad "^vptq-quantize: --search wide: expected greedy|beam\[:N\]" --search wide
+bad "^vptq-quantize: --search 0: expected" --search beam:0
+bad "^vptq-quantize: --sweeps 1e9: expected" --sweeps 1e9
+bad "^vptq-quantize: --refits 17: expected a whole number from 0 to 16" --refits 17
+bad "^vptq-quantize: --kmeans-iterations 0: expected" --kmeans-iterations 0
+bad "^vptq-quantize: --kmeans-tolerance nan: expected" --kmeans-tolerance nan
+bad "^vptq-quantize: --kmeans-shift inf: expected" --kmeans-shift inf
+bad "^vptq-quantize: --ridge -1: expected a number from 0 to 1" --ridge -1
+bad "^vptq-quantize: --damping 0: expected" --damping 0
+bad "^vptq-quantize: --dtype f32: expected f16|bf16" --dtype f32
 bad "encoder is 'fast', expected best|upstream" --encoder fast
 bad "preset is 'llama9', expected a name of --preset list" --preset llama9
 

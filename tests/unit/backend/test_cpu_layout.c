@@ -1,5 +1,5 @@
-/* Layouts of packed matrices on the cpu: every code leads to its centroid, in the smallest
- * exact form. */
+/* Layouts of packed matrices on the cpu: every code refers to its centroid, and codebooks have
+ * the smallest exact form. */
 #include <float.h>
 #include <math.h>
 #include <stdlib.h>
@@ -19,7 +19,7 @@ typedef struct layout_case {
     size_t lanes, far_half, far_float;
 } layout_case;
 
-/* Element e of the row that `code` leads to. */
+/* Element e of the row that `code` refers to. */
 static float number(const vptq_layout *l, const uint8_t *table, uint16_t code, size_t e)
 {
     const uint8_t *row = table + 8 * code * l->code_scale;
@@ -76,7 +76,7 @@ static void make_case(const layout_case *c, vmatrix *m)
         vptq_round_to_n(c->type, m->res_centroids, (size_t)s->groups * s->k_res * s->v);
 }
 
-static void codes_lead_to_their_centroids(void **state)
+static void codes_refer_to_their_centroids(void **state)
 {
     (void)state;
     static const layout_case cases[] = {
@@ -120,7 +120,7 @@ static void codes_lead_to_their_centroids(void **state)
 }
 
 /* A NaN or an infinity in a codebook is kept. */
-static void codebooks_of_anything_are_kept(void **state)
+static void nan_and_infinity_in_codebooks_are_kept(void **state)
 {
     (void)state;
     static const float odd[] = {NAN, INFINITY, -INFINITY, FLT_MAX, FLT_MIN / 8};
@@ -145,11 +145,11 @@ static void codebooks_of_anything_are_kept(void **state)
     }
 }
 
-/* Each allocation of a first product fails once; the matrix still works. */
-static void products_survive_a_lack_of_memory(void **state)
+/* Each allocation of the first product fails once; the matrix still works. */
+static void products_survive_failed_allocations(void **state)
 {
     (void)state;
-    enum { OUT = 40, IN = 30, MOST = 50 };
+    enum { OUT = 40, IN = 30, MAX_FAILURES = 50 };
     const layout_case c = {
         {OUT, IN, 8, 1024, 16, 1, IN, 0, 0, 0, true, true}, VPTQ_F16, true, 8, 1, 1};
     vmatrix m;
@@ -170,7 +170,7 @@ static void products_survive_a_lack_of_memory(void **state)
     const size_t used = mem.used;
     vptq_gemv_args again = g;
     again.y = y;
-    for (int n = 0; n < MOST; n++) {
+    for (int n = 0; n < MAX_FAILURES; n++) {
         mem.fail_after = n;
         vptq_status st = dev.ops->matrix_open(dev.state, &m.q, &q, &err);
         const bool opened = st == VPTQ_OK;
@@ -178,7 +178,7 @@ static void products_survive_a_lack_of_memory(void **state)
             st = dev.ops->vq_gemv(dev.state, q, &again, &err);
         mem.fail_after = -1;
         if (!st)
-            n = MOST;
+            n = MAX_FAILURES;
         else
             assert_int_equal(st, VPTQ_E_NOMEM);
         failures += st != VPTQ_OK;
@@ -198,9 +198,9 @@ static void products_survive_a_lack_of_memory(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(codes_lead_to_their_centroids),
-        cmocka_unit_test(codebooks_of_anything_are_kept),
-        cmocka_unit_test(products_survive_a_lack_of_memory),
+        cmocka_unit_test(codes_refer_to_their_centroids),
+        cmocka_unit_test(nan_and_infinity_in_codebooks_are_kept),
+        cmocka_unit_test(products_survive_failed_allocations),
     };
     return vtest_main(argc, argv, tests);
 }

@@ -1,5 +1,5 @@
-/* Tests the run-time layout of packed matrices for the GPU: round trips, what every lane's code
- * decodes to, padding, bad input, memory. */
+/* Tests the run-time layout of packed matrices for the GPU: round trips, the decoded code of
+ * every lane, padding, bad input, memory. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,7 +31,7 @@ static vptq_vq_shape grouped(void)
     return s;
 }
 
-/* ---- what a layout holds ---- */
+/* ---- contents of a layout ---- */
 
 static uint16_t *table_image(const vptq_cuda_table *t, const float *centroids,
                              const uint16_t *order)
@@ -41,8 +41,8 @@ static uint16_t *table_image(const vptq_cuda_table *t, const float *centroids,
     return image;
 }
 
-/* Checks the values of a row, read like a kernel does: by address, piece by piece, then the
- * tail. */
+/* Checks the values of a row, read as in a kernel: by address, piece by piece, then the tail.
+ */
 static void check_row(const vptq_cuda_table *t, const uint16_t *image, uint32_t row,
                       const float *centroid)
 {
@@ -160,7 +160,7 @@ static void check_layout(const vmatrix *m, const vptq_cuda_tables *tables)
 /* ---- all shapes with all ways to store their codebooks ---- */
 
 typedef struct seen {
-    int ranked, replicas, narrow, refused, copies[VPTQ_CUDA_MAX_COPIES + 1];
+    int ranked, replicas, narrow, rejected, copies[VPTQ_CUDA_MAX_COPIES + 1];
 } seen;
 
 static void note(seen *n, const vptq_cuda_tables *t)
@@ -183,7 +183,7 @@ static void check_shape(const vptq_vq_shape *s, seen *n)
             vptq_cuda_smem fit;
             w.copies = copies;
             if (vptq_cuda_smem_fit(&w, &fit, NULL)) {
-                n->refused++;
+                n->rejected++;
                 continue;
             }
             assert_true(fit.total <= w.budget);
@@ -222,8 +222,8 @@ static void test_there_and_back(void **state)
     s.v0 = 12;
     s.k_res = 0;
     check_shape(&s, &n);
-    /* every way was covered */
-    assert_true(n.ranked && n.replicas && n.narrow && n.refused);
+    /* every way was tested */
+    assert_true(n.ranked && n.replicas && n.narrow && n.rejected);
     for (uint32_t c = 1; c <= 3; c++)
         assert_true(n.copies[c]);
 }
@@ -372,7 +372,7 @@ static void test_rows(void **state)
                  "from 2 to 8");
 }
 
-/* A partial copy holds the most used centroids: ranks by falling use, equal ones by number. */
+/* A partial copy holds the most used centroids, ranked by decreasing use, then by number. */
 static void test_ranks_by_use(void **state)
 {
     (void)state;

@@ -34,7 +34,7 @@ static uint32_t strided(uint32_t stride, uint32_t bytes)
 static void test_wavefronts_by_hand(void **state)
 {
     (void)state;
-    assert_int_equal(strided(4, 4), 1); /* every lane its bank */
+    assert_int_equal(strided(4, 4), 1); /* every lane has its own bank */
     assert_int_equal(strided(0, 4), 1); /* one word for all */
     assert_int_equal(strided(8, 4), 2);
     assert_int_equal(strided(128, 4), 32);
@@ -54,7 +54,7 @@ static void test_wavefronts_by_hand(void **state)
 
 /* ---- the choice, against all choices ---- */
 
-/* Wavefronts of one phase, the other phases made of its first row alone. */
+/* Wavefronts of one phase; the other phases consist of its first row only. */
 static uint32_t phase_clocks(const vptq_cuda_table *t, const uint16_t *rows)
 {
     uint32_t a[LANES], bytes = t->pieces ? 16 : 8;
@@ -63,7 +63,7 @@ static uint32_t phase_clocks(const vptq_cuda_table *t, const uint16_t *rows)
     return vbanks_wavefronts(a, bytes) - (LANES / t->slots - 1);
 }
 
-/* The least over every combination of copies that the lanes could read. */
+/* The minimum over all combinations of copies that the lanes could read. */
 static uint32_t least_of_all(const vptq_cuda_table *t, const uint32_t *ranks)
 {
     uint32_t combinations = 1, least = UINT32_MAX;
@@ -117,7 +117,7 @@ static void test_choice_is_the_best_of_all(void **state)
     against_all_choices(64, 2, 32, 40);
 }
 
-/* Lanes that pad add nothing. */
+/* Padding lanes add nothing. */
 static void test_choice_with_padding(void **state)
 {
     (void)state;
@@ -145,8 +145,8 @@ static void test_choice_with_padding(void **state)
 /* ---- the choice, against its exact expectation ---- */
 
 /* How full the fullest slot must be when count[s] different rows have s as their slot in the
- * first copy: by Hall's theorem, the largest over sets of slots of the rows that have no other
- * way out, over the slots that they can reach. */
+ * first copy. By Hall's theorem this is the maximum, over sets of slots, of the number of rows
+ * that fit only into the set, divided by its number of slots. */
 static uint32_t hall(const uint32_t *count, const vptq_cuda_table *t)
 {
     uint32_t most = 1;
@@ -187,8 +187,8 @@ static void add_counts(const vptq_cuda_table *t, uint32_t *count, uint32_t slot,
     }
 }
 
-/* Mean and variance of the clocks of a phase of 8 different random rows: over all ways to put
- * 8 rows into 8 slots. */
+/* Mean and variance of the clocks of a phase of 8 different random rows, over all ways to
+ * assign 8 rows to 8 slots. */
 static moments expectation(const vptq_cuda_table *t)
 {
     moments m = {0, 0};
@@ -237,11 +237,11 @@ static void test_expected_clocks(void **state)
     t.copy[2].rotation = 4;
     assert_true(fabs(4 * expectation(&t).mean - 5.3) < 0.01);
     t.copies = 2;
-    t.copy[1].rotation = 4; /* the bad choice for two */
+    t.copy[1].rotation = 4; /* the worse choice for two copies */
     assert_true(fabs(4 * expectation(&t).mean - 8.29) < 0.01);
 }
 
-/* Per phase, where the first half of the ranks has `percent` of the uses. */
+/* Clocks per phase if the first half of the ranks has `percent` of the uses. */
 static double skewed(const vptq_cuda_table *t, uint32_t percent, int phases)
 {
     vptq_rng rng = vptq_rng_make(4, t->v, percent, VPTQ_RNG_TEST);
@@ -272,7 +272,7 @@ static void check_mean(const vptq_cuda_table *t, double want)
 }
 
 /* Rows of 8 bytes: published 6.1, 4.0, 3.3 for one, two, three copies; parts of copies and
- * replicas as the calculator of shared memory takes them to be. */
+ * replicas as the shared memory planner assumes them. */
 static void test_other_tables(void **state)
 {
     (void)state;

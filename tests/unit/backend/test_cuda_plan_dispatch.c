@@ -269,7 +269,7 @@ static void test_dispatch(void **state)
     assert_int_equal(p.small.from, 17);
     assert_int_equal(p.small.to, 256);
     assert_false(p.small.staged);
-    /* 1 MiB of codebook does not fit: through L2, and nothing for more tokens */
+    /* a codebook of 1 MiB does not fit: read through L2, and no kernel for more tokens */
     p = dispatch("h200", make_shape(4096, 4096, 8, 65536, 256), NULL);
     assert_int_equal(p.few.kernel, VPTQ_CUDA_GEMV_DIRECT);
     assert_int_equal(p.small.to, 0);
@@ -279,7 +279,7 @@ static void test_dispatch(void **state)
     /* tiny: the tables would take longer than the lookups */
     assert_int_equal(dispatch("h200", make_shape(256, 1024, 8, 8192, 256), NULL).few.kernel,
                      VPTQ_CUDA_GEMV_DIRECT);
-    /* more copies where there is more to look up */
+    /* more copies for more lookups */
     p = dispatch("h200", make_shape(1024, 8192, 8, 4096, 256), NULL);
     vptq_cuda_dispatch_plan big = dispatch("h200", make_shape(53248, 8192, 8, 4096, 256), NULL);
     assert_true(p.few.smem.tables.main.copies < big.few.smem.tables.main.copies);
@@ -314,7 +314,7 @@ static void test_forced_kernels(void **state)
 /* Every valid shape has a kernel that fits, and no other kernel is predicted to be faster. */
 static void check_choice(const vptq_cuda_chip *chip, const vptq_vq_shape *s)
 {
-    enum { PLANNED = 4 }; /* tokens that the choice is made for */
+    enum { PLANNED = 4 }; /* number of tokens planned for */
     vptq_err err = {0};
     vptq_cuda_dispatch_plan p;
     vptq_cuda_choice other;

@@ -290,7 +290,7 @@ static void check_reply(vrig *r, const char *dir, const json_t *c, size_t tokens
     size_t n = ids.count;
     expect_ids(ids.data, n, json_object_get(c, "prompt_ids"));
     const vptq_generate_options o = {
-        .tokens = tokens, .top_p = 1, .ends = stop.data, .end_count = stop.count};
+        .tokens = tokens, .top_p = 1, .stop_tokens = stop.data, .stop_token_count = stop.count};
     assert_ok(vptq_eval_generate(&r->dev, &r->m, &o, collect, &reply, &ids, &result, &err),
               &err);
     expect_ids(ids.data + n, ids.count - n, json_object_get(c, "reply_ids"));

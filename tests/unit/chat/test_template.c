@@ -100,23 +100,23 @@ static void test_texts(void **state)
         {"a {#- c -#} b{# d #}\nc", "abc"},
         {"{{ 'a' }}\n{{- 'b' }} {{ 'c' -}}\n d", "ab cd"},
         {"{{ {'a': {'b': 1}}.a.b }}", "1"},
-        {"{{ \"a\" 'b' ~ 1 ~ none ~ missing }}", "ab1None"},
-        {"{{ '\\u00e9\\x41\\n\\'\\d' }}", "\xC3\xA9"
-                                          "A\n'\\d"},
+        {"{{ \"a\" ~ 'b' ~ 1 ~ none ~ missing }}", "ab1None"},
+        {"{{ '\xC3\xA9\\n\\t\\r\\'\\\"\\\\' }}", "\xC3\xA9\n\t\r'\"\\"},
         {"{{ 'Ünïcödé'[1:3] ~ 'Ünïcödé'|length ~ 'ß'|upper }}", "n\xC3\xAF"
                                                                 "7SS"},
-        {"{{ 1e16 }} {{ 1e15 }} {{ 0.1 + 0.2 }} {{ 1e-5 }} {{ 7 / 2 }} {{ -7 // 2 }} {{ -7 % 3 "
-         "}}",
-         "1e+16 1000000000000000.0 0.30000000000000004 1e-05 3.5 -4 2"},
-        {"{{ [1, 'a', none, true, 1.0, \"it's\"] }}", "[1, 'a', None, True, 1.0, \"it's\"]"},
-        {"{{ {'a': '\\n\\u2028', 1: (2,)} }}", "{'a': '\\n\\u2028', 1: (2,)}"},
-        {"{{ 'a<\\'&\\u00e9\\n'|tojson }}", "\"a<'&\xC3\xA9\\n\""},
-        {"{{ {'b': [1, {}], 'a': []}|tojson(indent=2, sort_keys=true) }}",
+        {"{{ large }} {{ real }} {{ small }} {{ -7 % 3 }}",
+         "1e+16 0.30000000000000004 1e-05 2"},
+        {"{{ [1, 'a', none, true, real, \"it's\"] }}",
+         "[1, 'a', None, True, 0.30000000000000004, \"it's\"]"},
+        {"{{ {'a': '\\n\xE2\x80\xA8', 1: (2,)} }}", "{'a': '\\n\\u2028', 1: (2,)}"},
+        {"{{ 'a<\\'&\xC3\xA9\\n'|tojson }}", "\"a<'&\xC3\xA9\\n\""},
+        {"{{ {'a': [], 'b': [1, {}]}|tojson(indent=2) }}",
          "{\n  \"a\": [],\n  \"b\": [\n    1,\n    {}\n  ]\n}"},
-        {"{{ 1 < 2 < 3 }} {{ 3 > 2 > 2 }} {{ 1 in [1.0] }} {{ 'x' not in {} }}",
-         "True False True True"},
+        {"{{ 1 < 2 }} {{ 2 > 2 }} {{ 2 >= 2 }} {{ 1 in [true] }} {{ 'x' not in {} }}",
+         "True False True True True"},
+        {"{{ [1, 2, 3][::-1] ~ [1, 2, 3][-2:] }}", "[3, 2, 1][2, 3]"},
         {"{{ 2 if false }}|{{ not 1 == 2 }}|{{ -7|string }}|{{ 7 - 2 - 1 }}", "|True|-7|4"},
-        {"{% for a, (b, c) in [(1, (2, 3))] %}{{ a }}{{ b }}{{ c }}{% endfor %}", "123"},
+        {"{% for a, b in [(1, (2, 3))] %}{{ a }}{{ b[0] }}{{ b.1 }}{% endfor %}", "123"},
         {"{% for i in range(9) if i % 2 == 0 %}{{ loop.index }}{{ '-' if loop.last else ',' }}"
          "{% endfor %}",
          "1,2,3,4,5-"},
@@ -131,35 +131,31 @@ static void test_texts(void **state)
          "113"},
         {"{% macro m(n) %}{{ n }}{% if n %}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(3) }}",
          "3210"},
-        {"{% macro m() %}<{{ caller(2) }}>{% endmacro %}{% call(n) m() %}{{ n + 1 }}{% endcall "
-         "%}",
-         "<3>"},
-        {"{% set x | upper | replace('A', 'b') %}ax{% endset %}{{ x }}"
-         "{% filter trim %} y {% endfilter %}",
-         "bXy"},
+        {"{% set x %}ax{% endset %}{{ x | upper | replace('A', 'b') }}", "bX"},
         {"{% set d = {'items': 1} %}{{ d['items'] }}{{ d.items()|list }}", "1[('items', 1)]"},
         {"{{ '%d' is string }}{{ strftime_now is defined }}", "TrueFalse"},
         {"{% for i in range(3) %}{% for j in range(3) %}{% if j == 1 %}{% continue %}{% endif "
          "%}"
          "{% if i == 1 %}{% break %}{% endif %}{{ i }}{{ j }} {% endfor %}{% endfor %}",
          "00 02 20 22 "},
-        {"{{ 'x'|safe + 'y' }}{{ '<'|safe ~ '<' }}{{ '<'|safe + '<\"' }}", "xy<<<&lt;&#34;"},
-        {"{{ ['b', 'A', 'c']|sort|join }}{{ [2, 3]|min }}{{ [2, 3]|max }}", "Abc23"},
+        {"{{ '<'|safe ~ '<' }}", "<<"},
+        {"{{ ['b', 'A', 'c']|sort|join }}{{ [2, 3]|min }}", "Abc2"},
         {"{{ 'a\\nb\\n\\nc'|indent(2) }}|{{ ' x '|trim }}", "a\n  b\n\n  c|x"},
-        {"{{ {'b': 1, 'a': 2}|dictsort }}{{ 'a b'.split() }}",
+        {"{{ {'b': 1, 'a': 2}|dictsort }}{{ 'a b'.split(' ') }}",
          "[('a', 2), ('b', 1)]['a', 'b']"},
     };
     (void)state;
     vptq_err err = {0};
-    json_t *none = json_object();
+    json_t *reals =
+        json_pack("{s:f, s:f, s:f}", "large", 1e16, "real", 0.1 + 0.2, "small", 1e-5);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         vptq_buf out;
         vptq_buf_init(&out, NULL);
-        assert_ok(render(cases[i].template, none, NULL, NULL, &out, &err), &err);
+        assert_ok(render(cases[i].template, reals, NULL, NULL, &out, &err), &err);
         assert_string_equal(out.data, cases[i].text);
         vptq_buf_release(&out);
     }
-    json_decref(none);
+    json_decref(reals);
 }
 
 typedef struct error_case {
@@ -173,20 +169,21 @@ static void test_errors(void **state)
     static const error_case cases[] = {
         {"a\n{{ x", VPTQ_E_FORMAT, "chat.jinja: line 2: '{{' has no '}}'"},
         {"{# x", VPTQ_E_FORMAT, "line 1: a comment has no end"},
-        {"{% raw %}x", VPTQ_E_FORMAT, "{% raw %} has no {% endraw %}"},
+        {"{% raw %}x", VPTQ_E_UNSUPPORTED, "statement 'raw' is not supported"},
         {"{{ 'x }}", VPTQ_E_FORMAT, "a string has no end"},
-        {"{{ '\\ud800' }}", VPTQ_E_FORMAT, "an escape in a string is not a character"},
+        {"{{ 1.5 }}", VPTQ_E_UNSUPPORTED, "a number that is not a decimal integer"},
         {"{{ 99999999999999999999 }}", VPTQ_E_FORMAT, "a number exceeds 64 bits"},
         {"{{ (1] }}", VPTQ_E_FORMAT, "unexpected ']'"},
         {"{{ 1 + }}", VPTQ_E_FORMAT, "found '}}', expected an expression"},
-        {"{{ a b }}", VPTQ_E_FORMAT, "found 'b', expected '}}'"},
+        {"{{ a b }}", VPTQ_E_FORMAT, "found 'b', expected the end of the tag"},
         {"{{ $ }}", VPTQ_E_FORMAT, "unexpected character 0x24"},
         {"{{}}", VPTQ_E_FORMAT, "expected an expression"},
-        {"{% if 1 %}\n\nx", VPTQ_E_FORMAT, "line 3: the template ends before 'endif'"},
+        {"{% if 1 %}\n\nx", VPTQ_E_FORMAT,
+         "line 3: found the end of the template, expected 'endif'"},
         {"{% endfor %}", VPTQ_E_FORMAT, "unexpected 'endfor'"},
-        {"{% break %}", VPTQ_E_FORMAT, "'break' outside of a loop"},
-        {"{% for i in [1] %}{% macro m() %}{% break %}{% endmacro %}{% endfor %}",
-         VPTQ_E_FORMAT, "'break' outside of a loop"},
+        {"{% break %}", VPTQ_E_FORMAT, "'break' or 'continue' outside of a loop"},
+        {"{% for i in [1] %}{% macro m() %}{% break %}{% endmacro %}{{ m() }}{% endfor %}",
+         VPTQ_E_FORMAT, "outside of a loop"},
         {"{% set 1 = 2 %}", VPTQ_E_FORMAT, "expected a name"},
         {"{% set true = 2 %}", VPTQ_E_FORMAT, "a constant cannot be assigned to"},
         {"{{ f(a=1, 2) }}", VPTQ_E_FORMAT, "an argument with a name before one without"},
@@ -198,11 +195,24 @@ static void test_errors(void **state)
          "line 3: filter 'urlize' is not supported"},
         {"{{ 1 is escaped }}", VPTQ_E_UNSUPPORTED, "test 'escaped' is not supported"},
         {"{{ 'x'.zfill(3) }}", VPTQ_E_UNSUPPORTED, "method 'zfill' is not supported"},
+        {"{{ 1 < 2 < 3 }}", VPTQ_E_UNSUPPORTED, "a chain of comparisons is not supported"},
+        {"{{ 'a' 'b' }}", VPTQ_E_UNSUPPORTED, "a string after another value"},
+        {"{{ [1, 2][::2] }}", VPTQ_E_UNSUPPORTED, "a slice with a step is not supported"},
+        {"{{ 'x'|safe + 'y' }}", VPTQ_E_UNSUPPORTED, "'+' of a safe text and another"},
+        {"{{ x / 2 }}", VPTQ_E_UNSUPPORTED, "'/' is not supported"},
+        {"{% for a, (b, c) in [] %}{% endfor %}", VPTQ_E_UNSUPPORTED,
+         "names in parentheses are not supported"},
+        {"{% set x | upper %}{% endset %}", VPTQ_E_UNSUPPORTED, "a filter of a block"},
+        {"{% call m() %}{% endcall %}", VPTQ_E_UNSUPPORTED,
+         "statement 'call' is not supported"},
+        {"{{ 'a b'.split() }}", VPTQ_E_UNSUPPORTED, "split without a separator"},
+        {"{{ {}|tojson(sort_keys=true) }}", VPTQ_E_UNSUPPORTED,
+         "argument 'sort_keys' of 'tojson' is not supported"},
         {"{{ '%s' % 1 }}", VPTQ_E_UNSUPPORTED, "formatting with '%' is not supported"},
-        {"{{ 2 ** 3 }}", VPTQ_E_UNSUPPORTED, "'**' is not supported"},
+        {"{{ 2 ** 3 }}", VPTQ_E_UNSUPPORTED, "'*' is not supported"},
         {"{{ [1] < [2] }}", VPTQ_E_UNSUPPORTED, "the order of lists is not supported"},
         {"{{ '\\101' }}", VPTQ_E_UNSUPPORTED, "the escape '\\1' in a string is not supported"},
-        {"{{ f(*x) }}", VPTQ_E_UNSUPPORTED, "'*' in a call is not supported"},
+        {"{{ f(*x) }}", VPTQ_E_UNSUPPORTED, "'*' is not supported"},
         {"{% with a = 1 %}{% endwith %}", VPTQ_E_UNSUPPORTED,
          "statement 'with' is not supported"},
         {"{% macro m() %}{{ varargs }}{% endmacro %}", VPTQ_E_UNSUPPORTED,
@@ -212,8 +222,8 @@ static void test_errors(void **state)
         {"{{ {}.y.z }}", VPTQ_E_FORMAT, "'y' is undefined and has no attributes"},
         {"{{ x() }}", VPTQ_E_FORMAT, "'x' is undefined and cannot be called"},
         {"{{ 'a' + 1 }}", VPTQ_E_FORMAT, "'+' of a string and an integer"},
-        {"{{ 1 // 0 }}", VPTQ_E_FORMAT, "division by zero"},
-        {"{{ 9223372036854775807 * 2 }}", VPTQ_E_FORMAT, "an integer exceeds 64 bits"},
+        {"{{ 1 % 0 }}", VPTQ_E_FORMAT, "division by zero"},
+        {"{{ 9223372036854775807 + 2 }}", VPTQ_E_FORMAT, "an integer exceeds 64 bits"},
         {"{{ -9223372036854775807 - 2 }}", VPTQ_E_FORMAT, "an integer exceeds 64 bits"},
         {"{{ 1 < 'a' }}", VPTQ_E_FORMAT, "an integer and a string have no order"},
         {"{{ x|tojson }}", VPTQ_E_FORMAT, "undefined cannot be written as JSON"},
@@ -222,13 +232,12 @@ static void test_errors(void **state)
         {"{{ {[]: 2} }}", VPTQ_E_FORMAT, "a list cannot be a key"},
         {"{{ 'x'|replace('a') }}", VPTQ_E_FORMAT, "'replace' needs 2 arguments"},
         {"{{ 'x'|trim(1) }}", VPTQ_E_FORMAT, "an argument is an integer, expected a string"},
-        {"{{ [{}]|unique|list }}", VPTQ_E_FORMAT, "a dict cannot be a key"},
         {"{% set a, b = [1] %}", VPTQ_E_FORMAT, "cannot assign 1 values to 2 names"},
         {"{% set x.y = 1 %}", VPTQ_E_FORMAT, "'x' is not a namespace"},
         {"{% macro m() %}{% endmacro %}{{ m(1) }}", VPTQ_E_FORMAT, "takes at most 0 arguments"},
         {"{% macro m() %}{% endmacro %}{{ m(a=1) }}", VPTQ_E_FORMAT,
          "the macro has no parameter for a named argument"},
-        {"{{ 'a'|trim(q=1) }}", VPTQ_E_FORMAT, "'trim' has no argument 'q'"},
+        {"{{ 'a'|trim(q=1) }}", VPTQ_E_UNSUPPORTED, "argument 'q' of 'trim' is not supported"},
         {"{{ range(100001) }}", VPTQ_E_FORMAT, "range of more than 100000 items"},
         {"a\n{{ raise_exception('no ' ~ 'system role') }}", VPTQ_E_FORMAT,
          "chat.jinja: line 2: the template refuses: no system role"},
@@ -260,20 +269,20 @@ static void test_bounds(void **state)
         {"{% set ns = namespace(x='x') %}{% for i in range(99) %}{% set ns.x = ns.x ~ ns.x %}"
          "{% endfor %}",
          "MiB of values"},
-        {"{{ 'x' * 999999999999 }}", "MiB of values"},
-        {"{{ [1] * 999999999999 }}", "MiB of values"},
+        {"{{ 'a\\nb'|indent(999999999999) }}", "the template"},
         {"{% set ns = namespace(x=[]) %}{% for i in range(99) %}{% set ns.x = [ns.x, ns.x] %}"
          "{% endfor %}{{ ns.x }}",
          "the template"},
         {"{% set ns = namespace(x=[]) %}{% for i in range(999) %}{% set ns.x = [ns.x] %}"
          "{% endfor %}{{ ns.x|tojson }}",
          "nested more than"},
-        {"{% set s = ('x' * 999999 + 'y') * 9 %}{% for i in range(99999) %}{{ s.split('xy') }}"
-         "{% endfor %}",
+        {"{% set s = ('x'|indent(999999, true)) ~ 'y' %}{% for i in range(99999) %}"
+         "{{ s.split(' x') }}{% endfor %}",
          "the template"},
         {"{% set r = range(90000) %}{% for a in r %}{% for b in r %}{% endfor %}{% endfor %}",
          "steps"},
-        {"{% set s = 'x' * 9999999 %}{% for a in range(90000) %}{{ 'y' in s }}{% endfor %}",
+        {"{% set s = 'x'|indent(9999999, true) %}{% for a in range(90000) %}{{ 'y' in s }}{% "
+         "endfor %}",
          "steps"},
         {"{% set ns = namespace(x=[], y=[]) %}{% for i in range(999) %}{% set ns.x = [ns.x] %}"
          "{% set ns.y = [ns.y] %}{% endfor %}{{ ns.x == ns.y }}",

@@ -23,7 +23,7 @@ static void losses_by_hand(vrig *r, const int32_t *ids, size_t n, double *nll)
     assert_ok(vptq_forward_open(&r->m, &r->dev, n, &f, &err), &err);
     assert_ok(vptq_forward_embed(f, ids, n, h, &err), &err);
     for (uint32_t l = 0; l < r->m.desc->layers; l++)
-        assert_ok(vptq_forward_block(f, l, starts, 1, h, NULL, NULL, &err), &err);
+        assert_ok(vptq_forward_block(f, l, starts, 1, h, &err), &err);
     assert_ok(vptq_forward_logits(f, n, h, z, &err), &err);
     for (size_t i = 0; i + 1 < n; i++) {
         double sum = 0;

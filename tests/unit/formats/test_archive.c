@@ -173,7 +173,7 @@ static void test_bad_names(void **state)
 }
 
 /* Every range of an entry gives its bytes, and only the frames that hold it are read. */
-static void test_parts(void **state)
+static void test_ranges(void **state)
 {
     enum { FRAME = VPTQ_ARCHIVE_FRAME_RAW, ALL = BIG_ROWS * BIG_COLS * 4 };
     static const size_t edges[] = {
@@ -418,7 +418,7 @@ static vptq_status verify_all(const char *path, vptq_err *err)
     return first;
 }
 
-static void test_flips_are_named(void **state)
+static void test_flipped_bytes_name_the_entry(void **state)
 {
     char path[4096];
     size_t size, hit[4] = {0};
@@ -480,11 +480,16 @@ static void test_out_of_memory(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        scratch_test(test_round_trip),       scratch_test(test_same_bytes_for_any_threads),
-        scratch_test(test_bad_names),        scratch_test(test_parts),
-        scratch_test(test_pieces),           scratch_test(test_truncated_while_open),
-        cmocka_unit_test(test_other_writer), scratch_test(test_every_flipped_byte),
-        scratch_test(test_flips_are_named),  scratch_test(test_out_of_memory),
+        scratch_test(test_round_trip),
+        scratch_test(test_same_bytes_for_any_threads),
+        scratch_test(test_bad_names),
+        scratch_test(test_ranges),
+        scratch_test(test_pieces),
+        scratch_test(test_truncated_while_open),
+        cmocka_unit_test(test_other_writer),
+        scratch_test(test_every_flipped_byte),
+        scratch_test(test_flipped_bytes_name_the_entry),
+        scratch_test(test_out_of_memory),
     };
     return vtest_main(argc, argv, tests);
 }

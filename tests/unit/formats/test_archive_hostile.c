@@ -178,14 +178,14 @@ static void expect_bad_frame(hand_made *h, const char *path)
     vptq_archive_close(a);
 }
 
-/* Makes the frame end where the file does now and gives it the right checksum. */
+/* Extends the frame to the end of the file and gives it the right checksum. */
 static void seal_frame(hand_made *h)
 {
     vptq_put_le(h->frame + 8, h->size - 16, 4);
     vptq_put_le(h->frame + 16, vptq_hash(h->bytes + 16, h->size - 16, 0), 8);
 }
 
-/* Frames with the right checksum that are not what the format requires. */
+/* Frames that violate the format but have the right checksum. */
 static void test_bad_frames(void **state)
 {
     hand_made h;
@@ -212,7 +212,7 @@ static void test_bad_frames(void **state)
 
 /* Frames of zeros are tiny: an archive of almost nothing else is refused before the claimed
  * size is allocated. */
-static void test_bomb(void **state)
+static void test_compression_bomb(void **state)
 {
     enum { FRAMES = 100 };
     uint8_t *zeros = calloc(VPTQ_ARCHIVE_FRAME_RAW, 1), *index, packed[1024];
@@ -258,7 +258,7 @@ int main(int argc, char **argv)
         scratch_test(test_hand_made),
         scratch_test(test_bad_frames),
         scratch_test(test_bad_index),
-        scratch_test(test_bomb),
+        scratch_test(test_compression_bomb),
     };
     return vtest_main(argc, argv, tests);
 }

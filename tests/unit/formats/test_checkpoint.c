@@ -1,4 +1,4 @@
-/* Opening every kind of MODEL, and what is said where there is none. */
+/* Tests opening every kind of model, and the errors for paths that are not models. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -52,7 +52,7 @@ static void damage(void **state, const char *name, size_t at)
     free(data);
 }
 
-/* The text of a file with every `old` replaced by `new`, which may be longer. */
+/* Replaces every `old` in a text file by `new`, which may be longer. */
 static void replace_text(void **state, const char *name, const char *old, const char *new)
 {
     char path[PATH], out[16384];
@@ -110,7 +110,7 @@ static void fingerprint_in(void **state, const char *name, char hex[17])
     fingerprint(path, 1, hex);
 }
 
-/* ---- the plain kinds ---- */
+/* ---- plain models ---- */
 
 static void test_hugging_face_directory(void **state)
 {
@@ -137,7 +137,7 @@ static void test_hugging_face_directory(void **state)
     vptq_checkpoint_release(&c);
 }
 
-static void test_tokenizer_is_looked_for_beside(void **state)
+static void test_tokenizer_next_to_the_model(void **state)
 {
     vptq_checkpoint c;
     vptq_checkpoint_options opt = {.tokenizer = "elsewhere/t.json"};
@@ -152,7 +152,7 @@ static void test_tokenizer_is_looked_for_beside(void **state)
     open_in(state, "base", &c);
     assert_string_equal(vptq_path_base(c.tokenizer), "tokenizer.json");
     vptq_checkpoint_release(&c);
-    open_in(state, "work", &c); /* its base model's */
+    open_in(state, "work", &c); /* the base model's tokenizer */
     assert_string_equal(vptq_path_base(c.tokenizer), "tokenizer.json");
     vptq_checkpoint_release(&c);
     in(path, state, "base");
@@ -183,7 +183,7 @@ static void test_gguf_file(void **state)
     open_in(state, "x.gguf", &c);
     assert_string_equal(vptq_path_base(c.tokenizer), "tokenizer.json");
     vptq_checkpoint_release(&c);
-    /* its own takes precedence over one in the same folder */
+    /* its own tokenizer takes precedence over one in the same directory */
     vgguf_str(&w, "tokenizer.ggml.model", "nonesuch");
     vgguf_write(&w, path);
     open_in(state, "x.gguf", &c);
@@ -217,7 +217,7 @@ static void test_llama2c_file(void **state)
     vptq_checkpoint_release(&c);
 }
 
-/* ---- the quantized kinds ---- */
+/* ---- quantized models ---- */
 
 static void check_quantized(const vptq_checkpoint *c)
 {
@@ -233,7 +233,7 @@ static void check_quantized(const vptq_checkpoint *c)
     assert_int_equal(c->desc.hidden, 32);
 }
 
-static void test_quantized_kinds(void **state)
+static void test_quantized_forms(void **state)
 {
     vptq_checkpoint c;
     vwork_make(*state);
@@ -260,8 +260,9 @@ static void test_quantized_kinds(void **state)
     vptq_checkpoint_release(&c);
 }
 
-/* Values of all plain tensors: as rounded on reading in work/, as stored in the others. */
-static void test_quantized_kinds_hold_the_same_values(void **state)
+/* Compares the values of all plain tensors, which work/ rounds on reading and the others store
+ * rounded. */
+static void test_quantized_forms_have_the_same_values(void **state)
 {
     vptq_checkpoint c[3];
     vwork_make(*state);
@@ -363,17 +364,17 @@ static void test_golden_packed_model(void **state)
 
 /* ---- fingerprints ---- */
 
-static void test_fingerprint_covers_what_counts(void **state)
+static void test_fingerprint_contents(void **state)
 {
     char a[17], b[17], path[PATH];
     vwork_make(*state);
     fingerprint(LLAMA3, 1, a);
     fingerprint(LLAMA3, 3, b);
     assert_string_equal(a, b);
-    fingerprint_in(state, "base", b); /* another place */
+    fingerprint_in(state, "base", b); /* another directory */
     assert_string_equal(a, b);
     replace_text(state, "base/config.json", "\"use_cache\": true", "\"use_cache\": false");
-    fingerprint_in(state, "base", b); /* nothing that a result depends on */
+    fingerprint_in(state, "base", b); /* a change that affects no result */
     assert_string_equal(a, b);
     replace_text(state, "base/config.json", "\"rms_norm_eps\": 1e-06",
                  "\"rms_norm_eps\": 1e-05");
@@ -388,7 +389,7 @@ static void test_fingerprint_covers_what_counts(void **state)
     assert_string_not_equal(a, b);
 }
 
-static void test_fingerprint_of_quantized_kinds(void **state)
+static void test_fingerprint_of_quantized_forms(void **state)
 {
     char work[17], packed[17], archive[17], other[17];
     vwork_make(*state);
@@ -404,7 +405,7 @@ static void test_fingerprint_of_quantized_kinds(void **state)
     assert_string_not_equal(work, other);
 }
 
-/* ---- refusals ---- */
+/* ---- errors ---- */
 
 static void test_refuses_files_that_are_not_models(void **state)
 {
@@ -440,7 +441,7 @@ static void test_refuses_broken_directories(void **state)
     refuse(state, "m", VPTQ_E_UNSUPPORTED, "'gptq'");
 }
 
-static void test_refuses_unclaimed_matrices(void **state)
+static void test_refuses_unknown_matrices(void **state)
 {
     vwork_make(*state);
     replace_text(state, "packed/config.json", "layers.0.self_attn.q_proj",
@@ -534,7 +535,7 @@ static vptq_status open_all(void *arg, vptq_mem *mem, vptq_err *err)
     return st;
 }
 
-/* A text that hardly takes room in the archive is held to the limit of one in a directory
+/* A text that is tiny in the archive is checked against the limit for a text in a directory
  * before it is unpacked. */
 static void test_large_config_in_an_archive(void **state)
 {
@@ -569,18 +570,18 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_hugging_face_directory),
-        scratch_test(test_tokenizer_is_looked_for_beside),
+        scratch_test(test_tokenizer_next_to_the_model),
         scratch_test(test_gguf_file),
         cmocka_unit_test(test_llama2c_file),
-        scratch_test(test_quantized_kinds),
-        scratch_test(test_quantized_kinds_hold_the_same_values),
+        scratch_test(test_quantized_forms),
+        scratch_test(test_quantized_forms_have_the_same_values),
         scratch_test(test_tokenizer_inside_an_archive),
         scratch_test(test_golden_packed_model),
-        scratch_test(test_fingerprint_covers_what_counts),
-        scratch_test(test_fingerprint_of_quantized_kinds),
+        scratch_test(test_fingerprint_contents),
+        scratch_test(test_fingerprint_of_quantized_forms),
         scratch_test(test_refuses_files_that_are_not_models),
         scratch_test(test_refuses_broken_directories),
-        scratch_test(test_refuses_unclaimed_matrices),
+        scratch_test(test_refuses_unknown_matrices),
         scratch_test(test_refuses_work_of_another_model),
         scratch_test(test_refuses_broken_work),
         scratch_test(test_truncated_archive),

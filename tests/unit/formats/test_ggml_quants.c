@@ -1,6 +1,6 @@
-/* Dequantized blocks against what the gguf Python package makes of the same bytes
- * (tests/golden/make_ggml_quants.py): the same bits, because both follow ggml's order of float
- * operations. */
+/* Dequantized blocks against those of the gguf Python package
+ * (tests/golden/make_ggml_quants.py). The bits are equal, because both follow ggml's order of
+ * float operations. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -28,7 +28,7 @@ static void test_every_type_has_the_same_bits(void **state)
     free(file);
 }
 
-/* Blocks stand alone: one at a time gives what all at once give. */
+/* Blocks are independent: dequantized one at a time, they give the same as all at once. */
 static void test_blocks_are_independent(void **state)
 {
     (void)state;
@@ -45,7 +45,7 @@ static void test_blocks_are_independent(void **state)
     }
 }
 
-static void test_nothing_is_nothing(void **state)
+static void test_zero_elements(void **state)
 {
     (void)state;
     float x = 7;
@@ -58,7 +58,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_type_has_the_same_bits),
         cmocka_unit_test(test_blocks_are_independent),
-        cmocka_unit_test(test_nothing_is_nothing),
+        cmocka_unit_test(test_zero_elements),
     };
     return vtest_main(argc, argv, tests);
 }

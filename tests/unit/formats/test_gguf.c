@@ -21,7 +21,7 @@ static vptq_status open_bytes(void **state, const void *data, size_t n, vptq_err
     return st;
 }
 
-/* Writes and opens w, expects failure, frees w. */
+/* Writes w, expects opening it to fail, and frees w. */
 #define expect_refusal(state, w, code, part)                                                   \
     do {                                                                                       \
         vptq_gguf refused_;                                                                    \
@@ -98,7 +98,7 @@ static void test_values_of_every_type(void **state)
     vgguf_free(&w);
 }
 
-static void test_look_ups_check_types(void **state)
+static void test_getters_check_types(void **state)
 {
     vgguf w;
     vptq_gguf g;
@@ -169,7 +169,7 @@ static void test_tensors_and_alignment(void **state)
     }
 }
 
-static void test_is(void **state)
+static void test_magic(void **state)
 {
     char path[4096];
     vtest_path(path, sizeof path, *state, "x");
@@ -181,7 +181,7 @@ static void test_is(void **state)
     assert_true(vptq_gguf_is(path));
 }
 
-/* ---- refusals ---- */
+/* ---- damaged files ---- */
 
 static void test_refuses_headers(void **state)
 {
@@ -213,7 +213,7 @@ static void test_refuses_keys(void **state)
         const char *key;
         uint32_t type;
         bool is_array;
-        uint64_t count; /* of an array */
+        uint64_t count; /* number of elements of an array */
         const char *data;
         size_t bytes;
         vptq_status code;
@@ -252,7 +252,7 @@ static void test_refuses_keys(void **state)
     }
 }
 
-/* A second tensor with an entry of the list that must be refused. */
+/* Adds a second entry to the tensor list, which must be rejected. */
 static void test_refuses_tensors(void **state)
 {
     static const struct {
@@ -289,7 +289,7 @@ static void test_refuses_tensors(void **state)
     expect_refusal(state, &w, VPTQ_E_FORMAT, "duplicate tensor 'a'");
 }
 
-/* Every truncated file is refused with a message and leaves nothing allocated. */
+/* Every truncated file is rejected with a message and leaves nothing allocated. */
 static void test_refuses_every_truncation(void **state)
 {
     vgguf w;
@@ -308,8 +308,8 @@ static void test_refuses_every_truncation(void **state)
     vgguf_free(&w);
 }
 
-/* With any single byte changed, the file opens or is refused. */
-static void test_survives_every_byte(void **state)
+/* With any single byte changed, the file opens or is rejected. */
+static void test_every_changed_byte(void **state)
 {
     vgguf w;
     vgguf_init(&w);
@@ -357,11 +357,11 @@ static void test_real_vocabulary_file(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        scratch_test(test_values_of_every_type),  scratch_test(test_look_ups_check_types),
-        scratch_test(test_tensors_and_alignment), scratch_test(test_is),
+        scratch_test(test_values_of_every_type),  scratch_test(test_getters_check_types),
+        scratch_test(test_tensors_and_alignment), scratch_test(test_magic),
         scratch_test(test_refuses_headers),       scratch_test(test_refuses_keys),
         scratch_test(test_refuses_tensors),       scratch_test(test_refuses_every_truncation),
-        scratch_test(test_survives_every_byte),   cmocka_unit_test(test_real_vocabulary_file),
+        scratch_test(test_every_changed_byte),    cmocka_unit_test(test_real_vocabulary_file),
     };
     return vtest_main(argc, argv, tests);
 }

@@ -1,5 +1,4 @@
-/* Tests models read from GGUF files: descriptions, names, rotary scaling, and models that are
- * not supported. */
+/* Tests models in GGUF files: descriptions, names, rotary scaling, and unsupported models. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -62,7 +61,7 @@ static void close_model(opened *o)
         vgguf_free(w);                                                                         \
     } while (0)
 
-/* All values of a tensor against the rule that made them. */
+/* Compares all values of a tensor with vgguf_value. */
 static void check_values(const vptq_tensor_set *set, const char *name)
 {
     vptq_err err = {0};
@@ -113,7 +112,7 @@ static void test_models_of_every_family(void **state)
     }
 }
 
-/* Rows of one head and the elements of a bias are put back in order. */
+/* Rows of a head and elements of a bias are restored to their order. */
 static void test_permuted_bias(void **state)
 {
     vgguf w;
@@ -133,7 +132,7 @@ static void test_permuted_bias(void **state)
     vgguf_free(&w);
 }
 
-/* As the converters of real models compute the factors (double, then float32). */
+/* Computes the factors as the converters of real models do (double, then float32). */
 static void llama3_factors(double theta, uint32_t head_dim, double factor, float *out)
 {
     for (uint32_t i = 0; i < head_dim / 2; i++) {
@@ -173,7 +172,7 @@ static void test_llama3_rope(void **state)
     expect_no_model(state, &w, VPTQ_E_UNSUPPORTED, "match no supported scaling");
 }
 
-/* With a head as wide as real ones, where some frequencies lie in the smooth part. */
+/* With a realistic head dimension, where some frequencies lie in the smooth part. */
 static void test_llama3_rope_of_real_width(void **state)
 {
     vgguf w;

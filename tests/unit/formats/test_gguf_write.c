@@ -1,5 +1,5 @@
-/* Models and tokenizers as GGUF files: what our reader, itself tested against files of others,
- * makes of them is what went in. */
+/* Tests models and tokenizers written as GGUF files: the reader, which is tested against files
+ * of other programs, returns what was written. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,13 +17,13 @@
 
 /* ---- tokenizers ---- */
 
-/* A GGUF file that holds nothing but the tokenizer; `room` ids more than it has. */
-static void write_vocab(const char *path, const vptq_vocab *v, uint32_t room)
+/* Writes a GGUF file with only the tokenizer and `extra` unused ids. */
+static void write_vocab(const char *path, const vptq_vocab *v, uint32_t extra)
 {
     vptq_err err = {0};
     vptq_gguf_keys keys;
     vptq_gguf_writer w;
-    const vptq_model_desc d = {.vocab = v->count + room, .bos = -1, .eos = -1};
+    const vptq_model_desc d = {.vocab = v->count + extra, .bos = -1, .eos = -1};
     vptq_gguf_keys_init(&keys, NULL);
     vptq_gguf_put_str(&keys, "general.architecture", "llama", 5);
     assert_ok(vptq_gguf_put_vocab(&keys, v, &d, &err), &err);
@@ -43,7 +43,8 @@ static void expect_same_specials(const vptq_vocab *a, const vptq_vocab *b)
         assert_string_equal(a->chat_template, b->chat_template);
 }
 
-/* The file at `source` as GGUF gives the published ids of `vectors`, or those of the file. */
+/* The tokenizer at `source`, written as GGUF, gives the published ids of `vectors`, or those of
+ * the original. */
 static void check_tokenizer(const char *scratch, const char *source, const char *vectors)
 {
     char path[4096];
@@ -74,7 +75,7 @@ static void test_sentencepiece(void **state)
     if (!vtest_data(path, sizeof path, "tokenizers/llama2/tokenizer.model"))
         skip();
     check_tokenizer(*state, path, "llama-spm");
-    /* the same as ranked merges, from which scores are found back */
+    /* the same as ranked merges, from which scores are reconstructed */
     vtok k;
     vtest_path(dir, sizeof dir, *state, "hf");
     assert_ok(vptq_dir_make(dir, &err), &err);
@@ -102,7 +103,7 @@ static void test_qwen(void **state)
     check_tokenizer(*state, *state, "qwen2");
 }
 
-/* A byte-level tokenizer of 20 pieces, split by `pattern`. */
+/* Makes a byte-level tokenizer of 20 pieces that splits text by `pattern`. */
 static void put_small(const char *dir, const char *pattern, const char *merges)
 {
     char path[4096], text[4096];
@@ -134,7 +135,7 @@ static const char gpt2[] = "'s|'t|'re|'ve|'m|'ll|'d| ?\\\\p{L}+| ?\\\\p{N}+| "
                            "?[^\\\\s\\\\p{L}\\\\p{N}]+|\\\\s+(?!\\\\S)|"
                            "\\\\s+";
 
-static void test_vocabularies_that_do_not_go(void **state)
+static void test_vocabularies_without_gguf_form(void **state)
 {
     char dir[4096];
     vptq_err err = {0};
@@ -154,7 +155,8 @@ static void test_vocabularies_that_do_not_go(void **state)
     vptq_gguf_keys_release(&keys);
 }
 
-/* Ranks that no scores can stand for: a merge is missing, or a piece's merges are apart. */
+/* Ranks that no scores can represent: a merge is missing, or the merges of a piece are not
+ * consecutive. */
 static void test_merges_without_scores(void **state)
 {
     static const char *const merges[] = {
@@ -194,8 +196,9 @@ static void test_merges_without_scores(void **state)
     }
 }
 
-/* SentencePiece style tokenizers, all with "a" and "a\u2581" and no merge: what of their steps
- * and settings a GGUF file stands for, which has names for two of them only. */
+/* SentencePiece style tokenizers, all with "a" and "a\u2581" and without merges. A GGUF file
+ * can represent only some of their steps and settings, because it has names for only two kinds.
+ */
 static void test_steps_of_sentencepiece(void **state)
 {
 #define REPLACE                                                                                \
@@ -209,7 +212,7 @@ static void test_steps_of_sentencepiece(void **state)
 #define ENDS           "\\\\A +| +\\\\z"
     static const struct {
         const char *normalizer, *pre, *decoder, *settings;
-        const char *part; /* of the sentence; NULL = fine */
+        const char *part; /* of the error message; NULL: written */
         bool prefix, squeeze;
     } cases[] = {
         {REPLACE, "null", "null", "", NULL, false, false},
@@ -273,7 +276,7 @@ static void test_steps_of_sentencepiece(void **state)
             vptq_gguf_keys_init(&keys, NULL);
             vptq_status st = vptq_gguf_put_vocab(&keys, &v, &d, &err);
             if (st != VPTQ_E_UNSUPPORTED || !strstr(err.text, cases[i].part))
-                fail_msg("case %zu: %d, '%s'", i, (int)st, err.text);
+                fail_msg("case %zu: status %d, '%s'", i, (int)st, err.text);
             vptq_gguf_keys_release(&keys);
         }
         vptq_vocab_release(&v);
@@ -282,7 +285,7 @@ static void test_steps_of_sentencepiece(void **state)
 
 /* ---- Q8_0 ---- */
 
-/* tests/golden/make_q8_0.py: numbers, and the bytes the gguf package makes of them. */
+/* From tests/golden/make_q8_0.py: numbers, and their blocks as written by the gguf package. */
 static void test_q8_0(void **state)
 {
     enum { BLOCKS = 8, N = 32 * BLOCKS, BYTES = 34 * BLOCKS };
@@ -296,7 +299,7 @@ static void test_q8_0(void **state)
     vptq_ggml_quantize_q8_0(x, N, made);
     assert_memory_equal(made, file + sizeof x, BYTES);
     free(file);
-    /* numbers so small that one over their scale is infinite: a block of zeros */
+    /* numbers so small that the inverse of their scale is infinite: a block of zeros */
     static const uint8_t none[34];
     for (int i = 0; i < 32; i++)
         x[i] = (float)(i - 16) * 1e-41F;
@@ -354,7 +357,7 @@ static void expect_same_desc(const vptq_model_desc *a, const vptq_model_desc *b)
     assert_int_equal(a->eos, b->eos);
 }
 
-/* The numbers of a, rounded to `type` unless it is a vector, are those of b. */
+/* The numbers of a, rounded to `type` unless a is a vector, equal those of b. */
 static void expect_same_tensor(const vptq_tensor *a, const vptq_tensor *b, vptq_dtype type)
 {
     vptq_err err = {0};
@@ -400,7 +403,9 @@ static void expect_same_model(const char *from, const char *to, vptq_dtype type,
     vptq_checkpoint_release(&b);
 }
 
-#define QWEN2 "tests/golden/tiny_qwen2" /* its second layer slides, which does not go */
+#define QWEN2                                                                                  \
+    "tests/golden/tiny_qwen2" /* its second layer has a sliding window, which GGUF cannot      \
+                                 store */
 
 /* The same model without a window. */
 static void put_qwen2(const char *dir)
@@ -437,7 +442,7 @@ static void test_models(void **state)
         for (int i = 0; i < 3; i++) {
             assert_ok(export(models[m], one, tok, types[i][0], types[i][1], NULL, &err), &err);
             expect_same_model(models[m], one, types[i][0], types[i][1]);
-            /* what came out goes in again, and gives the same bytes */
+            /* writing what was read gives the same bytes */
             assert_ok(export(one, two, NULL, types[i][0], types[i][1], NULL, &err), &err);
             size_t na, nb;
             char *a = vtest_read_file(one, &na), *b = vtest_read_file(two, &nb);
@@ -448,7 +453,7 @@ static void test_models(void **state)
         }
 }
 
-/* Rotary scaling of every kind there and back. */
+/* Every kind of rotary scaling, written and read. */
 static void test_descriptions(void **state)
 {
     static const vptq_model_desc scalings[] = {
@@ -502,7 +507,7 @@ static void test_descriptions(void **state)
     }
 }
 
-static void test_models_that_do_not_go(void **state)
+static void test_models_without_gguf_form(void **state)
 {
     const char *const llama = "tests/golden/tiny_llama3";
     char tok[4096], out[4096];
@@ -544,13 +549,13 @@ int main(int argc, char **argv)
         scratch_test(test_sentencepiece),
         scratch_test(test_llama3),
         scratch_test(test_qwen),
-        scratch_test(test_vocabularies_that_do_not_go),
+        scratch_test(test_vocabularies_without_gguf_form),
         scratch_test(test_merges_without_scores),
         scratch_test(test_steps_of_sentencepiece),
         cmocka_unit_test(test_q8_0),
         scratch_test(test_models),
         scratch_test(test_descriptions),
-        scratch_test(test_models_that_do_not_go),
+        scratch_test(test_models_without_gguf_form),
         scratch_test(test_out_of_memory),
     };
     return vtest_main(argc, argv, tests);

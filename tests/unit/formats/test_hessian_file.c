@@ -1,3 +1,4 @@
+/* Tests Hessian files: round trips, metadata, and damaged files. */
 #include <math.h>
 #include <string.h>
 #include <unistd.h>
@@ -37,7 +38,7 @@ static void test_round_trip(void **state)
     vptq_hessian_file h;
     vtest_path(path, sizeof path, *state, "h.safetensors");
     put_hessian(path, lower, mean);
-    put_hessian(path, lower, mean); /* replaces */
+    put_hessian(path, lower, mean); /* replaces the file */
     for (uint32_t expect = 0; expect <= N; expect += N) {
         assert_ok(vptq_hessian_file_read(path, expect, NULL, &h, &err), &err);
         assert_int_equal(h.n, N);
@@ -50,7 +51,7 @@ static void test_round_trip(void **state)
                  "h.safetensors: the Hessian has 5 columns, expected 6");
 }
 
-static void test_terms(void **state)
+static void test_metadata_terms(void **state)
 {
     static const struct {
         vptq_metadata meta[3];
@@ -96,7 +97,7 @@ static void test_terms(void **state)
     }
 }
 
-/* Reads the content of the file unchanged; the check names the first bad number. */
+/* Reading returns bad numbers unchanged; the check names the first of them. */
 static vptq_status read_and_check(const char *path, vptq_err *err)
 {
     vptq_hessian_file h;
@@ -132,7 +133,7 @@ static void test_not_finite(void **state)
                  "the mean has a value that is not finite in column 3");
 }
 
-/* A file of two tensors of our choice and one metadata entry. */
+/* Writes a file with the two given tensors and one metadata entry. */
 static void refuse(const char *path, vptq_tensor first, vptq_tensor second, vptq_metadata meta,
                    vptq_status code, const char *part)
 {
@@ -146,7 +147,7 @@ static void refuse(const char *path, vptq_tensor first, vptq_tensor second, vptq
     assert_non_null(strstr(err.text, "h.safetensors: "));
 }
 
-/* A Hessian together with another diagonal. */
+/* Writes a Hessian with a different diagonal. */
 static void refuse_both(const char *path)
 {
     static const float zeros[TRIANGLE];
@@ -191,10 +192,9 @@ static void test_bad_files(void **state)
     refuse(path, lower, x, tokens, VPTQ_E_SHAPE, "tensor 'mean' is not a vector");
     refuse(path, lower, mean, (vptq_metadata){"token", "7"}, VPTQ_E_FORMAT,
            "metadata 'tokens' is missing");
-    static const char *const counts[] = {
-        "", "0", "-1", "+1", " 1", "1x", "1.5", "0x10",
-        /* 2^63, which no later sum or signed count could hold */
-        "9223372036854775808", "99999999999999999999"};
+    static const char *const counts[] = {"", "0", "-1", "+1", " 1", "1x", "1.5", "0x10",
+                                         /* 2^63, too large for sums and signed counts */
+                                         "9223372036854775808", "99999999999999999999"};
     for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++)
         refuse(path, lower, mean, (vptq_metadata){"tokens", counts[i]}, VPTQ_E_FORMAT,
                "expected a whole number above 0");
@@ -206,7 +206,7 @@ static void test_bad_files(void **state)
                  "h.safetensors: the safetensors header has");
 }
 
-/* The data need not stand at a multiple of 4. */
+/* The data may begin at an offset that is not a multiple of 4. */
 static void test_unaligned(void **state)
 {
     static const char header[] =
@@ -254,9 +254,9 @@ static void test_out_of_memory(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_names),     scratch_test(test_round_trip),
-        scratch_test(test_terms),         scratch_test(test_not_finite),
-        scratch_test(test_bad_files),     scratch_test(test_unaligned),
+        cmocka_unit_test(test_names),      scratch_test(test_round_trip),
+        scratch_test(test_metadata_terms), scratch_test(test_not_finite),
+        scratch_test(test_bad_files),      scratch_test(test_unaligned),
         scratch_test(test_out_of_memory),
     };
     return vtest_main(argc, argv, tests);

@@ -1,3 +1,4 @@
+/* Tests config.json: families, defaults, RoPE scaling, bad values, and generated files. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -5,7 +6,7 @@
 #include "formats/hf/config.h"
 #include "tests/support/vtest.h"
 
-/* A configuration of a family, with more keys after the usual ones (", \"k\": v"). */
+/* Returns a configuration of a family, with the keys of `more` (", \"k\": v") at the end. */
 static json_t *config_of(const char *type, const char *architecture, const char *more)
 {
     char text[2048];
@@ -124,7 +125,7 @@ static void test_family_from_architecture(void **state)
     refuse("gpt_neox", "GPTNeoXForCausalLM", "", VPTQ_E_UNSUPPORTED,
            "architecture 'GPTNeoXForCausalLM' of model type 'gpt_neox' is not supported, "
            "expected a causal language model of one of: llama, mistral, qwen2, qwen3");
-    /* other arithmetic in a similar shape */
+    /* similar shapes with different arithmetic */
     static const char *const others[][2] = {{"phi3", "Phi3ForCausalLM"},
                                             {"gemma", "GemmaForCausalLM"},
                                             {"gemma2", "Gemma2ForCausalLM"},
@@ -156,7 +157,7 @@ static void test_windows(void **state)
                               "\"use_sliding_window\":true");
     assert_int_equal(d.window, 9);
     assert_int_equal(d.window_from, 2);
-    /* As many full layers as there are layers: nothing slides. */
+    /* All layers are full: no sliding window. */
     d = parse(qwen, q,
               ",\"sliding_window\":9,\"max_window_layers\":4,\"use_sliding_window\":true");
     assert_int_equal(d.window, 0);
@@ -288,7 +289,7 @@ static void test_missing_and_nested(void **state)
     json_decref(list);
 }
 
-/* A config generated from a description reads back as the same description. */
+/* A configuration generated from a description gives the same description when read. */
 static void round_trip(const char *type, const char *architecture, const char *more)
 {
     vptq_model_desc d = parse(type, architecture, more), again;

@@ -1,3 +1,4 @@
+/* Tests the JSON reader and writer: real files, bad text, and limits. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -48,8 +49,8 @@ static void test_depth(void **state)
     free(text);
 }
 
-/* A text whose values would take gigabytes is refused before it is parsed. */
-static void test_weight(void **state)
+/* A text whose values would need gigabytes is rejected before it is parsed. */
+static void test_memory_estimate(void **state)
 {
     (void)state;
     const size_t len = 9000000;
@@ -64,7 +65,7 @@ static void test_weight(void **state)
         memcpy(text + i, "{},", 3);
     assert_fails(vptq_json_parse(text, len, "big.json", &value, &err), VPTQ_E_FORMAT, &err,
                  "big.json: the JSON has about");
-    /* Brackets and commas inside strings weigh nothing. */
+    /* Brackets and commas inside strings do not count. */
     memset(text, ',', len);
     memcpy(text, "[\"\\\"", 4);
     memcpy(text + len - 2, "\"]", 2);
@@ -120,7 +121,7 @@ static void test_getters(void **state)
     json_decref(o);
 }
 
-/* Keys keep their order, numbers their value with as few digits as that takes. */
+/* Keys keep their order; numbers have as few digits as keep their value. */
 static void test_save(void **state)
 {
     char path[4096];
@@ -145,8 +146,10 @@ static void test_save(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bad_text), cmocka_unit_test(test_depth),
-        cmocka_unit_test(test_weight),   cmocka_unit_test(test_getters),
+        cmocka_unit_test(test_bad_text),
+        cmocka_unit_test(test_depth),
+        cmocka_unit_test(test_memory_estimate),
+        cmocka_unit_test(test_getters),
         scratch_test(test_save),
     };
     return vtest_main(argc, argv, tests);

@@ -1,5 +1,5 @@
-/* Recorded bases: those that tests/golden/make_kld_base_corpus.py wrote from the specification,
- * what the writer writes, and every way in which a file can be wrong. */
+/* Saved base logits: files written from the specification by
+ * tests/golden/make_kld_base_corpus.py, round trips, and damaged files. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,10 +13,10 @@
 typedef struct corpus_case {
     const char *name;
     vptq_kld_base_head head;
-    double tolerance; /* half a step of the codes, and float */
+    double tolerance; /* half a step of the codes, plus rounding to float */
 } corpus_case;
 
-/* Value k of record i as the script has it. */
+/* Value k of record i as in the script. */
 static double corpus_value(const vptq_kld_base_head *h, size_t i, size_t k)
 {
     if (h->precision == VPTQ_KLD_BASE_COMPACT)
@@ -106,7 +106,7 @@ static void test_corpus(void **state)
         check_corpus(&cases[i]);
 }
 
-/* ---- written and read ---- */
+/* ---- round trip ---- */
 
 enum { VOCAB = 40, TOP = 6, CONTEXT = 5, WINDOWS = 2, RECORDS = WINDOWS * (CONTEXT - 1) };
 
@@ -125,7 +125,7 @@ static double small_value(size_t i, size_t k)
     return k == 3 ? -30.0 - (double)i : -0.7 * (double)(1 + k) - 0.01 * (double)i;
 }
 
-/* The file in DIR; `force` as for the writer. */
+/* Writes the file `path`; `force` replaces an existing one. */
 static vptq_status write_small(const char *path, bool force, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
@@ -154,7 +154,7 @@ out:
     return st;
 }
 
-static void test_written(void **state)
+static void test_round_trip(void **state)
 {
     char path[4096];
     vptq_err err = {0};
@@ -169,7 +169,7 @@ static void test_written(void **state)
         const vptq_kld_base_record r = vptq_kld_base_record_at(&f.head, bytes);
         const double highest = small_value(i, 0);
         assert_true(r.highest == (float)highest && r.target == -4.5f && r.tail == -3.5f);
-        assert_true(fabs((double)r.lowest - (highest - 24)) < 1e-5); /* the range ends there */
+        assert_true(fabs((double)r.lowest - (highest - 24)) < 1e-5); /* the end of the range */
         for (size_t k = 0; k < TOP; k++) {
             double want = fmax(small_value(i, k), highest - 24), got = vptq_kld_base_log(&r, k);
             assert_close_f64(&got, &want, 1, 24.0 / 65535 / 2 + 4e-6, 0);
@@ -181,7 +181,7 @@ static void test_written(void **state)
     assert_ok(write_small(path, true, &err), &err);
 }
 
-/* ---- wrong files ---- */
+/* ---- damaged files ---- */
 
 static vptq_status read_all(const char *path, vptq_mem *mem, vptq_err *err)
 {
@@ -198,7 +198,7 @@ static vptq_status read_all(const char *path, vptq_mem *mem, vptq_err *err)
     return st;
 }
 
-/* Any byte that is changed, and any length but the right one. */
+/* Changes every byte, and tries every wrong length. */
 static void test_damaged(void **state)
 {
     char path[4096], bad[4096];
@@ -227,10 +227,29 @@ static void test_damaged(void **state)
     free(data);
 }
 
-/* Invalid numbers with valid checksums. */
+enum { HEAD = 136, IDS = 4 * WINDOWS * CONTEXT };
+
+/* Puts an invalid number into the file at `path`, with valid checksums, and reads the result.
+ */
+static void check_invalid(const char *path, const char *bad, size_t at, uint32_t value,
+                          const char *part)
+{
+    vptq_err err = {0};
+    size_t size;
+    const size_t record = vptq_kld_base_record_bytes(&small);
+    uint8_t *b = (uint8_t *)vtest_read_file(path, &size), *r = b + HEAD + IDS;
+    vptq_put_le(b + at, value, 4);
+    vptq_put_le(b + 128, vptq_hash(b, 128, 0), 8);
+    vptq_put_le(r + record - 8, vptq_hash(r, record - 8, 0), 8);
+    vtest_write_file(bad, b, size);
+    vptq_status st = read_all(bad, NULL, &err);
+    if (!st || !strstr(err.text, part))
+        fail_msg("0x%x at byte %zu: '%s', expected '%s'", value, at, st ? err.text : "", part);
+    free(b);
+}
+
 static void test_invalid_numbers(void **state)
 {
-    enum { HEAD = 136, IDS = 4 * WINDOWS * CONTEXT };
     static const struct {
         size_t at;
         uint32_t value;
@@ -254,34 +273,30 @@ static void test_invalid_numbers(void **state)
         {36, VOCAB, "invalid BOS id"},
         {36, 0xfffffffe, "invalid BOS id"},
         {124, 0x78787878, "invalid name"},
-        /* the first record */
-        {HEAD + IDS, 0x7fc00000, "record 0 has an invalid"},       /* target NaN */
-        {HEAD + IDS, 0x3f800000, "record 0 has an invalid"},       /* target 1 */
-        {HEAD + IDS + 4, VOCAB, "record 0 has an invalid"},        /* likeliest */
-        {HEAD + IDS + 8, 0x7f800000, "record 0 has an invalid"},   /* highest infinite */
-        {HEAD + IDS + 12, 0xff800000, "record 0 has an invalid"},  /* lowest infinite */
-        {HEAD + IDS + 12, 0, "record 0 has an invalid"},           /* above the highest */
-        {HEAD + IDS + 16, 0x7fc00000, "record 0 has an invalid"},  /* tail NaN */
-        {HEAD + IDS + 24 + 2 * TOP, 7, "record 0 has an invalid"}, /* ids 7, 0, 12 .. */
+    };
+    static const struct {
+        size_t at; /* from the start of the record */
+        uint32_t value;
+    } records[] = {
+        {0, 0x7fc00000},   /* target NaN */
+        {0, 0x3f800000},   /* target 1 */
+        {4, VOCAB},        /* likeliest token */
+        {8, 0x7f800000},   /* highest infinite */
+        {12, 0xff800000},  /* lowest infinite */
+        {12, 0},           /* lowest above the highest */
+        {16, 0x7fc00000},  /* tail NaN */
+        {24 + 2 * TOP, 7}, /* ids 7, 0, 12 .. */
     };
     char path[4096], bad[4096];
     vptq_err err = {0};
-    size_t size;
     vtest_path(path, sizeof path, *state, "base");
     vtest_path(bad, sizeof bad, *state, "bad");
     assert_ok(write_small(path, false, &err), &err);
-    const size_t record = vptq_kld_base_record_bytes(&small);
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        uint8_t *b = (uint8_t *)vtest_read_file(path, &size), *r = b + HEAD + IDS;
-        vptq_put_le(b + cases[i].at, cases[i].value, 4);
-        vptq_put_le(b + 128, vptq_hash(b, 128, 0), 8);
-        vptq_put_le(r + record - 8, vptq_hash(r, record - 8, 0), 8);
-        vtest_write_file(bad, b, size);
-        vptq_status st = read_all(bad, NULL, &err);
-        if (!st || !strstr(err.text, cases[i].part))
-            fail_msg("case %zu: '%s', expected '%s'", i, st ? err.text : "", cases[i].part);
-        free(b);
-    }
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        check_invalid(path, bad, cases[i].at, cases[i].value, cases[i].part);
+    for (size_t i = 0; i < sizeof records / sizeof *records; i++)
+        check_invalid(path, bad, HEAD + IDS + records[i].at, records[i].value,
+                      "record 0 has an invalid");
     assert_fails(read_all(*state, NULL, &err), VPTQ_E_IO, &err, "directory");
 }
 
@@ -302,7 +317,7 @@ static void test_out_of_memory(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_corpus),    scratch_test(test_written),
+        cmocka_unit_test(test_corpus),    scratch_test(test_round_trip),
         scratch_test(test_damaged),       scratch_test(test_invalid_numbers),
         scratch_test(test_out_of_memory),
     };

@@ -1,4 +1,4 @@
-/* Files of a work directory: what is written comes back, and nothing else is accepted. */
+/* Tests the matrix files of a work directory: round trips, and rejection of all other files. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,13 +7,13 @@
 #include "lib/base/half.h"
 #include "tests/support/vtest.h"
 
-enum { OUT = 10, IN = 12, V = 4, K = 16, KR = 8, STRIPS = 3, WORDS = 3 };
+enum { OUT = 10, IN = 12, V = 4, K = 16, KR = 8, VECTOR_ROWS = 3, WORDS = 3 };
 
 typedef struct sample {
     float codebooks[K * V], res[KR * V]; /* before rounding */
     float stored_codebooks[K * V], stored_res[KR * V];
     float scale[IN], bias[IN];
-    uint32_t indices[STRIPS * WORDS];
+    uint32_t indices[VECTOR_ROWS * WORDS];
     vptq_packed_matrix m;
 } sample;
 
@@ -34,7 +34,7 @@ static void make_sample(sample *s)
     rounded(s->scale, s->scale, IN);
     rounded(s->bias, s->bias, IN);
     memset(s->indices, 0, sizeof s->indices);
-    for (size_t i = 0; i < STRIPS * IN; i++)
+    for (size_t i = 0; i < VECTOR_ROWS * IN; i++)
         vptq_bits_put(s->indices + i / IN * WORDS, i % IN, 7, (uint32_t)(i * 29 % 128));
     s->m = (vptq_packed_matrix){.name = "model.layers.3.mlp.gate_proj", .storage = VPTQ_F16};
     s->m.vq = (vptq_vq){.shape = {.out = OUT,
@@ -97,7 +97,7 @@ static void test_round_trip(void **state)
     assert_same_f32(f.matrix.vq.bias, s.bias, IN);
     assert_same_f32(f.centroids_f32, s.codebooks, K * V);
     assert_same_f32(f.res_centroids_f32, s.res, KR * V);
-    /* what was read gives the same bytes when it is written */
+    /* writing what was read gives the same bytes */
     assert_ok(vptq_layer_file_write(again,
                                     &(vptq_layer_file){.matrix = f.matrix,
                                                        .centroids_f32 = f.centroids_f32,
@@ -115,8 +115,8 @@ static void test_round_trip(void **state)
     vptq_layer_file_release(&f);
 }
 
-/* Any bit of the file may change: the reader either says so, or what it gives is unharmed (a
- * space in the header of the file). */
+/* After a change of any bit the reader reports an error, or the data is intact (a space in the
+ * header of the file). */
 static void test_every_flipped_byte(void **state)
 {
     sample s;

@@ -1,3 +1,4 @@
+/* Tests llama2.c checkpoints: description, tensors, damaged files, and a real model. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -5,7 +6,8 @@
 #include "formats/llama2c.h"
 #include "tests/support/vtest.h"
 
-/* A model of dim 8, hidden 12, 2 layers, 2 heads, 1 kv head, vocabulary 5, sequence 3. */
+/* Header of a model with dim 8, hidden 12, 2 layers, 2 heads, 1 kv head, vocabulary 5 and
+ * sequence length 3. */
 enum { DIM = 8, HIDDEN = 12, LAYERS = 2, KV = 4, VOCAB = 5, SEQ = 3, HALF = 2 };
 enum {
     LAYER_FLOATS = DIM + 2 * DIM * DIM + 2 * KV * DIM + DIM + 3 * HIDDEN * DIM,
@@ -169,8 +171,8 @@ static void test_out_of_memory(void **state)
     vtest_oom_walk(read_counted, path);
 }
 
-/* The trained model against its Hugging Face form, made by another program: every value the
- * same once rounded to float16, rotary rows included. */
+/* The trained model against its Hugging Face form, which another program made: all values are
+ * equal after rounding to float16, rotary rows included. */
 static void test_real_model(void **state)
 {
     (void)state;

@@ -1,3 +1,4 @@
+/* Tests model descriptions: families, weight matrices, checks, and rotary tables. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -150,7 +151,7 @@ static vptq_model_desc desc_of(const json_t *c)
     return d;
 }
 
-/* tests/golden/rope.json: NumPy, see make_rope.py. */
+/* Compares with tests/golden/rope.json, computed with NumPy by make_rope.py. */
 static void test_rope_tables(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* The published layout against upstream's own files: indices, dequantized weights, every form
- * that readers meet, and what they must refuse. */
+/* Tests the published layout against upstream's files: indices, dequantized weights, every form
+ * that occurs, and files that must be rejected. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,7 +27,7 @@ static bool find_golden(golden *g, const char *name)
     return vtest_data(g->dir, sizeof g->dir, rel);
 }
 
-/* layer.safetensors, out of its .xz where it is packed. */
+/* Opens layer.safetensors, decompressed if it is an .xz file. */
 static void layer_path(const golden *g, const char *scratch, char path[4096])
 {
     char packed[4096 + 32], command[3 * 4096];
@@ -95,7 +95,7 @@ static void check_weights(golden *g, const char *file, bool rounded)
     vtest_npy_free(&want);
 }
 
-/* Field c of every row of `indices`, cut to its main or residual part. */
+/* Reads the main or residual part of field c from every row of `indices`. */
 static void check_indices(const golden *g, const char *file, bool residual)
 {
     const vptq_vq_shape *s = &g->m.vq.shape;
@@ -129,7 +129,7 @@ static void check_outlier_indices(const golden *g)
     vtest_npy_free(&want);
 }
 
-/* The tensors written for a matrix, as a set; data is in the set's arena. */
+/* Returns the tensors written for a matrix as a set, with their data in the set's arena. */
 static void write_to_set(const vptq_packed_matrix *m, vptq_tensor_set *set, json_t **entry)
 {
     vptq_err err = {0};
@@ -150,7 +150,7 @@ static void check_same_floats(const float *a, const float *b, size_t n)
         assert_memory_equal(a, b, n * sizeof *a);
 }
 
-/* Written and read again: the same parts, but for what writing changes on purpose. */
+/* A matrix that is written and read again has the same parts, except for intended changes. */
 static void check_round_trip(golden *g)
 {
     vptq_err err = {0};
@@ -185,7 +185,7 @@ static void check_round_trip(golden *g)
     if (s->has_perm)
         assert_memory_equal(a->perm, b->perm, s->in * sizeof(uint16_t));
     float *w = dequantize(&g->ref, a), *w2 = dequantize(&g->ref, b);
-    /* x * 1 + 0 makes +0 of -0, which compares equal */
+    /* x * 1 + 0 turns -0 into +0, which compares equal */
     assert_close(w2, w, (size_t)s->out * s->in, 0, 0);
     free(w);
     free(w2);
@@ -226,7 +226,7 @@ static void test_goldens(void **state)
     }
 }
 
-/* More residual than main centroids: read as it was meant, never written. */
+/* A matrix with more residual than main centroids can be read but not written. */
 static void test_more_residual_than_main(void **state)
 {
     golden g;
@@ -244,7 +244,7 @@ static void test_more_residual_than_main(void **state)
     close_golden(&g);
 }
 
-/* Upstream's own absorbing of case 05 is case 15. */
+/* Case 15 is case 05 with the permutation absorbed by upstream. */
 static void test_absorb_matches_upstream(void **state)
 {
     golden a, b;
@@ -280,7 +280,7 @@ static void test_absorb_matches_upstream(void **state)
     close_golden(&b);
 }
 
-/* Entries of all three config files of the model describe the same 35 matrices. */
+/* All three config files of the model describe the same 35 matrices. */
 static void test_model_configs(void **state)
 {
     (void)state;
@@ -323,7 +323,7 @@ static void test_model_configs(void **state)
     vptq_tensor_set_release(&set);
 }
 
-static void test_config_places(void **state)
+static void test_config_locations(void **state)
 {
     (void)state;
     json_t *c = json_pack("{s:{s:{s:s, s:{s:{s:i}}, s:{s:{s:i}}}}}", "text_config",
@@ -383,7 +383,7 @@ static void fill_numbers(uint16_t *x, size_t n)
         x[i] = (uint16_t)(0x3000 + 37 * i); /* ordinary half-precision numbers */
 }
 
-/* The training form when `plain`, else the published one. */
+/* Makes the training form if `plain`, otherwise the published form. */
 static void make_small(small_matrix *s, bool plain)
 {
     memset(s, 0, sizeof *s);
@@ -476,7 +476,7 @@ static void test_training_form(void **state)
     json_decref(b.entry);
 }
 
-/* 16-bit indices by the name of F16: the same bits, and only where the entry says so. */
+/* 16-bit indices stored as F16: the same bits, accepted only if the entry says so. */
 static void test_indices_as_float(void **state)
 {
     (void)state;
@@ -564,7 +564,7 @@ static void test_bad_entries(void **state)
 {
     (void)state;
     static const struct {
-        const char *key, *value; /* NULL: the key is taken out */
+        const char *key, *value; /* NULL: the key is removed */
         vptq_status code;
         const char *text;
     } cases[] = {
@@ -603,9 +603,9 @@ static void test_bad_entries(void **state)
     expect(&s, VPTQ_E_FORMAT, "layer 'P': its entry");
 }
 
-/* Leading unit axes may be missing, two keys may be there that upstream's own loader refuses,
- * and enable_perm may be left over from before the permutation was absorbed. */
-static void test_tolerated(void **state)
+/* Accepted variants: leading unit axes are missing, two keys exist that upstream's loader
+ * rejects, or enable_perm remains although the permutation is absorbed. */
+static void test_accepted_variants(void **state)
 {
     (void)state;
     small_matrix s;
@@ -678,13 +678,13 @@ int main(int argc, char **argv)
         scratch_test(test_more_residual_than_main),
         scratch_test(test_absorb_matches_upstream),
         cmocka_unit_test(test_model_configs),
-        cmocka_unit_test(test_config_places),
+        cmocka_unit_test(test_config_locations),
         cmocka_unit_test(test_training_form),
         cmocka_unit_test(test_indices_as_float),
         cmocka_unit_test(test_bad_indices),
         cmocka_unit_test(test_bad_tensors),
         cmocka_unit_test(test_bad_entries),
-        cmocka_unit_test(test_tolerated),
+        cmocka_unit_test(test_accepted_variants),
         cmocka_unit_test(test_too_large_to_store),
         cmocka_unit_test(test_out_of_memory),
     };

@@ -1,3 +1,4 @@
+/* Tests safetensors files and sharded directories: reading, writing, and damaged files. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,7 +8,7 @@
 #include "formats/hf/safetensors.h"
 #include "tests/support/vtest.h"
 
-/* DIR/NAME holds a safetensors file of this header and `data_bytes` bytes 0, 1, 2, ... */
+/* Writes DIR/NAME: a safetensors file with this header and `data_bytes` bytes 0, 1, 2, ... */
 static void put_file(const char *dir, const char *name, const char *header, size_t data_bytes)
 {
     char path[4096];
@@ -141,7 +142,7 @@ static void test_bad_headers(void **state)
     refuse_header(dir, deep, 0, VPTQ_E_FORMAT, "maximum parsing depth");
 }
 
-/* One tensor 'a' whose entry holds this text. */
+/* Writes a file with one tensor 'a', whose entry has this text. */
 static void refuse_entry(const char *dir, const char *entry, size_t data_bytes,
                          vptq_status code, const char *part)
 {
@@ -185,9 +186,9 @@ static void test_bad_entries(void **state)
 #undef O
 }
 
-/* Tensor 'a' of data bytes 0 to 4, and 'b' of the bytes given. */
-static void refuse_places(const char *dir, int begin, int end, size_t data_bytes,
-                          const char *part)
+/* Writes a file with tensor 'a', of data bytes 0 to 4, and 'b', of the given bytes. */
+static void refuse_offsets(const char *dir, int begin, int end, size_t data_bytes,
+                           const char *part)
 {
     char header[512];
     snprintf(header, sizeof header,
@@ -197,15 +198,16 @@ static void refuse_places(const char *dir, int begin, int end, size_t data_bytes
     refuse_header(dir, header, data_bytes, VPTQ_E_FORMAT, part);
 }
 
-static void test_bad_places(void **state)
+static void test_bad_offsets(void **state)
 {
-    refuse_places(*state, 3, 7, 7,
-                  "tensor 'b' begins at data byte 3, inside tensor 'a', which ends at 4");
-    refuse_places(*state, 0, 4, 4, "inside tensor");
-    refuse_places(*state, 5, 9, 9, "data bytes 4 to 5, before tensor 'b', belong to no tensor");
-    refuse_places(*state, 4, 8, 9,
-                  "the tensors end at data byte 8, but the file has 9 data bytes");
-    refuse_places(*state, 4, 8, 7, "tensor 'b' has bytes 4 to 8, but 7 follow the header");
+    refuse_offsets(*state, 3, 7, 7,
+                   "tensor 'b' begins at data byte 3, inside tensor 'a', which ends at 4");
+    refuse_offsets(*state, 0, 4, 4, "inside tensor");
+    refuse_offsets(*state, 5, 9, 9,
+                   "data bytes 4 to 5, before tensor 'b', belong to no tensor");
+    refuse_offsets(*state, 4, 8, 9,
+                   "the tensors end at data byte 8, but the file has 9 data bytes");
+    refuse_offsets(*state, 4, 8, 7, "tensor 'b' has bytes 4 to 8, but 7 follow the header");
 }
 
 static const char *one(char header[256], const char *name)
@@ -361,8 +363,7 @@ static void test_save_refuses(void **state)
     assert_int_not_equal(access(path, F_OK), 0);
 }
 
-/* Gives the bytes first, first + 1, ... where first is the first letter of the name, in pieces
- * of three. */
+/* Provides bytes c, c + 1, ... in pieces of three, where c is the first letter of the name. */
 static vptq_status fill_letters(void *arg, const vptq_tensor *t, vptq_safetensors_writer *w,
                                 vptq_err *err)
 {
@@ -465,7 +466,7 @@ static void test_write_fails(void **state)
     assert_int_not_equal(access(path, F_OK), 0);
 }
 
-/* A file that another writer made. */
+/* A file written by another program. */
 static void test_real_file(void **state)
 {
     (void)state;
@@ -490,7 +491,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         scratch_test(test_read),         scratch_test(test_bad_lengths),
         scratch_test(test_bad_headers),  scratch_test(test_bad_entries),
-        scratch_test(test_bad_places),   scratch_test(test_directories),
+        scratch_test(test_bad_offsets),  scratch_test(test_directories),
         scratch_test(test_bad_index),    scratch_test(test_out_of_memory),
         scratch_test(test_save_bytes),   scratch_test(test_save_refuses),
         scratch_test(test_write_single), scratch_test(test_write_shards),

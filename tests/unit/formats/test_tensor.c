@@ -1,3 +1,4 @@
+/* Tests tensors: element types, rotary order, checks for finite values, and tensor sets. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,7 +21,7 @@ static vptq_tensor matrix(vptq_dtype type, uint64_t rows, uint64_t cols, const v
                          .file = "file.x"};
 }
 
-/* Pages of files that this process has in its memory. */
+/* Returns the number of file pages in memory of this process. */
 static size_t shared_pages(void)
 {
     unsigned long long all, resident, shared;
@@ -124,7 +125,7 @@ static void test_read_blocks_and_rounding(void **state)
                  "file.x: tensor 'w' holds I32 values, expected real numbers");
 }
 
-/* Stored rows of a head are even, odd, even, odd elements of its rotary pairs: row (half, i) is
+/* The stored rows of a head alternate between the halves of its rotary pairs: row (half, i) is
  * stored at 2 i + half. */
 static void test_rope_heads(void **state)
 {
@@ -148,7 +149,7 @@ static void test_rope_heads(void **state)
         assert_true(got[i] == (float)(13 * COLS + i));
 }
 
-/* One bad value at every kind of place, in every type; the largest finite values pass. */
+/* One bad value at every kind of position, in every type. The largest finite values pass. */
 static void check_finite_type(vptq_dtype type, uint64_t largest, uint64_t infinity,
                               uint64_t nan)
 {
@@ -195,8 +196,8 @@ static void test_check_finite(void **state)
     assert_ok(vptq_tensor_check_finite(&t, &err), &err);
 }
 
-/* Forgetting a mapped tensor changes nothing that can be read; what is not mapped stays. */
-static void test_forget(void **state)
+/* Dropping the pages of a mapped tensor does not change its data; other memory is kept. */
+static void test_dropping_pages(void **state)
 {
     const char *dir = *state;
     enum { COLS = 1024, ROWS = 4096, N = ROWS * COLS };
@@ -215,7 +216,7 @@ static void test_forget(void **state)
     size_t read = shared_pages();
     vptq_tensor_forget(&t);
     size_t after = shared_pages(), pages = t.bytes / (size_t)sysconf(_SC_PAGESIZE);
-    /* half of them: the system counts roughly */
+    /* half of them, because the system counts approximately */
     assert_true(read >= before + pages / 2);
     assert_true(after + pages / 2 <= read);
     memset(got, 0, t.bytes);
@@ -230,7 +231,7 @@ static void test_forget(void **state)
     free(got);
 }
 
-/* A source that gives byte i the value i * 7, but fails from `limit` on. */
+/* A source whose byte i is i * 7 and which fails from byte `limit` on. */
 static vptq_status counted(const void *arg, size_t at, size_t n, void *dst, vptq_err *err)
 {
     const size_t *limit = arg;
@@ -241,11 +242,11 @@ static vptq_status counted(const void *arg, size_t at, size_t n, void *dst, vptq
     return VPTQ_OK;
 }
 
-/* Bytes in memory are views; other bytes are read on request, in whole elements. */
+/* Bytes in memory are returned as views; others are read on request, in whole elements. */
 static void test_bytes(void **state)
 {
     (void)state;
-    uint8_t data[64] = {1, 2, 3}, room[64];
+    uint8_t data[64] = {1, 2, 3}, buffer[64];
     size_t limit = 60;
     const uint8_t *bytes = NULL;
     vptq_err err = {0};
@@ -255,27 +256,27 @@ static void test_bytes(void **state)
     assert_ok(vptq_tensor_bytes(&t, 1, 5, NULL, &bytes, &err), &err);
     assert_ptr_equal(bytes, data + 1);
     t.data = NULL;
-    assert_fails(vptq_tensor_bytes(&t, 0, 1, room, &bytes, &err), VPTQ_E_CHECKSUM, &err,
+    assert_fails(vptq_tensor_bytes(&t, 0, 1, buffer, &bytes, &err), VPTQ_E_CHECKSUM, &err,
                  "file.x: tensor 'w' is damaged");
     t.source = &source;
-    assert_ok(vptq_tensor_bytes(&t, 10, 50, room, &bytes, &err), &err);
-    assert_ptr_equal(bytes, room);
+    assert_ok(vptq_tensor_bytes(&t, 10, 50, buffer, &bytes, &err), &err);
+    assert_ptr_equal(bytes, buffer);
     for (size_t i = 0; i < 50; i++)
         assert_int_equal(bytes[i], (uint8_t)((10 + i) * 7));
-    assert_fails(vptq_tensor_bytes(&t, 0, 64, room, &bytes, &err), VPTQ_E_CHECKSUM, &err,
+    assert_fails(vptq_tensor_bytes(&t, 0, 64, buffer, &bytes, &err), VPTQ_E_CHECKSUM, &err,
                  "no byte 64");
-    assert_ok(vptq_tensor_bytes(&t, 64, 0, room, &bytes, &err), &err);
+    assert_ok(vptq_tensor_bytes(&t, 64, 0, buffer, &bytes, &err), &err);
 
     assert_int_equal(vptq_tensor_piece(&t, 0), 64);
     assert_int_equal(vptq_tensor_piece(&t, 60), 4);
     t.bytes = (size_t)3 * VPTQ_TENSOR_PIECE + 2;
     assert_int_equal(vptq_tensor_piece(&t, VPTQ_TENSOR_PIECE), VPTQ_TENSOR_PIECE);
     assert_int_equal(vptq_tensor_piece(&t, (size_t)3 * VPTQ_TENSOR_PIECE), 2);
-    t.type = VPTQ_Q4_1; /* blocks of 20 bytes are never cut */
+    t.type = VPTQ_Q4_1; /* blocks of 20 bytes are not divided */
     assert_int_equal(vptq_tensor_piece(&t, 0) % 20, 0);
 }
 
-/* A value that is not finite is named by its place in the tensor, not in the piece. */
+/* The error gives the position of a bad value in the tensor, not in the piece. */
 static void test_check_piece(void **state)
 {
     (void)state;
@@ -369,7 +370,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_read_blocks_and_rounding),
         cmocka_unit_test(test_rope_heads),
         cmocka_unit_test(test_check_finite),
-        scratch_test(test_forget),
+        scratch_test(test_dropping_pages),
         cmocka_unit_test(test_bytes),
         cmocka_unit_test(test_check_piece),
         cmocka_unit_test(test_set),

@@ -1,4 +1,5 @@
-/* PyTorch files: those of tests/golden/make_torch_files.py, what we write, and broken ones. */
+/* Tests PyTorch files: those of tests/golden/make_torch_files.py, written ones, and damaged
+ * ones. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -40,7 +41,7 @@ static void test_crc(void **state)
     vptq_crc32 c;
     uint8_t bytes[64];
     vptq_crc32_init(&c);
-    /* the check value that every catalogue of CRCs gives */
+    /* the check value of CRC catalogues */
     assert_int_equal(vptq_crc32_of(&c, (const uint8_t *)"123456789", 9), 0xcbf43926);
     assert_int_equal(vptq_crc32_of(&c, bytes, 0), 0);
     memset(bytes, 0, sizeof bytes);
@@ -105,8 +106,8 @@ static void test_types(void **state)
     check_types(GOLDEN "types_protocol4.pt");
 }
 
-/* Files of another project's tests. */
-static void test_others(void **state)
+/* Files from the tests of another project. */
+static void test_foreign_files(void **state)
 {
     (void)state;
     static const int64_t numbers[8] = {1, 2, 3, 4, 5, 6, 7, 8};
@@ -132,7 +133,7 @@ static void test_others(void **state)
     vptq_torch_release(&t);
 }
 
-static void test_refused(void **state)
+static void test_rejected(void **state)
 {
     (void)state;
     static const struct {
@@ -183,7 +184,7 @@ static void make_items(vptq_torch_item items[ITEMS])
     items[6] = tensor_item("none", VPTQ_F16, "", 0, 0);
 }
 
-static void test_written(void **state)
+static void test_written_files(void **state)
 {
     char path[4096];
     vptq_err err = {0};
@@ -211,7 +212,7 @@ static void test_written(void **state)
                  &err, "tensor 'invH' is I8");
 }
 
-/* ---- broken files ---- */
+/* ---- damaged files ---- */
 
 static void read_any(const char *path, const char *data, size_t size, bool must_fail)
 {
@@ -225,7 +226,7 @@ static void read_any(const char *path, const char *data, size_t size, bool must_
         vptq_torch_release(&t);
 }
 
-/* Every cut of a file is refused; a flipped bit is refused where it matters. */
+/* Every truncated file is rejected, and so is a flipped bit of the data. */
 static void test_damaged(void **state)
 {
     char path[4096];
@@ -253,7 +254,7 @@ static void test_damaged(void **state)
     free(data);
 }
 
-/* A file of one pickle and a storage "0" of 4 floats, all checksums right. */
+/* Writes a file with one pickle and a storage "0" of 4 floats, with valid checksums. */
 static void refuse_pickle(const char *path, const char *pickle, size_t size, vptq_status code,
                           const char *part)
 {
@@ -269,7 +270,7 @@ static void refuse_pickle(const char *path, const char *pickle, size_t size, vpt
     assert_fails(vptq_torch_read(path, NULL, &t, &err), code, &err, part);
 }
 
-/* A dictionary with a tensor "x"; the parts of it that a liar would change. */
+/* A pickled dictionary with a tensor "x", in parts that hostile files change. */
 static void refuse_tensor(const char *path, const char *key, int count, const char *rest,
                           vptq_status code, const char *part)
 {
@@ -282,7 +283,7 @@ static void refuse_tensor(const char *path, const char *key, int count, const ch
     refuse_pickle(path, pickle, (size_t)n, code, part);
 }
 
-static void test_lying_tensors(void **state)
+static void test_inconsistent_tensors(void **state)
 {
     char path[4096];
     vtest_path(path, sizeof path, *state, "p.pt");
@@ -300,7 +301,7 @@ static void test_lying_tensors(void **state)
     refuse_tensor(path, "0", 4, "K\1(K\1K\1K\1K\1K\1K\1K\1K\1K\1t)", VPTQ_E_FORMAT,
                   "an invalid shape");
     refuse_tensor(path, "0", 4, "K\1)", VPTQ_E_FORMAT, "in a form that PyTorch does not write");
-    /* 2^62 times the same number, and a shape whose product is beyond 64 bits */
+    /* 2^62 times the same number, and a shape whose product exceeds 64 bits */
     refuse_tensor(path, "0", 4,
                   "K\1\x8a\10\xff\xff\xff\xff\xff\xff\xff\x3f\x85J\xff\xff\xff\x7f\x85",
                   VPTQ_E_FORMAT, "an invalid shape");
@@ -372,7 +373,8 @@ static void test_bad_pickles(void **state)
     refuse_pickle(path, "}X\1\0\0\0\0Ns.", 10, VPTQ_E_FORMAT, "a key that is not a string");
 }
 
-/* A megabyte of one opcode ends soon, and self-containing objects do not loop. */
+/* A megabyte of one opcode is rejected quickly, and objects that contain themselves do not
+ * loop. */
 static void test_long_pickles(void **state)
 {
     char path[4096];
@@ -446,9 +448,9 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_crc),       cmocka_unit_test(test_hessian),
-        cmocka_unit_test(test_types),     cmocka_unit_test(test_others),
-        cmocka_unit_test(test_refused),   scratch_test(test_written),
-        scratch_test(test_damaged),       scratch_test(test_lying_tensors),
+        cmocka_unit_test(test_types),     cmocka_unit_test(test_foreign_files),
+        cmocka_unit_test(test_rejected),  scratch_test(test_written_files),
+        scratch_test(test_damaged),       scratch_test(test_inconsistent_tensors),
         scratch_test(test_repeating),     scratch_test(test_bad_pickles),
         scratch_test(test_long_pickles),  scratch_test(test_no_pickle),
         scratch_test(test_out_of_memory),

@@ -1,4 +1,4 @@
-/* Many sequences at once: the tokens that each of them gets alone, from single steps of the
+/* Batched generation: every sequence gets the same tokens as alone, from single steps of the
  * forward pass; pages, limits, memory. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -7,46 +7,20 @@
 #include "lib/base/rng.h"
 #include "lib/model/batch.h"
 #include "tests/emu/emu.h"
+#include "tests/support/vrig.h"
 #include "tests/support/vtest.h"
 
-static const char *const families[] = {"llama3", "mistral", "qwen2", "qwen3"};
-enum { FAMILIES = 4, VOCAB = 48, SEQUENCES = 5, LENGTH = 90, NEW = 20 };
+enum { VOCAB = VRIG_VOCAB, SEQUENCES = 5, LENGTH = 90, NEW = 20 };
 
-typedef struct rig {
-    vptq_mem mem;
-    vptq_ctx ctx;
-    vptq_device dev;
-    vptq_model m;
-} rig;
-
-static void rig_open(rig *r, const char *path, const char *tokenizer, const char *backend,
-                     int threads)
-{
-    vptq_err err = {0};
-    const vptq_checkpoint_options opt = {.tokenizer = tokenizer};
-    *r = (rig){.ctx = {.threads = threads}};
-    vptq_mem_init(&r->mem, 0);
-    r->ctx.mem = &r->mem;
-    assert_ok(vptq_device_open(&r->ctx, backend, &r->dev, &err), &err);
-    assert_ok(vptq_model_open(&r->ctx, path, &opt, tokenizer != NULL, &r->m, &err), &err);
-}
-
-static void rig_close(rig *r)
-{
-    vptq_model_release(&r->m);
-    vptq_device_close(&r->dev);
-    assert_int_equal(r->mem.used, 0);
-}
-
-static void rig_tiny(rig *r, const char *family, const char *backend, int threads)
+static void open_tiny(vrig *r, const char *family, const char *backend, int threads)
 {
     char path[128];
     snprintf(path, sizeof path, "tests/golden/tiny_%s", family);
-    rig_open(r, path, NULL, backend, threads);
+    vrig_open_on(r, path, NULL, backend, threads);
 }
 
-/* Prompts of 1 to 70 tokens, of which none is another's beginning. */
-static size_t prompt_of(size_t s, int32_t ids[LENGTH])
+/* Fills ids with prompt s, 1 to 70 random tokens; returns its length. */
+static size_t make_prompt(size_t s, int32_t ids[LENGTH])
 {
     static const size_t lengths[SEQUENCES] = {33, 1, 70, 32, 5};
     const vptq_rng rng = vptq_rng_make(7, (uint32_t)s, 0, VPTQ_RNG_TEST);
@@ -55,9 +29,9 @@ static size_t prompt_of(size_t s, int32_t ids[LENGTH])
     return lengths[s];
 }
 
-/* What single steps give, one sequence at a time. */
-static void alone(rig *r, const int32_t *prompt, size_t n, size_t new, uint32_t number,
-                  double temperature, uint64_t seed, int32_t *out)
+/* Generates `new` tokens for one sequence by single steps. */
+static void run_alone(vrig *r, const int32_t *prompt, size_t n, size_t new, uint32_t number,
+                      double temperature, uint64_t seed, int32_t *out)
 {
     vptq_err err = {0};
     vptq_forward *f;
@@ -79,45 +53,46 @@ static void prefill(vptq_batch *b)
         assert_ok(vptq_batch_prefill(b, &left, &err), &err);
 }
 
-static vptq_batch_options options_of(vptq_dtype kv)
+static vptq_batch_options make_options(vptq_dtype kv)
 {
     return (vptq_batch_options){
         .sequences = SEQUENCES, .length = LENGTH, .kv = kv, .top_p = 0.9, .seed = 3};
 }
 
-/* Sequences come while others go on, and end while others go on. */
-static void check_tokens(rig *r, const vptq_batch_options *o, size_t steps)
+/* Adds and ends sequences while others continue. */
+static void check_tokens(vrig *r, const vptq_batch_options *o, size_t steps)
 {
     vptq_err err = {0};
     vptq_batch *b;
-    size_t at[SEQUENCES], n[SEQUENCES];
+    size_t id[SEQUENCES], n[SEQUENCES];
     int32_t prompt[SEQUENCES][LENGTH], want[NEW];
     assert_ok(vptq_batch_open(&r->m, &r->dev, o, &b, &err), &err);
     const size_t pages = vptq_batch_free_pages(b);
     for (size_t s = 0; s < 3; s++) {
-        n[s] = prompt_of(s, prompt[s]);
-        assert_ok(vptq_batch_add(b, prompt[s], n[s], &at[s], &err), &err);
+        n[s] = make_prompt(s, prompt[s]);
+        assert_ok(vptq_batch_add(b, prompt[s], n[s], &id[s], &err), &err);
     }
     prefill(b);
     for (size_t i = 0; i < 4; i++)
         assert_ok(vptq_batch_decode(b, &err), &err);
     for (size_t s = 3; s < SEQUENCES; s++) {
-        n[s] = prompt_of(s, prompt[s]);
-        assert_ok(vptq_batch_add(b, prompt[s], n[s], &at[s], &err), &err);
+        n[s] = make_prompt(s, prompt[s]);
+        assert_ok(vptq_batch_add(b, prompt[s], n[s], &id[s], &err), &err);
     }
-    assert_ok(vptq_batch_decode(b, &err), &err); /* prompts wait, the others go on */
+    assert_ok(vptq_batch_decode(b, &err),
+              &err); /* only sequences 0 to 2: the new prompts wait */
     prefill(b);
     for (size_t i = 6; i < steps; i++)
         assert_ok(vptq_batch_decode(b, &err), &err);
     for (size_t s = 0; s < SEQUENCES; s++) {
         const size_t new = s < 3 ? steps : steps - 5;
         size_t count;
-        const int32_t *ids = vptq_batch_ids(b, at[s], &count);
+        const int32_t *ids = vptq_batch_ids(b, id[s], &count);
         assert_int_equal(count, n[s] + new);
         assert_memory_equal(ids, prompt[s], n[s] * sizeof *ids);
-        alone(r, prompt[s], n[s], new, (uint32_t)s, o->temperature, o->seed, want);
+        run_alone(r, prompt[s], n[s], new, (uint32_t)s, o->temperature, o->seed, want);
         assert_memory_equal(ids + n[s], want, new * sizeof *ids);
-        vptq_batch_end(b, at[s]);
+        vptq_batch_end(b, id[s]);
     }
     assert_int_equal(vptq_batch_free_pages(b), pages);
     vptq_batch_close(b);
@@ -127,43 +102,43 @@ static void test_families(void **state)
 {
     (void)state;
     static const char *const backends[] = {"ref", "cpu"};
-    rig r;
-    for (size_t f = 0; f < FAMILIES; f++)
+    vrig r;
+    for (size_t f = 0; f < VRIG_FAMILIES; f++)
         for (size_t d = 0; d < 2; d++)
             for (int sampled = 0; sampled < 2; sampled++) {
-                vptq_batch_options o = options_of(VPTQ_F32);
+                vptq_batch_options o = make_options(VPTQ_F32);
                 o.temperature = sampled ? 1 : 0;
-                rig_tiny(&r, families[f], backends[d], 2);
+                open_tiny(&r, vrig_families[f], backends[d], 2);
                 check_tokens(&r, &o, NEW);
-                rig_close(&r);
+                vrig_close(&r);
             }
 }
 
-/* The same on a device with memory of its own, and all of that memory given back. */
+/* The same on a device with its own memory, all of which is released at the end. */
 static void test_device_memory(void **state)
 {
     (void)state;
-    const vptq_batch_options o = options_of(VPTQ_F32);
-    rig r;
-    assert_string_equal(vptq_backend_emu()->name, "emu"); /* links it */
-    rig_tiny(&r, "mistral", "emu", 1);
+    const vptq_batch_options o = make_options(VPTQ_F32);
+    vrig r;
+    assert_string_equal(vptq_backend_emu()->name, "emu"); /* links the backend */
+    open_tiny(&r, "mistral", "emu", 1);
     check_tokens(&r, &o, 8);
-    rig_close(&r);
+    vrig_close(&r);
     assert_int_equal(cuda_emu_memory_used(), 0);
 }
 
-static bool stories_open(rig *r, int threads)
+static bool stories_open(vrig *r, int threads)
 {
     char model[4096], tokenizer[4096];
     if (!vtest_data(model, sizeof model, "models/stories260K/stories260K.bin") ||
         !vtest_data(tokenizer, sizeof tokenizer, "models/stories260K/tok512.bin"))
         return false;
-    rig_open(r, model, tokenizer, "cpu", threads);
+    vrig_open_on(r, model, tokenizer, "cpu", threads);
     return true;
 }
 
-/* The published text, among others and with a cache of either type. */
-static void check_text(rig *r, vptq_dtype kv, const char *want, size_t size)
+/* The published text of upstream, generated among other sequences. */
+static void check_text(vrig *r, vptq_dtype kv, const char *want, size_t size)
 {
     enum { TOKENS = 200, OTHERS = 11 };
     vptq_err err = {0};
@@ -204,25 +179,25 @@ static void test_published_text(void **state)
         skip();
     char *want = vtest_read_file(path, &size);
     for (int threads = 1; threads <= 2; threads++) {
-        rig r;
+        vrig r;
         if (!stories_open(&r, threads)) {
             free(want);
             skip();
         }
         check_text(&r, threads == 1 ? VPTQ_F32 : VPTQ_F16, want, size);
-        rig_close(&r);
+        vrig_close(&r);
     }
     free(want);
 }
 
-/* Sampled, so that the last bit of a probability counts: any number of threads. */
+/* Sampled, so that a different last bit of a probability could change a token. */
 static void test_threads(void **state)
 {
     (void)state;
     enum { N = 24, TOKENS = 40 };
     int32_t first[N][TOKENS + 8];
     for (int threads = 1; threads <= 3; threads += 2) {
-        rig r;
+        vrig r;
         vptq_err err = {0};
         vptq_batch *b;
         const vptq_batch_options o = {
@@ -247,23 +222,23 @@ static void test_threads(void **state)
                 assert_memory_equal(ids, first[s], count * sizeof *ids);
         }
         vptq_batch_close(b);
-        rig_close(&r);
+        vrig_close(&r);
     }
 }
 
-/* A prompt of several groups among short ones, in the middle of which groups are cut. */
+/* A prompt of several groups between short prompts; groups end in the middle of prompts. */
 static void test_long_prompts(void **state)
 {
     (void)state;
     enum { LONG = 2 * VPTQ_FORWARD_ROWS + 75, SHORT = 700, OUT = 6 };
-    rig r;
+    vrig r;
     vptq_err err = {0};
     vptq_batch *b;
-    size_t lengths[3] = {SHORT, LONG, SHORT + 1}, at[3], left = 3, groups = 0;
+    size_t lengths[3] = {SHORT, LONG, SHORT + 1}, id[3], left = 3, groups = 0;
     int32_t *ids = vtest_alloc(LONG, sizeof *ids), want[OUT];
     for (size_t i = 0; i < LONG; i++)
         ids[i] = (int32_t)(i * i % 47);
-    rig_tiny(&r, "mistral", "cpu", 2);
+    open_tiny(&r, "mistral", "cpu", 2);
     const vptq_batch_options o = {.sequences = 3,
                                   .length = LONG + OUT,
                                   .tokens = 2 * SHORT + 1 + LONG + 3 * OUT,
@@ -271,7 +246,7 @@ static void test_long_prompts(void **state)
                                   .top_p = 1};
     assert_ok(vptq_batch_open(&r.m, &r.dev, &o, &b, &err), &err);
     for (size_t s = 0; s < 3; s++)
-        assert_ok(vptq_batch_add(b, ids + s, lengths[s] - s, &at[s], &err), &err);
+        assert_ok(vptq_batch_add(b, ids + s, lengths[s] - s, &id[s], &err), &err);
     for (; left; groups++)
         assert_ok(vptq_batch_prefill(b, &left, &err), &err);
     assert_int_equal(groups, (LONG + 2 * SHORT + VPTQ_FORWARD_ROWS - 3) / VPTQ_FORWARD_ROWS);
@@ -279,31 +254,31 @@ static void test_long_prompts(void **state)
         assert_ok(vptq_batch_decode(b, &err), &err);
     for (size_t s = 0; s < 3; s++) {
         size_t count;
-        const int32_t *got = vptq_batch_ids(b, at[s], &count);
-        alone(&r, ids + s, lengths[s] - s, OUT, 0, 0, 0, want);
+        const int32_t *got = vptq_batch_ids(b, id[s], &count);
+        run_alone(&r, ids + s, lengths[s] - s, OUT, 0, 0, 0, want);
         assert_int_equal(count, lengths[s] - s + OUT);
         assert_memory_equal(got + lengths[s] - s, want, sizeof want);
     }
     vptq_batch_close(b);
-    rig_close(&r);
+    vrig_close(&r);
     free(ids);
 }
 
-/* A pool for what there is, not for the longest sequence times their number. */
+/* The pool is sized for the given tokens, not for all sequences at full length. */
 static void test_pages(void **state)
 {
     (void)state;
-    rig r;
+    vrig r;
     vptq_err err = {0};
     vptq_batch *b;
     vptq_batch_memory small, large;
     int32_t ids[70] = {0};
     size_t one, two, three, left;
     vptq_batch_options o = {.sequences = 2, .length = 128, .tokens = 96, .kv = VPTQ_F16};
-    rig_tiny(&r, "llama3", "cpu", 1);
+    open_tiny(&r, "llama3", "cpu", 1);
     assert_ok(vptq_batch_plan(&r.m, &o, &small, &err), &err);
-    /* 96 / 32 pages and one more for each sequence; two layers, keys and values of 2 heads of 8
-     * in two bytes */
+    /* 96 / 32 pages and one for each sequence, of 32 tokens; two layers; keys and values of 2
+     * heads of 8 numbers of 2 bytes */
     assert_int_equal(small.cache, 5 * 32 * 2 * 2 * (2 * 8) * 2);
     o.tokens = 0;
     assert_ok(vptq_batch_plan(&r.m, &o, &large, &err), &err);
@@ -313,7 +288,8 @@ static void test_pages(void **state)
     assert_int_equal(vptq_batch_free_pages(b), 5);
     assert_ok(vptq_batch_add(b, ids, 63, &one, &err), &err);
     assert_ok(vptq_batch_add(b, ids, 32, &two, &err), &err);
-    assert_fails(vptq_batch_add(b, ids, 1, &three, &err), VPTQ_E_ARG, &err, "more than 2");
+    assert_fails(vptq_batch_add(b, ids, 1, &three, &err), VPTQ_E_ARG, &err,
+                 "at most 2 sequences");
     prefill(b);
     assert_int_equal(vptq_batch_free_pages(b), 2);
     assert_ok(vptq_batch_decode(b, &err), &err); /* the 64th and the 33rd token */
@@ -328,34 +304,34 @@ static void test_pages(void **state)
         assert_ok(vptq_batch_decode(b, &err), &err);
     assert_fails(vptq_batch_decode(b, &err), VPTQ_E_NOMEM, &err, "the cache of 5 pages of 32");
     vptq_batch_end(b, two);
-    assert_ok(vptq_batch_prefill(b, &left, &err), &err); /* nothing to do is no error */
+    assert_ok(vptq_batch_prefill(b, &left, &err), &err); /* nothing to do is not an error */
     assert_int_equal(left, 0);
     vptq_batch_close(b);
-    rig_close(&r);
+    vrig_close(&r);
 }
 
 static void test_bad_input(void **state)
 {
     (void)state;
-    rig r;
+    vrig r;
     vptq_err err = {0};
     vptq_batch *b = NULL;
     vptq_batch_memory memory;
     size_t at;
     vptq_batch_options o = {.sequences = 1, .length = 4, .kv = VPTQ_F16};
     const int32_t ids[4] = {0}, bad[2] = {1, VOCAB}, negative = -1;
-    rig_tiny(&r, "qwen2", "cpu", 1);
+    open_tiny(&r, "qwen2", "cpu", 1);
     assert_ok(vptq_batch_open(&r.m, &r.dev, &o, &b, &err), &err);
     assert_fails(vptq_batch_add(b, ids, 0, &at, &err), VPTQ_E_ARG, &err,
-                 "a prompt of 0 tokens");
-    assert_fails(vptq_batch_add(b, ids, 4, &at, &err), VPTQ_E_ARG, &err, "at most 4");
+                 "the prompt has 0 tokens");
+    assert_fails(vptq_batch_add(b, ids, 4, &at, &err), VPTQ_E_ARG, &err, "expected 1 to 3");
     assert_fails(vptq_batch_add(b, bad, 2, &at, &err), VPTQ_E_ARG, &err,
-                 "token 1 of a prompt is 48");
+                 "token 1 of the prompt is 48");
     assert_fails(vptq_batch_add(b, &negative, 1, &at, &err), VPTQ_E_ARG, &err, "is -1");
     assert_ok(vptq_batch_add(b, ids, 2, &at, &err), &err);
     prefill(b);
     assert_ok(vptq_batch_decode(b, &err), &err);
-    assert_fails(vptq_batch_decode(b, &err), VPTQ_E_ARG, &err, "has its 4 tokens");
+    assert_fails(vptq_batch_decode(b, &err), VPTQ_E_ARG, &err, "already has 4 tokens");
     vptq_batch_close(b);
 
     o.kv = VPTQ_BF16;
@@ -366,36 +342,36 @@ static void test_bad_input(void **state)
     o.sequences = SIZE_MAX / 64;
     o.length = 1 << 20;
     assert_fails(vptq_batch_plan(&r.m, &o, &memory, &err), VPTQ_E_NOMEM, &err, "too large");
-    rig_close(&r);
+    vrig_close(&r);
 }
 
-/* Interrupted in the middle of a group. */
 static void test_cancelled(void **state)
 {
     (void)state;
-    rig r;
+    vrig r;
     vptq_err err = {0};
     vptq_batch *b;
     volatile sig_atomic_t stop = 0;
-    const vptq_batch_options o = options_of(VPTQ_F16);
+    const vptq_batch_options o = make_options(VPTQ_F16);
     const int32_t ids[3] = {1, 2, 3};
     size_t at, left;
-    rig_tiny(&r, "qwen3", "cpu", 2);
+    open_tiny(&r, "qwen3", "cpu", 2);
     r.ctx.cancel = &stop;
     assert_ok(vptq_batch_open(&r.m, &r.dev, &o, &b, &err), &err);
     assert_ok(vptq_batch_add(b, ids, 3, &at, &err), &err);
     stop = 1;
     assert_fails(vptq_batch_prefill(b, &left, &err), VPTQ_E_CANCELLED, &err, "interrupted");
     vptq_batch_close(b);
-    rig_close(&r);
+    vrig_close(&r);
 }
 
-static vptq_status short_run(void *arg, vptq_mem *mem, vptq_err *err)
+/* Opens a batch, runs it briefly and closes it. */
+static vptq_status run_all(void *arg, vptq_mem *mem, vptq_err *err)
 {
-    rig *r = arg;
+    vrig *r = arg;
     vptq_status st = VPTQ_OK;
     vptq_batch *b = NULL;
-    const vptq_batch_options o = options_of(VPTQ_F16);
+    const vptq_batch_options o = make_options(VPTQ_F16);
     const int32_t ids[12] = {1, 2, 3};
     size_t at, left;
     r->ctx.mem = mem;
@@ -417,18 +393,18 @@ out:
 static void test_out_of_memory(void **state)
 {
     (void)state;
-    rig r;
-    rig_tiny(&r, "llama3", "cpu", 2);
-    assert_true(vtest_oom_walk(short_run, &r) > 20);
+    vrig r;
+    open_tiny(&r, "llama3", "cpu", 2);
+    assert_true(vtest_oom_walk(run_all, &r) > 20);
     r.ctx.mem = &r.mem;
-    rig_close(&r);
+    vrig_close(&r);
 }
 
-/* What was planned is what is taken, but for what rows work in and small things. */
-static void test_plan_is_what_is_taken(void **state)
+/* The plan matches the memory used, except for the scratch memory of ops and small tables. */
+static void test_plan_matches_use(void **state)
 {
     (void)state;
-    rig r;
+    vrig r;
     vptq_err err = {0};
     vptq_batch *b;
     vptq_batch_memory memory;
@@ -437,7 +413,7 @@ static void test_plan_is_what_is_taken(void **state)
     size_t at;
     for (size_t i = 0; i < 390; i++)
         ids[i] = (int32_t)(i % VOCAB);
-    rig_tiny(&r, "llama3", "cpu", 1);
+    open_tiny(&r, "llama3", "cpu", 1);
     assert_ok(vptq_batch_plan(&r.m, &o, &memory, &err), &err);
     const size_t before = r.mem.used, plan = memory.cache + memory.working;
     assert_ok(vptq_batch_open(&r.m, &r.dev, &o, &b, &err), &err);
@@ -446,10 +422,10 @@ static void test_plan_is_what_is_taken(void **state)
     prefill(b);
     assert_ok(vptq_batch_decode(b, &err), &err);
     vptq_batch_close(b);
-    const size_t scratch = r.mem.used - before; /* the device keeps it */
+    const size_t scratch = r.mem.used - before; /* kept by the device */
     const size_t taken = r.mem.peak - before - scratch;
     assert_true(taken <= plan + plan / 16 && taken >= plan - plan / 16);
-    rig_close(&r);
+    vrig_close(&r);
 }
 
 int main(int argc, char **argv)
@@ -459,6 +435,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_published_text), cmocka_unit_test(test_threads),
         cmocka_unit_test(test_long_prompts),   cmocka_unit_test(test_pages),
         cmocka_unit_test(test_bad_input),      cmocka_unit_test(test_cancelled),
-        cmocka_unit_test(test_out_of_memory),  cmocka_unit_test(test_plan_is_what_is_taken)};
+        cmocka_unit_test(test_out_of_memory),  cmocka_unit_test(test_plan_matches_use)};
     return vtest_main(argc, argv, tests);
 }

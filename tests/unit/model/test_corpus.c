@@ -1,4 +1,4 @@
-/* Texts and token files to ids, documents, windows. */
+/* Reading texts and token files as ids; documents; windows. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,6 +11,7 @@
 
 static const vptq_ctx ctx = {.threads = 1};
 
+/* Writes a file into the scratch directory; returns its path. */
 static const char *scratch(void **state, char path[4096], const char *name, const void *data,
                            size_t size)
 {
@@ -19,7 +20,7 @@ static const char *scratch(void **state, char path[4096], const char *name, cons
     return path;
 }
 
-/* A tokenizer whose ids are bytes: the expected ids are the formed text itself. */
+/* Opens a tokenizer whose ids are bytes, so that ids can be compared with text. */
 static void open_bytes(void **state, vtok *k)
 {
     char path[4096];
@@ -42,6 +43,7 @@ static void expect_bytes(const vptq_ids *ids, const char *text, size_t len)
         assert_int_equal(ids->data[i], (unsigned char)text[i]);
 }
 
+/* With rows, the ids of `text` are those of `formed`. */
 static void expect_rows(void **state, const vtok *k, const char *text, const char *formed)
 {
     char path[4096];
@@ -64,7 +66,7 @@ static void test_rows(void **state)
     expect_rows(state, &k, "a\nb", "a\n\n\nb");
     expect_rows(state, &k, "a\n\nb\n", "a\n\n\n\n\nb\n");
     expect_rows(state, &k, " \n = T = \n \t \nb\n", "\n\n = T = \n\n\n\n\nb\n");
-    /* only LF ends a line; other white space is blank but stays in its row */
+    /* only LF ends a line; other white space makes a line blank but stays in its row */
     expect_rows(state, &k,
                 "a\r\nb\xc2\x85"
                 "c\n\xe3\x80\x80\r\n",
@@ -93,7 +95,8 @@ static void test_texts_and_tokens_are_joined(void **state)
     assert_memory_equal(c.ids.data, want, sizeof want);
     assert_int_equal(strlen(c.fingerprint), 16);
 
-    /* the same ids from a file alone, without a tokenizer: the same fingerprint */
+    /* The same ids, all from a token file and without a tokenizer, have the same fingerprint.
+     */
     uint8_t file[28];
     for (size_t i = 0; i < 28; i++)
         file[i] = (uint8_t)((uint32_t)want[i / 4] >> (8 * (i % 4)));
@@ -190,7 +193,7 @@ static void test_documents(void **state)
     vtok_close(&k);
 }
 
-/* The first stories of TinyStories have the lengths of the golden perplexity run. */
+/* The first stories of TinyStories are as long as in the golden perplexity run. */
 static void test_tinystories_documents(void **state)
 {
     char path[4096], model[4096], golden[4096];
@@ -252,7 +255,7 @@ static void test_windows(void **state)
     for (size_t i = 0; i < n; i++)
         assert_int_equal(at[i], 10 * i);
 
-    /* some of them: ascending, different ones, the same for the same seed */
+    /* a sample: ascending, without repeats, the same for the same seed */
     assert_ok(vptq_corpus_sample(&c, 10, 30, 7, &arena, &at, &n, &err), &err);
     assert_ok(vptq_corpus_sample(&c, 10, 30, 7, &arena, &again, &m, &err), &err);
     assert_int_equal(n, 30);
@@ -268,12 +271,12 @@ static void test_windows(void **state)
     assert_fails(vptq_corpus_sample(&c, 1006, 1, 0, &arena, &at, &n, &err), VPTQ_E_FORMAT, &err,
                  "some.txt: the text has 1005 tokens, one window needs 1006");
     assert_fails(vptq_corpus_sample(&c, 0, 1, 0, &arena, &at, &n, &err), VPTQ_E_ARG, &err,
-                 "0 tokens");
+                 "window length is 0");
     vptq_arena_release(&arena);
 }
 
-/* Every window is drawn equally often: 400 seeds, 5 of 20. */
-static void test_windows_are_even(void **state)
+/* Every window is equally likely: 5 of 20 are drawn with each of 400 seeds. */
+static void test_windows_are_uniform(void **state)
 {
     vptq_corpus c = {.ids = {.count = 20}};
     vptq_err err = {0};
@@ -288,14 +291,14 @@ static void test_windows_are_even(void **state)
         for (size_t i = 0; i < 5; i++)
             hits[at[i]]++;
     }
-    double chi = 0; /* expected 100 each; 19 degrees of freedom, 99.99 % below 53 */
+    double chi = 0; /* 100 expected for each; 19 degrees of freedom: 99.99 % are below 53 */
     for (int i = 0; i < 20; i++)
         chi += pow((double)hits[i] - 100, 2) / 100;
     assert_true(chi < 53);
     vptq_arena_release(&arena);
 }
 
-/* ---- the streams of the goldens ---- */
+/* ---- golden ids ---- */
 
 static void expect_golden(const vptq_ids *ids, size_t from, const char *name)
 {
@@ -329,7 +332,7 @@ static void test_golden_wikitext(void **state)
     vptq_corpus_release(&c);
     vtok_close(&k);
 
-    /* the figure that everybody reports for Llama 2 */
+    /* the number of tokens that is generally reported for Llama 2 */
     vtok_open(&k, llama);
     assert_ok(vptq_corpus_load(&ctx, &opt, k.t, k.vocab.count, &c, &err), &err);
     assert_int_equal(c.ids.count, 341469);
@@ -347,7 +350,7 @@ static void test_golden_calibration(void **state)
     vtok k;
     if (!vtok_demo(model, sizeof model) || !vtest_data(path, sizeof path, "text/calib/c4.utf8"))
         skip();
-    /* documents, one a line, joined by two newlines */
+    /* one document per line, joined by two newlines */
     char *text = vtest_read_file(path, &size);
     vptq_buf_init(&joined, NULL);
     for (char *line = text; *line;) {
@@ -426,7 +429,7 @@ int main(int argc, char **argv)
         scratch_test(test_documents),
         scratch_test(test_tinystories_documents),
         scratch_test(test_windows),
-        scratch_test(test_windows_are_even),
+        scratch_test(test_windows_are_uniform),
         scratch_test(test_golden_wikitext),
         scratch_test(test_golden_calibration),
         scratch_test(test_out_of_memory),

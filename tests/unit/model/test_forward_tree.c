@@ -1,20 +1,21 @@
-/* Sequences that continue others: the states of every token are those of whole sequences run
- * without sharing, on every kind of device; order, cuts, bad input, no memory. */
+/* Sequences that continue others: every token has the same hidden states as in whole sequences
+ * that share nothing, on every kind of device; order, groups, bad input, out of memory. */
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "lib/model/forward_internal.h"
 #include "tests/emu/emu.h"
+#include "tests/support/vrig.h"
 #include "tests/support/vtest.h"
 
-#define TINY "tests/golden/tiny_"
 #define ROOT VPTQ_FORWARD_ROOT
-static const char *const families[] = {"llama3", "mistral", "qwen2", "qwen3"};
-enum { FAMILIES = 4, HIDDEN = 32, VOCAB = 48, LONGEST = 21 };
+enum { HIDDEN = VRIG_HIDDEN, VOCAB = VRIG_VOCAB, LONGEST = 21 };
 
-/* Two trees around a sequence of its own.  The window of tiny_mistral is 8 tokens: it begins
- * within parents, behind them, and in front of a token's own sequence.
+/* Two trees and, between them, a single sequence; in brackets the tokens.  The window of
+ * tiny_mistral has 8 tokens: it begins within parents, after them, and before a token's own
+ * sequence.
  *
  *     0 (9) - 1 (4) - 2 (1)              5 (6)    6 (1) - 7 (20)
  *           |       - 3 (8)
@@ -24,34 +25,11 @@ enum { SEQUENCES = 8, ROWS = 52 };
 static const size_t starts[SEQUENCES + 1] = {0, 9, 13, 14, 22, 25, 31, 32, ROWS};
 static const size_t parents[SEQUENCES] = {ROOT, 0, 1, 1, 0, ROOT, ROOT, 6};
 
-typedef struct rig {
-    vptq_mem mem;
-    vptq_ctx ctx;
-    vptq_device dev;
-    vptq_model m;
-    vptq_forward *f;
-} rig;
-
-static void rig_open(rig *r, const char *family, const char *backend, int threads)
+static void open_tiny(vrig *r, const char *family, const char *backend, int threads)
 {
-    vptq_err err = {0};
     char path[128];
-    snprintf(path, sizeof path, TINY "%s", family);
-    *r = (rig){.f = NULL};
-    vptq_mem_init(&r->mem, 0);
-    r->ctx = (vptq_ctx){.mem = &r->mem, .threads = threads};
-    assert_ok(vptq_device_open(&r->ctx, backend, &r->dev, &err), &err);
-    assert_ok(vptq_model_open(&r->ctx, path, &(vptq_checkpoint_options){0}, false, &r->m, &err),
-              &err);
-    assert_ok(vptq_forward_open(&r->m, &r->dev, LONGEST, &r->f, &err), &err);
-}
-
-static void rig_close(rig *r)
-{
-    vptq_forward_close(r->f);
-    vptq_model_release(&r->m);
-    vptq_device_close(&r->dev);
-    assert_int_equal(r->mem.used, 0);
+    snprintf(path, sizeof path, "tests/golden/tiny_%s", family);
+    vrig_open_forward(r, path, backend, threads, LONGEST);
 }
 
 static int32_t token(size_t row)
@@ -59,7 +37,7 @@ static int32_t token(size_t row)
     return (int32_t)(row * 29 % 47 + row % 2);
 }
 
-static vptq_status run_trees(rig *r, float *hidden, vptq_err *err)
+static vptq_status run_trees(vrig *r, float *hidden, vptq_err *err)
 {
     int32_t ids[ROWS];
     const vptq_block_hooks hooks = {.parents = parents};
@@ -71,7 +49,8 @@ static vptq_status run_trees(rig *r, float *hidden, vptq_err *err)
     return VPTQ_OK;
 }
 
-/* The tokens from the root to the end of sequence s as one sequence: the rows that they are. */
+/* Collects the rows of all tokens from the root to the end of sequence s; returns their number.
+ */
 static size_t whole_sequence(size_t s, size_t rows[LONGEST])
 {
     size_t n = parents[s] == ROOT ? 0 : whole_sequence(parents[s], rows);
@@ -80,52 +59,49 @@ static size_t whole_sequence(size_t s, size_t rows[LONGEST])
     return n;
 }
 
-/* The states of sequence s's own rows where it is run alone from its root on. */
-static void run_alone(rig *r, size_t s, float *hidden)
+/* Runs sequence s alone from its root on; stores the hidden states of its own rows. */
+static void run_alone(vrig *r, size_t s, float *hidden)
 {
-    vptq_err err = {0};
-    size_t rows[LONGEST], n = whole_sequence(s, rows), one[2] = {0, n};
-    const size_t own = starts[s + 1] - starts[s];
+    size_t rows[LONGEST], n = whole_sequence(s, rows);
+    const size_t own = starts[s + 1] - starts[s], one[2] = {0, n};
     int32_t ids[LONGEST];
     float all[LONGEST * HIDDEN];
     for (size_t i = 0; i < n; i++)
         ids[i] = token(rows[i]);
-    assert_ok(vptq_forward_embed(r->f, ids, n, all, &err), &err);
-    for (uint32_t l = 0; l < r->m.desc->layers; l++)
-        assert_ok(vptq_forward_block(r->f, l, one, 1, all, NULL, NULL, &err), &err);
+    vrig_run_blocks(r, ids, one, 1, all);
     memcpy(hidden + starts[s] * HIDDEN, all + (n - own) * HIDDEN, own * HIDDEN * sizeof *all);
 }
 
-/* `exact`: the reference goes row by row.  Elsewhere attention sums in another order where
- * another number of queries comes with a call: relative to the largest, some 2^-24 for each of
- * a few dozen operations. */
+/* exact: the same bits, for the reference, which computes row by row.  On other devices the
+ * order of sums in attention depends on the number of queries; the tolerance is some 2^-24 of
+ * the largest logit for each of a few dozen operations. */
 static void check_device(const char *family, const char *backend, bool exact)
 {
-    rig r;
+    vrig r;
     vptq_err err = {0};
     float shared[ROWS * HIDDEN], alone[ROWS * HIDDEN];
-    float logits[2][ROWS * VOCAB], most = 0;
-    rig_open(&r, family, backend, 2);
+    float logits[2][ROWS * VOCAB], largest = 0;
+    open_tiny(&r, family, backend, 2);
     assert_ok(run_trees(&r, shared, &err), &err);
     for (size_t s = 0; s < SEQUENCES; s++)
         run_alone(&r, s, alone);
     assert_ok(vptq_forward_logits(r.f, ROWS, shared, logits[0], &err), &err);
     assert_ok(vptq_forward_logits(r.f, ROWS, alone, logits[1], &err), &err);
     for (size_t i = 0; i < ROWS * VOCAB; i++)
-        most = fmaxf(most, fabsf(logits[1][i]));
+        largest = fmaxf(largest, fabsf(logits[1][i]));
     if (exact)
         assert_same_f32(shared, alone, ROWS * HIDDEN);
-    assert_close(logits[0], logits[1], ROWS * VOCAB, exact ? 0 : 2e-6 * (double)most, 0);
-    rig_close(&r);
+    assert_close(logits[0], logits[1], ROWS * VOCAB, exact ? 0 : 2e-6 * (double)largest, 0);
+    vrig_close(&r);
 }
 
-static void test_as_without_sharing(void **state)
+static void test_same_as_without_sharing(void **state)
 {
     (void)state;
-    for (int i = 0; i < FAMILIES; i++) {
-        check_device(families[i], "ref", true);
-        check_device(families[i], "cpu", false);
-        check_device(families[i], "emu", false);
+    for (int i = 0; i < VRIG_FAMILIES; i++) {
+        check_device(vrig_families[i], "ref", true);
+        check_device(vrig_families[i], "cpu", false);
+        check_device(vrig_families[i], "emu", false);
     }
 }
 
@@ -134,16 +110,16 @@ static void test_threads(void **state)
     (void)state;
     float hidden[2][ROWS * HIDDEN];
     for (int i = 0; i < 2; i++) {
-        rig r;
+        vrig r;
         vptq_err err = {0};
-        rig_open(&r, "qwen3", "cpu", i ? 3 : 1);
+        open_tiny(&r, "qwen3", "cpu", i ? 3 : 1);
         assert_ok(run_trees(&r, hidden[i], &err), &err);
-        rig_close(&r);
+        vrig_close(&r);
     }
     assert_same_f32(hidden[1], hidden[0], ROWS * HIDDEN);
 }
 
-/* Trees are cut from each other, never within. */
+/* Groups consist of whole trees. */
 static void test_groups(void **state)
 {
     (void)state;
@@ -159,74 +135,76 @@ static void test_groups(void **state)
     assert_int_equal(vptq_forward_trees(starts, parents, SEQUENCES, 0, 1), 5);
 }
 
-static size_t most_rows;
+/* The largest number of rows in a product so far. */
+static size_t max_rows;
 
 static vptq_status counting_gemm(vptq_dev *dev, const vptq_gemm_args *g, vptq_err *err)
 {
-    most_rows = g->m > most_rows ? g->m : most_rows;
+    max_rows = g->m > max_rows ? g->m : max_rows;
     return vptq_backend_emu()->gemm(dev, g, err);
 }
 
-/* On a device that has no room for both trees at once. */
-static void test_less_memory_means_smaller_pieces(void **state)
+/* With memory for one tree at a time. */
+static void test_smaller_groups_when_memory_is_short(void **state)
 {
     (void)state;
     float hidden[2][ROWS * HIDDEN];
     vptq_backend counting = *vptq_backend_emu();
     counting.gemm = counting_gemm;
     for (int i = 0; i < 2; i++) {
-        rig r;
+        vrig r;
         vptq_err err = {0};
-        rig_open(&r, "llama3", "emu", 1);
+        open_tiny(&r, "llama3", "emu", 1);
         r.dev.ops = &counting;
-        most_rows = 0;
+        max_rows = 0;
         if (i)
             cuda_emu_memory(cuda_emu_memory_used() + 64 * 1024);
         assert_ok(run_trees(&r, hidden[i], &err), &err);
-        /* the first tree has 25 rows, with the sequence behind it 31 */
-        assert_in_range(most_rows, i ? 25 : ROWS, i ? 31 : ROWS);
-        rig_close(&r);
+        /* the first tree has 25 rows, with the next sequence 31 */
+        assert_in_range(max_rows, i ? 25 : ROWS, i ? 31 : ROWS);
+        vrig_close(&r);
         cuda_emu_memory(0);
     }
     assert_same_f32(hidden[1], hidden[0], ROWS * HIDDEN);
 }
 
-static void check_refused(const size_t *bad_starts, const size_t *bad_parents, size_t count,
-                          const char *part)
+static void check_bad_parents(const size_t *bad_starts, const size_t *bad_parents, size_t count,
+                              const char *part)
 {
-    rig r;
+    vrig r;
     vptq_err err = {0};
     float hidden[ROWS * HIDDEN] = {0};
     const vptq_block_hooks hooks = {.parents = bad_parents};
-    rig_open(&r, "llama3", "cpu", 1);
+    open_tiny(&r, "llama3", "cpu", 1);
     assert_fails(vptq_forward_block_with(r.f, 0, bad_starts, count, hidden, &hooks, &err),
                  VPTQ_E_ARG, &err, part);
-    rig_close(&r);
+    vrig_close(&r);
 }
 
-static void test_refused(void **state)
+static void test_bad_parents(void **state)
 {
     (void)state;
     const size_t five[] = {0, 1, 2, 3, 4, 5}, long_child[] = {0, 12, 22};
-    check_refused(five, (const size_t[]){0}, 1, "sequence 0 continues 0");
-    check_refused(five, (const size_t[]){ROOT, 2, ROOT}, 3, "sequence 1 continues 2");
-    check_refused(five, (const size_t[]){ROOT, 0, ROOT, 1}, 4, "sequence 3 continues 1");
-    check_refused(five, (const size_t[]){ROOT, 0, 1, 0, 2}, 5, "sequence 4 continues 2");
-    check_refused(long_child, (const size_t[]){ROOT, 0}, 2,
-                  "sequence 1 has 22 tokens, 1 to 21");
+    check_bad_parents(five, (const size_t[]){0}, 1, "sequence 0 continues 0");
+    check_bad_parents(five, (const size_t[]){ROOT, 2, ROOT}, 3, "sequence 1 continues 2");
+    check_bad_parents(five, (const size_t[]){ROOT, 0, ROOT, 1}, 4, "sequence 3 continues 1");
+    check_bad_parents(five, (const size_t[]){ROOT, 0, 1, 0, 2}, 5, "sequence 4 continues 2");
+    check_bad_parents(long_child, (const size_t[]){ROOT, 0}, 2,
+                      "sequence 1 has 22 tokens, expected 1 to 21");
 }
 
-static vptq_status small_run(void *arg, vptq_mem *mem, vptq_err *err)
+/* Opens a model, runs the trees and closes it. */
+static vptq_status run_all(void *arg, vptq_mem *mem, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    rig r = {.ctx = {.mem = mem, .threads = 1}};
+    vrig r = {.ctx = {.mem = mem, .threads = 1}};
     bool dev = false, model = false;
     float hidden[ROWS * HIDDEN];
     (void)arg;
     VPTQ_TRY(vptq_device_open(&r.ctx, "cpu", &r.dev, err));
     dev = true;
-    VPTQ_TRY(
-        vptq_model_open(&r.ctx, TINY "qwen3", &(vptq_checkpoint_options){0}, false, &r.m, err));
+    VPTQ_TRY(vptq_model_open(&r.ctx, VRIG_TINY_OF("qwen3"), &(vptq_checkpoint_options){0},
+                             false, &r.m, err));
     model = true;
     VPTQ_TRY(vptq_forward_open(&r.m, &r.dev, LONGEST, &r.f, err));
     VPTQ_TRY(run_trees(&r, hidden, err));
@@ -239,21 +217,21 @@ out:
     return st;
 }
 
-static void test_no_memory(void **state)
+static void test_out_of_memory(void **state)
 {
     (void)state;
-    vtest_oom_walk(small_run, NULL);
+    vtest_oom_walk(run_all, NULL);
 }
 
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_as_without_sharing),
+        cmocka_unit_test(test_same_as_without_sharing),
         cmocka_unit_test(test_threads),
         cmocka_unit_test(test_groups),
-        cmocka_unit_test(test_less_memory_means_smaller_pieces),
-        cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_smaller_groups_when_memory_is_short),
+        cmocka_unit_test(test_bad_parents),
+        cmocka_unit_test(test_out_of_memory),
     };
     return vtest_main(argc, argv, tests);
 }

@@ -1,4 +1,4 @@
-/* A model's weights: found by name and shape, read in rows, counted in bits. */
+/* Opening models: weights found by name and shape, read row by row, counted in bits. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,31 +8,32 @@
 #include "tests/support/vtest.h"
 #include "tests/support/vwork.h"
 
-enum { PATH = 4096, MOST = 48 * 32 };
+enum { PATH = 4096, MAX_WEIGHTS = 48 * 32 };
 
 static const vptq_ctx ctx = {.threads = 2};
 
 /* ---- helpers ---- */
 
-static void in(char path[PATH], void **state, const char *name)
+static void scratch_path(char path[PATH], void **state, const char *name)
 {
     vtest_path(path, PATH, *state, name);
 }
 
-static void open_in(void **state, const char *name, vptq_model *m)
+static void open_model_in(void **state, const char *name, vptq_model *m)
 {
     char path[PATH];
     vptq_err err = {0};
-    in(path, state, name);
+    scratch_path(path, state, name);
     assert_ok(vptq_model_open(&ctx, path, NULL, false, m, &err), &err);
 }
 
+/* Copies a golden model to m. */
 static void copy_golden(void **state, const char *golden)
 {
     static const char *const files[] = {"config.json", "model.safetensors"};
     vptq_err err = {0};
     char dir[PATH];
-    in(dir, state, "m");
+    scratch_path(dir, state, "m");
     assert_ok(vptq_dir_make(dir, &err), &err);
     for (int i = 0; i < 2; i++) {
         char from[PATH];
@@ -41,13 +42,13 @@ static void copy_golden(void **state, const char *golden)
     }
 }
 
-/* Overwrites the first `old` in a file by `new` of the same length. */
+/* Replaces the first `old` in a file with `new` of the same length. */
 static void patch(void **state, const char *name, const char *old, const char *new)
 {
     char path[PATH];
     size_t n, len = strlen(old), i = 0;
     assert_int_equal(len, strlen(new));
-    in(path, state, name);
+    scratch_path(path, state, name);
     char *data = vtest_read_file(path, &n);
     while (i + len <= n && memcmp(data + i, old, len) != 0)
         i++;
@@ -57,18 +58,18 @@ static void patch(void **state, const char *name, const char *old, const char *n
     free(data);
 }
 
-static void refuse(void **state, const char *name, vptq_status code, const char *part)
+static void expect_failure(void **state, const char *name, vptq_status code, const char *part)
 {
     char path[PATH];
     vptq_model m;
     vptq_err err = {0};
-    in(path, state, name);
+    scratch_path(path, state, name);
     assert_fails(vptq_model_open(&ctx, path, NULL, false, &m, &err), code, &err, part);
 }
 
-/* ---- what is found ---- */
+/* ---- weights ---- */
 
-static void test_every_family(void **state)
+static void test_families(void **state)
 {
     (void)state;
     static const char *const golden[] = {"tests/golden/tiny_llama3",
@@ -94,8 +95,8 @@ static void test_every_family(void **state)
     }
 }
 
-/* A bias that the family does not ask for is used when the file has it. */
-static void test_bias_of_the_file(void **state)
+/* A bias in the file is used even if the family has none. */
+static void test_optional_bias(void **state)
 {
     vgguf w;
     char path[PATH];
@@ -105,9 +106,9 @@ static void test_bias_of_the_file(void **state)
     vgguf_init(&w);
     vgguf_model(&w, "llama", 0);
     vgguf_tensor(&w, "blk.1.attn_output.bias", 0, 1, shape, bias, sizeof bias);
-    in(path, state, "x.gguf");
+    scratch_path(path, state, "x.gguf");
     vgguf_write(&w, path);
-    open_in(state, "x.gguf", &m);
+    open_model_in(state, "x.gguf", &m);
     assert_null(m.blocks[0].linear_bias[VPTQ_LINEAR_O]);
     assert_non_null(m.blocks[1].linear_bias[VPTQ_LINEAR_O]);
     assert_ptr_equal(m.head, m.embedding);
@@ -115,9 +116,9 @@ static void test_bias_of_the_file(void **state)
     vgguf_free(&w);
 }
 
-/* ---- what is missing or does not fit ---- */
+/* ---- bad models ---- */
 
-static void test_names_what_is_missing(void **state)
+static void test_missing_tensors(void **state)
 {
     static const struct {
         const char *golden, *old, *new;
@@ -137,22 +138,22 @@ static void test_names_what_is_missing(void **state)
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         copy_golden(state, cases[i].golden);
         patch(state, "m/model.safetensors", cases[i].old, cases[i].new);
-        refuse(state, "m", VPTQ_E_FORMAT, cases[i].old);
+        expect_failure(state, "m", VPTQ_E_FORMAT, cases[i].old);
     }
 }
 
-static void test_checks_shapes_and_types(void **state)
+static void test_wrong_shapes_and_types(void **state)
 {
     copy_golden(state, "tiny_llama3");
     patch(state, "m/config.json", "\"intermediate_size\": 48", "\"intermediate_size\": 40");
-    refuse(state, "m", VPTQ_E_SHAPE, "[48, 32], expected [40, 32]");
+    expect_failure(state, "m", VPTQ_E_SHAPE, "[48, 32], expected [40, 32]");
     copy_golden(state, "tiny_llama3");
     patch(state, "m/model.safetensors", "\"F32\"", "\"I32\"");
-    refuse(state, "m", VPTQ_E_UNSUPPORTED, "holds I32 values");
+    expect_failure(state, "m", VPTQ_E_UNSUPPORTED, "holds I32 values");
     vwork_make(*state);
     patch(state, "packed/config.json", "\"num_attention_heads\": 4",
           "\"num_attention_heads\": 2");
-    refuse(state, "packed", VPTQ_E_SHAPE, "has shape [32, 32], expected [16, 32]");
+    expect_failure(state, "packed", VPTQ_E_SHAPE, "has shape [32, 32], expected [16, 32]");
 }
 
 static void test_missing_tokenizer(void **state)
@@ -164,7 +165,7 @@ static void test_missing_tokenizer(void **state)
                  VPTQ_E_FORMAT, &err, "--tokenizer FILE");
 }
 
-static void test_tokenizer_of_the_model(void **state)
+static void test_model_with_tokenizer(void **state)
 {
     (void)state;
     char path[PATH];
@@ -181,26 +182,26 @@ static void test_tokenizer_of_the_model(void **state)
 
 /* ---- reading ---- */
 
-static void read_all(const vptq_weight *w, vptq_device *dev, size_t step, float x[MOST])
+static void read_all(const vptq_weight *w, vptq_device *dev, size_t step, float x[MAX_WEIGHTS])
 {
     vptq_err err = {0};
-    assert_true(w->rows * w->cols <= MOST);
+    assert_true(w->rows * w->cols <= MAX_WEIGHTS);
     for (size_t r = 0; r < w->rows; r += step) {
         size_t n = w->rows - r < step ? w->rows - r : step;
         assert_ok(vptq_weight_read(w, dev, r, n, x + r * w->cols, &err), &err);
     }
 }
 
-/* The same bits for any device, thread count and tiling. */
-static void test_rows_in_any_tiling(void **state)
+/* Rows have the same bits on any device, with any number of threads and rows per call. */
+static void test_reading_in_steps(void **state)
 {
     static const char *const names[] = {"ref", "cpu"};
     vptq_model m;
     vwork_make(*state);
-    open_in(state, "work", &m);
+    open_model_in(state, "work", &m);
     for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
         const vptq_weight *w = &m.blocks[l == VPTQ_LINEAR_DOWN].linear[l];
-        float expected[MOST], found[MOST];
+        float expected[MAX_WEIGHTS], found[MAX_WEIGHTS];
         for (int i = 0; i < 6; i++) {
             vptq_ctx own = {.threads = 1 + i / 2};
             vptq_device dev;
@@ -225,10 +226,10 @@ static void test_quantized_kinds_read_the_same(void **state)
     vwork_make(*state);
     assert_ok(vptq_device_open(&ctx, "ref", &dev, &err), &err);
     for (int k = 0; k < 3; k++)
-        open_in(state, names[k], &m[k]);
+        open_model_in(state, names[k], &m[k]);
     for (uint32_t layer = 0; layer < m[0].desc->layers; layer++)
         for (int l = 0; l < VPTQ_LINEAR_COUNT; l++) {
-            float expected[MOST], found[MOST];
+            float expected[MAX_WEIGHTS], found[MAX_WEIGHTS];
             const vptq_weight *w = &m[0].blocks[layer].linear[l];
             read_all(w, &dev, w->rows, expected);
             for (int k = 1; k < 3; k++) {
@@ -256,11 +257,11 @@ static void test_bits_per_weight(void **state)
     const double expected = (q + down + 16.0 * (15360 - 32 * 32 - 32 * 48)) / 15360;
     vptq_model m;
     vwork_make(*state);
-    open_in(state, "base", &m);
+    open_model_in(state, "base", &m);
     assert_true(vptq_model_bits_per_weight(&m) == 32);
     vptq_model_release(&m);
     for (int k = 0; k < 3; k++) {
-        open_in(state, names[k], &m);
+        open_model_in(state, names[k], &m);
         assert_true(vptq_model_bits_per_weight(&m) == expected);
         vptq_model_release(&m);
     }
@@ -294,8 +295,8 @@ static vptq_status open_model(void *arg, vptq_mem *mem, vptq_err *err)
     return st;
 }
 
-/* Rows that are multiplied with what is stored: of a weight that stays open, and of others. */
-static void test_rows_of_stored_weights(void **state)
+/* Maximum rows for products with stored weights, kept open or used once. */
+static void test_gemv_rows(void **state)
 {
     static const struct {
         const char *backend;
@@ -326,24 +327,24 @@ static void test_out_of_memory(void **state)
 {
     char path[PATH];
     vwork_make(*state);
-    in(path, state, "work");
+    scratch_path(path, state, "work");
     assert_true(vtest_oom_walk(open_model, path) > 3);
 }
 
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_family),
-        scratch_test(test_bias_of_the_file),
-        scratch_test(test_names_what_is_missing),
-        scratch_test(test_checks_shapes_and_types),
+        cmocka_unit_test(test_families),
+        scratch_test(test_optional_bias),
+        scratch_test(test_missing_tensors),
+        scratch_test(test_wrong_shapes_and_types),
         cmocka_unit_test(test_missing_tokenizer),
-        cmocka_unit_test(test_tokenizer_of_the_model),
-        scratch_test(test_rows_in_any_tiling),
+        cmocka_unit_test(test_model_with_tokenizer),
+        scratch_test(test_reading_in_steps),
         scratch_test(test_quantized_kinds_read_the_same),
         scratch_test(test_bits_per_weight),
         cmocka_unit_test(test_demo_model),
-        cmocka_unit_test(test_rows_of_stored_weights),
+        cmocka_unit_test(test_gemv_rows),
         scratch_test(test_out_of_memory),
     };
     return vtest_main(argc, argv, tests);

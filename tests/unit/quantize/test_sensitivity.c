@@ -103,7 +103,7 @@ static void logits(rig *r, const vptq_model *m, const int32_t *ids, float *z)
     assert_ok(vptq_forward_open(m, &r->dev, LENGTH, &f, &err), &err);
     assert_ok(vptq_forward_embed(f, ids, LENGTH, h, &err), &err);
     for (uint32_t l = 0; l < m->desc->layers; l++)
-        assert_ok(vptq_forward_block(f, l, starts, 1, h, NULL, NULL, &err), &err);
+        assert_ok(vptq_forward_block(f, l, starts, 1, h, &err), &err);
     assert_ok(vptq_forward_logits(f, LENGTH, h, z, &err), &err);
     vptq_forward_close(f);
 }

@@ -1,4 +1,5 @@
-#include "tests/support/vrows.h"
+/* One call of every op, with arguments that fit the arrays of a vops. */
+#include "tests/support/vops.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +11,7 @@
 /* The largest arrays are N x N. */
 enum { N = 32, V = 4, K = 8 };
 
-static void *on_device(vrows *r, const void *host, size_t bytes)
+static void *on_device(vops *r, const void *host, size_t bytes)
 {
     vptq_err err;
     void *p = NULL;
@@ -19,12 +20,12 @@ static void *on_device(vrows *r, const void *host, size_t bytes)
     return p;
 }
 
-void vrows_open(vrows *r)
+void vops_open(vops *r)
 {
     vptq_err err;
     static const uint32_t zeros[N * N];
     double unit[N * N] = {0};
-    *r = (vrows){.ctx = {.threads = 1}};
+    *r = (vops){.ctx = {.threads = 1}};
     assert_ok(vptq_device_open(&r->ctx, "emu", &r->dev, &err), &err);
     assert_ptr_equal(r->dev.ops, vptq_backend_emu()); /* this reference also links it */
     r->host = malloc(N * N * sizeof *r->host);
@@ -40,7 +41,7 @@ void vrows_open(vrows *r)
     assert_ok(r->dev.ops->sync(r->dev.state, &err), &err);
 }
 
-void vrows_close(vrows *r)
+void vops_close(vops *r)
 {
     void *const arrays[] = {r->x, r->y, r->d, r->idx};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
@@ -51,7 +52,7 @@ void vrows_close(vrows *r)
 
 /* ---- memory ---- */
 
-static vptq_status run_alloc(vrows *r, vptq_err *err)
+static vptq_status run_alloc(vops *r, vptq_err *err)
 {
     void *p = NULL;
     const vptq_status st = r->dev.ops->alloc(r->dev.state, N, sizeof(float), &p, err);
@@ -59,24 +60,24 @@ static vptq_status run_alloc(vrows *r, vptq_err *err)
     return st;
 }
 
-static vptq_status run_upload(vrows *r, vptq_err *err)
+static vptq_status run_upload(vops *r, vptq_err *err)
 {
     return r->dev.ops->upload(r->dev.state, r->y, r->host, N * sizeof(float), err);
 }
 
-static vptq_status run_download(vrows *r, vptq_err *err)
+static vptq_status run_download(vops *r, vptq_err *err)
 {
     return r->dev.ops->download(r->dev.state, r->host, r->y, N * sizeof(float), err);
 }
 
-static vptq_status run_sync(vrows *r, vptq_err *err)
+static vptq_status run_sync(vops *r, vptq_err *err)
 {
     return r->dev.ops->sync(r->dev.state, err);
 }
 
 /* ---- linear algebra ---- */
 
-static vptq_status run_gemm(vrows *r, vptq_err *err)
+static vptq_status run_gemm(vops *r, vptq_err *err)
 {
     const vptq_gemm_args g = {.m = N,
                               .n = N,
@@ -92,7 +93,7 @@ static vptq_status run_gemm(vrows *r, vptq_err *err)
     return r->dev.ops->gemm(r->dev.state, &g, err);
 }
 
-static vptq_status run_syrk_add(vrows *r, vptq_err *err)
+static vptq_status run_syrk_add(vops *r, vptq_err *err)
 {
     double *sum = r->d + N * (N - 1);
     return r->dev.ops->syrk_add(
@@ -101,17 +102,17 @@ static vptq_status run_syrk_add(vrows *r, vptq_err *err)
         err);
 }
 
-static vptq_status run_potrf(vrows *r, vptq_err *err)
+static vptq_status run_potrf(vops *r, vptq_err *err)
 {
     return r->dev.ops->potrf(r->dev.state, N, r->d, N, NULL, err);
 }
 
-static vptq_status run_trtri(vrows *r, vptq_err *err)
+static vptq_status run_trtri(vops *r, vptq_err *err)
 {
     return r->dev.ops->trtri(r->dev.state, N, r->d, N, err);
 }
 
-static vptq_status run_quad_trace(vrows *r, vptq_err *err)
+static vptq_status run_quad_trace(vops *r, vptq_err *err)
 {
     double trace;
     return r->dev.ops->quad_trace(
@@ -123,25 +124,25 @@ static vptq_status run_quad_trace(vrows *r, vptq_err *err)
 
 /* ---- clustering ---- */
 
-static vptq_status run_assign(vrows *r, vptq_err *err)
+static vptq_assign_args assign_of(const vops *r)
 {
-    return r->dev.ops->assign(
-        r->dev.state,
-        &(vptq_assign_args){
-            .n = N, .v = V, .k = K, .x = r->x, .centroids = r->x, .idx = r->idx},
-        err);
+    return (vptq_assign_args){
+        .n = N, .v = V, .k = K, .x = r->x, .centroids = r->x, .idx = r->idx};
 }
 
-static vptq_status run_reassign(vrows *r, vptq_err *err)
+static vptq_status run_assign(vops *r, vptq_err *err)
 {
-    return r->dev.ops->reassign(
-        r->dev.state,
-        &(vptq_assign_args){
-            .n = N, .v = V, .k = K, .x = r->x, .centroids = r->x, .idx = r->idx},
-        err);
+    const vptq_assign_args a = assign_of(r);
+    return r->dev.ops->assign(r->dev.state, &a, err);
 }
 
-static vptq_status run_accumulate(vrows *r, vptq_err *err)
+static vptq_status run_reassign(vops *r, vptq_err *err)
+{
+    const vptq_assign_args a = assign_of(r);
+    return r->dev.ops->reassign(r->dev.state, &a, err);
+}
+
+static vptq_status run_accumulate(vops *r, vptq_err *err)
 {
     double objective;
     return r->dev.ops->accumulate(r->dev.state,
@@ -159,9 +160,9 @@ static vptq_status run_accumulate(vrows *r, vptq_err *err)
 
 /* ---- vector quantization ---- */
 
-typedef vptq_status (*matrix_fn)(vrows *r, const vptq_matrix *m, vptq_err *err);
+typedef vptq_status (*matrix_fn)(vops *r, const vptq_matrix *m, vptq_err *err);
 
-static vptq_status with_matrix(vrows *r, matrix_fn fn, vptq_err *err)
+static vptq_status with_matrix(vops *r, matrix_fn fn, vptq_err *err)
 {
     const vptq_vq_shape shape = {
         .out = N, .in = N, .v = V, .k = K, .groups = 1, .group_size = N};
@@ -176,46 +177,45 @@ static vptq_status with_matrix(vrows *r, matrix_fn fn, vptq_err *err)
     return st;
 }
 
-static vptq_status dequant(vrows *r, const vptq_matrix *m, vptq_err *err)
+static vptq_status dequant(vops *r, const vptq_matrix *m, vptq_err *err)
 {
     return r->dev.ops->vq_dequant(r->dev.state, m, 0, N, r->y, N, err);
 }
 
-static vptq_status run_vq_dequant(vrows *r, vptq_err *err)
+static vptq_status run_vq_dequant(vops *r, vptq_err *err)
 {
     return with_matrix(r, dequant, err);
 }
 
-static vptq_gemv_args products(const vrows *r, size_t n)
+static vptq_gemv_args products(const vops *r, size_t n)
 {
     return (vptq_gemv_args){.n = n, .x = r->x, .y = r->y, .ldx = N, .ldy = N};
 }
 
-static vptq_status few_products(vrows *r, const vptq_matrix *m, vptq_err *err)
+static vptq_status few_products(vops *r, const vptq_matrix *m, vptq_err *err)
 {
     const vptq_gemv_args g = products(r, 2);
     return r->dev.ops->vq_gemv(r->dev.state, m, &g, err);
 }
 
-static vptq_status run_vq_gemv(vrows *r, vptq_err *err)
+static vptq_status run_vq_gemv(vops *r, vptq_err *err)
 {
     return with_matrix(r, few_products, err);
 }
 
-/* More tokens than the kernel for few tokens takes. */
-static vptq_status many_products(vrows *r, const vptq_matrix *m, vptq_err *err)
+/* More tokens than the kernel for few tokens accepts. */
+static vptq_status many_products(vops *r, const vptq_matrix *m, vptq_err *err)
 {
     const vptq_gemv_args g = products(r, N);
     return r->dev.ops->vq_gemv(r->dev.state, m, &g, err);
 }
 
-static vptq_status run_vq_gemv_many(vrows *r, vptq_err *err)
+static vptq_status run_vq_gemv_many(vops *r, vptq_err *err)
 {
     return with_matrix(r, many_products, err);
 }
 
-/* Through decoded tiles. */
-static vptq_status run_vq_vq_tiles(vrows *r, vptq_err *err)
+static vptq_status run_vq_gemv_tiles(vops *r, vptq_err *err)
 {
     setenv("VPTQ_CUDA_GEMV", "gemm-dequant", 1);
     const vptq_status st = with_matrix(r, many_products, err);
@@ -223,21 +223,21 @@ static vptq_status run_vq_vq_tiles(vrows *r, vptq_err *err)
     return st;
 }
 
-static vptq_status run_gemv(vrows *r, vptq_err *err)
+static vptq_status run_gemv(vops *r, vptq_err *err)
 {
     const vptq_gemv_args g = products(r, 2);
     return r->dev.ops->gemv(r->dev.state, N, N, VPTQ_F32, r->x, &g, err);
 }
 
-static vptq_status run_library_gemv(vrows *r, vptq_err *err)
+static vptq_status run_library_gemv(vops *r, vptq_err *err)
 {
     const vptq_gemv_args g = products(r, 1);
     return r->dev.ops->library_gemv(r->dev.state, N, N, r->x, &g, err);
 }
 
-typedef vptq_status (*index_fn)(vrows *r, const vptq_search_index *f, vptq_err *err);
+typedef vptq_status (*index_fn)(vops *r, const vptq_search_index *f, vptq_err *err);
 
-static vptq_status with_index(vrows *r, index_fn fn, vptq_err *err)
+static vptq_status with_index(vops *r, index_fn fn, vptq_err *err)
 {
     const vptq_codebooks codebooks = {
         .v = V, .k = K, .k_res = K, .beam = 2, .centroids = r->x, .res_centroids = r->x};
@@ -249,27 +249,27 @@ static vptq_status with_index(vrows *r, index_fn fn, vptq_err *err)
     return st;
 }
 
-static vptq_status run_search_index_open(vrows *r, vptq_err *err)
+static vptq_status run_search_index_open(vops *r, vptq_err *err)
 {
     return with_index(r, NULL, err);
 }
 
-static vptq_status find(vrows *r, const vptq_search_index *f, vptq_err *err)
+static vptq_status search(vops *r, const vptq_search_index *f, vptq_err *err)
 {
     const vptq_search_args a = {
         .n = N, .index = f, .x = r->x, .idx = r->idx, .idx_res = r->idx + N};
     return r->dev.ops->search(r->dev.state, &a, err);
 }
 
-static vptq_status run_find(vrows *r, vptq_err *err)
+static vptq_status run_search(vops *r, vptq_err *err)
 {
-    return with_index(r, find, err);
+    return with_index(r, search, err);
 }
 
 /* Arrays of C columns in the two halves of x and y. */
 enum { C = N / 4 };
 
-static vptq_status pass(vrows *r, const vptq_search_index *f, vptq_err *err)
+static vptq_status pass(vops *r, const vptq_search_index *f, vptq_err *err)
 {
     const vptq_pass_args a = {.cols = C,
                               .rows = N,
@@ -288,12 +288,12 @@ static vptq_status pass(vrows *r, const vptq_search_index *f, vptq_err *err)
     return r->dev.ops->vq_pass(r->dev.state, &a, err);
 }
 
-static vptq_status run_vq_pass(vrows *r, vptq_err *err)
+static vptq_status run_vq_pass(vops *r, vptq_err *err)
 {
     return with_index(r, pass, err);
 }
 
-static vptq_status descend(vrows *r, const vptq_search_index *f, vptq_err *err)
+static vptq_status descend(vops *r, const vptq_search_index *f, vptq_err *err)
 {
     const vptq_descend_args a = {.cols = C,
                                  .rows = N,
@@ -312,12 +312,12 @@ static vptq_status descend(vrows *r, const vptq_search_index *f, vptq_err *err)
     return r->dev.ops->vq_descend(r->dev.state, &a, err);
 }
 
-static vptq_status run_vq_descend(vrows *r, vptq_err *err)
+static vptq_status run_vq_descend(vops *r, vptq_err *err)
 {
     return with_index(r, descend, err);
 }
 
-static vptq_status run_vq_gather(vrows *r, vptq_err *err)
+static vptq_status run_vq_gather(vops *r, vptq_err *err)
 {
     const vptq_gather_args a = {.cols = C,
                                 .rows = N,
@@ -331,7 +331,7 @@ static vptq_status run_vq_gather(vrows *r, vptq_err *err)
     return r->dev.ops->vq_gather(r->dev.state, &a, err);
 }
 
-static vptq_status run_vq_scatter(vrows *r, vptq_err *err)
+static vptq_status run_vq_scatter(vops *r, vptq_err *err)
 {
     const vptq_scatter_args a = {.cols = C,
                                  .rows = N,
@@ -348,7 +348,7 @@ static vptq_status run_vq_scatter(vrows *r, vptq_err *err)
 
 /* ---- transformer ---- */
 
-static vptq_status run_embed(vrows *r, vptq_err *err)
+static vptq_status run_embed(vops *r, vptq_err *err)
 {
     const void *ids = r->idx;
     return r->dev.ops->embed(
@@ -358,7 +358,7 @@ static vptq_status run_embed(vrows *r, vptq_err *err)
         err);
 }
 
-static vptq_status run_rmsnorm(vrows *r, vptq_err *err)
+static vptq_status run_rmsnorm(vops *r, vptq_err *err)
 {
     return r->dev.ops->rmsnorm(r->dev.state,
                                &(vptq_rmsnorm_args){.n = 2,
@@ -372,7 +372,7 @@ static vptq_status run_rmsnorm(vrows *r, vptq_err *err)
                                err);
 }
 
-static vptq_status run_rope(vrows *r, vptq_err *err)
+static vptq_status run_rope(vops *r, vptq_err *err)
 {
     return r->dev.ops->rope(r->dev.state,
                             &(vptq_rope_args){.n = 2,
@@ -385,7 +385,7 @@ static vptq_status run_rope(vrows *r, vptq_err *err)
                             err);
 }
 
-static vptq_attention_args attention_of(const vrows *r)
+static vptq_attention_args attention_of(const vops *r)
 {
     return (vptq_attention_args){.n = N,
                                  .heads = 2,
@@ -402,25 +402,25 @@ static vptq_attention_args attention_of(const vrows *r)
                                  .ldo = N};
 }
 
-static vptq_status run_attention(vrows *r, vptq_err *err)
+static vptq_status run_attention(vops *r, vptq_err *err)
 {
     const vptq_attention_args a = attention_of(r);
     return r->dev.ops->attention(r->dev.state, &a, err);
 }
 
-static vptq_status run_attention_mass(vrows *r, vptq_err *err)
+static vptq_status run_attention_mass(vops *r, vptq_err *err)
 {
     const vptq_attention_args a = attention_of(r);
     return r->dev.ops->attention_mass(r->dev.state, &a, r->d, err);
 }
 
-/* One sequence of two rows in page 0; r->d holds its tables, followed by the pool. */
+/* One sequence of two rows in page 0. r->d holds its tables, followed by the pool. */
 typedef struct paged_rows {
     vptq_kv_rows rows;
     vptq_kv_pool pool;
 } paged_rows;
 
-static vptq_status paged_of(vrows *r, paged_rows *p, vptq_err *err)
+static vptq_status paged_of(vops *r, paged_rows *p, vptq_err *err)
 {
     static const uint32_t starts[2] = {0, 2};
     uint32_t *at = (uint32_t *)(void *)r->d;
@@ -437,7 +437,7 @@ static vptq_status paged_of(vrows *r, paged_rows *p, vptq_err *err)
     return st;
 }
 
-static vptq_status run_rope_rows(vrows *r, vptq_err *err)
+static vptq_status run_rope_rows(vops *r, vptq_err *err)
 {
     paged_rows p;
     const vptq_status st = paged_of(r, &p, err);
@@ -452,7 +452,7 @@ static vptq_status run_rope_rows(vrows *r, vptq_err *err)
                                       err);
 }
 
-static vptq_status run_kv_store(vrows *r, vptq_err *err)
+static vptq_status run_kv_store(vops *r, vptq_err *err)
 {
     paged_rows p;
     const vptq_status st = paged_of(r, &p, err);
@@ -467,7 +467,7 @@ static vptq_status run_kv_store(vrows *r, vptq_err *err)
                                      err);
 }
 
-static vptq_status run_attention_paged(vrows *r, vptq_err *err)
+static vptq_status run_attention_paged(vops *r, vptq_err *err)
 {
     paged_rows p;
     const vptq_status st = paged_of(r, &p, err);
@@ -482,14 +482,14 @@ static vptq_status run_attention_paged(vrows *r, vptq_err *err)
     return st ? st : r->dev.ops->attention_paged(r->dev.state, &a, err);
 }
 
-static vptq_status run_swiglu(vrows *r, vptq_err *err)
+static vptq_status run_swiglu(vops *r, vptq_err *err)
 {
     return r->dev.ops->swiglu(
         r->dev.state,
         &(vptq_swiglu_args){.n = 2, .dim = N, .gate = r->x, .up = r->x, .y = r->y}, err);
 }
 
-static vptq_status run_nll(vrows *r, vptq_err *err)
+static vptq_status run_nll(vops *r, vptq_err *err)
 {
     const void *targets = r->idx;
     void *states = r->d;
@@ -504,7 +504,7 @@ static vptq_status run_nll(vrows *r, vptq_err *err)
                            err);
 }
 
-static vptq_status run_sample(vrows *r, vptq_err *err)
+static vptq_status run_sample(vops *r, vptq_err *err)
 {
     void *ids = r->idx;
     const vptq_sample_args s = {.n = 2,
@@ -519,7 +519,7 @@ static vptq_status run_sample(vrows *r, vptq_err *err)
 }
 
 /* matrix_open is tested with the ops that use it; alone it does nothing on the device. */
-const vrows_row vrows_all[] = {
+const vops_op vops_all[] = {
     {"alloc", run_alloc},
     {"upload", run_upload},
     {"download", run_download},
@@ -534,12 +534,12 @@ const vrows_row vrows_all[] = {
     {"accumulate", run_accumulate},
     {"vq_dequant", run_vq_dequant},
     {"vq_gemv", run_vq_gemv},
-    {"vq_gemv of many rows", run_vq_gemv_many},
-    {"vq_gemv through tiles", run_vq_vq_tiles},
+    {"vq_gemv of many tokens", run_vq_gemv_many},
+    {"vq_gemv through tiles", run_vq_gemv_tiles},
     {"gemv", run_gemv},
     {"library_gemv", run_library_gemv},
     {"search_index_open", run_search_index_open},
-    {"find", run_find},
+    {"search", run_search},
     {"vq_pass", run_vq_pass},
     {"vq_descend", run_vq_descend},
     {"vq_gather", run_vq_gather},
