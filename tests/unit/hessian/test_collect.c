@@ -431,7 +431,7 @@ static void test_any_memory_cap(void **state)
         many.stop_at = MANY / LENGTH + 1;
         vptq_status st = collect(&r, two, many, &result, &err);
         if (st == VPTQ_E_NOMEM) {
-            assert_fails(st, VPTQ_E_NOMEM, &err, "cap");
+            assert_fails(st, VPTQ_E_NOMEM, &err, "is too small");
             break;
         }
         assert_fails(st, VPTQ_E_CANCELLED, &err, "interrupted");
