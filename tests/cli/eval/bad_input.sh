@@ -39,7 +39,7 @@ printf 'abc' >odd.i32
 bad 1 "odd.i32: 3 bytes" ppl -m "$model" --tokens odd.i32 -q
 printf '\000\002\000\000' >outside.i32
 bad 1 "outside.i32: token 0 has the id 512" ppl -m "$model" --tokens outside.i32 -q
-bad 1 "memory cap" ppl -m "$model" --text "$text" --mem 200K -q
+bad 1 "--mem (200.0 KiB) is too small" ppl -m "$model" --text "$text" --mem 200K -q
 bad 1 "tokenizer" generate -m "$SRC/tests/golden/tiny_qwen2" -p x -q
 foreign=(-m "$SRC/tests/fuzz/corpus/gguf/llama" --tokenizer "$model/tokenizer.json" -q)
 bad 1 "tokenizer.json: token [0-9]* has the id [0-9]*, the model's vocabulary has 16 entries" \
