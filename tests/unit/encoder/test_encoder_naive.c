@@ -1,5 +1,5 @@
-/* A whole matrix against a naive double-precision pass that works on the inverse Hessian
- * itself, from weights to stored bits, and bad input. */
+/* Tests a whole matrix, from weights to stored bits, against a naive pass in double on the
+ * inverse Hessian itself, and bad input. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
