@@ -402,7 +402,8 @@ shellcheck:
 TIDY_FLAGS := $(STANDARD) -I. $(PKG_CFLAGS) -mavx2 -mfma -mf16c
 lint: shellcheck
 	$(Q)if command -v cppcheck >/dev/null; then cppcheck -q --std=c11 --inline-suppr -I. -D__GNUC__ \
-		--enable=warning,portability --suppress=missingIncludeSystem --suppress=uninitvar --suppress=arrayIndexThenCheck --error-exitcode=1 \
+		--enable=warning,portability --suppress=missingIncludeSystem --suppress=uninitvar --suppress=legacyUninitvar --suppress=arrayIndexThenCheck \
+		--error-exitcode=1 \
 		lib formats hessian kmeans cmd; else echo "cppcheck is not installed"; fi
 	$(Q)if command -v clang-tidy >/dev/null; then printf '%s\n' $(filter-out %_avx512.c,$(LINT_SRC)) | \
 		xargs -n 8 -P $$(nproc) sh -c 'clang-tidy --quiet "$$@" -- $(TIDY_FLAGS) 2>/dev/null' clang-tidy; \

@@ -1,5 +1,6 @@
 /* Parses the tokens of a template into a tree: statements, and expressions by precedence. */
 #include "lib/chat/internal.h"
+#include <stdio.h>
 
 /* After a failure the current token is the end of the template, which ends every construct. */
 typedef struct parser {
@@ -400,11 +401,13 @@ static tpl_node *parse_body(parser *p)
 /* The end of a tag, then statements up to the tag `end`. */
 static tpl_node *parse_until(parser *p, const char *end)
 {
-    char expected[32] = "'";
+    char expected[32];
     expect(p, TPL_T_CLOSE);
     tpl_node *body = parse_body(p);
-    if (!take_name(p, end))
-        unexpected(p, strcat(strcat(expected, end), "'"));
+    if (!take_name(p, end)) {
+        (void)snprintf(expected, sizeof expected, "'%s'", end);
+        unexpected(p, expected);
+    }
     return body;
 }
 
