@@ -1,6 +1,7 @@
 /* Parses the tokens of a template into a tree: statements, and expressions by precedence. */
-#include "lib/chat/internal.h"
 #include <stdio.h>
+
+#include "lib/chat/internal.h"
 
 /* After a failure the current token is the end of the template, which ends every construct. */
 typedef struct parser {
