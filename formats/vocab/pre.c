@@ -58,11 +58,11 @@ vptq_status vptq_vocab_pre(vptq_vocab *v, const char *name, size_t len, bool *bo
             row = &rows[i];
     }
     if (!row)
-        return vptq_fail(
-            err, VPTQ_E_UNSUPPORTED,
-            "%s: the pre-tokenizer '%.*s' is not known; known are default, gpt-2, "
-            "smollm, starcoder, refact, llama-bpe, qwen2, deepseek-r1-qwen, tekken",
-            v->source, len < 100 ? (int)len : 100, name);
+        return vptq_fail(err, VPTQ_E_UNSUPPORTED,
+                         "%s: the pre-tokenizer '%.*s' is not known; known are default, gpt-2, "
+                         "smollm, starcoder, refact, llama-bpe, llama3, llama-v3, qwen2, "
+                         "deepseek-r1-qwen, tekken",
+                         v->source, len < 100 ? (int)len : 100, name);
     v->ignore_merges = row->ignore_merges;
     *bos = row->add_bos;
     if (row->nfc)

@@ -177,13 +177,12 @@ bool vptq_added_next(const vptq_added_set *set, const char *text, size_t len, bo
         if (!hit)
             continue;
         const vptq_added_token *a = hit->token;
-        size_t behind = i + hit->span.len;
-        if ((a->special && !special) ||
-            (a->single_word && !stands_alone(text, len, i, behind))) {
-            i = behind - 1; /* a match that does not count still hides the text it covers */
+        size_t end = i + hit->span.len;
+        if ((a->special && !special) || (a->single_word && !stands_alone(text, len, i, end))) {
+            i = end - 1; /* a match that does not count still hides the text it covers */
             continue;
         }
-        *m = (vptq_added_match){i, behind, (int32_t)a->id, behind};
+        *m = (vptq_added_match){i, end, (int32_t)a->id, end};
         swallow_space(a, text, len, taken, &m->begin, &m->end);
         if (m->begin < m->end)
             return true;
