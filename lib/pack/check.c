@@ -8,7 +8,7 @@
 #include "formats/vptq/layer_file.h"
 #include "formats/vptq/quirks.h"
 #include "lib/model/model.h"
-#include "lib/pack/output.h"
+#include "lib/pack/package.h"
 
 enum { TILE_ROWS = 256, F16_MAX = 65504 };
 
@@ -60,8 +60,8 @@ static vptq_status judge(checking *k, vptq_status st, const vptq_err *err)
 /* Whether a tensor is a stored part of a matrix, or replaced by one. */
 static bool is_of_matrix(const vptq_checkpoint *c, const char *name)
 {
-    return (vptq_output_is_packed(c) && vptq_packed_module_length(name)) ||
-           vptq_output_matrix_of(c, name);
+    return (vptq_package_is_packed(c) && vptq_packed_module_length(name)) ||
+           vptq_package_matrix_of(c, name);
 }
 
 static vptq_status check_plain(checking *k, vptq_err *err)
@@ -72,7 +72,7 @@ static vptq_status check_plain(checking *k, vptq_err *err)
         bool numbers = vptq_dtype_get(t->type)->is_float;
         VPTQ_CHECK(vptq_check_cancel(k->dev->ctx, err));
         if (numbers && !is_of_matrix(c, t->name))
-            VPTQ_CHECK(judge(k, vptq_output_copy(k->dev->ctx, c, t, NULL, err), err));
+            VPTQ_CHECK(judge(k, vptq_package_copy(k->dev->ctx, c, t, NULL, err), err));
     }
     return VPTQ_OK;
 }
@@ -152,8 +152,8 @@ static vptq_status check_matrices(checking *k, vptq_err *err)
     const vptq_checkpoint *c = &k->m->ckpt;
     for (size_t i = 0; i < c->quantized_count; i++) {
         vptq_progress(k->dev->ctx, "check", i, c->quantized_count, c->quantized[i].name);
-        vptq_status st = vptq_output_is_packed(c) ? check_packed(k, &c->quantized[i], err)
-                                                  : check_matrix(k, &c->quantized[i], err);
+        vptq_status st = vptq_package_is_packed(c) ? check_packed(k, &c->quantized[i], err)
+                                                   : check_matrix(k, &c->quantized[i], err);
         vptq_checkpoint_forget(c);
         if (st)
             return st;
@@ -225,7 +225,7 @@ static bool is_known(const vptq_checkpoint *c, const char *name)
 static void check_extra(checking *k)
 {
     const vptq_checkpoint *c = &k->m->ckpt;
-    bool packed = vptq_output_is_packed(c);
+    bool packed = vptq_package_is_packed(c);
     bool is_error = packed && !json_object_get(c->config, "text_config");
     for (size_t i = 0; i < c->set.count; i++) {
         const vptq_tensor *t = &c->set.tensors[i];

@@ -7,7 +7,7 @@
 
 #include "formats/hf/config.h"
 #include "formats/vptq/archive.h"
-#include "lib/pack/output.h"
+#include "lib/pack/package.h"
 
 #define TEMPLATE_FILE "chat_template.jinja"
 
@@ -65,7 +65,7 @@ static const char *torch_name(vptq_dtype type)
     return type == VPTQ_F16 ? "float16" : type == VPTQ_BF16 ? "bfloat16" : "float32";
 }
 
-json_t *vptq_output_config_holder(json_t *config)
+json_t *vptq_package_config_holder(json_t *config)
 {
     json_t *text = json_object_get(config, "text_config");
     return json_is_object(text) ? text : config;
@@ -103,8 +103,8 @@ static int set_rope(json_t *config)
     return bad | json_object_set_new(config, "rope_scaling", scaling);
 }
 
-vptq_status vptq_output_make_config(const vptq_checkpoint *c, vptq_dtype type, json_t **out,
-                                    vptq_err *err)
+vptq_status vptq_package_make_config(const vptq_checkpoint *c, vptq_dtype type, json_t **out,
+                                     vptq_err *err)
 {
     const vptq_checkpoint *origin = origin_of(c);
     if (!origin->config)
@@ -113,7 +113,7 @@ vptq_status vptq_output_make_config(const vptq_checkpoint *c, vptq_dtype type, j
     json_t *config = json_deep_copy(origin->config);
     if (!config)
         return vptq_fail(err, VPTQ_E_NOMEM, "out of memory for config.json");
-    json_t *holder = vptq_output_config_holder(config);
+    json_t *holder = vptq_package_config_holder(config);
     json_object_del(config, "quantization_config");
     json_object_del(holder, "quantization_config");
     int bad = set_rope(holder);
@@ -132,7 +132,7 @@ vptq_status vptq_output_make_config(const vptq_checkpoint *c, vptq_dtype type, j
 
 /* ---- small files ---- */
 
-vptq_status vptq_output_add_config(vptq_output *o, const json_t *config, vptq_err *err)
+vptq_status vptq_package_add_config(vptq_package *o, const json_t *config, vptq_err *err)
 {
     char *text = NULL;
     VPTQ_CHECK(vptq_json_text(config, "config.json", &text, err));
@@ -142,28 +142,28 @@ vptq_status vptq_output_add_config(vptq_output *o, const json_t *config, vptq_er
     if (!own)
         return VPTQ_E_NOMEM;
     own[len] = '\n'; /* replaces the terminator, which is not needed */
-    return vptq_output_add_file(o, "config.json", own, len + 1, err);
+    return vptq_package_add_file(o, "config.json", own, len + 1, err);
 }
 
 /* Adds DIR/NAME if it exists and is not on the list yet. */
-static vptq_status add_from_dir(vptq_output *o, const char *dir, const char *name,
+static vptq_status add_from_dir(vptq_package *o, const char *dir, const char *name,
                                 vptq_err *err)
 {
     char path[4096], *data = NULL;
     size_t size = 0;
     VPTQ_CHECK(vptq_path_join(path, sizeof path, dir, name, err));
-    if (vptq_output_has_file(o, name) || !vptq_path_exists(path))
+    if (vptq_package_has_file(o, name) || !vptq_path_exists(path))
         return VPTQ_OK;
     VPTQ_CHECK(vptq_file_read(path, MAX_TOKENIZER_FILE, o->ctx->mem, &data, &size, err));
     char *own = vptq_arena_strndup(&o->arena, data, size, err);
     vptq_mem_free(o->ctx->mem, data);
     if (!own)
         return VPTQ_E_NOMEM;
-    return vptq_output_add_file(o, name, own, size, err);
+    return vptq_package_add_file(o, name, own, size, err);
 }
 
 /* Adds every other file of the directory that is not weights, without subdirectories. */
-static vptq_status add_others(vptq_output *o, const char *dir, vptq_err *err)
+static vptq_status add_others(vptq_package *o, const char *dir, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     vptq_arena arena;
@@ -175,7 +175,7 @@ static vptq_status add_others(vptq_output *o, const char *dir, vptq_err *err)
         struct stat sb;
         const char *name = names[i];
         VPTQ_TRY(vptq_path_join(path, sizeof path, dir, name, err));
-        if (is_left_out(name) || is_tokenizer_file(name) || vptq_output_has_file(o, name) ||
+        if (is_left_out(name) || is_tokenizer_file(name) || vptq_package_has_file(o, name) ||
             stat(path, &sb) != 0 || !S_ISREG(sb.st_mode))
             continue;
         if (sb.st_size <= MAX_OTHER_FILE && vptq_archive_name_ok(name, strlen(name), false))
@@ -192,7 +192,7 @@ out:
 }
 
 /* Adds the files of an archive; `foreign` leaves out those of its tokenizer. */
-static vptq_status add_from_archive(vptq_output *o, const char *path, bool foreign,
+static vptq_status add_from_archive(vptq_package *o, const char *path, bool foreign,
                                     vptq_err *err)
 {
     vptq_archive *a = NULL;
@@ -201,14 +201,14 @@ static vptq_status add_from_archive(vptq_output *o, const char *path, bool forei
         return st;
     for (size_t i = 0; i < vptq_archive_count(a); i++) {
         const vptq_archive_entry *e = vptq_archive_at(a, i);
-        if (e->is_tensor || vptq_output_has_file(o, e->name) ||
+        if (e->is_tensor || vptq_package_has_file(o, e->name) ||
             (foreign && is_tokenizer_file(e->name)))
             continue;
         char *data = vptq_arena_alloc(&o->arena, (size_t)e->size, 1, err);
         if (!data)
             VPTQ_TRY(VPTQ_E_NOMEM);
         VPTQ_TRY(vptq_archive_load(a, e, o->ctx->threads, data, err));
-        VPTQ_TRY(vptq_output_add_file(o, e->name, data, (size_t)e->size, err));
+        VPTQ_TRY(vptq_package_add_file(o, e->name, data, (size_t)e->size, err));
     }
 out:
     vptq_archive_close(a);
@@ -217,7 +217,7 @@ out:
 
 /* Converts the model's tokenizer to tokenizer.json in a temporary directory next to `output`
  * and adds the files that are not on the list yet. */
-static vptq_status add_converted_tokenizer(vptq_output *o, const vptq_checkpoint *c,
+static vptq_status add_converted_tokenizer(vptq_package *o, const vptq_checkpoint *c,
                                            const char *output, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
@@ -256,13 +256,13 @@ static bool is_dir(const vptq_checkpoint *origin)
 static bool is_foreign(const vptq_checkpoint *c, const char *given_tokenizer)
 {
     const vptq_checkpoint *origin = origin_of(c);
-    return given_tokenizer ||
-           (is_dir(origin) && c->tokenizer && !vptq_output_lies_in(origin->path, c->tokenizer));
+    return given_tokenizer || (is_dir(origin) && c->tokenizer &&
+                               !vptq_package_lies_in(origin->path, c->tokenizer));
 }
 
-vptq_status vptq_output_add_companions(vptq_output *o, const vptq_checkpoint *c,
-                                       const char *given_tokenizer, const char *output,
-                                       vptq_err *err)
+vptq_status vptq_package_add_companions(vptq_package *o, const vptq_checkpoint *c,
+                                        const char *given_tokenizer, const char *output,
+                                        vptq_err *err)
 {
     const vptq_checkpoint *origin = origin_of(c);
     const bool foreign = is_foreign(c, given_tokenizer);
@@ -273,7 +273,7 @@ vptq_status vptq_output_add_companions(vptq_output *o, const vptq_checkpoint *c,
     }
     if (origin->kind == VPTQ_CKPT_ARCHIVE)
         VPTQ_CHECK(add_from_archive(o, origin->path, foreign, err));
-    if (vptq_output_has_file(o, "tokenizer.json") || !output)
+    if (vptq_package_has_file(o, "tokenizer.json") || !output)
         return VPTQ_OK;
     if (c->tokenizer)
         return add_converted_tokenizer(o, c, output, err);
@@ -323,9 +323,9 @@ out:
     return st;
 }
 
-vptq_status vptq_output_chat_template(const vptq_ctx *ctx, const vptq_checkpoint *c,
-                                      const char *given_tokenizer, vptq_arena *arena,
-                                      const char **text, vptq_err *err)
+vptq_status vptq_package_chat_template(const vptq_ctx *ctx, const vptq_checkpoint *c,
+                                       const char *given_tokenizer, vptq_arena *arena,
+                                       const char **text, vptq_err *err)
 {
     const vptq_checkpoint *origin = origin_of(c);
     *text = NULL;

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "lib/base/half.h"
-#include "lib/pack/output.h"
+#include "lib/pack/package.h"
 
 enum { TILE_FLOATS = 1 << 20, TILE_ALIGN = 64 };
 
@@ -39,11 +39,11 @@ static vptq_status read_plain(const vptq_tensor *src, size_t r, size_t n, void *
     return vptq_tensor_read(&tile, 0, n, x, err);
 }
 
-static vptq_status open_matrix(vptq_output_rows *r, const vptq_packed_matrix *m, vptq_err *err)
+static vptq_status open_matrix(vptq_package_rows *r, const vptq_packed_matrix *m, vptq_err *err)
 {
     const vptq_checkpoint *c = r->from;
     vptq_packed_matrix read = *m;
-    if (vptq_output_is_packed(c) && !m->vq.indices) /* opened for its shape only */
+    if (vptq_package_is_packed(c) && !m->vq.indices) /* opened for its shape only */
         VPTQ_CHECK(vptq_packed_read(&(vptq_packed_source){&c->set,
                                                           vptq_packed_entry(c->config, m->name),
                                                           m->name, c->path},
@@ -57,32 +57,32 @@ static vptq_status open_matrix(vptq_output_rows *r, const vptq_packed_matrix *m,
     return r->host ? VPTQ_OK : VPTQ_E_NOMEM;
 }
 
-static vptq_status open_plain(vptq_output_rows *r, const vptq_tensor *t, vptq_err *err)
+static vptq_status open_plain(vptq_package_rows *r, const vptq_tensor *t, vptq_err *err)
 {
     r->host = vptq_mem_alloc(r->ctx->mem, r->tile_rows, r->cols * sizeof(float), err);
     r->raw = vptq_mem_alloc(r->ctx->mem, raw_bytes(t, r->tile_rows), 1, err);
     return r->host && r->raw ? VPTQ_OK : VPTQ_E_NOMEM;
 }
 
-vptq_status vptq_output_rows_open(const vptq_output *o, vptq_device *dev,
-                                  const vptq_output_tensor *t, size_t multiple,
-                                  vptq_output_rows *r, vptq_err *err)
+vptq_status vptq_package_rows_open(const vptq_package *o, vptq_device *dev,
+                                   const vptq_package_tensor *t, size_t multiple,
+                                   vptq_package_rows *r, vptq_err *err)
 {
     const vptq_packed_matrix *m = t->source.matrix;
     const vptq_tensor *plain = t->source.plain;
-    *r = (vptq_output_rows){.ctx = o->ctx, .dev = m ? dev : NULL, .from = o->from, .t = t};
+    *r = (vptq_package_rows){.ctx = o->ctx, .dev = m ? dev : NULL, .from = o->from, .t = t};
     vptq_arena_init(&r->arena, o->ctx->mem);
     r->rows = m ? m->vq.shape.out : vptq_tensor_rows(plain);
     r->cols = m ? m->vq.shape.in : vptq_tensor_cols(plain);
     r->tile_rows = tile_rows(r->rows, r->cols, multiple ? multiple : m ? TILE_ALIGN : 1);
     vptq_status st = m ? open_matrix(r, m, err) : open_plain(r, plain, err);
     if (st)
-        vptq_output_rows_close(r);
+        vptq_package_rows_close(r);
     return st;
 }
 
-vptq_status vptq_output_rows_read(vptq_output_rows *r, size_t first, size_t n, const float **x,
-                                  vptq_err *err)
+vptq_status vptq_package_rows_read(vptq_package_rows *r, size_t first, size_t n,
+                                   const float **x, vptq_err *err)
 {
     vptq_status st;
     *x = r->host;
@@ -100,7 +100,7 @@ vptq_status vptq_output_rows_read(vptq_output_rows *r, size_t first, size_t n, c
     return st;
 }
 
-void vptq_output_rows_close(vptq_output_rows *r)
+void vptq_package_rows_close(vptq_package_rows *r)
 {
     if (!r->ctx)
         return;
@@ -112,7 +112,7 @@ void vptq_output_rows_close(vptq_output_rows *r)
     vptq_mem_free(r->ctx->mem, r->raw);
     vptq_arena_release(&r->arena);
     vptq_checkpoint_forget(r->from);
-    *r = (vptq_output_rows){.rows = 0};
+    *r = (vptq_package_rows){.rows = 0};
 }
 
 /* ---- floats as stored ---- */
@@ -125,8 +125,8 @@ static float limit_of(vptq_dtype type)
     return type == VPTQ_BF16 ? 0x1.FFp127F : INFINITY;
 }
 
-vptq_status vptq_output_convert(const vptq_tensor *t, const float *x, size_t n, size_t first,
-                                size_t cols, void *stored, vptq_err *err)
+vptq_status vptq_package_convert(const vptq_tensor *t, const float *x, size_t n, size_t first,
+                                 size_t cols, void *stored, vptq_err *err)
 {
     const vptq_dtype type = t->type;
     float limit = limit_of(type);
@@ -154,7 +154,7 @@ vptq_status vptq_output_convert(const vptq_tensor *t, const float *x, size_t n, 
 
 /* ---- whole tensors ---- */
 
-vptq_status vptq_output_put(vptq_output_sink *s, const void *data, size_t n, vptq_err *err)
+vptq_status vptq_package_put(vptq_package_sink *s, const void *data, size_t n, vptq_err *err)
 {
     if (n == 0)
         return VPTQ_OK;
@@ -162,8 +162,8 @@ vptq_status vptq_output_put(vptq_output_sink *s, const void *data, size_t n, vpt
                    : vptq_archive_put(s->archive, data, n, err);
 }
 
-vptq_status vptq_output_copy(const vptq_ctx *ctx, const vptq_checkpoint *from,
-                             const vptq_tensor *t, vptq_output_sink *s, vptq_err *err)
+vptq_status vptq_package_copy(const vptq_ctx *ctx, const vptq_checkpoint *from,
+                              const vptq_tensor *t, vptq_package_sink *s, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     uint8_t *buffer = vptq_mem_alloc(ctx->mem, t->data ? 0 : vptq_tensor_piece(t, 0), 1, err);
@@ -176,7 +176,7 @@ vptq_status vptq_output_copy(const vptq_ctx *ctx, const vptq_checkpoint *from,
         VPTQ_TRY(vptq_tensor_bytes(t, at, n, buffer, &bytes, err));
         VPTQ_TRY(vptq_tensor_check_piece(t, bytes, at, n, err));
         if (s)
-            VPTQ_TRY(vptq_output_put(s, bytes, n, err));
+            VPTQ_TRY(vptq_package_put(s, bytes, n, err));
         vptq_checkpoint_forget(from);
     }
 out:
@@ -184,15 +184,15 @@ out:
     return st;
 }
 
-vptq_status vptq_output_fill_rows(const vptq_output *o, vptq_device *dev,
-                                  const vptq_output_tensor *t, vptq_output_sink *s,
-                                  vptq_err *err)
+vptq_status vptq_package_fill_rows(const vptq_package *o, vptq_device *dev,
+                                   const vptq_package_tensor *t, vptq_package_sink *s,
+                                   vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     const size_t width = vptq_dtype_get(t->tensor.type)->bytes;
-    vptq_output_rows in;
+    vptq_package_rows in;
     uint8_t *stored = NULL;
-    VPTQ_TRY(vptq_output_rows_open(o, dev, t, 0, &in, err));
+    VPTQ_TRY(vptq_package_rows_open(o, dev, t, 0, &in, err));
     stored = vptq_mem_alloc(o->ctx->mem, in.tile_rows, in.cols * width, err);
     if (!stored)
         VPTQ_TRY(VPTQ_E_NOMEM);
@@ -200,24 +200,24 @@ vptq_status vptq_output_fill_rows(const vptq_output *o, vptq_device *dev,
         size_t n = in.rows - r < in.tile_rows ? in.rows - r : in.tile_rows;
         const float *x = NULL;
         VPTQ_TRY(vptq_check_cancel(o->ctx, err));
-        VPTQ_TRY(vptq_output_rows_read(&in, r, n, &x, err));
-        VPTQ_TRY(
-            vptq_output_convert(&t->tensor, x, n * in.cols, r * in.cols, in.cols, stored, err));
-        VPTQ_TRY(vptq_output_put(s, stored, n * in.cols * width, err));
+        VPTQ_TRY(vptq_package_rows_read(&in, r, n, &x, err));
+        VPTQ_TRY(vptq_package_convert(&t->tensor, x, n * in.cols, r * in.cols, in.cols, stored,
+                                      err));
+        VPTQ_TRY(vptq_package_put(s, stored, n * in.cols * width, err));
     }
 out:
-    vptq_output_rows_close(&in);
+    vptq_package_rows_close(&in);
     vptq_mem_free(o->ctx->mem, stored);
     return st;
 }
 
-vptq_status vptq_output_fill_plain(const vptq_output *o, const vptq_output_tensor *t,
-                                   vptq_output_sink *s, vptq_err *err)
+vptq_status vptq_package_fill_plain(const vptq_package *o, const vptq_package_tensor *t,
+                                    vptq_package_sink *s, vptq_err *err)
 {
     const vptq_tensor *src = t->source.plain;
     bool number = vptq_dtype_get(src->type)->is_float;
     bool unchanged = !number || (t->tensor.type == src->type && !src->rope_heads &&
                                  (src->round_to == VPTQ_F32 || src->round_to == src->type));
-    return unchanged ? vptq_output_copy(o->ctx, o->from, src, s, err)
-                     : vptq_output_fill_rows(o, NULL, t, s, err);
+    return unchanged ? vptq_package_copy(o->ctx, o->from, src, s, err)
+                     : vptq_package_fill_rows(o, NULL, t, s, err);
 }

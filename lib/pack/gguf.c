@@ -7,16 +7,16 @@
 #include "formats/gguf/model.h"
 #include "formats/gguf/quants.h"
 #include "lib/model/model.h"
-#include "lib/pack/output.h"
+#include "lib/pack/package.h"
 
 typedef struct exporting {
     vptq_device *dev;
     const vptq_checkpoint *c;
     const vptq_pack_options *opt;
     vptq_arena arena;
-    vptq_output out;             /* under Hugging Face names */
-    vptq_tensor *tensors;        /* [count] in the order of the file */
-    vptq_output_tensor **source; /* [count] NULL = rope_freqs, which is computed */
+    vptq_package out;             /* under Hugging Face names */
+    vptq_tensor *tensors;         /* [count] in the order of the file */
+    vptq_package_tensor **source; /* [count] NULL = rope_freqs, which is computed */
     size_t count;
     vptq_gguf_keys keys;
     uint64_t bytes; /* of tensors */
@@ -38,7 +38,7 @@ static bool is_left_out(const vptq_checkpoint *c, const char *hf)
            (c->desc.tied && strcmp(hf, "lm_head.weight") == 0);
 }
 
-static vptq_status add_tensor(exporting *e, const char *gguf, vptq_output_tensor *source,
+static vptq_status add_tensor(exporting *e, const char *gguf, vptq_package_tensor *source,
                               uint32_t dims, const uint64_t *shape, vptq_err *err)
 {
     vptq_tensor *t = &e->tensors[e->count];
@@ -67,7 +67,7 @@ static vptq_status add_tensor(exporting *e, const char *gguf, vptq_output_tensor
     return VPTQ_OK;
 }
 
-static vptq_output_tensor *find_source(exporting *e, const char *hf)
+static vptq_package_tensor *find_source(exporting *e, const char *hf)
 {
     size_t lo = 0, hi = e->out.count;
     while (lo < hi) {
@@ -103,14 +103,14 @@ static vptq_status list_tensors(exporting *e, vptq_err *err)
     const vptq_model_desc *d = &e->c->desc;
     char gguf[VPTQ_NAME_MAX], hf[VPTQ_NAME_MAX];
     VPTQ_CHECK(
-        vptq_output_add_dequantized(&e->out, VPTQ_DTYPE_COUNT, VPTQ_F32, is_left_out, err));
+        vptq_package_add_dequantized(&e->out, VPTQ_DTYPE_COUNT, VPTQ_F32, is_left_out, err));
     const size_t max = e->out.count + 1; /* and rope_freqs */
     e->tensors = vptq_arena_alloc(&e->arena, max, sizeof *e->tensors, err);
-    e->source = vptq_arena_alloc(&e->arena, max, sizeof(vptq_output_tensor *), err);
+    e->source = vptq_arena_alloc(&e->arena, max, sizeof(vptq_package_tensor *), err);
     if (!e->tensors || !e->source)
         return VPTQ_E_NOMEM;
     for (size_t i = 0; vptq_gguf_name_pair(d->layers, i, gguf, hf); i++) {
-        vptq_output_tensor *t = find_source(e, hf);
+        vptq_package_tensor *t = find_source(e, hf);
         if (t)
             VPTQ_CHECK(add_tensor(e, gguf, t, t->tensor.dims, t->tensor.shape, err));
     }
@@ -140,7 +140,7 @@ static vptq_status make_keys(exporting *e, vptq_err *err)
     VPTQ_CHECK(vptq_checkpoint_vocab(e->c, e->dev->ctx, &v, err));
     const char *chat; /* its own file takes precedence over tokenizer_config.json */
     vptq_status st =
-        vptq_output_chat_template(e->dev->ctx, e->c, e->opt->tokenizer, &v.arena, &chat, err);
+        vptq_package_chat_template(e->dev->ctx, e->c, e->opt->tokenizer, &v.arena, &chat, err);
     if (!st && chat)
         v.chat_template = chat;
     if (!st)
@@ -168,12 +168,12 @@ static void interleave(const float *x, size_t n, size_t cols, size_t d, float *y
     }
 }
 
-/* As vptq_output_convert, also to Q8_0. */
+/* As vptq_package_convert, also to Q8_0. */
 static vptq_status convert(const vptq_tensor *t, const float *x, size_t n, size_t first,
                            size_t cols, uint8_t *stored, vptq_err *err)
 {
     if (t->type != VPTQ_Q8_0)
-        return vptq_output_convert(t, x, n, first, cols, stored, err);
+        return vptq_package_convert(t, x, n, first, cols, stored, err);
     const float limit = 65504.0F * 127; /* of a block's scale */
     for (size_t i = 0; i < n; i++)
         if (!(x[i] <= limit && x[i] >= -limit))
@@ -185,7 +185,7 @@ static vptq_status convert(const vptq_tensor *t, const float *x, size_t n, size_
     return VPTQ_OK;
 }
 
-static vptq_status write_rows(exporting *e, vptq_output_rows *in, const vptq_tensor *t,
+static vptq_status write_rows(exporting *e, vptq_package_rows *in, const vptq_tensor *t,
                               bool interleaved, vptq_gguf_writer *w, vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
@@ -204,7 +204,7 @@ static vptq_status write_rows(exporting *e, vptq_output_rows *in, const vptq_ten
         const float *x = NULL;
         size_t n = in->rows - r < in->tile_rows ? in->rows - r : in->tile_rows;
         VPTQ_TRY(vptq_check_cancel(e->dev->ctx, err));
-        VPTQ_TRY(vptq_output_rows_read(in, r, n, &x, err));
+        VPTQ_TRY(vptq_package_rows_read(in, r, n, &x, err));
         if (interleaved) {
             interleave(x, n * per_row, cols, e->c->desc.head_dim, permuted);
             x = permuted;
@@ -222,7 +222,7 @@ out:
 /* Writes tensor `i`, or rope_freqs, which has no source. */
 static vptq_status write_tensor(exporting *e, size_t i, vptq_gguf_writer *w, vptq_err *err)
 {
-    vptq_output_rows in;
+    vptq_package_rows in;
     const vptq_tensor *t = &e->tensors[i];
     const vptq_model_desc *d = &e->c->desc;
     for (uint32_t f = 0; !e->source[i] && f < d->head_dim / 2; f++) {
@@ -232,10 +232,10 @@ static vptq_status write_tensor(exporting *e, size_t i, vptq_gguf_writer *w, vpt
     if (!e->source[i])
         return VPTQ_OK;
     const bool interleaved = is_interleaved(e, t->name);
-    VPTQ_CHECK(vptq_output_rows_open(&e->out, e->dev, e->source[i],
-                                     interleaved ? d->head_dim : 0, &in, err));
+    VPTQ_CHECK(vptq_package_rows_open(&e->out, e->dev, e->source[i],
+                                      interleaved ? d->head_dim : 0, &in, err));
     vptq_status st = write_rows(e, &in, t, interleaved, w, err);
-    vptq_output_rows_close(&in);
+    vptq_package_rows_close(&in);
     return st;
 }
 
@@ -283,14 +283,14 @@ vptq_status vptq_unpack_gguf(vptq_device *dev, const vptq_pack_options *opt,
         return st;
     exporting e = {.dev = dev, .c = &m.ckpt, .opt = opt};
     vptq_arena_init(&e.arena, dev->ctx->mem);
-    vptq_output_init(&e.out, dev->ctx, e.c, "unpack");
+    vptq_package_init(&e.out, dev->ctx, e.c, "unpack");
     vptq_gguf_keys_init(&e.keys, dev->ctx->mem);
     if (!opt->dry_run)
-        st = vptq_output_check_path(e.c, opt->output, err);
+        st = vptq_package_check_path(e.c, opt->output, err);
     if (!st)
         st = export_model(&e, r, err);
     vptq_gguf_keys_release(&e.keys);
-    vptq_output_release(&e.out);
+    vptq_package_release(&e.out);
     vptq_arena_release(&e.arena);
     vptq_model_release(&m);
     return st;

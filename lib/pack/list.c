@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "lib/pack/output.h"
+#include "lib/pack/package.h"
 
 typedef struct listing {
     const vptq_checkpoint *c;
@@ -54,7 +54,7 @@ static void measure_matrices(const listing *l, uint64_t *bytes)
         bytes[i] = l->archive ? 0 : vptq_vq_count_bits(&c->quantized[i].vq.shape).total / 8;
     for (size_t i = 0; l->archive && i < c->set.count; i++) {
         const char *name = c->set.tensors[i].name;
-        const vptq_packed_matrix *m = vptq_output_matrix_of(c, name);
+        const vptq_packed_matrix *m = vptq_package_matrix_of(c, name);
         if (m && vptq_packed_module_length(name))
             bytes[m - c->quantized] += archived_bytes(l, name);
     }
@@ -95,7 +95,7 @@ static vptq_status list_rows(const vptq_ctx *ctx, listing *l, vptq_list_fn fn, v
     for (size_t i = 0; i < c->quantized_count; i++)
         add_matrix(l, &c->quantized[i], bytes[i]);
     for (size_t i = 0; i < c->set.count; i++)
-        if (!vptq_output_matrix_of(c, c->set.tensors[i].name))
+        if (!vptq_package_matrix_of(c, c->set.tensors[i].name))
             add_plain(l, &c->set.tensors[i]);
     if (l->count)
         qsort(l->rows, l->count, sizeof *l->rows, by_name);
@@ -121,8 +121,8 @@ vptq_status vptq_list_model(const vptq_ctx *ctx, const char *path,
     if (c.kind == VPTQ_CKPT_ARCHIVE)
         VPTQ_TRY(vptq_archive_open(path, ctx->mem, &l.archive, err));
     VPTQ_TRY(list_rows(ctx, &l, fn, arg, err));
-    VPTQ_TRY(vptq_output_path_bytes(ctx, path, total_bytes, err));
-    *bits_per_weight = vptq_output_mean_bits(c.quantized, c.quantized_count, false);
+    VPTQ_TRY(vptq_package_path_bytes(ctx, path, total_bytes, err));
+    *bits_per_weight = vptq_package_mean_bits(c.quantized, c.quantized_count, false);
 out:
     vptq_archive_close(l.archive);
     vptq_checkpoint_release(&c);

@@ -6,12 +6,12 @@
 #include "formats/vptq/layer_file.h"
 #include "formats/vptq/quirks.h"
 #include "lib/model/model.h"
-#include "lib/pack/output.h"
+#include "lib/pack/package.h"
 
 typedef struct packing {
     const vptq_ctx *ctx;
     const vptq_checkpoint *c;
-    vptq_output *out;
+    vptq_package *out;
     vptq_packed_matrix *matrices; /* with the storage type of the output */
     bool round_again;             /* from the float codebooks, where the input keeps them */
     vptq_quirks quirks;           /* of the matrices of a packed input */
@@ -112,8 +112,8 @@ static vptq_status add_matrices(packing *p, vptq_err *err)
         VPTQ_TRY(vptq_check_cancel(p->ctx, err));
         VPTQ_TRY(make_parts(p, m, true, err));
         for (size_t k = 0; k < p->part_count; k++)
-            VPTQ_TRY(
-                vptq_output_add(p->out, &p->parts[k], (vptq_output_source){.matrix = m}, err));
+            VPTQ_TRY(vptq_package_add(p->out, &p->parts[k], (vptq_package_source){.matrix = m},
+                                      err));
     }
 out:
     forget_matrix(p);
@@ -128,14 +128,14 @@ static vptq_status add_tensor(packing *p, const vptq_tensor *t, vptq_dtype type,
     if (type == VPTQ_DTYPE_COUNT && t->round_to != VPTQ_F32)
         type = t->round_to;
     ++*count;
-    return vptq_output_add_plain(p->out, t, type, err);
+    return vptq_package_add_plain(p->out, t, type, err);
 }
 
 static vptq_status add_plain(packing *p, vptq_dtype type, uint32_t *count, vptq_err *err)
 {
     const vptq_tensor_set *set = &p->c->set;
     for (size_t i = 0; i < set->count; i++)
-        if (!vptq_output_matrix_of(p->c, set->tensors[i].name))
+        if (!vptq_package_matrix_of(p->c, set->tensors[i].name))
             VPTQ_CHECK(add_tensor(p, &set->tensors[i], type, count, err));
     return VPTQ_OK;
 }
@@ -168,7 +168,7 @@ static vptq_status quantization_config(const packing *p, json_t *config, vptq_er
         }
     }
     json_t *q = json_pack("{s:s, s:o}", "quant_method", "vptq", "config_for_layers", layers);
-    if (!q || json_object_set_new(vptq_output_config_holder(config), "quantization_config", q))
+    if (!q || json_object_set_new(vptq_package_config_holder(config), "quantization_config", q))
         return vptq_fail(err, VPTQ_E_NOMEM, "out of memory for config.json");
     return VPTQ_OK;
 }
@@ -178,36 +178,36 @@ static vptq_status add_config(packing *p, vptq_dtype type, vptq_err *err)
     json_t *config;
     if (type == VPTQ_DTYPE_COUNT && p->c->kind == VPTQ_CKPT_WORK)
         type = p->c->storage;
-    VPTQ_CHECK(vptq_output_make_config(p->c, type, &config, err));
+    VPTQ_CHECK(vptq_package_make_config(p->c, type, &config, err));
     vptq_status st = quantization_config(p, config, err);
     if (!st)
-        st = vptq_output_add_config(p->out, config, err);
+        st = vptq_package_add_config(p->out, config, err);
     json_decref(config);
     return st;
 }
 
 /* ---- writing ---- */
 
-static vptq_status fill(void *arg, const vptq_output_tensor *t, vptq_output_sink *s,
+static vptq_status fill(void *arg, const vptq_package_tensor *t, vptq_package_sink *s,
                         vptq_err *err)
 {
     packing *p = arg;
     if (t->source.plain)
-        return vptq_output_fill_plain(p->out, t, s, err);
+        return vptq_package_fill_plain(p->out, t, s, err);
     if (p->current != t->source.matrix)
         VPTQ_CHECK(make_parts(p, t->source.matrix, false, err));
     size_t k = 0;
     while (k < p->part_count && strcmp(p->parts[k].name, t->tensor.name) != 0)
         k++;
     VPTQ_BUG_IF(k == p->part_count || p->parts[k].bytes != t->tensor.bytes);
-    return vptq_output_put(s, p->parts[k].data, p->parts[k].bytes, err);
+    return vptq_package_put(s, p->parts[k].data, p->parts[k].bytes, err);
 }
 
 static vptq_status pack(packing *p, const vptq_pack_options *opt, vptq_pack_result *r,
                         vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
-    vptq_output *o = p->out;
+    vptq_package *o = p->out;
     o->fill = fill;
     o->fill_arg = p;
     VPTQ_TRY(copy_matrices(p, opt->dtype, err));
@@ -215,22 +215,22 @@ static vptq_status pack(packing *p, const vptq_pack_options *opt, vptq_pack_resu
     VPTQ_TRY(add_plain(p, opt->dtype, &r->plain, err));
     if (opt->lm_head)
         VPTQ_TRY(add_head(p, opt->dtype, &r->plain, err));
-    VPTQ_TRY(vptq_output_finish(o, err));
+    VPTQ_TRY(vptq_package_finish(o, err));
     VPTQ_TRY(add_config(p, opt->dtype, err));
-    VPTQ_TRY(vptq_output_add_companions(o, p->c, opt->tokenizer,
-                                        opt->dry_run ? NULL : opt->output, err));
+    VPTQ_TRY(vptq_package_add_companions(o, p->c, opt->tokenizer,
+                                         opt->dry_run ? NULL : opt->output, err));
     r->quantized = (uint32_t)p->c->quantized_count;
-    r->bits_per_weight = vptq_output_mean_bits(p->matrices, p->c->quantized_count, true);
+    r->bits_per_weight = vptq_package_mean_bits(p->matrices, p->c->quantized_count, true);
     memcpy(r->repaired, p->quirks.count, sizeof r->repaired);
     r->bytes = o->bytes;
     if (opt->dry_run)
         goto out;
     if (opt->form == VPTQ_PACK_ARCHIVE)
-        st = vptq_output_write_archive(o, opt->output, opt->force, (int)opt->level, &r->bytes,
-                                       err);
+        st = vptq_package_write_archive(o, opt->output, opt->force, (int)opt->level, &r->bytes,
+                                        err);
     else
-        st =
-            vptq_output_write_dir(o, opt->output, opt->force, opt->shard_bytes, &r->bytes, err);
+        st = vptq_package_write_dir(o, opt->output, opt->force, opt->shard_bytes, &r->bytes,
+                                    err);
 out:
     forget_matrix(p);
     return st;
@@ -241,7 +241,7 @@ vptq_status vptq_pack_model(const vptq_ctx *ctx, const vptq_pack_options *opt,
 {
     double start = vptq_seconds();
     vptq_model model;
-    vptq_output out;
+    vptq_package out;
     vptq_checkpoint_options open = {
         .tokenizer = opt->tokenizer, .base = opt->base, .shapes_only = true};
     *r = (vptq_pack_result){0};
@@ -253,7 +253,7 @@ vptq_status vptq_pack_model(const vptq_ctx *ctx, const vptq_pack_options *opt,
     if (st)
         return st;
     const vptq_checkpoint *c = &model.ckpt;
-    vptq_output_init(&out, ctx, c, "pack");
+    vptq_package_init(&out, ctx, c, "pack");
     packing p = {.ctx = ctx, .c = c, .out = &out};
     vptq_arena_init(&p.arena, ctx->mem);
     if (c->quantized_count == 0)
@@ -264,10 +264,10 @@ vptq_status vptq_pack_model(const vptq_ctx *ctx, const vptq_pack_options *opt,
                        "%s is a %s, expected a packed directory or an archive to repair",
                        c->path, vptq_checkpoint_kind_name(c->kind));
     if (!st && !opt->dry_run)
-        st = vptq_output_check_path(c, opt->output, err);
+        st = vptq_package_check_path(c, opt->output, err);
     if (!st)
         st = pack(&p, opt, r, err);
-    vptq_output_release(&out);
+    vptq_package_release(&out);
     vptq_model_release(&model);
     r->seconds = vptq_seconds() - start;
     return st;

@@ -1,62 +1,62 @@
 /* Unpacks any model to a plain Hugging Face directory; gguf.c does the same to a GGUF file. */
-#include "lib/pack/output.h"
+#include "lib/pack/package.h"
 
 typedef struct unpacking {
     vptq_device *dev;
-    const vptq_output *out;
+    const vptq_package *out;
 } unpacking;
 
-static vptq_status fill(void *arg, const vptq_output_tensor *t, vptq_output_sink *s,
+static vptq_status fill(void *arg, const vptq_package_tensor *t, vptq_package_sink *s,
                         vptq_err *err)
 {
     const unpacking *u = arg;
-    return t->source.plain ? vptq_output_fill_plain(u->out, t, s, err)
-                           : vptq_output_fill_rows(u->out, u->dev, t, s, err);
+    return t->source.plain ? vptq_package_fill_plain(u->out, t, s, err)
+                           : vptq_package_fill_rows(u->out, u->dev, t, s, err);
 }
 
-static vptq_status add_config(const vptq_checkpoint *c, vptq_dtype type, vptq_output *o,
+static vptq_status add_config(const vptq_checkpoint *c, vptq_dtype type, vptq_package *o,
                               vptq_err *err)
 {
     json_t *config;
-    VPTQ_CHECK(vptq_output_make_config(c, type, &config, err));
-    vptq_status st = vptq_output_add_config(o, config, err);
+    VPTQ_CHECK(vptq_package_make_config(c, type, &config, err));
+    vptq_status st = vptq_package_add_config(o, config, err);
     json_decref(config);
     return st;
 }
 
 static vptq_status write_plain(const vptq_checkpoint *c, const vptq_pack_options *opt,
-                               vptq_output *o, vptq_pack_result *r, vptq_err *err)
+                               vptq_package *o, vptq_pack_result *r, vptq_err *err)
 {
     if (!opt->dry_run)
-        VPTQ_CHECK(vptq_output_check_path(c, opt->output, err));
-    VPTQ_CHECK(vptq_output_add_dequantized(o, opt->dtype, opt->dtype, NULL, err));
+        VPTQ_CHECK(vptq_package_check_path(c, opt->output, err));
+    VPTQ_CHECK(vptq_package_add_dequantized(o, opt->dtype, opt->dtype, NULL, err));
     VPTQ_CHECK(add_config(c, opt->dtype, o, err));
-    VPTQ_CHECK(vptq_output_add_companions(o, c, opt->tokenizer,
-                                          opt->dry_run ? NULL : opt->output, err));
+    VPTQ_CHECK(vptq_package_add_companions(o, c, opt->tokenizer,
+                                           opt->dry_run ? NULL : opt->output, err));
     r->plain = (uint32_t)o->count;
     r->bytes = o->bytes;
     r->bits_per_weight = 8.0 * (double)vptq_dtype_get(opt->dtype)->bytes;
     return opt->dry_run ? VPTQ_OK
-                        : vptq_output_write_dir(o, opt->output, opt->force, opt->shard_bytes,
-                                                &r->bytes, err);
+                        : vptq_package_write_dir(o, opt->output, opt->force, opt->shard_bytes,
+                                                 &r->bytes, err);
 }
 
 static vptq_status unpack_hf(vptq_device *dev, const vptq_pack_options *opt,
                              vptq_pack_result *r, vptq_err *err)
 {
     vptq_checkpoint c;
-    vptq_output out;
+    vptq_package out;
     const vptq_checkpoint_options open = {
         .tokenizer = opt->tokenizer, .base = opt->base, .shapes_only = true};
     vptq_status st = vptq_checkpoint_open(dev->ctx, opt->input, &open, &c, err);
     if (st)
         return st;
-    vptq_output_init(&out, dev->ctx, &c, "unpack");
+    vptq_package_init(&out, dev->ctx, &c, "unpack");
     unpacking u = {dev, &out};
     out.fill = fill;
     out.fill_arg = &u;
     st = write_plain(&c, opt, &out, r, err);
-    vptq_output_release(&out);
+    vptq_package_release(&out);
     vptq_checkpoint_release(&c);
     return st;
 }

@@ -1,5 +1,5 @@
 /* The list of tensors and files of an output, and writing it as a directory or an archive. */
-#include "lib/pack/output.h"
+#include "lib/pack/package.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,14 +8,14 @@
 
 #define SHARD_BYTES (UINT64_C(4) << 30)
 
-void vptq_output_init(vptq_output *o, const vptq_ctx *ctx, const vptq_checkpoint *from,
-                      const char *stage)
+void vptq_package_init(vptq_package *o, const vptq_ctx *ctx, const vptq_checkpoint *from,
+                       const char *stage)
 {
-    *o = (vptq_output){.ctx = ctx, .from = from, .stage = stage};
+    *o = (vptq_package){.ctx = ctx, .from = from, .stage = stage};
     vptq_arena_init(&o->arena, ctx->mem);
 }
 
-void vptq_output_release(vptq_output *o)
+void vptq_package_release(vptq_package *o)
 {
     vptq_mem_free(o->ctx->mem, o->tensors);
     vptq_arena_release(&o->arena);
@@ -23,8 +23,8 @@ void vptq_output_release(vptq_output *o)
 
 /* ---- tensors ---- */
 
-const vptq_packed_matrix *vptq_output_matrix_of(const vptq_checkpoint *c,
-                                                const char *tensor_name)
+const vptq_packed_matrix *vptq_package_matrix_of(const vptq_checkpoint *c,
+                                                 const char *tensor_name)
 {
     static const char weight[] = ".weight";
     char module[VPTQ_NAME_MAX];
@@ -39,7 +39,7 @@ const vptq_packed_matrix *vptq_output_matrix_of(const vptq_checkpoint *c,
     return vptq_checkpoint_quantized(c, module);
 }
 
-double vptq_output_mean_bits(const vptq_packed_matrix *matrices, size_t count, bool stored)
+double vptq_package_mean_bits(const vptq_packed_matrix *matrices, size_t count, bool stored)
 {
     double bits = 0, weights = 0;
     for (size_t i = 0; i < count; i++) {
@@ -52,10 +52,10 @@ double vptq_output_mean_bits(const vptq_packed_matrix *matrices, size_t count, b
     return weights > 0 ? bits / weights : 0;
 }
 
-static vptq_status grow(vptq_output *o, vptq_err *err)
+static vptq_status grow(vptq_package *o, vptq_err *err)
 {
     size_t cap = o->cap ? 2 * o->cap : 256;
-    vptq_output_tensor *list = vptq_mem_alloc(o->ctx->mem, cap, sizeof *list, err);
+    vptq_package_tensor *list = vptq_mem_alloc(o->ctx->mem, cap, sizeof *list, err);
     if (!list)
         return VPTQ_E_NOMEM;
     if (o->count)
@@ -66,13 +66,13 @@ static vptq_status grow(vptq_output *o, vptq_err *err)
     return VPTQ_OK;
 }
 
-vptq_status vptq_output_add(vptq_output *o, const vptq_tensor *t, vptq_output_source source,
-                            vptq_err *err)
+vptq_status vptq_package_add(vptq_package *o, const vptq_tensor *t, vptq_package_source source,
+                             vptq_err *err)
 {
     if (o->count == o->cap)
         VPTQ_CHECK(grow(o, err));
-    vptq_output_tensor *out = &o->tensors[o->count];
-    *out = (vptq_output_tensor){*t, source};
+    vptq_package_tensor *out = &o->tensors[o->count];
+    *out = (vptq_package_tensor){*t, source};
     out->tensor.data = NULL;
     out->tensor.mapped = false;
     out->tensor.source = NULL;
@@ -94,17 +94,17 @@ static vptq_status set_type(vptq_tensor *t, vptq_dtype type, size_t elements, vp
     return vptq_fail(err, VPTQ_E_FORMAT, "%s: tensor '%s' is too large", t->file, t->name);
 }
 
-vptq_status vptq_output_add_plain(vptq_output *o, const vptq_tensor *t, vptq_dtype type,
-                                  vptq_err *err)
+vptq_status vptq_package_add_plain(vptq_package *o, const vptq_tensor *t, vptq_dtype type,
+                                   vptq_err *err)
 {
     vptq_tensor out = *t;
     if (type != VPTQ_DTYPE_COUNT && vptq_dtype_get(t->type)->is_float)
         VPTQ_CHECK(set_type(&out, type, vptq_tensor_rows(t) * vptq_tensor_cols(t), err));
-    return vptq_output_add(o, &out, (vptq_output_source){.plain = t}, err);
+    return vptq_package_add(o, &out, (vptq_package_source){.plain = t}, err);
 }
 
 /* Adds a quantized matrix as the plain tensor NAME.weight. */
-static vptq_status add_matrix(vptq_output *o, const vptq_packed_matrix *m, vptq_dtype type,
+static vptq_status add_matrix(vptq_package *o, const vptq_packed_matrix *m, vptq_dtype type,
                               vptq_err *err)
 {
     char name[VPTQ_NAME_MAX + 8];
@@ -114,31 +114,31 @@ static vptq_status add_matrix(vptq_output *o, const vptq_packed_matrix *m, vptq_
                      .shape = {m->vq.shape.out, m->vq.shape.in},
                      .file = o->from->path};
     VPTQ_CHECK(set_type(&t, type, (size_t)m->vq.shape.out * m->vq.shape.in, err));
-    return vptq_output_add(o, &t, (vptq_output_source){.matrix = m}, err);
+    return vptq_package_add(o, &t, (vptq_package_source){.matrix = m}, err);
 }
 
-vptq_status vptq_output_add_dequantized(vptq_output *o, vptq_dtype plain_type,
-                                        vptq_dtype matrix_type, vptq_output_skip skip,
-                                        vptq_err *err)
+vptq_status vptq_package_add_dequantized(vptq_package *o, vptq_dtype plain_type,
+                                         vptq_dtype matrix_type, vptq_package_skip skip,
+                                         vptq_err *err)
 {
     const vptq_checkpoint *c = o->from;
     for (size_t i = 0; i < c->set.count; i++) {
         const vptq_tensor *t = &c->set.tensors[i];
-        if (!vptq_output_matrix_of(c, t->name) && !(skip && skip(c, t->name)))
-            VPTQ_CHECK(vptq_output_add_plain(o, t, plain_type, err));
+        if (!vptq_package_matrix_of(c, t->name) && !(skip && skip(c, t->name)))
+            VPTQ_CHECK(vptq_package_add_plain(o, t, plain_type, err));
     }
     for (size_t i = 0; i < c->quantized_count; i++)
         VPTQ_CHECK(add_matrix(o, &c->quantized[i], matrix_type, err));
-    return vptq_output_finish(o, err);
+    return vptq_package_finish(o, err);
 }
 
 static int by_name(const void *a, const void *b)
 {
-    return strcmp(((const vptq_output_tensor *)a)->tensor.name,
-                  ((const vptq_output_tensor *)b)->tensor.name);
+    return strcmp(((const vptq_package_tensor *)a)->tensor.name,
+                  ((const vptq_package_tensor *)b)->tensor.name);
 }
 
-vptq_status vptq_output_finish(vptq_output *o, vptq_err *err)
+vptq_status vptq_package_finish(vptq_package *o, vptq_err *err)
 {
     if (o->count)
         qsort(o->tensors, o->count, sizeof *o->tensors, by_name);
@@ -153,7 +153,7 @@ vptq_status vptq_output_finish(vptq_output *o, vptq_err *err)
 
 /* ---- files ---- */
 
-bool vptq_output_has_file(const vptq_output *o, const char *name)
+bool vptq_package_has_file(const vptq_package *o, const char *name)
 {
     for (size_t i = 0; i < o->file_count; i++)
         if (strcmp(o->files[i].name, name) == 0)
@@ -161,16 +161,16 @@ bool vptq_output_has_file(const vptq_output *o, const char *name)
     return false;
 }
 
-vptq_status vptq_output_add_file(vptq_output *o, const char *name, const char *data,
-                                 size_t size, vptq_err *err)
+vptq_status vptq_package_add_file(vptq_package *o, const char *name, const char *data,
+                                  size_t size, vptq_err *err)
 {
-    if (o->file_count == VPTQ_OUTPUT_MAX_FILES)
+    if (o->file_count == VPTQ_PACKAGE_MAX_FILES)
         return vptq_fail(err, VPTQ_E_UNSUPPORTED, "%s: more than %d files next to the weights",
-                         o->from->path, (int)VPTQ_OUTPUT_MAX_FILES);
+                         o->from->path, (int)VPTQ_PACKAGE_MAX_FILES);
     char *own = vptq_arena_strdup(&o->arena, name, err);
     if (!own)
         return VPTQ_E_NOMEM;
-    o->files[o->file_count++] = (vptq_output_file){own, data, size};
+    o->files[o->file_count++] = (vptq_package_file){own, data, size};
     o->bytes += size;
     return VPTQ_OK;
 }
@@ -183,7 +183,7 @@ static bool same_file(const char *a, const char *b)
     return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
 
-bool vptq_output_lies_in(const char *dir, const char *file)
+bool vptq_package_lies_in(const char *dir, const char *file)
 {
     char parent[4096];
     size_t n = (size_t)(vptq_path_base(file) - file);
@@ -199,20 +199,20 @@ static vptq_status check_path(const char *model, const char *what, const char *o
 {
     if (same_file(output, model))
         return vptq_fail(err, VPTQ_E_ARG, "the output '%s' is %s itself", output, what);
-    if (vptq_output_lies_in(output, model))
+    if (vptq_package_lies_in(output, model))
         return vptq_fail(err, VPTQ_E_ARG, "the output '%s' is the directory of %s", output,
                          what);
     return VPTQ_OK;
 }
 
-vptq_status vptq_output_check_path(const vptq_checkpoint *c, const char *output, vptq_err *err)
+vptq_status vptq_package_check_path(const vptq_checkpoint *c, const char *output, vptq_err *err)
 {
     VPTQ_CHECK(check_path(c->path, "the input", output, err));
     return c->base ? check_path(c->base->path, "the base model", output, err) : VPTQ_OK;
 }
 
-vptq_status vptq_output_path_bytes(const vptq_ctx *ctx, const char *path, uint64_t *bytes,
-                                   vptq_err *err)
+vptq_status vptq_package_path_bytes(const vptq_ctx *ctx, const char *path, uint64_t *bytes,
+                                    vptq_err *err)
 {
     vptq_status st = VPTQ_OK;
     vptq_arena arena;
@@ -240,11 +240,11 @@ out:
 /* ---- writing ---- */
 
 typedef struct writing {
-    const vptq_output *o;
+    const vptq_package *o;
     uint64_t done, total; /* bytes of tensors */
 } writing;
 
-static vptq_status fill_one(writing *w, const vptq_output_tensor *t, vptq_output_sink *s,
+static vptq_status fill_one(writing *w, const vptq_package_tensor *t, vptq_package_sink *s,
                             vptq_err *err)
 {
     VPTQ_CHECK(vptq_check_cancel(w->o->ctx, err));
@@ -257,15 +257,15 @@ static vptq_status fill_file(void *arg, const vptq_tensor *t, vptq_safetensors_w
                              vptq_err *err)
 {
     writing *w = arg;
-    vptq_output_tensor key = {.tensor = *t};
-    const vptq_output_tensor *found =
+    vptq_package_tensor key = {.tensor = *t};
+    const vptq_package_tensor *found =
         bsearch(&key, w->o->tensors, w->o->count, sizeof key, by_name);
-    vptq_output_sink s = {.file = file};
+    vptq_package_sink s = {.file = file};
     VPTQ_BUG_IF(!found);
     return fill_one(w, found, &s, err);
 }
 
-static writing begin(const vptq_output *o)
+static writing begin(const vptq_package *o)
 {
     writing w = {.o = o};
     for (size_t i = 0; i < o->count; i++)
@@ -273,19 +273,19 @@ static writing begin(const vptq_output *o)
     return w;
 }
 
-static vptq_status write_small_files(const vptq_output *o, const char *dir, vptq_err *err)
+static vptq_status write_small_files(const vptq_package *o, const char *dir, vptq_err *err)
 {
     char path[4096];
     for (size_t i = 0; i < o->file_count; i++) {
-        const vptq_output_file *f = &o->files[i];
+        const vptq_package_file *f = &o->files[i];
         VPTQ_CHECK(vptq_path_join(path, sizeof path, dir, f->name, err));
         VPTQ_CHECK(vptq_file_replace(path, f->data, f->size, err));
     }
     return VPTQ_OK;
 }
 
-vptq_status vptq_output_write_dir(vptq_output *o, const char *path, bool force,
-                                  uint64_t shard_bytes, uint64_t *bytes, vptq_err *err)
+vptq_status vptq_package_write_dir(vptq_package *o, const char *path, bool force,
+                                   uint64_t shard_bytes, uint64_t *bytes, vptq_err *err)
 {
     vptq_dir_writer dir;
     writing w = begin(o);
@@ -302,7 +302,7 @@ vptq_status vptq_output_write_dir(vptq_output *o, const char *path, bool force,
     VPTQ_TRY(write_small_files(o, dir.tmp, err));
     VPTQ_TRY(vptq_safetensors_write_dir(
         dir.tmp, list, o->count, shard_bytes ? shard_bytes : SHARD_BYTES, fill_file, &w, err));
-    VPTQ_TRY(vptq_output_path_bytes(o->ctx, dir.tmp, bytes, err));
+    VPTQ_TRY(vptq_package_path_bytes(o->ctx, dir.tmp, bytes, err));
     vptq_progress(o->ctx, o->stage, w.total, w.total, NULL);
     VPTQ_TRY(vptq_dir_writer_commit(&dir, err));
 out:
@@ -316,9 +316,9 @@ out:
 enum { MATRIX_LEVEL = 1, VECTOR_LEVEL = 9, FILE_LEVEL = 9 };
 
 static vptq_status archive_tensor(writing *w, vptq_archive_writer *a,
-                                  const vptq_output_tensor *t, int level, vptq_err *err)
+                                  const vptq_package_tensor *t, int level, vptq_err *err)
 {
-    vptq_output_sink s = {.archive = a};
+    vptq_package_sink s = {.archive = a};
     if (!level)
         level = t->tensor.dims < 2 ? VECTOR_LEVEL : MATRIX_LEVEL;
     VPTQ_CHECK(vptq_archive_begin_tensor(a, &t->tensor, level, err));
@@ -326,8 +326,8 @@ static vptq_status archive_tensor(writing *w, vptq_archive_writer *a,
     return vptq_archive_end_tensor(a, err);
 }
 
-vptq_status vptq_output_write_archive(vptq_output *o, const char *path, bool force, int level,
-                                      uint64_t *bytes, vptq_err *err)
+vptq_status vptq_package_write_archive(vptq_package *o, const char *path, bool force, int level,
+                                       uint64_t *bytes, vptq_err *err)
 {
     vptq_archive_writer *a = NULL;
     writing w = begin(o);
@@ -342,7 +342,7 @@ vptq_status vptq_output_write_archive(vptq_output *o, const char *path, bool for
         VPTQ_TRY(archive_tensor(&w, a, &o->tensors[i], level, err));
     vptq_progress(o->ctx, o->stage, w.total, w.total, NULL);
     VPTQ_TRY(vptq_archive_writer_commit(a, err));
-    VPTQ_TRY(vptq_output_path_bytes(o->ctx, path, bytes, err));
+    VPTQ_TRY(vptq_package_path_bytes(o->ctx, path, bytes, err));
 out:
     vptq_archive_writer_abort(a);
     return st;

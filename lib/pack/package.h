@@ -1,0 +1,201 @@
+/* Internal to lib/pack: a model that is being written.
+ *
+ * A vptq_package lists the tensors and small files of the result. package.c keeps the list and
+ * writes it as a directory or an archive, convert.c produces the bytes of a tensor,
+ * companions.c adds config.json, tokenizer and other files.  One matrix, or one tile of a plain
+ * tensor, is in memory at a time. */
+#ifndef VPTQ_PACK_PACKAGE_H
+#define VPTQ_PACK_PACKAGE_H
+
+#include "formats/hf/safetensors.h"
+#include "formats/vptq/archive.h"
+#include "lib/pack/pack.h"
+
+/* Source of an output tensor; exactly one is set. */
+typedef struct vptq_package_source {
+    const vptq_tensor *plain;
+    const vptq_packed_matrix *matrix;
+} vptq_package_source;
+
+typedef struct vptq_package_tensor {
+    vptq_tensor tensor; /* as written; data is NULL, bytes is set */
+    vptq_package_source source;
+} vptq_package_tensor;
+
+typedef struct vptq_package_file {
+    const char *name;
+    const char *data;
+    size_t size;
+} vptq_package_file;
+
+enum { VPTQ_PACKAGE_MAX_FILES = 256 };
+
+/* Destination of the bytes of one tensor; exactly one is set. */
+typedef struct vptq_package_sink {
+    vptq_safetensors_writer *file;
+    vptq_archive_writer *archive;
+} vptq_package_sink;
+
+/* Writes the bytes of `t` to `s`, exactly t->tensor.bytes of them. */
+typedef vptq_status (*vptq_package_fill)(void *arg, const vptq_package_tensor *t,
+                                         vptq_package_sink *s, vptq_err *err);
+
+typedef struct vptq_package {
+    const vptq_ctx *ctx;
+    const vptq_checkpoint *from; /* tensors and matrices are read from it */
+    const char *stage;           /* of progress lines */
+    vptq_arena arena;
+    vptq_package_tensor *tensors; /* sorted by name after vptq_package_finish */
+    size_t count, cap;
+    vptq_package_file files[VPTQ_PACKAGE_MAX_FILES];
+    size_t file_count;
+    uint64_t bytes;         /* of all tensors and files */
+    vptq_package_fill fill; /* set by the caller before writing */
+    void *fill_arg;
+} vptq_package;
+
+/* ---- the list (package.c) ---- */
+
+void vptq_package_init(vptq_package *o, const vptq_ctx *ctx, const vptq_checkpoint *from,
+                       const char *stage);
+void vptq_package_release(vptq_package *o);
+
+/* Whether all quantized matrices are stored in the published layout, inside the model itself.
+ */
+static inline bool vptq_package_is_packed(const vptq_checkpoint *c)
+{
+    return c->kind == VPTQ_CKPT_PACKED || c->kind == VPTQ_CKPT_ARCHIVE;
+}
+
+/* The quantized matrix that a tensor of the checkpoint belongs to: the one it is a stored part
+ * of, or the one that replaces this plain weight.  NULL for all other tensors, among them the
+ * bias of a linear layer. */
+const vptq_packed_matrix *vptq_package_matrix_of(const vptq_checkpoint *c,
+                                                 const char *tensor_name);
+
+/* Bits per weight of all matrices together; `stored`: with the permutation absorbed wherever
+ * the published layout allows it. */
+double vptq_package_mean_bits(const vptq_packed_matrix *matrices, size_t count, bool stored);
+
+/* Adds a copy of the description `t`, with its name; its data is ignored. */
+vptq_status vptq_package_add(vptq_package *o, const vptq_tensor *t, vptq_package_source source,
+                             vptq_err *err) VPTQ_MUST_CHECK;
+/* Adds a plain tensor converted to `type` (VPTQ_DTYPE_COUNT: unchanged).  Tensors that do not
+ * hold real numbers keep their type. */
+vptq_status vptq_package_add_plain(vptq_package *o, const vptq_tensor *t, vptq_dtype type,
+                                   vptq_err *err) VPTQ_MUST_CHECK;
+/* Adds every matrix and tensor of o->from as a plain tensor under its Hugging Face name:
+ * matrices as `matrix_type`, plain tensors as `plain_type` (VPTQ_DTYPE_COUNT: unchanged).
+ * `skip` (may be NULL) returns true for plain tensors to leave out. */
+typedef bool (*vptq_package_skip)(const vptq_checkpoint *c, const char *name);
+vptq_status vptq_package_add_dequantized(vptq_package *o, vptq_dtype plain_type,
+                                         vptq_dtype matrix_type, vptq_package_skip skip,
+                                         vptq_err *err) VPTQ_MUST_CHECK;
+/* Adds a small file; `data` must outlive the output. */
+vptq_status vptq_package_add_file(vptq_package *o, const char *name, const char *data,
+                                  size_t size, vptq_err *err) VPTQ_MUST_CHECK;
+bool vptq_package_has_file(const vptq_package *o, const char *name);
+/* Sorts the tensors; VPTQ_E_FORMAT for a duplicate name. */
+vptq_status vptq_package_finish(vptq_package *o, vptq_err *err) VPTQ_MUST_CHECK;
+
+/* ---- writing (package.c) ---- */
+
+/* Both write everything or nothing; *bytes = size of the result. */
+/* shard_bytes: 0 = 4 GiB. */
+vptq_status vptq_package_write_dir(vptq_package *o, const char *path, bool force,
+                                   uint64_t shard_bytes, uint64_t *bytes,
+                                   vptq_err *err) VPTQ_MUST_CHECK;
+/* level: of zstd; 0 = the measured best for each kind of entry. */
+vptq_status vptq_package_write_archive(vptq_package *o, const char *path, bool force, int level,
+                                       uint64_t *bytes, vptq_err *err) VPTQ_MUST_CHECK;
+
+/* ---- paths (package.c) ---- */
+
+/* Whether a file lies in the directory, by device and inode, however the two are spelled. */
+bool vptq_package_lies_in(const char *dir, const char *file);
+/* VPTQ_E_ARG if the output is the input, its base model, or a directory that contains one of
+ * them: replacing it would delete them. */
+vptq_status vptq_package_check_path(const vptq_checkpoint *c, const char *output,
+                                    vptq_err *err) VPTQ_MUST_CHECK;
+/* Size of a file, or of all files in a directory. */
+vptq_status vptq_package_path_bytes(const vptq_ctx *ctx, const char *path, uint64_t *bytes,
+                                    vptq_err *err) VPTQ_MUST_CHECK;
+
+/* ---- bytes of a tensor (convert.c) ---- */
+
+/* Rows of a tensor as floats in host memory, read from a plain tensor or dequantized from a
+ * matrix, at most tile_rows at a time. */
+typedef struct vptq_package_rows {
+    const vptq_ctx *ctx;
+    vptq_device *dev; /* NULL for a plain tensor */
+    const vptq_checkpoint *from;
+    const vptq_package_tensor *t;
+    size_t rows, cols, tile_rows;
+    vptq_matrix *matrix; /* opened on dev */
+    vptq_arena arena;    /* of a matrix that the checkpoint opened for its shape only */
+    void *device;        /* [tile_rows, cols] dequantized on dev */
+    void *raw;           /* stored bytes of a tile of a plain tensor that is not in memory */
+    float *host;         /* [tile_rows, cols] */
+} vptq_package_rows;
+/* Opens `t`, whose source belongs to o->from.  `dev` is needed for matrices.  tile_rows becomes
+ * a multiple of `multiple` (0 = any), or the number of rows if that is smaller. */
+vptq_status vptq_package_rows_open(const vptq_package *o, vptq_device *dev,
+                                   const vptq_package_tensor *t, size_t multiple,
+                                   vptq_package_rows *r, vptq_err *err) VPTQ_MUST_CHECK;
+/* Reads rows [first, first + n); *x stays valid until the next call. */
+vptq_status vptq_package_rows_read(vptq_package_rows *r, size_t first, size_t n,
+                                   const float **x, vptq_err *err) VPTQ_MUST_CHECK;
+void vptq_package_rows_close(vptq_package_rows *r);
+
+vptq_status vptq_package_put(vptq_package_sink *s, const void *data, size_t n,
+                             vptq_err *err) VPTQ_MUST_CHECK;
+
+/* Converts n floats to t's type: F32, F16 or BF16.  `first` is the index of x[0] in the tensor,
+ * `cols` its row length.  VPTQ_E_NUMERIC with tensor, row and column for a value that is not
+ * finite or too large for the type. */
+vptq_status vptq_package_convert(const vptq_tensor *t, const float *x, size_t n, size_t first,
+                                 size_t cols, void *stored, vptq_err *err) VPTQ_MUST_CHECK;
+
+/* A vptq_package_fill of converted and dequantized tensors, tile by tile. */
+vptq_status vptq_package_fill_rows(const vptq_package *o, vptq_device *dev,
+                                   const vptq_package_tensor *t, vptq_package_sink *s,
+                                   vptq_err *err) VPTQ_MUST_CHECK;
+/* A vptq_package_fill of plain tensors, converted or copied. */
+vptq_status vptq_package_fill_plain(const vptq_package *o, const vptq_package_tensor *t,
+                                    vptq_package_sink *s, vptq_err *err) VPTQ_MUST_CHECK;
+/* Copies the bytes of a tensor of `from` to `s`, piece by piece, and fails on a number that is
+ * not finite.  With s NULL it only checks. */
+vptq_status vptq_package_copy(const vptq_ctx *ctx, const vptq_checkpoint *from,
+                              const vptq_tensor *t, vptq_package_sink *s,
+                              vptq_err *err) VPTQ_MUST_CHECK;
+
+/* ---- small files (companions.c) ---- */
+
+/* config.json of the model without its quantization, for weights of `type` (VPTQ_DTYPE_COUNT:
+ * unchanged).  The caller releases *config with json_decref. */
+vptq_status vptq_package_make_config(const vptq_checkpoint *c, vptq_dtype type, json_t **config,
+                                     vptq_err *err) VPTQ_MUST_CHECK;
+/* The object of config.json that holds quantization_config. */
+json_t *vptq_package_config_holder(json_t *config);
+vptq_status vptq_package_add_config(vptq_package *o, const json_t *config,
+                                    vptq_err *err) VPTQ_MUST_CHECK;
+/* Adds tokenizer, generation settings, license and all other small files of the model, from its
+ * directory or archive.  A tokenizer in another form is converted to tokenizer.json.  Warns if
+ * the model has none.  `output` is the output's path: converting needs a temporary directory
+ * next to it.  NULL in a dry run, which converts nothing. */
+vptq_status vptq_package_add_companions(vptq_package *o, const vptq_checkpoint *c,
+                                        const char *given_tokenizer, const char *output,
+                                        vptq_err *err) VPTQ_MUST_CHECK;
+/* Text of the chat_template.jinja that belongs to the model's own tokenizer, in `arena`.  NULL
+ * if there is none or the tokenizer comes from elsewhere. */
+vptq_status vptq_package_chat_template(const vptq_ctx *ctx, const vptq_checkpoint *c,
+                                       const char *given_tokenizer, vptq_arena *arena,
+                                       const char **text, vptq_err *err) VPTQ_MUST_CHECK;
+
+/* ---- gguf.c ---- */
+
+/* Writes the model as one GGUF file and fills r, except seconds. */
+vptq_status vptq_unpack_gguf(vptq_device *dev, const vptq_pack_options *opt,
+                             vptq_pack_result *r, vptq_err *err) VPTQ_MUST_CHECK;
+
+#endif
