@@ -1,5 +1,5 @@
-/* The ops attention and attention_mass: ref against results computed by hand, other backends
- * against ref. */
+/* Tests the ops attention and attention_mass: ref against results computed by hand, other
+ * backends against ref. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,5 @@
-/* A device that fails in the middle of a run: every op reports it, and no later op succeeds.
- * Also a device with little memory. */
+/* Tests a device that fails in the middle of a run: every op reports it, and no later op
+ * succeeds. Also a device with little memory. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,5 @@
-/* The ops vq_gather and vq_scatter against loops written out here, at every SIMD level and for
- * several numbers of threads. */
+/* Tests the ops vq_gather and vq_scatter against loops written out here, at every SIMD level
+ * and for several numbers of threads. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

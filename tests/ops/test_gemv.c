@@ -1,5 +1,5 @@
-/* The ops gemv and vq_gemv: ref and cpu at every SIMD level, against sums in double over a
- * matrix that is decoded here. The bits of a result do not depend on the number of threads or
+/* Tests the ops gemv and vq_gemv: ref and cpu at every SIMD level, against sums in double over
+ * a matrix that is decoded here. The bits of a result do not depend on the number of threads or
  * on the other tokens, and for a few tokens not on their number either. */
 #include <math.h>
 #include <stdlib.h>
@@ -20,8 +20,7 @@ typedef struct gemv_case {
     const void *w;    /* weights of `type` */
     vptq_dtype type;
     bool library;   /* use library_gemv */
-    bool host_only; /* GPU kernels require codebooks of 16 bits, as files have
-                       them */
+    bool host_only; /* GPU kernels require 16-bit codebooks, as files have them */
     size_t out, in;
     const float *decoded; /* [out, in] */
     const float *x;       /* [MANY_ROWS, in + 5] */

@@ -1,4 +1,5 @@
-/* Linear algebra ops: ref against results computed by hand, other backends against ref. */
+/* Tests the linear algebra ops: ref against results computed by hand, other backends against
+ * ref. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,5 @@
-/* Transformer ops without attention: ref against results computed by hand or by naive loops,
- * other backends against ref. */
+/* Tests the transformer ops without attention: ref against results computed by hand or by naive
+ * loops, other backends against ref. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

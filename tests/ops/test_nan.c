@@ -1,5 +1,5 @@
-/* NaN in the input of vq_pass and vq_descend: choices stay in range, and other vector rows are
- * not affected. */
+/* Tests NaN in the input of vq_pass and vq_descend: choices stay in range, and other vector
+ * rows are not affected. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

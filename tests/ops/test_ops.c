@@ -1,4 +1,4 @@
-/* Devices: opening, memory, missing libraries, cancelling and running out of memory. */
+/* Tests devices: opening, memory, missing libraries, cancelling and running out of memory. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,5 @@
-/* Long ops of a device: divided into several launches, they give the same bits, and they stop
- * between two launches when the caller cancels. */
+/* Tests long ops of a device: divided into several launches they give the same bits, and they
+ * stop between two launches when the caller cancels. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,6 +1,6 @@
-/* Packed matrices on the CUDA backend, under the emulator: every kernel of vq_gemv with every
- * way to store codebooks, against sums in double over a matrix decoded here; the same bits in
- * every order of threads; memory; handles. */
+/* Tests packed matrices on the CUDA backend, under the emulator: every kernel of vq_gemv with
+ * every way to store codebooks, against sums in double over a matrix decoded here; the same
+ * bits in every order of threads; memory; handles. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,5 @@
-/* Ops on a paged cache: ref against plain attention on the same numbers, other backends against
- * ref, and independence of sequences. */
+/* Tests the ops on a paged cache: ref against plain attention on the same numbers, other
+ * backends against ref, and independence of sequences. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

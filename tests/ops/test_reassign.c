@@ -1,5 +1,5 @@
-/* The op reassign gives the labels of assign, however far centroids have moved and whatever the
- * labels were before. */
+/* Tests that the op reassign gives the labels of assign, however far centroids have moved and
+ * whatever the labels were before. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

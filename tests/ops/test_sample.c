@@ -1,5 +1,5 @@
-/* The op sample: ref against the definition on vocabularies that can be computed by hand, cpu
- * and emu against ref, id by id. */
+/* Tests the op sample: ref against the definition on vocabularies that can be computed by hand,
+ * cpu and emu against ref, id by id. */
 #include <math.h>
 #include <stdlib.h>
 

@@ -1,4 +1,5 @@
-/* The op search: ref, emu, and cpu at every SIMD level, against loops written out here. */
+/* Tests the op search: ref, emu, and cpu at every SIMD level, against loops written out here.
+ */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

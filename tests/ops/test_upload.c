@@ -1,5 +1,5 @@
-/* Uploads to a device with its own memory: sizes around those of its buffers, order relative to
- * ops, and host memory that changes as soon as the upload returns. */
+/* Tests uploads to a device with its own memory: sizes around those of its buffers, their order
+ * relative to ops, and host memory that changes as soon as the upload returns. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

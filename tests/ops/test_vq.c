@@ -1,4 +1,4 @@
-/* The ops assign, accumulate and vq_dequant: ref, emu, and cpu at every SIMD level
+/* Tests the ops assign, accumulate and vq_dequant: ref, emu, and cpu at every SIMD level
  * and for several numbers of threads, against formulas written out here. */
 #include <math.h>
 #include <stdlib.h>

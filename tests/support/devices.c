@@ -1,3 +1,4 @@
+/* Opens the devices of a test, runs ops on them and compares the results. */
 #include "tests/support/devices.h"
 
 #include <omp.h>
@@ -8,7 +9,7 @@
 #include "tests/emu/emu.h"
 #include "tests/support/shadow.h"
 
-/* Of this program, so that it is linked. */
+/* The reference makes the linker keep the emulated backend. */
 static const vptq_backend *(*const emulated)(void) = vptq_backend_emu;
 
 void devices_open(devices_one *d, const char *name, vptq_simd simd, int threads)
@@ -24,7 +25,7 @@ void devices_open(devices_one *d, const char *name, vptq_simd simd, int threads)
     d->dev = shadow_of(&d->dev);
 }
 
-/* A GPU that tests are to use: `make gpu-test` asks for it, and fails where none answers. */
+/* Whether tests use a GPU; set by `make gpu-test`, which fails without one. */
 static bool have_gpu(void)
 {
     return getenv("VPTQ_TEST_GPU") != NULL;
@@ -75,7 +76,7 @@ static void *run_on(const devices_op *op, const char *name, vptq_simd simd, int 
     assert_non_null(out);
     memset(out, 0xff, op->count * op->size); /* NaN: every element must be written */
     devices_open(&d, name, simd, threads);
-    /* A library call that escaped the backend's own loops would go by this. */
+    /* A library call outside the backend's own loops would use this number. */
     omp_set_num_threads(threads);
     op->run(&d.dev, op->arg, out);
     devices_close(&d);
@@ -100,7 +101,7 @@ static void compare(const devices_op *op, const void *got, const void *want)
         fail_msg("NMSE %g of %zu elements, limit %g", error / norm, op->count, op->limit);
 }
 
-/* A device of another kind than ref: near to it, and the same bits every time. */
+/* Checks that a device other than ref is close to it and gives the same bits every time. */
 static void check_device(const devices_op *op, const char *name, const void *want, int times)
 {
     void *first = NULL;

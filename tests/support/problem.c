@@ -1,3 +1,4 @@
+/* Makes the random matrices and Hessians of problem.h. */
 #include "tests/support/problem.h"
 
 #include <stdlib.h>

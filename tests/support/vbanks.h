@@ -19,7 +19,7 @@ typedef struct vbanks_count {
     double main_mean, residual_mean; /* per tile, 0 without tiles */
 } vbanks_count;
 
-/* Counts the lookups of a whole layout; tables in global memory count nothing. */
+/* Counts the lookups of a whole layout, without those of tables in global memory. */
 vbanks_count vbanks_count_layout(const vptq_cuda_layout *l);
 
 #endif

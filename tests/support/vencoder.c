@@ -1,4 +1,4 @@
-/* Encoding one matrix in a test (vencoder.h). */
+/* Encodes one matrix for tests (vencoder.h). */
 #include "tests/support/vencoder.h"
 
 #include <math.h>
@@ -172,7 +172,7 @@ double vencoder_diagonal_objective(const vencoder_state *s, const vptq_column_gr
     return sum;
 }
 
-/* ---- the same in double ---- */
+/* ---- naive versions in double ---- */
 
 double vencoder_distance(const vptq_column_group *g, const double *x, uint32_t main,
                          uint32_t res, bool pairs)

@@ -1,12 +1,12 @@
-/* Encoding one matrix in a test: as a whole, or as the state that the steps of lib/encoder work
- * on, with the same computed naively in double to compare with. */
+/* Encodes one matrix in a test: as a whole, or as the state that the steps of lib/encoder work
+ * on, with naive versions in double to compare with. */
 #ifndef VPTQ_TESTS_SUPPORT_VENCODER_H
 #define VPTQ_TESTS_SUPPORT_VENCODER_H
 
 #include "lib/encoder/encoder.h"
 #include "tests/support/problem.h"
 
-/* A device with accounted memory, and the result of a run on it. */
+/* A device with counted memory, and the result of a run on it. */
 typedef struct vencoder_run {
     vptq_mem mem;
     vptq_ctx ctx;
@@ -18,16 +18,17 @@ typedef struct vencoder_run {
 void vencoder_open(vencoder_run *run, const char *backend, int threads);
 void vencoder_close(vencoder_run *run); /* fails the test if memory leaks */
 
-/* The plain input of a problem, with matrix number 5. */
+/* Returns the plain input of a problem, with matrix number 5. */
 vptq_encoder_input vencoder_input(const problem *p);
 /* Fails the test if encoding fails. */
 void vencoder_quantize(vencoder_run *run, const vptq_encoder_settings *s,
                        const vptq_encoder_input *input);
-/* The matrix as a reader of the file decodes it on ref: [out][in], freed by the caller. */
+/* Returns the matrix [out][in] as a reader of the file decodes it on ref; the caller frees it.
+ */
 float *vencoder_decode(const vptq_vq *vq);
-/* Hash of every stored byte. */
+/* Returns a hash of all stored bytes. */
 uint64_t vencoder_digest(const vptq_vq *vq);
-/* Loss of a whole run on cpu. */
+/* Returns the loss of a whole run on cpu. */
 double vencoder_loss(const problem *p, const vptq_encoder_settings *s);
 
 /* ---- the state of the steps ---- */
@@ -46,10 +47,10 @@ void vencoder_state_open(vencoder_state *e, const char *backend, int threads,
                          const vptq_encoder_settings *s, const vptq_encoder_input *input);
 void vencoder_state_close(vencoder_state *e);
 
-/* Computes h again, after scale and bias changed. */
+/* Computes h again after scale or bias have changed. */
 void vencoder_state_metric(vencoder_state *e);
 
-/* q of one position in double from codebooks and indices: the float sums that readers see. */
+/* Returns q of one position from codebooks and indices: the float sum that a reader gets. */
 double vencoder_q(const vptq_column_group *g, size_t column, size_t row);
 /* tr(E H' E^T), padded rows included, term by term. */
 double vencoder_objective(const vencoder_state *e);
@@ -57,7 +58,7 @@ double vencoder_objective(const vencoder_state *e);
 double vencoder_diagonal_objective(const vencoder_state *e, const vptq_column_group *g,
                                    const float *target);
 
-/* ---- the same in double ---- */
+/* ---- naive versions in double ---- */
 
 typedef struct vencoder_choice {
     uint32_t main, res;
@@ -67,10 +68,10 @@ typedef struct vencoder_choice {
 /* |x - c - r|^2 for x [v], without r unless `pairs`. */
 double vencoder_distance(const vptq_column_group *g, const double *x, uint32_t main,
                          uint32_t res, bool pairs);
-/* The best pair whose main centroid is among the `beam` nearest. */
+/* Returns the best pair whose main centroid is among the `beam` nearest. */
 vencoder_choice vencoder_choose(const vptq_column_group *g, const double *x, uint32_t beam,
                                 bool pairs);
-/* The inverse of H' [in][in], and z [in][rows]; freed by the caller. */
+/* Return the inverse of H' [in][in] and z [in][rows]; the caller frees them. */
 double *vencoder_inverse(const vencoder_state *e);
 double *vencoder_target(const vencoder_state *e);
 /* Eliminates position t from a [n][n], the inverse of H' over the remaining positions. */
@@ -88,14 +89,14 @@ typedef struct vencoder_case {
 enum { VENCODER_CASES = 10 };
 extern const vencoder_case vencoder_cases[VENCODER_CASES];
 
-/* The default settings with few iterations of k-means. */
+/* Returns the default settings with few iterations of k-means. */
 vptq_encoder_settings vencoder_settings(uint32_t v, uint32_t k, uint32_t k_res);
-/* The settings of the published recipe; what is stored stays as in `like`. */
+/* Returns the settings of the published recipe with the stored shape of `like`. */
 vptq_encoder_settings vencoder_upstream(const vptq_encoder_settings *like);
-/* A state with trained codebooks and the indices of the nearest centroids. */
+/* Opens a state with trained codebooks and the indices of the nearest centroids. */
 void vencoder_state_train(vencoder_state *e, const problem *p, const vencoder_case *q,
                           int threads);
-/* The same of vencoder_cases[i] with the problem that `seed` gives, after a column pass. */
+/* The same for vencoder_cases[i] and the problem of `seed`, after a column pass. */
 void vencoder_case_open(vencoder_state *e, problem *p, size_t i, uint64_t seed);
 
 #endif

@@ -1,4 +1,4 @@
-/* Writes GGUF files for tests: keys and tensors in call order, all in memory, so that a test
+/* Writes GGUF files for tests, with keys and tensors in call order, in memory, so that a test
  * can also damage the bytes. */
 #ifndef VPTQ_TESTS_SUPPORT_VGGUF_H
 #define VPTQ_TESTS_SUPPORT_VGGUF_H

@@ -1,4 +1,4 @@
-/* Opens the model and the device of an evaluation test. */
+/* Opens the model and the device of a test. */
 #include "tests/support/vrig.h"
 
 #include <stdio.h>

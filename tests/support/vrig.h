@@ -31,14 +31,15 @@ void vrig_open_forward(vrig *r, const char *path, const char *backend, int threa
 /* Closes everything and asserts that no memory is still allocated. */
 void vrig_close(vrig *r);
 
-/* hidden = the hidden states after all blocks of these sequences. */
+/* Computes the hidden states of these sequences after all blocks. */
 void vrig_run_blocks(vrig *r, const int32_t *ids, const size_t *starts, size_t count,
                      float *hidden);
 
-/* n random ids of the tiny vocabulary, also written to DIR/ids, whose name is copied to `path`
- * [size]; free(). */
+/* Returns n random ids of the tiny vocabulary and writes them to DIR/ids, whose path it stores
+ * in `path`; the caller frees them with free(). */
 int32_t *vrig_ids(const char *dir, size_t n, char *path, size_t size);
-/* The VRIG_TOKENS ids for which a tiny model has golden logits; free(). */
+/* Returns the VRIG_TOKENS ids for which a tiny model has golden logits; the caller frees them
+ * with free(). */
 int32_t *vrig_tiny_ids(const char *family);
 
 #endif

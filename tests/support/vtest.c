@@ -1,3 +1,4 @@
+/* Helpers for unit and op tests (vtest.h). */
 #define _XOPEN_SOURCE 700 /* nftw */
 
 #include "tests/support/vtest.h"
@@ -213,7 +214,8 @@ static void npy_shape(vtest_npy *a, const char *header)
     }
 }
 
-/* Elements in Fortran order (first index fastest) into C order (last index fastest). */
+/* Reorders elements from Fortran order (first index fastest) to C order (last index fastest).
+ */
 static void npy_to_c_order(vtest_npy *a)
 {
     size_t width = (size_t)(a->type[1] - '0'), stride[8];

@@ -1,3 +1,4 @@
+/* Opens tokenizers for tests and compares their ids and texts. */
 #include "tests/support/vtok.h"
 
 #include <stdio.h>
@@ -65,7 +66,7 @@ static void expect_ids(const vptq_ids *ids, const int32_t *want, size_t n, const
     while (i < n && i < ids->count && ids->data[i] == want[i])
         i++;
     if (i < n || i < ids->count)
-        fail_msg("%s: %zu ids, expected %zu; first other one at %zu (%d, expected %d)", what,
+        fail_msg("%s: %zu ids, expected %zu; first difference at %zu (%d, expected %d)", what,
                  ids->count, n, i, i < ids->count ? ids->data[i] : -1, i < n ? want[i] : -1);
 }
 

@@ -1,4 +1,4 @@
-/* Reading, atomic writing, directories and locks, in a scratch directory. */
+/* Tests reading, atomic writing, directories and locks in a scratch directory. */
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -34,7 +34,7 @@ static void expect_content(const char *path, const char *text)
     free(data);
 }
 
-/* The number of a process that has ended. */
+/* Returns the process id of a process that has ended. */
 static long dead_process(void)
 {
     pid_t pid = fork();
@@ -108,8 +108,9 @@ static vptq_status list_scratch(void *arg, vptq_mem *mem, vptq_err *err)
     return st;
 }
 
-/* In places, from two ends; a file that is cut short is an error; forgotten pages come back. */
-static void test_reading_in_places(void **state)
+/* Reads at offsets, from both ends. A file cut short is an error, and forgotten pages come
+ * back. */
+static void test_reading_at_offsets(void **state)
 {
     char path[4096], got[16];
     vptq_err err = {0};
@@ -143,11 +144,11 @@ static void test_reading_in_places(void **state)
     vptq_map_forget(map.data, map.size);
     assert_memory_equal(map.data, big, 1 << 20);
     vptq_map_release(&map);
-    vptq_map_forget(map.data, map.size); /* nothing */
+    vptq_map_forget(map.data, map.size); /* does nothing */
     free(big);
 }
 
-/* Pages of the mapping that are in memory, of this process or of the system. */
+/* Pages of the mapping in memory, whether of this process or of the system's cache. */
 static size_t resident(const vptq_map *map)
 {
     enum { MOST = 64 };
@@ -161,7 +162,7 @@ static size_t resident(const vptq_map *map)
     return n;
 }
 
-/* Returns the requested bytes unchanged. */
+/* Reading ahead leaves the contents unchanged. */
 static void test_reading_ahead(void **state)
 {
     enum { PAGES = 16 };
@@ -180,14 +181,14 @@ static void test_reading_ahead(void **state)
     close(fd);
     assert_ok(vptq_map_open(path, &map, &err), &err);
     const bool evicted = resident(&map) == 0;
-    vptq_map_ahead(map.data + 5, 0); /* nothing */
+    vptq_map_ahead(map.data + 5, 0); /* does nothing */
     vptq_map_ahead(map.data + 5, size - 7);
     for (int i = 0; i < 500 && resident(&map) < PAGES; i++)
         usleep(10000);
     assert_int_equal(resident(&map), PAGES);
     vptq_map_release(&map);
     free(bytes);
-    if (!evicted) /* this file system keeps what it has */
+    if (!evicted) /* this file system keeps its pages */
         skip();
 }
 
@@ -212,7 +213,7 @@ static void test_writer(void **state)
     assert_ok(vptq_file_write(&w, "one ", 4, &err), &err);
     assert_ok(vptq_file_write(&w, "two", 3, &err), &err);
     assert_int_equal(w.written, 7);
-    assert_false(vptq_path_exists(path)); /* not before it is whole */
+    assert_false(vptq_path_exists(path)); /* it does not appear before commit */
     assert_ok(vptq_file_writer_commit(&w, &err), &err);
     vptq_file_writer_abort(&w);
     expect_content(path, "one two");
@@ -221,7 +222,7 @@ static void test_writer(void **state)
     vptq_file_writer_abort(&w);
     assert_ok(vptq_file_writer_open(path, true, &w, &err), &err);
     assert_ok(vptq_file_write(&w, "half", 4, &err), &err);
-    expect_content(path, "one two"); /* the old file, until commit */
+    expect_content(path, "one two"); /* still the old file, until commit */
     vptq_file_writer_abort(&w);
     expect_content(path, "one two");
     assert_ok(vptq_file_replace(path, "new", 3, &err), &err);
@@ -248,7 +249,7 @@ static void test_writer_refusals(void **state)
     assert_fails(vptq_file_writer_open(longer, true, &w, &err), VPTQ_E_ARG, &err, "too long");
 }
 
-/* Somebody else's file that appears while ours is written is kept. */
+/* A file that somebody else creates while ours is being written is kept. */
 static void test_writer_races(void **state)
 {
     const char *dir = *state;
@@ -283,8 +284,8 @@ static void test_stale_temporaries(void **state)
     assert_int_equal(entries_of(dir), 3);
 }
 
-/* A limit on file sizes stands for a full disk: the write stops half-way. */
-static void test_no_room(void **state)
+/* Simulates a full disk by a limit on file sizes: the write stops half-way. */
+static void test_full_disk(void **state)
 {
     const char *dir = *state;
     char path[4096];
@@ -305,7 +306,7 @@ static void test_no_room(void **state)
     assert_int_equal(setrlimit(RLIMIT_FSIZE, &old), 0);
     signal(SIGXFSZ, SIG_DFL);
     assert_fails(st, VPTQ_E_IO, &err, "out': File too large");
-    assert_int_equal(entries_of(dir), 1); /* the temporary is gone already */
+    assert_int_equal(entries_of(dir), 1); /* the temporary file is already gone */
     expect_content(path, "old");
     vptq_file_writer_abort(&w);
 }
@@ -384,7 +385,7 @@ static void test_own_directory(void **state)
     assert_ok(vptq_dir_check_own(path, "all.json", "a list", NULL, &err), &err);
 }
 
-/* Opens a writer for `path`, puts one file into it. */
+/* Opens a writer for `path` and writes one file into it. */
 static void fill(vptq_dir_writer *w, const char *path, bool force, const char *text)
 {
     char file[4200];
@@ -431,7 +432,7 @@ static void test_dir_writer_refusals(void **state)
     vtest_path(path, sizeof path, dir, "out");
     vtest_path(inner, sizeof inner, path, "sub");
     assert_ok(vptq_dir_make(path, &err), &err);
-    fill(&w, path, false, "one"); /* an empty directory is as good as none */
+    fill(&w, path, false, "one"); /* an empty directory counts as a missing one */
     assert_ok(vptq_dir_make(inner, &err), &err);
     assert_fails(vptq_dir_writer_commit(&w, &err), VPTQ_E_EXISTS, &err, "already exists");
     assert_int_equal(entries_of(dir), 1);
@@ -445,7 +446,7 @@ static void test_dir_writer_refusals(void **state)
     assert_fails(vptq_dir_writer_open("", NULL, true, &w, &err), VPTQ_E_ARG, &err, "empty");
 }
 
-/* One directory of plain files may be inside, where its name was given. */
+/* A directory of plain files may be written inside, where its name was given. */
 static void test_dir_writer_inner(void **state)
 {
     const char *dir = *state;
@@ -511,7 +512,7 @@ static void test_lock(void **state)
     vptq_lock_release(&a);
     vptq_lock_release(&a);
     free(vtest_read_file(path, &size));
-    assert_int_equal(size, 0); /* equal directories stay equal */
+    assert_int_equal(size, 0); /* directories with equal contents stay equal */
     assert_ok(vptq_lock_take(dir, &b, &err), &err);
     vptq_lock_release(&b);
     vtest_path(path, sizeof path, dir, "none");
@@ -532,14 +533,14 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         scratch_test(test_reading),
         scratch_test(test_reading_refusals),
-        scratch_test(test_reading_in_places),
+        scratch_test(test_reading_at_offsets),
         scratch_test(test_reading_ahead),
         scratch_test(test_memory_walks),
         scratch_test(test_writer),
         scratch_test(test_writer_refusals),
         scratch_test(test_writer_races),
         scratch_test(test_stale_temporaries),
-        scratch_test(test_no_room),
+        scratch_test(test_full_disk),
         cmocka_unit_test(test_paths),
         scratch_test(test_directories),
         scratch_test(test_dir_writer),

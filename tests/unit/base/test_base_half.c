@@ -1,5 +1,5 @@
-/* 16-bit conversions against an oracle that knows nothing of bits: values are scaled so that
- * the type's step is 1 and rounded with rint, which rounds halves to even. */
+/* Tests 16-bit conversions against an oracle without bit operations: it scales a value so that
+ * the type's step is 1 and rounds with rint, which rounds halves to even. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,7 +24,8 @@ static uint32_t to_bits(float f)
     return u;
 }
 
-/* x rounded to `digits` significant bits, exponents from `least` on, infinity over `most`. */
+/* Rounds x to `digits` significant bits, with exponents from `least` on, and to infinity above
+ * `most`. */
 static double round_oracle(double x, int digits, int least, double most)
 {
     int e;
@@ -73,8 +74,8 @@ static void test_every_half(void **state)
     }
 }
 
-/* Between every two neighbours: the middle goes to the even one, the floats next to it to the
- * nearer one. */
+/* Between every two neighbours the middle rounds to the even one, and the floats next to the
+ * middle to the nearer one. */
 static void test_half_ties(void **state)
 {
     (void)state;
@@ -144,7 +145,7 @@ static void check_level(arrays *a)
         assert_int_equal(to_bits(a->back[i]), to_bits(vptq_round_to(VPTQ_F16, a->values[i])));
 }
 
-/* All halves, NaN payloads included, and random bit patterns, at every instruction level. */
+/* All halves, NaN payloads included, and random bit patterns, at every SIMD level. */
 static void test_arrays_equal_scalars(void **state)
 {
     (void)state;
@@ -173,7 +174,7 @@ static void test_odd_addresses(void **state)
     for (size_t i = 0; i < 100; i++)
         half[i] = (uint16_t)(i * 601);
     memcpy(bytes + 1, half, sizeof half);
-    /* A tensor of a mapped file may begin anywhere. */
+    /* A tensor of a mapped file may begin at any byte. */
     vptq_f16_to_f32_n((const uint16_t *)(const void *)(bytes + 1), wide, 100);
     for (size_t i = 0; i < 100; i++)
         assert_int_equal(to_bits(wide[i]), to_bits(vptq_f16_to_f32(half[i])));

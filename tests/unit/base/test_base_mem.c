@@ -1,3 +1,4 @@
+/* Tests the counting allocator and arenas. */
 #include <string.h>
 
 #include "lib/base/mem.h"
@@ -94,7 +95,7 @@ static void test_failing_on_demand(void **state)
     mem.fail_after = 2;
     void *a = vptq_mem_alloc(&mem, 1, 1, &err);
     assert_non_null(a);
-    assert_non_null(vptq_arena_alloc(&arena, 1, 1, &err)); /* counts once, chunk and all */
+    assert_non_null(vptq_arena_alloc(&arena, 1, 1, &err)); /* one allocation, chunk included */
     assert_null(vptq_arena_alloc(&arena, 1, 1, &err));
     assert_int_equal(err.code, VPTQ_E_NOMEM);
     assert_null(vptq_mem_alloc(&mem, 1, 1, &err));
@@ -104,8 +105,8 @@ static void test_failing_on_demand(void **state)
     assert_int_equal(mem.used, 0);
 }
 
-/* Pieces keep their content while the arena grows over many chunks, small and large. */
-static void test_arena_pieces(void **state)
+/* Allocations keep their content while the arena grows over many chunks, small and large. */
+static void test_arena_allocations(void **state)
 {
     (void)state;
     enum { N = 300 };
@@ -225,10 +226,14 @@ static void test_walk(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_sizes),        cmocka_unit_test(test_accounting),
-        cmocka_unit_test(test_refusals),     cmocka_unit_test(test_failing_on_demand),
-        cmocka_unit_test(test_arena_pieces), cmocka_unit_test(test_arena_text),
-        cmocka_unit_test(test_arena_marks),  cmocka_unit_test(test_red_zones),
+        cmocka_unit_test(test_sizes),
+        cmocka_unit_test(test_accounting),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_failing_on_demand),
+        cmocka_unit_test(test_arena_allocations),
+        cmocka_unit_test(test_arena_text),
+        cmocka_unit_test(test_arena_marks),
+        cmocka_unit_test(test_red_zones),
         cmocka_unit_test(test_walk),
     };
     return vtest_main(argc, argv, tests);

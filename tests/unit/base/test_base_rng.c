@@ -1,3 +1,4 @@
+/* Tests the counter-based random numbers of lib/base: known answers, streams and moments. */
 #include <math.h>
 #include <string.h>
 
@@ -22,7 +23,7 @@ static void test_known_answers(void **state)
     }
 }
 
-/* Every part of the name of a stream matters, and a number does not depend on earlier ones. */
+/* Every part of a stream's name matters, and a number does not depend on earlier ones. */
 static void test_streams_differ(void **state)
 {
     (void)state;
@@ -39,7 +40,7 @@ static void test_streams_differ(void **state)
     assert_true(vptq_rng_u64(&r[0], 5) == vptq_rng_u64(&r[0], 5));
 }
 
-/* floor(x n / 2^64) the long way: the product's upper half by adding x bit by bit. */
+/* floor(x n / 2^64) the long way: adds x bit by bit for the upper half of the product. */
 static uint64_t high_product(uint64_t x, uint64_t n)
 {
     uint64_t high = 0, low = 0;
@@ -69,7 +70,7 @@ static void test_below(void **state)
     }
 }
 
-/* 100,000 draws: the limits are five standard deviations of each statistic. */
+/* 100,000 draws; the limits are five standard deviations of each statistic. */
 static void test_moments(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-/* The run context and parallel loops. */
+/* Tests the run context and parallel loops. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -62,7 +62,7 @@ typedef struct loop {
 static void visit(void *arg, size_t begin, size_t end, int thread)
 {
     loop *l = arg;
-    /* Nothing here may assert: a long jump out of a parallel region is undefined. */
+    /* Nothing may assert here: a long jump out of a parallel region is undefined. */
     bool good = begin % l->chunk == 0 && begin < end && end <= l->n && thread >= 0 &&
                 thread < (l->threads > 1 ? l->threads : 1) &&
                 (end == l->n || end - begin == l->chunk);

@@ -1,3 +1,4 @@
+/* Tests error sentences, their context and the names of status codes. */
 #include <errno.h>
 #include <string.h>
 

@@ -1,4 +1,4 @@
-/* Buffers, string maps, bit streams: the small containers of lib/base. */
+/* Tests the small containers of lib/base: buffers, string maps and bit streams. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -89,7 +89,7 @@ static void test_map(void **state)
     free(k);
 }
 
-static void test_map_room(void **state)
+static void test_map_growth(void **state)
 {
     (void)state;
     vptq_strmap m;
@@ -127,7 +127,7 @@ static void test_memory_walks(void **state)
     assert_true(vtest_oom_walk(fill_map, NULL) >= 3);
 }
 
-/* Every width: fields come back, and the stream is what writing bit after bit gives. */
+/* At every width fields read back unchanged, and the stream equals one written bit by bit. */
 static void test_bit_streams(void **state)
 {
     (void)state;
@@ -136,7 +136,7 @@ static void test_bit_streams(void **state)
     for (unsigned width = 1; width <= 32; width++) {
         size_t words = vptq_bits_words(N, width);
         assert_int_equal(words, (N * width + 31) / 32);
-        /* exactly so many words, so that a sanitizer sees a read beyond them */
+        /* exactly as many words as needed, so that a sanitizer sees a read beyond them */
         uint32_t *stream = calloc(words, sizeof *stream);
         uint32_t *naive = calloc(words, sizeof *naive);
         assert_true(stream && naive);
@@ -170,7 +170,7 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_buffer),      cmocka_unit_test(test_map),
-        cmocka_unit_test(test_map_room),    cmocka_unit_test(test_memory_walks),
+        cmocka_unit_test(test_map_growth),  cmocka_unit_test(test_memory_walks),
         cmocka_unit_test(test_bit_streams), cmocka_unit_test(test_log2),
     };
     return vtest_main(argc, argv, tests);

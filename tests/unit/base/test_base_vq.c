@@ -1,4 +1,4 @@
-/* Element types, and the shape and size of a vector-quantized matrix. */
+/* Tests element types, and the shape and size of a vector-quantized matrix. */
 #include <string.h>
 
 #include "lib/base/dtype.h"
@@ -56,7 +56,7 @@ static void test_bits_by_hand(void **state)
     assert_int_equal(b.total, b.indices + b.codebooks);
     assert_true(b.per_weight == (double)b.total / (4096.0 * 4096));
     /* Ragged: 10 rows in vectors of 4 (3 vector rows), 7 outlier columns in vectors of 3 (4
-     * vector rows), 3 groups of 31 columns with 5 bits each: 155 bits in 5 words a row. */
+     * vector rows), 3 groups of 31 columns with 5 bits each: 155 bits in 5 words per row. */
     s = (vptq_vq_shape){.out = 10,
                         .in = 100,
                         .v = 4,

@@ -1,4 +1,4 @@
-/* Allocation against every possible choice of small problems, and what must hold for large
+/* Tests bit allocation against exhaustive search on small problems, and its properties on large
  * ones. */
 #include <math.h>
 #include <stdlib.h>
@@ -17,7 +17,7 @@ typedef struct problem {
     vptq_allocate_option options[MOST * OPTIONS];
 } problem;
 
-/* `count` matrices of up to `most` options; bits in units of `unit`. */
+/* `count` matrices of up to `most` options, with bits in multiples of `unit`. */
 static problem *make(size_t count, size_t most, uint64_t unit, uint64_t seed)
 {
     problem *q = calloc(1, sizeof *q);
@@ -51,7 +51,7 @@ static double total(const problem *q, const size_t *choice, uint64_t *bits)
     return cost;
 }
 
-/* The least cost within the budget of matrices i, i + 1, ...; infinity when none fits. */
+/* The least cost of matrices i, i + 1, ... within the budget; infinity if none fits. */
 static double brute_force(const problem *q, size_t i, uint64_t budget)
 {
     if (i == q->p.count)
@@ -86,8 +86,8 @@ static void test_brute_force(void **state)
     }
 }
 
-/* As large as a model, with bits that do not fit into cells: never over the budget, never more
- * cost for more bits, and nearly all of the budget used. */
+/* As large as a model, with bits that are not multiples of a cell: never over budget, never a
+ * higher cost for more bits, and nearly all of the budget used. */
 static void test_budgets(void **state)
 {
     (void)state;
@@ -105,7 +105,7 @@ static void test_budgets(void **state)
         assert_true(i == 0 || i > 6 || (double)bits > 0.99 * (double)budget);
         last = cost;
     }
-    /* Everything affordable: the cheapest option of every matrix. */
+    /* With room for everything, every matrix gets its cheapest option. */
     double want = 0;
     for (size_t i = 0; i < q->p.count; i++) {
         double best = (double)INFINITY;
@@ -119,7 +119,7 @@ static void test_budgets(void **state)
     free(q);
 }
 
-/* Of options that cost the same the one with fewer bits, of those the first. */
+/* Among options of equal cost the one with fewer bits wins, then the first. */
 static void test_ties(void **state)
 {
     (void)state;
@@ -157,7 +157,8 @@ static double index_bits(const vptq_rate *r)
     return (log2(r->k) + (r->k_res ? log2(r->k_res) : 0)) / r->v;
 }
 
-/* The table is in order, every setting can be, and more centroids never predict more loss. */
+/* The table is in order, every setting is valid, and more centroids never predict a higher
+ * loss. */
 static void test_rates(void **state)
 {
     (void)state;
@@ -178,8 +179,8 @@ static void test_rates(void **state)
     }
 }
 
-/* Fewer rows: less loss where vectors are few, and at the quick encoding's own codebooks none.
- */
+/* Fewer rows predict less loss where vectors are few, and no gain at the codebooks of the quick
+ * encoding itself. */
 static void test_few_vectors(void **state)
 {
     (void)state;
@@ -193,7 +194,8 @@ static void test_few_vectors(void **state)
         vptq_rate_predict(&large, 192, 576) / vptq_rate_predict(&large, 576, 576);
     const double measured = 0.660 / 1.2245;
     assert_close_f64(&ratio, &measured, 1, 0, 0.15);
-    /* A matrix too small for 256 centroids: the quick encoding has fewer, and a loss for it. */
+    /* A matrix too small for 256 centroids: the quick encoding uses fewer, and its loss is
+     * predicted for them. */
     assert_int_equal(vptq_rate_probe(64, 64, 0, VPTQ_F16).k, 64);
     assert_true(vptq_rate_predict(&same, 64, 64) < 0.6);
 }

@@ -1,5 +1,5 @@
-/* A whole matrix in every combination of settings: the metric, the stored form, what the
- * published recipe does differently, the same bytes for any number of threads. */
+/* Tests a whole matrix in every combination of settings: the metric, the stored form, the
+ * differences of the published recipe, and the same bytes for any number of threads. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,7 +13,7 @@
 
 enum { COMBINATIONS = 96 };
 
-/* Number i of them, for matrices of 21 x 26. */
+/* Combination number i, for matrices of 21 x 26. */
 static vptq_encoder_settings combination(unsigned i)
 {
     static const uint32_t norms[] = {VPTQ_NORM_STD, VPTQ_NORM_NONE, VPTQ_NORM_MINMAX};
@@ -25,7 +25,7 @@ static vptq_encoder_settings combination(unsigned i)
     s.outliers = i & 8 ? 12 : 0; /* 4 columns, with 3 groups 5 */
     if (!s.outliers && s.groups == 3)
         s.groups = 2;
-    s.v0 = i & 1 ? 3 : 32; /* more than there are rows */
+    s.v0 = i & 1 ? 3 : 32; /* 32 is more than the number of rows */
     s.k0 = 4;
     s.perm = i & 16;
     s.norm = norms[i / 32];
@@ -63,7 +63,7 @@ static double by_hand(const problem *p, const vptq_encoder_settings *s, const vp
     return s->metric == VPTQ_METRIC_RAW ? h : (double)m->scale[i] * h * (double)m->scale[j];
 }
 
-/* Scale and bias of every norm, W in their coordinates, H' and its order. */
+/* Checks scale and bias of every norm, W in their coordinates, H' and its order. */
 static void check_metric(const problem *p, const vptq_encoder_settings *s)
 {
     vencoder_state e;
@@ -178,9 +178,7 @@ static void random_state(vptq_encoder *enc, uint64_t seed)
     }
 }
 
-/* Any codebooks and indices, rounded and stored: a reader decodes what q stands for, bit for
- * bit.
- */
+/* Random codebooks and indices, rounded and stored: a reader decodes exactly q. */
 static void test_stored_form(void **state)
 {
     (void)state;
@@ -218,7 +216,7 @@ static void test_stored_form(void **state)
         for (size_t j = 0; j < (size_t)s.k_res * s.v; j++)
             assert_true(r.vq.res_centroids[j] ==
                         vptq_round_to(s.storage, r.res_centroids_f32[j]));
-        (void)vencoder_digest(&r.vq); /* reads everything there is to store */
+        (void)vencoder_digest(&r.vq); /* reads every stored byte */
         free(what);
         vencoder_state_close(&e);
     }
@@ -233,7 +231,7 @@ static bool is_stored(vptq_dtype type, const float *x, size_t n)
     return true;
 }
 
-/* A whole run: what is stored can be stored, and its loss is the one reported. */
+/* After a whole run the result can be stored, and its loss is the reported one. */
 static void check_result(const problem *p, const vptq_encoder_settings *s,
                          const vptq_encoder_result *r)
 {
@@ -252,7 +250,7 @@ static void check_result(const problem *p, const vptq_encoder_settings *s,
     free(what);
 }
 
-/* Every combination, by both encoders, by 1, 2 and 3 threads. */
+/* Every combination, with both encoders, on 1, 2 and 3 threads. */
 static void test_same_bytes_for_any_threads(void **state)
 {
     (void)state;
@@ -282,7 +280,7 @@ static void test_same_bytes_for_any_threads(void **state)
     problem_free(&p);
 }
 
-/* Large enough for every thread to have work, and for more than one block of columns. */
+/* Large enough to give work to every thread, and more than one block of columns. */
 static void test_same_bytes_of_a_larger_matrix(void **state)
 {
     (void)state;
@@ -309,7 +307,7 @@ static void test_same_bytes_of_a_larger_matrix(void **state)
     problem_free(&p);
 }
 
-/* The plain and the fast device round differently; neither may be better for it. */
+/* The plain and the fast device round differently, and neither has an advantage. */
 static void test_ref_and_cpu(void **state)
 {
     (void)state;
@@ -346,7 +344,7 @@ static void put_codebooks(vptq_encoder *enc, const float *main, const float *res
     memcpy(p->res, res, (size_t)p->k_res * p->v * sizeof *res);
 }
 
-/* Indices of the stored form that are not those of the state. */
+/* Number of stored indices that differ from those of the state. */
 static size_t differing(const vptq_encoder *enc, const vptq_vq *vq)
 {
     const vptq_column_group *p = &enc->columns.groups[0];
@@ -362,8 +360,8 @@ static size_t differing(const vptq_encoder *enc, const vptq_vq *vq)
     return differ;
 }
 
-/* Rounding is the last thing: the indices are those of a pass with codebooks, scale and bias in
- * float, not with what is stored. */
+/* The published recipe rounds last: its indices come from a pass with codebooks, scale and bias
+ * in float, not with the stored ones. */
 static void test_upstream_rounds_at_the_end(void **state)
 {
     (void)state;
@@ -375,7 +373,7 @@ static void test_upstream_rounds_at_the_end(void **state)
     vencoder_state e;
     s.k = 16;
     s.k_res = 8;
-    s.storage = VPTQ_BF16; /* the coarser one */
+    s.storage = VPTQ_BF16; /* the coarser type */
     assert_ok(vptq_encoder_set_encoder(&s, "upstream", &err), &err);
     vencoder_open(&run, "cpu", 1);
     vencoder_quantize(&run, &s, &input);
@@ -403,7 +401,7 @@ static void test_upstream_rounds_at_the_end(void **state)
     problem_free(&p);
 }
 
-/* With rounding in the loop the last choices are those for what is stored: a sweep more with
+/* With rounding in the loop the last choices are made for the stored values: another sweep with
  * the stored codebooks, scale and bias gains next to nothing. */
 static void test_best_decides_for_what_is_stored(void **state)
 {
@@ -418,7 +416,7 @@ static void test_best_decides_for_what_is_stored(void **state)
         s.k = 16;
         s.k_res = 8;
         s.storage = VPTQ_BF16;
-        if (!steps) /* then the pass is the last decision */
+        if (!steps) /* the pass is then the last decision */
             s.retrain = s.sweeps = s.refits = 0;
         vencoder_open(&run, "cpu", 1);
         vencoder_quantize(&run, &s, &input);
@@ -439,8 +437,8 @@ static void test_best_decides_for_what_is_stored(void **state)
     problem_free(&p);
 }
 
-/* Few different vectors: codebooks drawn at random hold some twice, and the copies that are
- * left empty stay; the other start repairs them. */
+/* Few different vectors: a codebook drawn at random holds duplicates, whose clusters stay
+ * empty; the other start repairs them. */
 static void test_upstream_keeps_empty_clusters(void **state)
 {
     (void)state;
@@ -448,7 +446,7 @@ static void test_upstream_keeps_empty_clusters(void **state)
     problem p = problem_make(32, 48, 13);
     const vptq_encoder_input input = vencoder_input(&p);
     for (size_t r = 0; r < p.out; r++)
-        for (size_t j = 0; j < p.in; j++) /* 40 vectors, most of them often */
+        for (size_t j = 0; j < p.in; j++) /* 40 different vectors, most of them repeated */
             p.w[r * p.in + j] = (float)((r / 4 * 31 + j * j * 7) % 40) * (float)(r % 4 + 1);
     for (int encoder = 0; encoder < 2; encoder++) {
         vptq_encoder_settings s = vptq_encoder_defaults();
@@ -472,7 +470,7 @@ static void test_upstream_keeps_empty_clusters(void **state)
     problem_free(&p);
 }
 
-/* Seeds change the result, matrix numbers too; nothing else is random. */
+/* The seed changes the result, and so does the matrix number; nothing else is random. */
 static void test_seeds(void **state)
 {
     (void)state;

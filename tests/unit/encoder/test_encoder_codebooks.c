@@ -1,5 +1,5 @@
-/* How the encoder's codebooks come about and change, against the same written out in double:
- * dense normal equations, all pairs, the published recipe's residual training. */
+/* Tests how the encoder's codebooks are trained and fitted, against the same in double: dense
+ * normal equations, all pairs, the residual training of the published recipe. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,8 +9,8 @@
 
 /* ---- refit ---- */
 
-/* Solves a x = b for a symmetric a [n][n] with a ridge far below the required precision, where
- * it is singular. */
+/* Solves a x = b for a symmetric a [n][n]. Where a is singular, adds a ridge far below the
+ * required precision. */
 static void solve(size_t n, double *a, double *b)
 {
     double trace = 0;
@@ -32,7 +32,8 @@ static void solve(size_t n, double *a, double *b)
     }
 }
 
-/* Unknowns that entry (position t of part p, row r) is the sum of; their number. */
+/* Finds the unknowns that add up to q at position t of group p in row r, and returns their
+ * number. */
 static int uses(const vptq_column_group *p, size_t start, size_t t, size_t r, size_t *unknown)
 {
     size_t at = t * p->vector_rows + r / p->v, d = r % p->v;
@@ -42,8 +43,8 @@ static int uses(const vptq_column_group *p, size_t start, size_t t, size_t r, si
     return p->k_res ? 2 : 1;
 }
 
-/* The least tr(E H' E^T) that codebooks of the parts [first, end) can give under the indices as
- * they are, from the dense normal equations; with `diagonal` H' is its diagonal. */
+/* The least tr(E H' E^T) that codebooks of the groups [first, end) allow for the given indices,
+ * from the dense normal equations; `diagonal` reduces H' to its diagonal. */
 static double least_objective(const vencoder_state *s, uint32_t first, uint32_t end,
                               bool diagonal)
 {
@@ -115,7 +116,8 @@ static void test_refit(void **state)
         vptq_err err = {0};
         vencoder_case_open(&e, &p, i, 300 + i);
         double before = vencoder_objective(&e);
-        for (int n = 0; n < 3; n++) { /* again: past what float keeps of one descent */
+        for (int n = 0; n < 3;
+             n++) { /* repeated, to get below float rounding of a single descent */
             assert_ok(vptq_encoder_update(enc, &err), &err);
             assert_ok(vptq_refit(enc, NULL, NULL, 300, &err), &err);
         }
@@ -128,8 +130,8 @@ static void test_refit(void **state)
     }
 }
 
-/* The codebooks of one part under the diagonal; those of others stay. */
-static void test_refit_of_a_part(void **state)
+/* Fits the codebooks of one group under the diagonal; those of other groups stay. */
+static void test_refit_of_a_group(void **state)
 {
     (void)state;
     for (size_t i = 0; i < VENCODER_CASES; i++) {
@@ -149,7 +151,8 @@ static void test_refit_of_a_part(void **state)
             assert_ok(vptq_refit(enc, part, enc->problem.z, 300, &err), &err);
             double after = vencoder_diagonal_objective(&e, part, enc->problem.z);
             double best = least_objective(&e, g, g + 1, true);
-            assert_true(best < before || before < 1e-9); /* few vectors: nothing is lost */
+            assert_true(best < before ||
+                        before < 1e-9); /* few vectors: there was no loss to reduce */
             assert_close_f64(&after, &best, 1, 1e-9, 1e-5);
             for (uint32_t o = 0; o < enc->columns.num_groups; o++)
                 same += o == g ? 0
@@ -162,7 +165,7 @@ static void test_refit_of_a_part(void **state)
     }
 }
 
-/* Few iterations already lower the objective; a centroid without uses stays as it is. */
+/* A few iterations already lower the objective; a centroid without vectors stays unchanged. */
 static void test_refit_descends(void **state)
 {
     (void)state;
@@ -193,7 +196,7 @@ static void test_refit_descends(void **state)
 
 /* ---- scale and bias ---- */
 
-/* tr(E H' E^T) without padded rows, with e[in][rows]. */
+/* tr(E H' E^T) without padded rows, for e [in][rows]. */
 static double without_padding(const vencoder_state *s, const double *e)
 {
     const vptq_encoder *enc = &s->enc;
@@ -216,8 +219,8 @@ static double *error_of(const vptq_encoder *enc)
     return e;
 }
 
-/* The least that factors 1 + a_p on q_p and shifts c_p can give, from the normal equations of
- * the 2 n unknowns. */
+/* The least objective that factors 1 + a_p on q_p and shifts c_p allow, from the normal
+ * equations of the 2 n unknowns. */
 static double least_by_scales(const vencoder_state *s)
 {
     const vptq_encoder *enc = &s->enc;
@@ -256,7 +259,7 @@ static void test_refit_of_scales(void **state)
         vptq_encoder *enc = &e.enc;
         vptq_err err = {0};
         vencoder_state_train(&e, &p, &vencoder_cases[i], 2);
-        e.s.storage = VPTQ_F32; /* nothing is lost by rounding */
+        e.s.storage = VPTQ_F32; /* no loss from rounding */
         assert_ok(vptq_column_pass(enc, false, &err), &err);
         assert_ok(vptq_encoder_gradient(enc, &err), &err);
         double *at_first = error_of(enc);
@@ -270,7 +273,7 @@ static void test_refit_of_scales(void **state)
         assert_true(best < 0.999 * before);
         assert_close_f64(&after, &best, 1, 0, 1e-4);
         for (size_t j = 0; j < enc->problem.in;
-             j++) { /* H' and its diagonal are those of the scale */
+             j++) { /* H' and its diagonal follow the scale */
             float want = (float)e.h[j * enc->problem.in + j];
             assert_close(&enc->problem.diag[j], &want, 1, 0, 1e-6);
             assert_close(&enc->problem.h[j * enc->problem.in + j], &want, 1, 0, 1e-6);
@@ -289,8 +292,8 @@ static void test_refit_of_scales(void **state)
     }
 }
 
-/* Scale and bias come out exact in the storage type; a scale that would turn round or vanish
- * stays as it is. */
+/* Scale and bias come out exact in the storage type; a scale that would change its sign or
+ * vanish stays unchanged. */
 static void test_scales_can_be_stored(void **state)
 {
     (void)state;
@@ -322,8 +325,8 @@ static void test_scales_can_be_stored(void **state)
 
 /* ---- training ---- */
 
-/* The joint choice tries all pairs where the beam is as wide as the codebook; each round lowers
- * what the choice and the codebooks are fitted to. */
+/* The joint choice tries all pairs where the beam is as wide as the codebook, and each round
+ * lowers the objective of choice and codebooks. */
 static void test_joint(void **state)
 {
     (void)state;
@@ -377,7 +380,7 @@ static void settings_upstream(vptq_encoder_settings *s)
     assert_ok(vptq_encoder_set_encoder(s, "upstream", &err), &err);
 }
 
-/* Whether `x` [v] is one of the n vectors; its number. */
+/* Whether `x` [v] is one of the n vectors; stores its number. */
 static bool find_vector(const float *x, const double *vectors, size_t n, uint32_t v, size_t *at)
 {
     for (*at = 0; *at < n; ++*at) {
@@ -397,7 +400,7 @@ static void all_different(const size_t *drawn, size_t n)
             assert_true(drawn[i] != drawn[j]);
 }
 
-/* With one iteration k-means gives back its start: vectors of the matrix, all different. */
+/* After one iteration k-means returns its start: vectors of the matrix, all different. */
 static void test_upstream_starts_from_vectors(void **state)
 {
     (void)state;
@@ -445,7 +448,7 @@ static double *naive_left_over(vencoder_state *s)
     return z;
 }
 
-/* One step of Lloyd on vectors x with the weight of vector i being that of vector i / v. */
+/* One Lloyd step on vectors x, with vector i weighted like vector i / v. */
 static void naive_means(const vencoder_state *s, const double *x, const size_t *start,
                         uint32_t k, double *means)
 {
@@ -476,8 +479,8 @@ static void naive_means(const vencoder_state *s, const double *x, const size_t *
     free(weight);
 }
 
-/* The residual codebook of the published recipe: its start is drawn from the errors of a first
- * pass, and its first means weigh vector i as vector i / v. */
+/* The published recipe draws the start of the residual codebook from the errors of a first
+ * pass, and its first means weigh vector i like vector i / v. */
 static void test_upstream_residual(void **state)
 {
     (void)state;
@@ -518,7 +521,7 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_refit),
-        cmocka_unit_test(test_refit_of_a_part),
+        cmocka_unit_test(test_refit_of_a_group),
         cmocka_unit_test(test_refit_descends),
         cmocka_unit_test(test_refit_of_scales),
         cmocka_unit_test(test_scales_can_be_stored),

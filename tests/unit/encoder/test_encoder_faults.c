@@ -1,5 +1,5 @@
-/* Tests failures while a matrix is encoded: steps that do not pay, a failing device, a run
- * that is cancelled, exhausted memory, invalid numbers. */
+/* Tests failures while a matrix is encoded: steps that do not improve it, a failing device, a
+ * cancelled run, exhausted memory, invalid numbers. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,16 +8,16 @@
 #include "tests/support/vencoder.h"
 #include "tests/support/vtest.h"
 
-/* ---- a backend that counts its calls and goes wrong at one of them ---- */
+/* ---- a backend that counts its calls and fails at one of them ---- */
 
 static struct {
     const vptq_backend *real;
-    long calls, at;             /* the call at which it happens; -1 = never */
-    volatile sig_atomic_t stop; /* is raised then ... */
-    bool broken;                /* ... or the call fails instead */
-    long descents, spoil; /* which call of vq_descend makes the worst choices; -1 = none */
-    bool spoil_pass;      /* ... or the pass does */
-    bool spoil_scales;    /* the first product of that step comes out far too small */
+    long calls, at;             /* the call at which it happens; -1: never */
+    volatile sig_atomic_t stop; /* it raises this flag ... */
+    bool broken;                /* ... or, if set, the call fails */
+    long descents, spoil; /* the call of vq_descend that makes the worst choices; -1: none */
+    bool spoil_pass;      /* the pass makes the worst choices */
+    bool spoil_scales;    /* the first product of the scales step comes out far too small */
     bool in_scales;
 } fault;
 
@@ -31,16 +31,16 @@ static vptq_status count(vptq_err *err)
     return VPTQ_OK;
 }
 
-/* Rows with their arguments in one piece. */
-#define ROW(name, type)                                                                        \
+/* Ops that take an args struct. */
+#define OP(name, type)                                                                         \
     static vptq_status name(vptq_dev *dev, const type *args, vptq_err *err)                    \
     {                                                                                          \
         vptq_status st = count(err);                                                           \
         return st ? st : fault.real->name(dev, args, err);                                     \
     }
-ROW(search, vptq_search_args)
-ROW(vq_gather, vptq_gather_args)
-ROW(vq_scatter, vptq_scatter_args)
+OP(search, vptq_search_args)
+OP(vq_gather, vptq_gather_args)
+OP(vq_scatter, vptq_scatter_args)
 #undef ROW
 
 static vptq_status gemm(vptq_dev *dev, const vptq_gemm_args *args, vptq_err *err)
@@ -127,7 +127,8 @@ static vptq_status vq_dequant(vptq_dev *dev, const vptq_matrix *m, size_t r0, si
     return st ? st : fault.real->vq_dequant(dev, m, r0, n, w, ldw, err);
 }
 
-/* The device of an open run, with every row that the encoder calls going through the above. */
+/* Returns the backend of an open run in which every op that the encoder calls is one of the
+ * above. */
 static vptq_backend faulty(vencoder_run *run)
 {
     fault.real = run->dev.ops;
@@ -154,7 +155,7 @@ static vptq_backend faulty(vencoder_run *run)
     return table;
 }
 
-/* Everything at once, small. */
+/* Every step of the encoder, on small codebooks. */
 static vptq_encoder_settings everything(void)
 {
     vptq_encoder_settings s = vptq_encoder_defaults();
@@ -224,15 +225,15 @@ static const vptq_encoder_step *step_named(const vptq_encoder_report *r, const c
     return &r->steps[0]; /* not reached */
 }
 
-/* Sweeps, or the sweeps of a refit, that choose badly: what is stored is what it would have
- * been without the step, bit for bit, and the report says so. */
-static void test_bad_steps_are_undone(void **state)
+/* Sweeps, or the sweeps of a refit, that choose badly: the stored bytes are those of a run
+ * without the step, and the report says so. */
+static void test_bad_steps_are_reverted(void **state)
 {
     (void)state;
     problem p = problem_make(24, 22, 11);
     vptq_encoder_report with, without;
     vptq_encoder_settings s = everything();
-    s.rounding = VPTQ_ROUND_END; /* nothing is decided after the last step */
+    s.rounding = VPTQ_ROUND_END; /* no decision after the last step */
     s.refits = 0;
     s.sweeps = 1;
     /* A sweep is three calls: the outliers and two groups. */
@@ -272,14 +273,14 @@ static void test_bad_steps_are_undone(void **state)
     assert_true(spoilt != digest_of(&p, &s, SPOIL_NOTHING, 0, &without));
     assert_false(step_named(&without, "pass")->reverted);
     assert_true(without.loss < with.loss);
-    s.retrain = 2; /* as bad, and with other codebooks */
+    s.retrain = 2; /* as bad, with other codebooks */
     assert_true(spoilt == digest_of(&p, &s, SPOIL_PASS, 0, &with));
     assert_true(step_named(&with, "retrain")->reverted);
     problem_free(&p);
 }
 
-/* Later steps go on from the state that came back. */
-static void test_steps_go_on_from_what_was_undone(void **state)
+/* Later steps continue from the restored state. */
+static void test_steps_continue_from_a_reverted_state(void **state)
 {
     (void)state;
     problem p = problem_make(24, 22, 12);
@@ -296,8 +297,8 @@ static void test_steps_go_on_from_what_was_undone(void **state)
     problem_free(&p);
 }
 
-/* The published recipe keeps what its pass gives, whatever that does to the loss. */
-static void test_upstream_undoes_nothing(void **state)
+/* The published recipe keeps the result of its pass, whatever that does to the loss. */
+static void test_upstream_reverts_nothing(void **state)
 {
     (void)state;
     problem p = problem_make(24, 22, 13);
@@ -312,7 +313,7 @@ static void test_upstream_undoes_nothing(void **state)
     problem_free(&p);
 }
 
-/* A pass alone can lose against the plain assignment: among small matrices there are some. */
+/* A pass alone can lose against plain assignment; some small matrices show it. */
 static void test_a_pass_that_does_not_pay(void **state)
 {
     (void)state;
@@ -374,8 +375,8 @@ static vptq_status run_at(const problem *p, const vptq_encoder_settings *s, long
     return st;
 }
 
-/* Cancelled at any call of the device, a run ends a few calls later; a call that fails ends it
- * at once. */
+/* Cancelled at any call of the device, a run ends a few calls later; a failing call ends it at
+ * once. */
 static void check_every_call(const vptq_encoder_settings *s)
 {
     problem p = problem_make(10, 14, 15);
@@ -385,7 +386,7 @@ static void check_every_call(const vptq_encoder_settings *s)
     assert_true(calls > 50);
     for (long at = 0; at < calls; at++) {
         vptq_status st = run_at(&p, s, at, false, &err);
-        if (st == VPTQ_OK) { /* too late for anything */
+        if (st == VPTQ_OK) { /* after the last call */
             assert_int_equal(at, calls - 1);
             break;
         }
@@ -409,7 +410,7 @@ static void test_cancelled_or_failing_anywhere(void **state)
     check_every_call(&s);
 }
 
-/* A flag raised as a step begins stops the run inside of that step. */
+/* Raises a flag as a step begins; the run must stop within that step. */
 typedef struct stopper {
     const char *step;
     volatile sig_atomic_t stop;
@@ -420,7 +421,7 @@ static void stop_at(void *arg, const char *step, double loss)
 {
     stopper *a = arg;
     (void)loss;
-    assert_false(a->stop); /* no step begins after that */
+    assert_false(a->stop); /* no further step begins */
     a->last = step;
     a->stop = !strcmp(step, a->step);
 }
@@ -551,11 +552,11 @@ static void test_bad_weights(void **state)
         char part[40];
         snprintf(part, sizeof part, "row 7, column %zu", 3 * i);
         assert_fails(quantize(&s, &input, NULL, &err), VPTQ_E_NUMERIC, &err, part);
-        p.w[7 * 10 + 3 * i] = 3e38F; /* finite, but no half holds such a scale */
+        p.w[7 * 10 + 3 * i] = 3e38F; /* finite, but no half can hold such a scale */
         assert_fails(quantize(&s, &input, NULL, &err), VPTQ_E_NUMERIC, &err, "F16 cannot hold");
         problem_free(&p);
     }
-    /* Without scales the codebooks are what must fit. */
+    /* Without scales the codebooks must fit. */
     problem p = problem_make(8, 10, 25);
     const vptq_encoder_input input = vencoder_input(&p);
     vptq_encoder_settings none = everything();
@@ -570,7 +571,7 @@ static void test_bad_weights(void **state)
     problem_free(&p);
 }
 
-/* H of fewer tokens than columns. */
+/* Makes H the second moments of fewer tokens than columns. */
 static void make_singular(problem *p, size_t tokens)
 {
     float *x = malloc(tokens * p->in * sizeof *x), *at = p->lower;
@@ -609,8 +610,8 @@ static void test_singular_hessian(void **state)
     problem_free(&p);
 }
 
-/* No matrix of second moments, but it can be written into a file: damping is raised until it
- * factors, errors stay bounded; with too little damping to raise it is refused. */
+/* Not a matrix of second moments, though a file can hold one: damping is raised until it
+ * factors, and errors stay bounded. Too little damping to raise is refused. */
 static void test_indefinite_hessian(void **state)
 {
     (void)state;
@@ -624,7 +625,7 @@ static void test_indefinite_hessian(void **state)
         vptq_encoder_settings s = encoder ? published() : everything();
         vptq_encoder_report r;
         assert_ok(quantize(&s, &input, &r, &err), &err);
-        double raised = r.damping_added / s.damping; /* 10, 100 ... times the first share */
+        double raised = r.damping_added / s.damping; /* 10, 100, ... times the first share */
         assert_true(raised > 9 && fabs(log10(raised) - round(log10(raised))) < 1e-9);
         assert_true(isfinite(r.loss) && isfinite(r.relative_mse));
         assert_true(r.relative_mse < 0.5);
@@ -638,9 +639,9 @@ static void test_indefinite_hessian(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bad_steps_are_undone),
-        cmocka_unit_test(test_steps_go_on_from_what_was_undone),
-        cmocka_unit_test(test_upstream_undoes_nothing),
+        cmocka_unit_test(test_bad_steps_are_reverted),
+        cmocka_unit_test(test_steps_continue_from_a_reverted_state),
+        cmocka_unit_test(test_upstream_reverts_nothing),
         cmocka_unit_test(test_a_pass_that_does_not_pay),
         cmocka_unit_test(test_cancelled_or_failing_anywhere),
         cmocka_unit_test(test_cancelled_in_every_step),

@@ -1,5 +1,5 @@
 /* Tests a whole matrix, from weights to stored bits, against a naive pass in double on the
- * inverse Hessian itself, and bad input. */
+ * inverse Hessian itself; also cancelling, bad input and exhausted memory. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,9 +16,9 @@ static int order_cmp(const void *a, const void *b)
     return x[1] < y[1] ? -1 : 1;
 }
 
-/* Optimal brain surgeon written out: quantize the column of largest metric diagonal, move the
- * others by -e / [A^-1]_pp * [A^-1]_p., take p out of A^-1 by elimination.  Indices come out in
- * original column order, idx [vector rows][in]. */
+/* Optimal brain surgeon written out: quantizes the column with the largest diagonal of the
+ * metric, moves the others by -e / [A^-1]_pp * [A^-1]_p. and eliminates p from A^-1. Indices
+ * are in original column order, idx [vector rows][in]. */
 static void naive_pass(const problem *p, const vptq_encoder_settings *s, const vptq_vq *vq,
                        uint32_t *idx)
 {
@@ -107,7 +107,7 @@ static void check_against_naive(uint32_t out, uint32_t in, uint32_t v, uint32_t 
                 vptq_bits_get(r.vq.indices + g * words, c, vptq_vq_index_bits(&r.vq.shape)),
                 want[g * in + c]);
 
-    /* Every loss is what it says, of what a reader decodes. */
+    /* Every reported loss is that of the matrix a reader decodes. */
     float *what = malloc(sizeof *what * out * in);
     assert_ok(vptq_device_decode(&b.dev, &r.vq, 0, out, what, in, &err), &err);
     double loss = problem_loss(&p, what);
@@ -128,7 +128,7 @@ static void test_pass_equals_naive(void **state)
     check_against_naive(64, 64, 4, 16, true, true);
     check_against_naive(64, 64, 8, 32, true, false);
     check_against_naive(30, 150, 4, 16, false,
-                        true); /* padding, more than one block of columns */
+                        true); /* padding, and more than one block of columns */
     check_against_naive(1, 40, 1, 4, true, true);
     check_against_naive(17, 33, 6, 64, false, false);
 }

@@ -1,5 +1,5 @@
-/* Tests properties of any matrix: more bits are not worse, no step raises what it minimizes,
- * the losses in the report are those of the definition, and shapes at the edge work. */
+/* Tests properties that hold for any matrix: more bits are not worse, no step raises its
+ * objective, reported losses follow their definition, and extreme shapes work. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -72,7 +72,7 @@ static void test_more_bits_are_not_worse(void **state)
     }
 }
 
-/* Columns of very different spread: scaling them, in the right metric, never costs. */
+/* On columns of very different spread, scaling in the right metric never costs. */
 static void test_norm_pays_on_spread_columns(void **state)
 {
     (void)state;
@@ -92,8 +92,8 @@ static void test_norm_pays_on_spread_columns(void **state)
 
 /* ---- steps ---- */
 
-/* Pass, sweeps and refits of a matrix; the objective with its padded rows after each, in
- * double. */
+/* Runs pass, sweeps and refits of a matrix and checks the objective, padded rows included, in
+ * double after each. */
 static void check_descent(const problem *p, const vptq_encoder_settings *s)
 {
     vencoder_state e;
@@ -142,8 +142,8 @@ static void test_descent_never_raises(void **state)
     }
 }
 
-/* The report of a whole run: nothing goes up that is not reverted. */
-static void test_ladder_goes_down(void **state)
+/* In the report of a whole run the loss only rises where the step was reverted. */
+static void test_reported_losses_fall(void **state)
 {
     (void)state;
     static const char *const names[] = {"k-means", "residual", "joint", "pass",  "retrain",
@@ -156,7 +156,7 @@ static void test_ladder_goes_down(void **state)
         vencoder_run run;
         s.groups = seed % 2 ? 3 : 1;
         s.outliers = seed % 3 ? 0 : 10;
-        s.ridge = 0; /* so that the objective is the loss */
+        s.ridge = 0; /* makes the objective equal to the loss */
         s.refits = 2;
         vencoder_open(&run, "cpu", 2);
         vencoder_quantize(&run, &s, &input);
@@ -290,7 +290,7 @@ static void test_reported_losses(void **state)
     problem_free(&p);
 }
 
-/* The losses of the last steps, before rounding, from what the codebooks were then. */
+/* The last steps' losses before rounding, from their codebooks at that time. */
 static void test_losses_of_refits(void **state)
 {
     (void)state;
@@ -302,7 +302,7 @@ static void test_losses_of_refits(void **state)
         vptq_encoder_settings s = small(4, 16, 8);
         s.refits = refits;
         s.scales = false;
-        s.rounding = VPTQ_ROUND_END; /* nothing is decided after the last step */
+        s.rounding = VPTQ_ROUND_END; /* no decision after the last step */
         vencoder_open(&run, "cpu", 2);
         vencoder_quantize(&run, &s, &input);
         const vptq_encoder_report *r = &run.r.report;
@@ -323,8 +323,9 @@ static void test_losses_of_refits(void **state)
     problem_free(&p);
 }
 
-/* Held-out tokens change nothing; the plain Hessian again as metric changes nothing. */
-static void test_what_losses_look_at(void **state)
+/* Held-out tokens change nothing, and neither does the plain Hessian given again as the
+ * metric. */
+static void test_held_out_tokens_change_nothing(void **state)
 {
     (void)state;
     problem p = problem_make(32, 40, 45);
@@ -356,7 +357,7 @@ static void test_what_losses_look_at(void **state)
 
 /* ---- order ---- */
 
-/* Renaming the input channels of W and H together renames those of the result. */
+/* Permuting the input channels of W and H together permutes those of the result. */
 static void test_permutation_invariance(void **state)
 {
     (void)state;
@@ -414,10 +415,10 @@ static const edge edges[] = {
     {3, 24, 8, 8, 0, 1, 0, 4, 16},     /* out < v */
     {3, 24, 64, 4, 4, 1, 0, 4, 16},    /* the longest vectors */
     {8, 12, 4, 64, 0, 1, 0, 4, 16},    /* more centroids than vectors */
-    {8, 12, 4, 64, 128, 1, 0, 4, 16},  /* of both kinds */
+    {8, 12, 4, 64, 128, 1, 0, 4, 16},  /* the same in both codebooks */
     {16, 12, 4, 4, 32, 1, 0, 4, 16},   /* k_res > k */
     {16, 12, 4, 2, 2, 1, 0, 4, 16},    /* the smallest codebooks */
-    {16, 12, 4, 2, 0, 12, 0, 4, 16},   /* a group of every column */
+    {16, 12, 4, 2, 0, 12, 0, 4, 16},   /* a group for every column */
     {16, 12, 4, 2, 4, 11, 8, 4, 16},   /* the same with one outlier column */
     {10, 24, 4, 8, 4, 2, 8, 64, 4},    /* v0 > out */
     {10, 24, 8, 8, 4, 3, 12, 3, 256},  /* odd v0; more outlier centroids than vectors */
@@ -433,7 +434,7 @@ static bool is_finite(const float *x, size_t n)
     return true;
 }
 
-/* The stored matrix is complete and finite, and as good as the report says. */
+/* The stored matrix is complete and finite, and its loss is the reported one. */
 static void check_result(const problem *p, const vptq_encoder_result *r)
 {
     vptq_err err = {0};
@@ -481,7 +482,7 @@ static void test_edge_shapes(void **state)
     }
 }
 
-/* More centroids than vectors: every vector is a centroid, only rounding is lost. */
+/* More centroids than vectors: every vector is a centroid, and the only loss is rounding. */
 static void test_more_centroids_than_vectors(void **state)
 {
     (void)state;
@@ -509,7 +510,7 @@ static void test_degenerate_columns(void **state)
         s.groups = i & 2 ? 4 : 1;
         s.outliers = i & 2 ? 10 : 0;
         s.ridge = i & 4 ? s.ridge : 0;
-        s.scales = false; /* they would use even the flat columns */
+        s.scales = false; /* they would profit even from the flat columns */
         if (i & 8)
             s = upstream(&s);
         for (uint32_t row = 0; row < p.out; row++) {
@@ -534,7 +535,7 @@ static void test_degenerate_columns(void **state)
     }
 }
 
-/* Nothing but zeros, and nothing but one value. */
+/* All zeros, and all of one value. */
 static void test_flat_matrices(void **state)
 {
     (void)state;
@@ -564,10 +565,10 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_more_bits_are_not_worse),
         cmocka_unit_test(test_norm_pays_on_spread_columns),
         cmocka_unit_test(test_descent_never_raises),
-        cmocka_unit_test(test_ladder_goes_down),
+        cmocka_unit_test(test_reported_losses_fall),
         cmocka_unit_test(test_reported_losses),
         cmocka_unit_test(test_losses_of_refits),
-        cmocka_unit_test(test_what_losses_look_at),
+        cmocka_unit_test(test_held_out_tokens_change_nothing),
         cmocka_unit_test(test_permutation_invariance),
         cmocka_unit_test(test_edge_shapes),
         cmocka_unit_test(test_more_centroids_than_vectors),

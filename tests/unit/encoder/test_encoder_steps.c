@@ -1,5 +1,5 @@
-/* The steps of the encoder, one by one, against the same written out in double: loops over all
- * entries, the inverse Hessian itself, dense normal equations. */
+/* Tests the encoder's steps one by one against the same in double: loops over all entries, the
+ * inverse Hessian itself, dense normal equations. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,8 +11,8 @@ enum { MOST_CODEBOOK = 1024 };
 
 /* ---- choices ---- */
 
-/* The device's choice is the expected one, or as near up to rounding: the choice of another
- * main centroid by a greedy search counts as that when both mains are as near. */
+/* The device must make the expected choice or one as near up to rounding. A greedy search may
+ * also choose another main centroid that is as near. */
 static void check_choice(const vptq_column_group *p, const double *x, uint32_t beam, bool pairs,
                          const vencoder_choice *want, const vencoder_choice *got, size_t *ties)
 {
@@ -20,7 +20,7 @@ static void check_choice(const vptq_column_group *p, const double *x, uint32_t b
     if (got->main == want->main && (!pairs || got->res == want->res))
         return;
     if (pairs && beam > 1 && beam < p->k && got->distance <= want->distance)
-        return; /* a search may look at more of them than the beam says */
+        return; /* a search may try more main centroids than the beam says */
     ++*ties;
     if (pairs && beam == 1 && got->main != want->main) {
         double a = vencoder_distance(p, x, got->main, 0, false);
@@ -34,9 +34,10 @@ static void check_choice(const vptq_column_group *p, const double *x, uint32_t b
 
 /* ---- column pass ---- */
 
-/* Optimal brain surgeon: the error of a position moves the later ones by -e / [A^-1]_tt *
- * [A^-1]_t.  Of pass_columns positions all are chosen for what they were before the first of
- * them.  Follows the device's choices where they are as good; gives their number. */
+/* Optimal brain surgeon: the error at position t moves the later ones by -e / [A^-1]_tt *
+ * [A^-1]_t. All of pass_columns positions are chosen for their values before the first of them.
+ * Follows the device's choices where they are as good, and returns how often they differ from
+ * the expected ones. */
 static size_t check_pass(vencoder_state *s, bool main_only)
 {
     vptq_encoder *enc = &s->enc;
@@ -107,7 +108,7 @@ static void test_pass(void **state)
         }
 }
 
-/* Without channel independence; 7 columns do not divide those of a part. */
+/* Without channel independence; 7 columns do not divide those of a group. */
 static void test_pass_of_columns_together(void **state)
 {
     (void)state;
@@ -127,7 +128,7 @@ static void test_pass_of_columns_together(void **state)
 
 /* ---- sweeps ---- */
 
-/* One sweep, with the gradient of every column summed up anew. */
+/* One sweep that sums up the gradient of every column anew. */
 static size_t check_sweep(const vencoder_state *s, double *q, uint32_t *const *idx,
                           uint32_t *const *res)
 {
@@ -225,7 +226,8 @@ static void test_sweep(void **state)
         check_one_sweep(&vencoder_cases[i], 200 + i);
 }
 
-/* Several sweeps are several times one sweep, the gradient being kept up to date between. */
+/* Several sweeps at once equal as many single sweeps: the gradient is kept up to date between
+ * them. */
 static void test_sweeps_go_on(void **state)
 {
     (void)state;
@@ -255,9 +257,8 @@ static void test_sweeps_go_on(void **state)
 
 /* ---- retraining ---- */
 
-/* Retraining without rounds is two passes with the same codebooks, which give the same; rounds
- * fit the codebooks to what the first pass aimed at, and the last pass is one with these
- * codebooks. */
+/* Retraining with zero rounds is two passes with the same codebooks, which agree. A round fits
+ * the codebooks to the targets of the first pass, and the last pass uses them. */
 static void test_retrain(void **state)
 {
     (void)state;
@@ -283,7 +284,7 @@ static void test_retrain(void **state)
         ties += check_pass(&e, false);
         assert_true(ties <= choices_of(enc) / 100);
         assert_true(memcmp(codebook, last->main, size * sizeof *codebook) != 0);
-        /* The plain choices for the new codebooks: they fit what the first pass aimed at. */
+        /* The plain choices for the new codebooks fit the targets of the first pass. */
         for (uint32_t g = 0; g < enc->columns.num_groups; g++) {
             const vptq_column_group *part = &enc->columns.groups[g];
             for (size_t at = 0; at < part->cols * part->vector_rows; at++) {

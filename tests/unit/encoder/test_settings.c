@@ -1,4 +1,4 @@
-/* The table of settings, encoders, what cannot be, and the stored shape. */
+/* Tests the table of settings, the encoders' presets, refused settings and the stored shape. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -51,7 +51,7 @@ static void test_table_covers_everything(void **state)
         assert_int_equal(t[i].kind == VPTQ_SETTING_CHOICE || t[i].kind == VPTQ_SETTING_DTYPE,
                          t[i].choices != NULL);
         for (size_t b = 0; b < size[t[i].kind]; b++) {
-            assert_false(covered[t[i].offset + b]); /* two keys of one field */
+            assert_false(covered[t[i].offset + b]); /* two keys for one field */
             covered[t[i].offset + b] = 1;
         }
     }
@@ -63,7 +63,7 @@ static void test_table_covers_everything(void **state)
     assert_null(vptq_setting_find("vector_lengt"));
 }
 
-/* Prints every value of `s` and reads it back into other settings. */
+/* Prints every value of `s` and reads it back into fresh settings. */
 static void check_round_trip(const vptq_encoder_settings *s)
 {
     char text[64];
@@ -109,7 +109,8 @@ static void test_values_read_back(void **state)
     assert_value(&s, "perm", "true");
 }
 
-/* Every choice by name; the ends of every range are in it, what is past them is not. */
+/* Every choice is accepted by name; both ends of every range are accepted and values beyond
+ * them refused. */
 static void test_ranges(void **state)
 {
     (void)state;
@@ -120,7 +121,7 @@ static void test_ranges(void **state)
     vptq_err err = {0};
     for (size_t i = 0; i < count; i++) {
         const vptq_encoder_settings before = s;
-        snprintf(part, sizeof part, "%s is '", t[i].key); /* every sentence begins with it */
+        snprintf(part, sizeof part, "%s is '", t[i].key); /* every error begins with the key */
         if (t[i].kind == VPTQ_SETTING_U32 || t[i].kind == VPTQ_SETTING_DOUBLE) {
             double step = t[i].kind == VPTQ_SETTING_U32 ? 1 : 1e-6 + t[i].max * 1e-6;
             const double out[] = {t[i].min - step, t[i].max + step};
@@ -136,7 +137,7 @@ static void test_ranges(void **state)
                                             "none|std", "yes", "4 ",  " 4",  "-1",  "4,5"};
         for (size_t n = 0; n < sizeof never / sizeof never[0]; n++)
             assert_fails(vptq_setting_parse(&t[i], never[n], &s, &err), VPTQ_E_ARG, &err, part);
-        assert_same(&s, &before); /* a refused value leaves no trace */
+        assert_same(&s, &before); /* a refused value changes nothing */
     }
     assert_fails(vptq_setting_parse(find("centroids"), "2.5", &s, &err), VPTQ_E_ARG, &err,
                  "centroids is '2.5', expected a whole number from 2 to 65536");
@@ -250,7 +251,7 @@ static void refused(const char *key, const char *text, uint32_t in, const char *
     assert_fails(vptq_encoder_check(&s, 64, in, &err), VPTQ_E_ARG, &err, part);
 }
 
-static void test_what_cannot_be(void **state)
+static void test_refused_settings(void **state)
 {
     (void)state;
     vptq_err err = {0};
@@ -276,12 +277,12 @@ static void test_what_cannot_be(void **state)
                  "groups is 33, which leaves an empty group of 32 columns");
     s.groups = 32;
     assert_ok(vptq_encoder_check(&s, 64, 64, &err), &err);
-    s.groups = 5; /* with outliers the remainder joins them */
+    s.groups = 5; /* with outliers the remaining columns join them */
     assert_ok(vptq_encoder_check(&s, 64, 64, &err), &err);
     assert_fails(vptq_encoder_check(&s, 64, 65537, &err), VPTQ_E_SHAPE, &err, "65537");
 }
 
-/* Values that no text gives: each is refused with its key. */
+/* Values that no text can produce are each refused with their key. */
 static void test_fields_out_of_range(void **state)
 {
     (void)state;
@@ -334,7 +335,7 @@ static void test_shape(void **state)
     const vptq_vq_shape four = {50, 96, 6, 1024, 64, 4, 24, 0, 0, 0, true, true};
     assert_shape(&s, &four);
     s.perm = false;
-    s.norm = VPTQ_NORM_NONE; /* scale and bias are stored all the same */
+    s.norm = VPTQ_NORM_NONE; /* scale and bias are stored even so */
     vptq_vq_shape got = vptq_encoder_shape(&s, 50, 96);
     assert_false(got.has_perm);
     assert_true(got.has_norm);
@@ -343,7 +344,7 @@ static void test_shape(void **state)
     got = vptq_encoder_shape(&s, 50, 96);
     assert_int_equal(got.groups, 3);
     assert_int_equal(got.group_size, 32);
-    s.outliers = 3; /* 2.88 columns, then as many as make the rest whole groups */
+    s.outliers = 3; /* 2.88 columns, rounded up until the rest divides into whole groups */
     s.v0 = 5;
     s.k0 = 512;
     const vptq_vq_shape outliers = {50, 96, 6, 1024, 64, 2, 32, 32, 5, 512, true, true};
@@ -376,7 +377,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_choices),
         cmocka_unit_test(test_encoders),
         cmocka_unit_test(test_encoders_are_valid),
-        cmocka_unit_test(test_what_cannot_be),
+        cmocka_unit_test(test_refused_settings),
         cmocka_unit_test(test_fields_out_of_range),
         cmocka_unit_test(test_shape),
         cmocka_unit_test(test_outlier_columns),

@@ -1,4 +1,4 @@
-/* Corrected targets against NumPy in double. */
+/* Tests corrected targets against NumPy in double. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,7 +9,7 @@
 
 enum { OUT = 7, IN = 24, COUNT = OUT * IN };
 
-/* The moments of o and down are [OUT, IN], those of the others [IN, IN]. */
+/* The moments of o and down are [OUT, IN], the others [IN, IN]. */
 typedef struct problem {
     vtest_npy w, lower, shift, held_lower, held_shift, delta, errors;
     bool drift;
@@ -59,7 +59,7 @@ static void unload(problem *p)
     vtest_npy_free(&p->errors);
 }
 
-/* Alpha that held-out moments choose for a delta. */
+/* The alpha that held-out moments choose for a delta. */
 static vptq_target_choice choose(vptq_device *dev, const float *delta,
                                  const vptq_target_moments *held_out, double max_alpha)
 {
@@ -74,7 +74,7 @@ static vptq_target_choice choose(vptq_device *dev, const float *delta,
     return choice;
 }
 
-/* The best of several dampings is the best of what each alone gives. */
+/* The best of several dampings equals the best of each one alone. */
 static void check_find(vptq_device *dev, const problem *p, const vptq_target_choice *small)
 {
     static const double dampings[] = {0.01, 0.1, 1};
@@ -154,7 +154,7 @@ static void test_against_numpy(void **state)
     }
 }
 
-/* Nothing to correct: the target is the matrix, whatever the Hessians. */
+/* Without a shift the target is the matrix itself, whatever the Hessians. */
 static void test_no_shift(void **state)
 {
     problem p;

@@ -1,4 +1,5 @@
-/* Calibration with two streams of hidden states: against both runs done by hand. */
+/* Tests calibration, with the original model alone and with a second stream of hidden states
+ * from the quantized one, against both forward passes run by hand. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,7 +10,7 @@
 #include "lib/base/rng.h"
 #include "tests/support/vtest.h"
 
-/* Two layers; 6 windows of 16 ids, the last 2 of them held out. */
+/* Two layers, 6 windows of 16 ids, the last 2 of them held out. */
 enum { VOCAB = 48, WINDOWS = 6, HELD = 2, LENGTH = 16, IDS = WINDOWS * LENGTH, PATH = 4096 };
 static const char model_path[] = "tests/golden/tiny_qwen3";
 
@@ -67,7 +68,7 @@ static void start(rig *r, const char *dir, bool sequential, uint32_t wanted, vpt
     start_with(r, dir, VPTQ_WEIGHTS_ATTENTION, sequential, wanted, c);
 }
 
-/* Everything that a block gave, both parts. */
+/* All moments of one block, for both parts of the windows. */
 typedef struct moments {
     double *h[VPTQ_PART_COUNT][VPTQ_INPUT_COUNT], *term[VPTQ_PART_COUNT];
     float *shift[VPTQ_PART_COUNT][VPTQ_INPUT_COUNT][VPTQ_SHIFT_COUNT];
@@ -126,7 +127,8 @@ static void moments_free(moments *m)
     }
 }
 
-/* A block of one stream, or of two with `linear` for its linear layers. */
+/* Runs one block: of one stream, or of two where `linear` replaces the second stream's linear
+ * layers. */
 static void run(vptq_calibrator *c, const vptq_weight *linear, moments *m)
 {
     vptq_err err = {0};
@@ -154,7 +156,7 @@ static void expect_same(const rig *r, const moments *a, const moments *b)
         const size_t hidden = r->m.desc->hidden;
         for (int i = 0; i < VPTQ_INPUT_COUNT; i++) {
             const size_t n = vptq_input_size(r->m.desc, (vptq_input)i);
-            for (size_t row = 0; row < n; row++) /* the rest is not the row's to write */
+            for (size_t row = 0; row < n; row++) /* the upper triangle is undefined */
                 assert_memory_equal(a->h[part][i] + row * n, b->h[part][i] + row * n,
                                     (row + 1) * sizeof(double));
         }
@@ -175,9 +177,9 @@ static void expect_no_shift(const rig *r, const moments *m)
         }
 }
 
-/* ---- blocks that are as good as the original ---- */
+/* ---- blocks identical to the original ---- */
 
-/* Every weight its own centroid: W as a quantized matrix without any loss. */
+/* Makes W a quantized matrix without any loss: every weight has its own centroid. */
 static void exact_matrix(rig *r, const vptq_weight *w, vptq_arena *arena,
                          vptq_packed_matrix *out)
 {
@@ -231,10 +233,10 @@ static void test_exact_blocks_shift_nothing(void **state)
     rig_close(&r);
 }
 
-/* ---- blocks that are not ---- */
+/* ---- blocks that differ from the original ---- */
 
-/* Block 1 for all windows: its inputs, the hidden states after its halves, the attention to its
- * tokens. */
+/* Layer 1 over all windows: its inputs, the hidden states after each half, and the attention
+ * that each token receives. */
 typedef struct stream {
     const vptq_model_desc *d;
     float *x[VPTQ_INPUT_COUNT], *behind[2];
@@ -278,8 +280,8 @@ static float *room(size_t rows, size_t columns)
     return p;
 }
 
-/* Layer 0 with first [VPTQ_LINEAR_COUNT] (NULL: the model's), then layer 1 as often as it has
- * inputs, the linear layers before the input from `second`. */
+/* Runs layer 0 with the linear layers of `first` (those of the model where NULL), then layer 1
+ * once per input; linear layers that precede that input come from `second`. */
 static void run_by_hand(rig *r, const vptq_weight *first, const vptq_weight *second, stream *s)
 {
     vptq_err err = {0};
@@ -332,7 +334,7 @@ static void stream_free(stream *s)
     free(s->behind[1]);
 }
 
-/* E[x~ x~^T] and E[(a - b) x~^T] of one part, in double. */
+/* Checks E[x~ x~^T] and E[(a - b) x~^T] of one part against sums in double. */
 static void check_input(const stream *x, const stream *passed, vptq_input input, int part,
                         const moments *m)
 {
@@ -361,10 +363,10 @@ static void check_input(const stream *x, const stream *passed, vptq_input input,
             assert_true(fabs((double)got[i * n + j] - shift) <= 2e-5);
             largest = fmax(largest, fabs(shift));
         }
-    assert_true(largest > 1e-3); /* there was something to see */
+    assert_true(largest > 1e-3); /* the shift is not trivially zero */
 }
 
-/* Coarse values: multiples of 1/64. */
+/* Rounds the weights to multiples of 1/64. */
 static void coarse_matrix(rig *r, const vptq_weight *w, vptq_arena *arena,
                           vptq_packed_matrix *out)
 {
@@ -415,7 +417,8 @@ static void check_shift(const char *dir, const char *backend)
         for (int i = 0; i < VPTQ_INPUT_COUNT; i++)
             check_input(&x, &passed, (vptq_input)i, part, &m);
     vptq_calibrator_release(&c);
-    /* from the checkpoint before layer 1, not taken for a one-stream calibration */
+    /* continues from the checkpoint before layer 1, which a one-stream calibration does not
+     * accept */
     start(&r, dir, true, 1, &c);
     assert_int_equal(c.layer, 1);
     run(&c, linear[1], &again);
@@ -430,7 +433,7 @@ static void check_shift(const char *dir, const char *backend)
     start(&r, dir, false, 1, &c);
     assert_int_equal(c.layer, 0);
     vptq_calibrator_release(&c);
-    start(&r, dir, true, 0, &c); /* nor where it comes too late */
+    start(&r, dir, true, 0, &c); /* nor does a run that is already past it */
     assert_int_equal(c.layer, 0);
     vptq_calibrator_release(&c);
     vptq_calibrator_forget(dir);
@@ -448,8 +451,8 @@ static void test_shift(void **state)
     check_shift(*state, "ref");
 }
 
-/* The shift of k and v, weighted like their Hessian: by the first token of every window, and by
- * the squared attention to each. */
+/* Checks the shift of k and v, weighted like their Hessian: by the first token of every window,
+ * or by the squared attention to each token. */
 static void check_term_shift(const stream *x, const stream *passed, bool sink, const float *got)
 {
     const size_t n = x->d->hidden, count = WINDOWS - HELD;
@@ -498,7 +501,7 @@ static void test_weighted_shift(void **state)
     rig_close(&r);
 }
 
-/* ---- what cannot be ---- */
+/* ---- refusals ---- */
 
 static void test_refusals(void **state)
 {
@@ -520,7 +523,7 @@ static void test_refusals(void **state)
         assert_fails(vptq_calibrator_plan(&r.dev, &r.m, &opt, &c, &err), VPTQ_E_ARG, &err,
                      "cannot hold out a share of");
     }
-    /* rounded up, but never all windows */
+    /* the number is rounded up, but never to all windows */
     static const struct {
         double share;
         size_t held;

@@ -1,5 +1,5 @@
-/* Collecting Hessians into a directory: what an interrupted run leaves, whatever happens to it,
- * leads to the bytes of an undisturbed one. */
+/* Tests collecting Hessians into a directory: a run that was interrupted anywhere continues and
+ * writes the same bytes as an undisturbed run. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,10 +21,10 @@ typedef struct rig {
     vptq_device dev;
     vptq_model m;
     char ids[PATH];
-    uint64_t first, stop_at; /* progress: the first report; the one that interrupts */
+    uint64_t first, stop_at; /* first step reported; step to interrupt at */
     sig_atomic_t stop;
     char warning[512];
-    bool spilled; /* hidden states went to a file */
+    bool spilled; /* a log line said that hidden states go to a file */
 } rig;
 
 static void on_progress(void *user, const char *stage, uint64_t done, uint64_t total,
@@ -85,10 +85,10 @@ typedef struct request {
     bool force;
     vptq_token_weights weights;
     double factor, holdout;
-    size_t windows; /* 0: WINDOWS, half of them with a seed */
+    size_t windows; /* 0: WINDOWS, or half as many with a seed */
 } request;
 static const request whole = {0, LAYERS - 1, 0, 0, false, VPTQ_WEIGHTS_PLAIN, 0, 0, 0};
-/* In the first window of layer 1, with the checkpoint after layer 0 written. */
+/* Stops in the first window of layer 1, when the checkpoint after layer 0 has been written. */
 static const request broken_off = {0, LAYERS - 1, 0, WINDOWS + 1, false, VPTQ_WEIGHTS_PLAIN,
                                    0, 0,          0};
 
@@ -148,7 +148,7 @@ static void expect_same_file(const char *a_dir, const char *b_dir, const char *n
     free(b);
 }
 
-/* The same entries with the same bytes. */
+/* Checks that both directories have the same entries with the same bytes. */
 static void expect_same(const char *a, const char *b)
 {
     vptq_err err = {0};
@@ -169,7 +169,7 @@ static void expect_same(const char *a, const char *b)
 
 /* ---- tests ---- */
 
-static void test_goes_on_from_the_checkpoint(void **state)
+static void test_continues_from_the_checkpoint(void **state)
 {
     rig r;
     vptq_collect_result result;
@@ -184,7 +184,7 @@ static void test_goes_on_from_the_checkpoint(void **state)
     must_collect(&r, two, whole, &result);
     assert_int_equal(result.layers_done, 1);
     assert_int_equal(result.layers_reused, 1);
-    assert_int_equal(r.first, WINDOWS + 1); /* layer 0 was not run again */
+    assert_int_equal(r.first, WINDOWS + 1); /* layer 0 did not run again */
     assert_string_equal(r.warning, "");
     expect_same(one, two);
     must_collect(&r, two, whole, &result);
@@ -223,8 +223,7 @@ static void flip_fingerprint(const char *dir)
     flip_byte(dir, 10);
 }
 
-/* A layer with missing files is collected again, and the checkpoint after it is of no
- * use for that. */
+/* A layer with a missing file is collected again, so the checkpoint after it is useless. */
 static void lose_one_file(const char *dir)
 {
     char path[PATH];
@@ -272,13 +271,14 @@ static void test_another_run_is_refused(void **state)
                  "layers 0-1, this run is of 1-1");
     assert_fails(collect(&r, two, seeded, &result, &err), VPTQ_E_MISMATCH, &err,
                  "key 'fingerprint'");
-    must_collect(&r, two, whole, &result); /* nothing was lost by asking */
+    must_collect(&r, two, whole, &result); /* the refusals destroyed nothing */
     assert_int_equal(result.layers_reused, 1);
     expect_same(one, two);
     rig_close(&r);
 }
 
-/* Starting again leaves nothing of the other run, and a part is a part of the whole. */
+/* --force leaves nothing of the other run, and a run over some layers gives their files of a
+ * run over all. */
 static void test_force_starts_again(void **state)
 {
     static const request second = {.first = 1, .last = 1, .force = true},
@@ -307,12 +307,12 @@ static void test_force_starts_again(void **state)
     rig_close(&r);
 }
 
-/* ---- parts, weights, memory ---- */
+/* ---- held-out windows, token weights, memory ---- */
 
 static const request divided = {0,   LAYERS - 1, 0, 0, false, VPTQ_WEIGHTS_ATTENTION,
                                 0.5, 0.25,       0};
 
-/* hessian.json and the Hessians of both parts. */
+/* Compares hessian.json and the Hessians of both parts. */
 static void expect_same_parts(const char *one, const char *two)
 {
     char a[PATH], b[PATH];
@@ -329,8 +329,8 @@ static void expect_same_parts(const char *one, const char *two)
     expect_same_file(one, two, "hessian.json");
 }
 
-/* The last quarter of the windows is held out: both parts are what collections over the two
- * halves of the ids give. */
+/* Holding out the last quarter of the windows gives what two collections give, one over the
+ * first three quarters of the ids and one over the last. */
 static void test_held_out_windows(void **state)
 {
     enum { MAIN = IDS * 3 / 4 };
@@ -369,7 +369,7 @@ static void test_held_out_windows(void **state)
     rig_close(&r);
 }
 
-static void test_parts_go_on(void **state)
+static void test_continues_in_either_part(void **state)
 {
     rig r;
     vptq_err err = {0};
@@ -379,19 +379,19 @@ static void test_parts_go_on(void **state)
     rig_open(&r, *state);
     vtest_path(one, sizeof one, *state, "one");
     must_collect(&r, one, divided, &result);
-    /* in either part of layer 1 */
+    /* interrupted in either part of layer 1 */
     for (uint64_t at = WINDOWS + 1; at <= 2 * WINDOWS; at += WINDOWS - 1) {
         char name[16];
         snprintf(name, sizeof name, "two%d", (int)at);
         vtest_path(two, sizeof two, *state, name);
         stopped.stop_at = at;
         vptq_status st = collect(&r, two, stopped, &result, &err);
-        if (at < 2 * WINDOWS) /* the last report comes when all is done */
+        if (at < 2 * WINDOWS) /* the last report comes when everything is done */
             assert_fails(st, VPTQ_E_CANCELLED, &err, "interrupted");
         must_collect(&r, two, divided, &result);
         expect_same_parts(one, two);
     }
-    /* a file of the held-out part is as needed as another */
+    /* a missing file of the held-out part is collected again too */
     vtest_path(path, sizeof path, two, "holdout/layer_001_kv.safetensors");
     assert_int_equal(unlink(path), 0);
     must_collect(&r, two, divided, &result);
@@ -400,7 +400,8 @@ static void test_parts_go_on(void **state)
     rig_close(&r);
 }
 
-/* Hidden states of three groups of windows in memory, or in a file, which leaves nothing. */
+/* Any memory cap gives the same bytes, whether the hidden states of three groups of windows are
+ * in memory or in a file, and the file is removed at the end. */
 static void test_any_memory_cap(void **state)
 {
     enum { MANY = 3 * VPTQ_FORWARD_ROWS };
@@ -422,7 +423,7 @@ static void test_any_memory_cap(void **state)
     assert_int_equal(result.windows + result.held_out, MANY / LENGTH);
     assert_false(r.spilled);
     size_t fits = 0;
-    /* down to what is refused; broken off and continued at every cap */
+    /* down to a cap that is refused; every run is interrupted and continued */
     for (r.mem.cap = r.mem.peak; r.mem.cap > r.mem.used; r.mem.cap -= r.mem.peak / 16) {
         char name[32];
         snprintf(name, sizeof name, "two%zu", r.mem.cap);
@@ -446,7 +447,7 @@ static void test_any_memory_cap(void **state)
     rig_close(&r);
 }
 
-static void test_what_a_directory_is_of(void **state)
+static void test_settings_of_a_directory(void **state)
 {
     rig r;
     vptq_err err = {0};
@@ -466,14 +467,14 @@ static void test_what_a_directory_is_of(void **state)
                  "32 tokens held out, this run holds out 64");
     other.holdout = 1;
     assert_fails(collect(&r, one, other, &result, &err), VPTQ_E_ARG, &err, "share of 1");
-    /* another factor is not another collection */
+    /* another factor does not make it another collection */
     other = divided;
     other.factor = 2;
     must_collect(&r, one, other, &result);
     assert_int_equal(result.layers_reused, LAYERS);
     assert_ok(vptq_hessian_dir_open(one, &d, &err), &err);
     assert_true(d.factor == 2);
-    /* started again as a plain one, nothing of terms and parts is left */
+    /* a plain run with --force leaves no terms and no held-out part */
     vtest_path(two, sizeof two, *state, "two");
     must_collect(&r, two, whole, &result);
     other = whole;
@@ -509,7 +510,7 @@ static void test_merging_parts(void **state)
     vtest_path(path, sizeof path, out, "holdout");
     assert_ok(vptq_hessian_dir_open(path, &d, &err), &err);
     assert_int_equal(d.tokens, 3 * LENGTH);
-    /* terms are means over windows: 6 and 3 of them */
+    /* terms are means over windows, 6 and 3 of them */
     float *sum = NULL;
     for (int i = 0; i < 3; i++) {
         const char *const all[] = {one, two, out};
@@ -527,7 +528,8 @@ static void test_merging_parts(void **state)
         vptq_hessian_file_release(&term);
     }
     free(sum);
-    /* weights of one kind only; a held-out part only where all have one */
+    /* only equal weights can be merged; a held-out part remains only if every directory has
+     * one */
     q = whole;
     q.force = true;
     must_collect(&r, two, q, &result);
@@ -589,14 +591,14 @@ static void test_out_of_memory(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        scratch_test(test_goes_on_from_the_checkpoint),
+        scratch_test(test_continues_from_the_checkpoint),
         scratch_test(test_unusable_checkpoint_is_ignored),
         scratch_test(test_another_run_is_refused),
         scratch_test(test_force_starts_again),
         scratch_test(test_held_out_windows),
-        scratch_test(test_parts_go_on),
+        scratch_test(test_continues_in_either_part),
         scratch_test(test_any_memory_cap),
-        scratch_test(test_what_a_directory_is_of),
+        scratch_test(test_settings_of_a_directory),
         scratch_test(test_merging_parts),
         scratch_test(test_out_of_memory),
     };

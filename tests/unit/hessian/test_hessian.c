@@ -1,5 +1,5 @@
-/* hessian/: sums, pooling, statistics and the factor, against double precision written out
- * here. */
+/* Tests sums, pooling, statistics and the factor of hessian/ against double precision written
+ * out here. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -43,7 +43,7 @@ static void test_sum_is_the_batch(void **state)
 
     vtest_normal(x, T * N, 1);
     for (size_t i = 0; i < T * N; i++)
-        x[i] += 3; /* a mean, so that H is not centred */
+        x[i] += 3; /* a nonzero mean: H is not centred */
     naive(T, N, x, want, want_mean);
     for (size_t b = 0; b < 2; b++) {
         vptq_err err = {0};
@@ -82,7 +82,7 @@ static void test_pool_is_the_union(void **state)
     vptq_mem_init(&mem, 0);
     vtest_normal(x, T * N, 2);
     for (size_t i = 0; i < (size_t)A * N; i++)
-        x[i] += 2; /* parts of different means: what a pooling of covariances would lose */
+        x[i] += 2; /* parts of different means, which pooled covariances would lose */
     naive(T, N, x, all, all_mean);
     vptq_hessian_file files[2] = {{.n = N, .tokens = A}, {.n = N, .tokens = T - A}};
     for (int g = 0; g < 2; g++) {
@@ -111,7 +111,7 @@ static void test_pool_is_the_union(void **state)
     free(x);
 }
 
-/* A well-conditioned symmetric positive definite matrix with different scales. */
+/* Fills a with a well-conditioned symmetric positive definite matrix of mixed scales. */
 static void make_spd(size_t n, double *a, uint64_t seed)
 {
     float *g = malloc(sizeof(float) * n * 2 * n);
@@ -157,7 +157,7 @@ static void test_factor_is_upper_and_inverts(void **state)
             }
             worst = fmax(worst, fabs(s - (i == j)));
             if (i > 20 && i < M - 20)
-                break; /* a column of the middle rows is enough: the check is cubic */
+                break; /* the check is cubic: one column of the middle rows is enough */
         }
     assert_true(worst < 1e-4);
     vptq_device_close(&dev);
@@ -180,13 +180,13 @@ static void test_factor_raises_damping(void **state)
     double added = -1;
 
     assert_ok(vptq_device_open(&ctx, "cpu", &dev, &err), &err);
-    /* Rank one minus a little: not positive definite until damped. */
+    /* Rank one minus 0.05 I: not positive definite until damped. */
     for (size_t i = 0; i < M; i++)
         for (size_t j = 0; j < M; j++)
             a[i * M + j] = i == j ? 1 - 0.05 : 1;
     assert_ok(vptq_hessian_factor(&dev, M, a, 0.01, u, &added, &err), &err);
-    assert_true(fabs(added - 0.1) < 1e-12); /* 0.01 is not enough against -0.05 */
-    /* Indefinite beyond repair. */
+    assert_true(fabs(added - 0.1) < 1e-12); /* damping 0.01 is not enough against -0.05 */
+    /* Indefinite, and no allowed damping repairs it. */
     for (size_t i = 0; i < M; i++)
         for (size_t j = 0; j < M; j++)
             a[i * M + j] = i == j ? 1 : 1e9;

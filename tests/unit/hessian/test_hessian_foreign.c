@@ -1,5 +1,5 @@
-/* One Hessian in the forms of others (tests/golden/make_foreign_hessians.py): every form gives
- * the same numbers, which numpy has written down; bad files by name. */
+/* Tests one Hessian in the formats of other programs (tests/golden/make_foreign_hessians.py):
+ * every format gives the numbers that numpy computed, and a bad file is refused by name. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -48,7 +48,7 @@ static void copy_golden(const char *from, const char *dir, const char *name)
     vtest_copy_file(source, dir, name);
 }
 
-/* A directory of one layer, all four inputs from the same file. */
+/* Makes a directory of one layer whose four inputs all come from the same file. */
 static void put_dir(const char *dir, const char *file)
 {
     vptq_err err = {0};
@@ -81,7 +81,7 @@ static void close_rig(rig *r)
     free(r);
 }
 
-/* Every |H_ij - scale truth_ij| within `share` of the largest. */
+/* Checks |H_ij - scale truth_ij| against `share` of the largest truth_ij. */
 static void expect_hessian(const char *dir, const truth *t, double scale, double share)
 {
     vptq_err err = {0};
@@ -133,7 +133,7 @@ static void test_covariance(void **state)
     close_rig(r);
 }
 
-/* PyTorch's factor of the inverse, made in float as the published tools make it. */
+/* PyTorch's factor of the inverse, computed in float like the published tools do. */
 static void test_inverse(void **state)
 {
     const truth t = load_truth();
@@ -153,7 +153,7 @@ static void test_inverse(void **state)
     expect_hessian(r->to, &t, 0.01, 1e-4);
 
     vtest_path(r->back, sizeof r->back, r->from,
-               "0_down.pt"); /* one with, the others without */
+               "0_down.pt"); /* one input with damping, the others without */
     copy_golden("inverse.pt", r->from, "0_down.pt");
     assert_fails(
         vptq_hessian_import(&r->one.dev, r->from, r->to, true, &made, &err), VPTQ_E_FORMAT,
@@ -165,7 +165,7 @@ static void test_inverse(void **state)
     close_rig(r);
 }
 
-/* Our factor against PyTorch's, and back. */
+/* Our factor equals PyTorch's and imports again. */
 static void test_export_inverse(void **state)
 {
     const truth t = load_truth();
@@ -304,7 +304,7 @@ static void test_bad_arrays(void **state)
     close_rig(r);
 }
 
-/* A header of version 1 with `text` and `bytes` bytes of numbers. */
+/* Opens a file made of a version 1 header with `text` and `bytes` bytes of numbers. */
 static vptq_status open_made(const char *path, const char *text, size_t bytes, vptq_err *err)
 {
     char file[512] = "\x93NUMPY\x01";
@@ -326,7 +326,7 @@ static void test_headers(void **state)
     static const struct {
         const char *text;
         size_t bytes;
-        const char *part; /* NULL = fine */
+        const char *part; /* part of the error text; NULL: the header is valid */
     } cases[] = {
         {"{'descr': '<f4', 'fortran_order': False, 'shape': (3,), }\n", 12, NULL},
         {"{\"shape\":(),\"descr\":\"<f8\",\"fortran_order\":True}", 8, NULL},
@@ -365,7 +365,7 @@ static void test_bad_imatrix(void **state)
 {
     static const int32_t name = 0x6d2e6b62; /* four letters */
     const int32_t cases[][7] = {
-        /* entries, length, name, calls, values, numbers .. */
+        /* entries, length, name, calls, values, numbers ... */
         {0, 4, name, 1, 1, 0, 0},
         {-1, 4, name, 1, 1, 0, 0},
         {1 << 30, 4, name, 1, 1, 0, 0},
@@ -409,7 +409,8 @@ static void test_bad_imatrix(void **state)
                  "the imatrix has no entry for a block");
 }
 
-/* A sum in another shape than its sum of squares, though of as many numbers. */
+/* A sum whose shape differs from that of its sum of squares, with the same number of
+ * elements. */
 static void test_imatrix_shapes(void **state)
 {
     static const float numbers[4] = {1, 2, 3, 4};

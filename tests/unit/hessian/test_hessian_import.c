@@ -1,5 +1,5 @@
-/* Hessians from PyTorch files and back to them: numbers against sums in double, the same bits
- * on the way back, bad files by name. */
+/* Tests importing Hessians from PyTorch files and exporting them: numbers against sums in
+ * double, the same bits after a round trip, bad files refused by name. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -14,7 +14,8 @@ typedef struct numbers {
     float flat[TRIANGLE], mu[N];
 } numbers;
 
-/* A mean that is large compared with the covariance: H alone does not hold all its bits. */
+/* Makes a mean that is large compared with the covariance, so H alone does not hold all its
+ * bits. */
 static void make_numbers(numbers *x, uint64_t seed)
 {
     vtest_normal(x->flat, TRIANGLE, seed);
@@ -41,7 +42,7 @@ static void put_file(const char *path, const numbers *x, int64_t n, int64_t ct)
 
 static const char *const inputs[] = {"qkv", "o", "up", "down"};
 
-/* Layers 2 and 3, 1000 + layer tokens. */
+/* Writes layers 2 and 3, with 1000 + layer tokens. */
 static void put_dir(const char *dir)
 {
     vptq_err err = {0};
@@ -132,7 +133,7 @@ static void test_bad_files(void **state)
     put_file(path, &x, N, 5);
     assert_fails(vptq_hessian_import(&d.dev, pt, hdir, false, &made, &err), VPTQ_E_NUMERIC,
                  &err, "2_o.pt: row 2, column 1 of the Hessian is nan, expected a finite");
-    x.flat[2] = -2; /* no variance, and more than the mean makes up for */
+    x.flat[2] = -2; /* negative, and the squared mean does not compensate */
     x.mu[1] = 1;
     put_file(path, &x, N, 5);
     assert_fails(
@@ -147,7 +148,7 @@ static void test_bad_files(void **state)
     devices_close(&d);
 }
 
-/* The content of a Hessian directory may differ from what was imported into it. */
+/* A Hessian directory may have changed since the import. */
 static void test_export_checks_the_covariance(void **state)
 {
     char pt[4096], hdir[4096], out[4096], path[4096];

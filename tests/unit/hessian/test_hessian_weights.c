@@ -1,5 +1,5 @@
-/* Token weights: the terms of k and v against PyTorch's in double, and what is mixed of them.
- */
+/* Tests token weights: the terms of k and v against PyTorch's in double, and mixing them into
+ * Hessians. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -152,7 +152,7 @@ static void test_mixing(void **state)
     }
     assert_fails(vptq_hessian_dir_load_kv(dir, 1, n + 1, 1, NULL, h.lower, mixed, &err),
                  VPTQ_E_SHAPE, &err, "layer_001_kv.safetensors");
-    /* a term is not a Hessian, a Hessian not a term, and one kind not the other */
+    /* a term is not a Hessian, a Hessian is not a term, and the two kinds of terms differ */
     assert_ok(vptq_hessian_term_write(path, VPTQ_WEIGHTS_ATTENTION, 2,
                                       &(vptq_hessian_data){n, 40, term.lower, term.mean}, &err),
               &err);
@@ -199,7 +199,7 @@ static void test_plain_has_no_terms(void **state)
     rig_close(&r);
 }
 
-/* ---- the option's text ---- */
+/* ---- parsing the option ---- */
 
 static void test_parsing(void **state)
 {

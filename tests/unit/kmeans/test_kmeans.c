@@ -1,4 +1,5 @@
-/* Weighted k-means: what must hold for any data, on ref and on every SIMD level of cpu. */
+/* Tests properties of weighted k-means that hold for any data, on ref and on every SIMD level
+ * of cpu. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -64,7 +65,7 @@ static void check_result(const vptq_kmeans_options *opt, size_t n, const float *
     uint32_t repaired = 0;
     for (int t = 0; t < count; t++) {
         repaired += r->trace[t].empty;
-        if (t > 0) /* the slack is rounding of centroids and scores */
+        if (t > 0) /* the slack allows for rounding of centroids and scores */
             assert_true(r->trace[t].objective <= r->trace[t - 1].objective * (1 + 1e-6));
     }
     assert_int_equal(repaired, r->stats.repaired);
@@ -134,7 +135,7 @@ static void careful_seeding_pays(void **state)
     assert_false(plus.stats.converged);
 }
 
-/* One point of 10^6 times the weight of the others gets a centroid to itself. */
+/* One point with 10^6 times the weight of the others gets a centroid to itself. */
 static void weights_matter(void **state)
 {
     (void)state;
@@ -149,7 +150,7 @@ static void weights_matter(void **state)
         run("cpu", VPTQ_SIMD_AVX512, 2, &opt, N, x, w, &r);
         assert_close(r.centroids + r.labels[777] * V, x + 777 * V, V, 1e-3, 0);
     }
-    /* Points of weight 0 draw nothing: two sites, one of them without weight. */
+    /* Points of weight 0 attract no centroid: two sites, one of them without weight. */
     for (size_t i = 0; i < N; i++) {
         w[i] = i % 3 == 0;
         for (size_t e = 0; e < V; e++)
@@ -221,7 +222,8 @@ static void one_point_per_cluster(void **state)
     static float x[N * V], w[N];
     static result r;
     make_points(x, w);
-    for (uint32_t n = 1; n <= MOST_K; n += 21) { /* fewer points than centroids, and as many */
+    for (uint32_t n = 1; n <= MOST_K;
+         n += 21) { /* from fewer points than centroids to as many */
         vptq_kmeans_options opt = options(V, MOST_K);
         run("cpu", VPTQ_SIMD_AVX512, 2, &opt, n, x, w, &r);
         check_result(&opt, n, x, w, &r);
@@ -231,7 +233,7 @@ static void one_point_per_cluster(void **state)
         for (uint32_t i = 0; i < n; i++)
             assert_int_equal(r.labels[i], i);
     }
-    /* One point more than centroids: exactly the two nearest share one. */
+    /* One point more than centroids: exactly the two nearest points share one. */
     vptq_kmeans_options opt = options(V, 20);
     for (size_t i = 0; i < (size_t)21 * V; i++)
         x[i] = (float)(i / V * i / V) + (i / V == 20 ? -2000 : 0);
@@ -239,7 +241,8 @@ static void one_point_per_cluster(void **state)
     check_result(&opt, 21, x, NULL, &r);
 }
 
-/* Empty clusters move to the points that lose most, each point once, ties by index. */
+/* Empty clusters move to the points with the largest losses, one cluster per point, ties by
+ * index. */
 static void repair_takes_the_worst_points(void **state)
 {
     (void)state;
@@ -260,7 +263,7 @@ static void repair_takes_the_worst_points(void **state)
               &err);
     assert_int_equal(repaired, 5);
     assert_same_f32(moved, expected, K);
-    /* Nothing loses anything: nothing moves. */
+    /* Without any loss nothing moves. */
     const float zeros[POINTS] = {0};
     float still[K] = {0, 50, 51, 52, 53, 54};
     points.x = zeros;
@@ -334,7 +337,7 @@ static void tolerance_stops(void **state)
     }
 }
 
-/* Squared moves of the centroids in the t-th iteration, from runs that end before and after. */
+/* Squared moves of the centroids in iteration t, from runs that end before and after it. */
 static double moved_in(const vptq_kmeans_options *opt, int t, const float *x, const float *w)
 {
     static result before, after;
@@ -352,7 +355,7 @@ static double moved_in(const vptq_kmeans_options *opt, int t, const float *x, co
     return sum;
 }
 
-/* Stops at the first iteration whose moves sum to less. */
+/* Stops at the first iteration whose moves sum to less than the limit. */
 static void shift_stops(void **state)
 {
     (void)state;
@@ -383,8 +386,8 @@ static double distance(const float *a, const float *b)
     return d;
 }
 
-/* Points of few sites, drawn at random: copies of a centroid win nothing at first, and stay
- * where they are; with repair they move.  Labels are the nearest centroids either way. */
+/* Copies of the points of few sites, drawn at random as centroids, win no points at first and
+ * stay where they are; with repair they move. Labels are the nearest centroids either way. */
 static void empty_clusters_are_kept(void **state)
 {
     (void)state;
@@ -434,7 +437,7 @@ static void empty_clusters_are_kept(void **state)
         }
 }
 
-/* The loops of seeding give the right sums at every level, and the same bits wherever
+/* The seeding loops give the right sums at every SIMD level, and the same bits wherever
  * operations are fused. */
 static void check_loops(size_t dims)
 {
@@ -471,14 +474,16 @@ static void check_loops(size_t dims)
             d[l][i] = 8;
         levels[l]->probe(&s, c, c + dims, 0, M, sums[l] + 1);
         memcpy(after[l], d[l], sizeof after[l]);
-        sums[l][0] = levels[l]->add(&s, c, 0, M); /* adding once more changes nothing */
+        sums[l][0] = levels[l]->add(&s, c, 0, M); /* adding it again changes nothing */
         assert_memory_equal(after[l], d[l], sizeof after[l]);
         assert_close_f64(sums[l], expected, 1 + TRIALS, 0, 1e-6);
         if (l == 2) {
             assert_memory_equal(sums[l], sums[1], sizeof sums[l]);
             assert_memory_equal(after[l], after[1], sizeof after[l]);
         }
-        const double came = levels[l]->add(&s, c + dims, 0, M); /* what was probed comes true */
+        const double came =
+            levels[l]->add(&s, c + dims, 0,
+                           M); /* adding a probed candidate gives the sum that the probe gave */
         assert_memory_equal(&came, &sums[l][1], sizeof came);
     }
 }
