@@ -40,7 +40,7 @@ static void print_collected(const vptq_cli *cli, const hessian_args *a,
 {
     if (cli->common.format == CLI_JSON) {
         const collected row = {a->model, a->output, *r};
-        vptq_print_object(stdout, VPTQ_COLUMNS(collected_columns), &row);
+        vptq_print_object(&cli->out, VPTQ_COLUMNS(collected_columns), &row, NULL);
         return;
     }
     char bytes[32], seconds[32];
@@ -144,14 +144,14 @@ static vptq_status print_stats(void *arg, uint32_t layer, const char *input,
     show->diagonal = show->diagonal || s->diagonal;
     if (s->condition > show->worst_condition)
         show->worst_condition = s->condition;
-    vptq_print_row(&show->printer, &row);
+    vptq_print_row(&show->printer, &row, NULL);
     return VPTQ_OK;
 }
 
 static int show(vptq_cli *cli, const char *dir)
 {
     vptq_err err = {0};
-    show_state state = {.printer = vptq_cli_printer(cli, VPTQ_COLUMNS(show_columns))};
+    show_state state = {.printer = vptq_printer_make(&cli->out, VPTQ_COLUMNS(show_columns))};
     const bool text = cli->common.format == CLI_TEXT;
     state.printer.gap = 1;
 
@@ -180,7 +180,7 @@ static int merge(vptq_cli *cli, const hessian_args *a)
     vptq_status st = vptq_hessians_merge(cli->ctx, cli->args, cli->arg_count, a->output,
                                          cli->common.force, &err);
     if (!st && cli->common.format == CLI_JSON)
-        vptq_print_object(stdout, VPTQ_COLUMNS(merged_columns), &row);
+        vptq_print_object(&cli->out, VPTQ_COLUMNS(merged_columns), &row, NULL);
     else if (!st)
         printf("%s: merged from %zu directories\n", a->output, cli->arg_count);
     return vptq_cli_finish(cli, st, &err);
@@ -215,7 +215,7 @@ static void print_exchanged(const vptq_cli *cli, const hessian_args *a, const vp
                                .x = *x,
                                .took_ridge = inverse && a->import,
                                .added_ridge = inverse && !a->import};
-        vptq_print_object(stdout, VPTQ_COLUMNS(exchanged_columns), &row);
+        vptq_print_object(&cli->out, VPTQ_COLUMNS(exchanged_columns), &row, NULL);
         return;
     }
     printf("%s: %s, hessians of layers %" PRIu32 "-%" PRIu32 ", ", a->output,

@@ -88,7 +88,7 @@ static vptq_status print_row(void *arg, const vptq_list_row *r, vptq_err *err)
                                 (double)(b->outlier_indices + b->outlier_codebook) / weights,
                             .other = (double)(b->total - b->indices - b->codebooks) / weights};
     (void)err;
-    vptq_print_row(&s->printer, &line);
+    vptq_print_row(&s->printer, &line, NULL);
     if (r->quantized)
         s->total.matrices++;
     else
@@ -104,7 +104,7 @@ static vptq_model_options open_options(const pack_args *a)
 static vptq_status list_model(vptq_cli *cli, const pack_args *a, vptq_err *err)
 {
     const vptq_model_options open = open_options(a);
-    list_state s = {.printer = vptq_cli_printer(cli, VPTQ_COLUMNS(list_columns)),
+    list_state s = {.printer = vptq_printer_make(&cli->out, VPTQ_COLUMNS(list_columns)),
                     .total = {.model = a->model}};
     list_total *t = &s.total;
     char size[32];
@@ -112,7 +112,7 @@ static vptq_status list_model(vptq_cli *cli, const pack_args *a, vptq_err *err)
     VPTQ_CHECK(vptq_list(cli->ctx, a->model, &open, print_row, &s, &t->bytes,
                          &t->bits_per_weight, err));
     if (cli->common.format == CLI_JSON) {
-        vptq_print_object(stdout, VPTQ_COLUMNS(total_columns), t);
+        vptq_print_object(&cli->out, VPTQ_COLUMNS(total_columns), t, NULL);
         return VPTQ_OK;
     }
     vptq_cli_human_bytes(size, t->bytes);
@@ -146,7 +146,7 @@ static void print_finding(void *arg, bool is_error, const char *text)
     const vptq_cli *cli = arg;
     const finding f = {is_error ? "error" : "warning", text};
     if (cli->common.format == CLI_JSON)
-        vptq_print_object(stdout, VPTQ_COLUMNS(finding_columns), &f);
+        vptq_print_object(&cli->out, VPTQ_COLUMNS(finding_columns), &f, NULL);
     else
         printf("%s: %s\n", f.severity, text);
 }
@@ -159,7 +159,7 @@ static int check(vptq_cli *cli, const pack_args *a)
     vptq_status st =
         vptq_check(cli->ctx, a->model, &open, print_finding, cli, &r.errors, &r.warnings, &err);
     if (!st && cli->common.format == CLI_JSON)
-        vptq_print_object(stdout, VPTQ_COLUMNS(check_columns), &r);
+        vptq_print_object(&cli->out, VPTQ_COLUMNS(check_columns), &r, NULL);
     else if (!st)
         printf("%s: %" PRIu32 " error%s, %" PRIu32 " warning%s\n", a->model, r.errors,
                r.errors == 1 ? "" : "s", r.warnings, r.warnings == 1 ? "" : "s");
@@ -185,7 +185,7 @@ static void print_repairs(const vptq_cli *cli, const vptq_pack_result *r)
         if (one.matrices == 0)
             continue;
         if (cli->common.format == CLI_JSON)
-            vptq_print_object(stdout, VPTQ_COLUMNS(repair_columns), &one);
+            vptq_print_object(&cli->out, VPTQ_COLUMNS(repair_columns), &one, NULL);
         else
             printf("%" PRIu32 " %s: %s\n", one.matrices,
                    one.matrices == 1 ? "matrix" : "matrices", one.text);
@@ -214,7 +214,7 @@ static void print_written(const vptq_cli *cli, const pack_args *a, const char *f
     const bool dry = cli->common.dry_run;
     if (cli->common.format == CLI_JSON) {
         const written w = {a->model, a->output, form, dry, *r};
-        vptq_print_object(stdout, VPTQ_COLUMNS(written_columns), &w);
+        vptq_print_object(&cli->out, VPTQ_COLUMNS(written_columns), &w, NULL);
         return;
     }
     char size[32], seconds[32];

@@ -208,7 +208,7 @@ static vptq_status print_row(void *arg, const vptq_quantize_row *r, vptq_err *er
     if (p->printer.rows == 0)
         p->printer.has |=
             (r->held_out ? HELD_OUT : 0) | (isfinite(r->predicted) ? PREDICTED : 0);
-    vptq_print_row(&p->printer, &line);
+    vptq_print_row(&p->printer, &line, NULL);
     return VPTQ_OK;
 }
 
@@ -300,11 +300,11 @@ static int list_presets(vptq_cli *cli)
     size_t count;
     const vptq_preset *table = vptq_preset_table(&count);
     const bool text = cli->common.format != CLI_JSON;
-    vptq_printer p = vptq_cli_printer(cli, VPTQ_COLUMNS(preset_columns));
+    vptq_printer p = vptq_printer_make(&cli->out, VPTQ_COLUMNS(preset_columns));
     p.gap = 1;
     for (size_t i = 0; i < count; i++) {
         const preset_row row = {table[i], table[i].model->name, vptq_preset_bits(&table[i])};
-        vptq_print_row(&p, &row);
+        vptq_print_row(&p, &row, NULL);
     }
     if (text)
         printf("\nbits: everything stored for the linear layers of that model, per weight; "
@@ -367,7 +367,7 @@ static int quantize(vptq_cli *cli, const quantize_args *a,
                                  .last_layer = a->layers.last,
                                  .force = cli->common.force,
                                  .dry_run = cli->common.dry_run};
-    row_printer p = {.printer = vptq_cli_printer(cli, VPTQ_COLUMNS(columns))};
+    row_printer p = {.printer = vptq_printer_make(&cli->out, VPTQ_COLUMNS(columns))};
     p.printer.has = opt.dry_run ? PLAN : RUN;
     p.printer.gap = 1;
 

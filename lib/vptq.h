@@ -180,6 +180,18 @@ typedef enum {
     VPTQ_FORMAT_HTML /* a page that needs no other file */
 } vptq_format;
 
+/* Receives the text of a report as it is written. */
+typedef vptq_status (*vptq_write_fn)(void *arg, const char *text, size_t length, vptq_err *err);
+
+/* Where the report of an operation goes, and how it is written; a NULL pointer to one =
+ * nowhere.
+ */
+typedef struct vptq_output {
+    vptq_format format;
+    vptq_write_fn write;
+    void *arg; /* passed to write */
+} vptq_output;
+
 /* A text as files.  All ids are joined in order, texts before token files. */
 typedef struct vptq_corpus_options {
     const char *const *texts; /* [text_count] UTF-8 files, each tokenized on its own */

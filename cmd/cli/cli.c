@@ -398,6 +398,7 @@ static vptq_status make_context(vptq_cli *cli, vptq_err *err)
                                       .progress = on_progress,
                                       .user = cli,
                                       .cancel = &cancelled};
+    cli->out = (vptq_output){(vptq_format)cli->common.format, vptq_cli_write_stdout, p};
     catch_signals();
     return vptq_ctx_open(&options, &cli->ctx, err);
 }

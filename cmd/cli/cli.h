@@ -88,6 +88,7 @@ typedef struct vptq_cli {
     const char **args; /* operands */
     size_t arg_count;
     vptq_ctx *ctx;                /* owned */
+    vptq_output out;              /* stdout, in the format of --format */
     struct vptq_cli_state *state; /* progress line; owned */
 } vptq_cli;
 
@@ -124,9 +125,12 @@ int vptq_cli_run_command(const char *tool, const char *summary,
 void vptq_cli_human_bytes(char text[32], uint64_t bytes);
 void vptq_cli_human_seconds(char text[32], double seconds);
 
-/* Makes a printer of table rows to stdout in the format of --format. */
-vptq_printer vptq_cli_printer(const vptq_cli *cli, const vptq_column *columns,
-                              size_t column_count);
+/* Returns cli->out, or an output to `file` unless that is NULL. */
+vptq_output vptq_cli_output(const vptq_cli *cli, vptq_writer *file);
+/* Opens the file `path`, which then appears whole, for a report; NULL and "-" are stdout, and
+ * *file is NULL.  Replaces an existing file only with --force. */
+vptq_status vptq_cli_open_output(const vptq_cli *cli, const char *path, vptq_writer **file,
+                                 vptq_err *err) VPTQ_MUST_CHECK;
 
 /* Writes a finished text to the file `path`, whole or not at all, or to stdout for NULL and
  * "-".  An existing file is replaced only with --force. */

@@ -23,6 +23,8 @@ struct vptq_cli_state {
 
 /* Restores the environment variable that cmd/cli/spin.c replaced before main. */
 void vptq_cli_restore_environment(void);
+/* As vptq_write_fn; `arg` is the progress line, which makes way. */
+vptq_status vptq_cli_write_stdout(void *arg, const char *text, size_t length, vptq_err *err);
 /* Flushes stdout; prints a message and returns CLI_FAILED if a write to it failed. */
 int vptq_cli_finish_stdout(const char *tool);
 void vptq_cli_print_help(const vptq_cli *cli);

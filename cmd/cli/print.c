@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "cmd/cli/cli.h"
+#include "cmd/cli/internal.h"
 
 void vptq_cli_human_bytes(char text[32], uint64_t bytes)
 {
@@ -34,10 +34,31 @@ void vptq_cli_human_seconds(char text[32], double seconds)
         snprintf(text, 32, "%" PRIu64 " h %" PRIu64 " min", s / 3600, s % 3600 / 60);
 }
 
-vptq_printer vptq_cli_printer(const vptq_cli *cli, const vptq_column *columns,
-                              size_t column_count)
+vptq_status vptq_cli_write_stdout(void *arg, const char *text, size_t length, vptq_err *err)
 {
-    return vptq_printer_make(stdout, (vptq_format)cli->common.format, columns, column_count);
+    (void)err;
+    vptq_cli_progress_clear(arg);
+    fwrite(text, 1, length, stdout); /* vptq_cli_finish reports a failure */
+    fflush(stdout);                  /* a report may take long */
+    return VPTQ_OK;
+}
+
+static vptq_status write_file(void *arg, const char *text, size_t length, vptq_err *err)
+{
+    return vptq_writer_write(arg, text, length, err);
+}
+
+vptq_output vptq_cli_output(const vptq_cli *cli, vptq_writer *file)
+{
+    return file ? (vptq_output){cli->out.format, write_file, file} : cli->out;
+}
+
+vptq_status vptq_cli_open_output(const vptq_cli *cli, const char *path, vptq_writer **file,
+                                 vptq_err *err)
+{
+    *file = NULL;
+    return path && strcmp(path, "-") ? vptq_writer_open(path, cli->common.force, file, err)
+                                     : VPTQ_OK;
 }
 
 vptq_status vptq_cli_check_output(const vptq_cli *cli, const char *path, vptq_err *err)

@@ -174,7 +174,7 @@ static vptq_status print_row(void *arg, const vptq_gemv_row *row, vptq_err *err)
     (void)err;
     t->log_ratio += log(row->ratio);
     t->worst = row->ratio > t->worst ? row->ratio : t->worst;
-    vptq_print_row(&t->printer, &line);
+    vptq_print_row(&t->printer, &line, NULL);
     fflush(stdout); /* a table takes minutes */
     return VPTQ_OK;
 }
@@ -187,7 +187,7 @@ static int run_gemv(vptq_cli *cli, const gemv_command *c)
     gemv_plan plan;
     vptq_arena arena;
     static const char *const caches[] = {"cold", "warm", "chain"};
-    gemv_table t = {.printer = vptq_cli_printer(cli, VPTQ_COLUMNS(columns)),
+    gemv_table t = {.printer = vptq_printer_make(&cli->out, VPTQ_COLUMNS(columns)),
                     .dtype = c->dtype ? "bf16" : "f16",
                     .cache = caches[c->cache]};
     vptq_arena_init(&arena, cli->ctx->mem);

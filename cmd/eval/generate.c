@@ -51,8 +51,8 @@ typedef struct generate_row {
     vptq_generate_result r;
 } generate_row;
 
-static void print_generated(const generate_command *c, generated *g, const char *prompt,
-                            const vptq_generate_result *r)
+static void print_generated(const vptq_cli *cli, const generate_command *c, generated *g,
+                            const char *prompt, const vptq_generate_result *r)
 {
     if (g->stream) {
         print_prompt(g);
@@ -77,7 +77,7 @@ static void print_generated(const generate_command *c, generated *g, const char 
          VPTQ_REAL(generate_row, r.prompt_tokens_per_second)},
         {.name = "stop_reason", VPTQ_TEXT(generate_row, reason)},
         {.name = "model", VPTQ_TEXT(generate_row, model)}};
-    vptq_print_object(stdout, VPTQ_COLUMNS(columns), &row);
+    vptq_print_object(&cli->out, VPTQ_COLUMNS(columns), &row, NULL);
 }
 
 /* ---- the prompt ---- */
@@ -168,7 +168,7 @@ static void show_prompt(const vptq_cli *cli, const generate_command *c, const vp
             {.name = "model", VPTQ_TEXT(generate_row, model)}};
         const generate_row row = {
             .prompt = prompt->data, .model = c->model, .ids = {ids->data, ids->count}};
-        vptq_print_object(stdout, VPTQ_COLUMNS(columns), &row);
+        vptq_print_object(&cli->out, VPTQ_COLUMNS(columns), &row, NULL);
         return;
     }
     printf("%s\n%zu tokens:", prompt->data, ids->count);
@@ -206,7 +206,7 @@ static vptq_status generate(vptq_cli *cli, const generate_command *c, vptq_cli_e
         st = g.status;
     /* an interrupted run prints its text, too */
     if (!st || (st == VPTQ_E_CANCELLED && r.new_tokens > 0))
-        print_generated(c, &g, prompt->data, &r);
+        print_generated(cli, c, &g, prompt->data, &r);
     if (!st)
         vptq_log(cli->ctx, VPTQ_LOG_MORE,
                  "%zu tokens of prompt, %.1f per second; %zu new ones, %.1f per second; "

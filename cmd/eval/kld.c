@@ -135,7 +135,7 @@ static void append(vptq_column *columns, size_t *count, const vptq_column *more,
     *count += n;
 }
 
-static void print_json(const kld_row *row)
+static void print_json(const vptq_cli *cli, const kld_row *row)
 {
     vptq_column columns[VPTQ_MAX_COLUMNS];
     size_t n = 0;
@@ -144,21 +144,21 @@ static void print_json(const kld_row *row)
     append(columns, &n, VPTQ_COLUMNS(perplexity));
     append(columns, &n, VPTQ_COLUMNS(change));
     append(columns, &n, VPTQ_COLUMNS(run));
-    vptq_print_object(stdout, columns, n, row);
+    vptq_print_object(&cli->out, columns, n, row, NULL);
 }
 
 /* Prints in the layout of llama.cpp's perplexity tool. */
-static void print_text(const kld_row *row)
+static void print_text(const vptq_cli *cli, const kld_row *row)
 {
     enum { TITLES = 30 };
     const vptq_kld_result *r = &row->r;
     printf("perplexity\n");
-    vptq_print_list(stdout, VPTQ_COLUMNS(perplexity), TITLES, row);
+    vptq_print_list(&cli->out, VPTQ_COLUMNS(perplexity), TITLES, row, NULL);
     printf("\ndivergence in nats per token\n");
-    vptq_print_list(stdout, VPTQ_COLUMNS(divergence), TITLES, row);
+    vptq_print_list(&cli->out, VPTQ_COLUMNS(divergence), TITLES, row, NULL);
     printf("\nchange of the correct token's probability\n");
-    vptq_print_list(stdout, VPTQ_COLUMNS(change), TITLES, row);
-    vptq_print_list(stdout, VPTQ_COLUMNS(same_token), TITLES, row);
+    vptq_print_list(&cli->out, VPTQ_COLUMNS(change), TITLES, row, NULL);
+    vptq_print_list(&cli->out, VPTQ_COLUMNS(same_token), TITLES, row, NULL);
     printf("\n%" PRIu64 " tokens in %" PRIu64 " windows of %zu, %.1f s\n", r->tokens,
            r->windows, r->context, r->seconds);
     if (r->base_tail > 0)
@@ -177,19 +177,19 @@ static void print_result(const vptq_cli *cli, const kld_command *c, const vptq_k
                          .fingerprint = r->base_fingerprint[0] ? r->base_fingerprint : NULL,
                          .r = *r};
     if (cli->common.dry_run && json)
-        vptq_print_object(stdout, VPTQ_COLUMNS(planned), &row);
+        vptq_print_object(&cli->out, VPTQ_COLUMNS(planned), &row, NULL);
     else if (cli->common.dry_run)
         printf("would %s %" PRIu64 " tokens in %" PRIu64 " windows\n",
                c->model ? "compare" : "save", r->tokens, r->windows);
     else if (!c->model && json)
-        vptq_print_object(stdout, VPTQ_COLUMNS(saved), &row);
+        vptq_print_object(&cli->out, VPTQ_COLUMNS(saved), &row, NULL);
     else if (!c->model)
         printf("saved %" PRIu64 " tokens in %" PRIu64 " windows of %zu in %s, %.1f s\n",
                r->tokens, r->windows, r->context, c->save_base, r->seconds);
     else if (json)
-        print_json(&row);
+        print_json(cli, &row);
     else
-        print_text(&row);
+        print_text(cli, &row);
 }
 
 /* ---- the run ---- */

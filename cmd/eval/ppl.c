@@ -162,10 +162,10 @@ static void print_row(const vptq_cli *cli, const ppl_command *c, size_t i, const
         const int n = (int)strlen(measurement_name(c, k));
         shown[TEXT_COLUMN].width = n > shown[TEXT_COLUMN].width ? n : shown[TEXT_COLUMN].width;
     }
-    vptq_printer p = vptq_cli_printer(cli, VPTQ_COLUMNS(shown));
+    vptq_printer p = vptq_printer_make(&cli->out, VPTQ_COLUMNS(shown));
     p.has = cli->common.dry_run ? PLANNED : MEASURED;
     p.rows = i;
-    vptq_print_row(&p, row);
+    vptq_print_row(&p, row, NULL);
 }
 
 static void print_plan(const ppl_command *c, const ppl_row *row)

@@ -167,7 +167,7 @@ static void begin_table(serve_table *t, const vptq_cli *cli, const vptq_serve_op
         widen(&t->columns[MODEL_COLUMN], o->models[i].name);
     for (size_t i = 0; i < o->config_count; i++)
         widen(&t->columns[CONFIG_COLUMN], o->configs[i].name);
-    t->printer = vptq_cli_printer(cli, t->columns, count);
+    t->printer = vptq_printer_make(&cli->out, t->columns, count);
 }
 
 static vptq_status take_run(void *arg, const vptq_serve_record *r, vptq_err *err)
@@ -178,7 +178,7 @@ static vptq_status take_run(void *arg, const vptq_serve_record *r, vptq_err *err
     add_run(g, r);
     if (r->run < t->o->runs)
         return VPTQ_OK;
-    vptq_print_row(&t->printer, g);
+    vptq_print_row(&t->printer, g, NULL);
     fflush(stdout); /* a table takes long */
     return VPTQ_OK;
 }
@@ -198,7 +198,7 @@ static vptq_status print_plan(const vptq_cli *cli, const vptq_serve_options *o, 
                      (double)row.need.weights / 0x1p20);
             snprintf(row.cache_and_work, sizeof row.cache_and_work, "%.1f + %.1f",
                      (double)row.need.cache / 0x1p20, (double)row.need.working / 0x1p20);
-            vptq_print_row(&t.printer, &row);
+            vptq_print_row(&t.printer, &row, NULL);
         }
     return VPTQ_OK;
 }

@@ -96,15 +96,15 @@ static void print_total(const tasks_command *c, const task *tasks, size_t count)
 static void print_table(const vptq_cli *cli, const tasks_command *c, const task *tasks)
 {
     const size_t count = count_done(c, tasks);
-    vptq_printer p = vptq_cli_printer(cli, VPTQ_COLUMNS(columns));
-    const bool all = p.format == VPTQ_FORMAT_JSON || p.format == VPTQ_FORMAT_CSV;
+    vptq_printer p = vptq_printer_make(&cli->out, VPTQ_COLUMNS(columns));
+    const bool all = cli->common.format == CLI_JSON || cli->common.format == CLI_CSV;
     p.plain = true;
     p.has = (c->base ? BASE : 0) | (all ? NORM | PERPLEXITY : 0);
     for (size_t i = 0; i < count; i++)
         p.has |= (isnan(tasks[i].result.acc_norm) ? 0 : NORM) |
                  (isnan(tasks[i].result.perplexity) ? 0 : PERPLEXITY);
-    vptq_print_rows(&p, tasks, count, sizeof *tasks);
-    if (p.format == VPTQ_FORMAT_TEXT)
+    vptq_print_rows(&p, tasks, count, sizeof *tasks, NULL);
+    if (cli->common.format == CLI_TEXT)
         print_total(c, tasks, count);
 }
 
@@ -118,7 +118,7 @@ static void print_plan(const vptq_cli *cli, const task *k)
         {.name = "rows_saved", VPTQ_INTEGER(task, result.rows_saved)}};
     const vptq_task_result *r = &k->result;
     if (cli->common.format == CLI_JSON) {
-        vptq_print_object(stdout, VPTQ_COLUMNS(plan), k);
+        vptq_print_object(&cli->out, VPTQ_COLUMNS(plan), k, NULL);
         return;
     }
     printf("%s: would score %" PRIu64 " items in %" PRIu64 " requests; %" PRIu64

@@ -8,9 +8,9 @@
  *         {.name = "model", VPTQ_TEXT(score, model), .width = 24},
  *         {.name = "tokens", VPTQ_INTEGER(score, tokens)},
  *         {.name = "ppl", .title = "Perplexity", VPTQ_REAL(score, ppl), .decimals = 4}};
- *     vptq_printer p = vptq_printer_make(stdout, format, VPTQ_COLUMNS(columns));
+ *     vptq_printer p = vptq_printer_make(out, VPTQ_COLUMNS(columns));
  *     while (next_score(&row))
- *         vptq_print_row(&p, &row);
+ *         VPTQ_CHECK(vptq_print_row(&p, &row, err));
  *
  * CSV and JSON are for programs: they have the names of the columns and every digit.  Text,
  * Markdown and HTML are for people: they have titles and as many digits as a column says.
@@ -21,7 +21,6 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <stdio.h>
 
 #include "lib/vptq.h"
 
@@ -101,10 +100,11 @@ enum { VPTQ_MAX_COLUMNS = 96 };
 /* An array of columns as the two arguments (columns, column_count). */
 #define VPTQ_COLUMNS(array) (array), sizeof(array) / sizeof *(array)
 
-/* Prints rows one by one and owns nothing; a failed write shows in ferror(out). */
+/* Printing composes a text and hands it to `out` in one piece; a NULL `out` takes none. */
+
+/* Prints rows one by one, as anything but HTML; owns nothing. */
 typedef struct vptq_printer {
-    FILE *out;
-    vptq_format format; /* not HTML */
+    const vptq_output *out;
     const vptq_column *columns;
     size_t column_count;
     unsigned has; /* bits that vptq_column.needs asks for */
@@ -112,19 +112,23 @@ typedef struct vptq_printer {
     bool plain;   /* JSON has 20 and not 2e+01, the shortest text that reads back */
     size_t rows;  /* printed so far; the head comes before the first */
 } vptq_printer;
-vptq_printer vptq_printer_make(FILE *out, vptq_format format, const vptq_column *columns,
+vptq_printer vptq_printer_make(const vptq_output *out, const vptq_column *columns,
                                size_t column_count);
-void vptq_print_row(vptq_printer *p, const void *row);
+vptq_status vptq_print_row(vptq_printer *p, const void *row, vptq_err *err);
 /* Prints `count` rows of `size` bytes each; in text, columns are as wide as their content. */
-void vptq_print_rows(vptq_printer *p, const void *rows, size_t count, size_t size);
+vptq_status vptq_print_rows(vptq_printer *p, const void *rows, size_t count, size_t size,
+                            vptq_err *err);
 
+vptq_status vptq_print_text(const vptq_output *out, vptq_err *err, const char *fmt, ...)
+    VPTQ_PRINTF(3, 4);
 /* Prints one JSON object on a line. */
-void vptq_print_object(FILE *out, const vptq_column *columns, size_t column_count,
-                       const void *row);
+vptq_status vptq_print_object(const vptq_output *out, const vptq_column *columns,
+                              size_t column_count, const void *row, vptq_err *err);
 /* Prints for people a line per column, "title    value ± deviation": titles of at least
  * `title_width` characters, and values of at least the width of their column.  A column of size
  * 0 is a heading. */
-void vptq_print_list(FILE *out, const vptq_column *columns, size_t column_count,
-                     int title_width, const void *row);
+vptq_status vptq_print_list(const vptq_output *out, const vptq_column *columns,
+                            size_t column_count, int title_width, const void *row,
+                            vptq_err *err);
 
 #endif

@@ -11,9 +11,7 @@
 
 void vptq_emit_bytes(vptq_emit *e, const char *s, size_t n)
 {
-    if (!e->buf)
-        fwrite(s, 1, n, e->file);
-    else if (!e->st)
+    if (!e->st)
         e->st = vptq_buf_add(e->buf, s, n, e->err);
 }
 
@@ -22,23 +20,27 @@ void vptq_emit_text(vptq_emit *e, const char *s)
     vptq_emit_bytes(e, s, strlen(s));
 }
 
-void vptq_emit_format(vptq_emit *e, const char *fmt, ...)
+void vptq_emit_formatv(vptq_emit *e, const char *fmt, va_list ap)
 {
-    va_list ap;
-    va_start(ap, fmt);
-    int n = e->buf ? vsnprintf(NULL, 0, fmt, ap) : vfprintf(e->file, fmt, ap);
-    va_end(ap);
-    if (!e->buf)
-        return;
+    va_list again;
+    va_copy(again, ap);
+    const int n = vsnprintf(NULL, 0, fmt, again);
+    va_end(again);
     VPTQ_BUG_IF(n < 0);
     if (!e->st)
         e->st = vptq_buf_reserve(e->buf, (size_t)n, e->err);
     if (e->st)
         return;
-    va_start(ap, fmt);
     vsnprintf(e->buf->data + e->buf->len, (size_t)n + 1, fmt, ap);
-    va_end(ap);
     e->buf->len += (size_t)n;
+}
+
+void vptq_emit_format(vptq_emit *e, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    vptq_emit_formatv(e, fmt, ap);
+    va_end(ap);
 }
 
 /* --- escaping ---------------------------------------------------------------------------- */

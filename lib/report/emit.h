@@ -1,5 +1,5 @@
-/* Internal: writes text into a buffer, or a file, without a check after every call.  The first
- * failure is kept, later text is dropped, and the caller checks once, at the end.
+/* Internal: writes text into a buffer without a check after every call.  The first failure is
+ * kept, later text is dropped, and the caller checks once, at the end.
  *
  *     vptq_emit e = {.buf = &buf, .err = err};
  *     vptq_emit_text(&e, "<td>");
@@ -11,13 +11,12 @@
 #ifndef VPTQ_REPORT_EMIT_H
 #define VPTQ_REPORT_EMIT_H
 
-#include <stdio.h>
+#include <stdarg.h>
 
 #include "lib/base/buf.h"
 
 typedef struct vptq_emit {
     vptq_buf *buf;
-    FILE *file;    /* takes the text if buf is NULL; failures show in ferror(file) */
     vptq_err *err; /* message of the first failure; may be NULL */
     vptq_status st;
 } vptq_emit;
@@ -25,6 +24,7 @@ typedef struct vptq_emit {
 void vptq_emit_bytes(vptq_emit *e, const char *s, size_t n);
 void vptq_emit_text(vptq_emit *e, const char *s); /* unchanged */
 void vptq_emit_format(vptq_emit *e, const char *fmt, ...) VPTQ_PRINTF(2, 3);
+void vptq_emit_formatv(vptq_emit *e, const char *fmt, va_list ap) VPTQ_PRINTF(2, 0);
 
 /* Content of an XML or HTML element, or of an attribute in double quotes. */
 void vptq_emit_xml(vptq_emit *e, const char *s);

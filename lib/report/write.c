@@ -2,6 +2,7 @@
  * that are printed one by one. */
 #include <inttypes.h>
 #include <math.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -424,11 +425,20 @@ void vptq_sheet_row(vptq_sheet *s, const vptq_cell *row)
 
 /* ---- printing ---- */
 
-vptq_printer vptq_printer_make(FILE *out, vptq_format format, const vptq_column *columns,
+/* Hands a text, unless composing it failed, to `out`, and releases it. */
+static vptq_status hand_over(vptq_status st, const vptq_output *out, vptq_buf *text,
+                             vptq_err *err)
+{
+    if (!st && out && text->len)
+        st = out->write(out->arg, text->data, text->len, err);
+    vptq_buf_release(text);
+    return st;
+}
+
+vptq_printer vptq_printer_make(const vptq_output *out, const vptq_column *columns,
                                size_t column_count)
 {
-    return (vptq_printer){
-        .out = out, .format = format, .columns = columns, .column_count = column_count};
+    return (vptq_printer){.out = out, .columns = columns, .column_count = column_count};
 }
 
 static void fill_cells(const vptq_printer *p, const void *row, vptq_cell *cells)
@@ -438,23 +448,20 @@ static void fill_cells(const vptq_printer *p, const void *row, vptq_cell *cells)
         cells[i] = vptq_cell_of(&p->columns[i], row);
 }
 
-static vptq_sheet printer_sheet(const vptq_printer *p)
+vptq_status vptq_print_rows(vptq_printer *p, const void *rows, size_t count, size_t size,
+                            vptq_err *err)
 {
+    vptq_cell cells[VPTQ_MAX_COLUMNS];
+    vptq_buf text;
+    vptq_buf_init(&text, NULL);
     vptq_sheet s = {.columns = p->columns,
                     .column_count = p->column_count,
                     .has = p->has,
                     .gap = p->gap,
                     .exponents = !p->plain,
-                    .format = p->format,
-                    .e = {.file = p->out}};
+                    .format = p->out ? p->out->format : VPTQ_FORMAT_TEXT,
+                    .e = {.buf = &text, .err = err}};
     vptq_sheet_titles(&s);
-    return s;
-}
-
-void vptq_print_rows(vptq_printer *p, const void *rows, size_t count, size_t size)
-{
-    vptq_cell cells[VPTQ_MAX_COLUMNS];
-    vptq_sheet s = printer_sheet(p);
     for (size_t i = 0; count > 1 && i < count; i++) {
         fill_cells(p, (const char *)rows + i * size, cells);
         vptq_sheet_fit(&s, cells);
@@ -465,35 +472,56 @@ void vptq_print_rows(vptq_printer *p, const void *rows, size_t count, size_t siz
         fill_cells(p, (const char *)rows + i * size, cells);
         vptq_sheet_row(&s, cells);
     }
+    return hand_over(s.e.st, p->out, &text, err);
 }
 
-void vptq_print_row(vptq_printer *p, const void *row)
+vptq_status vptq_print_row(vptq_printer *p, const void *row, vptq_err *err)
 {
-    vptq_print_rows(p, row, 1, 0);
+    return vptq_print_rows(p, row, 1, 0, err);
 }
 
-void vptq_print_object(FILE *out, const vptq_column *columns, size_t column_count,
-                       const void *row)
+vptq_status vptq_print_object(const vptq_output *out, const vptq_column *columns,
+                              size_t column_count, const void *row, vptq_err *err)
 {
-    vptq_printer p = vptq_printer_make(out, VPTQ_FORMAT_JSON, columns, column_count);
-    vptq_print_row(&p, row);
+    if (!out)
+        return VPTQ_OK;
+    const vptq_output json = {VPTQ_FORMAT_JSON, out->write, out->arg};
+    vptq_printer p = vptq_printer_make(&json, columns, column_count);
+    return vptq_print_row(&p, row, err);
 }
 
-void vptq_print_list(FILE *out, const vptq_column *columns, size_t column_count,
-                     int title_width, const void *row)
+vptq_status vptq_print_text(const vptq_output *out, vptq_err *err, const char *fmt, ...)
+{
+    va_list ap;
+    vptq_buf text;
+    vptq_buf_init(&text, NULL);
+    vptq_emit e = {.buf = &text, .err = err};
+    va_start(ap, fmt);
+    vptq_emit_formatv(&e, fmt, ap);
+    va_end(ap);
+    return hand_over(e.st, out, &text, err);
+}
+
+vptq_status vptq_print_list(const vptq_output *out, const vptq_column *columns,
+                            size_t column_count, int title_width, const void *row,
+                            vptq_err *err)
 {
     char number[NUMBER_TEXT], suffix[SUFFIX_TEXT];
+    vptq_buf text;
+    vptq_buf_init(&text, NULL);
+    vptq_emit e = {.buf = &text, .err = err};
     for (size_t i = 0; i < column_count; i++) {
         const vptq_column *c = &columns[i];
         if (c->formats && !(c->formats & VPTQ_IN_TEXT))
             continue;
         if (c->size == 0) {
-            fprintf(out, "%s\n", column_title(c));
+            vptq_emit_format(&e, "%s\n", column_title(c));
             continue;
         }
         const vptq_cell cell = vptq_cell_of(c, row);
         format_suffix(c, &cell, suffix);
-        fprintf(out, "%-*s %*s%s\n", title_width, column_title(c), c->width,
-                cell_value(c, &cell, number), suffix);
+        vptq_emit_format(&e, "%-*s %*s%s\n", title_width, column_title(c), c->width,
+                         cell_value(c, &cell, number), suffix);
     }
+    return hand_over(e.st, out, &text, err);
 }

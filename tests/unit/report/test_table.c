@@ -216,18 +216,27 @@ static record make_record(void)
                     .has_real = true};
 }
 
+static vptq_status write_file(void *arg, const char *text, size_t length, vptq_err *err)
+{
+    (void)err;
+    assert_int_equal(fwrite(text, 1, length, arg), length);
+    return VPTQ_OK;
+}
+
 /* Prints a full row and one of missing values. */
 static char *print_records(vptq_format format, unsigned has)
 {
     const record rows[] = {make_record(), {.real = (double)NAN}};
     char *text = NULL;
     size_t size;
+    vptq_err err = {0};
     FILE *out = open_memstream(&text, &size);
     assert_non_null(out);
-    vptq_printer p = vptq_printer_make(out, format, VPTQ_COLUMNS(record_columns));
+    const vptq_output to = {format, write_file, out};
+    vptq_printer p = vptq_printer_make(&to, VPTQ_COLUMNS(record_columns));
     p.has = has;
     for (size_t i = 0; i < 2; i++)
-        vptq_print_row(&p, &rows[i]);
+        assert_ok(vptq_print_row(&p, &rows[i], &err), &err);
     assert_int_equal(p.rows, 2);
     assert_int_equal(fclose(out), 0);
     return text;
@@ -271,11 +280,13 @@ static void test_printed_together(void **state)
                            {.name = "b", .text = "a longer one"}};
     char *text = NULL;
     size_t size;
+    vptq_err err = {0};
     FILE *out = open_memstream(&text, &size);
     (void)state;
     assert_non_null(out);
-    vptq_printer p = vptq_printer_make(out, VPTQ_FORMAT_TEXT, record_columns, 3);
-    vptq_print_rows(&p, rows, 2, sizeof *rows);
+    const vptq_output to = {VPTQ_FORMAT_TEXT, write_file, out};
+    vptq_printer p = vptq_printer_make(&to, record_columns, 3);
+    assert_ok(vptq_print_rows(&p, rows, 2, sizeof *rows, &err), &err);
     assert_int_equal(fclose(out), 0);
     assert_string_equal(text, "name    Text          small\n"
                               "a       short             -\n"
@@ -295,6 +306,7 @@ static void test_printed_object(void **state)
     static const int32_t ids[] = {7, -1};
     char *text = NULL;
     size_t size;
+    vptq_err err = {0};
     FILE *out = open_memstream(&text, &size);
     record r = {.text = "a\"b\\c\n\t\xc3\xa9\xff|",
                 .members = "{\"x\": 1, \"y\": []}",
@@ -305,7 +317,8 @@ static void test_printed_object(void **state)
     r.object = (vptq_object){VPTQ_COLUMNS(inner), &r};
     (void)state;
     assert_non_null(out);
-    vptq_print_object(out, VPTQ_COLUMNS(columns_of), &r);
+    const vptq_output to = {VPTQ_FORMAT_JSON, write_file, out};
+    assert_ok(vptq_print_object(&to, VPTQ_COLUMNS(columns_of), &r, &err), &err);
     assert_int_equal(fclose(out), 0);
     assert_string_equal(text, "{\"x\": 1, \"y\": [], "
                               "\"text\": \"a\\\"b\\\\c\\n\\u0009\xc3\xa9\xef\xbf\xbd|\", "
@@ -328,10 +341,12 @@ static void test_printed_list(void **state)
     const record r = {.real = 2, .error = 0.5};
     char *text = NULL;
     size_t size;
+    vptq_err err = {0};
     FILE *out = open_memstream(&text, &size);
     (void)state;
     assert_non_null(out);
-    vptq_print_list(out, VPTQ_COLUMNS(lines), 8, &r);
+    const vptq_output to = {VPTQ_FORMAT_TEXT, write_file, out};
+    assert_ok(vptq_print_list(&to, VPTQ_COLUMNS(lines), 8, &r, &err), &err);
     assert_int_equal(fclose(out), 0);
     assert_string_equal(text, "a heading\nvalue       2.0 ± 0.5 s\n");
     free(text);
