@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "lib/base/utf8.h"
 #include "lib/report/report.h"
 
 static const char plus_minus[] = " \xc2\xb1 ";
@@ -22,14 +23,17 @@ static double recorded_input(const vptq_report_group *g)
     return n ? sum / (double)n : 0;
 }
 
-/* A name in backticks, or escaped if it contains some. */
+/* A name in backticks, or escaped if it has characters that could end or leave them. */
 static void emit_name(vptq_emit *e, const char *name)
 {
-    if (!name[strcspn(name, "`|")]) {
+    const size_t n = strlen(name);
+    bool plain = n && vptq_utf8_valid_prefix(name, n) == n;
+    for (size_t i = 0; i < n; i++)
+        plain = plain && (unsigned char)name[i] >= ' ' && !strchr("`|<&", name[i]);
+    if (plain)
         vptq_emit_format(e, "`%s`", name);
-        return;
-    }
-    vptq_emit_markdown(e, name);
+    else
+        vptq_emit_markdown(e, name);
 }
 
 static void emit_stats(vptq_emit *e, const vptq_stats *s)

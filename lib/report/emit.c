@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #include "lib/base/utf8.h"
 
@@ -45,8 +46,8 @@ void vptq_emit_format(vptq_emit *e, const char *fmt, ...)
 
 /* --- escaping ---------------------------------------------------------------------------- */
 
-/* The escape of a character, in `text` or constant; NULL: the character itself. */
-typedef const char *(*escape_fn)(uint32_t cp, char text[8]);
+/* The escape of the character at `at`, in `text` or constant; NULL: the character itself. */
+typedef const char *(*escape_fn)(uint32_t cp, const char *at, char text[8]);
 
 static void emit_escaped(vptq_emit *e, const char *s, escape_fn escape)
 {
@@ -55,7 +56,7 @@ static void emit_escaped(vptq_emit *e, const char *s, escape_fn escape)
         uint32_t cp = 0;
         char text[8];
         size_t len = vptq_utf8_decode(s, n, &cp);
-        const char *to = len ? escape(cp, text) : "\xef\xbf\xbd";
+        const char *to = len ? escape(cp, s, text) : "\xef\xbf\xbd";
         len = len ? len : 1;
         if (to)
             vptq_emit_text(e, to);
@@ -71,8 +72,9 @@ static bool is_control(uint32_t cp)
     return cp < 0x20 || (cp >= 0x7f && cp < 0xa0);
 }
 
-static const char *escape_xml(uint32_t cp, char text[8])
+static const char *escape_xml(uint32_t cp, const char *at, char text[8])
 {
+    (void)at;
     (void)text;
     switch (cp) {
     case '&':
@@ -93,8 +95,9 @@ static const char *escape_xml(uint32_t cp, char text[8])
     }
 }
 
-static const char *escape_json(uint32_t cp, char text[8])
+static const char *escape_json(uint32_t cp, const char *at, char text[8])
 {
+    (void)at;
     switch (cp) {
     case '"':
         return "\\\"";
@@ -111,13 +114,21 @@ static const char *escape_json(uint32_t cp, char text[8])
     return text;
 }
 
-static const char *escape_csv(uint32_t cp, char text[8])
+static const char *escape_text(uint32_t cp, const char *at, char text[8])
 {
+    (void)at;
+    (void)text;
+    return is_control(cp) ? "\xef\xbf\xbd" : NULL;
+}
+
+static const char *escape_csv(uint32_t cp, const char *at, char text[8])
+{
+    (void)at;
     (void)text;
     return cp == '"' ? "\"\"" : NULL;
 }
 
-static const char *escape_markdown(uint32_t cp, char text[8])
+static const char *escape_markdown(uint32_t cp, const char *at, char text[8])
 {
     if (is_control(cp))
         return " ";
@@ -125,9 +136,11 @@ static const char *escape_markdown(uint32_t cp, char text[8])
         return "&lt;";
     if (cp == '&')
         return "&amp;";
-    if (cp >= 0x80 || !strchr("\\|`*[]#", (int)cp))
+    const bool link =
+        cp == '@' || strncmp(at, "://", 3) == 0 || strncasecmp(at, "www.", 4) == 0;
+    if (!link && (cp >= 0x80 || !strchr("\\|`*[]#", (int)cp)))
         return NULL;
-    snprintf(text, 8, "\\%c", (int)cp);
+    snprintf(text, 8, link ? "&#%d;" : "\\%c", (int)cp);
     return text;
 }
 
@@ -147,10 +160,22 @@ void vptq_emit_json(vptq_emit *e, const char *s)
     vptq_emit_text(e, "\"");
 }
 
+/* Whether a spreadsheet would evaluate the text: it begins as a formula, but is not a number.
+ */
+static bool is_formula(const char *s)
+{
+    char *end;
+    if (!*s || !strchr("=+-@\t\r", *s))
+        return false;
+    strtod(s, &end);
+    return end == s || *end;
+}
+
 void vptq_emit_csv(vptq_emit *e, const char *s)
 {
     bool quote = s[strcspn(s, ",\"\r\n")] != 0;
     vptq_emit_text(e, quote ? "\"" : "");
+    vptq_emit_text(e, is_formula(s) ? "'" : "");
     emit_escaped(e, s, escape_csv);
     vptq_emit_text(e, quote ? "\"" : "");
 }
@@ -158,6 +183,11 @@ void vptq_emit_csv(vptq_emit *e, const char *s)
 void vptq_emit_markdown(vptq_emit *e, const char *s)
 {
     emit_escaped(e, s, escape_markdown);
+}
+
+void vptq_emit_line(vptq_emit *e, const char *s)
+{
+    emit_escaped(e, s, escape_text);
 }
 
 void vptq_emit_shortest(vptq_emit *e, double x)

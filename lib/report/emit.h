@@ -30,10 +30,14 @@ void vptq_emit_formatv(vptq_emit *e, const char *fmt, va_list ap) VPTQ_PRINTF(2,
 void vptq_emit_xml(vptq_emit *e, const char *s);
 /* A JSON string in quotes; NULL becomes null. */
 void vptq_emit_json(vptq_emit *e, const char *s);
-/* A CSV field, quoted if it needs to be (RFC 4180). */
+/* A CSV field, quoted if it needs to be (RFC 4180).  An apostrophe is put before a text, other
+ * than a number, that a spreadsheet would take for a formula. */
 void vptq_emit_csv(vptq_emit *e, const char *s);
-/* Text of a Markdown paragraph or table cell; an underscore within a word needs no escape. */
+/* Text of a Markdown paragraph or table cell, on one line and without markup, images or links;
+ * an underscore within a word needs no escape. */
 void vptq_emit_markdown(vptq_emit *e, const char *s);
+/* Text on a line of a terminal, without its control characters. */
+void vptq_emit_line(vptq_emit *e, const char *s);
 
 /* The fewest digits that read back as x; NaN and infinity as null.  vptq_emit_real writes whole
  * numbers without an exponent, 14800 and not 1.48e+04 as vptq_emit_shortest does. */

@@ -2,12 +2,12 @@
  * under several configurations (batch size, input length, output length), into tables and
  * pages.
  *
- * A group is the runs of one model under one configuration.  The name of its model is the name
- * of the group without the configuration's name, if the records have that and the groups end
- * with it. In other records it is the name without the ending that all groups of the
- * configuration share
- * ("awq" of "awq_interactive" next to "original_interactive").  Group names that appear in
- * several configurations contain no configuration and name the models as they are. */
+ * A group is the runs of one model under one configuration.  Its name is MODEL_LABEL, where the
+ * ending _LABEL is shared by all groups of the configuration: the recorded name of the
+ * configuration, else an ending that leaves a known model ("awq" of "awq_interactive" next to
+ * "original_interactive"; docs/reports.md has the whole rule).  Group names that appear in
+ * several configurations contain no label and name the models as they are.
+ */
 #ifndef VPTQ_REPORT_REPORT_H
 #define VPTQ_REPORT_REPORT_H
 

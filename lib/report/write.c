@@ -216,7 +216,8 @@ static void write_text(vptq_sheet *s, const vptq_cell *row)
         const size_t n = text_width(cell), pad = s->width[i] > n ? s->width[i] - n : 0;
         pending += is_right(c) ? pad : 0;
         if (n) {
-            vptq_emit_format(&s->e, "%*s%s", (int)pending, "", cell);
+            vptq_emit_format(&s->e, "%*s", (int)pending, "");
+            vptq_emit_line(&s->e, cell);
             pending = 0;
         }
         pending += (is_right(c) ? 0 : pad) + (s->gap ? s->gap : 2);

@@ -104,6 +104,26 @@ compare "$records" --original w8a16_awq >other.md
 expect_line other.md "^Speedups are over 'w8a16_awq'"
 expect_line other.md '^| original | 256 | 128 | 18.7: faster above | 26.9: faster above |$'
 
+# --- hostile names: no markup, no links, no rows of their own, no formulas ---
+cat >hostile.jsonl <<'END'
+{"run_name": "=x|`<script>alert(1)</script>", "batch_size": 1, "input_len": 2, "output_len": 3, "latency": 1}
+{"run_name": "![i](https://x.y/z)", "batch_size": 1, "input_len": 2, "output_len": 3, "latency": 2}
+{"run_name": "<img src=x>", "batch_size": 1, "input_len": 2, "output_len": 3, "latency": 3}
+END
+source=$'a\n\n<script>\n| `b` |'
+compare hostile.jsonl --layout classic --source-name "$source" >hostile.classic
+compare hostile.jsonl --source-name "$source" >hostile.md
+for page in hostile.classic hostile.md; do
+    ! grep -q '<\(script\|img\)' "$page" || fail "markup in $(cat $page)"
+    # outside of backticks, where nothing is a link
+    ! sed 's/`[^`]*`//g' "$page" | grep -q '!\[\|://' || fail "a link in $(cat $page)"
+done
+expect_line hostile.classic '^| =x\\|\\`&lt;script>alert(1)&lt;/script> | 1 |'
+expect_line hostile.classic '^\*\*Generated from:\*\* a  &lt;script> \\| \\`b\\` \\|$'
+expect_line hostile.classic '^#### !\\\[i\\\](https&#58;//x.y/z)$'
+compare hostile.jsonl --format csv >hostile.csv
+expect_line hostile.csv "^'=x|\`<script>alert(1)</script>,'=x|"
+
 # --- errors ---
 # refused STATUS PATTERN OPERAND..
 refused()

@@ -139,7 +139,34 @@ static void test_hostile_names(void **state)
     vptq_buf_clear(&buf);
     vptq_emit_markdown(&e, "a_b*c*[x](y)`|\\<b>&\n# h");
     assert_string_equal(buf.data, "a_b\\*c\\*\\[x\\](y)\\`\\|\\\\&lt;b>&amp; \\# h");
+    vptq_buf_clear(&buf);
+    vptq_emit_markdown(&e, "![i](https://x.y/z) WWW.x.y a@b.c 1:2 <http://x.y>\r\n\n<script>");
+    assert_string_equal(buf.data, "!\\[i\\](https&#58;//x.y/z) &#87;WW.x.y a&#64;b.c 1:2 "
+                                  "&lt;http&#58;//x.y>   &lt;script>");
+    vptq_buf_clear(&buf);
+    vptq_emit_line(&e, "a\n\x1b[2Jb\xc2\x9b"
+                       "c\xff\u00e9");
+    assert_string_equal(buf.data, "a\ufffd\ufffd[2Jb\ufffdc\ufffd\u00e9");
     assert_int_equal(e.st, VPTQ_OK);
+    vptq_buf_release(&buf);
+}
+
+/* Spreadsheets evaluate texts that begin like a formula; numbers stay numbers. */
+static void test_csv_formulas(void **state)
+{
+    static const char *const texts[][2] = {
+        {"=1+2", "'=1+2"}, {"+a", "'+a"},         {"-a,b", "\"'-a,b\""}, {"@x", "'@x"},
+        {"\t=1", "'\t=1"}, {"\r=1", "\"'\r=1\""}, {"-1.5e3", "-1.5e3"},  {"+7", "+7"},
+        {"-1+2", "'-1+2"}, {"-", "'-"},           {"a=b", "a=b"},        {"", ""}};
+    vptq_buf buf;
+    (void)state;
+    vptq_buf_init(&buf, NULL);
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        vptq_emit e = {.buf = &buf};
+        vptq_buf_clear(&buf);
+        vptq_emit_csv(&e, texts[i][0]);
+        assert_string_equal(buf.data, texts[i][1]);
+    }
     vptq_buf_release(&buf);
 }
 
@@ -379,10 +406,10 @@ static void test_out_of_memory(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_formats),        cmocka_unit_test(test_sort_and_cut),
-        cmocka_unit_test(test_hostile_names),  cmocka_unit_test(test_numbers_read_back),
-        cmocka_unit_test(test_printed_rows),   cmocka_unit_test(test_printed_together),
-        cmocka_unit_test(test_printed_object), cmocka_unit_test(test_printed_list),
-        cmocka_unit_test(test_out_of_memory)};
+        cmocka_unit_test(test_formats),           cmocka_unit_test(test_sort_and_cut),
+        cmocka_unit_test(test_hostile_names),     cmocka_unit_test(test_csv_formulas),
+        cmocka_unit_test(test_numbers_read_back), cmocka_unit_test(test_printed_rows),
+        cmocka_unit_test(test_printed_together),  cmocka_unit_test(test_printed_object),
+        cmocka_unit_test(test_printed_list),      cmocka_unit_test(test_out_of_memory)};
     return vtest_main(argc, argv, tests);
 }
